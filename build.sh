@@ -1,0 +1,305 @@
+#!/usr/bin/env bash
+# Builds, runs, tests and measures dtrain.h. `./build.sh help` lists the commands.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+started_in=$PWD
+cd "$root"
+
+build=build
+jargon=/usr/share/doc/jargon-text/jargon.txt.gz
+warnings="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
+
+# The recipe of the main job (./build.sh run), and how its 2 ranks share the work. The README has its hash.
+recipe=(--model tiny --sequence 128 --batch 8 --steps 1600 --learning-rate 2e-3 --warmup 100)
+layout=(--ranks 2 --threads 1 --eval-every 200 --sample-every 800 --sample-length 400)
+check=(--steps 10 --warmup 5 --eval-every 0 --sample-length 0 --quiet)
+
+say() { printf '%s\n' "$*"; }
+die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+usage() {
+    cat <<'TEXT'
+Usage: ./build.sh [COMMAND]
+
+  (none)        detect the compiler and build the examples and benchmarks
+  run [OPTION]  the main job: train a byte-level GPT on the Jargon File with 2 local ranks, print samples and the
+                SHA-256, and show that 1 rank gives the same. --data FILE trains on your text; every option of the
+                trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists them
+  test [--full] install what is missing (as root) and pass every test that this machine can run
+  bench         benchmarks: ratios against OpenBLAS and Open MPI where they are installed
+  doctor        what was found, what is missing, and the line that installs it
+  lines         lines of dtrain.h per section
+  clean         remove build/
+  help          this text
+
+Environment: CC, CXX, CFLAGS; DT_SANITIZE=address, undefined, thread (a comma list) for test;
+DT_ISA=portable, avx2, avx512 forces an instruction set; JOBS, the compilations at the same time (default: cores).
+TEXT
+}
+
+# ---- what is here and what is missing --------------------------------------------------------------
+
+find_cc() {
+    local c
+    for c in ${CC:-cc gcc clang}; do
+        have "$c" && say "$c" && return
+    done
+    return 1
+}
+
+has_libc_headers() { [ -e /usr/include/stdlib.h ] || ! have dpkg; }
+
+# Debian packages that are missing, of those that a command needs: compiler, test, data, bench.
+missing_packages() {
+    local need
+    for need in "$@"; do
+        case $need in
+        compiler)
+            find_cc >/dev/null || say gcc
+            has_libc_headers || say libc6-dev ;;
+        test) { have prove && perl -MTest::More -e 1 2>/dev/null; } || say perl ;;
+        data) [ -e "$jargon" ] || say jargon-text ;;
+        bench)
+            [ -e /usr/include/cblas.h ] || ls /usr/include/*/cblas.h >/dev/null 2>&1 || say libopenblas-dev
+            have mpicc || say libopenmpi-dev openmpi-bin ;;
+        esac
+    done
+}
+
+# Installs what is missing for these needs, or says how; then goes on, and what cannot be done without is seen later.
+install_missing() {
+    local packages
+    packages=$(missing_packages "$@" | tr '\n' ' ')
+    packages=${packages% }
+    [ -n "$packages" ] || return 0
+    if [ "$(id -u)" != 0 ] || ! have apt-get; then
+        say "missing: $packages; install with: sudo apt-get install $packages"
+        return 0
+    fi
+    say "installing $packages"
+    export DEBIAN_FRONTEND=noninteractive
+    # shellcheck disable=SC2086
+    { apt-get install -qq -y --no-install-recommends $packages ||
+        { apt-get update -qq && apt-get install -qq -y --no-install-recommends $packages; }; } >/dev/null 2>&1 ||
+        say "could not install $packages: try apt-get update && apt-get install $packages"
+}
+
+choose_compiler() {
+    CC=$(find_cc) || die "no C compiler: install gcc or clang (apt-get install gcc libc6-dev)"
+    export CC
+}
+
+# ---- compiling ---------------------------------------------------------------------------------------
+
+# compile SOURCE OUTPUT [FLAGS]: unless OUTPUT is newer than all it is made of and was made by the same command.
+compile() {
+    local source=$1 output=$2
+    shift 2
+    local command="$CC -std=gnu11 -O2 ${CFLAGS:-} -I. -Itests $source -o $output $* -lm -lpthread"
+    if [ -x "$output" ] && [ "$(cat "$output.command" 2>/dev/null)" = "$command" ] &&
+        ! [ "$source" -nt "$output" ] && ! [ dtrain.h -nt "$output" ] && ! [ tests/tap.h -nt "$output" ]; then
+        return 0
+    fi
+    mkdir -p "$(dirname "$output")"
+    say "cc $source"
+    $command || { say "build.sh: this failed: $command" >&2; return 1; }
+    say "$command" >"$output.command"
+}
+
+# Runs its arguments, each a call of compile as one string, ${JOBS} at a time. Fails when one of them does.
+compile_all() {
+    [ $# -gt 0 ] || return 0
+    printf '%s\0' "$@" | xargs -0 -n 1 -P "${JOBS:-$(nproc 2>/dev/null || echo 2)}" "$root/build.sh" compile
+}
+
+# The calls of compile for sources that match a pattern: "SOURCE build/.../NAME FLAGS".
+calls_for() {
+    local folder=$1 flags=$2 source
+    shift 2
+    for source in "$@"; do
+        [ -e "$source" ] && say "$source $folder/$(basename "$source" .c) $flags"
+    done
+    return 0
+}
+
+bench_calls() {
+    local source name
+    for source in tests/bench_*.c; do
+        [ -e "$source" ] || continue
+        name=$build/bench/$(basename "$source" .c)
+        case $source in
+        *mpi*) have mpicc && say "$source $name $(mpi_flags)" ;;
+        *) if grep -q cblas.h "$source"; then
+               has_openblas && say "$source $name -lopenblas"
+           else
+               say "$source $name"
+           fi ;;
+        esac
+    done
+    return 0
+}
+
+has_openblas() { echo '#include <cblas.h>' | $CC -E - >/dev/null 2>&1; }
+mpi_flags() { mpicc --showme:compile 2>/dev/null | tr '\n' ' '; mpicc --showme:link 2>/dev/null; }
+
+# ---- commands ------------------------------------------------------------------------------------------
+
+command_build() {
+    choose_compiler
+    local calls
+    mapfile -t calls < <(calls_for $build/examples "" examples/[0-9]*.c; bench_calls)
+    compile_all "${calls[@]}"
+    say "ready: $(ls examples/[0-9]*.c | wc -l) examples in $build/examples; ./build.sh run is the main job"
+}
+
+# The Jargon File as plain text, or generated text; prints the name.
+main_data() {
+    mkdir -p $build/data
+    if [ -e "$jargon" ]; then
+        gzip -dc "$jargon" >$build/data/jargon.tmp && mv $build/data/jargon.tmp $build/data/jargon.txt
+        say $build/data/jargon.txt
+    else
+        say "without the package jargon-text: training on a generated text instead; the README's loss and hash do not apply" >&2
+        $build/examples/10_train --generate $build/data/generated.txt 1700000
+        say $build/data/generated.txt
+    fi
+}
+
+# The SHA-256 of the short run with these options.
+short_hash() { $build/examples/10_train "$@" "${check[@]}" | sed -n 's/^sha256 //p'; }
+
+show_equal_hashes() {
+    local two one
+    say "the same recipe, 10 steps, on 2 ranks and on 1:"
+    two=$(short_hash "$@" --ranks 2 --threads 1)
+    one=$(short_hash "$@" --ranks 1 --threads 2)
+    say "2 ranks  $two"
+    say "1 rank   $one"
+    [ -n "$one" ] && [ "$one" = "$two" ] || die "the hashes differ: please report this with the output of ./build.sh doctor"
+    say "equal: the layout did not change a bit"
+}
+
+# Is there an option of this name among the arguments?
+given() {
+    local name=$1 argument
+    shift
+    for argument in "$@"; do
+        case $argument in "$name" | "$name"=*) return 0 ;; esac
+    done
+    return 1
+}
+
+# A file named on the command line is meant where the caller is.
+run_from_caller() { (cd "$started_in" && "$root/$build/examples/10_train" "$@"); }
+
+# DT_README_QUICK shortens the main job, for tests/test_readme.t.
+command_run() {
+    local data quick=()
+    install_missing compiler $(given --data "$@" || given --help "$@" || say data)
+    choose_compiler
+    compile examples/10_train.c $build/examples/10_train
+    [ -z "${DT_README_QUICK:-}" ] || quick=(--steps 20 --eval-every 0 --sample-every 0 --sample-length 40 --eval-batches 1)
+    if given --data "$@" || given --help "$@"; then
+        run_from_caller "${recipe[@]}" "${layout[@]}" "$@" ${quick[@]+"${quick[@]}"}
+        return
+    fi
+    data=$(main_data)
+    run_from_caller --data "$root/$data" "${recipe[@]}" "${layout[@]}" "$@" ${quick[@]+"${quick[@]}"}
+    given --ranks "$@" || show_equal_hashes --data "$data" "${recipe[@]}"
+}
+
+# Folder and flags of the tests: the usual, or with sanitizers.
+test_flags() {
+    test_build=$build/tests
+    test_cflags="$warnings"
+    [ -n "${DT_SANITIZE:-}" ] || return 0
+    test_build=$build/tests-$(say "$DT_SANITIZE" | tr , -)
+    test_cflags="$warnings -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize=$DT_SANITIZE"
+    export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+}
+
+command_test() {
+    local calls test files=()
+    [ -z "${DT_README_QUICK:-}" ] || { say "not again: this is the test of the README"; return 0; }
+    case "${1:-}" in
+    --full) export DT_FULL=1 ;;
+    "") ;;
+    *) die "test takes --full alone, not '$1'" ;;
+    esac
+    install_missing compiler test data
+    choose_compiler
+    have prove || die "no prove: install perl (apt-get install perl)"
+    test_flags
+    export DT_TEST_BUILD=$test_build DT_TEST_CFLAGS="$test_cflags"
+    mapfile -t calls < <(calls_for "$test_build" "$test_cflags" tests/test_*.c examples/10_train.c)
+    compile_all "${calls[@]}"
+    for test in tests/test_*.t; do files+=("$test"); done
+    for test in tests/test_*.c; do [ -e "$test" ] && files+=("$test_build/$(basename "$test" .c)"); done
+    prove -j "${JOBS:-2}" --timer --exec '' "${files[@]}"
+}
+
+command_bench() {
+    local program calls
+    install_missing compiler bench
+    choose_compiler
+    mapfile -t calls < <(bench_calls)
+    compile_all "${calls[@]}"
+    has_openblas || say "skipped: the comparison with OpenBLAS (apt-get install libopenblas-dev)"
+    have mpicc || say "skipped: the comparison with Open MPI (apt-get install libopenmpi-dev openmpi-bin)"
+    for program in tests/bench_*.c; do
+        program=$build/bench/$(basename "$program" .c)
+        [ -x "$program" ] || continue
+        say "== $(basename "$program")"
+        bench_one "$program"
+    done
+}
+
+bench_one() {
+    case $1 in
+    *mpi*) mpirun --allow-run-as-root --oversubscribe -np 2 "$1" ;;
+    *comm*) "$1" --ranks 2 ;;
+    *) OPENBLAS_NUM_THREADS=1 "$1" ;;
+    esac
+}
+
+# "NAME  first line of NAME --version", or that it is missing.
+doctor_tool() {
+    if have "$1"; then printf '%-12s %s\n' "$1" "$("$@" 2>&1 | head -1)"; else printf '%-12s %s\n' "$1" "not found"; fi
+}
+
+command_doctor() {
+    local packages
+    for tool in gcc clang g++ clang++ prove nvcc mpirun; do doctor_tool "$tool" --version; done
+    printf '%-12s %s\n' torch "$(python3 -c 'import torch; print(torch.__version__)' 2>/dev/null || say 'not found (only live golden files need it)')"
+    printf '%-12s %s\n' cores "$(nproc)" memory "$(awk '/MemAvailable/ { printf "%.1f GB free", $2 / 1e6 }' /proc/meminfo)"
+    printf '%-12s %s\n' processor "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)"
+    printf '%-12s %s\n' sets "$(grep -m1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -xE 'fma|avx2|avx512(f|dq|bw|vl)' | tr '\n' ' ')"
+    packages=$(missing_packages compiler test data bench | tr '\n' ' ')
+    if [ -n "$packages" ]; then say "missing: ${packages}; install with: sudo apt-get install ${packages}"; else say "nothing is missing"; fi
+}
+
+# A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph".
+command_lines() {
+    awk '
+        /^ \* H[0-9]+  / && before ~ /^\/\* ====/ { name = substr($0, 4) }
+        { count[name == "" ? "declarations, documentation" : name]++; if (!(name in seen)) { seen[name]; order[++n] = name }; before = $0 }
+        END { for (i = 1; i <= n; i++) { key = order[i] == "" ? "declarations, documentation" : order[i]; printf "%6d  %s\n", count[key], key }
+              printf "%6d  total\n", NR }' dtrain.h
+}
+
+main() {
+    local command=${1:-build}
+    [ $# -eq 0 ] || shift
+    case $command in
+    build | run | test | bench | doctor | lines) "command_$command" "$@" ;;
+    compile) # shellcheck disable=SC2086
+        compile $1 ;; # for compile_all
+    clean) rm -rf $build ;;
+    help | --help | -h) usage ;;
+    *) die "unknown command '$command': build, run, test, bench, doctor, lines, clean or help" ;;
+    esac
+}
+
+main "$@"

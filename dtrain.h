@@ -1,0 +1,8490 @@
+/* dtrain.h - v0.1.0 - trains a small transformer on one core or on many ranks, with the same bits - MIT-0 or public domain
+ *
+ * QUICK START
+ *     #define DTRAIN_IMPLEMENTATION        in one C or C++ file, before any other include
+ *     #include "dtrain.h"
+ *
+ *     int main(int argc, char **argv)
+ *     {
+ *         dt_recipe recipe = dt_recipe_default();        what is computed: decides the bits
+ *         dt_layout layout = dt_layout_default();        where and when: never changes one
+ *         dt_step_info info = dt_step_info_zero();
+ *         dt_trainer *t = NULL;
+ *         recipe.data = "book.txt";
+ *         if (dt_launch(&argc, &argv) || dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("start");
+ *         if (dt_trainer_open(&t, &recipe, &layout) || dt_trainer_run(t, &info)) return dt_fail("training");
+ *         if (dt_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
+ *         dt_trainer_close(&t);
+ *         return 0;
+ *     }
+ *
+ *     cc -O2 main.c -lm -lpthread && ./a.out --ranks 2
+ *
+ * SWITCHES, before the include
+ *     DTRAIN_IMPLEMENTATION   the implementation, in exactly one file (GNU C or C++, Linux or another POSIX)
+ *     DT_STATIC               everything static: private to the file
+ *     DT_MALLOC, DT_FREE      both: other allocators than malloc and free
+ *     DT_NO_THREADS           no threads: one per rank, ranks are processes, data is read synchronously
+ *     DT_DEBUG                no forced optimisation: for debuggers (slow)
+ *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
+ *
+ * CONTENTS (search for the names)
+ *     H1  base: results, log, arena, threads, files     H10 optimizer and schedules
+ *     H2  numerics: Philox, exact math, dtypes          H11 data
+ *     H3  kernels                                       H12 probes
+ *     H5  devices: CPU                                  H13 transports and collectives
+ *     H6  tensors and graph                             H15 mesh, layout, step programs, executor
+ *     H7  gradients                                     H16 trainer, launcher, restarts
+ *     H8  models: segments, GPT-2
+ *
+ * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
+ * never changes a bit. Work is done per logical data shard; a layout says who owns which shard; sums over shards follow
+ * one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, with any number of threads, with
+ * AVX-512, AVX2 or plain C.
+ *
+ * WHAT IT DOES NOT. One machine; data parallel only; fp32 only; no checkpoints; CPU only. It does not print, exit or
+ * abort below the trainer and launcher. It is no general tensor library: it has the ops that its models need.
+ */
+#ifndef DT__ISA
+#ifndef DTRAIN_H
+#define DTRAIN_H
+
+#if defined(DTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE 1 /* POSIX and Linux calls of the implementation; needs to come before the first system header */
+#endif
+#include <stddef.h>
+#include <stdint.h>
+
+#define DT_VERSION "0.1.0"
+#define DT__LINK_VERSION dt__version_0_1_0
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#ifdef DT_STATIC
+#define DT_API static
+#else
+#define DT_API extern
+#endif
+
+/* ---- H1  base: results and errors --------------------------------------------------------- */
+
+/* X(code, exit status, sentence). The one list of results; dt_result_name() and the exit codes follow it. */
+#define DT_RESULTS(X)                                                                                        \
+    X(DT_OK, 0, "no error")                                                                                  \
+    X(DT_E_HELP, 0, "help was asked for")                                                                    \
+    X(DT_E_USAGE, 2, "a wrong option or argument")                                                           \
+    X(DT_E_SHAPE, 1, "shapes or types that do not fit")                                                      \
+    X(DT_E_MEMORY, 1, "not enough memory")                                                                   \
+    X(DT_E_FILE, 1, "a file that cannot be read or written")                                                 \
+    X(DT_E_DATA, 1, "a file whose content is not what it should be")                                         \
+    X(DT_E_PEER, 1, "another rank is dead, frozen or disagrees")                                             \
+    X(DT_E_NUMERIC, 1, "a number that is not finite")                                                        \
+    X(DT_E_STOPPED, 130, "stopped on request")                                                               \
+    X(DT_E_SYSTEM, 1, "the operating system refused")                                                        \
+    X(DT_E_SELFCHECK, 1, "this build or processor does not compute exactly")
+
+#define DT__RESULT_ENUM(code, status, sentence) code,
+typedef enum dt_result { DT_RESULTS(DT__RESULT_ENUM) DT__RESULT_COUNT } dt_result;
+#undef DT__RESULT_ENUM
+
+/* The code's name, e.g. "DT_E_PEER". Static storage. */
+DT_API const char *dt_result_name(dt_result r);
+/* The exit status that a program should return for r: 0 fine, 1 failure, 2 usage, 130 stopped. */
+DT_API int dt_exit_code(dt_result r);
+/* What failed last on this thread, where, and how to mend it. Never NULL; valid until the next failure. */
+DT_API const char *dt_last_error(void);
+/* Prints "<what>: <dt_last_error()>" to standard error and returns the exit status. For main(). One rank speaks for all that fail in
+ * the same way, the supervisor for a dead one; DT_E_HELP prints nothing. */
+DT_API int dt_fail(const char *what);
+/* Version of the implementation that was linked, e.g. "0.1.0". */
+DT_API const char *dt_version(void);
+
+/* ---- H5  devices --------------------------------------------------------------------------- */
+
+/* The instruction set whose kernels run here: "avx512", "avx2" or "portable". The environment variable DT_ISA forces
+ * one; the bits are the same with each. */
+DT_API const char *dt_isa(void);
+
+/* ---- H6  tensors and graph ----------------------------------------------------------------- */
+
+#define DT_MAX_DIMS 6
+
+/* A row-major shape: dims sizes in n[0..dims-1]. dims 0 is a scalar. */
+typedef struct dt_shape {
+    int32_t dims;
+    int64_t n[DT_MAX_DIMS];
+} dt_shape;
+DT_API dt_shape dt_shape0(void);
+DT_API dt_shape dt_shape1(int64_t a);
+DT_API dt_shape dt_shape2(int64_t a, int64_t b);
+DT_API dt_shape dt_shape3(int64_t a, int64_t b, int64_t c);
+DT_API dt_shape dt_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
+/* Number of elements; 1 for a scalar. */
+DT_API int64_t dt_shape_count(dt_shape s);
+
+/* A graph of ops over tensors. Two kinds: an eager graph (dt_graph_open) computes every op as it is added, for
+ * teaching and tests; a recorded graph is what a segment builds (H8) and a plan runs. One thread at a time.
+ * Errors are sticky: a failed op returns a poisoned tensor, ops on poisoned tensors do nothing, and the first
+ * error is kept; check dt_graph_result() once. */
+typedef struct dt_graph dt_graph;
+/* A value in a graph: a handle that lives as long as its graph. */
+typedef struct dt_tensor {
+    int32_t id; /* 0: poisoned */
+} dt_tensor;
+
+/* Opens an eager graph. seed keys initialisation and dropout. */
+DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed);
+DT_API void dt_graph_close(dt_graph **graph);
+/* The first error of the graph (sentence in dt_last_error()), or DT_OK. */
+DT_API dt_result dt_graph_result(const dt_graph *g);
+
+DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
+/* Size of one axis; negative axes count from the end. */
+DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis);
+/* Elements of an eager tensor, row-major, owned by the graph; NULL when poisoned or recorded. */
+DT_API const float *dt_value(const dt_graph *g, dt_tensor t);
+
+/* A tensor with a copy of `data`; eager graphs only. Gradients flow into it like into a parameter. */
+DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data);
+/* Token ids, int32; eager graphs only. No gradient. */
+DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data);
+
+/* How a parameter starts. DT_INIT_NORMAL: N(0, std^2), drawn from (seed, full name, element). */
+typedef enum dt_init { DT_INIT_ZEROS, DT_INIT_ONES, DT_INIT_NORMAL } dt_init;
+/* A trainable parameter. In a segment its full name is "<segment>.<name>"; a name that begins with '/' is absolute and
+ * may be used by several segments (a tied weight: one parameter, one gradient per use). Weight decay applies to
+ * parameters of two or more dimensions. */
+DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std);
+
+/* Shapes. A reshape shares memory. Axes of permute: result axis i is axis axes[i] of x. Slice keeps [begin, end). */
+DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape);
+DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes);
+DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int64_t end);
+/* Repeats x along new leading axes and axes of size 1 until it has `shape` (the broadcasting of elementwise ops). */
+DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape);
+
+/* Elementwise, (..) -> (..). Binary ops broadcast: shapes are aligned at the last axis, sizes equal or 1.
+ * Errors of the functions against the real value: exp, log, tanh below 2 ulp; sqrt exact; rsqrt 1.5 ulp. */
+DT_API dt_tensor dt_neg(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s);
+DT_API dt_tensor dt_exp(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_log(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_sqrt(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_rsqrt(dt_graph *g, dt_tensor x);
+/* GELU, tanh form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016). */
+DT_API dt_tensor dt_gelu(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b);
+
+/* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar.
+ * mean is sum * (1/n). The gradient of max goes to the first maximum. */
+#define DT_ALL 0xffffffffu
+DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes);
+DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes);
+DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes);
+
+/* op(a) op(b), op transposing the last two axes when its flag is set: (..,M,K) x (..,K,N) -> (..,M,N). Leading axes
+ * are equal, or b has two axes and serves the whole batch (then transpose_a must be 0). */
+DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b);
+/* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
+DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
+/* Column-parallel form of the same: its input gradient is Vt partial sums and a COMBINE (R6). std of W is given. */
+DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
+/* Row-parallel form: Vt partial products over slices of K, a COMBINE, then the bias (R6). */
+DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
+/* Sums axis 0 of (V, ..) by the fixed tree: the node that a tensor-parallel layout turns into an all-reduce. */
+DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x);
+
+/* Rows of table (V,C) picked by tokens (..): (..,C). Tokens must lie in [0, V). */
+DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
+/* (x - mean) / sqrt(var + 1e-5) * gamma + beta over the last axis; "<name>.weight" = 1, "<name>.bias" = 0 (C). */
+DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name);
+/* Scaled dot-product attention of `heads` heads over rows [q | k | v]: (B,T,3C) -> (B,T,C), scale 1/sqrt(C/heads),
+ * dropout with probability p on the weights (Vaswani et al. 2017). */
+DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p);
+/* Zero with probability p, else x / (1-p). The mask is a function of (seed, step, sample, site, element): axis 0
+ * counts samples. p = 0 returns x. */
+DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
+/* -log softmax(logits)[target], (..,V) and int32 (..) -> scalar; targets below 0 are ignored. In an eager graph the
+ * mean over valid targets; in a segment the sum, which the trainer divides by the valid targets of the whole batch. */
+DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets);
+
+/* ---- H7  gradients ------------------------------------------------------------------------- */
+
+/* Appends the gradient of scalar `loss` with respect to every tensor it depends on (reverse mode). Once per graph. */
+DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss);
+/* The gradient of t after dt_backward, t's shape; poisoned when the loss does not depend on t. */
+DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
+
+/* ---- H8  models: segments, GPT-2 ------------------------------------------------------------- */
+
+/* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), the
+ * last one returns the loss of dt_cross_entropy; between them x is what the segment before returned. B is the samples of
+ * one unit of work and is decided by the trainer: take sizes from dt_dim(). `user` must outlive the model. */
+typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
+typedef struct dt_segment {
+    const char *name; /* prefix of its parameters' names; segments with the same build, user and shapes share one plan */
+    dt_segment_fn build;
+    const void *user;
+} dt_segment;
+
+/* The next tokens (B,T) that the model should predict; for the last segment. */
+DT_API dt_tensor dt_targets(dt_graph *g);
+
+/* What is trained. Copied by value; what the pointers name must outlive it. */
+typedef struct dt_model {
+    const dt_segment *segments; /* own model; NULL: GPT-2 of the sizes below */
+    int64_t segment_count;
+    int64_t layers, heads, width; /* GPT-2: blocks, attention heads, channels C */
+    int64_t vocabulary;           /* 0: what the data has */
+    float dropout;                /* GPT-2: probability at its three places; 0 in the named sizes */
+} dt_model;
+
+/* A named size of the GPT-2 family: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 when
+ * the name is unknown (dt_trainer_open says which there are). Any other size: set the fields. */
+DT_API dt_model dt_model_gpt2(const char *size);
+/* A model of one's own; vocabulary as in dt_model. */
+DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary);
+
+/* ---- H10  recipe: what is computed (it decides the bits), optimizer, schedules ------------------ */
+
+typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedule; /* WSD: warm-up, stable, decay */
+/* How micro-batches add up (R3, R4). SHARD: one chain per data shard through all micro-batches, reduced once per step
+ * (no_sync in between). EACH: every micro-batch is reduced and the totals are added. The bits differ. */
+typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
+
+/* Start from dt_recipe_default(); new fields will have defaults there. */
+typedef struct dt_recipe {
+    dt_model model;
+    const char *data;            /* file, comma list or pattern of text files or .bin token shards (H11) */
+    int64_t steps;               /* optimizer steps */
+    int64_t batch;               /* sequences per step */
+    int64_t micro_batch;         /* sequences per micro-batch, divides batch; 0: batch */
+    int64_t sequence;            /* T, tokens per sequence */
+    int64_t seed;
+    int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
+    int64_t tensor_shards;       /* Vt: 1 in this version */
+    int64_t context_shards;      /* Vc: 1 in this version */
+    int64_t warmup;              /* steps of linear warm-up from 0 */
+    int64_t decay;               /* steps of the final decay of WSD; 0: a tenth of steps */
+    int32_t schedule;            /* dt_schedule */
+    int32_t accumulation;        /* dt_accumulation */
+    float learning_rate;         /* peak */
+    float final_rate;            /* share of the peak at the end of cosine, linear and WSD */
+    float beta1, beta2, epsilon; /* AdamW */
+    float weight_decay;          /* decoupled; parameters of two or more dimensions only */
+    float clip;                  /* limit of the global gradient norm; 0: none */
+    float dropout;               /* GPT-2; overrides model.dropout when above 0 */
+    float validation;            /* share of the data kept for validation */
+} dt_recipe;
+DT_API dt_recipe dt_recipe_default(void);
+
+/* Learning rate of step `step` (0 first). Warm-up is lr (step+1)/warmup; cosine is
+ * final + (1-final)(1 + cos(pi x))/2 with x from 0 after warm-up to 1 at the end (Loshchilov and Hutter 2017). */
+DT_API float dt_learning_rate(const dt_recipe *recipe, int64_t step);
+
+/* ---- H11  data ----------------------------------------------------------------------------- */
+
+/* A source of training sequences. It is read-only once open, so any number of threads may use it at the same time;
+ * one thread opens and closes it. The files are memory-mapped: do not shorten them meanwhile. */
+typedef struct dt_data dt_data;
+
+typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
+
+/* Opens a file, a comma-separated list of files, or a pattern with * or ? (its matches in byte order of their names);
+ * several files are one after the other. Each is either
+ *   - token ids in llm.c's .bin form: 256 int32 (20240520, version 1, number of tokens, 0...), then uint16 ids; or
+ *   - anything else: every byte is a token. A file named *.bin must be of the first kind, and kinds do not mix.
+ * `sequence` is T, the tokens of a sample. The last `validation_fraction` (0 to below 1) of the tokens is set apart;
+ * if it is not 0, both parts must hold at least one sequence.
+ * DT_E_FILE: cannot be read; DT_E_DATA: too short or damaged; *d is then NULL. Close with dt_data_close(). */
+DT_API dt_result dt_data_open(dt_data **d, const char *path, int64_t sequence, double validation_fraction);
+/* Also sets *d to NULL; a NULL *d is fine. */
+DT_API void dt_data_close(dt_data **d);
+
+/* Samples in a split: (its tokens - 1) / T, without the rest. */
+DT_API int64_t dt_data_samples(const dt_data *d, dt_split split);
+/* Tokens in a split. */
+DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split);
+/* The smallest vocabulary that holds every token: 256 for bytes. For token ids it reads all of them: ask once. */
+DT_API int64_t dt_data_vocabulary(const dt_data *d);
+
+/* The training sample at place `global_index` >= 0 (step * batch + i) of an endless run: each epoch visits every
+ * sample once, in an order that depends on (seed, epoch) and on nothing else (R16), so any rank can ask for any place
+ * and a resumed run goes on where it was. Takes constant time. */
+DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_index);
+/* Writes sample `sample` of the split: tokens (T) are its inputs, targets (T) the same shifted by one. */
+DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets);
+
+/* Writes a text of exactly `bytes` bytes, English-like sentences of a small grammar decided by `seed`, for a machine
+ * that has no text. The file appears under its name only when it is complete. */
+DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed);
+
+/* ---- H13  ranks and collectives ------------------------------------------------------------
+ *     dt_comm *c = NULL;
+ *     dt_result r = dt_comm_init(&c, &argc, &argv);              ./a --ranks 4 starts four of this program
+ *     if (!r) r = dt_all_reduce(c, gradient, n, DT_SUM);
+ *     dt_comm_free(&c);
+ * Every program is its own launcher. Options, taken out of argc and argv:
+ *     --ranks N         N local ranks (1..1024; default 1)
+ *     --launch KIND     processes (default where there are any) or threads of this process
+ *     --timeout SECONDS a rank that shows no sign of life for so long counts as frozen (default 10; DT_TIMEOUT)
+ *
+ * A rank shows life in every call on a communicator: when the work between two calls takes longer, raise --timeout.
+ * A dt_comm belongs to one thread. All ranks make the same calls in the same order, with the same counts, op and root;
+ * else every rank gets DT_E_PEER with both calls named. When a rank dies, freezes or leaves, the others' calls return
+ * DT_E_PEER: at once when dead, after the timeout when frozen. Ctrl-C or SIGTERM makes them return DT_E_STOPPED. From
+ * then on the communicator stays failed: each call returns the same code and sentence; buffers may be half-written.
+ * Counts are in floats and may be 0; shapes are row-major, (size,count) has rank r's part at r * count. Results are the
+ * same bits for every transport, path and number of cores. DT_E_USAGE: a negative count, a rank outside 0..size-1. */
+typedef struct dt_comm dt_comm;
+
+/* DT_SUM adds in the fixed tree of rank numbers: neighbours (0,1) (2,3), then pairs of pairs, left operand first; a
+ * last one without a partner moves up. DT_MAX is a > b ? a : b and DT_MIN a < b ? a : b, in the same tree. */
+typedef enum dt_op { DT_SUM, DT_MAX, DT_MIN } dt_op;
+
+/* First call of main(). With --ranks N it becomes the supervisor of N ranks and never returns: it exits with 0 when
+ * all ranks did, else with the status of the first that failed, 128 + signal when it was killed, 130 or 143 when
+ * stopped by Ctrl-C or SIGTERM. Returns DT_OK in a rank, and in a program that runs alone. DT_E_USAGE: a wrong option,
+ * or a foreign launcher's environment; DT_E_SYSTEM, DT_E_MEMORY: the ranks cannot be started. */
+DT_API dt_result dt_launch(int *argc, char ***argv);
+
+/* dt_launch, then opens a communicator over all ranks (collective; freed with dt_comm_free, may be opened again later).
+ * argc and argv may be NULL when dt_launch was called before. *c is NULL on errors. */
+DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv);
+
+/* A communicator over the ranks that give the same color (>= 0), numbered in the order of their numbers in c.
+ * Collective over c. c must live longer than *sub; memory of c's dt_comm_alloc is read in place by sub's collectives
+ * too. */
+DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
+
+/* Leaves: peers that still wait for this rank get DT_E_PEER. Frees the communicator's dt_comm_alloc memory. NULL is
+ * fine. */
+DT_API void dt_comm_free(dt_comm **c);
+
+DT_API int dt_comm_rank(const dt_comm *c);
+DT_API int dt_comm_size(const dt_comm *c);
+
+/* Returns when all ranks have called it. */
+DT_API dt_result dt_barrier(dt_comm *c);
+/* data (count): root's to all. */
+DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root);
+/* data (count): replaced by the op over all ranks. Fastest when data lies in dt_comm_alloc memory. */
+DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op);
+/* in (size,count), out (count): row `rank` of the op over all ranks' in. No overlap of in and out. */
+DT_API dt_result dt_reduce_scatter(dt_comm *c, const float *in, float *out, int64_t count, dt_op op);
+/* in (count), out (size,count): row r is rank r's in. in may be out + rank * count. */
+DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count);
+/* in, out (size,count): row r of out is row `rank` of rank r's in. No overlap of in and out. */
+DT_API dt_result dt_all_to_all(dt_comm *c, const float *in, float *out, int64_t count);
+
+/* data (count) to one rank. Messages between two ranks arrive in order. dt_send returns when the other side has the
+ * data; two ranks that both send first wait for each other, and get DT_E_PEER after the timeout. */
+DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to);
+DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from);
+
+/* Symmetric memory: every rank gets `bytes` (the same number everywhere) of zeroed memory that its peers map too.
+ * Collective. Belongs to the communicator. DT_E_MEMORY on all ranks when the machine does not have enough free. */
+DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
+/* Where `rank`'s copy of the place `mine` is mapped here; NULL when `mine` is not in dt_comm_alloc memory. The caller
+ * orders reads and writes with dt_barrier. */
+DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
+
+/* ---- H15  layout: where and when (it never changes a bit), and the step program ------------------ */
+
+/* Start from dt_layout_default(); new fields will have defaults there. */
+typedef struct dt_layout {
+    int64_t threads;      /* per rank; 0: cores / ranks */
+    int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
+    int64_t eval_every;   /* steps between validations; 0: only at the end */
+    int64_t eval_batches; /* batches per validation; 0: the whole validation part */
+    int64_t sample_every; /* steps between text samples; 0: only at the end */
+    int64_t sample_length; /* tokens per sample; 0: no samples */
+    const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
+    int32_t quiet;        /* no progress on standard output */
+    int32_t show_program; /* print the step program of rank 0 before step 1 */
+    int32_t no_memory_check; /* start although the plan needs more memory than is free */
+} dt_layout;
+DT_API dt_layout dt_layout_default(void);
+
+/* One instruction of a rank's step program. The executor runs the list in order; `after` names the instructions that
+ * must have finished before (-1: none), which is what a simulator or an overlapping executor may rely on. */
+typedef enum dt_instr_op {
+    DT_LOAD,     /* tokens of (shard, micro) */
+    DT_FORWARD,  /* segment of (shard, micro) */
+    DT_BACKWARD, /* segment of (shard, micro); gradients go on in gradient set `set`, fresh in the first micro-batch */
+    DT_FOLD,     /* set += from, over a bucket: two neighbours of the tree over data shards */
+    DT_REDUCE,   /* the tree over all ranks' partial sums, over a bucket; the result is in every rank's set */
+    DT_TOTAL,    /* total set += set, over a bucket (accumulation `each`) */
+    DT_UPDATE    /* norm, clip, AdamW */
+} dt_instr_op;
+typedef struct dt_instr {
+    int32_t op, segment, micro, shard, bucket, set, from, fresh;
+    int32_t after[2];
+} dt_instr;
+
+/* ---- H16  trainer ------------------------------------------------------------------------------ */
+
+/* Reads the options of recipe and layout out of argv (long GNU options, "--name value" or "--name=value"; --help lists
+ * them with their defaults). What is left in argv are the arguments that are no options. DT_E_USAGE: unknown option (with
+ * the nearest name) or a bad value; DT_E_HELP: help was printed. Strings point into argv. */
+DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
+
+/* One rank's part of a training run. One thread at a time. Progress goes to standard output from rank 0 unless
+ * layout.quiet; nothing else in the library prints. */
+typedef struct dt_trainer dt_trainer;
+
+/* What a step did. Start from dt_step_info_zero(). */
+typedef struct dt_step_info {
+    int64_t step;         /* steps done */
+    int64_t tokens;       /* tokens of the step, all ranks */
+    float loss;           /* mean over the batch's valid targets, in nats */
+    float norm;           /* global gradient norm before clipping */
+    float learning_rate;  /* used in this step */
+    float validation;     /* validation loss when it was measured after this step, else NaN */
+    double seconds;       /* wall clock of the step */
+    double gflops;        /* model GFLOP/s of all ranks */
+    double peak_share;    /* of the GEMM rate measured at start */
+    double reduce_seconds; /* of the step, in reductions: nothing overlaps them in this version */
+    double data_seconds;  /* of the step, waiting for data */
+} dt_step_info;
+DT_API dt_step_info dt_step_info_zero(void);
+
+/* Collective over the ranks that dt_launch started. Checks recipe and layout, opens the data, plans and allocates all
+ * memory, draws the parameters. The structs are copied; strings and segments must outlive the trainer. On errors *t is
+ * NULL and nothing is left behind. */
+DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
+DT_API void dt_trainer_close(dt_trainer **t);
+/* One optimizer step (collective), with validation and sample when they are due. DT_E_NUMERIC: loss or norm not finite,
+ * the weights are those of the step before; DT_E_PEER, DT_E_STOPPED, DT_E_FILE (metrics). */
+DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
+/* Runs all steps that are left. */
+DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info);
+/* Is this rank 0, the one that prints? */
+DT_API int dt_is_root(const dt_trainer *t);
+/* SHA-256 over all weights, then both moments of AdamW, parameter by parameter in definition order, as little-endian
+ * floats: 64 hex digits, the same on every rank and in every layout. Valid until the next call or close. */
+DT_API const char *dt_trainer_hash(dt_trainer *t);
+/* Mean validation loss over `batches` batches (0: all), in nats per token. Collective. */
+DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
+/* Continues `prompt` by `count` tokens drawn at `temperature` (byte vocabularies); text has room for count + 1 bytes.
+ * Deterministic by the recipe's seed and the step. Any rank alone may call it. */
+DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text);
+/* Number of weights. */
+DT_API int64_t dt_trainer_weights(const dt_trainer *t);
+/* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none. */
+DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
+
+/* Using the library with an implementation of another version is a link error that names the version. */
+#ifndef DT_STATIC
+extern const int DT__LINK_VERSION;
+#if defined(__GNUC__)
+static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION;
+#endif
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DTRAIN_H */
+
+#if defined(DTRAIN_IMPLEMENTATION) && !defined(DTRAIN_IMPLEMENTED)
+#define DTRAIN_IMPLEMENTED
+#define DT__IMPLEMENT
+
+/* ---- what the build must be like (R15) -------------------------------------------------------- */
+#if !defined(__GNUC__)
+#error "dtrain.h: the implementation needs gcc or clang (vector extensions)"
+#endif
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "dtrain.h: compile the implementation without -ffast-math and its parts (-Ofast sets it): they change results"
+#endif
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
+#error "dtrain.h: float arithmetic must be done in float (on 32-bit x86: -msse2 -mfpmath=sse)"
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#ifndef DT_NO_THREADS
+#include <pthread.h>
+#endif
+#ifdef __linux__
+#include <linux/falloc.h>
+#include <linux/futex.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__linux__) && !defined(__USE_MISC)
+#error "dtrain.h: POSIX is hidden: include dtrain.h with DTRAIN_IMPLEMENTATION before any other header, or use -std=gnu11"
+#endif
+
+#ifndef DT_MALLOC
+#define DT_MALLOC(size) malloc(size)
+#define DT_FREE(pointer) free(pointer)
+#endif
+#ifndef DT_HEADER
+#define DT_HEADER "dtrain.h"
+#endif
+
+#undef DT_API
+#ifdef DT_STATIC
+#define DT_API static __attribute__((unused))
+#else
+#define DT_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* No contraction of a * b + c, wherever the user's flags would allow it; and speed without -O (gcc). */
+#if defined(__clang__)
+#pragma float_control(push)
+#pragma STDC FP_CONTRACT OFF
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wunused-function"
+#else
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 1675 /* GCC pragmas that its own front end does not know */
+#endif
+#pragma GCC push_options
+#ifdef DT_DEBUG
+#pragma GCC optimize("fp-contract=off", "no-fast-math")
+#else
+#pragma GCC optimize("O3", "fp-contract=off", "no-fast-math")
+#endif
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
+
+#ifndef DT_STATIC
+extern const int DT__LINK_VERSION;
+const int DT__LINK_VERSION = 1;
+#endif
+
+/* ============================================================================================
+ * H1  base: results, log, arena, threads, files
+ * ========================================================================================= */
+
+typedef struct dt__tls {
+    char error[1024];
+    dt_result code;
+    struct dt__local_rank *rank; /* set in threads that are ranks (H13) */
+} dt__tls;
+static __thread dt__tls dt__thread;
+
+/* Records the sentence and returns the code: `return dt__error(DT_E_FILE, "...", ...)`. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static dt_result dt__error(dt_result code, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(dt__thread.error, sizeof dt__thread.error, format, args);
+    va_end(args);
+    dt__thread.code = code;
+    return code;
+}
+
+DT_API const char *dt_last_error(void) { return dt__thread.error[0] ? dt__thread.error : "no error"; }
+
+#define DT__RESULT_NAME(code, status, sentence) case code: return #code;
+DT_API const char *dt_result_name(dt_result r)
+{
+    switch (r) { DT_RESULTS(DT__RESULT_NAME) default: break; }
+    return "DT_E_?";
+}
+#define DT__RESULT_STATUS(code, status, sentence) case code: return status;
+DT_API int dt_exit_code(dt_result r)
+{
+    switch (r) { DT_RESULTS(DT__RESULT_STATUS) default: break; }
+    return 1;
+}
+
+DT_API const char *dt_version(void) { return DT_VERSION; }
+
+enum { DT__BLOCK = 1024 }; /* floats: whole-tensor sums, pieces of reductions, parameter padding (R5, R11) */
+
+static int64_t dt__min(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t dt__max(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t dt__round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+static int64_t dt__ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+static int dt__is_pow2(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
+
+/* Monotonic seconds. For reports only: no decision of a training run uses time (R12). */
+static double dt__now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Zeroed, 64-byte aligned memory from DT_MALLOC; NULL with the error recorded. */
+static void *dt__alloc(int64_t bytes, const char *what)
+{
+    size_t size = (size_t)(bytes > 0 ? bytes : 1);
+    char *raw = (char *)DT_MALLOC(size + 64 + sizeof(void *)), *p;
+    if (!raw) {
+        dt__error(DT_E_MEMORY, "no memory for %s (%.1f MB): use a smaller model, batch or sequence", what, (double)bytes / 1e6);
+        return NULL;
+    }
+    p = (char *)(((uintptr_t)raw + sizeof(void *) + 63) & ~(uintptr_t)63);
+    memcpy(p - sizeof(void *), &raw, sizeof raw);
+    memset(p, 0, size);
+    return p;
+}
+static void dt__free(void *p)
+{
+    void *raw;
+    if (!p) return;
+    memcpy(&raw, (char *)p - sizeof(void *), sizeof raw);
+    DT_FREE(raw);
+}
+
+/* Flush-to-zero and rounding mode belong to the process (linking one -ffast-math object sets FTZ for all of it), so
+ * every thread that computes brackets its work with enter and leave (R15). */
+static unsigned dt__fp_enter(void)
+{
+#if defined(__x86_64__)
+    unsigned saved = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(0x1f80u);
+    return saved;
+#elif defined(__aarch64__)
+    uint64_t saved, clear = 0;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"(clear));
+    return (unsigned)saved;
+#else
+    return 0;
+#endif
+}
+static void dt__fp_leave(unsigned saved)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(saved);
+#elif defined(__aarch64__)
+    uint64_t value = saved;
+    __asm__ volatile("msr fpcr, %0" : : "r"(value));
+#else
+    (void)saved;
+#endif
+}
+
+/* ---- threads of one rank -------------------------------------------------------------------
+ * A pool runs `tasks` independent pieces of one operation. Pieces write disjoint outputs, so their order and the
+ * number of workers never reach a bit. Each worker owns scratch memory, reserved before step 1.
+ * One thread at a time may call dt__parallel on a pool. A NULL pool is one worker without scratch. */
+
+typedef void (*dt__task_fn)(void *context, int64_t task, int worker);
+
+typedef struct dt_pool {
+    int workers;           /* the calling thread included */
+    int64_t scratch_bytes; /* per worker */
+    char *scratch;         /* (workers, scratch_bytes) */
+    dt__task_fn fn;
+    void *context;
+    int64_t tasks, next; /* next: atomic */
+    int round, running;  /* round: atomic, rises by one per dt__parallel; running: atomic, workers still inside */
+    int quit;
+#ifndef DT_NO_THREADS
+    pthread_t *threads;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+#endif
+} dt_pool;
+
+static void dt__relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void *dt__scratch(dt_pool *pool, int worker) { return pool->scratch + (int64_t)worker * pool->scratch_bytes; }
+
+static void dt__pool_work(dt_pool *pool, int worker)
+{
+    for (;;) {
+        int64_t task = __atomic_fetch_add(&pool->next, 1, __ATOMIC_RELAXED);
+        if (task >= pool->tasks) return;
+        pool->fn(pool->context, task, worker);
+    }
+}
+
+#ifndef DT_NO_THREADS
+typedef struct dt__worker_start {
+    dt_pool *pool;
+    int worker;
+} dt__worker_start;
+
+static void *dt__pool_main(void *argument)
+{
+    dt__worker_start start = *(dt__worker_start *)argument;
+    dt_pool *pool = start.pool;
+    int seen = 0;
+    unsigned saved = dt__fp_enter();
+    dt__free(argument);
+    for (;;) {
+        int spin = 0, now;
+        while ((now = __atomic_load_n(&pool->round, __ATOMIC_ACQUIRE)) == seen && ++spin < 4000) dt__relax();
+        if (now == seen) {
+            pthread_mutex_lock(&pool->lock);
+            while ((now = __atomic_load_n(&pool->round, __ATOMIC_ACQUIRE)) == seen) pthread_cond_wait(&pool->wake, &pool->lock);
+            pthread_mutex_unlock(&pool->lock);
+        }
+        seen = now;
+        if (pool->quit) break;
+        dt__pool_work(pool, start.worker);
+        __atomic_fetch_sub(&pool->running, 1, __ATOMIC_RELEASE);
+    }
+    dt__fp_leave(saved);
+    return NULL;
+}
+
+static void dt__pool_signal(dt_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    __atomic_fetch_add(&pool->round, 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+}
+#endif
+
+static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *context)
+{
+    if (!pool || pool->workers == 1 || tasks <= 1) {
+        for (int64_t i = 0; i < tasks; i++) fn(context, i, 0);
+        return;
+    }
+#ifndef DT_NO_THREADS
+    pool->fn = fn;
+    pool->context = context;
+    pool->tasks = tasks;
+    pool->next = 0;
+    __atomic_store_n(&pool->running, pool->workers - 1, __ATOMIC_RELAXED);
+    dt__pool_signal(pool);
+    dt__pool_work(pool, 0);
+    for (int spin = 0; __atomic_load_n(&pool->running, __ATOMIC_ACQUIRE); spin++) {
+        if (spin < 4000) dt__relax();
+        else sched_yield();
+    }
+#endif
+}
+
+/* Grows every worker's scratch to at least `bytes`. Not while dt__parallel runs. */
+static dt_result dt__pool_reserve(dt_pool *pool, int64_t bytes)
+{
+    char *scratch;
+    bytes = dt__round_up(bytes, 4096);
+    if (bytes <= pool->scratch_bytes) return DT_OK;
+    scratch = (char *)dt__alloc(bytes * pool->workers, "the threads' scratch memory");
+    if (!scratch) return DT_E_MEMORY;
+    dt__free(pool->scratch);
+    pool->scratch = scratch;
+    pool->scratch_bytes = bytes;
+    return DT_OK;
+}
+
+static void dt__pool_close(dt_pool **handle)
+{
+    dt_pool *pool = *handle;
+    if (!pool) return;
+#ifndef DT_NO_THREADS
+    if (pool->threads) {
+        pool->quit = 1;
+        dt__pool_signal(pool);
+        for (int i = 1; i < pool->workers; i++) pthread_join(pool->threads[i], NULL);
+        pthread_mutex_destroy(&pool->lock);
+        pthread_cond_destroy(&pool->wake);
+        dt__free(pool->threads);
+    }
+#endif
+    dt__free(pool->scratch);
+    dt__free(pool);
+    *handle = NULL;
+}
+
+static dt_result dt__pool_open(dt_pool **handle, int workers)
+{
+    dt_pool *pool = (dt_pool *)dt__alloc((int64_t)sizeof *pool, "a thread pool");
+    *handle = pool;
+    if (!pool) return DT_E_MEMORY;
+    pool->workers = 1;
+#ifndef DT_NO_THREADS
+    if (workers > 1) {
+        pthread_mutex_init(&pool->lock, NULL);
+        pthread_cond_init(&pool->wake, NULL);
+        pool->threads = (pthread_t *)dt__alloc((int64_t)sizeof(pthread_t) * workers, "a thread pool");
+        if (!pool->threads) return dt__pool_close(handle), DT_E_MEMORY;
+        for (; pool->workers < workers; pool->workers++) {
+            dt__worker_start *start = (dt__worker_start *)dt__alloc((int64_t)sizeof *start, "a thread");
+            if (!start) return dt__pool_close(handle), DT_E_MEMORY;
+            start->pool = pool;
+            start->worker = pool->workers;
+            if (pthread_create(&pool->threads[pool->workers], NULL, dt__pool_main, start)) {
+                dt__error(DT_E_SYSTEM, "cannot start thread %d of %d: lower --threads", pool->workers, workers);
+                dt__free(start);
+                dt__pool_close(handle);
+                return DT_E_SYSTEM;
+            }
+        }
+    }
+#else
+    (void)workers;
+#endif
+    return DT_OK;
+}
+
+/* ============================================================================================
+ * H2  numerics: Philox, exact math, dtypes
+ * ========================================================================================= */
+
+/* a * b + c rounded once. Without an FMA instruction: the product is exact in double (48 bits), the sum is made odd
+ * when it was inexact (TwoSum gives the error), so that rounding it to float cannot round twice the same way. */
+#if !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
+static __attribute__((noinline)) float dt__fmaf_soft(float a, float b, float c)
+{
+    double product = (double)a * (double)b, sum = product + (double)c;
+    double back = sum - product, error = (product - (sum - back)) + ((double)c - back);
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    if (error != 0.0 && !(bits & 1u) && (bits & 0x7ff0000000000000u) != 0x7ff0000000000000u) {
+        if ((error > 0.0) == (sum > 0.0)) bits++;
+        else bits--;
+        memcpy(&sum, &bits, sizeof sum);
+    }
+    return (float)sum;
+}
+#define dt__fmaf(a, b, c) dt__fmaf_soft(a, b, c)
+#else
+#define dt__fmaf(a, b, c) __builtin_fmaf(a, b, c)
+#endif
+
+static float dt__sqrtf(float x)
+{
+#if defined(__x86_64__)
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+#else
+    return __builtin_sqrtf(x);
+#endif
+}
+
+/* A random stream: its words depend on the key, the counter and the element, never on who asks (R16). */
+typedef struct dt__rng {
+    uint32_t key[2], counter[3];
+} dt__rng;
+
+/* ---- exp -----------------------------------------------------------------------------------
+ * e^x = 2^n e^r with n = round(x / ln 2) by adding 1.5 * 2^23 and r = x - n ln 2 in two parts (n times the upper part
+ * is exact); e^r by a polynomial fitted for this interval. 2^n is applied in two halves, so that subnormal results are
+ * rounded once. Below -103.98 the result is +0, above 88.73 +inf; the error stays below 1 ulp. The vector kernels run
+ * the very same operations. */
+#define DT__EXP_MAX 89.0f
+#define DT__EXP_MIN (-104.0f)
+#define DT__EXP_LOG2E 0x1.715476p+0f
+#define DT__EXP_ROUND 0x1.8p+23f
+#define DT__EXP_LN2_HI 0x1.62e4p-1f
+#define DT__EXP_LN2_LO 0x1.7f7d1cp-20f
+#define DT__EXP_C2 0.5f
+#define DT__EXP_C3 0x1.5554a2p-3f
+#define DT__EXP_C4 0x1.555682p-5f
+#define DT__EXP_C5 0x1.12306ap-7f
+#define DT__EXP_C6 0x1.6b76p-10f
+
+static float dt__float_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static uint32_t dt__bits_of_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float dt__expf(float x)
+{
+    float t, n, r, q;
+    int32_t whole, half;
+    x = x > DT__EXP_MAX ? DT__EXP_MAX : x;
+    x = x < DT__EXP_MIN ? DT__EXP_MIN : x;
+    t = dt__fmaf(x, DT__EXP_LOG2E, DT__EXP_ROUND);
+    n = t - DT__EXP_ROUND;
+    r = dt__fmaf(n, -DT__EXP_LN2_HI, x);
+    r = dt__fmaf(n, -DT__EXP_LN2_LO, r);
+    q = dt__fmaf(DT__EXP_C6, r, DT__EXP_C5);
+    q = dt__fmaf(q, r, DT__EXP_C4);
+    q = dt__fmaf(q, r, DT__EXP_C3);
+    q = dt__fmaf(q, r, DT__EXP_C2);
+    q = dt__fmaf(q, r, 1.0f);
+    q = dt__fmaf(q, r, 1.0f);
+    whole = (int32_t)(dt__bits_of_float(t) - dt__bits_of_float(DT__EXP_ROUND));
+    half = whole >> 1;
+    q = q * dt__float_of_bits((uint32_t)(half + 127) << 23);
+    return q * dt__float_of_bits((uint32_t)(whole - half + 127) << 23);
+}
+
+/* ---- Philox4x32-10 -------------------------------------------------------------------------
+ * Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). */
+#define DT__PHILOX_M0 0xD2511F53u
+#define DT__PHILOX_M1 0xCD9E8D57u
+#define DT__PHILOX_W0 0x9E3779B9u
+#define DT__PHILOX_W1 0xBB67AE85u
+
+static void dt__philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
+{
+    uint32_t x0 = counter[0], x1 = counter[1], x2 = counter[2], x3 = counter[3], k0 = key[0], k1 = key[1];
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)DT__PHILOX_M0 * x0, p1 = (uint64_t)DT__PHILOX_M1 * x2;
+        x0 = (uint32_t)(p1 >> 32) ^ x1 ^ k0;
+        x1 = (uint32_t)p1;
+        x2 = (uint32_t)(p0 >> 32) ^ x3 ^ k1;
+        x3 = (uint32_t)p0;
+        k0 += DT__PHILOX_W0;
+        k1 += DT__PHILOX_W1;
+    }
+    out[0] = x0;
+    out[1] = x1;
+    out[2] = x2;
+    out[3] = x3;
+}
+
+/* The random word of one element: word e mod 4 of block e / 4. */
+static uint32_t dt__rng_word(const dt__rng *r, uint64_t element)
+{
+    uint32_t counter[4], out[4];
+    counter[0] = (uint32_t)(element >> 2);
+    counter[1] = r->counter[0];
+    counter[2] = r->counter[1];
+    counter[3] = r->counter[2];
+    dt__philox(counter, r->key, out);
+    return out[element & 3];
+}
+
+/* cos(pi x) for 0 <= x <= 1, in double from +, -, * alone: the same bits with every compiler and libm. Taylor series
+ * on [0, 1/4] after reflection; error below 1e-14. Used by the cosine schedule and the normal generator. */
+static double dt__cospi(double x)
+{
+    double sign = 1.0, angle, z, p;
+    if (x > 0.5) x = 1.0 - x, sign = -1.0;
+    if (x > 0.25) { /* sin of the complement */
+        angle = (0.5 - x) * 3.14159265358979323846;
+        z = angle * angle;
+        p = z * (1.0 / 6227020800.0) - 1.0 / 39916800.0;
+        p = p * z + 1.0 / 362880.0;
+        p = p * z - 1.0 / 5040.0;
+        p = p * z + 1.0 / 120.0;
+        p = p * z - 1.0 / 6.0;
+        return sign * (angle + angle * z * p);
+    }
+    angle = x * 3.14159265358979323846;
+    z = angle * angle;
+    p = z * (1.0 / 479001600.0) - 1.0 / 3628800.0;
+    p = p * z + 1.0 / 40320.0;
+    p = p * z - 1.0 / 720.0;
+    p = p * z + 1.0 / 24.0;
+    p = p * z - 0.5;
+    return sign * (1.0 + z * p);
+}
+
+/* Natural logarithm of a normal positive double by the atanh series: host scalars only, error below 1e-14. */
+static double dt__log_double(double x)
+{
+    uint64_t bits;
+    double f, s, z, p;
+    int exponent;
+    memcpy(&bits, &x, sizeof bits);
+    exponent = (int)(bits >> 52) - 1023;
+    bits = (bits & 0x000fffffffffffffu) | 0x3ff0000000000000u;
+    memcpy(&f, &bits, sizeof f);
+    if (f > 1.4142135623730951) f *= 0.5, exponent++;
+    s = (f - 1.0) / (f + 1.0);
+    z = s * s;
+    p = z * (1.0 / 19.0) + 1.0 / 17.0;
+    p = p * z + 1.0 / 15.0;
+    p = p * z + 1.0 / 13.0;
+    p = p * z + 1.0 / 11.0;
+    p = p * z + 1.0 / 9.0;
+    p = p * z + 1.0 / 7.0;
+    p = p * z + 1.0 / 5.0;
+    p = p * z + 1.0 / 3.0;
+    return (double)exponent * 0.69314718055994530942 + 2.0 * (s + s * z * p);
+}
+
+/* What a random stream is for; part of its key, so that no two uses ever share a number (R16). */
+enum { DT__RNG_INIT = 1, DT__RNG_DROPOUT = 2, DT__RNG_SHUFFLE = 3, DT__RNG_TEXT = 4 };
+
+static dt__rng dt__rng_make(uint64_t seed, int purpose, uint32_t a, uint32_t b, uint32_t c)
+{
+    dt__rng r;
+    r.key[0] = (uint32_t)seed;
+    r.key[1] = (uint32_t)(seed >> 32) ^ ((uint32_t)purpose << 24);
+    r.counter[0] = a;
+    r.counter[1] = b;
+    r.counter[2] = c;
+    return r;
+}
+
+/* Uniform in (0, 1): 32 random bits, centred. */
+static double dt__unit(uint32_t word) { return ((double)word + 0.5) / 4294967296.0; }
+static double dt__uniform(const dt__rng *r, uint64_t element) { return dt__unit(dt__rng_word(r, element)); }
+
+/* Standard normals by Box and Muller (1958): element e uses words 2e and 2e + 1 of the stream. */
+static void dt__normals(const dt__rng *r, uint64_t begin, uint64_t end, float std, float *out)
+{
+    uint32_t counter[4], word[4];
+    memcpy(counter + 1, r->counter, sizeof r->counter);
+    for (uint64_t e = begin; e < end; e++) {
+        double radius, v;
+        if (e == begin || !(e & 1u)) {
+            counter[0] = (uint32_t)(e >> 1);
+            dt__philox(counter, r->key, word);
+        }
+        radius = __builtin_sqrt(-2.0 * dt__log_double(dt__unit(word[2 * (e & 1u)])));
+        v = dt__unit(word[2 * (e & 1u) + 1]);
+        out[e - begin] = (float)(radius * (v < 0.5 ? dt__cospi(2.0 * v) : dt__cospi(2.0 - 2.0 * v))) * std;
+    }
+}
+
+/* ---- SHA-256 (FIPS 180-4): the hash that every layout must reach ---------------------------- */
+
+typedef struct dt__sha256 {
+    uint32_t state[8];
+    uint64_t bytes;
+    uint8_t block[64];
+} dt__sha256;
+
+static void dt__sha256_block(uint32_t state[8], const uint8_t *p)
+{
+    static const uint32_t K[64] = {
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
+        0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa,
+        0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
+        0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3,
+        0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
+        0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+#define DT__ROTATE(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
+    uint32_t w[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
+    for (int i = 0; i < 16; i++)
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 | (uint32_t)p[4 * i + 3];
+    for (int i = 16; i < 64; i++) {
+        uint32_t x = w[i - 15], y = w[i - 2];
+        w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] + (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);
+    }
+    for (int i = 0; i < 64; i++) {
+        uint32_t t1 = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + ((e & f) ^ (~e & g)) + K[i] + w[i];
+        uint32_t t2 = (DT__ROTATE(a, 2) ^ DT__ROTATE(a, 13) ^ DT__ROTATE(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+        h = g, g = f, f = e, e = d + t1;
+        d = c, c = b, b = a, a = t1 + t2;
+    }
+    state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g, state[7] += h;
+#undef DT__ROTATE
+}
+
+static void dt__sha256_begin(dt__sha256 *h)
+{
+    static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    memset(h, 0, sizeof *h);
+    memcpy(h->state, start, sizeof start);
+}
+
+static void dt__sha256_add(dt__sha256 *h, const void *data, int64_t bytes)
+{
+    const uint8_t *p = (const uint8_t *)data;
+    while (bytes > 0) {
+        int64_t used = (int64_t)(h->bytes & 63), take = dt__min(64 - used, bytes);
+        if (used == 0 && bytes >= 64) {
+            dt__sha256_block(h->state, p);
+            take = 64;
+        } else {
+            memcpy(h->block + used, p, (size_t)take);
+            if (used + take == 64) dt__sha256_block(h->state, h->block);
+        }
+        h->bytes += (uint64_t)take;
+        p += take;
+        bytes -= take;
+    }
+}
+
+/* Ends the hash; hex receives 64 digits and a NUL. */
+static void dt__sha256_end(dt__sha256 *h, char hex[65])
+{
+    static const uint8_t pad[64] = {0x80};
+    uint64_t bits = h->bytes * 8;
+    uint8_t length[8];
+    for (int i = 0; i < 8; i++) length[i] = (uint8_t)(bits >> (56 - 8 * i));
+    dt__sha256_add(h, pad, 1 + (int64_t)((119 - (h->bytes & 63)) & 63));
+    dt__sha256_add(h, length, 8);
+    for (int i = 0; i < 8; i++) snprintf(hex + 8 * i, 9, "%08x", h->state[i]);
+}
+
+/* ============================================================================================
+ * H3  kernels
+ * ============================================================================================
+ * Plain structs of operands first; then this file includes itself once per instruction set, and the kernel text below
+ * becomes functions named ..._portable, ..._avx2 and ..._avx512. The best one is chosen at run time (H5). */
+
+/* ---- the ops -----------------------------------------------------------------------------------
+ * X(NAME, in_place, run, grad): in_place is a mask of the inputs whose memory the result may take over; run computes
+ * the value (H6), grad appends the nodes of the derivative (H7). The one list of ops.
+ *
+ * How to add an op. Four places, in the order of the file:
+ *   1. a row in this table;
+ *   2. its kernel in H3, in the vector text (elementwise ops: one `case` in dt__unary or dt__binary);
+ *   3. its builder in H6: check shapes, dt__push() the node; and its run function, or dt__run_unary / dt__run_binary;
+ *   4. its derivative in H7: dt__flow() for every input; NULL in the table where there is none.
+ * Then a row in tests/test_ops.c, which checks finite differences and the scalar reference. */
+#define DT__OPS(X)                                                                                           \
+    X(NONE, 0, NULL, NULL)                                                                                   \
+    X(INPUT, 0, NULL, NULL)                                                                                  \
+    X(PARAM, 0, NULL, NULL)                                                                                  \
+    X(AUX, 0, NULL, NULL)                                                                                    \
+    X(RESHAPE, 0, NULL, dt__grad_reshape)                                                                    \
+    X(PERMUTE, 0, dt__run_permute, dt__grad_permute)                                                         \
+    X(SLICE, 0, dt__run_slice, dt__grad_slice)                                                               \
+    X(PAD, 0, dt__run_pad, NULL)                                                                             \
+    X(EXPAND, 0, dt__run_expand, dt__grad_expand)                                                            \
+    X(COMBINE, 0, dt__run_combine, dt__grad_combine)                                                         \
+    X(NEG, 1, dt__run_unary, dt__grad_neg)                                                                   \
+    X(SCALE, 1, dt__run_unary, dt__grad_scale)                                                               \
+    X(EXP, 1, dt__run_unary, dt__grad_exp)                                                                   \
+    X(LOG, 1, dt__run_unary, dt__grad_log)                                                                   \
+    X(TANH, 1, dt__run_unary, dt__grad_tanh)                                                                 \
+    X(SQRT, 1, dt__run_unary, dt__grad_sqrt)                                                                 \
+    X(RSQRT, 1, dt__run_unary, dt__grad_rsqrt)                                                               \
+    X(GELU, 1, dt__run_unary, dt__grad_gelu)                                                                 \
+    X(ADD, 3, dt__run_binary, dt__grad_add)                                                                  \
+    X(SUB, 3, dt__run_binary, dt__grad_sub)                                                                  \
+    X(MUL, 3, dt__run_binary, dt__grad_mul)                                                                  \
+    X(DIV, 3, dt__run_binary, dt__grad_div)                                                                  \
+    X(GELU_GRAD, 3, dt__run_binary, NULL)                                                                    \
+    X(ROW_SUM, 0, dt__run_row_sum, dt__grad_row_sum)                                                         \
+    X(COL_SUM, 0, dt__run_col_sum, dt__grad_col_sum)                                                         \
+    X(ROW_MAX, 0, dt__run_row_max, dt__grad_row_max)                                                         \
+    X(MAX_GRAD, 0, dt__run_max_grad, NULL)                                                                   \
+    X(MATMUL, 0, dt__run_matmul, dt__grad_matmul)                                                            \
+    X(EMBED, 0, dt__run_embed, dt__grad_embed)                                                               \
+    X(EMBED_GRAD, 0, dt__run_embed_grad, NULL)                                                               \
+    X(LAYERNORM, 0, dt__run_layernorm, dt__grad_layernorm)                                                   \
+    X(LAYERNORM_DX, 0, dt__run_layernorm_dx, NULL)                                                           \
+    X(LAYERNORM_DGAMMA, 0, dt__run_layernorm_dgamma, NULL)                                                   \
+    X(ATTENTION, 0, dt__run_attention, dt__grad_attention)                                                   \
+    X(ATTENTION_GRAD, 0, dt__run_attention_grad, NULL)                                                       \
+    X(DROPOUT, 1, dt__run_dropout, dt__grad_dropout)                                                         \
+    X(CROSS_ENTROPY, 0, dt__run_cross_entropy, dt__grad_cross_entropy)                                       \
+    X(CROSS_ENTROPY_GRAD, 1, dt__run_cross_entropy_grad, NULL)                                               \
+    X(ACCUMULATE, 0, dt__run_accumulate, NULL)
+
+#define DT__OP_ENUM(name, in_place, run, grad) DT__OP_##name,
+enum { DT__OPS(DT__OP_ENUM) DT__OP_COUNT };
+#undef DT__OP_ENUM
+
+/* C (m,n) = [C +] A (m,k) B (k,n): one fmaf chain per element, in k order (R5). */
+typedef struct dt__gemm {
+    int64_t m, n, k;
+    const float *a; /* A(i,p) = a[i*ars + p*acs], one of the strides is 1 */
+    int64_t ars, acs;
+    const float *b; /* B(p,j) = b[p*brs + j*bcs], one of the strides is 1 */
+    int64_t brs, bcs;
+    float *c; /* C(i,j) = c[i*ldc + j] */
+    int64_t ldc;
+    int accumulate;    /* 0: chains start from +0 and C is not read; 1: they go on from C */
+    const float *bias; /* (n) or NULL: added after the chain, rounded once more */
+} dt__gemm;
+
+/* Multi-head attention over all (sample, head) pairs; head j is the columns j*d .. j*d + d-1 of every row. */
+typedef struct dt__attention {
+    int64_t b, t, h, d;       /* batch, positions, heads, head width */
+    const float *q, *k, *v;   /* (b,t,h*d), row stride ld: they may be columns of one fused row */
+    int64_t ld;
+    float *o;                 /* (b,t,h*d), row stride ldo; the backward pass reads it */
+    int64_t ldo;
+    float *row_max, *row_sum; /* (b,h,t): written forward, read backward */
+    float scale;
+    int causal;              /* 1: query i sees the keys 0..i; 0: all */
+    uint32_t drop_threshold; /* 0: no dropout; else a probability is dropped when its random word is below */
+    float drop_scale;        /* 1 / (1 - p) */
+    const dt__rng *rng;      /* (b): one stream per sample; element (head*t + query)*t + key */
+    const float *dout;       /* backward: (b,t,h*d), row stride lddo */
+    int64_t lddo;
+    float *dq, *dk, *dv; /* backward: like q, k, v with row stride lddq; overwritten */
+    int64_t lddq;
+} dt__attention;
+
+/* The scalars of one AdamW step, computed once in double and rounded (R13). */
+typedef struct dt__adamw_step {
+    float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
+    float clip;       /* gradient scale of this step, 1 when the norm is below the limit */
+    float keep;       /* 1 - lr * decay */
+    float step;       /* lr / (1 - beta1^t) */
+    float root_scale; /* 1 / sqrt(1 - beta2^t) */
+} dt__adamw_step;
+
+/* The kernels of one instruction set. */
+typedef struct dt__kernels {
+    const char *name;
+    void (*gemm)(dt_pool *pool, const dt__gemm *g);
+    int64_t (*gemm_scratch)(void);
+    void (*attention_forward)(dt_pool *pool, const dt__attention *a);
+    void (*attention_backward)(dt_pool *pool, const dt__attention *a);
+    int64_t (*attention_scratch)(int64_t t, int64_t d);
+    float (*row_sum)(const float *x, int64_t n);
+    float (*row_dot)(const float *a, const float *b, int64_t n);
+    float (*row_max)(const float *x, int64_t n);
+    void (*col_sum)(float *sum, const float *x, int64_t rows, int64_t cols, int64_t ld);
+    void (*unary)(int op, float *out, const float *x, int64_t n, float s);
+    void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
+    void (*layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t rows, int64_t cols, float eps);
+    void (*layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma, int64_t rows, int64_t cols, float *row);
+    void (*layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats, int64_t rows, int64_t cols, int64_t ld);
+    void (*cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, int64_t rows, int64_t cols, float *row);
+    void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float dloss, int64_t rows, int64_t cols);
+    void (*adamw)(float *w, float *m, float *v, const float *grad, int64_t n, const dt__adamw_step *u);
+} dt__kernels;
+
+#define DT__ISA 0
+#include DT_HEADER
+#undef DT__ISA
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+#define DT__ISA 1
+#include DT_HEADER
+#undef DT__ISA
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw")
+#endif
+#define DT__ISA 2
+#include DT_HEADER
+#undef DT__ISA
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+#endif /* implementation */
+#endif /* DT__ISA */
+
+#ifdef DT__ISA
+
+/* ---- vectors: the same text at 4, 8 and 16 lanes -------------------------------------------
+ * dt__vf and dt__vi are vectors of DT__W floats and int32s. +, -, *, / and comparisons are the compiler's vector
+ * operators, each rounding once (contraction is off); fma and square root are the instructions. A comparison gives
+ * all-ones or all-zeros lanes. Every function below is inlined into its kernel. */
+#if DT__ISA == 2
+#define DT__W 16
+#define DT__K(name) name##_avx512
+#elif DT__ISA == 1
+#define DT__W 8
+#define DT__K(name) name##_avx2
+#else
+#define DT__W 4
+#define DT__K(name) name##_portable
+#endif
+#define dt__vf DT__K(dt__vf)
+#define dt__vfu DT__K(dt__vfu)
+#define dt__vi DT__K(dt__vi)
+#define dt__v_load DT__K(dt__v_load)
+#define dt__v_store DT__K(dt__v_store)
+#define dt__v_loadn DT__K(dt__v_loadn)
+#define dt__v_storen DT__K(dt__v_storen)
+#define dt__v_set DT__K(dt__v_set)
+#define dt__v_seti DT__K(dt__v_seti)
+#define dt__v_fma DT__K(dt__v_fma)
+#define dt__v_sqrt DT__K(dt__v_sqrt)
+#define dt__v_select DT__K(dt__v_select)
+#define dt__v_max DT__K(dt__v_max)
+#define dt__v_min DT__K(dt__v_min)
+
+typedef float dt__vf __attribute__((vector_size(4 * DT__W), may_alias));
+typedef float dt__vfu __attribute__((vector_size(4 * DT__W), aligned(4), may_alias));
+typedef int32_t dt__vi __attribute__((vector_size(4 * DT__W), may_alias));
+#define DT__INLINE static inline __attribute__((always_inline, unused))
+
+DT__INLINE dt__vf dt__v_load(const float *p) { return (dt__vf) * (const dt__vfu *)p; }
+DT__INLINE void dt__v_store(float *p, dt__vf v) { *(dt__vfu *)p = (dt__vfu)v; }
+
+#if DT__ISA == 2
+DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm512_set1_ps(x); }
+DT__INLINE dt__vi dt__v_seti(int32_t x) { return (dt__vi)_mm512_set1_epi32(x); }
+DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c) { return (dt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return (dt__vf)_mm512_sqrt_ps((__m512)a); }
+/* First n lanes; the others read as +0 and are not touched in memory. 0 <= n <= DT__W. */
+DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return (dt__vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
+DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v); }
+#elif DT__ISA == 1
+DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm256_set1_ps(x); }
+DT__INLINE dt__vi dt__v_seti(int32_t x) { return (dt__vi)_mm256_set1_epi32(x); }
+DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c) { return (dt__vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return (dt__vf)_mm256_sqrt_ps((__m256)a); }
+DT__INLINE __m256i DT__K(dt__v_mask)(int64_t n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return (dt__vf)_mm256_maskload_ps(p, DT__K(dt__v_mask)(n)); }
+DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n) { _mm256_maskstore_ps(p, DT__K(dt__v_mask)(n), (__m256)v); }
+#else
+DT__INLINE dt__vf dt__v_set(float x)
+{
+    dt__vf v;
+    for (int i = 0; i < DT__W; i++) v[i] = x;
+    return v;
+}
+DT__INLINE dt__vi dt__v_seti(int32_t x)
+{
+    dt__vi v;
+    for (int i = 0; i < DT__W; i++) v[i] = x;
+    return v;
+}
+DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
+{
+    for (int i = 0; i < DT__W; i++) c[i] = dt__fmaf(a[i], b[i], c[i]);
+    return c;
+}
+DT__INLINE dt__vf dt__v_sqrt(dt__vf a)
+{
+    for (int i = 0; i < DT__W; i++) a[i] = dt__sqrtf(a[i]);
+    return a;
+}
+DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n)
+{
+    dt__vf v = dt__v_set(0.0f);
+    for (int64_t i = 0; i < n; i++) v[i] = p[i];
+    return v;
+}
+DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) p[i] = v[i];
+}
+#endif
+
+/* mask lane set ? a : b */
+DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b) { return (dt__vf)(((dt__vi)a & mask) | ((dt__vi)b & ~mask)); }
+/* R14: a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included. */
+#if DT__ISA == 2
+DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return (dt__vf)_mm512_max_ps((__m512)a, (__m512)b); }
+DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return (dt__vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif DT__ISA == 1
+DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return (dt__vf)_mm256_max_ps((__m256)a, (__m256)b); }
+DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return (dt__vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return dt__v_select((dt__vi)(a > b), a, b); }
+DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return dt__v_select((dt__vi)(a < b), a, b); }
+#endif
+
+/* ---- exp on vectors: dt__expf, operation for operation ------------------------------------- */
+#define dt__v_exp DT__K(dt__v_exp)
+DT__INLINE dt__vf dt__v_exp(dt__vf x)
+{
+    dt__vf t, n, r, q;
+    dt__vi whole, half;
+    x = dt__v_min(dt__v_set(DT__EXP_MAX), x); /* NaN stays: the second operand */
+    x = dt__v_max(dt__v_set(DT__EXP_MIN), x);
+    t = dt__v_fma(x, dt__v_set(DT__EXP_LOG2E), dt__v_set(DT__EXP_ROUND));
+    n = t - dt__v_set(DT__EXP_ROUND);
+    r = dt__v_fma(n, dt__v_set(-DT__EXP_LN2_HI), x);
+    r = dt__v_fma(n, dt__v_set(-DT__EXP_LN2_LO), r);
+    q = dt__v_fma(dt__v_set(DT__EXP_C6), r, dt__v_set(DT__EXP_C5));
+    q = dt__v_fma(q, r, dt__v_set(DT__EXP_C4));
+    q = dt__v_fma(q, r, dt__v_set(DT__EXP_C3));
+    q = dt__v_fma(q, r, dt__v_set(DT__EXP_C2));
+    q = dt__v_fma(q, r, dt__v_set(1.0f));
+    q = dt__v_fma(q, r, dt__v_set(1.0f));
+    whole = (dt__vi)t - (dt__vi)dt__v_set(DT__EXP_ROUND);
+    half = whole >> 1;
+    q = q * (dt__vf)((half + dt__v_seti(127)) << 23);
+    return q * (dt__vf)((whole - half + dt__v_seti(127)) << 23);
+}
+
+/* ---- log, tanh, and GELU -------------------------------------------------------------------- */
+
+/* Natural logarithm. x = 2^e m with m in [sqrt(1/2), sqrt(2)); log m = f - f^2/2 + f^3 P(f), f = m - 1 (the shape of
+ * Cephes' logf; coefficients a minimax fit). 0 gives -inf, negative gives NaN, subnormals are scaled first. */
+DT__INLINE dt__vf DT__K(dt__v_log)(dt__vf x)
+{
+    dt__vi tiny = (dt__vi)(x < dt__v_set(0x1p-126f)), bits, big;
+    dt__vf scaled = dt__v_select(tiny, x * dt__v_set(0x1p23f), x), e, m, f, z, p, y;
+    bits = (dt__vi)scaled;
+    e = __builtin_convertvector((bits >> 23) - 126, dt__vf) - dt__v_select(tiny, dt__v_set(23.0f), dt__v_set(0.0f));
+    m = (dt__vf)((bits & 0x007fffff) | 0x3f000000); /* [1/2, 1) */
+    big = (dt__vi)(m < dt__v_set(0.707106781f));
+    e = e - dt__v_select(big, dt__v_set(1.0f), dt__v_set(0.0f));
+    f = dt__v_select(big, m + m, m) - dt__v_set(1.0f);
+    z = f * f;
+    p = dt__v_set(7.0376836292e-2f);
+    p = dt__v_fma(p, f, dt__v_set(-1.1514610310e-1f));
+    p = dt__v_fma(p, f, dt__v_set(1.1676998740e-1f));
+    p = dt__v_fma(p, f, dt__v_set(-1.2420140846e-1f));
+    p = dt__v_fma(p, f, dt__v_set(1.4249322787e-1f));
+    p = dt__v_fma(p, f, dt__v_set(-1.6668057665e-1f));
+    p = dt__v_fma(p, f, dt__v_set(2.0000714765e-1f));
+    p = dt__v_fma(p, f, dt__v_set(-2.4999993993e-1f));
+    p = dt__v_fma(p, f, dt__v_set(3.3333331174e-1f));
+    y = dt__v_fma(p * f, z, e * dt__v_set(-2.12194440e-4f));
+    y = dt__v_fma(dt__v_set(-0.5f), z, y);
+    y = dt__v_fma(e, dt__v_set(0.693359375f), f + y);
+    y = dt__v_select((dt__vi)(x == dt__v_set(__builtin_inff())), x, y);
+    y = dt__v_select((dt__vi)(x == dt__v_set(0.0f)), dt__v_set(-__builtin_inff()), y);
+    y = dt__v_select((dt__vi)(x < dt__v_set(0.0f)), dt__v_set(__builtin_nanf("")), y);
+    return dt__v_select((dt__vi)(x != x), x, y);
+}
+
+/* tanh x = 1 - 2 / (exp(2|x|) + 1) with the sign of x; below 0.625 an odd polynomial, which keeps the relative error. */
+DT__INLINE dt__vf DT__K(dt__v_tanh)(dt__vf x)
+{
+    dt__vi sign = (dt__vi)x & dt__v_seti((int32_t)0x80000000);
+    dt__vf a = (dt__vf)((dt__vi)x & dt__v_seti(0x7fffffff)), z = x * x, big, p;
+    big = dt__v_set(1.0f) - dt__v_set(2.0f) / (DT__K(dt__v_exp)(a + a) + dt__v_set(1.0f));
+    p = dt__v_set(-5.70498872745e-3f);
+    p = dt__v_fma(p, z, dt__v_set(2.06390887954e-2f));
+    p = dt__v_fma(p, z, dt__v_set(-5.37397155531e-2f));
+    p = dt__v_fma(p, z, dt__v_set(1.33314422036e-1f));
+    p = dt__v_fma(p, z, dt__v_set(-3.33332819422e-1f));
+    p = dt__v_fma(p * z, a, a);
+    a = dt__v_select((dt__vi)(a < dt__v_set(0.625f)), p, big);
+    return (dt__vf)((dt__vi)a | sign);
+}
+
+/* GELU, tanh form (Hendrycks and Gimpel 2016): x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3). This is
+ * x (1 + tanh u) / 2 without its cancellation for negative x. */
+DT__INLINE dt__vf DT__K(dt__gelu_gate)(dt__vf x)
+{
+    dt__vf x2 = x * x, u = x * dt__v_fma(x2, dt__v_set(-0.0713548163f), dt__v_set(-1.59576912f)); /* -2u */
+    return dt__v_set(1.0f) / (dt__v_set(1.0f) + DT__K(dt__v_exp)(u));
+}
+DT__INLINE dt__vf DT__K(dt__v_gelu)(dt__vf x) { return x * DT__K(dt__gelu_gate)(x); }
+
+/* dy * (s + x s (1 - s) 2u'), s the gate. */
+DT__INLINE dt__vf DT__K(dt__v_gelu_grad)(dt__vf x, dt__vf dy)
+{
+    dt__vf s = DT__K(dt__gelu_gate)(x), x2 = x * x;
+    dt__vf slope = dt__v_fma(x2, dt__v_set(0.214064449f), dt__v_set(1.59576912f)); /* 2u' */
+    return dy * dt__v_fma(x * slope, s * (dt__v_set(1.0f) - s), s);
+}
+
+/* ---- matrix product ------------------------------------------------------------------------
+ * A register tile of DT__MR rows and up to DT__NV vectors of columns walks all of k with one accumulator per element,
+ * so any tiling gives the same chain. Blocks of k store and reload the fp32 accumulator, which is exact. B is packed
+ * into strips of DT__NR columns that stay in the second-level cache while the rows of A pass by; A is read in place
+ * when its rows are contiguous, else packed one panel at a time. k is never padded; padded rows and columns are
+ * computed aside and not stored. */
+#if DT__ISA == 2
+#define DT__MR 8
+#define DT__NV 3
+#elif DT__ISA == 1
+#define DT__MR 6
+#define DT__NV 2
+#else
+#define DT__MR 4
+#define DT__NV 4
+#endif
+#define DT__NR (DT__NV * DT__W)
+#define DT__KC 384                       /* block of k: a strip of B and a panel of A of this depth share the caches */
+#define DT__MC (4 * DT__MR)              /* rows of a transposed A that are packed together */
+#define DT__NC (336 / DT__NR * DT__NR)   /* widest task: DT__KC * DT__NC floats of packed B fit the second level */
+#ifndef DT__UNROLL
+#if defined(__clang__)
+#define DT__UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define DT__UNROLL _Pragma("GCC unroll 16")
+#endif
+#endif
+
+/* c (MR, nv*W) = [c +] a (MR,k) b (k, nv*W) [+ bias]. nv and one stride of a are constants where this is inlined. */
+DT__INLINE void DT__K(dt__tile_body)(const int nv, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b,
+                                     int64_t brs, float *c, int64_t ldc, int load, const float *bias)
+{
+    dt__vf acc[DT__MR][DT__NV], bv[DT__NV];
+    if (load) {
+        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = dt__v_load(c + r * ldc + v * DT__W);
+        }
+    } else {
+        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = dt__v_set(0.0f);
+        }
+    }
+    for (int64_t p = 0; p < k; p++) {
+        DT__UNROLL for (int v = 0; v < nv; v++) bv[v] = dt__v_load(b + v * DT__W);
+        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+            dt__vf av = dt__v_set(a[r * ars]);
+            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = dt__v_fma(av, bv[v], acc[r][v]);
+        }
+        a += acs;
+        b += brs;
+    }
+    if (bias) {
+        DT__UNROLL for (int v = 0; v < nv; v++) bv[v] = dt__v_load(bias + v * DT__W);
+        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = acc[r][v] + bv[v];
+        }
+    }
+    DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+        DT__UNROLL for (int v = 0; v < nv; v++) dt__v_store(c + r * ldc + v * DT__W, acc[r][v]);
+    }
+}
+
+static void DT__K(dt__tile)(int nv, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b, int64_t brs,
+                            float *c, int64_t ldc, int load, const float *bias)
+{
+#define DT__TILE(n)                                                                                          \
+    if (nv == n && ars == 1) DT__K(dt__tile_body)(n, k, a, 1, acs, b, brs, c, ldc, load, bias);              \
+    else if (nv == n) DT__K(dt__tile_body)(n, k, a, ars, 1, b, brs, c, ldc, load, bias);
+    DT__TILE(1)
+    DT__TILE(2)
+#if DT__NV > 2
+    DT__TILE(3)
+#endif
+#if DT__NV > 3
+    DT__TILE(4)
+#endif
+#undef DT__TILE
+}
+
+/* A tile of which only rows x cols exist: computed in a full-size copy. */
+static void DT__K(dt__tile_edge)(int64_t rows, int64_t cols, int64_t k, const float *a, int64_t ars, int64_t acs,
+                                 const float *b, int64_t brs, float *c, int64_t ldc, int load, const float *bias)
+{
+    float t[DT__MR * DT__NR];
+    memset(t, 0, sizeof t);
+    for (int64_t i = 0; load && i < rows; i++) memcpy(t + i * DT__NR, c + i * ldc, (size_t)cols * sizeof *c);
+    DT__K(dt__tile)((int)dt__ceil_div(cols, DT__W), k, a, ars, acs, b, brs, t, DT__NR, load, NULL);
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < cols; j++) c[i * ldc + j] = bias ? t[i * DT__NR + j] + bias[j] : t[i * DT__NR + j];
+    }
+}
+
+/* ---- packing ------------------------------------------------------------------------------- */
+
+#if DT__ISA == 2
+/* x[e] lane 4l+q = src[(4l+q)*stride + e]: four columns of a (16,4) block */
+DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stride)
+{
+    __m512 q[4], lo01, hi01, lo23, hi23;
+    DT__UNROLL for (int i = 0; i < 4; i++) {
+        const float *s = src + i * stride;
+        __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(s));
+        v = _mm512_insertf32x4(v, _mm_loadu_ps(s + 4 * stride), 1);
+        v = _mm512_insertf32x4(v, _mm_loadu_ps(s + 8 * stride), 2);
+        q[i] = _mm512_insertf32x4(v, _mm_loadu_ps(s + 12 * stride), 3);
+    }
+    lo01 = _mm512_unpacklo_ps(q[0], q[1]);
+    hi01 = _mm512_unpackhi_ps(q[0], q[1]);
+    lo23 = _mm512_unpacklo_ps(q[2], q[3]);
+    hi23 = _mm512_unpackhi_ps(q[2], q[3]);
+    x[0] = (dt__vf)_mm512_unpacklo_pd(_mm512_castps_pd(lo01), _mm512_castps_pd(lo23));
+    x[1] = (dt__vf)_mm512_unpackhi_pd(_mm512_castps_pd(lo01), _mm512_castps_pd(lo23));
+    x[2] = (dt__vf)_mm512_unpacklo_pd(_mm512_castps_pd(hi01), _mm512_castps_pd(hi23));
+    x[3] = (dt__vf)_mm512_unpackhi_pd(_mm512_castps_pd(hi01), _mm512_castps_pd(hi23));
+}
+#elif DT__ISA == 1
+/* x[e] lane 4l+q = src[(4l+q)*stride + e]: four columns of an (8,4) block */
+DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stride)
+{
+    __m256 q[4], lo01, hi01, lo23, hi23;
+    DT__UNROLL for (int i = 0; i < 4; i++) {
+        const float *s = src + i * stride;
+        q[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps(s + 4 * stride), 1);
+    }
+    lo01 = _mm256_unpacklo_ps(q[0], q[1]);
+    hi01 = _mm256_unpackhi_ps(q[0], q[1]);
+    lo23 = _mm256_unpacklo_ps(q[2], q[3]);
+    hi23 = _mm256_unpackhi_ps(q[2], q[3]);
+    x[0] = (dt__vf)_mm256_unpacklo_pd(_mm256_castps_pd(lo01), _mm256_castps_pd(lo23));
+    x[1] = (dt__vf)_mm256_unpackhi_pd(_mm256_castps_pd(lo01), _mm256_castps_pd(lo23));
+    x[2] = (dt__vf)_mm256_unpacklo_pd(_mm256_castps_pd(hi01), _mm256_castps_pd(hi23));
+    x[3] = (dt__vf)_mm256_unpackhi_pd(_mm256_castps_pd(hi01), _mm256_castps_pd(hi23));
+}
+#else
+/* x[e] lane q = src[q*stride + e]: four columns of a (4,4) block */
+DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stride)
+{
+    for (int e = 0; e < 4; e++) {
+        dt__vf v = dt__v_set(0.0f);
+        for (int q = 0; q < 4; q++) v[q] = src[q * stride + e];
+        x[e] = v;
+    }
+}
+#endif
+
+/* dst[p*ld + j] = src[j*stride + p] for p < k, j < n <= W; the columns n..W-1 are zero. */
+static void DT__K(dt__pack_transposed)(float *dst, int64_t ld, const float *src, int64_t stride, int64_t k, int64_t n)
+{
+    int64_t p = 0;
+    for (; n == DT__W && p + 4 <= k; p += 4) {
+        dt__vf x[4];
+        DT__K(dt__v_columns)(x, src + p, stride);
+        DT__UNROLL for (int e = 0; e < 4; e++) dt__v_store(dst + (p + e) * ld, x[e]);
+    }
+    for (; p < k; p++) {
+        for (int64_t j = 0; j < DT__W; j++) dst[p * ld + j] = j < n ? src[j * stride + p] : 0.0f;
+    }
+}
+
+/* Width of the strip that starts `left` columns before the end. */
+static int64_t DT__K(dt__strip)(int64_t left)
+{
+    int64_t vectors = dt__ceil_div(left, DT__W);
+    /* two even strips rather than a full one and a thin one */
+    if (vectors == DT__NV + 1) return (DT__NV + 2) / 2 * DT__W;
+    return dt__min(vectors, DT__NV) * DT__W;
+}
+
+/* dst[p*ld + j] = src[p*stride + j] for p < k, j < n; the columns up to the next whole vector are zero. */
+static void DT__K(dt__pack_rows)(float *dst, int64_t ld, const float *src, int64_t stride, int64_t k, int64_t n)
+{
+    for (int64_t p = 0; p < k; p++, dst += ld, src += stride) {
+        int64_t j = 0;
+        for (; j + DT__W <= n; j += DT__W) dt__v_store(dst + j, dt__v_load(src + j));
+        if (j < n) dt__v_store(dst + j, dt__v_loadn(src + j, n - j));
+    }
+}
+
+/* B (k,n) into strips: each holds its columns as (k, width), one strip after the other. */
+static void DT__K(dt__pack_b)(float *dst, const float *b, int64_t brs, int64_t bcs, int64_t k, int64_t n)
+{
+    for (int64_t j = 0, width; j < n; j += width, dst += k * width) {
+        width = DT__K(dt__strip)(n - j);
+        if (bcs == 1) DT__K(dt__pack_rows)(dst, width, b + j, brs, k, dt__min(width, n - j));
+        for (int64_t u = 0; bcs != 1 && u < width; u += DT__W) {
+            DT__K(dt__pack_transposed)(dst + u, width, b + (j + u) * bcs, bcs, k, dt__min(DT__W, n - j - u));
+        }
+    }
+}
+
+/* Rows of A as panels (k, MR), one after the other; rows that do not exist are zero. Where A is transposed, several
+ * panels at once use whole cache lines. */
+static void DT__K(dt__pack_a)(float *dst, const float *a, int64_t ars, int64_t acs, int64_t k, int64_t rows)
+{
+    int64_t whole = ars == 1 ? rows / DT__MR : 0;
+    for (int64_t p = 0; p < k && whole; p++) {
+        for (int64_t q = 0; q < whole; q++)
+            memcpy(dst + (q * k + p) * DT__MR, a + p * acs + q * DT__MR, DT__MR * sizeof *a);
+    }
+    for (int64_t i = whole * DT__MR; i < rows; i += DT__MR) {
+        for (int64_t p = 0; p < k; p++) {
+            for (int64_t r = 0; r < DT__MR; r++)
+                dst[i * k + p * DT__MR + r] = i + r < rows ? a[(i + r) * ars + p * acs] : 0.0f;
+        }
+    }
+}
+
+/* ---- tasks: output tiles ------------------------------------------------------------------- */
+
+typedef struct DT__K(dt__gemm_job) {
+    const dt__gemm *g;
+    dt_pool *pool;
+    int64_t mt, nt, across; /* a task is mt x nt elements of C; `across` tasks share the same rows */
+} DT__K(dt__gemm_job);
+
+static int64_t DT__K(dt__gemm_scratch)(void) { return DT__KC * (DT__NC + DT__MC) * (int64_t)sizeof(float); }
+
+/* All strips of one panel of rows: c (rows,n) = [c +] a (rows,k) times packed B. */
+static void DT__K(dt__gemm_panel)(int64_t rows, int64_t n, int64_t k, const float *a, int64_t ars, int64_t acs,
+                                  const float *packed, float *c, int64_t ldc, int load, const float *bias)
+{
+    for (int64_t j = 0, width; j < n; j += width, packed += k * width) {
+        const float *add = bias ? bias + j : NULL;
+        width = DT__K(dt__strip)(n - j);
+        if (rows == DT__MR && n - j >= width) {
+            DT__K(dt__tile)((int)(width / DT__W), k, a, ars, acs, packed, width, c + j, ldc, load, add);
+        } else {
+            DT__K(dt__tile_edge)(rows, dt__min(width, n - j), k, a, ars, acs, packed, width, c + j, ldc, load, add);
+        }
+    }
+}
+
+/* One block of k of one task. */
+static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0, int64_t m, int64_t j0, int64_t n,
+                                  int64_t p0, int64_t k)
+{
+    float *panels = scratch, *packed = scratch + DT__KC * DT__MC;
+    const float *bias = g->bias && p0 + k == g->k ? g->bias + j0 : NULL;
+    int load = g->accumulate || p0 > 0;
+    DT__K(dt__pack_b)(packed, g->b + p0 * g->brs + j0 * g->bcs, g->brs, g->bcs, k, n);
+    for (int64_t i = i0, rows; i < i0 + m; i += rows) {
+        const float *a = g->a + i * g->ars + p0 * g->acs;
+        rows = dt__min(g->acs == 1 ? DT__MR : DT__MC, i0 + m - i);
+        if (g->acs == 1 && rows == DT__MR) {
+            DT__K(dt__gemm_panel)(rows, n, k, a, g->ars, 1, packed, g->c + i * g->ldc + j0, g->ldc, load, bias);
+            continue;
+        }
+        DT__K(dt__pack_a)(panels, a, g->ars, g->acs, k, rows);
+        for (int64_t r = 0; r < rows; r += DT__MR) {
+            DT__K(dt__gemm_panel)(dt__min(DT__MR, rows - r), n, k, panels + r * k, 1, DT__MR, packed,
+                                  g->c + (i + r) * g->ldc + j0, g->ldc, load, bias);
+        }
+    }
+}
+
+static void DT__K(dt__gemm_task)(void *context, int64_t task, int worker)
+{
+    const DT__K(dt__gemm_job) *job = (const DT__K(dt__gemm_job) *)context;
+    const dt__gemm *g = job->g;
+    int64_t i0 = task / job->across * job->mt, j0 = task % job->across * job->nt;
+    int64_t m = dt__min(job->mt, g->m - i0), n = dt__min(job->nt, g->n - j0);
+    int64_t blocks = dt__max(1, dt__ceil_div(g->k, DT__KC)), kc = dt__ceil_div(g->k, blocks);
+    float *scratch = (float *)dt__scratch(job->pool, worker);
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t p0 = block * kc;
+        DT__K(dt__gemm_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0));
+    }
+}
+
+/* Tasks are as wide as the cache allows; for several workers narrower, or, where A must be packed by every task that
+ * reads it, lower. */
+static void DT__K(dt__gemm_run)(dt_pool *pool, const dt__gemm *g)
+{
+    DT__K(dt__gemm_job) job;
+    int64_t strips = dt__ceil_div(g->n, DT__NR), want = pool->workers == 1 ? 1 : 3 * pool->workers, down;
+    if (g->m <= 0 || g->n <= 0) return;
+    job.g = g;
+    job.pool = pool;
+    job.across = dt__ceil_div(g->n, DT__NC);
+    if (g->acs == 1) job.across = dt__max(job.across, dt__min(want, dt__ceil_div(strips, 2)));
+    job.nt = dt__ceil_div(strips, job.across) * DT__NR;
+    job.across = dt__ceil_div(g->n, job.nt);
+    down = dt__min(dt__ceil_div(want, job.across), dt__ceil_div(g->m, 8 * DT__MR));
+    job.mt = dt__round_up(dt__ceil_div(g->m, down), DT__MR);
+    down = dt__ceil_div(g->m, job.mt);
+    dt__parallel(pool, job.across * down, DT__K(dt__gemm_task), &job);
+}
+
+/* ---- exact attention -----------------------------------------------------------------------
+ * One task is one (sample, head). Scores are made a panel of DT__MR queries at a time by the register tiles of the
+ * matrix product; the softmax uses the true maximum of the row (R9), so nothing is ever rescaled. Under a causal mask a
+ * panel of rows shares a range of terms, which a register tile walks; the few terms of the diagonal that only some of
+ * its rows have come before it or after it in their chains and are added row by row, so a missing term is never a
+ * product (R5). */
+
+#define DT__QB 96 /* queries per block of the backward pass: a multiple of every DT__MR */
+
+typedef uint32_t DT__K(dt__vw) __attribute__((vector_size(4 * DT__W), may_alias));
+typedef uint32_t DT__K(dt__vwu) __attribute__((vector_size(4 * DT__W), aligned(4), may_alias));
+typedef uint64_t DT__K(dt__vl) __attribute__((vector_size(4 * DT__W), may_alias));
+#define dt__vw DT__K(dt__vw)
+#define dt__vwu DT__K(dt__vwu)
+#define dt__vl DT__K(dt__vl)
+
+/* ---- random words of a row ----------------------------------------------------------------- */
+
+/* 64-bit products of the lower halves of the 64-bit lanes */
+DT__INLINE dt__vl DT__K(dt__v_mul_low)(dt__vl a, uint32_t b)
+{
+#if DT__ISA == 2
+    return (dt__vl)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64((long long)b));
+#elif DT__ISA == 1
+    return (dt__vl)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x((long long)b));
+#else
+    return (a & 0xffffffffu) * (uint64_t)b;
+#endif
+}
+
+/* *low, *high: the two words of each 32-bit lane of x times m */
+DT__INLINE void DT__K(dt__v_mul_wide)(dt__vw x, uint32_t m, dt__vw *low, dt__vw *high)
+{
+    dt__vl even = DT__K(dt__v_mul_low)((dt__vl)x, m), odd = DT__K(dt__v_mul_low)((dt__vl)x >> 32, m);
+    *low = (dt__vw)((even & 0xffffffffu) | (odd << 32));
+    *high = (dt__vw)((even >> 32) | (odd & 0xffffffff00000000u));
+}
+
+/* words[e] = the random word of element 4*block + e, for 4*W elements */
+static void DT__K(dt__rng_words)(uint32_t *words, const dt__rng *rng, uint32_t block)
+{
+    dt__vw x[4], low0, high0, low1, high1;
+    uint32_t lane[4][DT__W], k0 = rng->key[0], k1 = rng->key[1];
+    for (uint32_t i = 0; i < DT__W; i++) lane[0][i] = block + i;
+    memcpy(&x[0], lane[0], sizeof x[0]);
+    for (int w = 1; w < 4; w++) x[w] = (dt__vw)dt__v_seti((int32_t)rng->counter[w - 1]);
+    for (int round = 0; round < 10; round++) {
+        DT__K(dt__v_mul_wide)(x[0], DT__PHILOX_M0, &low0, &high0);
+        DT__K(dt__v_mul_wide)(x[2], DT__PHILOX_M1, &low1, &high1);
+        x[0] = high1 ^ x[1] ^ (dt__vw)dt__v_seti((int32_t)k0);
+        x[1] = low1;
+        x[2] = high0 ^ x[3] ^ (dt__vw)dt__v_seti((int32_t)k1);
+        x[3] = low0;
+        k0 += DT__PHILOX_W0;
+        k1 += DT__PHILOX_W1;
+    }
+    memcpy(lane, x, sizeof lane);
+    for (int i = 0; i < DT__W; i++) {
+        for (int w = 0; w < 4; w++) words[4 * i + w] = lane[w][i];
+    }
+}
+
+/* ---- one head ------------------------------------------------------------------------------ */
+
+typedef struct DT__K(dt__head) {
+    const dt__attention *a;
+    int64_t t, d, lds;        /* lds: row stride of score panels, an odd number of cache lines */
+    int64_t row;              /* offset of (sample, position 0, head) in rows of stride 1: sample * t */
+    int64_t head, column;     /* head index and first column h*d */
+    const dt__rng *rng;       /* NULL: no dropout */
+    float *max, *sum;         /* (t) of this head */
+    float *keys_t, *values_t; /* (d,t) packed: columns are keys */
+    float *side;              /* (t,d) packed: V forward, K backward */
+    float *probs, *grads;     /* (MR,t) forward; (QB,t) backward: dropped probabilities, score gradients */
+    float *queries, *douts;   /* (QB,d) packed, backward */
+    float *tile;              /* (MR,d rounded up to vectors) */
+    float *panel;             /* (d,MR): the last rows of a matrix, padded */
+    uint32_t *words;          /* random words of a row */
+} DT__K(dt__head);
+
+/* The next n floats of scratch memory; base NULL only counts. */
+static float *DT__K(dt__take)(float *base, int64_t *at, int64_t n)
+{
+    float *p = base ? base + *at : NULL;
+    *at += dt__round_up(n, 16);
+    return p;
+}
+
+static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t t, int64_t d)
+{
+    int64_t at = 0, tw = dt__round_up(t, DT__W), dw = dt__round_up(d, DT__W);
+    w->t = t;
+    w->d = d;
+    w->lds = (dt__ceil_div(t, 16) | 1) * 16;
+    w->keys_t = DT__K(dt__take)(base, &at, d * tw);
+    w->values_t = DT__K(dt__take)(base, &at, d * tw);
+    w->side = DT__K(dt__take)(base, &at, t * dw);
+    w->probs = DT__K(dt__take)(base, &at, DT__QB * w->lds + DT__MR);
+    w->grads = DT__K(dt__take)(base, &at, DT__QB * w->lds + DT__MR);
+    w->queries = DT__K(dt__take)(base, &at, DT__QB * dw);
+    w->douts = DT__K(dt__take)(base, &at, DT__QB * dw);
+    w->tile = DT__K(dt__take)(base, &at, DT__MR * dw);
+    w->panel = DT__K(dt__take)(base, &at, DT__MR * d);
+    w->words = (uint32_t *)(void *)DT__K(dt__take)(base, &at, t + 8 * DT__W);
+    return at;
+}
+
+static int64_t DT__K(dt__attention_scratch)(int64_t t, int64_t d)
+{
+    DT__K(dt__head) w;
+    return DT__K(dt__head_layout)(&w, NULL, t, d) * (int64_t)sizeof(float);
+}
+
+static void DT__K(dt__head_begin)(DT__K(dt__head) *w, const dt__attention *a, float *scratch, int64_t task)
+{
+    int64_t sample = task / a->h;
+    w->a = a;
+    DT__K(dt__head_layout)(w, scratch, a->t, a->d);
+    w->row = sample * a->t;
+    w->head = task % a->h;
+    w->column = w->head * a->d;
+    w->rng = a->drop_threshold ? a->rng + sample : NULL;
+    w->max = a->row_max + task * a->t;
+    w->sum = a->row_sum + task * a->t;
+}
+
+/* Row i of this head in a (b,t,*) matrix. */
+#define DT__HEAD_ROW(w, matrix, ld, i) ((matrix) + ((w)->row + (i)) * (ld) + (w)->column)
+
+/* Keys that query i sees. */
+static int64_t DT__K(dt__keys)(const DT__K(dt__head) *w, int64_t i) { return w->a->causal ? i + 1 : w->t; }
+
+/* The words of row i: words[key]. */
+static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i, int64_t keys)
+{
+    uint64_t first = (uint64_t)(w->head * w->t + i) * (uint64_t)w->t;
+    int64_t skip = (int64_t)(first & 3);
+    if (!w->rng) return NULL;
+    for (int64_t e = 0; e < skip + keys; e += 4 * DT__W)
+        DT__K(dt__rng_words)(w->words + e, w->rng, (uint32_t)((first >> 2) + (uint64_t)(e >> 2)));
+    return w->words + skip;
+}
+
+DT__INLINE dt__vf DT__K(dt__v_drop)(dt__vf x, const uint32_t *words, const dt__attention *a)
+{
+    dt__vw word = (dt__vw) * (const dt__vwu *)words;
+    dt__vi keep = (dt__vi)(word >= (dt__vw)dt__v_seti((int32_t)a->drop_threshold));
+    return (dt__vf)((dt__vi)(x * dt__v_set(a->drop_scale)) & keep);
+}
+
+/* Asks for `rows` rows of this head from row i on: they lie a whole matrix row apart, which no prefetcher follows. */
+static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int64_t ld, int64_t i, int64_t rows)
+{
+    rows = dt__min(rows, w->t - i);
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = DT__HEAD_ROW(w, matrix, ld, i + r);
+        for (int64_t c = 0; c < w->d; c += 16) __builtin_prefetch(row + c);
+    }
+}
+
+/* out (MR, keys) = x (rows,d) times packed (d,t): whole vectors of columns are computed. */
+static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int64_t ld, int64_t rows, int64_t keys,
+                                   const float *packed, float *out)
+{
+    int64_t ars = ld, acs = 1;
+    if (rows < DT__MR) {
+        DT__K(dt__pack_a)(w->panel, x, ld, 1, w->d, rows);
+        x = w->panel;
+        ars = 1;
+        acs = DT__MR;
+    }
+    for (int64_t j = 0, width; j < keys; j += width, packed += w->d * width) {
+        int nv = (int)dt__ceil_div(dt__min(width = DT__K(dt__strip)(w->t - j), keys - j), DT__W);
+        DT__K(dt__tile)(nv, w->d, x, ars, acs, packed, width, out + j, w->lds, 0, NULL);
+    }
+}
+
+/* tile (MR,d) = panel of rows (MR, keys) times side (t,d), for the queries i .. i + rows-1: the common keys by the
+ * register tile, then the keys of the diagonal that only the later rows have. */
+static void DT__K(dt__mix_panel)(const DT__K(dt__head) *w, const float *rows_of, int64_t i, int64_t rows)
+{
+    int64_t common = DT__K(dt__keys)(w, i), dw = dt__round_up(w->d, DT__W);
+    const float *packed = w->side;
+    for (int64_t j = 0, width; j < w->d; j += width, packed += w->t * width) {
+        width = DT__K(dt__strip)(w->d - j);
+        DT__K(dt__tile)((int)(width / DT__W), common, rows_of, w->lds, 1, packed, width, w->tile + j, dw, 0, NULL);
+        for (int64_t r = 1; r < rows && w->a->causal; r++) {
+            for (int64_t u = 0; u < width; u += DT__W) {
+                float *c = w->tile + r * dw + j + u;
+                dt__vf acc = dt__v_load(c);
+                for (int64_t key = common; key < common + r; key++) {
+                    acc = dt__v_fma(dt__v_set(rows_of[r * w->lds + key]), dt__v_load(packed + key * width + u), acc);
+                }
+                dt__v_store(c, acc);
+            }
+        }
+    }
+}
+
+/* Butterfly over 32 lanes: 16, 8, 4, 2, 1. */
+static float DT__K(dt__fold32)(float lane[32])
+{
+    for (int half = 16; half; half >>= 1) {
+        for (int i = 0; i < half; i++) lane[i] = lane[i] + lane[i + half];
+    }
+    return lane[0];
+}
+
+/* Largest lane. */
+DT__INLINE float DT__K(dt__v_top)(dt__vf v)
+{
+    float lane[DT__W];
+    dt__v_store(lane, v);
+    for (int half = DT__W / 2; half; half /= 2) {
+        for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+    }
+    return lane[0];
+}
+
+/* ---- forward ------------------------------------------------------------------------------- */
+
+/* One vector of scores of a row: scaled, and -inf from the key `keys` on. */
+DT__INLINE dt__vf DT__K(dt__v_score)(const float *x, int64_t j, int64_t keys, dt__vf scale)
+{
+    static const int32_t index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    dt__vf v = dt__v_load(x + j) * scale;
+    dt__vi lane;
+    if (j + DT__W <= keys) return v;
+    memcpy(&lane, index, sizeof lane);
+    return dt__v_select(lane < dt__v_seti((int32_t)(keys - j)), v, dt__v_set(-__builtin_inff()));
+}
+
+/* Scores x (MR,t) of the queries from i on become exp(x*scale - max); what follows a row's last key becomes +0, and +0
+ * leaves a sum of the lanes as it is. All rows go together: short rows alone are all latency. The maximum is +0, not
+ * -0. */
+static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t i, int64_t rows)
+{
+    float lane[DT__MR][32];
+    dt__vf max[DT__MR], scale = dt__v_set(w->a->scale);
+    int64_t end = DT__K(dt__keys)(w, i + rows - 1), step = w->a->causal, first = DT__K(dt__keys)(w, i);
+    DT__UNROLL for (int r = 0; r < DT__MR; r++) max[r] = dt__v_set(-__builtin_inff());
+    for (int64_t j = 0; j < end; j += DT__W) {
+        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+            dt__vf v = DT__K(dt__v_score)(x + r * w->lds, j, first + r * step, scale);
+            dt__v_store(x + r * w->lds + j, v);
+            max[r] = dt__v_max(v, max[r]);
+        }
+    }
+    memset(lane, 0, sizeof lane);
+    DT__UNROLL for (int r = 0; r < DT__MR; r++) max[r] = dt__v_set(DT__K(dt__v_top)(max[r]) + 0.0f);
+    for (int64_t j = 0; j < end; j += DT__W) {
+        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+            dt__vf e = dt__v_exp(dt__v_load(x + r * w->lds + j) - max[r]);
+            float *sum = lane[r] + j % 32;
+            dt__v_store(x + r * w->lds + j, e);
+            dt__v_store(sum, dt__v_load(sum) + e);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        w->max[i + r] = max[r][0];
+        w->sum[i + r] = DT__K(dt__fold32)(lane[r]);
+    }
+}
+
+/* o (rows,d) = softmax(q k^T scale) v for the queries i .. i + rows-1 */
+static void DT__K(dt__forward_panel)(const DT__K(dt__head) *w, int64_t i, int64_t rows)
+{
+    const dt__attention *a = w->a;
+    int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
+    DT__K(dt__fetch)(w, a->o, a->ldo, i, rows);
+    DT__K(dt__fetch)(w, a->q, a->ld, i + rows, DT__MR);
+    DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, w->probs);
+    DT__K(dt__softmax_panel)(w, w->probs, i, rows);
+    for (int64_t r = 0; w->rng && r < rows; r++) {
+        float *p = w->probs + r * w->lds;
+        const uint32_t *words = DT__K(dt__row_words)(w, i + r, DT__K(dt__keys)(w, i + r));
+        for (int64_t j = 0; j < DT__K(dt__keys)(w, i + r); j += DT__W)
+            dt__v_store(p + j, DT__K(dt__v_drop)(dt__v_load(p + j), words + j, a));
+    }
+    DT__K(dt__mix_panel)(w, w->probs, i, rows);
+    for (int64_t r = 0; r < rows; r++) {
+        const float *from = w->tile + r * dt__round_up(w->d, DT__W);
+        float *o = DT__HEAD_ROW(w, a->o, a->ldo, i + r);
+        for (int64_t c = 0; c < w->d; c += DT__W) {
+            dt__v_storen(o + c, dt__v_load(from + c) / dt__v_set(w->sum[i + r]), dt__min(DT__W, w->d - c));
+        }
+    }
+}
+
+typedef struct DT__K(dt__attention_job) {
+    const dt__attention *a;
+    dt_pool *pool;
+} DT__K(dt__attention_job);
+
+static void DT__K(dt__forward_task)(void *context, int64_t task, int worker)
+{
+    const DT__K(dt__attention_job) *job = (const DT__K(dt__attention_job) *)context;
+    const dt__attention *a = job->a;
+    DT__K(dt__head) w;
+    DT__K(dt__head_begin)(&w, a, (float *)dt__scratch(job->pool, worker), task);
+    DT__K(dt__pack_b)(w.keys_t, DT__HEAD_ROW(&w, a->k, a->ld, 0), 1, a->ld, w.d, w.t);
+    DT__K(dt__pack_b)(w.side, DT__HEAD_ROW(&w, a->v, a->ld, 0), a->ld, 1, w.t, w.d);
+    for (int64_t i = 0; i < w.t; i += DT__MR) DT__K(dt__forward_panel)(&w, i, dt__min(DT__MR, w.t - i));
+}
+
+static void DT__K(dt__attention_forward)(dt_pool *pool, const dt__attention *a)
+{
+    DT__K(dt__attention_job) job;
+    job.a = a;
+    job.pool = pool;
+    dt__parallel(pool, a->b * a->h, DT__K(dt__forward_task), &job);
+}
+
+/* ---- backward ------------------------------------------------------------------------------ */
+
+/* Sum of x*y over n elements: element c to lane c mod 32, one fmaf each, then the butterfly. */
+static float DT__K(dt__dot32)(const float *x, const float *y, int64_t n)
+{
+    float lane[32];
+    dt__vf acc[32 / DT__W];
+    int64_t c = 0;
+    for (int u = 0; u < 32 / DT__W; u++) acc[u] = dt__v_set(0.0f);
+    for (; c + 32 <= n; c += 32) {
+        for (int u = 0; u < 32 / DT__W; u++) {
+            acc[u] = dt__v_fma(dt__v_load(x + c + u * DT__W), dt__v_load(y + c + u * DT__W), acc[u]);
+        }
+    }
+    for (int u = 0; u < 32 / DT__W; u++) dt__v_store(lane + u * DT__W, acc[u]);
+    for (int u = 0; c < n; u++, c += DT__W) { /* only lanes whose element exists take a term */
+        int64_t left = dt__min(DT__W, n - c);
+        dt__v_storen(lane + u * DT__W, dt__v_fma(dt__v_loadn(x + c, left), dt__v_loadn(y + c, left), acc[u]), left);
+    }
+    return DT__K(dt__fold32)(lane);
+}
+
+/* The tile's rows to a gradient. */
+static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t rows)
+{
+    const float *from = w->tile;
+    for (int64_t r = 0; r < rows; r++, from += dt__round_up(w->d, DT__W), out += w->a->lddq) {
+        for (int64_t c = 0; c < w->d; c += DT__W) dt__v_storen(out + c, dt__v_load(from + c), dt__min(DT__W, w->d - c));
+    }
+}
+
+/* Row i of scores p and of dO V^T g becomes the dropped probabilities and the gradient of the scores; dot = dO . O. */
+static void DT__K(dt__backward_row)(const DT__K(dt__head) *w, int64_t i, float dot_row, float *p, float *g)
+{
+    const dt__attention *a = w->a;
+    int64_t keys = DT__K(dt__keys)(w, i);
+    const uint32_t *words = DT__K(dt__row_words)(w, i, keys);
+    dt__vf scale = dt__v_set(a->scale), max = dt__v_set(w->max[i]), sum = dt__v_set(w->sum[i]);
+    dt__vf dot = dt__v_set(dot_row);
+    for (int64_t j = 0; j < keys; j += DT__W) {
+        dt__vf prob = dt__v_exp(dt__v_load(p + j) * scale - max) / sum, grad = dt__v_load(g + j);
+        dt__v_store(p + j, words ? DT__K(dt__v_drop)(prob, words + j, a) : prob);
+        if (words) grad = DT__K(dt__v_drop)(grad, words + j, a);
+        dt__v_store(g + j, prob * (grad - dot) * scale);
+    }
+}
+
+/* The rows i .. i + rows-1 of the block's panels, and dq of these queries. */
+static void DT__K(dt__backward_panel)(const DT__K(dt__head) *w, int64_t i, int64_t rows, float *probs, float *grads)
+{
+    const dt__attention *a = w->a;
+    int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
+    float dot[DT__MR];
+    DT__K(dt__fetch)(w, a->o, a->ldo, i, rows);
+    DT__K(dt__fetch)(w, a->dq, a->lddq, i, rows);
+    DT__K(dt__fetch)(w, a->dout, a->lddo, i + rows, DT__MR);
+    DT__K(dt__fetch)(w, a->q, a->ld, i + rows, DT__MR);
+    DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, probs);
+    DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->dout, a->lddo, i), a->lddo, rows, keys, w->values_t, grads);
+    for (int64_t r = 0; r < rows; r++) {
+        dot[r] = DT__K(dt__dot32)(DT__HEAD_ROW(w, a->dout, a->lddo, i + r), DT__HEAD_ROW(w, a->o, a->ldo, i + r), w->d);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        DT__K(dt__backward_row)(w, i + r, dot[r], probs + r * w->lds, grads + r * w->lds);
+    DT__K(dt__mix_panel)(w, grads, i, rows);
+    DT__K(dt__tile_rows)(w, DT__HEAD_ROW(w, a->dq, a->lddq, i), rows);
+}
+
+/* out (rows,d), rows = the keys from j on, where the diagonal crosses them: x^T y over the queries i .. i + count-1,
+ * with x (count,t) a score panel and y (count,d) packed. Key j+r starts at query j+r; all of them have come at query
+ * j+MR-1. */
+static void DT__K(dt__key_diagonal)(const DT__K(dt__head) *w, const float *x, const float *y, int64_t i, int64_t count,
+                                    int64_t j, float *out)
+{
+    int64_t rows = dt__min(DT__MR, w->t - j), dw = dt__round_up(w->d, DT__W), all = dt__min(j - i + DT__MR - 1, count);
+    for (int64_t c = 0, width; c < w->d; c += width, y += count * width) {
+        width = DT__K(dt__strip)(w->d - c);
+        for (int64_t r = 0; r < rows; r++) {
+            for (int64_t u = 0; u < width; u += DT__W) {
+                dt__vf acc = dt__v_set(0.0f);
+                for (int64_t s = j - i + r; s < all; s++) {
+                    acc = dt__v_fma(dt__v_set(x[s * w->lds + j + r]), dt__v_load(y + s * width + u), acc);
+                }
+                dt__v_store(w->tile + r * dw + c + u, acc);
+            }
+        }
+        DT__K(dt__tile)((int)(width / DT__W), count - all, x + all * w->lds + j, 1, w->lds, y + all * width, width,
+                        w->tile + c, dw, 1, NULL);
+    }
+    DT__K(dt__tile_rows)(w, out, rows);
+}
+
+/* dk and dv: all keys that the queries i .. i + count-1 see continue their chains. */
+static void DT__K(dt__backward_keys)(const DT__K(dt__head) *w, int64_t i, int64_t count)
+{
+    const dt__attention *a = w->a;
+    int64_t keys = DT__K(dt__keys)(w, i + count - 1);
+    DT__K(dt__pack_b)(w->queries, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, 1, count, w->d);
+    DT__K(dt__pack_b)(w->douts, DT__HEAD_ROW(w, a->dout, a->lddo, i), a->lddo, 1, count, w->d);
+    for (int64_t j = 0; j < keys; j += DT__MR) {
+        float *dk = DT__HEAD_ROW(w, a->dk, a->lddq, j), *dv = DT__HEAD_ROW(w, a->dv, a->lddq, j);
+        int64_t rows = dt__min(DT__MR, w->t - j);
+        if (a->causal && j >= i) {
+            DT__K(dt__key_diagonal)(w, w->grads, w->queries, i, count, j, dk);
+            DT__K(dt__key_diagonal)(w, w->probs, w->douts, i, count, j, dv);
+        } else {
+            DT__K(dt__gemm_panel)(rows, w->d, count, w->grads + j, 1, w->lds, w->queries, dk, a->lddq, i > 0, NULL);
+            DT__K(dt__gemm_panel)(rows, w->d, count, w->probs + j, 1, w->lds, w->douts, dv, a->lddq, i > 0, NULL);
+        }
+    }
+}
+
+static void DT__K(dt__backward_task)(void *context, int64_t task, int worker)
+{
+    const DT__K(dt__attention_job) *job = (const DT__K(dt__attention_job) *)context;
+    const dt__attention *a = job->a;
+    DT__K(dt__head) w;
+    DT__K(dt__head_begin)(&w, a, (float *)dt__scratch(job->pool, worker), task);
+    DT__K(dt__pack_b)(w.keys_t, DT__HEAD_ROW(&w, a->k, a->ld, 0), 1, a->ld, w.d, w.t);
+    DT__K(dt__pack_b)(w.values_t, DT__HEAD_ROW(&w, a->v, a->ld, 0), 1, a->ld, w.d, w.t);
+    DT__K(dt__pack_b)(w.side, DT__HEAD_ROW(&w, a->k, a->ld, 0), a->ld, 1, w.t, w.d);
+    for (int64_t i = 0, count; i < w.t; i += count) {
+        count = dt__min(DT__QB, w.t - i);
+        for (int64_t r = 0; r < count; r += DT__MR) {
+            DT__K(dt__backward_panel)(&w, i + r, dt__min(DT__MR, count - r), w.probs + r * w.lds, w.grads + r * w.lds);
+        }
+        DT__K(dt__backward_keys)(&w, i, count);
+    }
+}
+
+static void DT__K(dt__attention_backward)(dt_pool *pool, const dt__attention *a)
+{
+    DT__K(dt__attention_job) job;
+    job.a = a;
+    job.pool = pool;
+    dt__parallel(pool, a->b * a->h, DT__K(dt__backward_task), &job);
+}
+
+#undef dt__vw
+#undef dt__vwu
+#undef dt__vl
+#undef DT__HEAD_ROW
+
+/* ---- row and column sums (R5) ---------------------------------------------------------------
+ * A row sum has 32 lanes: element i goes to lane i mod 32 in order, then lanes fold 16, 8, 4, 2, 1. That is one warp,
+ * two zmm, four ymm or eight xmm: the same additions on every machine. */
+
+#define DT__LANES (32 / DT__W)
+
+DT__INLINE float DT__K(dt__fold)(float lane[32])
+{
+    for (int width = 16; width; width /= 2)
+        for (int i = 0; i < width; i++) lane[i] = lane[i] + lane[i + width];
+    return lane[0];
+}
+
+static float DT__K(dt__row_sum)(const float *x, int64_t n)
+{
+    dt__vf sum[DT__LANES];
+    float lane[32];
+    int64_t i = 0;
+    for (int l = 0; l < DT__LANES; l++) sum[l] = dt__v_set(0.0f);
+    for (; i + 32 <= n; i += 32)
+        for (int l = 0; l < DT__LANES; l++) sum[l] = sum[l] + dt__v_load(x + i + l * DT__W);
+    for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, sum[l]);
+    for (int l = 0; i < n; i++, l++) lane[l] = lane[l] + x[i];
+    return DT__K(dt__fold)(lane);
+}
+
+/* Sum of a[i] * b[i], each step one fma. */
+static float DT__K(dt__row_dot)(const float *a, const float *b, int64_t n)
+{
+    dt__vf sum[DT__LANES];
+    float lane[32];
+    int64_t i = 0;
+    for (int l = 0; l < DT__LANES; l++) sum[l] = dt__v_set(0.0f);
+    for (; i + 32 <= n; i += 32)
+        for (int l = 0; l < DT__LANES; l++) sum[l] = dt__v_fma(dt__v_load(a + i + l * DT__W), dt__v_load(b + i + l * DT__W), sum[l]);
+    for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, sum[l]);
+    for (int l = 0; i < n; i++, l++) lane[l] = dt__fmaf(a[i], b[i], lane[l]);
+    return DT__K(dt__fold)(lane);
+}
+
+static float DT__K(dt__row_max)(const float *x, int64_t n)
+{
+    dt__vf most = dt__v_set(-__builtin_inff());
+    float lane[DT__W], m;
+    int64_t i = 0;
+    for (; i + DT__W <= n; i += DT__W) most = dt__v_max(most, dt__v_load(x + i));
+    dt__v_store(lane, most);
+    m = lane[0];
+    for (int l = 1; l < DT__W; l++) m = m > lane[l] ? m : lane[l];
+    for (; i < n; i++) m = m > x[i] ? m : x[i];
+    return m;
+}
+
+/* sum (cols) goes on with the rows of x (rows, cols) in order, one chain per column; ld is x's row stride. */
+static void DT__K(dt__col_sum)(float *sum, const float *x, int64_t rows, int64_t cols, int64_t ld)
+{
+    int64_t c = 0;
+    for (; c + DT__W <= cols; c += DT__W) {
+        dt__vf s = dt__v_load(sum + c);
+        for (int64_t r = 0; r < rows; r++) s = s + dt__v_load(x + r * ld + c);
+        dt__v_store(sum + c, s);
+    }
+    for (; c < cols; c++)
+        for (int64_t r = 0; r < rows; r++) sum[c] = sum[c] + x[r * ld + c];
+}
+
+/* ---- elementwise ---------------------------------------------------------------------------- */
+
+#define DT__MAP(n, expression, tail)                                                                         \
+    do {                                                                                                     \
+        int64_t i = 0;                                                                                       \
+        for (; i + DT__W <= (n); i += DT__W) dt__v_store(out + i, (expression));                             \
+        for (int64_t left = (n) - i; left > 0; left = 0) dt__v_storen(out + i, (tail), left);                \
+    } while (0)
+
+/* out[i] = f(x[i]); in place allowed. `s` is the op's constant. */
+static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, float s)
+{
+    const dt__vf c = dt__v_set(s), one = dt__v_set(1.0f);
+#define DT__X dt__v_load(x + i)
+#define DT__XN dt__v_loadn(x + i, left)
+    switch (op) {
+    case DT__OP_NEG: DT__MAP(n, -DT__X, -DT__XN); break;
+    case DT__OP_SCALE: DT__MAP(n, DT__X * c, DT__XN * c); break;
+    case DT__OP_EXP: DT__MAP(n, DT__K(dt__v_exp)(DT__X), DT__K(dt__v_exp)(DT__XN)); break;
+    case DT__OP_LOG: DT__MAP(n, DT__K(dt__v_log)(DT__X), DT__K(dt__v_log)(DT__XN)); break;
+    case DT__OP_TANH: DT__MAP(n, DT__K(dt__v_tanh)(DT__X), DT__K(dt__v_tanh)(DT__XN)); break;
+    case DT__OP_SQRT: DT__MAP(n, dt__v_sqrt(DT__X), dt__v_sqrt(DT__XN)); break;
+    case DT__OP_RSQRT: DT__MAP(n, one / dt__v_sqrt(DT__X), one / dt__v_sqrt(DT__XN)); break;
+    case DT__OP_GELU: DT__MAP(n, DT__K(dt__v_gelu)(DT__X), DT__K(dt__v_gelu)(DT__XN)); break;
+    default: break;
+    }
+#undef DT__X
+#undef DT__XN
+}
+
+/* out[i] = a[i * astep] op b[i * bstep], steps 0 or 1; in place allowed. */
+static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
+{
+    const dt__vf a0 = dt__v_set(n && !astep ? a[0] : 0.0f), b0 = dt__v_set(n && !bstep ? b[0] : 0.0f);
+#define DT__A (astep ? dt__v_load(a + i) : a0)
+#define DT__B (bstep ? dt__v_load(b + i) : b0)
+#define DT__AN (astep ? dt__v_loadn(a + i, left) : a0)
+#define DT__BN (bstep ? dt__v_loadn(b + i, left) : b0)
+    switch (op) {
+    case DT__OP_ADD: DT__MAP(n, DT__A + DT__B, DT__AN + DT__BN); break;
+    case DT__OP_SUB: DT__MAP(n, DT__A - DT__B, DT__AN - DT__BN); break;
+    case DT__OP_MUL: DT__MAP(n, DT__A * DT__B, DT__AN * DT__BN); break;
+    case DT__OP_DIV: DT__MAP(n, DT__A / DT__B, DT__AN / DT__BN); break;
+    case DT__OP_GELU_GRAD: DT__MAP(n, DT__K(dt__v_gelu_grad)(DT__A, DT__B), DT__K(dt__v_gelu_grad)(DT__AN, DT__BN)); break;
+    default: break;
+    }
+#undef DT__A
+#undef DT__B
+#undef DT__AN
+#undef DT__BN
+}
+
+/* ---- layer normalisation (Ba et al. 2016) -----------------------------------------------------
+ * stats (rows, 2): mean and 1/sqrt(var + eps). xhat = (x - mean) * rstd; y = fma(xhat, gamma, beta). */
+
+static void DT__K(dt__layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t rows,
+                                 int64_t cols, float eps)
+{
+    for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
+        float mean = DT__K(dt__row_sum)(x, cols) / (float)cols, rstd;
+        dt__vf m = dt__v_set(mean), s;
+        DT__MAP(cols, dt__v_load(x + i) - m, dt__v_loadn(x + i, left) - m);
+        rstd = 1.0f / dt__sqrtf(DT__K(dt__row_dot)(out, out, cols) / (float)cols + eps);
+        s = dt__v_set(rstd);
+        DT__MAP(cols, dt__v_fma(dt__v_load(out + i) * s, dt__v_load(gamma + i), dt__v_load(beta + i)),
+                dt__v_fma(dt__v_loadn(out + i, left) * s, dt__v_loadn(gamma + i, left), dt__v_loadn(beta + i, left)));
+        stats[0] = mean;
+        stats[1] = rstd;
+    }
+}
+
+/* g = dy * gamma; dx = rstd * (g - mean(g) - xhat * mean(g xhat)). row: scratch of 2 * cols floats. */
+static void DT__K(dt__layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma, int64_t rows,
+                                    int64_t cols, float *row)
+{
+    float *g = row, *xhat = row + cols;
+    for (int64_t r = 0; r < rows; r++, x += cols, dy += cols, out += cols, stats += 2) {
+        dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), mg, mx;
+        float *row_out = out;
+        for (int64_t i = 0; i < cols; i += DT__W) {
+            int64_t n = cols - i < DT__W ? cols - i : DT__W;
+            dt__v_storen(g + i, dt__v_loadn(dy + i, n) * dt__v_loadn(gamma + i, n), n);
+            dt__v_storen(xhat + i, (dt__v_loadn(x + i, n) - m) * s, n);
+        }
+        mg = dt__v_set(DT__K(dt__row_sum)(g, cols) / (float)cols);
+        mx = dt__v_set(DT__K(dt__row_dot)(g, xhat, cols) / (float)cols);
+        for (int64_t i = 0; i < cols; i += DT__W) {
+            int64_t n = cols - i < DT__W ? cols - i : DT__W;
+            dt__v_storen(row_out + i, s * (dt__v_loadn(g + i, n) - mg - dt__v_loadn(xhat + i, n) * mx), n);
+        }
+    }
+}
+
+/* dgamma (cols) goes on over the rows in order: fma(dy, xhat, dgamma); ld is the row stride. */
+static void DT__K(dt__layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats, int64_t rows, int64_t cols,
+                                        int64_t ld)
+{
+    for (int64_t i = 0; i < cols; i += DT__W) {
+        int64_t n = cols - i < DT__W ? cols - i : DT__W;
+        dt__vf sum = dt__v_loadn(dgamma + i, n);
+        for (int64_t r = 0; r < rows; r++) {
+            dt__vf xhat = (dt__v_loadn(x + r * ld + i, n) - dt__v_set(stats[2 * r])) * dt__v_set(stats[2 * r + 1]);
+            sum = dt__v_fma(dt__v_loadn(dy + r * ld + i, n), xhat, sum);
+        }
+        dt__v_storen(dgamma + i, sum, n);
+    }
+}
+
+/* ---- softmax cross-entropy -------------------------------------------------------------------
+ * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is negative (ignored).
+ * stats (rows, 2): max and sum. row: scratch of cols floats. */
+
+static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, int64_t rows, int64_t cols, float *row)
+{
+    for (int64_t r = 0; r < rows; r++, x += cols, stats += 2) {
+        float *out = row;
+        float log_sum[DT__W];
+        dt__vf m = dt__v_set(stats[0] = DT__K(dt__row_max)(x, cols));
+        DT__MAP(cols, DT__K(dt__v_exp)(dt__v_load(x + i) - m), DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m));
+        stats[1] = DT__K(dt__row_sum)(row, cols);
+        dt__v_store(log_sum, DT__K(dt__v_log)(dt__v_set(stats[1])));
+        loss[r] = target[r] < 0 ? 0.0f : log_sum[0] - (x[target[r]] - stats[0]);
+    }
+}
+
+/* out = (exp(x - max) / sum - onehot) * dloss; rows of ignored targets are +0. In place allowed. */
+static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float dloss,
+                                          int64_t rows, int64_t cols)
+{
+    for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
+        dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), d = dt__v_set(dloss);
+        float at_target;
+        if (target[r] < 0) {
+            memset(out, 0, sizeof(float) * (size_t)cols);
+            continue;
+        }
+        at_target = x[target[r]];
+        DT__MAP(cols, DT__K(dt__v_exp)(dt__v_load(x + i) - m) / s * d, DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m) / s * d);
+        {
+            float lane[DT__W];
+            dt__v_store(lane, DT__K(dt__v_exp)(dt__v_set(at_target) - m) / s);
+            out[target[r]] = (lane[0] - 1.0f) * dloss;
+        }
+    }
+}
+
+/* ---- optimizer ------------------------------------------------------------------------------- */
+
+/* AdamW (Loshchilov and Hutter 2019) in one pass over n elements; u holds the step's scalars. g is scaled by u->clip. */
+static void DT__K(dt__adamw)(float *w, float *m, float *v, const float *grad, int64_t n, const dt__adamw_step *u)
+{
+    const dt__vf b1 = dt__v_set(u->beta1), c1 = dt__v_set(u->one_minus_beta1), b2 = dt__v_set(u->beta2), c2 = dt__v_set(u->one_minus_beta2);
+    const dt__vf clip = dt__v_set(u->clip), keep = dt__v_set(u->keep), step = dt__v_set(-u->step), scale = dt__v_set(u->root_scale);
+    const dt__vf eps = dt__v_set(u->eps);
+    for (int64_t i = 0; i < n; i += DT__W) {
+        int64_t k = n - i < DT__W ? n - i : DT__W;
+        dt__vf g = dt__v_loadn(grad + i, k) * clip;
+        dt__vf mean = dt__v_fma(b1, dt__v_loadn(m + i, k), c1 * g), var = dt__v_fma(b2, dt__v_loadn(v + i, k), c2 * (g * g));
+        dt__vf update = mean / dt__v_fma(dt__v_sqrt(var), scale, eps);
+        dt__v_storen(m + i, mean, k);
+        dt__v_storen(v + i, var, k);
+        dt__v_storen(w + i, dt__v_fma(step, update, dt__v_loadn(w + i, k) * keep), k);
+    }
+}
+
+static const dt__kernels DT__K(dt__table) = {
+#if DT__ISA == 2
+    "avx512",
+#elif DT__ISA == 1
+    "avx2",
+#else
+    "portable",
+#endif
+    DT__K(dt__gemm_run),
+    DT__K(dt__gemm_scratch),
+    DT__K(dt__attention_forward),
+    DT__K(dt__attention_backward),
+    DT__K(dt__attention_scratch),
+    DT__K(dt__row_sum),
+    DT__K(dt__row_dot),
+    DT__K(dt__row_max),
+    DT__K(dt__col_sum),
+    DT__K(dt__unary),
+    DT__K(dt__binary),
+    DT__K(dt__layernorm),
+    DT__K(dt__layernorm_dx),
+    DT__K(dt__layernorm_dgamma),
+    DT__K(dt__cross_entropy),
+    DT__K(dt__cross_entropy_grad),
+    DT__K(dt__adamw),
+};
+
+#undef DT__W
+#undef DT__K
+#undef dt__vf
+#undef dt__vfu
+#undef dt__vi
+#undef dt__v_load
+#undef dt__v_store
+#undef dt__v_loadn
+#undef dt__v_storen
+#undef dt__v_set
+#undef dt__v_seti
+#undef dt__v_fma
+#undef dt__v_sqrt
+#undef dt__v_select
+#undef dt__v_max
+#undef dt__v_exp
+#undef DT__INLINE
+#undef DT__LANES
+#undef DT__MAP
+#undef DT__MR
+#undef DT__NV
+#undef DT__NR
+#undef DT__KC
+#undef DT__NC
+#undef DT__QB
+#undef DT__MC
+#undef dt__v_min
+#endif /* DT__ISA: end of the kernel text */
+
+#ifndef DT__ISA
+#ifdef DT__IMPLEMENT
+#undef DT__IMPLEMENT
+
+/* ============================================================================================
+ * H5  devices: CPU
+ * ========================================================================================= */
+
+#define DT__ISA_COUNT 3
+
+/* Can this processor run the kernels of instruction set i (0 portable, 1 AVX2 with FMA, 2 AVX-512)? */
+static int dt__isa_runs(int i)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (i == 1) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (i == 2) return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+#endif
+    return i == 0;
+}
+
+static const dt__kernels *dt__isa_table(int i)
+{
+#if defined(__x86_64__)
+    if (i == 1) return &dt__table_avx2;
+    if (i == 2) return &dt__table_avx512;
+#endif
+    return i == 0 ? &dt__table_portable : NULL;
+}
+
+/* The best instruction set of this processor, or the one that the environment variable DT_ISA names. */
+static dt_result dt__choose_kernels(const dt__kernels **out)
+{
+    const char *wanted = getenv("DT_ISA");
+    *out = NULL;
+    for (int i = DT__ISA_COUNT - 1; i >= 0; i--) {
+        const dt__kernels *k = dt__isa_table(i);
+        if (!k || (wanted && wanted[0] && strcmp(wanted, k->name))) continue;
+        if (dt__isa_runs(i)) return *out = k, DT_OK;
+        if (wanted && wanted[0]) return dt__error(DT_E_USAGE, "DT_ISA=%s: this processor does not have it; leave DT_ISA unset for the best it has", wanted);
+    }
+    return dt__error(DT_E_USAGE, "DT_ISA=%s is not an instruction set of this build: avx512, avx2, portable", wanted ? wanted : "");
+}
+
+DT_API const char *dt_isa(void)
+{
+    const dt__kernels *k;
+    return dt__choose_kernels(&k) ? "none" : k->name;
+}
+
+static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64_t parts, int64_t stride, int64_t n)
+{
+    float right[1024];
+    if (parts == 1) {
+        if (out != x) memcpy(out, x, 4 * (size_t)n);
+        return;
+    }
+    dt__tree_sum(k, out, x, parts / 2, stride, n);
+    dt__tree_sum(k, right, x + parts / 2 * stride, parts / 2, stride, n);
+    k->binary(DT__OP_ADD, out, out, 1, right, 1, n);
+}
+
+/* ---- self-check (R15) -------------------------------------------------------------------------
+ * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
+ * compiler flags that define no macro, and processors that err. */
+
+#define DT__SELF_CHECK "909f4b29853e076b21d454becbb901bf25e66f38923eae0e6a6b15c8f0c190fa"
+
+static void dt__self_fill(float *x, int64_t n, uint32_t stream)
+{
+    dt__rng r = dt__rng_make(0, DT__RNG_INIT, stream, 0, 0);
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(4.0 * dt__uniform(&r, (uint64_t)i) - 2.0);
+}
+
+enum { DT__SELF_N = 4096 };
+
+static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
+{
+    static const int unary[] = {DT__OP_NEG, DT__OP_SCALE, DT__OP_EXP, DT__OP_LOG, DT__OP_TANH, DT__OP_SQRT, DT__OP_RSQRT, DT__OP_GELU};
+    static const int binary[] = {DT__OP_ADD, DT__OP_SUB, DT__OP_MUL, DT__OP_DIV, DT__OP_GELU_GRAD};
+    int32_t target[40];
+    dt__adamw_step u;
+    for (int i = 0; i < 8; i++) {
+        k->unary(unary[i], out, i == 3 || i >= 5 ? y + 2048 : x, 1001, 0.7f);
+        if (i == 3 || i == 5 || i == 6)
+            for (int j = 0; j < 1001; j++)
+                if (out[j] != out[j]) out[j] = 0.0f; /* a NaN's payload is not part of the contract */
+        dt__sha256_add(h, out, 4 * 1001);
+    }
+    for (int i = 0; i < 5; i++) {
+        k->binary(binary[i], out, x, 1, y, i != 1, 1001);
+        dt__sha256_add(h, out, 4 * 1001);
+    }
+    out[0] = k->row_sum(x, 1001), out[1] = k->row_dot(x, y, 1001), out[2] = k->row_max(x, 1001);
+    memcpy(out + 3, y, 4 * 97);
+    k->col_sum(out + 3, x, 37, 97, 97);
+    dt__sha256_add(h, out, 4 * 100);
+    for (int i = 0; i < 40; i++) target[i] = (i * 7) % 97 - 1;
+    k->layernorm(out, row, x, y, y + 100, 37, 97, 1e-5f);
+    dt__sha256_add(h, out, 4 * 37 * 97);
+    k->layernorm_dgamma(out, y, x, row, 37, 97, 97);
+    dt__sha256_add(h, out, 4 * 97);
+    k->layernorm_dx(out, y, x, row, y + 50, 37, 97, row + 1000);
+    dt__sha256_add(h, out, 4 * 37 * 97);
+    k->cross_entropy(row + 100, row, x, target, 37, 97, row + 1000);
+    dt__sha256_add(h, row + 100, 4 * 37);
+    k->cross_entropy_grad(out, x, row, target, 0.03f, 37, 97);
+    dt__sha256_add(h, out, 4 * 37 * 97);
+    u.beta1 = 0.9f, u.one_minus_beta1 = 0.1f, u.beta2 = 0.95f, u.one_minus_beta2 = 0.05f, u.eps = 1e-8f;
+    u.clip = 0.5f, u.keep = 0.999f, u.step = 0.01f, u.root_scale = 1.5f;
+    memcpy(out, x, 4 * 1001);
+    memset(row, 0, 4 * 2048);
+    k->adamw(out, row, row + 1024, y, 1001, &u);
+    k->adamw(out, row, row + 1024, x, 1001, &u);
+    dt__sha256_add(h, out, 4 * 1001);
+}
+
+static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out, dt__sha256 *h)
+{
+    dt__gemm g;
+    dt__attention a;
+    float *stats = out + 2048;
+    memset(&g, 0, sizeof g);
+    g.m = 37, g.n = 41, g.k = 53;
+    g.a = x, g.ars = 53, g.acs = 1;
+    g.b = y, g.brs = 1, g.bcs = 53;
+    g.c = out, g.ldc = 41, g.bias = y;
+    k->gemm(pool, &g);
+    g.accumulate = 1, g.ars = 1, g.acs = 37, g.bias = NULL;
+    k->gemm(pool, &g);
+    dt__sha256_add(h, out, 4 * 37 * 41);
+    memset(&a, 0, sizeof a);
+    a.b = 1, a.t = 39, a.h = 2, a.d = 13;
+    a.q = x, a.k = x + 26, a.v = x + 52, a.ld = 78;
+    a.o = out, a.ldo = a.lddo = 26;
+    a.row_max = stats, a.row_sum = stats + 78;
+    a.scale = 0.3f, a.causal = 1;
+    k->attention_forward(pool, &a);
+    dt__sha256_add(h, out, 4 * 39 * 26);
+    a.dout = y, a.lddq = 78;
+    a.dq = out + 4096, a.dk = a.dq + 26, a.dv = a.dq + 52;
+    k->attention_backward(pool, &a);
+    dt__sha256_add(h, a.dq, 4 * 39 * 78);
+}
+
+/* The hash of all kernels' results on the fixed input; pool needs its scratch reserved. */
+static dt_result dt__self_hash(const dt__kernels *k, dt_pool *pool, char hex[65])
+{
+    float *x = (float *)dt__alloc(4 * 6 * DT__SELF_N, "the self-check"), *y, *out;
+    dt__sha256 h;
+    unsigned saved;
+    if (!x) return DT_E_MEMORY;
+    y = x + DT__SELF_N;
+    out = y + DT__SELF_N;
+    saved = dt__fp_enter();
+    dt__self_fill(x, DT__SELF_N, 1);
+    dt__self_fill(y, DT__SELF_N, 2);
+    dt__sha256_begin(&h);
+    dt__self_rows(k, x, y, out, out + DT__SELF_N, &h);
+    dt__self_matrix(k, pool, x, y, out, &h);
+    dt__sha256_end(&h, hex);
+    dt__fp_leave(saved);
+    dt__free(x);
+    return DT_OK;
+}
+
+static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
+{
+    char hex[65];
+    dt_result r = dt__pool_reserve(pool, dt__max(k->gemm_scratch(), k->attention_scratch(39, 13)));
+    if (!r) r = dt__self_hash(k, pool, hex);
+    if (!r && strcmp(hex, DT__SELF_CHECK))
+        r = dt__error(DT_E_SELFCHECK, "the %s kernels of this build do not compute exactly (self-check %.16s, expected %.16s): a compiler flag changes "
+                      "floating point; build without -ffast-math and its parts, or try DT_ISA=portable", k->name, hex, DT__SELF_CHECK);
+    return r;
+}
+
+/* ============================================================================================
+ * H6  tensors and graph
+ * ========================================================================================= */
+
+#define DT__MAX_IN 4
+
+/* One op and its value. Ids are positions in the graph's list, so inputs always come first. */
+typedef struct dt__node {
+    int32_t op, integer; /* integer: int32 elements */
+    dt_shape shape;
+    int32_t in[DT__MAX_IN], inputs;
+    int32_t use[DT__MAX_IN]; /* gradient slot of this use when the input is a parameter (recorded graphs) */
+    int32_t needs_grad, aux; /* aux: id of the second output (row statistics), or 0 */
+    int32_t slot;            /* the gradient slot that this node's value goes on accumulating into, or -1 */
+    int32_t param;           /* PARAM: index into params */
+    int64_t i[DT_MAX_DIMS];  /* the op's integers: axes, flags, parts, sites */
+    float f;
+    int32_t grad; /* after dt_backward: id of the gradient, or 0 */
+    float *data;  /* eager: the value, owned */
+} dt__node;
+
+typedef struct dt__param {
+    char name[96]; /* full name */
+    dt_shape shape;
+    dt_init init;
+    float std;
+} dt__param;
+
+/* One use of a parameter: it has a gradient of its own, reduced alone (R8). */
+typedef struct dt__slot {
+    int32_t param, use;
+} dt__slot;
+
+struct dt_graph {
+    int eager;
+    uint64_t seed;
+    dt_result result;
+    char sentence[512];
+    dt__node *nodes; /* nodes[0] is the poison */
+    int32_t count, capacity, forward_count;
+    dt__param *params;
+    int32_t param_count;
+    dt__slot *slots;
+    int32_t slot_count;
+    int32_t sites;         /* random sites (dropout) so far */
+    int64_t tensor_shards; /* Vt */
+    char prefix[64];       /* segment name */
+    dt_tensor input, targets, logits, loss_seed;
+    struct dt__shares *shares; /* while differentiating */
+    const dt__kernels *kernels;
+    dt_pool *pool;
+};
+
+/* What the ops of one run share. */
+typedef struct dt__env {
+    const dt__kernels *k;
+    dt_pool *pool;
+    dt__rng *rng;     /* one per sample of the unit; counter[2] is set per site */
+    uint32_t segment; /* part of a random site's number */
+    int inference;    /* no dropout */
+} dt__env;
+
+/* One op being computed. fresh: a chain starts from +0 instead of going on from out. */
+typedef struct dt__call {
+    const dt_graph *g;
+    const dt__node *n;
+    const dt__env *env;
+    float *out, *aux;
+    const float *in[DT__MAX_IN];
+    int fresh;
+} dt__call;
+
+typedef void (*dt__run_fn)(const dt__call *c);
+typedef void (*dt__grad_fn)(dt_graph *g, int32_t id, dt_tensor dy);
+typedef struct dt__op {
+    const char *name;
+    unsigned in_place;
+    dt__run_fn run;
+    dt__grad_fn grad;
+} dt__op;
+static const dt__op *dt__op_of(int op);
+
+/* ---- shapes --------------------------------------------------------------------------------- */
+
+static dt_shape dt__shape(int dims, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    dt_shape s;
+    memset(&s, 0, sizeof s);
+    s.dims = dims;
+    s.n[0] = a, s.n[1] = b, s.n[2] = c, s.n[3] = d;
+    return s;
+}
+DT_API dt_shape dt_shape0(void) { return dt__shape(0, 0, 0, 0, 0); }
+DT_API dt_shape dt_shape1(int64_t a) { return dt__shape(1, a, 0, 0, 0); }
+DT_API dt_shape dt_shape2(int64_t a, int64_t b) { return dt__shape(2, a, b, 0, 0); }
+DT_API dt_shape dt_shape3(int64_t a, int64_t b, int64_t c) { return dt__shape(3, a, b, c, 0); }
+DT_API dt_shape dt_shape4(int64_t a, int64_t b, int64_t c, int64_t d) { return dt__shape(4, a, b, c, d); }
+
+/* Product of the sizes of axes [begin, end). */
+static int64_t dt__span(const dt_shape *s, int begin, int end)
+{
+    int64_t n = 1;
+    for (int i = begin; i < end; i++) n *= s->n[i];
+    return n;
+}
+DT_API int64_t dt_shape_count(dt_shape s) { return dt__span(&s, 0, s.dims); }
+static int64_t dt__count(const dt__node *n) { return dt__span(&n->shape, 0, n->shape.dims); }
+static int dt__same_shape(const dt_shape *a, const dt_shape *b)
+{
+    if (a->dims != b->dims) return 0;
+    for (int i = 0; i < a->dims; i++)
+        if (a->n[i] != b->n[i]) return 0;
+    return 1;
+}
+/* The last axis and all before it, as (rows, cols). */
+static int64_t dt__cols(const dt__node *n) { return n->shape.dims ? n->shape.n[n->shape.dims - 1] : 1; }
+static int64_t dt__rows(const dt__node *n)
+{
+    int64_t cols = dt__cols(n);
+    return cols ? dt__count(n) / cols : 0;
+}
+
+/* "(4,16,32)" for error sentences; `text` has 96 bytes. */
+static const char *dt__shape_text(const dt_shape *s, char *text)
+{
+    int used = snprintf(text, 96, "(");
+    for (int i = 0; i < s->dims && used < 70; i++) used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
+    snprintf(text + used, 96 - (size_t)used, ")");
+    return text;
+}
+
+/* The shape that a and b broadcast to; returns 0 when they do not. */
+static int dt__broadcast(const dt_shape *a, const dt_shape *b, dt_shape *out)
+{
+    *out = a->dims >= b->dims ? *a : *b;
+    for (int i = 1; i <= out->dims; i++) {
+        int64_t x = i <= a->dims ? a->n[a->dims - i] : 1, y = i <= b->dims ? b->n[b->dims - i] : 1;
+        if (x != y && x != 1 && y != 1) return 0;
+        out->n[out->dims - i] = x == 1 ? y : x;
+    }
+    return 1;
+}
+
+/* Element strides of `s` seen as `to`: 0 along broadcast axes. */
+static void dt__strides(const dt_shape *s, const dt_shape *to, int64_t stride[DT_MAX_DIMS])
+{
+    int64_t step = 1;
+    for (int i = 1; i <= to->dims; i++) {
+        int64_t n = i <= s->dims ? s->n[s->dims - i] : 1;
+        stride[to->dims - i] = n == 1 ? 0 : step;
+        step *= n;
+    }
+}
+
+/* ---- building ------------------------------------------------------------------------------- */
+
+static dt_tensor dt__tensor(int32_t id)
+{
+    dt_tensor t;
+    t.id = id;
+    return t;
+}
+static dt__node *dt__at(const dt_graph *g, dt_tensor t) { return &g->nodes[t.id]; }
+
+/* Keeps the first error and returns the poison: `return dt__poison(g, DT_E_SHAPE, "...", ...)`. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+static dt_tensor dt__poison(dt_graph *g, dt_result code, const char *format, ...)
+{
+    va_list args;
+    if (g->result) return dt__tensor(0);
+    va_start(args, format);
+    vsnprintf(g->sentence, sizeof g->sentence, format, args);
+    va_end(args);
+    g->result = dt__error(code, "%s%s%s", g->prefix, g->prefix[0] ? ": " : "", g->sentence);
+    return dt__tensor(0);
+}
+
+DT_API dt_result dt_graph_result(const dt_graph *g)
+{
+    return g->result ? dt__error(g->result, "%s%s%s", g->prefix, g->prefix[0] ? ": " : "", g->sentence) : DT_OK;
+}
+
+static int dt__grow(void **list, int32_t count, int32_t *capacity, size_t item)
+{
+    int32_t wanted = *capacity ? 2 * *capacity : 64;
+    void *bigger;
+    if (count < *capacity) return 1;
+    bigger = dt__alloc((int64_t)item * wanted, "a graph");
+    if (!bigger) return 0;
+    if (*list) memcpy(bigger, *list, item * (size_t)count);
+    dt__free(*list);
+    *list = bigger;
+    *capacity = wanted;
+    return 1;
+}
+
+static dt_graph *dt__graph_new(int eager, uint64_t seed)
+{
+    dt_graph *g = (dt_graph *)dt__alloc((int64_t)sizeof *g, "a graph");
+    if (!g) return NULL;
+    g->eager = eager;
+    g->seed = seed;
+    g->tensor_shards = 1;
+    g->nodes = NULL;
+    if (!dt__grow((void **)&g->nodes, 0, &g->capacity, sizeof *g->nodes)) return dt__free(g), (dt_graph *)NULL;
+    g->count = 1;
+    return g;
+}
+
+static void dt__compute(dt_graph *g, int32_t id);
+
+static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, dt_tensor c)
+{
+    dt__node n;
+    memset(&n, 0, sizeof n);
+    n.op = op;
+    n.shape = shape;
+    n.slot = -1;
+    n.in[0] = a.id, n.in[1] = b.id, n.in[2] = c.id;
+    n.inputs = c.id ? 3 : b.id ? 2 : a.id ? 1 : 0;
+    return n;
+}
+
+static dt_tensor dt__append(dt_graph *g, const dt__node *node)
+{
+    if (!dt__grow((void **)&g->nodes, g->count, &g->capacity, sizeof *g->nodes)) return dt__poison(g, DT_E_MEMORY, "no memory for the graph");
+    g->nodes[g->count] = *node;
+    return dt__tensor(g->count++);
+}
+
+/* A new gradient slot for a use of parameter `p`. */
+static int32_t dt__new_slot(dt_graph *g, int32_t p)
+{
+    dt__slot *bigger = (dt__slot *)dt__alloc((int64_t)sizeof *bigger * (g->slot_count + 1), "a graph");
+    int32_t uses = 0;
+    if (!bigger) return -1;
+    for (int32_t i = 0; i < g->slot_count; i++) {
+        bigger[i] = g->slots[i];
+        uses += g->slots[i].param == p;
+    }
+    dt__free(g->slots);
+    g->slots = bigger;
+    bigger[g->slot_count].param = p;
+    bigger[g->slot_count].use = uses;
+    return g->slot_count++;
+}
+
+/* Adds the node (and its second output of shape *aux), and computes it when the graph is eager. */
+static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
+{
+    dt_tensor t;
+    if (g->result) return dt__tensor(0);
+    for (int i = 0; i < n->inputs; i++) {
+        const dt__node *in = &g->nodes[n->in[i]];
+        if (!n->in[i]) return dt__poison(g, DT_E_USAGE, "an input of %s is a poisoned tensor", dt__op_of(n->op)->name);
+        n->needs_grad |= in->needs_grad;
+        n->use[i] = !g->eager && in->op == DT__OP_PARAM && !g->forward_count ? dt__new_slot(g, in->param) : -1;
+    }
+    if (aux) n->aux = g->count + 1;
+    t = dt__append(g, n);
+    if (aux && t.id) {
+        dt__node second = dt__node_make(DT__OP_AUX, *aux, t, dt__tensor(0), dt__tensor(0));
+        dt__append(g, &second);
+    }
+    if (g->eager && !g->result) dt__compute(g, t.id);
+    return g->result ? dt__tensor(0) : t;
+}
+
+static dt_tensor dt__push_op(dt_graph *g, int op, dt_shape shape, dt_tensor a, dt_tensor b, dt_tensor c)
+{
+    dt__node n = dt__node_make(op, shape, a, b, c);
+    return dt__push(g, &n, NULL);
+}
+
+DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t) { return dt__at(g, t)->shape; }
+DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis)
+{
+    const dt_shape *s = &dt__at(g, t)->shape;
+    if (axis < 0) axis += s->dims;
+    return axis >= 0 && axis < s->dims ? s->n[axis] : 1;
+}
+DT_API const float *dt_value(const dt_graph *g, dt_tensor t) { return t.id ? dt__at(g, t)->data : NULL; }
+
+static int dt__shape_ok(const dt_shape *s)
+{
+    if (s->dims < 0 || s->dims > DT_MAX_DIMS) return 0;
+    for (int i = 0; i < s->dims; i++)
+        if (s->n[i] < 1) return 0;
+    return 1;
+}
+
+static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int integer)
+{
+    char text[96];
+    dt__node n = dt__node_make(op, shape, dt__tensor(0), dt__tensor(0), dt__tensor(0));
+    if (!dt__shape_ok(&shape)) return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__shape_text(&shape, text));
+    n.integer = integer;
+    n.needs_grad = !integer;
+    return dt__push(g, &n, NULL);
+}
+
+static dt_tensor dt__leaf_from(dt_graph *g, dt_shape shape, const void *data, int integer)
+{
+    dt_tensor t;
+    if (!g->eager) return dt__poison(g, DT_E_USAGE, "values are given to eager graphs only; a segment's values are its input and parameters");
+    t = dt__leaf(g, DT__OP_INPUT, shape, integer);
+    if (t.id) memcpy(dt__at(g, t)->data, data, 4 * (size_t)dt_shape_count(shape));
+    return t;
+}
+DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data) { return dt__leaf_from(g, shape, data, 0); }
+DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data) { return dt__leaf_from(g, shape, data, 1); }
+
+/* Draws a parameter's first values on the pool. The stream is keyed by a hash of the full name (R16). */
+typedef struct dt__init_job {
+    const dt__param *p;
+    dt__rng rng;
+    float *data;
+    int64_t n;
+} dt__init_job;
+static void dt__init_task(void *context, int64_t task, int worker)
+{
+    const dt__init_job *j = (const dt__init_job *)context;
+    int64_t begin = task * 65536, end = dt__min(j->n, begin + 65536);
+    (void)worker;
+    if (j->p->init == DT_INIT_NORMAL) dt__normals(&j->rng, (uint64_t)begin, (uint64_t)end, j->p->std, j->data + begin);
+    else
+        for (int64_t i = begin; i < end; i++) j->data[i] = j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
+}
+static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, float *data)
+{
+    dt__sha256 h;
+    dt__init_job j;
+    char hex[65];
+    unsigned key[3] = {0, 0, 0};
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, p->name, (int64_t)strlen(p->name));
+    dt__sha256_end(&h, hex);
+    sscanf(hex, "%8x%8x%8x", &key[0], &key[1], &key[2]);
+    j.p = p;
+    j.rng = dt__rng_make(seed, DT__RNG_INIT, key[0], key[1], key[2]);
+    j.data = data;
+    j.n = dt_shape_count(p->shape);
+    dt__parallel(pool, dt__ceil_div(j.n, 65536), dt__init_task, &j);
+}
+
+DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
+{
+    dt__param *list, *p;
+    dt_tensor t = dt__leaf(g, DT__OP_PARAM, shape, 0);
+    if (!t.id) return t;
+    list = (dt__param *)dt__alloc((int64_t)sizeof *list * (g->param_count + 1), "a graph");
+    if (!list) return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", name);
+    if (g->param_count) memcpy(list, g->params, sizeof *list * (size_t)g->param_count);
+    dt__free(g->params);
+    g->params = list;
+    p = &list[g->param_count];
+    if (name[0] == '/') snprintf(p->name, sizeof p->name, "%s", name + 1);
+    else snprintf(p->name, sizeof p->name, "%s%s%s", g->prefix, g->prefix[0] ? "." : "", name);
+    p->shape = shape;
+    p->init = init;
+    p->std = std;
+    dt__at(g, t)->param = g->param_count++;
+    if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data);
+    return t;
+}
+
+/* ---- running: how an op is split over threads and called -------------------------------------- */
+
+typedef void (*dt__body)(const dt__call *c, int64_t begin, int64_t end, int worker);
+typedef struct dt__split_job {
+    const dt__call *c;
+    dt__body body;
+    int64_t total, piece;
+} dt__split_job;
+
+static void dt__split_task(void *context, int64_t task, int worker)
+{
+    const dt__split_job *job = (const dt__split_job *)context;
+    job->body(job->c, task * job->piece, dt__min(job->total, (task + 1) * job->piece), worker);
+}
+
+/* body over [0, total) in pieces of at least `grain`: pieces write disjoint outputs, so any cut gives the same bits. */
+static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body body)
+{
+    dt__split_job job;
+    int64_t workers = c->env->pool ? c->env->pool->workers : 1;
+    job.c = c;
+    job.body = body;
+    job.total = total;
+    job.piece = dt__round_up(dt__max(grain, dt__ceil_div(total, workers * 4)), grain);
+    if (workers == 1) body(c, 0, total, 0);
+    else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
+}
+
+static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
+
+/* Scratch bytes per worker that the node's kernel needs. */
+static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t id)
+{
+    const dt__node *n = &g->nodes[id];
+    if (n->op == DT__OP_MATMUL) return k->gemm_scratch();
+    if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD)
+        return k->attention_scratch(n->shape.n[1], dt__cols(&g->nodes[n->in[0]]) / 3 / n->i[0]);
+    if (n->op == DT__OP_LAYERNORM_DX || n->op == DT__OP_CROSS_ENTROPY) return 8 * dt__cols(&g->nodes[n->in[0]]) + 64;
+    return 0;
+}
+
+/* Eager evaluation: memory for the node and its second output, then the op. Reshapes copy. */
+static void dt__compute(dt_graph *g, int32_t id)
+{
+    dt__node *n = &g->nodes[id];
+    dt__env env;
+    dt__call c;
+    unsigned saved;
+    n->data = (float *)dt__alloc(4 * dt__count(n), "a tensor");
+    if (n->aux) g->nodes[n->aux].data = (float *)dt__alloc(4 * dt__count(&g->nodes[n->aux]), "a tensor");
+    if (!n->data || (n->aux && !g->nodes[n->aux].data)) {
+        dt__poison(g, DT_E_MEMORY, "no memory for a tensor");
+        return;
+    }
+    memset(&env, 0, sizeof env);
+    memset(&c, 0, sizeof c);
+    env.k = g->kernels;
+    env.pool = g->pool;
+    c.g = g;
+    c.n = n;
+    c.env = &env;
+    c.out = n->data;
+    c.aux = n->aux ? g->nodes[n->aux].data : NULL;
+    c.fresh = 1;
+    for (int i = 0; i < n->inputs; i++) c.in[i] = g->nodes[n->in[i]].data;
+    if (n->op == DT__OP_RESHAPE) memcpy(c.out, c.in[0], 4 * (size_t)dt__count(n));
+    if (!dt__op_of(n->op)->run) return;
+    if (dt__pool_reserve(g->pool, dt__node_scratch(g->kernels, g, id))) {
+        dt__poison(g, DT_E_MEMORY, "no memory for scratch");
+        return;
+    }
+    if (n->op == DT__OP_DROPOUT || n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) {
+        int64_t samples = n->shape.n[0];
+        env.rng = (dt__rng *)dt__alloc((int64_t)sizeof *env.rng * samples, "random streams");
+        if (!env.rng) {
+            dt__poison(g, DT_E_MEMORY, "no memory for random streams");
+            return;
+        }
+        for (int64_t b = 0; b < samples; b++) env.rng[b] = dt__rng_make(g->seed, DT__RNG_DROPOUT, (uint32_t)b, 0, 0);
+    }
+    saved = dt__fp_enter();
+    dt__op_of(n->op)->run(&c);
+    dt__fp_leave(saved);
+    dt__free(env.rng);
+}
+
+/* Eager graphs run on the calling thread. */
+DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed)
+{
+    const dt__kernels *k;
+    dt_graph *g;
+    dt_result r = dt__choose_kernels(&k);
+    *graph = NULL;
+    if (r) return r;
+    g = dt__graph_new(1, seed);
+    if (!g) return DT_E_MEMORY;
+    g->kernels = k;
+    r = dt__pool_open(&g->pool, 1);
+    if (r) dt_graph_close(&g);
+    *graph = g;
+    return r;
+}
+
+DT_API void dt_graph_close(dt_graph **graph)
+{
+    dt_graph *g = *graph;
+    if (!g) return;
+    for (int32_t i = 0; i < g->count; i++) dt__free(g->nodes[i].data);
+    dt__free(g->nodes);
+    dt__free(g->params);
+    dt__free(g->slots);
+    if (g->eager) dt__pool_close(&g->pool);
+    dt__free(g);
+    *graph = NULL;
+}
+
+/* ---- shape ops ------------------------------------------------------------------------------- */
+
+DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
+{
+    char a[96], b[96];
+    if (!x.id) return x;
+    if (!dt__shape_ok(&shape) || dt_shape_count(shape) != dt__count(dt__at(g, x)))
+        return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__shape_text(&shape, a),
+                          dt__shape_text(&dt__at(g, x)->shape, b));
+    return dt__push_op(g, DT__OP_RESHAPE, shape, x, dt__tensor(0), dt__tensor(0));
+}
+
+DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
+{
+    const dt_shape *s = &dt__at(g, x)->shape;
+    unsigned seen = 0;
+    dt__node n = dt__node_make(DT__OP_PERMUTE, *s, x, dt__tensor(0), dt__tensor(0));
+    if (!x.id) return x;
+    for (int i = 0; i < s->dims; i++) {
+        if (axes[i] < 0 || axes[i] >= s->dims || (seen >> axes[i] & 1u))
+            return dt__poison(g, DT_E_SHAPE, "permute: axis %d is outside 0..%d or named twice", axes[i], s->dims - 1);
+        seen |= 1u << axes[i];
+        n.shape.n[i] = s->n[axes[i]];
+        n.i[i] = axes[i];
+    }
+    return dt__push(g, &n, NULL);
+}
+
+/* Copies x (strided by `stride` along out's axes) to out, for rows [begin, end) of out's leading axes. */
+static void dt__copy_strided(const dt_shape *shape, const int64_t *stride, float *out, const float *x, int64_t begin, int64_t end)
+{
+    int last = shape->dims - 1;
+    int64_t cols = last < 0 ? 1 : shape->n[last], step = last < 0 ? 1 : stride[last];
+    for (int64_t r = begin; r < end; r++) {
+        const float *from = x;
+        float *to = out + r * cols;
+        int64_t rest = r;
+        for (int a = last - 1; a >= 0; a--) {
+            from += rest % shape->n[a] * stride[a];
+            rest /= shape->n[a];
+        }
+        if (step == 1) memcpy(to, from, 4 * (size_t)cols);
+        else
+            for (int64_t i = 0; i < cols; i++) to[i] = from[i * step];
+    }
+}
+
+static void dt__permute_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t own[DT_MAX_DIMS], stride[DT_MAX_DIMS], step = 1;
+    const dt_shape *in = &dt__in(c, 0)->shape;
+    (void)worker;
+    for (int i = in->dims - 1; i >= 0; i--) own[i] = step, step *= in->n[i];
+    for (int i = 0; i < in->dims; i++) stride[i] = own[c->n->i[i]];
+    dt__copy_strided(&c->n->shape, stride, c->out, c->in[0], begin, end);
+}
+static void dt__run_permute(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__permute_rows); }
+
+DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int64_t end)
+{
+    dt__node n = dt__node_make(DT__OP_SLICE, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    if (!x.id) return x;
+    if (axis < 0) axis += n.shape.dims;
+    if (axis < 0 || axis >= n.shape.dims || begin < 0 || begin >= end || end > n.shape.n[axis])
+        return dt__poison(g, DT_E_SHAPE, "slice: [%lld, %lld) of axis %d is outside the tensor", (long long)begin, (long long)end, axis);
+    n.shape.n[axis] = end - begin;
+    n.i[0] = axis;
+    n.i[1] = begin;
+    return dt__push(g, &n, NULL);
+}
+
+/* Both slice and pad move one box: outer x (length * inner) floats at an offset along the axis of the larger tensor. */
+static void dt__copy_box(float *out, const float *x, const dt_shape *small, const dt_shape *large, int axis, int64_t begin, int out_is_small)
+{
+    int64_t outer = dt__span(small, 0, axis), inner = dt__span(small, axis + 1, small->dims);
+    int64_t length = small->n[axis] * inner, pitch = large->n[axis] * inner;
+    for (int64_t o = 0; o < outer; o++) {
+        float *to = out_is_small ? out + o * length : out + o * pitch + begin * inner;
+        const float *from = out_is_small ? x + o * pitch + begin * inner : x + o * length;
+        memcpy(to, from, 4 * (size_t)length);
+    }
+}
+static void dt__run_slice(const dt__call *c)
+{
+    dt__copy_box(c->out, c->in[0], &c->n->shape, &dt__in(c, 0)->shape, (int)c->n->i[0], c->n->i[1], 1);
+}
+static void dt__run_pad(const dt__call *c)
+{
+    memset(c->out, 0, 4 * (size_t)dt__count(c->n));
+    dt__copy_box(c->out, c->in[0], &dt__in(c, 0)->shape, &c->n->shape, (int)c->n->i[0], c->n->i[1], 0);
+}
+
+DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
+{
+    dt_shape both;
+    char a[96], b[96];
+    if (!x.id) return x;
+    if (!dt__shape_ok(&shape) || !dt__broadcast(&dt__at(g, x)->shape, &shape, &both) || !dt__same_shape(&both, &shape))
+        return dt__poison(g, DT_E_SHAPE, "expand: %s does not broadcast to %s", dt__shape_text(&dt__at(g, x)->shape, a), dt__shape_text(&shape, b));
+    return dt__push_op(g, DT__OP_EXPAND, shape, x, dt__tensor(0), dt__tensor(0));
+}
+static void dt__expand_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t stride[DT_MAX_DIMS];
+    (void)worker;
+    dt__strides(&dt__in(c, 0)->shape, &c->n->shape, stride);
+    dt__copy_strided(&c->n->shape, stride, c->out, c->in[0], begin, end);
+}
+static void dt__run_expand(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__expand_rows); }
+
+DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
+{
+    dt_shape s = dt__at(g, x)->shape;
+    if (!x.id) return x;
+    if (s.dims < 1 || !dt__is_pow2(s.n[0])) return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %lld parts; 1, 2, 4, .. are possible", (long long)(s.dims ? s.n[0] : 0));
+    memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(s.dims - 1));
+    s.dims--;
+    return dt__push_op(g, DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
+}
+
+/* out = TREE over `parts` blocks of n floats that lie `stride` apart: pairs by index, then pairs of pairs. */
+static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__node *in = dt__in(c, 0);
+    (void)worker;
+    for (; begin < end; begin += 1024)
+        dt__tree_sum(c->env->k, c->out + begin, c->in[0] + begin, in->shape.n[0], dt__count(c->n), dt__min(1024, end - begin));
+}
+static void dt__run_combine(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__combine_part); }
+
+/* ---- elementwise ops --------------------------------------------------------------------------- */
+
+static dt_tensor dt__unary_op(dt_graph *g, int op, dt_tensor x, float s)
+{
+    dt__node n = dt__node_make(op, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    if (!x.id) return x;
+    n.f = s;
+    return dt__push(g, &n, NULL);
+}
+DT_API dt_tensor dt_neg(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_NEG, x, 0.0f); }
+DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s) { return dt__unary_op(g, DT__OP_SCALE, x, s); }
+DT_API dt_tensor dt_exp(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_EXP, x, 0.0f); }
+DT_API dt_tensor dt_log(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_LOG, x, 0.0f); }
+DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_TANH, x, 0.0f); }
+DT_API dt_tensor dt_sqrt(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SQRT, x, 0.0f); }
+DT_API dt_tensor dt_rsqrt(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_RSQRT, x, 0.0f); }
+DT_API dt_tensor dt_gelu(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_GELU, x, 0.0f); }
+
+static void dt__unary_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    (void)worker;
+    c->env->k->unary(c->n->op, c->out + begin, c->in[0] + begin, end - begin, c->n->f);
+}
+static void dt__run_unary(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__unary_part); }
+
+static dt_tensor dt__binary_op(dt_graph *g, int op, dt_tensor a, dt_tensor b)
+{
+    dt_shape s;
+    char x[96], y[96];
+    if (!a.id || !b.id) return dt__tensor(0);
+    if (!dt__broadcast(&dt__at(g, a)->shape, &dt__at(g, b)->shape, &s))
+        return dt__poison(g, DT_E_SHAPE, "%s: shapes %s and %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
+                          dt__op_of(op)->name, dt__shape_text(&dt__at(g, a)->shape, x), dt__shape_text(&dt__at(g, b)->shape, y));
+    return dt__push_op(g, op, s, a, b, dt__tensor(0));
+}
+DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_ADD, a, b); }
+DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_SUB, a, b); }
+DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_MUL, a, b); }
+DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_DIV, a, b); }
+
+static void dt__binary_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    (void)worker;
+    c->env->k->binary(c->n->op, c->out + begin, c->in[0] + begin, 1, c->in[1] + begin, 1, end - begin);
+}
+
+/* Broadcasting: rows of the longest run of last axes that each input either has whole or repeats one element over. */
+static void dt__binary_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt_shape *s = &c->n->shape;
+    int64_t sa[DT_MAX_DIMS], sb[DT_MAX_DIMS], run = dt__cols(c->n);
+    int last = s->dims - 1;
+    (void)worker;
+    dt__strides(&dt__in(c, 0)->shape, s, sa);
+    dt__strides(&dt__in(c, 1)->shape, s, sb);
+    for (int64_t r = begin; r < end; r++) {
+        int64_t rest = r, oa = 0, ob = 0;
+        for (int axis = last - 1; axis >= 0; axis--) {
+            int64_t at = rest % s->n[axis];
+            rest /= s->n[axis];
+            oa += at * sa[axis];
+            ob += at * sb[axis];
+        }
+        c->env->k->binary(c->n->op, c->out + r * run, c->in[0] + oa, last >= 0 && sa[last], c->in[1] + ob, last >= 0 && sb[last], run);
+    }
+}
+static void dt__run_binary(const dt__call *c)
+{
+    if (dt__same_shape(&dt__in(c, 0)->shape, &c->n->shape) && dt__same_shape(&dt__in(c, 1)->shape, &c->n->shape))
+        dt__split(c, dt__count(c->n), 4096, dt__binary_part);
+    else dt__split(c, dt__rows(c->n), 8, dt__binary_rows);
+}
+
+/* ---- reductions -------------------------------------------------------------------------------- */
+
+static void dt__row_sum_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) c->out[r] = c->env->k->row_sum(c->in[0] + r * cols, cols);
+}
+static void dt__run_row_sum(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__row_sum_rows); }
+
+static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__count(c->n), rows = dt__count(dt__in(c, 0)) / cols;
+    (void)worker;
+    if (c->fresh) memset(c->out + begin, 0, 4 * (size_t)(end - begin));
+    c->env->k->col_sum(c->out + begin, c->in[0] + begin, rows, end - begin, cols);
+}
+static void dt__run_col_sum(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__col_sum_cols); }
+
+static void dt__row_max_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) c->out[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
+}
+static void dt__run_row_max(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__row_max_rows); }
+
+/* in: x (rows,cols), y = max (rows), dy (rows). */
+static void dt__max_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__count(c->n) / dt__count(dt__in(c, 1));
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t i = 0;
+        memset(c->out + r * cols, 0, 4 * (size_t)cols);
+        while (i < cols - 1 && c->in[0][r * cols + i] < c->in[1][r]) i++;
+        c->out[r * cols + i] = c->in[2][r];
+    }
+}
+static void dt__run_max_grad(const dt__call *c) { dt__split(c, dt__count(dt__in(c, 1)), 16, dt__max_grad_rows); }
+
+/* Leading axes alone are a column sum, in row order; any others are permuted last and are a row sum (R5). */
+static dt_tensor dt__reduce_axes(dt_graph *g, dt_tensor x, unsigned mask, int maximum, const char *name)
+{
+    dt_shape s = dt__at(g, x)->shape, out = dt_shape0();
+    int order[DT_MAX_DIMS], count = 0, reduced = 0;
+    if (!x.id) return x;
+    if (mask == DT_ALL) mask = (1u << s.dims) - 1u;
+    if (mask >> s.dims) return dt__poison(g, DT_E_SHAPE, "%s: axis mask 0x%x names an axis that a tensor of %d axes does not have", name, mask, s.dims);
+    if (!mask) return x;
+    for (int i = 0; i < s.dims; i++)
+        if (!(mask >> i & 1u)) out.n[count] = s.n[i], order[count++] = i;
+    out.dims = count;
+    if (!maximum && count && mask == (1u << (s.dims - count)) - 1u) return dt__push_op(g, DT__OP_COL_SUM, out, x, dt__tensor(0), dt__tensor(0));
+    for (int i = 0; i < s.dims; i++)
+        if (mask >> i & 1u) order[count + reduced++] = i;
+    for (int i = 0; i < s.dims; i++)
+        if (order[i] != i) {
+            x = dt_permute(g, x, order);
+            break;
+        }
+    return dt__push_op(g, maximum ? DT__OP_ROW_MAX : DT__OP_ROW_SUM, out, x, dt__tensor(0), dt__tensor(0));
+}
+DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes) { return dt__reduce_axes(g, x, axes, 0, "sum"); }
+DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes) { return dt__reduce_axes(g, x, axes, 1, "max"); }
+DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
+{
+    dt_tensor sum = dt__reduce_axes(g, x, axes, 0, "mean");
+    if (!sum.id) return sum;
+    return dt_scale(g, sum, 1.0f / ((float)dt__count(dt__at(g, x)) / (float)dt__count(dt__at(g, sum))));
+}
+
+/* ---- matrix products ----------------------------------------------------------------------------- */
+
+/* i: transpose_a, transpose_b, parts of K (0: an ordinary product), parts of the input gradient (0: likewise). */
+static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int tb, int64_t parts, int64_t grad_parts)
+{
+    dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
+    dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__tensor(0));
+    char x[96], y[96];
+    int64_t k, kb;
+    int fits;
+    if (!a.id || !b.id) return dt__tensor(0);
+    fits = sa.dims >= 2 && sb.dims >= 2 && (sb.dims == 2 ? !ta || sa.dims == 2 : sb.dims == sa.dims);
+    for (int i = 0; fits && sb.dims > 2 && i < sa.dims - 2; i++) fits = sa.n[i] == sb.n[i];
+    k = fits ? sa.n[sa.dims - 1 - ta] : 0;
+    kb = fits ? sb.n[sb.dims - 2 + tb] : 1;
+    if (k != kb)
+        return dt__poison(g, DT_E_SHAPE, "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal or b a matrix",
+                          dt__shape_text(&sa, x), ta ? "^T" : "", dt__shape_text(&sb, y), tb ? "^T" : "");
+    if (parts && k % parts) return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)k, (long long)parts);
+    n.shape.n[sa.dims - 2] = sa.n[sa.dims - 2 + ta];
+    n.shape.n[sa.dims - 1] = sb.n[sb.dims - 1 - tb];
+    if (parts) {
+        memmove(n.shape.n + 1, n.shape.n, sizeof(int64_t) * (size_t)n.shape.dims);
+        n.shape.n[0] = parts;
+        n.shape.dims++;
+    }
+    n.i[0] = ta, n.i[1] = tb, n.i[2] = parts, n.i[3] = grad_parts;
+    return dt__push(g, &n, NULL);
+}
+DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b)
+{
+    return dt__matmul(g, a, b, transpose_a != 0, transpose_b != 0, 0, 0);
+}
+
+/* A matrix serves the whole batch as one tall product; otherwise one product per batch entry. */
+static void dt__run_matmul(const dt__call *c)
+{
+    const dt_shape *sa = &dt__in(c, 0)->shape, *sb = &dt__in(c, 1)->shape;
+    int ta = (int)c->n->i[0], tb = (int)c->n->i[1];
+    int64_t batch = sb->dims == 2 ? 1 : dt__span(sa, 0, sa->dims - 2), parts = dt__max(1, c->n->i[2]);
+    dt__gemm job;
+    memset(&job, 0, sizeof job);
+    job.n = dt__cols(c->n);
+    job.k = sa->n[sa->dims - 1 - ta];
+    job.m = dt__count(c->n) / parts / batch / job.n;
+    job.ars = ta ? 1 : job.k, job.acs = ta ? job.m : 1;
+    job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
+    job.ldc = job.n;
+    job.accumulate = !c->fresh;
+    job.k /= parts;
+    for (int64_t i = 0; i < batch * parts; i++) { /* batch or parts is 1 or both are: parts are slices of k */
+        int64_t slice = parts > 1 ? i * job.k : 0, entry = parts > 1 ? 0 : i;
+        job.a = c->in[0] + entry * job.m * job.k + slice * job.acs;
+        job.b = c->in[1] + entry * job.k * job.n + slice * job.brs;
+        job.c = c->out + i * job.m * job.n;
+        c->env->k->gemm(c->env->pool, &job);
+    }
+}
+
+/* W (K,width) with std, and the parallel form of the product: 'c' column, 'r' row, 0 neither. */
+static dt_tensor dt__linear(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, char form)
+{
+    char full[80];
+    dt_tensor w, b, y;
+    int64_t v = g->tensor_shards;
+    if (!x.id) return x;
+    snprintf(full, sizeof full, "%s.weight", name);
+    w = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std);
+    snprintf(full, sizeof full, "%s.bias", name);
+    b = dt_param(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f);
+    y = dt__matmul(g, x, w, 0, 0, form == 'r' ? v : 0, form == 'c' ? v : 0);
+    if (form == 'r') y = dt_combine(g, y);
+    return dt_add(g, y, b);
+}
+DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width) { return dt__linear(g, x, name, width, 0.02f, 0); }
+DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std) { return dt__linear(g, x, name, width, std, 'c'); }
+DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std) { return dt__linear(g, x, name, width, std, 'r'); }
+
+/* ---- embedding ------------------------------------------------------------------------------------ */
+
+DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
+{
+    dt_shape s = dt__at(g, tokens)->shape;
+    if (!table.id || !tokens.id) return dt__tensor(0);
+    if (dt__at(g, table)->shape.dims != 2 || !dt__at(g, tokens)->integer || s.dims >= DT_MAX_DIMS)
+        return dt__poison(g, DT_E_SHAPE, "embed: needs a table (V,C) and int32 tokens");
+    for (int64_t i = 0; g->eager && i < dt_shape_count(s); i++) {
+        int32_t token = ((const int32_t *)dt__at(g, tokens)->data)[i];
+        if (token < 0 || token >= dt_dim(g, table, 0))
+            return dt__poison(g, DT_E_SHAPE, "embed: token %d at %lld is outside [0, %lld)", token, (long long)i, (long long)dt_dim(g, table, 0));
+    }
+    s.n[s.dims++] = dt_dim(g, table, 1);
+    return dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__tensor(0));
+}
+static void dt__run_embed(const dt__call *c)
+{
+    const int32_t *tokens = (const int32_t *)c->in[1];
+    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n);
+    for (int64_t r = 0; r < rows; r++) memcpy(c->out + r * cols, c->in[0] + tokens[r] * cols, 4 * (size_t)cols);
+}
+
+/* in: tokens, dy (..,C). Scatter-add in token order; threads split the columns. */
+static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const int32_t *tokens = (const int32_t *)c->in[0];
+    int64_t vocabulary = c->n->shape.n[0], cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin;
+    (void)worker;
+    for (int64_t v = 0; c->fresh && v < vocabulary; v++) memset(c->out + v * cols + begin, 0, 4 * (size_t)n);
+    for (int64_t r = 0; r < rows; r++) {
+        float *to = c->out + tokens[r] * cols + begin;
+        c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
+    }
+}
+static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n), 64, dt__embed_grad_cols); }
+
+/* ---- layer normalisation --------------------------------------------------------------------------- */
+
+#define DT__LAYERNORM_EPS 1e-5f
+
+DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name)
+{
+    char full[80];
+    dt_tensor gamma, beta;
+    dt_shape stats;
+    dt__node n;
+    if (!x.id) return x;
+    snprintf(full, sizeof full, "%s.weight", name);
+    gamma = dt_param(g, full, dt_shape1(dt_dim(g, x, -1)), DT_INIT_ONES, 0.0f);
+    snprintf(full, sizeof full, "%s.bias", name);
+    beta = dt_param(g, full, dt_shape1(dt_dim(g, x, -1)), DT_INIT_ZEROS, 0.0f);
+    n = dt__node_make(DT__OP_LAYERNORM, dt__at(g, x)->shape, x, gamma, beta);
+    stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
+    return dt__push(g, &n, &stats);
+}
+static void dt__layernorm_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__cols(c->n);
+    (void)worker;
+    c->env->k->layernorm(c->out + begin * cols, c->aux + begin * 2, c->in[0] + begin * cols, c->in[1], c->in[2], end - begin, cols, DT__LAYERNORM_EPS);
+}
+static void dt__run_layernorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_rows); }
+
+/* in: dy, x, stats, gamma. */
+static void dt__layernorm_dx_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__cols(c->n), at = begin * cols;
+    c->env->k->layernorm_dx(c->out + at, c->in[0] + at, c->in[1] + at, c->in[2] + begin * 2, c->in[3], end - begin, cols,
+                            (float *)dt__scratch(c->env->pool, worker));
+}
+static void dt__run_layernorm_dx(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_dx_rows); }
+
+/* in: dy, x, stats. */
+static void dt__layernorm_dgamma_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__count(c->n);
+    (void)worker;
+    if (c->fresh) memset(c->out + begin, 0, 4 * (size_t)(end - begin));
+    c->env->k->layernorm_dgamma(c->out + begin, c->in[0] + begin, c->in[1] + begin, c->in[2], dt__rows(dt__in(c, 0)), end - begin, cols);
+}
+static void dt__run_layernorm_dgamma(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__layernorm_dgamma_cols); }
+
+/* ---- attention and dropout ------------------------------------------------------------------------- */
+
+static uint32_t dt__drop_threshold(float p) { return (uint32_t)((double)p * 4294967296.0); }
+
+/* Points the unit's random streams at this site of this segment. */
+static dt__rng *dt__site(const dt__call *c, int64_t samples, int64_t site)
+{
+    for (int64_t b = 0; b < samples; b++) c->env->rng[b].counter[2] = c->env->segment << 8 | (uint32_t)site;
+    return c->env->rng;
+}
+
+DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
+{
+    dt_shape s = dt__at(g, qkv)->shape, stats;
+    dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
+    if (!qkv.id) return qkv;
+    if (s.dims != 3 || heads < 1 || s.n[2] % (3 * heads))
+        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads", (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
+    if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "attention: dropout %g is outside [0, 1)", (double)p);
+    n.shape.n[2] = s.n[2] / 3;
+    n.i[0] = heads, n.i[1] = causal, n.i[2] = p > 0.0f ? g->sites++ : 0;
+    n.f = p;
+    stats = dt_shape4(2, s.n[0], heads, s.n[1]);
+    return dt__push(g, &n, &stats);
+}
+
+static dt__attention dt__attention_job(const dt__call *c, const float *qkv, float *stats)
+{
+    const dt__node *n = c->n;
+    int64_t width = dt__cols(dt__in(c, 0)) / 3, d = width / n->i[0];
+    dt__attention a;
+    memset(&a, 0, sizeof a);
+    a.b = n->shape.n[0], a.t = n->shape.n[1], a.h = n->i[0], a.d = d;
+    a.q = qkv, a.k = qkv + width, a.v = qkv + 2 * width;
+    a.ld = 3 * width;
+    a.ldo = a.lddo = width;
+    a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t;
+    a.scale = 1.0f / dt__sqrtf((float)d);
+    a.causal = (int)n->i[1];
+    a.drop_threshold = c->env->inference ? 0 : dt__drop_threshold(n->f);
+    a.drop_scale = 1.0f / (1.0f - n->f);
+    if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
+    return a;
+}
+static void dt__run_attention(const dt__call *c)
+{
+    dt__attention a = dt__attention_job(c, c->in[0], c->aux);
+    a.o = c->out;
+    c->env->k->attention_forward(c->env->pool, &a);
+}
+/* in: qkv, stats, o, dout. */
+static void dt__run_attention_grad(const dt__call *c)
+{
+    float *stats, *o;
+    dt__attention a;
+    memcpy(&stats, &c->in[1], sizeof stats); /* read only: the struct serves both directions */
+    memcpy(&o, &c->in[2], sizeof o);
+    a = dt__attention_job(c, c->in[0], stats);
+    a.o = o;
+    a.dout = c->in[3];
+    a.dq = c->out, a.dk = c->out + a.ldo, a.dv = c->out + 2 * a.ldo;
+    a.lddq = a.ld;
+    c->env->k->attention_backward(c->env->pool, &a);
+}
+
+DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
+{
+    dt__node n = dt__node_make(DT__OP_DROPOUT, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    if (!x.id) return x;
+    if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "dropout %g is outside [0, 1)", (double)p);
+    if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
+    if (p == 0.0f) return x;
+    n.f = p;
+    n.i[0] = g->sites++;
+    return dt__push(g, &n, NULL);
+}
+static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t each = dt__count(c->n) / c->n->shape.n[0];
+    uint32_t threshold = dt__drop_threshold(c->n->f);
+    float scale = 1.0f / (1.0f - c->n->f);
+    (void)worker;
+    for (int64_t b = begin; b < end; b++)
+        for (int64_t i = 0; i < each; i += 4) {
+            uint32_t counter[4], word[4];
+            counter[0] = (uint32_t)(i >> 2);
+            memcpy(counter + 1, c->env->rng[b].counter, sizeof c->env->rng[b].counter);
+            dt__philox(counter, c->env->rng[b].key, word);
+            for (int64_t l = 0; l < dt__min(4, each - i); l++)
+                c->out[b * each + i + l] = word[l] < threshold ? 0.0f : c->in[0][b * each + i + l] * scale;
+        }
+}
+static void dt__run_dropout(const dt__call *c)
+{
+    if (c->env->inference) {
+        if (c->out != c->in[0]) memcpy(c->out, c->in[0], 4 * (size_t)dt__count(c->n));
+        return;
+    }
+    dt__site(c, c->n->shape.n[0], c->n->i[0]);
+    dt__split(c, c->n->shape.n[0], 1, dt__dropout_samples);
+}
+
+/* ---- loss ------------------------------------------------------------------------------------------ */
+
+DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets)
+{
+    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__tensor(0));
+    dt_shape stats;
+    dt_tensor sum;
+    int64_t valid = 0, rows;
+    if (!logits.id || !targets.id) return dt__tensor(0);
+    rows = dt__rows(dt__at(g, logits));
+    if (!dt__at(g, targets)->integer || dt__count(dt__at(g, targets)) != rows)
+        return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)", (long long)rows);
+    for (int64_t i = 0; g->eager && i < rows; i++) {
+        int32_t target = ((const int32_t *)dt__at(g, targets)->data)[i];
+        if (target >= dt_dim(g, logits, -1)) return dt__poison(g, DT_E_SHAPE, "cross_entropy: target %d is outside the %lld classes", target, (long long)dt_dim(g, logits, -1));
+        valid += target >= 0;
+    }
+    stats = dt_shape2(3, rows); /* max and sum interleaved (rows,2), then the loss of each row */
+    sum = dt__push(g, &n, &stats);
+    g->logits = logits;
+    return g->eager ? dt_scale(g, sum, 1.0f / (float)dt__max(valid, 1)) : sum;
+}
+static void dt__cross_entropy_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t rows = dt__rows(dt__in(c, 0)), cols = dt__cols(dt__in(c, 0));
+    c->env->k->cross_entropy(c->aux + 2 * rows + begin, c->aux + 2 * begin, c->in[0] + begin * cols, (const int32_t *)c->in[1] + begin,
+                             end - begin, cols, (float *)dt__scratch(c->env->pool, worker));
+}
+static void dt__run_cross_entropy(const dt__call *c)
+{
+    int64_t rows = dt__rows(dt__in(c, 0));
+    dt__split(c, rows, 16, dt__cross_entropy_rows);
+    c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
+}
+/* in: logits, stats, targets, dloss. */
+static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__cols(c->n);
+    (void)worker;
+    c->env->k->cross_entropy_grad(c->out + begin * cols, c->in[0] + begin * cols, c->in[1] + 2 * begin, (const int32_t *)c->in[2] + begin,
+                                  c->in[3][0], end - begin, cols);
+}
+static void dt__run_cross_entropy_grad(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__cross_entropy_grad_rows); }
+
+/* out += x: a parameter's gradient that did not come from a chain over tokens. */
+static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    (void)worker;
+    if (c->fresh) memcpy(c->out + begin, c->in[0] + begin, 4 * (size_t)(end - begin));
+    else c->env->k->binary(DT__OP_ADD, c->out + begin, c->out + begin, 1, c->in[0] + begin, 1, end - begin);
+}
+static void dt__run_accumulate(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__accumulate_part); }
+
+/* ============================================================================================
+ * H7  gradients
+ * ========================================================================================= */
+
+/* One use's share of a tensor's gradient. Shares add in forward-use order: key = consumer and input (R13). */
+typedef struct dt__share {
+    int32_t target, tensor;
+    int64_t key;
+} dt__share;
+typedef struct dt__shares {
+    dt__share *list;
+    int32_t count, capacity;
+} dt__shares;
+
+static int dt__wants(const dt_graph *g, int32_t id, int input) { return g->nodes[g->nodes[id].in[input]].needs_grad; }
+static dt_tensor dt__input(const dt_graph *g, int32_t id, int input) { return dt__tensor(g->nodes[id].in[input]); }
+static dt_tensor dt__nothing(void) { return dt__tensor(0); }
+
+/* Is input `input` of node `id` a parameter whose gradient is accumulated in a slot? */
+static int dt__to_slot(const dt_graph *g, int32_t id, int input) { return !g->eager && g->nodes[g->nodes[id].in[input]].op == DT__OP_PARAM; }
+
+/* Says that `t` is the gradient of input `input` of node `id`. */
+static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
+{
+    int32_t target = g->nodes[id].in[input];
+    dt__share *s;
+    if (!t.id || !g->nodes[target].needs_grad) return;
+    if (dt__to_slot(g, id, input)) {
+        dt__node n = dt__node_make(DT__OP_ACCUMULATE, g->nodes[target].shape, t, dt__nothing(), dt__nothing());
+        n.slot = g->nodes[id].use[input];
+        dt__push(g, &n, NULL);
+        return;
+    }
+    if (!dt__grow((void **)&g->shares->list, g->shares->count, &g->shares->capacity, sizeof *s)) {
+        dt__poison(g, DT_E_MEMORY, "no memory for the gradient graph");
+        return;
+    }
+    s = &g->shares->list[g->shares->count++];
+    s->target = target;
+    s->tensor = t.id;
+    s->key = (int64_t)id * DT__MAX_IN + input;
+}
+
+/* The same for a node that is a chain over tokens: a parameter's slot continues it in place (R3). */
+static void dt__flow_chain(dt_graph *g, int32_t id, int input, dt__node *chain)
+{
+    if (!dt__wants(g, id, input)) return;
+    if (dt__to_slot(g, id, input)) {
+        chain->slot = g->nodes[id].use[input];
+        dt__push(g, chain, NULL);
+    } else dt__flow(g, id, input, dt__push(g, chain, NULL));
+}
+
+/* Sums dy over the axes along which input `input` was broadcast, and flows it. */
+static void dt__flow_reduced(dt_graph *g, int32_t id, int input, dt_tensor dy)
+{
+    dt_shape to, from;
+    unsigned mask = 0;
+    int extra;
+    if (!dy.id || !dt__wants(g, id, input)) return;
+    to = dt__at(g, dt__input(g, id, input))->shape;
+    from = dt__at(g, dy)->shape;
+    extra = from.dims - to.dims;
+    for (int i = 0; i < from.dims; i++)
+        if (i < extra || (to.n[i - extra] == 1 && from.n[i] != 1)) mask |= 1u << i;
+    if (mask && extra && mask == (1u << extra) - 1u) {
+        dt__node chain = dt__node_make(DT__OP_COL_SUM, to, dy, dt__nothing(), dt__nothing());
+        dt__flow_chain(g, id, input, &chain);
+    } else dt__flow(g, id, input, mask ? dt_reshape(g, dt_sum(g, dy, mask), to) : dy);
+}
+
+static void dt__grad_reshape(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_reshape(g, dy, dt__at(g, dt__input(g, id, 0))->shape));
+}
+static void dt__grad_permute(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    int inverse[DT_MAX_DIMS];
+    for (int i = 0; i < g->nodes[id].shape.dims; i++) inverse[g->nodes[id].i[i]] = i;
+    dt__flow(g, id, 0, dt_permute(g, dy, inverse));
+}
+static void dt__grad_slice(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__node n = dt__node_make(DT__OP_PAD, dt__at(g, dt__input(g, id, 0))->shape, dy, dt__nothing(), dt__nothing());
+    n.i[0] = g->nodes[id].i[0];
+    n.i[1] = g->nodes[id].i[1];
+    dt__flow(g, id, 0, dt__push(g, &n, NULL));
+}
+static void dt__grad_expand(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow_reduced(g, id, 0, dy); }
+/* Every part of a combined sum has the sum's gradient. */
+static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_shape parts = dt__at(g, dt__input(g, id, 0))->shape, one = parts;
+    one.n[0] = 1;
+    dy = dt_reshape(g, dy, one);
+    dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
+}
+
+static void dt__grad_neg(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_neg(g, dy)); }
+static void dt__grad_scale(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_scale(g, dy, g->nodes[id].f)); }
+static void dt__grad_exp(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_mul(g, dy, dt__tensor(id))); }
+static void dt__grad_log(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_div(g, dy, dt__input(g, id, 0))); }
+static void dt__grad_tanh(dt_graph *g, int32_t id, dt_tensor dy) /* dy - dy y y */
+{
+    dt__flow(g, id, 0, dt_sub(g, dy, dt_mul(g, dt_mul(g, dy, dt__tensor(id)), dt__tensor(id))));
+}
+static void dt__grad_sqrt(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_div(g, dt_scale(g, dy, 0.5f), dt__tensor(id))); }
+static void dt__grad_rsqrt(dt_graph *g, int32_t id, dt_tensor dy) /* -dy/2 y y y */
+{
+    dt_tensor y = dt__tensor(id);
+    dt__flow(g, id, 0, dt_mul(g, dt_mul(g, dt_mul(g, dt_scale(g, dy, -0.5f), y), y), y));
+}
+static void dt__grad_gelu(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt__push_op(g, DT__OP_GELU_GRAD, g->nodes[id].shape, dt__input(g, id, 0), dy, dt__nothing()));
+}
+
+static void dt__grad_add(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow_reduced(g, id, 0, dy);
+    dt__flow_reduced(g, id, 1, dy);
+}
+static void dt__grad_sub(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow_reduced(g, id, 0, dy);
+    if (dt__wants(g, id, 1)) dt__flow_reduced(g, id, 1, dt_neg(g, dy));
+}
+static void dt__grad_mul(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    for (int i = 0; i < 2; i++)
+        if (dt__wants(g, id, i)) dt__flow_reduced(g, id, i, dt_mul(g, dy, dt__input(g, id, 1 - i)));
+}
+static void dt__grad_div(dt_graph *g, int32_t id, dt_tensor dy) /* da = dy/b, db = -(dy/b) y */
+{
+    dt_tensor da = dt_div(g, dy, dt__input(g, id, 1));
+    dt__flow_reduced(g, id, 0, da);
+    if (dt__wants(g, id, 1)) dt__flow_reduced(g, id, 1, dt_neg(g, dt_mul(g, da, dt__tensor(id))));
+}
+
+/* Both sums repeat dy over the axes they removed: last ones for a row sum, first ones for a column sum. */
+static void dt__grad_row_sum(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_shape x = dt__at(g, dt__input(g, id, 0))->shape, kept = x;
+    for (int i = g->nodes[id].shape.dims; i < x.dims; i++) kept.n[i] = 1;
+    dt__flow(g, id, 0, dt_expand(g, dt_reshape(g, dy, kept), x));
+}
+static void dt__grad_col_sum(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_expand(g, dy, dt__at(g, dt__input(g, id, 0))->shape));
+}
+static void dt__grad_row_max(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor x = dt__input(g, id, 0);
+    dt__flow(g, id, 0, dt__push_op(g, DT__OP_MAX_GRAD, dt__at(g, x)->shape, x, dt__tensor(id), dy));
+}
+
+/* (..,K) as (rows,K). */
+static dt_tensor dt__as_matrix(dt_graph *g, dt_tensor x)
+{
+    return dt__at(g, x)->shape.dims == 2 ? x : dt_reshape(g, x, dt_shape2(dt__rows(dt__at(g, x)), dt__cols(dt__at(g, x))));
+}
+
+/* C = op(A) op(B): dA = dC op(B)^T, dB = op(A)^T dC, each transposed when its operand was. */
+static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor a = dt__input(g, id, 0), b = dt__input(g, id, 1), da, rows;
+    int ta = (int)g->nodes[id].i[0], tb = (int)g->nodes[id].i[1];
+    int64_t parts = g->nodes[id].i[2], grad_parts = g->nodes[id].i[3];
+    dt__node chain;
+    if (parts) { /* every part has the same gradient (dt__grad_combine): take one */
+        dt_shape s = dt__at(g, dy)->shape;
+        dy = parts > 1 ? dt_slice(g, dy, 0, 0, 1) : dy;
+        memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
+        dy = dt_reshape(g, dy, s);
+    }
+    if (dt__wants(g, id, 0)) {
+        da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
+        dt__flow(g, id, 0, grad_parts ? dt_combine(g, da) : da);
+    }
+    if (!dy.id || !dt__wants(g, id, 1)) return;
+    if (dt__at(g, b)->shape.dims == 2) {
+        rows = dt__as_matrix(g, dy);
+        a = dt__as_matrix(g, a);
+        chain = tb ? dt__node_make(DT__OP_MATMUL, dt__at(g, b)->shape, rows, a, dt__nothing())
+                   : dt__node_make(DT__OP_MATMUL, dt__at(g, b)->shape, a, rows, dt__nothing());
+        chain.i[0] = tb ? 1 : !ta;
+        chain.i[1] = tb ? ta : 0;
+        dt__flow_chain(g, id, 1, &chain);
+    } else dt__flow(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
+}
+
+static void dt__grad_embed(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__node chain = dt__node_make(DT__OP_EMBED_GRAD, dt__at(g, dt__input(g, id, 0))->shape, dt__input(g, id, 1), dy, dt__nothing());
+    dt__flow_chain(g, id, 0, &chain);
+}
+
+static void dt__grad_layernorm(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor x = dt__input(g, id, 0), gamma = dt__input(g, id, 1), stats = dt__tensor(g->nodes[id].aux);
+    dt__node n = dt__node_make(DT__OP_LAYERNORM_DX, g->nodes[id].shape, dy, x, stats);
+    dt__node chain = dt__node_make(DT__OP_LAYERNORM_DGAMMA, dt__at(g, gamma)->shape, dy, x, stats);
+    n.in[n.inputs++] = gamma.id;
+    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__push(g, &n, NULL));
+    dt__flow_chain(g, id, 1, &chain);
+    dt__flow_reduced(g, id, 2, dy);
+}
+
+static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor qkv = dt__input(g, id, 0);
+    dt__node n = dt__node_make(DT__OP_ATTENTION_GRAD, dt__at(g, qkv)->shape, qkv, dt__tensor(g->nodes[id].aux), dt__tensor(id));
+    n.in[n.inputs++] = dy.id;
+    memcpy(n.i, g->nodes[id].i, sizeof n.i);
+    n.f = g->nodes[id].f;
+    dt__flow(g, id, 0, dt__push(g, &n, NULL));
+}
+
+static void dt__grad_dropout(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__node n = dt__node_make(DT__OP_DROPOUT, g->nodes[id].shape, dy, dt__nothing(), dt__nothing());
+    n.i[0] = g->nodes[id].i[0];
+    n.f = g->nodes[id].f;
+    dt__flow(g, id, 0, dt__push(g, &n, NULL));
+}
+
+static void dt__grad_cross_entropy(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor logits = dt__input(g, id, 0);
+    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY_GRAD, dt__at(g, logits)->shape, logits, dt__tensor(g->nodes[id].aux), dt__input(g, id, 1));
+    n.in[n.inputs++] = dy.id;
+    dt__flow(g, id, 0, dt__push(g, &n, NULL));
+}
+
+#define DT__OP_ROW(name, in_place, run, grad) {#name, in_place, run, grad},
+static const dt__op *dt__op_of(int op)
+{
+    static const dt__op table[] = {DT__OPS(DT__OP_ROW)};
+    return &table[op];
+}
+#undef DT__OP_ROW
+
+/* The shares of `target`, added in forward-use order. */
+static dt_tensor dt__add_shares(dt_graph *g, int32_t target)
+{
+    dt_tensor sum = dt__nothing();
+    int64_t last = -1;
+    for (;;) {
+        const dt__share *next = NULL;
+        for (int32_t i = 0; i < g->shares->count; i++) {
+            const dt__share *s = &g->shares->list[i];
+            if (s->target == target && s->key > last && (!next || s->key < next->key)) next = s;
+        }
+        if (!next) return sum;
+        last = next->key;
+        sum = sum.id ? dt_add(g, sum, dt__tensor(next->tensor)) : dt__tensor(next->tensor);
+    }
+}
+
+/* Appends the gradient graph below `output`, whose own gradient is `seed`. */
+static dt_result dt__differentiate(dt_graph *g, dt_tensor output, dt_tensor seed)
+{
+    dt__shares shares;
+    memset(&shares, 0, sizeof shares);
+    g->shares = &shares;
+    g->nodes[output.id].grad = seed.id;
+    for (int32_t id = output.id; id > 0 && !g->result; id--) {
+        dt_tensor dy = id == output.id ? seed : dt__add_shares(g, id);
+        g->nodes[id].grad = dy.id;
+        if (dy.id && dt__op_of(g->nodes[id].op)->grad) dt__op_of(g->nodes[id].op)->grad(g, id, dy);
+    }
+    g->shares = NULL;
+    dt__free(shares.list);
+    return dt_graph_result(g);
+}
+
+DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
+{
+    float one = 1.0f;
+    if (g->result) return dt_graph_result(g);
+    if (!loss.id || dt__count(dt__at(g, loss)) != 1 || g->forward_count || !g->eager) {
+        dt__poison(g, DT_E_USAGE, "dt_backward: needs a scalar loss of an eager graph, once per graph");
+        return dt_graph_result(g);
+    }
+    g->forward_count = g->count;
+    return dt__differentiate(g, loss, dt_tensor_from(g, dt__at(g, loss)->shape, &one));
+}
+
+DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t)
+{
+    return t.id && dt__at(g, t)->grad ? dt__tensor(dt__at(g, t)->grad) : dt__poison(g, DT_E_USAGE, "dt_grad: the loss does not depend on this tensor, or dt_backward was not called");
+}
+
+/* ---- plan: a segment's ops in order, with a place for every value ------------------------------
+ * Values are in one of these places. SAVED lives from forward to backward of one unit of work; TEMP is reused as
+ * values die; the rest is bound by the executor. Today's only pass is dead-code removal and reuse in place; the
+ * compiler (H9) will rewrite the graph before this. */
+enum { DT__AT_NOWHERE, DT__AT_INPUT, DT__AT_OUTPUT, DT__AT_TARGETS, DT__AT_GRAD_OUT, DT__AT_GRAD_IN, DT__AT_PARAM, DT__AT_SLOT,
+       DT__AT_SAVED, DT__AT_TEMP, DT__PLACES };
+
+typedef struct dt__home {
+    int32_t place;
+    int64_t offset; /* floats; PARAM and SLOT: index */
+} dt__home;
+
+typedef struct dt__plan {
+    dt_graph *g;
+    dt_tensor output, grad_in; /* grad_in: gradient of the input, or poison */
+    dt__home *home;            /* per node */
+    int32_t *order;            /* forward ops, then backward ops */
+    int32_t forward_count, backward_count;
+    int64_t saved, temp; /* floats */
+    double forward_flops, backward_flops;
+} dt__plan;
+
+/* The node whose memory `id` shares: a reshape, and a COMBINE of one part, are other names of their input. */
+static int32_t dt__root(const dt_graph *g, int32_t id)
+{
+    for (;;) {
+        const dt__node *n = &g->nodes[id];
+        if (n->op != DT__OP_RESHAPE && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1)) return id;
+        id = n->in[0];
+    }
+}
+
+static void dt__mark(const dt_graph *g, uint8_t *live, int32_t id)
+{
+    if (!id || live[id]) return;
+    live[id] = 1;
+    for (int i = 0; i < g->nodes[id].inputs; i++) dt__mark(g, live, g->nodes[id].in[i]);
+}
+
+static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM; }
+
+static double dt__node_flops(const dt_graph *g, const dt__node *n)
+{
+    if (n->op == DT__OP_MATMUL) {
+        const dt_shape *a = &g->nodes[n->in[0]].shape;
+        return 2.0 * (double)dt__count(n) * (double)a->n[a->dims - 1 - n->i[0]] / (double)dt__max(1, n->i[2]);
+    }
+    if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
+        double pairs = (double)n->shape.n[1] * (double)n->shape.n[1] * (n->i[1] ? 0.5 : 1.0), width = (double)dt__cols(&g->nodes[n->in[0]]) / 3.0;
+        return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)n->shape.n[0] * pairs * width;
+    }
+    return 0.0;
+}
+
+typedef struct dt__block {
+    int64_t offset, size;
+    int32_t last; /* position of the last reader */
+} dt__block;
+
+/* Lowest offset at which `size` floats fit beside the blocks that still live at `now`. */
+static int64_t dt__fit(const dt__block *blocks, int32_t count, int32_t now, int64_t size)
+{
+    int64_t offset = 0;
+    for (int again = 1; again;) {
+        again = 0;
+        for (int32_t i = 0; i < count; i++)
+            if (blocks[i].last >= now && blocks[i].offset < offset + size && offset < blocks[i].offset + blocks[i].size) {
+                offset = blocks[i].offset + blocks[i].size;
+                again = 1;
+            }
+    }
+    return offset;
+}
+
+typedef struct dt__planner {
+    dt__plan *p;
+    uint8_t *live;
+    int32_t *last; /* per root: position in the order of its last reader */
+    dt__block *blocks;
+    int32_t block_count;
+} dt__planner;
+
+/* An input of node `id` that dies here and whose memory the op may take over; 0 if there is none. */
+static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
+{
+    const dt_graph *g = w->p->g;
+    const dt__node *n = &g->nodes[id];
+    for (int i = 0; i < n->inputs; i++) {
+        int32_t r = dt__root(g, n->in[i]);
+        if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now || dt__count(&g->nodes[r]) != dt__count(n)) continue;
+        if (!dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape)) continue;
+        if (w->p->home[r].place == DT__AT_TEMP || (w->p->home[r].place == DT__AT_SAVED && now >= w->p->forward_count)) return r;
+    }
+    return 0;
+}
+
+/* Gives a computed value its place: `now` is its position in the order. */
+static void dt__place(dt__planner *w, int32_t id, int32_t now)
+{
+    dt__plan *p = w->p;
+    dt__home *home = &p->home[id];
+    int64_t size = dt__round_up(dt__count(&p->g->nodes[id]), 16);
+    int32_t reuse;
+    if (home->place) return;
+    reuse = p->g->nodes[id].op == DT__OP_AUX ? 0 : dt__reusable(w, id, now);
+    if (now < p->forward_count && w->last[id] >= p->forward_count) {
+        home->place = DT__AT_SAVED;
+        home->offset = p->saved;
+        p->saved += size;
+    } else if (reuse) {
+        *home = p->home[reuse];
+        for (int32_t i = 0; home->place == DT__AT_TEMP && i < w->block_count; i++)
+            if (w->blocks[i].offset == home->offset && w->blocks[i].last == now) w->blocks[i].last = w->last[id];
+    } else {
+        dt__block *b = &w->blocks[w->block_count];
+        home->place = DT__AT_TEMP;
+        b->offset = home->offset = dt__fit(w->blocks, w->block_count, now, size);
+        b->size = size;
+        b->last = w->last[id] > now ? w->last[id] : now;
+        w->block_count++;
+        p->temp = dt__max(p->temp, b->offset + size);
+    }
+}
+
+/* Order of the live ops, last readers, then a place for each value. */
+static void dt__plan_lay_out(dt__planner *w)
+{
+    dt__plan *p = w->p;
+    dt_graph *g = p->g;
+    int32_t count = 0;
+    for (int32_t id = 1; id < g->count; id++) {
+        const dt__node *n = &g->nodes[id];
+        if (id == g->forward_count) p->forward_count = count;
+        if (!w->live[id] || dt__is_leaf(n->op) || n->op == DT__OP_AUX || dt__root(g, id) != id) continue;
+        for (int i = 0; i < n->inputs; i++) w->last[dt__root(g, n->in[i])] = count;
+        if (id < g->forward_count) p->forward_flops += dt__node_flops(g, n);
+        else p->backward_flops += dt__node_flops(g, n);
+        p->order[count++] = id;
+    }
+    if (g->count == g->forward_count) p->forward_count = count;
+    p->backward_count = count - p->forward_count;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t id = p->order[i], aux = g->nodes[id].aux;
+        if (i == p->forward_count) w->block_count = 0; /* forward temporaries are dead */
+        dt__place(w, id, i);
+        if (aux) dt__place(w, aux, i);
+    }
+}
+
+static void dt__plan_close(dt__plan **plan)
+{
+    dt__plan *p = *plan;
+    if (!p) return;
+    dt_graph_close(&p->g);
+    dt__free(p->home);
+    dt__free(p->order);
+    dt__free(p);
+    *plan = NULL;
+}
+
+/* Plans a recorded graph; the plan owns it. grad_in may be poison. */
+static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in)
+{
+    dt__plan *p = (dt__plan *)dt__alloc((int64_t)sizeof *p, "a plan");
+    dt__planner w;
+    memset(&w, 0, sizeof w);
+    *plan = p;
+    if (!p) return dt_graph_close(&g), DT_E_MEMORY;
+    w.p = p;
+    p->g = g;
+    p->output = output;
+    p->grad_in = grad_in;
+    p->home = (dt__home *)dt__alloc((int64_t)sizeof *p->home * g->count, "a plan");
+    p->order = (int32_t *)dt__alloc((int64_t)sizeof *p->order * g->count, "a plan");
+    w.live = (uint8_t *)dt__alloc(g->count, "a plan");
+    w.last = (int32_t *)dt__alloc((int64_t)sizeof *w.last * g->count, "a plan");
+    w.blocks = (dt__block *)dt__alloc((int64_t)sizeof *w.blocks * g->count, "a plan");
+    if (p->home && p->order && w.live && w.last && w.blocks) {
+        for (int32_t id = 1; id < g->count; id++) {
+            dt__node *n = &g->nodes[id];
+            w.last[id] = -1;
+            if (n->slot >= 0) dt__mark(g, w.live, id), p->home[id].place = DT__AT_SLOT, p->home[id].offset = n->slot;
+            if (n->op == DT__OP_PARAM) p->home[id].place = DT__AT_PARAM, p->home[id].offset = n->param;
+        }
+        dt__mark(g, w.live, output.id);
+        dt__mark(g, w.live, grad_in.id);
+        p->home[g->input.id].place = DT__AT_INPUT;
+        p->home[g->targets.id].place = DT__AT_TARGETS;
+        p->home[g->loss_seed.id].place = DT__AT_GRAD_OUT;
+        p->home[dt__root(g, output.id)].place = DT__AT_OUTPUT;
+        p->home[dt__root(g, grad_in.id)].place = DT__AT_GRAD_IN;
+        p->home[0].place = DT__AT_NOWHERE;
+        dt__plan_lay_out(&w);
+    }
+    dt__free(w.live);
+    dt__free(w.last);
+    dt__free(w.blocks);
+    if (p->home && p->order && w.blocks) return DT_OK;
+    dt__plan_close(plan);
+    return DT_E_MEMORY;
+}
+
+/* Where a plan's places are for one unit of work. */
+typedef struct dt__bind {
+    float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP */
+    float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
+    const int64_t *param, *slot;
+} dt__bind;
+
+static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
+{
+    const dt__home *h = &p->home[dt__root(p->g, id)];
+    if (h->place == DT__AT_PARAM) return b->params + b->param[h->offset];
+    if (h->place == DT__AT_SLOT) return b->slots + b->slot[h->offset];
+    return h->place == DT__AT_NOWHERE ? NULL : b->at[h->place] + h->offset;
+}
+
+/* Runs ops [begin, begin + count) of the order. fresh: gradient slots start from +0. */
+static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const dt__bind *b, const dt__env *env, int fresh)
+{
+    for (int32_t k = begin; k < begin + count; k++) {
+        const dt__node *n = &p->g->nodes[p->order[k]];
+        dt__call c;
+        c.g = p->g;
+        c.n = n;
+        c.env = env;
+        c.fresh = n->slot < 0 || fresh;
+        c.out = dt__where(p, b, p->order[k]);
+        c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
+        for (int i = 0; i < DT__MAX_IN; i++) c.in[i] = i < n->inputs ? dt__where(p, b, n->in[i]) : NULL;
+        dt__op_of(n->op)->run(&c);
+    }
+}
+
+/* ============================================================================================
+ * H8  models: segments, GPT-2
+ * ========================================================================================= */
+
+DT_API dt_tensor dt_targets(dt_graph *g) { return g->targets.id ? g->targets : dt__poison(g, DT_E_USAGE, "dt_targets: only a segment has targets"); }
+
+/* ---- GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, tied head ---------------- */
+
+typedef struct dt__gpt2 {
+    int64_t layers, heads, width, vocabulary;
+    float dropout;
+} dt__gpt2;
+
+static dt_tensor dt__gpt2_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
+{
+    const dt__gpt2 *m = (const dt__gpt2 *)user;
+    dt_tensor wte = dt_param(g, "wte.weight", dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
+    dt_tensor wpe = dt_param(g, "wpe.weight", dt_shape2(dt_dim(g, tokens, 1), m->width), DT_INIT_NORMAL, 0.01f);
+    return dt_dropout(g, dt_add(g, dt_embed(g, wte, tokens), wpe), m->dropout);
+}
+
+/* The residual projections start smaller, by 1/sqrt(2 layers), so that the sum of the blocks keeps its size. */
+static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> (B,T,C) */
+{
+    const dt__gpt2 *m = (const dt__gpt2 *)user;
+    float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    dt_tensor h = dt_layernorm(g, x, "ln_1");
+    h = dt_linear_column(g, h, "attn.c_attn", 3 * m->width, 0.02f); /* (B,T,3C): q, k, v */
+    h = dt_attention(g, h, m->heads, 1, m->dropout);
+    h = dt_linear_row(g, h, "attn.c_proj", m->width, residual);
+    x = dt_add(g, x, dt_dropout(g, h, m->dropout));
+    h = dt_layernorm(g, x, "ln_2");
+    h = dt_gelu(g, dt_linear_column(g, h, "mlp.c_fc", 4 * m->width, 0.02f)); /* (B,T,4C) */
+    h = dt_linear_row(g, h, "mlp.c_proj", m->width, residual);
+    return dt_add(g, x, dt_dropout(g, h, m->dropout));
+}
+
+static dt_tensor dt__gpt2_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
+{
+    const dt__gpt2 *m = (const dt__gpt2 *)user;
+    dt_tensor wte = dt_param(g, "/transformer.wte.weight", dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
+    dt_tensor logits = dt__matmul(g, dt_layernorm(g, x, "ln_f"), wte, 0, 1, 0, g->tensor_shards); /* (B,T,V) */
+    return dt_cross_entropy(g, logits, dt_targets(g));
+}
+
+typedef struct dt__size {
+    const char *name;
+    int layers, heads, width;
+} dt__size;
+static const dt__size dt__gpt2_sizes[] = {{"nano", 2, 2, 64},     {"micro", 3, 4, 128},    {"tiny", 4, 4, 192},      {"small", 6, 6, 384},
+                                          {"124M", 12, 12, 768}, {"355M", 24, 16, 1024}, {"774M", 36, 20, 1280}, {"1558M", 48, 25, 1600}};
+enum { DT__SIZES = (int)(sizeof dt__gpt2_sizes / sizeof *dt__gpt2_sizes) };
+
+DT_API dt_model dt_model_gpt2(const char *size)
+{
+    dt_model m;
+    memset(&m, 0, sizeof m);
+    for (int i = 0; i < DT__SIZES; i++)
+        if (size && !strcmp(size, dt__gpt2_sizes[i].name)) {
+            m.layers = dt__gpt2_sizes[i].layers;
+            m.heads = dt__gpt2_sizes[i].heads;
+            m.width = dt__gpt2_sizes[i].width;
+        }
+    return m;
+}
+
+DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary)
+{
+    dt_model m;
+    memset(&m, 0, sizeof m);
+    m.segments = segments;
+    m.segment_count = count;
+    m.vocabulary = vocabulary;
+    return m;
+}
+
+/* ---- a network: segments built and planned for one size of unit --------------------------------- */
+
+typedef struct dt__built {
+    dt__plan *plan;
+    int owner;             /* this segment's graph is the plan's; others with the same plan only have other parameters */
+    int64_t *param, *slot; /* offsets of its parameters and gradient slots, in floats */
+    int64_t input, output; /* floats of its input and output */
+} dt__built;
+
+typedef struct dt__net_param {
+    dt__param is;
+    int64_t offset, count; /* floats */
+    int32_t uses;
+    int64_t slot[4]; /* offset of each use's gradient; use 0 first */
+} dt__net_param;
+
+/* Parameters lie in definition order, gradient slots in backward order, both at multiples of 1024 floats (R11). */
+typedef struct dt__net {
+    dt__built *segments;
+    int64_t count;
+    dt__net_param *params;
+    int32_t param_count;
+    int64_t param_floats, slot_floats, weights; /* weights: without padding */
+    int64_t *slot_end;                          /* (count): end of the slots of segments count-1 .. s */
+    int64_t saved, temp, boundary, widest;      /* floats: sums over segments, largest temp, outputs, largest output */
+    double forward_flops, backward_flops;       /* of one unit */
+    dt__gpt2 gpt2;
+    dt_segment *own; /* the GPT-2 family's list */
+    char *names;
+} dt__net;
+
+static int32_t dt__net_find(const dt__net *net, const char *name)
+{
+    for (int32_t i = 0; i < net->param_count; i++)
+        if (!strcmp(net->params[i].is.name, name)) return i;
+    return -1;
+}
+
+/* Enters a graph's parameter into the network's list, or finds it there. */
+static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *index)
+{
+    dt__net_param *list;
+    char a[96], b[96];
+    *index = dt__net_find(net, p->name);
+    if (*index >= 0) {
+        if (dt__same_shape(&net->params[*index].is.shape, &p->shape)) return DT_OK;
+        return dt__error(DT_E_SHAPE, "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
+                         dt__shape_text(&net->params[*index].is.shape, a), dt__shape_text(&p->shape, b));
+    }
+    list = (dt__net_param *)dt__alloc((int64_t)sizeof *list * (net->param_count + 1), "the parameter list");
+    if (!list) return DT_E_MEMORY;
+    if (net->param_count) memcpy(list, net->params, sizeof *list * (size_t)net->param_count);
+    dt__free(net->params);
+    net->params = list;
+    *index = net->param_count++;
+    list[*index].is = *p;
+    list[*index].count = dt_shape_count(p->shape);
+    list[*index].offset = net->param_floats;
+    net->param_floats += dt__round_up(list[*index].count, DT__BLOCK);
+    net->weights += list[*index].count;
+    return DT_OK;
+}
+
+/* A leaf cannot be an output: it has a place already. */
+static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
+{
+    return t.id && dt__is_leaf(g->nodes[dt__root(g, t.id)].op) ? dt_scale(g, t, 1.0f) : t;
+}
+
+/* Records segment s over an input of `shape`: forward, then its gradient. The plan owns the graph. */
+static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape tokens, int first, int last, dt__plan **plan)
+{
+    dt_graph *g = dt__graph_new(0, 0);
+    dt_tensor y, dx = dt__nothing();
+    dt_result r;
+    if (!g) return DT_E_MEMORY;
+    snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
+    g->input = dt__leaf(g, DT__OP_INPUT, shape, first);
+    g->targets = dt__leaf(g, DT__OP_INPUT, tokens, 1);
+    y = s->build(g, g->input, s->user);
+    y = dt__computed(g, y);
+    if (!g->result && last && (!y.id || dt__count(dt__at(g, y)) != 1)) dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy)");
+    g->forward_count = g->count;
+    if (!g->result) {
+        g->loss_seed = dt__leaf(g, DT__OP_INPUT, dt__at(g, y)->shape, 0);
+        dt__differentiate(g, y, g->loss_seed);
+        dx = dt__computed(g, dt__tensor(first ? 0 : dt__at(g, g->input)->grad));
+        if (!g->result && !first && !dx.id) dt__poison(g, DT_E_SHAPE, "the segment's output does not depend on its input");
+    }
+    r = dt_graph_result(g);
+    if (r) return dt_graph_close(&g), r;
+    return dt__plan_open(plan, g, y, dx);
+}
+
+/* Builds segment `at`; takes over the plan of an earlier segment that is the same but for its parameters. */
+static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape tokens)
+{
+    dt__built *b = &net->segments[at];
+    dt_graph *g;
+    dt_result r = dt__segment_plan(&list[at], *shape, tokens, at == 0, at == net->count - 1, &b->plan);
+    if (r) return r;
+    b->owner = 1;
+    g = b->plan->g;
+    b->input = dt_shape_count(*shape);
+    *shape = dt__at(g, b->plan->output)->shape;
+    b->output = dt_shape_count(*shape);
+    b->param = (int64_t *)dt__alloc(8 * g->param_count, "a segment");
+    b->slot = (int64_t *)dt__alloc(8 * g->slot_count, "a segment");
+    if (!b->param || !b->slot) return DT_E_MEMORY;
+    for (int32_t i = 0; i < g->param_count; i++) {
+        int32_t index;
+        if ((r = dt__net_param_add(net, &g->params[i], &index)) != DT_OK) return r;
+        b->param[i] = net->params[index].offset;
+    }
+    for (int32_t i = 0; i < g->slot_count; i++) {
+        int32_t index = dt__net_find(net, g->params[g->slots[i].param].name);
+        if (net->params[index].uses == 4) return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
+        b->slot[i] = (int64_t)index * 4 + net->params[index].uses++; /* becomes an offset in dt__net_slots */
+    }
+    for (int64_t e = at - 1; e >= 0; e--) {
+        dt__built *o = &net->segments[e];
+        if (!o->owner || list[e].build != list[at].build || list[e].user != list[at].user || o->plan->g->count != g->count ||
+            o->input != b->input || e == 0 || at == net->count - 1) continue;
+        dt__plan_close(&b->plan);
+        b->plan = o->plan;
+        b->owner = 0;
+        break;
+    }
+    return DT_OK;
+}
+
+/* Gradient slots in the order in which backward finishes them. */
+static void dt__net_slots(dt__net *net)
+{
+    for (int64_t s = net->count - 1; s >= 0; s--) {
+        dt__built *b = &net->segments[s];
+        for (int32_t i = b->plan->g->slot_count - 1; i >= 0; i--) {
+            dt__net_param *p = &net->params[b->slot[i] / 4];
+            p->slot[b->slot[i] % 4] = net->slot_floats;
+            b->slot[i] = net->slot_floats;
+            net->slot_floats += dt__round_up(p->count, DT__BLOCK);
+        }
+        net->slot_end[s] = net->slot_floats;
+    }
+}
+
+static void dt__net_close(dt__net *net)
+{
+    for (int64_t s = 0; net->segments && s < net->count; s++) {
+        if (net->segments[s].owner) dt__plan_close(&net->segments[s].plan);
+        dt__free(net->segments[s].param);
+        dt__free(net->segments[s].slot);
+    }
+    dt__free(net->segments);
+    dt__free(net->params);
+    dt__free(net->slot_end);
+    dt__free(net->own);
+    dt__free(net->names);
+    memset(net, 0, sizeof *net);
+}
+
+/* The GPT-2 family as a list of segments: embedding, blocks, head. */
+static dt_result dt__gpt2_list(dt__net *net, const dt_model *m)
+{
+    dt__gpt2 *c = &net->gpt2;
+    c->layers = m->layers, c->heads = m->heads, c->width = m->width, c->vocabulary = m->vocabulary;
+    c->dropout = m->dropout;
+    net->count = m->layers + 2;
+    net->own = (dt_segment *)dt__alloc((int64_t)sizeof *net->own * net->count, "the model");
+    net->names = (char *)dt__alloc(24 * m->layers, "the model");
+    if (!net->own || !net->names) return DT_E_MEMORY;
+    for (int64_t s = 0; s < net->count; s++) {
+        char *name = net->names + 24 * (s - 1);
+        if (s > 0 && s <= m->layers) snprintf(name, 24, "transformer.h.%d", (int)(s - 1));
+        net->own[s].name = s == 0 || s > m->layers ? "transformer" : name;
+        net->own[s].build = s == 0 ? dt__gpt2_embed : s > m->layers ? dt__gpt2_head : dt__gpt2_block;
+        net->own[s].user = c;
+    }
+    return DT_OK;
+}
+
+/* Builds and plans a model for units of `rows` samples of T tokens. net must be zero, and must not move afterwards. */
+static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence)
+{
+    dt_shape tokens = dt_shape2(rows, sequence), shape = tokens;
+    const dt_segment *list = m->segments;
+    dt_result r = DT_OK;
+    net->count = m->segment_count;
+    if (!list) r = dt__gpt2_list(net, m);
+    if (r) return r;
+    if (!list) list = net->own;
+    net->segments = (dt__built *)dt__alloc((int64_t)sizeof *net->segments * net->count, "the model");
+    net->slot_end = (int64_t *)dt__alloc(8 * net->count, "the model");
+    if (!net->segments || !net->slot_end) return DT_E_MEMORY;
+    for (int64_t s = 0; s < net->count && !r; s++) r = dt__net_segment(net, list, s, &shape, tokens);
+    if (r) return r;
+    dt__net_slots(net);
+    for (int64_t s = 0; s < net->count; s++) {
+        const dt__built *b = &net->segments[s];
+        net->saved += b->plan->saved;
+        net->temp = dt__max(net->temp, b->plan->temp);
+        net->boundary += dt__round_up(b->output, 16);
+        net->widest = dt__max(net->widest, dt__round_up(b->output, 16));
+        net->forward_flops += b->plan->forward_flops;
+        net->backward_flops += b->plan->backward_flops;
+    }
+    return DT_OK;
+}
+
+/* Widths that the row kernels' scratch must hold. */
+static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
+{
+    int64_t bytes = k->gemm_scratch();
+    for (int64_t s = 0; s < net->count; s++)
+        for (int32_t id = 1; id < net->segments[s].plan->g->count; id++)
+            bytes = dt__max(bytes, dt__node_scratch(k, net->segments[s].plan->g, id));
+    return bytes;
+}
+
+/* ============================================================================================
+ * H10  optimizer and schedules
+ * ========================================================================================= */
+
+DT_API dt_recipe dt_recipe_default(void)
+{
+    dt_recipe r;
+    memset(&r, 0, sizeof r);
+    r.model = dt_model_gpt2("tiny");
+    r.steps = 200;
+    r.batch = 16;
+    r.sequence = 128;
+    r.seed = 1;
+    r.data_shards = 8;
+    r.tensor_shards = r.context_shards = 1;
+    r.warmup = 20;
+    r.schedule = DT_COSINE;
+    r.accumulation = DT_SHARD;
+    r.learning_rate = 1e-3f;
+    r.final_rate = 0.1f;
+    r.beta1 = 0.9f;
+    r.beta2 = 0.95f;
+    r.epsilon = 1e-8f;
+    r.weight_decay = 0.1f;
+    r.clip = 1.0f;
+    r.validation = 0.05f;
+    return r;
+}
+
+DT_API float dt_learning_rate(const dt_recipe *r, int64_t step)
+{
+    double peak = (double)r->learning_rate, floor = (double)r->final_rate, x;
+    int64_t tail = r->decay > 0 ? r->decay : dt__max(1, r->steps / 10);
+    if (step < r->warmup) return (float)(peak * (double)(step + 1) / (double)r->warmup);
+    if (r->schedule == DT_CONSTANT) return r->learning_rate;
+    if (r->schedule == DT_WSD) x = (double)dt__max(0, step - (r->steps - tail)) / (double)tail;
+    else x = (double)(step - r->warmup) / (double)dt__max(1, r->steps - r->warmup);
+    if (x > 1.0) x = 1.0;
+    if (r->schedule == DT_COSINE) return (float)(peak * (floor + (1.0 - floor) * 0.5 * (1.0 + dt__cospi(x))));
+    return (float)(peak * (1.0 - (1.0 - floor) * x));
+}
+
+/* Running products beta^t, kept in double from step to step (R13). */
+typedef struct dt__adamw {
+    double power1, power2;
+} dt__adamw;
+
+static dt__adamw_step dt__adamw_begin(dt__adamw *a, const dt_recipe *r, float lr, float clip_scale)
+{
+    dt__adamw_step u;
+    a->power1 *= (double)r->beta1;
+    a->power2 *= (double)r->beta2;
+    u.beta1 = r->beta1;
+    u.one_minus_beta1 = (float)(1.0 - (double)r->beta1);
+    u.beta2 = r->beta2;
+    u.one_minus_beta2 = (float)(1.0 - (double)r->beta2);
+    u.eps = r->epsilon;
+    u.clip = clip_scale;
+    u.keep = (float)(1.0 - (double)lr * (double)r->weight_decay);
+    u.step = (float)((double)lr / (1.0 - a->power1));
+    u.root_scale = (float)(1.0 / __builtin_sqrt(1.0 - a->power2));
+    return u;
+}
+
+/* Sum of squares: blocks of 1024, then TREE (R5). `sums` has room for one float per block. */
+typedef struct dt__squares {
+    const dt__kernels *k;
+    const float *x;
+    int64_t n;
+    float *sums;
+} dt__squares;
+static void dt__squares_task(void *context, int64_t task, int worker)
+{
+    const dt__squares *s = (const dt__squares *)context;
+    int64_t blocks = dt__ceil_div(s->n, DT__BLOCK);
+    (void)worker;
+    for (int64_t b = task * 64; b < dt__min(blocks, task * 64 + 64); b++) {
+        const float *x = s->x + b * DT__BLOCK;
+        s->sums[b] = s->k->row_dot(x, x, dt__min(DT__BLOCK, s->n - b * DT__BLOCK));
+    }
+}
+static float dt__sum_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
+{
+    dt__squares s;
+    int64_t blocks = dt__ceil_div(n, DT__BLOCK);
+    s.k = k, s.x = x, s.n = n, s.sums = sums;
+    dt__parallel(pool, dt__ceil_div(blocks, 64), dt__squares_task, &s);
+    for (int64_t step = 1; step < blocks; step *= 2)
+        for (int64_t i = 0; i + step < blocks; i += 2 * step) sums[i] = sums[i] + sums[i + step];
+    return sums[0];
+}
+
+/* ============================================================================================
+ * H11  data
+ * ========================================================================================= */
+
+enum { DT__BIN_MAGIC = 20240520, DT__BIN_VERSION = 1, DT__BIN_HEADER = 1024 /* bytes */ };
+
+typedef struct dt__shard {
+    void *map;
+    int64_t bytes;             /* of the mapping */
+    const unsigned char *data; /* the tokens, `width` bytes each, inside the mapping */
+    int width;                 /* 1: bytes, 2: uint16 token ids */
+    int64_t first, tokens;     /* place of its first token among all, and how many */
+} dt__shard;
+
+struct dt_data {
+    dt__shard *shard;
+    int shards, width;
+    int64_t sequence;
+    int64_t first[2], tokens[2]; /* of each dt_split: a run of tokens */
+};
+
+/* ---- opening ------------------------------------------------------------------------------ */
+
+/* Checks the header of a .bin shard, whose magic is known to be right. */
+static dt_result dt__shard_ids(dt__shard *s, const char *path)
+{
+    int32_t header[3];
+    if (s->bytes < DT__BIN_HEADER)
+        return dt__error(DT_E_DATA, "%s has %lld bytes, fewer than its header: it is cut, copy it again", path,
+                         (long long)s->bytes);
+    memcpy(header, s->map, sizeof header);
+    if (header[1] != DT__BIN_VERSION)
+        return dt__error(DT_E_DATA, "%s is a token file of version %d, not %d: make it with llm.c's current scripts",
+                         path, (int)header[1], (int)DT__BIN_VERSION);
+    if (header[2] <= 0) return dt__error(DT_E_DATA, "%s promises %d tokens: write it again", path, (int)header[2]);
+    if (s->bytes != DT__BIN_HEADER + 2 * (int64_t)header[2])
+        return dt__error(DT_E_DATA, "%s has %lld bytes, but %d tokens need %lld: it is cut or damaged, copy it again",
+                         path, (long long)s->bytes, (int)header[2],
+                         (long long)(DT__BIN_HEADER + 2 * (int64_t)header[2]));
+    s->data = (const unsigned char *)s->map + DT__BIN_HEADER;
+    s->tokens = header[2];
+    s->width = 2;
+    return DT_OK;
+}
+
+/* Decides by the magic what a mapped file holds. */
+static dt_result dt__shard_recognise(dt__shard *s, const char *path)
+{
+    size_t length = strlen(path);
+    int32_t magic = 0;
+    if (s->bytes >= (int64_t)sizeof magic) memcpy(&magic, s->map, sizeof magic);
+    if (magic == DT__BIN_MAGIC) return dt__shard_ids(s, path);
+    if (length >= 4 && !strcmp(path + length - 4, ".bin"))
+        return dt__error(DT_E_DATA, "%s does not begin like a token file (%d): make it with llm.c's scripts, "
+                         "or rename it if its bytes are the text", path, (int)DT__BIN_MAGIC);
+    s->data = (const unsigned char *)s->map;
+    s->tokens = s->bytes;
+    s->width = 1;
+    return DT_OK;
+}
+
+static dt_result dt__shard_open(dt__shard *s, const char *path)
+{
+    struct stat info;
+    void *map;
+    int file;
+    if (stat(path, &info)) return dt__error(DT_E_FILE, "cannot find %s (%s): check the name", path, strerror(errno));
+    if (S_ISDIR(info.st_mode))
+        return dt__error(DT_E_FILE, "%s is a directory: name a file in it, or use the pattern %s/*", path, path);
+    if (!S_ISREG(info.st_mode)) /* before open(), which would wait for the other end of a FIFO */
+        return dt__error(DT_E_FILE, "%s is a pipe or a device, but samples are read in any order: copy it to a file",
+                         path);
+    if (info.st_size == 0) return dt__error(DT_E_DATA, "%s is empty: give a file with text or tokens", path);
+    file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return dt__error(DT_E_FILE, "cannot read %s (%s): check its permissions", path, strerror(errno));
+    map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, file, 0);
+    close(file);
+    if (map == MAP_FAILED)
+        return dt__error(DT_E_FILE, "cannot map %s (%s): copy it to a local disk", path, strerror(errno));
+    s->map = map;
+    s->bytes = info.st_size;
+    return dt__shard_recognise(s, path);
+}
+
+static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* Appends the files that a name or pattern stands for. A pattern without a match stays as it is: opening it then says
+ * that it is missing. glob() would sort by the locale, and the order of shards decides bits. */
+static int dt__names_add(glob_t *names, const char *pattern)
+{
+    size_t old = names->gl_pathc;
+    if (glob(pattern, GLOB_NOSORT | GLOB_NOCHECK | (old ? GLOB_APPEND : 0), NULL, names)) return 0;
+    qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
+    return 1;
+}
+
+/* The files of a list. On success the caller frees them with globfree(). */
+static dt_result dt__names_list(glob_t *names, const char *path)
+{
+    int64_t size = (int64_t)strlen(path) + 1;
+    char *list = (char *)dt__alloc(size, "a list of file names"), *name, *comma;
+    int fine = 1;
+    if (!list) return DT_E_MEMORY;
+    memset(names, 0, sizeof *names);
+    memcpy(list, path, (size_t)size);
+    for (name = list; name && fine; name = comma) {
+        comma = access(path, F_OK) ? strchr(name, ',') : NULL; /* a file may have a comma in its name */
+        if (comma) *comma++ = 0;
+        if (*name) fine = dt__names_add(names, name);
+    }
+    dt__free(list);
+    if (fine && names->gl_pathc) return DT_OK;
+    globfree(names);
+    return fine ? dt__error(DT_E_USAGE, "no file is named in \"%s\": give the name of a text", path)
+                : dt__error(DT_E_SYSTEM, "cannot look for %s: name the files one by one", path);
+}
+
+static dt_result dt__data_open_shards(dt_data *d, char *const *path)
+{
+    for (int i = 0; i < d->shards; i++) {
+        dt__shard *s = &d->shard[i];
+        dt_result r = dt__shard_open(s, path[i]);
+        if (r) return r;
+        if (s->width != d->shard[0].width)
+            return dt__error(DT_E_DATA, "%s holds %s and %s %s: give files of one kind", path[0],
+                             s->width == 1 ? "token ids" : "text", path[i], s->width == 1 ? "text" : "token ids");
+        s->first = i ? s[-1].first + s[-1].tokens : 0;
+    }
+    d->width = d->shard[0].width;
+    return DT_OK;
+}
+
+/* Cuts the tokens into the training part and, behind it, the validation part. */
+static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
+{
+    const dt__shard *last = &d->shard[d->shards - 1];
+    int64_t all = last->first + last->tokens, validation = (int64_t)((double)all * fraction), need = d->sequence + 1;
+    if (all < need)
+        return dt__error(DT_E_DATA, "%s has %lld tokens, and one sequence needs %lld (%lld and the last target): "
+                         "use a longer text or a shorter sequence", path, (long long)all, (long long)need,
+                         (long long)d->sequence);
+    if (fraction > 0 && (validation < need || all - validation < need))
+        return dt__error(DT_E_DATA, "%s: a validation fraction of %g cuts %lld tokens into %lld and %lld, but each "
+                         "part needs %lld for one sequence: use a longer text, a shorter sequence or another fraction",
+                         path, fraction, (long long)all, (long long)(all - validation), (long long)validation,
+                         (long long)need);
+    d->tokens[DT_TRAIN] = all - validation;
+    d->first[DT_VALIDATION] = all - validation;
+    d->tokens[DT_VALIDATION] = validation;
+    return DT_OK;
+}
+
+static dt_result dt__data_fill(dt_data *d, const glob_t *names, const char *path, double fraction)
+{
+    dt_result r;
+    d->shard = (dt__shard *)dt__alloc((int64_t)sizeof *d->shard * (int64_t)names->gl_pathc, "a list of data files");
+    if (!d->shard) return DT_E_MEMORY;
+    d->shards = (int)names->gl_pathc;
+    r = dt__data_open_shards(d, names->gl_pathv);
+    return r ? r : dt__data_cut(d, path, fraction);
+}
+
+DT_API dt_result dt_data_open(dt_data **handle, const char *path, int64_t sequence, double validation_fraction)
+{
+    glob_t names;
+    dt_result r;
+    dt_data *d;
+    *handle = NULL;
+    if (!path) return dt__error(DT_E_USAGE, "no data is named: give the name of a text");
+    if (sequence < 1 || sequence > INT32_MAX)
+        return dt__error(DT_E_USAGE, "a sequence of %lld tokens: use 1 or more", (long long)sequence);
+    if (!(validation_fraction >= 0.0 && validation_fraction < 1.0))
+        return dt__error(DT_E_USAGE, "a validation fraction of %g: use 0 to below 1, such as 0.1", validation_fraction);
+    r = dt__names_list(&names, path);
+    if (r) return r;
+    d = (dt_data *)dt__alloc((int64_t)sizeof *d, "the data");
+    if (d) d->sequence = sequence;
+    r = d ? dt__data_fill(d, &names, path, validation_fraction) : DT_E_MEMORY;
+    globfree(&names);
+    if (r) dt_data_close(&d);
+    *handle = d;
+    return r;
+}
+
+DT_API void dt_data_close(dt_data **handle)
+{
+    dt_data *d = *handle;
+    if (!d) return;
+    for (int i = 0; i < d->shards; i++)
+        if (d->shard[i].map) munmap(d->shard[i].map, (size_t)d->shard[i].bytes);
+    dt__free(d->shard);
+    dt__free(d);
+    *handle = NULL;
+}
+
+/* ---- reading ------------------------------------------------------------------------------ */
+
+DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split) { return d->tokens[split]; }
+
+DT_API int64_t dt_data_samples(const dt_data *d, dt_split split)
+{
+    return d->tokens[split] > 0 ? (d->tokens[split] - 1) / d->sequence : 0;
+}
+
+DT_API int64_t dt_data_vocabulary(const dt_data *d)
+{
+    int largest = 0;
+    if (d->width == 1) return 256;
+    for (int i = 0; i < d->shards; i++) {
+        const uint16_t *id = (const uint16_t *)(const void *)d->shard[i].data;
+        for (int64_t j = 0; j < d->shard[i].tokens; j++)
+            if (id[j] > largest) largest = id[j];
+    }
+    return largest + 1;
+}
+
+/* Tokens [at, at + n) of all, across the ends of shards. */
+static void dt__data_read(const dt_data *d, int64_t at, int64_t n, int32_t *out)
+{
+    int low = 0, high = d->shards - 1;
+    while (low < high) { /* the last shard that begins at or before `at` */
+        int middle = (low + high + 1) / 2;
+        if (d->shard[middle].first <= at) low = middle;
+        else high = middle - 1;
+    }
+    for (const dt__shard *s = &d->shard[low]; n > 0; s++) {
+        int64_t skip = at - s->first, run = dt__min(n, s->tokens - skip);
+        const unsigned char *byte = s->data + skip * s->width;
+        const uint16_t *id = (const uint16_t *)(const void *)byte;
+        if (s->width == 1) for (int64_t i = 0; i < run; i++) out[i] = byte[i];
+        else for (int64_t i = 0; i < run; i++) out[i] = id[i];
+        out += run;
+        at += run;
+        n -= run;
+    }
+}
+
+DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets)
+{
+    int64_t n = d->sequence, at, samples = dt_data_samples(d, split);
+    if (sample < 0 || sample >= samples)
+        return dt__error(DT_E_USAGE, "there is no %s sample %lld: there are %lld, counted from 0",
+                         split == DT_TRAIN ? "training" : "validation", (long long)sample, (long long)samples);
+    at = d->first[split] + sample * n;
+    dt__data_read(d, at, n, tokens);
+    memcpy(targets, tokens + 1, (size_t)(n - 1) * sizeof *targets);
+    dt__data_read(d, at + n, 1, targets + n - 1);
+    return DT_OK;
+}
+
+/* ---- order -------------------------------------------------------------------------------- */
+
+enum { DT__FEISTEL_ROUNDS = 6 };
+
+/* Where place i of 0..n-1 goes in the permutation of (seed, epoch). A Feistel network permutes the numbers of 2 * half
+ * bits, whatever its round function is; a result of n or more is sent through again until it falls below n, which
+ * leaves a permutation of 0..n-1. There are at most 4n such numbers, so it takes 4 passes or fewer on average. */
+static int64_t dt__permute(int64_t n, int64_t i, uint64_t seed, int64_t epoch)
+{
+    uint64_t x = (uint64_t)i;
+    uint32_t mask, low = (uint32_t)epoch, high = (uint32_t)((uint64_t)epoch >> 32);
+    int half = 1;
+    while (half < 31 && ((int64_t)1 << (2 * half)) < n) half++;
+    mask = ((uint32_t)1 << half) - 1;
+    do {
+        uint32_t left = (uint32_t)(x >> half), right = (uint32_t)x & mask;
+        for (uint32_t round = 0; round < DT__FEISTEL_ROUNDS; round++) {
+            dt__rng rng = dt__rng_make(seed, DT__RNG_SHUFFLE, low, high, round);
+            uint32_t mixed = left ^ (dt__rng_word(&rng, right) & mask);
+            left = right;
+            right = mixed;
+        }
+        x = (uint64_t)left << half | right;
+    } while (x >= (uint64_t)n);
+    return (int64_t)x;
+}
+
+DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_index)
+{
+    int64_t n = dt_data_samples(d, DT_TRAIN);
+    return dt__permute(n, global_index % n, seed, global_index / n);
+}
+
+/* ---- prefetch ------------------------------------------------------------------------------
+ * A loader prepares the batches of steps first, first + 1, ... on its own thread, in a ring of slots: one is with the
+ * caller, the others are filled ahead. What is in a batch depends on the step alone, never on which thread was faster.
+ * One thread at a time may use a loader. */
+
+enum { DT__LOADER_MAX_SLOTS = 4 };
+
+/* The sample for row `row` of step `step`. Called on the loader's thread, also for steps that are never asked for. */
+typedef int64_t (*dt__sample_fn)(const void *context, int64_t step, int64_t row);
+
+typedef struct dt__batch {
+    int64_t step;
+    int32_t *tokens, *targets; /* (rows,T) each */
+} dt__batch;
+
+typedef struct dt__loader {
+    const dt_data *data;
+    dt_split split;
+    dt__sample_fn sample;
+    const void *context;
+    int64_t rows, first;
+    int slots;
+    dt__batch slot[DT__LOADER_MAX_SLOTS];
+    int32_t *memory;
+    int64_t filled, taken; /* batches prepared; batches handed out, of which the last is still in use */
+    double waited;         /* seconds that dt__loader_next() waited for data */
+    dt_result result;      /* of the first batch that could not be prepared; no more are */
+    char error[sizeof dt__thread.error];
+#ifndef DT_NO_THREADS
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards filled, taken, result, quit */
+    pthread_cond_t change;
+    int running, quit;
+#endif
+} dt__loader;
+
+/* Prepares batch number n, counted from the first. Its slot belongs to the caller. */
+static dt_result dt__loader_fill(dt__loader *l, int64_t n)
+{
+    dt__batch *b = &l->slot[n % l->slots];
+    int64_t length = l->data->sequence;
+    b->step = l->first + n;
+    for (int64_t row = 0; row < l->rows; row++) {
+        int64_t sample = l->sample(l->context, b->step, row);
+        dt_result r = dt_data_fetch(l->data, l->split, sample, b->tokens + row * length, b->targets + row * length);
+        if (r) return r;
+    }
+    return DT_OK;
+}
+
+/* Records how batch `filled` went. The sentence has to reach the thread that asks. */
+static void dt__loader_filled(dt__loader *l, dt_result r)
+{
+    if (!r) l->filled++;
+    else if (!l->result) {
+        l->result = r;
+        memcpy(l->error, dt__thread.error, sizeof l->error);
+    }
+}
+
+#ifndef DT_NO_THREADS
+static void *dt__loader_main(void *argument)
+{
+    dt__loader *l = (dt__loader *)argument;
+    pthread_mutex_lock(&l->lock);
+    while (!l->quit && !l->result) {
+        int64_t in_use = l->taken ? 1 : 0;
+        dt_result r;
+        if (l->filled - l->taken + in_use >= l->slots) {
+            pthread_cond_wait(&l->change, &l->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&l->lock);
+        r = dt__loader_fill(l, l->filled); /* only this thread writes `filled` */
+        pthread_mutex_lock(&l->lock);
+        dt__loader_filled(l, r);
+        pthread_cond_broadcast(&l->change);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+#endif
+
+static void dt__loader_close(dt__loader **handle)
+{
+    dt__loader *l = *handle;
+    if (!l) return;
+#ifndef DT_NO_THREADS
+    if (l->running) {
+        pthread_mutex_lock(&l->lock);
+        l->quit = 1;
+        pthread_cond_broadcast(&l->change);
+        pthread_mutex_unlock(&l->lock);
+        pthread_join(l->thread, NULL);
+    }
+    if (l->memory) { /* then dt__loader_start() made them */
+        pthread_mutex_destroy(&l->lock);
+        pthread_cond_destroy(&l->change);
+    }
+#endif
+    dt__free(l->memory);
+    dt__free(l);
+    *handle = NULL;
+}
+
+static dt_result dt__loader_start(dt__loader *l)
+{
+#ifndef DT_NO_THREADS
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->change, NULL);
+    l->running = !pthread_create(&l->thread, NULL, dt__loader_main, l);
+    if (!l->running)
+        return dt__error(DT_E_SYSTEM, "cannot start the thread that reads data: raise the limit of ulimit -u");
+#else
+    (void)l;
+#endif
+    return DT_OK;
+}
+
+/* Batches of `rows` samples of one split from step `first` on. `slots`: 2 to 4. `data` and `context` outlive it. */
+static dt_result dt__loader_open(dt__loader **handle, const dt_data *data, dt_split split, int64_t rows, int64_t first,
+                                 int slots, dt__sample_fn sample, const void *context)
+{
+    dt__loader *l = (dt__loader *)dt__alloc((int64_t)sizeof *l, "the data loader");
+    int64_t words = rows * data->sequence;
+    dt_result r = DT_E_MEMORY;
+    *handle = NULL;
+    if (!l) return r;
+    l->data = data;
+    l->split = split;
+    l->sample = sample;
+    l->context = context;
+    l->rows = rows;
+    l->first = first;
+    l->slots = (int)dt__max(2, dt__min(slots, DT__LOADER_MAX_SLOTS));
+    l->memory = (int32_t *)dt__alloc(l->slots * 2 * words * (int64_t)sizeof *l->memory, "batches of tokens");
+    for (int i = 0; i < l->slots && l->memory; i++) {
+        l->slot[i].tokens = l->memory + (2 * i) * words;
+        l->slot[i].targets = l->memory + (2 * i + 1) * words;
+    }
+    if (l->memory) r = dt__loader_start(l);
+    if (r) dt__loader_close(&l);
+    *handle = l;
+    return r;
+}
+
+/* The batch of the next step, valid until the next call or the close. Waits for it if need be. */
+static dt_result dt__loader_next(dt__loader *l, dt__batch *batch)
+{
+    double start = dt__now();
+    int64_t n;
+    dt_result r;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&l->lock);
+    n = l->taken++; /* gives the previous batch back */
+    pthread_cond_broadcast(&l->change);
+    while (l->filled <= n && !l->result) pthread_cond_wait(&l->change, &l->lock);
+    r = l->filled > n ? DT_OK : l->result;
+    pthread_mutex_unlock(&l->lock);
+#else
+    n = l->taken++;
+    if (!l->result) dt__loader_filled(l, dt__loader_fill(l, n));
+    r = l->result;
+#endif
+    l->waited += dt__now() - start;
+    if (r) return dt__error(r, "%s", l->error);
+    *batch = l->slot[n % l->slots];
+    return DT_OK;
+}
+
+/* ---- a text for machines that have none ---------------------------------------------------- */
+
+/* A grammar without recursion. $x stands for one of the alternatives of x, all equally likely; $t is the person that
+ * the paragraph is about, so that a reader who remembers the beginning guesses better. */
+typedef struct dt__prose_rule {
+    char symbol;
+    const char *alternatives;
+} dt__prose_rule;
+
+static const dt__prose_rule dt__prose_rules[] = {
+    { 's', "$t $v the $a $o $w.|$t $v the $o, and $n $v the $o too.|in the $m, $t $k $w.|the $o $w was $a and $a.|"
+           "\"where is the $o?\" asked $n, but $t $k $w.|$n and $t $k $w until the $m.|"
+           "when the $j came, $t $k $w and $v the $o.|nobody $v the $o, but $t still had the $a $o.|"
+           "$t told the $j about the $o $w.|the $m was $a, and the $j $k $w." },
+    { 'n', "Anna|Bruno|Clara|David|Edith|Felix|Greta|Henry|Irene|Jonas|Klara|Leo|Maria|Nina|Oscar|Paula" },
+    { 'j', "baker|sailor|teacher|farmer|doctor|miller|painter|gardener|fisherman|clockmaker|"
+           "old neighbour|young captain" },
+    { 'v', "found|lost|carried|mended|painted|sold|hid|forgot|borrowed|cleaned|bought|dropped|kept|saw" },
+    { 'k', "waited|slept|sang|walked|worked|rested|laughed|played|listened|stood" },
+    { 'o', "lamp|boat|basket|letter|clock|violin|kettle|ladder|map|blanket|bell|chair|coat|key|book|wheel" },
+    { 'a', "old|small|heavy|red|broken|quiet|bright|cold|wooden|strange|clean|empty|blue|warm" },
+    { 'w', "$i the $b|$i the $a $b|$i the $b $i the $b" },
+    { 'i', "behind|near|under|above|beside|in front of|across from" },
+    { 'b', "house|bridge|river|mill|harbour|garden|market|school|forest|tower|road|station|church|hill" },
+    { 'm', "morning|evening|winter|spring|summer|autumn|night|afternoon" },
+};
+
+typedef struct dt__prose {
+    dt__rng rng;
+    uint64_t draws;
+    uint32_t topic;  /* the person of the paragraph */
+    char text[1024]; /* the sentence; the longest one has under 300 bytes */
+    size_t length;
+} dt__prose;
+
+static uint32_t dt__prose_draw(dt__prose *p) { return dt__rng_word(&p->rng, p->draws++); }
+
+/* Alternative number `draw`, modulo their count, of a list with | between. */
+static const char *dt__prose_pick(const char *list, uint32_t draw)
+{
+    uint32_t count = 1;
+    for (const char *c = list; *c; c++) count += *c == '|';
+    for (draw %= count; draw; draw--) list = strchr(list, '|') + 1;
+    return list;
+}
+
+/* Appends one alternative of the symbol, with the symbols in it replaced. */
+static void dt__prose_expand(dt__prose *p, char symbol)
+{
+    const dt__prose_rule *rule = dt__prose_rules;
+    const char *c;
+    while (rule->symbol != (symbol == 't' ? 'n' : symbol)) rule++;
+    for (c = dt__prose_pick(rule->alternatives, symbol == 't' ? p->topic : dt__prose_draw(p)); *c && *c != '|'; c++) {
+        if (*c == '$') dt__prose_expand(p, *++c);
+        else p->text[p->length++] = *c;
+    }
+}
+
+/* The next sentence, with the space or the paragraph's end behind it. */
+static void dt__prose_sentence(dt__prose *p)
+{
+    char *first = p->text;
+    p->length = 0;
+    dt__prose_expand(p, 's');
+    if (*first == '"') first++;
+    if (*first >= 'a' && *first <= 'z') *first = (char)(*first - 'a' + 'A');
+    if (dt__prose_draw(p) % 6) {
+        p->text[p->length++] = ' ';
+        return;
+    }
+    p->text[p->length++] = '\n';
+    p->text[p->length++] = '\n';
+    p->topic = dt__prose_draw(p);
+}
+
+/* Writes exactly `bytes` bytes, the last one a newline. */
+static int dt__prose_write(FILE *file, int64_t bytes, uint64_t seed)
+{
+    dt__prose p;
+    memset(&p, 0, sizeof p);
+    p.rng = dt__rng_make(seed, DT__RNG_TEXT, 0, 0, 0);
+    p.topic = dt__prose_draw(&p);
+    for (int64_t left = bytes - 1; left > 0; left -= (int64_t)p.length) {
+        dt__prose_sentence(&p);
+        if ((int64_t)p.length > left) p.length = (size_t)left;
+        if (fwrite(p.text, 1, p.length, file) != p.length) return 0;
+    }
+    return fputc('\n', file) != EOF && !fflush(file) && !fsync(fileno(file));
+}
+
+DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed)
+{
+    char name[PATH_MAX];
+    FILE *file;
+    int fine, why;
+    if (bytes < 1) return dt__error(DT_E_USAGE, "a text of %lld bytes: ask for 1 or more", (long long)bytes);
+    /* process and stack: ranks that are threads write different files, too */
+    if ((size_t)snprintf(name, sizeof name, "%s.%ld.%p.tmp", path, (long)getpid(), (void *)name) >= sizeof name)
+        return dt__error(DT_E_FILE, "the file name %.60s... is too long: use a shorter one", path);
+    file = fopen(name, "wb");
+    if (!file)
+        return dt__error(DT_E_FILE, "cannot create %s (%s): choose another directory", name, strerror(errno));
+    fine = dt__prose_write(file, bytes, seed);
+    why = errno;
+    if (fclose(file) && fine) {
+        fine = 0;
+        why = errno;
+    }
+    if (fine && !rename(name, path)) return DT_OK;
+    if (fine) why = errno;
+    unlink(name);
+    return dt__error(DT_E_FILE, "cannot write %s (%s): free some space or choose another place", path, strerror(why));
+}
+
+/* ============================================================================================
+ * H12  probes: counters, events, rules
+ * ========================================================================================= */
+
+/* Best GEMM rate of this rank in GFLOP/s on a 384^3 product: what a share of peak refers to. */
+static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflops)
+{
+    enum { SIDE = 384 };
+    float *x = (float *)dt__alloc(3 * 4 * SIDE * SIDE, "the speed test");
+    dt__gemm g;
+    double best = 1e9;
+    if (!x) return DT_E_MEMORY;
+    memset(&g, 0, sizeof g);
+    g.m = g.n = g.k = SIDE;
+    g.a = x, g.b = x + SIDE * SIDE, g.c = x + 2 * SIDE * SIDE;
+    g.ars = g.brs = g.ldc = SIDE;
+    g.acs = g.bcs = 1;
+    for (int i = 0; i < 8; i++) {
+        double start = dt__now();
+        k->gemm(pool, &g);
+        if (dt__now() - start < best) best = dt__now() - start;
+    }
+    dt__free(x);
+    *gflops = 2e-9 * SIDE * SIDE * SIDE / best;
+    return DT_OK;
+}
+
+/* A JSON-lines file of numbers: dt__metrics_begin, dt__metrics_number .., dt__metrics_end per line. Not-a-number is
+ * written as null. The first error is kept and returned by dt__metrics_end. */
+typedef struct dt__metrics {
+    FILE *file;
+    const char *path;
+    const char *comma;
+    int error; /* errno of the first failure */
+} dt__metrics;
+
+static dt_result dt__metrics_error(const dt__metrics *m)
+{
+    return dt__error(DT_E_FILE, "cannot write metrics to %s: %s", m->path, strerror(m->error));
+}
+static dt_result dt__metrics_open(dt__metrics *m, const char *path)
+{
+    memset(m, 0, sizeof *m);
+    m->path = path;
+    m->file = fopen(path, "w");
+    if (m->file) return DT_OK;
+    m->error = errno;
+    return dt__metrics_error(m);
+}
+static void dt__metrics_begin(dt__metrics *m)
+{
+    m->comma = "{";
+}
+static void dt__metrics_number(dt__metrics *m, const char *name, double value)
+{
+    int bad = value - value == 0.0 ? fprintf(m->file, "%s\"%s\":%.9g", m->comma, name, value) < 0
+                                   : fprintf(m->file, "%s\"%s\":null", m->comma, name) < 0;
+    if (bad && !m->error) m->error = errno;
+    m->comma = ",";
+}
+static dt_result dt__metrics_end(dt__metrics *m)
+{
+    int bad = fputs("}\n", m->file) < 0 || fflush(m->file);
+    if (bad && !m->error) m->error = errno;
+    return m->error ? dt__metrics_error(m) : DT_OK;
+}
+static void dt__metrics_close(dt__metrics *m)
+{
+    if (m->file) fclose(m->file);
+    m->file = NULL;
+}
+
+/* ============================================================================================
+ * H13  transports and collectives
+ * ============================================================================================
+ * The local transport. Ranks are processes that map one memfd, or threads of one process; the code is the same.
+ *
+ *   job   one per launch: a lane per rank (signs of life, how it ended), the first fault, the stop request
+ *   area  one per communicator: a slot per rank (arrival counter, published calls), a channel per pair of ranks,
+ *         a stage per rank (buffers through which private memory travels)
+ *   region dt_comm_alloc memory: (size, bytes), mapped by all
+ *
+ * Everything is built on two moves. A *step*: publish, raise the own counter, wait until all counters are there.
+ * A *parcel*: one sender tells one receiver where data lies, the receiver copies and says so. What a rank publishes or
+ * stages for step s lies in half s & 1 and is written again at s + 2 at the earliest, when all have passed s + 1 and so
+ * have read it: a collective on small data needs one step, one on symmetric memory two.
+ * Counters are 32 bits and wrap: they are compared by difference. */
+
+enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PARCELS = 4 };
+#define DT__JOB_MAGIC 0x64745231u
+#define DT__GONE 0x40000000u /* in dt__lane.gone, beside the wait status */
+
+#define DT__CALLS(X)                                                                                         \
+    X(DT__CALL_OPEN, "opening") X(DT__CALL_BARRIER, "barrier") X(DT__CALL_BROADCAST, "broadcast")            \
+    X(DT__CALL_ALL_REDUCE, "all-reduce") X(DT__CALL_REDUCE_SCATTER, "reduce-scatter")                        \
+    X(DT__CALL_ALL_GATHER, "all-gather") X(DT__CALL_ALL_TO_ALL, "all-to-all")                                \
+    X(DT__CALL_REDUCE_PARTS, "reduce-parts") X(DT__CALL_ALLOC, "allocation") X(DT__CALL_SPLIT, "split")      \
+    X(DT__CALL_SEND, "send") X(DT__CALL_RECV, "receive")
+#define DT__CALL_ENUM(code, name) code,
+#define DT__CALL_NAME(code, name) case code: return name;
+enum { DT__CALLS(DT__CALL_ENUM) DT__CALL_COUNT };
+
+static const char *dt__call_name(int op)
+{
+    switch (op) { DT__CALLS(DT__CALL_NAME) default: return "call"; }
+}
+
+/* A counter that others wait for. */
+typedef struct dt__event {
+    uint32_t value, sleepers;
+} dt__event;
+
+/* Faults of a job or of one communicator: (kind << 16 | rank in the job), 0 when fine; the first one stays. */
+enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT, DT__FAULT_LENGTH };
+
+/* One rank of the job. Written by that rank, `gone` and `pid` by the supervisor. */
+typedef struct dt__lane {
+    uint32_t tick;    /* signs of life */
+    uint32_t gone;    /* 0, or DT__GONE | status as waitpid tells it */
+    int32_t pid;
+    int32_t waiting;  /* 1 + the rank that this one waits for, 0 when it computes */
+    uint32_t opened;  /* communicators opened by dt_comm_init */
+    uint32_t stamp;   /* milliseconds, renewed while waiting */
+    char pad[104];
+} dt__lane;
+
+typedef struct dt__job {
+    uint32_t magic;
+    int32_t size, threads, timeout_ms;
+    uint32_t fault;
+    int32_t stop;     /* 1: requested, 2: waits end with DT_E_STOPPED */
+    int32_t grace_ms; /* how long the job may go on after a request (dt__comm_stop_grace) */
+    uint32_t told;    /* a rank has said what failed (dt_fail) */
+    int64_t end;      /* file offset of the next region */
+    int64_t where;    /* the area of the communicator being opened, -1 when there was no memory */
+    dt__event opened; /* raised by rank 0 when `where` is valid */
+    char pad2[72];
+} dt__job;            /* dt__lane lanes[size] follow */
+
+typedef struct dt__published {
+    int64_t sequence, count;
+    int64_t where, detail; /* address of the data for peers or -1; op's own */
+    int32_t op, extra;     /* DT__CALL_*; dt_op or root */
+} dt__published;
+
+typedef struct dt__seat {
+    dt__event arrived;
+    uint32_t left; /* dt_comm_free */
+    uint32_t out;  /* this rank's calls fail now */
+    char pad[48];
+    dt__published call[2];
+    char pad2[48];
+} dt__seat;
+
+typedef struct dt__parcel {
+    int64_t where, count, total;
+} dt__parcel;
+
+typedef struct dt__channel { /* from one rank to one rank */
+    dt__event posted, taken;
+    dt__parcel parcel[DT__PARCELS];
+    char pad[16];
+} dt__channel;
+
+typedef struct dt__area {
+    uint32_t fault, outs; /* outs: ranks whose slot says out */
+    int32_t inside;       /* ranks that have not left: the last one returns the memory */
+    char pad[116];
+} dt__area; /* dt__seat slots[size], dt__channel channels[size][size] (from, to), float stage[size][6][chunk] follow */
+
+typedef struct dt__region {
+    struct dt__region *next;
+    char *base;
+    int64_t where;  /* how peers name base: file offset, or the address itself when ranks are threads */
+    int64_t bytes;  /* mapped */
+    int64_t stride; /* bytes of one rank */
+} dt__region;
+
+/* What a thread that is a rank knows about itself (dt__thread.rank). */
+struct dt__local_rank {
+    dt__job *job;
+    int rank;
+};
+
+struct dt_comm {
+    int rank, size;
+    int fd;             /* the job's memfd, -1 for threads */
+    int spins;          /* polls before sleeping */
+    dt__job *job;       /* NULL when this rank is alone */
+    dt_comm *parent;    /* communicator that this one was split from */
+    int *up;            /* (size) rank in parent */
+    int *lane;          /* (size) rank in the job */
+    float **view;       /* (size) the peers' data of the current call */
+    const float **from; /* (size) scratch of one reduction */
+    int64_t *sent;      /* (size) bytes of this rank's data that reached each peer */
+    int64_t collectives;
+    double waited;      /* seconds */
+    dt__area *area;
+    dt__region *regions; /* newest first; the area is the last */
+    int64_t chunk;      /* floats in one stage buffer */
+    uint32_t step;
+    uint32_t shared_step; /* thread ranks: the step since which peers may read this rank's private memory */
+    int sharing;
+    dt__published call;
+    dt_result failed;
+    char message[512];
+};
+
+static dt__lane *dt__job_lane(dt__job *job, int rank) { return (dt__lane *)(void *)(job + 1) + rank; }
+static dt__seat *dt__comm_slot(const dt_comm *c, int rank) { return (dt__seat *)(void *)(c->area + 1) + rank; }
+static dt__lane *dt__comm_lane(const dt_comm *c, int rank) { return dt__job_lane(c->job, c->lane[rank]); }
+static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
+{
+    return (dt__channel *)(void *)dt__comm_slot(c, c->size) + (int64_t)from * c->size + to;
+}
+/* Buffers 0, 1: a step's input; 2, 3: its result; 4, 5: parcels. */
+static float *dt__comm_stage(const dt_comm *c, int rank, uint32_t buffer)
+{
+    return (float *)(void *)dt__comm_channel(c, c->size, 0) + (6 * (int64_t)rank + buffer) * c->chunk;
+}
+
+static int64_t dt__job_bytes(int size)
+{
+    return dt__round_up((int64_t)sizeof(dt__job) + (int64_t)size * (int64_t)sizeof(dt__lane), 4096);
+}
+static int64_t dt__chunk_floats(int size) { return size <= 16 ? 32768 : 4096; }
+static int64_t dt__area_bytes(int size)
+{
+    int64_t n = size;
+    return dt__round_up((int64_t)sizeof(dt__area) + n * (int64_t)sizeof(dt__seat) +
+                        n * n * (int64_t)sizeof(dt__channel) +
+                        n * 6 * dt__chunk_floats(size) * (int64_t)sizeof(float), 4096);
+}
+
+/* ---- signs of life ---- */
+
+/* Compute code calls this often, so that a long stretch of work does not look like a frozen rank. */
+static void dt__comm_tick(dt_comm *c)
+{
+    uint32_t *tick;
+    if (!c->job) return;
+    tick = &dt__comm_lane(c, c->rank)->tick;
+    __atomic_store_n(tick, __atomic_load_n(tick, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+}
+
+/* Whether Ctrl-C or SIGTERM was seen. Ranks see it at different moments: agree by a collective before acting. */
+static int dt__comm_stop_requested(const dt_comm *c) 
+{
+    return c->job && __atomic_load_n(&c->job->stop, __ATOMIC_RELAXED);
+}
+
+/* Lets collectives go on for `seconds` after a stop request, so that a step can end and be saved. */
+static void dt__comm_stop_grace(dt_comm *c, double seconds)
+{
+    if (c->job) __atomic_store_n(&c->job->grace_ms, (int32_t)(seconds * 1e3), __ATOMIC_RELAXED);
+}
+
+static void dt__blame(uint32_t *fault, int kind, int rank)
+{
+    uint32_t none = 0, word = (uint32_t)kind << 16 | (uint32_t)rank;
+    __atomic_compare_exchange_n(fault, &none, word, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+static void dt__format_end(char *text, size_t size, uint32_t gone)
+{
+    int status = (int)(gone & ~DT__GONE), sig = WTERMSIG(status);
+    if (WIFSIGNALED(status)) snprintf(text, size, "was killed by signal %d (%s)", sig, strsignal(sig));
+    else snprintf(text, size, "ended with status %d", WEXITSTATUS(status));
+}
+
+static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fault)
+{
+    int rank = (int)(fault & 0xffffu);
+    char end[128];
+    switch (fault >> 16) {
+    case DT__FAULT_DIED:
+        dt__format_end(end, sizeof end, __atomic_load_n(&dt__job_lane(job, rank)->gone, __ATOMIC_ACQUIRE));
+        snprintf(text, size, "rank %d %s", rank, end);
+        break;
+    case DT__FAULT_FROZEN:
+        snprintf(text, size, "rank %d has not moved for %g s (frozen? if it works for so long, raise --timeout)", rank,
+                 job->timeout_ms * 1e-3);
+        break;
+    case DT__FAULT_DEADLOCK:
+        snprintf(text, size, "rank %d waits for a rank that waits for it (a send without its receive, or ranks that "
+                 "call different communicators in different order)", rank);
+        break;
+    case DT__FAULT_LEFT: snprintf(text, size, "rank %d left (dt_comm_free, or the end of its program)", rank); break;
+    default: snprintf(text, size, "rank %d got a message of another length than it asked for", rank); break;
+    }
+}
+
+/* ---- failing ---- */
+
+static void dt__nap(void)
+{
+    struct timespec t;
+    t.tv_sec = 0;
+    t.tv_nsec = 100000;
+    nanosleep(&t, NULL);
+}
+
+/* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
+ * peer that arrived at the same step still reads it. A peer that arrives later sees `outs` and does not read. */
+static void dt__comm_drain(dt_comm *c)
+{
+    double start = dt__now();
+    for (int p = 0; p < c->size; p++) {
+        dt__seat *slot = dt__comm_slot(c, p);
+        while (p != c->rank && __atomic_load_n(&slot->arrived.value, __ATOMIC_SEQ_CST) == c->shared_step &&
+               !__atomic_load_n(&slot->out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slot->left, __ATOMIC_SEQ_CST) &&
+               (dt__now() - start) * 1e3 < c->job->timeout_ms)
+            dt__nap();
+    }
+}
+
+/* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message. */
+static dt_result dt__comm_fail(dt_comm *c, dt_result code)
+{
+    c->failed = code;
+    if (c->area) {
+        __atomic_store_n(&dt__comm_slot(c, c->rank)->out, 1u, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
+        if (c->sharing) dt__comm_drain(c);
+    }
+    return dt__error(code, "%s", c->message);
+}
+
+/* The first fault. What a rank does because of a fault (leave, end) comes later and must not be blamed for it. */
+static uint32_t dt__comm_fault(const dt_comm *c)
+{
+    uint32_t fault = c->area ? __atomic_load_n(&c->area->fault, __ATOMIC_SEQ_CST) : 0;
+    return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
+}
+
+static dt_result dt__comm_explain(dt_comm *c)
+{
+    uint32_t fault = dt__comm_fault(c);
+    char text[300], call[64];
+    snprintf(call, sizeof call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
+    if (!fault) {
+        snprintf(c->message, sizeof c->message, "stopped on request in %s", call);
+        return dt__comm_fail(c, DT_E_STOPPED);
+    }
+    dt__format_fault(text, sizeof text, c->job, fault);
+    snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->lane[c->rank], call);
+    return dt__comm_fail(c, DT_E_PEER);
+}
+
+static int dt__comm_troubled(const dt_comm *c)
+{
+    return __atomic_load_n(&c->job->fault, __ATOMIC_RELAXED) || __atomic_load_n(&c->job->stop, __ATOMIC_RELAXED) == 2 ||
+           (c->area && (__atomic_load_n(&c->area->outs, __ATOMIC_SEQ_CST) ||
+                        __atomic_load_n(&c->area->fault, __ATOMIC_RELAXED)));
+}
+
+/* ---- waiting ---- */
+
+static int dt__event_reached(const dt__event *e, uint32_t target)
+{
+    return (int32_t)(__atomic_load_n(&e->value, __ATOMIC_ACQUIRE) - target) >= 0;
+}
+
+static void dt__event_raise(dt__event *e, uint32_t value)
+{
+    __atomic_store_n(&e->value, value, __ATOMIC_SEQ_CST);
+#ifdef __linux__
+    if (__atomic_load_n(&e->sleepers, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &e->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+#endif
+}
+
+/* Sleeps until the event is raised, at most 20 ms: a slice, after which the caller looks at its peers. */
+static void dt__event_sleep(dt__event *e, uint32_t target)
+{
+#ifdef __linux__
+    struct timespec slice;
+    uint32_t seen;
+    slice.tv_sec = 0;
+    slice.tv_nsec = 20000000;
+    __atomic_fetch_add(&e->sleepers, 1u, __ATOMIC_SEQ_CST);
+    seen = __atomic_load_n(&e->value, __ATOMIC_SEQ_CST);
+    if ((int32_t)(seen - target) < 0) syscall(SYS_futex, &e->value, FUTEX_WAIT, seen, &slice, NULL, 0);
+    __atomic_fetch_sub(&e->sleepers, 1u, __ATOMIC_SEQ_CST);
+#else
+    (void)e, (void)target;
+    dt__nap();
+#endif
+}
+
+typedef struct dt__watch {
+    int suspect;     /* 1 + rank in the job */
+    uint32_t moved;  /* its signs of life when last seen to change */
+    double silence, looked;
+} dt__watch;
+
+static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
+
+/* Follows "waits for" from a peer to the rank that holds all up. A waiting rank renews its stamp, so an old one
+ * belongs to a rank that froze while it waited. Returns the rank, or DT__RANKS_MAX for a circle; *life is what must
+ * change. */
+static int dt__find_culprit(dt_comm *c, int rank, uint32_t *life)
+{
+    uint32_t now = dt__clock_ms();
+    int32_t old = c->job->timeout_ms / 4;
+    *life = 0;
+    for (int hops = 0; hops <= c->job->size; hops++) {
+        dt__lane *lane = dt__job_lane(c->job, rank);
+        uint32_t stamp = __atomic_load_n(&lane->stamp, __ATOMIC_RELAXED);
+        int waiting = __atomic_load_n(&lane->waiting, __ATOMIC_RELAXED);
+        *life += __atomic_load_n(&lane->tick, __ATOMIC_RELAXED);
+        if (!waiting || (int32_t)(now - stamp) > old) return *life += stamp, rank;
+        rank = waiting - 1;
+    }
+    return DT__RANKS_MAX;
+}
+
+/* Adds up how long the culprit has been silent. At most 0.1 s counts per look, so that time during which this very rank
+ * did not run (a stopped job, a sleeping laptop) counts for nobody. */
+static int dt__silent_too_long(dt_comm *c, int peer, dt__watch *w)
+{
+    uint32_t life;
+    int suspect = 1 + dt__find_culprit(c, c->lane[peer], &life);
+    double now = dt__now(), passed = now - w->looked;
+    w->looked = now;
+    if (suspect != w->suspect || life != w->moved) {
+        w->suspect = suspect;
+        w->moved = life;
+        w->silence = 0;
+        return 0;
+    }
+    w->silence += passed < 0.1 ? passed : 0.1;
+    if (w->silence * 1e3 < c->job->timeout_ms) return 0;
+    if (suspect - 1 < DT__RANKS_MAX) dt__blame(&c->job->fault, DT__FAULT_FROZEN, suspect - 1);
+    else dt__blame(&c->job->fault, DT__FAULT_DEADLOCK, c->lane[peer]);
+    return 1;
+}
+
+/* Whether to give up waiting for `peer`. The event is looked at again after each bad sign: a peer may arrive, then
+ * leave. */
+static int dt__give_up(dt_comm *c, int peer, dt__event *e, uint32_t target, dt__watch *w)
+{
+    uint32_t gone = __atomic_load_n(&dt__comm_lane(c, peer)->gone, __ATOMIC_ACQUIRE);
+    uint32_t left = c->area ? __atomic_load_n(&dt__comm_slot(c, peer)->left, __ATOMIC_ACQUIRE) : 0;
+    int troubled = dt__comm_troubled(c) || gone || left;
+    if (!troubled) troubled = dt__silent_too_long(c, peer, w);
+    if (!troubled || dt__event_reached(e, target)) return 0;
+    if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
+    if (gone & ~DT__GONE) dt__blame(&c->job->fault, DT__FAULT_DIED, c->lane[peer]);
+    else dt__blame(c->area ? &c->area->fault : &c->job->fault, DT__FAULT_LEFT, c->lane[peer]);
+    return 1;
+}
+
+static dt_result dt__wait_asleep(dt_comm *c, int peer, dt__event *e, uint32_t target)
+{
+    dt__lane *me = dt__comm_lane(c, c->rank);
+    dt__watch watch;
+    int up = 0;
+    memset(&watch, 0, sizeof watch);
+    watch.looked = dt__now();
+    __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
+    __atomic_store_n(&me->waiting, 1 + c->lane[peer], __ATOMIC_RELAXED);
+    while (!dt__event_reached(e, target)) {
+        dt__event_sleep(e, target);
+        __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
+        if ((up = dt__give_up(c, peer, e, target, &watch)) != 0) break;
+    }
+    __atomic_store_n(&me->waiting, 0, __ATOMIC_RELAXED);
+    return up ? dt__comm_explain(c) : DT_OK;
+}
+
+/* Waits until the event, which `peer` raises, has the target value. */
+static dt_result dt__wait(dt_comm *c, int peer, dt__event *e, uint32_t target)
+{
+    double start;
+    dt_result r = DT_OK;
+    if (dt__event_reached(e, target)) return DT_OK;
+    start = dt__now();
+    for (int i = 0; i < c->spins && !dt__event_reached(e, target); i++) dt__relax();
+    for (int i = 0; i < 8 && !dt__event_reached(e, target); i++) sched_yield();
+    if (!dt__event_reached(e, target)) r = dt__wait_asleep(c, peer, e, target);
+    c->waited += dt__now() - start;
+    return r;
+}
+
+/* ---- shared memory ---- */
+
+/* The number behind `key` in a file of the kernel, -1 when there is none. */
+static int64_t dt__read_number(const char *path, const char *key)
+{
+    char line[256];
+    int64_t value = -1;
+    FILE *f = fopen(path, "r");
+    if (!f) return -1;
+    while (value < 0 && fgets(line, (int)sizeof line, f)) {
+        char *end, *start = line + strlen(key);
+        if (strncmp(line, key, strlen(key))) continue;
+        value = (int64_t)strtoll(start, &end, 10);
+        if (end == start) break;
+    }
+    fclose(f);
+    return value;
+}
+
+/* Bytes that can be allocated without swapping or being killed: of the machine, and of the container's limit. */
+static int64_t dt__memory_available(void)
+{
+    int64_t free_kb = dt__read_number("/proc/meminfo", "MemAvailable:");
+    int64_t limit = dt__read_number("/sys/fs/cgroup/memory.max", "");
+    int64_t used = dt__read_number("/sys/fs/cgroup/memory.current", "");
+    int64_t cache = dt__read_number("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    int64_t available = free_kb < 0 ? INT64_MAX : free_kb * 1024;
+    if (limit > 0 && used >= 0) available = dt__min(available, limit - used + dt__max(cache, 0));
+    return dt__max(available, 0);
+}
+
+/* Fixes memory behind [where, where + bytes) of the job's file now: a lack of it is an error then, not a SIGBUS. */
+static int dt__file_reserve(int fd, int64_t where, int64_t bytes)
+{
+#ifdef __linux__
+    int failed;
+    do failed = (int)syscall(SYS_fallocate, fd, 0, (off_t)where, (off_t)bytes);
+    while (failed && errno == EINTR);
+    return failed;
+#else
+    (void)fd, (void)where, (void)bytes;
+    return -1;
+#endif
+}
+
+/* Gives the memory of one region back. Processes: only the last one to leave may free the file's pages. */
+static void dt__region_drop(dt_comm *c, dt__region *region, int last)
+{
+    if (c->fd >= 0 || last) munmap(region->base, (size_t)region->bytes);
+#ifdef __linux__
+    if (c->fd >= 0 && last)
+        (void)!syscall(SYS_fallocate, c->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)region->where, (off_t)region->bytes);
+#endif
+    dt__free(region);
+}
+
+/* New anonymous memory, shared with threads only; NULL when refused. */
+static char *dt__map_private(int64_t bytes)
+{
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? NULL : (char *)p;
+}
+
+/* Makes the name of new shared memory: run by one rank, which tells the others. -1 when memory is short. */
+static int64_t dt__region_create(dt__job *job, int64_t bytes)
+{
+    char *base;
+    if (bytes > dt__memory_available()) return -1;
+    if (!job->threads) return __atomic_fetch_add(&job->end, bytes, __ATOMIC_RELAXED);
+    base = dt__map_private(bytes);
+    return base ? (int64_t)(intptr_t)base : -1;
+}
+
+/* Maps shared memory that dt__region_create named and puts it on the list. NULL when that fails. */
+static dt__region *dt__region_join(dt_comm *c, int64_t where, int64_t bytes, int64_t stride)
+{
+    dt__region *region = (dt__region *)dt__alloc((int64_t)sizeof *region, "a shared region");
+    void *base = (void *)(intptr_t)where;
+    if (!region) return NULL;
+    if (c->fd >= 0) base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, (off_t)where);
+    if (base == MAP_FAILED) {
+        dt__free(region);
+        return NULL;
+    }
+    region->base = (char *)base;
+    region->where = where;
+    region->bytes = bytes;
+    region->stride = stride;
+    region->next = c->regions;
+    c->regions = region;
+    return region;
+}
+
+/* How peers name this memory, or -1 when it is private. Looks at the parents' memory too. */
+static int64_t dt__locate(const dt_comm *c, const void *data, int64_t bytes)
+{
+    const char *p = (const char *)data;
+    for (; c; c = c->parent)
+        for (const dt__region *g = c->regions; g; g = g->next)
+            if (p >= g->base && p < g->base + g->bytes && bytes <= g->base + g->bytes - p)
+                return g->where + (p - g->base);
+    return -1;
+}
+
+/* Where memory that a peer named lies here. */
+static float *dt__resolve(const dt_comm *c, int64_t where)
+{
+    if (c->fd < 0) return (float *)(intptr_t)where;
+    for (; c; c = c->parent)
+        for (const dt__region *g = c->regions; g; g = g->next)
+            if (where >= g->where && where < g->where + g->bytes)
+                return (float *)(void *)(g->base + (where - g->where));
+    return NULL;
+}
+
+/* ---- steps ---- */
+
+static dt_result dt__step(dt_comm *c)
+{
+    dt_result r = DT_OK;
+    c->step++;
+    dt__event_raise(&dt__comm_slot(c, c->rank)->arrived, c->step);
+    for (int i = 1; i < c->size && !r; i++) {
+        int peer = (c->rank + i) % c->size;
+        r = dt__wait(c, peer, &dt__comm_slot(c, peer)->arrived, c->step);
+    }
+    return r;
+}
+
+static const dt__published *dt__peer_call(const dt_comm *c, int rank)
+{
+    return &dt__comm_slot(c, rank)->call[c->step & 1u];
+}
+
+static void dt__format_call(char *text, size_t size, const dt__published *call)
+{
+    const char *unit = call->op == DT__CALL_ALLOC ? "bytes" : "floats";
+    const char *extra = call->op == DT__CALL_BROADCAST ? "root" : "kind";
+    snprintf(text, size, "%s #%lld (%lld %s, %s %d)", dt__call_name(call->op), (long long)call->sequence,
+             (long long)call->count, unit, extra, call->extra);
+}
+
+/* All ranks see the same published calls, so all of them find the same first difference from rank 0. */
+static dt_result dt__check_calls(dt_comm *c)
+{
+    const dt__published *a = dt__peer_call(c, 0);
+    char first[128], other[128];
+    for (int p = 1; p < c->size; p++) {
+        const dt__published *b = dt__peer_call(c, p);
+        if (a->op == b->op && a->sequence == b->sequence && a->count == b->count && a->extra == b->extra) continue;
+        dt__format_call(first, sizeof first, a);
+        dt__format_call(other, sizeof other, b);
+        snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must "
+                 "make the same calls in the same order", c->lane[0], first, c->lane[p], other);
+        return dt__comm_fail(c, DT_E_PEER);
+    }
+    return DT_OK;
+}
+
+/* Names the call that begins, and refuses it when the communicator has failed. */
+static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
+{
+    if (c->failed) return dt__error(c->failed, "%s", c->message);
+    c->call.op = op;
+    c->call.count = count;
+    c->call.extra = extra;
+    c->call.where = -1;
+    c->call.detail = 0;
+    if (op < DT__CALL_SEND) {
+        c->call.sequence++;
+        c->collectives++;
+    }
+    if (count < 0)
+        return dt__error(DT_E_USAGE, "%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
+    if (!c->job) return DT_OK;
+    dt__comm_tick(c);
+    return dt__comm_troubled(c) ? dt__comm_explain(c) : DT_OK;
+}
+
+/* The first step of a collective: all ranks publish their call and see that they agree. */
+static dt_result dt__meet(dt_comm *c)
+{
+    dt_result r;
+    dt__comm_slot(c, c->rank)->call[(c->step + 1) & 1u] = c->call;
+    c->shared_step = c->step + 1;
+    c->sharing = c->job->threads && c->call.where >= 0;
+    r = dt__step(c);
+    if (!r) r = dt__check_calls(c);
+    if (!r && c->sharing && dt__comm_troubled(c)) r = dt__comm_explain(c); /* see dt__comm_drain */
+    return r;
+}
+
+/* After dt__meet: fills c->view when every rank's data can be read in place. */
+static int dt__views(dt_comm *c)
+{
+    for (int p = 0; p < c->size; p++) {
+        int64_t where = dt__peer_call(c, p)->where;
+        if (where < 0) return 0;
+        c->view[p] = dt__resolve(c, where);
+    }
+    return 1;
+}
+
+/* The last step of a collective that read or wrote peers' memory. */
+static dt_result dt__conclude(dt_comm *c)
+{
+    dt_result r = dt__step(c);
+    c->sharing = 0;
+    dt__comm_tick(c);
+    return r;
+}
+
+/* How peers can reach this rank's data: thread ranks read private memory too. */
+static int64_t dt__publish(const dt_comm *c, const void *data, int64_t count)
+{
+    return c->job->threads ? (int64_t)(intptr_t)data : dt__locate(c, data, count * (int64_t)sizeof(float));
+}
+
+/* ---- sums in tree order ---- */
+
+/* A partial sum that a rank holds: the subtree (level, index) over leaves [index << level, (index + 1) << level). */
+typedef struct dt__part {
+    int level;
+    int64_t index;
+    int64_t offset; /* floats from the start of the rank's data */
+} dt__part;
+
+typedef struct dt__sum {
+    dt_op op;
+    int size;
+    const float *const *from; /* (size) the ranks' data */
+    const dt__part *parts;    /* rank by rank, each rank's in the order of leaves; NULL: one leaf per rank */
+    const int *counts;        /* (size) parts of each rank */
+    float *const *to;         /* (outputs) where results go */
+    int outputs;
+} dt__sum;
+
+/* The outputs may be the inputs, but only at the same index. */
+#if defined(__clang__)
+#define DT__IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define DT__IVDEP _Pragma("GCC ivdep")
+#endif
+
+#define DT__COMBINE(name, expression)                                                                        \
+    static void name(float *d, float *e, const float *a, const float *b, int64_t n)                          \
+    {                                                                                                        \
+        DT__IVDEP for (int64_t i = 0; i < n; i++) {                                                          \
+            float x = a[i], y = b[i];                                                                        \
+            d[i] = e[i] = (expression);                                                                      \
+        }                                                                                                    \
+    }
+DT__COMBINE(dt__combine_sum, x + y)
+DT__COMBINE(dt__combine_max, x > y ? x : y)
+DT__COMBINE(dt__combine_min, x < y ? x : y)
+
+/* d and e get op(a, b). d may be a, e may be b or d. */
+static void dt__combine(dt_op op, float *d, float *e, const float *a, const float *b, int64_t n)
+{
+    if (op == DT_SUM) dt__combine_sum(d, e, a, b, n);
+    else if (op == DT_MAX) dt__combine_max(d, e, a, b, n);
+    else dt__combine_min(d, e, a, b, n);
+}
+
+/* One block of the sum, n <= DT__BLOCK. A stack of subtrees: a node is combined with its left neighbour as soon as
+ * both are there; at the end what is left over is folded from the right. The last combination writes the outputs. An
+ * output may be the first source of its rank: by then this block of it has been read. */
+static void dt__sum_block(const dt__sum *s, int64_t at, int64_t n)
+{
+    float temp[DT__TREE_DEPTH][DT__BLOCK];
+    const float *value[DT__TREE_DEPTH];
+    int level[DT__TREE_DEPTH], depth = 0, copied = 1;
+    const dt__part *part = s->parts;
+    for (int r = 0; r < s->size; r++)
+        for (int j = 0, count = s->parts ? s->counts[r] : 1; j < count; j++) {
+            int64_t index = part ? part->index : r;
+            int last = r == s->size - 1 && j == count - 1;
+            level[depth] = part ? part->level : 0;
+            value[depth++] = s->from[r] + (part ? part->offset : 0) + at;
+            if (part) part++;
+            while (depth > 1 && (last || (level[depth - 2] == level[depth - 1] && (index & 1)))) {
+                int final = last && depth == 2;
+                float *d = final ? s->to[0] + at : temp[depth - 2];
+                float *e = final && s->outputs > 1 ? s->to[1] + at : d;
+                dt__combine(s->op, d, e, value[depth - 2], value[depth - 1], n);
+                if (final) copied = s->outputs > 1 ? 2 : 1;
+                value[--depth - 1] = d;
+                level[depth - 1]++;
+                index >>= 1;
+            }
+        }
+    if (value[0] != s->to[0] + at) memcpy(s->to[0] + at, value[0], (size_t)n * sizeof(float));
+    for (int k = copied; k < s->outputs; k++) memcpy(s->to[k] + at, s->to[0] + at, (size_t)n * sizeof(float));
+}
+
+static void dt__sum_range(dt_comm *c, const dt__sum *s, int64_t begin, int64_t end)
+{
+    unsigned saved = dt__fp_enter();
+    for (int64_t at = begin; at < end; at += DT__BLOCK) {
+        dt__sum_block(s, at, dt__min(DT__BLOCK, end - at));
+        if ((at - begin) % (1024 * DT__BLOCK) == 0) dt__comm_tick(c);
+    }
+    dt__fp_leave(saved);
+}
+
+/* Boundary r of `size` nearly equal pieces of [0, count), cut at blocks. */
+static int64_t dt__piece(int64_t count, int size, int r)
+{
+    return dt__min(count, dt__ceil_div(count, DT__BLOCK) * r / size * DT__BLOCK);
+}
+
+/* ---- collectives ---- */
+
+/* One data movement. in is (sections,count). */
+typedef struct dt__move {
+    int op;
+    const float *in;
+    float *out;
+    int64_t count, sections;
+    dt_op reduce;
+    int root;
+} dt__move;
+
+static void dt__copy(float *to, const float *from, int64_t n)
+{
+    if (n > 0 && to != from) memcpy(to, from, (size_t)n * sizeof(float));
+}
+
+static void dt__pack(const dt_comm *c, const dt__move *m, int64_t begin, int64_t n, float *stage)
+{
+    if (m->op == DT__CALL_BROADCAST && c->rank != m->root) return;
+    for (int64_t s = 0; s < m->sections; s++) dt__copy(stage + s * n, m->in + s * m->count + begin, n);
+}
+
+/* Takes elements [begin, begin + n) of every section from c->from, where sections lie `stride` floats apart. */
+static void dt__unpack(dt_comm *c, const dt__move *m, int64_t begin, int64_t n, int64_t stride)
+{
+    dt__sum s;
+    float *to = m->out + begin;
+    int64_t mine = m->sections > 1 ? c->rank * stride : 0;
+    for (int p = 0; p < c->size; p++) c->from[p] += mine;
+    switch (m->op) {
+    case DT__CALL_BROADCAST:
+        if (c->rank != m->root) dt__copy(to, c->from[m->root], n);
+        return;
+    case DT__CALL_ALL_GATHER:
+    case DT__CALL_ALL_TO_ALL:
+        for (int p = 0; p < c->size; p++) dt__copy(to + p * m->count, c->from[p], n);
+        return;
+    default: break;
+    }
+    memset(&s, 0, sizeof s);
+    s.op = m->reduce;
+    s.size = c->size;
+    s.from = c->from;
+    s.to = &to;
+    s.outputs = 1;
+    dt__sum_range(c, &s, 0, n);
+}
+
+/* Bytes that reach each peer: everyone reads the section meant for it. */
+static void dt__count_bytes(dt_comm *c, const dt__move *m)
+{
+    for (int p = 0; p < c->size; p++)
+        if (p != c->rank && (m->op != DT__CALL_BROADCAST || c->rank == m->root))
+            c->sent[p] += m->count * (int64_t)sizeof(float);
+}
+
+static void dt__from_stage(dt_comm *c, uint32_t buffer)
+{
+    for (int p = 0; p < c->size; p++) c->from[p] = dt__comm_stage(c, p, buffer);
+}
+
+static dt_result dt__exchange_staged(dt_comm *c, const dt__move *m)
+{
+    int64_t width = c->chunk / m->sections;
+    dt_result r = DT_OK;
+    for (int64_t at = 0; at < m->count && !r; at += width) {
+        int64_t n = dt__min(width, m->count - at);
+        dt__pack(c, m, at, n, dt__comm_stage(c, c->rank, (c->step + 1) & 1u));
+        if ((r = dt__step(c)) != DT_OK) break;
+        dt__comm_tick(c);
+        dt__from_stage(c, c->step & 1u);
+        dt__unpack(c, m, at, n, n);
+    }
+    return r;
+}
+
+/* Every collective but the large all-reduce: small data rides on the first step, symmetric data is read in place, the
+ * rest goes through the stages chunk by chunk. */
+static dt_result dt__exchange(dt_comm *c, const dt__move *m)
+{
+    int64_t total = m->count * m->sections;
+    int eager = total <= DT__EAGER;
+    dt_result r;
+    if (eager) dt__pack(c, m, 0, m->count, dt__comm_stage(c, c->rank, (c->step + 1) & 1u));
+    else c->call.where = dt__publish(c, m->in, total);
+    if ((r = dt__meet(c)) != DT_OK) return r;
+    dt__count_bytes(c, m);
+    if (eager) {
+        dt__from_stage(c, c->step & 1u);
+        dt__unpack(c, m, 0, m->count, m->count);
+        return DT_OK;
+    }
+    if (!dt__views(c)) {
+        c->sharing = 0;
+        return dt__exchange_staged(c, m);
+    }
+    for (int p = 0; p < c->size; p++) c->from[p] = c->view[p];
+    dt__unpack(c, m, 0, m->count, m->count);
+    return dt__conclude(c);
+}
+
+/* The whole of a collective when there is only this rank. */
+static dt_result dt__exchange_alone(const dt__move *m)
+{
+    if (m->op != DT__CALL_BROADCAST) dt__copy(m->out, m->in, m->count);
+    return DT_OK;
+}
+
+static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
+{
+    dt__move m;
+    dt_result r = dt__begin(c, op, count, extra);
+    if (r) return r;
+    m.op = op;
+    m.in = in;
+    m.out = out;
+    m.count = count;
+    m.sections = sections;
+    m.reduce = extra == DT_MAX ? DT_MAX : extra == DT_MIN ? DT_MIN : DT_SUM;
+    m.root = extra;
+    return c->job ? dt__exchange(c, &m) : dt__exchange_alone(&m);
+}
+
+static dt_result dt__check_rank(const dt_comm *c, const char *what, int rank)
+{
+    if (rank >= 0 && rank < c->size) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s %d: the ranks are 0..%d", what, rank, c->size - 1);
+}
+
+static dt_result dt__check_op(dt_op op)
+{
+    if (op == DT_SUM || op == DT_MAX || op == DT_MIN) return DT_OK;
+    return dt__error(DT_E_USAGE, "operation %d: it is DT_SUM, DT_MAX or DT_MIN", (int)op);
+}
+
+DT_API dt_result dt_barrier(dt_comm *c)
+{
+    dt_result r = dt__begin(c, DT__CALL_BARRIER, 0, 0);
+    return r || !c->job ? r : dt__meet(c);
+}
+
+DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root)
+{
+    dt_result r = dt__check_rank(c, "broadcast from rank", root);
+    return r ? r : dt__collective(c, DT__CALL_BROADCAST, data, data, count, 1, root);
+}
+
+DT_API dt_result dt_reduce_scatter(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
+{
+    dt_result r = dt__check_op(op);
+    return r ? r : dt__collective(c, DT__CALL_REDUCE_SCATTER, in, out, count, c->size, (int)op);
+}
+
+DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count)
+{
+    return dt__collective(c, DT__CALL_ALL_GATHER, in, out, count, 1, 0);
+}
+
+DT_API dt_result dt_all_to_all(dt_comm *c, const float *in, float *out, int64_t count)
+{
+    return dt__collective(c, DT__CALL_ALL_TO_ALL, in, out, count, c->size, 0);
+}
+
+/* Three chunks are under way: this step copies one in, reduces this rank's piece of the one before and copies out the
+ * one before that, so each chunk costs one wait. */
+static dt_result dt__all_reduce_staged(dt_comm *c, float *data, int64_t count, dt_op op)
+{
+    int64_t chunks = dt__ceil_div(count, c->chunk);
+    dt__sum s;
+    float *to;
+    dt_result r = DT_OK;
+    memset(&s, 0, sizeof s);
+    s.op = op;
+    s.size = c->size;
+    s.from = c->from;
+    s.to = &to;
+    s.outputs = 1;
+    for (int64_t k = 0; k < chunks + 2 && !r; k++) {
+        uint32_t half = (c->step + 1) & 1u;
+        int64_t in = k * c->chunk, reduce = (k - 1) * c->chunk, done = (k - 2) * c->chunk;
+        if (k < chunks) dt__copy(dt__comm_stage(c, c->rank, half), data + in, dt__min(c->chunk, count - in));
+        if (k >= 1 && k <= chunks) {
+            int64_t n = dt__min(c->chunk, count - reduce);
+            dt__from_stage(c, half ^ 1u);
+            to = dt__comm_stage(c, c->rank, 2 + half);
+            dt__sum_range(c, &s, dt__piece(n, c->size, c->rank), dt__piece(n, c->size, c->rank + 1));
+        }
+        for (int p = 0; k >= 2 && p < c->size; p++) {
+            int64_t n = dt__min(c->chunk, count - done);
+            int64_t low = dt__piece(n, c->size, p), high = dt__piece(n, c->size, p + 1);
+            dt__copy(data + done + low, dt__comm_stage(c, p, 2 + (half ^ 1u)) + low, high - low);
+        }
+        dt__comm_tick(c);
+        if (k < chunks + 1) r = dt__step(c);
+    }
+    return r;
+}
+
+/* Every rank reduces its piece from all ranks' memory into all ranks' memory. */
+static void dt__all_reduce_direct(dt_comm *c, int64_t count, dt_op op)
+{
+    dt__sum s;
+    memset(&s, 0, sizeof s);
+    for (int p = 0; p < c->size; p++) c->from[p] = c->view[p];
+    s.op = op;
+    s.size = c->size;
+    s.from = c->from;
+    s.to = c->view;
+    s.outputs = c->size;
+    dt__sum_range(c, &s, dt__piece(count, c->size, c->rank), dt__piece(count, c->size, c->rank + 1));
+}
+
+/* A rank sends a peer the piece that the peer reduces, and the result of its own piece. */
+static void dt__count_reduce(dt_comm *c, int64_t count, int64_t parts)
+{
+    int64_t own = dt__piece(count, c->size, c->rank + 1) - dt__piece(count, c->size, c->rank);
+    for (int p = 0; p < c->size; p++) {
+        int64_t theirs = dt__piece(count, c->size, p + 1) - dt__piece(count, c->size, p);
+        if (p != c->rank) c->sent[p] += (theirs * parts + own) * (int64_t)sizeof(float);
+    }
+}
+
+DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
+{
+    dt_result r = dt__check_op(op);
+    if (r) return r;
+    if (!c->job || count <= DT__EAGER) return dt__collective(c, DT__CALL_ALL_REDUCE, data, data, count, 1, (int)op);
+    if ((r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op)) != DT_OK) return r;
+    c->call.where = dt__publish(c, data, count);
+    if ((r = dt__meet(c)) != DT_OK) return r;
+    dt__count_reduce(c, count, 1);
+    if (!dt__views(c)) {
+        c->sharing = 0;
+        return dt__all_reduce_staged(c, data, count, op);
+    }
+    dt__all_reduce_direct(c, count, op);
+    return dt__conclude(c);
+}
+
+/* The parts must cover the leaves 0..V-1 in order, V a power of two. */
+static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const int *counts)
+{
+    int64_t leaf = 0;
+    for (int r = 0; r < c->size; r++) {
+        if (counts[r] < 1) return dt__error(DT_E_USAGE, "rank %d owns no part of the sum", c->lane[r]);
+        for (int j = 0; j < counts[r]; j++, parts++) {
+            if (parts->level < 0 || parts->level >= DT__TREE_DEPTH - 2 || parts->index << parts->level != leaf)
+                return dt__error(DT_E_USAGE, "part %d of rank %d does not begin at leaf %lld", j, c->lane[r],
+                                 (long long)leaf);
+            leaf += (int64_t)1 << parts->level;
+        }
+    }
+    if (!dt__is_pow2(leaf))
+        return dt__error(DT_E_USAGE, "the parts cover %lld leaves, not a power of two", (long long)leaf);
+    return DT_OK;
+}
+
+/* The exact all-reduce over nodes of the tree of leaves (R1, R2). `mine` is this rank's data in symmetric memory.
+ * `parts` lists every rank's parts, rank by rank in the order of leaves, `counts` (size) how many each has: the same
+ * on all ranks. The sum of elements [begin, begin + count) of all parts replaces those of every rank's first part.
+ * With `cuts` (size + 1, relative to begin, rising from 0 to count) the sum of [cuts[r], cuts[r + 1]) goes only to
+ * rank r: a reduce-scatter. */
+static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts, const int *counts, int64_t begin,
+                                  int64_t count, const int64_t *cuts)
+{
+    dt__sum s;
+    int64_t low, high, reach = 0;
+    const dt__part *first = parts;
+    dt_result r = dt__begin(c, DT__CALL_REDUCE_PARTS, count, cuts ? 1 : 0);
+    if (!r) r = dt__check_parts(c, parts, counts);
+    if (r) return r;
+    c->view[0] = mine;
+    if (c->job) {
+        for (int p = 0; p < c->rank; p++) first += counts[p];
+        for (int j = 0; j < counts[c->rank]; j++) reach = dt__max(reach, first[j].offset + begin + count);
+        if ((c->call.where = dt__locate(c, mine, reach * (int64_t)sizeof(float))) < 0)
+            return dt__error(DT_E_USAGE, "reduce-parts needs memory of dt_comm_alloc");
+        if ((r = dt__meet(c)) != DT_OK) return r;
+        dt__views(c);
+        dt__count_reduce(c, count, counts[c->rank]);
+    }
+    memset(&s, 0, sizeof s);
+    first = parts;
+    for (int p = 0; p < c->size; first += counts[p++]) {
+        c->from[p] = c->view[p] + begin;
+        c->view[p] += begin + first->offset;
+    }
+    s.op = DT_SUM;
+    s.size = c->size;
+    s.from = c->from;
+    s.parts = parts;
+    s.counts = counts;
+    s.to = cuts ? c->view + c->rank : c->view;
+    s.outputs = cuts ? 1 : c->size;
+    low = cuts ? cuts[c->rank] : dt__piece(count, c->size, c->rank);
+    high = cuts ? cuts[c->rank + 1] : dt__piece(count, c->size, c->rank + 1);
+    dt__sum_range(c, &s, low, high);
+    return c->job ? dt__conclude(c) : DT_OK;
+}
+
+/* ---- point to point ---- */
+
+/* Posts data that peers can read; it must stay as it is until dt__send_finish(ticket). Waits when DT__PARCELS are
+ * posted. */
+static dt_result dt__post(dt_comm *c, int to, const dt__parcel *parcel, uint32_t *ticket)
+{
+    dt__channel *channel = dt__comm_channel(c, c->rank, to);
+    uint32_t next = channel->posted.value + 1;
+    dt_result r = dt__wait(c, to, &channel->taken, next - DT__PARCELS);
+    if (r) return r;
+    channel->parcel[next % DT__PARCELS] = *parcel;
+    c->sent[to] += parcel->count * (int64_t)sizeof(float);
+    dt__event_raise(&channel->posted, *ticket = next);
+    return DT_OK;
+}
+
+static dt_result dt__begin_pair(dt_comm *c, int op, int64_t count, int peer)
+{
+    dt_result r = dt__check_rank(c, op == DT__CALL_SEND ? "send to rank" : "receive from rank", peer);
+    if (r) return r;
+    if (peer == c->rank) return dt__error(DT_E_USAGE, "rank %d in a %s with itself", peer, dt__call_name(op));
+    return dt__begin(c, op, count, peer);
+}
+
+/* A send that does not wait: data (count) in symmetric memory must not change before dt__send_finish(ticket). */
+static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
+{
+    dt__parcel parcel;
+    dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
+    if (r) return r;
+    parcel.where = dt__locate(c, data, count * (int64_t)sizeof(float));
+    parcel.count = parcel.total = count;
+    if (parcel.where < 0) return dt__error(DT_E_USAGE, "a send in the background needs memory of dt_comm_alloc");
+    return dt__post(c, to, &parcel, ticket);
+}
+
+static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
+{
+    if (c->failed) return dt__error(c->failed, "%s", c->message);
+    return dt__wait(c, to, &dt__comm_channel(c, c->rank, to)->taken, ticket);
+}
+
+/* Private memory: two stage buffers in turn. */
+static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, int to)
+{
+    dt__parcel parcel;
+    uint32_t ticket[2], k = 0;
+    dt_result r = DT_OK;
+    int64_t at = 0;
+    memset(ticket, 0, sizeof ticket);
+    parcel.total = count;
+    do {
+        float *stage = dt__comm_stage(c, c->rank, 4 + (k & 1u));
+        if (k >= 2) r = dt__send_finish(c, to, ticket[k & 1u]);
+        if (r) return r;
+        parcel.count = dt__min(c->chunk, count - at);
+        parcel.where = dt__locate(c, stage, 1);
+        dt__copy(stage, data + at, parcel.count);
+        dt__comm_tick(c);
+        r = dt__post(c, to, &parcel, &ticket[k++ & 1u]);
+        at += parcel.count;
+    } while (at < count && !r);
+    return r ? r : dt__send_finish(c, to, ticket[(k - 1) & 1u]);
+}
+
+DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
+{
+    uint32_t ticket = 0;
+    dt_result r;
+    if (c->job && count > 0 && dt__locate(c, data, count * (int64_t)sizeof(float)) >= 0) {
+        r = dt__send_start(c, data, count, to, &ticket);
+        return r ? r : dt__send_finish(c, to, ticket);
+    }
+    r = dt__begin_pair(c, DT__CALL_SEND, count, to);
+    return r ? r : dt__send_staged(c, data, count, to);
+}
+
+DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
+{
+    int64_t at = 0;
+    dt__channel *channel;
+    dt_result r = dt__begin_pair(c, DT__CALL_RECV, count, from);
+    if (r) return r;
+    channel = dt__comm_channel(c, from, c->rank);
+    do {
+        uint32_t next = channel->taken.value + 1;
+        dt__parcel parcel;
+        if ((r = dt__wait(c, from, &channel->posted, next)) != DT_OK) return r;
+        parcel = channel->parcel[next % DT__PARCELS];
+        if (parcel.total != count) {
+            dt__blame(&c->area->fault, DT__FAULT_LENGTH, c->lane[c->rank]);
+            snprintf(c->message, sizeof c->message, "rank %d sends %lld floats where rank %d receives %lld",
+                     c->lane[from], (long long)parcel.total, c->lane[c->rank], (long long)count);
+            return dt__comm_fail(c, DT_E_PEER);
+        }
+        dt__copy(data + at, dt__resolve(c, parcel.where), parcel.count);
+        dt__event_raise(&channel->taken, next);
+        dt__comm_tick(c);
+        at += parcel.count;
+    } while (at < count);
+    return DT_OK;
+}
+
+/* ---- symmetric memory ---- */
+
+static dt_result dt__alloc_refused(int size, int64_t bytes, int64_t available)
+{
+    return dt__error(DT_E_MEMORY, "no shared memory for %d x %.1f MB (%.1f MB are free): use fewer ranks or a smaller "
+                     "model", size, (double)bytes / 1e6, (double)available / 1e6);
+}
+
+/* All ranks learn whether all succeeded. */
+static dt_result dt__agree(dt_comm *c, int ok, int *all)
+{
+    dt_result r;
+    c->call.where = ok ? 0 : -1;
+    dt__comm_slot(c, c->rank)->call[(c->step + 1) & 1u] = c->call;
+    if ((r = dt__step(c)) != DT_OK) return r;
+    *all = 1;
+    for (int p = 0; p < c->size; p++) *all = *all && dt__peer_call(c, p)->where >= 0;
+    return DT_OK;
+}
+
+static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **region)
+{
+    int64_t stride = dt__round_up(dt__max(bytes, 1), 4096), total = stride * c->size, where, available;
+    int all = 1, ok;
+    dt_result r;
+    if (c->rank == 0) {
+        c->call.detail = dt__memory_available();
+        c->call.where = dt__region_create(c->job, total);
+    }
+    r = dt__meet(c);
+    c->sharing = 0;
+    if (r) return r;
+    where = dt__peer_call(c, 0)->where;
+    available = dt__peer_call(c, 0)->detail;
+    if (where < 0) return dt__alloc_refused(c->size, bytes, available);
+    ok = c->fd < 0 || !dt__file_reserve(c->fd, where + c->rank * stride, stride);
+    *region = ok ? dt__region_join(c, where, total, stride) : NULL;
+    if ((r = dt__agree(c, *region != NULL, &all)) != DT_OK || all) return r;
+    if (*region) {
+        c->regions = (*region)->next;
+        dt__region_drop(c, *region, 1);
+    }
+    return dt__alloc_refused(c->size, bytes, available);
+}
+
+/* One rank alone: the same region without peers. */
+static dt_result dt__comm_alloc_alone(dt_comm *c, int64_t bytes, dt__region **region)
+{
+    int64_t stride = dt__round_up(dt__max(bytes, 1), 4096), available = dt__memory_available();
+    char *base = stride > available ? NULL : dt__map_private(stride);
+    if (!base) return dt__alloc_refused(1, bytes, available);
+    *region = dt__region_join(c, (int64_t)(intptr_t)base, stride, stride);
+    return *region ? DT_OK : DT_E_MEMORY;
+}
+
+DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
+{
+    dt__region *region = NULL;
+    dt_result r = dt__begin(c, DT__CALL_ALLOC, bytes, 0);
+    *mine = NULL;
+    if (!r && bytes > INT64_MAX / 2 / c->size) r = dt__alloc_refused(c->size, bytes, dt__memory_available());
+    if (!r) r = c->job ? dt__comm_alloc_shared(c, bytes, &region) : dt__comm_alloc_alone(c, bytes, &region);
+    if (!r) *mine = region->base + c->rank * region->stride;
+    return r;
+}
+
+DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
+{
+    const char *p = (const char *)mine;
+    if (rank < 0 || rank >= c->size) return NULL;
+    for (; c; c = c->parent) {
+        for (dt__region *g = c->regions; g; g = g->next)
+            if (p >= g->base && p < g->base + g->bytes) return g->base + rank * g->stride + (p - g->base) % g->stride;
+        if (c->parent) rank = c->up[rank];
+    }
+    return NULL;
+}
+
+/* ---- opening and closing ---- */
+
+DT_API int dt_comm_rank(const dt_comm *c) { return c->rank; }
+DT_API int dt_comm_size(const dt_comm *c) { return c->size; }
+
+/* The handle and its tables, without memory that is shared. */
+static dt_comm *dt__comm_new(int rank, int size, dt__job *job, int fd)
+{
+    int64_t n = size, tables = n * (int64_t)(2 * sizeof(int) + 2 * sizeof(float *) + sizeof(int64_t));
+    dt_comm *c = (dt_comm *)dt__alloc((int64_t)sizeof *c + tables, "a communicator");
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (!c) return NULL;
+    c->rank = rank;
+    c->size = size;
+    c->job = job;
+    c->fd = fd;
+    c->spins = job && job->size <= cores ? 400 : 20;
+    c->chunk = dt__chunk_floats(size);
+    c->view = (float **)(void *)(c + 1);
+    c->from = (const float **)(void *)(c->view + size);
+    c->sent = (int64_t *)(void *)(c->from + size);
+    c->up = (int *)(void *)(c->sent + size);
+    c->lane = c->up + size;
+    for (int p = 0; p < size; p++) c->up[p] = c->lane[p] = p;
+    return c;
+}
+
+/* Maps the area that one rank has named; all ranks of the communicator are there when this returns. */
+static dt_result dt__comm_join(dt_comm *c, int64_t where)
+{
+    dt__region *region;
+    int64_t bytes = dt__area_bytes(c->size);
+    if (where < 0 || (region = dt__region_join(c, where, bytes, bytes)) == NULL)
+        return dt__alloc_refused(1, bytes, dt__memory_available());
+    c->area = (dt__area *)(void *)region->base;
+    __atomic_fetch_add(&c->area->inside, 1, __ATOMIC_SEQ_CST);
+    return dt__meet(c);
+}
+
+/* Makes an area for `size` ranks. -1 when memory is short. */
+static int64_t dt__area_create(dt__job *job, int fd, int size)
+{
+    int64_t bytes = dt__area_bytes(size), where = dt__region_create(job, bytes);
+    if (where >= 0 && fd >= 0 && dt__file_reserve(fd, where, bytes)) return -1;
+    return where;
+}
+
+/* A communicator over all ranks of the job; a job of NULL is a rank alone. The job's mapping (not for threads) and fd
+ * stay with the communicator. */
+static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd)
+{
+    dt_comm *c = dt__comm_new(rank, job ? job->size : 1, job, fd);
+    dt_result r = DT_OK;
+    *handle = c;
+    if (!c) return DT_E_MEMORY;
+    if (job) {
+        uint32_t ordinal = ++dt__job_lane(job, rank)->opened;
+        if (rank == 0) {
+            job->where = dt__area_create(job, fd, job->size);
+            dt__event_raise(&job->opened, ordinal);
+        }
+        c->call.op = DT__CALL_OPEN;
+        r = dt__wait(c, 0, &job->opened, ordinal);
+        if (!r) r = dt__comm_join(c, job->where);
+    }
+    if (r) dt_comm_free(handle);
+    return r;
+}
+
+/* The members of one color: how many, and this rank's number among them; `up` (members) gets their ranks in c, unless
+ * NULL. */
+static int dt__color_members(const dt_comm *c, int color, int *rank, int *up)
+{
+    int members = 0;
+    for (int p = 0; p < c->size; p++) {
+        if (dt__peer_call(c, p)->detail != color) continue;
+        if (p == c->rank) *rank = members;
+        if (up) up[members] = p;
+        members++;
+    }
+    return members;
+}
+
+/* A second step in which the first member of each color names the area that it made. */
+static dt_result dt__split_area(dt_comm *c, dt_comm *s)
+{
+    dt_result r;
+    c->call.where = s->rank == 0 ? dt__area_create(c->job, c->fd, s->size) : -1;
+    dt__comm_slot(c, c->rank)->call[(c->step + 1) & 1u] = c->call;
+    r = dt__step(c);
+    return r ? r : dt__comm_join(s, dt__peer_call(c, s->up[0])->where);
+}
+
+DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
+{
+    int rank = 0, members = 1;
+    dt_comm *s;
+    dt_result r = dt__begin(c, DT__CALL_SPLIT, 0, 0);
+    *sub = NULL;
+    if (!r && color < 0) r = dt__error(DT_E_USAGE, "color %d: it must not be negative", color);
+    c->call.detail = color;
+    if (!r && c->job) r = dt__meet(c);
+    if (r) return r;
+    if (c->job) members = dt__color_members(c, color, &rank, NULL);
+    if (!(s = dt__comm_new(rank, members, c->job, c->fd))) return DT_E_MEMORY;
+    s->parent = c;
+    if (c->job) {
+        dt__color_members(c, color, &rank, s->up);
+        for (int p = 0; p < members; p++) s->lane[p] = c->lane[s->up[p]];
+        r = dt__split_area(c, s);
+    }
+    if (r) dt_comm_free(&s);
+    *sub = s;
+    return r;
+}
+
+DT_API void dt_comm_free(dt_comm **handle)
+{
+    dt_comm *c = *handle;
+    int last = !c || !c->job;
+    if (!c) return;
+    if (c->area) {
+        dt__seat *slot = dt__comm_slot(c, c->rank);
+        __atomic_store_n(&slot->left, 1u, __ATOMIC_SEQ_CST);
+        last = __atomic_fetch_sub(&c->area->inside, 1, __ATOMIC_SEQ_CST) == 1;
+    }
+    while (c->regions) {
+        dt__region *region = c->regions;
+        c->regions = region->next;
+        dt__region_drop(c, region, last);
+    }
+    if (c->job && c->fd >= 0 && !c->parent) munmap(c->job, (size_t)dt__job_bytes(c->job->size));
+    dt__free(c);
+    *handle = NULL;
+}
+
+/* ============================================================================================
+ * H15  mesh, layout, step programs, executor
+ * ========================================================================================= */
+
+DT_API dt_layout dt_layout_default(void)
+{
+    dt_layout l;
+    memset(&l, 0, sizeof l);
+    l.bucket = 25000000;
+    l.eval_every = 100;
+    l.eval_batches = 8;
+    l.sample_length = 200;
+    return l;
+}
+
+/* Rank r of `ranks` owns the contiguous run [lo, hi) of V shards, as even as possible, longer runs first (R1). */
+static void dt__run_of(int64_t shards, int ranks, int rank, int64_t *lo, int64_t *hi)
+{
+    int64_t each = shards / ranks, more = shards % ranks;
+    *lo = rank * each + dt__min(rank, more);
+    *hi = *lo + each + (rank < more);
+}
+
+/* A partial sum in gradient set `set`: node `index` of tree level `level`, i.e. shards [index << level, +1 << level). */
+typedef struct dt__partial {
+    int level, set;
+    int64_t index;
+} dt__partial;
+
+/* Partial sums of a run of shards while they are folded like a binary counter: aligned neighbours join at once. */
+typedef struct dt__stack {
+    dt__partial node[64];
+    int count, sets; /* sets: how many have ever been in use together */
+    uint64_t used;   /* bit per set */
+} dt__stack;
+
+static void dt__stack_push(dt__stack *s, int64_t shard)
+{
+    dt__partial *n = &s->node[s->count++];
+    n->set = 0;
+    while (s->used >> n->set & 1u) n->set++;
+    s->used |= (uint64_t)1 << n->set;
+    n->level = 0;
+    n->index = shard;
+    if (n->set + 1 > s->sets) s->sets = n->set + 1;
+}
+
+/* Joins the top two when they are aligned neighbours; returns whether it did, and which sets to add. */
+static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
+{
+    dt__partial *a = s->count > 1 ? &s->node[s->count - 2] : NULL, *b = s->count > 1 ? &s->node[s->count - 1] : NULL;
+    if (!a || a->level != b->level || (a->index & 1) || b->index != a->index + 1) return 0;
+    *set = a->set;
+    *from = b->set;
+    s->used &= ~((uint64_t)1 << b->set);
+    a->level++;
+    a->index >>= 1;
+    s->count--;
+    return 1;
+}
+
+/* What a rank's partial sums are when its run is done. */
+static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
+{
+    int32_t set, from;
+    memset(s, 0, sizeof *s);
+    for (int64_t shard = lo; shard < hi; shard++) {
+        dt__stack_push(s, shard);
+        while (dt__stack_join(s, &set, &from)) continue;
+    }
+}
+
+/* ---- the generator of data-parallel step programs ------------------------------------------------- */
+
+typedef struct dt__program {
+    dt_instr *list;
+    int32_t count, capacity;
+    int32_t buckets;
+    int64_t *bucket_begin;  /* (buckets + 1) floats in the slots */
+    int32_t *bucket_last;   /* (buckets): the bucket is complete after backward of this segment */
+    int sets, total;        /* gradient sets; set that holds the totals of `each`, or -1 */
+    dt__stack parts;        /* this rank's partial sums at the end of the run */
+    dt_result result;
+} dt__program;
+
+static dt_instr *dt__emit(dt__program *p, int op, int32_t after)
+{
+    dt_instr *i;
+    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return p->result = DT_E_MEMORY, p->list + p->count - 1;
+    i = &p->list[p->count++];
+    memset(i, 0, sizeof *i);
+    i->op = op;
+    i->segment = i->bucket = i->micro = i->shard = i->set = i->from = -1;
+    i->after[0] = after;
+    i->after[1] = -1;
+    return i;
+}
+
+/* Buckets of whole segments, in backward order, of at least `bytes` each but the last. */
+static dt_result dt__program_buckets(dt__program *p, const dt__net *net, int64_t bytes)
+{
+    int64_t begin = 0;
+    p->bucket_begin = (int64_t *)dt__alloc(8 * (net->count + 1), "the step program");
+    p->bucket_last = (int32_t *)dt__alloc(4 * net->count, "the step program");
+    if (!p->bucket_begin || !p->bucket_last) return DT_E_MEMORY;
+    for (int64_t s = net->count - 1; s >= 0; s--) {
+        if (net->slot_end[s] == begin || (s > 0 && (net->slot_end[s] - begin) * 4 < bytes)) continue;
+        p->bucket_last[p->buckets] = (int32_t)s;
+        p->bucket_begin[++p->buckets] = begin = net->slot_end[s];
+    }
+    return DT_OK;
+}
+
+/* Forward and backward of one unit; each bucket is folded, and reduced when `reduce`, as soon as backward is through it. */
+static void dt__program_unit(dt__program *p, const dt__net *net, dt__stack *stack, int32_t shard, int32_t micro, int fresh, int done, int reduce)
+{
+    int32_t set = stack->node[stack->count - 1].set, bucket = 0, last;
+    dt__emit(p, DT_LOAD, p->count - 1);
+    p->list[p->count - 1].shard = shard;
+    p->list[p->count - 1].micro = micro;
+    for (int64_t k = 0; k < 2 * net->count; k++) {
+        int back = k >= net->count;
+        dt_instr *i = dt__emit(p, back ? DT_BACKWARD : DT_FORWARD, p->count - 1);
+        i->segment = (int32_t)(back ? 2 * net->count - 1 - k : k);
+        i->shard = shard;
+        i->micro = micro;
+        i->set = back ? set : -1;
+        i->fresh = fresh;
+        if (!back || !done || bucket == p->buckets || i->segment != p->bucket_last[bucket]) continue;
+        {
+            dt__stack joined = *stack;
+            int32_t into, from;
+            last = p->count - 1;
+            while (dt__stack_join(&joined, &into, &from)) {
+                dt_instr *f = dt__emit(p, DT_FOLD, last);
+                f->bucket = bucket, f->set = into, f->from = from;
+                last = p->count - 1;
+            }
+            if (reduce) {
+                dt_instr *r = dt__emit(p, DT_REDUCE, last);
+                r->bucket = bucket, r->set = joined.node[0].set, r->micro = micro;
+                if (p->total >= 0) {
+                    r = dt__emit(p, DT_TOTAL, p->count - 1);
+                    r->bucket = bucket, r->set = p->total, r->from = joined.node[0].set, r->fresh = micro == 0;
+                }
+            }
+            bucket++;
+        }
+    }
+}
+
+static void dt__program_close(dt__program *p)
+{
+    dt__free(p->list);
+    dt__free(p->bucket_begin);
+    dt__free(p->bucket_last);
+    memset(p, 0, sizeof *p);
+}
+
+/* The program of the rank that owns data shards [lo, hi). `shard`: all micro-batches of a shard, then the next shard.
+ * `each`: all shards of a micro-batch, reduced, then the next micro-batch. */
+static dt_result dt__program_open(dt__program *p, const dt__net *net, int64_t lo, int64_t hi, int64_t micros, int accumulation, int64_t bucket)
+{
+    int64_t outer = accumulation == DT_EACH ? micros : 1, inner = accumulation == DT_EACH ? 1 : micros;
+    dt_result r = dt__program_buckets(p, net, bucket);
+    int32_t set, from;
+    if (r) return r;
+    dt__run_parts(lo, hi, &p->parts);
+    p->sets = p->parts.sets;
+    p->total = accumulation == DT_EACH ? p->sets++ : -1;
+    for (int64_t o = 0; o < outer; o++) {
+        dt__stack stack;
+        memset(&stack, 0, sizeof stack);
+        for (int64_t s = lo; s < hi; s++) {
+            dt__stack_push(&stack, s);
+            for (int64_t m = 0; m < inner; m++)
+                dt__program_unit(p, net, &stack, (int32_t)s, (int32_t)(o + m), m == 0, m == inner - 1, s == hi - 1 && m == inner - 1);
+            while (dt__stack_join(&stack, &set, &from)) continue;
+        }
+    }
+    dt__emit(p, DT_UPDATE, p->count - 1);
+    return p->result;
+}
+
+/* "BACKWARD shard 2 micro 0 segment 4 set 1": one line of the printed program. */
+static void dt__instr_text(const dt_instr *i, char *text, size_t size)
+{
+    static const char *const names[] = {"LOAD", "FORWARD", "BACKWARD", "FOLD", "REDUCE", "TOTAL", "UPDATE"};
+    const struct { const char *name; int32_t value; } field[] = {{"shard", i->shard}, {"micro", i->micro}, {"segment", i->segment},
+                                                                  {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}};
+    int used = snprintf(text, size, "%-8s", names[i->op]);
+    for (int f = 0; f < 6; f++)
+        if (field[f].value >= 0 && (size_t)used < size) used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
+}
+
+/* ---- the executor ---------------------------------------------------------------------------------- */
+
+/* Everything that one rank runs a program with. Memory is allocated once, before step 1. */
+typedef struct dt__engine {
+    const dt_recipe *recipe;
+    dt_comm *comm;
+    const dt__kernels *k;
+    dt_pool *pool;
+    dt__net net;
+    dt__program program;
+    int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
+    float *params, *mean, *var;   /* (param_floats): weights in shared memory, AdamW's moments */
+    float *sets;                  /* (sets, slot_floats) in shared memory */
+    int64_t set_floats;
+    float *saved, *temp, *boundary, *gradient[2];
+    float *sums;                  /* block sums of the norm */
+    dt__part *parts;              /* all ranks' partial sums, for REDUCE */
+    int *part_count;
+    dt__env env;
+    dt__adamw adamw;
+    float *shard_loss;            /* (shards of this rank) */
+    float inv_valid, norm, rate;
+    int64_t step;
+    const int32_t *tokens, *targets; /* of the unit in work, (rows,T) */
+    double seconds_compute, seconds_reduce, seconds_update;
+} dt__engine;
+
+/* Binds segment s: its parameters, its input (the output before it), its saved values. */
+static void dt__engine_bind(const dt__engine *e, int64_t s, int set, dt__bind *b)
+{
+    const dt__built *seg = &e->net.segments[s];
+    int64_t saved = 0, boundary = 0;
+    memset(b, 0, sizeof *b);
+    for (int64_t i = 0; i < s; i++) {
+        saved += e->net.segments[i].plan->saved;
+        boundary += dt__round_up(e->net.segments[i].output, 16);
+    }
+    b->params = e->params;
+    b->param = seg->param;
+    b->slots = e->sets + (int64_t)dt__max(0, set) * e->set_floats;
+    b->slot = seg->slot;
+    b->at[DT__AT_TEMP] = e->temp;
+    b->at[DT__AT_SAVED] = e->saved + saved;
+    b->at[DT__AT_OUTPUT] = e->boundary + boundary;
+    if (s > 0) b->at[DT__AT_INPUT] = e->boundary + boundary - dt__round_up(e->net.segments[s - 1].output, 16);
+    else memcpy(&b->at[DT__AT_INPUT], &e->tokens, sizeof e->tokens); /* int32 seen as words */
+    memcpy(&b->at[DT__AT_TARGETS], &e->targets, sizeof e->targets);
+    b->at[DT__AT_GRAD_OUT] = e->gradient[(e->net.count - s) & 1];
+    b->at[DT__AT_GRAD_IN] = e->gradient[(e->net.count - s + 1) & 1];
+}
+
+static void dt__engine_forward(dt__engine *e, int64_t s)
+{
+    dt__bind b;
+    const dt__plan *p = e->net.segments[s].plan;
+    dt__engine_bind(e, s, -1, &b);
+    e->env.segment = (uint32_t)s;
+    dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
+}
+
+/* The sum of the unit's losses, after forward of the last segment. */
+static float dt__engine_loss(const dt__engine *e)
+{
+    dt__bind b;
+    dt__engine_bind(e, e->net.count - 1, -1, &b);
+    return b.at[DT__AT_OUTPUT][0];
+}
+
+static void dt__engine_backward(dt__engine *e, int64_t s, int set, int fresh)
+{
+    dt__bind b;
+    const dt__plan *p = e->net.segments[s].plan;
+    dt__engine_bind(e, s, set, &b);
+    if (s == e->net.count - 1) b.at[DT__AT_GRAD_OUT][0] = e->inv_valid;
+    e->env.segment = (uint32_t)s;
+    dt__plan_run(p, p->forward_count, p->backward_count, &b, &e->env, fresh);
+}
+
+/* Adds or copies slot range pieces on the pool. */
+typedef struct dt__fold_job {
+    const dt__kernels *k;
+    float *to;
+    const float *from;
+    int64_t n;
+    int fresh;
+} dt__fold_job;
+static void dt__fold_task(void *context, int64_t task, int worker)
+{
+    const dt__fold_job *f = (const dt__fold_job *)context;
+    int64_t at = task * 65536, n = dt__min(65536, f->n - at);
+    (void)worker;
+    if (f->fresh) memcpy(f->to + at, f->from + at, 4 * (size_t)n);
+    else f->k->binary(DT__OP_ADD, f->to + at, f->to + at, 1, f->from + at, 1, n);
+}
+static void dt__engine_fold(dt__engine *e, const dt_instr *i)
+{
+    int64_t begin = e->program.bucket_begin[i->bucket];
+    dt__fold_job f;
+    f.k = e->k;
+    f.to = e->sets + i->set * e->set_floats + begin;
+    f.from = e->sets + i->from * e->set_floats + begin;
+    f.n = e->program.bucket_begin[i->bucket + 1] - begin;
+    f.fresh = i->op == DT_TOTAL && i->fresh;
+    dt__parallel(e->pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
+}
+
+typedef struct dt__update_job {
+    const dt__engine *e;
+    const dt__net_param *p;
+    const float *grad;
+    const dt__adamw_step *u;
+} dt__update_job;
+static void dt__update_task(void *context, int64_t task, int worker)
+{
+    const dt__update_job *j = (const dt__update_job *)context;
+    int64_t at = j->p->offset + task * 65536;
+    (void)worker;
+    j->e->k->adamw(j->e->params + at, j->e->mean + at, j->e->var + at, j->grad + task * 65536, dt__min(65536, j->p->count - task * 65536), j->u);
+}
+
+/* Uses of tied weights are added in use order (R8), then norm, clip and AdamW. */
+static dt_result dt__engine_update(dt__engine *e)
+{
+    const dt_recipe *r = e->recipe;
+    float *grads = e->sets + (e->program.total >= 0 ? e->program.total : e->program.parts.node[0].set) * e->set_floats;
+    float squares = 0.0f, clip = 1.0f;
+    dt__adamw_step decayed, plain;
+    for (int32_t i = 0; i < e->net.param_count; i++) {
+        const dt__net_param *p = &e->net.params[i];
+        float *g = grads + p->slot[0];
+        for (int32_t u = 1; u < p->uses; u++) e->k->binary(DT__OP_ADD, g, g, 1, grads + p->slot[u], 1, p->count);
+        squares = squares + dt__sum_squares(e->k, e->pool, g, p->count, e->sums);
+    }
+    e->norm = dt__sqrtf(squares);
+    if (!(squares <= 3.402823466e38f)) /* also NaN */
+        return dt__error(DT_E_NUMERIC, "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup", (long long)e->step + 1);
+    if (r->clip > 0.0f && e->norm > r->clip) clip = r->clip / (e->norm + 1e-6f);
+    e->rate = dt_learning_rate(r, e->step);
+    decayed = plain = dt__adamw_begin(&e->adamw, r, e->rate, clip);
+    plain.keep = 1.0f;
+    for (int32_t i = 0; i < e->net.param_count; i++) {
+        dt__update_job j;
+        j.e = e;
+        j.p = &e->net.params[i];
+        j.grad = grads + j.p->slot[0];
+        j.u = j.p->is.shape.dims >= 2 ? &decayed : &plain;
+        dt__parallel(e->pool, dt__ceil_div(j.p->count, 65536), dt__update_task, &j);
+    }
+    return DT_OK;
+}
+
+/* Where a unit's tokens come from: the trainer fills engine->tokens, targets and the samples' random streams. */
+typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
+
+/* Runs one optimizer step. shard_loss[s - lo] becomes the chain of the unit losses of shard s over micro-batches (R12). */
+static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
+{
+    dt_result r = DT_OK;
+    unsigned saved = dt__fp_enter();
+    for (int64_t s = 0; s < e->hi - e->lo; s++) e->shard_loss[s] = 0.0f;
+    for (int32_t k = 0; k < e->program.count && !r; k++) {
+        const dt_instr *i = &e->program.list[k];
+        double start = dt__now();
+        dt__comm_tick(e->comm);
+        switch (i->op) {
+        case DT_LOAD: load(owner, i->shard, i->micro); break;
+        case DT_FORWARD:
+            dt__engine_forward(e, i->segment);
+            if (i->segment == e->net.count - 1) e->shard_loss[i->shard - e->lo] += dt__engine_loss(e);
+            break;
+        case DT_BACKWARD: dt__engine_backward(e, i->segment, i->set, i->fresh); break;
+        case DT_FOLD:
+        case DT_TOTAL: dt__engine_fold(e, i); break;
+        case DT_REDUCE:
+            r = dt__reduce_parts(e->comm, e->sets, e->parts, e->part_count, e->program.bucket_begin[i->bucket],
+                                 e->program.bucket_begin[i->bucket + 1] - e->program.bucket_begin[i->bucket], NULL);
+            break;
+        default: r = dt__engine_update(e); break;
+        }
+        *(i->op == DT_REDUCE ? &e->seconds_reduce : i->op == DT_UPDATE ? &e->seconds_update : &e->seconds_compute) += dt__now() - start;
+    }
+    dt__fp_leave(saved);
+    return r;
+}
+
+/* ============================================================================================
+ * H16  trainer, launcher, restarts
+ * ============================================================================================
+ * The launcher. The supervisor is the program that was started with --ranks: it starts N copies of itself, waits for
+ * them and for signals, and exits. Ranks learn who they are from the environment (as threads, from dt__thread.rank). A
+ * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended. */
+
+#define DT__LAUNCH_OPTIONS(X)                                                                                \
+    X("--ranks", "N", "run on N local ranks (default 1)")                                                    \
+    X("--launch", "KIND", "ranks are processes or threads (default processes)")                              \
+    X("--timeout", "SECONDS", "a rank silent for so long counts as frozen (default 10)")
+
+typedef struct dt__launch_plan {
+    int ranks, threads;
+    double timeout; /* seconds */
+} dt__launch_plan;
+
+static dt_result dt__launch_value(dt__launch_plan *plan, const char *name, const char *value)
+{
+    char *end = NULL;
+    const char *shown = value ? value : "needs a value";
+    if (!strcmp(name, "--launch")) {
+        plan->threads = value && !strcmp(value, "threads");
+        if (value && (plan->threads || !strcmp(value, "processes"))) return DT_OK;
+        return dt__error(DT_E_USAGE, "--launch %s: it is processes or threads", shown);
+    }
+    if (!strcmp(name, "--ranks")) {
+        long ranks = value ? strtol(value, &end, 10) : 0;
+        plan->ranks = (int)(ranks < 1 || ranks > DT__RANKS_MAX ? 0 : ranks);
+        if (plan->ranks && end != value && !*end) return DT_OK;
+        return dt__error(DT_E_USAGE, "--ranks %s: it is a whole number from 1 to %d", shown, DT__RANKS_MAX);
+    }
+    plan->timeout = value ? strtod(value, &end) : 0;
+    if (value && end != value && !*end && plan->timeout >= 0.05 && plan->timeout <= 1e6) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s %s: it is a number of seconds from 0.05 to 1e6", name, shown);
+}
+
+/* The name of the launcher option at `text`, or NULL; *value points behind "=" or is NULL. */
+static const char *dt__launch_option(const char *text, const char **value)
+{
+#define DT__LAUNCH_MATCH(name, argument, sentence)                                                           \
+    if (!strncmp(text, name, sizeof(name) - 1) && (!text[sizeof(name) - 1] || text[sizeof(name) - 1] == '=')) {   \
+        *value = text[sizeof(name) - 1] ? text + sizeof(name) : NULL;                                        \
+        return name;                                                                                         \
+    }
+    DT__LAUNCH_OPTIONS(DT__LAUNCH_MATCH)
+#undef DT__LAUNCH_MATCH
+    return NULL;
+}
+
+/* Takes the launcher's options out of argv, up to a "--". A program asked for help runs alone and says it once. */
+static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
+{
+    int kept = 1, i = 1, help = 0;
+    dt_result r = DT_OK;
+    for (; i < *argc && strcmp(argv[i], "--") && !r; i++) {
+        const char *value = NULL, *name = dt__launch_option(argv[i], &value);
+        if (!name) {
+            help = help || !strcmp(argv[i], "--help");
+            argv[kept++] = argv[i];
+            continue;
+        }
+        if (!value && i + 1 < *argc) value = argv[++i];
+        r = dt__launch_value(plan, name, value);
+    }
+    if (r) return r;
+    while (i < *argc) argv[kept++] = argv[i++];
+    *argc = kept;
+    argv[kept] = NULL;
+    if (help) plan->ranks = 1;
+    return DT_OK;
+}
+
+static int dt__environment_int(const char *name, int otherwise)
+{
+    const char *text = getenv(name);
+    return text && *text ? atoi(text) : otherwise;
+}
+
+/* ---- what ranks of both kinds share with the supervisor ---- */
+
+static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
+{
+    job->magic = DT__JOB_MAGIC;
+    job->size = plan->ranks;
+    job->threads = plan->threads;
+    job->timeout_ms = (int32_t)dt__min((int64_t)(plan->timeout * 1e3), INT32_MAX / 2);
+    job->end = dt__job_bytes(plan->ranks);
+}
+
+/* One rank has ended with this wait status. Its end is written before the fault that refers to it. */
+static void dt__job_ended(dt__job *job, int rank, int status)
+{
+    __atomic_store_n(&dt__job_lane(job, rank)->gone, DT__GONE | (uint32_t)status, __ATOMIC_SEQ_CST);
+    if (status && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED)) dt__blame(&job->fault, DT__FAULT_DIED, rank);
+}
+
+typedef struct dt__supervisor {
+    dt__job *job;
+    int alive, announced;
+    int signal;        /* first SIGINT, SIGTERM or SIGHUP, else 0 */
+    int status;        /* wait status of the first rank that failed */
+    double deadline;   /* when the next means is used: 0 none yet */
+    int means;         /* 0 patience, 1 SIGTERM was sent, 2 SIGKILL was sent */
+} dt__supervisor;
+
+/* Counts a rank that has ended. */
+static void dt__supervise_end(dt__supervisor *s, int rank, int status)
+{
+    s->alive--;
+    if (!s->status) s->status = status;
+    dt__job_ended(s->job, rank, status);
+}
+
+/* Says once, in one line, why the job ends early, and starts the clock. */
+static void dt__supervise_announce(dt__supervisor *s)
+{
+    uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
+    char text[300];
+    int rank = (int)(fault & 0xffffu), pid;
+    if (s->announced || !fault || s->signal) return;
+    pid = dt__job_lane(s->job, rank)->pid;
+    dt__format_fault(text, sizeof text, s->job, fault);
+    if (pid) fprintf(stderr, "dtrain: rank %d (pid %d)%s", rank, pid, strchr(text + 5, ' '));
+    else fprintf(stderr, "dtrain: %s", text);
+    fprintf(stderr, s->alive ? "; stopping the rest (%d)\n" : "\n", s->alive);
+    s->announced = 1;
+    s->deadline = dt__now() + 2;
+}
+
+/* A signal that asks for an end. A second Ctrl-C is impatience. */
+static void dt__supervise_signal(dt__supervisor *s, int sig)
+{
+    int32_t grace = __atomic_load_n(&s->job->grace_ms, __ATOMIC_RELAXED);
+    double patience = grace * 1e-3 + 2;
+    if (s->signal) {
+        if (sig == SIGINT) s->deadline = dt__now();
+        return;
+    }
+    s->signal = sig;
+    __atomic_store_n(&s->job->stop, grace > 0 ? 1 : 2, __ATOMIC_SEQ_CST);
+    fprintf(stderr, "dtrain: stopped by signal %d; waiting up to %.0f s for %d ranks\n", sig, patience, s->alive);
+    s->deadline = dt__now() + patience;
+}
+
+/* The exit status of the job: of the rank that died first, however late the supervisor came to look at it. */
+static int dt__supervise_status(const dt__supervisor *s)
+{
+    uint32_t fault = s->job->fault;
+    int status = s->status;
+    if (fault >> 16 == DT__FAULT_DIED) status = (int)(dt__job_lane(s->job, (int)(fault & 0xffffu))->gone & ~DT__GONE);
+    if (s->alive && !status) status = 1 << 8;
+    if (!status) return 0;
+    if (s->signal) return 128 + s->signal;
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+#ifdef __linux__
+/* The signals that the supervisor takes with sigtimedwait; they are blocked in it and not in its ranks. */
+static void dt__supervise_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGHUP);
+    sigaddset(set, SIGCHLD);
+}
+
+/* Waits at most 20 ms for a signal. */
+static void dt__supervise_listen(dt__supervisor *s, const sigset_t *set)
+{
+    struct timespec slice;
+    int sig;
+    slice.tv_sec = 0;
+    slice.tv_nsec = 20000000;
+    sig = sigtimedwait(set, NULL, &slice);
+    if (sig == SIGINT || sig == SIGTERM || sig == SIGHUP) dt__supervise_signal(s, sig);
+}
+#endif
+
+/* ---- ranks as processes ---- */
+
+#ifdef __linux__
+static void dt__supervise_reap(dt__supervisor *s)
+{
+    for (int r = 0; r < s->job->size; r++) {
+        dt__lane *lane = dt__job_lane(s->job, r);
+        int status = 0;
+        if (lane->gone || !lane->pid || waitpid(lane->pid, &status, WNOHANG) != lane->pid) continue;
+        dt__supervise_end(s, r, status);
+    }
+}
+
+static void dt__supervise_kill(dt__supervisor *s, int sig)
+{
+    for (int r = 0; r < s->job->size; r++) {
+        dt__lane *lane = dt__job_lane(s->job, r);
+        if (!lane->gone && lane->pid) kill(lane->pid, sig);
+    }
+}
+
+/* Patience, then SIGTERM, then SIGKILL, two seconds each. A rank that its peers call frozen gets no patience once it is
+ * the only one left, nor does anyone get it from an impatient user. */
+static void dt__supervise_press(dt__supervisor *s)
+{
+    uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
+    int only_frozen = s->alive == 1 && fault >> 16 == DT__FAULT_FROZEN &&
+                      !dt__job_lane(s->job, (int)(fault & 0xffffu))->gone;
+    if (s->means == 2) return;
+    if (only_frozen) s->means = 1;
+    else if (s->deadline <= 0 || dt__now() < s->deadline) return;
+    if (s->means == 0) __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
+    dt__supervise_kill(s, s->means == 0 ? SIGTERM : SIGKILL);
+    s->means++;
+    s->deadline = dt__now() + 2;
+}
+
+static void dt__setenv_int(const char *name, int value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%d", value);
+    setenv(name, text, 1);
+}
+
+extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
+
+/* Starts one rank: this very program, with the launcher's options removed. */
+static int dt__spawn_rank(dt__job *job, int rank, char **argv, const posix_spawnattr_t *attributes)
+{
+    pid_t pid = 0;
+    int failed;
+    dt__setenv_int("RANK", rank);
+    dt__setenv_int("LOCAL_RANK", rank);
+    failed = posix_spawn(&pid, "/proc/self/exe", NULL, attributes, argv, environ);
+    if (!failed) dt__job_lane(job, rank)->pid = (int32_t)pid;
+    return failed;
+}
+
+static int dt__spawn_ranks(dt__supervisor *s, int fd, char **argv)
+{
+    posix_spawnattr_t attributes;
+    sigset_t none;
+    int failed = 0;
+    dt__setenv_int("WORLD_SIZE", s->job->size);
+    dt__setenv_int("LOCAL_WORLD_SIZE", s->job->size);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", "29500", 0);
+    dt__setenv_int("DT_MEMFD", fd);
+    dt__setenv_int("DT_SUPERVISOR", (int)getpid());
+    sigemptyset(&none);
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    for (int r = 0; r < s->job->size && !failed; r++) {
+        failed = dt__spawn_rank(s->job, r, argv, &attributes);
+        s->alive += !failed;
+    }
+    posix_spawnattr_destroy(&attributes);
+    return failed;
+}
+
+/* Starts and watches the ranks. Returns only when they cannot be started. */
+static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
+{
+    dt__supervisor s;
+    sigset_t set;
+    int64_t bytes = dt__job_bytes(plan->ranks);
+    int fd = (int)syscall(SYS_memfd_create, "dtrain", 0u), failed;
+    void *job = MAP_FAILED;
+    if (fd >= 0 && !dt__file_reserve(fd, 0, bytes))
+        job = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (job == MAP_FAILED) {
+        if (fd >= 0) close(fd);
+        return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", plan->ranks,
+                         strerror(errno));
+    }
+    memset(&s, 0, sizeof s);
+    s.job = (dt__job *)job;
+    dt__job_init(s.job, plan);
+    dt__supervise_signals(&set);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGCHLD, SIG_DFL); /* where it is ignored, waitpid cannot tell how a rank ended */
+    fflush(NULL);
+    failed = dt__spawn_ranks(&s, fd, argv);
+    if (failed) {
+        dt__supervise_kill(&s, SIGKILL);
+        while (s.alive) dt__supervise_reap(&s), dt__nap();
+        sigprocmask(SIG_UNBLOCK, &set, NULL);
+        return dt__error(DT_E_SYSTEM, "cannot start %d ranks (%s): use fewer", plan->ranks, strerror(failed));
+    }
+    while (s.alive) {
+        dt__supervise_listen(&s, &set);
+        dt__supervise_reap(&s);
+        dt__supervise_announce(&s);
+        dt__supervise_press(&s);
+    }
+    dt__supervise_announce(&s);
+    exit(dt__supervise_status(&s));
+}
+
+/* A rank leaves Ctrl-C and a closed terminal to the supervisor and passes SIGTERM on to it, so that whoever gets the
+ * signal the whole job stops in order. SIGTERM from the supervisor is its last word. */
+static void dt__rank_signal(int sig, siginfo_t *info, void *context)
+{
+    int saved = errno;
+    (void)context;
+    if (sig == SIGTERM && info->si_pid == getppid()) {
+        signal(SIGTERM, SIG_DFL);
+        raise(SIGTERM);
+    } else if (sig == SIGTERM) {
+        kill(getppid(), SIGTERM);
+    }
+    errno = saved;
+}
+
+/* The job whose memory was inherited, or NULL when this process was not started by a supervisor. */
+static dt__job *dt__attach(int fd)
+{
+    dt__job head;
+    void *job;
+    if (fd < 0 || pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || head.magic != DT__JOB_MAGIC) return NULL;
+    job = mmap(NULL, (size_t)dt__job_bytes(head.size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return job == MAP_FAILED ? NULL : (dt__job *)job;
+}
+
+/* Makes this process a good rank. It must not outlive its supervisor: the death signal comes first, then the look
+ * whether the supervisor died before it was set. */
+static void dt__become_rank(int fd)
+{
+    struct sigaction action;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if ((int)getppid() != dt__environment_int("DT_SUPERVISOR", 0)) raise(SIGKILL);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = dt__rank_signal;
+    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGHUP, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+#endif
+
+/* ---- ranks as threads ---- */
+
+#ifndef DT_NO_THREADS
+/* The program's main, called again by every thread rank. Another name for it: main itself must not be called. */
+#ifdef __APPLE__
+#define DT__MAIN_SYMBOL "_main"
+#else
+#define DT__MAIN_SYMBOL "main"
+#endif
+#ifdef __cplusplus
+extern "C"
+#else
+extern
+#endif
+int dt__user_main(int argc, char **argv) __asm__(DT__MAIN_SYMBOL) __attribute__((weak));
+
+typedef struct dt__rank_thread {
+    pthread_t thread;
+    struct dt__local_rank self;
+    int argc, done, seen; /* done: atomic */
+    int status;
+    char **argv;
+} dt__rank_thread;
+
+static void *dt__rank_main(void *argument)
+{
+    dt__rank_thread *t = (dt__rank_thread *)argument;
+    dt__thread.rank = &t->self;
+    t->status = (dt__user_main(t->argc, t->argv) & 255) << 8; /* as waitpid tells it */
+    dt__job_ended(t->self.job, t->self.rank, t->status);
+    __atomic_store_n(&t->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static dt_result dt__start_thread(dt__rank_thread *t, dt__job *job, int rank, int argc, char **argv)
+{
+    pthread_attr_t attributes;
+    size_t stack = 0;
+    int failed;
+    t->self.job = job;
+    t->self.rank = rank;
+    t->argc = argc;
+    t->argv = (char **)dt__alloc((argc + 1) * (int64_t)sizeof *argv, "a rank's arguments");
+    if (!t->argv) return DT_E_MEMORY;
+    for (int i = 0; i < argc; i++) t->argv[i] = argv[i];
+    pthread_attr_init(&attributes);
+    pthread_attr_getstacksize(&attributes, &stack);
+    if (stack < (size_t)8 << 20) pthread_attr_setstacksize(&attributes, (size_t)8 << 20);
+    failed = pthread_create(&t->thread, &attributes, dt__rank_main, t);
+    pthread_attr_destroy(&attributes);
+    if (!failed) return DT_OK;
+    return dt__error(DT_E_SYSTEM, "cannot start rank %d as a thread (%s): use fewer", rank, strerror(failed));
+}
+
+/* Threads cannot be killed: what does not end in time is left behind by exit. */
+static void dt__supervise_threads(dt__supervisor *s, dt__rank_thread *threads, int ranks)
+{
+#ifdef __linux__
+    sigset_t set;
+    dt__supervise_signals(&set);
+#endif
+    while (s->alive && (s->deadline <= 0 || dt__now() < s->deadline + 2)) {
+#ifdef __linux__
+        dt__supervise_listen(s, &set);
+#else
+        dt__nap();
+#endif
+        for (int r = 0; r < ranks; r++) {
+            dt__rank_thread *t = &threads[r];
+            if (t->seen || !__atomic_load_n(&t->done, __ATOMIC_ACQUIRE)) continue;
+            t->seen = 1;
+            pthread_join(t->thread, NULL);
+            dt__free(t->argv);
+            s->alive--;
+            if (!s->status) s->status = t->status;
+        }
+        dt__supervise_announce(s);
+        if (s->deadline > 0 && dt__now() > s->deadline) __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
+    }
+}
+
+static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char **argv)
+{
+    dt__supervisor s;
+    dt__rank_thread *threads;
+    int status;
+    dt_result r = DT_OK;
+    memset(&s, 0, sizeof s);
+    if (!dt__user_main) return dt__error(DT_E_USAGE, "--launch threads: no main function to call; use processes");
+    s.job = (dt__job *)dt__alloc(dt__job_bytes(plan->ranks), "the ranks' shared state");
+    threads = (dt__rank_thread *)dt__alloc(plan->ranks * (int64_t)sizeof *threads, "the rank threads");
+    if (!s.job || !threads) return dt__free(s.job), dt__free(threads), DT_E_MEMORY;
+    dt__job_init(s.job, plan);
+#ifdef __linux__
+    sigset_t set;
+    dt__supervise_signals(&set);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+#endif
+    for (int i = 0; i < plan->ranks && !r; i++) {
+        r = dt__start_thread(&threads[i], s.job, i, argc, argv);
+        s.alive += !r;
+    }
+    if (r) { /* the ranks that did start must not wait for the others */
+        __atomic_store_n(&s.job->stop, 2, __ATOMIC_SEQ_CST);
+        fprintf(stderr, "dtrain: %s\n", dt_last_error());
+        s.status = dt_exit_code(r) << 8;
+        s.announced = 1;
+        s.deadline = dt__now() + 2;
+    }
+    dt__supervise_threads(&s, threads, plan->ranks);
+    dt__supervise_announce(&s);
+    status = dt__supervise_status(&s);
+    if (s.alive) {
+        fprintf(stderr, "dtrain: %d rank threads did not end\n", s.alive);
+        fflush(NULL);
+        _exit(status);
+    }
+    dt__free(threads);
+    dt__free(s.job);
+    exit(status);
+}
+#endif
+
+/* ---- dt_launch ---- */
+
+/* Nothing asked for ranks: alone, unless another launcher expects this process to be one of several. */
+static dt_result dt__check_foreign(void)
+{
+    int world = dt__environment_int("WORLD_SIZE", 1);
+    if (world <= 1 || dt__thread.rank || getenv("DT_MEMFD") || !getenv("RANK")) return DT_OK;
+    return dt__error(DT_E_USAGE, "the environment makes this rank %s of %d, but this program is built without an "
+                     "engine for several machines (DT_MPI, DT_NCCL, DT_OFI): rebuild with one, or start it once with "
+                     "--ranks %d",
+                     getenv("RANK"), world, world);
+}
+
+DT_API dt_result dt_launch(int *argc, char ***argv)
+{
+    dt__launch_plan plan;
+    dt_result r;
+    memset(&plan, 0, sizeof plan);
+    plan.ranks = 1;
+    plan.timeout = 10;
+    if (dt__thread.rank) return DT_OK;
+#ifdef __linux__
+    {
+        int fd = dt__environment_int("DT_MEMFD", -1);
+        dt__job *job = dt__attach(fd);
+        if (job) {
+            munmap(job, (size_t)dt__job_bytes(job->size));
+            dt__become_rank(fd);
+            return DT_OK;
+        }
+    }
+#else
+    plan.threads = 1;
+#endif
+    r = getenv("DT_TIMEOUT") ? dt__launch_value(&plan, "DT_TIMEOUT", getenv("DT_TIMEOUT")) : DT_OK;
+    if (!r) r = dt__launch_parse(&plan, argc, *argv);
+    if (r) return r;
+    if (plan.ranks == 1) return dt__check_foreign();
+#ifndef DT_NO_THREADS
+    if (plan.threads) return dt__launch_threads(&plan, *argc, *argv);
+#endif
+#ifdef __linux__
+    if (!plan.threads) return dt__launch_processes(&plan, *argv);
+#endif
+    return dt__error(DT_E_USAGE, "--ranks %d: this build cannot run several ranks that way", plan.ranks);
+}
+
+DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
+{
+    dt_result r = argc && argv ? dt_launch(argc, argv) : dt__check_foreign();
+    dt__job *job = NULL;
+    *c = NULL;
+    if (r) return r;
+    if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1);
+#ifdef __linux__
+    {
+        int fd = dt__environment_int("DT_MEMFD", -1);
+        if ((job = dt__attach(fd)) != NULL) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd);
+    }
+#endif
+    return dt__comm_open(c, job, 0, -1);
+}
+
+/* ---- dt_fail ---------------------------------------------------------------------------------------- */
+
+/* Is it this rank's turn to say what failed? Mostly all ranks fail in the same way, and the first one says it; which
+ * rank died or froze, the supervisor says. */
+static int dt__fail_speaks(void)
+{
+    dt__job *job = dt__thread.rank ? dt__thread.rank->job : NULL;
+    int speaks = 1, mapped = !job;
+#ifdef __linux__
+    if (!job) job = dt__attach(dt__environment_int("DT_MEMFD", -1));
+#endif
+    if (!job) return 1;
+    if (dt__thread.code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
+    else speaks = !__atomic_exchange_n(&job->told, 1u, __ATOMIC_SEQ_CST);
+    if (mapped) munmap(job, (size_t)dt__job_bytes(job->size));
+    return speaks;
+}
+
+DT_API int dt_fail(const char *what)
+{
+    if (dt__thread.code != DT_E_HELP && dt__fail_speaks()) fprintf(stderr, "%s: %s\n", what, dt_last_error());
+    return dt_exit_code(dt__thread.code == DT_OK ? DT_E_SYSTEM : dt__thread.code);
+}
+
+/* ---- options ------------------------------------------------------------------------------------- */
+
+enum { DT__TYPE_INT, DT__TYPE_FLOAT, DT__TYPE_TEXT, DT__TYPE_FLAG, DT__TYPE_NAME, DT__TYPE_MODEL };
+
+typedef struct dt__option {
+    const char *name, *argument, *sentence;
+    int type, in_layout;
+    size_t offset;
+    const char *names; /* TYPE_NAME: the values 0, 1, .. */
+} dt__option;
+
+#define DT__RECIPE(name, argument, type, field, sentence) {name, argument, sentence, type, 0, offsetof(dt_recipe, field), NULL},
+#define DT__LAYOUT(name, argument, type, field, sentence) {name, argument, sentence, type, 1, offsetof(dt_layout, field), NULL},
+static const dt__option dt__options[] = {
+    DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern with * and ?")
+    DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, "GPT-2 size: nano, micro, tiny, small, 124M, 355M, 774M, 1558M")
+    DT__RECIPE("layers", "N", DT__TYPE_INT, model.layers, "blocks")
+    DT__RECIPE("heads", "N", DT__TYPE_INT, model.heads, "attention heads")
+    DT__RECIPE("width", "N", DT__TYPE_INT, model.width, "channels")
+    DT__RECIPE("vocabulary", "N", DT__TYPE_INT, model.vocabulary, "token ids; 0: what the data has")
+    DT__RECIPE("dropout", "P", DT__TYPE_FLOAT, dropout, "probability")
+    DT__RECIPE("steps", "N", DT__TYPE_INT, steps, "optimizer steps")
+    DT__RECIPE("batch", "N", DT__TYPE_INT, batch, "sequences per step")
+    DT__RECIPE("micro-batch", "N", DT__TYPE_INT, micro_batch, "sequences per micro-batch; 0: the batch")
+    DT__RECIPE("sequence", "T", DT__TYPE_INT, sequence, "tokens per sequence")
+    DT__RECIPE("seed", "N", DT__TYPE_INT, seed, "of weights, order and dropout")
+    DT__RECIPE("data-shards", "N", DT__TYPE_INT, data_shards, "logical data shards, a power of two: up to so many ranks")
+    {"accumulation", "KIND", "shard or each: how micro-batches add up", DT__TYPE_NAME, 0, offsetof(dt_recipe, accumulation), "shard,each"},
+    {"schedule", "KIND", "constant, cosine, linear or wsd", DT__TYPE_NAME, 0, offsetof(dt_recipe, schedule), "constant,cosine,linear,wsd"},
+    DT__RECIPE("learning-rate", "X", DT__TYPE_FLOAT, learning_rate, "peak")
+    DT__RECIPE("final-rate", "X", DT__TYPE_FLOAT, final_rate, "share of the peak at the end")
+    DT__RECIPE("warmup", "N", DT__TYPE_INT, warmup, "steps of linear warm-up")
+    DT__RECIPE("decay", "N", DT__TYPE_INT, decay, "steps of wsd's final decay; 0: a tenth")
+    DT__RECIPE("beta1", "X", DT__TYPE_FLOAT, beta1, "AdamW")
+    DT__RECIPE("beta2", "X", DT__TYPE_FLOAT, beta2, "AdamW")
+    DT__RECIPE("epsilon", "X", DT__TYPE_FLOAT, epsilon, "AdamW")
+    DT__RECIPE("weight-decay", "X", DT__TYPE_FLOAT, weight_decay, "AdamW, decoupled; not on norms and biases")
+    DT__RECIPE("clip", "X", DT__TYPE_FLOAT, clip, "limit of the gradient norm; 0: none")
+    DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation")
+    DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks")
+    DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction")
+    DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end")
+    DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all")
+    DT__LAYOUT("sample-every", "N", DT__TYPE_INT, sample_every, "steps between text samples; 0: at the end")
+    DT__LAYOUT("sample-length", "N", DT__TYPE_INT, sample_length, "tokens per sample; 0: none")
+    DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step")
+    DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress")
+    DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0")
+    DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small")
+};
+#undef DT__RECIPE
+#undef DT__LAYOUT
+enum { DT__OPTION_COUNT = (int)(sizeof dt__options / sizeof *dt__options) };
+
+static void *dt__option_place(const dt__option *o, dt_recipe *recipe, dt_layout *layout)
+{
+    return (char *)(o->in_layout ? (void *)layout : (void *)recipe) + o->offset;
+}
+
+/* The idx-th of "a,b,c" has `length` characters at the returned place; NULL past the end. */
+static const char *dt__name_at(const char *names, int index, size_t *length)
+{
+    for (; index > 0; index--) {
+        names = strchr(names, ',');
+        if (!names) return NULL;
+        names++;
+    }
+    *length = strcspn(names, ",");
+    return names;
+}
+
+static dt_result dt__option_set(const dt__option *o, const char *value, void *place)
+{
+    char *end = NULL;
+    if (o->type == DT__TYPE_FLAG) {
+        *(int32_t *)place = 1;
+        return DT_OK;
+    }
+    if (!value) return dt__error(DT_E_USAGE, "option --%s needs a value: --%s %s", o->name, o->name, o->argument);
+    if (o->type == DT__TYPE_TEXT) {
+        *(const char **)place = value;
+        return DT_OK;
+    }
+    if (o->type == DT__TYPE_INT) {
+        errno = 0;
+        *(int64_t *)place = (int64_t)strtoll(value, &end, 10);
+        if (end != value && !*end && !errno) return DT_OK;
+        return dt__error(DT_E_USAGE, "option --%s: '%s' is not a whole number", o->name, value);
+    }
+    if (o->type == DT__TYPE_FLOAT) {
+        *(float *)place = strtof(value, &end);
+        if (end != value && !*end && *(float *)place - *(float *)place == 0.0f) return DT_OK;
+        return dt__error(DT_E_USAGE, "option --%s: '%s' is not a number", o->name, value);
+    }
+    if (o->type == DT__TYPE_MODEL) {
+        dt_model m = dt_model_gpt2(value);
+        if (!m.layers) return dt__error(DT_E_USAGE, "option --model: there is no size '%s': %s", value, o->sentence);
+        *(dt_model *)place = m;
+        return DT_OK;
+    }
+    for (int i = 0;; i++) {
+        size_t length = 0;
+        const char *name = dt__name_at(o->names, i, &length);
+        if (!name) return dt__error(DT_E_USAGE, "option --%s: '%s' is not one of %s", o->name, value, o->names);
+        if (strlen(value) == length && !strncmp(name, value, length)) return *(int32_t *)place = i, DT_OK;
+    }
+}
+
+/* Edit distance of two short names (Levenshtein). */
+static int dt__distance(const char *a, const char *b)
+{
+    int row[64], n = (int)dt__min(63, (int64_t)strlen(b));
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int corner = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int change = corner + (a[i - 1] != b[j - 1]), best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            corner = row[j];
+            row[j] = change < best ? change : best;
+        }
+    }
+    return row[n];
+}
+
+static dt_result dt__unknown_option(const char *text)
+{
+#define DT__LAUNCH_NAME(name, argument, sentence) &name[2],
+    static const char *const launch[] = {DT__LAUNCH_OPTIONS(DT__LAUNCH_NAME) "help"};
+#undef DT__LAUNCH_NAME
+    enum { LAUNCH = (int)(sizeof launch / sizeof *launch) };
+    char name[48];
+    const char *nearest = "help";
+    int best = 1000;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
+    for (int i = 0; i < DT__OPTION_COUNT + LAUNCH; i++) {
+        const char *candidate = i < LAUNCH ? launch[i] : dt__options[i - LAUNCH].name;
+        int d = dt__distance(name, candidate);
+        if (d < best) best = d, nearest = candidate;
+    }
+    return dt__error(DT_E_USAGE, "unknown option --%s: did you mean --%s? --help lists all", name, nearest);
+}
+
+static void dt__help_value(const dt__option *o, const void *place, char *text, size_t size)
+{
+    size_t length = 0;
+    text[0] = 0;
+    if (o->type == DT__TYPE_INT) snprintf(text, size, " [%lld]", (long long)*(const int64_t *)place);
+    else if (o->type == DT__TYPE_FLOAT) snprintf(text, size, " [%g]", (double)*(const float *)place);
+    else if (o->type == DT__TYPE_NAME) {
+        const char *name = dt__name_at(o->names, *(const int32_t *)place, &length);
+        snprintf(text, size, " [%.*s]", (int)length, name);
+    } else if (o->type == DT__TYPE_TEXT && *(const char *const *)place) snprintf(text, size, " [%s]", *(const char *const *)place);
+}
+
+static void dt__help(const char *program, dt_recipe *recipe, dt_layout *layout)
+{
+    char left[48], value[96];
+    printf("Usage: %s [OPTION]...\nTrains a GPT. The recipe decides the bits; the layout decides where and when, and never changes one.\n", program);
+    for (int part = 0; part < 2; part++) {
+        printf("\n%s\n", part ? "Layout" : "Recipe");
+        for (int i = 0; i < DT__OPTION_COUNT; i++) {
+            const dt__option *o = &dt__options[i];
+            if (o->in_layout != part) continue;
+            snprintf(left, sizeof left, "--%s%s%s", o->name, o->argument ? " " : "", o->argument ? o->argument : "");
+            dt__help_value(o, dt__option_place(o, recipe, layout), value, sizeof value);
+            printf("  %-24s %s%s\n", left, o->sentence, value);
+        }
+    }
+#define DT__LAUNCH_HELP(name, argument, sentence) printf("  %-24s %s\n", name " " argument, sentence);
+    DT__LAUNCH_OPTIONS(DT__LAUNCH_HELP)
+#undef DT__LAUNCH_HELP
+    printf("  %-24s %s\n", "--help", "this text");
+}
+
+DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout)
+{
+    int kept = 1;
+    for (int i = 1; i < *argc; i++) {
+        const char *text = (*argv)[i], *equals = strchr(text, '=');
+        const dt__option *o = NULL;
+        dt_result r;
+        size_t length = equals ? (size_t)(equals - text) : strlen(text);
+        if (strncmp(text, "--", 2) || !text[2]) {
+            (*argv)[kept++] = (*argv)[i];
+            continue;
+        }
+        if (!strcmp(text, "--help")) {
+            dt__help((*argv)[0], recipe, layout);
+            return dt__error(DT_E_HELP, "help was printed");
+        }
+        for (int k = 0; k < DT__OPTION_COUNT && !o; k++)
+            if (strlen(dt__options[k].name) == length - 2 && !strncmp(dt__options[k].name, text + 2, length - 2)) o = &dt__options[k];
+        if (!o) return dt__unknown_option(text + 2);
+        r = dt__option_set(o, equals ? equals + 1 : o->type == DT__TYPE_FLAG || i + 1 == *argc ? NULL : (*argv)[++i], dt__option_place(o, recipe, layout));
+        if (r) return r;
+    }
+    *argc = kept;
+    (*argv)[kept] = NULL;
+    return DT_OK;
+}
+
+/* ---- trainer ----------------------------------------------------------------------------------------- */
+
+struct dt_trainer {
+    dt_recipe recipe;
+    dt_layout layout;
+    dt_comm *comm;
+    dt_pool *pool;
+    dt_data *data;
+    dt__loader *loader;
+    dt__batch batch; /* this rank's samples of the step */
+    dt__engine e;
+    dt__net one; /* the model for a single sequence: text samples */
+    float *one_memory;
+    int32_t *eval_tokens; /* (2, rows, T) */
+    float *gathered;      /* (ranks, shards per rank) */
+    uint32_t *words;      /* this rank's part of an exchange */
+    int64_t per_rank;     /* shards per rank, the most */
+    dt__metrics metrics; /* rank 0, when asked for */
+    char hash[65];
+    double peak_gflops, started, printed, waited;
+    int64_t planned; /* bytes per rank of the memory plan */
+};
+
+DT_API dt_step_info dt_step_info_zero(void)
+{
+    dt_step_info s;
+    memset(&s, 0, sizeof s);
+    s.validation = __builtin_nanf("");
+    return s;
+}
+DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
+DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
+DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
+{
+    int32_t i = dt__net_find(&t->e.net, name);
+    if (count) *count = i < 0 ? 0 : t->e.net.params[i].count;
+    return i < 0 ? NULL : t->e.params + t->e.net.params[i].offset;
+}
+
+/* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
+
+/* "1, 2, 3, 6": the divisors of n up to `most`, for error sentences. */
+static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int64_t d = 1; d <= n && d <= most && used + 24 < size; d++)
+        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)d);
+    return text;
+}
+
+static dt_result dt__check_model(const dt_model *m)
+{
+    char list[256];
+    if (m->segments) return m->segment_count >= 2 ? DT_OK : dt__error(DT_E_USAGE, "a model needs at least two segments: tokens in, loss out");
+    if (m->layers < 1 || m->layers > 1000 || m->heads < 1 || m->width < 1 || m->width > 65536)
+        return dt__error(DT_E_USAGE, "the model has %lld layers, %lld heads, width %lld: choose --model tiny (nano, micro, tiny, small, 124M, 355M, 774M, "
+                         "1558M) or set --layers, --heads, --width to 1 or more", (long long)m->layers, (long long)m->heads, (long long)m->width);
+    if (m->width % m->heads)
+        return dt__error(DT_E_USAGE, "%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads, (long long)m->width,
+                         dt__divisors(m->width, 64, list, sizeof list));
+    return DT_OK;
+}
+
+static dt_result dt__check_batch(const dt_recipe *r, int ranks)
+{
+    char list[256];
+    if (r->batch < 1 || r->sequence < 1 || r->steps < 1 || r->batch > 1000000 || r->sequence > 1000000)
+        return dt__error(DT_E_USAGE, "--batch, --sequence and --steps must be 1 or more (and batch and sequence at most a million)");
+    if (r->micro_batch < 1 || r->batch % r->micro_batch)
+        return dt__error(DT_E_USAGE, "micro-batch %lld does not divide batch %lld: --micro-batch one of %s", (long long)r->micro_batch,
+                         (long long)r->batch, dt__divisors(r->batch, r->batch, list, sizeof list));
+    if (!dt__is_pow2(r->data_shards) || r->data_shards > 1024)
+        return dt__error(DT_E_USAGE, "%lld data shards: it is a power of two up to 1024 (the tree over shards must not depend on ranks)", (long long)r->data_shards);
+    if (r->micro_batch % r->data_shards)
+        return dt__error(DT_E_USAGE, "micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower --data-shards (a recipe choice: other bits)",
+                         (long long)r->micro_batch, (long long)r->data_shards);
+    if (r->tensor_shards != 1 || r->context_shards != 1)
+        return dt__error(DT_E_USAGE, "tensor_shards and context_shards are 1 in this version");
+    if (ranks > r->data_shards)
+        return dt__error(DT_E_USAGE, "%d ranks cannot share %lld data shards: --ranks up to %lld, or raise --data-shards (a recipe choice: other bits)",
+                         ranks, (long long)r->data_shards, (long long)r->data_shards);
+    return DT_OK;
+}
+
+static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
+{
+    if (!r->data || !r->data[0]) return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
+    if (!(r->learning_rate >= 0.0f && r->final_rate >= 0.0f && r->beta1 >= 0.0f && r->beta1 < 1.0f && r->beta2 >= 0.0f && r->beta2 < 1.0f && r->epsilon > 0.0f &&
+          r->weight_decay >= 0.0f && r->clip >= 0.0f))
+        return dt__error(DT_E_USAGE, "learning rate, final rate, weight decay and clip must be 0 or more, betas in [0, 1), epsilon above 0");
+    if (!(r->dropout >= 0.0f && r->dropout < 1.0f)) return dt__error(DT_E_USAGE, "--dropout %g is outside [0, 1)", (double)r->dropout);
+    if (!(r->validation >= 0.0f && r->validation < 1.0f)) return dt__error(DT_E_USAGE, "--validation %g is outside [0, 1)", (double)r->validation);
+    if (r->warmup < 0 || r->decay < 0 || r->schedule < DT_CONSTANT || r->schedule > DT_WSD || r->accumulation < DT_SHARD || r->accumulation > DT_EACH)
+        return dt__error(DT_E_USAGE, "--warmup and --decay must be 0 or more; schedule and accumulation one of --help's words");
+    if (l->threads < 0 || l->threads > 1024 || l->bucket < 1 || l->eval_every < 0 || l->eval_batches < 0 || l->sample_every < 0 || l->sample_length < 0)
+        return dt__error(DT_E_USAGE, "--threads is 0 to 1024, --bucket 1 or more, --eval-*, --sample-* 0 or more");
+    return DT_OK;
+}
+
+/* ---- opening -------------------------------------------------------------------------------------------- */
+
+/* Row `row` of this rank's batch of a step: units in order of (shard, micro), each of `rows` samples. */
+static int64_t dt__trainer_index(const dt_trainer *t, int64_t step, int64_t row)
+{
+    const dt__engine *e = &t->e;
+    int64_t unit = row / e->rows, shard = e->lo + unit / e->micros, micro = unit % e->micros;
+    return step * t->recipe.batch + micro * t->recipe.micro_batch + shard * e->rows + row % e->rows;
+}
+static int64_t dt__trainer_row(const void *context, int64_t step, int64_t row)
+{
+    const dt_trainer *t = (const dt_trainer *)context;
+    return dt_data_sample(t->data, (uint64_t)t->recipe.seed, dt__trainer_index(t, step, row));
+}
+
+/* Tokens and random streams of unit (shard, micro). */
+static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
+{
+    dt_trainer *t = (dt_trainer *)owner;
+    dt__engine *e = &t->e;
+    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows;
+    e->tokens = t->batch.tokens + row * t->recipe.sequence;
+    e->targets = t->batch.targets + row * t->recipe.sequence;
+    for (int64_t i = 0; i < e->rows; i++)
+        e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT, (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
+}
+
+typedef struct dt__memory_line {
+    const char *what;
+    int64_t bytes;
+    char formula[96];
+} dt__memory_line;
+
+/* The memory plan of this rank: what will be allocated, by category. Returns the total. */
+static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[5])
+{
+    const dt__engine *e = &t->e;
+    const dt__net *n = &e->net;
+    int64_t total = 0;
+    line[0].what = "weights", line[0].bytes = 4 * n->param_floats;
+    snprintf(line[0].formula, sizeof line[0].formula, "4 P, P = %lld", (long long)n->weights);
+    line[1].what = "gradients", line[1].bytes = 4 * e->set_floats * e->program.sets;
+    snprintf(line[1].formula, sizeof line[1].formula, "4 P x %d sets (data shards %lld..%lld, one gradient per use)", e->program.sets, (long long)e->lo, (long long)e->hi - 1);
+    line[2].what = "optimizer", line[2].bytes = 8 * n->param_floats;
+    snprintf(line[2].formula, sizeof line[2].formula, "8 P (AdamW)");
+    line[3].what = "activations", line[3].bytes = 4 * (n->saved + n->boundary + n->temp + 2 * n->widest);
+    snprintf(line[3].formula, sizeof line[3].formula, "one unit of %lld x %lld tokens", (long long)e->rows, (long long)t->recipe.sequence);
+    line[4].what = "buffers";
+    line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers + 3 * 8 * e->rows * (e->hi - e->lo) * e->micros * t->recipe.sequence;
+    if (t->layout.sample_length) line[4].bytes += 4 * (t->one.saved + t->one.boundary + t->one.temp);
+    snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched tokens, sampling");
+    for (int i = 0; i < 5; i++) total += line[i].bytes;
+    return total;
+}
+
+static dt_result dt__check_memory(const dt_trainer *t)
+{
+    int64_t free_bytes = dt__memory_available(), all = t->planned * dt_comm_size(t->comm);
+    if (t->layout.no_memory_check || free_bytes < 0 || all <= free_bytes) return DT_OK;
+    return dt__error(DT_E_MEMORY, "the plan needs %.2f GB on each of %d ranks and %.2f GB are free: use a smaller model, sequence or micro-batch, or fewer ranks "
+                     "(--no-memory-check starts all the same)", (double)t->planned / 1e9, dt_comm_size(t->comm), (double)free_bytes / 1e9);
+}
+
+/* One allocation for all that is private to the rank, cut into pieces. */
+static dt_result dt__trainer_allocate(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    const dt__net *n = &e->net;
+    int64_t activations = n->saved + n->boundary + n->temp + 2 * n->widest, longest = 1;
+    void *shared = NULL;
+    dt_result r = dt_comm_alloc(e->comm, 4 * n->param_floats, &shared);
+    if (r) return r;
+    e->params = (float *)shared;
+    r = dt_comm_alloc(e->comm, 4 * e->set_floats * e->program.sets, &shared);
+    if (r) return r;
+    e->sets = (float *)shared;
+    for (int32_t i = 0; i < n->param_count; i++) longest = dt__max(longest, n->params[i].count);
+    e->mean = (float *)dt__alloc(8 * n->param_floats, "the optimizer's moments");
+    e->saved = (float *)dt__alloc(4 * activations, "activations");
+    e->sums = (float *)dt__alloc(4 * dt__ceil_div(longest, DT__BLOCK), "block sums");
+    e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
+    e->shard_loss = (float *)dt__alloc(4 * (e->hi - e->lo), "losses");
+    t->eval_tokens = (int32_t *)dt__alloc(8 * e->rows * t->recipe.sequence, "validation tokens");
+    t->words = (uint32_t *)dt__alloc(4 * t->per_rank, "losses");
+    t->gathered = (float *)dt__alloc(4 * t->per_rank * dt_comm_size(t->comm), "losses");
+    if (t->layout.sample_length) t->one_memory = (float *)dt__alloc(4 * (t->one.saved + t->one.boundary + t->one.temp), "sampling");
+    if (!e->mean || !e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->eval_tokens || !t->words || !t->gathered) return DT_E_MEMORY;
+    if (t->layout.sample_length && !t->one_memory) return DT_E_MEMORY;
+    e->var = e->mean + n->param_floats;
+    e->boundary = e->saved + n->saved;
+    e->temp = e->boundary + n->boundary;
+    e->gradient[0] = e->temp + n->temp;
+    e->gradient[1] = e->gradient[0] + n->widest;
+    return dt__pool_reserve(t->pool, dt__net_scratch(n, e->k));
+}
+
+/* All ranks' partial sums, as offsets into their gradient sets. */
+static dt_result dt__trainer_parts(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    int ranks = dt_comm_size(t->comm), count = 0;
+    dt__stack s;
+    e->parts = (dt__part *)dt__alloc((int64_t)sizeof *e->parts * 64 * ranks, "the reduction plan");
+    e->part_count = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the reduction plan");
+    if (!e->parts || !e->part_count) return DT_E_MEMORY;
+    for (int rank = 0; rank < ranks; rank++) {
+        int64_t lo, hi;
+        dt__run_of(t->recipe.data_shards, ranks, rank, &lo, &hi);
+        dt__run_parts(lo, hi, &s);
+        e->part_count[rank] = s.count;
+        for (int i = 0; i < s.count; i++, count++) {
+            e->parts[count].level = s.node[i].level;
+            e->parts[count].index = s.node[i].index;
+            e->parts[count].offset = s.node[i].set * e->set_floats;
+        }
+        if (s.sets + (e->program.total >= 0) > e->program.sets) e->program.sets = s.sets + (e->program.total >= 0); /* symmetric memory */
+    }
+    if (e->program.total >= 0) {
+        for (int32_t i = 0; i < e->program.count; i++)
+            if (e->program.list[i].op == DT_TOTAL) e->program.list[i].set = e->program.sets - 1;
+        e->program.total = e->program.sets - 1;
+    }
+    return DT_OK;
+}
+
+/* GEMM rate of all ranks together, measured at the same time. */
+static dt_result dt__measure_peak(dt_trainer *t)
+{
+    double rate = 0.0;
+    dt_result r = dt_barrier(t->comm);
+    if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
+    t->words[0] = (uint32_t)(1e3 * rate);
+    if (!r) r = dt_all_gather(t->comm, (const float *)t->words, t->gathered, 1);
+    for (int i = 0; i < dt_comm_size(t->comm); i++) {
+        uint32_t megaflops;
+        memcpy(&megaflops, t->gathered + i, 4);
+        t->peak_gflops += 1e-3 * (double)megaflops;
+    }
+    return r;
+}
+
+static void dt__trainer_banner(const dt_trainer *t)
+{
+    const dt_recipe *r = &t->recipe;
+    dt__memory_line line[5];
+    int64_t total = dt__memory_plan(t, line);
+    char text[160];
+    if (!r->model.segments)
+        printf("model    GPT-2, %lld layers, %lld heads, width %lld, vocabulary %lld: %lld parameters\n", (long long)r->model.layers, (long long)r->model.heads,
+               (long long)r->model.width, (long long)r->model.vocabulary, (long long)t->e.net.weights);
+    else printf("model    %lld segments of the program's own: %lld parameters\n", (long long)r->model.segment_count, (long long)t->e.net.weights);
+    printf("data     %s: %lld training sequences of %lld tokens, %lld for validation\n", r->data, (long long)dt_data_samples(t->data, DT_TRAIN),
+           (long long)r->sequence, (long long)dt_data_samples(t->data, DT_VALIDATION));
+    printf("recipe   %lld steps of %lld sequences, micro-batch %lld, %lld data shards, seed %lld\n", (long long)r->steps, (long long)r->batch,
+           (long long)r->micro_batch, (long long)r->data_shards, (long long)r->seed);
+    printf("layout   %d rank%s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n", dt_comm_size(t->comm), dt_comm_size(t->comm) == 1 ? "" : "s",
+           t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name, t->peak_gflops);
+    printf("memory   %.1f MB per rank\n", (double)total / 1e6);
+    for (int i = 0; i < 5; i++) printf("         %-11s %8.1f MB  %s\n", line[i].what, (double)line[i].bytes / 1e6, line[i].formula);
+    for (int32_t i = 0; t->layout.show_program && i < t->e.program.count; i++) {
+        dt__instr_text(&t->e.program.list[i], text, sizeof text);
+        printf("program  %4d %s\n", i, text);
+    }
+    fflush(stdout);
+}
+
+/* Model, plan, program and their memory. */
+static dt_result dt__trainer_engine(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    const dt_recipe *r = &t->recipe;
+    int ranks = dt_comm_size(t->comm);
+    dt__memory_line line[5];
+    dt_result result;
+    e->recipe = r;
+    e->comm = t->comm;
+    e->pool = e->env.pool = t->pool;
+    e->env.k = e->k;
+    e->adamw.power1 = e->adamw.power2 = 1.0;
+    dt__run_of(r->data_shards, ranks, dt_comm_rank(t->comm), &e->lo, &e->hi);
+    t->per_rank = dt__max(dt__ceil_div(r->data_shards, ranks), 1);
+    e->micros = r->batch / r->micro_batch;
+    e->rows = r->micro_batch / r->data_shards;
+    result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
+    if (!result && t->layout.sample_length) result = dt__net_open(&t->one, &r->model, 1, r->sequence);
+    if (!result) result = dt__program_open(&e->program, &e->net, e->lo, e->hi, e->micros, r->accumulation, t->layout.bucket);
+    e->set_floats = e->net.slot_floats;
+    if (!result) result = dt__trainer_parts(t);
+    if (result) return result;
+    t->planned = dt__memory_plan(t, line);
+    result = dt__check_memory(t);
+    if (!result) result = dt__trainer_allocate(t);
+    for (int32_t i = 0; i < e->net.param_count && !result; i++)
+        dt__init_param(&e->net.params[i].is, (uint64_t)r->seed, t->pool, e->params + e->net.params[i].offset);
+    return result;
+}
+
+/* Defaults that depend on the data and the machine. */
+static dt_result dt__trainer_settle(dt_trainer *t)
+{
+    dt_recipe *r = &t->recipe;
+    int64_t tokens, threads = t->layout.threads;
+    dt_result result;
+    if (!r->micro_batch) r->micro_batch = r->batch;
+    if (r->dropout > 0.0f) r->model.dropout = r->dropout;
+    result = dt__check_model(&r->model);
+    if (!result) result = dt__check_batch(r, dt_comm_size(t->comm));
+    if (!result) result = dt__check_rest(r, &t->layout);
+    if (!result) result = dt_data_open(&t->data, r->data, r->sequence, (double)r->validation);
+    if (result) return result;
+    tokens = dt_data_vocabulary(t->data);
+    if (!r->model.vocabulary) r->model.vocabulary = tokens;
+    if (r->model.vocabulary < tokens)
+        return dt__error(DT_E_USAGE, "the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary", (long long)tokens - 1, (long long)r->model.vocabulary);
+    if (!threads) threads = dt__max(1, (int64_t)sysconf(_SC_NPROCESSORS_ONLN) / dt_comm_size(t->comm));
+    return dt__pool_open(&t->pool, (int)threads);
+}
+
+DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout)
+{
+    dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "the trainer");
+    dt_result r;
+    *handle = NULL;
+    if (!t) return DT_E_MEMORY;
+    t->recipe = *recipe;
+    t->layout = *layout;
+    r = dt_comm_init(&t->comm, NULL, NULL);
+    if (!r) r = dt__trainer_settle(t);
+    if (!r) r = dt__choose_kernels(&t->e.k);
+    if (!r) r = dt__self_check(t->e.k, t->pool);
+    if (!r) r = dt__trainer_engine(t);
+    if (!r) r = dt__measure_peak(t);
+    if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics);
+    if (!r) r = dt__loader_open(&t->loader, t->data, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, 0, 3, dt__trainer_row, t);
+    if (!r && dt_is_root(t) && !t->layout.quiet) dt__trainer_banner(t);
+    t->started = t->printed = dt__now();
+    if (r) dt_trainer_close(&t);
+    *handle = t;
+    return r;
+}
+
+DT_API void dt_trainer_close(dt_trainer **handle)
+{
+    dt_trainer *t = *handle;
+    if (!t) return;
+    dt__loader_close(&t->loader);
+    dt__metrics_close(&t->metrics);
+    dt__program_close(&t->e.program);
+    dt__net_close(&t->e.net);
+    dt__net_close(&t->one);
+    dt__free(t->e.mean);
+    dt__free(t->e.saved);
+    dt__free(t->e.sums);
+    dt__free(t->e.env.rng);
+    dt__free(t->e.shard_loss);
+    dt__free(t->e.parts);
+    dt__free(t->e.part_count);
+    dt__free(t->one_memory);
+    dt__free(t->eval_tokens);
+    dt__free(t->words);
+    dt__free(t->gathered);
+    dt_data_close(&t->data);
+    dt__pool_close(&t->pool);
+    dt_comm_free(&t->comm);
+    dt__free(t);
+    *handle = NULL;
+}
+
+/* ---- stepping ---------------------------------------------------------------------------------------------- */
+
+/* One value per data shard, from the ranks that own them, in shard order; values[] is in t->gathered. */
+static dt_result dt__gather_shards(dt_trainer *t, const float *own, float *values)
+{
+    int ranks = dt_comm_size(t->comm);
+    dt_result r;
+    memcpy(t->words, own, 4 * (size_t)(t->e.hi - t->e.lo));
+    r = dt_all_gather(t->comm, (const float *)t->words, t->gathered, t->per_rank);
+    for (int rank = 0; rank < ranks && !r; rank++) {
+        int64_t lo, hi;
+        dt__run_of(t->recipe.data_shards, ranks, rank, &lo, &hi);
+        memmove(values + lo, t->gathered + rank * t->per_rank, 4 * (size_t)(hi - lo));
+    }
+    return r;
+}
+
+/* TREE over the shards' loss sums. */
+static dt_result dt__tree_loss(dt_trainer *t, const float *own, float *sum)
+{
+    float values[1024];
+    dt_result r = dt__gather_shards(t, own, values);
+    int64_t n = t->recipe.data_shards;
+    for (int64_t step = 1; step < n; step *= 2)
+        for (int64_t i = 0; i + step < n; i += 2 * step) values[i] = values[i] + values[i + step];
+    *sum = values[0];
+    return r;
+}
+
+/* Valid targets over all ranks, counted in integers (R12). */
+static dt_result dt__count_valid(dt_trainer *t, const int32_t *targets, int64_t n, int64_t *total)
+{
+    dt_result r;
+    uint32_t valid = 0;
+    for (int64_t i = 0; i < n; i++) valid += targets[i] >= 0;
+    t->words[0] = valid;
+    r = dt_all_gather(t->comm, (const float *)t->words, t->gathered, 1);
+    *total = 0;
+    for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
+        memcpy(&valid, t->gathered + i, 4);
+        *total += valid;
+    }
+    return r;
+}
+
+/* Forward alone for one unit of validation samples; rows past `end` have no target. Adds its loss. */
+static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, float *loss)
+{
+    dt__engine *e = &t->e;
+    int64_t length = t->recipe.sequence;
+    int32_t *tokens = t->eval_tokens, *targets = tokens + e->rows * length;
+    unsigned saved;
+    for (int64_t i = 0; i < e->rows; i++) {
+        dt_result r = dt_data_fetch(t->data, DT_VALIDATION, dt__min(first + i, end - 1), tokens + i * length, targets + i * length);
+        if (r) return r;
+        for (int64_t k = 0; first + i >= end && k < length; k++) targets[i * length + k] = -1;
+    }
+    e->tokens = tokens;
+    e->targets = targets;
+    saved = dt__fp_enter();
+    for (int64_t s = 0; s < e->net.count; s++) dt__engine_forward(e, s);
+    dt__fp_leave(saved);
+    *loss = *loss + dt__engine_loss(e);
+    dt__comm_tick(t->comm);
+    return DT_OK;
+}
+
+/* Units of validation samples go to shards in turn; shard sums, then TREE: the same bits in every layout. */
+DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss)
+{
+    dt__engine *e = &t->e;
+    int64_t samples = dt_data_samples(t->data, DT_VALIDATION), units;
+    dt_result r = DT_OK;
+    if (batches) samples = dt__min(samples, batches * t->recipe.batch);
+    if (!samples) return dt__error(DT_E_USAGE, "there is no validation data: --validation is 0");
+    units = dt__ceil_div(samples, e->rows);
+    e->env.inference = 1;
+    for (int64_t shard = e->lo; shard < e->hi && !r; shard++) {
+        e->shard_loss[shard - e->lo] = 0.0f;
+        for (int64_t u = shard; u < units && !r; u += t->recipe.data_shards)
+            r = dt__evaluate_unit(t, u * e->rows, samples, &e->shard_loss[shard - e->lo]);
+    }
+    e->env.inference = 0;
+    if (!r) r = dt__tree_loss(t, e->shard_loss, loss);
+    *loss = *loss / (float)(samples * t->recipe.sequence);
+    return r;
+}
+
+/* Logits (T,V) of one sequence; values live until the next call. */
+static const float *dt__logits(dt_trainer *t, const int32_t *tokens, const int32_t *targets)
+{
+    const dt__net *net = &t->one;
+    float *boundary = t->one_memory + net->saved, *saved = t->one_memory;
+    const float *logits = NULL;
+    dt__env env = t->e.env;
+    unsigned fp = dt__fp_enter();
+    env.inference = 1;
+    for (int64_t s = 0; s < net->count; s++) {
+        const dt__built *seg = &net->segments[s];
+        dt__bind b;
+        memset(&b, 0, sizeof b);
+        b.params = t->e.params;
+        b.param = seg->param;
+        b.at[DT__AT_SAVED] = saved;
+        b.at[DT__AT_TEMP] = t->one_memory + net->saved + net->boundary;
+        b.at[DT__AT_OUTPUT] = boundary;
+        if (s > 0) b.at[DT__AT_INPUT] = boundary - dt__round_up(net->segments[s - 1].output, 16);
+        else memcpy(&b.at[DT__AT_INPUT], &tokens, sizeof tokens);
+        memcpy(&b.at[DT__AT_TARGETS], &targets, sizeof targets);
+        dt__plan_run(seg->plan, 0, seg->plan->forward_count, &b, &env, 0);
+        if (seg->plan->g->logits.id) logits = dt__where(seg->plan, &b, seg->plan->g->logits.id);
+        saved += seg->plan->saved;
+        boundary += dt__round_up(seg->output, 16);
+    }
+    dt__fp_leave(fp);
+    return logits;
+}
+
+/* Draws from softmax(row / temperature) with a uniform number in (0,1). */
+static int32_t dt__draw(const dt__kernels *k, const float *row, int64_t n, float temperature, double uniform)
+{
+    float top = k->row_max(row, n), p, sum = 0.0f, limit, at = 0.0f;
+    for (int pass = 0; pass < 2; pass++) {
+        limit = (float)uniform * sum;
+        for (int64_t i = 0; i < n; i++) {
+            p = dt__expf((row[i] - top) / temperature);
+            if (!pass) sum = sum + p;
+            else if ((at = at + p) >= limit) return (int32_t)i;
+        }
+    }
+    return (int32_t)(n - 1);
+}
+
+DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text)
+{
+    int64_t length = t->recipe.sequence, used = dt__min((int64_t)strlen(prompt), length - 1), vocabulary = t->recipe.model.vocabulary;
+    int32_t *tokens = t->eval_tokens, *targets;
+    dt__rng rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, 0, 0);
+    if (!t->one_memory) return dt__error(DT_E_USAGE, "text samples are off: --sample-length is 0");
+    if (vocabulary > 256 || !(temperature > 0.0f) || used < 1) return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary, a prompt and a temperature above 0");
+    targets = tokens + length;
+    for (int64_t i = 0; i < length; i++) {
+        tokens[i] = i < used ? (int32_t)(unsigned char)prompt[i] : 0;
+        targets[i] = -1;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const float *logits = dt__logits(t, tokens, targets);
+        int32_t token;
+        if (!logits) return dt__error(DT_E_USAGE, "the model has no logits to sample from: its last segment does not use dt_cross_entropy");
+        token = dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature, dt__uniform(&rng, (uint64_t)i));
+        if (used == length) { /* keep the later half */
+            memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
+            used = length - length / 2;
+        }
+        tokens[used++] = token;
+        text[i] = (char)token;
+        dt__comm_tick(t->comm);
+    }
+    text[count] = 0;
+    return DT_OK;
+}
+
+DT_API const char *dt_trainer_hash(dt_trainer *t)
+{
+    const float *of[3];
+    dt__sha256 h;
+    of[0] = t->e.params, of[1] = t->e.mean, of[2] = t->e.var;
+    dt__sha256_begin(&h);
+    for (int k = 0; k < 3; k++)
+        for (int32_t i = 0; i < t->e.net.param_count; i++) {
+            dt__sha256_add(&h, of[k] + t->e.net.params[i].offset, 4 * t->e.net.params[i].count);
+            dt__comm_tick(t->comm);
+        }
+    dt__sha256_end(&h, t->hash);
+    return t->hash;
+}
+
+/* The validation that is due after this step, and a text sample from rank 0. */
+static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
+{
+    const dt_layout *l = &t->layout;
+    int last = info->step == t->recipe.steps;
+    dt_result r = DT_OK;
+    info->validation = __builtin_nanf("");
+    if (t->recipe.validation > 0.0f && (last || (l->eval_every && info->step % l->eval_every == 0)))
+        r = dt_trainer_evaluate(t, l->eval_batches, &info->validation);
+    if (!r && dt_is_root(t) && !l->quiet && info->validation == info->validation)
+        printf("step %lld/%lld  validation loss %.4f nats, %.3f bits per token\n", (long long)info->step, (long long)t->recipe.steps, (double)info->validation,
+               (double)info->validation * 1.4426950408889634);
+    if (!r && dt_is_root(t) && !l->quiet && l->sample_length && t->recipe.model.vocabulary <= 256 && (last || (l->sample_every && info->step % l->sample_every == 0))) {
+        char *text = (char *)dt__alloc(l->sample_length + 1, "a text sample");
+        r = text ? dt_trainer_sample(t, "\n", l->sample_length, 0.8f, text) : DT_E_MEMORY;
+        for (char *c = text; !r && *c; c++)
+            if ((unsigned char)*c < 32 && *c != '\n' && *c != '\t') *c = '?';
+        if (!r) printf("---- sample at step %lld ----\n%s\n----\n", (long long)info->step, text);
+        dt__free(text);
+    }
+    if (dt_is_root(t) && !l->quiet) fflush(stdout);
+    return r;
+}
+
+static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
+{
+    double now = dt__now(), left = (now - t->started) / (double)i->step * (double)(t->recipe.steps - i->step);
+    if (i->step > 1 && i->step < t->recipe.steps && now - t->printed < 2.0) return;
+    printf("step %lld/%lld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  eta %dm%02ds\n", (long long)i->step,
+           (long long)t->recipe.steps, (double)i->loss, (double)i->learning_rate, (double)i->norm, (double)i->tokens / i->seconds, i->gflops,
+           100.0 * i->peak_share, (int)(left / 60.0), (int)left % 60);
+    fflush(stdout);
+    t->printed = now;
+}
+
+static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
+{
+    dt__metrics *m = &t->metrics;
+    if (!m->file) return DT_OK;
+    dt__metrics_begin(m);
+    dt__metrics_number(m, "step", (double)i->step);
+    dt__metrics_number(m, "loss", (double)i->loss);
+    dt__metrics_number(m, "validation", (double)i->validation);
+    dt__metrics_number(m, "norm", (double)i->norm);
+    dt__metrics_number(m, "learning_rate", (double)i->learning_rate);
+    dt__metrics_number(m, "tokens", (double)i->tokens);
+    dt__metrics_number(m, "seconds", i->seconds);
+    dt__metrics_number(m, "gflops", i->gflops);
+    dt__metrics_number(m, "peak_share", i->peak_share);
+    dt__metrics_number(m, "reduce_seconds", i->reduce_seconds);
+    dt__metrics_number(m, "data_seconds", i->data_seconds);
+    return dt__metrics_end(m);
+}
+
+DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
+{
+    dt__engine *e = &t->e;
+    double start = dt__now(), reduced = e->seconds_reduce, units = (double)(t->recipe.data_shards * e->micros);
+    int64_t valid = 0, words = (e->hi - e->lo) * e->micros * e->rows * t->recipe.sequence;
+    float loss = 0.0f;
+    dt_result r = dt__loader_next(t->loader, &t->batch);
+    if (!r) r = dt__count_valid(t, t->batch.targets, words, &valid);
+    e->inv_valid = 1.0f / (float)dt__max(1, valid);
+    if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, &loss);
+    if (r) return r;
+    loss = loss / (float)dt__max(1, valid);
+    if (!(loss - loss == 0.0f)) return dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate", (long long)e->step + 1);
+    info->step = ++e->step;
+    info->tokens = t->recipe.batch * t->recipe.sequence;
+    info->loss = loss;
+    info->norm = e->norm;
+    info->learning_rate = e->rate;
+    info->seconds = dt__now() - start;
+    info->gflops = 1e-9 * units * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
+    info->peak_share = info->gflops / t->peak_gflops;
+    info->reduce_seconds = e->seconds_reduce - reduced;
+    info->data_seconds = t->loader->waited - t->waited;
+    t->waited = t->loader->waited;
+    if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
+    r = dt__trainer_due(t, info);
+    return r ? r : dt__trainer_log(t, info);
+}
+
+DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
+{
+    dt_result r = DT_OK;
+    while (!r && t->e.step < t->recipe.steps) r = dt_trainer_step(t, info);
+    return r;
+}
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#pragma float_control(pop)
+#else
+#pragma GCC diagnostic pop
+#pragma GCC pop_options
+#endif
+#ifdef __cplusplus
+}
+#endif
+#endif /* implementation */
+#endif /* DT__ISA */
+
+/*
+ * This file is available under two licences; choose either.
+ *
+ * A: MIT No Attribution (MIT-0). Copyright (c) 2026 the dtrain.h authors.
+ * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+ * documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+ * rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+ * persons to whom the Software is furnished to do so.
+ * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+ * WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+ * COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+ * OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+ *
+ * B: Public domain (www.unlicense.org).
+ * This is free and unencumbered software released into the public domain. Anyone is free to copy, modify, publish, use,
+ * compile, sell, or distribute this software, either in source code form or as a compiled binary, for any purpose,
+ * commercial or non-commercial, and by any means. In jurisdictions that recognize copyright laws, the author or authors
+ * of this software dedicate any and all copyright interest in the software to the public domain. We make this dedication
+ * for the benefit of the public at large and to the detriment of our heirs and successors. We intend this dedication to
+ * be an overt act of relinquishment in perpetuity of all present and future rights to this software under copyright law.
+ * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+ * WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS BE
+ * LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+ * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+ */

@@ -1,0 +1,315 @@
+#!/usr/bin/env python3
+"""Makes the golden files of the tests with PyTorch, or compares them with it.
+
+    python3 make_golden.py DIR            write DIR/gpt2_tiny.safetensors and DIR/ops.safetensors
+    python3 make_golden.py --check DIR    compute again and compare with the files in DIR
+
+The committed files were made with torch 1.13.1 on a CPU. Inputs are random float32 numbers; everything is computed in
+float64 and rounded once when it is stored, so a golden value is the true one to half a float32 ulp, and the distance
+of a float32 implementation from it is that implementation's own error.
+
+gpt2_tiny.safetensors, a GPT-2 with its names and shapes (x W + b, so W is (in, out)), head tied to wte:
+    config.*                 layers, heads, width C, vocabulary V, sequence T, batch B (I64); clip, beta1, beta2, eps,
+                             decay (F32)
+    tokens, targets          (B,T) I32; target -1 is ignored
+    logits, loss             (B,T,V) and one number, from the initial parameters
+    transformer.*            initial parameters
+    grad.transformer.*       gradients of the loss; of wte also its two uses: grad.wte.embed, grad.wte.head (V,C)
+    step.lr, .loss, .norm    (3) learning rate; loss and gradient norm (before clipping) at the start of the step
+    step1.transformer.*      parameters after AdamW step 1, and so step2 and step3; the same batch each time
+
+The gradient of a key bias (the middle third of attn.c_attn.bias) is zero in exact arithmetic: softmax does not see a
+constant. In float32 it is rounding noise, which AdamW blows up to a visible step: compare the other two thirds.
+
+ops.safetensors, for a case named N: N.<input>, N.out, a random N.w shaped like N.out, and N.grad.<input>, the
+gradients of sum(out * w). OPS below says what each computes.
+"""
+import argparse
+import json
+import math
+import os
+import random
+import struct
+import sys
+
+import torch
+import torch.nn.functional as F
+
+LAYERS, HEADS, C, V, T, B = 2, 2, 32, 61, 12, 4
+LEARNING_RATES, CLIP, BETAS, EPS, DECAY = (1e-3, 8e-4, 5e-4), 1.0, (0.9, 0.95), 1e-8, 0.1
+
+
+# ---- numbers -----------------------------------------------------------------------------------
+
+class Source:
+    """Random tensors that do not depend on the version of torch: random.random() is the same everywhere."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed).random
+
+    def uniform(self, shape, scale=1.0, centre=0.0):
+        """In centre +- scale: float32 numbers, as float64."""
+        values = [centre + scale * (2.0 * self.random() - 1.0) for _ in range(math.prod(shape))]
+        return torch.tensor(values, dtype=torch.float32).double().reshape(shape)
+
+    def integers(self, shape, n):
+        return torch.tensor([int(self.random() * n) for _ in range(math.prod(shape))], dtype=torch.int32).reshape(shape)
+
+
+DTYPES = {"F32": torch.float32, "I32": torch.int32, "I64": torch.int64}
+
+
+def number(value):
+    return torch.tensor([value], dtype=torch.int64 if isinstance(value, int) else torch.float64)
+
+
+def stored(tensor):
+    """As it is written: float64 rounds to float32, integers stay."""
+    tensor = tensor.detach().contiguous()
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def write(path, tensors):
+    """Safetensors: 8 bytes little-endian header length, a JSON header padded to 8, the data."""
+    header, data = {}, b""
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].dtype != torch.int64):
+        tensor = stored(tensor)
+        dtype = next(key for key, value in DTYPES.items() if value == tensor.dtype)
+        piece = tensor.numpy().tobytes()
+        offsets = [len(data), len(data) + len(piece)]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        data += piece
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def read(path):
+    with open(path, "rb") as f:
+        size = struct.unpack("<Q", f.read(8))[0]
+        header, data = json.loads(f.read(size)), f.read()
+    return {name: torch.frombuffer(bytearray(data[slice(*entry["data_offsets"])]),
+                                   dtype=DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in header.items()}
+
+
+# ---- GPT-2 -------------------------------------------------------------------------------------
+
+def initial_parameters(source):
+    """HF's names and shapes. Larger than a real initialisation and with biases, so that every term is visible."""
+    weight = {"transformer.wte.weight": (V, C), "transformer.wpe.weight": (T, C)}
+    norms = ["transformer.ln_f"]
+    for i in range(LAYERS):
+        block = f"transformer.h.{i}."
+        weight.update({block + "attn.c_attn.weight": (C, 3 * C), block + "attn.c_proj.weight": (C, C),
+                       block + "mlp.c_fc.weight": (C, 4 * C), block + "mlp.c_proj.weight": (4 * C, C)})
+        norms += [block + "ln_1", block + "ln_2"]
+    p = {name: source.uniform(shape, 0.3) for name, shape in weight.items()}
+    for name, shape in weight.items():
+        if ".h." in name:
+            p[name.replace("weight", "bias")] = source.uniform(shape[1:], 0.1)
+    for name in norms:
+        p[name + ".weight"] = source.uniform((C,), 0.2, 1.0)
+        p[name + ".bias"] = source.uniform((C,), 0.1)
+    return {name: tensor.requires_grad_() for name, tensor in p.items()}
+
+
+def attention(q, k, v, causal):
+    """(B,H,T,D) each; scale 1/sqrt(D)."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def gpt2(p, tokens, embed, head):
+    """(B,T) tokens to (B,T,V) logits. `embed` and `head` are the two uses of wte (V,C)."""
+    def norm(x, name):
+        return F.layer_norm(x, (C,), p[name + ".weight"], p[name + ".bias"], 1e-5)
+
+    def linear(x, name):
+        return x @ p[name + ".weight"] + p[name + ".bias"]
+
+    def heads(x):
+        return x.reshape(B, T, HEADS, C // HEADS).transpose(1, 2)
+
+    x = embed[tokens.long()] + p["transformer.wpe.weight"]
+    for i in range(LAYERS):
+        block = f"transformer.h.{i}."
+        q, k, v = linear(norm(x, block + "ln_1"), block + "attn.c_attn").split(C, -1)
+        mixed = attention(heads(q), heads(k), heads(v), True).transpose(1, 2).reshape(B, T, C)
+        x = x + linear(mixed, block + "attn.c_proj")
+        hidden = F.gelu(linear(norm(x, block + "ln_2"), block + "mlp.c_fc"), approximate="tanh")
+        x = x + linear(hidden, block + "mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ head.T
+
+
+def cross_entropy(logits, targets):
+    """Mean over the targets that are not -1."""
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long(), ignore_index=-1)
+
+
+def training_step(p, tokens, targets):
+    """One forward and backward pass; gradients are left in p. Returns what it computed."""
+    for tensor in p.values():
+        tensor.grad = None
+    embed, head = p["transformer.wte.weight"] * 1.0, p["transformer.wte.weight"] * 1.0
+    embed.retain_grad()
+    head.retain_grad()
+    logits = gpt2(p, tokens, embed, head)
+    loss = cross_entropy(logits, targets)
+    loss.backward()
+    norm = math.sqrt(sum(float((tensor.grad ** 2).sum()) for tensor in p.values()))
+    return logits, loss, norm, embed.grad, head.grad
+
+
+def make_gpt2():
+    source = Source(2024)
+    out = {"config.layers": number(LAYERS), "config.heads": number(HEADS), "config.width": number(C),
+           "config.vocabulary": number(V), "config.sequence": number(T), "config.batch": number(B),
+           "config.clip": number(CLIP), "config.beta1": number(BETAS[0]), "config.beta2": number(BETAS[1]),
+           "config.eps": number(EPS), "config.decay": number(DECAY)}
+    tokens, targets = source.integers((B, T), V), source.integers((B, T), V)
+    targets[0, 3] = targets[2, 0] = targets[2, 1] = -1
+    targets[3, 5:] = -1
+    p = initial_parameters(source)
+    out.update(tokens=tokens, targets=targets, **{name: tensor.detach().clone() for name, tensor in p.items()})
+
+    decayed = [tensor for tensor in p.values() if tensor.dim() >= 2]
+    plain = [tensor for tensor in p.values() if tensor.dim() < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}],
+                                  betas=BETAS, eps=EPS)
+    losses, norms = [], []
+    for step, rate in enumerate(LEARNING_RATES):
+        logits, loss, norm, embed, head = training_step(p, tokens, targets)
+        if step == 0:
+            out.update({"logits": logits, "loss": loss.reshape(1), "grad.wte.embed": embed, "grad.wte.head": head})
+            out.update({"grad." + name: tensor.grad.clone() for name, tensor in p.items()})
+        for tensor in p.values():
+            tensor.grad *= min(1.0, CLIP / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        losses.append(float(loss))
+        norms.append(norm)
+        out.update({f"step{step + 1}.{name}": tensor.detach().clone() for name, tensor in p.items()})
+    for name, values in ("lr", LEARNING_RATES), ("loss", losses), ("norm", norms):
+        out["step." + name] = torch.tensor(values, dtype=torch.float64)
+    return out
+
+
+# ---- single operations -------------------------------------------------------------------------
+
+def op_cases(source):
+    """Yields (name, function, inputs): dictionaries of tensors by argument name; integer inputs have no gradient."""
+    def u(*shape, scale=1.0, centre=0.0):
+        return source.uniform(shape, scale, centre)
+
+    yield ("layernorm", lambda x, weight, bias: F.layer_norm(x, (33,), weight, bias, 1e-5),
+           dict(x=u(4, 7, 33, scale=2.0, centre=0.5), weight=u(33, scale=0.5, centre=1.0), bias=u(33)))
+    yield "gelu", lambda x: F.gelu(x, approximate="tanh"), dict(x=u(301, scale=6.0))
+    yield "softmax", lambda x: torch.softmax(x, -1), dict(x=u(5, 45, scale=8.0))
+    for kind in "causal", "full":
+        yield (f"attention.{kind}", lambda q, k, v, kind=kind: attention(q, k, v, kind == "causal"),
+               dict(q=u(2, 3, 7, 5, scale=2.0), k=u(2, 3, 7, 5, scale=2.0), v=u(2, 3, 7, 5)))
+    targets = source.integers((9,), 61)
+    targets[2] = targets[7] = -1
+    yield ("cross_entropy", lambda logits, targets: cross_entropy(logits, targets).reshape(1),
+           dict(logits=u(9, 61, scale=4.0), targets=targets))
+    tokens = source.integers((4, 9), 13)
+    yield "embedding", lambda table, tokens: table[tokens.long()], dict(table=u(13, 11), tokens=tokens)
+    for name, shape in ("same", (2, 5, 7)), ("c", (7,)), ("tc", (5, 7)), ("b1c", (2, 1, 7)):
+        yield f"add.{name}", lambda a, b: a + b, dict(a=u(2, 5, 7), b=u(*shape))
+        yield f"mul.{name}", lambda a, b: a * b, dict(a=u(2, 5, 7), b=u(*shape))
+    for name, axes in ("0", (0,)), ("1", (1,)), ("2", (2,)), ("02", (0, 2)), ("012", (0, 1, 2)):
+        yield f"sum.{name}", lambda x, axes=axes: x.sum(axes).reshape(-1), dict(x=u(3, 5, 37))
+        yield f"mean.{name}", lambda x, axes=axes: x.mean(axes).reshape(-1), dict(x=u(3, 5, 37))
+        yield f"max.{name}", lambda x, axes=axes: x.amax(axes).reshape(-1), dict(x=u(3, 5, 37))
+    for batch in (), (2, 3):
+        for ta in "n", "t":
+            for tb in "n", "t":
+                a, b = (5, 33) if ta == "n" else (33, 5), (33, 9) if tb == "n" else (9, 33)
+                yield (("matmul." if batch else "matmul2d.") + ta + tb,
+                       lambda a, b, ta=ta, tb=tb: (a if ta == "n" else a.mT) @ (b if tb == "n" else b.mT),
+                       dict(a=u(*batch, *a), b=u(*batch, *b)))
+    for order in (1, 0), (2, 0, 1), (0, 2, 1, 3):
+        yield ("permute." + "".join(map(str, order)), lambda x, order=order: x.permute(order),
+               dict(x=u(*(2, 5, 3, 7)[:len(order)])))
+    yield "slice", lambda x: x[1:3, :, 2:6], dict(x=u(4, 5, 7))
+
+
+# What each case computes; (..) is the shape of the first input.
+OPS = """
+layernorm       over the last axis of (4,7,33), eps 1e-5, weight and bias (33)
+gelu            tanh form, (301)
+softmax         over the last axis of (5,45)
+attention.K     q, k, v (B 2, H 3, T 7, D 5), scale 1/sqrt(D), K = causal, full
+cross_entropy   logits (9,61), targets (9), mean over targets that are not -1; out is (1)
+embedding       table (13,11), tokens (4,9)
+add.S, mul.S    a (2,5,7) with b: same (2,5,7), c (7), tc (5,7), b1c (2,1,7)
+sum.A, mean.A, max.A    (3,5,37) over the axes A: 0, 1, 2, 02, 012; out is flat
+matmul2d.XY     a (5,33) or, X = t, its transpose (33,5); b (33,9) or, Y = t, (9,33)
+matmul.XY       the same with a batch (2,3) in front of both
+permute.ORDER   axis i of out is axis ORDER[i] of x: (2,5), (2,5,3), (2,5,3,7)
+slice           x (4,5,7): [1:3, :, 2:6]
+"""
+
+
+def make_ops():
+    source, out = Source(7), {}
+    for name, function, inputs in op_cases(source):
+        real = {key: tensor.requires_grad_() for key, tensor in inputs.items() if tensor.is_floating_point()}
+        result = function(**inputs)
+        w = source.uniform(tuple(result.shape))
+        (result * w).sum().backward()
+        out.update({f"{name}.{key}": tensor for key, tensor in inputs.items()})
+        out.update({f"{name}.out": result, f"{name}.w": w})
+        out.update({f"{name}.grad.{key}": tensor.grad for key, tensor in real.items()})
+    return out
+
+
+# ---- the program -------------------------------------------------------------------------------
+
+FILES = {"gpt2_tiny.safetensors": make_gpt2, "ops.safetensors": make_ops}
+
+
+def differences(old, new):
+    """Sentences about what is not the same. Computed values may differ by the last bits of float32."""
+    for name in sorted(old.keys() ^ new.keys()):
+        yield f"{name} is only in the {'file' if name in old else 'new computation'}"
+    for name in sorted(old.keys() & new.keys()):
+        a, b = old[name], stored(new[name])
+        if a.dtype != b.dtype or a.shape != b.shape:
+            yield f"{name}: {a.dtype} {tuple(a.shape)} in the file, {b.dtype} {tuple(b.shape)} computed"
+            continue
+        scale = max(float(b.abs().max()), 1e-12)
+        error = float((a.double() - b.double()).abs().max()) / scale
+        if not error <= 2e-7:
+            yield f"{name}: differs by {error:.1e} of its largest value"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Makes or checks the golden files (see the top of this file).")
+    parser.add_argument("directory")
+    parser.add_argument("--check", action="store_true", help="compare with the files instead of writing them")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    failures = 0
+    for name, make in FILES.items():
+        path, tensors = os.path.join(arguments.directory, name), make()
+        if not arguments.check:
+            write(path, tensors)
+            print(f"{path}: {len(tensors)} tensors, {os.path.getsize(path)} bytes")
+            continue
+        found = list(differences(read(path), tensors))
+        failures += len(found)
+        print(f"{path}: {len(tensors)} tensors, " + (f"{len(found)} differ" if found else "all the same"))
+        for sentence in found:
+            print("  " + sentence)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+#!/usr/bin/env perl
+# Bad input, every kind, on 1 rank and on 2: the right exit status, one sentence that says what, where and how to mend it,
+# no hang, and nothing left behind: no file, no process, no shared memory.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+my $program = trainer();
+my $text = corpus(20000);
+my $small = '--model nano --steps 2 --batch 8 --sequence 32 --sample-length 0 --eval-batches 1 --threads 1';
+my $threads = ($ENV{DT_SANITIZE} || '') =~ /thread/ ? '--launch threads' : '';
+my $root_user = $> == 0;
+$ENV{DT_TEST_MARK} = "badinput-$$";
+
+# ---- the inputs ----
+
+my $bytes = join '', map { chr((($_ * 2654435761) >> 13) & 255) } 1 .. 8000;
+sub tokens { my ($magic, $promised, @ids) = @_; return pack('l<256', $magic, 1, $promised, (0) x 253) . pack('S<*', @ids) }
+spew("$tmp/empty.txt", '');
+spew("$tmp/short.txt", 'nine byte');
+spew("$tmp/binary.dat", $bytes);
+spew("$tmp/good.bin", tokens(20240520, 3000, map { $_ * 7 % 50 } 1 .. 3000));
+spew("$tmp/torn.bin", tokens(20240520, 3000, 1 .. 100));
+spew("$tmp/magic.bin", tokens(12345, 3000, map { $_ * 7 % 50 } 1 .. 3000));
+spew("$tmp/head.bin", substr(tokens(20240520, 3000), 0, 500));
+spew("$tmp/locked.txt", 'x' x 5000);
+chmod 0, "$tmp/locked.txt";
+mkdir "$tmp/$_" for qw(work folder.txt readonly);
+chmod 0555, "$tmp/readonly";
+
+# ---- the check ----
+
+# Processes that carry this test's mark in their environment.
+sub left_processes {
+    return grep { m{/(\d+)/} && $1 != $$ && slurp($_) =~ /DT_TEST_MARK=badinput-$$\0/ } glob '/proc/[0-9]*/environ';
+}
+sub shared_memory { return join ' ', sort glob '/dev/shm/*dtrain*' }
+
+# What the user reads: without the supervisor's own line about the rank that ended.
+sub sentences { return grep { !/^dtrain: rank \d+ (\(pid \d+\) )?ended with status/ } split /\n/, shift }
+
+sub check {
+    my ($name, $options, $want, $pattern, $ranks) = @_;
+    my $before = shared_memory();
+    my ($status, $out, $err) = run_in("$tmp/work", 60, "$program $options" . ($ranks > 1 ? " --ranks $ranks $threads" : ''));
+    my @said = sentences($err);
+    my @left = ((map { "file $_" } glob "$tmp/work/*"), map { "process $_" } left_processes());
+    push @left, 'shared memory' if shared_memory() ne $before;
+    my $fine = $status == $want && ($want ? @said == 1 && $said[0] =~ $pattern : !@said) && !@left;
+    ok($fine, "$name, $ranks rank" . ($ranks > 1 ? 's' : ''))
+        or diag("status $status, expected $want like $pattern; left: @left\n$err", $want ? '' : $out);
+}
+
+# ---- the cases: name, options behind the small recipe, exit status, sentence ----
+
+my $data = "--data $text";
+my @cases = (
+    ['no data option', '', 2, qr/no data: --data FILE/],
+    ['no such file', '--data nowhere.txt', 1, qr/nowhere\.txt.*check the name/],
+    ['empty file', "--data $tmp/empty.txt", 1, qr/empty\.txt/],
+    ['file shorter than a sequence', "--data $tmp/short.txt", 1, qr/short\.txt has 9 tokens.*needs 33.*use a longer/],
+    ['a folder instead of a file', "--data $tmp/folder.txt", 1, qr/folder\.txt/],
+    ['binary file is data like any other', "--data $tmp/binary.dat --quiet", 0, qr//],
+    ['token shard', "--data $tmp/good.bin --quiet", 0, qr//],
+    ['truncated token shard', "--data $tmp/torn.bin", 1, qr/torn\.bin/],
+    ['token shard cut inside its header', "--data $tmp/head.bin", 1, qr/head\.bin/],
+    ['wrong magic number', "--data $tmp/magic.bin", 1, qr/magic\.bin/],
+    ['vocabulary too small', "--data $tmp/good.bin --vocabulary 20", 2, qr/ids up to 49.*raise --vocabulary/],
+    ['batch not divisible by shards', "$data --batch 12", 2, qr/batch 12 does not divide into 8 data shards/],
+    ['micro-batch does not divide', "$data --batch 16 --micro-batch 5", 2, qr/micro-batch 5 does not divide batch 16/],
+    ['heads do not divide width', "$data --heads 5", 2, qr/5 heads do not divide width 64: --heads one of 1, 2, 4/],
+    ['unknown model', "$data --model huge", 2, qr/no size 'huge'.*tiny/],
+    ['shards no power of two', "$data --batch 12 --data-shards 3", 2, qr/3 data shards: it is a power of two/],
+    ['no layers', "$data --layers 0", 2, qr/0 layers/],
+    ['negative steps', "$data --steps -1", 2, qr/--steps must be 1 or more/],
+    ['dropout above 1', "$data --dropout 1.5", 2, qr/--dropout 1\.5/],
+    ['loss not finite', "$data --learning-rate 1e30 --warmup 0 --steps 20 --clip 0 --quiet", 1, qr/not finite: lower --learning-rate/],
+    ['memory cannot suffice', "$data --layers 500 --width 8192 --heads 64", 1, qr/the plan needs [\d.]+ GB.*are free: use a smaller/],
+    ['disk full for metrics', "$data --quiet --metrics /dev/full", 1, qr{/dev/full: No space left}],
+    ['metrics in a folder that is not there', "$data --quiet --metrics none/m.jsonl", 1, qr{none/m\.jsonl: No such file}],
+    ['metrics where nothing can be written', "$data --quiet --metrics /proc/m.jsonl", 1, qr{/proc/m\.jsonl: }],
+    ['unknown option', "$data --learningrate 1", 2, qr/unknown option --learningrate: did you mean --learning-rate\?/],
+    ['unknown option of the launcher', "$data --rank 2", 2, qr/unknown option --rank: did you mean --ranks\?/],
+    ['not a whole number', "$data --batch eight", 2, qr/--batch: 'eight' is not a whole number/],
+    ['not a number', "$data --learning-rate fast", 2, qr/--learning-rate: 'fast' is not a number/],
+    ['not one of the words', "$data --schedule square", 2, qr/'square' is not one of constant,cosine,linear,wsd/],
+    ['a word instead of a file', 'nowhere.txt', 1, qr/nowhere\.txt.*check the name/],
+);
+for my $case (@cases) {
+    my ($name, $options, $status, $pattern) = @$case;
+    check($name, "$small $options", $status, $pattern, $_) for 1, 2;
+}
+
+# Alone: the options that end the program or count ranks.
+check('0 ranks', "$small $data --ranks 0", 2, qr/--ranks 0: it is a whole number from 1/, 1);
+check('-1 ranks', "$small $data --ranks -1", 2, qr/--ranks -1: it is a whole number/, 1);
+check('10000 ranks', "$small $data --ranks 10000", 2, qr/--ranks 10000: it is a whole number from 1 to 1024/, 1);
+check('abc ranks', "$small $data --ranks abc", 2, qr/--ranks abc: it is a whole number/, 1);
+check('more ranks than shards', "$small $data --data-shards 2", 2, qr/4 ranks cannot share 2 data shards: --ranks up to 2/, 4);
+check('value missing', "$small --data", 2, qr/--data needs a value: --data FILE/, 1);
+check('value of --ranks missing', "$small $data --ranks", 2, qr/--ranks needs a value/, 1);
+check('unknown kind of launch', "$small $data --ranks 2 --launch rockets", 2, qr/rockets: it is processes or threads/, 1);
+check('generating into a folder that is not there', '--generate none/text.txt 1000', 1, qr{none/text\.txt}, 1);
+check('generating no bytes', '--generate text.txt none', 2, qr/'none' is no number of bytes/, 1);
+
+SKIP: {
+    skip 'unreadable files: root reads them all the same', 2 if $root_user;
+    check('unreadable file', "$small --data $tmp/locked.txt", 1, qr/locked\.txt.*Permission denied/, $_) for 1, 2;
+}
+SKIP: {
+    skip 'read-only folder: root writes all the same', 2 if $root_user;
+    check('metrics in a read-only folder', "$small $data --quiet --metrics $tmp/readonly/m.jsonl", 1, qr/Permission denied/, $_) for 1, 2;
+}
+
+# Too little memory is seen before it is taken: under a limit, the sentence is the plan's and not the allocator's.
+SKIP: {
+    my ($kilobytes) = slurp('/proc/meminfo') =~ /^MemAvailable:\s*(\d+)/m;
+    skip '1558M: there is enough memory here', 1 if !$kilobytes || $kilobytes > 40e6;
+    skip '1558M under a limit: sanitizers need address space', 1 if sanitized();
+    my ($status, undef, $err) = run(60, "ulimit -v 2000000; $program $data --model 1558M --sequence 1024 --batch 8 --validation 0 --threads 1");
+    ok($status == 1 && $err =~ /the plan needs [\d.]+ GB/, '1558M is refused before its memory is taken') or diag($err);
+}
+
+for my $ranks (1, 2) {
+    my ($status, $out, $err) = run(60, "$program --help --ranks $ranks");
+    my $lists = () = $out =~ /^  --ranks N/mg;
+    ok($status == 0 && $err eq '' && $lists == 1, "--help, --ranks $ranks: lists the options once") or diag($out, $err);
+}
+
+chmod 0755, "$tmp/readonly";
+done_testing();

@@ -1,0 +1,131 @@
+#!/usr/bin/env perl
+# The header compiles without a warning as C and C++, with gcc and clang, with every switch; it is found however it is
+# included; and a build that would compute something else, or could not work, is refused in one sentence.
+# A sample of the matrix by default, all of it with DT_FULL=1 (./build.sh test --full).
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+my $warnings = '-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror';
+my @c = qw(gcc clang);
+my @cxx = qw(g++ clang++);
+my %found = map { $_ => have($_) } @c, @cxx, 'nvcc';
+my ($any) = grep { $found{$_} } @c;
+
+my $implement = "#define DTRAIN_IMPLEMENTATION\n#include \"dtrain.h\"\n";
+my $main = "int main(void) { return dt_version()[0] == '0' ? 0 : 1; }\n";
+spew("$tmp/all.c", $implement . $main);
+spew("$tmp/all.cpp", $implement . $main);
+spew("$tmp/declare.c", "#include \"dtrain.h\"\n$main");
+spew("$tmp/declare.cpp", "#include \"dtrain.h\"\n$main");
+spew("$tmp/memory.h", "#include <stdlib.h>\n");
+
+sub compiles {
+    my ($name, $command) = @_;
+    my ($status, $out, $err) = run(600, $command);
+    ok($status == 0 && $err eq '', $name) or diag("$command\n" . substr($err, 0, 2000));
+}
+sub refuses {
+    my ($name, $pattern, $command) = @_;
+    my ($status, $out, $err) = run(600, $command);
+    ok($status != 0 && "$out$err" =~ $pattern, $name) or diag("$command\nstatus $status\n" . substr($err, 0, 2000));
+}
+
+# ---- the matrix: compiler x standard x switches ----
+
+my %switches = (
+    'no switch' => '',
+    'DT_STATIC' => '-DDT_STATIC',
+    'DT_MALLOC and DT_FREE' => '-D"DT_MALLOC(n)=malloc(n)" -D"DT_FREE(p)=free(p)"',
+    'DT_NO_THREADS' => '-DDT_NO_THREADS',
+    'DT_DEBUG' => '-DDT_DEBUG',
+);
+$switches{'all switches'} = join ' ', values %switches;
+
+sub in_sample {
+    my ($compiler, $standard, $switch) = @_;
+    return 1 if full() || ($compiler eq 'gcc' && $standard eq 'c11');
+    return $switch eq 'all switches' if $standard =~ /^c(11|\+\+17)$/;
+    return $switch eq 'no switch' && ($compiler eq 'gcc') == ($standard eq 'gnu17');
+}
+for my $compiler (@c, @cxx) {
+    my $plus = $compiler =~ /\+\+/;
+    for my $standard ($plus ? ('c++17') : qw(c11 c17 gnu17)) {
+        for my $switch (sort keys %switches) {
+            next unless in_sample($compiler, $standard, $switch);
+          SKIP: {
+                skip "$compiler is not installed", 1 unless $found{$compiler};
+                my $file = $plus ? 'all.cpp' : 'all.c';
+                compiles("$compiler -std=$standard, $switch", "$compiler -std=$standard $warnings $switches{$switch} -I$root -fsyntax-only $file");
+            }
+        }
+    }
+}
+for my $compiler (@c, @cxx) {
+    my ($file, $standard) = $compiler =~ /\+\+/ ? ('declare.cpp', 'c++17') : ('declare.c', 'c11');
+  SKIP: {
+        skip "$compiler is not installed", 1 unless $found{$compiler};
+        compiles("$compiler: the declarations alone, in ISO $standard", "$compiler -std=$standard $warnings -I$root -fsyntax-only $file");
+    }
+}
+SKIP: {
+    skip 'nvcc is not installed', 1 unless $found{nvcc};
+    my $flags = join ',', grep { !/pedantic/ } split ' ', $warnings;
+    compiles('nvcc -x cu', "nvcc -x cu -DDT_DEBUG -O0 -I$root -Xcompiler $flags -c all.c -o nvcc.o");
+}
+
+# ---- how it is included ----
+
+mkdir "$tmp/$_" for 'sub', 'vendor', 'vendor/dtrain', 'a folder';
+my $header = slurp("$root/dtrain.h");
+spew("$tmp/vendor/dtrain/dtrain.h", $header);
+spew("$tmp/a folder/dtrain.h", $header);
+spew("$tmp/renamed.h", $header);
+spew("$tmp/vendored.c", "#define DTRAIN_IMPLEMENTATION\n#include \"vendor/dtrain/dtrain.h\"\n$main");
+spew("$tmp/renamed.c", "#define DTRAIN_IMPLEMENTATION\n#define DT_HEADER \"renamed.h\"\n#include \"renamed.h\"\n$main");
+spew("$tmp/sub/all.c", $implement . $main);
+my $check = "$any -std=gnu11 -Wall -Wextra -Werror -fsyntax-only";
+compiles('absolute -I', "$check -I$root all.c");
+compiles('relative -I', "cd sub && $check -I../vendor/dtrain all.c");
+compiles('a folder of the project', "$check vendored.c");
+compiles('a folder with a space in its name', "$check '-Ia folder' all.c");
+compiles('renamed, with DT_HEADER', "$check renamed.c");
+
+# ---- two files of one program ----
+
+my $quick = '-std=gnu11 -O0 -DDT_DEBUG -Wall -Wextra -Werror';
+spew("$tmp/one.c", "${implement}int other(void);\nint main(void) { return other(); }\n");
+spew("$tmp/two.c", "#include \"dtrain.h\"\nint other(void);\nint other(void) { return dt_recipe_default().steps > 0 ? 0 : 1; }\n");
+spew("$tmp/two.cpp", "#include \"dtrain.h\"\nextern \"C\" int other(void) { return dt_recipe_default().steps > 0 ? 0 : 1; }\n");
+(my $newer = $header) =~ s/#define DT_VERSION "[^"]*"/#define DT_VERSION "9.9.9"/;
+$newer =~ s/#define DT__LINK_VERSION \w+/#define DT__LINK_VERSION dt__version_9_9_9/;
+mkdir "$tmp/newer";
+spew("$tmp/newer/dtrain.h", $newer);
+compiles('a file that implements', "$any $quick -I$root -c one.c -o one.o");
+compiles('and a file that uses: one program', "$any $quick -I$root one.o two.c -o both -lm -lpthread && ./both");
+SKIP: {
+    my ($cxx) = grep { $found{$_} } @cxx;
+    skip 'no C++ compiler', 1 unless $cxx;
+    compiles('a C++ file that uses what a C file implements', "$cxx -std=c++17 -I$root -c two.cpp -o two.o && $cxx one.o two.o -o mixed -lm -lpthread && ./mixed");
+}
+refuses('a file of another version does not link, and the version is named', qr/dt__version_9_9_9/, "$any $quick -Inewer one.o two.c -o other -lm -lpthread");
+SKIP: {
+    skip 'DT_STATIC in two files: only with --full', 1 unless full();
+    spew("$tmp/three.c", "#define DT_STATIC\n${implement}int other(void);\nint other(void) { return dt_recipe_default().steps > 0 ? 0 : 1; }\n");
+    compiles('DT_STATIC: two implementations in one program', "$any $quick -DDT_STATIC -I$root one.c three.c -o static -lm -lpthread && ./static");
+}
+
+# ---- what is refused ----
+
+spew("$tmp/hidden.c", "#include <stdio.h>\n$implement$main");
+refuses('POSIX hidden by an earlier header', qr/#error "?dtrain\.h: POSIX is hidden: include dtrain\.h/, "$any -std=c11 -I$root -fsyntax-only hidden.c");
+compiles('the same with gnu11', "$any -std=gnu11 -I$root -fsyntax-only hidden.c");
+for my $flag (qw(-ffast-math -Ofast -ffinite-math-only)) {
+    refuses($flag, qr/#error "?dtrain\.h: compile the implementation without -ffast-math/, "$any -std=gnu11 $flag -I$root -fsyntax-only all.c");
+}
+compiles('a file that only uses may have -Ofast', "$any -std=gnu11 -Ofast -I$root -fsyntax-only two.c");
+
+done_testing();

@@ -1,0 +1,42 @@
+#!/usr/bin/env perl
+# Every example compiles alone with the cc line of its header comment, and the commands that stand under it (lines that
+# begin with ./ or cc) run as they are written: status 0, and "ok" in the last line.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use File::Copy qw(copy);
+use Test::More;
+
+# The commands of the first comment of a program, in order.
+sub commands {
+    my ($comment) = slurp(shift) =~ m{^/\*(.*?)\*/}s;
+    my @lines = map { s/^\s*\*?\s*//r } split /\n/, $comment || '';
+    return map { s/\s{2,}#?.*//r } grep { m{^(cc|\./)} } @lines;
+}
+
+mkdir "$tmp/work";
+mkdir "$tmp/work/$_" for qw(examples build);
+copy("$root/dtrain.h", "$tmp/work/dtrain.h");
+my @examples = sort glob "$root/examples/[0-9]*.c";
+for my $example (@examples) { copy($example, "$tmp/work/examples/") }
+
+my $cc = $ENV{CC} || 'cc';
+for my $example (@examples) {
+    my ($name) = $example =~ m{([^/]+)$};
+    my @commands = commands($example);
+    ok(@commands && $commands[0] =~ /^cc .*\Q$name\E/, "$name: its header comment says how to compile it") or next;
+    my $folder = $commands[0] =~ m{examples/} ? "$tmp/work" : "$tmp/work/examples";
+    my ($status, $out, $err) = (0, '', '');
+    for my $command (@commands) {
+        last if $status;
+        ($status, $out, $err) = run_in($folder, 300, $command =~ s/^cc /$cc /r);
+        diag("$command\nstatus $status\n$err") if $status;
+    }
+    my ($last) = reverse grep { /\S/ } split /\n/, $out;
+    ok(!$status && ($last || '') =~ /\bok\b/, "$name: runs and ends with ok") or diag($out);
+}
+ok(-e "$root/examples/README.md", 'examples/README.md') if @examples > 1;
+
+done_testing();

@@ -1,0 +1,124 @@
+#!/usr/bin/env perl
+# One hash (R1, R2, R3, R4, R15): a recipe gives the same SHA-256 of weights and optimizer state on every layout: ranks,
+# processes or threads, threads per rank, bucket sizes; with every instruction set, compiler and level of optimisation; and
+# it is the one that is written down in golden/hash.txt. DT_UPDATE=1 writes that file anew.
+# A sample by default, everything with DT_FULL=1 (./build.sh test --full).
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+my $data = corpus(20000);
+my $program = trainer();
+my $only_threads = ($ENV{DT_SANITIZE} || '') =~ /thread/; # TSan cannot see what processes share
+my ($isas, $lacking) = isas();
+
+# At most 1 GFLOP each: 0.7 MFLOP per token.
+my $common = "--data $data --model nano --warmup 2 --validation 0 --sample-length 0 --quiet";
+my %recipe = (
+    base => '--batch 8 --sequence 32 --steps 5',
+    dropout => '--batch 8 --sequence 32 --steps 3 --dropout 0.1',
+    shard => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation shard',
+    each => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation each',
+);
+my $golden = "$root/tests/golden/hash.txt";
+my %want = map { split } grep { /^\w+ [0-9a-f]{64}$/ } split /\n/, slurp($golden);
+
+# The hash of a recipe with this program and layout; environment in front of the command.
+sub hash_of {
+    my ($name, $layout, $environment, $binary) = @_;
+    my ($status, $out, $err) = run(300, ($environment || '') . ' ' . ($binary || $program) . " $common $recipe{$name} $layout");
+    diag("status $status\n$err") if $status;
+    return $out =~ /^sha256 ([0-9a-f]{64})$/m ? $1 : "none (status $status)";
+}
+sub same { my ($name, $what, @how) = @_; is(hash_of(@how), $want{$name}, "$name: $what") }
+
+sub update {
+    my $text = "# SHA-256 of weights and optimizer state after the recipes of tests/test_hash.t.\n";
+    $text .= "$_ " . hash_of($_, '--ranks 1 --threads 1') . "\n" for sort keys %recipe;
+    spew($golden, $text);
+    %want = map { split } grep { /^\w+ [0-9a-f]{64}$/ } split /\n/, $text;
+}
+
+# Layouts as [words, options]. Three ranks on eight shards, and five, are uneven.
+sub layouts {
+    my @kinds = $only_threads ? 'threads' : qw(processes threads);
+    my @all = (['1 rank, 1 thread', '--ranks 1 --threads 1'], ['1 rank, 2 threads', '--ranks 1 --threads 2']);
+    for my $ranks (2, 3, 4, 5, 8) {
+        for my $kind (@kinds) {
+            for my $threads (1, 2) {
+                my $sampled = $ranks == 3 || ($threads == 1 && $ranks != 5 && $kind eq $kinds[0]);
+                next unless full() || $sampled;
+                push @all, ["$ranks $kind, $threads thread" . ($threads > 1 ? 's' : ''), "--ranks $ranks --launch $kind --threads $threads"];
+            }
+        }
+    }
+    return @all;
+}
+
+update() if $ENV{DT_UPDATE};
+is(scalar(grep { $want{$_} } keys %recipe), scalar(keys %recipe), 'golden/hash.txt has every recipe');
+
+my @layouts = layouts();
+same('base', $_->[0], 'base', $_->[1]) for @layouts;
+my $several = $only_threads ? '--ranks 3 --launch threads' : '--ranks 3';
+same('base', "buckets of $_ bytes", 'base', "$several --threads 1 --bucket $_") for 1, 5000, 100000;
+for my $name (qw(dropout shard each)) {
+    my @some = full() ? @layouts : grep { $_->[0] =~ /^(1 rank, 2|3 .*, 1|8 )/ } @layouts;
+    same($name, $_->[0], $name, $_->[1]) for @some;
+    same($name, 'small buckets', $name, "$several --threads 1 --bucket 5000");
+}
+is(scalar(keys %{{ map { $_ => 1 } values %want }}), 4, 'four recipes, four hashes: another recipe is another result');
+
+# ---- instruction sets ----
+
+for my $isa (@$isas) {
+    my @some = full() ? @layouts : ($layouts[1], ['3 ranks', "$several --threads 1"]);
+    same('base', "$isa, $_->[0]", 'base', $_->[1], "DT_ISA=$isa") for @some;
+    same($_, "$isa", $_, $several, "DT_ISA=$isa") for full() ? qw(dropout shard each) : ();
+}
+SKIP: { skip "$_: this processor lacks it", 1 for @$lacking }
+
+# ---- compilers and their options ----
+
+# Builds the trainer; `fast` links it with an object made by -Ofast, whose start code flushes denormals for the process.
+sub build_with {
+    my ($cc, $flags, $fast) = @_;
+    my $source = "$root/examples/10_train.c";
+    my $command = $fast
+        ? "$cc -std=gnu11 $flags -I$root -c $source -o other.o && $cc -Ofast -c fast.c -o fast.o && $cc -Ofast other.o fast.o -o other -lm -lpthread"
+        : "$cc -std=gnu11 $flags -I$root $source -o other -lm -lpthread";
+    my ($status, undef, $err) = run(600, $command);
+    diag($err) if $status;
+    return !$status;
+}
+spew("$tmp/fast.c", "float dt_test_fast(float x);\nfloat dt_test_fast(float x) { return x * 0.5f; }\n");
+spew("$tmp/flush.c", "int main(void) { volatile float x = 1e-38f; x = x * 0.01f; return x == 0.0f; }\n");
+
+sub flushes { my $cc = shift; return (run(60, "$cc -Ofast flush.c -o flush && ./flush"))[0] == 1 }
+
+my @builds = ( # [compiler, flags, linked with -Ofast, in the sample]
+    ['gcc', '-O0 -march=native', 1, 1],
+    ['clang', '-O2', 0, 1],
+    (map { ['gcc', $_, 0, 0] } '-O0', '-O1', '-O3', '-O3 -march=native', '-O2 -flto', '-O2 -DDT_DEBUG', '-Os'),
+    (map { ['clang', $_, 0, 0] } '-O1', '-O3 -march=native', '-O2 -flto'),
+    ['gcc', '-O2', 1, 0],
+    ['clang', '-O2', 1, 0],
+);
+for my $build (@builds) {
+    my ($cc, $flags, $fast, $sampled) = @$build;
+    next unless full() || $sampled;
+    my $what = "$cc $flags" . ($fast ? ', linked with -Ofast' : '');
+  SKIP: {
+        skip "$what: the sanitized build is tested alone", 1 if sanitized();
+        skip "$cc is not installed", 1 unless have($cc);
+        skip "$what: this compiler cannot", 1 unless build_with($cc, $flags, $fast);
+        note(flushes($cc) ? 'denormals are flushed by the start code' : 'this compiler leaves denormals alone') if $fast;
+        same('base', $what, 'base', $several . ' --threads 2', '', "$tmp/other");
+        same('base', "$what, $_", 'base', '--ranks 1', "DT_ISA=$_", "$tmp/other") for full() ? @$isas : 'portable';
+    }
+}
+
+done_testing();

@@ -1,0 +1,389 @@
+/* R5, R9, R14, R16: the exact matrix product and attention against plain scalar text, bit for bit, on every instruction
+ * set of this processor and on 1 and 2 workers. TAP. */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include <math.h>
+
+typedef struct isa {
+    const char *name;
+    void (*gemm)(dt_pool *pool, const dt__gemm *g);
+    int64_t (*gemm_scratch)(void);
+    void (*forward)(dt_pool *pool, const dt__attention *a);
+    void (*backward)(dt_pool *pool, const dt__attention *a);
+    int64_t (*attention_scratch)(int64_t t, int64_t d);
+    void (*exp16)(float *y, const float *x);
+    void (*words16)(uint32_t *words, const dt__rng *rng, uint32_t block);
+    int width;
+} isa;
+
+
+static isa isas[3];
+static int isa_count, test_number, failures;
+static uint32_t state = 1;
+
+static uint32_t next(void)
+{
+    state = state * 1664525u + 1013904223u;
+    return state >> 8;
+}
+static int64_t below(int64_t n) { return (int64_t)(next() % (uint32_t)n); }
+
+/* Mostly ordinary values, with zeros of both signs, values whose products underflow, and large ones. */
+static float value(int wild)
+{
+    float x = ((float)(next() & 0xffff) - 32768.0f) / 16384.0f;
+    if (!wild) return x;
+    switch (next() % 12) {
+    case 0: return 0.0f;
+    case 1: return -0.0f;
+    case 2: return x * 1e-24f;
+    case 3: return x * 1e-39f;
+    case 4: return x * 1e8f;
+    case 5: return x * 1e-10f;
+    default: return x;
+    }
+}
+static float *values(int64_t n, int wild)
+{
+    float *p = (float *)dt__alloc(n * 4, "values");
+    for (int64_t i = 0; i < n; i++) p[i] = value(wild);
+    return p;
+}
+static void result(int ok, const char *what, const char *where)
+{
+    test_number++;
+    failures += !ok;
+    printf("%sok %d - %s, %s\n", ok ? "" : "not ", test_number, what, where);
+    fflush(stdout);
+}
+static void result_skip(const char *name) { printf("ok %d - %s # SKIP this processor does not have it\n", ++test_number, name); }
+static int same(const float *x, const float *y, int64_t n)
+{
+    if (!memcmp(x, y, (size_t)n * 4)) return 1;
+    for (int64_t i = 0; i < n; i++) {
+        if (memcmp(x + i, y + i, 4)) {
+            printf("# first difference at %d of %d: %a, expected %a\n", (int)i, (int)n, (double)x[i], (double)y[i]);
+            break;
+        }
+    }
+    return 0;
+}
+
+/* ---- references ---------------------------------------------------------------------------- */
+
+static void gemm_reference(const dt__gemm *g, float *c)
+{
+    for (int64_t i = 0; i < g->m; i++) {
+        for (int64_t j = 0; j < g->n; j++) {
+            float acc = g->accumulate ? c[i * g->ldc + j] : 0.0f;
+            for (int64_t p = 0; p < g->k; p++)
+                acc = fmaf(g->a[i * g->ars + p * g->acs], g->b[p * g->brs + j * g->bcs], acc);
+            c[i * g->ldc + j] = g->bias ? acc + g->bias[j] : acc;
+        }
+    }
+}
+
+static float fold(float *lane)
+{
+    for (int half = 16; half; half /= 2) {
+        for (int i = 0; i < half; i++) lane[i] = lane[i] + lane[i + half];
+    }
+    return lane[0];
+}
+
+/* One head; p (t,t) receives exp(s - m). o, m, l as in the operand. */
+static void forward_reference(const dt__attention *a, int64_t s, int64_t h, float *p)
+{
+    for (int64_t i = 0; i < a->t; i++) {
+        int64_t keys = a->causal ? i + 1 : a->t, at = (s * a->h + h) * a->t + i;
+        const float *q = a->q + (s * a->t + i) * a->ld + h * a->d;
+        float lane[32], m = -INFINITY;
+        memset(lane, 0, sizeof lane);
+        for (int64_t j = 0; j < keys; j++) {
+            const float *k = a->k + (s * a->t + j) * a->ld + h * a->d;
+            float acc = 0.0f;
+            for (int64_t c = 0; c < a->d; c++) acc = fmaf(q[c], k[c], acc);
+            p[i * a->t + j] = acc * a->scale;
+            m = p[i * a->t + j] > m ? p[i * a->t + j] : m;
+        }
+        m = m + 0.0f;
+        for (int64_t j = 0; j < keys; j++) {
+            p[i * a->t + j] = dt__expf(p[i * a->t + j] - m);
+            lane[j % 32] = lane[j % 32] + p[i * a->t + j];
+        }
+        a->row_max[at] = m;
+        a->row_sum[at] = fold(lane);
+        for (int64_t c = 0; c < a->d; c++) {
+            float acc = 0.0f;
+            for (int64_t j = 0; j < keys; j++) {
+                float x = p[i * a->t + j];
+                uint64_t e = (uint64_t)((h * a->t + i) * a->t + j);
+                if (a->drop_threshold) x = dt__rng_word(a->rng + s, e) < a->drop_threshold ? 0.0f : x * a->drop_scale;
+                acc = fmaf(x, a->v[(s * a->t + j) * a->ld + h * a->d + c], acc);
+            }
+            a->o[(s * a->t + i) * a->ldo + h * a->d + c] = acc / a->row_sum[at];
+        }
+    }
+}
+
+static void backward_reference(const dt__attention *a, int64_t s, int64_t h, float *p)
+{
+    int64_t t = a->t, d = a->d;
+    float *ds = (float *)dt__alloc(t * t * 4, "ds");
+    for (int64_t i = 0; i < t; i++) {
+        int64_t keys = a->causal ? i + 1 : t, row = s * t + i;
+        const float *g = a->dout + row * a->lddo + h * d, *o = a->o + row * a->ldo + h * d;
+        float lane[32], dot, l = a->row_sum[(s * a->h + h) * t + i];
+        memset(lane, 0, sizeof lane);
+        for (int64_t c = 0; c < d; c++) lane[c % 32] = fmaf(g[c], o[c], lane[c % 32]);
+        dot = fold(lane);
+        for (int64_t j = 0; j < keys; j++) {
+            const float *v = a->v + (s * t + j) * a->ld + h * d;
+            float prob = p[i * t + j] / l, grad = 0.0f, dropped = prob;
+            for (int64_t c = 0; c < d; c++) grad = fmaf(g[c], v[c], grad);
+            if (a->drop_threshold) {
+                int keep = dt__rng_word(a->rng + s, (uint64_t)((h * t + i) * t + j)) >= a->drop_threshold;
+                grad = keep ? grad * a->drop_scale : 0.0f;
+                dropped = keep ? prob * a->drop_scale : 0.0f;
+            }
+            p[i * t + j] = dropped;
+            ds[i * t + j] = prob * (grad - dot) * a->scale;
+        }
+    }
+    for (int64_t i = 0; i < t; i++) {
+        for (int64_t c = 0; c < d; c++) {
+            float dq = 0.0f, dk = 0.0f, dv = 0.0f;
+            for (int64_t j = 0; j < (a->causal ? i + 1 : t); j++)
+                dq = fmaf(ds[i * t + j], a->k[(s * t + j) * a->ld + h * d + c], dq);
+            for (int64_t q = a->causal ? i : 0; q < t; q++) {
+                dk = fmaf(ds[q * t + i], a->q[(s * t + q) * a->ld + h * d + c], dk);
+                dv = fmaf(p[q * t + i], a->dout[(s * t + q) * a->lddo + h * d + c], dv);
+            }
+            a->dq[(s * t + i) * a->lddq + h * d + c] = dq;
+            a->dk[(s * t + i) * a->lddq + h * d + c] = dk;
+            a->dv[(s * t + i) * a->lddq + h * d + c] = dv;
+        }
+    }
+    dt__free(ds);
+}
+
+/* ---- matrix product ------------------------------------------------------------------------ */
+
+static dt_pool *pools[2];
+
+/* One shape with random strides on every instruction set and worker count; 1 if all agree. */
+static int gemm_case(int64_t m, int64_t n, int64_t k, int first_isa)
+{
+    int ta = (int)below(2), tb = (int)below(2), ok = 1;
+    int64_t pa = below(3), pb = below(3), ldc = n + below(3);
+    int64_t lda = (ta ? m : k) + pa, ldb = (tb ? k : n) + pb;
+    float *a = values((ta ? k : m) * lda + 1, 1), *b = values((tb ? n : k) * ldb + 1, 1), *bias = values(n, 1);
+    float *c0 = values(m * ldc, 1), *c = values(m * ldc, 0), *r = values(m * ldc, 0);
+    dt__gemm g;
+    memset(&g, 0, sizeof g);
+    g.m = m, g.n = n, g.k = k, g.a = a, g.b = b, g.ldc = ldc;
+    g.ars = ta ? 1 : lda, g.acs = ta ? lda : 1, g.brs = tb ? 1 : ldb, g.bcs = tb ? ldb : 1;
+    g.accumulate = (int)below(2);
+    g.bias = below(2) ? bias : NULL;
+    memcpy(r, c0, (size_t)(m * ldc) * 4);
+    gemm_reference(&g, r);
+    for (int i = first_isa; i < isa_count && ok; i++) {
+        for (int w = 0; w < 2 && ok; w++) {
+            memcpy(c, c0, (size_t)(m * ldc) * 4);
+            g.c = c;
+            isas[i].gemm(pools[w], &g);
+            ok = same(c, r, m * ldc);
+            if (!ok)
+                printf("# %s m %d n %d k %d ta %d tb %d accumulate %d bias %d workers %d\n", isas[i].name, (int)m,
+                       (int)n, (int)k, ta, tb, g.accumulate, !!g.bias, w + 1);
+        }
+    }
+    dt__free(a), dt__free(b), dt__free(bias), dt__free(c0), dt__free(c), dt__free(r);
+    return ok;
+}
+
+static void gemm_tests(void)
+{
+    static const int64_t ks[] = {0, 1, 2, 3, 4, 5, 7, 8, 31, 33};
+    static const int64_t edges[] = {1,  7,  8,  9,  15, 16, 17, 31, 32,  33,  47,  48,
+                                    49, 63, 64, 65, 79, 81, 95, 97, 145, 335, 337, 400};
+    static const int64_t deep[] = {383, 384, 385, 767, 768, 769, 1200};
+    int ok = 1;
+    for (int64_t m = 1; m <= 40 && ok; m++) {
+        for (int64_t n = 1; n <= 40 && ok; n++)
+            ok = gemm_case(m, n, ks[below(10)], m * n > 300 && below(8) ? isa_count > 1 : 0);
+    }
+    result(ok, "R5 gemm", "m, n 1..40");
+    ok = 1;
+    for (size_t i = 0; i < sizeof edges / 8 && ok; i++) {
+        for (int j = 0; j < 4 && ok; j++) {
+            ok = gemm_case(edges[i], 1 + below(60), ks[below(10)], isa_count > 1) &&
+                 gemm_case(1 + below(60), edges[i], ks[below(10)], isa_count > 1);
+        }
+        ok = ok && gemm_case(edges[i], edges[below(22)], ks[below(10)], 0);
+    }
+    result(ok, "R5 gemm", "edges of tiles and tasks");
+    ok = 1;
+    for (size_t i = 0; i < sizeof deep / 8 && ok; i++) {
+        for (int j = 0; j < 6 && ok; j++) ok = gemm_case(1 + below(20), 1 + below(70), deep[i], j ? isa_count > 1 : 0);
+    }
+    result(ok, "R5 gemm", "edges of blocks of k");
+    for (int v = 0, good = 1; v < 1; v++) {
+        for (int j = 0; j < 24 && good; j++)
+            good = gemm_case(100 + below(200), 300 + below(500), 20 + below(30), isa_count > 1);
+        result(good, "R5 gemm", "many tasks");
+    }
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+static int attention_case(int64_t b, int64_t t, int64_t h, int64_t d, int causal, int drop, int wild, int first_isa)
+{
+    int64_t C = h * d, ld = 3 * C + below(3), ldo = C + below(3), nx = b * t * ld, no = b * t * ldo, nr = b * h * t;
+    float *x = values(nx, wild), *dout = values(no, wild), *p = values(t * t, 0);
+    float *ro = values(no, 0), *rx = values(nx, 0), *rm = values(nr, 0), *rl = values(nr, 0);
+    float *o = values(no, 0), *dx = values(nx, 0), *m = values(nr, 0), *l = values(nr, 0), *o0 = values(no, 0),
+          *x0 = values(nx, 0);
+    dt__rng rng[4];
+    dt__attention a;
+    int ok = 1;
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < 5; j++) (j < 2 ? &rng[i].key[j] : &rng[i].counter[j - 2])[0] = next() * 257u;
+    }
+    memset(&a, 0, sizeof a);
+    a.b = b, a.t = t, a.h = h, a.d = d, a.q = x, a.k = x + C, a.v = x + 2 * C, a.ld = ld, a.ldo = ldo;
+    a.scale = 1.0f / sqrtf((float)d), a.causal = causal, a.rng = rng, a.dout = dout, a.lddo = ldo, a.lddq = ld;
+    if (drop) a.drop_threshold = 0x33333333u, a.drop_scale = 1.25f;
+    memcpy(ro, o0, (size_t)no * 4), memcpy(rx, x0, (size_t)nx * 4);
+    a.o = ro, a.row_max = rm, a.row_sum = rl, a.dq = rx, a.dk = rx + C, a.dv = rx + 2 * C;
+    for (int64_t s = 0; s < b; s++) {
+        for (int64_t j = 0; j < h; j++) forward_reference(&a, s, j, p), backward_reference(&a, s, j, p);
+    }
+    for (int i = first_isa; i < isa_count && ok; i++) {
+        for (int w = 0; w < 2 && ok; w++) {
+            memcpy(o, o0, (size_t)no * 4), memcpy(dx, x0, (size_t)nx * 4);
+            a.o = o, a.row_max = m, a.row_sum = l, a.dq = dx, a.dk = dx + C, a.dv = dx + 2 * C;
+            dt__pool_reserve(pools[w], isas[i].attention_scratch(t, d));
+            isas[i].forward(pools[w], &a);
+            isas[i].backward(pools[w], &a);
+            ok = same(m, rm, nr) && same(l, rl, nr) && same(o, ro, no) && same(dx, rx, nx);
+            if (!ok)
+                printf("# %s b %d t %d h %d d %d causal %d drop %d workers %d\n", isas[i].name, (int)b, (int)t, (int)h,
+                       (int)d, causal, drop, w + 1);
+        }
+    }
+    dt__free(x), dt__free(dout), dt__free(p), dt__free(ro), dt__free(rx), dt__free(rm), dt__free(rl), dt__free(o),
+        dt__free(dx);
+    dt__free(m), dt__free(l), dt__free(o0), dt__free(x0);
+    return ok;
+}
+
+static void attention_tests(void)
+{
+    static const int64_t ts[] = {1, 2, 3, 7, 16, 31, 32, 33, 63, 64, 65, 100, 257}, ds[] = {1, 3, 8, 16, 33, 64};
+    for (int variant = 0; variant < 4; variant++) {
+        int ok = 1;
+        for (size_t i = 0; i < sizeof ts / 8 && ok; i++) {
+            for (size_t j = 0; j < sizeof ds / 8 && ok; j++) {
+                int small = ts[i] <= 33 || (ts[i] <= 65 && ds[j] == 16) || (ts[i] == 100 && ds[j] == 8);
+                ok = attention_case(ts[i] > 100 ? 1 : 2, ts[i], ts[i] > 100 ? 1 : 2, ds[j], variant & 1, variant >> 1,
+                                    (i + j) % 2 != 0, small ? 0 : isa_count > 1);
+            }
+        }
+        result(ok, "R5 R9 R16 attention",
+               variant == 0   ? "full"
+               : variant == 1 ? "causal"
+               : variant == 2 ? "full, dropout"
+                              : "causal, dropout");
+    }
+}
+
+/* ---- exp and random words ------------------------------------------------------------------ */
+
+static void exp_portable(float *y, const float *x) { dt__unary_portable(DT__OP_EXP, y, x, 16, 0.0f); }
+static void exp_avx2(float *y, const float *x) { dt__unary_avx2(DT__OP_EXP, y, x, 16, 0.0f); }
+static void exp_avx512(float *y, const float *x) { dt__unary_avx512(DT__OP_EXP, y, x, 16, 0.0f); }
+
+static void exp_tests(void)
+{
+    double worst = 0;
+    float worst_at = 0;
+    int ok = 1;
+    for (uint32_t bits = 0; bits < 0xff000000u && ok; bits += 16 * 997) { /* a walk over all floats, both signs */
+        float x[16], y[16], e[16];
+        for (uint32_t i = 0; i < 16; i++) x[i] = dt__float_of_bits(bits + i * 997), e[i] = dt__expf(x[i]);
+        for (int s = 0; s < isa_count && ok; s++) {
+            isas[s].exp16(y, x);
+            for (int i = 0; i < 16; i++) ok = ok && (x[i] != x[i] ? y[i] != y[i] : !memcmp(y + i, e + i, 4));
+        }
+        for (int i = 0; i < 16; i++) {
+            double exact = exp((double)x[i]), ulp, error;
+            if (!(exact < 3.4028235e38) || x[i] != x[i]) {
+                if (x[i] == x[i] && exact > 3.4028236e38) ok = ok && e[i] == INFINITY;
+                continue;
+            }
+            ulp = exact < 0x1p-126 ? 0x1p-149 : ldexp(1.0, ilogb(exact) - 23);
+            error = fabs((double)e[i] - exact) / ulp;
+            if (error > worst) worst = error, worst_at = x[i];
+        }
+    }
+    printf("# exp: largest error %.3f ulp at %a\n", worst, (double)worst_at);
+    result(ok && worst <= 1.0, "exp", "same bits everywhere, within 1 ulp");
+    result(dt__expf(-INFINITY) == 0.0f && dt__expf(INFINITY) == INFINITY && dt__expf(-104.0f) == 0.0f &&
+               dt__expf(0.0f) == 1.0f && dt__expf(-0.0f) == 1.0f && dt__expf(NAN) != dt__expf(NAN) &&
+               dt__expf(-103.9f) > 0.0f && dt__expf(88.8f) == INFINITY && dt__expf(88.7f) < INFINITY,
+           "exp", "special values");
+}
+
+static void philox_tests(void)
+{
+    uint32_t counter[4], key[2], out[4], words[64];
+    dt__rng rng;
+    int ok;
+    memset(counter, 0, sizeof counter), memset(key, 0, sizeof key);
+    dt__philox(counter, key, out);
+    ok = out[0] == 0x6627e8d5u && out[1] == 0xe169c58du && out[2] == 0xbc57ac4cu && out[3] == 0x9b00dbd8u;
+    memset(counter, 0xff, sizeof counter), memset(key, 0xff, sizeof key);
+    dt__philox(counter, key, out);
+    ok = ok && out[0] == 0x408f276du && out[1] == 0x41c83b0eu && out[2] == 0xa20bc7c6u && out[3] == 0x6d5451fdu;
+    result(ok, "R16 Philox", "known answers");
+    for (int i = 0; i < 5; i++) (i < 2 ? &rng.key[i] : &rng.counter[i - 2])[0] = next() * 257u;
+    for (int s = 0; s < isa_count && ok; s++) {
+        isas[s].words16(words, &rng, 0xfffffff9u);
+        for (int e = 0; e < 4 * isas[s].width; e++)
+            ok = ok && words[e] == dt__rng_word(&rng, ((uint64_t)0xfffffff9u << 2) + (uint64_t)e);
+    }
+    result(ok, "R16 Philox", "vectors");
+}
+
+#define ADD_ISA(suffix, w)                                                                                   \
+    do {                                                                                                     \
+        isa *i = &isas[isa_count++];                                                                         \
+        i->name = #suffix, i->width = w;                                                                     \
+        i->gemm = dt__gemm_run_##suffix, i->gemm_scratch = dt__gemm_scratch_##suffix;                        \
+        i->forward = dt__attention_forward_##suffix, i->backward = dt__attention_backward_##suffix;          \
+        i->attention_scratch = dt__attention_scratch_##suffix;                                               \
+        i->exp16 = exp_##suffix, i->words16 = dt__rng_words_##suffix;                                        \
+    } while (0)
+
+int main(void)
+{
+    double t0 = dt__now();
+    ADD_ISA(portable, 4);
+    if (dt__isa_runs(1)) ADD_ISA(avx2, 8);
+    else result_skip("avx2");
+    if (dt__isa_runs(2)) ADD_ISA(avx512, 16);
+    else result_skip("avx512");
+    dt__fp_enter();
+    for (int w = 0; w < 2; w++) {
+        dt__pool_open(&pools[w], w + 1);
+        for (int i = 0; i < isa_count; i++) dt__pool_reserve(pools[w], isas[i].gemm_scratch());
+    }
+    philox_tests();
+    exp_tests();
+    gemm_tests();
+    attention_tests();
+    printf("1..%d\n# %d instruction sets, %.1f s\n", test_number, isa_count, dt__now() - t0);
+    for (int w = 0; w < 2; w++) dt__pool_close(&pools[w]);
+    return failures != 0;
+}

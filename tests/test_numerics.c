@@ -1,0 +1,1540 @@
+/* test_numerics.c: the rules of exact numerics (R1..R16), by name. Every kernel is compared bit for bit with a plain
+ * scalar text on each instruction set of this processor; math functions are measured in units of the last place (ulp);
+ * step programs and memory plans are checked by running them on symbols instead of numbers.
+ *
+ *     cc -O2 -I.. test_numerics.c -lm -lpthread && ./a.out
+ *
+ * With DT_FULL=1 in the environment the math functions are measured on all floats, which takes about ten minutes. */
+#include <stddef.h>
+
+static void *counted_malloc(size_t size); /* so that the test of R15 and memory can count */
+#define DT_MALLOC(size) counted_malloc(size)
+#define DT_FREE(pointer) free(pointer)
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "tap.h"
+
+/* The references below say a * b + c where they mean two roundings. */
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+static long allocations;
+static void *counted_malloc(size_t size)
+{
+    __atomic_fetch_add(&allocations, 1, __ATOMIC_RELAXED);
+    return malloc(size);
+}
+
+/* ---- numbers ------------------------------------------------------------------------------- */
+
+static uint64_t state = 88172645463325252u;
+
+static uint64_t next64(void) /* xorshift (Marsaglia 2003) */
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+}
+static uint32_t next32(void) { return (uint32_t)(next64() >> 32); }
+static int64_t below(int64_t n) { return (int64_t)(next64() >> 1) % n; }
+static float uniform(float scale) { return scale * ((float)(next32() >> 8) / 8388608.0f - 1.0f); }
+
+/* Mostly ordinary numbers, with zeros of both signs, subnormals, and products that underflow or swamp. */
+static float wild(void)
+{
+    float x = uniform(2.0f);
+    switch (below(16)) {
+    case 0: return 0.0f;
+    case 1: return -0.0f;
+    case 2: return x * 1e-24f;
+    case 3: return x * 1e-39f;
+    case 4: return x * 1e8f;
+    case 5: return x * 1e-10f;
+    default: return x;
+    }
+}
+
+static void fill(float *x, int64_t n, float (*draw)(void))
+{
+    for (int64_t i = 0; i < n; i++) x[i] = draw();
+}
+static float tame(void) { return uniform(2.0f); }
+static float positive(void) { return uniform(0.999f) + 1.0f; }
+
+static float *floats(int64_t n)
+{
+    float *x = (float *)malloc(4 * (size_t)n);
+    if (!x) tap_bail("no memory");
+    memset(x, 0, 4 * (size_t)n);
+    return x;
+}
+
+/* ---- comparing many small results in one test ------------------------------------------------ */
+
+static int64_t bad;
+static char first_bad[160];
+
+static void compare_begin(void) { bad = 0; }
+
+/* NaN equals NaN: payloads are not part of the contract (R14). */
+static void compare(const float *got, const float *want, int64_t n, const char *what, int64_t size)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (!memcmp(got + i, want + i, 4) || (got[i] != got[i] && want[i] != want[i])) continue;
+        if (!bad++)
+            snprintf(first_bad, sizeof first_bad, "%s, size %lld, [%lld]: got %a, want %a", what, (long long)size, (long long)i,
+                     (double)got[i], (double)want[i]);
+        return;
+    }
+}
+static void expect(int condition, const char *what, int64_t at)
+{
+    if (!condition && !bad++) snprintf(first_bad, sizeof first_bad, "%s (%lld)", what, (long long)at);
+}
+__attribute__((format(printf, 1, 2))) static void compare_end(const char *format, ...)
+{
+    char text[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (!tap_ok(!bad, "%s", text)) tap_note("%lld cases differ, the first: %s", (long long)bad, first_bad);
+}
+
+/* Outputs are followed by a fence that no kernel may touch. */
+enum { MOST = 5000, FENCE = 32 };
+static void fence(float *out, int64_t n)
+{
+    for (int64_t i = 0; i < FENCE; i++) out[n + i] = 12345.0f;
+}
+static void fence_check(const float *out, int64_t n, const char *what)
+{
+    for (int64_t i = 0; i < FENCE; i++) expect(out[n + i] == 12345.0f, what, n);
+}
+
+/* Sizes 1 to 100, then some around the blocks and vectors. */
+static int64_t next_size(int64_t n)
+{
+    static const int64_t more[] = { 127, 128, 129, 255, 256, 257, 511, 1000, 1023, 1024, 1025, 2047, 4099 };
+    if (n < 100) return n + 1;
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        if (more[i] > n) return more[i];
+    return 0;
+}
+
+/* ---- references: R5 sums ----------------------------------------------------------------------- */
+
+static float fold(float lane[32])
+{
+    for (int width = 16; width; width /= 2)
+        for (int i = 0; i < width; i++) lane[i] = lane[i] + lane[i + width];
+    return lane[0];
+}
+static float ref_row_sum(const float *x, int64_t n)
+{
+    float lane[32];
+    for (int i = 0; i < 32; i++) lane[i] = 0.0f;
+    for (int64_t i = 0; i < n; i++) lane[i % 32] = lane[i % 32] + x[i];
+    return fold(lane);
+}
+static float ref_row_dot(const float *a, const float *b, int64_t n)
+{
+    float lane[32];
+    for (int i = 0; i < 32; i++) lane[i] = 0.0f;
+    for (int64_t i = 0; i < n; i++) lane[i % 32] = fmaf(a[i], b[i], lane[i % 32]);
+    return fold(lane);
+}
+/* A maximum of zero is +0: otherwise its sign would tell in which order the elements were looked at. */
+static float ref_row_max(const float *x, int64_t n)
+{
+    float m = -INFINITY;
+    for (int64_t i = 0; i < n; i++) m = m > x[i] ? m : x[i];
+    return m + 0.0f;
+}
+static float ref_tree(const float *x, int64_t n) /* n a power of two */
+{
+    return n == 1 ? x[0] : ref_tree(x, n / 2) + ref_tree(x + n / 2, n / 2);
+}
+
+/* ---- references: functions ----------------------------------------------------------------------- */
+
+static float ref_exp(float x)
+{
+    float n, r, q;
+    int whole, half;
+    if (x != x) return x;
+    if (x > 89.0f) x = 89.0f;
+    if (x < -104.0f) x = -104.0f;
+    n = fmaf(x, 0x1.715476p+0f, 0x1.8p+23f) - 0x1.8p+23f;
+    r = fmaf(n, -0x1.7f7d1cp-20f, fmaf(n, -0x1.62e4p-1f, x));
+    q = fmaf(0x1.6b76p-10f, r, 0x1.12306ap-7f);
+    q = fmaf(q, r, 0x1.555682p-5f);
+    q = fmaf(q, r, 0x1.5554a2p-3f);
+    q = fmaf(q, r, 0.5f);
+    q = fmaf(q, r, 1.0f);
+    q = fmaf(q, r, 1.0f);
+    whole = (int)n;
+    half = (whole - (whole < 0)) / 2; /* rounded down */
+    return q * ldexpf(1.0f, half) * ldexpf(1.0f, whole - half);
+}
+static float ref_log(float x)
+{
+    static const float c[] = { -1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f, 1.4249322787e-1f,
+                               -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f };
+    float m, f, z, p = 7.0376836292e-2f, y;
+    int e;
+    if (x != x || x == INFINITY) return x;
+    if (x <= 0.0f) return x < 0.0f ? NAN : -INFINITY;
+    m = frexpf(x, &e);
+    if (m < 0.707106781f) m = m + m, e--;
+    f = m - 1.0f;
+    z = f * f;
+    for (int i = 0; i < 8; i++) p = fmaf(p, f, c[i]);
+    y = fmaf(p * f, z, (float)e * -2.12194440e-4f);
+    y = fmaf(-0.5f, z, y);
+    return fmaf((float)e, 0.693359375f, f + y);
+}
+static float ref_tanh(float x)
+{
+    static const float c[] = { 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f };
+    float a = fabsf(x), z = x * x, p = -5.70498872745e-3f;
+    if (!(a < 0.625f)) return copysignf(1.0f - 2.0f / (ref_exp(a + a) + 1.0f), x);
+    for (int i = 0; i < 4; i++) p = fmaf(p, z, c[i]);
+    return copysignf(fmaf(p * z, a, a), x);
+}
+static float ref_gate(float x)
+{
+    float u = x * fmaf(x * x, -0.0713548163f, -1.59576912f);
+    return 1.0f / (1.0f + ref_exp(u));
+}
+static float ref_gelu_grad(float x, float dy)
+{
+    float s = ref_gate(x), slope = fmaf(x * x, 0.214064449f, 1.59576912f);
+    return dy * fmaf(x * slope, s * (1.0f - s), s);
+}
+
+static float ref_unary(int op, float x, float s)
+{
+    switch (op) {
+    case DT__OP_NEG: return -x;
+    case DT__OP_SCALE: return x * s;
+    case DT__OP_EXP: return ref_exp(x);
+    case DT__OP_LOG: return ref_log(x);
+    case DT__OP_TANH: return ref_tanh(x);
+    case DT__OP_SQRT: return sqrtf(x);
+    case DT__OP_RSQRT: return 1.0f / sqrtf(x);
+    default: return x * ref_gate(x);
+    }
+}
+static float ref_binary(int op, float a, float b)
+{
+    switch (op) {
+    case DT__OP_ADD: return a + b;
+    case DT__OP_SUB: return a - b;
+    case DT__OP_MUL: return a * b;
+    case DT__OP_DIV: return a / b;
+    default: return ref_gelu_grad(a, b);
+    }
+}
+
+static const int unary_ops[] = { DT__OP_NEG, DT__OP_SCALE, DT__OP_EXP, DT__OP_LOG, DT__OP_TANH, DT__OP_SQRT, DT__OP_RSQRT, DT__OP_GELU };
+static const int binary_ops[] = { DT__OP_ADD, DT__OP_SUB, DT__OP_MUL, DT__OP_DIV, DT__OP_GELU_GRAD };
+enum { UNARY = 8, BINARY = 5 };
+
+/* ---- kernels: R5, R9, R12, R14 ------------------------------------------------------------------- */
+
+static float *A, *B, *C, *D, *E, *F; /* (MOST + FENCE) each: inputs, outputs and wants */
+
+static void test_rows(const dt__kernels *k)
+{
+    compare_begin();
+    for (int64_t n = 1; n; n = next_size(n)) {
+        float got, want;
+        fill(A, n, wild);
+        got = k->row_sum(A, n), want = ref_row_sum(A, n);
+        compare(&got, &want, 1, "row_sum", n);
+    }
+    compare_end("R5 row sum: lane i mod 32, then 16, 8, 4, 2, 1; %s", k->name);
+    compare_begin();
+    for (int64_t n = 1; n; n = next_size(n)) {
+        float got, want;
+        fill(A, n, wild), fill(B, n, wild);
+        got = k->row_dot(A, B, n), want = ref_row_dot(A, B, n);
+        compare(&got, &want, 1, "row_dot", n);
+    }
+    compare_end("R5 sum of products: fmaf into the same lanes; %s", k->name);
+    compare_begin();
+    for (int64_t n = 1; n; n = next_size(n)) {
+        float got, want;
+        fill(A, n, wild);
+        for (int64_t i = 0; n % 3 == 0 && i < n; i++) A[i] = -fabsf(A[i]); /* the maximum is often a zero */
+        if (n % 7 == 0) A[below(n)] = -INFINITY;
+        got = k->row_max(A, n), want = ref_row_max(A, n);
+        compare(&got, &want, 1, "row_max", n);
+    }
+    A[0] = A[1] = -INFINITY;
+    expect(k->row_max(A, 2) == -INFINITY, "maximum of -inf", 2);
+    compare_end("R14 row max: a > b ? a : b, zero is +0; %s", k->name);
+    compare_begin();
+    for (int64_t n = 1; n <= 100; n++) {
+        int64_t rows = 1 + n % 17, ld = n + n % 3;
+        fill(A, rows * ld, wild), fill(B, n, wild);
+        memcpy(C, B, 4 * (size_t)n);
+        fence(C, n);
+        for (int64_t c = 0; c < n; c++)
+            for (int64_t r = 0; r < rows; r++) B[c] = B[c] + A[r * ld + c];
+        k->col_sum(C, A, rows, n, ld);
+        compare(C, B, n, "col_sum", n);
+        fence_check(C, n, "col_sum wrote behind its end");
+    }
+    compare_end("R3 R5 column sum: one chain per column, continued in row order; %s", k->name);
+}
+
+static void test_elementwise(const dt__kernels *k)
+{
+    for (int o = 0; o < UNARY; o++) {
+        compare_begin();
+        for (int64_t n = 1; n; n = next_size(n)) {
+            fill(A, n, o == 3 || o == 5 || o == 6 ? positive : wild);
+            if (n % 5 == 0) A[below(n)] = wild(), A[below(n)] = uniform(120.0f);
+            for (int64_t i = 0; i < n; i++) B[i] = ref_unary(unary_ops[o], A[i], 0.7f);
+            fence(C, n);
+            k->unary(unary_ops[o], C, A, n, 0.7f);
+            compare(C, B, n, "out of place", n);
+            fence_check(C, n, "wrote behind its end");
+            k->unary(unary_ops[o], A, A, n, 0.7f);
+            compare(A, B, n, "in place", n);
+        }
+        compare_end("R5 %s equals the scalar text; %s", dt__op_of(unary_ops[o])->name, k->name);
+    }
+    for (int o = 0; o < BINARY; o++) {
+        compare_begin();
+        for (int64_t n = 1; n; n = next_size(n))
+            for (int steps = 0; steps < 4; steps++) {
+                int as = steps & 1, bs = steps >> 1;
+                fill(A, n, wild), fill(B, n, wild);
+                for (int64_t i = 0; i < n; i++) D[i] = ref_binary(binary_ops[o], A[i * as], B[i * bs]);
+                fence(C, n);
+                k->binary(binary_ops[o], C, A, as, B, bs, n);
+                compare(C, D, n, "out of place", n);
+                fence_check(C, n, "wrote behind its end");
+                if (as) k->binary(binary_ops[o], A, A, as, B, bs, n), compare(A, D, n, "in place of a", n);
+                else if (bs) k->binary(binary_ops[o], B, A, as, B, bs, n), compare(B, D, n, "in place of b", n);
+            }
+        compare_end("R5 %s, each side whole or one element repeated; %s", dt__op_of(binary_ops[o])->name, k->name);
+    }
+}
+
+static void ref_layernorm(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t n)
+{
+    float mean = ref_row_sum(x, n) / (float)n, rstd;
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] - mean;
+    rstd = 1.0f / sqrtf(ref_row_dot(out, out, n) / (float)n + 1e-5f);
+    for (int64_t i = 0; i < n; i++) out[i] = fmaf(out[i] * rstd, gamma[i], beta[i]);
+    stats[0] = mean;
+    stats[1] = rstd;
+}
+static void ref_layernorm_dx(float *out, const float *dy, const float *x, const float *stats, const float *gamma, int64_t n)
+{
+    float g[MOST], xhat[MOST], mg, mx;
+    for (int64_t i = 0; i < n; i++) {
+        g[i] = dy[i] * gamma[i];
+        xhat[i] = (x[i] - stats[0]) * stats[1];
+    }
+    mg = ref_row_sum(g, n) / (float)n;
+    mx = ref_row_dot(g, xhat, n) / (float)n;
+    for (int64_t i = 0; i < n; i++) {
+        float product = xhat[i] * mx;
+        out[i] = stats[1] * (g[i] - mg - product);
+    }
+}
+
+static void test_layernorm(const dt__kernels *k)
+{
+    float got_stats[64], want_stats[64], row[2 * MOST];
+    compare_begin();
+    for (int64_t n = 1; n; n = next_size(n)) {
+        int64_t rows = n < 200 ? 1 + n % 5 : 1;
+        fill(A, rows * n, tame), fill(B, n, wild), fill(C, n, tame);
+        for (int64_t r = 0; r < rows; r++) ref_layernorm(D + r * n, want_stats + 2 * r, A + r * n, B, C, n);
+        fence(E, rows * n);
+        k->layernorm(E, got_stats, A, B, C, rows, n, 1e-5f);
+        compare(E, D, rows * n, "out", n);
+        compare(got_stats, want_stats, 2 * rows, "mean and 1/deviation", n);
+        fence_check(E, rows * n, "wrote behind its end");
+        fill(C, rows * n, wild); /* dy */
+        for (int64_t r = 0; r < rows; r++) ref_layernorm_dx(D + r * n, C + r * n, A + r * n, want_stats + 2 * r, B, n);
+        fence(E, rows * n);
+        k->layernorm_dx(E, C, A, want_stats, B, rows, n, row);
+        compare(E, D, rows * n, "dx", n);
+        fence_check(E, rows * n, "dx wrote behind its end");
+    }
+    compare_end("R5 layernorm, forward and dx; %s", k->name);
+    compare_begin();
+    for (int64_t n = 1; n <= 100; n++) {
+        int64_t rows = 1 + n % 13, ld = n + n % 3;
+        fill(A, rows * ld, tame), fill(B, rows * ld, wild), fill(C, n, tame), fill(want_stats, 2 * rows, tame);
+        memcpy(D, C, 4 * (size_t)n);
+        fence(D, n);
+        for (int64_t c = 0; c < n; c++)
+            for (int64_t r = 0; r < rows; r++)
+                C[c] = fmaf(B[r * ld + c], (A[r * ld + c] - want_stats[2 * r]) * want_stats[2 * r + 1], C[c]);
+        k->layernorm_dgamma(D, B, A, want_stats, rows, n, ld);
+        compare(D, C, n, "dgamma", n);
+        fence_check(D, n, "dgamma wrote behind its end");
+    }
+    compare_end("R3 layernorm dgamma: one fmaf chain per column, continued in row order; %s", k->name);
+}
+
+static void test_cross_entropy(const dt__kernels *k)
+{
+    float got[64], want[64], stats[64], want_stats[64], row[MOST];
+    int32_t target[32];
+    compare_begin();
+    for (int64_t n = 1; n; n = next_size(n)) {
+        int64_t rows = n < 200 ? 1 + n % 7 : 1;
+        float dloss = 1.0f / (float)(n + 2); /* R12: 1.0f/(float)N times (p - onehot) */
+        fill(A, rows * n, n % 4 ? tame : wild);
+        fence(D, rows * n);
+        for (int64_t r = 0; r < rows; r++) {
+            const float *x = A + r * n;
+            float max = ref_row_max(x, n), sum;
+            target[r] = (int32_t)below(n + 1) - 1;
+            for (int64_t i = 0; i < n; i++) B[i] = ref_exp(x[i] - max);
+            sum = ref_row_sum(B, n);
+            want_stats[2 * r] = max, want_stats[2 * r + 1] = sum;
+            want[r] = target[r] < 0 ? 0.0f : ref_log(sum) - (x[target[r]] - max);
+            for (int64_t i = 0; i < n; i++) {
+                float p = B[i] / sum;
+                C[r * n + i] = target[r] < 0 ? 0.0f : (i == target[r] ? p - 1.0f : p) * dloss;
+            }
+        }
+        k->cross_entropy(got, stats, A, target, rows, n, row);
+        compare(got, want, rows, "loss", n);
+        compare(stats, want_stats, 2 * rows, "max and sum", n);
+        k->cross_entropy_grad(D, A, stats, target, dloss, rows, n);
+        compare(D, C, rows * n, "gradient", n);
+        fence_check(D, rows * n, "wrote behind its end");
+        k->cross_entropy_grad(A, A, stats, target, dloss, rows, n);
+        compare(A, C, rows * n, "gradient in place", n);
+    }
+    compare_end("R9 R12 cross-entropy: true maximum, exp, sum, log; ignored targets are +0; %s", k->name);
+}
+
+static void test_adamw(const dt__kernels *k)
+{
+    dt__adamw_step u;
+    u.beta1 = 0.9f, u.one_minus_beta1 = 0.1f, u.beta2 = 0.95f, u.one_minus_beta2 = 0.05f, u.eps = 1e-8f;
+    u.clip = 0.37f, u.keep = 0.9999f, u.step = 0.003f, u.root_scale = 1.7f;
+    compare_begin();
+    for (int64_t n = 1; n; n = next_size(n)) {
+        float *w = A, *m = B, *v = C;
+        fill(w, n, tame), fill(m, n, wild), fill(v, n, positive), fill(F, n, wild);
+        memcpy(D, w, 4 * (size_t)n), memcpy(E, v, 4 * (size_t)n);
+        fence(w, n), fence(v, n);
+        for (int64_t i = 0; i < n; i++) {
+            float g = F[i] * u.clip, gg = g * g, mean = fmaf(u.beta1, m[i], u.one_minus_beta1 * g);
+            E[i] = fmaf(u.beta2, E[i], u.one_minus_beta2 * gg);
+            D[i] = fmaf(-u.step, mean / fmaf(sqrtf(E[i]), u.root_scale, u.eps), D[i] * u.keep);
+        }
+        k->adamw(w, m, v, F, n, &u);
+        compare(w, D, n, "weight", n);
+        compare(v, E, n, "second moment", n);
+        fence_check(w, n, "wrote behind the weights"), fence_check(v, n, "wrote behind the moments");
+    }
+    compare_end("R13 AdamW, one pass; %s", k->name);
+}
+
+static void test_sums(const dt__kernels *k)
+{
+    static const int64_t sizes[] = { 1, 1023, 1024, 1025, 2048, 3000, 5000, 8192, 70001, 199999 };
+    dt_pool *pool = NULL;
+    float sums[256], want[256], part[64 * 7], got[7];
+    if (dt__pool_open(&pool, 3)) tap_bail("%s", dt_last_error());
+    compare_begin();
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        int64_t n = sizes[s], blocks = (n + 1023) / 1024;
+        float *x = floats(n), sum;
+        fill(x, n, wild);
+        for (int64_t b = 0; b < blocks; b++) want[b] = ref_row_dot(x + 1024 * b, x + 1024 * b, n - 1024 * b < 1024 ? n - 1024 * b : 1024);
+        for (int64_t step = 1; step < blocks; step *= 2) /* TREE: neighbours by index; one without a partner moves up */
+            for (int64_t i = 0; i + step < blocks; i += 2 * step) want[i] = want[i] + want[i + step];
+        sum = dt__sum_squares(k, NULL, x, n, sums);
+        compare(&sum, want, 1, "one worker", n);
+        sum = dt__sum_squares(k, pool, x, n, sums);
+        compare(&sum, want, 1, "three workers", n);
+        free(x);
+    }
+    compare_end("R5 R11 sum of squares: blocks of 1024, then TREE; %s", k->name);
+    compare_begin();
+    for (int64_t parts = 1; parts <= 64; parts *= 2) {
+        float column[64];
+        fill(part, parts * 7, wild);
+        dt__tree_sum(k, got, part, parts, 7, 7);
+        for (int c = 0; c < 7; c++) {
+            for (int64_t p = 0; p < parts; p++) column[p] = part[p * 7 + c];
+            want[c] = ref_tree(column, parts);
+        }
+        compare(got, want, 7, "tree_sum", parts);
+    }
+    compare_end("R1 COMBINE: pairs, then pairs of pairs; %s", k->name);
+    dt__pool_close(&pool);
+}
+
+/* ---- ops that have no kernel of their own: through an eager graph -------------------------------- */
+
+static dt_graph *eager(const dt__kernels *k, uint64_t seed)
+{
+    dt_graph *g = NULL;
+    if (dt_graph_open(&g, seed)) tap_bail("%s", dt_last_error());
+    g->kernels = k;
+    return g;
+}
+
+static void test_embedding(const dt__kernels *k)
+{
+    enum { V = 7, ROWS = 61, COLS = 37 };
+    int32_t token[ROWS];
+    dt_graph *g = eager(k, 1);
+    dt_tensor table, y;
+    fill(A, V * COLS, tame), fill(B, ROWS * COLS, wild);
+    for (int i = 0; i < ROWS; i++) token[i] = (int32_t)below(V - 1); /* the last row is never used */
+    table = dt_tensor_from(g, dt_shape2(V, COLS), A);
+    y = dt_embed(g, table, dt_tokens_from(g, dt_shape1(ROWS), token));
+    dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape2(ROWS, COLS), B)), DT_ALL));
+    memset(C, 0, 4 * V * COLS);
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COLS; c++) C[token[r] * COLS + c] = C[token[r] * COLS + c] + B[r * COLS + c];
+    compare_begin();
+    if (dt_graph_result(g)) tap_bail("%s", dt_last_error());
+    compare(dt_value(g, dt_grad(g, table)), C, V * COLS, "gradient of the table", COLS);
+    compare_end("R3 embedding: scatter-add in token order; %s", k->name);
+    dt_graph_close(&g);
+}
+
+/* The word that decides about one element, and what dropout makes of it. */
+static uint32_t ref_word(uint64_t seed, int purpose, uint32_t a, uint32_t b, uint32_t c, uint64_t element)
+{
+    uint32_t counter[4], key[2], out[4];
+    counter[0] = (uint32_t)(element / 4), counter[1] = a, counter[2] = b, counter[3] = c;
+    key[0] = (uint32_t)seed, key[1] = (uint32_t)(seed >> 32) ^ (uint32_t)purpose << 24;
+    dt__philox(counter, key, out);
+    return out[element % 4];
+}
+
+static void test_dropout(const dt__kernels *k)
+{
+    const float p = 0.3f;
+    const uint64_t seed = 0x123456789abcdef0u;
+    enum { BATCH = 5 };
+    compare_begin();
+    for (int64_t n = 1; n <= 90; n += 13) {
+        dt_graph *g = eager(k, seed);
+        dt_tensor x, y, z;
+        int64_t dropped = 0;
+        fill(A, BATCH * n, wild), fill(B, BATCH * n, tame);
+        x = dt_tensor_from(g, dt_shape2(BATCH, n), A);
+        y = dt_dropout(g, x, p);
+        z = dt_dropout(g, x, p); /* another site, another mask */
+        dt_backward(g, dt_sum(g, dt_mul(g, z, dt_tensor_from(g, dt_shape2(BATCH, n), B)), DT_ALL));
+        for (int site = 0; site < 2; site++)
+            for (int64_t b = 0; b < BATCH; b++)
+                for (int64_t i = 0; i < n; i++) {
+                    uint32_t word = ref_word(seed, 2, (uint32_t)b, 0, (uint32_t)site, (uint64_t)i);
+                    int drop = word < (uint32_t)((double)p * 4294967296.0);
+                    float scale = 1.0f / (1.0f - p);
+                    (site ? D : C)[b * n + i] = drop ? 0.0f : A[b * n + i] * scale;
+                    if (site) E[b * n + i] = drop ? 0.0f : B[b * n + i] * scale;
+                    dropped += drop;
+                }
+        compare(dt_value(g, y), C, BATCH * n, "first site", n);
+        compare(dt_value(g, z), D, BATCH * n, "second site", n);
+        compare(dt_value(g, dt_grad(g, x)), E, BATCH * n, "gradient", n);
+        if (n > 50) expect(fabs((double)dropped / (double)(2 * BATCH * n) - (double)p) < 0.1, "share of dropped elements", n);
+        dt_graph_close(&g);
+    }
+    compare_end("R16 dropout: integer compare of the word of (seed, step, sample, site, element), else +0; %s", k->name);
+}
+
+static void test_kernels(void)
+{
+    for (int i = 0; i < DT__ISA_COUNT; i++) {
+        static const char *const names[] = { "portable", "avx2", "avx512" };
+        const dt__kernels *k = dt__isa_table(i);
+        if (!k || !dt__isa_runs(i)) {
+            tap_skip(1, "kernels on %s: this processor does not have it", names[i]);
+            continue;
+        }
+        test_rows(k);
+        test_elementwise(k);
+        test_layernorm(k);
+        test_cross_entropy(k);
+        test_adamw(k);
+        test_sums(k);
+        test_embedding(k);
+        test_dropout(k);
+    }
+}
+
+/* ---- R15: fma without the instruction --------------------------------------------------------------- */
+
+#if !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
+static float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static void soft_case(float a, float b, float c)
+{
+    float got = dt__fmaf_soft(a, b, c), want = fmaf(a, b, c);
+    if (!memcmp(&got, &want, sizeof got) || (got != got && want != want)) return;
+    if (!bad++)
+        snprintf(first_bad, sizeof first_bad, "fma(%a, %a, %a): got %a, want %a", (double)a, (double)b, (double)c, (double)got, (double)want);
+}
+
+/* c such that a*b + c lies within a hair of the middle of two floats: c = (float nearest a*b) + half a step, or a tiny
+ * number beside a product that is itself such a middle. */
+static void soft_halfway(void)
+{
+    float a = ldexpf((float)(next32() >> 8 | 1u), -12), b = ldexpf((float)(next32() >> 20 | 1u), (int)below(20) - 6), middle, step;
+    double product = (double)a * (double)b;
+    middle = (float)product;
+    step = nextafterf(middle, INFINITY) - middle;
+    soft_case(a, b, step / 2);
+    soft_case(a, b, -step / 2);
+    soft_case(a, b, ldexpf(step, -(int)below(40)));
+    soft_case(a, b, (float)((double)middle - product));
+    soft_case(float_of((next32() & 0x7fffffu) | 0x3f800000u), 1.0f + ldexpf(1.0f, -(int)below(24)), ldexpf(next32() & 1 ? 1.0f : -1.0f, -24 - (int)below(60)));
+}
+
+static void test_soft_fma(void)
+{
+    static const uint32_t special[] = { 0, 0x80000000u, 1, 0x80000001u, 0x007fffffu, 0x00800000u, 0x00800001u, 0x3f800000u,
+                                        0xbf800000u, 0x3f800001u, 0x3f7fffffu, 0x7f7fffffu, 0xff7fffffu, 0x7f800000u,
+                                        0xff800000u, 0x7fc00000u, 0x33800000u, 0x34000000u, 0x4b800000u, 0x20000000u };
+    const int specials = (int)(sizeof special / sizeof *special);
+    compare_begin();
+    for (int i = 0; i < specials * specials * specials; i++)
+        soft_case(float_of(special[i % specials]), float_of(special[i / specials % specials]), float_of(special[i / specials / specials]));
+    compare_end("R15 fma in software on special numbers");
+    compare_begin();
+    for (int i = 0; i < 1000000; i++) soft_case(float_of(next32()), float_of(next32()), float_of(next32()));
+    compare_end("R15 fma in software on random bits");
+    compare_begin();
+    for (int i = 0; i < 1000000; i++) { /* the sum cancels, or c lies around the product's last place */
+        float a = uniform(2.0f), b = uniform(2.0f), c = ldexpf(a * b, (int)below(60) - 30);
+        soft_case(a, b, i & 1 ? c : -(a * b));
+    }
+    compare_end("R15 fma in software where terms cancel or barely touch");
+    compare_begin();
+    for (int i = 0; i < 1000000; i++) { /* results around and below the smallest normal number */
+        float a = ldexpf(uniform(2.0f), -70 - (int)below(10)), b = ldexpf(uniform(2.0f), -60 - (int)below(20));
+        soft_case(a, b, float_of((next32() & 0x81ffffffu) >> (i & 7)));
+    }
+    compare_end("R15 fma in software with subnormal results");
+    compare_begin();
+    for (int i = 0; i < 200000; i++) soft_halfway();
+    compare_end("R15 fma in software around ties");
+}
+#else
+static void test_soft_fma(void) { tap_skip(5, "fma in software: this build has the instruction and does not compile it"); }
+#endif
+
+/* ---- error of the math functions ------------------------------------------------------------------- */
+
+/* Size of the last place of the float nearest to x. */
+static double ulp(double x)
+{
+    uint64_t bits;
+    int e;
+    memcpy(&bits, &x, sizeof bits);
+    e = (int)(bits >> 52 & 2047) - 1023;
+    return ldexp(1.0, (e < -126 ? -126 : e) - 23);
+}
+static double real_rsqrt(double x) { return 1.0 / sqrt(x); }
+/* x/2 (1 + tanh(u)), written so that it does not cancel for negative x. */
+static double real_gelu(double x) { return x / (1.0 + exp(-2.0 * 0.79788456080286535588 * (x + 0.044715 * x * x * x))); }
+static double real_gelu_grad(double x)
+{
+    double s = 1.0 / (1.0 + exp(-2.0 * 0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    return s + x * s * (1.0 - s) * 2.0 * 0.79788456080286535588 * (1.0 + 3.0 * 0.044715 * x * x);
+}
+
+typedef struct function {
+    int op;
+    const char *name;
+    double (*real)(double);
+    float low, high;  /* where it is measured */
+    double bound;     /* most ulp */
+    double absolute;  /* added to an ulp: the error is |got - want| / (ulp(want) + absolute * max(|x|, 1)) */
+} function;
+
+typedef struct worst {
+    double error;
+    float x, got;
+} worst;
+
+static void measure_block(const dt__kernels *k, const function *f, const float *x, int64_t n, worst *w)
+{
+    float y[4096];
+    if (f->op == DT__OP_GELU_GRAD) {
+        float one = 1.0f;
+        k->binary(f->op, y, x, 1, &one, 0, n);
+    } else k->unary(f->op, y, x, n, 1.0f);
+    for (int64_t i = 0; i < n; i++) {
+        double want = f->real((double)x[i]), got = (double)y[i], error;
+        if (isinf(got)) got = got > 0 ? 0x1p128 : -0x1p128; /* what the next float would be */
+        if (want > 0x1p128) want = 0x1p128;
+        error = fabs(got - want) / (ulp(want) + f->absolute * fmax(1.0, fabs((double)x[i])));
+        if (error > w->error || error != error) w->error = error != error ? INFINITY : error, w->x = x[i], w->got = y[i];
+    }
+}
+
+static void measure(const dt__kernels *k, const function *f, uint32_t stride)
+{
+    float x[4096];
+    int64_t n = 0;
+    worst w;
+    memset(&w, 0, sizeof w);
+    for (uint64_t bits = 0; bits < 0x100000000u; bits += stride) {
+        uint32_t word = (uint32_t)bits;
+        memcpy(&x[n], &word, sizeof word);
+        if (!(x[n] >= f->low && x[n] <= f->high)) continue;
+        if (++n == 4096) measure_block(k, f, x, n, &w), n = 0;
+    }
+    measure_block(k, f, x, n, &w);
+    tap_ok(w.error <= f->bound, "%s: error at most %g ulp", f->name, f->bound);
+    tap_note("%-9s measured %.4f ulp%s, at x = %.9g (%a): got %a, true %a", f->name, w.error, f->absolute > 0 ? " (see the criterion)" : "",
+             (double)w.x, (double)w.x, (double)w.got, f->real((double)w.x));
+}
+
+static void test_accuracy(void)
+{
+    static const function table[] = {
+        { DT__OP_EXP, "exp", exp, -INFINITY, INFINITY, 1.0, 0 },
+        { DT__OP_LOG, "log", log, 0.0f, 3.402823466e38f, 2.0, 0 },
+        { DT__OP_TANH, "tanh", tanh, -INFINITY, INFINITY, 2.0, 0 },
+        { DT__OP_SQRT, "sqrt", sqrt, 0.0f, 3.402823466e38f, 0.5, 0 },
+        { DT__OP_RSQRT, "rsqrt", real_rsqrt, 1e-45f, 3.402823466e38f, 1.5, 0 },
+        { DT__OP_GELU, "gelu", real_gelu, -1e12f, 1e12f, 2.0, 0x1p-24 },
+        { DT__OP_GELU_GRAD, "gelu'", real_gelu_grad, -1e12f, 1e12f, 3.0, 0x1p-24 },
+    };
+    const dt__kernels *k;
+    const char *full = getenv("DT_FULL");
+    uint32_t stride = full && full[0] == '1' ? 1 : 2039;
+    unsigned saved = dt__fp_enter();
+    if (dt__choose_kernels(&k)) tap_bail("%s", dt_last_error());
+    tap_note("every %u. float, %s kernels. gelu and its derivative: |error| <= bound * (ulp(value) + 2^-24 max(|x|, 1))", stride, k->name);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) measure(k, &table[i], stride);
+    dt__fp_leave(saved);
+}
+
+/* What stands for every row: op, argument, value. */
+static void test_special_values(void)
+{
+    static const struct { int op; float x, y; } table[] = {
+        { DT__OP_EXP, 0.0f, 1.0f }, { DT__OP_EXP, -0.0f, 1.0f }, { DT__OP_EXP, INFINITY, INFINITY }, { DT__OP_EXP, -INFINITY, 0.0f },
+        { DT__OP_EXP, 1e-45f, 1.0f }, { DT__OP_EXP, 88.73f, INFINITY }, { DT__OP_EXP, 88.72f, 0x1.fe6bfep+127f },
+        { DT__OP_EXP, -103.5f, 1.4012984e-45f }, { DT__OP_EXP, -104.0f, 0.0f }, { DT__OP_EXP, 3e38f, INFINITY }, { DT__OP_EXP, NAN, NAN },
+        { DT__OP_LOG, 1.0f, 0.0f }, { DT__OP_LOG, 0.0f, -INFINITY }, { DT__OP_LOG, -0.0f, -INFINITY }, { DT__OP_LOG, -1.0f, NAN },
+        { DT__OP_LOG, -1e-45f, NAN }, { DT__OP_LOG, -INFINITY, NAN }, { DT__OP_LOG, INFINITY, INFINITY }, { DT__OP_LOG, NAN, NAN },
+        { DT__OP_LOG, 1.4012984643e-45f, -103.27893f }, { DT__OP_LOG, 3.402823466e38f, 88.722839f },
+        { DT__OP_TANH, 0.0f, 0.0f }, { DT__OP_TANH, -0.0f, -0.0f }, { DT__OP_TANH, INFINITY, 1.0f }, { DT__OP_TANH, -INFINITY, -1.0f },
+        { DT__OP_TANH, 1e-45f, 1e-45f }, { DT__OP_TANH, -1e-39f, -1e-39f }, { DT__OP_TANH, 20.0f, 1.0f }, { DT__OP_TANH, NAN, NAN },
+        { DT__OP_SQRT, 0.0f, 0.0f }, { DT__OP_SQRT, -0.0f, -0.0f }, { DT__OP_SQRT, INFINITY, INFINITY }, { DT__OP_SQRT, -1.0f, NAN },
+        { DT__OP_SQRT, 1.4012984643e-45f, 0x1.6a09e6p-75f }, { DT__OP_SQRT, NAN, NAN },
+        { DT__OP_RSQRT, 0.0f, INFINITY }, { DT__OP_RSQRT, -0.0f, -INFINITY }, { DT__OP_RSQRT, INFINITY, 0.0f }, { DT__OP_RSQRT, 4.0f, 0.5f },
+        { DT__OP_RSQRT, -1.0f, NAN }, { DT__OP_RSQRT, NAN, NAN },
+        { DT__OP_GELU, 0.0f, 0.0f }, { DT__OP_GELU, -0.0f, -0.0f }, { DT__OP_GELU, INFINITY, INFINITY }, { DT__OP_GELU, -30.0f, -0.0f },
+        { DT__OP_GELU, -1e30f, -0.0f }, { DT__OP_GELU, 1e30f, 1e30f }, { DT__OP_GELU, NAN, NAN },
+        { DT__OP_NEG, 0.0f, -0.0f }, { DT__OP_NEG, -INFINITY, INFINITY },
+    };
+    unsigned saved = dt__fp_enter();
+    for (int isa = 0; isa < DT__ISA_COUNT; isa++) {
+        const dt__kernels *k = dt__isa_table(isa);
+        if (!k || !dt__isa_runs(isa)) continue;
+        compare_begin();
+        for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+            for (int64_t n = 1; n <= 33; n += 32) { /* in the tail, and in whole vectors */
+                float x[33], y[33], want[33];
+                for (int64_t j = 0; j < n; j++) x[j] = table[i].x, want[j] = table[i].y;
+                k->unary(table[i].op, y, x, n, 1.0f);
+                compare(y, want, n, dt__op_of(table[i].op)->name, (int64_t)i);
+            }
+        compare_end("zeros, infinities, NaN and subnormals; %s", k->name);
+    }
+    dt__fp_leave(saved);
+}
+
+/* ---- host numbers: Philox, SHA-256, normals, log, cos --------------------------------------------------- */
+
+static void test_philox(void)
+{
+    /* known answers of the authors' Random123 library */
+    static const struct { uint32_t counter[4], key[2], out[4]; } table[] = {
+        { { 0, 0, 0, 0 }, { 0, 0 }, { 0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u } },
+        { { ~0u, ~0u, ~0u, ~0u }, { ~0u, ~0u }, { 0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu } },
+        { { 0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u }, { 0xa4093822u, 0x299f31d0u }, { 0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u } },
+    };
+    for (int i = 0; i < 3; i++) {
+        uint32_t out[4];
+        dt__philox(table[i].counter, table[i].key, out);
+        tap_ok(!memcmp(out, table[i].out, sizeof out), "R16 Philox4x32-10, known answer %d", i + 1);
+    }
+    {
+        dt__rng r = dt__rng_make(0x0102030405060708u, DT__RNG_DROPOUT, 7, 8, 9);
+        compare_begin();
+        for (uint64_t e = 0; e < 1000; e++) expect(dt__rng_word(&r, e) == ref_word(0x0102030405060708u, 2, 7, 8, 9, e), "word", (int64_t)e);
+        compare_end("R16 word e of a stream is word e mod 4 of block e / 4");
+    }
+}
+
+static void hash_of(const char *data, int64_t bytes, int64_t piece, char hex[65])
+{
+    dt__sha256 h;
+    dt__sha256_begin(&h);
+    for (int64_t at = 0; at < bytes; at += piece) dt__sha256_add(&h, data + at, dt__min(piece, bytes - at));
+    dt__sha256_end(&h, hex);
+}
+
+static void test_sha256(void)
+{
+    char hex[65], *million = (char *)malloc(1000000);
+    if (!million) tap_bail("no memory");
+    hash_of("", 0, 1, hex);
+    tap_ok(!strcmp(hex, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"), "R17 SHA-256 of nothing");
+    hash_of("abc", 3, 3, hex);
+    tap_ok(!strcmp(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"), "R17 SHA-256 of abc");
+    hash_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 56, 7, hex);
+    tap_ok(!strcmp(hex, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"), "R17 SHA-256 of two blocks");
+    memset(million, 'a', 1000000);
+    for (int64_t piece = 1; piece <= 1000000; piece = piece * 100 + 1) {
+        hash_of(million, 1000000, piece, hex);
+        tap_ok(!strcmp(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"), "R17 SHA-256 of a million a, %lld at a time", (long long)piece);
+    }
+    free(million);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    float x, y;
+    memcpy(&x, a, 4), memcpy(&y, b, 4);
+    return x < y ? -1 : x > y;
+}
+
+static void test_normals(void)
+{
+    enum { N = 1000000 };
+    float *x = floats(N), *y = floats(N);
+    double m[5] = { 0, 0, 0, 0, 0 }, distance = 0.0;
+    dt__rng r = dt__rng_make(1, DT__RNG_INIT, 2, 3, 4);
+    dt__normals(&r, 0, N, 1.0f, x);
+    for (int64_t i = 0; i < N; i++)
+        for (int p = 1; p <= 4; p++) m[p] += pow((double)x[i], p) / N;
+    tap_ok(fabs(m[1]) < 0.004 && fabs(m[2] - 1.0) < 0.006 && fabs(m[3]) < 0.01 && fabs(m[4] - 3.0) < 0.04,
+           "R16 normals: moments 0, 1, 0, 3 (%.4f %.4f %.4f %.4f)", m[1], m[2], m[3], m[4]);
+    compare_begin();
+    for (uint64_t begin = 0, end; begin < 5000; begin = end) {
+        end = begin + 1 + (uint64_t)below(200);
+        dt__normals(&r, begin, end, 1.0f, y + begin);
+        compare(y + begin, x + begin, (int64_t)(end - begin), "a part", (int64_t)begin);
+    }
+    compare_end("R16 normals: any part of a stream has the bits of the whole");
+    qsort(x, N, 4, by_value);
+    for (int64_t i = 0; i < N; i++) distance = fmax(distance, fabs(0.5 * erfc(-(double)x[i] * 0.70710678118654752) - ((double)i + 0.5) / N));
+    tap_ok(distance < 2e-3, "R16 normals: distribution (Kolmogorov-Smirnov %.1e)", distance); /* 1 in 10^3 exceeds 1.95e-3 */
+    tap_ok(x[0] > -6.7f && x[N - 1] < 6.7f && x[0] < -4.2f && x[N - 1] > 4.2f, "R16 normals: tails (%.2f, %.2f)", (double)x[0], (double)x[N - 1]);
+    free(x), free(y);
+}
+
+static void test_host_scalars(void)
+{
+    double worst_cos = 0.0, worst_log = 0.0, power1 = 1.0, power2 = 1.0;
+    dt__adamw a;
+    dt_recipe r = dt_recipe_default();
+    for (int i = 0; i <= 1000000; i++) {
+        double x = (double)i / 1000000.0, y = ldexp(1.0 + x, (int)below(120) - 60);
+        worst_cos = fmax(worst_cos, fabs(dt__cospi(x) - cos(3.14159265358979323846 * x)));
+        worst_log = fmax(worst_log, fabs(dt__log_double(y) - log(y)) / fmax(1.0, fabs(log(y))));
+    }
+    tap_ok(worst_cos < 1e-14 && worst_log < 1e-14, "R13 own cos(pi x) and log in double: errors %.1e and %.1e, below 1e-14", worst_cos, worst_log);
+    a.power1 = a.power2 = 1.0;
+    compare_begin();
+    for (int step = 1; step <= 1000; step++) {
+        dt__adamw_step u = dt__adamw_begin(&a, &r, 1e-3f, 1.0f);
+        float want[4];
+        power1 *= (double)r.beta1, power2 *= (double)r.beta2;
+        want[0] = (float)(1.0 - (double)1e-3f * (double)r.weight_decay), want[1] = (float)((double)1e-3f / (1.0 - power1));
+        want[2] = (float)(1.0 / sqrt(1.0 - power2)), want[3] = (float)(1.0 - (double)r.beta1);
+        compare(&u.keep, want, 1, "1 - lr decay", step), compare(&u.step, want + 1, 1, "lr / (1 - beta1^t)", step);
+        compare(&u.root_scale, want + 2, 1, "1 / sqrt(1 - beta2^t)", step), compare(&u.one_minus_beta1, want + 3, 1, "1 - beta1", step);
+    }
+    compare_end("R13 AdamW's scalars: beta^t is a running product in double");
+}
+
+/* Learning rates against the formulas of the declaration. */
+static void test_schedules(void)
+{
+    dt_recipe r = dt_recipe_default();
+    r.learning_rate = 0.01f, r.final_rate = 0.1f, r.steps = 100, r.warmup = 10, r.decay = 20;
+    compare_begin();
+    for (int schedule = DT_CONSTANT; schedule <= DT_WSD; schedule++) {
+        r.schedule = schedule;
+        for (int64_t step = 0; step < 130; step++) {
+            double x = step < 10 ? 0 : fmin(1.0, (double)(step - 10) / 90.0), peak = (double)r.learning_rate, end = (double)r.final_rate, want;
+            if (schedule == DT_WSD) x = step < 80 ? 0 : fmin(1.0, (double)(step - 80) / 20.0);
+            want = schedule == DT_CONSTANT ? peak : schedule == DT_COSINE ? peak * (end + (1 - end) * 0.5 * (1 + cos(3.14159265358979 * x))) : peak * (1 - (1 - end) * x);
+            if (step < 10) want = peak * (double)(step + 1) / 10.0;
+            expect(fabs((double)dt_learning_rate(&r, step) / want - 1.0) < 1e-6, "learning rate", schedule * 1000 + step);
+        }
+    }
+    compare_end("R13 schedules: constant, cosine, linear and warm-up-stable-decay with warm-up");
+}
+
+/* ---- R1, R2: who owns which shard ------------------------------------------------------------------------ */
+
+/* The maximal aligned subtrees inside [lo, hi), left to right, by walking down the tree over `width` leaves. */
+static int ref_parts(int64_t lo, int64_t hi, int64_t begin, int level, dt__partial *out)
+{
+    int64_t width = (int64_t)1 << level;
+    int n = 0;
+    if (begin >= hi || begin + width <= lo) return 0;
+    if (begin >= lo && begin + width <= hi) {
+        out->level = level;
+        out->index = begin >> level;
+        return 1;
+    }
+    n = ref_parts(lo, hi, begin, level - 1, out);
+    return n + ref_parts(lo, hi, begin + width / 2, level - 1, out + n);
+}
+
+static void test_runs(void)
+{
+    compare_begin();
+    for (int64_t v = 1; v <= 64; v *= 2)
+        for (int ranks = 1; ranks <= v; ranks++) {
+            int64_t expected = 0, lo, hi;
+            for (int rank = 0; rank < ranks; rank++) {
+                dt__run_of(v, ranks, rank, &lo, &hi);
+                expect(lo == expected && hi > lo, "runs are contiguous and not empty", v * 100 + ranks);
+                expect(hi - lo == v / ranks || hi - lo == v / ranks + 1, "runs are even", v * 100 + ranks);
+                expected = hi;
+            }
+            expect(expected == v, "runs cover all shards", v * 100 + ranks);
+        }
+    compare_end("R1 run of a rank: contiguous, as even as possible, any dp up to Vd (64)");
+    compare_begin();
+    for (int level = 0; level <= 6; level++)
+        for (int64_t lo = 0; lo < 1 << level; lo++)
+            for (int64_t hi = lo + 1; hi <= 1 << level; hi++) {
+                dt__partial want[64];
+                dt__stack s;
+                uint64_t sets = 0;
+                int n = ref_parts(lo, hi, 0, level, want), same;
+                dt__run_parts(lo, hi, &s);
+                same = s.count == n;
+                for (int i = 0; same && i < n; i++) {
+                    same = s.node[i].level == want[i].level && s.node[i].index == want[i].index && !(sets >> s.node[i].set & 1u);
+                    sets |= (uint64_t)1 << s.node[i].set;
+                }
+                expect(same, "parts are the maximal aligned subtrees, each in a set of its own", lo * 100 + hi);
+                expect(n <= (level > 1 ? 2 * level : level + 1), "at most 2 log2 Vd parts", lo * 100 + hi);
+                if ((hi - lo & (hi - lo - 1)) == 0 && lo % (hi - lo) == 0) {
+                    int depth = 0;
+                    while ((int64_t)1 << depth < hi - lo) depth++;
+                    expect(s.count == 1 && s.sets == 1 + depth, "an aligned power of two is one part and 1 + log2 sets", lo * 100 + hi);
+                }
+            }
+    compare_end("R1 parts of a run: maximal aligned subtrees, for every run inside 64 shards");
+}
+
+/* ---- step programs, run on symbols -------------------------------------------------------------------------
+ * A gradient set holds, per segment, a hash of the expression that it stands for. */
+
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t x = (a ^ 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u + b;
+    x ^= x >> 29;
+    x *= 0x94d049bb133111ebu;
+    return x ^ x >> 32;
+}
+/* A chain over the micro-batches [first, last] of a shard; the tree over shards. */
+static uint64_t sym_chain(int64_t shard, int64_t first, int64_t last)
+{
+    uint64_t h = 1;
+    for (int64_t m = first; m <= last; m++) h = mix(mix(h, (uint64_t)shard + 1), (uint64_t)m + 1);
+    return h;
+}
+static uint64_t sym_tree(int level, int64_t index, int64_t first, int64_t last)
+{
+    if (level == 0) return sym_chain(index, first, last);
+    return mix(mix(7, sym_tree(level - 1, 2 * index, first, last)), sym_tree(level - 1, 2 * index + 1, first, last));
+}
+
+enum { SYM_SETS = 16, SYM_SEGMENTS = 8, SYM_MICROS = 8, SYM_SHARDS = 64 };
+typedef struct symbols {
+    const dt__net *net;
+    const dt__program *p;
+    int64_t lo, hi, micros;
+    int each;
+    uint64_t value[SYM_SETS][SYM_SEGMENTS];                 /* 0: free */
+    int forward[SYM_SHARDS][SYM_MICROS], backward[SYM_SHARDS][SYM_MICROS]; /* segments done */
+    int64_t last_micro[SYM_SHARDS];
+    int reduced[SYM_SEGMENTS], totals[SYM_SEGMENTS];        /* per bucket */
+    int64_t shard, micro;                                   /* loaded */
+} symbols;
+
+static int sym_first(const symbols *s, int bucket) { return (int)(bucket ? s->p->bucket_last[bucket - 1] - 1 : s->net->count - 1); }
+
+static void sym_unit(symbols *s, const dt_instr *i)
+{
+    int segments = (int)s->net->count, *f = &s->forward[i->shard][i->micro], *b = &s->backward[i->shard][i->micro];
+    expect(i->shard == s->shard && i->micro == s->micro && i->shard >= s->lo && i->shard < s->hi, "works on the unit that was loaded", i->shard);
+    if (i->op == DT_FORWARD) {
+        expect(*f == i->segment && *b == 0, "forward: segments in order, once", i->segment);
+        ++*f;
+        return;
+    }
+    expect(*f == segments && i->segment == segments - 1 - *b, "backward: segments in reverse order, once, after forward", i->segment);
+    ++*b;
+    if (i->fresh) {
+        expect(!s->value[i->set][i->segment], "a fresh chain starts in a free set", i->set);
+        s->value[i->set][i->segment] = 1;
+        expect(i->micro == (s->each ? i->micro : 0), "a chain is fresh in the first micro-batch", i->micro);
+    }
+    if (i->segment == segments - 1) {
+        expect(s->each || i->micro == s->last_micro[i->shard] + 1, "R3: micro-batches in order", i->micro);
+        s->last_micro[i->shard] = i->micro;
+    }
+    expect(i->set != s->p->total, "backward does not write the totals", i->set);
+    s->value[i->set][i->segment] = mix(mix(s->value[i->set][i->segment], (uint64_t)i->shard + 1), (uint64_t)i->micro + 1);
+}
+
+/* All of this rank's parts of the bucket must be complete trees; they are free afterwards. */
+static void sym_reduce(symbols *s, const dt_instr *i)
+{
+    int64_t first = s->each ? i->micro : 0, last = s->each ? i->micro : s->micros - 1;
+    expect(s->reduced[i->bucket]++ == (s->each ? i->micro : 0), "a bucket is reduced once, in micro-batch order", i->bucket);
+    expect(i->set == s->p->parts.node[0].set, "the result is in the set of the first part", i->set);
+    for (int segment = sym_first(s, i->bucket); segment >= s->p->bucket_last[i->bucket]; segment--)
+        for (int n = 0; n < s->p->parts.count; n++) {
+            const dt__partial *part = &s->p->parts.node[n];
+            expect(s->value[part->set][segment] == sym_tree(part->level, part->index, first, last), "TREE over the shards of a part", segment);
+            s->value[part->set][segment] = 0;
+        }
+}
+
+static void sym_step(symbols *s, const dt_instr *i, int32_t at)
+{
+    for (int a = 0; a < 2; a++) expect(i->after[a] < at, "an instruction waits for earlier ones", at);
+    switch (i->op) {
+    case DT_LOAD:
+        s->shard = i->shard, s->micro = i->micro;
+        break;
+    case DT_FORWARD:
+    case DT_BACKWARD: sym_unit(s, i); break;
+    case DT_FOLD:
+        for (int segment = sym_first(s, i->bucket); segment >= s->p->bucket_last[i->bucket]; segment--) {
+            uint64_t *to = &s->value[i->set][segment], *from = &s->value[i->from][segment];
+            expect(*to && *from && i->set != i->from, "a fold adds two live sums", i->set);
+            *to = mix(mix(7, *to), *from);
+            *from = 0;
+        }
+        break;
+    case DT_REDUCE: sym_reduce(s, i); break;
+    case DT_TOTAL:
+        expect(s->each && i->set == s->p->total && i->from == s->p->parts.node[0].set, "totals are added from the reduced set", i->set);
+        expect(s->reduced[i->bucket] == s->totals[i->bucket] + 1 && (i->fresh != 0) == (s->totals[i->bucket] == 0), "each reduction is added once", i->bucket);
+        s->totals[i->bucket]++;
+        break;
+    default: expect(at == s->p->count - 1, "UPDATE is the last instruction", at); break;
+    }
+}
+
+/* Buckets are whole segments in backward order, and none but the last is smaller than asked for. */
+static void sym_buckets(const symbols *s, int64_t bytes)
+{
+    const dt__program *p = s->p;
+    expect(p->bucket_begin[0] == 0 && p->bucket_begin[p->buckets] == s->net->slot_floats, "buckets cover all gradients", p->buckets);
+    for (int b = 0; b < p->buckets; b++) {
+        expect(p->bucket_begin[b + 1] == s->net->slot_end[p->bucket_last[b]], "a bucket ends with a segment", b);
+        expect(b == p->buckets - 1 || (p->bucket_begin[b + 1] - p->bucket_begin[b]) * 4 >= bytes, "a bucket is as large as asked for", b);
+    }
+}
+
+static void check_program(const dt__net *net, int64_t v, int ranks, int64_t micros, int accumulation, int64_t bucket)
+{
+    for (int rank = 0; rank < ranks; rank++) {
+        dt__program p;
+        symbols s;
+        memset(&p, 0, sizeof p);
+        memset(&s, 0, sizeof s);
+        s.net = net, s.p = &p, s.micros = micros, s.each = accumulation == DT_EACH;
+        dt__run_of(v, ranks, rank, &s.lo, &s.hi);
+        for (int64_t i = 0; i < v; i++) s.last_micro[i] = -1;
+        if (dt__program_open(&p, net, s.lo, s.hi, micros, accumulation, bucket)) tap_bail("%s", dt_last_error());
+        sym_buckets(&s, bucket);
+        expect(p.sets <= SYM_SETS, "number of sets", p.sets);
+        for (int32_t i = 0; i < p.count && p.sets <= SYM_SETS; i++) sym_step(&s, &p.list[i], i);
+        expect(p.count > 0 && p.list[p.count - 1].op == DT_UPDATE, "ends with UPDATE", p.count);
+        for (int64_t shard = s.lo; shard < s.hi; shard++)
+            for (int64_t m = 0; m < micros; m++)
+                expect(s.forward[shard][m] == net->count && s.backward[shard][m] == net->count, "every unit ran forward and backward", shard);
+        for (int b = 0; b < p.buckets; b++) {
+            expect(s.reduced[b] == (s.each ? micros : 1), "every bucket is reduced", b);
+            expect(s.totals[b] == (s.each ? micros : 0), "every reduction is added to the totals", b);
+        }
+        for (int set = 0; set < SYM_SETS; set++)
+            for (int segment = 0; segment < SYM_SEGMENTS; segment++) expect(!s.value[set][segment], "no sum is forgotten", set);
+        dt__program_close(&p);
+    }
+}
+
+/* A model of one's own with a segment that has no parameters, and sizes that differ. */
+static dt_tensor own_embed(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_embed(g, dt_param(g, "table", dt_shape2(11, 8), DT_INIT_NORMAL, 0.5f), x);
+}
+static dt_tensor own_plain(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_tanh(g, x);
+}
+static dt_tensor own_wide(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_add(g, x, dt_linear(g, dt_gelu(g, dt_linear(g, x, "up", 300)), "down", 8));
+}
+static dt_tensor own_head(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_cross_entropy(g, dt_linear(g, x, "out", 11), dt_targets(g));
+}
+static const dt_segment own_list[] = { { "in", own_embed, NULL }, { "plain0", own_plain, NULL }, { "wide0", own_wide, NULL },
+                                       { "plain1", own_plain, NULL }, { "wide1", own_wide, NULL }, { "head", own_head, NULL } };
+
+static dt_model small_gpt2(int64_t layers, float dropout)
+{
+    dt_model m = dt_model_gpt2("nano");
+    m.layers = layers, m.heads = 2, m.width = 16, m.vocabulary = 11, m.dropout = dropout;
+    return m;
+}
+
+static void test_programs(void)
+{
+    dt_model models[2];
+    models[0] = small_gpt2(3, 0.0f);
+    models[1] = dt_model_segments(own_list, 6, 11);
+    for (int m = 0; m < 2; m++) {
+        static const int64_t buckets[] = { 1, 20000, 70000, 1 << 30 };
+        dt__net net;
+        int64_t programs = 0;
+        memset(&net, 0, sizeof net);
+        if (dt__net_open(&net, &models[m], 1, 4)) tap_bail("%s", dt_last_error());
+        for (int each = 0; each < 2; each++) {
+            compare_begin();
+            for (int64_t v = 1; v <= 64; v *= 2)
+                for (int ranks = 1; ranks <= v; ranks += v > 16 ? 5 : 1)
+                    for (int64_t micros = 1; micros <= (v > 16 ? 2 : 4); micros++)
+                        for (int b = 0; b < 4; b++, programs++) check_program(&net, v, ranks, micros, each ? DT_EACH : DT_SHARD, buckets[b]);
+            compare_end("R1 R2 R%d step programs of %s: every unit once, chains in micro-batch order, TREE over shards, each bucket reduced once",
+                        each ? 4 : 3, m ? "an own model" : "GPT-2");
+        }
+        tap_note("%lld layouts", (long long)programs);
+        dt__net_close(&net);
+    }
+}
+
+/* ---- memory plans, run on names -------------------------------------------------------------------------------
+ * Every float of the planned memory remembers which value was written to it last; an op may only read what is still there. */
+
+typedef struct shadow {
+    const dt__plan *p;
+    int32_t *memory[DT__PLACES];
+    int64_t size[DT__PLACES];
+} shadow;
+
+static int64_t shadow_size(const dt__plan *p, int32_t id) { return dt__count(&p->g->nodes[id]); }
+
+static void shadow_read(const shadow *s, int32_t reader, int32_t id)
+{
+    int32_t root = dt__root(s->p->g, id);
+    const dt__home *h = &s->p->home[root];
+    if (!s->memory[h->place]) return; /* bound by the executor */
+    expect(h->offset >= 0 && h->offset + shadow_size(s->p, root) <= s->size[h->place], "a value lies inside the planned memory", id);
+    for (int64_t i = 0; i < shadow_size(s->p, root); i++)
+        if (s->memory[h->place][h->offset + i] != root) {
+            expect(0, "a value is still there when an op reads it", reader * 1000 + id);
+            return;
+        }
+}
+
+/* May the op write over this input while it reads it? Only element by element, in the very same place. */
+static void shadow_alias(const shadow *s, int32_t id, const dt__home *out, int64_t n)
+{
+    const dt__node *node = &s->p->g->nodes[id];
+    for (int i = 0; i < node->inputs; i++) {
+        int32_t root = dt__root(s->p->g, node->in[i]);
+        const dt__home *in = &s->p->home[root];
+        int64_t size = shadow_size(s->p, root);
+        if (in->place != out->place || in->offset >= out->offset + n || out->offset >= in->offset + size) continue;
+        expect(in->offset == out->offset && size == n && (dt__op_of(node->op)->in_place >> i & 1u) && out == &s->p->home[id],
+               "an op overwrites its input only where it may", id);
+    }
+}
+
+static void shadow_write(shadow *s, int32_t op, int32_t id)
+{
+    const dt__home *h = &s->p->home[id];
+    if (!s->memory[h->place]) return;
+    expect(h->offset >= 0 && h->offset + shadow_size(s->p, id) <= s->size[h->place], "a result lies inside the planned memory", id);
+    shadow_alias(s, op, h, shadow_size(s->p, id));
+    for (int64_t i = 0; i < shadow_size(s->p, id); i++) s->memory[h->place][h->offset + i] = id;
+}
+
+static void check_plan(const dt__plan *p)
+{
+    static const int places[] = { DT__AT_SAVED, DT__AT_TEMP, DT__AT_OUTPUT, DT__AT_GRAD_IN };
+    shadow s;
+    memset(&s, 0, sizeof s);
+    s.p = p;
+    s.size[DT__AT_SAVED] = p->saved, s.size[DT__AT_TEMP] = p->temp;
+    s.size[DT__AT_OUTPUT] = shadow_size(p, p->output.id), s.size[DT__AT_GRAD_IN] = p->grad_in.id ? shadow_size(p, p->grad_in.id) : 0;
+    for (int i = 0; i < 4; i++) s.memory[places[i]] = (int32_t *)calloc((size_t)s.size[places[i]] + 1, 4);
+    for (int32_t k = 0; k < p->forward_count + p->backward_count; k++) {
+        int32_t id = p->order[k];
+        const dt__node *n = &p->g->nodes[id];
+        if (k == p->forward_count) memset(s.memory[DT__AT_TEMP], 0, 4 * (size_t)p->temp); /* other units ran in between */
+        expect(p->home[id].place != DT__AT_NOWHERE, "every value has a place", id);
+        for (int i = 0; i < n->inputs; i++) shadow_read(&s, id, n->in[i]);
+        shadow_write(&s, id, id);
+        if (n->aux) shadow_write(&s, id, n->aux);
+    }
+    shadow_read(&s, 0, p->output.id);
+    if (p->grad_in.id) shadow_read(&s, 0, p->grad_in.id);
+    for (int i = 0; i < 4; i++) free(s.memory[places[i]]);
+}
+
+static void test_plans(void)
+{
+    for (int m = 0; m < 3; m++) {
+        dt_model model = m == 2 ? dt_model_segments(own_list, 6, 11) : small_gpt2(2, m ? 0.1f : 0.0f);
+        static const char *const names[] = { "GPT-2", "GPT-2 with dropout", "an own model" };
+        compare_begin();
+        for (int64_t rows = 1; rows <= 3; rows++) {
+            dt__net net;
+            memset(&net, 0, sizeof net);
+            if (dt__net_open(&net, &model, rows, 5 + rows)) tap_bail("%s", dt_last_error());
+            for (int64_t s = 0; s < net.count; s++) check_plan(net.segments[s].plan);
+            dt__net_close(&net);
+        }
+        compare_end("memory plan of %s: no two live values share memory", names[m]);
+    }
+}
+
+/* ---- the engine on real numbers: R2, R3, R4, R8, R12, R15, R16 ---------------------------------------------------
+ * A rig is a trainer without data: tokens of global sample i are a function of i. */
+
+enum { SEQUENCE = 6, BATCH = 8 };
+typedef struct rig {
+    dt_trainer *t;
+    int64_t first, stride; /* global sample of row r of unit (shard, micro): first + micro * stride + shard * rows + r */
+    int32_t tokens[BATCH * SEQUENCE], targets[BATCH * SEQUENCE];
+} rig;
+
+static int32_t sample_token(int64_t sample, int64_t i) { return (int32_t)(((uint64_t)sample * 7919 + (uint64_t)i * 104729) >> 3) % 11; }
+
+static void rig_load(void *owner, int64_t shard, int64_t micro)
+{
+    rig *r = (rig *)owner;
+    dt__engine *e = &r->t->e;
+    for (int64_t row = 0; row < e->rows; row++) {
+        int64_t sample = r->first + micro * r->stride + shard * e->rows + row;
+        for (int64_t i = 0; i < SEQUENCE; i++) {
+            r->tokens[row * SEQUENCE + i] = sample_token(sample, i);
+            r->targets[row * SEQUENCE + i] = (sample + i) % 5 ? sample_token(sample, i + 1) : -1;
+        }
+        e->env.rng[row] = dt__rng_make(3, DT__RNG_DROPOUT, (uint32_t)sample, 0, 0);
+    }
+    e->tokens = r->tokens;
+    e->targets = r->targets;
+}
+
+/* One step over `batch` samples from `first` on, in `micros` micro-batches of `v` shards. */
+static void rig_run(rig *r, const dt_model *model, int64_t first, int64_t batch, int64_t micros, int64_t v, int accumulation, int threads)
+{
+    dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "a rig");
+    dt_result result;
+    if (!t) tap_bail("no memory");
+    memset(r, 0, sizeof *r);
+    r->t = t;
+    t->recipe = dt_recipe_default();
+    t->recipe.model = *model;
+    t->recipe.batch = batch, t->recipe.micro_batch = batch / micros, t->recipe.sequence = SEQUENCE, t->recipe.data_shards = v;
+    t->recipe.accumulation = accumulation;
+    t->layout = dt_layout_default();
+    t->layout.sample_length = 0, t->layout.no_memory_check = 1, t->layout.bucket = 5000;
+    r->first = first, r->stride = batch / micros;
+    result = dt_comm_init(&t->comm, NULL, NULL);
+    if (!result) result = dt__pool_open(&t->pool, threads);
+    if (!result) result = dt__choose_kernels(&t->e.k);
+    if (!result) result = dt__trainer_engine(t);
+    t->e.inv_valid = 1.0f / 37.0f; /* the same for every cut of the batch */
+    if (!result) result = dt__engine_step(&t->e, rig_load, r);
+    if (result) tap_bail("%s", dt_last_error());
+}
+static void rig_close(rig *r) { dt_trainer_close(&r->t); }
+
+/* The gradients of all uses; reduced, and with the uses of tied weights added to the first one. */
+static const float *rig_gradients(const rig *r)
+{
+    const dt__engine *e = &r->t->e;
+    return e->sets + (e->program.total >= 0 ? e->program.total : e->program.parts.node[0].set) * e->set_floats;
+}
+static int64_t rig_floats(const rig *r) { return r->t->e.net.slot_floats; }
+static int rig_same(const rig *a, const rig *b)
+{
+    return !memcmp(rig_gradients(a), rig_gradients(b), 4 * (size_t)rig_floats(a)) &&
+           !memcmp(a->t->e.params, b->t->e.params, 4 * (size_t)a->t->e.net.param_floats);
+}
+
+/* Adds the second use of the tied weight to the first, as the update does. */
+static void add_uses(const rig *r, float *gradients)
+{
+    const dt__net *net = &r->t->e.net;
+    for (int32_t i = 0; i < net->param_count; i++)
+        for (int32_t u = 1; u < net->params[i].uses; u++)
+            for (int64_t k = 0; k < net->params[i].count; k++) gradients[net->params[i].slot[0] + k] += gradients[net->params[i].slot[u] + k];
+}
+/* And takes the raw first use back out of a rig whose uses were added: by running it again without the update. */
+static float *raw_gradients(const dt_model *model, int64_t first, int64_t batch, int64_t micros, float *loss)
+{
+    rig r;
+    float *copy;
+    dt__engine *e;
+    rig_run(&r, model, first, batch, micros, 1, DT_SHARD, 1);
+    e = &r.t->e;
+    for (int32_t i = 0; i < e->net.param_count; i++) /* back to the parameters before the step */
+        dt__init_param(&e->net.params[i].is, (uint64_t)r.t->recipe.seed, NULL, e->params + e->net.params[i].offset);
+    e->program.count--; /* without UPDATE */
+    if (dt__engine_step(e, rig_load, &r)) tap_bail("%s", dt_last_error());
+    e->program.count++;
+    copy = floats(rig_floats(&r));
+    memcpy(copy, rig_gradients(&r), 4 * (size_t)rig_floats(&r));
+    *loss = e->shard_loss[0];
+    rig_close(&r);
+    return copy;
+}
+
+static void tree_into(float *left, const float *right, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) left[i] = left[i] + right[i];
+}
+
+/* R2 R3: V shards of the batch are the tree over V separate chains. With two micro-batches of 4 samples and V = 2, shard 0
+ * owns samples 0, 1, 4, 5 and shard 1 owns 2, 3, 6, 7. */
+static void test_shards(const dt_model *model)
+{
+    float *unit[8], loss[8], want_loss, *each, first_loss;
+    rig whole, r;
+    int64_t n;
+    rig_run(&r, model, 0, 8, 1, 1, DT_SHARD, 1);
+    for (int64_t micros = 2; micros <= 8; micros *= 2) {
+        rig_run(&whole, model, 0, 8, micros, 1, DT_SHARD, 1);
+        tap_ok(rig_same(&whole, &r), "R3 one chain per shard: 8 samples in %d micro-batches have the bits of one batch", (int)micros);
+        rig_close(&whole);
+    }
+    n = rig_floats(&r);
+    rig_close(&r);
+    for (int i = 0; i < 4; i++) unit[i] = raw_gradients(model, 2 * i, 2, 1, &loss[i]); /* samples 2i, 2i+1 */
+
+    rig_run(&r, model, 0, 8, 1, 4, DT_SHARD, 1); /* four leaves of two samples */
+    tree_into(unit[0], unit[1], n), tree_into(unit[2], unit[3], n), tree_into(unit[0], unit[2], n);
+    add_uses(&r, unit[0]);
+    tap_same_bits(rig_gradients(&r), unit[0], n, "R2 R8 leaves of contiguous samples, TREE per use, then the uses of the tied weight added");
+    dt__tree_loss(r.t, r.t->e.shard_loss, &first_loss);
+    want_loss = ref_tree(loss, 4);
+    tap_same_bits(&first_loss, &want_loss, 1, "R12 loss: sums of the leaves, then TREE");
+    rig_close(&r);
+    for (int i = 0; i < 4; i++) free(unit[i]);
+
+    for (int i = 0; i < 4; i++) unit[i] = raw_gradients(model, 2 * i, 2, 1, &loss[i]);
+    rig_run(&r, model, 0, 8, 2, 2, DT_EACH, 1); /* micro 0: leaves {0,1} {2,3}; micro 1: {4,5} {6,7} */
+    each = unit[0];
+    tree_into(unit[0], unit[1], n), tree_into(unit[2], unit[3], n), tree_into(each, unit[2], n);
+    add_uses(&r, each);
+    tap_same_bits(rig_gradients(&r), each, n, "R4 accumulation each: TREE per micro-batch, totals in micro-batch order");
+    rig_run(&whole, model, 0, 8, 2, 2, DT_SHARD, 1);
+    tap_ok(!rig_same(&r, &whole), "R4 accumulation each is not accumulation shard");
+    want_loss = 0.0f; /* chain over micro-batches of each shard, then TREE */
+    want_loss = (((0.0f + loss[0]) + loss[2]) + ((0.0f + loss[1]) + loss[3]));
+    dt__tree_loss(whole.t, whole.t->e.shard_loss, &first_loss);
+    tap_same_bits(&first_loss, &want_loss, 1, "R12 loss: chain over the micro-batches of a shard, then TREE");
+    rig_close(&r), rig_close(&whole);
+    for (int i = 0; i < 4; i++) free(unit[i]);
+}
+
+/* R8: adding the uses before the tree gives other bits, so the test above can fail. */
+static void test_tied_order(const dt_model *model)
+{
+    float *a, *b, *swapped, loss;
+    int64_t n;
+    rig r;
+    a = raw_gradients(model, 0, 4, 1, &loss), b = raw_gradients(model, 4, 4, 1, &loss);
+    rig_run(&r, model, 0, 8, 1, 2, DT_SHARD, 1);
+    n = rig_floats(&r);
+    swapped = floats(2 * n);
+    memcpy(swapped, a, 4 * (size_t)n), memcpy(swapped + n, b, 4 * (size_t)n);
+    add_uses(&r, swapped), add_uses(&r, swapped + n);
+    tree_into(swapped, swapped + n, n);
+    tap_ok(memcmp(swapped, rig_gradients(&r), 4 * (size_t)n) != 0, "R8 each use is reduced alone: adding uses first gives other bits");
+    rig_close(&r);
+    free(a), free(b), free(swapped);
+}
+
+static void test_engine(void)
+{
+    dt_model plain = small_gpt2(2, 0.0f), dropping = small_gpt2(2, 0.2f);
+    rig a, b;
+    test_shards(&plain);
+    test_shards(&dropping); /* R16: masks depend on the sample, not on the cut */
+    test_tied_order(&plain);
+    rig_run(&a, &dropping, 0, 8, 2, 4, DT_SHARD, 1);
+    rig_run(&b, &dropping, 0, 8, 2, 4, DT_SHARD, 3);
+    tap_ok(rig_same(&a, &b), "R5 threads split outputs: 1 and 3 threads have the same bits");
+    rig_close(&b);
+    rig_run(&b, &plain, 0, 8, 2, 4, DT_SHARD, 1);
+    tap_ok(!rig_same(&a, &b), "R16 dropout does something");
+    rig_close(&a), rig_close(&b);
+}
+
+static void test_init(void)
+{
+    dt__param p, q;
+    float *whole = floats(200000), *threads = floats(200000);
+    dt_pool *pool = NULL;
+    dt_graph *g = eager(dt__isa_table(0), 5);
+    dt_tensor t;
+    memset(&p, 0, sizeof p);
+    snprintf(p.name, sizeof p.name, "transformer.h.0.mlp.c_fc.weight");
+    p.shape = dt_shape2(400, 500), p.init = DT_INIT_NORMAL, p.std = 0.02f;
+    q = p;
+    q.name[14] = '1';
+    if (dt__pool_open(&pool, 3)) tap_bail("%s", dt_last_error());
+    dt__init_param(&p, 5, NULL, whole);
+    dt__init_param(&p, 5, pool, threads);
+    tap_same_bits(threads, whole, 200000, "R16 initialisation does not depend on threads");
+    t = dt_param(g, "/transformer.h.0.mlp.c_fc.weight", p.shape, DT_INIT_NORMAL, 0.02f);
+    tap_same_bits(dt_value(g, t), whole, 200000, "R16 initialisation is keyed by seed and name alone");
+    dt__init_param(&q, 5, NULL, threads);
+    tap_ok(memcmp(threads, whole, 4 * 200000) != 0, "R16 another name draws other numbers");
+    dt__init_param(&p, 6, NULL, threads);
+    tap_ok(memcmp(threads, whole, 4 * 200000) != 0, "R16 another seed draws other numbers");
+    dt_graph_close(&g);
+    dt__pool_close(&pool);
+    free(whole), free(threads);
+}
+
+/* ---- R15: the caller's floating-point flags ------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+/* An op on subnormals, and a step of training, under these flags. */
+static void under_flags(unsigned flags, float out[4], rig *r, const dt_model *model)
+{
+    static const float tiny[4] = { 1e-39f, -2e-41f, 3e-38f, 1e-45f };
+    unsigned saved = _mm_getcsr(), left;
+    dt_graph *g;
+    dt_tensor x;
+    _mm_setcsr(0x1f80u | flags);
+    g = eager(dt__isa_table(0), 1);
+    x = dt_tensor_from(g, dt_shape1(4), tiny);
+    memcpy(out, dt_value(g, dt_add(g, dt_scale(g, x, 0.7f), x)), 16);
+    dt_graph_close(&g);
+    rig_run(r, model, 0, 8, 2, 4, DT_SHARD, 2);
+    left = _mm_getcsr();
+    _mm_setcsr(saved);
+    tap_ok((left & ~0x3fu) == (0x1f80u | flags), "R15 flags 0x%04x of the caller are restored", flags);
+}
+
+static void test_flags(void)
+{
+    static const struct { unsigned flags; const char *name; } table[] = { { 0x8000, "flush to zero" }, { 0x8040, "flush to zero, denormals are zero" }, { 0x4000, "rounding up" } };
+    dt_model model = small_gpt2(2, 0.1f);
+    float want[4], got[4];
+    rig a, b;
+    under_flags(0, want, &a, &model);
+    for (int i = 0; i < 3; i++) {
+        under_flags(table[i].flags, got, &b, &model);
+        tap_same_bits(got, want, 4, "R15 ops on subnormals do not see the caller's flags");
+        tap_ok(rig_same(&a, &b), "R15 training does not see them: %s", table[i].name);
+        rig_close(&b);
+    }
+    rig_close(&a);
+}
+#else
+static void test_flags(void) { tap_skip(1, "R15 flags of the caller: the test knows x86-64 only"); }
+#endif
+
+/* ---- a trainer: memory after step 1, hash ---------------------------------------------------------------------- */
+
+static void test_trainer(void)
+{
+    char path[64], want[65];
+    dt_recipe r = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    long before;
+    dt__sha256 h;
+    snprintf(path, sizeof path, "test_numerics.%d.txt", (int)getpid());
+    if (dt_data_generate(path, 20000, 1)) tap_bail("%s", dt_last_error());
+    r.data = path, r.model = small_gpt2(2, 0.1f), r.model.vocabulary = 256;
+    r.steps = 6, r.batch = 8, r.micro_batch = 4, r.sequence = 16, r.data_shards = 4;
+    l.quiet = 1, l.threads = 2, l.eval_every = 2, l.eval_batches = 2, l.sample_length = 0;
+    if (dt_trainer_open(&t, &r, &l) || dt_trainer_step(t, &info)) {
+        remove(path);
+        tap_bail("%s", dt_last_error());
+    }
+    before = __atomic_load_n(&allocations, __ATOMIC_RELAXED);
+    tap_ok(!dt_trainer_run(t, &info) && info.step == 6, "a trainer runs its steps");
+    tap_ok(__atomic_load_n(&allocations, __ATOMIC_RELAXED) == before, "no allocation after step 1 (%ld before)", before);
+    dt__sha256_begin(&h);
+    for (int k = 0; k < 3; k++)
+        for (int32_t i = 0; i < t->e.net.param_count; i++)
+            dt__sha256_add(&h, (k == 0 ? t->e.params : k == 1 ? t->e.mean : t->e.var) + t->e.net.params[i].offset, 4 * t->e.net.params[i].count);
+    dt__sha256_end(&h, want);
+    tap_ok(!strcmp(want, dt_trainer_hash(t)), "R17 hash: weights, then both moments, unpadded, in definition order");
+    dt_trainer_close(&t);
+    remove(path);
+}
+
+int main(void)
+{
+    A = floats(MOST + FENCE), B = floats(MOST + FENCE), C = floats(MOST + FENCE);
+    D = floats(MOST + FENCE), E = floats(MOST + FENCE), F = floats(MOST + FENCE);
+    test_kernels();
+    test_soft_fma();
+    test_accuracy();
+    test_special_values();
+    test_philox();
+    test_sha256();
+    test_normals();
+    test_host_scalars();
+    test_schedules();
+    test_runs();
+    test_programs();
+    test_plans();
+    test_engine();
+    test_init();
+    test_flags();
+    test_trainer();
+    free(A), free(B), free(C), free(D), free(E), free(F);
+    return tap_done();
+}
