@@ -573,7 +573,7 @@ extern "C" {
 #ifdef DT_DEBUG
 #pragma GCC optimize("fp-contract=off", "no-fast-math")
 #else
-#pragma GCC optimize("O3", "fp-contract=off", "no-fast-math")
+#pragma GCC optimize("O2", "fp-contract=off", "no-fast-math")
 #endif
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -1269,6 +1269,10 @@ typedef struct dt__kernels {
     void (*adamw)(float *w, float *m, float *v, const float *grad, int64_t n, const dt__adamw_step *u);
 } dt__kernels;
 
+#if !defined(__clang__) && !defined(DT_DEBUG)
+#pragma GCC push_options
+#pragma GCC optimize("O3") /* packing and row loops want the vectorizer; the rest of the file compiles faster without */
+#endif
 #define DT__ISA 0
 #include DT_HEADER
 #undef DT__ISA
@@ -1298,6 +1302,9 @@ typedef struct dt__kernels {
 #else
 #pragma GCC pop_options
 #endif
+#endif
+#if !defined(__clang__) && !defined(DT_DEBUG)
+#pragma GCC pop_options
 #endif
 
 #endif /* implementation */
@@ -5287,7 +5294,7 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
         if (dt__now() - start < best) best = dt__now() - start;
     }
     dt__free(x);
-    *gflops = 2e-9 * SIDE * SIDE * SIDE / best;
+    *gflops = 2e-9 * (double)SIDE * (double)SIDE * (double)SIDE / best;
     return DT_OK;
 }
 
@@ -7828,6 +7835,7 @@ struct dt_trainer {
     dt__net one; /* the model for a single sequence: text samples */
     float *one_memory;
     int32_t *eval_tokens; /* (2, rows, T) */
+    char *text;           /* a text sample */
     float *gathered;      /* (ranks, shards per rank) */
     uint32_t *words;      /* this rank's part of an exchange */
     int64_t per_rank;     /* shards per rank, the most */
@@ -7999,8 +8007,9 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     t->eval_tokens = (int32_t *)dt__alloc(8 * e->rows * t->recipe.sequence, "validation tokens");
     t->words = (uint32_t *)dt__alloc(4 * t->per_rank, "losses");
     t->gathered = (float *)dt__alloc(4 * t->per_rank * dt_comm_size(t->comm), "losses");
+    t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
     if (t->layout.sample_length) t->one_memory = (float *)dt__alloc(4 * (t->one.saved + t->one.boundary + t->one.temp), "sampling");
-    if (!e->mean || !e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->eval_tokens || !t->words || !t->gathered) return DT_E_MEMORY;
+    if (!e->mean || !e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->eval_tokens || !t->text || !t->words || !t->gathered) return DT_E_MEMORY;
     if (t->layout.sample_length && !t->one_memory) return DT_E_MEMORY;
     e->var = e->mean + n->param_floats;
     e->boundary = e->saved + n->saved;
@@ -8106,8 +8115,10 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     t->planned = dt__memory_plan(t, line);
     result = dt__check_memory(t);
     if (!result) result = dt__trainer_allocate(t);
-    for (int32_t i = 0; i < e->net.param_count && !result; i++)
+    for (int32_t i = 0; i < e->net.param_count && !result; i++) {
+        dt__comm_tick(t->comm);
         dt__init_param(&e->net.params[i].is, (uint64_t)r->seed, t->pool, e->params + e->net.params[i].offset);
+    }
     return result;
 }
 
@@ -8173,6 +8184,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->e.part_count);
     dt__free(t->one_memory);
     dt__free(t->eval_tokens);
+    dt__free(t->text);
     dt__free(t->words);
     dt__free(t->gathered);
     dt_data_close(&t->data);
@@ -8359,27 +8371,33 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
     return t->hash;
 }
 
+/* Draws and prints a text sample; control characters show as '?'. */
+static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
+{
+    dt_result r = dt_trainer_sample(t, "\n", t->layout.sample_length, 0.8f, t->text);
+    if (r) return r;
+    for (int64_t i = 0; i < t->layout.sample_length; i++)
+        if ((unsigned char)t->text[i] < 32 && t->text[i] != '\n' && t->text[i] != '\t') t->text[i] = '?';
+    printf("---- sample at step %lld ----\n%s\n----\n", (long long)step, t->text);
+    return DT_OK;
+}
+
 /* The validation that is due after this step, and a text sample from rank 0. */
 static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 {
     const dt_layout *l = &t->layout;
-    int last = info->step == t->recipe.steps;
+    int last = info->step == t->recipe.steps, speaks = dt_is_root(t) && !l->quiet;
     dt_result r = DT_OK;
     info->validation = __builtin_nanf("");
     if (t->recipe.validation > 0.0f && (last || (l->eval_every && info->step % l->eval_every == 0)))
         r = dt_trainer_evaluate(t, l->eval_batches, &info->validation);
-    if (!r && dt_is_root(t) && !l->quiet && info->validation == info->validation)
-        printf("step %lld/%lld  validation loss %.4f nats, %.3f bits per token\n", (long long)info->step, (long long)t->recipe.steps, (double)info->validation,
-               (double)info->validation * 1.4426950408889634);
-    if (!r && dt_is_root(t) && !l->quiet && l->sample_length && t->recipe.model.vocabulary <= 256 && (last || (l->sample_every && info->step % l->sample_every == 0))) {
-        char *text = (char *)dt__alloc(l->sample_length + 1, "a text sample");
-        r = text ? dt_trainer_sample(t, "\n", l->sample_length, 0.8f, text) : DT_E_MEMORY;
-        for (char *c = text; !r && *c; c++)
-            if ((unsigned char)*c < 32 && *c != '\n' && *c != '\t') *c = '?';
-        if (!r) printf("---- sample at step %lld ----\n%s\n----\n", (long long)info->step, text);
-        dt__free(text);
-    }
-    if (dt_is_root(t) && !l->quiet) fflush(stdout);
+    if (r || !speaks) return r;
+    if (info->validation == info->validation)
+        printf("step %lld/%lld  validation loss %.4f nats, %.3f bits per token\n", (long long)info->step, (long long)t->recipe.steps,
+               (double)info->validation, (double)info->validation * 1.4426950408889634);
+    if (l->sample_length && t->recipe.model.vocabulary <= 256 && (last || (l->sample_every && info->step % l->sample_every == 0)))
+        r = dt__trainer_print_sample(t, info->step);
+    fflush(stdout);
     return r;
 }
 

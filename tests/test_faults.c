@@ -247,9 +247,9 @@ static void signalled(const char *self, const char *arguments, int ranks, int ra
 
 int main(int argc, char **argv)
 {
-    int full = argc > 1 && !strcmp(argv[1], "--full");
+    int asked = argc > 1 && !strcmp(argv[1], "--full"), full = asked || getenv("DT_FULL");
     uint64_t seed = 20260101;
-    if (argc > 1 && !full) return worker(argc, argv);
+    if (argc > 1 && !asked) return worker(argc, argv);
     setenv("ASAN_OPTIONS", "detect_leaks=0", 0);
     for (int k = 0; k < (full ? 200 : 20); k++) random_fault(argv[0], k, &seed);
     signalled(argv[0], "loop 0 --ranks 4", 4, -1, SIGKILL, 137, 2, "pid");

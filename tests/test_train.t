@@ -1,0 +1,100 @@
+#!/usr/bin/env perl
+# A training run as a whole: the memory plan against the peak that the system saw, token shards, metrics, validation that
+# no layout changes, accumulation, and ranks killed or frozen in the middle of a step.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $data = corpus(60000);
+my $program = trainer();
+my $only_threads = ($ENV{DT_SANITIZE} || '') =~ /thread/; # TSan cannot see what processes share
+
+# ---- memory: the printed plan is within 10 % of the peak ----
+SKIP: {
+    skip 'sanitizers use memory of their own', 2 if sanitized();
+    for my $shards (1, 8) {
+        my ($status, $out, $err) = run(120, "$program --data $data --model small --batch 8 --sequence 128 --data-shards $shards --steps 1 "
+            . "--threads 1 --sample-length 0 --validation 0 & p=\$!; peak=0; while kill -0 \$p 2>/dev/null; do "
+            . "k=\$(sed -n 's/^VmHWM:[^0-9]*\\([0-9]*\\).*/\\1/p' /proc/\$p/status 2>/dev/null); [ -n \"\$k\" ] && peak=\$k; sleep 0.02; done; wait \$p; echo peak \$peak");
+        my ($plan) = $out =~ /^memory\s+([0-9.]+) MB/m;
+        my ($peak) = $out =~ /^peak (\d+)/m;
+        my $ratio = $plan && $peak ? $peak * 1024 / 1e6 / $plan : 0;
+        ok($ratio > 0.9 && $ratio < 1.1, sprintf('%d data shards: peak memory is %.3f of the printed plan', $shards, $ratio)) or diag("$out$err");
+    }
+}
+
+# ---- token shards give the same run as the bytes they hold ----
+sub hash_of {
+    my ($status, $out, $err) = run(120, "$program --model nano --batch 8 --sequence 32 --steps 4 --validation 0.1 --sample-length 0 @_");
+    diag($err) if $status;
+    return ($out =~ /^sha256 (\w+)/m ? $1 : "none ($status)", $out);
+}
+my @tokens = unpack 'C*', slurp($data);
+my $half = int(@tokens / 3);
+spew("$tmp/a.bin", pack('l<256', 20240520, 1, $half, (0) x 253) . pack('S<*', @tokens[0 .. $half - 1]));
+spew("$tmp/b.bin", pack('l<256', 20240520, 1, @tokens - $half, (0) x 253) . pack('S<*', @tokens[$half .. $#tokens]));
+my ($bytes) = hash_of("--data $data --quiet");
+my ($shards) = hash_of("--data '$tmp/?.bin' --vocabulary 256 --quiet");
+is($shards, $bytes, 'two .bin shards of the same tokens give the hash of the text');
+my ($seeded) = hash_of("--data $data --seed 2 --quiet");
+isnt($seeded, $bytes, 'another seed gives another hash');
+
+# ---- metrics and validation in two layouts ----
+my @kinds = $only_threads ? ('threads') : ('processes', 'threads');
+my %seen;
+for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
+    my ($hash, $out) = hash_of("--data $data --eval-every 2 --eval-batches 0 --metrics $tmp/m.jsonl $layout");
+    my @line = split /\n/, slurp("$tmp/m.jsonl");
+    is(scalar @line, 4, "$layout: one line of metrics per step");
+    is(scalar(grep { /^\{"step":\d+,"loss":[0-9.e+-]+,"validation":(null|[0-9.]+),.*"data_seconds":[0-9.e+-]+\}$/ } @line), 4, "$layout: well-formed lines");
+    my $values = join ' ', map { join ',', /"loss":([^,]+),"validation":([^,]+),"norm":([^,]+)/ } @line;
+    push @{$seen{$values}}, $layout;
+    like($values, qr/null.*,[0-9.]+,.*null.*,[0-9.]+,/, "$layout: validation after steps 2 and 4");
+}
+is(scalar keys %seen, 1, 'loss, validation loss and norm are the same digits in every layout');
+
+# ---- ranks killed and frozen in the middle of training ----
+sub ranks_of {
+    my $supervisor = shift;
+    my @found;
+    for my $status (glob '/proc/[0-9]*/stat') {
+        my ($pid, $parent) = slurp($status) =~ /^(\d+) \(.*\) \S (\d+)/ or next;
+        push @found, $pid if $parent == $supervisor;
+    }
+    return sort { $a <=> $b } @found;
+}
+SKIP: {
+    my $cases = full() ? 40 : 6;
+    skip 'thread ranks cannot be killed alone', 2 * $cases if $only_threads;
+    srand 7;
+    for my $case (1 .. $cases) {
+        my $signal = $case % 3 ? 'KILL' : 'STOP';
+        my $ranks = 2 + int rand 3;
+        my $pid = fork;
+        if (!$pid) {
+            open STDOUT, '>', '/dev/null';
+            open STDERR, '>', "$tmp/err";
+            exec $program, '--data', $data, qw(--model nano --batch 8 --sequence 64 --steps 1000000 --sample-length 0 --timeout 1 --ranks), $ranks;
+        }
+        my @child;
+        for (1 .. 200) {
+            @child = ranks_of($pid);
+            last if @child == $ranks;
+            sleep 0.02;
+        }
+        sleep 0.3 + rand 0.7;
+        my $victim = $child[int rand @child];
+        my $began = time;
+        kill $signal, $victim;
+        waitpid $pid, 0;
+        my ($status, $seconds, $err) = ($?, time - $began, slurp("$tmp/err"));
+        ok($status != 0 && $seconds < 20 && $err =~ /rank \d+ \(pid $victim\)/, "$signal one of $ranks ranks: the run fails and names it") or diag("status $status, $seconds s: $err");
+        sleep 0.05;
+        is(scalar(grep { kill 0, $_ } @child), 0, '  and no process is left');
+    }
+}
+done_testing();
