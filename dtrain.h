@@ -1,4 +1,4 @@
-/* dtrain.h - v0.1.0 - trains a small transformer on one core or on many ranks, with the same bits - MIT-0 or public domain
+/* dtrain.h - v0.1.0 - trains a small transformer on one core or many ranks, to the same bits - MIT-0 or public domain
  *
  * QUICK START
  *     #define DTRAIN_IMPLEMENTATION        in one C or C++ file, before any other include
@@ -24,6 +24,7 @@
  *     DTRAIN_IMPLEMENTATION   the implementation, in exactly one file (GNU C or C++, Linux or another POSIX)
  *     DT_STATIC               everything static: private to the file
  *     DT_MALLOC, DT_FREE      both: other allocators than malloc and free
+ *     DT_ASSERT               checks of the library's own invariants, e.g. assert; default: none
  *     DT_NO_THREADS           no threads: one per rank, ranks are processes, data is read synchronously
  *     DT_DEBUG                no forced optimisation: for debuggers (slow)
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
@@ -94,8 +95,8 @@ DT_API const char *dt_result_name(dt_result r);
 DT_API int dt_exit_code(dt_result r);
 /* What failed last on this thread, where, and how to mend it. Never NULL; valid until the next failure. */
 DT_API const char *dt_last_error(void);
-/* Prints "<what>: <dt_last_error()>" to standard error and returns the exit status. For main(). One rank speaks for all that fail in
- * the same way, the supervisor for a dead one; DT_E_HELP prints nothing. */
+/* Prints "<what>: <dt_last_error()>" to standard error and returns the exit status. For main(). One rank speaks for all
+ * that fail in the same way, the supervisor for a dead one; DT_E_HELP prints nothing. */
 DT_API int dt_fail(const char *what);
 /* Version of the implementation that was linked, e.g. "0.1.0". */
 DT_API const char *dt_version(void);
@@ -223,11 +224,11 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 /* ---- H8  models: segments, GPT-2 ------------------------------------------------------------- */
 
 /* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), the
- * last one returns the loss of dt_cross_entropy; between them x is what the segment before returned. B is the samples of
- * one unit of work and is decided by the trainer: take sizes from dt_dim(). `user` must outlive the model. */
+ * last one returns the loss of dt_cross_entropy; between them x is what the segment before returned. B is the samples
+ * of one unit of work and is decided by the trainer: take sizes from dt_dim(). `user` must outlive the model. */
 typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
 typedef struct dt_segment {
-    const char *name; /* prefix of its parameters' names; segments with the same build, user and shapes share one plan */
+    const char *name; /* prefix of its parameters; segments with the same build, user and shapes share one plan */
     dt_segment_fn build;
     const void *user;
 } dt_segment;
@@ -430,8 +431,8 @@ typedef struct dt_instr {
 /* ---- H16  trainer ------------------------------------------------------------------------------ */
 
 /* Reads the options of recipe and layout out of argv (long GNU options, "--name value" or "--name=value"; --help lists
- * them with their defaults). What is left in argv are the arguments that are no options. DT_E_USAGE: unknown option (with
- * the nearest name) or a bad value; DT_E_HELP: help was printed. Strings point into argv. */
+ * them with their defaults). What is left in argv are the arguments that are no options. DT_E_USAGE: unknown option
+ * (with the nearest name) or a bad value; DT_E_HELP: help was printed. Strings point into argv. */
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
 
 /* One rank's part of a training run. One thread at a time. Progress goes to standard output from rank 0 unless
@@ -500,7 +501,8 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #if !defined(__GNUC__)
 #error "dtrain.h: the implementation needs gcc or clang (vector extensions)"
 #endif
-#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) ||                         \
+    (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "dtrain.h: compile the implementation without -ffast-math and its parts (-Ofast sets it): they change results"
 #endif
 #if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
@@ -537,12 +539,15 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <immintrin.h>
 #endif
 #if defined(__linux__) && !defined(__USE_MISC)
-#error "dtrain.h: POSIX is hidden: include dtrain.h with DTRAIN_IMPLEMENTATION before any other header, or use -std=gnu11"
+#error "dtrain.h: POSIX is hidden: include it with DTRAIN_IMPLEMENTATION before any other header, or use -std=gnu11"
 #endif
 
 #ifndef DT_MALLOC
 #define DT_MALLOC(size) malloc(size)
 #define DT_FREE(pointer) free(pointer)
+#endif
+#ifndef DT_ASSERT
+#define DT_ASSERT(condition) ((void)0)
 #endif
 #ifndef DT_HEADER
 #define DT_HEADER "dtrain.h"
@@ -648,7 +653,8 @@ static void *dt__alloc(int64_t bytes, const char *what)
     size_t size = (size_t)(bytes > 0 ? bytes : 1);
     char *raw = (char *)DT_MALLOC(size + 64 + sizeof(void *)), *p;
     if (!raw) {
-        dt__error(DT_E_MEMORY, "no memory for %s (%.1f MB): use a smaller model, batch or sequence", what, (double)bytes / 1e6);
+        dt__error(DT_E_MEMORY, "no memory for %s (%.1f MB): use a smaller model, batch or sequence", what,
+                  (double)bytes / 1e6);
         return NULL;
     }
     p = (char *)(((uintptr_t)raw + sizeof(void *) + 63) & ~(uintptr_t)63);
@@ -754,7 +760,8 @@ static void *dt__pool_main(void *argument)
         while ((now = __atomic_load_n(&pool->round, __ATOMIC_ACQUIRE)) == seen && ++spin < 4000) dt__relax();
         if (now == seen) {
             pthread_mutex_lock(&pool->lock);
-            while ((now = __atomic_load_n(&pool->round, __ATOMIC_ACQUIRE)) == seen) pthread_cond_wait(&pool->wake, &pool->lock);
+            while ((now = __atomic_load_n(&pool->round, __ATOMIC_ACQUIRE)) == seen)
+                pthread_cond_wait(&pool->wake, &pool->lock);
             pthread_mutex_unlock(&pool->lock);
         }
         seen = now;
@@ -1084,33 +1091,41 @@ typedef struct dt__sha256 {
 static void dt__sha256_block(uint32_t state[8], const uint8_t *p)
 {
     static const uint32_t K[64] = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
-        0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa,
-        0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
-        0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3,
-        0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
-        0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+        0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+        0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+        0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+        0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+        0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 #define DT__ROTATE(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
-    uint32_t w[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
+    uint32_t w[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
+                    h = state[7];
     for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 | (uint32_t)p[4 * i + 3];
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 |
+               (uint32_t)p[4 * i + 3];
     for (int i = 16; i < 64; i++) {
         uint32_t x = w[i - 15], y = w[i - 2];
-        w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] + (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);
+        w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] +
+               (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);
     }
     for (int i = 0; i < 64; i++) {
-        uint32_t t1 = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + ((e & f) ^ (~e & g)) + K[i] + w[i];
+        uint32_t t1 =
+            h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + ((e & f) ^ (~e & g)) + K[i] + w[i];
         uint32_t t2 = (DT__ROTATE(a, 2) ^ DT__ROTATE(a, 13) ^ DT__ROTATE(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
         h = g, g = f, f = e, e = d + t1;
         d = c, c = b, b = a, a = t1 + t2;
     }
-    state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g, state[7] += h;
+    state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g,
+        state[7] += h;
 #undef DT__ROTATE
 }
 
 static void dt__sha256_begin(dt__sha256 *h)
 {
-    static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     memset(h, 0, sizeof *h);
     memcpy(h->state, start, sizeof start);
 }
@@ -1261,11 +1276,16 @@ typedef struct dt__kernels {
     void (*col_sum)(float *sum, const float *x, int64_t rows, int64_t cols, int64_t ld);
     void (*unary)(int op, float *out, const float *x, int64_t n, float s);
     void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
-    void (*layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t rows, int64_t cols, float eps);
-    void (*layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma, int64_t rows, int64_t cols, float *row);
-    void (*layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats, int64_t rows, int64_t cols, int64_t ld);
-    void (*cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, int64_t rows, int64_t cols, float *row);
-    void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float dloss, int64_t rows, int64_t cols);
+    void (*layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t rows,
+                      int64_t cols, float eps);
+    void (*layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma,
+                         int64_t rows, int64_t cols, float *row);
+    void (*layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats, int64_t rows,
+                             int64_t cols, int64_t ld);
+    void (*cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, int64_t rows, int64_t cols,
+                          float *row);
+    void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float dloss,
+                               int64_t rows, int64_t cols);
     void (*adamw)(float *w, float *m, float *v, const float *grad, int64_t n, const dt__adamw_step *u);
 } dt__kernels;
 
@@ -1288,7 +1308,8 @@ typedef struct dt__kernels {
 #undef DT__ISA
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw"))),                   \
+                             apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
@@ -1352,15 +1373,27 @@ DT__INLINE void dt__v_store(float *p, dt__vf v) { *(dt__vfu *)p = (dt__vfu)v; }
 #if DT__ISA == 2
 DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm512_set1_ps(x); }
 DT__INLINE dt__vi dt__v_seti(int32_t x) { return (dt__vi)_mm512_set1_epi32(x); }
-DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c) { return (dt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
+{
+    return (dt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
 DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return (dt__vf)_mm512_sqrt_ps((__m512)a); }
 /* First n lanes; the others read as +0 and are not touched in memory. 0 <= n <= DT__W. */
-DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return (dt__vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
-DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v); }
+DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n)
+{
+    return (dt__vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+}
+DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
+}
 #elif DT__ISA == 1
 DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm256_set1_ps(x); }
 DT__INLINE dt__vi dt__v_seti(int32_t x) { return (dt__vi)_mm256_set1_epi32(x); }
-DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c) { return (dt__vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
+{
+    return (dt__vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
 DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return (dt__vf)_mm256_sqrt_ps((__m256)a); }
 DT__INLINE __m256i DT__K(dt__v_mask)(int64_t n)
 {
@@ -1404,7 +1437,10 @@ DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
 #endif
 
 /* mask lane set ? a : b */
-DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b) { return (dt__vf)(((dt__vi)a & mask) | ((dt__vi)b & ~mask)); }
+DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
+{
+    return (dt__vf)(((dt__vi)a & mask) | ((dt__vi)b & ~mask));
+}
 /* R14: a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included. */
 #if DT__ISA == 2
 DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return (dt__vf)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -1474,7 +1510,8 @@ DT__INLINE dt__vf DT__K(dt__v_log)(dt__vf x)
     return dt__v_select((dt__vi)(x != x), x, y);
 }
 
-/* tanh x = 1 - 2 / (exp(2|x|) + 1) with the sign of x; below 0.625 an odd polynomial, which keeps the relative error. */
+/* tanh x = 1 - 2 / (exp(2|x|) + 1) with the sign of x; below 0.625 an odd polynomial, which keeps the relative error.
+ */
 DT__INLINE dt__vf DT__K(dt__v_tanh)(dt__vf x)
 {
     dt__vi sign = (dt__vi)x & dt__v_seti((int32_t)0x80000000);
@@ -2285,7 +2322,8 @@ static float DT__K(dt__row_dot)(const float *a, const float *b, int64_t n)
     int64_t i = 0;
     for (int l = 0; l < DT__LANES; l++) sum[l] = dt__v_set(0.0f);
     for (; i + 32 <= n; i += 32)
-        for (int l = 0; l < DT__LANES; l++) sum[l] = dt__v_fma(dt__v_load(a + i + l * DT__W), dt__v_load(b + i + l * DT__W), sum[l]);
+        for (int l = 0; l < DT__LANES; l++)
+            sum[l] = dt__v_fma(dt__v_load(a + i + l * DT__W), dt__v_load(b + i + l * DT__W), sum[l]);
     for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, sum[l]);
     for (int l = 0; i < n; i++, l++) lane[l] = dt__fmaf(a[i], b[i], lane[l]);
     return DT__K(dt__fold)(lane);
@@ -2360,7 +2398,9 @@ static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, con
     case DT__OP_SUB: DT__MAP(n, DT__A - DT__B, DT__AN - DT__BN); break;
     case DT__OP_MUL: DT__MAP(n, DT__A * DT__B, DT__AN * DT__BN); break;
     case DT__OP_DIV: DT__MAP(n, DT__A / DT__B, DT__AN / DT__BN); break;
-    case DT__OP_GELU_GRAD: DT__MAP(n, DT__K(dt__v_gelu_grad)(DT__A, DT__B), DT__K(dt__v_gelu_grad)(DT__AN, DT__BN)); break;
+    case DT__OP_GELU_GRAD:
+        DT__MAP(n, DT__K(dt__v_gelu_grad)(DT__A, DT__B), DT__K(dt__v_gelu_grad)(DT__AN, DT__BN));
+        break;
     default: break;
     }
 #undef DT__A
@@ -2372,8 +2412,8 @@ static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, con
 /* ---- layer normalisation (Ba et al. 2016) -----------------------------------------------------
  * stats (rows, 2): mean and 1/sqrt(var + eps). xhat = (x - mean) * rstd; y = fma(xhat, gamma, beta). */
 
-static void DT__K(dt__layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t rows,
-                                 int64_t cols, float eps)
+static void DT__K(dt__layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta,
+                                 int64_t rows, int64_t cols, float eps)
 {
     for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
         float mean = DT__K(dt__row_sum)(x, cols) / (float)cols, rstd;
@@ -2389,8 +2429,8 @@ static void DT__K(dt__layernorm)(float *out, float *stats, const float *x, const
 }
 
 /* g = dy * gamma; dx = rstd * (g - mean(g) - xhat * mean(g xhat)). row: scratch of 2 * cols floats. */
-static void DT__K(dt__layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma, int64_t rows,
-                                    int64_t cols, float *row)
+static void DT__K(dt__layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma,
+                                    int64_t rows, int64_t cols, float *row)
 {
     float *g = row, *xhat = row + cols;
     for (int64_t r = 0; r < rows; r++, x += cols, dy += cols, out += cols, stats += 2) {
@@ -2411,8 +2451,8 @@ static void DT__K(dt__layernorm_dx)(float *out, const float *dy, const float *x,
 }
 
 /* dgamma (cols) goes on over the rows in order: fma(dy, xhat, dgamma); ld is the row stride. */
-static void DT__K(dt__layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats, int64_t rows, int64_t cols,
-                                        int64_t ld)
+static void DT__K(dt__layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats,
+                                        int64_t rows, int64_t cols, int64_t ld)
 {
     for (int64_t i = 0; i < cols; i += DT__W) {
         int64_t n = cols - i < DT__W ? cols - i : DT__W;
@@ -2429,7 +2469,8 @@ static void DT__K(dt__layernorm_dgamma)(float *dgamma, const float *dy, const fl
  * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is negative (ignored).
  * stats (rows, 2): max and sum. row: scratch of cols floats. */
 
-static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, int64_t rows, int64_t cols, float *row)
+static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, int64_t rows,
+                                     int64_t cols, float *row)
 {
     for (int64_t r = 0; r < rows; r++, x += cols, stats += 2) {
         float *out = row;
@@ -2443,8 +2484,8 @@ static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, 
 }
 
 /* out = (exp(x - max) / sum - onehot) * dloss; rows of ignored targets are +0. In place allowed. */
-static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float dloss,
-                                          int64_t rows, int64_t cols)
+static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target,
+                                          float dloss, int64_t rows, int64_t cols)
 {
     for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
         dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), d = dt__v_set(dloss);
@@ -2454,7 +2495,8 @@ static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const floa
             continue;
         }
         at_target = x[target[r]];
-        DT__MAP(cols, DT__K(dt__v_exp)(dt__v_load(x + i) - m) / s * d, DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m) / s * d);
+        DT__MAP(cols, DT__K(dt__v_exp)(dt__v_load(x + i) - m) / s * d,
+                DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m) / s * d);
         {
             float lane[DT__W];
             dt__v_store(lane, DT__K(dt__v_exp)(dt__v_set(at_target) - m) / s);
@@ -2465,16 +2507,20 @@ static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const floa
 
 /* ---- optimizer ------------------------------------------------------------------------------- */
 
-/* AdamW (Loshchilov and Hutter 2019) in one pass over n elements; u holds the step's scalars. g is scaled by u->clip. */
+/* AdamW (Loshchilov and Hutter 2019) in one pass over n elements; u holds the step's scalars. g is scaled by u->clip.
+ */
 static void DT__K(dt__adamw)(float *w, float *m, float *v, const float *grad, int64_t n, const dt__adamw_step *u)
 {
-    const dt__vf b1 = dt__v_set(u->beta1), c1 = dt__v_set(u->one_minus_beta1), b2 = dt__v_set(u->beta2), c2 = dt__v_set(u->one_minus_beta2);
-    const dt__vf clip = dt__v_set(u->clip), keep = dt__v_set(u->keep), step = dt__v_set(-u->step), scale = dt__v_set(u->root_scale);
+    const dt__vf b1 = dt__v_set(u->beta1), c1 = dt__v_set(u->one_minus_beta1), b2 = dt__v_set(u->beta2),
+                 c2 = dt__v_set(u->one_minus_beta2);
+    const dt__vf clip = dt__v_set(u->clip), keep = dt__v_set(u->keep), step = dt__v_set(-u->step),
+                 scale = dt__v_set(u->root_scale);
     const dt__vf eps = dt__v_set(u->eps);
     for (int64_t i = 0; i < n; i += DT__W) {
         int64_t k = n - i < DT__W ? n - i : DT__W;
         dt__vf g = dt__v_loadn(grad + i, k) * clip;
-        dt__vf mean = dt__v_fma(b1, dt__v_loadn(m + i, k), c1 * g), var = dt__v_fma(b2, dt__v_loadn(v + i, k), c2 * (g * g));
+        dt__vf mean = dt__v_fma(b1, dt__v_loadn(m + i, k), c1 * g),
+               var = dt__v_fma(b2, dt__v_loadn(v + i, k), c2 * (g * g));
         dt__vf update = mean / dt__v_fma(dt__v_sqrt(var), scale, eps);
         dt__v_storen(m + i, mean, k);
         dt__v_storen(v + i, var, k);
@@ -2554,7 +2600,9 @@ static int dt__isa_runs(int i)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (i == 1) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (i == 2) return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    if (i == 2)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
 #endif
     return i == 0;
 }
@@ -2577,9 +2625,13 @@ static dt_result dt__choose_kernels(const dt__kernels **out)
         const dt__kernels *k = dt__isa_table(i);
         if (!k || (wanted && wanted[0] && strcmp(wanted, k->name))) continue;
         if (dt__isa_runs(i)) return *out = k, DT_OK;
-        if (wanted && wanted[0]) return dt__error(DT_E_USAGE, "DT_ISA=%s: this processor does not have it; leave DT_ISA unset for the best it has", wanted);
+        if (wanted && wanted[0])
+            return dt__error(DT_E_USAGE,
+                             "DT_ISA=%s: this processor does not have it; leave DT_ISA unset for the best it has",
+                             wanted);
     }
-    return dt__error(DT_E_USAGE, "DT_ISA=%s is not an instruction set of this build: avx512, avx2, portable", wanted ? wanted : "");
+    return dt__error(DT_E_USAGE, "DT_ISA=%s is not an instruction set of this build: avx512, avx2, portable",
+                     wanted ? wanted : "");
 }
 
 DT_API const char *dt_isa(void)
@@ -2616,7 +2668,8 @@ enum { DT__SELF_N = 4096 };
 
 static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
 {
-    static const int unary[] = {DT__OP_NEG, DT__OP_SCALE, DT__OP_EXP, DT__OP_LOG, DT__OP_TANH, DT__OP_SQRT, DT__OP_RSQRT, DT__OP_GELU};
+    static const int unary[] = {DT__OP_NEG,  DT__OP_SCALE, DT__OP_EXP,   DT__OP_LOG,
+                                DT__OP_TANH, DT__OP_SQRT,  DT__OP_RSQRT, DT__OP_GELU};
     static const int binary[] = {DT__OP_ADD, DT__OP_SUB, DT__OP_MUL, DT__OP_DIV, DT__OP_GELU_GRAD};
     int32_t target[40];
     dt__adamw_step u;
@@ -2655,7 +2708,8 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
     dt__sha256_add(h, out, 4 * 1001);
 }
 
-static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out, dt__sha256 *h)
+static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out,
+                            dt__sha256 *h)
 {
     dt__gemm g;
     dt__attention a;
@@ -2710,8 +2764,11 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
     dt_result r = dt__pool_reserve(pool, dt__max(k->gemm_scratch(), k->attention_scratch(39, 13)));
     if (!r) r = dt__self_hash(k, pool, hex);
     if (!r && strcmp(hex, DT__SELF_CHECK))
-        r = dt__error(DT_E_SELFCHECK, "the %s kernels of this build do not compute exactly (self-check %.16s, expected %.16s): a compiler flag changes "
-                      "floating point; build without -ffast-math and its parts, or try DT_ISA=portable", k->name, hex, DT__SELF_CHECK);
+        r = dt__error(DT_E_SELFCHECK,
+                      "the %s kernels of this build do not compute exactly (self-check %.16s, expected %.16s): a "
+                      "compiler flag changes "
+                      "floating point; build without -ffast-math and its parts, or try DT_ISA=portable",
+                      k->name, hex, DT__SELF_CHECK);
     return r;
 }
 
@@ -2841,7 +2898,8 @@ static int64_t dt__rows(const dt__node *n)
 static const char *dt__shape_text(const dt_shape *s, char *text)
 {
     int used = snprintf(text, 96, "(");
-    for (int i = 0; i < s->dims && used < 70; i++) used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
+    for (int i = 0; i < s->dims && used < 70; i++)
+        used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
     snprintf(text + used, 96 - (size_t)used, ")");
     return text;
 }
@@ -2942,7 +3000,8 @@ static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, 
 
 static dt_tensor dt__append(dt_graph *g, const dt__node *node)
 {
-    if (!dt__grow((void **)&g->nodes, g->count, &g->capacity, sizeof *g->nodes)) return dt__poison(g, DT_E_MEMORY, "no memory for the graph");
+    if (!dt__grow((void **)&g->nodes, g->count, &g->capacity, sizeof *g->nodes))
+        return dt__poison(g, DT_E_MEMORY, "no memory for the graph");
     g->nodes[g->count] = *node;
     return dt__tensor(g->count++);
 }
@@ -3012,7 +3071,8 @@ static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int integer)
 {
     char text[96];
     dt__node n = dt__node_make(op, shape, dt__tensor(0), dt__tensor(0), dt__tensor(0));
-    if (!dt__shape_ok(&shape)) return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__shape_text(&shape, text));
+    if (!dt__shape_ok(&shape))
+        return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__shape_text(&shape, text));
     n.integer = integer;
     n.needs_grad = !integer;
     return dt__push(g, &n, NULL);
@@ -3021,13 +3081,21 @@ static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int integer)
 static dt_tensor dt__leaf_from(dt_graph *g, dt_shape shape, const void *data, int integer)
 {
     dt_tensor t;
-    if (!g->eager) return dt__poison(g, DT_E_USAGE, "values are given to eager graphs only; a segment's values are its input and parameters");
+    if (!g->eager)
+        return dt__poison(g, DT_E_USAGE,
+                          "values are given to eager graphs only; a segment's values are its input and parameters");
     t = dt__leaf(g, DT__OP_INPUT, shape, integer);
     if (t.id) memcpy(dt__at(g, t)->data, data, 4 * (size_t)dt_shape_count(shape));
     return t;
 }
-DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data) { return dt__leaf_from(g, shape, data, 0); }
-DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data) { return dt__leaf_from(g, shape, data, 1); }
+DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data)
+{
+    return dt__leaf_from(g, shape, data, 0);
+}
+DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data)
+{
+    return dt__leaf_from(g, shape, data, 1);
+}
 
 /* Draws a parameter's first values on the pool. The stream is keyed by a hash of the full name (R16). */
 typedef struct dt__init_job {
@@ -3228,7 +3296,8 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
 }
 
 /* Copies x (strided by `stride` along out's axes) to out, for rows [begin, end) of out's leading axes. */
-static void dt__copy_strided(const dt_shape *shape, const int64_t *stride, float *out, const float *x, int64_t begin, int64_t end)
+static void dt__copy_strided(const dt_shape *shape, const int64_t *stride, float *out, const float *x, int64_t begin,
+                             int64_t end)
 {
     int last = shape->dims - 1;
     int64_t cols = last < 0 ? 1 : shape->n[last], step = last < 0 ? 1 : stride[last];
@@ -3263,7 +3332,8 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
     if (!x.id) return x;
     if (axis < 0) axis += n.shape.dims;
     if (axis < 0 || axis >= n.shape.dims || begin < 0 || begin >= end || end > n.shape.n[axis])
-        return dt__poison(g, DT_E_SHAPE, "slice: [%lld, %lld) of axis %d is outside the tensor", (long long)begin, (long long)end, axis);
+        return dt__poison(g, DT_E_SHAPE, "slice: [%lld, %lld) of axis %d is outside the tensor", (long long)begin,
+                          (long long)end, axis);
     n.shape.n[axis] = end - begin;
     n.i[0] = axis;
     n.i[1] = begin;
@@ -3271,7 +3341,8 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
 }
 
 /* Both slice and pad move one box: outer x (length * inner) floats at an offset along the axis of the larger tensor. */
-static void dt__copy_box(float *out, const float *x, const dt_shape *small, const dt_shape *large, int axis, int64_t begin, int out_is_small)
+static void dt__copy_box(float *out, const float *x, const dt_shape *small, const dt_shape *large, int axis,
+                         int64_t begin, int out_is_small)
 {
     int64_t outer = dt__span(small, 0, axis), inner = dt__span(small, axis + 1, small->dims);
     int64_t length = small->n[axis] * inner, pitch = large->n[axis] * inner;
@@ -3297,7 +3368,8 @@ DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
     char a[96], b[96];
     if (!x.id) return x;
     if (!dt__shape_ok(&shape) || !dt__broadcast(&dt__at(g, x)->shape, &shape, &both) || !dt__same_shape(&both, &shape))
-        return dt__poison(g, DT_E_SHAPE, "expand: %s does not broadcast to %s", dt__shape_text(&dt__at(g, x)->shape, a), dt__shape_text(&shape, b));
+        return dt__poison(g, DT_E_SHAPE, "expand: %s does not broadcast to %s", dt__shape_text(&dt__at(g, x)->shape, a),
+                          dt__shape_text(&shape, b));
     return dt__push_op(g, DT__OP_EXPAND, shape, x, dt__tensor(0), dt__tensor(0));
 }
 static void dt__expand_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
@@ -3313,7 +3385,9 @@ DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt__at(g, x)->shape;
     if (!x.id) return x;
-    if (s.dims < 1 || !dt__is_pow2(s.n[0])) return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %lld parts; 1, 2, 4, .. are possible", (long long)(s.dims ? s.n[0] : 0));
+    if (s.dims < 1 || !dt__is_pow2(s.n[0]))
+        return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %lld parts; 1, 2, 4, .. are possible",
+                          (long long)(s.dims ? s.n[0] : 0));
     memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(s.dims - 1));
     s.dims--;
     return dt__push_op(g, DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
@@ -3325,7 +3399,8 @@ static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end, int 
     const dt__node *in = dt__in(c, 0);
     (void)worker;
     for (; begin < end; begin += 1024)
-        dt__tree_sum(c->env->k, c->out + begin, c->in[0] + begin, in->shape.n[0], dt__count(c->n), dt__min(1024, end - begin));
+        dt__tree_sum(c->env->k, c->out + begin, c->in[0] + begin, in->shape.n[0], dt__count(c->n),
+                     dt__min(1024, end - begin));
 }
 static void dt__run_combine(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__combine_part); }
 
@@ -3360,8 +3435,9 @@ static dt_tensor dt__binary_op(dt_graph *g, int op, dt_tensor a, dt_tensor b)
     char x[96], y[96];
     if (!a.id || !b.id) return dt__tensor(0);
     if (!dt__broadcast(&dt__at(g, a)->shape, &dt__at(g, b)->shape, &s))
-        return dt__poison(g, DT_E_SHAPE, "%s: shapes %s and %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
-                          dt__op_of(op)->name, dt__shape_text(&dt__at(g, a)->shape, x), dt__shape_text(&dt__at(g, b)->shape, y));
+        return dt__poison(
+            g, DT_E_SHAPE, "%s: shapes %s and %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
+            dt__op_of(op)->name, dt__shape_text(&dt__at(g, a)->shape, x), dt__shape_text(&dt__at(g, b)->shape, y));
     return dt__push_op(g, op, s, a, b, dt__tensor(0));
 }
 DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_ADD, a, b); }
@@ -3392,7 +3468,8 @@ static void dt__binary_rows(const dt__call *c, int64_t begin, int64_t end, int w
             oa += at * sa[axis];
             ob += at * sb[axis];
         }
-        c->env->k->binary(c->n->op, c->out + r * run, c->in[0] + oa, last >= 0 && sa[last], c->in[1] + ob, last >= 0 && sb[last], run);
+        c->env->k->binary(c->n->op, c->out + r * run, c->in[0] + oa, last >= 0 && sa[last], c->in[1] + ob,
+                          last >= 0 && sb[last], run);
     }
 }
 static void dt__run_binary(const dt__call *c)
@@ -3450,12 +3527,15 @@ static dt_tensor dt__reduce_axes(dt_graph *g, dt_tensor x, unsigned mask, int ma
     int order[DT_MAX_DIMS], count = 0, reduced = 0;
     if (!x.id) return x;
     if (mask == DT_ALL) mask = (1u << s.dims) - 1u;
-    if (mask >> s.dims) return dt__poison(g, DT_E_SHAPE, "%s: axis mask 0x%x names an axis that a tensor of %d axes does not have", name, mask, s.dims);
+    if (mask >> s.dims)
+        return dt__poison(g, DT_E_SHAPE, "%s: axis mask 0x%x names an axis that a tensor of %d axes does not have",
+                          name, mask, s.dims);
     if (!mask) return x;
     for (int i = 0; i < s.dims; i++)
         if (!(mask >> i & 1u)) out.n[count] = s.n[i], order[count++] = i;
     out.dims = count;
-    if (!maximum && count && mask == (1u << (s.dims - count)) - 1u) return dt__push_op(g, DT__OP_COL_SUM, out, x, dt__tensor(0), dt__tensor(0));
+    if (!maximum && count && mask == (1u << (s.dims - count)) - 1u)
+        return dt__push_op(g, DT__OP_COL_SUM, out, x, dt__tensor(0), dt__tensor(0));
     for (int i = 0; i < s.dims; i++)
         if (mask >> i & 1u) order[count + reduced++] = i;
     for (int i = 0; i < s.dims; i++)
@@ -3490,9 +3570,13 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     k = fits ? sa.n[sa.dims - 1 - ta] : 0;
     kb = fits ? sb.n[sb.dims - 2 + tb] : 1;
     if (k != kb)
-        return dt__poison(g, DT_E_SHAPE, "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal or b a matrix",
-                          dt__shape_text(&sa, x), ta ? "^T" : "", dt__shape_text(&sb, y), tb ? "^T" : "");
-    if (parts && k % parts) return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)k, (long long)parts);
+        return dt__poison(
+            g, DT_E_SHAPE,
+            "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal or b a matrix",
+            dt__shape_text(&sa, x), ta ? "^T" : "", dt__shape_text(&sb, y), tb ? "^T" : "");
+    if (parts && k % parts)
+        return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)k,
+                          (long long)parts);
     n.shape.n[sa.dims - 2] = sa.n[sa.dims - 2 + ta];
     n.shape.n[sa.dims - 1] = sb.n[sb.dims - 1 - tb];
     if (parts) {
@@ -3548,9 +3632,18 @@ static dt_tensor dt__linear(dt_graph *g, dt_tensor x, const char *name, int64_t 
     if (form == 'r') y = dt_combine(g, y);
     return dt_add(g, y, b);
 }
-DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width) { return dt__linear(g, x, name, width, 0.02f, 0); }
-DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std) { return dt__linear(g, x, name, width, std, 'c'); }
-DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std) { return dt__linear(g, x, name, width, std, 'r'); }
+DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width)
+{
+    return dt__linear(g, x, name, width, 0.02f, 0);
+}
+DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
+{
+    return dt__linear(g, x, name, width, std, 'c');
+}
+DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
+{
+    return dt__linear(g, x, name, width, std, 'r');
+}
 
 /* ---- embedding ------------------------------------------------------------------------------------ */
 
@@ -3563,7 +3656,8 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
     for (int64_t i = 0; g->eager && i < dt_shape_count(s); i++) {
         int32_t token = ((const int32_t *)dt__at(g, tokens)->data)[i];
         if (token < 0 || token >= dt_dim(g, table, 0))
-            return dt__poison(g, DT_E_SHAPE, "embed: token %d at %lld is outside [0, %lld)", token, (long long)i, (long long)dt_dim(g, table, 0));
+            return dt__poison(g, DT_E_SHAPE, "embed: token %d at %lld is outside [0, %lld)", token, (long long)i,
+                              (long long)dt_dim(g, table, 0));
     }
     s.n[s.dims++] = dt_dim(g, table, 1);
     return dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__tensor(0));
@@ -3612,7 +3706,8 @@ static void dt__layernorm_rows(const dt__call *c, int64_t begin, int64_t end, in
 {
     int64_t cols = dt__cols(c->n);
     (void)worker;
-    c->env->k->layernorm(c->out + begin * cols, c->aux + begin * 2, c->in[0] + begin * cols, c->in[1], c->in[2], end - begin, cols, DT__LAYERNORM_EPS);
+    c->env->k->layernorm(c->out + begin * cols, c->aux + begin * 2, c->in[0] + begin * cols, c->in[1], c->in[2],
+                         end - begin, cols, DT__LAYERNORM_EPS);
 }
 static void dt__run_layernorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_rows); }
 
@@ -3620,8 +3715,8 @@ static void dt__run_layernorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 
 static void dt__layernorm_dx_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     int64_t cols = dt__cols(c->n), at = begin * cols;
-    c->env->k->layernorm_dx(c->out + at, c->in[0] + at, c->in[1] + at, c->in[2] + begin * 2, c->in[3], end - begin, cols,
-                            (float *)dt__scratch(c->env->pool, worker));
+    c->env->k->layernorm_dx(c->out + at, c->in[0] + at, c->in[1] + at, c->in[2] + begin * 2, c->in[3], end - begin,
+                            cols, (float *)dt__scratch(c->env->pool, worker));
 }
 static void dt__run_layernorm_dx(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_dx_rows); }
 
@@ -3631,9 +3726,13 @@ static void dt__layernorm_dgamma_cols(const dt__call *c, int64_t begin, int64_t 
     int64_t cols = dt__count(c->n);
     (void)worker;
     if (c->fresh) memset(c->out + begin, 0, 4 * (size_t)(end - begin));
-    c->env->k->layernorm_dgamma(c->out + begin, c->in[0] + begin, c->in[1] + begin, c->in[2], dt__rows(dt__in(c, 0)), end - begin, cols);
+    c->env->k->layernorm_dgamma(c->out + begin, c->in[0] + begin, c->in[1] + begin, c->in[2], dt__rows(dt__in(c, 0)),
+                                end - begin, cols);
 }
-static void dt__run_layernorm_dgamma(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__layernorm_dgamma_cols); }
+static void dt__run_layernorm_dgamma(const dt__call *c)
+{
+    dt__split(c, dt__count(c->n), 64, dt__layernorm_dgamma_cols);
+}
 
 /* ---- attention and dropout ------------------------------------------------------------------------- */
 
@@ -3652,8 +3751,10 @@ DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int cau
     dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
     if (!qkv.id) return qkv;
     if (s.dims != 3 || heads < 1 || s.n[2] % (3 * heads))
-        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads", (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
-    if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "attention: dropout %g is outside [0, 1)", (double)p);
+        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
+                          (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
+    if (!(p >= 0.0f && p < 1.0f))
+        return dt__poison(g, DT_E_USAGE, "attention: dropout %g is outside [0, 1)", (double)p);
     n.shape.n[2] = s.n[2] / 3;
     n.i[0] = heads, n.i[1] = causal, n.i[2] = p > 0.0f ? g->sites++ : 0;
     n.f = p;
@@ -3748,10 +3849,13 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
     if (!logits.id || !targets.id) return dt__tensor(0);
     rows = dt__rows(dt__at(g, logits));
     if (!dt__at(g, targets)->integer || dt__count(dt__at(g, targets)) != rows)
-        return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)", (long long)rows);
+        return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
+                          (long long)rows);
     for (int64_t i = 0; g->eager && i < rows; i++) {
         int32_t target = ((const int32_t *)dt__at(g, targets)->data)[i];
-        if (target >= dt_dim(g, logits, -1)) return dt__poison(g, DT_E_SHAPE, "cross_entropy: target %d is outside the %lld classes", target, (long long)dt_dim(g, logits, -1));
+        if (target >= dt_dim(g, logits, -1))
+            return dt__poison(g, DT_E_SHAPE, "cross_entropy: target %d is outside the %lld classes", target,
+                              (long long)dt_dim(g, logits, -1));
         valid += target >= 0;
     }
     stats = dt_shape2(3, rows); /* max and sum interleaved (rows,2), then the loss of each row */
@@ -3762,8 +3866,9 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
 static void dt__cross_entropy_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     int64_t rows = dt__rows(dt__in(c, 0)), cols = dt__cols(dt__in(c, 0));
-    c->env->k->cross_entropy(c->aux + 2 * rows + begin, c->aux + 2 * begin, c->in[0] + begin * cols, (const int32_t *)c->in[1] + begin,
-                             end - begin, cols, (float *)dt__scratch(c->env->pool, worker));
+    c->env->k->cross_entropy(c->aux + 2 * rows + begin, c->aux + 2 * begin, c->in[0] + begin * cols,
+                             (const int32_t *)c->in[1] + begin, end - begin, cols,
+                             (float *)dt__scratch(c->env->pool, worker));
 }
 static void dt__run_cross_entropy(const dt__call *c)
 {
@@ -3776,10 +3881,13 @@ static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_
 {
     int64_t cols = dt__cols(c->n);
     (void)worker;
-    c->env->k->cross_entropy_grad(c->out + begin * cols, c->in[0] + begin * cols, c->in[1] + 2 * begin, (const int32_t *)c->in[2] + begin,
-                                  c->in[3][0], end - begin, cols);
+    c->env->k->cross_entropy_grad(c->out + begin * cols, c->in[0] + begin * cols, c->in[1] + 2 * begin,
+                                  (const int32_t *)c->in[2] + begin, c->in[3][0], end - begin, cols);
 }
-static void dt__run_cross_entropy_grad(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__cross_entropy_grad_rows); }
+static void dt__run_cross_entropy_grad(const dt__call *c)
+{
+    dt__split(c, dt__rows(c->n), 16, dt__cross_entropy_grad_rows);
+}
 
 /* out += x: a parameter's gradient that did not come from a chain over tokens. */
 static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end, int worker)
@@ -3809,7 +3917,10 @@ static dt_tensor dt__input(const dt_graph *g, int32_t id, int input) { return dt
 static dt_tensor dt__nothing(void) { return dt__tensor(0); }
 
 /* Is input `input` of node `id` a parameter whose gradient is accumulated in a slot? */
-static int dt__to_slot(const dt_graph *g, int32_t id, int input) { return !g->eager && g->nodes[g->nodes[id].in[input]].op == DT__OP_PARAM; }
+static int dt__to_slot(const dt_graph *g, int32_t id, int input)
+{
+    return !g->eager && g->nodes[g->nodes[id].in[input]].op == DT__OP_PARAM;
+}
 
 /* Says that `t` is the gradient of input `input` of node `id`. */
 static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
@@ -3889,14 +4000,23 @@ static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
 }
 
 static void dt__grad_neg(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_neg(g, dy)); }
-static void dt__grad_scale(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_scale(g, dy, g->nodes[id].f)); }
+static void dt__grad_scale(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_scale(g, dy, g->nodes[id].f));
+}
 static void dt__grad_exp(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_mul(g, dy, dt__tensor(id))); }
-static void dt__grad_log(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_div(g, dy, dt__input(g, id, 0))); }
+static void dt__grad_log(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_div(g, dy, dt__input(g, id, 0)));
+}
 static void dt__grad_tanh(dt_graph *g, int32_t id, dt_tensor dy) /* dy - dy y y */
 {
     dt__flow(g, id, 0, dt_sub(g, dy, dt_mul(g, dt_mul(g, dy, dt__tensor(id)), dt__tensor(id))));
 }
-static void dt__grad_sqrt(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_div(g, dt_scale(g, dy, 0.5f), dt__tensor(id))); }
+static void dt__grad_sqrt(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_div(g, dt_scale(g, dy, 0.5f), dt__tensor(id)));
+}
 static void dt__grad_rsqrt(dt_graph *g, int32_t id, dt_tensor dy) /* -dy/2 y y y */
 {
     dt_tensor y = dt__tensor(id);
@@ -3949,7 +4069,8 @@ static void dt__grad_row_max(dt_graph *g, int32_t id, dt_tensor dy)
 /* (..,K) as (rows,K). */
 static dt_tensor dt__as_matrix(dt_graph *g, dt_tensor x)
 {
-    return dt__at(g, x)->shape.dims == 2 ? x : dt_reshape(g, x, dt_shape2(dt__rows(dt__at(g, x)), dt__cols(dt__at(g, x))));
+    return dt__at(g, x)->shape.dims == 2 ? x
+                                         : dt_reshape(g, x, dt_shape2(dt__rows(dt__at(g, x)), dt__cols(dt__at(g, x))));
 }
 
 /* C = op(A) op(B): dA = dC op(B)^T, dB = op(A)^T dC, each transposed when its operand was. */
@@ -3983,7 +4104,8 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
 
 static void dt__grad_embed(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt__node chain = dt__node_make(DT__OP_EMBED_GRAD, dt__at(g, dt__input(g, id, 0))->shape, dt__input(g, id, 1), dy, dt__nothing());
+    dt__node chain =
+        dt__node_make(DT__OP_EMBED_GRAD, dt__at(g, dt__input(g, id, 0))->shape, dt__input(g, id, 1), dy, dt__nothing());
     dt__flow_chain(g, id, 0, &chain);
 }
 
@@ -4001,7 +4123,8 @@ static void dt__grad_layernorm(dt_graph *g, int32_t id, dt_tensor dy)
 static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor qkv = dt__input(g, id, 0);
-    dt__node n = dt__node_make(DT__OP_ATTENTION_GRAD, dt__at(g, qkv)->shape, qkv, dt__tensor(g->nodes[id].aux), dt__tensor(id));
+    dt__node n =
+        dt__node_make(DT__OP_ATTENTION_GRAD, dt__at(g, qkv)->shape, qkv, dt__tensor(g->nodes[id].aux), dt__tensor(id));
     n.in[n.inputs++] = dy.id;
     memcpy(n.i, g->nodes[id].i, sizeof n.i);
     n.f = g->nodes[id].f;
@@ -4019,7 +4142,8 @@ static void dt__grad_dropout(dt_graph *g, int32_t id, dt_tensor dy)
 static void dt__grad_cross_entropy(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor logits = dt__input(g, id, 0);
-    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY_GRAD, dt__at(g, logits)->shape, logits, dt__tensor(g->nodes[id].aux), dt__input(g, id, 1));
+    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY_GRAD, dt__at(g, logits)->shape, logits,
+                               dt__tensor(g->nodes[id].aux), dt__input(g, id, 1));
     n.in[n.inputs++] = dy.id;
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
@@ -4080,15 +4204,18 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
 
 DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t)
 {
-    return t.id && dt__at(g, t)->grad ? dt__tensor(dt__at(g, t)->grad) : dt__poison(g, DT_E_USAGE, "dt_grad: the loss does not depend on this tensor, or dt_backward was not called");
+    return t.id && dt__at(g, t)->grad
+               ? dt__tensor(dt__at(g, t)->grad)
+               : dt__poison(g, DT_E_USAGE,
+                            "dt_grad: the loss does not depend on this tensor, or dt_backward was not called");
 }
 
 /* ---- plan: a segment's ops in order, with a place for every value ------------------------------
  * Values are in one of these places. SAVED lives from forward to backward of one unit of work; TEMP is reused as
  * values die; the rest is bound by the executor. Today's only pass is dead-code removal and reuse in place; the
  * compiler (H9) will rewrite the graph before this. */
-enum { DT__AT_NOWHERE, DT__AT_INPUT, DT__AT_OUTPUT, DT__AT_TARGETS, DT__AT_GRAD_OUT, DT__AT_GRAD_IN, DT__AT_PARAM, DT__AT_SLOT,
-       DT__AT_SAVED, DT__AT_TEMP, DT__PLACES };
+enum { DT__AT_NOWHERE, DT__AT_INPUT, DT__AT_OUTPUT, DT__AT_TARGETS, DT__AT_GRAD_OUT, DT__AT_GRAD_IN, DT__AT_PARAM,
+       DT__AT_SLOT, DT__AT_SAVED, DT__AT_TEMP, DT__PLACES };
 
 typedef struct dt__home {
     int32_t place;
@@ -4131,7 +4258,8 @@ static double dt__node_flops(const dt_graph *g, const dt__node *n)
         return 2.0 * (double)dt__count(n) * (double)a->n[a->dims - 1 - n->i[0]] / (double)dt__max(1, n->i[2]);
     }
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
-        double pairs = (double)n->shape.n[1] * (double)n->shape.n[1] * (n->i[1] ? 0.5 : 1.0), width = (double)dt__cols(&g->nodes[n->in[0]]) / 3.0;
+        double pairs = (double)n->shape.n[1] * (double)n->shape.n[1] * (n->i[1] ? 0.5 : 1.0),
+               width = (double)dt__cols(&g->nodes[n->in[0]]) / 3.0;
         return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)n->shape.n[0] * pairs * width;
     }
     return 0.0;
@@ -4149,7 +4277,8 @@ static int64_t dt__fit(const dt__block *blocks, int32_t count, int32_t now, int6
     for (int again = 1; again;) {
         again = 0;
         for (int32_t i = 0; i < count; i++)
-            if (blocks[i].last >= now && blocks[i].offset < offset + size && offset < blocks[i].offset + blocks[i].size) {
+            if (blocks[i].last >= now && blocks[i].offset < offset + size &&
+                offset < blocks[i].offset + blocks[i].size) {
                 offset = blocks[i].offset + blocks[i].size;
                 again = 1;
             }
@@ -4172,9 +4301,11 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
     const dt__node *n = &g->nodes[id];
     for (int i = 0; i < n->inputs; i++) {
         int32_t r = dt__root(g, n->in[i]);
-        if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now || dt__count(&g->nodes[r]) != dt__count(n)) continue;
+        if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now || dt__count(&g->nodes[r]) != dt__count(n))
+            continue;
         if (!dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape)) continue;
-        if (w->p->home[r].place == DT__AT_TEMP || (w->p->home[r].place == DT__AT_SAVED && now >= w->p->forward_count)) return r;
+        if (w->p->home[r].place == DT__AT_TEMP || (w->p->home[r].place == DT__AT_SAVED && now >= w->p->forward_count))
+            return r;
     }
     return 0;
 }
@@ -4297,11 +4428,13 @@ static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
     const dt__home *h = &p->home[dt__root(p->g, id)];
     if (h->place == DT__AT_PARAM) return b->params + b->param[h->offset];
     if (h->place == DT__AT_SLOT) return b->slots + b->slot[h->offset];
+    DT_ASSERT(h->place == DT__AT_NOWHERE || b->at[h->place]);
     return h->place == DT__AT_NOWHERE ? NULL : b->at[h->place] + h->offset;
 }
 
 /* Runs ops [begin, begin + count) of the order. fresh: gradient slots start from +0. */
-static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const dt__bind *b, const dt__env *env, int fresh)
+static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const dt__bind *b, const dt__env *env,
+                         int fresh)
 {
     for (int32_t k = begin; k < begin + count; k++) {
         const dt__node *n = &p->g->nodes[p->order[k]];
@@ -4321,7 +4454,10 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
  * H8  models: segments, GPT-2
  * ========================================================================================= */
 
-DT_API dt_tensor dt_targets(dt_graph *g) { return g->targets.id ? g->targets : dt__poison(g, DT_E_USAGE, "dt_targets: only a segment has targets"); }
+DT_API dt_tensor dt_targets(dt_graph *g)
+{
+    return g->targets.id ? g->targets : dt__poison(g, DT_E_USAGE, "dt_targets: only a segment has targets");
+}
 
 /* ---- GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, tied head ---------------- */
 
@@ -4366,8 +4502,9 @@ typedef struct dt__size {
     const char *name;
     int layers, heads, width;
 } dt__size;
-static const dt__size dt__gpt2_sizes[] = {{"nano", 2, 2, 64},     {"micro", 3, 4, 128},    {"tiny", 4, 4, 192},      {"small", 6, 6, 384},
-                                          {"124M", 12, 12, 768}, {"355M", 24, 16, 1024}, {"774M", 36, 20, 1280}, {"1558M", 48, 25, 1600}};
+static const dt__size dt__gpt2_sizes[] = {{"nano", 2, 2, 64},     {"micro", 3, 4, 128},   {"tiny", 4, 4, 192},
+                                          {"small", 6, 6, 384},   {"124M", 12, 12, 768},  {"355M", 24, 16, 1024},
+                                          {"774M", 36, 20, 1280}, {"1558M", 48, 25, 1600}};
 enum { DT__SIZES = (int)(sizeof dt__gpt2_sizes / sizeof *dt__gpt2_sizes) };
 
 DT_API dt_model dt_model_gpt2(const char *size)
@@ -4397,7 +4534,7 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 
 typedef struct dt__built {
     dt__plan *plan;
-    int owner;             /* this segment's graph is the plan's; others with the same plan only have other parameters */
+    int owner; /* this segment's graph is the plan's; others with the same plan only have other parameters */
     int64_t *param, *slot; /* offsets of its parameters and gradient slots, in floats */
     int64_t input, output; /* floats of its input and output */
 } dt__built;
@@ -4439,7 +4576,8 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     *index = dt__net_find(net, p->name);
     if (*index >= 0) {
         if (dt__same_shape(&net->params[*index].is.shape, &p->shape)) return DT_OK;
-        return dt__error(DT_E_SHAPE, "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
+        return dt__error(DT_E_SHAPE,
+                         "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
                          dt__shape_text(&net->params[*index].is.shape, a), dt__shape_text(&p->shape, b));
     }
     list = (dt__net_param *)dt__alloc((int64_t)sizeof *list * (net->param_count + 1), "the parameter list");
@@ -4463,7 +4601,8 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
 }
 
 /* Records segment s over an input of `shape`: forward, then its gradient. The plan owns the graph. */
-static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape tokens, int first, int last, dt__plan **plan)
+static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape tokens, int first, int last,
+                                  dt__plan **plan)
 {
     dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx = dt__nothing();
@@ -4474,13 +4613,15 @@ static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape 
     g->targets = dt__leaf(g, DT__OP_INPUT, tokens, 1);
     y = s->build(g, g->input, s->user);
     y = dt__computed(g, y);
-    if (!g->result && last && (!y.id || dt__count(dt__at(g, y)) != 1)) dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy)");
+    if (!g->result && last && (!y.id || dt__count(dt__at(g, y)) != 1))
+        dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy)");
     g->forward_count = g->count;
     if (!g->result) {
         g->loss_seed = dt__leaf(g, DT__OP_INPUT, dt__at(g, y)->shape, 0);
         dt__differentiate(g, y, g->loss_seed);
         dx = dt__computed(g, dt__tensor(first ? 0 : dt__at(g, g->input)->grad));
-        if (!g->result && !first && !dx.id) dt__poison(g, DT_E_SHAPE, "the segment's output does not depend on its input");
+        if (!g->result && !first && !dx.id)
+            dt__poison(g, DT_E_SHAPE, "the segment's output does not depend on its input");
     }
     r = dt_graph_result(g);
     if (r) return dt_graph_close(&g), r;
@@ -4509,13 +4650,15 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     }
     for (int32_t i = 0; i < g->slot_count; i++) {
         int32_t index = dt__net_find(net, g->params[g->slots[i].param].name);
-        if (net->params[index].uses == 4) return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
+        if (net->params[index].uses == 4)
+            return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
         b->slot[i] = (int64_t)index * 4 + net->params[index].uses++; /* becomes an offset in dt__net_slots */
     }
     for (int64_t e = at - 1; e >= 0; e--) {
         dt__built *o = &net->segments[e];
-        if (!o->owner || list[e].build != list[at].build || list[e].user != list[at].user || o->plan->g->count != g->count ||
-            o->input != b->input || e == 0 || at == net->count - 1) continue;
+        if (!o->owner || list[e].build != list[at].build || list[e].user != list[at].user ||
+            o->plan->g->count != g->count || o->input != b->input || e == 0 || at == net->count - 1)
+            continue;
         dt__plan_close(&b->plan);
         b->plan = o->plan;
         b->owner = 0;
@@ -5807,7 +5950,8 @@ static void dt__region_drop(dt_comm *c, dt__region *region, int last)
     if (c->fd >= 0 || last) munmap(region->base, (size_t)region->bytes);
 #ifdef __linux__
     if (c->fd >= 0 && last)
-        (void)!syscall(SYS_fallocate, c->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)region->where, (off_t)region->bytes);
+        (void)!syscall(SYS_fallocate, c->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)region->where,
+                       (off_t)region->bytes);
 #endif
     dt__free(region);
 }
@@ -6708,7 +6852,7 @@ static void dt__run_of(int64_t shards, int ranks, int rank, int64_t *lo, int64_t
     *hi = *lo + each + (rank < more);
 }
 
-/* A partial sum in gradient set `set`: node `index` of tree level `level`, i.e. shards [index << level, +1 << level). */
+/* A partial sum in gradient set `set`: node `index` of tree level `level`: 1 << level shards from index << level on. */
 typedef struct dt__partial {
     int level, set;
     int64_t index;
@@ -6724,6 +6868,7 @@ typedef struct dt__stack {
 static void dt__stack_push(dt__stack *s, int64_t shard)
 {
     dt__partial *n = &s->node[s->count++];
+    DT_ASSERT(s->count <= 64);
     n->set = 0;
     while (s->used >> n->set & 1u) n->set++;
     s->used |= (uint64_t)1 << n->set;
@@ -6773,7 +6918,8 @@ typedef struct dt__program {
 static dt_instr *dt__emit(dt__program *p, int op, int32_t after)
 {
     dt_instr *i;
-    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return p->result = DT_E_MEMORY, p->list + p->count - 1;
+    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list))
+        return p->result = DT_E_MEMORY, p->list + p->count - 1;
     i = &p->list[p->count++];
     memset(i, 0, sizeof *i);
     i->op = op;
@@ -6798,8 +6944,9 @@ static dt_result dt__program_buckets(dt__program *p, const dt__net *net, int64_t
     return DT_OK;
 }
 
-/* Forward and backward of one unit; each bucket is folded, and reduced when `reduce`, as soon as backward is through it. */
-static void dt__program_unit(dt__program *p, const dt__net *net, dt__stack *stack, int32_t shard, int32_t micro, int fresh, int done, int reduce)
+/* Forward and backward of one unit; each bucket is folded, and reduced when `reduce`, as soon as it is complete. */
+static void dt__program_unit(dt__program *p, const dt__net *net, dt__stack *stack, int32_t shard, int32_t micro,
+                             int fresh, int done, int reduce)
 {
     int32_t set = stack->node[stack->count - 1].set, bucket = 0, last;
     dt__emit(p, DT_LOAD, p->count - 1);
@@ -6846,7 +6993,8 @@ static void dt__program_close(dt__program *p)
 
 /* The program of the rank that owns data shards [lo, hi). `shard`: all micro-batches of a shard, then the next shard.
  * `each`: all shards of a micro-batch, reduced, then the next micro-batch. */
-static dt_result dt__program_open(dt__program *p, const dt__net *net, int64_t lo, int64_t hi, int64_t micros, int accumulation, int64_t bucket)
+static dt_result dt__program_open(dt__program *p, const dt__net *net, int64_t lo, int64_t hi, int64_t micros,
+                                  int accumulation, int64_t bucket)
 {
     int64_t outer = accumulation == DT_EACH ? micros : 1, inner = accumulation == DT_EACH ? 1 : micros;
     dt_result r = dt__program_buckets(p, net, bucket);
@@ -6861,7 +7009,8 @@ static dt_result dt__program_open(dt__program *p, const dt__net *net, int64_t lo
         for (int64_t s = lo; s < hi; s++) {
             dt__stack_push(&stack, s);
             for (int64_t m = 0; m < inner; m++)
-                dt__program_unit(p, net, &stack, (int32_t)s, (int32_t)(o + m), m == 0, m == inner - 1, s == hi - 1 && m == inner - 1);
+                dt__program_unit(p, net, &stack, (int32_t)s, (int32_t)(o + m), m == 0, m == inner - 1,
+                                 s == hi - 1 && m == inner - 1);
             while (dt__stack_join(&stack, &set, &from)) continue;
         }
     }
@@ -6873,11 +7022,15 @@ static dt_result dt__program_open(dt__program *p, const dt__net *net, int64_t lo
 static void dt__instr_text(const dt_instr *i, char *text, size_t size)
 {
     static const char *const names[] = {"LOAD", "FORWARD", "BACKWARD", "FOLD", "REDUCE", "TOTAL", "UPDATE"};
-    const struct { const char *name; int32_t value; } field[] = {{"shard", i->shard}, {"micro", i->micro}, {"segment", i->segment},
-                                                                  {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}};
+    const struct {
+        const char *name;
+        int32_t value;
+    } field[] = {{"shard", i->shard},   {"micro", i->micro}, {"segment", i->segment},
+                 {"bucket", i->bucket}, {"set", i->set},     {"from", i->from}};
     int used = snprintf(text, size, "%-8s", names[i->op]);
     for (int f = 0; f < 6; f++)
-        if (field[f].value >= 0 && (size_t)used < size) used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
+        if (field[f].value >= 0 && (size_t)used < size)
+            used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
 }
 
 /* ---- the executor ---------------------------------------------------------------------------------- */
@@ -6905,6 +7058,7 @@ typedef struct dt__engine {
     int64_t step;
     const int32_t *tokens, *targets; /* of the unit in work, (rows,T) */
     double seconds_compute, seconds_reduce, seconds_update;
+    int32_t micro; /* of the last backward: weight gradients run in micro-batch order (R3) */
 } dt__engine;
 
 /* Binds segment s: its parameters, its input (the output before it), its saved values. */
@@ -6997,7 +7151,8 @@ static void dt__update_task(void *context, int64_t task, int worker)
     const dt__update_job *j = (const dt__update_job *)context;
     int64_t at = j->p->offset + task * 65536;
     (void)worker;
-    j->e->k->adamw(j->e->params + at, j->e->mean + at, j->e->var + at, j->grad + task * 65536, dt__min(65536, j->p->count - task * 65536), j->u);
+    j->e->k->adamw(j->e->params + at, j->e->mean + at, j->e->var + at, j->grad + task * 65536,
+                   dt__min(65536, j->p->count - task * 65536), j->u);
 }
 
 /* Uses of tied weights are added in use order (R8), then norm, clip and AdamW. */
@@ -7015,7 +7170,9 @@ static dt_result dt__engine_update(dt__engine *e)
     }
     e->norm = dt__sqrtf(squares);
     if (!(squares <= 3.402823466e38f)) /* also NaN */
-        return dt__error(DT_E_NUMERIC, "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup", (long long)e->step + 1);
+        return dt__error(DT_E_NUMERIC,
+                         "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
+                         (long long)e->step + 1);
     if (r->clip > 0.0f && e->norm > r->clip) clip = r->clip / (e->norm + 1e-6f);
     e->rate = dt_learning_rate(r, e->step);
     decayed = plain = dt__adamw_begin(&e->adamw, r, e->rate, clip);
@@ -7034,7 +7191,7 @@ static dt_result dt__engine_update(dt__engine *e)
 /* Where a unit's tokens come from: the trainer fills engine->tokens, targets and the samples' random streams. */
 typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
-/* Runs one optimizer step. shard_loss[s - lo] becomes the chain of the unit losses of shard s over micro-batches (R12). */
+/* Runs one optimizer step. shard_loss[s - lo] becomes the chain of shard s's unit losses over micro-batches (R12). */
 static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
 {
     dt_result r = DT_OK;
@@ -7050,7 +7207,11 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
             dt__engine_forward(e, i->segment);
             if (i->segment == e->net.count - 1) e->shard_loss[i->shard - e->lo] += dt__engine_loss(e);
             break;
-        case DT_BACKWARD: dt__engine_backward(e, i->segment, i->set, i->fresh); break;
+        case DT_BACKWARD:
+            DT_ASSERT(i->fresh || i->micro == e->micro || i->micro == e->micro + 1);
+            e->micro = i->micro;
+            dt__engine_backward(e, i->segment, i->set, i->fresh);
+            break;
         case DT_FOLD:
         case DT_TOTAL: dt__engine_fold(e, i); break;
         case DT_REDUCE:
@@ -7059,7 +7220,9 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
             break;
         default: r = dt__engine_update(e); break;
         }
-        *(i->op == DT_REDUCE ? &e->seconds_reduce : i->op == DT_UPDATE ? &e->seconds_update : &e->seconds_compute) += dt__now() - start;
+        *(i->op == DT_REDUCE   ? &e->seconds_reduce
+          : i->op == DT_UPDATE ? &e->seconds_update
+                               : &e->seconds_compute) += dt__now() - start;
     }
     dt__fp_leave(saved);
     return r;
@@ -7629,47 +7792,52 @@ typedef struct dt__option {
     const char *names; /* TYPE_NAME: the values 0, 1, .. */
 } dt__option;
 
-#define DT__RECIPE(name, argument, type, field, sentence) {name, argument, sentence, type, 0, offsetof(dt_recipe, field), NULL},
-#define DT__LAYOUT(name, argument, type, field, sentence) {name, argument, sentence, type, 1, offsetof(dt_layout, field), NULL},
+#define DT__RECIPE(name, argument, type, field, sentence)                                                    \
+    {name, argument, sentence, type, 0, offsetof(dt_recipe, field), NULL}
+#define DT__LAYOUT(name, argument, type, field, sentence)                                                    \
+    {name, argument, sentence, type, 1, offsetof(dt_layout, field), NULL}
+#define DT__NAMED(name, field, names, sentence)                                                              \
+    {name, "KIND", sentence, DT__TYPE_NAME, 0, offsetof(dt_recipe, field), names}
 static const dt__option dt__options[] = {
-    DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern with * and ?")
-    DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, "GPT-2 size: nano, micro, tiny, small, 124M, 355M, 774M, 1558M")
-    DT__RECIPE("layers", "N", DT__TYPE_INT, model.layers, "blocks")
-    DT__RECIPE("heads", "N", DT__TYPE_INT, model.heads, "attention heads")
-    DT__RECIPE("width", "N", DT__TYPE_INT, model.width, "channels")
-    DT__RECIPE("vocabulary", "N", DT__TYPE_INT, model.vocabulary, "token ids; 0: what the data has")
-    DT__RECIPE("dropout", "P", DT__TYPE_FLOAT, dropout, "probability")
-    DT__RECIPE("steps", "N", DT__TYPE_INT, steps, "optimizer steps")
-    DT__RECIPE("batch", "N", DT__TYPE_INT, batch, "sequences per step")
-    DT__RECIPE("micro-batch", "N", DT__TYPE_INT, micro_batch, "sequences per micro-batch; 0: the batch")
-    DT__RECIPE("sequence", "T", DT__TYPE_INT, sequence, "tokens per sequence")
-    DT__RECIPE("seed", "N", DT__TYPE_INT, seed, "of weights, order and dropout")
-    DT__RECIPE("data-shards", "N", DT__TYPE_INT, data_shards, "logical data shards, a power of two: up to so many ranks")
-    {"accumulation", "KIND", "shard or each: how micro-batches add up", DT__TYPE_NAME, 0, offsetof(dt_recipe, accumulation), "shard,each"},
-    {"schedule", "KIND", "constant, cosine, linear or wsd", DT__TYPE_NAME, 0, offsetof(dt_recipe, schedule), "constant,cosine,linear,wsd"},
-    DT__RECIPE("learning-rate", "X", DT__TYPE_FLOAT, learning_rate, "peak")
-    DT__RECIPE("final-rate", "X", DT__TYPE_FLOAT, final_rate, "share of the peak at the end")
-    DT__RECIPE("warmup", "N", DT__TYPE_INT, warmup, "steps of linear warm-up")
-    DT__RECIPE("decay", "N", DT__TYPE_INT, decay, "steps of wsd's final decay; 0: a tenth")
-    DT__RECIPE("beta1", "X", DT__TYPE_FLOAT, beta1, "AdamW")
-    DT__RECIPE("beta2", "X", DT__TYPE_FLOAT, beta2, "AdamW")
-    DT__RECIPE("epsilon", "X", DT__TYPE_FLOAT, epsilon, "AdamW")
-    DT__RECIPE("weight-decay", "X", DT__TYPE_FLOAT, weight_decay, "AdamW, decoupled; not on norms and biases")
-    DT__RECIPE("clip", "X", DT__TYPE_FLOAT, clip, "limit of the gradient norm; 0: none")
-    DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation")
-    DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks")
-    DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction")
-    DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end")
-    DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all")
-    DT__LAYOUT("sample-every", "N", DT__TYPE_INT, sample_every, "steps between text samples; 0: at the end")
-    DT__LAYOUT("sample-length", "N", DT__TYPE_INT, sample_length, "tokens per sample; 0: none")
-    DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step")
-    DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress")
-    DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0")
-    DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small")
+    DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
+    DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, "GPT-2 size: nano, micro, tiny, small, 124M, 355M, 774M, 1558M"),
+    DT__RECIPE("layers", "N", DT__TYPE_INT, model.layers, "blocks"),
+    DT__RECIPE("heads", "N", DT__TYPE_INT, model.heads, "attention heads"),
+    DT__RECIPE("width", "N", DT__TYPE_INT, model.width, "channels"),
+    DT__RECIPE("vocabulary", "N", DT__TYPE_INT, model.vocabulary, "token ids; 0: what the data has"),
+    DT__RECIPE("dropout", "P", DT__TYPE_FLOAT, dropout, "probability"),
+    DT__RECIPE("steps", "N", DT__TYPE_INT, steps, "optimizer steps"),
+    DT__RECIPE("batch", "N", DT__TYPE_INT, batch, "sequences per step"),
+    DT__RECIPE("micro-batch", "N", DT__TYPE_INT, micro_batch, "sequences per micro-batch; 0: the batch"),
+    DT__RECIPE("sequence", "T", DT__TYPE_INT, sequence, "tokens per sequence"),
+    DT__RECIPE("seed", "N", DT__TYPE_INT, seed, "of weights, order and dropout"),
+    DT__RECIPE("data-shards", "N", DT__TYPE_INT, data_shards, "logical shards, a power of two: up to so many ranks"),
+    DT__NAMED("accumulation", accumulation, "shard,each", "shard or each: how micro-batches add up"),
+    DT__NAMED("schedule", schedule, "constant,cosine,linear,wsd", "constant, cosine, linear or wsd"),
+    DT__RECIPE("learning-rate", "X", DT__TYPE_FLOAT, learning_rate, "peak"),
+    DT__RECIPE("final-rate", "X", DT__TYPE_FLOAT, final_rate, "share of the peak at the end"),
+    DT__RECIPE("warmup", "N", DT__TYPE_INT, warmup, "steps of linear warm-up"),
+    DT__RECIPE("decay", "N", DT__TYPE_INT, decay, "steps of wsd's final decay; 0: a tenth"),
+    DT__RECIPE("beta1", "X", DT__TYPE_FLOAT, beta1, "AdamW"),
+    DT__RECIPE("beta2", "X", DT__TYPE_FLOAT, beta2, "AdamW"),
+    DT__RECIPE("epsilon", "X", DT__TYPE_FLOAT, epsilon, "AdamW"),
+    DT__RECIPE("weight-decay", "X", DT__TYPE_FLOAT, weight_decay, "AdamW, decoupled; not on norms and biases"),
+    DT__RECIPE("clip", "X", DT__TYPE_FLOAT, clip, "limit of the gradient norm; 0: none"),
+    DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation"),
+    DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks"),
+    DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
+    DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
+    DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
+    DT__LAYOUT("sample-every", "N", DT__TYPE_INT, sample_every, "steps between text samples; 0: at the end"),
+    DT__LAYOUT("sample-length", "N", DT__TYPE_INT, sample_length, "tokens per sample; 0: none"),
+    DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step"),
+    DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
+    DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
+    DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small"),
 };
 #undef DT__RECIPE
 #undef DT__LAYOUT
+#undef DT__NAMED
 enum { DT__OPTION_COUNT = (int)(sizeof dt__options / sizeof *dt__options) };
 
 static void *dt__option_place(const dt__option *o, dt_recipe *recipe, dt_layout *layout)
@@ -7771,13 +7939,16 @@ static void dt__help_value(const dt__option *o, const void *place, char *text, s
     else if (o->type == DT__TYPE_NAME) {
         const char *name = dt__name_at(o->names, *(const int32_t *)place, &length);
         snprintf(text, size, " [%.*s]", (int)length, name);
-    } else if (o->type == DT__TYPE_TEXT && *(const char *const *)place) snprintf(text, size, " [%s]", *(const char *const *)place);
+    } else if (o->type == DT__TYPE_TEXT && *(const char *const *)place)
+        snprintf(text, size, " [%s]", *(const char *const *)place);
 }
 
 static void dt__help(const char *program, dt_recipe *recipe, dt_layout *layout)
 {
     char left[48], value[96];
-    printf("Usage: %s [OPTION]...\nTrains a GPT. The recipe decides the bits; the layout decides where and when, and never changes one.\n", program);
+    printf("Usage: %s [OPTION]...\nTrains a GPT. The recipe decides the bits; the layout decides where and when, and "
+           "never changes one.\n",
+           program);
     for (int part = 0; part < 2; part++) {
         printf("\n%s\n", part ? "Layout" : "Recipe");
         for (int i = 0; i < DT__OPTION_COUNT; i++) {
@@ -7798,7 +7969,7 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 {
     int kept = 1;
     for (int i = 1; i < *argc; i++) {
-        const char *text = (*argv)[i], *equals = strchr(text, '=');
+        const char *text = (*argv)[i], *equals = strchr(text, '='), *value;
         const dt__option *o = NULL;
         dt_result r;
         size_t length = equals ? (size_t)(equals - text) : strlen(text);
@@ -7811,9 +7982,12 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
             return dt__error(DT_E_HELP, "help was printed");
         }
         for (int k = 0; k < DT__OPTION_COUNT && !o; k++)
-            if (strlen(dt__options[k].name) == length - 2 && !strncmp(dt__options[k].name, text + 2, length - 2)) o = &dt__options[k];
+            if (strlen(dt__options[k].name) == length - 2 && !strncmp(dt__options[k].name, text + 2, length - 2))
+                o = &dt__options[k];
         if (!o) return dt__unknown_option(text + 2);
-        r = dt__option_set(o, equals ? equals + 1 : o->type == DT__TYPE_FLAG || i + 1 == *argc ? NULL : (*argv)[++i], dt__option_place(o, recipe, layout));
+        value = equals ? equals + 1 : NULL;
+        if (!equals && o->type != DT__TYPE_FLAG && i + 1 < *argc) value = (*argv)[++i];
+        r = dt__option_set(o, value, dt__option_place(o, recipe, layout));
         if (r) return r;
     }
     *argc = kept;
@@ -7876,13 +8050,19 @@ static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size
 static dt_result dt__check_model(const dt_model *m)
 {
     char list[256];
-    if (m->segments) return m->segment_count >= 2 ? DT_OK : dt__error(DT_E_USAGE, "a model needs at least two segments: tokens in, loss out");
+    if (m->segments)
+        return m->segment_count >= 2
+                   ? DT_OK
+                   : dt__error(DT_E_USAGE, "a model needs at least two segments: tokens in, loss out");
     if (m->layers < 1 || m->layers > 1000 || m->heads < 1 || m->width < 1 || m->width > 65536)
-        return dt__error(DT_E_USAGE, "the model has %lld layers, %lld heads, width %lld: choose --model tiny (nano, micro, tiny, small, 124M, 355M, 774M, "
-                         "1558M) or set --layers, --heads, --width to 1 or more", (long long)m->layers, (long long)m->heads, (long long)m->width);
+        return dt__error(DT_E_USAGE,
+                         "the model has %lld layers, %lld heads, width %lld: choose --model tiny (nano, micro, tiny, "
+                         "small, 124M, 355M, 774M, "
+                         "1558M) or set --layers, --heads, --width to 1 or more",
+                         (long long)m->layers, (long long)m->heads, (long long)m->width);
     if (m->width % m->heads)
-        return dt__error(DT_E_USAGE, "%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads, (long long)m->width,
-                         dt__divisors(m->width, 64, list, sizeof list));
+        return dt__error(DT_E_USAGE, "%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
+                         (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
     return DT_OK;
 }
 
@@ -7890,19 +8070,28 @@ static dt_result dt__check_batch(const dt_recipe *r, int ranks)
 {
     char list[256];
     if (r->batch < 1 || r->sequence < 1 || r->steps < 1 || r->batch > 1000000 || r->sequence > 1000000)
-        return dt__error(DT_E_USAGE, "--batch, --sequence and --steps must be 1 or more (and batch and sequence at most a million)");
+        return dt__error(
+            DT_E_USAGE, "--batch, --sequence and --steps must be 1 or more (and batch and sequence at most a million)");
     if (r->micro_batch < 1 || r->batch % r->micro_batch)
-        return dt__error(DT_E_USAGE, "micro-batch %lld does not divide batch %lld: --micro-batch one of %s", (long long)r->micro_batch,
-                         (long long)r->batch, dt__divisors(r->batch, r->batch, list, sizeof list));
+        return dt__error(DT_E_USAGE, "micro-batch %lld does not divide batch %lld: --micro-batch one of %s",
+                         (long long)r->micro_batch, (long long)r->batch,
+                         dt__divisors(r->batch, r->batch, list, sizeof list));
     if (!dt__is_pow2(r->data_shards) || r->data_shards > 1024)
-        return dt__error(DT_E_USAGE, "%lld data shards: it is a power of two up to 1024 (the tree over shards must not depend on ranks)", (long long)r->data_shards);
+        return dt__error(
+            DT_E_USAGE,
+            "%lld data shards: it is a power of two up to 1024 (the tree over shards must not depend on ranks)",
+            (long long)r->data_shards);
     if (r->micro_batch % r->data_shards)
-        return dt__error(DT_E_USAGE, "micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower --data-shards (a recipe choice: other bits)",
+        return dt__error(DT_E_USAGE,
+                         "micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower "
+                         "--data-shards (a recipe choice: other bits)",
                          (long long)r->micro_batch, (long long)r->data_shards);
     if (r->tensor_shards != 1 || r->context_shards != 1)
         return dt__error(DT_E_USAGE, "tensor_shards and context_shards are 1 in this version");
     if (ranks > r->data_shards)
-        return dt__error(DT_E_USAGE, "%d ranks cannot share %lld data shards: --ranks up to %lld, or raise --data-shards (a recipe choice: other bits)",
+        return dt__error(DT_E_USAGE,
+                         "%d ranks cannot share %lld data shards: --ranks up to %lld, or raise --data-shards (a recipe "
+                         "choice: other bits)",
                          ranks, (long long)r->data_shards, (long long)r->data_shards);
     return DT_OK;
 }
@@ -7910,14 +8099,21 @@ static dt_result dt__check_batch(const dt_recipe *r, int ranks)
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
     if (!r->data || !r->data[0]) return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
-    if (!(r->learning_rate >= 0.0f && r->final_rate >= 0.0f && r->beta1 >= 0.0f && r->beta1 < 1.0f && r->beta2 >= 0.0f && r->beta2 < 1.0f && r->epsilon > 0.0f &&
-          r->weight_decay >= 0.0f && r->clip >= 0.0f))
-        return dt__error(DT_E_USAGE, "learning rate, final rate, weight decay and clip must be 0 or more, betas in [0, 1), epsilon above 0");
-    if (!(r->dropout >= 0.0f && r->dropout < 1.0f)) return dt__error(DT_E_USAGE, "--dropout %g is outside [0, 1)", (double)r->dropout);
-    if (!(r->validation >= 0.0f && r->validation < 1.0f)) return dt__error(DT_E_USAGE, "--validation %g is outside [0, 1)", (double)r->validation);
-    if (r->warmup < 0 || r->decay < 0 || r->schedule < DT_CONSTANT || r->schedule > DT_WSD || r->accumulation < DT_SHARD || r->accumulation > DT_EACH)
-        return dt__error(DT_E_USAGE, "--warmup and --decay must be 0 or more; schedule and accumulation one of --help's words");
-    if (l->threads < 0 || l->threads > 1024 || l->bucket < 1 || l->eval_every < 0 || l->eval_batches < 0 || l->sample_every < 0 || l->sample_length < 0)
+    if (!(r->learning_rate >= 0.0f && r->final_rate >= 0.0f && r->beta1 >= 0.0f && r->beta1 < 1.0f &&
+          r->beta2 >= 0.0f && r->beta2 < 1.0f && r->epsilon > 0.0f && r->weight_decay >= 0.0f && r->clip >= 0.0f))
+        return dt__error(
+            DT_E_USAGE,
+            "learning rate, final rate, weight decay and clip must be 0 or more, betas in [0, 1), epsilon above 0");
+    if (!(r->dropout >= 0.0f && r->dropout < 1.0f))
+        return dt__error(DT_E_USAGE, "--dropout %g is outside [0, 1)", (double)r->dropout);
+    if (!(r->validation >= 0.0f && r->validation < 1.0f))
+        return dt__error(DT_E_USAGE, "--validation %g is outside [0, 1)", (double)r->validation);
+    if (r->warmup < 0 || r->decay < 0 || r->schedule < DT_CONSTANT || r->schedule > DT_WSD ||
+        r->accumulation < DT_SHARD || r->accumulation > DT_EACH)
+        return dt__error(DT_E_USAGE,
+                         "--warmup and --decay must be 0 or more; schedule and accumulation one of --help's words");
+    if (l->threads < 0 || l->threads > 1024 || l->bucket < 1 || l->eval_every < 0 || l->eval_batches < 0 ||
+        l->sample_every < 0 || l->sample_length < 0)
         return dt__error(DT_E_USAGE, "--threads is 0 to 1024, --bucket 1 or more, --eval-*, --sample-* 0 or more");
     return DT_OK;
 }
@@ -7946,7 +8142,8 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
     e->tokens = t->batch.tokens + row * t->recipe.sequence;
     e->targets = t->batch.targets + row * t->recipe.sequence;
     for (int64_t i = 0; i < e->rows; i++)
-        e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT, (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
+        e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
+                                     (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
 }
 
 typedef struct dt__memory_line {
@@ -7964,13 +8161,16 @@ static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[5])
     line[0].what = "weights", line[0].bytes = 4 * n->param_floats;
     snprintf(line[0].formula, sizeof line[0].formula, "4 P, P = %lld", (long long)n->weights);
     line[1].what = "gradients", line[1].bytes = 4 * e->set_floats * e->program.sets;
-    snprintf(line[1].formula, sizeof line[1].formula, "4 P x %d sets (data shards %lld..%lld, one gradient per use)", e->program.sets, (long long)e->lo, (long long)e->hi - 1);
+    snprintf(line[1].formula, sizeof line[1].formula, "4 P x %d sets (data shards %lld..%lld, one gradient per use)",
+             e->program.sets, (long long)e->lo, (long long)e->hi - 1);
     line[2].what = "optimizer", line[2].bytes = 8 * n->param_floats;
     snprintf(line[2].formula, sizeof line[2].formula, "8 P (AdamW)");
     line[3].what = "activations", line[3].bytes = 4 * (n->saved + n->boundary + n->temp + 2 * n->widest);
-    snprintf(line[3].formula, sizeof line[3].formula, "one unit of %lld x %lld tokens", (long long)e->rows, (long long)t->recipe.sequence);
+    snprintf(line[3].formula, sizeof line[3].formula, "one unit of %lld x %lld tokens", (long long)e->rows,
+             (long long)t->recipe.sequence);
     line[4].what = "buffers";
-    line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers + 3 * 8 * e->rows * (e->hi - e->lo) * e->micros * t->recipe.sequence;
+    line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers +
+                    3 * 8 * e->rows * (e->hi - e->lo) * e->micros * t->recipe.sequence;
     if (t->layout.sample_length) line[4].bytes += 4 * (t->one.saved + t->one.boundary + t->one.temp);
     snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched tokens, sampling");
     for (int i = 0; i < 5; i++) total += line[i].bytes;
@@ -7981,8 +8181,11 @@ static dt_result dt__check_memory(const dt_trainer *t)
 {
     int64_t free_bytes = dt__memory_available(), all = t->planned * dt_comm_size(t->comm);
     if (t->layout.no_memory_check || free_bytes < 0 || all <= free_bytes) return DT_OK;
-    return dt__error(DT_E_MEMORY, "the plan needs %.2f GB on each of %d ranks and %.2f GB are free: use a smaller model, sequence or micro-batch, or fewer ranks "
-                     "(--no-memory-check starts all the same)", (double)t->planned / 1e9, dt_comm_size(t->comm), (double)free_bytes / 1e9);
+    return dt__error(DT_E_MEMORY,
+                     "the plan needs %.2f GB on each of %d ranks and %.2f GB are free: use a smaller model, sequence "
+                     "or micro-batch, or fewer ranks "
+                     "(--no-memory-check starts all the same)",
+                     (double)t->planned / 1e9, dt_comm_size(t->comm), (double)free_bytes / 1e9);
 }
 
 /* One allocation for all that is private to the rank, cut into pieces. */
@@ -8008,8 +8211,11 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     t->words = (uint32_t *)dt__alloc(4 * t->per_rank, "losses");
     t->gathered = (float *)dt__alloc(4 * t->per_rank * dt_comm_size(t->comm), "losses");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
-    if (t->layout.sample_length) t->one_memory = (float *)dt__alloc(4 * (t->one.saved + t->one.boundary + t->one.temp), "sampling");
-    if (!e->mean || !e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->eval_tokens || !t->text || !t->words || !t->gathered) return DT_E_MEMORY;
+    if (t->layout.sample_length)
+        t->one_memory = (float *)dt__alloc(4 * (t->one.saved + t->one.boundary + t->one.temp), "sampling");
+    if (!e->mean || !e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->eval_tokens || !t->text ||
+        !t->words || !t->gathered)
+        return DT_E_MEMORY;
     if (t->layout.sample_length && !t->one_memory) return DT_E_MEMORY;
     e->var = e->mean + n->param_floats;
     e->boundary = e->saved + n->saved;
@@ -8038,7 +8244,8 @@ static dt_result dt__trainer_parts(dt_trainer *t)
             e->parts[count].index = s.node[i].index;
             e->parts[count].offset = s.node[i].set * e->set_floats;
         }
-        if (s.sets + (e->program.total >= 0) > e->program.sets) e->program.sets = s.sets + (e->program.total >= 0); /* symmetric memory */
+        if (s.sets + (e->program.total >= 0) > e->program.sets)
+            e->program.sets = s.sets + (e->program.total >= 0); /* symmetric memory */
     }
     if (e->program.total >= 0) {
         for (int32_t i = 0; i < e->program.count; i++)
@@ -8071,17 +8278,24 @@ static void dt__trainer_banner(const dt_trainer *t)
     int64_t total = dt__memory_plan(t, line);
     char text[160];
     if (!r->model.segments)
-        printf("model    GPT-2, %lld layers, %lld heads, width %lld, vocabulary %lld: %lld parameters\n", (long long)r->model.layers, (long long)r->model.heads,
-               (long long)r->model.width, (long long)r->model.vocabulary, (long long)t->e.net.weights);
-    else printf("model    %lld segments of the program's own: %lld parameters\n", (long long)r->model.segment_count, (long long)t->e.net.weights);
-    printf("data     %s: %lld training sequences of %lld tokens, %lld for validation\n", r->data, (long long)dt_data_samples(t->data, DT_TRAIN),
-           (long long)r->sequence, (long long)dt_data_samples(t->data, DT_VALIDATION));
-    printf("recipe   %lld steps of %lld sequences, micro-batch %lld, %lld data shards, seed %lld\n", (long long)r->steps, (long long)r->batch,
-           (long long)r->micro_batch, (long long)r->data_shards, (long long)r->seed);
-    printf("layout   %d rank%s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n", dt_comm_size(t->comm), dt_comm_size(t->comm) == 1 ? "" : "s",
-           t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name, t->peak_gflops);
+        printf("model    GPT-2, %lld layers, %lld heads, width %lld, vocabulary %lld: %lld parameters\n",
+               (long long)r->model.layers, (long long)r->model.heads, (long long)r->model.width,
+               (long long)r->model.vocabulary, (long long)t->e.net.weights);
+    else
+        printf("model    %lld segments of the program's own: %lld parameters\n", (long long)r->model.segment_count,
+               (long long)t->e.net.weights);
+    printf("data     %s: %lld training sequences of %lld tokens, %lld for validation\n", r->data,
+           (long long)dt_data_samples(t->data, DT_TRAIN), (long long)r->sequence,
+           (long long)dt_data_samples(t->data, DT_VALIDATION));
+    printf("recipe   %lld steps of %lld sequences, micro-batch %lld, %lld data shards, seed %lld\n",
+           (long long)r->steps, (long long)r->batch, (long long)r->micro_batch, (long long)r->data_shards,
+           (long long)r->seed);
+    printf("layout   %d rank%s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
+           dt_comm_size(t->comm), dt_comm_size(t->comm) == 1 ? "" : "s", t->pool->workers,
+           t->pool->workers == 1 ? "" : "s", t->e.k->name, t->peak_gflops);
     printf("memory   %.1f MB per rank\n", (double)total / 1e6);
-    for (int i = 0; i < 5; i++) printf("         %-11s %8.1f MB  %s\n", line[i].what, (double)line[i].bytes / 1e6, line[i].formula);
+    for (int i = 0; i < 5; i++)
+        printf("         %-11s %8.1f MB  %s\n", line[i].what, (double)line[i].bytes / 1e6, line[i].formula);
     for (int32_t i = 0; t->layout.show_program && i < t->e.program.count; i++) {
         dt__instr_text(&t->e.program.list[i], text, sizeof text);
         printf("program  %4d %s\n", i, text);
@@ -8108,7 +8322,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     e->rows = r->micro_batch / r->data_shards;
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
     if (!result && t->layout.sample_length) result = dt__net_open(&t->one, &r->model, 1, r->sequence);
-    if (!result) result = dt__program_open(&e->program, &e->net, e->lo, e->hi, e->micros, r->accumulation, t->layout.bucket);
+    if (!result)
+        result = dt__program_open(&e->program, &e->net, e->lo, e->hi, e->micros, r->accumulation, t->layout.bucket);
     e->set_floats = e->net.slot_floats;
     if (!result) result = dt__trainer_parts(t);
     if (result) return result;
@@ -8138,7 +8353,8 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     tokens = dt_data_vocabulary(t->data);
     if (!r->model.vocabulary) r->model.vocabulary = tokens;
     if (r->model.vocabulary < tokens)
-        return dt__error(DT_E_USAGE, "the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary", (long long)tokens - 1, (long long)r->model.vocabulary);
+        return dt__error(DT_E_USAGE, "the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
+                         (long long)tokens - 1, (long long)r->model.vocabulary);
     if (!threads) threads = dt__max(1, (int64_t)sysconf(_SC_NPROCESSORS_ONLN) / dt_comm_size(t->comm));
     return dt__pool_open(&t->pool, (int)threads);
 }
@@ -8158,7 +8374,9 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__measure_peak(t);
     if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics);
-    if (!r) r = dt__loader_open(&t->loader, t->data, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, 0, 3, dt__trainer_row, t);
+    if (!r)
+        r = dt__loader_open(&t->loader, t->data, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, 0, 3,
+                            dt__trainer_row, t);
     if (!r && dt_is_root(t) && !t->layout.quiet) dt__trainer_banner(t);
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
@@ -8247,7 +8465,8 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
     int32_t *tokens = t->eval_tokens, *targets = tokens + e->rows * length;
     unsigned saved;
     for (int64_t i = 0; i < e->rows; i++) {
-        dt_result r = dt_data_fetch(t->data, DT_VALIDATION, dt__min(first + i, end - 1), tokens + i * length, targets + i * length);
+        dt_result r = dt_data_fetch(t->data, DT_VALIDATION, dt__min(first + i, end - 1), tokens + i * length,
+                                    targets + i * length);
         if (r) return r;
         for (int64_t k = 0; first + i >= end && k < length; k++) targets[i * length + k] = -1;
     }
@@ -8329,11 +8548,13 @@ static int32_t dt__draw(const dt__kernels *k, const float *row, int64_t n, float
 
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text)
 {
-    int64_t length = t->recipe.sequence, used = dt__min((int64_t)strlen(prompt), length - 1), vocabulary = t->recipe.model.vocabulary;
+    int64_t length = t->recipe.sequence, used = dt__min((int64_t)strlen(prompt), length - 1),
+            vocabulary = t->recipe.model.vocabulary;
     int32_t *tokens = t->eval_tokens, *targets;
     dt__rng rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, 0, 0);
     if (!t->one_memory) return dt__error(DT_E_USAGE, "text samples are off: --sample-length is 0");
-    if (vocabulary > 256 || !(temperature > 0.0f) || used < 1) return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary, a prompt and a temperature above 0");
+    if (vocabulary > 256 || !(temperature > 0.0f) || used < 1)
+        return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary, a prompt and a temperature above 0");
     targets = tokens + length;
     for (int64_t i = 0; i < length; i++) {
         tokens[i] = i < used ? (int32_t)(unsigned char)prompt[i] : 0;
@@ -8342,8 +8563,11 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     for (int64_t i = 0; i < count; i++) {
         const float *logits = dt__logits(t, tokens, targets);
         int32_t token;
-        if (!logits) return dt__error(DT_E_USAGE, "the model has no logits to sample from: its last segment does not use dt_cross_entropy");
-        token = dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature, dt__uniform(&rng, (uint64_t)i));
+        if (!logits)
+            return dt__error(DT_E_USAGE,
+                             "the model has no logits to sample from: its last segment does not use dt_cross_entropy");
+        token =
+            dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature, dt__uniform(&rng, (uint64_t)i));
         if (used == length) { /* keep the later half */
             memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
             used = length - length / 2;
@@ -8393,9 +8617,10 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
         r = dt_trainer_evaluate(t, l->eval_batches, &info->validation);
     if (r || !speaks) return r;
     if (info->validation == info->validation)
-        printf("step %lld/%lld  validation loss %.4f nats, %.3f bits per token\n", (long long)info->step, (long long)t->recipe.steps,
-               (double)info->validation, (double)info->validation * 1.4426950408889634);
-    if (l->sample_length && t->recipe.model.vocabulary <= 256 && (last || (l->sample_every && info->step % l->sample_every == 0)))
+        printf("step %lld/%lld  validation loss %.4f nats, %.3f bits per token\n", (long long)info->step,
+               (long long)t->recipe.steps, (double)info->validation, (double)info->validation * 1.4426950408889634);
+    if (l->sample_length && t->recipe.model.vocabulary <= 256 &&
+        (last || (l->sample_every && info->step % l->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     fflush(stdout);
     return r;
@@ -8405,9 +8630,10 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
     double now = dt__now(), left = (now - t->started) / (double)i->step * (double)(t->recipe.steps - i->step);
     if (i->step > 1 && i->step < t->recipe.steps && now - t->printed < 2.0) return;
-    printf("step %lld/%lld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  eta %dm%02ds\n", (long long)i->step,
-           (long long)t->recipe.steps, (double)i->loss, (double)i->learning_rate, (double)i->norm, (double)i->tokens / i->seconds, i->gflops,
-           100.0 * i->peak_share, (int)(left / 60.0), (int)left % 60);
+    printf("step %lld/%lld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  eta "
+           "%dm%02ds\n",
+           (long long)i->step, (long long)t->recipe.steps, (double)i->loss, (double)i->learning_rate, (double)i->norm,
+           (double)i->tokens / i->seconds, i->gflops, 100.0 * i->peak_share, (int)(left / 60.0), (int)left % 60);
     fflush(stdout);
     t->printed = now;
 }
@@ -8444,7 +8670,9 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
     if (!r) r = dt__tree_loss(t, e->shard_loss, &loss);
     if (r) return r;
     loss = loss / (float)dt__max(1, valid);
-    if (!(loss - loss == 0.0f)) return dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate", (long long)e->step + 1);
+    if (!(loss - loss == 0.0f))
+        return dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
+                         (long long)e->step + 1);
     info->step = ++e->step;
     info->tokens = t->recipe.batch * t->recipe.sequence;
     info->loss = loss;
@@ -8487,22 +8715,22 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
  * A: MIT No Attribution (MIT-0). Copyright (c) 2026 the dtrain.h authors.
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
  * documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
- * rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
- * persons to whom the Software is furnished to do so.
- * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
- * WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
- * COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
- * OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+ * rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to
+ * permit persons to whom the Software is furnished to do so. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY
+ * KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR
+ * PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR
+ * OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE
+ * SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  *
  * B: Public domain (www.unlicense.org).
  * This is free and unencumbered software released into the public domain. Anyone is free to copy, modify, publish, use,
  * compile, sell, or distribute this software, either in source code form or as a compiled binary, for any purpose,
  * commercial or non-commercial, and by any means. In jurisdictions that recognize copyright laws, the author or authors
- * of this software dedicate any and all copyright interest in the software to the public domain. We make this dedication
- * for the benefit of the public at large and to the detriment of our heirs and successors. We intend this dedication to
- * be an overt act of relinquishment in perpetuity of all present and future rights to this software under copyright law.
- * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
- * WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS BE
- * LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
- * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+ * of this software dedicate any and all copyright interest in the software to the public domain. We make this
+ * dedication for the benefit of the public at large and to the detriment of our heirs and successors. We intend this
+ * dedication to be an overt act of relinquishment in perpetuity of all present and future rights to this software under
+ * copyright law. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT
+ * LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL
+ * THE AUTHORS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE,
+ * ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  */
