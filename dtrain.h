@@ -1404,14 +1404,12 @@ DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n) { _mm256_maskstore_p
 #else
 DT__INLINE dt__vf dt__v_set(float x)
 {
-    dt__vf v;
-    for (int i = 0; i < DT__W; i++) v[i] = x;
+    dt__vf v = {x, x, x, x};
     return v;
 }
 DT__INLINE dt__vi dt__v_seti(int32_t x)
 {
-    dt__vi v;
-    for (int i = 0; i < DT__W; i++) v[i] = x;
+    dt__vi v = {x, x, x, x};
     return v;
 }
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)

@@ -1,0 +1,148 @@
+/* A tiny GPT-2 against PyTorch (golden/gpt2_tiny.safetensors, made by make_golden.py): logits, loss, every gradient, and
+ * three steps of AdamW with clipping. Largest difference / largest value per tensor: at most 1e-5. */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "tap.h"
+
+enum { B = 4, T = 12, V = 61, C = 32 };
+#define LIMIT 1e-5
+
+static dt__engine e;
+static dt_recipe recipe;
+static tap_golden *golden;
+
+/* The engine of a trainer, without its data: one unit of (B,T) is the batch, one data shard. */
+static void open_engine(void)
+{
+    dt__net *n = &e.net;
+    dt_model *m = &recipe.model;
+    const float *decay = tap_golden_f32(golden, "config.decay", 1);
+    recipe = dt_recipe_default();
+    m->layers = 2, m->heads = 2, m->width = C, m->vocabulary = V;
+    recipe.schedule = DT_CONSTANT;
+    recipe.warmup = 0;
+    recipe.clip = 1.0f;
+    recipe.beta1 = 0.9f, recipe.beta2 = 0.95f, recipe.epsilon = 1e-8f;
+    recipe.weight_decay = decay ? *decay : 0.1f;
+    e.recipe = &recipe;
+    e.adamw.power1 = e.adamw.power2 = 1.0;
+    if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_init(&e.comm, NULL, NULL) || dt__net_open(n, m, B, T) ||
+        dt__pool_reserve(e.pool, dt__net_scratch(n, e.k)) || dt__program_open(&e.program, n, 0, 1, 1, DT_SHARD, 1000))
+        tap_bail("%s", dt_last_error());
+    e.env.k = e.k;
+    e.env.pool = e.pool;
+    e.set_floats = n->slot_floats;
+    e.params = (float *)dt__alloc(4 * n->param_floats, "weights");
+    e.mean = (float *)dt__alloc(8 * n->param_floats, "moments");
+    e.sets = (float *)dt__alloc(4 * n->slot_floats, "gradients");
+    e.sums = (float *)dt__alloc(4 * n->slot_floats / DT__BLOCK, "sums");
+    e.saved = (float *)dt__alloc(4 * (n->saved + n->boundary + n->temp + 2 * n->widest), "activations");
+    if (!e.params || !e.mean || !e.sets || !e.sums || !e.saved) tap_bail("no memory");
+    e.var = e.mean + n->param_floats;
+    e.boundary = e.saved + n->saved;
+    e.temp = e.boundary + n->boundary;
+    e.gradient[0] = e.temp + n->temp;
+    e.gradient[1] = e.gradient[0] + n->widest;
+    e.tokens = tap_golden_i32(golden, "tokens", B * T);
+    e.targets = tap_golden_i32(golden, "targets", B * T);
+}
+
+static void close_engine(void)
+{
+    dt__program_close(&e.program);
+    dt__net_close(&e.net);
+    dt__free(e.params), dt__free(e.mean), dt__free(e.sets), dt__free(e.sums), dt__free(e.saved);
+    dt__pool_close(&e.pool);
+    dt_comm_free(&e.comm);
+}
+
+static float forward_backward(void)
+{
+    int64_t valid = 0;
+    unsigned saved = dt__fp_enter();
+    for (int i = 0; i < B * T; i++) valid += e.targets[i] >= 0;
+    e.inv_valid = 1.0f / (float)valid;
+    for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s);
+    for (int64_t s = e.net.count - 1; s >= 0; s--) dt__engine_backward(&e, s, 0, 1);
+    dt__fp_leave(saved);
+    return dt__engine_loss(&e) / (float)valid;
+}
+
+/* The logits are lost when the loss' gradient takes their place: forward alone. */
+static void check_logits(void)
+{
+    const dt__built *head = &e.net.segments[e.net.count - 1];
+    dt__bind b;
+    for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s);
+    dt__engine_bind(&e, e.net.count - 1, -1, &b);
+    tap_near(dt__where(head->plan, &b, head->plan->g->logits.id), tap_golden_f32(golden, "logits", B * T * V), B * T * V, LIMIT, "logits");
+}
+
+static void check_gradients(void)
+{
+    char name[160];
+    static float sum[V * C];
+    for (int32_t i = 0; i < e.net.param_count; i++) {
+        const dt__net_param *p = &e.net.params[i];
+        const float *g = e.sets + p->slot[0];
+        snprintf(name, sizeof name, "grad.%s", p->is.name);
+        if (p->uses == 2) { /* the tied weight: both uses apart, then added */
+            const float *h = e.sets + p->slot[1];
+            tap_near(g, tap_golden_f32(golden, "grad.wte.embed", p->count), p->count, LIMIT, "R8 gradient of wte, embedding use");
+            tap_near(h, tap_golden_f32(golden, "grad.wte.head", p->count), p->count, LIMIT, "R8 gradient of wte, head use");
+            for (int64_t j = 0; j < p->count; j++) sum[j] = g[j] + h[j];
+            g = sum;
+        }
+        tap_near(g, tap_golden_f32(golden, name, p->count), p->count, LIMIT, name);
+    }
+}
+
+/* The key third of a qkv bias has no gradient but rounding noise, which AdamW blows up: it is left out. */
+static void check_step(int step)
+{
+    char name[160], what[200];
+    for (int32_t i = 0; i < e.net.param_count; i++) {
+        const dt__net_param *p = &e.net.params[i];
+        float *got = e.params + p->offset;
+        const float *want;
+        snprintf(name, sizeof name, "step%d.%s", step, p->is.name);
+        want = tap_golden_f32(golden, name, p->count);
+        if (strstr(name, "c_attn.bias")) {
+            snprintf(what, sizeof what, "%s, queries", name);
+            tap_near(got, want, C, LIMIT, what);
+            snprintf(what, sizeof what, "%s, values", name);
+            tap_near(got + 2 * C, want + 2 * C, C, LIMIT, what);
+        } else tap_near(got, want, p->count, LIMIT, name);
+    }
+}
+
+int main(void)
+{
+    const float *rate, *loss, *norm;
+    golden = tap_golden_open("gpt2_tiny.safetensors");
+    if (!golden) tap_bail("no golden file");
+    open_engine();
+    rate = tap_golden_f32(golden, "step.lr", 3);
+    loss = tap_golden_f32(golden, "step.loss", 3);
+    norm = tap_golden_f32(golden, "step.norm", 3);
+    for (int32_t i = 0; i < e.net.param_count; i++) {
+        const dt__net_param *p = &e.net.params[i];
+        const float *start = tap_golden_f32(golden, p->is.name, p->count);
+        if (!start) tap_bail("no %s in the golden file", p->is.name);
+        memcpy(e.params + p->offset, start, 4 * (size_t)p->count);
+    }
+    check_logits();
+    for (int step = 0; step < 3; step++) {
+        float got = forward_backward();
+        if (!step) check_gradients();
+        tap_near(&got, loss + step, 1, LIMIT, "loss at the start of the step");
+        recipe.learning_rate = rate[step];
+        if (dt__engine_update(&e)) tap_bail("%s", dt_last_error());
+        tap_near(&e.norm, norm + step, 1, LIMIT, "gradient norm");
+        check_step(step + 1);
+        e.step++;
+    }
+    close_engine();
+    tap_golden_close(golden);
+    return tap_done();
+}
