@@ -237,7 +237,7 @@ command_test() {
     compile_all "${calls[@]}"
     for test in tests/test_*.t; do files+=("$test"); done
     for test in tests/test_*.c; do [ -e "$test" ] && files+=("$test_build/$(basename "$test" .c)"); done
-    prove -j "${JOBS:-2}" --timer --exec '' "${files[@]}"
+    prove -j "${JOBS:-2}" --timer "${files[@]}"
 }
 
 command_bench() {

@@ -1004,7 +1004,8 @@ static double dt__cospi(double x)
     if (x > 0.25) { /* sin of the complement */
         angle = (0.5 - x) * 3.14159265358979323846;
         z = angle * angle;
-        p = z * (1.0 / 6227020800.0) - 1.0 / 39916800.0;
+        p = 1.0 / 6227020800.0 - z * (1.0 / 1307674368000.0);
+        p = p * z - 1.0 / 39916800.0;
         p = p * z + 1.0 / 362880.0;
         p = p * z - 1.0 / 5040.0;
         p = p * z + 1.0 / 120.0;
@@ -1013,7 +1014,8 @@ static double dt__cospi(double x)
     }
     angle = x * 3.14159265358979323846;
     z = angle * angle;
-    p = z * (1.0 / 479001600.0) - 1.0 / 3628800.0;
+    p = 1.0 / 479001600.0 - z * (1.0 / 87178291200.0);
+    p = p * z - 1.0 / 3628800.0;
     p = p * z + 1.0 / 40320.0;
     p = p * z - 1.0 / 720.0;
     p = p * z + 1.0 / 24.0;
@@ -1527,19 +1529,22 @@ DT__INLINE dt__vf DT__K(dt__v_tanh)(dt__vf x)
 
 /* GELU, tanh form (Hendrycks and Gimpel 2016): x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3). This is
  * x (1 + tanh u) / 2 without its cancellation for negative x. */
-DT__INLINE dt__vf DT__K(dt__gelu_gate)(dt__vf x)
+DT__INLINE dt__vf DT__K(dt__gelu_exp)(dt__vf x) /* exp(-2u) */
 {
-    dt__vf x2 = x * x, u = x * dt__v_fma(x2, dt__v_set(-0.0713548163f), dt__v_set(-1.59576912f)); /* -2u */
-    return dt__v_set(1.0f) / (dt__v_set(1.0f) + DT__K(dt__v_exp)(u));
+    return DT__K(dt__v_exp)(x * dt__v_fma(x * x, dt__v_set(-0.0713548163f), dt__v_set(-1.59576912f)));
 }
-DT__INLINE dt__vf DT__K(dt__v_gelu)(dt__vf x) { return x * DT__K(dt__gelu_gate)(x); }
+DT__INLINE dt__vf DT__K(dt__v_gelu)(dt__vf x)
+{
+    return x * (dt__v_set(1.0f) / (dt__v_set(1.0f) + DT__K(dt__gelu_exp)(x)));
+}
 
-/* dy * (s + x s (1 - s) 2u'), s the gate. */
+/* dy * (s + x s (1 - s) 2u') with the gate s = 1 / (1 + e); 1 - s is e s, which does not cancel. Where the second term
+ * vanishes it is left out, since its factors may overflow there. */
 DT__INLINE dt__vf DT__K(dt__v_gelu_grad)(dt__vf x, dt__vf dy)
 {
-    dt__vf s = DT__K(dt__gelu_gate)(x), x2 = x * x;
-    dt__vf slope = dt__v_fma(x2, dt__v_set(0.214064449f), dt__v_set(1.59576912f)); /* 2u' */
-    return dy * dt__v_fma(x * slope, s * (dt__v_set(1.0f) - s), s);
+    dt__vf e = DT__K(dt__gelu_exp)(x), s = dt__v_set(1.0f) / (dt__v_set(1.0f) + e), p = s * (e * s);
+    dt__vf slope = dt__v_fma(x * x, dt__v_set(0.214064449f), dt__v_set(1.59576912f)); /* 2u' */
+    return dy * dt__v_select((dt__vi)(p > dt__v_set(0.0f)), dt__v_fma(x * slope, p, s), s);
 }
 
 /* ---- matrix product ------------------------------------------------------------------------
@@ -2337,7 +2342,7 @@ static float DT__K(dt__row_max)(const float *x, int64_t n)
     m = lane[0];
     for (int l = 1; l < DT__W; l++) m = m > lane[l] ? m : lane[l];
     for (; i < n; i++) m = m > x[i] ? m : x[i];
-    return m;
+    return m + 0.0f; /* a zero is +0, whichever came first */
 }
 
 /* sum (cols) goes on with the rows of x (rows, cols) in order, one chain per column; ld is x's row stride. */
@@ -2654,7 +2659,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "909f4b29853e076b21d454becbb901bf25e66f38923eae0e6a6b15c8f0c190fa"
+#define DT__SELF_CHECK "7049fe92df61622058c61ec4cb3c138d0672041eabca0e235c533826e3b67e18"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -3116,7 +3121,7 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     dt__sha256 h;
     dt__init_job j;
     char hex[65];
-    unsigned key[3] = {0, 0, 0};
+    unsigned key[3] = {0, 0, 0}, saved;
     dt__sha256_begin(&h);
     dt__sha256_add(&h, p->name, (int64_t)strlen(p->name));
     dt__sha256_end(&h, hex);
@@ -3125,7 +3130,9 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     j.rng = dt__rng_make(seed, DT__RNG_INIT, key[0], key[1], key[2]);
     j.data = data;
     j.n = dt_shape_count(p->shape);
+    saved = dt__fp_enter();
     dt__parallel(pool, dt__ceil_div(j.n, 65536), dt__init_task, &j);
+    dt__fp_leave(saved);
 }
 
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
@@ -8461,7 +8468,6 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
     dt__engine *e = &t->e;
     int64_t length = t->recipe.sequence;
     int32_t *tokens = t->eval_tokens, *targets = tokens + e->rows * length;
-    unsigned saved;
     for (int64_t i = 0; i < e->rows; i++) {
         dt_result r = dt_data_fetch(t->data, DT_VALIDATION, dt__min(first + i, end - 1), tokens + i * length,
                                     targets + i * length);
@@ -8470,9 +8476,7 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
     }
     e->tokens = tokens;
     e->targets = targets;
-    saved = dt__fp_enter();
     for (int64_t s = 0; s < e->net.count; s++) dt__engine_forward(e, s);
-    dt__fp_leave(saved);
     *loss = *loss + dt__engine_loss(e);
     dt__comm_tick(t->comm);
     return DT_OK;
@@ -8484,9 +8488,11 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     dt__engine *e = &t->e;
     int64_t samples = dt_data_samples(t->data, DT_VALIDATION), units;
     dt_result r = DT_OK;
+    unsigned saved;
     if (batches) samples = dt__min(samples, batches * t->recipe.batch);
     if (!samples) return dt__error(DT_E_USAGE, "there is no validation data: --validation is 0");
     units = dt__ceil_div(samples, e->rows);
+    saved = dt__fp_enter();
     e->env.inference = 1;
     for (int64_t shard = e->lo; shard < e->hi && !r; shard++) {
         e->shard_loss[shard - e->lo] = 0.0f;
@@ -8496,6 +8502,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     e->env.inference = 0;
     if (!r) r = dt__tree_loss(t, e->shard_loss, loss);
     *loss = *loss / (float)(samples * t->recipe.sequence);
+    dt__fp_leave(saved);
     return r;
 }
 
@@ -8506,7 +8513,6 @@ static const float *dt__logits(dt_trainer *t, const int32_t *tokens, const int32
     float *boundary = t->one_memory + net->saved, *saved = t->one_memory;
     const float *logits = NULL;
     dt__env env = t->e.env;
-    unsigned fp = dt__fp_enter();
     env.inference = 1;
     for (int64_t s = 0; s < net->count; s++) {
         const dt__built *seg = &net->segments[s];
@@ -8525,7 +8531,6 @@ static const float *dt__logits(dt_trainer *t, const int32_t *tokens, const int32
         saved += seg->plan->saved;
         boundary += dt__round_up(seg->output, 16);
     }
-    dt__fp_leave(fp);
     return logits;
 }
 
@@ -8559,13 +8564,15 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
         targets[i] = -1;
     }
     for (int64_t i = 0; i < count; i++) {
+        unsigned saved = dt__fp_enter();
         const float *logits = dt__logits(t, tokens, targets);
-        int32_t token;
+        int32_t token = logits ? dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature,
+                                          dt__uniform(&rng, (uint64_t)i))
+                               : 0;
+        dt__fp_leave(saved);
         if (!logits)
             return dt__error(DT_E_USAGE,
                              "the model has no logits to sample from: its last segment does not use dt_cross_entropy");
-        token =
-            dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature, dt__uniform(&rng, (uint64_t)i));
         if (used == length) { /* keep the later half */
             memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
             used = length - length / 2;
@@ -8655,7 +8662,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     return dt__metrics_end(m);
 }
 
-DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
+static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
     double start = dt__now(), reduced = e->seconds_reduce, units = (double)(t->recipe.data_shards * e->micros);
@@ -8685,6 +8692,15 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
     r = dt__trainer_due(t, info);
     return r ? r : dt__trainer_log(t, info);
+}
+
+/* The caller's rounding mode and flush-to-zero reach no host arithmetic either (R15). */
+DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
+{
+    unsigned saved = dt__fp_enter();
+    dt_result r = dt__trainer_step(t, info);
+    dt__fp_leave(saved);
+    return r;
 }
 
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)

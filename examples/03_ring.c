@@ -159,7 +159,10 @@ int main(int argc, char **argv)
     e = dt_comm_init(&r.c, &argc, &argv);
     if (e) return dt_fail("03_ring");
     r.n = dt_comm_size(r.c), r.me = dt_comm_rank(r.c);
-    if (r.n > 8) return fprintf(stderr, "03_ring: the drawing has room for 8 ranks, not %d\n", r.n), 2;
+    if (argc > 1 || r.n > 8) {
+        if (!r.me) fprintf(stderr, "03_ring: the option is --ranks N, and the drawing has room for 8 ranks\n");
+        return dt_exit_code(DT_E_USAGE);
+    }
     if (r.n == 1) printf("one rank has nobody to send to: try ./03_ring --ranks 4\n");
     e = small(r, &good);
     if (!e) e = large(r, &good);
