@@ -17,6 +17,7 @@ check=(--steps 10 --warmup 5 --eval-every 0 --sample-length 0 --quiet)
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
+die_usage() { printf 'build.sh: %s\n' "$*" >&2; exit 2; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
 usage() {
@@ -151,7 +152,7 @@ command_build() {
     local calls
     mapfile -t calls < <(calls_for $build/examples "" examples/[0-9]*.c; bench_calls)
     compile_all "${calls[@]}"
-    say "ready: $(ls examples/[0-9]*.c | wc -l) examples in $build/examples; ./build.sh run is the main job"
+    say "ready: the examples are in $build/examples; ./build.sh run is the main job"
 }
 
 # The Jargon File as plain text, or generated text; prints the name.
@@ -177,7 +178,9 @@ show_equal_hashes() {
     one=$(short_hash "$@" --ranks 1 --threads 2)
     say "2 ranks  $two"
     say "1 rank   $one"
-    [ -n "$one" ] && [ "$one" = "$two" ] || die "the hashes differ: please report this with the output of ./build.sh doctor"
+    if [ -z "$one" ] || [ "$one" != "$two" ]; then
+        die "the hashes differ: please report this with the output of ./build.sh doctor"
+    fi
     say "equal: the layout did not change a bit"
 }
 
@@ -196,8 +199,9 @@ run_from_caller() { (cd "$started_in" && "$root/$build/examples/10_train" "$@");
 
 # DT_README_QUICK shortens the main job, for tests/test_readme.t.
 command_run() {
-    local data quick=()
-    install_missing compiler $(given --data "$@" || given --help "$@" || say data)
+    local data needs=(compiler data) quick=()
+    if given --data "$@" || given --help "$@"; then needs=(compiler); fi
+    install_missing "${needs[@]}"
     choose_compiler
     compile examples/10_train.c $build/examples/10_train
     [ -z "${DT_README_QUICK:-}" ] || quick=(--steps 20 --eval-every 0 --sample-every 0 --sample-length 40 --eval-batches 1)
@@ -226,7 +230,7 @@ command_test() {
     case "${1:-}" in
     --full) export DT_FULL=1 ;;
     "") ;;
-    *) die "test takes --full alone, not '$1'" ;;
+    *) die_usage "test takes --full alone, not '$1'" ;;
     esac
     install_missing compiler test data
     choose_compiler
@@ -298,7 +302,7 @@ main() {
         compile $1 ;; # for compile_all
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die "unknown command '$command': build, run, test, bench, doctor, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, test, bench, doctor, lines, clean or help" ;;
     esac
 }
 

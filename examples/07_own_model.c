@@ -28,7 +28,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define EXPECTED "df4d61d3ddd435a15ac27c8886cea8c64b85bbef70dc76276777ffed9b227f7f"
+#define EXPECTED "be4d5b87918a1a348c69ba18e98d5756fccbec75a91d5659a9b94df4de8b5327"
 
 typedef struct sizes {
     int64_t vocabulary, width;
