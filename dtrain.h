@@ -369,6 +369,8 @@ DT_API void dt_comm_free(dt_comm **c);
 
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
+/* Bytes of this rank's data that have reached `peer` so far: one element of the communication matrix. */
+DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
 
 /* Returns when all ranks have called it. */
 DT_API dt_result dt_barrier(dt_comm *c);
@@ -452,6 +454,7 @@ typedef struct dt_step_info {
     double peak_share;    /* of the GEMM rate measured at start */
     double reduce_seconds; /* of the step, in reductions: nothing overlaps them in this version */
     double data_seconds;  /* of the step, waiting for data */
+    int64_t sent_bytes;   /* by this rank in the step: gradients, counts and losses that reached its peers */
 } dt_step_info;
 DT_API dt_step_info dt_step_info_zero(void);
 
@@ -473,7 +476,8 @@ DT_API const char *dt_trainer_hash(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all), in nats per token. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
 /* Continues `prompt` by `count` tokens drawn at `temperature` (byte vocabularies); text has room for count + 1 bytes.
- * Deterministic by the recipe's seed and the step. Any rank alone may call it. */
+ * Deterministic by the recipe's seed and the step. Any rank alone may call it; layout.sample_length must not be 0. The
+ * text may hold bytes 0, which an untrained model draws: count tells its length. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
@@ -3026,6 +3030,22 @@ static int32_t dt__new_slot(dt_graph *g, int32_t p)
     return g->slot_count++;
 }
 
+/* Which inputs of an op are int32 tokens, as a mask; -1 for the shape ops, which pass on what they get. */
+static int dt__token_inputs(int op)
+{
+    switch (op) {
+    case DT__OP_RESHAPE:
+    case DT__OP_PERMUTE:
+    case DT__OP_SLICE:
+    case DT__OP_EXPAND: return -1;
+    case DT__OP_EMBED_GRAD: return 1;
+    case DT__OP_EMBED:
+    case DT__OP_CROSS_ENTROPY: return 2;
+    case DT__OP_CROSS_ENTROPY_GRAD: return 4;
+    default: return 0;
+    }
+}
+
 /* Adds the node (and its second output of shape *aux), and computes it when the graph is eager. */
 static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
@@ -3034,6 +3054,9 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
         if (!n->in[i]) return dt__poison(g, DT_E_USAGE, "an input of %s is a poisoned tensor", dt__op_of(n->op)->name);
+        if (dt__token_inputs(n->op) < 0) n->integer = in->integer;
+        else if (in->integer && !(dt__token_inputs(n->op) >> i & 1))
+            return dt__poison(g, DT_E_SHAPE, "%s: input %d holds int32 tokens, not numbers", dt__op_of(n->op)->name, i);
         n->needs_grad |= in->needs_grad;
         n->use[i] = !g->eager && in->op == DT__OP_PARAM && !g->forward_count ? dt__new_slot(g, in->param) : -1;
     }
@@ -3579,6 +3602,8 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
             g, DT_E_SHAPE,
             "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal or b a matrix",
             dt__shape_text(&sa, x), ta ? "^T" : "", dt__shape_text(&sb, y), tb ? "^T" : "");
+    if (parts && sa.dims == DT_MAX_DIMS)
+        return dt__poison(g, DT_E_SHAPE, "matmul: a row-parallel product has at most %d axes", DT_MAX_DIMS - 1);
     if (parts && k % parts)
         return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)k,
                           (long long)parts);
@@ -3750,6 +3775,9 @@ static dt__rng *dt__site(const dt__call *c, int64_t samples, int64_t site)
     return c->env->rng;
 }
 
+/* Random streams belong to samples: in a segment axis 0 must be the unit's samples. */
+static int dt__counts_samples(const dt_graph *g, int64_t n) { return g->eager || n == dt_dim(g, g->targets, 0); }
+
 DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
 {
     dt_shape s = dt__at(g, qkv)->shape, stats;
@@ -3760,6 +3788,9 @@ DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int cau
                           (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
     if (!(p >= 0.0f && p < 1.0f))
         return dt__poison(g, DT_E_USAGE, "attention: dropout %g is outside [0, 1)", (double)p);
+    if (p > 0.0f && !dt__counts_samples(g, s.n[0]))
+        return dt__poison(g, DT_E_SHAPE, "attention: with dropout axis 0 must count the unit's samples, it holds %lld",
+                          (long long)s.n[0]);
     n.shape.n[2] = s.n[2] / 3;
     n.i[0] = heads, n.i[1] = causal, n.i[2] = p > 0.0f ? g->sites++ : 0;
     n.f = p;
@@ -3813,6 +3844,9 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "dropout %g is outside [0, 1)", (double)p);
     if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
     if (p == 0.0f) return x;
+    if (!dt__counts_samples(g, n.shape.n[0]))
+        return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count the unit's samples, it holds %lld",
+                          (long long)n.shape.n[0]);
     n.f = p;
     n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
@@ -4662,7 +4696,8 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     for (int64_t e = at - 1; e >= 0; e--) {
         dt__built *o = &net->segments[e];
         if (!o->owner || list[e].build != list[at].build || list[e].user != list[at].user ||
-            o->plan->g->count != g->count || o->input != b->input || e == 0 || at == net->count - 1)
+            o->plan->g->count != g->count || e == 0 || at == net->count - 1 ||
+            !dt__same_shape(&dt__at(o->plan->g, o->plan->g->input)->shape, &dt__at(g, g->input)->shape))
             continue;
         dt__plan_close(&b->plan);
         b->plan = o->plan;
@@ -6702,6 +6737,13 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
 
 DT_API int dt_comm_rank(const dt_comm *c) { return c->rank; }
 DT_API int dt_comm_size(const dt_comm *c) { return c->size; }
+DT_API int64_t dt_comm_sent(const dt_comm *c, int peer) { return peer >= 0 && peer < c->size ? c->sent[peer] : 0; }
+static int64_t dt__comm_sent(const dt_comm *c)
+{
+    int64_t bytes = 0;
+    for (int p = 0; p < c->size; p++) bytes += c->sent[p];
+    return bytes;
+}
 
 /* The handle and its tables, without memory that is shared. */
 static dt_comm *dt__comm_new(int rank, int size, dt__job *job, int fd)
@@ -8659,6 +8701,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     dt__metrics_number(m, "peak_share", i->peak_share);
     dt__metrics_number(m, "reduce_seconds", i->reduce_seconds);
     dt__metrics_number(m, "data_seconds", i->data_seconds);
+    dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
     return dt__metrics_end(m);
 }
 
@@ -8666,7 +8709,8 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
     double start = dt__now(), reduced = e->seconds_reduce, units = (double)(t->recipe.data_shards * e->micros);
-    int64_t valid = 0, words = (e->hi - e->lo) * e->micros * e->rows * t->recipe.sequence;
+    int64_t sent = dt__comm_sent(t->comm), valid = 0;
+    int64_t words = (e->hi - e->lo) * e->micros * e->rows * t->recipe.sequence;
     float loss = 0.0f;
     dt_result r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__count_valid(t, t->batch.targets, words, &valid);
@@ -8688,6 +8732,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->peak_share = info->gflops / t->peak_gflops;
     info->reduce_seconds = e->seconds_reduce - reduced;
     info->data_seconds = t->loader->waited - t->waited;
+    info->sent_bytes = dt__comm_sent(t->comm) - sent;
     t->waited = t->loader->waited;
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
     r = dt__trainer_due(t, info);

@@ -48,7 +48,7 @@ static dt_recipe the_recipe(void)
     r.micro_batch = 8; /* two micro-batches per step */
     r.data_shards = 8; /* up to 8 ranks can share a micro-batch */
     r.sequence = 32;
-    r.learning_rate = 1e-2f;
+    r.learning_rate = 7e-3f;
     r.warmup = 10;
     r.dropout = 0.1f; /* random, and yet the same everywhere */
     return r;
