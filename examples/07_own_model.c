@@ -19,7 +19,7 @@
  *     The trainer's progress for a model that it has never heard of; a learned parameter looked up by its name; and the
  *     same hash with each number of ranks: it stands in this file.
  *
- * Read on: ../dtrain.h, "how to add an op", when the ops that there are do not suffice. */
+ * Read on: 10_train.c, the trainer from the command line; and "How to add an op" in ../dtrain.h, if one is missing. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>

@@ -1,449 +1,1022 @@
-/* Every public op: its gradient against finite differences of its own value, value and gradient against PyTorch
- * (golden/ops.safetensors), planned evaluation against eager evaluation bit for bit, and the sentence of every wrong call. */
+/* test_ops.c: every public op of the graph. Forward is compared with a plain text in double; the gradient with central
+ * differences of that text in double, so that the only error in sight is that of the float op. Then: gradients that add
+ * up, errors that stick, and planned segments, which must have the bits of eager graphs.
+ *
+ *     cc -O2 -I.. test_ops.c -lm -lpthread && ./a.out
+ *
+ * A new op gets a row in the list of cases: what it builds, and the same in double. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
 
-enum { INPUTS = 3, MOST = 4096 };
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
 
-/* ---- finite differences ------------------------------------------------------------------------- */
+/* Largest difference / largest value of a tensor. The gradients of normalisations cancel, so they get more room. */
+#define FORWARD_LIMIT 1e-6
+#define GRADIENT_LIMIT 1e-5
 
-typedef struct test_case test_case;
-typedef dt_tensor (*build_fn)(dt_graph *g, const dt_tensor *in, const test_case *c);
-struct test_case {
-    const char *name;
-    build_fn build;
-    int inputs;
+static const uint64_t seed = 0x0123456789abcdefu;
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+enum { INPUTS = 6 };
+typedef struct op_case op_case;
+struct op_case {
+    char name[96];
+    int inputs; /* given; parameters that the op makes come behind them */
     dt_shape shape[INPUTS];
-    float low, high; /* range of the inputs */
-    int64_t a, b;    /* the op's own arguments */
+    int positive; /* bit i: input i is drawn from [0.5, 2) */
+    dt_tensor (*build)(const op_case *c, dt_graph *g, const dt_tensor *in);
+    void (*real)(const op_case *c, double *const *in, double *out);
+    dt_shape out;
+    int64_t i[DT_MAX_DIMS];
+    float f;
+    int32_t token[64];
+    int shards; /* Vt of the graph */
 };
 
-static float random_in(uint64_t element, uint32_t stream, float low, float high)
+static int64_t count(const dt_shape *s) { return dt_shape_count(*s); }
+
+/* The indices of element `flat` of a shape. */
+static void unravel(const dt_shape *s, int64_t flat, int64_t *at)
 {
-    dt__rng r = dt__rng_make(11, DT__RNG_INIT, stream, 0, 0);
-    return low + (high - low) * (float)dt__uniform(&r, element);
+    for (int i = s->dims - 1; i >= 0; i--) {
+        at[i] = flat % s->n[i];
+        flat /= s->n[i];
+    }
+}
+/* The element of `s` at indices `at` of the shape `to` that s broadcasts to. */
+static int64_t element(const dt_shape *s, const dt_shape *to, const int64_t *at)
+{
+    int64_t flat = 0;
+    for (int i = 0; i < s->dims; i++) {
+        int64_t index = at[i + to->dims - s->dims];
+        flat = flat * s->n[i] + (s->n[i] == 1 ? 0 : index);
+    }
+    return flat;
 }
 
-/* sum(out * w) in double: out is float, so its rounding is all that disturbs the difference. */
-static double evaluate(const test_case *c, float in[INPUTS][MOST], const float *w, float grad[INPUTS][MOST])
+/* ---- the checker -------------------------------------------------------------------------------- */
+
+static double loss_of(const op_case *c, double *const *in, const float *w, double *out)
 {
+    double loss = 0.0;
+    c->real(c, in, out);
+    for (int64_t i = 0; i < count(&c->out); i++) loss += out[i] * (double)w[i];
+    return loss;
+}
+
+typedef struct run_state {
     dt_graph *g;
-    dt_tensor t[INPUTS], out;
-    double sum = 0.0;
-    int64_t n;
-    if (dt_graph_open(&g, 5)) tap_bail("%s", dt_last_error());
-    for (int i = 0; i < c->inputs; i++) t[i] = dt_tensor_from(g, c->shape[i], in[i]);
-    out = c->build(g, t, c);
-    n = dt_shape_count(dt_shape_of(g, out));
-    if (!out.id || n > MOST) tap_bail("%s: %s", c->name, dt_last_error());
-    for (int64_t i = 0; i < n; i++) sum += (double)dt_value(g, out)[i] * (double)w[i];
-    if (grad) {
-        dt_tensor loss = dt_sum(g, dt_mul(g, out, dt_tensor_from(g, dt_shape_of(g, out), w)), DT_ALL);
-        if (dt_backward(g, loss)) tap_bail("%s: %s", c->name, dt_last_error());
-        for (int i = 0; i < c->inputs; i++) memcpy(grad[i], dt_value(g, dt_grad(g, t[i])), 4 * (size_t)dt_shape_count(c->shape[i]));
+    dt_tensor in[INPUTS], y;
+    int inputs;
+    double *x[INPUTS];
+} run_state;
+
+static float draw(int positive)
+{
+    static uint32_t state = 12345;
+    state = state * 1664525u + 1013904223u;
+    return positive ? 0.5f + 1.5f * (float)(state >> 8) / 16777216.0f : 3.0f * ((float)(state >> 8) / 16777216.0f - 0.5f);
+}
+
+/* Builds y, and adds to the inputs the parameters that the op made. */
+static void case_build(const op_case *c, run_state *s)
+{
+    memset(s, 0, sizeof *s);
+    if (dt_graph_open(&s->g, seed)) tap_bail("%s", dt_last_error());
+    s->g->tensor_shards = c->shards ? c->shards : 1;
+    for (int i = 0; i < c->inputs; i++) {
+        float values[1024];
+        for (int64_t k = 0; k < count(&c->shape[i]); k++) values[k] = draw(c->positive >> i & 1);
+        s->in[i] = dt_tensor_from(s->g, c->shape[i], values);
     }
+    s->inputs = c->inputs;
+    s->y = c->build(c, s->g, s->in);
+    for (int32_t id = 1; id < s->g->count; id++)
+        if (s->g->nodes[id].op == DT__OP_PARAM) s->in[s->inputs++] = dt__tensor(id);
+    if (dt_graph_result(s->g)) tap_bail("%s: %s", c->name, dt_last_error());
+    for (int i = 0; i < s->inputs; i++) {
+        int64_t n = dt__count(dt__at(s->g, s->in[i]));
+        s->x[i] = (double *)malloc(8 * (size_t)n);
+        for (int64_t k = 0; s->x[i] && k < n; k++) s->x[i][k] = (double)dt_value(s->g, s->in[i])[k];
+        if (!s->x[i]) tap_bail("no memory");
+    }
+}
+
+/* Largest difference of the gradient of input i and central differences, over the largest gradient of the case. */
+static double case_gradient(const op_case *c, run_state *s, int i, const float *w, double *out, double *scale)
+{
+    const float *grad = dt_value(s->g, dt_grad(s->g, s->in[i]));
+    double worst = 0.0;
+    for (int64_t k = 0; k < dt__count(dt__at(s->g, s->in[i])); k++) {
+        double x = s->x[i][k], h = 1e-5, up, down, slope, error;
+        s->x[i][k] = x + h, up = loss_of(c, s->x, w, out);
+        s->x[i][k] = x - h, down = loss_of(c, s->x, w, out);
+        s->x[i][k] = x;
+        slope = (up - down) / (2.0 * h);
+        error = grad ? fabs((double)grad[k] - slope) : INFINITY;
+        if (!(error <= worst)) worst = error;
+        *scale = fmax(*scale, fabs(slope));
+    }
+    return worst;
+}
+
+static void check(const op_case *c)
+{
+    run_state s;
+    dt_tensor weights;
+    float w[4096], want[4096];
+    double out[4096], forward, gradient = 0.0, scale = 1e-3;
+    int64_t n;
+    case_build(c, &s);
+    n = dt__count(dt__at(s.g, s.y));
+    if (!dt__same_shape(&dt__at(s.g, s.y)->shape, &c->out)) {
+        tap_ok(0, "%s: wrong shape", c->name);
+        return;
+    }
+    for (int64_t k = 0; k < n; k++) w[k] = draw(0);
+    c->real(c, s.x, out);
+    for (int64_t k = 0; k < n; k++) want[k] = (float)out[k];
+    forward = tap_error(dt_value(s.g, s.y), want, n, NULL);
+    weights = dt_tensor_from(s.g, c->out, w);
+    if (dt_backward(s.g, dt_sum(s.g, dt_mul(s.g, s.y, weights), DT_ALL))) tap_bail("%s: %s", c->name, dt_last_error());
+    for (int i = 0; i < s.inputs; i++) gradient = fmax(gradient, case_gradient(c, &s, i, w, out, &scale));
+    gradient /= scale;
+    tap_ok(forward <= FORWARD_LIMIT && gradient <= GRADIENT_LIMIT, "%s (forward %.0e, gradient %.0e)", c->name, forward, gradient);
+    for (int i = 0; i < s.inputs; i++) free(s.x[i]);
+    dt_graph_close(&s.g);
+}
+
+/* ---- elementwise ---------------------------------------------------------------------------------- */
+
+static dt_tensor build_unary(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    switch (c->i[0]) {
+    case 0: return dt_neg(g, in[0]);
+    case 1: return dt_scale(g, in[0], c->f);
+    case 2: return dt_exp(g, in[0]);
+    case 3: return dt_log(g, in[0]);
+    case 4: return dt_tanh(g, in[0]);
+    case 5: return dt_sqrt(g, in[0]);
+    case 6: return dt_rsqrt(g, in[0]);
+    default: return dt_gelu(g, in[0]);
+    }
+}
+static double real_unary(int64_t which, double x, double s)
+{
+    switch (which) {
+    case 0: return -x;
+    case 1: return x * s;
+    case 2: return exp(x);
+    case 3: return log(x);
+    case 4: return tanh(x);
+    case 5: return sqrt(x);
+    case 6: return 1.0 / sqrt(x);
+    default: return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    }
+}
+static void real_unary_all(const op_case *c, double *const *in, double *out)
+{
+    for (int64_t i = 0; i < count(&c->out); i++) out[i] = real_unary(c->i[0], in[0][i], (double)c->f);
+}
+
+static dt_tensor build_binary(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    dt_tensor (*const op[])(dt_graph *, dt_tensor, dt_tensor) = { dt_add, dt_sub, dt_mul, dt_div };
+    return op[c->i[0]](g, in[0], in[1]);
+}
+static void real_binary(const op_case *c, double *const *in, double *out)
+{
+    for (int64_t i = 0; i < count(&c->out); i++) {
+        int64_t at[DT_MAX_DIMS];
+        double a, b;
+        unravel(&c->out, i, at);
+        a = in[0][element(&c->shape[0], &c->out, at)], b = in[1][element(&c->shape[1], &c->out, at)];
+        out[i] = c->i[0] == 0 ? a + b : c->i[0] == 1 ? a - b : c->i[0] == 2 ? a * b : a / b;
+    }
+}
+
+static void test_elementwise(void)
+{
+    static const char *const unary[] = { "neg", "scale", "exp", "log", "tanh", "sqrt", "rsqrt", "gelu" };
+    static const char *const binary[] = { "add", "sub", "mul", "div" };
+    static const struct { int da, db, d; int64_t a[4], b[4], n[4]; } pair[] = {
+        { 3, 3, 3, { 2, 5, 7 }, { 2, 5, 7 }, { 2, 5, 7 } }, { 3, 1, 3, { 2, 5, 7 }, { 7 }, { 2, 5, 7 } },
+        { 3, 2, 3, { 2, 5, 7 }, { 5, 7 }, { 2, 5, 7 } },    { 3, 3, 3, { 2, 5, 7 }, { 2, 1, 7 }, { 2, 5, 7 } },
+        { 3, 3, 3, { 2, 5, 7 }, { 2, 5, 1 }, { 2, 5, 7 } }, { 3, 3, 3, { 2, 1, 7 }, { 1, 5, 1 }, { 2, 5, 7 } },
+        { 1, 3, 3, { 1 }, { 2, 5, 7 }, { 2, 5, 7 } },       { 0, 2, 2, { 0 }, { 3, 4 }, { 3, 4 } },
+        { 2, 2, 2, { 3, 1 }, { 1, 4 }, { 3, 4 } },          { 4, 3, 4, { 2, 1, 3, 1 }, { 5, 1, 4 }, { 2, 5, 3, 4 } },
+        { 0, 0, 0, { 0 }, { 0 }, { 0 } },                   { 2, 4, 4, { 1, 4 }, { 2, 3, 5, 1 }, { 2, 3, 5, 4 } },
+        { 2, 2, 2, { 1, 7 }, { 1, 7 }, { 1, 7 } },          { 1, 1, 1, { 300 }, { 1 }, { 300 } },
+    };
+    op_case c;
+    for (int i = 0; i < 8; i++) {
+        memset(&c, 0, sizeof c);
+        snprintf(c.name, sizeof c.name, "%s", unary[i]);
+        c.inputs = 1, c.shape[0] = c.out = dt_shape3(3, 5, 7);
+        c.positive = i == 3 || i == 5 || i == 6;
+        c.build = build_unary, c.real = real_unary_all;
+        c.i[0] = i, c.f = -1.75f;
+        check(&c);
+    }
+    for (int i = 0; i < 4; i++)
+        for (size_t p = 0; p < sizeof pair / sizeof *pair; p++) {
+            char a[96], b[96];
+            memset(&c, 0, sizeof c);
+            c.shape[0] = dt__shape(pair[p].da, pair[p].a[0], pair[p].a[1], pair[p].a[2], pair[p].a[3]);
+            c.shape[1] = dt__shape(pair[p].db, pair[p].b[0], pair[p].b[1], pair[p].b[2], pair[p].b[3]);
+            c.out = dt__shape(pair[p].d, pair[p].n[0], pair[p].n[1], pair[p].n[2], pair[p].n[3]);
+            snprintf(c.name, sizeof c.name, "%s of %s and %s", binary[i], dt__shape_text(&c.shape[0], a), dt__shape_text(&c.shape[1], b));
+            c.inputs = 2, c.positive = 2;
+            c.build = build_binary, c.real = real_binary;
+            c.i[0] = i;
+            check(&c);
+        }
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------------ */
+
+static dt_tensor build_reshape(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_reshape(g, in[0], c->out); }
+static void real_copy(const op_case *c, double *const *in, double *out) { memcpy(out, in[0], 8 * (size_t)count(&c->out)); }
+
+static dt_tensor build_permute(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    int axes[DT_MAX_DIMS];
+    for (int i = 0; i < c->out.dims; i++) axes[i] = (int)c->i[i];
+    return dt_permute(g, in[0], axes);
+}
+static void real_permute(const op_case *c, double *const *in, double *out)
+{
+    for (int64_t i = 0; i < count(&c->out); i++) {
+        int64_t at[DT_MAX_DIMS], from[DT_MAX_DIMS];
+        unravel(&c->out, i, at);
+        for (int a = 0; a < c->out.dims; a++) from[c->i[a]] = at[a];
+        out[i] = in[0][element(&c->shape[0], &c->shape[0], from)];
+    }
+}
+
+static dt_tensor build_slice(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_slice(g, in[0], (int)c->i[0], c->i[1], c->i[2]); }
+static void real_slice(const op_case *c, double *const *in, double *out)
+{
+    int axis = (int)(c->i[0] < 0 ? c->i[0] + c->out.dims : c->i[0]);
+    for (int64_t i = 0; i < count(&c->out); i++) {
+        int64_t at[DT_MAX_DIMS];
+        unravel(&c->out, i, at);
+        at[axis] += c->i[1];
+        out[i] = in[0][element(&c->shape[0], &c->shape[0], at)];
+    }
+}
+
+static dt_tensor build_expand(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_expand(g, in[0], c->out); }
+static void real_expand(const op_case *c, double *const *in, double *out)
+{
+    for (int64_t i = 0; i < count(&c->out); i++) {
+        int64_t at[DT_MAX_DIMS];
+        unravel(&c->out, i, at);
+        out[i] = in[0][element(&c->shape[0], &c->out, at)];
+    }
+}
+
+static dt_tensor build_combine(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    (void)c;
+    return dt_combine(g, in[0]);
+}
+static void real_combine(const op_case *c, double *const *in, double *out)
+{
+    int64_t n = count(&c->out);
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = 0.0;
+        for (int64_t p = 0; p < c->shape[0].n[0]; p++) out[i] += in[0][p * n + i];
+    }
+}
+
+static op_case shape_case(const char *name, dt_shape in, dt_shape out)
+{
+    op_case c;
+    memset(&c, 0, sizeof c);
+    snprintf(c.name, sizeof c.name, "%s", name);
+    c.inputs = 1;
+    c.shape[0] = in;
+    c.out = out;
+    return c;
+}
+
+/* All orders of four axes. */
+static void test_permute(void)
+{
+    for (int code = 0; code < 256; code++) {
+        int order[4], seen = 0;
+        dt_shape in = dt_shape4(2, 3, 4, 5), out = in;
+        op_case c;
+        for (int i = 0; i < 4; i++) order[i] = code >> (2 * i) & 3, seen |= 1 << order[i];
+        if (seen != 15) continue;
+        for (int i = 0; i < 4; i++) out.n[i] = in.n[order[i]];
+        c = shape_case("", in, out);
+        snprintf(c.name, sizeof c.name, "permute by %d%d%d%d", order[0], order[1], order[2], order[3]);
+        for (int i = 0; i < 4; i++) c.i[i] = order[i];
+        c.build = build_permute, c.real = real_permute;
+        check(&c);
+    }
+}
+
+static void test_shapes(void)
+{
+    static const struct { int axis; int64_t begin, end; } cut[] = { { 0, 1, 3 }, { 1, 0, 2 }, { 2, 4, 7 }, { -1, 0, 1 }, { -2, 2, 5 }, { 0, 0, 4 } };
+    op_case c = shape_case("reshape (3,4,5) to (2,30)", dt_shape3(3, 4, 5), dt_shape2(2, 30));
+    c.build = build_reshape, c.real = real_copy;
+    check(&c);
+    c = shape_case("reshape (1,1) to ()", dt_shape2(1, 1), dt_shape0());
+    c.build = build_reshape, c.real = real_copy;
+    check(&c);
+    test_permute();
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
+        dt_shape out = dt_shape3(4, 5, 7);
+        out.n[cut[i].axis < 0 ? 3 + cut[i].axis : cut[i].axis] = cut[i].end - cut[i].begin;
+        c = shape_case("", dt_shape3(4, 5, 7), out);
+        snprintf(c.name, sizeof c.name, "slice [%d, %d) of axis %d", (int)cut[i].begin, (int)cut[i].end, cut[i].axis);
+        c.i[0] = cut[i].axis, c.i[1] = cut[i].begin, c.i[2] = cut[i].end;
+        c.build = build_slice, c.real = real_slice;
+        check(&c);
+    }
+    for (int i = 0; i < 5; i++) {
+        dt_shape from[5];
+        char text[96];
+        from[0] = dt_shape0(), from[1] = dt_shape1(5), from[2] = dt_shape2(1, 5), from[3] = dt_shape3(3, 1, 5), from[4] = dt_shape4(1, 3, 4, 1);
+        c = shape_case("", from[i], dt_shape4(2, 3, 4, 5));
+        snprintf(c.name, sizeof c.name, "expand %s to (2,3,4,5)", dt__shape_text(&from[i], text));
+        c.build = build_expand, c.real = real_expand;
+        check(&c);
+    }
+    for (int64_t parts = 1; parts <= 8; parts *= 2) {
+        c = shape_case("", dt_shape3(parts, 3, 5), dt_shape2(3, 5));
+        snprintf(c.name, sizeof c.name, "combine of %d parts", (int)parts);
+        c.build = build_combine, c.real = real_combine;
+        check(&c);
+    }
+}
+
+/* ---- reductions ------------------------------------------------------------------------------------------ */
+
+static dt_tensor build_reduce(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    dt_tensor (*const op[])(dt_graph *, dt_tensor, unsigned) = { dt_sum, dt_mean, dt_max };
+    return op[c->i[0]](g, in[0], (unsigned)c->i[1]);
+}
+static void real_reduce(const op_case *c, double *const *in, double *out)
+{
+    int64_t n = count(&c->out), all = count(&c->shape[0]);
+    for (int64_t i = 0; i < n; i++) out[i] = c->i[0] == 2 ? -INFINITY : 0.0;
+    for (int64_t k = 0; k < all; k++) {
+        int64_t at[DT_MAX_DIMS], i = 0;
+        unravel(&c->shape[0], k, at);
+        for (int a = 0; a < c->shape[0].dims; a++)
+            if (!(c->i[1] >> a & 1)) i = i * c->shape[0].n[a] + at[a];
+        out[i] = c->i[0] == 2 ? fmax(out[i], in[0][k]) : out[i] + in[0][k] / (c->i[0] == 1 ? (double)(all / n) : 1.0);
+    }
+}
+
+static void test_reductions(void)
+{
+    static const char *const names[] = { "sum", "mean", "max" };
+    static const int64_t sizes[] = { 3, 2, 5, 4 };
+    for (int op = 0; op < 3; op++)
+        for (int dims = 0; dims <= 4; dims++)
+            for (int mask = 0; mask < 1 << dims; mask++) {
+                op_case c;
+                dt_shape in = dt__shape(dims, sizes[0], sizes[1], sizes[2], sizes[3]), out = dt_shape0();
+                for (int a = 0; a < dims; a++)
+                    if (!(mask >> a & 1)) out.n[out.dims++] = in.n[a];
+                c = shape_case("", in, out);
+                snprintf(c.name, sizeof c.name, "%s of %d axes, mask 0x%x", names[op], dims, (unsigned)mask);
+                c.i[0] = op, c.i[1] = mask == (1 << dims) - 1 && op == 0 ? (int64_t)DT_ALL : mask;
+                c.build = build_reduce, c.real = real_reduce;
+                check(&c);
+            }
+}
+
+/* ---- matrix products ---------------------------------------------------------------------------------------- */
+
+/* out (rows,n) = [out +] op(a) op(b) for one pair of matrices. */
+static void real_product(double *out, const double *a, const double *b, int ta, int tb, int64_t m, int64_t n, int64_t k)
+{
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0.0;
+            for (int64_t p = 0; p < k; p++) sum += a[ta ? p * m + i : i * k + p] * b[tb ? j * k + p : p * n + j];
+            out[i * n + j] = sum;
+        }
+}
+static dt_tensor build_matmul(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_matmul(g, in[0], in[1], (int)c->i[0], (int)c->i[1]); }
+static void real_matmul(const op_case *c, double *const *in, double *out)
+{
+    int64_t m = c->i[3], n = c->i[4], k = c->i[5];
+    for (int64_t b = 0; b < c->i[2]; b++)
+        real_product(out + b * m * n, in[0] + b * m * k, in[1] + (c->shape[1].dims > 2 ? b * k * n : 0), (int)c->i[0], (int)c->i[1], m, n, k);
+}
+
+/* `lead` axes of 2, 3 in front of both; or, when shared, of a alone. */
+static void matmul_case(int ta, int tb, int lead, int shared, int64_t m, int64_t n, int64_t k)
+{
+    op_case c;
+    char a[96], b[96];
+    dt_shape s = dt_shape0();
+    memset(&c, 0, sizeof c);
+    for (int i = 0; i < lead; i++) s.n[s.dims++] = 2 + i;
+    c.i[0] = ta, c.i[1] = tb, c.i[2] = dt_shape_count(s), c.i[3] = m, c.i[4] = n, c.i[5] = k;
+    c.shape[0] = c.out = s;
+    c.shape[1] = shared ? dt_shape0() : s;
+    c.shape[0].n[c.shape[0].dims++] = ta ? k : m, c.shape[0].n[c.shape[0].dims++] = ta ? m : k;
+    c.shape[1].n[c.shape[1].dims++] = tb ? n : k, c.shape[1].n[c.shape[1].dims++] = tb ? k : n;
+    c.out.n[c.out.dims++] = m, c.out.n[c.out.dims++] = n;
+    c.inputs = 2;
+    snprintf(c.name, sizeof c.name, "matmul %s%s %s%s", dt__shape_text(&c.shape[0], a), ta ? "^T" : "", dt__shape_text(&c.shape[1], b), tb ? "^T" : "");
+    c.build = build_matmul, c.real = real_matmul;
+    check(&c);
+}
+
+static dt_tensor build_linear(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    if (c->i[0] == 0) return dt_linear(g, in[0], "l", c->i[1]);
+    return c->i[0] == 1 ? dt_linear_column(g, in[0], "l", c->i[1], 0.5f) : dt_linear_row(g, in[0], "l", c->i[1], 0.5f);
+}
+static void real_linear(const op_case *c, double *const *in, double *out) /* in: x, weight, bias */
+{
+    int64_t k = c->shape[0].n[c->shape[0].dims - 1], rows = count(&c->shape[0]) / k, n = c->i[1];
+    real_product(out, in[0], in[1], 0, 0, rows, n, k);
+    for (int64_t i = 0; i < rows * n; i++) out[i] += in[2][i % n];
+}
+
+static void test_products(void)
+{
+    static const char *const forms[] = { "linear", "linear_column", "linear_row" };
+    for (int ta = 0; ta < 2; ta++)
+        for (int tb = 0; tb < 2; tb++) {
+            for (int lead = 0; lead <= 2; lead++) matmul_case(ta, tb, lead, 0, 3, 4, 5);
+            matmul_case(ta, tb, 0, 0, 1, 7, 1);
+            if (!ta) matmul_case(0, tb, 1, 1, 3, 4, 5), matmul_case(0, tb, 2, 1, 3, 4, 5);
+        }
+    for (int form = 0; form < 3; form++)
+        for (int shards = 1; shards <= 4; shards *= 2) {
+            op_case c = shape_case("", dt_shape3(2, 3, 8), dt_shape3(2, 3, 4));
+            if (form == 0 && shards > 1) continue;
+            snprintf(c.name, sizeof c.name, "R6 %s, %d tensor shards", forms[form], shards);
+            c.i[0] = form, c.i[1] = 4, c.shards = shards;
+            c.build = build_linear, c.real = real_linear;
+            check(&c);
+        }
+}
+
+/* ---- embedding, normalisation, attention, dropout, loss -------------------------------------------------------- */
+
+static dt_tensor build_embed(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_embed(g, in[0], dt_tokens_from(g, dt_shape2(3, 4), c->token)); }
+static void real_embed(const op_case *c, double *const *in, double *out)
+{
+    int64_t cols = c->shape[0].n[1];
+    for (int64_t i = 0; i < count(&c->out); i++) out[i] = in[0][c->token[i / cols] * cols + i % cols];
+}
+
+/* dt_layernorm with weights that are inputs instead of new parameters. */
+static dt_tensor layernorm_of(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias)
+{
+    dt__node n = dt__node_make(DT__OP_LAYERNORM, dt_shape_of(g, x), x, weight, bias);
+    dt_shape stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
+    return dt__push(g, &n, &stats);
+}
+static dt_tensor build_layernorm(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    return c->inputs == 1 ? dt_layernorm(g, in[0], "norm") : layernorm_of(g, in[0], in[1], in[2]);
+}
+static void real_layernorm(const op_case *c, double *const *in, double *out)
+{
+    int64_t n = c->out.n[c->out.dims - 1];
+    for (int64_t r = 0; r < count(&c->out) / n; r++) {
+        const double *x = in[0] + r * n;
+        double mean = 0.0, var = 0.0;
+        for (int64_t i = 0; i < n; i++) mean += x[i] / (double)n;
+        for (int64_t i = 0; i < n; i++) var += (x[i] - mean) * (x[i] - mean) / (double)n;
+        for (int64_t i = 0; i < n; i++) out[r * n + i] = (x[i] - mean) / sqrt(var + 1e-5) * in[1][i] + in[2][i];
+    }
+}
+
+/* 1/(1-p) or 0: what dropout multiplies element e of sample b with (R16). */
+static double kept(float p, int64_t sample, int64_t site, int64_t e)
+{
+    dt__rng r = dt__rng_make(seed, DT__RNG_DROPOUT, (uint32_t)sample, 0, (uint32_t)site);
+    if (p == 0.0f) return 1.0;
+    return dt__rng_word(&r, (uint64_t)e) < (uint32_t)((double)p * 4294967296.0) ? 0.0 : (double)(1.0f / (1.0f - p));
+}
+
+static dt_tensor build_dropout(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    dt_dropout(g, in[0], 0.5f); /* takes site 0 */
+    return dt_dropout(g, in[0], c->f);
+}
+static void real_dropout(const op_case *c, double *const *in, double *out)
+{
+    int64_t each = count(&c->out) / c->out.n[0];
+    for (int64_t i = 0; i < count(&c->out); i++) out[i] = in[0][i] * kept(c->f, i / each, 1, i % each);
+}
+
+static dt_tensor build_attention(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_attention(g, in[0], c->i[0], (int)c->i[1], c->f); }
+static void real_attention_row(const op_case *c, const double *qkv, double *out, int64_t b, int64_t h, int64_t i)
+{
+    int64_t t = c->out.n[1], width = c->out.n[2], d = width / c->i[0], keys = c->i[1] ? i + 1 : t;
+    const double *q = qkv + (b * t + i) * 3 * width + h * d;
+    double score[64], max = -INFINITY, sum = 0.0, *o = out + (b * t + i) * width + h * d;
+    for (int64_t j = 0; j < keys; j++) {
+        const double *k = qkv + (b * t + j) * 3 * width + width + h * d;
+        score[j] = 0.0;
+        for (int64_t e = 0; e < d; e++) score[j] += q[e] * k[e] / sqrt((double)d);
+        max = fmax(max, score[j]);
+    }
+    for (int64_t j = 0; j < keys; j++) sum += score[j] = exp(score[j] - max);
+    for (int64_t e = 0; e < d; e++) o[e] = 0.0;
+    for (int64_t j = 0; j < keys; j++) {
+        const double *v = qkv + (b * t + j) * 3 * width + 2 * width + h * d;
+        for (int64_t e = 0; e < d; e++) o[e] += score[j] / sum * kept(c->f, b, 0, (h * t + i) * t + j) * v[e];
+    }
+}
+static void real_attention(const op_case *c, double *const *in, double *out)
+{
+    for (int64_t b = 0; b < c->out.n[0]; b++)
+        for (int64_t h = 0; h < c->i[0]; h++)
+            for (int64_t i = 0; i < c->out.n[1]; i++) real_attention_row(c, in[0], out, b, h, i);
+}
+
+static dt_tensor build_cross_entropy(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_cross_entropy(g, in[0], dt_tokens_from(g, dt_shape2(2, 3), c->token)); }
+static void real_cross_entropy(const op_case *c, double *const *in, double *out)
+{
+    int64_t n = c->shape[0].n[2], valid = 0;
+    out[0] = 0.0;
+    for (int64_t r = 0; r < 6; r++) {
+        const double *x = in[0] + r * n;
+        double sum = 0.0;
+        if (c->token[r] < 0) continue;
+        for (int64_t i = 0; i < n; i++) sum += exp(x[i]);
+        out[0] += log(sum) - x[c->token[r]];
+        valid++;
+    }
+    out[0] /= (double)(valid ? valid : 1);
+}
+
+static void test_model_ops(void)
+{
+    op_case c = shape_case("embed", dt_shape2(7, 5), dt_shape3(3, 4, 5));
+    for (int i = 0; i < 12; i++) c.token[i] = i * i % 6; /* some twice, 6 never */
+    c.build = build_embed, c.real = real_embed;
+    check(&c);
+    for (int64_t n = 2; n <= 34; n += 16) {
+        c = shape_case("layernorm", dt_shape3(2, 3, n), dt_shape3(2, 3, n));
+        c.build = build_layernorm, c.real = real_layernorm;
+        check(&c);
+        snprintf(c.name, sizeof c.name, "layernorm with weights, width %d", (int)n);
+        c.inputs = 3, c.shape[1] = c.shape[2] = dt_shape1(n);
+        check(&c);
+    }
+    for (int i = 0; i < 3; i++) {
+        c = shape_case("", dt_shape3(3, 4, 5), dt_shape3(3, 4, 5));
+        c.f = 0.25f * (float)i;
+        snprintf(c.name, sizeof c.name, "R16 dropout %g", (double)c.f);
+        c.build = build_dropout, c.real = real_dropout;
+        check(&c);
+    }
+    for (int form = 0; form < 8; form++) {
+        int64_t heads = form & 4 ? 3 : 1;
+        c = shape_case("", dt_shape3(2, 7, 18), dt_shape3(2, 7, 6));
+        c.i[0] = heads, c.i[1] = form & 1, c.f = form & 2 ? 0.3f : 0.0f;
+        snprintf(c.name, sizeof c.name, "attention, %s, %d heads, dropout %g", form & 1 ? "causal" : "full", (int)heads, (double)c.f);
+        c.build = build_attention, c.real = real_attention;
+        check(&c);
+    }
+    for (int ignored = 0; ignored < 3; ignored++) {
+        c = shape_case("", dt_shape3(2, 3, 11), dt_shape0());
+        for (int i = 0; i < 6; i++) c.token[i] = i % 3 < ignored ? -1 : i * 2;
+        snprintf(c.name, sizeof c.name, "cross_entropy, %d of 6 targets ignored", 2 * ignored);
+        c.build = build_cross_entropy, c.real = real_cross_entropy;
+        check(&c);
+    }
+}
+
+/* ---- gradients that meet --------------------------------------------------------------------------------------- */
+
+static dt_tensor build_square(const op_case *c, dt_graph *g, const dt_tensor *in) /* x x^T . (x x^T) + x x^T, x at both sides */
+{
+    dt_tensor y = dt_matmul(g, in[0], in[0], 0, 1);
+    (void)c;
+    return dt_add(g, dt_mul(g, y, y), y);
+}
+static void real_square(const op_case *c, double *const *in, double *out)
+{
+    int64_t m = c->shape[0].n[0], k = c->shape[0].n[1];
+    real_product(out, in[0], in[0], 0, 1, m, m, k);
+    for (int64_t i = 0; i < m * m; i++) out[i] = out[i] * out[i] + out[i];
+}
+
+/* Three uses of x: the shares add in the order of the uses, ((a + b) + c), whatever order backward meets them in. */
+static void test_order(void)
+{
+    enum { N = 64 };
+    float x[N], share[3][N], want[N], other[N];
+    dt_graph *g = NULL;
+    dt_tensor t, y = dt__tensor(0);
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    for (int i = 0; i < N; i++) {
+        x[i] = draw(0);
+        share[0][i] = draw(0) * 1e4f;
+        share[1][i] = -0.999f * share[0][i]; /* the first two cancel */
+        share[2][i] = draw(0);
+        want[i] = share[0][i] + share[1][i];
+        want[i] = want[i] + share[2][i];
+        other[i] = share[1][i] + share[2][i];
+        other[i] = share[0][i] + other[i];
+    }
+    t = dt_tensor_from(g, dt_shape1(N), x);
+    for (int u = 0; u < 3; u++) {
+        dt_tensor z = dt_sum(g, dt_mul(g, t, dt_tensor_from(g, dt_shape1(N), share[u])), DT_ALL);
+        y = u ? dt_add(g, z, y) : z;
+    }
+    if (dt_backward(g, y)) tap_bail("%s", dt_last_error());
+    tap_same_bits(dt_value(g, dt_grad(g, t)), want, N, "R13 gradients of one value add in forward-use order");
+    tap_ok(memcmp(want, other, sizeof want) != 0, "R13 another order has other bits");
     dt_graph_close(&g);
+}
+
+static void test_meeting(void)
+{
+    op_case c = shape_case("a tensor used twice by one op, and its value by three", dt_shape2(3, 4), dt_shape2(3, 3));
+    c.build = build_square, c.real = real_square;
+    check(&c);
+    test_order();
+}
+
+/* The first of equal maxima gets the gradient. */
+static void test_max_ties(void)
+{
+    static const float x[6] = { 1.0f, 3.0f, 3.0f, -0.0f, 0.0f, -1.0f }, want[6] = { 0, 1, 0, 1, 0, 0 };
+    dt_graph *g = NULL;
+    dt_tensor t;
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    t = dt_tensor_from(g, dt_shape2(2, 3), x);
+    dt_backward(g, dt_sum(g, dt_max(g, t, 2), DT_ALL));
+    tap_same_bits(dt_value(g, dt_grad(g, t)), want, 6, "R14 the gradient of max goes to the first maximum");
+    dt_graph_close(&g);
+}
+
+/* ---- errors stick ------------------------------------------------------------------------------------------------ */
+
+static const float ones[64] = { 1 };
+static const int32_t tokens_bad[4] = { 0, 1, 9, 2 }, tokens_good[4] = { 0, 1, 2, 2 };
+
+static dt_tensor wrong(dt_graph *g, int which)
+{
+    static const int twice[2] = { 0, 0 }, outside[2] = { 0, 2 };
+    static const dt_shape six = { 6, { 1, 1, 1, 1, 2, 2 } };
+    dt_tensor x = dt_tensor_from(g, dt_shape2(4, 3), ones), y = dt_tensor_from(g, dt_shape1(4), ones), z = dt_tensor_from(g, dt_shape3(2, 4, 3), ones);
+    dt_tensor tokens = dt_tokens_from(g, dt_shape1(4), tokens_good), high = dt_tokens_from(g, dt_shape1(4), tokens_bad);
+    switch (which) {
+    case 0: return dt_reshape(g, x, dt_shape1(11));
+    case 1: return dt_permute(g, x, twice);
+    case 2: return dt_permute(g, x, outside);
+    case 3: return dt_slice(g, x, 1, 2, 4);
+    case 4: return dt_slice(g, x, 2, 0, 1);
+    case 5: return dt_slice(g, x, 0, 1, 1);
+    case 6: return dt_expand(g, x, dt_shape2(4, 6));
+    case 7: return dt_expand(g, x, dt_shape1(3));
+    case 8: return dt_combine(g, dt_slice(g, x, 0, 0, 3));
+    case 9: return dt_add(g, x, y);
+    case 10: return dt_sub(g, x, y);
+    case 11: return dt_mul(g, x, y);
+    case 12: return dt_div(g, x, y);
+    case 13: return dt_sum(g, x, 4);
+    case 14: return dt_mean(g, x, 8);
+    case 15: return dt_max(g, x, 4);
+    case 16: return dt_matmul(g, x, x, 0, 0);
+    case 17: return dt_matmul(g, x, y, 0, 0);
+    case 18: return dt_matmul(g, z, x, 1, 0); /* a batch against one matrix: only untransposed */
+    case 19: return dt_matmul(g, x, z, 0, 1);
+    case 20: return dt_embed(g, x, high);
+    case 21: return dt_embed(g, z, tokens);
+    case 22: return dt_embed(g, x, y);
+    case 23: return dt_attention(g, z, 2, 1, 0.0f);
+    case 24: return dt_attention(g, x, 1, 1, 0.0f);
+    case 25: return dt_attention(g, z, 1, 1, 1.0f);
+    case 26: return dt_dropout(g, x, -0.1f);
+    case 27: return dt_dropout(g, dt_sum(g, x, DT_ALL), 0.1f);
+    case 28: return dt_cross_entropy(g, x, dt_tokens_from(g, dt_shape1(3), tokens_good));
+    case 29: return dt_cross_entropy(g, x, high);
+    case 30: return dt_cross_entropy(g, x, y);
+    case 31: return dt_targets(g);
+    case 32: return dt_tensor_from(g, dt_shape2(0, 3), ones);
+    case 33: return dt_grad(g, x);
+    case 34: return dt_add(g, tokens, x);
+    case 35: return dt_neg(g, tokens);
+    case 36: return dt_matmul(g, tokens, x, 0, 0);
+    default: return dt_linear_row(g, dt_tensor_from(g, six, ones), "row", 2, 0.1f); /* its parts would be a seventh axis */
+    }
+}
+
+static void test_errors(void)
+{
+    static const struct { const char *name; dt_result code; } want[] = {
+        { "reshape", DT_E_SHAPE }, { "permute", DT_E_SHAPE }, { "permute", DT_E_SHAPE }, { "slice", DT_E_SHAPE }, { "slice", DT_E_SHAPE },
+        { "slice", DT_E_SHAPE }, { "expand", DT_E_SHAPE }, { "expand", DT_E_SHAPE }, { "combine", DT_E_SHAPE }, { "add", DT_E_SHAPE },
+        { "sub", DT_E_SHAPE }, { "mul", DT_E_SHAPE }, { "div", DT_E_SHAPE }, { "sum", DT_E_SHAPE }, { "mean", DT_E_SHAPE },
+        { "max", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "matmul", DT_E_SHAPE },
+        { "embed", DT_E_SHAPE }, { "embed", DT_E_SHAPE }, { "embed", DT_E_SHAPE }, { "attention", DT_E_SHAPE }, { "attention", DT_E_SHAPE },
+        { "attention", DT_E_USAGE }, { "dropout", DT_E_USAGE }, { "dropout", DT_E_SHAPE }, { "cross_entropy", DT_E_SHAPE }, { "cross_entropy", DT_E_SHAPE },
+        { "cross_entropy", DT_E_SHAPE }, { "dt_targets", DT_E_USAGE }, { "shape (0,3)", DT_E_SHAPE }, { "dt_grad", DT_E_USAGE },
+        { "add", DT_E_SHAPE }, { "neg", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "matmul", DT_E_SHAPE },
+    };
+    for (int i = 0; i < (int)(sizeof want / sizeof *want); i++) {
+        char first[600];
+        dt_graph *g = NULL;
+        dt_tensor t, after;
+        int ok;
+        if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+        t = wrong(g, i);
+        ok = !t.id && dt_graph_result(g) == want[i].code && strcasestr(dt_last_error(), want[i].name);
+        snprintf(first, sizeof first, "%s", dt_last_error());
+        ok = ok && strlen(first) > strlen(want[i].name) + 10 && !dt_value(g, t);
+        after = dt_add(g, dt_exp(g, t), t); /* poison spreads, and a second mistake is not heard of */
+        ok = ok && !after.id && !dt_reshape(g, dt_tensor_from(g, dt_shape1(3), ones), dt_shape1(2)).id;
+        ok = ok && dt_backward(g, after) == want[i].code && dt_graph_result(g) == want[i].code && !strcmp(dt_last_error(), first);
+        if (!tap_ok(ok, "sticky error %d names %s", i, want[i].name)) tap_note("it says: %s", dt_last_error());
+        dt_graph_close(&g);
+    }
+}
+
+static void test_misuse(void)
+{
+    dt_graph *g = NULL;
+    dt_tensor x, y;
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    x = dt_tensor_from(g, dt_shape1(3), ones);
+    tap_ok(dt_backward(g, x) == DT_E_USAGE && strstr(dt_last_error(), "scalar"), "dt_backward of a vector is an error");
+    dt_graph_close(&g);
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    x = dt_tensor_from(g, dt_shape1(3), ones);
+    y = dt_sum(g, dt_exp(g, x), DT_ALL);
+    tap_ok(!dt_backward(g, y) && dt_backward(g, y) == DT_E_USAGE, "dt_backward twice is an error");
+    dt_graph_close(&g);
+}
+
+/* int32 tensors keep what they are through shape ops. */
+static void test_tokens(void)
+{
+    static const int order[2] = { 1, 0 };
+    float table[12];
+    dt_graph *g = NULL;
+    dt_tensor t, y;
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    for (int i = 0; i < 12; i++) table[i] = (float)i;
+    t = dt_permute(g, dt_reshape(g, dt_tokens_from(g, dt_shape1(4), tokens_good), dt_shape2(2, 2)), order);
+    t = dt_expand(g, dt_slice(g, t, 0, 1, 2), dt_shape2(2, 2)); /* (1,2) twice */
+    y = dt_embed(g, dt_tensor_from(g, dt_shape2(4, 3), table), t);
+    tap_ok(!dt_graph_result(g) && dt_value(g, y)[0] == 3.0f && dt_value(g, y)[3] == 6.0f && dt_value(g, y)[9] == 6.0f, "tokens through reshape, permute, slice, expand");
+    dt_graph_close(&g);
+}
+
+/* ---- planned segments have the bits of eager graphs ----------------------------------------------------------------- */
+
+/* A segment that uses every op, some parameters several times, and values both in place and long after. */
+static dt_tensor zoo(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> (B,T,8) */
+{
+    static const int swap[3] = { 0, 2, 1 };
+    int64_t b = dt_dim(g, x, 0), t = dt_dim(g, x, 1);
+    dt_tensor w = dt_param(g, "w", dt_shape2(8, 8), DT_INIT_NORMAL, 0.4f), v = dt_param(g, "v", dt_shape1(8), DT_INIT_NORMAL, 0.3f);
+    dt_tensor p = dt_exp(g, dt_scale(g, x, 0.3f)), q, r, s;
+    (void)user;
+    q = dt_matmul(g, dt_matmul(g, p, w, 0, 0), w, 0, 1); /* both uses of w */
+    q = dt_add(g, dt_mul(g, q, v), v);
+    r = dt_matmul(g, dt_permute(g, q, swap), p, 1, 1); /* (B,T,8)(B,8,T): (B,T,T) */
+    s = dt_reshape(g, dt_add(g, dt_sum(g, p, 4), dt_rsqrt(g, dt_mean(g, p, 4))), dt_shape3(b, t, 1));
+    r = dt_div(g, r, s);
+    s = dt_matmul(g, dt_tanh(g, r), dt_log(g, dt_add(g, p, dt_sqrt(g, p))), 0, 0); /* (B,T,8) */
+    s = dt_sub(g, dt_neg(g, s), dt_expand(g, dt_reshape(g, dt_max(g, p, 2), dt_shape3(b, 1, 8)), dt_shape3(b, t, 8)));
+    q = dt_layernorm(g, dt_dropout(g, dt_add(g, s, q), 0.2f), "norm");
+    q = dt_linear_row(g, dt_gelu(g, dt_linear_column(g, q, "up", 16, 0.3f)), "down", 8, 0.3f);
+    r = dt_attention(g, dt_linear(g, q, "qkv", 24), 2, 1, 0.1f);
+    return dt_add(g, dt_mul(g, r, dt_slice(g, dt_linear(g, x, "wide", 12), 2, 3, 11)), dt_dropout(g, q, 0.1f));
+}
+
+typedef struct planned {
+    dt__plan *plan;
+    float *params, *slots, *x, *w, *output, *grad_in, *saved, *temp;
+    int64_t param[64], slot[64], slot_floats;
+} planned;
+
+static float *room(int64_t n)
+{
+    float *p = (float *)dt__alloc(4 * (n + 1), "a test");
+    if (!p) tap_bail("%s", dt_last_error());
+    for (int64_t i = 0; i < n; i++) p[i] = NAN; /* nothing may be read before it is written */
+    return p;
+}
+
+/* Plans the segment, draws its parameters, and gives it memory. */
+static void planned_open(planned *s, const dt_segment *segment, dt_shape shape, dt_shape tokens, int first, int last)
+{
+    int64_t n = 0;
+    memset(s, 0, sizeof *s);
+    if (dt__segment_plan(segment, shape, tokens, first, last, &s->plan)) tap_bail("%s", dt_last_error());
+    for (int32_t i = 0; i < s->plan->g->param_count; i++) s->param[i] = n, n += dt_shape_count(s->plan->g->params[i].shape);
+    s->params = room(n);
+    for (int32_t i = 0; i < s->plan->g->param_count; i++) dt__init_param(&s->plan->g->params[i], seed, NULL, s->params + s->param[i]);
+    for (int32_t i = 0; i < s->plan->g->slot_count; i++) {
+        s->slot[i] = s->slot_floats;
+        s->slot_floats += dt_shape_count(s->plan->g->params[s->plan->g->slots[i].param].shape);
+    }
+    s->slots = room(s->slot_floats);
+    s->output = room(dt__count(dt__at(s->plan->g, s->plan->output)));
+    s->w = room(dt__count(dt__at(s->plan->g, s->plan->output)));
+    s->x = room(dt_shape_count(shape));
+    s->grad_in = room(dt_shape_count(shape));
+    s->saved = room(s->plan->saved);
+    s->temp = room(s->plan->temp);
+}
+static void planned_close(planned *s)
+{
+    float *const all[] = { s->params, s->slots, s->output, s->w, s->x, s->grad_in, s->saved, s->temp };
+    for (int i = 0; i < 8; i++) dt__free(all[i]);
+    dt__plan_close(&s->plan);
+}
+
+static void planned_run(planned *s, const dt__kernels *k, int workers, int32_t *targets, int64_t samples)
+{
+    dt__bind b;
+    dt__env env;
+    unsigned saved = dt__fp_enter();
+    const dt__plan *p = s->plan;
+    memset(&b, 0, sizeof b);
+    memset(&env, 0, sizeof env);
+    env.k = k;
+    env.rng = (dt__rng *)room(samples * (int64_t)(sizeof *env.rng / 4));
+    if (dt__pool_open(&env.pool, workers)) tap_bail("%s", dt_last_error());
+    for (int32_t id = 1; id < p->g->count; id++)
+        if (dt__pool_reserve(env.pool, dt__node_scratch(k, p->g, id))) tap_bail("%s", dt_last_error());
+    for (int64_t i = 0; i < samples; i++) env.rng[i] = dt__rng_make(seed, DT__RNG_DROPOUT, (uint32_t)i, 0, 0);
+    b.params = s->params, b.param = s->param, b.slots = s->slots, b.slot = s->slot;
+    b.at[DT__AT_INPUT] = s->x, b.at[DT__AT_OUTPUT] = s->output, b.at[DT__AT_GRAD_OUT] = s->w, b.at[DT__AT_GRAD_IN] = s->grad_in;
+    b.at[DT__AT_SAVED] = s->saved, b.at[DT__AT_TEMP] = s->temp;
+    memcpy(&b.at[DT__AT_TARGETS], &targets, sizeof targets);
+    dt__plan_run(p, 0, p->forward_count, &b, &env, 0);
+    for (int64_t i = 0; i < p->temp; i++) s->temp[i] = NAN; /* other units run between forward and backward */
+    dt__plan_run(p, p->forward_count, p->backward_count, &b, &env, 1);
+    dt__pool_close(&env.pool);
+    dt__free(env.rng);
+    dt__fp_leave(saved);
+}
+
+/* The gradients of a parameter's uses, added in order of use. */
+static const float *planned_gradient(planned *s, int32_t param, float *sum)
+{
+    int64_t n = dt_shape_count(s->plan->g->params[param].shape);
+    int uses = 0;
+    for (int32_t i = 0; i < s->plan->g->slot_count; i++) {
+        if (s->plan->g->slots[i].param != param) continue;
+        for (int64_t k = 0; k < n; k++) sum[k] = uses ? sum[k] + s->slots[s->slot[i] + k] : s->slots[s->slot[i] + k];
+        uses++;
+    }
     return sum;
 }
 
-static void check_case(const test_case *c)
+/* The same segment eagerly: the loss is sum(y w), so that the gradient of y is w; or, at the end of a model, the loss. */
+static void compare_eager(planned *s, const dt_segment *segment, dt_shape shape, const int32_t *tokens, const char *name, int first, int last)
 {
-    static float in[INPUTS][MOST], grad[INPUTS][MOST], w[MOST];
-    const double h = 0.02;
-    double worst = 0.0;
-    for (int i = 0; i < c->inputs; i++)
-        for (int64_t k = 0; k < dt_shape_count(c->shape[i]); k++) in[i][k] = random_in((uint64_t)k, (uint32_t)i + 1, c->low, c->high);
-    for (int k = 0; k < MOST; k++) w[k] = random_in((uint64_t)k, 9, -1.0f, 1.0f);
-    evaluate(c, in, w, grad);
-    for (int i = 0; i < c->inputs; i++) {
-        double most = 1e-3;
-        int64_t n = dt_shape_count(c->shape[i]);
-        for (int64_t k = 0; k < n; k++) most = fmax(most, fabs((double)grad[i][k]));
-        for (int64_t k = 0; k < n; k += n > 64 ? n / 37 : 1) {
-            float x = in[i][k];
-            double f[5], step[5];
-            for (int s = 0; s < 5; s++) {
-                in[i][k] = x + (float)(h * (s - 2));
-                step[s] = (double)in[i][k] - (double)x;
-                f[s] = s == 2 ? 0.0 : evaluate(c, in, w, NULL);
-            }
-            in[i][k] = x;
-            f[0] = (8.0 * (f[3] - f[1]) / (step[3] - step[1]) * 2.0 - (f[4] - f[0]) / (step[4] - step[0]) * 4.0) / 12.0;
-            worst = fmax(worst, fabs(f[0] - (double)grad[i][k]) / most);
-        }
-    }
-    tap_ok(worst < 5e-4, "%s: gradient and finite differences, %.1e of the largest", c->name, worst);
-}
-
-#define BUILD(name, expression)                                                                              \
-    static dt_tensor name(dt_graph *g, const dt_tensor *in, const test_case *c)                              \
-    {                                                                                                        \
-        (void)c;                                                                                             \
-        return expression;                                                                                   \
-    }
-BUILD(b_neg, dt_neg(g, in[0]))
-BUILD(b_scale, dt_scale(g, in[0], 1.7f))
-BUILD(b_exp, dt_exp(g, in[0]))
-BUILD(b_log, dt_log(g, in[0]))
-BUILD(b_tanh, dt_tanh(g, in[0]))
-BUILD(b_sqrt, dt_sqrt(g, in[0]))
-BUILD(b_rsqrt, dt_rsqrt(g, in[0]))
-BUILD(b_gelu, dt_gelu(g, in[0]))
-BUILD(b_add, dt_add(g, in[0], in[1]))
-BUILD(b_sub, dt_sub(g, in[0], in[1]))
-BUILD(b_mul, dt_mul(g, in[0], in[1]))
-BUILD(b_div, dt_div(g, in[0], in[1]))
-BUILD(b_sum, dt_sum(g, in[0], (unsigned)c->a))
-BUILD(b_mean, dt_mean(g, in[0], (unsigned)c->a))
-BUILD(b_max, dt_max(g, in[0], (unsigned)c->a))
-BUILD(b_reshape, dt_mul(g, dt_reshape(g, in[0], dt_shape2(6, 10)), dt_reshape(g, in[0], dt_shape2(6, 10))))
-BUILD(b_slice, dt_slice(g, in[0], (int)c->a, c->b, c->b + 2))
-BUILD(b_expand, dt_expand(g, in[0], dt_shape3(3, 4, 5)))
-BUILD(b_matmul, dt_matmul(g, in[0], in[1], (int)c->a, (int)c->b))
-BUILD(b_combine, dt_combine(g, in[0]))
-BUILD(b_attention, dt_attention(g, in[0], 2, (int)c->a, (float)c->b / 10.0f))
-BUILD(b_dropout, dt_dropout(g, in[0], 0.4f))
-BUILD(b_layernorm, dt_layernorm(g, in[0], "n"))
-BUILD(b_linear, dt_linear(g, in[0], "l", 6))
-BUILD(b_twice, dt_add(g, dt_mul(g, in[0], dt_tanh(g, in[0])), dt_mul(g, in[0], in[0])))
-
-static dt_tensor b_permute(dt_graph *g, const dt_tensor *in, const test_case *c)
-{
-    static const int axes[3] = {2, 0, 1};
-    (void)c;
-    return dt_permute(g, in[0], axes);
-}
-static dt_tensor b_embed(dt_graph *g, const dt_tensor *in, const test_case *c)
-{
-    static const int32_t tokens[6] = {3, 0, 3, 1, 3, 4};
-    (void)c;
-    return dt_embed(g, in[0], dt_tokens_from(g, dt_shape2(2, 3), tokens));
-}
-static dt_tensor b_cross_entropy(dt_graph *g, const dt_tensor *in, const test_case *c)
-{
-    static const int32_t targets[6] = {3, -1, 0, 6, -1, 2};
-    (void)c;
-    return dt_cross_entropy(g, in[0], dt_tokens_from(g, dt_shape2(2, 3), targets));
-}
-/* Row- and column-parallel products on four tensor shards: parts and COMBINE (R6). */
-static dt_tensor b_parallel(dt_graph *g, const dt_tensor *in, const test_case *c)
-{
-    g->tensor_shards = c->a;
-    return dt_linear_row(g, dt_linear_column(g, in[0], "column", 16, 0.3f), "row", 8, 0.3f);
-}
-
-static void check_gradients(void)
-{
-    const dt_shape x = dt_shape3(3, 4, 5);
-    const test_case table[] = {
-        {"neg", b_neg, 1, {x, x, x}, -2, 2, 0, 0}, {"scale", b_scale, 1, {x, x, x}, -2, 2, 0, 0},
-        {"exp", b_exp, 1, {x, x, x}, -2, 2, 0, 0}, {"log", b_log, 1, {x, x, x}, 0.5f, 3, 0, 0},
-        {"tanh", b_tanh, 1, {x, x, x}, -2, 2, 0, 0}, {"sqrt", b_sqrt, 1, {x, x, x}, 0.5f, 3, 0, 0},
-        {"rsqrt", b_rsqrt, 1, {x, x, x}, 0.6f, 3, 0, 0}, {"gelu", b_gelu, 1, {x, x, x}, -4, 4, 0, 0},
-        {"add", b_add, 2, {x, x, x}, -2, 2, 0, 0}, {"sub", b_sub, 2, {x, x, x}, -2, 2, 0, 0},
-        {"mul", b_mul, 2, {x, x, x}, -2, 2, 0, 0}, {"div", b_div, 2, {x, x, x}, 0.7f, 2, 0, 0},
-        {"add (C)", b_add, 2, {x, dt_shape1(5), x}, -2, 2, 0, 0}, {"mul (T,C)", b_mul, 2, {x, dt_shape2(4, 5), x}, -2, 2, 0, 0},
-        {"mul (B,1,C)", b_mul, 2, {x, dt_shape3(3, 1, 5), x}, -2, 2, 0, 0},
-        {"sub (B,T,1) on the left", b_sub, 2, {dt_shape3(3, 4, 1), x, x}, -2, 2, 0, 0},
-        {"div by a scalar", b_div, 2, {x, dt_shape0(), x}, 0.7f, 2, 0, 0},
-        {"outer product by broadcasting", b_mul, 2, {dt_shape2(4, 1), dt_shape2(1, 5), x}, -2, 2, 0, 0},
-        {"reshape, used twice", b_reshape, 1, {x, x, x}, -2, 2, 0, 0}, {"permute", b_permute, 1, {x, x, x}, -2, 2, 0, 0},
-        {"slice axis 0", b_slice, 1, {x, x, x}, -2, 2, 0, 1}, {"slice axis 2", b_slice, 1, {x, x, x}, -2, 2, 2, 3},
-        {"expand", b_expand, 1, {dt_shape2(4, 1), x, x}, -2, 2, 0, 0},
-        {"matmul", b_matmul, 2, {dt_shape2(5, 7), dt_shape2(7, 3), x}, -1, 1, 0, 0},
-        {"matmul ^T.", b_matmul, 2, {dt_shape2(7, 5), dt_shape2(7, 3), x}, -1, 1, 1, 0},
-        {"matmul .^T", b_matmul, 2, {dt_shape2(5, 7), dt_shape2(3, 7), x}, -1, 1, 0, 1},
-        {"matmul ^T^T", b_matmul, 2, {dt_shape2(7, 5), dt_shape2(3, 7), x}, -1, 1, 1, 1},
-        {"matmul batch", b_matmul, 2, {dt_shape4(2, 2, 5, 7), dt_shape4(2, 2, 7, 3), x}, -1, 1, 0, 0},
-        {"matmul batch ^T^T", b_matmul, 2, {dt_shape3(2, 7, 5), dt_shape3(2, 3, 7), x}, -1, 1, 1, 1},
-        {"matmul batch by a matrix", b_matmul, 2, {dt_shape3(2, 5, 7), dt_shape2(7, 3), x}, -1, 1, 0, 0},
-        {"matmul batch by a matrix ^T", b_matmul, 2, {dt_shape3(2, 5, 7), dt_shape2(3, 7), x}, -1, 1, 0, 1},
-        {"R6 combine", b_combine, 1, {dt_shape3(4, 3, 5), x, x}, -2, 2, 0, 0},
-        {"R6 column and row parallel, Vt 1", b_parallel, 1, {dt_shape3(2, 3, 8), x, x}, -1, 1, 1, 0},
-        {"R6 column and row parallel, Vt 4", b_parallel, 1, {dt_shape3(2, 3, 8), x, x}, -1, 1, 4, 0},
-        {"attention causal", b_attention, 1, {dt_shape3(2, 5, 24), x, x}, -1, 1, 1, 0},
-        {"attention full", b_attention, 1, {dt_shape3(2, 5, 24), x, x}, -1, 1, 0, 0},
-        {"attention causal, dropout", b_attention, 1, {dt_shape3(2, 5, 24), x, x}, -1, 1, 1, 3},
-        {"dropout", b_dropout, 1, {x, x, x}, -2, 2, 0, 0}, {"layernorm", b_layernorm, 1, {x, x, x}, -2, 2, 0, 0},
-        {"linear", b_linear, 1, {x, x, x}, -2, 2, 0, 0}, {"embed", b_embed, 1, {dt_shape2(5, 7), x, x}, -2, 2, 0, 0},
-        {"cross-entropy", b_cross_entropy, 1, {dt_shape2(6, 7), x, x}, -2, 2, 0, 0},
-        {"a tensor used three times", b_twice, 1, {x, x, x}, -2, 2, 0, 0}};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) check_case(&table[i]);
-    for (unsigned mask = 1; mask < 16; mask++) { /* all sets of axes of four */
-        static const build_fn build[3] = {b_sum, b_mean, b_max};
-        static const char *const names[3] = {"sum", "mean", "max"};
-        for (int k = 0; k < 3; k++) {
-            char name[40];
-            test_case c;
-            memset(&c, 0, sizeof c);
-            snprintf(name, sizeof name, "%s over axes 0x%x", names[k], mask);
-            c.name = name, c.build = build[k], c.inputs = 1, c.shape[0] = dt_shape4(2, 3, 4, 2);
-            c.low = k == 2 ? -40.0f : -2.0f, c.high = -c.low, c.a = mask; /* max: far apart, so that h changes no winner */
-            check_case(&c);
-        }
-    }
-}
-
-/* ---- PyTorch ---------------------------------------------------------------------------------------- */
-
-static tap_golden *golden;
-
-static const float *gold(const char *name, const char *part, int64_t n)
-{
-    char full[96];
-    snprintf(full, sizeof full, "%s.%s", name, part);
-    return tap_golden_f32(golden, full, n);
-}
-
-/* Value and the gradients of `in` (named by `parts`) of sum(out * w) against the golden file. */
-static void against_torch(dt_graph *g, const char *name, dt_tensor out, const dt_tensor *in, const char *const *parts, int inputs)
-{
-    char what[96], part[40];
-    int64_t n;
-    dt_tensor loss;
-    if (!out.id) tap_bail("%s: %s", name, dt_last_error());
-    n = dt_shape_count(dt_shape_of(g, out));
-    snprintf(what, sizeof what, "%s as PyTorch", name);
-    tap_near(dt_value(g, out), gold(name, "out", n), n, 1e-5, what);
-    loss = dt_sum(g, dt_mul(g, out, dt_tensor_from(g, dt_shape_of(g, out), gold(name, "w", n))), DT_ALL);
+    static float sum[1 << 16];
+    char what[256];
+    dt_graph *g = NULL;
+    dt_tensor x, y, loss;
+    int32_t p = 0;
+    if (dt_graph_open(&g, seed)) tap_bail("%s", dt_last_error());
+    snprintf(g->prefix, sizeof g->prefix, "%s", segment->name);
+    x = first ? dt_tokens_from(g, shape, tokens) : dt_tensor_from(g, shape, s->x);
+    if (last) g->targets = dt_tokens_from(g, dt_shape2(shape.n[0], shape.n[1]), tokens);
+    y = segment->build(g, x, segment->user);
+    loss = last ? y : dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape_of(g, y), s->w)), DT_ALL);
     if (dt_backward(g, loss)) tap_bail("%s: %s", name, dt_last_error());
-    for (int i = 0; i < inputs; i++) {
-        int64_t count = dt_shape_count(dt_shape_of(g, in[i]));
-        snprintf(part, sizeof part, "grad.%s", parts[i]);
-        snprintf(what, sizeof what, "%s, gradient of %s, as PyTorch", name, parts[i]);
-        tap_near(dt_value(g, dt_grad(g, in[i])), gold(name, part, count), count, 1e-5, what);
+    snprintf(what, sizeof what, "planned is eager, %s: output", name);
+    tap_same_bits(s->output, last ? g->nodes[g->nodes[y.id].in[0]].data : dt_value(g, y), dt__count(dt__at(s->plan->g, s->plan->output)), what);
+    snprintf(what, sizeof what, "planned is eager, %s: gradient of the input", name);
+    if (!first) tap_same_bits(s->grad_in, dt_value(g, dt_grad(g, x)), dt_shape_count(shape), what);
+    for (int32_t id = 1; id < g->forward_count; id++) {
+        if (g->nodes[id].op != DT__OP_PARAM) continue;
+        snprintf(what, sizeof what, "planned is eager, %s: gradient of %s", name, s->plan->g->params[p].name);
+        tap_same_bits(planned_gradient(s, p, sum), dt_value(g, dt_grad(g, dt__tensor(id))), dt__count(&g->nodes[id]), what);
+        p++;
     }
     dt_graph_close(&g);
 }
 
-static dt_graph *fresh(void)
+static void test_planned(const char *name, dt_segment_fn build, const void *user, dt_shape shape, int first, int last)
 {
-    dt_graph *g;
-    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    return g;
-}
-static dt_tensor from(dt_graph *g, const char *name, const char *part, dt_shape s) { return dt_tensor_from(g, s, gold(name, part, dt_shape_count(s))); }
-
-static void torch_elementwise(void)
-{
-    static const char *const ab[] = {"a", "b"}, *const x[] = {"x"};
-    static const char *const names[] = {"same", "c", "tc", "b1c"};
-    const dt_shape shapes[] = {dt_shape3(2, 5, 7), dt_shape1(7), dt_shape2(5, 7), dt_shape3(2, 1, 7)};
-    dt_graph *g = fresh();
-    dt_tensor in[2];
-    in[0] = from(g, "gelu", "x", dt_shape1(301));
-    against_torch(g, "gelu", dt_gelu(g, in[0]), in, x, 1);
-    for (int k = 0; k < 8; k++) {
-        char name[20];
-        snprintf(name, sizeof name, "%s.%s", k / 4 ? "mul" : "add", names[k % 4]);
-        g = fresh();
-        in[0] = from(g, name, "a", shapes[0]);
-        in[1] = from(g, name, "b", shapes[k % 4]);
-        against_torch(g, name, k / 4 ? dt_mul(g, in[0], in[1]) : dt_add(g, in[0], in[1]), in, ab, 2);
+    enum { MOST = 64 };
+    const dt__kernels *k;
+    int32_t tokens[MOST];
+    dt_segment segment;
+    planned s;
+    segment.name = "segment", segment.build = build, segment.user = user;
+    for (int i = 0; i < MOST; i++) tokens[i] = i % 7 ? i * 5 % 11 : last ? -1 : 0;
+    if (dt__choose_kernels(&k)) tap_bail("%s", dt_last_error());
+    for (int workers = 1; workers <= 3; workers += 2) {
+        char text[96];
+        int64_t valid = 0, n = shape.n[0] * shape.n[1];
+        planned_open(&s, &segment, shape, dt_shape2(shape.n[0], shape.n[1]), first, last);
+        for (int64_t i = 0; i < n; i++) valid += tokens[i] >= 0;
+        if (first) memcpy(s.x, tokens, 4 * (size_t)n);
+        else
+            for (int64_t i = 0; i < dt_shape_count(shape); i++) s.x[i] = draw(0);
+        for (int64_t i = 0; i < dt__count(dt__at(s.plan->g, s.plan->output)); i++) s.w[i] = last ? 1.0f / (float)valid : draw(0);
+        planned_run(&s, k, workers, tokens, shape.n[0]);
+        snprintf(text, sizeof text, "%s, %d threads", name, workers);
+        compare_eager(&s, &segment, shape, tokens, text, first, last);
+        planned_close(&s);
     }
 }
 
-static void torch_reductions(void)
+/* Two segments of one function on inputs of as many elements but other shapes do not share a plan. */
+static dt_tensor turn(dt_graph *g, dt_tensor x, const void *user) /* (B,M,N) -> (B,N,M) */
 {
-    static const char *const x[] = {"x"}, *const axes[] = {"0", "1", "2", "02", "012"};
-    static const unsigned mask[] = {1, 2, 4, 5, 7};
-    for (int k = 0; k < 15; k++) {
-        char name[20];
-        dt_graph *g = fresh();
-        dt_tensor in;
-        snprintf(name, sizeof name, "%s.%s", k / 5 == 0 ? "sum" : k / 5 == 1 ? "mean" : "max", axes[k % 5]);
-        in = from(g, name, "x", dt_shape3(3, 5, 37));
-        against_torch(g, name, k / 5 == 0 ? dt_sum(g, in, mask[k % 5]) : k / 5 == 1 ? dt_mean(g, in, mask[k % 5]) : dt_max(g, in, mask[k % 5]), &in, x, 1);
-    }
+    static const int swap[3] = { 0, 2, 1 };
+    (void)user;
+    return dt_permute(g, x, swap);
+}
+static dt_tensor turn_in(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_embed(g, dt_param(g, "table", dt_shape2(11, 5), DT_INIT_NORMAL, 1.0f), x);
+}
+static dt_tensor turn_out(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_cross_entropy(g, dt_linear(g, x, "head", 11), dt_targets(g));
+}
+static void test_shared_plans(void)
+{
+    static const dt_segment list[] = { { "in", turn_in, NULL }, { "a", turn, NULL }, { "b", turn, NULL }, { "c", turn, NULL }, { "d", turn, NULL }, { "out", turn_out, NULL } };
+    dt_model m = dt_model_segments(list, 6, 11);
+    dt__net net;
+    memset(&net, 0, sizeof net);
+    if (dt__net_open(&net, &m, 2, 3)) tap_bail("%s", dt_last_error());
+    tap_ok(net.segments[2].plan != net.segments[1].plan, "segments with other shapes have plans of their own");
+    tap_ok(net.segments[3].plan == net.segments[1].plan && !net.segments[3].owner, "segments with the same shapes share one plan");
+    dt__net_close(&net);
 }
 
-static void torch_matrices(void)
+/* Random streams are per sample of the unit: a tensor whose axis 0 counts something else must be refused. */
+static dt_tensor flat_dropout(dt_graph *g, dt_tensor x, const void *user)
 {
-    static const char *const ab[] = {"a", "b"}, *const flags[] = {"nn", "tn", "nt", "tt"};
-    for (int k = 0; k < 8; k++) {
-        int ta = k & 1, tb = k >> 1 & 1, batch = k >> 2;
-        char name[20];
-        dt_graph *g = fresh();
-        dt_tensor in[2];
-        dt_shape a = ta ? dt_shape2(33, 5) : dt_shape2(5, 33), b = tb ? dt_shape2(9, 33) : dt_shape2(33, 9);
-        if (batch) a = dt_shape4(2, 3, a.n[0], a.n[1]), b = dt_shape4(2, 3, b.n[0], b.n[1]);
-        snprintf(name, sizeof name, "%s.%s", batch ? "matmul" : "matmul2d", flags[k & 3]);
-        in[0] = from(g, name, "a", a);
-        in[1] = from(g, name, "b", b);
-        against_torch(g, name, dt_matmul(g, in[0], in[1], ta, tb), in, ab, 2);
-    }
+    (void)user;
+    return dt_dropout(g, dt_reshape(g, x, dt_shape2(dt_dim(g, x, 0) * dt_dim(g, x, 1), dt_dim(g, x, 2))), 0.5f);
 }
-
-/* (B,H,T,D) parts of the golden file as the op's rows [q | k | v]: permuted with the ops themselves. */
-static void torch_attention(int causal)
+static dt_tensor flat_attention(dt_graph *g, dt_tensor x, const void *user)
 {
-    static const char *const qkv[] = {"q", "k", "v"};
-    static const int heads_last[4] = {0, 2, 1, 3}, parts_last[4] = {1, 2, 0, 3}, back[4] = {0, 2, 1, 3};
-    const char *name = causal ? "attention.causal" : "attention.full";
-    dt_graph *g = fresh();
-    dt_tensor in[3], rows = {0}, out;
-    for (int i = 0; i < 3; i++) {
-        dt_tensor one;
-        float pick[3] = {0, 0, 0};
-        pick[i] = 1.0f;
-        in[i] = from(g, name, qkv[i], dt_shape4(2, 3, 7, 5));
-        one = dt_reshape(g, dt_permute(g, in[i], heads_last), dt_shape4(1, 2, 7, 15));
-        one = dt_mul(g, one, dt_tensor_from(g, dt_shape4(3, 1, 1, 1), pick)); /* into place i of 3 */
-        rows = i ? dt_add(g, rows, one) : one;
-    }
-    rows = dt_reshape(g, dt_permute(g, rows, parts_last), dt_shape3(2, 7, 45));
-    out = dt_attention(g, rows, 3, causal, 0.0f);
-    out = dt_permute(g, dt_reshape(g, out, dt_shape4(2, 7, 3, 5)), back);
-    against_torch(g, name, out, in, qkv, 3);
+    (void)user;
+    return dt_attention(g, dt_reshape(g, x, dt_shape3(2 * dt_dim(g, x, 0), dt_dim(g, x, 1) / 2, dt_dim(g, x, 2))), 1, 1, 0.5f);
 }
-
-static void torch_models(void)
-{
-    static const char *const x[] = {"x"}, *const logits[] = {"logits"}, *const table[] = {"table"};
-    dt_graph *g = fresh();
-    dt_tensor in = from(g, "cross_entropy", "logits", dt_shape2(9, 61)), out;
-    out = dt_cross_entropy(g, in, dt_tokens_from(g, dt_shape1(9), tap_golden_i32(golden, "cross_entropy.targets", 9)));
-    against_torch(g, "cross_entropy", dt_reshape(g, out, dt_shape1(1)), &in, logits, 1);
-    g = fresh();
-    in = from(g, "embedding", "table", dt_shape2(13, 11));
-    against_torch(g, "embedding", dt_embed(g, in, dt_tokens_from(g, dt_shape2(4, 9), tap_golden_i32(golden, "embedding.tokens", 36))), &in, table, 1);
-    g = fresh(); /* softmax from its parts */
-    in = from(g, "softmax", "x", dt_shape2(5, 45));
-    out = dt_exp(g, dt_sub(g, in, dt_reshape(g, dt_max(g, in, 2), dt_shape2(5, 1))));
-    against_torch(g, "softmax", dt_div(g, out, dt_reshape(g, dt_sum(g, out, 2), dt_shape2(5, 1))), &in, x, 1);
-    g = fresh();
-    in = from(g, "slice", "x", dt_shape3(4, 5, 7));
-    against_torch(g, "slice", dt_slice(g, dt_slice(g, in, 0, 1, 3), 2, 2, 6), &in, x, 1);
-}
-
-/* ---- planned and eager ------------------------------------------------------------------------------- */
-
-static const dt__gpt2 small = {2, 2, 8, 11, 0.0f};
-static dt_tensor own_block(dt_graph *g, dt_tensor x, const void *user) { return dt__gpt2_block(g, x, user); }
-
-/* A block as a plan and as an eager graph, on the same input, parameters and output gradient. */
-static void planned_and_eager(void)
+static void test_refused_segments(void)
 {
     dt_segment s;
-    dt__plan *p = NULL;
-    dt__bind b;
-    dt__env env;
-    dt_graph *g = fresh();
-    dt_shape shape = dt_shape3(2, 6, 8);
-    float *memory = (float *)dt__alloc(4 * 400000, "memory"), *params = memory, *slots = memory + 50000, x[96], dy[96];
-    int64_t param[32], slot[32], at = 0;
-    dt_tensor in, out, loss;
-    int same = 1;
-    s.name = "block", s.build = own_block, s.user = &small;
-    if (dt__segment_plan(&s, shape, dt_shape2(2, 6), 0, 0, &p)) tap_bail("%s", dt_last_error());
-    for (int i = 0; i < 96; i++) x[i] = random_in((uint64_t)i, 3, -1, 1), dy[i] = random_in((uint64_t)i, 4, -1, 1);
-    snprintf(g->prefix, sizeof g->prefix, "block");
-    in = dt_tensor_from(g, shape, x);
-    out = own_block(g, in, &small);
-    loss = dt_sum(g, dt_mul(g, out, dt_tensor_from(g, shape, dy)), DT_ALL);
-    if (dt_backward(g, loss)) tap_bail("%s", dt_last_error());
-    memset(&b, 0, sizeof b), memset(&env, 0, sizeof env);
-    for (int32_t i = 0; i < p->g->param_count; i++) param[i] = at, at += 4096;
-    for (int32_t i = 0; i < p->g->slot_count; i++) slot[i] = (int64_t)i * 4096;
-    b.params = params, b.slots = slots, b.param = param, b.slot = slot;
-    b.at[DT__AT_INPUT] = x, b.at[DT__AT_GRAD_OUT] = dy;
-    b.at[DT__AT_OUTPUT] = memory + 100000, b.at[DT__AT_GRAD_IN] = memory + 110000;
-    b.at[DT__AT_SAVED] = memory + 120000, b.at[DT__AT_TEMP] = memory + 260000;
-    env.k = g->kernels, env.pool = g->pool;
-    for (int32_t i = 0; i < p->g->param_count; i++) dt__init_param(&p->g->params[i], 1, NULL, params + param[i]);
-    dt__pool_reserve(g->pool, 1 << 22);
-    dt__plan_run(p, 0, p->forward_count, &b, &env, 0);
-    dt__plan_run(p, p->forward_count, p->backward_count, &b, &env, 1);
-    tap_same_bits(b.at[DT__AT_OUTPUT], dt_value(g, out), 96, "planned and eager GPT-2 block: output");
-    tap_same_bits(b.at[DT__AT_GRAD_IN], dt_value(g, dt_grad(g, in)), 96, "planned and eager GPT-2 block: input gradient");
-    for (int32_t i = 0, k = 0; i < g->count; i++)
-        if (g->nodes[i].op == DT__OP_PARAM) {
-            dt_tensor d = dt_grad(g, dt__tensor(i));
-            int32_t j = 0;
-            while (p->g->slots[j].param != k) j++;
-            same = same && d.id && !memcmp(dt_value(g, d), slots + slot[j], 4 * (size_t)dt__count(&g->nodes[i]));
-            k++;
-        }
-    tap_ok(same, "planned and eager GPT-2 block: all parameter gradients, bit for bit");
-    dt__plan_close(&p);
-    dt_graph_close(&g);
-    dt__free(memory);
-}
-
-/* ---- wrong calls ------------------------------------------------------------------------------------------ */
-
-/* The call poisoned the graph, and the sentence has these words. */
-static void refused(dt_graph *g, dt_tensor t, const char *words)
-{
-    dt_tensor later = dt_add(g, t, t);
-    tap_ok(!t.id && !later.id && dt_graph_result(g) != DT_OK && strstr(dt_last_error(), words), "refused: %s", dt_last_error());
-    dt_graph_close(&g);
-}
-
-static void check_refusals(void)
-{
-    static const int32_t tokens[4] = {0, 1, 2, 9};
-    static const int twice[3] = {0, 0, 1};
-    static const float zeros[64] = {0};
-    const dt_shape x = dt_shape3(2, 3, 4);
-#define REFUSE(call, words)                                                                                  \
-    do {                                                                                                     \
-        dt_graph *g = fresh();                                                                               \
-        dt_tensor a = dt_tensor_from(g, x, zeros), m = dt_tensor_from(g, dt_shape2(4, 5), zeros);            \
-        dt_tensor ids = dt_tokens_from(g, dt_shape1(4), tokens);                                             \
-        dt_tensor bad = call;                                                                                \
-        (void)a, (void)m, (void)ids;                                                                         \
-        refused(g, bad, words);                                                                              \
-    } while (0)
-    REFUSE(dt_add(g, a, m), "ADD: shapes (2,3,4) and (4,5) do not broadcast");
-    REFUSE(dt_matmul(g, a, m, 0, 1), "matmul: (2,3,4) and (4,5)^T do not fit");
-    REFUSE(dt_matmul(g, a, m, 1, 0), "matmul");
-    REFUSE(dt_reshape(g, a, dt_shape1(23)), "reshape: (23) does not have as many elements as (2,3,4)");
-    REFUSE(dt_permute(g, a, twice), "permute: axis 0");
-    REFUSE(dt_slice(g, a, 1, 2, 5), "slice: [2, 5) of axis 1");
-    REFUSE(dt_slice(g, a, 3, 0, 1), "slice");
-    REFUSE(dt_expand(g, a, dt_shape3(2, 3, 5)), "expand: (2,3,4) does not broadcast to (2,3,5)");
-    REFUSE(dt_sum(g, a, 8), "sum: axis mask 0x8");
-    REFUSE(dt_embed(g, m, ids), "embed: token 9 at 3 is outside [0, 4)");
-    REFUSE(dt_embed(g, a, ids), "embed: needs a table");
-    REFUSE(dt_attention(g, a, 5, 1, 0.0f), "attention");
-    REFUSE(dt_attention(g, dt_tensor_from(g, dt_shape3(1, 1, 12), zeros), 2, 1, 1.5f), "dropout 1.5");
-    REFUSE(dt_dropout(g, a, -0.1f), "dropout -0.1");
-    REFUSE(dt_cross_entropy(g, m, ids), "cross_entropy: target 9 is outside the 5 classes");
-    REFUSE(dt_cross_entropy(g, a, ids), "cross_entropy: needs one int32 target per row");
-    REFUSE(dt_combine(g, dt_tensor_from(g, dt_shape2(3, 4), zeros)), "combine: axis 0 holds 3 parts");
-    REFUSE(dt_param(g, "p", dt_shape2(0, 4), DT_INIT_ZEROS, 0), "shape (0,4)");
-    REFUSE(dt_targets(g), "dt_targets");
-    REFUSE(dt_grad(g, a), "dt_grad");
-#undef REFUSE
-    {
-        dt_graph *g = fresh();
-        dt_tensor a = dt_tensor_from(g, x, zeros), first = dt_reshape(g, a, dt_shape1(7));
-        dt_add(g, dt_slice(g, a, 9, 0, 1), first);
-        tap_ok(dt_graph_result(g) == DT_E_SHAPE && strstr(dt_last_error(), "reshape"), "the first error is kept: %s", dt_last_error());
-        tap_ok(dt_backward(g, a) == DT_E_SHAPE && !dt_value(g, first), "a poisoned graph has no gradient and no value");
-        dt_graph_close(&g);
-        g = fresh();
-        a = dt_tensor_from(g, x, zeros);
-        tap_ok(dt_backward(g, a) == DT_E_USAGE, "the loss must be a scalar: %s", dt_last_error());
-        dt_graph_close(&g);
-    }
+    dt__plan *plan = NULL;
+    s.name = "flat", s.build = flat_dropout, s.user = NULL;
+    tap_ok(dt__segment_plan(&s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, &plan) == DT_E_SHAPE && strstr(dt_last_error(), "dropout"),
+           "R16 dropout in a segment: axis 0 must be the samples");
+    dt__plan_close(&plan);
+    s.build = flat_attention;
+    tap_ok(dt__segment_plan(&s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, &plan) == DT_E_SHAPE && strstr(dt_last_error(), "attention"),
+           "R16 attention with dropout in a segment: axis 0 must be the samples");
+    dt__plan_close(&plan);
 }
 
 int main(void)
 {
-    check_gradients();
-    golden = tap_golden_open("ops.safetensors");
-    if (!golden) tap_bail("no golden file");
-    torch_elementwise();
-    torch_reductions();
-    torch_matrices();
-    torch_attention(1);
-    torch_attention(0);
-    torch_models();
-    planned_and_eager();
-    check_refusals();
-    tap_golden_close(golden);
+    dt__gpt2 plain, dropping;
+    memset(&plain, 0, sizeof plain);
+    plain.layers = 2, plain.heads = 2, plain.width = 12, plain.vocabulary = 11;
+    dropping = plain;
+    dropping.dropout = 0.2f;
+    test_elementwise();
+    test_shapes();
+    test_reductions();
+    test_products();
+    test_model_ops();
+    test_meeting();
+    test_max_ties();
+    test_errors();
+    test_misuse();
+    test_tokens();
+    test_planned("every op", zoo, NULL, dt_shape3(3, 5, 8), 0, 0);
+    test_planned("GPT-2 embedding", dt__gpt2_embed, &dropping, dt_shape2(3, 5), 1, 0);
+    test_planned("GPT-2 block", dt__gpt2_block, &plain, dt_shape3(3, 5, 12), 0, 0);
+    test_planned("GPT-2 block with dropout", dt__gpt2_block, &dropping, dt_shape3(3, 5, 12), 0, 0);
+    test_planned("GPT-2 head", dt__gpt2_head, &plain, dt_shape3(3, 5, 12), 0, 1);
+    test_shared_plans();
+    test_refused_segments();
     return tap_done();
 }
