@@ -30,8 +30,8 @@
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
  * CONTENTS (search for the names)
- *     H1  base: results, log, arena, threads, files     H10 optimizer and schedules
- *     H2  numerics: Philox, exact math, dtypes          H11 data
+ *     H1  base: results, memory, threads                H10 optimizer and schedules
+ *     H2  numerics: Philox, exact math, SHA-256         H11 data
  *     H3  kernels                                       H12 probes
  *     H5  devices: CPU                                  H13 transports and collectives
  *     H6  tensors and graph                             H15 mesh, layout, step programs, executor
@@ -594,7 +594,7 @@ const int DT__LINK_VERSION = 1;
 #endif
 
 /* ============================================================================================
- * H1  base: results, log, arena, threads, files
+ * H1  base: results, memory, threads
  * ========================================================================================= */
 
 typedef struct dt__tls {
@@ -872,7 +872,7 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
 }
 
 /* ============================================================================================
- * H2  numerics: Philox, exact math, dtypes
+ * H2  numerics: Philox, exact math, SHA-256
  * ========================================================================================= */
 
 /* a * b + c rounded once. Without an FMA instruction: the product is exact in double (48 bits), the sum is made odd

@@ -920,7 +920,7 @@ static void test_runs(void)
             for (int rank = 0; rank < ranks; rank++) {
                 dt__run_of(v, ranks, rank, &lo, &hi);
                 expect(lo == expected && hi > lo, "runs are contiguous and not empty", v * 100 + ranks);
-                expect(hi - lo == v / ranks || hi - lo == v / ranks + 1, "runs are even", v * 100 + ranks);
+                expect(hi - lo == v / ranks + (rank < v % ranks), "runs are even, longer ones first", v * 100 + ranks);
                 expected = hi;
             }
             expect(expected == v, "runs cover all shards", v * 100 + ranks);
