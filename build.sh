@@ -220,7 +220,7 @@ test_flags() {
     test_cflags="$warnings"
     [ -n "${DT_SANITIZE:-}" ] || return 0
     test_build=$build/tests-$(say "$DT_SANITIZE" | tr , -)
-    test_cflags="$warnings -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize=$DT_SANITIZE"
+    test_cflags="$warnings -g -O1 -DDT_DEBUG -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize=$DT_SANITIZE"
     export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 }
 

@@ -3509,13 +3509,26 @@ static void dt__run_binary(const dt__call *c)
 
 /* ---- reductions -------------------------------------------------------------------------------- */
 
+/* A whole-tensor sum: blocks of 1024 elements, then TREE (R5). */
+static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
+{
+    int64_t half = DT__BLOCK;
+    if (n <= DT__BLOCK) return k->row_sum(x, n);
+    while (2 * half < n) half *= 2;
+    return dt__whole_sum(k, x, half) + dt__whole_sum(k, x + half, n - half);
+}
+
 static void dt__row_sum_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
     (void)worker;
     for (int64_t r = begin; r < end; r++) c->out[r] = c->env->k->row_sum(c->in[0] + r * cols, cols);
 }
-static void dt__run_row_sum(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__row_sum_rows); }
+static void dt__run_row_sum(const dt__call *c)
+{
+    if (!c->n->shape.dims) c->out[0] = dt__whole_sum(c->env->k, c->in[0], dt__count(dt__in(c, 0)));
+    else dt__split(c, dt__count(c->n), 16, dt__row_sum_rows);
+}
 
 static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
@@ -8645,11 +8658,12 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
 /* Draws and prints a text sample; control characters show as '?'. */
 static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 {
-    dt_result r = dt_trainer_sample(t, "\n", t->layout.sample_length, 0.8f, t->text);
+    static const char prompt[] = "The ";
+    dt_result r = dt_trainer_sample(t, prompt, t->layout.sample_length, 0.7f, t->text);
     if (r) return r;
     for (int64_t i = 0; i < t->layout.sample_length; i++)
         if ((unsigned char)t->text[i] < 32 && t->text[i] != '\n' && t->text[i] != '\t') t->text[i] = '?';
-    printf("---- sample at step %lld ----\n%s\n----\n", (long long)step, t->text);
+    printf("---- sample at step %lld ----\n%s%s\n----\n", (long long)step, prompt, t->text);
     return DT_OK;
 }
 
@@ -8715,6 +8729,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt_result r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__count_valid(t, t->batch.targets, words, &valid);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
+    memset(e->shard_loss, 0, 4 * (size_t)(e->hi - e->lo)); /* a step without valid targets is skipped */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
     if (!r) r = dt__tree_loss(t, e->shard_loss, &loss);
     if (r) return r;

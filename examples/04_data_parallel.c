@@ -1,26 +1,27 @@
 /* 04_data_parallel: data parallel by hand, around a model of your own.
  *
  * What you learn
- *     Data parallel: every rank has all weights (a replica) and takes another part of the batch. After backward the ranks
- *     add their gradients (all-reduce), divide by the number of ranks, and make the same update. Same weights, same
- *     gradient, same update: the replicas stay equal, step after step, although no weights are sent after the start.
- *     That takes six lines; they are marked DP below. This program runs its model three times:
- *       1 as most do it   each rank averages over its slice of the batch. A checksum of the weights, compared between the
- *                         ranks, must agree. But other rank counts add in another order, and give other last bits.
- *       2 with a fault    one all-reduce is left out. The replicas drift apart, silently: the loss still falls, and later
- *                         all-reduces do not heal it, since they keep gradients equal, not weights. The checksum tells.
- *       3 one hash        the batch is always cut into 8 shards, whatever the number of ranks. A rank sums its shards as a
- *                         part of the tree ((0+1)+(2+3)) + ((4+5)+(6+7)), and dt_all_reduce adds the ranks as the rest of
- *                         the same tree. So 1, 2, 4 and 8 ranks get the same bits. (The trainer does that for 3 ranks
- *                         too: it sends each whole subtree inside a rank's run of shards by itself.)
+ *     Data parallel: every rank has all weights (a replica) and takes another part of the batch. After backward the
+ *     ranks add their gradients (all-reduce), divide by the number of ranks, and make the same update. Same weights,
+ *     same gradient, same update: the replicas stay equal, step after step, although no weights are sent after the
+ *     start. That takes six lines; they are marked DP below. This program runs its model three times:
+ *       1 as most do it   each rank averages over its slice of the batch. A checksum of the weights, compared between
+ *                         the ranks, must agree. But other rank counts add in another order, and give other last bits.
+ *       2 with a fault    one all-reduce is left out. The replicas drift apart, silently: the loss still falls, and
+ *                         later all-reduces do not heal it, since they keep gradients equal, not weights. The checksum
+ *                         tells.
+ *       3 one hash        the batch is always cut into 8 shards, whatever the number of ranks. A rank sums its shards
+ *                         as a part of the tree ((0+1)+(2+3)) + ((4+5)+(6+7)), and dt_all_reduce adds the ranks as the
+ *                         rest of the same tree. So 1, 2, 4 and 8 ranks get the same bits. (The trainer does that for 3
+ *                         ranks too: it sends each whole subtree inside a rank's run of shards by itself.)
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 04_data_parallel.c -o 04_data_parallel -lm -lpthread
  *     ./04_data_parallel --ranks 2               (1, 2, 4 or 8 ranks; run it with each, and compare)
  *
  * What you should see
- *     A table for each run: loss and each rank's checksum. Equal in run 1; drifting in run 2 from step 20 on; in run 3 the
- *     checksum at the end is one and the same number for every rank count, and it stands in this file.
+ *     A table for each run: loss and each rank's checksum. Equal in run 1; drifting in run 2 from step 20 on; in run 3
+ *     the checksum at the end is one and the same number for every rank count, and it stands in this file.
  *
  * Read on: 05_one_hash.c, the same for a GPT. */
 #define DTRAIN_IMPLEMENTATION
@@ -63,7 +64,8 @@ static dt_result my_backward(const float *w, int step, int first, int n, float *
     weights = dt_tensor_from(g, dt_shape1(WEIGHTS), w);
     w1 = dt_reshape(g, dt_slice(g, weights, 0, 0, IN * HIDDEN), dt_shape2(IN, HIDDEN));
     w2 = dt_reshape(g, dt_slice(g, weights, 0, IN * HIDDEN, WEIGHTS), dt_shape2(HIDDEN, 1));
-    out = dt_matmul(g, dt_tanh(g, dt_matmul(g, dt_tensor_from(g, dt_shape2(n, IN), x), w1, 0, 0)), w2, 0, 0); /* (n,1) */
+    out = dt_tanh(g, dt_matmul(g, dt_tensor_from(g, dt_shape2(n, IN), x), w1, 0, 0)); /* (n,HIDDEN) */
+    out = dt_matmul(g, out, w2, 0, 0);                                                 /* (n,1) */
     miss = dt_sub(g, out, dt_tensor_from(g, dt_shape2(n, 1), y));
     mean = dt_mean(g, dt_mul(g, miss, miss), DT_ALL);
     if (!dt_backward(g, mean)) *loss = dt_value(g, mean)[0];
@@ -134,9 +136,10 @@ static dt_result train(dt_comm *c, int kind, int *equal, float *w)
         if (kind < 3) e = my_backward(w, step, me * slice, slice, gradient, &loss);
         else e = tree(w, step, me * (SHARDS / n), SHARDS / n, gradient, &loss);
         if (!e && !(kind == 2 && step == FAULT)) e = dt_all_reduce(c, gradient, WEIGHTS, DT_SUM); /* DP */
-        if (!e) e = my_update(w, gradient, 0.125f / parts);         /* DP: divide by n, since sums are wanted as means */
+        if (!e) e = my_update(w, gradient, 0.125f / parts);         /* DP: / n, a mean of means */
         if (!e) e = dt_all_reduce(c, &loss, 1, DT_SUM);             /* to print it */
-        if (!e && (step == 0 || step == FAULT - 1 || step == FAULT || step == STEPS - 1)) e = look(c, w, step, loss / parts, equal);
+        if (!e && (step == 0 || step == FAULT - 1 || step == FAULT || step == STEPS - 1))
+            e = look(c, w, step, loss / parts, equal);
     }
     return e;
 }
@@ -151,7 +154,7 @@ int main(int argc, char **argv)
     if (e) return dt_fail("04_data_parallel");
     n = dt_comm_size(c);
     if (argc > 1 || SHARDS % n) {
-        if (!dt_comm_rank(c)) fprintf(stderr, "04_data_parallel: the option is --ranks 1, 2, 4 or 8 (the numbers that divide 8 shards)\n");
+        if (!dt_comm_rank(c)) fprintf(stderr, "04_data_parallel: the option is --ranks 1, 2, 4 or 8 (they divide 8)\n");
         return dt_exit_code(DT_E_USAGE);
     }
     for (int kind = 1; kind <= 3 && !e; kind++) {
@@ -160,10 +163,11 @@ int main(int argc, char **argv)
         good = good && equal == (kind != 2 || n == 1); /* drift is expected where it was provoked */
     }
     good = good && checksum(w) == (float)EXPECTED;
-    if (!e && !dt_comm_rank(c)) printf("the last one at any rank count: %06x; here: %06x\n", EXPECTED, (unsigned)checksum(w));
+    if (!e && !dt_comm_rank(c)) printf("at any rank count: %06x; here: %06x\n", EXPECTED, (unsigned)checksum(w));
     if (!e) e = dt_barrier(c);
     if (e) return dt_fail("04_data_parallel");
-    if (!dt_comm_rank(c)) puts(good ? "ok: replicas agree, the fault was seen, the bits are those of any rank count" : "FAILED: a wrong checksum");
+    if (!dt_comm_rank(c))
+        puts(good ? "ok: replicas agree, the fault was seen, the bits are those of every layout" : "FAILED");
     dt_comm_free(&c); /* DP */
     return !good;
 }

@@ -2,14 +2,15 @@
  *
  * What you learn
  *     A recipe (model, data, seed, batch, steps, ...) decides every bit of a training run. A layout (ranks, threads,
- *     instruction set, compiler) only decides where and when. So one number, the SHA-256 of the final weights and of the
- *     optimizer's state, can stand in this file, and your machine must print it.
+ *     instruction set, compiler) only decides where and when. So one number, the SHA-256 of the final weights and of
+ *     the optimizer's state, can stand in this file, and your machine must print it.
  *
- *     People say that parallel training is "mathematically equivalent" to training on one device. Mathematics is not what
- *     runs: fp32 addition rounds, and (a + b) + c is not a + (b + c). With most libraries another number of workers means
- *     another order of additions, then other bits, and after a few hundred steps another model. It is not a law of nature:
- *       - the batch is always cut into data_shards parts, here 8, and the gradient is a sum over these parts by one fixed
- *         tree; ranks only share out the parts, evenly or not (3 ranks have 2, 3 and 3 of them);
+ *     People say that parallel training is "mathematically equivalent" to training on one device. Mathematics is not
+ *     what runs: fp32 addition rounds, and (a + b) + c is not a + (b + c). With most libraries another number of
+ *     workers means another order of additions, then other bits, and after a few hundred steps another model. It is not
+ *     a law of nature:
+ *       - the batch is always cut into data_shards parts, here 8, and the gradient is a sum over these parts by one
+ *         fixed tree; ranks only share out the parts, evenly or not (3 ranks have 2, 3 and 3 of them);
  *       - inside a part every sum has one written-down order, at any number of threads and any width of the processor's
  *         vectors; exp and tanh are the library's own;
  *       - random numbers (weights, order of the data, dropout) depend on (seed, step, sample, element), not on a rank.
@@ -23,8 +24,8 @@
  *     DT_ISA=portable (plain C: fmaf without the processor's help) needs up to a minute; the others a few seconds.
  *
  * What you should see
- *     The layout that was used, the loss, the hash, and that it is the expected one. Change the recipe, by a seed or by one
- *     step, and you see another hash: ./05_one_hash --seed 2
+ *     The layout that was used, the loss, the hash, and that it is the expected one. Change the recipe, by a seed or by
+ *     one step, and you see another hash: ./05_one_hash --seed 2
  *
  * Read on: 06_accumulation.c, which choices are a recipe's and do change bits. */
 #define DTRAIN_IMPLEMENTATION
@@ -94,7 +95,7 @@ int main(int argc, char **argv)
     int status;
     layout.sample_length = layout.eval_every = 0;
     if (e || dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("05_one_hash");
-    if (recipe.data || argc > 1) return fprintf(stderr, "05_one_hash: the data is generated; 10_train takes --data FILE\n"), 2;
+    if (recipe.data || argc > 1) return fprintf(stderr, "05_one_hash: the data is generated here\n"), 2;
     e = open_trainer(&t, &recipe, &layout);
     if (!e) e = dt_trainer_run(t, &info);
     status = e ? dt_fail("05_one_hash") : report(t, &info);

@@ -2,9 +2,9 @@
  *
  * What you learn
  *     A model is a list of segments. A segment is a function that builds a part of the graph: it gets x and returns its
- *     output; the first one gets the tokens, the last one returns the loss. That is all the trainer needs: the gradient,
- *     the memory, the data shards, the ranks and the hash follow from the graph. The same function may stand in the list
- *     several times under different names: it is planned once and has other weights each time.
+ *     output; the first one gets the tokens, the last one returns the loss. That is all the trainer needs: the
+ *     gradient, the memory, the data shards, the ranks and the hash follow from the graph. The same function may stand
+ *     in the list several times under different names: it is planned once and has other weights each time.
  *
  *     The model here is no GPT-2. Its blocks mix over time with almost no weights: GPT-2 makes queries, keys and values
  *     with a (C,3C) matrix; here they are x itself, three times, each channel scaled by a learned number (3C weights
@@ -38,8 +38,9 @@ typedef struct sizes {
 static dt_tensor embed(dt_graph *g, dt_tensor tokens, const void *user)
 {
     const sizes *s = (const sizes *)user;
-    dt_tensor table = dt_param(g, "table", dt_shape2(s->vocabulary, s->width), DT_INIT_NORMAL, 0.02f);               /* (V,C) */
-    dt_tensor places = dt_param(g, "places", dt_shape2(dt_dim(g, tokens, 1), s->width), DT_INIT_NORMAL, 0.02f);      /* (T,C) */
+    int64_t T = dt_dim(g, tokens, 1);
+    dt_tensor table = dt_param(g, "table", dt_shape2(s->vocabulary, s->width), DT_INIT_NORMAL, 0.02f); /* (V,C) */
+    dt_tensor places = dt_param(g, "places", dt_shape2(T, s->width), DT_INIT_NORMAL, 0.02f);           /* (T,C) */
     return dt_add(g, dt_embed(g, table, tokens), places); /* (B,T,C) + (T,C): the second is repeated over B */
 }
 
@@ -48,10 +49,10 @@ static dt_tensor block(dt_graph *g, dt_tensor x, const void *user)
 {
     int64_t B = dt_dim(g, x, 0), T = dt_dim(g, x, 1), C = ((const sizes *)user)->width;
     dt_tensor h = dt_layernorm(g, x, "time.norm");
-    h = dt_expand(g, dt_reshape(g, h, dt_shape4(B, T, 1, C)), dt_shape4(B, T, 3, C));                 /* three copies */
-    h = dt_mul(g, h, dt_param(g, "time.scale", dt_shape2(3, C), DT_INIT_ONES, 0));                    /* (B,T,3,C) * (3,C) */
-    x = dt_add(g, x, dt_attention(g, dt_reshape(g, h, dt_shape3(B, T, 3 * C)), 4, 1, 0));             /* causal, 4 heads */
-    h = dt_gelu(g, dt_linear(g, dt_layernorm(g, x, "channels.norm"), "channels.up", 2 * C));          /* (B,T,2C) */
+    h = dt_expand(g, dt_reshape(g, h, dt_shape4(B, T, 1, C)), dt_shape4(B, T, 3, C));            /* three copies */
+    h = dt_mul(g, h, dt_param(g, "time.scale", dt_shape2(3, C), DT_INIT_ONES, 0));               /* (B,T,3,C) * (3,C) */
+    x = dt_add(g, x, dt_attention(g, dt_reshape(g, h, dt_shape3(B, T, 3 * C)), 4, 1, 0));        /* causal, 4 heads */
+    h = dt_gelu(g, dt_linear(g, dt_layernorm(g, x, "channels.norm"), "channels.up", 2 * C));     /* (B,T,2C) */
     return dt_add(g, x, dt_linear(g, h, "channels.down", C));
 }
 
@@ -63,7 +64,8 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
 }
 
 static const sizes all = {256, 48};
-static const dt_segment net[] = {{"embed", embed, &all}, {"block0", block, &all}, {"block1", block, &all}, {"head", head, &all}};
+static const dt_segment net[] = {
+    {"embed", embed, &all}, {"block0", block, &all}, {"block1", block, &all}, {"head", head, &all}};
 
 /* Every rank writes its own copy of the text: the same seed, the same bytes. */
 static dt_result open_trainer(dt_trainer **t, dt_recipe *recipe, const dt_layout *layout)

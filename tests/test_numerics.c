@@ -1512,6 +1512,27 @@ static void test_trainer(void)
     remove(path);
 }
 
+/* ---- R5: the sum over a whole tensor ---------------------------------------------------------------------------- */
+
+static void test_whole_sum(void)
+{
+    static float x[9001];
+    int same = 1;
+    for (int i = 0; i < 9001; i++) x[i] = (float)((i * 7919) % 1000 - 500) * 0.0137f;
+    for (int64_t n = 1; n <= 9001; n += 1000) {
+        float blocks[9], got;
+        int count = 0;
+        dt_graph *g = eager(dt__isa_table(0), 1);
+        for (int64_t at = 0; at < n; at += 1024) blocks[count++] = dt__isa_table(0)->row_sum(x + at, n - at < 1024 ? n - at : 1024);
+        for (int step = 1; step < count; step *= 2)
+            for (int i = 0; i + step < count; i += 2 * step) blocks[i] = blocks[i] + blocks[i + step];
+        got = dt_value(g, dt_sum(g, dt_tensor_from(g, dt_shape1(n), x), DT_ALL))[0];
+        same = same && !memcmp(&got, blocks, 4);
+        dt_graph_close(&g);
+    }
+    tap_ok(same, "R5 the sum of a whole tensor is the tree over its blocks of 1024");
+}
+
 int main(void)
 {
     A = floats(MOST + FENCE), B = floats(MOST + FENCE), C = floats(MOST + FENCE);
@@ -1533,5 +1554,6 @@ int main(void)
     test_flags();
     test_trainer();
     free(A), free(B), free(C), free(D), free(E), free(F);
+    test_whole_sum();
     return tap_done();
 }
