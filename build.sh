@@ -60,7 +60,9 @@ missing_packages() {
         compiler)
             find_cc >/dev/null || say gcc
             has_libc_headers || say libc6-dev ;;
-        test) { have prove && perl -MTest::More -e 1 2>/dev/null; } || say perl ;;
+        test)
+            have make || say make
+            { have prove && perl -MTest::More -e 1 2>/dev/null; } || say perl ;;
         data) [ -e "$jargon" ] || say jargon-text ;;
         bench)
             [ -e /usr/include/cblas.h ] || ls /usr/include/*/cblas.h >/dev/null 2>&1 || say libopenblas-dev

@@ -20,7 +20,7 @@ int main(int argc, char **argv)
 {
     static const int64_t shapes[][4] = {{4, 64, 12, 64},   {1, 256, 6, 64},  {8, 256, 6, 64}, {1, 512, 12, 64},
                                         {1, 1024, 12, 64}, {1, 256, 6, 128}, {1, 256, 12, 32}};
-    int threads = argc > 1 ? atoi(argv[1]) : 1, rounds = argc > 2 ? atoi(argv[2]) : 9;
+    int threads = argc > 1 ? atoi(argv[1]) : 1, rounds = argc > 2 ? atoi(argv[2]) : 3;
     int use_avx2 = argc > 3 && atoi(argv[3]) == 1;
     dt_pool *pool = NULL;
     float *x = (float *)dt__alloc(512 * 512 * 4, "x"), *z = (float *)dt__alloc(512 * 512 * 4, "z");
