@@ -6195,6 +6195,10 @@ typedef struct dt__sum {
 #define DT__IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define DT__IVDEP _Pragma("GCC ivdep")
+#ifndef DT_DEBUG
+#pragma GCC push_options
+#pragma GCC optimize("O3") /* for the vectorizer */
+#endif
 #endif
 
 #define DT__COMBINE(name, expression)                                                                        \
@@ -6208,6 +6212,9 @@ typedef struct dt__sum {
 DT__COMBINE(dt__combine_sum, x + y)
 DT__COMBINE(dt__combine_max, x > y ? x : y)
 DT__COMBINE(dt__combine_min, x < y ? x : y)
+#if !defined(__clang__) && !defined(DT_DEBUG)
+#pragma GCC pop_options
+#endif
 
 /* d and e get op(a, b). d may be a, e may be b or d. */
 static void dt__combine(dt_op op, float *d, float *e, const float *a, const float *b, int64_t n)
