@@ -1377,13 +1377,15 @@ DT__INLINE dt__vf dt__v_load(const float *p) { return (dt__vf) * (const dt__vfu 
 DT__INLINE void dt__v_store(float *p, dt__vf v) { *(dt__vfu *)p = (dt__vfu)v; }
 
 #if DT__ISA == 2
+/* The maskz forms with all lanes set are the plain instructions; g++ 12 warns that the plain forms' headers read an
+ * undefined vector. */
 DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm512_set1_ps(x); }
 DT__INLINE dt__vi dt__v_seti(int32_t x) { return (dt__vi)_mm512_set1_epi32(x); }
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
 {
     return (dt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
-DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return (dt__vf)_mm512_sqrt_ps((__m512)a); }
+DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return (dt__vf)_mm512_maskz_sqrt_ps((__mmask16)0xffff, (__m512)a); }
 /* First n lanes; the others read as +0 and are not touched in memory. 0 <= n <= DT__W. */
 DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n)
 {
@@ -1447,8 +1449,14 @@ DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
 }
 /* R14: a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included. */
 #if DT__ISA == 2
-DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return (dt__vf)_mm512_max_ps((__m512)a, (__m512)b); }
-DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return (dt__vf)_mm512_min_ps((__m512)a, (__m512)b); }
+DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b)
+{
+    return (dt__vf)_mm512_maskz_max_ps((__mmask16)0xffff, (__m512)a, (__m512)b);
+}
+DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b)
+{
+    return (dt__vf)_mm512_maskz_min_ps((__mmask16)0xffff, (__m512)a, (__m512)b);
+}
 #elif DT__ISA == 1
 DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return (dt__vf)_mm256_max_ps((__m256)a, (__m256)b); }
 DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return (dt__vf)_mm256_min_ps((__m256)a, (__m256)b); }
@@ -1657,14 +1665,14 @@ DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stri
         v = _mm512_insertf32x4(v, _mm_loadu_ps(s + 8 * stride), 2);
         q[i] = _mm512_insertf32x4(v, _mm_loadu_ps(s + 12 * stride), 3);
     }
-    lo01 = _mm512_unpacklo_ps(q[0], q[1]);
-    hi01 = _mm512_unpackhi_ps(q[0], q[1]);
-    lo23 = _mm512_unpacklo_ps(q[2], q[3]);
-    hi23 = _mm512_unpackhi_ps(q[2], q[3]);
-    x[0] = (dt__vf)_mm512_unpacklo_pd(_mm512_castps_pd(lo01), _mm512_castps_pd(lo23));
-    x[1] = (dt__vf)_mm512_unpackhi_pd(_mm512_castps_pd(lo01), _mm512_castps_pd(lo23));
-    x[2] = (dt__vf)_mm512_unpacklo_pd(_mm512_castps_pd(hi01), _mm512_castps_pd(hi23));
-    x[3] = (dt__vf)_mm512_unpackhi_pd(_mm512_castps_pd(hi01), _mm512_castps_pd(hi23));
+    lo01 = _mm512_maskz_unpacklo_ps((__mmask16)0xffff, q[0], q[1]);
+    hi01 = _mm512_maskz_unpackhi_ps((__mmask16)0xffff, q[0], q[1]);
+    lo23 = _mm512_maskz_unpacklo_ps((__mmask16)0xffff, q[2], q[3]);
+    hi23 = _mm512_maskz_unpackhi_ps((__mmask16)0xffff, q[2], q[3]);
+    x[0] = (dt__vf)_mm512_maskz_unpacklo_pd((__mmask8)0xff, _mm512_castps_pd(lo01), _mm512_castps_pd(lo23));
+    x[1] = (dt__vf)_mm512_maskz_unpackhi_pd((__mmask8)0xff, _mm512_castps_pd(lo01), _mm512_castps_pd(lo23));
+    x[2] = (dt__vf)_mm512_maskz_unpacklo_pd((__mmask8)0xff, _mm512_castps_pd(hi01), _mm512_castps_pd(hi23));
+    x[3] = (dt__vf)_mm512_maskz_unpackhi_pd((__mmask8)0xff, _mm512_castps_pd(hi01), _mm512_castps_pd(hi23));
 }
 #elif DT__ISA == 1
 /* x[e] lane 4l+q = src[(4l+q)*stride + e]: four columns of an (8,4) block */
@@ -1861,7 +1869,7 @@ typedef uint64_t DT__K(dt__vl) __attribute__((vector_size(4 * DT__W), may_alias)
 DT__INLINE dt__vl DT__K(dt__v_mul_low)(dt__vl a, uint32_t b)
 {
 #if DT__ISA == 2
-    return (dt__vl)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64((long long)b));
+    return (dt__vl)_mm512_maskz_mul_epu32((__mmask8)0xff, (__m512i)a, _mm512_set1_epi64((long long)b));
 #elif DT__ISA == 1
     return (dt__vl)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x((long long)b));
 #else
