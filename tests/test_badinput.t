@@ -45,9 +45,9 @@ sub sentences { return grep { !/^dtrain: rank \d+ (\(pid \d+\) )?ended with stat
 sub check {
     my ($name, $options, $want, $pattern, $ranks) = @_;
     my $before = shared_memory();
-    my ($status, $out, $err) = run_in("$tmp/work", 60, "$program $options" . ($ranks > 1 ? " --ranks $ranks $threads" : ''));
+    my ($status, $out, $err) = run_in("$tmp/tree", 60, "$program $options" . ($ranks > 1 ? " --ranks $ranks $threads" : ''));
     my @said = sentences($err);
-    my @left = ((map { "file $_" } glob "$tmp/work/*"), map { "process $_" } left_processes());
+    my @left = ((map { "file $_" } glob "$tmp/tree/*"), map { "process $_" } left_processes());
     push @left, 'shared memory' if shared_memory() ne $before;
     my $fine = $status == $want && ($want ? @said == 1 && $said[0] =~ $pattern : !@said) && !@left;
     ok($fine, "$name, $ranks rank" . ($ranks > 1 ? 's' : ''))

@@ -40,6 +40,7 @@ my %switches = (
     'no switch' => '',
     'DT_STATIC' => '-DDT_STATIC',
     'DT_MALLOC and DT_FREE' => '-D"DT_MALLOC(n)=malloc(n)" -D"DT_FREE(p)=free(p)"',
+    'DT_ASSERT' => '-include assert.h -D_GNU_SOURCE -D"DT_ASSERT(x)=assert(x)"',
     'DT_NO_THREADS' => '-DDT_NO_THREADS',
     'DT_DEBUG' => '-DDT_DEBUG',
 );
@@ -61,6 +62,15 @@ for my $compiler (@c, @cxx) {
                 my $file = $plus ? 'all.cpp' : 'all.c';
                 compiles("$compiler -std=$standard, $switch", "$compiler -std=$standard $warnings $switches{$switch} -I$root -fsyntax-only $file");
             }
+        }
+    }
+}
+# Some warnings come only when code is generated; C test programs are built so by build.sh.
+for my $level (full() ? qw(-O0 -O1 -O2 -O3) : '-O0') {
+    for my $compiler (@cxx) {
+      SKIP: {
+            skip "$compiler is not installed", 1 unless $found{$compiler};
+            compiles("$compiler -std=c++17 $level, an object file", "$compiler -std=c++17 $level $warnings -I$root -c all.cpp -o all.o");
         }
     }
 }

@@ -16,18 +16,18 @@ sub commands {
     return map { s/\s{2,}#?.*//r } grep { m{^(cc|\./)} } @lines;
 }
 
-mkdir "$tmp/work";
-mkdir "$tmp/work/$_" for qw(examples build);
-copy("$root/dtrain.h", "$tmp/work/dtrain.h");
+mkdir "$tmp/tree";
+mkdir "$tmp/tree/$_" for qw(examples build);
+copy("$root/dtrain.h", "$tmp/tree/dtrain.h");
 my @examples = sort glob "$root/examples/[0-9]*.c";
-for my $example (@examples) { copy($example, "$tmp/work/examples/") }
+for my $example (@examples) { copy($example, "$tmp/tree/examples/") }
 
 my $cc = $ENV{CC} || 'cc';
 for my $example (@examples) {
     my ($name) = $example =~ m{([^/]+)$};
     my @commands = commands($example);
     ok(@commands && $commands[0] =~ /^cc .*\Q$name\E/, "$name: its header comment says how to compile it") or next;
-    my $folder = $commands[0] =~ m{examples/} ? "$tmp/work" : "$tmp/work/examples";
+    my $folder = $commands[0] =~ m{examples/} ? "$tmp/tree" : "$tmp/tree/examples";
     my ($status, $out, $err) = (0, '', '');
     for my $command (@commands) {
         last if $status;
