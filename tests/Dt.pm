@@ -32,10 +32,10 @@ sub run_in {
     die "fork: $!" unless defined $pid;
     if (!$pid) {
         setpgrp;
-        chdir $folder or exit 126;
         open STDIN, '<', '/dev/null';
         open STDOUT, '>', $out;
         open STDERR, '>', $err;
+        chdir $folder or die "chdir $folder: $!\n";
         exec '/bin/sh', '-c', $command;
         exit 127;
     }

@@ -28,7 +28,7 @@ spew("$tmp/magic.bin", tokens(12345, 3000, map { $_ * 7 % 50 } 1 .. 3000));
 spew("$tmp/head.bin", substr(tokens(20240520, 3000), 0, 500));
 spew("$tmp/locked.txt", 'x' x 5000);
 chmod 0, "$tmp/locked.txt";
-mkdir "$tmp/$_" for qw(work folder.txt readonly);
+mkdir "$tmp/$_" for qw(tree folder.txt readonly);
 chmod 0555, "$tmp/readonly";
 
 # ---- the check ----
