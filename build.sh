@@ -11,8 +11,8 @@ jargon=/usr/share/doc/jargon-text/jargon.txt.gz
 warnings="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 
 # The recipe of the main job (./build.sh run), and how its 2 ranks share the work. The README has its hash.
-recipe=(--model tiny --sequence 128 --batch 8 --steps 1600 --learning-rate 2e-3 --warmup 100)
-layout=(--ranks 2 --threads 1 --eval-every 200 --sample-every 800 --sample-length 400)
+recipe=(--model micro --sequence 128 --batch 8 --data-shards 4 --steps 6000 --learning-rate 3e-3 --warmup 200)
+layout=(--ranks 2 --threads 1 --eval-every 1000 --sample-every 3000 --sample-length 400)
 check=(--steps 10 --warmup 5 --eval-every 0 --sample-length 0 --quiet)
 
 say() { printf '%s\n' "$*"; }

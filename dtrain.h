@@ -8346,6 +8346,15 @@ static dt_result dt__measure_peak(dt_trainer *t)
     return r;
 }
 
+/* What the launcher chose. */
+static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
+{
+    if (dt_comm_size(c) == 1) snprintf(text, size, "1 rank");
+    else snprintf(text, size, "%d local ranks (%s, shared memory)", dt_comm_size(c),
+                  dt__thread.rank ? "threads" : "processes");
+    return text;
+}
+
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
@@ -8365,9 +8374,9 @@ static void dt__trainer_banner(const dt_trainer *t)
     printf("recipe   %lld steps of %lld sequences, micro-batch %lld, %lld data shards, seed %lld\n",
            (long long)r->steps, (long long)r->batch, (long long)r->micro_batch, (long long)r->data_shards,
            (long long)r->seed);
-    printf("layout   %d rank%s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
-           dt_comm_size(t->comm), dt_comm_size(t->comm) == 1 ? "" : "s", t->pool->workers,
-           t->pool->workers == 1 ? "" : "s", t->e.k->name, t->peak_gflops);
+    printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
+           dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
+           t->peak_gflops);
     printf("memory   %.1f MB per rank\n", (double)total / 1e6);
     for (int i = 0; i < 5; i++)
         printf("         %-11s %8.1f MB  %s\n", line[i].what, (double)line[i].bytes / 1e6, line[i].formula);
