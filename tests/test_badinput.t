@@ -78,7 +78,7 @@ my @cases = (
     ['negative steps', "$data --steps -1", 2, qr/--steps must be 1 or more/],
     ['dropout above 1', "$data --dropout 1.5", 2, qr/--dropout 1\.5/],
     ['loss not finite', "$data --learning-rate 1e30 --warmup 0 --steps 20 --clip 0 --quiet", 1, qr/not finite: lower --learning-rate/],
-    ['memory cannot suffice', "$data --layers 500 --width 8192 --heads 64", 1, qr/the plan needs [\d.]+ GB.*are free: use a smaller/],
+    ['memory cannot suffice', "$data --layers 40 --width 32768 --heads 64", 1, qr/the plan needs [\d.]+ GB.*are free: use a smaller/],
     ['disk full for metrics', "$data --quiet --metrics /dev/full", 1, qr{/dev/full: No space left}],
     ['metrics in a folder that is not there', "$data --quiet --metrics none/m.jsonl", 1, qr{none/m\.jsonl: No such file}],
     ['metrics where nothing can be written', "$data --quiet --metrics /proc/m.jsonl", 1, qr{/proc/m\.jsonl: }],

@@ -20,6 +20,8 @@ static dt_result one_round(dt_comm *c, float *data, int kind, int round)
     }
 }
 
+static void *left_open[2]; /* what a rank holds that ends in the middle: no leak in the eyes of a sanitizer */
+
 static int worker(int argc, char **argv)
 {
     const char *what = argv[1];
@@ -32,7 +34,7 @@ static int worker(int argc, char **argv)
     rank = dt_comm_rank(c);
     printf("pid %d %d\n", rank, (int)getpid());
     fflush(stdout);
-    if (!strcmp(what, "status") && rank == 1) return 7;
+    if (!strcmp(what, "status") && rank == 1) return left_open[0] = c, left_open[1] = own, 7;
     if (!strcmp(what, "grace")) dt__comm_stop_grace(c, 3.0);
     r = DT_OK;
     for (int round = 0; !r; round++) {
