@@ -134,6 +134,12 @@ typedef struct dt_tensor {
     int32_t id; /* 0: poisoned */
 } dt_tensor;
 
+/* The type of a tensor's elements. Arithmetic is fp32. int32 holds tokens and indices. The others are storage of 2, 2, 1
+ * and 1 bytes: bfloat16, IEEE half, and the two 8-bit forms of the OCP specification (OFP8, 2023), e4m3 without infinities.
+ * Ops that only move data (reshape, detach, permute, slice, chunk, expand, pad, concat, gather, embed) take every type;
+ * all others take fp32, or int32 where they say so. Gradients are fp32, of 2- and 1-byte tensors too. */
+typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
+
 /* Opens an eager graph. seed keys initialisation and dropout. */
 DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed);
 DT_API void dt_graph_close(dt_graph **graph);
@@ -143,13 +149,20 @@ DT_API dt_result dt_graph_result(const dt_graph *g);
 DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
 /* Size of one axis; negative axes count from the end. */
 DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis);
-/* Elements of an eager tensor, row-major, owned by the graph; NULL when poisoned or recorded. */
+DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
+/* Elements of an eager fp32 tensor, row-major, owned by the graph; NULL when poisoned, recorded, or of another type. */
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t);
+/* The same for every type: dt_dtype_of() says what the elements are (2-byte types: uint16_t, 1-byte types: uint8_t). */
+DT_API const void *dt_elements(const dt_graph *g, dt_tensor t);
 
 /* A tensor with a copy of `data`; eager graphs only. Gradients flow into it like into a parameter. */
 DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data);
 /* Token ids, int32; eager graphs only. No gradient. */
 DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data);
+/* A tensor of any type with a copy of `data`; eager graphs only. */
+DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
+/* A constant: every element is `value`. Has no gradient; may stand in a segment. */
+DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value);
 
 /* How a parameter starts. DT_INIT_NORMAL: N(0, std^2), drawn from (seed, full name, element). */
 typedef enum dt_init { DT_INIT_ZEROS, DT_INIT_ONES, DT_INIT_NORMAL } dt_init;
@@ -164,6 +177,33 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes);
 DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int64_t end);
 /* Repeats x along new leading axes and axes of size 1 until it has `shape` (the broadcasting of elementwise ops). */
 DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape);
+/* x with `before` and `after` zeros added along an axis. */
+DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after);
+/* `count` tensors one behind the other along an axis; their other sizes and their types are equal. */
+DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis);
+/* The reverse: x cut into `count` equal parts along an axis, written to parts[0..count-1]; poison on errors. */
+DT_API dt_result dt_chunk(dt_graph *g, dt_tensor x, int axis, int64_t count, dt_tensor *parts);
+/* x as a constant: no gradient flows through. Shares memory. */
+DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x);
+/* The same elements as another type; x itself when it has the type. To fewer bits: nearest, ties to even; beyond the
+ * largest number: infinity, in DT_F8_E4M3, which has none, NaN (as PyTorch casts; nothing saturates). int32 to fp32: nearest
+ * even. fp32 to int32: truncation; outside of int32 its nearest end, NaN gives 0. Between int32 and the small types:
+ * through fp32. The gradient passes unchanged; through int32 there is none. */
+DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype);
+
+/* Indices are int32. One outside its axis is an error in an eager graph; in a plan, where nothing can fail any more, it
+ * reads 0 and adds nothing. x and index have the same sizes but for `axis`.
+ * gather: out[..,j,..] = x[..,index[..,j,..],..], shaped like index; the gradient is a scatter_add.
+ * scatter_add: base with base[..,index[..,j,..],..] += x[..,j,..], one chain per element in the order of j. */
+DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index);
+DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x);
+/* int32 (..) -> (..,classes): 1 at the index, else 0; an index outside [0, classes) gives zeros. */
+DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes);
+/* The k largest of the last axis in falling order, (..,n) -> (..,k); of equal ones the lower index comes first. *indices,
+ * when not NULL, is where they were, int32 (..,k). The gradient goes to the elements that were picked. */
+DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices);
+/* Sums of x up to and including each place of an axis: one chain from +0 in index order. */
+DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
 
 /* Elementwise, (..) -> (..). Binary ops broadcast: shapes are aligned at the last axis, sizes equal or 1.
  * Errors of the functions against the real value: exp, log, tanh below 2 ulp; sqrt exact; rsqrt 1.5 ulp. */
@@ -181,12 +221,24 @@ DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b);
 
-/* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar.
- * mean is sum * (1/n). The gradient of max goes to the first maximum. */
-#define DT_ALL 0xffffffffu
+/* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar. With
+ * | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum * (1/n). The gradient of max
+ * and min goes to the first one. */
+#define DT_ALL 0x7fffffffu
+#define DT_KEEP 0x80000000u
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes);
+DT_API dt_tensor dt_min(dt_graph *g, dt_tensor x, unsigned axes);
+/* int32 index of the first maximum, row-major over the reduced axes (at least one). No gradient. */
+DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes);
+/* sum (x - mean)^2 / n, or / (n - 1) when `unbiased`. */
+DT_API dt_tensor dt_var(dt_graph *g, dt_tensor x, unsigned axes, int unbiased);
+/* max + log sum exp(x - max). */
+DT_API dt_tensor dt_logsumexp(dt_graph *g, dt_tensor x, unsigned axes);
+/* exp(x - max) / sum exp(x - max), and x - max - log sum exp(x - max), over one axis (negative: from the end). */
+DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, int axis);
+DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
 
 /* op(a) op(b), op transposing the last two axes when its flag is set: (..,M,K) x (..,K,N) -> (..,M,N). Leading axes
  * are equal, or b has two axes and serves the whole batch (then transpose_a must be 0). */
@@ -200,19 +252,47 @@ DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64
 /* Sums axis 0 of (V, ..) by the fixed tree: the node that a tensor-parallel layout turns into an all-reduce. */
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x);
 
-/* Rows of table (V,C) picked by tokens (..): (..,C). Tokens must lie in [0, V). */
+/* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V). */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
 /* (x - mean) / sqrt(var + 1e-5) * gamma + beta over the last axis; "<name>.weight" = 1, "<name>.bias" = 0 (C). */
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name);
+/* x / sqrt(mean(x^2) + 1e-5) * gamma over the last axis (Zhang and Sennrich 2019); "<name>.weight" = 1 (C). */
+DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name);
+/* Both with another eps, 0 or above. */
+DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps);
+DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps);
+/* (x - mean) / sqrt(var + eps) * gamma + beta for each channel of (B,C,..), mean and biased variance over all other axes
+ * (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are those of one
+ * unit of work, i.e. of one micro-batch of one data shard: the recipe decides them, no layout changes them, and they
+ * are not averaged over shards. There is no hidden state: no running averages are kept, validation uses the statistics
+ * of its own units. */
+DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
+/* The same with given mean and var (C), for inference: collect them yourself, e.g. with dt_mean and dt_var. */
+DT_API dt_tensor dt_batchnorm_given(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name,
+                                    float eps);
 /* Scaled dot-product attention of `heads` heads over rows [q | k | v]: (B,T,3C) -> (B,T,C), scale 1/sqrt(C/heads),
  * dropout with probability p on the weights (Vaswani et al. 2017). */
 DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p);
 /* Zero with probability p, else x / (1-p). The mask is a function of (seed, step, sample, site, element): axis 0
  * counts samples. p = 0 returns x. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
-/* -log softmax(logits)[target], (..,V) and int32 (..) -> scalar; targets below 0 are ignored. In an eager graph the
- * mean over valid targets; in a segment the sum, which the trainer divides by the valid targets of the whole batch. */
+/* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by N, the
+ * targets of the whole batch that are 0 or above; a sum over fewer or more terms than the unit has targets is scaled by
+ * targets / terms first. So the trainer shows, and differentiates, the mean over the whole batch.
+ *
+ * -log softmax(logits)[target], (..,V) and int32 (..); targets below 0 are ignored. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets);
+/* The same with the share `smoothing` (0 to 1) of the target's weight spread over all V classes, its own included:
+ * -sum_v w_v log softmax(logits)[v], w = smoothing/V, and + 1 - smoothing at the target (Szegedy et al. 2016). */
+DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
+/* Any loss that is a mean of terms, made of ops: (B,..) terms, e.g. |x - target|. Axis 0 counts samples. In a segment a
+ * sample all of whose targets are below 0 does not count (the trainer fills the last unit of a validation with such). */
+DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms);
+/* dt_loss of (x - target)^2; both fp32 (B,..) of one shape. The target of a forecaster that reads a series of tokens:
+ * dt_scale(g, dt_cast(g, dt_targets(g), DT_F32), s), or a part of its own input. */
+DT_API dt_tensor dt_mse(dt_graph *g, dt_tensor x, dt_tensor target);
+/* dt_loss of max(x,0) - x target + log(1 + exp(-|x|)): binary cross-entropy of sigmoid(x) and targets in [0, 1]. */
+DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target);
 
 /* ---- H7  gradients ------------------------------------------------------------------------- */
 
@@ -224,7 +304,7 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 /* ---- H8  models: segments, GPT-2 ------------------------------------------------------------- */
 
 /* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), the
- * last one returns the loss of dt_cross_entropy; between them x is what the segment before returned. B is the samples
+ * last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment before returned, fp32. B is the samples
  * of one unit of work and is decided by the trainer: take sizes from dt_dim(). `user` must outlive the model. */
 typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
 typedef struct dt_segment {
@@ -1190,7 +1270,16 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(RESHAPE, 0, NULL, dt__grad_reshape)                                                                    \
     X(PERMUTE, 0, dt__run_permute, dt__grad_permute)                                                         \
     X(SLICE, 0, dt__run_slice, dt__grad_slice)                                                               \
-    X(PAD, 0, dt__run_pad, NULL)                                                                             \
+    X(PAD, 0, dt__run_pad, dt__grad_pad)                                                                     \
+    X(CONCAT, 0, dt__run_concat, dt__grad_concat)                                                            \
+    X(DETACH, 0, NULL, NULL)                                                                                 \
+    X(FULL, 0, dt__run_full, NULL)                                                                           \
+    X(CAST, 0, dt__run_cast, dt__grad_cast)                                                                  \
+    X(GATHER, 0, dt__run_gather, dt__grad_gather)                                                            \
+    X(SCATTER_ADD, 0, dt__run_scatter_add, dt__grad_scatter_add)                                             \
+    X(ONE_HOT, 0, dt__run_one_hot, NULL)                                                                     \
+    X(TOP_K, 0, dt__run_top_k, NULL)                                                                         \
+    X(CUMSUM, 0, dt__run_cumsum, dt__grad_cumsum)                                                            \
     X(EXPAND, 0, dt__run_expand, dt__grad_expand)                                                            \
     X(COMBINE, 0, dt__run_combine, dt__grad_combine)                                                         \
     X(NEG, 1, dt__run_unary, dt__grad_neg)                                                                   \
@@ -1206,21 +1295,32 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(MUL, 3, dt__run_binary, dt__grad_mul)                                                                  \
     X(DIV, 3, dt__run_binary, dt__grad_div)                                                                  \
     X(GELU_GRAD, 3, dt__run_binary, NULL)                                                                    \
+    X(BCE, 3, dt__run_binary, dt__grad_bce)                                                                  \
+    X(BCE_GRAD, 3, dt__run_binary, NULL)                                                                     \
     X(ROW_SUM, 0, dt__run_row_sum, dt__grad_row_sum)                                                         \
     X(COL_SUM, 0, dt__run_col_sum, dt__grad_col_sum)                                                         \
     X(ROW_MAX, 0, dt__run_row_max, dt__grad_row_max)                                                         \
     X(MAX_GRAD, 0, dt__run_max_grad, NULL)                                                                   \
+    X(ARGMAX, 0, dt__run_argmax, NULL)                                                                       \
+    X(SOFTMAX, 1, dt__run_softmax, dt__grad_softmax)                                                         \
+    X(SOFTMAX_GRAD, 2, dt__run_softmax_grad, NULL)                                                           \
+    X(LOG_SOFTMAX, 1, dt__run_log_softmax, dt__grad_log_softmax)                                             \
+    X(LOG_SOFTMAX_GRAD, 3, dt__run_log_softmax_grad, NULL)                                                   \
     X(MATMUL, 0, dt__run_matmul, dt__grad_matmul)                                                            \
     X(EMBED, 0, dt__run_embed, dt__grad_embed)                                                               \
     X(EMBED_GRAD, 0, dt__run_embed_grad, NULL)                                                               \
     X(LAYERNORM, 0, dt__run_layernorm, dt__grad_layernorm)                                                   \
     X(LAYERNORM_DX, 0, dt__run_layernorm_dx, NULL)                                                           \
     X(LAYERNORM_DGAMMA, 0, dt__run_layernorm_dgamma, NULL)                                                   \
+    X(RMSNORM, 0, dt__run_rmsnorm, dt__grad_rmsnorm)                                                         \
+    X(RMSNORM_DX, 0, dt__run_rmsnorm_dx, NULL)                                                               \
     X(ATTENTION, 0, dt__run_attention, dt__grad_attention)                                                   \
     X(ATTENTION_GRAD, 0, dt__run_attention_grad, NULL)                                                       \
     X(DROPOUT, 1, dt__run_dropout, dt__grad_dropout)                                                         \
     X(CROSS_ENTROPY, 0, dt__run_cross_entropy, dt__grad_cross_entropy)                                       \
     X(CROSS_ENTROPY_GRAD, 1, dt__run_cross_entropy_grad, NULL)                                               \
+    X(LOSS, 0, dt__run_loss, dt__grad_loss)                                                                  \
+    X(LOSS_GRAD, 0, dt__run_loss_grad, NULL)                                                                 \
     X(ACCUMULATE, 0, dt__run_accumulate, NULL)
 
 #define DT__OP_ENUM(name, in_place, run, grad) DT__OP_##name,
@@ -1268,6 +1368,27 @@ typedef struct dt__adamw_step {
     float root_scale; /* 1 / sqrt(1 - beta2^t) */
 } dt__adamw_step;
 
+/* A dt_dtype: bytes of an element; of the small floats also how many mantissa bits fp32 has more, the exponent's bias,
+ * the first code beyond the finite numbers, and the code that a NaN becomes. */
+typedef struct dt__format {
+    const char *name;
+    int bytes, shift, bias, top, nan;
+} dt__format;
+static const dt__format dt__format_of[] = {{"fp32", 4, 0, 127, 0, 0},
+                                           {"int32", 4, 0, 0, 0, 0},
+                                           {"bf16", 2, 16, 127, 0x7f80, 0x7fc0},
+                                           {"fp16", 2, 13, 15, 0x7c00, 0x7e00},
+                                           {"fp8 e4m3", 1, 20, 7, 0x7f, 0x7f},
+                                           {"fp8 e5m2", 1, 21, 15, 0x7c, 0x7f}};
+
+/* Truncation, with the ends of int32 for what is beyond and 0 for NaN: C leaves those open and processors differ. */
+static inline int32_t dt__to_int(float x)
+{
+    if (x >= 2147483648.0f) return INT32_MAX;
+    if (x < -2147483648.0f) return INT32_MIN;
+    return x == x ? (int32_t)x : 0;
+}
+
 /* The kernels of one instruction set. */
 typedef struct dt__kernels {
     const char *name;
@@ -1282,16 +1403,17 @@ typedef struct dt__kernels {
     void (*col_sum)(float *sum, const float *x, int64_t rows, int64_t cols, int64_t ld);
     void (*unary)(int op, float *out, const float *x, int64_t n, float s);
     void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
+    void (*convert)(int to, void *out, int from, const void *x, int64_t n);
     void (*layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t rows,
                       int64_t cols, float eps);
     void (*layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma,
                          int64_t rows, int64_t cols, float *row);
     void (*layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats, int64_t rows,
                              int64_t cols, int64_t ld);
-    void (*cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, int64_t rows, int64_t cols,
-                          float *row);
-    void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float dloss,
-                               int64_t rows, int64_t cols);
+    void (*cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, float smoothing,
+                          int64_t rows, int64_t cols, float *row);
+    void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float smoothing,
+                               float dloss, int64_t rows, int64_t cols);
     void (*adamw)(float *w, float *m, float *v, const float *grad, int64_t n, const dt__adamw_step *u);
 } dt__kernels;
 
@@ -2379,6 +2501,25 @@ static void DT__K(dt__col_sum)(float *sum, const float *x, int64_t rows, int64_t
         for (int64_t left = (n) - i; left > 0; left = 0) dt__v_storen(out + i, (tail), left);                \
     } while (0)
 
+/* max(x,0) - x t + log(1 + u), u = exp(-|x|). With w = 1 + u rounded, log(1 + u) is log(w) + (u - (w - 1)) / w: the
+ * second term is what the rounding lost, so that small u keep their digits. */
+DT__INLINE dt__vf DT__K(dt__v_bce)(dt__vf x, dt__vf t)
+{
+    const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
+    dt__vf u = dt__v_exp(dt__v_select(x > zero, -x, x)), w = one + u;
+    dt__vf tail = DT__K(dt__v_log)(w) + (u - (w - one)) / w;
+    return dt__v_fma(-x, t, dt__v_max(x, zero)) + tail;
+}
+
+/* sigmoid(x) - t: 1 / (1 + u) where x is above 0, else u / (1 + u). */
+DT__INLINE dt__vf DT__K(dt__v_bce_grad)(dt__vf x, dt__vf t)
+{
+    const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
+    dt__vi above = x > zero;
+    dt__vf u = dt__v_exp(dt__v_select(above, -x, x));
+    return dt__v_select(above, one, u) / (one + u) - t;
+}
+
 /* out[i] = f(x[i]); in place allowed. `s` is the op's constant. */
 static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, float s)
 {
@@ -2416,12 +2557,96 @@ static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, con
     case DT__OP_GELU_GRAD:
         DT__MAP(n, DT__K(dt__v_gelu_grad)(DT__A, DT__B), DT__K(dt__v_gelu_grad)(DT__AN, DT__BN));
         break;
+    case DT__OP_BCE: DT__MAP(n, DT__K(dt__v_bce)(DT__A, DT__B), DT__K(dt__v_bce)(DT__AN, DT__BN)); break;
+    case DT__OP_BCE_GRAD: DT__MAP(n, DT__K(dt__v_bce_grad)(DT__A, DT__B), DT__K(dt__v_bce_grad)(DT__AN, DT__BN)); break;
     default: break;
     }
 #undef DT__A
 #undef DT__B
 #undef DT__AN
 #undef DT__BN
+}
+
+/* ---- conversions of storage types ---------------------------------------------------------------
+ * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3 above). */
+
+/* mask lane set ? a : b */
+DT__INLINE dt__vi DT__K(dt__v_pick)(dt__vi mask, dt__vi a, dt__vi b) { return (a & mask) | (b & ~mask); }
+
+/* The codes of x: to nearest, ties to even. Where the result is normal its bits are the upper bits of x, rounded by an
+ * integer addition; where it is not, adding a power of two whose last bit is the format's smallest number rounds. */
+DT__INLINE dt__vi DT__K(dt__v_narrow)(dt__vf x, const dt__format *f)
+{
+    dt__vi u = (dt__vi)x, infinity = dt__v_seti(0x7f800000), a = u & dt__v_seti(0x7fffffff), magic, small, code;
+    dt__vi nan = a > infinity;
+    a = DT__K(dt__v_pick)(nan, infinity, a);
+    magic = dt__v_seti((128 - f->bias + f->shift) << 23);
+    small = (dt__vi)((dt__vf)a + (dt__vf)magic) - magic;
+    code = (a + dt__v_seti((1 << (f->shift - 1)) - 1) + ((a >> f->shift) & dt__v_seti(1))) >> f->shift;
+    code = code - dt__v_seti((127 - f->bias) << (23 - f->shift));
+    code = DT__K(dt__v_pick)(a < dt__v_seti((128 - f->bias) << 23), small, code);
+    code = DT__K(dt__v_pick)(code > dt__v_seti(f->top), dt__v_seti(f->top), code);
+    code = DT__K(dt__v_pick)(nan, dt__v_seti(f->nan), code);
+    return code | (((u >> 31) & dt__v_seti(1)) << (8 * f->bytes - 1));
+}
+
+/* The numbers of codes: exact. The shifted bits are the number over a power of two, subnormal or not. */
+DT__INLINE dt__vf DT__K(dt__v_widen)(dt__vi code, const dt__format *f)
+{
+    dt__vi sign = (code >> (8 * f->bytes - 1)) << 31, a = code & dt__v_seti((1 << (8 * f->bytes - 1)) - 1);
+    dt__vf x = (dt__vf)(a << f->shift) * (dt__vf)dt__v_seti((254 - f->bias) << 23);
+    dt__vi special = (a << f->shift) | dt__v_seti(0x7f800000);
+    return (dt__vf)(DT__K(dt__v_pick)(a >= dt__v_seti(f->top), special, (dt__vi)x) | sign);
+}
+
+/* n <= DT__W elements of type `from` as fp32, and the way back. */
+DT__INLINE dt__vf DT__K(dt__v_from)(int from, const void *x, int64_t n)
+{
+    int32_t lane[DT__W];
+    float number[DT__W];
+    dt__vi code;
+    memset(lane, 0, sizeof lane);
+    if (from == DT_F32) return dt__v_loadn((const float *)x, n);
+    if (from == DT_I32) {
+        memcpy(lane, x, 4 * (size_t)n);
+        for (int l = 0; l < DT__W; l++) number[l] = (float)lane[l];
+        return dt__v_load(number);
+    }
+    for (int64_t l = 0; l < n; l++)
+        lane[l] = dt__format_of[from].bytes == 2 ? ((const uint16_t *)x)[l] : ((const uint8_t *)x)[l];
+    memcpy(&code, lane, sizeof code);
+    return DT__K(dt__v_widen)(code, &dt__format_of[from]);
+}
+DT__INLINE void DT__K(dt__v_to)(int to, void *out, dt__vf x, int64_t n)
+{
+    int32_t lane[DT__W];
+    float number[DT__W];
+    dt__vi code;
+    if (to == DT_F32) {
+        dt__v_storen((float *)out, x, n);
+        return;
+    }
+    if (to == DT_I32) {
+        dt__v_store(number, x);
+        for (int l = 0; l < DT__W; l++) lane[l] = dt__to_int(number[l]);
+        memcpy(out, lane, 4 * (size_t)n);
+        return;
+    }
+    code = DT__K(dt__v_narrow)(x, &dt__format_of[to]);
+    memcpy(lane, &code, sizeof lane);
+    for (int64_t l = 0; l < n; l++)
+        if (dt__format_of[to].bytes == 2) ((uint16_t *)out)[l] = (uint16_t)lane[l];
+        else ((uint8_t *)out)[l] = (uint8_t)lane[l];
+}
+
+/* out (n) of type `to` = x (n) of type `from` (dt_cast). */
+static void DT__K(dt__convert)(int to, void *out, int from, const void *x, int64_t n)
+{
+    int64_t wide = dt__format_of[to].bytes, narrow = dt__format_of[from].bytes;
+    for (int64_t i = 0; i < n; i += DT__W) {
+        int64_t k = n - i < DT__W ? n - i : DT__W;
+        DT__K(dt__v_to)(to, (char *)out + i * wide, DT__K(dt__v_from)(from, (const char *)x + i * narrow, k), k);
+    }
 }
 
 /* ---- layer normalisation (Ba et al. 2016) -----------------------------------------------------
@@ -2481,11 +2706,12 @@ static void DT__K(dt__layernorm_dgamma)(float *dgamma, const float *dy, const fl
 }
 
 /* ---- softmax cross-entropy -------------------------------------------------------------------
- * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is negative (ignored).
+ * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is negative (ignored). With smoothing e,
+ * (1 - e) times that, plus e (log(sum_c exp(x_c - max)) - mean_c(x_c - max)).
  * stats (rows, 2): max and sum. row: scratch of cols floats. */
 
-static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, int64_t rows,
-                                     int64_t cols, float *row)
+static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, float smoothing,
+                                     int64_t rows, int64_t cols, float *row)
 {
     for (int64_t r = 0; r < rows; r++, x += cols, stats += 2) {
         float *out = row;
@@ -2495,27 +2721,34 @@ static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, 
         stats[1] = DT__K(dt__row_sum)(row, cols);
         dt__v_store(log_sum, DT__K(dt__v_log)(dt__v_set(stats[1])));
         loss[r] = target[r] < 0 ? 0.0f : log_sum[0] - (x[target[r]] - stats[0]);
+        if (smoothing > 0.0f && target[r] >= 0) {
+            DT__MAP(cols, dt__v_load(x + i) - m, dt__v_loadn(x + i, left) - m);
+            log_sum[0] = log_sum[0] - DT__K(dt__row_sum)(row, cols) / (float)cols;
+            loss[r] = (1.0f - smoothing) * loss[r] + smoothing * log_sum[0];
+        }
     }
 }
 
-/* out = (exp(x - max) / sum - onehot) * dloss; rows of ignored targets are +0. In place allowed. */
+/* out = (exp(x - max) / sum - w) * dloss, w = e/cols, and 1 - e + e/cols at the target; rows of ignored targets are +0.
+ * In place allowed. Without smoothing p - w is p. */
 static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target,
-                                          float dloss, int64_t rows, int64_t cols)
+                                          float smoothing, float dloss, int64_t rows, int64_t cols)
 {
+    const float spread = smoothing / (float)cols, on = 1.0f - smoothing + spread;
     for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
-        dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), d = dt__v_set(dloss);
+        dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), d = dt__v_set(dloss), w = dt__v_set(spread);
         float at_target;
         if (target[r] < 0) {
             memset(out, 0, sizeof(float) * (size_t)cols);
             continue;
         }
         at_target = x[target[r]];
-        DT__MAP(cols, DT__K(dt__v_exp)(dt__v_load(x + i) - m) / s * d,
-                DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m) / s * d);
+        DT__MAP(cols, (DT__K(dt__v_exp)(dt__v_load(x + i) - m) / s - w) * d,
+                (DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m) / s - w) * d);
         {
             float lane[DT__W];
             dt__v_store(lane, DT__K(dt__v_exp)(dt__v_set(at_target) - m) / s);
-            out[target[r]] = (lane[0] - 1.0f) * dloss;
+            out[target[r]] = (lane[0] - on) * dloss;
         }
     }
 }
@@ -2562,6 +2795,7 @@ static const dt__kernels DT__K(dt__table) = {
     DT__K(dt__col_sum),
     DT__K(dt__unary),
     DT__K(dt__binary),
+    DT__K(dt__convert),
     DT__K(dt__layernorm),
     DT__K(dt__layernorm_dx),
     DT__K(dt__layernorm_dgamma),
@@ -2671,7 +2905,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "7049fe92df61622058c61ec4cb3c138d0672041eabca0e235c533826e3b67e18"
+#define DT__SELF_CHECK "13e163dcc010a484fd4973e0dff65f7fb03f01a6bb424eb41efa4d91f3049a0a"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -2685,7 +2919,8 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
 {
     static const int unary[] = {DT__OP_NEG,  DT__OP_SCALE, DT__OP_EXP,   DT__OP_LOG,
                                 DT__OP_TANH, DT__OP_SQRT,  DT__OP_RSQRT, DT__OP_GELU};
-    static const int binary[] = {DT__OP_ADD, DT__OP_SUB, DT__OP_MUL, DT__OP_DIV, DT__OP_GELU_GRAD};
+    static const int binary[] = {DT__OP_ADD, DT__OP_SUB,       DT__OP_MUL,     DT__OP_DIV,
+                                 DT__OP_GELU_GRAD, DT__OP_BCE, DT__OP_BCE_GRAD};
     int32_t target[40];
     dt__adamw_step u;
     for (int i = 0; i < 8; i++) {
@@ -2695,8 +2930,14 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
                 if (out[j] != out[j]) out[j] = 0.0f; /* a NaN's payload is not part of the contract */
         dt__sha256_add(h, out, 4 * 1001);
     }
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 7; i++) {
         k->binary(binary[i], out, x, 1, y, i != 1, 1001);
+        dt__sha256_add(h, out, 4 * 1001);
+    }
+    for (int to = DT_F32; to <= DT_F8_E5M2; to++) {
+        k->convert(to, row, DT_F32, x, 1001);
+        k->convert(DT_F32, out, to, row, 1001);
+        dt__sha256_add(h, row, dt__format_of[to].bytes * 1001);
         dt__sha256_add(h, out, 4 * 1001);
     }
     out[0] = k->row_sum(x, 1001), out[1] = k->row_dot(x, y, 1001), out[2] = k->row_max(x, 1001);
@@ -2710,10 +2951,13 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
     dt__sha256_add(h, out, 4 * 97);
     k->layernorm_dx(out, y, x, row, y + 50, 37, 97, row + 1000);
     dt__sha256_add(h, out, 4 * 37 * 97);
-    k->cross_entropy(row + 100, row, x, target, 37, 97, row + 1000);
-    dt__sha256_add(h, row + 100, 4 * 37);
-    k->cross_entropy_grad(out, x, row, target, 0.03f, 37, 97);
-    dt__sha256_add(h, out, 4 * 37 * 97);
+    for (int i = 0; i < 2; i++) {
+        float smoothing = 0.1f * (float)i;
+        k->cross_entropy(row + 100, row, x, target, smoothing, 37, 97, row + 1000);
+        dt__sha256_add(h, row + 100, 4 * 37);
+        k->cross_entropy_grad(out, x, row, target, smoothing, 0.03f, 37, 97);
+        dt__sha256_add(h, out, 4 * 37 * 97);
+    }
     u.beta1 = 0.9f, u.one_minus_beta1 = 0.1f, u.beta2 = 0.95f, u.one_minus_beta2 = 0.05f, u.eps = 1e-8f;
     u.clip = 0.5f, u.keep = 0.999f, u.step = 0.01f, u.root_scale = 1.5f;
     memcpy(out, x, 4 * 1001);
@@ -2795,7 +3039,7 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
 
 /* One op and its value. Ids are positions in the graph's list, so inputs always come first. */
 typedef struct dt__node {
-    int32_t op, integer; /* integer: int32 elements */
+    int32_t op, dtype; /* dtype: dt_dtype of the elements */
     dt_shape shape;
     int32_t in[DT__MAX_IN], inputs;
     int32_t use[DT__MAX_IN]; /* gradient slot of this use when the input is a parameter (recorded graphs) */
@@ -2894,6 +3138,9 @@ static int64_t dt__span(const dt_shape *s, int begin, int end)
 }
 DT_API int64_t dt_shape_count(dt_shape s) { return dt__span(&s, 0, s.dims); }
 static int64_t dt__count(const dt__node *n) { return dt__span(&n->shape, 0, n->shape.dims); }
+/* Bytes of an element, and the floats of memory that hold the value. */
+static int64_t dt__width(const dt__node *n) { return dt__format_of[n->dtype].bytes; }
+static int64_t dt__floats(const dt__node *n) { return dt__ceil_div(dt__count(n) * dt__width(n), 4); }
 static int dt__same_shape(const dt_shape *a, const dt_shape *b)
 {
     if (a->dims != b->dims) return 0;
@@ -3038,19 +3285,30 @@ static int32_t dt__new_slot(dt_graph *g, int32_t p)
     return g->slot_count++;
 }
 
-/* Which inputs of an op are int32 tokens, as a mask; -1 for the shape ops, which pass on what they get. */
-static int dt__token_inputs(int op)
+enum { DT__ANY = -1 };
+
+/* The type that input `input` of an op must have. Ops that take any type pass on that of input 0, but for CAST. */
+static int dt__takes(int op, int input)
 {
     switch (op) {
     case DT__OP_RESHAPE:
+    case DT__OP_DETACH:
     case DT__OP_PERMUTE:
     case DT__OP_SLICE:
-    case DT__OP_EXPAND: return -1;
-    case DT__OP_EMBED_GRAD: return 1;
-    case DT__OP_EMBED:
-    case DT__OP_CROSS_ENTROPY: return 2;
-    case DT__OP_CROSS_ENTROPY_GRAD: return 4;
-    default: return 0;
+    case DT__OP_PAD:
+    case DT__OP_EXPAND:
+    case DT__OP_CONCAT:
+    case DT__OP_CAST: return DT__ANY;
+    case DT__OP_GATHER:
+    case DT__OP_EMBED: return input == 0 ? (int)DT__ANY : (int)DT_I32;
+    case DT__OP_ONE_HOT:
+    case DT__OP_SCATTER_ADD:
+    case DT__OP_EMBED_GRAD: return input == 0 ? DT_I32 : DT_F32;
+    case DT__OP_LOSS:
+    case DT__OP_LOSS_GRAD:
+    case DT__OP_CROSS_ENTROPY: return input == 1 ? DT_I32 : DT_F32;
+    case DT__OP_CROSS_ENTROPY_GRAD: return input == 2 ? DT_I32 : DT_F32;
+    default: return DT_F32;
     }
 }
 
@@ -3061,11 +3319,14 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
     if (g->result) return dt__tensor(0);
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
+        int wanted = dt__takes(n->op, i);
         if (!n->in[i]) return dt__poison(g, DT_E_USAGE, "an input of %s is a poisoned tensor", dt__op_of(n->op)->name);
-        if (dt__token_inputs(n->op) < 0) n->integer = in->integer;
-        else if (in->integer && !(dt__token_inputs(n->op) >> i & 1))
-            return dt__poison(g, DT_E_SHAPE, "%s: input %d holds int32 tokens, not numbers", dt__op_of(n->op)->name, i);
-        n->needs_grad |= in->needs_grad;
+        if (wanted != DT__ANY && wanted != in->dtype)
+            return dt__poison(g, DT_E_SHAPE, "%s: input %d holds %s and must hold %s: dt_cast it to %s",
+                              dt__op_of(n->op)->name, i, dt__format_of[in->dtype].name, dt__format_of[wanted].name,
+                              wanted == DT_I32 ? "DT_I32" : "DT_F32");
+        if (wanted == DT__ANY && i == 0 && n->op != DT__OP_CAST) n->dtype = in->dtype;
+        if (dt__op_of(n->op)->grad && n->dtype != DT_I32) n->needs_grad |= in->needs_grad;
         n->use[i] = !g->eager && in->op == DT__OP_PARAM && !g->forward_count ? dt__new_slot(g, in->param) : -1;
     }
     if (aux) n->aux = g->count + 1;
@@ -3091,7 +3352,12 @@ DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis)
     if (axis < 0) axis += s->dims;
     return axis >= 0 && axis < s->dims ? s->n[axis] : 1;
 }
-DT_API const float *dt_value(const dt_graph *g, dt_tensor t) { return t.id ? dt__at(g, t)->data : NULL; }
+DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t) { return (dt_dtype)dt__at(g, t)->dtype; }
+DT_API const void *dt_elements(const dt_graph *g, dt_tensor t) { return t.id ? dt__at(g, t)->data : NULL; }
+DT_API const float *dt_value(const dt_graph *g, dt_tensor t)
+{
+    return dt__at(g, t)->dtype == DT_F32 ? (const float *)dt_elements(g, t) : NULL;
+}
 
 static int dt__shape_ok(const dt_shape *s)
 {
@@ -3101,34 +3367,37 @@ static int dt__shape_ok(const dt_shape *s)
     return 1;
 }
 
-static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int integer)
+static int dt__is_dtype(int dtype) { return dtype >= DT_F32 && dtype <= DT_F8_E5M2; }
+
+static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 {
     char text[96];
     dt__node n = dt__node_make(op, shape, dt__tensor(0), dt__tensor(0), dt__tensor(0));
     if (!dt__shape_ok(&shape))
         return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__shape_text(&shape, text));
-    n.integer = integer;
-    n.needs_grad = !integer;
+    n.dtype = dtype;
+    n.needs_grad = dtype != DT_I32;
     return dt__push(g, &n, NULL);
 }
 
-static dt_tensor dt__leaf_from(dt_graph *g, dt_shape shape, const void *data, int integer)
+DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data)
 {
     dt_tensor t;
+    if (!dt__is_dtype(dtype)) return dt__poison(g, DT_E_USAGE, "dt_tensor_of: %d is no dt_dtype", (int)dtype);
     if (!g->eager)
         return dt__poison(g, DT_E_USAGE,
                           "values are given to eager graphs only; a segment's values are its input and parameters");
-    t = dt__leaf(g, DT__OP_INPUT, shape, integer);
-    if (t.id) memcpy(dt__at(g, t)->data, data, 4 * (size_t)dt_shape_count(shape));
+    t = dt__leaf(g, DT__OP_INPUT, shape, dtype);
+    if (t.id) memcpy(dt__at(g, t)->data, data, (size_t)(dt__count(dt__at(g, t)) * dt__width(dt__at(g, t))));
     return t;
 }
 DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data)
 {
-    return dt__leaf_from(g, shape, data, 0);
+    return dt_tensor_of(g, DT_F32, shape, data);
 }
 DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data)
 {
-    return dt__leaf_from(g, shape, data, 1);
+    return dt_tensor_of(g, DT_I32, shape, data);
 }
 
 /* Draws a parameter's first values on the pool. The stream is keyed by a hash of the full name (R16). */
@@ -3169,7 +3438,7 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
 {
     dt__param *list, *p;
-    dt_tensor t = dt__leaf(g, DT__OP_PARAM, shape, 0);
+    dt_tensor t = dt__leaf(g, DT__OP_PARAM, shape, DT_F32);
     if (!t.id) return t;
     list = (dt__param *)dt__alloc((int64_t)sizeof *list * (g->param_count + 1), "a graph");
     if (!list) return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", name);
@@ -3224,8 +3493,14 @@ static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t
     if (n->op == DT__OP_MATMUL) return k->gemm_scratch();
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD)
         return k->attention_scratch(n->shape.n[1], dt__cols(&g->nodes[n->in[0]]) / 3 / n->i[0]);
-    if (n->op == DT__OP_LAYERNORM_DX || n->op == DT__OP_CROSS_ENTROPY) return 8 * dt__cols(&g->nodes[n->in[0]]) + 64;
-    return 0;
+    switch (n->op) {
+    case DT__OP_LAYERNORM_DX:
+    case DT__OP_RMSNORM_DX:
+    case DT__OP_LOG_SOFTMAX:
+    case DT__OP_LOG_SOFTMAX_GRAD:
+    case DT__OP_CROSS_ENTROPY: return 8 * dt__cols(&g->nodes[n->in[0]]) + 64;
+    default: return 0;
+    }
 }
 
 /* Eager evaluation: memory for the node and its second output, then the op. Reshapes copy. */
@@ -3235,7 +3510,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     dt__env env;
     dt__call c;
     unsigned saved;
-    n->data = (float *)dt__alloc(4 * dt__count(n), "a tensor");
+    n->data = (float *)dt__alloc(4 * dt__floats(n), "a tensor");
     if (n->aux) g->nodes[n->aux].data = (float *)dt__alloc(4 * dt__count(&g->nodes[n->aux]), "a tensor");
     if (!n->data || (n->aux && !g->nodes[n->aux].data)) {
         dt__poison(g, DT_E_MEMORY, "no memory for a tensor");
@@ -3252,7 +3527,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     c.aux = n->aux ? g->nodes[n->aux].data : NULL;
     c.fresh = 1;
     for (int i = 0; i < n->inputs; i++) c.in[i] = g->nodes[n->in[i]].data;
-    if (n->op == DT__OP_RESHAPE) memcpy(c.out, c.in[0], 4 * (size_t)dt__count(n));
+    if (n->op == DT__OP_RESHAPE || n->op == DT__OP_DETACH) memcpy(c.out, c.in[0], 4 * (size_t)dt__floats(n));
     if (!dt__op_of(n->op)->run) return;
     if (dt__pool_reserve(g->pool, dt__node_scratch(g->kernels, g, id))) {
         dt__poison(g, DT_E_MEMORY, "no memory for scratch");
@@ -3305,6 +3580,16 @@ DT_API void dt_graph_close(dt_graph **graph)
 
 /* ---- shape ops ------------------------------------------------------------------------------- */
 
+/* `axis` of x counted from 0 (negative ones count from the end); -1, and the graph poisoned, when there is none. */
+static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
+{
+    int dims = dt__at(g, x)->shape.dims;
+    if (!x.id) return -1;
+    if (axis >= -dims && axis < dims) return axis < 0 ? axis + dims : axis;
+    dt__poison(g, DT_E_SHAPE, "%s: there is no axis %d in a tensor of %d axes", op, axis, dims);
+    return -1;
+}
+
 DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
 {
     char a[96], b[96];
@@ -3331,23 +3616,31 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
     return dt__push(g, &n, NULL);
 }
 
-/* Copies x (strided by `stride` along out's axes) to out, for rows [begin, end) of out's leading axes. */
-static void dt__copy_strided(const dt_shape *shape, const int64_t *stride, float *out, const float *x, int64_t begin,
-                             int64_t end)
+/* Copies n elements of `width` bytes that lie `step` elements apart. */
+static void dt__copy_elements(char *to, const char *from, int64_t n, int64_t step, int64_t width)
 {
+    if (step == 1) memcpy(to, from, (size_t)(n * width));
+    else if (width == 4)
+        for (int64_t i = 0; i < n; i++) memcpy(to + 4 * i, from + 4 * i * step, 4);
+    else if (width == 2)
+        for (int64_t i = 0; i < n; i++) memcpy(to + 2 * i, from + 2 * i * step, 2);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = from[i * step];
+}
+
+/* Copies x (strided by `stride` along out's axes) to the op's result, for rows [begin, end) of its leading axes. */
+static void dt__copy_strided(const dt__call *c, const int64_t *stride, int64_t begin, int64_t end)
+{
+    const dt_shape *shape = &c->n->shape;
     int last = shape->dims - 1;
-    int64_t cols = last < 0 ? 1 : shape->n[last], step = last < 0 ? 1 : stride[last];
+    int64_t cols = last < 0 ? 1 : shape->n[last], step = last < 0 ? 1 : stride[last], width = dt__width(c->n);
     for (int64_t r = begin; r < end; r++) {
-        const float *from = x;
-        float *to = out + r * cols;
-        int64_t rest = r;
+        int64_t from = 0, rest = r;
         for (int a = last - 1; a >= 0; a--) {
             from += rest % shape->n[a] * stride[a];
             rest /= shape->n[a];
         }
-        if (step == 1) memcpy(to, from, 4 * (size_t)cols);
-        else
-            for (int64_t i = 0; i < cols; i++) to[i] = from[i * step];
+        dt__copy_elements((char *)c->out + r * cols * width, (const char *)c->in[0] + from * width, cols, step, width);
     }
 }
 
@@ -3358,7 +3651,7 @@ static void dt__permute_rows(const dt__call *c, int64_t begin, int64_t end, int 
     (void)worker;
     for (int i = in->dims - 1; i >= 0; i--) own[i] = step, step *= in->n[i];
     for (int i = 0; i < in->dims; i++) stride[i] = own[c->n->i[i]];
-    dt__copy_strided(&c->n->shape, stride, c->out, c->in[0], begin, end);
+    dt__copy_strided(c, stride, begin, end);
 }
 static void dt__run_permute(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__permute_rows); }
 
@@ -3376,27 +3669,149 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
     return dt__push(g, &n, NULL);
 }
 
-/* Both slice and pad move one box: outer x (length * inner) floats at an offset along the axis of the larger tensor. */
-static void dt__copy_box(float *out, const float *x, const dt_shape *small, const dt_shape *large, int axis,
+/* Slice, pad and concat move boxes: outer x (length * inner) elements at an offset along the larger tensor's axis. */
+static void dt__copy_box(void *out, const void *x, const dt__node *small, const dt__node *large, int axis,
                          int64_t begin, int out_is_small)
 {
-    int64_t outer = dt__span(small, 0, axis), inner = dt__span(small, axis + 1, small->dims);
-    int64_t length = small->n[axis] * inner, pitch = large->n[axis] * inner;
+    const dt_shape *s = &small->shape;
+    int64_t outer = dt__span(s, 0, axis), inner = dt__span(s, axis + 1, s->dims) * dt__width(small);
+    int64_t length = s->n[axis] * inner, pitch = large->shape.n[axis] * inner;
     for (int64_t o = 0; o < outer; o++) {
-        float *to = out_is_small ? out + o * length : out + o * pitch + begin * inner;
-        const float *from = out_is_small ? x + o * pitch + begin * inner : x + o * length;
-        memcpy(to, from, 4 * (size_t)length);
+        char *to = (char *)out + (out_is_small ? o * length : o * pitch + begin * inner);
+        const char *from = (const char *)x + (out_is_small ? o * pitch + begin * inner : o * length);
+        memcpy(to, from, (size_t)length);
     }
 }
 static void dt__run_slice(const dt__call *c)
 {
-    dt__copy_box(c->out, c->in[0], &c->n->shape, &dt__in(c, 0)->shape, (int)c->n->i[0], c->n->i[1], 1);
+    dt__copy_box(c->out, c->in[0], c->n, dt__in(c, 0), (int)c->n->i[0], c->n->i[1], 1);
+}
+
+DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after)
+{
+    dt__node n = dt__node_make(DT__OP_PAD, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    axis = dt__axis(g, "pad", x, axis);
+    if (axis < 0) return dt__tensor(0);
+    if (before < 0 || after < 0)
+        return dt__poison(g, DT_E_SHAPE, "pad: %lld before and %lld after: they must be 0 or more (dt_slice cuts)",
+                          (long long)before, (long long)after);
+    n.shape.n[axis] += before + after;
+    n.i[0] = axis, n.i[1] = before;
+    return dt__push(g, &n, NULL);
 }
 static void dt__run_pad(const dt__call *c)
 {
-    memset(c->out, 0, 4 * (size_t)dt__count(c->n));
-    dt__copy_box(c->out, c->in[0], &dt__in(c, 0)->shape, &c->n->shape, (int)c->n->i[0], c->n->i[1], 0);
+    memset(c->out, 0, 4 * (size_t)dt__floats(c->n));
+    dt__copy_box(c->out, c->in[0], dt__in(c, 0), c->n, (int)c->n->i[0], c->n->i[1], 0);
 }
+
+/* Do b's type and shape fit behind a's along `axis`? */
+static int dt__joins(const dt__node *a, const dt__node *b, int axis)
+{
+    dt_shape s = b->shape;
+    if (s.dims == a->shape.dims) s.n[axis] = a->shape.n[axis];
+    return a->dtype == b->dtype && dt__same_shape(&a->shape, &s);
+}
+
+/* Up to DT__MAX_IN tensors by one op; more as a concat of that many concats. */
+static dt_tensor dt__concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis)
+{
+    dt__node n;
+    dt_tensor part[DT__MAX_IN];
+    int64_t parts = dt__min(count, DT__MAX_IN);
+    for (int64_t i = 0; i < parts; i++) {
+        int64_t begin = i * count / parts, end = (i + 1) * count / parts;
+        part[i] = end - begin == 1 ? tensors[begin] : dt__concat(g, tensors + begin, end - begin, axis);
+        if (!part[i].id) return dt__tensor(0);
+    }
+    n = dt__node_make(DT__OP_CONCAT, dt__at(g, part[0])->shape, dt__tensor(0), dt__tensor(0), dt__tensor(0));
+    n.i[0] = axis;
+    n.shape.n[axis] = 0;
+    for (int64_t i = 0; i < parts; i++) {
+        n.in[n.inputs++] = part[i].id;
+        n.shape.n[axis] += dt__at(g, part[i])->shape.n[axis];
+    }
+    return dt__push(g, &n, NULL);
+}
+DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis)
+{
+    char a[96], b[96];
+    if (count < 1) return dt__poison(g, DT_E_SHAPE, "concat: there must be a tensor at least, not %lld", (long long)count);
+    axis = dt__axis(g, "concat", tensors[0], axis);
+    for (int64_t i = 0; axis >= 0 && i < count; i++) {
+        const dt__node *first = dt__at(g, tensors[0]), *other = dt__at(g, tensors[i]);
+        if (!tensors[i].id) return dt__tensor(0);
+        if (!dt__joins(first, other, axis))
+            return dt__poison(g, DT_E_SHAPE,
+                              "concat: tensor %lld, %s %s, and the first, %s %s, may differ in axis %d only", (long long)i,
+                              dt__format_of[other->dtype].name, dt__shape_text(&other->shape, a),
+                              dt__format_of[first->dtype].name, dt__shape_text(&first->shape, b), axis);
+    }
+    return axis < 0 || count == 1 ? dt__tensor(axis < 0 ? 0 : tensors[0].id) : dt__concat(g, tensors, count, axis);
+}
+static void dt__run_concat(const dt__call *c)
+{
+    int64_t at = 0;
+    for (int i = 0; i < c->n->inputs; i++) {
+        dt__copy_box(c->out, c->in[i], dt__in(c, i), c->n, (int)c->n->i[0], at, 0);
+        at += dt__in(c, i)->shape.n[c->n->i[0]];
+    }
+}
+
+DT_API dt_result dt_chunk(dt_graph *g, dt_tensor x, int axis, int64_t count, dt_tensor *parts)
+{
+    int64_t each;
+    for (int64_t i = 0; i < count; i++) parts[i] = dt__tensor(0);
+    axis = dt__axis(g, "chunk", x, axis);
+    if (axis < 0) return dt_graph_result(g);
+    if (count < 1 || dt_dim(g, x, axis) % count) {
+        dt__poison(g, DT_E_SHAPE, "chunk: axis %d of size %lld cannot be cut into %lld equal parts: dt_slice cuts others",
+                   axis, (long long)dt_dim(g, x, axis), (long long)count);
+        return dt_graph_result(g);
+    }
+    each = dt_dim(g, x, axis) / count;
+    for (int64_t i = 0; i < count; i++) parts[i] = dt_slice(g, x, axis, i * each, (i + 1) * each);
+    return dt_graph_result(g);
+}
+
+DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x)
+{
+    if (!x.id) return x;
+    return dt__push_op(g, DT__OP_DETACH, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+}
+
+DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
+{
+    dt__node n = dt__node_make(DT__OP_FULL, shape, dt__tensor(0), dt__tensor(0), dt__tensor(0));
+    char text[96];
+    if (!dt__shape_ok(&shape))
+        return dt__poison(g, DT_E_SHAPE, "full: shape %s has an axis below 1 or too many axes",
+                          dt__shape_text(&shape, text));
+    n.f = value;
+    return dt__push(g, &n, NULL);
+}
+static void dt__run_full(const dt__call *c)
+{
+    for (int64_t i = 0; i < dt__count(c->n); i++) c->out[i] = c->n->f;
+}
+
+DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
+{
+    dt__node n = dt__node_make(DT__OP_CAST, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    if (!x.id) return x;
+    if (!dt__is_dtype(dtype)) return dt__poison(g, DT_E_USAGE, "cast: %d is no dt_dtype", (int)dtype);
+    if ((int)dtype == dt__at(g, x)->dtype) return x;
+    n.dtype = dtype;
+    return dt__push(g, &n, NULL);
+}
+static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__node *x = dt__in(c, 0);
+    (void)worker;
+    c->env->k->convert(c->n->dtype, (char *)c->out + begin * dt__width(c->n), x->dtype,
+                       (const char *)c->in[0] + begin * dt__width(x), end - begin);
+}
+static void dt__run_cast(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__cast_part); }
 
 DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
 {
@@ -3413,7 +3828,7 @@ static void dt__expand_rows(const dt__call *c, int64_t begin, int64_t end, int w
     int64_t stride[DT_MAX_DIMS];
     (void)worker;
     dt__strides(&dt__in(c, 0)->shape, &c->n->shape, stride);
-    dt__copy_strided(&c->n->shape, stride, c->out, c->in[0], begin, end);
+    dt__copy_strided(c, stride, begin, end);
 }
 static void dt__run_expand(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__expand_rows); }
 
@@ -3555,52 +3970,206 @@ static void dt__row_max_rows(const dt__call *c, int64_t begin, int64_t end, int 
 }
 static void dt__run_row_max(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__row_max_rows); }
 
+/* Where a row's maximum comes first. */
+static int64_t dt__first_max(const float *x, float max, int64_t cols)
+{
+    int64_t i = 0;
+    while (i < cols - 1 && x[i] < max) i++;
+    return i;
+}
+
 /* in: x (rows,cols), y = max (rows), dy (rows). */
 static void dt__max_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     int64_t cols = dt__count(c->n) / dt__count(dt__in(c, 1));
     (void)worker;
     for (int64_t r = begin; r < end; r++) {
-        int64_t i = 0;
         memset(c->out + r * cols, 0, 4 * (size_t)cols);
-        while (i < cols - 1 && c->in[0][r * cols + i] < c->in[1][r]) i++;
-        c->out[r * cols + i] = c->in[2][r];
+        c->out[r * cols + dt__first_max(c->in[0] + r * cols, c->in[1][r], cols)] = c->in[2][r];
     }
 }
 static void dt__run_max_grad(const dt__call *c) { dt__split(c, dt__count(dt__in(c, 1)), 16, dt__max_grad_rows); }
 
-/* Leading axes alone are a column sum, in row order; any others are permuted last and are a row sum (R5). */
-static dt_tensor dt__reduce_axes(dt_graph *g, dt_tensor x, unsigned mask, int maximum, const char *name)
+static void dt__argmax_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
+    int32_t *out = (int32_t *)(void *)c->out;
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = c->in[0] + r * cols;
+        out[r] = (int32_t)dt__first_max(x, c->env->k->row_max(x, cols), cols);
+    }
+}
+static void dt__run_argmax(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__argmax_rows); }
+
+/* Leading axes alone are a column sum, in row order; any others are permuted last and are an op over rows (R5). */
+static dt_tensor dt__reduce_rows(dt_graph *g, int op, dt_tensor x, unsigned mask)
 {
     dt_shape s = dt__at(g, x)->shape, out = dt_shape0();
-    int order[DT_MAX_DIMS], count = 0, reduced = 0;
+    int order[DT_MAX_DIMS], count = 0, reduced = 0, moved = 0;
+    dt__node n;
+    for (int i = 0; i < s.dims; i++)
+        if (!(mask >> i & 1u)) out.n[count] = s.n[i], order[count++] = i;
+    out.dims = count;
+    if (op == DT__OP_ROW_SUM && count && mask == (1u << (s.dims - count)) - 1u)
+        return dt__push_op(g, DT__OP_COL_SUM, out, x, dt__tensor(0), dt__tensor(0));
+    for (int i = 0; i < s.dims; i++)
+        if (mask >> i & 1u) order[count + reduced++] = i;
+    for (int i = 0; i < s.dims; i++) moved |= order[i] != i;
+    if (moved) x = dt_permute(g, x, order);
+    n = dt__node_make(op, out, x, dt__tensor(0), dt__tensor(0));
+    if (op == DT__OP_ARGMAX) n.dtype = DT_I32;
+    return dt__push(g, &n, NULL);
+}
+
+static dt_tensor dt__reduce_axes(dt_graph *g, int op, dt_tensor x, unsigned mask, const char *name)
+{
+    dt_shape s = dt__at(g, x)->shape;
+    int keep = (mask & DT_KEEP) != 0;
     if (!x.id) return x;
+    mask &= ~DT_KEEP;
     if (mask == DT_ALL) mask = (1u << s.dims) - 1u;
     if (mask >> s.dims)
         return dt__poison(g, DT_E_SHAPE, "%s: axis mask 0x%x names an axis that a tensor of %d axes does not have",
                           name, mask, s.dims);
+    if (!mask && op == DT__OP_ARGMAX) return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
     if (!mask) return x;
+    x = dt__reduce_rows(g, op, x, mask);
     for (int i = 0; i < s.dims; i++)
-        if (!(mask >> i & 1u)) out.n[count] = s.n[i], order[count++] = i;
-    out.dims = count;
-    if (!maximum && count && mask == (1u << (s.dims - count)) - 1u)
-        return dt__push_op(g, DT__OP_COL_SUM, out, x, dt__tensor(0), dt__tensor(0));
-    for (int i = 0; i < s.dims; i++)
-        if (mask >> i & 1u) order[count + reduced++] = i;
-    for (int i = 0; i < s.dims; i++)
-        if (order[i] != i) {
-            x = dt_permute(g, x, order);
-            break;
-        }
-    return dt__push_op(g, maximum ? DT__OP_ROW_MAX : DT__OP_ROW_SUM, out, x, dt__tensor(0), dt__tensor(0));
+        if (mask >> i & 1u) s.n[i] = 1;
+    return keep ? dt_reshape(g, x, s) : x;
 }
-DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes) { return dt__reduce_axes(g, x, axes, 0, "sum"); }
-DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes) { return dt__reduce_axes(g, x, axes, 1, "max"); }
-DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
+DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    dt_tensor sum = dt__reduce_axes(g, x, axes, 0, "mean");
+    return dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, "sum");
+}
+DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes)
+{
+    return dt__reduce_axes(g, DT__OP_ROW_MAX, x, axes, "max");
+}
+DT_API dt_tensor dt_min(dt_graph *g, dt_tensor x, unsigned axes)
+{
+    return dt_neg(g, dt__reduce_axes(g, DT__OP_ROW_MAX, dt_neg(g, x), axes, "min"));
+}
+DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes)
+{
+    return dt__reduce_axes(g, DT__OP_ARGMAX, x, axes, "argmax");
+}
+
+/* sum / (terms - less), terms being the elements that went into one sum. */
+static dt_tensor dt__mean(dt_graph *g, dt_tensor x, unsigned axes, int64_t less, const char *name)
+{
+    dt_tensor sum = dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, name);
+    int64_t terms;
     if (!sum.id) return sum;
-    return dt_scale(g, sum, 1.0f / ((float)dt__count(dt__at(g, x)) / (float)dt__count(dt__at(g, sum))));
+    terms = dt__count(dt__at(g, x)) / dt__count(dt__at(g, sum));
+    if (terms <= less)
+        return dt__poison(g, DT_E_SHAPE, "%s: the unbiased form needs two elements at least: ask for the biased one", name);
+    return dt_scale(g, sum, 1.0f / (float)(terms - less));
+}
+DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes) { return dt__mean(g, x, axes, 0, "mean"); }
+DT_API dt_tensor dt_var(dt_graph *g, dt_tensor x, unsigned axes, int unbiased)
+{
+    x = dt_sub(g, x, dt__mean(g, x, axes | DT_KEEP, 0, "var"));
+    return dt__mean(g, dt_mul(g, x, x), axes, unbiased != 0, "var");
+}
+
+/* The maximum is a constant to the gradient, which is exp(x - max) / sum. */
+DT_API dt_tensor dt_logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
+{
+    dt_tensor max = dt_detach(g, dt__reduce_axes(g, DT__OP_ROW_MAX, x, axes | DT_KEEP, "logsumexp"));
+    dt_tensor sum = dt_log(g, dt_sum(g, dt_exp(g, dt_sub(g, x, max)), axes));
+    return sum.id ? dt_add(g, sum, dt_reshape(g, max, dt_shape_of(g, sum))) : sum;
+}
+
+/* ---- softmax: rows by the kernels' row and elementwise functions, which keep a row in the cache -------- */
+
+/* op over `axis`, which changes places with the last one for it. */
+static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, int axis, const char *name)
+{
+    int order[DT_MAX_DIMS], last = dt__at(g, x)->shape.dims - 1;
+    axis = dt__axis(g, name, x, axis);
+    if (axis < 0) return dt__tensor(0);
+    for (int i = 0; i <= last; i++) order[i] = i;
+    order[axis] = last, order[last] = axis;
+    if (axis != last) x = dt_permute(g, x, order);
+    x = dt__push_op(g, op, dt_shape_of(g, x), x, dt__tensor(0), dt__tensor(0));
+    return axis != last && x.id ? dt_permute(g, x, order) : x;
+}
+DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, int axis)
+{
+    return dt__along(g, DT__OP_SOFTMAX, x, axis, "softmax");
+}
+DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis)
+{
+    return dt__along(g, DT__OP_LOG_SOFTMAX, x, axis, "log_softmax");
+}
+
+static void dt__softmax_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__kernels *k = c->env->k;
+    int64_t cols = dt__cols(c->n);
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = c->in[0] + r * cols;
+        float *y = c->out + r * cols, max = k->row_max(x, cols), sum;
+        k->binary(DT__OP_SUB, y, x, 1, &max, 0, cols);
+        k->unary(DT__OP_EXP, y, y, cols, 0.0f);
+        sum = k->row_sum(y, cols);
+        k->binary(DT__OP_DIV, y, y, 1, &sum, 0, cols);
+    }
+}
+static void dt__run_softmax(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__softmax_rows); }
+
+/* in: y, dy. dx = (dy - sum(dy y)) y. */
+static void dt__softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__kernels *k = c->env->k;
+    int64_t cols = dt__cols(c->n);
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        const float *y = c->in[0] + r * cols, *dy = c->in[1] + r * cols;
+        float *dx = c->out + r * cols, dot = k->row_dot(dy, y, cols);
+        k->binary(DT__OP_SUB, dx, dy, 1, &dot, 0, cols);
+        k->binary(DT__OP_MUL, dx, dx, 1, y, 1, cols);
+    }
+}
+static void dt__run_softmax_grad(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__softmax_grad_rows); }
+
+static void dt__log_softmax_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__kernels *k = c->env->k;
+    int64_t cols = dt__cols(c->n);
+    float *row = (float *)dt__scratch(c->env->pool, worker);
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = c->in[0] + r * cols;
+        float *y = c->out + r * cols, max = k->row_max(x, cols), sum;
+        k->binary(DT__OP_SUB, y, x, 1, &max, 0, cols);
+        k->unary(DT__OP_EXP, row, y, cols, 0.0f);
+        sum = k->row_sum(row, cols);
+        k->unary(DT__OP_LOG, &sum, &sum, 1, 0.0f);
+        k->binary(DT__OP_SUB, y, y, 1, &sum, 0, cols);
+    }
+}
+static void dt__run_log_softmax(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__log_softmax_rows); }
+
+/* in: y, dy. dx = dy - exp(y) sum(dy). */
+static void dt__log_softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__kernels *k = c->env->k;
+    int64_t cols = dt__cols(c->n);
+    float *row = (float *)dt__scratch(c->env->pool, worker);
+    for (int64_t r = begin; r < end; r++) {
+        const float *y = c->in[0] + r * cols, *dy = c->in[1] + r * cols;
+        float sum = k->row_sum(dy, cols);
+        k->unary(DT__OP_EXP, row, y, cols, 0.0f);
+        k->unary(DT__OP_SCALE, row, row, cols, sum);
+        k->binary(DT__OP_SUB, c->out + r * cols, dy, 1, row, 1, cols);
+    }
+}
+static void dt__run_log_softmax_grad(const dt__call *c)
+{
+    dt__split(c, dt__rows(c->n), 16, dt__log_softmax_grad_rows);
 }
 
 /* ---- matrix products ----------------------------------------------------------------------------- */
@@ -3702,7 +4271,7 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 {
     dt_shape s = dt__at(g, tokens)->shape;
     if (!table.id || !tokens.id) return dt__tensor(0);
-    if (dt__at(g, table)->shape.dims != 2 || !dt__at(g, tokens)->integer || s.dims >= DT_MAX_DIMS)
+    if (dt__at(g, table)->shape.dims != 2 || dt__at(g, tokens)->dtype != DT_I32 || s.dims >= DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "embed: needs a table (V,C) and int32 tokens");
     for (int64_t i = 0; g->eager && i < dt_shape_count(s); i++) {
         int32_t token = ((const int32_t *)dt__at(g, tokens)->data)[i];
@@ -3716,8 +4285,9 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 static void dt__run_embed(const dt__call *c)
 {
     const int32_t *tokens = (const int32_t *)c->in[1];
-    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n);
-    for (int64_t r = 0; r < rows; r++) memcpy(c->out + r * cols, c->in[0] + tokens[r] * cols, 4 * (size_t)cols);
+    int64_t rows = dt__rows(c->n), bytes = dt__cols(c->n) * dt__width(c->n);
+    for (int64_t r = 0; r < rows; r++)
+        memcpy((char *)c->out + r * bytes, (const char *)c->in[0] + tokens[r] * bytes, (size_t)bytes);
 }
 
 /* in: tokens, dy (..,C). Scatter-add in token order; threads split the columns. */
@@ -3734,31 +4304,230 @@ static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end, i
 }
 static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n), 64, dt__embed_grad_cols); }
 
-/* ---- layer normalisation --------------------------------------------------------------------------- */
+/* ---- picking by index ------------------------------------------------------------------------------ */
 
-#define DT__LAYERNORM_EPS 1e-5f
+/* index picks along `axis` of x: sizes are equal but there. In an eager graph no index is outside. */
+static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_tensor index)
+{
+    dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape, same = si;
+    char a[96], b[96];
+    if (axis < 0 || !index.id) return 0;
+    if (same.dims == sx.dims) same.n[axis] = sx.n[axis];
+    if (dt__at(g, index)->dtype != DT_I32 || !dt__same_shape(&same, &sx))
+        return dt__poison(g, DT_E_SHAPE, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op,
+                          dt__format_of[dt__at(g, index)->dtype].name, dt__shape_text(&si, a), dt__shape_text(&sx, b), axis),
+               0;
+    for (int64_t i = 0; g->eager && i < dt_shape_count(si); i++) {
+        int32_t at = ((const int32_t *)dt_elements(g, index))[i];
+        if (at < 0 || at >= sx.n[axis])
+            return dt__poison(g, DT_E_SHAPE, "%s: index %d at %lld is outside [0, %lld)", op, at, (long long)i,
+                              (long long)sx.n[axis]),
+                   0;
+    }
+    return 1;
+}
 
-DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name)
+DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
+{
+    dt__node n = dt__node_make(DT__OP_GATHER, dt__at(g, index)->shape, x, index, dt__tensor(0));
+    axis = dt__axis(g, "gather", x, axis);
+    if (!dt__index_ok(g, "gather", x, axis, index)) return dt__tensor(0);
+    n.i[0] = axis;
+    return dt__push(g, &n, NULL);
+}
+/* Rows of the result: (outer, place along the axis), each of `inner` elements. */
+static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt_shape *s = &c->n->shape;
+    const int32_t *index = (const int32_t *)(const void *)c->in[1];
+    int axis = (int)c->n->i[0];
+    int64_t inner = dt__span(s, axis + 1, s->dims), from = dt__in(c, 0)->shape.n[axis], width = dt__width(c->n);
+    (void)worker;
+    for (int64_t r = begin; r < end; r++)
+        for (int64_t i = 0; i < inner; i++) {
+            int64_t to = r * inner + i, at = index[to];
+            if (at < 0 || at >= from) memset((char *)c->out + to * width, 0, (size_t)width);
+            else
+                dt__copy_elements((char *)c->out + to * width,
+                                  (const char *)c->in[0] + ((r / s->n[axis] * from + at) * inner + i) * width, 1, 1, width);
+        }
+}
+static void dt__run_gather(const dt__call *c)
+{
+    dt__split(c, dt__span(&c->n->shape, 0, (int)c->n->i[0] + 1), 64, dt__gather_rows);
+}
+
+DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x)
+{
+    dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape;
+    dt__node n = dt__node_make(DT__OP_SCATTER_ADD, dt__at(g, base)->shape, index, x, base);
+    char a[96], b[96];
+    axis = dt__axis(g, "scatter_add", base, axis);
+    if (!dt__index_ok(g, "scatter_add", base, axis, index) || !x.id) return dt__tensor(0);
+    if (!dt__same_shape(&sx, &si))
+        return dt__poison(g, DT_E_SHAPE, "scatter_add: x %s and index %s must have the same shape", dt__shape_text(&sx, a),
+                          dt__shape_text(&si, b));
+    n.i[0] = axis;
+    return dt__push(g, &n, NULL);
+}
+
+/* The lanes of an axis: its lane (outer o, inner i) holds the elements (o * n + j) * inner + i. Of lanes [begin, end)
+ * the first run with one o: where it begins, how long it is. */
+static int64_t dt__lane_run(int64_t inner, int64_t begin, int64_t end, int64_t *o, int64_t *i)
+{
+    *o = begin / inner;
+    *i = begin % inner;
+    return dt__min(inner - *i, end - begin);
+}
+
+/* in: index, x, and base unless it is +0 or, for a parameter's gradient, what is in out. */
+static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt_shape *s = &c->n->shape, *from = &dt__in(c, 0)->shape;
+    const int32_t *index = (const int32_t *)(const void *)c->in[0];
+    int axis = (int)c->n->i[0];
+    int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis];
+    (void)worker;
+    for (int64_t o, i, run; begin < end; begin += run) {
+        run = dt__lane_run(inner, begin, end, &o, &i);
+        for (int64_t j = o * n; c->fresh && j < (o + 1) * n; j++) {
+            if (c->n->inputs == 3) memcpy(c->out + j * inner + i, c->in[2] + j * inner + i, 4 * (size_t)run);
+            else memset(c->out + j * inner + i, 0, 4 * (size_t)run);
+        }
+        for (int64_t j = o * from->n[axis]; j < (o + 1) * from->n[axis]; j++)
+            for (int64_t e = i; e < i + run; e++) {
+                int64_t at = index[j * inner + e];
+                float *to = c->out + (o * n + at) * inner + e;
+                if (at >= 0 && at < n) *to = *to + c->in[1][j * inner + e];
+            }
+    }
+}
+static int64_t dt__lanes(const dt__node *n) { return dt__count(n) / n->shape.n[n->i[0]]; }
+static void dt__run_scatter_add(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64, dt__scatter_lanes); }
+
+DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
+{
+    dt__node n = dt__node_make(DT__OP_CUMSUM, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    axis = dt__axis(g, "cumsum", x, axis);
+    if (axis < 0) return dt__tensor(0);
+    n.i[0] = axis;
+    return dt__push(g, &n, NULL);
+}
+/* i[1]: the chains begin at the other end. */
+static void dt__cumsum_lanes(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt_shape *s = &c->n->shape;
+    int axis = (int)c->n->i[0];
+    int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], step = c->n->i[1] ? -inner : inner;
+    (void)worker;
+    for (int64_t o, i, run; begin < end; begin += run) {
+        int64_t at;
+        run = dt__lane_run(inner, begin, end, &o, &i);
+        at = (o * n + (c->n->i[1] ? n - 1 : 0)) * inner + i;
+        for (int64_t j = 0; j < n; j++, at += step)
+            for (int64_t e = at; e < at + run; e++) c->out[e] = (j ? c->out[e - step] : 0.0f) + c->in[0][e];
+    }
+}
+static void dt__run_cumsum(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64, dt__cumsum_lanes); }
+
+DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes)
+{
+    dt_shape s = dt__at(g, index)->shape;
+    if (!index.id) return index;
+    if (classes < 1 || s.dims == DT_MAX_DIMS)
+        return dt__poison(g, DT_E_SHAPE, "one_hot: needs a class at least and an index of at most %d axes", DT_MAX_DIMS - 1);
+    s.n[s.dims++] = classes;
+    return dt__push_op(g, DT__OP_ONE_HOT, s, index, dt__tensor(0), dt__tensor(0));
+}
+static void dt__run_one_hot(const dt__call *c)
+{
+    const int32_t *index = (const int32_t *)(const void *)c->in[0];
+    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n);
+    memset(c->out, 0, 4 * (size_t)(rows * cols));
+    for (int64_t r = 0; r < rows; r++)
+        if (index[r] >= 0 && index[r] < cols) c->out[r * cols + index[r]] = 1.0f;
+}
+
+/* The places first, then a gather, which carries the gradient. */
+DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices)
+{
+    dt__node n = dt__node_make(DT__OP_TOP_K, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    int last = dt__axis(g, "top_k", x, -1);
+    dt_tensor places;
+    if (indices) *indices = dt__tensor(0);
+    if (last < 0) return dt__tensor(0);
+    if (k < 1 || k > n.shape.n[last])
+        return dt__poison(g, DT_E_SHAPE, "top_k: k = %lld is outside 1..%lld, the size of the last axis", (long long)k,
+                          (long long)n.shape.n[last]);
+    n.shape.n[last] = k;
+    n.dtype = DT_I32;
+    places = dt__push(g, &n, NULL);
+    if (indices) *indices = places;
+    return places.id ? dt_gather(g, x, last, places) : places;
+}
+/* Insertion into the list of the best so far: only a larger one goes in front of what is there. */
+static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t k = dt__cols(c->n), cols = dt__cols(dt__in(c, 0));
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = c->in[0] + r * cols;
+        int32_t *best = (int32_t *)(void *)c->out + r * k;
+        for (int64_t i = 0; i < cols; i++) {
+            int64_t at = dt__min(i, k);
+            if (at == k && !(x[i] > x[best[k - 1]])) continue;
+            if (at == k) at--;
+            for (; at > 0 && x[i] > x[best[at - 1]]; at--) best[at] = best[at - 1];
+            best[at] = (int32_t)i;
+        }
+    }
+}
+static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__top_k_rows); }
+
+/* ---- normalisation --------------------------------------------------------------------------------- */
+
+/* Weight (1) or bias (0) of a normalisation over `width` numbers. */
+static dt_tensor dt__norm_param(dt_graph *g, const char *name, const char *which, int64_t width, dt_init init)
 {
     char full[80];
+    snprintf(full, sizeof full, "%s.%s", name, which);
+    return dt_param(g, full, dt_shape1(width), init, 0.0f);
+}
+static dt_tensor dt__norm_weight(dt_graph *g, const char *name, int64_t width)
+{
+    return dt__norm_param(g, name, "weight", width, DT_INIT_ONES);
+}
+static dt_tensor dt__norm_bias(dt_graph *g, const char *name, int64_t width)
+{
+    return dt__norm_param(g, name, "bias", width, DT_INIT_ZEROS);
+}
+static int dt__eps_ok(dt_graph *g, const char *op, float eps)
+{
+    if (eps >= 0.0f && eps <= 1.0f) return 1;
+    dt__poison(g, DT_E_USAGE, "%s: eps %g is outside [0, 1]", op, (double)eps);
+    return 0;
+}
+
+DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps)
+{
     dt_tensor gamma, beta;
     dt_shape stats;
     dt__node n;
-    if (!x.id) return x;
-    snprintf(full, sizeof full, "%s.weight", name);
-    gamma = dt_param(g, full, dt_shape1(dt_dim(g, x, -1)), DT_INIT_ONES, 0.0f);
-    snprintf(full, sizeof full, "%s.bias", name);
-    beta = dt_param(g, full, dt_shape1(dt_dim(g, x, -1)), DT_INIT_ZEROS, 0.0f);
+    if (!x.id || !dt__eps_ok(g, "layernorm", eps)) return dt__tensor(0);
+    gamma = dt__norm_weight(g, name, dt_dim(g, x, -1));
+    beta = dt__norm_bias(g, name, dt_dim(g, x, -1));
     n = dt__node_make(DT__OP_LAYERNORM, dt__at(g, x)->shape, x, gamma, beta);
+    n.f = eps;
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
     return dt__push(g, &n, &stats);
 }
+DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name) { return dt_layernorm_eps(g, x, name, 1e-5f); }
 static void dt__layernorm_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     int64_t cols = dt__cols(c->n);
     (void)worker;
     c->env->k->layernorm(c->out + begin * cols, c->aux + begin * 2, c->in[0] + begin * cols, c->in[1], c->in[2],
-                         end - begin, cols, DT__LAYERNORM_EPS);
+                         end - begin, cols, c->n->f);
 }
 static void dt__run_layernorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_rows); }
 
@@ -3783,6 +4552,99 @@ static void dt__layernorm_dgamma_cols(const dt__call *c, int64_t begin, int64_t 
 static void dt__run_layernorm_dgamma(const dt__call *c)
 {
     dt__split(c, dt__count(c->n), 64, dt__layernorm_dgamma_cols);
+}
+
+DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps)
+{
+    dt_shape stats;
+    dt__node n;
+    if (!x.id || !dt__eps_ok(g, "rmsnorm", eps)) return dt__tensor(0);
+    n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, dt__norm_weight(g, name, dt_dim(g, x, -1)), dt__tensor(0));
+    n.f = eps;
+    stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
+    return dt__push(g, &n, &stats);
+}
+DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name) { return dt_rmsnorm_eps(g, x, name, 1e-5f); }
+
+/* stats: +0, as if that were the mean, and 1/rms, so that the gradient of gamma is layer normalisation's. */
+static void dt__rmsnorm_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__kernels *k = c->env->k;
+    int64_t cols = dt__cols(c->n);
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = c->in[0] + r * cols;
+        float *y = c->out + r * cols, rrms = 1.0f / dt__sqrtf(k->row_dot(x, x, cols) / (float)cols + c->n->f);
+        k->unary(DT__OP_SCALE, y, x, cols, rrms);
+        k->binary(DT__OP_MUL, y, y, 1, c->in[1], 1, cols);
+        c->aux[2 * r] = 0.0f;
+        c->aux[2 * r + 1] = rrms;
+    }
+}
+static void dt__run_rmsnorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rmsnorm_rows); }
+
+/* in: dy, x, stats, gamma. g = dy gamma; dx = (g - xhat mean(g xhat)) / rms. */
+static void dt__rmsnorm_dx_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__kernels *k = c->env->k;
+    int64_t cols = dt__cols(c->n);
+    float *g = (float *)dt__scratch(c->env->pool, worker), *xhat = g + cols;
+    for (int64_t r = begin; r < end; r++) {
+        float rrms = c->in[2][2 * r + 1];
+        k->binary(DT__OP_MUL, g, c->in[0] + r * cols, 1, c->in[3], 1, cols);
+        k->unary(DT__OP_SCALE, xhat, c->in[1] + r * cols, cols, rrms);
+        k->unary(DT__OP_SCALE, xhat, xhat, cols, k->row_dot(g, xhat, cols) / (float)cols);
+        k->binary(DT__OP_SUB, g, g, 1, xhat, 1, cols);
+        k->unary(DT__OP_SCALE, c->out + r * cols, g, cols, rrms);
+    }
+}
+static void dt__run_rmsnorm_dx(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rmsnorm_dx_rows); }
+
+/* (B,C,..) with the channels last, or back; the same tensor when it has two axes. */
+static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
+{
+    int order[DT_MAX_DIMS], dims = dt__at(g, x)->shape.dims;
+    if (dims == 2) return x;
+    order[0] = 0;
+    for (int i = 1; i < dims; i++) order[i] = last ? i % (dims - 1) + 1 : i == 1 ? dims - 1 : i - 1;
+    return dt_permute(g, x, order);
+}
+
+/* With the channels last everything broadcasts from (C), and the gradients of gamma and beta are chains (R3). mean and
+ * var may be poison: those of x. */
+static dt_tensor dt__batchnorm(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name, float eps)
+{
+    dt_shape s = dt_shape_of(g, x), one = dt_shape1(s.n[1]);
+    unsigned others = (1u << (s.dims - 1)) - 1u;
+    int given = mean.id;
+    dt_tensor y = dt__channels(g, x, 1);
+    if (!given) mean = dt_mean(g, y, others);
+    y = dt_sub(g, y, mean);
+    if (!given) var = dt_mean(g, dt_mul(g, y, y), others);
+    y = dt_mul(g, y, dt_rsqrt(g, dt_add(g, var, dt_full(g, one, eps))));
+    y = dt_mul(g, y, dt__norm_weight(g, name, s.n[1]));
+    y = dt_add(g, y, dt__norm_bias(g, name, s.n[1]));
+    return y.id ? dt__channels(g, y, 0) : y;
+}
+DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
+{
+    char a[96];
+    if (!x.id || !dt__eps_ok(g, "batchnorm", eps)) return dt__tensor(0);
+    if (dt__at(g, x)->shape.dims < 2)
+        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)",
+                          dt__shape_text(&dt__at(g, x)->shape, a));
+    return dt__batchnorm(g, x, dt__tensor(0), dt__tensor(0), name, eps);
+}
+DT_API dt_tensor dt_batchnorm_given(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name,
+                                    float eps)
+{
+    dt_shape s = dt_shape_of(g, x), c = dt_shape1(s.dims > 1 ? s.n[1] : 0);
+    char a[96];
+    if (!x.id || !mean.id || !var.id || !dt__eps_ok(g, "batchnorm_given", eps)) return dt__tensor(0);
+    if (s.dims < 2 || !dt__same_shape(&dt__at(g, mean)->shape, &c) || !dt__same_shape(&dt__at(g, var)->shape, &c))
+        return dt__poison(g, DT_E_SHAPE, "batchnorm_given: x %s must be (B,C,..), and mean and var (C)",
+                          dt__shape_text(&s, a));
+    return dt__batchnorm(g, x, mean, var, name, eps);
 }
 
 /* ---- attention and dropout ------------------------------------------------------------------------- */
@@ -3900,7 +4762,15 @@ static void dt__run_dropout(const dt__call *c)
 
 /* ---- loss ------------------------------------------------------------------------------------------ */
 
-DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets)
+/* The mean of `terms` terms from their sum: in a segment the sum that becomes it when it is divided by the targets. */
+static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
+{
+    int64_t targets = g->eager ? 1 : dt__count(dt__at(g, g->targets));
+    if (!sum.id || targets == terms) return sum;
+    return dt_scale(g, sum, g->eager ? 1.0f / (float)terms : (float)targets / (float)terms);
+}
+
+DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
 {
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__tensor(0));
     dt_shape stats;
@@ -3908,7 +4778,9 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
     int64_t valid = 0, rows;
     if (!logits.id || !targets.id) return dt__tensor(0);
     rows = dt__rows(dt__at(g, logits));
-    if (!dt__at(g, targets)->integer || dt__count(dt__at(g, targets)) != rows)
+    if (!(smoothing >= 0.0f && smoothing <= 1.0f))
+        return dt__poison(g, DT_E_USAGE, "cross_entropy: smoothing %g is outside [0, 1]", (double)smoothing);
+    if (dt__at(g, targets)->dtype != DT_I32 || dt__count(dt__at(g, targets)) != rows)
         return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
                           (long long)rows);
     for (int64_t i = 0; g->eager && i < rows; i++) {
@@ -3919,15 +4791,20 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
         valid += target >= 0;
     }
     stats = dt_shape2(3, rows); /* max and sum interleaved (rows,2), then the loss of each row */
+    n.f = smoothing;
     sum = dt__push(g, &n, &stats);
     g->logits = logits;
-    return g->eager ? dt_scale(g, sum, 1.0f / (float)dt__max(valid, 1)) : sum;
+    return dt__loss_mean(g, sum, g->eager ? dt__max(valid, 1) : rows);
+}
+DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets)
+{
+    return dt_cross_entropy_smooth(g, logits, targets, 0.0f);
 }
 static void dt__cross_entropy_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     int64_t rows = dt__rows(dt__in(c, 0)), cols = dt__cols(dt__in(c, 0));
     c->env->k->cross_entropy(c->aux + 2 * rows + begin, c->aux + 2 * begin, c->in[0] + begin * cols,
-                             (const int32_t *)c->in[1] + begin, end - begin, cols,
+                             (const int32_t *)c->in[1] + begin, c->n->f, end - begin, cols,
                              (float *)dt__scratch(c->env->pool, worker));
 }
 static void dt__run_cross_entropy(const dt__call *c)
@@ -3942,11 +4819,82 @@ static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_
     int64_t cols = dt__cols(c->n);
     (void)worker;
     c->env->k->cross_entropy_grad(c->out + begin * cols, c->in[0] + begin * cols, c->in[1] + 2 * begin,
-                                  (const int32_t *)c->in[2] + begin, c->in[3][0], end - begin, cols);
+                                  (const int32_t *)c->in[2] + begin, c->n->f, c->in[3][0], end - begin, cols);
 }
 static void dt__run_cross_entropy_grad(const dt__call *c)
 {
     dt__split(c, dt__rows(c->n), 16, dt__cross_entropy_grad_rows);
+}
+
+/* i[0]: samples. */
+DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms)
+{
+    dt__node n = dt__node_make(DT__OP_LOSS, dt_shape0(), terms, g->eager ? dt__tensor(0) : g->targets, dt__tensor(0));
+    dt_shape s = dt_shape_of(g, terms), sums;
+    if (!terms.id) return terms;
+    n.i[0] = s.dims ? s.n[0] : 1;
+    if (!dt__counts_samples(g, n.i[0]))
+        return dt__poison(g, DT_E_SHAPE, "loss: axis 0 must count the unit's samples, it holds %lld", (long long)n.i[0]);
+    sums = dt_shape1(n.i[0]);
+    return dt__loss_mean(g, dt__push(g, &n, &sums), dt_shape_count(s));
+}
+
+/* Does sample b have a target? Without targets (in an eager graph) each has. */
+static int dt__has_target(const dt__call *c, int64_t b, int64_t samples)
+{
+    const int32_t *targets = (const int32_t *)(const void *)c->in[1];
+    int64_t each;
+    if (c->n->inputs < 2) return 1;
+    each = dt__count(dt__in(c, 1)) / samples;
+    for (int64_t i = b * each; i < (b + 1) * each; i++)
+        if (targets[i] >= 0) return 1;
+    return 0;
+}
+static void dt__loss_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t each = dt__count(dt__in(c, 0)) / c->n->i[0];
+    (void)worker;
+    for (int64_t b = begin; b < end; b++)
+        c->aux[b] = dt__has_target(c, b, c->n->i[0]) ? dt__whole_sum(c->env->k, c->in[0] + b * each, each) : 0.0f;
+}
+static void dt__run_loss(const dt__call *c)
+{
+    dt__split(c, c->n->i[0], 1, dt__loss_samples);
+    c->out[0] = dt__whole_sum(c->env->k, c->aux, c->n->i[0]);
+}
+/* in: dloss, targets unless eager. */
+static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t each = dt__count(c->n) / c->n->i[0];
+    (void)worker;
+    for (int64_t b = begin; b < end; b++) {
+        float d = dt__has_target(c, b, c->n->i[0]) ? c->in[0][0] : 0.0f;
+        for (int64_t i = b * each; i < (b + 1) * each; i++) c->out[i] = d;
+    }
+}
+static void dt__run_loss_grad(const dt__call *c) { dt__split(c, c->n->i[0], 1, dt__loss_grad_samples); }
+
+/* No broadcasting: (B,1) against (B) would be a loss of B x B terms. */
+static int dt__loss_fits(dt_graph *g, const char *op, dt_tensor x, dt_tensor target)
+{
+    char a[96], b[96];
+    if (!x.id || !target.id) return 0;
+    if (dt__same_shape(&dt__at(g, x)->shape, &dt__at(g, target)->shape)) return 1;
+    dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them", op,
+               dt__shape_text(&dt__at(g, x)->shape, a), dt__shape_text(&dt__at(g, target)->shape, b));
+    return 0;
+}
+DT_API dt_tensor dt_mse(dt_graph *g, dt_tensor x, dt_tensor target)
+{
+    dt_tensor d;
+    if (!dt__loss_fits(g, "mse", x, target)) return dt__tensor(0);
+    d = dt_sub(g, x, target);
+    return dt_loss(g, dt_mul(g, d, d));
+}
+DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target)
+{
+    if (!dt__loss_fits(g, "bce_logits", x, target)) return dt__tensor(0);
+    return dt_loss(g, dt__binary_op(g, DT__OP_BCE, x, target));
 }
 
 /* out += x: a parameter's gradient that did not come from a chain over tokens. */
@@ -4049,6 +4997,43 @@ static void dt__grad_slice(dt_graph *g, int32_t id, dt_tensor dy)
     n.i[1] = g->nodes[id].i[1];
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
+static void dt__grad_pad(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    int axis = (int)g->nodes[id].i[0];
+    int64_t begin = g->nodes[id].i[1], n = dt_dim(g, dt__input(g, id, 0), axis);
+    dt__flow(g, id, 0, dt_slice(g, dy, axis, begin, begin + n));
+}
+static void dt__grad_concat(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    int axis = (int)g->nodes[id].i[0];
+    int64_t at = 0;
+    for (int i = 0; i < g->nodes[id].inputs; i++) {
+        int64_t n = dt_dim(g, dt__input(g, id, i), axis);
+        if (dt__wants(g, id, i)) dt__flow(g, id, i, dt_slice(g, dy, axis, at, at + n));
+        at += n;
+    }
+}
+static void dt__grad_cast(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dy); }
+static void dt__grad_gather(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__node chain = dt__node_make(DT__OP_SCATTER_ADD, dt__at(g, dt__input(g, id, 0))->shape, dt__input(g, id, 1), dy,
+                                   dt__nothing());
+    chain.i[0] = g->nodes[id].i[0];
+    dt__flow_chain(g, id, 0, &chain);
+}
+static void dt__grad_scatter_add(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    if (dt__wants(g, id, 1))
+        dt__flow(g, id, 1, dt_gather(g, dy, (int)g->nodes[id].i[0], dt__input(g, id, 0)));
+    dt__flow(g, id, 2, dy);
+}
+static void dt__grad_cumsum(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__node n = dt__node_make(DT__OP_CUMSUM, g->nodes[id].shape, dy, dt__nothing(), dt__nothing());
+    n.i[0] = g->nodes[id].i[0];
+    n.i[1] = !g->nodes[id].i[1];
+    dt__flow(g, id, 0, dt__push(g, &n, NULL));
+}
 static void dt__grad_expand(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow_reduced(g, id, 0, dy); }
 /* Every part of a combined sum has the sum's gradient. */
 static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
@@ -4085,6 +5070,13 @@ static void dt__grad_rsqrt(dt_graph *g, int32_t id, dt_tensor dy) /* -dy/2 y y y
 static void dt__grad_gelu(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt__flow(g, id, 0, dt__push_op(g, DT__OP_GELU_GRAD, g->nodes[id].shape, dt__input(g, id, 0), dy, dt__nothing()));
+}
+
+static void dt__grad_bce(dt_graph *g, int32_t id, dt_tensor dy) /* dx = dy (sigmoid(x) - t), dt = -dy x */
+{
+    dt_tensor x = dt__input(g, id, 0), t = dt__input(g, id, 1);
+    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt_mul(g, dy, dt__binary_op(g, DT__OP_BCE_GRAD, x, t)));
+    if (dt__wants(g, id, 1)) dt__flow(g, id, 1, dt_neg(g, dt_mul(g, dy, x)));
 }
 
 static void dt__grad_add(dt_graph *g, int32_t id, dt_tensor dy)
@@ -4124,6 +5116,17 @@ static void dt__grad_row_max(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor x = dt__input(g, id, 0);
     dt__flow(g, id, 0, dt__push_op(g, DT__OP_MAX_GRAD, dt__at(g, x)->shape, x, dt__tensor(id), dy));
+}
+
+/* Of the softmaxes: from y and dy. */
+static void dt__grad_rows(dt_graph *g, int32_t id, int op, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt__push_op(g, op, g->nodes[id].shape, dt__tensor(id), dy, dt__nothing()));
+}
+static void dt__grad_softmax(dt_graph *g, int32_t id, dt_tensor dy) { dt__grad_rows(g, id, DT__OP_SOFTMAX_GRAD, dy); }
+static void dt__grad_log_softmax(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__grad_rows(g, id, DT__OP_LOG_SOFTMAX_GRAD, dy);
 }
 
 /* (..,K) as (rows,K). */
@@ -4169,16 +5172,22 @@ static void dt__grad_embed(dt_graph *g, int32_t id, dt_tensor dy)
     dt__flow_chain(g, id, 0, &chain);
 }
 
-static void dt__grad_layernorm(dt_graph *g, int32_t id, dt_tensor dy)
+/* Of x and gamma; `dx` is the op that makes the first. */
+static void dt__grad_norm(dt_graph *g, int32_t id, int dx, dt_tensor dy)
 {
     dt_tensor x = dt__input(g, id, 0), gamma = dt__input(g, id, 1), stats = dt__tensor(g->nodes[id].aux);
-    dt__node n = dt__node_make(DT__OP_LAYERNORM_DX, g->nodes[id].shape, dy, x, stats);
+    dt__node n = dt__node_make(dx, g->nodes[id].shape, dy, x, stats);
     dt__node chain = dt__node_make(DT__OP_LAYERNORM_DGAMMA, dt__at(g, gamma)->shape, dy, x, stats);
     n.in[n.inputs++] = gamma.id;
     if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__push(g, &n, NULL));
     dt__flow_chain(g, id, 1, &chain);
+}
+static void dt__grad_layernorm(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__grad_norm(g, id, DT__OP_LAYERNORM_DX, dy);
     dt__flow_reduced(g, id, 2, dy);
 }
+static void dt__grad_rmsnorm(dt_graph *g, int32_t id, dt_tensor dy) { dt__grad_norm(g, id, DT__OP_RMSNORM_DX, dy); }
 
 static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -4205,6 +5214,14 @@ static void dt__grad_cross_entropy(dt_graph *g, int32_t id, dt_tensor dy)
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY_GRAD, dt__at(g, logits)->shape, logits,
                                dt__tensor(g->nodes[id].aux), dt__input(g, id, 1));
     n.in[n.inputs++] = dy.id;
+    n.f = g->nodes[id].f;
+    dt__flow(g, id, 0, dt__push(g, &n, NULL));
+}
+static void dt__grad_loss(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__node n = dt__node_make(DT__OP_LOSS_GRAD, dt__at(g, dt__input(g, id, 0))->shape, dy,
+                               g->eager ? dt__nothing() : g->targets, dt__nothing());
+    n.i[0] = g->nodes[id].i[0];
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
 
@@ -4292,12 +5309,12 @@ typedef struct dt__plan {
     double forward_flops, backward_flops;
 } dt__plan;
 
-/* The node whose memory `id` shares: a reshape, and a COMBINE of one part, are other names of their input. */
+/* The node whose memory `id` shares: reshape, detach, and a COMBINE of one part, are other names of their input. */
 static int32_t dt__root(const dt_graph *g, int32_t id)
 {
     for (;;) {
         const dt__node *n = &g->nodes[id];
-        if (n->op != DT__OP_RESHAPE && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1)) return id;
+        if (n->op != DT__OP_RESHAPE && n->op != DT__OP_DETACH && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1)) return id;
         id = n->in[0];
     }
 }
@@ -4375,7 +5392,7 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
 {
     dt__plan *p = w->p;
     dt__home *home = &p->home[id];
-    int64_t size = dt__round_up(dt__count(&p->g->nodes[id]), 16);
+    int64_t size = dt__round_up(dt__floats(&p->g->nodes[id]), 16);
     int32_t reuse;
     if (home->place) return;
     reuse = p->g->nodes[id].op == DT__OP_AUX ? 0 : dt__reusable(w, id, now);
@@ -4669,15 +5686,18 @@ static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape 
     dt_result r;
     if (!g) return DT_E_MEMORY;
     snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
-    g->input = dt__leaf(g, DT__OP_INPUT, shape, first);
-    g->targets = dt__leaf(g, DT__OP_INPUT, tokens, 1);
+    g->input = dt__leaf(g, DT__OP_INPUT, shape, first ? DT_I32 : DT_F32);
+    g->targets = dt__leaf(g, DT__OP_INPUT, tokens, DT_I32);
     y = s->build(g, g->input, s->user);
+    if (dt__at(g, y)->dtype != DT_F32)
+        y = dt__poison(g, DT_E_SHAPE, "a segment returns fp32 numbers, this one %s: dt_cast it to DT_F32",
+                       dt__format_of[dt__at(g, y)->dtype].name);
     y = dt__computed(g, y);
     if (!g->result && last && (!y.id || dt__count(dt__at(g, y)) != 1))
-        dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy)");
+        dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy, dt_loss, ..)");
     g->forward_count = g->count;
     if (!g->result) {
-        g->loss_seed = dt__leaf(g, DT__OP_INPUT, dt__at(g, y)->shape, 0);
+        g->loss_seed = dt__leaf(g, DT__OP_INPUT, dt__at(g, y)->shape, DT_F32);
         dt__differentiate(g, y, g->loss_seed);
         dx = dt__computed(g, dt__tensor(first ? 0 : dt__at(g, g->input)->grad));
         if (!g->result && !first && !dx.id)

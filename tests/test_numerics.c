@@ -395,6 +395,7 @@ static void test_cross_entropy(const dt__kernels *k)
     for (int64_t n = 1; n; n = next_size(n)) {
         int64_t rows = n < 200 ? 1 + n % 7 : 1;
         float dloss = 1.0f / (float)(n + 2); /* R12: 1.0f/(float)N times (p - onehot) */
+        float smoothing = n % 3 ? 0.0f : 0.1f * (float)(n % 10), spread = smoothing / (float)n;
         fill(A, rows * n, n % 4 ? tame : wild);
         fence(D, rows * n);
         for (int64_t r = 0; r < rows; r++) {
@@ -405,21 +406,29 @@ static void test_cross_entropy(const dt__kernels *k)
             sum = ref_row_sum(B, n);
             want_stats[2 * r] = max, want_stats[2 * r + 1] = sum;
             want[r] = target[r] < 0 ? 0.0f : ref_log(sum) - (x[target[r]] - max);
+            if (target[r] >= 0 && smoothing > 0.0f) {
+                float shifted[MOST], rest, share;
+                for (int64_t i = 0; i < n; i++) shifted[i] = x[i] - max;
+                rest = ref_log(sum) - ref_row_sum(shifted, n) / (float)n;
+                share = smoothing * rest;
+                want[r] = (1.0f - smoothing) * want[r];
+                want[r] = want[r] + share;
+            }
             for (int64_t i = 0; i < n; i++) {
                 float p = B[i] / sum;
-                C[r * n + i] = target[r] < 0 ? 0.0f : (i == target[r] ? p - 1.0f : p) * dloss;
+                C[r * n + i] = target[r] < 0 ? 0.0f : (p - (i == target[r] ? 1.0f - smoothing + spread : spread)) * dloss;
             }
         }
-        k->cross_entropy(got, stats, A, target, rows, n, row);
+        k->cross_entropy(got, stats, A, target, smoothing, rows, n, row);
         compare(got, want, rows, "loss", n);
         compare(stats, want_stats, 2 * rows, "max and sum", n);
-        k->cross_entropy_grad(D, A, stats, target, dloss, rows, n);
+        k->cross_entropy_grad(D, A, stats, target, smoothing, dloss, rows, n);
         compare(D, C, rows * n, "gradient", n);
         fence_check(D, rows * n, "wrote behind its end");
-        k->cross_entropy_grad(A, A, stats, target, dloss, rows, n);
+        k->cross_entropy_grad(A, A, stats, target, smoothing, dloss, rows, n);
         compare(A, C, rows * n, "gradient in place", n);
     }
-    compare_end("R9 R12 cross-entropy: true maximum, exp, sum, log; ignored targets are +0; %s", k->name);
+    compare_end("R9 R12 cross-entropy: true maximum, exp, sum, log; smoothing; ignored targets are +0; %s", k->name);
 }
 
 static void test_adamw(const dt__kernels *k)

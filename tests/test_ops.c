@@ -486,6 +486,7 @@ static dt_tensor layernorm_of(dt_graph *g, dt_tensor x, dt_tensor weight, dt_ten
 {
     dt__node n = dt__node_make(DT__OP_LAYERNORM, dt_shape_of(g, x), x, weight, bias);
     dt_shape stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
+    n.f = 1e-5f;
     return dt__push(g, &n, &stats);
 }
 static dt_tensor build_layernorm(const op_case *c, dt_graph *g, const dt_tensor *in)
