@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the golden files of the tests with PyTorch, or compares them with it.
 
-    python3 make_golden.py DIR            write DIR/gpt2_tiny.safetensors and DIR/ops.safetensors
+    python3 make_golden.py DIR            write DIR/gpt2_tiny.safetensors, DIR/ops.safetensors, DIR/reduce.safetensors
     python3 make_golden.py --check DIR    compute again and compare with the files in DIR
 
 The committed files were made with torch 1.13.1 on a CPU. Inputs are random float32 numbers; everything is computed in
@@ -21,8 +21,8 @@ gpt2_tiny.safetensors, a GPT-2 with its names and shapes (x W + b, so W is (in, 
 The gradient of a key bias (the middle third of attn.c_attn.bias) is zero in exact arithmetic: softmax does not see a
 constant. In float32 it is rounding noise, which AdamW blows up to a visible step: compare the other two thirds.
 
-ops.safetensors, for a case named N: N.<input>, N.out, a random N.w shaped like N.out, and N.grad.<input>, the
-gradients of sum(out * w). OPS below says what each computes.
+ops.safetensors and reduce.safetensors, for a case named N: N.<input>, N.out, a random N.w shaped like N.out, and
+N.grad.<input>, the gradients of sum(out * w). OPS and REDUCE below say what each computes.
 """
 import argparse
 import json
@@ -257,9 +257,79 @@ slice           x (4,5,7): [1:3, :, 2:6]
 """
 
 
-def make_ops():
-    source, out = Source(7), {}
-    for name, function, inputs in op_cases(source):
+def given(x, mean, var, weight, bias, eps):
+    """F.batch_norm of given statistics, which refuses a gradient of theirs."""
+    mean, var, weight, bias = (v.reshape((-1,) + (1,) * (x.dim() - 2)) for v in (mean, var, weight, bias))
+    return (x - mean) / (var + eps).sqrt() * weight + bias
+
+
+def reduce_cases(source):
+    """The same for reductions, normalisations, losses, shapes, indices and casts."""
+    def u(*shape, scale=1.0, centre=0.0):
+        return source.uniform(shape, scale, centre)
+
+    for name, axes in ("0", (0,)), ("2", (2,)), ("02", (0, 2)), ("012", (0, 1, 2)):
+        yield f"min.{name}", lambda x, axes=axes: x.amin(axes).reshape(-1), dict(x=u(3, 5, 7))
+        yield (f"var.{name}", lambda x, axes=axes: x.var(axes, unbiased=False).reshape(-1),
+               dict(x=u(3, 5, 7, centre=2.0)))
+        yield f"unbiased.{name}", lambda x, axes=axes: x.var(axes, unbiased=True).reshape(-1), dict(x=u(3, 5, 7))
+        yield f"logsumexp.{name}", lambda x, axes=axes: x.logsumexp(axes).reshape(-1), dict(x=u(3, 5, 7, scale=9.0))
+    for axis in 0, 1, 2:
+        yield f"softmax.{axis}", lambda x, axis=axis: torch.softmax(x, axis), dict(x=u(3, 5, 7, scale=6.0))
+        yield f"log_softmax.{axis}", lambda x, axis=axis: torch.log_softmax(x, axis), dict(x=u(3, 5, 7, scale=6.0))
+        yield f"cumsum.{axis}", lambda x, axis=axis: x.cumsum(axis), dict(x=u(3, 5, 7))
+        shape = [3, 5, 7]
+        shape[axis] = 4
+        index = source.integers(tuple(shape), (3, 5, 7)[axis])
+        yield (f"gather.{axis}", lambda x, index, axis=axis: x.gather(axis, index.long()),
+               dict(x=u(3, 5, 7), index=index))
+        yield (f"scatter_add.{axis}", lambda base, x, index, axis=axis: base.scatter_add(axis, index.long(), x),
+               dict(base=u(3, 5, 7), x=u(*shape), index=index))
+        yield (f"concat.{axis}", lambda a, b, axis=axis: torch.cat((a, b, a), axis), dict(a=u(*shape), b=u(3, 5, 7)))
+    yield "top_k", lambda x: x.topk(3, -1)[0], dict(x=u(5, 11))
+    yield "pad", lambda x: F.pad(x, (0, 0, 2, 1)), dict(x=u(3, 5, 7))
+    yield ("rmsnorm", lambda x, weight: x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight,
+           dict(x=u(6, 33, scale=2.0), weight=u(33, scale=0.5, centre=1.0)))
+    for name, shape in ("2", (6, 5)), ("3", (4, 5, 3)), ("4", (3, 5, 2, 4)):
+        yield (f"batchnorm.{name}", lambda x, weight, bias: F.batch_norm(x, None, None, weight, bias, True, 0.1, 1e-3),
+               dict(x=u(*shape, scale=2.0, centre=0.5), weight=u(5, scale=0.5, centre=1.0), bias=u(5)))
+        yield (f"given.{name}", lambda x, mean, var, weight, bias: given(x, mean, var, weight, bias, 1e-3),
+               dict(x=u(*shape), mean=u(5), var=u(5, scale=0.5, centre=1.0), weight=u(5), bias=u(5)))
+    targets = source.integers((8,), 23)
+    targets[2] = targets[7] = -1
+    yield ("smooth", lambda logits, targets: F.cross_entropy(logits, targets.long(), ignore_index=-1,
+                                                             label_smoothing=0.1).reshape(1),
+           dict(logits=u(8, 23, scale=4.0), targets=targets))
+    yield "mse", lambda x, target: F.mse_loss(x, target).reshape(1), dict(x=u(4, 7), target=u(4, 7))
+    yield ("bce", lambda x, target: F.binary_cross_entropy_with_logits(x, target).reshape(1),
+           dict(x=u(4, 7, scale=12.0), target=u(4, 7, scale=0.5, centre=0.5)))
+    half = torch.float16
+    for name, dtype, scale in ("bf16", torch.bfloat16, 3.0), ("f16", half, 3.0), ("f16.tiny", half, 6e-5):
+        yield (f"cast.{name}", lambda x, dtype=dtype: x + (x.detach().float().to(dtype).double() - x.detach()),
+               dict(x=u(41, scale=scale)))
+
+
+REDUCE = """
+min.A, var.A, unbiased.A, logsumexp.A    (3,5,7) over the axes A: 0, 2, 02, 012; out is flat
+softmax.A, log_softmax.A, cumsum.A       (3,5,7) along axis A
+gather.A        x (3,5,7), index like x but 4 along axis A
+scatter_add.A   base (3,5,7); x and index like it but 4 along axis A
+concat.A        a, b, a along axis A; b (3,5,7), a like it but 4 along A
+top_k           values of the 3 largest, (5,11)
+pad             (3,5,7), 2 rows of zeros before and 1 after axis 1
+rmsnorm         over the last axis of (6,33), eps 1e-5
+batchnorm.D     (6,5), (4,5,3), (3,5,2,4) for D = 2, 3, 4; batch statistics, eps 1e-3
+given.D         the same with given mean and var (5)
+smooth          cross-entropy, logits (8,23), smoothing 0.1, mean over targets that are not -1; out is (1)
+mse, bce        means over (4,7); bce with logits; out is (1)
+cast.T          (41) rounded to the type and back; tiny: mostly subnormal. The gradient passes unchanged (PyTorch's own
+                cast rounds it to the type too)
+"""
+
+
+def make_cases(cases, seed):
+    source, out = Source(seed), {}
+    for name, function, inputs in cases(source):
         real = {key: tensor.requires_grad_() for key, tensor in inputs.items() if tensor.is_floating_point()}
         result = function(**inputs)
         w = source.uniform(tuple(result.shape))
@@ -272,7 +342,8 @@ def make_ops():
 
 # ---- the program -------------------------------------------------------------------------------
 
-FILES = {"gpt2_tiny.safetensors": make_gpt2, "ops.safetensors": make_ops}
+FILES = {"gpt2_tiny.safetensors": make_gpt2, "ops.safetensors": lambda: make_cases(op_cases, 7),
+         "reduce.safetensors": lambda: make_cases(reduce_cases, 8)}
 
 
 def differences(old, new):

@@ -996,6 +996,7 @@ static void test_refused_segments(void)
     dt__plan_close(&plan);
 }
 
+#ifndef TEST_OPS_MORE /* test_ops_more.c takes what is above */
 int main(void)
 {
     dt__gpt2 plain, dropping;
@@ -1022,3 +1023,4 @@ int main(void)
     test_refused_segments();
     return tap_done();
 }
+#endif
