@@ -43,8 +43,8 @@
  * one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, with any number of threads, with
  * AVX-512, AVX2 or plain C.
  *
- * WHAT IT DOES NOT. One machine; data parallel only; fp32 only; no checkpoints; CPU only. It does not print, exit or
- * abort below the trainer and launcher. It is no general tensor library: it has the ops that its models need.
+ * WHAT IT DOES NOT. One machine; data parallel only; arithmetic in fp32 only; no checkpoints; CPU only. It does not
+ * print, exit or abort below the trainer and launcher. It is no general tensor library: it has the ops that its models need.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -134,10 +134,10 @@ typedef struct dt_tensor {
     int32_t id; /* 0: poisoned */
 } dt_tensor;
 
-/* The type of a tensor's elements. Arithmetic is fp32. int32 holds tokens and indices. The others are storage of 2, 2, 1
- * and 1 bytes: bfloat16, IEEE half, and the two 8-bit forms of the OCP specification (OFP8, 2023), e4m3 without infinities.
- * Ops that only move data (reshape, detach, permute, slice, chunk, expand, pad, concat, gather, embed) take every type;
- * all others take fp32, or int32 where they say so. Gradients are fp32, of 2- and 1-byte tensors too. */
+/* The type of a tensor's elements. Arithmetic is fp32. int32 holds tokens and indices. The others are storage of 2, 2,
+ * 1 and 1 bytes: bfloat16, IEEE half, and the two 8-bit forms of the OCP specification (OFP8, 2023), e4m3 without
+ * infinities. Ops that only move data (reshape, detach, permute, slice, chunk, expand, pad, concat, gather, embed) take
+ * every type; all others take fp32, or int32 where they say so. Gradients are fp32, of 2- and 1-byte tensors too. */
 typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
 
 /* Opens an eager graph. seed keys initialisation and dropout. */
@@ -186,9 +186,9 @@ DT_API dt_result dt_chunk(dt_graph *g, dt_tensor x, int axis, int64_t count, dt_
 /* x as a constant: no gradient flows through. Shares memory. */
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x);
 /* The same elements as another type; x itself when it has the type. To fewer bits: nearest, ties to even; beyond the
- * largest number: infinity, in DT_F8_E4M3, which has none, NaN (as PyTorch casts; nothing saturates). int32 to fp32: nearest
- * even. fp32 to int32: truncation; outside of int32 its nearest end, NaN gives 0. Between int32 and the small types:
- * through fp32. The gradient passes unchanged; through int32 there is none. */
+ * largest number: infinity, in DT_F8_E4M3, which has none, NaN (as PyTorch casts; nothing saturates). int32 to fp32:
+ * nearest even. fp32 to int32: truncation; outside of int32 its nearest end, NaN gives 0. Between int32 and the small
+ * types: through fp32. The gradient passes unchanged; through int32 there is none. */
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype);
 
 /* Indices are int32. One outside its axis is an error in an eager graph; in a plan, where nothing can fail any more, it
@@ -199,8 +199,8 @@ DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index);
 DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x);
 /* int32 (..) -> (..,classes): 1 at the index, else 0; an index outside [0, classes) gives zeros. */
 DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes);
-/* The k largest of the last axis in falling order, (..,n) -> (..,k); of equal ones the lower index comes first. *indices,
- * when not NULL, is where they were, int32 (..,k). The gradient goes to the elements that were picked. */
+/* The k largest of the last axis in falling order, (..,n) -> (..,k); of equal ones the lower index comes first.
+ * *indices, when not NULL, is where they were, int32 (..,k). The gradient goes to the elements that were picked. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices);
 /* Sums of x up to and including each place of an axis: one chain from +0 in index order. */
 DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
@@ -221,9 +221,9 @@ DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b);
 
-/* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar. With
- * | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum * (1/n). The gradient of max
- * and min goes to the first one. */
+/* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar.
+ * With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum * (1/n). The gradient
+ * of max and min goes to the first one. */
 #define DT_ALL 0x7fffffffu
 #define DT_KEEP 0x80000000u
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes);
@@ -261,11 +261,11 @@ DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name);
 /* Both with another eps, 0 or above. */
 DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps);
 DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps);
-/* (x - mean) / sqrt(var + eps) * gamma + beta for each channel of (B,C,..), mean and biased variance over all other axes
- * (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are those of one
- * unit of work, i.e. of one micro-batch of one data shard: the recipe decides them, no layout changes them, and they
- * are not averaged over shards. There is no hidden state: no running averages are kept, validation uses the statistics
- * of its own units. */
+/* (x - mean) / sqrt(var + eps) * gamma + beta for each channel of (B,C,..), mean and biased variance over all other
+ * axes (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are those of
+ * one unit of work, i.e. of one micro-batch of one data shard: the recipe decides them, no layout changes them, and
+ * they are not averaged over shards. There is no hidden state: no running averages are kept, validation uses the
+ * statistics of its own units. */
 DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* The same with given mean and var (C), for inference: collect them yourself, e.g. with dt_mean and dt_var. */
 DT_API dt_tensor dt_batchnorm_given(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name,
@@ -286,7 +286,7 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
  * -sum_v w_v log softmax(logits)[v], w = smoothing/V, and + 1 - smoothing at the target (Szegedy et al. 2016). */
 DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
 /* Any loss that is a mean of terms, made of ops: (B,..) terms, e.g. |x - target|. Axis 0 counts samples. In a segment a
- * sample all of whose targets are below 0 does not count (the trainer fills the last unit of a validation with such). */
+ * sample all of whose targets are below 0 does not count (the trainer fills a validation's last unit with such). */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms);
 /* dt_loss of (x - target)^2; both fp32 (B,..) of one shape. The target of a forecaster that reads a series of tokens:
  * dt_scale(g, dt_cast(g, dt_targets(g), DT_F32), s), or a part of its own input. */
@@ -304,8 +304,9 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 /* ---- H8  models: segments, GPT-2 ------------------------------------------------------------- */
 
 /* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), the
- * last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment before returned, fp32. B is the samples
- * of one unit of work and is decided by the trainer: take sizes from dt_dim(). `user` must outlive the model. */
+ * last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment before returned, fp32. B
+ * is the samples of one unit of work and is decided by the trainer: take sizes from dt_dim(). `user` must outlive the
+ * model. */
 typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
 typedef struct dt_segment {
     const char *name; /* prefix of its parameters; segments with the same build, user and shapes share one plan */
@@ -486,7 +487,7 @@ typedef struct dt_layout {
     int64_t eval_every;   /* steps between validations; 0: only at the end */
     int64_t eval_batches; /* batches per validation; 0: the whole validation part */
     int64_t sample_every; /* steps between text samples; 0: only at the end */
-    int64_t sample_length; /* tokens per sample; 0: no samples */
+    int64_t sample_length; /* tokens per sample; 0, or a model without logits of the next token: no samples */
     const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
@@ -1260,6 +1261,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  *   1. a row in this table;
  *   2. its kernel in H3, in the vector text (elementwise ops: one `case` in dt__unary or dt__binary);
  *   3. its builder in H6: check shapes, dt__push() the node; and its run function, or dt__run_unary / dt__run_binary;
+ *      an op that takes other types than fp32 says so in dt__takes;
  *   4. its derivative in H7: dt__flow() for every input; NULL in the table where there is none.
  * Then a row in tests/test_ops.c, which checks finite differences and the scalar reference. */
 #define DT__OPS(X)                                                                                           \
@@ -1374,12 +1376,9 @@ typedef struct dt__format {
     const char *name;
     int bytes, shift, bias, top, nan;
 } dt__format;
-static const dt__format dt__format_of[] = {{"fp32", 4, 0, 127, 0, 0},
-                                           {"int32", 4, 0, 0, 0, 0},
-                                           {"bf16", 2, 16, 127, 0x7f80, 0x7fc0},
-                                           {"fp16", 2, 13, 15, 0x7c00, 0x7e00},
-                                           {"fp8 e4m3", 1, 20, 7, 0x7f, 0x7f},
-                                           {"fp8 e5m2", 1, 21, 15, 0x7c, 0x7f}};
+static const dt__format dt__format_of[] = {
+    {"fp32", 4, 0, 127, 0, 0},           {"int32", 4, 0, 0, 0, 0},           {"bf16", 2, 16, 127, 0x7f80, 0x7fc0},
+    {"fp16", 2, 13, 15, 0x7c00, 0x7e00}, {"fp8 e4m3", 1, 20, 7, 0x7f, 0x7f}, {"fp8 e5m2", 1, 21, 15, 0x7c, 0x7f}};
 
 /* Truncation, with the ends of int32 for what is beyond and 0 for NaN: C leaves those open and processors differ. */
 static inline int32_t dt__to_int(float x)
@@ -2919,7 +2918,7 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
 {
     static const int unary[] = {DT__OP_NEG,  DT__OP_SCALE, DT__OP_EXP,   DT__OP_LOG,
                                 DT__OP_TANH, DT__OP_SQRT,  DT__OP_RSQRT, DT__OP_GELU};
-    static const int binary[] = {DT__OP_ADD, DT__OP_SUB,       DT__OP_MUL,     DT__OP_DIV,
+    static const int binary[] = {DT__OP_ADD,       DT__OP_SUB, DT__OP_MUL,     DT__OP_DIV,
                                  DT__OP_GELU_GRAD, DT__OP_BCE, DT__OP_BCE_GRAD};
     int32_t target[40];
     dt__adamw_step u;
@@ -3383,11 +3382,11 @@ static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data)
 {
     dt_tensor t;
-    if (!dt__is_dtype(dtype)) return dt__poison(g, DT_E_USAGE, "dt_tensor_of: %d is no dt_dtype", (int)dtype);
+    if (!dt__is_dtype((int)dtype)) return dt__poison(g, DT_E_USAGE, "dt_tensor_of: %d is no dt_dtype", (int)dtype);
     if (!g->eager)
         return dt__poison(g, DT_E_USAGE,
                           "values are given to eager graphs only; a segment's values are its input and parameters");
-    t = dt__leaf(g, DT__OP_INPUT, shape, dtype);
+    t = dt__leaf(g, DT__OP_INPUT, shape, (int)dtype);
     if (t.id) memcpy(dt__at(g, t)->data, data, (size_t)(dt__count(dt__at(g, t)) * dt__width(dt__at(g, t))));
     return t;
 }
@@ -3736,15 +3735,16 @@ static dt_tensor dt__concat(dt_graph *g, const dt_tensor *tensors, int64_t count
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis)
 {
     char a[96], b[96];
-    if (count < 1) return dt__poison(g, DT_E_SHAPE, "concat: there must be a tensor at least, not %lld", (long long)count);
+    if (count < 1)
+        return dt__poison(g, DT_E_SHAPE, "concat: there must be a tensor at least, not %lld", (long long)count);
     axis = dt__axis(g, "concat", tensors[0], axis);
     for (int64_t i = 0; axis >= 0 && i < count; i++) {
         const dt__node *first = dt__at(g, tensors[0]), *other = dt__at(g, tensors[i]);
         if (!tensors[i].id) return dt__tensor(0);
         if (!dt__joins(first, other, axis))
             return dt__poison(g, DT_E_SHAPE,
-                              "concat: tensor %lld, %s %s, and the first, %s %s, may differ in axis %d only", (long long)i,
-                              dt__format_of[other->dtype].name, dt__shape_text(&other->shape, a),
+                              "concat: tensor %lld, %s %s, and the first, %s %s, may differ in axis %d only",
+                              (long long)i, dt__format_of[other->dtype].name, dt__shape_text(&other->shape, a),
                               dt__format_of[first->dtype].name, dt__shape_text(&first->shape, b), axis);
     }
     return axis < 0 || count == 1 ? dt__tensor(axis < 0 ? 0 : tensors[0].id) : dt__concat(g, tensors, count, axis);
@@ -3765,8 +3765,9 @@ DT_API dt_result dt_chunk(dt_graph *g, dt_tensor x, int axis, int64_t count, dt_
     axis = dt__axis(g, "chunk", x, axis);
     if (axis < 0) return dt_graph_result(g);
     if (count < 1 || dt_dim(g, x, axis) % count) {
-        dt__poison(g, DT_E_SHAPE, "chunk: axis %d of size %lld cannot be cut into %lld equal parts: dt_slice cuts others",
-                   axis, (long long)dt_dim(g, x, axis), (long long)count);
+        dt__poison(g, DT_E_SHAPE,
+                   "chunk: axis %d of size %lld cannot be cut into %lld equal parts: dt_slice cuts others", axis,
+                   (long long)dt_dim(g, x, axis), (long long)count);
         return dt_graph_result(g);
     }
     each = dt_dim(g, x, axis) / count;
@@ -3799,9 +3800,9 @@ DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
 {
     dt__node n = dt__node_make(DT__OP_CAST, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
     if (!x.id) return x;
-    if (!dt__is_dtype(dtype)) return dt__poison(g, DT_E_USAGE, "cast: %d is no dt_dtype", (int)dtype);
+    if (!dt__is_dtype((int)dtype)) return dt__poison(g, DT_E_USAGE, "cast: %d is no dt_dtype", (int)dtype);
     if ((int)dtype == dt__at(g, x)->dtype) return x;
-    n.dtype = dtype;
+    n.dtype = (int32_t)dtype;
     return dt__push(g, &n, NULL);
 }
 static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end, int worker)
@@ -4064,7 +4065,8 @@ static dt_tensor dt__mean(dt_graph *g, dt_tensor x, unsigned axes, int64_t less,
     if (!sum.id) return sum;
     terms = dt__count(dt__at(g, x)) / dt__count(dt__at(g, sum));
     if (terms <= less)
-        return dt__poison(g, DT_E_SHAPE, "%s: the unbiased form needs two elements at least: ask for the biased one", name);
+        return dt__poison(g, DT_E_SHAPE, "%s: the unbiased form needs two elements at least: ask for the biased one",
+                          name);
     return dt_scale(g, sum, 1.0f / (float)(terms - less));
 }
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes) { return dt__mean(g, x, axes, 0, "mean"); }
@@ -4167,10 +4169,7 @@ static void dt__log_softmax_grad_rows(const dt__call *c, int64_t begin, int64_t 
         k->binary(DT__OP_SUB, c->out + r * cols, dy, 1, row, 1, cols);
     }
 }
-static void dt__run_log_softmax_grad(const dt__call *c)
-{
-    dt__split(c, dt__rows(c->n), 16, dt__log_softmax_grad_rows);
-}
+static void dt__run_log_softmax_grad(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__log_softmax_grad_rows); }
 
 /* ---- matrix products ----------------------------------------------------------------------------- */
 
@@ -4315,7 +4314,8 @@ static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_t
     if (same.dims == sx.dims) same.n[axis] = sx.n[axis];
     if (dt__at(g, index)->dtype != DT_I32 || !dt__same_shape(&same, &sx))
         return dt__poison(g, DT_E_SHAPE, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op,
-                          dt__format_of[dt__at(g, index)->dtype].name, dt__shape_text(&si, a), dt__shape_text(&sx, b), axis),
+                          dt__format_of[dt__at(g, index)->dtype].name, dt__shape_text(&si, a), dt__shape_text(&sx, b),
+                          axis),
                0;
     for (int64_t i = 0; g->eager && i < dt_shape_count(si); i++) {
         int32_t at = ((const int32_t *)dt_elements(g, index))[i];
@@ -4349,7 +4349,8 @@ static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end, int w
             if (at < 0 || at >= from) memset((char *)c->out + to * width, 0, (size_t)width);
             else
                 dt__copy_elements((char *)c->out + to * width,
-                                  (const char *)c->in[0] + ((r / s->n[axis] * from + at) * inner + i) * width, 1, 1, width);
+                                  (const char *)c->in[0] + ((r / s->n[axis] * from + at) * inner + i) * width, 1, 1,
+                                  width);
         }
 }
 static void dt__run_gather(const dt__call *c)
@@ -4365,8 +4366,8 @@ DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor
     axis = dt__axis(g, "scatter_add", base, axis);
     if (!dt__index_ok(g, "scatter_add", base, axis, index) || !x.id) return dt__tensor(0);
     if (!dt__same_shape(&sx, &si))
-        return dt__poison(g, DT_E_SHAPE, "scatter_add: x %s and index %s must have the same shape", dt__shape_text(&sx, a),
-                          dt__shape_text(&si, b));
+        return dt__poison(g, DT_E_SHAPE, "scatter_add: x %s and index %s must have the same shape",
+                          dt__shape_text(&sx, a), dt__shape_text(&si, b));
     n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
@@ -4435,7 +4436,8 @@ DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes)
     dt_shape s = dt__at(g, index)->shape;
     if (!index.id) return index;
     if (classes < 1 || s.dims == DT_MAX_DIMS)
-        return dt__poison(g, DT_E_SHAPE, "one_hot: needs a class at least and an index of at most %d axes", DT_MAX_DIMS - 1);
+        return dt__poison(g, DT_E_SHAPE, "one_hot: needs a class at least and an index of at most %d axes",
+                          DT_MAX_DIMS - 1);
     s.n[s.dims++] = classes;
     return dt__push_op(g, DT__OP_ONE_HOT, s, index, dt__tensor(0), dt__tensor(0));
 }
@@ -4521,7 +4523,10 @@ DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, fl
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
     return dt__push(g, &n, &stats);
 }
-DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name) { return dt_layernorm_eps(g, x, name, 1e-5f); }
+DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name)
+{
+    return dt_layernorm_eps(g, x, name, 1e-5f);
+}
 static void dt__layernorm_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     int64_t cols = dt__cols(c->n);
@@ -4834,7 +4839,8 @@ DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms)
     if (!terms.id) return terms;
     n.i[0] = s.dims ? s.n[0] : 1;
     if (!dt__counts_samples(g, n.i[0]))
-        return dt__poison(g, DT_E_SHAPE, "loss: axis 0 must count the unit's samples, it holds %lld", (long long)n.i[0]);
+        return dt__poison(g, DT_E_SHAPE, "loss: axis 0 must count the unit's samples, it holds %lld",
+                          (long long)n.i[0]);
     sums = dt_shape1(n.i[0]);
     return dt__loss_mean(g, dt__push(g, &n, &sums), dt_shape_count(s));
 }
@@ -5023,8 +5029,7 @@ static void dt__grad_gather(dt_graph *g, int32_t id, dt_tensor dy)
 }
 static void dt__grad_scatter_add(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    if (dt__wants(g, id, 1))
-        dt__flow(g, id, 1, dt_gather(g, dy, (int)g->nodes[id].i[0], dt__input(g, id, 0)));
+    if (dt__wants(g, id, 1)) dt__flow(g, id, 1, dt_gather(g, dy, (int)g->nodes[id].i[0], dt__input(g, id, 0)));
     dt__flow(g, id, 2, dy);
 }
 static void dt__grad_cumsum(dt_graph *g, int32_t id, dt_tensor dy)
@@ -5314,7 +5319,9 @@ static int32_t dt__root(const dt_graph *g, int32_t id)
 {
     for (;;) {
         const dt__node *n = &g->nodes[id];
-        if (n->op != DT__OP_RESHAPE && n->op != DT__OP_DETACH && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1)) return id;
+        if (n->op != DT__OP_RESHAPE && n->op != DT__OP_DETACH &&
+            !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1))
+            return id;
         id = n->in[0];
     }
 }
@@ -9407,6 +9414,16 @@ static void dt__trainer_banner(const dt_trainer *t)
     fflush(stdout);
 }
 
+/* Has the model a row of logits for each of a unit's `words` tokens, so that text can be drawn from it? */
+static int dt__predicts_text(const dt__net *net, int64_t words, int64_t vocabulary)
+{
+    for (int64_t s = 0; s < net->count; s++) {
+        const dt_graph *g = net->segments[s].plan->g;
+        if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * vocabulary) return 1;
+    }
+    return 0;
+}
+
 /* Model, plan, program and their memory. */
 static dt_result dt__trainer_engine(dt_trainer *t)
 {
@@ -9425,6 +9442,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     e->micros = r->batch / r->micro_batch;
     e->rows = r->micro_batch / r->data_shards;
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
+    if (!result && !dt__predicts_text(&e->net, e->rows * r->sequence, r->model.vocabulary)) t->layout.sample_length = 0;
     if (!result && t->layout.sample_length) result = dt__net_open(&t->one, &r->model, 1, r->sequence);
     if (!result)
         result = dt__program_open(&e->program, &e->net, e->lo, e->hi, e->micros, r->accumulation, t->layout.bucket);
@@ -9654,7 +9672,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
             vocabulary = t->recipe.model.vocabulary;
     int32_t *tokens = t->eval_tokens, *targets;
     dt__rng rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, 0, 0);
-    if (!t->one_memory) return dt__error(DT_E_USAGE, "text samples are off: --sample-length is 0");
+    if (!t->one_memory) return dt__error(DT_E_USAGE, "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     if (vocabulary > 256 || !(temperature > 0.0f) || used < 1)
         return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary, a prompt and a temperature above 0");
     targets = tokens + length;
@@ -9665,13 +9683,9 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     for (int64_t i = 0; i < count; i++) {
         unsigned saved = dt__fp_enter();
         const float *logits = dt__logits(t, tokens, targets);
-        int32_t token = logits ? dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature,
-                                          dt__uniform(&rng, (uint64_t)i))
-                               : 0;
+        int32_t token = dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature,
+                                 dt__uniform(&rng, (uint64_t)i));
         dt__fp_leave(saved);
-        if (!logits)
-            return dt__error(DT_E_USAGE,
-                             "the model has no logits to sample from: its last segment does not use dt_cross_entropy");
         if (used == length) { /* keep the later half */
             memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
             used = length - length / 2;

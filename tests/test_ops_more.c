@@ -615,7 +615,7 @@ static const tap_tensor *gold(const char *name, const char *part)
 static unsigned mask_of(const char *name)
 {
     unsigned mask = 0;
-    for (const char *p = strchr(name, '.'); p && p[1]; p++) mask |= 1u << (p[1] - '0');
+    for (const char *p = strchr(name, '.'); p && p[1] >= '0' && p[1] <= '5'; p++) mask |= 1u << (p[1] - '0');
     return mask;
 }
 static int is(const char *name, const char *what) { return !strncmp(name, what, strlen(what)) && (name[strlen(what)] == '.' || !name[strlen(what)]); }
@@ -900,17 +900,19 @@ static int train(int argc, char **argv)
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
     float validation = 0.0f;
+    char text[8];
     int kind = !strcmp(argv[2], "all") ? 0 : !strcmp(argv[2], "forecast") ? 1 : !strcmp(argv[2], "horizon") ? 2 : 3;
     static const dt_segment *const lists[] = { all_ops, forecaster, horizon, asker };
     dt_result r = dt_launch(&argc, &argv);
     recipe.model = dt_model_segments(lists[kind], kind ? 2 : 4, 256);
     recipe.data = argv[3], recipe.sequence = LENGTH, recipe.batch = 32, recipe.micro_batch = 16, recipe.data_shards = 4, recipe.steps = 2;
     recipe.validation = 0.1f;
-    layout.threads = 1, layout.sample_length = 0, layout.quiet = 1, layout.eval_every = 0;
+    layout.threads = 1, layout.quiet = 1, layout.eval_every = 0;
     if (!r) r = dt_trainer_open(&t, &recipe, &layout);
     if (!r) r = dt_trainer_evaluate(t, 0, &validation);
     if (!r) r = dt_trainer_step(t, &info);
     if (r) return dt_fail("train");
+    if (kind && (dt_trainer_sample(t, "The ", 5, 1.0f, text) != DT_E_USAGE || !strstr(dt_last_error(), "no logits"))) return 1;
     if (dt_is_root(t) && (kind == 1 || kind == 2)) {
         double want = persistence(t, DT_TRAIN, 32, kind == 2 ? LENGTH - HORIZON : 0);
         double seen = persistence(t, DT_VALIDATION, dt_data_samples(t->data, DT_VALIDATION), kind == 2 ? LENGTH - HORIZON : 0);
