@@ -44,7 +44,8 @@
  * AVX-512, AVX2 or plain C.
  *
  * WHAT IT DOES NOT. One machine; data parallel only; arithmetic in fp32 only; no checkpoints; CPU only. It does not
- * print, exit or abort below the trainer and launcher. It is no general tensor library: it has the ops that its models need.
+ * print, exit or abort below the trainer and launcher. It is no general tensor library: it has the ops that its models
+ * need.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -9672,7 +9673,9 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
             vocabulary = t->recipe.model.vocabulary;
     int32_t *tokens = t->eval_tokens, *targets;
     dt__rng rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, 0, 0);
-    if (!t->one_memory) return dt__error(DT_E_USAGE, "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
+    if (!t->one_memory)
+        return dt__error(DT_E_USAGE,
+                         "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     if (vocabulary > 256 || !(temperature > 0.0f) || used < 1)
         return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary, a prompt and a temperature above 0");
     targets = tokens + length;
