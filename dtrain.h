@@ -242,7 +242,8 @@ DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, int axis);
 DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
 
 /* op(a) op(b), op transposing the last two axes when its flag is set: (..,M,K) x (..,K,N) -> (..,M,N). Leading axes
- * are equal, or b has two axes and serves the whole batch (then transpose_a must be 0). */
+ * broadcast. A vector (K) is a row at the left, a column at the right (its flag is ignored), and its axis of size 1
+ * vanishes from the result. Fastest: b a matrix and a not transposed, one product for the whole batch. */
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b);
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
@@ -252,6 +253,30 @@ DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, in
 DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
 /* Sums axis 0 of (V, ..) by the fixed tree: the node that a tensor-parallel layout turns into an all-reduce. */
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x);
+
+/* The window of a convolution or a pooling along (height, width), or along the one axis of a sequence in [0]. */
+typedef struct dt_window {
+    int64_t size[2];     /* convolutions: at most 64 along an axis; dt_convolve takes it from the weight */
+    int64_t stride[2];   /* 0: 1 for a convolution, size for a pooling */
+    int64_t padding[2];  /* places outside the tensor at each side; pooling: at most half the size */
+    int64_t dilation[2]; /* convolutions: distance of neighbouring taps, 0: 1 */
+    int64_t groups;      /* convolutions: output channels of a group see the input channels of it alone; 0: 1 */
+} dt_window;
+/* Convolution (cross-correlation, LeCun et al. 1989): x (B,C,L) with weight (O,C/groups,K) -> (B,O,L'), or x (B,C,H,W)
+ * with weight (O,C/groups,KH,KW) -> (B,O,H',W'); n' = (n + 2 padding - dilation (size - 1) - 1) / stride + 1. bias (O),
+ * or a tensor with id 0. window may be NULL. Each output is one chain over (input channel, tap row, tap column), the
+ * bias added last; its input's gradient one over (output channel, tap row, tap column); its weight's one over (sample,
+ * position). Terms outside the tensor are in no chain. */
+DT_API dt_tensor dt_convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window);
+/* The same with parameters for `channels` outputs: "<name>.weight" ~ N(0, 2/n), n the inputs of an output (He et al.
+ * 2015), and "<name>.bias" = 0. */
+DT_API dt_tensor dt_conv1d(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
+DT_API dt_tensor dt_conv2d(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
+/* Largest element or mean of every window: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), sizes as above. Places
+ * outside the tensor are no maximum; in a mean they count as zeros (sum in window order / size). The gradient of a
+ * maximum goes to its first element. */
+DT_API dt_tensor dt_max_pool(dt_graph *g, dt_tensor x, const dt_window *window);
+DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window);
 
 /* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V). */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
@@ -274,6 +299,33 @@ DT_API dt_tensor dt_batchnorm_given(dt_graph *g, dt_tensor x, dt_tensor mean, dt
 /* Scaled dot-product attention of `heads` heads over rows [q | k | v]: (B,T,3C) -> (B,T,C), scale 1/sqrt(C/heads),
  * dropout with probability p on the weights (Vaswani et al. 2017). */
 DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p);
+/* How dt_attend works; what is 0 has its usual value. */
+typedef struct dt_attention_options {
+    int64_t heads;    /* H, of the queries */
+    int64_t kv_heads; /* 0: H. Fewer, a divisor of H: each serves H/kv_heads neighbouring query heads */
+    int causal;       /* query i sees the keys 0 .. i+S-T: the last query sees all, as with a cache of earlier keys */
+    float dropout;    /* probability with which a weight becomes zero, the others grow by 1/(1-p) */
+    float scale;      /* of the scores; 0: 1/sqrt(d) */
+} dt_attention_options;
+/* Attention with separate tensors: q (B,T,H*d), k and v (B,S,kv_heads*d) -> (B,T,H*d). mask, int32 or float, (T,S) or
+ * (B,T,S): where it is 0 the query does not see the key; a tensor with id 0: no mask. A query that sees nothing gives
+ * +0 and no gradient. Grouped queries: Ainslie et al. 2023. Its rows have the same bits whether computed together or,
+ * against a cache of keys, one by one. */
+DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
+                           const dt_attention_options *options);
+/* Llama 3's slowing of rotary frequencies f, for contexts longer than the model was trained on: with w = f *
+ * original_context / (2 pi) waves in the original context, f / factor where w < low_freq_factor, f where w >
+ * high_freq_factor, and between the two in proportion to w. factor 0: none. */
+typedef struct dt_rope_scaling {
+    double factor, low_freq_factor, high_freq_factor;
+    int64_t original_context;
+} dt_rope_scaling;
+/* Rotary positions (Su et al. 2021): (B,T,H*d) -> same, d even. In every head of position t the pair (x_c, x_{c+d/2})
+ * turns by (offset + t) base^(-2c/d) radians: (x_c cos - x_{c+d/2} sin, x_{c+d/2} cos + x_c sin), the half-split order
+ * of Llama. scaling may be NULL. Angles are computed in double, their cosines and sines rounded to float: error below
+ * 0.51 * 2^-24 up to position 2^20 (a float angle would be wrong by position * 2^-24). */
+DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, int64_t offset,
+                         const dt_rope_scaling *scaling);
 /* Zero with probability p, else x / (1-p). The mask is a function of (seed, step, sample, site, element): axis 0
  * counts samples. p = 0 returns x. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
@@ -1133,6 +1185,27 @@ static double dt__log_double(double x)
     return (double)exponent * 0.69314718055994530942 + 2.0 * (s + s * z * p);
 }
 
+/* e^x by its Taylor series on [-ln 2 / 2, ln 2 / 2] and a power of two, |x| below 700: host scalars only, relative
+ * error below 1e-15. */
+static double dt__exp_double(double x)
+{
+    double n = (double)(int64_t)(x * 1.4426950408889634 + (x < 0.0 ? -0.5 : 0.5)), r, p = 1.0, scale;
+    uint64_t bits = (uint64_t)((int64_t)n + 1023) << 52;
+    r = x - n * 0.69314718036912382; /* ln 2 in two parts: n times the first is exact */
+    r = r - n * 1.9082149292705877e-10;
+    for (int i = 13; i > 0; i--) p = 1.0 + p * r / (double)i;
+    memcpy(&scale, &bits, sizeof scale);
+    return p * scale;
+}
+
+/* cos(pi x) and sin(pi x) for x >= 0; the reduction to [0, 2) is exact. Absolute error below 1e-14. */
+static void dt__cos_sin_pi(double x, double *cosine, double *sine)
+{
+    double r = x - 2.0 * (double)(int64_t)(x * 0.5), quarter = r < 0.5 ? 0.5 - r : r - 0.5;
+    *cosine = dt__cospi(r <= 1.0 ? r : 2.0 - r);
+    *sine = dt__cospi(quarter <= 1.0 ? quarter : 2.0 - quarter);
+}
+
 /* What a random stream is for; part of its key, so that no two uses ever share a number (R16). */
 enum { DT__RNG_INIT = 1, DT__RNG_DROPOUT = 2, DT__RNG_SHUFFLE = 3, DT__RNG_TEXT = 4 };
 
@@ -1319,6 +1392,14 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(RMSNORM_DX, 0, dt__run_rmsnorm_dx, NULL)                                                               \
     X(ATTENTION, 0, dt__run_attention, dt__grad_attention)                                                   \
     X(ATTENTION_GRAD, 0, dt__run_attention_grad, NULL)                                                       \
+    X(ROPE, 1, dt__run_rope, dt__grad_rope)                                                                  \
+    X(CONV, 0, dt__run_conv, dt__grad_conv)                                                                  \
+    X(CONV_DX, 0, dt__run_conv, NULL)                                                                        \
+    X(CONV_DW, 0, dt__run_conv_dw, NULL)                                                                     \
+    X(MAX_POOL, 0, dt__run_pool, dt__grad_pool)                                                              \
+    X(AVG_POOL, 0, dt__run_pool, dt__grad_pool)                                                              \
+    X(MAX_POOL_GRAD, 0, dt__run_pool_grad, NULL)                                                             \
+    X(AVG_POOL_GRAD, 0, dt__run_pool_grad, NULL)                                                             \
     X(DROPOUT, 1, dt__run_dropout, dt__grad_dropout)                                                         \
     X(CROSS_ENTROPY, 0, dt__run_cross_entropy, dt__grad_cross_entropy)                                       \
     X(CROSS_ENTROPY_GRAD, 1, dt__run_cross_entropy_grad, NULL)                                               \
@@ -1343,23 +1424,30 @@ typedef struct dt__gemm {
     const float *bias; /* (n) or NULL: added after the chain, rounded once more */
 } dt__gemm;
 
-/* Multi-head attention over all (sample, head) pairs; head j is the columns j*d .. j*d + d-1 of every row. */
+typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
+
+/* Multi-head attention over all (sample, head) pairs; head j is the columns j*d .. j*d + d-1 of every row. The hk heads
+ * of the keys serve h/hk neighbouring query heads each (grouped queries, Ainslie et al. 2023). */
 typedef struct dt__attention {
-    int64_t b, t, h, d;       /* batch, positions, heads, head width */
-    const float *q, *k, *v;   /* (b,t,h*d), row stride ld: they may be columns of one fused row */
-    int64_t ld;
-    float *o;                 /* (b,t,h*d), row stride ldo; the backward pass reads it */
+    int64_t b, t, s, h, hk, d; /* batch, queries, keys, heads of the queries and of the keys, head width */
+    const float *q;            /* (b,t,h*d), row stride ld: q, k and v may be columns of one fused row */
+    const float *k, *v;        /* (b,s,hk*d), row stride ldk, room rows from sample to sample */
+    int64_t ld, ldk, room;     /* room > s: a cache of which only the first s keys count */
+    float *o;                  /* (b,t,h*d), row stride ldo; the backward pass reads it */
     int64_t ldo;
-    float *row_max, *row_sum; /* (b,h,t): written forward, read backward */
+    float *row_max, *row_sum; /* (b,h,t): written forward, read backward; 0 and 1 for a query that sees nothing */
     float scale;
-    int causal;              /* 1: query i sees the keys 0..i; 0: all */
+    int causal;              /* 1: query i sees the keys 0..i+s-t; 0: all */
+    const dt__word *mask;    /* (t,s) or NULL: a word without a bit of mask_bits hides its key from its query */
+    uint32_t mask_bits;      /* all of an int32, all but the sign of a float */
+    int64_t mask_step;       /* words from one sample's mask to the next: t*s, or 0 when the samples share it */
     uint32_t drop_threshold; /* 0: no dropout; else a probability is dropped when its random word is below */
     float drop_scale;        /* 1 / (1 - p) */
-    const dt__rng *rng;      /* (b): one stream per sample; element (head*t + query)*t + key */
+    const dt__rng *rng;      /* (b): one stream per sample; element (head*t + query)*s + key */
     const float *dout;       /* backward: (b,t,h*d), row stride lddo */
     int64_t lddo;
-    float *dq, *dk, *dv; /* backward: like q, k, v with row stride lddq; overwritten */
-    int64_t lddq;
+    float *dq, *dk, *dv; /* backward: like q, k, v with row strides lddq, lddk; overwritten */
+    int64_t lddq, lddk;
 } dt__attention;
 
 /* The scalars of one AdamW step, computed once in double and rounded (R13). */
@@ -1396,7 +1484,8 @@ typedef struct dt__kernels {
     int64_t (*gemm_scratch)(void);
     void (*attention_forward)(dt_pool *pool, const dt__attention *a);
     void (*attention_backward)(dt_pool *pool, const dt__attention *a);
-    int64_t (*attention_scratch)(int64_t t, int64_t d);
+    int64_t (*attention_scratch)(int64_t s, int64_t d);
+    void (*rope)(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign);
     float (*row_sum)(const float *x, int64_t n);
     float (*row_dot)(const float *a, const float *b, int64_t n);
     float (*row_max)(const float *x, int64_t n);
@@ -1970,11 +2059,11 @@ static void DT__K(dt__gemm_run)(dt_pool *pool, const dt__gemm *g)
 }
 
 /* ---- exact attention -----------------------------------------------------------------------
- * One task is one (sample, head). Scores are made a panel of DT__MR queries at a time by the register tiles of the
- * matrix product; the softmax uses the true maximum of the row (R9), so nothing is ever rescaled. Under a causal mask a
- * panel of rows shares a range of terms, which a register tile walks; the few terms of the diagonal that only some of
- * its rows have come before it or after it in their chains and are added row by row, so a missing term is never a
- * product (R5). */
+ * One task is one head of the keys of one sample, with the query heads that it serves. Scores are made a panel of
+ * DT__MR queries at a time by the register tiles of the matrix product; the softmax uses the true maximum of the row
+ * (R9), so nothing is ever rescaled. The rows of a panel share most of their terms: those come in runs, which a
+ * register tile walks; the terms that only some of the rows have (on the diagonal of a causal mask, at the edges of a
+ * given one) are added row by row in their place, so a missing term is never a product (R5). */
 
 #define DT__QB 96 /* queries per block of the backward pass: a multiple of every DT__MR */
 
@@ -2033,20 +2122,32 @@ static void DT__K(dt__rng_words)(uint32_t *words, const dt__rng *rng, uint32_t b
 
 /* ---- one head ------------------------------------------------------------------------------ */
 
+/* Neighbouring terms of a panel's chains. */
+typedef struct DT__K(dt__run) {
+    int32_t begin, end;
+    uint32_t rows;  /* bit r: row r has them */
+    int32_t wedge;  /* on the diagonal each row has one term less than the one before it (-1) or one more (1): */
+    int32_t corner; /* row r has those from corner + r on (-1), or those before it (1) */
+} DT__K(dt__run);
+
 typedef struct DT__K(dt__head) {
     const dt__attention *a;
-    int64_t t, d, lds;        /* lds: row stride of score panels, an odd number of cache lines */
-    int64_t row;              /* offset of (sample, position 0, head) in rows of stride 1: sample * t */
+    int64_t t, s, d, lds;     /* lds: row stride of score panels, an odd number of cache lines */
+    int64_t row, key_row;     /* rows of the sample's first query and first key */
     int64_t head, column;     /* head index and first column h*d */
+    int64_t key_column;       /* first column of the head of the keys */
     const dt__rng *rng;       /* NULL: no dropout */
+    const dt__word *mask;     /* (t,s) of this sample, or NULL */
     float *max, *sum;         /* (t) of this head */
-    float *keys_t, *values_t; /* (d,t) packed: columns are keys */
-    float *side;              /* (t,d) packed: V forward, K backward */
-    float *probs, *grads;     /* (MR,t) forward; (QB,t) backward: dropped probabilities, score gradients */
+    float *keys_t, *values_t; /* (d,s) packed: columns are keys */
+    float *side;              /* (s,d) packed: V forward, K backward */
+    float *probs, *grads;     /* (MR,s) forward; (QB,s) backward: dropped probabilities, score gradients */
     float *queries, *douts;   /* (QB,d) packed, backward */
     float *tile;              /* (MR,d rounded up to vectors) */
     float *panel;             /* (d,MR): the last rows of a matrix, padded */
     uint32_t *words;          /* random words of a row */
+    DT__K(dt__run) *runs;     /* of the panel at work */
+    int64_t run_count;
 } DT__K(dt__head);
 
 /* The next n floats of scratch memory; base NULL only counts. */
@@ -2057,54 +2158,75 @@ static float *DT__K(dt__take)(float *base, int64_t *at, int64_t n)
     return p;
 }
 
-static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t t, int64_t d)
+static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t s, int64_t d)
 {
-    int64_t at = 0, tw = dt__round_up(t, DT__W), dw = dt__round_up(d, DT__W);
-    w->t = t;
+    int64_t at = 0, sw = dt__round_up(s, DT__W), dw = dt__round_up(d, DT__W), terms = dt__max(s, DT__QB);
+    w->s = s;
     w->d = d;
-    w->lds = (dt__ceil_div(t, 16) | 1) * 16;
-    w->keys_t = DT__K(dt__take)(base, &at, d * tw);
-    w->values_t = DT__K(dt__take)(base, &at, d * tw);
-    w->side = DT__K(dt__take)(base, &at, t * dw);
+    w->lds = (dt__ceil_div(s, 16) | 1) * 16;
+    w->keys_t = DT__K(dt__take)(base, &at, d * sw);
+    w->values_t = DT__K(dt__take)(base, &at, d * sw);
+    w->side = DT__K(dt__take)(base, &at, s * dw);
     w->probs = DT__K(dt__take)(base, &at, DT__QB * w->lds + DT__MR);
     w->grads = DT__K(dt__take)(base, &at, DT__QB * w->lds + DT__MR);
     w->queries = DT__K(dt__take)(base, &at, DT__QB * dw);
     w->douts = DT__K(dt__take)(base, &at, DT__QB * dw);
     w->tile = DT__K(dt__take)(base, &at, DT__MR * dw);
     w->panel = DT__K(dt__take)(base, &at, DT__MR * d);
-    w->words = (uint32_t *)(void *)DT__K(dt__take)(base, &at, t + 8 * DT__W);
+    w->words = (uint32_t *)(void *)DT__K(dt__take)(base, &at, s + 8 * DT__W);
+    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__take)(base, &at, 5 * terms);
     return at;
 }
 
-static int64_t DT__K(dt__attention_scratch)(int64_t t, int64_t d)
+static int64_t DT__K(dt__attention_scratch)(int64_t s, int64_t d)
 {
     DT__K(dt__head) w;
-    return DT__K(dt__head_layout)(&w, NULL, t, d) * (int64_t)sizeof(float);
+    return DT__K(dt__head_layout)(&w, NULL, s, d) * (int64_t)sizeof(float);
 }
 
 static void DT__K(dt__head_begin)(DT__K(dt__head) *w, const dt__attention *a, float *scratch, int64_t task)
 {
-    int64_t sample = task / a->h;
+    int64_t sample = task / a->hk;
     w->a = a;
-    DT__K(dt__head_layout)(w, scratch, a->t, a->d);
+    DT__K(dt__head_layout)(w, scratch, a->s, a->d);
+    w->t = a->t;
     w->row = sample * a->t;
-    w->head = task % a->h;
-    w->column = w->head * a->d;
+    w->key_row = sample * a->room;
+    w->key_column = task % a->hk * a->d;
     w->rng = a->drop_threshold ? a->rng + sample : NULL;
-    w->max = a->row_max + task * a->t;
-    w->sum = a->row_sum + task * a->t;
+    w->mask = a->mask ? a->mask + sample * a->mask_step : NULL;
 }
 
-/* Row i of this head in a (b,t,*) matrix. */
-#define DT__HEAD_ROW(w, matrix, ld, i) ((matrix) + ((w)->row + (i)) * (ld) + (w)->column)
+/* The n-th of the query heads that the head of the keys `task` serves. */
+static void DT__K(dt__head_next)(DT__K(dt__head) *w, int64_t task, int64_t n)
+{
+    const dt__attention *a = w->a;
+    int64_t group = a->h / a->hk, all = task * group + n; /* all: counts the heads of all samples */
+    w->head = all % a->h;
+    w->column = w->head * a->d;
+    w->max = a->row_max + all * a->t;
+    w->sum = a->row_sum + all * a->t;
+}
 
-/* Keys that query i sees. */
-static int64_t DT__K(dt__keys)(const DT__K(dt__head) *w, int64_t i) { return w->a->causal ? i + 1 : w->t; }
+/* Row i of this head in a (b,t,*) matrix of queries, and in a (b,s,*) matrix of keys. */
+#define DT__HEAD_ROW(w, matrix, ld, i) ((matrix) + ((w)->row + (i)) * (ld) + (w)->column)
+#define DT__KEY_ROW(w, matrix, ld, i) ((matrix) + ((w)->key_row + (i)) * (ld) + (w)->key_column)
+
+/* Keys that come before query i, masks aside. */
+static int64_t DT__K(dt__keys)(const DT__K(dt__head) *w, int64_t i)
+{
+    return w->a->causal ? dt__max(0, i + 1 + w->s - w->t) : w->s;
+}
+
+static int DT__K(dt__masked)(const DT__K(dt__head) *w, int64_t query, int64_t key)
+{
+    return !(w->mask[query * w->s + key] & w->a->mask_bits);
+}
 
 /* The words of row i: words[key]. */
 static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i, int64_t keys)
 {
-    uint64_t first = (uint64_t)(w->head * w->t + i) * (uint64_t)w->t;
+    uint64_t first = (uint64_t)(w->head * w->t + i) * (uint64_t)w->s;
     int64_t skip = (int64_t)(first & 3);
     if (!w->rng) return NULL;
     for (int64_t e = 0; e < skip + keys; e += 4 * DT__W)
@@ -2129,7 +2251,7 @@ static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int6
     }
 }
 
-/* out (MR, keys) = x (rows,d) times packed (d,t): whole vectors of columns are computed. */
+/* out (MR, keys) = x (rows,d) times packed (d,s): whole vectors of columns are computed. */
 static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int64_t ld, int64_t rows, int64_t keys,
                                    const float *packed, float *out)
 {
@@ -2141,29 +2263,139 @@ static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int
         acs = DT__MR;
     }
     for (int64_t j = 0, width; j < keys; j += width, packed += w->d * width) {
-        int nv = (int)dt__ceil_div(dt__min(width = DT__K(dt__strip)(w->t - j), keys - j), DT__W);
+        int nv = (int)dt__ceil_div(dt__min(width = DT__K(dt__strip)(w->s - j), keys - j), DT__W);
         DT__K(dt__tile)(nv, w->d, x, ars, acs, packed, width, out + j, w->lds, 0, NULL);
     }
 }
 
-/* tile (MR,d) = panel of rows (MR, keys) times side (t,d), for the queries i .. i + rows-1: the common keys by the
- * register tile, then the keys of the diagonal that only the later rows have. */
-static void DT__K(dt__mix_panel)(const DT__K(dt__head) *w, const float *rows_of, int64_t i, int64_t rows)
+/* ---- runs: which terms the rows of a panel have -------------------------------------------- */
+
+/* The terms [begin, end) are those of `rows`: they continue the last run or begin one. Terms of no row are left out. */
+static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, uint32_t rows)
 {
-    int64_t common = DT__K(dt__keys)(w, i), dw = dt__round_up(w->d, DT__W);
-    const float *packed = w->side;
-    for (int64_t j = 0, width; j < w->d; j += width, packed += w->t * width) {
-        width = DT__K(dt__strip)(w->d - j);
-        DT__K(dt__tile)((int)(width / DT__W), common, rows_of, w->lds, 1, packed, width, w->tile + j, dw, 0, NULL);
-        for (int64_t r = 1; r < rows && w->a->causal; r++) {
-            for (int64_t u = 0; u < width; u += DT__W) {
-                float *c = w->tile + r * dw + j + u;
-                dt__vf acc = dt__v_load(c);
-                for (int64_t key = common; key < common + r; key++) {
-                    acc = dt__v_fma(dt__v_set(rows_of[r * w->lds + key]), dt__v_load(packed + key * width + u), acc);
-                }
-                dt__v_store(c, acc);
+    DT__K(dt__run) *next = w->runs + w->run_count;
+    if (!rows || begin >= end) return;
+    if (w->run_count && next[-1].end == begin && next[-1].rows == rows && !next[-1].wedge) {
+        next[-1].end = (int32_t)end;
+        return;
+    }
+    next->begin = (int32_t)begin;
+    next->end = (int32_t)end;
+    next->rows = rows;
+    next->wedge = 0;
+    w->run_count++;
+}
+
+/* The terms [begin, end) of a diagonal that crosses all `rows` rows. */
+static void DT__K(dt__run_add_wedge)(DT__K(dt__head) *w, int64_t begin, int64_t end, int64_t rows, int wedge,
+                                     int64_t corner)
+{
+    if (begin >= end) return;
+    w->runs[w->run_count].begin = (int32_t)begin;
+    w->runs[w->run_count].end = (int32_t)end;
+    w->runs[w->run_count].rows = (1u << rows) - 1u;
+    w->runs[w->run_count].wedge = wedge;
+    w->runs[w->run_count++].corner = (int32_t)corner;
+}
+
+/* Rows are the queries i .. i + rows-1, terms are keys; query i + r sees those before common + r. */
+static void DT__K(dt__query_runs)(DT__K(dt__head) *w, int64_t i, int64_t rows)
+{
+    int64_t common = w->a->causal ? i + 1 + w->s - w->t : w->s, end = DT__K(dt__keys)(w, i + rows - 1);
+    uint32_t all = (1u << rows) - 1u;
+    w->run_count = 0;
+    if (!w->mask) {
+        DT__K(dt__run_add)(w, 0, common, all);
+        DT__K(dt__run_add_wedge)(w, dt__max(0, common), end, rows, 1, common);
+        return;
+    }
+    for (int64_t key = 0; key < end; key++) {
+        uint32_t bits = key < common ? all : all & ~((1u << (key - common + 1)) - 1u);
+        for (int64_t r = 0; r < rows; r++)
+            if (DT__K(dt__masked)(w, i + r, key)) bits &= ~(1u << r);
+        DT__K(dt__run_add)(w, key, key + 1, bits);
+    }
+}
+
+/* Rows are the keys j .. j + rows-1, terms are the queries i .. i + count-1; query i + n sees key j + r from n = corner
+ * + r on. */
+static void DT__K(dt__key_runs)(DT__K(dt__head) *w, int64_t j, int64_t rows, int64_t i, int64_t count)
+{
+    int64_t corner = w->a->causal ? j - i - w->s + w->t : -rows, come = dt__max(0, dt__min(count, corner + rows - 1));
+    uint32_t all = (1u << rows) - 1u;
+    w->run_count = 0;
+    if (!w->mask) {
+        DT__K(dt__run_add_wedge)(w, dt__max(0, corner), come, rows, -1, corner);
+        DT__K(dt__run_add)(w, come, count, all);
+        return;
+    }
+    for (int64_t n = 0; n < count; n++) {
+        int64_t seen = dt__max(0, dt__min(rows, n - corner + 1));
+        uint32_t bits = (1u << seen) - 1u;
+        for (int64_t r = 0; r < seen; r++)
+            if (DT__K(dt__masked)(w, i + n, j + r)) bits &= ~(1u << r);
+        DT__K(dt__run_add)(w, n, n + 1, bits);
+    }
+}
+
+/* c (rows,nv*W) += a run's terms, row by row; nv is a constant where this is inlined. */
+DT__INLINE void DT__K(dt__some_rows_body)(const int nv, const DT__K(dt__run) *run, const float *x, int64_t xr,
+                                          int64_t xn, const float *side, int64_t width, float *c, int64_t ldc)
+{
+    for (uint32_t rows = run->rows; rows; rows &= rows - 1) {
+        int64_t r = __builtin_ctz(rows), begin = run->begin, end = run->end;
+        dt__vf acc[DT__NV];
+        if (run->wedge < 0) begin = dt__max(begin, run->corner + r);
+        if (run->wedge > 0) end = dt__min(end, run->corner + r);
+        if (begin >= end) continue;
+        DT__UNROLL for (int v = 0; v < nv; v++) acc[v] = dt__v_load(c + r * ldc + v * DT__W);
+        for (int64_t n = begin; n < end; n++) {
+            dt__vf xv = dt__v_set(x[r * xr + n * xn]);
+            DT__UNROLL for (int v = 0; v < nv; v++) {
+                acc[v] = dt__v_fma(xv, dt__v_load(side + n * width + v * DT__W), acc[v]);
             }
+        }
+        DT__UNROLL for (int v = 0; v < nv; v++) dt__v_store(c + r * ldc + v * DT__W, acc[v]);
+    }
+}
+
+static void DT__K(dt__some_rows)(int nv, const DT__K(dt__run) *run, const float *x, int64_t xr, int64_t xn,
+                                 const float *side, int64_t width, float *c, int64_t ldc)
+{
+    if (nv == 1) DT__K(dt__some_rows_body)(1, run, x, xr, xn, side, width, c, ldc);
+    else if (nv == 2) DT__K(dt__some_rows_body)(2, run, x, xr, xn, side, width, c, ldc);
+#if DT__NV > 2
+    else if (nv == 3) DT__K(dt__some_rows_body)(3, run, x, xr, xn, side, width, c, ldc);
+#endif
+#if DT__NV > 3
+    else DT__K(dt__some_rows_body)(4, run, x, xr, xn, side, width, c, ldc);
+#endif
+}
+
+/* Do all `rows` rows of the panel have all terms of the run? */
+static int DT__K(dt__run_whole)(const DT__K(dt__run) *run, int64_t rows)
+{
+    return run->rows == (1u << rows) - 1u && !run->wedge;
+}
+
+/* tile (MR,d) = [tile +] the runs' terms: row r takes x[r*xr + n*xn] times row n of side (depth,d), packed. One of the
+ * strides is 1. */
+static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const float *x, int64_t xr, int64_t xn,
+                                   const float *side, int64_t depth, int go_on)
+{
+    int64_t dw = dt__round_up(w->d, DT__W);
+    if (!go_on && (!w->run_count || !DT__K(dt__run_whole)(w->runs, rows))) {
+        memset(w->tile, 0, sizeof(float) * (size_t)(DT__MR * dw));
+        go_on = 1;
+    }
+    for (int64_t j = 0, width; j < w->d; j += width, side += depth * width) {
+        int nv = (int)((width = DT__K(dt__strip)(w->d - j)) / DT__W);
+        for (int64_t k = 0; k < w->run_count; k++) {
+            const DT__K(dt__run) *run = w->runs + k;
+            if (DT__K(dt__run_whole)(run, rows)) {
+                DT__K(dt__tile)(nv, run->end - run->begin, x + run->begin * xn, xr, xn, side + run->begin * width,
+                                width, w->tile + j, dw, go_on || k, NULL);
+            } else DT__K(dt__some_rows)(nv, run, x, xr, xn, side, width, w->tile + j, dw);
         }
     }
 }
@@ -2201,14 +2433,25 @@ DT__INLINE dt__vf DT__K(dt__v_score)(const float *x, int64_t j, int64_t keys, dt
     return dt__v_select(lane < dt__v_seti((int32_t)(keys - j)), v, dt__v_set(-__builtin_inff()));
 }
 
-/* Scores x (MR,t) of the queries from i on become exp(x*scale - max); what follows a row's last key becomes +0, and +0
+/* Hidden keys' scores x (rows,s) become -inf. */
+static void DT__K(dt__mask_panel)(const DT__K(dt__head) *w, float *x, int64_t i, int64_t rows)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t key = 0; key < w->s; key++) {
+            if (DT__K(dt__masked)(w, i + r, key)) x[r * w->lds + key] = -__builtin_inff();
+        }
+    }
+}
+
+/* Scores x (MR,s) of the queries from i on become exp(x*scale - max); what follows a row's last key becomes +0, and +0
  * leaves a sum of the lanes as it is. All rows go together: short rows alone are all latency. The maximum is +0, not
- * -0. */
+ * -0; a row without a key has maximum 0 and sum 1. */
 static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t i, int64_t rows)
 {
     float lane[DT__MR][32];
     dt__vf max[DT__MR], scale = dt__v_set(w->a->scale);
-    int64_t end = DT__K(dt__keys)(w, i + rows - 1), step = w->a->causal, first = DT__K(dt__keys)(w, i);
+    int64_t end = DT__K(dt__keys)(w, i + rows - 1), step = w->a->causal;
+    int64_t first = step ? i + 1 + w->s - w->t : w->s;
     DT__UNROLL for (int r = 0; r < DT__MR; r++) max[r] = dt__v_set(-__builtin_inff());
     for (int64_t j = 0; j < end; j += DT__W) {
         DT__UNROLL for (int r = 0; r < DT__MR; r++) {
@@ -2218,7 +2461,10 @@ static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t
         }
     }
     memset(lane, 0, sizeof lane);
-    DT__UNROLL for (int r = 0; r < DT__MR; r++) max[r] = dt__v_set(DT__K(dt__v_top)(max[r]) + 0.0f);
+    DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+        float top = DT__K(dt__v_top)(max[r]) + 0.0f;
+        max[r] = dt__v_set(top == -__builtin_inff() ? 0.0f : top);
+    }
     for (int64_t j = 0; j < end; j += DT__W) {
         DT__UNROLL for (int r = 0; r < DT__MR; r++) {
             dt__vf e = dt__v_exp(dt__v_load(x + r * w->lds + j) - max[r]);
@@ -2230,17 +2476,19 @@ static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t
     for (int64_t r = 0; r < rows; r++) {
         w->max[i + r] = max[r][0];
         w->sum[i + r] = DT__K(dt__fold32)(lane[r]);
+        if (w->sum[i + r] == 0.0f) w->sum[i + r] = 1.0f;
     }
 }
 
 /* o (rows,d) = softmax(q k^T scale) v for the queries i .. i + rows-1 */
-static void DT__K(dt__forward_panel)(const DT__K(dt__head) *w, int64_t i, int64_t rows)
+static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows)
 {
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
     DT__K(dt__fetch)(w, a->o, a->ldo, i, rows);
     DT__K(dt__fetch)(w, a->q, a->ld, i + rows, DT__MR);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, w->probs);
+    if (w->mask) DT__K(dt__mask_panel)(w, w->probs, i, rows);
     DT__K(dt__softmax_panel)(w, w->probs, i, rows);
     for (int64_t r = 0; w->rng && r < rows; r++) {
         float *p = w->probs + r * w->lds;
@@ -2248,7 +2496,8 @@ static void DT__K(dt__forward_panel)(const DT__K(dt__head) *w, int64_t i, int64_
         for (int64_t j = 0; j < DT__K(dt__keys)(w, i + r); j += DT__W)
             dt__v_store(p + j, DT__K(dt__v_drop)(dt__v_load(p + j), words + j, a));
     }
-    DT__K(dt__mix_panel)(w, w->probs, i, rows);
+    DT__K(dt__query_runs)(w, i, rows);
+    DT__K(dt__chain_panel)(w, rows, w->probs, w->lds, 1, w->side, w->s, 0);
     for (int64_t r = 0; r < rows; r++) {
         const float *from = w->tile + r * dt__round_up(w->d, DT__W);
         float *o = DT__HEAD_ROW(w, a->o, a->ldo, i + r);
@@ -2269,9 +2518,12 @@ static void DT__K(dt__forward_task)(void *context, int64_t task, int worker)
     const dt__attention *a = job->a;
     DT__K(dt__head) w;
     DT__K(dt__head_begin)(&w, a, (float *)dt__scratch(job->pool, worker), task);
-    DT__K(dt__pack_b)(w.keys_t, DT__HEAD_ROW(&w, a->k, a->ld, 0), 1, a->ld, w.d, w.t);
-    DT__K(dt__pack_b)(w.side, DT__HEAD_ROW(&w, a->v, a->ld, 0), a->ld, 1, w.t, w.d);
-    for (int64_t i = 0; i < w.t; i += DT__MR) DT__K(dt__forward_panel)(&w, i, dt__min(DT__MR, w.t - i));
+    DT__K(dt__pack_b)(w.keys_t, DT__KEY_ROW(&w, a->k, a->ldk, 0), 1, a->ldk, w.d, w.s);
+    DT__K(dt__pack_b)(w.side, DT__KEY_ROW(&w, a->v, a->ldk, 0), a->ldk, 1, w.s, w.d);
+    for (int64_t n = 0; n < a->h / a->hk; n++) {
+        DT__K(dt__head_next)(&w, task, n);
+        for (int64_t i = 0; i < w.t; i += DT__MR) DT__K(dt__forward_panel)(&w, i, dt__min(DT__MR, w.t - i));
+    }
 }
 
 static void DT__K(dt__attention_forward)(dt_pool *pool, const dt__attention *a)
@@ -2279,7 +2531,7 @@ static void DT__K(dt__attention_forward)(dt_pool *pool, const dt__attention *a)
     DT__K(dt__attention_job) job;
     job.a = a;
     job.pool = pool;
-    dt__parallel(pool, a->b * a->h, DT__K(dt__forward_task), &job);
+    dt__parallel(pool, a->b * a->hk, DT__K(dt__forward_task), &job);
 }
 
 /* ---- backward ------------------------------------------------------------------------------ */
@@ -2305,10 +2557,10 @@ static float DT__K(dt__dot32)(const float *x, const float *y, int64_t n)
 }
 
 /* The tile's rows to a gradient. */
-static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t rows)
+static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t ld, int64_t rows)
 {
     const float *from = w->tile;
-    for (int64_t r = 0; r < rows; r++, from += dt__round_up(w->d, DT__W), out += w->a->lddq) {
+    for (int64_t r = 0; r < rows; r++, from += dt__round_up(w->d, DT__W), out += ld) {
         for (int64_t c = 0; c < w->d; c += DT__W) dt__v_storen(out + c, dt__v_load(from + c), dt__min(DT__W, w->d - c));
     }
 }
@@ -2330,7 +2582,7 @@ static void DT__K(dt__backward_row)(const DT__K(dt__head) *w, int64_t i, float d
 }
 
 /* The rows i .. i + rows-1 of the block's panels, and dq of these queries. */
-static void DT__K(dt__backward_panel)(const DT__K(dt__head) *w, int64_t i, int64_t rows, float *probs, float *grads)
+static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows, float *probs, float *grads)
 {
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
@@ -2346,51 +2598,41 @@ static void DT__K(dt__backward_panel)(const DT__K(dt__head) *w, int64_t i, int64
     }
     for (int64_t r = 0; r < rows; r++)
         DT__K(dt__backward_row)(w, i + r, dot[r], probs + r * w->lds, grads + r * w->lds);
-    DT__K(dt__mix_panel)(w, grads, i, rows);
-    DT__K(dt__tile_rows)(w, DT__HEAD_ROW(w, a->dq, a->lddq, i), rows);
+    DT__K(dt__query_runs)(w, i, rows);
+    DT__K(dt__chain_panel)(w, rows, grads, w->lds, 1, w->side, w->s, 0);
+    DT__K(dt__tile_rows)(w, DT__HEAD_ROW(w, a->dq, a->lddq, i), a->lddq, rows);
 }
 
-/* out (rows,d), rows = the keys from j on, where the diagonal crosses them: x^T y over the queries i .. i + count-1,
- * with x (count,t) a score panel and y (count,d) packed. Key j+r starts at query j+r; all of them have come at query
- * j+MR-1. */
-static void DT__K(dt__key_diagonal)(const DT__K(dt__head) *w, const float *x, const float *y, int64_t i, int64_t count,
-                                    int64_t j, float *out)
+/* The chains of dk or dv of the keys j .. j + rows-1 go on over the runs' queries: x (count,s) is a score panel, y
+ * (count,d) is packed. A first block of queries begins them. */
+static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const float *y, int64_t count, int64_t j,
+                                 int64_t rows, float *out, int go_on)
 {
-    int64_t rows = dt__min(DT__MR, w->t - j), dw = dt__round_up(w->d, DT__W), all = dt__min(j - i + DT__MR - 1, count);
-    for (int64_t c = 0, width; c < w->d; c += width, y += count * width) {
-        width = DT__K(dt__strip)(w->d - c);
-        for (int64_t r = 0; r < rows; r++) {
-            for (int64_t u = 0; u < width; u += DT__W) {
-                dt__vf acc = dt__v_set(0.0f);
-                for (int64_t s = j - i + r; s < all; s++) {
-                    acc = dt__v_fma(dt__v_set(x[s * w->lds + j + r]), dt__v_load(y + s * width + u), acc);
-                }
-                dt__v_store(w->tile + r * dw + c + u, acc);
-            }
-        }
-        DT__K(dt__tile)((int)(width / DT__W), count - all, x + all * w->lds + j, 1, w->lds, y + all * width, width,
-                        w->tile + c, dw, 1, NULL);
+    int64_t dw = dt__round_up(w->d, DT__W), ld = w->a->lddk;
+    if (w->run_count == 1 && w->runs[0].end - w->runs[0].begin == count && DT__K(dt__run_whole)(w->runs, rows)) {
+        DT__K(dt__gemm_panel)(rows, w->d, count, x + j, 1, w->lds, y, out, ld, go_on, NULL);
+        return;
     }
-    DT__K(dt__tile_rows)(w, out, rows);
+    for (int64_t r = 0; go_on && r < rows; r++) memcpy(w->tile + r * dw, out + r * ld, sizeof(float) * (size_t)w->d);
+    DT__K(dt__chain_panel)(w, rows, x + j, 1, w->lds, y, count, go_on);
+    DT__K(dt__tile_rows)(w, out, ld, rows);
 }
 
-/* dk and dv: all keys that the queries i .. i + count-1 see continue their chains. */
-static void DT__K(dt__backward_keys)(const DT__K(dt__head) *w, int64_t i, int64_t count)
+/* dk and dv: all keys that the queries i .. i + count-1 of this head see continue their chains; `first` of the query
+ * heads begins them. */
+static void DT__K(dt__backward_keys)(DT__K(dt__head) *w, int64_t i, int64_t count, int first)
 {
     const dt__attention *a = w->a;
-    int64_t keys = DT__K(dt__keys)(w, i + count - 1);
+    int64_t keys = DT__K(dt__keys)(w, i + count - 1), begun = i ? DT__K(dt__keys)(w, i - 1) : 0;
     DT__K(dt__pack_b)(w->queries, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, 1, count, w->d);
     DT__K(dt__pack_b)(w->douts, DT__HEAD_ROW(w, a->dout, a->lddo, i), a->lddo, 1, count, w->d);
     for (int64_t j = 0; j < keys; j += DT__MR) {
-        float *dk = DT__HEAD_ROW(w, a->dk, a->lddq, j), *dv = DT__HEAD_ROW(w, a->dv, a->lddq, j);
-        int64_t rows = dt__min(DT__MR, w->t - j);
-        if (a->causal && j >= i) {
-            DT__K(dt__key_diagonal)(w, w->grads, w->queries, i, count, j, dk);
-            DT__K(dt__key_diagonal)(w, w->probs, w->douts, i, count, j, dv);
-        } else {
-            DT__K(dt__gemm_panel)(rows, w->d, count, w->grads + j, 1, w->lds, w->queries, dk, a->lddq, i > 0, NULL);
-            DT__K(dt__gemm_panel)(rows, w->d, count, w->probs + j, 1, w->lds, w->douts, dv, a->lddq, i > 0, NULL);
-        }
+        float *dk = DT__KEY_ROW(w, a->dk, a->lddk, j), *dv = DT__KEY_ROW(w, a->dv, a->lddk, j);
+        int64_t rows = dt__min(DT__MR, w->s - j);
+        int go_on = !first || j < begun;
+        DT__K(dt__key_runs)(w, j, rows, i, count);
+        DT__K(dt__key_panel)(w, w->grads, w->queries, count, j, rows, dk, go_on);
+        DT__K(dt__key_panel)(w, w->probs, w->douts, count, j, rows, dv, go_on);
     }
 }
 
@@ -2400,15 +2642,19 @@ static void DT__K(dt__backward_task)(void *context, int64_t task, int worker)
     const dt__attention *a = job->a;
     DT__K(dt__head) w;
     DT__K(dt__head_begin)(&w, a, (float *)dt__scratch(job->pool, worker), task);
-    DT__K(dt__pack_b)(w.keys_t, DT__HEAD_ROW(&w, a->k, a->ld, 0), 1, a->ld, w.d, w.t);
-    DT__K(dt__pack_b)(w.values_t, DT__HEAD_ROW(&w, a->v, a->ld, 0), 1, a->ld, w.d, w.t);
-    DT__K(dt__pack_b)(w.side, DT__HEAD_ROW(&w, a->k, a->ld, 0), a->ld, 1, w.t, w.d);
-    for (int64_t i = 0, count; i < w.t; i += count) {
-        count = dt__min(DT__QB, w.t - i);
-        for (int64_t r = 0; r < count; r += DT__MR) {
-            DT__K(dt__backward_panel)(&w, i + r, dt__min(DT__MR, count - r), w.probs + r * w.lds, w.grads + r * w.lds);
+    DT__K(dt__pack_b)(w.keys_t, DT__KEY_ROW(&w, a->k, a->ldk, 0), 1, a->ldk, w.d, w.s);
+    DT__K(dt__pack_b)(w.values_t, DT__KEY_ROW(&w, a->v, a->ldk, 0), 1, a->ldk, w.d, w.s);
+    DT__K(dt__pack_b)(w.side, DT__KEY_ROW(&w, a->k, a->ldk, 0), a->ldk, 1, w.s, w.d);
+    for (int64_t n = 0; n < a->h / a->hk; n++) {
+        DT__K(dt__head_next)(&w, task, n);
+        for (int64_t i = 0, count; i < w.t; i += count) {
+            count = dt__min(DT__QB, w.t - i);
+            for (int64_t r = 0; r < count; r += DT__MR) {
+                DT__K(dt__backward_panel)(&w, i + r, dt__min(DT__MR, count - r), w.probs + r * w.lds,
+                                          w.grads + r * w.lds);
+            }
+            DT__K(dt__backward_keys)(&w, i, count, n == 0);
         }
-        DT__K(dt__backward_keys)(&w, i, count);
     }
 }
 
@@ -2417,13 +2663,31 @@ static void DT__K(dt__attention_backward)(dt_pool *pool, const dt__attention *a)
     DT__K(dt__attention_job) job;
     job.a = a;
     job.pool = pool;
-    dt__parallel(pool, a->b * a->h, DT__K(dt__backward_task), &job);
+    dt__parallel(pool, a->b * a->hk, DT__K(dt__backward_task), &job);
 }
 
 #undef dt__vw
 #undef dt__vwu
 #undef dt__vl
 #undef DT__HEAD_ROW
+#undef DT__KEY_ROW
+
+/* ---- rotary embedding (Su et al. 2021) --------------------------------------------------------
+ * One position's heads (heads,d): the pairs (x_c, x_{c+d/2}) turn by the angles whose cosines and sines are turn
+ * (2,d/2); sign -1 turns back. Each result is one product and one fma. In place allowed. */
+static void DT__K(dt__rope)(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign)
+{
+    int64_t half = d / 2;
+    for (int64_t h = 0; h < heads; h++, x += d, out += d) {
+        for (int64_t c = 0; c < half; c += DT__W) {
+            int64_t n = half - c < DT__W ? half - c : DT__W;
+            dt__vf low = dt__v_loadn(x + c, n), high = dt__v_loadn(x + half + c, n), cosine = dt__v_loadn(turn + c, n);
+            dt__vf sine = dt__v_loadn(turn + half + c, n) * dt__v_set(sign);
+            dt__v_storen(out + c, dt__v_fma(-high, sine, low * cosine), n);
+            dt__v_storen(out + half + c, dt__v_fma(low, sine, high * cosine), n);
+        }
+    }
+}
 
 /* ---- row and column sums (R5) ---------------------------------------------------------------
  * A row sum has 32 lanes: element i goes to lane i mod 32 in order, then lanes fold 16, 8, 4, 2, 1. That is one warp,
@@ -2789,6 +3053,7 @@ static const dt__kernels DT__K(dt__table) = {
     DT__K(dt__attention_forward),
     DT__K(dt__attention_backward),
     DT__K(dt__attention_scratch),
+    DT__K(dt__rope),
     DT__K(dt__row_sum),
     DT__K(dt__row_dot),
     DT__K(dt__row_max),
@@ -2905,7 +3170,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "13e163dcc010a484fd4973e0dff65f7fb03f01a6bb424eb41efa4d91f3049a0a"
+#define DT__SELF_CHECK "eceba7153b0f5234fa94974c23ea01b30130e26f3b3a3a13f60c90153cb8e8e0"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -2944,6 +3209,8 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
     memcpy(out + 3, y, 4 * 97);
     k->col_sum(out + 3, x, 37, 97, 97);
     dt__sha256_add(h, out, 4 * 100);
+    k->rope(out, x, y, 3, 38, -1.0f);
+    dt__sha256_add(h, out, 4 * 3 * 38);
     for (int i = 0; i < 40; i++) target[i] = (i * 7) % 97 - 1;
     k->layernorm(out, row, x, y, y + 100, 37, 97, 1e-5f);
     dt__sha256_add(h, out, 4 * 37 * 97);
@@ -2967,6 +3234,27 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
     dt__sha256_add(h, out, 4 * 1001);
 }
 
+/* Grouped heads, fewer queries than keys, and a mask that the sign bits of y are. */
+static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out,
+                            dt__sha256 *h)
+{
+    dt__attention a;
+    memset(&a, 0, sizeof a);
+    a.b = 1, a.t = 29, a.s = a.room = 35, a.h = 4, a.hk = 2, a.d = 7;
+    a.q = x, a.k = x + 1024, a.v = x + 2048, a.ld = a.ldo = a.lddo = a.lddq = 28, a.ldk = a.lddk = 14;
+    a.row_max = out, a.row_sum = out + 128, a.o = out + 256;
+    a.scale = 0.3f, a.causal = 1;
+    a.mask = (const dt__word *)(const void *)y, a.mask_bits = 0x80000000u;
+    a.dout = x + 3072;
+    a.dq = out + 2048, a.dk = out + 3072, a.dv = out + 4096;
+    k->attention_forward(pool, &a);
+    k->attention_backward(pool, &a);
+    dt__sha256_add(h, a.o, 4 * 29 * 28);
+    dt__sha256_add(h, a.dq, 4 * 29 * 28);
+    dt__sha256_add(h, a.dk, 4 * 35 * 14);
+    dt__sha256_add(h, a.dv, 4 * 35 * 14);
+}
+
 static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out,
                             dt__sha256 *h)
 {
@@ -2983,17 +3271,18 @@ static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x,
     k->gemm(pool, &g);
     dt__sha256_add(h, out, 4 * 37 * 41);
     memset(&a, 0, sizeof a);
-    a.b = 1, a.t = 39, a.h = 2, a.d = 13;
-    a.q = x, a.k = x + 26, a.v = x + 52, a.ld = 78;
+    a.b = 1, a.t = a.s = a.room = 39, a.h = a.hk = 2, a.d = 13;
+    a.q = x, a.k = x + 26, a.v = x + 52, a.ld = a.ldk = 78;
     a.o = out, a.ldo = a.lddo = 26;
     a.row_max = stats, a.row_sum = stats + 78;
     a.scale = 0.3f, a.causal = 1;
     k->attention_forward(pool, &a);
     dt__sha256_add(h, out, 4 * 39 * 26);
-    a.dout = y, a.lddq = 78;
+    a.dout = y, a.lddq = a.lddk = 78;
     a.dq = out + 4096, a.dk = a.dq + 26, a.dv = a.dq + 52;
     k->attention_backward(pool, &a);
     dt__sha256_add(h, a.dq, 4 * 39 * 78);
+    dt__self_masked(k, pool, x, y, out, h);
 }
 
 /* The hash of all kernels' results on the fixed input; pool needs its scratch reserved. */
@@ -3035,7 +3324,7 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
  * H6  tensors and graph
  * ========================================================================================= */
 
-#define DT__MAX_IN 4
+#define DT__MAX_IN 8
 
 /* One op and its value. Ids are positions in the graph's list, so inputs always come first. */
 typedef struct dt__node {
@@ -3048,7 +3337,8 @@ typedef struct dt__node {
     int32_t param;           /* PARAM: index into params */
     int64_t i[DT_MAX_DIMS];  /* the op's integers: axes, flags, parts, sites */
     float f;
-    int32_t grad; /* after dt_backward: id of the gradient, or 0 */
+    const float *table; /* the op's constants, owned by the graph; NULL for most */
+    int32_t grad;       /* after dt_backward: id of the gradient, or 0 */
     float *data;  /* eager: the value, owned */
 } dt__node;
 
@@ -3075,6 +3365,8 @@ struct dt_graph {
     int32_t param_count;
     dt__slot *slots;
     int32_t slot_count;
+    float **tables; /* constants of ops */
+    int32_t table_count, table_capacity;
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
     char prefix[64];       /* segment name */
@@ -3308,6 +3600,8 @@ static int dt__takes(int op, int input)
     case DT__OP_LOSS_GRAD:
     case DT__OP_CROSS_ENTROPY: return input == 1 ? DT_I32 : DT_F32;
     case DT__OP_CROSS_ENTROPY_GRAD: return input == 2 ? DT_I32 : DT_F32;
+    case DT__OP_ATTENTION: return input == 3 ? (int)DT__ANY : (int)DT_F32; /* the mask */
+    case DT__OP_ATTENTION_GRAD: return input == 6 ? (int)DT__ANY : (int)DT_F32;
     default: return DT_F32;
     }
 }
@@ -3486,13 +3780,32 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
 
+/* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v
+ * may have fewer heads. i: heads, causal, dropout site, heads of the keys (0: fused), bits of the scale. */
+static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
+{
+    const dt__node *q = &g->nodes[n->in[0]], *k = n->i[3] ? &g->nodes[n->in[1]] : q;
+    dt__attention a;
+    memset(&a, 0, sizeof a);
+    a.b = q->shape.n[0], a.t = q->shape.n[1], a.s = a.room = k->shape.n[1];
+    a.h = n->i[0], a.hk = n->i[3] ? n->i[3] : a.h;
+    a.ld = dt__cols(q), a.ldk = dt__cols(k);
+    a.d = a.ldk / a.hk / (n->i[3] ? 1 : 3);
+    a.causal = (int)n->i[1];
+    a.scale = dt__float_of_bits((uint32_t)n->i[4]);
+    return a;
+}
+
 /* Scratch bytes per worker that the node's kernel needs. */
 static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t id)
 {
     const dt__node *n = &g->nodes[id];
-    if (n->op == DT__OP_MATMUL) return k->gemm_scratch();
-    if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD)
-        return k->attention_scratch(n->shape.n[1], dt__cols(&g->nodes[n->in[0]]) / 3 / n->i[0]);
+    if (n->op == DT__OP_MATMUL || n->op == DT__OP_CONV || n->op == DT__OP_CONV_DX || n->op == DT__OP_CONV_DW)
+        return k->gemm_scratch();
+    if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) {
+        dt__attention a = dt__attention_sizes(g, n);
+        return k->attention_scratch(a.s, a.d);
+    }
     switch (n->op) {
     case DT__OP_LAYERNORM_DX:
     case DT__OP_RMSNORM_DX:
@@ -3534,7 +3847,7 @@ static void dt__compute(dt_graph *g, int32_t id)
         return;
     }
     if (n->op == DT__OP_DROPOUT || n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) {
-        int64_t samples = n->shape.n[0];
+        int64_t samples = g->nodes[n->in[0]].shape.n[0];
         env.rng = (dt__rng *)dt__alloc((int64_t)sizeof *env.rng * samples, "random streams");
         if (!env.rng) {
             dt__poison(g, DT_E_MEMORY, "no memory for random streams");
@@ -3570,9 +3883,11 @@ DT_API void dt_graph_close(dt_graph **graph)
     dt_graph *g = *graph;
     if (!g) return;
     for (int32_t i = 0; i < g->count; i++) dt__free(g->nodes[i].data);
+    for (int32_t i = 0; i < g->table_count; i++) dt__free(g->tables[i]);
     dt__free(g->nodes);
     dt__free(g->params);
     dt__free(g->slots);
+    dt__free(g->tables);
     if (g->eager) dt__pool_close(&g->pool);
     dt__free(g);
     *graph = NULL;
@@ -4174,31 +4489,38 @@ static void dt__run_log_softmax_grad(const dt__call *c) { dt__split(c, dt__rows(
 
 /* ---- matrix products ----------------------------------------------------------------------------- */
 
+/* Shape of the product of a (..,M,K) and b (..,K,N), their transposes noted, leading axes broadcast; 0: none. */
+static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb, dt_shape *out)
+{
+    dt_shape la = *a, lb = *b;
+    if (a->dims < 2 || b->dims < 2 || a->n[a->dims - 1 - ta] != b->n[b->dims - 2 + tb]) return 0;
+    la.dims -= 2;
+    lb.dims -= 2;
+    if (!dt__broadcast(&la, &lb, out)) return 0;
+    out->n[out->dims++] = a->n[a->dims - 2 + ta];
+    out->n[out->dims++] = b->n[b->dims - 1 - tb];
+    return 1;
+}
+
 /* i: transpose_a, transpose_b, parts of K (0: an ordinary product), parts of the input gradient (0: likewise). */
 static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int tb, int64_t parts, int64_t grad_parts)
 {
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
     dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__tensor(0));
     char x[96], y[96];
-    int64_t k, kb;
-    int fits;
+    int64_t k;
     if (!a.id || !b.id) return dt__tensor(0);
-    fits = sa.dims >= 2 && sb.dims >= 2 && (sb.dims == 2 ? !ta || sa.dims == 2 : sb.dims == sa.dims);
-    for (int i = 0; fits && sb.dims > 2 && i < sa.dims - 2; i++) fits = sa.n[i] == sb.n[i];
-    k = fits ? sa.n[sa.dims - 1 - ta] : 0;
-    kb = fits ? sb.n[sb.dims - 2 + tb] : 1;
-    if (k != kb)
+    if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
         return dt__poison(
             g, DT_E_SHAPE,
-            "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal or b a matrix",
+            "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal, 1 or absent",
             dt__shape_text(&sa, x), ta ? "^T" : "", dt__shape_text(&sb, y), tb ? "^T" : "");
+    k = sa.n[sa.dims - 1 - ta];
     if (parts && sa.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: a row-parallel product has at most %d axes", DT_MAX_DIMS - 1);
     if (parts && k % parts)
         return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)k,
                           (long long)parts);
-    n.shape.n[sa.dims - 2] = sa.n[sa.dims - 2 + ta];
-    n.shape.n[sa.dims - 1] = sb.n[sb.dims - 1 - tb];
     if (parts) {
         memmove(n.shape.n + 1, n.shape.n, sizeof(int64_t) * (size_t)n.shape.dims);
         n.shape.n[0] = parts;
@@ -4207,31 +4529,53 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     n.i[0] = ta, n.i[1] = tb, n.i[2] = parts, n.i[3] = grad_parts;
     return dt__push(g, &n, NULL);
 }
+
+/* A vector as a matrix of one row, or one column. */
+static dt_tensor dt__vector_as_matrix(dt_graph *g, dt_tensor x, int column)
+{
+    int64_t n = dt_dim(g, x, 0);
+    return dt__at(g, x)->shape.dims == 1 ? dt_reshape(g, x, column ? dt_shape2(n, 1) : dt_shape2(1, n)) : x;
+}
+
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b)
 {
-    return dt__matmul(g, a, b, transpose_a != 0, transpose_b != 0, 0, 0);
+    int row = dt__at(g, a)->shape.dims == 1, column = dt__at(g, b)->shape.dims == 1;
+    dt_tensor y = dt__matmul(g, dt__vector_as_matrix(g, a, 0), dt__vector_as_matrix(g, b, 1), !row && transpose_a,
+                             !column && transpose_b, 0, 0);
+    dt_shape s = dt__at(g, y)->shape;
+    if (!y.id || (!row && !column)) return y;
+    if (row && !column) s.n[s.dims - 2] = s.n[s.dims - 1];
+    s.dims -= row + column;
+    return dt_reshape(g, y, s);
 }
 
 /* A matrix serves the whole batch as one tall product; otherwise one product per batch entry. */
 static void dt__run_matmul(const dt__call *c)
 {
-    const dt_shape *sa = &dt__in(c, 0)->shape, *sb = &dt__in(c, 1)->shape;
-    int ta = (int)c->n->i[0], tb = (int)c->n->i[1];
-    int64_t batch = sb->dims == 2 ? 1 : dt__span(sa, 0, sa->dims - 2), parts = dt__max(1, c->n->i[2]);
+    dt_shape sa = dt__in(c, 0)->shape, sb = dt__in(c, 1)->shape, lead = c->n->shape;
+    int ta = (int)c->n->i[0], tb = (int)c->n->i[1], tall = sb.dims == 2 && (!ta || sa.dims == 2);
+    int64_t parts = dt__max(1, c->n->i[2]), batch = tall ? 1 : dt__span(&lead, 0, lead.dims - 2);
+    int64_t stride_a[DT_MAX_DIMS], stride_b[DT_MAX_DIMS];
     dt__gemm job;
     memset(&job, 0, sizeof job);
     job.n = dt__cols(c->n);
-    job.k = sa->n[sa->dims - 1 - ta];
+    job.k = sa.n[sa.dims - 1 - ta];
     job.m = dt__count(c->n) / parts / batch / job.n;
     job.ars = ta ? 1 : job.k, job.acs = ta ? job.m : 1;
     job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
     job.ldc = job.n;
     job.accumulate = !c->fresh;
     job.k /= parts;
+    sa.dims -= 2, sb.dims -= 2, lead.dims -= 2;
+    if (!tall) dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
     for (int64_t i = 0; i < batch * parts; i++) { /* batch or parts is 1 or both are: parts are slices of k */
-        int64_t slice = parts > 1 ? i * job.k : 0, entry = parts > 1 ? 0 : i;
-        job.a = c->in[0] + entry * job.m * job.k + slice * job.acs;
-        job.b = c->in[1] + entry * job.k * job.n + slice * job.brs;
+        int64_t slice = parts > 1 ? i * job.k : 0, ia = 0, ib = 0, rest = i;
+        for (int axis = lead.dims - 1; batch > 1 && axis >= 0; rest /= lead.n[axis--]) {
+            ia += rest % lead.n[axis] * stride_a[axis];
+            ib += rest % lead.n[axis] * stride_b[axis];
+        }
+        job.a = c->in[0] + ia * job.m * job.k + slice * job.acs;
+        job.b = c->in[1] + ib * job.k * job.n + slice * job.brs;
         job.c = c->out + i * job.m * job.n;
         c->env->k->gemm(c->env->pool, &job);
     }
@@ -4263,6 +4607,566 @@ DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, in
 DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
 {
     return dt__linear(g, x, name, width, std, 'r');
+}
+
+/* ---- convolution ------------------------------------------------------------------------------------
+ * Taps that fall outside the tensor must not be multiplied by zeros (R5). Along each axis the results fall into classes
+ * with the same existing taps: the interior, and a few at each border (for the gradient of the input, also by the
+ * residue of the stride). For every pair of classes the existing terms are gathered into a dense matrix (im2col), and
+ * the exact matrix product makes the chains. The gradient of the weight does the same tap by tap. */
+
+enum {
+    DT__CONV_TAPS = 64,       /* most taps along an axis */
+    DT__CONV_FAR = 1 << 20,   /* largest stride, padding, dilation */
+    DT__CONV_GATHER = 1 << 17 /* floats gathered at a time */
+};
+
+/* One convolution; a sequence has height 1. Axis 0 is the height. */
+typedef struct dt__conv {
+    int64_t batch, groups, from, to; /* from, to: channels of all groups that are read and made */
+    int64_t in[2], out[2];           /* sizes of what is read and of what is made */
+    int64_t taps[2], stride[2], padding[2], dilation[2];
+    int transposed; /* 1: makes the gradient of the input out of that of the output */
+} dt__conv;
+
+/* The two spatial sizes of (B,C,L) or (B,C,H,W). */
+static void dt__spatial(const dt_shape *s, int64_t size[2])
+{
+    size[0] = s->dims == 4 ? s->n[2] : 1;
+    size[1] = s->n[s->dims - 1];
+}
+
+/* i: stride, padding, dilation of the height, then of the width. x, w, y: shapes of input, weight, output. */
+static dt__conv dt__conv_make(const int64_t *i, const dt_shape *x, const dt_shape *w, const dt_shape *y)
+{
+    dt__conv c;
+    memset(&c, 0, sizeof c);
+    c.batch = x->n[0], c.from = x->n[1], c.to = y->n[1];
+    c.groups = x->n[1] / w->n[1];
+    dt__spatial(x, c.in);
+    dt__spatial(y, c.out);
+    dt__spatial(w, c.taps);
+    for (int axis = 0; axis < 2; axis++)
+        c.stride[axis] = i[3 * axis], c.padding[axis] = i[3 * axis + 1], c.dilation[axis] = i[3 * axis + 2];
+    return c;
+}
+
+/* A CONV, CONV_DX or CONV_DW node's convolution: what it reads and makes is exchanged for DX. */
+static dt__conv dt__conv_of(const dt_graph *g, const dt__node *n)
+{
+    const dt_shape *a = &g->nodes[n->in[0]].shape, *b = &g->nodes[n->in[1]].shape;
+    dt__conv c;
+    int64_t t;
+    if (n->op == DT__OP_CONV) return dt__conv_make(n->i, a, b, &n->shape);
+    if (n->op == DT__OP_CONV_DW) return dt__conv_make(n->i, b, &n->shape, a);
+    c = dt__conv_make(n->i, &n->shape, b, a);
+    c.transposed = 1;
+    t = c.from, c.from = c.to, c.to = t;
+    for (int axis = 0; axis < 2; axis++) t = c.in[axis], c.in[axis] = c.out[axis], c.out[axis] = t;
+    return c;
+}
+
+/* The place that tap `tap` of result `at` reads, or -1 outside. */
+static int64_t dt__conv_place(const dt__conv *c, int axis, int64_t at, int64_t tap)
+{
+    int64_t place;
+    if (c->transposed) {
+        place = at + c->padding[axis] - tap * c->dilation[axis];
+        if (place < 0 || place % c->stride[axis]) return -1;
+        place /= c->stride[axis];
+    } else place = at * c->stride[axis] - c->padding[axis] + tap * c->dilation[axis];
+    return place >= 0 && place < c->in[axis] ? place : -1;
+}
+
+/* Memory of a convolution node's second output, in elements of 4 bytes. */
+typedef struct dt__conv_scratch {
+    float *weight, *gather, *other, *result; /* products: weight or other times gather gives result */
+    int32_t *list[2], *place[2];             /* per axis: results of a class; what its taps read, (taps, results) */
+    uint64_t *existing[2];                   /* per axis and result: bit k: tap k exists */
+    int64_t chunk;                           /* positions that are gathered at a time */
+} dt__conv_scratch;
+
+static int64_t dt__conv_take(int64_t *at, int64_t n)
+{
+    int64_t here = *at;
+    *at += dt__round_up(n, 16);
+    return here;
+}
+
+/* Lays the memory out in base; NULL only counts. */
+static int64_t dt__conv_lay_out(const dt__conv *c, int weight_gradient, float *base, dt__conv_scratch *s)
+{
+    int64_t at = 0, from = c->from / c->groups, to = c->to / c->groups, taps = c->taps[0] * c->taps[1], offset[10];
+    int64_t rows = weight_gradient ? from + to : from * taps;
+    int64_t positions = c->batch * c->out[0] * c->out[1];
+    s->chunk = dt__min(positions, dt__max(dt__round_up(DT__CONV_GATHER / rows, 48), 96));
+    offset[0] = dt__conv_take(&at, weight_gradient ? 0 : to * from * taps);
+    offset[1] = dt__conv_take(&at, (weight_gradient ? from : rows) * s->chunk);
+    offset[2] = dt__conv_take(&at, weight_gradient ? to * s->chunk : 0);
+    offset[3] = dt__conv_take(&at, weight_gradient ? to * from : to * s->chunk);
+    for (int axis = 0; axis < 2; axis++) {
+        offset[4 + axis] = dt__conv_take(&at, c->out[axis]);
+        offset[6 + axis] = dt__conv_take(&at, c->taps[axis] * c->out[axis]);
+        offset[8 + axis] = dt__conv_take(&at, 2 * c->out[axis]);
+    }
+    if (!base) return at;
+    s->weight = base + offset[0], s->gather = base + offset[1], s->other = base + offset[2];
+    s->result = base + offset[3];
+    for (int axis = 0; axis < 2; axis++) {
+        s->list[axis] = (int32_t *)(void *)(base + offset[4 + axis]);
+        s->place[axis] = (int32_t *)(void *)(base + offset[6 + axis]);
+        s->existing[axis] = (uint64_t *)(void *)(base + offset[8 + axis]);
+    }
+    return at;
+}
+
+/* A rectangle of places in every sample: position p counts (sample, row, column). */
+typedef struct dt__patch {
+    const int32_t *row, *column;
+    int64_t rows, columns;
+} dt__patch;
+
+/* Work of dt__gather_task and dt__scatter_task: row `task` of a matrix (rows, end - begin) is what a channel has at the
+ * positions [begin, end) of a patch. */
+typedef struct dt__patch_job {
+    const dt__conv *c;
+    const dt__conv_scratch *s;
+    const float *x; /* (B,channels,height,width) that is read, from the group's first channel */
+    float *y;       /* that is written */
+    const float *bias;
+    float *matrix;
+    int64_t channels, height, width, begin, end;
+    uint64_t taps[2]; /* bit k: tap k exists; gathering reads its places */
+    dt__patch patch;
+} dt__patch_job;
+
+static void dt__gather(const dt__patch *p, const float *x, int64_t sample_step, int64_t width, int64_t begin,
+                       int64_t end, float *to)
+{
+    for (int64_t at = begin; at < end;) {
+        int64_t column = at % p->columns, line = at / p->columns, n = dt__min(p->columns - column, end - at);
+        const float *from = x + line / p->rows * sample_step + p->row[line % p->rows] * width;
+        const int32_t *place = p->column + column;
+        if (place[n - 1] - place[0] == n - 1) memcpy(to, from + place[0], sizeof *to * (size_t)n);
+        else
+            for (int64_t i = 0; i < n; i++) to[i] = from[place[i]];
+        to += n;
+        at += n;
+    }
+}
+
+/* The n-th bit that is set. */
+static int dt__nth_bit(uint64_t bits, int64_t n)
+{
+    while (n-- > 0) bits &= bits - 1;
+    return __builtin_ctzll(bits);
+}
+
+/* Rows are (channel, tap row, tap column) over the existing taps. */
+static void dt__gather_task(void *context, int64_t task, int worker)
+{
+    const dt__patch_job *j = (const dt__patch_job *)context;
+    int64_t nx = __builtin_popcountll(j->taps[1]), ny = __builtin_popcountll(j->taps[0]), n = j->end - j->begin;
+    int64_t ty = dt__nth_bit(j->taps[0], task / nx % ny), tx = dt__nth_bit(j->taps[1], task % nx);
+    dt__patch p = j->patch;
+    (void)worker;
+    p.row = j->s->place[0] + ty * j->c->out[0];
+    p.column = j->s->place[1] + tx * j->c->out[1];
+    dt__gather(&p, j->x + task / (nx * ny) * j->height * j->width, j->channels * j->height * j->width, j->width,
+               j->begin, j->end, j->matrix + task * n);
+}
+
+/* Rows are channels, read where the patch says. */
+static void dt__gather_channel(void *context, int64_t task, int worker)
+{
+    const dt__patch_job *j = (const dt__patch_job *)context;
+    (void)worker;
+    dt__gather(&j->patch, j->x + task * j->height * j->width, j->channels * j->height * j->width, j->width, j->begin,
+               j->end, j->matrix + task * (j->end - j->begin));
+}
+
+/* Results to their places, the bias added. */
+static void dt__scatter_task(void *context, int64_t task, int worker)
+{
+    const dt__patch_job *j = (const dt__patch_job *)context;
+    const dt__patch *p = &j->patch;
+    const float *from = j->matrix + task * (j->end - j->begin);
+    float *plane = j->y + task * j->height * j->width;
+    (void)worker;
+    for (int64_t at = j->begin; at < j->end; at++) {
+        int64_t line = at / p->columns;
+        float *to = plane + line / p->rows * j->channels * j->height * j->width + p->row[line % p->rows] * j->width +
+                    p->column[at % p->columns];
+        *to = j->bias ? *from++ + j->bias[task] : *from++;
+    }
+}
+
+/* Which taps every result of an axis has. */
+static void dt__conv_existing(const dt__conv *c, const dt__conv_scratch *s, int axis)
+{
+    for (int64_t at = 0; at < c->out[axis]; at++) {
+        s->existing[axis][at] = 0;
+        for (int64_t tap = 0; tap < c->taps[axis]; tap++)
+            s->existing[axis][at] |= (uint64_t)(dt__conv_place(c, axis, at, tap) >= 0) << tap;
+    }
+}
+
+/* Lists the results that have the taps of result `first`, and what their taps read; 0 when an earlier result's class
+ * holds them already. */
+static int64_t dt__conv_class(const dt__conv *c, const dt__conv_scratch *s, int axis, int64_t first)
+{
+    const uint64_t *existing = s->existing[axis];
+    int64_t n = 0;
+    for (int64_t at = 0; at < first; at++)
+        if (existing[at] == existing[first]) return 0;
+    for (int64_t at = first; at < c->out[axis]; at++) {
+        if (existing[at] != existing[first]) continue;
+        for (int64_t tap = 0; tap < c->taps[axis]; tap++)
+            s->place[axis][tap * c->out[axis] + n] = (int32_t)dt__conv_place(c, axis, at, tap);
+        s->list[axis][n++] = (int32_t)at;
+    }
+    return n;
+}
+
+/* The weights of a group for the existing taps: (to, from * taps), the results' channels first. */
+static const float *dt__conv_weight(const dt__conv *c, const dt__conv_scratch *s, const float *w,
+                                    const uint64_t taps[2])
+{
+    int64_t from = c->from / c->groups, to = c->to / c->groups, all = c->taps[0] * c->taps[1];
+    float *out = s->weight;
+    if (!c->transposed && __builtin_popcountll(taps[0]) * __builtin_popcountll(taps[1]) == all) return w;
+    for (int64_t r = 0; r < to; r++)
+        for (int64_t k = 0; k < from; k++) {
+            const float *cell = w + (c->transposed ? k * to + r : r * from + k) * all;
+            for (int64_t ty = 0; ty < c->taps[0]; ty++)
+                for (int64_t tx = 0; tx < c->taps[1]; tx++)
+                    if (taps[0] >> ty & taps[1] >> tx & 1u) *out++ = cell[ty * c->taps[1] + tx];
+        }
+    return s->weight;
+}
+
+/* One pair of classes of one group. */
+static void dt__conv_rectangle(const dt__call *call, const dt__conv *c, const dt__conv_scratch *s, int64_t group,
+                               const uint64_t taps[2], const dt__patch *patch)
+{
+    int64_t from = c->from / c->groups, to = c->to / c->groups, positions = c->batch * patch->rows * patch->columns;
+    const float *w = call->in[1] + group * from * to * c->taps[0] * c->taps[1];
+    dt__patch_job read, write;
+    dt__gemm job;
+    memset(&read, 0, sizeof read);
+    memset(&job, 0, sizeof job);
+    read.c = c, read.s = s, read.patch = *patch;
+    read.taps[0] = taps[0], read.taps[1] = taps[1];
+    write = read;
+    read.x = call->in[0] + group * from * c->in[0] * c->in[1];
+    read.channels = c->from, read.height = c->in[0], read.width = c->in[1], read.matrix = s->gather;
+    write.y = call->out + group * to * c->out[0] * c->out[1];
+    write.channels = c->to, write.height = c->out[0], write.width = c->out[1], write.matrix = s->result;
+    write.bias = call->n->inputs > 2 ? call->in[2] + group * to : NULL;
+    job.m = to, job.k = from * __builtin_popcountll(taps[0]) * __builtin_popcountll(taps[1]);
+    job.a = dt__conv_weight(c, s, w, taps), job.ars = job.k, job.acs = 1;
+    job.b = s->gather, job.bcs = 1, job.c = s->result;
+    for (int64_t at = 0; at < positions; at = read.end) {
+        read.begin = write.begin = at;
+        read.end = write.end = dt__min(positions, at + s->chunk);
+        job.n = job.brs = job.ldc = read.end - at;
+        dt__parallel(call->env->pool, job.k, dt__gather_task, &read);
+        call->env->k->gemm(call->env->pool, &job);
+        dt__parallel(call->env->pool, to, dt__scatter_task, &write);
+    }
+}
+
+/* CONV (in: x, weight, perhaps bias) and CONV_DX (in: dy, weight). */
+static void dt__run_conv(const dt__call *call)
+{
+    dt__conv c = dt__conv_of(call->g, call->n);
+    dt__conv_scratch s;
+    dt__patch patch;
+    uint64_t taps[2];
+    dt__conv_lay_out(&c, 0, call->aux, &s);
+    for (int axis = 0; axis < 2; axis++) dt__conv_existing(&c, &s, axis);
+    patch.row = s.list[0];
+    patch.column = s.list[1];
+    for (int64_t y = 0; y < c.out[0]; y++) {
+        patch.rows = dt__conv_class(&c, &s, 0, y);
+        taps[0] = s.existing[0][y];
+        for (int64_t x = 0; patch.rows && x < c.out[1]; x++) {
+            patch.columns = dt__conv_class(&c, &s, 1, x);
+            taps[1] = s.existing[1][x];
+            for (int64_t group = 0; patch.columns && group < c.groups; group++)
+                dt__conv_rectangle(call, &c, &s, group, taps, &patch);
+        }
+    }
+}
+
+/* Lists the results of an axis that have tap `tap`, and the places that it reads. */
+static int64_t dt__conv_tap(const dt__conv *c, const dt__conv_scratch *s, int axis, int64_t tap)
+{
+    int64_t n = 0;
+    for (int64_t at = 0; at < c->out[axis]; at++) {
+        int64_t place = dt__conv_place(c, axis, at, tap);
+        if (place < 0) continue;
+        s->place[axis][n] = (int32_t)place;
+        s->list[axis][n++] = (int32_t)at;
+    }
+    return n;
+}
+
+/* The gradient of one tap's weights (to,from) of one group; step floats lie between neighbouring ones in w. */
+static void dt__conv_dw_tap(const dt__call *call, const dt__conv *c, const dt__conv_scratch *s, int64_t group,
+                            const dt__patch *results, float *w, int64_t step)
+{
+    int64_t from = c->from / c->groups, to = c->to / c->groups;
+    int64_t positions = c->batch * results->rows * results->columns;
+    dt__patch_job dy, x;
+    dt__gemm job;
+    memset(&dy, 0, sizeof dy);
+    memset(&job, 0, sizeof job);
+    dy.patch = *results;
+    x = dy;
+    dy.x = call->in[0] + group * to * c->out[0] * c->out[1];
+    dy.channels = c->to, dy.height = c->out[0], dy.width = c->out[1], dy.matrix = s->other;
+    x.x = call->in[1] + group * from * c->in[0] * c->in[1];
+    x.channels = c->from, x.height = c->in[0], x.width = c->in[1], x.matrix = s->gather;
+    x.patch.row = s->place[0], x.patch.column = s->place[1];
+    job.m = to, job.n = job.ldc = from;
+    job.a = s->other, job.acs = 1, job.b = s->gather, job.brs = 1;
+    job.c = s->result, job.accumulate = 1;
+    for (int64_t i = 0; i < to * from; i++) s->result[i] = call->fresh ? 0.0f : w[i * step];
+    for (int64_t at = 0; at < positions; at = dy.end) {
+        dy.begin = x.begin = at;
+        dy.end = x.end = dt__min(positions, at + s->chunk);
+        job.k = job.ars = job.bcs = dy.end - at;
+        dt__parallel(call->env->pool, to, dt__gather_channel, &dy);
+        dt__parallel(call->env->pool, from, dt__gather_channel, &x);
+        call->env->k->gemm(call->env->pool, &job);
+    }
+    for (int64_t i = 0; i < to * from; i++) w[i * step] = s->result[i];
+}
+
+/* in: dy, x. */
+static void dt__run_conv_dw(const dt__call *call)
+{
+    dt__conv c = dt__conv_of(call->g, call->n);
+    int64_t taps = c.taps[0] * c.taps[1], weights = c.to / c.groups * (c.from / c.groups) * taps;
+    dt__conv_scratch s;
+    dt__patch results;
+    dt__conv_lay_out(&c, 1, call->aux, &s);
+    results.row = s.list[0];
+    results.column = s.list[1];
+    for (int64_t ty = 0; ty < c.taps[0]; ty++) {
+        results.rows = dt__conv_tap(&c, &s, 0, ty);
+        for (int64_t tx = 0; tx < c.taps[1]; tx++) {
+            results.columns = dt__conv_tap(&c, &s, 1, tx);
+            for (int64_t group = 0; group < c.groups; group++)
+                dt__conv_dw_tap(call, &c, &s, group, &results, call->out + group * weights + ty * c.taps[1] + tx, taps);
+        }
+    }
+}
+
+/* What is 0 has its usual value. */
+static int64_t dt__or(int64_t value, int64_t usual) { return value ? value : usual; }
+
+/* A convolution's scratch is its second output, so that it is planned like any value. */
+static dt_shape dt__conv_aux(const dt_graph *g, const dt__node *n)
+{
+    dt__conv c = dt__conv_of(g, n);
+    dt__conv_scratch s;
+    return dt_shape1(dt__conv_lay_out(&c, n->op == DT__OP_CONV_DW, NULL, &s));
+}
+
+/* Number of windows along an axis of n places; 0: none fits. */
+static int64_t dt__windows(int64_t n, int64_t size, int64_t stride, int64_t padding, int64_t dilation)
+{
+    int64_t left = n + 2 * padding - dilation * (size - 1) - 1;
+    return left < 0 ? 0 : left / stride + 1;
+}
+
+DT_API dt_tensor dt_convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window)
+{
+    dt_shape sx = dt__at(g, x)->shape, sw = dt__at(g, weight)->shape;
+    dt__node n = dt__node_make(DT__OP_CONV, sx, x, weight, bias);
+    dt_window o;
+    dt_shape scratch;
+    int64_t groups;
+    char a[96], b[96];
+    if (!x.id || !weight.id) return dt__tensor(0);
+    memset(&o, 0, sizeof o);
+    if (window) o = *window;
+    groups = dt__or(o.groups, 1);
+    if (sx.dims < 3 || sx.dims > 4 || sw.dims != sx.dims || groups < 1 || sw.n[1] * groups != sx.n[1] ||
+        sw.n[0] % groups || (bias.id && (dt__at(g, bias)->shape.dims != 1 || dt_dim(g, bias, 0) != sw.n[0])))
+        return dt__poison(g, DT_E_SHAPE,
+                          "convolve: x %s, weight %s and %lld groups must be (B,C,L) or (B,C,H,W), (O,C/groups,K) or "
+                          "(O,C/groups,KH,KW), groups dividing C and O, and the bias (O)",
+                          dt__shape_text(&sx, a), dt__shape_text(&sw, b), (long long)groups);
+    n.shape.n[1] = sw.n[0];
+    n.i[0] = 1, n.i[2] = 1;
+    for (int k = 0; k < sx.dims - 2; k++) {
+        int64_t *i = n.i + (sx.dims == 3 ? 3 : 3 * k), size = sw.n[2 + k];
+        i[0] = dt__or(o.stride[k], 1), i[1] = o.padding[k], i[2] = dt__or(o.dilation[k], 1);
+        if (i[0] < 1 || i[1] < 0 || i[2] < 1 || dt__max(i[0], dt__max(i[1], i[2])) > DT__CONV_FAR ||
+            size > DT__CONV_TAPS || (o.size[k] && o.size[k] != size))
+            return dt__poison(g, DT_E_SHAPE,
+                              "convolve: stride and dilation must be at least 1, padding at least 0, none above 2^20; "
+                              "the window's size must be that of the weight (%lld) and at most %d",
+                              (long long)size, DT__CONV_TAPS);
+        n.shape.n[2 + k] = dt__windows(sx.n[2 + k], size, i[0], i[1], i[2]);
+        if (!n.shape.n[2 + k])
+            return dt__poison(g, DT_E_SHAPE, "convolve: a window of %lld taps does not fit into %lld places",
+                              (long long)size, (long long)sx.n[2 + k]);
+    }
+    scratch = dt__conv_aux(g, &n);
+    return dt__push(g, &n, &scratch);
+}
+
+static dt_tensor dt__conv_named(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window,
+                                int dims)
+{
+    dt_shape w = dt__at(g, x)->shape;
+    char full[80], text[96];
+    dt_tensor weight, bias;
+    int64_t groups = dt__or(window->groups, 1);
+    if (!x.id) return x;
+    if (w.dims != dims || groups < 1 || w.n[1] % groups)
+        return dt__poison(g, DT_E_SHAPE, "conv%dd: x %s must be %s with C divisible by %lld groups", dims - 2,
+                          dt__shape_text(&w, text), dims == 3 ? "(B,C,L)" : "(B,C,H,W)", (long long)groups);
+    w.n[0] = channels;
+    w.n[1] /= groups;
+    for (int k = 0; k < dims - 2; k++) w.n[2 + k] = window->size[k];
+    snprintf(full, sizeof full, "%s.weight", name);
+    weight = dt_param(g, full, w, DT_INIT_NORMAL, dt__sqrtf(2.0f / (float)dt__span(&w, 1, dims)));
+    snprintf(full, sizeof full, "%s.bias", name);
+    bias = dt_param(g, full, dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
+    return dt_convolve(g, x, weight, bias, window);
+}
+DT_API dt_tensor dt_conv1d(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
+{
+    return dt__conv_named(g, x, name, channels, window, 3);
+}
+DT_API dt_tensor dt_conv2d(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
+{
+    return dt__conv_named(g, x, name, channels, window, 4);
+}
+
+/* ---- pooling ------------------------------------------------------------------------------------------ */
+
+/* i: size, stride, padding of the height, then of the width. */
+static dt_tensor dt__pool_op(dt_graph *g, int op, dt_tensor x, const dt_window *window)
+{
+    dt__node n = dt__node_make(op, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    char text[96];
+    if (!x.id) return x;
+    if (n.shape.dims < 3 || n.shape.dims > 4)
+        return dt__poison(g, DT_E_SHAPE, "%s: %s must be (B,C,L) or (B,C,H,W)", dt__op_of(op)->name,
+                          dt__shape_text(&n.shape, text));
+    n.i[0] = n.i[1] = 1;
+    for (int k = 0; k < n.shape.dims - 2; k++) {
+        int64_t *i = n.i + (n.shape.dims == 3 ? 3 : 3 * k), places = n.shape.n[2 + k];
+        i[0] = window->size[k], i[1] = dt__or(window->stride[k], i[0]), i[2] = window->padding[k];
+        if (i[0] < 1 || i[0] > INT32_MAX || i[1] < 1 || i[2] < 0 || i[2] > i[0] / 2 || window->dilation[k] > 1 ||
+            window->groups > 1)
+            return dt__poison(g, DT_E_SHAPE,
+                              "%s: size and stride must be at least 1, padding at most half the size (%lld); there is "
+                              "no dilation and there are no groups",
+                              dt__op_of(op)->name, (long long)i[0]);
+        n.shape.n[2 + k] = dt__windows(places, i[0], i[1], i[2], 1);
+        if (!n.shape.n[2 + k])
+            return dt__poison(g, DT_E_SHAPE, "%s: a window of %lld does not fit into %lld places", dt__op_of(op)->name,
+                              (long long)i[0], (long long)places);
+    }
+    return dt__push(g, &n, NULL);
+}
+DT_API dt_tensor dt_max_pool(dt_graph *g, dt_tensor x, const dt_window *window)
+{
+    return dt__pool_op(g, DT__OP_MAX_POOL, x, window);
+}
+DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window)
+{
+    return dt__pool_op(g, DT__OP_AVG_POOL, x, window);
+}
+
+/* The places [low, high) of window `at` that exist. */
+typedef struct dt__pool_area {
+    int64_t low[2], high[2];
+} dt__pool_area;
+static dt__pool_area dt__pool_window(const int64_t *i, const int64_t size[2], int64_t y, int64_t x)
+{
+    dt__pool_area w;
+    for (int axis = 0; axis < 2; axis++, i += 3) {
+        int64_t begin = (axis ? x : y) * i[1] - i[2];
+        w.low[axis] = dt__max(0, begin);
+        w.high[axis] = dt__min(size[axis], begin + i[0]);
+    }
+    return w;
+}
+
+/* The place of the window's first maximum in a plane. */
+static int64_t dt__pool_first_max(const float *plane, const dt__pool_area *w, int64_t width)
+{
+    int64_t best = w->low[0] * width + w->low[1];
+    for (int64_t y = w->low[0]; y < w->high[0]; y++)
+        for (int64_t x = w->low[1]; x < w->high[1]; x++)
+            if (plane[y * width + x] > plane[best]) best = y * width + x;
+    return best;
+}
+
+static float dt__pool_sum(const float *plane, const dt__pool_area *w, int64_t width)
+{
+    float sum = 0.0f;
+    for (int64_t y = w->low[0]; y < w->high[0]; y++)
+        for (int64_t x = w->low[1]; x < w->high[1]; x++) sum = sum + plane[y * width + x];
+    return sum;
+}
+
+static void dt__pool_planes(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const int64_t *i = c->n->i;
+    int64_t in[2], out[2];
+    dt__spatial(&dt__in(c, 0)->shape, in);
+    dt__spatial(&c->n->shape, out);
+    (void)worker;
+    for (int64_t p = begin; p < end; p++) {
+        const float *plane = c->in[0] + p * in[0] * in[1];
+        float *to = c->out + p * out[0] * out[1];
+        for (int64_t at = 0; at < out[0] * out[1]; at++) {
+            dt__pool_area w = dt__pool_window(i, in, at / out[1], at % out[1]);
+            to[at] = c->n->op == DT__OP_MAX_POOL ? plane[dt__pool_first_max(plane, &w, in[1])]
+                                                 : dt__pool_sum(plane, &w, in[1]) / (float)(i[0] * i[3]);
+        }
+    }
+}
+static void dt__run_pool(const dt__call *c) { dt__split(c, c->n->shape.n[0] * c->n->shape.n[1], 1, dt__pool_planes); }
+
+/* in: dy, x. Every place sums over the windows that hold it, in order; of a mean the sum is divided last. */
+static void dt__pool_grad_planes(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const int64_t *i = c->n->i;
+    int64_t in[2], out[2];
+    dt__spatial(&c->n->shape, in);
+    dt__spatial(&dt__in(c, 0)->shape, out);
+    (void)worker;
+    for (int64_t p = begin; p < end; p++) {
+        float *dx = c->out + p * in[0] * in[1];
+        const float *dy = c->in[0] + p * out[0] * out[1];
+        memset(dx, 0, sizeof *dx * (size_t)(in[0] * in[1]));
+        for (int64_t at = 0; at < out[0] * out[1]; at++) {
+            dt__pool_area w = dt__pool_window(i, in, at / out[1], at % out[1]);
+            if (c->n->op == DT__OP_MAX_POOL_GRAD) {
+                float *to = dx + dt__pool_first_max(c->in[1] + p * in[0] * in[1], &w, in[1]);
+                *to = *to + dy[at];
+                continue;
+            }
+            for (int64_t y = w.low[0]; y < w.high[0]; y++)
+                for (int64_t x = w.low[1]; x < w.high[1]; x++) dx[y * in[1] + x] = dx[y * in[1] + x] + dy[at];
+        }
+        for (int64_t k = 0; c->n->op == DT__OP_AVG_POOL_GRAD && k < in[0] * in[1]; k++)
+            dx[k] = dx[k] / (float)(i[0] * i[3]);
+    }
+}
+static void dt__run_pool_grad(const dt__call *c)
+{
+    dt__split(c, c->n->shape.n[0] * c->n->shape.n[1], 1, dt__pool_grad_planes);
 }
 
 /* ---- embedding ------------------------------------------------------------------------------------ */
@@ -4667,39 +5571,87 @@ static dt__rng *dt__site(const dt__call *c, int64_t samples, int64_t site)
 /* Random streams belong to samples: in a segment axis 0 must be the unit's samples. */
 static int dt__counts_samples(const dt_graph *g, int64_t n) { return g->eager || n == dt_dim(g, g->targets, 0); }
 
+/* Both forms of the op: n has its inputs. */
+static dt_tensor dt__attention_push(dt_graph *g, dt__node *n, const dt_attention_options *o, int64_t kv_heads,
+                                    int64_t d)
+{
+    float scale = o->scale == 0.0f ? 1.0f / dt__sqrtf((float)d) : o->scale, p = o->dropout;
+    dt_shape stats;
+    if (!(p >= 0.0f && p < 1.0f))
+        return dt__poison(g, DT_E_USAGE, "attention: dropout %g is outside [0, 1)", (double)p);
+    if (!(scale > 0.0f && scale < __builtin_inff()))
+        return dt__poison(g, DT_E_USAGE, "attention: scale %g is not positive; 0 means 1/sqrt(head width)",
+                          (double)scale);
+    if (p > 0.0f && !dt__counts_samples(g, n->shape.n[0]))
+        return dt__poison(g, DT_E_SHAPE, "attention: with dropout axis 0 must count the unit's samples, it holds %lld",
+                          (long long)n->shape.n[0]);
+    n->shape.n[2] = o->heads * d;
+    n->i[0] = o->heads, n->i[1] = o->causal != 0, n->i[2] = p > 0.0f ? g->sites++ : 0, n->i[3] = kv_heads;
+    n->i[4] = (int64_t)dt__bits_of_float(scale);
+    n->f = p;
+    stats = dt_shape4(2, n->shape.n[0], o->heads, n->shape.n[1]);
+    return dt__push(g, n, &stats);
+}
+
 DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
 {
-    dt_shape s = dt__at(g, qkv)->shape, stats;
+    dt_shape s = dt__at(g, qkv)->shape;
     dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
+    dt_attention_options o;
     if (!qkv.id) return qkv;
     if (s.dims != 3 || heads < 1 || s.n[2] % (3 * heads))
         return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
                           (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
-    if (!(p >= 0.0f && p < 1.0f))
-        return dt__poison(g, DT_E_USAGE, "attention: dropout %g is outside [0, 1)", (double)p);
-    if (p > 0.0f && !dt__counts_samples(g, s.n[0]))
-        return dt__poison(g, DT_E_SHAPE, "attention: with dropout axis 0 must count the unit's samples, it holds %lld",
-                          (long long)s.n[0]);
-    n.shape.n[2] = s.n[2] / 3;
-    n.i[0] = heads, n.i[1] = causal, n.i[2] = p > 0.0f ? g->sites++ : 0;
-    n.f = p;
-    stats = dt_shape4(2, s.n[0], heads, s.n[1]);
-    return dt__push(g, &n, &stats);
+    memset(&o, 0, sizeof o);
+    o.heads = heads, o.causal = causal, o.dropout = p;
+    return dt__attention_push(g, &n, &o, 0, s.n[2] / 3 / heads);
 }
 
-static dt__attention dt__attention_job(const dt__call *c, const float *qkv, float *stats)
+DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
+                           const dt_attention_options *o)
+{
+    dt_shape sq = dt__at(g, q)->shape, sk = dt__at(g, k)->shape, sm = dt__at(g, mask)->shape;
+    dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
+    int64_t heads = o->heads, kv_heads = o->kv_heads ? o->kv_heads : heads, d;
+    char a[96], b[96], c[96];
+    if (!q.id || !k.id || !v.id) return dt__tensor(0);
+    if (heads < 1 || kv_heads < 1 || heads % kv_heads)
+        return dt__poison(g, DT_E_SHAPE, "attend: %lld query heads are not a multiple of %lld key heads",
+                          (long long)heads, (long long)kv_heads);
+    d = sq.dims == 3 ? sq.n[2] / heads : 0;
+    if (sq.dims != 3 || sq.n[2] % heads || sk.dims != 3 || sk.n[0] != sq.n[0] || sk.n[2] != kv_heads * d ||
+        !dt__same_shape(&sk, &dt__at(g, v)->shape))
+        return dt__poison(
+            g, DT_E_SHAPE,
+            "attend: q %s, k %s and v %s must be (B,T,%lld d), (B,S,%lld d) and like k: heads of one width",
+            dt__shape_text(&sq, a), dt__shape_text(&sk, b), dt__shape_text(&dt__at(g, v)->shape, c), (long long)heads,
+            (long long)kv_heads);
+    if (mask.id && dt__at(g, mask)->dtype != DT_I32 && dt__at(g, mask)->dtype != DT_F32)
+        return dt__poison(g, DT_E_SHAPE, "attend: the mask holds %s and must hold int32 or float: dt_cast it",
+                          dt__format_of[dt__at(g, mask)->dtype].name);
+    if (mask.id && (sm.dims < 2 || sm.dims > 3 || sm.n[sm.dims - 1] != sk.n[1] || sm.n[sm.dims - 2] != sq.n[1] ||
+                    (sm.dims == 3 && sm.n[0] != sq.n[0])))
+        return dt__poison(g, DT_E_SHAPE, "attend: mask %s must be (T,S) or (B,T,S) for q %s and k %s",
+                          dt__shape_text(&sm, a), dt__shape_text(&sq, b), dt__shape_text(&sk, c));
+    if (mask.id) n.in[n.inputs++] = mask.id;
+    return dt__attention_push(g, &n, o, kv_heads, d);
+}
+
+/* What forward and backward share; `mask` is the number of the mask's input. */
+static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask)
 {
     const dt__node *n = c->n;
-    int64_t width = dt__cols(dt__in(c, 0)) / 3, d = width / n->i[0];
-    dt__attention a;
-    memset(&a, 0, sizeof a);
-    a.b = n->shape.n[0], a.t = n->shape.n[1], a.h = n->i[0], a.d = d;
-    a.q = qkv, a.k = qkv + width, a.v = qkv + 2 * width;
-    a.ld = 3 * width;
-    a.ldo = a.lddo = width;
+    dt__attention a = dt__attention_sizes(c->g, n);
+    a.q = c->in[0];
+    a.k = n->i[3] ? c->in[1] : a.q + a.h * a.d;
+    a.v = n->i[3] ? c->in[2] : a.k + a.h * a.d;
+    if (n->i[3] && mask < n->inputs) {
+        a.mask = (const dt__word *)(const void *)c->in[mask];
+        a.mask_bits = dt__in(c, mask)->dtype == DT_I32 ? 0xffffffffu : 0x7fffffffu;
+        a.mask_step = dt__in(c, mask)->shape.dims == 3 ? a.t * a.s : 0;
+    }
+    a.ldo = a.lddo = a.h * a.d;
     a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t;
-    a.scale = 1.0f / dt__sqrtf((float)d);
-    a.causal = (int)n->i[1];
     a.drop_threshold = c->env->inference ? 0 : dt__drop_threshold(n->f);
     a.drop_scale = 1.0f / (1.0f - n->f);
     if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
@@ -4707,24 +5659,97 @@ static dt__attention dt__attention_job(const dt__call *c, const float *qkv, floa
 }
 static void dt__run_attention(const dt__call *c)
 {
-    dt__attention a = dt__attention_job(c, c->in[0], c->aux);
+    dt__attention a = dt__attention_job(c, c->aux, 3);
     a.o = c->out;
     c->env->k->attention_forward(c->env->pool, &a);
 }
-/* in: qkv, stats, o, dout. */
+/* in: qkv, stats, o, dout; or q, k, v, stats, o, dout, perhaps the mask: then out is dq, dk, dv in one row. */
 static void dt__run_attention_grad(const dt__call *c)
 {
+    int fused = !c->n->i[3], first = fused ? 1 : 3;
     float *stats, *o;
     dt__attention a;
-    memcpy(&stats, &c->in[1], sizeof stats); /* read only: the struct serves both directions */
-    memcpy(&o, &c->in[2], sizeof o);
-    a = dt__attention_job(c, c->in[0], stats);
+    memcpy(&stats, &c->in[first], sizeof stats); /* read only: the struct serves both directions */
+    memcpy(&o, &c->in[first + 1], sizeof o);
+    a = dt__attention_job(c, stats, first + 3);
     a.o = o;
-    a.dout = c->in[3];
-    a.dq = c->out, a.dk = c->out + a.ldo, a.dv = c->out + 2 * a.ldo;
-    a.lddq = a.ld;
+    a.dout = c->in[first + 2];
+    a.dq = c->out;
+    a.dk = a.dq + (fused ? a.ldo : a.b * a.t * a.ldo);
+    a.dv = a.dk + (fused ? a.ldo : a.b * a.s * a.ldk);
+    a.lddq = a.ld, a.lddk = a.ldk;
     c->env->k->attention_backward(c->env->pool, &a);
 }
+
+/* Turns per position / 2 of pair c: base^(-2c/d) / pi, slowed as Llama 3 does: waves longer than the original context
+ * over low_freq_factor by `factor`, those shorter than it over high_freq_factor not, between them in proportion. */
+static double dt__rope_frequency(int64_t c, int64_t d, double base, const dt_rope_scaling *scaling)
+{
+    double f = dt__exp_double(-dt__log_double(base) * (double)(2 * c) / (double)d), waves, keep;
+    if (scaling && scaling->factor > 0.0) {
+        waves = (double)scaling->original_context * f / 6.28318530717958647692; /* in the original context */
+        keep = (waves - scaling->low_freq_factor) / (scaling->high_freq_factor - scaling->low_freq_factor);
+        keep = keep < 0.0 ? 0.0 : keep > 1.0 ? 1.0 : keep;
+        f = (1.0 - keep) * (f / scaling->factor) + keep * f;
+    }
+    return f * 0.31830988618379067154;
+}
+
+/* Cosines and sines (t,2,d/2) of the positions from offset on; NULL with the graph poisoned. */
+static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double base, int64_t offset,
+                                   const dt_rope_scaling *scaling)
+{
+    float *table = NULL;
+    if (dt__grow((void **)&g->tables, g->table_count, &g->table_capacity, sizeof *g->tables))
+        table = (float *)dt__alloc(4 * t * d, "a table of angles");
+    if (!table) return dt__poison(g, DT_E_MEMORY, "rope: no memory for the table of angles"), (const float *)NULL;
+    g->tables[g->table_count++] = table;
+    for (int64_t c = 0; c < d / 2; c++) {
+        double f = dt__rope_frequency(c, d, base, scaling), cosine, sine;
+        for (int64_t i = 0; i < t; i++) {
+            dt__cos_sin_pi((double)(offset + i) * f, &cosine, &sine);
+            table[i * d + c] = (float)cosine;
+            table[i * d + d / 2 + c] = (float)sine;
+        }
+    }
+    return table;
+}
+
+/* i: heads, direction. */
+DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, int64_t offset,
+                         const dt_rope_scaling *scaling)
+{
+    dt_shape s = dt__at(g, x)->shape;
+    dt__node n = dt__node_make(DT__OP_ROPE, s, x, dt__tensor(0), dt__tensor(0));
+    char text[96];
+    unsigned saved;
+    if (!x.id) return x;
+    if (s.dims != 3 || heads < 1 || s.n[2] % (2 * heads))
+        return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %lld heads of an even width d",
+                          dt__shape_text(&s, text), (long long)heads);
+    if (!(base >= 1.0 && base <= 1e300) || offset < 0 || offset > INT32_MAX)
+        return dt__poison(g, DT_E_USAGE, "rope: base %g must be at least 1 and offset %lld in [0, 2^31)", base,
+                          (long long)offset);
+    if (scaling && scaling->factor != 0.0 &&
+        !(scaling->factor >= 1.0 && scaling->low_freq_factor > 0.0 &&
+          scaling->high_freq_factor > scaling->low_freq_factor && scaling->original_context > 0))
+        return dt__poison(g, DT_E_USAGE,
+                          "rope: scaling needs factor >= 1, 0 < low_freq_factor < high_freq_factor, original_context");
+    n.i[0] = heads, n.i[1] = 1;
+    saved = dt__fp_enter();
+    n.table = dt__rope_table(g, s.n[1], s.n[2] / heads, base, offset, scaling);
+    dt__fp_leave(saved);
+    return dt__push(g, &n, NULL);
+}
+static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__cols(c->n), t = c->n->shape.n[1], d = cols / c->n->i[0];
+    (void)worker;
+    for (int64_t r = begin; r < end; r++)
+        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + r % t * d, c->n->i[0], d,
+                        (float)c->n->i[1]);
+}
+static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
 
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
@@ -4959,14 +5984,19 @@ static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
     s->key = (int64_t)id * DT__MAX_IN + input;
 }
 
-/* The same for a node that is a chain over tokens: a parameter's slot continues it in place (R3). */
-static void dt__flow_chain(dt_graph *g, int32_t id, int input, dt__node *chain)
+/* The same for a node (with a second output of shape *aux, or NULL) that is a chain over tokens: a parameter's slot
+ * continues it in place (R3). */
+static void dt__flow_chain_aux(dt_graph *g, int32_t id, int input, dt__node *chain, const dt_shape *aux)
 {
     if (!dt__wants(g, id, input)) return;
     if (dt__to_slot(g, id, input)) {
         chain->slot = g->nodes[id].use[input];
-        dt__push(g, chain, NULL);
-    } else dt__flow(g, id, input, dt__push(g, chain, NULL));
+        dt__push(g, chain, aux);
+    } else dt__flow(g, id, input, dt__push(g, chain, aux));
+}
+static void dt__flow_chain(dt_graph *g, int32_t id, int input, dt__node *chain)
+{
+    dt__flow_chain_aux(g, id, input, chain, NULL);
 }
 
 /* Sums dy over the axes along which input `input` was broadcast, and flows it. */
@@ -5157,10 +6187,10 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
     }
     if (dt__wants(g, id, 0)) {
         da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
-        dt__flow(g, id, 0, grad_parts ? dt_combine(g, da) : da);
+        dt__flow_reduced(g, id, 0, grad_parts ? dt_combine(g, da) : da);
     }
     if (!dy.id || !dt__wants(g, id, 1)) return;
-    if (dt__at(g, b)->shape.dims == 2) {
+    if (dt__at(g, b)->shape.dims == 2 && (!ta || dt__at(g, a)->shape.dims == 2)) {
         rows = dt__as_matrix(g, dy);
         a = dt__as_matrix(g, a);
         chain = tb ? dt__node_make(DT__OP_MATMUL, dt__at(g, b)->shape, rows, a, dt__nothing())
@@ -5168,7 +6198,38 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         chain.i[0] = tb ? 1 : !ta;
         chain.i[1] = tb ? ta : 0;
         dt__flow_chain(g, id, 1, &chain);
-    } else dt__flow(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
+    } else dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
+}
+
+static void dt__grad_conv(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    static const int channels_last[2][4] = {{0, 2, 1, 0}, {0, 2, 3, 1}};
+    dt_tensor x = dt__input(g, id, 0), w = dt__input(g, id, 1);
+    dt__node n = dt__node_make(DT__OP_CONV_DX, dt__at(g, x)->shape, dy, w, dt__nothing());
+    dt__node chain = dt__node_make(DT__OP_CONV_DW, dt__at(g, w)->shape, dy, x, dt__nothing());
+    dt_shape scratch;
+    memcpy(n.i, g->nodes[id].i, sizeof n.i);
+    memcpy(chain.i, g->nodes[id].i, sizeof n.i);
+    scratch = dt__conv_aux(g, &n);
+    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__push(g, &n, &scratch));
+    scratch = dt__conv_aux(g, &chain);
+    dt__flow_chain_aux(g, id, 1, &chain, &scratch);
+    if (g->nodes[id].inputs > 2 && dt__wants(g, id, 2)) {
+        dt_tensor rows = dt_permute(g, dy, channels_last[dt__at(g, x)->shape.dims - 3]);
+        dt__node sum =
+            dt__node_make(DT__OP_COL_SUM, dt_shape1(dt__at(g, w)->shape.n[0]), rows, dt__nothing(), dt__nothing());
+        dt__flow_chain(g, id, 2, &sum);
+    }
+}
+
+static void dt__grad_pool(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    int op = g->nodes[id].op == DT__OP_MAX_POOL ? DT__OP_MAX_POOL_GRAD : DT__OP_AVG_POOL_GRAD;
+    dt_tensor x = dt__input(g, id, 0);
+    dt__node n =
+        dt__node_make(op, dt__at(g, x)->shape, dy, op == DT__OP_MAX_POOL_GRAD ? x : dt__nothing(), dt__nothing());
+    memcpy(n.i, g->nodes[id].i, sizeof n.i);
+    dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
 
 static void dt__grad_embed(dt_graph *g, int32_t id, dt_tensor dy)
@@ -5195,14 +6256,39 @@ static void dt__grad_layernorm(dt_graph *g, int32_t id, dt_tensor dy)
 }
 static void dt__grad_rmsnorm(dt_graph *g, int32_t id, dt_tensor dy) { dt__grad_norm(g, id, DT__OP_RMSNORM_DX, dy); }
 
+/* Of separate inputs the three gradients are pieces of one flat tensor. */
 static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt_tensor qkv = dt__input(g, id, 0);
-    dt__node n =
-        dt__node_make(DT__OP_ATTENTION_GRAD, dt__at(g, qkv)->shape, qkv, dt__tensor(g->nodes[id].aux), dt__tensor(id));
-    n.in[n.inputs++] = dy.id;
+    int fused = !g->nodes[id].i[3], inputs = fused ? 1 : 3;
+    dt__node n = dt__node_make(DT__OP_ATTENTION_GRAD, dt__at(g, dt__input(g, id, 0))->shape, dt__nothing(),
+                               dt__nothing(), dt__nothing());
+    dt_tensor all;
+    int64_t at = 0;
     memcpy(n.i, g->nodes[id].i, sizeof n.i);
     n.f = g->nodes[id].f;
+    for (int i = 0; i < inputs; i++) n.in[n.inputs++] = g->nodes[id].in[i];
+    n.in[n.inputs++] = g->nodes[id].aux;
+    n.in[n.inputs++] = id;
+    n.in[n.inputs++] = dy.id;
+    if (g->nodes[id].inputs > inputs) n.in[n.inputs++] = g->nodes[id].in[inputs];
+    if (!fused) {
+        n.shape = dt_shape1(0);
+        for (int i = 0; i < 3; i++) n.shape.n[0] += dt__count(dt__at(g, dt__input(g, id, i)));
+    }
+    all = dt__push(g, &n, NULL);
+    if (fused) dt__flow(g, id, 0, all);
+    for (int i = 0; !fused && all.id && i < 3; i++) {
+        dt_shape s = dt__at(g, dt__input(g, id, i))->shape;
+        if (dt__wants(g, id, i)) dt__flow(g, id, i, dt_reshape(g, dt_slice(g, all, 0, at, at + dt_shape_count(s)), s));
+        at += dt_shape_count(s);
+    }
+}
+
+static void dt__grad_rope(dt_graph *g, int32_t id, dt_tensor dy) /* the rotation back */
+{
+    dt__node n = dt__node_make(DT__OP_ROPE, g->nodes[id].shape, dy, dt__nothing(), dt__nothing());
+    n.i[0] = g->nodes[id].i[0], n.i[1] = -1;
+    n.table = g->nodes[id].table;
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
 
@@ -5343,9 +6429,9 @@ static double dt__node_flops(const dt_graph *g, const dt__node *n)
         return 2.0 * (double)dt__count(n) * (double)a->n[a->dims - 1 - n->i[0]] / (double)dt__max(1, n->i[2]);
     }
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
-        double pairs = (double)n->shape.n[1] * (double)n->shape.n[1] * (n->i[1] ? 0.5 : 1.0),
-               width = (double)dt__cols(&g->nodes[n->in[0]]) / 3.0;
-        return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)n->shape.n[0] * pairs * width;
+        dt__attention a = dt__attention_sizes(g, n);
+        double pairs = (double)a.t * (double)a.s * (a.causal ? 0.5 : 1.0);
+        return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
     }
     return 0.0;
 }

@@ -45,9 +45,10 @@ int main(int argc, char **argv)
             memset(&a, 0, sizeof a), memset(rng, 0, sizeof rng);
             for (int64_t i = 0; i < b * t * 3 * C; i++) qkv[i] = sinf((float)i * 0.37f);
             for (int64_t i = 0; i < b * t * C; i++) g[i] = cosf((float)i * 0.73f);
-            a.b = b, a.t = t, a.h = h, a.d = d, a.q = qkv, a.k = qkv + C, a.v = qkv + 2 * C, a.ld = 3 * C, a.ldo = C,
+            a.b = b, a.t = a.s = a.room = t, a.h = a.hk = h, a.d = d, a.q = qkv, a.k = qkv + C, a.v = qkv + 2 * C,
+            a.ld = a.ldk = 3 * C, a.ldo = C,
             a.o = o, a.row_max = m, a.row_sum = l;
-            a.scale = 1.0f / sqrtf((float)d), a.causal = v > 0, a.rng = rng, a.dout = g, a.lddo = C, a.lddq = 3 * C,
+            a.scale = 1.0f / sqrtf((float)d), a.causal = v > 0, a.rng = rng, a.dout = g, a.lddo = C, a.lddq = a.lddk = 3 * C,
             a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C;
             if (v == 2) a.drop_threshold = 429496730u, a.drop_scale = 1.0f / 0.9f;
             dt__pool_reserve(pool, dt__attention_scratch_avx512(t, d));

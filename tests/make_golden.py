@@ -21,8 +21,9 @@ gpt2_tiny.safetensors, a GPT-2 with its names and shapes (x W + b, so W is (in, 
 The gradient of a key bias (the middle third of attn.c_attn.bias) is zero in exact arithmetic: softmax does not see a
 constant. In float32 it is rounding noise, which AdamW blows up to a visible step: compare the other two thirds.
 
-ops.safetensors and reduce.safetensors, for a case named N: N.<input>, N.out, a random N.w shaped like N.out, and
-N.grad.<input>, the gradients of sum(out * w). OPS and REDUCE below say what each computes.
+ops.safetensors, reduce.safetensors and nn.safetensors, for a case named N: N.<input>, N.out, a random N.w shaped like
+N.out, and N.grad.<input>, the gradients of sum(out * w). OPS, REDUCE and nn_cases below say what each computes;
+nn.safetensors also holds the cases' windows.
 """
 import argparse
 import json
@@ -340,10 +341,97 @@ def make_cases(cases, seed):
     return out
 
 
+# ---- layers of networks --------------------------------------------------------------------------
+
+def grouped_attention(q, k, v, kv_heads, causal, mask=None, heads=4):
+    """(B,T,H*D), (B,S,kv_heads*D): every key head serves heads / kv_heads query heads. A row that sees nothing is 0."""
+    def split(x, n):
+        return x.reshape(x.shape[0], x.shape[1], n, -1).transpose(1, 2)
+
+    q, k, v = split(q, heads), split(k, kv_heads), split(v, kv_heads)
+    k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+    t, s = q.shape[2], k.shape[2]
+    seen = torch.ones(t, s, dtype=torch.bool)
+    if causal:
+        seen = seen.tril(s - t)
+    if mask is not None:
+        seen = seen & (mask.reshape(-1, 1, t, s) != 0)
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~seen, -math.inf)
+    blind = ~seen.any(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(blind, 0.0), -1) * ~blind
+    out = weights @ v
+    return out.transpose(1, 2).reshape(out.shape[0], t, -1)
+
+
+def rope(x, heads, base, offset, scaling=None):
+    """The formula of Hugging Face's Llama: x cos + rotate_half(x) sin."""
+    batch, t, width = x.shape
+    d = width // heads
+    frequency = base ** -(torch.arange(0, d, 2, dtype=torch.float64) / d)
+    if scaling:
+        factor, low, high, original = scaling
+        wave = 2 * math.pi / frequency
+        slowed = torch.where(wave > original / low, frequency / factor, frequency)
+        smooth = (original / wave - low) / (high - low)
+        between = ~(wave < original / high) * ~(wave > original / low)
+        frequency = torch.where(between, (1 - smooth) * slowed / factor + smooth * slowed, slowed)
+    angle = torch.arange(offset, offset + t, dtype=torch.float64)[:, None] * frequency
+    angle = torch.cat((angle, angle), -1)[:, None]
+    x = x.reshape(batch, t, heads, d)
+    turned = torch.cat((-x[..., d // 2:], x[..., :d // 2]), -1)
+    return (x * angle.cos() + turned * angle.sin()).reshape(batch, t, width)
+
+
+def nn_cases(source, config):
+    """As op_cases; what else an op is told goes into config: N.attend (key heads, causal), N.stride and so on (I64)."""
+    def u(*shape, scale=1.0):
+        return source.uniform(shape, scale)
+
+    for name, t, s, kv, causal, mask in (("full", 5, 9, 4, 0, None), ("causal", 5, 9, 2, 1, None),
+                                         ("cache", 1, 9, 2, 1, None), ("mask", 6, 7, 1, 0, (6, 7)),
+                                         ("masks", 6, 7, 2, 1, (2, 6, 7))):
+        inputs = dict(q=u(2, t, 20, scale=2.0), k=u(2, s, 5 * kv, scale=2.0), v=u(2, s, 5 * kv))
+        if mask:
+            inputs["mask"] = source.integers(mask, 3)
+            inputs["mask"][..., 2, :] = 0
+        config[f"attend.{name}.attend"] = (kv, causal)
+        yield (f"attend.{name}", lambda q, k, v, mask=None, kv=kv, causal=causal:
+               grouped_attention(q, k, v, kv, causal, mask), inputs)
+    yield "rope.plain", lambda x: rope(x, 2, 10000.0, 7), dict(x=u(2, 6, 20))
+    yield "rope.llama3", lambda x: rope(x, 2, 10000.0, 7, (8.0, 1.0, 4.0, 16)), dict(x=u(2, 6, 20))
+    for name, c, o, groups, x, k, stride, padding, dilation in (
+            ("conv2d.same", 3, 5, 1, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1)),
+            ("conv2d.stride", 4, 6, 2, (7, 8), (3, 2), (2, 3), (1, 0), (1, 2)),
+            ("conv2d.depthwise", 4, 4, 4, (5, 5), (3, 3), (1, 1), (2, 1), (2, 1)),
+            ("conv1d.causal", 3, 4, 1, (12,), (4,), (1,), (3,), (1,)),
+            ("conv1d.stride", 2, 3, 1, (11,), (3,), (2,), (1,), (2,))):
+        config.update({f"{name}.stride": stride, f"{name}.padding": padding, f"{name}.dilation": dilation,
+                       f"{name}.groups": (groups,)})
+        function = F.conv2d if len(x) == 2 else F.conv1d
+        yield (name, lambda x, weight, bias, f=function, s=stride, p=padding, d=dilation, n=groups:
+               f(x, weight, bias, s, p, d, n), dict(x=u(2, c, *x), weight=u(o, c // groups, *k), bias=u(o)))
+    for name, x, k, stride, padding in (("2d", (7, 8), (3, 2), (2, 2), (1, 1)), ("1d", (11,), (3,), (2,), (1,))):
+        for kind in "max", "avg":
+            config.update({f"{kind}_pool.{name}.size": k, f"{kind}_pool.{name}.stride": stride,
+                           f"{kind}_pool.{name}.padding": padding})
+            function = getattr(F, f"{kind}_pool{name}")
+            yield (f"{kind}_pool.{name}", lambda x, f=function, k=k, s=stride, p=padding: f(x, k, s, p),
+                   dict(x=u(2, 3, *x)))
+    for name, a, b in (("vector_matrix", (5,), (2, 5, 3)), ("matrix_vector", (2, 3, 5), (5,)),
+                       ("broadcast", (2, 1, 3, 5), (4, 5, 2)), ("left", (3, 5), (2, 5, 4))):
+        yield f"matmul.{name}", lambda a, b: a @ b, dict(a=u(*a), b=u(*b))
+
+
+def make_nn():
+    config = {}
+    out = make_cases(lambda source: nn_cases(source, config), 11)
+    return {**{name: torch.tensor(value, dtype=torch.int64) for name, value in config.items()}, **out}
+
+
 # ---- the program -------------------------------------------------------------------------------
 
 FILES = {"gpt2_tiny.safetensors": make_gpt2, "ops.safetensors": lambda: make_cases(op_cases, 7),
-         "reduce.safetensors": lambda: make_cases(reduce_cases, 8)}
+         "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn}
 
 
 def differences(old, new):

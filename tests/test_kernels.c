@@ -91,77 +91,104 @@ static float fold(float *lane)
     return lane[0];
 }
 
-/* One head; p (t,t) receives exp(s - m). o, m, l as in the operand. */
+/* Does query i of sample s see key j? */
+static int sees(const dt__attention *a, int64_t s, int64_t i, int64_t j)
+{
+    if (a->causal && j > i + a->s - a->t) return 0;
+    return !a->mask || (a->mask[s * a->mask_step + i * a->s + j] & a->mask_bits);
+}
+/* Row i of a matrix of queries; of a matrix of keys, for query head h. */
+static float *query(const dt__attention *a, const float *x, int64_t ld, int64_t s, int64_t h, int64_t i)
+{
+    return (float *)(uintptr_t)x + (s * a->t + i) * ld + h * a->d;
+}
+static float *key(const dt__attention *a, const float *x, int64_t s, int64_t h, int64_t j)
+{
+    return (float *)(uintptr_t)x + (s * a->room + j) * a->ldk + h / (a->h / a->hk) * a->d;
+}
+static int drops(const dt__attention *a, int64_t s, int64_t h, int64_t i, int64_t j)
+{
+    return a->drop_threshold && dt__rng_word(a->rng + s, (uint64_t)((h * a->t + i) * a->s + j)) < a->drop_threshold;
+}
+
+/* One head; p (t,s) receives exp(s - m). o, m, l as in the operand. */
 static void forward_reference(const dt__attention *a, int64_t s, int64_t h, float *p)
 {
-    for (int64_t i = 0; i < a->t; i++) {
-        int64_t keys = a->causal ? i + 1 : a->t, at = (s * a->h + h) * a->t + i;
-        const float *q = a->q + (s * a->t + i) * a->ld + h * a->d;
+    for (int64_t i = 0; i < a->t; i++, p += a->s) {
+        int64_t at = (s * a->h + h) * a->t + i;
+        const float *q = query(a, a->q, a->ld, s, h, i);
         float lane[32], m = -INFINITY;
         memset(lane, 0, sizeof lane);
-        for (int64_t j = 0; j < keys; j++) {
-            const float *k = a->k + (s * a->t + j) * a->ld + h * a->d;
+        for (int64_t j = 0; j < a->s; j++) {
+            const float *k = key(a, a->k, s, h, j);
             float acc = 0.0f;
+            if (!sees(a, s, i, j)) continue;
             for (int64_t c = 0; c < a->d; c++) acc = fmaf(q[c], k[c], acc);
-            p[i * a->t + j] = acc * a->scale;
-            m = p[i * a->t + j] > m ? p[i * a->t + j] : m;
+            p[j] = acc * a->scale;
+            m = p[j] > m ? p[j] : m;
         }
-        m = m + 0.0f;
-        for (int64_t j = 0; j < keys; j++) {
-            p[i * a->t + j] = dt__expf(p[i * a->t + j] - m);
-            lane[j % 32] = lane[j % 32] + p[i * a->t + j];
+        m = m == -INFINITY ? 0.0f : m + 0.0f;
+        for (int64_t j = 0; j < a->s; j++) {
+            if (!sees(a, s, i, j)) continue;
+            p[j] = dt__expf(p[j] - m);
+            lane[j % 32] = lane[j % 32] + p[j];
         }
         a->row_max[at] = m;
         a->row_sum[at] = fold(lane);
+        if (a->row_sum[at] == 0.0f) a->row_sum[at] = 1.0f;
         for (int64_t c = 0; c < a->d; c++) {
             float acc = 0.0f;
-            for (int64_t j = 0; j < keys; j++) {
-                float x = p[i * a->t + j];
-                uint64_t e = (uint64_t)((h * a->t + i) * a->t + j);
-                if (a->drop_threshold) x = dt__rng_word(a->rng + s, e) < a->drop_threshold ? 0.0f : x * a->drop_scale;
-                acc = fmaf(x, a->v[(s * a->t + j) * a->ld + h * a->d + c], acc);
+            for (int64_t j = 0; j < a->s; j++) {
+                float x = drops(a, s, h, i, j) ? 0.0f : a->drop_threshold ? p[j] * a->drop_scale : p[j];
+                if (sees(a, s, i, j)) acc = fmaf(x, key(a, a->v, s, h, j)[c], acc);
             }
-            a->o[(s * a->t + i) * a->ldo + h * a->d + c] = acc / a->row_sum[at];
+            query(a, a->o, a->ldo, s, h, i)[c] = acc / a->row_sum[at];
         }
     }
 }
 
-static void backward_reference(const dt__attention *a, int64_t s, int64_t h, float *p)
+/* ds (t,s) and the dropped probabilities p (t,s) of one head. */
+static void score_gradients(const dt__attention *a, int64_t s, int64_t h, float *p, float *ds)
 {
-    int64_t t = a->t, d = a->d;
-    float *ds = (float *)dt__alloc(t * t * 4, "ds");
-    for (int64_t i = 0; i < t; i++) {
-        int64_t keys = a->causal ? i + 1 : t, row = s * t + i;
-        const float *g = a->dout + row * a->lddo + h * d, *o = a->o + row * a->ldo + h * d;
-        float lane[32], dot, l = a->row_sum[(s * a->h + h) * t + i];
+    for (int64_t i = 0; i < a->t; i++) {
+        const float *g = query(a, a->dout, a->lddo, s, h, i), *o = query(a, a->o, a->ldo, s, h, i);
+        float lane[32], dot, l = a->row_sum[(s * a->h + h) * a->t + i];
         memset(lane, 0, sizeof lane);
-        for (int64_t c = 0; c < d; c++) lane[c % 32] = fmaf(g[c], o[c], lane[c % 32]);
+        for (int64_t c = 0; c < a->d; c++) lane[c % 32] = fmaf(g[c], o[c], lane[c % 32]);
         dot = fold(lane);
-        for (int64_t j = 0; j < keys; j++) {
-            const float *v = a->v + (s * t + j) * a->ld + h * d;
-            float prob = p[i * t + j] / l, grad = 0.0f, dropped = prob;
-            for (int64_t c = 0; c < d; c++) grad = fmaf(g[c], v[c], grad);
-            if (a->drop_threshold) {
-                int keep = dt__rng_word(a->rng + s, (uint64_t)((h * t + i) * t + j)) >= a->drop_threshold;
-                grad = keep ? grad * a->drop_scale : 0.0f;
-                dropped = keep ? prob * a->drop_scale : 0.0f;
-            }
-            p[i * t + j] = dropped;
-            ds[i * t + j] = prob * (grad - dot) * a->scale;
+        for (int64_t j = 0; j < a->s; j++) {
+            const float *v = key(a, a->v, s, h, j);
+            float prob = p[i * a->s + j] / l, grad = 0.0f;
+            if (!sees(a, s, i, j)) continue;
+            for (int64_t c = 0; c < a->d; c++) grad = fmaf(g[c], v[c], grad);
+            if (a->drop_threshold) grad = drops(a, s, h, i, j) ? 0.0f : grad * a->drop_scale;
+            ds[i * a->s + j] = prob * (grad - dot) * a->scale;
+            if (a->drop_threshold) prob = drops(a, s, h, i, j) ? 0.0f : prob * a->drop_scale;
+            p[i * a->s + j] = prob;
         }
     }
-    for (int64_t i = 0; i < t; i++) {
-        for (int64_t c = 0; c < d; c++) {
-            float dq = 0.0f, dk = 0.0f, dv = 0.0f;
-            for (int64_t j = 0; j < (a->causal ? i + 1 : t); j++)
-                dq = fmaf(ds[i * t + j], a->k[(s * t + j) * a->ld + h * d + c], dq);
-            for (int64_t q = a->causal ? i : 0; q < t; q++) {
-                dk = fmaf(ds[q * t + i], a->q[(s * t + q) * a->ld + h * d + c], dk);
-                dv = fmaf(p[q * t + i], a->dout[(s * t + q) * a->lddo + h * d + c], dv);
+}
+
+/* The first query head of a group begins the chains of dk and dv, the others go on. */
+static void backward_reference(const dt__attention *a, int64_t s, int64_t h, float *p)
+{
+    float *ds = (float *)dt__alloc(a->t * a->s * 4, "ds");
+    score_gradients(a, s, h, p, ds);
+    for (int64_t c = 0; c < a->d; c++) {
+        for (int64_t i = 0; i < a->t; i++) {
+            float dq = 0.0f;
+            for (int64_t j = 0; j < a->s; j++)
+                if (sees(a, s, i, j)) dq = fmaf(ds[i * a->s + j], key(a, a->k, s, h, j)[c], dq);
+            query(a, a->dq, a->lddq, s, h, i)[c] = dq;
+        }
+        for (int64_t j = 0; j < a->s; j++) {
+            float *dk = key(a, a->dk, s, h, j) + c, *dv = key(a, a->dv, s, h, j) + c;
+            if (h % (a->h / a->hk) == 0) *dk = *dv = 0.0f;
+            for (int64_t i = 0; i < a->t; i++) {
+                if (!sees(a, s, i, j)) continue;
+                *dk = fmaf(ds[i * a->s + j], query(a, a->q, a->ld, s, h, i)[c], *dk);
+                *dv = fmaf(p[i * a->s + j], query(a, a->dout, a->lddo, s, h, i)[c], *dv);
             }
-            a->dq[(s * t + i) * a->lddq + h * d + c] = dq;
-            a->dk[(s * t + i) * a->lddq + h * d + c] = dk;
-            a->dv[(s * t + i) * a->lddq + h * d + c] = dv;
         }
     }
     dt__free(ds);
@@ -237,13 +264,33 @@ static void gemm_tests(void)
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
-static int attention_case(int64_t b, int64_t t, int64_t h, int64_t d, int causal, int drop, int wild, int first_isa)
+typedef struct attention_shape {
+    int64_t b, t, s, h, hk, d, spare; /* spare: rows of the cache behind the keys */
+    int causal, drop, mask; /* mask: 0 none, 1 random, 2 in blocks, 3 one for all samples and blind queries */
+} attention_shape;
+
+static uint32_t *mask_of(const attention_shape *z)
 {
-    int64_t C = h * d, ld = 3 * C + below(3), ldo = C + below(3), nx = b * t * ld, no = b * t * ldo, nr = b * h * t;
-    float *x = values(nx, wild), *dout = values(no, wild), *p = values(t * t, 0);
+    uint32_t *mask = (uint32_t *)dt__alloc(z->b * z->t * z->s * 4, "mask");
+    for (int64_t k = 0; z->mask && k < z->b * z->t * z->s; k++) {
+        int64_t i = k / z->s % z->t, j = k % z->s, seen = z->mask == 2 ? i / 37 == j / 37 : below(4) != 0;
+        if (z->mask == 3 && i % 5 == 2) seen = 0;
+        mask[k] = seen ? 0x3f800000u : below(2) ? 0x80000000u : 0;
+    }
+    return mask;
+}
+
+/* q, k and v are columns of one row when the sizes allow it; so are the gradients. */
+static int attention_case(const attention_shape *z, int wild, int first_isa)
+{
+    int64_t b = z->b, t = z->t, s = z->s, h = z->h, d = z->d, room = s + z->spare, C = h * d, K = z->hk * d;
+    int64_t ld = C + 2 * K + below(3), ldo = C + below(3), nx = b * (t > room ? t : room) * ld, no = b * t * ldo,
+            nr = b * h * t;
+    float *x = values(nx, wild), *dout = values(no, wild), *p = values(t * s, 0);
     float *ro = values(no, 0), *rx = values(nx, 0), *rm = values(nr, 0), *rl = values(nr, 0);
     float *o = values(no, 0), *dx = values(nx, 0), *m = values(nr, 0), *l = values(nr, 0), *o0 = values(no, 0),
           *x0 = values(nx, 0);
+    uint32_t *mask = mask_of(z);
     dt__rng rng[4];
     dt__attention a;
     int ok = 1;
@@ -251,30 +298,30 @@ static int attention_case(int64_t b, int64_t t, int64_t h, int64_t d, int causal
         for (int j = 0; j < 5; j++) (j < 2 ? &rng[i].key[j] : &rng[i].counter[j - 2])[0] = next() * 257u;
     }
     memset(&a, 0, sizeof a);
-    a.b = b, a.t = t, a.h = h, a.d = d, a.q = x, a.k = x + C, a.v = x + 2 * C, a.ld = ld, a.ldo = ldo;
-    a.scale = 1.0f / sqrtf((float)d), a.causal = causal, a.rng = rng, a.dout = dout, a.lddo = ldo, a.lddq = ld;
-    if (drop) a.drop_threshold = 0x33333333u, a.drop_scale = 1.25f;
+    a.b = b, a.t = t, a.s = s, a.room = room, a.h = h, a.hk = z->hk, a.d = d, a.q = x, a.k = x + C, a.v = x + C + K;
+    a.ld = a.ldk = a.lddq = a.lddk = ld, a.ldo = a.lddo = ldo;
+    a.scale = 1.0f / sqrtf((float)d), a.causal = z->causal, a.rng = rng, a.dout = dout;
+    a.mask = z->mask ? mask : NULL, a.mask_bits = 0x7fffffffu, a.mask_step = z->mask == 3 ? 0 : t * s;
+    if (z->drop) a.drop_threshold = 0x33333333u, a.drop_scale = 1.25f;
     memcpy(ro, o0, (size_t)no * 4), memcpy(rx, x0, (size_t)nx * 4);
-    a.o = ro, a.row_max = rm, a.row_sum = rl, a.dq = rx, a.dk = rx + C, a.dv = rx + 2 * C;
-    for (int64_t s = 0; s < b; s++) {
-        for (int64_t j = 0; j < h; j++) forward_reference(&a, s, j, p), backward_reference(&a, s, j, p);
-    }
+    a.o = ro, a.row_max = rm, a.row_sum = rl, a.dq = rx, a.dk = rx + C, a.dv = rx + C + K;
+    for (int64_t k = 0; k < b * h; k++) forward_reference(&a, k / h, k % h, p), backward_reference(&a, k / h, k % h, p);
     for (int i = first_isa; i < isa_count && ok; i++) {
         for (int w = 0; w < 2 && ok; w++) {
             memcpy(o, o0, (size_t)no * 4), memcpy(dx, x0, (size_t)nx * 4);
-            a.o = o, a.row_max = m, a.row_sum = l, a.dq = dx, a.dk = dx + C, a.dv = dx + 2 * C;
-            dt__pool_reserve(pools[w], isas[i].attention_scratch(t, d));
+            a.o = o, a.row_max = m, a.row_sum = l, a.dq = dx, a.dk = dx + C, a.dv = dx + C + K;
+            dt__pool_reserve(pools[w], isas[i].attention_scratch(s, d));
             isas[i].forward(pools[w], &a);
             isas[i].backward(pools[w], &a);
             ok = same(m, rm, nr) && same(l, rl, nr) && same(o, ro, no) && same(dx, rx, nx);
             if (!ok)
-                printf("# %s b %d t %d h %d d %d causal %d drop %d workers %d\n", isas[i].name, (int)b, (int)t, (int)h,
-                       (int)d, causal, drop, w + 1);
+                printf("# %s b %d t %d s %d h %d hk %d d %d causal %d drop %d mask %d workers %d\n", isas[i].name, (int)b,
+                       (int)t, (int)s, (int)h, (int)z->hk, (int)d, z->causal, z->drop, z->mask, w + 1);
         }
     }
     dt__free(x), dt__free(dout), dt__free(p), dt__free(ro), dt__free(rx), dt__free(rm), dt__free(rl), dt__free(o),
         dt__free(dx);
-    dt__free(m), dt__free(l), dt__free(o0), dt__free(x0);
+    dt__free(m), dt__free(l), dt__free(o0), dt__free(x0), dt__free(mask);
     return ok;
 }
 
@@ -286,8 +333,11 @@ static void attention_tests(void)
         for (size_t i = 0; i < sizeof ts / 8 && ok; i++) {
             for (size_t j = 0; j < sizeof ds / 8 && ok; j++) {
                 int small = ts[i] <= 33 || (ts[i] <= 65 && ds[j] == 16) || (ts[i] == 100 && ds[j] == 8);
-                ok = attention_case(ts[i] > 100 ? 1 : 2, ts[i], ts[i] > 100 ? 1 : 2, ds[j], variant & 1, variant >> 1,
-                                    (i + j) % 2 != 0, small ? 0 : isa_count > 1);
+                attention_shape z;
+                memset(&z, 0, sizeof z);
+                z.b = z.h = z.hk = ts[i] > 100 ? 1 : 2, z.t = z.s = ts[i], z.d = ds[j];
+                z.causal = variant & 1, z.drop = variant >> 1;
+                ok = attention_case(&z, (i + j) % 2 != 0, small ? 0 : isa_count > 1);
             }
         }
         result(ok, "R5 R9 R16 attention",
@@ -296,6 +346,54 @@ static void attention_tests(void)
                : variant == 2 ? "full, dropout"
                               : "causal, dropout");
     }
+}
+
+/* Fewer or more keys than queries, grouped heads, masks, caches with room. */
+static void attention_general_tests(void)
+{
+    static const int64_t sizes[][2] = {{1, 1}, {1, 7}, {1, 100}, {7, 1}, {5, 9}, {9, 5}, {31, 33}, {33, 31}, {3, 64},
+                                       {100, 37}, {97, 130}, {193, 64}, {40, 160}};
+    static const char *const names[] = {"no mask", "a random mask", "blocks", "blind queries"};
+    for (int mask = 0; mask < 4; mask++) {
+        int ok = 1;
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes && ok; i++) {
+            for (int form = 0; form < 8 && ok; form++) {
+                attention_shape z;
+                z.b = 1 + form % 2, z.t = sizes[i][0], z.s = sizes[i][1], z.d = 1 + below(40);
+                z.h = form & 4 ? 6 : 2, z.hk = form & 4 ? 2 : 1 + form % 2, z.spare = form % 3 * 5;
+                z.causal = form & 1, z.drop = form == 2 || form == 5, z.mask = mask;
+                ok = attention_case(&z, form & 1, z.t * z.s <= 1100 ? 0 : isa_count > 1);
+            }
+        }
+        result(ok, "R5 R9 attention, any keys and heads", names[mask]);
+    }
+}
+
+/* A row of a causal pass has the same bits when it is computed alone against a cache of the keys up to it. */
+static void decode_tests(void)
+{
+    enum { T = 75, H = 4, HK = 2, D = 20, C = H * D, K = HK * D, ROOM = 80 };
+    float *q = values(2 * T * C, 1), *k = values(2 * ROOM * K, 1), *v = values(2 * ROOM * K, 1);
+    float *all = values(2 * T * C, 0), *one = values(2 * T * C, 0), *row = values(2 * C, 0), *stats = values(4 * T * H, 0);
+    for (int i = 0; i < isa_count; i++) {
+        dt__attention a;
+        memset(&a, 0, sizeof a);
+        a.b = 2, a.t = a.s = T, a.room = ROOM, a.h = H, a.hk = HK, a.d = D, a.q = q, a.k = k, a.v = v;
+        a.ld = a.ldo = C, a.ldk = K, a.scale = 0.25f, a.causal = 1;
+        a.row_max = stats, a.row_sum = stats + 2 * T * H, a.o = all;
+        dt__pool_reserve(pools[0], isas[i].attention_scratch(T, D));
+        isas[i].forward(pools[0], &a);
+        a.t = 1, a.o = row;
+        for (int64_t n = 0; n < T; n++) {
+            float now[2 * C];
+            for (int64_t s = 0; s < 2; s++) memcpy(now + s * C, q + (s * T + n) * C, C * 4);
+            a.q = now, a.s = n + 1;
+            isas[i].forward(pools[0], &a);
+            for (int64_t s = 0; s < 2; s++) memcpy(one + (s * T + n) * C, row + s * C, C * 4);
+        }
+        result(same(one, all, 2 * T * C), "R9 attention, one query at a time against a cache", isas[i].name);
+    }
+    dt__free(q), dt__free(k), dt__free(v), dt__free(all), dt__free(one), dt__free(row), dt__free(stats);
 }
 
 /* ---- exp and random words ------------------------------------------------------------------ */
@@ -383,6 +481,8 @@ int main(void)
     exp_tests();
     gemm_tests();
     attention_tests();
+    attention_general_tests();
+    decode_tests();
     printf("1..%d\n# %d instruction sets, %.1f s\n", test_number, isa_count, dt__now() - t0);
     for (int w = 0; w < 2; w++) dt__pool_close(&pools[w]);
     return failures != 0;

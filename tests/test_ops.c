@@ -440,6 +440,56 @@ static void matmul_case(int ta, int tb, int lead, int shared, int64_t m, int64_t
     check(&c);
 }
 
+/* Any ranks: vectors, leading axes that broadcast. */
+static void real_matmul_any(const op_case *c, double *const *in, double *out)
+{
+    dt_shape a = c->shape[0], b = c->shape[1], y = c->out;
+    int ta = (int)c->i[0], tb = (int)c->i[1], row = a.dims == 1, column = b.dims == 1;
+    int64_t m, n, k;
+    if (row) a = dt_shape2(1, a.n[0]), ta = 0, y.n[y.dims] = y.n[y.dims - 1], y.n[y.dims ? y.dims - 1 : 0] = 1, y.dims++;
+    if (column) b = dt_shape2(b.n[0], 1), tb = 0, y.n[y.dims++] = 1;
+    m = a.n[a.dims - 2 + ta], k = a.n[a.dims - 1 - ta], n = b.n[b.dims - 1 - tb];
+    y.dims = a.dims > b.dims ? a.dims - 2 : b.dims - 2;
+    a.dims -= 2, b.dims -= 2;
+    for (int64_t i = 0; i < count(&y); i++) {
+        int64_t at[DT_MAX_DIMS];
+        unravel(&y, i, at);
+        real_product(out + i * m * n, in[0] + element(&a, &y, at) * m * k, in[1] + element(&b, &y, at) * k * n, ta, tb, m, n, k);
+    }
+}
+static void test_matmul_ranks(void)
+{
+    static const struct { int da, db, dy; int64_t a[4], b[4], y[4]; int ta, tb; } row[] = {
+        { 1, 1, 0, { 5 }, { 5 }, { 0 }, 0, 0 },
+        { 1, 2, 1, { 5 }, { 5, 3 }, { 3 }, 1, 0 },
+        { 2, 1, 1, { 5, 3 }, { 5 }, { 3 }, 1, 1 },
+        { 3, 1, 2, { 2, 3, 5 }, { 5 }, { 2, 3 }, 0, 0 },
+        { 1, 3, 2, { 5 }, { 2, 5, 3 }, { 2, 3 }, 0, 0 },
+        { 1, 3, 2, { 5 }, { 2, 3, 5 }, { 2, 3 }, 0, 1 },
+        { 2, 3, 3, { 3, 5 }, { 2, 5, 4 }, { 2, 3, 4 }, 0, 0 },
+        { 2, 3, 3, { 5, 3 }, { 2, 4, 5 }, { 2, 3, 4 }, 1, 1 },
+        { 3, 2, 3, { 2, 5, 3 }, { 5, 4 }, { 2, 3, 4 }, 1, 0 },
+        { 3, 2, 3, { 2, 5, 3 }, { 4, 5 }, { 2, 3, 4 }, 1, 1 },
+        { 3, 3, 3, { 1, 3, 5 }, { 2, 5, 4 }, { 2, 3, 4 }, 0, 0 },
+        { 3, 3, 3, { 2, 3, 5 }, { 1, 5, 4 }, { 2, 3, 4 }, 0, 0 },
+        { 4, 4, 4, { 2, 1, 3, 5 }, { 1, 3, 5, 4 }, { 2, 3, 3, 4 }, 0, 0 },
+        { 4, 4, 4, { 2, 1, 5, 3 }, { 1, 3, 4, 5 }, { 2, 3, 3, 4 }, 1, 1 },
+        { 4, 3, 4, { 2, 3, 3, 5 }, { 3, 4, 5 }, { 2, 3, 3, 4 }, 0, 1 },
+    };
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        char a[96], b[96];
+        op_case c;
+        memset(&c, 0, sizeof c);
+        c.shape[0] = dt__shape(row[i].da, row[i].a[0], row[i].a[1], row[i].a[2], row[i].a[3]);
+        c.shape[1] = dt__shape(row[i].db, row[i].b[0], row[i].b[1], row[i].b[2], row[i].b[3]);
+        c.out = dt__shape(row[i].dy, row[i].y[0], row[i].y[1], row[i].y[2], row[i].y[3]);
+        c.i[0] = row[i].ta, c.i[1] = row[i].tb, c.inputs = 2;
+        snprintf(c.name, sizeof c.name, "matmul %s%s %s%s", dt__shape_text(&c.shape[0], a), row[i].ta ? "^T" : "", dt__shape_text(&c.shape[1], b), row[i].tb ? "^T" : "");
+        c.build = build_matmul, c.real = real_matmul_any;
+        check(&c);
+    }
+}
+
 static dt_tensor build_linear(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
     if (c->i[0] == 0) return dt_linear(g, in[0], "l", c->i[1]);
@@ -548,6 +598,216 @@ static void real_attention(const op_case *c, double *const *in, double *out)
     for (int64_t b = 0; b < c->out.n[0]; b++)
         for (int64_t h = 0; h < c->i[0]; h++)
             for (int64_t i = 0; i < c->out.n[1]; i++) real_attention_row(c, in[0], out, b, h, i);
+}
+
+/* i: heads, heads of the keys, causal, kind of mask: 0 none, 1 int32 (T,S), 2 float (B,T,S). */
+static int sees(const op_case *c, int64_t b, int64_t i, int64_t j)
+{
+    int64_t t = c->shape[0].n[1], s = c->shape[1].n[1];
+    if (c->i[2] && j > i + s - t) return 0;
+    return !c->i[3] || (i != 2 && ((c->i[3] == 2 ? b * 7 : 0) + i * 5 + j * 3) % 4 != 0);
+}
+static dt_tensor build_attend(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    int64_t b = c->shape[0].n[0], t = c->shape[0].n[1], s = c->shape[1].n[1];
+    dt_attention_options o;
+    dt_tensor mask = dt__tensor(0);
+    float numbers[512];
+    int32_t words[512];
+    op_case seen = *c;
+    memset(&o, 0, sizeof o);
+    o.heads = c->i[0], o.kv_heads = c->i[1], o.causal = (int)c->i[2], o.dropout = c->f, o.scale = c->i[4] ? 0.25f : 0.0f;
+    seen.i[2] = 0;
+    for (int64_t k = 0; k < b * t * s; k++) {
+        words[k] = sees(&seen, k / (t * s), k / s % t, k % s) ? (k & 1 ? 7 : INT32_MIN) : 0;
+        numbers[k] = words[k] ? 0.5f : k & 1 ? -0.0f : 0.0f;
+    }
+    if (c->i[3] == 1) mask = dt_tokens_from(g, dt_shape2(t, s), words);
+    if (c->i[3] == 2) mask = dt_tensor_from(g, dt_shape3(b, t, s), numbers);
+    return dt_attend(g, in[0], in[1], in[2], mask, &o);
+}
+static void real_attend(const op_case *c, double *const *in, double *out)
+{
+    int64_t batch = c->out.n[0], t = c->out.n[1], s = c->shape[1].n[1], heads = c->i[0], kv = c->i[1] ? c->i[1] : heads;
+    int64_t width = c->out.n[2], d = width / heads, kv_width = kv * d;
+    for (int64_t r = 0; r < batch * heads * t; r++) {
+        int64_t b = r / (heads * t), h = r / t % heads, i = r % t, column = h / (heads / kv) * d;
+        double score[64], max = -INFINITY, sum = 0.0, *o = out + (b * t + i) * width + h * d;
+        for (int64_t j = 0; j < s; j++) {
+            score[j] = 0.0;
+            for (int64_t e = 0; e < d; e++) score[j] += in[0][(b * t + i) * width + h * d + e] * in[1][(b * s + j) * kv_width + column + e];
+            score[j] = sees(c, b, i, j) ? score[j] * (c->i[4] ? 0.25 : 1.0 / sqrt((double)d)) : -INFINITY;
+            max = fmax(max, score[j]);
+        }
+        for (int64_t j = 0; j < s; j++) sum += score[j] = score[j] > -INFINITY ? exp(score[j] - max) : 0.0;
+        for (int64_t e = 0; e < d; e++) {
+            o[e] = 0.0;
+            for (int64_t j = 0; j < s; j++)
+                if (score[j] > 0.0) o[e] += score[j] / sum * kept(c->f, b, 0, (h * t + i) * s + j) * in[2][(b * s + j) * kv_width + column + e];
+        }
+    }
+}
+static void test_attend(void)
+{
+    for (int form = 0; form < 48; form++) {
+        int causal = form & 1, mask = form / 2 % 3, size = form / 6 % 4;
+        int64_t t = size == 1 ? 1 : size == 2 ? 6 : 5, s = size == 0 ? 5 : size == 3 ? 3 : 6 + size, kv = form / 24 ? 2 : 4;
+        op_case c = shape_case("", dt_shape3(2, t, 12), dt_shape3(2, t, 12));
+        c.inputs = 3;
+        c.shape[1] = c.shape[2] = dt_shape3(2, s, 3 * kv);
+        c.i[0] = 4, c.i[1] = kv == 4 ? 0 : kv, c.i[2] = causal, c.i[3] = mask, c.i[4] = form % 5 == 0;
+        c.f = form % 7 == 0 ? 0.3f : 0.0f;
+        snprintf(c.name, sizeof c.name, "attend, %d queries, %d keys, %d of 4 heads, %s%s, dropout %g", (int)t, (int)s, (int)kv, causal ? "causal" : "full",
+                 mask == 0 ? "" : mask == 1 ? ", int32 mask" : ", float mask", (double)c.f);
+        c.build = build_attend, c.real = real_attend;
+        check(&c);
+    }
+}
+
+/* i: heads, offset, scaled. */
+static const dt_rope_scaling llama3 = { 8.0, 1.0, 4.0, 8192 };
+static dt_tensor build_rope(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_rope(g, in[0], c->i[0], (double)c->f, c->i[1], c->i[2] ? &llama3 : NULL); }
+static double rope_frequency(const op_case *c, int64_t pair, int64_t d)
+{
+    double f = pow((double)c->f, -2.0 * (double)pair / (double)d), wave = 2.0 * 3.14159265358979323846 / f, smooth;
+    if (!c->i[2] || wave < 8192.0 / 4.0) return f;
+    if (wave > 8192.0 / 1.0) return f / 8.0;
+    smooth = (8192.0 / wave - 1.0) / (4.0 - 1.0);
+    return (1.0 - smooth) * f / 8.0 + smooth * f;
+}
+static void real_rope(const op_case *c, double *const *in, double *out)
+{
+    int64_t t = c->out.n[1], d = c->out.n[2] / c->i[0], half = d / 2;
+    for (int64_t r = 0; r < count(&c->out) / d; r++)
+        for (int64_t k = 0; k < half; k++) {
+            double angle = (double)(c->i[1] + r / c->i[0] % t) * rope_frequency(c, k, d), x = in[0][r * d + k], y = in[0][r * d + half + k];
+            out[r * d + k] = x * cos(angle) - y * sin(angle);
+            out[r * d + half + k] = y * cos(angle) + x * sin(angle);
+        }
+}
+static void test_rope(void)
+{
+    for (int form = 0; form < 6; form++) {
+        op_case c = shape_case("", dt_shape3(2, 5, 36), dt_shape3(2, 5, 36));
+        c.i[0] = form & 1 ? 3 : 1, c.i[1] = form * 1000, c.i[2] = form & 2;
+        c.f = form & 2 ? 500000.0f : 10000.0f;
+        snprintf(c.name, sizeof c.name, "rope, %d heads, offset %d, base %g", (int)c.i[0], (int)c.i[1], (double)c.f);
+        c.build = build_rope, c.real = real_rope;
+        check(&c);
+    }
+}
+
+/* i: stride, padding, dilation of the height, then of the width; one-dimensional cases use the last three. */
+static dt_window window_of(const op_case *c)
+{
+    dt_window w;
+    int one = c->out.dims == 3;
+    memset(&w, 0, sizeof w);
+    for (int k = 0; k < 2 - one; k++) {
+        w.stride[k] = c->i[3 * (k + one)], w.padding[k] = c->i[3 * (k + one) + 1];
+        w.dilation[k] = c->i[3 * (k + one) + 2];
+    }
+    return w;
+}
+static void plane_of(const dt_shape *s, int64_t *n) { n[0] = s->dims == 4 ? s->n[2] : 1, n[1] = s->n[s->dims - 1]; }
+static dt_tensor build_conv(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    dt_window w = window_of(c);
+    w.groups = c->shape[0].n[1] / c->shape[1].n[1];
+    return dt_convolve(g, in[0], in[1], c->inputs > 2 ? in[2] : dt__tensor(0), &w);
+}
+static void real_conv(const op_case *c, double *const *in, double *out)
+{
+    int64_t x[2], y[2], k[2], channels = c->shape[0].n[1], per = c->shape[1].n[1], made = c->out.n[1];
+    plane_of(&c->shape[0], x), plane_of(&c->out, y), plane_of(&c->shape[1], k);
+    for (int64_t at = 0; at < count(&c->out); at++) {
+        int64_t ox = at % y[1], oy = at / y[1] % y[0], o = at / (y[1] * y[0]) % made, b = at / (y[1] * y[0] * made), first = o / (made / (channels / per)) * per;
+        out[at] = c->inputs > 2 ? in[2][o] : 0.0;
+        for (int64_t tap = 0; tap < per * k[0] * k[1]; tap++) {
+            int64_t kx = tap % k[1], ky = tap / k[1] % k[0], ch = tap / (k[1] * k[0]);
+            int64_t iy = oy * c->i[0] - c->i[1] + ky * c->i[2], ix = ox * c->i[3] - c->i[4] + kx * c->i[5];
+            if (iy >= 0 && iy < x[0] && ix >= 0 && ix < x[1]) out[at] += in[0][((b * channels + first + ch) * x[0] + iy) * x[1] + ix] * in[1][o * per * k[0] * k[1] + tap];
+        }
+    }
+}
+static void test_conv(void)
+{
+    static const struct { int64_t c, o, groups, x[2], k[2], stride[2], padding[2], dilation[2]; int bias; } row[] = {
+        { 2, 3, 1, { 5, 6 }, { 3, 3 }, { 1, 1 }, { 1, 1 }, { 1, 1 }, 1 }, { 2, 3, 1, { 5, 6 }, { 1, 1 }, { 1, 1 }, { 0, 0 }, { 1, 1 }, 1 },
+        { 3, 2, 1, { 7, 6 }, { 3, 2 }, { 2, 3 }, { 1, 0 }, { 1, 1 }, 1 }, { 2, 2, 1, { 7, 8 }, { 2, 3 }, { 1, 2 }, { 2, 3 }, { 3, 2 }, 0 },
+        { 4, 6, 2, { 4, 5 }, { 3, 3 }, { 1, 1 }, { 1, 1 }, { 1, 1 }, 1 }, { 4, 4, 4, { 5, 4 }, { 3, 3 }, { 2, 2 }, { 1, 1 }, { 1, 1 }, 1 },
+        { 1, 1, 1, { 3, 3 }, { 2, 2 }, { 3, 3 }, { 0, 0 }, { 1, 1 }, 0 }, { 2, 3, 1, { 3, 4 }, { 3, 4 }, { 1, 1 }, { 0, 0 }, { 1, 1 }, 1 },
+        { 2, 2, 1, { 2, 2 }, { 3, 3 }, { 1, 1 }, { 3, 4 }, { 1, 1 }, 1 }, /* windows that see nothing at all */
+        { 3, 4, 1, { 0, 9 }, { 0, 3 }, { 1, 1 }, { 0, 1 }, { 1, 1 }, 1 }, { 4, 2, 2, { 0, 9 }, { 0, 4 }, { 1, 3 }, { 0, 2 }, { 1, 2 }, 1 },
+    };
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        int one = row[i].x[0] == 0;
+        int64_t y[2];
+        char a[96], b[96];
+        op_case c;
+        memset(&c, 0, sizeof c);
+        for (int k = 0; k < 2; k++) {
+            c.i[3 * k] = row[i].stride[k], c.i[3 * k + 1] = row[i].padding[k], c.i[3 * k + 2] = row[i].dilation[k];
+            y[k] = (row[i].x[k] + 2 * row[i].padding[k] - row[i].dilation[k] * (row[i].k[k] - 1) - 1) / row[i].stride[k] + 1;
+        }
+        c.shape[0] = one ? dt_shape3(2, row[i].c, row[i].x[1]) : dt_shape4(2, row[i].c, row[i].x[0], row[i].x[1]);
+        c.shape[1] = one ? dt_shape3(row[i].o, row[i].c / row[i].groups, row[i].k[1]) : dt_shape4(row[i].o, row[i].c / row[i].groups, row[i].k[0], row[i].k[1]);
+        c.shape[2] = dt_shape1(row[i].o);
+        c.out = one ? dt_shape3(2, row[i].o, y[1]) : dt_shape4(2, row[i].o, y[0], y[1]);
+        c.inputs = 2 + row[i].bias;
+        snprintf(c.name, sizeof c.name, "convolve %s with %s", dt__shape_text(&c.shape[0], a), dt__shape_text(&c.shape[1], b));
+        c.build = build_conv, c.real = real_conv;
+        check(&c);
+    }
+}
+
+/* token: size of the height and the width, then 1 for a mean; i as for a convolution. */
+static dt_tensor build_pool(const op_case *c, dt_graph *g, const dt_tensor *in)
+{
+    dt_window w = window_of(c);
+    int one = c->out.dims == 3;
+    for (int k = 0; k < 2 - one; k++) w.size[k] = c->token[k + one];
+    return c->token[2] ? dt_avg_pool(g, in[0], &w) : dt_max_pool(g, in[0], &w);
+}
+static void real_pool(const op_case *c, double *const *in, double *out)
+{
+    int64_t x[2], y[2];
+    plane_of(&c->shape[0], x), plane_of(&c->out, y);
+    for (int64_t at = 0; at < count(&c->out); at++) {
+        const double *plane = in[0] + at / (y[0] * y[1]) * x[0] * x[1];
+        double sum = 0.0, max = -INFINITY;
+        for (int64_t k = 0; k < c->token[0] * c->token[1]; k++) {
+            int64_t iy = at / y[1] % y[0] * c->i[0] - c->i[1] + k / c->token[1], ix = at % y[1] * c->i[3] - c->i[4] + k % c->token[1];
+            if (iy < 0 || iy >= x[0] || ix < 0 || ix >= x[1]) continue;
+            sum += plane[iy * x[1] + ix];
+            max = fmax(max, plane[iy * x[1] + ix]);
+        }
+        out[at] = c->token[2] ? sum / (double)(c->token[0] * c->token[1]) : max;
+    }
+}
+static void test_pools(void)
+{
+    static const struct { int64_t x[2], size[2], stride[2], padding[2]; } row[] = {
+        { { 6, 8 }, { 2, 2 }, { 2, 2 }, { 0, 0 } }, { { 7, 7 }, { 3, 3 }, { 2, 2 }, { 1, 1 } }, { { 5, 6 }, { 3, 2 }, { 1, 1 }, { 0, 1 } },
+        { { 4, 5 }, { 1, 1 }, { 2, 3 }, { 0, 0 } }, { { 1, 9 }, { 1, 3 }, { 1, 2 }, { 0, 1 } },
+    };
+    for (size_t i = 0; i < 2 * sizeof row / sizeof *row; i++) {
+        size_t r = i / 2;
+        int64_t y[2];
+        op_case c;
+        memset(&c, 0, sizeof c);
+        c.i[2] = c.i[5] = 1, c.token[2] = (int32_t)(i & 1);
+        for (int k = 0; k < 2; k++) {
+            c.i[3 * k] = row[r].stride[k], c.i[3 * k + 1] = row[r].padding[k], c.token[k] = (int32_t)row[r].size[k];
+            y[k] = (row[r].x[k] + 2 * row[r].padding[k] - row[r].size[k]) / row[r].stride[k] + 1;
+        }
+        c.inputs = 1;
+        c.shape[0] = r == 4 ? dt_shape3(2, 3, row[r].x[1]) : dt_shape4(2, 3, row[r].x[0], row[r].x[1]);
+        c.out = r == 4 ? dt_shape3(2, 3, y[1]) : dt_shape4(2, 3, y[0], y[1]);
+        snprintf(c.name, sizeof c.name, "%s pool, window (%d,%d)", i & 1 ? "avg" : "max", c.token[0], c.token[1]);
+        c.build = build_pool, c.real = real_pool;
+        check(&c);
+    }
 }
 
 static dt_tensor build_cross_entropy(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_cross_entropy(g, in[0], dt_tokens_from(g, dt_shape2(2, 3), c->token)); }
@@ -674,6 +934,38 @@ static void test_max_ties(void)
 static const float ones[64] = { 1 };
 static const int32_t tokens_bad[4] = { 0, 1, 9, 2 }, tokens_good[4] = { 0, 1, 2, 2 };
 
+static const dt_rope_scaling bad_scaling = { 8.0, 4.0, 1.0, 8192 };
+
+static dt_tensor wrong_attention(dt_graph *g, int which)
+{
+    dt_tensor q = dt_tensor_from(g, dt_shape3(2, 4, 4), ones), k = dt_tensor_from(g, dt_shape3(2, 3, 2), ones);
+    dt_attention_options o;
+    memset(&o, 0, sizeof o);
+    o.heads = 4;
+    o.kv_heads = which == 0 ? 3 : 2;
+    if (which == 2) o.dropout = 1.0f;
+    if (which == 3) o.scale = -1.0f;
+    return dt_attend(g, q, k, which == 1 ? q : k, which == 4 ? dt_tensor_from(g, dt_shape2(3, 4), ones) : dt__tensor(0), &o);
+}
+static dt_tensor wrong_window(dt_graph *g, int which)
+{
+    dt_tensor x = dt_tensor_from(g, dt_shape4(1, 2, 3, 4), ones), w = dt_tensor_from(g, dt_shape4(3, 2, 2, 2), ones);
+    dt_window o;
+    memset(&o, 0, sizeof o);
+    o.size[0] = o.size[1] = 2;
+    switch (which) {
+    case 0: o.groups = 2; return dt_convolve(g, x, w, dt__tensor(0), &o);
+    case 1: o.padding[1] = -1; return dt_convolve(g, x, w, dt__tensor(0), &o);
+    case 2: o.dilation[0] = 3; return dt_convolve(g, x, w, dt__tensor(0), &o);
+    case 3: return dt_convolve(g, x, w, dt_tensor_from(g, dt_shape1(2), ones), &o);
+    case 4: o.size[0] = 3; return dt_convolve(g, x, w, dt__tensor(0), &o);
+    case 5: return dt_conv1d(g, x, "c", 3, &o);
+    case 6: o.padding[0] = 2; return dt_max_pool(g, x, &o);
+    case 7: o.size[0] = 4; return dt_avg_pool(g, x, &o);
+    default: return dt_avg_pool(g, dt_reshape(g, x, dt_shape2(6, 4)), &o);
+    }
+}
+
 static dt_tensor wrong(dt_graph *g, int which)
 {
     static const int twice[2] = { 0, 0 }, outside[2] = { 0, 2 };
@@ -699,8 +991,8 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 15: return dt_max(g, x, 4);
     case 16: return dt_matmul(g, x, x, 0, 0);
     case 17: return dt_matmul(g, x, y, 0, 0);
-    case 18: return dt_matmul(g, z, x, 1, 0); /* a batch against one matrix: only untransposed */
-    case 19: return dt_matmul(g, x, z, 0, 1);
+    case 18: return dt_matmul(g, z, x, 0, 0);
+    case 19: return dt_matmul(g, z, dt_tensor_from(g, dt_shape3(3, 3, 2), ones), 0, 0); /* leading axes 2 and 3 */
     case 20: return dt_embed(g, x, high);
     case 21: return dt_embed(g, z, tokens);
     case 22: return dt_embed(g, x, y);
@@ -718,6 +1010,23 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 34: return dt_add(g, tokens, x);
     case 35: return dt_neg(g, tokens);
     case 36: return dt_matmul(g, tokens, x, 0, 0);
+    case 37: return wrong_attention(g, 0);
+    case 38: return wrong_attention(g, 1);
+    case 39: return wrong_attention(g, 2);
+    case 40: return wrong_attention(g, 3);
+    case 41: return wrong_attention(g, 4);
+    case 42: return dt_rope(g, z, 1, 1e4, 0, NULL); /* an odd width */
+    case 43: return dt_rope(g, dt_tensor_from(g, dt_shape3(1, 2, 4), ones), 1, 0.5, 0, NULL);
+    case 44: return dt_rope(g, dt_tensor_from(g, dt_shape3(1, 2, 4), ones), 1, 1e4, 0, &bad_scaling);
+    case 45: return wrong_window(g, 0);
+    case 46: return wrong_window(g, 1);
+    case 47: return wrong_window(g, 2);
+    case 48: return wrong_window(g, 3);
+    case 49: return wrong_window(g, 4);
+    case 50: return wrong_window(g, 5);
+    case 51: return wrong_window(g, 6);
+    case 52: return wrong_window(g, 7);
+    case 53: return wrong_window(g, 8);
     default: return dt_linear_row(g, dt_tensor_from(g, six, ones), "row", 2, 0.1f); /* its parts would be a seventh axis */
     }
 }
@@ -732,7 +1041,11 @@ static void test_errors(void)
         { "embed", DT_E_SHAPE }, { "embed", DT_E_SHAPE }, { "embed", DT_E_SHAPE }, { "attention", DT_E_SHAPE }, { "attention", DT_E_SHAPE },
         { "attention", DT_E_USAGE }, { "dropout", DT_E_USAGE }, { "dropout", DT_E_SHAPE }, { "cross_entropy", DT_E_SHAPE }, { "cross_entropy", DT_E_SHAPE },
         { "cross_entropy", DT_E_SHAPE }, { "dt_targets", DT_E_USAGE }, { "shape (0,3)", DT_E_SHAPE }, { "dt_grad", DT_E_USAGE },
-        { "add", DT_E_SHAPE }, { "neg", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "matmul", DT_E_SHAPE },
+        { "add", DT_E_SHAPE }, { "neg", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "attend", DT_E_SHAPE },
+        { "attend", DT_E_SHAPE }, { "attention", DT_E_USAGE }, { "attention", DT_E_USAGE }, { "attend", DT_E_SHAPE }, { "rope", DT_E_SHAPE },
+        { "rope", DT_E_USAGE }, { "rope", DT_E_USAGE }, { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE },
+        { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "conv1d", DT_E_SHAPE }, { "max_pool", DT_E_SHAPE }, { "avg_pool", DT_E_SHAPE },
+        { "avg_pool", DT_E_SHAPE }, { "matmul", DT_E_SHAPE },
     };
     for (int i = 0; i < (int)(sizeof want / sizeof *want); i++) {
         char first[1100];
@@ -805,6 +1118,31 @@ static dt_tensor zoo(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> (
     q = dt_linear_row(g, dt_gelu(g, dt_linear_column(g, q, "up", 16, 0.3f)), "down", 8, 0.3f);
     r = dt_attention(g, dt_linear(g, q, "qkv", 24), 2, 1, 0.1f);
     return dt_add(g, dt_mul(g, r, dt_slice(g, dt_linear(g, x, "wide", 12), 2, 3, 11)), dt_dropout(g, q, 0.1f));
+}
+
+/* Convolutions, pooling, rotary positions, grouped heads, products that broadcast. */
+static dt_tensor nets(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> (B,T,8) */
+{
+    static const int swap[3] = { 0, 2, 1 };
+    int64_t b = dt_dim(g, x, 0), t = dt_dim(g, x, 1);
+    dt_window w;
+    dt_attention_options o;
+    dt_tensor y, q, k;
+    (void)user;
+    memset(&w, 0, sizeof w);
+    memset(&o, 0, sizeof o);
+    w.size[0] = w.size[1] = 3, w.padding[0] = w.padding[1] = 1;
+    y = dt_conv1d(g, dt_permute(g, x, swap), "one", 12, &w); /* (B,12,T) */
+    w.groups = 2;
+    y = dt_gelu(g, dt_conv2d(g, dt_reshape(g, y, dt_shape4(b, 4, 3, t)), "two", 6, &w)); /* (B,6,3,T) */
+    w.groups = 0, w.stride[0] = w.stride[1] = 1;
+    y = dt_add(g, dt_max_pool(g, y, &w), dt_avg_pool(g, y, &w));
+    y = dt_permute(g, dt_reshape(g, y, dt_shape3(b, 18, t)), swap); /* (B,T,18) */
+    q = dt_rope(g, dt_linear(g, y, "q", 8), 2, 1e4, 3, NULL);
+    k = dt_rope(g, dt_linear(g, y, "k", 4), 1, 1e4, 3, NULL);
+    o.heads = 2, o.kv_heads = 1, o.causal = 1, o.dropout = 0.1f;
+    y = dt_attend(g, q, k, dt_linear(g, y, "v", 4), dt__tensor(0), &o); /* (B,T,8) */
+    return dt_matmul(g, y, dt_param(g, "mix", dt_shape3(b, 8, 8), DT_INIT_NORMAL, 0.5f), 0, 0);
 }
 
 typedef struct planned {
@@ -1008,13 +1346,19 @@ int main(void)
     test_shapes();
     test_reductions();
     test_products();
+    test_matmul_ranks();
     test_model_ops();
+    test_attend();
+    test_rope();
+    test_conv();
+    test_pools();
     test_meeting();
     test_max_ties();
     test_errors();
     test_misuse();
     test_tokens();
     test_planned("every op", zoo, NULL, dt_shape3(3, 5, 8), 0, 0);
+    test_planned("convolutions and grouped heads", nets, NULL, dt_shape3(3, 5, 8), 0, 0);
     test_planned("GPT-2 embedding", dt__gpt2_embed, &dropping, dt_shape2(3, 5), 1, 0);
     test_planned("GPT-2 block", dt__gpt2_block, &plain, dt_shape3(3, 5, 12), 0, 0);
     test_planned("GPT-2 block with dropout", dt__gpt2_block, &dropping, dt_shape3(3, 5, 12), 0, 0);
