@@ -124,7 +124,7 @@ SKIP: {
 refuses('a file of another version does not link, and the version is named', qr/dt__version_9_9_9/, "$any $quick -Inewer one.o two.c -o other -lm -lpthread");
 SKIP: {
     skip 'DT_STATIC in two files: only with --full', 1 unless full();
-    spew("$tmp/three.c", "#define DT_STATIC\n${implement}int other(void);\nint other(void) { return dt_recipe_default().steps > 0 ? 0 : 1; }\n");
+    spew("$tmp/three.c", "${implement}int other(void);\nint other(void) { return dt_recipe_default().steps > 0 ? 0 : 1; }\n");
     compiles('DT_STATIC: two implementations in one program', "$any $quick -DDT_STATIC -I$root one.c three.c -o static -lm -lpthread && ./static");
 }
 
