@@ -206,21 +206,71 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
 /* Sums of x up to and including each place of an axis: one chain from +0 in index order. */
 DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
 
-/* Elementwise, (..) -> (..). Binary ops broadcast: shapes are aligned at the last axis, sizes equal or 1.
- * Errors of the functions against the real value: exp, log, tanh below 2 ulp; sqrt exact; rsqrt 1.5 ulp. */
+/* A scalar () of this value, which broadcasts: dt_add(g, x, dt_constant(g, 1.0f)). No gradient. */
+DT_API dt_tensor dt_constant(dt_graph *g, float value);
+
+/* Elementwise, (..) -> (..). Ops of several tensors broadcast: shapes are aligned at the last axis, sizes equal or 1.
+ * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
+ * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; exp2, log2,
+ * expm1, log1p, softplus, sigmoid, silu, gelu_erf, erf, sin, cos, tan, pow below 0.51 ulp. */
 DT_API dt_tensor dt_neg(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s);
-DT_API dt_tensor dt_exp(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_log(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_square(dt_graph *g, dt_tensor x);     /* x x */
+DT_API dt_tensor dt_reciprocal(dt_graph *g, dt_tensor x); /* 1 / x */
 DT_API dt_tensor dt_sqrt(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_rsqrt(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_rsqrt(dt_graph *g, dt_tensor x); /* 1 / sqrt(x) */
+DT_API dt_tensor dt_exp(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_exp2(dt_graph *g, dt_tensor x);  /* 2^x */
+DT_API dt_tensor dt_expm1(dt_graph *g, dt_tensor x); /* e^x - 1 */
+DT_API dt_tensor dt_log(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_log2(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_log1p(dt_graph *g, dt_tensor x); /* log(1 + x) */
+DT_API dt_tensor dt_sin(dt_graph *g, dt_tensor x);   /* x in radians, also huge ones */
+DT_API dt_tensor dt_cos(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_tan(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_erf(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_sigmoid(dt_graph *g, dt_tensor x);  /* 1 / (1 + e^-x) */
+DT_API dt_tensor dt_softplus(dt_graph *g, dt_tensor x); /* log(1 + e^x) */
+/* x / (1 + e^-x) (Elfwing et al. 2018; Hendrycks and Gimpel 2016). -inf gives the limit, -0. */
+DT_API dt_tensor dt_silu(dt_graph *g, dt_tensor x);
 /* GELU, tanh form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016). */
 DT_API dt_tensor dt_gelu(dt_graph *g, dt_tensor x);
+/* GELU itself: x Phi(x) = x/2 (1 + erf(x / sqrt 2)). -inf gives the limit, -0. */
+DT_API dt_tensor dt_gelu_erf(dt_graph *g, dt_tensor x);
+/* x <= 0 ? +0 : x. Gradient 0 for x <= 0. NaN stays NaN. */
+DT_API dt_tensor dt_relu(dt_graph *g, dt_tensor x);
+/* |x|; gradient +0 at 0. */
+DT_API dt_tensor dt_abs(dt_graph *g, dt_tensor x);
+/* 1 or -1; zeros and NaN stay. Like the next three it is constant almost everywhere and passes no gradient on. */
+DT_API dt_tensor dt_sign(dt_graph *g, dt_tensor x);
+/* Whole numbers: below, above, nearest with ties to even. A zero has the sign of x. */
+DT_API dt_tensor dt_floor(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_ceil(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_round(dt_graph *g, dt_tensor x);
+/* x within [low, high]; the gradient is x's there, the bounds included, and +0 outside. NaN stays NaN. DT_E_USAGE:
+ * low > high. */
+DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high);
 DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b);
+/* a^b with the special cases of C's pow. The gradient of a is +0 where b is 0, that of b is +0 where a is 0 and NaN
+ * where a is negative. */
+DT_API dt_tensor dt_pow(dt_graph *g, dt_tensor a, dt_tensor b);
+/* a > b ? a : b, and a < b ? a : b (R14): b when they are equal or one is NaN. The gradient goes to the one taken. */
+DT_API dt_tensor dt_maximum(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_minimum(dt_graph *g, dt_tensor a, dt_tensor b);
+/* 1 where it holds, else +0. With NaN only not_equal holds. No gradient. */
+DT_API dt_tensor dt_equal(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_not_equal(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_less(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_less_equal(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_greater(dt_graph *g, dt_tensor a, dt_tensor b);
+DT_API dt_tensor dt_greater_equal(dt_graph *g, dt_tensor a, dt_tensor b);
+/* mask != 0 ? a : b, element by element, all three broadcast. The gradient goes to the one taken and is +0 for the
+ * other, whatever that holds; mask has none. */
+DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
 
 /* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar.
  * With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum * (1/n). The gradient
@@ -1096,6 +1146,35 @@ static float dt__expf(float x)
     return q * dt__float_of_bits((uint32_t)(whole - half + 127) << 23);
 }
 
+/* ---- large angles ---------------------------------------------------------------------------
+ * x = quadrant * pi/2 + r for finite |x| >= 2^20: x * 2/pi modulo 4 in integers (Payne and Hanek 1983). x is m 2^e; of
+ * 2/pi only 96 bits matter, those whose product with 2^e lies below 4 and above 2^-94. No float is nearer to a multiple
+ * of pi/2 (but 0) than 2^-30, so r has 31 good bits and more. Inf and NaN give NaN. */
+static double dt__large_angle(float x, uint64_t *quadrant)
+{
+    static const uint32_t two_over_pi[8] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                                            0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
+    uint32_t bits = dt__bits_of_float(x), m = (bits & 0x7fffffu) | 0x800000u, part[3];
+    int e = (int)(bits >> 23 & 255) - 150, at = e + 30; /* at: first bit of the 96, counted in the table */
+    uint64_t low, mid, high, turn;
+    double r;
+    *quadrant = 0;
+    if (e == 105) return (double)(x - x);
+    for (int i = 0; i < 3; i++) {
+        const uint32_t *word = two_over_pi + at / 32 + i;
+        part[i] = (uint32_t)(((uint64_t)word[0] << 32 | word[1]) << (at % 32) >> 32);
+    }
+    low = (uint64_t)m * part[2];
+    mid = (uint64_t)m * part[1] + (low >> 32);
+    high = (uint64_t)m * part[0] + (mid >> 32);
+    turn = high << 32 | (mid & 0xffffffffu); /* of a full turn, 2^64 */
+    *quadrant = (turn + 0x2000000000000000u) >> 62;
+    r = (double)(int64_t)(turn - (*quadrant << 62)) * 0x1.921fb54442d18p-62;
+    if (x >= 0.0f) return r;
+    *quadrant = 0 - *quadrant;
+    return -r;
+}
+
 /* ---- Philox4x32-10 -------------------------------------------------------------------------
  * Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). */
 #define DT__PHILOX_M0 0xD2511F53u
@@ -1333,7 +1412,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  *
  * How to add an op. Four places, in the order of the file:
  *   1. a row in this table;
- *   2. its kernel in H3, in the vector text (elementwise ops: one `case` in dt__unary or dt__binary);
+ *   2. its kernel in H3, in the vector text (elementwise ops: one `case` in dt__unary or dt__binary, or in their
+ *      twins for functions in double);
  *   3. its builder in H6: check shapes, dt__push() the node; and its run function, or dt__run_unary / dt__run_binary;
  *      an op that takes other types than fp32 says so in dt__takes;
  *   4. its derivative in H7: dt__flow() for every input; NULL in the table where there is none.
@@ -1343,6 +1423,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(INPUT, 0, NULL, NULL)                                                                                  \
     X(PARAM, 0, NULL, NULL)                                                                                  \
     X(AUX, 0, NULL, NULL)                                                                                    \
+    X(CONSTANT, 0, dt__run_constant, NULL)                                                                   \
     X(RESHAPE, 0, NULL, dt__grad_reshape)                                                                    \
     X(PERMUTE, 0, dt__run_permute, dt__grad_permute)                                                         \
     X(SLICE, 0, dt__run_slice, dt__grad_slice)                                                               \
@@ -1366,13 +1447,45 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(SQRT, 1, dt__run_unary, dt__grad_sqrt)                                                                 \
     X(RSQRT, 1, dt__run_unary, dt__grad_rsqrt)                                                               \
     X(GELU, 1, dt__run_unary, dt__grad_gelu)                                                                 \
+    X(GELU_ERF, 1, dt__run_unary, dt__grad_gelu_erf)                                                         \
+    X(SILU, 1, dt__run_unary, dt__grad_silu)                                                                 \
+    X(SIGMOID, 1, dt__run_unary, dt__grad_sigmoid)                                                           \
+    X(SOFTPLUS, 1, dt__run_unary, dt__grad_softplus)                                                         \
+    X(RELU, 1, dt__run_unary, dt__grad_relu)                                                                 \
+    X(ABS, 1, dt__run_unary, dt__grad_abs)                                                                   \
+    X(SIGN, 1, dt__run_unary, NULL)                                                                          \
+    X(FLOOR, 1, dt__run_unary, NULL)                                                                         \
+    X(CEIL, 1, dt__run_unary, NULL)                                                                          \
+    X(ROUND, 1, dt__run_unary, NULL)                                                                         \
+    X(SQUARE, 1, dt__run_unary, dt__grad_square)                                                             \
+    X(RECIPROCAL, 1, dt__run_unary, dt__grad_reciprocal)                                                     \
+    X(EXP2, 1, dt__run_unary, dt__grad_exp2)                                                                 \
+    X(LOG2, 1, dt__run_unary, dt__grad_log2)                                                                 \
+    X(EXPM1, 1, dt__run_unary, dt__grad_expm1)                                                               \
+    X(LOG1P, 1, dt__run_unary, dt__grad_log1p)                                                               \
+    X(ERF, 1, dt__run_unary, dt__grad_erf)                                                                   \
+    X(SIN, 1, dt__run_unary, dt__grad_sin)                                                                   \
+    X(COS, 1, dt__run_unary, dt__grad_cos)                                                                   \
+    X(TAN, 1, dt__run_unary, dt__grad_tan)                                                                   \
     X(ADD, 3, dt__run_binary, dt__grad_add)                                                                  \
     X(SUB, 3, dt__run_binary, dt__grad_sub)                                                                  \
     X(MUL, 3, dt__run_binary, dt__grad_mul)                                                                  \
     X(DIV, 3, dt__run_binary, dt__grad_div)                                                                  \
+    X(POW, 3, dt__run_binary, dt__grad_pow)                                                                  \
+    X(MAXIMUM, 3, dt__run_binary, dt__grad_maximum)                                                          \
+    X(MINIMUM, 3, dt__run_binary, dt__grad_minimum)                                                          \
+    X(EQUAL, 3, dt__run_binary, NULL)                                                                        \
+    X(NOT_EQUAL, 3, dt__run_binary, NULL)                                                                    \
+    X(LESS, 3, dt__run_binary, NULL)                                                                         \
+    X(LESS_EQUAL, 3, dt__run_binary, NULL)                                                                   \
+    X(GREATER, 3, dt__run_binary, NULL)                                                                      \
+    X(GREATER_EQUAL, 3, dt__run_binary, NULL)                                                                \
+    X(SELECT, 7, dt__run_binary, dt__grad_select)                                                            \
     X(GELU_GRAD, 3, dt__run_binary, NULL)                                                                    \
     X(BCE, 3, dt__run_binary, dt__grad_bce)                                                                  \
     X(BCE_GRAD, 3, dt__run_binary, NULL)                                                                     \
+    X(GELU_ERF_GRAD, 3, dt__run_binary, NULL)                                                                \
+    X(SILU_GRAD, 3, dt__run_binary, NULL)                                                                    \
     X(ROW_SUM, 0, dt__run_row_sum, dt__grad_row_sum)                                                         \
     X(COL_SUM, 0, dt__run_col_sum, dt__grad_col_sum)                                                         \
     X(ROW_MAX, 0, dt__run_row_max, dt__grad_row_max)                                                         \
@@ -1493,6 +1606,8 @@ typedef struct dt__kernels {
     void (*unary)(int op, float *out, const float *x, int64_t n, float s);
     void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
     void (*convert)(int to, void *out, int from, const void *x, int64_t n);
+    void (*select)(float *out, const float *mask, int mstep, const float *a, int astep, const float *b, int bstep,
+                   int64_t n);
     void (*layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t rows,
                       int64_t cols, float eps);
     void (*layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma,
@@ -1567,6 +1682,7 @@ typedef struct dt__kernels {
 #define dt__vf DT__K(dt__vf)
 #define dt__vfu DT__K(dt__vfu)
 #define dt__vi DT__K(dt__vi)
+#define dt__vl DT__K(dt__vl)
 #define dt__v_load DT__K(dt__v_load)
 #define dt__v_store DT__K(dt__v_store)
 #define dt__v_loadn DT__K(dt__v_loadn)
@@ -1575,6 +1691,7 @@ typedef struct dt__kernels {
 #define dt__v_seti DT__K(dt__v_seti)
 #define dt__v_fma DT__K(dt__v_fma)
 #define dt__v_sqrt DT__K(dt__v_sqrt)
+#define dt__v_abs DT__K(dt__v_abs)
 #define dt__v_select DT__K(dt__v_select)
 #define dt__v_max DT__K(dt__v_max)
 #define dt__v_min DT__K(dt__v_min)
@@ -1582,6 +1699,7 @@ typedef struct dt__kernels {
 typedef float dt__vf __attribute__((vector_size(4 * DT__W), may_alias));
 typedef float dt__vfu __attribute__((vector_size(4 * DT__W), aligned(4), may_alias));
 typedef int32_t dt__vi __attribute__((vector_size(4 * DT__W), may_alias));
+typedef uint64_t dt__vl __attribute__((vector_size(4 * DT__W), may_alias));
 #define DT__INLINE static inline __attribute__((always_inline, unused))
 
 DT__INLINE dt__vf dt__v_load(const float *p) { return (dt__vf) * (const dt__vfu *)p; }
@@ -1653,6 +1771,7 @@ DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
 }
 #endif
 
+DT__INLINE dt__vf dt__v_abs(dt__vf x) { return (dt__vf)((dt__vi)x & dt__v_seti(0x7fffffff)); }
 /* mask lane set ? a : b */
 DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
 {
@@ -1738,7 +1857,7 @@ DT__INLINE dt__vf DT__K(dt__v_log)(dt__vf x)
 DT__INLINE dt__vf DT__K(dt__v_tanh)(dt__vf x)
 {
     dt__vi sign = (dt__vi)x & dt__v_seti((int32_t)0x80000000);
-    dt__vf a = (dt__vf)((dt__vi)x & dt__v_seti(0x7fffffff)), z = x * x, big, p;
+    dt__vf a = dt__v_abs(x), z = x * x, big, p;
     big = dt__v_set(1.0f) - dt__v_set(2.0f) / (DT__K(dt__v_exp)(a + a) + dt__v_set(1.0f));
     p = dt__v_set(-5.70498872745e-3f);
     p = dt__v_fma(p, z, dt__v_set(2.06390887954e-2f));
@@ -1768,6 +1887,294 @@ DT__INLINE dt__vf DT__K(dt__v_gelu_grad)(dt__vf x, dt__vf dy)
     dt__vf e = DT__K(dt__gelu_exp)(x), s = dt__v_set(1.0f) / (dt__v_set(1.0f) + e), p = s * (e * s);
     dt__vf slope = dt__v_fma(x * x, dt__v_set(0.214064449f), dt__v_set(1.59576912f)); /* 2u' */
     return dy * dt__v_select((dt__vi)(p > dt__v_set(0.0f)), dt__v_fma(x * slope, p, s), s);
+}
+
+/* The gradient of SiLU: dy * (s + x s (1 - s)) with s = 1 / (1 + e^-x). With e = exp(-|x|), which does not overflow,
+ * s (1 - s) is e / (1 + e)^2. */
+DT__INLINE dt__vf DT__K(dt__v_silu_grad)(dt__vf x, dt__vf dy)
+{
+    const dt__vf one = dt__v_set(1.0f), most = dt__v_set(120.0f);
+    dt__vf c = dt__v_max(-most, dt__v_min(most, x)), e = dt__v_exp(-dt__v_abs(c)), d = one / (one + e);
+    dt__vf s = dt__v_select((dt__vi)(c < dt__v_set(0.0f)), e * d, d);
+    return dy * dt__v_fma(c * d, e * d, s);
+}
+
+/* ---- steps and whole numbers -------------------------------------------------------------------- */
+
+/* +0 for x <= 0, else x: NaN stays. */
+DT__INLINE dt__vf DT__K(dt__v_relu)(dt__vf x)
+{
+    return dt__v_select((dt__vi)(x <= dt__v_set(0.0f)), dt__v_set(0.0f), x);
+}
+/* 1 or -1; zeros and NaN stay as they are. */
+DT__INLINE dt__vf DT__K(dt__v_sign)(dt__vf x)
+{
+    dt__vf y = dt__v_select((dt__vi)(x > dt__v_set(0.0f)), dt__v_set(1.0f), x);
+    return dt__v_select((dt__vi)(x < dt__v_set(0.0f)), dt__v_set(-1.0f), y);
+}
+/* Nearest whole number, ties to even: 2^23 leaves no place for a fraction. The sign stays, also that of a zero. */
+DT__INLINE dt__vf DT__K(dt__v_round)(dt__vf x)
+{
+    dt__vf a = dt__v_abs(x), big = dt__v_set(0x1p23f), whole = (a + big) - big;
+    whole = (dt__vf)((dt__vi)whole | ((dt__vi)x & dt__v_seti((int32_t)0x80000000)));
+    return dt__v_select((dt__vi)(a < big), whole, x);
+}
+DT__INLINE dt__vf DT__K(dt__v_floor)(dt__vf x)
+{
+    dt__vf whole = DT__K(dt__v_round)(x);
+    return dt__v_select((dt__vi)(whole > x), whole - dt__v_set(1.0f), whole);
+}
+
+/* ---- functions in double ----------------------------------------------------------------------
+ * Half as many lanes, in double: then short formulas without corrections are good to about 2^-30, and rounding to float
+ * is nearly all of the error. No fma, so that machines without the instruction are fast too. Coefficients are minimax
+ * fits of the relative error (Remez exchange). Arguments and results are floats: no double in sight is subnormal. */
+#define dt__vd DT__K(dt__vd)
+#define dt__vh DT__K(dt__vh)
+#define dt__vhu DT__K(dt__vhu)
+typedef double dt__vd __attribute__((vector_size(4 * DT__W), may_alias));
+typedef float dt__vh __attribute__((vector_size(2 * DT__W), may_alias)); /* as many floats */
+typedef float dt__vhu __attribute__((vector_size(2 * DT__W), aligned(4), may_alias));
+
+#if DT__ISA == 2
+DT__INLINE dt__vd DT__K(dt__d_set)(double x) { return (dt__vd)_mm512_set1_pd(x); }
+#elif DT__ISA == 1
+DT__INLINE dt__vd DT__K(dt__d_set)(double x) { return (dt__vd)_mm256_set1_pd(x); }
+#else
+DT__INLINE dt__vd DT__K(dt__d_set)(double x)
+{
+    dt__vd v = {x, x};
+    return v;
+}
+#endif
+/* The first n lanes of DT__W / 2 >= n >= 1; the others read as +0 and are not touched in memory. */
+DT__INLINE dt__vd DT__K(dt__d_load)(const float *p, int64_t n)
+{
+    dt__vh h;
+    if (n == DT__W / 2) return __builtin_convertvector((dt__vh) * (const dt__vhu *)p, dt__vd);
+    memset(&h, 0, sizeof h);
+    memcpy(&h, p, sizeof(float) * (size_t)n);
+    return __builtin_convertvector(h, dt__vd);
+}
+DT__INLINE void DT__K(dt__d_store)(float *p, dt__vd v, int64_t n)
+{
+    dt__vh h = __builtin_convertvector(v, dt__vh);
+    if (n == DT__W / 2) *(dt__vhu *)p = (dt__vhu)h;
+    else memcpy(p, &h, sizeof(float) * (size_t)n);
+}
+DT__INLINE dt__vd DT__K(dt__d_select)(dt__vl mask, dt__vd a, dt__vd b)
+{
+    return (dt__vd)(((dt__vl)a & mask) | ((dt__vl)b & ~mask));
+}
+#define DT__WHERE(condition, a, b) DT__K(dt__d_select)((dt__vl)(condition), a, b)
+#define DT__SIGN 0x8000000000000000u
+DT__INLINE dt__vd DT__K(dt__d_abs)(dt__vd x) { return (dt__vd)((dt__vl)x & ~DT__SIGN); }
+DT__INLINE dt__vd DT__K(dt__d_sign)(dt__vd x, dt__vd s) { return (dt__vd)((dt__vl)x | ((dt__vl)s & DT__SIGN)); }
+
+/* 2^v = s (1 + p): returns p = 2^f - 1 to 2^-32 of its value, and s = 2^n. v is kept within +-300, beyond which floats
+ * over- and underflow. The low bits of v + 1.5 * 2^52 are n. */
+#define DT__ROUND_52 0x1.8p52
+DT__INLINE dt__vd DT__K(dt__d_exp2_parts)(dt__vd v, dt__vd *s)
+{
+    const dt__vd most = DT__K(dt__d_set)(300.0);
+    dt__vd t, f, p;
+    v = DT__WHERE(v > most, most, v);
+    v = DT__WHERE(v < -most, -most, v);
+    t = v + DT__ROUND_52;
+    f = v - (t - DT__ROUND_52);
+    p = f * 0x1.ffcc8f5d3cea2p-17 + 0x1.443f95dd95260p-13;
+    p = p * f + 0x1.5d88bd5d2e65cp-10;
+    p = p * f + 0x1.3b2a1bf5ae4e6p-7;
+    p = p * f + 0x1.c6b08cb169959p-5;
+    p = p * f + 0x1.ebfbe045708dcp-3;
+    p = p * f + 0x1.62e42fefd3471p-1;
+    *s = (dt__vd)(((dt__vl)t + 1023u) << 52);
+    return p * f;
+}
+DT__INLINE dt__vd DT__K(dt__d_exp2)(dt__vd v)
+{
+    dt__vd s, p = DT__K(dt__d_exp2_parts)(v, &s);
+    return p * s + s;
+}
+
+/* Base-2 logarithm of a float or of a sum of floats. x = 2^e m with m in [sqrt(1/2), sqrt(2)) and the atanh series of
+ * s = (m - 1) / (m + 1), to 2^-45. 0 gives -inf, negative gives NaN. */
+DT__INLINE dt__vd DT__K(dt__d_log2)(dt__vd x)
+{
+    const dt__vd inf = DT__K(dt__d_set)(__builtin_inf()), zero = DT__K(dt__d_set)(0.0);
+    dt__vl e = ((dt__vl)x - 0x3fe6a09e00000000u + 0x3ff0000000000000u) >> 52; /* exponent + 1023 */
+    dt__vd m = (dt__vd)((dt__vl)x - ((e - 1023u) << 52)), s = (m - 1.0) / (m + 1.0), z = s * s, p;
+    p = z * 0x1.21b0ea97e634ap-2 + 0x1.47955635813fbp-2;
+    p = p * z + 0x1.a61a2ec9b1b2bp-2;
+    p = p * z + 0x1.2776c2933ecdcp-1;
+    p = p * z + 0x1.ec709dc53c66bp-1;
+    p = p * z + 0x1.71547652b8251p+1;
+    p = p * s + ((dt__vd)(e | 0x4330000000000000u) - (0x1p52 + 1023.0)); /* e as a number */
+    p = DT__WHERE(x - x != zero, x, p); /* inf and NaN */
+    p = DT__WHERE(x == zero, -inf, p);
+    return DT__WHERE(x < zero, inf - inf, p);
+}
+
+#define DT__LOG2E 0x1.71547652b82fep+0
+#define DT__LN2 0x1.62e42fefa39efp-1
+
+DT__INLINE dt__vd DT__K(dt__d_expm1)(dt__vd x)
+{
+    dt__vd s, p = DT__K(dt__d_exp2_parts)(x * DT__LOG2E, &s);
+    return DT__K(dt__d_sign)(p * s + (s - 1.0), x);
+}
+/* Below 2^-12 the series: 1 + x would lose bits of x. */
+DT__INLINE dt__vd DT__K(dt__d_log1p)(dt__vd x)
+{
+    dt__vd series = x * (1.0 - x * (0.5 - x * (1.0 / 3.0)));
+    return DT__WHERE(DT__K(dt__d_abs)(x) < DT__K(dt__d_set)(0x1p-12), series, DT__K(dt__d_log2)(x + 1.0) * DT__LN2);
+}
+DT__INLINE dt__vd DT__K(dt__d_sigmoid)(dt__vd x) { return 1.0 / (1.0 + DT__K(dt__d_exp2)(x * -DT__LOG2E)); }
+/* x / (1 + e^-x) (Elfwing et al. 2018); -inf gives the limit, -0. */
+DT__INLINE dt__vd DT__K(dt__d_silu)(dt__vd x)
+{
+    const dt__vd least = DT__K(dt__d_set)(-1000.0);
+    x = DT__WHERE(x < least, least, x);
+    return x / (1.0 + DT__K(dt__d_exp2)(x * -DT__LOG2E));
+}
+/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|) */
+DT__INLINE dt__vd DT__K(dt__d_softplus)(dt__vd x)
+{
+    const dt__vd zero = DT__K(dt__d_set)(0.0);
+    dt__vd rest = DT__K(dt__d_log1p)(DT__K(dt__d_exp2)(DT__K(dt__d_abs)(x) * -DT__LOG2E));
+    return DT__WHERE(x > zero, x, zero) + rest;
+}
+
+/* erfc(a) for a >= 0, a2 = a^2: *gauss = e^-a2, times erfcx(a) as a polynomial of (a - 2.5) / (a + 2.5) for a <= 10.5;
+ * there e^-a2 is below the least float. To 2^-31. */
+DT__INLINE dt__vd DT__K(dt__d_erfc)(dt__vd a, dt__vd a2, dt__vd *gauss)
+{
+    const dt__vd most = DT__K(dt__d_set)(10.5);
+    dt__vd u, p;
+    a = DT__WHERE(a > most, most, a);
+    u = (a - 2.5) / (a + 2.5);
+    p = u * 0x1.9611616f8ebe3p-18 + 0x1.017360257f484p-16;
+    p = p * u - 0x1.1c79214974016p-15;
+    p = p * u - 0x1.0a44f2278fc81p-13;
+    p = p * u + 0x1.df2f657b0122dp-13;
+    p = p * u + 0x1.caefa976ad03cp-11;
+    p = p * u - 0x1.5a58a1a4e97b9p-9;
+    p = p * u - 0x1.05b9c319d0454p-8;
+    p = p * u + 0x1.470ba47cd9655p-5;
+    p = p * u - 0x1.001154fa20981p-3;
+    p = p * u + 0x1.01c11a71aeeb9p-2;
+    p = p * u - 0x1.7ca88dea40c6ep-2;
+    p = p * u + 0x1.afbb3f3b6f3edp-3;
+    *gauss = DT__K(dt__d_exp2)(a2 * -DT__LOG2E);
+    return *gauss * p;
+}
+/* 1 - erfc|x|, and below 1/2, where that would cancel, x P(x^2). */
+DT__INLINE dt__vd DT__K(dt__d_erf)(dt__vd x)
+{
+    dt__vd a = DT__K(dt__d_abs)(x), z = x * x, gauss, p, big = 1.0 - DT__K(dt__d_erfc)(a, z, &gauss);
+    p = z * -0x1.9353b9fb51a53p-11 + 0x1.54ceb26ca754ep-8;
+    p = p * z - 0x1.b820175f70c59p-6;
+    p = p * z + 0x1.ce2ef1ab723a2p-4;
+    p = p * z - 0x1.8127466e3cce2p-2;
+    p = p * z + 0x1.20dd75041af20p+0;
+    return DT__K(dt__d_sign)(DT__WHERE(a < DT__K(dt__d_set)(0.5), p * a, big), x);
+}
+
+/* Phi(x), the normal distribution: erfc(|x| / sqrt 2) / 2 or 1 minus that. *gauss = e^(-x^2/2). */
+DT__INLINE dt__vd DT__K(dt__d_normal)(dt__vd x, dt__vd *gauss)
+{
+    dt__vd h = 0.5 * DT__K(dt__d_erfc)(DT__K(dt__d_abs)(x) * 0x1.6a09e667f3bcdp-1, 0.5 * (x * x), gauss);
+    return DT__WHERE(x < DT__K(dt__d_set)(0.0), h, 1.0 - h);
+}
+/* x Phi(x); -inf gives the limit, -0. */
+DT__INLINE dt__vd DT__K(dt__d_gelu_erf)(dt__vd x)
+{
+    const dt__vd least = DT__K(dt__d_set)(-40.0);
+    dt__vd gauss, normal = DT__K(dt__d_normal)(x, &gauss);
+    return DT__WHERE(x < least, least, x) * normal;
+}
+/* dy (Phi(x) + x phi(x)) */
+DT__INLINE dt__vd DT__K(dt__d_gelu_erf_grad)(dt__vd x, dt__vd dy)
+{
+    const dt__vd most = DT__K(dt__d_set)(40.0);
+    dt__vd gauss, normal;
+    x = DT__WHERE(x < -most, -most, x);
+    x = DT__WHERE(x > most, most, x);
+    normal = DT__K(dt__d_normal)(x, &gauss);
+    return dy * (normal + x * gauss * 0x1.9884533d43651p-2);
+}
+
+/* a^b = 2^(b log2 |a|), then C's rules: a^0 and 1^b are 1 (NaN included), (-1)^+-inf is 1, a negative a has the sign of
+ * an odd b and no value for a b that is no whole number. Floats from 2^24 on are even. */
+DT__INLINE dt__vd DT__K(dt__d_pow)(dt__vd a, dt__vd b)
+{
+    const dt__vd zero = DT__K(dt__d_set)(0.0), one = DT__K(dt__d_set)(1.0), even = DT__K(dt__d_set)(0x1p30);
+    dt__vd size = DT__K(dt__d_abs)(a), y = DT__K(dt__d_exp2)(b * DT__K(dt__d_log2)(size)), c, t;
+    dt__vl odd;
+    c = DT__K(dt__d_abs)(b);
+    c = DT__WHERE(c < even, c, even);
+    t = c + DT__ROUND_52;
+    odd = ((dt__vl)t << 63) & (dt__vl)(t - DT__ROUND_52 == c);
+    y = DT__WHERE((size == one) & (b == b), one, y);
+    y = (dt__vd)((dt__vl)y | (odd & (dt__vl)a));
+    y = DT__WHERE((a < zero) & (a - a == zero) & (t - DT__ROUND_52 != c), zero / zero, y);
+    return DT__WHERE((b == zero) | (a == one), one, y);
+}
+
+/* x = n pi/2 + r: returns r, |r| <= pi/4; the low two bits of *n are n. Up to 2^20 n times the upper 33 bits of pi/2 is
+ * exact; beyond, and for inf and NaN, lane by lane. */
+DT__INLINE dt__vd DT__K(dt__d_quadrant)(dt__vd x, dt__vl *n)
+{
+    dt__vd t = x * 0x1.45f306dc9c883p-1 + DT__ROUND_52, k = t - DT__ROUND_52;
+    dt__vd r = (x - k * 0x1.921fb544p+0) - k * 0x1.0b4611a626331p-34;
+    double angle[DT__W / 2], rest[DT__W / 2];
+    uint64_t quadrant[DT__W / 2];
+    int large = 0;
+    memcpy(angle, &x, sizeof x);
+    for (int i = 0; i < DT__W / 2; i++) large |= !(angle[i] < 0x1p20 && angle[i] > -0x1p20);
+    *n = (dt__vl)t;
+    if (!large) return r;
+    memcpy(rest, &r, sizeof r);
+    memcpy(quadrant, n, sizeof quadrant);
+    for (int i = 0; i < DT__W / 2; i++)
+        if (!(angle[i] < 0x1p20 && angle[i] > -0x1p20)) rest[i] = dt__large_angle((float)angle[i], &quadrant[i]);
+    memcpy(&r, rest, sizeof r);
+    memcpy(n, quadrant, sizeof quadrant);
+    return r;
+}
+/* Sine and cosine of |r| <= pi/4: to 2^-37 and 2^-43. */
+DT__INLINE dt__vd DT__K(dt__d_sin_near)(dt__vd r)
+{
+    dt__vd z = r * r, p = z * 0x1.6cd855cea9cc1p-19 - 0x1.a00f9db06d4aep-13;
+    p = p * z + 0x1.1111089687705p-7;
+    p = p * z - 0x1.5555554cbab88p-3;
+    return r * (p * z + 1.0);
+}
+DT__INLINE dt__vd DT__K(dt__d_cos_near)(dt__vd r)
+{
+    dt__vd z = r * r, p = z * -0x1.23d8076123dadp-22 + 0x1.a00f11ddf3701p-16;
+    p = p * z - 0x1.6c16b4018b649p-10;
+    p = p * z + 0x1.55555546f7407p-5;
+    p = p * z - 0x1.ffffffffec040p-2;
+    return p * z + 1.0;
+}
+/* sin(x + quarters pi/2): the cosine is one quarter ahead. */
+DT__INLINE dt__vd DT__K(dt__d_sin)(dt__vd x, uint64_t quarters)
+{
+    dt__vl n, odd;
+    dt__vd r = DT__K(dt__d_quadrant)(x, &n), y;
+    n = n + quarters;
+    odd = 0u - (n & 1u);
+    y = DT__K(dt__d_select)(odd, DT__K(dt__d_cos_near)(r), DT__K(dt__d_sin_near)(r));
+    return (dt__vd)((dt__vl)y ^ ((n & 2u) << 62));
+}
+/* sin r / cos r, or a quarter on -cos r / sin r */
+DT__INLINE dt__vd DT__K(dt__d_tan)(dt__vd x)
+{
+    dt__vl n, odd;
+    dt__vd r = DT__K(dt__d_quadrant)(x, &n), s = DT__K(dt__d_sin_near)(r), c = DT__K(dt__d_cos_near)(r);
+    odd = 0u - (n & 1u);
+    return DT__K(dt__d_select)(odd, -c, s) / DT__K(dt__d_select)(odd, s, c);
 }
 
 /* ---- matrix product ------------------------------------------------------------------------
@@ -2069,10 +2476,8 @@ static void DT__K(dt__gemm_run)(dt_pool *pool, const dt__gemm *g)
 
 typedef uint32_t DT__K(dt__vw) __attribute__((vector_size(4 * DT__W), may_alias));
 typedef uint32_t DT__K(dt__vwu) __attribute__((vector_size(4 * DT__W), aligned(4), may_alias));
-typedef uint64_t DT__K(dt__vl) __attribute__((vector_size(4 * DT__W), may_alias));
 #define dt__vw DT__K(dt__vw)
 #define dt__vwu DT__K(dt__vwu)
-#define dt__vl DT__K(dt__vl)
 
 /* ---- random words of a row ----------------------------------------------------------------- */
 
@@ -2668,7 +3073,6 @@ static void DT__K(dt__attention_backward)(dt_pool *pool, const dt__attention *a)
 
 #undef dt__vw
 #undef dt__vwu
-#undef dt__vl
 #undef DT__HEAD_ROW
 #undef DT__KEY_ROW
 
@@ -2784,6 +3188,35 @@ DT__INLINE dt__vf DT__K(dt__v_bce_grad)(dt__vf x, dt__vf t)
     return dt__v_select(above, one, u) / (one + u) - t;
 }
 
+/* The same in vectors of doubles, with one text for whole vectors and the tail. */
+#define DT__MAP_DOUBLE(n, expression)                                                                        \
+    for (int64_t i = 0, left; i < (n); i += DT__W / 2) {                                                     \
+        left = (n) - i < DT__W / 2 ? (n) - i : DT__W / 2;                                                    \
+        DT__K(dt__d_store)(out + i, (expression), left);                                                     \
+    }
+
+/* The functions that are computed in double. */
+static void DT__K(dt__unary_double)(int op, float *out, const float *x, int64_t n)
+{
+#define DT__X DT__K(dt__d_load)(x + i, left)
+    switch (op) {
+    case DT__OP_EXP2: DT__MAP_DOUBLE(n, DT__K(dt__d_exp2)(DT__X)) break;
+    case DT__OP_LOG2: DT__MAP_DOUBLE(n, DT__K(dt__d_log2)(DT__X)) break;
+    case DT__OP_EXPM1: DT__MAP_DOUBLE(n, DT__K(dt__d_expm1)(DT__X)) break;
+    case DT__OP_LOG1P: DT__MAP_DOUBLE(n, DT__K(dt__d_log1p)(DT__X)) break;
+    case DT__OP_SIGMOID: DT__MAP_DOUBLE(n, DT__K(dt__d_sigmoid)(DT__X)) break;
+    case DT__OP_SILU: DT__MAP_DOUBLE(n, DT__K(dt__d_silu)(DT__X)) break;
+    case DT__OP_SOFTPLUS: DT__MAP_DOUBLE(n, DT__K(dt__d_softplus)(DT__X)) break;
+    case DT__OP_ERF: DT__MAP_DOUBLE(n, DT__K(dt__d_erf)(DT__X)) break;
+    case DT__OP_GELU_ERF: DT__MAP_DOUBLE(n, DT__K(dt__d_gelu_erf)(DT__X)) break;
+    case DT__OP_SIN:
+    case DT__OP_COS: DT__MAP_DOUBLE(n, DT__K(dt__d_sin)(DT__X, op == DT__OP_COS)) break;
+    case DT__OP_TAN: DT__MAP_DOUBLE(n, DT__K(dt__d_tan)(DT__X)) break;
+    default: break;
+    }
+#undef DT__X
+}
+
 /* out[i] = f(x[i]); in place allowed. `s` is the op's constant. */
 static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, float s)
 {
@@ -2799,10 +3232,34 @@ static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, floa
     case DT__OP_SQRT: DT__MAP(n, dt__v_sqrt(DT__X), dt__v_sqrt(DT__XN)); break;
     case DT__OP_RSQRT: DT__MAP(n, one / dt__v_sqrt(DT__X), one / dt__v_sqrt(DT__XN)); break;
     case DT__OP_GELU: DT__MAP(n, DT__K(dt__v_gelu)(DT__X), DT__K(dt__v_gelu)(DT__XN)); break;
-    default: break;
+    case DT__OP_RELU: DT__MAP(n, DT__K(dt__v_relu)(DT__X), DT__K(dt__v_relu)(DT__XN)); break;
+    case DT__OP_ABS: DT__MAP(n, dt__v_abs(DT__X), dt__v_abs(DT__XN)); break;
+    case DT__OP_SIGN: DT__MAP(n, DT__K(dt__v_sign)(DT__X), DT__K(dt__v_sign)(DT__XN)); break;
+    case DT__OP_FLOOR: DT__MAP(n, DT__K(dt__v_floor)(DT__X), DT__K(dt__v_floor)(DT__XN)); break;
+    case DT__OP_CEIL: DT__MAP(n, -DT__K(dt__v_floor)(-DT__X), -DT__K(dt__v_floor)(-DT__XN)); break;
+    case DT__OP_ROUND: DT__MAP(n, DT__K(dt__v_round)(DT__X), DT__K(dt__v_round)(DT__XN)); break;
+    case DT__OP_SQUARE: DT__MAP(n, DT__X * DT__X, DT__XN * DT__XN); break;
+    case DT__OP_RECIPROCAL: DT__MAP(n, one / DT__X, one / DT__XN); break;
+    default: DT__K(dt__unary_double)(op, out, x, n); break;
     }
 #undef DT__X
 #undef DT__XN
+}
+
+static void DT__K(dt__binary_double)(int op, float *out, const float *a, int astep, const float *b, int bstep,
+                                     int64_t n)
+{
+    const dt__vd a0 = DT__K(dt__d_set)(n && !astep ? (double)a[0] : 0.0),
+                 b0 = DT__K(dt__d_set)(n && !bstep ? (double)b[0] : 0.0);
+#define DT__A (astep ? DT__K(dt__d_load)(a + i, left) : a0)
+#define DT__B (bstep ? DT__K(dt__d_load)(b + i, left) : b0)
+    switch (op) {
+    case DT__OP_POW: DT__MAP_DOUBLE(n, DT__K(dt__d_pow)(DT__A, DT__B)) break;
+    case DT__OP_GELU_ERF_GRAD: DT__MAP_DOUBLE(n, DT__K(dt__d_gelu_erf_grad)(DT__A, DT__B)) break;
+    default: break;
+    }
+#undef DT__A
+#undef DT__B
 }
 
 /* out[i] = a[i * astep] op b[i * bstep], steps 0 or 1; in place allowed. */
@@ -2813,6 +3270,7 @@ static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, con
 #define DT__B (bstep ? dt__v_load(b + i) : b0)
 #define DT__AN (astep ? dt__v_loadn(a + i, left) : a0)
 #define DT__BN (bstep ? dt__v_loadn(b + i, left) : b0)
+#define DT__FLAG(mask) ((dt__vf)((dt__vi)(mask) & dt__v_seti(0x3f800000))) /* 1.0f or +0 */
     switch (op) {
     case DT__OP_ADD: DT__MAP(n, DT__A + DT__B, DT__AN + DT__BN); break;
     case DT__OP_SUB: DT__MAP(n, DT__A - DT__B, DT__AN - DT__BN); break;
@@ -2823,12 +3281,37 @@ static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, con
         break;
     case DT__OP_BCE: DT__MAP(n, DT__K(dt__v_bce)(DT__A, DT__B), DT__K(dt__v_bce)(DT__AN, DT__BN)); break;
     case DT__OP_BCE_GRAD: DT__MAP(n, DT__K(dt__v_bce_grad)(DT__A, DT__B), DT__K(dt__v_bce_grad)(DT__AN, DT__BN)); break;
-    default: break;
+    case DT__OP_SILU_GRAD:
+        DT__MAP(n, DT__K(dt__v_silu_grad)(DT__A, DT__B), DT__K(dt__v_silu_grad)(DT__AN, DT__BN));
+        break;
+    case DT__OP_MAXIMUM: DT__MAP(n, dt__v_max(DT__A, DT__B), dt__v_max(DT__AN, DT__BN)); break;
+    case DT__OP_MINIMUM: DT__MAP(n, dt__v_min(DT__A, DT__B), dt__v_min(DT__AN, DT__BN)); break;
+    case DT__OP_EQUAL: DT__MAP(n, DT__FLAG(DT__A == DT__B), DT__FLAG(DT__AN == DT__BN)); break;
+    case DT__OP_NOT_EQUAL: DT__MAP(n, DT__FLAG(DT__A != DT__B), DT__FLAG(DT__AN != DT__BN)); break;
+    case DT__OP_LESS: DT__MAP(n, DT__FLAG(DT__A < DT__B), DT__FLAG(DT__AN < DT__BN)); break;
+    case DT__OP_LESS_EQUAL: DT__MAP(n, DT__FLAG(DT__A <= DT__B), DT__FLAG(DT__AN <= DT__BN)); break;
+    case DT__OP_GREATER: DT__MAP(n, DT__FLAG(DT__A > DT__B), DT__FLAG(DT__AN > DT__BN)); break;
+    case DT__OP_GREATER_EQUAL: DT__MAP(n, DT__FLAG(DT__A >= DT__B), DT__FLAG(DT__AN >= DT__BN)); break;
+    default: DT__K(dt__binary_double)(op, out, a, astep, b, bstep, n); break;
     }
 #undef DT__A
 #undef DT__B
 #undef DT__AN
 #undef DT__BN
+#undef DT__FLAG
+}
+
+/* out[i] = mask[i * mstep] != 0 ? a[i * astep] : b[i * bstep]; in place allowed. */
+static void DT__K(dt__select)(float *out, const float *mask, int mstep, const float *a, int astep, const float *b,
+                              int bstep, int64_t n)
+{
+    const dt__vf zero = dt__v_set(0.0f), m0 = dt__v_set(n && !mstep ? mask[0] : 0.0f),
+                 a0 = dt__v_set(n && !astep ? a[0] : 0.0f), b0 = dt__v_set(n && !bstep ? b[0] : 0.0f);
+    DT__MAP(n,
+            dt__v_select((dt__vi)((mstep ? dt__v_load(mask + i) : m0) != zero), astep ? dt__v_load(a + i) : a0,
+                         bstep ? dt__v_load(b + i) : b0),
+            dt__v_select((dt__vi)((mstep ? dt__v_loadn(mask + i, left) : m0) != zero),
+                         astep ? dt__v_loadn(a + i, left) : a0, bstep ? dt__v_loadn(b + i, left) : b0));
 }
 
 /* ---- conversions of storage types ---------------------------------------------------------------
@@ -3061,6 +3544,7 @@ static const dt__kernels DT__K(dt__table) = {
     DT__K(dt__unary),
     DT__K(dt__binary),
     DT__K(dt__convert),
+    DT__K(dt__select),
     DT__K(dt__layernorm),
     DT__K(dt__layernorm_dx),
     DT__K(dt__layernorm_dgamma),
@@ -3074,6 +3558,7 @@ static const dt__kernels DT__K(dt__table) = {
 #undef dt__vf
 #undef dt__vfu
 #undef dt__vi
+#undef dt__vl
 #undef dt__v_load
 #undef dt__v_store
 #undef dt__v_loadn
@@ -3083,11 +3568,21 @@ static const dt__kernels DT__K(dt__table) = {
 #undef dt__v_fma
 #undef dt__v_sqrt
 #undef dt__v_select
+#undef dt__v_abs
+#undef dt__vd
+#undef dt__vh
+#undef dt__vhu
 #undef dt__v_max
 #undef dt__v_exp
 #undef DT__INLINE
 #undef DT__LANES
 #undef DT__MAP
+#undef DT__MAP_DOUBLE
+#undef DT__WHERE
+#undef DT__SIGN
+#undef DT__ROUND_52
+#undef DT__LOG2E
+#undef DT__LN2
 #undef DT__MR
 #undef DT__NV
 #undef DT__NR
@@ -3170,7 +3665,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "eceba7153b0f5234fa94974c23ea01b30130e26f3b3a3a13f60c90153cb8e8e0"
+#define DT__SELF_CHECK "ec1d04bc0efb92f7b05d7a9969bc555a8f58fb7bf923cd4854c6fcec2137f6cc"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -3179,6 +3674,35 @@ static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 }
 
 enum { DT__SELF_N = 4096 };
+
+/* The elementwise kernels of x in [-2, 2), and, where the function wants it, of 2 |x|. */
+static void dt__self_elementwise(const dt__kernels *k, const float *x, const float *y, float *out, float *row,
+                                 dt__sha256 *h)
+{
+    static const int unary[] = {DT__OP_GELU_ERF, DT__OP_SILU, DT__OP_SIGMOID, DT__OP_SOFTPLUS,   DT__OP_RELU,
+                                DT__OP_ABS,      DT__OP_SIGN, DT__OP_FLOOR,   DT__OP_CEIL,       DT__OP_ROUND,
+                                DT__OP_SQUARE,   DT__OP_EXP2, DT__OP_EXPM1,   DT__OP_ERF,        DT__OP_SIN,
+                                DT__OP_COS,      DT__OP_TAN,  DT__OP_LOG2,    DT__OP_RECIPROCAL, DT__OP_LOG1P};
+    static const int binary[] = {DT__OP_MAXIMUM, DT__OP_MINIMUM,    DT__OP_EQUAL,        DT__OP_NOT_EQUAL,
+                                 DT__OP_LESS,    DT__OP_LESS_EQUAL, DT__OP_GREATER,      DT__OP_GREATER_EQUAL,
+                                 DT__OP_POW,     DT__OP_SILU_GRAD,  DT__OP_GELU_ERF_GRAD};
+    k->binary(DT__OP_ADD, row, x, 1, x, 1, 1001);
+    k->unary(DT__OP_ABS, row, row, 1001, 0.0f);
+    for (int i = 0; i < 20; i++) {
+        k->unary(unary[i], out, unary[i] == DT__OP_LOG2 || unary[i] == DT__OP_LOG1P ? row : x, 1001, 0.0f);
+        dt__sha256_add(h, out, 4 * 1001);
+    }
+    k->unary(DT__OP_SCALE, out, x, 1001, 1e30f);
+    k->unary(DT__OP_SIN, out, out, 1001, 0.0f); /* large angles */
+    dt__sha256_add(h, out, 4 * 1001);
+    for (int i = 0; i < 11; i++) {
+        k->binary(binary[i], out, row, 1, y, i & 1, 1001);
+        dt__sha256_add(h, out, 4 * 1001);
+    }
+    k->binary(DT__OP_LESS, row, x, 1, y, 1, 1001);
+    k->select(out, row, 1, x, 1, y, 1, 1001);
+    dt__sha256_add(h, out, 4 * 1001);
+}
 
 static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
 {
@@ -3299,6 +3823,7 @@ static dt_result dt__self_hash(const dt__kernels *k, dt_pool *pool, char hex[65]
     dt__self_fill(y, DT__SELF_N, 2);
     dt__sha256_begin(&h);
     dt__self_rows(k, x, y, out, out + DT__SELF_N, &h);
+    dt__self_elementwise(k, x, y, out, out + DT__SELF_N, &h);
     dt__self_matrix(k, pool, x, y, out, &h);
     dt__sha256_end(&h, hex);
     dt__fp_leave(saved);
@@ -4174,6 +4699,14 @@ static void dt__run_combine(const dt__call *c) { dt__split(c, dt__count(c->n), 4
 
 /* ---- elementwise ops --------------------------------------------------------------------------- */
 
+DT_API dt_tensor dt_constant(dt_graph *g, float value)
+{
+    dt__node n = dt__node_make(DT__OP_CONSTANT, dt_shape0(), dt__tensor(0), dt__tensor(0), dt__tensor(0));
+    n.f = value;
+    return dt__push(g, &n, NULL);
+}
+static void dt__run_constant(const dt__call *c) { c->out[0] = c->n->f; }
+
 static dt_tensor dt__unary_op(dt_graph *g, int op, dt_tensor x, float s)
 {
     dt__node n = dt__node_make(op, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
@@ -4189,6 +4722,26 @@ DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__
 DT_API dt_tensor dt_sqrt(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SQRT, x, 0.0f); }
 DT_API dt_tensor dt_rsqrt(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_RSQRT, x, 0.0f); }
 DT_API dt_tensor dt_gelu(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_GELU, x, 0.0f); }
+DT_API dt_tensor dt_gelu_erf(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_GELU_ERF, x, 0.0f); }
+DT_API dt_tensor dt_silu(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SILU, x, 0.0f); }
+DT_API dt_tensor dt_sigmoid(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SIGMOID, x, 0.0f); }
+DT_API dt_tensor dt_softplus(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SOFTPLUS, x, 0.0f); }
+DT_API dt_tensor dt_relu(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_RELU, x, 0.0f); }
+DT_API dt_tensor dt_abs(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_ABS, x, 0.0f); }
+DT_API dt_tensor dt_sign(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SIGN, x, 0.0f); }
+DT_API dt_tensor dt_floor(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_FLOOR, x, 0.0f); }
+DT_API dt_tensor dt_ceil(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_CEIL, x, 0.0f); }
+DT_API dt_tensor dt_round(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_ROUND, x, 0.0f); }
+DT_API dt_tensor dt_square(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SQUARE, x, 0.0f); }
+DT_API dt_tensor dt_reciprocal(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_RECIPROCAL, x, 0.0f); }
+DT_API dt_tensor dt_exp2(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_EXP2, x, 0.0f); }
+DT_API dt_tensor dt_log2(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_LOG2, x, 0.0f); }
+DT_API dt_tensor dt_expm1(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_EXPM1, x, 0.0f); }
+DT_API dt_tensor dt_log1p(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_LOG1P, x, 0.0f); }
+DT_API dt_tensor dt_erf(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_ERF, x, 0.0f); }
+DT_API dt_tensor dt_sin(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SIN, x, 0.0f); }
+DT_API dt_tensor dt_cos(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_COS, x, 0.0f); }
+DT_API dt_tensor dt_tan(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_TAN, x, 0.0f); }
 
 static void dt__unary_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
@@ -4212,39 +4765,119 @@ DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__bina
 DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_SUB, a, b); }
 DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_MUL, a, b); }
 DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_DIV, a, b); }
-
-static void dt__binary_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+DT_API dt_tensor dt_pow(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_POW, a, b); }
+DT_API dt_tensor dt_maximum(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_MAXIMUM, a, b); }
+DT_API dt_tensor dt_minimum(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_MINIMUM, a, b); }
+DT_API dt_tensor dt_equal(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_EQUAL, a, b); }
+DT_API dt_tensor dt_not_equal(dt_graph *g, dt_tensor a, dt_tensor b)
 {
-    (void)worker;
-    c->env->k->binary(c->n->op, c->out + begin, c->in[0] + begin, 1, c->in[1] + begin, 1, end - begin);
+    return dt__binary_op(g, DT__OP_NOT_EQUAL, a, b);
+}
+DT_API dt_tensor dt_less(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_LESS, a, b); }
+DT_API dt_tensor dt_less_equal(dt_graph *g, dt_tensor a, dt_tensor b)
+{
+    return dt__binary_op(g, DT__OP_LESS_EQUAL, a, b);
+}
+DT_API dt_tensor dt_greater(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_GREATER, a, b); }
+DT_API dt_tensor dt_greater_equal(dt_graph *g, dt_tensor a, dt_tensor b)
+{
+    return dt__binary_op(g, DT__OP_GREATER_EQUAL, a, b);
 }
 
-/* Broadcasting: rows of the longest run of last axes that each input either has whole or repeats one element over. */
-static void dt__binary_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b)
+{
+    dt_shape both, s;
+    char x[96], y[96], z[96];
+    if (!mask.id || !a.id || !b.id) return dt__tensor(0);
+    if (!dt__broadcast(&dt__at(g, a)->shape, &dt__at(g, b)->shape, &both) ||
+        !dt__broadcast(&dt__at(g, mask)->shape, &both, &s))
+        return dt__poison(g, DT_E_SHAPE,
+                          "select: shapes %s, %s and %s do not broadcast: aligned at the last axis, sizes must be "
+                          "equal or 1",
+                          dt__shape_text(&dt__at(g, mask)->shape, x), dt__shape_text(&dt__at(g, a)->shape, y),
+                          dt__shape_text(&dt__at(g, b)->shape, z));
+    return dt__push_op(g, DT__OP_SELECT, s, mask, a, b);
+}
+
+/* The constants come first: of equal values both ops take the second operand, which is x and has the gradient. */
+DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
+{
+    if (!x.id) return x;
+    if (!(low <= high))
+        return dt__poison(g, DT_E_USAGE, "clamp: the lower bound %g is above the upper one, %g", (double)low,
+                          (double)high);
+    return dt_minimum(g, dt_constant(g, high), dt_maximum(g, dt_constant(g, low), x));
+}
+
+/* The longest run of last axes, [*axis, dims), that every input has whole or repeats one element over; step[i] is 1 or
+ * 0 accordingly. Returns its number of elements. */
+static int64_t dt__broadcast_run(const dt__call *c, int *axis, int step[DT__MAX_IN])
 {
     const dt_shape *s = &c->n->shape;
-    int64_t sa[DT_MAX_DIMS], sb[DT_MAX_DIMS], run = dt__cols(c->n);
-    int last = s->dims - 1;
-    (void)worker;
-    dt__strides(&dt__in(c, 0)->shape, s, sa);
-    dt__strides(&dt__in(c, 1)->shape, s, sb);
-    for (int64_t r = begin; r < end; r++) {
-        int64_t rest = r, oa = 0, ob = 0;
-        for (int axis = last - 1; axis >= 0; axis--) {
-            int64_t at = rest % s->n[axis];
-            rest /= s->n[axis];
-            oa += at * sa[axis];
-            ob += at * sb[axis];
+    int64_t run = 1;
+    for (int i = 0; i < c->n->inputs; i++) step[i] = 0;
+    for (*axis = s->dims; *axis > 0; (*axis)--) {
+        int fits = 1, moves[DT__MAX_IN];
+        if (s->n[*axis - 1] == 1) continue;
+        for (int i = 0; i < c->n->inputs; i++) {
+            const dt_shape *in = &dt__in(c, i)->shape;
+            int at = *axis - 1 - (s->dims - in->dims);
+            moves[i] = at >= 0 && in->n[at] != 1;
+            fits = fits && (run == 1 || moves[i] == step[i]);
         }
-        c->env->k->binary(c->n->op, c->out + r * run, c->in[0] + oa, last >= 0 && sa[last], c->in[1] + ob,
-                          last >= 0 && sb[last], run);
+        if (!fits) break;
+        for (int i = 0; i < c->n->inputs; i++) step[i] = moves[i];
+        run *= s->n[*axis - 1];
+    }
+    return run;
+}
+
+/* n elements of a binary op or of select. */
+static void dt__elementwise(const dt__call *c, float *out, const float *const in[DT__MAX_IN],
+                            const int step[DT__MAX_IN], int64_t n)
+{
+    if (c->n->inputs == 3) c->env->k->select(out, in[0], step[0], in[1], step[1], in[2], step[2], n);
+    else c->env->k->binary(c->n->op, out, in[0], step[0], in[1], step[1], n);
+}
+
+/* Every input is whole or a single element. */
+static void dt__elementwise_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const float *in[DT__MAX_IN];
+    int step[DT__MAX_IN], axis;
+    (void)worker;
+    dt__broadcast_run(c, &axis, step);
+    for (int i = 0; i < c->n->inputs; i++) in[i] = c->in[i] + begin * step[i];
+    dt__elementwise(c, c->out + begin, in, step, end - begin);
+}
+
+/* Broadcasting: rows are runs. */
+static void dt__elementwise_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t stride[DT__MAX_IN][DT_MAX_DIMS], run;
+    int step[DT__MAX_IN], first;
+    (void)worker;
+    run = dt__broadcast_run(c, &first, step);
+    for (int i = 0; i < c->n->inputs; i++) dt__strides(&dt__in(c, i)->shape, &c->n->shape, stride[i]);
+    for (int64_t r = begin; r < end; r++) {
+        const float *in[DT__MAX_IN];
+        int64_t rest = r;
+        for (int i = 0; i < c->n->inputs; i++) in[i] = c->in[i];
+        for (int axis = first - 1; axis >= 0; axis--) {
+            int64_t at = rest % c->n->shape.n[axis];
+            rest /= c->n->shape.n[axis];
+            for (int i = 0; i < c->n->inputs; i++) in[i] += at * stride[i][axis];
+        }
+        dt__elementwise(c, c->out + r * run, in, step, run);
     }
 }
+/* Binary ops and select. */
 static void dt__run_binary(const dt__call *c)
 {
-    if (dt__same_shape(&dt__in(c, 0)->shape, &c->n->shape) && dt__same_shape(&dt__in(c, 1)->shape, &c->n->shape))
-        dt__split(c, dt__count(c->n), 4096, dt__binary_part);
-    else dt__split(c, dt__rows(c->n), 8, dt__binary_rows);
+    int step[DT__MAX_IN], axis;
+    int64_t run = dt__broadcast_run(c, &axis, step), n = dt__count(c->n);
+    if (run == n) dt__split(c, n, 4096, dt__elementwise_part);
+    else dt__split(c, n / run, 8, dt__elementwise_rows);
 }
 
 /* ---- reductions -------------------------------------------------------------------------------- */
@@ -6103,9 +6736,80 @@ static void dt__grad_rsqrt(dt_graph *g, int32_t id, dt_tensor dy) /* -dy/2 y y y
     dt_tensor y = dt__tensor(id);
     dt__flow(g, id, 0, dt_mul(g, dt_mul(g, dt_mul(g, dt_scale(g, dy, -0.5f), y), y), y));
 }
+/* The gradient is one kernel of x and dy. */
+static void dt__grad_by_kernel(dt_graph *g, int32_t id, dt_tensor dy, int op)
+{
+    dt__flow(g, id, 0, dt__push_op(g, op, g->nodes[id].shape, dt__input(g, id, 0), dy, dt__nothing()));
+}
 static void dt__grad_gelu(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt__flow(g, id, 0, dt__push_op(g, DT__OP_GELU_GRAD, g->nodes[id].shape, dt__input(g, id, 0), dy, dt__nothing()));
+    dt__grad_by_kernel(g, id, dy, DT__OP_GELU_GRAD);
+}
+static void dt__grad_gelu_erf(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__grad_by_kernel(g, id, dy, DT__OP_GELU_ERF_GRAD);
+}
+static void dt__grad_silu(dt_graph *g, int32_t id, dt_tensor dy) { dt__grad_by_kernel(g, id, dy, DT__OP_SILU_GRAD); }
+static void dt__grad_sigmoid(dt_graph *g, int32_t id, dt_tensor dy) /* dy y - dy y y */
+{
+    dt_tensor share = dt_mul(g, dy, dt__tensor(id));
+    dt__flow(g, id, 0, dt_sub(g, share, dt_mul(g, share, dt__tensor(id))));
+}
+static void dt__grad_softplus(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_mul(g, dy, dt_sigmoid(g, dt__input(g, id, 0))));
+}
+static void dt__grad_relu(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_select(g, dt__tensor(id), dy, dt_constant(g, 0.0f)));
+}
+static void dt__grad_abs(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor x = dt__input(g, id, 0);
+    dt__flow(g, id, 0, dt_select(g, x, dt_mul(g, dy, dt_sign(g, x)), dt_constant(g, 0.0f)));
+}
+static void dt__grad_square(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_mul(g, dt_scale(g, dy, 2.0f), dt__input(g, id, 0)));
+}
+static void dt__grad_reciprocal(dt_graph *g, int32_t id, dt_tensor dy) /* -dy y y */
+{
+    dt_tensor y = dt__tensor(id);
+    dt__flow(g, id, 0, dt_neg(g, dt_mul(g, dt_mul(g, dy, y), y)));
+}
+static void dt__grad_exp2(dt_graph *g, int32_t id, dt_tensor dy) /* dy y ln 2 */
+{
+    dt__flow(g, id, 0, dt_scale(g, dt_mul(g, dy, dt__tensor(id)), 0.693147181f));
+}
+static void dt__grad_log2(dt_graph *g, int32_t id, dt_tensor dy) /* dy / x / ln 2 */
+{
+    dt__flow(g, id, 0, dt_scale(g, dt_div(g, dy, dt__input(g, id, 0)), 1.44269504f));
+}
+static void dt__grad_expm1(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_mul(g, dy, dt_exp(g, dt__input(g, id, 0))));
+}
+static void dt__grad_log1p(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_div(g, dy, dt_add(g, dt__input(g, id, 0), dt_constant(g, 1.0f))));
+}
+static void dt__grad_erf(dt_graph *g, int32_t id, dt_tensor dy) /* dy 2/sqrt(pi) e^(-x^2) */
+{
+    dt_tensor gauss = dt_exp(g, dt_neg(g, dt_square(g, dt__input(g, id, 0))));
+    dt__flow(g, id, 0, dt_mul(g, dt_scale(g, dy, 1.12837917f), gauss));
+}
+static void dt__grad_sin(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_mul(g, dy, dt_cos(g, dt__input(g, id, 0))));
+}
+static void dt__grad_cos(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt_neg(g, dt_mul(g, dy, dt_sin(g, dt__input(g, id, 0)))));
+}
+static void dt__grad_tan(dt_graph *g, int32_t id, dt_tensor dy) /* dy + dy y y */
+{
+    dt_tensor y = dt__tensor(id);
+    dt__flow(g, id, 0, dt_add(g, dy, dt_mul(g, dt_mul(g, dy, y), y)));
 }
 
 static void dt__grad_bce(dt_graph *g, int32_t id, dt_tensor dy) /* dx = dy (sigmoid(x) - t), dt = -dy x */
@@ -6135,6 +6839,39 @@ static void dt__grad_div(dt_graph *g, int32_t id, dt_tensor dy) /* da = dy/b, db
     dt_tensor da = dt_div(g, dy, dt__input(g, id, 1));
     dt__flow_reduced(g, id, 0, da);
     if (dt__wants(g, id, 1)) dt__flow_reduced(g, id, 1, dt_neg(g, dt_mul(g, da, dt__tensor(id))));
+}
+
+/* da = dy b a^(b-1), +0 where b is 0; db = dy y log a, +0 where a is 0: there the products would be 0 times inf. */
+static void dt__grad_pow(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor a = dt__input(g, id, 0), b = dt__input(g, id, 1), zero = dt_constant(g, 0.0f), slope;
+    if (dt__wants(g, id, 0)) {
+        slope = dt_mul(g, b, dt_pow(g, a, dt_sub(g, b, dt_constant(g, 1.0f))));
+        dt__flow_reduced(g, id, 0, dt_select(g, b, dt_mul(g, dy, slope), zero));
+    }
+    if (dt__wants(g, id, 1)) {
+        slope = dt_mul(g, dt__tensor(id), dt_log(g, a));
+        dt__flow_reduced(g, id, 1, dt_select(g, a, dt_mul(g, dy, slope), zero));
+    }
+}
+/* dy to input `first` where mask is set, else to the other of two neighbours; +0 to the one that was not taken. */
+static void dt__flow_taken(dt_graph *g, int32_t id, int first, dt_tensor mask, dt_tensor dy)
+{
+    dt_tensor zero = dt_constant(g, 0.0f);
+    if (dt__wants(g, id, first)) dt__flow_reduced(g, id, first, dt_select(g, mask, dy, zero));
+    if (dt__wants(g, id, first + 1)) dt__flow_reduced(g, id, first + 1, dt_select(g, mask, zero, dy));
+}
+static void dt__grad_maximum(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow_taken(g, id, 0, dt_greater(g, dt__input(g, id, 0), dt__input(g, id, 1)), dy);
+}
+static void dt__grad_minimum(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow_taken(g, id, 0, dt_less(g, dt__input(g, id, 0), dt__input(g, id, 1)), dy);
+}
+static void dt__grad_select(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow_taken(g, id, 1, dt__input(g, id, 0), dy);
 }
 
 /* Both sums repeat dy over the axes they removed: last ones for a row sum, first ones for a column sum. */
