@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the golden files of the tests with PyTorch, or compares them with it.
 
-    python3 make_golden.py DIR            write DIR/gpt2_tiny.safetensors, DIR/ops.safetensors, DIR/reduce.safetensors
+    python3 make_golden.py DIR            write DIR/gpt2_tiny, ops, reduce and elementwise (.safetensors)
     python3 make_golden.py --check DIR    compute again and compare with the files in DIR
 
 The committed files were made with torch 1.13.1 on a CPU. Inputs are random float32 numbers; everything is computed in
@@ -21,9 +21,9 @@ gpt2_tiny.safetensors, a GPT-2 with its names and shapes (x W + b, so W is (in, 
 The gradient of a key bias (the middle third of attn.c_attn.bias) is zero in exact arithmetic: softmax does not see a
 constant. In float32 it is rounding noise, which AdamW blows up to a visible step: compare the other two thirds.
 
-ops.safetensors, reduce.safetensors and nn.safetensors, for a case named N: N.<input>, N.out, a random N.w shaped like
-N.out, and N.grad.<input>, the gradients of sum(out * w). OPS, REDUCE and nn_cases below say what each computes;
-nn.safetensors also holds the cases' windows.
+ops.safetensors, reduce.safetensors, nn.safetensors and elementwise.safetensors, for a case named N: N.<input>, N.out, a
+random N.w shaped like N.out, and N.grad.<input>, the gradients of sum(out * w); what has no gradient has no N.grad. OPS,
+REDUCE, nn_cases and ELEMENTWISE below say what each computes; nn.safetensors also holds the cases' windows.
 """
 import argparse
 import json
@@ -328,15 +328,61 @@ cast.T          (41) rounded to the type and back; tiny: mostly subnormal. The g
 """
 
 
+def elementwise_cases(source):
+    """Like op_cases."""
+    def u(*shape, scale=1.0, centre=0.0):
+        return source.uniform(shape, scale, centre)
+
+    def detached(function):
+        return lambda x: function(x).detach()
+
+    positive = dict(scale=4.0, centre=4.1)
+    unary = {
+        "gelu_erf": (F.gelu, dict(scale=6.0)), "silu": (F.silu, dict(scale=20.0)),
+        "sigmoid": (torch.sigmoid, dict(scale=20.0)), "relu": (F.relu, {}), "abs": (torch.abs, {}),
+        "softplus": (lambda x: F.softplus(x, threshold=1000.0), dict(scale=20.0)),
+        "square": (torch.square, dict(scale=3.0)), "reciprocal": (torch.reciprocal, positive),
+        "exp2": (torch.exp2, dict(scale=9.0)), "log2": (torch.log2, positive),
+        "expm1": (torch.expm1, dict(scale=2.0)), "log1p": (torch.log1p, dict(scale=0.9)),
+        "erf": (torch.erf, dict(scale=4.0)), "sin": (torch.sin, dict(scale=100.0)),
+        "cos": (torch.cos, dict(scale=100.0)), "tan": (torch.tan, dict(scale=1.4)),
+        "clamp": (lambda x: x.clamp(-0.5, 0.75), {}), "sign": (detached(torch.sign), {}),
+        "floor": (detached(torch.floor), dict(scale=5.0)), "ceil": (detached(torch.ceil), dict(scale=5.0)),
+        "round": (detached(torch.round), dict(scale=5.0)),
+    }
+    for name, (function, place) in unary.items():
+        yield name, lambda x, function=function: function(x), dict(x=u(61, **place))
+    for name, shape in ("same", (2, 5, 7)), ("c", (7,)), ("b1c", (2, 1, 7)), ("t1", (5, 1)):
+        yield f"pow.{name}", lambda a, b: a ** b, dict(a=u(2, 5, 7, **positive), b=u(*shape, scale=3.0))
+        yield f"maximum.{name}", lambda a, b: torch.maximum(a, b), dict(a=u(2, 5, 7), b=u(*shape))
+        yield f"minimum.{name}", lambda a, b: torch.minimum(a, b), dict(a=u(2, 5, 7), b=u(*shape))
+        yield (f"select.{name}", lambda mask, a, b: torch.where(mask != 0, a, b),
+               dict(mask=source.integers((5, 1) if name == "c" else shape, 2), a=u(2, 5, 7), b=u(*shape)))
+    for name in "eq", "ne", "lt", "le", "gt", "ge":
+        yield (name, lambda a, b, name=name: getattr(torch, name)(a, b).double(),
+               dict(a=source.integers((5, 7), 3).double(), b=source.integers((7,), 3).double()))
+
+
+# (..) is the shape of the first input.
+ELEMENTWISE = """
+gelu_erf .. round   of x (61); softplus without a threshold, clamp to [-0.5, 0.75]; sign to round have no gradient
+pow.S, maximum.S, minimum.S    a (2,5,7) with b: same (2,5,7), c (7), b1c (2,1,7), t1 (5,1)
+select.S            mask != 0 ? a : b, mask I32 of b's shape or, S = c, (5,1)
+eq, ne, lt, le, gt, ge         a (5,7) with b (7), whole numbers 0 to 2; no gradient
+"""
+
+
 def make_cases(cases, seed):
     source, out = Source(seed), {}
     for name, function, inputs in cases(source):
         real = {key: tensor.requires_grad_() for key, tensor in inputs.items() if tensor.is_floating_point()}
         result = function(**inputs)
         w = source.uniform(tuple(result.shape))
-        (result * w).sum().backward()
         out.update({f"{name}.{key}": tensor for key, tensor in inputs.items()})
         out.update({f"{name}.out": result, f"{name}.w": w})
+        if not result.requires_grad:
+            continue
+        (result * w).sum().backward()
         out.update({f"{name}.grad.{key}": tensor.grad for key, tensor in real.items()})
     return out
 
@@ -431,7 +477,8 @@ def make_nn():
 # ---- the program -------------------------------------------------------------------------------
 
 FILES = {"gpt2_tiny.safetensors": make_gpt2, "ops.safetensors": lambda: make_cases(op_cases, 7),
-         "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn}
+         "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
+         "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11)}
 
 
 def differences(old, new):

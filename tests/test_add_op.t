@@ -1,5 +1,5 @@
 #!/usr/bin/env perl
-# Follows the recipe "How to add an op" of dtrain.h on a copy: SQUARE, x * x, with derivative 2 x dy. Four insertions.
+# Follows the recipe "How to add an op" of dtrain.h on a copy: CUBE, x * x * x, with derivative 3 x x dy. Four insertions.
 use strict;
 use warnings;
 use FindBin;
@@ -15,18 +15,18 @@ sub after { # inserts behind the first match of a pattern; the place must exist
     my ($what, $pattern, $insertion) = @_;
     ok($text =~ s/($pattern)/$1$insertion/s, "step $what");
 }
-after('1: a row in the table', qr/    X\(GELU, 1, dt__run_unary, dt__grad_gelu\) *\\\n/, "    X(SQUARE, 1, dt__run_unary, dt__grad_square) \\\n");
-after('2: a case in the kernel', qr/    case DT__OP_NEG: [^\n]*\n/, "    case DT__OP_SQUARE: DT__MAP(n, DT__X * DT__X, DT__XN * DT__XN); break;\n");
+after('1: a row in the table', qr/    X\(GELU, 1, dt__run_unary, dt__grad_gelu\) *\\\n/, "    X(CUBE, 1, dt__run_unary, dt__grad_cube) \\\n");
+after('2: a case in the kernel', qr/    case DT__OP_NEG: [^\n]*\n/, "    case DT__OP_CUBE: DT__MAP(n, DT__X * DT__X * DT__X, DT__XN * DT__XN * DT__XN); break;\n");
 after('3: the builder', qr/DT_API dt_tensor dt_gelu\(dt_graph \*g, dt_tensor x\)\s*\{[^}]*\}\n/,
-    "DT_API dt_tensor dt_square(dt_graph *g, dt_tensor x)\n{\n    return dt__unary_op(g, DT__OP_SQUARE, x, 0.0f);\n}\n");
+    "DT_API dt_tensor dt_cube(dt_graph *g, dt_tensor x)\n{\n    return dt__unary_op(g, DT__OP_CUBE, x, 0.0f);\n}\n");
 after('4: the derivative', qr/static void dt__grad_gelu\(.*?\n\}\n/s, <<'C');
-static void dt__grad_square(dt_graph *g, int32_t id, dt_tensor dy)
+static void dt__grad_cube(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt__flow(g, id, 0, dt_mul(g, dt_scale(g, dy, 2.0f), dt__input(g, id, 0)));
+    dt__flow(g, id, 0, dt_mul(g, dt_mul(g, dt_scale(g, dy, 3.0f), dt__input(g, id, 0)), dt__input(g, id, 0)));
 }
 C
 spew("$tmp/dtrain.h", $text);
-spew("$tmp/square.c", <<'C');
+spew("$tmp/cube.c", <<'C');
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 int main(void)
@@ -36,20 +36,20 @@ int main(void)
     dt_tensor t, y;
     if (dt_graph_open(&g, 1)) return dt_fail("graph");
     t = dt_tensor_from(g, dt_shape1(5), x);
-    y = dt_square(g, t);
+    y = dt_cube(g, t);
     if (dt_backward(g, dt_sum(g, y, DT_ALL))) return dt_fail("gradient");
     for (int i = 0; i < 5; i++)
-        if (dt_value(g, y)[i] != x[i] * x[i] || dt_value(g, dt_grad(g, t))[i] != 2.0f * x[i]) return 1;
+        if (dt_value(g, y)[i] != x[i] * x[i] * x[i] || dt_value(g, dt_grad(g, t))[i] != 3.0f * x[i] * x[i]) return 1;
     dt_graph_close(&g);
-    puts("square");
+    puts("cube");
     return 0;
 }
 C
 my $cc = $ENV{CC} || 'cc';
-my ($status, undef, $err) = run(300, "$cc -std=gnu11 -O1 -DDT_DEBUG -Wall -Wextra -Werror square.c -o square -lm -lpthread");
+my ($status, undef, $err) = run(300, "$cc -std=gnu11 -O1 -DDT_DEBUG -Wall -Wextra -Werror cube.c -o cube -lm -lpthread");
 is($status, 0, 'it compiles') or diag($err);
 for my $isa (@{(isas())[0]}) {
-    my ($ran, $out) = run(30, "DT_ISA=$isa ./square");
-    is("$ran $out", "0 square\n", "value and gradient are right with $isa kernels");
+    my ($ran, $out) = run(30, "DT_ISA=$isa ./cube");
+    is("$ran $out", "0 cube\n", "value and gradient are right with $isa kernels");
 }
 done_testing();

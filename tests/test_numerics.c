@@ -214,9 +214,153 @@ static float ref_gelu_grad(float x, float dy)
     return dy * (p > 0.0f ? fmaf(x * slope, p, s) : s);
 }
 
+static float ref_silu_grad(float x, float dy)
+{
+    float c = x < -120.0f ? -120.0f : x > 120.0f ? 120.0f : x, e = ref_exp(-fabsf(c)), d = 1.0f / (1.0f + e);
+    return dy * fmaf(c * d, e * d, c < 0.0f ? e * d : d);
+}
+
+/* ---- references: functions in double, +, -, * and / alone ------------------------------------------- */
+
+#define LOG2E 0x1.71547652b82fep+0
+#define LN2 0x1.62e42fefa39efp-1
+
+static double horner(double x, const double *c, int n) /* c[0] x^(n-1) + .. + c[n-1] */
+{
+    double p = c[0];
+    for (int i = 1; i < n; i++) p = p * x + c[i];
+    return p;
+}
+static double ref_exp2_parts(double v, double *s)
+{
+    static const double c[] = { 0x1.ffcc8f5d3cea2p-17, 0x1.443f95dd95260p-13, 0x1.5d88bd5d2e65cp-10, 0x1.3b2a1bf5ae4e6p-7,
+                                0x1.c6b08cb169959p-5,  0x1.ebfbe045708dcp-3,  0x1.62e42fefd3471p-1 };
+    if (v != v) return *s = v;
+    if (v > 300.0) v = 300.0;
+    if (v < -300.0) v = -300.0;
+    *s = ldexp(1.0, (int)rint(v));
+    return horner(v - rint(v), c, 7) * (v - rint(v));
+}
+static double ref_exp2(double v)
+{
+    double s, p = ref_exp2_parts(v, &s);
+    return p * s + s;
+}
+static double ref_log2(double x)
+{
+    static const double c[] = { 0x1.21b0ea97e634ap-2, 0x1.47955635813fbp-2, 0x1.a61a2ec9b1b2bp-2,
+                                0x1.2776c2933ecdcp-1, 0x1.ec709dc53c66bp-1, 0x1.71547652b8251p+1 };
+    double m, s;
+    int e;
+    if (x < 0.0) return NAN;
+    if (x == 0.0 || x != x || isinf(x)) return x == 0.0 ? -INFINITY : x;
+    m = 2.0 * frexp(x, &e);
+    e--;
+    if (m >= 0x1.6a09ep0) m *= 0.5, e++;
+    s = (m - 1.0) / (m + 1.0);
+    return horner(s * s, c, 6) * s + (double)e;
+}
+static double ref_log1p(double x)
+{
+    return fabs(x) < 0x1p-12 ? x * (1.0 - x * (0.5 - x * (1.0 / 3.0))) : ref_log2(x + 1.0) * LN2;
+}
+static double ref_erfc(double a, double a2, double *gauss)
+{
+    static const double c[] = { 0x1.9611616f8ebe3p-18, 0x1.017360257f484p-16, -0x1.1c79214974016p-15, -0x1.0a44f2278fc81p-13, 0x1.df2f657b0122dp-13,
+                                0x1.caefa976ad03cp-11, -0x1.5a58a1a4e97b9p-9, -0x1.05b9c319d0454p-8,  0x1.470ba47cd9655p-5,   -0x1.001154fa20981p-3,
+                                0x1.01c11a71aeeb9p-2,  -0x1.7ca88dea40c6ep-2, 0x1.afbb3f3b6f3edp-3 };
+    if (a > 10.5) a = 10.5;
+    *gauss = ref_exp2(a2 * -LOG2E);
+    return *gauss * horner((a - 2.5) / (a + 2.5), c, 13);
+}
+static double ref_erf(double x)
+{
+    static const double c[] = { -0x1.9353b9fb51a53p-11, 0x1.54ceb26ca754ep-8, -0x1.b820175f70c59p-6,
+                                0x1.ce2ef1ab723a2p-4,   -0x1.8127466e3cce2p-2, 0x1.20dd75041af20p+0 };
+    double gauss;
+    return copysign(fabs(x) < 0.5 ? horner(x * x, c, 6) * fabs(x) : 1.0 - ref_erfc(fabs(x), x * x, &gauss), x);
+}
+static double ref_normal(double x, double *gauss)
+{
+    double h = 0.5 * ref_erfc(fabs(x) * 0x1.6a09e667f3bcdp-1, 0.5 * (x * x), gauss);
+    return x < 0.0 ? h : 1.0 - h;
+}
+static float ref_gelu_erf_grad(double x, double dy)
+{
+    double gauss, normal;
+    x = x < -40.0 ? -40.0 : x > 40.0 ? 40.0 : x;
+    normal = ref_normal(x, &gauss);
+    return (float)(dy * (normal + x * gauss * 0x1.9884533d43651p-2));
+}
+static float ref_pow(double a, double b)
+{
+    double y = ref_exp2(b * ref_log2(fabs(a)));
+    int whole = fabs(b) >= 0x1p24 || b == rint(b), odd = whole && fabs(b) < 0x1p24 && fmod(b, 2.0) != 0.0;
+    if (b == 0.0 || a == 1.0) return 1.0f;
+    if (a != a || b != b) return NAN;
+    if (fabs(a) == 1.0 && isinf(b)) return 1.0f;
+    if (a < 0.0 && !isinf(a) && !whole) return NAN;
+    return (float)(odd && signbit(a) ? -y : y);
+}
+
+/* x = n pi/2 + r. Large angles go through the one scalar function that all instruction sets share; its results are
+ * measured against libm below. */
+static double ref_quadrant(float x, uint64_t *n)
+{
+    double k = rint((double)x * 0x1.45f306dc9c883p-1) + 0.0; /* no -0 */
+    if (!(fabsf(x) < 0x1p20f)) return dt__large_angle(x, n);
+    *n = (uint64_t)(int64_t)k;
+    return ((double)x - k * 0x1.921fb544p+0) - k * 0x1.0b4611a626331p-34;
+}
+static double ref_sin_near(double r)
+{
+    static const double c[] = { 0x1.6cd855cea9cc1p-19, -0x1.a00f9db06d4aep-13, 0x1.1111089687705p-7, -0x1.5555554cbab88p-3, 1.0 };
+    return r * horner(r * r, c, 5);
+}
+static double ref_cos_near(double r)
+{
+    static const double c[] = { -0x1.23d8076123dadp-22, 0x1.a00f11ddf3701p-16, -0x1.6c16b4018b649p-10, 0x1.55555546f7407p-5, -0x1.ffffffffec040p-2, 1.0 };
+    return horner(r * r, c, 6);
+}
+static float ref_sin(float x, uint64_t quarters)
+{
+    uint64_t n;
+    double r = ref_quadrant(x, &n), y;
+    n += quarters;
+    y = n & 1 ? ref_cos_near(r) : ref_sin_near(r);
+    return (float)(n & 2 ? -y : y);
+}
+static float ref_tan(float x)
+{
+    uint64_t n;
+    double r = ref_quadrant(x, &n), s = ref_sin_near(r), c = ref_cos_near(r);
+    return (float)(n & 1 ? -c / s : s / c);
+}
+
 static float ref_unary(int op, float x, float s)
 {
+    double gauss, p;
     switch (op) {
+    case DT__OP_SILU: p = x < -1000.0f ? -1000.0 : (double)x; return (float)(p / (1.0 + ref_exp2(p * -LOG2E)));
+    case DT__OP_SIGMOID: return (float)(1.0 / (1.0 + ref_exp2((double)x * -LOG2E)));
+    case DT__OP_RELU: return x <= 0.0f ? 0.0f : x;
+    case DT__OP_ABS: return fabsf(x);
+    case DT__OP_SIGN: return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
+    case DT__OP_FLOOR: return floorf(x);
+    case DT__OP_CEIL: return ceilf(x);
+    case DT__OP_ROUND: return rintf(x);
+    case DT__OP_SQUARE: return x * x;
+    case DT__OP_RECIPROCAL: return 1.0f / x;
+    case DT__OP_EXP2: return (float)ref_exp2((double)x);
+    case DT__OP_LOG2: return (float)ref_log2((double)x);
+    case DT__OP_EXPM1: p = ref_exp2_parts((double)x * LOG2E, &gauss); return (float)copysign(p * gauss + (gauss - 1.0), (double)x);
+    case DT__OP_LOG1P: return (float)ref_log1p((double)x);
+    case DT__OP_SOFTPLUS: return (float)((x > 0.0f ? (double)x : 0.0) + ref_log1p(ref_exp2(fabs((double)x) * -LOG2E)));
+    case DT__OP_ERF: return (float)ref_erf((double)x);
+    case DT__OP_GELU_ERF: p = ref_normal((double)x, &gauss); return (float)((x < -40.0f ? -40.0 : (double)x) * p);
+    case DT__OP_SIN: return ref_sin(x, 0);
+    case DT__OP_COS: return ref_sin(x, 1);
+    case DT__OP_TAN: return ref_tan(x);
     case DT__OP_NEG: return -x;
     case DT__OP_SCALE: return x * s;
     case DT__OP_EXP: return ref_exp(x);
@@ -234,13 +378,29 @@ static float ref_binary(int op, float a, float b)
     case DT__OP_SUB: return a - b;
     case DT__OP_MUL: return a * b;
     case DT__OP_DIV: return a / b;
+    case DT__OP_POW: return ref_pow((double)a, (double)b);
+    case DT__OP_MAXIMUM: return a > b ? a : b;
+    case DT__OP_MINIMUM: return a < b ? a : b;
+    case DT__OP_EQUAL: return a == b ? 1.0f : 0.0f;
+    case DT__OP_NOT_EQUAL: return a != b ? 1.0f : 0.0f;
+    case DT__OP_LESS: return a < b ? 1.0f : 0.0f;
+    case DT__OP_LESS_EQUAL: return a <= b ? 1.0f : 0.0f;
+    case DT__OP_GREATER: return a > b ? 1.0f : 0.0f;
+    case DT__OP_GREATER_EQUAL: return a >= b ? 1.0f : 0.0f;
+    case DT__OP_GELU_ERF_GRAD: return ref_gelu_erf_grad((double)a, (double)b);
+    case DT__OP_SILU_GRAD: return ref_silu_grad(a, b);
     default: return ref_gelu_grad(a, b);
     }
 }
 
-static const int unary_ops[] = { DT__OP_NEG, DT__OP_SCALE, DT__OP_EXP, DT__OP_LOG, DT__OP_TANH, DT__OP_SQRT, DT__OP_RSQRT, DT__OP_GELU };
-static const int binary_ops[] = { DT__OP_ADD, DT__OP_SUB, DT__OP_MUL, DT__OP_DIV, DT__OP_GELU_GRAD };
-enum { UNARY = 8, BINARY = 5 };
+static const int unary_ops[] = { DT__OP_NEG, DT__OP_SCALE, DT__OP_EXP, DT__OP_LOG, DT__OP_TANH, DT__OP_SQRT, DT__OP_RSQRT, DT__OP_GELU,
+                                 DT__OP_SILU, DT__OP_SIGMOID, DT__OP_RELU, DT__OP_ABS, DT__OP_SIGN, DT__OP_FLOOR, DT__OP_CEIL, DT__OP_ROUND,
+                                 DT__OP_SQUARE, DT__OP_RECIPROCAL, DT__OP_EXP2, DT__OP_LOG2, DT__OP_EXPM1, DT__OP_LOG1P, DT__OP_SOFTPLUS,
+                                 DT__OP_ERF, DT__OP_GELU_ERF, DT__OP_SIN, DT__OP_COS, DT__OP_TAN };
+static const int binary_ops[] = { DT__OP_ADD, DT__OP_SUB, DT__OP_MUL, DT__OP_DIV, DT__OP_POW, DT__OP_MAXIMUM, DT__OP_MINIMUM, DT__OP_EQUAL,
+                                  DT__OP_NOT_EQUAL, DT__OP_LESS, DT__OP_LESS_EQUAL, DT__OP_GREATER, DT__OP_GREATER_EQUAL, DT__OP_GELU_GRAD,
+                                  DT__OP_GELU_ERF_GRAD, DT__OP_SILU_GRAD };
+enum { UNARY = (int)(sizeof unary_ops / sizeof *unary_ops), BINARY = (int)(sizeof binary_ops / sizeof *binary_ops) };
 
 /* ---- kernels: R5, R9, R12, R14 ------------------------------------------------------------------- */
 
@@ -291,12 +451,42 @@ static void test_rows(const dt__kernels *k)
     compare_end("R3 R5 column sum: one chain per column, continued in row order; %s", k->name);
 }
 
+/* Any bits; half of them ordinary numbers. NaN and inf are among them. */
+static float anything(void)
+{
+    uint32_t bits = next32();
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return next32() & 1 ? x : uniform(12.0f);
+}
+
+/* mask (zeros of both signs, NaN) ? a : b, each whole or one element repeated; what is not taken may hold anything. */
+static void test_select(const dt__kernels *k)
+{
+    compare_begin();
+    for (int64_t n = 1; n; n = next_size(n))
+        for (int steps = 0; steps < 8; steps++) {
+            int ms = steps & 1, as = steps >> 1 & 1, bs = steps >> 2;
+            fill(A, n, wild), fill(B, n, anything), fill(C, n, anything);
+            if (n % 3 == 0) A[below(n)] = NAN;
+            for (int64_t i = 0; i < n; i++) D[i] = A[i * ms] != 0.0f ? B[i * as] : C[i * bs];
+            fence(E, n);
+            k->select(E, A, ms, B, as, C, bs, n);
+            compare(E, D, n, "out of place", n);
+            fence_check(E, n, "wrote behind its end");
+            if (ms) k->select(A, A, ms, B, as, C, bs, n), compare(A, D, n, "in place of the mask", n);
+            else if (as) k->select(B, A, ms, B, as, C, bs, n), compare(B, D, n, "in place of a", n);
+            else if (bs) k->select(C, A, ms, B, as, C, bs, n), compare(C, D, n, "in place of b", n);
+        }
+    compare_end("R5 select takes one side and never computes with the other; %s", k->name);
+}
+
 static void test_elementwise(const dt__kernels *k)
 {
     for (int o = 0; o < UNARY; o++) {
         compare_begin();
         for (int64_t n = 1; n; n = next_size(n)) {
-            fill(A, n, o == 3 || o == 5 || o == 6 ? positive : wild);
+            fill(A, n, o == 3 || o == 5 || o == 6 ? positive : o < 8 || n % 2 ? wild : anything);
             if (n % 5 == 0) A[below(n)] = wild(), A[below(n)] = uniform(120.0f);
             for (int64_t i = 0; i < n; i++) B[i] = ref_unary(unary_ops[o], A[i], 0.7f);
             fence(C, n);
@@ -313,7 +503,9 @@ static void test_elementwise(const dt__kernels *k)
         for (int64_t n = 1; n; n = next_size(n))
             for (int steps = 0; steps < 4; steps++) {
                 int as = steps & 1, bs = steps >> 1;
-                fill(A, n, wild), fill(B, n, wild);
+                int any = binary_ops[o] != DT__OP_GELU_GRAD && n % 2; /* the tanh form is for numbers */
+                fill(A, n, any ? anything : wild), fill(B, n, any ? anything : wild);
+                if (n % 3 == 0) memcpy(A, B, 4 * (size_t)(n / 2)); /* equal ones */
                 for (int64_t i = 0; i < n; i++) D[i] = ref_binary(binary_ops[o], A[i * as], B[i * bs]);
                 fence(C, n);
                 k->binary(binary_ops[o], C, A, as, B, bs, n);
@@ -577,6 +769,7 @@ static void test_kernels(void)
         }
         test_rows(k);
         test_elementwise(k);
+        test_select(k);
         test_layernorm(k);
         test_cross_entropy(k);
         test_adamw(k);
@@ -672,6 +865,21 @@ static double real_gelu_grad(double x)
     return s + x * s * (1.0 - s) * 2.0 * 0.79788456080286535588 * (1.0 + 3.0 * 0.044715 * x * x);
 }
 
+static double real_reciprocal(double x) { return 1.0 / x; }
+static double real_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+static double real_silu(double x) { return x / (1.0 + exp(-x)); }
+static double real_silu_grad(double x)
+{
+    double e = exp(-fabs(x)), s = (x < 0.0 ? e : 1.0) / (1.0 + e);
+    return s + x * (e / (1.0 + e) / (1.0 + e));
+}
+static double real_softplus(double x) { return fmax(x, 0.0) + log1p(exp(-fabs(x))); }
+static double real_gelu_erf(double x) { return 0.5 * x * erfc(x * -0.70710678118654752440); }
+static double real_gelu_erf_grad(double x)
+{
+    return 0.5 * erfc(x * -0.70710678118654752440) + x * exp(-0.5 * x * x) * 0.39894228040143267794;
+}
+
 typedef struct function {
     int op;
     const char *name;
@@ -689,14 +897,14 @@ typedef struct worst {
 static void measure_block(const dt__kernels *k, const function *f, const float *x, int64_t n, worst *w)
 {
     float y[4096];
-    if (f->op == DT__OP_GELU_GRAD) {
+    if (f->op == DT__OP_GELU_GRAD || f->op == DT__OP_GELU_ERF_GRAD || f->op == DT__OP_SILU_GRAD) {
         float one = 1.0f;
         k->binary(f->op, y, x, 1, &one, 0, n);
     } else k->unary(f->op, y, x, n, 1.0f);
     for (int64_t i = 0; i < n; i++) {
         double want = f->real((double)x[i]), got = (double)y[i], error;
         if (isinf(got)) got = got > 0 ? 0x1p128 : -0x1p128; /* what the next float would be */
-        if (want > 0x1p128) want = 0x1p128;
+        if (fabs(want) > 0x1p128) want = copysign(0x1p128, want);
         error = fabs(got - want) / (ulp(want) + f->absolute * fmax(1.0, fabs((double)x[i])));
         if (error > w->error || error != error) w->error = error != error ? INFINITY : error, w->x = x[i], w->got = y[i];
     }
@@ -728,8 +936,23 @@ static void test_accuracy(void)
         { DT__OP_TANH, "tanh", tanh, -INFINITY, INFINITY, 2.0, 0 },
         { DT__OP_SQRT, "sqrt", sqrt, 0.0f, 3.402823466e38f, 0.5, 0 },
         { DT__OP_RSQRT, "rsqrt", real_rsqrt, 1e-45f, 3.402823466e38f, 1.5, 0 },
+        { DT__OP_RECIPROCAL, "1/x", real_reciprocal, -3.402823466e38f, 3.402823466e38f, 0.5, 0 },
+        { DT__OP_SIGMOID, "sigmoid", real_sigmoid, -INFINITY, INFINITY, 0.51, 0 },
+        { DT__OP_SILU, "silu", real_silu, -3.402823466e38f, 3.402823466e38f, 0.51, 0 },
+        { DT__OP_EXP2, "exp2", exp2, -INFINITY, INFINITY, 0.51, 0 },
+        { DT__OP_LOG2, "log2", log2, 1e-45f, 3.402823466e38f, 0.51, 0 },
+        { DT__OP_EXPM1, "expm1", expm1, -INFINITY, INFINITY, 0.51, 0 },
+        { DT__OP_LOG1P, "log1p", log1p, -0x1.fffffep-1f, 3.402823466e38f, 0.51, 0 },
+        { DT__OP_SOFTPLUS, "softplus", real_softplus, -INFINITY, 3.402823466e38f, 0.51, 0 },
+        { DT__OP_ERF, "erf", erf, -INFINITY, INFINITY, 0.51, 0 },
+        { DT__OP_GELU_ERF, "gelu_erf", real_gelu_erf, -3.402823466e38f, 3.402823466e38f, 0.51, 0 },
+        { DT__OP_SIN, "sin", sin, -3.402823466e38f, 3.402823466e38f, 0.51, 0 },
+        { DT__OP_COS, "cos", cos, -3.402823466e38f, 3.402823466e38f, 0.51, 0 },
+        { DT__OP_TAN, "tan", tan, -3.402823466e38f, 3.402823466e38f, 0.51, 0 },
         { DT__OP_GELU, "gelu", real_gelu, -1e12f, 1e12f, 2.0, 0x1p-24 },
         { DT__OP_GELU_GRAD, "gelu'", real_gelu_grad, -1e12f, 1e12f, 3.0, 0x1p-24 },
+        { DT__OP_GELU_ERF_GRAD, "gelu_erf'", real_gelu_erf_grad, -3.402823466e38f, 3.402823466e38f, 0.6, 0x1p-30 },
+        { DT__OP_SILU_GRAD, "silu'", real_silu_grad, -1e12f, 1e12f, 2.0, 0x1p-24 },
     };
     const dt__kernels *k;
     const char *full = getenv("DT_FULL");
@@ -738,6 +961,114 @@ static void test_accuracy(void)
     if (dt__choose_kernels(&k)) tap_bail("%s", dt_last_error());
     tap_note("every %u. float, %s kernels. gelu and its derivative: |error| <= bound * (ulp(value) + 2^-24 max(|x|, 1))", stride, k->name);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) measure(k, &table[i], stride);
+    dt__fp_leave(saved);
+}
+
+/* pow on a grid of both arguments, on pairs whose result is a float, and near a = 1, where b is large. */
+static void measure_pow(const dt__kernels *k, const char *name, void (*draw)(float *a, float *b), int64_t n)
+{
+    float a[4096], b[4096], y[4096];
+    double most = 0.0;
+    float at = 0.0f, bt = 0.0f;
+    for (int64_t done = 0; done < n; done += 4096) {
+        for (int i = 0; i < 4096; i++) draw(&a[i], &b[i]);
+        k->binary(DT__OP_POW, y, a, 1, b, 1, 4096);
+        for (int i = 0; i < 4096; i++) {
+            double want = pow((double)a[i], (double)b[i]), got = (double)y[i], error;
+            if (isinf(got)) got = copysign(0x1p128, got);
+            if (fabs(want) > 0x1p128) want = copysign(0x1p128, want);
+            error = want != want ? (got != got ? 0.0 : INFINITY) : fabs(got - want) / ulp(want);
+            if (!(error <= most)) most = error != error ? INFINITY : error, at = a[i], bt = b[i];
+        }
+    }
+    tap_ok(most <= 0.51, "pow, %s: error at most 0.51 ulp", name);
+    tap_note("pow       measured %.4f ulp at %.9g, %.9g", most, (double)at, (double)bt);
+}
+static void pow_any(float *a, float *b) { *a = anything(), *b = anything(); }
+static void pow_finite(float *a, float *b) /* the result's exponent is anywhere */
+{
+    double size;
+    do *a = fabsf(anything());
+    while (!(*a > 0.0f && *a < INFINITY));
+    size = fabs(log2((double)*a));
+    *b = (float)((double)uniform(150.0f) / (size > 0.0 ? size : 1.0));
+}
+static void pow_near_one(float *a, float *b)
+{
+    *a = 1.0f + uniform(0x1p-8f);
+    *b = (float)((double)uniform(110.0f) / (*a == 1.0f ? 1.0 : log((double)*a)));
+}
+static void pow_whole(float *a, float *b)
+{
+    *a = uniform(20.0f);
+    *b = (float)(below(81) - 40);
+}
+
+static void test_pow(void)
+{
+    const dt__kernels *k;
+    const char *full = getenv("DT_FULL");
+    int64_t n = (full && full[0] == '1' ? 256 : 1) << 20;
+    unsigned saved = dt__fp_enter();
+    if (dt__choose_kernels(&k)) tap_bail("%s", dt_last_error());
+    measure_pow(k, "any two floats", pow_any, n);
+    measure_pow(k, "results of every size", pow_finite, n);
+    measure_pow(k, "a near 1", pow_near_one, n);
+    measure_pow(k, "whole exponents", pow_whole, n);
+    dt__fp_leave(saved);
+}
+
+/* The hardest float angles: close to a multiple of pi/2 for their size. libm's double functions know them. */
+static const float angles[] = { 0x1.47d0fep+34f, 0x1.6ac5b2p+119f /* sin ~ 1 */, 16367173.0f * 0x1p72f, 0x1.fffffep127f, 0x1p20f, 0x1.fffffep19f, 0x1.921fb6p0f,
+                                0x1.921fb6p1f, 0x1.2d97c8p1f, 0x1p-149f, 0x1p-126f, 1e-8f };
+static const float odd_numbers[] = { 0.0f, 1.0f, 0.5f, 2.0f, 3.0f, 2.5f, 0x1p-149f, 0x1.fffffcp-127f, 0x1p-126f, 0x1.fffffep-1f, 0x1.000002p0f, 16777215.0f,
+                                     16777216.0f, 16777218.0f, 8388607.5f, 3.4028235e38f, INFINITY, 88.0f, 104.0f, 151.0f };
+enum { ODD = (int)(sizeof odd_numbers / sizeof *odd_numbers), ANGLES = (int)(sizeof angles / sizeof *angles) };
+
+/* Is y the float of libm's double result: the same class and sign, and within an ulp? */
+static void like_libm(float y, double want, const char *what, double a, double b)
+{
+    int ok = want != want ? y != y : !(y != y) && !signbit(y) == !signbit(want);
+    if (want == want && (fabs(want) < 0x1p-160 || isinf((float)want))) ok = ok && y == (float)want;
+    else if (want == want) ok = ok && fabs((double)y - want) <= 2.0 * ulp(want);
+    if (!ok && !bad++) snprintf(first_bad, sizeof first_bad, "%s(%a, %a): got %a, want %a", what, a, b, (double)y, want);
+}
+
+static double real_sign(double x) { return x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : x; }
+static double real_square(double x) { return x * x; }
+static double real_relu(double x) { return x <= 0.0 ? 0.0 : x; }
+
+/* Signs of zeros, infinities, NaN and the edges of the ranges, as C's library has them. */
+static void test_against_libm(void)
+{
+    static const struct { int op; double (*real)(double); } table[] = {
+        { DT__OP_ABS, fabs }, { DT__OP_SIGN, real_sign }, { DT__OP_FLOOR, floor }, { DT__OP_CEIL, ceil }, { DT__OP_ROUND, rint },
+        { DT__OP_SQUARE, real_square }, { DT__OP_RECIPROCAL, real_reciprocal }, { DT__OP_RELU, real_relu }, { DT__OP_EXP, exp },
+        { DT__OP_LOG, log }, { DT__OP_TANH, tanh }, { DT__OP_SQRT, sqrt }, { DT__OP_SIGMOID, real_sigmoid }, { DT__OP_SOFTPLUS, real_softplus },
+        { DT__OP_EXP2, exp2 }, { DT__OP_LOG2, log2 }, { DT__OP_EXPM1, expm1 }, { DT__OP_LOG1P, log1p }, { DT__OP_ERF, erf }, { DT__OP_SIN, sin },
+        { DT__OP_COS, cos }, { DT__OP_TAN, tan },
+    };
+    float x[2 * (ODD + ANGLES) + 1], y[2 * (ODD + ANGLES) + 1];
+    const int n = 2 * (ODD + ANGLES) + 1;
+    unsigned saved = dt__fp_enter();
+    for (int i = 0; i < n / 2; i++) x[2 * i] = i < ODD ? odd_numbers[i] : angles[i - ODD], x[2 * i + 1] = -x[2 * i];
+    x[n - 1] = NAN;
+    for (int isa = 0; isa < DT__ISA_COUNT; isa++) {
+        const dt__kernels *k = dt__isa_table(isa);
+        if (!k || !dt__isa_runs(isa)) continue;
+        compare_begin();
+        for (size_t f = 0; f < sizeof table / sizeof *table; f++) {
+            k->unary(table[f].op, y, x, n, 1.0f);
+            for (int i = 0; i < n; i++) like_libm(y[i], table[f].real((double)x[i]), dt__op_of(table[f].op)->name, (double)x[i], 0.0);
+        }
+        compare_end("special values as libm has them; %s", k->name);
+        compare_begin();
+        for (int i = 0; i < n; i++) {
+            k->binary(DT__OP_POW, y, &x[i], 0, x, 1, n);
+            for (int j = 0; j < n; j++) like_libm(y[j], pow((double)x[i], (double)x[j]), "pow", (double)x[i], (double)x[j]);
+        }
+        compare_end("pow: every pair of %d special values as libm has it; %s", n, k->name);
+    }
     dt__fp_leave(saved);
 }
 
@@ -758,6 +1089,9 @@ static void test_special_values(void)
         { DT__OP_RSQRT, 0.0f, INFINITY }, { DT__OP_RSQRT, -0.0f, -INFINITY }, { DT__OP_RSQRT, INFINITY, 0.0f }, { DT__OP_RSQRT, 4.0f, 0.5f },
         { DT__OP_RSQRT, -1.0f, NAN }, { DT__OP_RSQRT, NAN, NAN },
         { DT__OP_GELU, 0.0f, 0.0f }, { DT__OP_GELU, -0.0f, -0.0f }, { DT__OP_GELU, INFINITY, INFINITY }, { DT__OP_GELU, -30.0f, -0.0f },
+        { DT__OP_SILU, INFINITY, INFINITY }, { DT__OP_SILU, -INFINITY, -0.0f }, { DT__OP_SILU, -1e38f, -0.0f }, { DT__OP_SILU, -0.0f, -0.0f },
+        { DT__OP_SILU, 0.0f, 0.0f }, { DT__OP_SILU, NAN, NAN }, { DT__OP_GELU_ERF, INFINITY, INFINITY }, { DT__OP_GELU_ERF, -INFINITY, -0.0f },
+        { DT__OP_GELU_ERF, -1e38f, -0.0f }, { DT__OP_GELU_ERF, -0.0f, -0.0f }, { DT__OP_GELU_ERF, 0.0f, 0.0f }, { DT__OP_GELU_ERF, NAN, NAN },
         { DT__OP_GELU, -1e30f, -0.0f }, { DT__OP_GELU, 1e30f, 1e30f }, { DT__OP_GELU, NAN, NAN },
         { DT__OP_NEG, 0.0f, -0.0f }, { DT__OP_NEG, -INFINITY, INFINITY },
     };
@@ -1549,7 +1883,9 @@ int main(void)
     test_kernels();
     test_soft_fma();
     test_accuracy();
+    test_pow();
     test_special_values();
+    test_against_libm();
     test_philox();
     test_sha256();
     test_normals();
