@@ -162,7 +162,7 @@ DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data);
 DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data);
 /* A tensor of any type with a copy of `data`; eager graphs only. */
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
-/* A constant: every element is `value`. Has no gradient; may stand in a segment. */
+/* A constant: every element is `value`; dt_shape0() makes a scalar, which broadcasts. No gradient. */
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value);
 
 /* How a parameter starts. DT_INIT_NORMAL: N(0, std^2), drawn from (seed, full name, element). */
@@ -206,8 +206,6 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
 /* Sums of x up to and including each place of an axis: one chain from +0 in index order. */
 DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
 
-/* A scalar () of this value, which broadcasts: dt_add(g, x, dt_constant(g, 1.0f)). No gradient. */
-DT_API dt_tensor dt_constant(dt_graph *g, float value);
 
 /* Elementwise, (..) -> (..). Ops of several tensors broadcast: shapes are aligned at the last axis, sizes equal or 1.
  * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
@@ -1423,7 +1421,6 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(INPUT, 0, NULL, NULL)                                                                                  \
     X(PARAM, 0, NULL, NULL)                                                                                  \
     X(AUX, 0, NULL, NULL)                                                                                    \
-    X(CONSTANT, 0, dt__run_constant, NULL)                                                                   \
     X(RESHAPE, 0, NULL, dt__grad_reshape)                                                                    \
     X(PERMUTE, 0, dt__run_permute, dt__grad_permute)                                                         \
     X(SLICE, 0, dt__run_slice, dt__grad_slice)                                                               \
@@ -4699,13 +4696,8 @@ static void dt__run_combine(const dt__call *c) { dt__split(c, dt__count(c->n), 4
 
 /* ---- elementwise ops --------------------------------------------------------------------------- */
 
-DT_API dt_tensor dt_constant(dt_graph *g, float value)
-{
-    dt__node n = dt__node_make(DT__OP_CONSTANT, dt_shape0(), dt__tensor(0), dt__tensor(0), dt__tensor(0));
-    n.f = value;
-    return dt__push(g, &n, NULL);
-}
-static void dt__run_constant(const dt__call *c) { c->out[0] = c->n->f; }
+/* A scalar, which broadcasts. */
+static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_shape0(), value); }
 
 static dt_tensor dt__unary_op(dt_graph *g, int op, dt_tensor x, float s)
 {
@@ -4806,7 +4798,7 @@ DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
     if (!(low <= high))
         return dt__poison(g, DT_E_USAGE, "clamp: the lower bound %g is above the upper one, %g", (double)low,
                           (double)high);
-    return dt_minimum(g, dt_constant(g, high), dt_maximum(g, dt_constant(g, low), x));
+    return dt_minimum(g, dt__constant(g, high), dt_maximum(g, dt__constant(g, low), x));
 }
 
 /* The longest run of last axes, [*axis, dims), that every input has whole or repeats one element over; step[i] is 1 or
@@ -6761,12 +6753,12 @@ static void dt__grad_softplus(dt_graph *g, int32_t id, dt_tensor dy)
 }
 static void dt__grad_relu(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt__flow(g, id, 0, dt_select(g, dt__tensor(id), dy, dt_constant(g, 0.0f)));
+    dt__flow(g, id, 0, dt_select(g, dt__tensor(id), dy, dt__constant(g, 0.0f)));
 }
 static void dt__grad_abs(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor x = dt__input(g, id, 0);
-    dt__flow(g, id, 0, dt_select(g, x, dt_mul(g, dy, dt_sign(g, x)), dt_constant(g, 0.0f)));
+    dt__flow(g, id, 0, dt_select(g, x, dt_mul(g, dy, dt_sign(g, x)), dt__constant(g, 0.0f)));
 }
 static void dt__grad_square(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -6791,7 +6783,7 @@ static void dt__grad_expm1(dt_graph *g, int32_t id, dt_tensor dy)
 }
 static void dt__grad_log1p(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt__flow(g, id, 0, dt_div(g, dy, dt_add(g, dt__input(g, id, 0), dt_constant(g, 1.0f))));
+    dt__flow(g, id, 0, dt_div(g, dy, dt_add(g, dt__input(g, id, 0), dt__constant(g, 1.0f))));
 }
 static void dt__grad_erf(dt_graph *g, int32_t id, dt_tensor dy) /* dy 2/sqrt(pi) e^(-x^2) */
 {
@@ -6844,9 +6836,9 @@ static void dt__grad_div(dt_graph *g, int32_t id, dt_tensor dy) /* da = dy/b, db
 /* da = dy b a^(b-1), +0 where b is 0; db = dy y log a, +0 where a is 0: there the products would be 0 times inf. */
 static void dt__grad_pow(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt_tensor a = dt__input(g, id, 0), b = dt__input(g, id, 1), zero = dt_constant(g, 0.0f), slope;
+    dt_tensor a = dt__input(g, id, 0), b = dt__input(g, id, 1), zero = dt__constant(g, 0.0f), slope;
     if (dt__wants(g, id, 0)) {
-        slope = dt_mul(g, b, dt_pow(g, a, dt_sub(g, b, dt_constant(g, 1.0f))));
+        slope = dt_mul(g, b, dt_pow(g, a, dt_sub(g, b, dt__constant(g, 1.0f))));
         dt__flow_reduced(g, id, 0, dt_select(g, b, dt_mul(g, dy, slope), zero));
     }
     if (dt__wants(g, id, 1)) {
@@ -6857,7 +6849,7 @@ static void dt__grad_pow(dt_graph *g, int32_t id, dt_tensor dy)
 /* dy to input `first` where mask is set, else to the other of two neighbours; +0 to the one that was not taken. */
 static void dt__flow_taken(dt_graph *g, int32_t id, int first, dt_tensor mask, dt_tensor dy)
 {
-    dt_tensor zero = dt_constant(g, 0.0f);
+    dt_tensor zero = dt__constant(g, 0.0f);
     if (dt__wants(g, id, first)) dt__flow_reduced(g, id, first, dt_select(g, mask, dy, zero));
     if (dt__wants(g, id, first + 1)) dt__flow_reduced(g, id, first + 1, dt_select(g, mask, zero, dy));
 }

@@ -1294,7 +1294,7 @@ static dt_tensor functions(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8
     dt_tensor seen = dt_param(g, "seen", dt_shape1(8), DT_INIT_NORMAL, 0.3f), p = dt_softplus(g, dt_mul(g, x, w)), q, r;
     (void)user;
     q = dt_add(g, dt_sin(g, x), dt_mul(g, dt_cos(g, p), dt_tan(g, dt_scale(g, x, 0.5f))));
-    q = dt_add(g, q, dt_pow(g, p, dt_add(g, v, dt_constant(g, 1.5f))));
+    q = dt_add(g, q, dt_pow(g, p, dt_add(g, v, dt_full(g, dt_shape0(), 1.5f))));
     q = dt_maximum(g, dt_minimum(g, q, dt_log1p(g, p)), dt_mul(g, v, dt_expm1(g, x)));
     r = dt_add(g, dt_silu(g, q), dt_mul(g, dt_gelu_erf(g, x), dt_sigmoid(g, q)));
     r = dt_add(g, dt_relu(g, r), dt_mul(g, dt_erf(g, w), dt_abs(g, x)));
