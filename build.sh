@@ -36,7 +36,7 @@ Usage: ./build.sh [COMMAND]
   help          this text
 
 Environment: CC, CXX, CFLAGS; DT_SANITIZE=address, undefined, thread (a comma list) for test;
-DT_ISA=portable, avx2, avx512 forces an instruction set; JOBS, the compilations at the same time (default: cores).
+DT_ISA=portable, avx2, avx512, neon forces an instruction set; JOBS, the compilations at the same time (default: cores).
 TEXT
 }
 
@@ -52,7 +52,7 @@ find_cc() {
 
 has_libc_headers() { [ -e /usr/include/stdlib.h ] || ! have dpkg; }
 
-# Debian packages that are missing, of those that a command needs: compiler, test, data, bench.
+# Debian packages that are missing, of those that a command needs: compiler, test, data, arm, bench.
 missing_packages() {
     local need
     for need in "$@"; do
@@ -64,6 +64,10 @@ missing_packages() {
             have make || say make
             { have prove && perl -MTest::More -e 1 2>/dev/null; } || say perl ;;
         data) [ -e "$jargon" ] || say jargon-text ;;
+        arm) # tests/test_isa.t runs programs for it in an emulator
+            have qemu-aarch64 || say qemu-user
+            have aarch64-linux-gnu-gcc || say gcc-aarch64-linux-gnu
+            [ -e /usr/aarch64-linux-gnu/lib/libc.a ] || say libc6-dev-arm64-cross ;;
         bench)
             [ -e /usr/include/cblas.h ] || ls /usr/include/*/cblas.h >/dev/null 2>&1 || say libopenblas-dev
             have mpicc || say libopenmpi-dev openmpi-bin ;;
@@ -234,7 +238,7 @@ command_test() {
     "") ;;
     *) die_usage "test takes --full alone, not '$1'" ;;
     esac
-    install_missing compiler test data
+    install_missing compiler test data arm
     choose_compiler
     have prove || die "no prove: install perl (apt-get install perl)"
     test_flags
@@ -272,17 +276,17 @@ bench_one() {
 
 # "NAME  first line of NAME --version", or that it is missing.
 doctor_tool() {
-    if have "$1"; then printf '%-12s %s\n' "$1" "$("$@" 2>&1 | head -1)"; else printf '%-12s %s\n' "$1" "not found"; fi
+    if have "$1"; then printf '%-22s %s\n' "$1" "$("$@" 2>&1 | head -1)"; else printf '%-22s %s\n' "$1" "not found"; fi
 }
 
 command_doctor() {
     local packages
-    for tool in gcc clang g++ clang++ prove nvcc mpirun; do doctor_tool "$tool" --version; done
-    printf '%-12s %s\n' torch "$(python3 -c 'import torch; print(torch.__version__)' 2>/dev/null || say 'not found (only live golden files need it)')"
-    printf '%-12s %s\n' cores "$(nproc)" memory "$(awk '/MemAvailable/ { printf "%.1f GB free", $2 / 1e6 }' /proc/meminfo)"
-    printf '%-12s %s\n' processor "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)"
-    printf '%-12s %s\n' sets "$(grep -m1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -xE 'fma|avx2|avx512(f|dq|bw|vl)' | tr '\n' ' ')"
-    packages=$(missing_packages compiler test data bench | tr '\n' ' ')
+    for tool in gcc clang g++ clang++ aarch64-linux-gnu-gcc qemu-aarch64 prove nvcc mpirun; do doctor_tool "$tool" --version; done
+    printf '%-22s %s\n' torch "$(python3 -c 'import torch; print(torch.__version__)' 2>/dev/null || say 'not found (only live golden files need it)')"
+    printf '%-22s %s\n' cores "$(nproc)" memory "$(awk '/MemAvailable/ { printf "%.1f GB free", $2 / 1e6 }' /proc/meminfo)"
+    printf '%-22s %s\n' processor "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)"
+    printf '%-22s %s\n' sets "$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | tr ' ' '\n' | grep -xE 'fma|avx2|avx512(f|dq|bw|vl)|asimd' | tr '\n' ' ')"
+    packages=$(missing_packages compiler test data arm bench | tr '\n' ' ')
     if [ -n "$packages" ]; then say "missing: ${packages}; install with: sudo apt-get install ${packages}"; else say "nothing is missing"; fi
 }
 

@@ -41,7 +41,7 @@
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
  * never changes a bit. Work is done per logical data shard; a layout says who owns which shard; sums over shards follow
  * one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, with any number of threads, with
- * AVX-512, AVX2 or plain C.
+ * AVX-512, AVX2, NEON or plain C.
  *
  * WHAT IT DOES NOT. One machine; data parallel only; arithmetic in fp32 only; no checkpoints; CPU only. It does not
  * print, exit or abort below the trainer and launcher. It is no general tensor library: it has the ops that its models
@@ -104,8 +104,8 @@ DT_API const char *dt_version(void);
 
 /* ---- H5  devices --------------------------------------------------------------------------- */
 
-/* The instruction set whose kernels run here: "avx512", "avx2" or "portable". The environment variable DT_ISA forces
- * one; the bits are the same with each. */
+/* The instruction set whose kernels run here: "avx512", "avx2", "neon" or "portable". The environment variable DT_ISA
+ * forces one; the bits are the same with each. */
 DT_API const char *dt_isa(void);
 
 /* ---- H6  tensors and graph ----------------------------------------------------------------- */
@@ -694,6 +694,9 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
 #error "dtrain.h: float arithmetic must be done in float (on 32-bit x86: -msse2 -mfpmath=sse)"
 #endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "dtrain.h: this is a big-endian target: token files and hashes are little-endian, choose a little-endian one"
+#endif
 
 #include <errno.h>
 #include <fcntl.h>
@@ -723,6 +726,8 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 #if defined(__linux__) && !defined(__USE_MISC)
 #error "dtrain.h: POSIX is hidden: include it with DTRAIN_IMPLEMENTATION before any other header, or use -std=gnu11"
@@ -867,7 +872,7 @@ static unsigned dt__fp_enter(void)
 #elif defined(__aarch64__)
     uint64_t saved, clear = 0;
     __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
-    __asm__ volatile("msr fpcr, %0" : : "r"(clear));
+    __asm__ volatile("msr fpcr, %0" : : "r"(clear) : "memory"); /* no work with memory moves before it */
     return (unsigned)saved;
 #else
     return 0;
@@ -879,7 +884,7 @@ static void dt__fp_leave(unsigned saved)
     __builtin_ia32_ldmxcsr(saved);
 #elif defined(__aarch64__)
     uint64_t value = saved;
-    __asm__ volatile("msr fpcr, %0" : : "r"(value));
+    __asm__ volatile("msr fpcr, %0" : : "r"(value) : "memory");
 #else
     (void)saved;
 #endif
@@ -1402,7 +1407,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * H3  kernels
  * ============================================================================================
  * Plain structs of operands first; then this file includes itself once per instruction set, and the kernel text below
- * becomes functions named ..._portable, ..._avx2 and ..._avx512. The best one is chosen at run time (H5). */
+ * becomes functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
 
 /* ---- the ops -----------------------------------------------------------------------------------
  * X(NAME, in_place, run, grad): in_place is a mask of the inputs whose memory the result may take over; run computes
@@ -1652,6 +1657,10 @@ typedef struct dt__kernels {
 #else
 #pragma GCC pop_options
 #endif
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#define DT__ISA 3
+#include DT_HEADER
+#undef DT__ISA
 #endif
 #if !defined(__clang__) && !defined(DT_DEBUG)
 #pragma GCC pop_options
@@ -1672,6 +1681,9 @@ typedef struct dt__kernels {
 #elif DT__ISA == 1
 #define DT__W 8
 #define DT__K(name) name##_avx2
+#elif DT__ISA == 3
+#define DT__W 4
+#define DT__K(name) name##_neon
 #else
 #define DT__W 4
 #define DT__K(name) name##_portable
@@ -1746,6 +1758,13 @@ DT__INLINE dt__vi dt__v_seti(int32_t x)
     dt__vi v = {x, x, x, x};
     return v;
 }
+#if DT__ISA == 3
+DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
+{
+    return (dt__vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return (dt__vf)vsqrtq_f32((float32x4_t)a); }
+#else
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
 {
     for (int i = 0; i < DT__W; i++) c[i] = dt__fmaf(a[i], b[i], c[i]);
@@ -1756,15 +1775,18 @@ DT__INLINE dt__vf dt__v_sqrt(dt__vf a)
     for (int i = 0; i < DT__W; i++) a[i] = dt__sqrtf(a[i]);
     return a;
 }
+#endif
 DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n)
 {
     dt__vf v = dt__v_set(0.0f);
+    if (n == DT__W) return dt__v_load(p);
     for (int64_t i = 0; i < n; i++) v[i] = p[i];
     return v;
 }
 DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) p[i] = v[i];
+    if (n == DT__W) dt__v_store(p, v);
+    else for (int64_t i = 0; i < n; i++) p[i] = v[i];
 }
 #endif
 
@@ -1774,7 +1796,8 @@ DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
 {
     return (dt__vf)(((dt__vi)a & mask) | ((dt__vi)b & ~mask));
 }
-/* R14: a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included. */
+/* R14: a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included; NEON's fmax and
+ * fmin are not. */
 #if DT__ISA == 2
 DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b)
 {
@@ -2180,7 +2203,7 @@ DT__INLINE dt__vd DT__K(dt__d_tan)(dt__vd x)
  * into strips of DT__NR columns that stay in the second-level cache while the rows of A pass by; A is read in place
  * when its rows are contiguous, else packed one panel at a time. k is never padded; padded rows and columns are
  * computed aside and not stored. */
-#if DT__ISA == 2
+#if DT__ISA >= 2 /* 32 registers: 24 accumulators; else 16 of them */
 #define DT__MR 8
 #define DT__NV 3
 #elif DT__ISA == 1
@@ -2306,6 +2329,18 @@ DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stri
     x[1] = (dt__vf)_mm256_unpackhi_pd(_mm256_castps_pd(lo01), _mm256_castps_pd(lo23));
     x[2] = (dt__vf)_mm256_unpacklo_pd(_mm256_castps_pd(hi01), _mm256_castps_pd(hi23));
     x[3] = (dt__vf)_mm256_unpackhi_pd(_mm256_castps_pd(hi01), _mm256_castps_pd(hi23));
+}
+#elif DT__ISA == 3
+/* x[e] lane q = src[q*stride + e]: four columns of a (4,4) block */
+DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stride)
+{
+    float32x4_t a = vld1q_f32(src), b = vld1q_f32(src + stride);
+    float32x4_t c = vld1q_f32(src + 2 * stride), d = vld1q_f32(src + 3 * stride);
+    float32x4_t even0 = vtrn1q_f32(a, b), odd0 = vtrn2q_f32(a, b), even1 = vtrn1q_f32(c, d), odd1 = vtrn2q_f32(c, d);
+    x[0] = (dt__vf)vcombine_f32(vget_low_f32(even0), vget_low_f32(even1));
+    x[1] = (dt__vf)vcombine_f32(vget_low_f32(odd0), vget_low_f32(odd1));
+    x[2] = (dt__vf)vcombine_f32(vget_high_f32(even0), vget_high_f32(even1));
+    x[3] = (dt__vf)vcombine_f32(vget_high_f32(odd0), vget_high_f32(odd1));
 }
 #else
 /* x[e] lane q = src[q*stride + e]: four columns of a (4,4) block */
@@ -2485,6 +2520,8 @@ DT__INLINE dt__vl DT__K(dt__v_mul_low)(dt__vl a, uint32_t b)
     return (dt__vl)_mm512_maskz_mul_epu32((__mmask8)0xff, (__m512i)a, _mm512_set1_epi64((long long)b));
 #elif DT__ISA == 1
     return (dt__vl)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x((long long)b));
+#elif DT__ISA == 3
+    return (dt__vl)vmull_u32(vmovn_u64((uint64x2_t)a), vdup_n_u32(b));
 #else
     return (a & 0xffffffffu) * (uint64_t)b;
 #endif
@@ -3525,6 +3562,8 @@ static const dt__kernels DT__K(dt__table) = {
     "avx512",
 #elif DT__ISA == 1
     "avx2",
+#elif DT__ISA == 3
+    "neon",
 #else
     "portable",
 #endif
@@ -3598,9 +3637,10 @@ static const dt__kernels DT__K(dt__table) = {
  * H5  devices: CPU
  * ========================================================================================= */
 
-#define DT__ISA_COUNT 3
+#define DT__ISA_COUNT 4
 
-/* Can this processor run the kernels of instruction set i (0 portable, 1 AVX2 with FMA, 2 AVX-512)? */
+/* Can this processor run the kernels of instruction set i (0 portable, 1 AVX2 with FMA, 2 AVX-512, 3 NEON)? Where the
+ * compiler may use NEON, all of the program does already. */
 static int dt__isa_runs(int i)
 {
 #if defined(__x86_64__)
@@ -3609,6 +3649,8 @@ static int dt__isa_runs(int i)
     if (i == 2)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+    if (i == 3) return 1;
 #endif
     return i == 0;
 }
@@ -3618,6 +3660,8 @@ static const dt__kernels *dt__isa_table(int i)
 #if defined(__x86_64__)
     if (i == 1) return &dt__table_avx2;
     if (i == 2) return &dt__table_avx512;
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+    if (i == 3) return &dt__table_neon;
 #endif
     return i == 0 ? &dt__table_portable : NULL;
 }
@@ -3636,8 +3680,8 @@ static dt_result dt__choose_kernels(const dt__kernels **out)
                              "DT_ISA=%s: this processor does not have it; leave DT_ISA unset for the best it has",
                              wanted);
     }
-    return dt__error(DT_E_USAGE, "DT_ISA=%s is not an instruction set of this build: avx512, avx2, portable",
-                     wanted ? wanted : "");
+    return dt__error(DT_E_USAGE, "DT_ISA=%s is not an instruction set of this build: %sportable", wanted ? wanted : "",
+                     dt__isa_table(3) ? "neon, " : dt__isa_table(2) ? "avx512, avx2, " : "");
 }
 
 DT_API const char *dt_isa(void)
@@ -8539,17 +8583,19 @@ static float *dt__comm_stage(const dt_comm *c, int rank, uint32_t buffer)
     return (float *)(void *)dt__comm_channel(c, c->size, 0) + (6 * (int64_t)rank + buffer) * c->chunk;
 }
 
+/* Regions begin at whole pages of the shared file; pages are 4 to 64 kB, depending on the processor and the kernel. */
+static int64_t dt__pages(int64_t bytes) { return dt__round_up(bytes, (int64_t)sysconf(_SC_PAGESIZE)); }
+
 static int64_t dt__job_bytes(int size)
 {
-    return dt__round_up((int64_t)sizeof(dt__job) + (int64_t)size * (int64_t)sizeof(dt__lane), 4096);
+    return dt__pages((int64_t)sizeof(dt__job) + (int64_t)size * (int64_t)sizeof(dt__lane));
 }
 static int64_t dt__chunk_floats(int size) { return size <= 16 ? 32768 : 4096; }
 static int64_t dt__area_bytes(int size)
 {
     int64_t n = size;
-    return dt__round_up((int64_t)sizeof(dt__area) + n * (int64_t)sizeof(dt__seat) +
-                        n * n * (int64_t)sizeof(dt__channel) +
-                        n * 6 * dt__chunk_floats(size) * (int64_t)sizeof(float), 4096);
+    return dt__pages((int64_t)sizeof(dt__area) + n * (int64_t)sizeof(dt__seat) + n * n * (int64_t)sizeof(dt__channel) +
+                     n * 6 * dt__chunk_floats(size) * (int64_t)sizeof(float));
 }
 
 /* ---- signs of life ---- */
@@ -8667,11 +8713,12 @@ static dt_result dt__comm_explain(dt_comm *c)
     return dt__comm_fail(c, DT_E_PEER);
 }
 
+/* The loads are acquire: a peer that arrived before the trouble began is then seen to have arrived (dt__give_up). */
 static int dt__comm_troubled(const dt_comm *c)
 {
-    return __atomic_load_n(&c->job->fault, __ATOMIC_RELAXED) || __atomic_load_n(&c->job->stop, __ATOMIC_RELAXED) == 2 ||
+    return __atomic_load_n(&c->job->fault, __ATOMIC_ACQUIRE) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
            (c->area && (__atomic_load_n(&c->area->outs, __ATOMIC_SEQ_CST) ||
-                        __atomic_load_n(&c->area->fault, __ATOMIC_RELAXED)));
+                        __atomic_load_n(&c->area->fault, __ATOMIC_ACQUIRE)));
 }
 
 /* ---- waiting ---- */
@@ -9548,7 +9595,7 @@ static dt_result dt__agree(dt_comm *c, int ok, int *all)
 
 static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **region)
 {
-    int64_t stride = dt__round_up(dt__max(bytes, 1), 4096), total = stride * c->size, where, available;
+    int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->size, where, available;
     int all = 1, ok;
     dt_result r;
     if (c->rank == 0) {
@@ -9574,7 +9621,7 @@ static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **r
 /* One rank alone: the same region without peers. */
 static dt_result dt__comm_alloc_alone(dt_comm *c, int64_t bytes, dt__region **region)
 {
-    int64_t stride = dt__round_up(dt__max(bytes, 1), 4096), available = dt__memory_available();
+    int64_t stride = dt__pages(dt__max(bytes, 1)), available = dt__memory_available();
     char *base = stride > available ? NULL : dt__map_private(stride);
     if (!base) return dt__alloc_refused(1, bytes, available);
     *region = dt__region_join(c, (int64_t)(intptr_t)base, stride, stride);

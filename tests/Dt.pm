@@ -60,8 +60,9 @@ sub run { return run_in($tmp, @_) }
 
 # The instruction sets that this processor has, and those that it lacks.
 sub isas {
-    my ($flags) = slurp('/proc/cpuinfo') =~ /^flags\s*:(.*)$/m;
+    my ($arm, $flags) = slurp('/proc/cpuinfo') =~ /^(?:flags|(Features))\s*:(.*)$/m;
     my %flag = map { $_ => 1 } split ' ', $flags || '';
+    return (['portable', 'neon'], []) if $arm;
     my %has = (portable => 1, avx2 => $flag{avx2} && $flag{fma}, avx512 => !(grep { !$flag{$_} } qw(avx512f avx512dq avx512bw avx512vl)));
     return ([grep { $has{$_} } qw(portable avx2 avx512)], [grep { !$has{$_} } qw(portable avx2 avx512)]);
 }

@@ -56,7 +56,9 @@ static void result(int ok, const char *what, const char *where)
     printf("%sok %d - %s, %s\n", ok ? "" : "not ", test_number, what, where);
     fflush(stdout);
 }
+#if defined(__x86_64__)
 static void result_skip(const char *name) { printf("ok %d - %s # SKIP this processor does not have it\n", ++test_number, name); }
+#endif
 static int same(const float *x, const float *y, int64_t n)
 {
     if (!memcmp(x, y, (size_t)n * 4)) return 1;
@@ -399,8 +401,12 @@ static void decode_tests(void)
 /* ---- exp and random words ------------------------------------------------------------------ */
 
 static void exp_portable(float *y, const float *x) { dt__unary_portable(DT__OP_EXP, y, x, 16, 0.0f); }
+#if defined(__x86_64__)
 static void exp_avx2(float *y, const float *x) { dt__unary_avx2(DT__OP_EXP, y, x, 16, 0.0f); }
 static void exp_avx512(float *y, const float *x) { dt__unary_avx512(DT__OP_EXP, y, x, 16, 0.0f); }
+#elif defined(__aarch64__)
+static void exp_neon(float *y, const float *x) { dt__unary_neon(DT__OP_EXP, y, x, 16, 0.0f); }
+#endif
 
 static void exp_tests(void)
 {
@@ -468,10 +474,14 @@ int main(void)
 {
     double t0 = dt__now();
     ADD_ISA(portable, 4);
+#if defined(__x86_64__)
     if (dt__isa_runs(1)) ADD_ISA(avx2, 8);
     else result_skip("avx2");
     if (dt__isa_runs(2)) ADD_ISA(avx512, 16);
     else result_skip("avx512");
+#elif defined(__aarch64__)
+    ADD_ISA(neon, 4);
+#endif
     dt__fp_enter();
     for (int w = 0; w < 2; w++) {
         dt__pool_open(&pools[w], w + 1);
