@@ -440,6 +440,23 @@ typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedu
  * (no_sync in between). EACH: every micro-batch is reduced and the totals are added. The bits differ. */
 typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
 
+/* Optimizers. g is the gradient after both clips, lr the learning rate, t the step from 1, d the weight decay, 0 for
+ * parameters of fewer than two dimensions; b1, b2 are beta1, beta2. In brackets: bytes of state per weight.
+ *
+ * ADAMW (8): m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
+ *     w = w (1 - lr d) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon) (Loshchilov and Hutter 2019).
+ * ADAM (8): with decay in the gradient: g + d w in place of g, no (1 - lr d) (Kingma and Ba 2015).
+ * SGD (0, with momentum 4): g + d w in place of g, u = momentum u + g, w = w - lr u;
+ *     with nesterov w = w - lr (g + momentum u) (Sutskever et al. 2013).
+ * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al. 2023).
+ *     It wants a third to a tenth of AdamW's learning rate, and b2 = 0.99.
+ * ADAMW8 (2.03): AdamW that keeps m and sqrt(v) in 8 bits between steps (after Dettmers et al. 2022), as shares of the
+ *     largest of their block of 256 weights: m a sign, 4 bits of exponent and 3 of fraction; sqrt(v) 4 and 4, rounded
+ *     to nearest even. They are off by 1/16 and 1/32 at most above 2^-15 of the largest, and reach down to about 2^-18
+ *     and 2^-19 of it. A root above 0 never rounds to 0, so that no step divides by it. The step is made in fp32,
+ *     before rounding. A block depends on no other, so storage may be cut at any. */
+typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_optimizer;
+
 /* Start from dt_recipe_default(); new fields will have defaults there. */
 typedef struct dt_recipe {
     dt_model model;
@@ -458,13 +475,22 @@ typedef struct dt_recipe {
     int32_t accumulation;        /* dt_accumulation */
     float learning_rate;         /* peak */
     float final_rate;            /* share of the peak at the end of cosine, linear and WSD */
-    float beta1, beta2, epsilon; /* AdamW */
-    float weight_decay;          /* decoupled; parameters of two or more dimensions only */
+    float beta1, beta2, epsilon; /* AdamW, Adam; Lion's betas */
+    float weight_decay;          /* parameters of two or more dimensions only */
     float clip;                  /* limit of the global gradient norm; 0: none */
     float dropout;               /* GPT-2; overrides model.dropout when above 0 */
     float validation;            /* share of the data kept for validation */
+    int32_t optimizer;           /* dt_optimizer */
+    int32_t nesterov;            /* SGD: look ahead by one momentum */
+    float momentum;              /* SGD, in [0, 1); 0: none */
+    float clip_value;            /* limit of every gradient element, after clip; 0: none */
+    float ema;                   /* decay D of an average of the weights; 0: none. a starts as w; a = D a + (1 - D) w
+                                    after each step (Polyak and Juditsky 1992). 4 more bytes per weight */
+    int32_t evaluate_ema;        /* validation and text samples use the average */
 } dt_recipe;
 DT_API dt_recipe dt_recipe_default(void);
+/* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
+DT_API double dt_optimizer_bytes(const dt_recipe *recipe);
 
 /* Learning rate of step `step` (0 first). Warm-up is lr (step+1)/warmup; cosine is
  * final + (1-final)(1 + cos(pi x))/2 with x from 0 after warm-up to 1 at the end (Loshchilov and Hutter 2017). */
@@ -605,7 +631,7 @@ typedef enum dt_instr_op {
     DT_FOLD,     /* set += from, over a bucket: two neighbours of the tree over data shards */
     DT_REDUCE,   /* the tree over all ranks' partial sums, over a bucket; the result is in every rank's set */
     DT_TOTAL,    /* total set += set, over a bucket (accumulation `each`) */
-    DT_UPDATE    /* norm, clip, AdamW */
+    DT_UPDATE    /* norm, clip, optimizer, average of the weights */
 } dt_instr_op;
 typedef struct dt_instr {
     int32_t op, segment, micro, shard, bucket, set, from, fresh;
@@ -652,8 +678,10 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info);
 /* Is this rank 0, the one that prints? */
 DT_API int dt_is_root(const dt_trainer *t);
-/* SHA-256 over all weights, then both moments of AdamW, parameter by parameter in definition order, as little-endian
- * floats: 64 hex digits, the same on every rank and in every layout. Valid until the next call or close. */
+/* SHA-256 over all weights, then what the optimizer keeps, array by array, each parameter by parameter in definition
+ * order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's blocks, scales
+ * of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, without padding. 64 hex
+ * digits, the same on every rank and in every layout. Valid until the next call or close. */
 DT_API const char *dt_trainer_hash(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all), in nats per token. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
@@ -665,6 +693,8 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
 /* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
+/* The same of the average of the weights; NULL also when recipe.ema is 0. */
+DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
 
 /* Using the library with an implementation of another version is a link error that names the version. */
 #ifndef DT_STATIC
@@ -757,7 +787,9 @@ extern "C" {
 
 /* No contraction of a * b + c, wherever the user's flags would allow it; and speed without -O (gcc). */
 #if defined(__clang__)
+#if defined(__x86_64__) /* clang 14 has it for no other target */
 #pragma float_control(push)
+#endif
 #pragma STDC FP_CONTRACT OFF
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wunused-function"
@@ -1565,14 +1597,23 @@ typedef struct dt__attention {
     int64_t lddq, lddk;
 } dt__attention;
 
-/* The scalars of one AdamW step, computed once in double and rounded (R13). */
-typedef struct dt__adamw_step {
+/* The scalars of one step of an optimizer, computed once in double and rounded (R13). */
+typedef struct dt__update {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
     float clip;       /* gradient scale of this step, 1 when the norm is below the limit */
-    float keep;       /* 1 - lr * decay */
-    float step;       /* lr / (1 - beta1^t) */
+    float limit;      /* of every gradient element after that; infinity: none */
+    float decay;      /* added to the gradient times the weight: Adam, SGD */
+    float keep;       /* 1 - lr * decay where decay is decoupled, else 1 */
+    float step;       /* lr / (1 - beta1^t); SGD, Lion: lr */
     float root_scale; /* 1 / sqrt(1 - beta2^t) */
-} dt__adamw_step;
+    float momentum;
+    int nesterov;
+    float average, one_minus_average; /* of the weights */
+} dt__update;
+
+/* What an optimizer keeps of weights: up to two values; where they are codes, their blocks' scales; an average. */
+enum { DT__STATE_FIRST, DT__STATE_SECOND, DT__STATE_SCALE1, DT__STATE_SCALE2, DT__STATE_AVERAGE, DT__STATE_COUNT };
+enum { DT__MOMENT_BLOCK = 256 }; /* weights that share a scale; divides DT__BLOCK */
 
 /* A dt_dtype: bytes of an element; of the small floats also how many mantissa bits fp32 has more, the exponent's bias,
  * the first code beyond the finite numbers, and the code that a NaN becomes. */
@@ -1620,7 +1661,7 @@ typedef struct dt__kernels {
                           int64_t rows, int64_t cols, float *row);
     void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float smoothing,
                                float dloss, int64_t rows, int64_t cols);
-    void (*adamw)(float *w, float *m, float *v, const float *grad, int64_t n, const dt__adamw_step *u);
+    void (*update)(int optimizer, float *w, void *const *state, const float *grad, int64_t n, const dt__update *u);
 } dt__kernels;
 
 #if !defined(__clang__) && !defined(DT_DEBUG)
@@ -3536,24 +3577,153 @@ static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const floa
 
 /* ---- optimizer ------------------------------------------------------------------------------- */
 
-/* AdamW (Loshchilov and Hutter 2019) in one pass over n elements; u holds the step's scalars. g is scaled by u->clip.
- */
-static void DT__K(dt__adamw)(float *w, float *m, float *v, const float *grad, int64_t n, const dt__adamw_step *u)
+/* One pass over n weights, their gradients and what the optimizer keeps. The formulas stand at dt_optimizer; the order
+ * of roundings is the text below. */
+
+/* The gradient, clipped by norm and by value. */
+DT__INLINE dt__vf DT__K(dt__v_clipped)(const float *grad, int64_t k, const dt__update *u)
 {
-    const dt__vf b1 = dt__v_set(u->beta1), c1 = dt__v_set(u->one_minus_beta1), b2 = dt__v_set(u->beta2),
-                 c2 = dt__v_set(u->one_minus_beta2);
-    const dt__vf clip = dt__v_set(u->clip), keep = dt__v_set(u->keep), step = dt__v_set(-u->step),
-                 scale = dt__v_set(u->root_scale);
-    const dt__vf eps = dt__v_set(u->eps);
+    dt__vf limit = dt__v_set(u->limit);
+    return dt__v_max(dt__v_min(dt__v_loadn(grad, k) * dt__v_set(u->clip), limit), -limit);
+}
+
+/* Adam's step, before its rate. The moments go on; *root receives sqrt(var). */
+DT__INLINE dt__vf DT__K(dt__v_adam)(dt__vf g, dt__vf *mean, dt__vf *var, dt__vf *root, const dt__update *u)
+{
+    *mean = dt__v_fma(dt__v_set(u->beta1), *mean, dt__v_set(u->one_minus_beta1) * g);
+    *var = dt__v_fma(dt__v_set(u->beta2), *var, dt__v_set(u->one_minus_beta2) * (g * g));
+    *root = dt__v_sqrt(*var);
+    return *mean / dt__v_fma(*root, dt__v_set(u->root_scale), dt__v_set(u->eps));
+}
+
+DT__INLINE dt__vf DT__K(dt__v_lion)(dt__vf g, dt__vf *mean, const dt__update *u)
+{
+    dt__vf c = dt__v_fma(dt__v_set(u->beta1), *mean, dt__v_set(u->one_minus_beta1) * g), zero = dt__v_set(0.0f);
+    *mean = dt__v_fma(dt__v_set(u->beta2), *mean, dt__v_set(u->one_minus_beta2) * g);
+    return dt__v_select((dt__vi)(c > zero), dt__v_set(1.0f), dt__v_select((dt__vi)(c < zero), dt__v_set(-1.0f), zero));
+}
+
+/* w = keep w - step d, and the average follows. */
+DT__INLINE void DT__K(dt__v_move)(float *w, float *average, dt__vf d, int64_t k, const dt__update *u)
+{
+    dt__vf x = dt__v_fma(dt__v_set(-u->step), d, dt__v_loadn(w, k) * dt__v_set(u->keep));
+    dt__v_storen(w, x, k);
+    if (!average) return;
+    x = dt__v_fma(dt__v_set(u->average), dt__v_loadn(average, k), dt__v_set(u->one_minus_average) * x);
+    dt__v_storen(average, x, k);
+}
+
+/* The optimizers that keep fp32; `optimizer` is a constant where this is inlined. */
+DT__INLINE void DT__K(dt__update_floats)(const int optimizer, float *w, float *m, float *v, float *average,
+                                         const float *grad, int64_t n, const dt__update *scalars)
+{
+    const dt__update u = *scalars; /* a copy, which the stores cannot change */
     for (int64_t i = 0; i < n; i += DT__W) {
         int64_t k = n - i < DT__W ? n - i : DT__W;
-        dt__vf g = dt__v_loadn(grad + i, k) * clip;
-        dt__vf mean = dt__v_fma(b1, dt__v_loadn(m + i, k), c1 * g),
-               var = dt__v_fma(b2, dt__v_loadn(v + i, k), c2 * (g * g));
-        dt__vf update = mean / dt__v_fma(dt__v_sqrt(var), scale, eps);
-        dt__v_storen(m + i, mean, k);
-        dt__v_storen(v + i, var, k);
-        dt__v_storen(w + i, dt__v_fma(step, update, dt__v_loadn(w + i, k) * keep), k);
+        dt__vf g = DT__K(dt__v_clipped)(grad + i, k, &u), mean = g, var, root;
+        if (optimizer == DT_ADAM || optimizer == DT_SGD) g = dt__v_fma(dt__v_set(u.decay), dt__v_loadn(w + i, k), g);
+        if (m) mean = dt__v_loadn(m + i, k);
+        if (optimizer == DT_SGD) {
+            mean = m ? dt__v_fma(dt__v_set(u.momentum), mean, g) : g;
+            g = u.nesterov ? dt__v_fma(dt__v_set(u.momentum), mean, g) : mean;
+        } else if (optimizer == DT_LION) {
+            g = DT__K(dt__v_lion)(g, &mean, &u);
+        } else {
+            var = dt__v_loadn(v + i, k);
+            g = DT__K(dt__v_adam)(g, &mean, &var, &root, &u);
+            dt__v_storen(v + i, var, k);
+        }
+        if (m) dt__v_storen(m + i, mean, k);
+        DT__K(dt__v_move)(w + i, average ? average + i : NULL, g, k, &u);
+    }
+}
+
+/* ---- moments in 8 bits ---------------------------------------------------------------------------
+ * A code is a small float: `bits` of fraction below 4 of exponent, and above them, for 3 bits, a sign. Its value is
+ * that float, from 2^(-14 - bits) to 2 - 2^-bits, times the block's scale; so the largest of a block has the largest
+ * code. A block whose largest is below 2^-100 is stored as zero. */
+
+/* x = the values of codes (n); whole vectors are written. */
+DT__INLINE void DT__K(dt__moment_decode)(float *x, const uint8_t *code, float scale, const int bits, int64_t n)
+{
+    int32_t word[DT__MOMENT_BLOCK];
+    memset(word, 0, sizeof word);
+    for (int64_t i = 0; i < n; i++) word[i] = code[i];
+    for (int64_t i = 0; i < n; i += DT__W) {
+        dt__vi c, sign = dt__v_seti(0);
+        dt__vf value;
+        memcpy(&c, word + i, sizeof c);
+        if (bits == 3) sign = (c >> 7) * dt__v_seti(INT32_MIN), c = c & 127;
+        value = (dt__vf)(c << (23 - bits)) * dt__v_set(0x1p112f); /* seen as a float, its exponent is 112 too low */
+        dt__v_store(x + i, (dt__vf)((dt__vi)(value * dt__v_set(scale)) | sign));
+    }
+}
+
+/* Codes of x (n), to nearest even, and their scale. Whole vectors of x are read. */
+DT__INLINE void DT__K(dt__moment_encode)(uint8_t *code, float *scale, const float *x, const int bits, int64_t n)
+{
+    const float top = bits == 3 ? 1.875f : 1.9375f;
+    const dt__vi least = dt__v_seti(113 << 23), magnitude = dt__v_seti(0x7fffffff); /* least: the exponent of 2^-14 */
+    int32_t word[DT__MOMENT_BLOCK];
+    float share[DT__MOMENT_BLOCK], most;
+    memset(share, 0, sizeof share);
+    for (int64_t i = 0; i < n; i += DT__W) dt__v_store(share + i, (dt__vf)((dt__vi)dt__v_load(x + i) & magnitude));
+    most = DT__K(dt__row_max)(share, n);
+    *scale = most < 0x1p-100f ? 0.0f : most / top;
+    most = most < 0x1p-100f ? 0.0f : top / most;
+    for (int64_t i = 0; i < n; i += DT__W) {
+        dt__vf a = dt__v_load(share + i) * dt__v_set(most), power;
+        dt__vi exponent = (dt__vi)a & 0x7f800000, c;
+        exponent = (dt__vi)dt__v_select(exponent > least, (dt__vf)exponent, (dt__vf)least);
+        power = (dt__vf)(((127 << 23) - exponent) + ((127 + bits) << 23)); /* 2^bits / 2^exponent */
+        c = (dt__vi)(a * power + dt__v_set(DT__EXP_ROUND)) - (dt__vi)dt__v_set(DT__EXP_ROUND);
+        c = c + ((exponent - least) >> (23 - bits));
+        if (bits == 3) c = c | (((dt__vi)dt__v_load(x + i) >> 24) & 128);
+        else c = c - ((dt__vi)(a > dt__v_set(0.0f)) & (dt__vi)(c == dt__v_seti(0))); /* above 0 stays above 0 */
+        memcpy(word + i, &c, sizeof c);
+    }
+    for (int64_t i = 0; i < n; i++) code[i] = (uint8_t)word[i];
+}
+
+/* AdamW8 on one block, n <= DT__MOMENT_BLOCK. */
+static void DT__K(dt__update_block)(float *w, uint8_t *m, uint8_t *r, float *m_scale, float *r_scale, float *average,
+                                    const float *grad, int64_t n, const dt__update *scalars)
+{
+    const dt__update u = *scalars;
+    float mean[DT__MOMENT_BLOCK], root[DT__MOMENT_BLOCK];
+    DT__K(dt__moment_decode)(mean, m, *m_scale, 3, n);
+    DT__K(dt__moment_decode)(root, r, *r_scale, 4, n);
+    for (int64_t i = 0; i < n; i += DT__W) {
+        int64_t k = n - i < DT__W ? n - i : DT__W;
+        dt__vf first = dt__v_load(mean + i), second = dt__v_load(root + i), deviation, d;
+        second = second * second;
+        d = DT__K(dt__v_adam)(DT__K(dt__v_clipped)(grad + i, k, &u), &first, &second, &deviation, &u);
+        dt__v_store(mean + i, first);
+        dt__v_store(root + i, deviation);
+        DT__K(dt__v_move)(w + i, average ? average + i : NULL, d, k, &u);
+    }
+    DT__K(dt__moment_encode)(m, m_scale, mean, 3, n);
+    DT__K(dt__moment_encode)(r, r_scale, root, 4, n);
+}
+
+/* state: DT__STATE_COUNT arrays, NULL where the optimizer keeps none. */
+static void DT__K(dt__update_run)(int optimizer, float *w, void *const *state, const float *grad, int64_t n,
+                                  const dt__update *u)
+{
+    float *m = (float *)state[DT__STATE_FIRST], *v = (float *)state[DT__STATE_SECOND];
+    float *average = (float *)state[DT__STATE_AVERAGE];
+    switch (optimizer) {
+    case DT_ADAMW: DT__K(dt__update_floats)(DT_ADAMW, w, m, v, average, grad, n, u); break;
+    case DT_ADAM: DT__K(dt__update_floats)(DT_ADAM, w, m, v, average, grad, n, u); break;
+    case DT_SGD: DT__K(dt__update_floats)(DT_SGD, w, m, v, average, grad, n, u); break;
+    case DT_LION: DT__K(dt__update_floats)(DT_LION, w, m, v, average, grad, n, u); break;
+    default:
+        for (int64_t i = 0, block = 0; i < n; i += DT__MOMENT_BLOCK, block++) {
+            uint8_t *codes = (uint8_t *)state[DT__STATE_FIRST] + i, *roots = (uint8_t *)state[DT__STATE_SECOND] + i;
+            float *scale = (float *)state[DT__STATE_SCALE1] + block, *root = (float *)state[DT__STATE_SCALE2] + block;
+            DT__K(dt__update_block)(w + i, codes, roots, scale, root, average ? average + i : NULL, grad + i,
+                                    dt__min(DT__MOMENT_BLOCK, n - i), u);
+        }
     }
 }
 
@@ -3586,7 +3756,7 @@ static const dt__kernels DT__K(dt__table) = {
     DT__K(dt__layernorm_dgamma),
     DT__K(dt__cross_entropy),
     DT__K(dt__cross_entropy_grad),
-    DT__K(dt__adamw),
+    DT__K(dt__update_run),
 };
 
 #undef DT__W
@@ -3706,7 +3876,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "ec1d04bc0efb92f7b05d7a9969bc555a8f58fb7bf923cd4854c6fcec2137f6cc"
+#define DT__SELF_CHECK "cc90a8cb8e0c64eb5c0ffb554ce5b5617ec6ed6e61303012832f1ed756e5eded"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -3752,7 +3922,6 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
     static const int binary[] = {DT__OP_ADD,       DT__OP_SUB, DT__OP_MUL,     DT__OP_DIV,
                                  DT__OP_GELU_GRAD, DT__OP_BCE, DT__OP_BCE_GRAD};
     int32_t target[40];
-    dt__adamw_step u;
     for (int i = 0; i < 8; i++) {
         k->unary(unary[i], out, i == 3 || i >= 5 ? y + 2048 : x, 1001, 0.7f);
         if (i == 3 || i == 5 || i == 6)
@@ -3790,13 +3959,27 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
         k->cross_entropy_grad(out, x, row, target, smoothing, 0.03f, 37, 97);
         dt__sha256_add(h, out, 4 * 37 * 97);
     }
+}
+
+/* Two steps of every optimizer; state has room for 4096 floats. */
+static void dt__self_update(const dt__kernels *k, const float *x, const float *y, float *w, float *state, dt__sha256 *h)
+{
+    void *at[DT__STATE_COUNT];
+    dt__update u;
+    memset(&u, 0, sizeof u);
     u.beta1 = 0.9f, u.one_minus_beta1 = 0.1f, u.beta2 = 0.95f, u.one_minus_beta2 = 0.05f, u.eps = 1e-8f;
-    u.clip = 0.5f, u.keep = 0.999f, u.step = 0.01f, u.root_scale = 1.5f;
-    memcpy(out, x, 4 * 1001);
-    memset(row, 0, 4 * 2048);
-    k->adamw(out, row, row + 1024, y, 1001, &u);
-    k->adamw(out, row, row + 1024, x, 1001, &u);
-    dt__sha256_add(h, out, 4 * 1001);
+    u.clip = 0.5f, u.limit = 0.9f, u.decay = 0.01f, u.keep = 0.999f, u.step = 0.01f, u.root_scale = 1.5f;
+    u.momentum = 0.8f, u.nesterov = 1, u.average = 0.75f, u.one_minus_average = 0.25f;
+    for (int i = 0; i < DT__STATE_COUNT; i++)
+        at[i] = state + (i < 2 ? 1024 * i : i < DT__STATE_AVERAGE ? 2048 + 8 * i : 3072);
+    for (int optimizer = DT_ADAMW; optimizer <= DT_ADAMW8; optimizer++) {
+        memcpy(w, x, 4 * 1001);
+        memset(state, 0, 4 * 4096);
+        k->update(optimizer, w, at, y, 1001, &u);
+        k->update(optimizer, w, at, x, 1001, &u);
+        dt__sha256_add(h, w, 4 * 1001);
+        dt__sha256_add(h, state, 4 * 4096);
+    }
 }
 
 /* Grouped heads, fewer queries than keys, and a mask that the sign bits of y are. */
@@ -3865,6 +4048,7 @@ static dt_result dt__self_hash(const dt__kernels *k, dt_pool *pool, char hex[65]
     dt__sha256_begin(&h);
     dt__self_rows(k, x, y, out, out + DT__SELF_N, &h);
     dt__self_elementwise(k, x, y, out, out + DT__SELF_N, &h);
+    dt__self_update(k, x, y, out, out + DT__SELF_N, &h);
     dt__self_matrix(k, pool, x, y, out, &h);
     dt__sha256_end(&h, hex);
     dt__fp_leave(saved);
@@ -7745,25 +7929,50 @@ DT_API float dt_learning_rate(const dt_recipe *r, int64_t step)
     return (float)(peak * (1.0 - (1.0 - floor) * x));
 }
 
-/* Running products beta^t, kept in double from step to step (R13). */
-typedef struct dt__adamw {
-    double power1, power2;
-} dt__adamw;
-
-static dt__adamw_step dt__adamw_begin(dt__adamw *a, const dt_recipe *r, float lr, float clip_scale)
+/* Bytes that 256 weights have in array `which` of the optimizer's state: 1024 floats, 256 codes, 4 a scale, 0 none. */
+static int64_t dt__state_bytes(const dt_recipe *r, int which)
 {
-    dt__adamw_step u;
-    a->power1 *= (double)r->beta1;
-    a->power2 *= (double)r->beta2;
+    static const int16_t bytes[][DT__STATE_AVERAGE] = {
+        {1024, 1024, 0, 0}, {1024, 1024, 0, 0}, {1024, 0, 0, 0}, {1024, 0, 0, 0}, {256, 256, 4, 4}};
+    if (which == DT__STATE_AVERAGE) return r->ema > 0.0f ? 1024 : 0;
+    if (r->optimizer < DT_ADAMW || r->optimizer > DT_ADAMW8) return 0;
+    return r->optimizer == DT_SGD && !(r->momentum > 0.0f) ? 0 : bytes[r->optimizer][which];
+}
+
+DT_API double dt_optimizer_bytes(const dt_recipe *r)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < DT__STATE_COUNT; i++) bytes += dt__state_bytes(r, i);
+    return (double)bytes / (double)DT__MOMENT_BLOCK;
+}
+
+/* Running products beta^t, kept in double from step to step (R13). */
+typedef struct dt__powers {
+    double power1, power2;
+} dt__powers;
+
+/* The scalars of the next step for parameters that decay (1) or not (0). */
+static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float lr, float clip_scale, int decays)
+{
+    int coupled = r->optimizer == DT_ADAM || r->optimizer == DT_SGD;
+    int corrected = r->optimizer != DT_SGD && r->optimizer != DT_LION;
+    dt__update u;
+    memset(&u, 0, sizeof u);
     u.beta1 = r->beta1;
     u.one_minus_beta1 = (float)(1.0 - (double)r->beta1);
     u.beta2 = r->beta2;
     u.one_minus_beta2 = (float)(1.0 - (double)r->beta2);
     u.eps = r->epsilon;
     u.clip = clip_scale;
-    u.keep = (float)(1.0 - (double)lr * (double)r->weight_decay);
-    u.step = (float)((double)lr / (1.0 - a->power1));
-    u.root_scale = (float)(1.0 / __builtin_sqrt(1.0 - a->power2));
+    u.limit = r->clip_value > 0.0f ? r->clip_value : __builtin_inff();
+    u.decay = decays && coupled ? r->weight_decay : 0.0f;
+    u.keep = decays && !coupled ? (float)(1.0 - (double)lr * (double)r->weight_decay) : 1.0f;
+    u.step = corrected ? (float)((double)lr / (1.0 - p->power1)) : lr;
+    u.root_scale = (float)(1.0 / __builtin_sqrt(1.0 - p->power2));
+    u.momentum = r->momentum;
+    u.nesterov = r->nesterov;
+    u.average = r->ema;
+    u.one_minus_average = (float)(1.0 - (double)r->ema);
     return u;
 }
 
@@ -10009,7 +10218,8 @@ typedef struct dt__engine {
     dt__net net;
     dt__program program;
     int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
-    float *params, *mean, *var;   /* (param_floats): weights in shared memory, AdamW's moments */
+    float *params;                /* (param_floats): weights in shared memory */
+    void *state[DT__STATE_COUNT]; /* of the optimizer, dt__state_bytes for 256 weights; NULL where there is none */
     float *sets;                  /* (sets, slot_floats) in shared memory */
     int64_t set_floats;
     float *saved, *temp, *boundary, *gradient[2];
@@ -10017,7 +10227,7 @@ typedef struct dt__engine {
     dt__part *parts;              /* all ranks' partial sums, for REDUCE */
     int *part_count;
     dt__env env;
-    dt__adamw adamw;
+    dt__powers powers;
     float *shard_loss;            /* (shards of this rank) */
     float inv_valid, norm, rate;
     int64_t step;
@@ -10025,6 +10235,24 @@ typedef struct dt__engine {
     double seconds_compute, seconds_reduce, seconds_update;
     int32_t micro; /* of the last backward: weight gradients run in micro-batch order (R3) */
 } dt__engine;
+
+/* The optimizer's state before step 1. The average starts as the weights, which are drawn later. */
+static dt_result dt__engine_state(dt__engine *e)
+{
+    e->powers.power1 = e->powers.power2 = 1.0;
+    for (int i = 0; i < DT__STATE_COUNT; i++) {
+        int64_t bytes = dt__state_bytes(e->recipe, i);
+        if (bytes) e->state[i] = dt__alloc(e->net.param_floats / DT__MOMENT_BLOCK * bytes, "the optimizer's state");
+        if (bytes && !e->state[i]) return DT_E_MEMORY;
+    }
+    return DT_OK;
+}
+
+/* The weights that a pass reads: training its own, validation and text samples the average when the recipe says so. */
+static float *dt__engine_weights(const dt__engine *e, const dt__env *env)
+{
+    return env->inference && e->recipe->evaluate_ema ? (float *)e->state[DT__STATE_AVERAGE] : e->params;
+}
 
 /* Binds segment s: its parameters, its input (the output before it), its saved values. */
 static void dt__engine_bind(const dt__engine *e, int64_t s, int set, dt__bind *b)
@@ -10036,7 +10264,7 @@ static void dt__engine_bind(const dt__engine *e, int64_t s, int set, dt__bind *b
         saved += e->net.segments[i].plan->saved;
         boundary += dt__round_up(e->net.segments[i].output, 16);
     }
-    b->params = e->params;
+    b->params = dt__engine_weights(e, &e->env);
     b->param = seg->param;
     b->slots = e->sets + (int64_t)dt__max(0, set) * e->set_floats;
     b->slot = seg->slot;
@@ -10109,24 +10337,30 @@ typedef struct dt__update_job {
     const dt__engine *e;
     const dt__net_param *p;
     const float *grad;
-    const dt__adamw_step *u;
+    const dt__update *u;
 } dt__update_job;
 static void dt__update_task(void *context, int64_t task, int worker)
 {
     const dt__update_job *j = (const dt__update_job *)context;
+    const dt_recipe *r = j->e->recipe;
     int64_t at = j->p->offset + task * 65536;
+    void *state[DT__STATE_COUNT];
     (void)worker;
-    j->e->k->adamw(j->e->params + at, j->e->mean + at, j->e->var + at, j->grad + task * 65536,
-                   dt__min(65536, j->p->count - task * 65536), j->u);
+    for (int i = 0; i < DT__STATE_COUNT; i++) {
+        char *base = (char *)j->e->state[i];
+        state[i] = base ? base + at / DT__MOMENT_BLOCK * dt__state_bytes(r, i) : NULL;
+    }
+    j->e->k->update(r->optimizer, j->e->params + at, state, j->grad + task * 65536,
+                    dt__min(65536, j->p->count - task * 65536), j->u);
 }
 
-/* Uses of tied weights are added in use order (R8), then norm, clip and AdamW. */
+/* Uses of tied weights are added in use order (R8); then the norm, and in one pass clips, optimizer and average. */
 static dt_result dt__engine_update(dt__engine *e)
 {
     const dt_recipe *r = e->recipe;
     float *grads = e->sets + (e->program.total >= 0 ? e->program.total : e->program.parts.node[0].set) * e->set_floats;
     float squares = 0.0f, clip = 1.0f;
-    dt__adamw_step decayed, plain;
+    dt__update decayed, plain;
     for (int32_t i = 0; i < e->net.param_count; i++) {
         const dt__net_param *p = &e->net.params[i];
         float *g = grads + p->slot[0];
@@ -10140,8 +10374,10 @@ static dt_result dt__engine_update(dt__engine *e)
                          (long long)e->step + 1);
     if (r->clip > 0.0f && e->norm > r->clip) clip = r->clip / (e->norm + 1e-6f);
     e->rate = dt_learning_rate(r, e->step);
-    decayed = plain = dt__adamw_begin(&e->adamw, r, e->rate, clip);
-    plain.keep = 1.0f;
+    e->powers.power1 *= (double)r->beta1;
+    e->powers.power2 *= (double)r->beta2;
+    decayed = dt__update_of(&e->powers, r, e->rate, clip, 1);
+    plain = dt__update_of(&e->powers, r, e->rate, clip, 0);
     for (int32_t i = 0; i < e->net.param_count; i++) {
         dt__update_job j;
         j.e = e;
@@ -10783,11 +11019,17 @@ static const dt__option dt__options[] = {
     DT__RECIPE("final-rate", "X", DT__TYPE_FLOAT, final_rate, "share of the peak at the end"),
     DT__RECIPE("warmup", "N", DT__TYPE_INT, warmup, "steps of linear warm-up"),
     DT__RECIPE("decay", "N", DT__TYPE_INT, decay, "steps of wsd's final decay; 0: a tenth"),
-    DT__RECIPE("beta1", "X", DT__TYPE_FLOAT, beta1, "AdamW"),
-    DT__RECIPE("beta2", "X", DT__TYPE_FLOAT, beta2, "AdamW"),
-    DT__RECIPE("epsilon", "X", DT__TYPE_FLOAT, epsilon, "AdamW"),
-    DT__RECIPE("weight-decay", "X", DT__TYPE_FLOAT, weight_decay, "AdamW, decoupled; not on norms and biases"),
+    DT__NAMED("optimizer", optimizer, "adamw,adam,sgd,lion,adamw8", "adamw, adam, sgd, lion or adamw8 (8-bit moments)"),
+    DT__RECIPE("beta1", "X", DT__TYPE_FLOAT, beta1, "AdamW, Adam, Lion"),
+    DT__RECIPE("beta2", "X", DT__TYPE_FLOAT, beta2, "AdamW, Adam, Lion (there 0.99 is usual)"),
+    DT__RECIPE("epsilon", "X", DT__TYPE_FLOAT, epsilon, "AdamW, Adam"),
+    DT__RECIPE("momentum", "X", DT__TYPE_FLOAT, momentum, "SGD; 0: none"),
+    DT__RECIPE("nesterov", NULL, DT__TYPE_FLAG, nesterov, "SGD: Nesterov's momentum"),
+    DT__RECIPE("weight-decay", "X", DT__TYPE_FLOAT, weight_decay, "not on norms and biases; part of g in Adam and SGD"),
     DT__RECIPE("clip", "X", DT__TYPE_FLOAT, clip, "limit of the gradient norm; 0: none"),
+    DT__RECIPE("clip-value", "X", DT__TYPE_FLOAT, clip_value, "limit of every gradient element, after --clip; 0: none"),
+    DT__RECIPE("ema", "X", DT__TYPE_FLOAT, ema, "decay of an average of the weights; 0: none"),
+    DT__RECIPE("evaluate-ema", NULL, DT__TYPE_FLAG, evaluate_ema, "validation and samples use the average"),
     DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation"),
     DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks"),
     DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
@@ -10993,11 +11235,20 @@ DT_API dt_step_info dt_step_info_zero(void)
 }
 DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
+/* The part of an array of weights, or NULL, that is the parameter of this name. */
+static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
+{
+    int32_t i = array ? dt__net_find(&t->e.net, name) : -1;
+    if (count) *count = i < 0 ? 0 : t->e.net.params[i].count;
+    return i < 0 ? NULL : array + t->e.net.params[i].offset;
+}
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
-    int32_t i = dt__net_find(&t->e.net, name);
-    if (count) *count = i < 0 ? 0 : t->e.net.params[i].count;
-    return i < 0 ? NULL : t->e.params + t->e.net.params[i].offset;
+    return dt__trainer_part(t, t->e.params, name, count);
+}
+DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count)
+{
+    return dt__trainer_part(t, (const float *)t->e.state[DT__STATE_AVERAGE], name, count);
 }
 
 /* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
@@ -11061,6 +11312,23 @@ static dt_result dt__check_batch(const dt_recipe *r, int ranks)
     return DT_OK;
 }
 
+static dt_result dt__check_optimizer(const dt_recipe *r)
+{
+    if (r->optimizer < DT_ADAMW || r->optimizer > DT_ADAMW8)
+        return dt__error(DT_E_USAGE, "optimizer %d: it is DT_ADAMW, DT_ADAM, DT_SGD, DT_LION or DT_ADAMW8",
+                         r->optimizer);
+    if (!(r->momentum >= 0.0f && r->momentum < 1.0f && r->ema >= 0.0f && r->ema < 1.0f && r->clip_value >= 0.0f))
+        return dt__error(DT_E_USAGE, "--momentum %g, --ema %g: they lie in [0, 1); --clip-value %g: 0 or more",
+                         (double)r->momentum, (double)r->ema, (double)r->clip_value);
+    if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
+        return dt__error(DT_E_USAGE, "--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
+    if (r->nesterov && !(r->momentum > 0.0f))
+        return dt__error(DT_E_USAGE, "--nesterov looks ahead by the momentum: set --momentum, e.g. 0.9");
+    if (r->evaluate_ema && !(r->ema > 0.0f))
+        return dt__error(DT_E_USAGE, "--evaluate-ema: there is no average of the weights: set --ema, e.g. 0.999");
+    return DT_OK;
+}
+
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
     if (!r->data || !r->data[0]) return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
@@ -11120,6 +11388,7 @@ typedef struct dt__memory_line {
 /* The memory plan of this rank: what will be allocated, by category. Returns the total. */
 static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[5])
 {
+    static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion", "AdamW, 8-bit moments"};
     const dt__engine *e = &t->e;
     const dt__net *n = &e->net;
     int64_t total = 0;
@@ -11128,8 +11397,10 @@ static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[5])
     line[1].what = "gradients", line[1].bytes = 4 * e->set_floats * e->program.sets;
     snprintf(line[1].formula, sizeof line[1].formula, "4 P x %d sets (data shards %lld..%lld, one gradient per use)",
              e->program.sets, (long long)e->lo, (long long)e->hi - 1);
-    line[2].what = "optimizer", line[2].bytes = 8 * n->param_floats;
-    snprintf(line[2].formula, sizeof line[2].formula, "8 P (AdamW)");
+    line[2].what = "optimizer";
+    line[2].bytes = (int64_t)(dt_optimizer_bytes(&t->recipe) * (double)n->param_floats);
+    snprintf(line[2].formula, sizeof line[2].formula, "%g P (%s%s)", dt_optimizer_bytes(&t->recipe),
+             optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
     line[3].what = "activations", line[3].bytes = 4 * (n->saved + n->boundary + n->temp + 2 * n->widest);
     snprintf(line[3].formula, sizeof line[3].formula, "one unit of %lld x %lld tokens", (long long)e->rows,
              (long long)t->recipe.sequence);
@@ -11167,7 +11438,8 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     if (r) return r;
     e->sets = (float *)shared;
     for (int32_t i = 0; i < n->param_count; i++) longest = dt__max(longest, n->params[i].count);
-    e->mean = (float *)dt__alloc(8 * n->param_floats, "the optimizer's moments");
+    r = dt__engine_state(e);
+    if (r) return r;
     e->saved = (float *)dt__alloc(4 * activations, "activations");
     e->sums = (float *)dt__alloc(4 * dt__ceil_div(longest, DT__BLOCK), "block sums");
     e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
@@ -11178,11 +11450,10 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
     if (t->layout.sample_length)
         t->one_memory = (float *)dt__alloc(4 * (t->one.saved + t->one.boundary + t->one.temp), "sampling");
-    if (!e->mean || !e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->eval_tokens || !t->text ||
-        !t->words || !t->gathered)
+    if (!e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->eval_tokens || !t->text || !t->words ||
+        !t->gathered)
         return DT_E_MEMORY;
     if (t->layout.sample_length && !t->one_memory) return DT_E_MEMORY;
-    e->var = e->mean + n->param_floats;
     e->boundary = e->saved + n->saved;
     e->temp = e->boundary + n->boundary;
     e->gradient[0] = e->temp + n->temp;
@@ -11299,7 +11570,6 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     e->comm = t->comm;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
-    e->adamw.power1 = e->adamw.power2 = 1.0;
     dt__run_of(r->data_shards, ranks, dt_comm_rank(t->comm), &e->lo, &e->hi);
     t->per_rank = dt__max(dt__ceil_div(r->data_shards, ranks), 1);
     e->micros = r->batch / r->micro_batch;
@@ -11319,6 +11589,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
         dt__comm_tick(t->comm);
         dt__init_param(&e->net.params[i].is, (uint64_t)r->seed, t->pool, e->params + e->net.params[i].offset);
     }
+    if (!result && r->ema > 0.0f) memcpy(e->state[DT__STATE_AVERAGE], e->params, 4 * (size_t)e->net.param_floats);
     return result;
 }
 
@@ -11332,6 +11603,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (r->dropout > 0.0f) r->model.dropout = r->dropout;
     result = dt__check_model(&r->model);
     if (!result) result = dt__check_batch(r, dt_comm_size(t->comm));
+    if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt_data_open(&t->data, r->data, r->sequence, (double)r->validation);
     if (result) return result;
@@ -11378,7 +11650,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__program_close(&t->e.program);
     dt__net_close(&t->e.net);
     dt__net_close(&t->one);
-    dt__free(t->e.mean);
+    for (int i = 0; i < DT__STATE_COUNT; i++) dt__free(t->e.state[i]);
     dt__free(t->e.saved);
     dt__free(t->e.sums);
     dt__free(t->e.env.rng);
@@ -11498,7 +11770,7 @@ static const float *dt__logits(dt_trainer *t, const int32_t *tokens, const int32
         const dt__built *seg = &net->segments[s];
         dt__bind b;
         memset(&b, 0, sizeof b);
-        b.params = t->e.params;
+        b.params = dt__engine_weights(&t->e, &env);
         b.param = seg->param;
         b.at[DT__AT_SAVED] = saved;
         b.at[DT__AT_TEMP] = t->one_memory + net->saved + net->boundary;
@@ -11563,17 +11835,25 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     return DT_OK;
 }
 
+/* Adds one array, parameter by parameter; `bytes` are those of 256 weights. */
+static void dt__hash_array(dt_trainer *t, dt__sha256 *h, const void *array, int64_t bytes)
+{
+    for (int32_t i = 0; i < t->e.net.param_count; i++) {
+        const dt__net_param *p = &t->e.net.params[i];
+        const char *from = (const char *)array + p->offset / DT__MOMENT_BLOCK * bytes;
+        int64_t units = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1; /* weights that share a number */
+        dt__sha256_add(h, from, dt__ceil_div(p->count, units) * bytes * units / DT__MOMENT_BLOCK);
+        dt__comm_tick(t->comm);
+    }
+}
+
 DT_API const char *dt_trainer_hash(dt_trainer *t)
 {
-    const float *of[3];
     dt__sha256 h;
-    of[0] = t->e.params, of[1] = t->e.mean, of[2] = t->e.var;
     dt__sha256_begin(&h);
-    for (int k = 0; k < 3; k++)
-        for (int32_t i = 0; i < t->e.net.param_count; i++) {
-            dt__sha256_add(&h, of[k] + t->e.net.params[i].offset, 4 * t->e.net.params[i].count);
-            dt__comm_tick(t->comm);
-        }
+    dt__hash_array(t, &h, t->e.params, 4 * DT__MOMENT_BLOCK);
+    for (int i = 0; i < DT__STATE_COUNT; i++)
+        if (t->e.state[i]) dt__hash_array(t, &h, t->e.state[i], dt__state_bytes(&t->recipe, i));
     dt__sha256_end(&h, t->hash);
     return t->hash;
 }
@@ -11695,7 +11975,11 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 
 #if defined(__clang__)
 #pragma clang diagnostic pop
+#if defined(__x86_64__)
 #pragma float_control(pop)
+#else
+#pragma STDC FP_CONTRACT DEFAULT
+#endif
 #else
 #pragma GCC diagnostic pop
 #pragma GCC pop_options

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the golden files of the tests with PyTorch, or compares them with it.
 
-    python3 make_golden.py DIR            write DIR/gpt2_tiny, ops, reduce and elementwise (.safetensors)
+    python3 make_golden.py DIR            write the files named below into DIR
     python3 make_golden.py --check DIR    compute again and compare with the files in DIR
 
 The committed files were made with torch 1.13.1 on a CPU. Inputs are random float32 numbers; everything is computed in
@@ -24,6 +24,10 @@ constant. In float32 it is rounding noise, which AdamW blows up to a visible ste
 ops.safetensors, reduce.safetensors, nn.safetensors and elementwise.safetensors, for a case named N: N.<input>, N.out, a
 random N.w shaped like N.out, and N.grad.<input>, the gradients of sum(out * w); what has no gradient has no N.grad. OPS,
 REDUCE, nn_cases and ELEMENTWISE below say what each computes; nn.safetensors also holds the cases' windows.
+
+optim.safetensors: w (7,90), a gradient of each step g1, g2, g3 like it, rate (3), and for a case named N the weights
+N.step1 to N.step3. OPTIMIZERS below lists the cases; those that torch does not have are computed with NumPy from their
+papers' formulas.
 """
 import argparse
 import json
@@ -33,6 +37,7 @@ import random
 import struct
 import sys
 
+import numpy
 import torch
 import torch.nn.functional as F
 
@@ -474,11 +479,93 @@ def make_nn():
     return {**{name: torch.tensor(value, dtype=torch.int64) for name, value in config.items()}, **out}
 
 
+# ---- optimizers --------------------------------------------------------------------------------
+
+OPTIMIZERS = {  # weight decay 0.1, betas 0.9 and 0.95 (Lion 0.99), epsilon 1e-8
+    "sgd": lambda p: torch.optim.SGD(p, 1.0, weight_decay=DECAY),
+    "momentum": lambda p: torch.optim.SGD(p, 1.0, momentum=0.9, weight_decay=DECAY),
+    "nesterov": lambda p: torch.optim.SGD(p, 1.0, momentum=0.9, weight_decay=DECAY, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, 1.0, BETAS, EPS, weight_decay=DECAY),
+    "adamw": lambda p: torch.optim.AdamW(p, 1.0, BETAS, EPS, weight_decay=DECAY),
+    "lion": None,
+    "adamw8": None,
+}
+
+
+def torch_steps(make, w, gradients, rates):
+    p = w.clone().requires_grad_()
+    optimizer = make([p])
+    for g, rate in zip(gradients, rates):
+        p.grad = g.clone()
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        yield p.detach().clone()
+
+
+def lion_steps(w, gradients, rates):
+    """Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", program 2."""
+    w, m = w.numpy().copy(), 0.0
+    for g, rate in zip(gradients, rates):
+        g = g.numpy()
+        w = w - rate * (numpy.sign(0.9 * m + 0.1 * g) + DECAY * w)
+        m = 0.99 * m + 0.01 * g
+        yield torch.from_numpy(w)
+
+
+def in_8_bits(x, bits):
+    """x as it is after it was stored: per block of 256 a share of the largest, as a float of 4 bits of exponent and
+    `bits` of fraction, from 2^(-14 - bits) to 2 - 2^-bits. An unsigned one (4) never becomes 0."""
+    flat, top = x.reshape(-1).copy(), 2.0 - 2.0 ** -bits
+    for i in range(0, flat.size, 256):
+        block = flat[i:i + 256]
+        scale = abs(block).max() / top
+        share = abs(block) / scale
+        exponent = numpy.maximum(numpy.floor(numpy.log2(numpy.maximum(share, 1e-30))), -14)
+        share = numpy.rint(share * 2.0 ** (bits - exponent)) * 2.0 ** (exponent - bits)
+        if bits == 4:
+            share = numpy.where(block > 0, numpy.maximum(share, 2.0 ** (-14 - bits)), 0)
+        flat[i:i + 256] = numpy.sign(block) * share * scale
+    return flat.reshape(x.shape)
+
+
+def adamw8_steps(w, gradients, rates):
+    """AdamW (Loshchilov and Hutter 2019), algorithm 2, with m and sqrt(v) stored in 8 bits between steps."""
+    w = w.numpy().copy()
+    m, root = numpy.zeros_like(w), numpy.zeros_like(w)
+    for t, (g, rate) in enumerate(zip(gradients, rates), 1):
+        g = g.numpy()
+        m = BETAS[0] * m + (1 - BETAS[0]) * g
+        v = BETAS[1] * root ** 2 + (1 - BETAS[1]) * g ** 2
+        w = w * (1 - rate * DECAY) - rate * (m / (1 - BETAS[0] ** t)) / (numpy.sqrt(v / (1 - BETAS[1] ** t)) + EPS)
+        m, root = in_8_bits(m, 3), in_8_bits(numpy.sqrt(v), 4)
+        yield torch.from_numpy(w)
+
+
+def make_optim():
+    source = Source(11)
+    w = source.uniform((7, 90))
+    # some gradients are so small beside the largest of their block that 8 bits hardly hold them, some are zero
+    sizes = 10.0 ** (-4.0 * source.uniform((7, 90), 0.5, 0.5))
+    sizes[2, 5:9] = 0.0
+    gradients = [(source.uniform((7, 90)) * sizes).float().double() for _ in LEARNING_RATES]
+    rates = [10.0 * rate for rate in LEARNING_RATES]
+    out = {"w": w, "rate": torch.tensor(rates, dtype=torch.float64)}
+    out.update({f"g{step}": g for step, g in enumerate(gradients, 1)})
+    for name, make in OPTIMIZERS.items():
+        if make:
+            steps = torch_steps(make, w, gradients, rates)
+        else:
+            steps = (lion_steps if name == "lion" else adamw8_steps)(w, gradients, rates)
+        out.update({f"{name}.step{step}": result for step, result in enumerate(steps, 1)})
+    return out
+
+
 # ---- the program -------------------------------------------------------------------------------
 
 FILES = {"gpt2_tiny.safetensors": make_gpt2, "ops.safetensors": lambda: make_cases(op_cases, 7),
          "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
-         "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11)}
+         "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11),
+         "optim.safetensors": make_optim}
 
 
 def differences(old, new):

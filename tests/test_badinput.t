@@ -87,6 +87,11 @@ my @cases = (
     ['not a whole number', "$data --batch eight", 2, qr/--batch: 'eight' is not a whole number/],
     ['not a number', "$data --learning-rate fast", 2, qr/--learning-rate: 'fast' is not a number/],
     ['not one of the words', "$data --schedule square", 2, qr/'square' is not one of constant,cosine,linear,wsd/],
+    ['unknown optimizer', "$data --optimizer adamax", 2, qr/'adamax' is not one of adamw,adam,sgd,lion,adamw8/],
+    ['momentum without SGD', "$data --momentum 0.9", 2, qr/--momentum and --nesterov belong to --optimizer sgd/],
+    ['Nesterov without momentum', "$data --optimizer sgd --nesterov", 2, qr/--nesterov looks ahead.*set --momentum/],
+    ['average that never moves', "$data --ema 1", 2, qr/--ema 1: they lie in \[0, 1\)/],
+    ['evaluating an average that is not there', "$data --evaluate-ema", 2, qr/--evaluate-ema: there is no average.*set --ema/],
     ['a word instead of a file', 'nowhere.txt', 1, qr/nowhere\.txt.*check the name/],
 );
 for my $case (@cases) {

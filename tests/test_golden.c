@@ -25,7 +25,6 @@ static void open_engine(void)
     recipe.beta1 = 0.9f, recipe.beta2 = 0.95f, recipe.epsilon = 1e-8f;
     recipe.weight_decay = decay ? *decay : 0.1f;
     e.recipe = &recipe;
-    e.adamw.power1 = e.adamw.power2 = 1.0;
     if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_init(&e.comm, NULL, NULL) || dt__net_open(n, m, B, T) ||
         dt__pool_reserve(e.pool, dt__net_scratch(n, e.k)) || dt__program_open(&e.program, n, 0, 1, 1, DT_SHARD, 1000))
         tap_bail("%s", dt_last_error());
@@ -33,12 +32,10 @@ static void open_engine(void)
     e.env.pool = e.pool;
     e.set_floats = n->slot_floats;
     e.params = (float *)dt__alloc(4 * n->param_floats, "weights");
-    e.mean = (float *)dt__alloc(8 * n->param_floats, "moments");
     e.sets = (float *)dt__alloc(4 * n->slot_floats, "gradients");
     e.sums = (float *)dt__alloc(4 * n->slot_floats / DT__BLOCK, "sums");
     e.saved = (float *)dt__alloc(4 * (n->saved + n->boundary + n->temp + 2 * n->widest), "activations");
-    if (!e.params || !e.mean || !e.sets || !e.sums || !e.saved) tap_bail("no memory");
-    e.var = e.mean + n->param_floats;
+    if (!e.params || !e.sets || !e.sums || !e.saved || dt__engine_state(&e)) tap_bail("no memory");
     e.boundary = e.saved + n->saved;
     e.temp = e.boundary + n->boundary;
     e.gradient[0] = e.temp + n->temp;
@@ -51,7 +48,8 @@ static void close_engine(void)
 {
     dt__program_close(&e.program);
     dt__net_close(&e.net);
-    dt__free(e.params), dt__free(e.mean), dt__free(e.sets), dt__free(e.sums), dt__free(e.saved);
+    for (int i = 0; i < DT__STATE_COUNT; i++) dt__free(e.state[i]);
+    dt__free(e.params), dt__free(e.sets), dt__free(e.sums), dt__free(e.saved);
     dt__pool_close(&e.pool);
     dt_comm_free(&e.comm);
 }

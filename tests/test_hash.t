@@ -22,6 +22,10 @@ my %recipe = (
     dropout => '--batch 8 --sequence 32 --steps 3 --dropout 0.1',
     shard => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation shard',
     each => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation each',
+    adam => '--batch 8 --sequence 16 --steps 3 --optimizer adam --clip-value 0.01',
+    sgd => '--batch 8 --sequence 16 --steps 3 --optimizer sgd --learning-rate 0.3 --momentum 0.9 --nesterov --ema 0.9',
+    lion => '--batch 8 --sequence 16 --steps 3 --optimizer lion --learning-rate 3e-4 --beta2 0.99',
+    adamw8 => '--batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
 );
 my $golden = "$root/tests/golden/hash.txt";
 my %want = map { split } grep { /^\w+ [0-9a-f]{64}$/ } split /\n/, slurp($golden);
@@ -70,7 +74,15 @@ for my $name (qw(dropout shard each)) {
     same($name, $_->[0], $name, $_->[1]) for @some;
     same($name, 'small buckets', $name, "$several --threads 1 --bucket 5000");
 }
-is(scalar(keys %{{ map { $_ => 1 } values %want }}), 4, 'four recipes, four hashes: another recipe is another result');
+is(scalar(keys %{{ map { $_ => 1 } values %want }}), scalar(keys %recipe), 'every recipe has a hash of its own: another recipe is another result');
+
+# ---- optimizers ----
+
+for my $name (qw(adam sgd lion adamw8)) {
+    my @some = full() ? @layouts : grep { $_->[0] =~ /^(1 rank|[23] .*, 1)/ } @layouts;
+    same($name, $_->[0], $name, $_->[1]) for @some;
+    same($name, "$_ kernels", $name, $several, "DT_ISA=$_") for @$isas;
+}
 
 # ---- instruction sets ----
 

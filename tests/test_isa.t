@@ -1,7 +1,7 @@
 #!/usr/bin/env perl
 # Instruction sets that this processor may lack (R5, R15): the trainer is built for aarch64 and run under qemu-user, with
 # NEON and without, and with ranks of both architectures in one job; and x86-64 without fused multiply-add. All
-# reach the hash of golden/hash.txt. With DT_FULL=1 also the tests of kernels and numerics run on aarch64.
+# reach the hash of golden/hash.txt. With DT_FULL=1 also the tests of kernels, numerics and optimizers run on aarch64.
 use strict;
 use warnings;
 use FindBin;
@@ -86,7 +86,8 @@ C
     build('the supervisor of emulated ranks', "$cc -std=gnu11 -O0 -DDT_DEBUG -I$root start.c -o start -lm -lpthread") or skip 'no program', 1;
     same('aarch64, NEON, 2 ranks as processes', 'base', './start ./arm -', '--ranks 2 --threads 1') if full();
     same('one job of 3 ranks as processes: native, aarch64, native', 'base', './start ./arm ' . trainer(), '--ranks 3 --threads 1');
-    for my $name (full() ? qw(kernels numerics) : ()) {
+    symlink "$root/tests/golden", "$tmp/golden";
+    for my $name (full() ? qw(kernels numerics optim) : ()) {
         build("test_$name for aarch64: no warning", "$cross -std=gnu11 -O2 -static $warnings -I$root/tests $root/tests/test_$name.c -o $name -lm -lpthread") or next;
         my ($status, $out, $err) = run(3600, "DT_FULL= $qemu ./$name");
         ok(!$status && $out =~ /^1\.\.\d+/m && $out !~ /^not ok/m, "test_$name under $qemu") or diag("status $status\n$out$err");
