@@ -573,12 +573,12 @@ static void matmul_case(int ta, int tb, int lead, int shared, int64_t m, int64_t
 static void real_matmul_any(const op_case *c, double *const *in, double *out)
 {
     dt_shape a = c->shape[0], b = c->shape[1], y = c->out;
-    int ta = (int)c->i[0], tb = (int)c->i[1], row = a.dims == 1, column = b.dims == 1;
+    int ta = (int)c->i[0], tb = (int)c->i[1];
     int64_t m, n, k;
-    if (row) a = dt_shape2(1, a.n[0]), ta = 0, y.n[y.dims] = y.n[y.dims - 1], y.n[y.dims ? y.dims - 1 : 0] = 1, y.dims++;
-    if (column) b = dt_shape2(b.n[0], 1), tb = 0, y.n[y.dims++] = 1;
+    if (a.dims == 1) a = dt_shape2(1, a.n[0]), ta = 0;
+    if (b.dims == 1) b = dt_shape2(b.n[0], 1), tb = 0;
     m = a.n[a.dims - 2 + ta], k = a.n[a.dims - 1 - ta], n = b.n[b.dims - 1 - tb];
-    y.dims = a.dims > b.dims ? a.dims - 2 : b.dims - 2;
+    y.dims = a.dims > b.dims ? a.dims - 2 : b.dims - 2; /* the leading axes */
     a.dims -= 2, b.dims -= 2;
     for (int64_t i = 0; i < count(&y); i++) {
         int64_t at[DT_MAX_DIMS];
