@@ -796,9 +796,9 @@ static void test_attend(void)
 /* i: heads, offset, scaled. */
 static const dt_rope_scaling llama3 = { 8.0, 1.0, 4.0, 8192 };
 static dt_tensor build_rope(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_rope(g, in[0], c->i[0], (double)c->f, c->i[1], c->i[2] ? &llama3 : NULL); }
-static double rope_frequency(const op_case *c, int64_t pair, int64_t d)
+static double rope_frequency(const op_case *c, int64_t which, int64_t d)
 {
-    double f = pow((double)c->f, -2.0 * (double)pair / (double)d), wave = 2.0 * 3.14159265358979323846 / f, smooth;
+    double f = pow((double)c->f, -2.0 * (double)which / (double)d), wave = 2.0 * 3.14159265358979323846 / f, smooth;
     if (!c->i[2] || wave < 8192.0 / 4.0) return f;
     if (wave > 8192.0 / 1.0) return f / 8.0;
     smooth = (8192.0 / wave - 1.0) / (4.0 - 1.0);
