@@ -31,7 +31,7 @@
  *
  * CONTENTS (search for the names)
  *     H1  base: results, memory, threads                H10 optimizer and schedules
- *     H2  numerics: Philox, exact math, SHA-256         H11 data
+ *     H2  numerics: Philox, exact math, SHA-256         H11 data, tokenizers
  *     H3  kernels                                       H12 probes
  *     H5  devices: CPU                                  H13 transports and collectives
  *     H6  tensors and graph                             H15 mesh, layout, step programs, executor
@@ -461,6 +461,7 @@ typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_o
 typedef struct dt_recipe {
     dt_model model;
     const char *data;            /* file, comma list or pattern of text files or .bin token shards (H11) */
+    const char *tokenizer;       /* directory or file of the tokenizer of a text, and of samples; NULL: bytes (H11) */
     int64_t steps;               /* optimizer steps */
     int64_t batch;               /* sequences per step */
     int64_t micro_batch;         /* sequences per micro-batch, divides batch; 0: batch */
@@ -496,7 +497,60 @@ DT_API double dt_optimizer_bytes(const dt_recipe *recipe);
  * final + (1-final)(1 + cos(pi x))/2 with x from 0 after warm-up to 1 at the end (Loshchilov and Hutter 2017). */
 DT_API float dt_learning_rate(const dt_recipe *recipe, int64_t step);
 
-/* ---- H11  data ----------------------------------------------------------------------------- */
+/* ---- H11  data, tokenizers ------------------------------------------------------------------ */
+
+/* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
+ * bytes of each are merged pair by pair, the pair of the lowest rank first, the leftmost of equals. Read-only once
+ * open: any number of threads may use it at the same time; one thread opens and closes it. */
+typedef struct dt_tokenizer dt_tokenizer;
+
+/* How text is cut into pre-tokens, by the classes of Unicode 14.0 (L letters, N numbers, white space). A byte that is
+ * no part of well-formed UTF-8 counts as one character of no class.
+ * GPT2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+ * LLAMA3: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
+ *         \s+(?!\S)|\s+ */
+typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3 } dt_pretokens;
+
+/* Opens a directory that holds tokenizer.json (taken first), or vocab.json and merges.txt; or one such .json file, the
+ * merges.txt of a vocab.json beside it. vocab.json means the rule GPT2; its entries that are longer than a byte and
+ * made by no merge are special tokens. tokenizer.json is the format of Hugging Face: a BPE model, no normalizer, the
+ * pre-tokenizer ByteLevel (GPT2) or Split by one of the rules and ByteLevel; its post-processor and decoder are not
+ * read: encoding adds no tokens. Up to 1048576 ids. *t is NULL on errors; DT_E_FILE: cannot be read; DT_E_DATA:
+ * damaged, with line and byte, or of a kind that is not supported. Close with dt_tokenizer_close(). */
+DT_API dt_result dt_tokenizer_open(dt_tokenizer **t, const char *path);
+/* Learns a vocabulary of up to `vocabulary` ids from texts, named as in dt_data_open(): ids 0..255 are the bytes in
+ * the order of GPT-2, then the special tokens (a list that ends with NULL, or NULL; 2 or more printable ASCII
+ * characters each; where they stand in the text, nothing is learned), then one id per merge. The next merge is the
+ * pair with the highest count; of equal counts the one with the smallest left id, then right id. Pairs that occur once
+ * are not merged: a short text gives fewer ids. Memory grows with the different pre-tokens, about 80 bytes for each of
+ * their bytes. */
+DT_API dt_result dt_tokenizer_train(dt_tokenizer **t, const char *path, int64_t vocabulary, dt_pretokens rule,
+                                    const char *const *special);
+/* Also sets *t to NULL; a NULL *t is fine. */
+DT_API void dt_tokenizer_close(dt_tokenizer **t);
+/* Writes tokenizer.json, vocab.json and merges.txt into a directory, which is made when it is missing; they appear
+ * when all are complete. vocab.json and merges.txt do not tell the rule: only tokenizer.json keeps LLAMA3. */
+DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder);
+
+/* The largest id + 1. */
+DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t);
+/* The bytes of a token, not ended by a NUL, and how many; NULL when there is no such id. */
+DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t *bytes);
+/* The id of the token with exactly these bytes, a special one first, such as "<|endoftext|>"; -1: none. */
+DT_API int64_t dt_tokenizer_find(const dt_tokenizer *t, const void *bytes, int64_t count);
+/* Number of merges, and the two ids that merge `rank` (0 first) joins; 0 when there is no such merge. */
+DT_API int64_t dt_tokenizer_merges(const dt_tokenizer *t);
+DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right);
+
+/* Ids of a text. `ids` has room for `bytes` of them; *count becomes their number. special 1: special tokens in the
+ * text become their ids; 0: they are text like any other. (Added tokens that are not special always become ids.) Takes
+ * n log n for the longest pre-token of n bytes. */
+DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, int64_t bytes, int special, int32_t *ids,
+                                     int64_t *count);
+/* The text of `count` ids; *bytes becomes its length. text NULL only counts. Decoding what was encoded gives the same
+ * bytes, whatever they were. DT_E_DATA: an id that is not in the vocabulary. */
+DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, int64_t count, char *text,
+                                     int64_t *bytes);
 
 /* A source of training sequences. It is read-only once open, so any number of threads may use it at the same time;
  * one thread opens and closes it. The files are memory-mapped: do not shorten them meanwhile. */
@@ -512,6 +566,11 @@ typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
  * if it is not 0, both parts must hold at least one sequence.
  * DT_E_FILE: cannot be read; DT_E_DATA: too short or damaged; *d is then NULL. Close with dt_data_close(). */
 DT_API dt_result dt_data_open(dt_data **d, const char *path, int64_t sequence, double validation_fraction);
+/* The same for a text that is encoded when it is opened, with its special tokens; token ids are taken as they are. The
+ * ids stay in memory: 2 bytes each, 4 when the vocabulary is above 65536. It takes seconds per 10 MB and rank: turn a
+ * large text into .bin shards by dt_data_tokenize(). NULL for t: as dt_data_open(). d does not need t later. */
+DT_API dt_result dt_data_open_tokenized(dt_data **d, const char *path, const dt_tokenizer *t, int64_t sequence,
+                                        double validation_fraction);
 /* Also sets *d to NULL; a NULL *d is fine. */
 DT_API void dt_data_close(dt_data **d);
 
@@ -519,7 +578,8 @@ DT_API void dt_data_close(dt_data **d);
 DT_API int64_t dt_data_samples(const dt_data *d, dt_split split);
 /* Tokens in a split. */
 DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split);
-/* The smallest vocabulary that holds every token: 256 for bytes. For token ids it reads all of them: ask once. */
+/* The smallest vocabulary that holds every token: 256 for bytes, its tokenizer's size for a text that was encoded. For
+ * token ids it reads all of them: ask once. */
 DT_API int64_t dt_data_vocabulary(const dt_data *d);
 
 /* The training sample at place `global_index` >= 0 (step * batch + i) of an endless run: each epoch visits every
@@ -532,6 +592,14 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
 /* Writes a text of exactly `bytes` bytes, English-like sentences of a small grammar decided by `seed`, for a machine
  * that has no text. The file appears under its name only when it is complete. */
 DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed);
+
+/* Encodes texts, named as in dt_data_open(), into .bin files of `shard_tokens` ids each, the last one with the rest:
+ * "NAME_000000.bin", "NAME_000001.bin" .. for an output NAME.bin; 0: all into `output`. special as in
+ * dt_tokenizer_encode(); each text is encoded by itself, and nothing is added between two. The files
+ * appear when all are complete; *tokens becomes the number of ids (may be NULL). DT_E_DATA: the vocabulary is above
+ * 65536, or a file gets more than 2^31 - 1 ids. */
+DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
+                                  int special, int64_t *tokens);
 
 /* ---- H13  ranks and collectives ------------------------------------------------------------
  *     dt_comm *c = NULL;
@@ -614,7 +682,7 @@ typedef struct dt_layout {
     int64_t eval_every;   /* steps between validations; 0: only at the end */
     int64_t eval_batches; /* batches per validation; 0: the whole validation part */
     int64_t sample_every; /* steps between text samples; 0: only at the end */
-    int64_t sample_length; /* tokens per sample; 0, or a model without logits of the next token: no samples */
+    int64_t sample_length; /* bytes per sample; 0, or a model without logits of the next token: no samples */
     const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
@@ -685,7 +753,8 @@ DT_API int dt_is_root(const dt_trainer *t);
 DT_API const char *dt_trainer_hash(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all), in nats per token. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
-/* Continues `prompt` by `count` tokens drawn at `temperature` (byte vocabularies); text has room for count + 1 bytes.
+/* Continues `prompt` by `count` bytes of tokens drawn at `temperature`: the recipe's tokenizer's, the last one cut, or
+ * bytes of a byte vocabulary; text has room for count + 1 bytes.
  * Deterministic by the recipe's seed and the step. Any rank alone may call it; layout.sample_length must not be 0. The
  * text may hold bytes 0, which an untrained model draws: count tells its length. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text);
@@ -891,6 +960,21 @@ static void dt__free(void *p)
     if (!p) return;
     memcpy(&raw, (char *)p - sizeof(void *), sizeof raw);
     DT_FREE(raw);
+}
+
+/* Makes room for `wanted` items in a growing list, whose first `used` are kept; 0 without memory. New ones are zero. */
+static int dt__reserve(void **list, int64_t used, int64_t *room, int64_t wanted, int64_t item, const char *what)
+{
+    int64_t bigger = dt__max(dt__max(wanted, 2 * *room), 64);
+    void *memory;
+    if (wanted <= *room) return 1;
+    memory = dt__alloc(bigger * item, what);
+    if (!memory) return 0;
+    if (used) memcpy(memory, *list, (size_t)(used * item));
+    dt__free(*list);
+    *list = memory;
+    *room = bigger;
+    return 1;
 }
 
 /* Flush-to-zero and rounding mode belong to the process (linking one -ffast-math object sets FTZ for all of it), so
@@ -4263,15 +4347,9 @@ DT_API dt_result dt_graph_result(const dt_graph *g)
 
 static int dt__grow(void **list, int32_t count, int32_t *capacity, size_t item)
 {
-    int32_t wanted = *capacity ? 2 * *capacity : 64;
-    void *bigger;
-    if (count < *capacity) return 1;
-    bigger = dt__alloc((int64_t)item * wanted, "a graph");
-    if (!bigger) return 0;
-    if (*list) memcpy(bigger, *list, item * (size_t)count);
-    dt__free(*list);
-    *list = bigger;
-    *capacity = wanted;
+    int64_t room = *capacity;
+    if (!dt__reserve(list, count, &room, count + 1, (int64_t)item, "a graph")) return 0;
+    *capacity = (int32_t)room;
     return 1;
 }
 
@@ -8005,8 +8083,1872 @@ static float dt__sum_squares(const dt__kernels *k, dt_pool *pool, const float *x
 }
 
 /* ============================================================================================
- * H11  data
+ * H11  data, tokenizers
  * ========================================================================================= */
+
+/* ---- files --------------------------------------------------------------------------------- */
+
+/* Maps a whole plain file, read-only; *map stays NULL for an empty one. munmap() gives it back. */
+static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
+{
+    struct stat info;
+    int file;
+    *map = NULL;
+    if (stat(path, &info)) return dt__error(DT_E_FILE, "cannot find %s (%s): check the name", path, strerror(errno));
+    if (S_ISDIR(info.st_mode))
+        return dt__error(DT_E_FILE, "%s is a directory: name a file in it, or use the pattern %s/*", path, path);
+    if (!S_ISREG(info.st_mode)) /* before open(), which would wait for the other end of a FIFO */
+        return dt__error(DT_E_FILE, "%s is a pipe or a device, but it is read in any order: copy it to a file", path);
+    *bytes = info.st_size;
+    if (!*bytes) return DT_OK;
+    file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return dt__error(DT_E_FILE, "cannot read %s (%s): check its permissions", path, strerror(errno));
+    *map = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_SHARED, file, 0);
+    close(file);
+    if (*map != MAP_FAILED) return DT_OK;
+    *map = NULL;
+    return dt__error(DT_E_FILE, "cannot map %s (%s): copy it to a local disk", path, strerror(errno));
+}
+
+/* A file that appears under its name only when it is complete: open, write, end, publish. After an error of open or
+ * end nothing is left; dt__draft_drop() gives up one that was ended and not published. */
+typedef struct dt__draft {
+    FILE *file;
+    char name[PATH_MAX]; /* while it is written */
+} dt__draft;
+
+static dt_result dt__draft_open(dt__draft *d, const char *path)
+{
+    /* process and place: ranks that are threads write different files, too */
+    if ((size_t)snprintf(d->name, sizeof d->name, "%s.%ld.%p.tmp", path, (long)getpid(), (void *)d) >= sizeof d->name)
+        return dt__error(DT_E_FILE, "the file name %.60s... is too long: use a shorter one", path);
+    d->file = fopen(d->name, "wb");
+    if (d->file) return DT_OK;
+    return dt__error(DT_E_FILE, "cannot create %s (%s): choose another directory", d->name, strerror(errno));
+}
+
+static dt_result dt__draft_failed(const dt__draft *d, const char *path, int why)
+{
+    unlink(d->name);
+    return dt__error(DT_E_FILE, "cannot write %s (%s): free some space or choose another place", path, strerror(why));
+}
+
+static void dt__draft_drop(dt__draft *d)
+{
+    if (d->file) fclose(d->file);
+    d->file = NULL;
+    unlink(d->name);
+}
+
+/* To the disk, and closed. */
+static dt_result dt__draft_end(dt__draft *d, const char *path)
+{
+    int fine, why;
+    fine = !ferror(d->file) && !fflush(d->file) && !fsync(fileno(d->file));
+    why = errno;
+    if (fclose(d->file) && fine) {
+        fine = 0;
+        why = errno;
+    }
+    d->file = NULL;
+    return fine ? DT_OK : dt__draft_failed(d, path, why);
+}
+
+static dt_result dt__draft_publish(dt__draft *d, const char *path)
+{
+    return rename(d->name, path) ? dt__draft_failed(d, path, errno) : DT_OK;
+}
+
+static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* Appends the files that a name or pattern stands for. A pattern without a match stays as it is: opening it then says
+ * that it is missing. glob() would sort by the locale, and the order of shards decides bits. */
+static int dt__names_add(glob_t *names, const char *pattern)
+{
+    size_t old = names->gl_pathc;
+    if (glob(pattern, GLOB_NOSORT | GLOB_NOCHECK | (old ? GLOB_APPEND : 0), NULL, names)) return 0;
+    qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
+    return 1;
+}
+
+/* The files of a list. On success the caller frees them with globfree(). */
+static dt_result dt__names_list(glob_t *names, const char *path)
+{
+    int64_t size = (int64_t)strlen(path) + 1;
+    char *list = (char *)dt__alloc(size, "a list of file names"), *name, *comma;
+    int fine = 1;
+    if (!list) return DT_E_MEMORY;
+    memset(names, 0, sizeof *names);
+    memcpy(list, path, (size_t)size);
+    for (name = list; name && fine; name = comma) {
+        comma = access(path, F_OK) ? strchr(name, ',') : NULL; /* a file may have a comma in its name */
+        if (comma) *comma++ = 0;
+        if (*name) fine = dt__names_add(names, name);
+    }
+    dt__free(list);
+    if (fine && names->gl_pathc) return DT_OK;
+    globfree(names);
+    return fine ? dt__error(DT_E_USAGE, "no file is named in \"%s\": give the name of a text", path)
+                : dt__error(DT_E_SYSTEM, "cannot look for %s: name the files one by one", path);
+}
+
+/* ---- JSON (RFC 8259), strictly -------------------------------------------------------------
+ * A cursor over a mapped text. Functions return 0 after an error, whose sentence has line and byte; the first error is
+ * kept, and later calls do nothing. Decoded strings are UTF-8 and may hold zero bytes. */
+
+enum { DT__JSON_DEPTH = 64 };
+
+typedef struct dt__json {
+    const char *path, *text;
+    int64_t bytes, at;
+    char *string; /* the last string, decoded; at least one byte of room is behind it */
+    int64_t length, room;
+    int depth;
+    dt_result result;
+} dt__json;
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static int dt__json_fail(dt__json *j, const char *format, ...)
+{
+    char what[512];
+    int64_t line = 1;
+    va_list args;
+    if (j->result) return 0;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    for (int64_t i = 0; i < j->at && i < j->bytes; i++) line += j->text[i] == '\n';
+    j->result = dt__error(DT_E_DATA, "%s, line %lld, byte %lld of the file: %s", j->path, (long long)line,
+                          (long long)j->at, what);
+    return 0;
+}
+
+static int dt__json_room(dt__json *j, int64_t more)
+{
+    if (dt__reserve((void **)&j->string, j->length, &j->room, j->length + more + 1, 1, "a string")) return 1;
+    j->result = DT_E_MEMORY;
+    return 0;
+}
+
+/* The next character that is no white space; 0 at the end. */
+static int dt__json_peek(dt__json *j)
+{
+    while (j->at < j->bytes && memchr(" \t\r\n", j->text[j->at], 4)) j->at++;
+    return j->at < j->bytes ? (unsigned char)j->text[j->at] : 0;
+}
+
+static int dt__json_take(dt__json *j, char c)
+{
+    if (j->result) return 0;
+    if (dt__json_peek(j) != c)
+        return dt__json_fail(j, "a '%c' is missing here: the file is cut or no JSON, copy it again", c);
+    j->at++;
+    return 1;
+}
+
+static int dt__json_enter(dt__json *j, char open)
+{
+    if (j->depth == DT__JSON_DEPTH)
+        return dt__json_fail(j, "more than %d brackets are open: no tokenizer needs that, copy the file again",
+                             (int)DT__JSON_DEPTH);
+    if (!dt__json_take(j, open)) return 0;
+    j->depth++;
+    return 1;
+}
+
+/* Is there another element? Takes the comma before it, or the closing bracket. *count is 0 before the first call. */
+static int dt__json_more(dt__json *j, char close, int64_t *count)
+{
+    if (j->result) return 0;
+    if (dt__json_peek(j) == close) {
+        j->at++;
+        j->depth--;
+        return 0;
+    }
+    return !(*count)++ || dt__json_take(j, ',');
+}
+
+/* The length of the well-formed UTF-8 sequence at p[0..n-1] and its code point (Unicode 14.0, table 3-7), or 0. */
+static int dt__utf8(const unsigned char *p, int64_t n, uint32_t *code)
+{
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    int length = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf8 ? 4 : 0;
+    if (!length || length > n) return 0;
+    *code = length == 1 ? p[0] : (uint32_t)p[0] & (0x7fu >> length);
+    for (int i = 1; i < length; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        *code = *code << 6 | (p[i] & 0x3fu);
+    }
+    return *code < least[length] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0 : length;
+}
+
+/* Writes 1 to 4 bytes and returns how many. */
+static int dt__utf8_put(uint32_t code, char *out)
+{
+    int length = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (int i = length - 1; i > 0; i--, code >>= 6) out[i] = (char)(unsigned char)(0x80 | (code & 0x3f));
+    out[0] = (char)(unsigned char)(length == 1 ? code : (0xf00u >> length & 0xf0u) | code);
+    return length;
+}
+
+/* Four hexadecimal digits. */
+static int dt__json_hex(dt__json *j, uint32_t *code)
+{
+    *code = 0;
+    for (int i = 0; i < 4; i++, j->at++) {
+        int c = j->at < j->bytes ? j->text[j->at] : 0, digit = -1;
+        if (c >= '0' && c <= '9') digit = c - '0';
+        else if (c >= 'a' && c <= 'f') digit = c - 'a' + 10;
+        else if (c >= 'A' && c <= 'F') digit = c - 'A' + 10;
+        if (digit < 0) return dt__json_fail(j, "\\u needs four hexadecimal digits: write the string again");
+        *code = *code << 4 | (uint32_t)digit;
+    }
+    return 1;
+}
+
+/* What stands behind a backslash; the cursor is on it. */
+static int dt__json_escape(dt__json *j)
+{
+    static const char name[] = "\"\\/bfnrt", value[] = "\"\\/\b\f\n\r\t";
+    int c = j->at < j->bytes ? j->text[j->at++] : 0;
+    const char *found = c ? strchr(name, c) : NULL;
+    uint32_t code = 0, low = 0;
+    if (found) return j->string[j->length++] = value[found - name], 1;
+    if (c != 'u') return dt__json_fail(j, "a backslash before something else than \"\\/bfnrtu: write the string again");
+    if (!dt__json_hex(j, &code)) return 0;
+    if (code >= 0xd800 && code < 0xdc00 && j->bytes - j->at >= 2 && !memcmp(j->text + j->at, "\\u", 2)) {
+        j->at += 2;
+        if (!dt__json_hex(j, &low)) return 0;
+        if (low >= 0xdc00 && low < 0xe000) code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    }
+    if (code >= 0xd800 && code < 0xe000)
+        return dt__json_fail(j, "half of a surrogate pair: write the character's two \\u escapes, or itself");
+    j->length += dt__utf8_put(code, j->string + j->length);
+    return 1;
+}
+
+/* A string, appended to what j->string holds. */
+static int dt__json_append(dt__json *j)
+{
+    if (!dt__json_take(j, '"')) return 0;
+    while (j->at < j->bytes && j->text[j->at] != '"') {
+        const unsigned char *p = (const unsigned char *)j->text + j->at;
+        uint32_t code;
+        int length = 1;
+        if (!dt__json_room(j, 4)) return 0;
+        if (*p == '\\') {
+            j->at++;
+            if (!dt__json_escape(j)) return 0;
+            continue;
+        }
+        if (*p < 0x20) return dt__json_fail(j, "a control character in a string: write it as \\u%04x", *p);
+        if (*p >= 0x80) length = dt__utf8(p, j->bytes - j->at, &code);
+        if (!length) return dt__json_fail(j, "a byte 0x%02x that is not UTF-8: save the file as UTF-8", *p);
+        memcpy(j->string + j->length, p, (size_t)length);
+        j->length += length;
+        j->at += length;
+    }
+    if (j->at == j->bytes) return dt__json_fail(j, "a string without an end: the file is cut, copy it again");
+    j->at++;
+    return dt__json_room(j, 0);
+}
+static int dt__json_string(dt__json *j)
+{
+    j->length = 0;
+    return dt__json_append(j);
+}
+static int dt__json_key(dt__json *j) { return dt__json_string(j) && dt__json_take(j, ':'); }
+
+static int dt__json_digits(dt__json *j)
+{
+    int64_t from = j->at;
+    while (j->at < j->bytes && j->text[j->at] >= '0' && j->text[j->at] <= '9') j->at++;
+    return j->at > from || dt__json_fail(j, "a digit is missing here: write the number again");
+}
+
+/* A number; *whole becomes its value, or -1 when it is negative, has a fraction or is beyond 10^15. */
+static int dt__json_number(dt__json *j, int64_t *whole)
+{
+    int64_t from, digits;
+    int plain;
+    dt__json_peek(j);
+    plain = j->at == j->bytes || j->text[j->at] != '-';
+    if (!plain) j->at++;
+    from = j->at;
+    if (!dt__json_digits(j)) return 0;
+    digits = j->at - from;
+    if (digits > 1 && j->text[from] == '0') return dt__json_fail(j, "a number that begins with 0: write it without");
+    *whole = plain && digits <= 15 ? 0 : -1;
+    for (int64_t i = from; i < j->at && *whole >= 0; i++) *whole = 10 * *whole + (j->text[i] - '0');
+    if (j->at < j->bytes && j->text[j->at] == '.') {
+        j->at++;
+        *whole = -1;
+        if (!dt__json_digits(j)) return 0;
+    }
+    if (j->at < j->bytes && (j->text[j->at] == 'e' || j->text[j->at] == 'E')) {
+        j->at++;
+        *whole = -1;
+        if (j->at < j->bytes && (j->text[j->at] == '+' || j->text[j->at] == '-')) j->at++;
+        return dt__json_digits(j);
+    }
+    return 1;
+}
+
+/* Takes the word true, false or null when it stands here. */
+static int dt__json_word(dt__json *j, const char *word)
+{
+    int64_t length = (int64_t)strlen(word);
+    dt__json_peek(j);
+    if (j->result || j->bytes - j->at < length || memcmp(j->text + j->at, word, (size_t)length)) return 0;
+    j->at += length;
+    return 1;
+}
+
+/* Any value, checked and left out. */
+static int dt__json_skip(dt__json *j)
+{
+    int64_t count = 0;
+    int c = dt__json_peek(j);
+    if (c == '"') return dt__json_string(j);
+    if (c == '{' || c == '[') {
+        if (!dt__json_enter(j, (char)c)) return 0;
+        while (dt__json_more(j, c == '{' ? '}' : ']', &count))
+            if ((c == '{' && !dt__json_key(j)) || !dt__json_skip(j)) return 0;
+        return !j->result;
+    }
+    if (c == '-' || (c >= '0' && c <= '9')) return dt__json_number(j, &count);
+    if (dt__json_word(j, "true") || dt__json_word(j, "false") || dt__json_word(j, "null")) return 1;
+    return dt__json_fail(j, "a value is missing here: the file is cut or no JSON, copy it again");
+}
+
+static int dt__json_is(const dt__json *j, const char *text)
+{
+    return j->length == (int64_t)strlen(text) && !memcmp(j->string, text, (size_t)j->length);
+}
+
+/* Walks an object and notes where the values of some keys begin, a list that ends with NULL; -1: there is none. */
+static int dt__json_members(dt__json *j, const char *const *key, int64_t *place)
+{
+    int64_t count = 0;
+    for (int i = 0; key[i]; i++) place[i] = -1;
+    if (!dt__json_enter(j, '{')) return 0;
+    while (dt__json_more(j, '}', &count)) {
+        int64_t *known = NULL;
+        if (!dt__json_key(j)) return 0;
+        for (int i = 0; key[i]; i++)
+            if (dt__json_is(j, key[i])) known = &place[i];
+        if (known && *known >= 0) return dt__json_fail(j, "\"%.40s\" stands here a second time: keep one", j->string);
+        dt__json_peek(j);
+        if (known) *known = j->at;
+        if (!dt__json_skip(j)) return 0;
+    }
+    return !j->result;
+}
+
+/* true or false at a place that dt__json_members() found, `missing` when there is none. */
+static int dt__json_flag(dt__json *j, int64_t place, int missing)
+{
+    if (place < 0 || j->result) return missing;
+    j->at = place;
+    if (dt__json_word(j, "true")) return 1;
+    if (!dt__json_word(j, "false")) dt__json_fail(j, "true or false is missing here: write one of them");
+    return 0;
+}
+
+/* Is there no value at the place, or null? */
+static int dt__json_absent(dt__json *j, int64_t place)
+{
+    if (place < 0) return 1;
+    j->at = place;
+    return dt__json_word(j, "null");
+}
+
+/* The string at a place; an empty one, and an error, when it is something else. */
+static const char *dt__json_text(dt__json *j, int64_t place, const char *what)
+{
+    if (place < 0) {
+        dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
+        return "";
+    }
+    j->at = place;
+    if (!dt__json_string(j)) return "";
+    j->string[j->length] = 0;
+    return j->string;
+}
+
+/* ---- classes of characters ------------------------------------------------------------------
+ * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (general categories L* and N*), from 0 on.
+ * A length is a number to the base 30, the leading digits as a to ~ (0 to 29), the last one as 0 to 9, A to T. */
+static const char dt__letters[] =
+    "c5Q6QbH1A1415N1b11p84CE57111e951224116113111K1cN1eJ8fG1b8216bBcBR44bFbDb521d911F272A321G11b0TcTB1Ob392415M419131"
+    "NP7B5O16HbCbSbO31I17AFG48222M17113431G1D213E2A186422M17121212b1411J3G9131M17121531I1F2N1B8222M17121531b0213F1H11"
+    "6331432111232333CM1bM8131N1G31Q32122b0148131N1A1531b1212F2H9131bB21G15383O65I3O191127bSbI12C7bS211151O111A129125"
+    "11L4b21c381b6R5dPbDK1G6443132734DC1Hb811512bD1l3142711142bB142b3142711142F1bR142c7b7GGcQ263uK2H1Q5cF687IDJEIED13"
+    "FbMb5141c7cT752b4115cAAb1bJb025BbE4QbON9bNcM1d3bHH8bOb0D2AbEQb6bB3Ab6297bD23bB41612315gCc4j8262b826281111111b12b"
+    "N1711331734264D5317dQ1D1GDdB1412A1135611111141B245541bM2c~DhJ6432Cb811512bQ71GN9717171717171717cK1pJ2bC5524cQ631"
+    "d0145bD1d4Hb2bIGr2hjMc4ysHc7bG2iT3GA2KbHGb12cAbJ92dD2c4521115OG13141NTbMEbKc263112BSANPT7bHS1G51AA51bBN318KN313b"
+    "K1132252111O32B73C6262697171bD1E6dPTmmCCN4bJjlMm62dGb87C5511A1D151112121dIb3m3Ic42bObACdQ51eFb6Q6QBcT36262623b5C"
+    "1Q1J121F2Eb4e3mTT3bJbHb2DK186b8Ab02b648bIf8Ib64b64bA8bMCB1F17121B1F1712c7kB9MA8O61bC19c96211bE12312NAN9b1c5J12AM"
+    "AQcAbQ62c41F4131TbCT3Tb581SRbOAMAJDIdKcDbPbLDbLDb6lIbC62cITA18MbCIbGLRNCbNbR221DbFb2PQb6T1218b531CbIE4L111b5I1Pc"
+    "O711141F1A7bHb88222M17121531I1C5f8bNI4K3b0bIK211g4bHbB4b6bIK1bTbDD1cBRb77g5bEdQc4b182128121OF111d482b9G111S1AbA7"
+    "1L1BbGJ1IcDiN91b7H1bJb0dM7121b8L1P6121b2E1kRJg91cJbaMhKgGc|Qd7FbfLeoTtDjrNsT7b1HcJHb0IbIG4b1L5JwSc4e8cF51c6Dc421"
+    "1SgyG8bl8bC9j|P417121jLbF3H48n6cqSdH5D397AgtKcP1cB122122241C11171c51428171S141511371lA2P1P1b11P1b11P1b11P1b11P18"
+    "cbEb1q1bFA7G1kLb0IbEbm8714121F1gHbTc871bk441R1211211A141111614111111312112111111111121124171414111A1H53151He|Abr"
+    "o0b2esD7hC2gm2Eij3dnDs2bu6foJ";
+static const char dt__numbers[] =
+    "bIAe025123bs1AeEAgIAnMAdSA46dIAdSAdSA26dKDdPA87dDAdE77JdJAd6AdSAcAKiSAcAAxTK~B3hTA6AMAk0Ae8BfFA6Ag2AcQAeEA6AbeQ1"
+    "366AgIbL25y6c0cIMv0b0bq51zR1P9E3lD4eIAb081Fb2Ab9FbcyGAg8AkK6f4Ab8AgIAMAcQAnGAxt0AqDbFCbRH2lBRb64T181eE5gMAbbC8P7"
+    "b99cF5M6fA22G2bGc49bM2b03cF5dE8O8bB7l06bIAjOb1f8AbC4dM7eEb0e8Ac0AeOA7KiBAlCAdSAmEAdCAdCCo0Jd3Az8ThHAcAArOLbfHdLt"
+    "{PAcQAeEA17{IN}pNKdIPbgTbKcsSAo2AbtF9e8A{BbT1314cGbF1Fbc2DdcRA";
+
+enum { DT__OTHER, DT__LETTER, DT__NUMBER, DT__SPACE };
+enum { DT__CODES = 0x110000 };
+
+static void dt__classes_run(uint8_t *map, uint32_t from, uint32_t to, int kind)
+{
+    for (uint32_t c = from; c < to; c++) map[c >> 2] = (uint8_t)(map[c >> 2] | kind << 2 * (c & 3));
+}
+
+static void dt__classes_unpack(uint8_t *map, const char *runs, int kind)
+{
+    uint32_t at = 0, length = 0;
+    int inside = 0;
+    for (; *runs; runs++) {
+        if (*runs >= 'a') {
+            length = 30 * (length + (uint32_t)(*runs - 'a'));
+            continue;
+        }
+        length += (uint32_t)(*runs >= 'A' ? *runs - 'A' + 10 : *runs - '0');
+        if (inside) dt__classes_run(map, at, at + length, kind);
+        at += length;
+        length = 0;
+        inside = !inside;
+    }
+}
+
+/* The class of every code point, two bits each; NULL without memory. */
+static uint8_t *dt__classes(void)
+{
+    static const uint32_t space[][2] = {{9, 14},          {32, 33},         {0x85, 0x86},     {0xa0, 0xa1},
+                                        {0x1680, 0x1681}, {0x2000, 0x200b}, {0x2028, 0x202a}, {0x202f, 0x2030},
+                                        {0x205f, 0x2060}, {0x3000, 0x3001}};
+    uint8_t *map = (uint8_t *)dt__alloc(DT__CODES / 4, "the classes of characters");
+    if (!map) return NULL;
+    dt__classes_unpack(map, dt__letters, DT__LETTER);
+    dt__classes_unpack(map, dt__numbers, DT__NUMBER);
+    for (size_t i = 0; i < sizeof space / sizeof *space; i++) dt__classes_run(map, space[i][0], space[i][1], DT__SPACE);
+    return map;
+}
+
+/* The class of the character at p[0..n-1], n at least 1, and its length. */
+static int dt__class_of(const uint8_t *map, const unsigned char *p, int64_t n, int *length)
+{
+    uint32_t code = 0;
+    *length = dt__utf8(p, n, &code);
+    if (!*length) return *length = 1, DT__OTHER;
+    return map[code >> 2] >> 2 * (code & 3) & 3;
+}
+
+/* Where the run of characters of one class that goes on at `at` ends. */
+static int64_t dt__class_end(const uint8_t *map, const unsigned char *p, int64_t at, int64_t n, int kind)
+{
+    int length;
+    while (at < n && dt__class_of(map, p + at, n - at, &length) == kind) at += length;
+    return at;
+}
+
+/* ---- pre-tokens ------------------------------------------------------------------------------ */
+
+/* The length of 's 't 're 've 'm 'll 'd, or 0. In any case: also in capitals, and with the long s (U+017F), which folds
+ * to s. */
+static int64_t dt__contraction(const unsigned char *p, int64_t n, int any_case)
+{
+    unsigned char a, b;
+    if (n < 2 || p[0] != '\'') return 0;
+    if (any_case && n >= 3 && p[1] == 0xc5 && p[2] == 0xbf) return 3;
+    a = p[1];
+    b = n >= 3 ? p[2] : 0;
+    if (any_case && a >= 'A' && a <= 'Z') a = (unsigned char)(a + 32);
+    if (any_case && b >= 'A' && b <= 'Z') b = (unsigned char)(b + 32);
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+    return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
+}
+
+/* White space at the beginning: up to its last line end where `lines`; else all of it at the end of the text, and all
+ * but the last character before something else, which takes that one when it can. */
+static int64_t dt__white_space(const uint8_t *map, const unsigned char *p, int64_t n, int lines)
+{
+    int64_t end = 0, last = 0, line = 0;
+    int length;
+    while (end < n && dt__class_of(map, p + end, n - end, &length) == DT__SPACE) {
+        last = end;
+        end += length;
+        if (lines && (p[last] == '\n' || p[last] == '\r')) line = end;
+    }
+    if (line) return line;
+    return end < n && last > 0 ? last : end;
+}
+
+/* The length of the first pre-token of p[0..n-1], n at least 1. */
+static int64_t dt__pretoken_gpt2(const uint8_t *map, const unsigned char *p, int64_t n)
+{
+    int64_t end = dt__contraction(p, n, 0), from = p[0] == ' ' && n > 1;
+    int length, kind = dt__class_of(map, p + from, n - from, &length);
+    if (end) return end;
+    return kind == DT__SPACE ? dt__white_space(map, p, n, 0) : dt__class_end(map, p, from, n, kind);
+}
+
+static int64_t dt__pretoken_llama3(const uint8_t *map, const unsigned char *p, int64_t n)
+{
+    int64_t end = dt__contraction(p, n, 1), from = p[0] == ' ' && n > 1;
+    int length, next, kind = dt__class_of(map, p, n, &length);
+    if (end) return end;
+    if (kind == DT__LETTER) return dt__class_end(map, p, 0, n, DT__LETTER);
+    if (kind == DT__NUMBER) {
+        for (int i = 0; i < 3 && end < n && dt__class_of(map, p + end, n - end, &length) == DT__NUMBER; i++)
+            end += length;
+        return end;
+    }
+    if (p[0] != '\r' && p[0] != '\n') { /* one character of any other kind goes with the letters behind it */
+        end = dt__class_end(map, p, length, n, DT__LETTER);
+        if (end > length) return end;
+    }
+    if (dt__class_of(map, p + from, n - from, &next) != DT__OTHER) return dt__white_space(map, p, n, 1);
+    end = dt__class_end(map, p, from, n, DT__OTHER);
+    while (end < n && (p[end] == '\r' || p[end] == '\n')) end++;
+    return end;
+}
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+/* From a 64-bit key to values of 1 and more: open addressing, at most half full, nothing is ever taken out. */
+typedef struct dt__entry {
+    uint64_t key;
+    int64_t value; /* 0: free */
+} dt__entry;
+typedef struct dt__map {
+    dt__entry *slot;
+    int64_t size, used; /* size: a power of two, or 0 */
+} dt__map;
+
+/* The next slot with this key behind *probe, which is -1 at first; or the free slot where it would stand. NULL in a
+ * table without slots. */
+static dt__entry *dt__map_seek(const dt__map *m, uint64_t key, int64_t *probe)
+{
+    uint64_t mixed = (key ^ key >> 29) * 0x9e3779b97f4a7c15u;
+    if (!m->size) return NULL;
+    *probe = *probe < 0 ? (int64_t)(mixed >> 20) & (m->size - 1) : (*probe + 1) & (m->size - 1);
+    while (m->slot[*probe].value && m->slot[*probe].key != key) *probe = (*probe + 1) & (m->size - 1);
+    return &m->slot[*probe];
+}
+
+/* The value of a key that stands in the table once at most; 0: it does not. */
+static int64_t dt__map_get(const dt__map *m, uint64_t key)
+{
+    int64_t probe = -1;
+    const dt__entry *s = dt__map_seek(m, key, &probe);
+    return s ? s->value : 0;
+}
+
+/* Adds another value under a key; 0 without memory. */
+static int dt__map_add(dt__map *m, uint64_t key, int64_t value)
+{
+    int64_t probe = -1;
+    dt__entry *s;
+    if (2 * m->used >= m->size) {
+        dt__map bigger;
+        bigger.size = m->size ? 2 * m->size : 64;
+        bigger.used = 0;
+        bigger.slot = (dt__entry *)dt__alloc((int64_t)sizeof *s * bigger.size, "a table of tokens");
+        if (!bigger.slot) return 0;
+        for (int64_t i = 0; i < m->size; i++)
+            if (m->slot[i].value) dt__map_add(&bigger, m->slot[i].key, m->slot[i].value);
+        dt__free(m->slot);
+        *m = bigger;
+    }
+    do s = dt__map_seek(m, key, &probe);
+    while (s->value);
+    s->key = key;
+    s->value = value;
+    m->used++;
+    return 1;
+}
+
+/* Strings of bytes under numbers, found by their bytes. */
+typedef struct dt__chars {
+    int64_t at;
+    int32_t length; /* 0: no string has this number */
+    int32_t kind;   /* of a token: DT__TOKEN_* */
+} dt__chars;
+typedef struct dt__strings {
+    dt__chars *span;
+    char *bytes;
+    int64_t count, spans, used, room;
+    dt__map map;
+} dt__strings;
+
+/* FNV-1a (Fowler, Noll, Vo). */
+static uint64_t dt__bytes_hash(const void *bytes, int64_t n)
+{
+    const unsigned char *p = (const unsigned char *)bytes;
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int64_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001b3u;
+    return h;
+}
+
+/* The number of a string, or -1. */
+static int64_t dt__strings_find(const dt__strings *s, const void *bytes, int64_t n)
+{
+    uint64_t key = dt__bytes_hash(bytes, n);
+    int64_t probe = -1;
+    for (;;) {
+        const dt__entry *slot = dt__map_seek(&s->map, key, &probe);
+        const dt__chars *span;
+        if (!slot || !slot->value) return -1;
+        span = &s->span[slot->value - 1];
+        if (span->length == n && !memcmp(s->bytes + span->at, bytes, (size_t)n)) return slot->value - 1;
+    }
+}
+
+/* Writes the bytes of string `number`, whatever they were before; `bytes` is not among s->bytes. */
+static int dt__strings_set(dt__strings *s, int64_t number, const void *bytes, int64_t n)
+{
+    if (!dt__reserve((void **)&s->span, s->count, &s->spans, number + 1, (int64_t)sizeof *s->span, "tokens")) return 0;
+    if (!dt__reserve((void **)&s->bytes, s->used, &s->room, s->used + n, 1, "the bytes of tokens")) return 0;
+    memcpy(s->bytes + s->used, bytes, (size_t)n);
+    s->span[number].at = s->used;
+    s->span[number].length = (int32_t)n;
+    s->used += n;
+    s->count = dt__max(s->count, number + 1);
+    return 1;
+}
+/* The same for a new string, which can be found from now on. */
+static int dt__strings_put(dt__strings *s, int64_t number, const void *bytes, int64_t n)
+{
+    return dt__strings_set(s, number, bytes, n) && dt__map_add(&s->map, dt__bytes_hash(bytes, n), number + 1);
+}
+
+static void dt__strings_free(dt__strings *s)
+{
+    dt__free(s->span);
+    dt__free(s->bytes);
+    dt__free(s->map.slot);
+}
+
+/* A heap of pairs of numbers, the smallest on top. */
+typedef struct dt__heap_item {
+    uint64_t first, second;
+} dt__heap_item;
+typedef struct dt__heap {
+    dt__heap_item *item;
+    int64_t count, room;
+} dt__heap;
+
+static int dt__heap_less(const dt__heap_item *a, const dt__heap_item *b)
+{
+    return a->first != b->first ? a->first < b->first : a->second < b->second;
+}
+
+/* There must be room. */
+static void dt__heap_push(dt__heap *h, uint64_t first, uint64_t second)
+{
+    int64_t at = h->count++;
+    dt__heap_item item;
+    item.first = first, item.second = second;
+    for (; at > 0 && dt__heap_less(&item, &h->item[(at - 1) / 2]); at = (at - 1) / 2)
+        h->item[at] = h->item[(at - 1) / 2];
+    h->item[at] = item;
+}
+
+/* It must not be empty. */
+static dt__heap_item dt__heap_pop(dt__heap *h)
+{
+    dt__heap_item top = h->item[0], item = h->item[--h->count];
+    int64_t at = 0, child;
+    while ((child = 2 * at + 1) < h->count) {
+        if (child + 1 < h->count && dt__heap_less(&h->item[child + 1], &h->item[child])) child++;
+        if (!dt__heap_less(&h->item[child], &item)) break;
+        h->item[at] = h->item[child];
+        at = child;
+    }
+    h->item[at] = item;
+    return top;
+}
+
+/* ---- tokenizer ------------------------------------------------------------------------------- */
+
+enum { DT__TOKEN_LIMIT = 1 << 20, DT__FILE_LIMIT = 1 << 30 };
+enum {
+    DT__TOKEN_MADE = 1,    /* by a merge */
+    DT__TOKEN_LITERAL = 2, /* its text in the file was no spelling of bytes by the alphabet */
+    DT__TOKEN_ADDED = 4,   /* found in the text before it is cut into pre-tokens ... */
+    DT__TOKEN_LATE = 8,    /* ... but behind those without this ("normalized") */
+    DT__TOKEN_SPECIAL = 16 /* only when the caller wants special tokens */
+};
+
+typedef struct dt__merge {
+    int32_t left, right, made;
+} dt__merge;
+
+typedef struct dt__special {
+    int32_t length, id;
+    unsigned char first;
+} dt__special;
+
+struct dt_tokenizer {
+    dt_pretokens rule;
+    int whole_words; /* a pre-token that is a token needs no merges ("ignore_merges") */
+    uint8_t *classes;
+    dt__strings token; /* by id; added tokens that were not in the vocabulary cannot be found by their bytes */
+    dt__merge *merge;  /* by rank */
+    int64_t merges, merge_room;
+    dt__map rank; /* of left * 2^32 + right, plus 1 */
+    int32_t byte_id[256];
+    dt__special *special; /* added tokens by their first byte, the longest first */
+    int32_t specials, special_from[257];
+};
+
+static uint64_t dt__pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
+
+/* GPT-2 spells bytes as characters that are visible: a printable byte of Latin-1 as itself, the others as U+0100 and
+ * up. The id of a byte in GPT-2's own order, which is that of these characters, is what the second function gives. */
+static int dt__byte_visible(int byte) { return (byte > 32 && byte < 127) || (byte > 160 && byte != 173); }
+static int dt__byte_order(int byte)
+{
+    int below = 0;
+    for (int b = 0; b < byte; b++) below += dt__byte_visible(b) == dt__byte_visible(byte);
+    return dt__byte_visible(byte) ? below : 188 + below;
+}
+static uint32_t dt__byte_code(int byte)
+{
+    return dt__byte_visible(byte) ? (uint32_t)byte : 256 + (uint32_t)dt__byte_order(byte) - 188;
+}
+static int dt__code_byte(uint32_t code)
+{
+    if (code < 256) return dt__byte_visible((int)code) ? (int)code : -1;
+    return code < 289 ? (int)code - 256 : code < 323 ? (int)code - 289 + 127 : code == 323 ? 173 : -1;
+}
+
+/* Turns UTF-8 text in place into the bytes it spells and returns their number, or leaves it as it is when a character
+ * spells no byte; then *literal is 1. */
+static int64_t dt__unspell(char *text, int64_t n, int *literal)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    uint32_t code = 0;
+    int64_t length = 0;
+    *literal = 0;
+    for (int64_t i = 0; i < n; i += dt__utf8(p + i, n - i, &code))
+        if (!dt__utf8(p + i, n - i, &code) || dt__code_byte(code) < 0) return *literal = 1, n;
+    for (int64_t i = 0; i < n; length++) {
+        i += dt__utf8(p + i, n - i, &code);
+        text[length] = (char)(unsigned char)dt__code_byte(code);
+    }
+    return length;
+}
+
+DT_API void dt_tokenizer_close(dt_tokenizer **handle)
+{
+    dt_tokenizer *t = *handle;
+    if (!t) return;
+    dt__free(t->classes);
+    dt__strings_free(&t->token);
+    dt__free(t->merge);
+    dt__free(t->rank.slot);
+    dt__free(t->special);
+    dt__free(t);
+    *handle = NULL;
+}
+
+static dt_tokenizer *dt__tokenizer_new(void)
+{
+    dt_tokenizer *t = (dt_tokenizer *)dt__alloc((int64_t)sizeof *t, "a tokenizer");
+    if (!t) return NULL;
+    t->classes = dt__classes();
+    if (!t->classes) dt_tokenizer_close(&t);
+    return t;
+}
+
+/* Adds the merge of the next rank; 0 without memory. */
+static int dt__merge_add(dt_tokenizer *t, int32_t left, int32_t right, int32_t made)
+{
+    dt__merge *m;
+    if (!dt__reserve((void **)&t->merge, t->merges, &t->merge_room, t->merges + 1, (int64_t)sizeof *m, "merges"))
+        return 0;
+    m = &t->merge[t->merges++];
+    m->left = left, m->right = right, m->made = made;
+    t->token.span[made].kind |= DT__TOKEN_MADE;
+    return dt__map_add(&t->rank, dt__pair_key(left, right), t->merges);
+}
+
+static int dt__special_order(const void *a, const void *b)
+{
+    const dt__special *x = (const dt__special *)a, *y = (const dt__special *)b;
+    if (x->first != y->first) return x->first < y->first ? -1 : 1;
+    if (x->length != y->length) return x->length > y->length ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+
+/* Lists the added tokens. */
+static dt_result dt__tokenizer_specials(dt_tokenizer *t)
+{
+    int32_t count = 0;
+    for (int64_t id = 0; id < t->token.count; id++) count += (t->token.span[id].kind & DT__TOKEN_ADDED) != 0;
+    t->special = (dt__special *)dt__alloc((int64_t)sizeof *t->special * count, "special tokens");
+    if (!t->special) return DT_E_MEMORY;
+    for (int64_t id = 0; id < t->token.count; id++) {
+        const dt__chars *span = &t->token.span[id];
+        dt__special *s = &t->special[t->specials];
+        if (!(span->kind & DT__TOKEN_ADDED)) continue;
+        s->length = span->length;
+        s->id = (int32_t)id;
+        s->first = (unsigned char)t->token.bytes[span->at];
+        t->specials++;
+    }
+    if (count) qsort(t->special, (size_t)count, sizeof *t->special, dt__special_order);
+    for (int first = 0, i = 0; first <= 256; first++) {
+        while (i < count && t->special[i].first < first) i++;
+        t->special_from[first] = i;
+    }
+    return DT_OK;
+}
+
+DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t) { return t->token.count; }
+DT_API int64_t dt_tokenizer_merges(const dt_tokenizer *t) { return t->merges; }
+
+DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right)
+{
+    if (rank < 0 || rank >= t->merges) return 0;
+    *left = t->merge[rank].left;
+    *right = t->merge[rank].right;
+    return 1;
+}
+
+DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t *bytes)
+{
+    const dt__chars *span = id >= 0 && id < t->token.count ? &t->token.span[id] : NULL;
+    if (!span || !span->length) return NULL;
+    *bytes = span->length;
+    return t->token.bytes + span->at;
+}
+
+DT_API int64_t dt_tokenizer_find(const dt_tokenizer *t, const void *bytes, int64_t count)
+{
+    for (int32_t i = 0; i < t->specials; i++)
+        if (t->special[i].length == count &&
+            !memcmp(t->token.bytes + t->token.span[t->special[i].id].at, bytes, (size_t)count))
+            return t->special[i].id;
+    return dt__strings_find(&t->token, bytes, count);
+}
+
+/* ---- text to ids and back ---------------------------------------------------------------------- */
+
+/* Walks a text: `word` gets each pre-token, `token` each special token's id. */
+typedef struct dt__visitor {
+    const dt_tokenizer *t;
+    int special; /* are special tokens wanted? */
+    void *context;
+    dt_result (*word)(void *context, const unsigned char *p, int64_t n);
+    dt_result (*token)(void *context, int32_t id);
+} dt__visitor;
+
+/* The longest added token that p[0..n-1] begins with, of those that are looked for in this pass; NULL: none. */
+static const dt__special *dt__special_at(const dt__visitor *v, const unsigned char *p, int64_t n, int late)
+{
+    const dt_tokenizer *t = v->t;
+    for (int32_t i = t->special_from[p[0]]; i < t->special_from[p[0] + 1]; i++) {
+        const dt__special *s = &t->special[i];
+        const dt__chars *span = &t->token.span[s->id];
+        if (s->length > n || ((span->kind & DT__TOKEN_LATE) != 0) != late) continue;
+        if ((span->kind & DT__TOKEN_SPECIAL) && !v->special) continue;
+        if (!memcmp(t->token.bytes + span->at, p, (size_t)s->length)) return s;
+    }
+    return NULL;
+}
+
+/* Pass 0 cuts at the added tokens, pass 1 at the late ones, pass 2 into pre-tokens. */
+static dt_result dt__walk(const dt__visitor *v, const unsigned char *p, int64_t n, int pass)
+{
+    const dt_tokenizer *t = v->t;
+    int64_t from = 0, at = 0;
+    dt_result r = DT_OK;
+    if (pass == 2 || !t->specials) {
+        for (; at < n && !r; at += from) {
+            from = t->rule == DT_PRETOKENS_GPT2 ? dt__pretoken_gpt2(t->classes, p + at, n - at)
+                                                : dt__pretoken_llama3(t->classes, p + at, n - at);
+            r = v->word(v->context, p + at, from);
+        }
+        return r;
+    }
+    while (at < n && !r) {
+        const dt__special *s = dt__special_at(v, p + at, n - at, pass);
+        if (!s) {
+            at++;
+            continue;
+        }
+        r = dt__walk(v, p + from, at - from, pass + 1);
+        if (!r) r = v->token(v->context, s->id);
+        from = at += s->length;
+    }
+    return r ? r : dt__walk(v, p + from, n - from, pass + 1);
+}
+
+/* Where ids go: to `ids`, and when `room` of them are there and there is a flush, to it. */
+typedef struct dt__encoder {
+    const dt_tokenizer *t;
+    int32_t *ids;
+    int64_t count, room;
+    dt_result (*flush)(void *context, const int32_t *ids, int64_t count);
+    void *context;
+    int32_t *symbol; /* (capacity) ids of the pre-token, a list: */
+    int32_t *next, *prev;
+    int64_t capacity;
+    dt__heap heap; /* (rank, place) of pairs that may be merged */
+} dt__encoder;
+
+static dt_result dt__encoder_token(void *context, int32_t id)
+{
+    dt__encoder *e = (dt__encoder *)context;
+    dt_result r;
+    e->ids[e->count++] = id;
+    if (e->count < e->room || !e->flush) return DT_OK;
+    r = e->flush(e->context, e->ids, e->count);
+    e->count = 0;
+    return r;
+}
+
+static void dt__encoder_free(dt__encoder *e)
+{
+    dt__free(e->symbol);
+    dt__free(e->heap.item);
+    e->symbol = NULL;
+    e->heap.item = NULL;
+}
+
+/* Room for a pre-token of n bytes. Each of at most n - 1 merges makes two new pairs. */
+static dt_result dt__encoder_reserve(dt__encoder *e, int64_t n)
+{
+    if (n <= e->capacity) return DT_OK;
+    if (n > DT__FILE_LIMIT)
+        return dt__error(DT_E_DATA, "%lld bytes of the text are one word, which is too long: put line ends into it",
+                         (long long)n);
+    dt__encoder_free(e);
+    e->capacity = dt__max(n + n / 2, 256);
+    e->symbol = (int32_t *)dt__alloc(3 * e->capacity * (int64_t)sizeof *e->symbol, "a long word");
+    e->heap.item = (dt__heap_item *)dt__alloc(3 * e->capacity * (int64_t)sizeof *e->heap.item, "a long word");
+    if (!e->symbol || !e->heap.item) return e->capacity = 0, DT_E_MEMORY;
+    e->next = e->symbol + e->capacity;
+    e->prev = e->next + e->capacity;
+    return DT_OK;
+}
+
+/* Notes that the symbol at `at` may be merged with the next one. */
+static void dt__encoder_pair(dt__encoder *e, int32_t at)
+{
+    int64_t rank;
+    if (at < 0 || e->next[at] < 0) return;
+    rank = dt__map_get(&e->t->rank, dt__pair_key(e->symbol[at], e->symbol[e->next[at]]));
+    if (rank) dt__heap_push(&e->heap, (uint64_t)rank - 1, (uint64_t)at);
+}
+
+/* Merges the pre-token in e->symbol, the lowest rank first. What is left is the list that begins at 0. */
+static void dt__encoder_merge(dt__encoder *e)
+{
+    while (e->heap.count) {
+        dt__heap_item top = dt__heap_pop(&e->heap);
+        const dt__merge *m = &e->t->merge[top.first];
+        int32_t at = (int32_t)top.second, gone = e->next[at];
+        if (e->symbol[at] != m->left || gone < 0 || e->symbol[gone] != m->right) continue; /* merged meanwhile */
+        e->symbol[at] = m->made;
+        e->symbol[gone] = -1;
+        e->next[at] = e->next[gone];
+        if (e->next[at] >= 0) e->prev[e->next[at]] = at;
+        dt__encoder_pair(e, e->prev[at]);
+        dt__encoder_pair(e, at);
+    }
+}
+
+static dt_result dt__encoder_word(void *context, const unsigned char *p, int64_t n)
+{
+    dt__encoder *e = (dt__encoder *)context;
+    int64_t whole = e->t->whole_words ? dt__strings_find(&e->t->token, p, n) : -1;
+    dt_result r = dt__encoder_reserve(e, n);
+    if (r || whole >= 0) return r ? r : dt__encoder_token(e, (int32_t)whole);
+    for (int32_t i = 0; i < n; i++) {
+        e->symbol[i] = e->t->byte_id[p[i]];
+        e->next[i] = i + 1 < n ? i + 1 : -1;
+        e->prev[i] = i - 1;
+    }
+    for (int32_t i = 0; i < n; i++) dt__encoder_pair(e, i);
+    dt__encoder_merge(e);
+    for (int32_t i = 0; i >= 0 && !r; i = e->next[i]) r = dt__encoder_token(e, e->symbol[i]);
+    return r;
+}
+
+/* Encodes a text into e, which the caller has zeroed but for ids, room, flush and context. The last ids are flushed. */
+static dt_result dt__encode(dt__encoder *e, const dt_tokenizer *t, const void *text, int64_t bytes, int special)
+{
+    dt__visitor v;
+    dt_result r;
+    e->t = v.t = t;
+    v.special = special;
+    v.context = e;
+    v.word = dt__encoder_word;
+    v.token = dt__encoder_token;
+    r = dt__walk(&v, (const unsigned char *)text, bytes, 0);
+    if (!r && e->flush && e->count) r = e->flush(e->context, e->ids, e->count);
+    dt__encoder_free(e);
+    return r;
+}
+
+DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, int64_t bytes, int special, int32_t *ids,
+                                     int64_t *count)
+{
+    dt__encoder e;
+    dt_result r;
+    memset(&e, 0, sizeof e);
+    e.ids = ids;
+    e.room = bytes;
+    r = dt__encode(&e, t, text, bytes, special);
+    *count = e.count;
+    return r;
+}
+
+DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, int64_t count, char *text,
+                                     int64_t *bytes)
+{
+    *bytes = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t length;
+        const char *token = dt_tokenizer_token(t, ids[i], &length);
+        if (!token)
+            return dt__error(DT_E_DATA,
+                             "id %d at place %lld is not in the vocabulary, which has ids up to %lld: use "
+                             "the tokenizer that made the ids",
+                             (int)ids[i], (long long)i, (long long)t->token.count - 1);
+        if (text) memcpy(text + *bytes, token, (size_t)length);
+        *bytes += length;
+    }
+    return DT_OK;
+}
+
+/* ---- tokenizer files: reading ------------------------------------------------------------------ */
+
+/* The two rules, as files spell them. */
+static const char dt__rule_gpt2[] =
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+static const char dt__rule_llama3[] =
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+
+/* A whole file under the cursor. dt__json_close() gives it back, also after an error. */
+static dt_result dt__json_open(dt__json *j, const char *path)
+{
+    void *map;
+    memset(j, 0, sizeof *j);
+    j->path = path;
+    j->result = dt__file_map(path, &map, &j->bytes);
+    j->text = (const char *)map;
+    if (!j->result && !j->bytes) j->result = dt__error(DT_E_DATA, "%s is empty: copy it again", path);
+    if (!j->result && j->bytes > DT__FILE_LIMIT)
+        j->result = dt__error(DT_E_DATA, "%s has %.1f GB, more than any tokenizer's 1 GB: name another file", path,
+                              (double)j->bytes / 1e9);
+    return j->result;
+}
+static void dt__json_close(dt__json *j)
+{
+    if (j->text) munmap((void *)(uintptr_t)j->text, (size_t)j->bytes);
+    dt__free(j->string);
+}
+
+/* The number of a token at the cursor. */
+static int dt__read_id(dt__json *j, int32_t *id)
+{
+    int64_t whole = -1;
+    int c = dt__json_peek(j);
+    if (c != '-' && (c < '0' || c > '9'))
+        return dt__json_fail(j, "a token's id is missing here: this is neither a tokenizer.json nor a vocab.json, "
+                                "name another file");
+    if (!dt__json_number(j, &whole)) return 0;
+    *id = (int32_t)whole;
+    return (whole >= 0 && whole < DT__TOKEN_LIMIT) ||
+           dt__json_fail(j, "a token's id is a whole number from 0 to %d: write another", (int)DT__TOKEN_LIMIT - 1);
+}
+
+/* {"token": id, ..} */
+static int dt__read_vocabulary(dt_tokenizer *t, dt__json *j)
+{
+    int64_t count = 0;
+    if (!dt__json_enter(j, '{')) return 0;
+    while (dt__json_more(j, '}', &count)) {
+        int32_t id = 0;
+        int literal;
+        if (!dt__json_key(j) || !dt__read_id(j, &id)) return 0;
+        j->length = dt__unspell(j->string, j->length, &literal);
+        if (!j->length) return dt__json_fail(j, "token %d is empty: give it a text", (int)id);
+        if (id < t->token.count && t->token.span[id].length)
+            return dt__json_fail(j, "a second token with the id %d: give each its own", (int)id);
+        if (dt__strings_find(&t->token, j->string, j->length) >= 0)
+            return dt__json_fail(j, "token %d has the bytes of another one: keep one of them", (int)id);
+        if (!dt__strings_put(&t->token, id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
+        t->token.span[id].kind = literal ? DT__TOKEN_LITERAL : 0;
+    }
+    return !j->result;
+}
+
+/* Adds the merge whose two sides stand in j->string, `left` bytes and, from `right` on, the rest. */
+static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left, int64_t right)
+{
+    char *a = j->string, *b = j->string + right;
+    int64_t of_a = left, of_b = j->length - right, x, y, made;
+    int literal;
+    of_a = dt__unspell(a, of_a, &literal);
+    of_b = dt__unspell(b, of_b, &literal);
+    x = dt__strings_find(&t->token, a, of_a);
+    y = dt__strings_find(&t->token, b, of_b);
+    memmove(a + of_a, b, (size_t)of_b);
+    made = dt__strings_find(&t->token, a, of_a + of_b);
+    if (x < 0 || y < 0 || made < 0)
+        return dt__json_fail(j, "merge %lld has %s that the vocabulary lacks: take both from the same tokenizer",
+                             (long long)t->merges, x < 0 ? "a left side" : y < 0 ? "a right side" : "a result");
+    if (dt__map_get(&t->rank, dt__pair_key((int32_t)x, (int32_t)y)))
+        return dt__json_fail(j, "merge %lld stands here a second time: keep the first", (long long)t->merges);
+    if (!dt__merge_add(t, (int32_t)x, (int32_t)y, (int32_t)made)) return j->result = DT_E_MEMORY, 0;
+    return 1;
+}
+
+/* A merge written as "left right": the text in j->string. */
+static int dt__read_merge_line(dt_tokenizer *t, dt__json *j)
+{
+    const char *space = (const char *)memchr(j->string, ' ', (size_t)j->length);
+    int64_t left = space ? space - j->string : 0, right = left + 1;
+    if (!left || right == j->length || memchr(space + 1, ' ', (size_t)(j->length - right)))
+        return dt__json_fail(j, "a merge is two tokens with one space between: write it so");
+    return dt__read_merge(t, j, left, right);
+}
+
+/* ["left right", ..] or [["left", "right"], ..] */
+static int dt__read_merges(dt_tokenizer *t, dt__json *j)
+{
+    int64_t count = 0, sides, left = 0;
+    if (!dt__json_enter(j, '[')) return 0;
+    while (dt__json_more(j, ']', &count)) {
+        if (dt__json_peek(j) != '[') {
+            if (!dt__json_string(j) || !dt__read_merge_line(t, j)) return 0;
+            continue;
+        }
+        if (!dt__json_enter(j, '[')) return 0;
+        j->length = 0;
+        for (sides = 0; dt__json_more(j, ']', &sides); left = sides == 1 ? j->length : left)
+            if (!dt__json_append(j)) return 0;
+        if (j->result) return 0;
+        if (sides != 2) return dt__json_fail(j, "a merge has %lld sides: write two", (long long)sides);
+        if (!dt__read_merge(t, j, left, left)) return 0;
+    }
+    return !j->result;
+}
+
+/* merges.txt: a first line that begins with #version, then a merge per line. */
+static int dt__read_merges_text(dt_tokenizer *t, dt__json *j)
+{
+    static const char version[] = "#version";
+    uint32_t code;
+    while (j->at < j->bytes) {
+        const char *line = j->text + j->at;
+        const char *end = (const char *)memchr(line, '\n', (size_t)(j->bytes - j->at));
+        int64_t length = end ? end - line : j->bytes - j->at, next = j->at + length + 1;
+        if (length && line[length - 1] == '\r') length--;
+        j->length = 0;
+        if (!dt__json_room(j, length)) return 0;
+        memcpy(j->string, line, (size_t)length);
+        j->length = length;
+        for (int64_t i = 0, step; i < length; i += step) {
+            step = dt__utf8((const unsigned char *)line + i, length - i, &code);
+            if (!step) return dt__json_fail(j, "a line that is not UTF-8: save the file as UTF-8");
+        }
+        if (!(j->at == 0 && length >= 8 && !memcmp(line, version, 8)) && (length || next < j->bytes) &&
+            !dt__read_merge_line(t, j))
+            return 0;
+        j->at = dt__min(next, j->bytes);
+    }
+    return 1;
+}
+
+/* One element of "added_tokens": its content is taken letter by letter. */
+static int dt__read_added_token(dt_tokenizer *t, dt__json *j)
+{
+    static const char *const key[] = {"id",     "content",    "single_word", "lstrip",
+                                      "rstrip", "normalized", "special",     NULL};
+    int64_t place[7], end;
+    int32_t id = 0;
+    int kind;
+    if (!dt__json_members(j, key, place)) return 0;
+    end = j->at;
+    kind = DT__TOKEN_ADDED | DT__TOKEN_LITERAL | (dt__json_flag(j, place[6], 0) ? DT__TOKEN_SPECIAL : 0);
+    kind |= dt__json_flag(j, place[5], !(kind & DT__TOKEN_SPECIAL)) ? DT__TOKEN_LATE : 0;
+    if (dt__json_flag(j, place[2], 0) || dt__json_flag(j, place[3], 0) || dt__json_flag(j, place[4], 0))
+        return dt__json_fail(j, "an added token with single_word, lstrip or rstrip, which are not supported: it would "
+                                "swallow white space; set them to false");
+    if (place[0] < 0) return dt__json_fail(j, "an added token without an id: give it one");
+    j->at = place[0];
+    if (!dt__read_id(j, &id)) return 0;
+    dt__json_text(j, place[1], "content of an added token");
+    if (j->result) return 0;
+    if (!j->length) return dt__json_fail(j, "added token %d is empty: give it a text", (int)id);
+    if (id < t->token.count && (t->token.span[id].kind & DT__TOKEN_ADDED))
+        return dt__json_fail(j, "a second added token with the id %d: give each its own", (int)id);
+    if (!dt__strings_set(&t->token, id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
+    t->token.span[id].kind = kind | (t->token.span[id].kind & DT__TOKEN_MADE);
+    j->at = end;
+    return 1;
+}
+
+static int dt__read_added(dt_tokenizer *t, dt__json *j)
+{
+    int64_t count = 0;
+    if (!dt__json_enter(j, '[')) return 0;
+    while (dt__json_more(j, ']', &count))
+        if (!dt__read_added_token(t, j)) return 0;
+    return !j->result;
+}
+
+/* The rule that a pre-tokenizer {"type": "Split"} follows, and that it is one of ours. */
+static int dt__read_split(dt_tokenizer *t, dt__json *j, int64_t pattern, int64_t behavior, int64_t invert)
+{
+    static const char *const key[] = {"Regex", NULL};
+    int64_t regex;
+    const char *text;
+    if (pattern < 0) return dt__json_fail(j, "Split has no pattern: the file is damaged, copy it again");
+    j->at = pattern;
+    if (!dt__json_members(j, key, &regex)) return 0;
+    text = dt__json_text(j, regex, "Regex in the pattern of Split");
+    if (!j->result && !strcmp(text, dt__rule_gpt2)) t->rule = DT_PRETOKENS_GPT2;
+    else if (!j->result && !strcmp(text, dt__rule_llama3)) t->rule = DT_PRETOKENS_LLAMA3;
+    else
+        return dt__json_fail(j, "Split by another pattern than those of GPT-2 and Llama 3, which are the ones that are "
+                                "supported: use a tokenizer with one of them");
+    text = dt__json_text(j, behavior, "behavior of Split");
+    if (!j->result && (strcmp(text, "Isolated") || dt__json_flag(j, invert, 0)))
+        return dt__json_fail(j, "Split must have the behavior Isolated and not be inverted: use another tokenizer");
+    return !j->result;
+}
+
+/* One pre-tokenizer; *found gathers which ones there were: 1 Split, 2 ByteLevel that splits, 4 ByteLevel that does not.
+ * `inner`: it is an element of a Sequence. */
+static int dt__read_pretokenizer(dt_tokenizer *t, dt__json *j, int inner, int *found)
+{
+    static const char *const key[] = {"type",    "add_prefix_space", "use_regex", "pretokenizers",
+                                      "pattern", "behavior",         "invert",    NULL};
+    int64_t place[7], end, count = 0;
+    const char *type;
+    if (!dt__json_members(j, key, place)) return 0;
+    end = j->at;
+    type = dt__json_text(j, place[0], "type of the pre-tokenizer");
+    if (j->result) return 0;
+    if (!strcmp(type, "ByteLevel")) {
+        if (dt__json_flag(j, place[1], 1))
+            return dt__json_fail(j, "ByteLevel with add_prefix_space, which puts a space before the text: set it to "
+                                    "false, or decoding does not give the text back");
+        *found |= dt__json_flag(j, place[2], 1) ? 2 : 4;
+    } else if (!strcmp(type, "Split") && inner) {
+        if (*found || !dt__read_split(t, j, place[4], place[5], place[6]))
+            return dt__json_fail(j, "a second pre-tokenizer Split: use a tokenizer with one");
+        *found |= 1;
+    } else if (!strcmp(type, "Sequence") && !inner && place[3] >= 0) {
+        j->at = place[3];
+        if (!dt__json_enter(j, '[')) return 0;
+        while (dt__json_more(j, ']', &count))
+            if (!dt__read_pretokenizer(t, j, 1, found)) return 0;
+    } else {
+        return dt__json_fail(j,
+                             "the pre-tokenizer \"%.40s\" is not supported: use a tokenizer with ByteLevel (GPT-2), "
+                             "or with Split and ByteLevel (Llama 3)",
+                             type);
+    }
+    j->at = end;
+    return !j->result;
+}
+
+static int dt__read_pretokenizers(dt_tokenizer *t, dt__json *j, int64_t place)
+{
+    int found = 0;
+    if (dt__json_absent(j, place))
+        return dt__json_fail(j, "there is no pre_tokenizer: use a tokenizer with ByteLevel (GPT-2), or with Split and "
+                                "ByteLevel (Llama 3)");
+    j->at = place;
+    if (!dt__read_pretokenizer(t, j, 0, &found)) return 0;
+    return found == 2 || found == 5 ||
+           dt__json_fail(j, "the pre-tokenizers are neither ByteLevel with use_regex nor one Split and ByteLevel "
+                            "without: use a tokenizer of GPT-2 or Llama 3");
+}
+
+/* What a BPE model may not have, as it would change ids. */
+static int dt__read_model_limits(dt__json *j, const int64_t *place)
+{
+    int64_t whole = -1;
+    if (place[0] >= 0 && !j->result && strcmp(dt__json_text(j, place[0], "type of the model"), "BPE"))
+        return dt__json_fail(j, "the model \"%.40s\" is not supported: use a tokenizer with a BPE model",
+                             j->result ? "?" : j->string);
+    if (!dt__json_absent(j, place[1]) && !(dt__json_number(j, &whole) && whole == 0))
+        return dt__json_fail(j, "BPE dropout makes ids random: set it to null");
+    for (int i = 2; i < 4; i++)
+        if (!dt__json_absent(j, place[i]) && dt__json_text(j, place[i], "prefix")[0])
+            return dt__json_fail(j, "prefixes and suffixes of sub-words are not supported: use a byte-level tokenizer");
+    if (dt__json_flag(j, place[4], 0))
+        return dt__json_fail(j, "byte_fallback is not supported: use a byte-level tokenizer");
+    return !j->result;
+}
+
+static int dt__read_model(dt_tokenizer *t, dt__json *j)
+{
+    static const char *const key[] = {"type", "dropout", "continuing_subword_prefix", "end_of_word_suffix",
+                                      "byte_fallback", "ignore_merges", "vocab", "merges", NULL};
+    int64_t place[8];
+    if (!dt__json_members(j, key, place) || !dt__read_model_limits(j, place)) return 0;
+    t->whole_words = dt__json_flag(j, place[5], 0);
+    for (int i = 6; i < 8; i++)
+        if (place[i] < 0)
+            return dt__json_fail(j, "the model has no \"%s\": it is cut or of another kind, copy it again", key[i]);
+    j->at = place[6];
+    if (!dt__read_vocabulary(t, j)) return 0;
+    j->at = place[7];
+    return dt__read_merges(t, j);
+}
+
+/* Nothing may follow the value that was read; `end` is behind it. */
+static int dt__read_end(dt__json *j, int64_t end)
+{
+    j->at = end;
+    dt__json_peek(j);
+    return j->result == DT_OK &&
+           (j->at == j->bytes || dt__json_fail(j, "something follows the last bracket: remove it"));
+}
+
+/* A tokenizer.json, or the whole of a vocab.json; *flat says that it was the second. */
+static int dt__read_json(dt_tokenizer *t, dt__json *j, int *flat)
+{
+    static const char *const key[] = {"model", "normalizer", "pre_tokenizer", "added_tokens", NULL};
+    int64_t place[4];
+    if (!dt__json_members(j, key, place) || !dt__read_end(j, j->at)) return 0;
+    *flat = place[0] < 0 || j->text[place[0]] != '{';
+    if (*flat) {
+        j->at = 0;
+        return dt__read_vocabulary(t, j);
+    }
+    if (!dt__json_absent(j, place[1]))
+        return dt__json_fail(j, "a normalizer changes the text before it is encoded, which is not supported: use a "
+                                "tokenizer without one");
+    if (!dt__read_pretokenizers(t, j, place[2])) return 0;
+    j->at = place[0];
+    if (!dt__read_model(t, j)) return 0;
+    if (dt__json_absent(j, place[3])) return 1;
+    j->at = place[3];
+    return dt__read_added(t, j);
+}
+
+/* Entries of a vocab.json that nothing else could produce are special tokens, and their text means itself. */
+static dt_result dt__tokenizer_infer_specials(dt_tokenizer *t)
+{
+    for (int64_t id = 0; id < t->token.count; id++) {
+        dt__chars span = t->token.span[id];
+        char *text;
+        int64_t length = 0;
+        int fine;
+        if (span.length < 2 || (span.kind & DT__TOKEN_MADE)) continue;
+        t->token.span[id].kind = DT__TOKEN_ADDED | DT__TOKEN_SPECIAL | DT__TOKEN_LITERAL;
+        if (span.kind & DT__TOKEN_LITERAL) continue;
+        text = (char *)dt__alloc(2 * (int64_t)span.length, "a special token");
+        if (!text) return DT_E_MEMORY;
+        for (int32_t i = 0; i < span.length; i++)
+            length += dt__utf8_put(dt__byte_code((unsigned char)t->token.bytes[span.at + i]), text + length);
+        fine = dt__strings_set(&t->token, id, text, length);
+        dt__free(text);
+        if (!fine) return DT_E_MEMORY;
+    }
+    return DT_OK;
+}
+
+/* What every tokenizer needs at last. */
+static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
+{
+    for (int i = 0; i < 256; i++) {
+        char byte = (char)(unsigned char)i;
+        int64_t id = dt__strings_find(&t->token, &byte, 1);
+        if (id < 0)
+            return dt__error(DT_E_DATA,
+                             "%s has no token for the byte 0x%02x, so not every text can be encoded: use a "
+                             "byte-level tokenizer, trained with the alphabet of all bytes",
+                             path, (unsigned)i);
+        t->byte_id[i] = (int32_t)id;
+    }
+    return dt__tokenizer_specials(t);
+}
+
+static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const char *name)
+{
+    if ((size_t)snprintf(joined, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return DT_OK;
+    return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", folder);
+}
+
+/* The merges.txt beside a vocab.json. */
+static dt_result dt__read_beside(dt_tokenizer *t, const char *vocabulary)
+{
+    char path[PATH_MAX];
+    const char *slash = strrchr(vocabulary, '/');
+    dt__json j;
+    dt_result r;
+    if ((size_t)snprintf(path, sizeof path, "%.*smerges.txt", slash ? (int)(slash - vocabulary) + 1 : 0, vocabulary) >=
+        sizeof path)
+        return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", vocabulary);
+    if (access(path, F_OK))
+        return dt__error(DT_E_FILE, "cannot find %s (%s): it belongs beside vocab.json", path, strerror(errno));
+    r = dt__json_open(&j, path);
+    if (!r && !dt__read_merges_text(t, &j)) r = j.result;
+    dt__json_close(&j);
+    return r ? r : dt__tokenizer_infer_specials(t);
+}
+
+static dt_result dt__tokenizer_read(dt_tokenizer *t, const char *path)
+{
+    dt__json j;
+    int flat = 0;
+    dt_result r = dt__json_open(&j, path);
+    if (!r && !dt__read_json(t, &j, &flat)) r = j.result;
+    dt__json_close(&j);
+    if (!r && flat) r = dt__read_beside(t, path);
+    return r ? r : dt__tokenizer_finish(t, path);
+}
+
+DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
+{
+    char file[PATH_MAX];
+    struct stat info;
+    dt_tokenizer *t;
+    dt_result r;
+    *handle = NULL;
+    if (!path || !*path) return dt__error(DT_E_USAGE, "no tokenizer is named: give a directory or a .json file");
+    if (stat(path, &info))
+        return dt__error(DT_E_FILE, "cannot find the tokenizer %s (%s): check the name", path, strerror(errno));
+    r = dt__path_join(file, path, "tokenizer.json");
+    if (!r && S_ISDIR(info.st_mode) && access(file, F_OK)) r = dt__path_join(file, path, "vocab.json");
+    if (r) return r;
+    if (S_ISDIR(info.st_mode) && access(file, F_OK))
+        return dt__error(DT_E_FILE, "%s has neither tokenizer.json nor vocab.json: name the directory of a tokenizer",
+                         path);
+    t = dt__tokenizer_new();
+    r = t ? dt__tokenizer_read(t, S_ISDIR(info.st_mode) ? file : path) : DT_E_MEMORY;
+    if (r) dt_tokenizer_close(&t);
+    *handle = t;
+    return r;
+}
+
+/* ---- tokenizer files: writing ------------------------------------------------------------------ */
+
+/* A token as text: bytes by the alphabet, a special one as it is; with the escapes of JSON where `json`. */
+static void dt__write_token(FILE *f, const dt_tokenizer *t, int64_t id, int json)
+{
+    const dt__chars *span = &t->token.span[id];
+    for (int32_t i = 0; i < span->length; i++) {
+        int byte = (unsigned char)t->token.bytes[span->at + i], length = 1;
+        char text[4];
+        text[0] = (char)(unsigned char)byte;
+        if (!(span->kind & DT__TOKEN_ADDED)) length = dt__utf8_put(dt__byte_code(byte), text);
+        if (json && length == 1 && (byte == '"' || byte == '\\')) fputc('\\', f);
+        if (json && length == 1 && byte < 32) fprintf(f, "\\u%04x", (unsigned)byte);
+        else fwrite(text, 1, (size_t)length, f);
+    }
+}
+
+static void dt__write_vocabulary(FILE *f, const dt_tokenizer *t)
+{
+    const char *comma = "{";
+    for (int64_t id = 0; id < t->token.count; id++) {
+        if (!t->token.span[id].length) continue;
+        fprintf(f, "%s\"", comma);
+        dt__write_token(f, t, id, 1);
+        fprintf(f, "\":%lld", (long long)id);
+        comma = ",\n";
+    }
+    fprintf(f, "}");
+}
+
+static void dt__write_merges(FILE *f, const dt_tokenizer *t, int json)
+{
+    for (int64_t i = 0; i < t->merges; i++) {
+        fprintf(f, "%s", json ? i ? ",\n\"" : "\n\"" : "");
+        dt__write_token(f, t, t->merge[i].left, json);
+        fprintf(f, " ");
+        dt__write_token(f, t, t->merge[i].right, json);
+        fprintf(f, "%s", json ? "\"" : "\n");
+    }
+}
+
+static void dt__write_json_text(FILE *f, const char *text)
+{
+    for (; *text; text++) fprintf(f, "%s%c", *text == '\\' || *text == '"' ? "\\" : "", *text);
+}
+
+static void dt__write_added(FILE *f, const dt_tokenizer *t)
+{
+    const char *comma = "\n";
+    for (int64_t id = 0; id < t->token.count; id++) {
+        int kind = t->token.span[id].kind;
+        if (!(kind & DT__TOKEN_ADDED)) continue;
+        fprintf(f, "%s{\"id\":%lld,\"content\":\"", comma, (long long)id);
+        dt__write_token(f, t, id, 1);
+        fprintf(f, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":%s,\"special\":%s}",
+                kind & DT__TOKEN_LATE ? "true" : "false", kind & DT__TOKEN_SPECIAL ? "true" : "false");
+        comma = ",\n";
+    }
+}
+
+static void dt__write_json(FILE *f, const dt_tokenizer *t)
+{
+    int split = t->rule == DT_PRETOKENS_LLAMA3;
+    fprintf(f, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n\"added_tokens\":[");
+    dt__write_added(f, t);
+    fprintf(f, "],\n\"normalizer\":null,\n\"pre_tokenizer\":");
+    if (split) {
+        fprintf(f, "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"");
+        dt__write_json_text(f, dt__rule_llama3);
+        fprintf(f, "\"},\"behavior\":\"Isolated\",\"invert\":false},\n");
+    }
+    fprintf(f, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":%s}%s,\n",
+            split ? "false" : "true", split ? "]}" : "");
+    fprintf(f, "\"post_processor\":null,\n\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
+               "\"trim_offsets\":true,\"use_regex\":true},\n");
+    fprintf(f, "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
+               "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":%s,\n"
+               "\"vocab\":", t->whole_words ? "true" : "false");
+    dt__write_vocabulary(f, t);
+    fprintf(f, ",\n\"merges\":[");
+    dt__write_merges(f, t, 1);
+    fprintf(f, "]}}\n");
+}
+
+DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder)
+{
+    static const char *const name[3] = {"vocab.json", "merges.txt", "tokenizer.json"};
+    char path[3][PATH_MAX];
+    dt__draft draft[3];
+    dt_result r = DT_OK;
+    int ended = 0, published = 0;
+    if (mkdir(folder, 0777) && errno != EEXIST)
+        return dt__error(DT_E_FILE, "cannot make the directory %s (%s): choose another place", folder, strerror(errno));
+    for (; ended < 3 && !r; ended += !r) {
+        r = dt__path_join(path[ended], folder, name[ended]);
+        if (!r) r = dt__draft_open(&draft[ended], path[ended]);
+        if (r) break;
+        if (ended == 0) dt__write_vocabulary(draft[0].file, t);
+        else if (ended == 2) dt__write_json(draft[2].file, t);
+        else fprintf(draft[1].file, "#version: 0.2\n"), dt__write_merges(draft[1].file, t, 0);
+        r = dt__draft_end(&draft[ended], path[ended]);
+    }
+    for (; published < 3 && !r; published++) r = dt__draft_publish(&draft[published], path[published]);
+    for (int i = published; i < ended; i++) dt__draft_drop(&draft[i]);
+    return r;
+}
+
+/* ---- learning a vocabulary ---------------------------------------------------------------------
+ * The different pre-tokens of the text stand one behind the other as lists of symbols; a pair knows how often it
+ * occurs and where. A merge visits the places of its pair alone and corrects the counts of their neighbours, so all
+ * merges together take about as long as there are symbols. The heap may hold old counts: an item counts when the pair
+ * still has that count, and a pair that grew was pushed again. */
+
+typedef struct dt__pair {
+    int32_t left, right;
+    int64_t count;       /* over the whole text */
+    int64_t first, last; /* of its list in `place`; -1: empty */
+    int64_t touched;     /* the last merge after which it is pushed again */
+} dt__pair;
+
+typedef struct dt__occurrence {
+    int64_t next;
+    int32_t at;
+} dt__occurrence;
+
+typedef struct dt__learner {
+    dt_tokenizer *t;
+    dt__strings word; /* different pre-tokens */
+    int64_t *count;   /* of each in the text */
+    int64_t counts;
+    int32_t *symbol, *next, *prev, *owner; /* (symbols) id, -1 when merged away; neighbours in the word; the word */
+    dt__pair *pair;
+    int64_t pairs, pair_room;
+    dt__map pair_of;
+    dt__occurrence *place;
+    int64_t places, place_room;
+    int64_t *grown; /* pairs to push */
+    int64_t growns, grown_room;
+    dt__heap heap;
+    int64_t round;
+} dt__learner;
+
+static void dt__learner_free(dt__learner *l)
+{
+    dt__strings_free(&l->word);
+    dt__free(l->count);
+    dt__free(l->symbol);
+    dt__free(l->pair);
+    dt__free(l->pair_of.slot);
+    dt__free(l->place);
+    dt__free(l->grown);
+    dt__free(l->heap.item);
+}
+
+/* Counts a pre-token. */
+static dt_result dt__learner_word(void *context, const unsigned char *p, int64_t n)
+{
+    dt__learner *l = (dt__learner *)context;
+    int64_t word = dt__strings_find(&l->word, p, n);
+    if (word < 0) {
+        word = l->word.count;
+        if (l->word.used + n > INT32_MAX)
+            return dt__error(DT_E_DATA, "the text has more than 2 GB of different words: learn from a part of it");
+        if (!dt__strings_put(&l->word, word, p, n) ||
+            !dt__reserve((void **)&l->count, word, &l->counts, word + 1, (int64_t)sizeof *l->count, "counts of words"))
+            return DT_E_MEMORY;
+        l->count[word] = 0;
+    }
+    l->count[word]++;
+    return DT_OK;
+}
+static dt_result dt__learner_token(void *context, int32_t id)
+{
+    (void)context;
+    (void)id;
+    return DT_OK;
+}
+
+/* The number of a pair, which is made when it is new; -1 without memory. */
+static int64_t dt__learner_pair(dt__learner *l, int32_t left, int32_t right)
+{
+    int64_t known = dt__map_get(&l->pair_of, dt__pair_key(left, right));
+    dt__pair *pair;
+    if (known) return known - 1;
+    if (!dt__reserve((void **)&l->pair, l->pairs, &l->pair_room, l->pairs + 1, (int64_t)sizeof *pair, "pairs") ||
+        !dt__map_add(&l->pair_of, dt__pair_key(left, right), l->pairs + 1))
+        return -1;
+    pair = &l->pair[l->pairs];
+    memset(pair, 0, sizeof *pair);
+    pair->left = left, pair->right = right;
+    pair->first = pair->last = pair->touched = -1;
+    return l->pairs++;
+}
+
+/* The pair at `at` is one more, as often as its word occurs; it will be pushed. 0 without memory. */
+static int dt__learner_more(dt__learner *l, int32_t at)
+{
+    int64_t number = dt__learner_pair(l, l->symbol[at], l->symbol[l->next[at]]), place = l->places;
+    dt__pair *pair;
+    if (number < 0 || !dt__reserve((void **)&l->place, l->places, &l->place_room, l->places + 1,
+                                   (int64_t)sizeof *l->place, "places of pairs"))
+        return 0;
+    pair = &l->pair[number];
+    pair->count += l->count[l->owner[at]];
+    l->place[place].at = at;
+    l->place[place].next = -1;
+    if (pair->first < 0) pair->first = place;
+    else l->place[pair->last].next = place;
+    pair->last = place;
+    l->places++;
+    if (pair->touched == l->round) return 1;
+    pair->touched = l->round;
+    if (!dt__reserve((void **)&l->grown, l->growns, &l->grown_room, l->growns + 1, (int64_t)sizeof *l->grown, "pairs"))
+        return 0;
+    l->grown[l->growns++] = number;
+    return 1;
+}
+
+/* The pair at `at` is one less. */
+static void dt__learner_less(dt__learner *l, int32_t at)
+{
+    int64_t number = dt__map_get(&l->pair_of, dt__pair_key(l->symbol[at], l->symbol[l->next[at]])) - 1;
+    l->pair[number].count -= l->count[l->owner[at]];
+}
+
+/* Pairs that occur once are no gain. The order: count, then the smaller ids. */
+static int dt__learner_push(dt__learner *l)
+{
+    dt__heap *h = &l->heap;
+    if (!dt__reserve((void **)&h->item, h->count, &h->room, h->count + l->growns, (int64_t)sizeof *h->item, "pairs"))
+        return 0;
+    for (int64_t i = 0; i < l->growns; i++) {
+        const dt__pair *pair = &l->pair[l->grown[i]];
+        if (pair->count > 1) dt__heap_push(h, ~(uint64_t)pair->count, dt__pair_key(pair->left, pair->right));
+    }
+    l->growns = 0;
+    return 1;
+}
+
+/* Words become lists of symbols, whose pairs are counted. */
+static dt_result dt__learner_start(dt__learner *l)
+{
+    int64_t symbols = l->word.used;
+    int32_t at = 0;
+    l->symbol = (int32_t *)dt__alloc(4 * symbols * (int64_t)sizeof *l->symbol, "the symbols of all words");
+    if (!l->symbol) return DT_E_MEMORY;
+    l->next = l->symbol + symbols;
+    l->prev = l->next + symbols;
+    l->owner = l->prev + symbols;
+    for (int32_t word = 0; word < l->word.count; word++) {
+        const dt__chars *span = &l->word.span[word];
+        for (int32_t i = 0; i < span->length; i++, at++) {
+            l->symbol[at] = l->t->byte_id[(unsigned char)l->word.bytes[span->at + i]];
+            l->next[at] = i + 1 < span->length ? at + 1 : -1;
+            l->prev[at] = i ? at - 1 : -1;
+            l->owner[at] = word;
+        }
+    }
+    for (at = 0; at < symbols; at++)
+        if (l->next[at] >= 0 && !dt__learner_more(l, at)) return DT_E_MEMORY;
+    return dt__learner_push(l) ? DT_OK : DT_E_MEMORY;
+}
+
+/* Merges a pair wherever it still stands, in the order of the text: new pairs have the new id in them, so every list of
+ * places is made in one go, from left to right. */
+static int dt__learner_merge(dt__learner *l, int64_t number, int32_t made)
+{
+    int32_t left = l->pair[number].left, right = l->pair[number].right;
+    l->round++;
+    for (int64_t i = l->pair[number].first; i >= 0; i = l->place[i].next) {
+        int32_t at = l->place[i].at, gone = l->next[at], before = l->prev[at], behind;
+        if (l->symbol[at] != left || gone < 0 || l->symbol[gone] != right) continue;
+        behind = l->next[gone];
+        if (before >= 0) dt__learner_less(l, before);
+        if (behind >= 0) dt__learner_less(l, gone);
+        l->symbol[at] = made;
+        l->symbol[gone] = -1;
+        l->next[at] = behind;
+        if (behind >= 0) l->prev[behind] = at;
+        if (before >= 0 && !dt__learner_more(l, before)) return 0;
+        if (behind >= 0 && !dt__learner_more(l, at)) return 0;
+    }
+    l->pair[number].count = 0;
+    return dt__learner_push(l);
+}
+
+/* Adds a pair's token and returns its id; -1 without memory. No token has these bytes yet: as long as no merge crosses
+ * the ends of a string, it is cut the same way wherever it stands, so a second pair cannot make it. */
+static int64_t dt__learner_made(dt__learner *l, const dt__pair *pair)
+{
+    dt__strings *s = &l->t->token;
+    int64_t left = s->span[pair->left].length, right = s->span[pair->right].length;
+    int fine;
+    char *bytes = (char *)dt__alloc(left + right, "a token");
+    if (!bytes) return -1;
+    memcpy(bytes, s->bytes + s->span[pair->left].at, (size_t)left);
+    memcpy(bytes + left, s->bytes + s->span[pair->right].at, (size_t)right);
+    fine = dt__strings_put(s, s->count, bytes, left + right);
+    dt__free(bytes);
+    return fine ? s->count - 1 : -1;
+}
+
+static dt_result dt__learner_run(dt__learner *l, int64_t vocabulary)
+{
+    while (l->t->token.count < vocabulary && l->heap.count) {
+        dt__heap_item top = dt__heap_pop(&l->heap);
+        int64_t number = dt__map_get(&l->pair_of, top.second) - 1, made;
+        const dt__pair *pair = &l->pair[number];
+        if (pair->count != (int64_t)~top.first) {
+            if (pair->count > 1 && pair->count < (int64_t)~top.first)
+                dt__heap_push(&l->heap, ~(uint64_t)pair->count, top.second); /* in the place of the popped one */
+            continue;
+        }
+        made = dt__learner_made(l, pair);
+        if (made < 0 || !dt__merge_add(l->t, pair->left, pair->right, (int32_t)made) ||
+            !dt__learner_merge(l, number, (int32_t)made))
+            return DT_E_MEMORY;
+    }
+    return DT_OK;
+}
+
+/* The bytes and the special tokens. */
+static dt_result dt__learner_begin(dt_tokenizer *t, const char *const *special)
+{
+    for (int i = 0; i < 256; i++) {
+        char byte = (char)(unsigned char)i;
+        t->byte_id[i] = dt__byte_order(i);
+        if (!dt__strings_put(&t->token, t->byte_id[i], &byte, 1)) return DT_E_MEMORY;
+    }
+    for (; special && *special; special++) {
+        int64_t length = 0, id = t->token.count;
+        while ((*special)[length] > ' ' && (*special)[length] < 127) length++;
+        if (length < 2 || (*special)[length])
+            return dt__error(DT_E_USAGE,
+                             "the special token \"%.60s\": use 2 or more printable ASCII characters, such as "
+                             "<|endoftext|>",
+                             *special);
+        if (id == DT__TOKEN_LIMIT || length > DT__FILE_LIMIT)
+            return dt__error(DT_E_USAGE, "too many special tokens: name fewer than %d", (int)DT__TOKEN_LIMIT);
+        for (const char *const *other = special + 1; *other; other++)
+            if (!strcmp(*special, *other))
+                return dt__error(DT_E_USAGE, "the special token %.60s is named twice: name it once", *special);
+        if (!dt__strings_set(&t->token, id, *special, length)) return DT_E_MEMORY;
+        t->token.span[id].kind = DT__TOKEN_ADDED | DT__TOKEN_SPECIAL | DT__TOKEN_LITERAL;
+    }
+    return dt__tokenizer_specials(t);
+}
+
+/* Counts the pre-tokens of one file. */
+static dt_result dt__learner_file(dt__learner *l, const char *path)
+{
+    dt__visitor v;
+    void *map;
+    int64_t bytes = 0;
+    dt_result r = dt__file_map(path, &map, &bytes);
+    v.t = l->t;
+    v.special = 1;
+    v.context = l;
+    v.word = dt__learner_word;
+    v.token = dt__learner_token;
+    if (!r && !bytes) r = dt__error(DT_E_DATA, "%s is empty: give a file with text", path);
+    if (!r) r = dt__walk(&v, (const unsigned char *)map, bytes, 0);
+    if (map) munmap(map, (size_t)bytes);
+    return r;
+}
+
+static dt_result dt__tokenizer_learn(dt_tokenizer *t, const char *path, int64_t vocabulary, const char *const *special)
+{
+    dt__learner l;
+    glob_t names;
+    dt_result r;
+    memset(&l, 0, sizeof l);
+    l.t = t;
+    r = dt__learner_begin(t, special);
+    if (!r && (vocabulary < t->token.count || vocabulary > DT__TOKEN_LIMIT))
+        r = dt__error(DT_E_USAGE, "a vocabulary of %lld ids: use %lld (bytes and special tokens) to %d",
+                      (long long)vocabulary, (long long)t->token.count, (int)DT__TOKEN_LIMIT);
+    if (!r) r = dt__names_list(&names, path);
+    if (r) return r;
+    for (size_t i = 0; i < names.gl_pathc && !r; i++) r = dt__learner_file(&l, names.gl_pathv[i]);
+    globfree(&names);
+    if (!r) r = dt__learner_start(&l);
+    if (!r) r = dt__learner_run(&l, vocabulary);
+    dt__learner_free(&l);
+    return r;
+}
+
+DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int64_t vocabulary, dt_pretokens rule,
+                                    const char *const *special)
+{
+    dt_tokenizer *t;
+    dt_result r;
+    *handle = NULL;
+    if (!path) return dt__error(DT_E_USAGE, "no text to learn from is named: give the name of a file");
+    if (rule != DT_PRETOKENS_GPT2 && rule != DT_PRETOKENS_LLAMA3)
+        return dt__error(DT_E_USAGE, "there is no rule %d for pre-tokens: use DT_PRETOKENS_GPT2 or DT_PRETOKENS_LLAMA3",
+                         (int)rule);
+    t = dt__tokenizer_new();
+    if (t) t->rule = rule;
+    r = t ? dt__tokenizer_learn(t, path, vocabulary, special) : DT_E_MEMORY;
+    if (r) dt_tokenizer_close(&t);
+    *handle = t;
+    return r;
+}
+
+/* ---- data ------------------------------------------------------------------------------------ */
 
 enum { DT__BIN_MAGIC = 20240520, DT__BIN_VERSION = 1, DT__BIN_HEADER = 1024 /* bytes */ };
 
@@ -8014,13 +9956,17 @@ typedef struct dt__shard {
     void *map;
     int64_t bytes;             /* of the mapping */
     const unsigned char *data; /* the tokens, `width` bytes each, inside the mapping */
-    int width;                 /* 1: bytes, 2: uint16 token ids */
+    int width;                 /* 1: bytes, 2: uint16 token ids, 4: int32 token ids */
+    void *encoded;             /* instead of the mapping: ids of a text */
+    int64_t room;              /* ids that fit into it */
     int64_t first, tokens;     /* place of its first token among all, and how many */
 } dt__shard;
 
 struct dt_data {
     dt__shard *shard;
     int shards, width;
+    const dt_tokenizer *tokenizer; /* while it is opened: encodes text */
+    int64_t vocabulary;            /* of the tokenizer, when it encoded something */
     int64_t sequence;
     int64_t first[2], tokens[2]; /* of each dt_split: a run of tokens */
 };
@@ -8067,58 +10013,54 @@ static dt_result dt__shard_recognise(dt__shard *s, const char *path)
 
 static dt_result dt__shard_open(dt__shard *s, const char *path)
 {
-    struct stat info;
-    void *map;
-    int file;
-    if (stat(path, &info)) return dt__error(DT_E_FILE, "cannot find %s (%s): check the name", path, strerror(errno));
-    if (S_ISDIR(info.st_mode))
-        return dt__error(DT_E_FILE, "%s is a directory: name a file in it, or use the pattern %s/*", path, path);
-    if (!S_ISREG(info.st_mode)) /* before open(), which would wait for the other end of a FIFO */
-        return dt__error(DT_E_FILE, "%s is a pipe or a device, but samples are read in any order: copy it to a file",
-                         path);
-    if (info.st_size == 0) return dt__error(DT_E_DATA, "%s is empty: give a file with text or tokens", path);
-    file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return dt__error(DT_E_FILE, "cannot read %s (%s): check its permissions", path, strerror(errno));
-    map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, file, 0);
-    close(file);
-    if (map == MAP_FAILED)
-        return dt__error(DT_E_FILE, "cannot map %s (%s): copy it to a local disk", path, strerror(errno));
-    s->map = map;
-    s->bytes = info.st_size;
+    dt_result r = dt__file_map(path, &s->map, &s->bytes);
+    if (r) return r;
+    if (!s->bytes) return dt__error(DT_E_DATA, "%s is empty: give a file with text or tokens", path);
     return dt__shard_recognise(s, path);
 }
 
-static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
-/* Appends the files that a name or pattern stands for. A pattern without a match stays as it is: opening it then says
- * that it is missing. glob() would sort by the locale, and the order of shards decides bits. */
-static int dt__names_add(glob_t *names, const char *pattern)
+/* More ids of a text. */
+static dt_result dt__shard_more(void *context, const int32_t *ids, int64_t count)
 {
-    size_t old = names->gl_pathc;
-    if (glob(pattern, GLOB_NOSORT | GLOB_NOCHECK | (old ? GLOB_APPEND : 0), NULL, names)) return 0;
-    qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
-    return 1;
+    dt__shard *s = (dt__shard *)context;
+    uint16_t *narrow;
+    if (!dt__reserve(&s->encoded, s->tokens, &s->room, s->tokens + count, s->width, "the ids of a text"))
+        return DT_E_MEMORY;
+    narrow = (uint16_t *)s->encoded + s->tokens;
+    if (s->width == 4) memcpy((int32_t *)s->encoded + s->tokens, ids, sizeof *ids * (size_t)count);
+    else for (int64_t i = 0; i < count; i++) narrow[i] = (uint16_t)ids[i];
+    s->tokens += count;
+    return DT_OK;
 }
 
-/* The files of a list. On success the caller frees them with globfree(). */
-static dt_result dt__names_list(glob_t *names, const char *path)
+/* Bytes of memory that encoded texts take. */
+static int64_t dt__data_memory(const dt_data *d)
 {
-    int64_t size = (int64_t)strlen(path) + 1;
-    char *list = (char *)dt__alloc(size, "a list of file names"), *name, *comma;
-    int fine = 1;
-    if (!list) return DT_E_MEMORY;
-    memset(names, 0, sizeof *names);
-    memcpy(list, path, (size_t)size);
-    for (name = list; name && fine; name = comma) {
-        comma = access(path, F_OK) ? strchr(name, ',') : NULL; /* a file may have a comma in its name */
-        if (comma) *comma++ = 0;
-        if (*name) fine = dt__names_add(names, name);
-    }
-    dt__free(list);
-    if (fine && names->gl_pathc) return DT_OK;
-    globfree(names);
-    return fine ? dt__error(DT_E_USAGE, "no file is named in \"%s\": give the name of a text", path)
-                : dt__error(DT_E_SYSTEM, "cannot look for %s: name the files one by one", path);
+    int64_t bytes = 0;
+    for (int i = 0; i < d->shards; i++) bytes += d->shard[i].room * d->shard[i].width;
+    return bytes;
+}
+
+enum { DT__FLUSH = 4096 }; /* ids that are encoded before they are stored or written */
+
+/* Encodes a shard of text and lets the file go. */
+static dt_result dt__shard_encode(dt__shard *s, const dt_tokenizer *t)
+{
+    int32_t ids[DT__FLUSH];
+    dt__encoder e;
+    dt_result r;
+    memset(&e, 0, sizeof e);
+    e.ids = ids;
+    e.room = DT__FLUSH;
+    e.flush = dt__shard_more;
+    e.context = s;
+    s->width = dt_tokenizer_size(t) > 65536 ? 4 : 2;
+    s->tokens = 0;
+    r = dt__encode(&e, t, s->map, s->bytes, 1);
+    munmap(s->map, (size_t)s->bytes);
+    s->map = NULL;
+    s->data = (const unsigned char *)s->encoded;
+    return r;
 }
 
 static dt_result dt__data_open_shards(dt_data *d, char *const *path)
@@ -8126,8 +10068,12 @@ static dt_result dt__data_open_shards(dt_data *d, char *const *path)
     for (int i = 0; i < d->shards; i++) {
         dt__shard *s = &d->shard[i];
         dt_result r = dt__shard_open(s, path[i]);
+        if (!r && s->width == 1 && d->tokenizer) {
+            r = dt__shard_encode(s, d->tokenizer);
+            d->vocabulary = dt_tokenizer_size(d->tokenizer);
+        }
         if (r) return r;
-        if (s->width != d->shard[0].width)
+        if ((s->width == 1) != (d->shard[0].width == 1))
             return dt__error(DT_E_DATA, "%s holds %s and %s %s: give files of one kind", path[0],
                              s->width == 1 ? "token ids" : "text", path[i], s->width == 1 ? "text" : "token ids");
         s->first = i ? s[-1].first + s[-1].tokens : 0;
@@ -8168,6 +10114,12 @@ static dt_result dt__data_fill(dt_data *d, const glob_t *names, const char *path
 
 DT_API dt_result dt_data_open(dt_data **handle, const char *path, int64_t sequence, double validation_fraction)
 {
+    return dt_data_open_tokenized(handle, path, NULL, sequence, validation_fraction);
+}
+
+DT_API dt_result dt_data_open_tokenized(dt_data **handle, const char *path, const dt_tokenizer *t, int64_t sequence,
+                                        double validation_fraction)
+{
     glob_t names;
     dt_result r;
     dt_data *d;
@@ -8180,10 +10132,11 @@ DT_API dt_result dt_data_open(dt_data **handle, const char *path, int64_t sequen
     r = dt__names_list(&names, path);
     if (r) return r;
     d = (dt_data *)dt__alloc((int64_t)sizeof *d, "the data");
-    if (d) d->sequence = sequence;
+    if (d) d->sequence = sequence, d->tokenizer = t;
     r = d ? dt__data_fill(d, &names, path, validation_fraction) : DT_E_MEMORY;
     globfree(&names);
     if (r) dt_data_close(&d);
+    if (d) d->tokenizer = NULL;
     *handle = d;
     return r;
 }
@@ -8192,8 +10145,10 @@ DT_API void dt_data_close(dt_data **handle)
 {
     dt_data *d = *handle;
     if (!d) return;
-    for (int i = 0; i < d->shards; i++)
+    for (int i = 0; i < d->shards; i++) {
         if (d->shard[i].map) munmap(d->shard[i].map, (size_t)d->shard[i].bytes);
+        dt__free(d->shard[i].encoded);
+    }
     dt__free(d->shard);
     dt__free(d);
     *handle = NULL;
@@ -8210,11 +10165,11 @@ DT_API int64_t dt_data_samples(const dt_data *d, dt_split split)
 
 DT_API int64_t dt_data_vocabulary(const dt_data *d)
 {
-    int largest = 0;
+    int64_t largest = dt__max(d->vocabulary, 1) - 1;
     if (d->width == 1) return 256;
     for (int i = 0; i < d->shards; i++) {
         const uint16_t *id = (const uint16_t *)(const void *)d->shard[i].data;
-        for (int64_t j = 0; j < d->shard[i].tokens; j++)
+        for (int64_t j = 0; !d->shard[i].encoded && j < d->shard[i].tokens; j++)
             if (id[j] > largest) largest = id[j];
     }
     return largest + 1;
@@ -8233,7 +10188,8 @@ static void dt__data_read(const dt_data *d, int64_t at, int64_t n, int32_t *out)
         int64_t skip = at - s->first, run = dt__min(n, s->tokens - skip);
         const unsigned char *byte = s->data + skip * s->width;
         const uint16_t *id = (const uint16_t *)(const void *)byte;
-        if (s->width == 1) for (int64_t i = 0; i < run; i++) out[i] = byte[i];
+        if (s->width == 4) memcpy(out, byte, sizeof *out * (size_t)run);
+        else if (s->width == 1) for (int64_t i = 0; i < run; i++) out[i] = byte[i];
         else for (int64_t i = 0; i < run; i++) out[i] = id[i];
         out += run;
         at += run;
@@ -8532,8 +10488,8 @@ static void dt__prose_sentence(dt__prose *p)
     p->topic = dt__prose_draw(p);
 }
 
-/* Writes exactly `bytes` bytes, the last one a newline. */
-static int dt__prose_write(FILE *file, int64_t bytes, uint64_t seed)
+/* Writes exactly `bytes` bytes, the last one a newline. Errors stay with the file. */
+static void dt__prose_write(FILE *file, int64_t bytes, uint64_t seed)
 {
     dt__prose p;
     memset(&p, 0, sizeof p);
@@ -8542,33 +10498,166 @@ static int dt__prose_write(FILE *file, int64_t bytes, uint64_t seed)
     for (int64_t left = bytes - 1; left > 0; left -= (int64_t)p.length) {
         dt__prose_sentence(&p);
         if ((int64_t)p.length > left) p.length = (size_t)left;
-        if (fwrite(p.text, 1, p.length, file) != p.length) return 0;
+        if (fwrite(p.text, 1, p.length, file) != p.length) return;
     }
-    return fputc('\n', file) != EOF && !fflush(file) && !fsync(fileno(file));
+    fputc('\n', file);
 }
 
 DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed)
 {
-    char name[PATH_MAX];
-    FILE *file;
-    int fine, why;
+    dt__draft draft;
+    dt_result r;
     if (bytes < 1) return dt__error(DT_E_USAGE, "a text of %lld bytes: ask for 1 or more", (long long)bytes);
-    /* process and stack: ranks that are threads write different files, too */
-    if ((size_t)snprintf(name, sizeof name, "%s.%ld.%p.tmp", path, (long)getpid(), (void *)name) >= sizeof name)
-        return dt__error(DT_E_FILE, "the file name %.60s... is too long: use a shorter one", path);
-    file = fopen(name, "wb");
-    if (!file)
-        return dt__error(DT_E_FILE, "cannot create %s (%s): choose another directory", name, strerror(errno));
-    fine = dt__prose_write(file, bytes, seed);
-    why = errno;
-    if (fclose(file) && fine) {
-        fine = 0;
-        why = errno;
+    r = dt__draft_open(&draft, path);
+    if (r) return r;
+    dt__prose_write(draft.file, bytes, seed);
+    r = dt__draft_end(&draft, path);
+    return r ? r : dt__draft_publish(&draft, path);
+}
+
+/* ---- token files ------------------------------------------------------------------------------ */
+
+typedef struct dt__shard_writer {
+    const char *output;
+    int64_t limit;  /* ids per file; 0: one file */
+    int64_t tokens; /* in the file that is open */
+    int64_t total;
+    dt__draft *draft; /* of every file, ended but for an open last one */
+    int64_t drafts, room;
+} dt__shard_writer;
+
+/* The name of file `index`. */
+static dt_result dt__shard_name(const dt__shard_writer *w, int64_t index, char name[PATH_MAX])
+{
+    size_t stem = strlen(w->output);
+    int length;
+    if (stem >= 4 && !strcmp(w->output + stem - 4, ".bin")) stem -= 4;
+    length = w->limit ? snprintf(name, PATH_MAX, "%.*s_%06lld.bin", (int)stem, w->output, (long long)index)
+                      : snprintf(name, PATH_MAX, "%s", w->output);
+    if (length < PATH_MAX) return DT_OK;
+    return dt__error(DT_E_FILE, "the file name %.60s... is too long: use a shorter one", w->output);
+}
+
+/* Begins the next file, with a header that is right when it ends. */
+static dt_result dt__shard_begin(dt__shard_writer *w)
+{
+    static const char header[DT__BIN_HEADER] = {0};
+    char name[PATH_MAX];
+    dt_result r = dt__shard_name(w, w->drafts, name);
+    if (r) return r;
+    if (!dt__reserve((void **)&w->draft, w->drafts, &w->room, w->drafts + 1, (int64_t)sizeof *w->draft, "token files"))
+        return DT_E_MEMORY;
+    r = dt__draft_open(&w->draft[w->drafts], name);
+    if (r) return r;
+    fwrite(header, 1, sizeof header, w->draft[w->drafts++].file);
+    w->tokens = 0;
+    return DT_OK;
+}
+
+static dt_result dt__shard_end(dt__shard_writer *w)
+{
+    dt__draft *d = w->drafts ? &w->draft[w->drafts - 1] : NULL;
+    char name[PATH_MAX];
+    int32_t header[3];
+    dt_result r;
+    if (!d || !d->file) return DT_OK;
+    r = dt__shard_name(w, w->drafts - 1, name);
+    if (r) return r;
+    header[0] = DT__BIN_MAGIC;
+    header[1] = DT__BIN_VERSION;
+    header[2] = (int32_t)w->tokens;
+    if (!fseek(d->file, 0, SEEK_SET)) fwrite(header, 1, sizeof header, d->file);
+    r = dt__draft_end(d, name);
+    if (r) w->drafts--;
+    return r;
+}
+
+/* Writes ids, into as many files as they need. */
+static dt_result dt__shard_write(void *context, const int32_t *ids, int64_t count)
+{
+    dt__shard_writer *w = (dt__shard_writer *)context;
+    int64_t limit = w->limit ? w->limit : INT32_MAX;
+    uint16_t narrow[DT__FLUSH];
+    dt_result r = DT_OK;
+    while (count && !r) {
+        int64_t run = dt__min(count, DT__FLUSH);
+        if (!w->drafts || w->tokens == limit) {
+            if (w->drafts && !w->limit)
+                return dt__error(DT_E_DATA,
+                                 "%s gets more than %d tokens, which its header cannot count: give a number "
+                                 "of tokens per shard",
+                                 w->output, INT32_MAX);
+            r = dt__shard_end(w);
+            if (!r) r = dt__shard_begin(w);
+            continue;
+        }
+        run = dt__min(run, limit - w->tokens);
+        for (int64_t i = 0; i < run; i++) narrow[i] = (uint16_t)ids[i];
+        if ((int64_t)fwrite(narrow, sizeof *narrow, (size_t)run, w->draft[w->drafts - 1].file) != run) {
+            char name[PATH_MAX];
+            r = dt__shard_name(w, w->drafts - 1, name);
+            return r ? r : dt__draft_end(&w->draft[--w->drafts], name); /* says why */
+        }
+        w->tokens += run;
+        w->total += run;
+        ids += run;
+        count -= run;
     }
-    if (fine && !rename(name, path)) return DT_OK;
-    if (fine) why = errno;
-    unlink(name);
-    return dt__error(DT_E_FILE, "cannot write %s (%s): free some space or choose another place", path, strerror(why));
+    return r;
+}
+
+/* Encodes one text. */
+static dt_result dt__shard_file(dt__shard_writer *w, const dt_tokenizer *t, const char *path, int special)
+{
+    int32_t ids[DT__FLUSH];
+    dt__encoder e;
+    void *map;
+    int64_t bytes = 0;
+    dt_result r = dt__file_map(path, &map, &bytes);
+    if (!r && !bytes) r = dt__error(DT_E_DATA, "%s is empty: give a file with text", path);
+    memset(&e, 0, sizeof e);
+    e.ids = ids;
+    e.room = DT__FLUSH;
+    e.flush = dt__shard_write;
+    e.context = w;
+    if (!r) r = dt__encode(&e, t, map, bytes, special);
+    if (map) munmap(map, (size_t)bytes);
+    return r;
+}
+
+DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
+                                  int special, int64_t *tokens)
+{
+    dt__shard_writer w;
+    glob_t names;
+    char name[PATH_MAX];
+    int64_t published = 0;
+    dt_result r;
+    memset(&w, 0, sizeof w);
+    w.output = output;
+    w.limit = shard_tokens;
+    if (tokens) *tokens = 0;
+    if (shard_tokens < 0 || shard_tokens > INT32_MAX)
+        return dt__error(DT_E_USAGE, "shards of %lld tokens: use 1 to %d, or 0 for one file", (long long)shard_tokens,
+                         INT32_MAX);
+    if (dt_tokenizer_size(t) > 65536)
+        return dt__error(DT_E_DATA,
+                         "the vocabulary has %lld ids, and a .bin file holds ids up to 65535: give the text "
+                         "and the tokenizer to dt_data_open_tokenized()",
+                         (long long)dt_tokenizer_size(t));
+    r = dt__names_list(&names, path);
+    if (r) return r;
+    for (size_t i = 0; i < names.gl_pathc && !r; i++) r = dt__shard_file(&w, t, names.gl_pathv[i], special);
+    globfree(&names);
+    if (!r) r = dt__shard_end(&w);
+    for (; published < w.drafts && !r; published++) {
+        r = dt__shard_name(&w, published, name);
+        if (!r) r = dt__draft_publish(&w.draft[published], name);
+    }
+    for (int64_t i = published; i < w.drafts; i++) dt__draft_drop(&w.draft[i]);
+    dt__free(w.draft);
+    if (tokens && !r) *tokens = w.total;
+    return r;
 }
 
 /* ============================================================================================
@@ -11001,6 +13090,8 @@ typedef struct dt__option {
     {name, "KIND", sentence, DT__TYPE_NAME, 0, offsetof(dt_recipe, field), names}
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
+    DT__RECIPE("tokenizer", "PATH", DT__TYPE_TEXT, tokenizer,
+               "directory or .json file that encodes a text; none: bytes"),
     DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, "GPT-2 size: nano, micro, tiny, small, 124M, 355M, 774M, 1558M"),
     DT__RECIPE("layers", "N", DT__TYPE_INT, model.layers, "blocks"),
     DT__RECIPE("heads", "N", DT__TYPE_INT, model.heads, "attention heads"),
@@ -11036,7 +13127,7 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
     DT__LAYOUT("sample-every", "N", DT__TYPE_INT, sample_every, "steps between text samples; 0: at the end"),
-    DT__LAYOUT("sample-length", "N", DT__TYPE_INT, sample_length, "tokens per sample; 0: none"),
+    DT__LAYOUT("sample-length", "N", DT__TYPE_INT, sample_length, "bytes per sample; 0: none"),
     DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step"),
     DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
     DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
@@ -11209,6 +13300,7 @@ struct dt_trainer {
     dt_layout layout;
     dt_comm *comm;
     dt_pool *pool;
+    dt_tokenizer *tokenizer; /* NULL: bytes */
     dt_data *data;
     dt__loader *loader;
     dt__batch batch; /* this rank's samples of the step */
@@ -11407,6 +13499,7 @@ static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[5])
     line[4].what = "buffers";
     line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers +
                     3 * 8 * e->rows * (e->hi - e->lo) * e->micros * t->recipe.sequence;
+    line[4].bytes += dt__data_memory(t->data);
     if (t->layout.sample_length) line[4].bytes += 4 * (t->one.saved + t->one.boundary + t->one.temp);
     snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched tokens, sampling");
     for (int i = 0; i < 5; i++) total += line[i].bytes;
@@ -11605,9 +13698,16 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__check_batch(r, dt_comm_size(t->comm));
     if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_rest(r, &t->layout);
-    if (!result) result = dt_data_open(&t->data, r->data, r->sequence, (double)r->validation);
+    if (!result && r->tokenizer) result = dt_tokenizer_open(&t->tokenizer, r->tokenizer);
+    if (!result) result = dt_data_open_tokenized(&t->data, r->data, t->tokenizer, r->sequence, (double)r->validation);
     if (result) return result;
     tokens = dt_data_vocabulary(t->data);
+    if (t->tokenizer && tokens > dt_tokenizer_size(t->tokenizer))
+        return dt__error(DT_E_USAGE,
+                         "the data has token ids up to %lld, the tokenizer %s up to %lld: name the one that "
+                         "made them",
+                         (long long)tokens - 1, r->tokenizer, (long long)dt_tokenizer_size(t->tokenizer) - 1);
+    if (t->tokenizer) tokens = dt_tokenizer_size(t->tokenizer); /* a sample may use any */
     if (!r->model.vocabulary) r->model.vocabulary = tokens;
     if (r->model.vocabulary < tokens)
         return dt__error(DT_E_USAGE, "the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
@@ -11663,6 +13763,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->words);
     dt__free(t->gathered);
     dt_data_close(&t->data);
+    dt_tokenizer_close(&t->tokenizer);
     dt__pool_close(&t->pool);
     dt_comm_free(&t->comm);
     dt__free(t);
@@ -11801,23 +13902,55 @@ static int32_t dt__draw(const dt__kernels *k, const float *row, int64_t n, float
     return (int32_t)(n - 1);
 }
 
+/* The first ids of a prompt, at most T - 1, at the beginning of `tokens` (T); *used: how many. */
+static dt_result dt__sample_prompt(const dt_trainer *t, const char *prompt, int32_t *tokens, int64_t *used)
+{
+    int64_t bytes = (int64_t)strlen(prompt), most = t->recipe.sequence - 1;
+    int32_t *ids;
+    dt_result r = DT_OK;
+    memset(tokens, 0, sizeof *tokens * (size_t)t->recipe.sequence);
+    if (!t->tokenizer) {
+        *used = dt__min(bytes, most);
+        for (int64_t i = 0; i < *used; i++) tokens[i] = (int32_t)(unsigned char)prompt[i];
+        return DT_OK;
+    }
+    ids = (int32_t *)dt__alloc(bytes * (int64_t)sizeof *ids, "a prompt");
+    if (!ids) return DT_E_MEMORY;
+    r = dt_tokenizer_encode(t->tokenizer, prompt, bytes, 1, ids, used);
+    *used = dt__min(*used, most);
+    if (!r) memcpy(tokens, ids, sizeof *ids * (size_t)*used);
+    dt__free(ids);
+    return r;
+}
+
+/* Appends the bytes of a token to text, which has room for `room` of them; returns how many it wrote. */
+static int64_t dt__sample_text(const dt_trainer *t, int32_t token, char *text, int64_t room)
+{
+    int64_t bytes = 1;
+    const char *of = t->tokenizer ? dt_tokenizer_token(t->tokenizer, token, &bytes) : NULL;
+    if (!of) return *text = t->tokenizer ? '?' : (char)token, 1; /* ?: an id between those of the vocabulary */
+    bytes = dt__min(bytes, room);
+    memcpy(text, of, (size_t)bytes);
+    return bytes;
+}
+
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text)
 {
-    int64_t length = t->recipe.sequence, used = dt__min((int64_t)strlen(prompt), length - 1),
-            vocabulary = t->recipe.model.vocabulary;
+    int64_t length = t->recipe.sequence, used = 0, vocabulary = t->recipe.model.vocabulary, written = 0;
     int32_t *tokens = t->eval_tokens, *targets;
     dt__rng rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, 0, 0);
+    dt_result r;
     if (!t->one_memory)
         return dt__error(DT_E_USAGE,
                          "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
-    if (vocabulary > 256 || !(temperature > 0.0f) || used < 1)
-        return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary, a prompt and a temperature above 0");
+    r = dt__sample_prompt(t, prompt, tokens, &used);
+    if (r) return r;
+    if ((vocabulary > 256 && !t->tokenizer) || !(temperature > 0.0f) || used < 1)
+        return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary or a tokenizer, a prompt and a temperature "
+                                     "above 0");
     targets = tokens + length;
-    for (int64_t i = 0; i < length; i++) {
-        tokens[i] = i < used ? (int32_t)(unsigned char)prompt[i] : 0;
-        targets[i] = -1;
-    }
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < length; i++) targets[i] = -1;
+    for (int64_t i = 0; written < count; i++) {
         unsigned saved = dt__fp_enter();
         const float *logits = dt__logits(t, tokens, targets);
         int32_t token = dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature,
@@ -11828,7 +13961,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
             used = length - length / 2;
         }
         tokens[used++] = token;
-        text[i] = (char)token;
+        written += dt__sample_text(t, token, text + written, count - written);
         dt__comm_tick(t->comm);
     }
     text[count] = 0;
@@ -11883,7 +14016,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (info->validation == info->validation)
         printf("step %lld/%lld  validation loss %.4f nats, %.3f bits per token\n", (long long)info->step,
                (long long)t->recipe.steps, (double)info->validation, (double)info->validation * 1.4426950408889634);
-    if (l->sample_length && t->recipe.model.vocabulary <= 256 &&
+    if (l->sample_length && (t->tokenizer || t->recipe.model.vocabulary <= 256) &&
         (last || (l->sample_every && info->step % l->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     fflush(stdout);

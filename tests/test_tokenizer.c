@@ -1,0 +1,821 @@
+/* H11 tokenizers: pre-tokens, ids against the reference implementations (golden/tokens, made by make_golden_tokens.py),
+ * merging and learning against plain references, files of every bad kind, token shards, memory that runs out.
+ * With an argument: writes tokenizers and cases into that folder, for test_tokenizer.t. */
+#include <stddef.h>
+static void *failing_malloc(size_t bytes);
+static void failing_free(void *p);
+#define DT_MALLOC(bytes) failing_malloc(bytes)
+#define DT_FREE(p) failing_free(p)
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include <dirent.h>
+#include "tap.h"
+
+/* ---- memory that fails at the n-th request --------------------------------------------------- */
+
+static int64_t requests, fail_at = -1, alive; /* fail_at: -1 never */
+
+static void *failing_malloc(size_t bytes)
+{
+    if (requests++ == fail_at) return NULL;
+    alive++;
+    return malloc(bytes);
+}
+static void failing_free(void *p)
+{
+    alive -= p != NULL;
+    free(p);
+}
+
+/* ---- helpers ----------------------------------------------------------------------------------- */
+
+static char folder[64];
+
+/* A path in the test's own folder. The last four answers stay valid. */
+static const char *in(const char *name)
+{
+    static char path[4][256];
+    static int next;
+    next = (next + 1) % 4;
+    snprintf(path[next], sizeof path[next], "%s/%s", folder, name);
+    return path[next];
+}
+
+static const char *golden(const char *name)
+{
+    static char path[4][512];
+    static int next;
+    const char *slash = strrchr(__FILE__, '/');
+    next = (next + 1) % 4;
+    snprintf(path[next], sizeof path[next], "%.*sgolden/tokens/%s", slash ? (int)(slash - __FILE__) + 1 : 0, __FILE__,
+             name);
+    return path[next];
+}
+
+static void put(const char *name, const void *bytes, size_t n)
+{
+    FILE *f = fopen(in(name), "wb");
+    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f)) tap_bail("cannot write %s", in(name));
+}
+static void put_text(const char *name, const char *text) { put(name, text, strlen(text)); }
+
+/* A whole file, ended by a NUL; to be freed. */
+static char *slurp(const char *path, int64_t *bytes)
+{
+    FILE *f = fopen(path, "rb");
+    char *text = (char *)malloc(1 << 22);
+    *bytes = f && text ? (int64_t)fread(text, 1, (1 << 22) - 1, f) : 0;
+    if (!f || !text) tap_bail("cannot read %s", path);
+    text[*bytes] = 0;
+    fclose(f);
+    return text;
+}
+
+static dt_tokenizer *opened(const char *path)
+{
+    dt_tokenizer *t;
+    if (dt_tokenizer_open(&t, path)) tap_bail("%s", dt_last_error());
+    return t;
+}
+
+static uint32_t state = 1;
+static uint32_t draw(uint32_t n) /* 0..n-1 */
+{
+    state = state * 1664525u + 1013904223u;
+    return (uint32_t)((uint64_t)(state >> 8) * n >> 24);
+}
+
+/* ---- pre-tokens ---------------------------------------------------------------------------------- */
+
+static void test_classes(const char *want)
+{
+    static char digits[DT__CODES];
+    uint8_t *map = dt__classes();
+    char hex[65], text[4];
+    dt__sha256 h;
+    for (uint32_t c = 0; c < DT__CODES; c++) {
+        int length = 0, bytes = dt__utf8_put(c, text);
+        int kind = dt__class_of(map, (const unsigned char *)text, bytes, &length);
+        if (c < 0xd800 || c >= 0xe000 ? length != bytes : length != 1 || kind) tap_bail("U+%04X is misread", c);
+        digits[c] = (char)('0' + kind);
+    }
+    dt__free(map);
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, digits, sizeof digits);
+    dt__sha256_end(&h, hex);
+    tap_ok(!strncmp(hex, want, 64), "letters, numbers and white space are those of the reference: every code point");
+}
+
+/* Where the rules cut, as text with | between. A byte that is not UTF-8 is a character of no class. */
+static void test_cuts(void)
+{
+    static const struct {
+        const char *text, *gpt2, *llama3;
+    } row[] = {
+        {"\xff", "\xff", "\xff"},
+        {"a\xff", "a|\xff", "a|\xff"},
+        {"\xff" "a", "\xff|a", "\xff" "a"},
+        {" \xff!a", " \xff!|a", " \xff!|a"},
+        {"\xe2\x82" "b 1", "\xe2\x82|b| 1", "\xe2\x82|b| |1"},
+        {"\xc0\x80" "1", "\xc0\x80|1", "\xc0\x80|1"},           /* overlong */
+        {"\xed\xa0\x80 x", "\xed\xa0\x80| x", "\xed\xa0\x80| x"}, /* a surrogate */
+        {"\xf4\x90\x80\x80", "\xf4\x90\x80\x80", "\xf4\x90\x80\x80"},
+        {"\xf8\x88\x80\x80", "\xf8\x88\x80\x80", "\xf8\x88\x80\x80"},
+        {"x\xc3", "x|\xc3", "x|\xc3"},
+        {"12345's", "12345|'s", "123|45|'s"},
+        {"'\xc5\xbfx'LLy", "'|\xc5\xbfx|'|LLy", "'\xc5\xbf|x|'LL|y"}, /* the long s */
+        {"\t\xff\n\nq", "\t|\xff|\n|\n|q", "\t|\xff\n\n|q"},
+    };
+    uint8_t *map = dt__classes();
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        const unsigned char *p = (const unsigned char *)row[i].text;
+        int64_t n = (int64_t)strlen(row[i].text);
+        for (int rule = 0; rule < 2; rule++) {
+            char cut[64];
+            int64_t used = 0, length;
+            for (int64_t at = 0; at < n; at += length) {
+                length = rule ? dt__pretoken_llama3(map, p + at, n - at) : dt__pretoken_gpt2(map, p + at, n - at);
+                if (at) cut[used++] = '|';
+                memcpy(cut + used, p + at, (size_t)length);
+                used += length;
+            }
+            cut[used] = 0;
+            if (!tap_ok(!strcmp(cut, rule ? row[i].llama3 : row[i].gpt2), "cuts %d, rule %d", (int)i, rule))
+                tap_note("%s", cut);
+        }
+    }
+    dt__free(map);
+}
+
+/* ---- golden ids ----------------------------------------------------------------------------------- */
+
+/* Does t give the ids behind the colon of a line, and the text back? */
+static int case_is_right(const dt_tokenizer *t, const char *line, int special)
+{
+    static unsigned char text[4096], back[4096];
+    static int32_t ids[4096];
+    int64_t n = 0, count, bytes;
+    char *end;
+    for (; *line != ':'; line += 2, n++) {
+        char hex[3] = {line[0], line[1], 0};
+        text[n] = (unsigned char)strtol(hex, NULL, 16);
+    }
+    if (dt_tokenizer_encode(t, text, n, special, ids, &count)) return 0;
+    line++;
+    for (int64_t i = 0; i < count; i++, line = end)
+        if (strtol(line, &end, 10) != ids[i] || end == line) return 0;
+    if (line[strspn(line, " ")] != '\n') return 0;
+    return !dt_tokenizer_decode(t, ids, count, (char *)back, &bytes) && bytes == n && !memcmp(text, back, (size_t)n);
+}
+
+static void test_golden(void)
+{
+    static const char *const kind[3] = {"gpt2", "vocab", "llama3"};
+    dt_tokenizer *t[3];
+    int64_t bytes;
+    int cases[3] = {0, 0, 0}, wrong[3] = {0, 0, 0};
+    char *text = slurp(golden("cases.txt"), &bytes), *line = text;
+    t[0] = opened(golden("gpt2.json"));
+    t[1] = opened(golden("vocab.json"));
+    t[2] = opened(golden("llama3.json"));
+    test_classes(line + strlen("classes "));
+    while ((line = strchr(line, '\n')) != NULL && *++line) {
+        int which = 0;
+        while (which < 3 && strncmp(line, kind[which], strlen(kind[which]))) which++;
+        if (which == 3) tap_bail("an unknown line in cases.txt");
+        cases[which]++;
+        if (case_is_right(t[which], line + strlen(kind[which]) + 3, line[strlen(kind[which]) + 1] == '1')) continue;
+        if (!wrong[which]++) tap_note("%.*s", (int)strcspn(line, "\n"), line);
+    }
+    for (int i = 0; i < 3; i++) {
+        tap_ok(cases[i] > 10 && !wrong[i], "%s: %d texts have the ids of the reference and decode to themselves", kind[i],
+               cases[i]);
+        dt_tokenizer_close(&t[i]);
+    }
+    free(text);
+}
+
+/* ---- round trip on any bytes ------------------------------------------------------------------------ */
+
+static void test_round_trip(void)
+{
+    static const char *const pieces[] = {"'s", "<|end|>", " ", "\n", "[tool]", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "12",
+                                         "the", "\xcc\x81", "\xff", "\xe2\x82", "<|a b|>", "'\xc5\xbf", "\r\n", "<|end|>>"};
+    static const int64_t sizes[] = {0, 1, 2, 3, 31, 32, 33, 255, 256, 257, 1000, 5000};
+    static const char *const files[3] = {"gpt2.json", "vocab.json", "llama3.json"};
+    static unsigned char text[8192], back[8192];
+    static int32_t ids[8192];
+    for (int f = 0; f < 3; f++) {
+        dt_tokenizer *t = opened(golden(files[f]));
+        int fine = 1;
+        for (int round = 0; round < 600 && fine; round++) {
+            int64_t n = 0, want = sizes[round % 12], count, bytes;
+            while (n < want) {
+                const char *piece = pieces[draw(16)];
+                if (round % 3 == 0) text[n++] = (unsigned char)draw(256);
+                else for (; *piece && n < want; piece++) text[n++] = (unsigned char)*piece;
+                if (round % 3 == 2 && draw(4) == 0) text[n - 1] = (unsigned char)draw(256);
+            }
+            fine = !dt_tokenizer_encode(t, text, n, round & 1, ids, &count) && count <= n &&
+                   !dt_tokenizer_decode(t, ids, count, NULL, &bytes) && bytes == n &&
+                   !dt_tokenizer_decode(t, ids, count, (char *)back, &bytes) && !memcmp(text, back, (size_t)n);
+        }
+        tap_ok(fine, "%s: 600 random texts of bytes decode to themselves", files[f]);
+        ids[0] = 999999, ids[1] = -1;
+        tap_ok(dt_tokenizer_decode(t, ids, 1, NULL, &(int64_t){0}) == DT_E_DATA, "%s", dt_last_error());
+        tap_ok(dt_tokenizer_decode(t, ids + 1, 1, NULL, &(int64_t){0}) == DT_E_DATA, "%s", dt_last_error());
+        dt_tokenizer_close(&t);
+    }
+}
+
+/* ---- merging and learning, as plainly as they can be written --------------------------------------- */
+
+/* Merges the pair of the lowest rank, the leftmost of equals, until there is none. */
+static int64_t plain_merge(const dt_tokenizer *t, int32_t *symbol, int64_t n)
+{
+    for (;;) {
+        int64_t best = t->merges, at = -1;
+        for (int64_t i = 0; i + 1 < n; i++)
+            for (int64_t rank = 0; rank < best; rank++)
+                if (t->merge[rank].left == symbol[i] && t->merge[rank].right == symbol[i + 1]) best = rank, at = i;
+        if (at < 0) return n;
+        symbol[at] = t->merge[best].made;
+        memmove(symbol + at + 1, symbol + at + 2, sizeof *symbol * (size_t)(n - at - 2));
+        n--;
+    }
+}
+
+static void test_merging(void)
+{
+    dt_tokenizer *t;
+    int32_t ids[200], symbol[200];
+    unsigned char word[200];
+    int fine = 1, all = 0;
+    put_text("ab.txt", "abababab aabbaabb abcabcabc aaaaaaaa bbbbbb cacacac abbaabba ccccabab aabaab bcbcbc abcabc "
+                       "aaab baaa cabcab abab bbaa aabb aaa bbb ccc abc cba acb aaaa bbbb\n");
+    if (dt_tokenizer_train(&t, in("ab.txt"), 300, DT_PRETOKENS_GPT2, NULL)) tap_bail("%s", dt_last_error());
+    for (int64_t n = 1; n <= 150; n++) {
+        for (int round = 0; round < 8 && fine; round++, all++) {
+            int64_t count, want;
+            for (int64_t i = 0; i < n; i++) word[i] = (unsigned char)('a' + draw((uint32_t)round % 3 + 1));
+            for (int64_t i = 0; i < n; i++) symbol[i] = t->byte_id[word[i]];
+            want = plain_merge(t, symbol, n);
+            fine = !dt_tokenizer_encode(t, word, n, 1, ids, &count) && count == want &&
+                   !memcmp(ids, symbol, sizeof *ids * (size_t)count);
+        }
+    }
+    tap_ok(fine, "%d words of 1 to 150 letters: the merges of the plain reference", all);
+    dt_tokenizer_close(&t);
+}
+
+/* Learns from words without spaces, one per line, by counting all pairs anew before each merge. Fills merge[][2] with
+ * bytes of the two sides and returns how many merges there are. */
+typedef struct plain_learner {
+    char token[400][64]; /* by id */
+    int32_t word[64][64], length[64], merge[400][2];
+    int words, tokens, merges;
+} plain_learner;
+
+static int plain_best(const plain_learner *p, int32_t *left, int32_t *right)
+{
+    static int count[400][400];
+    int best = 1;
+    memset(count, 0, sizeof count);
+    for (int w = 0; w < p->words; w++)
+        for (int i = 0; i + 1 < p->length[w]; i++) count[p->word[w][i]][p->word[w][i + 1]]++;
+    for (int a = 0; a < p->tokens; a++)
+        for (int b = 0; b < p->tokens; b++)
+            if (count[a][b] > best) best = count[a][b], *left = a, *right = b;
+    return best > 1;
+}
+
+static void plain_learn(plain_learner *p, int vocabulary)
+{
+    int32_t left = 0, right = 0;
+    while (p->tokens < vocabulary && plain_best(p, &left, &right)) {
+        char made[128];
+        int id = 0, known = 0;
+        snprintf(made, sizeof made, "%s%s", p->token[left], p->token[right]);
+        while (id < p->tokens && strcmp(p->token[id], made)) id++;
+        if (id == p->tokens) snprintf(p->token[p->tokens++], 64, "%.63s", made);
+        for (int i = 0; i < p->merges; i++) known = known || (p->merge[i][0] == left && p->merge[i][1] == right);
+        if (!known) p->merge[p->merges][0] = left, p->merge[p->merges++][1] = right;
+        for (int w = 0; w < p->words; w++)
+            for (int i = 0; i + 1 < p->length[w]; i++) {
+                if (p->word[w][i] != left || p->word[w][i + 1] != right) continue;
+                p->word[w][i] = id;
+                memmove(&p->word[w][i + 1], &p->word[w][i + 2], sizeof(int32_t) * (size_t)(p->length[w] - i - 2));
+                p->length[w]--;
+            }
+    }
+}
+
+static void test_learning(void)
+{
+    static plain_learner p;
+    static char text[64 * 66];
+    int fine = 1, again = 0;
+    for (int round = 0; round < 150 && fine; round++) {
+        dt_tokenizer *t;
+        int32_t left, right;
+        int64_t used = 0;
+        memset(&p, 0, sizeof p);
+        for (int b = 0; b < 256; b++) p.token[dt__byte_order(b)][0] = (char)(b ? b : 1);
+        p.tokens = 256;
+        p.words = 1 + (int)draw(40);
+        for (int w = 0; w < p.words; w++) { /* letters only: the line end before a word is a pre-token of its own */
+            p.length[w] = 1 + (int32_t)draw(20);
+            for (int i = 0; i < p.length[w]; i++) {
+                text[used++] = "abcd"[draw(2 + (uint32_t)round % 3)];
+                p.word[w][i] = dt__byte_order(text[used - 1]);
+            }
+            text[used++] = '\n';
+        }
+        put("words.txt", text, (size_t)used);
+        plain_learn(&p, 330);
+        if (dt_tokenizer_train(&t, in("words.txt"), 330, (dt_pretokens)(round & 1), NULL)) tap_bail("%s", dt_last_error());
+        again += p.merges > p.tokens - 256;
+        fine = t->merges == p.merges && t->token.count == p.tokens;
+        for (int i = 0; i < p.merges && fine; i++)
+            fine = dt_tokenizer_merge(t, i, &left, &right) && left == p.merge[i][0] && right == p.merge[i][1];
+        dt_tokenizer_close(&t);
+    }
+    tap_ok(fine, "150 texts: the merges of the plain reference, in its order");
+    tap_ok(!again, "  and no two of them make the same token");
+}
+
+/* The same text, the same vocabulary: the reference's trainer found the merges of the golden file. */
+static void test_against_trainer(void)
+{
+    static const char *const file[2] = {"gpt2.json", "llama3.json"};
+    static const int64_t size[2] = {700, 640};
+    for (int rule = 0; rule < 2; rule++) {
+        dt_tokenizer *t, *want = opened(golden(file[rule]));
+        int same;
+        if (dt_tokenizer_train(&t, golden("train.txt"), size[rule], (dt_pretokens)rule, NULL)) tap_bail("%s", dt_last_error());
+        same = t->merges == want->merges && t->token.count == size[rule];
+        for (int64_t i = 0; same && i < t->merges; i++)
+            same = !memcmp(&t->merge[i], &want->merge[i], sizeof *t->merge);
+        tap_ok(same, "%s: learning gives the %lld merges of the reference's trainer", file[rule], (long long)want->merges);
+        dt_tokenizer_close(&t);
+        dt_tokenizer_close(&want);
+    }
+}
+
+/* A word of n letters, none of which a cut helps with, takes n log n. */
+static void test_long_words(void)
+{
+    enum { N = 1000000 };
+    char *text = (char *)malloc(N);
+    int32_t *ids = (int32_t *)malloc(N * sizeof *ids);
+    dt_tokenizer *t = opened(golden("gpt2.json"));
+    int64_t count = 0;
+    double start = dt__now(), took;
+    int fine;
+    if (!text || !ids) tap_bail("no memory");
+    for (int i = 0; i < N; i++) text[i] = "thelamp"[draw(7)];
+    fine = !dt_tokenizer_encode(t, text, N, 1, ids, &count);
+    took = dt__now() - start;
+    tap_ok(fine && took < 20, "a word of 1 MB: %lld ids, %.2f s", (long long)count, took);
+    dt_tokenizer_close(&t);
+    put("long.txt", text, N);
+    start = dt__now();
+    fine = !dt_tokenizer_train(&t, in("long.txt"), 2000, DT_PRETOKENS_GPT2, NULL);
+    took = dt__now() - start;
+    tap_ok(fine && took < 20, "learning from a word of 1 MB: %.2f s", took);
+    dt_tokenizer_close(&t);
+    free(text);
+    free(ids);
+}
+
+/* ---- files ------------------------------------------------------------------------------------------- */
+
+/* Equal in all that shows. */
+static int same_tokenizer(const dt_tokenizer *a, const dt_tokenizer *b)
+{
+    if (a->token.count != b->token.count || a->merges != b->merges || a->rule != b->rule ||
+        a->whole_words != b->whole_words || a->specials != b->specials)
+        return 0;
+    for (int64_t id = 0; id < a->token.count; id++) {
+        int64_t x = 0, y = 0;
+        const char *p = dt_tokenizer_token(a, id, &x), *q = dt_tokenizer_token(b, id, &y);
+        int mask = DT__TOKEN_ADDED | DT__TOKEN_LATE | DT__TOKEN_SPECIAL;
+        if (!p != !q || x != y || (p && memcmp(p, q, (size_t)x))) return 0;
+        if ((a->token.span[id].kind ^ b->token.span[id].kind) & mask) return 0;
+    }
+    return !a->merges || !memcmp(a->merge, b->merge, sizeof *a->merge * (size_t)a->merges);
+}
+
+static void test_saving(void)
+{
+    static const char *const special[] = {"<|endoftext|>", "\"quoted\\", NULL};
+    static const char *const none[] = {"x", NULL}, *const twice[] = {"<a>", "<b>", "<a>", NULL};
+    dt_tokenizer *t, *back = NULL;
+    int64_t count = 0;
+    int32_t ids[64];
+    tap_ok(!dt_tokenizer_train(&t, golden("train.txt"), 400, DT_PRETOKENS_GPT2, special), "a vocabulary is learned");
+    tap_ok(t->token.count == 400 && dt_tokenizer_find(t, "<|endoftext|>", 13) == 256 && t->merges == 142,
+           "400 ids: bytes, two special tokens from 256 on, 142 merges");
+    tap_ok(!dt_tokenizer_encode(t, "a<|endoftext|>b", 15, 1, ids, &count) && count == 3 && ids[1] == 256, "special");
+    tap_ok(!dt_tokenizer_encode(t, "a<|endoftext|>b", 15, 0, ids, &count) && count > 5, "the same as text");
+    tap_ok(!dt_tokenizer_save(t, in("saved")) && !dt_tokenizer_open(&back, in("saved")) && same_tokenizer(t, back),
+           "saved and opened: tokenizer.json");
+    dt_tokenizer_close(&back);
+    tap_ok(!dt_tokenizer_open(&back, in("saved/vocab.json")) && same_tokenizer(t, back), "vocab.json and merges.txt");
+    dt_tokenizer_close(&back);
+    unlink(in("saved/tokenizer.json"));
+    tap_ok(!dt_tokenizer_open(&back, in("saved")) && same_tokenizer(t, back), "a directory with these two");
+    dt_tokenizer_close(&back);
+    dt_tokenizer_close(&t);
+    t = opened(golden("llama3.json"));
+    tap_ok(!dt_tokenizer_save(t, in("saved")) && !dt_tokenizer_open(&back, in("saved")) && same_tokenizer(t, back),
+           "added tokens, ignore_merges and the rule are saved, over the old files");
+    dt_tokenizer_close(&back);
+    put_text("plain", "x");
+    tap_ok(dt_tokenizer_save(t, in("no/where")) == DT_E_FILE, "%s", dt_last_error());
+    tap_ok(dt_tokenizer_save(t, in("plain")) == DT_E_FILE, "%s", dt_last_error());
+    dt_tokenizer_close(&t);
+    tap_ok(dt_tokenizer_train(&t, NULL, 300, DT_PRETOKENS_GPT2, NULL) == DT_E_USAGE && !t, "%s", dt_last_error());
+    tap_ok(dt_tokenizer_train(&t, in("plain"), 100, DT_PRETOKENS_GPT2, NULL) == DT_E_USAGE && !t, "%s", dt_last_error());
+    tap_ok(dt_tokenizer_train(&t, in("plain"), 300, (dt_pretokens)7, NULL) == DT_E_USAGE && !t, "%s", dt_last_error());
+    tap_ok(dt_tokenizer_train(&t, in("plain"), 300, DT_PRETOKENS_GPT2, none) == DT_E_USAGE && !t, "%s", dt_last_error());
+    tap_ok(dt_tokenizer_train(&t, in("plain"), 300, DT_PRETOKENS_GPT2, twice) == DT_E_USAGE && !t, "%s", dt_last_error());
+    tap_ok(dt_tokenizer_train(&t, in("missing"), 300, DT_PRETOKENS_GPT2, NULL) == DT_E_FILE && !t, "%s", dt_last_error());
+    tap_ok(!dt_tokenizer_train(&t, in("plain"), 300, DT_PRETOKENS_GPT2, NULL) && t->token.count == 256,
+           "a text without pairs gives 256 ids");
+    dt_tokenizer_close(&t);
+    dt_tokenizer_close(&t);
+}
+
+/* A tokenizer.json around these parts; NULL: a sound one. */
+static const char *json(const char *pre, const char *rest, const char *added, const char *merges)
+{
+    static char text[20000];
+    int n = snprintf(text, sizeof text, "{\"added_tokens\":%s,\n\"pre_tokenizer\":%s,\n\"model\":{%s,\"vocab\":{",
+                     added ? added : "[]", pre ? pre : "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}",
+                     rest ? rest : "\"type\":\"BPE\"");
+    for (int b = 0; b < 256; b++) {
+        char code[5] = {0};
+        code[dt__utf8_put(dt__byte_code(b), code)] = 0;
+        n += snprintf(text + n, sizeof text - (size_t)n, "\"%s%s\":%d,", b == '"' || b == '\\' ? "\\" : "", code, b);
+    }
+    snprintf(text + n, sizeof text - (size_t)n, "\"ab\":256},\"merges\":%s}}", merges ? merges : "[\"a b\"]");
+    return text;
+}
+
+/* Opening must fail with this code and a sentence that has `part` in it and a way to mend it behind a colon. */
+static void refuses(const char *path, dt_result code, const char *part)
+{
+    dt_tokenizer *t = (dt_tokenizer *)(void *)folder; /* must become NULL */
+    int64_t before = alive;
+    dt_result r = dt_tokenizer_open(&t, path);
+    int fine = r == code && !t && strstr(dt_last_error(), part) && strchr(dt_last_error(), ':') && alive == before;
+    if (!tap_ok(fine, "refused: %s", part)) tap_note("%s: %s", dt_result_name(r), r ? dt_last_error() : "opened");
+    dt_tokenizer_close(&t);
+}
+static void refuses_text(const char *text, const char *part)
+{
+    put_text("bad.json", text);
+    refuses(in("bad.json"), DT_E_DATA, part);
+}
+
+#define BYTE_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}"
+#define SPLIT(pattern) "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" pattern "\"},\"behavior\":\"Isolated\",\"invert\":false}"
+
+static void test_json(void)
+{
+    static char deep[400];
+    dt_tokenizer *t;
+    put_text("bad.json", json(NULL, NULL, NULL, NULL));
+    tap_ok(!dt_tokenizer_open(&t, in("bad.json")) && t->merges == 1, "the sound one opens");
+    dt_tokenizer_close(&t);
+    put_text("bad.json", json(NULL, NULL, "[{\"id\":300,\"content\":\"\\ud83d\\ude00\\u0000\\/\",\"special\":true}]",
+                              "[[\"a\",\"b\"]]"));
+    tap_ok(!dt_tokenizer_open(&t, in("bad.json")) && dt_tokenizer_find(t, "\xf0\x9f\x98\x80\0/", 6) == 300 &&
+           t->merges == 1 && dt_tokenizer_size(t) == 301, "escapes, surrogates, merges as pairs, ids with holes");
+    tap_ok(dt_tokenizer_decode(t, &(int32_t){270}, 1, NULL, &(int64_t){0}) == DT_E_DATA, "a hole: %s", dt_last_error());
+    dt_tokenizer_close(&t);
+    refuses_text("", "is empty");
+    refuses_text("[1]", "line 1, byte 0 of the file: a '{' is missing");
+    refuses_text("{\"a\"", "a ':' is missing");
+    refuses_text("{\"a\":1", "a ',' is missing");
+    refuses_text("{\"a\":1,}", "a '\"' is missing");
+    refuses_text("{\"a\":1\n\n \"b\":2}", "line 3, byte 9 of the file: a ',' is missing");
+    refuses_text("{\"a\":1} x", "something follows the last bracket");
+    refuses_text("{\"a\":tru}", "a value is missing");
+    refuses_text("{\"a\":-}", "a digit is missing");
+    refuses_text("{\"a\":01}", "begins with 0");
+    refuses_text("{\"a\":1.}", "a digit is missing");
+    refuses_text("{\"a\":1e}", "a digit is missing");
+    refuses_text("{\"a\":-", "a digit is missing");
+    refuses_text("{\"a\n\":1}", "a control character in a string: write it as \\u000a");
+    refuses_text("{\"\xff\":1}", "a byte 0xff that is not UTF-8");
+    refuses_text("{\"\xed\xa0\x80\":1}", "a byte 0xed that is not UTF-8");
+    refuses_text("{\"abc", "a string without an end");
+    refuses_text("{\"\\x\":1}", "a backslash before something else");
+    refuses_text("{\"\\u12g4\":1}", "four hexadecimal digits");
+    refuses_text("{\"\\u12", "four hexadecimal digits");
+    refuses_text("{\"\\ud83d\":1}", "half of a surrogate pair");
+    refuses_text("{\"\\ud83d\\u0041\":1}", "half of a surrogate pair");
+    refuses_text("{\"\\ude00\":1}", "half of a surrogate pair");
+    memset(deep, '[', sizeof deep - 1);
+    memcpy(deep, "{\"a\":", 5);
+    refuses_text(deep, "more than 64 brackets are open");
+    refuses_text("{\"a\":1.5}", "a whole number from 0 to 1048575");
+    refuses_text("{\"a\":-1}", "a whole number from 0");
+    refuses_text("{\"a\":1048576}", "a whole number from 0");
+    refuses_text("{\"a\":\"b\"}", "neither a tokenizer.json nor a vocab.json");
+    refuses_text("{\"\":1}", "token 1 is empty");
+    refuses_text("{\"a\":1,\"b\":1}", "a second token with the id 1");
+    refuses_text("{\"a\":1,\"a\":2}", "token 2 has the bytes of another");
+    refuses_text("{\"model\":{},\"model\":{}}", "a second time");
+}
+
+static void test_refusals(void)
+{
+    refuses(NULL, DT_E_USAGE, "no tokenizer is named");
+    refuses(in("nowhere"), DT_E_FILE, "cannot find the tokenizer");
+    refuses("/dev/null", DT_E_FILE, "is a pipe or a device");
+    mkdir(in("empty"), 0700);
+    refuses(in("empty"), DT_E_FILE, "has neither tokenizer.json nor vocab.json");
+    put_text("empty/vocab.json", "{\"a\":1}");
+    refuses(in("empty"), DT_E_FILE, "merges.txt");
+    put_text("empty/merges.txt", "#version: 0.2\na  b\n");
+    refuses(in("empty"), DT_E_DATA, "line 2, byte 14 of the file: a merge is two tokens");
+    put_text("empty/merges.txt", "a b");
+    refuses(in("empty"), DT_E_DATA, "merge 0 has a right side that the vocabulary lacks");
+    put_text("empty/merges.txt", "a a\n");
+    refuses(in("empty"), DT_E_DATA, "merge 0 has a result that the vocabulary lacks");
+    put_text("empty/merges.txt", "a \xff\n");
+    refuses(in("empty"), DT_E_DATA, "a line that is not UTF-8");
+    put_text("empty/merges.txt", "#version: 0.2\n\na a\n");
+    refuses(in("empty"), DT_E_DATA, "a merge is two tokens");
+    put_text("empty/merges.txt", "#version: 0.2\n");
+    refuses(in("empty"), DT_E_DATA, "no token for the byte 0x00");
+    refuses_text(json(NULL, NULL, NULL, "[\"a b\",\"a b\"]"), "merge 1 stands here a second time");
+    refuses_text(json(NULL, NULL, NULL, "[\"b x\"]"), "merge 0 has a result that the vocabulary lacks");
+    refuses_text(json(NULL, NULL, NULL, "[\"ba b\"]"), "merge 0 has a left side");
+    refuses_text(json(NULL, NULL, NULL, "[\"ab\"]"), "two tokens with one space");
+    refuses_text(json(NULL, NULL, NULL, "[[\"a\"]]"), "a merge has 1 sides");
+    refuses_text(json(NULL, NULL, NULL, "[[\"a\",\"b\",\"a\"]]"), "a merge has 3 sides");
+    refuses_text(json(NULL, NULL, NULL, "[7]"), "a '\"' is missing");
+    refuses_text(json(NULL, "\"type\":\"Unigram\"", NULL, NULL), "the model \"Unigram\" is not supported");
+    refuses_text(json(NULL, "\"dropout\":0.1", NULL, NULL), "BPE dropout");
+    refuses_text(json(NULL, "\"continuing_subword_prefix\":\"##\"", NULL, NULL), "prefixes and suffixes");
+    refuses_text(json(NULL, "\"end_of_word_suffix\":\"</w>\"", NULL, NULL), "prefixes and suffixes");
+    refuses_text(json(NULL, "\"byte_fallback\":true", NULL, NULL), "byte_fallback");
+    refuses_text(json(NULL, "\"ignore_merges\":1", NULL, NULL), "true or false is missing");
+    refuses_text("{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"vocab\":{}}}",
+                 "the model has no \"merges\"");
+    refuses_text("{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"merges\":[]}}",
+                 "the model has no \"vocab\"");
+    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":{\"type\":\"NFC\"}}", "a normalizer changes");
+    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]}}", "there is no pre_tokenizer");
+    refuses_text(json("null", NULL, NULL, NULL), "there is no pre_tokenizer");
+    refuses_text(json("{\"type\":\"Whitespace\"}", NULL, NULL, NULL), "the pre-tokenizer \"Whitespace\" is not supported");
+    refuses_text(json("{\"a\":1}", NULL, NULL, NULL), "there is no type of the pre-tokenizer");
+    refuses_text(json("{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL), "add_prefix_space");
+    refuses_text(json(BYTE_LEVEL, NULL, NULL, NULL), "neither ByteLevel with use_regex nor");
+    refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[]}", NULL, NULL, NULL), "neither ByteLevel");
+    refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"}]}", NULL, NULL, NULL), "\"Digits\"");
+    refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT("\\\\w+") "," BYTE_LEVEL "]}", NULL, NULL, NULL),
+                 "Split by another pattern");
+    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\",\"lstrip\":true}]", NULL), "lstrip");
+    refuses_text(json(NULL, NULL, "[{\"content\":\"x\"}]", NULL), "without an id");
+    refuses_text(json(NULL, NULL, "[{\"id\":300}]", NULL), "there is no content of an added token");
+    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"\"}]", NULL), "added token 300 is empty");
+    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\"},{\"id\":300,\"content\":\"y\"}]", NULL),
+                 "a second added token with the id 300");
+    refuses_text(json(NULL, NULL, "[{\"id\":1,\"content\":\"xyz\"}]", NULL), "no token for the byte 0x01");
+}
+
+/* ---- data ---------------------------------------------------------------------------------------------- */
+
+static int folder_has(const char *part)
+{
+    DIR *dir = opendir(folder);
+    struct dirent *entry;
+    int found = 0;
+    while (dir && (entry = readdir(dir)) != NULL) found = found || strstr(entry->d_name, part);
+    if (dir) closedir(dir);
+    return found;
+}
+
+/* All training tokens of d are `ids`. */
+static int holds(const dt_data *d, const int32_t *ids, int64_t count)
+{
+    int32_t *all = (int32_t *)malloc(sizeof *all * (size_t)count);
+    int same = all && dt_data_tokens(d, DT_TRAIN) == count;
+    if (same) dt__data_read(d, 0, count, all);
+    same = same && !memcmp(all, ids, sizeof *ids * (size_t)count);
+    free(all);
+    return same;
+}
+
+static void test_shards(void)
+{
+    int64_t bytes, count, made = 0;
+    char *text = slurp(golden("train.txt"), &bytes), both[600];
+    int32_t *ids = (int32_t *)malloc(2 * sizeof *ids * (size_t)bytes);
+    dt_tokenizer *t = opened(golden("llama3.json"));
+    dt_data *d = NULL;
+    if (!ids || dt_tokenizer_encode(t, text, bytes, 1, ids, &count)) tap_bail("%s", dt_last_error());
+    tap_ok(!dt_data_tokenize(golden("train.txt"), t, in("one.bin"), 0, 1, &made) && made == count, "one file of ids");
+    tap_ok(!dt_data_open(&d, in("one.bin"), 16, 0) && holds(d, ids, count), "which opens and holds them");
+    dt_data_close(&d);
+    tap_ok(!dt_data_tokenize(golden("train.txt"), t, in("many.bin"), 1000, 1, NULL), "shards of 1000");
+    tap_ok(!dt_data_open(&d, in("many_*.bin"), 16, 0) && holds(d, ids, count), "the same ids in %d files", d ? d->shards : 0);
+    tap_ok(d && d->shards == (int)dt__ceil_div(count, 1000) && d->shard[0].tokens == 1000, "of 1000 each but the last");
+    dt_data_close(&d);
+    tap_ok(!dt_data_open_tokenized(&d, golden("train.txt"), t, 16, 0) && holds(d, ids, count), "a text, encoded when opened");
+    tap_ok(d && dt_data_vocabulary(d) == dt_tokenizer_size(t), "its vocabulary is the tokenizer's");
+    dt_data_close(&d);
+    snprintf(both, sizeof both, "%s,%s", golden("train.txt"), in("one.bin"));
+    memcpy(ids + count, ids, sizeof *ids * (size_t)count);
+    tap_ok(!dt_data_open_tokenized(&d, both, t, 16, 0) && holds(d, ids, 2 * count), "a text and ids together");
+    dt_data_close(&d);
+    snprintf(both, sizeof both, "%s,%s", golden("train.txt"), golden("train.txt"));
+    tap_ok(!dt_data_tokenize(both, t, in("two.bin"), 0, 1, &made) && made == 2 * count, "two texts in one file");
+    tap_ok(!dt_data_open_tokenized(&d, golden("train.txt"), NULL, 16, 0) && dt_data_vocabulary(d) == 256, "no tokenizer: bytes");
+    dt_data_close(&d);
+    put_text("empty.txt", "");
+    tap_ok(dt_data_tokenize(in("empty.txt"), t, in("x.bin"), 0, 1, NULL) == DT_E_DATA, "%s", dt_last_error());
+    tap_ok(dt_data_tokenize(in("missing"), t, in("x.bin"), 0, 1, NULL) == DT_E_FILE, "%s", dt_last_error());
+    tap_ok(dt_data_tokenize(golden("train.txt"), t, in("no/x.bin"), 0, 1, NULL) == DT_E_FILE, "%s", dt_last_error());
+    tap_ok(dt_data_tokenize(golden("train.txt"), t, in("x.bin"), -1, 1, NULL) == DT_E_USAGE, "%s", dt_last_error());
+    snprintf(both, sizeof both, "%s,%s", golden("train.txt"), in("missing"));
+    tap_ok(dt_data_tokenize(both, t, in("late.bin"), 100, 1, NULL) == DT_E_FILE && !folder_has("late"),
+           "an error behind the first shards leaves none: %s", dt_last_error());
+    tap_ok(!folder_has(".tmp"), "nothing half-written stays behind");
+    dt_tokenizer_close(&t);
+    free(ids);
+    free(text);
+}
+
+typedef struct gathered {
+    int32_t ids[4096];
+    int64_t count, most;
+} gathered;
+static dt_result gather(void *context, const int32_t *ids, int64_t count)
+{
+    gathered *g = (gathered *)context;
+    if (count > g->most || g->count + count > 4096) return dt__error(DT_E_SYSTEM, "too many ids at a time");
+    memcpy(g->ids + g->count, ids, sizeof *ids * (size_t)count);
+    g->count += count;
+    return DT_OK;
+}
+
+/* Blocks of any size give the same ids; a vocabulary that does not fit into 16 bits. */
+static void test_blocks(void)
+{
+    static const char text[] = "Don't panic: <|end|> 12345\r\n\r\n  the [tool] qu\xff\xe2\x82 \xe2\x82\xac<|end|>> end of lamp";
+    static gathered g;
+    int32_t want[200], ids[200];
+    dt_tokenizer *t = opened(golden("llama3.json"));
+    dt_data *d = NULL;
+    int64_t count;
+    int fine = 1;
+    if (dt_tokenizer_encode(t, text, sizeof text - 1, 1, want, &count)) tap_bail("%s", dt_last_error());
+    for (int64_t room = 1; room <= 70; room++) {
+        dt__encoder e;
+        memset(&e, 0, sizeof e);
+        memset(&g, 0, sizeof g);
+        e.ids = ids;
+        e.room = g.most = room;
+        e.flush = gather;
+        e.context = &g;
+        fine = fine && !dt__encode(&e, t, text, sizeof text - 1, 1) && g.count == count &&
+               !memcmp(g.ids, want, sizeof *want * (size_t)count);
+    }
+    tap_ok(fine, "blocks of 1 to 70 ids: the same %lld ids", (long long)count);
+    dt_tokenizer_close(&t);
+    put_text("wide.json", json(NULL, NULL, "[{\"id\":70000,\"content\":\"<end>\",\"special\":true}]", NULL));
+    t = opened(in("wide.json"));
+    tap_ok(dt_data_tokenize(golden("train.txt"), t, in("wide.bin"), 0, 1, NULL) == DT_E_DATA, "%s", dt_last_error());
+    put_text("wide.txt", "abc<end>ab");
+    tap_ok(!dt_data_open_tokenized(&d, in("wide.txt"), t, 2, 0) && dt_data_vocabulary(d) == 70001, "70001 ids");
+    want[0] = 256, want[1] = 'c', want[2] = 70000, want[3] = 256;
+    tap_ok(d && holds(d, want, 4), "fit into data that was encoded when it was opened");
+    dt_data_close(&d);
+    dt_tokenizer_close(&t);
+}
+
+/* ---- memory that runs out -------------------------------------------------------------------------------- */
+
+static dt_result everything(void)
+{
+    static const char *const special[] = {"<|end|>", NULL};
+    static const char text[] = "lamp <|end|> basket letter";
+    int32_t ids[64];
+    int64_t count;
+    dt_tokenizer *t = NULL;
+    dt_data *d = NULL;
+    dt_result r = dt_tokenizer_train(&t, in("ab.txt"), 280, DT_PRETOKENS_LLAMA3, special);
+    if (!r) r = dt_tokenizer_save(t, in("saved"));
+    dt_tokenizer_close(&t);
+    if (!r) r = dt_tokenizer_open(&t, in("saved/vocab.json"));
+    dt_tokenizer_close(&t);
+    if (!r) r = dt_tokenizer_open(&t, in("saved"));
+    if (!r) r = dt_tokenizer_encode(t, text, sizeof text - 1, 1, ids, &count);
+    if (!r) r = dt_data_open_tokenized(&d, in("ab.txt"), t, 4, 0);
+    dt_data_close(&d);
+    if (!r) r = dt_data_tokenize(in("ab.txt"), t, in("mem.bin"), 50, 1, NULL);
+    dt_tokenizer_close(&t);
+    return r;
+}
+
+static void test_memory(void)
+{
+    int64_t n = 0, before = alive;
+    int fine = 1;
+    dt_result r = DT_E_MEMORY;
+    for (; r == DT_E_MEMORY && fine; n++) {
+        requests = 0;
+        fail_at = n;
+        r = everything();
+        fine = alive == before && (r || requests <= n) && !folder_has(".tmp");
+        if (r && r != DT_E_MEMORY) tap_note("%s", dt_last_error());
+    }
+    fail_at = -1;
+    tap_ok(fine && !r && n > 50, "each of %lld requests for memory may fail: an error, and nothing is left", (long long)n);
+}
+
+/* ---- for the reference ------------------------------------------------------------------------------------ */
+
+static void write_case(FILE *f, const char *name, const dt_tokenizer *t, const char *text, int64_t n)
+{
+    int32_t ids[512];
+    int64_t count;
+    if (dt_tokenizer_encode(t, text, n, 0, ids, &count)) tap_bail("%s", dt_last_error());
+    fprintf(f, "%s 0 ", name);
+    for (int64_t i = 0; i < n; i++) fprintf(f, "%02x", (unsigned char)text[i]);
+    fprintf(f, ":");
+    for (int64_t i = 0; i < count; i++) fprintf(f, " %d", ids[i]);
+    fprintf(f, "\n");
+}
+
+/* Learns, saves, and notes what the lines of the text should become. */
+static int write_for_reference(const char *made)
+{
+    static const char *const kind[3] = {"gpt2", "llama3", "pair"}, *const special[] = {"<|endoftext|>", "<|x|>", NULL};
+    char path[600];
+    int64_t bytes;
+    char *text = slurp(golden("train.txt"), &bytes);
+    FILE *f;
+    snprintf(path, sizeof path, "%s/cases.txt", made);
+    f = fopen(path, "w");
+    if (!f) tap_bail("cannot write %s", path);
+    for (int k = 0; k < 3; k++) {
+        dt_tokenizer *t;
+        if (dt_tokenizer_train(&t, golden("train.txt"), 500 + 100 * (k == 1), (dt_pretokens)(k == 1), special))
+            tap_bail("%s", dt_last_error());
+        snprintf(path, sizeof path, "%s/%s", made, kind[k]);
+        if (k < 2 && dt_tokenizer_save(t, path)) tap_bail("%s", dt_last_error());
+        snprintf(path, sizeof path, "%s/tokens.bin", made);
+        if (!k && dt_data_tokenize(golden("train.txt"), t, path, 0, 1, NULL)) tap_bail("%s", dt_last_error());
+        for (const char *line = text; *line; line += strcspn(line, "\n") + (strchr(line, '\n') != NULL)) {
+            int64_t n = (int64_t)strcspn(line, "\n") + (strchr(line, '\n') != NULL);
+            if (n < 500) write_case(f, kind[k], t, line, n);
+        }
+        dt_tokenizer_close(&t);
+    }
+    free(text);
+    return fclose(f) != 0;
+}
+
+static void remove_folder(const char *path)
+{
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir)) != NULL) {
+        char name[512];
+        snprintf(name, sizeof name, "%s/%.200s", path, entry->d_name);
+        if (entry->d_name[0] != '.' && unlink(name)) remove_folder(name);
+    }
+    if (dir) closedir(dir);
+    rmdir(path);
+}
+
+int main(int argc, char **argv)
+{
+    const char *base = getenv("TMPDIR");
+    if (argc > 1) return write_for_reference(argv[1]);
+    snprintf(folder, sizeof folder, "%.40s/dt_token_XXXXXX", base ? base : "/tmp");
+    if (!mkdtemp(folder)) tap_bail("cannot make %s", folder);
+    test_cuts();
+    test_golden();
+    test_round_trip();
+    test_merging();
+    test_learning();
+    test_against_trainer();
+    test_long_words();
+    test_saving();
+    test_json();
+    test_refusals();
+    test_shards();
+    test_blocks();
+    test_memory();
+    tap_ok(alive == 0, "all memory was given back");
+    remove_folder(folder);
+    return tap_done();
+}
