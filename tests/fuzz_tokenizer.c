@@ -1,0 +1,217 @@
+/* Feeds the tokenizer readers, the encoder and the learner with bytes that nobody wrote. The first byte chooses what the
+ * others are: a .json file, merges for a fixed vocabulary, a text to encode by four tokenizers and to decode again, or a
+ * text to learn from. Found are crashes, what the sanitizers see, and texts that do not come back.
+ *
+ *     clang -g -O1 -DDT_DEBUG -DDT_FUZZER -fsanitize=fuzzer,address,undefined -I. tests/fuzz_tokenizer.c -o fuzz -lm -lpthread
+ *     mkdir corpus; ./fuzz -max_total_time=600 corpus
+ * or, with mutations of its own and any compiler, for so many seconds:
+ *     gcc -g -O1 -DDT_DEBUG -fsanitize=address,undefined -I. tests/fuzz_tokenizer.c -o fuzz -lm -lpthread
+ *     ./fuzz 600 */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+
+int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);
+
+static void stop(const char *what)
+{
+    fprintf(stderr, "fuzz_tokenizer: %s: %s\n", what, dt_last_error());
+    abort();
+}
+
+/* A cursor over a copy that ends where its memory ends. */
+static dt__json cursor(const unsigned char *data, size_t size)
+{
+    dt__json j;
+    char *copy = (char *)malloc(size + !size);
+    if (!copy) stop("no memory");
+    memcpy(copy, data, size);
+    memset(&j, 0, sizeof j);
+    j.path = "input";
+    j.text = copy;
+    j.bytes = (int64_t)size;
+    return j;
+}
+static void done(dt__json *j)
+{
+    free((void *)(uintptr_t)j->text);
+    dt__free(j->string);
+}
+
+/* Encodes and decodes; every id must be known, and the text must come back. */
+static void round_trip(const dt_tokenizer *t, const unsigned char *text, size_t size)
+{
+    int64_t n = (int64_t)size, count, bytes;
+    int32_t *ids = (int32_t *)malloc(sizeof *ids * size + 1);
+    char *back = (char *)malloc(size + 1);
+    if (!ids || !back) stop("no memory");
+    for (int special = 0; special < 2; special++) {
+        if (dt_tokenizer_encode(t, text, n, special, ids, &count)) stop("encode");
+        if (count > n || dt_tokenizer_decode(t, ids, count, NULL, &bytes) || bytes != n) stop("length");
+        if (dt_tokenizer_decode(t, ids, count, back, &bytes) || (n && memcmp(back, text, size))) stop("round trip");
+    }
+    free(ids);
+    free(back);
+}
+
+static void fuzz_json(const unsigned char *data, size_t size)
+{
+    dt__json j = cursor(data, size);
+    dt_tokenizer *t = dt__tokenizer_new();
+    int flat = 0;
+    if (!t) stop("no memory");
+    if (dt__read_json(t, &j, &flat) && !(flat && dt__tokenizer_infer_specials(t)) && !dt__tokenizer_finish(t, "input"))
+        round_trip(t, data, size);
+    else if (!strchr(dt_last_error(), ':')) stop("an error without a sentence");
+    dt_tokenizer_close(&t);
+    done(&j);
+}
+
+/* The bytes, and the merges that `data` spells, for all the pairs of letters a to d. */
+static void fuzz_merges(const unsigned char *data, size_t size)
+{
+    dt__json j = cursor(data, size);
+    dt_tokenizer *t = dt__tokenizer_new();
+    if (!t || dt__learner_begin(t, NULL)) stop("no memory");
+    for (int a = 0; a < 84; a++) {
+        char word[4] = {(char)('a' + a % 4), (char)('a' + a / 4 % 4), (char)('a' + a / 16 % 4), 0};
+        if (dt__strings_find(&t->token, word, a < 16 ? 2 : 3) < 0)
+            dt__strings_put(&t->token, t->token.count, word, a < 16 ? 2 : 3);
+    }
+    if (dt__read_merges_text(t, &j)) round_trip(t, data, size);
+    dt_tokenizer_close(&t);
+    done(&j);
+}
+
+/* Read once: the golden tokenizers. */
+static const dt_tokenizer *known(int which)
+{
+    static const char *const name[3] = {"gpt2.json", "vocab.json", "llama3.json"};
+    static dt_tokenizer *t[3];
+    char path[512];
+    const char *slash = strrchr(__FILE__, '/');
+    snprintf(path, sizeof path, "%.*sgolden/tokens/%s", slash ? (int)(slash - __FILE__) + 1 : 0, __FILE__, name[which]);
+    if (!t[which] && dt_tokenizer_open(&t[which], path)) stop("open");
+    return t[which];
+}
+
+static void fuzz_learn(const unsigned char *data, size_t size)
+{
+    static const char *const special[] = {"<|end|>", "ab", NULL};
+    dt__visitor v;
+    dt__learner l;
+    memset(&l, 0, sizeof l);
+    l.t = dt__tokenizer_new();
+    if (!l.t || dt__learner_begin(l.t, special)) stop("no memory");
+    l.t->rule = size & 1 ? DT_PRETOKENS_LLAMA3 : DT_PRETOKENS_GPT2;
+    v.t = l.t;
+    v.special = 1;
+    v.context = &l;
+    v.word = dt__learner_word;
+    v.token = dt__learner_token;
+    if (dt__walk(&v, data, (int64_t)size, 0) || dt__learner_start(&l) || dt__learner_run(&l, 400)) stop("learn");
+    for (int64_t i = 0; i < l.pairs; i++)
+        if (l.pair[i].count < 0) stop("a pair with a negative count");
+    round_trip(l.t, data, size);
+    dt_tokenizer_close(&l.t);
+    dt__learner_free(&l);
+}
+
+int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
+{
+    int kind = size ? data[0] % 4 : 0;
+    if (size) data++, size--;
+    if (kind == 0) fuzz_json(data, size);
+    else if (kind == 1) fuzz_merges(data, size);
+    else if (kind == 2) for (int i = 0; i < 3; i++) round_trip(known(i), data, size);
+    else fuzz_learn(data, size);
+    return 0;
+}
+
+#ifndef DT_FUZZER
+static uint32_t state = 1;
+static uint32_t draw(uint32_t n) /* 0..n-1 */
+{
+    state = state * 1664525u + 1013904223u;
+    return (uint32_t)((uint64_t)(state >> 8) * n >> 24);
+}
+
+enum { MOST = 1 << 15 };
+
+/* Changes some bytes, cuts pieces out, repeats pieces, puts words of the format in. */
+static size_t mutate(unsigned char *p, size_t n)
+{
+    static const char *const words[] = {"\"", "{", "}", "[", "]", ",", ":", "\\u", "\\ud83d\\ude00", "null", "true", "1e9",
+                                        "\"a b\"", "\"id\":", "\"vocab\":", "\"merges\":", "<|end|>", "'s", "\xff", "\xe2\x82",
+                                        " ", "\n", "\r\n", "123", "\xcc\x81", "\"type\":", "[tool]", "-", "0"};
+    for (uint32_t round = draw(8); round < 8; round++) {
+        uint32_t at = draw((uint32_t)n + 1), length = draw(40), to = draw((uint32_t)n + 1);
+        const char *word = words[draw(29)];
+        switch (draw(4)) {
+        case 0:
+            if (at < n) p[at] = (unsigned char)draw(256);
+            break;
+        case 1:
+            if (at + length < n) memmove(p + at, p + at + length, n - at - length), n -= length;
+            break;
+        case 2:
+            if (at + length < n && n + length < MOST) {
+                unsigned char piece[40];
+                memcpy(piece, p + at, length);
+                memmove(p + to + length, p + to, n - to);
+                memcpy(p + to, piece, length);
+                n += length;
+            }
+            break;
+        default:
+            if (n + strlen(word) < MOST) {
+                memmove(p + at + strlen(word), p + at, n - at);
+                memcpy(p + at, word, strlen(word));
+                n += strlen(word);
+            }
+        }
+    }
+    return n;
+}
+
+/* A seed: a golden file, a piece of it, or a few words. */
+static size_t seed(unsigned char *p)
+{
+    static const char *const name[] = {"llama3.json", "gpt2.json", "merges.txt", "train.txt", "cases.txt"};
+    static const unsigned char kind[] = {0, 0, 1, 2, 3};
+    static unsigned char file[1 << 17];
+    uint32_t which = draw(5), from;
+    char path[512];
+    const char *slash = strrchr(__FILE__, '/');
+    size_t n;
+    FILE *f;
+    snprintf(path, sizeof path, "%.*sgolden/tokens/%s", slash ? (int)(slash - __FILE__) + 1 : 0, __FILE__, name[which]);
+    f = fopen(path, "rb");
+    if (!f) stop(path);
+    n = fread(file, 1, sizeof file, f);
+    fclose(f);
+    from = which > 1 ? draw((uint32_t)n) : 0;
+    n -= from;
+    if (which > 1 || n > MOST / 2) n = n < 2000 ? n : which < 2 ? MOST / 2 : draw(2000);
+    p[0] = kind[which];
+    memcpy(p + 1, file + from, n);
+    return n + 1;
+}
+
+int main(int argc, char **argv)
+{
+    static unsigned char input[2 * MOST];
+    double start = dt__now(), seconds = argc > 1 ? atof(argv[1]) : 3.0;
+    long runs = 0;
+    for (size_t n = 0; dt__now() - start < seconds; runs++) {
+        if (runs % 16 == 0) n = seed(input);
+        else n = 1 + mutate(input + 1, n - 1);
+        LLVMFuzzerTestOneInput(input, n);
+    }
+    for (int i = 0; i < 3; i++) { /* so that a leak is only what leaked */
+        dt_tokenizer *t = (dt_tokenizer *)(uintptr_t)known(i);
+        dt_tokenizer_close(&t);
+    }
+    printf("%ld runs in %.0f s: nothing found\n", runs, seconds);
+    return 0;
+}
+#endif
