@@ -326,7 +326,8 @@ DT_API dt_tensor dt_conv2d(dt_graph *g, dt_tensor x, const char *name, int64_t c
 DT_API dt_tensor dt_max_pool(dt_graph *g, dt_tensor x, const dt_window *window);
 DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window);
 
-/* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V). */
+/* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V): the trainer refuses
+ * data with others; one that a segment computes and that lies outside gives a row of zeros and no gradient. */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
 /* (x - mean) / sqrt(var + 1e-5) * gamma + beta over the last axis; "<name>.weight" = 1, "<name>.bias" = 0 (C). */
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name);
@@ -378,7 +379,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
  * counts samples. p = 0 returns x. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
 /* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by N, the
- * targets of the whole batch that are 0 or above; a sum over fewer or more terms than the unit has targets is scaled by
+ * targets of the whole batch that are 0 or above (all of them where they are floats); a sum over fewer or more terms than the unit has targets is scaled by
  * targets / terms first. So the trainer shows, and differentiates, the mean over the whole batch.
  *
  * -log softmax(logits)[target], (..,V) and int32 (..); targets below 0 are ignored. */
@@ -387,10 +388,10 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
  * -sum_v w_v log softmax(logits)[v], w = smoothing/V, and + 1 - smoothing at the target (Szegedy et al. 2016). */
 DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
 /* Any loss that is a mean of terms, made of ops: (B,..) terms, e.g. |x - target|. Axis 0 counts samples. In a segment a
- * sample all of whose targets are below 0 does not count (the trainer fills a validation's last unit with such). */
+ * sample all of whose int32 targets are below 0 does not count (the trainer fills a validation's last unit with such). */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms);
 /* dt_loss of (x - target)^2; both fp32 (B,..) of one shape. The target of a forecaster that reads a series of tokens:
- * dt_scale(g, dt_cast(g, dt_targets(g), DT_F32), s), or a part of its own input. */
+ * dt_scale(g, dt_cast(g, dt_targets(g), DT_F32), s), or a part of its own input; of a source, its float targets. */
 DT_API dt_tensor dt_mse(dt_graph *g, dt_tensor x, dt_tensor target);
 /* dt_loss of max(x,0) - x target + log(1 + exp(-|x|)): binary cross-entropy of sigmoid(x) and targets in [0, 1]. */
 DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target);
@@ -404,8 +405,8 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 
 /* ---- H8  models: segments, GPT-2 ------------------------------------------------------------- */
 
-/* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), the
- * last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment before returned, fp32. B
+/* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), or what
+ * a dt_source says; the last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment before returned, fp32. B
  * is the samples of one unit of work and is decided by the trainer: take sizes from dt_dim(). `user` must outlive the
  * model. */
 typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
@@ -415,8 +416,11 @@ typedef struct dt_segment {
     const void *user;
 } dt_segment;
 
-/* The next tokens (B,T) that the model should predict; for the last segment. */
+/* The next tokens (B,T) that the model should predict, or the targets of a dt_source; for the last segment. */
 DT_API dt_tensor dt_targets(dt_graph *g);
+/* Marks x, fp32 (B,..), as what dt_trainer_predict() gives, once in a model, and returns it. Unmarked it is the logits
+ * of dt_cross_entropy. */
+DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
 
 /* What is trained. Copied by value; what the pointers name must outlive it. */
 typedef struct dt_model {
@@ -462,10 +466,11 @@ typedef struct dt_recipe {
     dt_model model;
     const char *data;            /* file, comma list or pattern of text files or .bin token shards (H11) */
     const char *tokenizer;       /* directory or file of the tokenizer of a text, and of samples; NULL: bytes (H11) */
+    const struct dt_source *source; /* instead of data: samples of the program's own (H11); copied */
     int64_t steps;               /* optimizer steps */
     int64_t batch;               /* sequences per step */
     int64_t micro_batch;         /* sequences per micro-batch, divides batch; 0: batch */
-    int64_t sequence;            /* T, tokens per sequence */
+    int64_t sequence;            /* T, tokens per sequence; with a source: its inputs */
     int64_t seed;
     int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
     int64_t tensor_shards;       /* Vt: 1 in this version */
@@ -480,14 +485,14 @@ typedef struct dt_recipe {
     float weight_decay;          /* parameters of two or more dimensions only */
     float clip;                  /* limit of the global gradient norm; 0: none */
     float dropout;               /* GPT-2; overrides model.dropout when above 0 */
-    float validation;            /* share of the data kept for validation */
+    float validation;            /* share of the files kept for validation */
     int32_t optimizer;           /* dt_optimizer */
     int32_t nesterov;            /* SGD: look ahead by one momentum */
     float momentum;              /* SGD, in [0, 1); 0: none */
     float clip_value;            /* limit of every gradient element, after clip; 0: none */
     float ema;                   /* decay D of an average of the weights; 0: none. a starts as w; a = D a + (1 - D) w
                                     after each step (Polyak and Juditsky 1992). 4 more bytes per weight */
-    int32_t evaluate_ema;        /* validation and text samples use the average */
+    int32_t evaluate_ema;        /* validation, predictions, text samples use the average */
 } dt_recipe;
 DT_API dt_recipe dt_recipe_default(void);
 /* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
@@ -588,6 +593,26 @@ DT_API int64_t dt_data_vocabulary(const dt_data *d);
 DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_index);
 /* Writes sample `sample` of the split: tokens (T) are its inputs, targets (T) the same shifted by one. */
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets);
+
+/* Samples of the program's own, for models of any kind: images, series, measurements. fetch writes sample `sample`, 0 to
+ * samples[split] - 1, to input (inputs) and target (targets). The first segment's x is then (B,inputs) of input_type,
+ * dt_targets() is (B,targets) of target_type; dt_reshape gives them their shape. Order, shards, prefetch and validation
+ * are those of files, and the contract is the same: any layout, the same bits.
+ *
+ * For that, what fetch writes must depend on (split, sample) alone, on every rank. It is called by several threads at
+ * the same time (the trainer's, its prefetch thread, other ranks that are threads): it changes nothing that user points
+ * to. It writes every element: floats finite, int32 inputs inside the table of the dt_embed that reads them; int32
+ * targets below 0 are ignored by dt_cross_entropy and are not counted, floats always count. An error that it returns,
+ * and its sentence if it came from a dt_ function, is what the step or validation that needs the sample returns. Float
+ * arithmetic in fetch is the compiler's and may differ between machines: make floats from integers, or scale whole
+ * numbers in the first segment. */
+typedef struct dt_source {
+    void *user;
+    int64_t samples[2]; /* by dt_split; validation may be 0 */
+    int64_t inputs, targets; /* elements of a sample, 1 or more */
+    dt_dtype input_type, target_type; /* DT_F32 or DT_I32 */
+    dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
+} dt_source;
 
 /* Writes a text of exactly `bytes` bytes, English-like sentences of a small grammar decided by `seed`, for a machine
  * that has no text. The file appears under its name only when it is complete. */
@@ -720,8 +745,8 @@ typedef struct dt_trainer dt_trainer;
 /* What a step did. Start from dt_step_info_zero(). */
 typedef struct dt_step_info {
     int64_t step;         /* steps done */
-    int64_t tokens;       /* tokens of the step, all ranks */
-    float loss;           /* mean over the batch's valid targets, in nats */
+    int64_t tokens;       /* tokens of the step, all ranks; with a source: samples */
+    float loss;           /* mean over the batch's valid targets; of a cross-entropy in nats */
     float norm;           /* global gradient norm before clipping */
     float learning_rate;  /* used in this step */
     float validation;     /* validation loss when it was measured after this step, else NaN */
@@ -751,13 +776,16 @@ DT_API int dt_is_root(const dt_trainer *t);
  * of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, without padding. 64 hex
  * digits, the same on every rank and in every layout. Valid until the next call or close. */
 DT_API const char *dt_trainer_hash(dt_trainer *t);
-/* Mean validation loss over `batches` batches (0: all), in nats per token. Collective. */
+/* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
 /* Continues `prompt` by `count` bytes of tokens drawn at `temperature`: the recipe's tokenizer's, the last one cut, or
  * bytes of a byte vocabulary; text has room for count + 1 bytes.
  * Deterministic by the recipe's seed and the step. Any rank alone may call it; layout.sample_length must not be 0. The
  * text may hold bytes 0, which an untrained model draws: count tells its length. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text);
+/* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's input
+ * type, predictions (count, each). No dropout; no targets are needed. Any rank alone may call it, between steps. */
+DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
 /* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none. */
@@ -3612,7 +3640,7 @@ static void DT__K(dt__layernorm_dgamma)(float *dgamma, const float *dy, const fl
 }
 
 /* ---- softmax cross-entropy -------------------------------------------------------------------
- * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is negative (ignored). With smoothing e,
+ * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is no column: negative, i.e. ignored. With smoothing e,
  * (1 - e) times that, plus e (log(sum_c exp(x_c - max)) - mean_c(x_c - max)).
  * stats (rows, 2): max and sum. row: scratch of cols floats. */
 
@@ -3626,8 +3654,8 @@ static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, 
         DT__MAP(cols, DT__K(dt__v_exp)(dt__v_load(x + i) - m), DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m));
         stats[1] = DT__K(dt__row_sum)(row, cols);
         dt__v_store(log_sum, DT__K(dt__v_log)(dt__v_set(stats[1])));
-        loss[r] = target[r] < 0 ? 0.0f : log_sum[0] - (x[target[r]] - stats[0]);
-        if (smoothing > 0.0f && target[r] >= 0) {
+        loss[r] = target[r] < 0 || target[r] >= cols ? 0.0f : log_sum[0] - (x[target[r]] - stats[0]);
+        if (smoothing > 0.0f && target[r] >= 0 && target[r] < cols) {
             DT__MAP(cols, dt__v_load(x + i) - m, dt__v_loadn(x + i, left) - m);
             log_sum[0] = log_sum[0] - DT__K(dt__row_sum)(row, cols) / (float)cols;
             loss[r] = (1.0f - smoothing) * loss[r] + smoothing * log_sum[0];
@@ -3644,7 +3672,7 @@ static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const floa
     for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
         dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), d = dt__v_set(dloss), w = dt__v_set(spread);
         float at_target;
-        if (target[r] < 0) {
+        if (target[r] < 0 || target[r] >= cols) {
             memset(out, 0, sizeof(float) * (size_t)cols);
             continue;
         }
@@ -4204,7 +4232,7 @@ struct dt_graph {
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
     char prefix[64];       /* segment name */
-    dt_tensor input, targets, logits, loss_seed;
+    dt_tensor input, targets, logits, prediction, loss_seed;
     struct dt__shares *shares; /* while differentiating */
     const dt__kernels *kernels;
     dt_pool *pool;
@@ -4425,7 +4453,7 @@ static int dt__takes(int op, int input)
     case DT__OP_SCATTER_ADD:
     case DT__OP_EMBED_GRAD: return input == 0 ? DT_I32 : DT_F32;
     case DT__OP_LOSS:
-    case DT__OP_LOSS_GRAD:
+    case DT__OP_LOSS_GRAD: return input == 1 ? (int)DT__ANY : (int)DT_F32; /* targets are int32 or fp32 */
     case DT__OP_CROSS_ENTROPY: return input == 1 ? DT_I32 : DT_F32;
     case DT__OP_CROSS_ENTROPY_GRAD: return input == 2 ? DT_I32 : DT_F32;
     case DT__OP_ATTENTION: return input == 3 ? (int)DT__ANY : (int)DT_F32; /* the mask */
@@ -6120,9 +6148,12 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 static void dt__run_embed(const dt__call *c)
 {
     const int32_t *tokens = (const int32_t *)c->in[1];
-    int64_t rows = dt__rows(c->n), bytes = dt__cols(c->n) * dt__width(c->n);
-    for (int64_t r = 0; r < rows; r++)
-        memcpy((char *)c->out + r * bytes, (const char *)c->in[0] + tokens[r] * bytes, (size_t)bytes);
+    int64_t rows = dt__rows(c->n), bytes = dt__cols(c->n) * dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
+    for (int64_t r = 0; r < rows; r++) {
+        char *to = (char *)c->out + r * bytes;
+        if (tokens[r] < 0 || tokens[r] >= vocabulary) memset(to, 0, (size_t)bytes);
+        else memcpy(to, (const char *)c->in[0] + tokens[r] * bytes, (size_t)bytes);
+    }
 }
 
 /* in: tokens, dy (..,C). Scatter-add in token order; threads split the columns. */
@@ -6133,7 +6164,9 @@ static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end, i
     (void)worker;
     for (int64_t v = 0; c->fresh && v < vocabulary; v++) memset(c->out + v * cols + begin, 0, 4 * (size_t)n);
     for (int64_t r = 0; r < rows; r++) {
-        float *to = c->out + tokens[r] * cols + begin;
+        float *to = c->out + begin;
+        if (tokens[r] < 0 || tokens[r] >= vocabulary) continue;
+        to += tokens[r] * cols;
         c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
     }
 }
@@ -6802,16 +6835,24 @@ DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms)
     return dt__loss_mean(g, dt__push(g, &n, &sums), dt_shape_count(s));
 }
 
+/* How many of n targets count: int32 of 0 or above; floats that are numbers, as all are but the fill of a unit. */
+static int64_t dt__valid_targets(const void *targets, dt_dtype type, int64_t n)
+{
+    const int32_t *ids = (const int32_t *)targets;
+    const float *numbers = (const float *)targets;
+    int64_t valid = 0;
+    if (type == DT_I32) for (int64_t i = 0; i < n; i++) valid += ids[i] >= 0;
+    else for (int64_t i = 0; i < n; i++) valid += numbers[i] == numbers[i];
+    return valid;
+}
+
 /* Does sample b have a target? Without targets (in an eager graph) each has. */
 static int dt__has_target(const dt__call *c, int64_t b, int64_t samples)
 {
-    const int32_t *targets = (const int32_t *)(const void *)c->in[1];
     int64_t each;
     if (c->n->inputs < 2) return 1;
     each = dt__count(dt__in(c, 1)) / samples;
-    for (int64_t i = b * each; i < (b + 1) * each; i++)
-        if (targets[i] >= 0) return 1;
-    return 0;
+    return dt__valid_targets(c->in[1] + b * each, dt__in(c, 1)->dtype, each) > 0;
 }
 static void dt__loss_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
@@ -7561,6 +7602,7 @@ static void dt__plan_lay_out(dt__planner *w)
     }
     if (g->count == g->forward_count) p->forward_count = count;
     p->backward_count = count - p->forward_count;
+    w->last[dt__root(g, g->prediction.id)] = count; /* read after the run */
     for (int32_t i = 0; i < count; i++) {
         int32_t id = p->order[i], aux = g->nodes[id].aux;
         if (i == p->forward_count) w->block_count = 0; /* forward temporaries are dead */
@@ -7606,6 +7648,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
         }
         dt__mark(g, w.live, output.id);
         dt__mark(g, w.live, grad_in.id);
+        dt__mark(g, w.live, g->prediction.id);
         p->home[g->input.id].place = DT__AT_INPUT;
         p->home[g->targets.id].place = DT__AT_TARGETS;
         p->home[g->loss_seed.id].place = DT__AT_GRAD_OUT;
@@ -7663,6 +7706,15 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
 DT_API dt_tensor dt_targets(dt_graph *g)
 {
     return g->targets.id ? g->targets : dt__poison(g, DT_E_USAGE, "dt_targets: only a segment has targets");
+}
+
+DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
+{
+    if (!x.id) return x;
+    if (dt__at(g, x)->dtype != DT_F32 || !dt__at(g, x)->shape.dims)
+        return dt__poison(g, DT_E_SHAPE, "dt_prediction: it is fp32 (B,..), this is %s of %d dimensions",
+                          dt__format_of[dt__at(g, x)->dtype].name, (int)dt__at(g, x)->shape.dims);
+    return g->prediction = x;
 }
 
 /* ---- GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, tied head ---------------- */
@@ -7762,6 +7814,8 @@ typedef struct dt__net {
     int64_t *slot_end;                          /* (count): end of the slots of segments count-1 .. s */
     int64_t saved, temp, boundary, widest;      /* floats: sums over segments, largest temp, outputs, largest output */
     double forward_flops, backward_flops;       /* of one unit */
+    const dt_source *source;                    /* what goes in and what is expected; NULL: tokens and tokens */
+    int64_t ids[2];                             /* inputs, targets used as ids must be below; INT64_MAX: none are */
     dt__gpt2 gpt2;
     dt_segment *own; /* the GPT-2 family's list */
     char *names;
@@ -7806,17 +7860,18 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
     return t.id && dt__is_leaf(g->nodes[dt__root(g, t.id)].op) ? dt_scale(g, t, 1.0f) : t;
 }
 
-/* Records segment s over an input of `shape`: forward, then its gradient. The plan owns the graph. */
-static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape tokens, int first, int last,
-                                  dt__plan **plan)
+/* Records segment s over an input of `shape`: forward, then its gradient. The plan owns the graph. `source` has the
+ * types of the model's input and targets; NULL: tokens. */
+static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int first, int last,
+                                  const dt_source *source, dt__plan **plan)
 {
     dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx = dt__nothing();
     dt_result r;
     if (!g) return DT_E_MEMORY;
     snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
-    g->input = dt__leaf(g, DT__OP_INPUT, shape, first ? DT_I32 : DT_F32);
-    g->targets = dt__leaf(g, DT__OP_INPUT, tokens, DT_I32);
+    g->input = dt__leaf(g, DT__OP_INPUT, shape, !first ? (int)DT_F32 : source ? (int)source->input_type : (int)DT_I32);
+    g->targets = dt__leaf(g, DT__OP_INPUT, targets, source ? (int)source->target_type : (int)DT_I32);
     y = s->build(g, g->input, s->user);
     if (dt__at(g, y)->dtype != DT_F32)
         y = dt__poison(g, DT_E_SHAPE, "a segment returns fp32 numbers, this one %s: dt_cast it to DT_F32",
@@ -7837,15 +7892,30 @@ static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape 
     return dt__plan_open(plan, g, y, dx);
 }
 
+/* Notes what a segment uses as ids: rows of a table, or classes. Through ops that only pick, the ids are the same. */
+static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
+{
+    for (int32_t i = 1; i < g->forward_count; i++) {
+        const dt__node *n = &g->nodes[i];
+        int32_t id = n->op == DT__OP_EMBED || n->op == DT__OP_CROSS_ENTROPY ? n->in[1] : 0;
+        int64_t count = n->op == DT__OP_EMBED ? g->nodes[n->in[0]].shape.n[0] : id ? dt__cols(&g->nodes[n->in[0]]) : 0;
+        while (dt__takes(g->nodes[id].op, 0) == DT__ANY && g->nodes[id].op != DT__OP_CAST) id = g->nodes[id].in[0];
+        if (id && id == g->targets.id) net->ids[1] = dt__min(net->ids[1], count);
+        if (id && id == g->input.id && first) net->ids[0] = dt__min(net->ids[0], count);
+    }
+}
+
 /* Builds segment `at`; takes over the plan of an earlier segment that is the same but for its parameters. */
-static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape tokens)
+static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape targets)
 {
     dt__built *b = &net->segments[at];
     dt_graph *g;
-    dt_result r = dt__segment_plan(&list[at], *shape, tokens, at == 0, at == net->count - 1, &b->plan);
+    dt_result r =
+        dt__segment_plan(&list[at], *shape, targets, at == 0, at == net->count - 1, net->source, &b->plan);
     if (r) return r;
     b->owner = 1;
     g = b->plan->g;
+    dt__net_ids(net, g, at == 0);
     b->input = dt_shape_count(*shape);
     *shape = dt__at(g, b->plan->output)->shape;
     b->output = dt_shape_count(*shape);
@@ -7927,12 +7997,15 @@ static dt_result dt__gpt2_list(dt__net *net, const dt_model *m)
     return DT_OK;
 }
 
-/* Builds and plans a model for units of `rows` samples of T tokens. net must be zero, and must not move afterwards. */
+/* Builds and plans a model for units of `rows` samples of T tokens, or of what net->source says. net must be zero but
+ * for that, and must not move afterwards. */
 static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence)
 {
-    dt_shape tokens = dt_shape2(rows, sequence), shape = tokens;
+    dt_shape shape = dt_shape2(rows, net->source ? net->source->inputs : sequence);
+    dt_shape targets = dt_shape2(rows, net->source ? net->source->targets : sequence);
     const dt_segment *list = m->segments;
     dt_result r = DT_OK;
+    net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segment_count;
     if (!list) r = dt__gpt2_list(net, m);
     if (r) return r;
@@ -7940,7 +8013,7 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
     net->segments = (dt__built *)dt__alloc((int64_t)sizeof *net->segments * net->count, "the model");
     net->slot_end = (int64_t *)dt__alloc(8 * net->count, "the model");
     if (!net->segments || !net->slot_end) return DT_E_MEMORY;
-    for (int64_t s = 0; s < net->count && !r; s++) r = dt__net_segment(net, list, s, &shape, tokens);
+    for (int64_t s = 0; s < net->count && !r; s++) r = dt__net_segment(net, list, s, &shape, targets);
     if (r) return r;
     dt__net_slots(net);
     for (int64_t s = 0; s < net->count; s++) {
@@ -10163,17 +10236,21 @@ DT_API int64_t dt_data_samples(const dt_data *d, dt_split split)
     return d->tokens[split] > 0 ? (d->tokens[split] - 1) / d->sequence : 0;
 }
 
-DT_API int64_t dt_data_vocabulary(const dt_data *d)
+/* The largest token and 1; reads all of them. */
+static int64_t dt__data_ids(const dt_data *d)
 {
     int64_t largest = dt__max(d->vocabulary, 1) - 1;
-    if (d->width == 1) return 256;
     for (int i = 0; i < d->shards; i++) {
-        const uint16_t *id = (const uint16_t *)(const void *)d->shard[i].data;
-        for (int64_t j = 0; !d->shard[i].encoded && j < d->shard[i].tokens; j++)
-            if (id[j] > largest) largest = id[j];
+        const unsigned char *byte = d->shard[i].data;
+        const uint16_t *id = (const uint16_t *)(const void *)byte;
+        for (int64_t j = 0; !d->shard[i].encoded && j < d->shard[i].tokens; j++) {
+            int token = d->width == 1 ? byte[j] : id[j];
+            if (token > largest) largest = token;
+        }
     }
     return largest + 1;
 }
+DT_API int64_t dt_data_vocabulary(const dt_data *d) { return d->width == 1 ? 256 : dt__data_ids(d); }
 
 /* Tokens [at, at + n) of all, across the ends of shards. */
 static void dt__data_read(const dt_data *d, int64_t at, int64_t n, int32_t *out)
@@ -10237,10 +10314,84 @@ static int64_t dt__permute(int64_t n, int64_t i, uint64_t seed, int64_t epoch)
     return (int64_t)x;
 }
 
+/* Of n samples, the one at a place of an endless run. */
+static int64_t dt__sample_at(int64_t n, uint64_t seed, int64_t global_index)
+{
+    return dt__permute(n, global_index % n, seed, global_index / n);
+}
 DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_index)
 {
-    int64_t n = dt_data_samples(d, DT_TRAIN);
-    return dt__permute(n, global_index % n, seed, global_index / n);
+    return dt__sample_at(dt_data_samples(d, DT_TRAIN), seed, global_index);
+}
+
+/* ---- a feed: files or a source of the program's own, and what its ids must be below ------------- */
+
+typedef struct dt__feed {
+    dt_source is;
+    int own;        /* the program's: not trusted */
+    int64_t ids[2]; /* of inputs and targets; INT64_MAX: no ids */
+} dt__feed;
+
+static dt_result dt__file_fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    return dt_data_fetch((const dt_data *)user, split, sample, (int32_t *)input, (int32_t *)target);
+}
+
+/* Files as a source: tokens, and the same shifted by one. */
+static void dt__feed_files(dt__feed *f, dt_data *d)
+{
+    memset(f, 0, sizeof *f);
+    f->is.user = d;
+    f->is.samples[DT_TRAIN] = dt_data_samples(d, DT_TRAIN);
+    f->is.samples[DT_VALIDATION] = dt_data_samples(d, DT_VALIDATION);
+    f->is.inputs = f->is.targets = d->sequence;
+    f->is.input_type = f->is.target_type = DT_I32;
+    f->is.fetch = dt__file_fetch;
+}
+
+static const char *dt__split_name(dt_split split) { return split == DT_TRAIN ? "training" : "validation"; }
+
+/* Are the inputs (part 0) or targets (1) of a sample such as the model can read? `whose` begins the sentence. */
+static dt_result dt__feed_check(const dt__feed *f, int part, const void *values, const char *whose, int64_t sample)
+{
+    int64_t n = part ? f->is.targets : f->is.inputs, below = f->ids[part], i = 0;
+    const int32_t *id = (const int32_t *)values;
+    const float *number = (const float *)values;
+    const char *what = part ? "target" : "input";
+    if ((part ? f->is.target_type : f->is.input_type) == DT_F32) {
+        while (i < n && number[i] - number[i] == 0.0f) i++;
+        if (i == n) return DT_OK;
+        return dt__error(DT_E_DATA, "%s sample %lld: %s %lld is %g: write finite numbers, and all of them", whose,
+                         (long long)sample, what, (long long)i, (double)number[i]);
+    }
+    while (i < n && id[i] < below && (id[i] >= 0 || part || below == INT64_MAX)) i++;
+    if (i == n) return DT_OK;
+    return dt__error(DT_E_DATA, "%s sample %lld: %s %lld is %d, but the model has %lld %s: mend the data or make the "
+                     "model larger", whose, (long long)sample, what, (long long)i, (int)id[i], (long long)below,
+                     part ? "classes" : "rows to look it up in");
+}
+
+/* Writes a sample, like dt_source.fetch; with the library's rounding mode, whichever thread asks (R15). */
+static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sample, void *input, void *target)
+{
+    char why[sizeof dt__thread.error] = "fetch returned an error";
+    dt_result r, before = dt__thread.code;
+    unsigned saved;
+    if (!f->own) return f->is.fetch(f->is.user, split, sample, input, target);
+    memset(input, 0xff, 4 * (size_t)f->is.inputs); /* NaN and -1: what is not written does not go unseen */
+    memset(target, 0xff, 4 * (size_t)f->is.targets);
+    saved = dt__fp_enter();
+    dt__thread.code = DT_OK;
+    r = f->is.fetch(f->is.user, split, sample, input, target);
+    dt__fp_leave(saved);
+    if (r) {
+        if (dt__thread.code) memcpy(why, dt__thread.error, sizeof why);
+        return dt__error(r, "%s sample %lld: %.400s (%s)", dt__split_name(split), (long long)sample, why,
+                         dt_result_name(r));
+    }
+    dt__thread.code = before;
+    r = dt__feed_check(f, 0, input, dt__split_name(split), sample);
+    return r ? r : dt__feed_check(f, 1, target, dt__split_name(split), sample);
 }
 
 /* ---- prefetch ------------------------------------------------------------------------------
@@ -10255,18 +10406,18 @@ typedef int64_t (*dt__sample_fn)(const void *context, int64_t step, int64_t row)
 
 typedef struct dt__batch {
     int64_t step;
-    int32_t *tokens, *targets; /* (rows,T) each */
+    uint32_t *input, *target; /* (rows,inputs), (rows,targets) words: int32 or floats */
 } dt__batch;
 
 typedef struct dt__loader {
-    const dt_data *data;
+    const dt__feed *feed;
     dt_split split;
     dt__sample_fn sample;
     const void *context;
     int64_t rows, first;
     int slots;
     dt__batch slot[DT__LOADER_MAX_SLOTS];
-    int32_t *memory;
+    uint32_t *memory;
     int64_t filled, taken; /* batches prepared; batches handed out, of which the last is still in use */
     double waited;         /* seconds that dt__loader_next() waited for data */
     dt_result result;      /* of the first batch that could not be prepared; no more are */
@@ -10283,11 +10434,12 @@ typedef struct dt__loader {
 static dt_result dt__loader_fill(dt__loader *l, int64_t n)
 {
     dt__batch *b = &l->slot[n % l->slots];
-    int64_t length = l->data->sequence;
+    const dt_source *s = &l->feed->is;
     b->step = l->first + n;
     for (int64_t row = 0; row < l->rows; row++) {
         int64_t sample = l->sample(l->context, b->step, row);
-        dt_result r = dt_data_fetch(l->data, l->split, sample, b->tokens + row * length, b->targets + row * length);
+        dt_result r =
+            dt__feed_fetch(l->feed, l->split, sample, b->input + row * s->inputs, b->target + row * s->targets);
         if (r) return r;
     }
     return DT_OK;
@@ -10362,26 +10514,26 @@ static dt_result dt__loader_start(dt__loader *l)
     return DT_OK;
 }
 
-/* Batches of `rows` samples of one split from step `first` on. `slots`: 2 to 4. `data` and `context` outlive it. */
-static dt_result dt__loader_open(dt__loader **handle, const dt_data *data, dt_split split, int64_t rows, int64_t first,
-                                 int slots, dt__sample_fn sample, const void *context)
+/* Batches of `rows` samples of one split from step `first` on. `slots`: 2 to 4. `feed` and `context` outlive it. */
+static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_split split, int64_t rows,
+                                 int64_t first, int slots, dt__sample_fn sample, const void *context)
 {
     dt__loader *l = (dt__loader *)dt__alloc((int64_t)sizeof *l, "the data loader");
-    int64_t words = rows * data->sequence;
+    int64_t words = rows * (feed->is.inputs + feed->is.targets);
     dt_result r = DT_E_MEMORY;
     *handle = NULL;
     if (!l) return r;
-    l->data = data;
+    l->feed = feed;
     l->split = split;
     l->sample = sample;
     l->context = context;
     l->rows = rows;
     l->first = first;
     l->slots = (int)dt__max(2, dt__min(slots, DT__LOADER_MAX_SLOTS));
-    l->memory = (int32_t *)dt__alloc(l->slots * 2 * words * (int64_t)sizeof *l->memory, "batches of tokens");
+    l->memory = (uint32_t *)dt__alloc(l->slots * words * (int64_t)sizeof *l->memory, "batches of samples");
     for (int i = 0; i < l->slots && l->memory; i++) {
-        l->slot[i].tokens = l->memory + (2 * i) * words;
-        l->slot[i].targets = l->memory + (2 * i + 1) * words;
+        l->slot[i].input = l->memory + i * words;
+        l->slot[i].target = l->slot[i].input + rows * feed->is.inputs;
     }
     if (l->memory) r = dt__loader_start(l);
     if (r) dt__loader_close(&l);
@@ -12320,7 +12472,7 @@ typedef struct dt__engine {
     float *shard_loss;            /* (shards of this rank) */
     float inv_valid, norm, rate;
     int64_t step;
-    const int32_t *tokens, *targets; /* of the unit in work, (rows,T) */
+    const void *input, *target; /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     double seconds_compute, seconds_reduce, seconds_update;
     int32_t micro; /* of the last backward: weight gradients run in micro-batch order (R3) */
 } dt__engine;
@@ -12361,8 +12513,8 @@ static void dt__engine_bind(const dt__engine *e, int64_t s, int set, dt__bind *b
     b->at[DT__AT_SAVED] = e->saved + saved;
     b->at[DT__AT_OUTPUT] = e->boundary + boundary;
     if (s > 0) b->at[DT__AT_INPUT] = e->boundary + boundary - dt__round_up(e->net.segments[s - 1].output, 16);
-    else memcpy(&b->at[DT__AT_INPUT], &e->tokens, sizeof e->tokens); /* int32 seen as words */
-    memcpy(&b->at[DT__AT_TARGETS], &e->targets, sizeof e->targets);
+    else memcpy(&b->at[DT__AT_INPUT], &e->input, sizeof e->input); /* int32 seen as words */
+    memcpy(&b->at[DT__AT_TARGETS], &e->target, sizeof e->target);
     b->at[DT__AT_GRAD_OUT] = e->gradient[(e->net.count - s) & 1];
     b->at[DT__AT_GRAD_IN] = e->gradient[(e->net.count - s + 1) & 1];
 }
@@ -12478,7 +12630,7 @@ static dt_result dt__engine_update(dt__engine *e)
     return DT_OK;
 }
 
-/* Where a unit's tokens come from: the trainer fills engine->tokens, targets and the samples' random streams. */
+/* Where a unit's samples come from: the trainer sets engine->input, target and the samples' random streams. */
 typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
 /* Runs one optimizer step. shard_loss[s - lo] becomes the chain of shard s's unit losses over micro-batches (R12). */
@@ -13301,13 +13453,14 @@ struct dt_trainer {
     dt_comm *comm;
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
-    dt_data *data;
+    dt_data *data;           /* NULL with a source */
+    dt__feed feed;
     dt__loader *loader;
     dt__batch batch; /* this rank's samples of the step */
     dt__engine e;
     dt__net one; /* the model for a single sequence: text samples */
     float *one_memory;
-    int32_t *eval_tokens; /* (2, rows, T) */
+    uint32_t *unit; /* validation samples: input and target words of one unit */
     char *text;           /* a text sample */
     float *gathered;      /* (ranks, shards per rank) */
     uint32_t *words;      /* this rank's part of an exchange */
@@ -13421,9 +13574,31 @@ static dt_result dt__check_optimizer(const dt_recipe *r)
     return DT_OK;
 }
 
+static dt_result dt__check_source(const dt_recipe *r)
+{
+    const dt_source *s = r->source;
+    const int64_t most = (int64_t)1 << 60, widest = (int64_t)1 << 30;
+    if (r->data && r->data[0])
+        return dt__error(DT_E_USAGE, "the recipe has files (%s) and a source: give one of them", r->data);
+    if (!s->fetch) return dt__error(DT_E_USAGE, "the source has no fetch: set the function that writes a sample");
+    if (s->samples[DT_TRAIN] < 1 || s->samples[DT_VALIDATION] < 0 || s->samples[DT_TRAIN] > most ||
+        s->samples[DT_VALIDATION] > most)
+        return dt__error(DT_E_USAGE, "the source has %lld training and %lld validation samples: it needs 1 or more, "
+                         "and 0 or more", (long long)s->samples[DT_TRAIN], (long long)s->samples[DT_VALIDATION]);
+    if (s->inputs < 1 || s->targets < 1 || s->inputs > widest || s->targets > widest)
+        return dt__error(DT_E_USAGE, "a sample of the source has %lld inputs and %lld targets: each must be 1 to 2^30",
+                         (long long)s->inputs, (long long)s->targets);
+    if ((s->input_type != DT_F32 && s->input_type != DT_I32) || (s->target_type != DT_F32 && s->target_type != DT_I32))
+        return dt__error(DT_E_USAGE, "the source's types are DT_F32 or DT_I32: dt_cast in a segment makes others");
+    if (!r->model.segments && r->model.vocabulary < 1)
+        return dt__error(DT_E_USAGE, "a source does not say how many token ids there are: set model.vocabulary");
+    return DT_OK;
+}
+
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
-    if (!r->data || !r->data[0]) return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
+    if (!r->source && (!r->data || !r->data[0]))
+        return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
     if (!(r->learning_rate >= 0.0f && r->final_rate >= 0.0f && r->beta1 >= 0.0f && r->beta1 < 1.0f &&
           r->beta2 >= 0.0f && r->beta2 < 1.0f && r->epsilon > 0.0f && r->weight_decay >= 0.0f && r->clip >= 0.0f))
         return dt__error(
@@ -13455,17 +13630,17 @@ static int64_t dt__trainer_index(const dt_trainer *t, int64_t step, int64_t row)
 static int64_t dt__trainer_row(const void *context, int64_t step, int64_t row)
 {
     const dt_trainer *t = (const dt_trainer *)context;
-    return dt_data_sample(t->data, (uint64_t)t->recipe.seed, dt__trainer_index(t, step, row));
+    return dt__sample_at(t->feed.is.samples[DT_TRAIN], (uint64_t)t->recipe.seed, dt__trainer_index(t, step, row));
 }
 
-/* Tokens and random streams of unit (shard, micro). */
+/* Samples and random streams of unit (shard, micro). */
 static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
     int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows;
-    e->tokens = t->batch.tokens + row * t->recipe.sequence;
-    e->targets = t->batch.targets + row * t->recipe.sequence;
+    e->input = t->batch.input + row * t->feed.is.inputs;
+    e->target = t->batch.target + row * t->feed.is.targets;
     for (int64_t i = 0; i < e->rows; i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
                                      (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
@@ -13494,14 +13669,15 @@ static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[5])
     snprintf(line[2].formula, sizeof line[2].formula, "%g P (%s%s)", dt_optimizer_bytes(&t->recipe),
              optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
     line[3].what = "activations", line[3].bytes = 4 * (n->saved + n->boundary + n->temp + 2 * n->widest);
-    snprintf(line[3].formula, sizeof line[3].formula, "one unit of %lld x %lld tokens", (long long)e->rows,
-             (long long)t->recipe.sequence);
+    snprintf(line[3].formula, sizeof line[3].formula, "one unit of %lld x %lld %s", (long long)e->rows,
+             (long long)t->feed.is.inputs, t->feed.own ? "inputs" : "tokens");
     line[4].what = "buffers";
     line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers +
-                    3 * 8 * e->rows * (e->hi - e->lo) * e->micros * t->recipe.sequence;
-    line[4].bytes += dt__data_memory(t->data);
+                    3 * 4 * e->rows * (e->hi - e->lo) * e->micros * (t->feed.is.inputs + t->feed.is.targets);
+    if (t->data) line[4].bytes += dt__data_memory(t->data);
     if (t->layout.sample_length) line[4].bytes += 4 * (t->one.saved + t->one.boundary + t->one.temp);
-    snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched tokens, sampling");
+    snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched %s, sampling",
+             t->feed.own ? "samples" : "tokens");
     for (int i = 0; i < 5; i++) total += line[i].bytes;
     return total;
 }
@@ -13537,13 +13713,13 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     e->sums = (float *)dt__alloc(4 * dt__ceil_div(longest, DT__BLOCK), "block sums");
     e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
     e->shard_loss = (float *)dt__alloc(4 * (e->hi - e->lo), "losses");
-    t->eval_tokens = (int32_t *)dt__alloc(8 * e->rows * t->recipe.sequence, "validation tokens");
-    t->words = (uint32_t *)dt__alloc(4 * t->per_rank, "losses");
-    t->gathered = (float *)dt__alloc(4 * t->per_rank * dt_comm_size(t->comm), "losses");
+    t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
+    t->words = (uint32_t *)dt__alloc(4 * dt__max(2, t->per_rank), "losses");
+    t->gathered = (float *)dt__alloc(4 * dt__max(2, t->per_rank) * dt_comm_size(t->comm), "losses");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
     if (t->layout.sample_length)
         t->one_memory = (float *)dt__alloc(4 * (t->one.saved + t->one.boundary + t->one.temp), "sampling");
-    if (!e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->eval_tokens || !t->text || !t->words ||
+    if (!e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->unit || !t->text || !t->words ||
         !t->gathered)
         return DT_E_MEMORY;
     if (t->layout.sample_length && !t->one_memory) return DT_E_MEMORY;
@@ -13622,12 +13798,16 @@ static void dt__trainer_banner(const dt_trainer *t)
     else
         printf("model    %lld segments of the program's own: %lld parameters\n", (long long)r->model.segment_count,
                (long long)t->e.net.weights);
-    printf("data     %s: %lld training sequences of %lld tokens, %lld for validation\n", r->data,
-           (long long)dt_data_samples(t->data, DT_TRAIN), (long long)r->sequence,
-           (long long)dt_data_samples(t->data, DT_VALIDATION));
-    printf("recipe   %lld steps of %lld sequences, micro-batch %lld, %lld data shards, seed %lld\n",
-           (long long)r->steps, (long long)r->batch, (long long)r->micro_batch, (long long)r->data_shards,
-           (long long)r->seed);
+    if (t->feed.own)
+        printf("data     of the program's own: %lld training samples of %lld inputs and %lld targets, ",
+               (long long)t->feed.is.samples[DT_TRAIN], (long long)t->feed.is.inputs, (long long)t->feed.is.targets);
+    else
+        printf("data     %s: %lld training sequences of %lld tokens, ", r->data,
+               (long long)t->feed.is.samples[DT_TRAIN], (long long)r->sequence);
+    printf("%lld for validation\n", (long long)t->feed.is.samples[DT_VALIDATION]);
+    printf("recipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, seed %lld\n", (long long)r->steps,
+           (long long)r->batch, t->feed.own ? "samples" : "sequences", (long long)r->micro_batch,
+           (long long)r->data_shards, (long long)r->seed);
     printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
            t->peak_gflops);
@@ -13641,9 +13821,23 @@ static void dt__trainer_banner(const dt_trainer *t)
     fflush(stdout);
 }
 
+/* No id of the data is outside the model's tables and classes: of files now, of a source as its samples come. */
+static dt_result dt__trainer_ids(dt_trainer *t)
+{
+    const int64_t *below = t->e.net.ids;
+    int64_t least = dt__min(below[0], below[1]), ids;
+    memcpy(t->feed.ids, below, sizeof t->feed.ids);
+    if (t->feed.own || least >= t->recipe.model.vocabulary || least >= (ids = dt__data_ids(t->data))) return DT_OK;
+    return dt__error(DT_E_USAGE, "the data has token ids up to %lld, but the model's %s has %lld: make it larger",
+                     (long long)ids - 1, below[0] < ids ? "table" : "loss", (long long)least);
+}
+
 /* Has the model a row of logits for each of a unit's `words` tokens, so that text can be drawn from it? */
 static int dt__predicts_text(const dt__net *net, int64_t words, int64_t vocabulary)
 {
+    if (net->source && (net->source->input_type != DT_I32 || net->source->target_type != DT_I32 ||
+                        net->source->inputs != net->source->targets))
+        return 0;
     for (int64_t s = 0; s < net->count; s++) {
         const dt_graph *g = net->segments[s].plan->g;
         if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * vocabulary) return 1;
@@ -13667,7 +13861,9 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     t->per_rank = dt__max(dt__ceil_div(r->data_shards, ranks), 1);
     e->micros = r->batch / r->micro_batch;
     e->rows = r->micro_batch / r->data_shards;
+    if (t->feed.own) e->net.source = t->one.source = &t->feed.is;
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
+    if (!result) result = dt__trainer_ids(t);
     if (!result && !dt__predicts_text(&e->net, e->rows * r->sequence, r->model.vocabulary)) t->layout.sample_length = 0;
     if (!result && t->layout.sample_length) result = dt__net_open(&t->one, &r->model, 1, r->sequence);
     if (!result)
@@ -13686,11 +13882,41 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     return result;
 }
 
+/* Opens the files, or takes the source. */
+static dt_result dt__trainer_feed(dt_trainer *t)
+{
+    dt_recipe *r = &t->recipe;
+    dt_result result;
+    int64_t tokens;
+    if (r->source) {
+        result = dt__check_source(r);
+        if (result) return result;
+        t->feed.is = *r->source;
+        t->feed.own = 1;
+        r->sequence = r->source->inputs;
+        return DT_OK;
+    }
+    result = r->tokenizer ? dt_tokenizer_open(&t->tokenizer, r->tokenizer) : DT_OK;
+    if (!result) result = dt_data_open_tokenized(&t->data, r->data, t->tokenizer, r->sequence, (double)r->validation);
+    if (result) return result;
+    dt__feed_files(&t->feed, t->data);
+    tokens = dt_data_vocabulary(t->data);
+    if (t->tokenizer && tokens > dt_tokenizer_size(t->tokenizer))
+        return dt__error(DT_E_USAGE,
+                         "the data has token ids up to %lld, the tokenizer %s up to %lld: name the one that made them",
+                         (long long)tokens - 1, r->tokenizer, (long long)dt_tokenizer_size(t->tokenizer) - 1);
+    if (t->tokenizer) tokens = dt_tokenizer_size(t->tokenizer); /* a sample may use any */
+    if (!r->model.vocabulary) r->model.vocabulary = tokens;
+    if (r->model.vocabulary >= tokens) return DT_OK;
+    return dt__error(DT_E_USAGE, "the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
+                     (long long)tokens - 1, (long long)r->model.vocabulary);
+}
+
 /* Defaults that depend on the data and the machine. */
 static dt_result dt__trainer_settle(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
-    int64_t tokens, threads = t->layout.threads;
+    int64_t threads = t->layout.threads;
     dt_result result;
     if (!r->micro_batch) r->micro_batch = r->batch;
     if (r->dropout > 0.0f) r->model.dropout = r->dropout;
@@ -13698,20 +13924,8 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__check_batch(r, dt_comm_size(t->comm));
     if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_rest(r, &t->layout);
-    if (!result && r->tokenizer) result = dt_tokenizer_open(&t->tokenizer, r->tokenizer);
-    if (!result) result = dt_data_open_tokenized(&t->data, r->data, t->tokenizer, r->sequence, (double)r->validation);
+    if (!result) result = dt__trainer_feed(t);
     if (result) return result;
-    tokens = dt_data_vocabulary(t->data);
-    if (t->tokenizer && tokens > dt_tokenizer_size(t->tokenizer))
-        return dt__error(DT_E_USAGE,
-                         "the data has token ids up to %lld, the tokenizer %s up to %lld: name the one that "
-                         "made them",
-                         (long long)tokens - 1, r->tokenizer, (long long)dt_tokenizer_size(t->tokenizer) - 1);
-    if (t->tokenizer) tokens = dt_tokenizer_size(t->tokenizer); /* a sample may use any */
-    if (!r->model.vocabulary) r->model.vocabulary = tokens;
-    if (r->model.vocabulary < tokens)
-        return dt__error(DT_E_USAGE, "the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
-                         (long long)tokens - 1, (long long)r->model.vocabulary);
     if (!threads) threads = dt__max(1, (int64_t)sysconf(_SC_NPROCESSORS_ONLN) / dt_comm_size(t->comm));
     return dt__pool_open(&t->pool, (int)threads);
 }
@@ -13732,7 +13946,7 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__measure_peak(t);
     if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics);
     if (!r)
-        r = dt__loader_open(&t->loader, t->data, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, 0, 3,
+        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, 0, 3,
                             dt__trainer_row, t);
     if (!r && dt_is_root(t) && !t->layout.quiet) dt__trainer_banner(t);
     t->started = t->printed = dt__now();
@@ -13758,7 +13972,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->e.parts);
     dt__free(t->e.part_count);
     dt__free(t->one_memory);
-    dt__free(t->eval_tokens);
+    dt__free(t->unit);
     dt__free(t->text);
     dt__free(t->words);
     dt__free(t->gathered);
@@ -13799,37 +14013,36 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, float *sum)
     return r;
 }
 
-/* Valid targets over all ranks, counted in integers (R12). */
-static dt_result dt__count_valid(dt_trainer *t, const int32_t *targets, int64_t n, int64_t *total)
+/* Valid targets over all ranks, from each rank's own, counted in integers (R12). */
+static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total)
 {
     dt_result r;
-    uint32_t valid = 0;
-    for (int64_t i = 0; i < n; i++) valid += targets[i] >= 0;
-    t->words[0] = valid;
-    r = dt_all_gather(t->comm, (const float *)t->words, t->gathered, 1);
+    memcpy(t->words, &own, 8);
+    r = dt_all_gather(t->comm, (const float *)t->words, t->gathered, 2);
     *total = 0;
     for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
-        memcpy(&valid, t->gathered + i, 4);
-        *total += valid;
+        memcpy(&own, t->gathered + 2 * i, 8);
+        *total += own;
     }
     return r;
 }
 
-/* Forward alone for one unit of validation samples; rows past `end` have no target. Adds its loss. */
-static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, float *loss)
+/* Forward alone for one unit of validation samples; rows past `end` have no target. Adds its loss and valid targets. */
+static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, float *loss, int64_t *valid)
 {
     dt__engine *e = &t->e;
-    int64_t length = t->recipe.sequence;
-    int32_t *tokens = t->eval_tokens, *targets = tokens + e->rows * length;
+    const dt_source *s = &t->feed.is;
+    uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
     for (int64_t i = 0; i < e->rows; i++) {
-        dt_result r = dt_data_fetch(t->data, DT_VALIDATION, dt__min(first + i, end - 1), tokens + i * length,
-                                    targets + i * length);
+        dt_result r = dt__feed_fetch(&t->feed, DT_VALIDATION, dt__min(first + i, end - 1), input + i * s->inputs,
+                                     target + i * s->targets);
         if (r) return r;
-        for (int64_t k = 0; first + i >= end && k < length; k++) targets[i * length + k] = -1;
+        if (first + i >= end) memset(target + i * s->targets, 0xff, 4 * (size_t)s->targets); /* -1 or NaN */
     }
-    e->tokens = tokens;
-    e->targets = targets;
-    for (int64_t s = 0; s < e->net.count; s++) dt__engine_forward(e, s);
+    e->input = input;
+    e->target = target;
+    *valid += dt__valid_targets(target, s->target_type, e->rows * s->targets);
+    for (int64_t k = 0; k < e->net.count; k++) dt__engine_forward(e, k);
     *loss = *loss + dt__engine_loss(e);
     dt__comm_tick(t->comm);
     return DT_OK;
@@ -13839,22 +14052,74 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss)
 {
     dt__engine *e = &t->e;
-    int64_t samples = dt_data_samples(t->data, DT_VALIDATION), units;
+    int64_t samples = t->feed.is.samples[DT_VALIDATION], units, valid = 0;
     dt_result r = DT_OK;
     unsigned saved;
     if (batches) samples = dt__min(samples, batches * t->recipe.batch);
-    if (!samples) return dt__error(DT_E_USAGE, "there is no validation data: --validation is 0");
+    if (!samples)
+        return dt__error(DT_E_USAGE, "there is no validation data: %s",
+                         t->feed.own ? "the source's samples[DT_VALIDATION] is 0" : "--validation is 0");
     units = dt__ceil_div(samples, e->rows);
     saved = dt__fp_enter();
     e->env.inference = 1;
     for (int64_t shard = e->lo; shard < e->hi && !r; shard++) {
         e->shard_loss[shard - e->lo] = 0.0f;
         for (int64_t u = shard; u < units && !r; u += t->recipe.data_shards)
-            r = dt__evaluate_unit(t, u * e->rows, samples, &e->shard_loss[shard - e->lo]);
+            r = dt__evaluate_unit(t, u * e->rows, samples, &e->shard_loss[shard - e->lo], &valid);
     }
     e->env.inference = 0;
     if (!r) r = dt__tree_loss(t, e->shard_loss, loss);
-    *loss = *loss / (float)(samples * t->recipe.sequence);
+    if (!r) r = dt__sum_valid(t, valid, &valid);
+    if (!r) *loss = *loss / (float)dt__max(1, valid);
+    dt__fp_leave(saved);
+    return r;
+}
+
+/* The segment that makes the prediction, and which of its values it is. */
+static const dt__built *dt__net_prediction(const dt__net *net, int64_t *at, int32_t *id)
+{
+    for (int marked = 1; marked >= 0; marked--)
+        for (*at = 0; *at < net->count; ++*at) {
+            const dt_graph *g = net->segments[*at].plan->g;
+            *id = marked ? g->prediction.id : g->logits.id;
+            if (*id) return &net->segments[*at];
+        }
+    return NULL;
+}
+
+/* Units of samples, as in validation; the last one is filled up with copies of its last sample. */
+DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each)
+{
+    dt__engine *e = &t->e;
+    const dt_source *s = &t->feed.is;
+    uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
+    int64_t at, has;
+    int32_t id;
+    const dt__built *segment = dt__net_prediction(&e->net, &at, &id);
+    dt_result r = DT_OK;
+    unsigned saved = dt__fp_enter();
+    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows : 0;
+    if (!segment) r = dt__error(DT_E_USAGE, "the model predicts nothing: mark it with dt_prediction in a segment");
+    else if (count < 0 || each != has)
+        r = dt__error(DT_E_USAGE, "the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
+                      (long long)has, (long long)count, (long long)each);
+    for (int64_t i = 0; i < count && !r; i++)
+        r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
+    e->env.inference = 1;
+    e->input = input;
+    e->target = memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
+    for (int64_t first = 0; first < count && !r; first += e->rows) {
+        dt__bind b;
+        for (int64_t i = 0; i < e->rows; i++)
+            memcpy(input + i * s->inputs, (const uint32_t *)inputs + dt__min(first + i, count - 1) * s->inputs,
+                   4 * (size_t)s->inputs);
+        for (int64_t k = 0; k <= at; k++) dt__engine_forward(e, k);
+        dt__engine_bind(e, at, -1, &b);
+        memcpy(predictions + first * each, dt__where(segment->plan, &b, id),
+               4 * (size_t)(dt__min(e->rows, count - first) * each));
+        dt__comm_tick(t->comm);
+    }
+    e->env.inference = 0;
     dt__fp_leave(saved);
     return r;
 }
@@ -13937,7 +14202,7 @@ static int64_t dt__sample_text(const dt_trainer *t, int32_t token, char *text, i
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text)
 {
     int64_t length = t->recipe.sequence, used = 0, vocabulary = t->recipe.model.vocabulary, written = 0;
-    int32_t *tokens = t->eval_tokens, *targets;
+    int32_t *tokens = (int32_t *)(void *)t->unit, *targets;
     dt__rng rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, 0, 0);
     dt_result r;
     if (!t->one_memory)
@@ -14003,6 +14268,13 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
     return DT_OK;
 }
 
+/* Is the loss a cross-entropy as it is? Of others nothing is known but the number. */
+static int dt__loss_in_nats(const dt_trainer *t)
+{
+    const dt__plan *p = t->e.net.segments[t->e.net.count - 1].plan;
+    return p->g->nodes[p->output.id].op == DT__OP_CROSS_ENTROPY;
+}
+
 /* The validation that is due after this step, and a text sample from rank 0. */
 static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 {
@@ -14010,12 +14282,16 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     int last = info->step == t->recipe.steps, speaks = dt_is_root(t) && !l->quiet;
     dt_result r = DT_OK;
     info->validation = __builtin_nanf("");
-    if (t->recipe.validation > 0.0f && (last || (l->eval_every && info->step % l->eval_every == 0)))
+    if (t->feed.is.samples[DT_VALIDATION] && (last || (l->eval_every && info->step % l->eval_every == 0)))
         r = dt_trainer_evaluate(t, l->eval_batches, &info->validation);
     if (r || !speaks) return r;
-    if (info->validation == info->validation)
-        printf("step %lld/%lld  validation loss %.4f nats, %.3f bits per token\n", (long long)info->step,
-               (long long)t->recipe.steps, (double)info->validation, (double)info->validation * 1.4426950408889634);
+    if (info->validation == info->validation) {
+        printf("step %lld/%lld  validation loss ", (long long)info->step, (long long)t->recipe.steps);
+        if (dt__loss_in_nats(t))
+            printf("%.4f nats, %.3f bits per %s\n", (double)info->validation,
+                   (double)info->validation * 1.4426950408889634, t->feed.own ? "target" : "token");
+        else printf("%.5g\n", (double)info->validation);
+    }
     if (l->sample_length && (t->tokenizer || t->recipe.model.vocabulary <= 256) &&
         (last || (l->sample_every && info->step % l->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
@@ -14027,10 +14303,11 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
     double now = dt__now(), left = (now - t->started) / (double)i->step * (double)(t->recipe.steps - i->step);
     if (i->step > 1 && i->step < t->recipe.steps && now - t->printed < 2.0) return;
-    printf("step %lld/%lld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  eta "
-           "%dm%02ds\n",
-           (long long)i->step, (long long)t->recipe.steps, (double)i->loss, (double)i->learning_rate, (double)i->norm,
-           (double)i->tokens / i->seconds, i->gflops, 100.0 * i->peak_share, (int)(left / 60.0), (int)left % 60);
+    printf(dt__loss_in_nats(t) ? "step %lld/%lld  loss %.4f" : "step %lld/%lld  loss %.5g", (long long)i->step,
+           (long long)t->recipe.steps, (double)i->loss);
+    printf("  lr %.2e  norm %.3f  %.0f %s/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  eta %dm%02ds\n",
+           (double)i->learning_rate, (double)i->norm, (double)i->tokens / i->seconds,
+           t->feed.own ? "samples" : "tokens", i->gflops, 100.0 * i->peak_share, (int)(left / 60.0), (int)left % 60);
     fflush(stdout);
     t->printed = now;
 }
@@ -14060,10 +14337,10 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__engine *e = &t->e;
     double start = dt__now(), reduced = e->seconds_reduce, units = (double)(t->recipe.data_shards * e->micros);
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
-    int64_t words = (e->hi - e->lo) * e->micros * e->rows * t->recipe.sequence;
+    int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
     float loss = 0.0f;
     dt_result r = dt__loader_next(t->loader, &t->batch);
-    if (!r) r = dt__count_valid(t, t->batch.targets, words, &valid);
+    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)(e->hi - e->lo)); /* a step without valid targets is skipped */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
@@ -14074,7 +14351,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
         return dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
                          (long long)e->step + 1);
     info->step = ++e->step;
-    info->tokens = t->recipe.batch * t->recipe.sequence;
+    info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
     info->loss = loss;
     info->norm = e->norm;
     info->learning_rate = e->rate;

@@ -247,6 +247,7 @@ static void test_order(void)
 
 typedef struct feed {
     const dt_data *data;
+    dt__feed from;
     int64_t rows, wrong_from; /* samples from this step on do not exist */
     int delay;                /* a batch is up to that many microseconds late */
 } feed;
@@ -266,8 +267,8 @@ static int batch_is_right(const feed *f, const dt__batch *b, int64_t step, int64
     for (int64_t row = 0; row < f->rows; row++) {
         int64_t sample = dt_data_sample(f->data, 11, step * f->rows + row);
         if (dt_data_fetch(f->data, DT_TRAIN, sample, tokens, targets)) return 0;
-        if (memcmp(tokens, b->tokens + row * sequence, bytes)) return 0;
-        if (memcmp(targets, b->targets + row * sequence, bytes)) return 0;
+        if (memcmp(tokens, b->input + row * sequence, bytes)) return 0;
+        if (memcmp(targets, b->target + row * sequence, bytes)) return 0;
     }
     return 1;
 }
@@ -278,7 +279,7 @@ static void run_loader(const feed *f, int slots, int steps, int delay)
     dt__loader *l;
     dt__batch b;
     int fine = 1;
-    if (dt__loader_open(&l, f->data, DT_TRAIN, f->rows, 5, slots, feed_sample, f)) tap_bail("%s", dt_last_error());
+    if (dt__loader_open(&l, &f->from, DT_TRAIN, f->rows, 5, slots, feed_sample, f)) tap_bail("%s", dt_last_error());
     for (int64_t step = 5; step < 5 + steps && fine; step++) {
         fine = !dt__loader_next(l, &b) && batch_is_right(f, &b, step, 7);
         if (delay) usleep((unsigned)(step * 104729 % delay));
@@ -298,6 +299,7 @@ static void test_loader(void)
     int fine = 1;
     if (dt_data_open(&d, in("count.txt"), 7, 0.2)) tap_bail("%s", dt_last_error());
     f.data = d;
+    dt__feed_files(&f.from, d);
     f.rows = 3;
     f.wrong_from = INT64_MAX;
     for (int slots = 2; slots <= 4; slots++) {
@@ -310,7 +312,7 @@ static void test_loader(void)
     }
     for (int taken = 0; taken < 60 && fine; taken++) { /* close at any moment */
         f.delay = taken % 3 * 100;
-        fine = !dt__loader_open(&l, d, DT_TRAIN, f.rows, 0, 2 + taken % 3, feed_sample, &f);
+        fine = !dt__loader_open(&l, &f.from, DT_TRAIN, f.rows, 0, 2 + taken % 3, feed_sample, &f);
         for (int i = 0; i < taken % 7 && fine; i++) fine = !dt__loader_next(l, &b);
         if (taken % 2) usleep(50);
         dt__loader_close(&l);
@@ -318,7 +320,7 @@ static void test_loader(void)
     tap_ok(fine && !l, "closed early 60 times");
     f.wrong_from = 3;
     f.delay = 0;
-    if (dt__loader_open(&l, d, DT_TRAIN, f.rows, 0, 3, feed_sample, &f)) tap_bail("%s", dt_last_error());
+    if (dt__loader_open(&l, &f.from, DT_TRAIN, f.rows, 0, 3, feed_sample, &f)) tap_bail("%s", dt_last_error());
     for (int i = 0; i < 3; i++) fine = fine && !dt__loader_next(l, &b);
     tap_ok(fine && dt__loader_next(l, &b) == DT_E_USAGE && strstr(dt_last_error(), "no training sample -1"),
            "an error arrives with its step: %s", dt_last_error());

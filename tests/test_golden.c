@@ -40,8 +40,8 @@ static void open_engine(void)
     e.temp = e.boundary + n->boundary;
     e.gradient[0] = e.temp + n->temp;
     e.gradient[1] = e.gradient[0] + n->widest;
-    e.tokens = tap_golden_i32(golden, "tokens", B * T);
-    e.targets = tap_golden_i32(golden, "targets", B * T);
+    e.input = tap_golden_i32(golden, "tokens", B * T);
+    e.target = tap_golden_i32(golden, "targets", B * T);
 }
 
 static void close_engine(void)
@@ -58,7 +58,7 @@ static float forward_backward(void)
 {
     int64_t valid = 0;
     unsigned saved = dt__fp_enter();
-    for (int i = 0; i < B * T; i++) valid += e.targets[i] >= 0;
+    for (int i = 0; i < B * T; i++) valid += ((const int32_t *)e.target)[i] >= 0;
     e.inv_valid = 1.0f / (float)valid;
     for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s);
     for (int64_t s = e.net.count - 1; s >= 0; s--) dt__engine_backward(&e, s, 0, 1);

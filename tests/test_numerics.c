@@ -1564,8 +1564,8 @@ static void rig_load(void *owner, int64_t shard, int64_t micro)
         }
         e->env.rng[row] = dt__rng_make(3, DT__RNG_DROPOUT, (uint32_t)sample, 0, 0);
     }
-    e->tokens = r->tokens;
-    e->targets = r->targets;
+    e->input = r->tokens;
+    e->target = r->targets;
 }
 
 /* One step over `batch` samples from `first` on, in `micros` micro-batches of `v` shards. */
