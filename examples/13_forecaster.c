@@ -1,0 +1,144 @@
+/* 13_forecaster: predicts the next values of a time series.
+ *
+ * What you learn
+ *     A third domain with the same calls. The inputs are floats, a window of the last 60 values; the targets are floats
+ *     too, the 12 values that follow; the loss is the mean squared error. dt_prediction() marks what the model predicts,
+ *     and dt_trainer_predict() reads it.
+ *
+ *     A forecast means nothing until it is compared with a naive one. The series repeats every 12 values, so the naive
+ *     forecast is "as in the last season": the 12 values before. It is wrong by two noises, the old one and the new one,
+ *     and by what the slow season did meanwhile. A model that has learned both seasons is wrong by little more than the
+ *     one noise that nobody can know.
+ *
+ *     The series is made of whole numbers. A whole number / 128 is exact in a float, so every machine sees the same
+ *     data: see 11_mlp.c for why that matters.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 13_forecaster.c -o 13_forecaster -lm -lpthread
+ *     ./13_forecaster
+ *     ./13_forecaster --ranks 4                  (up to 8)
+ *
+ * What you should see
+ *     A squared error far below the naive one and close to the noise; a forecast drawn over the truth; and the same hash
+ *     with each number of ranks. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPECTED "0102cc29cc622038f6eb11a066e80bb8d0a7f7d5ac0fd1191dbde16ce72236f9"
+
+enum { WINDOW = 60, NEXT = 12, SEASON = 12, TRAINING = 2000, VALIDATION = 200 };
+
+/* Noise of time n: the sum of four dice of -16 .. 15, so its variance is 4 (32 * 32 - 1) / 12 = 341. */
+static int32_t noise(int64_t n)
+{
+    uint64_t bits = (uint64_t)(n + 1) * 0x9e3779b97f4a7c15u; /* the finaliser of splitmix64 (Vigna 2015) */
+    bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
+    bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
+    bits ^= bits >> 31;
+    return (int32_t)((bits & 31) + (bits >> 8 & 31) + (bits >> 16 & 31) + (bits >> 24 & 31)) - 64;
+}
+
+/* The series: a season of 12 with two peaks, a slow one of 42 that rises and falls, and noise. In 128ths. */
+static int32_t series(int64_t n)
+{
+    static const int32_t season[SEASON] = {-120, -60, 20, 90, 60, 0, -20, 40, 130, 80, -40, -110};
+    return season[n % SEASON] + 4 * (abs((int32_t)(n % 42) - 21) - 10) + noise(n);
+}
+
+/* Where a sample's window begins. Those of validation lie behind all of training. */
+static int64_t begin(dt_split split, int64_t sample)
+{
+    return split == DT_TRAIN ? sample : TRAINING + WINDOW + NEXT + sample;
+}
+
+/* Sample -> the window (60) and what follows (12). It depends on its arguments alone: any rank may ask. */
+static dt_result window(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    int64_t first = begin(split, sample);
+    (void)user;
+    for (int i = 0; i < WINDOW; i++) ((float *)input)[i] = (float)series(first + i) / 128.0f;
+    for (int i = 0; i < NEXT; i++) ((float *)target)[i] = (float)series(first + WINDOW + i) / 128.0f;
+    return DT_OK;
+}
+
+/* (B,60) -> (B,60+32): the window as it is, and 32 hidden units that look at it */
+static dt_tensor look(dt_graph *g, dt_tensor x, const void *user)
+{
+    dt_tensor both[2];
+    (void)user;
+    both[0] = x;
+    both[1] = dt_gelu(g, dt_linear_column(g, x, "hidden", 32, 0.1f));
+    return dt_concat(g, both, 2, 1);
+}
+
+/* (B,92) -> the forecast (B,12) -> loss */
+static dt_tensor forecast(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_mse(g, dt_prediction(g, dt_linear(g, x, "next", NEXT)), dt_targets(g));
+}
+
+static const dt_segment net[] = {{"look", look, NULL}, {"forecast", forecast, NULL}};
+
+/* Mean squared error of "as in the last season" over the validation samples. */
+static double naive_error(void)
+{
+    double sum = 0;
+    for (int64_t s = 0; s < VALIDATION; s++)
+        for (int64_t i = 0, n = begin(DT_VALIDATION, s) + WINDOW; i < NEXT; i++)
+            sum += (double)((series(n + i) - series(n + i - SEASON)) * (series(n + i) - series(n + i - SEASON)));
+    return sum / (128.0 * 128.0 * VALIDATION * NEXT);
+}
+
+/* One window of the validation part: the truth o, the forecast x, both at one place *. */
+static dt_result draw(dt_trainer *t)
+{
+    float past[WINDOW], truth[NEXT], guess[NEXT];
+    dt_result e = window(NULL, DT_VALIDATION, 77, past, truth);
+    if (!e) e = dt_trainer_predict(t, past, 1, guess, NEXT);
+    for (int i = 0; i < NEXT && !e; i++) {
+        int a = (int)(30 + 10 * truth[i]), b = (int)(30 + 10 * guess[i]);
+        printf("%6.2f %6.2f  ", (double)truth[i], (double)guess[i]);
+        for (int c = 0; c < 60; c++) putchar(c == a && c == b ? '*' : c == a ? 'o' : c == b ? 'x' : ' ');
+        putchar('\n');
+    }
+    return e;
+}
+
+int main(int argc, char **argv)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_source source = {NULL, {TRAINING, VALIDATION}, WINDOW, NEXT, DT_F32, DT_F32, window};
+    dt_trainer *t = NULL;
+    double naive = naive_error();
+    float error = 0;
+    int fine = 0;
+    dt_result e = dt_launch(&argc, &argv);
+    recipe.model = dt_model_segments(net, 2, 0);
+    recipe.source = &source;
+    recipe.batch = 64;
+    recipe.steps = 600;
+    recipe.learning_rate = 5e-3f;
+    layout.threads = 1;
+    if (argc > 1) return fprintf(stderr, "13_forecaster: the option is --ranks N\n"), dt_exit_code(DT_E_USAGE);
+    if (!e) e = dt_trainer_open(&t, &recipe, &layout);
+    if (!e) e = dt_trainer_run(t, &info);
+    if (!e) e = dt_trainer_evaluate(t, 0, &error); /* the loss of all validation samples: every rank takes part */
+    if (!e && dt_is_root(t)) e = draw(t);
+    if (e) return dt_trainer_close(&t), dt_fail("13_forecaster");
+    fine = error < 0.3 * naive && !strcmp(dt_trainer_hash(t), EXPECTED);
+    if (dt_is_root(t)) {
+        printf("squared error %.4f; as in the last season %.4f; noise alone %.4f\n", (double)error, naive,
+               341.0 / (128 * 128));
+        printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);
+        if (fine) printf("ok: numbers instead of classes, the same trainer, one hash\n");
+        else fprintf(stderr, "FAILED: another hash or a poor forecast; right if you changed the model\n");
+    }
+    dt_trainer_close(&t);
+    return !fine;
+}
