@@ -20,6 +20,7 @@ static uint32_t mixed(int64_t n) /* any function of n will do */
 typedef struct habits {
     int64_t fail_at, calls;      /* the call, counted from 1, that fails; 0: none */
     int fail_kind;               /* 0: an own code, 1: of a dt_ function */
+    int64_t no_validation;       /* this validation sample always fails; 0: none does */
     int64_t bad_sample;          /* this training sample has `bad` in its second input or target; -1: none */
     int bad_part;
     uint32_t bad;                /* bits */
@@ -31,6 +32,7 @@ static dt_result habit(habits *h, dt_split split, int64_t sample, uint32_t *inpu
     int64_t call = __atomic_add_fetch(&h->calls, 1, __ATOMIC_SEQ_CST);
     if (split == DT_TRAIN && call <= 4 * TRAIN) h->seen[call - 1] = sample;
     if (split == DT_TRAIN && sample == h->bad_sample) (h->bad_part ? target : input)[1] = h->bad;
+    if (split == DT_VALIDATION && h->no_validation && sample == h->no_validation) return DT_E_DATA;
     if (call != h->fail_at) return DT_OK;
     if (!h->fail_kind) return DT_E_DATA;
     {
@@ -206,7 +208,7 @@ static void test_losses(void)
     dt_trainer *t = opened(&r);
     float loss = 0.0f;
     double want = 0.0;
-    tap_ok(!dt_trainer_evaluate(t, 0, &loss), "validation %.6f: %s", (double)loss, dt_last_error());
+    if (dt_trainer_evaluate(t, 0, &loss)) tap_bail("%s", dt_last_error());
     for (int k = 0; k < VALID * OUT; k++) want += pow((double)number(DT_VALIDATION, k / OUT, k % OUT) - (double)number(DT_VALIDATION, k / OUT, IN + k % OUT), 2) / (VALID * OUT);
     tap_ok(VALID % t->e.rows && fabs((double)loss - want) < 1e-6 * want, "R12 floats: the mean over %d samples in units of %d is %.6f", VALID, (int)t->e.rows, want);
     if (dt_trainer_step(t, &info)) tap_bail("%s", dt_last_error());
@@ -220,9 +222,12 @@ static void test_losses(void)
     s = source_of(fetch_ids, DT_I32, NULL);
     r = recipe_of(even_net, 2, &s);
     t = opened(&r);
-    tap_ok(!dt_trainer_evaluate(t, 0, &loss) && fabs((double)loss - log(CLASSES)) < 1e-6, "R12 classes: a mean over targets that are not ignored: %.6f", (double)loss);
-    tap_ok(!dt_trainer_evaluate(t, 1, &loss) && fabs((double)loss - log(CLASSES)) < 1e-6, "  and over one batch");
-    tap_ok(!dt_trainer_step(t, &info) && fabs((double)info.loss - log(CLASSES)) < 1e-6, "  and in training: %.6f", (double)info.loss);
+    for (int batches = 0; batches < 2; batches++) {
+        if (dt_trainer_evaluate(t, batches, &loss)) tap_bail("%s", dt_last_error());
+        tap_ok(fabs((double)loss - log(CLASSES)) < 1e-6, "R12 classes: the mean over targets that are not ignored is ln 5: %.6f", (double)loss);
+    }
+    if (dt_trainer_step(t, &info)) tap_bail("%s", dt_last_error());
+    tap_ok(fabs((double)info.loss - log(CLASSES)) < 1e-6, "  and in training: %.6f", (double)info.loss);
     dt_trainer_close(&t);
 }
 
@@ -263,9 +268,9 @@ static void test_predictions(void)
     }
     tap_ok(worst < 1e-6, "what was marked, without dropout, against double: %.1e", worst);
     tap_ok(!dt_trainer_predict(t, NULL, 0, NULL, OUT), "none of none");
-    tap_ok(dt_trainer_predict(t, input, 1, one, 2) == DT_E_USAGE && strstr(dt_last_error(), "3 numbers"), "another width: %s", dt_last_error());
+    tap_ok(dt_trainer_predict(t, input, 1, one, 2) == DT_E_USAGE && strstr(dt_last_error(), "3 numbers"), "another width is refused");
     input[0][1] = NAN;
-    tap_ok(dt_trainer_predict(t, input, 1, one, OUT) == DT_E_DATA && strstr(dt_last_error(), "input 1"), "NaN: %s", dt_last_error());
+    tap_ok(dt_trainer_predict(t, input, 1, one, OUT) == DT_E_DATA && strstr(dt_last_error(), "input 1"), "NaN is refused");
     dt_trainer_close(&t);
     {
         int32_t ids[2][IN] = {{0, 1, 2, 3, 4, 0}, {0, 0, 0, 0, 0, CLASSES}};
@@ -273,8 +278,8 @@ static void test_predictions(void)
         s = source_of(fetch_ids, DT_I32, NULL);
         r = recipe_of(ids_net, 3, &s);
         t = opened(&r);
-        tap_ok(!dt_trainer_predict(t, ids, 1, logits[0], OUT * CLASSES), "logits are predicted unasked: %s", dt_last_error());
-        tap_ok(dt_trainer_predict(t, ids, 2, logits[0], OUT * CLASSES) == DT_E_DATA && strstr(dt_last_error(), "sample 1: input 5 is 5"), "an id outside: %s", dt_last_error());
+        tap_ok(!dt_trainer_predict(t, ids, 1, logits[0], OUT * CLASSES), "logits are predicted unasked");
+        tap_ok(dt_trainer_predict(t, ids, 2, logits[0], OUT * CLASSES) == DT_E_DATA && strstr(dt_last_error(), "sample 1: input 5 is 5"), "an id outside is refused");
         dt_trainer_close(&t);
     }
     {
@@ -283,10 +288,10 @@ static void test_predictions(void)
         s = source_of(fetch_numbers, DT_F32, NULL);
         r = recipe_of(mute, 2, &s);
         t = opened(&r);
-        tap_ok(dt_trainer_predict(t, target, 1, one, OUT) == DT_E_USAGE && strstr(dt_last_error(), "mark it"), "nothing marked: %s", dt_last_error());
+        tap_ok(dt_trainer_predict(t, target, 1, one, OUT) == DT_E_USAGE && strstr(dt_last_error(), "mark it"), "nothing marked is refused");
         dt_trainer_close(&t);
         r.model.segments = wrong;
-        tap_ok(dt_trainer_open(&t, &r, &l) == DT_E_SHAPE && strstr(dt_last_error(), "dt_prediction"), "ids marked: %s", dt_last_error());
+        tap_ok(dt_trainer_open(&t, &r, &l) == DT_E_SHAPE && strstr(dt_last_error(), "dt_prediction"), "ids marked are refused");
     }
 }
 
@@ -299,7 +304,7 @@ static void refuse(const dt_recipe *r, dt_result code, const char *part)
     dt_result result = dt_trainer_open(&t, r, &l);
     dt_step_info info = dt_step_info_zero();
     if (!result) result = dt_trainer_run(t, &info); /* data is read as it is needed */
-    if (!tap_ok(result == code && strstr(dt_last_error(), part), "refused: %s", dt_last_error()))
+    if (!tap_ok(result == code && strstr(dt_last_error(), part), "%s: %s", code ? "refused" : "taken", code ? dt_last_error() : "what only looks wrong"))
         tap_note("%s, expected %s with \"%s\"", dt_result_name(result), dt_result_name(code), part);
     dt_trainer_close(&t);
 }
@@ -419,7 +424,7 @@ static int train(int argc, char **argv)
     r.steps = 5;
     l.quiet = argv[5][0] != 's';
     l.eval_every = 2;
-    h.fail_at = atoi(argv[4]), h.bad_sample = -1, h.fail_kind = argv[5][0] == 'd';
+    h.fail_at = atoi(argv[4]), h.bad_sample = -1, h.fail_kind = argv[5][0] == 'd', h.no_validation = argv[5][0] == 'v' ? 5 : 0;
     if (h.fail_at) s.user = &h;
     if (!e) e = dt_trainer_open(&t, &r, &l);
     if (!e) e = dt_trainer_run(t, &info);
@@ -470,7 +475,7 @@ static void test_layouts(const char *self)
 
 static void test_failures(const char *self)
 {
-    static const char *const calls[] = {"1", "30", "55"};
+    static const char *const calls[] = {"1", "30", "40"}; /* all are needed, those of a later prefetch are not */
     char words[64], text[4096];
     for (int i = 0; i < LAYOUTS; i += i ? 2 : 1) /* 1 rank, 2 processes, 2 threads */
         for (int k = 0; k < 3; k++)
@@ -483,6 +488,10 @@ static void test_failures(const char *self)
                 if (!tap_ok(status == 1 && strstr(text, said) && strstr(text, " sample ") && lines <= 2, "fetch fails at call %s, %s: %s", calls[k], layouts[i], said))
                     tap_note("%d: %s", status, text);
             }
+    for (int i = 0; i < LAYOUTS; i += i ? 2 : 1) {
+        int status = run_train(self, "numbers shard 9999 v", layouts[i], text, sizeof text);
+        tap_ok(status == 1 && strstr(text, "train: validation sample 5: fetch returned an error (DT_E_DATA)"), "fetch fails in a validation, %s", layouts[i]);
+    }
 }
 
 static void test_progress(const char *self)
