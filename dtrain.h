@@ -13580,6 +13580,8 @@ static dt_result dt__check_source(const dt_recipe *r)
     const int64_t most = (int64_t)1 << 60, widest = (int64_t)1 << 30;
     if (r->data && r->data[0])
         return dt__error(DT_E_USAGE, "the recipe has files (%s) and a source: give one of them", r->data);
+    if (r->tokenizer)
+        return dt__error(DT_E_USAGE, "a source gives token ids itself: leave --tokenizer %s out", r->tokenizer);
     if (!s->fetch) return dt__error(DT_E_USAGE, "the source has no fetch: set the function that writes a sample");
     if (s->samples[DT_TRAIN] < 1 || s->samples[DT_VALIDATION] < 0 || s->samples[DT_TRAIN] > most ||
         s->samples[DT_VALIDATION] > most)
