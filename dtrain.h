@@ -6852,7 +6852,7 @@ static int dt__has_target(const dt__call *c, int64_t b, int64_t samples)
     int64_t each;
     if (c->n->inputs < 2) return 1;
     each = dt__count(dt__in(c, 1)) / samples;
-    return dt__valid_targets(c->in[1] + b * each, dt__in(c, 1)->dtype, each) > 0;
+    return dt__valid_targets(c->in[1] + b * each, (dt_dtype)dt__in(c, 1)->dtype, each) > 0;
 }
 static void dt__loss_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
 {

@@ -198,6 +198,37 @@ static void test_order(void)
     tap_ok(info.tokens == 16 && info.validation != info.validation, "16 samples a step; no validation samples, no validation");
 }
 
+/* ---- rounding ---- */
+
+#if defined(__x86_64__)
+/* A number that flush-to-zero would lose, made by arithmetic. */
+static dt_result fetch_tiny(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    volatile float tiny = 1e-30f;
+    fetch_numbers(NULL, split, sample, input, target);
+    ((float *)input)[0] = tiny * 1e-10f * 1e30f;
+    __atomic_fetch_add((int64_t *)user, ((float *)input)[0] == 0.0f, __ATOMIC_SEQ_CST);
+    return DT_OK;
+}
+static void test_rounding(void)
+{
+    int64_t lost = 0;
+    unsigned saved = __builtin_ia32_stmxcsr();
+    dt_source s = source_of(fetch_tiny, DT_F32, NULL);
+    dt_recipe r = recipe_of(numbers_net, 2, &s);
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t;
+    s.user = &lost;
+    __builtin_ia32_ldmxcsr(saved | 0x8040u);
+    t = opened(&r);
+    if (dt_trainer_run(t, &info)) tap_bail("%s", dt_last_error());
+    tap_ok(__builtin_ia32_stmxcsr() & 0x8000u, "flush-to-zero is the caller's again");
+    __builtin_ia32_ldmxcsr(saved);
+    dt_trainer_close(&t);
+    tap_ok(lost == 0, "R15 the caller's flush-to-zero does not reach fetch");
+}
+#endif
+
 /* ---- losses against double ---- */
 
 static void test_losses(void)
@@ -508,6 +539,9 @@ int main(int argc, char **argv)
 {
     if (argc > 5 && !strcmp(argv[1], "train")) return train(argc, argv);
     test_order();
+#if defined(__x86_64__)
+    test_rounding();
+#endif
     test_losses();
     test_predictions();
     test_refusals();
