@@ -379,8 +379,9 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
  * counts samples. p = 0 returns x. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
 /* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by N, the
- * targets of the whole batch that are 0 or above (all of them where they are floats); a sum over fewer or more terms than the unit has targets is scaled by
- * targets / terms first. So the trainer shows, and differentiates, the mean over the whole batch.
+ * targets of the whole batch that are 0 or above (all of them where they are floats); a sum over fewer or more terms
+ * than the unit has targets is scaled by targets / terms first. So the trainer shows, and differentiates, the mean over
+ * the whole batch.
  *
  * -log softmax(logits)[target], (..,V) and int32 (..); targets below 0 are ignored. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets);
@@ -388,7 +389,8 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
  * -sum_v w_v log softmax(logits)[v], w = smoothing/V, and + 1 - smoothing at the target (Szegedy et al. 2016). */
 DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
 /* Any loss that is a mean of terms, made of ops: (B,..) terms, e.g. |x - target|. Axis 0 counts samples. In a segment a
- * sample all of whose int32 targets are below 0 does not count (the trainer fills a validation's last unit with such). */
+ * sample all of whose int32 targets are below 0 does not count (the trainer fills a validation's last unit with such,
+ * or, where targets are floats, with samples that it knows). */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms);
 /* dt_loss of (x - target)^2; both fp32 (B,..) of one shape. The target of a forecaster that reads a series of tokens:
  * dt_scale(g, dt_cast(g, dt_targets(g), DT_F32), s), or a part of its own input; of a source, its float targets. */
@@ -405,10 +407,10 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 
 /* ---- H8  models: segments, GPT-2 ------------------------------------------------------------- */
 
-/* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), or what
- * a dt_source says; the last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment before returned, fp32. B
- * is the samples of one unit of work and is decided by the trainer: take sizes from dt_dim(). `user` must outlive the
- * model. */
+/* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), or
+ * what a dt_source says; the last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment
+ * before returned, fp32. B is the samples of one unit of work and is decided by the trainer: take sizes from dt_dim().
+ * `user` must outlive the model. */
 typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
 typedef struct dt_segment {
     const char *name; /* prefix of its parameters; segments with the same build, user and shapes share one plan */
@@ -594,8 +596,8 @@ DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_in
 /* Writes sample `sample` of the split: tokens (T) are its inputs, targets (T) the same shifted by one. */
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets);
 
-/* Samples of the program's own, for models of any kind: images, series, measurements. fetch writes sample `sample`, 0 to
- * samples[split] - 1, to input (inputs) and target (targets). The first segment's x is then (B,inputs) of input_type,
+/* Samples of the program's own, for models of any kind: images, series, measurements. fetch writes sample `sample`, 0
+ * to samples[split] - 1, to input (inputs) and target (targets). The first segment's x is then (B,inputs) of input_type,
  * dt_targets() is (B,targets) of target_type; dt_reshape gives them their shape. Order, shards, prefetch and validation
  * are those of files, and the contract is the same: any layout, the same bits.
  *
@@ -608,8 +610,8 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
  * numbers in the first segment. */
 typedef struct dt_source {
     void *user;
-    int64_t samples[2]; /* by dt_split; validation may be 0 */
-    int64_t inputs, targets; /* elements of a sample, 1 or more */
+    int64_t samples[2];               /* by dt_split; validation may be 0 */
+    int64_t inputs, targets;          /* elements of a sample, 1 or more */
     dt_dtype input_type, target_type; /* DT_F32 or DT_I32 */
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
@@ -3640,8 +3642,8 @@ static void DT__K(dt__layernorm_dgamma)(float *dgamma, const float *dy, const fl
 }
 
 /* ---- softmax cross-entropy -------------------------------------------------------------------
- * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is no column: negative, i.e. ignored. With smoothing e,
- * (1 - e) times that, plus e (log(sum_c exp(x_c - max)) - mean_c(x_c - max)).
+ * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is no column (negative: ignored). With
+ * smoothing e, (1 - e) times that, plus e (log(sum_c exp(x_c - max)) - mean_c(x_c - max)).
  * stats (rows, 2): max and sum. row: scratch of cols floats. */
 
 static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, float smoothing,
