@@ -1,0 +1,1987 @@
+/* test_random.c: random graphs. Each is a short list of ops over an input, parameters and targets, built once as an eager
+ * graph and once as a recorded segment, which is differentiated and planned. A plain scalar interpreter computes every
+ * node of the recorded graph, gradients included; then the bits are compared (R5, R13): of the planned segment, on each
+ * instruction set, with 1 and 2 threads, for several units whose gradients go on in the same slots, and of the eager graph.
+ * A graph that fails is made smaller while it fails, and printed.
+ *
+ *     cc -O2 -I.. test_random.c -lm -lpthread && ./a.out
+ *
+ * DT_SEED: the seed (printed). DT_GRAPHS: how many graphs; DT_FULL=1: 100,000. DT_ONLY: the one graph of this number.
+ *
+ * A new op gets a row in `references` (what a node of it computes) and one in `kinds` (how a graph comes to have it). */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "reference.h"
+#include "tap.h"
+
+/* ---- the scalar interpreter ------------------------------------------------------------------------
+ * One function per op: c->out, and c->aux where the op has a second output, from c->in. fresh: chains start from +0. */
+
+typedef struct ref_call {
+    const dt_graph *g;
+    const dt__node *n;
+    const void *in[DT__MAX_IN];
+    void *out;
+    float *aux;
+    int fresh;
+    uint64_t seed;
+} ref_call;
+
+static const dt__node *node_in(const ref_call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
+static const float *floats_in(const ref_call *c, int i) { return (const float *)c->in[i]; }
+static const int32_t *ints_in(const ref_call *c, int i) { return (const int32_t *)c->in[i]; }
+static float *floats_out(const ref_call *c) { return (float *)c->out; }
+static int64_t size_of(const dt__node *n) { return dt_shape_count(n->shape); }
+static int64_t last_size(const dt__node *n) { return n->shape.dims ? n->shape.n[n->shape.dims - 1] : 1; }
+
+static void unravel(const dt_shape *s, int64_t flat, int64_t *at)
+{
+    for (int i = s->dims - 1; i >= 0; i--) at[i] = flat % s->n[i], flat /= s->n[i];
+}
+/* The element at indices `at`; axes of size 1 have but one, and s may lack leading axes of the `dims` of at. */
+static int64_t ravel(const dt_shape *s, const int64_t *at, int dims)
+{
+    int64_t flat = 0;
+    for (int i = 0; i < s->dims; i++) flat = flat * s->n[i] + (s->n[i] == 1 ? 0 : at[i + dims - s->dims]);
+    return flat;
+}
+/* Element `to` of the result is element `from` of input i. */
+static void move_element(const ref_call *c, int64_t to, int i, int64_t from)
+{
+    size_t width = (size_t)dt__format_of[c->n->dtype].bytes;
+    memcpy((char *)c->out + (size_t)to * width, (const char *)c->in[i] + (size_t)from * width, width);
+}
+
+static void ref_op_copy(const ref_call *c)
+{
+    for (int64_t k = 0; k < size_of(c->n); k++) move_element(c, k, 0, k);
+}
+static void ref_op_permute(const ref_call *c)
+{
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        int64_t at[DT_MAX_DIMS], from[DT_MAX_DIMS];
+        unravel(&c->n->shape, k, at);
+        for (int a = 0; a < c->n->shape.dims; a++) from[c->n->i[a]] = at[a];
+        move_element(c, k, 0, ravel(&node_in(c, 0)->shape, from, c->n->shape.dims));
+    }
+}
+static void ref_op_slice(const ref_call *c)
+{
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        int64_t at[DT_MAX_DIMS];
+        unravel(&c->n->shape, k, at);
+        at[c->n->i[0]] += c->n->i[1];
+        move_element(c, k, 0, ravel(&node_in(c, 0)->shape, at, c->n->shape.dims));
+    }
+}
+/* Input i at `offset` of the axis i[0]. */
+static void place_input(const ref_call *c, int i, int64_t offset)
+{
+    for (int64_t k = 0; k < size_of(node_in(c, i)); k++) {
+        int64_t at[DT_MAX_DIMS];
+        unravel(&node_in(c, i)->shape, k, at);
+        at[c->n->i[0]] += offset;
+        move_element(c, ravel(&c->n->shape, at, c->n->shape.dims), i, k);
+    }
+}
+static void ref_op_pad(const ref_call *c)
+{
+    memset(c->out, 0, (size_t)(size_of(c->n) * dt__format_of[c->n->dtype].bytes));
+    place_input(c, 0, c->n->i[1]);
+}
+static void ref_op_concat(const ref_call *c)
+{
+    int64_t at = 0;
+    for (int i = 0; i < c->n->inputs; i++) place_input(c, i, at), at += node_in(c, i)->shape.n[c->n->i[0]];
+}
+static void ref_op_expand(const ref_call *c)
+{
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        int64_t at[DT_MAX_DIMS];
+        unravel(&c->n->shape, k, at);
+        move_element(c, k, 0, ravel(&node_in(c, 0)->shape, at, c->n->shape.dims));
+    }
+}
+static void ref_op_full(const ref_call *c)
+{
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = c->n->f;
+}
+static void ref_op_cast(const ref_call *c)
+{
+    int to = c->n->dtype, from = node_in(c, 0)->dtype;
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        uint32_t code = 0;
+        float x;
+        size_t bytes = (size_t)dt__format_of[from].bytes;
+        memcpy(&code, (const char *)c->in[0] + (size_t)k * bytes, bytes);
+        if (from == DT_F32) memcpy(&x, &code, 4);
+        else x = from == DT_I32 ? (float)(int32_t)code : (float)ref_number(from, code);
+        if (to == DT_F32) memcpy(&code, &x, 4);
+        else if (to == DT_I32) code = (uint32_t)(x >= 0x1p31f ? INT32_MAX : x < -0x1p31f ? INT32_MIN : x == x ? (int32_t)x : 0);
+        else code = ref_code(to, x);
+        bytes = (size_t)dt__format_of[to].bytes;
+        memcpy((char *)c->out + (size_t)k * bytes, &code, bytes);
+    }
+}
+
+/* ---- picking by index ---- */
+
+static void ref_op_gather(const ref_call *c)
+{
+    int64_t axis = c->n->i[0], n = node_in(c, 0)->shape.n[axis];
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        int64_t at[DT_MAX_DIMS], place = ints_in(c, 1)[k];
+        unravel(&c->n->shape, k, at);
+        at[axis] = place;
+        if (place < 0 || place >= n) memset((char *)c->out + k * dt__format_of[c->n->dtype].bytes, 0, (size_t)dt__format_of[c->n->dtype].bytes);
+        else move_element(c, k, 0, ravel(&node_in(c, 0)->shape, at, c->n->shape.dims));
+    }
+}
+/* in: index, x [, base]: in index order. */
+static void ref_op_scatter_add(const ref_call *c)
+{
+    int64_t axis = c->n->i[0];
+    float *out = floats_out(c);
+    for (int64_t k = 0; c->fresh && k < size_of(c->n); k++) out[k] = c->n->inputs == 3 ? floats_in(c, 2)[k] : 0.0f;
+    for (int64_t k = 0; k < size_of(node_in(c, 0)); k++) {
+        int64_t at[DT_MAX_DIMS], to;
+        unravel(&node_in(c, 0)->shape, k, at);
+        at[axis] = ints_in(c, 0)[k];
+        if (at[axis] < 0 || at[axis] >= c->n->shape.n[axis]) continue;
+        to = ravel(&c->n->shape, at, c->n->shape.dims);
+        out[to] = out[to] + floats_in(c, 1)[k];
+    }
+}
+static void ref_op_one_hot(const ref_call *c)
+{
+    int64_t n = last_size(c->n);
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = ints_in(c, 0)[k / n] == k % n ? 1.0f : 0.0f;
+}
+/* The j-th place: of those not taken, the first of the largest. */
+static void ref_op_top_k(const ref_call *c)
+{
+    int64_t k = last_size(c->n), n = last_size(node_in(c, 0));
+    for (int64_t r = 0; r < size_of(c->n) / k; r++) {
+        const float *x = floats_in(c, 0) + r * n;
+        int32_t *best = (int32_t *)c->out + r * k;
+        for (int64_t j = 0; j < k; j++) {
+            int64_t top = -1;
+            for (int64_t i = 0; i < n; i++) {
+                int taken = 0;
+                for (int64_t l = 0; l < j; l++) taken |= best[l] == i;
+                if (!taken && (top < 0 || x[i] > x[top])) top = i;
+            }
+            best[j] = (int32_t)top;
+        }
+    }
+}
+/* i[1]: from the other end. */
+static void ref_op_cumsum(const ref_call *c)
+{
+    int64_t axis = c->n->i[0], n = c->n->shape.n[axis], inner = dt__span(&c->n->shape, (int)axis + 1, c->n->shape.dims);
+    for (int64_t lane = 0; lane < size_of(c->n) / n; lane++) {
+        float sum = 0.0f;
+        for (int64_t j = 0; j < n; j++) {
+            int64_t k = (lane / inner * n + (c->n->i[1] ? n - 1 - j : j)) * inner + lane % inner;
+            floats_out(c)[k] = sum = sum + floats_in(c, 0)[k];
+        }
+    }
+}
+static void ref_op_embed(const ref_call *c)
+{
+    int64_t n = last_size(c->n);
+    for (int64_t k = 0; k < size_of(c->n); k++) move_element(c, k, 0, ints_in(c, 1)[k / n] * n + k % n);
+}
+static void ref_op_embed_grad(const ref_call *c) /* in: tokens, dy */
+{
+    int64_t n = last_size(c->n);
+    float *out = floats_out(c);
+    for (int64_t k = 0; c->fresh && k < size_of(c->n); k++) out[k] = 0.0f;
+    for (int64_t k = 0; k < size_of(node_in(c, 1)); k++) {
+        float *to = out + ints_in(c, 0)[k / n] * n + k % n;
+        *to = *to + floats_in(c, 1)[k];
+    }
+}
+
+/* ---- elementwise ---- */
+
+static void ref_op_unary(const ref_call *c)
+{
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = ref_unary(c->n->op, floats_in(c, 0)[k], c->n->f);
+}
+static float broadcast_in(const ref_call *c, int i, const int64_t *at) { return floats_in(c, i)[ravel(&node_in(c, i)->shape, at, c->n->shape.dims)]; }
+static void ref_op_binary(const ref_call *c)
+{
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        int64_t at[DT_MAX_DIMS];
+        unravel(&c->n->shape, k, at);
+        floats_out(c)[k] = ref_binary(c->n->op, broadcast_in(c, 0, at), broadcast_in(c, 1, at));
+    }
+}
+static void ref_op_accumulate(const ref_call *c)
+{
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = c->fresh ? floats_in(c, 0)[k] : floats_out(c)[k] + floats_in(c, 0)[k];
+}
+
+/* ---- reductions ---- */
+
+static void ref_op_combine(const ref_call *c)
+{
+    float part[64];
+    int64_t parts = node_in(c, 0)->shape.n[0], n = size_of(c->n);
+    for (int64_t k = 0; k < n; k++) {
+        for (int64_t p = 0; p < parts; p++) part[p] = floats_in(c, 0)[p * n + k];
+        floats_out(c)[k] = ref_tree(part, parts);
+    }
+}
+static void ref_op_row_sum(const ref_call *c)
+{
+    int64_t rows = size_of(c->n), n = size_of(node_in(c, 0)) / rows;
+    for (int64_t r = 0; r < rows; r++) floats_out(c)[r] = c->n->shape.dims ? ref_row_sum(floats_in(c, 0) + r * n, n) : ref_whole_sum(floats_in(c, 0), n);
+}
+static void ref_op_col_sum(const ref_call *c)
+{
+    int64_t n = size_of(c->n), rows = size_of(node_in(c, 0)) / n;
+    for (int64_t k = 0; k < n; k++) {
+        float sum = c->fresh ? 0.0f : floats_out(c)[k];
+        for (int64_t r = 0; r < rows; r++) sum = sum + floats_in(c, 0)[r * n + k];
+        floats_out(c)[k] = sum;
+    }
+}
+static int64_t first_of_largest(const float *x, int64_t n)
+{
+    int64_t top = 0;
+    for (int64_t i = 1; i < n; i++) top = x[i] > x[top] ? i : top;
+    return top;
+}
+static void ref_op_row_max(const ref_call *c)
+{
+    int64_t rows = size_of(c->n), n = size_of(node_in(c, 0)) / rows;
+    for (int64_t r = 0; r < rows; r++) floats_out(c)[r] = ref_row_max(floats_in(c, 0) + r * n, n);
+}
+static void ref_op_argmax(const ref_call *c)
+{
+    int64_t rows = size_of(c->n), n = size_of(node_in(c, 0)) / rows;
+    for (int64_t r = 0; r < rows; r++) ((int32_t *)c->out)[r] = (int32_t)first_of_largest(floats_in(c, 0) + r * n, n);
+}
+static void ref_op_max_grad(const ref_call *c) /* in: x, y, dy */
+{
+    int64_t rows = size_of(node_in(c, 1)), n = size_of(c->n) / rows;
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = 0.0f;
+    for (int64_t r = 0; r < rows; r++) floats_out(c)[r * n + first_of_largest(floats_in(c, 0) + r * n, n)] = floats_in(c, 2)[r];
+}
+
+/* ---- rows: R9 ---- */
+
+enum { ROW_MOST = 8192 };
+
+static void ref_op_softmax(const ref_call *c)
+{
+    int64_t n = last_size(c->n);
+    for (int64_t r = 0; r < size_of(c->n) / n; r++) {
+        const float *x = floats_in(c, 0) + r * n;
+        float *y = floats_out(c) + r * n, max = ref_row_max(x, n), e[ROW_MOST], sum;
+        for (int64_t i = 0; i < n; i++) e[i] = ref_exp(x[i] - max);
+        sum = ref_row_sum(e, n);
+        for (int64_t i = 0; i < n; i++) y[i] = c->n->op == DT__OP_SOFTMAX ? e[i] / sum : x[i] - max - ref_log(sum);
+    }
+}
+static void ref_op_softmax_grad(const ref_call *c) /* in: y, dy */
+{
+    int64_t n = last_size(c->n);
+    for (int64_t r = 0; r < size_of(c->n) / n; r++) {
+        const float *y = floats_in(c, 0) + r * n, *dy = floats_in(c, 1) + r * n;
+        float sum = c->n->op == DT__OP_SOFTMAX_GRAD ? ref_row_dot(dy, y, n) : ref_row_sum(dy, n);
+        for (int64_t i = 0; i < n; i++) {
+            float share = ref_exp(y[i]) * sum;
+            floats_out(c)[r * n + i] = c->n->op == DT__OP_SOFTMAX_GRAD ? (dy[i] - sum) * y[i] : dy[i] - share;
+        }
+    }
+}
+/* in: x, gamma [, beta]; aux: mean and 1/deviation, or +0 and 1/rms. */
+static void ref_op_norm(const ref_call *c)
+{
+    int64_t n = last_size(c->n);
+    int rms = c->n->op == DT__OP_RMSNORM;
+    for (int64_t r = 0; r < size_of(c->n) / n; r++) {
+        const float *x = floats_in(c, 0) + r * n, *gamma = floats_in(c, 1);
+        float d[ROW_MOST], mean = rms ? 0.0f : ref_row_sum(x, n) / (float)n, scale;
+        for (int64_t i = 0; i < n; i++) d[i] = rms ? x[i] : x[i] - mean;
+        scale = 1.0f / sqrtf(ref_row_dot(d, d, n) / (float)n + c->n->f);
+        for (int64_t i = 0; i < n; i++) {
+            float hat = d[i] * scale;
+            floats_out(c)[r * n + i] = rms ? hat * gamma[i] : fmaf(hat, gamma[i], floats_in(c, 2)[i]);
+        }
+        c->aux[2 * r] = mean, c->aux[2 * r + 1] = scale;
+    }
+}
+static void ref_op_norm_dx(const ref_call *c) /* in: dy, x, stats, gamma */
+{
+    int64_t n = last_size(c->n);
+    int rms = c->n->op == DT__OP_RMSNORM_DX;
+    for (int64_t r = 0; r < size_of(c->n) / n; r++) {
+        const float *dy = floats_in(c, 0) + r * n, *x = floats_in(c, 1) + r * n, *stats = floats_in(c, 2) + 2 * r;
+        float g[ROW_MOST], hat[ROW_MOST], mean_g, mean_x;
+        for (int64_t i = 0; i < n; i++) {
+            g[i] = dy[i] * floats_in(c, 3)[i];
+            hat[i] = (rms ? x[i] : x[i] - stats[0]) * stats[1];
+        }
+        mean_g = ref_row_sum(g, n) / (float)n;
+        mean_x = ref_row_dot(g, hat, n) / (float)n;
+        for (int64_t i = 0; i < n; i++) {
+            float along = hat[i] * mean_x;
+            floats_out(c)[r * n + i] = stats[1] * (rms ? g[i] - along : g[i] - mean_g - along);
+        }
+    }
+}
+static void ref_op_norm_dgamma(const ref_call *c) /* in: dy, x, stats */
+{
+    int64_t n = size_of(c->n), rows = size_of(node_in(c, 0)) / n;
+    for (int64_t k = 0; k < n; k++) {
+        float sum = c->fresh ? 0.0f : floats_out(c)[k];
+        for (int64_t r = 0; r < rows; r++) {
+            float hat = (floats_in(c, 1)[r * n + k] - floats_in(c, 2)[2 * r]) * floats_in(c, 2)[2 * r + 1];
+            sum = fmaf(floats_in(c, 0)[r * n + k], hat, sum);
+        }
+        floats_out(c)[k] = sum;
+    }
+}
+
+/* ---- matrix products ---- */
+
+/* i: transposed a, transposed b, parts of k. Leading axes broadcast; with parts there is one product. */
+static void ref_op_matmul(const ref_call *c)
+{
+    dt_shape la = node_in(c, 0)->shape, lb = node_in(c, 1)->shape, lead = c->n->shape;
+    int ta = (int)c->n->i[0], tb = (int)c->n->i[1];
+    int64_t parts = c->n->i[2] ? c->n->i[2] : 1, m = la.n[la.dims - 2 + ta], k = la.n[la.dims - 1 - ta], n = last_size(c->n), each = k / parts;
+    la.dims -= 2, lb.dims -= 2, lead.dims -= 2;
+    for (int64_t e = 0; e < size_of(c->n); e++) {
+        int64_t entry = e / (m * n), i = e / n % m, j = e % n, part = 0, at[DT_MAX_DIMS];
+        const float *a = floats_in(c, 0), *b = floats_in(c, 1);
+        float sum = c->fresh ? 0.0f : floats_out(c)[e];
+        if (parts > 1) part = entry / (size_of(c->n) / parts / (m * n)), a += entry % (size_of(c->n) / parts / (m * n)) * m * k;
+        else {
+            unravel(&lead, entry, at);
+            a += ravel(&la, at, lead.dims) * m * k, b += ravel(&lb, at, lead.dims) * k * n;
+        }
+        for (int64_t p = part * each; p < (part + 1) * each; p++) sum = fmaf(a[ta ? p * m + i : i * k + p], b[tb ? j * k + p : p * n + j], sum);
+        floats_out(c)[e] = sum;
+    }
+}
+
+/* ---- convolution and pooling: what lies outside is in no chain ---- */
+
+/* One axis of a window: a result at `at` and tap k meet at place at * stride - padding + k * dilation. */
+typedef struct ref_window {
+    int64_t size[2], stride[2], padding[2], dilation[2], in[2], out[2];
+} ref_window;
+static int64_t spatial(const dt_shape *s, int axis) { return axis ? s->n[s->dims - 1] : s->dims == 4 ? s->n[2] : 1; }
+static int64_t place_of(const ref_window *w, int axis, int64_t at, int64_t tap)
+{
+    int64_t place = at * w->stride[axis] - w->padding[axis] + tap * w->dilation[axis];
+    return place >= 0 && place < w->in[axis] ? place : -1;
+}
+/* x, y: what the window walks over, and what it makes. */
+static ref_window window_of(const dt__node *n, const dt_shape *x, const dt_shape *y, const dt_shape *weight)
+{
+    ref_window w;
+    for (int axis = 0; axis < 2; axis++) {
+        const int64_t *i = n->i + 3 * axis;
+        w.size[axis] = weight ? spatial(weight, axis) : i[0], w.stride[axis] = i[weight ? 0 : 1], w.padding[axis] = i[weight ? 1 : 2];
+        w.dilation[axis] = weight ? i[2] : 1, w.in[axis] = spatial(x, axis), w.out[axis] = spatial(y, axis);
+    }
+    return w;
+}
+
+/* y[b][o][.] meets x[b][channels of o's group][.] by weight[o][.][.]: each such product goes on in the chain of y (CONV) or
+ * of the weight (CONV_DW), in the order of both. */
+static void conv_chain(const dt__node *n, const ref_window *w, const dt_shape *sx, const dt_shape *sw, const dt_shape *sy, const float *x, const float *weight, const float *y, float *out)
+{
+    int64_t inputs = sw->n[1], outputs = sw->n[0] / (sx->n[1] / inputs), taps = w->size[0] * w->size[1], places = w->in[0] * w->in[1], results = w->out[0] * w->out[1];
+    for (int64_t b = 0; b < sx->n[0]; b++)
+        for (int64_t o = 0; o < sw->n[0]; o++)
+            for (int64_t at = 0; at < results; at++)
+                for (int64_t c = 0; c < inputs; c++)
+                    for (int64_t tap = 0; tap < taps; tap++) {
+                        int64_t row = place_of(w, 0, at / w->out[1], tap / w->size[1]), column = place_of(w, 1, at % w->out[1], tap % w->size[1]);
+                        int64_t ix = (b * sx->n[1] + o / outputs * inputs + c) * places + row * w->in[1] + column, iw = (o * inputs + c) * taps + tap,
+                                iy = (b * sy->n[1] + o) * results + at;
+                        if (row < 0 || column < 0) continue;
+                        if (n->op == DT__OP_CONV) out[iy] = fmaf(x[ix], weight[iw], out[iy]);
+                        else out[iw] = fmaf(y[iy], x[ix], out[iw]);
+                    }
+}
+static void ref_op_conv(const ref_call *c) /* in: x, weight [, bias] */
+{
+    const dt_shape *x = &node_in(c, 0)->shape, *weight = &node_in(c, 1)->shape;
+    ref_window w = window_of(c->n, x, &c->n->shape, weight);
+    int64_t channel = w.out[0] * w.out[1];
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = 0.0f;
+    conv_chain(c->n, &w, x, weight, &c->n->shape, floats_in(c, 0), floats_in(c, 1), NULL, floats_out(c));
+    for (int64_t k = 0; c->n->inputs > 2 && k < size_of(c->n); k++) floats_out(c)[k] = floats_out(c)[k] + floats_in(c, 2)[k / channel % c->n->shape.n[1]];
+}
+static void ref_op_conv_dw(const ref_call *c) /* in: dy, x */
+{
+    const dt_shape *y = &node_in(c, 0)->shape, *x = &node_in(c, 1)->shape;
+    ref_window w = window_of(c->n, x, y, &c->n->shape);
+    for (int64_t k = 0; c->fresh && k < size_of(c->n); k++) floats_out(c)[k] = 0.0f;
+    conv_chain(c->n, &w, x, &c->n->shape, y, floats_in(c, 1), NULL, floats_in(c, 0), floats_out(c));
+}
+/* in: dy, weight. A place's chain goes over output channels, then taps. */
+static void ref_op_conv_dx(const ref_call *c)
+{
+    const dt_shape *y = &node_in(c, 0)->shape, *weight = &node_in(c, 1)->shape, *x = &c->n->shape;
+    ref_window w = window_of(c->n, x, y, weight);
+    int64_t inputs = weight->n[1], outputs = weight->n[0] / (x->n[1] / inputs), taps = w.size[0] * w.size[1], results = w.out[0] * w.out[1], places = w.in[0] * w.in[1];
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        int64_t place = k % places, channel = k / places % x->n[1], b = k / places / x->n[1], group = channel / inputs;
+        float sum = 0.0f;
+        for (int64_t o = group * outputs; o < (group + 1) * outputs; o++)
+            for (int64_t tap = 0; tap < taps; tap++)
+                for (int64_t at = 0; at < results; at++) /* at most one meets the place */
+                    if (place_of(&w, 0, at / w.out[1], tap / w.size[1]) == place / w.in[1] && place_of(&w, 1, at % w.out[1], tap % w.size[1]) == place % w.in[1])
+                        sum = fmaf(floats_in(c, 0)[(b * y->n[1] + o) * results + at], floats_in(c, 1)[(o * inputs + channel % inputs) * taps + tap], sum);
+        floats_out(c)[k] = sum;
+    }
+}
+
+/* The places of window `at` in order, those outside left out; returns how many. */
+static int64_t window_places(const ref_window *w, int64_t at, int64_t *place)
+{
+    int64_t n = 0;
+    for (int64_t tap = 0; tap < w->size[0] * w->size[1]; tap++) {
+        int64_t row = place_of(w, 0, at / w->out[1], tap / w->size[1]), column = place_of(w, 1, at % w->out[1], tap % w->size[1]);
+        if (row >= 0 && column >= 0) place[n++] = row * w->in[1] + column;
+    }
+    return n;
+}
+static int64_t largest_place(const float *x, const int64_t *place, int64_t n)
+{
+    int64_t top = place[0];
+    for (int64_t i = 1; i < n; i++) top = x[place[i]] > x[top] ? place[i] : top;
+    return top;
+}
+static void ref_op_pool(const ref_call *c)
+{
+    ref_window w = window_of(c->n, &node_in(c, 0)->shape, &c->n->shape, NULL);
+    int64_t results = w.out[0] * w.out[1], place[256];
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        const float *x = floats_in(c, 0) + k / results * w.in[0] * w.in[1];
+        int64_t n = window_places(&w, k % results, place);
+        float sum = 0.0f;
+        for (int64_t i = 0; i < n; i++) sum = sum + x[place[i]];
+        floats_out(c)[k] = c->n->op == DT__OP_MAX_POOL ? x[largest_place(x, place, n)] : sum / (float)(w.size[0] * w.size[1]);
+    }
+}
+static void ref_op_pool_grad(const ref_call *c) /* in: dy [, x] */
+{
+    ref_window w = window_of(c->n, &c->n->shape, &node_in(c, 0)->shape, NULL);
+    int64_t results = w.out[0] * w.out[1], places = w.in[0] * w.in[1], place[256];
+    float *dx = floats_out(c);
+    for (int64_t k = 0; k < size_of(c->n); k++) dx[k] = 0.0f;
+    for (int64_t k = 0; k < size_of(node_in(c, 0)); k++) {
+        int64_t base = k / results * places, n = window_places(&w, k % results, place);
+        if (c->n->op == DT__OP_MAX_POOL_GRAD) place[0] = largest_place(floats_in(c, 1) + base, place, n), n = 1;
+        for (int64_t i = 0; i < n; i++) dx[base + place[i]] = dx[base + place[i]] + floats_in(c, 0)[k];
+    }
+    for (int64_t k = 0; c->n->op == DT__OP_AVG_POOL_GRAD && k < size_of(c->n); k++) dx[k] = dx[k] / (float)(w.size[0] * w.size[1]);
+}
+
+/* ---- dropout and attention: R16 ---- */
+
+/* The word of (seed, dropout, sample, site, element). */
+static uint32_t drop_word(const ref_call *c, int64_t sample, int64_t site, uint64_t element)
+{
+    uint32_t counter[4], key[2], out[4];
+    counter[0] = (uint32_t)(element / 4), counter[1] = (uint32_t)sample, counter[2] = 0, counter[3] = (uint32_t)site;
+    key[0] = (uint32_t)c->seed, key[1] = (uint32_t)(c->seed >> 32) ^ (uint32_t)DT__RNG_DROPOUT << 24;
+    dt__philox(counter, key, out);
+    return out[element % 4];
+}
+/* x / (1 - p), or +0 when it is dropped. */
+static float drop(const ref_call *c, int64_t sample, int64_t site, int64_t element, float x)
+{
+    if (c->n->f == 0.0f) return x;
+    return drop_word(c, sample, site, (uint64_t)element) < (uint32_t)((double)c->n->f * 4294967296.0) ? 0.0f : x * (1.0f / (1.0f - c->n->f));
+}
+static void ref_op_dropout(const ref_call *c)
+{
+    int64_t each = size_of(c->n) / c->n->shape.n[0];
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = drop(c, k / each, c->n->i[0], k % each, floats_in(c, 0)[k]);
+}
+
+/* Heads j of q (b,t,h d) and of k, v (b,s,hk d): rows of ldq and ldk floats. */
+typedef struct ref_heads {
+    const float *q, *k, *v, *mask;
+    int64_t b, t, s, h, hk, d, ldq, ldk, mask_step;
+    float scale;
+    int causal;
+} ref_heads;
+/* i: heads, causal, site, heads of k (0: q, k, v are thirds of one row), the scale's bits; `mask` is its input's number. */
+static ref_heads heads_of(const ref_call *c, int mask)
+{
+    const dt__node *n = c->n, *q = node_in(c, 0), *k = n->i[3] ? node_in(c, 1) : q;
+    uint32_t bits = (uint32_t)n->i[4];
+    ref_heads w;
+    memset(&w, 0, sizeof w);
+    w.b = q->shape.n[0], w.t = q->shape.n[1], w.s = k->shape.n[1], w.h = n->i[0], w.hk = n->i[3] ? n->i[3] : w.h;
+    w.ldq = last_size(q), w.ldk = last_size(k), w.d = n->i[3] ? w.ldk / w.hk : w.ldq / w.h / 3;
+    w.q = floats_in(c, 0), w.k = n->i[3] ? floats_in(c, 1) : w.q + w.h * w.d, w.v = n->i[3] ? floats_in(c, 2) : w.k + w.h * w.d;
+    memcpy(&w.scale, &bits, sizeof bits);
+    w.causal = (int)n->i[1];
+    if (n->i[3] && n->inputs > mask) w.mask = floats_in(c, mask), w.mask_step = node_in(c, mask)->shape.dims == 3 ? w.t * w.s : 0;
+    return w;
+}
+/* A mask's int32 or float is 0: the query does not see the key. -0 is a 0 of a float; no int32 of these tests has its bits. */
+static int sees(const ref_heads *w, int64_t b, int64_t i, int64_t j)
+{
+    uint32_t word = 1;
+    if (w->mask) memcpy(&word, w->mask + b * w->mask_step + i * w->s + j, sizeof word);
+    return (word & 0x7fffffffu) && (!w->causal || j <= i + w->s - w->t);
+}
+static int64_t query_at(const ref_heads *w, int64_t ld, int64_t b, int64_t h, int64_t i) { return (b * w->t + i) * ld + h * w->d; }
+static int64_t key_at(const ref_heads *w, int64_t b, int64_t h, int64_t j) { return (b * w->s + j) * w->ldk + h / (w->h / w->hk) * w->d; }
+
+/* One query: the exponentials e (s) of what it sees, their maximum and sum. */
+static void attention_row(const ref_heads *w, int64_t b, int64_t h, int64_t i, float *e, float *max, float *sum)
+{
+    const float *q = w->q + query_at(w, w->ldq, b, h, i);
+    float lane[32] = { 0 };
+    *max = -INFINITY;
+    for (int64_t j = 0; j < w->s; j++) {
+        const float *k = w->k + key_at(w, b, h, j);
+        float s = 0.0f;
+        if (!sees(w, b, i, j)) continue;
+        for (int64_t a = 0; a < w->d; a++) s = fmaf(q[a], k[a], s);
+        e[j] = s * w->scale;
+        *max = e[j] > *max ? e[j] : *max;
+    }
+    *max = *max == -INFINITY ? 0.0f : *max + 0.0f;
+    for (int64_t j = 0; j < w->s; j++) {
+        if (!sees(w, b, i, j)) continue;
+        e[j] = ref_exp(e[j] - *max);
+        lane[j % 32] = lane[j % 32] + e[j];
+    }
+    *sum = ref_fold(lane);
+    if (*sum == 0.0f) *sum = 1.0f;
+}
+/* aux: maxima and sums, (b,h,t) each. */
+static void ref_op_attention(const ref_call *c)
+{
+    ref_heads w = heads_of(c, 3);
+    for (int64_t row = 0; row < w.b * w.h * w.t; row++) {
+        int64_t b = row / w.t / w.h, h = row / w.t % w.h, i = row % w.t;
+        float e[ROW_MOST], *max = c->aux + row, *sum = c->aux + w.b * w.h * w.t + row;
+        attention_row(&w, b, h, i, e, max, sum);
+        for (int64_t a = 0; a < w.d; a++) {
+            float o = 0.0f;
+            for (int64_t j = 0; j < w.s; j++)
+                if (sees(&w, b, i, j)) o = fmaf(drop(c, b, c->n->i[2], (h * w.t + i) * w.s + j, e[j]), w.v[key_at(&w, b, h, j) + a], o);
+            floats_out(c)[query_at(&w, w.h * w.d, b, h, i) + a] = o / *sum;
+        }
+    }
+}
+/* in: those of the op, stats, o, dout [, mask]. Queries in order, so dk and dv are chains over heads and queries. */
+static void ref_op_attention_grad(const ref_call *c)
+{
+    int first = c->n->i[3] ? 3 : 1;
+    ref_heads w = heads_of(c, first + 3);
+    int64_t width = w.h * w.d, queries = w.b * w.t * width, keys = w.b * w.s * w.hk * w.d;
+    float *dq = floats_out(c), *dk = dq + (c->n->i[3] ? queries : width), *dv = dk + (c->n->i[3] ? keys : width);
+    for (int64_t k = 0; k < size_of(c->n); k++) dq[k] = 0.0f;
+    for (int64_t row = 0; row < w.b * w.h * w.t; row++) {
+        int64_t b = row / w.t / w.h, h = row / w.t % w.h, i = row % w.t, q = query_at(&w, w.ldq, b, h, i);
+        const float *o = floats_in(c, first + 1) + query_at(&w, width, b, h, i), *dout = floats_in(c, first + 2) + query_at(&w, width, b, h, i);
+        float e[ROW_MOST], max, sum, dot = ref_row_dot(dout, o, w.d);
+        attention_row(&w, b, h, i, e, &max, &sum);
+        for (int64_t j = 0; j < w.s; j++) {
+            int64_t k = key_at(&w, b, h, j), word = (h * w.t + i) * w.s + j;
+            float p, grad = 0.0f, kept;
+            if (!sees(&w, b, i, j)) continue;
+            p = e[j] / sum;
+            for (int64_t a = 0; a < w.d; a++) grad = fmaf(dout[a], w.v[k + a], grad);
+            kept = drop(c, b, c->n->i[2], word, p);
+            grad = p * (drop(c, b, c->n->i[2], word, grad) - dot) * w.scale;
+            for (int64_t a = 0; a < w.d; a++) {
+                dq[q + a] = fmaf(grad, w.k[k + a], dq[q + a]);
+                dk[k + a] = fmaf(grad, w.q[q + a], dk[k + a]);
+                dv[k + a] = fmaf(kept, dout[a], dv[k + a]);
+            }
+        }
+    }
+}
+/* The node's table: cosines and sines (t,2,d/2) of its angles. i: heads, direction. */
+static void ref_op_rope(const ref_call *c)
+{
+    int64_t t = c->n->shape.n[1], width = last_size(c->n), d = width / c->n->i[0];
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        int64_t at = k % width % d, pair = at % (d / 2);
+        const float *x = floats_in(c, 0) + k - at, *turn = c->n->table + k / width % t * d;
+        float cosine = turn[pair], sine = turn[d / 2 + pair] * (float)c->n->i[1], low = x[pair], high = x[pair + d / 2];
+        floats_out(c)[k] = at < d / 2 ? fmaf(-high, sine, low * cosine) : fmaf(low, sine, high * cosine);
+    }
+}
+
+/* ---- losses: R12 ---- */
+
+/* in: logits, targets; aux: (rows,2) maxima and sums, then each row's loss. */
+static void ref_op_cross_entropy(const ref_call *c)
+{
+    int64_t n = last_size(node_in(c, 0)), rows = size_of(node_in(c, 0)) / n;
+    float smoothing = c->n->f;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *x = floats_in(c, 0) + r * n;
+        float e[ROW_MOST], max = ref_row_max(x, n), sum, loss, rest, share;
+        int32_t target = ints_in(c, 1)[r];
+        for (int64_t i = 0; i < n; i++) e[i] = ref_exp(x[i] - max);
+        sum = ref_row_sum(e, n);
+        for (int64_t i = 0; i < n; i++) e[i] = x[i] - max;
+        c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
+        loss = target < 0 ? 0.0f : ref_log(sum) - e[target];
+        if (target >= 0 && smoothing > 0.0f) {
+            rest = ref_log(sum) - ref_row_sum(e, n) / (float)n;
+            share = smoothing * rest;
+            loss = (1.0f - smoothing) * loss;
+            loss = loss + share;
+        }
+        c->aux[2 * rows + r] = loss;
+    }
+    floats_out(c)[0] = ref_row_sum(c->aux + 2 * rows, rows);
+}
+static void ref_op_cross_entropy_grad(const ref_call *c) /* in: logits, stats, targets, dloss */
+{
+    int64_t n = last_size(c->n);
+    float spread = c->n->f / (float)n, on = 1.0f - c->n->f + spread;
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        const float *stats = floats_in(c, 1) + k / n * 2;
+        int32_t target = ints_in(c, 2)[k / n];
+        float p = ref_exp(floats_in(c, 0)[k] - stats[0]) / stats[1];
+        floats_out(c)[k] = target < 0 ? 0.0f : (p - (k % n == target ? on : spread)) * floats_in(c, 3)[0];
+    }
+}
+/* Has sample b a target, or the node no targets? They are input 1. */
+static int counts(const ref_call *c, int64_t b)
+{
+    int64_t each = c->n->inputs < 2 ? 0 : size_of(node_in(c, 1)) / c->n->i[0];
+    int has = !each;
+    for (int64_t k = b * each; k < (b + 1) * each; k++) has |= ints_in(c, 1)[k] >= 0;
+    return has;
+}
+static void ref_op_loss(const ref_call *c)
+{
+    int64_t samples = c->n->i[0], each = size_of(node_in(c, 0)) / samples;
+    for (int64_t b = 0; b < samples; b++) c->aux[b] = counts(c, b) ? ref_whole_sum(floats_in(c, 0) + b * each, each) : 0.0f;
+    floats_out(c)[0] = ref_whole_sum(c->aux, samples);
+}
+static void ref_op_loss_grad(const ref_call *c)
+{
+    int64_t each = size_of(c->n) / c->n->i[0];
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = counts(c, k / each) ? floats_in(c, 0)[0] : 0.0f;
+}
+
+/* ---- the table ---- */
+
+typedef void (*ref_fn)(const ref_call *c);
+static const struct reference {
+    int op;
+    ref_fn run;
+} references[] = {
+    { DT__OP_RESHAPE, ref_op_copy }, { DT__OP_DETACH, ref_op_copy }, { DT__OP_PERMUTE, ref_op_permute }, { DT__OP_SLICE, ref_op_slice },
+    { DT__OP_PAD, ref_op_pad }, { DT__OP_CONCAT, ref_op_concat }, { DT__OP_EXPAND, ref_op_expand }, { DT__OP_FULL, ref_op_full },
+    { DT__OP_CAST, ref_op_cast }, { DT__OP_GATHER, ref_op_gather }, { DT__OP_SCATTER_ADD, ref_op_scatter_add }, { DT__OP_ONE_HOT, ref_op_one_hot },
+    { DT__OP_TOP_K, ref_op_top_k }, { DT__OP_CUMSUM, ref_op_cumsum }, { DT__OP_EMBED, ref_op_embed }, { DT__OP_EMBED_GRAD, ref_op_embed_grad },
+    { DT__OP_NEG, ref_op_unary }, { DT__OP_SCALE, ref_op_unary }, { DT__OP_EXP, ref_op_unary }, { DT__OP_LOG, ref_op_unary },
+    { DT__OP_TANH, ref_op_unary }, { DT__OP_SQRT, ref_op_unary }, { DT__OP_RSQRT, ref_op_unary }, { DT__OP_GELU, ref_op_unary },
+    { DT__OP_ADD, ref_op_binary }, { DT__OP_SUB, ref_op_binary }, { DT__OP_MUL, ref_op_binary }, { DT__OP_DIV, ref_op_binary },
+    { DT__OP_GELU_GRAD, ref_op_binary }, { DT__OP_BCE, ref_op_binary }, { DT__OP_BCE_GRAD, ref_op_binary },
+    { DT__OP_COMBINE, ref_op_combine }, { DT__OP_ROW_SUM, ref_op_row_sum }, { DT__OP_COL_SUM, ref_op_col_sum }, { DT__OP_ROW_MAX, ref_op_row_max },
+    { DT__OP_MAX_GRAD, ref_op_max_grad }, { DT__OP_ARGMAX, ref_op_argmax }, { DT__OP_SOFTMAX, ref_op_softmax }, { DT__OP_SOFTMAX_GRAD, ref_op_softmax_grad },
+    { DT__OP_LOG_SOFTMAX, ref_op_softmax }, { DT__OP_LOG_SOFTMAX_GRAD, ref_op_softmax_grad }, { DT__OP_MATMUL, ref_op_matmul },
+    { DT__OP_LAYERNORM, ref_op_norm }, { DT__OP_LAYERNORM_DX, ref_op_norm_dx }, { DT__OP_LAYERNORM_DGAMMA, ref_op_norm_dgamma },
+    { DT__OP_RMSNORM, ref_op_norm }, { DT__OP_RMSNORM_DX, ref_op_norm_dx }, { DT__OP_ATTENTION, ref_op_attention }, { DT__OP_ATTENTION_GRAD, ref_op_attention_grad },
+    { DT__OP_ROPE, ref_op_rope }, { DT__OP_CONV, ref_op_conv }, { DT__OP_CONV_DX, ref_op_conv_dx }, { DT__OP_CONV_DW, ref_op_conv_dw },
+    { DT__OP_MAX_POOL, ref_op_pool }, { DT__OP_AVG_POOL, ref_op_pool }, { DT__OP_MAX_POOL_GRAD, ref_op_pool_grad }, { DT__OP_AVG_POOL_GRAD, ref_op_pool_grad },
+    { DT__OP_DROPOUT, ref_op_dropout }, { DT__OP_CROSS_ENTROPY, ref_op_cross_entropy }, { DT__OP_CROSS_ENTROPY_GRAD, ref_op_cross_entropy_grad },
+    { DT__OP_LOSS, ref_op_loss }, { DT__OP_LOSS_GRAD, ref_op_loss_grad }, { DT__OP_ACCUMULATE, ref_op_accumulate },
+};
+/* Ops that compute nothing, and why they have no reference. */
+static const struct exempt {
+    int op;
+    const char *why;
+} exempts[] = {
+    { DT__OP_NONE, "the poison" }, { DT__OP_INPUT, "a leaf: given" }, { DT__OP_PARAM, "a leaf: given" }, { DT__OP_AUX, "the second output of its node" },
+};
+static ref_fn reference_of(int op)
+{
+    for (size_t i = 0; i < sizeof references / sizeof *references; i++)
+        if (references[i].op == op) return references[i].run;
+    return NULL;
+}
+
+/* ---- a graph's values, as the references have them -------------------------------------------------- */
+
+/* What one unit of work brings. */
+typedef struct unit {
+    float *x, *w;       /* the input (int32 tokens in a first segment), and the gradient of the output */
+    int32_t *targets;
+    float *output, *grad_in, *slots; /* what the reference makes of it; slots: after this unit */
+    float **value;                   /* per node of the recorded graph */
+    float *room;
+} unit;
+
+static float *room_for(int64_t n)
+{
+    float *p = (float *)dt__alloc(4 * (n + 1), "a test");
+    if (!p) tap_bail("%s", dt_last_error());
+    for (int64_t i = 0; i < n; i++) p[i] = NAN; /* nothing may be read before it is written */
+    return p;
+}
+
+/* Gives every node of g its value: `leaf` that of the leaves. slots may be NULL in an eager graph. */
+static void interpret(const dt_graph *g, const float *const *leaf, float **value, float *room, float *slots, const int64_t *slot, int fresh, uint64_t seed)
+{
+    for (int32_t id = 1; id < g->count; id++) {
+        const dt__node *n = &g->nodes[id];
+        ref_call c;
+        int64_t floats = dt__floats(n);
+        value[id] = room, room += floats;
+        if (leaf[id]) memcpy(value[id], leaf[id], 4 * (size_t)floats);
+        if (leaf[id] || n->op == DT__OP_AUX) continue;
+        if (n->slot >= 0 && !fresh) memcpy(value[id], slots + slot[n->slot], 4 * (size_t)floats);
+        c.g = g, c.n = n, c.out = value[id], c.seed = seed;
+        c.fresh = n->slot < 0 || fresh;
+        c.aux = n->aux ? room : NULL; /* the next node */
+        for (int i = 0; i < n->inputs; i++) c.in[i] = value[n->in[i]];
+        reference_of(n->op)(&c);
+        if (n->slot >= 0) memcpy(slots + slot[n->slot], value[id], 4 * (size_t)floats);
+    }
+}
+static int64_t all_floats(const dt_graph *g)
+{
+    int64_t n = 0;
+    for (int32_t id = 1; id < g->count; id++) n += dt__floats(&g->nodes[id]);
+    return n;
+}
+/* The contract ends at a NaN (R14). */
+static int has_nan(const dt_graph *g, float *const *value)
+{
+    for (int32_t id = 1; id < g->count; id++)
+        for (int64_t k = 0; g->nodes[id].op != DT__OP_AUX && g->nodes[id].dtype == DT_F32 && k < dt__count(&g->nodes[id]); k++)
+            if (value[id][k] != value[id][k]) return 1;
+    return 0;
+}
+
+/* ---- one graph: recorded, planned and eager ----------------------------------------------------------- */
+
+enum { MOST_STEPS = 20, MOST_UNITS = 2, WORDS = 6, SIZES = 4, MOST_COUNT = 8192, GIVEN = 2 };
+
+/* One op: of which earlier values (0: the input, 1: the targets, 2 on: steps), and words that choose the rest among what
+ * the shapes allow, so that a step makes sense with other shapes too. */
+typedef struct step {
+    int kind, in[3];
+    uint32_t r[WORDS];
+} step;
+
+/* What a graph is made from. */
+typedef struct recipe {
+    uint64_t seed;                /* of parameters, dropout and the units' data */
+    dt_shape x;                   /* axis 0 counts samples */
+    int64_t size[SIZES], targets; /* sizes that shapes are drawn from; targets of a sample */
+    int64_t shards;               /* Vt */
+    int first, last, units, steps, ignored; /* ignored: a sample without targets */
+    step step[MOST_STEPS];
+} recipe;
+
+static dt_tensor build_recipe(dt_graph *g, dt_tensor x, const void *user);
+
+typedef struct rig {
+    const recipe *recipe;
+    dt__plan *plan;
+    unit unit[MOST_UNITS];
+    float *params;
+    int64_t param[2 * MOST_STEPS + 8], slot[128], slot_floats, input, outputs;
+    uint8_t written[128]; /* a slot that some gradient goes to */
+} rig;
+
+typedef struct failure {
+    char what[200], where[500];
+} failure;
+
+enum { PASSED, FAILED, ENDED, REFUSED }; /* ENDED: at a NaN */
+
+static uint64_t next_word(uint64_t *state) /* SplitMix64 (Steele et al. 2014) */
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+static int64_t below(uint64_t *state, int64_t n) { return (int64_t)(next_word(state) % (uint64_t)n); }
+
+/* Ordinary numbers; or few different ones, so that there are ties and zeros of both signs; or of many sizes. */
+static void draw_numbers(uint64_t *state, float *x, int64_t n)
+{
+    int64_t style = below(state, 4);
+    for (int64_t i = 0; i < n; i++) {
+        float v = (float)below(state, 1 << 24) / 4194304.0f - 2.0f;
+        if (style == 0) v = (float)(below(state, 5) - 2) * (below(state, 2) ? -0.5f : 0.5f);
+        if (style == 1) v = v * ldexpf(1.0f, (int)below(state, 8) - 6);
+        x[i] = v;
+    }
+}
+
+/* Draws what unit u brings. */
+static void unit_data(rig *r, int u)
+{
+    const recipe *c = r->recipe;
+    unit *d = &r->unit[u];
+    uint64_t state = c->seed + 77 * (uint64_t)u;
+    int64_t tokens = c->x.n[0] * c->targets;
+    d->x = room_for(r->input), d->w = room_for(r->outputs), d->targets = (int32_t *)room_for(tokens);
+    if (c->first)
+        for (int64_t i = 0; i < r->input; i++) ((int32_t *)d->x)[i] = (int32_t)below(&state, 5);
+    else draw_numbers(&state, d->x, r->input);
+    if (r->outputs == 1) d->w[0] = u ? 0.37f : 1.0f;
+    else draw_numbers(&state, d->w, r->outputs);
+    for (int64_t i = 0; i < tokens; i++) d->targets[i] = (int32_t)below(&state, 4) - 1;
+    for (int64_t i = 0; i < tokens && c->ignored; i++) d->targets[i] = i < c->targets ? -1 : d->targets[i];
+    for (int64_t b = 0; b < c->x.n[0] && !c->ignored; b++) d->targets[b * c->targets] = (int32_t)below(&state, 3);
+}
+
+/* Runs the references over unit u; its gradients go on in those of the unit before. */
+static void unit_reference(rig *r, int u)
+{
+    const dt_graph *g = r->plan->g;
+    unit *d = &r->unit[u];
+    const float **leaf = (const float **)dt__alloc(8 * g->count, "a test");
+    d->value = (float **)dt__alloc(8 * g->count, "a test");
+    if (!leaf || !d->value) tap_bail("%s", dt_last_error());
+    d->room = room_for(all_floats(g));
+    d->slots = room_for(r->slot_floats);
+    if (u) memcpy(d->slots, r->unit[u - 1].slots, 4 * (size_t)r->slot_floats);
+    for (int32_t id = 1; id < g->count; id++)
+        if (g->nodes[id].op == DT__OP_PARAM) leaf[id] = r->params + r->param[g->nodes[id].param];
+    leaf[g->input.id] = d->x, leaf[g->targets.id] = (const float *)d->targets, leaf[g->loss_seed.id] = d->w;
+    interpret(g, leaf, d->value, d->room, d->slots, r->slot, u == 0, r->recipe->seed);
+    d->output = d->value[r->plan->output.id];
+    d->grad_in = r->recipe->first ? NULL : d->value[r->plan->grad_in.id];
+    dt__free(leaf);
+}
+
+static int rig_open(rig *r, const recipe *c)
+{
+    dt_segment segment;
+    const dt_graph *g;
+    int64_t n = 0;
+    memset(r, 0, sizeof *r);
+    r->recipe = c;
+    segment.name = "s", segment.build = build_recipe, segment.user = c;
+    if (dt__segment_plan(&segment, c->x, dt_shape2(c->x.n[0], c->targets), c->first, c->last, &r->plan)) return 0;
+    g = r->plan->g;
+    for (int32_t i = 0; i < g->param_count; i++) r->param[i] = n, n += dt_shape_count(g->params[i].shape);
+    r->params = room_for(n);
+    for (int32_t i = 0; i < g->param_count; i++) dt__init_param(&g->params[i], c->seed, NULL, r->params + r->param[i]);
+    for (int32_t i = 0; i < g->slot_count; i++) r->slot[i] = r->slot_floats, r->slot_floats += dt_shape_count(g->params[g->slots[i].param].shape);
+    for (int32_t id = 1; id < g->count; id++)
+        if (g->nodes[id].slot >= 0) r->written[g->nodes[id].slot] = 1;
+    r->input = dt_shape_count(c->x), r->outputs = dt__count(dt__at(g, r->plan->output));
+    for (int u = 0; u < c->units; u++) unit_data(r, u), unit_reference(r, u);
+    return 1;
+}
+static void rig_close(rig *r)
+{
+    for (int u = 0; u < MOST_UNITS; u++) {
+        unit *d = &r->unit[u];
+        dt__free(d->x), dt__free(d->w), dt__free(d->targets), dt__free(d->value), dt__free(d->room), dt__free(d->slots);
+    }
+    dt__free(r->params);
+    dt__plan_close(&r->plan);
+}
+
+/* Says where got and want first differ. */
+static int same(const void *got, const void *want, int64_t floats, failure *f, const char *format, ...)
+{
+    const uint32_t *a = (const uint32_t *)got, *b = (const uint32_t *)want;
+    va_list args;
+    int64_t at = 0;
+    if (!memcmp(got, want, 4 * (size_t)floats)) return 1;
+    while (a[at] == b[at]) at++;
+    va_start(args, format);
+    vsnprintf(f->what, sizeof f->what, format, args);
+    va_end(args);
+    snprintf(f->where, sizeof f->where, "element %d of %d is %.9g (0x%08x), not %.9g (0x%08x)", (int)at, (int)floats, (double)((const float *)got)[at], a[at],
+             (double)((const float *)want)[at], b[at]);
+    return 0;
+}
+
+/* Node `id` in words. */
+static const char *node_text(const dt_graph *g, int32_t id, char *text, size_t size)
+{
+    const dt__node *n = &g->nodes[id];
+    char shape[96];
+    int used = snprintf(text, size, "node %d: %s %s of", (int)id, dt__op_of(n->op)->name, dt__shape_text(&n->shape, shape));
+    for (int i = 0; i < n->inputs && used < (int)size; i++)
+        used += snprintf(text + used, size - (size_t)used, " %d %s %s%s", (int)n->in[i], dt__op_of(g->nodes[n->in[i]].op)->name,
+                         dt__shape_text(&g->nodes[n->in[i]].shape, shape), i + 1 < n->inputs ? "," : "");
+    return text;
+}
+
+/* A planned run: where everything is. Each unit has its own SAVED memory, as units of a pipeline have. */
+typedef struct planned {
+    rig *r;
+    dt__bind bind[MOST_UNITS];
+    dt__env env;
+    float *slots, *temp, *own[MOST_UNITS][3]; /* own: output, grad_in, saved */
+    failure *failure;
+    int stepwise;
+} planned;
+
+static void planned_open(planned *p, rig *r, const dt__kernels *k, dt_pool *pool, failure *f, int stepwise)
+{
+    int64_t samples = r->recipe->x.n[0];
+    memset(p, 0, sizeof *p);
+    p->r = r, p->failure = f, p->stepwise = stepwise;
+    p->slots = room_for(r->slot_floats), p->temp = room_for(r->plan->temp);
+    p->env.k = k, p->env.pool = pool;
+    p->env.rng = (dt__rng *)room_for(samples * (int64_t)(sizeof *p->env.rng / 4));
+    for (int64_t i = 0; i < samples; i++) p->env.rng[i] = dt__rng_make(r->recipe->seed, DT__RNG_DROPOUT, (uint32_t)i, 0, 0);
+    for (int32_t id = 1; id < r->plan->g->count; id++)
+        if (dt__pool_reserve(pool, dt__node_scratch(k, r->plan->g, id))) tap_bail("%s", dt_last_error());
+    for (int u = 0; u < r->recipe->units; u++) {
+        dt__bind *b = &p->bind[u];
+        b->params = r->params, b->param = r->param, b->slots = p->slots, b->slot = r->slot;
+        b->at[DT__AT_INPUT] = r->unit[u].x, b->at[DT__AT_GRAD_OUT] = r->unit[u].w, b->at[DT__AT_TARGETS] = (float *)r->unit[u].targets;
+        b->at[DT__AT_OUTPUT] = p->own[u][0] = room_for(r->outputs), b->at[DT__AT_GRAD_IN] = p->own[u][1] = room_for(r->input);
+        b->at[DT__AT_SAVED] = p->own[u][2] = room_for(r->plan->saved), b->at[DT__AT_TEMP] = p->temp;
+    }
+}
+static void planned_close(planned *p)
+{
+    for (int u = 0; u < MOST_UNITS; u++)
+        for (int i = 0; i < 3; i++) dt__free(p->own[u][i]);
+    dt__free(p->slots), dt__free(p->temp), dt__free(p->env.rng);
+}
+/* Ops [begin, begin + count) of unit u's plan; stepwise: one by one, each result compared. Other units may have run in
+ * between, so nothing is left in temporary memory. */
+static int planned_part(planned *p, int u, int32_t begin, int32_t count)
+{
+    const dt__plan *plan = p->r->plan;
+    unsigned saved = dt__fp_enter();
+    int ok = 1;
+    for (int64_t i = 0; i < plan->temp; i++) p->temp[i] = NAN;
+    if (!p->stepwise) dt__plan_run(plan, begin, count, &p->bind[u], &p->env, u == 0);
+    for (int32_t i = begin; ok && p->stepwise && i < begin + count; i++) {
+        int32_t id = plan->order[i];
+        const dt__node *n = &plan->g->nodes[id];
+        char text[400];
+        size_t bytes = (size_t)(dt__count(n) * dt__width(n));
+        const float *got;
+        dt__plan_run(plan, i, 1, &p->bind[u], &p->env, u == 0);
+        got = dt__where(plan, &p->bind[u], id);
+        if (memcmp(got, p->r->unit[u].value[id], bytes)) {
+            failure at;
+            same(got, p->r->unit[u].value[id], (int64_t)(bytes / 4), &at, "%s", "");
+            snprintf(p->failure->where, sizeof p->failure->where, "%.300s, unit %d: %.150s", node_text(plan->g, id, text, sizeof text), u, at.where);
+            ok = 0;
+        }
+    }
+    dt__fp_leave(saved);
+    return ok;
+}
+/* Forward of all units, then their gradients, compared after each. */
+static int planned_units(planned *p, const char *how)
+{
+    rig *r = p->r;
+    int units = r->recipe->units, ok = 1;
+    failure *f = p->failure;
+    for (int u = 0; u < units && ok; u++) ok = planned_part(p, u, 0, r->plan->forward_count);
+    for (int u = 0; u < units && ok; u++) {
+        ok = planned_part(p, u, r->plan->forward_count, r->plan->backward_count);
+        ok = ok && same(p->own[u][0], r->unit[u].output, r->outputs, f, "planned (%s) is not the reference: output of unit %d", how, u);
+        if (!r->recipe->first) ok = ok && same(p->own[u][1], r->unit[u].grad_in, r->input, f, "planned (%s) is not the reference: gradient of the input, unit %d", how, u);
+        for (int32_t i = 0; ok && i < r->plan->g->slot_count; i++) {
+            const dt__param *param = &r->plan->g->params[r->plan->g->slots[i].param];
+            if (r->written[i])
+                ok = same(p->slots + r->slot[i], r->unit[u].slots + r->slot[i], dt_shape_count(param->shape), f,
+                          "planned (%s) is not the reference: gradient of %s, use %d, after unit %d", how, param->name, (int)r->plan->g->slots[i].use, u);
+        }
+    }
+    return ok;
+}
+
+static dt_pool *pools[2]; /* of 1 and 2 workers */
+
+static int check_planned(rig *r, int isa, int workers, failure *f)
+{
+    const dt__kernels *k = dt__isa_table(isa);
+    planned p;
+    char how[80];
+    int ok;
+    snprintf(how, sizeof how, "%s, %d thread%s", k->name, workers, workers > 1 ? "s" : "");
+    planned_open(&p, r, k, pools[workers - 1], f, 0);
+    ok = planned_units(&p, how);
+    planned_close(&p);
+    if (!ok) { /* once more, to find the node */
+        failure node;
+        memset(&node, 0, sizeof node);
+        planned_open(&p, r, k, pools[workers - 1], &node, 1);
+        if (!planned_units(&p, how)) snprintf(f->where, sizeof f->where, "%s", node.where);
+        planned_close(&p);
+    }
+    return ok;
+}
+
+/* ---- the eager graph ---- */
+
+/* The gradients of a parameter's uses in order, added. */
+static const float *sum_of_uses(const rig *r, int u, int32_t param, float *sum)
+{
+    const dt_graph *g = r->plan->g;
+    int64_t n = dt_shape_count(g->params[param].shape);
+    int uses = 0;
+    for (int32_t i = 0; i < g->slot_count; i++) {
+        const float *use = r->unit[u].slots + r->slot[i];
+        if (g->slots[i].param != param || !r->written[i]) continue;
+        for (int64_t k = 0; k < n; k++) sum[k] = uses ? sum[k] + use[k] : use[k];
+        uses++;
+    }
+    return uses ? sum : NULL;
+}
+
+/* The first node of an eager graph that is not what its reference makes of its inputs' references. */
+static void find_eager(const dt_graph *g, uint64_t seed, failure *f)
+{
+    const float **leaf = (const float **)dt__alloc(8 * g->count, "a test");
+    float **value = (float **)dt__alloc(8 * g->count, "a test"), *room = room_for(all_floats(g));
+    if (!leaf || !value) tap_bail("%s", dt_last_error());
+    for (int32_t id = 1; id < g->count; id++)
+        if (dt__is_leaf(g->nodes[id].op)) leaf[id] = g->nodes[id].data;
+    interpret(g, leaf, value, room, NULL, NULL, 1, seed);
+    for (int32_t id = 1; id < g->count; id++) {
+        char text[400];
+        if (g->nodes[id].op == DT__OP_AUX || !memcmp(value[id], g->nodes[id].data, (size_t)(dt__count(&g->nodes[id]) * dt__width(&g->nodes[id])))) continue;
+        same(g->nodes[id].data, value[id], dt__floats(&g->nodes[id]), f, "eager %s", node_text(g, id, text, sizeof text));
+        break;
+    }
+    dt__free(leaf), dt__free(value), dt__free(room);
+}
+
+static int compare_eager(const rig *r, const dt_graph *g, dt_tensor x, dt_tensor y, failure *f)
+{
+    static float sum[1 << 16];
+    int ok = same(dt_value(g, y), r->unit[0].output, r->outputs, f, "eager (%s) is not the reference: output", g->kernels->name);
+    if (!r->recipe->first && ok) {
+        int32_t grad = dt__at(g, x)->grad;
+        ok = grad && same(g->nodes[grad].data, r->unit[0].grad_in, r->input, f, "eager (%s) is not the reference: gradient of the input", g->kernels->name);
+    }
+    for (int32_t id = 1; ok && id < g->forward_count; id++) {
+        const dt__node *n = &g->nodes[id];
+        const float *want = n->op == DT__OP_PARAM ? sum_of_uses(r, 0, n->param, sum) : NULL;
+        if (want) ok = n->grad && same(g->nodes[n->grad].data, want, dt__count(n), f, "eager (%s) is not the reference: gradient of %s", g->kernels->name, g->params[n->param].name);
+    }
+    return ok;
+}
+
+/* Unit 0 by an eager graph. */
+static int check_eager(rig *r, int isa, int workers, failure *f)
+{
+    const recipe *c = r->recipe;
+    const unit *d = &r->unit[0];
+    dt_graph *g = NULL;
+    dt_pool *own;
+    dt_tensor x, y;
+    int ok;
+    if (dt_graph_open(&g, c->seed)) tap_bail("%s", dt_last_error());
+    own = g->pool;
+    g->pool = pools[workers - 1], g->kernels = dt__isa_table(isa);
+    snprintf(g->prefix, sizeof g->prefix, "s");
+    x = c->first ? dt_tokens_from(g, c->x, (const int32_t *)d->x) : dt_tensor_from(g, c->x, d->x);
+    g->targets = dt_tokens_from(g, dt_shape2(c->x.n[0], c->targets), d->targets);
+    y = dt__computed(g, build_recipe(g, x, c));
+    if (!g->result && r->outputs == 1) dt_backward(g, y);
+    else if (!g->result) { /* a segment in a model: the gradient of y comes from the next one */
+        g->forward_count = g->count;
+        dt__differentiate(g, y, dt_tensor_from(g, dt_shape_of(g, y), d->w));
+    }
+    ok = !g->result;
+    if (!ok) snprintf(f->what, sizeof f->what, "the eager graph is refused: %s", dt_last_error());
+    ok = ok && compare_eager(r, g, x, y, f);
+    if (!ok && !g->result) find_eager(g, c->seed, f);
+    g->pool = own;
+    dt_graph_close(&g);
+    return ok;
+}
+
+/* A loss of an eager graph is a mean over samples with targets or not, that of a segment a sum: the latter here too. */
+static dt_tensor as_segment(dt_graph *g, dt_tensor loss, int64_t terms, int64_t targets)
+{
+    if (!g->eager || !loss.id) return loss;
+    if (dt__at(g, loss)->op == DT__OP_SCALE) loss = dt__tensor(dt__at(g, loss)->in[0]);
+    return terms == targets ? loss : dt_scale(g, loss, (float)targets / (float)terms);
+}
+
+static int uses_op(const dt_graph *g, int op)
+{
+    for (int32_t id = 1; id < g->count; id++)
+        if (g->nodes[id].op == op) return 1;
+    return 0;
+}
+static int64_t seen_ops[DT__OP_COUNT];
+
+static int run_case(const recipe *c, failure *f)
+{
+    rig r;
+    int result = PASSED;
+    memset(f, 0, sizeof *f);
+    if (!rig_open(&r, c)) {
+        snprintf(f->what, sizeof f->what, "refused: %s", dt_last_error());
+        return REFUSED;
+    }
+    for (int u = 0; u < c->units; u++)
+        if (has_nan(r.plan->g, r.unit[u].value)) result = ENDED;
+    for (int isa = 0; isa < DT__ISA_COUNT && result == PASSED; isa++) {
+        if (!dt__isa_table(isa) || !dt__isa_runs(isa)) continue;
+        for (int workers = 1; workers <= 2 && result == PASSED; workers++) {
+            if (!pools[workers - 1]) continue;
+            if (!check_planned(&r, isa, workers, f)) result = FAILED;
+            /* an eager LOSS knows no ignored samples */
+            else if ((int)(c->seed % 3) == isa && !(c->ignored && uses_op(r.plan->g, DT__OP_LOSS)) && !check_eager(&r, isa, workers, f)) result = FAILED;
+        }
+    }
+    for (int32_t i = 0; result == PASSED && i < r.plan->forward_count + r.plan->backward_count; i++) seen_ops[r.plan->g->nodes[r.plan->order[i]].op]++;
+    for (int32_t id = 1; result == PASSED && id < r.plan->g->count; id++)
+        if (dt__root(r.plan->g, id) != id) seen_ops[r.plan->g->nodes[id].op]++;
+    rig_close(&r);
+    return result;
+}
+
+/* ---- how a graph comes to have an op ------------------------------------------------------------------
+ * A maker applies a step to its inputs, or gives nothing when they do not fit; what the shapes leave open it takes from
+ * the step's words. It says what it calls, so that a graph can be printed. */
+
+typedef struct maker {
+    dt_graph *g;
+    const recipe *c;
+    const step *s;
+    int index; /* of the value that it makes */
+    dt_tensor in[3];
+    char name[3][12], *text; /* text: NULL, or what is called, of 400 bytes */
+} maker;
+
+typedef struct kind {
+    const char *name;
+    dt_tensor (*make)(maker *m);
+    dt_tensor (*one)(dt_graph *g, dt_tensor x);
+    dt_tensor (*two)(dt_graph *g, dt_tensor a, dt_tensor b);
+    dt_tensor (*axes)(dt_graph *g, dt_tensor x, unsigned axes);
+    dt_tensor (*axis)(dt_graph *g, dt_tensor x, int axis);
+} kind;
+static const kind *kind_of(const maker *m);
+
+__attribute__((format(printf, 2, 3))) static void say(maker *m, const char *format, ...)
+{
+    va_list args;
+    if (!m->text) return;
+    va_start(args, format);
+    vsnprintf(m->text, 400, format, args);
+    va_end(args);
+}
+static dt_tensor nothing(void) { return dt__tensor(0); }
+static int64_t choose(const maker *m, int i, int64_t n) { return (int64_t)(m->s->r[i] % (uint32_t)n); }
+static dt_shape shape(const maker *m, int i) { return dt_shape_of(m->g, m->in[i]); }
+static int64_t elements(const maker *m, int i) { return dt_shape_count(shape(m, i)); }
+static int holds(const maker *m, int i, int dtype) { return m->in[i].id && dt__at(m->g, m->in[i])->dtype == dtype; }
+/* Input 0 is fp32 with `low` to `high` axes. */
+static int floats_of(const maker *m, int low, int high) { return holds(m, 0, DT_F32) && shape(m, 0).dims >= low && shape(m, 0).dims <= high; }
+static const char *shape_c(dt_shape s) /* as C text; two may be in use */
+{
+    static char text[2][96];
+    static int turn;
+    int used;
+    turn = !turn;
+    used = snprintf(text[turn], 96, "dt_shape%d(", s.dims);
+    for (int i = 0; i < s.dims; i++) used += snprintf(text[turn] + used, 96 - (size_t)used, i ? ", %d" : "%d", (int)s.n[i]);
+    snprintf(text[turn] + used, 96 - (size_t)used, ")");
+    return text[turn];
+}
+
+/* A parameter of this step: pN, pN_1. */
+static dt_tensor parameter(maker *m, dt_shape s, const char *suffix)
+{
+    char name[24];
+    snprintf(name, sizeof name, "p%d%s", m->index, suffix);
+    return dt_param(m->g, name, s, DT_INIT_NORMAL, 1.0f);
+}
+static dt_tensor make_param(maker *m)
+{
+    dt_shape s = dt_shape0();
+    s.dims = (int)choose(m, 0, 4);
+    for (int i = 0; i < s.dims; i++) s.n[i] = m->c->size[choose(m, 1 + i, SIZES)];
+    if (dt_shape_count(s) > 4096) return nothing();
+    say(m, "dt_param(g, \"p%d\", %s, DT_INIT_NORMAL, 1.0f)", m->index, shape_c(s));
+    return parameter(m, s, "");
+}
+static dt_tensor make_full(maker *m)
+{
+    static const float values[] = { 0.0f, -0.75f, 3.0f };
+    dt_shape s = dt_shape1(m->c->size[choose(m, 0, SIZES)]);
+    say(m, "dt_full(g, %s, %gf)", shape_c(s), (double)values[choose(m, 1, 3)]);
+    return dt_full(m->g, s, values[choose(m, 1, 3)]);
+}
+
+/* ---- elementwise ---- */
+
+static dt_tensor make_one(maker *m)
+{
+    if (!holds(m, 0, DT_F32)) return nothing();
+    say(m, "%s(g, %s)", kind_of(m)->name, m->name[0]);
+    return kind_of(m)->one(m->g, m->in[0]);
+}
+/* x x + 0.25 */
+static dt_tensor positive(maker *m, dt_tensor x) { return dt_add(m->g, dt_mul(m->g, x, x), dt_full(m->g, dt_shape1(1), 0.25f)); }
+static dt_tensor make_of_positive(maker *m)
+{
+    if (!holds(m, 0, DT_F32)) return nothing();
+    say(m, "%s(g, dt_add(g, dt_mul(g, %s, %s), dt_full(g, dt_shape1(1), 0.25f)))", kind_of(m)->name, m->name[0], m->name[0]);
+    return kind_of(m)->one(m->g, positive(m, m->in[0]));
+}
+static dt_tensor make_scale(maker *m)
+{
+    static const float by[] = { 0.5f, -1.75f, 0.3f, 1.0f };
+    float s = by[choose(m, 0, 4)];
+    if (!holds(m, 0, DT_F32)) return nothing();
+    say(m, "dt_scale(g, %s, %gf)", m->name[0], (double)s);
+    return dt_scale(m->g, m->in[0], s);
+}
+/* Input 1 where it broadcasts with input 0, else a parameter that does: axes of input 0 left out, or of size 1. */
+static dt_tensor partner(maker *m, char *text)
+{
+    dt_shape a = shape(m, 0), b = a, both;
+    snprintf(text, 160, "%s", m->name[1]);
+    if (holds(m, 1, DT_F32) && choose(m, 0, 3) && dt__broadcast(&a, &dt__at(m->g, m->in[1])->shape, &both) && dt_shape_count(both) <= MOST_COUNT) return m->in[1];
+    b.dims = (int)choose(m, 1, a.dims + 1);
+    for (int i = 0; i < b.dims; i++) b.n[i] = choose(m, 2, 1 << 20) >> i & 1 ? 1 : a.n[i + a.dims - b.dims];
+    snprintf(text, 160, "dt_param(g, \"p%d\", %s, DT_INIT_NORMAL, 1.0f)", m->index, shape_c(b));
+    return parameter(m, b, "");
+}
+static dt_tensor make_two(maker *m)
+{
+    char other[160];
+    dt_tensor b;
+    if (!holds(m, 0, DT_F32)) return nothing();
+    b = partner(m, other);
+    if (kind_of(m)->two == dt_div) {
+        say(m, "dt_div(g, %s, dt_add(g, dt_mul(g, b, b), dt_full(g, dt_shape1(1), 0.25f))) with b = %s", m->name[0], other);
+        return dt_div(m->g, m->in[0], positive(m, b));
+    }
+    if (choose(m, 3, 4) == 0) {
+        say(m, "%s(g, %s, %s)", kind_of(m)->name, other, m->name[0]);
+        return kind_of(m)->two(m->g, b, m->in[0]);
+    }
+    say(m, "%s(g, %s, %s)", kind_of(m)->name, m->name[0], other);
+    return kind_of(m)->two(m->g, m->in[0], b);
+}
+
+/* ---- moving: any type ---- */
+
+static dt_tensor make_reshape(maker *m)
+{
+    dt_shape s = shape(m, 0);
+    int64_t n = elements(m, 0), divisor = 1;
+    int axis = (int)choose(m, 1, s.dims + 1);
+    if (choose(m, 0, 3) == 0) s = dt_shape1(n);
+    else if (choose(m, 0, 3) == 1 && s.dims < 4) { /* an axis of size 1 */
+        for (int i = s.dims++; i > axis; i--) s.n[i] = s.n[i - 1];
+        s.n[axis] = 1;
+    } else {
+        for (int64_t d = 2; d <= 8; d++) divisor = n % d == 0 && choose(m, 2, d) == 0 ? d : divisor;
+        s = dt_shape2(divisor, n / divisor);
+    }
+    say(m, "dt_reshape(g, %s, %s)", m->name[0], shape_c(s));
+    return dt_reshape(m->g, m->in[0], s);
+}
+static dt_tensor make_permute(maker *m)
+{
+    int axes[DT_MAX_DIMS], n = shape(m, 0).dims;
+    for (int i = 0; i < n; i++) axes[i] = i;
+    for (int i = n - 1; i > 0; i--) {
+        int j = (int)choose(m, i % WORDS, i + 1), t = axes[i];
+        axes[i] = axes[j], axes[j] = t;
+    }
+    if (n < 2 || n > 4) return nothing();
+    say(m, "dt_permute(g, %s, {%d, %d, %d, %d}) (%d axes)", m->name[0], axes[0], axes[1], n > 2 ? axes[2] : 0, n > 3 ? axes[3] : 0, n);
+    return dt_permute(m->g, m->in[0], axes);
+}
+static int some_axis(const maker *m, int word) { return (int)choose(m, word, shape(m, 0).dims); }
+static dt_tensor make_slice(maker *m)
+{
+    int axis;
+    int64_t n, begin, end;
+    if (!shape(m, 0).dims) return nothing();
+    axis = some_axis(m, 0), n = shape(m, 0).n[axis];
+    begin = choose(m, 1, n), end = begin + 1 + choose(m, 2, n - begin);
+    say(m, "dt_slice(g, %s, %d, %d, %d)", m->name[0], axis, (int)begin, (int)end);
+    return dt_slice(m->g, m->in[0], axis, begin, end);
+}
+static dt_tensor make_pad(maker *m)
+{
+    int axis;
+    if (!shape(m, 0).dims) return nothing();
+    axis = some_axis(m, 0);
+    say(m, "dt_pad(g, %s, %d, %d, %d)", m->name[0], axis, (int)choose(m, 1, 3), (int)choose(m, 2, 3));
+    return dt_pad(m->g, m->in[0], axis, choose(m, 1, 3), choose(m, 2, 3));
+}
+/* Inputs 0 to 2 that fit, again and again. */
+static dt_tensor make_concat(maker *m)
+{
+    dt_tensor list[9];
+    char text[160] = "";
+    int64_t n = 2 + choose(m, 0, 7), total = 0;
+    int axis, used = 0;
+    if (!shape(m, 0).dims) return nothing();
+    axis = some_axis(m, 1);
+    for (int64_t i = 0; i < n; i++) {
+        int k = (int)choose(m, 2 + (int)(i % 3), 3);
+        if (!dt__joins(dt__at(m->g, m->in[0]), dt__at(m->g, m->in[k]), axis)) k = 0;
+        list[i] = m->in[k];
+        total += elements(m, k);
+        used += snprintf(text + used, sizeof text - (size_t)used, i ? ", %s" : "%s", m->name[k]);
+    }
+    if (total > MOST_COUNT) return nothing();
+    say(m, "dt_concat(g, {%s}, %d, %d)", text, (int)n, axis);
+    return dt_concat(m->g, list, n, axis);
+}
+static dt_tensor make_expand(maker *m)
+{
+    dt_shape s = shape(m, 0);
+    for (int i = 0; i < s.dims; i++)
+        if (s.n[i] == 1 && choose(m, 0, 1 << 20) >> i & 1) s.n[i] = m->c->size[choose(m, 1, SIZES)];
+    if (s.dims < 4 && choose(m, 2, 2)) {
+        for (int i = s.dims++; i > 0; i--) s.n[i] = s.n[i - 1];
+        s.n[0] = m->c->size[choose(m, 3, SIZES)];
+    }
+    if (dt_shape_count(s) > MOST_COUNT) return nothing();
+    say(m, "dt_expand(g, %s, %s)", m->name[0], shape_c(s));
+    return dt_expand(m->g, m->in[0], s);
+}
+static dt_tensor make_detach(maker *m)
+{
+    say(m, "dt_detach(g, %s)", m->name[0]);
+    return dt_detach(m->g, m->in[0]);
+}
+static const char *const dtype_c[] = { "DT_F32", "DT_I32", "DT_BF16", "DT_F16", "DT_F8_E4M3", "DT_F8_E5M2" };
+static dt_tensor make_cast(maker *m)
+{
+    int to = (int)choose(m, 0, 6);
+    if (choose(m, 1, 2)) to = DT_F32; /* and back */
+    if (holds(m, 0, to)) return nothing();
+    say(m, "dt_cast(g, %s, %s)", m->name[0], dtype_c[to]);
+    return dt_cast(m->g, m->in[0], (dt_dtype)to);
+}
+
+/* ---- reductions and rows ---- */
+
+static dt_tensor make_axes(maker *m)
+{
+    unsigned mask, all;
+    if (!floats_of(m, 1, 4)) return nothing();
+    all = (1u << shape(m, 0).dims) - 1u;
+    mask = (unsigned)choose(m, 0, 1 << 20) & all;
+    if (!mask) mask = all;
+    if (choose(m, 1, 2)) mask |= DT_KEEP;
+    say(m, "%s(g, %s, 0x%x%s)", kind_of(m)->name, m->name[0], mask & all, mask & DT_KEEP ? " | DT_KEEP" : "");
+    return kind_of(m)->axes(m->g, m->in[0], mask);
+}
+static dt_tensor make_var(maker *m)
+{
+    unsigned mask;
+    if (!floats_of(m, 1, 4)) return nothing();
+    mask = 1u << choose(m, 0, shape(m, 0).dims) | DT_KEEP;
+    say(m, "dt_var(g, %s, 0x%x | DT_KEEP, 0)", m->name[0], mask & ~DT_KEEP);
+    return dt_var(m->g, m->in[0], mask, 0);
+}
+static dt_tensor make_axis(maker *m)
+{
+    int axis;
+    if (!floats_of(m, 1, 4)) return nothing();
+    axis = some_axis(m, 0);
+    say(m, "%s(g, %s, %d)", kind_of(m)->name, m->name[0], axis);
+    return kind_of(m)->axis(m->g, m->in[0], axis);
+}
+static dt_tensor make_combine(maker *m)
+{
+    int64_t parts = 1;
+    if (!floats_of(m, 1, 4)) return nothing();
+    while (2 * parts <= shape(m, 0).n[0] && parts < 32) parts *= 2;
+    say(m, "dt_combine(g, dt_slice(g, %s, 0, 0, %d))", m->name[0], (int)parts);
+    return dt_combine(m->g, dt_slice(m->g, m->in[0], 0, 0, parts));
+}
+static dt_tensor make_norm(maker *m)
+{
+    char name[12];
+    int layer = (int)choose(m, 0, 2);
+    if (!floats_of(m, 1, 4)) return nothing();
+    snprintf(name, sizeof name, "n%d", m->index);
+    say(m, "dt_%snorm_eps(g, %s, \"%s\", 0.125f)", layer ? "layer" : "rms", m->name[0], name);
+    return layer ? dt_layernorm_eps(m->g, m->in[0], name, 0.125f) : dt_rmsnorm_eps(m->g, m->in[0], name, 0.125f);
+}
+static dt_tensor make_batchnorm(maker *m)
+{
+    char name[12];
+    if (!floats_of(m, 2, 4)) return nothing();
+    snprintf(name, sizeof name, "n%d", m->index);
+    say(m, "dt_batchnorm(g, %s, \"%s\", 0.125f)", m->name[0], name);
+    return dt_batchnorm(m->g, m->in[0], name, 0.125f);
+}
+
+/* ---- picking by index ---- */
+
+/* Places in [0, n) out of numbers: a softmax says where. Its words: i axis. */
+static dt_tensor places_of(maker *m, dt_tensor x, int64_t n, int i)
+{
+    int dims = dt__at(m->g, x)->shape.dims;
+    return dt_cast(m->g, dt_scale(m->g, dt_softmax(m->g, x, dims ? (int)choose(m, i, dims) : 0), (float)n - 0.01f), DT_I32);
+}
+#define PLACES "dt_cast(g, dt_scale(g, dt_softmax(g, %s, %d), %d - 0.01f), DT_I32)"
+
+static dt_tensor make_gather(maker *m)
+{
+    int axis, a;
+    int64_t n, take;
+    dt_tensor x = m->in[0];
+    if (!floats_of(m, 1, 4)) return nothing();
+    axis = some_axis(m, 0), a = some_axis(m, 1), n = shape(m, 0).n[axis], take = 1 + choose(m, 2, n);
+    if (choose(m, 3, 3) == 0) x = dt_cast(m->g, x, DT_BF16);
+    say(m, "dt_gather(g, %s%s, %d, " PLACES ") sliced to %d", m->name[0], x.id == m->in[0].id ? "" : " as bf16", axis, m->name[0], a, (int)n, (int)take);
+    return dt_gather(m->g, x, axis, dt_slice(m->g, places_of(m, m->in[0], n, 1), axis, 0, take));
+}
+static dt_tensor make_gather_param(maker *m)
+{
+    dt_shape s;
+    int axis;
+    if (!floats_of(m, 1, 4)) return nothing();
+    s = shape(m, 0), axis = some_axis(m, 0), s.n[axis] = m->c->size[choose(m, 2, SIZES)];
+    if (dt_shape_count(s) > MOST_COUNT) return nothing();
+    say(m, "dt_gather(g, dt_param(g, \"p%d\", %s, ..), %d, " PLACES ")", m->index, shape_c(s), axis, m->name[0], some_axis(m, 1), (int)s.n[axis]);
+    return dt_gather(m->g, parameter(m, s, ""), axis, places_of(m, m->in[0], s.n[axis], 1));
+}
+static dt_tensor make_scatter_add(maker *m)
+{
+    int axis;
+    int64_t n, take;
+    dt_tensor places;
+    if (!floats_of(m, 1, 4)) return nothing();
+    axis = some_axis(m, 0), n = shape(m, 0).n[axis], take = 1 + choose(m, 2, n);
+    places = dt_slice(m->g, places_of(m, m->in[0], n, 1), axis, 0, take);
+    say(m, "dt_scatter_add(g, %s, %d, " PLACES " sliced to %d, dt_slice(g, %s, ..))", m->name[0], axis, m->name[0], some_axis(m, 1), (int)n, (int)take, m->name[0]);
+    return dt_scatter_add(m->g, m->in[0], axis, places, dt_slice(m->g, m->in[0], axis, 0, take));
+}
+static dt_tensor make_one_hot(maker *m)
+{
+    int64_t n = m->c->size[choose(m, 0, SIZES)];
+    if (!holds(m, 0, DT_I32) || shape(m, 0).dims > 3 || elements(m, 0) * n > MOST_COUNT) return nothing();
+    say(m, "dt_one_hot(g, %s, %d)", m->name[0], (int)n);
+    return dt_one_hot(m->g, m->in[0], n);
+}
+static dt_tensor make_top_k(maker *m)
+{
+    dt_tensor places, y;
+    int64_t k;
+    if (!floats_of(m, 1, 4) || dt_dim(m->g, m->in[0], -1) > 130) return nothing();
+    k = 1 + choose(m, 0, dt_dim(m->g, m->in[0], -1));
+    y = dt_top_k(m->g, m->in[0], k, &places);
+    say(m, "dt_top_k(g, %s, %d, ..)%s", m->name[0], (int)k, choose(m, 1, 4) ? "" : ": the places");
+    return choose(m, 1, 4) ? y : places;
+}
+static dt_tensor make_embed(maker *m)
+{
+    dt_shape table = dt_shape2(m->c->size[choose(m, 0, SIZES)], m->c->size[choose(m, 1, SIZES)]);
+    int tokens = m->c->first && m->s->in[0] == 0;
+    if (!tokens && !floats_of(m, 1, 3)) return nothing();
+    if (tokens && table.n[0] < 5) table.n[0] = 5;
+    if (elements(m, 0) * table.n[1] > MOST_COUNT || (tokens && shape(m, 0).dims > 3)) return nothing();
+    if (tokens) say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), %s)", m->index, shape_c(table), m->name[0]);
+    else say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), " PLACES ")", m->index, shape_c(table), m->name[0], some_axis(m, 2), (int)table.n[0]);
+    return dt_embed(m->g, parameter(m, table, ""), tokens ? m->in[0] : places_of(m, m->in[0], table.n[0], 2));
+}
+
+/* ---- products ---- */
+
+/* By input 1 where it fits, by itself, or by a parameter. */
+static dt_tensor make_matmul(maker *m)
+{
+    int ta = (int)choose(m, 0, 2), tb = (int)choose(m, 1, 2);
+    dt_shape a, b, out;
+    if (!floats_of(m, 2, 4)) return nothing();
+    a = shape(m, 0);
+    for (int i = 0; i < 4 && choose(m, 2, 3) < 2; i++) {
+        int k = choose(m, 2, 3) ? 1 : 0, t = tb ^ (i & 1), u = ta ^ (i >> 1);
+        if (!holds(m, k, DT_F32)) continue;
+        b = shape(m, k);
+        if (!dt__matmul_shape(&a, &b, u, t, &out) || out.dims > 4 || dt_shape_count(out) > MOST_COUNT) continue;
+        say(m, "dt_matmul(g, %s, %s, %d, %d)", m->name[0], m->name[k], u, t);
+        return dt_matmul(m->g, m->in[0], m->in[k], u, t);
+    }
+    b = dt_shape2(a.n[a.dims - 1 - ta], m->c->size[choose(m, 3, SIZES)]);
+    if (a.dims > 2 && choose(m, 4, 3) == 0) b = dt_shape3(choose(m, 5, 2) ? 1 : a.n[a.dims - 3], b.n[0], b.n[1]);
+    if (tb) out = b, b.n[b.dims - 2] = out.n[b.dims - 1], b.n[b.dims - 1] = out.n[b.dims - 2];
+    if (!dt__matmul_shape(&a, &b, ta, tb, &out) || dt_shape_count(out) > MOST_COUNT || dt_shape_count(b) > MOST_COUNT) return nothing();
+    say(m, "dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), %d, %d)", m->name[0], m->index, shape_c(b), ta, tb);
+    return dt_matmul(m->g, m->in[0], parameter(m, b, ""), ta, tb);
+}
+static dt_tensor make_linear(maker *m)
+{
+    char name[12];
+    int64_t width = m->c->size[choose(m, 0, SIZES)], form = choose(m, 1, 3);
+    if (!floats_of(m, 2, 3) || dt__rows(dt__at(m->g, m->in[0])) * width > MOST_COUNT) return nothing();
+    if (form == 2 && dt_dim(m->g, m->in[0], -1) % m->c->shards) form = 0;
+    if (form == 1 && width % m->c->shards) form = 0;
+    snprintf(name, sizeof name, "l%d", m->index);
+    say(m, "dt_linear%s(g, %s, \"%s\", %d%s)", form == 0 ? "" : form == 1 ? "_column" : "_row", m->name[0], name, (int)width, form ? ", 0.5f" : "");
+    if (form == 0) return dt_linear(m->g, m->in[0], name, width);
+    return (form == 1 ? dt_linear_column : dt_linear_row)(m->g, m->in[0], name, width, 0.5f);
+}
+
+/* ---- attention, dropout, rotation ---- */
+
+static int axis_0_counts_samples(const maker *m) { return shape(m, 0).dims > 0 && shape(m, 0).n[0] == m->c->x.n[0]; }
+static dt_tensor make_dropout(maker *m)
+{
+    if (!holds(m, 0, DT_F32) || !axis_0_counts_samples(m)) return nothing();
+    say(m, "dt_dropout(g, %s, 0.3f)", m->name[0]);
+    return dt_dropout(m->g, m->in[0], 0.3f);
+}
+static dt_tensor make_attention(maker *m)
+{
+    int64_t heads = 1 + choose(m, 0, 3), d = 1 + choose(m, 1, 9), causal = choose(m, 2, 2);
+    float p = floats_of(m, 3, 3) && choose(m, 3, 2) && axis_0_counts_samples(m) ? 0.25f : 0.0f;
+    dt_shape w;
+    if (!floats_of(m, 3, 3) || shape(m, 0).n[1] > 130) return nothing();
+    w = dt_shape2(shape(m, 0).n[2], 3 * heads * d);
+    if (dt_shape_count(w) > MOST_COUNT || shape(m, 0).n[0] * shape(m, 0).n[1] * w.n[1] > MOST_COUNT) return nothing();
+    say(m, "dt_attention(g, dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), 0, 0), %d, %d, %gf)", m->name[0], m->index, shape_c(w), (int)heads, (int)causal, (double)p);
+    return dt_attention(m->g, dt_matmul(m->g, m->in[0], parameter(m, w, ""), 0, 0), heads, (int)causal, p);
+}
+/* Queries and keys of input 0, keys of fewer positions; a mask may be the sign of a product with a parameter. */
+static dt_tensor make_attend(maker *m)
+{
+    dt_attention_options o;
+    dt_tensor q, k, v, mask = nothing();
+    int64_t t, s, d = 1 + choose(m, 1, 5), width;
+    if (!floats_of(m, 3, 3) || shape(m, 0).n[1] > 70) return nothing();
+    memset(&o, 0, sizeof o);
+    o.kv_heads = 1 + choose(m, 0, 2), o.heads = o.kv_heads * (1 + choose(m, 2, 2)), o.causal = (int)choose(m, 3, 2);
+    o.dropout = choose(m, 4, 3) == 0 && axis_0_counts_samples(m) ? 0.25f : 0.0f;
+    t = shape(m, 0).n[1], s = 1 + choose(m, 5, t), width = shape(m, 0).n[2];
+    if (o.heads * d * width > MOST_COUNT || shape(m, 0).n[0] * t * o.heads * d > MOST_COUNT) return nothing();
+    q = dt_matmul(m->g, m->in[0], parameter(m, dt_shape2(width, o.heads * d), "q"), 0, 0);
+    k = dt_matmul(m->g, dt_slice(m->g, m->in[0], 1, 0, s), parameter(m, dt_shape2(width, o.kv_heads * d), "k"), 0, 0);
+    v = dt_slice(m->g, dt_matmul(m->g, m->in[0], parameter(m, dt_shape2(width, o.kv_heads * d), "v"), 0, 0), 1, t - s, t);
+    if (m->s->r[0] >> 8 & 1) {
+        mask = dt_cast(m->g, parameter(m, dt_shape2(t, s), "m"), DT_I32);
+        if (m->s->r[0] >> 9 & 1) mask = dt_cast(m->g, mask, DT_F32);
+        if (m->s->r[0] >> 10 & 1) mask = dt_expand(m->g, dt_reshape(m->g, mask, dt_shape3(1, t, s)), dt_shape3(shape(m, 0).n[0], t, s));
+    }
+    say(m, "dt_attend(g, %s by p%dq (%d,%d), its first %d keys by p%dk, last by p%dv, %s, {%d heads, %d of keys, causal %d, dropout %g})", m->name[0], m->index, (int)width,
+        (int)(o.heads * d), (int)s, m->index, m->index, mask.id ? "a mask of p..m" : "no mask", (int)o.heads, (int)o.kv_heads, o.causal, (double)o.dropout);
+    return dt_attend(m->g, q, k, v, mask, &o);
+}
+static dt_tensor make_rope(maker *m)
+{
+    int64_t width, heads;
+    if (!floats_of(m, 3, 3) || shape(m, 0).n[2] % 2) return nothing();
+    width = shape(m, 0).n[2], heads = width % 4 == 0 && choose(m, 0, 2) ? 2 : 1;
+    say(m, "dt_rope(g, %s, %d, 100.0, %d, NULL)", m->name[0], (int)heads, (int)choose(m, 1, 5));
+    return dt_rope(m->g, m->in[0], heads, 100.0, choose(m, 1, 5), NULL);
+}
+
+/* ---- convolution and pooling ---- */
+
+static dt_tensor make_conv(maker *m)
+{
+    dt_window w;
+    dt_shape s = shape(m, 0), weight;
+    dt_tensor bias;
+    int64_t outputs, out = 1;
+    if (!floats_of(m, 3, 4) || s.n[1] > 12) return nothing();
+    memset(&w, 0, sizeof w);
+    w.groups = s.n[1] % 2 == 0 && choose(m, 0, 2) ? 2 : 1;
+    outputs = w.groups * (1 + choose(m, 1, 3));
+    weight = s, weight.n[0] = outputs, weight.n[1] = s.n[1] / w.groups;
+    for (int k = 0; k < s.dims - 2; k++) {
+        weight.n[2 + k] = 1 + choose(m, 2, 3 + k);
+        w.stride[k] = 1 + choose(m, 3, 2 + k), w.padding[k] = choose(m, 4, 3), w.dilation[k] = 1 + choose(m, 5, 2 + k);
+        if (!dt__windows(s.n[2 + k], weight.n[2 + k], w.stride[k], w.padding[k], w.dilation[k])) return nothing();
+        out *= dt__windows(s.n[2 + k], weight.n[2 + k], w.stride[k], w.padding[k], w.dilation[k]);
+    }
+    if (s.n[0] * outputs * out > 2048 || elements(m, 0) > 4096 || elements(m, 0) * outputs * out * dt__span(&weight, 2, weight.dims) > 2000000) return nothing();
+    bias = choose(m, 1, 2) ? parameter(m, dt_shape1(outputs), "b") : nothing();
+    say(m, "dt_convolve(g, %s, dt_param(g, \"p%d\", %s, ..), %s, {stride %d %d, padding %d %d, dilation %d %d, groups %d})", m->name[0], m->index, shape_c(weight),
+        bias.id ? "a bias" : "none", (int)w.stride[0], (int)w.stride[1], (int)w.padding[0], (int)w.padding[1], (int)w.dilation[0], (int)w.dilation[1], (int)w.groups);
+    return dt_convolve(m->g, m->in[0], parameter(m, weight, ""), bias, &w);
+}
+static dt_tensor make_pool(maker *m)
+{
+    dt_window w;
+    dt_shape s = shape(m, 0);
+    int max = (int)choose(m, 0, 2);
+    if (!floats_of(m, 3, 4)) return nothing();
+    memset(&w, 0, sizeof w);
+    for (int k = 0; k < s.dims - 2; k++) {
+        w.size[k] = 1 + choose(m, 1, 3 + k), w.stride[k] = 1 + choose(m, 2, 3), w.padding[k] = choose(m, 3, w.size[k] / 2 + 1);
+        if (!dt__windows(s.n[2 + k], w.size[k], w.stride[k], w.padding[k], 1)) return nothing();
+    }
+    say(m, "dt_%s_pool(g, %s, {size %d %d, stride %d %d, padding %d %d})", max ? "max" : "avg", m->name[0], (int)w.size[0], (int)w.size[1], (int)w.stride[0], (int)w.stride[1],
+        (int)w.padding[0], (int)w.padding[1]);
+    return (max ? dt_max_pool : dt_avg_pool)(m->g, m->in[0], &w);
+}
+
+/* ---- losses ---- */
+
+static dt_tensor make_cross_entropy(maker *m)
+{
+    static const float smoothing[] = { 0.0f, 0.1f };
+    float e = smoothing[choose(m, 0, 2)];
+    int64_t rows, cols, all = m->c->x.n[0] * m->c->targets;
+    dt_tensor targets = m->g->targets;
+    int given;
+    if (!floats_of(m, 1, 4)) return nothing();
+    rows = dt__rows(dt__at(m->g, m->in[0])), cols = dt_dim(m->g, m->in[0], -1), given = rows == all && cols >= 3;
+    if (!given) targets = dt_reshape(m->g, places_of(m, dt_slice(m->g, m->in[0], -1, 0, 1), cols, 1), dt_shape1(rows));
+    say(m, "dt_cross_entropy_smooth(g, %s, %s, %gf)", m->name[0], given ? "targets" : "places of its first column", (double)e);
+    return as_segment(m->g, dt_cross_entropy_smooth(m->g, m->in[0], targets, e), rows, all);
+}
+static dt_tensor make_loss(maker *m)
+{
+    int64_t all = m->c->x.n[0] * m->c->targets, which = choose(m, 0, 3);
+    dt_tensor other = m->in[1], y;
+    if (!holds(m, 0, DT_F32) || !axis_0_counts_samples(m)) return nothing();
+    if (which && (!holds(m, 1, DT_F32) || !dt__same_shape(&dt__at(m->g, m->in[0])->shape, &dt__at(m->g, other)->shape))) other = dt_detach(m->g, dt_scale(m->g, m->in[0], 0.5f));
+    say(m, "%s(g, %s%s%s)", which == 0 ? "dt_loss" : which == 1 ? "dt_mse" : "dt_bce_logits", m->name[0], which ? ", " : "",
+        !which ? "" : other.id == m->in[1].id ? m->name[1] : "half of it, detached");
+    y = which == 0 ? dt_loss(m->g, m->in[0]) : which == 1 ? dt_mse(m->g, m->in[0], other) : dt_bce_logits(m->g, m->in[0], other);
+    return as_segment(m->g, y, elements(m, 0), all);
+}
+/* All of input 0, and the means of the others, so that more of the graph matters. */
+static dt_tensor make_end(maker *m)
+{
+    dt_tensor y;
+    int max = choose(m, 0, 3) == 0, third = holds(m, 2, DT_F32) && choose(m, 1, 2);
+    if (!holds(m, 0, DT_F32) || !holds(m, 1, DT_F32)) return nothing();
+    y = (max ? dt_max : dt_sum)(m->g, m->in[0], DT_ALL);
+    y = dt_add(m->g, y, dt_mean(m->g, m->in[1], DT_ALL));
+    if (third) y = dt_add(m->g, y, dt_mean(m->g, m->in[2], DT_ALL));
+    say(m, "dt_%s(g, %s, DT_ALL) + dt_mean(g, %s, DT_ALL)%s%s%s", max ? "max" : "sum", m->name[0], m->name[1], third ? " + dt_mean(g, " : "", third ? m->name[2] : "", third ? ", DT_ALL)" : "");
+    return y;
+}
+
+/* A kind that stands twice comes twice as often. */
+#define ONE(f) { #f, make_one, f, NULL, NULL, NULL }
+#define POSITIVE(f) { #f, make_of_positive, f, NULL, NULL, NULL }
+#define TWO(f) { #f, make_two, NULL, f, NULL, NULL }
+#define AXES(f) { #f, make_axes, NULL, NULL, f, NULL }
+#define AXIS(f) { #f, make_axis, NULL, NULL, NULL, f }
+#define OWN(f) { #f, make_##f, NULL, NULL, NULL, NULL }
+static const kind kinds[] = {
+    OWN(end), OWN(param), OWN(param), OWN(full), OWN(scale), ONE(dt_neg), ONE(dt_exp), ONE(dt_tanh), ONE(dt_gelu), POSITIVE(dt_sqrt), POSITIVE(dt_rsqrt), POSITIVE(dt_log),
+    TWO(dt_add), TWO(dt_add), TWO(dt_sub), TWO(dt_mul), TWO(dt_mul), TWO(dt_div), OWN(reshape), OWN(permute), OWN(slice), OWN(pad), OWN(concat), OWN(expand), OWN(detach), OWN(cast),
+    OWN(cast), OWN(combine), AXES(dt_sum), AXES(dt_sum), AXES(dt_mean), AXES(dt_max), AXES(dt_min), AXES(dt_logsumexp), AXES(dt_argmax), AXES(dt_argmax), OWN(one_hot), OWN(var), AXIS(dt_softmax), AXIS(dt_log_softmax),
+    AXIS(dt_cumsum), OWN(norm), OWN(norm), OWN(batchnorm), OWN(gather), OWN(gather_param), OWN(scatter_add), OWN(one_hot), OWN(top_k), OWN(embed), OWN(matmul), OWN(matmul), OWN(linear),
+    OWN(dropout), OWN(attention), OWN(attend), OWN(rope), OWN(conv), OWN(conv), OWN(pool), OWN(pool), OWN(cross_entropy), OWN(loss), OWN(loss), OWN(attend), OWN(rope),
+};
+enum { KINDS = (int)(sizeof kinds / sizeof *kinds), END = 0 };
+static const kind *kind_of(const maker *m) { return &kinds[m->s->kind]; }
+
+/* ---- a recipe's graph ---- */
+
+static dt_tensor apply(dt_graph *g, const recipe *c, int i, const dt_tensor *value, char *text)
+{
+    maker m;
+    memset(&m, 0, sizeof m);
+    m.g = g, m.c = c, m.s = &c->step[i], m.index = GIVEN + i, m.text = text;
+    for (int k = 0; k < 3; k++) {
+        m.in[k] = value[m.s->in[k]];
+        if (m.s->in[k] < GIVEN) snprintf(m.name[k], sizeof m.name[k], "%s", m.s->in[k] ? "targets" : "x");
+        else snprintf(m.name[k], sizeof m.name[k], "v%d", m.s->in[k]);
+    }
+    return kinds[m.s->kind].make(&m);
+}
+static dt_tensor build_recipe(dt_graph *g, dt_tensor x, const void *user)
+{
+    const recipe *c = (const recipe *)user;
+    dt_tensor value[GIVEN + MOST_STEPS];
+    value[0] = x, value[1] = g->targets;
+    g->tensor_shards = c->shards;
+    for (int i = 0; i < c->steps; i++) {
+        value[GIVEN + i] = apply(g, c, i, value, NULL);
+        if (!value[GIVEN + i].id) return dt__poison(g, DT_E_USAGE, "step %d does not fit", i);
+    }
+    return value[GIVEN + c->steps - 1];
+}
+static void print_recipe(const recipe *c)
+{
+    dt_tensor value[GIVEN + MOST_STEPS];
+    dt_graph *g = dt__graph_new(0, 0);
+    char text[400];
+    if (!g) tap_bail("%s", dt_last_error());
+    g->input = value[0] = dt__leaf(g, DT__OP_INPUT, c->x, c->first ? DT_I32 : DT_F32);
+    g->targets = value[1] = dt__leaf(g, DT__OP_INPUT, dt_shape2(c->x.n[0], c->targets), DT_I32);
+    g->tensor_shards = c->shards;
+    tap_note("    /* x: %s %s; targets: %d for each sample%s; parameters, data: seed %llu; Vt = %d; units: %d */", c->first ? "int32" : "fp32", shape_c(c->x), (int)c->targets,
+             c->ignored ? ", none for the first" : "", (unsigned long long)c->seed, (int)c->shards, c->units);
+    for (int i = 0; i < c->steps; i++) {
+        value[GIVEN + i] = apply(g, c, i, value, text);
+        if (i + 1 < c->steps) tap_note("    v%d = %s;", GIVEN + i, text);
+        else tap_note("    return %s;%s", text, c->last ? " /* the last segment */" : "");
+    }
+    dt_graph_close(&g);
+}
+
+/* ---- drawing recipes ---- */
+
+static int64_t draw_size(uint64_t *state)
+{
+    static const int64_t small[] = { 1, 1, 2, 2, 3, 4, 4, 5, 6, 7 }, large[] = { 8, 11, 16, 17, 31, 32, 33, 63, 64, 65, 100, 130 };
+    if (below(state, 400) == 0) return 1025 + below(state, 3000);
+    return below(state, 8) ? small[below(state, 10)] : large[below(state, 12)];
+}
+static void draw_step(uint64_t *state, step *s, int values, int which)
+{
+    s->kind = which;
+    for (int k = 0; k < 3; k++) s->in[k] = (int)(below(state, 3) ? values - 1 - below(state, values > 4 ? 4 : values) : below(state, values)); /* mostly a late one */
+    for (int k = 0; k < WORDS; k++) s->r[k] = (uint32_t)next_word(state) >> 2;
+    if (which == END && below(state, 2)) s->in[1] = 0; /* so that more of them depend on the input */
+}
+/* Is a new value small enough and of a usual size? */
+static int usual(const dt_graph *g, int32_t from, dt_tensor t)
+{
+    if (!t.id) return 0;
+    for (int32_t id = from; id < g->count; id++)
+        if (g->nodes[id].op != DT__OP_AUX && dt__count(&g->nodes[id]) > MOST_COUNT) return 0;
+    for (int64_t k = 0; dt__at(g, t)->dtype == DT_F32 && k < dt__count(dt__at(g, t)); k++)
+        if (!(fabsf(dt__at(g, t)->data[k]) <= 1000.0f)) return 0;
+    return 1;
+}
+/* The steps one by one in an eager graph, which shows whether one fits and what it makes. */
+static void draw_steps(recipe *c, uint64_t *state, int wanted)
+{
+    dt_tensor value[GIVEN + MOST_STEPS];
+    dt_graph *g = NULL;
+    int64_t input = dt_shape_count(c->x), tokens = c->x.n[0] * c->targets;
+    float *x = room_for(input);
+    int32_t *ids = (int32_t *)room_for(input + tokens);
+    if (dt_graph_open(&g, c->seed)) tap_bail("%s", dt_last_error());
+    snprintf(g->prefix, sizeof g->prefix, "s");
+    g->tensor_shards = c->shards;
+    draw_numbers(state, x, input);
+    for (int64_t i = 0; i < input + tokens; i++) ids[i] = (int32_t)below(state, 3);
+    g->input = value[0] = c->first ? dt_tokens_from(g, c->x, ids) : dt_tensor_from(g, c->x, x);
+    g->targets = value[1] = dt_tokens_from(g, dt_shape2(c->x.n[0], c->targets), ids + input);
+    for (int tries = 0; c->steps < wanted && tries < 40 * wanted; tries++) {
+        int32_t before = g->count;
+        int ending = c->steps == wanted - 1 && c->last;
+        draw_step(state, &c->step[c->steps], GIVEN + c->steps, ending ? END : 1 + (int)below(state, KINDS - 1));
+        value[GIVEN + c->steps] = apply(g, c, c->steps, value, NULL);
+        if (g->result) tap_bail("a maker's call is refused: %s: %s", kinds[c->step[c->steps].kind].name, dt_last_error());
+        if (usual(g, before, value[GIVEN + c->steps])) c->steps++;
+    }
+    if (c->steps < wanted) c->last = 0;
+    while (c->steps && !c->last && dt__at(g, value[GIVEN + c->steps - 1])->dtype != DT_F32) c->steps--; /* what a segment returns */
+    dt_graph_close(&g);
+    dt__free(x), dt__free(ids);
+}
+static recipe draw_recipe(uint64_t seed)
+{
+    uint64_t state = seed;
+    recipe c;
+    memset(&c, 0, sizeof c);
+    c.seed = next_word(&state);
+    c.first = below(&state, 6) == 0, c.last = below(&state, 4) != 0, c.units = 1 + (int)below(&state, 2), c.ignored = below(&state, 6) == 0;
+    c.shards = below(&state, 3) ? 1 : 2 + 2 * below(&state, 2);
+    for (int i = 0; i < SIZES; i++) c.size[i] = draw_size(&state);
+    c.targets = c.size[1] > 64 ? 2 : c.size[1];
+    c.x = c.first ? dt_shape2(1 + below(&state, 4), c.targets) : dt__shape(1 + (int)below(&state, 4), 1 + below(&state, 4), c.size[1], c.size[2], c.size[3]);
+    if (dt_shape_count(c.x) > MOST_COUNT) c.x.dims = 2;
+    draw_steps(&c, &state, 3 + (int)below(&state, MOST_STEPS - 3));
+    return c;
+}
+
+/* ---- making a failure smaller ----------------------------------------------------------------------------- */
+
+enum { MOST_RUNS = 4000 };
+typedef struct shrinker {
+    recipe best;
+    failure failure;
+    int runs, better; /* better: in this round */
+} shrinker;
+
+/* Takes `c` when it fails too. */
+static int try_smaller(shrinker *s, const recipe *c)
+{
+    failure f;
+    if (c->steps < 1 || !memcmp(c, &s->best, sizeof *c) || s->runs >= MOST_RUNS) return 0;
+    s->runs++;
+    if (run_case(c, &f) != FAILED) return 0;
+    s->best = *c, s->failure = f, s->better = 1;
+    return 1;
+}
+/* Step i is gone; who used its value uses value `instead`. */
+static void drop_step(recipe *c, int i, int instead)
+{
+    for (int k = i; k + 1 < c->steps; k++) c->step[k] = c->step[k + 1];
+    c->steps--;
+    for (int k = i; k < c->steps; k++)
+        for (int j = 0; j < 3; j++) {
+            int *in = &c->step[k].in[j];
+            if (*in == GIVEN + i) *in = instead;
+            else if (*in > GIVEN + i) --*in;
+        }
+}
+static void shrink_steps(shrinker *s)
+{
+    recipe c;
+    for (int keep = 1; keep < s->best.steps; keep++) { /* the graph ends earlier */
+        c = s->best, c.steps = keep, c.last = 0;
+        if (try_smaller(s, &c)) break;
+    }
+    for (int i = s->best.steps - 2; i >= 0; i--)
+        for (int k = 0; k < 4 && i < s->best.steps - 1; k++) {
+            c = s->best;
+            drop_step(&c, i, k < 3 ? s->best.step[i].in[k] : 0);
+            if (try_smaller(s, &c)) break;
+        }
+}
+static void replace_size(recipe *c, int64_t from, int64_t to)
+{
+    for (int i = 0; i < DT_MAX_DIMS; i++) c->x.n[i] = c->x.n[i] == from ? to : c->x.n[i];
+    for (int i = 0; i < SIZES; i++) c->size[i] = c->size[i] == from ? to : c->size[i];
+    c->targets = c->targets == from ? to : c->targets;
+}
+static void shrink_sizes(shrinker *s)
+{
+    for (int i = 0; i < DT_MAX_DIMS + SIZES + 1; i++)
+        for (int how = 0; how < 8; how++) {
+            recipe c = s->best;
+            int64_t *n = i < DT_MAX_DIMS ? &c.x.n[i] : i < DT_MAX_DIMS + SIZES ? &c.size[i - DT_MAX_DIMS] : &c.targets;
+            int64_t to = how / 2 == 0 ? 1 : how / 2 == 1 ? 2 : how / 2 == 2 ? *n / 2 : *n - 1;
+            if (to < 1 || to >= *n) continue;
+            if (how & 1) *n = to;
+            else replace_size(&c, *n, to);
+            try_smaller(s, &c);
+        }
+    for (recipe c = s->best; c.x.dims > 1; c = s->best) {
+        c.x.dims--;
+        if (!try_smaller(s, &c)) break;
+    }
+}
+static void shrink_words(shrinker *s)
+{
+    recipe c = s->best;
+    c.units = 1, try_smaller(s, &c);
+    c = s->best, c.shards = 1, try_smaller(s, &c);
+    c = s->best, c.ignored = 0, try_smaller(s, &c);
+    c = s->best, c.last = 0, try_smaller(s, &c);
+    for (int i = 0; i < s->best.steps; i++) {
+        for (int k = 0; k < WORDS; k++)
+            for (uint32_t word = 0; word < 2; word++) {
+                c = s->best;
+                if (c.step[i].r[k] <= word) break;
+                c.step[i].r[k] = word;
+                if (try_smaller(s, &c)) break;
+            }
+        for (int k = 0; k < 3; k++) {
+            c = s->best;
+            c.step[i].in[k] = 0;
+            if (s->best.step[i].in[k]) try_smaller(s, &c);
+        }
+    }
+}
+/* Prints the smallest graph found that still fails, and the first element that differs. */
+static void explain(const recipe *c, const failure *f, uint64_t seed, int64_t number)
+{
+    shrinker s;
+    memset(&s, 0, sizeof s);
+    s.best = *c, s.failure = *f;
+    tap_note("graph %lld of DT_SEED=%llu, %d steps: %s: %s", (long long)number, (unsigned long long)seed, c->steps, f->what, f->where);
+    do {
+        s.better = 0;
+        shrink_steps(&s);
+        shrink_sizes(&s);
+        shrink_words(&s);
+    } while (s.better && s.runs < MOST_RUNS);
+    tap_note("made smaller in %d runs, %d steps:", s.runs, s.best.steps);
+    print_recipe(&s.best);
+    tap_note("%s", s.failure.what);
+    tap_note("%s", s.failure.where);
+}
+
+/* ---- the tests --------------------------------------------------------------------------------------------- */
+
+static void test_table(void)
+{
+    char missing[400] = "";
+    for (int op = 0; op < DT__OP_COUNT; op++) {
+        int has = reference_of(op) != NULL;
+        for (size_t i = 0; i < sizeof exempts / sizeof *exempts; i++) has += exempts[i].op == op;
+        if (has != 1 && strlen(missing) < 300) snprintf(missing + strlen(missing), 100, " %s", dt__op_of(op)->name);
+    }
+    if (!tap_ok(!missing[0], "every op of the table has a scalar reference, or a reason to have none")) tap_note("missing:%s", missing);
+}
+static void test_coverage(void)
+{
+    char missing[400] = "";
+    for (size_t i = 0; i < sizeof references / sizeof *references; i++)
+        if (!seen_ops[references[i].op] && strlen(missing) < 300) snprintf(missing + strlen(missing), 100, " %s", dt__op_of(references[i].op)->name);
+    if (!tap_ok(!missing[0], "every op was in one of the graphs")) tap_note("missing:%s", missing);
+    for (int op = 0; op < DT__OP_COUNT && getenv("DT_VERBOSE"); op++) tap_note("%8lld %s", (long long)seen_ops[op], dt__op_of(op)->name);
+}
+static uint64_t recipe_seed(uint64_t seed, int64_t number)
+{
+    uint64_t state = seed;
+    return next_word(&state) + (uint64_t)number;
+}
+static int64_t number_of(const char *name, int64_t usual)
+{
+    const char *text = getenv(name);
+    return text && text[0] ? strtoll(text, NULL, 0) : usual;
+}
+static int test_graphs(uint64_t seed, int64_t wanted)
+{
+    int64_t number = 0, done[4] = { 0, 0, 0, 0 }, steps = 0;
+    int only = getenv("DT_ONLY") != NULL;
+    if (only) number = number_of("DT_ONLY", 0);
+    for (; done[PASSED] + done[ENDED] < wanted && number < 100 + 4 * wanted + number_of("DT_ONLY", 0); number++) {
+        recipe c = draw_recipe(recipe_seed(seed, number));
+        failure f;
+        int result = c.steps ? run_case(&c, &f) : REFUSED;
+        if (only) print_recipe(&c), tap_note("%s", result == PASSED ? "passed" : result == ENDED ? "ended at a NaN" : f.what);
+        done[result]++;
+        if (result == PASSED) steps += c.steps;
+        if (result == REFUSED && c.steps && !strstr(f.what, "does not depend on its input")) result = FAILED;
+        if (result == FAILED) {
+            explain(&c, &f, seed, number);
+            tap_ok(0, "graph %lld: eager, planned and scalar reference have the same bits", (long long)number);
+            return 0;
+        }
+        if (only) break;
+    }
+    tap_ok(only || done[PASSED] + done[ENDED] == wanted, "%lld random graphs: eager, planned and scalar reference have the same bits (DT_SEED=%llu)", (long long)wanted,
+           (unsigned long long)seed);
+    tap_note("%.1f steps on average; %lld ended at a NaN, %lld others could be no segment", (double)steps / (double)(done[PASSED] + !done[PASSED]), (long long)done[ENDED],
+             (long long)done[REFUSED]);
+    tap_ok(only || 20 * done[ENDED] <= wanted, "few of them end at a NaN (R14)");
+    return 1;
+}
+
+int main(void)
+{
+    const char *full = getenv("DT_FULL"), *sanitized = getenv("DT_SANITIZE");
+    int64_t wanted = number_of("DT_GRAPHS", full && full[0] == '1' ? 100000 : sanitized && sanitized[0] ? 200 : 2000);
+    for (int i = 0; i < 2; i++)
+        if (dt__pool_open(&pools[i], i + 1)) tap_bail("%s", dt_last_error());
+    test_table();
+    if (test_graphs((uint64_t)number_of("DT_SEED", 1), wanted) && wanted >= 2000) test_coverage();
+    for (int i = 0; i < 2; i++) dt__pool_close(&pools[i]);
+    return tap_done();
+}
