@@ -6,6 +6,7 @@
  *     cc -O2 -I.. test_ops_more.c -lm -lpthread && ./a.out */
 #define TEST_OPS_MORE
 #include "test_ops.c"
+#include "reference.h"
 
 /* An op_case that is built and computed by `which`; i[1..] are its axes and sizes. */
 static void more(const char *name, int inputs, dt_shape a, dt_shape b, dt_shape out, const int64_t *i, int n, float f,
@@ -290,37 +291,6 @@ static void test_losses(void)
 
 /* ---- scalar references, on every instruction set ---- */
 
-static float ref_fold(float *lane)
-{
-    for (int half = 16; half; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] = lane[i] + lane[i + half];
-    return lane[0];
-}
-static float ref_sum(const float *x, int64_t n)
-{
-    float lane[32] = { 0 };
-    for (int64_t i = 0; i < n; i++) lane[i % 32] = lane[i % 32] + x[i];
-    return ref_fold(lane);
-}
-static float ref_dot(const float *x, const float *y, int64_t n)
-{
-    float lane[32] = { 0 };
-    for (int64_t i = 0; i < n; i++) lane[i % 32] = fmaf(x[i], y[i], lane[i % 32]);
-    return ref_fold(lane);
-}
-static float ref_max(const float *x, int64_t n)
-{
-    float m = -INFINITY;
-    for (int64_t i = 0; i < n; i++) m = m > x[i] ? m : x[i];
-    return m + 0.0f;
-}
-
-static float ref_log(float x) /* itself compared with scalar text by test_numerics.c */
-{
-    dt__isa_table(0)->unary(DT__OP_LOG, &x, &x, 1, 0.0f);
-    return x;
-}
-
 enum { MOST = 1100 };
 typedef struct ref_rows {
     float x[7 * MOST], dy[7 * MOST], gamma[MOST], y[7 * MOST], dx[7 * MOST], dgamma[MOST], scratch[MOST];
@@ -330,25 +300,25 @@ typedef struct ref_rows {
 static void ref_row(ref_rows *w, int op, int64_t r, int64_t n)
 {
     const float *x = w->x + r * n, *dy = w->dy + r * n;
-    float *y = w->y + r * n, *dx = w->dx + r * n, *e = w->scratch, max = ref_max(x, n), sum;
+    float *y = w->y + r * n, *dx = w->dx + r * n, *e = w->scratch, max = ref_row_max(x, n), sum;
     if (op < 2) {
         for (int64_t i = 0; i < n; i++) e[i] = dt__expf(x[i] - max);
-        sum = ref_sum(e, n);
+        sum = ref_row_sum(e, n);
         for (int64_t i = 0; i < n; i++) y[i] = op ? x[i] - max - ref_log(sum) : e[i] / sum;
-        sum = op ? ref_sum(dy, n) : ref_dot(dy, y, n);
+        sum = op ? ref_row_sum(dy, n) : ref_row_dot(dy, y, n);
         for (int64_t i = 0; i < n; i++) {
             float s = op ? dt__expf(y[i]) * sum : 0.0f;
             dx[i] = op ? dy[i] - s : (dy[i] - sum) * y[i];
         }
     } else if (op == 2) {
-        float r1 = 1.0f / sqrtf(ref_dot(x, x, n) / (float)n + 1e-5f), c, g[MOST];
+        float r1 = 1.0f / sqrtf(ref_row_dot(x, x, n) / (float)n + 1e-5f), c, g[MOST];
         for (int64_t i = 0; i < n; i++) {
             e[i] = x[i] * r1;
             y[i] = e[i] * w->gamma[i];
             g[i] = dy[i] * w->gamma[i];
             w->dgamma[i] = fmaf(dy[i], e[i], w->dgamma[i]);
         }
-        c = ref_dot(g, e, n) / (float)n;
+        c = ref_row_dot(g, e, n) / (float)n;
         for (int64_t i = 0; i < n; i++) {
             float s = e[i] * c;
             dx[i] = (g[i] - s) * r1;
@@ -461,17 +431,6 @@ static void test_index_order(void)
 
 /* ---- storage types ---- */
 
-/* The number that a code stands for, from the definition: (-1)^s 2^(e - bias) 1.m, or 2^(1 - bias) 0.m. */
-static double ref_number(int dtype, uint32_t code)
-{
-    static const int exponent[] = { 0, 0, 8, 5, 4, 5 }, mantissa[] = { 0, 0, 7, 10, 3, 2 };
-    int eb = exponent[dtype], mb = mantissa[dtype], bias = (1 << (eb - 1)) - 1;
-    int e = (int)(code >> mb) & ((1 << eb) - 1), m = (int)code & ((1 << mb) - 1);
-    double sign = code >> (eb + mb) & 1 ? -1.0 : 1.0;
-    if (dtype == DT_F8_E4M3 && e == 15 && m == 7) return NAN;
-    if (dtype != DT_F8_E4M3 && e == (1 << eb) - 1) return m ? NAN : sign * INFINITY;
-    return sign * ldexp((e ? 1.0 : 0.0) + ldexp((double)m, -mb), (e ? e : 1) - bias);
-}
 static uint32_t code_of(const dt__kernels *k, int dtype, float x)
 {
     uint32_t code = 0; /* little-endian */
