@@ -728,10 +728,10 @@ static ref_fn reference_of(int op)
 
 /* ---- a graph ---- */
 
-/* Gives every node of g its value: `leaf` that of the leaves. slots may be NULL in an eager graph. */
-static void interpret(const dt_graph *g, const float *const *leaf, float **value, float *room, float *slots, const int64_t *slot, int fresh, uint64_t seed)
+/* Gives the nodes of g below `count` their values: `leaf` those of the leaves. slots may be NULL in an eager graph. */
+static void interpret(const dt_graph *g, int32_t count, const float *const *leaf, float **value, float *room, float *slots, const int64_t *slot, int fresh, uint64_t seed)
 {
-    for (int32_t id = 1; id < g->count; id++) {
+    for (int32_t id = 1; id < count; id++) {
         const dt__node *n = &g->nodes[id];
         ref_call c;
         int64_t floats = dt__floats(n);

@@ -2,6 +2,7 @@
  * graph and once as a recorded segment, which is differentiated and planned. A plain scalar interpreter computes every
  * node of the recorded graph, gradients included; then the bits are compared (R5, R13): of the planned segment, on each
  * instruction set, with 1 and 2 threads, for several units whose gradients go on in the same slots, and of the eager graph.
+ * Where differences along a direction say what the slope is, the gradient must say the same.
  * A graph that fails is made smaller while it fails, and printed.
  *
  *     cc -O2 -I.. test_random.c -lm -lpthread && ./a.out
@@ -20,6 +21,7 @@
 typedef struct unit {
     float *x, *w;       /* the input (int32 tokens in a first segment), and the gradient of the output */
     int32_t *targets;
+    int no_ties; /* in x */
     float *output, *grad_in, *slots; /* what the reference makes of it; slots: after this unit */
     float **value;                   /* per node of the recorded graph */
     float *room;
@@ -89,16 +91,18 @@ static uint64_t next_word(uint64_t *state) /* SplitMix64 (Steele et al. 2014) */
 }
 static int64_t below(uint64_t *state, int64_t n) { return (int64_t)(next_word(state) % (uint64_t)n); }
 
-/* Ordinary numbers; or few different ones, so that there are ties and zeros of both signs; or of many sizes. */
-static void draw_numbers(uint64_t *state, float *x, int64_t n)
+/* Ordinary numbers; or few different ones, so that there are ties and zeros of both signs; or of many sizes. Returns
+ * whether ties are unlikely. */
+static int draw_numbers(uint64_t *state, float *x, int64_t n)
 {
-    int64_t style = below(state, 4);
+    int style = (int)below(state, 4);
     for (int64_t i = 0; i < n; i++) {
         float v = (float)below(state, 1 << 24) / 4194304.0f - 2.0f;
         if (style == 0) v = (float)(below(state, 5) - 2) * (below(state, 2) ? -0.5f : 0.5f);
         if (style == 1) v = v * ldexpf(1.0f, (int)below(state, 8) - 6);
         x[i] = v;
     }
+    return style != 0;
 }
 
 /* Draws what unit u brings. */
@@ -111,7 +115,7 @@ static void unit_data(rig *r, int u)
     d->x = room_for(r->input), d->w = room_for(r->outputs), d->targets = (int32_t *)room_for(tokens);
     if (c->first)
         for (int64_t i = 0; i < r->input; i++) ((int32_t *)d->x)[i] = (int32_t)below(&state, 5);
-    else draw_numbers(&state, d->x, r->input);
+    else d->no_ties = draw_numbers(&state, d->x, r->input);
     if (r->outputs == 1) d->w[0] = u ? 0.37f : 1.0f;
     else draw_numbers(&state, d->w, r->outputs);
     for (int64_t i = 0; i < tokens; i++) d->targets[i] = (int32_t)below(&state, 4) - 1;
@@ -133,7 +137,7 @@ static void unit_reference(rig *r, int u)
     for (int32_t id = 1; id < g->count; id++)
         if (g->nodes[id].op == DT__OP_PARAM) leaf[id] = r->params + r->param[g->nodes[id].param];
     leaf[g->input.id] = d->x, leaf[g->targets.id] = (const float *)d->targets, leaf[g->loss_seed.id] = d->w;
-    interpret(g, leaf, d->value, d->room, d->slots, r->slot, u == 0, r->recipe->seed);
+    interpret(g, g->count, leaf, d->value, d->room, d->slots, r->slot, u == 0, r->recipe->seed);
     d->output = d->value[r->plan->output.id];
     d->grad_in = r->recipe->first ? NULL : d->value[r->plan->grad_in.id];
     dt__free(leaf);
@@ -327,7 +331,7 @@ static void find_eager(const dt_graph *g, uint64_t seed, failure *f)
     if (!leaf || !value) tap_bail("%s", dt_last_error());
     for (int32_t id = 1; id < g->count; id++)
         if (dt__is_leaf(g->nodes[id].op)) leaf[id] = g->nodes[id].data;
-    interpret(g, leaf, value, room, NULL, NULL, 1, seed);
+    interpret(g, g->count, leaf, value, room, NULL, NULL, 1, seed);
     for (int32_t id = 1; id < g->count; id++) {
         char text[400];
         if (g->nodes[id].op == DT__OP_AUX || !memcmp(value[id], g->nodes[id].data, (size_t)(dt__count(&g->nodes[id]) * dt__width(&g->nodes[id])))) continue;
@@ -383,6 +387,83 @@ static int check_eager(rig *r, int isa, int workers, failure *f)
     return ok;
 }
 
+/* ---- is the gradient the slope? ---- */
+
+/* Ops whose gradient is not the derivative by design: it passes a rounding, and nothing passes a detach. */
+static int passes_wrong_slope(const dt_graph *g)
+{
+    for (int32_t id = 1; id < g->forward_count; id++)
+        if (g->nodes[id].op == DT__OP_DETACH || g->nodes[id].dtype > DT_I32) return 1;
+    return 0;
+}
+
+/* A direction: one sign per element of the input and the parameters. */
+static float sign_of(const rig *r, int64_t k)
+{
+    uint64_t state = r->recipe->seed ^ (uint64_t)k * 0x2545f4914f6cdd1du;
+    return next_word(&state) & 1 ? 1.0f : -1.0f;
+}
+/* The sum of output w by the references, h along the direction. */
+static double loss_at(const rig *r, float h)
+{
+    const dt_graph *g = r->plan->g;
+    const unit *d = &r->unit[0];
+    const float **leaf = (const float **)dt__alloc(8 * g->count, "a test");
+    float **value = (float **)dt__alloc(8 * g->count, "a test"), *room = room_for(all_floats(g)), *moved = room_for(all_floats(g)), *next = moved;
+    double loss = 0.0;
+    int64_t at = r->input;
+    if (!leaf || !value) tap_bail("%s", dt_last_error());
+    leaf[g->targets.id] = (const float *)d->targets;
+    for (int32_t id = 1; id < g->forward_count; id++) {
+        const dt__node *n = &g->nodes[id];
+        const float *from = id == g->input.id ? d->x : n->op == DT__OP_PARAM ? r->params + r->param[n->param] : NULL;
+        int64_t first = id == g->input.id ? 0 : at;
+        if (!from) continue;
+        for (int64_t k = 0; k < dt__count(n); k++) next[k] = from[k] + h * sign_of(r, first + k);
+        leaf[id] = next, next += dt__count(n), at += first ? dt__count(n) : 0;
+    }
+    interpret(g, g->forward_count, leaf, value, room, NULL, NULL, 1, r->recipe->seed);
+    for (int64_t k = 0; k < r->outputs; k++) loss += (double)value[r->plan->output.id][k] * (double)d->w[k];
+    dt__free(leaf), dt__free(value), dt__free(room), dt__free(moved);
+    return loss;
+}
+static double slope_of_gradient(const rig *r)
+{
+    static float sum[1 << 16];
+    double slope = 0.0;
+    int64_t at = r->input;
+    for (int64_t k = 0; k < r->input; k++) slope += (double)r->unit[0].grad_in[k] * (double)sign_of(r, k);
+    for (int32_t p = 0; p < r->plan->g->param_count; p++) {
+        int64_t n = dt_shape_count(r->plan->g->params[p].shape);
+        const float *grad = sum_of_uses(r, 0, p, sum);
+        for (int64_t k = 0; grad && k < n; k++) slope += (double)grad[k] * (double)sign_of(r, at + k);
+        at += n;
+    }
+    return slope;
+}
+static int64_t slopes;
+/* Differences at three steps that agree are the slope, and the gradient must say the same; those that do not agree say
+ * nothing: a bend is near, or rounding is all that they see. */
+static int check_slope(const rig *r, failure *f)
+{
+    double want[3], got, most, bend = 0.0, here;
+    if (r->recipe->first || !r->unit[0].no_ties || passes_wrong_slope(r->plan->g)) return 1;
+    here = loss_at(r, 0.0f);
+    for (int i = 0; i < 3; i++) {
+        float h = ldexpf(1.0f, -5 - i);
+        double up = loss_at(r, h), down = loss_at(r, -h);
+        want[i] = (up - down) / (2.0 * (double)h);
+        bend = fabs(up - here - (here - down)) / (double)h;
+    }
+    most = fmax(fabs(want[0]), fmax(fabs(want[1]), fabs(want[2])));
+    if (!(fabs(want[0] - want[1]) <= 0.01 * most) || !(fabs(want[1] - want[2]) <= 0.01 * most) || !(bend <= 0.05 * most)) return 1;
+    slopes++;
+    got = slope_of_gradient(r);
+    if (fabs(got - want[2]) <= 0.03 * most + 1e-4) return 1;
+    snprintf(f->what, sizeof f->what, "the gradient says a slope of %.6g, differences %.6g, %.6g, %.6g", got, want[0], want[1], want[2]);
+    return 0;
+}
+
 /* A loss of an eager graph is a mean over samples with targets or not, that of a segment a sum: the latter here too. */
 static dt_tensor as_segment(dt_graph *g, dt_tensor loss, int64_t terms, int64_t targets)
 {
@@ -419,6 +500,7 @@ static int run_case(const recipe *c, failure *f)
             else if ((int)(c->seed % 3) == isa && !(c->ignored && uses_op(r.plan->g, DT__OP_LOSS)) && !check_eager(&r, isa, workers, f)) result = FAILED;
         }
     }
+    if (result == PASSED && !check_slope(&r, f)) result = FAILED;
     for (int32_t i = 0; result == PASSED && i < r.plan->forward_count + r.plan->backward_count; i++) seen_ops[r.plan->g->nodes[r.plan->order[i]].op]++;
     for (int32_t id = 1; result == PASSED && id < r.plan->g->count; id++)
         if (dt__root(r.plan->g, id) != id) seen_ops[r.plan->g->nodes[id].op]++;
@@ -1274,8 +1356,8 @@ static int test_graphs(uint64_t seed, int64_t wanted)
     }
     tap_ok(only || done[PASSED] + done[ENDED] == wanted, "%lld random graphs: eager, planned and scalar reference have the same bits (DT_SEED=%llu)", (long long)wanted,
            (unsigned long long)seed);
-    tap_note("%.1f steps on average; %lld ended at a NaN, %lld others could be no segment", (double)steps / (double)(done[PASSED] + !done[PASSED]), (long long)done[ENDED],
-             (long long)done[REFUSED]);
+    tap_note("%.1f steps on average; %lld ended at a NaN, %lld others could be no segment; the gradients of %lld are their slopes", (double)steps / (double)(done[PASSED] + !done[PASSED]), (long long)done[ENDED],
+             (long long)done[REFUSED], (long long)slopes);
     tap_ok(only || 20 * done[ENDED] <= wanted, "few of them end at a NaN (R14)");
     return 1;
 }
