@@ -51,7 +51,7 @@ enum { MOST_STEPS = 20, MOST_UNITS = 2, WORDS = 6, SIZES = 4, MOST_COUNT = 8192,
 /* One op: of which earlier values (0: the input, 1: the targets, 2 on: steps), and words that choose the rest among what
  * the shapes allow, so that a step makes sense with other shapes too. */
 typedef struct step {
-    int kind, in[3];
+    int kind, name, in[3]; /* name: of its parameters; it stays when other steps go */
     uint32_t r[WORDS];
 } step;
 
@@ -516,7 +516,6 @@ typedef struct maker {
     dt_graph *g;
     const recipe *c;
     const step *s;
-    int index; /* of the value that it makes */
     dt_tensor in[3];
     char name[3][12], *text; /* text: NULL, or what is called, of 400 bytes */
 } maker;
@@ -562,7 +561,7 @@ static const char *shape_c(dt_shape s) /* as C text; two may be in use */
 static dt_tensor parameter(maker *m, dt_shape s, const char *suffix)
 {
     char name[24];
-    snprintf(name, sizeof name, "p%d%s", m->index, suffix);
+    snprintf(name, sizeof name, "p%d%s", m->s->name, suffix);
     return dt_param(m->g, name, s, DT_INIT_NORMAL, 1.0f);
 }
 static dt_tensor make_param(maker *m)
@@ -571,7 +570,7 @@ static dt_tensor make_param(maker *m)
     s.dims = (int)choose(m, 0, 4);
     for (int i = 0; i < s.dims; i++) s.n[i] = m->c->size[choose(m, 1 + i, SIZES)];
     if (dt_shape_count(s) > 4096) return nothing();
-    say(m, "dt_param(g, \"p%d\", %s, DT_INIT_NORMAL, 1.0f)", m->index, shape_c(s));
+    say(m, "dt_param(g, \"p%d\", %s, DT_INIT_NORMAL, 1.0f)", m->s->name, shape_c(s));
     return parameter(m, s, "");
 }
 static dt_tensor make_full(maker *m)
@@ -614,7 +613,7 @@ static dt_tensor partner(maker *m, char *text)
     if (holds(m, 1, DT_F32) && choose(m, 0, 3) && dt__broadcast(&a, &dt__at(m->g, m->in[1])->shape, &both) && dt_shape_count(both) <= MOST_COUNT) return m->in[1];
     b.dims = (int)choose(m, 1, a.dims + 1);
     for (int i = 0; i < b.dims; i++) b.n[i] = choose(m, 2, 1 << 20) >> i & 1 ? 1 : a.n[i + a.dims - b.dims];
-    snprintf(text, 160, "dt_param(g, \"p%d\", %s, DT_INIT_NORMAL, 1.0f)", m->index, shape_c(b));
+    snprintf(text, 160, "dt_param(g, \"p%d\", %s, DT_INIT_NORMAL, 1.0f)", m->s->name, shape_c(b));
     return parameter(m, b, "");
 }
 static dt_tensor make_two(maker *m)
@@ -797,7 +796,7 @@ static dt_tensor make_norm(maker *m)
     char name[12];
     int layer = (int)choose(m, 0, 2);
     if (!floats_of(m, 1, 4)) return nothing();
-    snprintf(name, sizeof name, "n%d", m->index);
+    snprintf(name, sizeof name, "n%d", m->s->name);
     say(m, "dt_%snorm_eps(g, %s, \"%s\", 0.125f)", layer ? "layer" : "rms", m->name[0], name);
     return layer ? dt_layernorm_eps(m->g, m->in[0], name, 0.125f) : dt_rmsnorm_eps(m->g, m->in[0], name, 0.125f);
 }
@@ -805,7 +804,7 @@ static dt_tensor make_batchnorm(maker *m)
 {
     char name[12];
     if (!floats_of(m, 2, 4)) return nothing();
-    snprintf(name, sizeof name, "n%d", m->index);
+    snprintf(name, sizeof name, "n%d", m->s->name);
     say(m, "dt_batchnorm(g, %s, \"%s\", 0.125f)", m->name[0], name);
     return dt_batchnorm(m->g, m->in[0], name, 0.125f);
 }
@@ -838,7 +837,7 @@ static dt_tensor make_gather_param(maker *m)
     if (!floats_of(m, 1, 4)) return nothing();
     s = shape(m, 0), axis = some_axis(m, 0), s.n[axis] = m->c->size[choose(m, 2, SIZES)];
     if (dt_shape_count(s) > MOST_COUNT) return nothing();
-    say(m, "dt_gather(g, dt_param(g, \"p%d\", %s, ..), %d, " PLACES ")", m->index, shape_c(s), axis, m->name[0], some_axis(m, 1), (int)s.n[axis]);
+    say(m, "dt_gather(g, dt_param(g, \"p%d\", %s, ..), %d, " PLACES ")", m->s->name, shape_c(s), axis, m->name[0], some_axis(m, 1), (int)s.n[axis]);
     return dt_gather(m->g, parameter(m, s, ""), axis, places_of(m, m->in[0], s.n[axis], 1));
 }
 static dt_tensor make_scatter_add(maker *m)
@@ -877,12 +876,12 @@ static dt_tensor make_embed(maker *m)
     if (tokens && table.n[0] < 5) table.n[0] = 5;
     if (!tokens && choose(m, 3, 2)) { /* the place of the largest along an axis */
         table.n[0] = shape(m, 0).n[some_axis(m, 2)];
-        say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), dt_argmax(g, %s, 0x%x))", m->index, shape_c(table), m->name[0], 1u << some_axis(m, 2));
+        say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), dt_argmax(g, %s, 0x%x))", m->s->name, shape_c(table), m->name[0], 1u << some_axis(m, 2));
         return dt_embed(m->g, parameter(m, table, ""), dt_argmax(m->g, m->in[0], 1u << some_axis(m, 2)));
     }
     if (elements(m, 0) * table.n[1] > MOST_COUNT || (tokens && shape(m, 0).dims > 3)) return nothing();
-    if (tokens) say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), %s)", m->index, shape_c(table), m->name[0]);
-    else say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), " PLACES ")", m->index, shape_c(table), m->name[0], some_axis(m, 2), (int)table.n[0]);
+    if (tokens) say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), %s)", m->s->name, shape_c(table), m->name[0]);
+    else say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), " PLACES ")", m->s->name, shape_c(table), m->name[0], some_axis(m, 2), (int)table.n[0]);
     return dt_embed(m->g, parameter(m, table, ""), tokens ? m->in[0] : places_of(m, m->in[0], table.n[0], 2));
 }
 
@@ -907,7 +906,7 @@ static dt_tensor make_matmul(maker *m)
     if (a.dims > 2 && choose(m, 4, 3) == 0) b = dt_shape3(choose(m, 5, 2) ? 1 : a.n[a.dims - 3], b.n[0], b.n[1]);
     if (tb) out = b, b.n[b.dims - 2] = out.n[b.dims - 1], b.n[b.dims - 1] = out.n[b.dims - 2];
     if (!dt__matmul_shape(&a, &b, ta, tb, &out) || dt_shape_count(out) > MOST_COUNT || dt_shape_count(b) > MOST_COUNT) return nothing();
-    say(m, "dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), %d, %d)", m->name[0], m->index, shape_c(b), ta, tb);
+    say(m, "dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), %d, %d)", m->name[0], m->s->name, shape_c(b), ta, tb);
     return dt_matmul(m->g, m->in[0], parameter(m, b, ""), ta, tb);
 }
 static dt_tensor make_linear(maker *m)
@@ -917,7 +916,7 @@ static dt_tensor make_linear(maker *m)
     if (!floats_of(m, 2, 3) || dt__rows(dt__at(m->g, m->in[0])) * width > MOST_COUNT) return nothing();
     if (form == 2 && dt_dim(m->g, m->in[0], -1) % m->c->shards) form = 0;
     if (form == 1 && width % m->c->shards) form = 0;
-    snprintf(name, sizeof name, "l%d", m->index);
+    snprintf(name, sizeof name, "l%d", m->s->name);
     say(m, "dt_linear%s(g, %s, \"%s\", %d%s)", form == 0 ? "" : form == 1 ? "_column" : "_row", m->name[0], name, (int)width, form ? ", 0.5f" : "");
     if (form == 0) return dt_linear(m->g, m->in[0], name, width);
     return (form == 1 ? dt_linear_column : dt_linear_row)(m->g, m->in[0], name, width, 0.5f);
@@ -940,7 +939,7 @@ static dt_tensor make_attention(maker *m)
     if (!floats_of(m, 3, 3) || shape(m, 0).n[1] > 130) return nothing();
     w = dt_shape2(shape(m, 0).n[2], 3 * heads * d);
     if (dt_shape_count(w) > MOST_COUNT || shape(m, 0).n[0] * shape(m, 0).n[1] * w.n[1] > MOST_COUNT) return nothing();
-    say(m, "dt_attention(g, dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), 0, 0), %d, %d, %gf)", m->name[0], m->index, shape_c(w), (int)heads, (int)causal, (double)p);
+    say(m, "dt_attention(g, dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), 0, 0), %d, %d, %gf)", m->name[0], m->s->name, shape_c(w), (int)heads, (int)causal, (double)p);
     return dt_attention(m->g, dt_matmul(m->g, m->in[0], parameter(m, w, ""), 0, 0), heads, (int)causal, p);
 }
 /* Queries and keys of input 0, keys of fewer positions; a mask may be the sign of a product with a parameter. */
@@ -963,8 +962,8 @@ static dt_tensor make_attend(maker *m)
         if (m->s->r[0] >> 9 & 1) mask = dt_cast(m->g, mask, DT_F32);
         if (m->s->r[0] >> 10 & 1) mask = dt_expand(m->g, dt_reshape(m->g, mask, dt_shape3(1, t, s)), dt_shape3(shape(m, 0).n[0], t, s));
     }
-    say(m, "dt_attend(g, %s by p%dq (%d,%d), its first %d keys by p%dk, last by p%dv, %s, {%d heads, %d of keys, causal %d, dropout %g})", m->name[0], m->index, (int)width,
-        (int)(o.heads * d), (int)s, m->index, m->index, mask.id ? "a mask of p..m" : "no mask", (int)o.heads, (int)o.kv_heads, o.causal, (double)o.dropout);
+    say(m, "dt_attend(g, %s by p%dq (%d,%d), its first %d keys by p%dk, last by p%dv, %s, {%d heads, %d of keys, causal %d, dropout %g})", m->name[0], m->s->name, (int)width,
+        (int)(o.heads * d), (int)s, m->s->name, m->s->name, mask.id ? "a mask of p..m" : "no mask", (int)o.heads, (int)o.kv_heads, o.causal, (double)o.dropout);
     return dt_attend(m->g, q, k, v, mask, &o);
 }
 static dt_tensor make_rope(maker *m)
@@ -997,7 +996,7 @@ static dt_tensor make_conv(maker *m)
     }
     if (s.n[0] * outputs * out > 2048 || elements(m, 0) > 4096 || elements(m, 0) * outputs * out * dt__span(&weight, 2, weight.dims) > 2000000) return nothing();
     bias = choose(m, 1, 2) ? parameter(m, dt_shape1(outputs), "b") : nothing();
-    say(m, "dt_convolve(g, %s, dt_param(g, \"p%d\", %s, ..), %s, {stride %d %d, padding %d %d, dilation %d %d, groups %d})", m->name[0], m->index, shape_c(weight),
+    say(m, "dt_convolve(g, %s, dt_param(g, \"p%d\", %s, ..), %s, {stride %d %d, padding %d %d, dilation %d %d, groups %d})", m->name[0], m->s->name, shape_c(weight),
         bias.id ? "a bias" : "none", (int)w.stride[0], (int)w.stride[1], (int)w.padding[0], (int)w.padding[1], (int)w.dilation[0], (int)w.dilation[1], (int)w.groups);
     return dt_convolve(m->g, m->in[0], parameter(m, weight, ""), bias, &w);
 }
@@ -1081,7 +1080,7 @@ static dt_tensor apply(dt_graph *g, const recipe *c, int i, const dt_tensor *val
 {
     maker m;
     memset(&m, 0, sizeof m);
-    m.g = g, m.c = c, m.s = &c->step[i], m.index = GIVEN + i, m.text = text;
+    m.g = g, m.c = c, m.s = &c->step[i], m.text = text;
     for (int k = 0; k < 3; k++) {
         m.in[k] = value[m.s->in[k]];
         if (m.s->in[k] < GIVEN) snprintf(m.name[k], sizeof m.name[k], "%s", m.s->in[k] ? "targets" : "x");
@@ -1136,7 +1135,7 @@ static int draw_kind(uint64_t *state) /* the many elementwise ones are drawn les
 }
 static void draw_step(uint64_t *state, step *s, int values, int which)
 {
-    s->kind = which;
+    s->kind = which, s->name = values;
     for (int k = 0; k < 3; k++) s->in[k] = (int)(below(state, 3) ? values - 1 - below(state, values > 4 ? 4 : values) : below(state, values)); /* mostly a late one */
     for (int k = 0; k < WORDS; k++) s->r[k] = (uint32_t)next_word(state) >> 2;
     if (which == END && below(state, 2)) s->in[1] = 0; /* so that more of them depend on the input */
