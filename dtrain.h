@@ -1566,7 +1566,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  *   3. its builder in H6: check shapes, dt__push() the node; and its run function, or dt__run_unary / dt__run_binary;
  *      an op that takes other types than fp32 says so in dt__takes;
  *   4. its derivative in H7: dt__flow() for every input; NULL in the table where there is none.
- * Then a row in tests/test_ops.c, which checks finite differences and the scalar reference. */
+ * Then a row in tests/test_ops.c, which checks finite differences, one in tests/interpreter.h, what it computes as plain
+ * scalar text, and one in the `kinds` of tests/test_random.c, which puts it into random graphs. */
 #define DT__OPS(X)                                                                                           \
     X(NONE, 0, NULL, NULL)                                                                                   \
     X(INPUT, 0, NULL, NULL)                                                                                  \

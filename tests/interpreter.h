@@ -43,6 +43,18 @@ static void move_element(const ref_call *c, int64_t to, int i, int64_t from)
     memcpy((char *)c->out + (size_t)to * width, (const char *)c->in[i] + (size_t)from * width, width);
 }
 
+/* A node whose shape its op cannot make out of its input's, seen since this was 0: sums of as many numbers may still come
+ * out alike everywhere. */
+static const dt__node *ref_misfit;
+/* The result keeps the first axes of input 0 (or, not `first`, the last ones). */
+static void keeps_axes(const ref_call *c, int first)
+{
+    const dt_shape *in = &node_in(c, 0)->shape, *out = &c->n->shape;
+    int skip = first ? 0 : in->dims - out->dims, fits = out->dims <= in->dims;
+    for (int i = 0; fits && i < out->dims; i++) fits = out->n[i] == in->n[skip + i];
+    if (!fits) ref_misfit = c->n;
+}
+
 static void ref_op_copy(const ref_call *c)
 {
     for (int64_t k = 0; k < size_of(c->n); k++) move_element(c, k, 0, k);
@@ -236,11 +248,13 @@ static void ref_op_combine(const ref_call *c)
 static void ref_op_row_sum(const ref_call *c)
 {
     int64_t rows = size_of(c->n), n = size_of(node_in(c, 0)) / rows;
+    keeps_axes(c, 1);
     for (int64_t r = 0; r < rows; r++) floats_out(c)[r] = c->n->shape.dims ? ref_row_sum(floats_in(c, 0) + r * n, n) : ref_whole_sum(floats_in(c, 0), n);
 }
 static void ref_op_col_sum(const ref_call *c)
 {
     int64_t n = size_of(c->n), rows = size_of(node_in(c, 0)) / n;
+    keeps_axes(c, 0);
     for (int64_t k = 0; k < n; k++) {
         float sum = c->fresh ? 0.0f : floats_out(c)[k];
         for (int64_t r = 0; r < rows; r++) sum = sum + floats_in(c, 0)[r * n + k];
@@ -256,11 +270,13 @@ static int64_t first_of_largest(const float *x, int64_t n)
 static void ref_op_row_max(const ref_call *c)
 {
     int64_t rows = size_of(c->n), n = size_of(node_in(c, 0)) / rows;
+    keeps_axes(c, 1);
     for (int64_t r = 0; r < rows; r++) floats_out(c)[r] = ref_row_max(floats_in(c, 0) + r * n, n);
 }
 static void ref_op_argmax(const ref_call *c)
 {
     int64_t rows = size_of(c->n), n = size_of(node_in(c, 0)) / rows;
+    keeps_axes(c, 1);
     for (int64_t r = 0; r < rows; r++) ((int32_t *)c->out)[r] = (int32_t)first_of_largest(floats_in(c, 0) + r * n, n);
 }
 static void ref_op_max_grad(const ref_call *c) /* in: x, y, dy */
