@@ -36,7 +36,7 @@
  *     H5  devices: CPU                                  H13 transports and collectives
  *     H6  tensors and graph                             H15 mesh, layout, step programs, executor
  *     H7  gradients                                     H16 trainer, launcher, restarts
- *     H8  models: segments, GPT-2
+ *     H8  models: segments, GPT-2, Llama
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
  * never changes a bit. Work is done per logical data shard; a layout says who owns which shard; sums over shards follow
@@ -405,7 +405,7 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss);
 /* The gradient of t after dt_backward, t's shape; poisoned when the loss does not depend on t. */
 DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 
-/* ---- H8  models: segments, GPT-2 ------------------------------------------------------------- */
+/* ---- H8  models: segments, GPT-2, Llama ------------------------------------------------------ */
 
 /* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), or
  * what a dt_source says; the last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment
@@ -424,18 +424,36 @@ DT_API dt_tensor dt_targets(dt_graph *g);
  * of dt_cross_entropy. */
 DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
 
+typedef enum dt_family { DT_GPT2, DT_LLAMA } dt_family;
+
 /* What is trained. Copied by value; what the pointers name must outlive it. */
 typedef struct dt_model {
-    const dt_segment *segments; /* own model; NULL: GPT-2 of the sizes below */
+    const dt_segment *segments; /* own model; NULL: one of the family below */
     int64_t segment_count;
-    int64_t layers, heads, width; /* GPT-2: blocks, attention heads, channels C */
+    int64_t layers, heads, width; /* blocks, attention heads, channels C */
     int64_t vocabulary;           /* 0: what the data has */
     float dropout;                /* GPT-2: probability at its three places; 0 in the named sizes */
+    int32_t family;               /* dt_family */
+    int32_t tied;                 /* Llama: 1: the head is the embedding's table (GPT-2's always is) */
+    int64_t kv_heads;             /* Llama: heads of the keys and values, a divisor of heads; 0: heads */
+    int64_t hidden;               /* Llama: width of the MLP; 0: 8/3 C, up to a multiple of 256 (C below 1024: of 32) */
+    float rope_base;              /* Llama: of the rotary frequencies; 0: 10000 */
+    float norm_eps;               /* Llama: of the normalisations; 0: 1e-5 */
+    dt_rope_scaling rope_scaling; /* Llama: factor 0: none */
 } dt_model;
 
 /* A named size of the GPT-2 family: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 when
  * the name is unknown (dt_trainer_open says which there are). Any other size: set the fields. */
 DT_API dt_model dt_model_gpt2(const char *size);
+/* A named size of the Llama family (Touvron et al. 2023, Llama 2 and 3): "llama-nano", "llama-micro", "llama-tiny",
+ * "llama-small", as large as the GPT-2 sizes of these names; "llama-1.1B" (TinyLlama), "llama-7B", "llama-13B" (Llama 2),
+ * "llama3-8B", "llama3.2-1B", as published but for the vocabulary. layers is 0 when the name is unknown.
+ *
+ * A block is x + o(attend(rope(q), rope(k), v)), q, k, v of rmsnorm(x), then x + down(silu(gate) * up), gate and up of
+ * rmsnorm(x) (SwiGLU, Shazeer 2020); no biases. Parameters have Hugging Face's names, "model.layers.0.self_attn.q_proj.
+ * weight" and so on. The seven *_proj.weight of a block are (in,out), as every linear weight here: a file for Hugging
+ * Face transposes them. Tables and lm_head.weight (V,C) and norms are as they are there. */
+DT_API dt_model dt_model_llama(const char *size);
 /* A model of one's own; vocabulary as in dt_model. */
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary);
 
@@ -702,6 +720,19 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
 
 /* ---- H15  layout: where and when (it never changes a bit), and the step program ------------------ */
 
+/* How the next token is drawn from its logits: from softmax(logits / temperature) over the top_k largest logits, of
+ * which the largest are kept until their probabilities sum to top_p or more (Holtzman et al. 2020). Of equal logits the
+ * lower token counts as larger. All sums are chains in the order of tokens, those of top_p in falling order. Start from
+ * dt_sampling_default(). */
+typedef struct dt_sampling {
+    int64_t top_k;     /* 0: all */
+    int64_t seed;      /* a draw is decided by (recipe.seed, step, seed, its number in the text) */
+    float temperature; /* 0: the largest, whatever the rest says */
+    float top_p;       /* 0 or 1: all */
+} dt_sampling;
+/* Temperature 0.7 over all tokens, seed 0. */
+DT_API dt_sampling dt_sampling_default(void);
+
 /* Start from dt_layout_default(); new fields will have defaults there. */
 typedef struct dt_layout {
     int64_t threads;      /* per rank; 0: cores / ranks */
@@ -710,6 +741,8 @@ typedef struct dt_layout {
     int64_t eval_batches; /* batches per validation; 0: the whole validation part */
     int64_t sample_every; /* steps between text samples; 0: only at the end */
     int64_t sample_length; /* bytes per sample; 0, or a model without logits of the next token: no samples */
+    dt_sampling sampling;  /* of the trainer's own samples */
+    int32_t no_cache;      /* samples compute the whole sequence for every token (the same text, slower) */
     const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
@@ -780,11 +813,14 @@ DT_API int dt_is_root(const dt_trainer *t);
 DT_API const char *dt_trainer_hash(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
-/* Continues `prompt` by `count` bytes of tokens drawn at `temperature`: the recipe's tokenizer's, the last one cut, or
- * bytes of a byte vocabulary; text has room for count + 1 bytes.
- * Deterministic by the recipe's seed and the step. Any rank alone may call it; layout.sample_length must not be 0. The
- * text may hold bytes 0, which an untrained model draws: count tells its length. */
-DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text);
+/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()): the recipe's
+ * tokenizer's, the last one cut, or bytes of a byte vocabulary; text has room for count + 1 bytes.
+ * Deterministic. Any rank alone may call it; layout.sample_length must not be 0. The text may hold bytes 0, which an
+ * untrained model draws: count tells its length. The families keep the keys and values of earlier tokens
+ * (layout.no_cache: not), models of one's own compute the whole sequence for every token; the bits are the same. A text
+ * that fills the sequence goes on from its later half. */
+DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
+                                   char *text);
 /* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's input
  * type, predictions (count, each). No dropout; no targets are needed. Any rank alone may call it, between steps. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
@@ -1655,6 +1691,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(ATTENTION, 0, dt__run_attention, dt__grad_attention)                                                   \
     X(ATTENTION_GRAD, 0, dt__run_attention_grad, NULL)                                                       \
     X(ROPE, 1, dt__run_rope, dt__grad_rope)                                                                  \
+    X(POSITIONS, 0, dt__run_positions, NULL)                                                                 \
+    X(CACHE, 0, dt__run_cache, NULL)                                                                         \
     X(CONV, 0, dt__run_conv, dt__grad_conv)                                                                  \
     X(CONV_DX, 0, dt__run_conv, NULL)                                                                        \
     X(CONV_DW, 0, dt__run_conv_dw, NULL)                                                                     \
@@ -4234,6 +4272,7 @@ struct dt_graph {
     int32_t table_count, table_capacity;
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
+    int64_t context;       /* 0; or a decode graph's positions: its T tokens stand at dt__env.position, others before */
     char prefix[64];       /* segment name */
     dt_tensor input, targets, logits, prediction, loss_seed;
     struct dt__shares *shares; /* while differentiating */
@@ -4248,6 +4287,7 @@ typedef struct dt__env {
     dt__rng *rng;     /* one per sample of the unit; counter[2] is set per site */
     uint32_t segment; /* part of a random site's number */
     int inference;    /* no dropout */
+    int64_t position; /* of the first token: 0 but in decode graphs */
 } dt__env;
 
 /* One op being computed. fresh: a chain starts from +0 instead of going on from out. */
@@ -5464,7 +5504,8 @@ static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb
     return 1;
 }
 
-/* i: transpose_a, transpose_b, parts of K (0: an ordinary product), parts of the input gradient (0: likewise). */
+/* i: transpose_a, transpose_b, parts of K (0: an ordinary product), parts of the input gradient (0: likewise), place
+ * among products that share a (dt__columns), and how many these are (0: one alone). */
 static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int tb, int64_t parts, int64_t grad_parts)
 {
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
@@ -5511,10 +5552,11 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
     return dt_reshape(g, y, s);
 }
 
-/* A matrix serves the whole batch as one tall product; otherwise one product per batch entry. */
-static void dt__run_matmul(const dt__call *c)
+/* The product of inputs `first` and first + 1. A matrix serves the whole batch as one tall product; otherwise one
+ * product per batch entry. */
+static void dt__run_product(const dt__call *c, int first)
 {
-    dt_shape sa = dt__in(c, 0)->shape, sb = dt__in(c, 1)->shape, lead = c->n->shape;
+    dt_shape sa = dt__in(c, first)->shape, sb = dt__in(c, first + 1)->shape, lead = c->n->shape;
     int ta = (int)c->n->i[0], tb = (int)c->n->i[1], tall = sb.dims == 2 && (!ta || sa.dims == 2);
     int64_t parts = dt__max(1, c->n->i[2]), batch = tall ? 1 : dt__span(&lead, 0, lead.dims - 2);
     int64_t stride_a[DT_MAX_DIMS], stride_b[DT_MAX_DIMS];
@@ -5526,7 +5568,7 @@ static void dt__run_matmul(const dt__call *c)
     job.ars = ta ? 1 : job.k, job.acs = ta ? job.m : 1;
     job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
     job.ldc = job.n;
-    job.accumulate = !c->fresh;
+    job.accumulate = !c->fresh || first > 0;
     job.k /= parts;
     sa.dims -= 2, sb.dims -= 2, lead.dims -= 2;
     if (!tall) dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
@@ -5536,11 +5578,16 @@ static void dt__run_matmul(const dt__call *c)
             ia += rest % lead.n[axis] * stride_a[axis];
             ib += rest % lead.n[axis] * stride_b[axis];
         }
-        job.a = c->in[0] + ia * job.m * job.k + slice * job.acs;
-        job.b = c->in[1] + ib * job.k * job.n + slice * job.brs;
+        job.a = c->in[first] + ia * job.m * job.k + slice * job.acs;
+        job.b = c->in[first + 1] + ib * job.k * job.n + slice * job.brs;
         job.c = c->out + i * job.m * job.n;
         c->env->k->gemm(c->env->pool, &job);
     }
+}
+/* Inputs a, b, and perhaps more pairs, whose products continue the chains of the first. */
+static void dt__run_matmul(const dt__call *c)
+{
+    for (int i = 0; i < c->n->inputs; i += 2) dt__run_product(c, i);
 }
 
 /* W (K,width) with std, and the parallel form of the product: 'c' column, 'r' row, 0 neither. */
@@ -5569,6 +5616,34 @@ DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, in
 DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
 {
     return dt__linear(g, x, name, width, std, 'r');
+}
+
+/* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
+ * (..,widths[i]). They share x's gradient: one chain per slice through all of them in this order, then one COMBINE (R6).
+ * Every out[i] must be used. */
+static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, const int64_t *widths, int count, float std,
+                        dt_tensor *out)
+{
+    dt_tensor w[DT__MAX_IN / 2];
+    char full[80];
+    DT_ASSERT(count <= DT__MAX_IN / 2);
+    for (int i = 0; i < count; i++) {
+        snprintf(full, sizeof full, "%s.weight", names[i]);
+        w[i] = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), widths[i]), DT_INIT_NORMAL, std);
+    }
+    for (int i = 0; i < count; i++) { /* nodes in a row: dt__grad_matmul finds the others by their place */
+        out[i] = dt__matmul(g, x, w[i], 0, 0, 0, g->tensor_shards);
+        if (out[i].id) dt__at(g, out[i])->i[4] = i, dt__at(g, out[i])->i[5] = count;
+    }
+}
+/* The row-parallel product without a bias. */
+static dt_tensor dt__row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
+{
+    char full[80];
+    if (!x.id) return x;
+    snprintf(full, sizeof full, "%s.weight", name);
+    return dt_combine(g, dt__matmul(g, x, dt_param(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std), 0,
+                                    0, g->tensor_shards, 0));
 }
 
 /* ---- convolution ------------------------------------------------------------------------------------
@@ -6560,6 +6635,31 @@ static dt_tensor dt__attention_push(dt_graph *g, dt__node *n, const dt_attention
     return dt__push(g, n, &stats);
 }
 
+/* In a decode graph: x (B,T,C) written behind the rows of earlier positions, as (B,context,C), of which the rows up to
+ * these are valid. The memory stays from run to run. */
+static dt_tensor dt__cache(dt_graph *g, dt_tensor x)
+{
+    dt_shape s = dt_shape_of(g, x);
+    if (!x.id) return x;
+    s.n[1] = g->context;
+    return dt__push_op(g, DT__OP_CACHE, s, x, dt__tensor(0), dt__tensor(0));
+}
+static void dt__run_cache(const dt__call *c)
+{
+    const dt_shape *s = &dt__in(c, 0)->shape;
+    int64_t rows = s->n[1] * s->n[2], room = c->n->shape.n[1] * s->n[2];
+    for (int64_t b = 0; b < s->n[0]; b++)
+        memcpy(c->out + b * room + c->env->position * s->n[2], c->in[0] + b * rows, 4 * (size_t)rows);
+}
+
+/* Fused attention of a decode graph: the same rows as three tensors. */
+static dt_tensor dt__attention_cached(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
+{
+    dt_tensor part[3];
+    if (dt_chunk(g, qkv, 2, 3, part)) return dt__tensor(0);
+    return dt_attend(g, part[0], part[1], part[2], dt__tensor(0), o);
+}
+
 DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
 {
     dt_shape s = dt__at(g, qkv)->shape;
@@ -6571,6 +6671,7 @@ DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int cau
                           (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
     memset(&o, 0, sizeof o);
     o.heads = heads, o.causal = causal, o.dropout = p;
+    if (g->context) return dt__attention_cached(g, qkv, &o);
     return dt__attention_push(g, &n, &o, 0, s.n[2] / 3 / heads);
 }
 
@@ -6601,6 +6702,10 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
         return dt__poison(g, DT_E_SHAPE, "attend: mask %s must be (T,S) or (B,T,S) for q %s and k %s",
                           dt__shape_text(&sm, a), dt__shape_text(&sq, b), dt__shape_text(&sk, c));
     if (mask.id) n.in[n.inputs++] = mask.id;
+    if (g->context) {
+        DT_ASSERT(o->causal && !mask.id && sq.n[1] == sk.n[1]);
+        n.in[1] = dt__cache(g, k).id, n.in[2] = dt__cache(g, v).id;
+    }
     return dt__attention_push(g, &n, o, kv_heads, d);
 }
 
@@ -6617,6 +6722,7 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
         a.mask_bits = dt__in(c, mask)->dtype == DT_I32 ? 0xffffffffu : 0x7fffffffu;
         a.mask_step = dt__in(c, mask)->shape.dims == 3 ? a.t * a.s : 0;
     }
+    if (c->g->context) a.s = c->env->position + a.t; /* of the cache's rows */
     a.ldo = a.lddo = a.h * a.d;
     a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t;
     a.drop_threshold = c->env->inference ? 0 : dt__drop_threshold(n->f);
@@ -6704,7 +6810,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
                           "rope: scaling needs factor >= 1, 0 < low_freq_factor < high_freq_factor, original_context");
     n.i[0] = heads, n.i[1] = 1;
     saved = dt__fp_enter();
-    n.table = dt__rope_table(g, s.n[1], s.n[2] / heads, base, offset, scaling);
+    n.table = dt__rope_table(g, g->context ? g->context : s.n[1], s.n[2] / heads, base, offset, scaling);
     dt__fp_leave(saved);
     return dt__push(g, &n, NULL);
 }
@@ -6713,10 +6819,22 @@ static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end, int wor
     int64_t cols = dt__cols(c->n), t = c->n->shape.n[1], d = cols / c->n->i[0];
     (void)worker;
     for (int64_t r = begin; r < end; r++)
-        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + r % t * d, c->n->i[0], d,
-                        (float)c->n->i[1]);
+        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + (c->env->position + r % t) * d,
+                        c->n->i[0], d, (float)c->n->i[1]);
 }
 static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
+
+/* Learned positions: "<name>" (T,C); in a decode graph the rows of its T tokens out of (context,C). */
+static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t width)
+{
+    dt_tensor table = dt_param(g, name, dt_shape2(g->context ? g->context : t, width), DT_INIT_NORMAL, 0.01f);
+    if (!g->context) return table;
+    return dt__push_op(g, DT__OP_POSITIONS, dt_shape2(t, width), table, dt__tensor(0), dt__tensor(0));
+}
+static void dt__run_positions(const dt__call *c)
+{
+    memcpy(c->out, c->in[0] + c->env->position * dt__cols(c->n), 4 * (size_t)dt__count(c->n));
+}
 
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
@@ -7251,6 +7369,29 @@ static dt_tensor dt__as_matrix(dt_graph *g, dt_tensor x)
                                          : dt_reshape(g, x, dt_shape2(dt__rows(dt__at(g, x)), dt__cols(dt__at(g, x))));
 }
 
+/* The gradient of an x that products id .. id + count - 1 share: for every slice of their columns one chain. */
+static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
+{
+    dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
+    dt__node n = dt__node_make(DT__OP_MATMUL, s, dt__nothing(), dt__nothing(), dt__nothing());
+    char text[96];
+    if (s.dims == DT_MAX_DIMS)
+        return dt__poison(g, DT_E_SHAPE, "matmul: %s has too many axes for a column-parallel product",
+                          dt__shape_text(&s, text));
+    for (int32_t i = 0; i < g->nodes[id].i[5]; i++) {
+        int64_t width = dt__cols(&g->nodes[id + i]);
+        if (width % parts)
+            return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)width,
+                              (long long)parts);
+        n.in[n.inputs++] = g->nodes[id + i].grad;
+        n.in[n.inputs++] = g->nodes[id + i].in[1];
+    }
+    memmove(n.shape.n + 1, n.shape.n, sizeof(int64_t) * (size_t)n.shape.dims++);
+    n.shape.n[0] = parts;
+    n.i[1] = 1, n.i[2] = parts;
+    return dt__push(g, &n, NULL);
+}
+
 /* C = op(A) op(B): dA = dC op(B)^T, dB = op(A)^T dC, each transposed when its operand was. */
 static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -7264,8 +7405,9 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
         dy = dt_reshape(g, dy, s);
     }
-    if (dt__wants(g, id, 0)) {
-        da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
+    if (dt__wants(g, id, 0) && !g->nodes[id].i[4]) { /* the first of several that share A speaks for all */
+        if (g->nodes[id].i[5]) da = dt__columns_dx(g, id, grad_parts);
+        else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
         dt__flow_reduced(g, id, 0, grad_parts ? dt_combine(g, da) : da);
     }
     if (!dy.id || !dt__wants(g, id, 1)) return;
@@ -7460,10 +7602,10 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t)
 
 /* ---- plan: a segment's ops in order, with a place for every value ------------------------------
  * Values are in one of these places. SAVED lives from forward to backward of one unit of work; TEMP is reused as
- * values die; the rest is bound by the executor. Today's only pass is dead-code removal and reuse in place; the
+ * values die; CACHE lives from run to run; the rest is bound by the executor. Today's only pass is dead-code removal and reuse in place; the
  * compiler (H9) will rewrite the graph before this. */
 enum { DT__AT_NOWHERE, DT__AT_INPUT, DT__AT_OUTPUT, DT__AT_TARGETS, DT__AT_GRAD_OUT, DT__AT_GRAD_IN, DT__AT_PARAM,
-       DT__AT_SLOT, DT__AT_SAVED, DT__AT_TEMP, DT__PLACES };
+       DT__AT_SLOT, DT__AT_SAVED, DT__AT_TEMP, DT__AT_CACHE, DT__PLACES };
 
 typedef struct dt__home {
     int32_t place;
@@ -7476,7 +7618,7 @@ typedef struct dt__plan {
     dt__home *home;            /* per node */
     int32_t *order;            /* forward ops, then backward ops */
     int32_t forward_count, backward_count;
-    int64_t saved, temp; /* floats */
+    int64_t saved, temp, cache; /* floats */
     double forward_flops, backward_flops;
 } dt__plan;
 
@@ -7504,8 +7646,12 @@ static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM
 static double dt__node_flops(const dt_graph *g, const dt__node *n)
 {
     if (n->op == DT__OP_MATMUL) {
-        const dt_shape *a = &g->nodes[n->in[0]].shape;
-        return 2.0 * (double)dt__count(n) * (double)a->n[a->dims - 1 - n->i[0]] / (double)dt__max(1, n->i[2]);
+        double terms = 0.0; /* of a chain, in all parts together */
+        for (int i = 0; i < n->inputs; i += 2) {
+            const dt_shape *a = &g->nodes[n->in[i]].shape;
+            terms += (double)a->n[a->dims - 1 - n->i[0]];
+        }
+        return 2.0 * (double)dt__count(n) * terms / (double)dt__max(1, n->i[2]);
     }
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
         dt__attention a = dt__attention_sizes(g, n);
@@ -7569,7 +7715,11 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
     int32_t reuse;
     if (home->place) return;
     reuse = p->g->nodes[id].op == DT__OP_AUX ? 0 : dt__reusable(w, id, now);
-    if (now < p->forward_count && w->last[id] >= p->forward_count) {
+    if (p->g->nodes[id].op == DT__OP_CACHE) {
+        home->place = DT__AT_CACHE;
+        home->offset = p->cache;
+        p->cache += size;
+    } else if (now < p->forward_count && w->last[id] >= p->forward_count) {
         home->place = DT__AT_SAVED;
         home->offset = p->saved;
         p->saved += size;
@@ -7670,7 +7820,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 
 /* Where a plan's places are for one unit of work. */
 typedef struct dt__bind {
-    float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP */
+    float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
     const int64_t *param, *slot;
 } dt__bind;
@@ -7703,7 +7853,7 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
 }
 
 /* ============================================================================================
- * H8  models: segments, GPT-2
+ * H8  models: segments, GPT-2, Llama
  * ========================================================================================= */
 
 DT_API dt_tensor dt_targets(dt_graph *g)
@@ -7731,7 +7881,7 @@ static dt_tensor dt__gpt2_embed(dt_graph *g, dt_tensor tokens, const void *user)
 {
     const dt__gpt2 *m = (const dt__gpt2 *)user;
     dt_tensor wte = dt_param(g, "wte.weight", dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
-    dt_tensor wpe = dt_param(g, "wpe.weight", dt_shape2(dt_dim(g, tokens, 1), m->width), DT_INIT_NORMAL, 0.01f);
+    dt_tensor wpe = dt__positions(g, "wpe.weight", dt_dim(g, tokens, 1), m->width);
     return dt_dropout(g, dt_add(g, dt_embed(g, wte, tokens), wpe), m->dropout);
 }
 
@@ -7781,6 +7931,114 @@ DT_API dt_model dt_model_gpt2(const char *size)
     return m;
 }
 
+/* ---- Llama (Touvron et al. 2023): RMSNorm, rotary positions, grouped queries, SwiGLU, no biases ---- */
+
+/* The fields that may be 0 for their usual value. */
+static dt_model dt__llama_settled(dt_model m)
+{
+    if (!m.kv_heads) m.kv_heads = m.heads;
+    if (!m.hidden) m.hidden = dt__round_up(8 * m.width / 3, m.width < 1024 ? 32 : 256);
+    if (m.rope_base == 0.0f) m.rope_base = 10000.0f;
+    if (m.norm_eps == 0.0f) m.norm_eps = 1e-5f;
+    return m;
+}
+
+/* Can `n`, of which there is a slice on each tensor shard, be cut? */
+static int dt__cuts(dt_graph *g, const char *what, int64_t n)
+{
+    if (n % g->tensor_shards == 0) return 1;
+    dt__poison(g, DT_E_SHAPE, "%lld %s do not divide into %lld tensor shards: make them a multiple", (long long)n, what,
+               (long long)g->tensor_shards);
+    return 0;
+}
+
+static dt_tensor dt__llama_table(dt_graph *g, const dt_model *m, int head)
+{
+    return dt_param(g, head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight",
+                    dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
+}
+
+static dt_tensor dt__llama_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
+{
+    return dt_embed(g, dt__llama_table(g, (const dt_model *)user, 0), tokens);
+}
+
+static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor x, const dt_model *m, float residual) /* (B,T,C) -> same */
+{
+    static const char *const names[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
+    int64_t d = m->width / m->heads, widths[3];
+    dt_attention_options o;
+    dt_tensor y[3];
+    memset(&o, 0, sizeof o);
+    o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
+    widths[0] = m->width, widths[1] = widths[2] = m->kv_heads * d;
+    if (!dt__cuts(g, "heads", m->heads) || !dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__tensor(0);
+    dt__columns(g, dt_rmsnorm_eps(g, x, "input_layernorm", m->norm_eps), names, widths, 3, 0.02f, y);
+    y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
+    y[1] = dt_rope(g, y[1], m->kv_heads, (double)m->rope_base, 0, &m->rope_scaling);
+    return dt__row(g, dt_attend(g, y[0], y[1], y[2], dt__tensor(0), &o), "self_attn.o_proj", m->width, residual);
+}
+
+static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor x, const dt_model *m, float residual) /* (B,T,C) -> same */
+{
+    static const char *const names[] = {"mlp.gate_proj", "mlp.up_proj"};
+    int64_t widths[2];
+    dt_tensor y[2]; /* (B,T,hidden) */
+    widths[0] = widths[1] = m->hidden;
+    if (!dt__cuts(g, "hidden units", m->hidden)) return dt__tensor(0);
+    dt__columns(g, dt_rmsnorm_eps(g, x, "post_attention_layernorm", m->norm_eps), names, widths, 2, 0.02f, y);
+    return dt__row(g, dt_mul(g, dt_silu(g, y[0]), y[1]), "mlp.down_proj", m->width, residual);
+}
+
+/* The residual projections start smaller, as GPT-2's do. */
+static dt_tensor dt__llama_block(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> (B,T,C) */
+{
+    const dt_model *m = (const dt_model *)user;
+    float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    x = dt_add(g, x, dt__llama_attention(g, x, m, residual));
+    return dt_add(g, x, dt__llama_mlp(g, x, m, residual));
+}
+
+static dt_tensor dt__llama_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
+{
+    const dt_model *m = (const dt_model *)user;
+    dt_tensor h = dt_rmsnorm_eps(g, x, "norm", m->norm_eps);
+    if (!dt__cuts(g, "token ids", m->vocabulary)) return dt__tensor(0);
+    return dt_cross_entropy(g, dt__matmul(g, h, dt__llama_table(g, m, 1), 0, 1, 0, g->tensor_shards), dt_targets(g));
+}
+
+typedef struct dt__llama_size {
+    const char *name;
+    int layers, heads, kv_heads, width, hidden, tied; /* hidden 0: by the rule */
+    float rope_base, slowing;                         /* slowing: of Llama 3's rotary frequencies; 0: none */
+} dt__llama_size;
+static const dt__llama_size dt__llama_sizes[] = {
+    {"llama-nano", 2, 4, 2, 64, 0, 0, 1e4f, 0.0f},       {"llama-micro", 3, 4, 2, 128, 0, 0, 1e4f, 0.0f},
+    {"llama-tiny", 4, 6, 2, 192, 0, 0, 1e4f, 0.0f},      {"llama-small", 6, 6, 2, 384, 0, 0, 1e4f, 0.0f},
+    {"llama-1.1B", 22, 32, 4, 2048, 0, 0, 1e4f, 0.0f},   {"llama-7B", 32, 32, 32, 4096, 0, 0, 1e4f, 0.0f},
+    {"llama-13B", 40, 40, 40, 5120, 0, 0, 1e4f, 0.0f},   {"llama3-8B", 32, 32, 8, 4096, 14336, 0, 5e5f, 0.0f},
+    {"llama3.2-1B", 16, 32, 8, 2048, 8192, 1, 5e5f, 32.0f}};
+enum { DT__LLAMA_SIZES = (int)(sizeof dt__llama_sizes / sizeof *dt__llama_sizes) };
+
+DT_API dt_model dt_model_llama(const char *size)
+{
+    dt_model m;
+    memset(&m, 0, sizeof m);
+    m.family = DT_LLAMA;
+    for (int i = 0; i < DT__LLAMA_SIZES; i++) {
+        const dt__llama_size *s = &dt__llama_sizes[i];
+        if (!size || strcmp(size, s->name)) continue;
+        m.layers = s->layers, m.heads = s->heads, m.kv_heads = s->kv_heads, m.width = s->width, m.hidden = s->hidden;
+        m.tied = s->tied;
+        m.rope_base = s->rope_base;
+        if (s->slowing == 0.0f) continue;
+        m.rope_scaling.factor = (double)s->slowing;
+        m.rope_scaling.low_freq_factor = 1.0, m.rope_scaling.high_freq_factor = 4.0;
+        m.rope_scaling.original_context = 8192;
+    }
+    return m;
+}
+
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary)
 {
     dt_model m;
@@ -7816,11 +8074,13 @@ typedef struct dt__net {
     int64_t param_floats, slot_floats, weights; /* weights: without padding */
     int64_t *slot_end;                          /* (count): end of the slots of segments count-1 .. s */
     int64_t saved, temp, boundary, widest;      /* floats: sums over segments, largest temp, outputs, largest output */
+    int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
     double forward_flops, backward_flops;       /* of one unit */
     const dt_source *source;                    /* what goes in and what is expected; NULL: tokens and tokens */
     int64_t ids[2];                             /* inputs, targets used as ids must be below; INT64_MAX: none are */
     dt__gpt2 gpt2;
-    dt_segment *own; /* the GPT-2 family's list */
+    dt_model llama;
+    dt_segment *own; /* a family's list */
     char *names;
 } dt__net;
 
@@ -7863,16 +8123,18 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
     return t.id && dt__is_leaf(g->nodes[dt__root(g, t.id)].op) ? dt_scale(g, t, 1.0f) : t;
 }
 
-/* Records segment s over an input of `shape`: forward, then its gradient. The plan owns the graph. `source` has the
- * types of the model's input and targets; NULL: tokens. */
-static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int first, int last,
-                                  const dt_source *source, dt__plan **plan)
+/* Records segment s over an input of `shape`: forward, then its gradient; with a context forward alone, and the last
+ * one's output is its logits. The plan owns the graph. `source` has the types of the model's input and targets; NULL:
+ * tokens. */
+static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int64_t context, int first,
+                                  int last, const dt_source *source, dt__plan **plan)
 {
     dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx = dt__nothing();
     dt_result r;
     if (!g) return DT_E_MEMORY;
     snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
+    g->context = context;
     g->input = dt__leaf(g, DT__OP_INPUT, shape, !first ? (int)DT_F32 : source ? (int)source->input_type : (int)DT_I32);
     g->targets = dt__leaf(g, DT__OP_INPUT, targets, source ? (int)source->target_type : (int)DT_I32);
     y = s->build(g, g->input, s->user);
@@ -7882,8 +8144,9 @@ static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape 
     y = dt__computed(g, y);
     if (!g->result && last && (!y.id || dt__count(dt__at(g, y)) != 1))
         dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy, dt_loss, ..)");
+    if (context && last) y = g->logits;
     g->forward_count = g->count;
-    if (!g->result) {
+    if (!g->result && !context) {
         g->loss_seed = dt__leaf(g, DT__OP_INPUT, dt__at(g, y)->shape, DT_F32);
         dt__differentiate(g, y, g->loss_seed);
         dx = dt__computed(g, dt__tensor(first ? 0 : dt__at(g, g->input)->grad));
@@ -7909,12 +8172,13 @@ static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
 }
 
 /* Builds segment `at`; takes over the plan of an earlier segment that is the same but for its parameters. */
-static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape targets)
+static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape targets,
+                                 int64_t context)
 {
     dt__built *b = &net->segments[at];
     dt_graph *g;
     dt_result r =
-        dt__segment_plan(&list[at], *shape, targets, at == 0, at == net->count - 1, net->source, &b->plan);
+        dt__segment_plan(&list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, &b->plan);
     if (r) return r;
     b->owner = 1;
     g = b->plan->g;
@@ -7980,29 +8244,35 @@ static void dt__net_close(dt__net *net)
     memset(net, 0, sizeof *net);
 }
 
-/* The GPT-2 family as a list of segments: embedding, blocks, head. */
-static dt_result dt__gpt2_list(dt__net *net, const dt_model *m)
+/* A family as a list of segments: embedding, blocks, head. */
+static dt_result dt__family_list(dt__net *net, const dt_model *m)
 {
     dt__gpt2 *c = &net->gpt2;
+    int llama = m->family == DT_LLAMA;
+    const char *model = llama ? "model" : "transformer", *blocks = llama ? "model.layers" : "transformer.h";
     c->layers = m->layers, c->heads = m->heads, c->width = m->width, c->vocabulary = m->vocabulary;
     c->dropout = m->dropout;
+    net->llama = dt__llama_settled(*m);
     net->count = m->layers + 2;
     net->own = (dt_segment *)dt__alloc((int64_t)sizeof *net->own * net->count, "the model");
     net->names = (char *)dt__alloc(24 * m->layers, "the model");
     if (!net->own || !net->names) return DT_E_MEMORY;
     for (int64_t s = 0; s < net->count; s++) {
         char *name = net->names + 24 * (s - 1);
-        if (s > 0 && s <= m->layers) snprintf(name, 24, "transformer.h.%d", (int)(s - 1));
-        net->own[s].name = s == 0 || s > m->layers ? "transformer" : name;
-        net->own[s].build = s == 0 ? dt__gpt2_embed : s > m->layers ? dt__gpt2_head : dt__gpt2_block;
-        net->own[s].user = c;
+        dt_segment *o = &net->own[s];
+        if (s > 0 && s <= m->layers) snprintf(name, 24, "%s.%d", blocks, (int)(s - 1));
+        o->name = s == 0 || s > m->layers ? model : name;
+        if (llama) o->build = s == 0 ? dt__llama_embed : s > m->layers ? dt__llama_head : dt__llama_block;
+        else o->build = s == 0 ? dt__gpt2_embed : s > m->layers ? dt__gpt2_head : dt__gpt2_block;
+        o->user = llama ? (const void *)&net->llama : (const void *)c;
     }
     return DT_OK;
 }
 
-/* Builds and plans a model for units of `rows` samples of T tokens, or of what net->source says. net must be zero but
- * for that, and must not move afterwards. */
-static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence)
+/* Builds and plans a model for units of `rows` samples of T tokens, or of what net->source says; with a context
+ * (families alone) in the decode form: T of so many positions, against the keys and values of those before. net must be
+ * zero but for the source, and must not move afterwards. */
+static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence, int64_t context)
 {
     dt_shape shape = dt_shape2(rows, net->source ? net->source->inputs : sequence);
     dt_shape targets = dt_shape2(rows, net->source ? net->source->targets : sequence);
@@ -8010,18 +8280,19 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
     dt_result r = DT_OK;
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segment_count;
-    if (!list) r = dt__gpt2_list(net, m);
+    if (!list) r = dt__family_list(net, m);
     if (r) return r;
     if (!list) list = net->own;
     net->segments = (dt__built *)dt__alloc((int64_t)sizeof *net->segments * net->count, "the model");
     net->slot_end = (int64_t *)dt__alloc(8 * net->count, "the model");
     if (!net->segments || !net->slot_end) return DT_E_MEMORY;
-    for (int64_t s = 0; s < net->count && !r; s++) r = dt__net_segment(net, list, s, &shape, targets);
+    for (int64_t s = 0; s < net->count && !r; s++) r = dt__net_segment(net, list, s, &shape, targets, context);
     if (r) return r;
     dt__net_slots(net);
     for (int64_t s = 0; s < net->count; s++) {
         const dt__built *b = &net->segments[s];
         net->saved += b->plan->saved;
+        net->cache += b->plan->cache;
         net->temp = dt__max(net->temp, b->plan->temp);
         net->boundary += dt__round_up(b->output, 16);
         net->widest = dt__max(net->widest, dt__round_up(b->output, 16));
@@ -8029,6 +8300,11 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
         net->backward_flops += b->plan->backward_flops;
     }
     return DT_OK;
+}
+
+static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence)
+{
+    return dt__net_open_at(net, m, rows, sequence, 0);
 }
 
 /* Widths that the row kernels' scratch must hold. */
@@ -12251,6 +12527,14 @@ DT_API void dt_comm_free(dt_comm **handle)
  * H15  mesh, layout, step programs, executor
  * ========================================================================================= */
 
+DT_API dt_sampling dt_sampling_default(void)
+{
+    dt_sampling s;
+    memset(&s, 0, sizeof s);
+    s.temperature = 0.7f;
+    return s;
+}
+
 DT_API dt_layout dt_layout_default(void)
 {
     dt_layout l;
@@ -12259,6 +12543,7 @@ DT_API dt_layout dt_layout_default(void)
     l.eval_every = 100;
     l.eval_batches = 8;
     l.sample_length = 200;
+    l.sampling = dt_sampling_default();
     return l;
 }
 
@@ -13243,14 +13528,22 @@ typedef struct dt__option {
     {name, argument, sentence, type, 1, offsetof(dt_layout, field), NULL}
 #define DT__NAMED(name, field, names, sentence)                                                              \
     {name, "KIND", sentence, DT__TYPE_NAME, 0, offsetof(dt_recipe, field), names}
+#define DT__MODEL_NAMES                                                                                      \
+    "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "    \
+    "llama3-8B, llama3.2-1B"
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
     DT__RECIPE("tokenizer", "PATH", DT__TYPE_TEXT, tokenizer,
                "directory or .json file that encodes a text; none: bytes"),
-    DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, "GPT-2 size: nano, micro, tiny, small, 124M, 355M, 774M, 1558M"),
+    DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, DT__MODEL_NAMES),
     DT__RECIPE("layers", "N", DT__TYPE_INT, model.layers, "blocks"),
     DT__RECIPE("heads", "N", DT__TYPE_INT, model.heads, "attention heads"),
     DT__RECIPE("width", "N", DT__TYPE_INT, model.width, "channels"),
+    DT__RECIPE("kv-heads", "N", DT__TYPE_INT, model.kv_heads, "Llama: heads of the keys and values; 0: heads"),
+    DT__RECIPE("hidden", "N", DT__TYPE_INT, model.hidden, "Llama: width of the MLP; 0: 8/3 width, rounded up"),
+    DT__RECIPE("rope-base", "X", DT__TYPE_FLOAT, model.rope_base, "Llama: of the rotary frequencies; 0: 10000"),
+    DT__RECIPE("norm-eps", "X", DT__TYPE_FLOAT, model.norm_eps, "Llama: of the normalisations; 0: 1e-5"),
+    DT__RECIPE("tied", NULL, DT__TYPE_FLAG, model.tied, "Llama: one table for embedding and head"),
     DT__RECIPE("vocabulary", "N", DT__TYPE_INT, model.vocabulary, "token ids; 0: what the data has"),
     DT__RECIPE("dropout", "P", DT__TYPE_FLOAT, dropout, "probability"),
     DT__RECIPE("steps", "N", DT__TYPE_INT, steps, "optimizer steps"),
@@ -13283,6 +13576,10 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
     DT__LAYOUT("sample-every", "N", DT__TYPE_INT, sample_every, "steps between text samples; 0: at the end"),
     DT__LAYOUT("sample-length", "N", DT__TYPE_INT, sample_length, "bytes per sample; 0: none"),
+    DT__LAYOUT("temperature", "X", DT__TYPE_FLOAT, sampling.temperature, "of samples; 0: always the likeliest token"),
+    DT__LAYOUT("top-k", "N", DT__TYPE_INT, sampling.top_k, "samples draw from so many tokens; 0: all"),
+    DT__LAYOUT("top-p", "P", DT__TYPE_FLOAT, sampling.top_p, "samples draw from so much probability; 0: all"),
+    DT__LAYOUT("no-cache", NULL, DT__TYPE_FLAG, no_cache, "samples compute the whole sequence for every token"),
     DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step"),
     DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
     DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
@@ -13335,6 +13632,7 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *pl
     }
     if (o->type == DT__TYPE_MODEL) {
         dt_model m = dt_model_gpt2(value);
+        if (!m.layers) m = dt_model_llama(value);
         if (!m.layers) return dt__error(DT_E_USAGE, "option --model: there is no size '%s': %s", value, o->sentence);
         *(dt_model *)place = m;
         return DT_OK;
@@ -13450,6 +13748,18 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 
 /* ---- trainer ----------------------------------------------------------------------------------------- */
 
+enum { DT__PREFILL = 32 };
+
+/* What draws text: the whole sequence at once, or the decode form, DT__PREFILL positions at a time or one, against a
+ * cache of keys and values. The two decode nets have the same cache. */
+typedef struct dt__generator {
+    dt__net whole, several, one;
+    float *memory, *cache; /* memory: what the largest of the nets needs */
+    int64_t memory_floats, cached; /* cached: positions whose keys and values are in the cache */
+    float *weight;                 /* (vocabulary): exp of the logits */
+    int32_t *heap;                 /* (vocabulary): tokens, for top_k and top_p */
+} dt__generator;
+
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
@@ -13461,8 +13771,7 @@ struct dt_trainer {
     dt__loader *loader;
     dt__batch batch; /* this rank's samples of the step */
     dt__engine e;
-    dt__net one; /* the model for a single sequence: text samples */
-    float *one_memory;
+    dt__generator generator; /* text samples */
     uint32_t *unit; /* validation samples: input and target words of one unit */
     char *text;           /* a text sample */
     float *gathered;      /* (ranks, shards per rank) */
@@ -13511,6 +13820,26 @@ static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size
     return text;
 }
 
+static dt_result dt__check_llama(const dt_model *m)
+{
+    char list[256];
+    if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
+        return dt__error(DT_E_USAGE, "%lld heads of the keys do not divide %lld heads: --kv-heads one of %s",
+                         (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
+    if (m->width / m->heads % 2)
+        return dt__error(DT_E_USAGE,
+                         "a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make it even",
+                         (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
+    if (m->hidden < 0 || m->hidden > 1000000)
+        return dt__error(DT_E_USAGE, "--hidden %lld: it is 1 to a million, or 0 for 8/3 of the width",
+                         (long long)m->hidden);
+    if (!(m->rope_base == 0.0f || (m->rope_base >= 1.0f && m->rope_base <= 1e30f)) ||
+        !(m->norm_eps >= 0.0f && m->norm_eps <= 1.0f))
+        return dt__error(DT_E_USAGE, "--rope-base is 1 or more and --norm-eps 0 to 1 (0: the usual value)");
+    if (m->dropout > 0.0f) return dt__error(DT_E_USAGE, "--dropout: the Llama family has none, set it to 0");
+    return DT_OK;
+}
+
 static dt_result dt__check_model(const dt_model *m)
 {
     char list[256];
@@ -13520,13 +13849,18 @@ static dt_result dt__check_model(const dt_model *m)
                    : dt__error(DT_E_USAGE, "a model needs at least two segments: tokens in, loss out");
     if (m->layers < 1 || m->layers > 1000 || m->heads < 1 || m->width < 1 || m->width > 65536)
         return dt__error(DT_E_USAGE,
-                         "the model has %lld layers, %lld heads, width %lld: choose --model tiny (nano, micro, tiny, "
-                         "small, 124M, 355M, 774M, "
-                         "1558M) or set --layers, --heads, --width to 1 or more",
+                         "the model has %lld layers, %lld heads, width %lld: choose a --model (" DT__MODEL_NAMES
+                         ") or set --layers, --heads, --width to 1 or more",
                          (long long)m->layers, (long long)m->heads, (long long)m->width);
     if (m->width % m->heads)
         return dt__error(DT_E_USAGE, "%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
                          (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
+    if (m->family == DT_LLAMA) return dt__check_llama(m);
+    if (m->family != DT_GPT2)
+        return dt__error(DT_E_USAGE, "%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
+    if (m->kv_heads || m->hidden || m->rope_base != 0.0f || m->norm_eps != 0.0f || m->tied)
+        return dt__error(DT_E_USAGE, "--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama family: "
+                                     "--model llama-nano, or leave them out");
     return DT_OK;
 }
 
@@ -13600,6 +13934,14 @@ static dt_result dt__check_source(const dt_recipe *r)
     return DT_OK;
 }
 
+static dt_result dt__check_sampling(const dt_sampling *s)
+{
+    if (s->temperature >= 0.0f && s->temperature <= 1e30f && s->top_k >= 0 && s->top_p >= 0.0f && s->top_p <= 1.0f)
+        return DT_OK;
+    return dt__error(DT_E_USAGE, "--temperature %g and --top-k %lld must be 0 or more, --top-p %g 0 to 1",
+                     (double)s->temperature, (long long)s->top_k, (double)s->top_p);
+}
+
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
     if (!r->source && (!r->data || !r->data[0]))
@@ -13620,7 +13962,7 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (l->threads < 0 || l->threads > 1024 || l->bucket < 1 || l->eval_every < 0 || l->eval_batches < 0 ||
         l->sample_every < 0 || l->sample_length < 0)
         return dt__error(DT_E_USAGE, "--threads is 0 to 1024, --bucket 1 or more, --eval-*, --sample-* 0 or more");
-    return DT_OK;
+    return dt__check_sampling(&l->sampling);
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------- */
@@ -13658,7 +14000,8 @@ typedef struct dt__memory_line {
 } dt__memory_line;
 
 /* The memory plan of this rank: what will be allocated, by category. Returns the total. */
-static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[5])
+enum { DT__MEMORY_LINES = 6 };
+static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[DT__MEMORY_LINES])
 {
     static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion", "AdamW, 8-bit moments"};
     const dt__engine *e = &t->e;
@@ -13680,10 +14023,13 @@ static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[5])
     line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers +
                     3 * 4 * e->rows * (e->hi - e->lo) * e->micros * (t->feed.is.inputs + t->feed.is.targets);
     if (t->data) line[4].bytes += dt__data_memory(t->data);
-    if (t->layout.sample_length) line[4].bytes += 4 * (t->one.saved + t->one.boundary + t->one.temp);
+    if (t->layout.sample_length) line[4].bytes += 4 * t->generator.memory_floats + 8 * t->recipe.model.vocabulary;
     snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched %s, sampling",
              t->feed.own ? "samples" : "tokens");
-    for (int i = 0; i < 5; i++) total += line[i].bytes;
+    line[5].what = "cache", line[5].bytes = 4 * t->generator.one.cache;
+    snprintf(line[5].formula, sizeof line[5].formula, "keys and values of %lld positions, for samples",
+             (long long)t->recipe.sequence);
+    for (int i = 0; i < DT__MEMORY_LINES; i++) total += line[i].bytes;
     return total;
 }
 
@@ -13696,6 +14042,42 @@ static dt_result dt__check_memory(const dt_trainer *t)
                      "or micro-batch, or fewer ranks "
                      "(--no-memory-check starts all the same)",
                      (double)t->planned / 1e9, dt_comm_size(t->comm), (double)free_bytes / 1e9);
+}
+
+/* Plans the nets that draw text for sequences of `length`. */
+static dt_result dt__generator_open(dt__generator *d, const dt_model *m, int64_t length, int no_cache)
+{
+    const dt__net *nets[3];
+    dt_result r = DT_OK;
+    nets[0] = &d->whole, nets[1] = &d->several, nets[2] = &d->one;
+    if (m->segments || no_cache) r = dt__net_open(&d->whole, m, 1, length);
+    else {
+        r = dt__net_open_at(&d->one, m, 1, 1, length);
+        if (!r && length >= DT__PREFILL) r = dt__net_open_at(&d->several, m, 1, DT__PREFILL, length);
+    }
+    for (int i = 0; i < 3; i++)
+        d->memory_floats = dt__max(d->memory_floats, nets[i]->saved + nets[i]->boundary + nets[i]->temp);
+    return r;
+}
+
+static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
+{
+    d->memory = (float *)dt__alloc(4 * d->memory_floats, "sampling");
+    d->weight = (float *)dt__alloc(4 * vocabulary, "sampling");
+    d->heap = (int32_t *)dt__alloc(4 * vocabulary, "sampling");
+    if (d->one.cache) d->cache = (float *)dt__alloc(4 * d->one.cache, "the cache of keys and values");
+    return d->memory && d->weight && d->heap && (d->cache || !d->one.cache) ? DT_OK : DT_E_MEMORY;
+}
+
+static void dt__generator_close(dt__generator *d)
+{
+    dt__net_close(&d->whole);
+    dt__net_close(&d->several);
+    dt__net_close(&d->one);
+    dt__free(d->memory);
+    dt__free(d->cache);
+    dt__free(d->weight);
+    dt__free(d->heap);
 }
 
 /* One allocation for all that is private to the rank, cut into pieces. */
@@ -13722,17 +14104,16 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     t->words = (uint32_t *)dt__alloc(4 * dt__max(2, t->per_rank), "losses");
     t->gathered = (float *)dt__alloc(4 * dt__max(2, t->per_rank) * dt_comm_size(t->comm), "losses");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
-    if (t->layout.sample_length)
-        t->one_memory = (float *)dt__alloc(4 * (t->one.saved + t->one.boundary + t->one.temp), "sampling");
     if (!e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->unit || !t->text || !t->words ||
         !t->gathered)
         return DT_E_MEMORY;
-    if (t->layout.sample_length && !t->one_memory) return DT_E_MEMORY;
+    if (t->layout.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
+        return DT_E_MEMORY;
     e->boundary = e->saved + n->saved;
     e->temp = e->boundary + n->boundary;
     e->gradient[0] = e->temp + n->temp;
     e->gradient[1] = e->gradient[0] + n->widest;
-    return dt__pool_reserve(t->pool, dt__net_scratch(n, e->k));
+    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(n, e->k), dt__net_scratch(&t->generator.one, e->k)));
 }
 
 /* All ranks' partial sums, as offsets into their gradient sets. */
@@ -13793,10 +14174,16 @@ static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
-    dt__memory_line line[5];
+    dt__memory_line line[DT__MEMORY_LINES];
     int64_t total = dt__memory_plan(t, line);
     char text[160];
-    if (!r->model.segments)
+    if (!r->model.segments && r->model.family == DT_LLAMA) {
+        const dt_model *m = &t->e.net.llama;
+        printf("model    Llama, %lld layers, %lld heads (%lld of the keys), width %lld, hidden %lld, vocabulary %lld%s: "
+               "%lld parameters\n",
+               (long long)m->layers, (long long)m->heads, (long long)m->kv_heads, (long long)m->width,
+               (long long)m->hidden, (long long)m->vocabulary, m->tied ? ", tied" : "", (long long)t->e.net.weights);
+    } else if (!r->model.segments)
         printf("model    GPT-2, %lld layers, %lld heads, width %lld, vocabulary %lld: %lld parameters\n",
                (long long)r->model.layers, (long long)r->model.heads, (long long)r->model.width,
                (long long)r->model.vocabulary, (long long)t->e.net.weights);
@@ -13817,7 +14204,7 @@ static void dt__trainer_banner(const dt_trainer *t)
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
            t->peak_gflops);
     printf("memory   %.1f MB per rank\n", (double)total / 1e6);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < DT__MEMORY_LINES && line[i].bytes; i++)
         printf("         %-11s %8.1f MB  %s\n", line[i].what, (double)line[i].bytes / 1e6, line[i].formula);
     for (int32_t i = 0; t->layout.show_program && i < t->e.program.count; i++) {
         dt__instr_text(&t->e.program.list[i], text, sizeof text);
@@ -13856,7 +14243,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
     int ranks = dt_comm_size(t->comm);
-    dt__memory_line line[5];
+    dt__memory_line line[DT__MEMORY_LINES];
     dt_result result;
     e->recipe = r;
     e->comm = t->comm;
@@ -13866,11 +14253,12 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     t->per_rank = dt__max(dt__ceil_div(r->data_shards, ranks), 1);
     e->micros = r->batch / r->micro_batch;
     e->rows = r->micro_batch / r->data_shards;
-    if (t->feed.own) e->net.source = t->one.source = &t->feed.is;
+    if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
     if (!result) result = dt__trainer_ids(t);
     if (!result && !dt__predicts_text(&e->net, e->rows * r->sequence, r->model.vocabulary)) t->layout.sample_length = 0;
-    if (!result && t->layout.sample_length) result = dt__net_open(&t->one, &r->model, 1, r->sequence);
+    if (!result && t->layout.sample_length)
+        result = dt__generator_open(&t->generator, &r->model, r->sequence, t->layout.no_cache);
     if (!result)
         result = dt__program_open(&e->program, &e->net, e->lo, e->hi, e->micros, r->accumulation, t->layout.bucket);
     e->set_floats = e->net.slot_floats;
@@ -13968,7 +14356,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__metrics_close(&t->metrics);
     dt__program_close(&t->e.program);
     dt__net_close(&t->e.net);
-    dt__net_close(&t->one);
+    dt__generator_close(&t->generator);
     for (int i = 0; i < DT__STATE_COUNT; i++) dt__free(t->e.state[i]);
     dt__free(t->e.saved);
     dt__free(t->e.sums);
@@ -13976,7 +14364,6 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->e.shard_loss);
     dt__free(t->e.parts);
     dt__free(t->e.part_count);
-    dt__free(t->one_memory);
     dt__free(t->unit);
     dt__free(t->text);
     dt__free(t->words);
@@ -14129,14 +14516,17 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     return r;
 }
 
-/* Logits (T,V) of one sequence; values live until the next call. */
-static const float *dt__logits(dt_trainer *t, const int32_t *tokens, const int32_t *targets)
+/* ---- text ---------------------------------------------------------------------------------------------------- */
+
+/* Logits (T,V) of the T tokens that `net` takes, the first of them at `position`; values live until the next call. */
+static const float *dt__logits(dt_trainer *t, const dt__net *net, const int32_t *tokens, const int32_t *targets,
+                               int64_t position)
 {
-    const dt__net *net = &t->one;
-    float *boundary = t->one_memory + net->saved, *saved = t->one_memory;
+    float *saved = t->generator.memory, *boundary = saved + net->saved, *cache = t->generator.cache;
     const float *logits = NULL;
     dt__env env = t->e.env;
     env.inference = 1;
+    env.position = position;
     for (int64_t s = 0; s < net->count; s++) {
         const dt__built *seg = &net->segments[s];
         dt__bind b;
@@ -14144,7 +14534,8 @@ static const float *dt__logits(dt_trainer *t, const int32_t *tokens, const int32
         b.params = dt__engine_weights(&t->e, &env);
         b.param = seg->param;
         b.at[DT__AT_SAVED] = saved;
-        b.at[DT__AT_TEMP] = t->one_memory + net->saved + net->boundary;
+        b.at[DT__AT_TEMP] = t->generator.memory + net->saved + net->boundary;
+        b.at[DT__AT_CACHE] = cache;
         b.at[DT__AT_OUTPUT] = boundary;
         if (s > 0) b.at[DT__AT_INPUT] = boundary - dt__round_up(net->segments[s - 1].output, 16);
         else memcpy(&b.at[DT__AT_INPUT], &tokens, sizeof tokens);
@@ -14152,24 +14543,109 @@ static const float *dt__logits(dt_trainer *t, const int32_t *tokens, const int32
         dt__plan_run(seg->plan, 0, seg->plan->forward_count, &b, &env, 0);
         if (seg->plan->g->logits.id) logits = dt__where(seg->plan, &b, seg->plan->g->logits.id);
         saved += seg->plan->saved;
+        if (cache) cache += seg->plan->cache;
         boundary += dt__round_up(seg->output, 16);
     }
     return logits;
 }
 
-/* Draws from softmax(row / temperature) with a uniform number in (0,1). */
-static int32_t dt__draw(const dt__kernels *k, const float *row, int64_t n, float temperature, double uniform)
+/* The logits (V) after the first `used` of `tokens`. Those that are in the cache already are not looked at again. */
+static const float *dt__next_logits(dt_trainer *t, const int32_t *tokens, const int32_t *targets, int64_t used)
 {
-    float top = k->row_max(row, n), p, sum = 0.0f, limit, at = 0.0f;
-    for (int pass = 0; pass < 2; pass++) {
-        limit = (float)uniform * sum;
-        for (int64_t i = 0; i < n; i++) {
-            p = dt__expf((row[i] - top) / temperature);
-            if (!pass) sum = sum + p;
-            else if ((at = at + p) >= limit) return (int32_t)i;
-        }
+    dt__generator *d = &t->generator;
+    int64_t vocabulary = t->recipe.model.vocabulary, n = 0;
+    const float *logits = NULL;
+    if (!d->cache) return dt__logits(t, &d->whole, tokens, targets, 0) + (used - 1) * vocabulary;
+    for (; d->cached < used; d->cached += n) {
+        n = d->several.count && used - d->cached >= DT__PREFILL ? DT__PREFILL : 1;
+        logits = dt__logits(t, n > 1 ? &d->several : &d->one, tokens + d->cached, targets, d->cached);
     }
-    return (int32_t)(n - 1);
+    return logits + (n - 1) * vocabulary;
+}
+
+/* Is token a before b, by falling logits and, where these are equal, rising numbers? */
+static int dt__before(const float *logits, int32_t a, int32_t b)
+{
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+}
+
+/* Restores the order of a heap of n tokens, first one at the top, below place i. */
+static void dt__heap_sift(int32_t *heap, int64_t n, int64_t i, const float *logits)
+{
+    int32_t token = heap[i];
+    for (int64_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && dt__before(logits, heap[child + 1], heap[child])) child++;
+        if (!dt__before(logits, heap[child], token)) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = token;
+}
+static void dt__heap_make(int32_t *heap, int64_t n, const float *logits)
+{
+    for (int64_t i = n / 2; i-- > 0;) dt__heap_sift(heap, n, i, logits);
+}
+/* Moves the top behind the n - 1 others. */
+static int32_t dt__heap_pop(int32_t *heap, int64_t n, const float *logits)
+{
+    int32_t top = heap[0];
+    heap[0] = heap[n - 1];
+    heap[n - 1] = top;
+    dt__heap_sift(heap, n - 1, 0, logits);
+    return top;
+}
+
+/* Sets the weights of all tokens but those that top_k and top_p keep to 0. */
+static void dt__keep_top(const dt_sampling *s, const float *logits, float *weight, int32_t *heap, int64_t n)
+{
+    int64_t left = n;
+    float sum = 0.0f, kept = 0.0f;
+    for (int64_t i = 0; i < n; i++) heap[i] = (int32_t)i;
+    dt__heap_make(heap, n, logits);
+    if (s->top_k && s->top_k < n) {
+        while (n - left < s->top_k) dt__heap_pop(heap, left--, logits);
+        for (int64_t i = 0; i < left; i++) weight[heap[i]] = 0.0f;
+    }
+    if (!(s->top_p > 0.0f && s->top_p < 1.0f)) return;
+    for (int64_t i = 0; i < n; i++) sum = sum + weight[i];
+    if (left < n) { /* what top_k kept lies behind the rest */
+        heap += left;
+        n -= left;
+        dt__heap_make(heap, n, logits);
+    }
+    for (left = n; left && kept < s->top_p * sum;) kept = kept + weight[dt__heap_pop(heap, left--, logits)];
+    for (int64_t i = 0; i < left; i++) weight[heap[i]] = 0.0f;
+}
+
+/* Draws a token by `how` from logits (n) with a uniform number in (0,1). */
+static int32_t dt__draw(dt__generator *d, const dt__kernels *k, const dt_sampling *how, const float *logits, int64_t n,
+                        double uniform)
+{
+    float top = k->row_max(logits, n), sum = 0.0f, limit, at = 0.0f;
+    if (how->temperature == 0.0f) return (int32_t)dt__first_max(logits, top, n);
+    for (int64_t i = 0; i < n; i++) d->weight[i] = dt__expf((logits[i] - top) / how->temperature);
+    if (how->top_k || how->top_p > 0.0f) dt__keep_top(how, logits, d->weight, d->heap, n);
+    for (int64_t i = 0; i < n; i++) sum = sum + d->weight[i];
+    limit = (float)uniform * sum;
+    for (int64_t i = 0; i < n; i++)
+        if ((at = at + d->weight[i]) >= limit && d->weight[i] > 0.0f) return (int32_t)i;
+    return (int32_t)dt__first_max(logits, top, n);
+}
+
+/* Draws the token after the first *used ones and appends it; a full sequence keeps its later half. */
+static int32_t dt__next_token(dt_trainer *t, int32_t *tokens, const int32_t *targets, int64_t *used,
+                              const dt_sampling *how, double uniform)
+{
+    int64_t length = t->recipe.sequence, vocabulary = t->recipe.model.vocabulary;
+    unsigned saved = dt__fp_enter();
+    int32_t token = dt__draw(&t->generator, t->e.k, how, dt__next_logits(t, tokens, targets, *used), vocabulary, uniform);
+    dt__fp_leave(saved);
+    if (*used == length) {
+        memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
+        *used = length - length / 2;
+        t->generator.cached = 0; /* every position has changed */
+    }
+    tokens[(*used)++] = token;
+    return token;
 }
 
 /* The first ids of a prompt, at most T - 1, at the beginning of `tokens` (T); *used: how many. */
@@ -14204,33 +14680,30 @@ static int64_t dt__sample_text(const dt_trainer *t, int32_t token, char *text, i
     return bytes;
 }
 
-DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, float temperature, char *text)
+DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how, char *text)
 {
-    int64_t length = t->recipe.sequence, used = 0, vocabulary = t->recipe.model.vocabulary, written = 0;
-    int32_t *tokens = (int32_t *)(void *)t->unit, *targets;
-    dt__rng rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, 0, 0);
+    int64_t length = t->recipe.sequence, used = 0, written = 0;
+    int32_t *tokens = (int32_t *)(void *)t->unit, *targets = tokens + length;
+    dt_sampling usual = dt_sampling_default();
+    uint64_t seed;
+    dt__rng rng;
     dt_result r;
-    if (!t->one_memory)
+    if (!how) how = &usual;
+    if (!t->generator.memory)
         return dt__error(DT_E_USAGE,
                          "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     r = dt__sample_prompt(t, prompt, tokens, &used);
+    if (!r) r = dt__check_sampling(how);
     if (r) return r;
-    if ((vocabulary > 256 && !t->tokenizer) || !(temperature > 0.0f) || used < 1)
-        return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary or a tokenizer, a prompt and a temperature "
-                                     "above 0");
-    targets = tokens + length;
+    if ((t->recipe.model.vocabulary > 256 && !t->tokenizer) || used < 1)
+        return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary or a tokenizer, and a prompt");
+    memcpy(&seed, &how->seed, sizeof seed);
+    rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
+                       (uint32_t)(seed >> 32));
     for (int64_t i = 0; i < length; i++) targets[i] = -1;
+    t->generator.cached = 0; /* of other weights */
     for (int64_t i = 0; written < count; i++) {
-        unsigned saved = dt__fp_enter();
-        const float *logits = dt__logits(t, tokens, targets);
-        int32_t token = dt__draw(t->e.k, logits + (used - 1) * vocabulary, vocabulary, temperature,
-                                 dt__uniform(&rng, (uint64_t)i));
-        dt__fp_leave(saved);
-        if (used == length) { /* keep the later half */
-            memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
-            used = length - length / 2;
-        }
-        tokens[used++] = token;
+        int32_t token = dt__next_token(t, tokens, targets, &used, how, dt__uniform(&rng, (uint64_t)i));
         written += dt__sample_text(t, token, text + written, count - written);
         dt__comm_tick(t->comm);
     }
@@ -14265,7 +14738,7 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
 static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 {
     static const char prompt[] = "The ";
-    dt_result r = dt_trainer_sample(t, prompt, t->layout.sample_length, 0.7f, t->text);
+    dt_result r = dt_trainer_sample(t, prompt, t->layout.sample_length, &t->layout.sampling, t->text);
     if (r) return r;
     for (int64_t i = 0; i < t->layout.sample_length; i++)
         if ((unsigned char)t->text[i] < 32 && t->text[i] != '\n' && t->text[i] != '\t') t->text[i] = '?';

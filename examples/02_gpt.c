@@ -60,7 +60,7 @@ static int count_weights(const dt_trainer *t, const dt_recipe *r)
 static dt_result print_sample(dt_trainer *t, long long step)
 {
     char text[72 + 1];
-    dt_result r = dt_trainer_sample(t, "the ", 72, 0.7f, text);
+    dt_result r = dt_trainer_sample(t, "the ", 72, NULL, text);
     if (r) return r;
     for (int i = 0; i < 72; i++)
         if (text[i] < ' ' || text[i] > '~') text[i] = '.';

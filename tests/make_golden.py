@@ -21,6 +21,10 @@ gpt2_tiny.safetensors, a GPT-2 with its names and shapes (x W + b, so W is (in, 
 The gradient of a key bias (the middle third of attn.c_attn.bias) is zero in exact arithmetic: softmax does not see a
 constant. In float32 it is rounding noise, which AdamW blows up to a visible step: compare the other two thirds.
 
+llama_tiny.safetensors, the same for a Llama with an untied head: config.kv_heads and hidden besides, model.* and
+lm_head.weight instead of transformer.*, no wte. Names and formulas are Hugging Face's; the *_proj.weight are (in, out),
+transposed against it, as x W.
+
 ops.safetensors, reduce.safetensors, nn.safetensors and elementwise.safetensors, for a case named N: N.<input>, N.out, a
 random N.w shaped like N.out, and N.grad.<input>, the gradients of sum(out * w); what has no gradient has no N.grad. OPS,
 REDUCE, nn_cases and ELEMENTWISE below say what each computes; nn.safetensors also holds the cases' windows.
@@ -168,30 +172,23 @@ def training_step(p, tokens, targets):
     loss = cross_entropy(logits, targets)
     loss.backward()
     norm = math.sqrt(sum(float((tensor.grad ** 2).sum()) for tensor in p.values()))
-    return logits, loss, norm, embed.grad, head.grad
+    return logits, loss, norm, {"grad.wte.embed": embed.grad, "grad.wte.head": head.grad}
 
 
-def make_gpt2():
-    source = Source(2024)
-    out = {"config.layers": number(LAYERS), "config.heads": number(HEADS), "config.width": number(C),
-           "config.vocabulary": number(V), "config.sequence": number(T), "config.batch": number(B),
-           "config.clip": number(CLIP), "config.beta1": number(BETAS[0]), "config.beta2": number(BETAS[1]),
-           "config.eps": number(EPS), "config.decay": number(DECAY)}
-    tokens, targets = source.integers((B, T), V), source.integers((B, T), V)
+def make_steps(out, p, tokens, targets, step_once):
+    """Fills `out` with what three AdamW steps of step_once(p, tokens, targets) -> (logits, loss, norm, more) give."""
     targets[0, 3] = targets[2, 0] = targets[2, 1] = -1
     targets[3, 5:] = -1
-    p = initial_parameters(source)
     out.update(tokens=tokens, targets=targets, **{name: tensor.detach().clone() for name, tensor in p.items()})
-
     decayed = [tensor for tensor in p.values() if tensor.dim() >= 2]
     plain = [tensor for tensor in p.values() if tensor.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}],
                                   betas=BETAS, eps=EPS)
     losses, norms = [], []
     for step, rate in enumerate(LEARNING_RATES):
-        logits, loss, norm, embed, head = training_step(p, tokens, targets)
+        logits, loss, norm, more = step_once(p, tokens, targets)
         if step == 0:
-            out.update({"logits": logits, "loss": loss.reshape(1), "grad.wte.embed": embed, "grad.wte.head": head})
+            out.update({"logits": logits, "loss": loss.reshape(1), **more})
             out.update({"grad." + name: tensor.grad.clone() for name, tensor in p.items()})
         for tensor in p.values():
             tensor.grad *= min(1.0, CLIP / norm)
@@ -204,6 +201,82 @@ def make_gpt2():
     for name, values in ("lr", LEARNING_RATES), ("loss", losses), ("norm", norms):
         out["step." + name] = torch.tensor(values, dtype=torch.float64)
     return out
+
+
+def configuration():
+    return {"config.layers": number(LAYERS), "config.heads": number(HEADS), "config.width": number(C),
+            "config.vocabulary": number(V), "config.sequence": number(T), "config.batch": number(B),
+            "config.clip": number(CLIP), "config.beta1": number(BETAS[0]), "config.beta2": number(BETAS[1]),
+            "config.eps": number(EPS), "config.decay": number(DECAY)}
+
+
+def make_gpt2():
+    source = Source(2024)
+    tokens, targets = source.integers((B, T), V), source.integers((B, T), V)
+    return make_steps(configuration(), initial_parameters(source), tokens, targets, training_step)
+
+
+# ---- Llama -------------------------------------------------------------------------------------
+
+WIDTH, WORDS, LLAMA_HEADS, KV_HEADS, HIDDEN = 16, 37, 4, 2, 40
+NORM_EPS, ROPE_BASE, SCALING = 1e-6, 500.0, (8.0, 1.0, 4.0, 16)
+
+
+def llama_parameters(source):
+    kv = WIDTH // LLAMA_HEADS * KV_HEADS
+    matrices = {"self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (WIDTH, kv), "self_attn.v_proj": (WIDTH, kv),
+                "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (WIDTH, HIDDEN), "mlp.up_proj": (WIDTH, HIDDEN),
+                "mlp.down_proj": (HIDDEN, WIDTH)}
+    p = {name: source.uniform((WORDS, WIDTH), 0.3) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    for i in range(LAYERS):
+        block = f"model.layers.{i}."
+        for name, shape in matrices.items():
+            p[block + name + ".weight"] = source.uniform(shape, 0.3)
+        for name in "input_layernorm", "post_attention_layernorm":
+            p[block + name + ".weight"] = source.uniform((WIDTH,), 0.2, 1.0)
+    p["model.norm.weight"] = source.uniform((WIDTH,), 0.2, 1.0)
+    return {name: tensor.requires_grad_() for name, tensor in p.items()}
+
+
+def llama(p, tokens):
+    """(B,T) tokens to (B,T,V) logits."""
+    def norm(x, name):
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + NORM_EPS) * p[name + ".weight"]
+
+    def linear(x, name):
+        return x @ p[name + ".weight"]
+
+    x = p["model.embed_tokens.weight"][tokens.long()]
+    for i in range(LAYERS):
+        block = f"model.layers.{i}."
+        h = norm(x, block + "input_layernorm")
+        q = rope(linear(h, block + "self_attn.q_proj"), LLAMA_HEADS, ROPE_BASE, 0, SCALING)
+        k = rope(linear(h, block + "self_attn.k_proj"), KV_HEADS, ROPE_BASE, 0, SCALING)
+        v = linear(h, block + "self_attn.v_proj")
+        x = x + linear(grouped_attention(q, k, v, KV_HEADS, True, heads=LLAMA_HEADS), block + "self_attn.o_proj")
+        h = norm(x, block + "post_attention_layernorm")
+        x = x + linear(F.silu(linear(h, block + "mlp.gate_proj")) * linear(h, block + "mlp.up_proj"),
+                       block + "mlp.down_proj")
+    return norm(x, "model.norm") @ p["lm_head.weight"].T
+
+
+def llama_step(p, tokens, targets):
+    for tensor in p.values():
+        tensor.grad = None
+    logits = llama(p, tokens)
+    loss = cross_entropy(logits, targets)
+    loss.backward()
+    return logits, loss, math.sqrt(sum(float((tensor.grad ** 2).sum()) for tensor in p.values())), {}
+
+
+def make_llama():
+    source = Source(2025)
+    out = {**configuration(), "config.heads": number(LLAMA_HEADS), "config.width": number(WIDTH),
+           "config.vocabulary": number(WORDS), "config.kv_heads": number(KV_HEADS),
+           "config.hidden": number(HIDDEN), "config.norm_eps": number(NORM_EPS), "config.rope_base": number(ROPE_BASE),
+           "config.rope_scaling": torch.tensor(SCALING, dtype=torch.float64)}
+    tokens, targets = source.integers((B, T), WORDS), source.integers((B, T), WORDS)
+    return make_steps(out, llama_parameters(source), tokens, targets, llama_step)
 
 
 # ---- single operations -------------------------------------------------------------------------
@@ -562,7 +635,8 @@ def make_optim():
 
 # ---- the program -------------------------------------------------------------------------------
 
-FILES = {"gpt2_tiny.safetensors": make_gpt2, "ops.safetensors": lambda: make_cases(op_cases, 7),
+FILES = {"gpt2_tiny.safetensors": make_gpt2, "llama_tiny.safetensors": make_llama,
+         "ops.safetensors": lambda: make_cases(op_cases, 7),
          "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
          "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11),
          "optim.safetensors": make_optim}

@@ -1,24 +1,56 @@
-/* A tiny GPT-2 against PyTorch (golden/gpt2_tiny.safetensors, made by make_golden.py): logits, loss, every gradient, and
- * three steps of AdamW with clipping. Largest difference / largest value per tensor: at most 1e-5. */
+/* A tiny GPT-2 and a tiny Llama against PyTorch (golden/gpt2_tiny.safetensors and llama_tiny.safetensors, made by
+ * make_golden.py): logits, loss, every gradient, and three steps of AdamW with clipping. Largest difference / largest
+ * value per tensor: at most 1e-5. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
 
-enum { B = 4, T = 12, V = 61, C = 32 };
+enum { B = 4, T = 12, LARGEST = 61 * 32 };
 #define LIMIT 1e-5
 
 static dt__engine e;
 static dt_recipe recipe;
 static tap_golden *golden;
+static int64_t V, C;
+
+static int64_t config(const char *name)
+{
+    char full[80];
+    const int64_t *value;
+    snprintf(full, sizeof full, "config.%s", name);
+    value = tap_golden_i64(golden, full, 1);
+    if (!value) tap_bail("no %s in the golden file", full);
+    return *value;
+}
+
+static dt_model the_model(int family)
+{
+    dt_model m;
+    memset(&m, 0, sizeof m);
+    m.family = family;
+    m.layers = config("layers"), m.heads = config("heads"), m.width = config("width"), m.vocabulary = config("vocabulary");
+    if (family == DT_LLAMA) {
+        const float *scaling = tap_golden_f32(golden, "config.rope_scaling", 4);
+        m.kv_heads = config("kv_heads"), m.hidden = config("hidden");
+        m.norm_eps = *tap_golden_f32(golden, "config.norm_eps", 1);
+        m.rope_base = *tap_golden_f32(golden, "config.rope_base", 1);
+        m.rope_scaling.factor = (double)scaling[0];
+        m.rope_scaling.low_freq_factor = (double)scaling[1], m.rope_scaling.high_freq_factor = (double)scaling[2];
+        m.rope_scaling.original_context = (int64_t)scaling[3];
+    }
+    return m;
+}
 
 /* The engine of a trainer, without its data: one unit of (B,T) is the batch, one data shard. */
-static void open_engine(void)
+static void open_engine(int family)
 {
     dt__net *n = &e.net;
     dt_model *m = &recipe.model;
     const float *decay = tap_golden_f32(golden, "config.decay", 1);
+    memset(&e, 0, sizeof e);
     recipe = dt_recipe_default();
-    m->layers = 2, m->heads = 2, m->width = C, m->vocabulary = V;
+    *m = the_model(family);
+    V = m->vocabulary, C = m->width;
     recipe.schedule = DT_CONSTANT;
     recipe.warmup = 0;
     recipe.clip = 1.0f;
@@ -79,7 +111,7 @@ static void check_logits(void)
 static void check_gradients(void)
 {
     char name[160];
-    static float sum[V * C];
+    static float sum[LARGEST];
     for (int32_t i = 0; i < e.net.param_count; i++) {
         const dt__net_param *p = &e.net.params[i];
         const float *g = e.sets + p->slot[0];
@@ -114,12 +146,13 @@ static void check_step(int step)
     }
 }
 
-int main(void)
+static void check_model(const char *file, int family)
 {
     const float *rate, *loss, *norm;
-    golden = tap_golden_open("gpt2_tiny.safetensors");
+    golden = tap_golden_open(file);
     if (!golden) tap_bail("no golden file");
-    open_engine();
+    tap_note("%s", file);
+    open_engine(family);
     rate = tap_golden_f32(golden, "step.lr", 3);
     loss = tap_golden_f32(golden, "step.loss", 3);
     norm = tap_golden_f32(golden, "step.norm", 3);
@@ -142,5 +175,11 @@ int main(void)
     }
     close_engine();
     tap_golden_close(golden);
+}
+
+int main(void)
+{
+    check_model("gpt2_tiny.safetensors", DT_GPT2);
+    check_model("llama_tiny.safetensors", DT_LLAMA);
     return tap_done();
 }

@@ -871,7 +871,7 @@ static int train(int argc, char **argv)
     if (!r) r = dt_trainer_evaluate(t, 0, &validation);
     if (!r) r = dt_trainer_step(t, &info);
     if (r) return dt_fail("train");
-    if (kind && (dt_trainer_sample(t, "The ", 5, 1.0f, text) != DT_E_USAGE || !strstr(dt_last_error(), "no logits"))) return 1;
+    if (kind && (dt_trainer_sample(t, "The ", 5, NULL, text) != DT_E_USAGE || !strstr(dt_last_error(), "no logits"))) return 1;
     if (dt_is_root(t) && (kind == 1 || kind == 2)) {
         double want = persistence(t, DT_TRAIN, 32, kind == 2 ? LENGTH - HORIZON : 0);
         double seen = persistence(t, DT_VALIDATION, dt_data_samples(t->data, DT_VALIDATION), kind == 2 ? LENGTH - HORIZON : 0);

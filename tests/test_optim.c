@@ -472,11 +472,11 @@ static void test_average(void)
         for (int64_t i = 0; i < n; i++) want[i] = fmaf(0.75f, want[i], 0.25f * w[i]);
     }
     tap_same_bits(dt_trainer_average(t, name, NULL), want, n, "six steps of the average");
-    good = !dt_trainer_evaluate(t, 0, &averaged) && !dt_trainer_sample(t, "The ", 20, 0.7f, text[0]);
+    good = !dt_trainer_evaluate(t, 0, &averaged) && !dt_trainer_sample(t, "The ", 20, NULL, text[0]);
     t->recipe.evaluate_ema = 0;
-    good = good && !dt_trainer_evaluate(t, 0, &own) && !dt_trainer_sample(t, "The ", 20, 0.7f, text[1]);
+    good = good && !dt_trainer_evaluate(t, 0, &own) && !dt_trainer_sample(t, "The ", 20, NULL, text[1]);
     memcpy(t->e.params, t->e.state[DT__STATE_AVERAGE], 4 * (size_t)t->e.net.param_floats);
-    good = good && !dt_trainer_evaluate(t, 0, &again) && !dt_trainer_sample(t, "The ", 20, 0.7f, text[2]);
+    good = good && !dt_trainer_evaluate(t, 0, &again) && !dt_trainer_sample(t, "The ", 20, NULL, text[2]);
     tap_ok(good && averaged == again && averaged != own, "validation of the average is that of a model with these weights");
     tap_ok(!memcmp(text[0], text[2], 21) && memcmp(text[0], text[1], 21), "and so is a sample");
     dt_trainer_close(&t);
