@@ -15,10 +15,11 @@ my $program = trainer();
 my $only_threads = ($ENV{DT_SANITIZE} || '') =~ /thread/; # TSan cannot see what processes share
 my ($isas, $lacking) = isas();
 
-# At most 1 GFLOP each: 0.7 MFLOP per token.
+# At most 1 GFLOP each: 0.7 MFLOP per token, 0.8 of llama.
 my $common = "--data $data --model nano --warmup 2 --validation 0 --sample-length 0 --quiet";
 my %recipe = (
     base => '--batch 8 --sequence 32 --steps 5',
+    llama => '--model llama-nano --batch 8 --sequence 32 --steps 3',
     dropout => '--batch 8 --sequence 32 --steps 3 --dropout 0.1',
     shard => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation shard',
     each => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation each',
@@ -69,7 +70,7 @@ my @layouts = layouts();
 same('base', $_->[0], 'base', $_->[1]) for @layouts;
 my $several = $only_threads ? '--ranks 3 --launch threads' : '--ranks 3';
 same('base', "buckets of $_ bytes", 'base', "$several --threads 1 --bucket $_") for 1, 5000, 100000;
-for my $name (qw(dropout shard each)) {
+for my $name (qw(llama dropout shard each)) {
     my @some = full() ? @layouts : grep { $_->[0] =~ /^(1 rank, 2|3 .*, 1|8 )/ } @layouts;
     same($name, $_->[0], $name, $_->[1]) for @some;
     same($name, 'small buckets', $name, "$several --threads 1 --bucket 5000");
@@ -89,7 +90,7 @@ for my $name (qw(adam sgd lion adamw8)) {
 for my $isa (@$isas) {
     my @some = full() ? @layouts : ($layouts[1], ['3 ranks', "$several --threads 1"]);
     same('base', "$isa, $_->[0]", 'base', $_->[1], "DT_ISA=$isa") for @some;
-    same($_, "$isa", $_, $several, "DT_ISA=$isa") for full() ? qw(dropout shard each) : ();
+    same($_, "$isa", $_, $several, "DT_ISA=$isa") for full() ? qw(llama dropout shard each) : 'llama';
 }
 SKIP: { skip "$_: this processor lacks it", 1 for @$lacking }
 

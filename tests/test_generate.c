@@ -1,0 +1,238 @@
+/* Drawing text: logits against the cache of keys and values have the bits of the recomputed sequence, at every position;
+ * a draw is what the doc of dt_sampling says, written down plainly here; texts are decided by their seeds. */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "tap.h"
+
+enum { VOCABULARY = 256, LENGTH = 70, TEXT = 150 };
+static char data[] = "/tmp/dtrain_XXXXXX";
+
+static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads, int no_cache)
+{
+    dt_recipe r = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_trainer *t = NULL;
+    r.model = model;
+    r.model.vocabulary = VOCABULARY;
+    r.data = data;
+    r.batch = r.data_shards = 1;
+    r.sequence = length;
+    r.validation = 0;
+    l.quiet = 1;
+    l.threads = threads;
+    l.no_cache = no_cache;
+    if (dt_trainer_open(&t, &r, &l)) tap_bail("%s", dt_last_error());
+    return t;
+}
+
+/* ---- logits ---------------------------------------------------------------------------------------------- */
+
+/* Every row after prompts of several lengths, against one pass over the whole sequence. */
+static void check_logits(const char *what, dt_model model, int64_t length, int64_t threads)
+{
+    static const int64_t prompts[] = {1, 31, 32, 33, 64, LENGTH};
+    int32_t tokens[LENGTH], targets[LENGTH];
+    dt_trainer *whole = open_trainer(model, length, threads, 1), *cached = open_trainer(model, length, threads, 0);
+    const float *want;
+    int64_t same = 0, all = 0;
+    unsigned saved = dt__fp_enter();
+    for (int64_t i = 0; i < length; i++) tokens[i] = (int32_t)(i * 7919 % 251), targets[i] = -1;
+    for (int32_t i = 0; i < whole->e.net.param_count; i++) { /* weights so large that attention is no plain mean */
+        const dt__net_param *p = &whole->e.net.params[i];
+        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++)
+            whole->e.params[p->offset + j] *= 8.0f, cached->e.params[p->offset + j] *= 8.0f;
+    }
+    want = dt__logits(whole, &whole->generator.whole, tokens, targets, 0);
+    tap_ok(cached->generator.cache && !whole->generator.cache, "%s: one of the two has a cache", what);
+    for (int p = 0; p < 6; p++) {
+        cached->generator.cached = 0;
+        for (int64_t used = prompts[p]; used <= length; used++, all++)
+            same += !memcmp(dt__next_logits(cached, tokens, targets, used), want + (used - 1) * VOCABULARY, 4 * VOCABULARY);
+    }
+    tap_ok(same == all && all > 0, "%s, %lld positions, %lld threads: %lld of %lld rows of logits have the bits of the whole sequence",
+           what, (long long)length, (long long)threads, (long long)same, (long long)all);
+    dt__fp_leave(saved);
+    dt_trainer_close(&whole);
+    dt_trainer_close(&cached);
+}
+
+/* ---- draws ----------------------------------------------------------------------------------------------- */
+
+static const float *order_by;
+static int by_logit(const void *x, const void *y)
+{
+    int32_t a = *(const int32_t *)x, b = *(const int32_t *)y;
+    if (order_by[a] != order_by[b]) return order_by[a] > order_by[b] ? -1 : 1;
+    return a < b ? -1 : 1;
+}
+
+static int32_t plain_draw(const dt_sampling *how, const float *logits, int64_t n, double uniform)
+{
+    static int32_t order[1000];
+    static float weight[1000];
+    static int keep[1000];
+    float sum = 0.0f, at = 0.0f;
+    int64_t most = how->top_k && how->top_k < n ? how->top_k : n;
+    for (int64_t i = 0; i < n; i++) order[i] = (int32_t)i;
+    order_by = logits;
+    qsort(order, (size_t)n, sizeof *order, by_logit);
+    if (how->temperature == 0.0f) return order[0];
+    for (int64_t i = 0; i < n; i++) weight[i] = dt__expf((logits[i] - logits[order[0]]) / how->temperature), keep[i] = 0;
+    for (int64_t i = 0; i < most; i++) keep[order[i]] = 1;
+    for (int64_t i = 0; i < n; i++)
+        if (keep[i]) sum = sum + weight[i];
+    if (how->top_p > 0.0f && how->top_p < 1.0f)
+        for (int64_t i = 0; i < most; i++) {
+            if (at >= how->top_p * sum) keep[order[i]] = 0;
+            at = at + weight[order[i]];
+        }
+    sum = at = 0.0f;
+    for (int64_t i = 0; i < n; i++)
+        if (keep[i]) sum = sum + weight[i];
+    for (int64_t i = 0; i < n; i++)
+        if (keep[i] && (at = at + weight[i]) >= (float)uniform * sum && weight[i] > 0.0f) return (int32_t)i;
+    return -1;
+}
+
+static void check_draws(void)
+{
+    static const int64_t sizes[] = {1, 2, 3, 31, 32, 33, 1000}, tops[] = {0, 1, 2, 5, 32, 999, 5000};
+    static const float ps[] = {0.0f, 1e-6f, 0.3f, 0.9f, 0.9999f, 1.0f}, temperatures[] = {0.0f, 0.1f, 1.0f, 3.0f};
+    float logits[1000], weight[1000];
+    int32_t heap[1000];
+    const dt__kernels *k;
+    dt__generator d;
+    dt_sampling how = dt_sampling_default();
+    dt__rng rng = dt__rng_make(3, DT__RNG_TEXT, 0, 0, 0);
+    uint64_t at = 0;
+    int64_t same = 0, all = 0;
+    if (dt__choose_kernels(&k)) tap_bail("%s", dt_last_error());
+    memset(&d, 0, sizeof d);
+    d.weight = weight, d.heap = heap;
+    for (int s = 0; s < 7; s++)
+        for (int c = 0; c < 7 * 6 * 4; c++)
+            for (int again = 0; again < 4; again++, all++) {
+                double uniform = dt__uniform(&rng, at++);
+                for (int64_t i = 0; i < sizes[s]; i++) /* halves: many are equal */
+                    logits[i] = 0.5f * (float)(int)(16.0 * dt__uniform(&rng, at++)) - 3.0f;
+                how.top_k = tops[c % 7], how.top_p = ps[c / 7 % 6], how.temperature = temperatures[c / 42];
+                same += dt__draw(&d, k, &how, logits, sizes[s], uniform) == plain_draw(&how, logits, sizes[s], uniform);
+            }
+    tap_ok(same == all, "%lld of %lld draws with temperature, top-k, top-p are those of the plain text", (long long)same,
+           (long long)all);
+}
+
+/* ---- texts ----------------------------------------------------------------------------------------------- */
+
+static void text_of(dt_trainer *t, const char *prompt, dt_sampling how, char text[TEXT + 1])
+{
+    if (dt_trainer_sample(t, prompt, TEXT, &how, text)) tap_bail("%s", dt_last_error());
+}
+
+static void check_texts(dt_model model, const char *name)
+{
+    static const char prompt[] = "a prompt of so many letters that they need more than one step of the cache";
+    dt_trainer *cached = open_trainer(model, LENGTH, 1, 0), *whole = open_trainer(model, LENGTH, 1, 1);
+    dt_sampling how = dt_sampling_default();
+    char a[TEXT + 1], b[TEXT + 1];
+    how.top_k = 50, how.top_p = 0.9f;
+    for (int p = 0; p < 3; p++) { /* longer than the sequence too: it is moved on twice */
+        const char *start = prompt + (p == 0 ? 0 : p == 1 ? 30 : sizeof prompt - 2);
+        text_of(cached, start, how, a);
+        text_of(whole, start, how, b);
+        tap_ok(!memcmp(a, b, TEXT), "%s: %d letters of prompt, cached and recomputed, the same text", name, (int)strlen(start));
+    }
+    text_of(cached, "The ", how, b);
+    text_of(cached, "The ", how, a);
+    tap_ok(!memcmp(a, b, TEXT), "%s: a seed gives one text", name);
+    how.seed = 1;
+    text_of(cached, "The ", how, b);
+    tap_ok(memcmp(a, b, TEXT) != 0, "%s: another seed gives another text", name);
+    how.seed = (int64_t)1 << 40;
+    text_of(cached, "The ", how, a);
+    tap_ok(memcmp(a, b, TEXT) != 0, "%s: a seed has 64 bits", name);
+    how.temperature = 0.0f;
+    text_of(cached, "The ", how, a);
+    how = dt_sampling_default();
+    how.top_k = 1;
+    text_of(cached, "The ", how, b);
+    tap_ok(!memcmp(a, b, TEXT), "%s: temperature 0 is top-k 1", name);
+    how.top_k = 0, how.top_p = 1e-6f, how.seed = 9;
+    text_of(cached, "The ", how, b);
+    tap_ok(!memcmp(a, b, TEXT), "%s: and a tiny top-p, whatever the seed", name);
+    dt_trainer_close(&cached);
+    dt_trainer_close(&whole);
+}
+
+static dt_tensor my_block(dt_graph *g, dt_tensor x, const void *user) { return dt__gpt2_block(g, x, user); }
+
+/* A model of one's own recomputes, and draws the family's text when it is the same model. */
+static void check_own(void)
+{
+    static const dt__gpt2 sizes = {1, 2, 32, VOCABULARY, 0.0f};
+    static const dt_segment list[] = {{"transformer", dt__gpt2_embed, &sizes},
+                                      {"transformer.h.0", my_block, &sizes},
+                                      {"transformer", dt__gpt2_head, &sizes}};
+    dt_model family = dt_model_gpt2("nano");
+    dt_trainer *own = open_trainer(dt_model_segments(list, 3, VOCABULARY), LENGTH, 1, 0), *t;
+    char a[TEXT + 1], b[TEXT + 1];
+    family.layers = 1, family.heads = 2, family.width = 32;
+    t = open_trainer(family, LENGTH, 1, 0);
+    text_of(own, "The ", dt_sampling_default(), a);
+    text_of(t, "The ", dt_sampling_default(), b);
+    tap_ok(!own->generator.cache && t->generator.cache && !memcmp(a, b, TEXT), "a model of one's own draws without a cache");
+    dt_trainer_close(&own);
+    dt_trainer_close(&t);
+}
+
+static void check_refused(void)
+{
+    dt_trainer *t = open_trainer(dt_model_llama("llama-nano"), 16, 1, 0);
+    dt_sampling how[3];
+    dt_result r;
+    char text[8];
+    for (int i = 0; i < 3; i++) {
+        how[i] = dt_sampling_default();
+        if (i == 0) how[i].temperature = -1.0f;
+        else if (i == 1) how[i].top_k = -3;
+        else how[i].top_p = 1.5f;
+        r = dt_trainer_sample(t, "a", 5, &how[i], text);
+        tap_ok(r == DT_E_USAGE && strstr(dt_last_error(), "--top-p"), "refused: %s", dt_last_error());
+    }
+    r = dt_trainer_sample(t, "", 5, NULL, text);
+    tap_ok(r == DT_E_USAGE && strstr(dt_last_error(), "prompt"), "refused: %s", dt_last_error());
+    dt_trainer_close(&t);
+}
+
+int main(void)
+{
+    static const char *const isas[] = {"portable", "avx2", "avx512"};
+    dt_model gpt2 = dt_model_gpt2("nano"), llama = dt_model_llama("llama-nano");
+    int file = mkstemp(data);
+    if (file < 0 || dt_data_generate(data, 20000, 1)) tap_bail("no file: %s", dt_last_error());
+    close(file);
+    gpt2.width = 32, llama.width = 32, gpt2.dropout = 0.1f; /* dropout is off when text is drawn */
+    llama.rope_scaling.factor = 4.0, llama.rope_scaling.original_context = 16;
+    llama.rope_scaling.low_freq_factor = 1.0, llama.rope_scaling.high_freq_factor = 4.0;
+    for (int i = 0; i < 3; i++) {
+        setenv("DT_ISA", isas[i], 1);
+        const dt__kernels *k;
+        if (dt__choose_kernels(&k)) {
+            tap_skip(2, "%s", dt_last_error());
+            continue;
+        }
+        tap_note("%s", isas[i]);
+        check_logits("GPT-2", gpt2, LENGTH, 1);
+        check_logits("Llama", llama, LENGTH, 2);
+    }
+    unsetenv("DT_ISA");
+    check_logits("GPT-2, a short sequence", gpt2, 20, 1);
+    check_logits("Llama, a sequence of one step", llama, DT__PREFILL, 1);
+    check_draws();
+    check_texts(gpt2, "GPT-2");
+    check_texts(llama, "Llama");
+    check_own();
+    check_refused();
+    remove(data);
+    return tap_done();
+}
