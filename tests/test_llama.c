@@ -1,0 +1,188 @@
+/* The Llama family: its sizes, the gradient of an input that several column-parallel weights share (R6), blocks cut into
+ * tensor shards, and what is refused. Values against PyTorch are in test_golden.c, one hash in test_hash.t, text in
+ * test_generate.c. */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "tap.h"
+
+/* ---- sizes ----------------------------------------------------------------------------------------------- */
+
+/* Parameters of the published models with their vocabularies. */
+static void check_sizes(void)
+{
+    static const struct {
+        const char *name;
+        int64_t vocabulary, weights, hidden;
+    } published[] = {{"llama-1.1B", 32000, 1100048384, 5632},  {"llama-7B", 32000, 6738415616, 11008},
+                     {"llama-13B", 32000, 13015864320, 13824}, {"llama3-8B", 128256, 8030261248, 14336},
+                     {"llama3.2-1B", 128256, 1235814400, 8192}};
+    for (int i = 0; i < 5; i++) {
+        dt_model m = dt_model_llama(published[i].name);
+        dt__net net;
+        memset(&net, 0, sizeof net);
+        m.vocabulary = published[i].vocabulary;
+        if (dt__net_open(&net, &m, 1, 2)) tap_bail("%s", dt_last_error());
+        tap_ok(net.weights == published[i].weights && net.llama.hidden == published[i].hidden, "%s: %lld parameters, hidden %lld",
+               published[i].name, (long long)net.weights, (long long)net.llama.hidden);
+        tap_ok(dt__net_find(&net, "model.layers.15.self_attn.k_proj.weight") >= 0 && dt__net_find(&net, "model.norm.weight") >= 0 &&
+                   (dt__net_find(&net, "lm_head.weight") < 0) == m.tied,
+               "%s: the names of Hugging Face", published[i].name);
+        dt__net_close(&net);
+    }
+    tap_ok(dt_model_llama("llama-huge").layers == 0 && dt_model_llama(NULL).layers == 0, "an unknown size has no layers");
+}
+
+/* FLOPs of a block by formula: products, and attention, whose scores do not shrink with the heads of the keys. */
+static void check_flops(void)
+{
+    dt_model m = dt_model_llama("llama-nano");
+    dt__net net;
+    double B = 2, T = 16, C = 64, kv = 32, hidden = 192, V = 256, products, attention;
+    memset(&net, 0, sizeof net);
+    m.vocabulary = 256;
+    if (dt__net_open(&net, &m, 2, 16)) tap_bail("%s", dt_last_error());
+    products = 2 * B * T * (2 * (2 * C * C + 2 * C * kv + 3 * C * hidden) + C * V);
+    attention = 2 * 4 * B * (T * T / 2) * C;
+    tap_ok(net.forward_flops == products + attention && net.backward_flops == 2 * products + 2 * attention,
+           "FLOPs of a unit by formula: forward %.0f, backward %.0f", net.forward_flops, net.backward_flops);
+    dt__net_close(&net);
+}
+
+/* ---- several weights that share an input ------------------------------------------------------------------- */
+
+enum { ROWS = 6, WIDE = 40, COUNT = 3 };
+static const int64_t widths[COUNT] = {24, 8, 16};
+
+static float tree(float *part, int64_t n)
+{
+    for (int64_t step = 1; step < n; step *= 2)
+        for (int64_t i = 0; i + step < n; i += 2 * step) part[i] = part[i] + part[i + step];
+    return part[0];
+}
+
+static void fill(float *x, int64_t n, uint32_t stream)
+{
+    dt__rng r = dt__rng_make(1, DT__RNG_INIT, stream, 0, 0);
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(2.0 * dt__uniform(&r, (uint64_t)i) - 1.0);
+}
+
+/* dX element by element: per slice one chain through the slice's columns of every weight in order, then the tree. */
+static void plain_dx(const float *const *dy, const float *const *w, int64_t shards, float *dx)
+{
+    float part[8];
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t c = 0; c < WIDE; c++) {
+            for (int64_t v = 0; v < shards; v++) {
+                part[v] = 0.0f;
+                for (int i = 0; i < COUNT; i++)
+                    for (int64_t j = v * widths[i] / shards; j < (v + 1) * widths[i] / shards; j++)
+                        part[v] = fmaf(dy[i][r * widths[i] + j], w[i][c * widths[i] + j], part[v]);
+            }
+            dx[r * WIDE + c] = tree(part, shards);
+        }
+}
+
+static void check_shared(int64_t shards)
+{
+    static const char *const names[COUNT] = {"q", "k", "v"};
+    static float x[ROWS * WIDE], dy[COUNT][ROWS * 24], want[ROWS * WIDE];
+    const float *dys[COUNT], *weights[COUNT];
+    char text[80];
+    dt_graph *g;
+    dt_tensor in, out[COUNT], loss = dt__nothing();
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    g->tensor_shards = shards;
+    fill(x, ROWS * WIDE, 1);
+    in = dt_tensor_from(g, dt_shape3(2, 3, WIDE), x);
+    dt__columns(g, in, names, widths, COUNT, 0.5f, out);
+    for (int i = 0; i < COUNT; i++) {
+        dt_tensor part;
+        fill(dy[i], ROWS * widths[i], 2 + (uint32_t)i);
+        dys[i] = dy[i];
+        weights[i] = dt_value(g, dt__input(g, out[i].id, 1));
+        part = dt_sum(g, dt_mul(g, out[i], dt_tensor_from(g, dt_shape3(2, 3, widths[i]), dy[i])), DT_ALL);
+        loss = i ? dt_add(g, loss, part) : part;
+    }
+    if (dt_backward(g, loss)) tap_bail("%s", dt_last_error());
+    plain_dx(dys, weights, shards, want);
+    snprintf(text, sizeof text, "R6 three weights share an input, %d shards: one chain per slice, one tree", (int)shards);
+    tap_same_bits(dt_value(g, dt_grad(g, in)), want, ROWS * WIDE, text);
+    dt_graph_close(&g);
+}
+
+/* A product that is not used would be missing in the chain: an error, not a wrong gradient. */
+static void check_unused(void)
+{
+    static const char *const names[] = {"a", "b"};
+    static float x[ROWS * WIDE];
+    dt_graph *g;
+    dt_tensor out[2];
+    dt_result r;
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    dt__columns(g, dt_tensor_from(g, dt_shape2(ROWS, WIDE), x), names, widths, 2, 0.5f, out);
+    r = dt_backward(g, dt_sum(g, out[0], DT_ALL));
+    tap_ok(r != DT_OK, "an unused one of several products: %s", dt_last_error());
+    dt_graph_close(&g);
+}
+
+/* ---- a block in tensor shards ------------------------------------------------------------------------------ */
+
+static dt_tensor block(dt_graph **g, const dt_model *m, int64_t shards, dt_tensor *x)
+{
+    static float values[2 * 5 * 64];
+    if (dt_graph_open(g, 1)) tap_bail("%s", dt_last_error());
+    (*g)->tensor_shards = shards;
+    fill(values, 2 * 5 * m->width, 9);
+    *x = dt_tensor_from(*g, dt_shape3(2, 5, m->width), values);
+    return dt__llama_block(*g, *x, m);
+}
+
+static void check_block(void)
+{
+    dt_model m = dt__llama_settled(dt_model_llama("llama-nano"));
+    float y[2][640], dx[2][640];
+    for (int i = 0; i < 2; i++) {
+        dt_graph *g;
+        dt_tensor x, out = block(&g, &m, i + 1, &x);
+        if (dt_backward(g, dt_sum(g, dt_mul(g, out, out), DT_ALL))) tap_bail("%s", dt_last_error());
+        memcpy(y[i], dt_value(g, out), sizeof y[i]);
+        memcpy(dx[i], dt_value(g, dt_grad(g, x)), sizeof dx[i]);
+        dt_graph_close(&g);
+    }
+    tap_near(y[1], y[0], 640, 1e-6, "a block of 2 tensor shards: the same function");
+    tap_near(dx[1], dx[0], 640, 1e-6, "and the same gradient");
+}
+
+/* ---- what is refused ---------------------------------------------------------------------------------------- */
+
+static void check_refused(void)
+{
+    dt_model m = dt__llama_settled(dt_model_llama("llama-nano"));
+    dt_graph *g;
+    dt_tensor x;
+    block(&g, &m, 4, &x);
+    tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "2 heads of the keys do not divide into 4 tensor shards"), "refused: %s", dt_last_error());
+    dt_graph_close(&g);
+    m.hidden = 99;
+    block(&g, &m, 2, &x);
+    tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "99 hidden units do not divide into 2"), "refused: %s", dt_last_error());
+    dt_graph_close(&g);
+    m = dt__llama_settled(dt_model_llama("llama-nano"));
+    m.vocabulary = 255;
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    g->tensor_shards = 2;
+    dt__llama_head(g, dt_full(g, dt_shape3(1, 2, 64), 1.0f), &m);
+    tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "255 token ids do not divide into 2"), "refused: %s", dt_last_error());
+    dt_graph_close(&g);
+}
+
+int main(void)
+{
+    check_sizes();
+    check_flops();
+    for (int64_t shards = 1; shards <= 8; shards *= 2) check_shared(shards);
+    check_unused();
+    check_block();
+    check_refused();
+    return tap_done();
+}
