@@ -446,8 +446,8 @@ typedef struct dt_model {
  * the name is unknown (dt_trainer_open says which there are). Any other size: set the fields. */
 DT_API dt_model dt_model_gpt2(const char *size);
 /* A named size of the Llama family (Touvron et al. 2023, Llama 2 and 3): "llama-nano", "llama-micro", "llama-tiny",
- * "llama-small", as large as the GPT-2 sizes of these names; "llama-1.1B" (TinyLlama), "llama-7B", "llama-13B" (Llama 2),
- * "llama3-8B", "llama3.2-1B", as published but for the vocabulary. layers is 0 when the name is unknown.
+ * "llama-small", as large as the GPT-2 sizes of these names; "llama-1.1B" (TinyLlama), "llama-7B", "llama-13B" (Llama
+ * 2), "llama3-8B", "llama3.2-1B", as published but for the vocabulary. layers is 0 when the name is unknown.
  *
  * A block is x + o(attend(rope(q), rope(k), v)), q, k, v of rmsnorm(x), then x + down(silu(gate) * up), gate and up of
  * rmsnorm(x) (SwiGLU, Shazeer 2020); no biases. Parameters have Hugging Face's names, "model.layers.0.self_attn.q_proj.
@@ -5619,8 +5619,8 @@ DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64
 }
 
 /* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
- * (..,widths[i]). They share x's gradient: one chain per slice through all of them in this order, then one COMBINE (R6).
- * Every out[i] must be used. */
+ * (..,widths[i]). They share x's gradient: one chain per slice through all of them in this order, then one COMBINE
+ * (R6). Every out[i] must be used. */
 static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, const int64_t *widths, int count, float std,
                         dt_tensor *out)
 {
@@ -7602,8 +7602,8 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t)
 
 /* ---- plan: a segment's ops in order, with a place for every value ------------------------------
  * Values are in one of these places. SAVED lives from forward to backward of one unit of work; TEMP is reused as
- * values die; CACHE lives from run to run; the rest is bound by the executor. Today's only pass is dead-code removal and reuse in place; the
- * compiler (H9) will rewrite the graph before this. */
+ * values die; CACHE lives from run to run; the rest is bound by the executor. Today's only pass is dead-code removal
+ * and reuse in place; the compiler (H9) will rewrite the graph before this. */
 enum { DT__AT_NOWHERE, DT__AT_INPUT, DT__AT_OUTPUT, DT__AT_TARGETS, DT__AT_GRAD_OUT, DT__AT_GRAD_IN, DT__AT_PARAM,
        DT__AT_SLOT, DT__AT_SAVED, DT__AT_TEMP, DT__AT_CACHE, DT__PLACES };
 
@@ -8013,10 +8013,10 @@ typedef struct dt__llama_size {
     float rope_base, slowing;                         /* slowing: of Llama 3's rotary frequencies; 0: none */
 } dt__llama_size;
 static const dt__llama_size dt__llama_sizes[] = {
-    {"llama-nano", 2, 4, 2, 64, 0, 0, 1e4f, 0.0f},       {"llama-micro", 3, 4, 2, 128, 0, 0, 1e4f, 0.0f},
-    {"llama-tiny", 4, 6, 2, 192, 0, 0, 1e4f, 0.0f},      {"llama-small", 6, 6, 2, 384, 0, 0, 1e4f, 0.0f},
-    {"llama-1.1B", 22, 32, 4, 2048, 0, 0, 1e4f, 0.0f},   {"llama-7B", 32, 32, 32, 4096, 0, 0, 1e4f, 0.0f},
-    {"llama-13B", 40, 40, 40, 5120, 0, 0, 1e4f, 0.0f},   {"llama3-8B", 32, 32, 8, 4096, 14336, 0, 5e5f, 0.0f},
+    {"llama-nano", 2, 4, 2, 64, 0, 0, 1e4f, 0.0f},         {"llama-micro", 3, 4, 2, 128, 0, 0, 1e4f, 0.0f},
+    {"llama-tiny", 4, 6, 2, 192, 0, 0, 1e4f, 0.0f},        {"llama-small", 6, 6, 2, 384, 0, 0, 1e4f, 0.0f},
+    {"llama-1.1B", 22, 32, 4, 2048, 0, 0, 1e4f, 0.0f},     {"llama-7B", 32, 32, 32, 4096, 0, 0, 1e4f, 0.0f},
+    {"llama-13B", 40, 40, 40, 5120, 0, 0, 1e4f, 0.0f},     {"llama3-8B", 32, 32, 8, 4096, 14336, 0, 5e5f, 0.0f},
     {"llama3.2-1B", 16, 32, 8, 2048, 8192, 1, 5e5f, 32.0f}};
 enum { DT__LLAMA_SIZES = (int)(sizeof dt__llama_sizes / sizeof *dt__llama_sizes) };
 
@@ -13528,8 +13528,8 @@ typedef struct dt__option {
     {name, argument, sentence, type, 1, offsetof(dt_layout, field), NULL}
 #define DT__NAMED(name, field, names, sentence)                                                              \
     {name, "KIND", sentence, DT__TYPE_NAME, 0, offsetof(dt_recipe, field), names}
-#define DT__MODEL_NAMES                                                                                      \
-    "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "    \
+#define DT__MODEL_NAMES                                                                                                \
+    "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "  \
     "llama3-8B, llama3.2-1B"
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
@@ -13697,8 +13697,8 @@ static void dt__help_value(const dt__option *o, const void *place, char *text, s
 static void dt__help(const char *program, dt_recipe *recipe, dt_layout *layout)
 {
     char left[48], value[96];
-    printf("Usage: %s [OPTION]...\nTrains a GPT. The recipe decides the bits; the layout decides where and when, and "
-           "never changes one.\n",
+    printf("Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits; the layout decides where and "
+           "when, and never changes one.\n",
            program);
     for (int part = 0; part < 2; part++) {
         printf("\n%s\n", part ? "Layout" : "Recipe");
@@ -13754,7 +13754,7 @@ enum { DT__PREFILL = 32 };
  * cache of keys and values. The two decode nets have the same cache. */
 typedef struct dt__generator {
     dt__net whole, several, one;
-    float *memory, *cache; /* memory: what the largest of the nets needs */
+    float *memory, *cache;         /* memory: what the largest of the nets needs */
     int64_t memory_floats, cached; /* cached: positions whose keys and values are in the cache */
     float *weight;                 /* (vocabulary): exp of the logits */
     int32_t *heap;                 /* (vocabulary): tokens, for top_k and top_p */
@@ -13859,8 +13859,9 @@ static dt_result dt__check_model(const dt_model *m)
     if (m->family != DT_GPT2)
         return dt__error(DT_E_USAGE, "%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
     if (m->kv_heads || m->hidden || m->rope_base != 0.0f || m->norm_eps != 0.0f || m->tied)
-        return dt__error(DT_E_USAGE, "--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama family: "
-                                     "--model llama-nano, or leave them out");
+        return dt__error(DT_E_USAGE,
+                         "--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama family: "
+                         "--model llama-nano, or leave them out");
     return DT_OK;
 }
 
@@ -14050,7 +14051,8 @@ static dt_result dt__generator_open(dt__generator *d, const dt_model *m, int64_t
     const dt__net *nets[3];
     dt_result r = DT_OK;
     nets[0] = &d->whole, nets[1] = &d->several, nets[2] = &d->one;
-    if (m->segments || no_cache) r = dt__net_open(&d->whole, m, 1, length);
+    if (m->segments || no_cache)
+        r = dt__net_open(&d->whole, m, 1, length);
     else {
         r = dt__net_open_at(&d->one, m, 1, 1, length);
         if (!r && length >= DT__PREFILL) r = dt__net_open_at(&d->several, m, 1, DT__PREFILL, length);
@@ -14179,10 +14181,11 @@ static void dt__trainer_banner(const dt_trainer *t)
     char text[160];
     if (!r->model.segments && r->model.family == DT_LLAMA) {
         const dt_model *m = &t->e.net.llama;
-        printf("model    Llama, %lld layers, %lld heads (%lld of the keys), width %lld, hidden %lld, vocabulary %lld%s: "
-               "%lld parameters\n",
-               (long long)m->layers, (long long)m->heads, (long long)m->kv_heads, (long long)m->width,
-               (long long)m->hidden, (long long)m->vocabulary, m->tied ? ", tied" : "", (long long)t->e.net.weights);
+        printf(
+            "model    Llama, %lld layers, %lld heads (%lld of the keys), width %lld, hidden %lld, vocabulary %lld%s: "
+            "%lld parameters\n",
+            (long long)m->layers, (long long)m->heads, (long long)m->kv_heads, (long long)m->width,
+            (long long)m->hidden, (long long)m->vocabulary, m->tied ? ", tied" : "", (long long)t->e.net.weights);
     } else if (!r->model.segments)
         printf("model    GPT-2, %lld layers, %lld heads, width %lld, vocabulary %lld: %lld parameters\n",
                (long long)r->model.layers, (long long)r->model.heads, (long long)r->model.width,
@@ -14570,7 +14573,7 @@ static int dt__before(const float *logits, int32_t a, int32_t b)
 }
 
 /* Restores the order of a heap of n tokens, first one at the top, below place i. */
-static void dt__heap_sift(int32_t *heap, int64_t n, int64_t i, const float *logits)
+static void dt__best_sift(int32_t *heap, int64_t n, int64_t i, const float *logits)
 {
     int32_t token = heap[i];
     for (int64_t child; (child = 2 * i + 1) < n; i = child) {
@@ -14580,17 +14583,17 @@ static void dt__heap_sift(int32_t *heap, int64_t n, int64_t i, const float *logi
     }
     heap[i] = token;
 }
-static void dt__heap_make(int32_t *heap, int64_t n, const float *logits)
+static void dt__best_make(int32_t *heap, int64_t n, const float *logits)
 {
-    for (int64_t i = n / 2; i-- > 0;) dt__heap_sift(heap, n, i, logits);
+    for (int64_t i = n / 2; i-- > 0;) dt__best_sift(heap, n, i, logits);
 }
 /* Moves the top behind the n - 1 others. */
-static int32_t dt__heap_pop(int32_t *heap, int64_t n, const float *logits)
+static int32_t dt__best_pop(int32_t *heap, int64_t n, const float *logits)
 {
     int32_t top = heap[0];
     heap[0] = heap[n - 1];
     heap[n - 1] = top;
-    dt__heap_sift(heap, n - 1, 0, logits);
+    dt__best_sift(heap, n - 1, 0, logits);
     return top;
 }
 
@@ -14600,9 +14603,9 @@ static void dt__keep_top(const dt_sampling *s, const float *logits, float *weigh
     int64_t left = n;
     float sum = 0.0f, kept = 0.0f;
     for (int64_t i = 0; i < n; i++) heap[i] = (int32_t)i;
-    dt__heap_make(heap, n, logits);
+    dt__best_make(heap, n, logits);
     if (s->top_k && s->top_k < n) {
-        while (n - left < s->top_k) dt__heap_pop(heap, left--, logits);
+        while (n - left < s->top_k) dt__best_pop(heap, left--, logits);
         for (int64_t i = 0; i < left; i++) weight[heap[i]] = 0.0f;
     }
     if (!(s->top_p > 0.0f && s->top_p < 1.0f)) return;
@@ -14610,9 +14613,9 @@ static void dt__keep_top(const dt_sampling *s, const float *logits, float *weigh
     if (left < n) { /* what top_k kept lies behind the rest */
         heap += left;
         n -= left;
-        dt__heap_make(heap, n, logits);
+        dt__best_make(heap, n, logits);
     }
-    for (left = n; left && kept < s->top_p * sum;) kept = kept + weight[dt__heap_pop(heap, left--, logits)];
+    for (left = n; left && kept < s->top_p * sum;) kept = kept + weight[dt__best_pop(heap, left--, logits)];
     for (int64_t i = 0; i < left; i++) weight[heap[i]] = 0.0f;
 }
 
@@ -14637,7 +14640,8 @@ static int32_t dt__next_token(dt_trainer *t, int32_t *tokens, const int32_t *tar
 {
     int64_t length = t->recipe.sequence, vocabulary = t->recipe.model.vocabulary;
     unsigned saved = dt__fp_enter();
-    int32_t token = dt__draw(&t->generator, t->e.k, how, dt__next_logits(t, tokens, targets, *used), vocabulary, uniform);
+    int32_t token =
+        dt__draw(&t->generator, t->e.k, how, dt__next_logits(t, tokens, targets, *used), vocabulary, uniform);
     dt__fp_leave(saved);
     if (*used == length) {
         memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));

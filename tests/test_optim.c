@@ -428,7 +428,7 @@ static void test_trainers(void)
     for (int optimizer = 0; optimizer < OPTIMIZERS; optimizer++) {
         dt_recipe r = small_recipe(optimizer);
         dt_step_info info = dt_step_info_zero();
-        dt__memory_line line[5];
+        dt__memory_line line[DT__MEMORY_LINES];
         char want[65], formula[40];
         dt_trainer *t;
         float first;
