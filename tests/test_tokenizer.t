@@ -19,7 +19,7 @@ if (!-x $maker || -M $maker > -M "$root/dtrain.h") {
     die "cannot build test_tokenizer: $err" if $status;
 }
 mkdir "$tmp/made";
-is((run(60, "$maker $tmp/made"))[0], 0, 'two tokenizers are learned and saved');
+is((run_in($root, 60, "$maker $tmp/made"))[0], 0, 'two tokenizers are learned and saved');
 
 # ---- the trainer ----
 
