@@ -408,7 +408,7 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 /* ---- H8  models: segments, GPT-2, Llama ------------------------------------------------------ */
 
 /* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), or
- * what a dt_source says; the last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the segment
+ * what a dt_source says; the last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the one
  * before returned, fp32. B is the samples of one unit of work and is decided by the trainer: take sizes from dt_dim().
  * `user` must outlive the model. */
 typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
@@ -615,9 +615,9 @@ DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_in
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets);
 
 /* Samples of the program's own, for models of any kind: images, series, measurements. fetch writes sample `sample`, 0
- * to samples[split] - 1, to input (inputs) and target (targets). The first segment's x is then (B,inputs) of input_type,
- * dt_targets() is (B,targets) of target_type; dt_reshape gives them their shape. Order, shards, prefetch and validation
- * are those of files, and the contract is the same: any layout, the same bits.
+ * to samples[split] - 1, to input (inputs) and target (targets). The first segment's x is then (B,inputs) of type
+ * input_type, dt_targets() is (B,targets) of target_type; dt_reshape gives them their shape. Order, shards, prefetch
+ * and validation are those of files, and the contract is the same: any layout, the same bits.
  *
  * For that, what fetch writes must depend on (split, sample) alone, on every rank. It is called by several threads at
  * the same time (the trainer's, its prefetch thread, other ranks that are threads): it changes nothing that user points
