@@ -1204,6 +1204,10 @@ static recipe draw_recipe(uint64_t seed)
     for (int i = 0; i < SIZES; i++) c.size[i] = draw_size(&state);
     c.targets = c.size[1] > 64 ? 2 : c.size[1];
     c.x = c.first ? dt_shape2(1 + below(&state, 4), c.targets) : dt__shape(1 + (int)below(&state, 4), 1 + below(&state, 4), c.size[1], c.size[2], c.size[3]);
+    if (!c.first && below(&state, 3) == 0) { /* long rows: beyond lanes, vectors and grains */
+        c.size[0] = 33 + below(&state, 400);
+        c.x = below(&state, 2) ? dt_shape2(1 + below(&state, 5), c.size[0]) : dt_shape3(1 + below(&state, 3), 1 + below(&state, 4), c.size[0]);
+    }
     if (dt_shape_count(c.x) > MOST_COUNT) c.x.dims = 2;
     draw_steps(&c, &state, 3 + (int)below(&state, MOST_STEPS - 3));
     return c;
