@@ -398,6 +398,39 @@ DT_API dt_tensor dt_mse(dt_graph *g, dt_tensor x, dt_tensor target);
 /* dt_loss of max(x,0) - x target + log(1 + exp(-|x|)): binary cross-entropy of sigmoid(x) and targets in [0, 1]. */
 DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target);
 
+/* Adds coefficient * loss, a scalar of the graph, to what is trained, and returns x; x must lie on the way to the main
+ * loss. In an eager graph the whole is main loss + coefficient * loss. In a segment each unit of work (a micro-batch of
+ * a data shard) has a value of its own, and the whole is main loss + coefficient * mean of the units' values: the
+ * recipe decides the units, no layout changes them. The loss that the trainer shows is the main one alone; the others
+ * are dt_step_info.auxiliary. */
+DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient);
+
+/* A mixture of E experts of which each token uses k (Shazeer et al. 2017); what is 0 has its usual value. */
+typedef struct dt_moe_options {
+    int64_t experts; /* E */
+    int64_t active;  /* k, from 1 to E; 1: Fedus et al. 2022 (Switch), 2: Jiang et al. 2024 (Mixtral) */
+    int64_t width;   /* H, hidden units of an expert; 0: 4 C */
+    int gated;       /* experts are silu(x Wgate) * (x Wup) (Shazeer 2020); 0: gelu(x Wup) */
+    int bias;        /* experts have biases */
+    int raw_weights; /* a token's experts have their probabilities as weights; 0: divided by their sum, as Mixtral (with
+                        k = 1 the weight is then 1 and only auxiliary losses train the router) */
+    float capacity;  /* an expert takes at most ceil(capacity * tokens * k / E) tokens of a unit; 0: no limit */
+    float balance;   /* coefficient of the load-balance loss */
+    float z_loss;    /* coefficient of the mean over tokens of logsumexp(logits)^2 (Zoph et al. 2022) */
+    float down_std;  /* standard deviation of the second weights at the start; 0: 0.02 */
+} dt_moe_options;
+/* sum of w_e expert_e(x) over the k experts with the largest p_e, p = softmax(x Wr): (..,C) -> (..,C). Of equal p the
+ * lower expert is taken; a token adds its experts in index order. Tokens of a unit are routed in order; those that an
+ * expert has no room for are dropped: it adds nothing to them, their other weights stay, a token dropped by all gives
+ * +0. An expert multiplies the rows that it was given and no others.
+ * The load-balance loss is E * sum_e f_e P_e per unit, f_e the share of the unit's N k choices (drops included) that
+ * expert e got, P_e the mean of p_e over the N tokens: 1 when all is even, E/k at most (Fedus et al. 2022, equation 4,
+ * there for k = 1); gradients flow through P alone.
+ * Parameters: Wr "<name>.gate.weight" (C,E), "<name>.experts.up_proj" (E,C,H), gated "<name>.experts.gate_up_proj"
+ * (E,C,2H), gate first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases = 0, with "_bias" behind
+ * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows. */
+DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *options);
+
 /* ---- H7  gradients ------------------------------------------------------------------------- */
 
 /* Appends the gradient of scalar `loss` with respect to every tensor it depends on (reverse mode). Once per graph. */
@@ -440,6 +473,10 @@ typedef struct dt_model {
     float rope_base;              /* Llama: of the rotary frequencies; 0: 10000 */
     float norm_eps;               /* Llama: of the normalisations; 0: 1e-5 */
     dt_rope_scaling rope_scaling; /* Llama: factor 0: none */
+    int64_t experts;              /* a mixture of so many experts (dt_moe) in the place of each MLP; 0: the MLP */
+    int64_t active;               /* experts per token; 0: 2. With 1 the weights are raw (Switch) */
+    float capacity;               /* of an expert, as in dt_moe_options; 0: no limit */
+    float balance;                /* coefficient of the load-balance loss; 0.01 in the named sizes */
 } dt_model;
 
 /* A named size of the GPT-2 family: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 when
@@ -782,6 +819,7 @@ typedef struct dt_step_info {
     int64_t step;         /* steps done */
     int64_t tokens;       /* tokens of the step, all ranks; with a source: samples */
     float loss;           /* mean over the batch's valid targets; of a cross-entropy in nats */
+    float auxiliary;      /* auxiliary losses times their coefficients, mean over units of work (dt_auxiliary_loss) */
     float norm;           /* global gradient norm before clipping */
     float learning_rate;  /* used in this step */
     float validation;     /* validation loss when it was measured after this step, else NaN */
@@ -824,6 +862,10 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
 /* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's input
  * type, predictions (count, each). No dropout; no targets are needed. Any rank alone may call it, between steps. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
+/* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), whole
+ * numbers, for mixture `index`, 0 the first dt_moe of the model in the order of its segments. Exact below 2^24.
+ * DT_E_USAGE: there is no such mixture. */
+DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
 /* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none. */
@@ -1602,8 +1644,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  *   3. its builder in H6: check shapes, dt__push() the node; and its run function, or dt__run_unary / dt__run_binary;
  *      an op that takes other types than fp32 says so in dt__takes;
  *   4. its derivative in H7: dt__flow() for every input; NULL in the table where there is none.
- * Then a row in tests/test_ops.c, which checks finite differences, one in tests/interpreter.h, what it computes as plain
- * scalar text, and one in the `kinds` of tests/test_random.c, which puts it into random graphs. */
+ * Then a row in tests/test_ops.c, which checks finite differences, one in tests/interpreter.h, what it computes as
+ * plain scalar text, and one in the `kinds` of tests/test_random.c, which puts it into random graphs. */
 #define DT__OPS(X)                                                                                           \
     X(NONE, 0, NULL, NULL)                                                                                   \
     X(INPUT, 0, NULL, NULL)                                                                                  \
@@ -1705,6 +1747,15 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(CROSS_ENTROPY_GRAD, 1, dt__run_cross_entropy_grad, NULL)                                               \
     X(LOSS, 0, dt__run_loss, dt__grad_loss)                                                                  \
     X(LOSS_GRAD, 0, dt__run_loss_grad, NULL)                                                                 \
+    X(AUX_LOSS, 0, NULL, dt__grad_aux_loss)                                                                  \
+    X(AUX_LOSS_GRAD, 0, dt__run_aux_loss_grad, NULL)                                                         \
+    X(MOE_ROUTE, 0, dt__run_moe_route, NULL)                                                                 \
+    X(MOE_ROWS, 0, dt__run_moe_rows, dt__grad_moe_rows)                                                      \
+    X(MOE_LINEAR, 0, dt__run_moe_linear, dt__grad_moe_linear)                                                \
+    X(MOE_DW, 0, dt__run_moe_dw, NULL)                                                                       \
+    X(MOE_DB, 0, dt__run_moe_db, NULL)                                                                       \
+    X(MOE_SUM, 0, dt__run_moe_sum, dt__grad_moe_sum)                                                         \
+    X(MOE_DOT, 0, dt__run_moe_dot, NULL)                                                                     \
     X(ACCUMULATE, 0, dt__run_accumulate, NULL)
 
 #define DT__OP_ENUM(name, in_place, run, grad) DT__OP_##name,
@@ -1798,6 +1849,7 @@ typedef struct dt__kernels {
     float (*row_sum)(const float *x, int64_t n);
     float (*row_dot)(const float *a, const float *b, int64_t n);
     float (*row_max)(const float *x, int64_t n);
+    void (*add_scaled)(float *out, const float *x, int64_t n, float s);
     void (*col_sum)(float *sum, const float *x, int64_t rows, int64_t cols, int64_t ld);
     void (*unary)(int op, float *out, const float *x, int64_t n, float s);
     void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
@@ -3375,6 +3427,15 @@ static float DT__K(dt__row_max)(const float *x, int64_t n)
     return m + 0.0f; /* a zero is +0, whichever came first */
 }
 
+/* out[i] = fma(s, x[i], out[i]): one term of n chains. */
+static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s)
+{
+    const dt__vf scale = dt__v_set(s);
+    int64_t i = 0;
+    for (; i + DT__W <= n; i += DT__W) dt__v_store(out + i, dt__v_fma(scale, dt__v_load(x + i), dt__v_load(out + i)));
+    if (i < n) dt__v_storen(out + i, dt__v_fma(scale, dt__v_loadn(x + i, n - i), dt__v_loadn(out + i, n - i)), n - i);
+}
+
 /* sum (cols) goes on with the rows of x (rows, cols) in order, one chain per column; ld is x's row stride. */
 static void DT__K(dt__col_sum)(float *sum, const float *x, int64_t rows, int64_t cols, int64_t ld)
 {
@@ -3899,6 +3960,7 @@ static const dt__kernels DT__K(dt__table) = {
     DT__K(dt__row_sum),
     DT__K(dt__row_dot),
     DT__K(dt__row_max),
+    DT__K(dt__add_scaled),
     DT__K(dt__col_sum),
     DT__K(dt__unary),
     DT__K(dt__binary),
@@ -4029,7 +4091,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "cc90a8cb8e0c64eb5c0ffb554ce5b5617ec6ed6e61303012832f1ed756e5eded"
+#define DT__SELF_CHECK "06a01cfa458b7e548f26df083b044d89c8e020e3443621a35ca482fd4c25a55d"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -4095,6 +4157,7 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
     out[0] = k->row_sum(x, 1001), out[1] = k->row_dot(x, y, 1001), out[2] = k->row_max(x, 1001);
     memcpy(out + 3, y, 4 * 97);
     k->col_sum(out + 3, x, 37, 97, 97);
+    k->add_scaled(out + 3, x + 1, 97, 0.7f);
     dt__sha256_add(h, out, 4 * 100);
     k->rope(out, x, y, 3, 38, -1.0f);
     dt__sha256_add(h, out, 4 * 3 * 38);
@@ -4288,6 +4351,7 @@ typedef struct dt__env {
     uint32_t segment; /* part of a random site's number */
     int inference;    /* no dropout */
     int64_t position; /* of the first token: 0 but in decode graphs */
+    float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
 } dt__env;
 
 /* One op being computed. fresh: a chain starts from +0 instead of going on from out. */
@@ -4492,9 +4556,16 @@ static int dt__takes(int op, int input)
     case DT__OP_CAST: return DT__ANY;
     case DT__OP_GATHER:
     case DT__OP_EMBED: return input == 0 ? (int)DT__ANY : (int)DT_I32;
+    case DT__OP_MOE_ROUTE:
     case DT__OP_ONE_HOT:
     case DT__OP_SCATTER_ADD:
     case DT__OP_EMBED_GRAD: return input == 0 ? DT_I32 : DT_F32;
+    case DT__OP_MOE_ROWS:
+    case DT__OP_MOE_LINEAR:
+    case DT__OP_MOE_DW:
+    case DT__OP_MOE_DB:
+    case DT__OP_MOE_SUM:
+    case DT__OP_MOE_DOT:
     case DT__OP_LOSS:
     case DT__OP_LOSS_GRAD: return input == 1 ? (int)DT__ANY : (int)DT_F32; /* targets are int32 or fp32 */
     case DT__OP_CROSS_ENTROPY: return input == 1 ? DT_I32 : DT_F32;
@@ -4699,7 +4770,8 @@ static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t id)
 {
     const dt__node *n = &g->nodes[id];
-    if (n->op == DT__OP_MATMUL || n->op == DT__OP_CONV || n->op == DT__OP_CONV_DX || n->op == DT__OP_CONV_DW)
+    if (n->op == DT__OP_MATMUL || n->op == DT__OP_CONV || n->op == DT__OP_CONV_DX || n->op == DT__OP_CONV_DW ||
+        n->op == DT__OP_MOE_LINEAR || n->op == DT__OP_MOE_DW)
         return k->gemm_scratch();
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) {
         dt__attention a = dt__attention_sizes(g, n);
@@ -4715,7 +4787,10 @@ static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t
     }
 }
 
-/* Eager evaluation: memory for the node and its second output, then the op. Reshapes copy. */
+/* Ops whose value is another name of their first input's. */
+static int dt__is_alias(int op) { return op == DT__OP_RESHAPE || op == DT__OP_DETACH || op == DT__OP_AUX_LOSS; }
+
+/* Eager evaluation: memory for the node and its second output, then the op. Aliases copy. */
 static void dt__compute(dt_graph *g, int32_t id)
 {
     dt__node *n = &g->nodes[id];
@@ -4732,6 +4807,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     memset(&c, 0, sizeof c);
     env.k = g->kernels;
     env.pool = g->pool;
+    env.unit_share = 1.0f;
     c.g = g;
     c.n = n;
     c.env = &env;
@@ -4739,7 +4815,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     c.aux = n->aux ? g->nodes[n->aux].data : NULL;
     c.fresh = 1;
     for (int i = 0; i < n->inputs; i++) c.in[i] = g->nodes[n->in[i]].data;
-    if (n->op == DT__OP_RESHAPE || n->op == DT__OP_DETACH) memcpy(c.out, c.in[0], 4 * (size_t)dt__floats(n));
+    if (dt__is_alias(n->op)) memcpy(c.out, c.in[0], 4 * (size_t)dt__floats(n));
     if (!dt__op_of(n->op)->run) return;
     if (dt__pool_reserve(g->pool, dt__node_scratch(g->kernels, g, id))) {
         dt__poison(g, DT_E_MEMORY, "no memory for scratch");
@@ -4812,6 +4888,13 @@ DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
         return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__shape_text(&shape, a),
                           dt__shape_text(&dt__at(g, x)->shape, b));
     return dt__push_op(g, DT__OP_RESHAPE, shape, x, dt__tensor(0), dt__tensor(0));
+}
+
+/* (..,K) as (rows,K). */
+static dt_tensor dt__as_matrix(dt_graph *g, dt_tensor x)
+{
+    return dt__at(g, x)->shape.dims == 2 ? x
+                                         : dt_reshape(g, x, dt_shape2(dt__rows(dt__at(g, x)), dt__cols(dt__at(g, x))));
 }
 
 DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
@@ -7022,6 +7105,283 @@ DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target)
     return dt_loss(g, dt__binary_op(g, DT__OP_BCE, x, target));
 }
 
+/* x, and in backward the seed of `loss`: a node of its own, which also keeps the loss readable after forward. */
+DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient)
+{
+    dt__node n = dt__node_make(DT__OP_AUX_LOSS, dt__at(g, x)->shape, x, loss, dt__tensor(0));
+    if (!x.id || !loss.id) return dt__tensor(0);
+    if (dt__count(dt__at(g, loss)) != 1)
+        return dt__poison(g, DT_E_SHAPE, "auxiliary_loss: the loss has %lld elements and must be a scalar: dt_mean it",
+                          (long long)dt__count(dt__at(g, loss)));
+    if (!(coefficient >= 0.0f && coefficient <= 3e38f))
+        return dt__poison(g, DT_E_USAGE, "auxiliary_loss: coefficient %g must be 0 or more", (double)coefficient);
+    n.f = coefficient;
+    return dt__push(g, &n, NULL);
+}
+/* in: the loss. */
+static void dt__run_aux_loss_grad(const dt__call *c) { c->out[0] = c->n->f * c->env->unit_share; }
+
+/* ---- mixture of experts ----------------------------------------------------------------------------
+ * A routing table says which row of the gathered tensors (R,C) holds which choice of which token. It is one int32
+ * vector: begin (E+1), the first row of each expert; asked (E), how many tokens chose it; chosen (N,k), the experts of
+ * each token in index order; row (N,k), where the choice went, -1 when the expert was full; from (N*k), the choice
+ * n*k+j that each row holds. Rows are sorted by expert, then by token. R is the most rows that there can be, so that
+ * memory is planned; what is behind the last row is +0 and is multiplied with nothing (R5). */
+
+typedef struct dt__route {
+    int64_t experts, active, tokens;
+    int32_t *begin, *asked, *chosen, *row, *from;
+} dt__route;
+
+static int64_t dt__route_size(int64_t experts, int64_t choices) { return 2 * experts + 1 + 3 * choices; }
+
+/* The table of node n, whose value is at `data`. i: experts, experts per token, most rows of an expert. */
+static dt__route dt__route_at(const dt__node *n, const float *data)
+{
+    dt__route r;
+    int64_t choices = (dt__count(n) - dt__route_size(n->i[0], 0)) / 3;
+    memcpy(&r.begin, &data, sizeof data); /* words seen as int32 */
+    r.experts = n->i[0], r.active = n->i[1], r.tokens = choices / r.active;
+    r.asked = r.begin + r.experts + 1;
+    r.chosen = r.asked + r.experts;
+    r.row = r.chosen + choices;
+    r.from = r.row + choices;
+    return r;
+}
+/* Input 1 of every op on routed rows. */
+static dt__route dt__route_of(const dt__call *c) { return dt__route_at(dt__in(c, 1), c->in[1]); }
+
+/* ids (N,k), the experts of each token by falling probability -> routing table. Tokens come in order; what an expert is
+ * asked for beyond `capacity` is dropped (R10). */
+static dt_tensor dt__moe_route(dt_graph *g, dt_tensor ids, int64_t experts, int64_t capacity)
+{
+    dt__node n = dt__node_make(DT__OP_MOE_ROUTE, dt_shape1(dt__route_size(experts, dt__count(dt__at(g, ids)))), ids,
+                               dt__tensor(0), dt__tensor(0));
+    n.i[0] = experts, n.i[1] = dt_dim(g, ids, 1), n.i[2] = capacity;
+    n.dtype = DT_I32;
+    return dt__push(g, &n, NULL);
+}
+static void dt__run_moe_route(const dt__call *c)
+{
+    dt__route r = dt__route_at(c->n, c->out);
+    const int32_t *ids = (const int32_t *)(const void *)c->in[0];
+    int64_t choices = r.tokens * r.active;
+    memset(r.begin, 0, 4 * (size_t)(2 * r.experts + 1));
+    for (int64_t i = 0; i < choices; i++) {
+        int64_t at = i, first = i - i % r.active;
+        for (; at > first && r.chosen[at - 1] > ids[i]; at--) r.chosen[at] = r.chosen[at - 1];
+        r.chosen[at] = ids[i];
+        r.row[i] = r.asked[ids[i]]++ < c->n->i[2];
+        r.from[i] = -1;
+    }
+    for (int64_t e = 0; e < r.experts; e++) r.begin[e + 1] = r.begin[e] + (int32_t)dt__min(r.asked[e], c->n->i[2]);
+    memset(r.asked, 0, 4 * (size_t)r.experts);
+    for (int64_t i = 0; i < choices; i++) {
+        int32_t e = r.chosen[i], place = r.asked[e]++;
+        r.row[i] = place < c->n->i[2] ? r.begin[e] + place : -1;
+        if (r.row[i] >= 0) r.from[r.row[i]] = (int32_t)i;
+    }
+}
+
+/* in: x (N,C), table [, w (N,k)]. out (R,C): the token of each row [times the weight of its choice]. */
+static dt_tensor dt__moe_rows(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w)
+{
+    const dt__node *n = dt__at(g, route);
+    dt__route r = dt__route_at(n, NULL);
+    int64_t rows = dt__min(r.tokens * r.active, r.experts * n->i[2]);
+    return dt__push_op(g, DT__OP_MOE_ROWS, dt_shape2(rows, dt_dim(g, x, 1)), x, route, w);
+}
+static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    dt__route r = dt__route_of(c);
+    int64_t cols = dt__cols(c->n), used = r.begin[r.experts];
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        const float *x = c->in[0] + (i < used ? r.from[i] / r.active * cols : 0);
+        if (i >= used) memset(c->out + i * cols, 0, 4 * (size_t)cols);
+        else if (c->n->inputs < 3) memcpy(c->out + i * cols, x, 4 * (size_t)cols);
+        else c->env->k->unary(DT__OP_SCALE, c->out + i * cols, x, cols, c->in[2][r.from[i]]);
+    }
+}
+static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
+
+/* in: rows (R,C), table [, w (N,k)]. out (N,C): each token adds its rows, [w *] row, in the order of experts. */
+static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor w)
+{
+    dt__route r = dt__route_at(dt__at(g, route), NULL);
+    return dt__push_op(g, DT__OP_MOE_SUM, dt_shape2(r.tokens, dt_dim(g, rows, 1)), rows, route, w);
+}
+static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    dt__route r = dt__route_of(c);
+    int64_t cols = dt__cols(c->n);
+    (void)worker;
+    memset(c->out + begin * cols, 0, 4 * (size_t)((end - begin) * cols));
+    for (int64_t i = begin * r.active; i < end * r.active; i++)
+        if (r.row[i] >= 0)
+            c->env->k->add_scaled(c->out + i / r.active * cols, c->in[0] + r.row[i] * cols, cols,
+                                  c->n->inputs > 2 ? c->in[2][i] : 1.0f);
+}
+static void dt__run_moe_sum(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_sum_part); }
+
+/* in: dy (N,C), table, rows (R,C). out (N,k): dy of the token . the choice's row, +0 for a dropped one. */
+static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    dt__route r = dt__route_of(c);
+    int64_t cols = dt__cols(dt__in(c, 0));
+    (void)worker;
+    for (int64_t i = begin * r.active; i < end * r.active; i++)
+        c->out[i] =
+            r.row[i] < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + i / r.active * cols, c->in[2] + r.row[i] * cols, cols);
+}
+static void dt__run_moe_dot(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_dot_part); }
+
+/* in: x (R,K), table, w (E,K,H) [, bias (E*H)]. out (R,H): the rows of expert e times w[e]; i[0]: times its transpose,
+ * x (R,H) and out (R,K). */
+static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w, dt_tensor bias, int transpose)
+{
+    dt_shape s = dt_shape2(dt_dim(g, x, 0), dt_dim(g, w, transpose ? 1 : 2));
+    dt__node n = dt__node_make(DT__OP_MOE_LINEAR, s, x, route, w);
+    if (bias.id) n.in[n.inputs++] = bias.id;
+    n.i[0] = transpose;
+    return dt__push(g, &n, NULL);
+}
+static void dt__run_moe_linear(const dt__call *c)
+{
+    dt__route r = dt__route_of(c);
+    int64_t used = r.begin[r.experts];
+    dt__gemm job;
+    memset(&job, 0, sizeof job);
+    job.n = job.ldc = dt__cols(c->n);
+    job.k = job.ars = dt__cols(dt__in(c, 0));
+    job.acs = 1;
+    job.brs = c->n->i[0] ? 1 : job.n, job.bcs = c->n->i[0] ? job.k : 1;
+    for (int64_t e = 0; e < r.experts; e++) {
+        job.m = r.begin[e + 1] - r.begin[e];
+        job.a = c->in[0] + r.begin[e] * job.k;
+        job.b = c->in[2] + e * job.k * job.n;
+        job.c = c->out + r.begin[e] * job.n;
+        job.bias = c->n->inputs > 3 ? c->in[3] + e * job.n : NULL;
+        c->env->k->gemm(c->env->pool, &job);
+    }
+    memset(c->out + used * job.n, 0, 4 * (size_t)((dt__rows(c->n) - used) * job.n));
+}
+
+/* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. */
+static void dt__run_moe_dw(const dt__call *c)
+{
+    dt__route r = dt__route_of(c);
+    dt__gemm job;
+    memset(&job, 0, sizeof job);
+    job.m = job.acs = c->n->shape.n[1];
+    job.n = job.brs = job.ldc = c->n->shape.n[2];
+    job.ars = job.bcs = 1;
+    job.accumulate = !c->fresh;
+    for (int64_t e = 0; e < r.experts; e++) {
+        job.k = r.begin[e + 1] - r.begin[e];
+        job.a = c->in[0] + r.begin[e] * job.m;
+        job.b = c->in[2] + r.begin[e] * job.n;
+        job.c = c->out + e * job.m * job.n;
+        if (job.k || c->fresh) c->env->k->gemm(c->env->pool, &job);
+    }
+}
+/* in: dy (R,H), table. out (E*H): column sums of the rows of the expert. */
+static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    dt__route r = dt__route_of(c);
+    int64_t cols = dt__cols(dt__in(c, 0));
+    (void)worker;
+    for (int64_t e = 0; e < r.experts; e++) {
+        float *sum = c->out + e * cols + begin;
+        if (c->fresh) memset(sum, 0, 4 * (size_t)(end - begin));
+        c->env->k->col_sum(sum, c->in[0] + r.begin[e] * cols + begin, r.begin[e + 1] - r.begin[e], end - begin, cols);
+    }
+}
+static void dt__run_moe_db(const dt__call *c) { dt__split(c, dt__cols(dt__in(c, 0)), 64, dt__moe_db_cols); }
+
+/* The router: adds its two losses to p (N,E), and returns the table. */
+static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_options *o, dt_tensor *p)
+{
+    int64_t tokens = dt_dim(g, logits, 0), choices = tokens * o->active, capacity = tokens;
+    double even = (double)o->capacity * (double)choices / (double)o->experts;
+    dt_tensor ids, route, share, z;
+    *p = dt_softmax(g, logits, -1);
+    dt_top_k(g, *p, o->active, &ids);
+    if (o->capacity > 0.0f && even < (double)tokens) {
+        capacity = (int64_t)even;
+        capacity += (double)capacity < even;
+    }
+    route = dt__moe_route(g, ids, o->experts, capacity);
+    share = dt_slice(g, route, 0, o->experts + 1, 2 * o->experts + 1);
+    share = dt_scale(g, dt_cast(g, share, DT_F32), 1.0f / (float)choices); /* f (E) */
+    share = dt_sum(g, dt_mul(g, share, dt_mean(g, *p, 1)), DT_ALL);
+    *p = dt_auxiliary_loss(g, *p, dt_scale(g, share, (float)o->experts), o->balance);
+    if (o->z_loss > 0.0f) {
+        z = dt_logsumexp(g, logits, 2);
+        *p = dt_auxiliary_loss(g, *p, dt_mean(g, dt_mul(g, z, z), DT_ALL), o->z_loss);
+    }
+    return route;
+}
+
+/* Expert weights "<name>.experts.<part>" (E,K,H), and with biases "<name>.experts.<part>_bias" (E*H). */
+static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const char *name, const char *part,
+                               const dt_moe_options *o, int64_t width, float std)
+{
+    char full[96];
+    dt_tensor w, b = dt__tensor(0);
+    if (!x.id || !route.id) return dt__tensor(0);
+    snprintf(full, sizeof full, "%s.experts.%s", name, part);
+    w = dt_param(g, full, dt_shape3(o->experts, dt_dim(g, x, 1), width), DT_INIT_NORMAL, std);
+    snprintf(full, sizeof full, "%s.experts.%s_bias", name, part);
+    if (o->bias) b = dt_param(g, full, dt_shape1(o->experts * width), DT_INIT_ZEROS, 0.0f);
+    return dt__moe_linear(g, x, route, w, b, 0);
+}
+
+static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
+{
+    char text[96];
+    if (!x.id) return 0;
+    if (dt__at(g, x)->shape.dims < 2)
+        dt__poison(g, DT_E_SHAPE, "moe: x %s must be (..,C): tokens, then channels",
+                   dt__shape_text(&dt__at(g, x)->shape, text));
+    else if (o->experts < 1 || o->experts > 65536 || o->active < 1 || o->active > o->experts)
+        dt__poison(g, DT_E_USAGE, "moe: %lld of %lld experts per token: active is 1 to experts, experts 1 to 65536",
+                   (long long)o->active, (long long)o->experts);
+    else if (o->width < 0 || dt__rows(dt__at(g, x)) * o->active > INT32_MAX / 4)
+        dt__poison(g, DT_E_SHAPE, "moe: width %lld must be 0 or more, and tokens times active at most %d",
+                   (long long)o->width, INT32_MAX / 4);
+    else if (!(o->capacity >= 0.0f && o->capacity <= 1e6f && o->balance >= 0.0f && o->balance <= 1e6f &&
+               o->z_loss >= 0.0f && o->z_loss <= 1e6f && o->down_std >= 0.0f && o->down_std <= 1e6f))
+        dt__poison(g, DT_E_USAGE, "moe: capacity %g, balance %g, z_loss %g and down_std %g must be from 0 to a million",
+                   (double)o->capacity, (double)o->balance, (double)o->z_loss, (double)o->down_std);
+    return !g->result;
+}
+
+DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *o)
+{
+    dt_tensor tokens, gate, route, p, w, h, parts[2];
+    int64_t width, choices, at;
+    char full[96];
+    if (!dt__moe_ok(g, x, o)) return dt__tensor(0);
+    tokens = dt__as_matrix(g, x); /* (N,C) */
+    choices = dt_dim(g, tokens, 0) * o->active;
+    width = o->width ? o->width : 4 * dt_dim(g, x, -1);
+    snprintf(full, sizeof full, "%s.gate.weight", name);
+    gate = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
+    route = dt__moe_router(g, dt_matmul(g, tokens, gate, 0, 0), o, &p);
+    at = 2 * o->experts + 1; /* the chosen experts of the table */
+    w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
+    w = dt_gather(g, p, 1, w);
+    if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
+    h = dt__moe_rows(g, tokens, route, dt__tensor(0)); /* (R,C) */
+    if (o->gated) {
+        h = dt__moe_layer(g, h, route, name, "gate_up_proj", o, 2 * width, 0.02f); /* (R,2H): gate, up */
+        if (!dt_chunk(g, h, -1, 2, parts)) h = dt_mul(g, dt_silu(g, parts[0]), parts[1]);
+    } else h = dt_gelu(g, dt__moe_layer(g, h, route, name, "up_proj", o, width, 0.02f));
+    h = dt__moe_layer(g, h, route, name, "down_proj", o, dt_dim(g, x, -1), o->down_std > 0.0f ? o->down_std : 0.02f);
+    return h.id ? dt_reshape(g, dt__moe_sum(g, h, route, w), dt__at(g, x)->shape) : h;
+}
+
 /* out += x: a parameter's gradient that did not come from a chain over tokens. */
 static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
@@ -7362,11 +7722,40 @@ static void dt__grad_log_softmax(dt_graph *g, int32_t id, dt_tensor dy)
     dt__grad_rows(g, id, DT__OP_LOG_SOFTMAX_GRAD, dy);
 }
 
-/* (..,K) as (rows,K). */
-static dt_tensor dt__as_matrix(dt_graph *g, dt_tensor x)
+/* (X..,L..,M,N) as (L..,X*M,N): the first `extra` axes move behind the next ones, and join the rows. */
+static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpose)
 {
-    return dt__at(g, x)->shape.dims == 2 ? x
-                                         : dt_reshape(g, x, dt_shape2(dt__rows(dt__at(g, x)), dt__cols(dt__at(g, x))));
+    dt_shape s = dt__at(g, x)->shape;
+    int axes[DT_MAX_DIMS], lead = s.dims - 2 - extra;
+    if (!extra && !transpose) return x;
+    for (int i = 0; i < s.dims; i++) axes[i] = i < lead ? i + extra : i < s.dims - 2 ? i - lead : i;
+    if (transpose) axes[s.dims - 2] = s.dims - 1, axes[s.dims - 1] = s.dims - 2;
+    x = dt_permute(g, x, axes);
+    s = dt__at(g, x)->shape;
+    s.n[lead] = dt__span(&s, lead, s.dims - 1);
+    s.n[lead + 1] = s.n[s.dims - 1];
+    s.dims = lead + 2;
+    return x.id ? dt_reshape(g, x, s) : x;
+}
+
+/* Flows dB of a batched product; 0 when B is no batch of weights: B (L..,K,N) with its leading axes in A and dC
+ * too, behind others. One chain per element over those others and the rows (R3). */
+static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor a = dt__input(g, id, 0);
+    dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, dt__input(g, id, 1))->shape, sy = dt__at(g, dy)->shape;
+    int ta = (int)g->nodes[id].i[0], tb = (int)g->nodes[id].i[1], extra = sy.dims - sb.dims;
+    dt__node chain;
+    if (extra < 0 || sa.dims != sy.dims) return 0;
+    for (int i = 0; i < sy.dims - 2; i++)
+        if (sa.n[i] != sy.n[i] || (i >= extra && sb.n[i - extra] != sy.n[i])) return 0;
+    a = dt__join_rows(g, a, extra, ta);
+    dy = dt__join_rows(g, dy, extra, 0);
+    chain = tb ? dt__node_make(DT__OP_MATMUL, sb, dy, a, dt__nothing())
+               : dt__node_make(DT__OP_MATMUL, sb, a, dy, dt__nothing());
+    chain.i[0] = 1;
+    dt__flow_chain(g, id, 1, &chain);
+    return 1;
 }
 
 /* The gradient of an x that products id .. id + count - 1 share: for every slice of their columns one chain. */
@@ -7419,7 +7808,8 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         chain.i[0] = tb ? 1 : !ta;
         chain.i[1] = tb ? ta : 0;
         dt__flow_chain(g, id, 1, &chain);
-    } else dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
+    } else if (!dt__flow_batch_chain(g, id, dy))
+        dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
 }
 
 static void dt__grad_conv(dt_graph *g, int32_t id, dt_tensor dy)
@@ -7538,6 +7928,36 @@ static void dt__grad_loss(dt_graph *g, int32_t id, dt_tensor dy)
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
 
+static void dt__grad_aux_loss(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor loss = dt__input(g, id, 1);
+    dt__node n = dt__node_make(DT__OP_AUX_LOSS_GRAD, dt__at(g, loss)->shape, loss, dt__nothing(), dt__nothing());
+    n.f = g->nodes[id].f;
+    dt__flow(g, id, 0, dy);
+    if (dt__wants(g, id, 1)) dt__flow(g, id, 1, dt__push(g, &n, NULL));
+}
+
+static void dt__grad_moe_rows(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt__flow(g, id, 0, dt__moe_sum(g, dy, dt__input(g, id, 1), dt__nothing()));
+}
+static void dt__grad_moe_sum(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor rows = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2);
+    dt__flow(g, id, 0, dt__moe_rows(g, dy, route, w));
+    if (dt__wants(g, id, 2)) dt__flow(g, id, 2, dt__push_op(g, DT__OP_MOE_DOT, dt__at(g, w)->shape, dy, route, rows));
+}
+static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    dt_tensor x = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2);
+    dt__node dw = dt__node_make(DT__OP_MOE_DW, dt__at(g, w)->shape, x, route, dy), db;
+    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__moe_linear(g, dy, route, w, dt__nothing(), 1));
+    dt__flow_chain(g, id, 2, &dw);
+    if (g->nodes[id].inputs < 4) return;
+    db = dt__node_make(DT__OP_MOE_DB, dt__at(g, dt__input(g, id, 3))->shape, dy, route, dt__nothing());
+    dt__flow_chain(g, id, 3, &db);
+}
+
 #define DT__OP_ROW(name, in_place, run, grad) {#name, in_place, run, grad},
 static const dt__op *dt__op_of(int op)
 {
@@ -7622,14 +8042,12 @@ typedef struct dt__plan {
     double forward_flops, backward_flops;
 } dt__plan;
 
-/* The node whose memory `id` shares: reshape, detach, and a COMBINE of one part, are other names of their input. */
+/* The node whose memory `id` shares: aliases, and a COMBINE of one part, are other names of their input. */
 static int32_t dt__root(const dt_graph *g, int32_t id)
 {
     for (;;) {
         const dt__node *n = &g->nodes[id];
-        if (n->op != DT__OP_RESHAPE && n->op != DT__OP_DETACH &&
-            !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1))
-            return id;
+        if (!dt__is_alias(n->op) && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1)) return id;
         id = n->in[0];
     }
 }
@@ -7652,6 +8070,10 @@ static double dt__node_flops(const dt_graph *g, const dt__node *n)
             terms += (double)a->n[a->dims - 1 - n->i[0]];
         }
         return 2.0 * (double)dt__count(n) * terms / (double)dt__max(1, n->i[2]);
+    }
+    if (n->op == DT__OP_MOE_LINEAR || n->op == DT__OP_MOE_DW) { /* one expert per row: active experts count */
+        const dt__node *x = &g->nodes[n->in[0]], *y = n->op == DT__OP_MOE_DW ? &g->nodes[n->in[2]] : n;
+        return 2.0 * (double)dt__count(x) * (double)dt__cols(y);
     }
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
         dt__attention a = dt__attention_sizes(g, n);
@@ -7875,6 +8297,7 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
 typedef struct dt__gpt2 {
     int64_t layers, heads, width, vocabulary;
     float dropout;
+    dt_moe_options moe; /* experts 0: none */
 } dt__gpt2;
 
 static dt_tensor dt__gpt2_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
@@ -7896,9 +8319,26 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     h = dt_linear_row(g, h, "attn.c_proj", m->width, residual);
     x = dt_add(g, x, dt_dropout(g, h, m->dropout));
     h = dt_layernorm(g, x, "ln_2");
-    h = dt_gelu(g, dt_linear_column(g, h, "mlp.c_fc", 4 * m->width, 0.02f)); /* (B,T,4C) */
-    h = dt_linear_row(g, h, "mlp.c_proj", m->width, residual);
+    if (m->moe.experts) h = dt_moe(g, h, "mlp", &m->moe);
+    else {
+        h = dt_gelu(g, dt_linear_column(g, h, "mlp.c_fc", 4 * m->width, 0.02f)); /* (B,T,4C) */
+        h = dt_linear_row(g, h, "mlp.c_proj", m->width, residual);
+    }
     return dt_add(g, x, dt_dropout(g, h, m->dropout));
+}
+
+/* What a family's mixture is like: its model's fields, and the deviation of weights that end in the residual. */
+static dt_moe_options dt__model_moe(const dt_model *m)
+{
+    dt_moe_options o;
+    memset(&o, 0, sizeof o);
+    o.experts = m->experts;
+    o.active = m->active ? m->active : 2;
+    o.raw_weights = o.active == 1;
+    o.capacity = m->capacity;
+    o.balance = m->balance;
+    o.down_std = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    return o;
 }
 
 static dt_tensor dt__gpt2_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
@@ -7927,6 +8367,7 @@ DT_API dt_model dt_model_gpt2(const char *size)
             m.layers = dt__gpt2_sizes[i].layers;
             m.heads = dt__gpt2_sizes[i].heads;
             m.width = dt__gpt2_sizes[i].width;
+            m.balance = 0.01f;
         }
     return m;
 }
@@ -7984,9 +8425,16 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor x, const dt_model *m, floa
     static const char *const names[] = {"mlp.gate_proj", "mlp.up_proj"};
     int64_t widths[2];
     dt_tensor y[2]; /* (B,T,hidden) */
+    dt_tensor h = dt_rmsnorm_eps(g, x, "post_attention_layernorm", m->norm_eps);
     widths[0] = widths[1] = m->hidden;
+    if (m->experts) {
+        dt_moe_options o = dt__model_moe(m);
+        o.gated = 1;
+        o.width = m->hidden;
+        return dt_moe(g, h, "mlp", &o);
+    }
     if (!dt__cuts(g, "hidden units", m->hidden)) return dt__tensor(0);
-    dt__columns(g, dt_rmsnorm_eps(g, x, "post_attention_layernorm", m->norm_eps), names, widths, 2, 0.02f, y);
+    dt__columns(g, h, names, widths, 2, 0.02f, y);
     return dt__row(g, dt_mul(g, dt_silu(g, y[0]), y[1]), "mlp.down_proj", m->width, residual);
 }
 
@@ -8025,6 +8473,7 @@ DT_API dt_model dt_model_llama(const char *size)
     dt_model m;
     memset(&m, 0, sizeof m);
     m.family = DT_LLAMA;
+    m.balance = 0.01f;
     for (int i = 0; i < DT__LLAMA_SIZES; i++) {
         const dt__llama_size *s = &dt__llama_sizes[i];
         if (!size || strcmp(size, s->name)) continue;
@@ -8056,6 +8505,8 @@ typedef struct dt__built {
     int owner; /* this segment's graph is the plan's; others with the same plan only have other parameters */
     int64_t *param, *slot; /* offsets of its parameters and gradient slots, in floats */
     int64_t input, output; /* floats of its input and output */
+    int64_t routed;        /* experts of the mixtures before this segment */
+    int watched;           /* it has mixtures or auxiliary losses */
 } dt__built;
 
 typedef struct dt__net_param {
@@ -8078,6 +8529,8 @@ typedef struct dt__net {
     double forward_flops, backward_flops;       /* of one unit */
     const dt_source *source;                    /* what goes in and what is expected; NULL: tokens and tokens */
     int64_t ids[2];                             /* inputs, targets used as ids must be below; INT64_MAX: none are */
+    int64_t routed;                             /* experts of all mixtures */
+    int watched;                                /* are there mixtures or auxiliary losses? */
     dt__gpt2 gpt2;
     dt_model llama;
     dt_segment *own; /* a family's list */
@@ -8253,6 +8706,8 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
     c->layers = m->layers, c->heads = m->heads, c->width = m->width, c->vocabulary = m->vocabulary;
     c->dropout = m->dropout;
     net->llama = dt__llama_settled(*m);
+    c->moe = dt__model_moe(m);
+    c->moe.bias = 1;
     net->count = m->layers + 2;
     net->own = (dt_segment *)dt__alloc((int64_t)sizeof *net->own * net->count, "the model");
     net->names = (char *)dt__alloc(24 * m->layers, "the model");
@@ -8290,7 +8745,13 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     if (r) return r;
     dt__net_slots(net);
     for (int64_t s = 0; s < net->count; s++) {
-        const dt__built *b = &net->segments[s];
+        dt__built *b = &net->segments[s];
+        b->routed = net->routed;
+        for (int32_t id = 1; id < b->plan->g->forward_count; id++) {
+            const dt__node *n = &b->plan->g->nodes[id];
+            if (n->op == DT__OP_MOE_ROUTE) net->routed += n->i[0];
+            if (n->op == DT__OP_MOE_ROUTE || n->op == DT__OP_AUX_LOSS) b->watched = net->watched = 1;
+        }
         net->saved += b->plan->saved;
         net->cache += b->plan->cache;
         net->temp = dt__max(net->temp, b->plan->temp);
@@ -12758,6 +13219,8 @@ typedef struct dt__engine {
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank) */
+    float *shard_auxiliary;       /* the same of auxiliary losses times their coefficients */
+    float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
     int64_t step;
     const void *input, *target; /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
@@ -12814,6 +13277,26 @@ static void dt__engine_forward(dt__engine *e, int64_t s)
     dt__engine_bind(e, s, -1, &b);
     e->env.segment = (uint32_t)s;
     dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
+}
+
+/* After forward of segment s: adds its auxiliary losses, and counts what its experts were asked for. */
+static void dt__engine_watch(dt__engine *e, int64_t s, float *auxiliary)
+{
+    const dt__built *seg = &e->net.segments[s];
+    const dt_graph *g = seg->plan->g;
+    float *asked = e->asked + seg->routed;
+    dt__bind b;
+    dt__engine_bind(e, s, -1, &b);
+    for (int32_t id = 1; seg->watched && id < g->forward_count; id++) {
+        const dt__node *n = &g->nodes[id];
+        const float *value = n->op == DT__OP_AUX_LOSS    ? dt__where(seg->plan, &b, n->in[1])
+                             : n->op == DT__OP_MOE_ROUTE ? dt__where(seg->plan, &b, id)
+                                                         : NULL;
+        if (value && n->op == DT__OP_AUX_LOSS) *auxiliary = dt__fmaf(n->f, value[0], *auxiliary);
+        for (int64_t i = 0; n->op == DT__OP_MOE_ROUTE && i < n->i[0]; i++)
+            asked[i] += value ? (float)dt__route_at(n, value).asked[i] : 0.0f;
+        if (n->op == DT__OP_MOE_ROUTE) asked += n->i[0];
+    }
 }
 
 /* The sum of the unit's losses, after forward of the last segment. */
@@ -12926,7 +13409,8 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
 {
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    for (int64_t s = 0; s < e->hi - e->lo; s++) e->shard_loss[s] = 0.0f;
+    for (int64_t s = 0; s < e->hi - e->lo; s++) e->shard_loss[s] = e->shard_auxiliary[s] = 0.0f;
+    for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt_instr *i = &e->program.list[k];
         double start = dt__now();
@@ -12935,6 +13419,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
         case DT_LOAD: load(owner, i->shard, i->micro); break;
         case DT_FORWARD:
             dt__engine_forward(e, i->segment);
+            dt__engine_watch(e, i->segment, &e->shard_auxiliary[i->shard - e->lo]);
             if (i->segment == e->net.count - 1) e->shard_loss[i->shard - e->lo] += dt__engine_loss(e);
             break;
         case DT_BACKWARD:
@@ -13544,6 +14029,10 @@ static const dt__option dt__options[] = {
     DT__RECIPE("rope-base", "X", DT__TYPE_FLOAT, model.rope_base, "Llama: of the rotary frequencies; 0: 10000"),
     DT__RECIPE("norm-eps", "X", DT__TYPE_FLOAT, model.norm_eps, "Llama: of the normalisations; 0: 1e-5"),
     DT__RECIPE("tied", NULL, DT__TYPE_FLAG, model.tied, "Llama: one table for embedding and head"),
+    DT__RECIPE("experts", "N", DT__TYPE_INT, model.experts, "mixture of experts in the place of each MLP; 0: the MLP"),
+    DT__RECIPE("active", "N", DT__TYPE_INT, model.active, "experts per token; 0: 2"),
+    DT__RECIPE("capacity", "X", DT__TYPE_FLOAT, model.capacity, "tokens an expert takes, over the even share; 0: all"),
+    DT__RECIPE("balance", "X", DT__TYPE_FLOAT, model.balance, "coefficient of the load-balance loss"),
     DT__RECIPE("vocabulary", "N", DT__TYPE_INT, model.vocabulary, "token ids; 0: what the data has"),
     DT__RECIPE("dropout", "P", DT__TYPE_FLOAT, dropout, "probability"),
     DT__RECIPE("steps", "N", DT__TYPE_INT, steps, "optimizer steps"),
@@ -13697,8 +14186,8 @@ static void dt__help_value(const dt__option *o, const void *place, char *text, s
 static void dt__help(const char *program, dt_recipe *recipe, dt_layout *layout)
 {
     char left[48], value[96];
-    printf("Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits; the layout decides where and "
-           "when, and never changes one.\n",
+    printf("Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits; the layout decides where "
+           "and when, and never changes one.\n",
            program);
     for (int part = 0; part < 2; part++) {
         printf("\n%s\n", part ? "Layout" : "Recipe");
@@ -13808,6 +14297,25 @@ DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, in
     return dt__trainer_part(t, (const float *)t->e.state[DT__STATE_AVERAGE], name, count);
 }
 
+DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
+{
+    const dt__net *net = &t->e.net;
+    const float *asked = t->e.asked;
+    int64_t left = index;
+    for (int64_t s = 0; s < net->count && left >= 0; s++)
+        for (int32_t id = 1; id < net->segments[s].plan->g->forward_count; id++) {
+            const dt__node *n = &net->segments[s].plan->g->nodes[id];
+            if (n->op != DT__OP_MOE_ROUTE) continue;
+            if (!left--) {
+                memcpy(counts, asked, 4 * (size_t)n->i[0]);
+                return dt_all_reduce(t->comm, counts, n->i[0], DT_SUM);
+            }
+            asked += n->i[0];
+        }
+    return dt__error(DT_E_USAGE, "dt_trainer_experts: there is no mixture %lld in the model: count from 0",
+                     (long long)index);
+}
+
 /* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
 
 /* "1, 2, 3, 6": the divisors of n up to `most`, for error sentences. */
@@ -13855,6 +14363,13 @@ static dt_result dt__check_model(const dt_model *m)
     if (m->width % m->heads)
         return dt__error(DT_E_USAGE, "%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
                          (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
+    if (m->experts < 0 || m->active < 0 || (m->experts && (m->active ? m->active : 2) > m->experts))
+        return dt__error(DT_E_USAGE,
+                         "--experts %lld with --active %lld: experts is 0 or more, active 1 to experts (0: 2)",
+                         (long long)m->experts, (long long)m->active);
+    if (!(m->capacity >= 0.0f && m->capacity <= 1e6f && m->balance >= 0.0f && m->balance <= 1e6f))
+        return dt__error(DT_E_USAGE, "--capacity %g and --balance %g must be from 0 to a million", (double)m->capacity,
+                         (double)m->balance);
     if (m->family == DT_LLAMA) return dt__check_llama(m);
     if (m->family != DT_GPT2)
         return dt__error(DT_E_USAGE, "%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
@@ -14051,7 +14566,7 @@ static dt_result dt__generator_open(dt__generator *d, const dt_model *m, int64_t
     const dt__net *nets[3];
     dt_result r = DT_OK;
     nets[0] = &d->whole, nets[1] = &d->several, nets[2] = &d->one;
-    if (m->segments || no_cache)
+    if (m->segments || no_cache || (m->experts && m->capacity > 0.0f)) /* what is dropped depends on all tokens */
         r = dt__net_open(&d->whole, m, 1, length);
     else {
         r = dt__net_open_at(&d->one, m, 1, 1, length);
@@ -14101,16 +14616,18 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     e->saved = (float *)dt__alloc(4 * activations, "activations");
     e->sums = (float *)dt__alloc(4 * dt__ceil_div(longest, DT__BLOCK), "block sums");
     e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
-    e->shard_loss = (float *)dt__alloc(4 * (e->hi - e->lo), "losses");
+    e->shard_loss = (float *)dt__alloc(8 * (e->hi - e->lo), "losses");
+    e->asked = (float *)dt__alloc(4 * n->routed, "the experts' counts");
     t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
     t->words = (uint32_t *)dt__alloc(4 * dt__max(2, t->per_rank), "losses");
     t->gathered = (float *)dt__alloc(4 * dt__max(2, t->per_rank) * dt_comm_size(t->comm), "losses");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
-    if (!e->saved || !e->sums || !e->env.rng || !e->shard_loss || !t->unit || !t->text || !t->words ||
+    if (!e->saved || !e->sums || !e->env.rng || !e->shard_loss || !e->asked || !t->unit || !t->text || !t->words ||
         !t->gathered)
         return DT_E_MEMORY;
     if (t->layout.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
+    e->shard_auxiliary = e->shard_loss + (e->hi - e->lo);
     e->boundary = e->saved + n->saved;
     e->temp = e->boundary + n->boundary;
     e->gradient[0] = e->temp + n->temp;
@@ -14193,6 +14710,9 @@ static void dt__trainer_banner(const dt_trainer *t)
     else
         printf("model    %lld segments of the program's own: %lld parameters\n", (long long)r->model.segment_count,
                (long long)t->e.net.weights);
+    if (!r->model.segments && r->model.experts)
+        printf("         %lld experts in each block, %lld per token, whose FLOPs alone count\n",
+               (long long)r->model.experts, (long long)dt__model_moe(&r->model).active);
     if (t->feed.own)
         printf("data     of the program's own: %lld training samples of %lld inputs and %lld targets, ",
                (long long)t->feed.is.samples[DT_TRAIN], (long long)t->feed.is.inputs, (long long)t->feed.is.targets);
@@ -14256,6 +14776,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     t->per_rank = dt__max(dt__ceil_div(r->data_shards, ranks), 1);
     e->micros = r->batch / r->micro_batch;
     e->rows = r->micro_batch / r->data_shards;
+    e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards);
     if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
     if (!result) result = dt__trainer_ids(t);
@@ -14365,6 +14886,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->e.sums);
     dt__free(t->e.env.rng);
     dt__free(t->e.shard_loss);
+    dt__free(t->e.asked);
     dt__free(t->e.parts);
     dt__free(t->e.part_count);
     dt__free(t->unit);
@@ -14801,6 +15323,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     dt__metrics_begin(m);
     dt__metrics_number(m, "step", (double)i->step);
     dt__metrics_number(m, "loss", (double)i->loss);
+    if (t->e.net.watched) dt__metrics_number(m, "auxiliary", (double)i->auxiliary);
     dt__metrics_number(m, "validation", (double)i->validation);
     dt__metrics_number(m, "norm", (double)i->norm);
     dt__metrics_number(m, "learning_rate", (double)i->learning_rate);
@@ -14820,13 +15343,14 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     double start = dt__now(), reduced = e->seconds_reduce, units = (double)(t->recipe.data_shards * e->micros);
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
-    float loss = 0.0f;
+    float loss = 0.0f, auxiliary = 0.0f;
     dt_result r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
-    memset(e->shard_loss, 0, 4 * (size_t)(e->hi - e->lo)); /* a step without valid targets is skipped */
+    memset(e->shard_loss, 0, 8 * (size_t)(e->hi - e->lo)); /* a step without valid targets is skipped */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
     if (!r) r = dt__tree_loss(t, e->shard_loss, &loss);
+    if (!r && e->net.watched) r = dt__tree_loss(t, e->shard_auxiliary, &auxiliary);
     if (r) return r;
     loss = loss / (float)dt__max(1, valid);
     if (!(loss - loss == 0.0f))
@@ -14835,6 +15359,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->step = ++e->step;
     info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
     info->loss = loss;
+    info->auxiliary = auxiliary * e->env.unit_share;
     info->norm = e->norm;
     info->learning_rate = e->rate;
     info->seconds = dt__now() - start;

@@ -728,12 +728,18 @@ static const struct reference {
     { DT__OP_DROPOUT, ref_op_dropout }, { DT__OP_CROSS_ENTROPY, ref_op_cross_entropy }, { DT__OP_CROSS_ENTROPY_GRAD, ref_op_cross_entropy_grad },
     { DT__OP_LOSS, ref_op_loss }, { DT__OP_LOSS_GRAD, ref_op_loss_grad }, { DT__OP_ACCUMULATE, ref_op_accumulate },
 };
-/* Ops that compute nothing, and why they have no reference. */
+/* Ops without a reference here, and why. */
 static const struct exempt {
     int op;
     const char *why;
 } exempts[] = {
     { DT__OP_NONE, "the poison" }, { DT__OP_INPUT, "a leaf: given" }, { DT__OP_PARAM, "a leaf: given" }, { DT__OP_AUX, "the second output of its node" },
+    /* in decode graphs alone: test_generate.c compares their logits with those of whole sequences */
+    { DT__OP_POSITIONS, "decode graphs" }, { DT__OP_CACHE, "decode graphs" },
+    /* routes and their rows: test_moe.c has their scalar loops */
+    { DT__OP_AUX_LOSS, "mixtures" }, { DT__OP_AUX_LOSS_GRAD, "mixtures" }, { DT__OP_MOE_ROUTE, "mixtures" }, { DT__OP_MOE_ROWS, "mixtures" },
+    { DT__OP_MOE_LINEAR, "mixtures" }, { DT__OP_MOE_DW, "mixtures" }, { DT__OP_MOE_DB, "mixtures" }, { DT__OP_MOE_SUM, "mixtures" },
+    { DT__OP_MOE_DOT, "mixtures" },
 };
 static ref_fn reference_of(int op)
 {

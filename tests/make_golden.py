@@ -24,6 +24,10 @@ constant. In float32 it is rounding noise, which AdamW blows up to a visible ste
 llama_tiny.safetensors, the same for a Llama with an untied head: config.kv_heads and hidden besides, model.* and
 lm_head.weight instead of transformer.*, no wte. Names and formulas are Hugging Face's; the *_proj.weight are (in, out),
 transposed against it, as x W.
+moe_tiny.safetensors, the same for a smaller GPT-2 with a mixture of experts in the place of each MLP, some tokens dropped:
+config.experts, active, capacity and balance besides; transformer.h.N.mlp.gate.weight and .experts.*; auxiliary, the
+load-balance losses times their coefficient, which are in the gradients and not in the losses; and dropped, the choices
+that found no room, of each block (I64).
 
 ops.safetensors, reduce.safetensors, nn.safetensors and elementwise.safetensors, for a case named N: N.<input>, N.out, a
 random N.w shaped like N.out, and N.grad.<input>, the gradients of sum(out * w); what has no gradient has no N.grad. OPS,
@@ -106,7 +110,7 @@ def read(path):
 
 # ---- GPT-2 -------------------------------------------------------------------------------------
 
-def initial_parameters(source):
+def initial_parameters(source, V=V, C=C):
     """HF's names and shapes. Larger than a real initialisation and with biases, so that every term is visible."""
     weight = {"transformer.wte.weight": (V, C), "transformer.wpe.weight": (T, C)}
     norms = ["transformer.ln_f"]
@@ -134,8 +138,10 @@ def attention(q, k, v, causal):
     return torch.softmax(scores, -1) @ v
 
 
-def gpt2(p, tokens, embed, head):
-    """(B,T) tokens to (B,T,V) logits. `embed` and `head` are the two uses of wte (V,C)."""
+def gpt2(p, tokens, embed, head, mixture=None):
+    """(B,T) tokens to (B,T,V) logits. `embed` and `head` are the two uses of wte (V,C); mixture(name, x) is the MLP."""
+    C = embed.shape[1]
+
     def norm(x, name):
         return F.layer_norm(x, (C,), p[name + ".weight"], p[name + ".bias"], 1e-5)
 
@@ -151,8 +157,11 @@ def gpt2(p, tokens, embed, head):
         q, k, v = linear(norm(x, block + "ln_1"), block + "attn.c_attn").split(C, -1)
         mixed = attention(heads(q), heads(k), heads(v), True).transpose(1, 2).reshape(B, T, C)
         x = x + linear(mixed, block + "attn.c_proj")
-        hidden = F.gelu(linear(norm(x, block + "ln_2"), block + "mlp.c_fc"), approximate="tanh")
-        x = x + linear(hidden, block + "mlp.c_proj")
+        h = norm(x, block + "ln_2")
+        if mixture:
+            x = x + mixture(block + "mlp.", h)
+        else:
+            x = x + linear(F.gelu(linear(h, block + "mlp.c_fc"), approximate="tanh"), block + "mlp.c_proj")
     return norm(x, "transformer.ln_f") @ head.T
 
 
@@ -633,13 +642,77 @@ def make_optim():
     return out
 
 
+# ---- mixture of experts ------------------------------------------------------------------------
+
+EXPERTS, ACTIVE, CAPACITY, BALANCE, MOE_WIDTH, MOE_WORDS = 4, 2, 0.9, 0.5, 8, 23
+
+
+def moe_parameters(source):
+    """Those of gpt2_tiny with experts in the place of the MLPs."""
+    width, hidden = MOE_WIDTH, 4 * MOE_WIDTH
+    p = {name: tensor for name, tensor in initial_parameters(source, MOE_WORDS, width).items() if ".mlp." not in name}
+    for i in range(LAYERS):
+        mlp = f"transformer.h.{i}.mlp."
+        p[mlp + "gate.weight"] = source.uniform((width, EXPERTS), 0.5)
+        p[mlp + "experts.up_proj"] = source.uniform((EXPERTS, width, hidden), 0.3)
+        p[mlp + "experts.up_proj_bias"] = source.uniform((EXPERTS * hidden,), 0.1)
+        p[mlp + "experts.down_proj"] = source.uniform((EXPERTS, hidden, width), 0.3)
+        p[mlp + "experts.down_proj_bias"] = source.uniform((EXPERTS * width,), 0.1)
+    return {name: tensor.detach().requires_grad_() for name, tensor in p.items()}
+
+
+def experts(p, name, x):
+    """(B,T,C) to the same, and the load-balance loss: all tokens are one unit, routed in order."""
+    rows = x.reshape(-1, x.shape[-1])
+    probabilities = torch.softmax(rows @ p[name + "gate.weight"], -1)
+    chosen = torch.zeros_like(probabilities).scatter(1, probabilities.topk(ACTIVE, -1).indices, 1.0)
+    room = math.ceil(CAPACITY * len(rows) * ACTIVE / EXPERTS)
+    kept = chosen * (chosen.cumsum(0) <= room)
+    weights = probabilities * chosen / (probabilities * chosen).sum(-1, keepdim=True)
+    up, down = (p[name + f"experts.{part}_proj_bias"].reshape(EXPERTS, -1) for part in ("up", "down"))
+    out = torch.zeros_like(rows)
+    for e in range(EXPERTS):
+        hidden = F.gelu(rows @ p[name + "experts.up_proj"][e] + up[e], approximate="tanh")
+        out = out + (weights * kept)[:, e:e + 1] * (hidden @ p[name + "experts.down_proj"][e] + down[e])
+    share = chosen.sum(0) / (len(rows) * ACTIVE)
+    return out.reshape(x.shape), EXPERTS * (share * probabilities.mean(0)).sum(), int((chosen - kept).sum())
+
+
+def moe_step(p, tokens, targets):
+    for tensor in p.values():
+        tensor.grad = None
+    auxiliary, dropped = [], []
+
+    def mixture(name, x):
+        out, balance, drops = experts(p, name, x)
+        auxiliary.append(BALANCE * balance)
+        dropped.append(drops)
+        return out
+
+    wte = p["transformer.wte.weight"]
+    logits = gpt2(p, tokens, wte, wte, mixture)
+    loss = cross_entropy(logits, targets)
+    (loss + sum(auxiliary)).backward()
+    norm = math.sqrt(sum(float((tensor.grad ** 2).sum()) for tensor in p.values()))
+    return logits, loss, norm, {"auxiliary": sum(auxiliary).reshape(1), "dropped": torch.tensor(dropped)}
+
+
+def make_moe():
+    source = Source(2026)
+    out = {**configuration(), "config.width": number(MOE_WIDTH), "config.vocabulary": number(MOE_WORDS),
+           "config.experts": number(EXPERTS), "config.active": number(ACTIVE), "config.capacity": number(CAPACITY),
+           "config.balance": number(BALANCE)}
+    tokens, targets = source.integers((B, T), MOE_WORDS), source.integers((B, T), MOE_WORDS)
+    return make_steps(out, moe_parameters(source), tokens, targets, moe_step)
+
+
 # ---- the program -------------------------------------------------------------------------------
 
 FILES = {"gpt2_tiny.safetensors": make_gpt2, "llama_tiny.safetensors": make_llama,
          "ops.safetensors": lambda: make_cases(op_cases, 7),
          "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
          "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11),
-         "optim.safetensors": make_optim}
+         "optim.safetensors": make_optim, "moe_tiny.safetensors": make_moe}
 
 
 def differences(old, new):

@@ -27,6 +27,8 @@ my %recipe = (
     sgd => '--batch 8 --sequence 16 --steps 3 --optimizer sgd --learning-rate 0.3 --momentum 0.9 --nesterov --ema 0.9',
     lion => '--batch 8 --sequence 16 --steps 3 --optimizer lion --learning-rate 3e-4 --beta2 0.99',
     adamw8 => '--batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
+    experts => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation shard --experts 4 --capacity 1.1',
+    switch => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 5 --active 1',
 );
 my $golden = "$root/tests/golden/hash.txt";
 my %want = map { split } grep { /^\w+ [0-9a-f]{64}$/ } split /\n/, slurp($golden);
@@ -70,7 +72,7 @@ my @layouts = layouts();
 same('base', $_->[0], 'base', $_->[1]) for @layouts;
 my $several = $only_threads ? '--ranks 3 --launch threads' : '--ranks 3';
 same('base', "buckets of $_ bytes", 'base', "$several --threads 1 --bucket $_") for 1, 5000, 100000;
-for my $name (qw(llama dropout shard each)) {
+for my $name (qw(llama dropout shard each experts switch)) {
     my @some = full() ? @layouts : grep { $_->[0] =~ /^(1 rank, 2|3 .*, 1|8 )/ } @layouts;
     same($name, $_->[0], $name, $_->[1]) for @some;
     same($name, 'small buckets', $name, "$several --threads 1 --bucket 5000");
@@ -90,7 +92,7 @@ for my $name (qw(adam sgd lion adamw8)) {
 for my $isa (@$isas) {
     my @some = full() ? @layouts : ($layouts[1], ['3 ranks', "$several --threads 1"]);
     same('base', "$isa, $_->[0]", 'base', $_->[1], "DT_ISA=$isa") for @some;
-    same($_, "$isa", $_, $several, "DT_ISA=$isa") for full() ? qw(llama dropout shard each) : 'llama';
+    same($_, "$isa", $_, $several, "DT_ISA=$isa") for full() ? qw(llama dropout shard each experts switch) : qw(llama experts);
 }
 SKIP: { skip "$_: this processor lacks it", 1 for @$lacking }
 
