@@ -426,7 +426,7 @@ static void test_files(void)
         r = recipe_of(NULL, 0, k ? &s : NULL);
         r.model = dt_model_gpt2("nano"), r.model.vocabulary = 256;
         r.data = k ? NULL : file, r.sequence = k ? 5 : 16, r.validation = 0.1f;
-        if (dt_trainer_open(&t, &r, &l) || dt_trainer_run(t, &info) || dt_trainer_sample(t, "The ", 8, 1.0f, text[k])) tap_bail("%s", dt_last_error());
+        if (dt_trainer_open(&t, &r, &l) || dt_trainer_run(t, &info) || dt_trainer_sample(t, "The ", 8, NULL, text[k])) tap_bail("%s", dt_last_error());
         snprintf(hash[k], sizeof hash[k], "%s", dt_trainer_hash(t));
         tap_ok(info.tokens == (k ? 16 : 256) && info.validation > 1.0f, "%s: %d of a step, validation %.4f", k ? "source" : "file", (int)info.tokens, (double)info.validation);
         dt_trainer_close(&t);
