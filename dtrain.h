@@ -8292,6 +8292,20 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
     return g->prediction = x;
 }
 
+/* What a family's mixture is like: its model's fields, and the deviation of weights that end in the residual. */
+static dt_moe_options dt__model_moe(const dt_model *m)
+{
+    dt_moe_options o;
+    memset(&o, 0, sizeof o);
+    o.experts = m->experts;
+    o.active = m->active ? m->active : 2;
+    o.raw_weights = o.active == 1;
+    o.capacity = m->capacity;
+    o.balance = m->balance;
+    o.down_std = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    return o;
+}
+
 /* ---- GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, tied head ---------------- */
 
 typedef struct dt__gpt2 {
@@ -8325,20 +8339,6 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
         h = dt_linear_row(g, h, "mlp.c_proj", m->width, residual);
     }
     return dt_add(g, x, dt_dropout(g, h, m->dropout));
-}
-
-/* What a family's mixture is like: its model's fields, and the deviation of weights that end in the residual. */
-static dt_moe_options dt__model_moe(const dt_model *m)
-{
-    dt_moe_options o;
-    memset(&o, 0, sizeof o);
-    o.experts = m->experts;
-    o.active = m->active ? m->active : 2;
-    o.raw_weights = o.active == 1;
-    o.capacity = m->capacity;
-    o.balance = m->balance;
-    o.down_std = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
-    return o;
 }
 
 static dt_tensor dt__gpt2_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
