@@ -169,14 +169,16 @@ static dt_tensor my_block(dt_graph *g, dt_tensor x, const void *user) { return d
 /* A model of one's own recomputes, and draws the family's text when it is the same model. */
 static void check_own(void)
 {
-    static const dt__gpt2 sizes = {1, 2, 32, VOCABULARY, 0.0f};
+    static dt__gpt2 sizes;
     static const dt_segment list[] = {{"transformer", dt__gpt2_embed, &sizes},
                                       {"transformer.h.0", my_block, &sizes},
                                       {"transformer", dt__gpt2_head, &sizes}};
     dt_model family = dt_model_gpt2("nano");
-    dt_trainer *own = open_trainer(dt_model_segments(list, 3, VOCABULARY), LENGTH, 1, 0), *t;
+    dt_trainer *own, *t;
     char a[TEXT + 1], b[TEXT + 1];
-    family.layers = 1, family.heads = 2, family.width = 32;
+    family.layers = sizes.layers = 1, family.heads = sizes.heads = 2, family.width = sizes.width = 32;
+    sizes.vocabulary = VOCABULARY;
+    own = open_trainer(dt_model_segments(list, 3, VOCABULARY), LENGTH, 1, 0);
     t = open_trainer(family, LENGTH, 1, 0);
     text_of(own, "The ", dt_sampling_default(), a);
     text_of(t, "The ", dt_sampling_default(), b);

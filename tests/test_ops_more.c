@@ -5,6 +5,7 @@
  *
  *     cc -O2 -I.. test_ops_more.c -lm -lpthread && ./a.out */
 #define TEST_OPS_MORE
+#pragma GCC diagnostic ignored "-Wunused-function" /* the tests of test_ops.c: its machinery is wanted */
 #include "test_ops.c"
 #include "reference.h"
 
@@ -765,7 +766,7 @@ static void test_segment_errors(void)
         dt__plan *plan = NULL;
         dt_segment s;
         s.name = "bad", s.build = bad[i].build, s.user = NULL;
-        tap_ok(dt__segment_plan(&s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), bad[i].says), "a segment's error: %s", bad[i].says);
+        tap_ok(dt__segment_plan(&s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), bad[i].says), "a segment's error: %s", bad[i].says);
         dt__plan_close(&plan);
     }
 }
