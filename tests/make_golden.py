@@ -24,6 +24,9 @@ constant. In float32 it is rounding noise, which AdamW blows up to a visible ste
 llama_tiny.safetensors, the same for a Llama with an untied head: config.kv_heads and hidden besides, model.* and
 lm_head.weight instead of transformer.*, no wte. Names and formulas are Hugging Face's; the *_proj.weight are (in, out),
 transposed against it, as x W.
+cnn_tiny.safetensors, the same for two convolutions and a linear layer; its tokens are the images (B,64), its targets the
+classes (B,1).
+
 moe_tiny.safetensors, the same for a smaller GPT-2 with a mixture of experts in the place of each MLP, some tokens dropped:
 config.experts, active, capacity and balance besides; transformer.h.N.mlp.gate.weight and .experts.*; auxiliary, the
 load-balance losses times their coefficient, which are in the gradients and not in the losses; and dropped, the choices
@@ -186,8 +189,9 @@ def training_step(p, tokens, targets):
 
 def make_steps(out, p, tokens, targets, step_once):
     """Fills `out` with what three AdamW steps of step_once(p, tokens, targets) -> (logits, loss, norm, more) give."""
-    targets[0, 3] = targets[2, 0] = targets[2, 1] = -1
-    targets[3, 5:] = -1
+    if targets.shape[1] == T:
+        targets[0, 3] = targets[2, 0] = targets[2, 1] = -1
+        targets[3, 5:] = -1
     out.update(tokens=tokens, targets=targets, **{name: tensor.detach().clone() for name, tensor in p.items()})
     decayed = [tensor for tensor in p.values() if tensor.dim() >= 2]
     plain = [tensor for tensor in p.values() if tensor.dim() < 2]
@@ -642,6 +646,41 @@ def make_optim():
     return out
 
 
+# ---- a convolutional network -------------------------------------------------------------------
+
+SIDE, CLASSES = 8, 5
+
+
+def cnn(p, images):
+    """(B,64) images to (B,5) logits."""
+    def convolve(x, name, stride):
+        return F.conv2d(x, p[name + ".weight"], p[name + ".bias"], stride=stride, padding=1)
+
+    x = F.gelu(convolve(images.reshape(-1, 1, SIDE, SIDE), "features.first", 1), approximate="tanh")
+    x = torch.relu(convolve(F.max_pool2d(x, 2), "features.second", 2))
+    return x.flatten(1) @ p["head.out.weight"] + p["head.out.bias"]
+
+
+def cnn_step(p, images, labels):
+    for tensor in p.values():
+        tensor.grad = None
+    logits = cnn(p, images)
+    loss = cross_entropy(logits, labels)
+    loss.backward()
+    return logits, loss, math.sqrt(sum(float((tensor.grad ** 2).sum()) for tensor in p.values())), {}
+
+
+def make_cnn():
+    source = Source(2027)
+    shapes = {"features.first": (6, 1, 3, 3), "features.second": (8, 6, 3, 3), "head.out": (32, CLASSES)}
+    p = {}
+    for name, shape in shapes.items():
+        p[name + ".weight"] = source.uniform(shape, 0.4).requires_grad_()
+        p[name + ".bias"] = source.uniform((shape[1] if len(shape) == 2 else shape[0],), 0.2).requires_grad_()
+    images, labels = source.uniform((B, SIDE * SIDE)), source.integers((B, 1), CLASSES)
+    return make_steps({"config.decay": number(DECAY)}, p, images, labels, cnn_step)
+
+
 # ---- mixture of experts ------------------------------------------------------------------------
 
 EXPERTS, ACTIVE, CAPACITY, BALANCE, MOE_WIDTH, MOE_WORDS = 4, 2, 0.9, 0.5, 8, 23
@@ -708,7 +747,7 @@ def make_moe():
 
 # ---- the program -------------------------------------------------------------------------------
 
-FILES = {"gpt2_tiny.safetensors": make_gpt2, "llama_tiny.safetensors": make_llama,
+FILES = {"gpt2_tiny.safetensors": make_gpt2, "llama_tiny.safetensors": make_llama, "cnn_tiny.safetensors": make_cnn,
          "ops.safetensors": lambda: make_cases(op_cases, 7),
          "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
          "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11),

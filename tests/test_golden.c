@@ -1,6 +1,6 @@
-/* A tiny GPT-2 and a tiny Llama against PyTorch (golden/gpt2_tiny.safetensors and llama_tiny.safetensors, made by
- * make_golden.py): logits, loss, every gradient, and three steps of AdamW with clipping. Largest difference / largest
- * value per tensor: at most 1e-5. */
+/* A tiny GPT-2, Llama and convolutional network against PyTorch (golden/gpt2_tiny.safetensors, llama_tiny.safetensors and
+ * cnn_tiny.safetensors, made by make_golden.py): logits, loss, every gradient, and three steps of AdamW with clipping.
+ * Largest difference / largest value per tensor: at most 1e-5. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
@@ -11,7 +11,7 @@ enum { B = 4, T = 12, LARGEST = 61 * 32 };
 static dt__engine e;
 static dt_recipe recipe;
 static tap_golden *golden;
-static int64_t V, C;
+static int64_t V, C, targets; /* vocabulary or classes, channels, targets of the batch */
 
 static int64_t config(const char *name)
 {
@@ -20,9 +20,35 @@ static int64_t config(const char *name)
     return tap_golden_int(golden, full);
 }
 
+enum { CNN = -1, SIDE = 8, CLASSES = 5 };
+
+static dt_tensor features(dt_graph *g, dt_tensor x, const void *user) /* (B,64) -> (B,32) */
+{
+    int64_t b = dt_dim(g, x, 0);
+    dt_window pad, half;
+    memset(&pad, 0, sizeof pad);
+    memset(&half, 0, sizeof half);
+    (void)user;
+    pad.size[0] = pad.size[1] = 3, pad.padding[0] = pad.padding[1] = 1;
+    half.size[0] = half.size[1] = 2;
+    x = dt_gelu(g, dt_conv2d(g, dt_reshape(g, x, dt_shape4(b, 1, SIDE, SIDE)), "first", 6, &pad));
+    x = dt_max_pool(g, x, &half); /* (B,6,4,4) */
+    pad.stride[0] = pad.stride[1] = 2;
+    return dt_reshape(g, dt_relu(g, dt_conv2d(g, x, "second", 8, &pad)), dt_shape2(b, 32));
+}
+static dt_tensor classify(dt_graph *g, dt_tensor x, const void *user) /* (B,32) -> loss */
+{
+    (void)user;
+    return dt_cross_entropy(g, dt_linear(g, x, "out", CLASSES), dt_targets(g));
+}
+
+static dt_source images; /* only its sizes are asked for */
+
 static dt_model the_model(int family)
 {
+    static const dt_segment network[] = { { "features", features, NULL }, { "head", classify, NULL } };
     dt_model m;
+    if (family == CNN) return dt_model_segments(network, 2, CLASSES);
     memset(&m, 0, sizeof m);
     m.family = family;
     m.layers = config("layers"), m.heads = config("heads"), m.width = config("width"), m.vocabulary = config("vocabulary");
@@ -48,6 +74,9 @@ static void open_engine(int family)
     recipe = dt_recipe_default();
     *m = the_model(family);
     V = m->vocabulary, C = m->width;
+    targets = family == CNN ? B : B * T;
+    images.inputs = SIDE * SIDE, images.targets = 1, images.input_type = DT_F32, images.target_type = DT_I32;
+    if (family == CNN) n->source = &images;
     recipe.schedule = DT_CONSTANT;
     recipe.warmup = 0;
     recipe.clip = 1.0f;
@@ -69,8 +98,9 @@ static void open_engine(int family)
     e.temp = e.boundary + n->boundary;
     e.gradient[0] = e.temp + n->temp;
     e.gradient[1] = e.gradient[0] + n->widest;
-    e.input = tap_golden_i32(golden, "tokens", B * T);
-    e.target = tap_golden_i32(golden, "targets", B * T);
+    e.input = family == CNN ? (const void *)tap_golden_f32(golden, "tokens", B * SIDE * SIDE)
+                            : (const void *)tap_golden_i32(golden, "tokens", B * T);
+    e.target = tap_golden_i32(golden, "targets", targets);
 }
 
 static void close_engine(void)
@@ -87,7 +117,7 @@ static float forward_backward(void)
 {
     int64_t valid = 0;
     unsigned saved = dt__fp_enter();
-    for (int i = 0; i < B * T; i++) valid += ((const int32_t *)e.target)[i] >= 0;
+    for (int i = 0; i < targets; i++) valid += ((const int32_t *)e.target)[i] >= 0;
     e.inv_valid = 1.0f / (float)valid;
     for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s);
     for (int64_t s = e.net.count - 1; s >= 0; s--) dt__engine_backward(&e, s, 0, 1);
@@ -102,7 +132,7 @@ static void check_logits(void)
     dt__bind b;
     for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s);
     dt__engine_bind(&e, e.net.count - 1, -1, &b);
-    tap_near(dt__where(head->plan, &b, head->plan->g->logits.id), tap_golden_f32(golden, "logits", B * T * V), B * T * V, LIMIT, "logits");
+    tap_near(dt__where(head->plan, &b, head->plan->g->logits.id), tap_golden_f32(golden, "logits", targets * V), targets * V, LIMIT, "logits");
 }
 
 static void check_gradients(void)
@@ -178,5 +208,6 @@ int main(void)
 {
     check_model("gpt2_tiny.safetensors", DT_GPT2);
     check_model("llama_tiny.safetensors", DT_LLAMA);
+    check_model("cnn_tiny.safetensors", CNN);
     return tap_done();
 }
