@@ -313,6 +313,7 @@ static void ref_row(ref_rows *w, int op, int64_t r, int64_t n)
         }
     } else if (op == 2) {
         float r1 = 1.0f / sqrtf(ref_row_dot(x, x, n) / (float)n + 1e-5f), c, g[MOST];
+        memset(g, 0, sizeof g);
         for (int64_t i = 0; i < n; i++) {
             e[i] = x[i] * r1;
             y[i] = e[i] * w->gamma[i];
