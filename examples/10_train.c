@@ -23,6 +23,9 @@
  * Read on: 04_data_parallel.c shows how the ranks work together. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* ./10_train --generate FILE BYTES */
 static int generate(const char *file, const char *bytes)

@@ -1,6 +1,7 @@
 #!/usr/bin/env perl
-# Every example compiles alone with the cc line of its header comment, and the commands that stand under it (lines that
-# begin with ./ or cc) run as they are written: status 0, and "ok" in the last line.
+# Every example compiles with the cc line of its header comment, and the commands that stand under it (lines that begin
+# with ./ or cc) run as they are written: status 0, and "ok" in the last line. The implementation is compiled once and
+# linked to all of them; with --full each example compiles alone, as its readers do it.
 use strict;
 use warnings;
 use FindBin;
@@ -23,6 +24,12 @@ my @examples = sort glob "$root/examples/[0-9]*.c";
 for my $example (@examples) { copy($example, "$tmp/tree/examples/") }
 
 my $cc = $ENV{CC} || 'cc';
+my $once = '';
+if (!full()) {
+    spew("$tmp/tree/implementation.c", "#define DTRAIN_IMPLEMENTATION\n#include \"dtrain.h\"\n");
+    is((run_in("$tmp/tree", 300, "$cc -O2 -c implementation.c"))[0], 0, 'the implementation compiles');
+    $once = " -DDTRAIN_IMPLEMENTED $tmp/tree/implementation.o"; # the examples' own is skipped
+}
 for my $example (@examples) {
     my ($name) = $example =~ m{([^/]+)$};
     my @commands = commands($example);
@@ -31,7 +38,7 @@ for my $example (@examples) {
     my ($status, $out, $err) = (0, '', '');
     for my $command (@commands) {
         last if $status;
-        ($status, $out, $err) = run_in($folder, 300, $command =~ s/^cc /$cc /r);
+        ($status, $out, $err) = run_in($folder, 300, $command =~ s/^cc /$cc$once /r);
         diag("$command\nstatus $status\n$err") if $status;
     }
     my ($last) = reverse grep { /\S/ } split /\n/, $out;
