@@ -770,9 +770,30 @@ typedef struct dt_sampling {
 /* Temperature 0.7 over all tokens, seed 0. */
 DT_API dt_sampling dt_sampling_default(void);
 
+/* How units of work, one (data shard, micro-batch) each, go through the stages of a pipeline. Each stage does: 1F1B, a
+ * backward as soon as one is there, so that at most pp units are in flight (Narayanan et al. 2019); GPipe, all forwards,
+ * then all backwards (Huang et al. 2019); interleaved, 1F1B over layout.chunks runs of segments per stage: a smaller bubble
+ * for more messages (Narayanan et al. 2021); zero-bubble, 1F1B that puts the weights' gradients off to where it would
+ * wait (ZB-H1 of Qi et al. 2023). */
+typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } dt_pipeline;
+
+/* What backward finds of the values of forward: all of them, or the inputs of segments alone, and computes the rest again
+ * (Chen et al. 2016). */
+typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_FULL } dt_recompute;
+
 /* Start from dt_layout_default(); new fields will have defaults there. */
 typedef struct dt_layout {
     int64_t threads;      /* per rank; 0: cores / ranks */
+    int64_t tp;           /* tensor parallel degree */
+    int64_t pp;           /* stages of the pipeline; the rest of the ranks is data parallel: dp = ranks / (tp pp) */
+    const char *order;    /* of the axes data (D), pipeline (P) and tensor (T), the slowest first: "DPT" ("cluster", NULL):
+                           * neighbours share a tensor; "TPD" ("spread"): neighbours share data; or another permutation */
+    int32_t pipeline;     /* dt_pipeline */
+    int64_t chunks;       /* runs of segments per stage of the interleaved schedule */
+    float memory_weight;  /* segments are cut by time (0) to memory (1) */
+    int64_t zero;         /* ranks share state (Rajbhandari et al. 2020): 1 the optimizer's, 2 and gradients, 3 and weights */
+    int64_t zero_group;   /* so many of them; other groups have copies (hybrid sharding); 0: all data-parallel ranks */
+    int32_t recompute;    /* dt_recompute */
     int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
     int64_t eval_every;   /* steps between validations; 0: only at the end */
     int64_t eval_batches; /* batches per validation; 0: the whole validation part */
@@ -787,19 +808,47 @@ typedef struct dt_layout {
 } dt_layout;
 DT_API dt_layout dt_layout_default(void);
 
+/* Writes the mesh of `ranks` ranks as a table, one line per rank: its node (ranks_per_node in each), and its place on
+ * the data, pipeline and tensor axes. DT_E_USAGE: the degrees do not divide the ranks, or `size` bytes are too few. */
+DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node, char *text, int64_t size);
+
+/* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
+ * The dearest run is as cheap as it can be, and of all such cuts the runs are the most even (least sum of squares).
+ * O(n^2 parts) in the worst case. DT_E_USAGE: more parts than segments. */
+DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
+
+/* The schedule of layout.pp stages for `units` units of work as a picture, one line per stage: F forward, B backward
+ * (twice as long; with zero-bubble as long), W gradients of weights; in small letters those of odd chunks. *idle, when not
+ * NULL: the share of the stages' time in which they wait, with sending for nothing: (p-1)/(m+p-1) for GPipe and 1F1B,
+ * (p-1)/(v m+p-1) interleaved over v chunks. text NULL: only that. DT_E_USAGE: what the schedule cannot do, or too few
+ * bytes. */
+DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text, int64_t size, double *idle);
+
 /* One instruction of a rank's step program. The executor runs the list in order; `after` names the instructions that
- * must have finished before (-1: none), which is what a simulator or an overlapping executor may rely on. */
-typedef enum dt_instr_op {
-    DT_LOAD,     /* tokens of (shard, micro) */
-    DT_FORWARD,  /* segment of (shard, micro) */
-    DT_BACKWARD, /* segment of (shard, micro); gradients go on in gradient set `set`, fresh in the first micro-batch */
-    DT_FOLD,     /* set += from, over a bucket: two neighbours of the tree over data shards */
-    DT_REDUCE,   /* the tree over all ranks' partial sums, over a bucket; the result is in every rank's set */
-    DT_TOTAL,    /* total set += set, over a bucket (accumulation `each`) */
-    DT_UPDATE    /* norm, clip, optimizer, average of the weights */
-} dt_instr_op;
+ * must have finished before (-1: none), which is what a simulator or an overlapping executor may rely on.
+ * X(code, name); meanings:
+ *   LOAD       samples of (shard, micro)
+ *   FORWARD    segment of (shard, micro), in a slot of its chunk
+ *   RECOMPUTE  the same again, for the values that backward needs
+ *   BACKWARD   segment of (shard, micro); gradients go on in set `set`, fresh in the first micro-batch
+ *   WEIGHTS    zero-bubble: what BACKWARD left out, the gradients of weights
+ *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
+ *   FOLD       set += from, over a bucket: two neighbours of the tree over data shards
+ *   REDUCE     the tree over all ranks' partial sums, over a bucket: to every rank, or each piece to its owner (ZeRO)
+ *   TOTAL      total += set, over a bucket
+ *   GATHER     weights from their owners: of a segment before its work (ZeRO 3), or of a bucket after the update
+ *   TIE        the uses of tied weights are added, across stages
+ *   UPDATE     norm, clip, optimizer, average of the weights */
+#define DT_INSTRUCTIONS(X)                                                                                             \
+    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_BACKWARD, "BACKWARD")               \
+    X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE")            \
+    X(DT_TOTAL, "TOTAL") X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
+#define DT__INSTR_ENUM(code, name) code,
+typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT } dt_instr_op;
+#undef DT__INSTR_ENUM
 typedef struct dt_instr {
     int32_t op, segment, micro, shard, bucket, set, from, fresh;
+    int32_t chunk, slot, back;
     int32_t after[2];
 } dt_instr;
 
@@ -847,20 +896,24 @@ DT_API int dt_is_root(const dt_trainer *t);
 /* SHA-256 over all weights, then what the optimizer keeps, array by array, each parameter by parameter in definition
  * order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's blocks, scales
  * of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, without padding. 64 hex
- * digits, the same on every rank and in every layout. Valid until the next call or close. */
+ * digits, the same on every rank and in every layout. Valid until the next call or close. Where a rank has only a part of
+ * the state (pp or tp above 1, ZeRO) it is collective, but after the last step, when any rank alone may call it; "" when
+ * that failed. */
 DT_API const char *dt_trainer_hash(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
 /* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()): the recipe's
  * tokenizer's, the last one cut, or bytes of a byte vocabulary; text has room for count + 1 bytes.
- * Deterministic. Any rank alone may call it; layout.sample_length must not be 0. The text may hold bytes 0, which an
+ * Deterministic. Any rank alone may call it if it has the whole model (pp and tp 1, ZeRO below 3), else all ranks
+ * together; layout.sample_length must not be 0. The text may hold bytes 0, which an
  * untrained model draws: count tells its length. The families keep the keys and values of earlier tokens
  * (layout.no_cache: not), models of one's own compute the whole sequence for every token; the bits are the same. A text
  * that fills the sequence goes on from its later half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
 /* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's input
- * type, predictions (count, each). No dropout; no targets are needed. Any rank alone may call it, between steps. */
+ * type, predictions (count, each). No dropout; no targets are needed. Any rank alone may call it, between
+ * steps, if it has the whole model (pp and tp 1, ZeRO below 3), else all ranks together. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
 /* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), whole
  * numbers, for mixture `index`, 0 the first dt_moe of the model in the order of its segments. Exact below 2^24.
@@ -868,7 +921,8 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
-/* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none. */
+/* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none, or this rank has
+ * not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
 /* The same of the average of the weights; NULL also when recipe.ema is 0. */
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
@@ -4669,18 +4723,20 @@ typedef struct dt__init_job {
     const dt__param *p;
     dt__rng rng;
     float *data;
-    int64_t n;
+    int64_t from, n;
 } dt__init_job;
 static void dt__init_task(void *context, int64_t task, int worker)
 {
     const dt__init_job *j = (const dt__init_job *)context;
     int64_t begin = task * 65536, end = dt__min(j->n, begin + 65536);
     (void)worker;
-    if (j->p->init == DT_INIT_NORMAL) dt__normals(&j->rng, (uint64_t)begin, (uint64_t)end, j->p->std, j->data + begin);
+    if (j->p->init == DT_INIT_NORMAL) 
+        dt__normals(&j->rng, (uint64_t)(j->from + begin), (uint64_t)(j->from + end), j->p->std, j->data + begin);
     else
         for (int64_t i = begin; i < end; i++) j->data[i] = j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
 }
-static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, float *data)
+/* Draws elements [from, from + count) of a parameter to data. */
+static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, float *data, int64_t from, int64_t count)
 {
     dt__sha256 h;
     dt__init_job j;
@@ -4693,7 +4749,8 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     j.p = p;
     j.rng = dt__rng_make(seed, DT__RNG_INIT, key[0], key[1], key[2]);
     j.data = data;
-    j.n = dt_shape_count(p->shape);
+    j.from = from;
+    j.n = count;
     saved = dt__fp_enter();
     dt__parallel(pool, dt__ceil_div(j.n, 65536), dt__init_task, &j);
     dt__fp_leave(saved);
@@ -4716,7 +4773,7 @@ DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init
     p->init = init;
     p->std = std;
     dt__at(g, t)->param = g->param_count++;
-    if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data);
+    if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data, 0, dt_shape_count(shape));
     return t;
 }
 
@@ -8036,8 +8093,8 @@ typedef struct dt__plan {
     dt_graph *g;
     dt_tensor output, grad_in; /* grad_in: gradient of the input, or poison */
     dt__home *home;            /* per node */
-    int32_t *order;            /* forward ops, then backward ops */
-    int32_t forward_count, backward_count;
+    int32_t *order;            /* forward ops, then backward ops, then those of weights alone */
+    int32_t forward_count, backward_count, weights_count; /* weights: what grad_in does not need, when it is split off */
     int64_t saved, temp, cache; /* floats */
     double forward_flops, backward_flops;
 } dt__plan;
@@ -8106,7 +8163,7 @@ static int64_t dt__fit(const dt__block *blocks, int32_t count, int32_t now, int6
 
 typedef struct dt__planner {
     dt__plan *p;
-    uint8_t *live;
+    uint8_t *live, *early; /* early: grad_in needs it */
     int32_t *last; /* per root: position in the order of its last reader */
     dt__block *blocks;
     int32_t block_count;
@@ -8128,6 +8185,13 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
     return 0;
 }
 
+/* The end of the phase in which position `now` of the order is. */
+static int32_t dt__phase_end(const dt__plan *p, int32_t now)
+{
+    if (now < p->forward_count) return p->forward_count;
+    return p->forward_count + p->backward_count + (now < p->forward_count + p->backward_count ? 0 : p->weights_count);
+}
+
 /* Gives a computed value its place: `now` is its position in the order. */
 static void dt__place(dt__planner *w, int32_t id, int32_t now)
 {
@@ -8141,7 +8205,7 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
         home->place = DT__AT_CACHE;
         home->offset = p->cache;
         p->cache += size;
-    } else if (now < p->forward_count && w->last[id] >= p->forward_count) {
+    } else if (w->last[id] >= dt__phase_end(p, now)) {
         home->place = DT__AT_SAVED;
         home->offset = p->saved;
         p->saved += size;
@@ -8160,27 +8224,38 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
     }
 }
 
-/* Order of the live ops, last readers, then a place for each value. */
-static void dt__plan_lay_out(dt__planner *w)
+/* Appends the live ops of nodes [from, to) to the order, with `early` 0 or 1 only those that are so. */
+static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int early, int32_t count)
 {
     dt__plan *p = w->p;
     dt_graph *g = p->g;
-    int32_t count = 0;
-    for (int32_t id = 1; id < g->count; id++) {
+    for (int32_t id = from; id < to; id++) {
         const dt__node *n = &g->nodes[id];
-        if (id == g->forward_count) p->forward_count = count;
         if (!w->live[id] || dt__is_leaf(n->op) || n->op == DT__OP_AUX || dt__root(g, id) != id) continue;
+        if (early >= 0 && w->early[id] != early) continue;
         for (int i = 0; i < n->inputs; i++) w->last[dt__root(g, n->in[i])] = count;
         if (id < g->forward_count) p->forward_flops += dt__node_flops(g, n);
         else p->backward_flops += dt__node_flops(g, n);
         p->order[count++] = id;
     }
-    if (g->count == g->forward_count) p->forward_count = count;
+    return count;
+}
+
+/* Order of the live ops, last readers, then a place for each value. */
+static void dt__plan_lay_out(dt__planner *w, int split)
+{
+    dt__plan *p = w->p;
+    dt_graph *g = p->g;
+    int32_t count = p->forward_count = dt__plan_order(w, 1, g->forward_count, -1, 0);
+    if (split) dt__mark(g, w->early, p->grad_in.id);
+    count = dt__plan_order(w, g->forward_count, g->count, split ? 1 : -1, count);
     p->backward_count = count - p->forward_count;
+    if (split) count = dt__plan_order(w, g->forward_count, g->count, 0, count);
+    p->weights_count = count - p->forward_count - p->backward_count;
     w->last[dt__root(g, g->prediction.id)] = count; /* read after the run */
     for (int32_t i = 0; i < count; i++) {
         int32_t id = p->order[i], aux = g->nodes[id].aux;
-        if (i == p->forward_count) w->block_count = 0; /* forward temporaries are dead */
+        if (i == p->forward_count || i == p->forward_count + p->backward_count) w->block_count = 0; /* temporaries are dead */
         dt__place(w, id, i);
         if (aux) dt__place(w, aux, i);
     }
@@ -8197,8 +8272,9 @@ static void dt__plan_close(dt__plan **plan)
     *plan = NULL;
 }
 
-/* Plans a recorded graph; the plan owns it. grad_in may be poison. */
-static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in)
+/* Plans a recorded graph; the plan owns it. grad_in may be poison. split: backward of what grad_in does not need comes
+ * later, in a phase of its own. */
+static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int split)
 {
     dt__plan *p = (dt__plan *)dt__alloc((int64_t)sizeof *p, "a plan");
     dt__planner w;
@@ -8211,10 +8287,11 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
     p->grad_in = grad_in;
     p->home = (dt__home *)dt__alloc((int64_t)sizeof *p->home * g->count, "a plan");
     p->order = (int32_t *)dt__alloc((int64_t)sizeof *p->order * g->count, "a plan");
-    w.live = (uint8_t *)dt__alloc(g->count, "a plan");
+    w.live = (uint8_t *)dt__alloc(2 * g->count, "a plan");
     w.last = (int32_t *)dt__alloc((int64_t)sizeof *w.last * g->count, "a plan");
     w.blocks = (dt__block *)dt__alloc((int64_t)sizeof *w.blocks * g->count, "a plan");
     if (p->home && p->order && w.live && w.last && w.blocks) {
+        w.early = w.live + g->count;
         for (int32_t id = 1; id < g->count; id++) {
             dt__node *n = &g->nodes[id];
             w.last[id] = -1;
@@ -8230,7 +8307,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
         p->home[dt__root(g, output.id)].place = DT__AT_OUTPUT;
         p->home[dt__root(g, grad_in.id)].place = DT__AT_GRAD_IN;
         p->home[0].place = DT__AT_NOWHERE;
-        dt__plan_lay_out(&w);
+        dt__plan_lay_out(&w, split);
     }
     dt__free(w.live);
     dt__free(w.last);
@@ -8503,28 +8580,32 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 typedef struct dt__built {
     dt__plan *plan;
     int owner; /* this segment's graph is the plan's; others with the same plan only have other parameters */
-    int64_t *param, *slot; /* offsets of its parameters and gradient slots, in floats */
+    int32_t *param_of, *use; /* its parameters in the net's list; 4 x parameter + use of its gradient slots */
+    int64_t *param, *slot, *window; /* where these are (H15), in floats; window: parameters when they are gathered */
     int64_t input, output; /* floats of its input and output */
+    int64_t out_at, saved_at, gradient_at; /* places in the memory of a unit in work (H15) */
+    int32_t stage, chunk;  /* who works on it (H15) */
     int64_t routed;        /* experts of the mixtures before this segment */
     int watched;           /* it has mixtures or auxiliary losses */
 } dt__built;
 
 typedef struct dt__net_param {
     dt__param is;
-    int64_t offset, count; /* floats */
+    int64_t offset, count; /* floats; offset: -1 when it is not on this rank */
     int32_t uses;
-    int64_t slot[4]; /* offset of each use's gradient; use 0 first */
+    int32_t stage[4]; /* who has each use */
+    int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
 } dt__net_param;
 
-/* Parameters lie in definition order, gradient slots in backward order, both at multiples of 1024 floats (R11). */
+/* Parameters are listed in definition order; where a rank keeps them, at multiples of 1024 floats (R11), H15 decides. */
 typedef struct dt__net {
     dt__built *segments;
     int64_t count;
     dt__net_param *params;
     int32_t param_count;
-    int64_t param_floats, slot_floats, weights; /* weights: without padding */
-    int64_t *slot_end;                          /* (count): end of the slots of segments count-1 .. s */
-    int64_t saved, temp, boundary, widest;      /* floats: sums over segments, largest temp, outputs, largest output */
+    int64_t weights;
+    int split;                                  /* backward in two phases (dt__plan_open) */
+    int64_t saved, most_saved, temp, boundary, widest; /* floats: sum and most of segments, largest temp, outputs, largest */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
     double forward_flops, backward_flops;       /* of one unit */
     const dt_source *source;                    /* what goes in and what is expected; NULL: tokens and tokens */
@@ -8564,8 +8645,7 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     *index = net->param_count++;
     list[*index].is = *p;
     list[*index].count = dt_shape_count(p->shape);
-    list[*index].offset = net->param_floats;
-    net->param_floats += dt__round_up(list[*index].count, DT__BLOCK);
+    list[*index].offset = -1;
     net->weights += list[*index].count;
     return DT_OK;
 }
@@ -8580,7 +8660,7 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
  * one's output is its logits. The plan owns the graph. `source` has the types of the model's input and targets; NULL:
  * tokens. */
 static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int64_t context, int first,
-                                  int last, const dt_source *source, dt__plan **plan)
+                                  int last, const dt_source *source, int split, dt__plan **plan)
 {
     dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx = dt__nothing();
@@ -8608,7 +8688,7 @@ static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape 
     }
     r = dt_graph_result(g);
     if (r) return dt_graph_close(&g), r;
-    return dt__plan_open(plan, g, y, dx);
+    return dt__plan_open(plan, g, y, dx, split);
 }
 
 /* Notes what a segment uses as ids: rows of a table, or classes. Through ops that only pick, the ids are the same. */
@@ -8631,7 +8711,8 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     dt__built *b = &net->segments[at];
     dt_graph *g;
     dt_result r =
-        dt__segment_plan(&list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, &b->plan);
+        dt__segment_plan(&list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, net->split,
+                         &b->plan);
     if (r) return r;
     b->owner = 1;
     g = b->plan->g;
@@ -8639,19 +8720,22 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     b->input = dt_shape_count(*shape);
     *shape = dt__at(g, b->plan->output)->shape;
     b->output = dt_shape_count(*shape);
-    b->param = (int64_t *)dt__alloc(8 * g->param_count, "a segment");
+    b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
     b->slot = (int64_t *)dt__alloc(8 * g->slot_count, "a segment");
-    if (!b->param || !b->slot) return DT_E_MEMORY;
+    b->param_of = (int32_t *)dt__alloc(4 * (g->param_count + g->slot_count), "a segment");
+    if (!b->param || !b->slot || !b->param_of) return DT_E_MEMORY;
+    b->window = b->param + g->param_count;
+    b->use = b->param_of + g->param_count;
     for (int32_t i = 0; i < g->param_count; i++) {
         int32_t index;
         if ((r = dt__net_param_add(net, &g->params[i], &index)) != DT_OK) return r;
-        b->param[i] = net->params[index].offset;
+        b->param_of[i] = index;
     }
     for (int32_t i = 0; i < g->slot_count; i++) {
         int32_t index = dt__net_find(net, g->params[g->slots[i].param].name);
         if (net->params[index].uses == 4)
             return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
-        b->slot[i] = (int64_t)index * 4 + net->params[index].uses++; /* becomes an offset in dt__net_slots */
+        b->use[i] = index * 4 + net->params[index].uses++;
     }
     for (int64_t e = at - 1; e >= 0; e--) {
         dt__built *o = &net->segments[e];
@@ -8667,31 +8751,16 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     return DT_OK;
 }
 
-/* Gradient slots in the order in which backward finishes them. */
-static void dt__net_slots(dt__net *net)
-{
-    for (int64_t s = net->count - 1; s >= 0; s--) {
-        dt__built *b = &net->segments[s];
-        for (int32_t i = b->plan->g->slot_count - 1; i >= 0; i--) {
-            dt__net_param *p = &net->params[b->slot[i] / 4];
-            p->slot[b->slot[i] % 4] = net->slot_floats;
-            b->slot[i] = net->slot_floats;
-            net->slot_floats += dt__round_up(p->count, DT__BLOCK);
-        }
-        net->slot_end[s] = net->slot_floats;
-    }
-}
-
 static void dt__net_close(dt__net *net)
 {
     for (int64_t s = 0; net->segments && s < net->count; s++) {
         if (net->segments[s].owner) dt__plan_close(&net->segments[s].plan);
         dt__free(net->segments[s].param);
         dt__free(net->segments[s].slot);
+        dt__free(net->segments[s].param_of);
     }
     dt__free(net->segments);
     dt__free(net->params);
-    dt__free(net->slot_end);
     dt__free(net->own);
     dt__free(net->names);
     memset(net, 0, sizeof *net);
@@ -8739,11 +8808,13 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     if (r) return r;
     if (!list) list = net->own;
     net->segments = (dt__built *)dt__alloc((int64_t)sizeof *net->segments * net->count, "the model");
-    net->slot_end = (int64_t *)dt__alloc(8 * net->count, "the model");
-    if (!net->segments || !net->slot_end) return DT_E_MEMORY;
+    if (!net->segments) return DT_E_MEMORY;
     for (int64_t s = 0; s < net->count && !r; s++) r = dt__net_segment(net, list, s, &shape, targets, context);
     if (r) return r;
-    dt__net_slots(net);
+    for (int32_t i = 0; i < net->param_count && !context; i++)
+        if (!net->params[i].uses)
+            return dt__error(DT_E_SHAPE, "the loss does not depend on parameter %s: use it, or leave it out",
+                             net->params[i].is.name);
     for (int64_t s = 0; s < net->count; s++) {
         dt__built *b = &net->segments[s];
         b->routed = net->routed;
@@ -8753,6 +8824,7 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
             if (n->op == DT__OP_MOE_ROUTE || n->op == DT__OP_AUX_LOSS) b->watched = net->watched = 1;
         }
         net->saved += b->plan->saved;
+        net->most_saved = dt__max(net->most_saved, b->plan->saved);
         net->cache += b->plan->cache;
         net->temp = dt__max(net->temp, b->plan->temp);
         net->boundary += dt__round_up(b->output, 16);
@@ -8867,7 +8939,7 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
     return u;
 }
 
-/* Sum of squares: blocks of 1024, then TREE (R5). `sums` has room for one float per block. */
+/* Sums of squares of blocks of 1024 (R5). */
 typedef struct dt__squares {
     const dt__kernels *k;
     const float *x;
@@ -8884,15 +8956,19 @@ static void dt__squares_task(void *context, int64_t task, int worker)
         s->sums[b] = s->k->row_dot(x, x, dt__min(DT__BLOCK, s->n - b * DT__BLOCK));
     }
 }
-static float dt__sum_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
+static void dt__block_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
 {
     dt__squares s;
-    int64_t blocks = dt__ceil_div(n, DT__BLOCK);
     s.k = k, s.x = x, s.n = n, s.sums = sums;
-    dt__parallel(pool, dt__ceil_div(blocks, 64), dt__squares_task, &s);
-    for (int64_t step = 1; step < blocks; step *= 2)
-        for (int64_t i = 0; i + step < blocks; i += 2 * step) sums[i] = sums[i] + sums[i + step];
-    return sums[0];
+    dt__parallel(pool, dt__ceil_div(dt__ceil_div(n, DT__BLOCK), 64), dt__squares_task, &s);
+}
+
+/* TREE over n values, which are lost. */
+static float dt__tree(float *x, int64_t n)
+{
+    for (int64_t step = 1; step < n; step *= 2)
+        for (int64_t i = 0; i + step < n; i += 2 * step) x[i] = x[i] + x[i + step];
+    return x[0];
 }
 
 /* ============================================================================================
@@ -12660,6 +12736,34 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
     return c->job ? dt__conclude(c) : DT_OK;
 }
 
+/* A piece that a rank has: floats [from, from + count) of its memory, which come to `to` of the reader's. */
+typedef struct dt__extent {
+    int rank;
+    int64_t from, to, count;
+} dt__extent;
+
+/* An all-gather of pieces of any size: every rank lists the same pieces, and `mine` is symmetric memory of `reach`
+ * floats. Where out is mine itself, a rank's own pieces are in their place already. */
+static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const dt__extent *span, int count, float *out)
+{
+    int64_t floats = 0;
+    dt_result r;
+    for (int i = 0; i < count; i++) floats += span[i].count;
+    r = dt__begin(c, DT__CALL_ALL_GATHER, floats, 1);
+    if (r) return r;
+    if ((c->call.where = dt__locate(c, mine, reach * (int64_t)sizeof(float))) < 0)
+        return dt__error(DT_E_USAGE, "a gather of pieces needs memory of dt_comm_alloc");
+    if ((r = dt__meet(c)) != DT_OK) return r;
+    dt__views(c);
+    for (int i = 0; i < count; i++) {
+        const dt__extent *s = &span[i];
+        dt__copy(out + s->to, c->view[s->rank] + s->from, s->count);
+        for (int p = 0; p < c->size && s->rank == c->rank; p++)
+            if (p != c->rank) c->sent[p] += s->count * (int64_t)sizeof(float);
+    }
+    return dt__conclude(c);
+}
+
 /* ---- point to point ---- */
 
 /* Posts data that peers can read; it must stay as it is until dt__send_finish(ticket). Waits when DT__PARCELS are
@@ -13000,6 +13104,8 @@ DT_API dt_layout dt_layout_default(void)
 {
     dt_layout l;
     memset(&l, 0, sizeof l);
+    l.tp = l.pp = 1;
+    l.chunks = 2;
     l.bucket = 25000000;
     l.eval_every = 100;
     l.eval_batches = 8;
@@ -13007,6 +13113,513 @@ DT_API dt_layout dt_layout_default(void)
     l.sampling = dt_sampling_default();
     return l;
 }
+
+/* "1, 2, 3, 6": the divisors of n up to `most`, for error sentences. */
+static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int64_t d = 1; d <= n && d <= most && used + 24 < size; d++)
+        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)d);
+    return text;
+}
+
+/* ---- mesh: ranks as points (data, pipeline, tensor) ------------------------------------------------ */
+
+enum { DT__DATA, DT__PIPE, DT__TENSOR, DT__AXES };
+
+typedef struct dt__mesh {
+    int size[DT__AXES];   /* degrees */
+    int stride[DT__AXES]; /* ranks from one to the next along an axis */
+    int at[DT__AXES];     /* this rank */
+} dt__mesh;
+
+static int dt__mesh_rank(const dt__mesh *m, int data, int pipe, int tensor)
+{
+    return data * m->stride[DT__DATA] + pipe * m->stride[DT__PIPE] + tensor * m->stride[DT__TENSOR];
+}
+
+/* The axes of an order of letters, slowest first; 0 when it is none. */
+static int dt__mesh_order(const char *order, int axis[DT__AXES])
+{
+    static const char letters[] = "DPT";
+    int seen = 0;
+    if (!order || !strcmp(order, "cluster")) order = "DPT";
+    if (!strcmp(order, "spread")) order = "TPD";
+    for (int i = 0; i < DT__AXES; i++) {
+        const char *at = order[i] ? strchr(letters, order[i]) : NULL;
+        if (!at) return 0;
+        seen |= 1 << (axis[i] = (int)(at - letters));
+    }
+    return seen == 7 && !order[DT__AXES];
+}
+
+static dt_result dt__mesh_open(dt__mesh *m, const dt_layout *l, int ranks, int rank)
+{
+    int axis[DT__AXES], stride = 1;
+    char list[256];
+    memset(m, 0, sizeof *m);
+    if (l->tp < 1 || ranks % l->tp)
+        return dt__error(DT_E_USAGE, "tensor parallel degree %lld does not divide %d ranks: --tp one of %s",
+                         (long long)l->tp, ranks, dt__divisors(ranks, ranks, list, sizeof list));
+    if (l->pp < 1 || ranks / l->tp % l->pp)
+        return dt__error(DT_E_USAGE, "%lld pipeline stages do not divide %d ranks by tp %lld: --pp one of %s",
+                         (long long)l->pp, ranks, (long long)l->tp,
+                         dt__divisors(ranks / l->tp, ranks, list, sizeof list));
+    if (!dt__mesh_order(l->order, axis))
+        return dt__error(DT_E_USAGE, "mesh order '%s': it is cluster (DPT), spread (TPD) or another order of the "
+                         "letters D, P and T, slowest first", l->order);
+    m->size[DT__TENSOR] = (int)l->tp;
+    m->size[DT__PIPE] = (int)l->pp;
+    m->size[DT__DATA] = ranks / (int)(l->tp * l->pp);
+    for (int i = DT__AXES; i-- > 0;) {
+        m->stride[axis[i]] = stride;
+        m->at[axis[i]] = rank / stride % m->size[axis[i]];
+        stride *= m->size[axis[i]];
+    }
+    return DT_OK;
+}
+
+DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node, char *text, int64_t size)
+{
+    size_t used = 0, room = (size_t)dt__max(0, size);
+    dt__mesh m;
+    dt_result r = dt__mesh_open(&m, l, ranks, 0);
+    if (r) return r;
+    if (ranks_per_node < 1) return dt__error(DT_E_USAGE, "%d ranks per node: it is 1 or more", ranks_per_node);
+    for (int rank = -1; rank < ranks; rank++) {
+        int n;
+        (void)dt__mesh_open(&m, l, ranks, rank < 0 ? 0 : rank);
+        if (rank < 0) n = snprintf(text + used, room - used, "rank node data pipe tensor\n");
+        else n = snprintf(text + used, room - used, "%4d %4d %4d %4d %6d\n", rank, rank / ranks_per_node,
+                          m.at[DT__DATA], m.at[DT__PIPE], m.at[DT__TENSOR]);
+        if ((size_t)n >= room - used)
+            return dt__error(DT_E_USAGE, "the table of %d ranks does not fit into %lld bytes: give %d or more", ranks,
+                             (long long)size, 28 * (ranks + 1));
+        used += (size_t)n;
+    }
+    return DT_OK;
+}
+
+/* ---- partition ---------------------------------------------------------------------------------------- */
+
+/* Least sum of squares of the costs of `parts` runs of at most `limit` each; cut[j][i]: where the last of j runs that
+ * end at i begins. Returns it, or a negative number when there are none. */
+static double dt__partition_under(const double *sum, int64_t n, int64_t parts, double limit, double *best, int32_t *cut)
+{
+    for (int64_t i = 0; i <= n; i++) best[i] = i ? -1.0 : 0.0;
+    for (int64_t j = 1; j <= parts; j++) {
+        double *now = best + j * (n + 1);
+        const double *before = now - (n + 1);
+        for (int64_t i = 0; i <= n; i++) {
+            now[i] = -1.0;
+            for (int64_t c = i - 1; c >= 0 && sum[i] - sum[c] <= limit; c--) {
+                double square = before[c] + (sum[i] - sum[c]) * (sum[i] - sum[c]);
+                if (before[c] < 0.0 || (now[i] >= 0.0 && now[i] <= square)) continue;
+                now[i] = square;
+                cut[j * (n + 1) + i] = (int32_t)c;
+            }
+        }
+    }
+    return best[parts * (n + 1) + n];
+}
+
+/* The dearest run of the best partition is one of the sums of neighbours: bisection over values. */
+DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin)
+{
+    double *best, *sum, low = 0.0, high = 0.0;
+    int32_t *cut;
+    if (parts < 1 || n < parts || n > 100000)
+        return dt__error(DT_E_USAGE, "%lld segments cannot be cut into %lld parts: use at most %lld", (long long)n,
+                         (long long)parts, (long long)n);
+    best = (double *)dt__alloc(8 * ((parts + 2) * (n + 1)), "the partition");
+    cut = (int32_t *)dt__alloc(4 * (parts + 1) * (n + 1), "the partition");
+    if (!best || !cut) return dt__free(best), dt__free(cut), DT_E_MEMORY;
+    sum = best + (parts + 1) * (n + 1);
+    for (int64_t i = 0; i < n; i++) {
+        sum[i + 1] = sum[i] + (costs[i] > 0.0 ? costs[i] : 0.0);
+        low = costs[i] > low ? costs[i] : low;
+    }
+    high = sum[n];
+    for (int k = 0; k < 60 && dt__partition_under(sum, n, parts, low, best, cut) < 0.0; k++) {
+        double middle = low + (high - low) / 2;
+        if (dt__partition_under(sum, n, parts, middle, best, cut) < 0.0) low = middle;
+        else high = middle;
+        if (high - low <= 1e-12 * high) low = high;
+    }
+    for (int64_t j = parts, i = n; j >= 0; j--) {
+        begin[j] = i;
+        if (j) i = cut[j * (n + 1) + i];
+    }
+    dt__free(best);
+    dt__free(cut);
+    return DT_OK;
+}
+
+/* ---- schedules: in which order a stage works on units and chunks -------------------------------------- */
+
+/* One stage of work. A stage owns `chunks` runs of segments; run c of stage s is the (c stages + s)-th of the model. */
+enum { DT__WORK_FORWARD, DT__WORK_BACKWARD, DT__WORK_WEIGHTS };
+typedef struct dt__work {
+    int32_t kind, unit, chunk;
+    int32_t slot; /* memory of the chunk that holds the unit from forward until its last work */
+} dt__work;
+
+typedef struct dt__pipe {
+    int kind, stages, chunks, units;
+} dt__pipe;
+
+static int64_t dt__pipe_length(const dt__pipe *p)
+{
+    return (int64_t)p->units * p->chunks * (p->kind == DT_ZERO_BUBBLE ? 3 : 2);
+}
+
+/* The k-th forward or backward of a stage: groups of `stages` units go through the chunks in turn. */
+static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
+{
+    dt__work w;
+    int64_t inside = k % ((int64_t)p->stages * p->chunks);
+    w.kind = kind;
+    w.chunk = (int32_t)(inside / p->stages);
+    if (kind != DT__WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
+    w.unit = (int32_t)(p->chunks == 1 ? k : k / ((int64_t)p->stages * p->chunks) * p->stages + k % p->stages);
+    if (p->chunks == 1) w.chunk = 0;
+    w.slot = -1;
+    return w;
+}
+
+/* Forwards that a stage does before its first backward, less the one right before it. GPipe: all (Huang et al. 2019).
+ * 1F1B: what fills the stages behind (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al. 2021).
+ * Zero-bubble as 1F1B; a stage puts off the gradients of its weights by as many units as there are stages before it, so
+ * that they fill the end (ZB-H1 of Qi et al. 2023). Weight gradients are in the order of units in each (R3). */
+static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
+{
+    int64_t total = (int64_t)p->units * p->chunks, ahead = p->stages - 1 - stage, f = 0, b = 0, w = 0;
+    int split = p->kind == DT_ZERO_BUBBLE;
+    if (p->kind == DT_GPIPE) ahead = total;
+    if (p->chunks > 1) ahead = 2 * ahead + (int64_t)(p->chunks - 1) * p->stages;
+    while (b < total) {
+        if (f < total && f - b <= ahead) {
+            *list++ = dt__pipe_nth(p, DT__WORK_FORWARD, f++);
+            continue;
+        }
+        *list++ = dt__pipe_nth(p, DT__WORK_BACKWARD, b++);
+        if (split && b - w > stage) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
+    }
+    while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
+}
+
+/* Gives every unit in flight a slot of its chunk; slots[c] becomes how many chunk c needs. slot_of (chunks, units) is
+ * scratch. */
+static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *slot_of)
+{
+    int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
+    for (int c = 0; c < p->chunks; c++) slots[c] = 0;
+    for (int64_t i = 0; i < (int64_t)p->chunks * p->units; i++) slot_of[i] = -1;
+    for (int64_t i = 0; i < dt__pipe_length(p); i++) {
+        dt__work *w = &list[i];
+        int32_t *of = slot_of + (int64_t)w->chunk * p->units;
+        if (w->kind == DT__WORK_FORWARD) {
+            int32_t slot = 0;
+            for (int32_t u = 0; u < p->units; u++)
+                if (of[u] == slot) slot++, u = -1;
+            of[w->unit] = slot;
+            if (slot + 1 > slots[w->chunk]) slots[w->chunk] = slot + 1;
+        }
+        w->slot = of[w->unit];
+        if (w->kind == last) of[w->unit] = -1;
+    }
+}
+
+/* When the work of all stages begins if a forward takes `time[0]`, a backward time[1], weights time[2], and sending
+ * nothing. list, begin (stages, length). Returns the time of the whole, or a negative number when stages wait for each
+ * other for ever. end (3, stages x chunks, units) is scratch. */
+static double dt__pipe_clock(const dt__pipe *p, const dt__work *list, const double *time, double *begin, double *end)
+{
+    int64_t length = dt__pipe_length(p), runs = (int64_t)p->stages * p->chunks, all = runs * p->units, done = 0;
+    double *free_at = end + 3 * all, whole = 0.0;
+    int64_t *next = (int64_t *)(void *)(free_at + p->stages);
+    for (int64_t i = 0; i < 3 * all; i++) end[i] = -1.0;
+    for (int s = 0; s < p->stages; s++) free_at[s] = 0.0, next[s] = 0;
+    for (int moved = 1; moved;) {
+        moved = 0;
+        for (int s = 0; s < p->stages; s++)
+            for (; next[s] < length; next[s]++, moved = 1, done++) {
+                const dt__work *w = &list[s * length + next[s]];
+                int64_t run = (int64_t)w->chunk * p->stages + s, at = run * p->units + w->unit;
+                double start = free_at[s], need = 0.0;
+                if (w->kind == DT__WORK_FORWARD && run) need = end[at - p->units];
+                if (w->kind == DT__WORK_BACKWARD) need = end[run == runs - 1 ? at : all + at + p->units];
+                if (w->kind == DT__WORK_WEIGHTS) need = end[all + at];
+                if (need < 0.0) break;
+                begin[s * length + next[s]] = start = start > need ? start : need;
+                free_at[s] = end[w->kind * all + at] = start + time[w->kind];
+                whole = whole > free_at[s] ? whole : free_at[s];
+            }
+    }
+    return done == length * p->stages ? whole : -1.0;
+}
+
+static dt_result dt__pipe_check(const dt__pipe *p)
+{
+    if (p->kind < DT_1F1B || p->kind > DT_ZERO_BUBBLE)
+        return dt__error(DT_E_USAGE, "%d is no pipeline schedule: DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE",
+                         p->kind);
+    if (p->chunks > 1 && p->units % p->stages)
+        return dt__error(DT_E_USAGE,
+                         "the interleaved schedule takes micro-batches in groups of %d stages, a rank has %d: make "
+                         "(shards of the rank) x (micro-batches) a multiple, or use --pipeline 1f1b",
+                         p->stages, p->units);
+    return DT_OK;
+}
+
+/* The picture of a clock: one line per stage, `cell` characters per unit of time. */
+static void dt__pipe_draw(const dt__pipe *p, const dt__work *list, const double *begin, const double *time, int64_t width,
+                          char *text)
+{
+    int64_t length = dt__pipe_length(p), line = 9 + 3 * width + 1;
+    char cell[32];
+    for (int s = 0; s < p->stages; s++) {
+        char *row = text + s * line;
+        memset(row, ' ', (size_t)line);
+        snprintf(cell, sizeof cell, "stage %-3d", s);
+        memcpy(row, cell, 9);
+        row[line - 1] = '\n';
+        for (int64_t i = 0; i < length; i++) {
+            const dt__work *w = &list[s * length + i];
+            int64_t from = (int64_t)(begin[s * length + i] + 0.5), n = (int64_t)time[w->kind];
+            char kind = w->chunk % 2 ? "fbw"[w->kind] : "FBW"[w->kind];
+            for (int64_t k = 0; k < n; k++) {
+                snprintf(cell, sizeof cell, "%c%-2d", kind, (int)(w->unit % 100));
+                memcpy(row + 9 + 3 * (from + k), cell, 3);
+            }
+        }
+    }
+    text[p->stages * line] = 0;
+}
+
+DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text, int64_t size, double *idle)
+{
+    const double time[2][3] = {{1.0, 2.0, 0.0}, {1.0, 1.0, 1.0}};
+    dt__pipe p;
+    dt__work *list;
+    double *begin, whole, busy;
+    int64_t length, all;
+    dt_result r;
+    if (l->pp < 1 || l->pp > 1000 || l->chunks < 1 || l->chunks > 1000 || units < 1 || units > 100000)
+        return dt__error(DT_E_USAGE, "--pp and --chunks are 1 to 1000, micro-batches 1 to 100000");
+    p.kind = l->pipeline, p.stages = (int)l->pp, p.units = (int)units;
+    p.chunks = l->pipeline == DT_INTERLEAVED ? (int)l->chunks : 1;
+    if ((r = dt__pipe_check(&p)) != DT_OK) return r;
+    length = dt__pipe_length(&p);
+    all = (int64_t)p.stages * p.chunks * p.units;
+    list = (dt__work *)dt__alloc((int64_t)sizeof *list * length * p.stages, "the schedule");
+    begin = (double *)dt__alloc(8 * (length * p.stages + 3 * all + 2 * p.stages), "the schedule");
+    if (!list || !begin) return dt__free(list), dt__free(begin), DT_E_MEMORY;
+    for (int s = 0; s < p.stages; s++) dt__pipe_order(&p, s, list + s * length);
+    whole = dt__pipe_clock(&p, list, time[p.kind == DT_ZERO_BUBBLE], begin, begin + length * p.stages);
+    busy = 3.0 * (double)p.units * (double)p.chunks;
+    DT_ASSERT(whole > 0.0);
+    if (idle) *idle = 1.0 - busy / whole;
+    if (text && ((int64_t)whole * 3 + 10) * p.stages >= size)
+        r = dt__error(DT_E_USAGE, "the grid does not fit into %lld bytes: give %lld", (long long)size,
+                      ((long long)whole * 3 + 10) * p.stages + 1);
+    else if (text) dt__pipe_draw(&p, list, begin, time[p.kind == DT_ZERO_BUBBLE], (int64_t)whole, text);
+    dt__free(list);
+    dt__free(begin);
+    return r;
+}
+
+/* ---- where this rank keeps parameters and gradients ---------------------------------------------------- */
+
+/* Gradients of neighbouring segments that are reduced together. Parameters lie in the order of the slots, so a piece of
+ * a bucket is a piece of both. A tied parameter has a bucket for each use (R8). */
+typedef struct dt__bucket {
+    int64_t slot, floats; /* its slots in a gradient set; whole blocks */
+    int64_t buffer;       /* the same in the buffer that takes the place of a set */
+    int64_t param;        /* its parameters; -1: a later use of a tied one */
+    int64_t sum;          /* where this rank keeps its piece of the sum when it keeps no other */
+    int32_t last;         /* complete after backward of this segment */
+    int32_t group;        /* buckets of the same segments have the same */
+    int32_t tied, use;    /* the parameter, or -1; which of its uses */
+} dt__bucket;
+
+/* A run of segments that a stage works on at once. */
+typedef struct dt__chunk {
+    int32_t begin, end;  /* segments */
+    int32_t first, last; /* of the model? */
+    int32_t slots;       /* units in flight */
+    int64_t floats;      /* of one slot: input, outputs, saved values */
+    float *memory;       /* (slots, floats) */
+} dt__chunk;
+
+typedef struct dt__store {
+    dt__bucket *bucket;
+    int32_t buckets;
+    int shards, piece;                  /* of how many ranks that share state this is which one (ZeRO; 1, 0: none do) */
+    int64_t slot_floats, buffer_floats; /* a set; the buckets of the same segments, the most */
+    int64_t param_floats;               /* of all parameters of this rank's segments */
+    int64_t own_params, own_slots;      /* of this rank's pieces */
+    int64_t most_params;                /* own_params of the rank that has the most */
+    int64_t window;                     /* parameters of the largest segment */
+    int64_t *cut;                       /* (buckets, shards + 1): where the owners' pieces of a bucket begin */
+    int64_t *own;                       /* (buckets + 1, shards): where an owner keeps its piece of the parameters */
+} dt__store;
+
+static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
+{
+    return s->cut + (int64_t)bucket * (s->shards + 1);
+}
+
+/* Opens a bucket at the end of the slots. */
+static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tied)
+{
+    dt__bucket *b;
+    if (!dt__grow((void **)&s->bucket, s->buckets, capacity, sizeof *s->bucket)) return NULL;
+    b = &s->bucket[s->buckets++];
+    memset(b, 0, sizeof *b);
+    b->slot = s->slot_floats;
+    b->param = s->param_floats;
+    b->tied = tied;
+    return b;
+}
+
+/* Gives slot k of a segment its place at the end of bucket b, and its parameter, if this is its first use here. */
+static void dt__store_slot(dt__store *s, dt__net *net, dt__built *seg, int32_t k, dt__bucket *b)
+{
+    dt__net_param *p = &net->params[seg->use[k] / 4];
+    int64_t floats = dt__round_up(p->count, DT__BLOCK);
+    seg->slot[k] = p->slot[seg->use[k] % 4] = s->slot_floats;
+    s->slot_floats += floats;
+    b->floats += floats;
+    b->use = seg->use[k] % 4;
+    if (p->offset < 0) p->offset = s->param_floats, s->param_floats += floats;
+    else b->param = -1;
+}
+
+/* The buckets of one chunk, in backward order: whole segments of at least `bytes` each but the last. */
+static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c, int64_t bytes, int32_t *capacity)
+{
+    int32_t begun = c->end; /* first segment behind those of the open bucket */
+    for (int32_t at = c->end - 1; at >= c->begin; at--) {
+        int64_t floats = 0;
+        for (int32_t q = at; q < begun; q++)
+            for (int32_t k = 0; k < net->segments[q].plan->g->slot_count; k++) {
+                const dt__net_param *p = &net->params[net->segments[q].use[k] / 4];
+                if (p->uses == 1) floats += dt__round_up(p->count, DT__BLOCK);
+            }
+        if (4 * floats < bytes && at > c->begin) continue;
+        for (int tied = 0; tied < 2; tied++) {
+            dt__bucket *b = !tied && floats ? dt__store_bucket(s, capacity, -1) : NULL;
+            for (int32_t q = begun - 1; q >= at; q--) {
+                dt__built *seg = &net->segments[q];
+                for (int32_t k = 0; k < seg->plan->g->slot_count; k++) {
+                    if ((net->params[seg->use[k] / 4].uses > 1) != tied) continue;
+                    if (tied) b = dt__store_bucket(s, capacity, (int32_t)(seg->use[k] / 4));
+                    if (!b) return DT_E_MEMORY;
+                    dt__store_slot(s, net, seg, k, b);
+                    b->last = tied ? q : at;
+                    b->group = at;
+                }
+            }
+        }
+        begun = at;
+    }
+    return DT_OK;
+}
+
+/* Places in the buffer: buckets of the same segments are filled together and lie side by side. */
+static void dt__store_buffer(dt__store *s)
+{
+    for (int32_t b = 0; b < s->buckets; b++) {
+        s->bucket[b].buffer = 0;
+        for (int32_t o = 0; o < b; o++)
+            if (s->bucket[o].group == s->bucket[b].group) s->bucket[b].buffer += s->bucket[o].floats;
+        s->buffer_floats = dt__max(s->buffer_floats, s->bucket[b].buffer + s->bucket[b].floats);
+    }
+}
+
+/* The place in the buffer of a place in the slots. */
+static int64_t dt__store_buffered(const dt__store *s, int64_t slot)
+{
+    const dt__bucket *b = s->bucket;
+    while (slot < b->slot || slot >= b->slot + b->floats) b++;
+    return b->buffer + slot - b->slot;
+}
+
+/* With parameters cut over ranks (ZeRO 3) a segment's are gathered into a window before its work: where they are there. */
+static void dt__store_windows(dt__store *s, dt__net *net, const dt__chunk *c)
+{
+    for (int32_t q = c->begin; q < c->end; q++) {
+        dt__built *seg = &net->segments[q];
+        int64_t at = 0;
+        for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
+            seg->window[i] = at;
+            at += dt__round_up(net->params[seg->param_of[i]].count, DT__BLOCK);
+        }
+        s->window = dt__max(s->window, at);
+    }
+}
+
+/* Cuts every bucket over the owners: blocks as evenly as possible, those that are left over to another owner in each
+ * bucket. Tied buckets are cut alike on all stages. */
+static dt_result dt__store_cuts(dt__store *s)
+{
+    int shards = s->shards;
+    s->cut = (int64_t *)dt__alloc(8 * s->buckets * (shards + 1), "the layout");
+    s->own = (int64_t *)dt__alloc(8 * (s->buckets + 1) * shards, "the layout");
+    if (!s->cut || !s->own) return DT_E_MEMORY;
+    for (int32_t b = 0; b < s->buckets; b++) {
+        int64_t blocks = s->bucket[b].floats / DT__BLOCK, each = blocks / shards, more = blocks % shards;
+        int64_t *cut = s->cut + (int64_t)b * (shards + 1), *own = s->own + (int64_t)b * shards;
+        int turn = s->bucket[b].tied >= 0 ? 0 : b % shards;
+        for (int j = 0; j < shards; j++) {
+            cut[j + 1] = cut[j] + (each + ((j - turn + shards) % shards < more)) * DT__BLOCK;
+            own[shards + j] = own[j] + (s->bucket[b].param >= 0 ? cut[j + 1] - cut[j] : 0);
+        }
+        s->bucket[b].sum = s->own_slots;
+        s->own_slots += cut[s->piece + 1] - cut[s->piece];
+    }
+    s->own_params = s->own[(int64_t)s->buckets * shards + s->piece];
+    for (int j = 0; j < shards; j++) s->most_params = dt__max(s->most_params, s->own[(int64_t)s->buckets * shards + j]);
+    return DT_OK;
+}
+
+static void dt__store_close(dt__store *s)
+{
+    dt__free(s->bucket);
+    dt__free(s->cut);
+    dt__free(s->own);
+    memset(s, 0, sizeof *s);
+}
+
+/* Lays out the parameters and gradients of chunks[0..count-1]. Later segments' gradients are complete first.
+ * buffered: a leaf's gradients live in the buffer. */
+static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chunks, int count, int64_t bytes,
+                                int buffered)
+{
+    int32_t capacity = 0;
+    for (int32_t i = 0; i < net->param_count; i++) {
+        net->params[i].offset = -1;
+        for (int u = 0; u < 4; u++) net->params[i].slot[u] = -1;
+    }
+    for (int c = count - 1; c >= 0; c--) {
+        dt_result r = dt__store_chunk(s, net, &chunks[c], bytes, &capacity);
+        if (r) return r;
+        dt__store_windows(s, net, &chunks[c]);
+        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
+            for (int32_t i = 0; i < net->segments[q].plan->g->param_count; i++)
+                net->segments[q].param[i] = net->params[net->segments[q].param_of[i]].offset;
+    }
+    dt__store_buffer(s);
+    for (int c = 0; c < count && buffered; c++)
+        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
+            for (int32_t k = 0; k < net->segments[q].plan->g->slot_count; k++)
+                net->segments[q].slot[k] = dt__store_buffered(s, net->segments[q].slot[k]);
+    return dt__store_cuts(s);
+}
+
+/* ---- partial sums over data shards ------------------------------------------------------------------------ */
 
 /* Rank r of `ranks` owns the contiguous run [lo, hi) of V shards, as even as possible, longer runs first (R1). */
 static void dt__run_of(int64_t shards, int ranks, int rank, int64_t *lo, int64_t *hi)
@@ -13066,227 +13679,687 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
     }
 }
 
-/* ---- the generator of data-parallel step programs ------------------------------------------------- */
+/* ---- the generator of step programs ------------------------------------------------------------------------- */
+
+/* What the generator has to know of a rank. */
+typedef struct dt__shape_of_work {
+    dt__pipe pipe;
+    int stage;
+    int64_t lo, hi, micros; /* data shards; micro-batches */
+    int64_t ghosts;         /* shards of other ranks beyond its own, where all must gather equally often */
+    int accumulation, zero, recompute;
+    int buffered;           /* one leaf's gradients live in the bucket buffer, the sum in the total */
+    int total;              /* totals are kept apart from the sets */
+    int reduce;             /* there are other ranks with gradients of these segments */
+} dt__shape_of_work;
 
 typedef struct dt__program {
     dt_instr *list;
     int32_t count, capacity;
-    int32_t buckets;
-    int64_t *bucket_begin;  /* (buckets + 1) floats in the slots */
-    int32_t *bucket_last;   /* (buckets): the bucket is complete after backward of this segment */
-    int sets, total;        /* gradient sets; set that holds the totals of `each`, or -1 */
-    dt__stack parts;        /* this rank's partial sums at the end of the run */
+    dt__work *work;
+    int64_t works;
+    dt__stack parts; /* this rank's partial sums at the end of the run */
     dt_result result;
 } dt__program;
 
-static dt_instr *dt__emit(dt__program *p, int op, int32_t after)
+/* A unit of work of this rank: in `shard` order all micro-batches of a shard, in `each` all shards of a micro-batch. */
+typedef struct dt__work_unit {
+    int32_t shard, micro, set;
+    int32_t fresh, done; /* first, last micro-batch of its leaf */
+    int32_t reduce;      /* the rank's sum is complete */
+    int32_t ghost;       /* no work: the rank only gives others its weights */
+    dt__stack stack;     /* before the leaf is folded */
+} dt__work_unit;
+
+static dt_instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt__work *w)
 {
     dt_instr *i;
     if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list))
         return p->result = DT_E_MEMORY, p->list + p->count - 1;
-    i = &p->list[p->count++];
+    i = &p->list[p->count];
     memset(i, 0, sizeof *i);
     i->op = op;
-    i->segment = i->bucket = i->micro = i->shard = i->set = i->from = -1;
-    i->after[0] = after;
-    i->after[1] = -1;
+    i->segment = segment;
+    i->bucket = i->set = i->from = i->after[1] = -1;
+    i->shard = u ? u->shard : -1;
+    i->micro = u ? u->micro : -1;
+    i->slot = w ? w->slot : -1;
+    i->chunk = w ? w->chunk : -1;
+    i->after[0] = p->count++ - 1;
     return i;
 }
 
-/* Buckets of whole segments, in backward order, of at least `bytes` each but the last. */
-static dt_result dt__program_buckets(dt__program *p, const dt__net *net, int64_t bytes)
+static void dt__program_units(const dt__shape_of_work *s, dt__work_unit *unit)
 {
-    int64_t begin = 0;
-    p->bucket_begin = (int64_t *)dt__alloc(8 * (net->count + 1), "the step program");
-    p->bucket_last = (int32_t *)dt__alloc(4 * net->count, "the step program");
-    if (!p->bucket_begin || !p->bucket_last) return DT_E_MEMORY;
-    for (int64_t s = net->count - 1; s >= 0; s--) {
-        if (net->slot_end[s] == begin || (s > 0 && (net->slot_end[s] - begin) * 4 < bytes)) continue;
-        p->bucket_last[p->buckets] = (int32_t)s;
-        p->bucket_begin[++p->buckets] = begin = net->slot_end[s];
+    int64_t shards = s->hi - s->lo + s->ghosts, count = shards * s->micros;
+    int each = s->accumulation == DT_EACH;
+    dt__stack stack;
+    int32_t set, from;
+    memset(&stack, 0, sizeof stack);
+    for (int64_t i = 0; i < count; i++) {
+        dt__work_unit *u = &unit[i];
+        u->shard = (int32_t)(s->lo - s->ghosts + (each ? i % shards : i / s->micros));
+        u->micro = (int32_t)(each ? i / shards : i % s->micros);
+        if ((u->ghost = u->shard < s->lo) != 0) continue;
+        u->fresh = each || u->micro == 0;
+        u->done = each || u->micro == s->micros - 1;
+        u->reduce = u->done && u->shard == s->hi - 1;
+        if (each && u->shard == s->lo) memset(&stack, 0, sizeof stack);
+        if (u->fresh) dt__stack_push(&stack, u->shard);
+        u->set = stack.node[stack.count - 1].set;
+        u->stack = stack;
+        while (u->done && dt__stack_join(&stack, &set, &from)) continue;
     }
-    return DT_OK;
 }
 
-/* Forward and backward of one unit; each bucket is folded, and reduced when `reduce`, as soon as it is complete. */
-static void dt__program_unit(dt__program *p, const dt__net *net, dt__stack *stack, int32_t shard, int32_t micro,
-                             int fresh, int done, int reduce)
+/* After backward of a segment: folds, reduces and adds up the buckets that it completes. */
+static void dt__program_buckets(dt__program *p, const dt__shape_of_work *s, const dt__store *store, int32_t segment,
+                                const dt__work_unit *u)
 {
-    int32_t set = stack->node[stack->count - 1].set, bucket = 0, last;
-    dt__emit(p, DT_LOAD, p->count - 1);
-    p->list[p->count - 1].shard = shard;
-    p->list[p->count - 1].micro = micro;
-    for (int64_t k = 0; k < 2 * net->count; k++) {
-        int back = k >= net->count;
-        dt_instr *i = dt__emit(p, back ? DT_BACKWARD : DT_FORWARD, p->count - 1);
-        i->segment = (int32_t)(back ? 2 * net->count - 1 - k : k);
-        i->shard = shard;
-        i->micro = micro;
-        i->set = back ? set : -1;
-        i->fresh = fresh;
-        if (!back || !done || bucket == p->buckets || i->segment != p->bucket_last[bucket]) continue;
-        {
-            dt__stack joined = *stack;
-            int32_t into, from;
-            last = p->count - 1;
-            while (dt__stack_join(&joined, &into, &from)) {
-                dt_instr *f = dt__emit(p, DT_FOLD, last);
-                f->bucket = bucket, f->set = into, f->from = from;
-                last = p->count - 1;
-            }
-            if (reduce) {
-                dt_instr *r = dt__emit(p, DT_REDUCE, last);
-                r->bucket = bucket, r->set = joined.node[0].set, r->micro = micro;
-                if (p->total >= 0) {
-                    r = dt__emit(p, DT_TOTAL, p->count - 1);
-                    r->bucket = bucket, r->set = p->total, r->from = joined.node[0].set, r->fresh = micro == 0;
-                }
-            }
-            bucket++;
+    for (int32_t b = 0; b < store->buckets; b++) {
+        dt__stack joined = u->stack;
+        int32_t into, from;
+        dt_instr *i;
+        if (store->bucket[b].last != segment || !u->done) continue;
+        while (dt__stack_join(&joined, &into, &from)) {
+            i = dt__emit(p, DT_FOLD, -1, NULL, NULL);
+            i->bucket = b, i->set = into, i->from = from;
         }
+        if (!u->reduce) continue;
+        if (s->reduce) {
+            i = dt__emit(p, DT_REDUCE, -1, NULL, NULL);
+            i->bucket = b, i->set = joined.node[0].set, i->micro = u->micro;
+        }
+        if (!s->total) continue;
+        i = dt__emit(p, DT_TOTAL, -1, NULL, NULL);
+        i->bucket = b, i->from = joined.node[0].set, i->fresh = s->accumulation == DT_SHARD || u->micro == 0;
     }
+}
+
+/* The parameters of a segment, unless they were the last to be gathered. */
+static void dt__program_gather(dt__program *p, const dt__shape_of_work *s, int32_t segment)
+{
+    if (s->zero < 3) return;
+    for (int32_t i = p->count - 1; i >= 0; i--) {
+        if (p->list[i].op != DT_GATHER) continue;
+        if (p->list[i].segment == segment) return;
+        break;
+    }
+    dt__emit(p, DT_GATHER, segment, NULL, NULL);
+}
+
+static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, const dt__chunk *c, const dt__work_unit *u,
+                                const dt__work *w)
+{
+    if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
+    if (!u->ghost && !c->first) dt__emit(p, DT_RECV, c->begin, u, w);
+    for (int32_t q = c->begin; q < c->end; q++) {
+        dt__program_gather(p, s, q);
+        if (!u->ghost) dt__emit(p, DT_FORWARD, q, u, w);
+    }
+    if (!u->ghost && !c->last) dt__emit(p, DT_SEND, c->end - 1, u, w);
+}
+
+/* The values that backward of a segment needs are not there any more, unless its forward was the last one. */
+static void dt__program_again(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
+                              const dt__work *w)
+{
+    if (s->recompute != DT_RECOMPUTE_FULL) return;
+    for (int32_t i = p->count - 1; i >= 0; i--) {
+        const dt_instr *f = &p->list[i];
+        if (f->op != DT_FORWARD && f->op != DT_RECOMPUTE) continue;
+        if (f->segment == segment && f->shard == u->shard && f->micro == u->micro) return;
+        break;
+    }
+    dt__emit(p, DT_RECOMPUTE, segment, u, w);
+}
+
+static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, const dt__store *store, const dt__chunk *c,
+                                 const dt__work_unit *u, const dt__work *w)
+{
+    if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
+    if (!u->ghost && !c->last && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
+    for (int32_t q = c->end - 1; q >= c->begin; q--) {
+        dt_instr *i;
+        dt__program_gather(p, s, q);
+        if (u->ghost) continue;
+        if (w->kind == DT__WORK_BACKWARD) dt__program_again(p, s, q, u, w);
+        i = dt__emit(p, w->kind == DT__WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
+        i->set = u->set;
+        i->fresh = u->fresh;
+        if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT__WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
+    }
+    if (!u->ghost && !c->first && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
 }
 
 static void dt__program_close(dt__program *p)
 {
     dt__free(p->list);
-    dt__free(p->bucket_begin);
-    dt__free(p->bucket_last);
+    dt__free(p->work);
     memset(p, 0, sizeof *p);
 }
 
-/* The program of the rank that owns data shards [lo, hi). `shard`: all micro-batches of a shard, then the next shard.
- * `each`: all shards of a micro-batch, reduced, then the next micro-batch. */
-static dt_result dt__program_open(dt__program *p, const dt__net *net, int64_t lo, int64_t hi, int64_t micros,
-                                  int accumulation, int64_t bucket)
+/* The program of a rank: its stage's work in the order of the schedule, then the update. Sets chunks[].slots. */
+static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, const dt__store *store, dt__chunk *chunks)
 {
-    int64_t outer = accumulation == DT_EACH ? micros : 1, inner = accumulation == DT_EACH ? 1 : micros;
-    dt_result r = dt__program_buckets(p, net, bucket);
-    int32_t set, from;
-    if (r) return r;
-    dt__run_parts(lo, hi, &p->parts);
-    p->sets = p->parts.sets;
-    p->total = accumulation == DT_EACH ? p->sets++ : -1;
-    for (int64_t o = 0; o < outer; o++) {
-        dt__stack stack;
-        memset(&stack, 0, sizeof stack);
-        for (int64_t s = lo; s < hi; s++) {
-            dt__stack_push(&stack, s);
-            for (int64_t m = 0; m < inner; m++)
-                dt__program_unit(p, net, &stack, (int32_t)s, (int32_t)(o + m), m == 0, m == inner - 1,
-                                 s == hi - 1 && m == inner - 1);
-            while (dt__stack_join(&stack, &set, &from)) continue;
-        }
+    dt__work_unit *unit = (dt__work_unit *)dt__alloc((int64_t)sizeof *unit * s->pipe.units, "the step program");
+    int32_t *slot = (int32_t *)dt__alloc(4 * ((int64_t)s->pipe.chunks * (s->pipe.units + 1)), "the step program");
+    p->works = dt__pipe_length(&s->pipe);
+    p->work = (dt__work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
+    if (!unit || !slot || !p->work) return dt__free(unit), dt__free(slot), DT_E_MEMORY;
+    dt__run_parts(s->lo, s->hi, &p->parts);
+    dt__program_units(s, unit);
+    dt__pipe_order(&s->pipe, s->stage, p->work);
+    dt__pipe_slots(&s->pipe, p->work, slot, slot + s->pipe.chunks);
+    for (int c = 0; c < s->pipe.chunks; c++) chunks[c].slots = slot[c];
+    for (int64_t k = 0; k < p->works; k++) {
+        const dt__work *w = &p->work[k];
+        if (w->kind == DT__WORK_FORWARD) dt__program_forward(p, s, &chunks[w->chunk], &unit[w->unit], w);
+        else dt__program_backward(p, s, store, &chunks[w->chunk], &unit[w->unit], w);
     }
-    dt__emit(p, DT_UPDATE, p->count - 1);
+    dt__emit(p, DT_TIE, -1, NULL, NULL);
+    dt__emit(p, DT_UPDATE, -1, NULL, NULL);
+    for (int32_t b = 0; b < store->buckets && s->zero && s->zero < 3; b++)
+        if (store->bucket[b].param >= 0) dt__emit(p, DT_GATHER, -1, NULL, NULL)->bucket = b;
+    dt__free(unit);
+    dt__free(slot);
     return p->result;
 }
 
 /* "BACKWARD shard 2 micro 0 segment 4 set 1": one line of the printed program. */
 static void dt__instr_text(const dt_instr *i, char *text, size_t size)
 {
-    static const char *const names[] = {"LOAD", "FORWARD", "BACKWARD", "FOLD", "REDUCE", "TOTAL", "UPDATE"};
+#define DT__INSTR_NAME(code, name) name,
+    static const char *const names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
+#undef DT__INSTR_NAME
     const struct {
         const char *name;
         int32_t value;
-    } field[] = {{"shard", i->shard},   {"micro", i->micro}, {"segment", i->segment},
-                 {"bucket", i->bucket}, {"set", i->set},     {"from", i->from}};
-    int used = snprintf(text, size, "%-8s", names[i->op]);
-    for (int f = 0; f < 6; f++)
+    } field[] = {{"shard", i->shard}, {"micro", i->micro}, {"segment", i->segment}, {"slot", i->slot},
+                 {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}};
+    int used = snprintf(text, size, "%-9s%s", names[i->op], i->back ? " gradient" : "");
+    for (int f = 0; f < 7; f++)
         if (field[f].value >= 0 && (size_t)used < size)
             used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
 }
 
 /* ---- the executor ---------------------------------------------------------------------------------- */
 
+enum { DT__OUTBOX = 4 }; /* messages to a neighbour that may be under way */
+
+/* A stage's way to its neighbours in one direction: activations go to later stages, gradients to earlier ones. */
+typedef struct dt__outbox {
+    dt_comm *comm;   /* the stages of this rank's pipeline */
+    float *memory;   /* (DT__OUTBOX, widest) */
+    uint32_t ticket[DT__OUTBOX];
+    int32_t to[DT__OUTBOX], count;
+} dt__outbox;
+
 /* Everything that one rank runs a program with. Memory is allocated once, before step 1. */
 typedef struct dt__engine {
     const dt_recipe *recipe;
-    dt_comm *comm;
+    const dt_layout *layout;
+    dt_comm *comm;     /* all ranks */
+    dt_comm *data;     /* those with the same segments: they sum gradients; NULL: this rank alone, as below */
+    dt_comm *group;    /* of those, the ones that share one copy of the state (ZeRO) */
+    dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
+    dt_comm *copy;     /* the ranks that hold one copy of the whole state together */
+    dt__outbox out[2]; /* activations, gradients */
+    dt__mesh mesh;
     const dt__kernels *k;
     dt_pool *pool;
     dt__net net;
+    dt__chunk *chunks;
+    dt__store store;
+    dt__shape_of_work shape;
     dt__program program;
     int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
-    float *params;                /* (param_floats): weights in shared memory */
-    void *state[DT__STATE_COUNT]; /* of the optimizer, dt__state_bytes for 256 weights; NULL where there is none */
-    float *sets;                  /* (sets, slot_floats) in shared memory */
+    float *params;                /* weights: all of this rank's segments, or its pieces (ZeRO 3) */
+    float *window;                /* ZeRO 3: the parameters of the segment in work */
+    void *state[DT__STATE_COUNT]; /* of the optimizer, for this rank's pieces; NULL where there is none */
+    float *sets;                  /* (sets, set_floats): gradients */
+    float *total;                 /* their sum, when it is kept apart */
     int64_t set_floats;
-    float *saved, *temp, *boundary, *gradient[2];
-    float *sums;                  /* block sums of the norm */
-    dt__part *parts;              /* all ranks' partial sums, for REDUCE */
-    int *part_count;
+    int32_t sets_count;
+    float *saved;                 /* of the segment in work, when values are recomputed */
+    float *temp, *gradient[2];
+    float *tie[2];                /* the gradients of tied parameters on their way between stages */
+    dt__extent *spans;              /* the pieces of one gather */
+    float *sums;                  /* block sums of all gradients */
+    int64_t blocks;
+    dt__part *parts, *replica_parts; /* partial sums of the ranks of `data` or `group`, and of `replicas` */
+    int *part_count, *replica_count;
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank) */
-    float *shard_auxiliary;       /* the same of auxiliary losses times their coefficients */
+    float *shard_auxiliary;       /* (shards, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
     int64_t step;
     const void *input, *target; /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     double seconds_compute, seconds_reduce, seconds_update;
-    int32_t micro; /* of the last backward: weight gradients run in micro-batch order (R3) */
 } dt__engine;
+
+static int dt__engine_first(const dt__engine *e) { return e->chunks[0].first; }
+static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
+
+/* ---- opening: mesh, partition, communicators, memory ---- */
+
+/* A communicator of `size` ranks, NULL for one; all ranks when it has them all. Collective over `from`. */
+static dt_result dt__engine_split(dt_comm *from, int size, int color, dt_comm **sub)
+{
+    *sub = NULL;
+    if (size == 1 && !from) return DT_OK;
+    if (size == dt_comm_size(from)) return *sub = from, DT_OK;
+    if (size == 1) return DT_OK;
+    return dt_comm_split(from, color, sub);
+}
+
+/* The shard groups of ZeRO: `group` ranks along the data axis share one copy of the state. Across groups whole subtrees
+ * are added, so a group's shards must be one. */
+static dt_result dt__engine_groups(dt__engine *e, int *group)
+{
+    const dt_layout *l = e->layout;
+    int dp = e->mesh.size[DT__DATA];
+    int64_t shards = e->recipe->data_shards;
+    char list[256];
+    *group = l->zero ? (l->zero_group ? (int)dt__min(l->zero_group, dp + 1) : dp) : 1;
+    if (l->zero < 0 || l->zero > 3)
+        return dt__error(DT_E_USAGE, "ZeRO stage %lld: it is 0 (nothing is shared), 1 (optimizer state), 2 (and "
+                         "gradients) or 3 (and weights)", (long long)l->zero);
+    if (l->zero_group < 0 || dp % *group)
+        return dt__error(DT_E_USAGE, "groups of %lld do not divide %d data-parallel ranks: --zero-group one of %s",
+                         (long long)l->zero_group, dp, dt__divisors(dp, dp, list, sizeof list));
+    if (*group < dp && *group > 1 && (shards % dp || !dt__is_pow2(dp / *group)))
+        return dt__error(DT_E_USAGE, "groups of %d among %d ranks with %lld data shards are not whole branches of the "
+                         "tree: let dp be a power of two, or leave --zero-group out", *group, dp, (long long)shards);
+    return DT_OK;
+}
+
+/* Who sums gradients with whom. */
+static dt_result dt__engine_comms(dt__engine *e, int group)
+{
+    const dt__mesh *m = &e->mesh;
+    int d = m->at[DT__DATA], p = m->at[DT__PIPE], t = m->at[DT__TENSOR], dp = m->size[DT__DATA], pp = m->size[DT__PIPE];
+    int tp = m->size[DT__TENSOR], copy = group * pp * tp;
+    dt_result r = dt__engine_split(e->comm, dp, p * tp + t, &e->data);
+    if (!r && group > 1) r = dt__engine_split(e->data, group, d / group, &e->group);
+    if (!r && group > 1) r = dt__engine_split(e->data, dp / group, d % group, &e->replicas);
+    if (!r) r = dt__engine_split(e->comm, copy, d / group, &e->copy);
+    for (int way = 0; way < 2 && !r && pp > 1; way++) {
+        void *memory = NULL;
+        r = dt_comm_split(e->comm, d * tp + t, &e->out[way].comm);
+        if (!r) r = dt_comm_alloc(e->out[way].comm, 4 * DT__OUTBOX * e->net.widest, &memory);
+        e->out[way].memory = (float *)memory;
+    }
+    return r;
+}
+
+/* Segments to stages by cost: time in FLOPs, memory in bytes of state and saved values. */
+static dt_result dt__engine_partition(dt__engine *e)
+{
+    int64_t n = e->net.count, runs = (int64_t)e->shape.pipe.stages * e->shape.pipe.chunks, *begin;
+    double *cost, flops = e->net.forward_flops + e->net.backward_flops, weight = (double)e->layout->memory_weight;
+    double bytes = 16.0 * (double)e->net.weights + 4.0 * (double)e->net.saved;
+    dt_result r;
+    if (runs > n)
+        return dt__error(DT_E_USAGE, "%lld segments cannot fill %d stages%s: --pp up to %lld, or more --layers",
+                         (long long)n, e->shape.pipe.stages, e->shape.pipe.chunks > 1 ? " of several chunks" : "",
+                         (long long)(n / e->shape.pipe.chunks));
+    cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
+    e->chunks = (dt__chunk *)dt__alloc((int64_t)sizeof *e->chunks * e->shape.pipe.chunks, "the partition");
+    if (!cost || !e->chunks) return dt__free(cost), DT_E_MEMORY;
+    begin = (int64_t *)(void *)(cost + n);
+    for (int64_t s = 0; s < n; s++) {
+        const dt__plan *p = e->net.segments[s].plan;
+        double weights = 0.0;
+        for (int32_t i = 0; i < p->g->param_count; i++) weights += (double)dt_shape_count(p->g->params[i].shape);
+        cost[s] = weight * (16.0 * weights + 4.0 * (double)p->saved) / bytes;
+        if (flops > 0.0) cost[s] += (1.0 - weight) * (p->forward_flops + p->backward_flops) / flops;
+    }
+    r = dt_partition(cost, n, runs, begin);
+    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
+        int64_t run = (int64_t)c * e->shape.pipe.stages + e->mesh.at[DT__PIPE];
+        e->chunks[c].begin = (int32_t)begin[run];
+        e->chunks[c].end = (int32_t)begin[run + 1];
+        e->chunks[c].first = run == 0;
+        e->chunks[c].last = run == runs - 1;
+    }
+    for (int64_t s = 0; s < n && !r; s++) {
+        int64_t run = 0;
+        while (begin[run + 1] <= s) run++;
+        e->net.segments[s].stage = (int32_t)(run % e->shape.pipe.stages);
+        for (int32_t k = 0; k < e->net.segments[s].plan->g->slot_count; k++) {
+            int32_t use = e->net.segments[s].use[k];
+            e->net.params[use / 4].stage[use % 4] = e->net.segments[s].stage;
+        }
+    }
+    dt__free(cost);
+    return r;
+}
+
+/* What the layout makes of the work. */
+static dt_result dt__engine_shape(dt__engine *e)
+{
+    const dt_layout *l = e->layout;
+    dt__shape_of_work *s = &e->shape;
+    int dp = e->mesh.size[DT__DATA];
+    dt__run_of(e->recipe->data_shards, dp, e->mesh.at[DT__DATA], &e->lo, &e->hi);
+    s->pipe.kind = l->pipeline;
+    s->pipe.stages = e->mesh.size[DT__PIPE];
+    s->pipe.chunks = l->pipeline == DT_INTERLEAVED && s->pipe.stages > 1 ? (int)l->chunks : 1;
+    s->stage = e->mesh.at[DT__PIPE];
+    s->lo = e->lo, s->hi = e->hi, s->micros = e->micros;
+    s->accumulation = e->micros > 1 ? e->recipe->accumulation : DT_SHARD;
+    s->zero = dp > 1 && l->zero_group != 1 ? (int)l->zero : 0;
+    s->ghosts = s->zero > 2 ? dt__ceil_div(e->recipe->data_shards, dp) - (e->hi - e->lo) : 0;
+    s->pipe.units = (int)((e->hi - e->lo + s->ghosts) * e->micros);
+    s->recompute = l->recompute;
+    s->reduce = dp > 1;
+    s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
+    s->total = s->buffered || s->accumulation == DT_EACH;
+    if (l->pipeline == DT_INTERLEAVED && l->chunks < 1)
+        return dt__error(DT_E_USAGE, "--chunks %lld: the interleaved schedule has 1 or more per stage",
+                         (long long)l->chunks);
+    if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
+        return dt__error(DT_E_USAGE, "zero-bubble keeps values until the weights' gradients: choose --recompute none, "
+                         "or another --pipeline");
+    return dt__pipe_check(&s->pipe);
+}
+
+/* Partial sums of `ranks` ranks from data-parallel rank `from` on, counted from their first leaf. */
+static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part **parts, int **counts)
+{
+    int64_t shards = e->recipe->data_shards, base = 0, hi, count = 0;
+    dt__stack s;
+    *parts = (dt__part *)dt__alloc((int64_t)sizeof **parts * 64 * ranks, "the reduction plan");
+    *counts = (int *)dt__alloc((int64_t)sizeof **counts * ranks, "the reduction plan");
+    if (!*parts || !*counts) return DT_E_MEMORY;
+    for (int rank = 0; rank < ranks; rank++) {
+        int64_t lo;
+        dt__run_of(shards, e->mesh.size[DT__DATA], from + rank, &lo, &hi);
+        if (!rank) base = lo;
+        dt__run_parts(lo, hi, &s);
+        (*counts)[rank] = s.count;
+        for (int i = 0; i < s.count; i++, count++) {
+            (*parts)[count].level = s.node[i].level;
+            (*parts)[count].index = s.node[i].index - (base >> s.node[i].level);
+            (*parts)[count].offset = s.node[i].set * e->set_floats;
+        }
+        if (s.sets > e->sets_count) e->sets_count = s.sets; /* symmetric memory */
+    }
+    return DT_OK;
+}
+
+/* How gradients are reduced: over all ranks of the data axis, or inside a group, and then between groups. */
+static dt_result dt__engine_reduction(dt__engine *e, int group)
+{
+    int d = e->mesh.at[DT__DATA], dp = e->mesh.size[DT__DATA], ranks = group > 1 ? group : dp;
+    int64_t lo, hi;
+    dt_result r = DT_OK;
+    e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
+    e->sets_count = 1;
+    r = dt__engine_parts(e, group > 1 ? d / group * group : 0, ranks, &e->parts, &e->part_count);
+    if (r || !e->replicas) return r;
+    e->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *e->parts * (dp / group), "the reduction plan");
+    e->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * (dp / group), "the reduction plan");
+    if (!e->replica_parts || !e->replica_count) return DT_E_MEMORY;
+    dt__run_of(e->recipe->data_shards, dp, d, &lo, &hi);
+    for (int i = 0; i < dp / group; i++) {
+        e->replica_count[i] = 1;
+        e->replica_parts[i].level = 0;
+        e->replica_parts[i].index = i;
+        e->replica_parts[i].offset = e->program.parts.node[0].set * e->set_floats;
+    }
+    return DT_OK;
+}
+
+static int64_t dt__engine_total_floats(const dt__engine *e)
+{
+    if (!e->shape.total) return 0;
+    return e->shape.zero > 1 ? e->store.own_slots : e->store.slot_floats;
+}
+
+/* Floats of one slot of a chunk: its input, its segments' outputs, what they save, and for zero-bubble the gradients of
+ * their outputs. Sets the places of the segments. */
+static void dt__engine_slots(dt__engine *e)
+{
+    for (int c = 0; c < e->shape.pipe.chunks; c++) {
+        dt__chunk *chunk = &e->chunks[c];
+        int64_t at = chunk->first ? 0 : dt__round_up(e->net.segments[chunk->begin].input, 16);
+        for (int32_t q = chunk->begin; q < chunk->end; q++) {
+            dt__built *seg = &e->net.segments[q];
+            seg->chunk = c;
+            seg->out_at = at, at += dt__round_up(seg->output, 16);
+            if (e->shape.recompute != DT_RECOMPUTE_FULL) seg->saved_at = at, at += seg->plan->saved;
+            if (e->shape.pipe.kind == DT_ZERO_BUBBLE) seg->gradient_at = at, at += dt__round_up(seg->output, 16);
+        }
+        chunk->floats = at;
+    }
+}
+
+/* Are the weights of this pass in pieces on the ranks of the group, to be gathered before each segment? */
+static int dt__engine_gathers(const dt__engine *e, int inference)
+{
+    return e->shape.zero > 2 || (e->shape.zero && inference && e->recipe->evaluate_ema);
+}
+static int64_t dt__engine_window(const dt__engine *e)
+{
+    return dt__engine_gathers(e, 1) ? e->store.window : 0;
+}
+
+typedef struct dt__engine_memory {
+    int64_t params, gradients, state, activations, buffers; /* bytes */
+} dt__engine_memory;
+
+/* What the engine will allocate. */
+static dt__engine_memory dt__engine_plan(const dt__engine *e)
+{
+    dt__engine_memory m;
+    const dt__store *s = &e->store;
+    int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
+    memset(&m, 0, sizeof m);
+    m.params = 4 * (e->shape.zero > 2 ? s->own_params : s->param_floats);
+    m.gradients = 4 * (e->set_floats * e->sets_count + dt__engine_total_floats(e));
+    m.state = (int64_t)(dt_optimizer_bytes(e->recipe) * (double)own);
+    for (int c = 0; c < e->shape.pipe.chunks; c++) m.activations += 4 * e->chunks[c].slots * e->chunks[c].floats;
+    if (e->shape.recompute == DT_RECOMPUTE_FULL) m.activations += 4 * e->net.most_saved;
+    m.activations += 4 * (e->net.temp + 2 * e->net.widest);
+    m.buffers += 4 * dt__engine_window(e);
+    if (e->shape.pipe.stages > 1) m.buffers += 2 * 4 * DT__OUTBOX * e->net.widest;
+    m.buffers += 4 * e->blocks;
+    return m;
+}
 
 /* The optimizer's state before step 1. The average starts as the weights, which are drawn later. */
 static dt_result dt__engine_state(dt__engine *e)
 {
+    int64_t own = e->store.shards > 1 ? e->store.own_params : e->store.param_floats;
     e->powers.power1 = e->powers.power2 = 1.0;
     for (int i = 0; i < DT__STATE_COUNT; i++) {
         int64_t bytes = dt__state_bytes(e->recipe, i);
-        if (bytes) e->state[i] = dt__alloc(e->net.param_floats / DT__MOMENT_BLOCK * bytes, "the optimizer's state");
+        if (i == DT__STATE_AVERAGE && bytes && e->shape.zero && e->recipe->evaluate_ema) { /* peers read it */
+            dt_result r = dt_comm_alloc(e->data, 4 * e->store.most_params, &e->state[i]);
+            if (r) return r;
+            continue;
+        }
+        if (bytes) e->state[i] = dt__alloc(own / DT__MOMENT_BLOCK * bytes, "the optimizer's state");
         if (bytes && !e->state[i]) return DT_E_MEMORY;
     }
     return DT_OK;
 }
 
-/* The weights that a pass reads: training its own, validation and text samples the average when the recipe says so. */
-static float *dt__engine_weights(const dt__engine *e, const dt__env *env)
+/* Memory that peers read in place, or private memory when there are none; both zeroed. Private memory is freed by
+ * dt__engine_close. */
+static dt_result dt__engine_shared(dt_comm *c, int64_t floats, const char *what, float **memory)
 {
-    return env->inference && e->recipe->evaluate_ema ? (float *)e->state[DT__STATE_AVERAGE] : e->params;
+    void *shared = NULL;
+    dt_result r = DT_OK;
+    if (c) r = dt_comm_alloc(c, 4 * floats, &shared);
+    else if (!(shared = dt__alloc(4 * floats, what))) r = DT_E_MEMORY;
+    *memory = (float *)shared;
+    return r;
 }
 
-/* Binds segment s: its parameters, its input (the output before it), its saved values. */
-static void dt__engine_bind(const dt__engine *e, int64_t s, int set, dt__bind *b)
+/* The most pieces that one gather has. */
+static int64_t dt__engine_pieces(const dt__engine *e)
 {
-    const dt__built *seg = &e->net.segments[s];
-    int64_t saved = 0, boundary = 0;
-    memset(b, 0, sizeof *b);
-    for (int64_t i = 0; i < s; i++) {
-        saved += e->net.segments[i].plan->saved;
-        boundary += dt__round_up(e->net.segments[i].output, 16);
+    int64_t params = 1;
+    for (int64_t q = 0; q < e->net.count; q++) params = dt__max(params, e->net.segments[q].plan->g->param_count);
+    return params * e->store.shards;
+}
+
+static dt_result dt__engine_allocate(dt__engine *e)
+{
+    int64_t widest = 0, shards = e->hi - e->lo;
+    int64_t pieces = dt__engine_pieces(e);
+    dt_result r = DT_OK;
+    r = dt__engine_shared(e->data, e->shape.zero > 2 ? e->store.most_params : e->store.param_floats, "weights",
+                          &e->params);
+    if (!r) r = dt__engine_shared(e->data, e->set_floats * e->sets_count, "gradients", &e->sets);
+    if (!r) r = dt__engine_state(e);
+    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
+        e->chunks[c].memory = (float *)dt__alloc(4 * e->chunks[c].slots * e->chunks[c].floats, "activations");
+        if (!e->chunks[c].memory) r = DT_E_MEMORY;
     }
-    b->params = dt__engine_weights(e, &e->env);
-    b->param = seg->param;
+    if (r) return r;
+    for (int32_t b = 0; b < e->store.buckets; b++)
+        if (e->store.bucket[b].tied >= 0) widest = dt__max(widest, e->store.bucket[b].floats);
+    e->total = (float *)dt__alloc(4 * dt__engine_total_floats(e), "the sum of gradients");
+    e->window = (float *)dt__alloc(4 * dt__engine_window(e), "gathered weights");
+    e->spans = (dt__extent *)dt__alloc((int64_t)sizeof *e->spans * pieces, "gathered weights");
+    e->saved = (float *)dt__alloc(e->shape.recompute == DT_RECOMPUTE_FULL ? 4 * e->net.most_saved : 0, "activations");
+    e->temp = (float *)dt__alloc(4 * (e->net.temp + 2 * e->net.widest), "activations");
+    e->tie[0] = (float *)dt__alloc(8 * widest, "tied gradients");
+    e->sums = (float *)dt__alloc(4 * e->blocks, "block sums");
+    e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
+    e->shard_loss = (float *)dt__alloc(4 * shards * (1 + e->net.count), "losses");
+    e->asked = (float *)dt__alloc(4 * e->net.routed, "the experts' counts");
+    if (!e->total || !e->window || !e->spans || !e->saved || !e->temp || !e->tie[0] || !e->sums || !e->env.rng || !e->shard_loss ||
+        !e->asked)
+        return DT_E_MEMORY;
+    e->shard_auxiliary = e->shard_loss + shards;
+    e->gradient[0] = e->temp + e->net.temp;
+    e->gradient[1] = e->gradient[0] + e->net.widest;
+    e->tie[1] = e->tie[0] + widest;
+    return DT_OK;
+}
+
+/* Mesh and shape of the work; before the network is built. recipe, layout, comm are set. */
+static dt_result dt__engine_layout(dt__engine *e)
+{
+    int group;
+    dt_result r = dt__mesh_open(&e->mesh, e->layout, dt_comm_size(e->comm), dt_comm_rank(e->comm));
+    e->micros = e->recipe->batch / e->recipe->micro_batch;
+    e->rows = e->recipe->micro_batch / e->recipe->data_shards;
+    if (!r) r = dt__engine_groups(e, &group);
+    if (!r) r = dt__engine_shape(e);
+    if (!r) e->net.split = e->layout->pipeline == DT_ZERO_BUBBLE;
+    return r;
+}
+
+/* Everything but memory, for the network that was built. */
+static dt_result dt__engine_open(dt__engine *e)
+{
+    int group = 1;
+    dt_result r = dt__engine_groups(e, &group);
+    if (!r) r = dt__engine_partition(e);
+    if (r) return r;
+    e->store.shards = group;
+    e->store.piece = e->mesh.at[DT__DATA] % group;
+    r = dt__store_open(&e->store, &e->net, e->chunks, e->shape.pipe.chunks, e->shape.zero > 2 ? 1 : e->layout->bucket,
+                       e->shape.buffered);
+    if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
+    if (!r) r = dt__engine_comms(e, group);
+    if (!r) r = dt__engine_reduction(e, group);
+    for (int32_t i = 0; i < e->net.param_count && !r; i++) e->blocks += dt__ceil_div(e->net.params[i].count, DT__BLOCK);
+    dt__engine_slots(e);
+    return r;
+}
+
+static void dt__engine_close(dt__engine *e)
+{
+    dt_comm **comms[5];
+    if (!e->data) dt__free(e->params), dt__free(e->sets);
+    for (int c = 0; e->chunks && c < e->shape.pipe.chunks; c++) dt__free(e->chunks[c].memory);
+    dt__free(e->chunks);
+    dt__store_close(&e->store);
+    dt__program_close(&e->program);
+    dt__net_close(&e->net);
+    for (int i = 0; i < DT__STATE_COUNT; i++)
+        if (i != DT__STATE_AVERAGE || !e->shape.zero || !e->recipe->evaluate_ema) dt__free(e->state[i]);
+    dt__free(e->spans);
+    dt__free(e->total);
+    dt__free(e->window);
+    dt__free(e->saved);
+    dt__free(e->temp);
+    dt__free(e->tie[0]);
+    dt__free(e->sums);
+    dt__free(e->parts);
+    dt__free(e->replica_parts);
+    dt__free(e->part_count);
+    dt__free(e->replica_count);
+    dt__free(e->env.rng);
+    dt__free(e->shard_loss);
+    dt__free(e->asked);
+    if (e->group == e->data) e->group = NULL;
+    if (e->replicas == e->data) e->replicas = NULL;
+    if (e->data == e->comm) e->data = NULL;
+    if (e->copy == e->comm) e->copy = NULL;
+    comms[0] = &e->group, comms[1] = &e->replicas, comms[2] = &e->data, comms[3] = &e->copy;
+    for (int i = 0; i < 4; i++) dt_comm_free(comms[i]);
+    for (int way = 0; way < 2; way++) dt_comm_free(&e->out[way].comm);
+}
+
+/* ---- segments ---- */
+
+/* The weights that a pass reads: training its own, validation and text samples the average when the recipe says so. */
+static float *dt__engine_weights(const dt__engine *e, int inference)
+{
+    return inference && e->recipe->evaluate_ema ? (float *)e->state[DT__STATE_AVERAGE] : e->params;
+}
+
+/* Binds segment q in a slot of its chunk: its parameters, its input (the output before it), its saved values. */
+static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, dt__bind *b)
+{
+    const dt__built *seg = &e->net.segments[q];
+    const dt__chunk *chunk = &e->chunks[seg->chunk];
+    float *memory = chunk->memory + slot * chunk->floats;
+    int zero_bubble = e->net.split, gathers = dt__engine_gathers(e, e->env.inference);
+    memset(b, 0, sizeof *b);
+    b->params = gathers ? e->window : dt__engine_weights(e, e->env.inference);
+    b->param = gathers ? seg->window : seg->param;
     b->slots = e->sets + (int64_t)dt__max(0, set) * e->set_floats;
     b->slot = seg->slot;
     b->at[DT__AT_TEMP] = e->temp;
-    b->at[DT__AT_SAVED] = e->saved + saved;
-    b->at[DT__AT_OUTPUT] = e->boundary + boundary;
-    if (s > 0) b->at[DT__AT_INPUT] = e->boundary + boundary - dt__round_up(e->net.segments[s - 1].output, 16);
+    b->at[DT__AT_SAVED] = e->shape.recompute == DT_RECOMPUTE_FULL ? e->saved : memory + seg->saved_at;
+    b->at[DT__AT_OUTPUT] = memory + seg->out_at;
+    if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + e->net.segments[q - 1].out_at;
+    else if (q) b->at[DT__AT_INPUT] = memory;
     else memcpy(&b->at[DT__AT_INPUT], &e->input, sizeof e->input); /* int32 seen as words */
     memcpy(&b->at[DT__AT_TARGETS], &e->target, sizeof e->target);
-    b->at[DT__AT_GRAD_OUT] = e->gradient[(e->net.count - s) & 1];
-    b->at[DT__AT_GRAD_IN] = e->gradient[(e->net.count - s + 1) & 1];
+    b->at[DT__AT_GRAD_OUT] = zero_bubble ? memory + seg->gradient_at : e->gradient[(chunk->end - q) & 1];
+    b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->net.segments[q - 1].gradient_at
+                                                            : e->gradient[(chunk->end - q + 1) & 1];
 }
 
-static void dt__engine_forward(dt__engine *e, int64_t s)
+static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
 {
     dt__bind b;
-    const dt__plan *p = e->net.segments[s].plan;
-    dt__engine_bind(e, s, -1, &b);
-    e->env.segment = (uint32_t)s;
+    const dt__plan *p = e->net.segments[q].plan;
+    dt__engine_bind(e, q, slot, -1, &b);
+    e->env.segment = (uint32_t)q;
     dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
 }
 
-/* After forward of segment s: adds its auxiliary losses, and counts what its experts were asked for. */
-static void dt__engine_watch(dt__engine *e, int64_t s, float *auxiliary)
+/* After forward of segment q: adds its auxiliary losses, and counts what its experts were asked for. */
+static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliary)
 {
-    const dt__built *seg = &e->net.segments[s];
+    const dt__built *seg = &e->net.segments[q];
     const dt_graph *g = seg->plan->g;
     float *asked = e->asked + seg->routed;
     dt__bind b;
-    dt__engine_bind(e, s, -1, &b);
+    dt__engine_bind(e, q, slot, -1, &b);
     for (int32_t id = 1; seg->watched && id < g->forward_count; id++) {
         const dt__node *n = &g->nodes[id];
         const float *value = n->op == DT__OP_AUX_LOSS    ? dt__where(seg->plan, &b, n->in[1])
@@ -13300,22 +14373,74 @@ static void dt__engine_watch(dt__engine *e, int64_t s, float *auxiliary)
 }
 
 /* The sum of the unit's losses, after forward of the last segment. */
-static float dt__engine_loss(const dt__engine *e)
+static float dt__engine_loss(const dt__engine *e, int slot)
 {
     dt__bind b;
-    dt__engine_bind(e, e->net.count - 1, -1, &b);
+    dt__engine_bind(e, e->net.count - 1, slot, -1, &b);
     return b.at[DT__AT_OUTPUT][0];
 }
 
-static void dt__engine_backward(dt__engine *e, int64_t s, int set, int fresh)
+/* Backward of a segment: all of it, or the part that its input's gradient needs and then the rest (zero-bubble). */
+static void dt__engine_backward(dt__engine *e, const dt_instr *i)
 {
     dt__bind b;
-    const dt__plan *p = e->net.segments[s].plan;
-    dt__engine_bind(e, s, set, &b);
-    if (s == e->net.count - 1) b.at[DT__AT_GRAD_OUT][0] = e->inv_valid;
-    e->env.segment = (uint32_t)s;
-    dt__plan_run(p, p->forward_count, p->backward_count, &b, &e->env, fresh);
+    const dt__plan *p = e->net.segments[i->segment].plan;
+    int weights = i->op == DT_WEIGHTS;
+    dt__engine_bind(e, i->segment, i->slot, i->set, &b);
+    if (i->segment == e->net.count - 1) b.at[DT__AT_GRAD_OUT][0] = e->inv_valid;
+    e->env.segment = (uint32_t)i->segment;
+    dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
+                 weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
 }
+
+/* ---- between stages ---- */
+
+/* Where a message of this instruction lies here: what a chunk takes or gives. */
+static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t *count, int *peer)
+{
+    const dt__built *seg = &e->net.segments[i->segment];
+    int forward = (i->op == DT_SEND) == !i->back, pp = e->shape.pipe.stages, stage = e->shape.stage;
+    dt__bind b;
+    dt__engine_bind(e, i->segment, i->slot, -1, &b);
+    *peer = forward ? (stage + 1) % pp : (stage + pp - 1) % pp;
+    *count = forward ? seg->output : seg->input;
+    if (i->op == DT_SEND) return b.at[i->back ? DT__AT_GRAD_IN : DT__AT_OUTPUT];
+    return b.at[i->back ? DT__AT_GRAD_OUT : DT__AT_INPUT];
+}
+
+/* Waits until a neighbour has the message that was sent from this place of the outbox. */
+static dt_result dt__outbox_wait(dt__outbox *o, int place)
+{
+    dt_result r = o->to[place] ? dt__send_finish(o->comm, o->to[place] - 1, o->ticket[place]) : DT_OK;
+    o->to[place] = 0;
+    return r;
+}
+
+static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
+{
+    dt__outbox *o = &e->out[i->back];
+    int place = o->count % DT__OUTBOX, to;
+    int64_t count;
+    const float *data = dt__engine_message(e, i, &count, &to);
+    float *copy = o->memory + place * e->net.widest;
+    dt_result r = dt__outbox_wait(o, place);
+    if (r) return r;
+    dt__copy(copy, data, count);
+    r = dt__send_start(o->comm, copy, count, to, &o->ticket[place]);
+    o->to[place] = to + 1;
+    o->count++;
+    return r;
+}
+
+static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
+{
+    int from;
+    int64_t count;
+    float *data = dt__engine_message(e, i, &count, &from);
+    return dt_recv(e->out[i->back].comm, data, count, from);
+}
+
+/* ---- between data-parallel ranks ---- */
 
 /* Adds or copies slot range pieces on the pool. */
 typedef struct dt__fold_job {
@@ -13333,52 +14458,231 @@ static void dt__fold_task(void *context, int64_t task, int worker)
     if (f->fresh) memcpy(f->to + at, f->from + at, 4 * (size_t)n);
     else f->k->binary(DT__OP_ADD, f->to + at, f->to + at, 1, f->from + at, 1, n);
 }
+
+/* Where a bucket begins in a set. */
+static int64_t dt__bucket_at(const dt__engine *e, int32_t b)
+{
+    return e->shape.buffered ? e->store.bucket[b].buffer : e->store.bucket[b].slot;
+}
+
+/* This rank's piece of a bucket: [*from, *from + *count), and where its sum is. */
+static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from, int64_t *count)
+{
+    const dt__store *s = &e->store;
+    const int64_t *cut = dt__store_cut(s, bucket);
+    *from = cut[s->piece];
+    *count = cut[s->piece + 1] - *from;
+    if (!e->shape.total) return e->sets + e->program.parts.node[0].set * e->set_floats + dt__bucket_at(e, bucket) + *from;
+    if (e->shape.zero > 1) return e->total + s->bucket[bucket].sum;
+    return e->total + s->bucket[bucket].slot + *from;
+}
+
 static void dt__engine_fold(dt__engine *e, const dt_instr *i)
 {
-    int64_t begin = e->program.bucket_begin[i->bucket];
+    int64_t begin = dt__bucket_at(e, i->bucket), from = 0;
     dt__fold_job f;
     f.k = e->k;
-    f.to = e->sets + i->set * e->set_floats + begin;
-    f.from = e->sets + i->from * e->set_floats + begin;
-    f.n = e->program.bucket_begin[i->bucket + 1] - begin;
+    f.n = e->store.bucket[i->bucket].floats;
     f.fresh = i->op == DT_TOTAL && i->fresh;
+    if (i->op == DT_TOTAL) f.to = dt__bucket_sum(e, i->bucket, &from, &f.n);
+    else f.to = e->sets + i->set * e->set_floats + begin;
+    f.from = e->sets + i->from * e->set_floats + begin + from;
     dt__parallel(e->pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
+}
+
+/* The tree over all ranks' partial sums of a bucket: to all, or each piece to its owner, and then over the groups. */
+static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
+{
+    int64_t begin = dt__bucket_at(e, i->bucket), floats = e->store.bucket[i->bucket].floats;
+    const int64_t *cuts = dt__store_cut(&e->store, i->bucket);
+    int piece = e->store.piece;
+    dt_result r;
+    if (!e->group) return dt__reduce_parts(e->data, e->sets, e->parts, e->part_count, begin, floats, NULL);
+    r = dt__reduce_parts(e->group, e->sets, e->parts, e->part_count, begin, floats, cuts);
+    if (r || !e->replicas) return r;
+    return dt__reduce_parts(e->replicas, e->sets, e->replica_parts, e->replica_count, begin + cuts[piece],
+                            cuts[piece + 1] - cuts[piece], NULL);
+}
+
+/* The pieces of `count` floats of a bucket's parameters from `at` on, which come to `to`. Where owners keep them:
+ * `whole` in their place, else one behind another. */
+static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int64_t count, int64_t to, int whole,
+                            dt__extent *span)
+{
+    const int64_t *cut = dt__store_cut(s, bucket);
+    int n = 0;
+    for (int j = 0; j < s->shards; j++) {
+        int64_t lo = cut[j], hi = cut[j + 1], base;
+        base = whole ? s->bucket[bucket].param : s->own[(int64_t)bucket * s->shards + j] - lo;
+        lo = dt__max(lo, at), hi = dt__min(hi, at + count);
+        if (lo >= hi) continue;
+        span[n].rank = j;
+        span[n].from = base + lo;
+        span[n].to = to + lo - at;
+        span[n++].count = hi - lo;
+    }
+    return n;
+}
+
+/* The bucket of a parameter's first use here. */
+static int32_t dt__bucket_of(const dt__store *s, int64_t param)
+{
+    int32_t b = 0;
+    while (s->bucket[b].param < 0 || param < s->bucket[b].param || param >= s->bucket[b].param + s->bucket[b].floats) b++;
+    return b;
+}
+
+/* ZeRO 3: the parameters of a segment come into the window, from `array`: weights or their average. */
+static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *array)
+{
+    const dt__built *seg = &e->net.segments[q];
+    int n = 0;
+    for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
+        const dt__net_param *p = &e->net.params[seg->param_of[i]];
+        int32_t b = dt__bucket_of(&e->store, p->offset);
+        n += dt__bucket_spans(&e->store, b, p->offset - e->store.bucket[b].param, dt__round_up(p->count, DT__BLOCK),
+                              seg->window[i], 0, e->spans + n);
+    }
+    return dt__gather_spans(e->group, array, e->store.most_params, e->spans, n, e->window);
+}
+
+/* ZeRO 1 and 2: everyone gets the others' pieces of a bucket's new parameters. */
+static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
+{
+    const dt__bucket *b = &e->store.bucket[bucket];
+    int n = dt__bucket_spans(&e->store, bucket, 0, b->floats, b->param, 1, e->spans);
+    return dt__gather_spans(e->group, e->params, e->store.param_floats, e->spans, n, e->params);
+}
+
+/* ---- update ---- */
+
+/* One use of a tied parameter: its gradient comes from this rank, or from the stage that has the use. */
+static dt_result dt__engine_use(dt__engine *e, const dt__net_param *p, int use, const float **gradient, float *room)
+{
+    int stage = p->stage[use], self = e->shape.stage;
+    dt_comm *c = e->out[0].comm;
+    dt_result r = DT_OK;
+    int64_t from, count;
+    const float *own = NULL;
+    for (int32_t b = 0; b < e->store.buckets; b++) {
+        const dt__bucket *k = &e->store.bucket[b];
+        if (k->tied < 0 || &e->net.params[k->tied] != p) continue;
+        own = dt__bucket_sum(e, b, &from, &count); /* all uses are cut alike */
+        if (k->use == use) break;
+    }
+    if (!own) return DT_OK; /* the parameter is not on this stage */
+    *gradient = stage == self ? own : room;
+    for (int s = 0; s < e->shape.pipe.stages && !r; s++) {
+        int holds = 0;
+        for (int u = 0; u < p->uses; u++) holds |= p->stage[u] == s;
+        if (!holds || s == stage) continue;
+        if (stage == self) r = dt_send(c, own, count, s);
+        else if (s == self) r = dt_recv(c, room, count, stage);
+    }
+    return r;
+}
+
+/* R8: the uses of a tied parameter, each summed over leaves before, are added in the order of use; the sum takes the place of
+ * the first use here. Stages that share the parameter all do the same. */
+static dt_result dt__engine_tie(dt__engine *e)
+{
+    dt_result r = DT_OK;
+    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
+        const dt__net_param *p = &e->net.params[i];
+        float *first = NULL;
+        int64_t from, count = 0;
+        for (int32_t b = e->store.buckets - 1; b >= 0; b--)
+            if (e->store.bucket[b].tied == i && e->store.bucket[b].param >= 0)
+                first = dt__bucket_sum(e, b, &from, &count);
+        for (int u = 0; u < p->uses && first && p->uses > 1 && !r; u++) {
+            const float *g = NULL;
+            r = dt__engine_use(e, p, u, &g, e->tie[1]);
+            if (r) break;
+            if (u) e->k->binary(DT__OP_ADD, e->tie[0], e->tie[0], 1, g, 1, count);
+            else dt__copy(e->tie[0], g, count);
+        }
+        if (first && p->uses > 1) dt__copy(first, e->tie[0], count);
+    }
+    return r;
+}
+
+/* This rank's piece of a parameter: elements [*from, *from + count) of it, where their gradient, weight and state are. */
+typedef struct dt__piece_of {
+    int64_t from, count;
+    float *gradient, *weight;
+    int64_t state;
+} dt__piece_of;
+static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p)
+{
+    dt__piece_of x;
+    const dt__store *s = &e->store;
+    memset(&x, 0, sizeof x);
+    if (p->offset >= 0) {
+        int32_t b = dt__bucket_of(s, p->offset);
+        int64_t at = p->offset - s->bucket[b].param, lo, count, skip;
+        float *sum = dt__bucket_sum(e, b, &lo, &count);
+        x.from = dt__max(0, lo - at);
+        x.count = dt__min(p->count, lo + count - at) - x.from;
+        skip = at + x.from - lo; /* floats of the rank's piece before this one */
+        x.gradient = sum + skip;
+        x.state = s->own[(int64_t)b * s->shards + s->piece] + skip;
+        x.weight = e->params + (e->shape.zero > 2 ? x.state : p->offset + x.from);
+        if (x.count < 0) x.count = 0;
+    }
+    return x;
+}
+
+/* The squared norm of all gradients: sums of blocks, from the rank that has them; TREE per parameter; a chain (R11). */
+static dt_result dt__engine_squares(dt__engine *e, float *squares)
+{
+    int64_t at = 0;
+    dt_result r = DT_OK;
+    if (e->copy) memset(e->sums, 0, 4 * (size_t)e->blocks);
+    for (int32_t i = 0; i < e->net.param_count; i++) {
+        const dt__net_param *p = &e->net.params[i];
+        dt__piece_of x = dt__engine_piece(e, p);
+        if (x.count && p->stage[0] == e->shape.stage)
+            dt__block_squares(e->k, e->pool, x.gradient, x.count, e->sums + at + x.from / DT__BLOCK);
+        at += dt__ceil_div(p->count, DT__BLOCK);
+    }
+    if (e->copy) r = dt_all_reduce(e->copy, e->sums, e->blocks, DT_SUM); /* of one number and zeros */
+    at = 0;
+    *squares = 0.0f;
+    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
+        int64_t blocks = dt__ceil_div(e->net.params[i].count, DT__BLOCK);
+        *squares = *squares + dt__tree(e->sums + at, blocks);
+        at += blocks;
+    }
+    return r;
 }
 
 typedef struct dt__update_job {
     const dt__engine *e;
-    const dt__net_param *p;
-    const float *grad;
+    const dt__piece_of *x;
     const dt__update *u;
 } dt__update_job;
 static void dt__update_task(void *context, int64_t task, int worker)
 {
     const dt__update_job *j = (const dt__update_job *)context;
     const dt_recipe *r = j->e->recipe;
-    int64_t at = j->p->offset + task * 65536;
+    int64_t at = task * 65536;
     void *state[DT__STATE_COUNT];
     (void)worker;
     for (int i = 0; i < DT__STATE_COUNT; i++) {
         char *base = (char *)j->e->state[i];
-        state[i] = base ? base + at / DT__MOMENT_BLOCK * dt__state_bytes(r, i) : NULL;
+        state[i] = base ? base + (j->x->state + at) / DT__MOMENT_BLOCK * dt__state_bytes(r, i) : NULL;
     }
-    j->e->k->update(r->optimizer, j->e->params + at, state, j->grad + task * 65536,
-                    dt__min(65536, j->p->count - task * 65536), j->u);
+    j->e->k->update(r->optimizer, j->x->weight + at, state, j->x->gradient + at, dt__min(65536, j->x->count - at), j->u);
 }
 
-/* Uses of tied weights are added in use order (R8); then the norm, and in one pass clips, optimizer and average. */
+/* The norm, then clipping, optimizer and average in one pass over this rank's pieces. */
 static dt_result dt__engine_update(dt__engine *e)
 {
     const dt_recipe *r = e->recipe;
-    float *grads = e->sets + (e->program.total >= 0 ? e->program.total : e->program.parts.node[0].set) * e->set_floats;
     float squares = 0.0f, clip = 1.0f;
     dt__update decayed, plain;
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        const dt__net_param *p = &e->net.params[i];
-        float *g = grads + p->slot[0];
-        for (int32_t u = 1; u < p->uses; u++) e->k->binary(DT__OP_ADD, g, g, 1, grads + p->slot[u], 1, p->count);
-        squares = squares + dt__sum_squares(e->k, e->pool, g, p->count, e->sums);
-    }
+    dt_result result = dt__engine_squares(e, &squares);
+    if (result) return result;
     e->norm = dt__sqrtf(squares);
     if (!(squares <= 3.402823466e38f)) /* also NaN */
         return dt__error(DT_E_NUMERIC,
@@ -13392,54 +14696,87 @@ static dt_result dt__engine_update(dt__engine *e)
     plain = dt__update_of(&e->powers, r, e->rate, clip, 0);
     for (int32_t i = 0; i < e->net.param_count; i++) {
         dt__update_job j;
+        dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         j.e = e;
-        j.p = &e->net.params[i];
-        j.grad = grads + j.p->slot[0];
-        j.u = j.p->is.shape.dims >= 2 ? &decayed : &plain;
-        dt__parallel(e->pool, dt__ceil_div(j.p->count, 65536), dt__update_task, &j);
+        j.x = &x;
+        j.u = e->net.params[i].is.shape.dims >= 2 ? &decayed : &plain;
+        dt__parallel(e->pool, dt__ceil_div(x.count, 65536), dt__update_task, &j);
     }
     return DT_OK;
 }
 
+/* ---- a step, and a pass without gradients ---- */
+
 /* Where a unit's samples come from: the trainer sets engine->input, target and the samples' random streams. */
 typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
-/* Runs one optimizer step. shard_loss[s - lo] becomes the chain of shard s's unit losses over micro-batches (R12). */
+static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn load, void *owner)
+{
+    int64_t shard = i->shard - e->lo;
+    switch (i->op) {
+    case DT_LOAD: load(owner, i->shard, i->micro); return DT_OK;
+    case DT_FORWARD:
+        dt__engine_forward(e, i->segment, i->slot);
+        dt__engine_watch(e, i->segment, i->slot, &e->shard_auxiliary[shard * e->net.count + i->segment]);
+        if (i->segment == e->net.count - 1) e->shard_loss[shard] += dt__engine_loss(e, i->slot);
+        return DT_OK;
+    case DT_RECOMPUTE: dt__engine_forward(e, i->segment, i->slot); return DT_OK;
+    case DT_BACKWARD:
+    case DT_WEIGHTS: dt__engine_backward(e, i); return DT_OK;
+    case DT_SEND: return dt__engine_send(e, i);
+    case DT_RECV: return dt__engine_recv(e, i);
+    case DT_FOLD:
+    case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
+    case DT_REDUCE: return dt__engine_reduce(e, i);
+    case DT_GATHER:
+        return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params) : dt__engine_gather_bucket(e, i->bucket);
+    case DT_TIE: return dt__engine_tie(e);
+    default: return dt__engine_update(e);
+    }
+}
+
+/* Runs one optimizer step. shard_loss[s - lo] becomes the chain of shard s's unit losses over micro-batches (R12), on
+ * the last stage; shard_auxiliary the same per segment. */
 static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
 {
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    for (int64_t s = 0; s < e->hi - e->lo; s++) e->shard_loss[s] = e->shard_auxiliary[s] = 0.0f;
+    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (1 + e->net.count)));
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt_instr *i = &e->program.list[k];
+        int sends = i->op == DT_REDUCE || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER || i->op == DT_TIE;
         double start = dt__now();
         dt__comm_tick(e->comm);
-        switch (i->op) {
-        case DT_LOAD: load(owner, i->shard, i->micro); break;
-        case DT_FORWARD:
-            dt__engine_forward(e, i->segment);
-            dt__engine_watch(e, i->segment, &e->shard_auxiliary[i->shard - e->lo]);
-            if (i->segment == e->net.count - 1) e->shard_loss[i->shard - e->lo] += dt__engine_loss(e);
-            break;
-        case DT_BACKWARD:
-            DT_ASSERT(i->fresh || i->micro == e->micro || i->micro == e->micro + 1);
-            e->micro = i->micro;
-            dt__engine_backward(e, i->segment, i->set, i->fresh);
-            break;
-        case DT_FOLD:
-        case DT_TOTAL: dt__engine_fold(e, i); break;
-        case DT_REDUCE:
-            r = dt__reduce_parts(e->comm, e->sets, e->parts, e->part_count, e->program.bucket_begin[i->bucket],
-                                 e->program.bucket_begin[i->bucket + 1] - e->program.bucket_begin[i->bucket], NULL);
-            break;
-        default: r = dt__engine_update(e); break;
-        }
-        *(i->op == DT_REDUCE   ? &e->seconds_reduce
+        r = dt__engine_run(e, i, load, owner);
+        *(sends                ? &e->seconds_reduce
           : i->op == DT_UPDATE ? &e->seconds_update
                                : &e->seconds_compute) += dt__now() - start;
     }
     dt__fp_leave(saved);
+    return r;
+}
+
+/* Forward of segments [0, end) without gradients, through all stages; input and target are set. All ranks of this rank's
+ * pipeline, and with gathered weights of its group, call it together. */
+static dt_result dt__engine_pass(dt__engine *e, int64_t end)
+{
+    dt_result r = DT_OK;
+    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
+        const dt__chunk *chunk = &e->chunks[c];
+        dt_instr i;
+        memset(&i, 0, sizeof i);
+        i.op = DT_RECV, i.segment = chunk->begin;
+        if (!chunk->first && chunk->begin < end) r = dt__engine_recv(e, &i);
+        for (int64_t q = chunk->begin; q < chunk->end && q < end && !r; q++) {
+            if (dt__engine_gathers(e, e->env.inference))
+                r = dt__engine_gather_segment(e, q, dt__engine_weights(e, e->env.inference));
+            if (!r) dt__engine_forward(e, q, 0);
+        }
+        i.op = DT_SEND, i.segment = chunk->end - 1;
+        if (!chunk->last && chunk->end < end && !r) r = dt__engine_send(e, &i);
+        dt__comm_tick(e->comm);
+    }
     return r;
 }
 
@@ -14011,6 +15348,8 @@ typedef struct dt__option {
     {name, argument, sentence, type, 0, offsetof(dt_recipe, field), NULL}
 #define DT__LAYOUT(name, argument, type, field, sentence)                                                    \
     {name, argument, sentence, type, 1, offsetof(dt_layout, field), NULL}
+#define DT__CHOSEN(name, field, names, sentence)                                                             \
+    {name, "KIND", sentence, DT__TYPE_NAME, 1, offsetof(dt_layout, field), names}
 #define DT__NAMED(name, field, names, sentence)                                                              \
     {name, "KIND", sentence, DT__TYPE_NAME, 0, offsetof(dt_recipe, field), names}
 #define DT__MODEL_NAMES                                                                                                \
@@ -14060,6 +15399,15 @@ static const dt__option dt__options[] = {
     DT__RECIPE("evaluate-ema", NULL, DT__TYPE_FLAG, evaluate_ema, "validation and samples use the average"),
     DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation"),
     DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks"),
+    DT__LAYOUT("tp", "N", DT__TYPE_INT, tp, "tensor parallel degree"),
+    DT__LAYOUT("pp", "N", DT__TYPE_INT, pp, "stages of the pipeline; the rest of the ranks is data parallel"),
+    DT__LAYOUT("order", "DPT", DT__TYPE_TEXT, order, "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
+    DT__CHOSEN("pipeline", pipeline, "1f1b,gpipe,interleaved,zero-bubble", "1f1b, gpipe, interleaved or zero-bubble"),
+    DT__LAYOUT("chunks", "N", DT__TYPE_INT, chunks, "interleaved: runs of segments per stage"),
+    DT__LAYOUT("memory-weight", "X", DT__TYPE_FLOAT, memory_weight, "stages balance time (0) to memory (1)"),
+    DT__LAYOUT("zero", "N", DT__TYPE_INT, zero, "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
+    DT__LAYOUT("zero-group", "N", DT__TYPE_INT, zero_group, "ranks that share (hybrid sharding); 0: all"),
+    DT__CHOSEN("recompute", recompute, "none,full", "none, or full: backward computes values of forward again"),
     DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
     DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
@@ -14077,6 +15425,7 @@ static const dt__option dt__options[] = {
 #undef DT__RECIPE
 #undef DT__LAYOUT
 #undef DT__NAMED
+#undef DT__CHOSEN
 enum { DT__OPTION_COUNT = (int)(sizeof dt__options / sizeof *dt__options) };
 
 static void *dt__option_place(const dt__option *o, dt_recipe *recipe, dt_layout *layout)
@@ -14244,7 +15593,8 @@ enum { DT__PREFILL = 32 };
 typedef struct dt__generator {
     dt__net whole, several, one;
     float *memory, *cache;         /* memory: what the largest of the nets needs */
-    int64_t memory_floats, cached; /* cached: positions whose keys and values are in the cache */
+    int64_t memory_floats, cache_floats;
+    int64_t cached;                /* positions whose keys and values are in the cache */
     float *weight;                 /* (vocabulary): exp of the logits */
     int32_t *heap;                 /* (vocabulary): tokens, for top_k and top_p */
 } dt__generator;
@@ -14263,11 +15613,11 @@ struct dt_trainer {
     dt__generator generator; /* text samples */
     uint32_t *unit; /* validation samples: input and target words of one unit */
     char *text;           /* a text sample */
-    float *gathered;      /* (ranks, shards per rank) */
-    uint32_t *words;      /* this rank's part of an exchange */
-    int64_t per_rank;     /* shards per rank, the most */
+    float *gathered;      /* (shards, 1 or segments): losses of all ranks */
+    float *counts;        /* (2, ranks): two words of each */
     dt__metrics metrics; /* rank 0, when asked for */
-    char hash[65];
+    char hash[68];
+    int64_t hashed; /* the step whose hash it is; -1: none */
     double peak_gflops, started, printed, waited;
     int64_t planned; /* bytes per rank of the memory plan */
 };
@@ -14281,20 +15631,21 @@ DT_API dt_step_info dt_step_info_zero(void)
 }
 DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
-/* The part of an array of weights, or NULL, that is the parameter of this name. */
+/* The part of an array of weights, or NULL, that is the parameter of this name, when this rank has it whole. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
 {
     int32_t i = array ? dt__net_find(&t->e.net, name) : -1;
+    if (i >= 0 && t->e.net.params[i].offset < 0) i = -1;
     if (count) *count = i < 0 ? 0 : t->e.net.params[i].count;
     return i < 0 ? NULL : array + t->e.net.params[i].offset;
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
-    return dt__trainer_part(t, t->e.params, name, count);
+    return dt__trainer_part(t, t->e.shape.zero < 3 ? t->e.params : NULL, name, count);
 }
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count)
 {
-    return dt__trainer_part(t, (const float *)t->e.state[DT__STATE_AVERAGE], name, count);
+    return dt__trainer_part(t, t->e.shape.zero ? NULL : (const float *)t->e.state[DT__STATE_AVERAGE], name, count);
 }
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
@@ -14317,16 +15668,6 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 }
 
 /* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
-
-/* "1, 2, 3, 6": the divisors of n up to `most`, for error sentences. */
-static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
-{
-    size_t used = 0;
-    text[0] = 0;
-    for (int64_t d = 1; d <= n && d <= most && used + 24 < size; d++)
-        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)d);
-    return text;
-}
 
 static dt_result dt__check_llama(const dt_model *m)
 {
@@ -14380,7 +15721,8 @@ static dt_result dt__check_model(const dt_model *m)
     return DT_OK;
 }
 
-static dt_result dt__check_batch(const dt_recipe *r, int ranks)
+/* dp: data-parallel ranks. */
+static dt_result dt__check_batch(const dt_recipe *r, int dp)
 {
     char list[256];
     if (r->batch < 1 || r->sequence < 1 || r->steps < 1 || r->batch > 1000000 || r->sequence > 1000000)
@@ -14402,11 +15744,11 @@ static dt_result dt__check_batch(const dt_recipe *r, int ranks)
                          (long long)r->micro_batch, (long long)r->data_shards);
     if (r->tensor_shards != 1 || r->context_shards != 1)
         return dt__error(DT_E_USAGE, "tensor_shards and context_shards are 1 in this version");
-    if (ranks > r->data_shards)
+    if (dp > r->data_shards)
         return dt__error(DT_E_USAGE,
-                         "%d ranks cannot share %lld data shards: --ranks up to %lld, or raise --data-shards (a recipe "
-                         "choice: other bits)",
-                         ranks, (long long)r->data_shards, (long long)r->data_shards);
+                         "%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise --data-shards "
+                         "(a recipe choice: other bits)",
+                         dp, (long long)r->data_shards, (long long)r->data_shards);
     return DT_OK;
 }
 
@@ -14522,27 +15864,37 @@ static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[DT__MEM
     static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion", "AdamW, 8-bit moments"};
     const dt__engine *e = &t->e;
     const dt__net *n = &e->net;
-    int64_t total = 0;
-    line[0].what = "weights", line[0].bytes = 4 * n->param_floats;
-    snprintf(line[0].formula, sizeof line[0].formula, "4 P, P = %lld", (long long)n->weights);
-    line[1].what = "gradients", line[1].bytes = 4 * e->set_floats * e->program.sets;
-    snprintf(line[1].formula, sizeof line[1].formula, "4 P x %d sets (data shards %lld..%lld, one gradient per use)",
-             e->program.sets, (long long)e->lo, (long long)e->hi - 1);
-    line[2].what = "optimizer";
-    line[2].bytes = (int64_t)(dt_optimizer_bytes(&t->recipe) * (double)n->param_floats);
-    snprintf(line[2].formula, sizeof line[2].formula, "%g P (%s%s)", dt_optimizer_bytes(&t->recipe),
+    dt__engine_memory m = dt__engine_plan(e);
+    int64_t total = 0, samples;
+    char share[32], part[32];
+    share[0] = 0;
+    if (e->shape.zero) snprintf(share, sizeof share, " / %d", e->store.shards);
+    snprintf(part, sizeof part, e->shape.pipe.stages > 1 ? "%lld here" : "P = %lld",
+             (long long)(e->shape.pipe.stages > 1 ? e->store.param_floats : n->weights));
+    line[0].what = "weights", line[0].bytes = m.params;
+    snprintf(line[0].formula, sizeof line[0].formula, "4 P%s, %s", e->shape.zero > 2 ? share : "", part);
+    line[1].what = "gradients", line[1].bytes = m.gradients;
+    if (e->shape.buffered)
+        snprintf(line[1].formula, sizeof line[1].formula, "4 P%s, and a bucket", e->shape.zero > 1 ? share : "");
+    else
+        snprintf(line[1].formula, sizeof line[1].formula, "4 P x %d sets (data shards %lld..%lld)%s%s", e->sets_count,
+                 (long long)e->lo, (long long)e->hi - 1, e->shape.total ? " and the total" : "",
+                 e->shape.total && e->shape.zero > 1 ? share : "");
+    line[2].what = "optimizer", line[2].bytes = m.state;
+    snprintf(line[2].formula, sizeof line[2].formula, "%g P%s (%s%s)", dt_optimizer_bytes(&t->recipe), share,
              optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
-    line[3].what = "activations", line[3].bytes = 4 * (n->saved + n->boundary + n->temp + 2 * n->widest);
-    snprintf(line[3].formula, sizeof line[3].formula, "one unit of %lld x %lld %s", (long long)e->rows,
-             (long long)t->feed.is.inputs, t->feed.own ? "inputs" : "tokens");
+    line[3].what = "activations", line[3].bytes = m.activations;
+    snprintf(line[3].formula, sizeof line[3].formula, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
+             e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows, (long long)t->feed.is.inputs,
+             t->feed.own ? "inputs" : "tokens", e->shape.recompute ? ", inputs of segments kept" : "");
     line[4].what = "buffers";
-    line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers +
-                    3 * 4 * e->rows * (e->hi - e->lo) * e->micros * (t->feed.is.inputs + t->feed.is.targets);
+    samples = 3 * 4 * e->rows * (e->hi - e->lo) * e->micros * (t->feed.is.inputs + t->feed.is.targets);
+    line[4].bytes = m.buffers + dt__net_scratch(n, e->k) * e->pool->workers + samples;
     if (t->data) line[4].bytes += dt__data_memory(t->data);
     if (t->layout.sample_length) line[4].bytes += 4 * t->generator.memory_floats + 8 * t->recipe.model.vocabulary;
-    snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched %s, sampling",
+    snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, messages, prefetched %s, sampling",
              t->feed.own ? "samples" : "tokens");
-    line[5].what = "cache", line[5].bytes = 4 * t->generator.one.cache;
+    line[5].what = "cache", line[5].bytes = 4 * t->generator.cache_floats;
     snprintf(line[5].formula, sizeof line[5].formula, "keys and values of %lld positions, for samples",
              (long long)t->recipe.sequence);
     for (int i = 0; i < DT__MEMORY_LINES; i++) total += line[i].bytes;
@@ -14560,20 +15912,51 @@ static dt_result dt__check_memory(const dt_trainer *t)
                      (double)t->planned / 1e9, dt_comm_size(t->comm), (double)free_bytes / 1e9);
 }
 
-/* Plans the nets that draw text for sequences of `length`. */
-static dt_result dt__generator_open(dt__generator *d, const dt_model *m, int64_t length, int no_cache)
+/* The memory that a net needs here: the input of this rank's first segment, and what its segments make. */
+static int64_t dt__generator_floats(const dt__engine *e, const dt__net *net, int64_t *cache)
 {
-    const dt__net *nets[3];
+    int64_t floats = net->widest + net->temp;
+    *cache = 0;
+    for (int64_t q = 0; q < net->count; q++) {
+        const dt__built *seg = &net->segments[q];
+        if (e->net.segments[q].stage != e->shape.stage) continue;
+        floats += seg->plan->saved + dt__round_up(seg->output, 16);
+        *cache += seg->plan->cache;
+    }
+    return floats;
+}
+
+/* A net that draws text finds its parameters where those of the trained one are. */
+static void dt__generator_adopt(const dt__engine *e, dt__net *net)
+{
+    for (int64_t q = 0; q < net->count; q++) {
+        const dt__built *from = &e->net.segments[q];
+        dt__built *to = &net->segments[q];
+        for (int32_t i = 0; i < to->plan->g->param_count; i++)
+            for (int32_t k = 0; k < from->plan->g->param_count; k++)
+                if (!strcmp(net->params[to->param_of[i]].is.name, e->net.params[from->param_of[k]].is.name))
+                    to->param[i] = dt__engine_gathers(e, 1) ? from->window[k] : from->param[k];
+    }
+}
+
+/* Plans the nets that draw text for sequences of `length`. */
+static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64_t length)
+{
+    const dt_model *m = &e->recipe->model;
+    dt__net *nets[3];
     dt_result r = DT_OK;
     nets[0] = &d->whole, nets[1] = &d->several, nets[2] = &d->one;
-    if (m->segments || no_cache || (m->experts && m->capacity > 0.0f)) /* what is dropped depends on all tokens */
-        r = dt__net_open(&d->whole, m, 1, length);
+    /* What a capacity drops depends on all tokens. */
+    if (m->segments || e->layout->no_cache || (m->experts && m->capacity > 0.0f)) r = dt__net_open(&d->whole, m, 1, length);
     else {
         r = dt__net_open_at(&d->one, m, 1, 1, length);
         if (!r && length >= DT__PREFILL) r = dt__net_open_at(&d->several, m, 1, DT__PREFILL, length);
     }
-    for (int i = 0; i < 3; i++)
-        d->memory_floats = dt__max(d->memory_floats, nets[i]->saved + nets[i]->boundary + nets[i]->temp);
+    for (int i = 0; i < 3 && !r; i++) {
+        if (!nets[i]->count) continue;
+        dt__generator_adopt(e, nets[i]);
+        d->memory_floats = dt__max(d->memory_floats, dt__generator_floats(e, nets[i], &d->cache_floats));
+    }
     return r;
 }
 
@@ -14582,8 +15965,8 @@ static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
     d->memory = (float *)dt__alloc(4 * d->memory_floats, "sampling");
     d->weight = (float *)dt__alloc(4 * vocabulary, "sampling");
     d->heap = (int32_t *)dt__alloc(4 * vocabulary, "sampling");
-    if (d->one.cache) d->cache = (float *)dt__alloc(4 * d->one.cache, "the cache of keys and values");
-    return d->memory && d->weight && d->heap && (d->cache || !d->one.cache) ? DT_OK : DT_E_MEMORY;
+    if (d->one.count) d->cache = (float *)dt__alloc(4 * d->cache_floats, "the cache of keys and values");
+    return d->memory && d->weight && d->heap && (d->cache || !d->one.count) ? DT_OK : DT_E_MEMORY;
 }
 
 static void dt__generator_close(dt__generator *d)
@@ -14597,87 +15980,33 @@ static void dt__generator_close(dt__generator *d)
     dt__free(d->heap);
 }
 
-/* One allocation for all that is private to the rank, cut into pieces. */
+/* The memory of steps; none is allocated later. */
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    const dt__net *n = &e->net;
-    int64_t activations = n->saved + n->boundary + n->temp + 2 * n->widest, longest = 1;
-    void *shared = NULL;
-    dt_result r = dt_comm_alloc(e->comm, 4 * n->param_floats, &shared);
+    int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1);
+    dt_result r = dt__engine_allocate(e);
     if (r) return r;
-    e->params = (float *)shared;
-    r = dt_comm_alloc(e->comm, 4 * e->set_floats * e->program.sets, &shared);
-    if (r) return r;
-    e->sets = (float *)shared;
-    for (int32_t i = 0; i < n->param_count; i++) longest = dt__max(longest, n->params[i].count);
-    r = dt__engine_state(e);
-    if (r) return r;
-    e->saved = (float *)dt__alloc(4 * activations, "activations");
-    e->sums = (float *)dt__alloc(4 * dt__ceil_div(longest, DT__BLOCK), "block sums");
-    e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
-    e->shard_loss = (float *)dt__alloc(8 * (e->hi - e->lo), "losses");
-    e->asked = (float *)dt__alloc(4 * n->routed, "the experts' counts");
     t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
-    t->words = (uint32_t *)dt__alloc(4 * dt__max(2, t->per_rank), "losses");
-    t->gathered = (float *)dt__alloc(4 * dt__max(2, t->per_rank) * dt_comm_size(t->comm), "losses");
+    t->gathered = (float *)dt__alloc(4 * losses, "losses");
+    t->counts = (float *)dt__alloc(8 * dt_comm_size(t->comm), "counts");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
-    if (!e->saved || !e->sums || !e->env.rng || !e->shard_loss || !e->asked || !t->unit || !t->text || !t->words ||
-        !t->gathered)
-        return DT_E_MEMORY;
+    if (!t->unit || !t->text || !t->counts || !t->gathered) return DT_E_MEMORY;
     if (t->layout.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
-    e->shard_auxiliary = e->shard_loss + (e->hi - e->lo);
-    e->boundary = e->saved + n->saved;
-    e->temp = e->boundary + n->boundary;
-    e->gradient[0] = e->temp + n->temp;
-    e->gradient[1] = e->gradient[0] + n->widest;
-    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(n, e->k), dt__net_scratch(&t->generator.one, e->k)));
-}
-
-/* All ranks' partial sums, as offsets into their gradient sets. */
-static dt_result dt__trainer_parts(dt_trainer *t)
-{
-    dt__engine *e = &t->e;
-    int ranks = dt_comm_size(t->comm), count = 0;
-    dt__stack s;
-    e->parts = (dt__part *)dt__alloc((int64_t)sizeof *e->parts * 64 * ranks, "the reduction plan");
-    e->part_count = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the reduction plan");
-    if (!e->parts || !e->part_count) return DT_E_MEMORY;
-    for (int rank = 0; rank < ranks; rank++) {
-        int64_t lo, hi;
-        dt__run_of(t->recipe.data_shards, ranks, rank, &lo, &hi);
-        dt__run_parts(lo, hi, &s);
-        e->part_count[rank] = s.count;
-        for (int i = 0; i < s.count; i++, count++) {
-            e->parts[count].level = s.node[i].level;
-            e->parts[count].index = s.node[i].index;
-            e->parts[count].offset = s.node[i].set * e->set_floats;
-        }
-        if (s.sets + (e->program.total >= 0) > e->program.sets)
-            e->program.sets = s.sets + (e->program.total >= 0); /* symmetric memory */
-    }
-    if (e->program.total >= 0) {
-        for (int32_t i = 0; i < e->program.count; i++)
-            if (e->program.list[i].op == DT_TOTAL) e->program.list[i].set = e->program.sets - 1;
-        e->program.total = e->program.sets - 1;
-    }
-    return DT_OK;
+    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->net, e->k), dt__net_scratch(&t->generator.one, e->k)));
 }
 
 /* GEMM rate of all ranks together, measured at the same time. */
 static dt_result dt__measure_peak(dt_trainer *t)
 {
     double rate = 0.0;
+    float own;
     dt_result r = dt_barrier(t->comm);
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
-    t->words[0] = (uint32_t)(1e3 * rate);
-    if (!r) r = dt_all_gather(t->comm, (const float *)t->words, t->gathered, 1);
-    for (int i = 0; i < dt_comm_size(t->comm); i++) {
-        uint32_t megaflops;
-        memcpy(&megaflops, t->gathered + i, 4);
-        t->peak_gflops += 1e-3 * (double)megaflops;
-    }
+    own = (float)rate;
+    if (!r) r = dt_all_gather(t->comm, &own, t->counts, 1);
+    for (int i = 0; i < dt_comm_size(t->comm); i++) t->peak_gflops += (double)t->counts[i];
     return r;
 }
 
@@ -14760,43 +16089,45 @@ static int dt__predicts_text(const dt__net *net, int64_t words, int64_t vocabula
     return 0;
 }
 
+/* The initial weights of this rank's pieces: no rank ever has more (delayed initialisation). */
+static dt_result dt__trainer_draw(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    for (int32_t i = 0; i < e->net.param_count; i++) {
+        const dt__net_param *p = &e->net.params[i];
+        dt__piece_of x = dt__engine_piece(e, p);
+        int whole = e->shape.zero < 3;
+        if (p->offset < 0) continue;
+        dt__comm_tick(t->comm);
+        if (whole) dt__init_param(&p->is, (uint64_t)t->recipe.seed, t->pool, e->params + p->offset, 0, p->count);
+        else dt__init_param(&p->is, (uint64_t)t->recipe.seed, t->pool, x.weight, x.from, x.count);
+        if (t->recipe.ema > 0.0f)
+            memcpy((float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, 4 * (size_t)x.count);
+    }
+    return DT_OK;
+}
+
 /* Model, plan, program and their memory. */
 static dt_result dt__trainer_engine(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
-    int ranks = dt_comm_size(t->comm);
     dt__memory_line line[DT__MEMORY_LINES];
     dt_result result;
-    e->recipe = r;
-    e->comm = t->comm;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
-    dt__run_of(r->data_shards, ranks, dt_comm_rank(t->comm), &e->lo, &e->hi);
-    t->per_rank = dt__max(dt__ceil_div(r->data_shards, ranks), 1);
-    e->micros = r->batch / r->micro_batch;
-    e->rows = r->micro_batch / r->data_shards;
     e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards);
     if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
     if (!result) result = dt__trainer_ids(t);
     if (!result && !dt__predicts_text(&e->net, e->rows * r->sequence, r->model.vocabulary)) t->layout.sample_length = 0;
-    if (!result && t->layout.sample_length)
-        result = dt__generator_open(&t->generator, &r->model, r->sequence, t->layout.no_cache);
-    if (!result)
-        result = dt__program_open(&e->program, &e->net, e->lo, e->hi, e->micros, r->accumulation, t->layout.bucket);
-    e->set_floats = e->net.slot_floats;
-    if (!result) result = dt__trainer_parts(t);
+    if (!result) result = dt__engine_open(e);
+    if (!result && t->layout.sample_length) result = dt__generator_open(&t->generator, e, r->sequence);
     if (result) return result;
     t->planned = dt__memory_plan(t, line);
     result = dt__check_memory(t);
     if (!result) result = dt__trainer_allocate(t);
-    for (int32_t i = 0; i < e->net.param_count && !result; i++) {
-        dt__comm_tick(t->comm);
-        dt__init_param(&e->net.params[i].is, (uint64_t)r->seed, t->pool, e->params + e->net.params[i].offset);
-    }
-    if (!result && r->ema > 0.0f) memcpy(e->state[DT__STATE_AVERAGE], e->params, 4 * (size_t)e->net.param_floats);
-    return result;
+    return result ? result : dt__trainer_draw(t);
 }
 
 /* Opens the files, or takes the source. */
@@ -14837,8 +16168,13 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     dt_result result;
     if (!r->micro_batch) r->micro_batch = r->batch;
     if (r->dropout > 0.0f) r->model.dropout = r->dropout;
+    t->e.recipe = r;
+    t->e.layout = &t->layout;
+    t->e.comm = t->comm;
     result = dt__check_model(&r->model);
-    if (!result) result = dt__check_batch(r, dt_comm_size(t->comm));
+    if (!result) result = dt__mesh_open(&t->e.mesh, &t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm));
+    if (!result) result = dt__check_batch(r, t->e.mesh.size[DT__DATA]);
+    if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
@@ -14855,6 +16191,7 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!t) return DT_E_MEMORY;
     t->recipe = *recipe;
     t->layout = *layout;
+    t->hashed = -1;
     r = dt_comm_init(&t->comm, NULL, NULL);
     if (!r) r = dt__trainer_settle(t);
     if (!r) r = dt__choose_kernels(&t->e.k);
@@ -14878,21 +16215,12 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     if (!t) return;
     dt__loader_close(&t->loader);
     dt__metrics_close(&t->metrics);
-    dt__program_close(&t->e.program);
-    dt__net_close(&t->e.net);
     dt__generator_close(&t->generator);
-    for (int i = 0; i < DT__STATE_COUNT; i++) dt__free(t->e.state[i]);
-    dt__free(t->e.saved);
-    dt__free(t->e.sums);
-    dt__free(t->e.env.rng);
-    dt__free(t->e.shard_loss);
-    dt__free(t->e.asked);
-    dt__free(t->e.parts);
-    dt__free(t->e.part_count);
     dt__free(t->unit);
     dt__free(t->text);
-    dt__free(t->words);
+    dt__free(t->counts);
     dt__free(t->gathered);
+    dt__engine_close(&t->e);
     dt_data_close(&t->data);
     dt_tokenizer_close(&t->tokenizer);
     dt__pool_close(&t->pool);
@@ -14903,42 +16231,42 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 
 /* ---- stepping ---------------------------------------------------------------------------------------------- */
 
-/* One value per data shard, from the ranks that own them, in shard order; values[] is in t->gathered. */
-static dt_result dt__gather_shards(dt_trainer *t, const float *own, float *values)
+/* Sums of losses over all ranks: own (shards of this rank, each) of the ranks whose word counts; each chain of `each` in
+ * order, then TREE over the shards. Where nothing is added +0 is, everywhere, so that every layout has the same bits. */
+static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, int counts, float *sum)
 {
-    int ranks = dt_comm_size(t->comm);
+    int64_t shards = t->recipe.data_shards;
+    float *all = t->gathered;
     dt_result r;
-    memcpy(t->words, own, 4 * (size_t)(t->e.hi - t->e.lo));
-    r = dt_all_gather(t->comm, (const float *)t->words, t->gathered, t->per_rank);
-    for (int rank = 0; rank < ranks && !r; rank++) {
-        int64_t lo, hi;
-        dt__run_of(t->recipe.data_shards, ranks, rank, &lo, &hi);
-        memmove(values + lo, t->gathered + rank * t->per_rank, 4 * (size_t)(hi - lo));
+    memset(all, 0, 4 * (size_t)(shards * each));
+    for (int64_t i = 0; i < (t->e.hi - t->e.lo) * each && counts; i++) all[t->e.lo * each + i] = own[i] + 0.0f;
+    r = dt_all_reduce(t->comm, all, shards * each, DT_SUM);
+    for (int64_t s = 0; s < shards; s++) {
+        float chain = all[s * each];
+        for (int64_t i = 1; i < each; i++) chain = chain + all[s * each + i];
+        all[s] = chain;
     }
+    *sum = dt__tree(all, shards);
     return r;
 }
 
-/* TREE over the shards' loss sums. */
-static dt_result dt__tree_loss(dt_trainer *t, const float *own, float *sum)
+/* Is this rank the one that speaks for those with the same samples? */
+static int dt__trainer_counts(const dt_trainer *t)
 {
-    float values[1024];
-    dt_result r = dt__gather_shards(t, own, values);
-    int64_t n = t->recipe.data_shards;
-    for (int64_t step = 1; step < n; step *= 2)
-        for (int64_t i = 0; i + step < n; i += 2 * step) values[i] = values[i] + values[i + step];
-    *sum = values[0];
-    return r;
+    return !t->e.mesh.at[DT__PIPE] && !t->e.mesh.at[DT__TENSOR];
 }
 
 /* Valid targets over all ranks, from each rank's own, counted in integers (R12). */
 static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total)
 {
+    float words[2];
     dt_result r;
-    memcpy(t->words, &own, 8);
-    r = dt_all_gather(t->comm, (const float *)t->words, t->gathered, 2);
+    if (!dt__trainer_counts(t)) own = 0;
+    memcpy(words, &own, 8);
+    r = dt_all_gather(t->comm, words, t->counts, 2);
     *total = 0;
     for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
-        memcpy(&own, t->gathered + 2 * i, 8);
+        memcpy(&own, t->counts + 2 * i, 8);
         *total += own;
     }
     return r;
@@ -14950,8 +16278,9 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
     dt__engine *e = &t->e;
     const dt_source *s = &t->feed.is;
     uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
+    dt_result r;
     for (int64_t i = 0; i < e->rows; i++) {
-        dt_result r = dt__feed_fetch(&t->feed, DT_VALIDATION, dt__min(first + i, end - 1), input + i * s->inputs,
+        r = dt__feed_fetch(&t->feed, DT_VALIDATION, dt__min(first + i, end - 1), input + i * s->inputs,
                                      target + i * s->targets);
         if (r) return r;
         if (first + i >= end) memset(target + i * s->targets, 0xff, 4 * (size_t)s->targets); /* -1 or NaN */
@@ -14959,10 +16288,9 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
     e->input = input;
     e->target = target;
     *valid += dt__valid_targets(target, s->target_type, e->rows * s->targets);
-    for (int64_t k = 0; k < e->net.count; k++) dt__engine_forward(e, k);
-    *loss = *loss + dt__engine_loss(e);
-    dt__comm_tick(t->comm);
-    return DT_OK;
+    r = dt__engine_pass(e, e->net.count);
+    if (!r && dt__engine_last(e)) *loss = *loss + dt__engine_loss(e, 0);
+    return r;
 }
 
 /* Units of validation samples go to shards in turn; shard sums, then TREE: the same bits in every layout. */
@@ -14970,6 +16298,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
 {
     dt__engine *e = &t->e;
     int64_t samples = t->feed.is.samples[DT_VALIDATION], units, valid = 0;
+    int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT__DATA];
     dt_result r = DT_OK;
     unsigned saved;
     if (batches) samples = dt__min(samples, batches * t->recipe.batch);
@@ -14979,13 +16308,17 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     units = dt__ceil_div(samples, e->rows);
     saved = dt__fp_enter();
     e->env.inference = 1;
-    for (int64_t shard = e->lo; shard < e->hi && !r; shard++) {
-        e->shard_loss[shard - e->lo] = 0.0f;
-        for (int64_t u = shard; u < units && !r; u += t->recipe.data_shards)
-            r = dt__evaluate_unit(t, u * e->rows, samples, &e->shard_loss[shard - e->lo], &valid);
-    }
+    for (int64_t own = 0; own < e->hi - e->lo; own++) e->shard_loss[own] = 0.0f;
+    /* Ranks that gather weights go through as many units as the one with the most. */
+    for (int64_t own = 0; own < dt__ceil_div(shards, dp) && !r; own++)
+        for (int64_t u = e->lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
+            int mine = own < e->hi - e->lo && u < units;
+            float none = 0.0f;
+            if (!mine && !e->shape.zero) continue;
+            r = dt__evaluate_unit(t, dt__min(u, units) * e->rows, samples, mine ? &e->shard_loss[own] : &none, &valid);
+        }
     e->env.inference = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, loss);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], loss);
     if (!r) r = dt__sum_valid(t, valid, &valid);
     if (!r) *loss = *loss / (float)dt__max(1, valid);
     dt__fp_leave(saved);
@@ -15030,62 +16363,87 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         for (int64_t i = 0; i < e->rows; i++)
             memcpy(input + i * s->inputs, (const uint32_t *)inputs + dt__min(first + i, count - 1) * s->inputs,
                    4 * (size_t)s->inputs);
-        for (int64_t k = 0; k <= at; k++) dt__engine_forward(e, k);
-        dt__engine_bind(e, at, -1, &b);
-        memcpy(predictions + first * each, dt__where(segment->plan, &b, id),
-               4 * (size_t)(dt__min(e->rows, count - first) * each));
-        dt__comm_tick(t->comm);
+        r = dt__engine_pass(e, at + 1);
+        if (r) break;
+        if (segment->stage == e->shape.stage) {
+            dt__engine_bind(e, at, 0, -1, &b);
+            memcpy(predictions + first * each, dt__where(segment->plan, &b, id),
+                   4 * (size_t)(dt__min(e->rows, count - first) * each));
+        }
     }
     e->env.inference = 0;
     dt__fp_leave(saved);
+    if (!r && e->out[0].comm) r = dt_broadcast(e->out[0].comm, predictions, count * each, segment->stage);
     return r;
 }
 
 /* ---- text ---------------------------------------------------------------------------------------------------- */
 
-/* Logits (T,V) of the T tokens that `net` takes, the first of them at `position`; values live until the next call. */
-static const float *dt__logits(dt_trainer *t, const dt__net *net, const int32_t *tokens, const int32_t *targets,
-                               int64_t position)
+/* One unit through segment q of a net that draws text: bound to `memory` and the cache, which it moves on. */
+static void dt__generator_segment(dt_trainer *t, const dt__net *net, int64_t q, float *input, float **memory,
+                                  float **cache, const dt__env *env, dt__bind *b)
 {
-    float *saved = t->generator.memory, *boundary = saved + net->saved, *cache = t->generator.cache;
-    const float *logits = NULL;
-    dt__env env = t->e.env;
+    dt__engine *e = &t->e;
+    const dt__built *seg = &net->segments[q];
+    memset(b, 0, sizeof *b);
+    b->params = dt__engine_gathers(e, 1) ? e->window : dt__engine_weights(e, 1);
+    b->param = seg->param;
+    b->at[DT__AT_TEMP] = t->generator.memory + net->widest;
+    b->at[DT__AT_CACHE] = *cache;
+    b->at[DT__AT_INPUT] = input;
+    b->at[DT__AT_OUTPUT] = *memory;
+    b->at[DT__AT_SAVED] = *memory + dt__round_up(seg->output, 16);
+    *memory += dt__round_up(seg->output, 16) + seg->plan->saved;
+    if (*cache) *cache += seg->plan->cache;
+    memcpy(&b->at[DT__AT_TARGETS], &e->target, sizeof e->target);
+    dt__plan_run(seg->plan, 0, seg->plan->forward_count, b, env, 0);
+}
+
+/* *logits: (T,V) of the T tokens that `net` takes, the first of them at `position`, on the stage that has them, else
+ * NULL; they live until the next call. The stages of a pipeline call it together. */
+static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *tokens, int64_t position,
+                            const float **logits)
+{
+    dt__engine *e = &t->e;
+    dt_comm *stages = e->out[0].comm;
+    int pp = e->shape.pipe.stages, stage = e->shape.stage;
+    float *memory = t->generator.memory + net->widest + net->temp, *cache = t->generator.cache, *input;
+    dt__env env = e->env;
+    dt_result r = DT_OK;
     env.inference = 1;
     env.position = position;
-    for (int64_t s = 0; s < net->count; s++) {
-        const dt__built *seg = &net->segments[s];
-        dt__bind b;
-        memset(&b, 0, sizeof b);
-        b.params = dt__engine_weights(&t->e, &env);
-        b.param = seg->param;
-        b.at[DT__AT_SAVED] = saved;
-        b.at[DT__AT_TEMP] = t->generator.memory + net->saved + net->boundary;
-        b.at[DT__AT_CACHE] = cache;
-        b.at[DT__AT_OUTPUT] = boundary;
-        if (s > 0) b.at[DT__AT_INPUT] = boundary - dt__round_up(net->segments[s - 1].output, 16);
-        else memcpy(&b.at[DT__AT_INPUT], &tokens, sizeof tokens);
-        memcpy(&b.at[DT__AT_TARGETS], &targets, sizeof targets);
-        dt__plan_run(seg->plan, 0, seg->plan->forward_count, &b, &env, 0);
-        if (seg->plan->g->logits.id) logits = dt__where(seg->plan, &b, seg->plan->g->logits.id);
-        saved += seg->plan->saved;
-        if (cache) cache += seg->plan->cache;
-        boundary += dt__round_up(seg->output, 16);
+    *logits = NULL;
+    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
+        const dt__chunk *chunk = &e->chunks[c];
+        if (chunk->first) memcpy(&input, &tokens, sizeof tokens);
+        else r = dt_recv(stages, input = t->generator.memory, net->segments[chunk->begin].input, (stage + pp - 1) % pp);
+        for (int64_t q = chunk->begin; q < chunk->end && !r; q++) {
+            const dt__plan *p = net->segments[q].plan;
+            dt__bind b;
+            if (dt__engine_gathers(e, 1)) r = dt__engine_gather_segment(e, q, dt__engine_weights(e, 1));
+            if (r) break;
+            dt__generator_segment(t, net, q, input, &memory, &cache, &env, &b);
+            if (p->g->logits.id) *logits = dt__where(p, &b, p->g->logits.id);
+            input = b.at[DT__AT_OUTPUT];
+        }
+        if (!chunk->last && !r) r = dt_send(stages, input, net->segments[chunk->end - 1].output, (stage + 1) % pp);
     }
-    return logits;
+    return r;
 }
 
 /* The logits (V) after the first `used` of `tokens`. Those that are in the cache already are not looked at again. */
-static const float *dt__next_logits(dt_trainer *t, const int32_t *tokens, const int32_t *targets, int64_t used)
+static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t used, const float **logits)
 {
     dt__generator *d = &t->generator;
-    int64_t vocabulary = t->recipe.model.vocabulary, n = 0;
-    const float *logits = NULL;
-    if (!d->cache) return dt__logits(t, &d->whole, tokens, targets, 0) + (used - 1) * vocabulary;
-    for (; d->cached < used; d->cached += n) {
+    int64_t vocabulary = t->recipe.model.vocabulary, n = used;
+    dt_result r = DT_OK;
+    if (!d->cache) r = dt__logits(t, &d->whole, tokens, 0, logits);
+    for (; d->cache && d->cached < used && !r; d->cached += n) {
         n = d->several.count && used - d->cached >= DT__PREFILL ? DT__PREFILL : 1;
-        logits = dt__logits(t, n > 1 ? &d->several : &d->one, tokens + d->cached, targets, d->cached);
+        r = dt__logits(t, n > 1 ? &d->several : &d->one, tokens + d->cached, d->cached, logits);
     }
-    return logits + (n - 1) * vocabulary;
+    if (*logits) *logits += (n - 1) * vocabulary;
+    return r;
 }
 
 /* Is token a before b, by falling logits and, where these are equal, rising numbers? */
@@ -15156,22 +16514,37 @@ static int32_t dt__draw(dt__generator *d, const dt__kernels *k, const dt_samplin
     return (int32_t)dt__first_max(logits, top, n);
 }
 
+/* The stage that has the logits of text. */
+static int dt__logits_stage(const dt__engine *e)
+{
+    int stage = e->net.segments[e->net.count - 1].stage;
+    for (int64_t q = 0; q < e->net.count; q++)
+        if (e->net.segments[q].plan->g->logits.id) stage = e->net.segments[q].stage;
+    return stage;
+}
+
 /* Draws the token after the first *used ones and appends it; a full sequence keeps its later half. */
-static int32_t dt__next_token(dt_trainer *t, int32_t *tokens, const int32_t *targets, int64_t *used,
-                              const dt_sampling *how, double uniform)
+static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, const dt_sampling *how, double uniform,
+                                int32_t *token)
 {
     int64_t length = t->recipe.sequence, vocabulary = t->recipe.model.vocabulary;
+    dt_comm *stages = t->e.out[0].comm;
     unsigned saved = dt__fp_enter();
-    int32_t token =
-        dt__draw(&t->generator, t->e.k, how, dt__next_logits(t, tokens, targets, *used), vocabulary, uniform);
+    const float *logits = NULL;
+    float word;
+    dt_result r = dt__next_logits(t, tokens, *used, &logits);
+    if (logits && !r) *token = dt__draw(&t->generator, t->e.k, how, logits, vocabulary, uniform);
     dt__fp_leave(saved);
+    memcpy(&word, token, sizeof word);
+    if (stages && !r) r = dt_broadcast(stages, &word, 1, dt__logits_stage(&t->e));
+    memcpy(token, &word, sizeof word);
     if (*used == length) {
         memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
         *used = length - length / 2;
         t->generator.cached = 0; /* every position has changed */
     }
-    tokens[(*used)++] = token;
-    return token;
+    tokens[(*used)++] = *token;
+    return r;
 }
 
 /* The first ids of a prompt, at most T - 1, at the beginning of `tokens` (T); *used: how many. */
@@ -15227,36 +16600,119 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
                        (uint32_t)(seed >> 32));
     for (int64_t i = 0; i < length; i++) targets[i] = -1;
+    t->e.target = targets;
     t->generator.cached = 0; /* of other weights */
-    for (int64_t i = 0; written < count; i++) {
-        int32_t token = dt__next_token(t, tokens, targets, &used, how, dt__uniform(&rng, (uint64_t)i));
-        written += dt__sample_text(t, token, text + written, count - written);
+    for (int64_t i = 0; written < count && !r; i++) {
+        int32_t token = 0;
+        r = dt__next_token(t, tokens, &used, how, dt__uniform(&rng, (uint64_t)i), &token);
+        if (!r) written += dt__sample_text(t, token, text + written, count - written);
         dt__comm_tick(t->comm);
     }
-    text[count] = 0;
-    return DT_OK;
+    text[written] = 0;
+    return r;
 }
 
-/* Adds one array, parameter by parameter; `bytes` are those of 256 weights. */
-static void dt__hash_array(dt_trainer *t, dt__sha256 *h, const void *array, int64_t bytes)
+/* An array for the hash: weights, or something that the optimizer keeps. */
+typedef struct dt__hashed {
+    char *array;
+    int64_t bytes; /* of 256 weights */
+    int pieces;    /* the ranks of the group have pieces, one behind another */
+} dt__hashed;
+
+/* Bytes of `count` weights. Some share a number. */
+static int64_t dt__hashed_bytes(const dt__hashed *a, int64_t count)
 {
-    for (int32_t i = 0; i < t->e.net.param_count; i++) {
-        const dt__net_param *p = &t->e.net.params[i];
-        const char *from = (const char *)array + p->offset / DT__MOMENT_BLOCK * bytes;
-        int64_t units = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1; /* weights that share a number */
-        dt__sha256_add(h, from, dt__ceil_div(p->count, units) * bytes * units / DT__MOMENT_BLOCK);
+    int64_t units = a->bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1;
+    return dt__ceil_div(count, units) * a->bytes * units / DT__MOMENT_BLOCK;
+}
+
+/* Sends bytes to rank 0, or takes them there. */
+static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_t bytes)
+{
+    float block[1024];
+    dt_result r = DT_OK;
+    for (int64_t at = 0; at < bytes && !r; at += (int64_t)sizeof block) {
+        int64_t n = dt__min((int64_t)sizeof block, bytes - at), words = dt__ceil_div(n, 4);
+        if (dt_comm_rank(t->comm) == from) {
+            memcpy(block, data + at, (size_t)n);
+            r = dt_send(t->comm, block, words, 0);
+        } else if (dt_is_root(t)) {
+            r = dt_recv(t->comm, block, words, from);
+            memcpy(data + at, block, (size_t)n);
+        }
+    }
+    return r;
+}
+
+/* Rank 0 gets the piece of a parameter that owner j of the first copy of the state has; where it belongs, the owner says. */
+static dt_result dt__trainer_collect(dt_trainer *t, const dt__hashed *a, const dt__net_param *p, int j, char *room)
+{
+    const dt__engine *e = &t->e;
+    int from = dt__mesh_rank(&e->mesh, j, p->stage[0], 0), self = dt_comm_rank(t->comm);
+    int64_t where[2], place = 0;
+    dt_result r = DT_OK;
+    if (self != from && self) return DT_OK;
+    if (self == from) {
+        dt__piece_of x = dt__engine_piece(e, p);
+        where[0] = a->pieces ? x.from : 0;
+        where[1] = a->pieces ? x.count : p->count;
+        place = (a->pieces ? x.state : p->offset) / DT__MOMENT_BLOCK * a->bytes;
+    }
+    if (from) r = dt__trainer_pass_on(t, from, (char *)where, 16);
+    if (r) return r;
+    room += where[0] / DT__MOMENT_BLOCK * a->bytes;
+    if (!from) memcpy(room, a->array + place, (size_t)dt__hashed_bytes(a, where[1]));
+    else r = dt__trainer_pass_on(t, from, self ? a->array + place : room, dt__hashed_bytes(a, where[1]));
+    return r;
+}
+
+/* Adds one array, parameter by parameter; rank 0 collects each in `room`. */
+static dt_result dt__hash_array(dt_trainer *t, dt__sha256 *h, const dt__hashed *a, char *room)
+{
+    const dt__engine *e = &t->e;
+    dt_result r = DT_OK;
+    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
+        const dt__net_param *p = &e->net.params[i];
+        for (int j = 0; j < (a->pieces ? e->store.shards : 1) && !r && room; j++) r = dt__trainer_collect(t, a, p, j, room);
+        if (room && dt_is_root(t)) dt__sha256_add(h, room, dt__hashed_bytes(a, p->count));
+        else if (!room) dt__sha256_add(h, a->array + p->offset / DT__MOMENT_BLOCK * a->bytes, dt__hashed_bytes(a, p->count));
         dt__comm_tick(t->comm);
     }
+    return r;
+}
+
+/* Has every rank all of the state? */
+static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
+
+static dt_result dt__trainer_hash(dt_trainer *t)
+{
+    dt__sha256 h;
+    dt__hashed a;
+    char *room = NULL;
+    int64_t most = 0;
+    float words[17];
+    dt_result r = DT_OK;
+    for (int32_t i = 0; i < t->e.net.param_count; i++) most = dt__max(most, t->e.net.params[i].count);
+    if (!dt__trainer_whole(t) && !(room = (char *)dt__alloc(dt_is_root(t) ? 4 * most : 1, "the hash"))) return DT_E_MEMORY;
+    dt__sha256_begin(&h);
+    a.array = (char *)t->e.params, a.bytes = 4 * DT__MOMENT_BLOCK, a.pieces = t->e.shape.zero > 2;
+    r = dt__hash_array(t, &h, &a, room);
+    for (int i = 0; i < DT__STATE_COUNT && !r; i++) {
+        a.array = (char *)t->e.state[i], a.bytes = dt__state_bytes(&t->recipe, i), a.pieces = t->e.shape.zero > 0;
+        if (a.bytes) r = dt__hash_array(t, &h, &a, room);
+    }
+    dt__free(room);
+    dt__sha256_end(&h, t->hash);
+    memcpy(words, t->hash, 65);
+    if (!r && !dt__trainer_whole(t)) r = dt_broadcast(t->comm, words, 17, 0);
+    memcpy(t->hash, words, 65);
+    t->hashed = r ? -1 : t->e.step;
+    return r;
 }
 
 DT_API const char *dt_trainer_hash(dt_trainer *t)
 {
-    dt__sha256 h;
-    dt__sha256_begin(&h);
-    dt__hash_array(t, &h, t->e.params, 4 * DT__MOMENT_BLOCK);
-    for (int i = 0; i < DT__STATE_COUNT; i++)
-        if (t->e.state[i]) dt__hash_array(t, &h, t->e.state[i], dt__state_bytes(&t->recipe, i));
-    dt__sha256_end(&h, t->hash);
+    if (t->hashed != t->e.step && dt__trainer_hash(t)) t->hash[0] = 0;
     return t->hash;
 }
 
@@ -15265,7 +16721,7 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 {
     static const char prompt[] = "The ";
     dt_result r = dt_trainer_sample(t, prompt, t->layout.sample_length, &t->layout.sampling, t->text);
-    if (r) return r;
+    if (r || !dt_is_root(t)) return r;
     for (int64_t i = 0; i < t->layout.sample_length; i++)
         if ((unsigned char)t->text[i] < 32 && t->text[i] != '\n' && t->text[i] != '\t') t->text[i] = '?';
     printf("---- sample at step %lld ----\n%s%s\n----\n", (long long)step, prompt, t->text);
@@ -15279,7 +16735,15 @@ static int dt__loss_in_nats(const dt_trainer *t)
     return p->g->nodes[p->output.id].op == DT__OP_CROSS_ENTROPY;
 }
 
-/* The validation that is due after this step, and a text sample from rank 0. */
+/* Text is drawn by rank 0 alone when it has the model, else by all ranks together. */
+static int dt__trainer_draws(const dt_trainer *t)
+{
+    const dt_layout *l = &t->layout;
+    if (!l->sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
+    return dt__trainer_whole(t) ? dt_is_root(t) && !l->quiet : !l->quiet;
+}
+
+/* The validation that is due after this step, a text sample, and the hash while all ranks are here. */
 static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 {
     const dt_layout *l = &t->layout;
@@ -15288,18 +16752,18 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     info->validation = __builtin_nanf("");
     if (t->feed.is.samples[DT_VALIDATION] && (last || (l->eval_every && info->step % l->eval_every == 0)))
         r = dt_trainer_evaluate(t, l->eval_batches, &info->validation);
-    if (r || !speaks) return r;
-    if (info->validation == info->validation) {
+    if (r) return r;
+    if (speaks && info->validation == info->validation) {
         printf("step %lld/%lld  validation loss ", (long long)info->step, (long long)t->recipe.steps);
         if (dt__loss_in_nats(t))
             printf("%.4f nats, %.3f bits per %s\n", (double)info->validation,
                    (double)info->validation * 1.4426950408889634, t->feed.own ? "target" : "token");
         else printf("%.5g\n", (double)info->validation);
     }
-    if (l->sample_length && (t->tokenizer || t->recipe.model.vocabulary <= 256) &&
-        (last || (l->sample_every && info->step % l->sample_every == 0)))
+    if (dt__trainer_draws(t) && (last || (l->sample_every && info->step % l->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
-    fflush(stdout);
+    if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
+    if (speaks) fflush(stdout);
     return r;
 }
 
@@ -15347,10 +16811,11 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt_result r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
-    memset(e->shard_loss, 0, 8 * (size_t)(e->hi - e->lo)); /* a step without valid targets is skipped */
+    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (1 + e->net.count))); /* of a step without valid targets */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
-    if (!r) r = dt__tree_loss(t, e->shard_loss, &loss);
-    if (!r && e->net.watched) r = dt__tree_loss(t, e->shard_auxiliary, &auxiliary);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], &loss);
+    if (!r && e->net.watched)
+        r = dt__tree_loss(t, e->shard_auxiliary, e->net.count, !e->mesh.at[DT__TENSOR], &auxiliary);
     if (r) return r;
     loss = loss / (float)dt__max(1, valid);
     if (!(loss - loss == 0.0f))
