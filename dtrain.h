@@ -16315,7 +16315,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
             int mine = own < e->hi - e->lo && u < units;
             float none = 0.0f;
             if (!mine && !e->shape.zero) continue;
-            r = dt__evaluate_unit(t, dt__min(u, units) * e->rows, samples, mine ? &e->shard_loss[own] : &none, &valid);
+            r = dt__evaluate_unit(t, (mine ? u : units) * e->rows, samples, mine ? &e->shard_loss[own] : &none, &valid);
         }
     e->env.inference = 0;
     if (!r) r = dt__tree_loss(t, e->shard_loss, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], loss);
