@@ -777,9 +777,10 @@ DT_API dt_sampling dt_sampling_default(void);
  * wait (ZB-H1 of Qi et al. 2023). */
 typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } dt_pipeline;
 
-/* What backward finds of the values of forward: all of them, or the inputs of segments alone, and computes the rest again
- * (Chen et al. 2016). */
-typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_FULL } dt_recompute;
+/* What backward finds of the values of forward: all of them; all but what attention makes (Korthikanti et al. 2022; its
+ * probabilities are never kept, so less is to be had here than elsewhere); or the inputs of segments alone (Chen et al.
+ * 2016). The rest it computes again. */
+typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMPUTE_FULL } dt_recompute;
 
 /* Start from dt_layout_default(); new fields will have defaults there. */
 typedef struct dt_layout {
@@ -919,6 +920,12 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
  * numbers, for mixture `index`, 0 the first dt_moe of the model in the order of its segments. Exact below 2^24.
  * DT_E_USAGE: there is no such mixture. */
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts);
+/* Bytes of this rank, by category, as planned and allocated before step 1. With the environment variable DT_MEM_LIMIT
+ * (bytes, or with k, M, G) opening a trainer whose total is more on any rank is DT_E_MEMORY. */
+typedef struct dt_memory {
+    int64_t weights, gradients, optimizer, activations, buffers, cache, total;
+} dt_memory;
+DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
 /* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none, or this rank has
@@ -8164,6 +8171,7 @@ static int64_t dt__fit(const dt__block *blocks, int32_t count, int32_t now, int6
 typedef struct dt__planner {
     dt__plan *p;
     uint8_t *live, *early; /* early: grad_in needs it */
+    int again;             /* attention is computed again in backward */
     int32_t *last; /* per root: position in the order of its last reader */
     dt__block *blocks;
     int32_t block_count;
@@ -8192,20 +8200,42 @@ static int32_t dt__phase_end(const dt__plan *p, int32_t now)
     return p->forward_count + p->backward_count + (now < p->forward_count + p->backward_count ? 0 : p->weights_count);
 }
 
+/* A value that backward computes again: its place is free from the end of forward until then. */
+static int dt__place_again(const dt__planner *w, int32_t id)
+{
+    const dt_graph *g = w->p->g;
+    if (g->nodes[id].op == DT__OP_AUX) id = g->nodes[id].in[0];
+    return w->again && g->nodes[id].op == DT__OP_ATTENTION;
+}
+
+/* Takes a place of its own for what lives to position `last`. */
+static void dt__place_block(dt__planner *w, dt__home *home, int64_t size, int32_t now, int32_t last)
+{
+    dt__block *b = &w->blocks[w->block_count++];
+    if (!home->place) home->offset = dt__fit(w->blocks, w->block_count - 1, now, size);
+    home->place = DT__AT_TEMP;
+    b->offset = home->offset;
+    b->size = size;
+    b->last = last > now ? last : now;
+    w->p->temp = dt__max(w->p->temp, b->offset + size);
+}
+
 /* Gives a computed value its place: `now` is its position in the order. */
 static void dt__place(dt__planner *w, int32_t id, int32_t now)
 {
     dt__plan *p = w->p;
     dt__home *home = &p->home[id];
     int64_t size = dt__round_up(dt__floats(&p->g->nodes[id]), 16);
-    int32_t reuse;
+    int32_t reuse, end = dt__phase_end(p, now);
     if (home->place) return;
     reuse = p->g->nodes[id].op == DT__OP_AUX ? 0 : dt__reusable(w, id, now);
     if (p->g->nodes[id].op == DT__OP_CACHE) {
         home->place = DT__AT_CACHE;
         home->offset = p->cache;
         p->cache += size;
-    } else if (w->last[id] >= dt__phase_end(p, now)) {
+    } else if (dt__place_again(w, id) && w->last[id] < p->forward_count + p->backward_count) {
+        dt__place_block(w, home, size, now, end - 1);
+    } else if (w->last[id] >= end) {
         home->place = DT__AT_SAVED;
         home->offset = p->saved;
         p->saved += size;
@@ -8213,15 +8243,7 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
         *home = p->home[reuse];
         for (int32_t i = 0; home->place == DT__AT_TEMP && i < w->block_count; i++)
             if (w->blocks[i].offset == home->offset && w->blocks[i].last == now) w->blocks[i].last = w->last[id];
-    } else {
-        dt__block *b = &w->blocks[w->block_count];
-        home->place = DT__AT_TEMP;
-        b->offset = home->offset = dt__fit(w->blocks, w->block_count, now, size);
-        b->size = size;
-        b->last = w->last[id] > now ? w->last[id] : now;
-        w->block_count++;
-        p->temp = dt__max(p->temp, b->offset + size);
-    }
+    } else dt__place_block(w, home, size, now, w->last[id]);
 }
 
 /* Appends the live ops of nodes [from, to) to the order, with `early` 0 or 1 only those that are so. */
@@ -8241,12 +8263,28 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
     return count;
 }
 
+/* Backward begins with the ops that are computed again, in the places that they had. */
+static void dt__plan_again(dt__planner *w, int32_t now)
+{
+    for (int32_t id = 1; id < w->p->g->forward_count; id++) {
+        dt__home *home = &w->p->home[id];
+        if (dt__place_again(w, id) && home->place == DT__AT_TEMP)
+            dt__place_block(w, home, dt__round_up(dt__floats(&w->p->g->nodes[id]), 16), now, w->last[id]);
+    }
+}
+
 /* Order of the live ops, last readers, then a place for each value. */
 static void dt__plan_lay_out(dt__planner *w, int split)
 {
     dt__plan *p = w->p;
     dt_graph *g = p->g;
     int32_t count = p->forward_count = dt__plan_order(w, 1, g->forward_count, -1, 0);
+    for (int32_t i = 0; i < p->forward_count && w->again; i++) {
+        const dt__node *n = &g->nodes[p->order[i]];
+        if (!dt__place_again(w, p->order[i])) continue;
+        for (int k = 0; k < n->inputs; k++) w->last[dt__root(g, n->in[k])] = count;
+        p->order[count++] = p->order[i];
+    }
     if (split) dt__mark(g, w->early, p->grad_in.id);
     count = dt__plan_order(w, g->forward_count, g->count, split ? 1 : -1, count);
     p->backward_count = count - p->forward_count;
@@ -8256,6 +8294,7 @@ static void dt__plan_lay_out(dt__planner *w, int split)
     for (int32_t i = 0; i < count; i++) {
         int32_t id = p->order[i], aux = g->nodes[id].aux;
         if (i == p->forward_count || i == p->forward_count + p->backward_count) w->block_count = 0; /* temporaries are dead */
+        if (i == p->forward_count) dt__plan_again(w, i);
         dt__place(w, id, i);
         if (aux) dt__place(w, aux, i);
     }
@@ -8272,9 +8311,11 @@ static void dt__plan_close(dt__plan **plan)
     *plan = NULL;
 }
 
-/* Plans a recorded graph; the plan owns it. grad_in may be poison. split: backward of what grad_in does not need comes
- * later, in a phase of its own. */
-static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int split)
+/* Plans a recorded graph; the plan owns it. grad_in may be poison. how: DT__PLAN_SPLIT, backward of what grad_in does not
+ * need comes later, in a phase of its own; DT__PLAN_AGAIN, attention is computed again in backward (Korthikanti et al.
+ * 2022), so that its output need not be kept; its probabilities never are. */
+enum { DT__PLAN_SPLIT = 1, DT__PLAN_AGAIN = 2 };
+static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int how)
 {
     dt__plan *p = (dt__plan *)dt__alloc((int64_t)sizeof *p, "a plan");
     dt__planner w;
@@ -8286,7 +8327,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
     p->output = output;
     p->grad_in = grad_in;
     p->home = (dt__home *)dt__alloc((int64_t)sizeof *p->home * g->count, "a plan");
-    p->order = (int32_t *)dt__alloc((int64_t)sizeof *p->order * g->count, "a plan");
+    p->order = (int32_t *)dt__alloc((int64_t)sizeof *p->order * 2 * g->count, "a plan");
     w.live = (uint8_t *)dt__alloc(2 * g->count, "a plan");
     w.last = (int32_t *)dt__alloc((int64_t)sizeof *w.last * g->count, "a plan");
     w.blocks = (dt__block *)dt__alloc((int64_t)sizeof *w.blocks * g->count, "a plan");
@@ -8307,7 +8348,8 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
         p->home[dt__root(g, output.id)].place = DT__AT_OUTPUT;
         p->home[dt__root(g, grad_in.id)].place = DT__AT_GRAD_IN;
         p->home[0].place = DT__AT_NOWHERE;
-        dt__plan_lay_out(&w, split);
+        w.again = how & DT__PLAN_AGAIN && g->count > g->forward_count;
+        dt__plan_lay_out(&w, how & DT__PLAN_SPLIT);
     }
     dt__free(w.live);
     dt__free(w.last);
@@ -8604,7 +8646,7 @@ typedef struct dt__net {
     dt__net_param *params;
     int32_t param_count;
     int64_t weights;
-    int split;                                  /* backward in two phases (dt__plan_open) */
+    int how;                                    /* to plan (dt__plan_open) */
     int64_t saved, most_saved, temp, boundary, widest; /* floats: sum and most of segments, largest temp, outputs, largest */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
     double forward_flops, backward_flops;       /* of one unit */
@@ -8660,7 +8702,7 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
  * one's output is its logits. The plan owns the graph. `source` has the types of the model's input and targets; NULL:
  * tokens. */
 static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int64_t context, int first,
-                                  int last, const dt_source *source, int split, dt__plan **plan)
+                                  int last, const dt_source *source, int how, dt__plan **plan)
 {
     dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx = dt__nothing();
@@ -8688,7 +8730,7 @@ static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape 
     }
     r = dt_graph_result(g);
     if (r) return dt_graph_close(&g), r;
-    return dt__plan_open(plan, g, y, dx, split);
+    return dt__plan_open(plan, g, y, dx, how);
 }
 
 /* Notes what a segment uses as ids: rows of a table, or classes. Through ops that only pick, the ids are the same. */
@@ -8711,7 +8753,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     dt__built *b = &net->segments[at];
     dt_graph *g;
     dt_result r =
-        dt__segment_plan(&list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, net->split,
+        dt__segment_plan(&list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, net->how,
                          &b->plan);
     if (r) return r;
     b->owner = 1;
@@ -14148,20 +14190,16 @@ static int64_t dt__engine_window(const dt__engine *e)
     return dt__engine_gathers(e, 1) ? e->store.window : 0;
 }
 
-typedef struct dt__engine_memory {
-    int64_t params, gradients, state, activations, buffers; /* bytes */
-} dt__engine_memory;
-
 /* What the engine will allocate. */
-static dt__engine_memory dt__engine_plan(const dt__engine *e)
+static dt_memory dt__engine_plan(const dt__engine *e)
 {
-    dt__engine_memory m;
+    dt_memory m;
     const dt__store *s = &e->store;
     int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
     memset(&m, 0, sizeof m);
-    m.params = 4 * (e->shape.zero > 2 ? s->own_params : s->param_floats);
+    m.weights = 4 * (e->shape.zero > 2 ? s->own_params : s->param_floats);
     m.gradients = 4 * (e->set_floats * e->sets_count + dt__engine_total_floats(e));
-    m.state = (int64_t)(dt_optimizer_bytes(e->recipe) * (double)own);
+    m.optimizer = (int64_t)(dt_optimizer_bytes(e->recipe) * (double)own);
     for (int c = 0; c < e->shape.pipe.chunks; c++) m.activations += 4 * e->chunks[c].slots * e->chunks[c].floats;
     if (e->shape.recompute == DT_RECOMPUTE_FULL) m.activations += 4 * e->net.most_saved;
     m.activations += 4 * (e->net.temp + 2 * e->net.widest);
@@ -14254,7 +14292,8 @@ static dt_result dt__engine_layout(dt__engine *e)
     e->rows = e->recipe->micro_batch / e->recipe->data_shards;
     if (!r) r = dt__engine_groups(e, &group);
     if (!r) r = dt__engine_shape(e);
-    if (!r) e->net.split = e->layout->pipeline == DT_ZERO_BUBBLE;
+    if (e->layout->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
+    if (e->layout->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_AGAIN;
     return r;
 }
 
@@ -14325,7 +14364,7 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
     const dt__built *seg = &e->net.segments[q];
     const dt__chunk *chunk = &e->chunks[seg->chunk];
     float *memory = chunk->memory + slot * chunk->floats;
-    int zero_bubble = e->net.split, gathers = dt__engine_gathers(e, e->env.inference);
+    int zero_bubble = e->net.how & DT__PLAN_SPLIT, gathers = dt__engine_gathers(e, e->env.inference);
     memset(b, 0, sizeof *b);
     b->params = gathers ? e->window : dt__engine_weights(e, e->env.inference);
     b->param = gathers ? seg->window : seg->param;
@@ -15407,7 +15446,7 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("memory-weight", "X", DT__TYPE_FLOAT, memory_weight, "stages balance time (0) to memory (1)"),
     DT__LAYOUT("zero", "N", DT__TYPE_INT, zero, "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
     DT__LAYOUT("zero-group", "N", DT__TYPE_INT, zero_group, "ranks that share (hybrid sharding); 0: all"),
-    DT__CHOSEN("recompute", recompute, "none,full", "none, or full: backward computes values of forward again"),
+    DT__CHOSEN("recompute", recompute, "none,selective,full", "in backward: none, selective (attention) or full"),
     DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
     DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
@@ -15614,12 +15653,12 @@ struct dt_trainer {
     uint32_t *unit; /* validation samples: input and target words of one unit */
     char *text;           /* a text sample */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
-    float *counts;        /* (2, ranks): two words of each */
+    float *counts;        /* (ranks, 14): words of each */
     dt__metrics metrics; /* rank 0, when asked for */
     char hash[68];
     int64_t hashed; /* the step whose hash it is; -1: none */
     double peak_gflops, started, printed, waited;
-    int64_t planned; /* bytes per rank of the memory plan */
+    dt_memory planned;
 };
 
 DT_API dt_step_info dt_step_info_zero(void)
@@ -15851,65 +15890,113 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
                                      (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
 }
 
-typedef struct dt__memory_line {
-    const char *what;
-    int64_t bytes;
-    char formula[96];
-} dt__memory_line;
+/* What will be allocated on this rank. */
+static dt_memory dt__memory_plan(const dt_trainer *t)
+{
+    const dt__engine *e = &t->e;
+    int64_t sample = t->feed.is.inputs + t->feed.is.targets;
+    dt_memory m = dt__engine_plan(e);
+    m.buffers += dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
+    if (t->data) m.buffers += dt__data_memory(t->data);
+    if (t->layout.sample_length) m.buffers += 4 * t->generator.memory_floats + 8 * t->recipe.model.vocabulary;
+    m.cache = 4 * t->generator.cache_floats;
+    m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
+    return m;
+}
 
-/* The memory plan of this rank: what will be allocated, by category. Returns the total. */
-enum { DT__MEMORY_LINES = 6 };
-static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[DT__MEMORY_LINES])
+/* One line of the plan: megabytes, and the formula behind them. */
+static void dt__memory_line(const char *what, int64_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void dt__memory_line(const char *what, int64_t bytes, const char *format, ...)
+{
+    char formula[160];
+    va_list list;
+    if (!bytes) return;
+    va_start(list, format);
+    vsnprintf(formula, sizeof formula, format, list);
+    va_end(list);
+    printf("         %-11s %8.1f MB  %s\n", what, (double)bytes / 1e6, formula);
+}
+
+/* The memory of rank 0 beside its formulas: P weights, here those of its stage. */
+static void dt__memory_print(const dt_trainer *t)
 {
     static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion", "AdamW, 8-bit moments"};
     const dt__engine *e = &t->e;
-    const dt__net *n = &e->net;
-    dt__engine_memory m = dt__engine_plan(e);
-    int64_t total = 0, samples;
-    char share[32], part[32];
+    const dt_memory *m = &t->planned;
+    char share[32];
     share[0] = 0;
     if (e->shape.zero) snprintf(share, sizeof share, " / %d", e->store.shards);
-    snprintf(part, sizeof part, e->shape.pipe.stages > 1 ? "%lld here" : "P = %lld",
-             (long long)(e->shape.pipe.stages > 1 ? e->store.param_floats : n->weights));
-    line[0].what = "weights", line[0].bytes = m.params;
-    snprintf(line[0].formula, sizeof line[0].formula, "4 P%s, %s", e->shape.zero > 2 ? share : "", part);
-    line[1].what = "gradients", line[1].bytes = m.gradients;
+    printf("memory   %.1f MB per rank\n", (double)m->total / 1e6);
+    dt__memory_line("weights", m->weights, "4 P%s, P = %lld%s", e->shape.zero > 2 ? share : "",
+                    (long long)(e->shape.pipe.stages > 1 ? e->store.param_floats : e->net.weights),
+                    e->shape.pipe.stages > 1 ? " on this stage" : "");
     if (e->shape.buffered)
-        snprintf(line[1].formula, sizeof line[1].formula, "4 P%s, and a bucket", e->shape.zero > 1 ? share : "");
+        dt__memory_line("gradients", m->gradients, "4 P%s, and a bucket of %lld floats", e->shape.zero > 1 ? share : "",
+                        (long long)e->store.buffer_floats);
     else
-        snprintf(line[1].formula, sizeof line[1].formula, "4 P x %d sets (data shards %lld..%lld)%s%s", e->sets_count,
-                 (long long)e->lo, (long long)e->hi - 1, e->shape.total ? " and the total" : "",
-                 e->shape.total && e->shape.zero > 1 ? share : "");
-    line[2].what = "optimizer", line[2].bytes = m.state;
-    snprintf(line[2].formula, sizeof line[2].formula, "%g P%s (%s%s)", dt_optimizer_bytes(&t->recipe), share,
-             optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
-    line[3].what = "activations", line[3].bytes = m.activations;
-    snprintf(line[3].formula, sizeof line[3].formula, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
-             e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows, (long long)t->feed.is.inputs,
-             t->feed.own ? "inputs" : "tokens", e->shape.recompute ? ", inputs of segments kept" : "");
-    line[4].what = "buffers";
-    samples = 3 * 4 * e->rows * (e->hi - e->lo) * e->micros * (t->feed.is.inputs + t->feed.is.targets);
-    line[4].bytes = m.buffers + dt__net_scratch(n, e->k) * e->pool->workers + samples;
-    if (t->data) line[4].bytes += dt__data_memory(t->data);
-    if (t->layout.sample_length) line[4].bytes += 4 * t->generator.memory_floats + 8 * t->recipe.model.vocabulary;
-    snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, messages, prefetched %s, sampling",
-             t->feed.own ? "samples" : "tokens");
-    line[5].what = "cache", line[5].bytes = 4 * t->generator.cache_floats;
-    snprintf(line[5].formula, sizeof line[5].formula, "keys and values of %lld positions, for samples",
-             (long long)t->recipe.sequence);
-    for (int i = 0; i < DT__MEMORY_LINES; i++) total += line[i].bytes;
-    return total;
+        dt__memory_line("gradients", m->gradients, "4 P x %d sets (data shards %lld..%lld)%s%s", e->sets_count,
+                        (long long)e->lo, (long long)e->hi - 1, e->shape.total ? " and the total, 4 P" : "",
+                        e->shape.total && e->shape.zero > 1 ? share : "");
+    dt__memory_line("optimizer", m->optimizer, "%g P%s (%s%s)", dt_optimizer_bytes(&t->recipe), share,
+                    optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
+    dt__memory_line("activations", m->activations, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
+                    e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows, (long long)t->feed.is.inputs,
+                    t->feed.own ? "inputs" : "tokens",
+                    e->shape.recompute == DT_RECOMPUTE_FULL ? ", inputs of segments and one segment's values" : "");
+    dt__memory_line("buffers", m->buffers, "kernel scratch, messages, prefetched %s, sampling",
+                    t->feed.own ? "samples" : "tokens");
+    dt__memory_line("cache", m->cache, "keys and values of %lld positions, for samples", (long long)t->recipe.sequence);
 }
 
-static dt_result dt__check_memory(const dt_trainer *t)
+DT_API dt_memory dt_trainer_memory(const dt_trainer *t) { return t->planned; }
+
+/* The budget of a rank in bytes; -1: none. */
+static dt_result dt__memory_limit(int64_t *limit)
 {
-    int64_t free_bytes = dt__memory_available(), all = t->planned * dt_comm_size(t->comm);
+    const char *text = getenv("DT_MEM_LIMIT");
+    char *end = NULL;
+    double value = text && *text ? strtod(text, &end) : -1.0, unit = 1.0;
+    *limit = -1;
+    if (value < 0.0 && !end) return DT_OK;
+    if (*end == 'k' || *end == 'K') unit = 1e3, end++;
+    else if (*end == 'M') unit = 1e6, end++;
+    else if (*end == 'G') unit = 1e9, end++;
+    if (end == text || *end || !(value * unit >= 1.0 && value * unit < 9e18))
+        return dt__error(DT_E_USAGE, "DT_MEM_LIMIT=%s: it is a number of bytes, or of k, M or G of 1000, 1e6 or 1e9 of "
+                         "them, e.g. 200M", text);
+    *limit = (int64_t)(value * unit);
+    return DT_OK;
+}
+
+/* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and come to the same answer. */
+static dt_result dt__check_memory(dt_trainer *t)
+{
+    enum { LINES = (int)(sizeof(dt_memory) / 8) };
+    const char *const names[LINES] = {"weights", "gradients", "optimizer", "activations", "buffers", "cache", "all"};
+    int64_t free_bytes = dt__memory_available(), limit, all = 0, most = 0, line[LINES], largest[LINES];
+    int ranks = dt_comm_size(t->comm), who = 0, which = 0;
+    dt_result r = dt__memory_limit(&limit);
+    if (!r) r = dt_all_gather(t->comm, (const float *)(const void *)&t->planned, t->counts, 2 * LINES);
+    if (r) return r;
+    for (int rank = 0; rank < ranks; rank++) {
+        memcpy(line, t->counts + 2 * LINES * rank, sizeof line);
+        all += line[LINES - 1];
+        if (line[LINES - 1] <= most) continue;
+        most = line[LINES - 1], who = rank;
+        memcpy(largest, line, sizeof line);
+    }
+    for (int i = 1; i < LINES - 1; i++)
+        if (largest[i] > largest[which]) which = i;
+    if (limit >= 0 && most > limit)
+        return dt__error(DT_E_MEMORY, "rank %d needs %.3f MB, %.3f MB more than DT_MEM_LIMIT allows, and %.3f MB of it "
+                         "for %s: share more (--zero, --pp, --tp), keep less (--recompute full), or use a smaller "
+                         "micro-batch", who, (double)most / 1e6, (double)(most - limit) / 1e6,
+                         (double)largest[which] / 1e6, names[which]);
     if (t->layout.no_memory_check || free_bytes < 0 || all <= free_bytes) return DT_OK;
     return dt__error(DT_E_MEMORY,
-                     "the plan needs %.2f GB on each of %d ranks and %.2f GB are free: use a smaller model, sequence "
-                     "or micro-batch, or fewer ranks "
-                     "(--no-memory-check starts all the same)",
-                     (double)t->planned / 1e9, dt_comm_size(t->comm), (double)free_bytes / 1e9);
+                     "the plan needs up to %.2f GB on each of %d ranks and %.2f GB are free: use a smaller model, "
+                     "sequence or micro-batch, or fewer ranks (--no-memory-check starts all the same)",
+                     (double)most / 1e9, ranks, (double)free_bytes / 1e9);
 }
 
 /* The memory that a net needs here: the input of this rank's first segment, and what its segments make. */
@@ -15989,9 +16076,8 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     if (r) return r;
     t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
-    t->counts = (float *)dt__alloc(8 * dt_comm_size(t->comm), "counts");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
-    if (!t->unit || !t->text || !t->counts || !t->gathered) return DT_E_MEMORY;
+    if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
     if (t->layout.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
     return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->net, e->k), dt__net_scratch(&t->generator.one, e->k)));
@@ -16000,13 +16086,15 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
 /* GEMM rate of all ranks together, measured at the same time. */
 static dt_result dt__measure_peak(dt_trainer *t)
 {
-    double rate = 0.0;
+    double rate = 0.0, workers = (double)t->pool->workers * dt_comm_size(t->comm);
+    double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
     float own;
     dt_result r = dt_barrier(t->comm);
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
     own = (float)rate;
     if (!r) r = dt_all_gather(t->comm, &own, t->counts, 1);
     for (int i = 0; i < dt_comm_size(t->comm); i++) t->peak_gflops += (double)t->counts[i];
+    if (workers > cores) t->peak_gflops *= cores / workers; /* each was measured in its slices of time */
     return r;
 }
 
@@ -16022,8 +16110,6 @@ static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
-    dt__memory_line line[DT__MEMORY_LINES];
-    int64_t total = dt__memory_plan(t, line);
     char text[160];
     if (!r->model.segments && r->model.family == DT_LLAMA) {
         const dt_model *m = &t->e.net.llama;
@@ -16055,9 +16141,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
            t->peak_gflops);
-    printf("memory   %.1f MB per rank\n", (double)total / 1e6);
-    for (int i = 0; i < DT__MEMORY_LINES && line[i].bytes; i++)
-        printf("         %-11s %8.1f MB  %s\n", line[i].what, (double)line[i].bytes / 1e6, line[i].formula);
+    dt__memory_print(t);
     for (int32_t i = 0; t->layout.show_program && i < t->e.program.count; i++) {
         dt__instr_text(&t->e.program.list[i], text, sizeof text);
         printf("program  %4d %s\n", i, text);
@@ -16112,7 +16196,6 @@ static dt_result dt__trainer_engine(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
-    dt__memory_line line[DT__MEMORY_LINES];
     dt_result result;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
@@ -16124,8 +16207,9 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     if (!result) result = dt__engine_open(e);
     if (!result && t->layout.sample_length) result = dt__generator_open(&t->generator, e, r->sequence);
     if (result) return result;
-    t->planned = dt__memory_plan(t, line);
-    result = dt__check_memory(t);
+    t->planned = dt__memory_plan(t);
+    t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
+    result = t->counts ? dt__check_memory(t) : DT_E_MEMORY;
     if (!result) result = dt__trainer_allocate(t);
     return result ? result : dt__trainer_draw(t);
 }
