@@ -795,6 +795,9 @@ typedef struct dt_layout {
     int64_t zero;         /* ranks share state (Rajbhandari et al. 2020): 1 the optimizer's, 2 and gradients, 3 and weights */
     int64_t zero_group;   /* so many of them; other groups have copies (hybrid sharding); 0: all data-parallel ranks */
     int32_t recompute;    /* dt_recompute */
+    int32_t offload;      /* with DT_RECOMPUTE_FULL: kept inputs of segments move to a second memory (not in DT_MEM_LIMIT) */
+    int64_t horizon;      /* how many segments before its use an input is fetched back; 1 or more */
+    float offload_rate;   /* bytes per second and direction of the way to the second memory; 0: as fast as it goes */
     int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
     int64_t eval_every;   /* steps between validations; 0: only at the end */
     int64_t eval_batches; /* batches per validation; 0: the whole validation part */
@@ -831,6 +834,8 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
  *   LOAD       samples of (shard, micro)
  *   FORWARD    segment of (shard, micro), in a slot of its chunk
  *   RECOMPUTE  the same again, for the values that backward needs
+ *   OFFLOAD    the input of a segment begins to move to the second memory
+ *   FETCH      it begins to come back
  *   BACKWARD   segment of (shard, micro); gradients go on in set `set`, fresh in the first micro-batch
  *   WEIGHTS    zero-bubble: what BACKWARD left out, the gradients of weights
  *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
@@ -841,7 +846,8 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
  *   TIE        the uses of tied weights are added, across stages
  *   UPDATE     norm, clip, optimizer, average of the weights */
 #define DT_INSTRUCTIONS(X)                                                                                             \
-    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_BACKWARD, "BACKWARD")               \
+    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD")                 \
+    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD")                                                                    \
     X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE")            \
     X(DT_TOTAL, "TOTAL") X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
 #define DT__INSTR_ENUM(code, name) code,
@@ -924,6 +930,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
  * (bytes, or with k, M, G) opening a trainer whose total is more on any rank is DT_E_MEMORY. */
 typedef struct dt_memory {
     int64_t weights, gradients, optimizer, activations, buffers, cache, total;
+    int64_t offloaded; /* in the second memory: not in the total */
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 /* Number of weights. */
@@ -13148,6 +13155,7 @@ DT_API dt_layout dt_layout_default(void)
     memset(&l, 0, sizeof l);
     l.tp = l.pp = 1;
     l.chunks = 2;
+    l.horizon = 1;
     l.bucket = 25000000;
     l.eval_every = 100;
     l.eval_batches = 8;
@@ -13730,6 +13738,7 @@ typedef struct dt__shape_of_work {
     int64_t lo, hi, micros; /* data shards; micro-batches */
     int64_t ghosts;         /* shards of other ranks beyond its own, where all must gather equally often */
     int accumulation, zero, recompute;
+    int horizon;            /* of offloaded inputs; 0: none are */
     int buffered;           /* one leaf's gradients live in the bucket buffer, the sum in the total */
     int total;              /* totals are kept apart from the sets */
     int reduce;             /* there are other ranks with gradients of these segments */
@@ -13837,17 +13846,20 @@ static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, cons
     if (!u->ghost && !c->first) dt__emit(p, DT_RECV, c->begin, u, w);
     for (int32_t q = c->begin; q < c->end; q++) {
         dt__program_gather(p, s, q);
-        if (!u->ghost) dt__emit(p, DT_FORWARD, q, u, w);
+        if (u->ghost) continue;
+        dt__emit(p, DT_FORWARD, q, u, w);
+        if (s->horizon && q) dt__emit(p, DT_OFFLOAD, q, u, w);
     }
     if (!u->ghost && !c->last) dt__emit(p, DT_SEND, c->end - 1, u, w);
 }
 
-/* The values that backward of a segment needs are not there any more, unless its forward was the last one. */
+/* The values that backward of a segment needs are not there any more, unless its forward was the last one
+ * and they were not moved away. */
 static void dt__program_again(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
                               const dt__work *w)
 {
     if (s->recompute != DT_RECOMPUTE_FULL) return;
-    for (int32_t i = p->count - 1; i >= 0; i--) {
+    for (int32_t i = p->count - 1; i >= 0 && !s->horizon; i--) {
         const dt_instr *f = &p->list[i];
         if (f->op != DT_FORWARD && f->op != DT_RECOMPUTE) continue;
         if (f->segment == segment && f->shard == u->shard && f->micro == u->micro) return;
@@ -13865,6 +13877,8 @@ static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, con
         dt_instr *i;
         dt__program_gather(p, s, q);
         if (u->ghost) continue;
+        for (int32_t f = q == c->end - 1 ? q : q - s->horizon; f >= q - s->horizon && f >= c->begin && s->horizon; f--)
+            if (f) dt__emit(p, DT_FETCH, f, u, w);
         if (w->kind == DT__WORK_BACKWARD) dt__program_again(p, s, q, u, w);
         i = dt__emit(p, w->kind == DT__WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
         i->set = u->set;
@@ -13925,6 +13939,139 @@ static void dt__instr_text(const dt_instr *i, char *text, size_t size)
             used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
 }
 
+/* ---- the way to a second memory --------------------------------------------------------------------- */
+
+/* Copies in the background, one after another in the order in which they are asked for. With a rate it takes as long as
+ * the bytes would take over such a link. Used by one thread. */
+enum { DT__MOVES = 64 };
+typedef struct dt__mover {
+    struct {
+        float *to;
+        const float *from;
+        int64_t count;
+    } move[DT__MOVES];
+    int64_t asked, done; /* done: under the lock */
+    double rate, waited; /* bytes per second, 0: any; seconds that the user waited */
+#ifndef DT_NO_THREADS
+    pthread_mutex_t lock; /* guards asked, done, quit */
+    pthread_cond_t change;
+    pthread_t thread;
+    int quit;
+#endif
+    int running;
+} dt__mover;
+
+static void dt__mover_copy(const dt__mover *m, int64_t n)
+{
+    const int64_t bytes = 4 * m->move[n % DT__MOVES].count;
+    double end = dt__now() + (m->rate > 0.0 ? (double)bytes / m->rate : 0.0);
+    memcpy(m->move[n % DT__MOVES].to, m->move[n % DT__MOVES].from, (size_t)bytes);
+    while (m->rate > 0.0 && dt__now() < end) dt__nap();
+}
+
+#ifndef DT_NO_THREADS
+static void *dt__mover_main(void *argument)
+{
+    dt__mover *m = (dt__mover *)argument;
+    pthread_mutex_lock(&m->lock);
+    for (;;) {
+        while (m->done == m->asked && !m->quit) pthread_cond_wait(&m->change, &m->lock);
+        if (m->done == m->asked) break;
+        pthread_mutex_unlock(&m->lock);
+        dt__mover_copy(m, m->done);
+        pthread_mutex_lock(&m->lock);
+        m->done++;
+        pthread_cond_broadcast(&m->change);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return NULL;
+}
+#endif
+
+static dt_result dt__mover_open(dt__mover *m, double rate)
+{
+    memset(m, 0, sizeof *m);
+    m->rate = rate;
+#ifndef DT_NO_THREADS
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_cond_init(&m->change, NULL);
+    if (pthread_create(&m->thread, NULL, dt__mover_main, m)) {
+        pthread_mutex_destroy(&m->lock);
+        pthread_cond_destroy(&m->change);
+        return dt__error(DT_E_SYSTEM, "no thread to move activations (%s)", strerror(errno));
+    }
+#endif
+    m->running = 1;
+    return DT_OK;
+}
+
+static void dt__mover_close(dt__mover *m)
+{
+    if (!m->running) return;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&m->lock);
+    m->quit = 1;
+    pthread_cond_broadcast(&m->change);
+    pthread_mutex_unlock(&m->lock);
+    pthread_join(m->thread, NULL);
+    pthread_mutex_destroy(&m->lock);
+    pthread_cond_destroy(&m->change);
+#endif
+    m->running = 0;
+}
+
+/* Returns when copy number `ticket` is done. Copies are numbered from 1. */
+static void dt__mover_wait(dt__mover *m, int64_t ticket)
+{
+#ifndef DT_NO_THREADS
+    double start = dt__now();
+    pthread_mutex_lock(&m->lock);
+    while (m->done < ticket) pthread_cond_wait(&m->change, &m->lock);
+    pthread_mutex_unlock(&m->lock);
+    m->waited += dt__now() - start;
+#else
+    (void)m, (void)ticket;
+#endif
+}
+
+/* Asks for a copy; neither side may be touched before dt__mover_wait() of the number that it returns. */
+static int64_t dt__mover_ask(dt__mover *m, float *to, const float *from, int64_t count)
+{
+    int64_t n = m->asked;
+    dt__mover_wait(m, n - DT__MOVES + 1);
+    m->move[n % DT__MOVES].to = to;
+    m->move[n % DT__MOVES].from = from;
+    m->move[n % DT__MOVES].count = count;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&m->lock);
+    m->asked++;
+    pthread_cond_broadcast(&m->change);
+    pthread_mutex_unlock(&m->lock);
+#else
+    m->asked++;
+    dt__mover_copy(m, n);
+#endif
+    return n + 1;
+}
+
+/* The inputs and outputs of the segments in work while those of units in flight are in the second memory: a ring of
+ * buffers. */
+typedef struct dt__ring {
+    dt__mover mover;
+    float *memory;   /* (places, widest), then one output that nobody keeps */
+    int64_t *ticket; /* (places): the last copy from or to it */
+    int32_t *place;  /* (segments): where its input is */
+    int places, next, output;
+} dt__ring;
+
+/* A free place of the ring. */
+static int dt__ring_take(dt__ring *r)
+{
+    int place = r->next++ % r->places;
+    dt__mover_wait(&r->mover, r->ticket[place]);
+    return place;
+}
+
 /* ---- the executor ---------------------------------------------------------------------------------- */
 
 enum { DT__OUTBOX = 4 }; /* messages to a neighbour that may be under way */
@@ -13964,6 +14111,7 @@ typedef struct dt__engine {
     int64_t set_floats;
     int32_t sets_count;
     float *saved;                 /* of the segment in work, when values are recomputed */
+    dt__ring ring;                /* of offloaded inputs */
     float *temp, *gradient[2];
     float *tie[2];                /* the gradients of tied parameters on their way between stages */
     dt__extent *spans;              /* the pieces of one gather */
@@ -14097,12 +14245,18 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->ghosts = s->zero > 2 ? dt__ceil_div(e->recipe->data_shards, dp) - (e->hi - e->lo) : 0;
     s->pipe.units = (int)((e->hi - e->lo + s->ghosts) * e->micros);
     s->recompute = l->recompute;
+    s->horizon = l->offload ? (int)l->horizon : 0;
     s->reduce = dp > 1;
     s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
     s->total = s->buffered || s->accumulation == DT_EACH;
     if (l->pipeline == DT_INTERLEAVED && l->chunks < 1)
         return dt__error(DT_E_USAGE, "--chunks %lld: the interleaved schedule has 1 or more per stage",
                          (long long)l->chunks);
+    if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
+        return dt__error(DT_E_USAGE, "--offload moves the inputs of segments that --recompute full keeps: choose both");
+    if (l->offload && (l->horizon < 1 || l->horizon > 1000 || !(l->offload_rate >= 0.0f)))
+        return dt__error(DT_E_USAGE, "--horizon %lld is 1 to 1000 segments, and --offload-rate %g 0 or more bytes/s",
+                         (long long)l->horizon, (double)l->offload_rate);
     if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
         return dt__error(DT_E_USAGE, "zero-bubble keeps values until the weights' gradients: choose --recompute none, "
                          "or another --pipeline");
@@ -14200,7 +14354,9 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     m.weights = 4 * (e->shape.zero > 2 ? s->own_params : s->param_floats);
     m.gradients = 4 * (e->set_floats * e->sets_count + dt__engine_total_floats(e));
     m.optimizer = (int64_t)(dt_optimizer_bytes(e->recipe) * (double)own);
-    for (int c = 0; c < e->shape.pipe.chunks; c++) m.activations += 4 * e->chunks[c].slots * e->chunks[c].floats;
+    for (int c = 0; c < e->shape.pipe.chunks; c++)
+        *(e->shape.horizon ? &m.offloaded : &m.activations) += 4 * e->chunks[c].slots * e->chunks[c].floats;
+    if (e->shape.horizon) m.activations += 4 * (e->shape.horizon + 3) * e->net.widest;
     if (e->shape.recompute == DT_RECOMPUTE_FULL) m.activations += 4 * e->net.most_saved;
     m.activations += 4 * (e->net.temp + 2 * e->net.widest);
     m.buffers += 4 * dt__engine_window(e);
@@ -14267,6 +14423,16 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->window = (float *)dt__alloc(4 * dt__engine_window(e), "gathered weights");
     e->spans = (dt__extent *)dt__alloc((int64_t)sizeof *e->spans * pieces, "gathered weights");
     e->saved = (float *)dt__alloc(e->shape.recompute == DT_RECOMPUTE_FULL ? 4 * e->net.most_saved : 0, "activations");
+    if (e->shape.horizon) {
+        dt__ring *ring = &e->ring;
+        ring->places = e->shape.horizon + 2;
+        ring->output = ring->places;
+        ring->memory = (float *)dt__alloc(4 * (ring->places + 1) * e->net.widest, "activations");
+        ring->ticket = (int64_t *)dt__alloc(8 * (ring->places + 1), "activations");
+        ring->place = (int32_t *)dt__alloc(4 * (e->net.count + 1), "activations");
+        if (!ring->memory || !ring->ticket || !ring->place) return DT_E_MEMORY;
+        if ((r = dt__mover_open(&ring->mover, (double)e->layout->offload_rate)) != DT_OK) return r;
+    }
     e->temp = (float *)dt__alloc(4 * (e->net.temp + 2 * e->net.widest), "activations");
     e->tie[0] = (float *)dt__alloc(8 * widest, "tied gradients");
     e->sums = (float *)dt__alloc(4 * e->blocks, "block sums");
@@ -14319,6 +14485,10 @@ static dt_result dt__engine_open(dt__engine *e)
 static void dt__engine_close(dt__engine *e)
 {
     dt_comm **comms[5];
+    dt__mover_close(&e->ring.mover);
+    dt__free(e->ring.memory);
+    dt__free(e->ring.ticket);
+    dt__free(e->ring.place);
     if (!e->data) dt__free(e->params), dt__free(e->sets);
     for (int c = 0; e->chunks && c < e->shape.pipe.chunks; c++) dt__free(e->chunks[c].memory);
     dt__free(e->chunks);
@@ -14373,9 +14543,12 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
     b->at[DT__AT_TEMP] = e->temp;
     b->at[DT__AT_SAVED] = e->shape.recompute == DT_RECOMPUTE_FULL ? e->saved : memory + seg->saved_at;
     b->at[DT__AT_OUTPUT] = memory + seg->out_at;
-    if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + e->net.segments[q - 1].out_at;
-    else if (q) b->at[DT__AT_INPUT] = memory;
-    else memcpy(&b->at[DT__AT_INPUT], &e->input, sizeof e->input); /* int32 seen as words */
+    if (e->shape.horizon) {
+        b->at[DT__AT_INPUT] = e->ring.memory + e->ring.place[q] * e->net.widest;
+        b->at[DT__AT_OUTPUT] = e->ring.memory + e->ring.output * e->net.widest;
+    } else if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + e->net.segments[q - 1].out_at;
+    else b->at[DT__AT_INPUT] = memory;
+    if (!q) memcpy(&b->at[DT__AT_INPUT], &e->input, sizeof e->input); /* int32 seen as words */
     memcpy(&b->at[DT__AT_TARGETS], &e->target, sizeof e->target);
     b->at[DT__AT_GRAD_OUT] = zero_bubble ? memory + seg->gradient_at : e->gradient[(chunk->end - q) & 1];
     b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->net.segments[q - 1].gradient_at
@@ -14432,6 +14605,47 @@ static void dt__engine_backward(dt__engine *e, const dt_instr *i)
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
 }
 
+/* ---- the second memory ---- */
+
+/* Before forward: the output goes to a place of the ring, where the next segment finds its input. */
+static void dt__engine_advance(dt__engine *e, int64_t q)
+{
+    if (!e->shape.horizon) return;
+    e->ring.place[q + 1] = e->ring.output = dt__ring_take(&e->ring);
+}
+
+/* Where the second memory keeps the input of segment i: its chunk's, or the output before it. */
+static float *dt__engine_kept(const dt__engine *e, const dt_instr *i)
+{
+    const dt__chunk *chunk = &e->chunks[e->net.segments[i->segment].chunk];
+    float *memory = chunk->memory + i->slot * chunk->floats;
+    return i->segment > chunk->begin ? memory + e->net.segments[i->segment - 1].out_at : memory;
+}
+
+static void dt__engine_offload(dt__engine *e, const dt_instr *i)
+{
+    dt__ring *r = &e->ring;
+    int place = r->place[i->segment];
+    r->ticket[place] = dt__mover_ask(&r->mover, dt__engine_kept(e, i), r->memory + place * e->net.widest,
+                                     e->net.segments[i->segment].input);
+}
+
+static void dt__engine_fetch(dt__engine *e, const dt_instr *i)
+{
+    dt__ring *r = &e->ring;
+    int place = r->place[i->segment] = dt__ring_take(r);
+    r->ticket[place] = dt__mover_ask(&r->mover, r->memory + place * e->net.widest, dt__engine_kept(e, i),
+                                     e->net.segments[i->segment].input);
+}
+
+/* Before a segment is computed again: its input has come, and its output is of no use. */
+static void dt__engine_arrive(dt__engine *e, int64_t q)
+{
+    if (!e->shape.horizon) return;
+    if (q) dt__mover_wait(&e->ring.mover, e->ring.ticket[e->ring.place[q]]);
+    e->ring.output = e->ring.places;
+}
+
 /* ---- between stages ---- */
 
 /* Where a message of this instruction lies here: what a chunk takes or gives. */
@@ -14475,7 +14689,9 @@ static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
 {
     int from;
     int64_t count;
-    float *data = dt__engine_message(e, i, &count, &from);
+    float *data;
+    if (e->shape.horizon && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
+    data = dt__engine_message(e, i, &count, &from);
     return dt_recv(e->out[i->back].comm, data, count, from);
 }
 
@@ -14755,11 +14971,17 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     switch (i->op) {
     case DT_LOAD: load(owner, i->shard, i->micro); return DT_OK;
     case DT_FORWARD:
+        dt__engine_advance(e, i->segment);
         dt__engine_forward(e, i->segment, i->slot);
         dt__engine_watch(e, i->segment, i->slot, &e->shard_auxiliary[shard * e->net.count + i->segment]);
         if (i->segment == e->net.count - 1) e->shard_loss[shard] += dt__engine_loss(e, i->slot);
         return DT_OK;
-    case DT_RECOMPUTE: dt__engine_forward(e, i->segment, i->slot); return DT_OK;
+    case DT_RECOMPUTE:
+        dt__engine_arrive(e, i->segment);
+        dt__engine_forward(e, i->segment, i->slot);
+        return DT_OK;
+    case DT_OFFLOAD: dt__engine_offload(e, i); return DT_OK;
+    case DT_FETCH: dt__engine_fetch(e, i); return DT_OK;
     case DT_BACKWARD:
     case DT_WEIGHTS: dt__engine_backward(e, i); return DT_OK;
     case DT_SEND: return dt__engine_send(e, i);
@@ -14810,7 +15032,9 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
         for (int64_t q = chunk->begin; q < chunk->end && q < end && !r; q++) {
             if (dt__engine_gathers(e, e->env.inference))
                 r = dt__engine_gather_segment(e, q, dt__engine_weights(e, e->env.inference));
-            if (!r) dt__engine_forward(e, q, 0);
+            if (r) break;
+            dt__engine_advance(e, q);
+            dt__engine_forward(e, q, 0);
         }
         i.op = DT_SEND, i.segment = chunk->end - 1;
         if (!chunk->last && chunk->end < end && !r) r = dt__engine_send(e, &i);
@@ -15447,6 +15671,9 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("zero", "N", DT__TYPE_INT, zero, "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
     DT__LAYOUT("zero-group", "N", DT__TYPE_INT, zero_group, "ranks that share (hybrid sharding); 0: all"),
     DT__CHOSEN("recompute", recompute, "none,selective,full", "in backward: none, selective (attention) or full"),
+    DT__LAYOUT("offload", NULL, DT__TYPE_FLAG, offload, "what --recompute full keeps goes to a second memory"),
+    DT__LAYOUT("horizon", "N", DT__TYPE_INT, horizon, "offload: segments before its use that an input is fetched"),
+    DT__LAYOUT("offload-rate", "X", DT__TYPE_FLOAT, offload_rate, "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
     DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
@@ -15653,7 +15880,7 @@ struct dt_trainer {
     uint32_t *unit; /* validation samples: input and target words of one unit */
     char *text;           /* a text sample */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
-    float *counts;        /* (ranks, 14): words of each */
+    float *counts;        /* (ranks, 16): words of each */
     dt__metrics metrics; /* rank 0, when asked for */
     char hash[68];
     int64_t hashed; /* the step whose hash it is; -1: none */
@@ -15942,7 +16169,9 @@ static void dt__memory_print(const dt_trainer *t)
     dt__memory_line("activations", m->activations, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
                     e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows, (long long)t->feed.is.inputs,
                     t->feed.own ? "inputs" : "tokens",
-                    e->shape.recompute == DT_RECOMPUTE_FULL ? ", inputs of segments and one segment's values" : "");
+                    e->shape.horizon ? ", of one segment" : e->shape.recompute == DT_RECOMPUTE_FULL
+                        ? ", inputs of segments and one segment's values" : "");
+    dt__memory_line("offloaded", m->offloaded, "inputs of segments, in the second memory, not counted above");
     dt__memory_line("buffers", m->buffers, "kernel scratch, messages, prefetched %s, sampling",
                     t->feed.own ? "samples" : "tokens");
     dt__memory_line("cache", m->cache, "keys and values of %lld positions, for samples", (long long)t->recipe.sequence);
@@ -15971,8 +16200,8 @@ static dt_result dt__memory_limit(int64_t *limit)
 /* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and come to the same answer. */
 static dt_result dt__check_memory(dt_trainer *t)
 {
-    enum { LINES = (int)(sizeof(dt_memory) / 8) };
-    const char *const names[LINES] = {"weights", "gradients", "optimizer", "activations", "buffers", "cache", "all"};
+    enum { LINES = (int)(sizeof(dt_memory) / 8), TOTAL = 6 };
+    const char *const names[TOTAL] = {"weights", "gradients", "optimizer", "activations", "buffers", "cache"};
     int64_t free_bytes = dt__memory_available(), limit, all = 0, most = 0, line[LINES], largest[LINES];
     int ranks = dt_comm_size(t->comm), who = 0, which = 0;
     dt_result r = dt__memory_limit(&limit);
@@ -15980,12 +16209,12 @@ static dt_result dt__check_memory(dt_trainer *t)
     if (r) return r;
     for (int rank = 0; rank < ranks; rank++) {
         memcpy(line, t->counts + 2 * LINES * rank, sizeof line);
-        all += line[LINES - 1];
-        if (line[LINES - 1] <= most) continue;
-        most = line[LINES - 1], who = rank;
+        all += line[TOTAL] + line[TOTAL + 1];
+        if (line[TOTAL] <= most) continue;
+        most = line[TOTAL], who = rank;
         memcpy(largest, line, sizeof line);
     }
-    for (int i = 1; i < LINES - 1; i++)
+    for (int i = 1; i < TOTAL; i++)
         if (largest[i] > largest[which]) which = i;
     if (limit >= 0 && most > limit)
         return dt__error(DT_E_MEMORY, "rank %d needs %.3f MB, %.3f MB more than DT_MEM_LIMIT allows, and %.3f MB of it "
