@@ -8075,6 +8075,11 @@ static double dt__node_flops(const dt_graph *g, const dt__node *n)
         const dt__node *x = &g->nodes[n->in[0]], *y = n->op == DT__OP_MOE_DW ? &g->nodes[n->in[2]] : n;
         return 2.0 * (double)dt__count(x) * (double)dt__cols(y);
     }
+    if (n->op == DT__OP_CONV || n->op == DT__OP_CONV_DX || n->op == DT__OP_CONV_DW) { /* all taps, in the padding too */
+        const dt__node *w = n->op == DT__OP_CONV_DW ? n : &g->nodes[n->in[1]];
+        const dt__node *y = n->op == DT__OP_CONV ? n : &g->nodes[n->in[0]];
+        return 2.0 * (double)dt__count(y) * (double)dt__count(w) / (double)w->shape.n[0];
+    }
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
         dt__attention a = dt__attention_sizes(g, n);
         double pairs = (double)a.t * (double)a.s * (a.causal ? 0.5 : 1.0);
