@@ -660,9 +660,10 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
  * the same time (the trainer's, its prefetch thread, other ranks that are threads): it changes nothing that user points
  * to. It writes every element: floats finite, int32 inputs inside the table of the dt_embed that reads them; int32
  * targets below 0 are ignored by dt_cross_entropy and are not counted, floats always count. An error that it returns,
- * and its sentence if it came from a dt_ function, is what the step or validation that needs the sample returns. Float
- * arithmetic in fetch is the compiler's and may differ between machines: make floats from integers, or scale whole
- * numbers in the first segment. */
+ * and its sentence if it came from a dt_ function, is what the step or validation that needs the sample returns. A
+ * fetch of a training sample may take long (data_seconds tells); one of a validation sample, and with DT_NO_THREADS all
+ * of them, must be done within --timeout, or the rank counts as frozen. Float arithmetic in fetch is the compiler's and
+ * may differ between machines: make floats from integers, or scale whole numbers in the first segment. */
 typedef struct dt_source {
     void *user;
     int64_t samples[2];               /* by dt_split; validation may be 0 */
@@ -11164,7 +11165,7 @@ typedef struct dt__loader {
     dt__batch slot[DT__LOADER_MAX_SLOTS];
     uint32_t *memory;
     int64_t filled, taken; /* batches prepared; batches handed out, of which the last is still in use */
-    double waited;         /* seconds that dt__loader_next() waited for data */
+    double waited;         /* seconds that the caller waited for data */
     dt_result result;      /* of the first batch that could not be prepared; no more are */
     char error[sizeof dt__thread.error];
 #ifndef DT_NO_THREADS
@@ -11284,6 +11285,31 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
     if (r) dt__loader_close(&l);
     *handle = l;
     return r;
+}
+
+/* Waits a moment for the batch of the next step; 1 when there is no need to wait any more. For a caller that has other
+ * things to do every 50 ms; when the system's clock is set, such a moment may be longer. */
+static int dt__loader_ready(dt__loader *l)
+{
+#ifndef DT_NO_THREADS
+    double start = dt__now();
+    int ready;
+    pthread_mutex_lock(&l->lock);
+    ready = l->filled > l->taken || l->result;
+    if (!ready) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += (until.tv_nsec + 50000000) / 1000000000;
+        until.tv_nsec = (until.tv_nsec + 50000000) % 1000000000;
+        pthread_cond_timedwait(&l->change, &l->lock, &until);
+    }
+    pthread_mutex_unlock(&l->lock);
+    l->waited += dt__now() - start;
+    return ready;
+#else
+    (void)l;
+    return 1;
+#endif
 }
 
 /* The batch of the next step, valid until the next call or the close. Waits for it if need be. */
@@ -14959,6 +14985,7 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
         dt_result r = dt__feed_fetch(&t->feed, DT_VALIDATION, dt__min(first + i, end - 1), input + i * s->inputs,
                                      target + i * s->targets);
         if (r) return r;
+        dt__comm_tick(t->comm);
         if (first + i >= end) memset(target + i * s->targets, 0xff, 4 * (size_t)s->targets); /* -1 or NaN */
     }
     e->input = input;
@@ -15349,7 +15376,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
     float loss = 0.0f, auxiliary = 0.0f;
-    dt_result r = dt__loader_next(t->loader, &t->batch);
+    dt_result r;
+    while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
+    r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 8 * (size_t)(e->hi - e->lo)); /* a step without valid targets is skipped */
