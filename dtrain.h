@@ -3,6 +3,7 @@
  * QUICK START
  *     #define DTRAIN_IMPLEMENTATION        in one C or C++ file, before any other include
  *     #include "dtrain.h"
+ *     #include <stdio.h>
  *
  *     int main(int argc, char **argv)
  *     {
