@@ -5705,7 +5705,7 @@ DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64
 
 /* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
  * (..,widths[i]). They share x's gradient: one chain per slice through all of them in this order, then one COMBINE
- * (R6). Every out[i] must be used. */
+ * (R6). An out[i] that is not used adds nothing. */
 static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, const int64_t *widths, int count, float std,
                         dt_tensor *out)
 {
@@ -7760,7 +7760,16 @@ static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
     return 1;
 }
 
-/* The gradient of an x that products id .. id + count - 1 share: for every slice of their columns one chain. */
+/* Of products that share an x, the first that is used makes x's gradient. It is differentiated last, and all uses come
+ * behind the products, so it is known by now whether an earlier one has a share. */
+static int dt__columns_first(const dt_graph *g, int32_t id)
+{
+    for (int32_t i = 0; i < g->shares->count; i++)
+        if (g->shares->list[i].target < id && g->shares->list[i].target >= id - g->nodes[id].i[4]) return 0;
+    return 1;
+}
+
+/* The gradient of an x that product `id` and those behind it share: for every slice of their columns one chain. */
 static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 {
     dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
@@ -7769,8 +7778,9 @@ static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
     if (s.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: %s has too many axes for a column-parallel product",
                           dt__shape_text(&s, text));
-    for (int32_t i = 0; i < g->nodes[id].i[5]; i++) {
+    for (int32_t i = 0; i < g->nodes[id].i[5] - g->nodes[id].i[4]; i++) {
         int64_t width = dt__cols(&g->nodes[id + i]);
+        if (!g->nodes[id + i].grad) continue; /* not used */
         if (width % parts)
             return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)width,
                               (long long)parts);
@@ -7796,7 +7806,7 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
         dy = dt_reshape(g, dy, s);
     }
-    if (dt__wants(g, id, 0) && !g->nodes[id].i[4]) { /* the first of several that share A speaks for all */
+    if (dt__wants(g, id, 0) && dt__columns_first(g, id)) { /* of several that share A one speaks for all */
         if (g->nodes[id].i[5]) da = dt__columns_dx(g, id, grad_parts);
         else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
         dt__flow_reduced(g, id, 0, grad_parts ? dt_combine(g, da) : da);
