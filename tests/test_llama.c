@@ -13,9 +13,11 @@ static void check_sizes(void)
     static const struct {
         const char *name;
         int64_t vocabulary, weights, hidden;
-    } published[] = {{"llama-1.1B", 32000, 1100048384, 5632},  {"llama-7B", 32000, 6738415616, 11008},
-                     {"llama-13B", 32000, 13015864320, 13824}, {"llama3-8B", 128256, 8030261248, 14336},
-                     {"llama3.2-1B", 128256, 1235814400, 8192}};
+        float base;
+        double slowing;
+    } published[] = {{"llama-1.1B", 32000, 1100048384, 5632, 1e4f, 0},  {"llama-7B", 32000, 6738415616, 11008, 1e4f, 0},
+                     {"llama-13B", 32000, 13015864320, 13824, 1e4f, 0}, {"llama3-8B", 128256, 8030261248, 14336, 5e5f, 0},
+                     {"llama3.2-1B", 128256, 1235814400, 8192, 5e5f, 32}};
     for (int i = 0; i < 5; i++) {
         dt_model m = dt_model_llama(published[i].name);
         dt__net net;
@@ -27,9 +29,21 @@ static void check_sizes(void)
         tap_ok(dt__net_find(&net, "model.layers.15.self_attn.k_proj.weight") >= 0 && dt__net_find(&net, "model.norm.weight") >= 0 &&
                    (dt__net_find(&net, "lm_head.weight") < 0) == m.tied,
                "%s: the names of Hugging Face", published[i].name);
+        tap_ok(net.llama.rope_base == published[i].base && net.llama.rope_scaling.factor == published[i].slowing && net.llama.norm_eps == 1e-5f,
+               "%s: rotary base %g, slowed by %g, epsilon 1e-5", published[i].name, (double)published[i].base, published[i].slowing);
         dt__net_close(&net);
     }
     tap_ok(dt_model_llama("llama-huge").layers == 0 && dt_model_llama(NULL).layers == 0, "an unknown size has no layers");
+}
+
+/* Fields that are 0 have the values that their docs name. */
+static void check_usual(void)
+{
+    dt_model m = dt_model_llama("llama-nano");
+    m.kv_heads = m.hidden = 0, m.rope_base = m.norm_eps = 0.0f;
+    m = dt__llama_settled(m);
+    tap_ok(m.kv_heads == m.heads && m.hidden == 192 && m.rope_base == 10000.0f && m.norm_eps == 1e-5f,
+           "0 stands for as many heads of the keys, 8/3 of the width, base 10000, epsilon 1e-5");
 }
 
 /* FLOPs of a block by formula: products, and attention, whose scores do not shrink with the heads of the keys. */
@@ -168,6 +182,7 @@ static void check_refused(void)
 int main(void)
 {
     check_sizes();
+    check_usual();
     check_flops();
     for (int64_t shards = 1; shards <= 8; shards *= 2) check_shared(shards, 7);
     for (int used = 1; used < 7; used++) check_shared(2, used);
