@@ -4335,6 +4335,7 @@ struct dt_graph {
     int32_t slot_count;
     float **tables; /* constants of ops */
     int32_t table_count, table_capacity;
+    int64_t table_floats;  /* of all tables */
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
     int64_t context;       /* 0; or a decode graph's positions: its T tokens stand at dt__env.position, others before */
@@ -6862,6 +6863,7 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
         table = (float *)dt__alloc(4 * t * d, "a table of angles");
     if (!table) return dt__poison(g, DT_E_MEMORY, "rope: no memory for the table of angles"), (const float *)NULL;
     g->tables[g->table_count++] = table;
+    g->table_floats += t * d;
     for (int64_t c = 0; c < d / 2; c++) {
         double f = dt__rope_frequency(c, d, base, scaling), cosine, sine;
         for (int64_t i = 0; i < t; i++) {
@@ -8543,6 +8545,7 @@ typedef struct dt__net {
     int64_t *slot_end;                          /* (count): end of the slots of segments count-1 .. s */
     int64_t saved, temp, boundary, widest;      /* floats: sums over segments, largest temp, outputs, largest output */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
+    int64_t tables;                             /* floats of the ops' constants */
     double forward_flops, backward_flops;       /* of one unit */
     const dt_source *source;                    /* what goes in and what is expected; NULL: tokens and tokens */
     int64_t ids[2];                             /* inputs, targets used as ids must be below; INT64_MAX: none are */
@@ -8771,6 +8774,7 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
         }
         net->saved += b->plan->saved;
         net->cache += b->plan->cache;
+        if (b->owner) net->tables += b->plan->g->table_floats;
         net->temp = dt__max(net->temp, b->plan->temp);
         net->boundary += dt__round_up(b->output, 16);
         net->widest = dt__max(net->widest, dt__round_up(b->output, 16));
@@ -14581,9 +14585,10 @@ static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[DT__MEM
     line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers +
                     3 * 4 * e->rows * (e->hi - e->lo) * e->micros * (t->feed.is.inputs + t->feed.is.targets);
     if (t->data) line[4].bytes += dt__data_memory(t->data);
+    line[4].bytes += 4 * (n->tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
     if (t->layout.sample_length) line[4].bytes += 4 * t->generator.memory_floats + 8 * t->recipe.model.vocabulary;
-    snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched %s, sampling",
-             t->feed.own ? "samples" : "tokens");
+    snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched %s, %ssampling",
+             t->feed.own ? "samples" : "tokens", n->tables ? "rotary angles, " : "");
     line[5].what = "cache", line[5].bytes = 4 * t->generator.one.cache;
     snprintf(line[5].formula, sizeof line[5].formula, "keys and values of %lld positions, for samples",
              (long long)t->recipe.sequence);

@@ -187,6 +187,23 @@ static void check_own(void)
     dt_trainer_close(&t);
 }
 
+/* The plan counts the tables of rotary angles: cosines and sines of half a head each, for queries and keys, once per net
+ * of blocks that share a plan. */
+static void check_plan(dt_model model, const char *name, int64_t tables)
+{
+    dt_trainer *t = open_trainer(model, LENGTH, 1, 0);
+    dt__memory_line line[DT__MEMORY_LINES];
+    int64_t with, floats = tables * LENGTH * (model.width / model.heads);
+    dt__memory_plan(t, line);
+    with = line[4].bytes;
+    tap_ok(!strstr(line[4].formula, "rotary") == !tables, "%s: %s", name, line[4].formula);
+    t->e.net.tables -= floats, t->generator.several.tables -= floats, t->generator.one.tables -= floats;
+    dt__memory_plan(t, line);
+    tap_ok(with - line[4].bytes == 3 * 4 * floats && !t->e.net.tables && !t->generator.one.tables && !t->generator.several.tables,
+           "%s: %lld bytes of rotary angles in the memory plan", name, (long long)(with - line[4].bytes));
+    dt_trainer_close(&t);
+}
+
 static void check_refused(void)
 {
     dt_trainer *t = open_trainer(dt_model_llama("llama-nano"), 16, 1, 0);
@@ -234,6 +251,8 @@ int main(void)
     check_texts(gpt2, "GPT-2");
     check_texts(llama, "Llama");
     check_own();
+    check_plan(gpt2, "GPT-2", 0);
+    check_plan(llama, "Llama", 2);
     check_refused();
     remove(data);
     return tap_done();
