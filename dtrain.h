@@ -14585,7 +14585,8 @@ static int64_t dt__memory_plan(const dt_trainer *t, dt__memory_line line[DT__MEM
     line[4].bytes = dt__net_scratch(n, e->k) * e->pool->workers +
                     3 * 4 * e->rows * (e->hi - e->lo) * e->micros * (t->feed.is.inputs + t->feed.is.targets);
     if (t->data) line[4].bytes += dt__data_memory(t->data);
-    line[4].bytes += 4 * (n->tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
+    line[4].bytes +=
+        4 * (n->tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
     if (t->layout.sample_length) line[4].bytes += 4 * t->generator.memory_floats + 8 * t->recipe.model.vocabulary;
     snprintf(line[4].formula, sizeof line[4].formula, "kernel scratch, prefetched %s, %ssampling",
              t->feed.own ? "samples" : "tokens", n->tables ? "rotary angles, " : "");
