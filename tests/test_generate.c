@@ -118,6 +118,8 @@ static void check_draws(void)
                 how.top_k = tops[c % 7], how.top_p = ps[c / 7 % 6], how.temperature = temperatures[c / 42];
                 same += dt__draw(&d, k, &how, logits, sizes[s], uniform) == plain_draw(&how, logits, sizes[s], uniform);
             }
+    how = dt_sampling_default();
+    tap_ok(how.temperature == 0.7f && how.top_k == 0 && how.top_p == 0.0f && how.seed == 0, "the usual draw: temperature 0.7 over all tokens, seed 0");
     tap_ok(same == all, "%lld of %lld draws with temperature, top-k, top-p are those of the plain text", (long long)same,
            (long long)all);
 }
@@ -148,7 +150,7 @@ static void check_texts(dt_model model, const char *name)
     how.seed = 1;
     text_of(cached, "The ", how, b);
     tap_ok(memcmp(a, b, TEXT) != 0, "%s: another seed gives another text", name);
-    how.seed = (int64_t)1 << 40;
+    how.seed = ((int64_t)1 << 40) + 1;
     text_of(cached, "The ", how, a);
     tap_ok(memcmp(a, b, TEXT) != 0, "%s: a seed has 64 bits", name);
     how.temperature = 0.0f;
@@ -162,6 +164,34 @@ static void check_texts(dt_model model, const char *name)
     tap_ok(!memcmp(a, b, TEXT), "%s: and a tiny top-p, whatever the seed", name);
     dt_trainer_close(&cached);
     dt_trainer_close(&whole);
+}
+
+/* R16: draw i of a text has the uniform number i of the stream of (recipe's seed, step, seed). */
+static void check_streams(dt_model model)
+{
+    static const int64_t keys[][3] = {{1, 0, 0}, {((int64_t)1 << 33) + 5, 0, 0}, {1, 7, 0}, {1, 0, 3}, {1, 0, -((int64_t)3 << 40)}};
+    enum { DRAWN = 40 };
+    dt_trainer *t = open_trainer(model, LENGTH, 1, 0);
+    dt_sampling how = dt_sampling_default();
+    for (int k = 0; k < 5; k++) {
+        int32_t tokens[LENGTH] = {'T', 'h', 'e', ' '}, targets[LENGTH];
+        char text[DRAWN + 1], want[DRAWN];
+        uint64_t seed = (uint64_t)keys[k][2];
+        dt__rng rng = dt__rng_make((uint64_t)keys[k][0], DT__RNG_TEXT, (uint32_t)keys[k][1], (uint32_t)seed, (uint32_t)(seed >> 32));
+        unsigned saved;
+        t->recipe.seed = keys[k][0], t->e.step = keys[k][1], how.seed = keys[k][2];
+        if (dt_trainer_sample(t, "The ", DRAWN, &how, text)) tap_bail("%s", dt_last_error());
+        for (int i = 0; i < LENGTH; i++) targets[i] = -1;
+        t->generator.cached = 0;
+        saved = dt__fp_enter();
+        for (int i = 0; i < DRAWN; i++) {
+            tokens[4 + i] = plain_draw(&how, dt__next_logits(t, tokens, targets, 4 + i), VOCABULARY, dt__uniform(&rng, (uint64_t)i));
+            want[i] = (char)tokens[4 + i];
+        }
+        dt__fp_leave(saved);
+        tap_ok(!memcmp(text, want, DRAWN), "R16 a text is drawn with seeds %lld and %lld at step %lld", (long long)keys[k][0], (long long)keys[k][2], (long long)keys[k][1]);
+    }
+    dt_trainer_close(&t);
 }
 
 static dt_tensor my_block(dt_graph *g, dt_tensor x, const void *user) { return dt__gpt2_block(g, x, user); }
@@ -250,6 +280,7 @@ int main(void)
     check_draws();
     check_texts(gpt2, "GPT-2");
     check_texts(llama, "Llama");
+    check_streams(gpt2);
     check_own();
     check_plan(gpt2, "GPT-2", 0);
     check_plan(llama, "Llama", 2);
