@@ -25,6 +25,15 @@ static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads,
     return t;
 }
 
+/* Makes weights so large that attention is no plain mean, and that a token depends on those before. */
+static void enlarge(dt_trainer *t)
+{
+    for (int32_t i = 0; i < t->e.net.param_count; i++) {
+        const dt__net_param *p = &t->e.net.params[i];
+        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++) t->e.params[p->offset + j] *= 8.0f;
+    }
+}
+
 /* ---- logits ---------------------------------------------------------------------------------------------- */
 
 /* Every row after prompts of several lengths, against one pass over the whole sequence. */
@@ -37,11 +46,7 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     int64_t same = 0, all = 0;
     unsigned saved = dt__fp_enter();
     for (int64_t i = 0; i < length; i++) tokens[i] = (int32_t)(i * 7919 % 251), targets[i] = -1;
-    for (int32_t i = 0; i < whole->e.net.param_count; i++) { /* weights so large that attention is no plain mean */
-        const dt__net_param *p = &whole->e.net.params[i];
-        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++)
-            whole->e.params[p->offset + j] *= 8.0f, cached->e.params[p->offset + j] *= 8.0f;
-    }
+    enlarge(whole), enlarge(cached);
     want = dt__logits(whole, &whole->generator.whole, tokens, targets, 0);
     tap_ok(cached->generator.cache && !whole->generator.cache, "%s: one of the two has a cache", what);
     for (int p = 0; p < 6; p++) {
@@ -166,15 +171,18 @@ static void check_texts(dt_model model, const char *name)
     dt_trainer_close(&whole);
 }
 
-/* R16: draw i of a text has the uniform number i of the stream of (recipe's seed, step, seed). */
+/* R16: draw i of a text has the uniform number i of the stream of (recipe's seed, step, seed). A full sequence goes on from
+ * its later half. */
 static void check_streams(dt_model model)
 {
     static const int64_t keys[][3] = {{1, 0, 0}, {((int64_t)1 << 33) + 5, 0, 0}, {1, 7, 0}, {1, 0, 3}, {1, 0, -((int64_t)3 << 40)}};
-    enum { DRAWN = 40 };
+    enum { DRAWN = 120, KEPT = LENGTH - LENGTH / 2 };
     dt_trainer *t = open_trainer(model, LENGTH, 1, 0);
     dt_sampling how = dt_sampling_default();
+    enlarge(t);
     for (int k = 0; k < 5; k++) {
-        int32_t tokens[LENGTH] = {'T', 'h', 'e', ' '}, targets[LENGTH];
+        int32_t tokens[LENGTH] = {'T', 'h', 'e', ' '}, targets[LENGTH], token;
+        int64_t used = 4;
         char text[DRAWN + 1], want[DRAWN];
         uint64_t seed = (uint64_t)keys[k][2];
         dt__rng rng = dt__rng_make((uint64_t)keys[k][0], DT__RNG_TEXT, (uint32_t)keys[k][1], (uint32_t)seed, (uint32_t)(seed >> 32));
@@ -185,8 +193,13 @@ static void check_streams(dt_model model)
         t->generator.cached = 0;
         saved = dt__fp_enter();
         for (int i = 0; i < DRAWN; i++) {
-            tokens[4 + i] = plain_draw(&how, dt__next_logits(t, tokens, targets, 4 + i), VOCABULARY, dt__uniform(&rng, (uint64_t)i));
-            want[i] = (char)tokens[4 + i];
+            token = plain_draw(&how, dt__next_logits(t, tokens, targets, used), VOCABULARY, dt__uniform(&rng, (uint64_t)i));
+            if (used == LENGTH) {
+                memmove(tokens, tokens + LENGTH - KEPT, KEPT * sizeof *tokens);
+                used = KEPT, t->generator.cached = 0;
+            }
+            tokens[used++] = token;
+            want[i] = (char)token;
         }
         dt__fp_leave(saved);
         tap_ok(!memcmp(text, want, DRAWN), "R16 a text is drawn with seeds %lld and %lld at step %lld", (long long)keys[k][0], (long long)keys[k][2], (long long)keys[k][1]);

@@ -121,6 +121,7 @@ static void check_shared(int64_t shards, int used)
         loss = loss.id ? dt_add(g, loss, part) : part;
     }
     if (dt_backward(g, loss)) tap_bail("%s", dt_last_error());
+    if (dt_grad(g, in).id == 0) tap_bail("used %d: %s", used, dt_last_error());
     plain_dx(dys, weights, shards, want);
     snprintf(text, sizeof text, "R6 three weights share an input, %d shards, used %d%d%d: one chain per slice, one tree",
              (int)shards, used & 1, used >> 1 & 1, used >> 2);
