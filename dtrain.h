@@ -3,6 +3,7 @@
  * QUICK START
  *     #define DTRAIN_IMPLEMENTATION        in one C or C++ file, before any other include
  *     #include "dtrain.h"
+ *     #include <stdio.h>
  *
  *     int main(int argc, char **argv)
  *     {
@@ -660,9 +661,10 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
  * the same time (the trainer's, its prefetch thread, other ranks that are threads): it changes nothing that user points
  * to. It writes every element: floats finite, int32 inputs inside the table of the dt_embed that reads them; int32
  * targets below 0 are ignored by dt_cross_entropy and are not counted, floats always count. An error that it returns,
- * and its sentence if it came from a dt_ function, is what the step or validation that needs the sample returns. Float
- * arithmetic in fetch is the compiler's and may differ between machines: make floats from integers, or scale whole
- * numbers in the first segment. */
+ * and its sentence if it came from a dt_ function, is what the step or validation that needs the sample returns. A
+ * fetch of a training sample may take long (data_seconds tells); one of a validation sample, and with DT_NO_THREADS all
+ * of them, must be done within --timeout, or the rank counts as frozen. Float arithmetic in fetch is the compiler's and
+ * may differ between machines: make floats from integers, or scale whole numbers in the first segment. */
 typedef struct dt_source {
     void *user;
     int64_t samples[2];               /* by dt_split; validation may be 0 */
@@ -4401,6 +4403,7 @@ struct dt_graph {
     int32_t slot_count;
     float **tables; /* constants of ops */
     int32_t table_count, table_capacity;
+    int64_t table_floats;  /* of all tables */
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
     int64_t context;       /* 0; or a decode graph's positions: its T tokens stand at dt__env.position, others before */
@@ -5774,7 +5777,7 @@ DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64
 
 /* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
  * (..,widths[i]). They share x's gradient: one chain per slice through all of them in this order, then one COMBINE
- * (R6). Every out[i] must be used. */
+ * (R6). An out[i] that is not used adds nothing. */
 static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, const int64_t *widths, int count, float std,
                         dt_tensor *out)
 {
@@ -6931,6 +6934,7 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
         table = (float *)dt__alloc(4 * t * d, "a table of angles");
     if (!table) return dt__poison(g, DT_E_MEMORY, "rope: no memory for the table of angles"), (const float *)NULL;
     g->tables[g->table_count++] = table;
+    g->table_floats += t * d;
     for (int64_t c = 0; c < d / 2; c++) {
         double f = dt__rope_frequency(c, d, base, scaling), cosine, sine;
         for (int64_t i = 0; i < t; i++) {
@@ -7829,7 +7833,16 @@ static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
     return 1;
 }
 
-/* The gradient of an x that products id .. id + count - 1 share: for every slice of their columns one chain. */
+/* Of products that share an x, the first that is used makes x's gradient. It is differentiated last, and all uses come
+ * behind the products, so it is known by now whether an earlier one has a share. */
+static int dt__columns_first(const dt_graph *g, int32_t id)
+{
+    for (int32_t i = 0; i < g->shares->count; i++)
+        if (g->shares->list[i].target < id && g->shares->list[i].target >= id - g->nodes[id].i[4]) return 0;
+    return 1;
+}
+
+/* The gradient of an x that product `id` and those behind it share: for every slice of their columns one chain. */
 static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 {
     dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
@@ -7838,8 +7851,9 @@ static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
     if (s.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: %s has too many axes for a column-parallel product",
                           dt__shape_text(&s, text));
-    for (int32_t i = 0; i < g->nodes[id].i[5]; i++) {
+    for (int32_t i = 0; i < g->nodes[id].i[5] - g->nodes[id].i[4]; i++) {
         int64_t width = dt__cols(&g->nodes[id + i]);
+        if (!g->nodes[id + i].grad) continue; /* not used */
         if (width % parts)
             return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)width,
                               (long long)parts);
@@ -7865,7 +7879,7 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
         dy = dt_reshape(g, dy, s);
     }
-    if (dt__wants(g, id, 0) && !g->nodes[id].i[4]) { /* the first of several that share A speaks for all */
+    if (dt__wants(g, id, 0) && dt__columns_first(g, id)) { /* of several that share A one speaks for all */
         if (g->nodes[id].i[5]) da = dt__columns_dx(g, id, grad_parts);
         else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
         dt__flow_reduced(g, id, 0, grad_parts ? dt_combine(g, da) : da);
@@ -8145,6 +8159,11 @@ static double dt__node_flops(const dt_graph *g, const dt__node *n)
     if (n->op == DT__OP_MOE_LINEAR || n->op == DT__OP_MOE_DW) { /* one expert per row: active experts count */
         const dt__node *x = &g->nodes[n->in[0]], *y = n->op == DT__OP_MOE_DW ? &g->nodes[n->in[2]] : n;
         return 2.0 * (double)dt__count(x) * (double)dt__cols(y);
+    }
+    if (n->op == DT__OP_CONV || n->op == DT__OP_CONV_DX || n->op == DT__OP_CONV_DW) { /* all taps, in the padding too */
+        const dt__node *w = n->op == DT__OP_CONV_DW ? n : &g->nodes[n->in[1]];
+        const dt__node *y = n->op == DT__OP_CONV ? n : &g->nodes[n->in[0]];
+        return 2.0 * (double)dt__count(y) * (double)dt__count(w) / (double)w->shape.n[0];
     }
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
         dt__attention a = dt__attention_sizes(g, n);
@@ -8656,6 +8675,7 @@ typedef struct dt__net {
     int how;                                    /* to plan (dt__plan_open) */
     int64_t saved, most_saved, temp, boundary, widest; /* floats: sum and most of segments, largest temp, outputs, largest */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
+    int64_t tables;                             /* floats of the ops' constants */
     double forward_flops, backward_flops;       /* of one unit */
     const dt_source *source;                    /* what goes in and what is expected; NULL: tokens and tokens */
     int64_t ids[2];                             /* inputs, targets used as ids must be below; INT64_MAX: none are */
@@ -8875,6 +8895,7 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
         net->saved += b->plan->saved;
         net->most_saved = dt__max(net->most_saved, b->plan->saved);
         net->cache += b->plan->cache;
+        if (b->owner) net->tables += b->plan->g->table_floats;
         net->temp = dt__max(net->temp, b->plan->temp);
         net->boundary += dt__round_up(b->output, 16);
         net->widest = dt__max(net->widest, dt__round_up(b->output, 16));
@@ -11284,7 +11305,7 @@ typedef struct dt__loader {
     dt__batch slot[DT__LOADER_MAX_SLOTS];
     uint32_t *memory;
     int64_t filled, taken; /* batches prepared; batches handed out, of which the last is still in use */
-    double waited;         /* seconds that dt__loader_next() waited for data */
+    double waited;         /* seconds that the caller waited for data */
     dt_result result;      /* of the first batch that could not be prepared; no more are */
     char error[sizeof dt__thread.error];
 #ifndef DT_NO_THREADS
@@ -11404,6 +11425,31 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
     if (r) dt__loader_close(&l);
     *handle = l;
     return r;
+}
+
+/* Waits a moment for the batch of the next step; 1 when there is no need to wait any more. For a caller that has other
+ * things to do every 50 ms; when the system's clock is set, such a moment may be longer. */
+static int dt__loader_ready(dt__loader *l)
+{
+#ifndef DT_NO_THREADS
+    double start = dt__now();
+    int ready;
+    pthread_mutex_lock(&l->lock);
+    ready = l->filled > l->taken || l->result;
+    if (!ready) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += (until.tv_nsec + 50000000) / 1000000000;
+        until.tv_nsec = (until.tv_nsec + 50000000) % 1000000000;
+        pthread_cond_timedwait(&l->change, &l->lock, &until);
+    }
+    pthread_mutex_unlock(&l->lock);
+    l->waited += dt__now() - start;
+    return ready;
+#else
+    (void)l;
+    return 1;
+#endif
 }
 
 /* The batch of the next step, valid until the next call or the close. Waits for it if need be. */
@@ -16125,6 +16171,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     dt_memory m = dt__engine_plan(e);
     m.buffers += dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
     if (t->data) m.buffers += dt__data_memory(t->data);
+    m.buffers += 4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
     if (t->layout.sample_length) m.buffers += 4 * t->generator.memory_floats + 8 * t->recipe.model.vocabulary;
     m.cache = 4 * t->generator.cache_floats;
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
@@ -16172,8 +16219,8 @@ static void dt__memory_print(const dt_trainer *t)
                     e->shape.horizon ? ", of one segment" : e->shape.recompute == DT_RECOMPUTE_FULL
                         ? ", inputs of segments and one segment's values" : "");
     dt__memory_line("offloaded", m->offloaded, "inputs of segments, in the second memory, not counted above");
-    dt__memory_line("buffers", m->buffers, "kernel scratch, messages, prefetched %s, sampling",
-                    t->feed.own ? "samples" : "tokens");
+    dt__memory_line("buffers", m->buffers, "kernel scratch, messages, prefetched %s, %ssampling",
+                    t->feed.own ? "samples" : "tokens", e->net.tables ? "rotary angles, " : "");
     dt__memory_line("cache", m->cache, "keys and values of %lld positions, for samples", (long long)t->recipe.sequence);
 }
 
@@ -16596,6 +16643,7 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
         r = dt__feed_fetch(&t->feed, DT_VALIDATION, dt__min(first + i, end - 1), input + i * s->inputs,
                                      target + i * s->targets);
         if (r) return r;
+        dt__comm_tick(t->comm);
         if (first + i >= end) memset(target + i * s->targets, 0xff, 4 * (size_t)s->targets); /* -1 or NaN */
     }
     e->input = input;
@@ -17121,7 +17169,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
     float loss = 0.0f, auxiliary = 0.0f;
-    dt_result r = dt__loader_next(t->loader, &t->batch);
+    dt_result r;
+    while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
+    r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (1 + e->net.count))); /* of a step without valid targets */

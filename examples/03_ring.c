@@ -1,24 +1,21 @@
 /* 03_ring: all-reduce by hand, as a ring.
  *
  * What you learn
- *     Every rank has a vector; afterwards every rank shall have the sum. Think of cooks who compare notes: nobody
- *     shouts to all others, each passes a page to the neighbour on the right, and after 2(n-1) rounds everybody has
- *     everything. The vector is cut into n chunks.
+ *     Every rank has a vector; afterwards every rank shall have the sum. Nobody shouts to all others: each passes a
+ *     page to the neighbour on the right, and after 2(n-1) rounds everybody has everything. The vector has n chunks.
  *       Rounds 1 .. n-1 (reduce-scatter): each rank sends one chunk to the right, and adds the chunk that comes from
  *       the left to its own; after that, each rank owns one finished chunk.
  *       Rounds n .. 2(n-1) (all-gather): the finished chunks travel once around, and replace instead of adding.
  *     Each rank sends 2(n-1) chunks of S/n bytes: 2(n-1)/n * S, less than 2 S for any n. Sending everything to one rank
- *     and back would put (n-1) S through that one rank, both ways. The price of the ring is 2(n-1) times the latency of
- *     a link.
+ *     and back would put (n-1) S through that rank, both ways. The ring's price is 2(n-1) times the latency of a link.
  *
- *     What is equal, and what is not. Floating-point addition is not associative, so the order of a sum decides its
- *     last bits. In a ring chunk k is summed in the order k, k+1, .. n-1, 0, .. k-1: each chunk in another order. Every
- *     rank gets the same bits, since a chunk is finished on one rank and then copied; but another number of ranks means
- *     other chunks and other orders. dt_all_reduce moves the same number of bytes and adds by one fixed tree of rank
- *     numbers, ((0+1) + (2+3)) + .., for every element, whoever arrives first. At 2 ranks a+b = b+a and the two agree;
- *     from 3 ranks on some elements differ in their last bits.
- *     A fixed tree alone does not make training on 2 and on 4 ranks equal: what the ranks put in must be a part of the
- *     same tree. 04_data_parallel.c does that.
+ *     What is equal, and what is not. Floating-point addition is not associative: the order of a sum decides its last
+ *     bits. In a ring chunk k is summed in the order k, k+1, .. n-1, 0, .. k-1, each chunk in another. Every rank gets
+ *     the same bits, since a chunk is finished on one rank and then copied; but another number of ranks means other
+ *     chunks and orders. dt_all_reduce moves as many bytes and adds by one fixed tree of rank numbers, ((0+1) + (2+3))
+ *     + .., for every element. At 2 ranks a+b = b+a and the two agree; from 3 on some elements differ in their last
+ *     bits. That alone does not make training on 2 and on 4 ranks equal: what the ranks put in must be a part of the
+ *     same tree (04_data_parallel.c).
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 03_ring.c -o 03_ring -lm -lpthread
@@ -55,13 +52,9 @@ static dt_result exchange(ring *r, int out, int in)
     int right = (r->me + 1) % r->n, left = (r->me + r->n - 1) % r->n;
     int64_t n_out = begin(r, out + 1) - begin(r, out), n_in = begin(r, in + 1) - begin(r, in);
     const float *chunk = r->data + begin(r, out);
-    dt_result e;
-    if (r->me % 2 == 0) {
-        e = dt_send(r->c, chunk, n_out, right);
-        return e ? e : dt_recv(r->c, r->inbox, n_in, left);
-    }
-    e = dt_recv(r->c, r->inbox, n_in, left);
-    return e ? e : dt_send(r->c, chunk, n_out, right);
+    dt_result e = r->me % 2 ? DT_OK : dt_send(r->c, chunk, n_out, right);
+    if (!e) e = dt_recv(r->c, r->inbox, n_in, left);
+    return e || r->me % 2 == 0 ? e : dt_send(r->c, chunk, n_out, right);
 }
 
 /* One frame: what each rank holds, chunk by chunk, and which chunk it just sent. */
@@ -113,10 +106,9 @@ static dt_result random_vector(int rank, float *to)
 {
     dt_graph *g = NULL;
     dt_result e = dt_graph_open(&g, (uint64_t)rank + 1);
-    if (e) return e;
-    dt_tensor x = dt_param(g, "x", dt_shape1(LARGE), DT_INIT_NORMAL, 1.0f);
-    e = dt_graph_result(g);
-    if (!e) memcpy(to, dt_value(g, x), LARGE * sizeof *to);
+    const float *x = e ? NULL : dt_value(g, dt_param(g, "x", dt_shape1(LARGE), DT_INIT_NORMAL, 1.0f));
+    if (x) memcpy(to, x, LARGE * sizeof *to);
+    else if (!e) e = dt_graph_result(g);
     dt_graph_close(&g);
     return e;
 }

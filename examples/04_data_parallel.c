@@ -2,9 +2,8 @@
  *
  * What you learn
  *     Data parallel: every rank has all weights (a replica) and takes another part of the batch. After backward the
- *     ranks add their gradients (all-reduce), divide by the number of ranks, and make the same update. Same weights,
- *     same gradient, same update: the replicas stay equal, step after step, although no weights are sent after the
- *     start. That takes six lines; they are marked DP below. This program runs its model three times:
+ *     ranks add their gradients (all-reduce), divide by the number of ranks, and make the same update: the replicas
+ *     stay equal, although no weights are sent after the start. That takes six lines, marked DP below. Three runs:
  *       1 as most do it   each rank averages over its slice of the batch. A checksum of the weights, compared between
  *                         the ranks, must agree. But other rank counts add in another order, and give other last bits.
  *       2 with a fault    one all-reduce is left out. The replicas drift apart, silently: the loss still falls, and

@@ -60,15 +60,9 @@ static dt_result train(const char *text, int64_t batch, int64_t micro, int64_t s
     dt_result e;
     recipe.model = dt_model_gpt2("nano");
     recipe.data = text;
-    recipe.sequence = 32;
-    recipe.steps = 5;
-    recipe.batch = batch;
-    recipe.micro_batch = micro;
-    recipe.data_shards = shards;
-    recipe.accumulation = kind;
-    recipe.validation = 0;
-    layout.quiet = 1;
-    layout.threads = 1;
+    recipe.sequence = 32, recipe.steps = 5, recipe.validation = 0;
+    recipe.batch = batch, recipe.micro_batch = micro, recipe.data_shards = shards, recipe.accumulation = kind;
+    layout.quiet = 1, layout.threads = 1;
     e = dt_trainer_open(&t, &recipe, &layout);
     for (out->reduce = 1e9; !e && info.step < recipe.steps;) {
         e = dt_trainer_step(t, &info);

@@ -3,7 +3,7 @@
  * What you learn
  *     In a transformer block most weights and most arithmetic are in the MLP. A mixture of experts has E of these MLPs
  *     and a router, a small matrix that gives each token a probability for each expert; the token visits only the k
- * most probable. So weights grow with E, arithmetic with k. Here E = 8 and k = 2 experts of half the dense MLP's width.
+ *     most probable. Weights grow with E, arithmetic with k. Here E = 8, k = 2: experts of half the dense MLP's width.
  *
  *     Left alone, a router likes winners: an expert that gets more tokens learns faster, so it gets more tokens. The
  *     load-balance loss works against this. With f_e the share of the choices that expert e got and P_e the mean of its
@@ -79,13 +79,9 @@ static dt_result train(const char *text, const dt_moe_options *moe, result *out)
     dt_result e;
     recipe.model = dt_model_segments(net, 4, 256);
     recipe.data = text;
-    recipe.steps = STEPS;
-    recipe.batch = BATCH;
-    recipe.sequence = LENGTH;
+    recipe.steps = STEPS, recipe.batch = BATCH, recipe.sequence = LENGTH;
     recipe.learning_rate = 3e-3f;
-    layout.quiet = 1;
-    layout.threads = 1;
-    layout.sample_length = 0;
+    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
     e = dt_trainer_open(&t, &recipe, &layout);
     if (!e) e = dt_trainer_step(t, &info);
     out->first = info.loss;

@@ -30,7 +30,8 @@ classes (B,1).
 moe_tiny.safetensors, the same for a smaller GPT-2 with a mixture of experts in the place of each MLP, some tokens dropped:
 config.experts, active, capacity and balance besides; transformer.h.N.mlp.gate.weight and .experts.*; auxiliary, the
 load-balance losses times their coefficient, which are in the gradients and not in the losses; and dropped, the choices
-that found no room, of each block (I64).
+that found no room, of each block (I64). llama_moe_tiny.safetensors, the same for a Llama like Mixtral: gated experts, and
+capacity 0, so nothing is dropped.
 
 ops.safetensors, reduce.safetensors, nn.safetensors and elementwise.safetensors, for a case named N: N.<input>, N.out, a
 random N.w shaped like N.out, and N.grad.<input>, the gradients of sum(out * w); what has no gradient has no N.grad. OPS,
@@ -235,24 +236,24 @@ WIDTH, WORDS, LLAMA_HEADS, KV_HEADS, HIDDEN = 16, 37, 4, 2, 40
 NORM_EPS, ROPE_BASE, SCALING = 1e-6, 500.0, (8.0, 1.0, 4.0, 16)
 
 
-def llama_parameters(source):
-    kv = WIDTH // LLAMA_HEADS * KV_HEADS
-    matrices = {"self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (WIDTH, kv), "self_attn.v_proj": (WIDTH, kv),
-                "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (WIDTH, HIDDEN), "mlp.up_proj": (WIDTH, HIDDEN),
-                "mlp.down_proj": (HIDDEN, WIDTH)}
-    p = {name: source.uniform((WORDS, WIDTH), 0.3) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+def llama_parameters(source, words=WORDS, width=WIDTH):
+    kv = width // LLAMA_HEADS * KV_HEADS
+    matrices = {"self_attn.q_proj": (width, width), "self_attn.k_proj": (width, kv), "self_attn.v_proj": (width, kv),
+                "self_attn.o_proj": (width, width), "mlp.gate_proj": (width, HIDDEN), "mlp.up_proj": (width, HIDDEN),
+                "mlp.down_proj": (HIDDEN, width)}
+    p = {name: source.uniform((words, width), 0.3) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     for i in range(LAYERS):
         block = f"model.layers.{i}."
         for name, shape in matrices.items():
             p[block + name + ".weight"] = source.uniform(shape, 0.3)
         for name in "input_layernorm", "post_attention_layernorm":
-            p[block + name + ".weight"] = source.uniform((WIDTH,), 0.2, 1.0)
-    p["model.norm.weight"] = source.uniform((WIDTH,), 0.2, 1.0)
+            p[block + name + ".weight"] = source.uniform((width,), 0.2, 1.0)
+    p["model.norm.weight"] = source.uniform((width,), 0.2, 1.0)
     return {name: tensor.requires_grad_() for name, tensor in p.items()}
 
 
-def llama(p, tokens):
-    """(B,T) tokens to (B,T,V) logits."""
+def llama(p, tokens, mixture=None):
+    """(B,T) tokens to (B,T,V) logits; mixture(name, x) stands in for the MLPs."""
     def norm(x, name):
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + NORM_EPS) * p[name + ".weight"]
 
@@ -268,6 +269,9 @@ def llama(p, tokens):
         v = linear(h, block + "self_attn.v_proj")
         x = x + linear(grouped_attention(q, k, v, KV_HEADS, True, heads=LLAMA_HEADS), block + "self_attn.o_proj")
         h = norm(x, block + "post_attention_layernorm")
+        if mixture:
+            x = x + mixture(block + "mlp.", h)
+            continue
         x = x + linear(F.silu(linear(h, block + "mlp.gate_proj")) * linear(h, block + "mlp.up_proj"),
                        block + "mlp.down_proj")
     return norm(x, "model.norm") @ p["lm_head.weight"].T
@@ -282,12 +286,16 @@ def llama_step(p, tokens, targets):
     return logits, loss, math.sqrt(sum(float((tensor.grad ** 2).sum()) for tensor in p.values())), {}
 
 
+def llama_configuration(words, width, hidden):
+    return {**configuration(), "config.heads": number(LLAMA_HEADS), "config.width": number(width),
+            "config.vocabulary": number(words), "config.kv_heads": number(KV_HEADS),
+            "config.hidden": number(hidden), "config.norm_eps": number(NORM_EPS), "config.rope_base": number(ROPE_BASE),
+            "config.rope_scaling": torch.tensor(SCALING, dtype=torch.float64)}
+
+
 def make_llama():
     source = Source(2025)
-    out = {**configuration(), "config.heads": number(LLAMA_HEADS), "config.width": number(WIDTH),
-           "config.vocabulary": number(WORDS), "config.kv_heads": number(KV_HEADS),
-           "config.hidden": number(HIDDEN), "config.norm_eps": number(NORM_EPS), "config.rope_base": number(ROPE_BASE),
-           "config.rope_scaling": torch.tensor(SCALING, dtype=torch.float64)}
+    out = llama_configuration(WORDS, WIDTH, HIDDEN)
     tokens, targets = source.integers((B, T), WORDS), source.integers((B, T), WORDS)
     return make_steps(out, llama_parameters(source), tokens, targets, llama_step)
 
@@ -683,10 +691,10 @@ def make_cnn():
 
 # ---- mixture of experts ------------------------------------------------------------------------
 
-EXPERTS, ACTIVE, CAPACITY, BALANCE, MOE_WIDTH, MOE_WORDS = 4, 2, 0.9, 0.5, 8, 23
+EXPERTS, ACTIVE, CAPACITY, BALANCE, MOE_WIDTH, MOE_HIDDEN, MOE_WORDS = 4, 2, 0.9, 0.5, 8, 12, 23
 
 
-def moe_parameters(source):
+def gpt2_experts(source):
     """Those of gpt2_tiny with experts in the place of the MLPs."""
     width, hidden = MOE_WIDTH, 4 * MOE_WIDTH
     p = {name: tensor for name, tensor in initial_parameters(source, MOE_WORDS, width).items() if ".mlp." not in name}
@@ -700,49 +708,85 @@ def moe_parameters(source):
     return {name: tensor.detach().requires_grad_() for name, tensor in p.items()}
 
 
-def experts(p, name, x):
-    """(B,T,C) to the same, and the load-balance loss: all tokens are one unit, routed in order."""
+def llama_experts(source):
+    """Those of llama_tiny with gated experts, without biases, in the place of the MLPs."""
+    width, hidden = MOE_WIDTH, MOE_HIDDEN
+    p = {name: tensor for name, tensor in llama_parameters(source, MOE_WORDS, width).items() if ".mlp." not in name}
+    for i in range(LAYERS):
+        mlp = f"model.layers.{i}.mlp."
+        p[mlp + "gate.weight"] = source.uniform((width, EXPERTS), 0.5)
+        p[mlp + "experts.gate_up_proj"] = source.uniform((EXPERTS, width, 2 * hidden), 0.3)
+        p[mlp + "experts.down_proj"] = source.uniform((EXPERTS, hidden, width), 0.3)
+    return {name: tensor.detach().requires_grad_() for name, tensor in p.items()}
+
+
+def expert(p, name, e, rows):
+    """Expert e for all rows: gated without biases, or with GELU and biases."""
+    if name + "gate_up_proj" in p:
+        gate, up = (rows @ p[name + "gate_up_proj"][e]).chunk(2, -1)
+        return (F.silu(gate) * up) @ p[name + "down_proj"][e]
+    up, down = (p[name + f"{part}_proj_bias"].reshape(EXPERTS, -1) for part in ("up", "down"))
+    hidden = F.gelu(rows @ p[name + "up_proj"][e] + up[e], approximate="tanh")
+    return hidden @ p[name + "down_proj"][e] + down[e]
+
+
+def experts(p, name, x, capacity):
+    """(B,T,C) to the same, the load-balance loss, and how many choices found no room: all tokens are one unit, routed in
+    order. Capacity 0: there is room for all."""
     rows = x.reshape(-1, x.shape[-1])
     probabilities = torch.softmax(rows @ p[name + "gate.weight"], -1)
     chosen = torch.zeros_like(probabilities).scatter(1, probabilities.topk(ACTIVE, -1).indices, 1.0)
-    room = math.ceil(CAPACITY * len(rows) * ACTIVE / EXPERTS)
+    room = math.ceil(capacity * len(rows) * ACTIVE / EXPERTS) if capacity else len(rows)
     kept = chosen * (chosen.cumsum(0) <= room)
     weights = probabilities * chosen / (probabilities * chosen).sum(-1, keepdim=True)
-    up, down = (p[name + f"experts.{part}_proj_bias"].reshape(EXPERTS, -1) for part in ("up", "down"))
     out = torch.zeros_like(rows)
     for e in range(EXPERTS):
-        hidden = F.gelu(rows @ p[name + "experts.up_proj"][e] + up[e], approximate="tanh")
-        out = out + (weights * kept)[:, e:e + 1] * (hidden @ p[name + "experts.down_proj"][e] + down[e])
+        out = out + (weights * kept)[:, e:e + 1] * expert(p, name + "experts.", e, rows)
     share = chosen.sum(0) / (len(rows) * ACTIVE)
     return out.reshape(x.shape), EXPERTS * (share * probabilities.mean(0)).sum(), int((chosen - kept).sum())
 
 
-def moe_step(p, tokens, targets):
-    for tensor in p.values():
-        tensor.grad = None
-    auxiliary, dropped = [], []
+def moe_step(model, capacity):
+    """The step of model(p, tokens, mixture) for make_steps."""
+    def step(p, tokens, targets):
+        for tensor in p.values():
+            tensor.grad = None
+        auxiliary, dropped = [], []
 
-    def mixture(name, x):
-        out, balance, drops = experts(p, name, x)
-        auxiliary.append(BALANCE * balance)
-        dropped.append(drops)
-        return out
+        def mixture(name, x):
+            out, balance, drops = experts(p, name, x, capacity)
+            auxiliary.append(BALANCE * balance)
+            dropped.append(drops)
+            return out
 
-    wte = p["transformer.wte.weight"]
-    logits = gpt2(p, tokens, wte, wte, mixture)
-    loss = cross_entropy(logits, targets)
-    (loss + sum(auxiliary)).backward()
-    norm = math.sqrt(sum(float((tensor.grad ** 2).sum()) for tensor in p.values()))
-    return logits, loss, norm, {"auxiliary": sum(auxiliary).reshape(1), "dropped": torch.tensor(dropped)}
+        logits = model(p, tokens, mixture)
+        loss = cross_entropy(logits, targets)
+        (loss + sum(auxiliary)).backward()
+        norm = math.sqrt(sum(float((tensor.grad ** 2).sum()) for tensor in p.values()))
+        return logits, loss, norm, {"auxiliary": sum(auxiliary).reshape(1), "dropped": torch.tensor(dropped)}
+
+    return step
 
 
-def make_moe():
-    source = Source(2026)
-    out = {**configuration(), "config.width": number(MOE_WIDTH), "config.vocabulary": number(MOE_WORDS),
-           "config.experts": number(EXPERTS), "config.active": number(ACTIVE), "config.capacity": number(CAPACITY),
-           "config.balance": number(BALANCE)}
+def gpt2_tied(p, tokens, mixture):
+    return gpt2(p, tokens, p["transformer.wte.weight"], p["transformer.wte.weight"], mixture)
+
+
+def make_moe(seed, out, capacity, parameters, model):
+    source = Source(seed)
+    out.update({"config.width": number(MOE_WIDTH), "config.vocabulary": number(MOE_WORDS),
+                "config.experts": number(EXPERTS), "config.active": number(ACTIVE), "config.capacity": number(capacity),
+                "config.balance": number(BALANCE)})
     tokens, targets = source.integers((B, T), MOE_WORDS), source.integers((B, T), MOE_WORDS)
-    return make_steps(out, moe_parameters(source), tokens, targets, moe_step)
+    return make_steps(out, parameters(source), tokens, targets, moe_step(model, capacity))
+
+
+def make_gpt2_moe():
+    return make_moe(2026, configuration(), CAPACITY, gpt2_experts, gpt2_tied)
+
+
+def make_llama_moe():
+    return make_moe(2028, llama_configuration(MOE_WORDS, MOE_WIDTH, MOE_HIDDEN), 0.0, llama_experts, llama)
 
 
 # ---- the program -------------------------------------------------------------------------------
@@ -751,7 +795,8 @@ FILES = {"gpt2_tiny.safetensors": make_gpt2, "llama_tiny.safetensors": make_llam
          "ops.safetensors": lambda: make_cases(op_cases, 7),
          "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
          "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11),
-         "optim.safetensors": make_optim, "moe_tiny.safetensors": make_moe}
+         "optim.safetensors": make_optim, "moe_tiny.safetensors": make_gpt2_moe,
+         "llama_moe_tiny.safetensors": make_llama_moe}
 
 
 def differences(old, new):

@@ -128,6 +128,16 @@ SKIP: {
     compiles('DT_STATIC: two implementations in one program', "$any $quick -DDT_STATIC -I$root one.c three.c -o static -lm -lpthread && ./static");
 }
 
+# ---- the header's first comment ----
+
+my ($start) = $header =~ /^ \* QUICK START\n(.*?^ \*     \}\n)/ms;
+$start =~ s/^ \*(?:     )?//mg;
+$start =~ s/(?<=\S) {4,}\S.*//g; # words behind the code
+spew("$tmp/start.c", $start);
+compiles('the quick start', "$any $quick -I$root start.c -o start -lm -lpthread");
+spew("$tmp/uses.c", $start =~ s/^#define DTRAIN_IMPLEMENTATION.*//mr);
+compiles('and without what the implementation includes', "$any $quick -I$root -c uses.c -o uses.o");
+
 # ---- what is refused ----
 
 spew("$tmp/hidden.c", "#include <stdio.h>\n$implement$main");

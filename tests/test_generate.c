@@ -25,6 +25,15 @@ static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads,
     return t;
 }
 
+/* Makes weights so large that attention is no plain mean, and that a token depends on those before. */
+static void enlarge(dt_trainer *t)
+{
+    for (int32_t i = 0; i < t->e.net.param_count; i++) {
+        const dt__net_param *p = &t->e.net.params[i];
+        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++) t->e.params[p->offset + j] *= 8.0f;
+    }
+}
+
 /* ---- logits ---------------------------------------------------------------------------------------------- */
 
 /* Every row after prompts of several lengths, against one pass over the whole sequence. */
@@ -37,11 +46,7 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     int64_t same = 0, all = 0;
     unsigned saved = dt__fp_enter();
     for (int64_t i = 0; i < length; i++) tokens[i] = (int32_t)(i * 7919 % 251), targets[i] = -1;
-    for (int32_t i = 0; i < whole->e.net.param_count; i++) { /* weights so large that attention is no plain mean */
-        const dt__net_param *p = &whole->e.net.params[i];
-        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++)
-            whole->e.params[p->offset + j] *= 8.0f, cached->e.params[p->offset + j] *= 8.0f;
-    }
+    enlarge(whole), enlarge(cached);
     want = dt__logits(whole, &whole->generator.whole, tokens, targets, 0);
     tap_ok(cached->generator.cache && !whole->generator.cache, "%s: one of the two has a cache", what);
     for (int p = 0; p < 6; p++) {
@@ -118,6 +123,8 @@ static void check_draws(void)
                 how.top_k = tops[c % 7], how.top_p = ps[c / 7 % 6], how.temperature = temperatures[c / 42];
                 same += dt__draw(&d, k, &how, logits, sizes[s], uniform) == plain_draw(&how, logits, sizes[s], uniform);
             }
+    how = dt_sampling_default();
+    tap_ok(how.temperature == 0.7f && how.top_k == 0 && how.top_p == 0.0f && how.seed == 0, "the usual draw: temperature 0.7 over all tokens, seed 0");
     tap_ok(same == all, "%lld of %lld draws with temperature, top-k, top-p are those of the plain text", (long long)same,
            (long long)all);
 }
@@ -148,7 +155,7 @@ static void check_texts(dt_model model, const char *name)
     how.seed = 1;
     text_of(cached, "The ", how, b);
     tap_ok(memcmp(a, b, TEXT) != 0, "%s: another seed gives another text", name);
-    how.seed = (int64_t)1 << 40;
+    how.seed = ((int64_t)1 << 40) + 1;
     text_of(cached, "The ", how, a);
     tap_ok(memcmp(a, b, TEXT) != 0, "%s: a seed has 64 bits", name);
     how.temperature = 0.0f;
@@ -162,6 +169,42 @@ static void check_texts(dt_model model, const char *name)
     tap_ok(!memcmp(a, b, TEXT), "%s: and a tiny top-p, whatever the seed", name);
     dt_trainer_close(&cached);
     dt_trainer_close(&whole);
+}
+
+/* R16: draw i of a text has the uniform number i of the stream of (recipe's seed, step, seed). A full sequence goes on from
+ * its later half. */
+static void check_streams(dt_model model)
+{
+    static const int64_t keys[][3] = {{1, 0, 0}, {((int64_t)1 << 33) + 5, 0, 0}, {1, 7, 0}, {1, 0, 3}, {1, 0, -((int64_t)3 << 40)}};
+    enum { DRAWN = 120, KEPT = LENGTH - LENGTH / 2 };
+    dt_trainer *t = open_trainer(model, LENGTH, 1, 0);
+    dt_sampling how = dt_sampling_default();
+    enlarge(t);
+    for (int k = 0; k < 5; k++) {
+        int32_t tokens[LENGTH] = {'T', 'h', 'e', ' '}, targets[LENGTH], token;
+        int64_t used = 4;
+        char text[DRAWN + 1], want[DRAWN];
+        uint64_t seed = (uint64_t)keys[k][2];
+        dt__rng rng = dt__rng_make((uint64_t)keys[k][0], DT__RNG_TEXT, (uint32_t)keys[k][1], (uint32_t)seed, (uint32_t)(seed >> 32));
+        unsigned saved;
+        t->recipe.seed = keys[k][0], t->e.step = keys[k][1], how.seed = keys[k][2];
+        if (dt_trainer_sample(t, "The ", DRAWN, &how, text)) tap_bail("%s", dt_last_error());
+        for (int i = 0; i < LENGTH; i++) targets[i] = -1;
+        t->generator.cached = 0;
+        saved = dt__fp_enter();
+        for (int i = 0; i < DRAWN; i++) {
+            token = plain_draw(&how, dt__next_logits(t, tokens, targets, used), VOCABULARY, dt__uniform(&rng, (uint64_t)i));
+            if (used == LENGTH) {
+                memmove(tokens, tokens + LENGTH - KEPT, KEPT * sizeof *tokens);
+                used = KEPT, t->generator.cached = 0;
+            }
+            tokens[used++] = token;
+            want[i] = (char)token;
+        }
+        dt__fp_leave(saved);
+        tap_ok(!memcmp(text, want, DRAWN), "R16 a text is drawn with seeds %lld and %lld at step %lld", (long long)keys[k][0], (long long)keys[k][2], (long long)keys[k][1]);
+    }
+    dt_trainer_close(&t);
 }
 
 static dt_tensor my_block(dt_graph *g, dt_tensor x, const void *user) { return dt__gpt2_block(g, x, user); }
@@ -184,6 +227,23 @@ static void check_own(void)
     text_of(t, "The ", dt_sampling_default(), b);
     tap_ok(!own->generator.cache && t->generator.cache && !memcmp(a, b, TEXT), "a model of one's own draws without a cache");
     dt_trainer_close(&own);
+    dt_trainer_close(&t);
+}
+
+/* The plan counts the tables of rotary angles: cosines and sines of half a head each, for queries and keys, once per net
+ * of blocks that share a plan. */
+static void check_plan(dt_model model, const char *name, int64_t tables)
+{
+    dt_trainer *t = open_trainer(model, LENGTH, 1, 0);
+    dt__memory_line line[DT__MEMORY_LINES];
+    int64_t with, floats = tables * LENGTH * (model.width / model.heads);
+    dt__memory_plan(t, line);
+    with = line[4].bytes;
+    tap_ok(!strstr(line[4].formula, "rotary") == !tables, "%s: %s", name, line[4].formula);
+    t->e.net.tables -= floats, t->generator.several.tables -= floats, t->generator.one.tables -= floats;
+    dt__memory_plan(t, line);
+    tap_ok(with - line[4].bytes == 3 * 4 * floats && !t->e.net.tables && !t->generator.one.tables && !t->generator.several.tables,
+           "%s: %lld bytes of rotary angles in the memory plan", name, (long long)(with - line[4].bytes));
     dt_trainer_close(&t);
 }
 
@@ -233,7 +293,10 @@ int main(void)
     check_draws();
     check_texts(gpt2, "GPT-2");
     check_texts(llama, "Llama");
+    check_streams(gpt2);
     check_own();
+    check_plan(gpt2, "GPT-2", 0);
+    check_plan(llama, "Llama", 2);
     check_refused();
     remove(data);
     return tap_done();

@@ -383,6 +383,45 @@ static void test_builders(void)
     dt_graph_close(&g);
 }
 
+/* ---- FLOPs ---------------------------------------------------------------------------------------- */
+
+static dt_tensor flops_first(dt_graph *g, dt_tensor x, const void *user) /* (B,6*11*9) -> (B,8,6,5) */
+{
+    dt_window o;
+    memset(&o, 0, sizeof o);
+    o.size[0] = 3, o.size[1] = 5, o.stride[0] = o.stride[1] = 2, o.padding[0] = 1, o.padding[1] = 2, o.groups = 2;
+    (void)user;
+    return dt_conv2d(g, dt_reshape(g, x, dt_shape4(dt_dim(g, x, 0), 6, 11, 9)), "wide", 8, &o);
+}
+static dt_tensor flops_second(dt_graph *g, dt_tensor x, const void *user) /* (B,8,6,5) -> (B,7,15) -> loss */
+{
+    dt_window o;
+    memset(&o, 0, sizeof o);
+    o.size[0] = 4, o.stride[0] = 2, o.padding[0] = 1;
+    (void)user;
+    x = dt_conv1d(g, dt_reshape(g, x, dt_shape3(dt_dim(g, x, 0), 8, 30)), "long", 7, &o);
+    return dt_mean(g, dt_mul(g, x, x), DT_ALL);
+}
+
+/* 2 B Cout Cin/groups taps places of the result: forward once, backward for the weight and, behind a segment, for x. */
+static void test_flops(void)
+{
+    static const dt_segment list[] = {{"first", flops_first, NULL}, {"second", flops_second, NULL}};
+    static dt_source source;
+    dt_model m = dt_model_segments(list, 2, 2);
+    dt__net net;
+    double B = 3, wide = 2 * B * 8 * (6 / 2) * (3 * 5) * (6 * 5), along = 2 * B * 7 * 8 * 4 * 15;
+    source.inputs = 6 * 11 * 9, source.targets = 1, source.input_type = DT_F32, source.target_type = DT_I32;
+    memset(&net, 0, sizeof net);
+    net.source = &source;
+    if (dt__net_open(&net, &m, 3, 0)) tap_bail("%s", dt_last_error());
+    tap_ok(net.forward_flops == wide + along, "convolutions count %.0f FLOPs forward, by formula %.0f", net.forward_flops,
+           wide + along);
+    tap_ok(net.backward_flops == wide + 2 * along, "and %.0f backward, by formula %.0f", net.backward_flops,
+           wide + 2 * along);
+    dt__net_close(&net);
+}
+
 /* ---- PyTorch ------------------------------------------------------------------------------------------ */
 
 static tap_golden *golden;
@@ -478,6 +517,7 @@ int main(void)
     test_fused();
     test_products();
     test_builders();
+    test_flops();
     test_torch();
     return tap_done();
 }

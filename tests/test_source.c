@@ -7,7 +7,7 @@
 #include "dtrain.h"
 #include "tap.h"
 
-enum { IN = 6, OUT = 3, TRAIN = 50, VALID = 13, CLASSES = 5 };
+enum { IN = 6, OUT = 3, TRAIN = 50, VALID = 13, CLASSES = 5, SLOW = 1500 };
 
 static uint32_t mixed(int64_t n) /* any function of n will do */
 {
@@ -24,6 +24,7 @@ typedef struct habits {
     int64_t bad_sample;          /* this training sample has `bad` in its second input or target; -1: none */
     int bad_part;
     uint32_t bad;                /* bits */
+    int64_t slow_sample;         /* this training sample takes SLOW milliseconds; 0: none does */
     int64_t seen[4 * TRAIN];     /* samples in the order of the first calls */
 } habits;
 
@@ -33,6 +34,7 @@ static dt_result habit(habits *h, dt_split split, int64_t sample, uint32_t *inpu
     if (split == DT_TRAIN && call <= 4 * TRAIN) h->seen[call - 1] = sample;
     if (split == DT_TRAIN && sample == h->bad_sample) (h->bad_part ? target : input)[1] = h->bad;
     if (split == DT_VALIDATION && h->no_validation && sample == h->no_validation) return DT_E_DATA;
+    if (split == DT_TRAIN && h->slow_sample && sample == h->slow_sample) usleep(1000 * SLOW);
     if (call != h->fail_at) return DT_OK;
     if (!h->fail_kind) return DT_E_DATA;
     {
@@ -436,7 +438,8 @@ static void test_files(void)
     remove(file);
 }
 
-/* ---- layouts: the program calls itself with: train NAME ACCUMULATION FAIL_AT KIND [launcher's options] ---- */
+/* ---- layouts: the program calls itself with: train NAME ACCUMULATION FAIL_AT KIND [launcher's options] ----
+ * KIND: s speaks, w waits for a slow sample; d, o, v: how a fetch fails. */
 
 static int train(int argc, char **argv)
 {
@@ -456,7 +459,8 @@ static int train(int argc, char **argv)
     l.quiet = argv[5][0] != 's';
     l.eval_every = 2;
     h.fail_at = atoi(argv[4]), h.bad_sample = -1, h.fail_kind = argv[5][0] == 'd', h.no_validation = argv[5][0] == 'v' ? 5 : 0;
-    if (h.fail_at) s.user = &h;
+    h.slow_sample = argv[5][0] == 'w' ? 7 : 0;
+    if (h.fail_at || h.slow_sample) s.user = &h;
     if (!e) e = dt_trainer_open(&t, &r, &l);
     if (!e) e = dt_trainer_run(t, &info);
     if (!e) e = dt_trainer_evaluate(t, 0, &validation);
@@ -525,6 +529,25 @@ static void test_failures(const char *self)
     }
 }
 
+/* A rank that waits for its own data is alive, however long that takes. */
+static void test_slow(const char *self)
+{
+#ifdef DT_NO_THREADS
+    (void)self;
+    tap_skip(2, "without threads a fetch may not take longer than --timeout");
+#else
+    static const char *const options[] = {"--ranks 2 --timeout 0.5", "--ranks 2 --timeout 0.5 --launch threads"};
+    char want[2048], text[2048];
+    run_train(self, "numbers shard 0 -", "--ranks 2", want, sizeof want);
+    for (int i = 0; i < 2; i++) {
+        double start = dt__now();
+        int status = run_train(self, "numbers shard 0 w", options[i], text, sizeof text);
+        if (!tap_ok(!status && !strcmp(text, want) && dt__now() - start > 1e-3 * SLOW, "a fetch of %d ms, %s: no fault, the same bits", SLOW, options[i]))
+            tap_note("%d: %s", status, text);
+    }
+#endif
+}
+
 static void test_progress(const char *self)
 {
     char text[8192];
@@ -548,6 +571,7 @@ int main(int argc, char **argv)
     test_files();
     test_layouts(argv[0]);
     test_failures(argv[0]);
+    test_slow(argv[0]);
     test_progress(argv[0]);
     return tap_done();
 }
