@@ -530,7 +530,7 @@ typedef struct dt_recipe {
     int64_t sequence;            /* T, tokens per sequence; with a source: its inputs */
     int64_t seed;
     int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
-    int64_t tensor_shards;       /* Vt: 1 in this version */
+    int64_t tensor_shards;       /* Vt, a power of two that divides heads, hidden units and the rows of a unit of work */
     int64_t context_shards;      /* Vc: 1 in this version */
     int64_t warmup;              /* steps of linear warm-up from 0 */
     int64_t decay;               /* steps of the final decay of WSD; 0: a tenth of steps */
@@ -801,6 +801,7 @@ typedef enum dt_instr_op {
 typedef struct dt_instr {
     int32_t op, segment, micro, shard, bucket, set, from, fresh;
     int32_t after[2];
+    int32_t completes; /* BACKWARD: of the last micro-batch: the leaf's gradient is complete, its row slices fold (R7) */
 } dt_instr;
 
 /* ---- H16  trainer ------------------------------------------------------------------------------ */
@@ -868,7 +869,8 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
-/* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none. */
+/* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
+ * there is none. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
 /* The same of the average of the weights; NULL also when recipe.ema is 0. */
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
@@ -1666,6 +1668,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(CUMSUM, 0, dt__run_cumsum, dt__grad_cumsum)                                                            \
     X(EXPAND, 0, dt__run_expand, dt__grad_expand)                                                            \
     X(COMBINE, 0, dt__run_combine, dt__grad_combine)                                                         \
+    X(ALL_ROWS, 0, dt__run_all_rows, dt__grad_all_rows)                                                      \
+    X(OWN_ROWS, 0, dt__run_own_rows, dt__grad_own_rows)                                                      \
     X(NEG, 1, dt__run_unary, dt__grad_neg)                                                                   \
     X(SCALE, 1, dt__run_unary, dt__grad_scale)                                                               \
     X(EXP, 1, dt__run_unary, dt__grad_exp)                                                                   \
@@ -1781,6 +1785,7 @@ typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
  * of the keys serve h/hk neighbouring query heads each (grouped queries, Ainslie et al. 2023). */
 typedef struct dt__attention {
     int64_t b, t, s, h, hk, d; /* batch, queries, keys, heads of the queries and of the keys, head width */
+    int64_t first_head;        /* number of head 0 among those of all tensor shards */
     const float *q;            /* (b,t,h*d), row stride ld: q, k and v may be columns of one fused row */
     const float *k, *v;        /* (b,s,hk*d), row stride ldk, room rows from sample to sample */
     int64_t ld, ldk, room;     /* room > s: a cache of which only the first s keys count */
@@ -1794,7 +1799,7 @@ typedef struct dt__attention {
     int64_t mask_step;       /* words from one sample's mask to the next: t*s, or 0 when the samples share it */
     uint32_t drop_threshold; /* 0: no dropout; else a probability is dropped when its random word is below */
     float drop_scale;        /* 1 / (1 - p) */
-    const dt__rng *rng;      /* (b): one stream per sample; element (head*t + query)*s + key */
+    const dt__rng *rng;      /* (b): one stream per sample; element ((first_head + head)*t + query)*s + key */
     const float *dout;       /* backward: (b,t,h*d), row stride lddo */
     int64_t lddo;
     float *dq, *dk, *dv; /* backward: like q, k, v with row strides lddq, lddk; overwritten */
@@ -1865,7 +1870,7 @@ typedef struct dt__kernels {
     void (*cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, float smoothing,
                           int64_t rows, int64_t cols, float *row);
     void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float smoothing,
-                               float dloss, int64_t rows, int64_t cols);
+                               float dloss, int64_t rows, int64_t cols, int64_t first, int64_t classes);
     void (*update)(int optimizer, float *w, void *const *state, const float *grad, int64_t n, const dt__update *u);
 } dt__kernels;
 
@@ -2911,7 +2916,7 @@ static int DT__K(dt__masked)(const DT__K(dt__head) *w, int64_t query, int64_t ke
 /* The words of row i: words[key]. */
 static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i, int64_t keys)
 {
-    uint64_t first = (uint64_t)(w->head * w->t + i) * (uint64_t)w->s;
+    uint64_t first = (uint64_t)((w->a->first_head + w->head) * w->t + i) * (uint64_t)w->s;
     int64_t skip = (int64_t)(first & 3);
     if (!w->rng) return NULL;
     for (int64_t e = 0; e < skip + keys; e += 4 * DT__W)
@@ -3765,26 +3770,27 @@ static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, 
     }
 }
 
-/* out = (exp(x - max) / sum - w) * dloss, w = e/cols, and 1 - e + e/cols at the target; rows of ignored targets are +0.
- * In place allowed. Without smoothing p - w is p. */
+/* out = (exp(x - max) / sum - w) * dloss, w = e/classes, and 1 - e + e/classes at the target; rows of ignored targets
+ * are +0. x has the columns [first, first + cols) of `classes`. In place allowed. Without smoothing p - w is p. */
 static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target,
-                                          float smoothing, float dloss, int64_t rows, int64_t cols)
+                                          float smoothing, float dloss, int64_t rows, int64_t cols, int64_t first,
+                                          int64_t classes)
 {
-    const float spread = smoothing / (float)cols, on = 1.0f - smoothing + spread;
+    const float spread = smoothing / (float)classes, on = 1.0f - smoothing + spread;
     for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
         dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), d = dt__v_set(dloss), w = dt__v_set(spread);
-        float at_target;
-        if (target[r] < 0 || target[r] >= cols) {
+        int64_t at = target[r] - first;
+        float at_target = at >= 0 && at < cols ? x[at] : 0.0f;
+        if (target[r] < 0 || target[r] >= classes) {
             memset(out, 0, sizeof(float) * (size_t)cols);
             continue;
         }
-        at_target = x[target[r]];
         DT__MAP(cols, (DT__K(dt__v_exp)(dt__v_load(x + i) - m) / s - w) * d,
                 (DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m) / s - w) * d);
-        {
+        if (at >= 0 && at < cols) {
             float lane[DT__W];
             dt__v_store(lane, DT__K(dt__v_exp)(dt__v_set(at_target) - m) / s);
-            out[target[r]] = (lane[0] - on) * dloss;
+            out[at] = (lane[0] - on) * dloss;
         }
     }
 }
@@ -4172,7 +4178,7 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
         float smoothing = 0.1f * (float)i;
         k->cross_entropy(row + 100, row, x, target, smoothing, 37, 97, row + 1000);
         dt__sha256_add(h, row + 100, 4 * 37);
-        k->cross_entropy_grad(out, x, row, target, smoothing, 0.03f, 37, 97);
+        k->cross_entropy_grad(out, x, row, target, smoothing, 0.03f, 37, 97, 0, 97);
         dt__sha256_add(h, out, 4 * 37 * 97);
     }
 }
@@ -4291,6 +4297,7 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
  * ========================================================================================= */
 
 #define DT__MAX_IN 8
+enum { DT__TENSOR_SHARDS = 1024 }; /* the most */
 
 /* One op and its value. Ids are positions in the graph's list, so inputs always come first. */
 typedef struct dt__node {
@@ -4305,14 +4312,21 @@ typedef struct dt__node {
     float f;
     const float *table; /* the op's constants, owned by the graph; NULL for most */
     int32_t grad;       /* after dt_backward: id of the gradient, or 0 */
+    int32_t cut;        /* its last axis holds this rank's tensor shards, one behind another, and no others */
     float *data;  /* eager: the value, owned */
 } dt__node;
 
+/* A parameter as the model speaks of it, and how tensor shards cut it. Names, hashes, files and first values are those
+ * of the whole; a rank stores its shards one behind another, each an array of its own (R11). */
 typedef struct dt__param {
     char name[96]; /* full name */
     dt_shape shape;
     dt_init init;
     float std;
+    int32_t cut;    /* the axis that shards cut; -1: every rank has it whole */
+    int32_t rows;   /* R7: its gradient is Vt sums over row slices, 1: that sequence parallelism splits, 2: on all ranks */
+    int64_t groups; /* the cut axis is so many equal pieces, each of which is cut: c_attn's q, k and v; else 1 */
+    int64_t pad;    /* places behind the cut axis that make Vt divide it: of a vocabulary */
 } dt__param;
 
 /* One use of a parameter: it has a gradient of its own, reduced alone (R8). */
@@ -4335,13 +4349,26 @@ struct dt_graph {
     int32_t table_count, table_capacity;
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
+    int64_t first_shard, own_shards; /* this rank's run of them; own_shards 0: all, and parameters are stored whole */
+    int sequence_parallel; /* between the parallel products a rank has its shards' slices of the rows alone */
     int64_t context;       /* 0; or a decode graph's positions: its T tokens stand at dt__env.position, others before */
+    int64_t samples, positions; /* of a unit of work: B, T */
     char prefix[64];       /* segment name */
     dt_tensor input, targets, logits, prediction, loss_seed;
     struct dt__shares *shares; /* while differentiating */
     const dt__kernels *kernels;
     dt_pool *pool;
 };
+
+/* What ranks that share a unit's tensor shards do together, all in the same order, `from` having count floats:
+ * SUM: to (count) = TREE over the ranks of `from`; MAX likewise by R14; both may be in place. SCATTER: the same sums, of
+ * which a rank gets its own slice of count / ranks floats. GATHER: to (ranks * count) = all ranks' floats by rank. It
+ * cannot fail visibly: it notes errors at its own side. */
+enum { DT__TP_SUM, DT__TP_MAX, DT__TP_SCATTER, DT__TP_GATHER };
+typedef struct dt__tp {
+    void (*combine)(void *user, int kind, float *to, const float *from, int64_t count);
+    void *user;
+} dt__tp;
 
 /* What the ops of one run share. */
 typedef struct dt__env {
@@ -4352,6 +4379,7 @@ typedef struct dt__env {
     int inference;    /* no dropout */
     int64_t position; /* of the first token: 0 but in decode graphs */
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
+    dt__tp tp;        /* called when a graph has not all tensor shards */
 } dt__env;
 
 /* One op being computed. fresh: a chain starts from +0 instead of going on from out. */
@@ -4360,6 +4388,7 @@ typedef struct dt__call {
     const dt__node *n;
     const dt__env *env;
     float *out, *aux;
+    float *slices; /* of a gradient slot in row slices (R7): those behind the first, which is out; or NULL */
     const float *in[DT__MAX_IN];
     int fresh;
 } dt__call;
@@ -4448,6 +4477,77 @@ static void dt__strides(const dt_shape *s, const dt_shape *to, int64_t stride[DT
         stride[to->dims - i] = n == 1 ? 0 : step;
         step *= n;
     }
+}
+
+/* ---- tensor shards ---------------------------------------------------------------------------- */
+
+/* Shards of this rank; are parameters stored in shards; are rows split between the parallel products? */
+static int64_t dt__own(const dt_graph *g) { return g->own_shards ? g->own_shards : g->tensor_shards; }
+static int dt__in_shards(const dt_graph *g) { return g->own_shards && g->tensor_shards > 1; }
+static int dt__splits_rows(const dt_graph *g) { return g->sequence_parallel && dt__own(g) < g->tensor_shards; }
+/* This rank's part of n of which every shard has an equal one. */
+static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * dt__own(g); }
+
+static int dt__param_is_cut(const dt__param *p, int64_t vt) { return p->cut >= 0 && vt > 1; }
+/* Places of the cut axis in a shard, and those of shard `shard` that are no padding. */
+static int64_t dt__param_width(const dt__param *p, int64_t vt) { return (p->shape.n[p->cut] + p->pad) / vt; }
+static int64_t dt__param_valid(const dt__param *p, int64_t vt, int64_t shard)
+{
+    int64_t width = dt__param_width(p, vt);
+    return dt__max(0, dt__min(width, p->shape.n[p->cut] - shard * width));
+}
+/* Floats of a shard, and from one to the next; of a parameter that is not cut, of the whole. */
+static int64_t dt__shard_floats(const dt__param *p, int64_t vt)
+{
+    int64_t all = dt_shape_count(p->shape);
+    return dt__param_is_cut(p, vt) ? all / p->shape.n[p->cut] * dt__param_width(p, vt) : all;
+}
+static int64_t dt__shard_step(const dt__param *p, int64_t vt) { return dt__round_up(dt__shard_floats(p, vt), DT__BLOCK); }
+/* Shards that a rank with `own` of them stores, and the floats from the first to the end of the last. */
+static int64_t dt__param_shards(const dt__param *p, int64_t vt, int64_t own) { return dt__param_is_cut(p, vt) ? own : 1; }
+static int64_t dt__param_local(const dt__param *p, int64_t vt, int64_t own)
+{
+    return (dt__param_shards(p, vt, own) - 1) * dt__shard_step(p, vt) + dt__shard_floats(p, vt);
+}
+/* The element of the whole that is element i of a shard; -1: padding. */
+static int64_t dt__param_index(const dt__param *p, int64_t vt, int64_t shard, int64_t i)
+{
+    int64_t inner, width, run, n, at;
+    if (!dt__param_is_cut(p, vt)) return i;
+    inner = dt__span(&p->shape, p->cut + 1, p->shape.dims);
+    n = p->shape.n[p->cut];
+    width = dt__param_width(p, vt), run = width / p->groups;
+    at = i / inner % width;
+    at = at / run * (n / p->groups) + shard * run + at % run;
+    return at < n ? (i / inner / width * n + at) * inner + i % inner : -1;
+}
+/* How many elements from element i of a shard on are neighbours in the whole too, or padding. */
+static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
+{
+    int64_t run = dt__shard_floats(p, vt);
+    if (dt__param_is_cut(p, vt))
+        run = dt__param_width(p, vt) / p->groups * dt__span(&p->shape, p->cut + 1, p->shape.dims);
+    if (dt__param_is_cut(p, vt) && p->pad) { /* the padding is a run of its own */
+        int64_t inner = dt__span(&p->shape, p->cut + 1, p->shape.dims);
+        return inner - i % inner;
+    }
+    return run - i % run;
+}
+
+/* Row slices that a graph's rank sums the gradient of p by (R7). */
+static int64_t dt__row_slices(const dt_graph *g, const dt__param *p)
+{
+    if (!p->rows || !dt__in_shards(g)) return 1;
+    return p->rows == 1 && dt__splits_rows(g) ? g->own_shards : g->tensor_shards;
+}
+
+/* The parameter that node `id` is, or whose gradient it is, when it is stored in shards; else NULL. */
+static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
+{
+    const dt__param *p = NULL;
+    if (n->op == DT__OP_PARAM) p = &g->params[n->param];
+    else if (n->slot >= 0) p = &g->params[g->slots[n->slot].param];
+    return p && p->cut >= 0 && dt__in_shards(g) ? p : NULL;
 }
 
 /* ---- building ------------------------------------------------------------------------------- */
@@ -4576,6 +4676,37 @@ static int dt__takes(int op, int input)
     }
 }
 
+/* Is the value of a new node cut over tensor shards along its last axis? -1: the op would mix shards, or sum over them,
+ * without a COMBINE (R6). Elementwise ops keep the cut; a product with a cut weight makes one or ends it. */
+static int dt__cut_of(const dt_graph *g, const dt__node *n)
+{
+    const dt__node *a = &g->nodes[n->in[0]], *b = &g->nodes[n->in[1]];
+    int any = 0, same = 1;
+    for (int i = 0; i < n->inputs; i++) {
+        const dt__node *in = &g->nodes[n->in[i]];
+        any |= in->cut;
+        same &= in->cut || !in->shape.dims || in->shape.n[in->shape.dims - 1] == 1;
+    }
+    switch (n->op) {
+    case DT__OP_MATMUL:
+    case DT__OP_MOE_LINEAR: {
+        const dt__param *p = dt__cut_param(g, n->op == DT__OP_MATMUL ? b : &g->nodes[n->in[2]]);
+        int last = p && p->cut == p->shape.dims - 1, transposed = n->op == DT__OP_MATMUL && n->i[1];
+        if (!p) return any ? -1 : 0;
+        if (last != transposed) return a->cut ? -1 : 1;
+        return a->cut ? 0 : -1;
+    }
+    case DT__OP_EMBED:
+    case DT__OP_CROSS_ENTROPY: return 0;
+    case DT__OP_ROPE:
+    case DT__OP_CACHE: return a->cut;
+    case DT__OP_ATTENTION: return a->cut && (!n->i[3] || (b->cut && g->nodes[n->in[2]].cut)) ? 1 : any ? -1 : 0;
+    default: return !any ? 0 : dt__op_of(n->op)->in_place && same && n->op != DT__OP_SOFTMAX &&
+                                   n->op != DT__OP_LOG_SOFTMAX && n->op != DT__OP_DROPOUT
+                              ? 1 : -1;
+    }
+}
+
 /* Adds the node (and its second output of shape *aux), and computes it when the graph is eager. */
 static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
@@ -4592,6 +4723,14 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         if (wanted == DT__ANY && i == 0 && n->op != DT__OP_CAST) n->dtype = in->dtype;
         if (dt__op_of(n->op)->grad && n->dtype != DT_I32) n->needs_grad |= in->needs_grad;
         n->use[i] = !g->eager && in->op == DT__OP_PARAM && !g->forward_count ? dt__new_slot(g, in->param) : -1;
+    }
+    if (dt__in_shards(g) && !g->forward_count && n->inputs) {
+        n->cut = dt__cut_of(g, n);
+        if (n->cut < 0)
+            return dt__poison(g, DT_E_SHAPE,
+                              "%s reads columns that are cut over tensor shards: only elementwise ops and attention "
+                              "may stand between dt_linear_column and dt_linear_row",
+                              dt__op_of(n->op)->name);
     }
     if (aux) n->aux = g->count + 1;
     t = dt__append(g, n);
@@ -4669,18 +4808,25 @@ typedef struct dt__init_job {
     const dt__param *p;
     dt__rng rng;
     float *data;
-    int64_t n;
+    int64_t n, vt, shard; /* floats of the shard */
 } dt__init_job;
 static void dt__init_task(void *context, int64_t task, int worker)
 {
     const dt__init_job *j = (const dt__init_job *)context;
-    int64_t begin = task * 65536, end = dt__min(j->n, begin + 65536);
+    int64_t end = dt__min(j->n, task * 65536 + 65536), run;
     (void)worker;
-    if (j->p->init == DT_INIT_NORMAL) dt__normals(&j->rng, (uint64_t)begin, (uint64_t)end, j->p->std, j->data + begin);
-    else
-        for (int64_t i = begin; i < end; i++) j->data[i] = j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
+    for (int64_t at = task * 65536; at < end; at += run) {
+        int64_t first = dt__param_index(j->p, j->vt, j->shard, at);
+        run = dt__min(end - at, dt__param_run(j->p, j->vt, at));
+        if (first >= 0 && j->p->init == DT_INIT_NORMAL)
+            dt__normals(&j->rng, (uint64_t)first, (uint64_t)(first + run), j->p->std, j->data + at);
+        else
+            for (int64_t i = at; i < at + run; i++) j->data[i] = first >= 0 && j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
+    }
 }
-static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, float *data)
+/* The shards [first, first + own) of vt; padding is +0. */
+static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64_t own, uint64_t seed, dt_pool *pool,
+                            float *data)
 {
     dt__sha256 h;
     dt__init_job j;
@@ -4692,18 +4838,57 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     sscanf(hex, "%8x%8x%8x", &key[0], &key[1], &key[2]);
     j.p = p;
     j.rng = dt__rng_make(seed, DT__RNG_INIT, key[0], key[1], key[2]);
-    j.data = data;
-    j.n = dt_shape_count(p->shape);
+    j.vt = vt;
+    j.n = dt__shard_floats(p, vt);
     saved = dt__fp_enter();
-    dt__parallel(pool, dt__ceil_div(j.n, 65536), dt__init_task, &j);
+    for (int64_t v = 0; v < dt__param_shards(p, vt, own); v++) {
+        j.data = data + v * dt__shard_step(p, vt);
+        j.shard = first + v;
+        dt__parallel(pool, dt__ceil_div(j.n, 65536), dt__init_task, &j);
+    }
     dt__fp_leave(saved);
 }
+static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, float *data)
+{
+    dt__init_shards(p, 1, 0, 1, seed, pool, data);
+}
 
-DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
+/* "1, 2, 4": the powers of two that divide n, for error sentences. */
+static const char *dt__shards_text(int64_t n, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int64_t v = 1; v <= n && n % v == 0 && used + 24 < size; v *= 2)
+        used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)v);
+    return text;
+}
+
+/* Can `n`, of which there is a slice on each tensor shard, be cut? */
+static int dt__cuts(dt_graph *g, const char *what, int64_t n)
+{
+    char list[128];
+    if (n % g->tensor_shards == 0) return 1;
+    dt__poison(g, DT_E_SHAPE, "%lld %s do not divide into %lld tensor shards: --tensor-shards one of %s", (long long)n,
+               what, (long long)g->tensor_shards, dt__shards_text(n, list, sizeof list));
+    return 0;
+}
+
+/* A parameter whose axis `cut` (-1: none) is `groups` pieces, each of them cut over the tensor shards. The node has the
+ * shape of this rank's part, without padding. */
+static dt_tensor dt__param_cut(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
+                               int64_t groups, int64_t pad)
 {
     dt__param *list, *p;
-    dt_tensor t = dt__leaf(g, DT__OP_PARAM, shape, DT_F32);
+    dt_shape local = shape;
+    dt_tensor t;
+    if (cut >= 0 && dt__in_shards(g)) {
+        int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
+        if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__tensor(0);
+        local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
+    }
+    t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
     if (!t.id) return t;
+    dt__at(g, t)->cut = cut == shape.dims - 1 && dt__in_shards(g);
     list = (dt__param *)dt__alloc((int64_t)sizeof *list * (g->param_count + 1), "a graph");
     if (!list) return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", name);
     if (g->param_count) memcpy(list, g->params, sizeof *list * (size_t)g->param_count);
@@ -4715,8 +4900,38 @@ DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init
     p->shape = shape;
     p->init = init;
     p->std = std;
+    p->cut = cut, p->rows = 0, p->groups = groups, p->pad = pad;
     dt__at(g, t)->param = g->param_count++;
     if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data);
+    return t;
+}
+DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
+{
+    return dt__param_cut(g, name, shape, init, std, -1, 1, 0);
+}
+
+/* A table (vocabulary,width) whose rows are cut; padding makes the shards equal. No shard may be all padding. */
+static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabulary, int64_t width)
+{
+    int64_t vt = dt__in_shards(g) ? g->tensor_shards : 1, rows = dt__ceil_div(vocabulary, vt);
+    if ((vt - 1) * rows >= vocabulary)
+        return dt__poison(g, DT_E_SHAPE, "%lld token ids are too few for %lld tensor shards: use fewer shards",
+                          (long long)vocabulary, (long long)vt);
+    return dt__param_cut(g, name, dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1, vt * rows - vocabulary);
+}
+
+/* Says that parameter t acts on rows, of which there are `rows` here (R7); kind as in dt__param.rows. */
+static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind)
+{
+    int64_t slices;
+    if (!t.id || !dt__in_shards(g)) return t;
+    g->params[dt__at(g, t)->param].rows = kind;
+    slices = dt__row_slices(g, &g->params[dt__at(g, t)->param]);
+    if (rows % slices)
+        return dt__poison(g, DT_E_SHAPE,
+                          "%s acts on %lld rows of a unit of work, which do not divide into %lld slices, one for each "
+                          "tensor shard: change the micro-batch, --sequence or --tensor-shards",
+                          g->params[dt__at(g, t)->param].name, (long long)rows, (long long)slices);
     return t;
 }
 
@@ -4750,8 +4965,19 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
 
+/* Row slices that the gradient in this call's slot is summed by (R7), and where the sum of one of them is. */
+static int64_t dt__slices(const dt__call *c)
+{
+    return c->slices ? dt__row_slices(c->g, &c->g->params[c->g->slots[c->n->slot].param]) : 1;
+}
+static float *dt__slice(const dt__call *c, int64_t slice)
+{
+    return slice ? c->slices + (slice - 1) * dt__round_up(dt__count(c->n), DT__BLOCK) : c->out;
+}
+
 /* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v
- * may have fewer heads. i: heads, causal, dropout site, heads of the keys (0: fused), bits of the scale. */
+ * may have fewer heads. i: heads, causal, dropout site, heads of the keys (0: fused), bits of the scale, tensor shards
+ * (0: the heads are not cut); of a fused input each shard has its own [q | k | v]. */
 static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 {
     const dt__node *q = &g->nodes[n->in[0]], *k = n->i[3] ? &g->nodes[n->in[1]] : q;
@@ -4761,6 +4987,7 @@ static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
     a.h = n->i[0], a.hk = n->i[3] ? n->i[3] : a.h;
     a.ld = dt__cols(q), a.ldk = dt__cols(k);
     a.d = a.ldk / a.hk / (n->i[3] ? 1 : 3);
+    a.first_head = n->i[5] ? g->first_shard * (a.h / n->i[5]) : 0;
     a.causal = (int)n->i[1];
     a.scale = dt__float_of_bits((uint32_t)n->i[4]);
     return a;
@@ -5143,16 +5370,79 @@ DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
     return dt__push_op(g, DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
 }
 
+/* (1,rows,C): this rank's slices of the B*T rows of (B,T,C), while rows are split. */
+static dt_shape dt__rows_shape(const dt_graph *g, const dt_shape *s)
+{
+    return dt_shape3(1, dt__part_of(g, dt__span(s, 0, s->dims - 1)), s->n[s->dims - 1]);
+}
+static int dt__rows_divide(dt_graph *g, const dt_shape *s)
+{
+    return dt__cuts(g, "rows of a unit of work", dt__span(s, 0, s->dims - 1));
+}
+
+/* Sums axis 0 of x (own shards, ..) over the tensor shards of all ranks. `scatter`: where rows are split, of the sums a
+ * rank keeps its own rows. i: over ranks, scatter. The second output holds this rank's sums before they are scattered. */
+static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
+{
+    dt_shape s = dt__at(g, x)->shape, all;
+    dt__node n;
+    if (!x.id) return x;
+    scatter = scatter && dt__splits_rows(g);
+    memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
+    all = s;
+    if (scatter && !dt__rows_divide(g, &s)) return dt__tensor(0);
+    if (scatter) s = dt__rows_shape(g, &s);
+    n = dt__node_make(DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
+    n.i[0] = dt__own(g) < g->tensor_shards, n.i[1] = scatter;
+    return dt__push(g, &n, scatter && dt__own(g) > 1 ? &all : NULL);
+}
+
+/* All rows (B,T,C) of the unit from every rank's own (1,rows,C); x itself where rows are not split. */
+static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x)
+{
+    dt_shape s = dt__at(g, x)->shape;
+    if (!x.id || !dt__splits_rows(g)) return x;
+    return dt__push_op(g, DT__OP_ALL_ROWS, dt_shape3(g->samples, g->positions, s.n[s.dims - 1]), x, dt__tensor(0),
+                       dt__tensor(0));
+}
+static void dt__run_all_rows(const dt__call *c)
+{
+    c->env->tp.combine(c->env->tp.user, DT__TP_GATHER, c->out, c->in[0], dt__count(dt__in(c, 0)));
+}
+
+/* A rank's own rows of x (B,T,C), which is the same on all ranks. */
+static dt_tensor dt__own_rows(dt_graph *g, dt_tensor x)
+{
+    dt_shape s = dt__at(g, x)->shape;
+    if (!x.id || !dt__splits_rows(g)) return x;
+    if (!dt__rows_divide(g, &s)) return dt__tensor(0);
+    return dt__push_op(g, DT__OP_OWN_ROWS, dt__rows_shape(g, &s), x, dt__tensor(0), dt__tensor(0));
+}
+static void dt__run_own_rows(const dt__call *c)
+{
+    int64_t slice = dt__count(c->n) / dt__own(c->g);
+    memcpy(c->out, c->in[0] + c->g->first_shard * slice, 4 * (size_t)dt__count(c->n));
+}
+
 /* out = TREE over `parts` blocks of n floats that lie `stride` apart: pairs by index, then pairs of pairs. */
 static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     const dt__node *in = dt__in(c, 0);
+    float *out = c->n->aux ? c->aux : c->out;
     (void)worker;
     for (; begin < end; begin += 1024)
-        dt__tree_sum(c->env->k, c->out + begin, c->in[0] + begin, in->shape.n[0], dt__count(c->n),
+        dt__tree_sum(c->env->k, out + begin, c->in[0] + begin, in->shape.n[0], dt__count(in) / in->shape.n[0],
                      dt__min(1024, end - begin));
 }
-static void dt__run_combine(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__combine_part); }
+static void dt__run_combine(const dt__call *c)
+{
+    const dt__node *in = dt__in(c, 0);
+    const dt__tp *tp = &c->env->tp;
+    int64_t parts = in->shape.n[0], count = dt__count(in) / parts;
+    const float *sums = parts == 1 ? c->in[0] : c->n->aux ? c->aux : c->out;
+    if (parts > 1 || !c->n->i[0]) dt__split(c, count, 4096, dt__combine_part);
+    if (c->n->i[0]) tp->combine(tp->user, c->n->i[1] ? DT__TP_SCATTER : DT__TP_SUM, c->out, sums, count);
+}
 
 /* ---- elementwise ops --------------------------------------------------------------------------- */
 
@@ -5323,11 +5613,29 @@ static void dt__elementwise_rows(const dt__call *c, int64_t begin, int64_t end, 
         dt__elementwise(c, c->out + r * run, in, step, run);
     }
 }
+/* Input 1 is a vector that is stored in shards: columns of input 0. */
+static void dt__shard_columns(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__param *p = dt__cut_param(c->g, dt__in(c, 1));
+    int64_t cols = dt__cols(c->n), width = dt__param_width(p, c->g->tensor_shards);
+    int64_t step = dt__shard_step(p, c->g->tensor_shards);
+    (void)worker;
+    for (int64_t r = begin; r < end; r++)
+        for (int64_t at = 0; at < cols; at += width)
+            c->env->k->binary(c->n->op, c->out + r * cols + at, c->in[0] + r * cols + at, 1,
+                              c->in[1] + at / width * step, 1, width);
+}
+
 /* Binary ops and select. */
 static void dt__run_binary(const dt__call *c)
 {
     int step[DT__MAX_IN], axis;
-    int64_t run = dt__broadcast_run(c, &axis, step), n = dt__count(c->n);
+    int64_t run, n = dt__count(c->n);
+    if (c->n->inputs == 2 && dt__cut_param(c->g, dt__in(c, 1)) && dt__own(c->g) > 1) {
+        dt__split(c, dt__rows(c->n), 8, dt__shard_columns);
+        return;
+    }
+    run = dt__broadcast_run(c, &axis, step);
     if (run == n) dt__split(c, n, 4096, dt__elementwise_part);
     else dt__split(c, n / run, 8, dt__elementwise_rows);
 }
@@ -5355,12 +5663,22 @@ static void dt__run_row_sum(const dt__call *c)
     else dt__split(c, dt__count(c->n), 16, dt__row_sum_rows);
 }
 
+/* A gradient may be stored in shards of columns, or be in row slices. */
 static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
-    int64_t cols = dt__count(c->n), rows = dt__count(dt__in(c, 0)) / cols;
+    const dt__param *p = dt__cut_param(c->g, c->n);
+    int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
+    int64_t width = p ? dt__param_width(p, c->g->tensor_shards) : cols;
+    int64_t step = p ? dt__shard_step(p, c->g->tensor_shards) : 0;
     (void)worker;
-    if (c->fresh) memset(c->out + begin, 0, 4 * (size_t)(end - begin));
-    c->env->k->col_sum(c->out + begin, c->in[0] + begin, rows, end - begin, cols);
+    for (int64_t n; begin < end; begin += n) {
+        n = dt__min(end, (begin / width + 1) * width) - begin;
+        for (int64_t v = 0; v < slices; v++) {
+            float *out = dt__slice(c, v) + begin / width * step + begin % width;
+            if (c->fresh) memset(out, 0, 4 * (size_t)n);
+            c->env->k->col_sum(out, c->in[0] + v * rows * cols + begin, rows, n, cols);
+        }
+    }
 }
 static void dt__run_col_sum(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__col_sum_cols); }
 
@@ -5604,7 +5922,7 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     k = sa.n[sa.dims - 1 - ta];
     if (parts && sa.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: a row-parallel product has at most %d axes", DT_MAX_DIMS - 1);
-    if (parts && k % parts)
+    if (parts && k % parts && !dt__cut_param(g, dt__at(g, b)))
         return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)k,
                           (long long)parts);
     if (parts) {
@@ -5635,6 +5953,41 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
     return dt_reshape(g, y, s);
 }
 
+/* A product one of whose operands is stored in shards: b, a weight, or c, its gradient. The shards cut one of m, n and
+ * k, and the others' columns or rows with it; cut along k, each makes a part of its own. */
+static void dt__run_cut_product(const dt__call *c, dt__gemm *job, const dt__param *b, const dt__param *of_c)
+{
+    const dt__param *p = b ? b : of_c;
+    const dt__gemm all = *job;
+    int64_t vt = c->g->tensor_shards, width = dt__param_width(p, vt), step = dt__shard_step(p, vt);
+    int along_m = !b && !p->cut, along_n = b ? p->cut != (int)c->n->i[1] : p->cut, along_k = !along_m && !along_n;
+    int64_t *size = along_m ? &job->m : along_n ? &job->n : &job->k, total = *size;
+    if (b && p->cut) *(c->n->i[1] ? &job->bcs : &job->brs) = width;
+    if (!b && p->cut) job->ldc = width;
+    for (int64_t v = 0; v * width < total; v++) {
+        int64_t at = v * width;
+        *size = dt__min(width, total - at);
+        job->a = all.a + at * (along_m ? job->ars : along_k ? job->acs : 0);
+        job->b = all.b + (b ? v * step : at * (along_n ? job->bcs : along_k ? job->brs : 0));
+        job->c = all.c + (!b ? v * step : along_n ? at : along_k ? v * job->m * job->n : at * job->ldc);
+        c->env->k->gemm(c->env->pool, job);
+    }
+}
+
+/* A weight's gradient in row slices (R7). */
+static void dt__run_sliced_product(const dt__call *c, dt__gemm *job)
+{
+    const float *a = job->a, *b = job->b;
+    int64_t slices = dt__slices(c);
+    job->k /= slices;
+    for (int64_t v = 0; v < slices; v++) {
+        job->a = a + v * job->k * job->acs;
+        job->b = b + v * job->k * job->brs;
+        job->c = dt__slice(c, v);
+        c->env->k->gemm(c->env->pool, job);
+    }
+}
+
 /* The product of inputs `first` and first + 1. A matrix serves the whole batch as one tall product; otherwise one
  * product per batch entry. */
 static void dt__run_product(const dt__call *c, int first)
@@ -5643,6 +5996,7 @@ static void dt__run_product(const dt__call *c, int first)
     int ta = (int)c->n->i[0], tb = (int)c->n->i[1], tall = sb.dims == 2 && (!ta || sa.dims == 2);
     int64_t parts = dt__max(1, c->n->i[2]), batch = tall ? 1 : dt__span(&lead, 0, lead.dims - 2);
     int64_t stride_a[DT_MAX_DIMS], stride_b[DT_MAX_DIMS];
+    const dt__param *b = dt__cut_param(c->g, dt__in(c, first + 1)), *of_c = dt__cut_param(c->g, c->n);
     dt__gemm job;
     memset(&job, 0, sizeof job);
     job.n = dt__cols(c->n);
@@ -5652,6 +6006,12 @@ static void dt__run_product(const dt__call *c, int first)
     job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
     job.ldc = job.n;
     job.accumulate = !c->fresh || first > 0;
+    if (b || of_c || c->slices) {
+        job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
+        if (b || of_c) dt__run_cut_product(c, &job, b, of_c);
+        else dt__run_sliced_product(c, &job);
+        return;
+    }
     job.k /= parts;
     sa.dims -= 2, sb.dims -= 2, lead.dims -= 2;
     if (!tall) dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
@@ -5673,32 +6033,64 @@ static void dt__run_matmul(const dt__call *c)
     for (int i = 0; i < c->n->inputs; i += 2) dt__run_product(c, i);
 }
 
-/* W (K,width) with std, and the parallel form of the product: 'c' column, 'r' row, 0 neither. */
-static dt_tensor dt__linear(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, char form)
+/* The row-parallel product without a bias: x has this rank's part of K. */
+static dt_tensor dt__row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
 {
     char full[80];
-    dt_tensor w, b, y;
-    int64_t v = g->tensor_shards;
+    int64_t k = dt_dim(g, x, -1);
+    dt_tensor w;
+    if (!x.id) return x;
+    snprintf(full, sizeof full, "%s.weight", name);
+    if (dt__in_shards(g)) k = k / g->own_shards * g->tensor_shards;
+    w = dt__param_cut(g, full, dt_shape2(k, width), DT_INIT_NORMAL, std, 0, 1, 0);
+    return dt__combine_shards(g, dt__matmul(g, x, w, 0, 0, dt__own(g), 0), 1);
+}
+
+static dt_tensor dt__linear(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
+{
+    char full[80];
+    dt_tensor w, b;
     if (!x.id) return x;
     snprintf(full, sizeof full, "%s.weight", name);
     w = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std);
     snprintf(full, sizeof full, "%s.bias", name);
     b = dt_param(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f);
-    y = dt__matmul(g, x, w, 0, 0, form == 'r' ? v : 0, form == 'c' ? v : 0);
-    if (form == 'r') y = dt_combine(g, y);
-    return dt_add(g, y, b);
+    return dt_add(g, dt__matmul(g, x, w, 0, 0, 0, 0), b);
 }
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width)
 {
-    return dt__linear(g, x, name, width, 0.02f, 0);
+    return dt__linear(g, x, name, width, 0.02f);
+}
+
+/* "<name>.weight" (K,width), whose columns are `groups` pieces, each of them cut. */
+static dt_tensor dt__column_weight(dt_graph *g, dt_tensor x, const char *name, int64_t width, int64_t groups, float std)
+{
+    char full[80];
+    snprintf(full, sizeof full, "%s.weight", name);
+    return dt__param_cut(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std, 1, groups, 0);
+}
+static dt_tensor dt__linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, int64_t groups, float std)
+{
+    char full[80];
+    dt_tensor w, b;
+    if (!x.id) return x;
+    w = dt__column_weight(g, x, name, width, groups, std);
+    snprintf(full, sizeof full, "%s.bias", name);
+    b = dt__param_cut(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f, 0, groups, 0);
+    return dt_add(g, dt__matmul(g, dt__all_rows(g, x), w, 0, 0, 0, dt__own(g)), b);
 }
 DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
 {
-    return dt__linear(g, x, name, width, std, 'c');
+    return dt__linear_column(g, x, name, width, 1, std);
 }
 DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
 {
-    return dt__linear(g, x, name, width, std, 'r');
+    char full[80];
+    dt_tensor y = dt__row(g, x, name, width, std), b;
+    if (!y.id) return y;
+    snprintf(full, sizeof full, "%s.bias", name);
+    b = dt__param_rows(g, dt_param(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f), dt__rows(dt__at(g, y)), 1);
+    return dt_add(g, y, b);
 }
 
 /* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
@@ -5708,25 +6100,13 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
                         dt_tensor *out)
 {
     dt_tensor w[DT__MAX_IN / 2];
-    char full[80];
     DT_ASSERT(count <= DT__MAX_IN / 2);
-    for (int i = 0; i < count; i++) {
-        snprintf(full, sizeof full, "%s.weight", names[i]);
-        w[i] = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), widths[i]), DT_INIT_NORMAL, std);
-    }
+    for (int i = 0; i < count; i++) w[i] = dt__column_weight(g, x, names[i], widths[i], 1, std);
+    x = dt__all_rows(g, x);
     for (int i = 0; i < count; i++) { /* nodes in a row: dt__grad_matmul finds the others by their place */
-        out[i] = dt__matmul(g, x, w[i], 0, 0, 0, g->tensor_shards);
+        out[i] = dt__matmul(g, x, w[i], 0, 0, 0, dt__own(g));
         if (out[i].id) dt__at(g, out[i])->i[4] = i, dt__at(g, out[i])->i[5] = count;
     }
-}
-/* The row-parallel product without a bias. */
-static dt_tensor dt__row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
-{
-    char full[80];
-    if (!x.id) return x;
-    snprintf(full, sizeof full, "%s.weight", name);
-    return dt_combine(g, dt__matmul(g, x, dt_param(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std), 0,
-                                    0, g->tensor_shards, 0));
 }
 
 /* ---- convolution ------------------------------------------------------------------------------------
@@ -6304,16 +6684,38 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
                               (long long)dt_dim(g, table, 0));
     }
     s.n[s.dims++] = dt_dim(g, table, 1);
-    return dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__tensor(0));
+    tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__tensor(0));
+    if (!tokens.id || !dt__cut_param(g, dt__at(g, table))) return tokens;
+    memmove(s.n + 1, s.n, sizeof(int64_t) * (size_t)s.dims++);
+    s.n[0] = 1;
+    return dt__combine_shards(g, dt_reshape(g, tokens, s), 0);
 }
+
+/* The element where row `token` of a table begins, p when it is stored in shards; -1: another rank has it, -2: none. */
+static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocabulary, int64_t cols, int64_t token)
+{
+    int64_t width;
+    if (token < 0 || token >= (p ? p->shape.n[0] : vocabulary)) return -2;
+    if (!p) return token * cols;
+    width = dt__param_width(p, g->tensor_shards);
+    token -= g->first_shard * width;
+    if (token < 0 || token >= g->own_shards * width) return -1;
+    return token / width * dt__shard_step(p, g->tensor_shards) + token % width * cols;
+}
+/* A row of another rank is -0 here: x + -0 is x for every x, so that the sum over ranks is the row itself. A token that
+ * no rank has is +0, from the first shard. */
 static void dt__run_embed(const dt__call *c)
 {
     const int32_t *tokens = (const int32_t *)c->in[1];
-    int64_t rows = dt__rows(c->n), bytes = dt__cols(c->n) * dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
+    const dt__param *p = dt__cut_param(c->g, dt__in(c, 0));
+    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n), width = dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
     for (int64_t r = 0; r < rows; r++) {
-        char *to = (char *)c->out + r * bytes;
-        if (tokens[r] < 0 || tokens[r] >= vocabulary) memset(to, 0, (size_t)bytes);
-        else memcpy(to, (const char *)c->in[0] + tokens[r] * bytes, (size_t)bytes);
+        char *to = (char *)c->out + r * cols * width;
+        int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
+        if (at >= 0) memcpy(to, (const char *)c->in[0] + at * width, (size_t)(cols * width));
+        else if (at == -2 && !(p && c->g->first_shard)) memset(to, 0, (size_t)(cols * width));
+        else
+            for (int64_t i = 0; i < cols; i++) c->out[r * cols + i] = -0.0f;
     }
 }
 
@@ -6321,13 +6723,16 @@ static void dt__run_embed(const dt__call *c)
 static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     const int32_t *tokens = (const int32_t *)c->in[0];
+    const dt__param *p = dt__cut_param(c->g, c->n);
     int64_t vocabulary = c->n->shape.n[0], cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin;
+    int64_t first = p ? c->g->first_shard * dt__param_width(p, c->g->tensor_shards) : 0;
     (void)worker;
-    for (int64_t v = 0; c->fresh && v < vocabulary; v++) memset(c->out + v * cols + begin, 0, 4 * (size_t)n);
+    for (int64_t v = 0; c->fresh && v < vocabulary; v++)
+        memset(c->out + dt__table_at(c->g, p, vocabulary, cols, first + v) + begin, 0, 4 * (size_t)n);
     for (int64_t r = 0; r < rows; r++) {
-        float *to = c->out + begin;
-        if (tokens[r] < 0 || tokens[r] >= vocabulary) continue;
-        to += tokens[r] * cols;
+        int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
+        float *to = c->out + dt__max(at, 0) + begin;
+        if (at < 0) continue;
         c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
     }
 }
@@ -6533,6 +6938,15 @@ static dt_tensor dt__norm_bias(dt_graph *g, const char *name, int64_t width)
 {
     return dt__norm_param(g, name, "bias", width, DT_INIT_ZEROS);
 }
+/* The same over the rows of x. */
+static dt_tensor dt__row_weight(dt_graph *g, const char *name, dt_tensor x)
+{
+    return dt__param_rows(g, dt__norm_weight(g, name, dt_dim(g, x, -1)), dt__rows(dt__at(g, x)), 1);
+}
+static dt_tensor dt__row_bias(dt_graph *g, const char *name, dt_tensor x)
+{
+    return dt__param_rows(g, dt__norm_bias(g, name, dt_dim(g, x, -1)), dt__rows(dt__at(g, x)), 1);
+}
 static int dt__eps_ok(dt_graph *g, const char *op, float eps)
 {
     if (eps >= 0.0f && eps <= 1.0f) return 1;
@@ -6546,8 +6960,8 @@ DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, fl
     dt_shape stats;
     dt__node n;
     if (!x.id || !dt__eps_ok(g, "layernorm", eps)) return dt__tensor(0);
-    gamma = dt__norm_weight(g, name, dt_dim(g, x, -1));
-    beta = dt__norm_bias(g, name, dt_dim(g, x, -1));
+    gamma = dt__row_weight(g, name, x);
+    beta = dt__row_bias(g, name, x);
     n = dt__node_make(DT__OP_LAYERNORM, dt__at(g, x)->shape, x, gamma, beta);
     n.f = eps;
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
@@ -6578,11 +6992,15 @@ static void dt__run_layernorm_dx(const dt__call *c) { dt__split(c, dt__rows(c->n
 /* in: dy, x, stats. */
 static void dt__layernorm_dgamma_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
-    int64_t cols = dt__count(c->n);
+    int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__rows(dt__in(c, 0)) / slices;
     (void)worker;
-    if (c->fresh) memset(c->out + begin, 0, 4 * (size_t)(end - begin));
-    c->env->k->layernorm_dgamma(c->out + begin, c->in[0] + begin, c->in[1] + begin, c->in[2], dt__rows(dt__in(c, 0)),
-                                end - begin, cols);
+    for (int64_t v = 0; v < slices; v++) {
+        float *out = dt__slice(c, v) + begin;
+        int64_t at = v * rows * cols + begin;
+        if (c->fresh) memset(out, 0, 4 * (size_t)(end - begin));
+        c->env->k->layernorm_dgamma(out, c->in[0] + at, c->in[1] + at, c->in[2] + 2 * v * rows, rows, end - begin,
+                                    cols);
+    }
 }
 static void dt__run_layernorm_dgamma(const dt__call *c)
 {
@@ -6594,7 +7012,7 @@ DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, floa
     dt_shape stats;
     dt__node n;
     if (!x.id || !dt__eps_ok(g, "rmsnorm", eps)) return dt__tensor(0);
-    n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, dt__norm_weight(g, name, dt_dim(g, x, -1)), dt__tensor(0));
+    n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, dt__row_weight(g, name, x), dt__tensor(0));
     n.f = eps;
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
     return dt__push(g, &n, &stats);
@@ -6714,8 +7132,16 @@ static dt_tensor dt__attention_push(dt_graph *g, dt__node *n, const dt_attention
     n->i[0] = o->heads, n->i[1] = o->causal != 0, n->i[2] = p > 0.0f ? g->sites++ : 0, n->i[3] = kv_heads;
     n->i[4] = (int64_t)dt__bits_of_float(scale);
     n->f = p;
+    n->i[5] = dt__at(g, dt__tensor(n->in[0]))->cut ? g->own_shards : 0;
     stats = dt_shape4(2, n->shape.n[0], o->heads, n->shape.n[1]);
     return dt__push(g, n, &stats);
+}
+
+/* This rank's part of `heads` when x is cut, else all; 0 with the graph poisoned when they do not divide. */
+static int64_t dt__heads_of(dt_graph *g, dt_tensor x, const char *what, int64_t heads)
+{
+    if (!dt__at(g, x)->cut) return heads;
+    return heads < 1 || dt__cuts(g, what, heads) ? dt__part_of(g, heads) : 0;
 }
 
 /* In a decode graph: x (B,T,C) written behind the rows of earlier positions, as (B,context,C), of which the rows up to
@@ -6735,31 +7161,26 @@ static void dt__run_cache(const dt__call *c)
         memcpy(c->out + b * room + c->env->position * s->n[2], c->in[0] + b * rows, 4 * (size_t)rows);
 }
 
-/* Fused attention of a decode graph: the same rows as three tensors. */
-static dt_tensor dt__attention_cached(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
+/* Piece `piece` of the `pieces` that each shard of x (..,C) has: (..,C/pieces), shards one behind another. */
+static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64_t piece)
 {
-    dt_tensor part[3];
-    if (dt_chunk(g, qkv, 2, 3, part)) return dt__tensor(0);
-    return dt_attend(g, part[0], part[1], part[2], dt__tensor(0), o);
+    dt_shape s = dt_shape_of(g, x), apart = s;
+    int cut = dt__at(g, x)->cut;
+    int64_t shards = cut ? g->own_shards : 1;
+    if (!x.id) return x;
+    s.n[s.dims - 1] /= pieces;
+    apart.n[0] = dt__span(&s, 0, s.dims - 1), apart.n[1] = shards, apart.n[2] = pieces;
+    apart.n[3] = s.n[s.dims - 1] / shards, apart.dims = 4;
+    dt__at(g, x)->cut = 0; /* here shards are not mixed */
+    x = dt_slice(g, dt_reshape(g, x, apart), 2, piece, piece + 1);
+    x = dt_reshape(g, x, s);
+    dt__at(g, x)->cut = x.id ? cut : 0;
+    return x;
 }
 
-DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
-{
-    dt_shape s = dt__at(g, qkv)->shape;
-    dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
-    dt_attention_options o;
-    if (!qkv.id) return qkv;
-    if (s.dims != 3 || heads < 1 || s.n[2] % (3 * heads))
-        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
-                          (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
-    memset(&o, 0, sizeof o);
-    o.heads = heads, o.causal = causal, o.dropout = p;
-    if (g->context) return dt__attention_cached(g, qkv, &o);
-    return dt__attention_push(g, &n, &o, 0, s.n[2] / 3 / heads);
-}
-
-DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
-                           const dt_attention_options *o)
+/* The heads of `o` are those of q, k and v. */
+static dt_tensor dt__attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
+                            const dt_attention_options *o)
 {
     dt_shape sq = dt__at(g, q)->shape, sk = dt__at(g, k)->shape, sm = dt__at(g, mask)->shape;
     dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
@@ -6791,6 +7212,42 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     }
     return dt__attention_push(g, &n, o, kv_heads, d);
 }
+DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
+                           const dt_attention_options *o)
+{
+    dt_attention_options own = *o;
+    own.heads = dt__heads_of(g, q, "heads", o->heads);
+    own.kv_heads = dt__heads_of(g, k, "heads of the keys", o->kv_heads);
+    return dt__attend(g, q, k, v, mask, &own);
+}
+
+/* Fused attention of a decode graph: the same rows as three tensors. */
+static dt_tensor dt__attention_cached(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
+{
+    dt_tensor part[3];
+    int cut = dt__at(g, qkv)->cut;
+    for (int64_t i = 0; i < 3; i++) {
+        dt__at(g, qkv)->cut = cut;
+        part[i] = dt__shard_piece(g, qkv, 3, i);
+    }
+    return part[2].id ? dt__attend(g, part[0], part[1], part[2], dt__tensor(0), o) : part[2];
+}
+
+DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
+{
+    dt_shape s = dt__at(g, qkv)->shape;
+    dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
+    dt_attention_options o;
+    if (!qkv.id) return qkv;
+    heads = dt__heads_of(g, qkv, "heads", heads);
+    if (s.dims != 3 || heads < 1 || s.n[2] % (3 * heads))
+        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
+                          (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
+    memset(&o, 0, sizeof o);
+    o.heads = heads, o.causal = causal, o.dropout = p;
+    if (g->context) return dt__attention_cached(g, qkv, &o);
+    return dt__attention_push(g, &n, &o, 0, s.n[2] / 3 / heads);
+}
 
 /* What forward and backward share; `mask` is the number of the mask's input. */
 static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask)
@@ -6813,16 +7270,39 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
     return a;
 }
+/* Rows of a fused input hold [q | k | v] of one shard behind those of another: the job of the next one. Its statistics
+ * lie behind the last one's. */
+static dt__attention dt__attention_next(dt__attention a)
+{
+    int64_t row = a.h * a.d, stats = a.b * a.h * a.t;
+    a.q += 3 * row, a.k += 3 * row, a.v += 3 * row, a.o += row;
+    if (a.dout) a.dout += row, a.dq += 3 * row, a.dk += 3 * row, a.dv += 3 * row;
+    a.row_max += 2 * stats, a.row_sum += 2 * stats;
+    a.first_head += a.h;
+    return a;
+}
+/* Of a whole fused job: that of its first shard. */
+static dt__attention dt__attention_first(dt__attention a, int64_t shards)
+{
+    a.h /= shards, a.hk /= shards;
+    a.k = a.q + a.h * a.d, a.v = a.k + a.h * a.d;
+    a.row_sum = a.row_max + a.b * a.h * a.t;
+    if (a.dout) a.dk = a.dq + a.h * a.d, a.dv = a.dk + a.h * a.d;
+    return a;
+}
 static void dt__run_attention(const dt__call *c)
 {
     dt__attention a = dt__attention_job(c, c->aux, 3);
+    int64_t shards = c->n->i[3] ? 1 : dt__max(1, c->n->i[5]);
     a.o = c->out;
-    c->env->k->attention_forward(c->env->pool, &a);
+    if (shards > 1) a = dt__attention_first(a, shards);
+    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) c->env->k->attention_forward(c->env->pool, &a);
 }
 /* in: qkv, stats, o, dout; or q, k, v, stats, o, dout, perhaps the mask: then out is dq, dk, dv in one row. */
 static void dt__run_attention_grad(const dt__call *c)
 {
     int fused = !c->n->i[3], first = fused ? 1 : 3;
+    int64_t shards = fused ? dt__max(1, c->n->i[5]) : 1;
     float *stats, *o;
     dt__attention a;
     memcpy(&stats, &c->in[first], sizeof stats); /* read only: the struct serves both directions */
@@ -6834,7 +7314,8 @@ static void dt__run_attention_grad(const dt__call *c)
     a.dk = a.dq + (fused ? a.ldo : a.b * a.t * a.ldo);
     a.dv = a.dk + (fused ? a.ldo : a.b * a.s * a.ldk);
     a.lddq = a.ld, a.lddk = a.ldk;
-    c->env->k->attention_backward(c->env->pool, &a);
+    if (shards > 1) a = dt__attention_first(a, shards);
+    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) c->env->k->attention_backward(c->env->pool, &a);
 }
 
 /* Turns per position / 2 of pair c: base^(-2c/d) / pi, slowed as Llama 3 does: waves longer than the original context
@@ -6880,6 +7361,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     char text[96];
     unsigned saved;
     if (!x.id) return x;
+    heads = dt__heads_of(g, x, "heads", heads);
     if (s.dims != 3 || heads < 1 || s.n[2] % (2 * heads))
         return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %lld heads of an even width d",
                           dt__shape_text(&s, text), (long long)heads);
@@ -6926,37 +7408,51 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "dropout %g is outside [0, 1)", (double)p);
     if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
     if (p == 0.0f) return x;
-    if (!dt__counts_samples(g, n.shape.n[0]))
+    n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1; /* own rows alone */
+    if (!n.i[1] && !dt__counts_samples(g, n.shape.n[0]))
         return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count the unit's samples, it holds %lld",
                           (long long)n.shape.n[0]);
     n.f = p;
     n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
 }
+/* Elements [begin, end) of sample b; out and x are where its element 0 is or would be. */
+static void dt__drop(const dt__call *c, const dt__rng *rng, float *out, const float *x, int64_t begin, int64_t end)
+{
+    uint32_t threshold = dt__drop_threshold(c->n->f), counter[4], word[4];
+    float scale = 1.0f / (1.0f - c->n->f);
+    memcpy(counter + 1, rng->counter, sizeof rng->counter);
+    for (int64_t i = begin; i < end; i++) {
+        if (i == begin || !(i & 3)) {
+            counter[0] = (uint32_t)(i >> 2);
+            dt__philox(counter, rng->key, word);
+        }
+        out[i] = word[i & 3] < threshold ? 0.0f : x[i] * scale;
+    }
+}
 static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
-    int64_t each = dt__count(c->n) / c->n->shape.n[0];
-    uint32_t threshold = dt__drop_threshold(c->n->f);
-    float scale = 1.0f / (1.0f - c->n->f);
+    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0];
     (void)worker;
-    for (int64_t b = begin; b < end; b++)
-        for (int64_t i = 0; i < each; i += 4) {
-            uint32_t counter[4], word[4];
-            counter[0] = (uint32_t)(i >> 2);
-            memcpy(counter + 1, c->env->rng[b].counter, sizeof c->env->rng[b].counter);
-            dt__philox(counter, c->env->rng[b].key, word);
-            for (int64_t l = 0; l < dt__min(4, each - i); l++)
-                c->out[b * each + i + l] = word[l] < threshold ? 0.0f : c->in[0][b * each + i + l] * scale;
-        }
+    if (c->n->i[1]) { /* elements [first, first + count) of the unit */
+        each = c->g->positions * dt__cols(c->n);
+        first = count / dt__own(c->g) * c->g->first_shard;
+    }
+    for (int64_t b = begin; b < end; b++) {
+        int64_t from = dt__max(first, b * each), to = dt__min(first + count, (b + 1) * each), at = b * each - first;
+        if (from < to) dt__drop(c, &c->env->rng[b], c->out + at, c->in[0] + at, from - b * each, to - b * each);
+    }
 }
 static void dt__run_dropout(const dt__call *c)
 {
+    int64_t samples;
     if (c->env->inference) {
         if (c->out != c->in[0]) memcpy(c->out, c->in[0], 4 * (size_t)dt__count(c->n));
         return;
     }
-    dt__site(c, c->n->shape.n[0], c->n->i[0]);
-    dt__split(c, c->n->shape.n[0], 1, dt__dropout_samples);
+    samples = c->n->i[1] ? c->g->samples : c->n->shape.n[0];
+    dt__site(c, samples, c->n->i[0]);
+    dt__split(c, samples, 1, dt__dropout_samples);
 }
 
 /* ---- loss ------------------------------------------------------------------------------------------ */
@@ -6967,6 +7463,17 @@ static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
     int64_t targets = g->eager ? 1 : dt__count(dt__at(g, g->targets));
     if (!sum.id || targets == terms) return sum;
     return dt_scale(g, sum, g->eager ? 1.0f / (float)terms : (float)targets / (float)terms);
+}
+
+/* All classes of logits that are cut, and the columns of a shard: those of the table whose product they come from. */
+static int64_t dt__logit_classes(const dt_graph *g, dt_tensor logits, int64_t *width)
+{
+    int32_t id = logits.id;
+    const dt__param *p = NULL;
+    for (; id && !p; id = g->nodes[id].in[0])
+        if (g->nodes[id].op == DT__OP_MATMUL) p = dt__cut_param(g, &g->nodes[g->nodes[id].in[1]]);
+    *width = p ? dt__param_width(p, g->tensor_shards) : 0;
+    return p ? p->shape.n[p->cut] : 0;
 }
 
 DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
@@ -6990,6 +7497,10 @@ DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tenso
         valid += target >= 0;
     }
     stats = dt_shape2(3, rows); /* max and sum interleaved (rows,2), then the loss of each row */
+    if (dt__at(g, logits)->cut) {
+        n.i[0] = dt__logit_classes(g, logits, &n.i[1]);
+        stats.n[0] = 7; /* and what dt__run_sliced_entropy needs */
+    }
     n.f = smoothing;
     sum = dt__push(g, &n, &stats);
     g->logits = logits;
@@ -7006,10 +7517,80 @@ static void dt__cross_entropy_rows(const dt__call *c, int64_t begin, int64_t end
                              (const int32_t *)c->in[1] + begin, c->n->f, end - begin, cols,
                              (float *)dt__scratch(c->env->pool, worker));
 }
+
+/* Logits cut over tensor shards. Behind max, sum and losses the second output holds, each (rows): the maxima; then what
+ * is summed over shards: sum of exp(x - max), the target's logit, sum of x - max. */
+static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3 + part) * dt__rows(dt__in(c, 0)); }
+
+static void dt__entropy_max_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__cols(dt__in(c, 0));
+    (void)worker;
+    for (int64_t r = begin; r < end; r++)
+        dt__entropy_part(c, 0)[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
+}
+
+/* Row sums per shard, TREE over this rank's; of the target's logit -0 where another rank has it. */
+static void dt__entropy_sum_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__kernels *k = c->env->k;
+    int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[1], shards = dt__own(c->g);
+    float *row = (float *)dt__scratch(c->env->pool, worker), sum[2][DT__TENSOR_SHARDS];
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = c->in[0] + r * cols;
+        float max = dt__entropy_part(c, 0)[r];
+        int64_t target = ((const int32_t *)(const void *)c->in[1])[r] - c->g->first_shard * width;
+        for (int64_t v = 0; v < shards; v++) {
+            int64_t n = dt__min(width, cols - v * width);
+            k->binary(DT__OP_SUB, row, x + v * width, 1, &max, 0, n);
+            sum[1][v] = c->n->f > 0.0f ? k->row_sum(row, n) : 0.0f;
+            k->unary(DT__OP_EXP, row, row, n, 0.0f);
+            sum[0][v] = k->row_sum(row, n);
+        }
+        for (int64_t step = 1; step < shards; step *= 2)
+            for (int64_t v = 0; v < shards; v += 2 * step)
+                for (int i = 0; i < 2; i++) sum[i][v] = sum[i][v] + sum[i][v + step];
+        dt__entropy_part(c, 1)[r] = sum[0][0];
+        dt__entropy_part(c, 2)[r] = target >= 0 && target < cols ? x[target] : -0.0f;
+        dt__entropy_part(c, 3)[r] = sum[1][0];
+    }
+}
+
+static void dt__entropy_loss_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0];
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
+        float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
+        c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
+        c->env->k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
+        loss = log_sum - (dt__entropy_part(c, 2)[r] - max);
+        even = log_sum - dt__entropy_part(c, 3)[r] / (float)classes;
+        if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
+        c->aux[2 * rows + r] = target < 0 || target >= classes ? 0.0f : loss;
+    }
+}
+
+/* The columns that a rank has of all classes: two exchanges, of the maxima and of the sums. */
+static void dt__run_sliced_entropy(const dt__call *c)
+{
+    int64_t rows = dt__rows(dt__in(c, 0));
+    int alone = dt__own(c->g) == c->g->tensor_shards;
+    float *max = dt__entropy_part(c, 0), *sums = dt__entropy_part(c, 1);
+    const dt__tp *tp = &c->env->tp;
+    dt__split(c, rows, 16, dt__entropy_max_rows);
+    if (!alone) tp->combine(tp->user, DT__TP_MAX, max, max, rows);
+    dt__split(c, rows, 16, dt__entropy_sum_rows);
+    if (!alone) tp->combine(tp->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
+    dt__split(c, rows, 64, dt__entropy_loss_rows);
+}
+
 static void dt__run_cross_entropy(const dt__call *c)
 {
     int64_t rows = dt__rows(dt__in(c, 0));
-    dt__split(c, rows, 16, dt__cross_entropy_rows);
+    if (c->n->i[0]) dt__run_sliced_entropy(c);
+    else dt__split(c, rows, 16, dt__cross_entropy_rows);
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
 /* in: logits, stats, targets, dloss. */
@@ -7018,7 +7599,8 @@ static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_
     int64_t cols = dt__cols(c->n);
     (void)worker;
     c->env->k->cross_entropy_grad(c->out + begin * cols, c->in[0] + begin * cols, c->in[1] + 2 * begin,
-                                  (const int32_t *)c->in[2] + begin, c->n->f, c->in[3][0], end - begin, cols);
+                                  (const int32_t *)c->in[2] + begin, c->n->f, c->in[3][0], end - begin, cols,
+                                  c->g->first_shard * c->n->i[1], c->n->i[0] ? c->n->i[0] : cols);
 }
 static void dt__run_cross_entropy_grad(const dt__call *c)
 {
@@ -7382,10 +7964,12 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     return h.id ? dt_reshape(g, dt__moe_sum(g, h, route, w), dt__at(g, x)->shape) : h;
 }
 
-/* out += x: a parameter's gradient that did not come from a chain over tokens. */
+/* out += x: a parameter's gradient that did not come from a chain over tokens; it is in the first row slice. */
 static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     (void)worker;
+    for (int64_t v = 1; c->fresh && v < dt__slices(c); v++)
+        memset(dt__slice(c, v) + begin, 0, 4 * (size_t)(end - begin));
     if (c->fresh) memcpy(c->out + begin, c->in[0] + begin, 4 * (size_t)(end - begin));
     else c->env->k->binary(DT__OP_ADD, c->out + begin, c->out + begin, 1, c->in[0] + begin, 1, end - begin);
 }
@@ -7529,9 +8113,13 @@ static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_shape parts = dt__at(g, dt__input(g, id, 0))->shape, one = parts;
     one.n[0] = 1;
-    dy = dt_reshape(g, dy, one);
-    dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
+    dy = dt_reshape(g, g->nodes[id].i[1] ? dt__all_rows(g, dy) : dy, one);
+    if (g->nodes[g->nodes[id].in[0]].op == DT__OP_MATMUL) dt__flow(g, id, 0, dy); /* which takes it once for all */
+    else dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
 }
+/* The gradient of all rows comes from products, whose sums over the ranks were scattered: it is that of a rank's own. */
+static void dt__grad_all_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dy); }
+static void dt__grad_own_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__all_rows(g, dy)); }
 
 static void dt__grad_neg(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_neg(g, dy)); }
 static void dt__grad_scale(dt_graph *g, int32_t id, dt_tensor dy)
@@ -7769,7 +8357,7 @@ static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
                           dt__shape_text(&s, text));
     for (int32_t i = 0; i < g->nodes[id].i[5]; i++) {
         int64_t width = dt__cols(&g->nodes[id + i]);
-        if (width % parts)
+        if (width % parts && !dt__in_shards(g))
             return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)width,
                               (long long)parts);
         n.in[n.inputs++] = g->nodes[id + i].grad;
@@ -7788,16 +8376,17 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
     int ta = (int)g->nodes[id].i[0], tb = (int)g->nodes[id].i[1];
     int64_t parts = g->nodes[id].i[2], grad_parts = g->nodes[id].i[3];
     dt__node chain;
-    if (parts) { /* every part has the same gradient (dt__grad_combine): take one */
+    if (parts) { /* every part has the same gradient: dt__grad_combine gives it once */
         dt_shape s = dt__at(g, dy)->shape;
-        dy = parts > 1 ? dt_slice(g, dy, 0, 0, 1) : dy;
+        dy = s.n[0] > 1 ? dt_slice(g, dy, 0, 0, 1) : dy;
         memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
         dy = dt_reshape(g, dy, s);
     }
     if (dt__wants(g, id, 0) && !g->nodes[id].i[4]) { /* the first of several that share A speaks for all */
         if (g->nodes[id].i[5]) da = dt__columns_dx(g, id, grad_parts);
         else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
-        dt__flow_reduced(g, id, 0, grad_parts ? dt_combine(g, da) : da);
+        if (!grad_parts) dt__flow_reduced(g, id, 0, da);
+        else dt__flow(g, id, 0, dt__combine_shards(g, da, dt__at(g, a)->op == DT__OP_ALL_ROWS));
     }
     if (!dy.id || !dt__wants(g, id, 1)) return;
     if (dt__at(g, b)->shape.dims == 2 && (!ta || dt__at(g, a)->shape.dims == 2)) {
@@ -7906,7 +8495,7 @@ static void dt__grad_rope(dt_graph *g, int32_t id, dt_tensor dy) /* the rotation
 static void dt__grad_dropout(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt__node n = dt__node_make(DT__OP_DROPOUT, g->nodes[id].shape, dy, dt__nothing(), dt__nothing());
-    n.i[0] = g->nodes[id].i[0];
+    memcpy(n.i, g->nodes[id].i, sizeof n.i);
     n.f = g->nodes[id].f;
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
@@ -7917,6 +8506,7 @@ static void dt__grad_cross_entropy(dt_graph *g, int32_t id, dt_tensor dy)
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY_GRAD, dt__at(g, logits)->shape, logits,
                                dt__tensor(g->nodes[id].aux), dt__input(g, id, 1));
     n.in[n.inputs++] = dy.id;
+    memcpy(n.i, g->nodes[id].i, sizeof n.i);
     n.f = g->nodes[id].f;
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
@@ -8042,12 +8632,13 @@ typedef struct dt__plan {
     double forward_flops, backward_flops;
 } dt__plan;
 
-/* The node whose memory `id` shares: aliases, and a COMBINE of one part, are other names of their input. */
+/* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, are other names of their input. */
 static int32_t dt__root(const dt_graph *g, int32_t id)
 {
     for (;;) {
         const dt__node *n = &g->nodes[id];
-        if (!dt__is_alias(n->op) && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1)) return id;
+        if (!dt__is_alias(n->op) && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1 && !n->i[0]))
+            return id;
         id = n->in[0];
     }
 }
@@ -8244,7 +8835,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot;
+    const int64_t *param, *slot; /* behind the slots' offsets: those of their row slices but the first, or -1 */
 } dt__bind;
 
 static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
@@ -8267,6 +8858,9 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         c.n = n;
         c.env = env;
         c.fresh = n->slot < 0 || fresh;
+        c.slices = NULL;
+        if (n->slot >= 0 && b->slot[p->g->slot_count + n->slot] >= 0)
+            c.slices = b->slots + b->slot[p->g->slot_count + n->slot];
         c.out = dt__where(p, b, p->order[k]);
         c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
         for (int i = 0; i < DT__MAX_IN; i++) c.in[i] = i < n->inputs ? dt__where(p, b, n->in[i]) : NULL;
@@ -8317,9 +8911,9 @@ typedef struct dt__gpt2 {
 static dt_tensor dt__gpt2_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
 {
     const dt__gpt2 *m = (const dt__gpt2 *)user;
-    dt_tensor wte = dt_param(g, "wte.weight", dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
+    dt_tensor wte = dt__table_param(g, "wte.weight", m->vocabulary, m->width);
     dt_tensor wpe = dt__positions(g, "wpe.weight", dt_dim(g, tokens, 1), m->width);
-    return dt_dropout(g, dt_add(g, dt_embed(g, wte, tokens), wpe), m->dropout);
+    return dt__own_rows(g, dt_dropout(g, dt_add(g, dt_embed(g, wte, tokens), wpe), m->dropout));
 }
 
 /* The residual projections start smaller, by 1/sqrt(2 layers), so that the sum of the blocks keeps its size. */
@@ -8328,7 +8922,8 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     const dt__gpt2 *m = (const dt__gpt2 *)user;
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
     dt_tensor h = dt_layernorm(g, x, "ln_1");
-    h = dt_linear_column(g, h, "attn.c_attn", 3 * m->width, 0.02f); /* (B,T,3C): q, k, v */
+    if (!dt__cuts(g, "heads", m->heads)) return dt__tensor(0);
+    h = dt__linear_column(g, h, "attn.c_attn", 3 * m->width, 3, 0.02f); /* (B,T,3C): q, k, v of each tensor shard */
     h = dt_attention(g, h, m->heads, 1, m->dropout);
     h = dt_linear_row(g, h, "attn.c_proj", m->width, residual);
     x = dt_add(g, x, dt_dropout(g, h, m->dropout));
@@ -8341,12 +8936,17 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     return dt_add(g, x, dt_dropout(g, h, m->dropout));
 }
 
+/* Cross-entropy of the logits h table^T (B,T,V), of which tensor shards have columns. */
+static dt_tensor dt__next_token_loss(dt_graph *g, dt_tensor h, dt_tensor table)
+{
+    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h), table, 0, 1, 0, dt__own(g)), dt_targets(g));
+}
+
 static dt_tensor dt__gpt2_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
     const dt__gpt2 *m = (const dt__gpt2 *)user;
-    dt_tensor wte = dt_param(g, "/transformer.wte.weight", dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
-    dt_tensor logits = dt__matmul(g, dt_layernorm(g, x, "ln_f"), wte, 0, 1, 0, g->tensor_shards); /* (B,T,V) */
-    return dt_cross_entropy(g, logits, dt_targets(g));
+    dt_tensor h = dt_layernorm(g, x, "ln_f");
+    return dt__next_token_loss(g, h, dt__table_param(g, "/transformer.wte.weight", m->vocabulary, m->width));
 }
 
 typedef struct dt__size {
@@ -8384,24 +8984,14 @@ static dt_model dt__llama_settled(dt_model m)
     return m;
 }
 
-/* Can `n`, of which there is a slice on each tensor shard, be cut? */
-static int dt__cuts(dt_graph *g, const char *what, int64_t n)
-{
-    if (n % g->tensor_shards == 0) return 1;
-    dt__poison(g, DT_E_SHAPE, "%lld %s do not divide into %lld tensor shards: make them a multiple", (long long)n, what,
-               (long long)g->tensor_shards);
-    return 0;
-}
-
 static dt_tensor dt__llama_table(dt_graph *g, const dt_model *m, int head)
 {
-    return dt_param(g, head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight",
-                    dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
+    return dt__table_param(g, head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight", m->vocabulary, m->width);
 }
 
 static dt_tensor dt__llama_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
 {
-    return dt_embed(g, dt__llama_table(g, (const dt_model *)user, 0), tokens);
+    return dt__own_rows(g, dt_embed(g, dt__llama_table(g, (const dt_model *)user, 0), tokens));
 }
 
 static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor x, const dt_model *m, float residual) /* (B,T,C) -> same */
@@ -8451,8 +9041,7 @@ static dt_tensor dt__llama_head(dt_graph *g, dt_tensor x, const void *user) /* (
 {
     const dt_model *m = (const dt_model *)user;
     dt_tensor h = dt_rmsnorm_eps(g, x, "norm", m->norm_eps);
-    if (!dt__cuts(g, "token ids", m->vocabulary)) return dt__tensor(0);
-    return dt_cross_entropy(g, dt__matmul(g, h, dt__llama_table(g, m, 1), 0, 1, 0, g->tensor_shards), dt_targets(g));
+    return dt__next_token_loss(g, h, dt__llama_table(g, m, 1));
 }
 
 typedef struct dt__llama_size {
@@ -8503,7 +9092,7 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 typedef struct dt__built {
     dt__plan *plan;
     int owner; /* this segment's graph is the plan's; others with the same plan only have other parameters */
-    int64_t *param, *slot; /* offsets of its parameters and gradient slots, in floats */
+    int64_t *param, *slot; /* offsets of its parameters and gradient slots, in floats, as in dt__bind */
     int64_t input, output; /* floats of its input and output */
     int64_t routed;        /* experts of the mixtures before this segment */
     int watched;           /* it has mixtures or auxiliary losses */
@@ -8511,18 +9100,25 @@ typedef struct dt__built {
 
 typedef struct dt__net_param {
     dt__param is;
-    int64_t offset, count; /* floats */
+    int64_t offset, count; /* floats of this rank's shards, from the first to the end of the last */
     int32_t uses;
-    int64_t slot[4]; /* offset of each use's gradient; use 0 first */
+    int64_t slices;   /* row slices that a leaf's gradient is summed by (R7); 1: it is one sum */
+    int64_t slot[4];  /* offset of each use's gradient; use 0 first */
+    int64_t slice[4]; /* of its row slices but the first, each `count` rounded up to blocks; -1: none */
 } dt__net_param;
 
-/* Parameters lie in definition order, gradient slots in backward order, both at multiples of 1024 floats (R11). */
+/* Parameters lie in definition order, gradient slots in backward order, both at multiples of 1024 floats (R11); behind
+ * all slots lie the row slices, which are folded into them when a leaf is complete (dt__net_fold). Of tensor_shards
+ * (Vt) this rank has own_shards from first_shard on; these four fields may be set before the network is opened. */
 typedef struct dt__net {
+    int64_t tensor_shards, first_shard, own_shards; /* 0: 1, 0, all */
+    int sequence_parallel;
     dt__built *segments;
     int64_t count;
     dt__net_param *params;
     int32_t param_count;
-    int64_t param_floats, slot_floats, weights; /* weights: without padding */
+    int64_t param_floats, slot_floats, set_floats; /* set_floats: slots and row slices */
+    int64_t weights;                               /* of the whole model */
     int64_t *slot_end;                          /* (count): end of the slots of segments count-1 .. s */
     int64_t saved, temp, boundary, widest;      /* floats: sums over segments, largest temp, outputs, largest output */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
@@ -8551,6 +9147,9 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     char a[96], b[96];
     *index = dt__net_find(net, p->name);
     if (*index >= 0) {
+        const dt__param *q = &net->params[*index].is;
+        if (q->cut != p->cut || q->rows != p->rows)
+            return dt__error(DT_E_SHAPE, "parameter %s is used in a tensor-parallel form and in another one", p->name);
         if (dt__same_shape(&net->params[*index].is.shape, &p->shape)) return DT_OK;
         return dt__error(DT_E_SHAPE,
                          "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
@@ -8563,10 +9162,10 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     net->params = list;
     *index = net->param_count++;
     list[*index].is = *p;
-    list[*index].count = dt_shape_count(p->shape);
+    list[*index].count = dt__param_local(p, net->tensor_shards, net->own_shards);
     list[*index].offset = net->param_floats;
     net->param_floats += dt__round_up(list[*index].count, DT__BLOCK);
-    net->weights += list[*index].count;
+    net->weights += dt_shape_count(p->shape);
     return DT_OK;
 }
 
@@ -8579,13 +9178,11 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
 /* Records segment s over an input of `shape`: forward, then its gradient; with a context forward alone, and the last
  * one's output is its logits. The plan owns the graph. `source` has the types of the model's input and targets; NULL:
  * tokens. */
-static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int64_t context, int first,
-                                  int last, const dt_source *source, dt__plan **plan)
+static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape shape, dt_shape targets,
+                                    int64_t context, int first, int last, const dt_source *source, dt__plan **plan)
 {
-    dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx = dt__nothing();
     dt_result r;
-    if (!g) return DT_E_MEMORY;
     snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
     g->context = context;
     g->input = dt__leaf(g, DT__OP_INPUT, shape, !first ? (int)DT_F32 : source ? (int)source->input_type : (int)DT_I32);
@@ -8610,6 +9207,25 @@ static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape 
     if (r) return dt_graph_close(&g), r;
     return dt__plan_open(plan, g, y, dx);
 }
+/* The same in a graph of its own, on one rank and one tensor shard. */
+static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int64_t context, int first,
+                                  int last, const dt_source *source, dt__plan **plan)
+{
+    dt_graph *g = dt__graph_new(0, 0);
+    return g ? dt__segment_record(g, s, shape, targets, context, first, last, source, plan) : DT_E_MEMORY;
+}
+
+/* A graph for this rank's tensor shards of a unit of (B,T). */
+static dt_graph *dt__net_graph(const dt__net *net, const dt_shape *unit)
+{
+    dt_graph *g = dt__graph_new(0, 0);
+    if (!g) return g;
+    g->tensor_shards = net->tensor_shards;
+    g->first_shard = net->first_shard, g->own_shards = net->own_shards;
+    g->sequence_parallel = net->sequence_parallel;
+    g->samples = unit->n[0], g->positions = unit->n[1];
+    return g;
+}
 
 /* Notes what a segment uses as ids: rows of a table, or classes. Through ops that only pick, the ids are the same. */
 static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
@@ -8618,6 +9234,9 @@ static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
         const dt__node *n = &g->nodes[i];
         int32_t id = n->op == DT__OP_EMBED || n->op == DT__OP_CROSS_ENTROPY ? n->in[1] : 0;
         int64_t count = n->op == DT__OP_EMBED ? g->nodes[n->in[0]].shape.n[0] : id ? dt__cols(&g->nodes[n->in[0]]) : 0;
+        const dt__param *table = n->op == DT__OP_EMBED ? dt__cut_param(g, &g->nodes[n->in[0]]) : NULL;
+        if (table) count = table->shape.n[0];
+        if (n->op == DT__OP_CROSS_ENTROPY && n->i[0]) count = n->i[0];
         while (dt__takes(g->nodes[id].op, 0) == DT__ANY && g->nodes[id].op != DT__OP_CAST) id = g->nodes[id].in[0];
         if (id && id == g->targets.id) net->ids[1] = dt__min(net->ids[1], count);
         if (id && id == g->input.id && first) net->ids[0] = dt__min(net->ids[0], count);
@@ -8629,9 +9248,10 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
                                  int64_t context)
 {
     dt__built *b = &net->segments[at];
-    dt_graph *g;
-    dt_result r =
-        dt__segment_plan(&list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, &b->plan);
+    dt_graph *g = dt__net_graph(net, &targets);
+    dt_result r = !g ? DT_E_MEMORY
+                     : dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1,
+                                          net->source, &b->plan);
     if (r) return r;
     b->owner = 1;
     g = b->plan->g;
@@ -8640,7 +9260,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     *shape = dt__at(g, b->plan->output)->shape;
     b->output = dt_shape_count(*shape);
     b->param = (int64_t *)dt__alloc(8 * g->param_count, "a segment");
-    b->slot = (int64_t *)dt__alloc(8 * g->slot_count, "a segment");
+    b->slot = (int64_t *)dt__alloc(16 * g->slot_count, "a segment");
     if (!b->param || !b->slot) return DT_E_MEMORY;
     for (int32_t i = 0; i < g->param_count; i++) {
         int32_t index;
@@ -8651,6 +9271,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
         int32_t index = dt__net_find(net, g->params[g->slots[i].param].name);
         if (net->params[index].uses == 4)
             return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
+        net->params[index].slices = dt__row_slices(g, &net->params[index].is);
         b->slot[i] = (int64_t)index * 4 + net->params[index].uses++; /* becomes an offset in dt__net_slots */
     }
     for (int64_t e = at - 1; e >= 0; e--) {
@@ -8667,18 +9288,64 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     return DT_OK;
 }
 
+/* The segments' row slices, once it is known where the slots end. */
+static void dt__net_slices(dt__net *net)
+{
+    for (int32_t i = 0; i < net->param_count; i++)
+        for (int32_t u = 0; u < net->params[i].uses; u++)
+            if (net->params[i].slice[u] >= 0) net->params[i].slice[u] += net->slot_floats;
+    for (int64_t s = 0; s < net->count; s++) {
+        dt__built *b = &net->segments[s];
+        int32_t slots = b->plan->g->slot_count;
+        for (int32_t i = 0; i < slots; i++) {
+            b->slot[slots + i] = -1;
+            for (int32_t k = 0; k < net->param_count; k++)
+                for (int32_t u = 0; u < net->params[k].uses; u++)
+                    if (net->params[k].slot[u] == b->slot[i]) b->slot[slots + i] = net->params[k].slice[u];
+        }
+    }
+}
+
 /* Gradient slots in the order in which backward finishes them. */
 static void dt__net_slots(dt__net *net)
 {
+    int64_t extra = 0; /* row slices so far */
     for (int64_t s = net->count - 1; s >= 0; s--) {
         dt__built *b = &net->segments[s];
         for (int32_t i = b->plan->g->slot_count - 1; i >= 0; i--) {
             dt__net_param *p = &net->params[b->slot[i] / 4];
+            int64_t size = dt__round_up(p->count, DT__BLOCK), *slice = &p->slice[b->slot[i] % 4];
             p->slot[b->slot[i] % 4] = net->slot_floats;
+            *slice = p->slices > 1 ? extra : -1;
             b->slot[i] = net->slot_floats;
-            net->slot_floats += dt__round_up(p->count, DT__BLOCK);
+            net->slot_floats += size;
+            extra += (p->slices - 1) * size;
         }
         net->slot_end[s] = net->slot_floats;
+    }
+    dt__net_slices(net);
+    net->set_floats = net->slot_floats + extra;
+}
+
+/* Folds the row slices of a complete leaf (R7) of segments [begin, end) in the gradient set at `sets`: TREE over this
+ * rank's slices, then, where rows are split, over those of all ranks. Before the leaf is added to others. */
+static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *set, const dt__env *env)
+{
+    for (int64_t s = begin; s < end; s++) {
+        const dt__built *b = &net->segments[s];
+        const dt_graph *g = b->plan->g;
+        for (int32_t i = 0; i < g->slot_count; i++) {
+            const dt__param *p = &g->params[g->slots[i].param];
+            int64_t slices = dt__row_slices(g, p), count = dt_shape_count(p->shape);
+            int64_t step = dt__round_up(count, DT__BLOCK);
+            float *to = set + b->slot[i], *more = set + b->slot[g->slot_count + i] - step;
+            for (int64_t near = 1; near < slices; near *= 2)
+                for (int64_t v = 0; v < slices; v += 2 * near) {
+                    float *left = v ? more + v * step : to;
+                    env->k->binary(DT__OP_ADD, left, left, 1, more + (v + near) * step, 1, count);
+                }
+            if (p->rows == 1 && dt__splits_rows(g)) env->tp.combine(env->tp.user, DT__TP_SUM, to, to, count);
+        }
     }
 }
 
@@ -8724,6 +9391,20 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
     return DT_OK;
 }
 
+/* The fields that are 0 for their usual values. */
+static dt_result dt__net_shards(dt__net *net, const dt_model *m)
+{
+    if (!net->tensor_shards) net->tensor_shards = 1;
+    if (!net->own_shards) net->own_shards = net->tensor_shards;
+    if (!dt__is_pow2(net->tensor_shards) || net->tensor_shards > DT__TENSOR_SHARDS)
+        return dt__error(DT_E_USAGE, "%lld tensor shards: it is a power of two up to %d",
+                         (long long)net->tensor_shards, (int)DT__TENSOR_SHARDS);
+    if (m->segments && net->sequence_parallel)
+        return dt__error(DT_E_USAGE, "sequence parallelism is for the model families: their blocks say where rows are "
+                         "split");
+    return DT_OK;
+}
+
 /* Builds and plans a model for units of `rows` samples of T tokens, or of what net->source says; with a context
  * (families alone) in the decode form: T of so many positions, against the keys and values of those before. net must be
  * zero but for the source, and must not move afterwards. */
@@ -8732,7 +9413,8 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     dt_shape shape = dt_shape2(rows, net->source ? net->source->inputs : sequence);
     dt_shape targets = dt_shape2(rows, net->source ? net->source->targets : sequence);
     const dt_segment *list = m->segments;
-    dt_result r = DT_OK;
+    dt_result r = dt__net_shards(net, m);
+    if (r) return r;
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segment_count;
     if (!list) r = dt__family_list(net, m);
@@ -8766,6 +9448,31 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
 static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence)
 {
     return dt__net_open_at(net, m, rows, sequence, 0);
+}
+
+/* Elements of `bytes` each, from this rank's shards of a parameter to their places in the whole one. */
+static void dt__net_whole(const dt__net *net, const dt__net_param *p, const void *shards, int64_t bytes, void *whole)
+{
+    int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
+    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
+        for (int64_t at = 0; at < size; at += run) {
+            int64_t to = dt__param_index(&p->is, vt, net->first_shard + v, at);
+            run = dt__param_run(&p->is, vt, at);
+            if (to >= 0)
+                memcpy((char *)whole + to * bytes, (const char *)shards + (v * step + at) * bytes, (size_t)(run * bytes));
+        }
+}
+/* And back. */
+static void dt__net_cut(const dt__net *net, const dt__net_param *p, const void *whole, int64_t bytes, void *shards)
+{
+    int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
+    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
+        for (int64_t at = 0; at < size; at += run) {
+            int64_t from = dt__param_index(&p->is, vt, net->first_shard + v, at);
+            run = dt__param_run(&p->is, vt, at);
+            if (from >= 0)
+                memcpy((char *)shards + (v * step + at) * bytes, (const char *)whole + from * bytes, (size_t)(run * bytes));
+        }
 }
 
 /* Widths that the row kernels' scratch must hold. */
@@ -13124,6 +13831,7 @@ static void dt__program_unit(dt__program *p, const dt__net *net, dt__stack *stac
         i->micro = micro;
         i->set = back ? set : -1;
         i->fresh = fresh;
+        i->completes = back && done;
         if (!back || !done || bucket == p->buckets || i->segment != p->bucket_last[bucket]) continue;
         {
             dt__stack joined = *stack;
@@ -13376,8 +14084,10 @@ static dt_result dt__engine_update(dt__engine *e)
     for (int32_t i = 0; i < e->net.param_count; i++) {
         const dt__net_param *p = &e->net.params[i];
         float *g = grads + p->slot[0];
+        int64_t vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
         for (int32_t u = 1; u < p->uses; u++) e->k->binary(DT__OP_ADD, g, g, 1, grads + p->slot[u], 1, p->count);
-        squares = squares + dt__sum_squares(e->k, e->pool, g, p->count, e->sums);
+        for (int64_t v = 0; v < dt__param_shards(&p->is, vt, e->net.own_shards); v++) /* padding is +0 */
+            squares = squares + dt__sum_squares(e->k, e->pool, g + v * step, dt__shard_floats(&p->is, vt), e->sums);
     }
     e->norm = dt__sqrtf(squares);
     if (!(squares <= 3.402823466e38f)) /* also NaN */
@@ -13426,6 +14136,8 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
             DT_ASSERT(i->fresh || i->micro == e->micro || i->micro == e->micro + 1);
             e->micro = i->micro;
             dt__engine_backward(e, i->segment, i->set, i->fresh);
+            if (i->completes)
+                dt__net_fold(&e->net, i->segment, i->segment + 1, e->sets + i->set * e->set_floats, &e->env);
             break;
         case DT_FOLD:
         case DT_TOTAL: dt__engine_fold(e, i); break;
@@ -14041,6 +14753,7 @@ static const dt__option dt__options[] = {
     DT__RECIPE("sequence", "T", DT__TYPE_INT, sequence, "tokens per sequence"),
     DT__RECIPE("seed", "N", DT__TYPE_INT, seed, "of weights, order and dropout"),
     DT__RECIPE("data-shards", "N", DT__TYPE_INT, data_shards, "logical shards, a power of two: up to so many ranks"),
+    DT__RECIPE("tensor-shards", "N", DT__TYPE_INT, tensor_shards, "slices of heads and hidden units, a power of two"),
     DT__NAMED("accumulation", accumulation, "shard,each", "shard or each: how micro-batches add up"),
     DT__NAMED("schedule", schedule, "constant,cosine,linear,wsd", "constant, cosine, linear or wsd"),
     DT__RECIPE("learning-rate", "X", DT__TYPE_FLOAT, learning_rate, "peak"),
@@ -14263,6 +14976,7 @@ struct dt_trainer {
     dt__generator generator; /* text samples */
     uint32_t *unit; /* validation samples: input and target words of one unit */
     char *text;           /* a text sample */
+    float *whole;         /* a parameter put together from its tensor shards; NULL when there is one shard */
     float *gathered;      /* (ranks, shards per rank) */
     uint32_t *words;      /* this rank's part of an exchange */
     int64_t per_rank;     /* shards per rank, the most */
@@ -14281,12 +14995,15 @@ DT_API dt_step_info dt_step_info_zero(void)
 }
 DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
-/* The part of an array of weights, or NULL, that is the parameter of this name. */
+/* The part of an array of weights, or NULL, that is the parameter of this name: a copy when tensor shards cut it. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
 {
     int32_t i = array ? dt__net_find(&t->e.net, name) : -1;
-    if (count) *count = i < 0 ? 0 : t->e.net.params[i].count;
-    return i < 0 ? NULL : array + t->e.net.params[i].offset;
+    const dt__net_param *p = i < 0 ? NULL : &t->e.net.params[i];
+    if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
+    if (!p || !dt__param_is_cut(&p->is, t->e.net.tensor_shards)) return p ? array + p->offset : NULL;
+    dt__net_whole(&t->e.net, p, array + p->offset, 4, t->whole);
+    return t->whole;
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
@@ -14400,8 +15117,12 @@ static dt_result dt__check_batch(const dt_recipe *r, int ranks)
                          "micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower "
                          "--data-shards (a recipe choice: other bits)",
                          (long long)r->micro_batch, (long long)r->data_shards);
-    if (r->tensor_shards != 1 || r->context_shards != 1)
-        return dt__error(DT_E_USAGE, "tensor_shards and context_shards are 1 in this version");
+    if (!dt__is_pow2(r->tensor_shards) || r->tensor_shards > DT__TENSOR_SHARDS)
+        return dt__error(DT_E_USAGE,
+                         "%lld tensor shards: it is a power of two up to %d (the tree over shards must not depend on "
+                         "ranks)",
+                         (long long)r->tensor_shards, (int)DT__TENSOR_SHARDS);
+    if (r->context_shards != 1) return dt__error(DT_E_USAGE, "context_shards is 1 in this version");
     if (ranks > r->data_shards)
         return dt__error(DT_E_USAGE,
                          "%d ranks cannot share %lld data shards: --ranks up to %lld, or raise --data-shards (a recipe "
@@ -14610,7 +15331,9 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     r = dt_comm_alloc(e->comm, 4 * e->set_floats * e->program.sets, &shared);
     if (r) return r;
     e->sets = (float *)shared;
-    for (int32_t i = 0; i < n->param_count; i++) longest = dt__max(longest, n->params[i].count);
+    for (int32_t i = 0; i < n->param_count; i++)
+        longest = dt__max(longest, dt__max(n->params[i].count, dt_shape_count(n->params[i].is.shape)));
+    if (n->tensor_shards > 1 && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
     r = dt__engine_state(e);
     if (r) return r;
     e->saved = (float *)dt__alloc(4 * activations, "activations");
@@ -14720,9 +15443,10 @@ static void dt__trainer_banner(const dt_trainer *t)
         printf("data     %s: %lld training sequences of %lld tokens, ", r->data,
                (long long)t->feed.is.samples[DT_TRAIN], (long long)r->sequence);
     printf("%lld for validation\n", (long long)t->feed.is.samples[DT_VALIDATION]);
-    printf("recipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, seed %lld\n", (long long)r->steps,
-           (long long)r->batch, t->feed.own ? "samples" : "sequences", (long long)r->micro_batch,
-           (long long)r->data_shards, (long long)r->seed);
+    printf("recipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, ", (long long)r->steps, (long long)r->batch,
+           t->feed.own ? "samples" : "sequences", (long long)r->micro_batch, (long long)r->data_shards);
+    if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
+    printf("seed %lld\n", (long long)r->seed);
     printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
            t->peak_gflops);
@@ -14778,6 +15502,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     e->rows = r->micro_batch / r->data_shards;
     e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards);
     if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
+    e->net.tensor_shards = t->generator.whole.tensor_shards = r->tensor_shards;
+    t->generator.several.tensor_shards = t->generator.one.tensor_shards = r->tensor_shards;
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
     if (!result) result = dt__trainer_ids(t);
     if (!result && !dt__predicts_text(&e->net, e->rows * r->sequence, r->model.vocabulary)) t->layout.sample_length = 0;
@@ -14785,7 +15511,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
         result = dt__generator_open(&t->generator, &r->model, r->sequence, t->layout.no_cache);
     if (!result)
         result = dt__program_open(&e->program, &e->net, e->lo, e->hi, e->micros, r->accumulation, t->layout.bucket);
-    e->set_floats = e->net.slot_floats;
+    e->set_floats = e->net.set_floats;
     if (!result) result = dt__trainer_parts(t);
     if (result) return result;
     t->planned = dt__memory_plan(t, line);
@@ -14793,7 +15519,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     if (!result) result = dt__trainer_allocate(t);
     for (int32_t i = 0; i < e->net.param_count && !result; i++) {
         dt__comm_tick(t->comm);
-        dt__init_param(&e->net.params[i].is, (uint64_t)r->seed, t->pool, e->params + e->net.params[i].offset);
+        dt__init_shards(&e->net.params[i].is, e->net.tensor_shards, e->net.first_shard, e->net.own_shards,
+                        (uint64_t)r->seed, t->pool, e->params + e->net.params[i].offset);
     }
     if (!result && r->ema > 0.0f) memcpy(e->state[DT__STATE_AVERAGE], e->params, 4 * (size_t)e->net.param_floats);
     return result;
@@ -14890,6 +15617,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->e.parts);
     dt__free(t->e.part_count);
     dt__free(t->unit);
+    dt__free(t->whole);
     dt__free(t->text);
     dt__free(t->words);
     dt__free(t->gathered);
@@ -15237,14 +15965,25 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     return DT_OK;
 }
 
-/* Adds one array, parameter by parameter; `bytes` are those of 256 weights. */
+/* Adds one array, parameter by parameter, elements in the order of the whole parameters; `bytes` are those of 256
+ * weights. Numbers that blocks of weights share come in the order of storage, shard by shard. */
 static void dt__hash_array(dt_trainer *t, dt__sha256 *h, const void *array, int64_t bytes)
 {
-    for (int32_t i = 0; i < t->e.net.param_count; i++) {
-        const dt__net_param *p = &t->e.net.params[i];
+    const dt__net *net = &t->e.net;
+    for (int32_t i = 0; i < net->param_count; i++) {
+        const dt__net_param *p = &net->params[i];
         const char *from = (const char *)array + p->offset / DT__MOMENT_BLOCK * bytes;
-        int64_t units = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1; /* weights that share a number */
-        dt__sha256_add(h, from, dt__ceil_div(p->count, units) * bytes * units / DT__MOMENT_BLOCK);
+        int64_t vt = net->tensor_shards, shards = dt__param_shards(&p->is, vt, net->own_shards);
+        int64_t size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), each = bytes / DT__MOMENT_BLOCK;
+        if (bytes < DT__MOMENT_BLOCK)
+            for (int64_t v = 0; v < shards; v++)
+                dt__sha256_add(h, from + v * step / DT__MOMENT_BLOCK * bytes,
+                               dt__ceil_div(size, DT__MOMENT_BLOCK) * bytes);
+        else if (shards == 1) dt__sha256_add(h, from, size * each);
+        else {
+            dt__net_whole(net, p, from, each, t->whole);
+            dt__sha256_add(h, t->whole, dt_shape_count(p->is.shape) * each);
+        }
         dt__comm_tick(t->comm);
     }
 }

@@ -341,10 +341,10 @@ static void test_cross_entropy(const dt__kernels *k)
         k->cross_entropy(got, stats, A, target, smoothing, rows, n, row);
         compare(got, want, rows, "loss", n);
         compare(stats, want_stats, 2 * rows, "max and sum", n);
-        k->cross_entropy_grad(D, A, stats, target, smoothing, dloss, rows, n);
+        k->cross_entropy_grad(D, A, stats, target, smoothing, dloss, rows, n, 0, n);
         compare(D, C, rows * n, "gradient", n);
         fence_check(D, rows * n, "wrote behind its end");
-        k->cross_entropy_grad(A, A, stats, target, smoothing, dloss, rows, n);
+        k->cross_entropy_grad(A, A, stats, target, smoothing, dloss, rows, n, 0, n);
         compare(A, C, rows * n, "gradient in place", n);
     }
     compare_end("R9 R12 cross-entropy: true maximum, exp, sum, log; smoothing; ignored targets are +0; %s", k->name);
