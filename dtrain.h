@@ -4913,11 +4913,11 @@ DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init
 /* A table (vocabulary,width) whose rows are cut; padding makes the shards equal. No shard may be all padding. */
 static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabulary, int64_t width)
 {
-    int64_t vt = dt__in_shards(g) ? g->tensor_shards : 1, rows = dt__ceil_div(vocabulary, vt);
+    int64_t vt = g->tensor_shards, rows = dt__ceil_div(vocabulary, vt);
     if ((vt - 1) * rows >= vocabulary)
         return dt__poison(g, DT_E_SHAPE, "%lld token ids are too few for %lld tensor shards: use fewer shards",
                           (long long)vocabulary, (long long)vt);
-    return dt__param_cut(g, name, dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1, vt * rows - vocabulary);
+    return dt__param_cut(g, name, dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1, rows * vt - vocabulary);
 }
 
 /* Says that parameter t acts on rows, of which there are `rows` here (R7); kind as in dt__param.rows. */
@@ -8835,7 +8835,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot; /* behind the slots' offsets: those of their row slices but the first, or -1 */
+    const int64_t *param, *slot; /* in shards, behind the slots' offsets: those of their row slices but the first, or -1 */
 } dt__bind;
 
 static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
@@ -8859,7 +8859,7 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         c.env = env;
         c.fresh = n->slot < 0 || fresh;
         c.slices = NULL;
-        if (n->slot >= 0 && b->slot[p->g->slot_count + n->slot] >= 0)
+        if (dt__in_shards(p->g) && n->slot >= 0 && b->slot[p->g->slot_count + n->slot] >= 0)
             c.slices = b->slots + b->slot[p->g->slot_count + n->slot];
         c.out = dt__where(p, b, p->order[k]);
         c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
