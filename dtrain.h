@@ -1670,6 +1670,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(COMBINE, 0, dt__run_combine, dt__grad_combine)                                                         \
     X(ALL_ROWS, 0, dt__run_all_rows, dt__grad_all_rows)                                                      \
     X(OWN_ROWS, 0, dt__run_own_rows, dt__grad_own_rows)                                                      \
+    X(SAME_ROWS, 0, NULL, dt__grad_same_rows)                                                                \
     X(NEG, 1, dt__run_unary, dt__grad_neg)                                                                   \
     X(SCALE, 1, dt__run_unary, dt__grad_scale)                                                               \
     X(EXP, 1, dt__run_unary, dt__grad_exp)                                                                   \
@@ -5015,7 +5016,10 @@ static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t
 }
 
 /* Ops whose value is another name of their first input's. */
-static int dt__is_alias(int op) { return op == DT__OP_RESHAPE || op == DT__OP_DETACH || op == DT__OP_AUX_LOSS; }
+static int dt__is_alias(int op)
+{
+    return op == DT__OP_RESHAPE || op == DT__OP_DETACH || op == DT__OP_AUX_LOSS || op == DT__OP_SAME_ROWS;
+}
 
 /* Eager evaluation: memory for the node and its second output, then the op. Aliases copy. */
 static void dt__compute(dt_graph *g, int32_t id)
@@ -5397,13 +5401,27 @@ static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
     return dt__push(g, &n, scatter && dt__own(g) > 1 ? &all : NULL);
 }
 
-/* All rows (B,T,C) of the unit from every rank's own (1,rows,C); x itself where rows are not split. */
+/* All rows (B,T,C) of the unit from every rank's own (1,rows,C); x itself where rows are not split. Products that share
+ * the result flow the gradient of a rank's own rows to it. */
 static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt__at(g, x)->shape;
     if (!x.id || !dt__splits_rows(g)) return x;
     return dt__push_op(g, DT__OP_ALL_ROWS, dt_shape3(g->samples, g->positions, s.n[s.dims - 1]), x, dt__tensor(0),
                        dt__tensor(0));
+}
+/* The same as (B*T,C). */
+static dt_tensor dt__all_rows_matrix(dt_graph *g, dt_tensor x)
+{
+    int64_t cols = dt_dim(g, x, -1);
+    if (!x.id || !dt__splits_rows(g)) return dt__as_matrix(g, x);
+    return dt__push_op(g, DT__OP_ALL_ROWS, dt_shape2(g->samples * g->positions, cols), x, dt__tensor(0), dt__tensor(0));
+}
+/* All rows for work that every rank does alike: its gradient is whole on each, and a rank takes its own rows of it. */
+static dt_tensor dt__same_rows(dt_graph *g, dt_tensor x)
+{
+    if (!x.id || dt__at(g, x)->op != DT__OP_ALL_ROWS) return x;
+    return dt__push_op(g, DT__OP_SAME_ROWS, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
 }
 static void dt__run_all_rows(const dt__call *c)
 {
@@ -7165,7 +7183,7 @@ static void dt__run_cache(const dt__call *c)
 static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64_t piece)
 {
     dt_shape s = dt_shape_of(g, x), apart = s;
-    int cut = dt__at(g, x)->cut;
+    int32_t id = x.id, cut = dt__at(g, x)->cut;
     int64_t shards = cut ? g->own_shards : 1;
     if (!x.id) return x;
     s.n[s.dims - 1] /= pieces;
@@ -7174,6 +7192,7 @@ static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64
     dt__at(g, x)->cut = 0; /* here shards are not mixed */
     x = dt_slice(g, dt_reshape(g, x, apart), 2, piece, piece + 1);
     x = dt_reshape(g, x, s);
+    g->nodes[id].cut = cut;
     dt__at(g, x)->cut = x.id ? cut : 0;
     return x;
 }
@@ -7225,11 +7244,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
 static dt_tensor dt__attention_cached(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
 {
     dt_tensor part[3];
-    int cut = dt__at(g, qkv)->cut;
-    for (int64_t i = 0; i < 3; i++) {
-        dt__at(g, qkv)->cut = cut;
-        part[i] = dt__shard_piece(g, qkv, 3, i);
-    }
+    for (int64_t i = 0; i < 3; i++) part[i] = dt__shard_piece(g, qkv, 3, i);
     return part[2].id ? dt__attend(g, part[0], part[1], part[2], dt__tensor(0), o) : part[2];
 }
 
@@ -7787,83 +7802,140 @@ static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end, int
 }
 static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
 
-/* in: rows (R,C), table [, w (N,k)]. out (N,C): each token adds its rows, [w *] row, in the order of experts. */
+/* in: rows (R,C), table [, w (N,k)]. out (N,C): each token adds its rows, [w *] row, in the order of experts. Rows of
+ * several tensor shards are parts (S,R,C), and out is (S,N,C) (R10). */
 static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor w)
 {
     dt__route r = dt__route_at(dt__at(g, route), NULL);
-    return dt__push_op(g, DT__OP_MOE_SUM, dt_shape2(r.tokens, dt_dim(g, rows, 1)), rows, route, w);
+    dt_shape s = dt_shape_of(g, rows);
+    s.n[s.dims - 2] = r.tokens;
+    return dt__push_op(g, DT__OP_MOE_SUM, s, rows, route, w);
 }
+/* Tokens of all parts, counted through. */
 static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     dt__route r = dt__route_of(c);
-    int64_t cols = dt__cols(c->n);
+    int64_t cols = dt__cols(c->n), rows = dt__in(c, 0)->shape.n[c->n->shape.dims - 2];
     (void)worker;
     memset(c->out + begin * cols, 0, 4 * (size_t)((end - begin) * cols));
-    for (int64_t i = begin * r.active; i < end * r.active; i++)
-        if (r.row[i] >= 0)
-            c->env->k->add_scaled(c->out + i / r.active * cols, c->in[0] + r.row[i] * cols, cols,
-                                  c->n->inputs > 2 ? c->in[2][i] : 1.0f);
+    for (int64_t n = begin; n < end; n++) {
+        const float *x = c->in[0] + n / r.tokens * rows * cols;
+        for (int64_t i = n % r.tokens * r.active, last = i + r.active; i < last; i++)
+            if (r.row[i] >= 0)
+                c->env->k->add_scaled(c->out + n * cols, x + r.row[i] * cols, cols,
+                                      c->n->inputs > 2 ? c->in[2][i] : 1.0f);
+    }
 }
 static void dt__run_moe_sum(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_sum_part); }
 
-/* in: dy (N,C), table, rows (R,C). out (N,k): dy of the token . the choice's row, +0 for a dropped one. */
+/* in: dy (N,C), table, rows (R,C) or parts (S,R,C). out (N,k) or (S,N,k): dy of the token . the choice's row, +0 for a
+ * dropped one. */
 static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     dt__route r = dt__route_of(c);
-    int64_t cols = dt__cols(dt__in(c, 0));
+    const dt__node *x = dt__in(c, 2);
+    int64_t cols = dt__cols(x), rows = x->shape.n[x->shape.dims - 2], choices = r.tokens * r.active;
     (void)worker;
-    for (int64_t i = begin * r.active; i < end * r.active; i++)
-        c->out[i] =
-            r.row[i] < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + i / r.active * cols, c->in[2] + r.row[i] * cols, cols);
+    for (int64_t i = begin * r.active; i < end * r.active; i++) {
+        int64_t at = i % choices, row = r.row[at];
+        const float *part = c->in[2] + i / choices * rows * cols;
+        c->out[i] = row < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + at / r.active * cols, part + row * cols, cols);
+    }
 }
 static void dt__run_moe_dot(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_dot_part); }
 
+/* How the tensor shards cut an expert's product: b, or c when it is a gradient, is a weight (E,..) stored in shards. */
+typedef struct dt__moe_cut {
+    int along_m, along_n, along_k;
+    int64_t shards, width, step; /* width: of a shard along what is cut; step: floats from shard to shard */
+} dt__moe_cut;
+
+static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int transpose)
+{
+    const dt__param *p = dt__cut_param(c->g, weight);
+    dt__moe_cut cut;
+    memset(&cut, 0, sizeof cut);
+    cut.shards = 1;
+    if (!p) return cut;
+    cut.shards = c->g->own_shards;
+    cut.width = dt__param_width(p, c->g->tensor_shards) / (p->shape.dims == 1 ? p->groups : 1);
+    cut.step = dt__shard_step(p, c->g->tensor_shards);
+    if (weight == c->n) cut.along_n = p->cut == 2, cut.along_m = p->cut == 1;
+    else cut.along_n = (p->cut == 2) != transpose, cut.along_k = !cut.along_n;
+    return cut;
+}
+
 /* in: x (R,K), table, w (E,K,H) [, bias (E*H)]. out (R,H): the rows of expert e times w[e]; i[0]: times its transpose,
- * x (R,H) and out (R,K). */
+ * x (R,H) and out (R,K). Where shards cut what is summed over, out is parts (S,R,H), and the first of all shards has the
+ * bias. */
 static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w, dt_tensor bias, int transpose)
 {
+    const dt__param *p = dt__cut_param(g, dt__at(g, w));
     dt_shape s = dt_shape2(dt_dim(g, x, 0), dt_dim(g, w, transpose ? 1 : 2));
-    dt__node n = dt__node_make(DT__OP_MOE_LINEAR, s, x, route, w);
+    dt__node n;
+    if (p && (p->cut == 2) == transpose) s = dt_shape3(g->own_shards, s.n[0], s.n[1]);
+    n = dt__node_make(DT__OP_MOE_LINEAR, s, x, route, w);
     if (bias.id) n.in[n.inputs++] = bias.id;
     n.i[0] = transpose;
     return dt__push(g, &n, NULL);
 }
+
+/* All experts of one shard. */
+static void dt__moe_product(const dt__call *c, const dt__route *r, const dt__gemm *of_row_0, int64_t weight)
+{
+    dt__gemm job = *of_row_0;
+    for (int64_t e = 0; e < r->experts; e++) {
+        job.m = r->begin[e + 1] - r->begin[e];
+        job.a = of_row_0->a + r->begin[e] * job.ars;
+        job.b = of_row_0->b + e * weight;
+        job.c = of_row_0->c + r->begin[e] * job.ldc;
+        job.bias = of_row_0->bias ? of_row_0->bias + e * job.n : NULL;
+        c->env->k->gemm(c->env->pool, &job);
+    }
+}
 static void dt__run_moe_linear(const dt__call *c)
 {
     dt__route r = dt__route_of(c);
-    int64_t used = r.begin[r.experts];
+    int transpose = (int)c->n->i[0], biased = c->n->inputs > 3;
+    dt__moe_cut cut = dt__moe_cut_of(c, dt__in(c, 2), transpose), of_bias;
+    int64_t used = r.begin[r.experts], rows = c->n->shape.n[c->n->shape.dims - 2];
     dt__gemm job;
     memset(&job, 0, sizeof job);
-    job.n = job.ldc = dt__cols(c->n);
-    job.k = job.ars = dt__cols(dt__in(c, 0));
-    job.acs = 1;
-    job.brs = c->n->i[0] ? 1 : job.n, job.bcs = c->n->i[0] ? job.k : 1;
-    for (int64_t e = 0; e < r.experts; e++) {
-        job.m = r.begin[e + 1] - r.begin[e];
-        job.a = c->in[0] + r.begin[e] * job.k;
-        job.b = c->in[2] + e * job.k * job.n;
-        job.c = c->out + r.begin[e] * job.n;
-        job.bias = c->n->inputs > 3 ? c->in[3] + e * job.n : NULL;
-        c->env->k->gemm(c->env->pool, &job);
+    memset(&of_bias, 0, sizeof of_bias);
+    if (biased) of_bias = dt__moe_cut_of(c, dt__in(c, 3), 0);
+    job.ldc = dt__cols(c->n);
+    job.ars = dt__cols(dt__in(c, 0)), job.acs = 1;
+    job.n = cut.along_n ? cut.width : job.ldc;
+    job.k = cut.along_k ? cut.width : job.ars;
+    job.brs = transpose ? 1 : job.n, job.bcs = transpose ? job.k : 1;
+    for (int64_t v = 0; v < cut.shards; v++) {
+        job.a = c->in[0] + (cut.along_k ? v * cut.width : 0);
+        job.b = c->in[2] + v * cut.step;
+        job.c = c->out + (cut.along_k ? v * rows * job.ldc : v * cut.width);
+        job.bias = biased && (!cut.along_k || c->g->first_shard + v == 0) ? c->in[3] + v * of_bias.step : NULL;
+        dt__moe_product(c, &r, &job, job.k * job.n);
+        if (cut.along_k || !v) memset(job.c + used * job.ldc, 0, 4 * (size_t)((rows - used) * job.ldc));
     }
-    memset(c->out + used * job.n, 0, 4 * (size_t)((dt__rows(c->n) - used) * job.n));
 }
 
 /* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. */
 static void dt__run_moe_dw(const dt__call *c)
 {
     dt__route r = dt__route_of(c);
+    dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
     dt__gemm job;
     memset(&job, 0, sizeof job);
-    job.m = job.acs = c->n->shape.n[1];
-    job.n = job.brs = job.ldc = c->n->shape.n[2];
+    job.acs = dt__cols(dt__in(c, 0)), job.brs = dt__cols(dt__in(c, 2));
     job.ars = job.bcs = 1;
+    job.m = cut.along_m ? cut.width : job.acs;
+    job.n = job.ldc = cut.along_n ? cut.width : job.brs;
     job.accumulate = !c->fresh;
-    for (int64_t e = 0; e < r.experts; e++) {
+    for (int64_t i = 0; i < cut.shards * r.experts; i++) {
+        int64_t v = i / r.experts, e = i % r.experts;
         job.k = r.begin[e + 1] - r.begin[e];
-        job.a = c->in[0] + r.begin[e] * job.m;
-        job.b = c->in[2] + r.begin[e] * job.n;
-        job.c = c->out + e * job.m * job.n;
+        job.a = c->in[0] + r.begin[e] * job.acs + (cut.along_m ? v * cut.width : 0);
+        job.b = c->in[2] + r.begin[e] * job.brs + (cut.along_n ? v * cut.width : 0);
+        job.c = c->out + v * cut.step + e * job.m * job.n;
         if (job.k || c->fresh) c->env->k->gemm(c->env->pool, &job);
     }
 }
@@ -7871,12 +7943,17 @@ static void dt__run_moe_dw(const dt__call *c)
 static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     dt__route r = dt__route_of(c);
-    int64_t cols = dt__cols(dt__in(c, 0));
+    const dt__param *p = dt__cut_param(c->g, c->n);
+    int64_t cols = dt__cols(dt__in(c, 0)), width = p ? cols / c->g->own_shards : cols;
+    int64_t step = p ? dt__shard_step(p, c->g->tensor_shards) : 0;
     (void)worker;
-    for (int64_t e = 0; e < r.experts; e++) {
-        float *sum = c->out + e * cols + begin;
-        if (c->fresh) memset(sum, 0, 4 * (size_t)(end - begin));
-        c->env->k->col_sum(sum, c->in[0] + r.begin[e] * cols + begin, r.begin[e + 1] - r.begin[e], end - begin, cols);
+    for (int64_t n; begin < end; begin += n) {
+        n = dt__min(end, (begin / width + 1) * width) - begin;
+        for (int64_t e = 0; e < r.experts; e++) {
+            float *sum = c->out + begin / width * step + e * width + begin % width;
+            if (c->fresh) memset(sum, 0, 4 * (size_t)n);
+            c->env->k->col_sum(sum, c->in[0] + r.begin[e] * cols + begin, r.begin[e + 1] - r.begin[e], n, cols);
+        }
     }
 }
 static void dt__run_moe_db(const dt__call *c) { dt__split(c, dt__cols(dt__in(c, 0)), 64, dt__moe_db_cols); }
@@ -7905,17 +7982,20 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
     return route;
 }
 
-/* Expert weights "<name>.experts.<part>" (E,K,H), and with biases "<name>.experts.<part>_bias" (E*H). */
+/* Expert weights "<name>.experts.<part>" (E,K,H), and with biases "<name>.experts.<part>_bias" (E*H). Shards cut axis
+ * `cut` of the weights, which is so many groups. */
 static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const char *name, const char *part,
-                               const dt_moe_options *o, int64_t width, float std)
+                               const dt_moe_options *o, dt_shape shape, int cut, int64_t groups, float std)
 {
     char full[96];
     dt_tensor w, b = dt__tensor(0);
     if (!x.id || !route.id) return dt__tensor(0);
     snprintf(full, sizeof full, "%s.experts.%s", name, part);
-    w = dt_param(g, full, dt_shape3(o->experts, dt_dim(g, x, 1), width), DT_INIT_NORMAL, std);
+    w = dt__param_cut(g, full, shape, DT_INIT_NORMAL, std, cut, groups, 0);
     snprintf(full, sizeof full, "%s.experts.%s_bias", name, part);
-    if (o->bias) b = dt_param(g, full, dt_shape1(o->experts * width), DT_INIT_ZEROS, 0.0f);
+    if (o->bias)
+        b = dt__param_cut(g, full, dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f, cut == 2 ? 0 : -1,
+                          cut == 2 ? shape.n[0] * groups : 1, 0);
     return dt__moe_linear(g, x, route, w, b, 0);
 }
 
@@ -7939,29 +8019,49 @@ static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
     return !g->result;
 }
 
+/* gelu(x Wup) or silu(x Wgate) * (x Wup) of gathered rows, then the second weights. */
+static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, const char *name, const dt_moe_options *o,
+                                 int64_t width)
+{
+    int64_t c = dt_dim(g, x, 1);
+    float std = o->down_std > 0.0f ? o->down_std : 0.02f;
+    dt_tensor h, parts[2];
+    if (!x.id) return x;
+    if (o->gated) { /* (R,2H): gate, up, of each tensor shard */
+        h = dt__moe_layer(g, x, route, name, "gate_up_proj", o, dt_shape3(o->experts, c, 2 * width), 2, 2, 0.02f);
+        if (!h.id) return h;
+        for (int i = 0; i < 2; i++) parts[i] = dt__shard_piece(g, h, 2, i);
+        h = dt_mul(g, dt_silu(g, parts[0]), parts[1]);
+    } else h = dt_gelu(g, dt__moe_layer(g, x, route, name, "up_proj", o, dt_shape3(o->experts, c, width), 2, 1, 0.02f));
+    return dt__moe_layer(g, h, route, name, "down_proj", o, dt_shape3(o->experts, width, c), 1, 1, std);
+}
+
+/* Every rank routes all rows; tensor shards cut the experts' hidden units. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *o)
 {
-    dt_tensor tokens, gate, route, p, w, h, parts[2];
+    dt_tensor tokens, alike, gate, route, p, w, h;
     int64_t width, choices, at;
     char full[96];
     if (!dt__moe_ok(g, x, o)) return dt__tensor(0);
-    tokens = dt__as_matrix(g, x); /* (N,C) */
+    tokens = dt__all_rows_matrix(g, x); /* (N,C) */
+    alike = dt__same_rows(g, tokens);
     choices = dt_dim(g, tokens, 0) * o->active;
     width = o->width ? o->width : 4 * dt_dim(g, x, -1);
+    if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__tensor(0);
     snprintf(full, sizeof full, "%s.gate.weight", name);
     gate = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
-    route = dt__moe_router(g, dt_matmul(g, tokens, gate, 0, 0), o, &p);
+    gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
+    route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
     at = 2 * o->experts + 1; /* the chosen experts of the table */
     w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
     w = dt_gather(g, p, 1, w);
     if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
     h = dt__moe_rows(g, tokens, route, dt__tensor(0)); /* (R,C) */
-    if (o->gated) {
-        h = dt__moe_layer(g, h, route, name, "gate_up_proj", o, 2 * width, 0.02f); /* (R,2H): gate, up */
-        if (!dt_chunk(g, h, -1, 2, parts)) h = dt_mul(g, dt_silu(g, parts[0]), parts[1]);
-    } else h = dt_gelu(g, dt__moe_layer(g, h, route, name, "up_proj", o, width, 0.02f));
-    h = dt__moe_layer(g, h, route, name, "down_proj", o, dt_dim(g, x, -1), o->down_std > 0.0f ? o->down_std : 0.02f);
-    return h.id ? dt_reshape(g, dt__moe_sum(g, h, route, w), dt__at(g, x)->shape) : h;
+    h = dt__moe_experts(g, h, route, name, o, width);
+    if (!h.id) return h;
+    h = dt__moe_sum(g, h, route, w);
+    if (dt__in_shards(g)) h = dt__combine_shards(g, h, 1);
+    return h.id ? dt_reshape(g, h, dt__at(g, x)->shape) : h;
 }
 
 /* out += x: a parameter's gradient that did not come from a chain over tokens; it is in the first row slice. */
@@ -8112,14 +8212,17 @@ static void dt__grad_expand(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow_re
 static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_shape parts = dt__at(g, dt__input(g, id, 0))->shape, one = parts;
+    int op;
     one.n[0] = 1;
     dy = dt_reshape(g, g->nodes[id].i[1] ? dt__all_rows(g, dy) : dy, one);
-    if (g->nodes[g->nodes[id].in[0]].op == DT__OP_MATMUL) dt__flow(g, id, 0, dy); /* which takes it once for all */
+    op = g->nodes[g->nodes[id].in[0]].op;
+    if (op == DT__OP_MATMUL || op == DT__OP_MOE_SUM) dt__flow(g, id, 0, dy); /* which takes it once for all */
     else dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
 }
 /* The gradient of all rows comes from products, whose sums over the ranks were scattered: it is that of a rank's own. */
 static void dt__grad_all_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dy); }
 static void dt__grad_own_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__all_rows(g, dy)); }
+static void dt__grad_same_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__own_rows(g, dy)); }
 
 static void dt__grad_neg(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_neg(g, dy)); }
 static void dt__grad_scale(dt_graph *g, int32_t id, dt_tensor dy)
@@ -8527,15 +8630,25 @@ static void dt__grad_aux_loss(dt_graph *g, int32_t id, dt_tensor dy)
     if (dt__wants(g, id, 1)) dt__flow(g, id, 1, dt__push(g, &n, NULL));
 }
 
+/* Parts of the gradient, one from each tensor shard, are summed by token, then over shards. */
 static void dt__grad_moe_rows(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt__flow(g, id, 0, dt__moe_sum(g, dy, dt__input(g, id, 1), dt__nothing()));
+    int parts = dt__at(g, dy)->shape.dims == 3;
+    dt_tensor dx = dt__moe_sum(g, dy, dt__input(g, id, 1), dt__nothing());
+    if (parts) dx = dt__combine_shards(g, dx, dt__at(g, dt__input(g, id, 0))->op == DT__OP_ALL_ROWS);
+    dt__flow(g, id, 0, dx);
 }
+/* Rows in parts have one gradient, that of their sum; the weights' is summed over the parts. */
 static void dt__grad_moe_sum(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt_tensor rows = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2);
+    dt_tensor rows = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2), dw;
+    dt_shape s = dt__at(g, rows)->shape, sw = dt__at(g, w)->shape;
+    int parts = s.dims == 3;
+    if (parts) dy = dt_reshape(g, dy, dt_shape2(sw.n[0], s.n[2]));
     dt__flow(g, id, 0, dt__moe_rows(g, dy, route, w));
-    if (dt__wants(g, id, 2)) dt__flow(g, id, 2, dt__push_op(g, DT__OP_MOE_DOT, dt__at(g, w)->shape, dy, route, rows));
+    if (!dt__wants(g, id, 2)) return;
+    dw = dt__push_op(g, DT__OP_MOE_DOT, parts ? dt_shape3(s.n[0], sw.n[0], sw.n[1]) : sw, dy, route, rows);
+    dt__flow(g, id, 2, parts ? dt__combine_shards(g, dw, 0) : dw);
 }
 static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
 {

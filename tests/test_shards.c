@@ -292,5 +292,10 @@ int main(void)
     check_model("Llama", &m);
     m.tied = 1;
     check_model("tied Llama", &m);
+    m.experts = 3, m.active = 2, m.capacity = 1.1f;
+    check_model("Llama with experts", &m);
+    m = a_model(DT_GPT2);
+    m.experts = 5, m.active = 1, m.dropout = 0.1f;
+    check_model("GPT-2 with experts", &m);
     return tap_done();
 }
