@@ -295,11 +295,15 @@ DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b);
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
-/* Column-parallel form of the same: its input gradient is Vt partial sums and a COMBINE (R6). std of W is given. */
+/* Column-parallel form of the same: tensor shards have columns of W and b, and its input gradient is Vt partial sums and
+ * a COMBINE (R6). std of W is given. In a segment with Vt > 1 the result has this rank's columns, (..,width) only where
+ * one rank has all shards, and until dt_linear_row only elementwise ops (no dropout), dt_rope and attention may read it;
+ * heads are then those of the whole model and must be multiples of Vt. */
 DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
-/* Row-parallel form: Vt partial products over slices of K, a COMBINE, then the bias (R6). */
+/* Row-parallel form: tensor shards have rows of W, for the columns of x that dt_linear_column gave: Vt partial products
+ * over slices of K, a COMBINE, then the bias, which is whole (R6). */
 DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
-/* Sums axis 0 of (V, ..) by the fixed tree: the node that a tensor-parallel layout turns into an all-reduce. */
+/* Sums axis 0 of (V, ..), V a power of two, by the fixed tree. */
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x);
 
 /* The window of a convolution or a pooling along (height, width), or along the one axis of a sequence in [0]. */
@@ -4089,6 +4093,10 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
         if (out != x) memcpy(out, x, 4 * (size_t)n);
         return;
     }
+    if (parts == 2) {
+        k->binary(DT__OP_ADD, out, x, 1, x + stride, 1, n);
+        return;
+    }
     dt__tree_sum(k, out, x, parts / 2, stride, n);
     dt__tree_sum(k, right, x + parts / 2 * stride, parts / 2, stride, n);
     k->binary(DT__OP_ADD, out, out, 1, right, 1, n);
@@ -4928,7 +4936,7 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
     if (!t.id || !dt__in_shards(g)) return t;
     g->params[dt__at(g, t)->param].rows = kind;
     slices = dt__row_slices(g, &g->params[dt__at(g, t)->param]);
-    if (rows % slices)
+    if (rows % slices && !g->context) /* decode graphs have no gradient */
         return dt__poison(g, DT_E_SHAPE,
                           "%s acts on %lld rows of a unit of work, which do not divide into %lld slices, one for each "
                           "tensor shard: change the micro-batch, --sequence or --tensor-shards",

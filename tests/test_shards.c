@@ -12,7 +12,7 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-enum { RANKS = 4, MICROS = 2, BATCH = 2, LENGTH = 8, KINDS = 4, SEED = 5 };
+enum { RANKS = 4, MICROS = 2, BATCH = 2, LENGTH = 8, KINDS = 4, SEED = 5, LARGEST = 20000 };
 
 /* ---- ranks that meet ---------------------------------------------------------------------------------------- */
 
@@ -280,6 +280,245 @@ static dt_model a_model(int family)
     return m;
 }
 
+/* ---- one shard against several: the same function ------------------------------------------------------------ */
+
+static void check_near(const char *what, const dt_model *model, int64_t shards)
+{
+    rank *one = run_ranks(model, 1, 1, 0), *cut = run_ranks(model, shards, 1, 0);
+    static float got[LARGEST], want[LARGEST];
+    const char *name = "";
+    double worst = 0.0, error;
+    for (int32_t i = 0; i < one->net.param_count; i++)
+        for (int u = 0; u < one->net.params[i].uses; u++) {
+            const dt__net_param *p = &cut->net.params[i];
+            int64_t n = dt_shape_count(p->is.shape);
+            if (n > LARGEST) tap_bail("a parameter is too large");
+            dt__net_whole(&cut->net, p, cut->set + p->slot[u], 4, got);
+            dt__net_whole(&one->net, &one->net.params[i], one->set + one->net.params[i].slot[u], 4, want);
+            error = tap_error(got, want, n, NULL);
+            if (strstr(p->is.name, "c_attn.bias")) error = tap_error(got + n / 3 * 2, want + n / 3 * 2, n / 3, NULL); /* the rest is noise */
+            if (error > worst || error != error) worst = error, name = p->is.name;
+        }
+    tap_ok(worst <= 1e-5, "%s: gradients in %d shards and in one differ by %.1e at most (%s)", what, (int)shards, worst, name);
+    tap_near(cut->loss, one->loss, MICROS, 1e-6, "losses");
+    close_ranks(one, 1), close_ranks(cut, 1);
+}
+
+/* ---- where elements are (R11) ---------------------------------------------------------------------------------- */
+
+/* A matrix (rows,cols) whose columns are groups: the column of the whole that is column c of a shard. */
+static void check_columns(int64_t rows, int64_t cols, int64_t groups, int64_t vt)
+{
+    dt__param p;
+    dt__net net;
+    dt__net_param np;
+    float *whole = (float *)malloc(4 * (size_t)(rows * cols)), *drawn = (float *)malloc(4 * (size_t)(rows * cols)), *cut;
+    int64_t width = cols / vt, each = width / groups, right = 0;
+    dt_pool *pool = NULL;
+    memset(&p, 0, sizeof p), memset(&net, 0, sizeof net), memset(&np, 0, sizeof np);
+    snprintf(p.name, sizeof p.name, "w");
+    p.shape = dt_shape2(rows, cols), p.cut = 1, p.groups = groups, p.std = 1.0f, p.init = DT_INIT_NORMAL;
+    net.tensor_shards = net.own_shards = vt;
+    np.is = p;
+    cut = (float *)calloc((size_t)dt__param_local(&p, vt, vt), 4);
+    if (!whole || !drawn || !cut || dt__pool_open(&pool, 2)) tap_bail("no memory");
+    dt__init_param(&p, 3, NULL, whole);
+    dt__init_shards(&p, vt, 0, vt, 3, pool, cut);
+    for (int64_t v = 0; v < vt; v++)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < width; c++) {
+                int64_t at = r * cols + c / each * (cols / groups) + v * each + c % each;
+                right += dt__param_index(&p, vt, v, r * width + c) == at &&
+                         !memcmp(cut + v * dt__shard_step(&p, vt) + r * width + c, whole + at, 4);
+            }
+    dt__net_whole(&net, &np, cut, 4, drawn);
+    tap_ok(right == rows * cols && !memcmp(whole, drawn, 4 * (size_t)(rows * cols)) && dt__shard_step(&p, vt) % DT__BLOCK == 0,
+           "R11 R16 (%d,%d) in %d groups, %d shards: every element is at its place, and drawn alike", (int)rows, (int)cols, (int)groups, (int)vt);
+    memset(cut, 0, 4 * (size_t)dt__param_local(&p, vt, vt));
+    dt__net_cut(&net, &np, whole, 4, cut);
+    dt__net_whole(&net, &np, cut, 4, drawn);
+    tap_ok(!memcmp(whole, drawn, 4 * (size_t)(rows * cols)), "cut and put together again");
+    free(whole), free(drawn), free(cut);
+    dt__pool_close(&pool);
+}
+
+/* A padded table: rows behind the vocabulary are at no place, and stay +0. */
+static void check_table(int64_t vocabulary, int64_t cols, int64_t vt)
+{
+    dt__param p;
+    int64_t width = (vocabulary + vt - 1) / vt, right = 0, n;
+    float *cut;
+    memset(&p, 0, sizeof p);
+    p.shape = dt_shape2(vocabulary, cols), p.groups = 1, p.pad = vt * width - vocabulary, p.init = DT_INIT_ONES;
+    n = dt__param_local(&p, vt, vt);
+    cut = (float *)malloc(4 * (size_t)n);
+    if (!cut) tap_bail("no memory");
+    dt__init_shards(&p, vt, 0, vt, 3, NULL, cut);
+    for (int64_t v = 0; v < vt; v++)
+        for (int64_t i = 0; i < width * cols; i++) {
+            int64_t row = v * width + i / cols;
+            right += dt__param_index(&p, vt, v, i) == (row < vocabulary ? row * cols + i % cols : -1) &&
+                     cut[v * dt__shard_step(&p, vt) + i] == (row < vocabulary ? 1.0f : 0.0f);
+        }
+    tap_ok(right == vt * width * cols, "R1 a table (%d,%d) in %d shards: padding is at no place", (int)vocabulary, (int)cols, (int)vt);
+    free(cut);
+}
+
+/* ---- plain references: the sharded loss, row slices -------------------------------------------------------------- */
+
+enum { WIDE = 12 };
+static const float smoothing = 0.1f;
+
+static dt_tensor table_segment(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
+{
+    return dt_embed(g, dt__table_param(g, "in", *(const int64_t *)user, WIDE), tokens);
+}
+static dt_tensor smooth_segment(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
+{
+    dt_tensor table = dt__table_param(g, "out", *(const int64_t *)user, WIDE);
+    return dt_cross_entropy_smooth(g, dt__matmul(g, x, table, 0, 1, 0, dt__own(g)), dt_targets(g), smoothing);
+}
+
+/* 32 lanes and a butterfly. */
+static float plain_sum(const float *x, int64_t n)
+{
+    float lane[32];
+    memset(lane, 0, sizeof lane);
+    for (int64_t i = 0; i < n; i++) lane[i % 32] = lane[i % 32] + x[i];
+    for (int step = 16; step; step /= 2)
+        for (int i = 0; i < step; i++) lane[i] = lane[i] + lane[i + step];
+    return lane[0];
+}
+static float plain_tree(const float *x, int64_t n) { return n == 1 ? x[0] : plain_tree(x, n / 2) + plain_tree(x + n / 2, n / 2); }
+
+static void check_entropy(int64_t vocabulary, int64_t shards)
+{
+    const dt_segment list[2] = { { "in", table_segment, &vocabulary }, { "out", smooth_segment, &vocabulary } };
+    dt_model m = dt_model_segments(list, 2, vocabulary);
+    rank *one = run_ranks(&m, shards, 1, 0);
+    const dt__param *in = &one->net.params[0].is, *out = &one->net.params[1].is;
+    float *tables = (float *)malloc(8 * (size_t)(vocabulary * WIDE)), *x = (float *)malloc(12 * (size_t)vocabulary), losses[BATCH * LENGTH], total;
+    int64_t width = (vocabulary + shards - 1) / shards;
+    if (!tables || !x || strcmp(in->name, "in.in") || out->shape.n[0] != vocabulary) tap_bail("not the model that was meant");
+    dt__net_whole(&one->net, &one->net.params[0], one->params + one->net.params[0].offset, 4, tables);
+    dt__net_whole(&one->net, &one->net.params[1], one->params + one->net.params[1].offset, 4, tables + vocabulary * WIDE);
+    for (int r = 0; r < BATCH * LENGTH; r++) {
+        const float *h = tables + one->tokens[0][r] * WIDE;
+        float max = -1e30f, part[2][RANKS], log_sum, sum, even, *e = x + vocabulary, *d = e + vocabulary;
+        int32_t target = one->targets[0][r];
+        for (int64_t v = 0; v < vocabulary; v++) {
+            x[v] = 0.0f;
+            for (int c = 0; c < WIDE; c++) x[v] = dt__fmaf(h[c], tables[(vocabulary + v) * WIDE + c], x[v]);
+            max = x[v] > max ? x[v] : max;
+        }
+        for (int64_t v = 0; v < vocabulary; v++) d[v] = x[v] - max, e[v] = dt__expf(d[v]);
+        for (int64_t v = 0; v < shards; v++) {
+            int64_t n = v * width + width > vocabulary ? vocabulary - v * width : width;
+            part[0][v] = plain_sum(e + v * width, n), part[1][v] = plain_sum(d + v * width, n);
+        }
+        sum = plain_tree(part[0], shards);
+        one->env.k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
+        even = log_sum - plain_tree(part[1], shards) / (float)vocabulary;
+        losses[r] = (1.0f - smoothing) * (log_sum - (x[target < 0 ? 0 : target] - max)) + smoothing * even;
+        if (target < 0) losses[r] = 0.0f;
+    }
+    total = plain_sum(losses, BATCH * LENGTH);
+    tap_ok(!memcmp(&total, one->loss, 4), "R5 R6 the loss over %d token ids in %d shards is that of the plain text: %g, %g", (int)vocabulary, (int)shards,
+           (double)one->loss[0], (double)total);
+    free(tables), free(x);
+    close_ranks(one, 1);
+    for (int ranks = 2; ranks <= shards; ranks *= 2) check_ranks("smoothed loss", &m, shards, ranks, 0);
+}
+
+/* loss = sum of x * (layernorm(x) + x W), x taken as a constant: their gradients are seed * x. */
+static dt_tensor row_segment(dt_graph *g, dt_tensor x, const void *user)
+{
+    dt_tensor w = dt__param_rows(g, dt_param(g, "w", dt_shape2(WIDE, WIDE), DT_INIT_NORMAL, 0.1f), BATCH * LENGTH, 2);
+    dt_tensor y = dt_add(g, dt_layernorm(g, x, "n"), dt_matmul(g, x, w, 0, 0));
+    (void)user;
+    return dt_loss(g, dt_mul(g, y, dt_detach(g, x)));
+}
+
+static void check_slices(int64_t shards)
+{
+    int64_t vocabulary = 37, rows = BATCH * LENGTH, each = rows / shards;
+    const dt_segment list[2] = { { "in", table_segment, &vocabulary }, { "out", row_segment, NULL } };
+    dt_model m = dt_model_segments(list, 2, vocabulary);
+    rank *one = run_ranks(&m, shards, 1, 0);
+    static float part[4][(2 + WIDE) * WIDE];
+    float want[(2 + WIDE) * WIDE], stats[2 * BATCH * LENGTH], sink[BATCH * LENGTH * WIDE], ones[WIDE], seed = 0.037f;
+    int same = 1;
+    memset(part, 0, sizeof part);
+    for (int c = 0; c < WIDE; c++) ones[c] = 1.0f;
+    seed = seed * ((float)rows / (float)(rows * WIDE)); /* the mean of as many terms as there are targets */
+    for (int micro = 0; micro < MICROS; micro++) {
+        const float *x = one->output[micro];
+        one->env.k->layernorm(sink, stats, x, ones, ones, rows, WIDE, 1e-5f);
+        for (int64_t r = 0; r < rows; r++)
+            for (int c = 0; c < WIDE; c++) {
+                float *to = part[r / each], dy = seed * x[r * WIDE + c], xhat = (x[r * WIDE + c] - stats[2 * r]) * stats[2 * r + 1];
+                to[c] = dt__fmaf(dy, xhat, to[c]);
+                to[WIDE + c] = to[WIDE + c] + dy;
+                for (int i = 0; i < WIDE; i++) to[(2 + i) * WIDE + c] = dt__fmaf(x[r * WIDE + i], dy, to[(2 + i) * WIDE + c]);
+            }
+    }
+    for (int i = 0; i < (2 + WIDE) * WIDE; i++) {
+        float parts[4];
+        for (int64_t v = 0; v < shards; v++) parts[v] = part[v][i];
+        want[i] = plain_tree(parts, shards);
+    }
+    for (int32_t i = 1; i < one->net.param_count; i++) {
+        const dt__net_param *p = &one->net.params[i];
+        int place = strstr(p->is.name, "n.weight") ? 0 : strstr(p->is.name, "n.bias") ? WIDE : 2 * WIDE;
+        same = same && p->slices == shards && !memcmp(one->set + p->slot[0], want + place, 4 * (size_t)dt_shape_count(p->is.shape));
+    }
+    tap_ok(same, "R7 gamma, beta and a router in %d row slices, chained over micro-batches, then TREE", (int)shards);
+    close_ranks(one, 1);
+}
+
+/* ---- what is refused ------------------------------------------------------------------------------------------- */
+
+static dt_tensor mixing_segment(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_linear_row(g, dt_softmax(g, dt_linear_column(g, x, "up", 8, 0.1f), -1), "down", WIDE, 0.1f);
+}
+static dt_tensor end_segment(dt_graph *g, dt_tensor x, const void *user)
+{
+    return dt_cross_entropy(g, dt_linear(g, x, "out", *(const int64_t *)user), dt_targets(g));
+}
+
+static void refused(const dt_model *m, int64_t shards, int split, int64_t length, const char *says)
+{
+    dt__net net;
+    dt_result r;
+    memset(&net, 0, sizeof net);
+    net.tensor_shards = shards, net.sequence_parallel = split;
+    r = dt__net_open(&net, m, 1, length);
+    tap_ok(r && strstr(dt_last_error(), says), "refused: %s", dt_last_error());
+    dt__net_close(&net);
+}
+
+static void check_refused(void)
+{
+    int64_t vocabulary = 37;
+    const dt_segment mixing[3] = { { "in", table_segment, &vocabulary }, { "mix", mixing_segment, NULL }, { "out", end_segment, &vocabulary } };
+    dt_model m = a_model(DT_GPT2), own = dt_model_segments(mixing, 3, 37);
+    refused(&m, 8, 0, 8, "4 heads do not divide into 8 tensor shards: --tensor-shards one of 1, 2, 4");
+    refused(&m, 3, 0, 8, "3 tensor shards: it is a power of two up to 1024");
+    refused(&m, 4, 0, 7, "acts on 7 rows of a unit of work, which do not divide into 4 slices");
+    m.vocabulary = 5;
+    refused(&m, 4, 0, 8, "5 token ids are too few for 4 tensor shards");
+    m = a_model(DT_LLAMA), m.kv_heads = 2;
+    refused(&m, 4, 0, 8, "2 heads of the keys do not divide into 4 tensor shards: --tensor-shards one of 1, 2");
+    m.kv_heads = 4, m.hidden = 38;
+    refused(&m, 4, 0, 8, "38 hidden units do not divide into 4 tensor shards");
+    m.experts = 2;
+    refused(&m, 4, 0, 8, "38 hidden units of an expert do not divide into 4 tensor shards");
+    refused(&own, 2, 0, 8, "SOFTMAX reads columns that are cut over tensor shards");
+    refused(&own, 2, 1, 8, "sequence parallelism is for the model families");
+}
+
 int main(void)
 {
     dt_model m = a_model(DT_GPT2);
@@ -297,5 +536,19 @@ int main(void)
     m = a_model(DT_GPT2);
     m.experts = 5, m.active = 1, m.dropout = 0.1f;
     check_model("GPT-2 with experts", &m);
+    for (int64_t shards = 2; shards <= 4; shards *= 2) check_near("GPT-2 with experts", &m, shards);
+    m.dropout = 0.0f, m.experts = 0;
+    for (int64_t shards = 2; shards <= 4; shards *= 2) check_near("GPT-2", &m, shards);
+    m = a_model(DT_LLAMA);
+    for (int64_t shards = 2; shards <= 4; shards *= 2) check_near("Llama", &m, shards);
+    m.experts = 3, m.capacity = 1.1f;
+    for (int64_t shards = 2; shards <= 4; shards *= 2) check_near("Llama with experts", &m, shards);
+    for (int64_t vt = 1; vt <= 4; vt *= 2)
+        for (int64_t groups = 1; groups <= 3; groups++) check_columns(31, 24 * groups, groups, vt);
+    check_columns(1000, 12 * 96, 3, 4); /* more than one task, at odd places */
+    check_table(37, 5, 2), check_table(37, 5, 4), check_table(1000, 33, 4);
+    for (int64_t shards = 2; shards <= 4; shards *= 2) check_entropy(37, shards), check_entropy(1000, shards);
+    for (int64_t shards = 2; shards <= 4; shards *= 2) check_slices(shards);
+    check_refused();
     return tap_done();
 }
