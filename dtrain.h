@@ -296,11 +296,15 @@ DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b);
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
-/* Column-parallel form of the same: its input gradient is Vt partial sums and a COMBINE (R6). std of W is given. */
+/* Column-parallel form of the same: tensor shards have columns of W and b, and its input gradient is Vt partial sums and
+ * a COMBINE (R6). std of W is given. In a segment with Vt > 1 the result has this rank's columns, (..,width) only where
+ * one rank has all shards, and until dt_linear_row only elementwise ops (no dropout), dt_rope and attention may read it;
+ * heads are then those of the whole model and must be multiples of Vt. */
 DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
-/* Row-parallel form: Vt partial products over slices of K, a COMBINE, then the bias (R6). */
+/* Row-parallel form: tensor shards have rows of W, for the columns of x that dt_linear_column gave: Vt partial products
+ * over slices of K, a COMBINE, then the bias, which is whole (R6). */
 DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
-/* Sums axis 0 of (V, ..) by the fixed tree: the node that a tensor-parallel layout turns into an all-reduce. */
+/* Sums axis 0 of (V, ..), V a power of two, by the fixed tree. */
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x);
 
 /* The window of a convolution or a pooling along (height, width), or along the one axis of a sequence in [0]. */
@@ -531,7 +535,7 @@ typedef struct dt_recipe {
     int64_t sequence;            /* T, tokens per sequence; with a source: its inputs */
     int64_t seed;
     int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
-    int64_t tensor_shards;       /* Vt: 1 in this version */
+    int64_t tensor_shards;       /* Vt, a power of two that divides heads, hidden units and the rows of a unit of work */
     int64_t context_shards;      /* Vc: 1 in this version */
     int64_t warmup;              /* steps of linear warm-up from 0 */
     int64_t decay;               /* steps of the final decay of WSD; 0: a tenth of steps */
@@ -788,6 +792,8 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
 typedef struct dt_layout {
     int64_t threads;      /* per rank; 0: cores / ranks */
     int64_t tp;           /* tensor parallel degree */
+    int32_t sequence_parallel; /* the ranks of a tensor group also split the rows between its products (Korthikanti et al.
+                                * 2022): the same bytes are sent, norms and residuals are kept once */
     int64_t pp;           /* stages of the pipeline; the rest of the ranks is data parallel: dp = ranks / (tp pp) */
     const char *order;    /* of the axes data (D), pipeline (P) and tensor (T), the slowest first: "DPT" ("cluster", NULL):
                            * neighbours share a tensor; "TPD" ("spread"): neighbours share data; or another permutation */
@@ -859,6 +865,7 @@ typedef struct dt_instr {
     int32_t op, segment, micro, shard, bucket, set, from, fresh;
     int32_t chunk, slot, back;
     int32_t after[2];
+    int32_t completes; /* the gradients of the leaf are complete in this segment: their row slices are folded (R7) */
 } dt_instr;
 
 /* ---- H16  trainer ------------------------------------------------------------------------------ */
@@ -937,8 +944,8 @@ typedef struct dt_memory {
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
-/* Values (count) of the parameter with this full name, owned by the trainer; NULL when there is none, or this rank has
- * not all of it. */
+/* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
+ * there is none, or this rank has not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
 /* The same of the average of the weights; NULL also when recipe.ema is 0. */
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
@@ -1736,6 +1743,9 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(CUMSUM, 0, dt__run_cumsum, dt__grad_cumsum)                                                            \
     X(EXPAND, 0, dt__run_expand, dt__grad_expand)                                                            \
     X(COMBINE, 0, dt__run_combine, dt__grad_combine)                                                         \
+    X(ALL_ROWS, 0, dt__run_all_rows, dt__grad_all_rows)                                                      \
+    X(OWN_ROWS, 0, dt__run_own_rows, dt__grad_own_rows)                                                      \
+    X(SAME_ROWS, 0, NULL, dt__grad_same_rows)                                                                \
     X(NEG, 1, dt__run_unary, dt__grad_neg)                                                                   \
     X(SCALE, 1, dt__run_unary, dt__grad_scale)                                                               \
     X(EXP, 1, dt__run_unary, dt__grad_exp)                                                                   \
@@ -1851,6 +1861,7 @@ typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
  * of the keys serve h/hk neighbouring query heads each (grouped queries, Ainslie et al. 2023). */
 typedef struct dt__attention {
     int64_t b, t, s, h, hk, d; /* batch, queries, keys, heads of the queries and of the keys, head width */
+    int64_t first_head;        /* number of head 0 among those of all tensor shards */
     const float *q;            /* (b,t,h*d), row stride ld: q, k and v may be columns of one fused row */
     const float *k, *v;        /* (b,s,hk*d), row stride ldk, room rows from sample to sample */
     int64_t ld, ldk, room;     /* room > s: a cache of which only the first s keys count */
@@ -1864,7 +1875,7 @@ typedef struct dt__attention {
     int64_t mask_step;       /* words from one sample's mask to the next: t*s, or 0 when the samples share it */
     uint32_t drop_threshold; /* 0: no dropout; else a probability is dropped when its random word is below */
     float drop_scale;        /* 1 / (1 - p) */
-    const dt__rng *rng;      /* (b): one stream per sample; element (head*t + query)*s + key */
+    const dt__rng *rng;      /* (b): one stream per sample; element ((first_head + head)*t + query)*s + key */
     const float *dout;       /* backward: (b,t,h*d), row stride lddo */
     int64_t lddo;
     float *dq, *dk, *dv; /* backward: like q, k, v with row strides lddq, lddk; overwritten */
@@ -1935,7 +1946,7 @@ typedef struct dt__kernels {
     void (*cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, float smoothing,
                           int64_t rows, int64_t cols, float *row);
     void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float smoothing,
-                               float dloss, int64_t rows, int64_t cols);
+                               float dloss, int64_t rows, int64_t cols, int64_t first, int64_t classes);
     void (*update)(int optimizer, float *w, void *const *state, const float *grad, int64_t n, const dt__update *u);
 } dt__kernels;
 
@@ -2981,7 +2992,7 @@ static int DT__K(dt__masked)(const DT__K(dt__head) *w, int64_t query, int64_t ke
 /* The words of row i: words[key]. */
 static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i, int64_t keys)
 {
-    uint64_t first = (uint64_t)(w->head * w->t + i) * (uint64_t)w->s;
+    uint64_t first = (uint64_t)((w->a->first_head + w->head) * w->t + i) * (uint64_t)w->s;
     int64_t skip = (int64_t)(first & 3);
     if (!w->rng) return NULL;
     for (int64_t e = 0; e < skip + keys; e += 4 * DT__W)
@@ -3835,26 +3846,27 @@ static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, 
     }
 }
 
-/* out = (exp(x - max) / sum - w) * dloss, w = e/cols, and 1 - e + e/cols at the target; rows of ignored targets are +0.
- * In place allowed. Without smoothing p - w is p. */
+/* out = (exp(x - max) / sum - w) * dloss, w = e/classes, and 1 - e + e/classes at the target; rows of ignored targets
+ * are +0. x has the columns [first, first + cols) of `classes`. In place allowed. Without smoothing p - w is p. */
 static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target,
-                                          float smoothing, float dloss, int64_t rows, int64_t cols)
+                                          float smoothing, float dloss, int64_t rows, int64_t cols, int64_t first,
+                                          int64_t classes)
 {
-    const float spread = smoothing / (float)cols, on = 1.0f - smoothing + spread;
+    const float spread = smoothing / (float)classes, on = 1.0f - smoothing + spread;
     for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
         dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), d = dt__v_set(dloss), w = dt__v_set(spread);
-        float at_target;
-        if (target[r] < 0 || target[r] >= cols) {
+        int64_t at = target[r] - first;
+        float at_target = at >= 0 && at < cols ? x[at] : 0.0f;
+        if (target[r] < 0 || target[r] >= classes) {
             memset(out, 0, sizeof(float) * (size_t)cols);
             continue;
         }
-        at_target = x[target[r]];
         DT__MAP(cols, (DT__K(dt__v_exp)(dt__v_load(x + i) - m) / s - w) * d,
                 (DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m) / s - w) * d);
-        {
+        if (at >= 0 && at < cols) {
             float lane[DT__W];
             dt__v_store(lane, DT__K(dt__v_exp)(dt__v_set(at_target) - m) / s);
-            out[target[r]] = (lane[0] - on) * dloss;
+            out[at] = (lane[0] - on) * dloss;
         }
     }
 }
@@ -4152,6 +4164,10 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
         if (out != x) memcpy(out, x, 4 * (size_t)n);
         return;
     }
+    if (parts == 2) {
+        k->binary(DT__OP_ADD, out, x, 1, x + stride, 1, n);
+        return;
+    }
     dt__tree_sum(k, out, x, parts / 2, stride, n);
     dt__tree_sum(k, right, x + parts / 2 * stride, parts / 2, stride, n);
     k->binary(DT__OP_ADD, out, out, 1, right, 1, n);
@@ -4242,7 +4258,7 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
         float smoothing = 0.1f * (float)i;
         k->cross_entropy(row + 100, row, x, target, smoothing, 37, 97, row + 1000);
         dt__sha256_add(h, row + 100, 4 * 37);
-        k->cross_entropy_grad(out, x, row, target, smoothing, 0.03f, 37, 97);
+        k->cross_entropy_grad(out, x, row, target, smoothing, 0.03f, 37, 97, 0, 97);
         dt__sha256_add(h, out, 4 * 37 * 97);
     }
 }
@@ -4361,6 +4377,7 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
  * ========================================================================================= */
 
 #define DT__MAX_IN 8
+enum { DT__TENSOR_SHARDS = 1024 }; /* the most */
 
 /* One op and its value. Ids are positions in the graph's list, so inputs always come first. */
 typedef struct dt__node {
@@ -4375,14 +4392,21 @@ typedef struct dt__node {
     float f;
     const float *table; /* the op's constants, owned by the graph; NULL for most */
     int32_t grad;       /* after dt_backward: id of the gradient, or 0 */
+    int32_t cut;        /* its last axis holds this rank's tensor shards, one behind another, and no others */
     float *data;  /* eager: the value, owned */
 } dt__node;
 
+/* A parameter as the model speaks of it, and how tensor shards cut it. Names, hashes, files and first values are those
+ * of the whole; a rank stores its shards one behind another, each an array of its own (R11). */
 typedef struct dt__param {
     char name[96]; /* full name */
     dt_shape shape;
     dt_init init;
     float std;
+    int32_t cut;    /* the axis that shards cut; -1: every rank has it whole */
+    int32_t rows;   /* R7: its gradient is Vt sums over row slices, 1: that sequence parallelism splits, 2: on all ranks */
+    int64_t groups; /* the cut axis is so many equal pieces, each of which is cut: c_attn's q, k and v; else 1 */
+    int64_t pad;    /* places behind the cut axis that make Vt divide it: of a vocabulary */
 } dt__param;
 
 /* One use of a parameter: it has a gradient of its own, reduced alone (R8). */
@@ -4406,13 +4430,26 @@ struct dt_graph {
     int64_t table_floats;  /* of all tables */
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
+    int64_t first_shard, own_shards; /* this rank's run of them; own_shards 0: all, and parameters are stored whole */
+    int sequence_parallel; /* between the parallel products a rank has its shards' slices of the rows alone */
     int64_t context;       /* 0; or a decode graph's positions: its T tokens stand at dt__env.position, others before */
+    int64_t samples, positions; /* of a unit of work: B, T */
     char prefix[64];       /* segment name */
     dt_tensor input, targets, logits, prediction, loss_seed;
     struct dt__shares *shares; /* while differentiating */
     const dt__kernels *kernels;
     dt_pool *pool;
 };
+
+/* What ranks that share a unit's tensor shards do together, all in the same order, `from` having count floats:
+ * SUM: to (count) = TREE over the ranks of `from`; MAX likewise by R14; both may be in place. SCATTER: the same sums, of
+ * which a rank gets its own slice of count / ranks floats. GATHER: to (ranks * count) = all ranks' floats by rank. It
+ * cannot fail visibly: it notes errors at its own side. */
+enum { DT__TP_SUM, DT__TP_MAX, DT__TP_SCATTER, DT__TP_GATHER };
+typedef struct dt__tp {
+    void (*combine)(void *user, int kind, float *to, const float *from, int64_t count);
+    void *user;
+} dt__tp;
 
 /* What the ops of one run share. */
 typedef struct dt__env {
@@ -4423,6 +4460,7 @@ typedef struct dt__env {
     int inference;    /* no dropout */
     int64_t position; /* of the first token: 0 but in decode graphs */
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
+    dt__tp tp;        /* called when a graph has not all tensor shards */
 } dt__env;
 
 /* One op being computed. fresh: a chain starts from +0 instead of going on from out. */
@@ -4431,6 +4469,7 @@ typedef struct dt__call {
     const dt__node *n;
     const dt__env *env;
     float *out, *aux;
+    float *slices; /* of a gradient slot in row slices (R7): those behind the first, which is out; or NULL */
     const float *in[DT__MAX_IN];
     int fresh;
 } dt__call;
@@ -4519,6 +4558,77 @@ static void dt__strides(const dt_shape *s, const dt_shape *to, int64_t stride[DT
         stride[to->dims - i] = n == 1 ? 0 : step;
         step *= n;
     }
+}
+
+/* ---- tensor shards ---------------------------------------------------------------------------- */
+
+/* Shards of this rank; are parameters stored in shards; are rows split between the parallel products? */
+static int64_t dt__own(const dt_graph *g) { return g->own_shards ? g->own_shards : g->tensor_shards; }
+static int dt__in_shards(const dt_graph *g) { return g->own_shards && g->tensor_shards > 1; }
+static int dt__splits_rows(const dt_graph *g) { return g->sequence_parallel && dt__own(g) < g->tensor_shards; }
+/* This rank's part of n of which every shard has an equal one. */
+static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * dt__own(g); }
+
+static int dt__param_is_cut(const dt__param *p, int64_t vt) { return p->cut >= 0 && vt > 1; }
+/* Places of the cut axis in a shard, and those of shard `shard` that are no padding. */
+static int64_t dt__param_width(const dt__param *p, int64_t vt) { return (p->shape.n[p->cut] + p->pad) / vt; }
+static int64_t dt__param_valid(const dt__param *p, int64_t vt, int64_t shard)
+{
+    int64_t width = dt__param_width(p, vt);
+    return dt__max(0, dt__min(width, p->shape.n[p->cut] - shard * width));
+}
+/* Floats of a shard, and from one to the next; of a parameter that is not cut, of the whole. */
+static int64_t dt__shard_floats(const dt__param *p, int64_t vt)
+{
+    int64_t all = dt_shape_count(p->shape);
+    return dt__param_is_cut(p, vt) ? all / p->shape.n[p->cut] * dt__param_width(p, vt) : all;
+}
+static int64_t dt__shard_step(const dt__param *p, int64_t vt) { return dt__round_up(dt__shard_floats(p, vt), DT__BLOCK); }
+/* Shards that a rank with `own` of them stores, and the floats from the first to the end of the last. */
+static int64_t dt__param_shards(const dt__param *p, int64_t vt, int64_t own) { return dt__param_is_cut(p, vt) ? own : 1; }
+static int64_t dt__param_local(const dt__param *p, int64_t vt, int64_t own)
+{
+    return (dt__param_shards(p, vt, own) - 1) * dt__shard_step(p, vt) + dt__shard_floats(p, vt);
+}
+/* The element of the whole that is element i of a shard; -1: padding. */
+static int64_t dt__param_index(const dt__param *p, int64_t vt, int64_t shard, int64_t i)
+{
+    int64_t inner, width, run, n, at;
+    if (!dt__param_is_cut(p, vt)) return i;
+    inner = dt__span(&p->shape, p->cut + 1, p->shape.dims);
+    n = p->shape.n[p->cut];
+    width = dt__param_width(p, vt), run = width / p->groups;
+    at = i / inner % width;
+    at = at / run * (n / p->groups) + shard * run + at % run;
+    return at < n ? (i / inner / width * n + at) * inner + i % inner : -1;
+}
+/* How many elements from element i of a shard on are neighbours in the whole too, or padding. */
+static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
+{
+    int64_t run = dt__shard_floats(p, vt);
+    if (dt__param_is_cut(p, vt))
+        run = dt__param_width(p, vt) / p->groups * dt__span(&p->shape, p->cut + 1, p->shape.dims);
+    if (dt__param_is_cut(p, vt) && p->pad) { /* the padding is a run of its own */
+        int64_t inner = dt__span(&p->shape, p->cut + 1, p->shape.dims);
+        return inner - i % inner;
+    }
+    return run - i % run;
+}
+
+/* Row slices that a graph's rank sums the gradient of p by (R7). */
+static int64_t dt__row_slices(const dt_graph *g, const dt__param *p)
+{
+    if (!p->rows || !dt__in_shards(g)) return 1;
+    return p->rows == 1 && dt__splits_rows(g) ? g->own_shards : g->tensor_shards;
+}
+
+/* The parameter that node `id` is, or whose gradient it is, when it is stored in shards; else NULL. */
+static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
+{
+    const dt__param *p = NULL;
+    if (n->op == DT__OP_PARAM) p = &g->params[n->param];
+    else if (n->slot >= 0) p = &g->params[g->slots[n->slot].param];
+    return p && p->cut >= 0 && dt__in_shards(g) ? p : NULL;
 }
 
 /* ---- building ------------------------------------------------------------------------------- */
@@ -4647,6 +4757,37 @@ static int dt__takes(int op, int input)
     }
 }
 
+/* Is the value of a new node cut over tensor shards along its last axis? -1: the op would mix shards, or sum over them,
+ * without a COMBINE (R6). Elementwise ops keep the cut; a product with a cut weight makes one or ends it. */
+static int dt__cut_of(const dt_graph *g, const dt__node *n)
+{
+    const dt__node *a = &g->nodes[n->in[0]], *b = &g->nodes[n->in[1]];
+    int any = 0, same = 1;
+    for (int i = 0; i < n->inputs; i++) {
+        const dt__node *in = &g->nodes[n->in[i]];
+        any |= in->cut;
+        same &= in->cut || !in->shape.dims || in->shape.n[in->shape.dims - 1] == 1;
+    }
+    switch (n->op) {
+    case DT__OP_MATMUL:
+    case DT__OP_MOE_LINEAR: {
+        const dt__param *p = dt__cut_param(g, n->op == DT__OP_MATMUL ? b : &g->nodes[n->in[2]]);
+        int last = p && p->cut == p->shape.dims - 1, transposed = n->op == DT__OP_MATMUL && n->i[1];
+        if (!p) return any ? -1 : 0;
+        if (last != transposed) return a->cut ? -1 : 1;
+        return a->cut ? 0 : -1;
+    }
+    case DT__OP_EMBED:
+    case DT__OP_CROSS_ENTROPY: return 0;
+    case DT__OP_ROPE:
+    case DT__OP_CACHE: return a->cut;
+    case DT__OP_ATTENTION: return a->cut && (!n->i[3] || (b->cut && g->nodes[n->in[2]].cut)) ? 1 : any ? -1 : 0;
+    default: return !any ? 0 : dt__op_of(n->op)->in_place && same && n->op != DT__OP_SOFTMAX &&
+                                   n->op != DT__OP_LOG_SOFTMAX && n->op != DT__OP_DROPOUT
+                              ? 1 : -1;
+    }
+}
+
 /* Adds the node (and its second output of shape *aux), and computes it when the graph is eager. */
 static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
@@ -4663,6 +4804,14 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         if (wanted == DT__ANY && i == 0 && n->op != DT__OP_CAST) n->dtype = in->dtype;
         if (dt__op_of(n->op)->grad && n->dtype != DT_I32) n->needs_grad |= in->needs_grad;
         n->use[i] = !g->eager && in->op == DT__OP_PARAM && !g->forward_count ? dt__new_slot(g, in->param) : -1;
+    }
+    if (dt__in_shards(g) && !g->forward_count && n->inputs) {
+        n->cut = dt__cut_of(g, n);
+        if (n->cut < 0)
+            return dt__poison(g, DT_E_SHAPE,
+                              "%s reads columns that are cut over tensor shards: only elementwise ops and attention "
+                              "may stand between dt_linear_column and dt_linear_row",
+                              dt__op_of(n->op)->name);
     }
     if (aux) n->aux = g->count + 1;
     t = dt__append(g, n);
@@ -4740,20 +4889,26 @@ typedef struct dt__init_job {
     const dt__param *p;
     dt__rng rng;
     float *data;
-    int64_t from, n;
+    int64_t begin, n, vt, shard; /* floats [begin, begin + n) of the shard */
 } dt__init_job;
 static void dt__init_task(void *context, int64_t task, int worker)
 {
     const dt__init_job *j = (const dt__init_job *)context;
-    int64_t begin = task * 65536, end = dt__min(j->n, begin + 65536);
+    int64_t end = dt__min(j->n, task * 65536 + 65536), run;
     (void)worker;
-    if (j->p->init == DT_INIT_NORMAL) 
-        dt__normals(&j->rng, (uint64_t)(j->from + begin), (uint64_t)(j->from + end), j->p->std, j->data + begin);
-    else
-        for (int64_t i = begin; i < end; i++) j->data[i] = j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
+    for (int64_t at = task * 65536; at < end; at += run) {
+        int64_t first = dt__param_index(j->p, j->vt, j->shard, j->begin + at);
+        run = dt__min(end - at, dt__param_run(j->p, j->vt, j->begin + at));
+        if (first >= 0 && j->p->init == DT_INIT_NORMAL)
+            dt__normals(&j->rng, (uint64_t)first, (uint64_t)(first + run), j->p->std, j->data + at);
+        else
+            for (int64_t i = at; i < at + run; i++) j->data[i] = first >= 0 && j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
+    }
 }
-/* Draws elements [from, from + count) of a parameter to data. */
-static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, float *data, int64_t from, int64_t count)
+/* Floats [from, from + count) of what a rank stores of a parameter: shards [first, first + own) of vt, each at the next
+ * multiple of a block; padding is +0. */
+static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64_t own, uint64_t seed, dt_pool *pool,
+                            float *data, int64_t from, int64_t count)
 {
     dt__sha256 h;
     dt__init_job j;
@@ -4765,19 +4920,59 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     sscanf(hex, "%8x%8x%8x", &key[0], &key[1], &key[2]);
     j.p = p;
     j.rng = dt__rng_make(seed, DT__RNG_INIT, key[0], key[1], key[2]);
-    j.data = data;
-    j.from = from;
-    j.n = count;
+    j.vt = vt;
     saved = dt__fp_enter();
-    dt__parallel(pool, dt__ceil_div(j.n, 65536), dt__init_task, &j);
+    for (int64_t v = 0; v < dt__param_shards(p, vt, own); v++) {
+        int64_t at = v * dt__shard_step(p, vt), low = dt__max(from, at);
+        j.shard = first + v;
+        j.begin = low - at;
+        j.n = dt__min(from + count, at + dt__shard_floats(p, vt)) - low;
+        j.data = data + low - from;
+        if (j.n > 0) dt__parallel(pool, dt__ceil_div(j.n, 65536), dt__init_task, &j);
+    }
     dt__fp_leave(saved);
 }
+static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, float *data)
+{
+    dt__init_shards(p, 1, 0, 1, seed, pool, data, 0, dt_shape_count(p->shape));
+}
 
-DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
+/* "1, 2, 4": the powers of two that divide n, for error sentences. */
+static const char *dt__shards_text(int64_t n, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int64_t v = 1; v <= n && n % v == 0 && used + 24 < size; v *= 2)
+        used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)v);
+    return text;
+}
+
+/* Can `n`, of which there is a slice on each tensor shard, be cut? */
+static int dt__cuts(dt_graph *g, const char *what, int64_t n)
+{
+    char list[128];
+    if (n % g->tensor_shards == 0) return 1;
+    dt__poison(g, DT_E_SHAPE, "%lld %s do not divide into %lld tensor shards: --tensor-shards one of %s", (long long)n,
+               what, (long long)g->tensor_shards, dt__shards_text(n, list, sizeof list));
+    return 0;
+}
+
+/* A parameter whose axis `cut` (-1: none) is `groups` pieces, each of them cut over the tensor shards. The node has the
+ * shape of this rank's part, without padding. */
+static dt_tensor dt__param_cut(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
+                               int64_t groups, int64_t pad)
 {
     dt__param *list, *p;
-    dt_tensor t = dt__leaf(g, DT__OP_PARAM, shape, DT_F32);
+    dt_shape local = shape;
+    dt_tensor t;
+    if (cut >= 0 && dt__in_shards(g)) {
+        int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
+        if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__tensor(0);
+        local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
+    }
+    t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
     if (!t.id) return t;
+    dt__at(g, t)->cut = cut == shape.dims - 1 && dt__in_shards(g);
     list = (dt__param *)dt__alloc((int64_t)sizeof *list * (g->param_count + 1), "a graph");
     if (!list) return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", name);
     if (g->param_count) memcpy(list, g->params, sizeof *list * (size_t)g->param_count);
@@ -4789,8 +4984,38 @@ DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init
     p->shape = shape;
     p->init = init;
     p->std = std;
+    p->cut = cut, p->rows = 0, p->groups = groups, p->pad = pad;
     dt__at(g, t)->param = g->param_count++;
-    if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data, 0, dt_shape_count(shape));
+    if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data);
+    return t;
+}
+DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
+{
+    return dt__param_cut(g, name, shape, init, std, -1, 1, 0);
+}
+
+/* A table (vocabulary,width) whose rows are cut; padding makes the shards equal. No shard may be all padding. */
+static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabulary, int64_t width)
+{
+    int64_t vt = g->tensor_shards, rows = dt__ceil_div(vocabulary, vt);
+    if ((vt - 1) * rows >= vocabulary)
+        return dt__poison(g, DT_E_SHAPE, "%lld token ids are too few for %lld tensor shards: use fewer shards",
+                          (long long)vocabulary, (long long)vt);
+    return dt__param_cut(g, name, dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1, rows * vt - vocabulary);
+}
+
+/* Says that parameter t acts on rows, of which there are `rows` here (R7); kind as in dt__param.rows. */
+static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind)
+{
+    int64_t slices;
+    if (!t.id || !dt__in_shards(g)) return t;
+    g->params[dt__at(g, t)->param].rows = kind;
+    slices = dt__row_slices(g, &g->params[dt__at(g, t)->param]);
+    if (rows % slices && !g->context) /* decode graphs have no gradient */
+        return dt__poison(g, DT_E_SHAPE,
+                          "%s acts on %lld rows of a unit of work, which do not divide into %lld slices, one for each "
+                          "tensor shard: change the micro-batch, --sequence or --tensor-shards",
+                          g->params[dt__at(g, t)->param].name, (long long)rows, (long long)slices);
     return t;
 }
 
@@ -4824,8 +5049,19 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
 
+/* Row slices that the gradient in this call's slot is summed by (R7), and where the sum of one of them is. */
+static int64_t dt__slices(const dt__call *c)
+{
+    return c->slices ? dt__row_slices(c->g, &c->g->params[c->g->slots[c->n->slot].param]) : 1;
+}
+static float *dt__slice(const dt__call *c, int64_t slice)
+{
+    return slice ? c->slices + (slice - 1) * dt__round_up(dt__count(c->n), DT__BLOCK) : c->out;
+}
+
 /* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v
- * may have fewer heads. i: heads, causal, dropout site, heads of the keys (0: fused), bits of the scale. */
+ * may have fewer heads. i: heads, causal, dropout site, heads of the keys (0: fused), bits of the scale, tensor shards
+ * (0: the heads are not cut); of a fused input each shard has its own [q | k | v]. */
 static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 {
     const dt__node *q = &g->nodes[n->in[0]], *k = n->i[3] ? &g->nodes[n->in[1]] : q;
@@ -4835,6 +5071,7 @@ static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
     a.h = n->i[0], a.hk = n->i[3] ? n->i[3] : a.h;
     a.ld = dt__cols(q), a.ldk = dt__cols(k);
     a.d = a.ldk / a.hk / (n->i[3] ? 1 : 3);
+    a.first_head = n->i[5] ? g->first_shard * (a.h / n->i[5]) : 0;
     a.causal = (int)n->i[1];
     a.scale = dt__float_of_bits((uint32_t)n->i[4]);
     return a;
@@ -4862,7 +5099,10 @@ static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t
 }
 
 /* Ops whose value is another name of their first input's. */
-static int dt__is_alias(int op) { return op == DT__OP_RESHAPE || op == DT__OP_DETACH || op == DT__OP_AUX_LOSS; }
+static int dt__is_alias(int op)
+{
+    return op == DT__OP_RESHAPE || op == DT__OP_DETACH || op == DT__OP_AUX_LOSS || op == DT__OP_SAME_ROWS;
+}
 
 /* Eager evaluation: memory for the node and its second output, then the op. Aliases copy. */
 static void dt__compute(dt_graph *g, int32_t id)
@@ -5217,16 +5457,93 @@ DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
     return dt__push_op(g, DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
 }
 
+/* (1,rows,C): this rank's slices of the B*T rows of (B,T,C), while rows are split. */
+static dt_shape dt__rows_shape(const dt_graph *g, const dt_shape *s)
+{
+    return dt_shape3(1, dt__part_of(g, dt__span(s, 0, s->dims - 1)), s->n[s->dims - 1]);
+}
+static int dt__rows_divide(dt_graph *g, const dt_shape *s)
+{
+    return dt__cuts(g, "rows of a unit of work", dt__span(s, 0, s->dims - 1));
+}
+
+/* Sums axis 0 of x (own shards, ..) over the tensor shards of all ranks. `scatter`: where rows are split, of the sums a
+ * rank keeps its own rows. i: over ranks, scatter. The second output holds this rank's sums before they are scattered. */
+static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
+{
+    dt_shape s = dt__at(g, x)->shape, all;
+    dt__node n;
+    if (!x.id) return x;
+    scatter = scatter && dt__splits_rows(g);
+    memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
+    all = s;
+    if (scatter && !dt__rows_divide(g, &s)) return dt__tensor(0);
+    if (scatter) s = dt__rows_shape(g, &s);
+    n = dt__node_make(DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
+    n.i[0] = dt__own(g) < g->tensor_shards, n.i[1] = scatter;
+    return dt__push(g, &n, scatter && dt__own(g) > 1 ? &all : NULL);
+}
+
+/* All rows (B,T,C) of the unit from every rank's own (1,rows,C); x itself where rows are not split. Products that share
+ * the result flow the gradient of a rank's own rows to it. */
+static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x)
+{
+    dt_shape s = dt__at(g, x)->shape;
+    if (!x.id || !dt__splits_rows(g)) return x;
+    return dt__push_op(g, DT__OP_ALL_ROWS, dt_shape3(g->samples, g->positions, s.n[s.dims - 1]), x, dt__tensor(0),
+                       dt__tensor(0));
+}
+/* The same as (B*T,C). */
+static dt_tensor dt__all_rows_matrix(dt_graph *g, dt_tensor x)
+{
+    int64_t cols = dt_dim(g, x, -1);
+    if (!x.id || !dt__splits_rows(g)) return dt__as_matrix(g, x);
+    return dt__push_op(g, DT__OP_ALL_ROWS, dt_shape2(g->samples * g->positions, cols), x, dt__tensor(0), dt__tensor(0));
+}
+/* All rows for work that every rank does alike: its gradient is whole on each, and a rank takes its own rows of it. */
+static dt_tensor dt__same_rows(dt_graph *g, dt_tensor x)
+{
+    if (!x.id || dt__at(g, x)->op != DT__OP_ALL_ROWS) return x;
+    return dt__push_op(g, DT__OP_SAME_ROWS, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+}
+static void dt__run_all_rows(const dt__call *c)
+{
+    c->env->tp.combine(c->env->tp.user, DT__TP_GATHER, c->out, c->in[0], dt__count(dt__in(c, 0)));
+}
+
+/* A rank's own rows of x (B,T,C), which is the same on all ranks. */
+static dt_tensor dt__own_rows(dt_graph *g, dt_tensor x)
+{
+    dt_shape s = dt__at(g, x)->shape;
+    if (!x.id || !dt__splits_rows(g)) return x;
+    if (!dt__rows_divide(g, &s)) return dt__tensor(0);
+    return dt__push_op(g, DT__OP_OWN_ROWS, dt__rows_shape(g, &s), x, dt__tensor(0), dt__tensor(0));
+}
+static void dt__run_own_rows(const dt__call *c)
+{
+    int64_t slice = dt__count(c->n) / dt__own(c->g);
+    memcpy(c->out, c->in[0] + c->g->first_shard * slice, 4 * (size_t)dt__count(c->n));
+}
+
 /* out = TREE over `parts` blocks of n floats that lie `stride` apart: pairs by index, then pairs of pairs. */
 static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     const dt__node *in = dt__in(c, 0);
+    float *out = c->n->aux ? c->aux : c->out;
     (void)worker;
     for (; begin < end; begin += 1024)
-        dt__tree_sum(c->env->k, c->out + begin, c->in[0] + begin, in->shape.n[0], dt__count(c->n),
+        dt__tree_sum(c->env->k, out + begin, c->in[0] + begin, in->shape.n[0], dt__count(in) / in->shape.n[0],
                      dt__min(1024, end - begin));
 }
-static void dt__run_combine(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__combine_part); }
+static void dt__run_combine(const dt__call *c)
+{
+    const dt__node *in = dt__in(c, 0);
+    const dt__tp *tp = &c->env->tp;
+    int64_t parts = in->shape.n[0], count = dt__count(in) / parts;
+    const float *sums = parts == 1 ? c->in[0] : c->n->aux ? c->aux : c->out;
+    if (parts > 1 || !c->n->i[0]) dt__split(c, count, 4096, dt__combine_part);
+    if (c->n->i[0]) tp->combine(tp->user, c->n->i[1] ? DT__TP_SCATTER : DT__TP_SUM, c->out, sums, count);
+}
 
 /* ---- elementwise ops --------------------------------------------------------------------------- */
 
@@ -5397,11 +5714,29 @@ static void dt__elementwise_rows(const dt__call *c, int64_t begin, int64_t end, 
         dt__elementwise(c, c->out + r * run, in, step, run);
     }
 }
+/* Input 1 is a vector that is stored in shards: columns of input 0. */
+static void dt__shard_columns(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__param *p = dt__cut_param(c->g, dt__in(c, 1));
+    int64_t cols = dt__cols(c->n), width = dt__param_width(p, c->g->tensor_shards);
+    int64_t step = dt__shard_step(p, c->g->tensor_shards);
+    (void)worker;
+    for (int64_t r = begin; r < end; r++)
+        for (int64_t at = 0; at < cols; at += width)
+            c->env->k->binary(c->n->op, c->out + r * cols + at, c->in[0] + r * cols + at, 1,
+                              c->in[1] + at / width * step, 1, width);
+}
+
 /* Binary ops and select. */
 static void dt__run_binary(const dt__call *c)
 {
     int step[DT__MAX_IN], axis;
-    int64_t run = dt__broadcast_run(c, &axis, step), n = dt__count(c->n);
+    int64_t run, n = dt__count(c->n);
+    if (c->n->inputs == 2 && dt__cut_param(c->g, dt__in(c, 1)) && dt__own(c->g) > 1) {
+        dt__split(c, dt__rows(c->n), 8, dt__shard_columns);
+        return;
+    }
+    run = dt__broadcast_run(c, &axis, step);
     if (run == n) dt__split(c, n, 4096, dt__elementwise_part);
     else dt__split(c, n / run, 8, dt__elementwise_rows);
 }
@@ -5429,12 +5764,22 @@ static void dt__run_row_sum(const dt__call *c)
     else dt__split(c, dt__count(c->n), 16, dt__row_sum_rows);
 }
 
+/* A gradient may be stored in shards of columns, or be in row slices. */
 static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
-    int64_t cols = dt__count(c->n), rows = dt__count(dt__in(c, 0)) / cols;
+    const dt__param *p = dt__cut_param(c->g, c->n);
+    int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
+    int64_t width = p ? dt__param_width(p, c->g->tensor_shards) : cols;
+    int64_t step = p ? dt__shard_step(p, c->g->tensor_shards) : 0;
     (void)worker;
-    if (c->fresh) memset(c->out + begin, 0, 4 * (size_t)(end - begin));
-    c->env->k->col_sum(c->out + begin, c->in[0] + begin, rows, end - begin, cols);
+    for (int64_t n; begin < end; begin += n) {
+        n = dt__min(end, (begin / width + 1) * width) - begin;
+        for (int64_t v = 0; v < slices; v++) {
+            float *out = dt__slice(c, v) + begin / width * step + begin % width;
+            if (c->fresh) memset(out, 0, 4 * (size_t)n);
+            c->env->k->col_sum(out, c->in[0] + v * rows * cols + begin, rows, n, cols);
+        }
+    }
 }
 static void dt__run_col_sum(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__col_sum_cols); }
 
@@ -5678,7 +6023,7 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     k = sa.n[sa.dims - 1 - ta];
     if (parts && sa.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: a row-parallel product has at most %d axes", DT_MAX_DIMS - 1);
-    if (parts && k % parts)
+    if (parts && k % parts && !dt__cut_param(g, dt__at(g, b)))
         return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)k,
                           (long long)parts);
     if (parts) {
@@ -5709,6 +6054,41 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
     return dt_reshape(g, y, s);
 }
 
+/* A product one of whose operands is stored in shards: b, a weight, or c, its gradient. The shards cut one of m, n and
+ * k, and the others' columns or rows with it; cut along k, each makes a part of its own. */
+static void dt__run_cut_product(const dt__call *c, dt__gemm *job, const dt__param *b, const dt__param *of_c)
+{
+    const dt__param *p = b ? b : of_c;
+    const dt__gemm all = *job;
+    int64_t vt = c->g->tensor_shards, width = dt__param_width(p, vt), step = dt__shard_step(p, vt);
+    int along_m = !b && !p->cut, along_n = b ? p->cut != (int)c->n->i[1] : p->cut, along_k = !along_m && !along_n;
+    int64_t *size = along_m ? &job->m : along_n ? &job->n : &job->k, total = *size;
+    if (b && p->cut) *(c->n->i[1] ? &job->bcs : &job->brs) = width;
+    if (!b && p->cut) job->ldc = width;
+    for (int64_t v = 0; v * width < total; v++) {
+        int64_t at = v * width;
+        *size = dt__min(width, total - at);
+        job->a = all.a + at * (along_m ? job->ars : along_k ? job->acs : 0);
+        job->b = all.b + (b ? v * step : at * (along_n ? job->bcs : along_k ? job->brs : 0));
+        job->c = all.c + (!b ? v * step : along_n ? at : along_k ? v * job->m * job->n : at * job->ldc);
+        c->env->k->gemm(c->env->pool, job);
+    }
+}
+
+/* A weight's gradient in row slices (R7). */
+static void dt__run_sliced_product(const dt__call *c, dt__gemm *job)
+{
+    const float *a = job->a, *b = job->b;
+    int64_t slices = dt__slices(c);
+    job->k /= slices;
+    for (int64_t v = 0; v < slices; v++) {
+        job->a = a + v * job->k * job->acs;
+        job->b = b + v * job->k * job->brs;
+        job->c = dt__slice(c, v);
+        c->env->k->gemm(c->env->pool, job);
+    }
+}
+
 /* The product of inputs `first` and first + 1. A matrix serves the whole batch as one tall product; otherwise one
  * product per batch entry. */
 static void dt__run_product(const dt__call *c, int first)
@@ -5717,6 +6097,7 @@ static void dt__run_product(const dt__call *c, int first)
     int ta = (int)c->n->i[0], tb = (int)c->n->i[1], tall = sb.dims == 2 && (!ta || sa.dims == 2);
     int64_t parts = dt__max(1, c->n->i[2]), batch = tall ? 1 : dt__span(&lead, 0, lead.dims - 2);
     int64_t stride_a[DT_MAX_DIMS], stride_b[DT_MAX_DIMS];
+    const dt__param *b = dt__cut_param(c->g, dt__in(c, first + 1)), *of_c = dt__cut_param(c->g, c->n);
     dt__gemm job;
     memset(&job, 0, sizeof job);
     job.n = dt__cols(c->n);
@@ -5726,6 +6107,12 @@ static void dt__run_product(const dt__call *c, int first)
     job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
     job.ldc = job.n;
     job.accumulate = !c->fresh || first > 0;
+    if (b || of_c || c->slices) {
+        job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
+        if (b || of_c) dt__run_cut_product(c, &job, b, of_c);
+        else dt__run_sliced_product(c, &job);
+        return;
+    }
     job.k /= parts;
     sa.dims -= 2, sb.dims -= 2, lead.dims -= 2;
     if (!tall) dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
@@ -5747,32 +6134,64 @@ static void dt__run_matmul(const dt__call *c)
     for (int i = 0; i < c->n->inputs; i += 2) dt__run_product(c, i);
 }
 
-/* W (K,width) with std, and the parallel form of the product: 'c' column, 'r' row, 0 neither. */
-static dt_tensor dt__linear(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, char form)
+/* The row-parallel product without a bias: x has this rank's part of K. */
+static dt_tensor dt__row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
 {
     char full[80];
-    dt_tensor w, b, y;
-    int64_t v = g->tensor_shards;
+    int64_t k = dt_dim(g, x, -1);
+    dt_tensor w;
+    if (!x.id) return x;
+    snprintf(full, sizeof full, "%s.weight", name);
+    if (dt__in_shards(g)) k = k / g->own_shards * g->tensor_shards;
+    w = dt__param_cut(g, full, dt_shape2(k, width), DT_INIT_NORMAL, std, 0, 1, 0);
+    return dt__combine_shards(g, dt__matmul(g, x, w, 0, 0, dt__own(g), 0), 1);
+}
+
+static dt_tensor dt__linear(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
+{
+    char full[80];
+    dt_tensor w, b;
     if (!x.id) return x;
     snprintf(full, sizeof full, "%s.weight", name);
     w = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std);
     snprintf(full, sizeof full, "%s.bias", name);
     b = dt_param(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f);
-    y = dt__matmul(g, x, w, 0, 0, form == 'r' ? v : 0, form == 'c' ? v : 0);
-    if (form == 'r') y = dt_combine(g, y);
-    return dt_add(g, y, b);
+    return dt_add(g, dt__matmul(g, x, w, 0, 0, 0, 0), b);
 }
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width)
 {
-    return dt__linear(g, x, name, width, 0.02f, 0);
+    return dt__linear(g, x, name, width, 0.02f);
+}
+
+/* "<name>.weight" (K,width), whose columns are `groups` pieces, each of them cut. */
+static dt_tensor dt__column_weight(dt_graph *g, dt_tensor x, const char *name, int64_t width, int64_t groups, float std)
+{
+    char full[80];
+    snprintf(full, sizeof full, "%s.weight", name);
+    return dt__param_cut(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std, 1, groups, 0);
+}
+static dt_tensor dt__linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, int64_t groups, float std)
+{
+    char full[80];
+    dt_tensor w, b;
+    if (!x.id) return x;
+    w = dt__column_weight(g, x, name, width, groups, std);
+    snprintf(full, sizeof full, "%s.bias", name);
+    b = dt__param_cut(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f, 0, groups, 0);
+    return dt_add(g, dt__matmul(g, dt__all_rows(g, x), w, 0, 0, 0, dt__own(g)), b);
 }
 DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
 {
-    return dt__linear(g, x, name, width, std, 'c');
+    return dt__linear_column(g, x, name, width, 1, std);
 }
 DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
 {
-    return dt__linear(g, x, name, width, std, 'r');
+    char full[80];
+    dt_tensor y = dt__row(g, x, name, width, std), b;
+    if (!y.id) return y;
+    snprintf(full, sizeof full, "%s.bias", name);
+    b = dt__param_rows(g, dt_param(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f), dt__rows(dt__at(g, y)), 1);
+    return dt_add(g, y, b);
 }
 
 /* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
@@ -5782,25 +6201,13 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
                         dt_tensor *out)
 {
     dt_tensor w[DT__MAX_IN / 2];
-    char full[80];
     DT_ASSERT(count <= DT__MAX_IN / 2);
-    for (int i = 0; i < count; i++) {
-        snprintf(full, sizeof full, "%s.weight", names[i]);
-        w[i] = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), widths[i]), DT_INIT_NORMAL, std);
-    }
+    for (int i = 0; i < count; i++) w[i] = dt__column_weight(g, x, names[i], widths[i], 1, std);
+    x = dt__all_rows(g, x);
     for (int i = 0; i < count; i++) { /* nodes in a row: dt__grad_matmul finds the others by their place */
-        out[i] = dt__matmul(g, x, w[i], 0, 0, 0, g->tensor_shards);
+        out[i] = dt__matmul(g, x, w[i], 0, 0, 0, dt__own(g));
         if (out[i].id) dt__at(g, out[i])->i[4] = i, dt__at(g, out[i])->i[5] = count;
     }
-}
-/* The row-parallel product without a bias. */
-static dt_tensor dt__row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
-{
-    char full[80];
-    if (!x.id) return x;
-    snprintf(full, sizeof full, "%s.weight", name);
-    return dt_combine(g, dt__matmul(g, x, dt_param(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std), 0,
-                                    0, g->tensor_shards, 0));
 }
 
 /* ---- convolution ------------------------------------------------------------------------------------
@@ -6378,16 +6785,38 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
                               (long long)dt_dim(g, table, 0));
     }
     s.n[s.dims++] = dt_dim(g, table, 1);
-    return dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__tensor(0));
+    tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__tensor(0));
+    if (!tokens.id || !dt__cut_param(g, dt__at(g, table))) return tokens;
+    memmove(s.n + 1, s.n, sizeof(int64_t) * (size_t)s.dims++);
+    s.n[0] = 1;
+    return dt__combine_shards(g, dt_reshape(g, tokens, s), 0);
 }
+
+/* The element where row `token` of a table begins, p when it is stored in shards; -1: another rank has it, -2: none. */
+static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocabulary, int64_t cols, int64_t token)
+{
+    int64_t width;
+    if (token < 0 || token >= (p ? p->shape.n[0] : vocabulary)) return -2;
+    if (!p) return token * cols;
+    width = dt__param_width(p, g->tensor_shards);
+    token -= g->first_shard * width;
+    if (token < 0 || token >= g->own_shards * width) return -1;
+    return token / width * dt__shard_step(p, g->tensor_shards) + token % width * cols;
+}
+/* A row of another rank is -0 here: x + -0 is x for every x, so that the sum over ranks is the row itself. A token that
+ * no rank has is +0, from the first shard. */
 static void dt__run_embed(const dt__call *c)
 {
     const int32_t *tokens = (const int32_t *)c->in[1];
-    int64_t rows = dt__rows(c->n), bytes = dt__cols(c->n) * dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
+    const dt__param *p = dt__cut_param(c->g, dt__in(c, 0));
+    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n), width = dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
     for (int64_t r = 0; r < rows; r++) {
-        char *to = (char *)c->out + r * bytes;
-        if (tokens[r] < 0 || tokens[r] >= vocabulary) memset(to, 0, (size_t)bytes);
-        else memcpy(to, (const char *)c->in[0] + tokens[r] * bytes, (size_t)bytes);
+        char *to = (char *)c->out + r * cols * width;
+        int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
+        if (at >= 0) memcpy(to, (const char *)c->in[0] + at * width, (size_t)(cols * width));
+        else if (at == -2 && !(p && c->g->first_shard)) memset(to, 0, (size_t)(cols * width));
+        else
+            for (int64_t i = 0; i < cols; i++) c->out[r * cols + i] = -0.0f;
     }
 }
 
@@ -6395,13 +6824,16 @@ static void dt__run_embed(const dt__call *c)
 static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     const int32_t *tokens = (const int32_t *)c->in[0];
+    const dt__param *p = dt__cut_param(c->g, c->n);
     int64_t vocabulary = c->n->shape.n[0], cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin;
+    int64_t first = p ? c->g->first_shard * dt__param_width(p, c->g->tensor_shards) : 0;
     (void)worker;
-    for (int64_t v = 0; c->fresh && v < vocabulary; v++) memset(c->out + v * cols + begin, 0, 4 * (size_t)n);
+    for (int64_t v = 0; c->fresh && v < vocabulary; v++)
+        memset(c->out + dt__table_at(c->g, p, vocabulary, cols, first + v) + begin, 0, 4 * (size_t)n);
     for (int64_t r = 0; r < rows; r++) {
-        float *to = c->out + begin;
-        if (tokens[r] < 0 || tokens[r] >= vocabulary) continue;
-        to += tokens[r] * cols;
+        int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
+        float *to = c->out + dt__max(at, 0) + begin;
+        if (at < 0) continue;
         c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
     }
 }
@@ -6607,6 +7039,15 @@ static dt_tensor dt__norm_bias(dt_graph *g, const char *name, int64_t width)
 {
     return dt__norm_param(g, name, "bias", width, DT_INIT_ZEROS);
 }
+/* The same over the rows of x. */
+static dt_tensor dt__row_weight(dt_graph *g, const char *name, dt_tensor x)
+{
+    return dt__param_rows(g, dt__norm_weight(g, name, dt_dim(g, x, -1)), dt__rows(dt__at(g, x)), 1);
+}
+static dt_tensor dt__row_bias(dt_graph *g, const char *name, dt_tensor x)
+{
+    return dt__param_rows(g, dt__norm_bias(g, name, dt_dim(g, x, -1)), dt__rows(dt__at(g, x)), 1);
+}
 static int dt__eps_ok(dt_graph *g, const char *op, float eps)
 {
     if (eps >= 0.0f && eps <= 1.0f) return 1;
@@ -6620,8 +7061,8 @@ DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, fl
     dt_shape stats;
     dt__node n;
     if (!x.id || !dt__eps_ok(g, "layernorm", eps)) return dt__tensor(0);
-    gamma = dt__norm_weight(g, name, dt_dim(g, x, -1));
-    beta = dt__norm_bias(g, name, dt_dim(g, x, -1));
+    gamma = dt__row_weight(g, name, x);
+    beta = dt__row_bias(g, name, x);
     n = dt__node_make(DT__OP_LAYERNORM, dt__at(g, x)->shape, x, gamma, beta);
     n.f = eps;
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
@@ -6652,11 +7093,15 @@ static void dt__run_layernorm_dx(const dt__call *c) { dt__split(c, dt__rows(c->n
 /* in: dy, x, stats. */
 static void dt__layernorm_dgamma_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
-    int64_t cols = dt__count(c->n);
+    int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__rows(dt__in(c, 0)) / slices;
     (void)worker;
-    if (c->fresh) memset(c->out + begin, 0, 4 * (size_t)(end - begin));
-    c->env->k->layernorm_dgamma(c->out + begin, c->in[0] + begin, c->in[1] + begin, c->in[2], dt__rows(dt__in(c, 0)),
-                                end - begin, cols);
+    for (int64_t v = 0; v < slices; v++) {
+        float *out = dt__slice(c, v) + begin;
+        int64_t at = v * rows * cols + begin;
+        if (c->fresh) memset(out, 0, 4 * (size_t)(end - begin));
+        c->env->k->layernorm_dgamma(out, c->in[0] + at, c->in[1] + at, c->in[2] + 2 * v * rows, rows, end - begin,
+                                    cols);
+    }
 }
 static void dt__run_layernorm_dgamma(const dt__call *c)
 {
@@ -6668,7 +7113,7 @@ DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, floa
     dt_shape stats;
     dt__node n;
     if (!x.id || !dt__eps_ok(g, "rmsnorm", eps)) return dt__tensor(0);
-    n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, dt__norm_weight(g, name, dt_dim(g, x, -1)), dt__tensor(0));
+    n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, dt__row_weight(g, name, x), dt__tensor(0));
     n.f = eps;
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
     return dt__push(g, &n, &stats);
@@ -6788,8 +7233,16 @@ static dt_tensor dt__attention_push(dt_graph *g, dt__node *n, const dt_attention
     n->i[0] = o->heads, n->i[1] = o->causal != 0, n->i[2] = p > 0.0f ? g->sites++ : 0, n->i[3] = kv_heads;
     n->i[4] = (int64_t)dt__bits_of_float(scale);
     n->f = p;
+    n->i[5] = dt__at(g, dt__tensor(n->in[0]))->cut ? g->own_shards : 0;
     stats = dt_shape4(2, n->shape.n[0], o->heads, n->shape.n[1]);
     return dt__push(g, n, &stats);
+}
+
+/* This rank's part of `heads` when x is cut, else all; 0 with the graph poisoned when they do not divide. */
+static int64_t dt__heads_of(dt_graph *g, dt_tensor x, const char *what, int64_t heads)
+{
+    if (!dt__at(g, x)->cut) return heads;
+    return heads < 1 || dt__cuts(g, what, heads) ? dt__part_of(g, heads) : 0;
 }
 
 /* In a decode graph: x (B,T,C) written behind the rows of earlier positions, as (B,context,C), of which the rows up to
@@ -6809,31 +7262,27 @@ static void dt__run_cache(const dt__call *c)
         memcpy(c->out + b * room + c->env->position * s->n[2], c->in[0] + b * rows, 4 * (size_t)rows);
 }
 
-/* Fused attention of a decode graph: the same rows as three tensors. */
-static dt_tensor dt__attention_cached(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
+/* Piece `piece` of the `pieces` that each shard of x (..,C) has: (..,C/pieces), shards one behind another. */
+static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64_t piece)
 {
-    dt_tensor part[3];
-    if (dt_chunk(g, qkv, 2, 3, part)) return dt__tensor(0);
-    return dt_attend(g, part[0], part[1], part[2], dt__tensor(0), o);
+    dt_shape s = dt_shape_of(g, x), apart = s;
+    int32_t id = x.id, cut = dt__at(g, x)->cut;
+    int64_t shards = cut ? g->own_shards : 1;
+    if (!x.id) return x;
+    s.n[s.dims - 1] /= pieces;
+    apart.n[0] = dt__span(&s, 0, s.dims - 1), apart.n[1] = shards, apart.n[2] = pieces;
+    apart.n[3] = s.n[s.dims - 1] / shards, apart.dims = 4;
+    dt__at(g, x)->cut = 0; /* here shards are not mixed */
+    x = dt_slice(g, dt_reshape(g, x, apart), 2, piece, piece + 1);
+    x = dt_reshape(g, x, s);
+    g->nodes[id].cut = cut;
+    dt__at(g, x)->cut = x.id ? cut : 0;
+    return x;
 }
 
-DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
-{
-    dt_shape s = dt__at(g, qkv)->shape;
-    dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
-    dt_attention_options o;
-    if (!qkv.id) return qkv;
-    if (s.dims != 3 || heads < 1 || s.n[2] % (3 * heads))
-        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
-                          (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
-    memset(&o, 0, sizeof o);
-    o.heads = heads, o.causal = causal, o.dropout = p;
-    if (g->context) return dt__attention_cached(g, qkv, &o);
-    return dt__attention_push(g, &n, &o, 0, s.n[2] / 3 / heads);
-}
-
-DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
-                           const dt_attention_options *o)
+/* The heads of `o` are those of q, k and v. */
+static dt_tensor dt__attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
+                            const dt_attention_options *o)
 {
     dt_shape sq = dt__at(g, q)->shape, sk = dt__at(g, k)->shape, sm = dt__at(g, mask)->shape;
     dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
@@ -6865,6 +7314,38 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     }
     return dt__attention_push(g, &n, o, kv_heads, d);
 }
+DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
+                           const dt_attention_options *o)
+{
+    dt_attention_options own = *o;
+    own.heads = dt__heads_of(g, q, "heads", o->heads);
+    own.kv_heads = dt__heads_of(g, k, "heads of the keys", o->kv_heads);
+    return dt__attend(g, q, k, v, mask, &own);
+}
+
+/* Fused attention of a decode graph: the same rows as three tensors. */
+static dt_tensor dt__attention_cached(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
+{
+    dt_tensor part[3];
+    for (int64_t i = 0; i < 3; i++) part[i] = dt__shard_piece(g, qkv, 3, i);
+    return part[2].id ? dt__attend(g, part[0], part[1], part[2], dt__tensor(0), o) : part[2];
+}
+
+DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
+{
+    dt_shape s = dt__at(g, qkv)->shape;
+    dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
+    dt_attention_options o;
+    if (!qkv.id) return qkv;
+    heads = dt__heads_of(g, qkv, "heads", heads);
+    if (s.dims != 3 || heads < 1 || s.n[2] % (3 * heads))
+        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
+                          (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
+    memset(&o, 0, sizeof o);
+    o.heads = heads, o.causal = causal, o.dropout = p;
+    if (g->context) return dt__attention_cached(g, qkv, &o);
+    return dt__attention_push(g, &n, &o, 0, s.n[2] / 3 / heads);
+}
 
 /* What forward and backward share; `mask` is the number of the mask's input. */
 static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask)
@@ -6887,16 +7368,39 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
     return a;
 }
+/* Rows of a fused input hold [q | k | v] of one shard behind those of another: the job of the next one. Its statistics
+ * lie behind the last one's. */
+static dt__attention dt__attention_next(dt__attention a)
+{
+    int64_t row = a.h * a.d, stats = a.b * a.h * a.t;
+    a.q += 3 * row, a.k += 3 * row, a.v += 3 * row, a.o += row;
+    if (a.dout) a.dout += row, a.dq += 3 * row, a.dk += 3 * row, a.dv += 3 * row;
+    a.row_max += 2 * stats, a.row_sum += 2 * stats;
+    a.first_head += a.h;
+    return a;
+}
+/* Of a whole fused job: that of its first shard. */
+static dt__attention dt__attention_first(dt__attention a, int64_t shards)
+{
+    a.h /= shards, a.hk /= shards;
+    a.k = a.q + a.h * a.d, a.v = a.k + a.h * a.d;
+    a.row_sum = a.row_max + a.b * a.h * a.t;
+    if (a.dout) a.dk = a.dq + a.h * a.d, a.dv = a.dk + a.h * a.d;
+    return a;
+}
 static void dt__run_attention(const dt__call *c)
 {
     dt__attention a = dt__attention_job(c, c->aux, 3);
+    int64_t shards = c->n->i[3] ? 1 : dt__max(1, c->n->i[5]);
     a.o = c->out;
-    c->env->k->attention_forward(c->env->pool, &a);
+    if (shards > 1) a = dt__attention_first(a, shards);
+    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) c->env->k->attention_forward(c->env->pool, &a);
 }
 /* in: qkv, stats, o, dout; or q, k, v, stats, o, dout, perhaps the mask: then out is dq, dk, dv in one row. */
 static void dt__run_attention_grad(const dt__call *c)
 {
     int fused = !c->n->i[3], first = fused ? 1 : 3;
+    int64_t shards = fused ? dt__max(1, c->n->i[5]) : 1;
     float *stats, *o;
     dt__attention a;
     memcpy(&stats, &c->in[first], sizeof stats); /* read only: the struct serves both directions */
@@ -6908,7 +7412,8 @@ static void dt__run_attention_grad(const dt__call *c)
     a.dk = a.dq + (fused ? a.ldo : a.b * a.t * a.ldo);
     a.dv = a.dk + (fused ? a.ldo : a.b * a.s * a.ldk);
     a.lddq = a.ld, a.lddk = a.ldk;
-    c->env->k->attention_backward(c->env->pool, &a);
+    if (shards > 1) a = dt__attention_first(a, shards);
+    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) c->env->k->attention_backward(c->env->pool, &a);
 }
 
 /* Turns per position / 2 of pair c: base^(-2c/d) / pi, slowed as Llama 3 does: waves longer than the original context
@@ -6955,6 +7460,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     char text[96];
     unsigned saved;
     if (!x.id) return x;
+    heads = dt__heads_of(g, x, "heads", heads);
     if (s.dims != 3 || heads < 1 || s.n[2] % (2 * heads))
         return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %lld heads of an even width d",
                           dt__shape_text(&s, text), (long long)heads);
@@ -7001,37 +7507,51 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "dropout %g is outside [0, 1)", (double)p);
     if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
     if (p == 0.0f) return x;
-    if (!dt__counts_samples(g, n.shape.n[0]))
+    n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1; /* own rows alone */
+    if (!n.i[1] && !dt__counts_samples(g, n.shape.n[0]))
         return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count the unit's samples, it holds %lld",
                           (long long)n.shape.n[0]);
     n.f = p;
     n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
 }
+/* Elements [begin, end) of sample b; out and x are where its element 0 is or would be. */
+static void dt__drop(const dt__call *c, const dt__rng *rng, float *out, const float *x, int64_t begin, int64_t end)
+{
+    uint32_t threshold = dt__drop_threshold(c->n->f), counter[4], word[4];
+    float scale = 1.0f / (1.0f - c->n->f);
+    memcpy(counter + 1, rng->counter, sizeof rng->counter);
+    for (int64_t i = begin; i < end; i++) {
+        if (i == begin || !(i & 3)) {
+            counter[0] = (uint32_t)(i >> 2);
+            dt__philox(counter, rng->key, word);
+        }
+        out[i] = word[i & 3] < threshold ? 0.0f : x[i] * scale;
+    }
+}
 static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
-    int64_t each = dt__count(c->n) / c->n->shape.n[0];
-    uint32_t threshold = dt__drop_threshold(c->n->f);
-    float scale = 1.0f / (1.0f - c->n->f);
+    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0];
     (void)worker;
-    for (int64_t b = begin; b < end; b++)
-        for (int64_t i = 0; i < each; i += 4) {
-            uint32_t counter[4], word[4];
-            counter[0] = (uint32_t)(i >> 2);
-            memcpy(counter + 1, c->env->rng[b].counter, sizeof c->env->rng[b].counter);
-            dt__philox(counter, c->env->rng[b].key, word);
-            for (int64_t l = 0; l < dt__min(4, each - i); l++)
-                c->out[b * each + i + l] = word[l] < threshold ? 0.0f : c->in[0][b * each + i + l] * scale;
-        }
+    if (c->n->i[1]) { /* elements [first, first + count) of the unit */
+        each = c->g->positions * dt__cols(c->n);
+        first = count / dt__own(c->g) * c->g->first_shard;
+    }
+    for (int64_t b = begin; b < end; b++) {
+        int64_t from = dt__max(first, b * each), to = dt__min(first + count, (b + 1) * each), at = b * each - first;
+        if (from < to) dt__drop(c, &c->env->rng[b], c->out + at, c->in[0] + at, from - b * each, to - b * each);
+    }
 }
 static void dt__run_dropout(const dt__call *c)
 {
+    int64_t samples;
     if (c->env->inference) {
         if (c->out != c->in[0]) memcpy(c->out, c->in[0], 4 * (size_t)dt__count(c->n));
         return;
     }
-    dt__site(c, c->n->shape.n[0], c->n->i[0]);
-    dt__split(c, c->n->shape.n[0], 1, dt__dropout_samples);
+    samples = c->n->i[1] ? c->g->samples : c->n->shape.n[0];
+    dt__site(c, samples, c->n->i[0]);
+    dt__split(c, samples, 1, dt__dropout_samples);
 }
 
 /* ---- loss ------------------------------------------------------------------------------------------ */
@@ -7042,6 +7562,17 @@ static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
     int64_t targets = g->eager ? 1 : dt__count(dt__at(g, g->targets));
     if (!sum.id || targets == terms) return sum;
     return dt_scale(g, sum, g->eager ? 1.0f / (float)terms : (float)targets / (float)terms);
+}
+
+/* All classes of logits that are cut, and the columns of a shard: those of the table whose product they come from. */
+static int64_t dt__logit_classes(const dt_graph *g, dt_tensor logits, int64_t *width)
+{
+    int32_t id = logits.id;
+    const dt__param *p = NULL;
+    for (; id && !p; id = g->nodes[id].in[0])
+        if (g->nodes[id].op == DT__OP_MATMUL) p = dt__cut_param(g, &g->nodes[g->nodes[id].in[1]]);
+    *width = p ? dt__param_width(p, g->tensor_shards) : 0;
+    return p ? p->shape.n[p->cut] : 0;
 }
 
 DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
@@ -7065,6 +7596,10 @@ DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tenso
         valid += target >= 0;
     }
     stats = dt_shape2(3, rows); /* max and sum interleaved (rows,2), then the loss of each row */
+    if (dt__at(g, logits)->cut) {
+        n.i[0] = dt__logit_classes(g, logits, &n.i[1]);
+        stats.n[0] = 7; /* and what dt__run_sliced_entropy needs */
+    }
     n.f = smoothing;
     sum = dt__push(g, &n, &stats);
     g->logits = logits;
@@ -7081,10 +7616,80 @@ static void dt__cross_entropy_rows(const dt__call *c, int64_t begin, int64_t end
                              (const int32_t *)c->in[1] + begin, c->n->f, end - begin, cols,
                              (float *)dt__scratch(c->env->pool, worker));
 }
+
+/* Logits cut over tensor shards. Behind max, sum and losses the second output holds, each (rows): the maxima; then what
+ * is summed over shards: sum of exp(x - max), the target's logit, sum of x - max. */
+static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3 + part) * dt__rows(dt__in(c, 0)); }
+
+static void dt__entropy_max_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t cols = dt__cols(dt__in(c, 0));
+    (void)worker;
+    for (int64_t r = begin; r < end; r++)
+        dt__entropy_part(c, 0)[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
+}
+
+/* Row sums per shard, TREE over this rank's; of the target's logit -0 where another rank has it. */
+static void dt__entropy_sum_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    const dt__kernels *k = c->env->k;
+    int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[1], shards = dt__own(c->g);
+    float *row = (float *)dt__scratch(c->env->pool, worker), sum[2][DT__TENSOR_SHARDS];
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = c->in[0] + r * cols;
+        float max = dt__entropy_part(c, 0)[r];
+        int64_t target = ((const int32_t *)(const void *)c->in[1])[r] - c->g->first_shard * width;
+        for (int64_t v = 0; v < shards; v++) {
+            int64_t n = dt__min(width, cols - v * width);
+            k->binary(DT__OP_SUB, row, x + v * width, 1, &max, 0, n);
+            sum[1][v] = c->n->f > 0.0f ? k->row_sum(row, n) : 0.0f;
+            k->unary(DT__OP_EXP, row, row, n, 0.0f);
+            sum[0][v] = k->row_sum(row, n);
+        }
+        for (int64_t step = 1; step < shards; step *= 2)
+            for (int64_t v = 0; v < shards; v += 2 * step)
+                for (int i = 0; i < 2; i++) sum[i][v] = sum[i][v] + sum[i][v + step];
+        dt__entropy_part(c, 1)[r] = sum[0][0];
+        dt__entropy_part(c, 2)[r] = target >= 0 && target < cols ? x[target] : -0.0f;
+        dt__entropy_part(c, 3)[r] = sum[1][0];
+    }
+}
+
+static void dt__entropy_loss_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+{
+    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0];
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
+        float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
+        c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
+        c->env->k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
+        loss = log_sum - (dt__entropy_part(c, 2)[r] - max);
+        even = log_sum - dt__entropy_part(c, 3)[r] / (float)classes;
+        if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
+        c->aux[2 * rows + r] = target < 0 || target >= classes ? 0.0f : loss;
+    }
+}
+
+/* The columns that a rank has of all classes: two exchanges, of the maxima and of the sums. */
+static void dt__run_sliced_entropy(const dt__call *c)
+{
+    int64_t rows = dt__rows(dt__in(c, 0));
+    int alone = dt__own(c->g) == c->g->tensor_shards;
+    float *max = dt__entropy_part(c, 0), *sums = dt__entropy_part(c, 1);
+    const dt__tp *tp = &c->env->tp;
+    dt__split(c, rows, 16, dt__entropy_max_rows);
+    if (!alone) tp->combine(tp->user, DT__TP_MAX, max, max, rows);
+    dt__split(c, rows, 16, dt__entropy_sum_rows);
+    if (!alone) tp->combine(tp->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
+    dt__split(c, rows, 64, dt__entropy_loss_rows);
+}
+
 static void dt__run_cross_entropy(const dt__call *c)
 {
     int64_t rows = dt__rows(dt__in(c, 0));
-    dt__split(c, rows, 16, dt__cross_entropy_rows);
+    if (c->n->i[0]) dt__run_sliced_entropy(c);
+    else dt__split(c, rows, 16, dt__cross_entropy_rows);
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
 /* in: logits, stats, targets, dloss. */
@@ -7093,7 +7698,8 @@ static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_
     int64_t cols = dt__cols(c->n);
     (void)worker;
     c->env->k->cross_entropy_grad(c->out + begin * cols, c->in[0] + begin * cols, c->in[1] + 2 * begin,
-                                  (const int32_t *)c->in[2] + begin, c->n->f, c->in[3][0], end - begin, cols);
+                                  (const int32_t *)c->in[2] + begin, c->n->f, c->in[3][0], end - begin, cols,
+                                  c->g->first_shard * c->n->i[1], c->n->i[0] ? c->n->i[0] : cols);
 }
 static void dt__run_cross_entropy_grad(const dt__call *c)
 {
@@ -7280,83 +7886,140 @@ static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end, int
 }
 static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
 
-/* in: rows (R,C), table [, w (N,k)]. out (N,C): each token adds its rows, [w *] row, in the order of experts. */
+/* in: rows (R,C), table [, w (N,k)]. out (N,C): each token adds its rows, [w *] row, in the order of experts. Rows of
+ * several tensor shards are parts (S,R,C), and out is (S,N,C) (R10). */
 static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor w)
 {
     dt__route r = dt__route_at(dt__at(g, route), NULL);
-    return dt__push_op(g, DT__OP_MOE_SUM, dt_shape2(r.tokens, dt_dim(g, rows, 1)), rows, route, w);
+    dt_shape s = dt_shape_of(g, rows);
+    s.n[s.dims - 2] = r.tokens;
+    return dt__push_op(g, DT__OP_MOE_SUM, s, rows, route, w);
 }
+/* Tokens of all parts, counted through. */
 static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     dt__route r = dt__route_of(c);
-    int64_t cols = dt__cols(c->n);
+    int64_t cols = dt__cols(c->n), rows = dt__in(c, 0)->shape.n[c->n->shape.dims - 2];
     (void)worker;
     memset(c->out + begin * cols, 0, 4 * (size_t)((end - begin) * cols));
-    for (int64_t i = begin * r.active; i < end * r.active; i++)
-        if (r.row[i] >= 0)
-            c->env->k->add_scaled(c->out + i / r.active * cols, c->in[0] + r.row[i] * cols, cols,
-                                  c->n->inputs > 2 ? c->in[2][i] : 1.0f);
+    for (int64_t n = begin; n < end; n++) {
+        const float *x = c->in[0] + n / r.tokens * rows * cols;
+        for (int64_t i = n % r.tokens * r.active, last = i + r.active; i < last; i++)
+            if (r.row[i] >= 0)
+                c->env->k->add_scaled(c->out + n * cols, x + r.row[i] * cols, cols,
+                                      c->n->inputs > 2 ? c->in[2][i] : 1.0f);
+    }
 }
 static void dt__run_moe_sum(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_sum_part); }
 
-/* in: dy (N,C), table, rows (R,C). out (N,k): dy of the token . the choice's row, +0 for a dropped one. */
+/* in: dy (N,C), table, rows (R,C) or parts (S,R,C). out (N,k) or (S,N,k): dy of the token . the choice's row, +0 for a
+ * dropped one. */
 static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     dt__route r = dt__route_of(c);
-    int64_t cols = dt__cols(dt__in(c, 0));
+    const dt__node *x = dt__in(c, 2);
+    int64_t cols = dt__cols(x), rows = x->shape.n[x->shape.dims - 2], choices = r.tokens * r.active;
     (void)worker;
-    for (int64_t i = begin * r.active; i < end * r.active; i++)
-        c->out[i] =
-            r.row[i] < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + i / r.active * cols, c->in[2] + r.row[i] * cols, cols);
+    for (int64_t i = begin * r.active; i < end * r.active; i++) {
+        int64_t at = i % choices, row = r.row[at];
+        const float *part = c->in[2] + i / choices * rows * cols;
+        c->out[i] = row < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + at / r.active * cols, part + row * cols, cols);
+    }
 }
 static void dt__run_moe_dot(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_dot_part); }
 
+/* How the tensor shards cut an expert's product: b, or c when it is a gradient, is a weight (E,..) stored in shards. */
+typedef struct dt__moe_cut {
+    int along_m, along_n, along_k;
+    int64_t shards, width, step; /* width: of a shard along what is cut; step: floats from shard to shard */
+} dt__moe_cut;
+
+static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int transpose)
+{
+    const dt__param *p = dt__cut_param(c->g, weight);
+    dt__moe_cut cut;
+    memset(&cut, 0, sizeof cut);
+    cut.shards = 1;
+    if (!p) return cut;
+    cut.shards = c->g->own_shards;
+    cut.width = dt__param_width(p, c->g->tensor_shards) / (p->shape.dims == 1 ? p->groups : 1);
+    cut.step = dt__shard_step(p, c->g->tensor_shards);
+    if (weight == c->n) cut.along_n = p->cut == 2, cut.along_m = p->cut == 1;
+    else cut.along_n = (p->cut == 2) != transpose, cut.along_k = !cut.along_n;
+    return cut;
+}
+
 /* in: x (R,K), table, w (E,K,H) [, bias (E*H)]. out (R,H): the rows of expert e times w[e]; i[0]: times its transpose,
- * x (R,H) and out (R,K). */
+ * x (R,H) and out (R,K). Where shards cut what is summed over, out is parts (S,R,H), and the first of all shards has the
+ * bias. */
 static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w, dt_tensor bias, int transpose)
 {
+    const dt__param *p = dt__cut_param(g, dt__at(g, w));
     dt_shape s = dt_shape2(dt_dim(g, x, 0), dt_dim(g, w, transpose ? 1 : 2));
-    dt__node n = dt__node_make(DT__OP_MOE_LINEAR, s, x, route, w);
+    dt__node n;
+    if (p && (p->cut == 2) == transpose) s = dt_shape3(g->own_shards, s.n[0], s.n[1]);
+    n = dt__node_make(DT__OP_MOE_LINEAR, s, x, route, w);
     if (bias.id) n.in[n.inputs++] = bias.id;
     n.i[0] = transpose;
     return dt__push(g, &n, NULL);
 }
+
+/* All experts of one shard. */
+static void dt__moe_product(const dt__call *c, const dt__route *r, const dt__gemm *of_row_0, int64_t weight)
+{
+    dt__gemm job = *of_row_0;
+    for (int64_t e = 0; e < r->experts; e++) {
+        job.m = r->begin[e + 1] - r->begin[e];
+        job.a = of_row_0->a + r->begin[e] * job.ars;
+        job.b = of_row_0->b + e * weight;
+        job.c = of_row_0->c + r->begin[e] * job.ldc;
+        job.bias = of_row_0->bias ? of_row_0->bias + e * job.n : NULL;
+        c->env->k->gemm(c->env->pool, &job);
+    }
+}
 static void dt__run_moe_linear(const dt__call *c)
 {
     dt__route r = dt__route_of(c);
-    int64_t used = r.begin[r.experts];
+    int transpose = (int)c->n->i[0], biased = c->n->inputs > 3;
+    dt__moe_cut cut = dt__moe_cut_of(c, dt__in(c, 2), transpose), of_bias;
+    int64_t used = r.begin[r.experts], rows = c->n->shape.n[c->n->shape.dims - 2];
     dt__gemm job;
     memset(&job, 0, sizeof job);
-    job.n = job.ldc = dt__cols(c->n);
-    job.k = job.ars = dt__cols(dt__in(c, 0));
-    job.acs = 1;
-    job.brs = c->n->i[0] ? 1 : job.n, job.bcs = c->n->i[0] ? job.k : 1;
-    for (int64_t e = 0; e < r.experts; e++) {
-        job.m = r.begin[e + 1] - r.begin[e];
-        job.a = c->in[0] + r.begin[e] * job.k;
-        job.b = c->in[2] + e * job.k * job.n;
-        job.c = c->out + r.begin[e] * job.n;
-        job.bias = c->n->inputs > 3 ? c->in[3] + e * job.n : NULL;
-        c->env->k->gemm(c->env->pool, &job);
+    memset(&of_bias, 0, sizeof of_bias);
+    if (biased) of_bias = dt__moe_cut_of(c, dt__in(c, 3), 0);
+    job.ldc = dt__cols(c->n);
+    job.ars = dt__cols(dt__in(c, 0)), job.acs = 1;
+    job.n = cut.along_n ? cut.width : job.ldc;
+    job.k = cut.along_k ? cut.width : job.ars;
+    job.brs = transpose ? 1 : job.n, job.bcs = transpose ? job.k : 1;
+    for (int64_t v = 0; v < cut.shards; v++) {
+        job.a = c->in[0] + (cut.along_k ? v * cut.width : 0);
+        job.b = c->in[2] + v * cut.step;
+        job.c = c->out + (cut.along_k ? v * rows * job.ldc : v * cut.width);
+        job.bias = biased && (!cut.along_k || c->g->first_shard + v == 0) ? c->in[3] + v * of_bias.step : NULL;
+        dt__moe_product(c, &r, &job, job.k * job.n);
+        if (cut.along_k || !v) memset(job.c + used * job.ldc, 0, 4 * (size_t)((rows - used) * job.ldc));
     }
-    memset(c->out + used * job.n, 0, 4 * (size_t)((dt__rows(c->n) - used) * job.n));
 }
 
 /* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. */
 static void dt__run_moe_dw(const dt__call *c)
 {
     dt__route r = dt__route_of(c);
+    dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
     dt__gemm job;
     memset(&job, 0, sizeof job);
-    job.m = job.acs = c->n->shape.n[1];
-    job.n = job.brs = job.ldc = c->n->shape.n[2];
+    job.acs = dt__cols(dt__in(c, 0)), job.brs = dt__cols(dt__in(c, 2));
     job.ars = job.bcs = 1;
+    job.m = cut.along_m ? cut.width : job.acs;
+    job.n = job.ldc = cut.along_n ? cut.width : job.brs;
     job.accumulate = !c->fresh;
-    for (int64_t e = 0; e < r.experts; e++) {
+    for (int64_t i = 0; i < cut.shards * r.experts; i++) {
+        int64_t v = i / r.experts, e = i % r.experts;
         job.k = r.begin[e + 1] - r.begin[e];
-        job.a = c->in[0] + r.begin[e] * job.m;
-        job.b = c->in[2] + r.begin[e] * job.n;
-        job.c = c->out + e * job.m * job.n;
+        job.a = c->in[0] + r.begin[e] * job.acs + (cut.along_m ? v * cut.width : 0);
+        job.b = c->in[2] + r.begin[e] * job.brs + (cut.along_n ? v * cut.width : 0);
+        job.c = c->out + v * cut.step + e * job.m * job.n;
         if (job.k || c->fresh) c->env->k->gemm(c->env->pool, &job);
     }
 }
@@ -7364,12 +8027,17 @@ static void dt__run_moe_dw(const dt__call *c)
 static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     dt__route r = dt__route_of(c);
-    int64_t cols = dt__cols(dt__in(c, 0));
+    const dt__param *p = dt__cut_param(c->g, c->n);
+    int64_t cols = dt__cols(dt__in(c, 0)), width = p ? cols / c->g->own_shards : cols;
+    int64_t step = p ? dt__shard_step(p, c->g->tensor_shards) : 0;
     (void)worker;
-    for (int64_t e = 0; e < r.experts; e++) {
-        float *sum = c->out + e * cols + begin;
-        if (c->fresh) memset(sum, 0, 4 * (size_t)(end - begin));
-        c->env->k->col_sum(sum, c->in[0] + r.begin[e] * cols + begin, r.begin[e + 1] - r.begin[e], end - begin, cols);
+    for (int64_t n; begin < end; begin += n) {
+        n = dt__min(end, (begin / width + 1) * width) - begin;
+        for (int64_t e = 0; e < r.experts; e++) {
+            float *sum = c->out + begin / width * step + e * width + begin % width;
+            if (c->fresh) memset(sum, 0, 4 * (size_t)n);
+            c->env->k->col_sum(sum, c->in[0] + r.begin[e] * cols + begin, r.begin[e + 1] - r.begin[e], n, cols);
+        }
     }
 }
 static void dt__run_moe_db(const dt__call *c) { dt__split(c, dt__cols(dt__in(c, 0)), 64, dt__moe_db_cols); }
@@ -7398,17 +8066,20 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
     return route;
 }
 
-/* Expert weights "<name>.experts.<part>" (E,K,H), and with biases "<name>.experts.<part>_bias" (E*H). */
+/* Expert weights "<name>.experts.<part>" (E,K,H), and with biases "<name>.experts.<part>_bias" (E*H). Shards cut axis
+ * `cut` of the weights, which is so many groups. */
 static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const char *name, const char *part,
-                               const dt_moe_options *o, int64_t width, float std)
+                               const dt_moe_options *o, dt_shape shape, int cut, int64_t groups, float std)
 {
     char full[96];
     dt_tensor w, b = dt__tensor(0);
     if (!x.id || !route.id) return dt__tensor(0);
     snprintf(full, sizeof full, "%s.experts.%s", name, part);
-    w = dt_param(g, full, dt_shape3(o->experts, dt_dim(g, x, 1), width), DT_INIT_NORMAL, std);
+    w = dt__param_cut(g, full, shape, DT_INIT_NORMAL, std, cut, groups, 0);
     snprintf(full, sizeof full, "%s.experts.%s_bias", name, part);
-    if (o->bias) b = dt_param(g, full, dt_shape1(o->experts * width), DT_INIT_ZEROS, 0.0f);
+    if (o->bias)
+        b = dt__param_cut(g, full, dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f, cut == 2 ? 0 : -1,
+                          cut == 2 ? shape.n[0] * groups : 1, 0);
     return dt__moe_linear(g, x, route, w, b, 0);
 }
 
@@ -7432,35 +8103,57 @@ static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
     return !g->result;
 }
 
+/* gelu(x Wup) or silu(x Wgate) * (x Wup) of gathered rows, then the second weights. */
+static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, const char *name, const dt_moe_options *o,
+                                 int64_t width)
+{
+    int64_t c = dt_dim(g, x, 1);
+    float std = o->down_std > 0.0f ? o->down_std : 0.02f;
+    dt_tensor h, parts[2];
+    if (!x.id) return x;
+    if (o->gated) { /* (R,2H): gate, up, of each tensor shard */
+        h = dt__moe_layer(g, x, route, name, "gate_up_proj", o, dt_shape3(o->experts, c, 2 * width), 2, 2, 0.02f);
+        if (!h.id) return h;
+        for (int i = 0; i < 2; i++) parts[i] = dt__shard_piece(g, h, 2, i);
+        h = dt_mul(g, dt_silu(g, parts[0]), parts[1]);
+    } else h = dt_gelu(g, dt__moe_layer(g, x, route, name, "up_proj", o, dt_shape3(o->experts, c, width), 2, 1, 0.02f));
+    return dt__moe_layer(g, h, route, name, "down_proj", o, dt_shape3(o->experts, width, c), 1, 1, std);
+}
+
+/* Every rank routes all rows; tensor shards cut the experts' hidden units. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *o)
 {
-    dt_tensor tokens, gate, route, p, w, h, parts[2];
+    dt_tensor tokens, alike, gate, route, p, w, h;
     int64_t width, choices, at;
     char full[96];
     if (!dt__moe_ok(g, x, o)) return dt__tensor(0);
-    tokens = dt__as_matrix(g, x); /* (N,C) */
+    tokens = dt__all_rows_matrix(g, x); /* (N,C) */
+    alike = dt__same_rows(g, tokens);
     choices = dt_dim(g, tokens, 0) * o->active;
     width = o->width ? o->width : 4 * dt_dim(g, x, -1);
+    if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__tensor(0);
     snprintf(full, sizeof full, "%s.gate.weight", name);
     gate = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
-    route = dt__moe_router(g, dt_matmul(g, tokens, gate, 0, 0), o, &p);
+    gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
+    route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
     at = 2 * o->experts + 1; /* the chosen experts of the table */
     w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
     w = dt_gather(g, p, 1, w);
     if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
     h = dt__moe_rows(g, tokens, route, dt__tensor(0)); /* (R,C) */
-    if (o->gated) {
-        h = dt__moe_layer(g, h, route, name, "gate_up_proj", o, 2 * width, 0.02f); /* (R,2H): gate, up */
-        if (!dt_chunk(g, h, -1, 2, parts)) h = dt_mul(g, dt_silu(g, parts[0]), parts[1]);
-    } else h = dt_gelu(g, dt__moe_layer(g, h, route, name, "up_proj", o, width, 0.02f));
-    h = dt__moe_layer(g, h, route, name, "down_proj", o, dt_dim(g, x, -1), o->down_std > 0.0f ? o->down_std : 0.02f);
-    return h.id ? dt_reshape(g, dt__moe_sum(g, h, route, w), dt__at(g, x)->shape) : h;
+    h = dt__moe_experts(g, h, route, name, o, width);
+    if (!h.id) return h;
+    h = dt__moe_sum(g, h, route, w);
+    if (dt__in_shards(g)) h = dt__combine_shards(g, h, 1);
+    return h.id ? dt_reshape(g, h, dt__at(g, x)->shape) : h;
 }
 
-/* out += x: a parameter's gradient that did not come from a chain over tokens. */
+/* out += x: a parameter's gradient that did not come from a chain over tokens; it is in the first row slice. */
 static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     (void)worker;
+    for (int64_t v = 1; c->fresh && v < dt__slices(c); v++)
+        memset(dt__slice(c, v) + begin, 0, 4 * (size_t)(end - begin));
     if (c->fresh) memcpy(c->out + begin, c->in[0] + begin, 4 * (size_t)(end - begin));
     else c->env->k->binary(DT__OP_ADD, c->out + begin, c->out + begin, 1, c->in[0] + begin, 1, end - begin);
 }
@@ -7603,10 +8296,17 @@ static void dt__grad_expand(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow_re
 static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_shape parts = dt__at(g, dt__input(g, id, 0))->shape, one = parts;
+    int op;
     one.n[0] = 1;
-    dy = dt_reshape(g, dy, one);
-    dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
+    dy = dt_reshape(g, g->nodes[id].i[1] ? dt__all_rows(g, dy) : dy, one);
+    op = g->nodes[g->nodes[id].in[0]].op;
+    if (op == DT__OP_MATMUL || op == DT__OP_MOE_SUM) dt__flow(g, id, 0, dy); /* which takes it once for all */
+    else dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
 }
+/* The gradient of all rows comes from products, whose sums over the ranks were scattered: it is that of a rank's own. */
+static void dt__grad_all_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dy); }
+static void dt__grad_own_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__all_rows(g, dy)); }
+static void dt__grad_same_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__own_rows(g, dy)); }
 
 static void dt__grad_neg(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_neg(g, dy)); }
 static void dt__grad_scale(dt_graph *g, int32_t id, dt_tensor dy)
@@ -7854,7 +8554,7 @@ static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
     for (int32_t i = 0; i < g->nodes[id].i[5] - g->nodes[id].i[4]; i++) {
         int64_t width = dt__cols(&g->nodes[id + i]);
         if (!g->nodes[id + i].grad) continue; /* not used */
-        if (width % parts)
+        if (width % parts && !dt__in_shards(g))
             return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)width,
                               (long long)parts);
         n.in[n.inputs++] = g->nodes[id + i].grad;
@@ -7873,16 +8573,17 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
     int ta = (int)g->nodes[id].i[0], tb = (int)g->nodes[id].i[1];
     int64_t parts = g->nodes[id].i[2], grad_parts = g->nodes[id].i[3];
     dt__node chain;
-    if (parts) { /* every part has the same gradient (dt__grad_combine): take one */
+    if (parts) { /* every part has the same gradient: dt__grad_combine gives it once */
         dt_shape s = dt__at(g, dy)->shape;
-        dy = parts > 1 ? dt_slice(g, dy, 0, 0, 1) : dy;
+        dy = s.n[0] > 1 ? dt_slice(g, dy, 0, 0, 1) : dy;
         memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
         dy = dt_reshape(g, dy, s);
     }
     if (dt__wants(g, id, 0) && dt__columns_first(g, id)) { /* of several that share A one speaks for all */
         if (g->nodes[id].i[5]) da = dt__columns_dx(g, id, grad_parts);
         else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
-        dt__flow_reduced(g, id, 0, grad_parts ? dt_combine(g, da) : da);
+        if (!grad_parts) dt__flow_reduced(g, id, 0, da);
+        else dt__flow(g, id, 0, dt__combine_shards(g, da, dt__at(g, a)->op == DT__OP_ALL_ROWS));
     }
     if (!dy.id || !dt__wants(g, id, 1)) return;
     if (dt__at(g, b)->shape.dims == 2 && (!ta || dt__at(g, a)->shape.dims == 2)) {
@@ -7991,7 +8692,7 @@ static void dt__grad_rope(dt_graph *g, int32_t id, dt_tensor dy) /* the rotation
 static void dt__grad_dropout(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt__node n = dt__node_make(DT__OP_DROPOUT, g->nodes[id].shape, dy, dt__nothing(), dt__nothing());
-    n.i[0] = g->nodes[id].i[0];
+    memcpy(n.i, g->nodes[id].i, sizeof n.i);
     n.f = g->nodes[id].f;
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
@@ -8002,6 +8703,7 @@ static void dt__grad_cross_entropy(dt_graph *g, int32_t id, dt_tensor dy)
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY_GRAD, dt__at(g, logits)->shape, logits,
                                dt__tensor(g->nodes[id].aux), dt__input(g, id, 1));
     n.in[n.inputs++] = dy.id;
+    memcpy(n.i, g->nodes[id].i, sizeof n.i);
     n.f = g->nodes[id].f;
     dt__flow(g, id, 0, dt__push(g, &n, NULL));
 }
@@ -8022,15 +8724,25 @@ static void dt__grad_aux_loss(dt_graph *g, int32_t id, dt_tensor dy)
     if (dt__wants(g, id, 1)) dt__flow(g, id, 1, dt__push(g, &n, NULL));
 }
 
+/* Parts of the gradient, one from each tensor shard, are summed by token, then over shards. */
 static void dt__grad_moe_rows(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt__flow(g, id, 0, dt__moe_sum(g, dy, dt__input(g, id, 1), dt__nothing()));
+    int parts = dt__at(g, dy)->shape.dims == 3;
+    dt_tensor dx = dt__moe_sum(g, dy, dt__input(g, id, 1), dt__nothing());
+    if (parts) dx = dt__combine_shards(g, dx, dt__at(g, dt__input(g, id, 0))->op == DT__OP_ALL_ROWS);
+    dt__flow(g, id, 0, dx);
 }
+/* Rows in parts have one gradient, that of their sum; the weights' is summed over the parts. */
 static void dt__grad_moe_sum(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt_tensor rows = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2);
+    dt_tensor rows = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2), dw;
+    dt_shape s = dt__at(g, rows)->shape, sw = dt__at(g, w)->shape;
+    int parts = s.dims == 3;
+    if (parts) dy = dt_reshape(g, dy, dt_shape2(sw.n[0], s.n[2]));
     dt__flow(g, id, 0, dt__moe_rows(g, dy, route, w));
-    if (dt__wants(g, id, 2)) dt__flow(g, id, 2, dt__push_op(g, DT__OP_MOE_DOT, dt__at(g, w)->shape, dy, route, rows));
+    if (!dt__wants(g, id, 2)) return;
+    dw = dt__push_op(g, DT__OP_MOE_DOT, parts ? dt_shape3(s.n[0], sw.n[0], sw.n[1]) : sw, dy, route, rows);
+    dt__flow(g, id, 2, parts ? dt__combine_shards(g, dw, 0) : dw);
 }
 static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -8127,12 +8839,13 @@ typedef struct dt__plan {
     double forward_flops, backward_flops;
 } dt__plan;
 
-/* The node whose memory `id` shares: aliases, and a COMBINE of one part, are other names of their input. */
+/* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, are other names of their input. */
 static int32_t dt__root(const dt_graph *g, int32_t id)
 {
     for (;;) {
         const dt__node *n = &g->nodes[id];
-        if (!dt__is_alias(n->op) && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1)) return id;
+        if (!dt__is_alias(n->op) && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1 && !n->i[0]))
+            return id;
         id = n->in[0];
     }
 }
@@ -8389,7 +9102,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot;
+    const int64_t *param, *slot; /* in shards, behind the slots' offsets: those of their row slices but the first, or -1 */
 } dt__bind;
 
 static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
@@ -8412,6 +9125,9 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         c.n = n;
         c.env = env;
         c.fresh = n->slot < 0 || fresh;
+        c.slices = NULL;
+        if (dt__in_shards(p->g) && n->slot >= 0 && b->slot[p->g->slot_count + n->slot] >= 0)
+            c.slices = b->slots + b->slot[p->g->slot_count + n->slot];
         c.out = dt__where(p, b, p->order[k]);
         c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
         for (int i = 0; i < DT__MAX_IN; i++) c.in[i] = i < n->inputs ? dt__where(p, b, n->in[i]) : NULL;
@@ -8462,9 +9178,9 @@ typedef struct dt__gpt2 {
 static dt_tensor dt__gpt2_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
 {
     const dt__gpt2 *m = (const dt__gpt2 *)user;
-    dt_tensor wte = dt_param(g, "wte.weight", dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
+    dt_tensor wte = dt__table_param(g, "wte.weight", m->vocabulary, m->width);
     dt_tensor wpe = dt__positions(g, "wpe.weight", dt_dim(g, tokens, 1), m->width);
-    return dt_dropout(g, dt_add(g, dt_embed(g, wte, tokens), wpe), m->dropout);
+    return dt__own_rows(g, dt_dropout(g, dt_add(g, dt_embed(g, wte, tokens), wpe), m->dropout));
 }
 
 /* The residual projections start smaller, by 1/sqrt(2 layers), so that the sum of the blocks keeps its size. */
@@ -8473,7 +9189,8 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     const dt__gpt2 *m = (const dt__gpt2 *)user;
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
     dt_tensor h = dt_layernorm(g, x, "ln_1");
-    h = dt_linear_column(g, h, "attn.c_attn", 3 * m->width, 0.02f); /* (B,T,3C): q, k, v */
+    if (!dt__cuts(g, "heads", m->heads)) return dt__tensor(0);
+    h = dt__linear_column(g, h, "attn.c_attn", 3 * m->width, 3, 0.02f); /* (B,T,3C): q, k, v of each tensor shard */
     h = dt_attention(g, h, m->heads, 1, m->dropout);
     h = dt_linear_row(g, h, "attn.c_proj", m->width, residual);
     x = dt_add(g, x, dt_dropout(g, h, m->dropout));
@@ -8486,12 +9203,17 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     return dt_add(g, x, dt_dropout(g, h, m->dropout));
 }
 
+/* Cross-entropy of the logits h table^T (B,T,V), of which tensor shards have columns. */
+static dt_tensor dt__next_token_loss(dt_graph *g, dt_tensor h, dt_tensor table)
+{
+    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h), table, 0, 1, 0, dt__own(g)), dt_targets(g));
+}
+
 static dt_tensor dt__gpt2_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
     const dt__gpt2 *m = (const dt__gpt2 *)user;
-    dt_tensor wte = dt_param(g, "/transformer.wte.weight", dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
-    dt_tensor logits = dt__matmul(g, dt_layernorm(g, x, "ln_f"), wte, 0, 1, 0, g->tensor_shards); /* (B,T,V) */
-    return dt_cross_entropy(g, logits, dt_targets(g));
+    dt_tensor h = dt_layernorm(g, x, "ln_f");
+    return dt__next_token_loss(g, h, dt__table_param(g, "/transformer.wte.weight", m->vocabulary, m->width));
 }
 
 typedef struct dt__size {
@@ -8529,24 +9251,14 @@ static dt_model dt__llama_settled(dt_model m)
     return m;
 }
 
-/* Can `n`, of which there is a slice on each tensor shard, be cut? */
-static int dt__cuts(dt_graph *g, const char *what, int64_t n)
-{
-    if (n % g->tensor_shards == 0) return 1;
-    dt__poison(g, DT_E_SHAPE, "%lld %s do not divide into %lld tensor shards: make them a multiple", (long long)n, what,
-               (long long)g->tensor_shards);
-    return 0;
-}
-
 static dt_tensor dt__llama_table(dt_graph *g, const dt_model *m, int head)
 {
-    return dt_param(g, head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight",
-                    dt_shape2(m->vocabulary, m->width), DT_INIT_NORMAL, 0.02f);
+    return dt__table_param(g, head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight", m->vocabulary, m->width);
 }
 
 static dt_tensor dt__llama_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
 {
-    return dt_embed(g, dt__llama_table(g, (const dt_model *)user, 0), tokens);
+    return dt__own_rows(g, dt_embed(g, dt__llama_table(g, (const dt_model *)user, 0), tokens));
 }
 
 static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor x, const dt_model *m, float residual) /* (B,T,C) -> same */
@@ -8596,8 +9308,7 @@ static dt_tensor dt__llama_head(dt_graph *g, dt_tensor x, const void *user) /* (
 {
     const dt_model *m = (const dt_model *)user;
     dt_tensor h = dt_rmsnorm_eps(g, x, "norm", m->norm_eps);
-    if (!dt__cuts(g, "token ids", m->vocabulary)) return dt__tensor(0);
-    return dt_cross_entropy(g, dt__matmul(g, h, dt__llama_table(g, m, 1), 0, 1, 0, g->tensor_shards), dt_targets(g));
+    return dt__next_token_loss(g, h, dt__llama_table(g, m, 1));
 }
 
 typedef struct dt__llama_size {
@@ -8649,7 +9360,7 @@ typedef struct dt__built {
     dt__plan *plan;
     int owner; /* this segment's graph is the plan's; others with the same plan only have other parameters */
     int32_t *param_of, *use; /* its parameters in the net's list; 4 x parameter + use of its gradient slots */
-    int64_t *param, *slot, *window; /* where these are (H15), in floats; window: parameters when they are gathered */
+    int64_t *param, *slot, *window; /* where these are (H15), in floats, as in dt__bind; window: gathered parameters */
     int64_t input, output; /* floats of its input and output */
     int64_t out_at, saved_at, gradient_at; /* places in the memory of a unit in work (H15) */
     int32_t stage, chunk;  /* who works on it (H15) */
@@ -8659,19 +9370,24 @@ typedef struct dt__built {
 
 typedef struct dt__net_param {
     dt__param is;
-    int64_t offset, count; /* floats; offset: -1 when it is not on this rank */
+    int64_t offset, count; /* floats of this rank's shards, to the end of the last; offset: -1 when there are none here */
     int32_t uses;
     int32_t stage[4]; /* who has each use */
+    int64_t slices;   /* row slices that a leaf's gradient is summed by (R7); 1: it is one sum */
     int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
 } dt__net_param;
 
-/* Parameters are listed in definition order; where a rank keeps them, at multiples of 1024 floats (R11), H15 decides. */
+/* Parameters are listed in definition order; where a rank keeps them, at multiples of 1024 floats (R11), H15 decides. Of
+ * tensor_shards (Vt) this rank has own_shards from first_shard on; these four fields may be set before the network is
+ * opened. */
 typedef struct dt__net {
+    int64_t tensor_shards, first_shard, own_shards; /* 0: 1, 0, all */
+    int sequence_parallel;
     dt__built *segments;
     int64_t count;
     dt__net_param *params;
     int32_t param_count;
-    int64_t weights;
+    int64_t weights;                            /* of the whole model */
     int how;                                    /* to plan (dt__plan_open) */
     int64_t saved, most_saved, temp, boundary, widest; /* floats: sum and most of segments, largest temp, outputs, largest */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
@@ -8701,6 +9417,9 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     char a[96], b[96];
     *index = dt__net_find(net, p->name);
     if (*index >= 0) {
+        const dt__param *q = &net->params[*index].is;
+        if (q->cut != p->cut || q->rows != p->rows)
+            return dt__error(DT_E_SHAPE, "parameter %s is used in a tensor-parallel form and in another one", p->name);
         if (dt__same_shape(&net->params[*index].is.shape, &p->shape)) return DT_OK;
         return dt__error(DT_E_SHAPE,
                          "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
@@ -8713,9 +9432,9 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     net->params = list;
     *index = net->param_count++;
     list[*index].is = *p;
-    list[*index].count = dt_shape_count(p->shape);
+    list[*index].count = dt__param_local(p, net->tensor_shards, net->own_shards);
     list[*index].offset = -1;
-    net->weights += list[*index].count;
+    net->weights += dt_shape_count(p->shape);
     return DT_OK;
 }
 
@@ -8728,13 +9447,12 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
 /* Records segment s over an input of `shape`: forward, then its gradient; with a context forward alone, and the last
  * one's output is its logits. The plan owns the graph. `source` has the types of the model's input and targets; NULL:
  * tokens. */
-static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int64_t context, int first,
-                                  int last, const dt_source *source, int how, dt__plan **plan)
+static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape shape, dt_shape targets,
+                                    int64_t context, int first, int last, const dt_source *source, int how,
+                                    dt__plan **plan)
 {
-    dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx = dt__nothing();
     dt_result r;
-    if (!g) return DT_E_MEMORY;
     snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
     g->context = context;
     g->input = dt__leaf(g, DT__OP_INPUT, shape, !first ? (int)DT_F32 : source ? (int)source->input_type : (int)DT_I32);
@@ -8759,6 +9477,25 @@ static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape 
     if (r) return dt_graph_close(&g), r;
     return dt__plan_open(plan, g, y, dx, how);
 }
+/* The same in a graph of its own, on one rank and one tensor shard. */
+static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int64_t context, int first,
+                                  int last, const dt_source *source, dt__plan **plan)
+{
+    dt_graph *g = dt__graph_new(0, 0);
+    return g ? dt__segment_record(g, s, shape, targets, context, first, last, source, 0, plan) : DT_E_MEMORY;
+}
+
+/* A graph for this rank's tensor shards of a unit of (B,T). */
+static dt_graph *dt__net_graph(const dt__net *net, const dt_shape *unit)
+{
+    dt_graph *g = dt__graph_new(0, 0);
+    if (!g) return g;
+    g->tensor_shards = net->tensor_shards;
+    g->first_shard = net->first_shard, g->own_shards = net->own_shards;
+    g->sequence_parallel = net->sequence_parallel;
+    g->samples = unit->n[0], g->positions = unit->n[1];
+    return g;
+}
 
 /* Notes what a segment uses as ids: rows of a table, or classes. Through ops that only pick, the ids are the same. */
 static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
@@ -8767,6 +9504,9 @@ static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
         const dt__node *n = &g->nodes[i];
         int32_t id = n->op == DT__OP_EMBED || n->op == DT__OP_CROSS_ENTROPY ? n->in[1] : 0;
         int64_t count = n->op == DT__OP_EMBED ? g->nodes[n->in[0]].shape.n[0] : id ? dt__cols(&g->nodes[n->in[0]]) : 0;
+        const dt__param *table = n->op == DT__OP_EMBED ? dt__cut_param(g, &g->nodes[n->in[0]]) : NULL;
+        if (table) count = table->shape.n[0];
+        if (n->op == DT__OP_CROSS_ENTROPY && n->i[0]) count = n->i[0];
         while (dt__takes(g->nodes[id].op, 0) == DT__ANY && g->nodes[id].op != DT__OP_CAST) id = g->nodes[id].in[0];
         if (id && id == g->targets.id) net->ids[1] = dt__min(net->ids[1], count);
         if (id && id == g->input.id && first) net->ids[0] = dt__min(net->ids[0], count);
@@ -8778,10 +9518,10 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
                                  int64_t context)
 {
     dt__built *b = &net->segments[at];
-    dt_graph *g;
-    dt_result r =
-        dt__segment_plan(&list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, net->how,
-                         &b->plan);
+    dt_graph *g = dt__net_graph(net, &targets);
+    dt_result r = !g ? DT_E_MEMORY
+                     : dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1,
+                                          net->source, net->how, &b->plan);
     if (r) return r;
     b->owner = 1;
     g = b->plan->g;
@@ -8790,7 +9530,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     *shape = dt__at(g, b->plan->output)->shape;
     b->output = dt_shape_count(*shape);
     b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
-    b->slot = (int64_t *)dt__alloc(8 * g->slot_count, "a segment");
+    b->slot = (int64_t *)dt__alloc(16 * g->slot_count, "a segment");
     b->param_of = (int32_t *)dt__alloc(4 * (g->param_count + g->slot_count), "a segment");
     if (!b->param || !b->slot || !b->param_of) return DT_E_MEMORY;
     b->window = b->param + g->param_count;
@@ -8804,6 +9544,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
         int32_t index = dt__net_find(net, g->params[g->slots[i].param].name);
         if (net->params[index].uses == 4)
             return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
+        net->params[index].slices = dt__row_slices(g, &net->params[index].is);
         b->use[i] = index * 4 + net->params[index].uses++;
     }
     for (int64_t e = at - 1; e >= 0; e--) {
@@ -8818,6 +9559,28 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
         break;
     }
     return DT_OK;
+}
+
+/* Folds the row slices of a complete leaf (R7) of segments [begin, end) in the gradient set at `sets`: TREE over this
+ * rank's slices, then, where rows are split, over those of all ranks. Before the leaf is added to others. */
+static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *set, const dt__env *env)
+{
+    for (int64_t s = begin; s < end; s++) {
+        const dt__built *b = &net->segments[s];
+        const dt_graph *g = b->plan->g;
+        for (int32_t i = 0; i < g->slot_count; i++) {
+            const dt__param *p = &g->params[g->slots[i].param];
+            int64_t slices = dt__row_slices(g, p), count = dt_shape_count(p->shape);
+            int64_t step = dt__round_up(count, DT__BLOCK);
+            float *to = set + b->slot[i], *more = set + b->slot[g->slot_count + i] - step;
+            for (int64_t near = 1; near < slices; near *= 2)
+                for (int64_t v = 0; v < slices; v += 2 * near) {
+                    float *left = v ? more + v * step : to;
+                    env->k->binary(DT__OP_ADD, left, left, 1, more + (v + near) * step, 1, count);
+                }
+            if (p->rows == 1 && dt__splits_rows(g)) env->tp.combine(env->tp.user, DT__TP_SUM, to, to, count);
+        }
+    }
 }
 
 static void dt__net_close(dt__net *net)
@@ -8862,6 +9625,20 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
     return DT_OK;
 }
 
+/* The fields that are 0 for their usual values. */
+static dt_result dt__net_shards(dt__net *net, const dt_model *m)
+{
+    if (!net->tensor_shards) net->tensor_shards = 1;
+    if (!net->own_shards) net->own_shards = net->tensor_shards;
+    if (!dt__is_pow2(net->tensor_shards) || net->tensor_shards > DT__TENSOR_SHARDS)
+        return dt__error(DT_E_USAGE, "%lld tensor shards: it is a power of two up to %d",
+                         (long long)net->tensor_shards, (int)DT__TENSOR_SHARDS);
+    if (m->segments && net->sequence_parallel)
+        return dt__error(DT_E_USAGE, "sequence parallelism is for the model families: their blocks say where rows are "
+                         "split");
+    return DT_OK;
+}
+
 /* Builds and plans a model for units of `rows` samples of T tokens, or of what net->source says; with a context
  * (families alone) in the decode form: T of so many positions, against the keys and values of those before. net must be
  * zero but for the source, and must not move afterwards. */
@@ -8870,7 +9647,8 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     dt_shape shape = dt_shape2(rows, net->source ? net->source->inputs : sequence);
     dt_shape targets = dt_shape2(rows, net->source ? net->source->targets : sequence);
     const dt_segment *list = m->segments;
-    dt_result r = DT_OK;
+    dt_result r = dt__net_shards(net, m);
+    if (r) return r;
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segment_count;
     if (!list) r = dt__family_list(net, m);
@@ -8908,6 +9686,31 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
 static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence)
 {
     return dt__net_open_at(net, m, rows, sequence, 0);
+}
+
+/* Elements of `bytes` each, from this rank's shards of a parameter to their places in the whole one. */
+static void dt__net_whole(const dt__net *net, const dt__net_param *p, const void *shards, int64_t bytes, void *whole)
+{
+    int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
+    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
+        for (int64_t at = 0; at < size; at += run) {
+            int64_t to = dt__param_index(&p->is, vt, net->first_shard + v, at);
+            run = dt__param_run(&p->is, vt, at);
+            if (to >= 0)
+                memcpy((char *)whole + to * bytes, (const char *)shards + (v * step + at) * bytes, (size_t)(run * bytes));
+        }
+}
+/* And back. */
+static void dt__net_cut(const dt__net *net, const dt__net_param *p, const void *whole, int64_t bytes, void *shards)
+{
+    int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
+    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
+        for (int64_t at = 0; at < size; at += run) {
+            int64_t from = dt__param_index(&p->is, vt, net->first_shard + v, at);
+            run = dt__param_run(&p->is, vt, at);
+            if (from >= 0)
+                memcpy((char *)shards + (v * step + at) * bytes, (const char *)whole + from * bytes, (size_t)(run * bytes));
+        }
 }
 
 /* Widths that the row kernels' scratch must hold. */
@@ -13557,6 +14360,7 @@ typedef struct dt__store {
     int64_t param_floats;               /* of all parameters of this rank's segments */
     int64_t own_params, own_slots;      /* of this rank's pieces */
     int64_t most_params;                /* own_params of the rank that has the most */
+    int64_t slice_floats;               /* behind them: row slices (R7) */
     int64_t window;                     /* parameters of the largest segment */
     int64_t *cut;                       /* (buckets, shards + 1): where the owners' pieces of a bucket begin */
     int64_t *own;                       /* (buckets + 1, shards): where an owner keeps its piece of the parameters */
@@ -13643,6 +14447,22 @@ static int64_t dt__store_buffered(const dt__store *s, int64_t slot)
     return b->buffer + slot - b->slot;
 }
 
+/* Row slices but the first, which is the slot, lie behind the slots; in the buffer all segments use the same place. */
+static void dt__store_slices(dt__store *s, const dt__net *net, const dt__chunk *c, int buffered)
+{
+    for (int32_t q = c->begin; q < c->end; q++) {
+        const dt__built *seg = &net->segments[q];
+        int32_t slots = seg->plan->g->slot_count;
+        int64_t at = buffered ? 0 : s->slice_floats;
+        for (int32_t k = 0; k < slots; k++) {
+            const dt__net_param *p = &net->params[seg->use[k] / 4];
+            seg->slot[slots + k] = p->slices > 1 ? (buffered ? s->buffer_floats : s->slot_floats) + at : -1;
+            at += (p->slices - 1) * dt__round_up(p->count, DT__BLOCK);
+        }
+        s->slice_floats = dt__max(s->slice_floats, at);
+    }
+}
+
 /* With parameters cut over ranks (ZeRO 3) a segment's are gathered into a window before its work: where they are there. */
 static void dt__store_windows(dt__store *s, dt__net *net, const dt__chunk *c)
 {
@@ -13708,6 +14528,7 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
                 net->segments[q].param[i] = net->params[net->segments[q].param_of[i]].offset;
     }
     dt__store_buffer(s);
+    for (int c = 0; c < count; c++) dt__store_slices(s, net, &chunks[c], buffered);
     for (int c = 0; c < count && buffered; c++)
         for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
             for (int32_t k = 0; k < net->segments[q].plan->g->slot_count; k++)
@@ -13929,6 +14750,7 @@ static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, con
         i = dt__emit(p, w->kind == DT__WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
         i->set = u->set;
         i->fresh = u->fresh;
+        i->completes = u->done && (s->pipe.kind != DT_ZERO_BUBBLE || i->op == DT_WEIGHTS);
         if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT__WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
     }
     if (!u->ghost && !c->first && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
@@ -14138,6 +14960,7 @@ typedef struct dt__engine {
     dt_comm *data;     /* those with the same segments: they sum gradients; NULL: this rank alone, as below */
     dt_comm *group;    /* of those, the ones that share one copy of the state (ZeRO) */
     dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
+    dt_comm *tensor;   /* those with the other tensor shards of the same segments and samples */
     dt_comm *copy;     /* the ranks that hold one copy of the whole state together */
     dt__outbox out[2]; /* activations, gradients */
     dt__mesh mesh;
@@ -14172,6 +14995,7 @@ typedef struct dt__engine {
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
     int64_t step;
+    dt_result tensor_result;    /* of sums over tensor shards, which cannot fail where they are made */
     const void *input, *target; /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     double seconds_compute, seconds_reduce, seconds_update;
 } dt__engine;
@@ -14221,6 +15045,7 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
     dt_result r = dt__engine_split(e->comm, dp, p * tp + t, &e->data);
     if (!r && group > 1) r = dt__engine_split(e->data, group, d / group, &e->group);
     if (!r && group > 1) r = dt__engine_split(e->data, dp / group, d % group, &e->replicas);
+    if (!r) r = dt__engine_split(e->comm, tp, d * pp + p, &e->tensor);
     if (!r) r = dt__engine_split(e->comm, copy, d / group, &e->copy);
     for (int way = 0; way < 2 && !r && pp > 1; way++) {
         void *memory = NULL;
@@ -14339,7 +15164,7 @@ static dt_result dt__engine_reduction(dt__engine *e, int group)
     int d = e->mesh.at[DT__DATA], dp = e->mesh.size[DT__DATA], ranks = group > 1 ? group : dp;
     int64_t lo, hi;
     dt_result r = DT_OK;
-    e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
+    e->set_floats = (e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats) + e->store.slice_floats;
     e->sets_count = 1;
     r = dt__engine_parts(e, group > 1 ? d / group * group : 0, ranks, &e->parts, &e->part_count);
     if (r || !e->replicas) return r;
@@ -14495,6 +15320,15 @@ static dt_result dt__engine_allocate(dt__engine *e)
     return DT_OK;
 }
 
+/* This rank's tensor shards of a network that is to be built. */
+static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
+{
+    net->tensor_shards = e->recipe->tensor_shards;
+    net->own_shards = net->tensor_shards / e->mesh.size[DT__TENSOR];
+    net->first_shard = net->own_shards * e->mesh.at[DT__TENSOR];
+    net->sequence_parallel = split_rows;
+}
+
 /* Mesh and shape of the work; before the network is built. recipe, layout, comm are set. */
 static dt_result dt__engine_layout(dt__engine *e)
 {
@@ -14503,11 +15337,27 @@ static dt_result dt__engine_layout(dt__engine *e)
     e->micros = e->recipe->batch / e->recipe->micro_batch;
     e->rows = e->recipe->micro_batch / e->recipe->data_shards;
     if (!r) r = dt__engine_groups(e, &group);
+    if (!r && e->recipe->tensor_shards % e->layout->tp)
+        r = dt__error(DT_E_USAGE, "tp %lld does not divide %lld tensor shards: --tp up to %lld, a power of two, or raise "
+                      "--tensor-shards (a recipe choice: other bits)", (long long)e->layout->tp,
+                      (long long)e->recipe->tensor_shards, (long long)e->recipe->tensor_shards);
+    if (!r && e->layout->sequence_parallel && e->layout->tp < 2)
+        r = dt__error(DT_E_USAGE, "--sequence-parallel splits rows over the ranks of a tensor group: set --tp, e.g. 2");
     if (!r) r = dt__engine_shape(e);
+    if (!r) dt__engine_shards(e, &e->net, e->layout->sequence_parallel);
     if (e->layout->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
     if (e->layout->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_AGAIN;
     return r;
 }
+
+/* Blocks of the whole parameter. */
+static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
+{
+    int64_t vt = e->net.tensor_shards;
+    return dt__param_shards(p, vt, vt) * dt__shard_step(p, vt) / DT__BLOCK;
+}
+
+static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count);
 
 /* Everything but memory, for the network that was built. */
 static dt_result dt__engine_open(dt__engine *e)
@@ -14523,7 +15373,9 @@ static dt_result dt__engine_open(dt__engine *e)
     if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
     if (!r) r = dt__engine_comms(e, group);
     if (!r) r = dt__engine_reduction(e, group);
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) e->blocks += dt__ceil_div(e->net.params[i].count, DT__BLOCK);
+    for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
+    e->env.tp.combine = dt__engine_combine;
+    e->env.tp.user = e;
     dt__engine_slots(e);
     return r;
 }
@@ -14561,8 +15413,9 @@ static void dt__engine_close(dt__engine *e)
     if (e->replicas == e->data) e->replicas = NULL;
     if (e->data == e->comm) e->data = NULL;
     if (e->copy == e->comm) e->copy = NULL;
-    comms[0] = &e->group, comms[1] = &e->replicas, comms[2] = &e->data, comms[3] = &e->copy;
-    for (int i = 0; i < 4; i++) dt_comm_free(comms[i]);
+    if (e->tensor == e->comm) e->tensor = NULL;
+    comms[0] = &e->group, comms[1] = &e->replicas, comms[2] = &e->data, comms[3] = &e->copy, comms[4] = &e->tensor;
+    for (int i = 0; i < 5; i++) dt_comm_free(comms[i]);
     for (int way = 0; way < 2; way++) dt_comm_free(&e->out[way].comm);
 }
 
@@ -14599,6 +15452,20 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
     b->at[DT__AT_GRAD_OUT] = zero_bubble ? memory + seg->gradient_at : e->gradient[(chunk->end - q) & 1];
     b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->net.segments[q - 1].gradient_at
                                                             : e->gradient[(chunk->end - q + 1) & 1];
+}
+
+/* dt__tp.combine over the ranks with the other tensor shards. */
+static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
+{
+    dt__engine *e = (dt__engine *)user;
+    dt_result *r = &e->tensor_result;
+    if (*r) return;
+    if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, from, to, count);
+    else if (kind == DT__TP_SCATTER) *r = dt_reduce_scatter(e->tensor, from, to, count / dt_comm_size(e->tensor), DT_SUM);
+    else {
+        dt__copy(to, from, count);
+        *r = dt_all_reduce(e->tensor, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+    }
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
@@ -14649,6 +15516,7 @@ static void dt__engine_backward(dt__engine *e, const dt_instr *i)
     e->env.segment = (uint32_t)i->segment;
     dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
+    if (i->completes) dt__net_fold(&e->net, i->segment, i->segment + 1, b.slots, &e->env);
 }
 
 /* ---- the second memory ---- */
@@ -14933,26 +15801,32 @@ static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p
     return x;
 }
 
-/* The squared norm of all gradients: sums of blocks, from the rank that has them; TREE per parameter; a chain (R11). */
+/* The squared norm of all gradients: sums of blocks, from the rank that has them; TREE per tensor shard; a
+ * chain by parameter and shard (R11). */
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
-    int64_t at = 0;
+    int64_t at = 0, vt = e->net.tensor_shards;
     dt_result r = DT_OK;
     if (e->copy) memset(e->sums, 0, 4 * (size_t)e->blocks);
     for (int32_t i = 0; i < e->net.param_count; i++) {
         const dt__net_param *p = &e->net.params[i];
         dt__piece_of x = dt__engine_piece(e, p);
-        if (x.count && p->stage[0] == e->shape.stage)
-            dt__block_squares(e->k, e->pool, x.gradient, x.count, e->sums + at + x.from / DT__BLOCK);
-        at += dt__ceil_div(p->count, DT__BLOCK);
+        int cut = dt__param_is_cut(&p->is, vt);
+        int64_t first = cut ? e->net.first_shard * dt__shard_step(&p->is, vt) : 0;
+        if (x.count && p->stage[0] == e->shape.stage && (cut || !e->mesh.at[DT__TENSOR])) /* padding is +0 */
+            dt__block_squares(e->k, e->pool, x.gradient, x.count, e->sums + at + (first + x.from) / DT__BLOCK);
+        at += dt__engine_blocks(e, &p->is);
     }
     if (e->copy) r = dt_all_reduce(e->copy, e->sums, e->blocks, DT_SUM); /* of one number and zeros */
     at = 0;
     *squares = 0.0f;
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-        int64_t blocks = dt__ceil_div(e->net.params[i].count, DT__BLOCK);
-        *squares = *squares + dt__tree(e->sums + at, blocks);
-        at += blocks;
+        const dt__param *p = &e->net.params[i].is;
+        int64_t blocks = dt__ceil_div(dt__shard_floats(p, vt), DT__BLOCK);
+        for (int64_t v = 0; v < dt__param_shards(p, vt, vt); v++) {
+            *squares = *squares + dt__tree(e->sums + at, blocks);
+            at += blocks;
+        }
     }
     return r;
 }
@@ -15056,6 +15930,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
         double start = dt__now();
         dt__comm_tick(e->comm);
         r = dt__engine_run(e, i, load, owner);
+        if (!r) r = e->tensor_result;
         *(sends                ? &e->seconds_reduce
           : i->op == DT_UPDATE ? &e->seconds_update
                                : &e->seconds_compute) += dt__now() - start;
@@ -15081,6 +15956,7 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
             if (r) break;
             dt__engine_advance(e, q);
             dt__engine_forward(e, q, 0);
+            r = e->tensor_result;
         }
         i.op = DT_SEND, i.segment = chunk->end - 1;
         if (!chunk->last && chunk->end < end && !r) r = dt__engine_send(e, &i);
@@ -15689,6 +16565,7 @@ static const dt__option dt__options[] = {
     DT__RECIPE("sequence", "T", DT__TYPE_INT, sequence, "tokens per sequence"),
     DT__RECIPE("seed", "N", DT__TYPE_INT, seed, "of weights, order and dropout"),
     DT__RECIPE("data-shards", "N", DT__TYPE_INT, data_shards, "logical shards, a power of two: up to so many ranks"),
+    DT__RECIPE("tensor-shards", "N", DT__TYPE_INT, tensor_shards, "slices of heads and hidden units, a power of two"),
     DT__NAMED("accumulation", accumulation, "shard,each", "shard or each: how micro-batches add up"),
     DT__NAMED("schedule", schedule, "constant,cosine,linear,wsd", "constant, cosine, linear or wsd"),
     DT__RECIPE("learning-rate", "X", DT__TYPE_FLOAT, learning_rate, "peak"),
@@ -15709,6 +16586,7 @@ static const dt__option dt__options[] = {
     DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation"),
     DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks"),
     DT__LAYOUT("tp", "N", DT__TYPE_INT, tp, "tensor parallel degree"),
+    DT__LAYOUT("sequence-parallel", NULL, DT__TYPE_FLAG, sequence_parallel, "tensor groups split rows between products"),
     DT__LAYOUT("pp", "N", DT__TYPE_INT, pp, "stages of the pipeline; the rest of the ranks is data parallel"),
     DT__LAYOUT("order", "DPT", DT__TYPE_TEXT, order, "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
     DT__CHOSEN("pipeline", pipeline, "1f1b,gpipe,interleaved,zero-bubble", "1f1b, gpipe, interleaved or zero-bubble"),
@@ -15925,6 +16803,7 @@ struct dt_trainer {
     dt__generator generator; /* text samples */
     uint32_t *unit; /* validation samples: input and target words of one unit */
     char *text;           /* a text sample */
+    float *whole;         /* a parameter put together from its tensor shards; NULL when there is one shard */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
     dt__metrics metrics; /* rank 0, when asked for */
@@ -15943,13 +16822,19 @@ DT_API dt_step_info dt_step_info_zero(void)
 }
 DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
-/* The part of an array of weights, or NULL, that is the parameter of this name, when this rank has it whole. */
+/* The part of an array of weights, or NULL, that is the parameter of this name, when this rank has it whole: a copy when
+ * tensor shards cut it. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
 {
-    int32_t i = array ? dt__net_find(&t->e.net, name) : -1;
-    if (i >= 0 && t->e.net.params[i].offset < 0) i = -1;
-    if (count) *count = i < 0 ? 0 : t->e.net.params[i].count;
-    return i < 0 ? NULL : array + t->e.net.params[i].offset;
+    const dt__net *net = &t->e.net;
+    int32_t i = array ? dt__net_find(net, name) : -1;
+    const dt__net_param *p = i < 0 || net->params[i].offset < 0 ? NULL : &net->params[i];
+    int cut = p && dt__param_is_cut(&p->is, net->tensor_shards);
+    if (cut && net->own_shards < net->tensor_shards) p = NULL;
+    if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
+    if (!p || !cut) return p ? array + p->offset : NULL;
+    dt__net_whole(net, p, array + p->offset, 4, t->whole);
+    return t->whole;
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
@@ -15970,7 +16855,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
             const dt__node *n = &net->segments[s].plan->g->nodes[id];
             if (n->op != DT__OP_MOE_ROUTE) continue;
             if (!left--) {
-                memcpy(counts, asked, 4 * (size_t)n->i[0]);
+                for (int64_t i = 0; i < n->i[0]; i++) counts[i] = t->e.mesh.at[DT__TENSOR] ? 0.0f : asked[i];
                 return dt_all_reduce(t->comm, counts, n->i[0], DT_SUM);
             }
             asked += n->i[0];
@@ -16054,8 +16939,12 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
                          "micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower "
                          "--data-shards (a recipe choice: other bits)",
                          (long long)r->micro_batch, (long long)r->data_shards);
-    if (r->tensor_shards != 1 || r->context_shards != 1)
-        return dt__error(DT_E_USAGE, "tensor_shards and context_shards are 1 in this version");
+    if (!dt__is_pow2(r->tensor_shards) || r->tensor_shards > DT__TENSOR_SHARDS)
+        return dt__error(DT_E_USAGE,
+                         "%lld tensor shards: it is a power of two up to %d (the tree over shards must not depend on "
+                         "ranks)",
+                         (long long)r->tensor_shards, (int)DT__TENSOR_SHARDS);
+    if (r->context_shards != 1) return dt__error(DT_E_USAGE, "context_shards is 1 in this version");
     if (dp > r->data_shards)
         return dt__error(DT_E_USAGE,
                          "%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise --data-shards "
@@ -16347,9 +17236,11 @@ static void dt__generator_close(dt__generator *d)
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1);
+    int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1), longest = 1;
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
+    for (int32_t i = 0; i < e->net.param_count; i++) longest = dt__max(longest, dt_shape_count(e->net.params[i].is.shape));
+    if (e->net.tensor_shards > 1 && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
     t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
@@ -16411,9 +17302,10 @@ static void dt__trainer_banner(const dt_trainer *t)
         printf("data     %s: %lld training sequences of %lld tokens, ", r->data,
                (long long)t->feed.is.samples[DT_TRAIN], (long long)r->sequence);
     printf("%lld for validation\n", (long long)t->feed.is.samples[DT_VALIDATION]);
-    printf("recipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, seed %lld\n", (long long)r->steps,
-           (long long)r->batch, t->feed.own ? "samples" : "sequences", (long long)r->micro_batch,
-           (long long)r->data_shards, (long long)r->seed);
+    printf("recipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, ", (long long)r->steps, (long long)r->batch,
+           t->feed.own ? "samples" : "sequences", (long long)r->micro_batch, (long long)r->data_shards);
+    if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
+    printf("seed %lld\n", (long long)r->seed);
     printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
            t->peak_gflops);
@@ -16459,8 +17351,8 @@ static dt_result dt__trainer_draw(dt_trainer *t)
         int whole = e->shape.zero < 3;
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
-        if (whole) dt__init_param(&p->is, (uint64_t)t->recipe.seed, t->pool, e->params + p->offset, 0, p->count);
-        else dt__init_param(&p->is, (uint64_t)t->recipe.seed, t->pool, x.weight, x.from, x.count);
+        dt__init_shards(&p->is, e->net.tensor_shards, e->net.first_shard, e->net.own_shards, (uint64_t)t->recipe.seed,
+                        t->pool, whole ? e->params + p->offset : x.weight, whole ? 0 : x.from, whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
             memcpy((float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, 4 * (size_t)x.count);
     }
@@ -16477,6 +17369,9 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     e->env.k = e->k;
     e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards);
     if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
+    dt__engine_shards(e, &t->generator.whole, 0);
+    dt__engine_shards(e, &t->generator.several, 0);
+    dt__engine_shards(e, &t->generator.one, 0);
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
     if (!result) result = dt__trainer_ids(t);
     if (!result && !dt__predicts_text(&e->net, e->rows * r->sequence, r->model.vocabulary)) t->layout.sample_length = 0;
@@ -16577,6 +17472,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__metrics_close(&t->metrics);
     dt__generator_close(&t->generator);
     dt__free(t->unit);
+    dt__free(t->whole);
     dt__free(t->text);
     dt__free(t->counts);
     dt__free(t->gathered);
@@ -17005,11 +17901,13 @@ static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_
     return r;
 }
 
-/* Rank 0 gets the piece of a parameter that owner j of the first copy of the state has; where it belongs, the owner says. */
-static dt_result dt__trainer_collect(dt_trainer *t, const dt__hashed *a, const dt__net_param *p, int j, char *room)
+/* Rank 0 gets the piece of a parameter that owner j of the first copy of the state has, with the shards of place
+ * `tensor`; where it belongs, the owner says. */
+static dt_result dt__trainer_collect(dt_trainer *t, const dt__hashed *a, const dt__net_param *p, int j, int tensor,
+                                     char *room)
 {
     const dt__engine *e = &t->e;
-    int from = dt__mesh_rank(&e->mesh, j, p->stage[0], 0), self = dt_comm_rank(t->comm);
+    int from = dt__mesh_rank(&e->mesh, j, p->stage[0], tensor), self = dt_comm_rank(t->comm);
     int64_t where[2], place = 0;
     dt_result r = DT_OK;
     if (self != from && self) return DT_OK;
@@ -17027,16 +17925,37 @@ static dt_result dt__trainer_collect(dt_trainer *t, const dt__hashed *a, const d
     return r;
 }
 
-/* Adds one array, parameter by parameter; rank 0 collects each in `room`. */
+/* Adds a parameter's part of an array, which has all tensor shards as they are stored: elements in the order of the whole
+ * parameter; numbers that blocks of weights share in the order of storage, shard by shard. */
+static void dt__hash_param(const dt_trainer *t, dt__sha256 *h, const dt__hashed *a, const dt__net_param *p, const char *at)
+{
+    int64_t vt = t->e.net.tensor_shards, shards = dt__param_shards(&p->is, vt, vt), size = dt__shard_floats(&p->is, vt);
+    dt__net all;
+    memset(&all, 0, sizeof all);
+    all.tensor_shards = all.own_shards = vt;
+    if (a->bytes >= DT__MOMENT_BLOCK && shards > 1) {
+        dt__net_whole(&all, p, at, a->bytes / DT__MOMENT_BLOCK, t->whole);
+        dt__sha256_add(h, t->whole, dt_shape_count(p->is.shape) * a->bytes / DT__MOMENT_BLOCK);
+        return;
+    }
+    for (int64_t v = 0; v < shards; v++)
+        dt__sha256_add(h, at + v * dt__shard_step(&p->is, vt) / DT__MOMENT_BLOCK * a->bytes, dt__hashed_bytes(a, size));
+}
+
+/* Adds one array, parameter by parameter; where ranks have only parts, rank 0 collects each in `room`. */
 static dt_result dt__hash_array(dt_trainer *t, dt__sha256 *h, const dt__hashed *a, char *room)
 {
     const dt__engine *e = &t->e;
     dt_result r = DT_OK;
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         const dt__net_param *p = &e->net.params[i];
-        for (int j = 0; j < (a->pieces ? e->store.shards : 1) && !r && room; j++) r = dt__trainer_collect(t, a, p, j, room);
-        if (room && dt_is_root(t)) dt__sha256_add(h, room, dt__hashed_bytes(a, p->count));
-        else if (!room) dt__sha256_add(h, a->array + p->offset / DT__MOMENT_BLOCK * a->bytes, dt__hashed_bytes(a, p->count));
+        int64_t vt = e->net.tensor_shards, run = e->net.own_shards * dt__shard_step(&p->is, vt);
+        int places = dt__param_is_cut(&p->is, vt) ? e->mesh.size[DT__TENSOR] : 1;
+        for (int place = 0; place < places && room; place++)
+            for (int j = 0; j < (a->pieces ? e->store.shards : 1) && !r; j++)
+                r = dt__trainer_collect(t, a, p, j, place, room + place * run / DT__MOMENT_BLOCK * a->bytes);
+        if (!room) dt__hash_param(t, h, a, p, a->array + p->offset / DT__MOMENT_BLOCK * a->bytes);
+        else if (dt_is_root(t)) dt__hash_param(t, h, a, p, room);
         dt__comm_tick(t->comm);
     }
     return r;
@@ -17053,7 +17972,7 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     int64_t most = 0;
     float words[17];
     dt_result r = DT_OK;
-    for (int32_t i = 0; i < t->e.net.param_count; i++) most = dt__max(most, t->e.net.params[i].count);
+    for (int32_t i = 0; i < t->e.net.param_count; i++) most = dt__max(most, DT__BLOCK * dt__engine_blocks(&t->e, &t->e.net.params[i].is));
     if (!dt__trainer_whole(t) && !(room = (char *)dt__alloc(dt_is_root(t) ? 4 * most : 1, "the hash"))) return DT_E_MEMORY;
     dt__sha256_begin(&h);
     a.array = (char *)t->e.params, a.bytes = 4 * DT__MOMENT_BLOCK, a.pieces = t->e.shape.zero > 2;

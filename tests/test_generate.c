@@ -7,7 +7,7 @@
 enum { VOCABULARY = 256, LENGTH = 70, TEXT = 150 };
 static char data[] = "/tmp/dtrain_XXXXXX";
 
-static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads, int no_cache)
+static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads, int no_cache, int64_t shards)
 {
     dt_recipe r = dt_recipe_default();
     dt_layout l = dt_layout_default();
@@ -17,6 +17,7 @@ static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads,
     r.data = data;
     r.batch = r.data_shards = 1;
     r.sequence = length;
+    r.tensor_shards = shards;
     r.validation = 0;
     l.quiet = 1;
     l.threads = threads;
@@ -37,11 +38,11 @@ static void enlarge(dt_trainer *t)
 /* ---- logits ---------------------------------------------------------------------------------------------- */
 
 /* Every row after prompts of several lengths, against one pass over the whole sequence. */
-static void check_logits(const char *what, dt_model model, int64_t length, int64_t threads)
+static void check_logits(const char *what, dt_model model, int64_t length, int64_t threads, int64_t shards)
 {
     static const int64_t prompts[] = {1, 31, 32, 33, 64, LENGTH};
     int32_t tokens[LENGTH], targets[LENGTH];
-    dt_trainer *whole = open_trainer(model, length, threads, 1), *cached = open_trainer(model, length, threads, 0);
+    dt_trainer *whole = open_trainer(model, length, threads, 1, shards), *cached = open_trainer(model, length, threads, 0, shards);
     const float *want;
     int64_t same = 0, all = 0;
     unsigned saved = dt__fp_enter();
@@ -139,7 +140,7 @@ static void text_of(dt_trainer *t, const char *prompt, dt_sampling how, char tex
 static void check_texts(dt_model model, const char *name)
 {
     static const char prompt[] = "a prompt of so many letters that they need more than one step of the cache";
-    dt_trainer *cached = open_trainer(model, LENGTH, 1, 0), *whole = open_trainer(model, LENGTH, 1, 1);
+    dt_trainer *cached = open_trainer(model, LENGTH, 1, 0, 1), *whole = open_trainer(model, LENGTH, 1, 1, 1);
     dt_sampling how = dt_sampling_default();
     char a[TEXT + 1], b[TEXT + 1];
     how.top_k = 50, how.top_p = 0.9f;
@@ -221,8 +222,8 @@ static void check_own(void)
     char a[TEXT + 1], b[TEXT + 1];
     family.layers = sizes.layers = 1, family.heads = sizes.heads = 2, family.width = sizes.width = 32;
     sizes.vocabulary = VOCABULARY;
-    own = open_trainer(dt_model_segments(list, 3, VOCABULARY), LENGTH, 1, 0);
-    t = open_trainer(family, LENGTH, 1, 0);
+    own = open_trainer(dt_model_segments(list, 3, VOCABULARY), LENGTH, 1, 0, 1);
+    t = open_trainer(family, LENGTH, 1, 0, 1);
     text_of(own, "The ", dt_sampling_default(), a);
     text_of(t, "The ", dt_sampling_default(), b);
     tap_ok(!own->generator.cache && t->generator.cache && !memcmp(a, b, TEXT), "a model of one's own draws without a cache");
@@ -249,7 +250,7 @@ static void check_plan(dt_model model, const char *name, int64_t tables)
 
 static void check_refused(void)
 {
-    dt_trainer *t = open_trainer(dt_model_llama("llama-nano"), 16, 1, 0);
+    dt_trainer *t = open_trainer(dt_model_llama("llama-nano"), 16, 1, 0, 1);
     dt_sampling how[3];
     dt_result r;
     char text[8];
@@ -273,23 +274,25 @@ int main(void)
     int file = mkstemp(data);
     if (file < 0 || dt_data_generate(data, 20000, 1)) tap_bail("no file: %s", dt_last_error());
     close(file);
-    gpt2.width = 32, llama.width = 32, gpt2.dropout = 0.1f; /* dropout is off when text is drawn */
+    gpt2.heads = 4, gpt2.width = 32, llama.width = 32, gpt2.dropout = 0.1f; /* dropout is off when text is drawn */
     llama.rope_scaling.factor = 4.0, llama.rope_scaling.original_context = 16;
     llama.rope_scaling.low_freq_factor = 1.0, llama.rope_scaling.high_freq_factor = 4.0;
     for (int i = 0; i < 3; i++) {
         setenv("DT_ISA", isas[i], 1);
         const dt__kernels *k;
         if (dt__choose_kernels(&k)) {
-            tap_skip(2, "%s", dt_last_error());
+            tap_skip(4, "%s", dt_last_error());
             continue;
         }
         tap_note("%s", isas[i]);
-        check_logits("GPT-2", gpt2, LENGTH, 1);
-        check_logits("Llama", llama, LENGTH, 2);
+        check_logits("GPT-2", gpt2, LENGTH, 1, 1);
+        check_logits("GPT-2 in 2 tensor shards", gpt2, LENGTH, 1, 2);
+        check_logits("Llama", llama, LENGTH, 2, 1);
+        check_logits("Llama in 2 tensor shards", llama, LENGTH, 1, 2);
     }
     unsetenv("DT_ISA");
-    check_logits("GPT-2, a short sequence", gpt2, 20, 1);
-    check_logits("Llama, a sequence of one step", llama, DT__PREFILL, 1);
+    check_logits("GPT-2, a short sequence in 4 tensor shards", gpt2, 20, 1, 4);
+    check_logits("Llama, a sequence of one step", llama, DT__PREFILL, 1, 2);
     check_draws();
     check_texts(gpt2, "GPT-2");
     check_texts(llama, "Llama");

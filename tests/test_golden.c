@@ -1,5 +1,6 @@
 /* A tiny GPT-2, Llama and convolutional network against PyTorch (golden/gpt2_tiny.safetensors, llama_tiny.safetensors and
- * cnn_tiny.safetensors, made by make_golden.py): logits, loss, every gradient, and three steps of AdamW with clipping.
+ * cnn_tiny.safetensors, made by make_golden.py): logits, loss, every gradient, and three steps of AdamW with clipping; in
+ * one tensor shard and in several.
  * Largest difference / largest value per tensor: at most 1e-5. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
@@ -65,7 +66,7 @@ static dt_model the_model(int family)
 }
 
 /* The engine of a trainer, without its data: one unit of (B,T) is the batch, one data shard. */
-static void open_engine(int family)
+static void open_engine(int family, int64_t shards)
 {
     dt__net *n = &e.net;
     dt_model *m = &recipe.model;
@@ -83,14 +84,15 @@ static void open_engine(int family)
     recipe.beta1 = 0.9f, recipe.beta2 = 0.95f, recipe.epsilon = 1e-8f;
     recipe.weight_decay = decay ? *decay : 0.1f;
     e.recipe = &recipe;
+    n->tensor_shards = shards;
     if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_init(&e.comm, NULL, NULL) || dt__net_open(n, m, B, T) ||
         dt__pool_reserve(e.pool, dt__net_scratch(n, e.k)) || dt__program_open(&e.program, n, 0, 1, 1, DT_SHARD, 1000))
         tap_bail("%s", dt_last_error());
     e.env.k = e.k;
     e.env.pool = e.pool;
-    e.set_floats = n->slot_floats;
+    e.set_floats = n->set_floats;
     e.params = (float *)dt__alloc(4 * n->param_floats, "weights");
-    e.sets = (float *)dt__alloc(4 * n->slot_floats, "gradients");
+    e.sets = (float *)dt__alloc(4 * n->set_floats, "gradients");
     e.sums = (float *)dt__alloc(4 * n->slot_floats / DT__BLOCK, "sums");
     e.saved = (float *)dt__alloc(4 * (n->saved + n->boundary + n->temp + 2 * n->widest), "activations");
     if (!e.params || !e.sets || !e.sums || !e.saved || dt__engine_state(&e)) tap_bail("no memory");
@@ -121,6 +123,7 @@ static float forward_backward(void)
     e.inv_valid = 1.0f / (float)valid;
     for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s);
     for (int64_t s = e.net.count - 1; s >= 0; s--) dt__engine_backward(&e, s, 0, 1);
+    dt__net_fold(&e.net, 0, e.net.count, e.sets, &e.env);
     dt__fp_leave(saved);
     return dt__engine_loss(&e) / (float)valid;
 }
@@ -135,22 +138,33 @@ static void check_logits(void)
     tap_near(dt__where(head->plan, &b, head->plan->g->logits.id), tap_golden_f32(golden, "logits", targets * V), targets * V, LIMIT, "logits");
 }
 
+/* A parameter or its gradient at `at`, put together from tensor shards. */
+static const float *whole(const dt__net_param *p, const float *at)
+{
+    static float values[2][LARGEST];
+    static int turn;
+    turn = !turn;
+    dt__net_whole(&e.net, p, at, 4, values[turn]);
+    return values[turn];
+}
+
 static void check_gradients(void)
 {
     char name[160];
     static float sum[LARGEST];
     for (int32_t i = 0; i < e.net.param_count; i++) {
         const dt__net_param *p = &e.net.params[i];
-        const float *g = e.sets + p->slot[0];
+        const float *g = whole(p, e.sets + p->slot[0]);
+        int64_t count = dt_shape_count(p->is.shape);
         snprintf(name, sizeof name, "grad.%s", p->is.name);
         if (p->uses == 2) { /* the tied weight: both uses apart, then added */
-            const float *h = e.sets + p->slot[1];
-            tap_near(g, tap_golden_f32(golden, "grad.wte.embed", p->count), p->count, LIMIT, "R8 gradient of wte, embedding use");
-            tap_near(h, tap_golden_f32(golden, "grad.wte.head", p->count), p->count, LIMIT, "R8 gradient of wte, head use");
-            for (int64_t j = 0; j < p->count; j++) sum[j] = g[j] + h[j];
+            const float *h = whole(p, e.sets + p->slot[1]);
+            tap_near(g, tap_golden_f32(golden, "grad.wte.embed", count), count, LIMIT, "R8 gradient of wte, embedding use");
+            tap_near(h, tap_golden_f32(golden, "grad.wte.head", count), count, LIMIT, "R8 gradient of wte, head use");
+            for (int64_t j = 0; j < count; j++) sum[j] = g[j] + h[j];
             g = sum;
         }
-        tap_near(g, tap_golden_f32(golden, name, p->count), p->count, LIMIT, name);
+        tap_near(g, tap_golden_f32(golden, name, count), count, LIMIT, name);
     }
 }
 
@@ -160,34 +174,34 @@ static void check_step(int step)
     char name[160], what[200];
     for (int32_t i = 0; i < e.net.param_count; i++) {
         const dt__net_param *p = &e.net.params[i];
-        float *got = e.params + p->offset;
-        const float *want;
+        const float *got = whole(p, e.params + p->offset), *want;
+        int64_t count = dt_shape_count(p->is.shape);
         snprintf(name, sizeof name, "step%d.%s", step, p->is.name);
-        want = tap_golden_f32(golden, name, p->count);
+        want = tap_golden_f32(golden, name, count);
         if (strstr(name, "c_attn.bias")) {
             snprintf(what, sizeof what, "%s, queries", name);
             tap_near(got, want, C, LIMIT, what);
             snprintf(what, sizeof what, "%s, values", name);
             tap_near(got + 2 * C, want + 2 * C, C, LIMIT, what);
-        } else tap_near(got, want, p->count, LIMIT, name);
+        } else tap_near(got, want, count, LIMIT, name);
     }
 }
 
-static void check_model(const char *file, int family)
+static void check_model(const char *file, int family, int64_t shards)
 {
     const float *rate, *loss, *norm;
     golden = tap_golden_open(file);
     if (!golden) tap_bail("no golden file");
-    tap_note("%s", file);
-    open_engine(family);
+    tap_note("%s, %d tensor shards", file, (int)shards);
+    open_engine(family, shards);
     rate = tap_golden_f32(golden, "step.lr", 3);
     loss = tap_golden_f32(golden, "step.loss", 3);
     norm = tap_golden_f32(golden, "step.norm", 3);
     for (int32_t i = 0; i < e.net.param_count; i++) {
         const dt__net_param *p = &e.net.params[i];
-        const float *start = tap_golden_f32(golden, p->is.name, p->count);
+        const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
         if (!start) tap_bail("no %s in the golden file", p->is.name);
-        memcpy(e.params + p->offset, start, 4 * (size_t)p->count);
+        dt__net_cut(&e.net, p, start, 4, e.params + p->offset);
     }
     check_logits();
     for (int step = 0; step < 3; step++) {
@@ -206,8 +220,8 @@ static void check_model(const char *file, int family)
 
 int main(void)
 {
-    check_model("gpt2_tiny.safetensors", DT_GPT2);
-    check_model("llama_tiny.safetensors", DT_LLAMA);
-    check_model("cnn_tiny.safetensors", CNN);
+    for (int64_t shards = 1; shards <= 2; shards *= 2) check_model("gpt2_tiny.safetensors", DT_GPT2, shards);
+    for (int64_t shards = 1; shards <= 2; shards *= 2) check_model("llama_tiny.safetensors", DT_LLAMA, shards);
+    for (int64_t shards = 1; shards <= 4; shards *= 2) check_model("cnn_tiny.safetensors", CNN, shards);
     return tap_done();
 }

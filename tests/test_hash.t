@@ -29,6 +29,9 @@ my %recipe = (
     adamw8 => '--batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
     experts => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation shard --experts 4 --capacity 1.1',
     switch => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 5 --active 1',
+    tensor => '--heads 4 --tensor-shards 4 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --dropout 0.1',
+    tensor_llama => '--model llama-nano --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
+    tensor_experts => '--heads 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 4 --capacity 1.1 --vocabulary 257',
 );
 my $golden = "$root/tests/golden/hash.txt";
 my %want = map { split } grep { /^\w+ [0-9a-f]{64}$/ } split /\n/, slurp($golden);
@@ -72,7 +75,7 @@ my @layouts = layouts();
 same('base', $_->[0], 'base', $_->[1]) for @layouts;
 my $several = $only_threads ? '--ranks 3 --launch threads' : '--ranks 3';
 same('base', "buckets of $_ bytes", 'base', "$several --threads 1 --bucket $_") for 1, 5000, 100000;
-for my $name (qw(llama dropout shard each experts switch)) {
+for my $name (qw(llama dropout shard each experts switch tensor tensor_llama tensor_experts)) {
     my @some = full() ? @layouts : grep { $_->[0] =~ /^(1 rank, 2|3 .*, 1|8 )/ } @layouts;
     same($name, $_->[0], $name, $_->[1]) for @some;
     same($name, 'small buckets', $name, "$several --threads 1 --bucket 5000");
@@ -92,7 +95,7 @@ for my $name (qw(adam sgd lion adamw8)) {
 for my $isa (@$isas) {
     my @some = full() ? @layouts : ($layouts[1], ['3 ranks', "$several --threads 1"]);
     same('base', "$isa, $_->[0]", 'base', $_->[1], "DT_ISA=$isa") for @some;
-    same($_, "$isa", $_, $several, "DT_ISA=$isa") for full() ? qw(llama dropout shard each experts switch) : qw(llama experts);
+    same($_, "$isa", $_, $several, "DT_ISA=$isa") for full() ? qw(llama dropout shard each experts switch tensor tensor_llama tensor_experts) : qw(llama experts tensor);
 }
 SKIP: { skip "$_: this processor lacks it", 1 for @$lacking }
 

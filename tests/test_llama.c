@@ -162,6 +162,7 @@ static void check_block(void)
 static void check_refused(void)
 {
     dt_model m = dt__llama_settled(dt_model_llama("llama-nano"));
+    static const int32_t ids[2];
     dt_graph *g;
     dt_tensor x;
     block(&g, &m, 4, &x);
@@ -172,11 +173,11 @@ static void check_refused(void)
     tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "99 hidden units do not divide into 2"), "refused: %s", dt_last_error());
     dt_graph_close(&g);
     m = dt__llama_settled(dt_model_llama("llama-nano"));
-    m.vocabulary = 255;
+    m.vocabulary = 5;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    g->tensor_shards = 2;
+    g->tensor_shards = 4, g->targets = dt_tokens_from(g, dt_shape2(1, 2), ids);
     dt__llama_head(g, dt_full(g, dt_shape3(1, 2, 64), 1.0f), &m);
-    tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "255 token ids do not divide into 2"), "refused: %s", dt_last_error());
+    tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "5 token ids are too few for 4 tensor shards"), "refused: %s", dt_last_error());
     dt_graph_close(&g);
 }
 

@@ -554,7 +554,7 @@ static void tiny_load(void *owner, int64_t shard, int64_t micro)
     tiny->e.target = tap_golden_i32(golden, "targets", words);
 }
 
-static void tiny_open(int family)
+static void tiny_open(int family, int64_t shards)
 {
     dt_recipe *r;
     dt_result e;
@@ -576,7 +576,7 @@ static void tiny_open(int family)
         r->model.rope_scaling.low_freq_factor = (double)scaling[1], r->model.rope_scaling.high_freq_factor = (double)scaling[2];
         r->model.rope_scaling.original_context = (int64_t)scaling[3];
     }
-    r->batch = r->micro_batch = config("batch"), r->sequence = config("sequence"), r->data_shards = 1;
+    r->batch = r->micro_batch = config("batch"), r->sequence = config("sequence"), r->data_shards = 1, r->tensor_shards = shards;
     r->schedule = DT_CONSTANT, r->warmup = 0, r->clip = *tap_golden_f32(golden, "config.clip", 1);
     r->weight_decay = *tap_golden_f32(golden, "config.decay", 1), r->beta1 = 0.9f, r->beta2 = 0.95f, r->epsilon = 1e-8f;
     tiny->layout = dt_layout_default();
@@ -588,9 +588,9 @@ static void tiny_open(int family)
     if (e) tap_bail("%s", dt_last_error());
     for (int32_t i = 0; i < tiny->e.net.param_count; i++) {
         const dt__net_param *p = &tiny->e.net.params[i];
-        const float *start = tap_golden_f32(golden, p->is.name, p->count);
+        const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
         if (!start) tap_bail("no %s in the golden file", p->is.name);
-        memcpy(tiny->e.params + p->offset, start, 4 * (size_t)p->count);
+        dt__net_cut(&tiny->e.net, p, start, 4, tiny->e.params + p->offset);
     }
 }
 
@@ -599,15 +599,20 @@ static void tiny_compare(const char *prefix, int gradients)
 {
     for (int32_t i = 0; i < tiny->e.net.param_count; i++) {
         const dt__net_param *p = &tiny->e.net.params[i];
-        const float *got = gradients ? tiny->e.sets + p->slot[0] : tiny->e.params + p->offset, *want;
+        const float *want;
+        float *got = (float *)malloc(4 * (size_t)dt_shape_count(p->is.shape));
+        int64_t count = dt_shape_count(p->is.shape);
         char name[160];
+        if (!got) tap_bail("no memory");
+        dt__net_whole(&tiny->e.net, p, gradients ? tiny->e.sets + p->slot[0] : tiny->e.params + p->offset, 4, got);
         snprintf(name, sizeof name, "%s.%s", prefix, p->is.name);
-        want = tap_golden_f32(golden, name, p->count);
+        want = tap_golden_f32(golden, name, count);
         if (!gradients && strstr(name, "c_attn.bias")) {
-            int64_t width = p->count / 3;
+            int64_t width = count / 3;
             tap_near(got, want, width, 1e-5, name);
             tap_near(got + 2 * width, want + 2 * width, width, 1e-5, name);
-        } else tap_near(got, want, p->count, 1e-5, name);
+        } else tap_near(got, want, count, 1e-5, name);
+        free(got);
     }
 }
 
@@ -636,15 +641,15 @@ static void tiny_forward(void)
     tap_near(dt__where(head, &b, head->g->logits.id), tap_golden_f32(golden, "logits", logits), logits, 1e-5, "logits");
 }
 
-static void test_golden(const char *file, int family)
+static void test_golden(const char *file, int family, int64_t shards)
 {
     const float *rate, *loss, *norm;
     const int32_t *targets;
     int64_t valid = 0, words;
     golden = tap_golden_open(file);
     if (!golden) tap_bail("no golden file");
-    tap_note("%s", file);
-    tiny_open(family);
+    tap_note("%s, %d tensor shards", file, (int)shards);
+    tiny_open(family, shards);
     words = config("batch") * config("sequence");
     tiny_forward();
     targets = tap_golden_i32(golden, "targets", words);
@@ -671,8 +676,10 @@ static void test_golden(const char *file, int family)
 
 int main(void)
 {
-    test_golden("moe_tiny.safetensors", DT_GPT2);
-    test_golden("llama_moe_tiny.safetensors", DT_LLAMA);
+    for (int64_t shards = 1; shards <= 2; shards *= 2) {
+        test_golden("moe_tiny.safetensors", DT_GPT2, shards);
+        test_golden("llama_moe_tiny.safetensors", DT_LLAMA, shards);
+    }
     test_exact();
     test_batch_weights();
     test_blocks();
