@@ -151,11 +151,11 @@ static int rig_open(rig *r, const recipe *c)
     memset(r, 0, sizeof *r);
     r->recipe = c;
     segment.name = "s", segment.build = build_recipe, segment.user = c;
-    if (dt__segment_plan(&segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, &r->plan)) return 0;
+    if (dt__segment_plan(&segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, 0, &r->plan)) return 0;
     g = r->plan->g;
     for (int32_t i = 0; i < g->param_count; i++) r->param[i] = n, n += dt_shape_count(g->params[i].shape);
     r->params = room_for(n);
-    for (int32_t i = 0; i < g->param_count; i++) dt__init_param(&g->params[i], c->seed, NULL, r->params + r->param[i]);
+    for (int32_t i = 0; i < g->param_count; i++) dt__init_param(&g->params[i], c->seed, NULL, r->params + r->param[i], 0, dt_shape_count(g->params[i].shape));
     for (int32_t i = 0; i < g->slot_count; i++) r->slot[i] = r->slot_floats, r->slot_floats += dt_shape_count(g->params[g->slots[i].param].shape);
     for (int32_t id = 1; id < g->count; id++)
         if (g->nodes[id].slot >= 0) r->written[g->nodes[id].slot] = 1;
