@@ -1318,6 +1318,8 @@ static float *room(int64_t n)
     return p;
 }
 
+static void draw_param(const dt__param *p, float *data) { dt__init_param(p, seed, NULL, data); }
+
 /* Plans the segment, draws its parameters, and gives it memory. */
 static void planned_open(planned *s, const dt_segment *segment, dt_shape shape, dt_shape tokens, int first, int last)
 {
@@ -1326,7 +1328,7 @@ static void planned_open(planned *s, const dt_segment *segment, dt_shape shape, 
     if (dt__segment_plan(segment, shape, tokens, 0, first, last, NULL, &s->plan)) tap_bail("%s", dt_last_error());
     for (int32_t i = 0; i < s->plan->g->param_count; i++) s->param[i] = n, n += dt_shape_count(s->plan->g->params[i].shape);
     s->params = room(n);
-    for (int32_t i = 0; i < s->plan->g->param_count; i++) dt__init_param(&s->plan->g->params[i], seed, NULL, s->params + s->param[i]);
+    for (int32_t i = 0; i < s->plan->g->param_count; i++) draw_param(&s->plan->g->params[i], s->params + s->param[i]);
     for (int32_t i = 0; i < s->plan->g->slot_count; i++) {
         s->slot[i] = s->slot_floats;
         s->slot_floats += dt_shape_count(s->plan->g->params[s->plan->g->slots[i].param].shape);
