@@ -17021,6 +17021,9 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (l->threads < 0 || l->threads > 1024 || l->bucket < 1 || l->eval_every < 0 || l->eval_batches < 0 ||
         l->sample_every < 0 || l->sample_length < 0)
         return dt__error(DT_E_USAGE, "--threads is 0 to 1024, --bucket 1 or more, --eval-*, --sample-* 0 or more");
+    if (!(l->memory_weight >= 0.0f && l->memory_weight <= 1.0f))
+        return dt__error(DT_E_USAGE, "--memory-weight %g: it is 0 (stages balance time) to 1 (memory)",
+                         (double)l->memory_weight);
     return dt__check_sampling(&l->sampling);
 }
 

@@ -1,4 +1,5 @@
-# Shared by the .t files: where things are, running a program with a time limit, building a trainer.
+# Shared by the .t files: where things are, running a program with a time limit, building a trainer, the recipes whose
+# hashes are written down, killing a rank.
 package Dt;
 use strict;
 use warnings;
@@ -6,8 +7,10 @@ use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
 use POSIX qw(:sys_wait_h);
+use Test::More ();
+use Time::HiRes qw(sleep time);
 use Exporter qw(import);
-our @EXPORT = qw($root $tmp $build run run_in slurp spew have sanitized full isas trainer corpus);
+our @EXPORT = qw($root $tmp $build run run_in slurp spew have sanitized full isas trainer corpus %recipe golden hash_of kill_one);
 
 our $root = abs_path(dirname(__FILE__) . '/..');
 our $tmp = tempdir('dtrain-test-XXXXXX', TMPDIR => 1, CLEANUP => 1);
@@ -86,6 +89,80 @@ sub corpus {
     my ($status, undef, $err) = -e $file ? (0) : run(60, trainer() . " --generate $file $bytes");
     die "cannot generate a text: $err" if $status;
     return $file;
+}
+
+# The recipes of golden/hash.txt, at most 1 GFLOP each: 0.7 MFLOP per token, 0.8 of llama.
+our %recipe = (
+    base => '--batch 8 --sequence 32 --steps 5',
+    llama => '--model llama-nano --batch 8 --sequence 32 --steps 3',
+    dropout => '--batch 8 --sequence 32 --steps 3 --dropout 0.1',
+    shard => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation shard',
+    each => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation each',
+    adam => '--batch 8 --sequence 16 --steps 3 --optimizer adam --clip-value 0.01',
+    sgd => '--batch 8 --sequence 16 --steps 3 --optimizer sgd --learning-rate 0.3 --momentum 0.9 --nesterov --ema 0.9',
+    lion => '--batch 8 --sequence 16 --steps 3 --optimizer lion --learning-rate 3e-4 --beta2 0.99',
+    adamw8 => '--batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
+    experts => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation shard --experts 4 --capacity 1.1',
+    switch => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 5 --active 1',
+    tensor => '--heads 4 --tensor-shards 4 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --dropout 0.1',
+    tensor_llama => '--model llama-nano --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
+    tensor_experts => '--heads 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 4 --capacity 1.1 --vocabulary 257',
+    deep => '--layers 8 --width 32 --batch 16 --micro-batch 8 --sequence 8 --steps 3 --accumulation each',
+);
+
+# The hashes that are written down, by recipe.
+sub golden { return map { split } grep { /^\w+ [0-9a-f]{64}$/ } split /\n/, slurp("$root/tests/golden/hash.txt") }
+
+# The hash of a recipe with this layout; environment in front of the command; another program than the trainer.
+sub hash_of {
+    my ($name, $layout, $environment, $binary) = @_;
+    my $common = '--data ' . corpus(20000) . ' --model nano --warmup 2 --validation 0 --sample-length 0 --quiet';
+    my ($status, $out, $err) = run(300, ($environment || '') . ' ' . ($binary || trainer()) . " $common $recipe{$name} $layout");
+    Test::More::diag("status $status\n$err") if $status;
+    return $out =~ /^sha256 ([0-9a-f]{64})$/m ? $1 : "none (status $status)";
+}
+
+sub ranks_of {
+    my $supervisor = shift;
+    my @found;
+    for my $status (glob '/proc/[0-9]*/stat') {
+        my ($pid, $parent) = slurp($status) =~ /^(\d+) \(.*\) \S (\d+)/ or next;
+        push @found, $pid if $parent == $supervisor;
+    }
+    return sort { $a <=> $b } @found;
+}
+
+# Starts a trainer that would run for ever, sends the signal to one of its ranks after so many seconds, and waits for its
+# end: a failure that names the rank, in time, with no process left. Tests it.
+sub kill_one {
+    my ($signal, $after, $ranks, $options) = @_;
+    my $command = trainer() . ' --data ' . corpus(60000) . " --model nano --steps 1000000 --sample-length 0 --timeout 1 --ranks $ranks $options";
+    my $pid = fork;
+    die "fork: $!" unless defined $pid;
+    if (!$pid) {
+        open STDOUT, '>', '/dev/null';
+        open STDERR, '>', "$tmp/err";
+        exec split ' ', $command;
+    }
+    my @child;
+    for (1 .. 200) {
+        @child = ranks_of($pid);
+        last if @child == $ranks;
+        sleep 0.02;
+    }
+    sleep $after;
+    my $victim = $child[int rand @child];
+    my $began = time;
+    kill $signal, $victim;
+    local $SIG{ALRM} = sub { kill 'KILL', $pid };
+    alarm 60;
+    waitpid $pid, 0;
+    my ($status, $seconds, $err) = ($?, time - $began, slurp("$tmp/err"));
+    alarm 0;
+    Test::More::ok($status != 0 && $seconds < 20 && $err =~ /rank \d+ \(pid $victim\)/, "$signal one of $ranks ranks $options: the run fails and names it")
+        or Test::More::diag("status $status, $seconds s: $err");
+    sleep 0.05;
+    Test::More::is(scalar(grep { kill 0, $_ } @child), 0, '  and no process is left');
 }
 
 1;

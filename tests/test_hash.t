@@ -10,46 +10,19 @@ use lib $FindBin::Bin;
 use Dt;
 use Test::More;
 
-my $data = corpus(20000);
-my $program = trainer();
 my $only_threads = ($ENV{DT_SANITIZE} || '') =~ /thread/; # TSan cannot see what processes share
 my ($isas, $lacking) = isas();
 
-# At most 1 GFLOP each: 0.7 MFLOP per token, 0.8 of llama.
-my $common = "--data $data --model nano --warmup 2 --validation 0 --sample-length 0 --quiet";
-my %recipe = (
-    base => '--batch 8 --sequence 32 --steps 5',
-    llama => '--model llama-nano --batch 8 --sequence 32 --steps 3',
-    dropout => '--batch 8 --sequence 32 --steps 3 --dropout 0.1',
-    shard => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation shard',
-    each => '--batch 16 --micro-batch 8 --sequence 16 --steps 4 --accumulation each',
-    adam => '--batch 8 --sequence 16 --steps 3 --optimizer adam --clip-value 0.01',
-    sgd => '--batch 8 --sequence 16 --steps 3 --optimizer sgd --learning-rate 0.3 --momentum 0.9 --nesterov --ema 0.9',
-    lion => '--batch 8 --sequence 16 --steps 3 --optimizer lion --learning-rate 3e-4 --beta2 0.99',
-    adamw8 => '--batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
-    experts => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation shard --experts 4 --capacity 1.1',
-    switch => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 5 --active 1',
-    tensor => '--heads 4 --tensor-shards 4 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --dropout 0.1',
-    tensor_llama => '--model llama-nano --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
-    tensor_experts => '--heads 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 4 --capacity 1.1 --vocabulary 257',
-);
 my $golden = "$root/tests/golden/hash.txt";
-my %want = map { split } grep { /^\w+ [0-9a-f]{64}$/ } split /\n/, slurp($golden);
+my %want = golden();
 
-# The hash of a recipe with this program and layout; environment in front of the command.
-sub hash_of {
-    my ($name, $layout, $environment, $binary) = @_;
-    my ($status, $out, $err) = run(300, ($environment || '') . ' ' . ($binary || $program) . " $common $recipe{$name} $layout");
-    diag("status $status\n$err") if $status;
-    return $out =~ /^sha256 ([0-9a-f]{64})$/m ? $1 : "none (status $status)";
-}
 sub same { my ($name, $what, @how) = @_; is(hash_of(@how), $want{$name}, "$name: $what") }
 
 sub update {
     my $text = "# SHA-256 of weights and optimizer state after the recipes of tests/test_hash.t.\n";
     $text .= "$_ " . hash_of($_, '--ranks 1 --threads 1') . "\n" for sort keys %recipe;
     spew($golden, $text);
-    %want = map { split } grep { /^\w+ [0-9a-f]{64}$/ } split /\n/, $text;
+    %want = golden();
 }
 
 # Layouts as [words, options]. Three ranks on eight shards, and five, are uneven.

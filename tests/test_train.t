@@ -7,7 +7,6 @@ use FindBin;
 use lib $FindBin::Bin;
 use Dt;
 use Test::More;
-use Time::HiRes qw(sleep time);
 
 my $data = corpus(60000);
 my $program = trainer();
@@ -58,15 +57,6 @@ for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
 is(scalar keys %seen, 1, 'loss, validation loss and norm are the same digits in every layout');
 
 # ---- ranks killed and frozen in the middle of training ----
-sub ranks_of {
-    my $supervisor = shift;
-    my @found;
-    for my $status (glob '/proc/[0-9]*/stat') {
-        my ($pid, $parent) = slurp($status) =~ /^(\d+) \(.*\) \S (\d+)/ or next;
-        push @found, $pid if $parent == $supervisor;
-    }
-    return sort { $a <=> $b } @found;
-}
 SKIP: {
     my $cases = full() ? 40 : 6;
     skip 'thread ranks cannot be killed alone', 2 * $cases if $only_threads;
@@ -74,27 +64,7 @@ SKIP: {
     for my $case (1 .. $cases) {
         my $signal = $case % 3 ? 'KILL' : 'STOP';
         my $ranks = 2 + int rand 3;
-        my $pid = fork;
-        if (!$pid) {
-            open STDOUT, '>', '/dev/null';
-            open STDERR, '>', "$tmp/err";
-            exec $program, '--data', $data, qw(--model nano --batch 8 --sequence 64 --steps 1000000 --sample-length 0 --timeout 1 --ranks), $ranks;
-        }
-        my @child;
-        for (1 .. 200) {
-            @child = ranks_of($pid);
-            last if @child == $ranks;
-            sleep 0.02;
-        }
-        sleep 0.3 + rand 0.7;
-        my $victim = $child[int rand @child];
-        my $began = time;
-        kill $signal, $victim;
-        waitpid $pid, 0;
-        my ($status, $seconds, $err) = ($?, time - $began, slurp("$tmp/err"));
-        ok($status != 0 && $seconds < 20 && $err =~ /rank \d+ \(pid $victim\)/, "$signal one of $ranks ranks: the run fails and names it") or diag("status $status, $seconds s: $err");
-        sleep 0.05;
-        is(scalar(grep { kill 0, $_ } @child), 0, '  and no process is left');
+        kill_one($signal, 0.3 + rand 0.7, $ranks, '--batch 8 --sequence 64');
     }
 }
 done_testing();

@@ -1,0 +1,181 @@
+#!/usr/bin/env perl
+# Every parallel mode in every combination (R1..R8, R11, R12): a recipe gives the hash of tests/golden/hash.txt in each of
+# the layouts that fit 8 ranks: meshes, sequence parallelism, schedules, ZeRO with and without groups, recompute, offload. A random sample of them by
+# default (DT_SEED=N draws sample N again), all with DT_FULL=1. Then validation and text samples in some of them, ranks that
+# are killed in the middle, and what is refused.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use List::Util qw(max min shuffle);
+use Test::More;
+
+my $only_threads = ($ENV{DT_SANITIZE} || '') =~ /thread/; # TSan cannot see what processes share
+my $seed = $ENV{DT_SEED} || time;
+my $most = $ENV{DT_LAYOUTS} || (sanitized() ? 20 : 40);
+srand $seed;
+diag("DT_SEED=$seed");
+
+# ---- the space of layouts ----
+
+sub divisors { my $n = shift; return grep { $n % $_ == 0 } 1 .. $n }
+sub dp { my $l = shift; return $l->{ranks} / $l->{pp} / $l->{tp} }
+sub chunks_of { my $l = shift; return $l->{pipeline} eq 'interleaved' && $l->{pp} > 1 ? $l->{chunks} : 1 }
+
+# Shards of the data: each rank owns a run of them, as even as possible. With ZeRO 3 all gather weights as often as those
+# with the longest run.
+my $shards = 8;
+sub runs {
+    my $l = shift;
+    my ($least, $longest) = (int($shards / dp($l)), int(($shards + dp($l) - 1) / dp($l)));
+    return $l->{zero} > 2 && $l->{zero_group} != 1 ? $longest : ($least, $longest);
+}
+
+# ZeRO shares state among all data-parallel ranks (0) or in groups, which are whole branches of the tree over shards.
+sub groups {
+    my $l = shift;
+    return 0 if !$l->{zero};
+    return (0, 1, grep { $_ > 1 && $_ < dp($l) && $shards % dp($l) == 0 } divisors(dp($l)));
+}
+
+# Tensor ranks share the recipe's shards. The stages need a segment for each of their chunks; interleaved, the units of every rank come in groups of stages.
+sub fits {
+    my ($name, $l) = @_;
+    my %of = (layers => 2, batch => 8, 'micro-batch' => 8, $recipe{$name} =~ /--(layers|batch|micro-batch) (\d+)/g);
+    my ($cuts) = $recipe{$name} =~ /--tensor-shards (\d+)/;
+    return 0 if ($cuts || 1) % $l->{tp};
+    return 0 if $l->{pp} * chunks_of($l) > 2 + $of{layers};
+    return 1 if chunks_of($l) == 1;
+    return !grep { $_ * $of{batch} / $of{'micro-batch'} % $l->{pp} } runs($l);
+}
+
+# The axes of the draw: name, every value or one drawn for each layout, the values given those of the axes before. Each
+# but recipe is an option. None: there is no such layout. A new axis is a line here.
+my @axes = (
+    [ranks => 'every', sub { 1 .. 8 }],
+    [tp => 'every', sub { my $ranks = $_[0]{ranks}; grep { $ranks % $_ == 0 } 1, 2, 4 }],
+    [sequence_parallel => 'one', sub { $_[0]{tp} > 1 ? ('yes', 'no') : 'no' }],
+    [pp => 'every', sub { divisors($_[0]{ranks} / $_[0]{tp}) }],
+    [zero => 'every', sub { dp($_[0]) > 1 ? (0 .. 3) : (0, 3) }],
+    [zero_group => 'every', \&groups],
+    [pipeline => 'every', sub { $_[0]{pp} > 1 ? qw(1f1b gpipe interleaved zero-bubble) : qw(1f1b gpipe zero-bubble) }],
+    [chunks => 'every', sub { $_[0]{pipeline} eq 'interleaved' ? (2, 3) : 2 }],
+    [recompute => 'every', sub { $_[0]{pipeline} eq 'zero-bubble' ? qw(none selective) : qw(none selective full) }],
+    [offload => 'one', sub { $_[0]{recompute} eq 'full' ? qw(yes no) : 'no' }],
+    [horizon => 'one', sub { $_[0]{offload} eq 'yes' ? (1, 2, 5) : 1 }],
+    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch deep tensor tensor_llama tensor_experts) }],
+    [memory_weight => 'one', sub { (0, 0.5, 1) }],
+    [bucket => 'one', sub { (1, 5000, 100000, 25000000) }],
+    [order => 'one', sub { qw(cluster spread DPT DTP PDT PTD TDP TPD) }],
+    [threads => 'one', sub { (1, 2) }],
+    [launch => 'one', sub { $only_threads ? 'threads' : qw(processes threads) }],
+);
+
+sub layouts {
+    my ($l, @left) = @_;
+    return $l if !@left;
+    my ($name, $which, $values) = @{shift @left};
+    my @values = $values->($l);
+    @values = $values[rand @values] if @values && $which eq 'one';
+    return map { layouts({%$l, $name => $_}, @left) } @values;
+}
+
+sub options {
+    my $l = shift;
+    return join ' ', map { my $option = $_->[0]; $option =~ tr/_/-/; $l->{$_->[0]} eq 'no' ? () : $l->{$_->[0]} eq 'yes' ? "--$option" : "--$option $l->{$_->[0]}" } grep { $_->[0] ne 'recipe' } @axes;
+}
+
+# A random sample with every value of every axis in it.
+sub sample {
+    my ($count, @all) = @_;
+    my (%seen, @first, @rest);
+    for my $l (shuffle @all) {
+        my @new = grep { !$seen{$_} } map { "$_->[0] $l->{$_->[0]}" } @axes;
+        $seen{$_} = 1 for @new;
+        push @{@new ? \@first : \@rest}, $l;
+    }
+    return (@first, @rest)[0 .. max($count, scalar @first) - 1];
+}
+
+my %want = golden();
+my @all = layouts({}, @axes);
+my @chosen = full() ? @all : sample(min($most, scalar @all), @all);
+cmp_ok(scalar @all, '>=', 300, scalar(@all) . ' layouts fit 8 ranks, ' . scalar(@chosen) . ' are tried');
+is(hash_of($_->{recipe}, options($_)), $want{$_->{recipe}}, "$_->{recipe}: " . options($_)) for @chosen;
+
+# ---- validation and text samples ----
+
+my $program = trainer();
+my $kind = $only_threads ? ' --launch threads' : '';
+
+# What a run says of losses and text: all that is no time, memory or layout.
+sub said {
+    my $options = shift;
+    my ($status, $out, $err) = run(120, "$program --data " . corpus(20000) . " --model nano --batch 8 --sequence 32 --steps 4 --warmup 2 --threads 1 "
+        . "--validation 0.2 --eval-every 2 --sample-length 40 $options");
+    diag("status $status\n$err") if $status;
+    my @losses = $out =~ /^step (\d+\/\d+  (?:loss \S+  lr \S+  norm \S+|validation loss .*))/mg;
+    my ($text) = $out =~ /^---- sample at step 4 ----\n(.*?)\n----$/ms;
+    my ($hash) = $out =~ /^sha256 (\w+)$/m;
+    return join "\n", "status $status", @losses, 'text ' . unpack('H*', defined $text ? $text : ''), $hash || 'no hash';
+}
+
+my %places = ( # name => options
+    '2 ranks' => '--ranks 2',
+    'ZeRO 3, 3 ranks' => '--ranks 3 --zero 3',
+    '2 stages, ZeRO 2, 4 ranks' => '--ranks 4 --pp 2 --zero 2',
+    'interleaved, 2 ranks' => '--ranks 2 --pp 2 --pipeline interleaved',
+    'zero-bubble, ZeRO 1, 4 ranks' => '--ranks 4 --pp 2 --zero 1 --pipeline zero-bubble',
+    'recompute, 2 threads' => '--ranks 2 --recompute full --threads 2',
+    'groups of 2, ZeRO 3, 4 ranks' => '--ranks 4 --zero 3 --zero-group 2',
+);
+for my $recipe ('', '--ema 0.5 --evaluate-ema') {
+    my $alone = said("--ranks 1 $recipe");
+    like($alone, qr{^status 0\n1/4  loss .*\n2/4  validation loss .*\n4/4  loss .*\n4/4  validation loss .*\ntext [0-9a-f]{88}\n[0-9a-f]{64}$}, "1 rank $recipe: losses, validation twice, 40 bytes of text behind the prompt");
+    is(said("$places{$_}$kind $recipe"), $alone, "$_ $recipe: the same losses, validation losses, text and hash") for sort keys %places;
+}
+
+# ---- ranks killed in the middle ----
+
+SKIP: {
+    my $times = full() ? 10 : 2;
+    my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved');
+    skip 'thread ranks cannot be killed alone', 2 * $times * @modes if $only_threads;
+    for my $mode (@modes) {
+        kill_one('KILL', 0.2 + rand 0.8, 4, "--batch 8 --sequence 64 --threads 1 $mode") for 1 .. $times;
+    }
+}
+
+# ---- what is refused: options, ranks, the sentence ----
+
+sub refused {
+    my ($options, $ranks, $pattern) = @_;
+    my ($status, $out, $err) = run(60, "$program --data " . corpus(20000) . " --model nano --batch 8 --sequence 32 --steps 1 --validation 0 --sample-length 0 "
+        . "--ranks $ranks$kind $options");
+    my @said = grep { !/^dtrain: rank \d+ (\(pid \d+\) )?ended with status/ } split /\n/, $err;
+    ok($status == 2 && @said == 1 && $said[0] =~ $pattern, "$options on $ranks ranks: refused") or diag("status $status\n$err");
+}
+refused('--pp 3', 4, qr/3 pipeline stages do not divide 4 ranks by tp 1: --pp one of 1, 2, 4/);
+refused('--pp 0', 4, qr/0 pipeline stages do not divide 4 ranks.*--pp one of 1, 2, 4/);
+refused('--tp 3', 4, qr/tensor parallel degree 3 does not divide 4 ranks: --tp one of 1, 2, 4/);
+refused('--pp 8', 8, qr/4 segments cannot fill 8 stages: --pp up to 4, or more --layers/);
+refused('--pp 2 --pipeline interleaved --chunks 4', 2, qr/4 segments cannot fill 2 stages of several chunks: --pp up to 1/);
+refused('--pp 2 --pipeline interleaved --chunks 0', 2, qr/--chunks 0: the interleaved schedule has 1 or more/);
+refused('--pp 3 --pipeline interleaved', 3, qr/in groups of 3 stages, a rank has 8: .* or use --pipeline 1f1b/);
+refused('--pp 2 --pipeline interleaved', 6, qr/in groups of 2 stages, a rank has 3/);
+refused('--pp 2 --pipeline zero-bubble --recompute full', 2, qr/zero-bubble keeps values .*choose --recompute none, or another --pipeline/);
+refused('--pipeline square', 2, qr/'square' is not one of 1f1b,gpipe,interleaved,zero-bubble/);
+refused('--recompute some', 1, qr/'some' is not one of none,selective,full/);
+refused('--zero 4', 4, qr/ZeRO stage 4: it is 0 .*, 1 .*, 2 .* or 3/);
+refused('--zero 4', 1, qr/ZeRO stage 4/);
+refused('--zero -1', 4, qr/ZeRO stage -1: it is 0/);
+refused('--zero 1 --zero-group 3', 4, qr/groups of 3 do not divide 4 data-parallel ranks: --zero-group one of 1, 2, 4/);
+refused('--zero 1 --zero-group -1', 4, qr/groups of -1 do not divide 4 data-parallel ranks/);
+refused('--zero 1 --zero-group 7', 4, qr/groups of 7 do not divide 4 data-parallel ranks/);
+refused('--zero 2 --zero-group 2', 6, qr/groups of 2 among 6 ranks .* let dp be a power of two, or leave --zero-group out/);
+refused('--order DPP', 4, qr/mesh order 'DPP': it is cluster .* or another order of the letters D, P and T/);
+refused('--memory-weight 2', 2, qr/--memory-weight 2: it is 0 .* to 1/);
+refused('--memory-weight -1', 2, qr/--memory-weight -1: it is 0 .* to 1/);
+
+done_testing();
