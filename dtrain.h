@@ -821,7 +821,7 @@ typedef struct dt_layout {
 DT_API dt_layout dt_layout_default(void);
 
 /* Writes the mesh of `ranks` ranks as a table, one line per rank: its node (ranks_per_node in each), and its place on
- * the data, pipeline and tensor axes. DT_E_USAGE: the degrees do not divide the ranks, or `size` bytes are too few. */
+ * the data, pipeline and tensor axes; and a warning when tensor groups lie across nodes. DT_E_USAGE: the degrees do not divide the ranks, or `size` bytes are too few. */
 DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node, char *text, int64_t size);
 
 /* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
@@ -14079,6 +14079,21 @@ static dt_result dt__mesh_open(dt__mesh *m, const dt_layout *l, int ranks, int r
     return DT_OK;
 }
 
+/* Does a tensor group have ranks on several nodes? Each of its blocks then waits for the network four times. */
+static int dt__mesh_crosses(const dt__mesh *m, int ranks_per_node)
+{
+    int reach = (m->size[DT__TENSOR] - 1) * m->stride[DT__TENSOR];
+    for (int d = 0; d < m->size[DT__DATA]; d++)
+        for (int p = 0; p < m->size[DT__PIPE]; p++) {
+            int first = dt__mesh_rank(m, d, p, 0);
+            if (first / ranks_per_node != (first + reach) / ranks_per_node) return 1;
+        }
+    return 0;
+}
+static const char dt__crossing[] =
+    "warning: tensor groups lie across nodes, and every block waits for two all-reduces over the network, forward and "
+    "backward: keep tp within a node (order cluster), and pp or data parallel between nodes\n";
+
 DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node, char *text, int64_t size)
 {
     size_t used = 0, room = (size_t)dt__max(0, size);
@@ -14086,15 +14101,17 @@ DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node
     dt_result r = dt__mesh_open(&m, l, ranks, 0);
     if (r) return r;
     if (ranks_per_node < 1) return dt__error(DT_E_USAGE, "%d ranks per node: it is 1 or more", ranks_per_node);
-    for (int rank = -1; rank < ranks; rank++) {
+    for (int rank = -1; rank <= ranks; rank++) {
         int n;
-        (void)dt__mesh_open(&m, l, ranks, rank < 0 ? 0 : rank);
+        if (rank == ranks && !dt__mesh_crosses(&m, ranks_per_node)) break;
+        (void)dt__mesh_open(&m, l, ranks, rank < 0 || rank == ranks ? 0 : rank);
         if (rank < 0) n = snprintf(text + used, room - used, "rank node data pipe tensor\n");
+        else if (rank == ranks) n = snprintf(text + used, room - used, "%s", dt__crossing);
         else n = snprintf(text + used, room - used, "%4d %4d %4d %4d %6d\n", rank, rank / ranks_per_node,
                           m.at[DT__DATA], m.at[DT__PIPE], m.at[DT__TENSOR]);
         if ((size_t)n >= room - used)
             return dt__error(DT_E_USAGE, "the table of %d ranks does not fit into %lld bytes: give %d or more", ranks,
-                             (long long)size, 28 * (ranks + 1));
+                             (long long)size, 28 * (ranks + 1) + (int)sizeof dt__crossing);
         used += (size_t)n;
     }
     return DT_OK;
@@ -17312,6 +17329,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
            t->peak_gflops);
+    if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm)))) printf("%s", dt__crossing);
     dt__memory_print(t);
     for (int32_t i = 0; t->layout.show_program && i < t->e.program.count; i++) {
         dt__instr_text(&t->e.program.list[i], text, sizeof text);

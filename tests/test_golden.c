@@ -6,7 +6,7 @@
 #include "../dtrain.h"
 #include "tap.h"
 
-enum { B = 4, T = 12, LARGEST = 61 * 32 };
+enum { B = 4, T = 12, LARGEST = 8192 };
 #define LIMIT 1e-5
 
 static dt__engine e;
