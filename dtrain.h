@@ -296,10 +296,10 @@ DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b);
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
-/* Column-parallel form of the same: tensor shards have columns of W and b, and its input gradient is Vt partial sums and
- * a COMBINE (R6). std of W is given. In a segment with Vt > 1 the result has this rank's columns, (..,width) only where
- * one rank has all shards, and until dt_linear_row only elementwise ops (no dropout), dt_rope and attention may read it;
- * heads are then those of the whole model and must be multiples of Vt. */
+/* Column-parallel form of the same: tensor shards have columns of W and b, and its input gradient is Vt partial sums
+ * and a COMBINE (R6). std of W is given. In a segment with Vt > 1 the result has this rank's columns, (..,width) only
+ * where one rank has all shards, and until dt_linear_row only elementwise ops (no dropout), dt_rope and attention may
+ * read it; heads are then those of the whole model and must be multiples of Vt. */
 DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
 /* Row-parallel form: tensor shards have rows of W, for the columns of x that dt_linear_column gave: Vt partial products
  * over slices of K, a COMBINE, then the bias, which is whole (R6). */
@@ -535,7 +535,7 @@ typedef struct dt_recipe {
     int64_t sequence;            /* T, tokens per sequence; with a source: its inputs */
     int64_t seed;
     int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
-    int64_t tensor_shards;       /* Vt, a power of two that divides heads, hidden units and the rows of a unit of work */
+    int64_t tensor_shards;       /* Vt, a power of two that divides heads, hidden units, rows of a unit of work */
     int64_t context_shards;      /* Vc: 1 in this version */
     int64_t warmup;              /* steps of linear warm-up from 0 */
     int64_t decay;               /* steps of the final decay of WSD; 0: a tenth of steps */
@@ -4404,7 +4404,7 @@ typedef struct dt__param {
     dt_init init;
     float std;
     int32_t cut;    /* the axis that shards cut; -1: every rank has it whole */
-    int32_t rows;   /* R7: its gradient is Vt sums over row slices, 1: that sequence parallelism splits, 2: on all ranks */
+    int32_t rows;   /* R7: its gradient is Vt sums over slices of rows, which 1: may be split, 2: are on all ranks */
     int64_t groups; /* the cut axis is so many equal pieces, each of which is cut: c_attn's q, k and v; else 1 */
     int64_t pad;    /* places behind the cut axis that make Vt divide it: of a vocabulary */
 } dt__param;
@@ -4442,9 +4442,9 @@ struct dt_graph {
 };
 
 /* What ranks that share a unit's tensor shards do together, all in the same order, `from` having count floats:
- * SUM: to (count) = TREE over the ranks of `from`; MAX likewise by R14; both may be in place. SCATTER: the same sums, of
- * which a rank gets its own slice of count / ranks floats. GATHER: to (ranks * count) = all ranks' floats by rank. It
- * cannot fail visibly: it notes errors at its own side. */
+ * SUM: to (count) = TREE over the ranks of `from`; MAX likewise by R14; both may be in place. SCATTER: the same sums,
+ * of which a rank gets its own slice of count / ranks floats. GATHER: to (ranks * count) = all ranks' floats by rank.
+ * It cannot fail visibly: it notes errors at its own side. */
 enum { DT__TP_SUM, DT__TP_MAX, DT__TP_SCATTER, DT__TP_GATHER };
 typedef struct dt__tp {
     void (*combine)(void *user, int kind, float *to, const float *from, int64_t count);
@@ -4583,9 +4583,15 @@ static int64_t dt__shard_floats(const dt__param *p, int64_t vt)
     int64_t all = dt_shape_count(p->shape);
     return dt__param_is_cut(p, vt) ? all / p->shape.n[p->cut] * dt__param_width(p, vt) : all;
 }
-static int64_t dt__shard_step(const dt__param *p, int64_t vt) { return dt__round_up(dt__shard_floats(p, vt), DT__BLOCK); }
+static int64_t dt__shard_step(const dt__param *p, int64_t vt)
+{
+    return dt__round_up(dt__shard_floats(p, vt), DT__BLOCK);
+}
 /* Shards that a rank with `own` of them stores, and the floats from the first to the end of the last. */
-static int64_t dt__param_shards(const dt__param *p, int64_t vt, int64_t own) { return dt__param_is_cut(p, vt) ? own : 1; }
+static int64_t dt__param_shards(const dt__param *p, int64_t vt, int64_t own)
+{
+    return dt__param_is_cut(p, vt) ? own : 1;
+}
 static int64_t dt__param_local(const dt__param *p, int64_t vt, int64_t own)
 {
     return (dt__param_shards(p, vt, own) - 1) * dt__shard_step(p, vt) + dt__shard_floats(p, vt);
@@ -4782,9 +4788,10 @@ static int dt__cut_of(const dt_graph *g, const dt__node *n)
     case DT__OP_ROPE:
     case DT__OP_CACHE: return a->cut;
     case DT__OP_ATTENTION: return a->cut && (!n->i[3] || (b->cut && g->nodes[n->in[2]].cut)) ? 1 : any ? -1 : 0;
-    default: return !any ? 0 : dt__op_of(n->op)->in_place && same && n->op != DT__OP_SOFTMAX &&
-                                   n->op != DT__OP_LOG_SOFTMAX && n->op != DT__OP_DROPOUT
-                              ? 1 : -1;
+    case DT__OP_SOFTMAX:
+    case DT__OP_LOG_SOFTMAX:
+    case DT__OP_DROPOUT: return any ? -1 : 0;
+    default: return !any ? 0 : dt__op_of(n->op)->in_place && same ? 1 : -1;
     }
 }
 
@@ -5468,7 +5475,7 @@ static int dt__rows_divide(dt_graph *g, const dt_shape *s)
 }
 
 /* Sums axis 0 of x (own shards, ..) over the tensor shards of all ranks. `scatter`: where rows are split, of the sums a
- * rank keeps its own rows. i: over ranks, scatter. The second output holds this rank's sums before they are scattered. */
+ * rank keeps its own rows. i: over ranks, scatter. A second output holds this rank's sums before they are scattered. */
 static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
 {
     dt_shape s = dt__at(g, x)->shape, all;
@@ -6809,7 +6816,8 @@ static void dt__run_embed(const dt__call *c)
 {
     const int32_t *tokens = (const int32_t *)c->in[1];
     const dt__param *p = dt__cut_param(c->g, dt__in(c, 0));
-    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n), width = dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
+    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n), width = dt__width(c->n);
+    int64_t vocabulary = dt__in(c, 0)->shape.n[0];
     for (int64_t r = 0; r < rows; r++) {
         char *to = (char *)c->out + r * cols * width;
         int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
@@ -7950,8 +7958,8 @@ static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int
 }
 
 /* in: x (R,K), table, w (E,K,H) [, bias (E*H)]. out (R,H): the rows of expert e times w[e]; i[0]: times its transpose,
- * x (R,H) and out (R,K). Where shards cut what is summed over, out is parts (S,R,H), and the first of all shards has the
- * bias. */
+ * x (R,H) and out (R,K). Where shards cut what is summed over, out is parts (S,R,H), and the first of all shards has
+ * the bias. */
 static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w, dt_tensor bias, int transpose)
 {
     const dt__param *p = dt__cut_param(g, dt__at(g, w));
@@ -8303,7 +8311,7 @@ static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
     if (op == DT__OP_MATMUL || op == DT__OP_MOE_SUM) dt__flow(g, id, 0, dy); /* which takes it once for all */
     else dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
 }
-/* The gradient of all rows comes from products, whose sums over the ranks were scattered: it is that of a rank's own. */
+/* The gradient of all rows comes from products, whose sums over ranks were scattered: it is that of a rank's own. */
 static void dt__grad_all_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dy); }
 static void dt__grad_own_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__all_rows(g, dy)); }
 static void dt__grad_same_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__own_rows(g, dy)); }
@@ -9102,7 +9110,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot; /* in shards, behind the slots' offsets: those of their row slices but the first, or -1 */
+    const int64_t *param, *slot; /* behind the slots' offsets, in shards: of their row slices but the first; -1: none */
 } dt__bind;
 
 static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
@@ -9253,7 +9261,8 @@ static dt_model dt__llama_settled(dt_model m)
 
 static dt_tensor dt__llama_table(dt_graph *g, const dt_model *m, int head)
 {
-    return dt__table_param(g, head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight", m->vocabulary, m->width);
+    const char *name = head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight";
+    return dt__table_param(g, name, m->vocabulary, m->width);
 }
 
 static dt_tensor dt__llama_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
@@ -9688,29 +9697,30 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
     return dt__net_open_at(net, m, rows, sequence, 0);
 }
 
-/* Elements of `bytes` each, from this rank's shards of a parameter to their places in the whole one. */
-static void dt__net_whole(const dt__net *net, const dt__net_param *p, const void *shards, int64_t bytes, void *whole)
+/* Elements of `bytes` each between this rank's shards of a parameter and the whole one; cut: to the shards. */
+static void dt__net_move(const dt__net *net, const dt__net_param *p, char *shards, char *whole, int64_t bytes, int cut)
 {
     int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
     for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
         for (int64_t at = 0; at < size; at += run) {
-            int64_t to = dt__param_index(&p->is, vt, net->first_shard + v, at);
+            int64_t place = dt__param_index(&p->is, vt, net->first_shard + v, at);
+            char *a = shards + (v * step + at) * bytes, *b = whole + place * bytes;
             run = dt__param_run(&p->is, vt, at);
-            if (to >= 0)
-                memcpy((char *)whole + to * bytes, (const char *)shards + (v * step + at) * bytes, (size_t)(run * bytes));
+            if (place >= 0) memcpy(cut ? a : b, cut ? b : a, (size_t)(run * bytes));
         }
 }
-/* And back. */
+static void dt__net_whole(const dt__net *net, const dt__net_param *p, const void *shards, int64_t bytes, void *whole)
+{
+    char *from;
+    memcpy(&from, &shards, sizeof from); /* only read */
+    dt__net_move(net, p, from, (char *)whole, bytes, 0);
+}
+
 static void dt__net_cut(const dt__net *net, const dt__net_param *p, const void *whole, int64_t bytes, void *shards)
 {
-    int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
-    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
-        for (int64_t at = 0; at < size; at += run) {
-            int64_t from = dt__param_index(&p->is, vt, net->first_shard + v, at);
-            run = dt__param_run(&p->is, vt, at);
-            if (from >= 0)
-                memcpy((char *)shards + (v * step + at) * bytes, (const char *)whole + from * bytes, (size_t)(run * bytes));
-        }
+    char *from;
+    memcpy(&from, &whole, sizeof from); /* only read */
+    dt__net_move(net, p, (char *)shards, from, bytes, 1);
 }
 
 /* Widths that the row kernels' scratch must hold. */
@@ -14111,7 +14121,8 @@ DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node
                           m.at[DT__DATA], m.at[DT__PIPE], m.at[DT__TENSOR]);
         if ((size_t)n >= room - used)
             return dt__error(DT_E_USAGE, "the table of %d ranks does not fit into %lld bytes: give %d or more", ranks,
-                             (long long)size, 28 * (ranks + 1) + (int)sizeof dt__crossing);
+                             (long long)size,
+                             28 * (ranks + 1) + (dt__mesh_crosses(&m, ranks_per_node) ? (int)sizeof dt__crossing : 0));
         used += (size_t)n;
     }
     return DT_OK;
@@ -16803,6 +16814,7 @@ typedef struct dt__generator {
     int64_t memory_floats, cache_floats;
     int64_t cached;                /* positions whose keys and values are in the cache */
     float *weight;                 /* (vocabulary): exp of the logits */
+    float *row;                    /* (vocabulary): logits of which this rank has the columns of its tensor shards */
     int32_t *heap;                 /* (vocabulary): tokens, for top_k and top_p */
 } dt__generator;
 
@@ -17081,7 +17093,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     m.buffers += dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
     if (t->data) m.buffers += dt__data_memory(t->data);
     m.buffers += 4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
-    if (t->layout.sample_length) m.buffers += 4 * t->generator.memory_floats + 8 * t->recipe.model.vocabulary;
+    if (t->layout.sample_length) m.buffers += 4 * t->generator.memory_floats + 12 * t->recipe.model.vocabulary;
     m.cache = 4 * t->generator.cache_floats;
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
     return m;
@@ -17236,9 +17248,10 @@ static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
 {
     d->memory = (float *)dt__alloc(4 * d->memory_floats, "sampling");
     d->weight = (float *)dt__alloc(4 * vocabulary, "sampling");
+    d->row = (float *)dt__alloc(4 * vocabulary, "sampling");
     d->heap = (int32_t *)dt__alloc(4 * vocabulary, "sampling");
     if (d->one.count) d->cache = (float *)dt__alloc(4 * d->cache_floats, "the cache of keys and values");
-    return d->memory && d->weight && d->heap && (d->cache || !d->one.count) ? DT_OK : DT_E_MEMORY;
+    return d->memory && d->weight && d->row && d->heap && (d->cache || !d->one.count) ? DT_OK : DT_E_MEMORY;
 }
 
 static void dt__generator_close(dt__generator *d)
@@ -17249,6 +17262,7 @@ static void dt__generator_close(dt__generator *d)
     dt__free(d->memory);
     dt__free(d->cache);
     dt__free(d->weight);
+    dt__free(d->row);
     dt__free(d->heap);
 }
 
@@ -17322,8 +17336,9 @@ static void dt__trainer_banner(const dt_trainer *t)
         printf("data     %s: %lld training sequences of %lld tokens, ", r->data,
                (long long)t->feed.is.samples[DT_TRAIN], (long long)r->sequence);
     printf("%lld for validation\n", (long long)t->feed.is.samples[DT_VALIDATION]);
-    printf("recipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, ", (long long)r->steps, (long long)r->batch,
-           t->feed.own ? "samples" : "sequences", (long long)r->micro_batch, (long long)r->data_shards);
+    printf("recipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, ", (long long)r->steps,
+           (long long)r->batch, t->feed.own ? "samples" : "sequences",
+           (long long)r->micro_batch, (long long)r->data_shards);
     if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
     printf("seed %lld\n", (long long)r->seed);
     printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
@@ -17349,15 +17364,24 @@ static dt_result dt__trainer_ids(dt_trainer *t)
                      (long long)ids - 1, below[0] < ids ? "table" : "loss", (long long)least);
 }
 
+/* Columns of the logits that this rank has, from the first of its tensor shards on. */
+static int64_t dt__logits_columns(const dt__net *net, int64_t vocabulary, int64_t *first)
+{
+    int64_t width = dt__ceil_div(vocabulary, net->tensor_shards);
+    *first = net->first_shard * width;
+    return dt__min(net->own_shards * width, vocabulary - *first);
+}
+
 /* Has the model a row of logits for each of a unit's `words` tokens, so that text can be drawn from it? */
 static int dt__predicts_text(const dt__net *net, int64_t words, int64_t vocabulary)
 {
+    int64_t first;
     if (net->source && (net->source->input_type != DT_I32 || net->source->target_type != DT_I32 ||
                         net->source->inputs != net->source->targets))
         return 0;
     for (int64_t s = 0; s < net->count; s++) {
         const dt_graph *g = net->segments[s].plan->g;
-        if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * vocabulary) return 1;
+        if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * dt__logits_columns(net, vocabulary, &first)) return 1;
     }
     return 0;
 }
@@ -17603,6 +17627,15 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     return r;
 }
 
+/* Rows of logits (rows,V) from the columns that the ranks of a tensor group have: -0 + x is x. */
+static dt_result dt__whole_logits(dt__engine *e, const float *columns, int64_t rows, float *whole)
+{
+    int64_t vocabulary = e->recipe->model.vocabulary, first, count = dt__logits_columns(&e->net, vocabulary, &first);
+    for (int64_t i = 0; i < rows * vocabulary; i++) whole[i] = -0.0f;
+    for (int64_t i = 0; i < rows; i++) dt__copy(whole + i * vocabulary + first, columns + i * count, count);
+    return dt_all_reduce(e->tensor, whole, rows * vocabulary, DT_SUM);
+}
+
 /* The segment that makes the prediction, and which of its values it is. */
 static const dt__built *dt__net_prediction(const dt__net *net, int64_t *at, int32_t *id)
 {
@@ -17623,10 +17656,13 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
     int64_t at, has;
     int32_t id;
+    int cut;
     const dt__built *segment = dt__net_prediction(&e->net, &at, &id);
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
     has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows : 0;
+    cut = segment && e->tensor && id == segment->plan->g->logits.id;
+    if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
     if (!segment) r = dt__error(DT_E_USAGE, "the model predicts nothing: mark it with dt_prediction in a segment");
     else if (count < 0 || each != has)
         r = dt__error(DT_E_USAGE, "the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
@@ -17638,6 +17674,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     e->target = memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
     for (int64_t first = 0; first < count && !r; first += e->rows) {
         dt__bind b;
+        int64_t n;
         for (int64_t i = 0; i < e->rows; i++)
             memcpy(input + i * s->inputs, (const uint32_t *)inputs + dt__min(first + i, count - 1) * s->inputs,
                    4 * (size_t)s->inputs);
@@ -17645,8 +17682,11 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         if (r) break;
         if (segment->stage == e->shape.stage) {
             dt__engine_bind(e, at, 0, -1, &b);
-            memcpy(predictions + first * each, dt__where(segment->plan, &b, id),
-                   4 * (size_t)(dt__min(e->rows, count - first) * each));
+            n = dt__min(e->rows, count - first) * each;
+            if (cut)
+                r = dt__whole_logits(e, dt__where(segment->plan, &b, id), n / t->recipe.model.vocabulary,
+                                     predictions + first * each);
+            else memcpy(predictions + first * each, dt__where(segment->plan, &b, id), 4 * (size_t)n);
         }
     }
     e->env.inference = 0;
@@ -17720,7 +17760,12 @@ static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t u
         n = d->several.count && used - d->cached >= DT__PREFILL ? DT__PREFILL : 1;
         r = dt__logits(t, n > 1 ? &d->several : &d->one, tokens + d->cached, d->cached, logits);
     }
-    if (*logits) *logits += (n - 1) * vocabulary;
+    if (!*logits || r) return r;
+    if (t->e.tensor) {
+        int64_t first, columns = dt__logits_columns(&t->e.net, vocabulary, &first);
+        r = dt__whole_logits(&t->e, *logits + (n - 1) * columns, 1, d->row);
+        *logits = d->row;
+    } else *logits += (n - 1) * vocabulary;
     return r;
 }
 

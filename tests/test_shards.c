@@ -159,6 +159,10 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
         else drawn.std *= 5.0f;
         drawn.init = DT_INIT_NORMAL;
         dt__init_shards(&drawn, shards, r->net.first_shard, r->net.own_shards, SEED, r->pool, r->params + p->offset, 0, p->count);
+        for (int64_t v = 0; v < dt__param_shards(&p->is, shards, r->net.own_shards); v++) /* and of every sign of 0 */
+            for (int64_t e = 0; e < dt__shard_floats(&p->is, shards); e++)
+                if (dt__param_index(&p->is, shards, r->net.first_shard + v, e) % 13 == 4)
+                    r->params[p->offset + v * dt__shard_step(&p->is, shards) + e] = -0.0f;
     }
     memset(r->set, 0x55, 4 * (size_t)r->set_floats); /* fresh sums must not read what was there */
 }
