@@ -32,7 +32,9 @@ static const char *const spread_table = "rank node data pipe tensor\n"
                                         "   4    1    0    0      1\n"
                                         "   5    1    1    0      1\n"
                                         "   6    1    0    1      1\n"
-                                        "   7    1    1    1      1\n";
+                                        "   7    1    1    1      1\n"
+    "warning: tensor groups lie across nodes, and every block waits for two all-reduces over the network, forward and "
+    "backward: keep tp within a node (order cluster), and pp or data parallel between nodes\n";
 
 static void check_table(const char *order, const char *want)
 {
