@@ -11,6 +11,7 @@ enum { B = 4, T = 12, LARGEST = 61 * 32 };
 
 static dt__engine e;
 static dt_recipe recipe;
+static dt_layout layout;
 static tap_golden *golden;
 static int64_t V, C, targets; /* vocabulary or classes, channels, targets of the batch */
 
@@ -83,23 +84,16 @@ static void open_engine(int family, int64_t shards)
     recipe.clip = 1.0f;
     recipe.beta1 = 0.9f, recipe.beta2 = 0.95f, recipe.epsilon = 1e-8f;
     recipe.weight_decay = decay ? *decay : 0.1f;
+    recipe.batch = recipe.micro_batch = B, recipe.data_shards = 1, recipe.tensor_shards = shards;
+    layout = dt_layout_default();
+    layout.bucket = 1000;
     e.recipe = &recipe;
-    n->tensor_shards = shards;
-    if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_init(&e.comm, NULL, NULL) || dt__net_open(n, m, B, T) ||
-        dt__pool_reserve(e.pool, dt__net_scratch(n, e.k)) || dt__program_open(&e.program, n, 0, 1, 1, DT_SHARD, 1000))
+    e.layout = &layout;
+    if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_init(&e.comm, NULL, NULL) || dt__engine_layout(&e) ||
+        dt__net_open(n, m, e.rows, T) || dt__pool_reserve(e.pool, dt__net_scratch(n, e.k)) || dt__engine_open(&e) || dt__engine_allocate(&e))
         tap_bail("%s", dt_last_error());
     e.env.k = e.k;
     e.env.pool = e.pool;
-    e.set_floats = n->set_floats;
-    e.params = (float *)dt__alloc(4 * n->param_floats, "weights");
-    e.sets = (float *)dt__alloc(4 * n->set_floats, "gradients");
-    e.sums = (float *)dt__alloc(4 * n->slot_floats / DT__BLOCK, "sums");
-    e.saved = (float *)dt__alloc(4 * (n->saved + n->boundary + n->temp + 2 * n->widest), "activations");
-    if (!e.params || !e.sets || !e.sums || !e.saved || dt__engine_state(&e)) tap_bail("no memory");
-    e.boundary = e.saved + n->saved;
-    e.temp = e.boundary + n->boundary;
-    e.gradient[0] = e.temp + n->temp;
-    e.gradient[1] = e.gradient[0] + n->widest;
     e.input = family == CNN ? (const void *)tap_golden_f32(golden, "tokens", B * SIDE * SIDE)
                             : (const void *)tap_golden_i32(golden, "tokens", B * T);
     e.target = tap_golden_i32(golden, "targets", targets);
@@ -107,10 +101,7 @@ static void open_engine(int family, int64_t shards)
 
 static void close_engine(void)
 {
-    dt__program_close(&e.program);
-    dt__net_close(&e.net);
-    for (int i = 0; i < DT__STATE_COUNT; i++) dt__free(e.state[i]);
-    dt__free(e.params), dt__free(e.sets), dt__free(e.sums), dt__free(e.saved);
+    dt__engine_close(&e);
     dt__pool_close(&e.pool);
     dt_comm_free(&e.comm);
 }
@@ -118,14 +109,16 @@ static void close_engine(void)
 static float forward_backward(void)
 {
     int64_t valid = 0;
+    dt_instr back;
     unsigned saved = dt__fp_enter();
     for (int i = 0; i < targets; i++) valid += ((const int32_t *)e.target)[i] >= 0;
     e.inv_valid = 1.0f / (float)valid;
-    for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s);
-    for (int64_t s = e.net.count - 1; s >= 0; s--) dt__engine_backward(&e, s, 0, 1);
-    dt__net_fold(&e.net, 0, e.net.count, e.sets, &e.env);
+    memset(&back, 0, sizeof back);
+    back.op = DT_BACKWARD, back.fresh = back.completes = 1; /* slot 0, set 0 */
+    for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s, 0);
+    for (back.segment = (int32_t)e.net.count - 1; back.segment >= 0; back.segment--) dt__engine_backward(&e, &back);
     dt__fp_leave(saved);
-    return dt__engine_loss(&e) / (float)valid;
+    return dt__engine_loss(&e, 0) / (float)valid;
 }
 
 /* The logits are lost when the loss' gradient takes their place: forward alone. */
@@ -133,8 +126,8 @@ static void check_logits(void)
 {
     const dt__built *head = &e.net.segments[e.net.count - 1];
     dt__bind b;
-    for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s);
-    dt__engine_bind(&e, e.net.count - 1, -1, &b);
+    for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s, 0);
+    dt__engine_bind(&e, e.net.count - 1, 0, -1, &b);
     tap_near(dt__where(head->plan, &b, head->plan->g->logits.id), tap_golden_f32(golden, "logits", targets * V), targets * V, LIMIT, "logits");
 }
 
@@ -209,7 +202,7 @@ static void check_model(const char *file, int family, int64_t shards)
         if (!step) check_gradients();
         tap_near(&got, loss + step, 1, LIMIT, "loss at the start of the step");
         recipe.learning_rate = rate[step];
-        if (dt__engine_update(&e)) tap_bail("%s", dt_last_error());
+        if (dt__engine_tie(&e) || dt__engine_update(&e)) tap_bail("%s", dt_last_error());
         tap_near(&e.norm, norm + step, 1, LIMIT, "gradient norm");
         check_step(step + 1);
         e.step++;

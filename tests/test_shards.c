@@ -27,6 +27,7 @@ typedef struct rank {
     meeting *at;
     int number;
     dt__net net;
+    dt__store store;
     dt__env env;
     dt_pool *pool;
     dt_model model;
@@ -122,8 +123,10 @@ static void run(rank *r)
 
 static void open_rank(rank *r, meeting *m, int number, const dt_model *model, int64_t shards, int split)
 {
-    int64_t memory;
+    int64_t memory, floats;
+    dt__chunk all;
     memset(r, 0, sizeof *r);
+    memset(&all, 0, sizeof all);
     r->at = m, r->number = number, r->model = *model;
     r->net.tensor_shards = shards;
     r->net.own_shards = shards / m->ranks, r->net.first_shard = number * r->net.own_shards;
@@ -136,12 +139,16 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
     if (dt__choose_kernels(&r->env.k) || dt__pool_open(&r->pool, 1) || dt__net_open(&r->net, model, BATCH, LENGTH) ||
         dt__pool_reserve(r->pool, dt__net_scratch(&r->net, r->env.k)))
         tap_bail("%s", dt_last_error());
+    all.end = (int32_t)r->net.count, all.first = all.last = 1;
+    r->store.shards = 1;
+    if (dt__store_open(&r->store, &r->net, &all, 1, 25000000, 0)) tap_bail("%s", dt_last_error());
+    floats = r->store.slot_floats + r->store.slice_floats;
     r->env.pool = r->pool, r->env.unit_share = 0.25f;
     r->env.tp.combine = combine, r->env.tp.user = r;
     r->outputs = r->net.boundary;
     memory = r->net.temp + r->net.saved + 2 * r->net.widest;
-    r->params = (float *)dt__alloc(4 * r->net.param_floats, "weights");
-    r->set = (float *)dt__alloc(4 * r->net.set_floats, "gradients");
+    r->params = (float *)dt__alloc(4 * r->store.param_floats, "weights");
+    r->set = (float *)dt__alloc(4 * floats, "gradients");
     r->memory = (float *)dt__alloc(4 * memory, "activations");
     for (int i = 0; i < MICROS; i++) r->output[i] = (float *)dt__alloc(4 * r->outputs, "outputs");
     for (int32_t i = 0; i < r->net.param_count; i++) { /* larger than at the start of a training, biases too */
@@ -150,13 +157,14 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
         if (drawn.init != DT_INIT_NORMAL) drawn.std = 0.3f;
         else drawn.std *= 5.0f;
         drawn.init = DT_INIT_NORMAL;
-        dt__init_shards(&drawn, shards, r->net.first_shard, r->net.own_shards, SEED, r->pool, r->params + p->offset);
+        dt__init_shards(&drawn, shards, r->net.first_shard, r->net.own_shards, SEED, r->pool, r->params + p->offset, 0, p->count);
     }
-    memset(r->set, 0x55, 4 * (size_t)r->net.set_floats); /* fresh sums must not read what was there */
+    memset(r->set, 0x55, 4 * (size_t)floats); /* fresh sums must not read what was there */
 }
 
 static void close_rank(rank *r)
 {
+    dt__store_close(&r->store);
     dt__net_close(&r->net);
     dt__pool_close(&r->pool);
     dt__free(r->params), dt__free(r->set), dt__free(r->memory);
@@ -323,7 +331,7 @@ static void check_columns(int64_t rows, int64_t cols, int64_t groups, int64_t vt
     cut = (float *)calloc((size_t)dt__param_local(&p, vt, vt), 4);
     if (!whole || !drawn || !cut || dt__pool_open(&pool, 2)) tap_bail("no memory");
     dt__init_param(&p, 3, NULL, whole);
-    dt__init_shards(&p, vt, 0, vt, 3, pool, cut);
+    dt__init_shards(&p, vt, 0, vt, 3, pool, cut, 0, dt__param_local(&p, vt, vt));
     for (int64_t v = 0; v < vt; v++)
         for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < width; c++) {
@@ -353,7 +361,7 @@ static void check_table(int64_t vocabulary, int64_t cols, int64_t vt)
     n = dt__param_local(&p, vt, vt);
     cut = (float *)malloc(4 * (size_t)n);
     if (!cut) tap_bail("no memory");
-    dt__init_shards(&p, vt, 0, vt, 3, NULL, cut);
+    dt__init_shards(&p, vt, 0, vt, 3, NULL, cut, 0, n);
     for (int64_t v = 0; v < vt; v++)
         for (int64_t i = 0; i < width * cols; i++) {
             int64_t row = v * width + i / cols;
