@@ -364,9 +364,11 @@ static void test_sums(const dt__kernels *k)
         for (int64_t b = 0; b < blocks; b++) want[b] = ref_row_dot(x + 1024 * b, x + 1024 * b, n - 1024 * b < 1024 ? n - 1024 * b : 1024);
         for (int64_t step = 1; step < blocks; step *= 2) /* TREE: neighbours by index; one without a partner moves up */
             for (int64_t i = 0; i + step < blocks; i += 2 * step) want[i] = want[i] + want[i + step];
-        sum = dt__sum_squares(k, NULL, x, n, sums);
+        dt__block_squares(k, NULL, x, n, sums);
+        sum = dt__tree(sums, blocks);
         compare(&sum, want, 1, "one worker", n);
-        sum = dt__sum_squares(k, pool, x, n, sums);
+        dt__block_squares(k, pool, x, n, sums);
+        sum = dt__tree(sums, blocks);
         compare(&sum, want, 1, "three workers", n);
         free(x);
     }
@@ -983,7 +985,8 @@ static void test_runs(void)
 }
 
 /* ---- step programs, run on symbols -------------------------------------------------------------------------
- * A gradient set holds, per segment, a hash of the expression that it stands for. */
+ * A gradient set holds, per segment and bucket, a hash of the expression that it stands for. The stages of a pipeline run
+ * together, over queues as long as the executor's. */
 
 static uint64_t mix(uint64_t a, uint64_t b)
 {
@@ -1005,123 +1008,346 @@ static uint64_t sym_tree(int level, int64_t index, int64_t first, int64_t last)
     return mix(mix(7, sym_tree(level - 1, 2 * index, first, last)), sym_tree(level - 1, 2 * index + 1, first, last));
 }
 
-enum { SYM_SETS = 16, SYM_SEGMENTS = 8, SYM_MICROS = 8, SYM_SHARDS = 64 };
+enum { SYM_SETS = 16, SYM_CELLS = 32, SYM_MICROS = 4, SYM_SHARDS = 64, SYM_STAGES = 3, SYM_CHUNKS = 2, SYM_BLOCKS = 256, SYM_BUCKETS = 32,
+       SYM_UNITS = SYM_MICROS * SYM_SHARDS };
 typedef struct symbols {
-    const dt__net *net;
-    const dt__program *p;
-    int64_t lo, hi, micros;
+    dt__engine e; /* mesh, layout and program of a rank; no memory */
     int each;
-    uint64_t value[SYM_SETS][SYM_SEGMENTS];                 /* 0: free */
-    int forward[SYM_SHARDS][SYM_MICROS], backward[SYM_SHARDS][SYM_MICROS]; /* segments done */
-    int64_t last_micro[SYM_SHARDS];
-    int reduced[SYM_SEGMENTS], totals[SYM_SEGMENTS];        /* per bucket */
-    int64_t shard, micro;                                   /* loaded */
+    int32_t at;   /* instructions done */
+    struct { int32_t segment, bucket; } cell[SYM_CELLS];
+    int cells;
+    uint64_t value[SYM_SETS][SYM_CELLS];      /* 0: free */
+    int done[3][SYM_CHUNKS][SYM_UNITS];       /* segments of a unit after forward, backward, gradients of weights */
+    int64_t last_micro[SYM_CHUNKS][SYM_SHARDS];
+    int holder[SYM_CHUNKS][SYM_UNITS];        /* 1 + unit in a slot; 0: free */
+    int reduced[SYM_BUCKETS], totals[SYM_BUCKETS], gathered[SYM_BUCKETS];
+    int64_t shard, micro;                     /* loaded */
+    int arrived[2][SYM_CHUNKS];               /* 1 + unit of the last message */
+    int32_t window;                           /* segment whose weights were gathered */
+    int32_t values, values_unit;              /* segment and unit whose values backward finds when they are recomputed */
+    uint64_t box[2][DT__OUTBOX];              /* messages to the next and the previous stage */
+    int64_t sent[2], taken[2];
+    int updated;
+    uint64_t trace;                           /* the collective instructions, in order */
 } symbols;
 
-static int sym_first(const symbols *s, int bucket) { return (int)(bucket ? s->p->bucket_last[bucket - 1] - 1 : s->net->count - 1); }
+static int sym_unit(const dt_instr *i) { return i->shard * SYM_MICROS + i->micro; }
 
-static void sym_unit(symbols *s, const dt_instr *i)
+/* Is the sum of micro-batch [first, last] over all shards of the rank in its first set? */
+static int sym_whole(const symbols *s, int cell, int64_t first, int64_t last)
 {
-    int segments = (int)s->net->count, *f = &s->forward[i->shard][i->micro], *b = &s->backward[i->shard][i->micro];
-    expect(i->shard == s->shard && i->micro == s->micro && i->shard >= s->lo && i->shard < s->hi, "works on the unit that was loaded", i->shard);
-    if (i->op == DT_FORWARD) {
-        expect(*f == i->segment && *b == 0, "forward: segments in order, once", i->segment);
-        ++*f;
-        return;
-    }
-    expect(*f == segments && i->segment == segments - 1 - *b, "backward: segments in reverse order, once, after forward", i->segment);
-    ++*b;
-    if (i->fresh) {
-        expect(!s->value[i->set][i->segment], "a fresh chain starts in a free set", i->set);
-        s->value[i->set][i->segment] = 1;
-        expect(i->micro == (s->each ? i->micro : 0), "a chain is fresh in the first micro-batch", i->micro);
-    }
-    if (i->segment == segments - 1) {
-        expect(s->each || i->micro == s->last_micro[i->shard] + 1, "R3: micro-batches in order", i->micro);
-        s->last_micro[i->shard] = i->micro;
-    }
-    expect(i->set != s->p->total, "backward does not write the totals", i->set);
-    s->value[i->set][i->segment] = mix(mix(s->value[i->set][i->segment], (uint64_t)i->shard + 1), (uint64_t)i->micro + 1);
+    const dt__partial *part = &s->e.program.parts.node[0];
+    if (s->e.shape.reduce) return s->value[part->set][cell] == mix(5, (uint64_t)last);
+    return s->e.program.parts.count == 1 && s->value[part->set][cell] == sym_tree(part->level, part->index, first, last);
 }
 
-/* All of this rank's parts of the bucket must be complete trees; they are free afterwards. */
+/* The memory that a unit has from its input to its last work. */
+static void sym_hold(symbols *s, const dt_instr *i)
+{
+    int *holder = &s->holder[i->chunk][i->slot], unit = sym_unit(i);
+    expect(i->slot >= 0 && i->slot < s->e.chunks[i->chunk].slots, "a unit has a slot of its chunk", i->slot);
+    if (!*holder && !s->done[0][i->chunk][unit]) *holder = unit + 1;
+    expect(*holder == unit + 1, "a slot holds the unit that is worked on", i->slot);
+}
+
+static void sym_forward(symbols *s, const dt_instr *i)
+{
+    const dt__chunk *c = &s->e.chunks[i->chunk];
+    int unit = sym_unit(i), *f = &s->done[0][i->chunk][unit], b = s->done[1][i->chunk][unit];
+    expect(i->op == DT_RECOMPUTE || c->first || s->arrived[0][i->chunk] == unit + 1, "forward of a later stage: after its input came", i->segment);
+    if (i->op == DT_FORWARD) expect(c->begin + *f == i->segment && b == 0, "forward: segments in order, once", i->segment);
+    else expect(*f == c->end - c->begin && c->end - 1 - b == i->segment, "values are computed again right before their backward", i->segment);
+    *f += i->op == DT_FORWARD;
+    s->values = i->segment, s->values_unit = unit;
+}
+
+/* The gradient of the weights of a segment goes to the set. */
+static void sym_gradient(symbols *s, const dt_instr *i)
+{
+    expect(i->set >= 0 && i->set < s->e.program.parts.sets, "gradients go to a set that there is", i->set);
+    if (i->fresh) expect(i->micro == (s->each ? i->micro : 0), "a chain is fresh in the first micro-batch", i->micro);
+    for (int c = 0; c < s->cells; c++) {
+        uint64_t *value = &s->value[i->set][c];
+        if (s->cell[c].segment != i->segment) continue;
+        for (int o = 0; o < s->cells && s->e.shape.buffered && i->fresh; o++)
+            if (s->e.store.bucket[s->cell[o].bucket].group != s->e.store.bucket[s->cell[c].bucket].group)
+                expect(!s->value[i->set][o], "a buffer holds the buckets of the same segments alone", i->segment);
+        if (i->fresh) expect(!*value, "a fresh chain starts in a free set", i->set), *value = 1;
+        *value = mix(mix(*value, (uint64_t)i->shard + 1), (uint64_t)i->micro + 1);
+    }
+    if (i->segment != s->e.chunks[i->chunk].end - 1) return;
+    expect(s->each || i->micro == s->last_micro[i->chunk][i->shard] + 1, "R3: micro-batches in order", i->micro);
+    s->last_micro[i->chunk][i->shard] = i->micro;
+}
+
+static void sym_backward(symbols *s, const dt_instr *i)
+{
+    const dt__chunk *c = &s->e.chunks[i->chunk];
+    int unit = sym_unit(i), segments = c->end - c->begin, weights = i->op == DT_WEIGHTS;
+    int split = s->e.shape.pipe.kind == DT_ZERO_BUBBLE, *b = &s->done[1 + weights][i->chunk][unit];
+    expect(s->done[weights][i->chunk][unit] == segments && i->segment == c->end - 1 - *b,
+           "backward: segments in reverse order, once, after forward", i->segment);
+    expect(weights || c->last || s->arrived[1][i->chunk] == unit + 1, "backward of an earlier stage: after its gradient came", i->segment);
+    expect(s->e.shape.recompute != DT_RECOMPUTE_FULL || (s->values == i->segment && s->values_unit == unit),
+           "backward finds the values of its segment", i->segment);
+    expect(!!i->completes == (weights == split && (s->each || i->micro == s->e.micros - 1)), "the last micro-batch completes a leaf", i->segment);
+    ++*b;
+    if (weights == split) sym_gradient(s, i);
+    if (weights == split && *b == segments) s->holder[i->chunk][i->slot] = 0;
+}
+
+static void sym_work(symbols *s, const dt_instr *i)
+{
+    expect(i->shard == s->shard && i->micro == s->micro && i->shard >= s->e.lo && i->shard < s->e.hi, "works on the unit that was loaded", i->shard);
+    expect(s->e.shape.zero < 3 || s->window == i->segment, "weights are gathered before their work", i->segment);
+    sym_hold(s, i);
+    if (i->op == DT_FORWARD || i->op == DT_RECOMPUTE) sym_forward(s, i);
+    else sym_backward(s, i);
+}
+
+/* All of this rank's parts of the bucket must be complete trees; all but the first are free afterwards. */
 static void sym_reduce(symbols *s, const dt_instr *i)
 {
-    int64_t first = s->each ? i->micro : 0, last = s->each ? i->micro : s->micros - 1;
+    const dt__stack *parts = &s->e.program.parts;
+    int64_t first = s->each ? i->micro : 0, last = s->each ? i->micro : s->e.micros - 1;
+    expect(s->e.shape.reduce, "only where there is another rank to sum with", i->bucket);
     expect(s->reduced[i->bucket]++ == (s->each ? i->micro : 0), "a bucket is reduced once, in micro-batch order", i->bucket);
-    expect(i->set == s->p->parts.node[0].set, "the result is in the set of the first part", i->set);
-    for (int segment = sym_first(s, i->bucket); segment >= s->p->bucket_last[i->bucket]; segment--)
-        for (int n = 0; n < s->p->parts.count; n++) {
-            const dt__partial *part = &s->p->parts.node[n];
-            expect(s->value[part->set][segment] == sym_tree(part->level, part->index, first, last), "TREE over the shards of a part", segment);
-            s->value[part->set][segment] = 0;
+    expect(i->set == parts->node[0].set, "the result is in the set of the first part", i->set);
+    for (int c = 0; c < s->cells; c++)
+        for (int n = 0; n < parts->count && s->cell[c].bucket == i->bucket; n++) {
+            const dt__partial *part = &parts->node[n];
+            expect(s->value[part->set][c] == sym_tree(part->level, part->index, first, last), "TREE over the shards of a part", c);
+            s->value[part->set][c] = n ? 0 : mix(5, (uint64_t)last);
         }
 }
 
-static void sym_step(symbols *s, const dt_instr *i, int32_t at)
+static void sym_fold(symbols *s, const dt_instr *i)
 {
-    for (int a = 0; a < 2; a++) expect(i->after[a] < at, "an instruction waits for earlier ones", at);
-    switch (i->op) {
-    case DT_LOAD:
-        s->shard = i->shard, s->micro = i->micro;
-        break;
-    case DT_FORWARD:
-    case DT_BACKWARD: sym_unit(s, i); break;
-    case DT_FOLD:
-        for (int segment = sym_first(s, i->bucket); segment >= s->p->bucket_last[i->bucket]; segment--) {
-            uint64_t *to = &s->value[i->set][segment], *from = &s->value[i->from][segment];
+    int set = s->e.program.parts.node[0].set, *totals = &s->totals[i->bucket];
+    for (int c = 0; c < s->cells; c++) {
+        uint64_t *from = &s->value[i->from][c];
+        if (s->cell[c].bucket != i->bucket) continue;
+        if (i->op == DT_FOLD) {
+            uint64_t *to = &s->value[i->set][c];
             expect(*to && *from && i->set != i->from, "a fold adds two live sums", i->set);
             *to = mix(mix(7, *to), *from);
-            *from = 0;
-        }
-        break;
+        } else expect(sym_whole(s, c, s->each ? *totals : 0, s->each ? *totals : s->e.micros - 1), "totals are added from the whole sum", i->bucket);
+        *from = 0;
+    }
+    if (i->op == DT_FOLD) return;
+    expect(s->e.shape.total && i->from == set, "totals are added from the set of the first part", i->bucket);
+    expect(!s->e.shape.reduce || s->reduced[i->bucket] == *totals + 1, "each reduction is added once", i->bucket);
+    expect((i->fresh != 0) == (*totals == 0), "the first one begins the totals", i->bucket);
+    ++*totals;
+}
+
+/* Before the update the sum over the batch is there, and nothing else is. */
+static void sym_tie(symbols *s)
+{
+    int sums = s->each ? (int)s->e.micros : 1;
+    for (int b = 0; b < s->e.store.buckets; b++) {
+        expect(s->reduced[b] == (s->e.shape.reduce ? sums : 0), "every bucket is reduced", b);
+        expect(s->totals[b] == (s->e.shape.total ? sums : 0), "every reduction is added to the totals", b);
+    }
+    for (int c = 0; c < s->cells && !s->e.shape.total; c++) {
+        expect(sym_whole(s, c, 0, s->e.micros - 1), "the whole sum is in the set of the first part", c);
+        s->value[s->e.program.parts.node[0].set][c] = 0;
+    }
+    for (int set = 0; set < SYM_SETS; set++)
+        for (int c = 0; c < s->cells; c++) expect(!s->value[set][c], "no sum is forgotten", set);
+}
+
+static void sym_gather(symbols *s, const dt_instr *i)
+{
+    expect(i->bucket < 0 ? s->e.shape.zero == 3 && !s->updated : s->e.shape.zero % 3 && s->updated,
+           "segments are gathered before their work, buckets after the update", i->bucket);
+    if (i->bucket < 0) s->window = i->segment;
+    else s->gathered[i->bucket]++;
+}
+
+/* A message names the unit and the place between two segments. Returns whether it must wait. */
+static int sym_message(symbols *s, symbols *stages, const dt_instr *i)
+{
+    const dt__chunk *c = &s->e.chunks[i->chunk];
+    int pp = s->e.shape.pipe.stages, sends = i->op == DT_SEND, ahead = sends == !i->back, unit = sym_unit(i);
+    uint64_t message = mix((uint64_t)unit, (uint64_t)(ahead ? c->end : c->begin));
+    symbols *from = sends ? s : &stages[(s->e.shape.stage + (ahead ? 1 : pp - 1)) % pp];
+    if (sends ? from->sent[i->back] == from->taken[i->back] + DT__OUTBOX : from->sent[i->back] == from->taken[i->back]) return 1;
+    expect(i->segment == (ahead ? c->end - 1 : c->begin) && (ahead ? !c->last : !c->first), "messages go over the ends of a chunk", i->segment);
+    expect(i->shard == s->shard && i->micro == s->micro, "a message is of the unit that was loaded", i->shard);
+    if (!sends || !i->back) sym_hold(s, i); /* a gradient leaves from shared memory */
+    if (sends) {
+        expect(s->done[i->back][i->chunk][unit] == c->end - c->begin, "what is sent was computed", i->segment);
+        from->box[i->back][from->sent[i->back]++ % DT__OUTBOX] = message;
+        return 0;
+    }
+    expect(from->box[i->back][from->taken[i->back]++ % DT__OUTBOX] == message, "a stage receives what its neighbour sends", i->segment);
+    s->arrived[i->back][i->chunk] = unit + 1;
+    return 0;
+}
+
+/* Runs one instruction; 0: it must wait for another stage. */
+static int sym_step(symbols *s, symbols *stages)
+{
+    const dt_instr *i = &s->e.program.list[s->at];
+    for (int a = 0; a < 2; a++) expect(i->after[a] < s->at, "an instruction waits for earlier ones", s->at);
+    if ((i->op == DT_SEND || i->op == DT_RECV) && sym_message(s, stages, i)) return 0;
+    if (i->op == DT_REDUCE || i->op == DT_GATHER) s->trace = mix(mix(s->trace, (uint64_t)i->op), mix((uint64_t)i->bucket, (uint64_t)i->segment));
+    switch (i->op) {
+    case DT_SEND:
+    case DT_RECV: break;
+    case DT_LOAD: s->shard = i->shard, s->micro = i->micro; break;
+    case DT_FOLD:
+    case DT_TOTAL: sym_fold(s, i); break;
     case DT_REDUCE: sym_reduce(s, i); break;
-    case DT_TOTAL:
-        expect(s->each && i->set == s->p->total && i->from == s->p->parts.node[0].set, "totals are added from the reduced set", i->set);
-        expect(s->reduced[i->bucket] == s->totals[i->bucket] + 1 && (i->fresh != 0) == (s->totals[i->bucket] == 0), "each reduction is added once", i->bucket);
-        s->totals[i->bucket]++;
+    case DT_GATHER: sym_gather(s, i); break;
+    case DT_TIE: sym_tie(s); break;
+    case DT_UPDATE:
+        expect(!s->updated++ && s->e.program.list[s->at - 1].op == DT_TIE, "one UPDATE, after the uses of tied weights are added", s->at);
         break;
-    default: expect(at == s->p->count - 1, "UPDATE is the last instruction", at); break;
+    default:
+        expect(!s->updated, "no work after the update", s->at);
+        sym_work(s, i);
+        break;
     }
+    s->at++;
+    return 1;
 }
 
-/* Buckets are whole segments in backward order, and none but the last is smaller than asked for. */
-static void sym_buckets(const symbols *s, int64_t bytes)
+/* Buckets follow one another in whole blocks, in the sets, the parameters and the buffer, and are cut over their owners. */
+static void sym_buckets(const symbols *s)
 {
-    const dt__program *p = s->p;
-    expect(p->bucket_begin[0] == 0 && p->bucket_begin[p->buckets] == s->net->slot_floats, "buckets cover all gradients", p->buckets);
-    for (int b = 0; b < p->buckets; b++) {
-        expect(p->bucket_begin[b + 1] == s->net->slot_end[p->bucket_last[b]], "a bucket ends with a segment", b);
-        expect(b == p->buckets - 1 || (p->bucket_begin[b + 1] - p->bucket_begin[b]) * 4 >= bytes, "a bucket is as large as asked for", b);
+    const dt__store *store = &s->e.store;
+    int64_t slot = 0, param = 0;
+    for (int b = 0; b < store->buckets; b++) {
+        const dt__bucket *k = &store->bucket[b];
+        const int64_t *cut = dt__store_cut(store, b);
+        expect(k->slot == slot && k->floats > 0 && k->floats % DT__BLOCK == 0, "buckets follow one another in whole blocks", b);
+        expect(k->param < 0 || k->param == param, "and so do their parameters", b);
+        slot += k->floats;
+        param += k->param < 0 ? 0 : k->floats;
+        expect(k->buffer + k->floats <= store->buffer_floats, "a bucket lies in the buffer", b);
+        for (int o = 0; o < b; o++)
+            expect(store->bucket[o].group != k->group || store->bucket[o].buffer + store->bucket[o].floats <= k->buffer, "buckets of the same segments lie side by side", b);
+        expect(cut[0] == 0 && cut[store->shards] == k->floats, "the owners' pieces are the bucket", b);
+        for (int j = 0; j < store->shards; j++) expect(cut[j] <= cut[j + 1] && cut[j] % DT__BLOCK == 0, "pieces are whole blocks", b);
     }
+    expect(slot == store->slot_floats && param == store->param_floats, "buckets cover all gradients and parameters", store->buckets);
 }
 
-static void check_program(const dt__net *net, int64_t v, int ranks, int64_t micros, int accumulation, int64_t bucket)
+/* The bucket of slot k of a segment; its floats are there once. */
+static int sym_bucket_of(symbols *s, const dt__built *seg, int32_t k, uint8_t *taken)
 {
-    for (int rank = 0; rank < ranks; rank++) {
-        dt__program p;
-        symbols s;
-        memset(&p, 0, sizeof p);
-        memset(&s, 0, sizeof s);
-        s.net = net, s.p = &p, s.micros = micros, s.each = accumulation == DT_EACH;
-        dt__run_of(v, ranks, rank, &s.lo, &s.hi);
-        for (int64_t i = 0; i < v; i++) s.last_micro[i] = -1;
-        if (dt__program_open(&p, net, s.lo, s.hi, micros, accumulation, bucket)) tap_bail("%s", dt_last_error());
-        sym_buckets(&s, bucket);
-        expect(p.sets <= SYM_SETS, "number of sets", p.sets);
-        for (int32_t i = 0; i < p.count && p.sets <= SYM_SETS; i++) sym_step(&s, &p.list[i], i);
-        expect(p.count > 0 && p.list[p.count - 1].op == DT_UPDATE, "ends with UPDATE", p.count);
-        for (int64_t shard = s.lo; shard < s.hi; shard++)
-            for (int64_t m = 0; m < micros; m++)
-                expect(s.forward[shard][m] == net->count && s.backward[shard][m] == net->count, "every unit ran forward and backward", shard);
-        for (int b = 0; b < p.buckets; b++) {
-            expect(s.reduced[b] == (s.each ? micros : 1), "every bucket is reduced", b);
-            expect(s.totals[b] == (s.each ? micros : 0), "every reduction is added to the totals", b);
+    const dt__net_param *p = &s->e.net.params[seg->use[k] / 4];
+    int64_t at = p->slot[seg->use[k] % 4], floats = dt__round_up(p->count, DT__BLOCK);
+    int b = 0;
+    while (b < s->e.store.buckets - 1 && at >= s->e.store.bucket[b + 1].slot) b++;
+    expect(at >= 0 && at + floats <= s->e.store.bucket[b].slot + s->e.store.bucket[b].floats, "a gradient lies inside a bucket", b);
+    for (int64_t i = at / DT__BLOCK; i < (at + floats) / DT__BLOCK; i++) expect(!taken[i]++, "gradients have memory of their own", b);
+    if (s->e.store.bucket[b].param >= 0)
+        expect(p->offset - s->e.store.bucket[b].param == at - s->e.store.bucket[b].slot, "a piece of a bucket is a piece of its parameters", b);
+    expect(seg->slot[k] == (s->e.shape.buffered ? s->e.store.bucket[b].buffer + at - s->e.store.bucket[b].slot : at), "backward writes to the bucket", b);
+    return b;
+}
+
+/* Buckets are whole segments in backward order, and none but the last of a chunk is smaller than asked for; each use of a
+ * tied weight has its own. Makes the list of cells. */
+static void sym_slots(symbols *s, int64_t bytes)
+{
+    uint8_t taken[SYM_BLOCKS];
+    int last = -1;
+    memset(taken, 0, sizeof taken);
+    expect(s->e.store.slot_floats <= SYM_BLOCKS * DT__BLOCK, "the test has room for all blocks", s->e.store.slot_floats);
+    for (int c = s->e.shape.pipe.chunks; c-- > 0;)
+        for (int32_t q = s->e.chunks[c].end; q-- > s->e.chunks[c].begin;) {
+            const dt__built *seg = &s->e.net.segments[q];
+            int plain = -1;
+            for (int32_t k = 0; k < seg->plan->g->slot_count; k++) {
+                int b = sym_bucket_of(s, seg, k, taken), tied = s->e.net.params[seg->use[k] / 4].uses > 1, known = 0;
+                const dt__bucket *is = &s->e.store.bucket[b];
+                expect(is->group >= s->e.chunks[c].begin && is->group <= q && is->last >= is->group, "a bucket is of one chunk", b);
+                if (tied) expect(is->tied == seg->use[k] / 4 && is->use == seg->use[k] % 4 && is->last == q, "a use of a tied weight has a bucket", b);
+                else expect(is->tied < 0 && (plain < 0 || plain == b) && b >= last && is->last <= q, "buckets are whole segments in backward order", b);
+                if (!tied) expect(is->last == s->e.chunks[c].begin || 4 * is->floats >= bytes, "a bucket is as large as asked for", b);
+                if (!tied) plain = last = b;
+                for (int i = 0; i < s->cells; i++) known |= s->cell[i].segment == q && s->cell[i].bucket == b;
+                if (known) continue;
+                s->cell[s->cells].segment = q;
+                s->cell[s->cells++].bucket = b;
+            }
         }
-        for (int set = 0; set < SYM_SETS; set++)
-            for (int segment = 0; segment < SYM_SEGMENTS; segment++) expect(!s.value[set][segment], "no sum is forgotten", set);
-        dt__program_close(&p);
+    for (int64_t i = 0; i < s->e.store.slot_floats / DT__BLOCK; i++) expect(taken[i], "buckets hold gradients and nothing else", i);
+}
+
+/* Mesh, partition, layout and program of a rank, without communicators and memory. */
+static dt_result sym_open(symbols *s, const dt__net *net, const dt_recipe *r, const dt_layout *l, int ranks, int rank)
+{
+    dt__engine *e = &s->e;
+    int group = 1;
+    dt_result result;
+    memset(s, 0, sizeof *s);
+    e->net = *net, e->recipe = r, e->layout = l;
+    e->micros = r->batch / r->micro_batch;
+    for (int c = 0; c < SYM_CHUNKS; c++)
+        for (int i = 0; i < SYM_SHARDS; i++) s->last_micro[c][i] = -1;
+    result = dt__mesh_open(&e->mesh, l, ranks, rank);
+    if (!result) result = dt__engine_groups(e, &group);
+    if (!result) result = dt__engine_shape(e);
+    if (!result) result = dt__engine_partition(e);
+    if (result) return result;
+    e->store.shards = group, e->store.piece = e->mesh.at[DT__DATA] % group;
+    result = dt__store_open(&e->store, &e->net, e->chunks, e->shape.pipe.chunks, e->shape.zero > 2 ? 1 : l->bucket, e->shape.buffered);
+    if (!result) result = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
+    if (result) tap_bail("%s", dt_last_error());
+    s->each = e->shape.accumulation == DT_EACH;
+    s->window = -1;
+    expect(e->program.parts.sets <= SYM_SETS && e->store.buckets <= SYM_BUCKETS, "the test has room", e->program.parts.sets);
+    sym_buckets(s);
+    sym_slots(s, e->shape.zero > 2 ? 1 : l->bucket);
+    return DT_OK;
+}
+
+/* After the program: all was done. */
+static void sym_close(symbols *s)
+{
+    dt__engine *e = &s->e;
+    expect(s->updated && s->at == e->program.count, "ends with UPDATE", s->at);
+    for (int64_t shard = e->lo; shard < e->hi; shard++)
+        for (int64_t m = 0; m < e->micros; m++)
+            for (int c = 0; c < e->shape.pipe.chunks; c++)
+                for (int kind = 0; kind < 2 + (e->shape.pipe.kind == DT_ZERO_BUBBLE); kind++)
+                    expect(s->done[kind][c][shard * SYM_MICROS + m] == e->chunks[c].end - e->chunks[c].begin, "every unit ran forward and backward", shard);
+    for (int b = 0; b < e->store.buckets; b++)
+        expect(s->gathered[b] == (e->shape.zero % 3 && e->store.bucket[b].param >= 0), "new weights are gathered once", b);
+    for (int c = 0; c < SYM_CHUNKS; c++)
+        for (int i = 0; i < SYM_UNITS; i++) expect(!s->holder[c][i], "units leave their slots", i);
+    for (int way = 0; way < 2; way++) expect(s->sent[way] == s->taken[way], "every message was received", way);
+    dt__free(e->chunks);
+    dt__store_close(&e->store);
+    dt__program_close(&e->program);
+}
+
+/* The programs of all ranks: pipeline by pipeline, its stages together. */
+static int check_programs(const dt__net *net, const dt_recipe *r, const dt_layout *l, int ranks)
+{
+    static symbols stages[SYM_STAGES];
+    int pp = (int)l->pp, dp = ranks / pp;
+    uint64_t trace[SYM_STAGES] = { 0 };
+    for (int data = 0; data < dp; data++) {
+        for (int p = 0; p < pp; p++)
+            if (sym_open(&stages[p], net, r, l, ranks, data * pp + p)) return 0;
+        for (int moved = 1; moved;) {
+            moved = 0;
+            for (int p = 0; p < pp; p++)
+                while (stages[p].at < stages[p].e.program.count && sym_step(&stages[p], stages)) moved = 1;
+        }
+        for (int p = 0; p < pp; p++) {
+            sym_close(&stages[p]);
+            expect(!data || trace[p] == stages[p].trace, "ranks that sum gradients do it in the same order", data);
+            trace[p] = stages[p].trace;
+        }
     }
+    return 1;
 }
 
 /* A model of one's own with a segment that has no parameters, and sizes that differ. */
@@ -1155,28 +1381,76 @@ static dt_model small_gpt2(int64_t layers, float dropout)
     return m;
 }
 
+static dt_recipe program_recipe(int64_t v, int64_t micros, int accumulation)
+{
+    dt_recipe r = dt_recipe_default();
+    r.data_shards = r.micro_batch = v, r.batch = v * micros, r.accumulation = accumulation;
+    return r;
+}
+
+static void open_programs(dt__net *net, int own, int split)
+{
+    dt_model model = own ? dt_model_segments(own_list, 6, 11) : small_gpt2(3, 0.0f);
+    memset(net, 0, sizeof *net);
+    net->how = split ? DT__PLAN_SPLIT : 0;
+    if (dt__net_open(net, &model, 1, 4)) tap_bail("%s", dt_last_error());
+}
+
 static void test_programs(void)
 {
-    dt_model models[2];
-    models[0] = small_gpt2(3, 0.0f);
-    models[1] = dt_model_segments(own_list, 6, 11);
     for (int m = 0; m < 2; m++) {
         static const int64_t buckets[] = { 1, 20000, 70000, 1 << 30 };
+        dt_layout l = dt_layout_default();
         dt__net net;
         int64_t programs = 0;
-        memset(&net, 0, sizeof net);
-        if (dt__net_open(&net, &models[m], 1, 4)) tap_bail("%s", dt_last_error());
+        open_programs(&net, m, 0);
         for (int each = 0; each < 2; each++) {
             compare_begin();
             for (int64_t v = 1; v <= 64; v *= 2)
                 for (int ranks = 1; ranks <= v; ranks += v > 16 ? 5 : 1)
                     for (int64_t micros = 1; micros <= (v > 16 ? 2 : 4); micros++)
-                        for (int b = 0; b < 4; b++, programs++) check_program(&net, v, ranks, micros, each ? DT_EACH : DT_SHARD, buckets[b]);
+                        for (int b = 0; b < 4; b++, programs++) {
+                            dt_recipe r = program_recipe(v, micros, each ? DT_EACH : DT_SHARD);
+                            l.bucket = buckets[b];
+                            expect(check_programs(&net, &r, &l, ranks), "the layout is good", v * 100 + ranks);
+                        }
             compare_end("R1 R2 R%d step programs of %s: every unit once, chains in micro-batch order, TREE over shards, each bucket reduced once",
                         each ? 4 : 3, m ? "an own model" : "GPT-2");
         }
         tap_note("%lld layouts", (long long)programs);
         dt__net_close(&net);
+    }
+}
+
+/* Pipelines by ZeRO by recompute. An interleaved schedule needs groups of units; nothing else is refused. */
+static void test_modes(void)
+{
+    static const char *const names[] = { "1F1B", "GPipe", "interleaved", "zero-bubble" };
+    for (int kind = 0; kind < 4; kind++) {
+        int64_t programs = 0;
+        compare_begin();
+        for (int i = 0; i < 2 * 2 * 2 * 4 * 2; i++) { /* model, stages, accumulation, ZeRO, recompute */
+            dt_layout l = dt_layout_default();
+            dt__net net;
+            l.pipeline = kind, l.pp = 2 + (i >> 1 & 1), l.zero = i >> 3 & 3, l.recompute = i >> 5 ? DT_RECOMPUTE_FULL : DT_RECOMPUTE_NONE, l.bucket = 20000;
+            if (kind == DT_ZERO_BUBBLE && l.recompute) continue;
+            if (kind == DT_INTERLEAVED && l.pp * l.chunks > 5 + (i & 1)) continue;
+            open_programs(&net, i & 1, kind == DT_ZERO_BUBBLE);
+            for (int64_t v = 1; v <= 8; v *= 2)
+                for (int dp = 1; dp <= v; dp++)
+                    for (int64_t micros = 1; micros <= 4; micros++) {
+                        dt_recipe r = program_recipe(v, micros, i & 4 ? DT_EACH : DT_SHARD);
+                        int64_t units = (dt__ceil_div(v, dp)) * micros, short_units = v / dp * micros;
+                        int groups = units % l.pp == 0 && (short_units % l.pp == 0 || l.zero == 3), good;
+                        l.zero_group = l.zero && dp == 4 && micros == 2 ? 2 : 0;
+                        good = check_programs(&net, &r, &l, dp * (int)l.pp);
+                        expect(good == (kind != DT_INTERLEAVED || groups), "the layout is good when it should be", v * 100 + dp);
+                        programs += good;
+                    }
+            dt__net_close(&net);
+        }
+        compare_end("R1 R2 R3 R4 step programs of %s pipelines, with ZeRO and recompute", names[kind]);
+        tap_note("%lld layouts", (long long)programs);
     }
 }
 
@@ -1236,10 +1510,10 @@ static void check_plan(const dt__plan *p)
     s.size[DT__AT_SAVED] = p->saved, s.size[DT__AT_TEMP] = p->temp;
     s.size[DT__AT_OUTPUT] = shadow_size(p, p->output.id), s.size[DT__AT_GRAD_IN] = p->grad_in.id ? shadow_size(p, p->grad_in.id) : 0;
     for (int i = 0; i < 4; i++) s.memory[places[i]] = (int32_t *)calloc((size_t)s.size[places[i]] + 1, 4);
-    for (int32_t k = 0; k < p->forward_count + p->backward_count; k++) {
+    for (int32_t k = 0; k < p->forward_count + p->backward_count + p->weights_count; k++) {
         int32_t id = p->order[k];
         const dt__node *n = &p->g->nodes[id];
-        if (k == p->forward_count) memset(s.memory[DT__AT_TEMP], 0, 4 * (size_t)p->temp); /* other units ran in between */
+        if (k == p->forward_count || k == p->forward_count + p->backward_count) memset(s.memory[DT__AT_TEMP], 0, 4 * (size_t)p->temp); /* other units ran in between */
         expect(p->home[id].place != DT__AT_NOWHERE, "every value has a place", id);
         for (int i = 0; i < n->inputs; i++) shadow_read(&s, id, n->in[i]);
         shadow_write(&s, id, id);
@@ -1255,15 +1529,18 @@ static void test_plans(void)
     for (int m = 0; m < 3; m++) {
         dt_model model = m == 2 ? dt_model_segments(own_list, 6, 11) : small_gpt2(2, m ? 0.1f : 0.0f);
         static const char *const names[] = { "GPT-2", "GPT-2 with dropout", "an own model" };
-        compare_begin();
-        for (int64_t rows = 1; rows <= 3; rows++) {
-            dt__net net;
-            memset(&net, 0, sizeof net);
-            if (dt__net_open(&net, &model, rows, 5 + rows)) tap_bail("%s", dt_last_error());
-            for (int64_t s = 0; s < net.count; s++) check_plan(net.segments[s].plan);
-            dt__net_close(&net);
+        for (int split = 0; split < 2; split++) {
+            compare_begin();
+            for (int64_t rows = 1; rows <= 3; rows++) {
+                dt__net net;
+                memset(&net, 0, sizeof net);
+                net.how = split ? DT__PLAN_SPLIT : 0;
+                if (dt__net_open(&net, &model, rows, 5 + rows)) tap_bail("%s", dt_last_error());
+                for (int64_t s = 0; s < net.count; s++) check_plan(net.segments[s].plan);
+                dt__net_close(&net);
+            }
+            compare_end("memory plan of %s%s: no two live values share memory", names[m], split ? ", weights' gradients later" : "");
         }
-        compare_end("memory plan of %s: no two live values share memory", names[m]);
     }
 }
 
@@ -1311,6 +1588,8 @@ static void rig_run(rig *r, const dt_model *model, int64_t first, int64_t batch,
     t->layout.sample_length = 0, t->layout.no_memory_check = 1, t->layout.bucket = 5000;
     r->first = first, r->stride = batch / micros;
     result = dt_comm_init(&t->comm, NULL, NULL);
+    t->e.recipe = &t->recipe, t->e.layout = &t->layout, t->e.comm = t->comm;
+    if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__pool_open(&t->pool, threads);
     if (!result) result = dt__choose_kernels(&t->e.k);
     if (!result) result = dt__trainer_engine(t);
@@ -1320,28 +1599,34 @@ static void rig_run(rig *r, const dt_model *model, int64_t first, int64_t batch,
 }
 static void rig_close(rig *r) { dt_trainer_close(&r->t); }
 
-/* The gradients of all uses; reduced, and with the uses of tied weights added to the first one. */
+/* The gradients of all uses; reduced, and with the uses of tied weights added where the update finds them. */
 static const float *rig_gradients(const rig *r)
 {
     const dt__engine *e = &r->t->e;
-    return e->sets + (e->program.total >= 0 ? e->program.total : e->program.parts.node[0].set) * e->set_floats;
+    return e->shape.total ? e->total : e->sets + e->program.parts.node[0].set * e->set_floats;
 }
-static int64_t rig_floats(const rig *r) { return r->t->e.net.slot_floats; }
+static int64_t rig_floats(const rig *r) { return r->t->e.store.slot_floats; }
 static int rig_same(const rig *a, const rig *b)
 {
     return !memcmp(rig_gradients(a), rig_gradients(b), 4 * (size_t)rig_floats(a)) &&
-           !memcmp(a->t->e.params, b->t->e.params, 4 * (size_t)a->t->e.net.param_floats);
+           !memcmp(a->t->e.params, b->t->e.params, 4 * (size_t)a->t->e.store.param_floats);
 }
 
-/* Adds the second use of the tied weight to the first, as the update does. */
+/* Adds the uses of the tied weight in order, as before the update, which finds the sum in the place of one of them. */
 static void add_uses(const rig *r, float *gradients)
 {
     const dt__net *net = &r->t->e.net;
-    for (int32_t i = 0; i < net->param_count; i++)
-        for (int32_t u = 1; u < net->params[i].uses; u++)
-            for (int64_t k = 0; k < net->params[i].count; k++) gradients[net->params[i].slot[0] + k] += gradients[net->params[i].slot[u] + k];
+    for (int32_t i = 0; i < net->param_count; i++) {
+        const dt__net_param *p = &net->params[i];
+        int64_t to = dt__engine_piece(&r->t->e, p).gradient - rig_gradients(r);
+        for (int64_t k = 0; k < p->count && p->uses > 1; k++) {
+            float sum = gradients[p->slot[0] + k];
+            for (int32_t u = 1; u < p->uses; u++) sum += gradients[p->slot[u] + k];
+            gradients[to + k] = sum;
+        }
+    }
 }
-/* And takes the raw first use back out of a rig whose uses were added: by running it again without the update. */
+/* The gradients of each use alone: by running a rig again without the instructions that add them and update. */
 static float *raw_gradients(const dt_model *model, int64_t first, int64_t batch, int64_t micros, float *loss)
 {
     rig r;
@@ -1351,9 +1636,9 @@ static float *raw_gradients(const dt_model *model, int64_t first, int64_t batch,
     e = &r.t->e;
     for (int32_t i = 0; i < e->net.param_count; i++) /* back to the parameters before the step */
         dt__init_param(&e->net.params[i].is, (uint64_t)r.t->recipe.seed, NULL, e->params + e->net.params[i].offset);
-    e->program.count--; /* without UPDATE */
+    e->program.count -= 2; /* without TIE and UPDATE */
     if (dt__engine_step(e, rig_load, &r)) tap_bail("%s", dt_last_error());
-    e->program.count++;
+    e->program.count += 2;
     copy = floats(rig_floats(&r));
     memcpy(copy, rig_gradients(&r), 4 * (size_t)rig_floats(&r));
     *loss = e->shard_loss[0];
@@ -1387,7 +1672,7 @@ static void test_shards(const dt_model *model)
     tree_into(unit[0], unit[1], n), tree_into(unit[2], unit[3], n), tree_into(unit[0], unit[2], n);
     add_uses(&r, unit[0]);
     tap_same_bits(rig_gradients(&r), unit[0], n, "R2 R8 leaves of contiguous samples, TREE per use, then the uses of the tied weight added");
-    dt__tree_loss(r.t, r.t->e.shard_loss, &first_loss);
+    if (dt__tree_loss(r.t, r.t->e.shard_loss, 1, 1, &first_loss)) tap_bail("%s", dt_last_error());
     want_loss = ref_tree(loss, 4);
     tap_same_bits(&first_loss, &want_loss, 1, "R12 loss: sums of the leaves, then TREE");
     rig_close(&r);
@@ -1403,7 +1688,7 @@ static void test_shards(const dt_model *model)
     tap_ok(!rig_same(&r, &whole), "R4 accumulation each is not accumulation shard");
     want_loss = 0.0f; /* chain over micro-batches of each shard, then TREE */
     want_loss = (((0.0f + loss[0]) + loss[2]) + ((0.0f + loss[1]) + loss[3]));
-    dt__tree_loss(whole.t, whole.t->e.shard_loss, &first_loss);
+    if (dt__tree_loss(whole.t, whole.t->e.shard_loss, 1, 1, &first_loss)) tap_bail("%s", dt_last_error());
     tap_same_bits(&first_loss, &want_loss, 1, "R12 loss: chain over the micro-batches of a shard, then TREE");
     rig_close(&r), rig_close(&whole);
     for (int i = 0; i < 4; i++) free(unit[i]);
@@ -1461,6 +1746,12 @@ static void test_init(void)
     tap_same_bits(threads, whole, 200000, "R16 initialisation does not depend on threads");
     t = dt_param(g, "/transformer.h.0.mlp.c_fc.weight", p.shape, DT_INIT_NORMAL, 0.02f);
     tap_same_bits(dt_value(g, t), whole, 200000, "R16 initialisation is keyed by seed and name alone");
+    memset(threads, 0, 4 * 200000);
+    for (int64_t from = 0, n; from < 200000; from += n) { /* the owners of pieces of 1, 3, 5... blocks */
+        n = dt__min((from / 4096 + 1) * DT__BLOCK, 200000 - from);
+        dt__init_shards(&p, 1, 0, 1, 5, pool, threads + from, from, n);
+    }
+    tap_same_bits(threads, whole, 200000, "R16 a piece of a parameter is drawn alone");
     dt__init_param(&q, 5, NULL, threads);
     tap_ok(memcmp(threads, whole, 4 * 200000) != 0, "R16 another name draws other numbers");
     dt__init_param(&p, 6, NULL, threads);
@@ -1601,6 +1892,7 @@ int main(void)
     test_schedules();
     test_runs();
     test_programs();
+    test_modes();
     test_plans();
     test_engine();
     test_init();
