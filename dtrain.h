@@ -15009,9 +15009,8 @@ static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe
 static dt_result dt__engine_split(dt_comm *from, int size, int color, dt_comm **sub)
 {
     *sub = NULL;
-    if (size == 1 && !from) return DT_OK;
-    if (size == dt_comm_size(from)) return *sub = from, DT_OK;
     if (size == 1) return DT_OK;
+    if (size == dt_comm_size(from)) return *sub = from, DT_OK;
     return dt_comm_split(from, color, sub);
 }
 
