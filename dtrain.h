@@ -14631,7 +14631,7 @@ typedef struct dt__shape_of_work {
     dt__pipe pipe;
     int stage;
     int64_t lo, hi, micros; /* data shards; micro-batches */
-    int64_t ghosts;         /* shards of other ranks beyond its own, where all must gather equally often */
+    int64_t ghosts;         /* shards of other ranks beyond its own, where all must gather or reduce in one order */
     int accumulation, zero, recompute;
     int horizon;            /* of offloaded inputs; 0: none are */
     int buffered;           /* one leaf's gradients live in the bucket buffer, the sum in the total */
@@ -15037,9 +15037,8 @@ static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe
 static dt_result dt__engine_split(dt_comm *from, int size, int color, dt_comm **sub)
 {
     *sub = NULL;
-    if (size == 1 && !from) return DT_OK;
-    if (size == dt_comm_size(from)) return *sub = from, DT_OK;
     if (size == 1) return DT_OK;
+    if (size == dt_comm_size(from)) return *sub = from, DT_OK;
     return dt_comm_split(from, color, sub);
 }
 
@@ -15141,7 +15140,7 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->lo = e->lo, s->hi = e->hi, s->micros = e->micros;
     s->accumulation = e->micros > 1 ? e->recipe->accumulation : DT_SHARD;
     s->zero = dp > 1 && l->zero_group != 1 ? (int)l->zero : 0;
-    s->ghosts = s->zero > 2 ? dt__ceil_div(e->recipe->data_shards, dp) - (e->hi - e->lo) : 0;
+    s->ghosts = s->zero > 2 || s->pipe.chunks > 1 ? dt__ceil_div(e->recipe->data_shards, dp) - (e->hi - e->lo) : 0;
     s->pipe.units = (int)((e->hi - e->lo + s->ghosts) * e->micros);
     s->recompute = l->recompute;
     s->horizon = l->offload ? (int)l->horizon : 0;

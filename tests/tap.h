@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define TAP_FN __attribute__((unused)) static
 #define TAP_PRINTF(text, first) __attribute__((format(printf, text, first)))
@@ -307,6 +308,28 @@ TAP_FN int64_t tap_golden_int(const tap_golden *g, const char *name)
     int64_t value;
     memcpy(&value, tap__typed(g, name, "I64", 1), sizeof value);
     return value;
+}
+
+/* ---- standard output ----------------------------------------------------------------------------------------- */
+
+/* From here on standard output goes to a file, until tap_printed gives what was written: text (size). */
+TAP_FN int tap_print_begin(void)
+{
+    FILE *file = tmpfile();
+    int kept = dup(1);
+    fflush(stdout);
+    if (!file || kept < 0 || dup2(fileno(file), 1) < 0) tap_bail("cannot redirect standard output");
+    fclose(file);
+    return kept;
+}
+TAP_FN void tap_printed(int kept, char *text, size_t size)
+{
+    ssize_t n;
+    fflush(stdout);
+    n = pread(1, text, size - 1, 0);
+    text[n < 0 ? 0 : n] = 0;
+    dup2(kept, 1);
+    close(kept);
 }
 
 #endif

@@ -1054,7 +1054,7 @@ static void sym_forward(symbols *s, const dt_instr *i)
 {
     const dt__chunk *c = &s->e.chunks[i->chunk];
     int unit = sym_unit(i), *f = &s->done[0][i->chunk][unit], b = s->done[1][i->chunk][unit];
-    expect(c->first || s->arrived[0][i->chunk] == unit + 1, "forward of a later stage: after its input came", i->segment);
+    expect(i->op == DT_RECOMPUTE || c->first || s->arrived[0][i->chunk] == unit + 1, "forward of a later stage: after its input came", i->segment);
     if (i->op == DT_FORWARD) expect(c->begin + *f == i->segment && b == 0, "forward: segments in order, once", i->segment);
     else expect(*f == c->end - c->begin && c->end - 1 - b == i->segment, "values are computed again right before their backward", i->segment);
     *f += i->op == DT_FORWARD;
@@ -1088,8 +1088,9 @@ static void sym_backward(symbols *s, const dt_instr *i)
     expect(s->done[weights][i->chunk][unit] == segments && i->segment == c->end - 1 - *b,
            "backward: segments in reverse order, once, after forward", i->segment);
     expect(weights || c->last || s->arrived[1][i->chunk] == unit + 1, "backward of an earlier stage: after its gradient came", i->segment);
-    expect(s->e.shape.recompute == DT_RECOMPUTE_NONE || (s->values == i->segment && s->values_unit == unit),
+    expect(s->e.shape.recompute != DT_RECOMPUTE_FULL || (s->values == i->segment && s->values_unit == unit),
            "backward finds the values of its segment", i->segment);
+    expect(!!i->completes == (weights == split && (s->each || i->micro == s->e.micros - 1)), "the last micro-batch completes a leaf", i->segment);
     ++*b;
     if (weights == split) sym_gradient(s, i);
     if (weights == split && *b == segments) s->holder[i->chunk][i->slot] = 0;
@@ -1428,19 +1429,18 @@ static void test_modes(void)
     for (int kind = 0; kind < 4; kind++) {
         int64_t programs = 0;
         compare_begin();
-        for (int i = 0; i < 2 * 2 * 2 * 4 * 2; i++) { /* model, stages, accumulation, ZeRO, recompute */
+        for (int i = 0; i < 2 * 2 * 2 * 4 * 3; i++) { /* model, stages, accumulation, ZeRO, recompute */
             dt_layout l = dt_layout_default();
             dt__net net;
-            l.pipeline = kind, l.pp = 2 + (i >> 1 & 1), l.zero = i >> 3 & 3, l.recompute = i >> 5, l.bucket = 20000;
-            if (kind == DT_ZERO_BUBBLE && l.recompute) continue;
+            l.pipeline = kind, l.pp = 2 + (i >> 1 & 1), l.zero = i >> 3 & 3, l.recompute = i >> 5 ? DT_RECOMPUTE_FULL : DT_RECOMPUTE_NONE, l.bucket = 20000;
+            if (kind == DT_ZERO_BUBBLE && l.recompute == DT_RECOMPUTE_FULL) continue;
             if (kind == DT_INTERLEAVED && l.pp * l.chunks > 5 + (i & 1)) continue;
             open_programs(&net, i & 1, kind == DT_ZERO_BUBBLE);
             for (int64_t v = 1; v <= 8; v *= 2)
                 for (int dp = 1; dp <= v; dp++)
                     for (int64_t micros = 1; micros <= 4; micros++) {
                         dt_recipe r = program_recipe(v, micros, i & 4 ? DT_EACH : DT_SHARD);
-                        int64_t units = (dt__ceil_div(v, dp)) * micros, short_units = v / dp * micros;
-                        int groups = units % l.pp == 0 && (short_units % l.pp == 0 || l.zero == 3), good;
+                        int groups = dt__ceil_div(v, dp) * micros % l.pp == 0, good;
                         l.zero_group = l.zero && dp == 4 && micros == 2 ? 2 : 0;
                         good = check_programs(&net, &r, &l, dp * (int)l.pp);
                         expect(good == (kind != DT_INTERLEAVED || groups), "the layout is good when it should be", v * 100 + dp);
