@@ -17380,7 +17380,8 @@ static int dt__predicts_text(const dt__net *net, int64_t words, int64_t vocabula
         return 0;
     for (int64_t s = 0; s < net->count; s++) {
         const dt_graph *g = net->segments[s].plan->g;
-        if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * dt__logits_columns(net, vocabulary, &first)) return 1;
+        int64_t columns = dt__at(g, g->logits)->cut ? dt__logits_columns(net, vocabulary, &first) : vocabulary;
+        if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * columns) return 1;
     }
     return 0;
 }
@@ -17660,7 +17661,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
     has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows : 0;
-    cut = segment && e->tensor && id == segment->plan->g->logits.id;
+    cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
     if (!segment) r = dt__error(DT_E_USAGE, "the model predicts nothing: mark it with dt_prediction in a segment");
     else if (count < 0 || each != has)
