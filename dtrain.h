@@ -777,10 +777,10 @@ typedef struct dt_sampling {
 DT_API dt_sampling dt_sampling_default(void);
 
 /* How units of work, one (data shard, micro-batch) each, go through the stages of a pipeline. Each stage does: 1F1B, a
- * backward as soon as one is there, so that at most pp units are in flight (Narayanan et al. 2019); GPipe, all forwards,
- * then all backwards (Huang et al. 2019); interleaved, 1F1B over layout.chunks runs of segments per stage: a smaller bubble
- * for more messages (Narayanan et al. 2021); zero-bubble, 1F1B that puts the weights' gradients off to where it would
- * wait (ZB-H1 of Qi et al. 2023). */
+ * backward as soon as one is there, so that at most pp units are in flight (Narayanan et al. 2019); GPipe, all
+ * forwards, then all backwards (Huang et al. 2019); interleaved, 1F1B over layout.chunks runs of segments per stage: a
+ * smaller bubble for more messages (Narayanan et al. 2021); zero-bubble, 1F1B that puts the weights' gradients off to
+ * where it would wait (ZB-H1 of Qi et al. 2023). */
 typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } dt_pipeline;
 
 /* What backward finds of the values of forward: all of them; all but what attention makes (Korthikanti et al. 2022; its
@@ -792,18 +792,18 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
 typedef struct dt_layout {
     int64_t threads;      /* per rank; 0: cores / ranks */
     int64_t tp;           /* tensor parallel degree */
-    int32_t sequence_parallel; /* the ranks of a tensor group also split the rows between its products (Korthikanti et al.
-                                * 2022): the same bytes are sent, norms and residuals are kept once */
+    int32_t sequence_parallel; /* the ranks of a tensor group also split the rows between its products (Korthikanti et
+                                * al. 2022): the same bytes are sent, norms and residuals are kept once */
     int64_t pp;           /* stages of the pipeline; the rest of the ranks is data parallel: dp = ranks / (tp pp) */
-    const char *order;    /* of the axes data (D), pipeline (P) and tensor (T), the slowest first: "DPT" ("cluster", NULL):
-                           * neighbours share a tensor; "TPD" ("spread"): neighbours share data; or another permutation */
+    const char *order; /* of the axes data (D), pipeline (P) and tensor (T), the slowest first: "DPT" ("cluster", NULL):
+                        * neighbours share a tensor; "TPD" ("spread"): neighbours share data; or another permutation */
     int32_t pipeline;     /* dt_pipeline */
     int64_t chunks;       /* runs of segments per stage of the interleaved schedule */
     float memory_weight;  /* segments are cut by time (0) to memory (1) */
-    int64_t zero;         /* ranks share state (Rajbhandari et al. 2020): 1 the optimizer's, 2 and gradients, 3 and weights */
+    int64_t zero; /* ranks share state (Rajbhandari et al. 2020): 1 the optimizer's, 2 and gradients, 3 and weights */
     int64_t zero_group;   /* so many of them; other groups have copies (hybrid sharding); 0: all data-parallel ranks */
     int32_t recompute;    /* dt_recompute */
-    int32_t offload;      /* with DT_RECOMPUTE_FULL: kept inputs of segments move to a second memory (not in DT_MEM_LIMIT) */
+    int32_t offload; /* with DT_RECOMPUTE_FULL: kept inputs of segments move to a second memory (not in DT_MEM_LIMIT) */
     int64_t horizon;      /* how many segments before its use an input is fetched back; 1 or more */
     float offload_rate;   /* bytes per second and direction of the way to the second memory; 0: as fast as it goes */
     int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
@@ -821,7 +821,8 @@ typedef struct dt_layout {
 DT_API dt_layout dt_layout_default(void);
 
 /* Writes the mesh of `ranks` ranks as a table, one line per rank: its node (ranks_per_node in each), and its place on
- * the data, pipeline and tensor axes; and a warning when tensor groups lie across nodes. DT_E_USAGE: the degrees do not divide the ranks, or `size` bytes are too few. */
+ * the data, pipeline and tensor axes; and a warning when tensor groups lie across nodes. DT_E_USAGE: the degrees do not
+ * divide the ranks, or `size` bytes are too few. */
 DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node, char *text, int64_t size);
 
 /* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
@@ -830,10 +831,10 @@ DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
 
 /* The schedule of layout.pp stages for `units` units of work as a picture, one line per stage: F forward, B backward
- * (twice as long; with zero-bubble as long), W gradients of weights; in small letters those of odd chunks. *idle, when not
- * NULL: the share of the stages' time in which they wait, with sending for nothing: (p-1)/(m+p-1) for GPipe and 1F1B,
- * (p-1)/(v m+p-1) interleaved over v chunks. text NULL: only that. DT_E_USAGE: what the schedule cannot do, or too few
- * bytes. */
+ * (twice as long; with zero-bubble as long), W gradients of weights; in small letters those of odd chunks. *idle, when
+ * not NULL: the share of the stages' time in which they wait, with sending for nothing: (p-1)/(m+p-1) for GPipe and
+ * 1F1B, (p-1)/(v m+p-1) interleaved over v chunks. text NULL: only that. DT_E_USAGE: what the schedule cannot do, or
+ * too few bytes. */
 DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text, int64_t size, double *idle);
 
 /* One instruction of a rank's step program. The executor runs the list in order; `after` names the instructions that
@@ -854,10 +855,10 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
  *   TIE        the uses of tied weights are added, across stages
  *   UPDATE     norm, clip, optimizer, average of the weights */
 #define DT_INSTRUCTIONS(X)                                                                                             \
-    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD")                 \
-    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD")                                                                    \
-    X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE")            \
-    X(DT_TOTAL, "TOTAL") X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
+    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD")                  \
+    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV")     \
+    X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL") X(DT_GATHER, "GATHER") X(DT_TIE, "TIE")             \
+    X(DT_UPDATE, "UPDATE")
 #define DT__INSTR_ENUM(code, name) code,
 typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT } dt_instr_op;
 #undef DT__INSTR_ENUM
@@ -912,9 +913,9 @@ DT_API int dt_is_root(const dt_trainer *t);
 /* SHA-256 over all weights, then what the optimizer keeps, array by array, each parameter by parameter in definition
  * order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's blocks, scales
  * of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, without padding. 64 hex
- * digits, the same on every rank and in every layout. Valid until the next call or close. Where a rank has only a part of
- * the state (pp or tp above 1, ZeRO) it is collective, but after the last step, when any rank alone may call it; "" when
- * that failed. */
+ * digits, the same on every rank and in every layout. Valid until the next call or close. Where a rank has only a part
+ * of the state (pp or tp above 1, ZeRO) it is collective, but after the last step, when any rank alone may call it; ""
+ * when that failed. */
 DT_API const char *dt_trainer_hash(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
@@ -8842,7 +8843,8 @@ typedef struct dt__plan {
     dt_tensor output, grad_in; /* grad_in: gradient of the input, or poison */
     dt__home *home;            /* per node */
     int32_t *order;            /* forward ops, then backward ops, then those of weights alone */
-    int32_t forward_count, backward_count, weights_count; /* weights: what grad_in does not need, when it is split off */
+    int32_t forward_count, backward_count;
+    int32_t weights_count;      /* what grad_in does not need, when it is split off */
     int64_t saved, temp, cache; /* floats */
     double forward_flops, backward_flops;
 } dt__plan;
@@ -9040,7 +9042,8 @@ static void dt__plan_lay_out(dt__planner *w, int split)
     w->last[dt__root(g, g->prediction.id)] = count; /* read after the run */
     for (int32_t i = 0; i < count; i++) {
         int32_t id = p->order[i], aux = g->nodes[id].aux;
-        if (i == p->forward_count || i == p->forward_count + p->backward_count) w->block_count = 0; /* temporaries are dead */
+        if (i == p->forward_count || i == p->forward_count + p->backward_count)
+            w->block_count = 0; /* temporaries are dead */
         if (i == p->forward_count) dt__plan_again(w, i);
         dt__place(w, id, i);
         if (aux) dt__place(w, aux, i);
@@ -9058,9 +9061,9 @@ static void dt__plan_close(dt__plan **plan)
     *plan = NULL;
 }
 
-/* Plans a recorded graph; the plan owns it. grad_in may be poison. how: DT__PLAN_SPLIT, backward of what grad_in does not
- * need comes later, in a phase of its own; DT__PLAN_AGAIN, attention is computed again in backward (Korthikanti et al.
- * 2022), so that its output need not be kept; its probabilities never are. */
+/* Plans a recorded graph; the plan owns it. grad_in may be poison. how: DT__PLAN_SPLIT, backward of what grad_in does
+ * not need comes later, in a phase of its own; DT__PLAN_AGAIN, attention is computed again in backward (Korthikanti et
+ * al. 2022), so that its output need not be kept; its probabilities never are. */
 enum { DT__PLAN_SPLIT = 1, DT__PLAN_AGAIN = 2 };
 static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int how)
 {
@@ -9379,16 +9382,17 @@ typedef struct dt__built {
 
 typedef struct dt__net_param {
     dt__param is;
-    int64_t offset, count; /* floats of this rank's shards, to the end of the last; offset: -1 when there are none here */
+    int64_t offset; /* floats; -1: none of it is on this rank */
+    int64_t count;  /* of this rank's shards, to the end of the last */
     int32_t uses;
     int32_t stage[4]; /* who has each use */
     int64_t slices;   /* row slices that a leaf's gradient is summed by (R7); 1: it is one sum */
     int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
 } dt__net_param;
 
-/* Parameters are listed in definition order; where a rank keeps them, at multiples of 1024 floats (R11), H15 decides. Of
- * tensor_shards (Vt) this rank has own_shards from first_shard on; these four fields may be set before the network is
- * opened. */
+/* Parameters are listed in definition order; where a rank keeps them, at multiples of 1024 floats (R11), H15 decides.
+ * Of tensor_shards (Vt) this rank has own_shards from first_shard on; these four fields may be set before the network
+ * is opened. */
 typedef struct dt__net {
     int64_t tensor_shards, first_shard, own_shards; /* 0: 1, 0, all */
     int sequence_parallel;
@@ -9398,7 +9402,8 @@ typedef struct dt__net {
     int32_t param_count;
     int64_t weights;                            /* of the whole model */
     int how;                                    /* to plan (dt__plan_open) */
-    int64_t saved, most_saved, temp, boundary, widest; /* floats: sum and most of segments, largest temp, outputs, largest */
+    int64_t saved, most_saved, temp, boundary,
+        widest;                                 /* floats: sum and most of segments, largest temp, outputs, largest */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
     int64_t tables;                             /* floats of the ops' constants */
     double forward_flops, backward_flops;       /* of one unit */
@@ -14216,9 +14221,9 @@ static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
 }
 
 /* Forwards that a stage does before its first backward, less the one right before it. GPipe: all (Huang et al. 2019).
- * 1F1B: what fills the stages behind (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al. 2021).
- * Zero-bubble as 1F1B; a stage puts off the gradients of its weights by as many units as there are stages before it, so
- * that they fill the end (ZB-H1 of Qi et al. 2023). Weight gradients are in the order of units in each (R3). */
+ * 1F1B: what fills the stages behind (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al.
+ * 2021). Zero-bubble as 1F1B; a stage puts off the gradients of its weights by as many units as there are stages before
+ * it, so that they fill the end (ZB-H1 of Qi et al. 2023). Weight gradients are in the order of units in each (R3). */
 static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
 {
     int64_t total = (int64_t)p->units * p->chunks, ahead = p->stages - 1 - stage, f = 0, b = 0, w = 0;
@@ -14301,8 +14306,8 @@ static dt_result dt__pipe_check(const dt__pipe *p)
 }
 
 /* The picture of a clock: one line per stage, `cell` characters per unit of time. */
-static void dt__pipe_draw(const dt__pipe *p, const dt__work *list, const double *begin, const double *time, int64_t width,
-                          char *text)
+static void dt__pipe_draw(const dt__pipe *p, const dt__work *list, const double *begin, const double *time,
+                          int64_t width, char *text)
 {
     int64_t length = dt__pipe_length(p), line = 9 + 3 * width + 1;
     char cell[32];
@@ -14491,7 +14496,8 @@ static void dt__store_slices(dt__store *s, const dt__net *net, const dt__chunk *
     }
 }
 
-/* With parameters cut over ranks (ZeRO 3) a segment's are gathered into a window before its work: where they are there. */
+/* With parameters cut over ranks (ZeRO 3) a segment's are gathered into a window before its work: where they are there.
+ */
 static void dt__store_windows(dt__store *s, dt__net *net, const dt__chunk *c)
 {
     for (int32_t q = c->begin; q < c->end; q++) {
@@ -15337,8 +15343,8 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
     e->shard_loss = (float *)dt__alloc(4 * shards * (1 + e->net.count), "losses");
     e->asked = (float *)dt__alloc(4 * e->net.routed, "the experts' counts");
-    if (!e->total || !e->window || !e->spans || !e->saved || !e->temp || !e->tie[0] || !e->sums || !e->env.rng || !e->shard_loss ||
-        !e->asked)
+    if (!e->total || !e->window || !e->spans || !e->saved || !e->temp || !e->tie[0] || !e->sums || !e->env.rng ||
+        !e->shard_loss || !e->asked)
         return DT_E_MEMORY;
     e->shard_auxiliary = e->shard_loss + shards;
     e->gradient[0] = e->temp + e->net.temp;
@@ -15365,9 +15371,11 @@ static dt_result dt__engine_layout(dt__engine *e)
     e->rows = e->recipe->micro_batch / e->recipe->data_shards;
     if (!r) r = dt__engine_groups(e, &group);
     if (!r && e->recipe->tensor_shards % e->layout->tp)
-        r = dt__error(DT_E_USAGE, "tp %lld does not divide %lld tensor shards: --tp up to %lld, a power of two, or raise "
-                      "--tensor-shards (a recipe choice: other bits)", (long long)e->layout->tp,
-                      (long long)e->recipe->tensor_shards, (long long)e->recipe->tensor_shards);
+        r = dt__error(DT_E_USAGE,
+                      "tp %lld does not divide %lld tensor shards: --tp up to %lld, a power of two, or raise "
+                      "--tensor-shards (a recipe choice: other bits)",
+                      (long long)e->layout->tp, (long long)e->recipe->tensor_shards,
+                      (long long)e->recipe->tensor_shards);
     if (!r && e->layout->sequence_parallel && e->layout->tp < 2)
         r = dt__error(DT_E_USAGE, "--sequence-parallel splits rows over the ranks of a tensor group: set --tp, e.g. 2");
     if (!r) r = dt__engine_shape(e);
@@ -15488,7 +15496,8 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     dt_result *r = &e->tensor_result;
     if (*r) return;
     if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, from, to, count);
-    else if (kind == DT__TP_SCATTER) *r = dt_reduce_scatter(e->tensor, from, to, count / dt_comm_size(e->tensor), DT_SUM);
+    else if (kind == DT__TP_SCATTER)
+        *r = dt_reduce_scatter(e->tensor, from, to, count / dt_comm_size(e->tensor), DT_SUM);
     else {
         dt__copy(to, from, count);
         *r = dt_all_reduce(e->tensor, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
@@ -15668,7 +15677,8 @@ static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from,
     const int64_t *cut = dt__store_cut(s, bucket);
     *from = cut[s->piece];
     *count = cut[s->piece + 1] - *from;
-    if (!e->shape.total) return e->sets + e->program.parts.node[0].set * e->set_floats + dt__bucket_at(e, bucket) + *from;
+    if (!e->shape.total)
+        return e->sets + e->program.parts.node[0].set * e->set_floats + dt__bucket_at(e, bucket) + *from;
     if (e->shape.zero > 1) return e->total + s->bucket[bucket].sum;
     return e->total + s->bucket[bucket].slot + *from;
 }
@@ -15724,7 +15734,8 @@ static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int6
 static int32_t dt__bucket_of(const dt__store *s, int64_t param)
 {
     int32_t b = 0;
-    while (s->bucket[b].param < 0 || param < s->bucket[b].param || param >= s->bucket[b].param + s->bucket[b].floats) b++;
+    while (s->bucket[b].param < 0 || param < s->bucket[b].param || param >= s->bucket[b].param + s->bucket[b].floats)
+        b++;
     return b;
 }
 
@@ -15778,8 +15789,8 @@ static dt_result dt__engine_use(dt__engine *e, const dt__net_param *p, int use, 
     return r;
 }
 
-/* R8: the uses of a tied parameter, each summed over leaves before, are added in the order of use; the sum takes the place of
- * the first use here. Stages that share the parameter all do the same. */
+/* R8: the uses of a tied parameter, each summed over leaves before, are added in the order of use; the sum takes the
+ * place of the first use here. Stages that share the parameter all do the same. */
 static dt_result dt__engine_tie(dt__engine *e)
 {
     dt_result r = DT_OK;
@@ -15802,7 +15813,8 @@ static dt_result dt__engine_tie(dt__engine *e)
     return r;
 }
 
-/* This rank's piece of a parameter: elements [*from, *from + count) of it, where their gradient, weight and state are. */
+/* This rank's piece of a parameter: elements [*from, *from + count) of it, where their gradient, weight and state are.
+ */
 typedef struct dt__piece_of {
     int64_t from, count;
     float *gradient, *weight;
@@ -15874,7 +15886,8 @@ static void dt__update_task(void *context, int64_t task, int worker)
         char *base = (char *)j->e->state[i];
         state[i] = base ? base + (j->x->state + at) / DT__MOMENT_BLOCK * dt__state_bytes(r, i) : NULL;
     }
-    j->e->k->update(r->optimizer, j->x->weight + at, state, j->x->gradient + at, dt__min(65536, j->x->count - at), j->u);
+    j->e->k->update(r->optimizer, j->x->weight + at, state, j->x->gradient + at, dt__min(65536, j->x->count - at),
+                    j->u);
 }
 
 /* The norm, then clipping, optimizer and average in one pass over this rank's pieces. */
@@ -15937,7 +15950,8 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
     case DT_REDUCE: return dt__engine_reduce(e, i);
     case DT_GATHER:
-        return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params) : dt__engine_gather_bucket(e, i->bucket);
+        return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params)
+                             : dt__engine_gather_bucket(e, i->bucket);
     case DT_TIE: return dt__engine_tie(e);
     default: return dt__engine_update(e);
     }
@@ -15966,8 +15980,8 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     return r;
 }
 
-/* Forward of segments [0, end) without gradients, through all stages; input and target are set. All ranks of this rank's
- * pipeline, and with gathered weights of its group, call it together. */
+/* Forward of segments [0, end) without gradients, through all stages; input and target are set. All ranks of this
+ * rank's pipeline, and with gathered weights of its group, call it together. */
 static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 {
     dt_result r = DT_OK;
@@ -16613,13 +16627,15 @@ static const dt__option dt__options[] = {
     DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation"),
     DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks"),
     DT__LAYOUT("tp", "N", DT__TYPE_INT, tp, "tensor parallel degree"),
-    DT__LAYOUT("sequence-parallel", NULL, DT__TYPE_FLAG, sequence_parallel, "tensor groups split rows between products"),
+    DT__LAYOUT("sequence-parallel", NULL, DT__TYPE_FLAG, sequence_parallel,
+               "tensor groups split rows between products"),
     DT__LAYOUT("pp", "N", DT__TYPE_INT, pp, "stages of the pipeline; the rest of the ranks is data parallel"),
     DT__LAYOUT("order", "DPT", DT__TYPE_TEXT, order, "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
     DT__CHOSEN("pipeline", pipeline, "1f1b,gpipe,interleaved,zero-bubble", "1f1b, gpipe, interleaved or zero-bubble"),
     DT__LAYOUT("chunks", "N", DT__TYPE_INT, chunks, "interleaved: runs of segments per stage"),
     DT__LAYOUT("memory-weight", "X", DT__TYPE_FLOAT, memory_weight, "stages balance time (0) to memory (1)"),
-    DT__LAYOUT("zero", "N", DT__TYPE_INT, zero, "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
+    DT__LAYOUT("zero", "N", DT__TYPE_INT, zero,
+               "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
     DT__LAYOUT("zero-group", "N", DT__TYPE_INT, zero_group, "ranks that share (hybrid sharding); 0: all"),
     DT__CHOSEN("recompute", recompute, "none,selective,full", "in backward: none, selective (attention) or full"),
     DT__LAYOUT("offload", NULL, DT__TYPE_FLAG, offload, "what --recompute full keeps goes to a second memory"),
@@ -16850,8 +16866,8 @@ DT_API dt_step_info dt_step_info_zero(void)
 }
 DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
-/* The part of an array of weights, or NULL, that is the parameter of this name, when this rank has it whole: a copy when
- * tensor shards cut it. */
+/* The part of an array of weights, or NULL, that is the parameter of this name, when this rank has it whole: a copy
+ * when tensor shards cut it. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
 {
     const dt__net *net = &t->e.net;
@@ -17089,9 +17105,11 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     const dt__engine *e = &t->e;
     int64_t sample = t->feed.is.inputs + t->feed.is.targets;
     dt_memory m = dt__engine_plan(e);
-    m.buffers += dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
+    m.buffers +=
+        dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
     if (t->data) m.buffers += dt__data_memory(t->data);
-    m.buffers += 4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
+    m.buffers +=
+        4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
     if (t->layout.sample_length) m.buffers += 4 * t->generator.memory_floats + 12 * t->recipe.model.vocabulary;
     m.cache = 4 * t->generator.cache_floats;
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
@@ -17099,7 +17117,8 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
 }
 
 /* One line of the plan: megabytes, and the formula behind them. */
-static void dt__memory_line(const char *what, int64_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void dt__memory_line(const char *what, int64_t bytes, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static void dt__memory_line(const char *what, int64_t bytes, const char *format, ...)
 {
     char formula[160];
@@ -17164,7 +17183,8 @@ static dt_result dt__memory_limit(int64_t *limit)
     return DT_OK;
 }
 
-/* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and come to the same answer. */
+/* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and come to the same answer.
+ */
 static dt_result dt__check_memory(dt_trainer *t)
 {
     enum { LINES = (int)(sizeof(dt_memory) / 8), TOTAL = 6 };
@@ -17230,7 +17250,8 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
     dt_result r = DT_OK;
     nets[0] = &d->whole, nets[1] = &d->several, nets[2] = &d->one;
     /* What a capacity drops depends on all tokens. */
-    if (m->segments || e->layout->no_cache || (m->experts && m->capacity > 0.0f)) r = dt__net_open(&d->whole, m, 1, length);
+    if (m->segments || e->layout->no_cache || (m->experts && m->capacity > 0.0f))
+        r = dt__net_open(&d->whole, m, 1, length);
     else {
         r = dt__net_open_at(&d->one, m, 1, 1, length);
         if (!r && length >= DT__PREFILL) r = dt__net_open_at(&d->several, m, 1, DT__PREFILL, length);
@@ -17272,7 +17293,8 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1), longest = 1;
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
-    for (int32_t i = 0; i < e->net.param_count; i++) longest = dt__max(longest, dt_shape_count(e->net.params[i].is.shape));
+    for (int32_t i = 0; i < e->net.param_count; i++)
+        longest = dt__max(longest, dt_shape_count(e->net.params[i].is.shape));
     if (e->net.tensor_shards > 1 && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
     t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
@@ -17343,7 +17365,8 @@ static void dt__trainer_banner(const dt_trainer *t)
     printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
            t->peak_gflops);
-    if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm)))) printf("%s", dt__crossing);
+    if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm))))
+        printf("%s", dt__crossing);
     dt__memory_print(t);
     for (int32_t i = 0; t->layout.show_program && i < t->e.program.count; i++) {
         dt__instr_text(&t->e.program.list[i], text, sizeof text);
@@ -17397,7 +17420,8 @@ static dt_result dt__trainer_draw(dt_trainer *t)
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
         dt__init_shards(&p->is, e->net.tensor_shards, e->net.first_shard, e->net.own_shards, (uint64_t)t->recipe.seed,
-                        t->pool, whole ? e->params + p->offset : x.weight, whole ? 0 : x.from, whole ? p->count : x.count);
+                        t->pool, whole ? e->params + p->offset : x.weight, whole ? 0 : x.from,
+                        whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
             memcpy((float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, 4 * (size_t)x.count);
     }
@@ -17532,8 +17556,9 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 
 /* ---- stepping ---------------------------------------------------------------------------------------------- */
 
-/* Sums of losses over all ranks: own (shards of this rank, each) of the ranks whose word counts; each chain of `each` in
- * order, then TREE over the shards. Where nothing is added +0 is, everywhere, so that every layout has the same bits. */
+/* Sums of losses over all ranks: own (shards of this rank, each) of the ranks whose word counts; each chain of `each`
+ * in order, then TREE over the shards. Where nothing is added +0 is, everywhere, so that every layout has the same
+ * bits. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, int counts, float *sum)
 {
     int64_t shards = t->recipe.data_shards;
@@ -17991,9 +18016,10 @@ static dt_result dt__trainer_collect(dt_trainer *t, const dt__hashed *a, const d
     return r;
 }
 
-/* Adds a parameter's part of an array, which has all tensor shards as they are stored: elements in the order of the whole
- * parameter; numbers that blocks of weights share in the order of storage, shard by shard. */
-static void dt__hash_param(const dt_trainer *t, dt__sha256 *h, const dt__hashed *a, const dt__net_param *p, const char *at)
+/* Adds a parameter's part of an array, which has all tensor shards as they are stored: elements in the order of the
+ * whole parameter; numbers that blocks of weights share in the order of storage, shard by shard. */
+static void dt__hash_param(const dt_trainer *t, dt__sha256 *h, const dt__hashed *a, const dt__net_param *p,
+                           const char *at)
 {
     int64_t vt = t->e.net.tensor_shards, shards = dt__param_shards(&p->is, vt, vt), size = dt__shard_floats(&p->is, vt);
     dt__net all;
@@ -18038,8 +18064,10 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     int64_t most = 0;
     float words[17];
     dt_result r = DT_OK;
-    for (int32_t i = 0; i < t->e.net.param_count; i++) most = dt__max(most, DT__BLOCK * dt__engine_blocks(&t->e, &t->e.net.params[i].is));
-    if (!dt__trainer_whole(t) && !(room = (char *)dt__alloc(dt_is_root(t) ? 4 * most : 1, "the hash"))) return DT_E_MEMORY;
+    for (int32_t i = 0; i < t->e.net.param_count; i++)
+        most = dt__max(most, DT__BLOCK * dt__engine_blocks(&t->e, &t->e.net.params[i].is));
+    if (!dt__trainer_whole(t) && !(room = (char *)dt__alloc(dt_is_root(t) ? 4 * most : 1, "the hash")))
+        return DT_E_MEMORY;
     dt__sha256_begin(&h);
     a.array = (char *)t->e.params, a.bytes = 4 * DT__MOMENT_BLOCK, a.pieces = t->e.shape.zero > 2;
     r = dt__hash_array(t, &h, &a, room);
