@@ -4960,7 +4960,7 @@ static int dt__cuts(dt_graph *g, const char *what, int64_t n)
 {
     char list[128];
     if (n % g->tensor_shards == 0) return 1;
-    dt__poison(g, DT_E_SHAPE, "%lld %s do not divide into %lld tensor shards: --tensor-shards one of %s", (long long)n,
+    dt__poison(g, DT_E_USAGE, "%lld %s do not divide into %lld tensor shards: --tensor-shards one of %s", (long long)n,
                what, (long long)g->tensor_shards, dt__shards_text(n, list, sizeof list));
     return 0;
 }
@@ -5020,7 +5020,7 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
     g->params[dt__at(g, t)->param].rows = kind;
     slices = dt__row_slices(g, &g->params[dt__at(g, t)->param]);
     if (rows % slices && !g->context) /* decode graphs have no gradient */
-        return dt__poison(g, DT_E_SHAPE,
+        return dt__poison(g, DT_E_USAGE,
                           "%s acts on %lld rows of a unit of work, which do not divide into %lld slices, one for each "
                           "tensor shard: change the micro-batch, --sequence or --tensor-shards",
                           g->params[dt__at(g, t)->param].name, (long long)rows, (long long)slices);
@@ -7516,7 +7516,8 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "dropout %g is outside [0, 1)", (double)p);
     if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
     if (p == 0.0f) return x;
-    n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1; /* own rows alone */
+    n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 && /* own rows alone */
+             n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
     if (!n.i[1] && !dt__counts_samples(g, n.shape.n[0]))
         return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count the unit's samples, it holds %lld",
                           (long long)n.shape.n[0]);
