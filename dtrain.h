@@ -733,7 +733,8 @@ DT_API void dt_comm_free(dt_comm **c);
 
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
-/* Bytes of this rank's data that have reached `peer` so far: one element of the communication matrix. */
+/* Bytes of this rank's data that have reached `peer` so far, over communicators split from c too: one element of the
+ * communication matrix. */
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
 
 /* Returns when all ranks have called it. */
@@ -893,7 +894,7 @@ typedef struct dt_step_info {
     double peak_share;    /* of the GEMM rate measured at start */
     double reduce_seconds; /* of the step, in reductions: nothing overlaps them in this version */
     double data_seconds;  /* of the step, waiting for data */
-    int64_t sent_bytes;   /* by this rank in the step: gradients, counts and losses that reached its peers */
+    int64_t sent_bytes;   /* by this rank in the step, to all peers: also counts of targets, block sums, losses */
 } dt_step_info;
 DT_API dt_step_info dt_step_info_zero(void);
 
@@ -909,6 +910,8 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info);
 /* Is this rank 0, the one that prints? */
 DT_API int dt_is_root(const dt_trainer *t);
+/* Bytes that this rank has sent to `peer` since the trainer was opened: an element of the communication matrix. */
+DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer);
 /* SHA-256 over all weights, then what the optimizer keeps, array by array, each parameter by parameter in definition
  * order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's blocks, scales
  * of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, without padding. 64 hex
@@ -13382,12 +13385,17 @@ static void dt__unpack(dt_comm *c, const dt__move *m, int64_t begin, int64_t n, 
     dt__sum_range(c, &s, 0, n);
 }
 
-/* Bytes that reach each peer: everyone reads the section meant for it. */
+/* Bytes that reach a peer count in this communicator and in those that it was split from. */
+static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
+{
+    for (; c; peer = c->up[peer], c = c->parent) c->sent[peer] += floats * (int64_t)sizeof(float);
+}
+
+/* Everyone reads the section meant for it. */
 static void dt__count_bytes(dt_comm *c, const dt__move *m)
 {
     for (int p = 0; p < c->size; p++)
-        if (p != c->rank && (m->op != DT__CALL_BROADCAST || c->rank == m->root))
-            c->sent[p] += m->count * (int64_t)sizeof(float);
+        if (p != c->rank && (m->op != DT__CALL_BROADCAST || c->rank == m->root)) dt__count_sent(c, p, m->count);
 }
 
 static void dt__from_stage(dt_comm *c, uint32_t buffer)
@@ -13546,13 +13554,15 @@ static void dt__all_reduce_direct(dt_comm *c, int64_t count, dt_op op)
     dt__sum_range(c, &s, dt__piece(count, c->size, c->rank), dt__piece(count, c->size, c->rank + 1));
 }
 
-/* A rank sends a peer the piece that the peer reduces, and the result of its own piece. */
-static void dt__count_reduce(dt_comm *c, int64_t count, int64_t parts)
+/* A rank sends a peer the piece that the peer reduces, and the result of its own piece; with cuts (a reduce-scatter) it
+ * keeps that. */
+static void dt__count_reduce(dt_comm *c, int64_t count, int64_t parts, const int64_t *cuts)
 {
-    int64_t own = dt__piece(count, c->size, c->rank + 1) - dt__piece(count, c->size, c->rank);
+    int64_t own = cuts ? 0 : dt__piece(count, c->size, c->rank + 1) - dt__piece(count, c->size, c->rank);
     for (int p = 0; p < c->size; p++) {
         int64_t theirs = dt__piece(count, c->size, p + 1) - dt__piece(count, c->size, p);
-        if (p != c->rank) c->sent[p] += (theirs * parts + own) * (int64_t)sizeof(float);
+        if (cuts) theirs = cuts[p + 1] - cuts[p];
+        if (p != c->rank) dt__count_sent(c, p, theirs * parts + own);
     }
 }
 
@@ -13564,7 +13574,7 @@ DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
     if ((r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op)) != DT_OK) return r;
     c->call.where = dt__publish(c, data, count);
     if ((r = dt__meet(c)) != DT_OK) return r;
-    dt__count_reduce(c, count, 1);
+    dt__count_reduce(c, count, 1, NULL);
     if (!dt__views(c)) {
         c->sharing = 0;
         return dt__all_reduce_staged(c, data, count, op);
@@ -13613,7 +13623,7 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
             return dt__error(DT_E_USAGE, "reduce-parts needs memory of dt_comm_alloc");
         if ((r = dt__meet(c)) != DT_OK) return r;
         dt__views(c);
-        dt__count_reduce(c, count, counts[c->rank]);
+        dt__count_reduce(c, count, counts[c->rank], cuts);
     }
     memset(&s, 0, sizeof s);
     first = parts;
@@ -13657,7 +13667,7 @@ static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const 
         const dt__extent *s = &span[i];
         dt__copy(out + s->to, c->view[s->rank] + s->from, s->count);
         for (int p = 0; p < c->size && s->rank == c->rank; p++)
-            if (p != c->rank) c->sent[p] += s->count * (int64_t)sizeof(float);
+            if (p != c->rank) dt__count_sent(c, p, s->count);
     }
     return dt__conclude(c);
 }
@@ -13673,7 +13683,7 @@ static dt_result dt__post(dt_comm *c, int to, const dt__parcel *parcel, uint32_t
     dt_result r = dt__wait(c, to, &channel->taken, next - DT__PARCELS);
     if (r) return r;
     channel->parcel[next % DT__PARCELS] = *parcel;
-    c->sent[to] += parcel->count * (int64_t)sizeof(float);
+    dt__count_sent(c, to, parcel->count);
     dt__event_raise(&channel->posted, *ticket = next);
     return DT_OK;
 }
@@ -16821,6 +16831,7 @@ DT_API dt_step_info dt_step_info_zero(void)
     return s;
 }
 DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
+DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer) { return dt_comm_sent(t->comm, peer); }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
 /* The part of an array of weights, or NULL, that is the parameter of this name, when this rank has it whole: a copy when
  * tensor shards cut it. */

@@ -156,7 +156,7 @@ static int check_parts(dt_comm *c, int V, int salt)
 {
     enum { N = 40000, BEGIN = 1000, COUNT = 37123 };
     int n = dt_comm_size(c), rank = dt_comm_rank(c), counts[64], first = 0, at = 0, edge[65];
-    int64_t cuts[65];
+    int64_t cuts[65], sent[64];
     dt__part parts[64 * 12], all;
     void *p = NULL;
     float *mine, *whole;
@@ -182,10 +182,13 @@ static int check_parts(dt_comm *c, int V, int salt)
             for (int64_t i = 0; i < N; i++) mine[j * N + i] = subtree(&parts[first + j], i, salt);
         for (int64_t i = 0; i < N; i++) whole[i] = subtree(&all, i, salt);
         for (int r = 0; r <= n; r++) cuts[r] = COUNT * r / n;
+        for (int r = 0; r < n; r++) sent[r] = dt_comm_sent(c, r);
         CHECK(!dt__reduce_parts(c, mine, parts, counts, BEGIN, COUNT, pass ? cuts : NULL));
         CHECK(mine[BEGIN - 1] == subtree(&parts[first], BEGIN - 1, salt));
         if (pass) CHECK(same(mine + BEGIN + cuts[rank], whole + BEGIN + cuts[rank], cuts[rank + 1] - cuts[rank]));
         else CHECK(same(mine + BEGIN, whole + BEGIN, COUNT));
+        for (int r = 0; r < n && pass; r++) /* a reduce-scatter: each peer gets its piece of every part, nothing more */
+            CHECK(r == rank || dt_comm_sent(c, r) - sent[r] == 4 * counts[rank] * (cuts[r + 1] - cuts[r]));
         CHECK(!dt_barrier(c));
     }
     free(whole);
@@ -204,6 +207,7 @@ static int check_split(dt_comm *c)
     for (int kind = 0; kind < 2; kind++) {
         dt_comm *g = NULL;
         int color = kind ? rank / ((n + 1) / 2) : rank % 2, members = 0, number = 0;
+        int64_t before[64];
         CHECK(!dt_comm_split(c, color, &g));
         for (int r = 0; r < n; r++) {
             if ((kind ? r / ((n + 1) / 2) : r % 2) != color) continue;
@@ -212,6 +216,7 @@ static int check_split(dt_comm *c)
             members++;
         }
         CHECK(dt_comm_size(g) == members && dt_comm_rank(g) == number);
+        for (int r = 0; r < n; r++) before[r] = dt_comm_sent(c, r);
         for (int repeat = 0; repeat < 3; repeat++) {
             fill(a, N, rank, repeat);
             CHECK(!dt_all_reduce(g, a, N, DT_SUM));
@@ -225,6 +230,10 @@ static int check_split(dt_comm *c)
             }
             CHECK(!dt_barrier(c));
         }
+        for (int r = 0, m = 0; r < n; r++) /* what the group sent counts in the whole, too */
+            CHECK(dt_comm_sent(c, r) - before[r] ==
+                  ((kind ? r / ((n + 1) / 2) : r % 2) == color ? dt_comm_sent(g, m++) : 0));
+        CHECK(members == 1 || dt_comm_sent(g, number ? 0 : 1) > 0);
         dt_comm_free(&g);
         CHECK(g == NULL);
     }
