@@ -4574,13 +4574,8 @@ static int dt__splits_rows(const dt_graph *g) { return g->sequence_parallel && d
 static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * dt__own(g); }
 
 static int dt__param_is_cut(const dt__param *p, int64_t vt) { return p->cut >= 0 && vt > 1; }
-/* Places of the cut axis in a shard, and those of shard `shard` that are no padding. */
+/* Places of the cut axis in a shard. */
 static int64_t dt__param_width(const dt__param *p, int64_t vt) { return (p->shape.n[p->cut] + p->pad) / vt; }
-static int64_t dt__param_valid(const dt__param *p, int64_t vt, int64_t shard)
-{
-    int64_t width = dt__param_width(p, vt);
-    return dt__max(0, dt__min(width, p->shape.n[p->cut] - shard * width));
-}
 /* Floats of a shard, and from one to the next; of a parameter that is not cut, of the whole. */
 static int64_t dt__shard_floats(const dt__param *p, int64_t vt)
 {
@@ -15028,7 +15023,7 @@ typedef struct dt__engine {
     dt__ring ring;                /* of offloaded inputs */
     float *temp, *gradient[2];
     float *tie[2];                /* the gradients of tied parameters on their way between stages */
-    dt__extent *spans;              /* the pieces of one gather */
+    dt__extent *spans;            /* the pieces of one gather */
     float *sums;                  /* block sums of all gradients */
     int64_t blocks;
     dt__part *parts, *replica_parts; /* partial sums of the ranks of `data` or `group`, and of `replicas` */
@@ -15040,12 +15035,11 @@ typedef struct dt__engine {
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
     int64_t step;
-    dt_result tensor_result;    /* of sums over tensor shards, which cannot fail where they are made */
-    const void *input, *target; /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
+    dt_result tensor_result;      /* of sums over tensor shards, which cannot fail where they are made */
+    const void *input, *target;   /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     double seconds_compute, seconds_reduce, seconds_update;
 } dt__engine;
 
-static int dt__engine_first(const dt__engine *e) { return e->chunks[0].first; }
 static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
 
 /* ---- opening: mesh, partition, communicators, memory ---- */
