@@ -894,7 +894,7 @@ typedef struct dt_step_info {
     double peak_share;    /* of the GEMM rate measured at start */
     double reduce_seconds; /* of the step, in reductions: nothing overlaps them in this version */
     double data_seconds;  /* of the step, waiting for data */
-    int64_t sent_bytes;   /* by this rank in the step: gradients, counts and losses that reached its peers */
+    int64_t sent_bytes;   /* by this rank in the step, over all communicators: gradients, weights, activations, norms, losses */
 } dt_step_info;
 DT_API dt_step_info dt_step_info_zero(void);
 
@@ -13562,12 +13562,13 @@ static void dt__all_reduce_direct(dt_comm *c, int64_t count, dt_op op)
     dt__sum_range(c, &s, dt__piece(count, c->size, c->rank), dt__piece(count, c->size, c->rank + 1));
 }
 
-/* A rank sends a peer the piece that the peer reduces, and the result of its own piece. */
-static void dt__count_reduce(dt_comm *c, int64_t count, int64_t parts)
+/* A rank sends a peer the piece that the peer reduces, and the result of its own piece, unless only the piece's owner
+ * gets it (cuts). */
+static void dt__count_reduce(dt_comm *c, int64_t count, int64_t parts, const int64_t *cuts)
 {
-    int64_t own = dt__piece(count, c->size, c->rank + 1) - dt__piece(count, c->size, c->rank);
+    int64_t own = cuts ? 0 : dt__piece(count, c->size, c->rank + 1) - dt__piece(count, c->size, c->rank);
     for (int p = 0; p < c->size; p++) {
-        int64_t theirs = dt__piece(count, c->size, p + 1) - dt__piece(count, c->size, p);
+        int64_t theirs = cuts ? cuts[p + 1] - cuts[p] : dt__piece(count, c->size, p + 1) - dt__piece(count, c->size, p);
         if (p != c->rank) c->sent[p] += (theirs * parts + own) * (int64_t)sizeof(float);
     }
 }
@@ -13580,7 +13581,7 @@ DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
     if ((r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op)) != DT_OK) return r;
     c->call.where = dt__publish(c, data, count);
     if ((r = dt__meet(c)) != DT_OK) return r;
-    dt__count_reduce(c, count, 1);
+    dt__count_reduce(c, count, 1, NULL);
     if (!dt__views(c)) {
         c->sharing = 0;
         return dt__all_reduce_staged(c, data, count, op);
@@ -13629,7 +13630,7 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
             return dt__error(DT_E_USAGE, "reduce-parts needs memory of dt_comm_alloc");
         if ((r = dt__meet(c)) != DT_OK) return r;
         dt__views(c);
-        dt__count_reduce(c, count, counts[c->rank]);
+        dt__count_reduce(c, count, counts[c->rank], cuts);
     }
     memset(&s, 0, sizeof s);
     first = parts;
@@ -15035,6 +15036,21 @@ typedef struct dt__engine {
     double seconds_compute, seconds_reduce, seconds_update;
 } dt__engine;
 
+/* Bytes that this rank has sent over all its communicators, of which several may be one. */
+static int64_t dt__engine_sent(const dt__engine *e)
+{
+    const dt_comm *all[8];
+    int64_t bytes = 0;
+    all[0] = e->comm, all[1] = e->data, all[2] = e->group, all[3] = e->replicas, all[4] = e->tensor, all[5] = e->copy;
+    all[6] = e->out[0].comm, all[7] = e->out[1].comm;
+    for (int i = 0; i < 8; i++) {
+        int seen = !all[i];
+        for (int k = 0; k < i; k++) seen = seen || all[k] == all[i];
+        if (!seen) bytes += dt__comm_sent(all[i]);
+    }
+    return bytes;
+}
+
 static int dt__engine_first(const dt__engine *e) { return e->chunks[0].first; }
 static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
 
@@ -15249,6 +15265,15 @@ static int64_t dt__engine_window(const dt__engine *e)
     return dt__engine_gathers(e, 1) ? e->store.window : 0;
 }
 
+/* Floats of the largest tied parameter: the uses of one are added at a time. */
+static int64_t dt__engine_tied(const dt__engine *e)
+{
+    int64_t floats = 0;
+    for (int32_t b = 0; b < e->store.buckets; b++)
+        if (e->store.bucket[b].tied >= 0) floats = dt__max(floats, e->store.bucket[b].floats);
+    return floats;
+}
+
 /* What the engine will allocate. */
 static dt_memory dt__engine_plan(const dt__engine *e)
 {
@@ -15266,7 +15291,7 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     m.activations += 4 * (e->net.temp + 2 * e->net.widest);
     m.buffers += 4 * dt__engine_window(e);
     if (e->shape.pipe.stages > 1) m.buffers += 2 * 4 * DT__OUTBOX * e->net.widest;
-    m.buffers += 4 * e->blocks;
+    m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e);
     return m;
 }
 
@@ -15310,7 +15335,7 @@ static int64_t dt__engine_pieces(const dt__engine *e)
 
 static dt_result dt__engine_allocate(dt__engine *e)
 {
-    int64_t widest = 0, shards = e->hi - e->lo;
+    int64_t widest = dt__engine_tied(e), shards = e->hi - e->lo;
     int64_t pieces = dt__engine_pieces(e);
     dt_result r = DT_OK;
     r = dt__engine_shared(e->data, e->shape.zero > 2 ? e->store.most_params : e->store.param_floats, "weights",
@@ -15322,8 +15347,6 @@ static dt_result dt__engine_allocate(dt__engine *e)
         if (!e->chunks[c].memory) r = DT_E_MEMORY;
     }
     if (r) return r;
-    for (int32_t b = 0; b < e->store.buckets; b++)
-        if (e->store.bucket[b].tied >= 0) widest = dt__max(widest, e->store.bucket[b].floats);
     e->total = (float *)dt__alloc(4 * dt__engine_total_floats(e), "the sum of gradients");
     e->window = (float *)dt__alloc(4 * dt__engine_window(e), "gathered weights");
     e->spans = (dt__extent *)dt__alloc((int64_t)sizeof *e->spans * pieces, "gathered weights");
@@ -17100,6 +17123,15 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
                                      (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
 }
 
+/* Floats of the largest parameter, when it must be put together from its tensor shards. */
+static int64_t dt__trainer_longest(const dt_trainer *t)
+{
+    int64_t longest = 1;
+    for (int32_t i = 0; i < t->e.net.param_count; i++)
+        longest = dt__max(longest, dt_shape_count(t->e.net.params[i].is.shape));
+    return t->e.net.tensor_shards > 1 ? longest : 0;
+}
+
 /* What will be allocated on this rank. */
 static dt_memory dt__memory_plan(const dt_trainer *t)
 {
@@ -17108,6 +17140,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     dt_memory m = dt__engine_plan(e);
     m.buffers +=
         dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
+    m.buffers += 4 * e->rows * sample + 4 * dt__trainer_longest(t);
     if (t->data) m.buffers += dt__data_memory(t->data);
     m.buffers +=
         4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
@@ -17291,12 +17324,10 @@ static void dt__generator_close(dt__generator *d)
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1), longest = 1;
+    int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1), longest = dt__trainer_longest(t);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
-    for (int32_t i = 0; i < e->net.param_count; i++)
-        longest = dt__max(longest, dt_shape_count(e->net.params[i].is.shape));
-    if (e->net.tensor_shards > 1 && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
+    if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
     t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
@@ -18180,7 +18211,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
     double start = dt__now(), reduced = e->seconds_reduce, units = (double)(t->recipe.data_shards * e->micros);
-    int64_t sent = dt__comm_sent(t->comm), valid = 0;
+    int64_t sent = dt__engine_sent(e), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
     float loss = 0.0f, auxiliary = 0.0f;
     dt_result r;
@@ -18209,7 +18240,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->peak_share = info->gflops / t->peak_gflops;
     info->reduce_seconds = e->seconds_reduce - reduced;
     info->data_seconds = t->loader->waited - t->waited;
-    info->sent_bytes = dt__comm_sent(t->comm) - sent;
+    info->sent_bytes = dt__engine_sent(e) - sent;
     t->waited = t->loader->waited;
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
     r = dt__trainer_due(t, info);
