@@ -42,8 +42,7 @@ static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, 
     return DT_OK;
 }
 
-/* ---- one rank: the program calls itself with: measure [options of recipe and layout] [launcher's options] ----
- * Two steps, then a line of names and numbers. */
+/* ---- one rank: the program calls itself with: measure [options of recipe and layout] [launcher's options] ---- */
 
 /* dt__tp.combine, counted. */
 typedef struct hook {
@@ -105,35 +104,51 @@ static void say_rank(const dt_trainer *t, int64_t allocated, const int64_t *sent
     fflush(stdout);
 }
 
+typedef struct setup {
+    dt_recipe recipe;
+    dt_layout layout;
+    dt_source source;
+    dt_trainer *t;
+    int64_t allocated; /* since it began to open; counts where ranks are processes */
+} setup;
+
+static dt_result open_rank(setup *s, int argc, char **argv)
+{
+    dt_result e = dt_launch(&argc, &argv);
+    memset(s, 0, sizeof *s);
+    s->recipe = dt_recipe_default();
+    s->layout = dt_layout_default();
+    s->recipe.model = dt_model_gpt2("nano");
+    s->recipe.model.vocabulary = VOCABULARY;
+    s->recipe.source = &s->source;
+    s->recipe.steps = 100;
+    s->layout.threads = 1, s->layout.quiet = 1, s->layout.sample_length = 0;
+    if (!e) e = dt_args(&argc, &argv, &s->recipe, &s->layout);
+    s->source.user = &s->recipe.sequence;
+    s->source.samples[DT_TRAIN] = 64;
+    s->source.samples[DT_VALIDATION] = (s->recipe.micro_batch ? s->recipe.micro_batch : s->recipe.batch) / s->recipe.data_shards;
+    s->source.inputs = s->source.targets = s->recipe.sequence;
+    s->source.input_type = s->source.target_type = DT_I32;
+    s->source.fetch = fetch;
+    s->allocated = -__atomic_load_n(&alive, __ATOMIC_RELAXED);
+    if (!e) e = dt_trainer_open(&s->t, &s->recipe, &s->layout);
+    if (!e) s->allocated += __atomic_load_n(&alive, __ATOMIC_RELAXED) + shared_bytes(s->t);
+    return e;
+}
+
+/* One unit of validation, so that calls of forward are known, then two steps, then a line of names and numbers. */
 static int measure(int argc, char **argv)
 {
-    dt_recipe r = dt_recipe_default();
-    dt_layout l = dt_layout_default();
-    dt_source s;
-    dt_trainer *t = NULL;
+    setup s;
+    dt_trainer *t;
     dt_step_info info = dt_step_info_zero();
     hook forward, step;
-    int64_t allocated = 0, sent[2] = {0, 0};
+    int64_t sent[2] = {0, 0};
     float loss;
-    dt_result e = dt_launch(&argc, &argv);
-    memset(&s, 0, sizeof s);
-    memset(&step, 0, sizeof step);
-    r.model = dt_model_gpt2("nano");
-    r.model.vocabulary = VOCABULARY;
-    r.source = &s;
-    r.steps = 100;
-    l.threads = 1, l.quiet = 1, l.sample_length = 0;
-    if (!e) e = dt_args(&argc, &argv, &r, &l);
-    s.user = &r.sequence;
-    s.samples[DT_TRAIN] = 64;
-    s.samples[DT_VALIDATION] = (r.micro_batch ? r.micro_batch : r.batch) / r.data_shards; /* one unit */
-    s.inputs = s.targets = r.sequence;
-    s.input_type = s.target_type = DT_I32;
-    s.fetch = fetch;
-    allocated = -__atomic_load_n(&alive, __ATOMIC_RELAXED);
-    if (!e) e = dt_trainer_open(&t, &r, &l);
+    dt_result e = open_rank(&s, argc, argv);
     if (e) return dt_fail("open");
-    allocated += __atomic_load_n(&alive, __ATOMIC_RELAXED) + shared_bytes(t);
+    memset(&step, 0, sizeof step);
+    t = s.t;
     step.real = t->e.env.tp;
     t->e.env.tp.combine = counted_combine;
     t->e.env.tp.user = &step;
@@ -145,8 +160,52 @@ static int measure(int argc, char **argv)
         sent[i] = info.sent_bytes;
     }
     if (e) return dt_trainer_close(&t), dt_fail("step");
-    say_rank(t, allocated, sent, &forward, &step);
+    say_rank(t, s.allocated, sent, &forward, &step);
     dt_trainer_close(&t);
+    return 0;
+}
+
+/* A rank of a pipeline of 2 stages whose program differs from that of its partner: the first reduction is a gather. */
+static int disagree(int argc, char **argv)
+{
+    setup s;
+    dt_step_info info = dt_step_info_zero();
+    dt_result e = open_rank(&s, argc, argv);
+    if (e) return dt_fail("open");
+    for (int32_t i = 0; i < s.t->e.program.count && dt_comm_rank(s.t->comm) == 3; i++) {
+        dt_instr *k = &s.t->e.program.list[i];
+        if (k->op != DT_REDUCE) continue;
+        k->op = DT_GATHER;
+        break;
+    }
+    e = dt_trainer_step(s.t, &info);
+    printf("rank %d: %s: %s\n", dt_comm_rank(s.t->comm), dt_result_name(e), e ? dt_last_error() : "");
+    fflush(stdout);
+    dt_trainer_close(&s.t);
+    return e != DT_E_PEER;
+}
+
+/* Ranks 0 and 2, 1 and 3 have a communicator together. The latter differ, or rank 3 is in the communicator of all. */
+static int split(int argc, char **argv)
+{
+    const char *kind = argv[2];
+    dt_comm *all = NULL, *pair = NULL;
+    float data[64];
+    int rank;
+    dt_result e = dt_comm_init(&all, &argc, &argv);
+    if (e) return dt_fail("open");
+    rank = dt_comm_rank(all);
+    memset(data, 0, sizeof data);
+    e = dt_comm_split(all, rank % 2, &pair);
+    if (!e) e = dt_all_reduce(pair, data, 10, DT_SUM);
+    if (e) return dt_fail("split");
+    if (!strcmp(kind, "op")) e = rank == 3 ? dt_broadcast(pair, data, 50, 0) : dt_all_reduce(pair, data, 50, DT_SUM);
+    else if (!strcmp(kind, "count")) e = dt_all_gather(pair, data, data + 32, rank == 3 ? 7 : 5);
+    else if (!strcmp(kind, "across")) e = rank == 1 ? dt_all_reduce(pair, data, 50, DT_SUM) : dt_barrier(all);
+    printf("rank %d: %s: %s\n", rank, dt_result_name(e), e ? dt_last_error() : "");
+    fflush(stdout);
+    dt_comm_free(&pair);
+    dt_comm_free(&all);
     return 0;
 }
 
@@ -459,7 +518,7 @@ static dt_memory expected(const layout *l)
  * large as the largest of the group (a block per bucket), the threads' scratch in 4096 bytes. Allocated, but not planned:
  * lists, whose length depends on the number of segments, parameters, instructions and samples, not on their width: graphs
  * and plans, parameters, program, data, threads. */
-enum { LISTS = 700000 };
+enum { LISTS = 200000 };
 static int64_t unplanned(const run *r, int rank) { return said(r, rank, "allocated") - said(r, rank, "total") - said(r, rank, "offloaded"); }
 
 static int same_number(const layout *l, const char *what, int64_t want)
@@ -610,4 +669,203 @@ static int64_t check_traffic(const run *r, const char *options)
     }
     tap_ok(fine, "traffic: %s", options);
     return all;
+}
+
+/* ---- layouts ---- */
+
+static const char *const layouts[] = {
+    /* data parallel, ZeRO: each with dp = Vd; several partial sums; groups; small buckets */
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 1",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 2",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 3",
+    "--ranks 3 --data-shards 8 --batch 8 --sequence 16",
+    "--ranks 3 --data-shards 8 --batch 8 --sequence 16 --zero 3",
+    "--ranks 4 --data-shards 8 --batch 16 --micro-batch 8 --sequence 16 --accumulation shard --zero 1 --zero-group 2",
+    "--ranks 4 --data-shards 4 --batch 8 --sequence 16 --zero 2 --zero-group 2 --bucket 40000",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 3 --zero-group 2",
+    /* pipelines */
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline gpipe --accumulation shard",
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline interleaved --accumulation each",
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline zero-bubble",
+    "--ranks 4 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation each --zero 3",
+    /* tensor groups */
+    "--ranks 2 --tp 2 --tensor-shards 2 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
+    "--ranks 2 --tp 2 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32 --accumulation each",
+    "--ranks 4 --tp 4 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
+    "--ranks 2 --tp 2 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32 --sequence-parallel",
+    "--ranks 4 --tp 4 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32 --sequence-parallel",
+    "--ranks 4 --tp 2 --tensor-shards 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation each --zero 3",
+    "--ranks 8 --tp 2 --pp 2 --tensor-shards 2 --data-shards 2 --batch 4 --sequence 16 --zero 2 --sequence-parallel",
+    /* values of forward */
+    "--ranks 1 --data-shards 2 --batch 4 --sequence 32 --recompute selective",
+    "--ranks 2 --data-shards 2 --batch 4 --sequence 32 --recompute full",
+    "--ranks 1 --data-shards 2 --batch 4 --sequence 32 --recompute full --offload",
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --recompute full --offload --horizon 2",
+};
+enum { LAYOUTS = (int)(sizeof layouts / sizeof *layouts) };
+
+/* ---- the formulas as papers have them ---- */
+
+static int64_t over_ranks(const run *r, const char *what)
+{
+    int64_t sum = 0;
+    for (int rank = 0; rank < option(r, "ranks", 1); rank++) sum += said(r, rank, what);
+    return sum;
+}
+
+/* FORMULAS per rank, and in all: a rank's is the mean to a block per bucket, which is in the tests above. */
+static void check_zero(const run *r, const char *options, int64_t sent)
+{
+    layout l = layout_of(r, 0);
+    store s = store_of(&l);
+    int64_t n = l.ranks, m = l.micros, g = l.group, more = n / g, once = 0, tied = of_table(&l, 0), again;
+    int64_t gradients = FLOAT * (l.zero ? (g - 1) * more + 2 * (more - 1) : 2 * (n - 1)) * s.slots * m;
+    for (int64_t q = 0; q < l.layers + 2; q++) once += of_segment(&l, q, 0) + (is_tied(&l, q) ? tied : 0);
+    /* forward and backward of each unit, but a segment that is still there: the head, and the first before the next unit */
+    again = (of_segment(&l, l.layers + 1, 0) + tied) * m + (of_segment(&l, 0, 0) + tied) * (m - 1);
+    if (l.zero > 2) once = 2 * once * m - again;
+    else once = l.zero ? s.params : 0;
+    tap_ok(sent == gradients + FLOAT * (g - 1) * more * once && l.shards == l.dp, "%s: %s", options,
+           l.zero > 2    ? "3P (N-1)/N per rank and micro-batch, less the gathers of segments that are there"
+           : l.zero      ? "2P (N-1)/N per rank: reduce-scatter per micro-batch, all-gather"
+                         : "2P (N-1)/N per rank and micro-batch: all-reduce");
+    if (more == 1)
+        tap_ok(over_ranks(r, "weights") == FLOAT * s.params * (l.zero > 2 ? 1 : n) &&
+                   over_ranks(r, "gradients") == FLOAT * (n * s.buffer + s.slots * (l.zero > 1 ? 1 : n)) &&
+                   over_ranks(r, "optimizer") == MOMENTS * s.params * (l.zero ? 1 : n),
+               "  4 P%s, 4 P%s and a bucket, 8 P%s", l.zero > 2 ? " / N" : "", l.zero > 1 ? " / N" : "", l.zero ? " / N" : "");
+}
+
+/* 2 all-reduces forward and 2 backward per block; beside them one of the table's rows, one for the gradient of the head's input,
+ * and of the loss a maximum and a sum per row. Split rows: 4 reduce-scatters, 4 all-gathers. */
+static void check_calls(const run *r, const char *options)
+{
+    layout l = layout_of(r, 0);
+    int64_t units = (l.hi - l.lo) * l.micros, leaves = l.each ? units : l.hi - l.lo, blocks = l.layers;
+    int64_t whole = l.rows * l.length * l.width;
+    int fine = same_number(&l, "forward_max", 1) & same_number(&l, "step_max", units);
+    fine &= same_number(&l, "forward_sum", (l.sp ? 0 : 2 * blocks) + 2);
+    fine &= same_number(&l, "forward_scatter", l.sp ? 2 * blocks : 0) & same_number(&l, "forward_gather", l.sp ? 2 * blocks + 1 : 0);
+    fine &= same_number(&l, "step_sum", l.sp ? 2 * units + leaves * (6 * blocks + 2) : units * (4 * blocks + 3));
+    fine &= same_number(&l, "step_scatter", l.sp ? units * (4 * blocks + 1) : 0);
+    fine &= same_number(&l, "step_gather", l.sp ? units * (4 * blocks + 2) : 0); /* the gradient of the table's rows, too */
+    if (l.sp) fine &= said(r, 0, "floats_scatter") == units * (4 * blocks + 1) * whole && said(r, 0, "floats_gather") == units * (4 * blocks + 2) * whole / l.tp;
+    else fine &= said(r, 0, "floats_sum") == units * ((4 * blocks + 2) * whole + 2 * l.rows * l.length);
+    tap_ok(fine, "%s: 2 %s forward and 2 backward per block and unit", options,
+           l.sp ? "reduce-scatters and all-gathers" : "all-reduces");
+}
+
+static void check_pipeline(const run *r, const char *options, int64_t sent)
+{
+    layout l = layout_of(r, 0);
+    int64_t boundaries = l.chunks * l.pp - 1, units = (l.hi - l.lo) * l.micros;
+    int64_t uses = l.chunks > 1 || l.pp > 1 ? 2 * of_table(&l, 0) : 0;
+    tap_ok(sent == FLOAT * (2 * boundaries * units * l.rows * l.length * l.width + uses),
+           "%s: b s h per boundary (%d), unit and direction, and the table's gradients", options, (int)boundaries);
+}
+
+static void check_layouts(void)
+{
+    int64_t whole = -1;
+    for (int i = 0; i < LAYOUTS; i++) {
+        run *r = measured(layouts[i]);
+        int64_t sent;
+        check_memory(r, layouts[i]);
+        sent = check_traffic(r, layouts[i]);
+        if (!r->status && given(r, "--accumulation each") && given(r, "--data-shards 4")) check_zero(r, layouts[i], sent);
+        if (!r->status && given(r, "--pp 2") && option(r, "ranks", 1) == 2) check_pipeline(r, layouts[i], sent);
+        if (!r->status && given(r, "--tp") && given(r, "--data-shards 1")) check_calls(r, layouts[i]);
+        if (!r->status && given(r, "--tp 4")) { /* 1 + 1 for the table whose gradient is gathered, and R7 */
+            layout l = layout_of(r, 0);
+            int64_t table = FLOAT * l.rows * l.length * l.width * (l.tp - 1) * l.micros;
+            int64_t rows = FLOAT * (6 * l.layers + 2) * l.width * (l.tp - 1) * l.tp;
+            if (l.sp) tap_ok(sent == whole + table + rows, "sequence parallelism sends the bytes of tensor parallelism, and %lld", (long long)(table + rows));
+            whole = sent;
+        }
+        free(r);
+    }
+}
+
+/* What is not in the plan does not grow with the model and the data. */
+static void check_growth(void)
+{
+    static const char *const sizes[3] = {"--width 64 --sequence 16", "--width 256 --sequence 16", "--width 64 --sequence 128"};
+    static const char *const kinds[3] = {"--ranks 1", "--ranks 2 --zero 3", "--ranks 2 --tp 2 --tensor-shards 2"};
+    for (int k = 0; k < 3; k++) {
+        int64_t lists[3];
+        char words[200];
+        for (int i = 0; i < 3; i++) {
+            run *r;
+            snprintf(words, sizeof words, "%s --data-shards 2 --batch 2 %s", kinds[k], sizes[i]);
+            r = measured(words);
+            lists[i] = r->status ? 1 << 30 : unplanned(r, 0);
+            free(r);
+        }
+        tap_ok(llabs(lists[1] - lists[0]) < 20000 && llabs(lists[2] - lists[0]) < 20000,
+               "%s: besides the plan %lld bytes; with 4 times the width %lld, 8 times the sequence %lld", kinds[k],
+               (long long)lists[0], (long long)lists[1], (long long)lists[2]);
+    }
+}
+
+/* ---- ranks that disagree ---- */
+
+static const char *said_by(const run *r, int rank)
+{
+    static char line[1000];
+    char word[64];
+    const char *at;
+    snprintf(word, sizeof word, "rank %d: ", rank);
+    at = strstr(r->text, word);
+    snprintf(line, sizeof line, "%.*s", at ? (int)strcspn(at, "\n") : 0, at ? at : "");
+    return line;
+}
+
+static void check_disagree(const char *launch)
+{
+    static const char *const kinds[3] = {"op", "count", "across"};
+    static const char *const sentences[2] = {
+        "DT_E_PEER: ranks disagree: rank 1 is in all-reduce #2 (50 floats, kind 0), rank 3 in broadcast #2 (50 floats, root 0)",
+        "DT_E_PEER: ranks disagree: rank 1 is in all-gather #2 (5 floats, kind 0), rank 3 in all-gather #2 (7 floats, kind 0)"};
+    char words[300];
+    run *r;
+    for (int k = 0; k < 3; k++) {
+        int fine;
+        snprintf(words, sizeof words, "split %s --ranks 4 --timeout 1 --launch %s", kinds[k], launch);
+        r = start(words);
+        fine = !r->status;
+        for (int rank = 0; rank < 4; rank++) {
+            const char *s = said_by(r, rank);
+            if (k < 2) fine = fine && strstr(s, rank % 2 ? sentences[k] : "DT_OK");
+            else fine = fine && strstr(s, "DT_E_PEER") && strstr(s, "waits for a rank that waits for it") &&
+                        strstr(s, "different communicators") && strstr(s, rank == 1 ? "was in all-reduce #2" : "was in barrier #2");
+        }
+        if (!tap_ok(fine, "%s: %s", words, k < 2 ? "both calls are named, others go on" : "the circle is named")) tap_note("%d: %s", r->status, r->text);
+        free(r);
+    }
+    snprintf(words, sizeof words, "disagree --ranks 4 --pp 2 --zero 2 --data-shards 2 --batch 4 --sequence 16 --timeout 2 --launch %s", launch);
+    r = start(words);
+    tap_ok(!r->status && strstr(said_by(r, 0), "DT_E_PEER") && strstr(said_by(r, 2), "DT_E_PEER"), "%s: all ranks stop", words);
+    for (int rank = 1; rank < 4; rank += 2) {
+        long long a = 0, b = 1, floats[2];
+        const char *at = strstr(said_by(r, rank), "ranks disagree");
+        int n = at ? sscanf(at, "ranks disagree: rank 1 is in reduce-parts #%lld (%lld floats, kind 1), rank 3 in all-gather #%lld (%lld floats", &a, &floats[0], &b, &floats[1]) : 0;
+        if (!tap_ok(n == 4 && a == b && a > 0, "  rank %d names both, number %lld", rank, a)) tap_note("%s", r->text);
+    }
+    free(r);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "measure")) return measure(argc, argv);
+    if (argc > 1 && !strcmp(argv[1], "disagree")) return disagree(argc, argv);
+    if (argc > 2 && !strcmp(argv[1], "split")) return split(argc, argv);
+    self = argv[0];
+    check_layouts();
+    check_growth();
+    check_disagree("processes");
+#ifndef DT_NO_THREADS
+    check_disagree("threads");
+#endif
+    return tap_done();
 }
