@@ -894,7 +894,7 @@ typedef struct dt_step_info {
     double peak_share;    /* of the GEMM rate measured at start */
     double reduce_seconds; /* of the step, in reductions: nothing overlaps them in this version */
     double data_seconds;  /* of the step, waiting for data */
-    int64_t sent_bytes;   /* by this rank in the step, over all communicators: gradients, weights, activations, norms, losses */
+    int64_t sent_bytes;   /* by this rank in the step, to all its peers: state, activations, norms, losses */
 } dt_step_info;
 DT_API dt_step_info dt_step_info_zero(void);
 

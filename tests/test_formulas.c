@@ -1,5 +1,6 @@
-/* test_formulas.c: bytes of memory and bytes sent, of every rank, against formulas that are written here from the model's
- * sizes alone; calls of tensor parallelism counted; what is allocated against what was planned; ranks that disagree.
+/* test_formulas.c: bytes of memory and bytes sent, of every rank, against formulas that are written here from the
+ * model's sizes alone; calls of tensor parallelism counted; what is allocated against what was planned; ranks that
+ * disagree.
  *
  *     cc -O2 -I.. test_formulas.c -lm -lpthread && ./a.out */
 #include <stddef.h>
@@ -24,7 +25,7 @@ static void counted_free(void *p)
     free((char *)p - COUNTED);
 }
 #define DT_MALLOC(size) counted_malloc(size)
-#define DT_FREE(p) counted_free(p)
+#define DT_FREE(p)      counted_free(p)
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tap.h"
@@ -93,12 +94,14 @@ static void say_rank(const dt_trainer *t, int64_t allocated, const int64_t *sent
     for (int q = 0; q < e->net.count; q++) {
         int gathers = 0;
         for (int32_t i = 0; i < e->program.count; i++)
-            gathers += e->program.list[i].op == DT_GATHER && e->program.list[i].bucket < 0 && e->program.list[i].segment == q;
+            gathers +=
+                e->program.list[i].op == DT_GATHER && e->program.list[i].bucket < 0 && e->program.list[i].segment == q;
         SAY("gathers%d=%d ", q, gathers);
     }
     for (int k = 0; k < KINDS; k++)
         SAY("forward_%s=%lld step_%s=%lld floats_%s=%lld ", kinds[k], (long long)forward->calls[k], kinds[k],
-            (long long)(step->calls[k] - forward->calls[k]), kinds[k], (long long)(step->floats[k] - forward->floats[k]));
+            (long long)(step->calls[k] - forward->calls[k]), kinds[k],
+            (long long)(step->floats[k] - forward->floats[k]));
 #undef SAY
     printf("%s\n", line);
     fflush(stdout);
@@ -126,7 +129,8 @@ static dt_result open_rank(setup *s, int argc, char **argv)
     if (!e) e = dt_args(&argc, &argv, &s->recipe, &s->layout);
     s->source.user = &s->recipe.sequence;
     s->source.samples[DT_TRAIN] = 64;
-    s->source.samples[DT_VALIDATION] = (s->recipe.micro_batch ? s->recipe.micro_batch : s->recipe.batch) / s->recipe.data_shards;
+    s->source.samples[DT_VALIDATION] =
+        (s->recipe.micro_batch ? s->recipe.micro_batch : s->recipe.batch) / s->recipe.data_shards;
     s->source.inputs = s->source.targets = s->recipe.sequence;
     s->source.input_type = s->source.target_type = DT_I32;
     s->source.fetch = fetch;
@@ -199,9 +203,12 @@ static int split(int argc, char **argv)
     e = dt_comm_split(all, rank % 2, &pair);
     if (!e) e = dt_all_reduce(pair, data, 10, DT_SUM);
     if (e) return dt_fail("split");
-    if (!strcmp(kind, "op")) e = rank == 3 ? dt_broadcast(pair, data, 50, 0) : dt_all_reduce(pair, data, 50, DT_SUM);
-    else if (!strcmp(kind, "count")) e = dt_all_gather(pair, data, data + 32, rank == 3 ? 7 : 5);
-    else if (!strcmp(kind, "across")) e = rank == 1 ? dt_all_reduce(pair, data, 50, DT_SUM) : dt_barrier(all);
+    if (!strcmp(kind, "op"))
+        e = rank == 3 ? dt_broadcast(pair, data, 50, 0) : dt_all_reduce(pair, data, 50, DT_SUM);
+    else if (!strcmp(kind, "count"))
+        e = dt_all_gather(pair, data, data + 32, rank == 3 ? 7 : 5);
+    else if (!strcmp(kind, "across"))
+        e = rank == 1 ? dt_all_reduce(pair, data, 50, DT_SUM) : dt_barrier(all);
     printf("rank %d: %s: %s\n", rank, dt_result_name(e), e ? dt_last_error() : "");
     fflush(stdout);
     dt_comm_free(&pair);
@@ -315,8 +322,8 @@ static int64_t partial_sums(int64_t lo, int64_t hi)
     return n;
 }
 
-/* Floats of what a rank has of a parameter: of all tensor shards (whole) or of its own. cut: of a dimension of `over` that
- * is cut, of width each / over; 0: the parameter is not cut. */
+/* Floats of what a rank has of a parameter: of all tensor shards (whole) or of its own. cut: of a dimension of `over`
+ * that is cut, of width each / over; 0: the parameter is not cut. */
 static int64_t of_param(const layout *l, int64_t floats, int64_t over, int whole)
 {
     int64_t own = whole ? l->vt : l->vt / l->tp;
@@ -332,14 +339,14 @@ static int64_t of_segment(const layout *l, int64_t q, int whole)
     if (q == 0) return of_param(l, l->length * c, 0, whole); /* positions */
     if (q == l->layers + 1) return 2 * norm;
     return 2 * norm + of_param(l, 3 * c * c, 3 * c, whole) + of_param(l, 3 * c, 3 * c, whole) + /* q, k, v */
-           of_param(l, c * c, c, whole) + norm + 2 * norm +                                     /* its projection; norm */
-           of_param(l, 4 * c * c, 4 * c, whole) + of_param(l, 4 * c, 4 * c, whole) +            /* up */
-           of_param(l, 4 * c * c, 4 * c, whole) + norm;                                         /* down */
+           of_param(l, c * c, c, whole) + norm + 2 * norm +                          /* its projection; norm */
+           of_param(l, 4 * c * c, 4 * c, whole) + of_param(l, 4 * c, 4 * c, whole) + /* up */
+           of_param(l, 4 * c * c, 4 * c, whole) + norm;                              /* down */
 }
 static int is_tied(const layout *l, int64_t q) { return q == 0 || q == l->layers + 1; }
 
-/* R7: gradients of gamma, beta and the biases of row-parallel products are sums over row slices, of which a rank has all,
- * or with sequence parallelism its own. Slices but the first lie behind the set. */
+/* R7: gradients of gamma, beta and the biases of row-parallel products are sums over row slices, of which a rank has
+ * all, or with sequence parallelism its own. Slices but the first lie behind the set. */
 static int64_t of_slices(const layout *l, int64_t q)
 {
     int64_t slices = l->sp ? l->vt / l->tp : l->vt;
@@ -347,8 +354,8 @@ static int64_t of_slices(const layout *l, int64_t q)
     return (slices - 1) * params * padded(l->width, BLOCK);
 }
 
-/* Gradients are reduced in buckets, from the end of the model: a stage's segments together, up to --bucket bytes and with
- * ZeRO 3 one segment each, and a bucket for each use of the table. */
+/* Gradients are reduced in buckets, from the end of the model: a stage's segments together, up to --bucket bytes and
+ * with ZeRO 3 one segment each, and a bucket for each use of the table. */
 typedef struct bucket {
     int64_t floats;
     int param, tied, group; /* param: the parameters are here, not only a later use of them */
@@ -386,8 +393,10 @@ static store store_of(const layout *l)
         }
         for (int64_t q = begin; q < end; q++) {
             int buffered = l->shards == l->dp && (l->each || (l->micros == 1 && l->zero > 1));
-            if (!buffered) s.slices += of_slices(l, q);
-            else if (of_slices(l, q) > s.slices) s.slices = of_slices(l, q);
+            if (!buffered)
+                s.slices += of_slices(l, q);
+            else if (of_slices(l, q) > s.slices)
+                s.slices = of_slices(l, q);
         }
     }
     for (int i = 0; i < s.count; i++) {
@@ -398,8 +407,8 @@ static store store_of(const layout *l)
     return s;
 }
 
-/* The piece of bucket i that member j of a group of n has: its blocks as even as they can be, those that are left over with
- * another member in each bucket; of tied ones with the first, so that all uses are cut alike. */
+/* The piece of bucket i that member j of a group of n has: its blocks as even as they can be, those that are left over
+ * with another member in each bucket; of tied ones with the first, so that all uses are cut alike. */
 static int64_t piece(const store *s, int i, int j, int n)
 {
     int64_t blocks = s->b[i].floats / BLOCK;
@@ -414,17 +423,16 @@ static int64_t own_floats(const layout *l, const store *s, int params)
     return floats;
 }
 
-/* Values of one unit that segment q keeps for backward, n tokens of width h, in floats. A block: what its norms give (n h
- * each, and mean and deviation of a row), q, k, v (3 n h), attention's output and per row and head two numbers for its
- * backward, what is added to the residual (n h), both sides of the GELU (4 n h each); its probabilities are not kept. Of
- * this only norms and residual are whole on all ranks of a tensor group:
- *     n (3 h + 4 + (12 h + 2 a) / t)
- * which in bytes is the 10 + 24/t of Korthikanti et al. for fp32 without masks of dropout and without 5 a s / h (their 10:
+/* Values of one unit that segment q keeps for backward, n tokens of width h, in floats. A block: what its norms give (n
+ * h each, and mean and deviation of a row), q, k, v (3 n h), attention's output and per row and head two numbers for
+ * its backward, what is added to the residual (n h), both sides of the GELU (4 n h each); its probabilities are not
+ * kept. Of this only norms and residual are whole on all ranks of a tensor group: n (3 h + 4 + (12 h + 2 a) / t) which
+ * in bytes is the 10 + 24/t of Korthikanti et al. for fp32 without masks of dropout and without 5 a s / h (their 10:
  * inputs of norms, which are outputs of segments here, and masks). With sequence parallelism norms are split, but the
- * rows that their products gather are kept whole: n (2 h + (13 h + 4 + 2 a) / t). Head: its norm, or the gathered rows, the
- * logits, and 3 numbers per row, 7 where its columns are cut.
- * Zero-bubble also keeps gradients that those of weights need later: of both sides of the block (n h each), the residual (n h), q, k, v
- * (3 n h), the GELU (4 n h); in the head of the logits and the norm. Here only with t = 1. */
+ * rows that their products gather are kept whole: n (2 h + (13 h + 4 + 2 a) / t). Head: its norm, or the gathered rows,
+ * the logits, and 3 numbers per row, 7 where its columns are cut. Zero-bubble also keeps gradients that those of
+ * weights need later: of both sides of the block (n h each), the residual (n h), q, k, v (3 n h), the GELU (4 n h); in
+ * the head of the logits and the norm. Here only with t = 1. */
 static int64_t kept(const layout *l, int64_t q)
 {
     int64_t n = l->rows * l->length, h = l->width, a = l->heads, t = l->tp, wide = VOCABULARY;
@@ -436,7 +444,8 @@ static int64_t kept(const layout *l, int64_t q)
         return 3 * n * h + 4 * n + (12 * n * h + 2 * n * a) / t - again + later;
     }
     if (l->vt > 1) wide = (VOCABULARY + l->vt - 1) / l->vt * (l->vt / t);
-    return n * h + 2 * n / (l->sp ? t : 1) + n * wide + (l->vt > 1 ? 7 : 3) * n + (l->zero_bubble ? n * wide + n * h : 0);
+    return n * h + 2 * n / (l->sp ? t : 1) + n * wide + (l->vt > 1 ? 7 : 3) * n +
+           (l->zero_bubble ? n * wide + n * h : 0);
 }
 
 /* Output of segment q in floats; each place begins at a multiple of 16. */
@@ -505,8 +514,9 @@ static dt_memory expected(const layout *l)
     if (l->zero > 2) m.buffers += FLOAT * s.window;
     if (l->pp > 1) m.buffers += 2 * FLOAT * DT__OUTBOX * widest;
     if (tables) m.buffers += 2 * FLOAT * of_table(l, 0); /* two uses while they are added */
-    m.buffers += 2 * FLOAT * l->length * l->rows * (3 * (l->hi - l->lo) * l->micros + 1); /* 3 batches, 1 unit: validation */
-    if (l->vt > 1) { /* a parameter put together */
+    m.buffers +=
+        2 * FLOAT * l->length * l->rows * (3 * (l->hi - l->lo) * l->micros + 1); /* 3 batches, 1 unit: validation */
+    if (l->vt > 1) {                                                             /* a parameter put together */
         int64_t longest = 4 * l->width * l->width;
         m.buffers += FLOAT * (longest > VOCABULARY * l->width ? longest : VOCABULARY * l->width);
     }
@@ -514,12 +524,15 @@ static dt_memory expected(const layout *l)
     return m;
 }
 
-/* Planned, but not to the byte what is allocated: shared memory comes in pages (4 arrays at most), the pieces of ZeRO 3 as
- * large as the largest of the group (a block per bucket), the threads' scratch in 4096 bytes. Allocated, but not planned:
- * lists, whose length depends on the number of segments, parameters, instructions and samples, not on their width: graphs
- * and plans, parameters, program, data, threads. */
+/* Planned, but not to the byte what is allocated: shared memory comes in pages (4 arrays at most), the pieces of ZeRO 3
+ * as large as the largest of the group (a block per bucket), the threads' scratch in 4096 bytes. Allocated, but not
+ * planned: lists, whose length depends on the number of segments, parameters, instructions and samples, not on their
+ * width: graphs and plans, parameters, program, data, threads. */
 enum { LISTS = 200000 };
-static int64_t unplanned(const run *r, int rank) { return said(r, rank, "allocated") - said(r, rank, "total") - said(r, rank, "offloaded"); }
+static int64_t unplanned(const run *r, int rank)
+{
+    return said(r, rank, "allocated") - said(r, rank, "total") - said(r, rank, "offloaded");
+}
 
 static int same_number(const layout *l, const char *what, int64_t want)
 {
@@ -562,9 +575,9 @@ static void check_memory(const run *r, const char *options)
 }
 
 /* ---- traffic ----
- * Bytes that a rank sends, summed over its peers. An all-reduce of S is a reduce-scatter and an all-gather: each peer gets
- * the piece that it adds up and the sum of this rank's piece, (n - 2) piece + S, which is 2 S (n-1)/n where pieces are equal;
- * at most 2048 floats go whole to each peer, S (n-1), which saves a round. */
+ * Bytes that a rank sends, summed over its peers. An all-reduce of S is a reduce-scatter and an all-gather: each peer
+ * gets the piece that it adds up and the sum of this rank's piece, (n - 2) piece + S, which is 2 S (n-1)/n where pieces
+ * are equal; at most 2048 floats go whole to each peer, S (n-1), which saves a round. */
 enum { EAGER = 2048 };
 static int64_t reduced_piece(int64_t floats, int n, int j)
 {
@@ -578,32 +591,37 @@ static int64_t all_reduce_bytes(int64_t floats, int n, int j, int eager)
     return FLOAT * (floats + (n - 2) * reduced_piece(floats, n, j));
 }
 
-/* Of gradients: all-reduces of every bucket, or reduce-scatters in the group and all-reduces of the own piece across groups;
- * once a step, or with accumulation `each` once a micro-batch. A rank that has several partial sums sends all of them (R1). */
+/* Of gradients: all-reduces of every bucket, or reduce-scatters in the group and all-reduces of the own piece across
+ * groups; once a step, or with accumulation `each` once a micro-batch. A rank that has several partial sums sends all
+ * of them (R1). */
 static int64_t gradient_bytes(const layout *l, const store *s)
 {
     int64_t bytes = 0, parts = partial_sums(l->lo, l->hi), n = l->group, j = l->d % l->group;
     for (int i = 0; i < s->count && l->dp > 1; i++) {
         int64_t floats = s->b[i].floats, own = reduced_piece(floats, l->dp, l->d);
-        if (n == 1) bytes += FLOAT * (parts * (floats - own) + (l->dp - 1) * own);
-        else bytes += FLOAT * parts * (floats - piece(s, i, (int)j, (int)n)) +
-                      all_reduce_bytes(piece(s, i, (int)j, (int)n), l->dp / l->group, l->d / l->group, 0);
+        if (n == 1)
+            bytes += FLOAT * (parts * (floats - own) + (l->dp - 1) * own);
+        else
+            bytes += FLOAT * parts * (floats - piece(s, i, (int)j, (int)n)) +
+                     all_reduce_bytes(piece(s, i, (int)j, (int)n), l->dp / l->group, l->d / l->group, 0);
     }
     return bytes * (l->each ? l->micros : 1);
 }
 
-/* Of weights: after the update each member's pieces of them to the others (ZeRO 1, 2), or before a segment's work its piece of the
- * segment's (ZeRO 3), as often as the step program gathers. */
+/* Of weights: after the update each member's pieces of them to the others (ZeRO 1, 2), or before a segment's work its
+ * piece of the segment's (ZeRO 3), as often as the step program gathers. */
 static int64_t weight_bytes(const layout *l, const store *s)
 {
     int64_t floats = 0, n = l->group, j = l->d % l->group;
     for (int i = 0; i < s->count && l->zero && l->zero < 3; i++)
         if (s->b[i].param) floats += piece(s, i, (int)j, (int)n);
     for (int i = 0; i < s->count && l->zero > 2; i++) {
-        if (!s->b[i].tied) floats += said_of(l->r, l->rank, "gathers", s->b[i].group) * piece(s, i, (int)j, (int)n);
+        if (!s->b[i].tied)
+            floats += said_of(l->r, l->rank, "gathers", s->b[i].group) * piece(s, i, (int)j, (int)n);
         else if (s->b[i].param) /* every use gathers it from here */
             for (int k = 0; k < s->count; k++)
-                if (s->b[k].tied) floats += said_of(l->r, l->rank, "gathers", s->b[k].group) * piece(s, i, (int)j, (int)n);
+                if (s->b[k].tied)
+                    floats += said_of(l->r, l->rank, "gathers", s->b[k].group) * piece(s, i, (int)j, (int)n);
     }
     return FLOAT * (n - 1) * floats;
 }
@@ -623,13 +641,14 @@ static int64_t pipeline_bytes(const layout *l, const store *s)
     return bytes;
 }
 
-/* Of tensor parallelism, per unit: b s h floats in 2 all-reduces forward and 2 backward per block, 1 after the table of tokens, 1
- * for the gradient of the head's input; of the loss 1 maximum and 2 sums per row. With sequence parallelism each is a
- * reduce-scatter and an all-gather, but the table's is a sum of which a rank keeps its rows; and per leaf the gradients of parameters
- * that acted on its rows alone are summed (R7). */
+/* Of tensor parallelism, per unit: b s h floats in 2 all-reduces forward and 2 backward per block, 1 after the table of
+ * tokens, 1 for the gradient of the head's input; of the loss 1 maximum and 2 sums per row. With sequence parallelism
+ * each is a reduce-scatter and an all-gather, but the table's is a sum of which a rank keeps its rows; and per leaf the
+ * gradients of parameters that acted on its rows alone are summed (R7). */
 static int64_t tensor_bytes(const layout *l)
 {
-    int64_t units = (l->hi - l->lo) * l->micros, n = l->rows * l->length, bytes = 0, blocks = 0, ends[2] = {0, 0}, c = n * l->width;
+    int64_t units = (l->hi - l->lo) * l->micros, n = l->rows * l->length, bytes = 0, blocks = 0, ends[2] = {0, 0},
+            c = n * l->width;
     int64_t leaves = l->hi - l->lo, half = FLOAT * c / l->tp * (l->tp - 1);
     if (l->tp == 1) return 0;
     leaves *= l->each ? l->micros : 1;
@@ -645,14 +664,15 @@ static int64_t tensor_bytes(const layout *l)
     return bytes;
 }
 
-/* And the step's own: the number of valid targets (8 bytes to each rank), the losses of the data shards, and the sums of
- * blocks of which the norm is made, where a rank has not all of the gradient. */
+/* And the step's own: the number of valid targets (8 bytes to each rank), the losses of the data shards, and the sums
+ * of blocks of which the norm is made, where a rank has not all of the gradient. */
 static int64_t step_bytes(const layout *l)
 {
     int64_t blocks = of_table(l, 1) / BLOCK;
     int copy = l->group * l->pp * l->tp;
     for (int64_t q = 0; q < l->layers + 2; q++) blocks += of_segment(l, q, 1) / BLOCK;
-    return 8 * (l->ranks - 1) + all_reduce_bytes(l->shards, l->ranks, l->rank, 1) + all_reduce_bytes(blocks, copy, l->rank % copy, 1);
+    return 8 * (l->ranks - 1) + all_reduce_bytes(l->shards, l->ranks, l->rank, 1) +
+           all_reduce_bytes(blocks, copy, l->rank % copy, 1);
 }
 
 /* In all: what a step sends beside the step's own numbers, over all ranks. */
@@ -686,7 +706,8 @@ static const char *const layouts[] = {
     "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 3 --zero-group 2",
     /* pipelines */
     "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline gpipe --accumulation shard",
-    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline interleaved --accumulation each",
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline interleaved --accumulation "
+    "each",
     "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline zero-bubble",
     "--ranks 4 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation each --zero 3",
     /* tensor groups */
@@ -695,7 +716,8 @@ static const char *const layouts[] = {
     "--ranks 4 --tp 4 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
     "--ranks 2 --tp 2 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32 --sequence-parallel",
     "--ranks 4 --tp 4 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32 --sequence-parallel",
-    "--ranks 4 --tp 2 --tensor-shards 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation each --zero 3",
+    "--ranks 4 --tp 2 --tensor-shards 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation each "
+    "--zero 3",
     "--ranks 8 --tp 2 --pp 2 --tensor-shards 2 --data-shards 2 --batch 4 --sequence 16 --zero 2 --sequence-parallel",
     /* values of forward */
     "--ranks 1 --data-shards 2 --batch 4 --sequence 32 --recompute selective",
@@ -722,23 +744,27 @@ static void check_zero(const run *r, const char *options, int64_t sent)
     int64_t n = l.ranks, m = l.micros, g = l.group, more = n / g, once = 0, tied = of_table(&l, 0), again;
     int64_t gradients = FLOAT * (l.zero ? (g - 1) * more + 2 * (more - 1) : 2 * (n - 1)) * s.slots * m;
     for (int64_t q = 0; q < l.layers + 2; q++) once += of_segment(&l, q, 0) + (is_tied(&l, q) ? tied : 0);
-    /* forward and backward of each unit, but a segment that is still there: the head, and the first before the next unit */
+    /* forward and backward of each unit, but a segment that is still there: the head, and the first before the next
+     * unit */
     again = (of_segment(&l, l.layers + 1, 0) + tied) * m + (of_segment(&l, 0, 0) + tied) * (m - 1);
-    if (l.zero > 2) once = 2 * once * m - again;
-    else once = l.zero ? s.params : 0;
+    if (l.zero > 2)
+        once = 2 * once * m - again;
+    else
+        once = l.zero ? s.params : 0;
     tap_ok(sent == gradients + FLOAT * (g - 1) * more * once && l.shards == l.dp, "%s: %s", options,
-           l.zero > 2    ? "3P (N-1)/N per rank and micro-batch, less the gathers of segments that are there"
-           : l.zero      ? "2P (N-1)/N per rank: reduce-scatter per micro-batch, all-gather"
-                         : "2P (N-1)/N per rank and micro-batch: all-reduce");
+           l.zero > 2 ? "3P (N-1)/N per rank and micro-batch, less the gathers of segments that are there"
+           : l.zero   ? "2P (N-1)/N per rank: reduce-scatter per micro-batch, all-gather"
+                      : "2P (N-1)/N per rank and micro-batch: all-reduce");
     if (more == 1)
         tap_ok(over_ranks(r, "weights") == FLOAT * s.params * (l.zero > 2 ? 1 : n) &&
                    over_ranks(r, "gradients") == FLOAT * (n * s.buffer + s.slots * (l.zero > 1 ? 1 : n)) &&
                    over_ranks(r, "optimizer") == MOMENTS * s.params * (l.zero ? 1 : n),
-               "  4 P%s, 4 P%s and a bucket, 8 P%s", l.zero > 2 ? " / N" : "", l.zero > 1 ? " / N" : "", l.zero ? " / N" : "");
+               "  4 P%s, 4 P%s and a bucket, 8 P%s", l.zero > 2 ? " / N" : "", l.zero > 1 ? " / N" : "",
+               l.zero ? " / N" : "");
 }
 
-/* 2 all-reduces forward and 2 backward per block; beside them one of the table's rows, one for the gradient of the head's input,
- * and of the loss a maximum and a sum per row. Split rows: 4 reduce-scatters, 4 all-gathers. */
+/* 2 all-reduces forward and 2 backward per block; beside them one of the table's rows, one for the gradient of the
+ * head's input, and of the loss a maximum and a sum per row. Split rows: 4 reduce-scatters, 4 all-gathers. */
 static void check_calls(const run *r, const char *options)
 {
     layout l = layout_of(r, 0);
@@ -746,12 +772,17 @@ static void check_calls(const run *r, const char *options)
     int64_t whole = l.rows * l.length * l.width;
     int fine = same_number(&l, "forward_max", 1) & same_number(&l, "step_max", units);
     fine &= same_number(&l, "forward_sum", (l.sp ? 0 : 2 * blocks) + 2);
-    fine &= same_number(&l, "forward_scatter", l.sp ? 2 * blocks : 0) & same_number(&l, "forward_gather", l.sp ? 2 * blocks + 1 : 0);
+    fine &= same_number(&l, "forward_scatter", l.sp ? 2 * blocks : 0) &
+            same_number(&l, "forward_gather", l.sp ? 2 * blocks + 1 : 0);
     fine &= same_number(&l, "step_sum", l.sp ? 2 * units + leaves * (6 * blocks + 2) : units * (4 * blocks + 3));
     fine &= same_number(&l, "step_scatter", l.sp ? units * (4 * blocks + 1) : 0);
-    fine &= same_number(&l, "step_gather", l.sp ? units * (4 * blocks + 2) : 0); /* the gradient of the table's rows, too */
-    if (l.sp) fine &= said(r, 0, "floats_scatter") == units * (4 * blocks + 1) * whole && said(r, 0, "floats_gather") == units * (4 * blocks + 2) * whole / l.tp;
-    else fine &= said(r, 0, "floats_sum") == units * ((4 * blocks + 2) * whole + 2 * l.rows * l.length);
+    fine &=
+        same_number(&l, "step_gather", l.sp ? units * (4 * blocks + 2) : 0); /* the gradient of the table's rows, too */
+    if (l.sp)
+        fine &= said(r, 0, "floats_scatter") == units * (4 * blocks + 1) * whole &&
+                said(r, 0, "floats_gather") == units * (4 * blocks + 2) * whole / l.tp;
+    else
+        fine &= said(r, 0, "floats_sum") == units * ((4 * blocks + 2) * whole + 2 * l.rows * l.length);
     tap_ok(fine, "%s: 2 %s forward and 2 backward per block and unit", options,
            l.sp ? "reduce-scatters and all-gathers" : "all-reduces");
 }
@@ -773,14 +804,18 @@ static void check_layouts(void)
         int64_t sent;
         check_memory(r, layouts[i]);
         sent = check_traffic(r, layouts[i]);
-        if (!r->status && given(r, "--accumulation each") && given(r, "--data-shards 4")) check_zero(r, layouts[i], sent);
+        if (!r->status && given(r, "--accumulation each") && given(r, "--data-shards 4"))
+            check_zero(r, layouts[i], sent);
         if (!r->status && given(r, "--pp 2") && option(r, "ranks", 1) == 2) check_pipeline(r, layouts[i], sent);
         if (!r->status && given(r, "--tp") && given(r, "--data-shards 1")) check_calls(r, layouts[i]);
         if (!r->status && given(r, "--tp 4")) { /* 1 + 1 for the table whose gradient is gathered, and R7 */
             layout l = layout_of(r, 0);
             int64_t table = FLOAT * l.rows * l.length * l.width * (l.tp - 1) * l.micros;
             int64_t rows = FLOAT * (6 * l.layers + 2) * l.width * (l.tp - 1) * l.tp;
-            if (l.sp) tap_ok(sent == whole + table + rows, "sequence parallelism sends the bytes of tensor parallelism, and %lld", (long long)(table + rows));
+            if (l.sp)
+                tap_ok(sent == whole + table + rows,
+                       "sequence parallelism sends the bytes of tensor parallelism, and %lld",
+                       (long long)(table + rows));
             whole = sent;
         }
         free(r);
@@ -790,7 +825,8 @@ static void check_layouts(void)
 /* What is not in the plan does not grow with the model and the data. */
 static void check_growth(void)
 {
-    static const char *const sizes[3] = {"--width 64 --sequence 16", "--width 256 --sequence 16", "--width 64 --sequence 128"};
+    static const char *const sizes[3] = {"--width 64 --sequence 16", "--width 256 --sequence 16",
+                                         "--width 64 --sequence 128"};
     static const char *const kinds[3] = {"--ranks 1", "--ranks 2 --zero 3", "--ranks 2 --tp 2 --tensor-shards 2"};
     for (int k = 0; k < 3; k++) {
         int64_t lists[3];
@@ -824,9 +860,10 @@ static const char *said_by(const run *r, int rank)
 static void check_disagree(const char *launch)
 {
     static const char *const kinds[3] = {"op", "count", "across"};
-    static const char *const sentences[2] = {
-        "DT_E_PEER: ranks disagree: rank 1 is in all-reduce #2 (50 floats, kind 0), rank 3 in broadcast #2 (50 floats, root 0)",
-        "DT_E_PEER: ranks disagree: rank 1 is in all-gather #2 (5 floats, kind 0), rank 3 in all-gather #2 (7 floats, kind 0)"};
+    static const char *const sentences[2] = {"DT_E_PEER: ranks disagree: rank 1 is in all-reduce #2 (50 floats, kind "
+                                             "0), rank 3 in broadcast #2 (50 floats, root 0)",
+                                             "DT_E_PEER: ranks disagree: rank 1 is in all-gather #2 (5 floats, kind "
+                                             "0), rank 3 in all-gather #2 (7 floats, kind 0)"};
     char words[300];
     run *r;
     for (int k = 0; k < 3; k++) {
@@ -836,20 +873,31 @@ static void check_disagree(const char *launch)
         fine = !r->status;
         for (int rank = 0; rank < 4; rank++) {
             const char *s = said_by(r, rank);
-            if (k < 2) fine = fine && strstr(s, rank % 2 ? sentences[k] : "DT_OK");
-            else fine = fine && strstr(s, "DT_E_PEER") && strstr(s, "waits for a rank that waits for it") &&
-                        strstr(s, "different communicators") && strstr(s, rank == 1 ? "was in all-reduce #2" : "was in barrier #2");
+            if (k < 2)
+                fine = fine && strstr(s, rank % 2 ? sentences[k] : "DT_OK");
+            else
+                fine = fine && strstr(s, "DT_E_PEER") && strstr(s, "waits for a rank that waits for it") &&
+                       strstr(s, "different communicators") &&
+                       strstr(s, rank == 1 ? "was in all-reduce #2" : "was in barrier #2");
         }
-        if (!tap_ok(fine, "%s: %s", words, k < 2 ? "both calls are named, others go on" : "the circle is named")) tap_note("%d: %s", r->status, r->text);
+        if (!tap_ok(fine, "%s: %s", words, k < 2 ? "both calls are named, others go on" : "the circle is named"))
+            tap_note("%d: %s", r->status, r->text);
         free(r);
     }
-    snprintf(words, sizeof words, "disagree --ranks 4 --pp 2 --zero 2 --data-shards 2 --batch 4 --sequence 16 --timeout 2 --launch %s", launch);
+    snprintf(words, sizeof words,
+             "disagree --ranks 4 --pp 2 --zero 2 --data-shards 2 --batch 4 --sequence 16 --timeout 2 --launch %s",
+             launch);
     r = start(words);
-    tap_ok(!r->status && strstr(said_by(r, 0), "DT_E_PEER") && strstr(said_by(r, 2), "DT_E_PEER"), "%s: all ranks stop", words);
+    tap_ok(!r->status && strstr(said_by(r, 0), "DT_E_PEER") && strstr(said_by(r, 2), "DT_E_PEER"), "%s: all ranks stop",
+           words);
     for (int rank = 1; rank < 4; rank += 2) {
         long long a = 0, b = 1, floats[2];
         const char *at = strstr(said_by(r, rank), "ranks disagree");
-        int n = at ? sscanf(at, "ranks disagree: rank 1 is in reduce-parts #%lld (%lld floats, kind 1), rank 3 in all-gather #%lld (%lld floats", &a, &floats[0], &b, &floats[1]) : 0;
+        int n = at ? sscanf(at,
+                            "ranks disagree: rank 1 is in reduce-parts #%lld (%lld floats, kind 1), rank 3 in "
+                            "all-gather #%lld (%lld floats",
+                            &a, &floats[0], &b, &floats[1])
+                   : 0;
         if (!tap_ok(n == 4 && a == b && a > 0, "  rank %d names both, number %lld", rank, a)) tap_note("%s", r->text);
     }
     free(r);
