@@ -15253,6 +15253,15 @@ static int64_t dt__engine_window(const dt__engine *e)
     return dt__engine_gathers(e, 1) ? e->store.window : 0;
 }
 
+/* Floats of the largest tied parameter: the uses of one are added at a time. */
+static int64_t dt__engine_tied(const dt__engine *e)
+{
+    int64_t floats = 0;
+    for (int32_t b = 0; b < e->store.buckets; b++)
+        if (e->store.bucket[b].tied >= 0) floats = dt__max(floats, e->store.bucket[b].floats);
+    return floats;
+}
+
 /* What the engine will allocate. */
 static dt_memory dt__engine_plan(const dt__engine *e)
 {
@@ -15270,7 +15279,7 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     m.activations += 4 * (e->net.temp + 2 * e->net.widest);
     m.buffers += 4 * dt__engine_window(e);
     if (e->shape.pipe.stages > 1) m.buffers += 2 * 4 * DT__OUTBOX * e->net.widest;
-    m.buffers += 4 * e->blocks;
+    m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e);
     return m;
 }
 
@@ -15314,7 +15323,7 @@ static int64_t dt__engine_pieces(const dt__engine *e)
 
 static dt_result dt__engine_allocate(dt__engine *e)
 {
-    int64_t widest = 0, shards = e->hi - e->lo;
+    int64_t widest = dt__engine_tied(e), shards = e->hi - e->lo;
     int64_t pieces = dt__engine_pieces(e);
     dt_result r = DT_OK;
     r = dt__engine_shared(e->data, e->shape.zero > 2 ? e->store.most_params : e->store.param_floats, "weights",
@@ -15326,8 +15335,6 @@ static dt_result dt__engine_allocate(dt__engine *e)
         if (!e->chunks[c].memory) r = DT_E_MEMORY;
     }
     if (r) return r;
-    for (int32_t b = 0; b < e->store.buckets; b++)
-        if (e->store.bucket[b].tied >= 0) widest = dt__max(widest, e->store.bucket[b].floats);
     e->total = (float *)dt__alloc(4 * dt__engine_total_floats(e), "the sum of gradients");
     e->window = (float *)dt__alloc(4 * dt__engine_window(e), "gathered weights");
     e->spans = (dt__extent *)dt__alloc((int64_t)sizeof *e->spans * pieces, "gathered weights");
@@ -17105,6 +17112,15 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
                                      (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
 }
 
+/* Floats of the largest parameter, when it must be put together from its tensor shards. */
+static int64_t dt__trainer_longest(const dt_trainer *t)
+{
+    int64_t longest = 1;
+    for (int32_t i = 0; i < t->e.net.param_count; i++)
+        longest = dt__max(longest, dt_shape_count(t->e.net.params[i].is.shape));
+    return t->e.net.tensor_shards > 1 ? longest : 0;
+}
+
 /* What will be allocated on this rank. */
 static dt_memory dt__memory_plan(const dt_trainer *t)
 {
@@ -17113,6 +17129,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     dt_memory m = dt__engine_plan(e);
     m.buffers +=
         dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
+    m.buffers += 4 * e->rows * sample + 4 * dt__trainer_longest(t);
     if (t->data) m.buffers += dt__data_memory(t->data);
     m.buffers +=
         4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
@@ -17296,12 +17313,10 @@ static void dt__generator_close(dt__generator *d)
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1), longest = 1;
+    int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1), longest = dt__trainer_longest(t);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
-    for (int32_t i = 0; i < e->net.param_count; i++)
-        longest = dt__max(longest, dt_shape_count(e->net.params[i].is.shape));
-    if (e->net.tensor_shards > 1 && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
+    if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
     t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
     t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");

@@ -140,7 +140,8 @@ for my $recipe ('', '--ema 0.5 --evaluate-ema') {
 
 SKIP: {
     my $times = full() ? 10 : 2;
-    my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved');
+    my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved', '--tp 2 --tensor-shards 2 --sequence-parallel',
+        '--zero 3 --bucket 20000', '--recompute full --offload');
     skip 'thread ranks cannot be killed alone', 2 * $times * @modes if $only_threads;
     for my $mode (@modes) {
         kill_one('KILL', 0.2 + rand 0.8, 4, "--batch 8 --sequence 64 --threads 1 $mode") for 1 .. $times;

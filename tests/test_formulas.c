@@ -1,0 +1,919 @@
+/* test_formulas.c: bytes of memory and bytes sent, of every rank, against formulas that are written here from the
+ * model's sizes alone; calls of tensor parallelism counted; what is allocated against what was planned; ranks that
+ * disagree.
+ *
+ *     cc -O2 -I.. test_formulas.c -lm -lpthread && ./a.out */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/* Allocations that are alive, in bytes without what dt__alloc adds to each for its alignment. */
+enum { COUNTED = 16, ALIGNMENT = 64 + (int)sizeof(void *) };
+static int64_t alive;
+static void *counted_malloc(size_t size)
+{
+    char *p = (char *)malloc(size + COUNTED);
+    if (!p) return NULL;
+    *(size_t *)(void *)p = size;
+    __atomic_add_fetch(&alive, (int64_t)size - ALIGNMENT, __ATOMIC_RELAXED);
+    return p + COUNTED;
+}
+static void counted_free(void *p)
+{
+    if (!p) return;
+    __atomic_sub_fetch(&alive, (int64_t) * (size_t *)(void *)((char *)p - COUNTED) - ALIGNMENT, __ATOMIC_RELAXED);
+    free((char *)p - COUNTED);
+}
+#define DT_MALLOC(size) counted_malloc(size)
+#define DT_FREE(p)      counted_free(p)
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "tap.h"
+
+/* The model of all runs, a GPT-2 with tied tables, is of the recipe's sizes; ids are below VOCABULARY. */
+enum { VOCABULARY = 100, MOST_RANKS = 8, SEGMENTS = 8, KINDS = 4 };
+
+static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    int64_t length = *(const int64_t *)user;
+    for (int64_t i = 0; i < length; i++) {
+        ((int32_t *)input)[i] = (int32_t)((sample * 31 + i * 7 + split) % VOCABULARY);
+        ((int32_t *)target)[i] = (int32_t)((sample * 17 + i * 5 + 3) % VOCABULARY);
+    }
+    return DT_OK;
+}
+
+/* ---- one rank: the program calls itself with: measure [options of recipe and layout] [launcher's options] ---- */
+
+/* dt__tp.combine, counted. */
+typedef struct hook {
+    dt__tp real;
+    int64_t calls[KINDS], floats[KINDS];
+} hook;
+static void counted_combine(void *user, int kind, float *to, const float *from, int64_t count)
+{
+    hook *h = (hook *)user;
+    h->calls[kind]++;
+    h->floats[kind] += count;
+    h->real.combine(h->real.user, kind, to, from, count);
+}
+
+/* What dt_comm_alloc gave this rank, in all communicators. */
+static int64_t shared_bytes(const dt_trainer *t)
+{
+    const dt__engine *e = &t->e;
+    const dt_comm *all[8];
+    int64_t bytes = 0;
+    all[0] = e->comm, all[1] = e->data, all[2] = e->group, all[3] = e->replicas, all[4] = e->tensor, all[5] = e->copy;
+    all[6] = e->out[0].comm, all[7] = e->out[1].comm;
+    for (int i = 0; i < 8; i++) {
+        int seen = !all[i];
+        for (int k = 0; k < i; k++) seen = seen || all[k] == all[i];
+        for (const dt__region *g = seen ? NULL : all[i]->regions; g; g = g->next)
+            if ((const char *)all[i]->area != g->base) bytes += g->stride;
+    }
+    return bytes;
+}
+
+static void say_rank(const dt_trainer *t, int64_t allocated, const int64_t *sent, const hook *forward, const hook *step)
+{
+    static const char *const kinds[KINDS] = {"sum", "max", "scatter", "gather"};
+    const dt__engine *e = &t->e;
+    dt_memory m = dt_trainer_memory(t);
+    char line[4000];
+    int n = 0;
+#define SAY(...) n += snprintf(line + n, sizeof line - (size_t)n, __VA_ARGS__)
+    SAY("rank %d: weights=%lld gradients=%lld optimizer=%lld activations=%lld buffers=%lld cache=%lld total=%lld ",
+        dt_comm_rank(t->comm), (long long)m.weights, (long long)m.gradients, (long long)m.optimizer,
+        (long long)m.activations, (long long)m.buffers, (long long)m.cache, (long long)m.total);
+    SAY("offloaded=%lld allocated=%lld sent=%lld again=%lld temp=%lld scratch=%lld ", (long long)m.offloaded,
+        (long long)allocated, (long long)sent[0], (long long)sent[1], (long long)e->net.temp,
+        (long long)dt__net_scratch(&e->net, e->k) * t->pool->workers);
+    for (int c = 0; c < e->shape.pipe.chunks; c++)
+        SAY("begin%d=%d end%d=%d slots%d=%d ", c, e->chunks[c].begin, c, e->chunks[c].end, c, e->chunks[c].slots);
+    for (int q = 0; q < e->net.count; q++) {
+        int gathers = 0;
+        for (int32_t i = 0; i < e->program.count; i++)
+            gathers +=
+                e->program.list[i].op == DT_GATHER && e->program.list[i].bucket < 0 && e->program.list[i].segment == q;
+        SAY("gathers%d=%d ", q, gathers);
+    }
+    for (int k = 0; k < KINDS; k++)
+        SAY("forward_%s=%lld step_%s=%lld floats_%s=%lld ", kinds[k], (long long)forward->calls[k], kinds[k],
+            (long long)(step->calls[k] - forward->calls[k]), kinds[k],
+            (long long)(step->floats[k] - forward->floats[k]));
+#undef SAY
+    printf("%s\n", line);
+    fflush(stdout);
+}
+
+typedef struct setup {
+    dt_recipe recipe;
+    dt_layout layout;
+    dt_source source;
+    dt_trainer *t;
+    int64_t allocated; /* since it began to open; counts where ranks are processes */
+} setup;
+
+static dt_result open_rank(setup *s, int argc, char **argv)
+{
+    dt_result e = dt_launch(&argc, &argv);
+    memset(s, 0, sizeof *s);
+    s->recipe = dt_recipe_default();
+    s->layout = dt_layout_default();
+    s->recipe.model = dt_model_gpt2("nano");
+    s->recipe.model.vocabulary = VOCABULARY;
+    s->recipe.source = &s->source;
+    s->recipe.steps = 100;
+    s->layout.threads = 1, s->layout.quiet = 1, s->layout.sample_length = 0;
+    if (!e) e = dt_args(&argc, &argv, &s->recipe, &s->layout);
+    s->source.user = &s->recipe.sequence;
+    s->source.samples[DT_TRAIN] = 64;
+    s->source.samples[DT_VALIDATION] =
+        (s->recipe.micro_batch ? s->recipe.micro_batch : s->recipe.batch) / s->recipe.data_shards;
+    s->source.inputs = s->source.targets = s->recipe.sequence;
+    s->source.input_type = s->source.target_type = DT_I32;
+    s->source.fetch = fetch;
+    s->allocated = -__atomic_load_n(&alive, __ATOMIC_RELAXED);
+    if (!e) e = dt_trainer_open(&s->t, &s->recipe, &s->layout);
+    if (!e) s->allocated += __atomic_load_n(&alive, __ATOMIC_RELAXED) + shared_bytes(s->t);
+    return e;
+}
+
+/* One unit of validation, so that calls of forward are known, then two steps, then a line of names and numbers. */
+static int measure(int argc, char **argv)
+{
+    setup s;
+    dt_trainer *t;
+    dt_step_info info = dt_step_info_zero();
+    hook forward, step;
+    int64_t sent[2] = {0, 0};
+    float loss;
+    dt_result e = open_rank(&s, argc, argv);
+    if (e) return dt_fail("open");
+    memset(&step, 0, sizeof step);
+    t = s.t;
+    step.real = t->e.env.tp;
+    t->e.env.tp.combine = counted_combine;
+    t->e.env.tp.user = &step;
+    e = dt_trainer_evaluate(t, 0, &loss);
+    forward = step;
+    for (int i = 0; i < 2 && !e; i++) {
+        if (i) step = forward;
+        e = dt_trainer_step(t, &info);
+        sent[i] = info.sent_bytes;
+    }
+    if (e) return dt_trainer_close(&t), dt_fail("step");
+    say_rank(t, s.allocated, sent, &forward, &step);
+    dt_trainer_close(&t);
+    return 0;
+}
+
+/* A rank of a pipeline of 2 stages whose program differs from that of its partner: the first reduction is a gather. */
+static int disagree(int argc, char **argv)
+{
+    setup s;
+    dt_step_info info = dt_step_info_zero();
+    dt_result e = open_rank(&s, argc, argv);
+    if (e) return dt_fail("open");
+    for (int32_t i = 0; i < s.t->e.program.count && dt_comm_rank(s.t->comm) == 3; i++) {
+        dt_instr *k = &s.t->e.program.list[i];
+        if (k->op != DT_REDUCE) continue;
+        k->op = DT_GATHER;
+        break;
+    }
+    e = dt_trainer_step(s.t, &info);
+    printf("rank %d: %s: %s\n", dt_comm_rank(s.t->comm), dt_result_name(e), e ? dt_last_error() : "");
+    fflush(stdout);
+    dt_trainer_close(&s.t);
+    return e != DT_E_PEER;
+}
+
+/* Ranks 0 and 2, 1 and 3 have a communicator together. The latter differ, or rank 3 is in the communicator of all. */
+static int split(int argc, char **argv)
+{
+    const char *kind = argv[2];
+    dt_comm *all = NULL, *pair = NULL;
+    float data[64];
+    int rank;
+    dt_result e = dt_comm_init(&all, &argc, &argv);
+    if (e) return dt_fail("open");
+    rank = dt_comm_rank(all);
+    memset(data, 0, sizeof data);
+    e = dt_comm_split(all, rank % 2, &pair);
+    if (!e) e = dt_all_reduce(pair, data, 10, DT_SUM);
+    if (e) return dt_fail("split");
+    if (!strcmp(kind, "op"))
+        e = rank == 3 ? dt_broadcast(pair, data, 50, 0) : dt_all_reduce(pair, data, 50, DT_SUM);
+    else if (!strcmp(kind, "count"))
+        e = dt_all_gather(pair, data, data + 32, rank == 3 ? 7 : 5);
+    else if (!strcmp(kind, "across"))
+        e = rank == 1 ? dt_all_reduce(pair, data, 50, DT_SUM) : dt_barrier(all);
+    printf("rank %d: %s: %s\n", rank, dt_result_name(e), e ? dt_last_error() : "");
+    fflush(stdout);
+    dt_comm_free(&pair);
+    dt_comm_free(&all);
+    return 0;
+}
+
+/* ---- the parent ---- */
+
+typedef struct run {
+    int status;
+    char options[400], text[40000];
+} run;
+
+static const char *self;
+
+static run *start(const char *words)
+{
+    run *r = (run *)calloc(1, sizeof *r);
+    char command[1000];
+    size_t used;
+    FILE *p;
+    snprintf(r->options, sizeof r->options, " %s ", words);
+    snprintf(command, sizeof command, "timeout 60 '%s' %s 2>&1", self, words);
+    p = popen(command, "r");
+    if (!p) tap_bail("cannot run %s", command);
+    used = fread(r->text, 1, sizeof r->text - 1, p);
+    r->text[used] = 0;
+    r->status = WEXITSTATUS(pclose(p));
+    return r;
+}
+
+/* What a rank said under a name; -1: nothing. */
+static int64_t said(const run *r, int rank, const char *name)
+{
+    char word[64];
+    const char *line, *end, *at;
+    snprintf(word, sizeof word, "rank %d: ", rank);
+    line = strstr(r->text, word);
+    if (!line) return -1;
+    end = strchr(line, '\n');
+    snprintf(word, sizeof word, " %s=", name);
+    at = strstr(line, word);
+    return at && (!end || at < end) ? strtoll(at + strlen(word), NULL, 10) : -1;
+}
+static int64_t said_of(const run *r, int rank, const char *name, int number)
+{
+    char word[64];
+    snprintf(word, sizeof word, "%s%d", name, number);
+    return said(r, rank, word);
+}
+
+/* ---- the formulas ----
+ * Every parameter is padded to whole blocks of 1024 floats, and so is each tensor shard of one that is cut (R11). */
+enum { BLOCK = 1024, FLOAT = 4, MOMENTS = 8 }; /* AdamW: two floats of state per weight */
+
+static int64_t padded(int64_t floats, int64_t to) { return (floats + to - 1) / to * to; }
+
+/* Sizes and degrees of a run, as its options give them, and the place of a rank. */
+typedef struct layout {
+    const run *r;
+    int64_t layers, heads, width, length, rows, micros, shards, vt; /* of the recipe */
+    int each, sp, zero, recompute, offload, horizon, zero_bubble, bytes_of_bucket;
+    int ranks, dp, pp, tp, group, chunks;
+    int rank, d, p, t; /* order DPT */
+    int64_t lo, hi;    /* this rank's data shards */
+} layout;
+
+static int64_t option(const run *r, const char *name, int64_t otherwise)
+{
+    char word[64];
+    const char *at;
+    snprintf(word, sizeof word, " --%s ", name);
+    at = strstr(r->options, word);
+    return at ? strtoll(at + strlen(word), NULL, 10) : otherwise;
+}
+static int given(const run *r, const char *words) { return strstr(r->options, words) != NULL; }
+
+static layout layout_of(const run *r, int rank)
+{
+    layout l;
+    int64_t batch = option(r, "batch", 0), micro = option(r, "micro-batch", batch), each, more;
+    memset(&l, 0, sizeof l);
+    l.r = r;
+    l.layers = option(r, "layers", 2), l.heads = option(r, "heads", 2), l.width = option(r, "width", 64);
+    l.length = option(r, "sequence", 0), l.shards = option(r, "data-shards", 0), l.vt = option(r, "tensor-shards", 1);
+    l.rows = micro / l.shards, l.micros = batch / micro;
+    l.each = given(r, "--accumulation each") && l.micros > 1;
+    l.sp = given(r, "--sequence-parallel");
+    l.recompute = given(r, "--recompute full") ? 2 : given(r, "--recompute selective");
+    l.offload = given(r, "--offload"), l.horizon = (int)option(r, "horizon", 1);
+    l.zero_bubble = given(r, "zero-bubble");
+    l.chunks = given(r, "interleaved") ? (int)option(r, "chunks", 2) : 1;
+    l.bytes_of_bucket = (int)option(r, "bucket", 25000000);
+    l.ranks = (int)option(r, "ranks", 1), l.tp = (int)option(r, "tp", 1), l.pp = (int)option(r, "pp", 1);
+    l.dp = l.ranks / l.tp / l.pp;
+    l.zero = l.dp > 1 ? (int)option(r, "zero", 0) : 0;
+    l.group = l.zero ? (int)option(r, "zero-group", l.dp) : 1;
+    l.rank = rank, l.t = rank % l.tp, l.p = rank / l.tp % l.pp, l.d = rank / l.tp / l.pp;
+    each = l.shards / l.dp, more = l.shards % l.dp; /* R1: longer runs first */
+    l.lo = l.d * each + (l.d < more ? l.d : more), l.hi = l.lo + each + (l.d < more);
+    return l;
+}
+
+/* R1: the branches of the tree over shards that a run [lo, hi) of them is made of. */
+static int64_t partial_sums(int64_t lo, int64_t hi)
+{
+    int64_t n = 0, branch;
+    for (; lo < hi; lo += branch, n++)
+        for (branch = 1; lo % (2 * branch) == 0 && lo + 2 * branch <= hi;) branch *= 2;
+    return n;
+}
+
+/* Floats of what a rank has of a parameter: of all tensor shards (whole) or of its own. cut: of a dimension of `over`
+ * that is cut, of width each / over; 0: the parameter is not cut. */
+static int64_t of_param(const layout *l, int64_t floats, int64_t over, int whole)
+{
+    int64_t own = whole ? l->vt : l->vt / l->tp;
+    if (!over || l->vt == 1) return padded(floats, BLOCK);
+    return own * padded(floats / over * ((over + l->vt - 1) / l->vt), BLOCK);
+}
+static int64_t of_table(const layout *l, int whole) { return of_param(l, VOCABULARY * l->width, VOCABULARY, whole); }
+
+/* Parameters of segment q without the table of tokens, which segments 0 and last share. */
+static int64_t of_segment(const layout *l, int64_t q, int whole)
+{
+    int64_t c = l->width, norm = of_param(l, c, 0, whole);
+    if (q == 0) return of_param(l, l->length * c, 0, whole); /* positions */
+    if (q == l->layers + 1) return 2 * norm;
+    return 2 * norm + of_param(l, 3 * c * c, 3 * c, whole) + of_param(l, 3 * c, 3 * c, whole) + /* q, k, v */
+           of_param(l, c * c, c, whole) + norm + 2 * norm +                          /* its projection; norm */
+           of_param(l, 4 * c * c, 4 * c, whole) + of_param(l, 4 * c, 4 * c, whole) + /* up */
+           of_param(l, 4 * c * c, 4 * c, whole) + norm;                              /* down */
+}
+static int is_tied(const layout *l, int64_t q) { return q == 0 || q == l->layers + 1; }
+
+/* R7: gradients of gamma, beta and the biases of row-parallel products are sums over row slices, of which a rank has
+ * all, or with sequence parallelism its own. Slices but the first lie behind the set. */
+static int64_t of_slices(const layout *l, int64_t q)
+{
+    int64_t slices = l->sp ? l->vt / l->tp : l->vt;
+    int64_t params = q == 0 ? 0 : q == l->layers + 1 ? 2 : 6;
+    return (slices - 1) * params * padded(l->width, BLOCK);
+}
+
+/* Gradients are reduced in buckets, from the end of the model: a stage's segments together, up to --bucket bytes and
+ * with ZeRO 3 one segment each, and a bucket for each use of the table. */
+typedef struct bucket {
+    int64_t floats;
+    int param, tied, group; /* param: the parameters are here, not only a later use of them */
+} bucket;
+typedef struct store {
+    bucket b[4 * SEGMENTS];
+    int count;
+    int64_t params, slots, buffer, slices, window; /* floats */
+} store;
+
+static void add_bucket(store *s, int64_t floats, int param, int tied, int group)
+{
+    bucket *b = &s->b[s->count++];
+    b->floats = floats, b->param = param, b->tied = tied, b->group = group;
+    s->slots += floats;
+    s->params += param ? floats : 0;
+}
+
+static store store_of(const layout *l)
+{
+    store s;
+    int has_table = 0;
+    memset(&s, 0, sizeof s);
+    for (int c = l->chunks - 1; c >= 0; c--) {
+        int64_t begin = said_of(l->r, l->rank, "begin", c), end = said_of(l->r, l->rank, "end", c), open = end;
+        for (int64_t q = end - 1; q >= begin; q--) {
+            int64_t floats = 0, window = of_segment(l, q, 0) + (is_tied(l, q) ? of_table(l, 0) : 0);
+            for (int64_t k = q; k < open; k++) floats += of_segment(l, k, 0);
+            s.window = window > s.window ? window : s.window;
+            if (FLOAT * floats < (l->zero > 2 ? 1 : l->bytes_of_bucket) && q > begin) continue;
+            add_bucket(&s, floats, 1, 0, (int)q);
+            for (int64_t k = open - 1; k >= q; k--)
+                if (is_tied(l, k)) add_bucket(&s, of_table(l, 0), !has_table, 1, (int)q), has_table = 1;
+            open = q;
+        }
+        for (int64_t q = begin; q < end; q++) {
+            int buffered = l->shards == l->dp && (l->each || (l->micros == 1 && l->zero > 1));
+            if (!buffered)
+                s.slices += of_slices(l, q);
+            else if (of_slices(l, q) > s.slices)
+                s.slices = of_slices(l, q);
+        }
+    }
+    for (int i = 0; i < s.count; i++) {
+        int64_t together = 0;
+        for (int k = 0; k < s.count; k++) together += s.b[k].group == s.b[i].group ? s.b[k].floats : 0;
+        s.buffer = together > s.buffer ? together : s.buffer;
+    }
+    return s;
+}
+
+/* The piece of bucket i that member j of a group of n has: its blocks as even as they can be, those that are left over
+ * with another member in each bucket; of tied ones with the first, so that all uses are cut alike. */
+static int64_t piece(const store *s, int i, int j, int n)
+{
+    int64_t blocks = s->b[i].floats / BLOCK;
+    int turn = s->b[i].tied ? 0 : i % n;
+    return (blocks / n + ((j - turn + n) % n < blocks % n)) * BLOCK;
+}
+static int64_t own_floats(const layout *l, const store *s, int params)
+{
+    int64_t floats = 0;
+    for (int i = 0; i < s->count; i++)
+        if (!params || s->b[i].param) floats += piece(s, i, l->d % l->group, l->group);
+    return floats;
+}
+
+/* Values of one unit that segment q keeps for backward, n tokens of width h, in floats. A block: what its norms give (n
+ * h each, and mean and deviation of a row), q, k, v (3 n h), attention's output and per row and head two numbers for
+ * its backward, what is added to the residual (n h), both sides of the GELU (4 n h each); its probabilities are not
+ * kept. Of this only norms and residual are whole on all ranks of a tensor group: n (3 h + 4 + (12 h + 2 a) / t) which
+ * in bytes is the 10 + 24/t of Korthikanti et al. for fp32 without masks of dropout and without 5 a s / h (their 10:
+ * inputs of norms, which are outputs of segments here, and masks). With sequence parallelism norms are split, but the
+ * rows that their products gather are kept whole: n (2 h + (13 h + 4 + 2 a) / t). Head: its norm, or the gathered rows,
+ * the logits, and 3 numbers per row, 7 where its columns are cut. Zero-bubble also keeps gradients that those of
+ * weights need later: of both sides of the block (n h each), the residual (n h), q, k, v (3 n h), the GELU (4 n h); in
+ * the head of the logits and the norm. Here only with t = 1. */
+static int64_t kept(const layout *l, int64_t q)
+{
+    int64_t n = l->rows * l->length, h = l->width, a = l->heads, t = l->tp, wide = VOCABULARY;
+    if (q == 0) return 0; /* the tokens are with the batch */
+    if (q <= l->layers) {
+        int64_t again = l->recompute == 1 ? (n * h + 2 * n * a) / t : 0; /* attention */
+        int64_t later = l->zero_bubble ? 10 * n * h : 0;
+        if (l->sp) return 2 * n * h + (13 * n * h + 4 * n + 2 * n * a) / t - again;
+        return 3 * n * h + 4 * n + (12 * n * h + 2 * n * a) / t - again + later;
+    }
+    if (l->vt > 1) wide = (VOCABULARY + l->vt - 1) / l->vt * (l->vt / t);
+    return n * h + 2 * n / (l->sp ? t : 1) + n * wide + (l->vt > 1 ? 7 : 3) * n +
+           (l->zero_bubble ? n * wide + n * h : 0);
+}
+
+/* Output of segment q in floats; each place begins at a multiple of 16. */
+static int64_t output(const layout *l, int64_t q)
+{
+    return q > l->layers ? 16 : l->rows * l->length * l->width / (l->sp ? l->tp : 1);
+}
+
+/* Units in flight at a stage: GPipe has all, 1F1B and zero-bubble at most as many as stages from here on. */
+static int64_t in_flight(const layout *l, int chunk)
+{
+    int64_t units = (l->hi - l->lo) * l->micros;
+    if (l->chunks > 1) return said_of(l->r, l->rank, "slots", chunk);
+    if (l->zero_bubble) return said_of(l->r, l->rank, "slots", 0);
+    if (given(l->r, "gpipe")) return units;
+    return l->pp - l->p < units ? l->pp - l->p : units;
+}
+
+/* ---- memory ---- */
+
+/* Sets of gradients, the same on every rank: the most partial sums that a run of shards has when the sum of its newest
+ * shard joins them. That is 1 + log2(Vd / dp) where runs are branches of the tree (R4). */
+static int64_t sets(const layout *of)
+{
+    int64_t most = 1;
+    for (int rank = 0; rank < of->ranks; rank++) {
+        layout l = layout_of(of->r, rank);
+        for (int64_t shard = l.lo; shard < l.hi; shard++) {
+            int64_t together = partial_sums(l.lo, shard) + 1;
+            most = together > most ? together : most;
+        }
+    }
+    return most;
+}
+
+static dt_memory expected(const layout *l)
+{
+    dt_memory m;
+    store s = store_of(l);
+    int64_t widest = l->rows * l->length * l->width / (l->sp ? l->tp : 1), most = 0, blocks = 0, units = 0, tables = 0;
+    int buffered = l->shards == l->dp && (l->each || (l->micros == 1 && l->zero > 1)), total = buffered || l->each;
+    memset(&m, 0, sizeof m);
+    m.weights = FLOAT * (l->zero > 2 ? own_floats(l, &s, 1) : s.params);
+    m.gradients = FLOAT * ((buffered ? s.buffer : s.slots) + s.slices) * (buffered ? 1 : sets(l));
+    if (total) m.gradients += FLOAT * (l->zero > 1 ? own_floats(l, &s, 0) : s.slots);
+    m.optimizer = MOMENTS * (l->zero ? own_floats(l, &s, 1) : s.params);
+    for (int64_t q = 0; q < l->layers + 2; q++) {
+        most = kept(l, q) > most ? kept(l, q) : most;
+        blocks += of_segment(l, q, 1) / BLOCK;
+    }
+    blocks += of_table(l, 1) / BLOCK;
+    for (int c = 0; c < l->chunks; c++) {
+        int64_t begin = said_of(l->r, l->rank, "begin", c), end = said_of(l->r, l->rank, "end", c), slot = 0;
+        if (begin) slot += output(l, begin - 1); /* the input comes from another stage */
+        for (int64_t q = begin; q < end; q++) {
+            slot += output(l, q) * (l->zero_bubble ? 2 : 1) + (l->recompute < 2 ? kept(l, q) : 0);
+            tables += is_tied(l, q);
+        }
+        units += FLOAT * slot * in_flight(l, c);
+    }
+    *(l->offload ? &m.offloaded : &m.activations) = units;
+    if (l->offload) m.activations += FLOAT * (l->horizon + 3) * widest; /* the ring */
+    if (l->recompute == 2) m.activations += FLOAT * most;
+    m.activations += FLOAT * (said(l->r, l->rank, "temp") + 2 * widest); /* scratch of the plans; two gradients */
+    m.buffers = said(l->r, l->rank, "scratch") + FLOAT * blocks;
+    if (l->zero > 2) m.buffers += FLOAT * s.window;
+    if (l->pp > 1) m.buffers += 2 * FLOAT * DT__OUTBOX * widest;
+    if (tables) m.buffers += 2 * FLOAT * of_table(l, 0); /* two uses while they are added */
+    m.buffers +=
+        2 * FLOAT * l->length * l->rows * (3 * (l->hi - l->lo) * l->micros + 1); /* 3 batches, 1 unit: validation */
+    if (l->vt > 1) {                                                             /* a parameter put together */
+        int64_t longest = 4 * l->width * l->width;
+        m.buffers += FLOAT * (longest > VOCABULARY * l->width ? longest : VOCABULARY * l->width);
+    }
+    m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers;
+    return m;
+}
+
+/* Planned, but not to the byte what is allocated: shared memory comes in pages (4 arrays at most), the pieces of ZeRO 3
+ * as large as the largest of the group (a block per bucket), the threads' scratch in 4096 bytes. Allocated, but not
+ * planned: lists, whose length depends on the number of segments, parameters, instructions and samples, not on their
+ * width: graphs and plans, parameters, program, data, threads. */
+enum { LISTS = 200000 };
+static int64_t unplanned(const run *r, int rank)
+{
+    return said(r, rank, "allocated") - said(r, rank, "total") - said(r, rank, "offloaded");
+}
+
+static int same_number(const layout *l, const char *what, int64_t want)
+{
+    int64_t got = said(l->r, l->rank, what);
+    if (got != want) tap_note("rank %d, %s: %lld, not %lld", l->rank, what, (long long)got, (long long)want);
+    return got == want;
+}
+
+static const char common[] = "measure --layers 3 --heads 4 --launch processes";
+
+static run *measured(const char *options)
+{
+    char words[400];
+    run *r;
+    snprintf(words, sizeof words, "%s %s", common, options);
+    r = start(words);
+    if (r->status) tap_note("status %d: %s", r->status, r->text);
+    return r;
+}
+
+static void check_memory(const run *r, const char *options)
+{
+    int fine = !r->status, ranks = (int)option(r, "ranks", 1);
+    int64_t most = 0;
+    for (int rank = 0; rank < ranks && !r->status; rank++) {
+        layout l = layout_of(r, rank);
+        dt_memory m = expected(&l);
+        int64_t lists = unplanned(r, rank);
+        fine &= same_number(&l, "weights", m.weights);
+        fine &= same_number(&l, "gradients", m.gradients);
+        fine &= same_number(&l, "optimizer", m.optimizer);
+        fine &= same_number(&l, "activations", m.activations);
+        fine &= same_number(&l, "buffers", m.buffers);
+        fine &= same_number(&l, "offloaded", m.offloaded);
+        fine &= same_number(&l, "total", m.total);
+        most = lists > most ? lists : most;
+        fine &= lists >= 0 && lists <= LISTS;
+    }
+    if (!tap_ok(fine, "memory: %s", options)) tap_note("up to %lld bytes are not in the plan", (long long)most);
+}
+
+/* ---- traffic ----
+ * Bytes that a rank sends, summed over its peers. An all-reduce of S is a reduce-scatter and an all-gather: each peer
+ * gets the piece that it adds up and the sum of this rank's piece, (n - 2) piece + S, which is 2 S (n-1)/n where pieces
+ * are equal; at most 2048 floats go whole to each peer, S (n-1), which saves a round. */
+enum { EAGER = 2048 };
+static int64_t reduced_piece(int64_t floats, int n, int j)
+{
+    int64_t blocks = padded(floats, BLOCK) / BLOCK, low = blocks * j / n * BLOCK, high = blocks * (j + 1) / n * BLOCK;
+    return (high < floats ? high : floats) - (low < floats ? low : floats);
+}
+static int64_t all_reduce_bytes(int64_t floats, int n, int j, int eager)
+{
+    if (n == 1) return 0;
+    if (eager && floats <= EAGER) return FLOAT * (n - 1) * floats;
+    return FLOAT * (floats + (n - 2) * reduced_piece(floats, n, j));
+}
+
+/* Of gradients: all-reduces of every bucket, or reduce-scatters in the group and all-reduces of the own piece across
+ * groups; once a step, or with accumulation `each` once a micro-batch. A rank that has several partial sums sends all
+ * of them (R1). */
+static int64_t gradient_bytes(const layout *l, const store *s)
+{
+    int64_t bytes = 0, parts = partial_sums(l->lo, l->hi), n = l->group, j = l->d % l->group;
+    for (int i = 0; i < s->count && l->dp > 1; i++) {
+        int64_t floats = s->b[i].floats, own = reduced_piece(floats, l->dp, l->d);
+        if (n == 1)
+            bytes += FLOAT * (parts * (floats - own) + (l->dp - 1) * own);
+        else
+            bytes += FLOAT * parts * (floats - piece(s, i, (int)j, (int)n)) +
+                     all_reduce_bytes(piece(s, i, (int)j, (int)n), l->dp / l->group, l->d / l->group, 0);
+    }
+    return bytes * (l->each ? l->micros : 1);
+}
+
+/* Of weights: after the update each member's pieces of them to the others (ZeRO 1, 2), or before a segment's work its
+ * piece of the segment's (ZeRO 3), as often as the step program gathers. */
+static int64_t weight_bytes(const layout *l, const store *s)
+{
+    int64_t floats = 0, n = l->group, j = l->d % l->group;
+    for (int i = 0; i < s->count && l->zero && l->zero < 3; i++)
+        if (s->b[i].param) floats += piece(s, i, (int)j, (int)n);
+    for (int i = 0; i < s->count && l->zero > 2; i++) {
+        if (!s->b[i].tied)
+            floats += said_of(l->r, l->rank, "gathers", s->b[i].group) * piece(s, i, (int)j, (int)n);
+        else if (s->b[i].param) /* every use gathers it from here */
+            for (int k = 0; k < s->count; k++)
+                if (s->b[k].tied)
+                    floats += said_of(l->r, l->rank, "gathers", s->b[k].group) * piece(s, i, (int)j, (int)n);
+    }
+    return FLOAT * (n - 1) * floats;
+}
+
+/* Of activations and gradients between stages, b s h floats per unit, boundary and direction; and the gradient of the
+ * table's use here to the stage that has the other. */
+static int64_t pipeline_bytes(const layout *l, const store *s)
+{
+    int64_t units = (l->hi - l->lo) * l->micros, bytes = 0, uses = 0;
+    for (int c = 0; c < l->chunks && l->pp > 1; c++) {
+        int first = c == 0 && l->p == 0, last = c == l->chunks - 1 && l->p == l->pp - 1;
+        bytes += units * FLOAT * output(l, 1) * (!first + !last);
+    }
+    for (int i = 0; i < s->count; i++) uses += s->b[i].tied;
+    for (int i = 0; i < s->count && uses == 1 && l->pp > 1; i++)
+        if (s->b[i].tied) bytes += FLOAT * piece(s, i, l->d % l->group, l->group);
+    return bytes;
+}
+
+/* Of tensor parallelism, per unit: b s h floats in 2 all-reduces forward and 2 backward per block, 1 after the table of
+ * tokens, 1 for the gradient of the head's input; of the loss 1 maximum and 2 sums per row. With sequence parallelism
+ * each is a reduce-scatter and an all-gather, but the table's is a sum of which a rank keeps its rows; and per leaf the
+ * gradients of parameters that acted on its rows alone are summed (R7). */
+static int64_t tensor_bytes(const layout *l)
+{
+    int64_t units = (l->hi - l->lo) * l->micros, n = l->rows * l->length, bytes = 0, blocks = 0, ends[2] = {0, 0},
+            c = n * l->width;
+    int64_t leaves = l->hi - l->lo, half = FLOAT * c / l->tp * (l->tp - 1);
+    if (l->tp == 1) return 0;
+    leaves *= l->each ? l->micros : 1;
+    for (int k = 0; k < l->chunks; k++)
+        for (int64_t q = said_of(l->r, l->rank, "begin", k); q < said_of(l->r, l->rank, "end", k); q++)
+            *(is_tied(l, q) ? &ends[q > 0] : &blocks) += 1;
+    bytes += blocks * 4 * (l->sp ? 2 * half : all_reduce_bytes(c, l->tp, l->t, 1));
+    bytes += ends[0] * all_reduce_bytes(c, l->tp, l->t, 1) + ends[0] * (l->sp ? half : 0);
+    bytes += ends[1] * (l->sp ? 2 * half : all_reduce_bytes(c, l->tp, l->t, 1));
+    bytes += ends[1] * (all_reduce_bytes(n, l->tp, l->t, 1) + all_reduce_bytes(2 * n, l->tp, l->t, 1));
+    bytes *= units;
+    if (l->sp) bytes += leaves * (6 * blocks + 2 * ends[1]) * all_reduce_bytes(l->width, l->tp, l->t, 1);
+    return bytes;
+}
+
+/* And the step's own: the number of valid targets (8 bytes to each rank), the losses of the data shards, and the sums
+ * of blocks of which the norm is made, where a rank has not all of the gradient. */
+static int64_t step_bytes(const layout *l)
+{
+    int64_t blocks = of_table(l, 1) / BLOCK;
+    int copy = l->group * l->pp * l->tp;
+    for (int64_t q = 0; q < l->layers + 2; q++) blocks += of_segment(l, q, 1) / BLOCK;
+    return 8 * (l->ranks - 1) + all_reduce_bytes(l->shards, l->ranks, l->rank, 1) +
+           all_reduce_bytes(blocks, copy, l->rank % copy, 1);
+}
+
+/* In all: what a step sends beside the step's own numbers, over all ranks. */
+static int64_t check_traffic(const run *r, const char *options)
+{
+    int fine = !r->status, ranks = (int)option(r, "ranks", 1);
+    int64_t all = 0;
+    for (int rank = 0; rank < ranks && !r->status; rank++) {
+        layout l = layout_of(r, rank);
+        store s = store_of(&l);
+        int64_t sent = gradient_bytes(&l, &s) + weight_bytes(&l, &s) + pipeline_bytes(&l, &s) + tensor_bytes(&l);
+        fine &= same_number(&l, "sent", sent + step_bytes(&l)) && same_number(&l, "again", sent + step_bytes(&l));
+        all += said(r, rank, "sent") - step_bytes(&l);
+    }
+    tap_ok(fine, "traffic: %s", options);
+    return all;
+}
+
+/* ---- layouts ---- */
+
+static const char *const layouts[] = {
+    /* data parallel, ZeRO: each with dp = Vd; several partial sums; groups; small buckets */
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 1",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 2",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 3",
+    "--ranks 3 --data-shards 8 --batch 8 --sequence 16",
+    "--ranks 3 --data-shards 8 --batch 8 --sequence 16 --zero 3",
+    "--ranks 4 --data-shards 8 --batch 16 --micro-batch 8 --sequence 16 --accumulation shard --zero 1 --zero-group 2",
+    "--ranks 4 --data-shards 4 --batch 8 --sequence 16 --zero 2 --zero-group 2 --bucket 40000",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 3 --zero-group 2",
+    /* pipelines */
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline gpipe --accumulation shard",
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline interleaved --accumulation "
+    "each",
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline zero-bubble",
+    "--ranks 4 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation each --zero 3",
+    /* tensor groups */
+    "--ranks 2 --tp 2 --tensor-shards 2 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
+    "--ranks 2 --tp 2 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32 --accumulation each",
+    "--ranks 4 --tp 4 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
+    "--ranks 2 --tp 2 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32 --sequence-parallel",
+    "--ranks 4 --tp 4 --tensor-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32 --sequence-parallel",
+    "--ranks 4 --tp 2 --tensor-shards 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation each "
+    "--zero 3",
+    "--ranks 8 --tp 2 --pp 2 --tensor-shards 2 --data-shards 2 --batch 4 --sequence 16 --zero 2 --sequence-parallel",
+    /* values of forward */
+    "--ranks 1 --data-shards 2 --batch 4 --sequence 32 --recompute selective",
+    "--ranks 2 --data-shards 2 --batch 4 --sequence 32 --recompute full",
+    "--ranks 1 --data-shards 2 --batch 4 --sequence 32 --recompute full --offload",
+    "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --recompute full --offload --horizon 2",
+};
+enum { LAYOUTS = (int)(sizeof layouts / sizeof *layouts) };
+
+/* ---- the formulas as papers have them ---- */
+
+static int64_t over_ranks(const run *r, const char *what)
+{
+    int64_t sum = 0;
+    for (int rank = 0; rank < option(r, "ranks", 1); rank++) sum += said(r, rank, what);
+    return sum;
+}
+
+/* FORMULAS per rank, and in all: a rank's is the mean to a block per bucket, which is in the tests above. */
+static void check_zero(const run *r, const char *options, int64_t sent)
+{
+    layout l = layout_of(r, 0);
+    store s = store_of(&l);
+    int64_t n = l.ranks, m = l.micros, g = l.group, more = n / g, once = 0, tied = of_table(&l, 0), again;
+    int64_t gradients = FLOAT * (l.zero ? (g - 1) * more + 2 * (more - 1) : 2 * (n - 1)) * s.slots * m;
+    for (int64_t q = 0; q < l.layers + 2; q++) once += of_segment(&l, q, 0) + (is_tied(&l, q) ? tied : 0);
+    /* forward and backward of each unit, but a segment that is still there: the head, and the first before the next
+     * unit */
+    again = (of_segment(&l, l.layers + 1, 0) + tied) * m + (of_segment(&l, 0, 0) + tied) * (m - 1);
+    if (l.zero > 2)
+        once = 2 * once * m - again;
+    else
+        once = l.zero ? s.params : 0;
+    tap_ok(sent == gradients + FLOAT * (g - 1) * more * once && l.shards == l.dp, "%s: %s", options,
+           l.zero > 2 ? "3P (N-1)/N per rank and micro-batch, less the gathers of segments that are there"
+           : l.zero   ? "2P (N-1)/N per rank: reduce-scatter per micro-batch, all-gather"
+                      : "2P (N-1)/N per rank and micro-batch: all-reduce");
+    if (more == 1)
+        tap_ok(over_ranks(r, "weights") == FLOAT * s.params * (l.zero > 2 ? 1 : n) &&
+                   over_ranks(r, "gradients") == FLOAT * (n * s.buffer + s.slots * (l.zero > 1 ? 1 : n)) &&
+                   over_ranks(r, "optimizer") == MOMENTS * s.params * (l.zero ? 1 : n),
+               "  4 P%s, 4 P%s and a bucket, 8 P%s", l.zero > 2 ? " / N" : "", l.zero > 1 ? " / N" : "",
+               l.zero ? " / N" : "");
+}
+
+/* 2 all-reduces forward and 2 backward per block; beside them one of the table's rows, one for the gradient of the
+ * head's input, and of the loss a maximum and a sum per row. Split rows: 4 reduce-scatters, 4 all-gathers. */
+static void check_calls(const run *r, const char *options)
+{
+    layout l = layout_of(r, 0);
+    int64_t units = (l.hi - l.lo) * l.micros, leaves = l.each ? units : l.hi - l.lo, blocks = l.layers;
+    int64_t whole = l.rows * l.length * l.width;
+    int fine = same_number(&l, "forward_max", 1) & same_number(&l, "step_max", units);
+    fine &= same_number(&l, "forward_sum", (l.sp ? 0 : 2 * blocks) + 2);
+    fine &= same_number(&l, "forward_scatter", l.sp ? 2 * blocks : 0) &
+            same_number(&l, "forward_gather", l.sp ? 2 * blocks + 1 : 0);
+    fine &= same_number(&l, "step_sum", l.sp ? 2 * units + leaves * (6 * blocks + 2) : units * (4 * blocks + 3));
+    fine &= same_number(&l, "step_scatter", l.sp ? units * (4 * blocks + 1) : 0);
+    fine &=
+        same_number(&l, "step_gather", l.sp ? units * (4 * blocks + 2) : 0); /* the gradient of the table's rows, too */
+    if (l.sp)
+        fine &= said(r, 0, "floats_scatter") == units * (4 * blocks + 1) * whole &&
+                said(r, 0, "floats_gather") == units * (4 * blocks + 2) * whole / l.tp;
+    else
+        fine &= said(r, 0, "floats_sum") == units * ((4 * blocks + 2) * whole + 2 * l.rows * l.length);
+    tap_ok(fine, "%s: 2 %s forward and 2 backward per block and unit", options,
+           l.sp ? "reduce-scatters and all-gathers" : "all-reduces");
+}
+
+static void check_pipeline(const run *r, const char *options, int64_t sent)
+{
+    layout l = layout_of(r, 0);
+    int64_t boundaries = l.chunks * l.pp - 1, units = (l.hi - l.lo) * l.micros;
+    int64_t uses = l.chunks > 1 || l.pp > 1 ? 2 * of_table(&l, 0) : 0;
+    tap_ok(sent == FLOAT * (2 * boundaries * units * l.rows * l.length * l.width + uses),
+           "%s: b s h per boundary (%d), unit and direction, and the table's gradients", options, (int)boundaries);
+}
+
+static void check_layouts(void)
+{
+    int64_t whole = -1;
+    for (int i = 0; i < LAYOUTS; i++) {
+        run *r = measured(layouts[i]);
+        int64_t sent;
+        check_memory(r, layouts[i]);
+        sent = check_traffic(r, layouts[i]);
+        if (!r->status && given(r, "--accumulation each") && given(r, "--data-shards 4"))
+            check_zero(r, layouts[i], sent);
+        if (!r->status && given(r, "--pp 2") && option(r, "ranks", 1) == 2) check_pipeline(r, layouts[i], sent);
+        if (!r->status && given(r, "--tp") && given(r, "--data-shards 1")) check_calls(r, layouts[i]);
+        if (!r->status && given(r, "--tp 4")) { /* 1 + 1 for the table whose gradient is gathered, and R7 */
+            layout l = layout_of(r, 0);
+            int64_t table = FLOAT * l.rows * l.length * l.width * (l.tp - 1) * l.micros;
+            int64_t rows = FLOAT * (6 * l.layers + 2) * l.width * (l.tp - 1) * l.tp;
+            if (l.sp)
+                tap_ok(sent == whole + table + rows,
+                       "sequence parallelism sends the bytes of tensor parallelism, and %lld",
+                       (long long)(table + rows));
+            whole = sent;
+        }
+        free(r);
+    }
+}
+
+/* What is not in the plan does not grow with the model and the data. */
+static void check_growth(void)
+{
+    static const char *const sizes[3] = {"--width 64 --sequence 16", "--width 256 --sequence 16",
+                                         "--width 64 --sequence 128"};
+    static const char *const kinds[3] = {"--ranks 1", "--ranks 2 --zero 3", "--ranks 2 --tp 2 --tensor-shards 2"};
+    for (int k = 0; k < 3; k++) {
+        int64_t lists[3];
+        char words[200];
+        for (int i = 0; i < 3; i++) {
+            run *r;
+            snprintf(words, sizeof words, "%s --data-shards 2 --batch 2 %s", kinds[k], sizes[i]);
+            r = measured(words);
+            lists[i] = r->status ? 1 << 30 : unplanned(r, 0);
+            free(r);
+        }
+        tap_ok(llabs(lists[1] - lists[0]) < 20000 && llabs(lists[2] - lists[0]) < 20000,
+               "%s: besides the plan %lld bytes; with 4 times the width %lld, 8 times the sequence %lld", kinds[k],
+               (long long)lists[0], (long long)lists[1], (long long)lists[2]);
+    }
+}
+
+/* ---- ranks that disagree ---- */
+
+static const char *said_by(const run *r, int rank)
+{
+    static char line[1000];
+    char word[64];
+    const char *at;
+    snprintf(word, sizeof word, "rank %d: ", rank);
+    at = strstr(r->text, word);
+    snprintf(line, sizeof line, "%.*s", at ? (int)strcspn(at, "\n") : 0, at ? at : "");
+    return line;
+}
+
+static void check_disagree(const char *launch)
+{
+    static const char *const kinds[3] = {"op", "count", "across"};
+    static const char *const sentences[2] = {"DT_E_PEER: ranks disagree: rank 1 is in all-reduce #2 (50 floats, kind "
+                                             "0), rank 3 in broadcast #2 (50 floats, root 0)",
+                                             "DT_E_PEER: ranks disagree: rank 1 is in all-gather #2 (5 floats, kind "
+                                             "0), rank 3 in all-gather #2 (7 floats, kind 0)"};
+    char words[300];
+    run *r;
+    for (int k = 0; k < 3; k++) {
+        int fine;
+        snprintf(words, sizeof words, "split %s --ranks 4 --timeout 1 --launch %s", kinds[k], launch);
+        r = start(words);
+        fine = !r->status;
+        for (int rank = 0; rank < 4; rank++) {
+            const char *s = said_by(r, rank);
+            if (k < 2)
+                fine = fine && strstr(s, rank % 2 ? sentences[k] : "DT_OK");
+            else
+                fine = fine && strstr(s, "DT_E_PEER") && strstr(s, "waits for a rank that waits for it") &&
+                       strstr(s, "different communicators") &&
+                       strstr(s, rank == 1 ? "was in all-reduce #2" : "was in barrier #2");
+        }
+        if (!tap_ok(fine, "%s: %s", words, k < 2 ? "both calls are named, others go on" : "the circle is named"))
+            tap_note("%d: %s", r->status, r->text);
+        free(r);
+    }
+    snprintf(words, sizeof words,
+             "disagree --ranks 4 --pp 2 --zero 2 --data-shards 2 --batch 4 --sequence 16 --timeout 2 --launch %s",
+             launch);
+    r = start(words);
+    tap_ok(!r->status && strstr(said_by(r, 0), "DT_E_PEER") && strstr(said_by(r, 2), "DT_E_PEER"), "%s: all ranks stop",
+           words);
+    for (int rank = 1; rank < 4; rank += 2) {
+        long long a = 0, b = 1, floats[2];
+        const char *at = strstr(said_by(r, rank), "ranks disagree");
+        int n = at ? sscanf(at,
+                            "ranks disagree: rank 1 is in reduce-parts #%lld (%lld floats, kind 1), rank 3 in "
+                            "all-gather #%lld (%lld floats",
+                            &a, &floats[0], &b, &floats[1])
+                   : 0;
+        if (!tap_ok(n == 4 && a == b && a > 0, "  rank %d names both, number %lld", rank, a)) tap_note("%s", r->text);
+    }
+    free(r);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "measure")) return measure(argc, argv);
+    if (argc > 1 && !strcmp(argv[1], "disagree")) return disagree(argc, argv);
+    if (argc > 2 && !strcmp(argv[1], "split")) return split(argc, argv);
+    self = argv[0];
+    check_layouts();
+    check_growth();
+    check_disagree("processes");
+#ifndef DT_NO_THREADS
+    check_disagree("threads");
+#endif
+    return tap_done();
+}
