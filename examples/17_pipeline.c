@@ -17,17 +17,18 @@
  *     "Memory is divided by p" is true of weights, nearly: a tied table is on two stages, which exchange its gradients
  *     once a step. It is wrong of activations: stage 0 has 1/p of the layers and, with 1F1B, p micro-batches.
  *     A boundary passes b s h floats forward and as many back per micro-batch, so that a pipeline can do with a slower
- *     network than tensor parallelism, which sends as much in every layer (18_tensor_parallel.c).
+ *     network than tensor parallelism, which sends more in every layer (18_tensor_parallel.c).
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 17_pipeline.c -o 17_pipeline -lm -lpthread
  *     ./17_pipeline
- *     ./17_pipeline --ranks 4                    (1, 2 or 4 ranks: as many stages)
+ *     ./17_pipeline --ranks 2
+ *     ./17_pipeline --ranks 4                    (as many stages as ranks)
  *
  * What you should see
  *     Two models cut in four; the four orders, to one scale of time; idle shares as the schedules have them beside the
  *     formulas; then training with as many stages as ranks: what stage 0 keeps and sends in each order, and one hash.
- *     Interleaved keeps a little more than its formula, since each run has memory of its own for its own most.
+ *     Interleaved keeps a little more than its formula, since each run has memory for its own most.
  *
  * Read on: 18_tensor_parallel.c, every layer on every rank. */
 #define DTRAIN_IMPLEMENTATION
@@ -97,8 +98,10 @@ static int sweep(void)
         int fits = 1;
         for (int k = 0; k < 4; k++) fits = !plan(k, 4, m, NULL, 0, &idle[k]) && fits;
         printf("m = %2d %16.1f %6.1f %14.1f %12.1f", m, 100 * idle[0], 100 * idle[1], 100 * formula, 100 * idle[3]);
-        if (fits) printf(" %7.1f %15.1f%s\n", 100 * idle[2], 100 * twice, m == 16 ? "  m = 4p" : "");
-        else printf("   m is no multiple of p\n");
+        if (fits)
+            printf(" %7.1f %15.1f%s\n", 100 * idle[2], 100 * twice, m == 16 ? "  m = 4p" : "");
+        else
+            printf("   m is no multiple of p\n");
         good = good && fabs(idle[0] - formula) < 1e-9 && fabs(idle[1] - formula) < 1e-9;
         good = good && fits == (m % 4 == 0) && (!fits || fabs(idle[2] - twice) < 1e-9);
     }
@@ -131,7 +134,8 @@ static dt_result train(const char *text, int kind, int p, int64_t m, int64_t ste
     return e;
 }
 
-/* What is kept is so much plus so much per micro-batch: two plans of GPipe tell. The rest of what is sent: norms, losses. */
+/* What is kept is so much plus so much per micro-batch: two plans of GPipe tell. The rest of what is sent: norms,
+ * losses. */
 static dt_result compare(const char *text, int p, int root, int *good)
 {
     result r[4], half;
@@ -139,7 +143,8 @@ static dt_result compare(const char *text, int p, int root, int *good)
     dt_result e = train(text, 0, p, M / 2, 0, &half);
     for (int k = 0; k < 4 && !e; k++) e = train(text, k, p, M, 5, &r[k]);
     if (e) return e;
-    if (root) printf("\nm = %d, stage 0 of %d: keeps bytes  micro-batches  formula   sends bytes  formula  rest\n", M, p);
+    if (root)
+        printf("\nm = %d, stage 0 of %d: keeps bytes  micro-batches  formula   sends bytes  formula  rest\n", M, p);
     for (int k = 0; k < 4; k++) {
         double messages = M * (k == 2 ? 2 * CHUNKS - 1 : 1), table = 4.0 * VOCABULARY * WIDTH;
         double formula = p > 1 ? messages * 4 * LENGTH * WIDTH + table : 0;

@@ -1,10 +1,10 @@
 /* 18_tensor_parallel: every layer cut across the ranks.
  *
  * What you learn
- *     Two weight matrices in a row, as in an MLP: y = gelu(x A) B. Tensor parallel cuts A by columns, [A0 | A1], and B by
- *     rows. A rank has x, computes gelu(x A0) B0, and never needs the other's half of the hidden units:
- *       - gelu may stand between: it works on each hidden unit alone, and a rank has all of a unit. With A cut by rows a
- *         rank would have a part of each sum, and gelu(a) + gelu(b) is not gelu(a + b).
+ *     Two weight matrices in a row, as in an MLP: y = gelu(x A) B. Tensor parallel cuts A by columns, [A0 | A1], and B
+ *     by rows. A rank has x, computes gelu(x A0) B0, and never needs the other's half of the hidden units:
+ *       - gelu may stand between: it works on each hidden unit alone, and a rank has all of a unit. With A cut by rows
+ *         a rank would have a part of each sum, and gelu(a) + gelu(b) is not gelu(a + b).
  *       - y is the sum of the ranks' parts: one all-reduce, and one in backward for the gradient of x. Attention is cut
  *         the same way, by heads. So a block needs 4 all-reduces of b s C floats per micro-batch, for which all wait.
  *         Their bytes grow with the tokens (those of data parallel with the weights): it wants ranks that are near.
@@ -27,8 +27,8 @@
  *     ./18_tensor_parallel --ranks 4
  *
  * What you should see
- *     The two products by hand; how many sums change their bits with the cut; two shards of one seed and of two; then the
- *     trainer, data parallel, tensor parallel and with sequence parallel: bytes beside the formula, memory, one hash.
+ *     The two products by hand; how many sums change their bits with the cut; two shards of one seed and of two; then
+ *     the trainer, data parallel, tensor parallel and with sequence parallel: bytes beside the formula, memory, a hash.
  *
  * Read on: 19_mesh.c, which ranks should be the near ones. */
 #define DTRAIN_IMPLEMENTATION
@@ -72,7 +72,8 @@ static void by_hand(dt_graph *g)
     }
     show(g, "sum of the ranks", dt_add(g, y[0], y[1]));
     show(g, "gelu(x A) B, whole", dt_matmul(g, dt_gelu(g, dt_matmul(g, x, a, 0, 0)), b, 0, 0));
-    show(g, "A by rows: sum of gelu, wrong", dt_add(g, dt_gelu(g, rows(g, x, a, 0, 1)), dt_gelu(g, rows(g, x, a, 1, 2))));
+    show(g, "A by rows: sum of gelu, wrong",
+         dt_add(g, dt_gelu(g, rows(g, x, a, 0, 1)), dt_gelu(g, rows(g, x, a, 1, 2))));
 }
 
 static double differ(const dt_graph *g, dt_tensor a, dt_tensor b)
@@ -91,10 +92,11 @@ static int orders(dt_graph *g)
     for (int i = 0; i < 4; i++) p[i] = rows(g, x, w, i * K / 4, (i + 1) * K / 4);
     tree = dt_combine(g, dt_reshape(g, dt_concat(g, p, 4, 0), dt_shape3(4, ROWS, ROWS)));
     low = dt_add(g, p[0], p[1]), high = dt_add(g, p[2], p[3]); /* what each of two ranks adds */
-    printf("%% of sums of %d terms with other bits: 2 chains instead of 1 %.0f, 4 instead of 1 %.0f,\n  4 added one after "
-           "another instead of as a tree %.0f; 4 chains on 2 ranks instead of 1 rank %.0f\n", K,
-           differ(g, one, dt_add(g, rows(g, x, w, 0, K / 2), rows(g, x, w, K / 2, K))), differ(g, one, tree),
-           differ(g, tree, dt_add(g, dt_add(g, low, p[2]), p[3])), differ(g, tree, dt_add(g, low, high)));
+    printf(
+        "%% of sums of %d terms with other bits: 2 chains instead of 1 %.0f, 4 instead of 1 %.0f,\n  4 added one after "
+        "another instead of as a tree %.0f; 4 chains on 2 ranks instead of 1 rank %.0f\n",
+        K, differ(g, one, dt_add(g, rows(g, x, w, 0, K / 2), rows(g, x, w, K / 2, K))), differ(g, one, tree),
+        differ(g, tree, dt_add(g, dt_add(g, low, p[2]), p[3])), differ(g, tree, dt_add(g, low, high)));
     return differ(g, one, tree) > 10 && differ(g, tree, dt_add(g, low, high)) <= 0;
 }
 
@@ -111,7 +113,7 @@ static double race(uint64_t seed, const char *what)
 {
     float w[2 * EACH], loss = 0;
     double aa = 0, ab = 0, bb = 0;
-    for (int step = -2; step < 600; step++) {
+    for (int step = -2; step < 400; step++) {
         dt_graph *g = NULL;
         if (dt_graph_open(&g, step == -2 ? 2 : step == -1 ? seed : 1)) return 0;
         if (step < 0) {
@@ -134,9 +136,9 @@ static double race(uint64_t seed, const char *what)
     return (double)loss;
 }
 
-/* Trains on n ranks: 0 data parallel, 1 tensor parallel, 2 with rows split. The rest of what is sent: sums of the softmax
- * over the vocabulary, norms, losses; in 0 the tied table's second gradient and padding to blocks of 1024; in 2 the gradients
- * of norms, per data shard, and of the embedding's rows. */
+/* Trains on n ranks: 0 data parallel, 1 tensor parallel, 2 with rows split. The rest of what is sent: sums of the
+ * softmax over the vocabulary, norms, losses; in 0 the tied table's second gradient and padding to blocks of 1024; in 2
+ * the gradients of norms, per data shard, and of the embedding's rows. */
 static dt_result train(const char *text, int mode, int n, int *good)
 {
     static const char *const names[] = {"data parallel", "tensor parallel", "and sequence"};

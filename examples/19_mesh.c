@@ -1,0 +1,196 @@
+/* 19_mesh: data, pipeline and tensor parallel at once, and where the ranks of each should be.
+ *
+ * What you learn
+ *     The degrees multiply to the number of ranks, dp x pp x tp = n. Ranks are places of a mesh with three axes, and
+ *     the order of the axes, slowest first, says who is near whom. With 8 ranks on 2 nodes, pp 2 and tp 2:
+ *       DPT ("cluster")  neighbours share a tensor; the nodes have different data: gradients cross the network.
+ *       TPD ("spread")   neighbours have different data; the halves of every tensor are on two nodes, and all the
+ *                        all-reduces of 18_tensor_parallel.c cross the network.
+ *       PDT              the stages are on two nodes: only what passes between stages crosses.
+ *     "Tensor and pipeline inside a node, data across" and "tensor inside, pipeline across" are both taught as rules.
+ *     Both keep the tensor inside. PDT sends less between nodes, DPT can send it in few large pieces.
+ *
+ *     Words. Amazon's SMP says mp for pp x tp, rdp ("reduced") for what is dp here, and dp for all ranks of one stage,
+ *     tp x rdp. So mp x rdp = n and pp x dp = n. That mp x dp = n is often said, and true only if tp = 1.
+ *
+ *     Three traps, as wrong choices that run, and what they cost:
+ *       - model parallel for a model that fits on a rank, as this one does. The lines "pipeline" and "tensor": one lets
+ *         ranks idle, the other waits for 4 all-reduces in each block and micro-batch; "data" waits once per step.
+ *       - tensor parallel across nodes: the line of TPD.
+ *       - data parallel taken for model parallel (Amazon's SMDDP for SMP; the names are much alike). One has the whole
+ *         model on every rank, the other a part: under a budget of memory the first is refused, and no number of ranks
+ *         mends that. (With ZeRO data-parallel ranks have parts, too.)
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 19_mesh.c -o 19_mesh -lm -lpthread
+ *     ./19_mesh
+ *     ./19_mesh --ranks 2
+ *     ./19_mesh --ranks 4
+ *     ./19_mesh --ranks 8                        (2 x 2 x 2)
+ *
+ * What you should see
+ *     The tables of two orders, and which pairs share a node; training in six layouts, the first half of the ranks
+ *     playing one node and the second the other: bytes inside and between them, their sum by formula, idle share,
+ *     memory of the largest rank, one hash; at last a refusal.
+ *
+ * Read on: dt_layout in ../dtrain.h; --tp, --pp, --order and the rest of 10_train.c do the same to any model. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPECTED "d9a34408ac4ca8bfa58f266845af1fb3096458a2f5e77d09797345cc0c834d68"
+
+enum { RANKS = 8, NODE = 4, LAYERS = 6, WIDTH = 128, BATCH = 16, MICRO = 8, LENGTH = 32, SHARDS = 8 };
+
+/* Reads the table of 8 ranks on 2 nodes: at[rank] becomes its node, data, pipe and tensor. */
+static int mesh(const char *order, int at[RANKS][4])
+{
+    char text[512], *line;
+    dt_layout l = dt_layout_default();
+    l.pp = l.tp = 2, l.order = order;
+    if (dt_mesh_table(&l, RANKS, NODE, text, sizeof text)) return 0;
+    line = strchr(text, '\n');
+    for (int r = 0; r < RANKS && line; r++, line = strchr(line + 1, '\n'))
+        if (sscanf(line, "%*d %d %d %d %d", &at[r][0], &at[r][1], &at[r][2], &at[r][3]) != 4) return 0;
+    return 1;
+}
+
+/* The pairs along an axis: ranks that differ in this place alone. Returns how many of the four share a node. */
+static int pairs(const char *what, int axis, int at[RANKS][4])
+{
+    int shared = 0;
+    printf("  %s", what);
+    for (int a = 0; a < RANKS; a++)
+        for (int b = a + 1; b < RANKS; b++) {
+            int same = 0;
+            for (int i = 1; i < 4; i++) same += i != axis && at[a][i] == at[b][i];
+            if (same < 2) continue;
+            printf(" %d-%d", a, b);
+            shared += at[a][0] == at[b][0];
+        }
+    printf(shared ? " share a node\n" : " are on two nodes\n");
+    return shared;
+}
+
+static int tables(void)
+{
+    int near[RANKS][4], far[RANKS][4], good;
+    char text[512];
+    dt_layout l = dt_layout_default();
+    if (!mesh("cluster", near) || !mesh("spread", far)) return 0;
+    printf("rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor\n");
+    for (int r = 0; r < RANKS; r++)
+        printf("%4d %4d %19d %4d %6d %20d %4d %6d\n", r, near[r][0], near[r][1], near[r][2], near[r][3], far[r][1],
+               far[r][2], far[r][3]);
+    good = pairs("DPT, data:  ", 1, near) == 0 && pairs("DPT, pipe:  ", 2, near) == 4 &&
+           pairs("DPT, tensor:", 3, near) == 4;
+    good = pairs("TPD, data:  ", 1, far) == 4 && pairs("TPD, pipe:  ", 2, far) == 4 &&
+           pairs("TPD, tensor:", 3, far) == 0 && good;
+    printf("pp 2 x tp 2 x rdp 2 = 8; mp 4 x rdp 2 = 8; pp 2 x dp 4 = 8; but mp 4 x dp 4 = 16\n");
+    l.tp = 3;
+    if (!dt_mesh_table(&l, RANKS, NODE, text, sizeof text)) return 0;
+    printf("refused: %s\n", dt_last_error());
+    return good;
+}
+
+/* Ways to use n ranks: tensor groups and stages of 2, if there are so many ranks, or one kind of parallel alone. */
+enum { DATA, MESH, STAGES, TENSOR };
+static const struct choice {
+    const char *name, *order;
+    int kind;
+} choices[] = {{"data", "DPT", DATA},     {"mesh DPT, cluster", "DPT", MESH}, {"mesh TPD, spread", "TPD", MESH},
+               {"mesh PDT", "PDT", MESH}, {"pipeline", "DPT", STAGES},        {"tensor", "DPT", TENSOR}};
+
+/* Bytes that all ranks send in a step: 2 (n-1) S for each sum over n ranks, and S for each message. The rest is tables,
+ * padding to blocks of 1024 floats, norms, and losses. */
+static double formula(const dt_layout *l, double dp, double weights)
+{
+    double tp = (double)l->tp, pp = (double)l->pp, stream = 4.0 * BATCH * LENGTH * WIDTH; /* between two layers */
+    return 2 * (dp - 1) * 4 * weights + 2 * (tp - 1) * (4 * LAYERS + 2) * stream + 2 * (pp - 1) * tp * stream;
+}
+
+/* Trains, the ranks on two nodes, and prints what all of them sent in the first step. memory: the most of a rank. */
+static dt_result train(dt_comm *c, const char *text, const struct choice *m, float *memory, int *good)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    int n = dt_comm_size(c), me = dt_comm_rank(c), half = (n + 1) / 2, dp;
+    float sent[2] = {0, 0}; /* bytes inside nodes, between them */
+    double idle = 0;
+    dt_result e;
+    recipe.model = dt_model_llama("llama-nano"); /* without biases, which would be mostly padding here */
+    recipe.model.layers = LAYERS, recipe.model.heads = recipe.model.kv_heads = 8, recipe.model.width = WIDTH;
+    recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0, recipe.steps = 2;
+    recipe.batch = BATCH, recipe.micro_batch = MICRO, recipe.data_shards = recipe.tensor_shards = SHARDS;
+    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.tp = m->kind == TENSOR ? n : m->kind == MESH && n > 1 ? 2 : 1;
+    layout.pp = m->kind == STAGES ? n : m->kind == MESH && n > 3 ? 2 : 1;
+    layout.order = m->order;
+    dp = n / (int)(layout.tp * layout.pp);
+    e = dt_trainer_open(&t, &recipe, &layout);
+    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] -= (float)dt_trainer_sent(t, p);
+    if (!e) e = dt_trainer_step(t, &info);
+    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] += (float)dt_trainer_sent(t, p);
+    if (!e) e = dt_trainer_run(t, &info);
+    if (e) return dt_trainer_close(&t), e;
+    *memory = (float)dt_trainer_memory(t).total;
+    e = dt_all_reduce(c, sent, 2, DT_SUM);
+    if (!e) e = dt_all_reduce(c, memory, 1, DT_MAX);
+    if (!e) e = dt_pipeline_grid(&layout, BATCH / MICRO * SHARDS / dp, NULL, 0, &idle);
+    *good = *good && !strcmp(dt_trainer_hash(t), EXPECTED);
+    if (!me && !e)
+        printf("%-18s %2d %3d %3d %9.2f %9.2f %9.2f %6.1f %% %8.2f  %.12s..\n", m->name, dp, (int)layout.pp,
+               (int)layout.tp, (double)sent[0] / 1e6, (double)sent[1] / 1e6,
+               formula(&layout, dp, (double)dt_trainer_weights(t)) / 1e6, 100 * idle, (double)*memory / 1e6,
+               dt_trainer_hash(t));
+    dt_trainer_close(&t);
+    return e;
+}
+
+/* A budget between what the mesh and what data parallel needs: the first fits, the second is refused. */
+static dt_result budget(dt_comm *c, const char *text, const float *memory, int *good)
+{
+    char limit[32];
+    float again;
+    dt_result e;
+    snprintf(limit, sizeof limit, "%.0f", (double)(memory[DATA] + memory[MESH]) / 2);
+    setenv("DT_MEM_LIMIT", limit, 1);
+    if (!dt_comm_rank(c)) printf("with DT_MEM_LIMIT=%s\n", limit);
+    e = train(c, text, &choices[MESH], &again, good);
+    if (e) return e;
+    e = train(c, text, &choices[DATA], &again, good);
+    *good = *good && e == DT_E_MEMORY;
+    if (!dt_comm_rank(c)) printf("data: %s\n", dt_last_error());
+    return dt_barrier(c);
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    dt_comm *c = NULL;
+    float memory[6];
+    int file, root, n, good = 1;
+    dt_result e = dt_comm_init(&c, &argc, &argv);
+    if (e) return dt_fail("19_mesh");
+    n = dt_comm_size(c), root = !dt_comm_rank(c);
+    if (argc > 1 || n > 8) return fprintf(stderr, "19_mesh: the option is --ranks 1, 2, 4 or 8\n"), 2;
+    file = mkstemp(text);
+    if (file < 0) return perror("19_mesh: no file in /tmp"), 1;
+    close(file);
+    e = dt_data_generate(text, 100000, 1);
+    if (root) good = tables();
+    if (root) printf("\nMB sent in a step  dp  pp  tp    inside   between   formula     idle  MB/rank  sha256\n");
+    for (int k = 0; k < (n > 1 ? 6 : 1) && !e; k++) e = train(c, text, &choices[k], &memory[k], &good);
+    if (!e && n > 1) e = budget(c, text, memory, &good);
+    remove(text);
+    dt_comm_free(&c);
+    if (e) return dt_fail("19_mesh");
+    if (!good) return fprintf(stderr, "FAILED: tables, refusals or hashes are not as they should be\n"), 1;
+    if (root) printf("expected %s\nok: every choice of a mesh costs something else, and none costs a bit\n", EXPECTED);
+    return 0;
+}
