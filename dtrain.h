@@ -40,9 +40,9 @@
  *     H8  models: segments, GPT-2, Llama
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
- * never changes a bit. Work is done per logical shard of the data and of the tensors; a layout says who owns which shard;
- * sums over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however
- * data, tensors, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON or plain C.
+ * never changes a bit. Work is done per logical shard of the data and of the tensors; a layout says who owns which; sums
+ * over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however data,
+ * tensors, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON or plain C.
  *
  * WHAT IT DOES NOT. One machine; no context or expert parallelism: a sequence and the experts of a block stay in one
  * tensor group; communication does not overlap with compute; arithmetic in fp32 only; no checkpoints; CPU only. It does
