@@ -40,13 +40,14 @@
  *     H8  models: segments, GPT-2, Llama
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
- * never changes a bit. Work is done per logical data shard; a layout says who owns which shard; sums over shards follow
- * one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, with any number of threads, with
- * AVX-512, AVX2, NEON or plain C.
+ * never changes a bit. Work is done per logical shard of the data and of the tensors; a layout says who owns which; sums
+ * over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however data,
+ * tensors, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON or plain C.
  *
- * WHAT IT DOES NOT. One machine; data parallel only; arithmetic in fp32 only; no checkpoints; CPU only. It does not
- * print, exit or abort below the trainer and launcher. It is no general tensor library: it has the ops that its models
- * need.
+ * WHAT IT DOES NOT. One machine; no context or expert parallelism: a sequence and the experts of a block stay in one
+ * tensor group; communication does not overlap with compute; arithmetic in fp32 only; no checkpoints; CPU only. It does
+ * not print, exit or abort below the trainer and launcher. It is no general tensor library: it has the ops that its
+ * models need.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
