@@ -136,7 +136,8 @@ sub ranks_of {
 # end: a failure that names the rank, in time, with no process left. Tests it.
 sub kill_one {
     my ($signal, $after, $ranks, $options) = @_;
-    my $command = trainer() . ' --data ' . corpus(60000) . " --model nano --steps 1000000 --sample-length 0 --timeout 1 --ranks $ranks $options";
+    my $timeout = $signal eq 'STOP' ? '--timeout 1' : ''; # the dead are seen at once
+    my $command = trainer() . ' --data ' . corpus(60000) . " --model nano --steps 1000000 --sample-length 0 --ranks $ranks $timeout $options";
     my $pid = fork;
     die "fork: $!" unless defined $pid;
     if (!$pid) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env perl
 # Every parallel mode in every combination (R1..R8, R11, R12): a recipe gives the hash of tests/golden/hash.txt in each of
-# the layouts that fit 8 ranks: meshes, sequence parallelism, schedules, ZeRO with and without groups, recompute, offload. A random sample of them by
-# default (DT_SEED=N draws sample N again), all with DT_FULL=1. Then validation and text samples in some of them, ranks that
-# are killed in the middle, and what is refused.
+# the layouts that fit 8 ranks: meshes, sequence parallelism, schedules, ZeRO with and without groups, recompute, offload.
+# A random sample of them by default (DT_SEED=N draws sample N again), all with DT_FULL=1. Then validation and text samples
+# in some of them, ranks that are killed in the middle, and what is refused.
 use strict;
 use warnings;
 use FindBin;
@@ -29,17 +29,18 @@ my $shards = 8;
 sub runs {
     my $l = shift;
     my ($least, $longest) = (int($shards / dp($l)), int(($shards + dp($l) - 1) / dp($l)));
-    return $l->{zero} > 2 && $l->{zero_group} != 1 ? $longest : ($least, $longest);
+    return $l->{zero} > 2 && $l->{zero_group} ne 1 ? $longest : ($least, $longest);
 }
 
 # ZeRO shares state among all data-parallel ranks (0) or in groups, which are whole branches of the tree over shards.
 sub groups {
     my $l = shift;
-    return 0 if !$l->{zero};
+    return 'no' if !$l->{zero};
     return (0, 1, grep { $_ > 1 && $_ < dp($l) && $shards % dp($l) == 0 } divisors(dp($l)));
 }
 
-# Tensor ranks share the recipe's shards. The stages need a segment for each of their chunks; interleaved, the units of every rank come in groups of stages.
+# Tensor ranks share the recipe's shards. The stages need a segment for each of their chunks; interleaved, the units of
+# every rank come in groups of stages.
 sub fits {
     my ($name, $l) = @_;
     my %of = (layers => 2, batch => 8, 'micro-batch' => 8, $recipe{$name} =~ /--(layers|batch|micro-batch) (\d+)/g);
@@ -51,7 +52,8 @@ sub fits {
 }
 
 # The axes of the draw: name, every value or one drawn for each layout, the values given those of the axes before. Each
-# but recipe is an option. None: there is no such layout. A new axis is a line here.
+# but recipe is an option: yes is one without a value, no leaves it out. No values: there is no such layout. A new axis is
+# a line here.
 my @axes = (
     [ranks => 'every', sub { 1 .. 8 }],
     [tp => 'every', sub { my $ranks = $_[0]{ranks}; grep { $ranks % $_ == 0 } 1, 2, 4 }],
@@ -60,10 +62,11 @@ my @axes = (
     [zero => 'every', sub { dp($_[0]) > 1 ? (0 .. 3) : (0, 3) }],
     [zero_group => 'every', \&groups],
     [pipeline => 'every', sub { $_[0]{pp} > 1 ? qw(1f1b gpipe interleaved zero-bubble) : qw(1f1b gpipe zero-bubble) }],
-    [chunks => 'every', sub { $_[0]{pipeline} eq 'interleaved' ? (2, 3) : 2 }],
+    [chunks => 'every', sub { $_[0]{pipeline} eq 'interleaved' ? (2, 3) : 'no' }],
     [recompute => 'every', sub { $_[0]{pipeline} eq 'zero-bubble' ? qw(none selective) : qw(none selective full) }],
-    [offload => 'one', sub { $_[0]{recompute} eq 'full' ? qw(yes no) : 'no' }],
-    [horizon => 'one', sub { $_[0]{offload} eq 'yes' ? (1, 2, 5) : 1 }],
+    [offload => 'every', sub { $_[0]{recompute} eq 'full' ? qw(yes no) : 'no' }],
+    [horizon => 'one', sub { $_[0]{offload} eq 'yes' ? (1, 2, 5) : 'no' }],
+    [offload_rate => 'one', sub { $_[0]{offload} eq 'yes' ? (0, 2e7) : 'no' }],
     [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch deep tensor tensor_llama tensor_experts) }],
     [memory_weight => 'one', sub { (0, 0.5, 1) }],
     [bucket => 'one', sub { (1, 5000, 100000, 25000000) }],
@@ -83,7 +86,12 @@ sub layouts {
 
 sub options {
     my $l = shift;
-    return join ' ', map { my $option = $_->[0]; $option =~ tr/_/-/; $l->{$_->[0]} eq 'no' ? () : $l->{$_->[0]} eq 'yes' ? "--$option" : "--$option $l->{$_->[0]}" } grep { $_->[0] ne 'recipe' } @axes;
+    my @words;
+    for my $name (grep { $_ ne 'recipe' && $l->{$_} ne 'no' } map { $_->[0] } @axes) {
+        (my $option = "--$name") =~ tr/_/-/;
+        push @words, $l->{$name} eq 'yes' ? $option : "$option $l->{$name}";
+    }
+    return join ' ', @words;
 }
 
 # A random sample with every value of every axis in it.
@@ -128,6 +136,7 @@ my %places = ( # name => options
     'interleaved, 2 ranks' => '--ranks 2 --pp 2 --pipeline interleaved',
     'zero-bubble, ZeRO 1, 4 ranks' => '--ranks 4 --pp 2 --zero 1 --pipeline zero-bubble',
     'recompute, 2 threads' => '--ranks 2 --recompute full --threads 2',
+    'offload, 2 stages' => '--ranks 2 --pp 2 --recompute full --offload',
     'groups of 2, ZeRO 3, 4 ranks' => '--ranks 4 --zero 3 --zero-group 2',
 );
 for my $recipe ('', '--ema 0.5 --evaluate-ema') {
@@ -167,6 +176,8 @@ refused('--pp 3 --pipeline interleaved', 3, qr/in groups of 3 stages, a rank has
 refused('--pp 2 --pipeline interleaved', 6, qr/in groups of 2 stages, a rank has 3/);
 refused('--pp 2 --pipeline zero-bubble --recompute full', 2, qr/zero-bubble keeps values .*choose --recompute none, or another --pipeline/);
 refused('--pipeline square', 2, qr/'square' is not one of 1f1b,gpipe,interleaved,zero-bubble/);
+refused('--offload', 2, qr/--offload moves .* that --recompute full keeps: choose both/);
+refused('--recompute full --offload --horizon 0', 2, qr/--horizon 0 is 1 to 1000 segments/);
 refused('--recompute some', 1, qr/'some' is not one of none,selective,full/);
 refused('--zero 4', 4, qr/ZeRO stage 4: it is 0 .*, 1 .*, 2 .* or 3/);
 refused('--zero 4', 1, qr/ZeRO stage 4/);
