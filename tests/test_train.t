@@ -27,7 +27,7 @@ SKIP: {
 }
 
 # ---- token shards give the same run as the bytes they hold ----
-sub hash_of {
+sub result_of {
     my ($status, $out, $err) = run(120, "$program --model nano --batch 8 --sequence 32 --steps 4 --validation 0.1 --sample-length 0 @_");
     diag($err) if $status;
     return ($out =~ /^sha256 (\w+)/m ? $1 : "none ($status)", $out);
@@ -36,17 +36,17 @@ my @tokens = unpack 'C*', slurp($data);
 my $half = int(@tokens / 3);
 spew("$tmp/a.bin", pack('l<256', 20240520, 1, $half, (0) x 253) . pack('S<*', @tokens[0 .. $half - 1]));
 spew("$tmp/b.bin", pack('l<256', 20240520, 1, @tokens - $half, (0) x 253) . pack('S<*', @tokens[$half .. $#tokens]));
-my ($bytes) = hash_of("--data $data --quiet");
-my ($shards) = hash_of("--data '$tmp/?.bin' --vocabulary 256 --quiet");
+my ($bytes) = result_of("--data $data --quiet");
+my ($shards) = result_of("--data '$tmp/?.bin' --vocabulary 256 --quiet");
 is($shards, $bytes, 'two .bin shards of the same tokens give the hash of the text');
-my ($seeded) = hash_of("--data $data --seed 2 --quiet");
+my ($seeded) = result_of("--data $data --seed 2 --quiet");
 isnt($seeded, $bytes, 'another seed gives another hash');
 
 # ---- metrics and validation in two layouts ----
 my @kinds = $only_threads ? ('threads') : ('processes', 'threads');
 my %seen;
 for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
-    my ($hash, $out) = hash_of("--data $data --eval-every 2 --eval-batches 0 --metrics $tmp/m.jsonl $layout");
+    my ($hash, $out) = result_of("--data $data --eval-every 2 --eval-batches 0 --metrics $tmp/m.jsonl $layout");
     my @line = split /\n/, slurp("$tmp/m.jsonl");
     is(scalar @line, 4, "$layout: one line of metrics per step");
     is(scalar(grep { /^\{"step":\d+,"loss":[0-9.e+-]+,"validation":(null|[0-9.]+),.*"data_seconds":[0-9.e+-]+,"sent_bytes":\d+\}$/ } @line), 4, "$layout: well-formed lines");
