@@ -27,7 +27,7 @@
  *
  * What you should see
  *     Two models cut in four; the four orders, to one scale of time; idle shares as the schedules have them beside the
- *     formulas; then training with as many stages as ranks: what stage 0 keeps and sends in each order, and one hash.
+ *     formulas; then a training run of as many stages as ranks: what stage 0 keeps and sends (rest: norms), one hash.
  *     Interleaved keeps a little more than its formula, since each run has memory for its own most.
  *
  * Read on: 18_tensor_parallel.c, every layer on every rank. */

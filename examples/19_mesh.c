@@ -19,7 +19,7 @@
  *       - tensor parallel across nodes: the line of TPD.
  *       - data parallel taken for model parallel (Amazon's SMDDP for SMP; the names are much alike). One has the whole
  *         model on every rank, the other a part: under a budget of memory the first is refused, and no number of ranks
- *         mends that. (With ZeRO data-parallel ranks have parts, too.)
+ *         mends that. (With ZeRO data-parallel ranks have parts, too: 20_zero.c.)
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 19_mesh.c -o 19_mesh -lm -lpthread
@@ -33,7 +33,7 @@
  *     playing one node and the second the other: bytes inside and between them, their sum by formula, idle share,
  *     memory of the largest rank, one hash; at last a refusal.
  *
- * Read on: dt_layout in ../dtrain.h; --tp, --pp, --order and the rest of 10_train.c do the same to any model. */
+ * Read on: 20_zero.c, data parallel without copies. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <stdio.h>
