@@ -40,7 +40,7 @@
  *     H8  models: segments, GPT-2, Llama
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
- * never changes a bit. Work is done per logical shard of the data and of the tensors; a layout says who owns which; sums
+ * never changes a bit. Work is done per logical shard of data and of tensors; a layout says who owns which, and sums
  * over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however data,
  * tensors, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON or plain C.
  *
@@ -15063,6 +15063,9 @@ static dt_result dt__engine_groups(dt__engine *e, int *group)
     int64_t shards = e->recipe->data_shards;
     char list[256];
     *group = l->zero ? (l->zero_group ? (int)dt__min(l->zero_group, dp + 1) : dp) : 1;
+    if (l->zero_group && !l->zero)
+        return dt__error(DT_E_USAGE, "--zero-group %lld: nothing is shared without --zero 1, 2 or 3",
+                         (long long)l->zero_group);
     if (l->zero < 0 || l->zero > 3)
         return dt__error(DT_E_USAGE, "ZeRO stage %lld: it is 0 (nothing is shared), 1 (optimizer state), 2 (and "
                          "gradients) or 3 (and weights)", (long long)l->zero);
