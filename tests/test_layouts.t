@@ -123,7 +123,7 @@ sub said {
     my ($status, $out, $err) = run(120, "$program --data " . corpus(20000) . " --model nano --batch 8 --sequence 32 --steps 4 --warmup 2 --threads 1 "
         . "--validation 0.2 --eval-every 2 --sample-length 40 $options");
     diag("status $status\n$err") if $status;
-    my @losses = $out =~ /^step (\d+\/\d+  (?:loss \S+  lr \S+  norm \S+|validation loss .*))/mg;
+    my @losses = $out =~ /^step ([14]\/4  loss \S+  lr \S+  norm \S+|\d\/4  validation loss .*)/mg; # those between come by the clock
     my ($text) = $out =~ /^---- sample at step 4 ----\n(.*?)\n----$/ms;
     my ($hash) = $out =~ /^sha256 (\w+)$/m;
     return join "\n", "status $status", @losses, 'text ' . unpack('H*', defined $text ? $text : ''), $hash || 'no hash';
