@@ -139,7 +139,15 @@ my %places = ( # name => options
     'offload, 2 stages' => '--ranks 2 --pp 2 --recompute full --offload',
     'groups of 2, ZeRO 3, 4 ranks' => '--ranks 4 --zero 3 --zero-group 2',
 );
-for my $recipe ('', '--ema 0.5 --evaluate-ema') {
+my %shared = ( # with tensor shards: a rank has only some columns of the logits
+    'tensor 2' => '--ranks 2 --tp 2',
+    'tensor 4, sequence parallel' => '--ranks 4 --tp 4 --sequence-parallel',
+    'tensor 2, without a cache' => '--ranks 2 --tp 2 --no-cache',
+    'tensor 2, 2 stages, ZeRO 3' => '--ranks 8 --tp 2 --pp 2 --zero 3',
+);
+my $shards4 = '--heads 4 --tensor-shards 4';
+for my $recipe ('', '--ema 0.5 --evaluate-ema', $shards4) {
+    my %places = $recipe eq $shards4 ? %shared : %places;
     my $alone = said("--ranks 1 $recipe");
     like($alone, qr{^status 0\n1/4  loss .*\n2/4  validation loss .*\n4/4  loss .*\n4/4  validation loss .*\ntext [0-9a-f]{88}\n[0-9a-f]{64}$}, "1 rank $recipe: losses, validation twice, 40 bytes of text behind the prompt");
     is(said("$places{$_}$kind $recipe"), $alone, "$_ $recipe: the same losses, validation losses, text and hash") for sort keys %places;
