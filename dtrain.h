@@ -807,7 +807,7 @@ typedef struct dt_layout {
     int32_t recompute;    /* dt_recompute */
     int32_t offload; /* with DT_RECOMPUTE_FULL: kept inputs of segments move to a second memory (not in DT_MEM_LIMIT) */
     int64_t horizon;      /* how many segments before its use an input is fetched back; 1 or more */
-    float offload_rate;   /* bytes per second and direction of the way to the second memory; 0: as fast as it goes */
+    float offload_rate;   /* bytes per second to and from the second memory together; 0: as fast as it goes */
     int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
     int64_t eval_every;   /* steps between validations; 0: only at the end */
     int64_t eval_batches; /* batches per validation; 0: the whole validation part */
@@ -14306,8 +14306,8 @@ static dt_result dt__pipe_check(const dt__pipe *p)
                          p->kind);
     if (p->chunks > 1 && p->units % p->stages)
         return dt__error(DT_E_USAGE,
-                         "the interleaved schedule takes micro-batches in groups of %d stages, a rank has %d: make "
-                         "(shards of the rank) x (micro-batches) a multiple, or use --pipeline 1f1b",
+                         "the interleaved schedule takes micro-batches in groups of %d stages, a rank has up to %d: "
+                         "make (shards of the rank) x (micro-batches) a multiple, or use --pipeline 1f1b",
                          p->stages, p->units);
     return DT_OK;
 }

@@ -180,8 +180,8 @@ refused('--tp 3', 4, qr/tensor parallel degree 3 does not divide 4 ranks: --tp o
 refused('--pp 8', 8, qr/4 segments cannot fill 8 stages: --pp up to 4, or more --layers/);
 refused('--pp 2 --pipeline interleaved --chunks 4', 2, qr/4 segments cannot fill 2 stages of several chunks: --pp up to 1/);
 refused('--pp 2 --pipeline interleaved --chunks 0', 2, qr/--chunks 0: the interleaved schedule has 1 or more/);
-refused('--pp 3 --pipeline interleaved', 3, qr/in groups of 3 stages, a rank has 8: .* or use --pipeline 1f1b/);
-refused('--pp 2 --pipeline interleaved', 6, qr/in groups of 2 stages, a rank has 3/);
+refused('--pp 3 --pipeline interleaved', 3, qr/in groups of 3 stages, a rank has up to 8: .* or use --pipeline 1f1b/);
+refused('--pp 2 --pipeline interleaved', 6, qr/in groups of 2 stages, a rank has up to 3/);
 refused('--pp 2 --pipeline zero-bubble --recompute full', 2, qr/zero-bubble keeps values .*choose --recompute none, or another --pipeline/);
 refused('--pipeline square', 2, qr/'square' is not one of 1f1b,gpipe,interleaved,zero-bubble/);
 refused('--offload', 2, qr/--offload moves .* that --recompute full keeps: choose both/);

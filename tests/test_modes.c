@@ -464,7 +464,7 @@ static void check_grid_refusals(void)
     l.chunks = 2, l.pipeline = 4;
     check_refused(dt_pipeline_grid(&l, 4, text, sizeof text, NULL), "4 is no pipeline schedule", "another schedule");
     l.pipeline = DT_INTERLEAVED;
-    check_refused(dt_pipeline_grid(&l, 3, text, sizeof text, NULL), "in groups of 2 stages, a rank has 3",
+    check_refused(dt_pipeline_grid(&l, 3, text, sizeof text, NULL), "in groups of 2 stages, a rank has up to 3",
                   "3 units interleaved on 2 stages");
     l.pipeline = DT_1F1B, idle = -1.0; /* 2 stages, 4 units: 15 units of time, lines of 9 + 45 + 1 */
     check_refused(dt_pipeline_grid(&l, 4, text, 110, &idle), "does not fit into 110 bytes: give 111", "a short text");
