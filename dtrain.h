@@ -9575,7 +9575,20 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     return DT_OK;
 }
 
-/* Folds the row slices of a complete leaf (R7) of segments [begin, end) in the gradient set at `sets`: TREE over this
+/* The gradient of a cut parameter: its padding, and what other segments may have left between its shards, which the norm
+ * counts as +0 (R11). */
+static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot)
+{
+    int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
+    for (int64_t v = 0; dt__param_is_cut(p, vt) && v < net->own_shards; v++) {
+        int64_t width = dt__param_width(p, vt), filled = width;
+        if (p->pad) filled = dt__max(0, dt__min(width, p->shape.n[0] - (net->first_shard + v) * width));
+        filled *= floats / width;
+        memset(slot + v * step + filled, 0, 4 * (size_t)(step - filled));
+    }
+}
+
+/* Folds the row slices of a complete leaf (R7) of segments [begin, end) in the gradient set at `set`: TREE over this
  * rank's slices, then, where rows are split, over those of all ranks. Before the leaf is added to others. */
 static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *set, const dt__env *env)
 {
@@ -9587,6 +9600,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
             int64_t slices = dt__row_slices(g, p), count = dt_shape_count(p->shape);
             int64_t step = dt__round_up(count, DT__BLOCK);
             float *to = set + b->slot[i], *more = set + b->slot[g->slot_count + i] - step;
+            dt__net_pad(net, p, to);
             for (int64_t near = 1; near < slices; near *= 2)
                 for (int64_t v = 0; v < slices; v += 2 * near) {
                     float *left = v ? more + v * step : to;
