@@ -816,6 +816,8 @@ typedef struct dt_layout {
     dt_sampling sampling;  /* of the trainer's own samples */
     int32_t no_cache;      /* samples compute the whole sequence for every token (the same text, slower) */
     const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
+    const char *timeline; /* what every rank did when in the last step: a picture (SVG), or, in a file *.json, Chrome's
+                           * trace event format, which trace viewers read; NULL: none */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
     int32_t no_memory_check; /* start although the plan needs more memory than is free */
@@ -9575,8 +9577,8 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     return DT_OK;
 }
 
-/* The gradient of a cut parameter: its padding, and what other segments may have left between its shards, which the norm
- * counts as +0 (R11). */
+/* The gradient of a cut parameter: its padding, and what other segments may have left between its shards, which the
+ * norm counts as +0 (R11). */
 static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot)
 {
     int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
@@ -14845,18 +14847,19 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     return p->result;
 }
 
+#define DT__INSTR_NAME(code, name) name,
+static const char *const dt__instr_names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
+#undef DT__INSTR_NAME
+
 /* "BACKWARD shard 2 micro 0 segment 4 set 1": one line of the printed program. */
 static void dt__instr_text(const dt_instr *i, char *text, size_t size)
 {
-#define DT__INSTR_NAME(code, name) name,
-    static const char *const names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
-#undef DT__INSTR_NAME
     const struct {
         const char *name;
         int32_t value;
     } field[] = {{"shard", i->shard}, {"micro", i->micro}, {"segment", i->segment}, {"slot", i->slot},
                  {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}};
-    int used = snprintf(text, size, "%-9s%s", names[i->op], i->back ? " gradient" : "");
+    int used = snprintf(text, size, "%-9s%s", dt__instr_names[i->op], i->back ? " gradient" : "");
     for (int f = 0; f < 7; f++)
         if (field[f].value >= 0 && (size_t)used < size)
             used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
@@ -15052,7 +15055,8 @@ typedef struct dt__engine {
     int64_t step;
     dt_result tensor_result;      /* of sums over tensor shards, which cannot fail where they are made */
     const void *input, *target;   /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
-    double seconds_compute, seconds_reduce, seconds_update;
+    double seconds_reduce;
+    double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
 } dt__engine;
 
 static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
@@ -15367,6 +15371,10 @@ static dt_result dt__engine_allocate(dt__engine *e)
         if (!ring->memory || !ring->ticket || !ring->place) return DT_E_MEMORY;
         if ((r = dt__mover_open(&ring->mover, (double)e->layout->offload_rate)) != DT_OK) return r;
     }
+    if (e->layout->timeline) {
+        e->when = (double *)dt__alloc(16 * (int64_t)e->program.count, "the timeline");
+        if (!e->when) return DT_E_MEMORY;
+    }
     e->temp = (float *)dt__alloc(4 * (e->net.temp + 2 * e->net.widest), "activations");
     e->tie[0] = (float *)dt__alloc(8 * widest, "tied gradients");
     e->sums = (float *)dt__alloc(4 * e->blocks, "block sums");
@@ -15467,6 +15475,7 @@ static void dt__engine_close(dt__engine *e)
     dt__free(e->temp);
     dt__free(e->tie[0]);
     dt__free(e->sums);
+    dt__free(e->when);
     dt__free(e->parts);
     dt__free(e->replica_parts);
     dt__free(e->part_count);
@@ -15998,13 +16007,13 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt_instr *i = &e->program.list[k];
         int sends = i->op == DT_REDUCE || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER || i->op == DT_TIE;
-        double start = dt__now();
+        double start = dt__now(), end;
         dt__comm_tick(e->comm);
         r = dt__engine_run(e, i, load, owner);
         if (!r) r = e->tensor_result;
-        *(sends                ? &e->seconds_reduce
-          : i->op == DT_UPDATE ? &e->seconds_update
-                               : &e->seconds_compute) += dt__now() - start;
+        end = dt__now();
+        if (sends) e->seconds_reduce += end - start;
+        if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = end;
     }
     dt__fp_leave(saved);
     return r;
@@ -16681,6 +16690,7 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("top-p", "P", DT__TYPE_FLOAT, sampling.top_p, "samples draw from so much probability; 0: all"),
     DT__LAYOUT("no-cache", NULL, DT__TYPE_FLAG, no_cache, "samples compute the whole sequence for every token"),
     DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step"),
+    DT__LAYOUT("timeline", "FILE", DT__TYPE_TEXT, timeline, "the last step as SVG, or as a trace (.json)"),
     DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
     DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
     DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small"),
@@ -16881,6 +16891,7 @@ struct dt_trainer {
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
     dt__metrics metrics; /* rank 0, when asked for */
+    FILE *timeline;      /* the same */
     char hash[68];
     int64_t hashed; /* the step whose hash it is; -1: none */
     double peak_gflops, started, printed, waited;
@@ -17546,6 +17557,180 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     return dt__pool_open(&t->pool, (int)threads);
 }
 
+/* ---- the last step as a picture ---------------------------------------------------------------------------- */
+
+/* What a rank did from begin to end: an instruction, or neighbours in the program that differ in the segment alone. */
+typedef struct dt__bar {
+    double begin, end;                           /* seconds of the machine's clock */
+    int32_t op, back, shard, micro, first, last; /* segments */
+} dt__bar;
+enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
+
+static dt_result dt__timeline_error(const dt_trainer *t)
+{
+    return dt__error(DT_E_FILE, "cannot write the timeline to %s: %s", t->layout.timeline, strerror(errno));
+}
+
+static dt_result dt__timeline_open(dt_trainer *t)
+{
+    t->timeline = fopen(t->layout.timeline, "w");
+    return t->timeline ? DT_OK : dt__timeline_error(t);
+}
+
+/* A file that is not whole does not stay; a device does. */
+static dt_result dt__timeline_close(dt_trainer *t, int whole)
+{
+    struct stat is;
+    int regular = !fstat(fileno(t->timeline), &is) && S_ISREG(is.st_mode);
+    int bad = ferror(t->timeline) | fclose(t->timeline);
+    dt_result r = bad ? dt__timeline_error(t) : DT_OK;
+    t->timeline = NULL;
+    if ((bad || !whole) && regular) remove(t->layout.timeline);
+    return r;
+}
+
+/* The bars of this rank; room for one per instruction. */
+static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
+{
+    int32_t count = 0;
+    for (int32_t k = 0; k < e->program.count; k++) {
+        const dt_instr *i = &e->program.list[k];
+        dt__bar *b = &bar[count - 1];
+        if (!count || b->op != i->op || b->back != i->back || b->shard != i->shard || b->micro != i->micro) {
+            b = &bar[count++];
+            b->begin = e->when[2 * k];
+            b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->first = i->segment;
+        }
+        b->last = i->segment;
+        b->end = e->when[2 * k + 1];
+    }
+    return count;
+}
+
+/* "FORWARD of shard 2, micro-batch 0, segments 1 to 4". */
+static const char *dt__bar_text(const dt__bar *b, char *text, size_t size)
+{
+    int used = snprintf(text, size, "%s%s", dt__instr_names[b->op], b->back ? " gradient" : "");
+    if (b->shard >= 0)
+        used += snprintf(text + used, size - (size_t)used, " of shard %d, micro-batch %d", b->shard, b->micro);
+    if (b->first >= 0)
+        snprintf(text + used, size - (size_t)used, b->first == b->last ? ", segment %d" : ", segments %d to %d",
+                 b->first, b->last);
+    return text;
+}
+
+/* Chrome's trace event format: complete events, times in microseconds. */
+static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int ranks, double from)
+{
+    const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+    char text[96];
+    for (int rank = 0; rank < ranks; rank++)
+        for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
+            fprintf(f, "%s{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
+                    comma, dt__bar_text(b, text, sizeof text), dt__instr_names[b->op], rank, 1e6 * (b->begin - from),
+                    1e6 * (b->end - b->begin));
+            comma = ",\n";
+        }
+    fprintf(f, "\n]}\n");
+}
+
+/* Colours of the instructions, in their order: work in blue and orange, waiting for others in grey and red. */
+static const char *const dt__bar_colours[DT__INSTR_COUNT] = {"#8cd17d", "#4e79a7", "#a0cbe8", "#d4a6c8", "#b07aa1",
+                                                             "#f28e2b", "#ffbe7d", "#79706e", "#bab0ac", "#9d7660",
+                                                             "#e15759", "#d7b5a6", "#499894", "#ff9d9a", "#59a14f"};
+
+/* What each kind of instruction took, as a share of all ranks' time, under the bars from y on. */
+static void dt__timeline_legend(FILE *f, const dt__bar *bars, int64_t count, double all, int y)
+{
+    double share[DT__INSTR_COUNT], rest = 1;
+    int at = 0;
+    memset(share, 0, sizeof share);
+    for (int64_t i = 0; i < count; i++) share[bars[i].op] += (bars[i].end - bars[i].begin) / all;
+    for (int op = 0; op < DT__INSTR_COUNT; op++) {
+        if (share[op] < 0.0005) continue;
+        rest -= share[op];
+        fprintf(f,
+                "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s %.1f "
+                "%%</text>\n",
+                80 + at % 7 * 160, y + at / 7 * 20, dt__bar_colours[op], 96 + at % 7 * 160, y + 10 + at / 7 * 20,
+                dt__instr_names[op], 100 * share[op]);
+        at++;
+    }
+    fprintf(f, "<text x=\"%d\" y=\"%d\">between them %.1f %%</text>\n", 96 + at % 7 * 160, y + 10 + at / 7 * 20,
+            100 * rest);
+}
+
+/* A line per rank, 1120 points wide; a unit's data shard and micro-batch stand in bars that have room. */
+static void dt__timeline_picture(const dt_trainer *t, const dt__bar *bars, int64_t most, double from, double to)
+{
+    const int left = 80, wide = 1120, top = 56, step = 34;
+    FILE *f = t->timeline;
+    static const char *const schedules[] = {", 1F1B", ", GPipe", ", interleaved", ", zero-bubble"};
+    const int *size = t->e.mesh.size;
+    int ranks = dt_comm_size(t->comm), bottom = top + ranks * step;
+    double scale = to > from ? wide / (to - from) : 0;
+    char text[96];
+    fprintf(f,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
+            "font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
+            "<text x=\"%d\" y=\"24\" font-size=\"15\">step %lld: %.3f ms, dp %d, tp %d, pp %d%s</text>\n",
+            left + wide + 20, bottom + 90, left, (long long)t->e.step, 1e3 * (to - from), size[DT__DATA],
+            size[DT__TENSOR], size[DT__PIPE], size[DT__PIPE] > 1 ? schedules[t->layout.pipeline] : "");
+    for (int i = 0; i <= 10; i++)
+        fprintf(f,
+                "<path d=\"M%d %dV%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%.3g</text>\n",
+                left + i * wide / 10, top - 4, bottom, left + i * wide / 10, top - 8, 1e2 * (to - from) * i);
+    for (int rank = 0; rank < ranks; rank++) {
+        int y = top + rank * step;
+        fprintf(f, "<text x=\"8\" y=\"%d\">rank %d</text>\n", y + 18, rank);
+        for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
+            double x = left + (b->begin - from) * scale, w = (b->end - b->begin) * scale;
+            if (w < 0.05) continue;
+            fprintf(f,
+                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"26\" fill=\"%s\"><title>%s: %.3f "
+                    "ms</title></rect>\n",
+                    x, y, w, dt__bar_colours[b->op], dt__bar_text(b, text, sizeof text), 1e3 * (b->end - b->begin));
+            if (w >= 24 && b->shard >= 0)
+                fprintf(f, "<text x=\"%.2f\" y=\"%d\" text-anchor=\"middle\" fill=\"#fff\">%d.%d</text>\n", x + w / 2,
+                        y + 17, b->shard, b->micro);
+        }
+    }
+    dt__timeline_legend(f, bars, ranks * most, (to - from) * ranks, bottom + 14);
+    fprintf(f, "<text x=\"%d\" y=\"%d\">milliseconds; in the bars: data shard.micro-batch</text>\n</svg>\n", left,
+            bottom + 76);
+}
+
+/* Rank 0 gets the bars of all and draws them. Collective. */
+static dt_result dt__timeline_write(dt_trainer *t)
+{
+    int ranks = dt_comm_size(t->comm);
+    float count = (float)t->e.program.count;
+    dt_result r = dt_all_reduce(t->comm, &count, 1, DT_MAX);
+    int64_t most = (int64_t)count, floats = most * DT__BAR_WORDS;
+    dt__bar *bars;
+    double from = 1e300, to = 0;
+    const char *dot = strrchr(t->layout.timeline, '.');
+    if (r) return r;
+    bars = (dt__bar *)dt__alloc((ranks + 1) * 4 * floats, "the timeline"); /* zeroed */
+    if (!bars) return DT_E_MEMORY;
+    dt__timeline_bars(&t->e, bars);
+    r = dt_all_gather(t->comm, (float *)(void *)bars, (float *)(void *)(bars + most), floats);
+    for (int64_t i = most; i < (ranks + 1) * most; i++) {
+        if (bars[i].end > 0 && bars[i].begin < from) from = bars[i].begin;
+        if (bars[i].end > to) to = bars[i].end;
+    }
+    from = from < to ? from : to; /* no work: a step without targets */
+    if (!r && dt_is_root(t)) {
+        if (dot && !strcmp(dot, ".json"))
+            dt__timeline_trace(t->timeline, bars + most, most, ranks, from);
+        else
+            dt__timeline_picture(t, bars + most, most, from, to);
+        r = dt__timeline_close(t, 1);
+    }
+    dt__free(bars);
+    return r;
+}
+
 DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout)
 {
     dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "the trainer");
@@ -17562,6 +17747,7 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__measure_peak(t);
     if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics);
+    if (!r && t->layout.timeline && dt_is_root(t)) r = dt__timeline_open(t);
     if (!r)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, 0, 3,
                             dt__trainer_row, t);
@@ -17578,6 +17764,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     if (!t) return;
     dt__loader_close(&t->loader);
     dt__metrics_close(&t->metrics);
+    if (t->timeline) dt__timeline_close(t, 0);
     dt__generator_close(&t->generator);
     dt__free(t->unit);
     dt__free(t->whole);
@@ -18176,6 +18363,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (dt__trainer_draws(t) && (last || (l->sample_every && info->step % l->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
+    if (!r && last && l->timeline) r = dt__timeline_write(t);
     if (speaks) fflush(stdout);
     return r;
 }

@@ -96,6 +96,8 @@ my @cases = (
     ['disk full for metrics', "$data --quiet --metrics /dev/full", 1, qr{/dev/full: No space left}],
     ['metrics in a folder that is not there', "$data --quiet --metrics none/m.jsonl", 1, qr{none/m\.jsonl: No such file}],
     ['metrics where nothing can be written', "$data --quiet --metrics /proc/m.jsonl", 1, qr{/proc/m\.jsonl: }],
+    ['disk full for the timeline', "$data --quiet --timeline /dev/full", 1, qr{timeline to /dev/full: No space left}],
+    ['timeline in a folder that is not there', "$data --quiet --timeline none/t.svg", 1, qr{none/t\.svg: No such file}],
     ['unknown option', "$data --learningrate 1", 2, qr/unknown option --learningrate: did you mean --learning-rate\?/],
     ['unknown option of the launcher', "$data --rank 2", 2, qr/unknown option --rank: did you mean --ranks\?/],
     ['not a whole number', "$data --batch eight", 2, qr/--batch: 'eight' is not a whole number/],
@@ -150,4 +152,5 @@ for my $ranks (1, 2) {
 }
 
 chmod 0755, "$tmp/readonly";
+ok(-c "/dev/full", "the device that was full is still there");
 done_testing();

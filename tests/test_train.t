@@ -6,6 +6,7 @@ use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use Dt;
+use JSON::PP qw(decode_json);
 use Test::More;
 
 my $data = corpus(60000);
@@ -55,6 +56,31 @@ for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
     like($values, qr/null.*,[0-9.]+,.*null.*,[0-9.]+,/, "$layout: validation after steps 2 and 4");
 }
 is(scalar keys %seen, 1, 'loss, validation loss and norm are the same digits in every layout');
+
+# ---- the timeline: what every rank did when ----
+for my $kind (@kinds) {
+    my $layout = "--ranks 4 --pp 2 --bucket 5000 --launch $kind";
+    result_of("--data $data --quiet $layout --timeline $tmp/t.json");
+    my $event = decode_json(slurp("$tmp/t.json"))->{traceEvents};
+    my (%stages, %end, $late);
+    for my $e (@$event) {
+        $stages{"$1.$2"}{$e->{tid}} = 1 if $e->{name} =~ /^FORWARD of shard (\d+), micro-batch (\d+), segment/;
+        $late++ if $e->{ts} < ($end{$e->{tid}} // 0) - 0.002 || $e->{dur} < 0;
+        $end{$e->{tid}} = $e->{ts} + $e->{dur};
+    }
+    is(join(' ', sort keys %end), '0 1 2 3', "timeline, $layout: all ranks");
+    is(join(' ', map { scalar keys %$_ } values %stages), join(' ', (2) x 8), 'every unit of work went through two stages');
+    ok(!$late, 'no bar begins before the one before it has ended');
+    is(scalar(grep { $_->{cat} eq 'UPDATE' } @$event), 4, 'each rank updates once');
+    result_of("--data $data --quiet $layout --timeline $tmp/t.svg");
+    my $svg = slurp("$tmp/t.svg");
+    like($svg, qr{^<svg xmlns=.*>step 4: [\d.]+ ms, dp 2, tp 1, pp 2, 1F1B</text>.*</svg>\n$}s, 'the picture begins and ends');
+    is(join(' ', $svg =~ /<text[^>]*>(rank \d)</g), 'rank 0 rank 1 rank 2 rank 3', 'a line per rank');
+    is(scalar(() = $svg =~ /<title>UPDATE/g), 4, 'the same bars');
+}
+my ($failed) = run(60, trainer() . " --data $data --model nano --learning-rate 1e30 --warmup 0 --clip 0 --steps 20 --quiet --timeline $tmp/none.svg");
+is($failed, 1, 'a run that fails');
+ok(!-e "$tmp/none.svg", 'leaves no timeline');
 
 # ---- ranks killed and frozen in the middle of training ----
 SKIP: {
