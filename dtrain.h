@@ -8848,7 +8848,7 @@ typedef struct dt__plan {
     int32_t forward_count, backward_count;
     int32_t weights_count;      /* what grad_in does not need, when it is split off */
     int64_t saved, temp, cache; /* floats */
-    double forward_flops, backward_flops;
+    double forward_flops, backward_flops; /* of all tensor ranks */
 } dt__plan;
 
 /* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, are other names of their input. */
@@ -8896,6 +8896,14 @@ static double dt__node_flops(const dt_graph *g, const dt__node *n)
         return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
     }
     return 0.0;
+}
+
+/* Ranks that do a node's work together, each for its tensor shards. */
+static double dt__node_ranks(const dt_graph *g, const dt__node *n)
+{
+    int cut = dt__cut_param(g, n) || ((n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) && n->i[5]);
+    for (int i = 0; i < n->inputs; i++) cut = cut || dt__cut_param(g, &g->nodes[n->in[i]]);
+    return cut ? (double)g->tensor_shards / (double)dt__own(g) : 1.0;
 }
 
 typedef struct dt__block {
@@ -9007,8 +9015,8 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
         if (!w->live[id] || dt__is_leaf(n->op) || n->op == DT__OP_AUX || dt__root(g, id) != id) continue;
         if (early >= 0 && w->early[id] != early) continue;
         for (int i = 0; i < n->inputs; i++) w->last[dt__root(g, n->in[i])] = count;
-        if (id < g->forward_count) p->forward_flops += dt__node_flops(g, n);
-        else p->backward_flops += dt__node_flops(g, n);
+        *(id < g->forward_count ? &p->forward_flops : &p->backward_flops) +=
+            dt__node_flops(g, n) * dt__node_ranks(g, n);
         p->order[count++] = id;
     }
     return count;

@@ -46,20 +46,25 @@ static void check_usual(void)
            "0 stands for as many heads of the keys, 8/3 of the width, base 10000, epsilon 1e-5");
 }
 
-/* FLOPs of a block by formula: products, and attention, whose scores do not shrink with the heads of the keys. */
+/* FLOPs of a unit by formula, also where each rank has a part of the tensor shards: products, and attention, whose
+ * scores do not shrink with the heads of the keys. */
 static void check_flops(void)
 {
     dt_model m = dt_model_llama("llama-nano");
-    dt__net net;
     double B = 2, T = 16, C = 64, kv = 32, hidden = 192, V = 256, products, attention;
-    memset(&net, 0, sizeof net);
     m.vocabulary = 256;
-    if (dt__net_open(&net, &m, 2, 16)) tap_bail("%s", dt_last_error());
     products = 2 * B * T * (2 * (2 * C * C + 2 * C * kv + 3 * C * hidden) + C * V);
     attention = 2 * 4 * B * (T * T / 2) * C;
-    tap_ok(net.forward_flops == products + attention && net.backward_flops == 2 * products + 2 * attention,
-           "FLOPs of a unit by formula: forward %.0f, backward %.0f", net.forward_flops, net.backward_flops);
-    dt__net_close(&net);
+    for (int shards = 1; shards <= 2; shards++) {
+        dt__net net;
+        memset(&net, 0, sizeof net);
+        net.tensor_shards = shards, net.own_shards = 1;
+        if (dt__net_open(&net, &m, 2, 16)) tap_bail("%s", dt_last_error());
+        tap_ok(net.forward_flops == products + attention && net.backward_flops == 2 * products + 2 * attention,
+               "FLOPs of a unit by formula, of %d ranks: forward %.0f, backward %.0f", shards, net.forward_flops,
+               net.backward_flops);
+        dt__net_close(&net);
+    }
 }
 
 /* ---- several weights that share an input ------------------------------------------------------------------- */
