@@ -13619,6 +13619,15 @@ DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
     return dt__conclude(c);
 }
 
+/* The same into other memory. Two ranks read all of each other's: no more bytes than as pieces and sums, and fewer
+ * copies and waits. */
+static dt_result dt__all_reduce_apart(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
+{
+    if (c->size == 2 && in != out) return dt__collective(c, DT__CALL_ALL_REDUCE, in, out, count, 1, (int)op);
+    dt__copy(out, in, count);
+    return dt_all_reduce(c, out, count, op);
+}
+
 /* The parts must cover the leaves 0..V-1 in order, V a power of two. */
 static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const int *counts)
 {
@@ -15545,10 +15554,7 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, from, to, count);
     else if (kind == DT__TP_SCATTER)
         *r = dt_reduce_scatter(e->tensor, from, to, count / dt_comm_size(e->tensor), DT_SUM);
-    else {
-        dt__copy(to, from, count);
-        *r = dt_all_reduce(e->tensor, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
-    }
+    else *r = dt__all_reduce_apart(e->tensor, from, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
