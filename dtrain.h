@@ -44,10 +44,9 @@
  * over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however data,
  * tensors, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON or plain C.
  *
- * WHAT IT DOES NOT. One machine; no context or expert parallelism: a sequence and the experts of a block stay in one
- * tensor group; communication does not overlap with compute; arithmetic in fp32 only; no checkpoints; CPU only. It does
- * not print, exit or abort below the trainer and launcher. It is no general tensor library: it has the ops that its
- * models need.
+ * WHAT IT DOES NOT. One machine; no context parallelism: a sequence stays in one tensor group; communication does not
+ * overlap with compute; arithmetic in fp32 only; no checkpoints; CPU only. It does not print, exit or abort below the
+ * trainer and launcher. It is no general tensor library: it has the ops that its models need.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -434,7 +433,9 @@ typedef struct dt_moe_options {
  * there for k = 1); gradients flow through P alone.
  * Parameters: Wr "<name>.gate.weight" (C,E), "<name>.experts.up_proj" (E,C,H), gated "<name>.experts.gate_up_proj"
  * (E,C,2H), gate first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases = 0, with "_bias" behind
- * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows. */
+ * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows;
+ * where ep ranks share the experts (dt_layout), of ep * min(N min(k, E/ep), E/ep * capacity): without a capacity all
+ * tokens of all these ranks may want the experts of one. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *options);
 
 /* ---- H7  gradients ------------------------------------------------------------------------- */
@@ -802,6 +803,8 @@ typedef struct dt_layout {
     int32_t pipeline;     /* dt_pipeline */
     int64_t chunks;       /* runs of segments per stage of the interleaved schedule */
     float memory_weight;  /* segments are cut by time (0) to memory (1) */
+    int64_t ep;           /* so many neighbouring data-parallel ranks share the experts of each mixture: a rank has
+                           * experts / ep of them, and tokens go to where theirs are and back (Lepikhin et al. 2020) */
     int64_t zero; /* ranks share state (Rajbhandari et al. 2020): 1 the optimizer's, 2 and gradients, 3 and weights */
     int64_t zero_group;   /* so many of them; other groups have copies (hybrid sharding); 0: all data-parallel ranks */
     int32_t recompute;    /* dt_recompute */
@@ -920,14 +923,14 @@ DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer);
  * order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's blocks, scales
  * of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, without padding. 64 hex
  * digits, the same on every rank and in every layout. Valid until the next call or close. Where a rank has only a part
- * of the state (pp or tp above 1, ZeRO) it is collective, but after the last step, when any rank alone may call it; ""
- * when that failed. */
+ * of the state (pp, tp or ep above 1, ZeRO) it is collective, but after the last step, when any rank alone may call it;
+ * "" when that failed. */
 DT_API const char *dt_trainer_hash(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
 /* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()): the recipe's
  * tokenizer's, the last one cut, or bytes of a byte vocabulary; text has room for count + 1 bytes.
- * Deterministic. Any rank alone may call it if it has the whole model (pp and tp 1, ZeRO below 3), else all ranks
+ * Deterministic. Any rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks
  * together; layout.sample_length must not be 0. The text may hold bytes 0, which an
  * untrained model draws: count tells its length. The families keep the keys and values of earlier tokens
  * (layout.no_cache: not), models of one's own compute the whole sequence for every token; the bits are the same. A text
@@ -936,7 +939,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
                                    char *text);
 /* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's input
  * type, predictions (count, each). No dropout; no targets are needed. Any rank alone may call it, between
- * steps, if it has the whole model (pp and tp 1, ZeRO below 3), else all ranks together. */
+ * steps, if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks together. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
 /* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), whole
  * numbers, for mixture `index`, 0 the first dt_moe of the model in the order of its segments. Exact below 2^24.
@@ -1837,7 +1840,9 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(AUX_LOSS, 0, NULL, dt__grad_aux_loss)                                                                  \
     X(AUX_LOSS_GRAD, 0, dt__run_aux_loss_grad, NULL)                                                         \
     X(MOE_ROUTE, 0, dt__run_moe_route, NULL)                                                                 \
+    X(MOE_BINS, 0, dt__run_moe_bins, NULL)                                                                   \
     X(MOE_ROWS, 0, dt__run_moe_rows, dt__grad_moe_rows)                                                      \
+    X(MOE_TRADE, 0, dt__run_moe_trade, dt__grad_moe_trade)                                                   \
     X(MOE_LINEAR, 0, dt__run_moe_linear, dt__grad_moe_linear)                                                \
     X(MOE_DW, 0, dt__run_moe_dw, NULL)                                                                       \
     X(MOE_DB, 0, dt__run_moe_db, NULL)                                                                       \
@@ -4404,7 +4409,8 @@ typedef struct dt__node {
 } dt__node;
 
 /* A parameter as the model speaks of it, and how tensor shards cut it. Names, hashes, files and first values are those
- * of the whole; a rank stores its shards one behind another, each an array of its own (R11). */
+ * of the whole; a rank stores its part as arrays, one behind another: a tensor shard, an expert, or an expert's tensor
+ * shard is one each (R11). Those of the whole are numbered by expert, then by shard. */
 typedef struct dt__param {
     char name[96]; /* full name */
     dt_shape shape;
@@ -4414,6 +4420,8 @@ typedef struct dt__param {
     int32_t rows;   /* R7: its gradient is Vt sums over slices of rows, which 1: may be split, 2: are on all ranks */
     int64_t groups; /* the cut axis is so many equal pieces, each of which is cut: c_attn's q, k and v; else 1 */
     int64_t pad;    /* places behind the cut axis that make Vt divide it: of a vocabulary */
+    int64_t experts; /* axis 0 is so many equal pieces, each of which is stored alone; 0: it is not of experts */
+    int64_t first_expert, own_experts; /* this rank's run of them */
 } dt__param;
 
 /* One use of a parameter: it has a gradient of its own, reduced alone (R8). */
@@ -4439,6 +4447,7 @@ struct dt_graph {
     int64_t tensor_shards; /* Vt */
     int64_t first_shard, own_shards; /* this rank's run of them; own_shards 0: all, and parameters are stored whole */
     int sequence_parallel; /* between the parallel products a rank has its shards' slices of the rows alone */
+    int64_t expert_ranks, expert_rank; /* the experts of a mixture are shared by so many ranks, of which this is one */
     int64_t context;       /* 0; or a decode graph's positions: its T tokens stand at dt__env.position, others before */
     int64_t samples, positions; /* of a unit of work: B, T */
     char prefix[64];       /* segment name */
@@ -4458,6 +4467,15 @@ typedef struct dt__tp {
     void *user;
 } dt__tp;
 
+/* What ranks that share experts do together, all in the same order: rank p gets rows [give[p * bins], give[(p + 1) *
+ * bins]) of `from`, and this one gets its rows [take[p * bins], take[(p + 1) * bins]) of `to` from rank p; a row is
+ * `width` floats. It cannot fail visibly: then `to` is +0. */
+typedef struct dt__ep {
+    void (*trade)(void *user, float *to, const int32_t *take, const float *from, const int32_t *give, int64_t bins,
+                  int64_t width);
+    void *user;
+} dt__ep;
+
 /* What the ops of one run share. */
 typedef struct dt__env {
     const dt__kernels *k;
@@ -4468,6 +4486,7 @@ typedef struct dt__env {
     int64_t position; /* of the first token: 0 but in decode graphs */
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
     dt__tp tp;        /* called when a graph has not all tensor shards */
+    dt__ep ep;        /* called when a graph has not all experts */
 } dt__env;
 
 /* One op being computed. fresh: a chain starts from +0 instead of going on from out. */
@@ -4476,7 +4495,8 @@ typedef struct dt__call {
     const dt__node *n;
     const dt__env *env;
     float *out, *aux;
-    float *slices; /* of a gradient slot in row slices (R7): those behind the first, which is out; or NULL */
+    float *slices; /* of a gradient slot in row slices (R7): those behind the first, which is out; of experts that ranks
+                    * share: the sum over the second rank's tokens, out being that over the first's; or NULL */
     const float *in[DT__MAX_IN];
     int fresh;
 } dt__call;
@@ -4573,44 +4593,60 @@ static void dt__strides(const dt_shape *s, const dt_shape *to, int64_t stride[DT
 static int64_t dt__own(const dt_graph *g) { return g->own_shards ? g->own_shards : g->tensor_shards; }
 static int dt__in_shards(const dt_graph *g) { return g->own_shards && g->tensor_shards > 1; }
 static int dt__splits_rows(const dt_graph *g) { return g->sequence_parallel && dt__own(g) < g->tensor_shards; }
+static int64_t dt__expert_ranks(const dt_graph *g) { return dt__max(1, g->expert_ranks); }
 /* This rank's part of n of which every shard has an equal one. */
 static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * dt__own(g); }
 
 static int dt__param_is_cut(const dt__param *p, int64_t vt) { return p->cut >= 0 && vt > 1; }
 /* Places of the cut axis in a shard. */
 static int64_t dt__param_width(const dt__param *p, int64_t vt) { return (p->shape.n[p->cut] + p->pad) / vt; }
-/* Floats of a shard, and from one to the next; of a parameter that is not cut, of the whole. */
+/* Floats of an array, and from one to the next. */
 static int64_t dt__shard_floats(const dt__param *p, int64_t vt)
 {
     int64_t all = dt_shape_count(p->shape);
-    return dt__param_is_cut(p, vt) ? all / p->shape.n[p->cut] * dt__param_width(p, vt) : all;
+    if (dt__param_is_cut(p, vt)) all = all / p->shape.n[p->cut] * dt__param_width(p, vt);
+    return all / dt__max(1, p->experts);
 }
 static int64_t dt__shard_step(const dt__param *p, int64_t vt)
 {
     return dt__round_up(dt__shard_floats(p, vt), DT__BLOCK);
 }
-/* Shards that a rank with `own` of them stores, and the floats from the first to the end of the last. */
+/* Arrays of the whole. Those that a rank with `own` tensor shards stores, and the floats from the first to the end of
+ * the last. */
+static int64_t dt__param_arrays(const dt__param *p, int64_t vt)
+{
+    return dt__max(1, p->experts) * (dt__param_is_cut(p, vt) ? vt : 1);
+}
 static int64_t dt__param_shards(const dt__param *p, int64_t vt, int64_t own)
 {
-    return dt__param_is_cut(p, vt) ? own : 1;
+    return dt__max(1, p->own_experts) * (dt__param_is_cut(p, vt) ? own : 1);
 }
+/* The number among all of array i of a rank whose `own` shards begin with the `first`. */
+static int64_t dt__param_array(const dt__param *p, int64_t vt, int64_t first, int64_t own, int64_t i)
+{
+    return dt__param_is_cut(p, vt) ? (p->first_expert + i / own) * vt + first + i % own : p->first_expert + i;
+}
+/* Ranks that share the parameter's experts: a gradient is kept for the tokens of each of them. */
+static int64_t dt__param_copies(const dt__param *p) { return p->own_experts ? p->experts / p->own_experts : 1; }
 static int64_t dt__param_local(const dt__param *p, int64_t vt, int64_t own)
 {
     return (dt__param_shards(p, vt, own) - 1) * dt__shard_step(p, vt) + dt__shard_floats(p, vt);
 }
-/* The element of the whole that is element i of a shard; -1: padding. */
-static int64_t dt__param_index(const dt__param *p, int64_t vt, int64_t shard, int64_t i)
+/* The element of the whole that is element i of an array; -1: padding. */
+static int64_t dt__param_index(const dt__param *p, int64_t vt, int64_t array, int64_t i)
 {
-    int64_t inner, width, run, n, at;
-    if (!dt__param_is_cut(p, vt)) return i;
+    int64_t inner, width, run, n, at, experts = dt__max(1, p->experts), of_expert;
+    of_expert = dt_shape_count(p->shape) / experts;
+    if (!dt__param_is_cut(p, vt)) return array * of_expert + i;
     inner = dt__span(&p->shape, p->cut + 1, p->shape.dims);
     n = p->shape.n[p->cut];
     width = dt__param_width(p, vt), run = width / p->groups;
+    if (!p->cut) n /= experts, width /= experts;
     at = i / inner % width;
-    at = at / run * (n / p->groups) + shard * run + at % run;
-    return at < n ? (i / inner / width * n + at) * inner + i % inner : -1;
+    at = at / run * (run * vt) + array % vt * run + at % run;
+    return at < n ? array / vt * of_expert + (i / inner / width * n + at) * inner + i % inner : -1;
 }
-/* How many elements from element i of a shard on are neighbours in the whole too, or padding. */
+/* How many elements from element i of an array on are neighbours in the whole too, or padding. */
 static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
 {
     int64_t run = dt__shard_floats(p, vt);
@@ -4630,12 +4666,15 @@ static int64_t dt__row_slices(const dt_graph *g, const dt__param *p)
     return p->rows == 1 && dt__splits_rows(g) ? g->own_shards : g->tensor_shards;
 }
 
-/* The parameter that node `id` is, or whose gradient it is, when it is stored in shards; else NULL. */
+/* The parameter that a node is, or whose gradient it is; else NULL. When it is stored in shards; else NULL. */
+static const dt__param *dt__node_param(const dt_graph *g, const dt__node *n)
+{
+    if (n->op == DT__OP_PARAM) return &g->params[n->param];
+    return n->slot >= 0 ? &g->params[g->slots[n->slot].param] : NULL;
+}
 static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
 {
-    const dt__param *p = NULL;
-    if (n->op == DT__OP_PARAM) p = &g->params[n->param];
-    else if (n->slot >= 0) p = &g->params[g->slots[n->slot].param];
+    const dt__param *p = dt__node_param(g, n);
     return p && p->cut >= 0 && dt__in_shards(g) ? p : NULL;
 }
 
@@ -4746,6 +4785,7 @@ static int dt__takes(int op, int input)
     case DT__OP_GATHER:
     case DT__OP_EMBED: return input == 0 ? (int)DT__ANY : (int)DT_I32;
     case DT__OP_MOE_ROUTE:
+    case DT__OP_MOE_BINS:
     case DT__OP_ONE_HOT:
     case DT__OP_SCATTER_ADD:
     case DT__OP_EMBED_GRAD: return input == 0 ? DT_I32 : DT_F32;
@@ -4757,6 +4797,7 @@ static int dt__takes(int op, int input)
     case DT__OP_MOE_DOT:
     case DT__OP_LOSS:
     case DT__OP_LOSS_GRAD: return input == 1 ? (int)DT__ANY : (int)DT_F32; /* targets are int32 or fp32 */
+    case DT__OP_MOE_TRADE: return input ? (int)DT__ANY : (int)DT_F32; /* the tables */
     case DT__OP_CROSS_ENTROPY: return input == 1 ? DT_I32 : DT_F32;
     case DT__OP_CROSS_ENTROPY_GRAD: return input == 2 ? DT_I32 : DT_F32;
     case DT__OP_ATTENTION: return input == 3 ? (int)DT__ANY : (int)DT_F32; /* the mask */
@@ -4898,7 +4939,7 @@ typedef struct dt__init_job {
     const dt__param *p;
     dt__rng rng;
     float *data;
-    int64_t begin, n, vt, shard; /* floats [begin, begin + n) of the shard */
+    int64_t begin, n, vt, array; /* floats [begin, begin + n) of the array */
 } dt__init_job;
 static void dt__init_task(void *context, int64_t task, int worker)
 {
@@ -4906,7 +4947,7 @@ static void dt__init_task(void *context, int64_t task, int worker)
     int64_t end = dt__min(j->n, task * 65536 + 65536), run;
     (void)worker;
     for (int64_t at = task * 65536; at < end; at += run) {
-        int64_t first = dt__param_index(j->p, j->vt, j->shard, j->begin + at);
+        int64_t first = dt__param_index(j->p, j->vt, j->array, j->begin + at);
         run = dt__min(end - at, dt__param_run(j->p, j->vt, j->begin + at));
         if (first >= 0 && j->p->init == DT_INIT_NORMAL)
             dt__normals(&j->rng, (uint64_t)first, (uint64_t)(first + run), j->p->std, j->data + at);
@@ -4933,7 +4974,7 @@ static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64
     saved = dt__fp_enter();
     for (int64_t v = 0; v < dt__param_shards(p, vt, own); v++) {
         int64_t at = v * dt__shard_step(p, vt), low = dt__max(from, at);
-        j.shard = first + v;
+        j.array = dt__param_array(p, vt, first, own, v);
         j.begin = low - at;
         j.n = dt__min(from + count, at + dt__shard_floats(p, vt)) - low;
         j.data = data + low - from;
@@ -4966,10 +5007,10 @@ static int dt__cuts(dt_graph *g, const char *what, int64_t n)
     return 0;
 }
 
-/* A parameter whose axis `cut` (-1: none) is `groups` pieces, each of them cut over the tensor shards. The node has the
- * shape of this rank's part, without padding. */
-static dt_tensor dt__param_cut(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
-                               int64_t groups, int64_t pad)
+/* A parameter whose axis `cut` (-1: none) is `groups` pieces, each of them cut over the tensor shards; axis 0 is so
+ * many experts (0: none). The node has the shape of this rank's part, without padding. */
+static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
+                                      int64_t groups, int64_t pad, int64_t experts)
 {
     dt__param *list, *p;
     dt_shape local = shape;
@@ -4979,6 +5020,7 @@ static dt_tensor dt__param_cut(dt_graph *g, const char *name, dt_shape shape, dt
         if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__tensor(0);
         local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
     }
+    if (experts) local.n[0] /= dt__expert_ranks(g);
     t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
     if (!t.id) return t;
     dt__at(g, t)->cut = cut == shape.dims - 1 && dt__in_shards(g);
@@ -4994,9 +5036,17 @@ static dt_tensor dt__param_cut(dt_graph *g, const char *name, dt_shape shape, dt
     p->init = init;
     p->std = std;
     p->cut = cut, p->rows = 0, p->groups = groups, p->pad = pad;
+    p->experts = g->own_shards ? experts : 0;
+    p->own_experts = p->experts / dt__expert_ranks(g);
+    p->first_expert = p->own_experts * g->expert_rank;
     dt__at(g, t)->param = g->param_count++;
     if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data);
     return t;
+}
+static dt_tensor dt__param_cut(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
+                               int64_t groups, int64_t pad)
+{
+    return dt__param_of_experts(g, name, shape, init, std, cut, groups, pad, 0);
 }
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
 {
@@ -7897,6 +7947,68 @@ static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end, int
 }
 static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
 
+/* The table of the rows that an owner of experts has: those of rank 0 for its first expert, its second, .., then those
+ * of rank 1 .., each a bin. It is one int32 vector: begin (E+1), the first row of each bin, as the routing table has it
+ * for all experts; then the rows of each expert here (E) and of each bin (E). i: bins, most rows here, most rows of an
+ * owner. */
+static dt_tensor dt__moe_bins(dt_graph *g, dt_tensor route)
+{
+    const dt__node *n = dt__at(g, route);
+    dt__route r = dt__route_at(n, NULL);
+    int64_t ranks = dt__expert_ranks(g), own = r.experts / ranks;
+    dt__node bins = dt__node_make(DT__OP_MOE_BINS, dt_shape1(3 * r.experts + 1), route, dt__tensor(0), dt__tensor(0));
+    bins.i[0] = r.experts;
+    bins.i[1] = dt__min(r.tokens * r.active, r.experts * n->i[2]);
+    bins.i[2] = ranks * dt__min(r.tokens * dt__min(r.active, own), own * n->i[2]);
+    bins.dtype = DT_I32;
+    return dt__push(g, &bins, NULL);
+}
+static void dt__run_moe_bins(const dt__call *c)
+{
+    const dt__ep *ep = &c->env->ep;
+    int64_t bins = c->n->i[0];
+    int32_t *begin, *here, *there, next = 0;
+    dt__route r = dt__route_at(dt__in(c, 0), c->in[0]);
+    float *of_here = c->out + bins + 1, *of_there = of_here + bins;
+    memcpy(&begin, &c->out, sizeof begin); /* words seen as int32 */
+    here = begin + bins + 1, there = here + bins;
+    for (int64_t b = 0; b < bins; b++) here[b] = r.begin[b + 1] - r.begin[b];
+    for (int64_t b = 0; b <= bins; b++) begin[b] = (int32_t)b;
+    ep->trade(ep->user, of_there, begin, of_here, begin, bins / dt__expert_ranks(c->g), 1);
+    for (int64_t b = 0; b < bins; next += there[b++]) begin[b] = next;
+    begin[bins] = next;
+}
+
+/* in: rows (R,C) or parts (S,R,C), table, bins. out: the rows of all tokens of this rank's experts by bin; i[0]: back
+ * again, the rows of this rank's tokens by expert. +0 behind them. */
+static dt_tensor dt__moe_trade(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor bins, int back)
+{
+    dt_shape s;
+    dt__node n;
+    if (!rows.id || !bins.id) return dt__tensor(0);
+    s = dt_shape_of(g, rows);
+    s.n[s.dims - 2] = dt__at(g, bins)->i[back ? 1 : 2];
+    n = dt__node_make(DT__OP_MOE_TRADE, s, rows, route, bins);
+    n.i[0] = back;
+    return dt__push(g, &n, NULL);
+}
+static void dt__run_moe_trade(const dt__call *c)
+{
+    const dt__ep *ep = &c->env->ep;
+    const dt__node *x = dt__in(c, 0), *bins = dt__in(c, 2);
+    int64_t cols = dt__cols(x), from = x->shape.n[x->shape.dims - 2], to = c->n->shape.n[x->shape.dims - 2];
+    const int32_t *here, *there, *give, *take;
+    memcpy(&here, &c->in[1], sizeof here);
+    memcpy(&there, &c->in[2], sizeof there);
+    give = c->n->i[0] ? there : here, take = c->n->i[0] ? here : there;
+    for (int64_t p = 0; p < dt__count(x) / (from * cols); p++) {
+        float *out = c->out + p * to * cols;
+        int64_t used = take[bins->i[0]];
+        ep->trade(ep->user, out, take, c->in[0] + p * from * cols, give, bins->i[0] / dt__expert_ranks(c->g), cols);
+        memset(out + used * cols, 0, 4 * (size_t)((to - used) * cols));
+    }
+}
+
 /* in: rows (R,C), table [, w (N,k)]. out (N,C): each token adds its rows, [w *] row, in the order of experts. Rows of
  * several tensor shards are parts (S,R,C), and out is (S,N,C) (R10). */
 static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor w)
@@ -7939,22 +8051,33 @@ static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end, int 
 }
 static void dt__run_moe_dot(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_dot_part); }
 
-/* How the tensor shards cut an expert's product: b, or c when it is a gradient, is a weight (E,..) stored in shards. */
+/* How an expert's product is cut: b, or c when it is a gradient, is a weight (E,..), of which this rank has so many
+ * experts and shards. A bin of its table has rows of one expert, sent by one rank; a gradient is a sum for each of the
+ * ranks. */
 typedef struct dt__moe_cut {
     int along_m, along_n, along_k;
-    int64_t shards, width, step; /* width: of a shard along what is cut; step: floats from shard to shard */
+    int64_t shards, width;                /* width: of a shard along what is cut */
+    int64_t bins, experts;                /* bin b is of expert b % experts and of rank b / experts */
+    int64_t of_shard, of_expert, of_rank; /* floats from one to the next */
+    const int32_t *begin;                 /* (bins + 1) rows */
 } dt__moe_cut;
 
 static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int transpose)
 {
-    const dt__param *p = dt__cut_param(c->g, weight);
+    const dt__param *p = dt__cut_param(c->g, weight), *stored = dt__node_param(c->g, weight);
     dt__moe_cut cut;
     memset(&cut, 0, sizeof cut);
-    cut.shards = 1;
+    memcpy(&cut.begin, &c->in[1], sizeof cut.begin);
+    cut.bins = dt__in(c, 1)->i[0];
+    cut.experts = cut.bins / dt__expert_ranks(c->g);
+    cut.shards = p ? c->g->own_shards : 1;
+    if (stored && stored->experts) {
+        cut.of_shard = dt__shard_step(stored, c->g->tensor_shards);
+        cut.of_expert = cut.shards * cut.of_shard;
+    } else cut.of_expert = dt__count(weight) / cut.experts;
+    if (weight == c->n && c->slices) cut.of_rank = c->slices - c->out;
     if (!p) return cut;
-    cut.shards = c->g->own_shards;
     cut.width = dt__param_width(p, c->g->tensor_shards) / (p->shape.dims == 1 ? p->groups : 1);
-    cut.step = dt__shard_step(p, c->g->tensor_shards);
     if (weight == c->n) cut.along_n = p->cut == 2, cut.along_m = p->cut == 1;
     else cut.along_n = (p->cut == 2) != transpose, cut.along_k = !cut.along_n;
     return cut;
@@ -7975,25 +8098,25 @@ static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_te
     return dt__push(g, &n, NULL);
 }
 
-/* All experts of one shard. */
-static void dt__moe_product(const dt__call *c, const dt__route *r, const dt__gemm *of_row_0, int64_t weight)
+/* All bins of one shard. bias: floats from one expert's to the next. */
+static void dt__moe_product(const dt__call *c, const dt__moe_cut *w, const dt__gemm *of_row_0, int64_t bias)
 {
     dt__gemm job = *of_row_0;
-    for (int64_t e = 0; e < r->experts; e++) {
-        job.m = r->begin[e + 1] - r->begin[e];
-        job.a = of_row_0->a + r->begin[e] * job.ars;
-        job.b = of_row_0->b + e * weight;
-        job.c = of_row_0->c + r->begin[e] * job.ldc;
-        job.bias = of_row_0->bias ? of_row_0->bias + e * job.n : NULL;
+    for (int64_t b = 0; b < w->bins; b++) {
+        int64_t e = b % w->experts;
+        job.m = w->begin[b + 1] - w->begin[b];
+        job.a = of_row_0->a + w->begin[b] * job.ars;
+        job.b = of_row_0->b + e * w->of_expert;
+        job.c = of_row_0->c + w->begin[b] * job.ldc;
+        job.bias = of_row_0->bias ? of_row_0->bias + e * bias : NULL;
         c->env->k->gemm(c->env->pool, &job);
     }
 }
 static void dt__run_moe_linear(const dt__call *c)
 {
-    dt__route r = dt__route_of(c);
     int transpose = (int)c->n->i[0], biased = c->n->inputs > 3;
     dt__moe_cut cut = dt__moe_cut_of(c, dt__in(c, 2), transpose), of_bias;
-    int64_t used = r.begin[r.experts], rows = c->n->shape.n[c->n->shape.dims - 2];
+    int64_t used = cut.begin[cut.bins], rows = c->n->shape.n[c->n->shape.dims - 2];
     dt__gemm job;
     memset(&job, 0, sizeof job);
     memset(&of_bias, 0, sizeof of_bias);
@@ -8005,10 +8128,10 @@ static void dt__run_moe_linear(const dt__call *c)
     job.brs = transpose ? 1 : job.n, job.bcs = transpose ? job.k : 1;
     for (int64_t v = 0; v < cut.shards; v++) {
         job.a = c->in[0] + (cut.along_k ? v * cut.width : 0);
-        job.b = c->in[2] + v * cut.step;
+        job.b = c->in[2] + v * cut.of_shard;
         job.c = c->out + (cut.along_k ? v * rows * job.ldc : v * cut.width);
-        job.bias = biased && (!cut.along_k || c->g->first_shard + v == 0) ? c->in[3] + v * of_bias.step : NULL;
-        dt__moe_product(c, &r, &job, job.k * job.n);
+        job.bias = biased && (!cut.along_k || c->g->first_shard + v == 0) ? c->in[3] + v * of_bias.of_shard : NULL;
+        dt__moe_product(c, &cut, &job, of_bias.of_expert);
         if (cut.along_k || !v) memset(job.c + used * job.ldc, 0, 4 * (size_t)((rows - used) * job.ldc));
     }
 }
@@ -8016,7 +8139,6 @@ static void dt__run_moe_linear(const dt__call *c)
 /* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. */
 static void dt__run_moe_dw(const dt__call *c)
 {
-    dt__route r = dt__route_of(c);
     dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
     dt__gemm job;
     memset(&job, 0, sizeof job);
@@ -8025,29 +8147,28 @@ static void dt__run_moe_dw(const dt__call *c)
     job.m = cut.along_m ? cut.width : job.acs;
     job.n = job.ldc = cut.along_n ? cut.width : job.brs;
     job.accumulate = !c->fresh;
-    for (int64_t i = 0; i < cut.shards * r.experts; i++) {
-        int64_t v = i / r.experts, e = i % r.experts;
-        job.k = r.begin[e + 1] - r.begin[e];
-        job.a = c->in[0] + r.begin[e] * job.acs + (cut.along_m ? v * cut.width : 0);
-        job.b = c->in[2] + r.begin[e] * job.brs + (cut.along_n ? v * cut.width : 0);
-        job.c = c->out + v * cut.step + e * job.m * job.n;
+    for (int64_t i = 0; i < cut.shards * cut.bins; i++) {
+        int64_t v = i / cut.bins, b = i % cut.bins;
+        job.k = cut.begin[b + 1] - cut.begin[b];
+        job.a = c->in[0] + cut.begin[b] * job.acs + (cut.along_m ? v * cut.width : 0);
+        job.b = c->in[2] + cut.begin[b] * job.brs + (cut.along_n ? v * cut.width : 0);
+        job.c = c->out + b / cut.experts * cut.of_rank + b % cut.experts * cut.of_expert + v * cut.of_shard;
         if (job.k || c->fresh) c->env->k->gemm(c->env->pool, &job);
     }
 }
 /* in: dy (R,H), table. out (E*H): column sums of the rows of the expert. */
 static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
-    dt__route r = dt__route_of(c);
-    const dt__param *p = dt__cut_param(c->g, c->n);
-    int64_t cols = dt__cols(dt__in(c, 0)), width = p ? cols / c->g->own_shards : cols;
-    int64_t step = p ? dt__shard_step(p, c->g->tensor_shards) : 0;
+    dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
+    int64_t cols = dt__cols(dt__in(c, 0)), width = cols / cut.shards;
     (void)worker;
     for (int64_t n; begin < end; begin += n) {
         n = dt__min(end, (begin / width + 1) * width) - begin;
-        for (int64_t e = 0; e < r.experts; e++) {
-            float *sum = c->out + begin / width * step + e * width + begin % width;
+        for (int64_t b = 0; b < cut.bins; b++) {
+            float *sum = c->out + b / cut.experts * cut.of_rank + b % cut.experts * cut.of_expert +
+                         begin / width * cut.of_shard + begin % width;
             if (c->fresh) memset(sum, 0, 4 * (size_t)n);
-            c->env->k->col_sum(sum, c->in[0] + r.begin[e] * cols + begin, r.begin[e + 1] - r.begin[e], n, cols);
+            c->env->k->col_sum(sum, c->in[0] + cut.begin[b] * cols + begin, cut.begin[b + 1] - cut.begin[b], n, cols);
         }
     }
 }
@@ -8086,11 +8207,11 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
     dt_tensor w, b = dt__tensor(0);
     if (!x.id || !route.id) return dt__tensor(0);
     snprintf(full, sizeof full, "%s.experts.%s", name, part);
-    w = dt__param_cut(g, full, shape, DT_INIT_NORMAL, std, cut, groups, 0);
+    w = dt__param_of_experts(g, full, shape, DT_INIT_NORMAL, std, cut, groups, 0, o->experts);
     snprintf(full, sizeof full, "%s.experts.%s_bias", name, part);
     if (o->bias)
-        b = dt__param_cut(g, full, dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f, cut == 2 ? 0 : -1,
-                          cut == 2 ? shape.n[0] * groups : 1, 0);
+        b = dt__param_of_experts(g, full, dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f, cut == 2 ? 0 : -1,
+                                 cut == 2 ? shape.n[0] * groups : 1, 0, o->experts);
     return dt__moe_linear(g, x, route, w, b, 0);
 }
 
@@ -8111,6 +8232,9 @@ static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
                o->z_loss >= 0.0f && o->z_loss <= 1e6f && o->down_std >= 0.0f && o->down_std <= 1e6f))
         dt__poison(g, DT_E_USAGE, "moe: capacity %g, balance %g, z_loss %g and down_std %g must be from 0 to a million",
                    (double)o->capacity, (double)o->balance, (double)o->z_loss, (double)o->down_std);
+    else if (o->experts % dt__expert_ranks(g))
+        dt__poison(g, DT_E_USAGE, "moe: %lld experts cannot be shared by %lld ranks: --ep one of %s",
+                   (long long)o->experts, (long long)g->expert_ranks, dt__shards_text(o->experts, text, sizeof text));
     return !g->result;
 }
 
@@ -8131,11 +8255,13 @@ static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, cons
     return dt__moe_layer(g, h, route, name, "down_proj", o, dt_shape3(o->experts, width, c), 1, 1, std);
 }
 
-/* Every rank routes all rows; tensor shards cut the experts' hidden units. */
+/* Every rank routes all rows; tensor shards cut the experts' hidden units. Where ranks share the experts, rows go to
+ * their owners and back. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *o)
 {
-    dt_tensor tokens, alike, gate, route, p, w, h;
+    dt_tensor tokens, alike, gate, route, bins, p, w, h;
     int64_t width, choices, at;
+    int shared = dt__expert_ranks(g) > 1;
     char full[96];
     if (!dt__moe_ok(g, x, o)) return dt__tensor(0);
     tokens = dt__all_rows_matrix(g, x); /* (N,C) */
@@ -8151,8 +8277,11 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
     w = dt_gather(g, p, 1, w);
     if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
+    bins = shared ? dt__moe_bins(g, route) : route;
     h = dt__moe_rows(g, tokens, route, dt__tensor(0)); /* (R,C) */
-    h = dt__moe_experts(g, h, route, name, o, width);
+    if (shared) h = dt__moe_trade(g, h, route, bins, 0);
+    h = dt__moe_experts(g, h, bins, name, o, width);
+    if (shared) h = dt__moe_trade(g, h, route, bins, 1);
     if (!h.id) return h;
     h = dt__moe_sum(g, h, route, w);
     if (dt__in_shards(g)) h = dt__combine_shards(g, h, 1);
@@ -8755,6 +8884,12 @@ static void dt__grad_moe_sum(dt_graph *g, int32_t id, dt_tensor dy)
     dw = dt__push_op(g, DT__OP_MOE_DOT, parts ? dt_shape3(s.n[0], sw.n[0], sw.n[1]) : sw, dy, route, rows);
     dt__flow(g, id, 2, parts ? dt__combine_shards(g, dw, 0) : dw);
 }
+/* What went to the owners comes back, and the other way round. */
+static void dt__grad_moe_trade(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    int back = (int)g->nodes[id].i[0];
+    dt__flow(g, id, 0, dt__moe_trade(g, dy, dt__input(g, id, 1), dt__input(g, id, 2), !back));
+}
 static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor x = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2);
@@ -8883,7 +9018,9 @@ static double dt__node_flops(const dt_graph *g, const dt__node *n)
     }
     if (n->op == DT__OP_MOE_LINEAR || n->op == DT__OP_MOE_DW) { /* one expert per row: active experts count */
         const dt__node *x = &g->nodes[n->in[0]], *y = n->op == DT__OP_MOE_DW ? &g->nodes[n->in[2]] : n;
-        return 2.0 * (double)dt__count(x) * (double)dt__cols(y);
+        const dt__node *table = &g->nodes[n->in[1]]; /* an owner's share of the rows of all */
+        double share = table->op == DT__OP_MOE_BINS ? (double)table->i[1] / (double)table->i[2] : 1.0;
+        return 2.0 * share * (double)dt__count(x) * (double)dt__cols(y);
     }
     if (n->op == DT__OP_CONV || n->op == DT__OP_CONV_DX || n->op == DT__OP_CONV_DW) { /* all taps, in the padding too */
         const dt__node *w = n->op == DT__OP_CONV_DW ? n : &g->nodes[n->in[1]];
@@ -9123,7 +9260,8 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot; /* behind the slots' offsets, in shards: of their row slices but the first; -1: none */
+    const int64_t *param, *slot; /* behind the slots' offsets, in shards: of their row slices but the first, and of the
+                                  * second sum of experts that ranks share; -1: none */
 } dt__bind;
 
 static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
@@ -9147,7 +9285,7 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         c.env = env;
         c.fresh = n->slot < 0 || fresh;
         c.slices = NULL;
-        if (dt__in_shards(p->g) && n->slot >= 0 && b->slot[p->g->slot_count + n->slot] >= 0)
+        if ((dt__in_shards(p->g) || p->g->expert_ranks > 1) && n->slot >= 0 && b->slot[p->g->slot_count + n->slot] >= 0)
             c.slices = b->slots + b->slot[p->g->slot_count + n->slot];
         c.out = dt__where(p, b, p->order[k]);
         c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
@@ -9401,10 +9539,11 @@ typedef struct dt__net_param {
 } dt__net_param;
 
 /* Parameters are listed in definition order; where a rank keeps them, at multiples of 1024 floats (R11), H15 decides.
- * Of tensor_shards (Vt) this rank has own_shards from first_shard on; these four fields may be set before the network
+ * Of tensor_shards (Vt) this rank has own_shards from first_shard on; these six fields may be set before the network
  * is opened. */
 typedef struct dt__net {
     int64_t tensor_shards, first_shard, own_shards; /* 0: 1, 0, all */
+    int64_t expert_ranks, expert_rank;              /* ranks that share experts; 0: this one has all */
     int sequence_parallel;
     dt__built *segments;
     int64_t count;
@@ -9517,6 +9656,7 @@ static dt_graph *dt__net_graph(const dt__net *net, const dt_shape *unit)
     g->tensor_shards = net->tensor_shards;
     g->first_shard = net->first_shard, g->own_shards = net->own_shards;
     g->sequence_parallel = net->sequence_parallel;
+    g->expert_ranks = net->expert_ranks, g->expert_rank = net->expert_rank;
     g->samples = unit->n[0], g->positions = unit->n[1];
     return g;
 }
@@ -9585,15 +9725,15 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     return DT_OK;
 }
 
-/* The gradient of a cut parameter: its padding, and what other segments may have left between its shards, which the
- * norm counts as +0 (R11). */
+/* The gradient of a parameter of several arrays: its padding, and what other segments may have left between them, which
+ * the norm counts as +0 (R11). */
 static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot)
 {
     int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
-    for (int64_t v = 0; dt__param_is_cut(p, vt) && v < net->own_shards; v++) {
-        int64_t width = dt__param_width(p, vt), filled = width;
-        if (p->pad) filled = dt__max(0, dt__min(width, p->shape.n[0] - (net->first_shard + v) * width));
-        filled *= floats / width;
+    for (int64_t v = 0; dt__param_arrays(p, vt) > 1 && v < dt__param_shards(p, vt, net->own_shards); v++) {
+        int64_t width = p->pad ? dt__param_width(p, vt) : 1, filled = floats;
+        if (p->pad)
+            filled = dt__max(0, dt__min(width, p->shape.n[0] - (net->first_shard + v) * width)) * (floats / width);
         memset(slot + v * step + filled, 0, 4 * (size_t)(step - filled));
     }
 }
@@ -9611,6 +9751,8 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
             int64_t step = dt__round_up(count, DT__BLOCK);
             float *to = set + b->slot[i], *more = set + b->slot[g->slot_count + i] - step;
             dt__net_pad(net, p, to);
+            for (int64_t r = 1; r < dt__param_copies(p); r++)
+                dt__net_pad(net, p, to + r * (b->slot[g->slot_count + i] - b->slot[i]));
             for (int64_t near = 1; near < slices; near *= 2)
                 for (int64_t v = 0; v < slices; v += 2 * near) {
                     float *left = v ? more + v * step : to;
@@ -9732,7 +9874,8 @@ static void dt__net_move(const dt__net *net, const dt__net_param *p, char *shard
     int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
     for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
         for (int64_t at = 0; at < size; at += run) {
-            int64_t place = dt__param_index(&p->is, vt, net->first_shard + v, at);
+            int64_t array = dt__param_array(&p->is, vt, net->first_shard, net->own_shards, v);
+            int64_t place = dt__param_index(&p->is, vt, array, at);
             char *a = shards + (v * step + at) * bytes, *b = whole + place * bytes;
             run = dt__param_run(&p->is, vt, at);
             if (place >= 0) memcpy(cut ? a : b, cut ? b : a, (size_t)(run * bytes));
@@ -13717,6 +13860,31 @@ static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const 
     return dt__conclude(c);
 }
 
+/* An all-to-all of rows of `width` floats: rank p gets rows [give[p * bins], give[(p + 1) * bins]) of `from`, and rank
+ * p's come to rows [take[p * bins], ..) of `to`; who takes knows how many. `stage` is symmetric memory for size + 1
+ * words, rounded up to 16, and all rows of `from`. */
+static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const int32_t *take, const float *from,
+                                     const int32_t *give, int64_t bins, int64_t width)
+{
+    int64_t head = dt__round_up(c->size + 1, 16), floats = give[c->size * bins] * width;
+    dt_result r = dt__begin(c, DT__CALL_ALL_TO_ALL, width, 1);
+    if (r) return r;
+    if ((c->call.where = dt__locate(c, stage, (head + floats) * (int64_t)sizeof(float))) < 0)
+        return dt__error(DT_E_USAGE, "an exchange of rows needs memory of dt_comm_alloc");
+    for (int p = 0; p <= c->size; p++) memcpy(stage + p, give + p * bins, sizeof *give);
+    dt__copy(stage + head, from, floats);
+    if ((r = dt__meet(c)) != DT_OK) return r;
+    dt__views(c);
+    for (int p = 0; p < c->size; p++) {
+        int64_t mine = take[p * bins], rows = take[(p + 1) * bins] - mine;
+        int32_t first;
+        memcpy(&first, c->view[p] + c->rank, sizeof first);
+        dt__copy(to + mine * width, c->view[p] + head + first * width, rows * width);
+        if (p != c->rank) dt__count_sent(c, p, (give[(p + 1) * bins] - give[p * bins]) * width);
+    }
+    return dt__conclude(c);
+}
+
 /* ---- point to point ---- */
 
 /* Posts data that peers can read; it must stay as it is until dt__send_finish(ticket). Waits when DT__PARCELS are
@@ -14057,7 +14225,7 @@ DT_API dt_layout dt_layout_default(void)
 {
     dt_layout l;
     memset(&l, 0, sizeof l);
-    l.tp = l.pp = 1;
+    l.tp = l.pp = l.ep = 1;
     l.chunks = 2;
     l.horizon = 1;
     l.bucket = 25000000;
@@ -14414,6 +14582,8 @@ typedef struct dt__bucket {
     int32_t last;         /* complete after backward of this segment */
     int32_t group;        /* buckets of the same segments have the same */
     int32_t tied, use;    /* the parameter, or -1; which of its uses */
+    int64_t copies;       /* sums that a set has of it, one behind another: of experts as many as ranks share them */
+    int64_t total;        /* its place in a sum of which there is one */
 } dt__bucket;
 
 /* A run of segments that a stage works on at once. */
@@ -14430,13 +14600,14 @@ typedef struct dt__store {
     int32_t buckets;
     int shards, piece;                  /* of how many ranks that share state this is which one (ZeRO; 1, 0: none do) */
     int64_t slot_floats, buffer_floats; /* a set; the buckets of the same segments, the most */
+    int64_t total_floats;               /* a set that has one sum of everything */
     int64_t param_floats;               /* of all parameters of this rank's segments */
     int64_t own_params, own_slots;      /* of this rank's pieces */
     int64_t most_params;                /* own_params of the rank that has the most */
     int64_t slice_floats;               /* behind them: row slices (R7) */
     int64_t window;                     /* parameters of the largest segment */
     int64_t *cut;                       /* (buckets, shards + 1): where the owners' pieces of a bucket begin */
-    int64_t *own;                       /* (buckets + 1, shards): where an owner keeps its piece of the parameters */
+    int64_t *own;                       /* (buckets + 1, shards): where a rank keeps its piece of the parameters */
 } dt__store;
 
 static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
@@ -14444,16 +14615,31 @@ static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
     return s->cut + (int64_t)bucket * (s->shards + 1);
 }
 
+/* Of how many ranks that share the state of a bucket this is which one: experts are shared by those alone that have the
+ * same. `rank` counts in the whole group. And the group's rank that has piece j. */
+static int dt__bucket_shards(const dt__store *s, int32_t b) { return (int)dt__max(1, s->shards / s->bucket[b].copies); }
+static int dt__bucket_piece(const dt__store *s, int32_t b, int rank)
+{
+    return dt__bucket_shards(s, b) > 1 ? rank / (int)s->bucket[b].copies : 0;
+}
+static int dt__bucket_owner(const dt__store *s, int32_t b, int j)
+{
+    int copies = (int)s->bucket[b].copies;
+    return dt__bucket_shards(s, b) > 1 ? j * copies + s->piece % copies : s->piece;
+}
+
 /* Opens a bucket at the end of the slots. */
-static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tied)
+static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tied, int64_t copies)
 {
     dt__bucket *b;
     if (!dt__grow((void **)&s->bucket, s->buckets, capacity, sizeof *s->bucket)) return NULL;
     b = &s->bucket[s->buckets++];
     memset(b, 0, sizeof *b);
     b->slot = s->slot_floats;
+    b->total = s->total_floats;
     b->param = s->param_floats;
     b->tied = tied;
+    b->copies = copies;
     return b;
 }
 
@@ -14462,36 +14648,42 @@ static void dt__store_slot(dt__store *s, dt__net *net, dt__built *seg, int32_t k
 {
     dt__net_param *p = &net->params[seg->use[k] / 4];
     int64_t floats = dt__round_up(p->count, DT__BLOCK);
-    seg->slot[k] = p->slot[seg->use[k] % 4] = s->slot_floats;
-    s->slot_floats += floats;
+    seg->slot[k] = p->slot[seg->use[k] % 4] = b->slot + b->floats;
+    s->slot_floats += b->copies * floats;
+    s->total_floats += floats;
     b->floats += floats;
     b->use = seg->use[k] % 4;
     if (p->offset < 0) p->offset = s->param_floats, s->param_floats += floats;
     else b->param = -1;
 }
 
-/* The buckets of one chunk, in backward order: whole segments of at least `bytes` each but the last. */
+/* The buckets of one chunk, in backward order: whole segments of at least `bytes` each but the last. What is summed by
+ * other ranks has a bucket of its own: experts that ranks share, and each use of a tied parameter. */
 static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c, int64_t bytes, int32_t *capacity)
 {
+    enum { MOST, EXPERTS, TIED, KINDS };
     int32_t begun = c->end; /* first segment behind those of the open bucket */
     for (int32_t at = c->end - 1; at >= c->begin; at--) {
-        int64_t floats = 0;
+        int64_t floats[KINDS] = {0, 0, 0};
         for (int32_t q = at; q < begun; q++)
             for (int32_t k = 0; k < net->segments[q].plan->g->slot_count; k++) {
                 const dt__net_param *p = &net->params[net->segments[q].use[k] / 4];
-                if (p->uses == 1) floats += dt__round_up(p->count, DT__BLOCK);
+                if (p->uses == 1) floats[dt__param_copies(&p->is) > 1] += dt__round_up(p->count, DT__BLOCK);
             }
-        if (4 * floats < bytes && at > c->begin) continue;
-        for (int tied = 0; tied < 2; tied++) {
-            dt__bucket *b = !tied && floats ? dt__store_bucket(s, capacity, -1) : NULL;
+        if (4 * (floats[MOST] + floats[EXPERTS]) < bytes && at > c->begin) continue;
+        for (int kind = 0; kind < KINDS; kind++) {
+            dt__bucket *b = NULL;
             for (int32_t q = begun - 1; q >= at; q--) {
                 dt__built *seg = &net->segments[q];
                 for (int32_t k = 0; k < seg->plan->g->slot_count; k++) {
-                    if ((net->params[seg->use[k] / 4].uses > 1) != tied) continue;
-                    if (tied) b = dt__store_bucket(s, capacity, (int32_t)(seg->use[k] / 4));
+                    const dt__net_param *p = &net->params[seg->use[k] / 4];
+                    int64_t copies = dt__param_copies(&p->is);
+                    if ((p->uses > 1 ? (int)TIED : copies > 1) != kind) continue;
+                    if (!b || kind == TIED)
+                        b = dt__store_bucket(s, capacity, kind == TIED ? (int32_t)(seg->use[k] / 4) : -1, copies);
                     if (!b) return DT_E_MEMORY;
                     dt__store_slot(s, net, seg, k, b);
-                    b->last = tied ? q : at;
+                    b->last = kind == TIED ? q : at;
                     b->group = at;
                 }
             }
@@ -14507,17 +14699,22 @@ static void dt__store_buffer(dt__store *s)
     for (int32_t b = 0; b < s->buckets; b++) {
         s->bucket[b].buffer = 0;
         for (int32_t o = 0; o < b; o++)
-            if (s->bucket[o].group == s->bucket[b].group) s->bucket[b].buffer += s->bucket[o].floats;
-        s->buffer_floats = dt__max(s->buffer_floats, s->bucket[b].buffer + s->bucket[b].floats);
+            if (s->bucket[o].group == s->bucket[b].group)
+                s->bucket[b].buffer += s->bucket[o].floats * s->bucket[o].copies;
+        s->buffer_floats = dt__max(s->buffer_floats, s->bucket[b].buffer + s->bucket[b].floats * s->bucket[b].copies);
     }
 }
 
-/* The place in the buffer of a place in the slots. */
-static int64_t dt__store_buffered(const dt__store *s, int64_t slot)
+/* Where segment's gradients are: in the buffer rather than in the slots; the second sums of shared experts. */
+static void dt__store_places(const dt__store *s, dt__built *seg, int buffered)
 {
-    const dt__bucket *b = s->bucket;
-    while (slot < b->slot || slot >= b->slot + b->floats) b++;
-    return b->buffer + slot - b->slot;
+    int32_t slots = seg->plan->g->slot_count;
+    for (int32_t k = 0; k < slots; k++) {
+        const dt__bucket *b = s->bucket;
+        while (seg->slot[k] < b->slot || seg->slot[k] >= b->slot + b->floats) b++;
+        if (buffered) seg->slot[k] += b->buffer - b->slot;
+        if (b->copies > 1) seg->slot[slots + k] = seg->slot[k] + b->floats;
+    }
 }
 
 /* Row slices but the first, which is the slot, lie behind the slots; in the buffer all segments use the same place. */
@@ -14560,15 +14757,18 @@ static dt_result dt__store_cuts(dt__store *s)
     s->own = (int64_t *)dt__alloc(8 * (s->buckets + 1) * shards, "the layout");
     if (!s->cut || !s->own) return DT_E_MEMORY;
     for (int32_t b = 0; b < s->buckets; b++) {
-        int64_t blocks = s->bucket[b].floats / DT__BLOCK, each = blocks / shards, more = blocks % shards;
+        int pieces = dt__bucket_shards(s, b), piece = dt__bucket_piece(s, b, s->piece);
+        int64_t blocks = s->bucket[b].floats / DT__BLOCK, each = blocks / pieces, more = blocks % pieces;
         int64_t *cut = s->cut + (int64_t)b * (shards + 1), *own = s->own + (int64_t)b * shards;
-        int turn = s->bucket[b].tied >= 0 ? 0 : b % shards;
-        for (int j = 0; j < shards; j++) {
-            cut[j + 1] = cut[j] + (each + ((j - turn + shards) % shards < more)) * DT__BLOCK;
-            own[shards + j] = own[j] + (s->bucket[b].param >= 0 ? cut[j + 1] - cut[j] : 0);
+        int turn = s->bucket[b].tied >= 0 ? 0 : b % pieces;
+        for (int j = 0; j < pieces; j++)
+            cut[j + 1] = cut[j] + (each + ((j - turn + pieces) % pieces < more)) * DT__BLOCK;
+        for (int rank = 0; rank < shards; rank++) {
+            int64_t *of = cut + dt__bucket_piece(s, b, rank);
+            own[shards + rank] = own[rank] + (s->bucket[b].param >= 0 ? of[1] - of[0] : 0);
         }
         s->bucket[b].sum = s->own_slots;
-        s->own_slots += cut[s->piece + 1] - cut[s->piece];
+        s->own_slots += cut[piece + 1] - cut[piece];
     }
     s->own_params = s->own[(int64_t)s->buckets * shards + s->piece];
     for (int j = 0; j < shards; j++) s->most_params = dt__max(s->most_params, s->own[(int64_t)s->buckets * shards + j]);
@@ -14603,10 +14803,8 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
     }
     dt__store_buffer(s);
     for (int c = 0; c < count; c++) dt__store_slices(s, net, &chunks[c], buffered);
-    for (int c = 0; c < count && buffered; c++)
-        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
-            for (int32_t k = 0; k < net->segments[q].plan->g->slot_count; k++)
-                net->segments[q].slot[k] = dt__store_buffered(s, net->segments[q].slot[k]);
+    for (int c = 0; c < count; c++)
+        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) dt__store_places(s, &net->segments[q], buffered);
     return dt__store_cuts(s);
 }
 
@@ -15027,14 +15225,20 @@ typedef struct dt__outbox {
     int32_t to[DT__OUTBOX], count;
 } dt__outbox;
 
+/* The ranks that keep the same parameters. */
+typedef struct dt__sharing {
+    dt_comm *data;     /* they sum gradients; NULL: this rank alone, as below */
+    dt_comm *group;    /* of those, the ones that share one copy of the state (ZeRO) */
+    dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
+} dt__sharing;
+
 /* Everything that one rank runs a program with. Memory is allocated once, before step 1. */
 typedef struct dt__engine {
     const dt_recipe *recipe;
     const dt_layout *layout;
     dt_comm *comm;     /* all ranks */
-    dt_comm *data;     /* those with the same segments: they sum gradients; NULL: this rank alone, as below */
-    dt_comm *group;    /* of those, the ones that share one copy of the state (ZeRO) */
-    dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
+    dt__sharing ranks, expert_ranks; /* those with the same segments; of them those with the same shared experts */
+    dt_comm *expert;   /* those with the other experts of the same segments */
     dt_comm *tensor;   /* those with the other tensor shards of the same segments and samples */
     dt_comm *copy;     /* the ranks that hold one copy of the whole state together */
     dt__outbox out[2]; /* activations, gradients */
@@ -15048,6 +15252,7 @@ typedef struct dt__engine {
     dt__program program;
     int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
     float *params;                /* weights: all of this rank's segments, or its pieces (ZeRO 3) */
+    float *stage;                 /* rows on their way to the ranks with their experts, or back */
     float *window;                /* ZeRO 3: the parameters of the segment in work */
     void *state[DT__STATE_COUNT]; /* of the optimizer, for this rank's pieces; NULL where there is none */
     float *sets;                  /* (sets, set_floats): gradients */
@@ -15061,7 +15266,7 @@ typedef struct dt__engine {
     dt__extent *spans;            /* the pieces of one gather */
     float *sums;                  /* block sums of all gradients */
     int64_t blocks;
-    dt__part *parts, *replica_parts; /* partial sums of the ranks of `data` or `group`, and of `replicas` */
+    dt__part *parts, *replica_parts; /* partial sums of ranks.data or group; and where each rank has one, of others */
     int *part_count, *replica_count;
     dt__env env;
     dt__powers powers;
@@ -15070,7 +15275,7 @@ typedef struct dt__engine {
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
     int64_t step;
-    dt_result tensor_result;      /* of sums over tensor shards, which cannot fail where they are made */
+    dt_result tensor_result;      /* of what ops do with other ranks, which cannot fail where it is done */
     const void *input, *target;   /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     double seconds_reduce;
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
@@ -15113,17 +15318,38 @@ static dt_result dt__engine_groups(dt__engine *e, int *group)
     return DT_OK;
 }
 
+/* The ranks that share experts work on as many units each, in step, and their sums are whole branches of the tree. */
+static dt_result dt__engine_experts(const dt__engine *e)
+{
+    const dt_layout *l = e->layout;
+    int dp = e->mesh.size[DT__DATA];
+    char list[256];
+    if (l->ep < 1 || dp % l->ep)
+        return dt__error(DT_E_USAGE, "expert parallel degree %lld does not divide %d data-parallel ranks: --ep one of "
+                         "%s", (long long)l->ep, dp, dt__divisors(dp, dp, list, sizeof list));
+    if (l->ep > 1 && e->recipe->data_shards % dp)
+        return dt__error(DT_E_USAGE, "--ep %lld: %d data-parallel ranks do not have as many of %lld data shards each: "
+                         "let dp be a power of two, or leave --ep out", (long long)l->ep, dp,
+                         (long long)e->recipe->data_shards);
+    return DT_OK;
+}
+
 /* Who sums gradients with whom. */
 static dt_result dt__engine_comms(dt__engine *e, int group)
 {
     const dt__mesh *m = &e->mesh;
     int d = m->at[DT__DATA], p = m->at[DT__PIPE], t = m->at[DT__TENSOR], dp = m->size[DT__DATA], pp = m->size[DT__PIPE];
-    int tp = m->size[DT__TENSOR], copy = group * pp * tp;
-    dt_result r = dt__engine_split(e->comm, dp, p * tp + t, &e->data);
-    if (!r && group > 1) r = dt__engine_split(e->data, group, d / group, &e->group);
-    if (!r && group > 1) r = dt__engine_split(e->data, dp / group, d % group, &e->replicas);
+    int tp = m->size[DT__TENSOR], ep = (int)e->layout->ep, most = (int)dt__max(group, ep), copy = most * pp * tp;
+    dt__sharing *x = &e->expert_ranks;
+    dt_result r = dt__engine_split(e->comm, dp, p * tp + t, &e->ranks.data);
+    if (!r && group > 1) r = dt__engine_split(e->ranks.data, group, d / group, &e->ranks.group);
+    if (!r && group > 1) r = dt__engine_split(e->ranks.data, dp / group, d % group, &e->ranks.replicas);
+    if (!r && ep > 1) r = dt__engine_split(e->ranks.data, ep, d / ep, &e->expert);
+    if (!r && ep > 1) r = dt__engine_split(e->ranks.data, dp / ep, d % ep, &x->data);
+    if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, group / ep, d / group, &x->group);
+    if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, dp / group, d % group / ep, &x->replicas);
     if (!r) r = dt__engine_split(e->comm, tp, d * pp + p, &e->tensor);
-    if (!r) r = dt__engine_split(e->comm, copy, d / group, &e->copy);
+    if (!r) r = dt__engine_split(e->comm, copy, d / most, &e->copy);
     for (int way = 0; way < 2 && !r && pp > 1; way++) {
         void *memory = NULL;
         r = dt_comm_split(e->comm, d * tp + t, &e->out[way].comm);
@@ -15239,17 +15465,15 @@ static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part *
 static dt_result dt__engine_reduction(dt__engine *e, int group)
 {
     int d = e->mesh.at[DT__DATA], dp = e->mesh.size[DT__DATA], ranks = group > 1 ? group : dp;
-    int64_t lo, hi;
     dt_result r = DT_OK;
     e->set_floats = (e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats) + e->store.slice_floats;
     e->sets_count = 1;
     r = dt__engine_parts(e, group > 1 ? d / group * group : 0, ranks, &e->parts, &e->part_count);
-    if (r || !e->replicas) return r;
-    e->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *e->parts * (dp / group), "the reduction plan");
-    e->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * (dp / group), "the reduction plan");
+    if (r || (!e->ranks.replicas && !e->expert_ranks.data)) return r;
+    e->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *e->parts * dp, "the reduction plan");
+    e->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
     if (!e->replica_parts || !e->replica_count) return DT_E_MEMORY;
-    dt__run_of(e->recipe->data_shards, dp, d, &lo, &hi);
-    for (int i = 0; i < dp / group; i++) {
+    for (int i = 0; i < dp; i++) {
         e->replica_count[i] = 1;
         e->replica_parts[i].level = 0;
         e->replica_parts[i].index = i;
@@ -15261,7 +15485,7 @@ static dt_result dt__engine_reduction(dt__engine *e, int group)
 static int64_t dt__engine_total_floats(const dt__engine *e)
 {
     if (!e->shape.total) return 0;
-    return e->shape.zero > 1 ? e->store.own_slots : e->store.slot_floats;
+    return e->shape.zero > 1 ? e->store.own_slots : e->store.total_floats;
 }
 
 /* Floats of one slot of a chunk: its input, its segments' outputs, what they save, and for zero-bubble the gradients of
@@ -15301,6 +15525,21 @@ static int64_t dt__engine_tied(const dt__engine *e)
     return floats;
 }
 
+/* Floats of the largest exchange of rows between the ranks that share experts, and its table. */
+static int64_t dt__engine_staged(const dt__engine *e)
+{
+    int64_t floats = 0;
+    for (int64_t q = 0; q < e->net.count && e->expert; q++) {
+        const dt_graph *g = e->net.segments[q].plan->g;
+        for (int32_t id = 1; id < g->count; id++) {
+            const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[0]];
+            if (n->op == DT__OP_MOE_BINS) floats = dt__max(floats, n->i[0]);
+            if (n->op == DT__OP_MOE_TRADE) floats = dt__max(floats, x->shape.n[x->shape.dims - 2] * dt__cols(x));
+        }
+    }
+    return floats ? floats + dt__round_up(e->layout->ep + 1, 16) : 0;
+}
+
 /* What the engine will allocate. */
 static dt_memory dt__engine_plan(const dt__engine *e)
 {
@@ -15316,7 +15555,7 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     if (e->shape.horizon) m.activations += 4 * (e->shape.horizon + 3) * e->net.widest;
     if (e->shape.recompute == DT_RECOMPUTE_FULL) m.activations += 4 * e->net.most_saved;
     m.activations += 4 * (e->net.temp + 2 * e->net.widest);
-    m.buffers += 4 * dt__engine_window(e);
+    m.buffers += 4 * (dt__engine_window(e) + dt__engine_staged(e));
     if (e->shape.pipe.stages > 1) m.buffers += 2 * 4 * DT__OUTBOX * e->net.widest;
     m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e);
     return m;
@@ -15330,7 +15569,7 @@ static dt_result dt__engine_state(dt__engine *e)
     for (int i = 0; i < DT__STATE_COUNT; i++) {
         int64_t bytes = dt__state_bytes(e->recipe, i);
         if (i == DT__STATE_AVERAGE && bytes && e->shape.zero && e->recipe->evaluate_ema) { /* peers read it */
-            dt_result r = dt_comm_alloc(e->data, 4 * e->store.most_params, &e->state[i]);
+            dt_result r = dt_comm_alloc(e->ranks.data, 4 * e->store.most_params, &e->state[i]);
             if (r) return r;
             continue;
         }
@@ -15365,9 +15604,10 @@ static dt_result dt__engine_allocate(dt__engine *e)
     int64_t widest = dt__engine_tied(e), shards = e->hi - e->lo;
     int64_t pieces = dt__engine_pieces(e);
     dt_result r = DT_OK;
-    r = dt__engine_shared(e->data, e->shape.zero > 2 ? e->store.most_params : e->store.param_floats, "weights",
+    r = dt__engine_shared(e->ranks.data, e->shape.zero > 2 ? e->store.most_params : e->store.param_floats, "weights",
                           &e->params);
-    if (!r) r = dt__engine_shared(e->data, e->set_floats * e->sets_count, "gradients", &e->sets);
+    if (!r) r = dt__engine_shared(e->ranks.data, e->set_floats * e->sets_count, "gradients", &e->sets);
+    if (!r && e->expert) r = dt__engine_shared(e->expert, dt__engine_staged(e), "rows for experts", &e->stage);
     if (!r) r = dt__engine_state(e);
     for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
         e->chunks[c].memory = (float *)dt__alloc(4 * e->chunks[c].slots * e->chunks[c].floats, "activations");
@@ -15415,6 +15655,8 @@ static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
     net->own_shards = net->tensor_shards / e->mesh.size[DT__TENSOR];
     net->first_shard = net->own_shards * e->mesh.at[DT__TENSOR];
     net->sequence_parallel = split_rows;
+    net->expert_ranks = e->layout->ep;
+    net->expert_rank = e->mesh.at[DT__DATA] % e->layout->ep;
 }
 
 /* Mesh and shape of the work; before the network is built. recipe, layout, comm are set. */
@@ -15425,6 +15667,7 @@ static dt_result dt__engine_layout(dt__engine *e)
     e->micros = e->recipe->batch / e->recipe->micro_batch;
     e->rows = e->recipe->micro_batch / e->recipe->data_shards;
     if (!r) r = dt__engine_groups(e, &group);
+    if (!r) r = dt__engine_experts(e);
     if (!r && e->recipe->tensor_shards % e->layout->tp)
         r = dt__error(DT_E_USAGE,
                       "tp %lld does not divide %lld tensor shards: --tp up to %lld, a power of two, or raise "
@@ -15444,10 +15687,12 @@ static dt_result dt__engine_layout(dt__engine *e)
 static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
 {
     int64_t vt = e->net.tensor_shards;
-    return dt__param_shards(p, vt, vt) * dt__shard_step(p, vt) / DT__BLOCK;
+    return dt__param_arrays(p, vt) * dt__shard_step(p, vt) / DT__BLOCK;
 }
 
 static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count);
+static void dt__engine_trade(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
+                             int64_t bins, int64_t width);
 
 /* Everything but memory, for the network that was built. */
 static dt_result dt__engine_open(dt__engine *e)
@@ -15466,18 +15711,21 @@ static dt_result dt__engine_open(dt__engine *e)
     for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
     e->env.tp.combine = dt__engine_combine;
     e->env.tp.user = e;
+    e->env.ep.trade = dt__engine_trade;
+    e->env.ep.user = e;
     dt__engine_slots(e);
     return r;
 }
 
 static void dt__engine_close(dt__engine *e)
 {
-    dt_comm **comms[5];
+    dt_comm **comms[9];
+    dt__sharing *x = &e->expert_ranks;
     dt__mover_close(&e->ring.mover);
     dt__free(e->ring.memory);
     dt__free(e->ring.ticket);
     dt__free(e->ring.place);
-    if (!e->data) dt__free(e->params), dt__free(e->sets);
+    if (!e->ranks.data) dt__free(e->params), dt__free(e->sets);
     for (int c = 0; e->chunks && c < e->shape.pipe.chunks; c++) dt__free(e->chunks[c].memory);
     dt__free(e->chunks);
     dt__store_close(&e->store);
@@ -15500,13 +15748,15 @@ static void dt__engine_close(dt__engine *e)
     dt__free(e->env.rng);
     dt__free(e->shard_loss);
     dt__free(e->asked);
-    if (e->group == e->data) e->group = NULL;
-    if (e->replicas == e->data) e->replicas = NULL;
-    if (e->data == e->comm) e->data = NULL;
-    if (e->copy == e->comm) e->copy = NULL;
-    if (e->tensor == e->comm) e->tensor = NULL;
-    comms[0] = &e->group, comms[1] = &e->replicas, comms[2] = &e->data, comms[3] = &e->copy, comms[4] = &e->tensor;
-    for (int i = 0; i < 5; i++) dt_comm_free(comms[i]);
+    comms[0] = &x->group, comms[1] = &x->replicas, comms[2] = &x->data, comms[3] = &e->expert;
+    comms[4] = &e->ranks.group, comms[5] = &e->ranks.replicas, comms[6] = &e->ranks.data;
+    comms[7] = &e->copy, comms[8] = &e->tensor;
+    for (int i = 0; i < 9; i++) { /* one that has all ranks of another is the other */
+        int again = *comms[i] == e->comm;
+        for (int k = i + 1; k < 9; k++) again |= *comms[i] == *comms[k];
+        if (again) *comms[i] = NULL;
+        dt_comm_free(comms[i]);
+    }
     for (int way = 0; way < 2; way++) dt_comm_free(&e->out[way].comm);
 }
 
@@ -15555,6 +15805,16 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     else if (kind == DT__TP_SCATTER)
         *r = dt_reduce_scatter(e->tensor, from, to, count / dt_comm_size(e->tensor), DT_SUM);
     else *r = dt__all_reduce_apart(e->tensor, from, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+}
+
+/* dt__ep.trade over the ranks with the other experts. */
+static void dt__engine_trade(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
+                             int64_t bins, int64_t width)
+{
+    dt__engine *e = (dt__engine *)user;
+    dt_result *r = &e->tensor_result;
+    if (!*r) *r = dt__all_to_all_rows(e->expert, e->stage, to, take, from, give, bins, width);
+    if (*r) memset(to, 0, 4 * (size_t)(take[dt_comm_size(e->expert) * bins] * width));
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
@@ -15728,12 +15988,13 @@ static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from,
 {
     const dt__store *s = &e->store;
     const int64_t *cut = dt__store_cut(s, bucket);
-    *from = cut[s->piece];
-    *count = cut[s->piece + 1] - *from;
+    int piece = dt__bucket_piece(s, bucket, s->piece);
+    *from = cut[piece];
+    *count = cut[piece + 1] - *from;
     if (!e->shape.total)
         return e->sets + e->program.parts.node[0].set * e->set_floats + dt__bucket_at(e, bucket) + *from;
     if (e->shape.zero > 1) return e->total + s->bucket[bucket].sum;
-    return e->total + s->bucket[bucket].slot + *from;
+    return e->total + s->bucket[bucket].total + *from;
 }
 
 static void dt__engine_fold(dt__engine *e, const dt_instr *i)
@@ -15741,7 +16002,7 @@ static void dt__engine_fold(dt__engine *e, const dt_instr *i)
     int64_t begin = dt__bucket_at(e, i->bucket), from = 0;
     dt__fold_job f;
     f.k = e->k;
-    f.n = e->store.bucket[i->bucket].floats;
+    f.n = e->store.bucket[i->bucket].floats * e->store.bucket[i->bucket].copies;
     f.fresh = i->op == DT_TOTAL && i->fresh;
     if (i->op == DT_TOTAL) f.to = dt__bucket_sum(e, i->bucket, &from, &f.n);
     else f.to = e->sets + i->set * e->set_floats + begin;
@@ -15749,17 +16010,37 @@ static void dt__engine_fold(dt__engine *e, const dt_instr *i)
     dt__parallel(e->pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
 }
 
+/* Sums of shared experts over the tokens of each rank that shares them: a branch of the tree over shards, in the first
+ * one's place. */
+static void dt__engine_sources(dt__engine *e, const dt__bucket *b, float *first)
+{
+    dt__fold_job f;
+    f.k = e->k, f.n = b->floats, f.fresh = 0;
+    for (int64_t near = 1; near < b->copies; near *= 2)
+        for (int64_t rank = 0; rank < b->copies; rank += 2 * near) {
+            f.to = first + rank * b->floats;
+            f.from = first + (rank + near) * b->floats;
+            dt__parallel(e->pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
+        }
+}
+
 /* The tree over all ranks' partial sums of a bucket: to all, or each piece to its owner, and then over the groups. */
 static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
 {
-    int64_t begin = dt__bucket_at(e, i->bucket), floats = e->store.bucket[i->bucket].floats;
+    const dt__bucket *b = &e->store.bucket[i->bucket];
+    const dt__sharing *w = b->copies > 1 ? &e->expert_ranks : &e->ranks;
+    const dt__part *parts = b->copies > 1 ? e->replica_parts : e->parts;
+    const int *counts = b->copies > 1 ? e->replica_count : e->part_count;
+    int64_t begin = dt__bucket_at(e, i->bucket);
     const int64_t *cuts = dt__store_cut(&e->store, i->bucket);
-    int piece = e->store.piece;
+    int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
     dt_result r;
-    if (!e->group) return dt__reduce_parts(e->data, e->sets, e->parts, e->part_count, begin, floats, NULL);
-    r = dt__reduce_parts(e->group, e->sets, e->parts, e->part_count, begin, floats, cuts);
-    if (r || !e->replicas) return r;
-    return dt__reduce_parts(e->replicas, e->sets, e->replica_parts, e->replica_count, begin + cuts[piece],
+    dt__engine_sources(e, b, e->sets + i->set * e->set_floats + begin);
+    if (!w->data) return DT_OK;
+    if (!w->group) return dt__reduce_parts(w->data, e->sets, parts, counts, begin, b->floats, NULL);
+    r = dt__reduce_parts(w->group, e->sets, parts, counts, begin, b->floats, cuts);
+    if (r || !w->replicas) return r;
+    return dt__reduce_parts(w->replicas, e->sets, e->replica_parts, e->replica_count, begin + cuts[piece],
                             cuts[piece + 1] - cuts[piece], NULL);
 }
 
@@ -15770,9 +16051,10 @@ static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int6
 {
     const int64_t *cut = dt__store_cut(s, bucket);
     int n = 0;
-    for (int j = 0; j < s->shards; j++) {
+    for (int j = 0; j < dt__bucket_shards(s, bucket); j++) {
         int64_t lo = cut[j], hi = cut[j + 1], base;
-        base = whole ? s->bucket[bucket].param : s->own[(int64_t)bucket * s->shards + j] - lo;
+        base = whole ? s->bucket[bucket].param
+                     : s->own[(int64_t)bucket * s->shards + dt__bucket_owner(s, bucket, j)] - lo;
         lo = dt__max(lo, at), hi = dt__min(hi, at + count);
         if (lo >= hi) continue;
         span[n].rank = j;
@@ -15792,18 +16074,33 @@ static int32_t dt__bucket_of(const dt__store *s, int64_t param)
     return b;
 }
 
+/* Pieces of parameters come from the ranks of the group that have them; where that is this one alone, they are here. */
+static dt_result dt__engine_gather(dt__engine *e, dt_comm *group, float *array, int64_t reach, int pieces, float *out)
+{
+    if (group) return dt__gather_spans(group, array, reach, e->spans, pieces, out);
+    for (int i = 0; i < pieces; i++) dt__copy(out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
+    return DT_OK;
+}
+
 /* ZeRO 3: the parameters of a segment come into the window, from `array`: weights or their average. */
 static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *array)
 {
     const dt__built *seg = &e->net.segments[q];
-    int n = 0;
-    for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
-        const dt__net_param *p = &e->net.params[seg->param_of[i]];
-        int32_t b = dt__bucket_of(&e->store, p->offset);
-        n += dt__bucket_spans(&e->store, b, p->offset - e->store.bucket[b].param, dt__round_up(p->count, DT__BLOCK),
-                              seg->window[i], 0, e->spans + n);
+    dt_result r = DT_OK;
+    for (int shared = 0; shared < 2 && !r; shared++) {
+        int n = 0;
+        for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
+            const dt__net_param *p = &e->net.params[seg->param_of[i]];
+            int32_t b = dt__bucket_of(&e->store, p->offset);
+            if ((e->store.bucket[b].copies > 1) != shared) continue;
+            n += dt__bucket_spans(&e->store, b, p->offset - e->store.bucket[b].param, dt__round_up(p->count, DT__BLOCK),
+                                  seg->window[i], 0, e->spans + n);
+        }
+        if (!shared || n)
+            r = dt__engine_gather(e, shared ? e->expert_ranks.group : e->ranks.group, array, e->store.most_params, n,
+                                  e->window);
     }
-    return dt__gather_spans(e->group, array, e->store.most_params, e->spans, n, e->window);
+    return r;
 }
 
 /* ZeRO 1 and 2: everyone gets the others' pieces of a bucket's new parameters. */
@@ -15811,7 +16108,8 @@ static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
 {
     const dt__bucket *b = &e->store.bucket[bucket];
     int n = dt__bucket_spans(&e->store, bucket, 0, b->floats, b->param, 1, e->spans);
-    return dt__gather_spans(e->group, e->params, e->store.param_floats, e->spans, n, e->params);
+    return dt__engine_gather(e, b->copies > 1 ? e->expert_ranks.group : e->ranks.group, e->params,
+                             e->store.param_floats, n, e->params);
 }
 
 /* ---- update ---- */
@@ -15893,20 +16191,34 @@ static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p
     return x;
 }
 
-/* The squared norm of all gradients: sums of blocks, from the rank that has them; TREE per tensor shard; a
- * chain by parameter and shard (R11). */
+/* Sums of the blocks of this rank's piece of a parameter's gradient, to their places among those of the whole. */
+static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums)
+{
+    int64_t vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
+    dt__piece_of x = dt__engine_piece(e, p);
+    for (int64_t i = 0; i < dt__param_shards(&p->is, vt, e->net.own_shards); i++) {
+        int64_t low = dt__max(x.from, i * step), end = dt__min(x.from + x.count, (i + 1) * step);
+        int64_t array = dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, i);
+        if (low < end)
+            dt__block_squares(e->k, e->pool, x.gradient + low - x.from, end - low,
+                              sums + (array * step + low - i * step) / DT__BLOCK);
+    }
+}
+
+/* The squared norm of all gradients (R11): sums of blocks, from one rank that has them; TREE per array; a chain by
+ * parameter, expert and tensor shard. Each expert's shard is an array of its own, so that no block lies in two experts,
+ * which may be on two ranks. Padding is +0. */
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
     int64_t at = 0, vt = e->net.tensor_shards;
+    int once = e->mesh.at[DT__DATA] % dt__max(e->store.shards, e->layout->ep) < e->store.shards;
     dt_result r = DT_OK;
     if (e->copy) memset(e->sums, 0, 4 * (size_t)e->blocks);
     for (int32_t i = 0; i < e->net.param_count; i++) {
         const dt__net_param *p = &e->net.params[i];
-        dt__piece_of x = dt__engine_piece(e, p);
-        int cut = dt__param_is_cut(&p->is, vt);
-        int64_t first = cut ? e->net.first_shard * dt__shard_step(&p->is, vt) : 0;
-        if (x.count && p->stage[0] == e->shape.stage && (cut || !e->mesh.at[DT__TENSOR])) /* padding is +0 */
-            dt__block_squares(e->k, e->pool, x.gradient, x.count, e->sums + at + (first + x.from) / DT__BLOCK);
+        if (p->stage[0] == e->shape.stage && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT__TENSOR]) &&
+            (once || dt__param_copies(&p->is) > 1))
+            dt__engine_square(e, p, e->sums + at);
         at += dt__engine_blocks(e, &p->is);
     }
     if (e->copy) r = dt_all_reduce(e->copy, e->sums, e->blocks, DT_SUM); /* of one number and zeros */
@@ -15915,7 +16227,7 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         const dt__param *p = &e->net.params[i].is;
         int64_t blocks = dt__ceil_div(dt__shard_floats(p, vt), DT__BLOCK);
-        for (int64_t v = 0; v < dt__param_shards(p, vt, vt); v++) {
+        for (int64_t v = 0; v < dt__param_arrays(p, vt); v++) {
             *squares = *squares + dt__tree(e->sums + at, blocks);
             at += blocks;
         }
@@ -16687,6 +16999,7 @@ static const dt__option dt__options[] = {
     DT__CHOSEN("pipeline", pipeline, "1f1b,gpipe,interleaved,zero-bubble", "1f1b, gpipe, interleaved or zero-bubble"),
     DT__LAYOUT("chunks", "N", DT__TYPE_INT, chunks, "interleaved: runs of segments per stage"),
     DT__LAYOUT("memory-weight", "X", DT__TYPE_FLOAT, memory_weight, "stages balance time (0) to memory (1)"),
+    DT__LAYOUT("ep", "N", DT__TYPE_INT, ep, "expert parallel degree: data-parallel ranks that share the experts"),
     DT__LAYOUT("zero", "N", DT__TYPE_INT, zero,
                "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
     DT__LAYOUT("zero-group", "N", DT__TYPE_INT, zero_group, "ranks that share (hybrid sharding); 0: all"),
@@ -16929,8 +17242,10 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
     const dt__net *net = &t->e.net;
     int32_t i = array ? dt__net_find(net, name) : -1;
     const dt__net_param *p = i < 0 || net->params[i].offset < 0 ? NULL : &net->params[i];
-    int cut = p && dt__param_is_cut(&p->is, net->tensor_shards);
-    if (cut && net->own_shards < net->tensor_shards) p = NULL;
+    int cut = p && dt__param_arrays(&p->is, net->tensor_shards) > 1;
+    if (cut &&
+        dt__param_shards(&p->is, net->tensor_shards, net->own_shards) < dt__param_arrays(&p->is, net->tensor_shards))
+        p = NULL;
     if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
     if (!p || !cut) return p ? array + p->offset : NULL;
     dt__net_whole(net, p, array + p->offset, 4, t->whole);
@@ -17155,13 +17470,14 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
                                      (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
 }
 
-/* Floats of the largest parameter, when it must be put together from its tensor shards. */
+/* Floats of the largest parameter that must be put together from its tensor shards or experts. */
 static int64_t dt__trainer_longest(const dt_trainer *t)
 {
-    int64_t longest = 1;
+    int64_t longest = 0;
     for (int32_t i = 0; i < t->e.net.param_count; i++)
-        longest = dt__max(longest, dt_shape_count(t->e.net.params[i].is.shape));
-    return t->e.net.tensor_shards > 1 ? longest : 0;
+        if (dt__param_arrays(&t->e.net.params[i].is, t->e.net.tensor_shards) > 1)
+            longest = dt__max(longest, dt_shape_count(t->e.net.params[i].is.shape));
+    return longest;
 }
 
 /* What will be allocated on this rank. */
@@ -17202,19 +17518,26 @@ static void dt__memory_print(const dt_trainer *t)
     static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion", "AdamW, 8-bit moments"};
     const dt__engine *e = &t->e;
     const dt_memory *m = &t->planned;
-    char share[32];
-    share[0] = 0;
+    int64_t ep = t->layout.ep, part = e->shape.pipe.stages > 1 || ep > 1;
+    char share[48], experts[48];
+    share[0] = experts[0] = 0;
     if (e->shape.zero) snprintf(share, sizeof share, " / %d", e->store.shards);
+    if (ep > 1) snprintf(experts, sizeof experts, ", experts / %lld", (long long)ep);
+    if (ep > 1 && e->shape.zero)
+        snprintf(share, sizeof share, " / %d (experts / %lld)", e->store.shards,
+                 (long long)dt__max(1, e->store.shards / ep));
     printf("memory   %.1f MB per rank\n", (double)m->total / 1e6);
-    dt__memory_line("weights", m->weights, "4 P%s, P = %lld%s", e->shape.zero > 2 ? share : "",
-                    (long long)(e->shape.pipe.stages > 1 ? e->store.param_floats : e->net.weights),
-                    e->shape.pipe.stages > 1 ? " on this stage" : "");
+    dt__memory_line("weights", m->weights, "4 P%s, P = %lld%s%s", e->shape.zero > 2 ? share : "",
+                    (long long)(part ? e->store.param_floats : e->net.weights),
+                    e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
+    if (ep > 1) snprintf(experts, sizeof experts, " (experts x %lld)", (long long)ep);
     if (e->shape.buffered)
         dt__memory_line("gradients", m->gradients, "4 P%s, and a bucket of %lld floats", e->shape.zero > 1 ? share : "",
                         (long long)e->store.buffer_floats);
     else
-        dt__memory_line("gradients", m->gradients, "4 P x %d sets (data shards %lld..%lld)%s%s", e->sets_count,
-                        (long long)e->lo, (long long)e->hi - 1, e->shape.total ? " and the total, 4 P" : "",
+        dt__memory_line("gradients", m->gradients, "4 P%s x %d sets (data shards %lld..%lld)%s%s", experts,
+                        e->sets_count, (long long)e->lo, (long long)e->hi - 1,
+                        e->shape.total ? " and the total, 4 P" : "",
                         e->shape.total && e->shape.zero > 1 ? share : "");
     dt__memory_line("optimizer", m->optimizer, "%g P%s (%s%s)", dt_optimizer_bytes(&t->recipe), share,
                     optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
@@ -17506,6 +17829,9 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     dt__engine_shards(e, &t->generator.several, 0);
     dt__engine_shards(e, &t->generator.one, 0);
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
+    if (!result && t->layout.ep > 1 && !e->net.routed)
+        result = dt__error(DT_E_USAGE, "--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
+                           (long long)t->layout.ep);
     if (!result) result = dt__trainer_ids(t);
     if (!result && !dt__predicts_text(&e->net, e->rows * r->sequence, r->model.vocabulary)) t->layout.sample_length = 0;
     if (!result) result = dt__engine_open(e);
@@ -17876,12 +18202,12 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     saved = dt__fp_enter();
     e->env.inference = 1;
     for (int64_t own = 0; own < e->hi - e->lo; own++) e->shard_loss[own] = 0.0f;
-    /* Ranks that gather weights go through as many units as the one with the most. */
+    /* Ranks that gather weights or share experts go through as many units as the one with the most. */
     for (int64_t own = 0; own < dt__ceil_div(shards, dp) && !r; own++)
         for (int64_t u = e->lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
             int mine = own < e->hi - e->lo && u < units;
             float none = 0.0f;
-            if (!mine && !e->shape.zero) continue;
+            if (!mine && !e->shape.zero && e->layout->ep == 1) continue;
             r = dt__evaluate_unit(t, (mine ? u : units) * e->rows, samples, mine ? &e->shard_loss[own] : &none, &valid);
         }
     e->env.inference = 0;
@@ -18006,6 +18332,7 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
             if (dt__engine_gathers(e, 1)) r = dt__engine_gather_segment(e, q, dt__engine_weights(e, 1));
             if (r) break;
             dt__generator_segment(t, net, q, input, &memory, &cache, &env, &b);
+            r = e->tensor_result;
             if (p->g->logits.id) *logits = dt__where(p, &b, p->g->logits.id);
             input = b.at[DT__AT_OUTPUT];
         }
@@ -18232,8 +18559,8 @@ static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_
     return r;
 }
 
-/* Rank 0 gets the piece of a parameter that owner j of the first copy of the state has, with the shards of place
- * `tensor`; where it belongs, the owner says. */
+/* Rank 0 gets the piece of a parameter that data-parallel rank j of the first copy of the state has, with the shards of
+ * place `tensor`; where it belongs, the owner says. */
 static dt_result dt__trainer_collect(dt_trainer *t, const dt__hashed *a, const dt__net_param *p, int j, int tensor,
                                      char *room)
 {
@@ -18256,22 +18583,30 @@ static dt_result dt__trainer_collect(dt_trainer *t, const dt__hashed *a, const d
     return r;
 }
 
-/* Adds a parameter's part of an array, which has all tensor shards as they are stored: elements in the order of the
- * whole parameter; numbers that blocks of weights share in the order of storage, shard by shard. */
+/* Adds a parameter's part of an array: what ranks store, those with the first experts first, then by tensor shards.
+ * Elements go in the order of the whole parameter; numbers that blocks of weights share in that of its arrays. */
 static void dt__hash_param(const dt_trainer *t, dt__sha256 *h, const dt__hashed *a, const dt__net_param *p,
                            const char *at)
 {
-    int64_t vt = t->e.net.tensor_shards, shards = dt__param_shards(&p->is, vt, vt), size = dt__shard_floats(&p->is, vt);
-    dt__net all;
-    memset(&all, 0, sizeof all);
-    all.tensor_shards = all.own_shards = vt;
-    if (a->bytes >= DT__MOMENT_BLOCK && shards > 1) {
-        dt__net_whole(&all, p, at, a->bytes / DT__MOMENT_BLOCK, t->whole);
-        dt__sha256_add(h, t->whole, dt_shape_count(p->is.shape) * a->bytes / DT__MOMENT_BLOCK);
-        return;
+    int64_t vt = t->e.net.tensor_shards, cut = dt__param_is_cut(&p->is, vt), shards = cut ? vt : 1;
+    int64_t own = cut ? t->e.net.own_shards : 1, experts = dt__max(1, p->is.own_experts), cuts = shards / own;
+    int64_t step = dt__shard_step(&p->is, vt), run = experts * own * step, arrays = dt__param_arrays(&p->is, vt);
+    dt__net_param q = *p;
+    dt__net part;
+    memset(&part, 0, sizeof part);
+    part.tensor_shards = vt, part.own_shards = own;
+    for (int64_t i = 0; i < arrays * step / run && arrays > 1 && a->bytes >= DT__MOMENT_BLOCK; i++) {
+        part.first_shard = i % cuts * own;
+        q.is.first_expert = i / cuts * experts;
+        dt__net_whole(&part, &q, at + i * run / DT__MOMENT_BLOCK * a->bytes, a->bytes / DT__MOMENT_BLOCK, t->whole);
     }
-    for (int64_t v = 0; v < shards; v++)
-        dt__sha256_add(h, at + v * dt__shard_step(&p->is, vt) / DT__MOMENT_BLOCK * a->bytes, dt__hashed_bytes(a, size));
+    if (arrays > 1 && a->bytes >= DT__MOMENT_BLOCK)
+        dt__sha256_add(h, t->whole, dt_shape_count(p->is.shape) * a->bytes / DT__MOMENT_BLOCK);
+    else for (int64_t i = 0; i < arrays; i++) {
+        int64_t e = i / shards, v = i % shards, rank = e / experts * cuts + v / own;
+        int64_t place = rank * run + (e % experts * own + v % own) * step;
+        dt__sha256_add(h, at + place / DT__MOMENT_BLOCK * a->bytes, dt__hashed_bytes(a, dt__shard_floats(&p->is, vt)));
+    }
 }
 
 /* Adds one array, parameter by parameter; where ranks have only parts, rank 0 collects each in `room`. */
@@ -18281,11 +18616,14 @@ static dt_result dt__hash_array(dt_trainer *t, dt__sha256 *h, const dt__hashed *
     dt_result r = DT_OK;
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         const dt__net_param *p = &e->net.params[i];
-        int64_t vt = e->net.tensor_shards, run = e->net.own_shards * dt__shard_step(&p->is, vt);
+        int64_t vt = e->net.tensor_shards, copies = dt__param_copies(&p->is);
+        int64_t run = dt__param_shards(&p->is, vt, e->net.own_shards) * dt__shard_step(&p->is, vt);
         int places = dt__param_is_cut(&p->is, vt) ? e->mesh.size[DT__TENSOR] : 1;
+        int ranks = (int)(a->pieces ? dt__max(e->store.shards, copies) : copies);
         for (int place = 0; place < places && room; place++)
-            for (int j = 0; j < (a->pieces ? e->store.shards : 1) && !r; j++)
-                r = dt__trainer_collect(t, a, p, j, place, room + place * run / DT__MOMENT_BLOCK * a->bytes);
+            for (int j = 0; j < ranks && !r; j++)
+                r = dt__trainer_collect(t, a, p, j, place,
+                                        room + (j % copies * places + place) * run / DT__MOMENT_BLOCK * a->bytes);
         if (!room) dt__hash_param(t, h, a, p, a->array + p->offset / DT__MOMENT_BLOCK * a->bytes);
         else if (dt_is_root(t)) dt__hash_param(t, h, a, p, room);
         dt__comm_tick(t->comm);

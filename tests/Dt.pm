@@ -104,6 +104,7 @@ our %recipe = (
     adamw8 => '--batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
     experts => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation shard --experts 4 --capacity 1.1',
     switch => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 5 --active 1',
+    dropless => '--batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation shard --experts 8 --active 3 --width 32 --optimizer adamw8 --ema 0.5',
     tensor => '--heads 4 --tensor-shards 4 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --dropout 0.1',
     tensor_llama => '--model llama-nano --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
     tensor_experts => '--heads 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 4 --capacity 1.1 --vocabulary 257',

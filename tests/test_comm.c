@@ -240,6 +240,46 @@ static int check_split(dt_comm *c)
     return 0;
 }
 
+/* Rows of `width` floats in bins of 0 to 6, of which every rank has BINS for each rank: the k-th row of bin b that goes
+ * from one rank to another is value(from, 1000 to + 10 b + k). */
+enum { BINS = 3 };
+static int rows_of(int from, int to, int bin, int salt)
+{
+    return (int)(mix((uint32_t)(from * 64 + to * 8 + bin + salt * 4096)) % 7);
+}
+static int check_rows(dt_comm *c, int64_t width, int salt)
+{
+    int n = dt_comm_size(c), rank = dt_comm_rank(c);
+    int32_t give[64 * BINS + 1], take[64 * BINS + 1];
+    int64_t sent[64], most = 64 * BINS * 6 * width;
+    float *from = (float *)malloc((size_t)most * 4), *to = (float *)malloc((size_t)most * 4);
+    void *stage = NULL;
+    CHECK(n > 1 && !dt_comm_alloc(c, 4 * (n * BINS * 6 * width + 80), &stage));
+    give[0] = take[0] = 0;
+    for (int i = 0; i < n * BINS; i++) {
+        int peer = i / BINS, bin = i % BINS;
+        give[i + 1] = give[i] + rows_of(rank, peer, bin, salt);
+        take[i + 1] = take[i] + rows_of(peer, rank, bin, salt);
+        for (int64_t k = give[i] * width; k < give[i + 1] * width; k++)
+            from[k] = value(rank, 1000 * peer + 10 * bin + k - give[i] * width, salt);
+    }
+    memset(to, 0x5a, (size_t)most * 4);
+    for (int r = 0; r < n; r++) sent[r] = dt_comm_sent(c, r);
+    CHECK(!dt__all_to_all_rows(c, (float *)stage, to, take, from, give, BINS, width));
+    memset(from, 0, (size_t)most * 4); /* is the sender's again */
+    for (int i = 0; i < n * BINS; i++)
+        for (int64_t k = take[i] * width; k < take[i + 1] * width; k++) {
+            float want = value(i / BINS, 1000 * rank + 10 * (i % BINS) + k - take[i] * width, salt);
+            CHECK(same(to + k, &want, 1));
+        }
+    for (int r = 0; r < n; r++) /* the rows that went to others, and nothing more */
+        CHECK(dt_comm_sent(c, r) - sent[r] == (r == rank ? 0 : 4 * width * (give[(r + 1) * BINS] - give[r * BINS])));
+    CHECK(dt__all_to_all_rows(c, from, to, take, from, give, BINS, width) == DT_E_USAGE); /* private memory */
+    free(from);
+    free(to);
+    return 0;
+}
+
 /* Many short collectives of changing kind and size without any pause: every stale half or lost wake-up shows. */
 static int check_races(dt_comm *c, int rounds)
 {
@@ -353,6 +393,9 @@ static int worker(int argc, char **argv)
     else if (!strcmp(what, "parts")) {
         bad = check_parts(c, 1, 5);
         for (int k = 0; k < 6 && !bad; k++) bad = check_parts(c, k % 2 ? 8 : 16, k);
+    } else if (!strcmp(what, "rows")) {
+        bad = 0;
+        for (int k = 0; k < 20 && !bad; k++) bad = check_rows(c, k % 2 ? 1 : 37, k);
     } else if (!strcmp(what, "split")) bad = check_split(c);
     else if (!strcmp(what, "races")) bad = check_races(c, argc > 2 ? atoi(argv[2]) : 2000);
     else if (!strcmp(what, "background")) bad = check_send_background(c);
@@ -390,7 +433,7 @@ static void run(const char *self, const char *arguments, int want)
 int main(int argc, char **argv)
 {
     static const int sizes[] = { 1, 2, 3, 4, 5, 8 };
-    static const char *whats[] = { "private", "symmetric", "parts", "split", "races", "background", "usage" };
+    static const char *whats[] = { "private", "symmetric", "parts", "split", "races", "background", "usage", "rows" };
     static const char *wrong[] = { "op", "count", "kind", "length", "deadlock", "left" };
     static const char *launches[] = { "processes", "threads" };
     char line[200];
@@ -398,7 +441,7 @@ int main(int argc, char **argv)
     for (int l = 0; l < 2; l++) {
         if (argc > 1 && strcmp(argv[1] + 2, launches[l])) continue;
         for (int s = 0; s < 6; s++)
-            for (int w = 0; w < 7; w++) {
+            for (int w = 0; w < 8 - (sizes[s] == 1); w++) { /* rows are exchanged by two or more */
                 snprintf(line, sizeof line, "%s --ranks %d --launch %s", whats[w], sizes[s], launches[l]);
                 run(argv[0], line, 0);
             }

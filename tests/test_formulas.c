@@ -45,11 +45,22 @@ static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, 
 
 /* ---- one rank: the program calls itself with: measure [options of recipe and layout] [launcher's options] ---- */
 
-/* dt__tp.combine, counted. */
+/* dt__tp.combine and dt__ep.trade, counted. rows: those with channels, not counts, that went to other ranks. */
 typedef struct hook {
     dt__tp real;
-    int64_t calls[KINDS], floats[KINDS];
+    dt__ep trade;
+    int ranks, rank; /* that share experts */
+    int64_t calls[KINDS], floats[KINDS], trades, rows;
 } hook;
+static void counted_trade(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
+                          int64_t bins, int64_t width)
+{
+    hook *h = (hook *)user;
+    h->trades++;
+    for (int p = 0; p < h->ranks && width > 1; p++)
+        h->rows += p == h->rank ? 0 : give[(p + 1) * bins] - give[p * bins];
+    h->trade.trade(h->trade.user, to, take, from, give, bins, width);
+}
 static void counted_combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
     hook *h = (hook *)user;
@@ -62,11 +73,12 @@ static void counted_combine(void *user, int kind, float *to, const float *from, 
 static int64_t shared_bytes(const dt_trainer *t)
 {
     const dt__engine *e = &t->e;
-    const dt_comm *all[8];
+    const dt_comm *all[12];
     int64_t bytes = 0;
-    all[0] = e->comm, all[1] = e->data, all[2] = e->group, all[3] = e->replicas, all[4] = e->tensor, all[5] = e->copy;
-    all[6] = e->out[0].comm, all[7] = e->out[1].comm;
-    for (int i = 0; i < 8; i++) {
+    all[0] = e->comm, all[1] = e->ranks.data, all[2] = e->ranks.group, all[3] = e->ranks.replicas;
+    all[4] = e->tensor, all[5] = e->copy, all[6] = e->out[0].comm, all[7] = e->out[1].comm, all[8] = e->expert;
+    all[9] = e->expert_ranks.data, all[10] = e->expert_ranks.group, all[11] = e->expert_ranks.replicas;
+    for (int i = 0; i < 12; i++) {
         int seen = !all[i];
         for (int k = 0; k < i; k++) seen = seen || all[k] == all[i];
         for (const dt__region *g = seen ? NULL : all[i]->regions; g; g = g->next)
@@ -75,7 +87,8 @@ static int64_t shared_bytes(const dt_trainer *t)
     return bytes;
 }
 
-static void say_rank(const dt_trainer *t, int64_t allocated, const int64_t *sent, const hook *forward, const hook *step)
+static void say_rank(const dt_trainer *t, int64_t allocated, const int64_t *sent, const int64_t *rows,
+                     const hook *forward, const hook *step)
 {
     static const char *const kinds[KINDS] = {"sum", "max", "scatter", "gather"};
     const dt__engine *e = &t->e;
@@ -102,6 +115,8 @@ static void say_rank(const dt_trainer *t, int64_t allocated, const int64_t *sent
         SAY("forward_%s=%lld step_%s=%lld floats_%s=%lld ", kinds[k], (long long)forward->calls[k], kinds[k],
             (long long)(step->calls[k] - forward->calls[k]), kinds[k],
             (long long)(step->floats[k] - forward->floats[k]));
+    SAY("trades=%lld rows=%lld rows_again=%lld ", (long long)(step->trades - forward->trades), (long long)rows[0],
+        (long long)rows[1]);
 #undef SAY
     printf("%s\n", line);
     fflush(stdout);
@@ -147,7 +162,7 @@ static int measure(int argc, char **argv)
     dt_trainer *t;
     dt_step_info info = dt_step_info_zero();
     hook forward, step;
-    int64_t sent[2] = {0, 0};
+    int64_t sent[2] = {0, 0}, rows[2] = {0, 0};
     float loss;
     dt_result e = open_rank(&s, argc, argv);
     if (e) return dt_fail("open");
@@ -156,15 +171,20 @@ static int measure(int argc, char **argv)
     step.real = t->e.env.tp;
     t->e.env.tp.combine = counted_combine;
     t->e.env.tp.user = &step;
+    step.trade = t->e.env.ep;
+    step.ranks = (int)t->layout.ep, step.rank = t->e.mesh.at[DT__DATA] % step.ranks;
+    t->e.env.ep.trade = counted_trade;
+    t->e.env.ep.user = &step;
     e = dt_trainer_evaluate(t, 0, &loss);
     forward = step;
     for (int i = 0; i < 2 && !e; i++) {
         if (i) step = forward;
         e = dt_trainer_step(t, &info);
         sent[i] = info.sent_bytes;
+        rows[i] = step.rows - forward.rows;
     }
     if (e) return dt_trainer_close(&t), dt_fail("step");
-    say_rank(t, s.allocated, sent, &forward, &step);
+    say_rank(t, s.allocated, sent, rows, &forward, &step);
     dt_trainer_close(&t);
     return 0;
 }
@@ -275,6 +295,8 @@ typedef struct layout {
     int ranks, dp, pp, tp, group, chunks;
     int rank, d, p, t; /* order DPT */
     int64_t lo, hi;    /* this rank's data shards */
+    int64_t experts, active, room; /* of a block, of a token; tokens of a unit that an expert takes */
+    int ep;
 } layout;
 
 static int64_t option(const run *r, const char *name, int64_t otherwise)
@@ -308,6 +330,9 @@ static layout layout_of(const run *r, int rank)
     l.zero = l.dp > 1 ? (int)option(r, "zero", 0) : 0;
     l.group = l.zero ? (int)option(r, "zero-group", l.dp) : 1;
     l.rank = rank, l.t = rank % l.tp, l.p = rank / l.tp % l.pp, l.d = rank / l.tp / l.pp;
+    l.experts = option(r, "experts", 0), l.active = option(r, "active", 2), l.ep = (int)option(r, "ep", 1);
+    l.room = l.rows * l.length;
+    if (given(r, "--capacity 0.5")) l.room = (l.room * l.active + 2 * l.experts - 1) / (2 * l.experts);
     each = l.shards / l.dp, more = l.shards % l.dp; /* R1: longer runs first */
     l.lo = l.d * each + (l.d < more ? l.d : more), l.hi = l.lo + each + (l.d < more);
     return l;
@@ -332,12 +357,23 @@ static int64_t of_param(const layout *l, int64_t floats, int64_t over, int whole
 }
 static int64_t of_table(const layout *l, int whole) { return of_param(l, VOCABULARY * l->width, VOCABULARY, whole); }
 
-/* Parameters of segment q without the table of tokens, which segments 0 and last share. */
+/* Experts of a block, in two products with biases: each is stored alone (R11); all, or those of a rank. */
+static int64_t of_experts(const layout *l, int64_t q, int whole)
+{
+    int64_t c = l->width, one = 2 * padded(4 * c * c, BLOCK) + padded(4 * c, BLOCK) + padded(c, BLOCK);
+    if (!l->experts || q == 0 || q == l->layers + 1) return 0;
+    return l->experts / (whole ? 1 : l->ep) * one;
+}
+
+/* Parameters of segment q without the table of tokens, which segments 0 and last share, and without experts. */
 static int64_t of_segment(const layout *l, int64_t q, int whole)
 {
     int64_t c = l->width, norm = of_param(l, c, 0, whole);
     if (q == 0) return of_param(l, l->length * c, 0, whole); /* positions */
     if (q == l->layers + 1) return 2 * norm;
+    if (l->experts) /* the router in the place of the MLP */
+        return 2 * norm + of_param(l, 3 * c * c, 3 * c, whole) + of_param(l, 3 * c, 3 * c, whole) +
+               of_param(l, c * c, c, whole) + norm + 2 * norm + of_param(l, c * l->experts, 0, whole);
     return 2 * norm + of_param(l, 3 * c * c, 3 * c, whole) + of_param(l, 3 * c, 3 * c, whole) + /* q, k, v */
            of_param(l, c * c, c, whole) + norm + 2 * norm +                          /* its projection; norm */
            of_param(l, 4 * c * c, 4 * c, whole) + of_param(l, 4 * c, 4 * c, whole) + /* up */
@@ -359,18 +395,20 @@ static int64_t of_slices(const layout *l, int64_t q)
 typedef struct bucket {
     int64_t floats;
     int param, tied, group; /* param: the parameters are here, not only a later use of them */
+    int copies;             /* of experts that ranks share: one sum for the tokens of each */
 } bucket;
 typedef struct store {
     bucket b[4 * SEGMENTS];
     int count;
-    int64_t params, slots, buffer, slices, window; /* floats */
+    int64_t params, slots, once, buffer, slices, window; /* floats; once: one sum of everything */
 } store;
 
-static void add_bucket(store *s, int64_t floats, int param, int tied, int group)
+static void add_bucket(store *s, int64_t floats, int param, int tied, int group, int copies)
 {
     bucket *b = &s->b[s->count++];
-    b->floats = floats, b->param = param, b->tied = tied, b->group = group;
-    s->slots += floats;
+    b->floats = floats, b->param = param, b->tied = tied, b->group = group, b->copies = copies;
+    s->slots += floats * copies;
+    s->once += floats;
     s->params += param ? floats : 0;
 }
 
@@ -382,13 +420,15 @@ static store store_of(const layout *l)
     for (int c = l->chunks - 1; c >= 0; c--) {
         int64_t begin = said_of(l->r, l->rank, "begin", c), end = said_of(l->r, l->rank, "end", c), open = end;
         for (int64_t q = end - 1; q >= begin; q--) {
-            int64_t floats = 0, window = of_segment(l, q, 0) + (is_tied(l, q) ? of_table(l, 0) : 0);
-            for (int64_t k = q; k < open; k++) floats += of_segment(l, k, 0);
+            int64_t floats = 0, experts = 0, window = of_segment(l, q, 0) + of_experts(l, q, 0);
+            window += is_tied(l, q) ? of_table(l, 0) : 0;
+            for (int64_t k = q; k < open; k++) floats += of_segment(l, k, 0), experts += of_experts(l, k, 0);
             s.window = window > s.window ? window : s.window;
-            if (FLOAT * floats < (l->zero > 2 ? 1 : l->bytes_of_bucket) && q > begin) continue;
-            add_bucket(&s, floats, 1, 0, (int)q);
+            if (FLOAT * (floats + experts) < (l->zero > 2 ? 1 : l->bytes_of_bucket) && q > begin) continue;
+            add_bucket(&s, floats + (l->ep > 1 ? 0 : experts), 1, 0, (int)q, 1);
+            if (experts && l->ep > 1) add_bucket(&s, experts, 1, 0, (int)q, l->ep);
             for (int64_t k = open - 1; k >= q; k--)
-                if (is_tied(l, k)) add_bucket(&s, of_table(l, 0), !has_table, 1, (int)q), has_table = 1;
+                if (is_tied(l, k)) add_bucket(&s, of_table(l, 0), !has_table, 1, (int)q, 1), has_table = 1;
             open = q;
         }
         for (int64_t q = begin; q < end; q++) {
@@ -401,19 +441,23 @@ static store store_of(const layout *l)
     }
     for (int i = 0; i < s.count; i++) {
         int64_t together = 0;
-        for (int k = 0; k < s.count; k++) together += s.b[k].group == s.b[i].group ? s.b[k].floats : 0;
+        for (int k = 0; k < s.count; k++) together += s.b[k].group == s.b[i].group ? s.b[k].floats * s.b[k].copies : 0;
         s.buffer = together > s.buffer ? together : s.buffer;
     }
     return s;
 }
+
+/* Members of a group of n that have pieces of bucket i: of experts, those with the same ones. */
+static int members(const store *s, int i, int n) { return n > s->b[i].copies ? n / s->b[i].copies : 1; }
 
 /* The piece of bucket i that member j of a group of n has: its blocks as even as they can be, those that are left over
  * with another member in each bucket; of tied ones with the first, so that all uses are cut alike. */
 static int64_t piece(const store *s, int i, int j, int n)
 {
     int64_t blocks = s->b[i].floats / BLOCK;
-    int turn = s->b[i].tied ? 0 : i % n;
-    return (blocks / n + ((j - turn + n) % n < blocks % n)) * BLOCK;
+    int among = members(s, i, n), turn = s->b[i].tied ? 0 : i % among;
+    j = among > 1 ? j / s->b[i].copies : 0;
+    return (blocks / among + ((j - turn + among) % among < blocks % among)) * BLOCK;
 }
 static int64_t own_floats(const layout *l, const store *s, int params)
 {
@@ -421,6 +465,14 @@ static int64_t own_floats(const layout *l, const store *s, int params)
     for (int i = 0; i < s->count; i++)
         if (!params || s->b[i].param) floats += piece(s, i, l->d % l->group, l->group);
     return floats;
+}
+
+/* The most rows that a rank's experts get in a unit: of a token as many as it has experts here, of all ranks that share
+ * them; with a capacity at most as many as they take. */
+static int64_t rows_of_owner(const layout *l)
+{
+    int64_t own = l->experts / l->ep, most = l->active < own ? l->active : own, tokens = l->rows * l->length;
+    return l->ep * (tokens * most < own * l->room ? tokens * most : own * l->room);
 }
 
 /* Values of one unit that segment q keeps for backward, n tokens of width h, in floats. A block: what its norms give (n
@@ -440,6 +492,12 @@ static int64_t kept(const layout *l, int64_t q)
     if (q <= l->layers) {
         int64_t again = l->recompute == 1 ? (n * h + 2 * n * a) / t : 0; /* attention */
         int64_t later = l->zero_bubble ? 10 * n * h : 0;
+        if (l->experts) { /* the rows of the MLP are those of this rank's experts: of k experts per token, or more */
+            int64_t e = l->experts, k = l->active, here = rows_of_owner(l), rows = n * k < e * l->room ? n * k : e * l->room;
+            int64_t table = padded(2 * e + 1 + 3 * n * k, 16) + (l->ep > 1 ? padded(3 * e + 1, 16) : 0);
+            /* probabilities, how they came to be weights, the balance loss's two, and what came back */
+            return 7 * n * h + 4 * n + 2 * n * a + table + n * e + n + 2 * n * k + 16 + 16 + 9 * here * h + rows * h;
+        }
         if (l->sp) return 2 * n * h + (13 * n * h + 4 * n + 2 * n * a) / t - again;
         return 3 * n * h + 4 * n + (12 * n * h + 2 * n * a) / t - again + later;
     }
@@ -490,11 +548,11 @@ static dt_memory expected(const layout *l)
     memset(&m, 0, sizeof m);
     m.weights = FLOAT * (l->zero > 2 ? own_floats(l, &s, 1) : s.params);
     m.gradients = FLOAT * ((buffered ? s.buffer : s.slots) + s.slices) * (buffered ? 1 : sets(l));
-    if (total) m.gradients += FLOAT * (l->zero > 1 ? own_floats(l, &s, 0) : s.slots);
+    if (total) m.gradients += FLOAT * (l->zero > 1 ? own_floats(l, &s, 0) : s.once);
     m.optimizer = MOMENTS * (l->zero ? own_floats(l, &s, 1) : s.params);
     for (int64_t q = 0; q < l->layers + 2; q++) {
         most = kept(l, q) > most ? kept(l, q) : most;
-        blocks += of_segment(l, q, 1) / BLOCK;
+        blocks += (of_segment(l, q, 1) + of_experts(l, q, 1)) / BLOCK;
     }
     blocks += of_table(l, 1) / BLOCK;
     for (int c = 0; c < l->chunks; c++) {
@@ -520,6 +578,8 @@ static dt_memory expected(const layout *l)
         int64_t longest = 4 * l->width * l->width;
         m.buffers += FLOAT * (longest > VOCABULARY * l->width ? longest : VOCABULARY * l->width);
     }
+    if (l->experts) m.buffers += FLOAT * 4 * l->width * l->width * l->experts; /* likewise */
+    if (l->ep > 1) m.buffers += FLOAT * (padded(l->ep + 1, 16) + rows_of_owner(l) * l->width); /* rows on their way */
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers;
     return m;
 }
@@ -598,9 +658,10 @@ static int64_t gradient_bytes(const layout *l, const store *s)
 {
     int64_t bytes = 0, parts = partial_sums(l->lo, l->hi), n = l->group, j = l->d % l->group;
     for (int i = 0; i < s->count && l->dp > 1; i++) {
-        int64_t floats = s->b[i].floats, own = reduced_piece(floats, l->dp, l->d);
-        if (n == 1)
-            bytes += FLOAT * (parts * (floats - own) + (l->dp - 1) * own);
+        int among = l->dp / s->b[i].copies, place = l->d / s->b[i].copies; /* those with the same experts */
+        int64_t floats = s->b[i].floats, own = reduced_piece(floats, among, place);
+        if (members(s, i, (int)n) == 1)
+            bytes += FLOAT * (parts * (floats - own) + (among - 1) * own);
         else
             bytes += FLOAT * parts * (floats - piece(s, i, (int)j, (int)n)) +
                      all_reduce_bytes(piece(s, i, (int)j, (int)n), l->dp / l->group, l->d / l->group, 0);
@@ -614,16 +675,16 @@ static int64_t weight_bytes(const layout *l, const store *s)
 {
     int64_t floats = 0, n = l->group, j = l->d % l->group;
     for (int i = 0; i < s->count && l->zero && l->zero < 3; i++)
-        if (s->b[i].param) floats += piece(s, i, (int)j, (int)n);
+        if (s->b[i].param) floats += (members(s, i, (int)n) - 1) * piece(s, i, (int)j, (int)n);
     for (int i = 0; i < s->count && l->zero > 2; i++) {
+        int64_t sent = (members(s, i, (int)n) - 1) * piece(s, i, (int)j, (int)n);
         if (!s->b[i].tied)
-            floats += said_of(l->r, l->rank, "gathers", s->b[i].group) * piece(s, i, (int)j, (int)n);
+            floats += said_of(l->r, l->rank, "gathers", s->b[i].group) * sent;
         else if (s->b[i].param) /* every use gathers it from here */
             for (int k = 0; k < s->count; k++)
-                if (s->b[k].tied)
-                    floats += said_of(l->r, l->rank, "gathers", s->b[k].group) * piece(s, i, (int)j, (int)n);
+                if (s->b[k].tied) floats += said_of(l->r, l->rank, "gathers", s->b[k].group) * sent;
     }
-    return FLOAT * (n - 1) * floats;
+    return FLOAT * floats;
 }
 
 /* Of activations and gradients between stages, b s h floats per unit, boundary and direction; and the gradient of the
@@ -664,14 +725,28 @@ static int64_t tensor_bytes(const layout *l)
     return bytes;
 }
 
-/* And the step's own: the number of valid targets (8 bytes to each rank), the losses of the data shards, and the sums
+/* Of experts, per unit and block: each row to its owner and back, forward and backward, C floats, where the owner is
+ * another rank; forward, which full recompute does twice, the rows of each expert first. */
+static int64_t expert_bytes(const layout *l, const char *rows)
+{
+    int64_t units = (l->hi - l->lo) * l->micros, blocks = 0, tables = l->recompute == 2 ? 2 : 1;
+    if (l->ep == 1) return 0;
+    for (int k = 0; k < l->chunks; k++)
+        for (int64_t q = said_of(l->r, l->rank, "begin", k); q < said_of(l->r, l->rank, "end", k); q++)
+            blocks += !is_tied(l, q);
+    return FLOAT * (said(l->r, l->rank, rows) * l->width + units * blocks * tables * (l->ep - 1) * l->experts / l->ep);
+}
+
+/* And the step's own: the number of valid targets (8 bytes to each rank), the losses of the data shards, with experts
+ * their auxiliary losses of every segment, and the sums
  * of blocks of which the norm is made, where a rank has not all of the gradient. */
 static int64_t step_bytes(const layout *l)
 {
     int64_t blocks = of_table(l, 1) / BLOCK;
-    int copy = l->group * l->pp * l->tp;
-    for (int64_t q = 0; q < l->layers + 2; q++) blocks += of_segment(l, q, 1) / BLOCK;
+    int copy = (l->group > l->ep ? l->group : l->ep) * l->pp * l->tp;
+    for (int64_t q = 0; q < l->layers + 2; q++) blocks += (of_segment(l, q, 1) + of_experts(l, q, 1)) / BLOCK;
     return 8 * (l->ranks - 1) + all_reduce_bytes(l->shards, l->ranks, l->rank, 1) +
+           (l->experts ? all_reduce_bytes(l->shards * (l->layers + 2), l->ranks, l->rank, 1) : 0) +
            all_reduce_bytes(blocks, copy, l->rank % copy, 1);
 }
 
@@ -684,7 +759,8 @@ static int64_t check_traffic(const run *r, const char *options)
         layout l = layout_of(r, rank);
         store s = store_of(&l);
         int64_t sent = gradient_bytes(&l, &s) + weight_bytes(&l, &s) + pipeline_bytes(&l, &s) + tensor_bytes(&l);
-        fine &= same_number(&l, "sent", sent + step_bytes(&l)) && same_number(&l, "again", sent + step_bytes(&l));
+        fine &= same_number(&l, "sent", sent + expert_bytes(&l, "rows") + step_bytes(&l));
+        fine &= same_number(&l, "again", sent + expert_bytes(&l, "rows_again") + step_bytes(&l));
         all += said(r, rank, "sent") - step_bytes(&l);
     }
     tap_ok(fine, "traffic: %s", options);
@@ -719,6 +795,18 @@ static const char *const layouts[] = {
     "--ranks 4 --tp 2 --tensor-shards 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation each "
     "--zero 3",
     "--ranks 8 --tp 2 --pp 2 --tensor-shards 2 --data-shards 2 --batch 4 --sequence 16 --zero 2 --sequence-parallel",
+    /* experts on several ranks: one copy of them; two, without a limit; a capacity; with each mode */
+    "--ranks 2 --experts 4 --active 4 --ep 2 --data-shards 2 --batch 4 --sequence 16",
+    "--ranks 4 --experts 4 --ep 2 --data-shards 8 --batch 16 --micro-batch 8 --sequence 16 --accumulation shard",
+    "--ranks 4 --experts 8 --active 8 --capacity 0.5 --ep 4 --data-shards 4 --batch 8 --micro-batch 4 --sequence 16 "
+    "--accumulation each",
+    "--ranks 4 --experts 4 --ep 2 --data-shards 4 --batch 8 --micro-batch 4 --sequence 16 --accumulation each --zero 3",
+    "--ranks 4 --experts 4 --ep 4 --data-shards 4 --batch 4 --sequence 16 --zero 2 --bucket 40000",
+    "--ranks 4 --experts 4 --ep 4 --data-shards 4 --batch 4 --sequence 16 --zero 1 --zero-group 2 --recompute full",
+    "--ranks 8 --experts 4 --ep 2 --data-shards 8 --batch 8 --sequence 16 --zero 3 --zero-group 4",
+    "--ranks 4 --experts 4 --active 4 --ep 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation "
+    "shard",
+    "--ranks 1 --experts 4 --data-shards 1 --batch 2 --sequence 16",
     /* values of forward */
     "--ranks 1 --data-shards 2 --batch 4 --sequence 32 --recompute selective",
     "--ranks 2 --data-shards 2 --batch 4 --sequence 32 --recompute full",
@@ -796,6 +884,22 @@ static void check_pipeline(const run *r, const char *options, int64_t sent)
            "%s: b s h per boundary (%d), unit and direction, and the table's gradients", options, (int)boundaries);
 }
 
+/* A token that visits all experts sends one row for each of those on other ranks, 2 times forward and 2 backward. */
+static void check_rows(const run *r, const char *options)
+{
+    layout l = layout_of(r, 0);
+    int64_t tokens = l.room < l.rows * l.length ? l.room : l.rows * l.length, blocks = 0, rows;
+    int fine = 1;
+    for (int64_t q = said_of(r, 0, "begin", 0); q < said_of(r, 0, "end", 0); q++) blocks += !is_tied(&l, q);
+    rows = 4 * (l.hi - l.lo) * l.micros * blocks * tokens * (l.experts - l.experts / l.ep);
+    for (int rank = 0; rank < (l.pp > 1 ? 1 : l.ranks); rank++) {
+        layout k = layout_of(r, rank);
+        fine &= same_number(&k, "rows", rows);
+        fine &= same_number(&k, "trades", 5 * (l.hi - l.lo) * l.micros * blocks);
+    }
+    tap_ok(fine, "%s: rows x C to and from other ranks, 2 exchanges forward, 2 backward, and one of counts", options);
+}
+
 static void check_layouts(void)
 {
     int64_t whole = -1;
@@ -804,8 +908,9 @@ static void check_layouts(void)
         int64_t sent;
         check_memory(r, layouts[i]);
         sent = check_traffic(r, layouts[i]);
-        if (!r->status && given(r, "--accumulation each") && given(r, "--data-shards 4"))
+        if (!r->status && given(r, "--accumulation each") && given(r, "--data-shards 4") && !given(r, "--experts"))
             check_zero(r, layouts[i], sent);
+        if (!r->status && given(r, "--active ")) check_rows(r, layouts[i]);
         if (!r->status && given(r, "--pp 2") && option(r, "ranks", 1) == 2) check_pipeline(r, layouts[i], sent);
         if (!r->status && given(r, "--tp") && given(r, "--data-shards 1")) check_calls(r, layouts[i]);
         if (!r->status && given(r, "--tp 4")) { /* 1 + 1 for the table whose gradient is gathered, and R7 */

@@ -1,6 +1,6 @@
 #!/usr/bin/env perl
 # Every parallel mode in every combination (R1..R8, R11, R12): a recipe gives the hash of tests/golden/hash.txt in each of
-# the layouts that fit 8 ranks: meshes, sequence parallelism, schedules, ZeRO with and without groups, recompute, offload.
+# the layouts that fit 8 ranks: meshes, sequence and expert parallelism, schedules, ZeRO with and without groups, recompute, offload.
 # A random sample of them by default (DT_SEED=N draws sample N again), all with DT_FULL=1. Then validation and text samples
 # in some of them, ranks that are killed in the middle, and what is refused.
 use strict;
@@ -39,13 +39,14 @@ sub groups {
     return (0, 1, grep { $_ > 1 && $_ < dp($l) && $shards % dp($l) == 0 } divisors(dp($l)));
 }
 
-# Tensor ranks share the recipe's shards. The stages need a segment for each of their chunks; interleaved, the units of
+# Tensor ranks share the recipe's shards, expert ranks its experts. The stages need a segment for each of their chunks; interleaved, the units of
 # every rank come in groups of stages.
 sub fits {
     my ($name, $l) = @_;
     my %of = (layers => 2, batch => 8, 'micro-batch' => 8, $recipe{$name} =~ /--(layers|batch|micro-batch) (\d+)/g);
     my ($cuts) = $recipe{$name} =~ /--tensor-shards (\d+)/;
-    return 0 if ($cuts || 1) % $l->{tp};
+    my ($experts) = $recipe{$name} =~ /--experts (\d+)/;
+    return 0 if ($cuts || 1) % $l->{tp} || ($experts || 1) % $l->{ep};
     return 0 if $l->{pp} * chunks_of($l) > 2 + $of{layers};
     return 1 if chunks_of($l) == 1;
     return !grep { $_ * $of{batch} / $of{'micro-batch'} % $l->{pp} } runs($l);
@@ -59,6 +60,7 @@ my @axes = (
     [tp => 'every', sub { my $ranks = $_[0]{ranks}; grep { $ranks % $_ == 0 } 1, 2, 4 }],
     [sequence_parallel => 'one', sub { $_[0]{tp} > 1 ? ('yes', 'no') : 'no' }],
     [pp => 'every', sub { divisors($_[0]{ranks} / $_[0]{tp}) }],
+    [ep => 'every', sub { my $dp = dp($_[0]); $shards % $dp ? 1 : divisors($dp) }], # as many shards on every rank
     [zero => 'every', sub { dp($_[0]) > 1 ? (0 .. 3) : (0, 3) }],
     [zero_group => 'every', \&groups],
     [pipeline => 'every', sub { $_[0]{pp} > 1 ? qw(1f1b gpipe interleaved zero-bubble) : qw(1f1b gpipe zero-bubble) }],
@@ -67,7 +69,7 @@ my @axes = (
     [offload => 'every', sub { $_[0]{recompute} eq 'full' ? qw(yes no) : 'no' }],
     [horizon => 'one', sub { $_[0]{offload} eq 'yes' ? (1, 2, 5) : 'no' }],
     [offload_rate => 'one', sub { $_[0]{offload} eq 'yes' ? (0, 2e7) : 'no' }],
-    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch deep tensor tensor_llama tensor_experts) }],
+    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch dropless deep tensor tensor_llama tensor_experts) }],
     [memory_weight => 'one', sub { (0, 0.5, 1) }],
     [bucket => 'one', sub { (1, 5000, 100000, 25000000) }],
     [order => 'one', sub { qw(cluster spread DPT DTP PDT PTD TDP TPD) }],
@@ -153,9 +155,16 @@ my %shared = ( # with tensor shards: a rank has only some columns of the logits
     'tensor 2, without a cache' => '--ranks 2 --tp 2 --no-cache',
     'tensor 2, 2 stages, ZeRO 3' => '--ranks 8 --tp 2 --pp 2 --zero 3',
 );
-my $shards4 = '--heads 4 --tensor-shards 4';
-for my $recipe ('', '--ema 0.5 --evaluate-ema', $shards4) {
-    my %places = $recipe eq $shards4 ? %shared : %places;
+my %owned = ( # with experts: all ranks work on every unit of validation and every token of the text
+    'experts on 2 ranks' => '--ranks 2 --ep 2',
+    'experts on 4 ranks, 2 stages' => '--ranks 8 --ep 4 --pp 2',
+    'experts on 2 ranks, ZeRO 3' => '--ranks 4 --ep 2 --zero 3',
+    'experts on 4 ranks, groups of 2, without a cache' => '--ranks 4 --ep 4 --zero 1 --zero-group 2 --no-cache',
+);
+my ($shards4, $experts) = ('--heads 4 --tensor-shards 4', '--experts 4');
+my %places_of = ($shards4 => \%shared, $experts => \%owned, "$experts --capacity 1.1 --ema 0.5 --evaluate-ema" => \%owned);
+for my $recipe ('', '--ema 0.5 --evaluate-ema', sort keys %places_of) {
+    my %places = %{$places_of{$recipe} || \%places};
     my $alone = said("--ranks 1 $recipe");
     like($alone, qr{^status 0\n1/4  loss .*\n2/4  validation loss .*\n4/4  loss .*\n4/4  validation loss .*\ntext [0-9a-f]{88}\n[0-9a-f]{64}$}, "1 rank $recipe: losses, validation twice, 40 bytes of text behind the prompt");
     is(said("$places{$_}$kind $recipe"), $alone, "$_ $recipe: the same losses, validation losses, text and hash") for sort keys %places;
@@ -166,7 +175,7 @@ for my $recipe ('', '--ema 0.5 --evaluate-ema', $shards4) {
 SKIP: {
     my $times = full() ? 10 : 2;
     my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved', '--tp 2 --tensor-shards 2 --sequence-parallel',
-        '--zero 3 --bucket 20000', '--recompute full --offload');
+        '--zero 3 --bucket 20000', '--recompute full --offload', '--experts 4 --ep 4', '--experts 4 --ep 2 --zero 2');
     skip 'thread ranks cannot be killed alone', 2 * $times * @modes if $only_threads;
     for my $mode (@modes) {
         kill_one('KILL', 0.2 + rand 0.8, 4, "--batch 8 --sequence 64 --threads 1 $mode") for 1 .. $times;
@@ -204,6 +213,12 @@ refused('--zero 1 --zero-group 7', 4, qr/groups of 7 do not divide 4 data-parall
 refused('--zero-group 2', 4, qr/--zero-group 2: nothing is shared without --zero 1, 2 or 3/);
 refused('--tp 2', 2, qr/tp 2 does not divide 1 tensor shards: .* raise --tensor-shards/);
 refused('--sequence-parallel', 2, qr/--sequence-parallel splits rows over the ranks of a tensor group: set --tp/);
+refused('--experts 4 --ep 3', 4, qr/expert parallel degree 3 does not divide 4 data-parallel ranks: --ep one of 1, 2, 4/);
+refused('--experts 4 --ep 0', 4, qr/expert parallel degree 0 does not divide 4 data-parallel ranks/);
+refused('--experts 4 --ep 4 --pp 2', 4, qr/expert parallel degree 4 does not divide 2 data-parallel ranks: --ep one of 1, 2/);
+refused('--experts 6 --ep 4', 4, qr/6 experts cannot be shared by 4 ranks: --ep one of 1, 2/);
+refused('--ep 2', 2, qr/--ep 2: the model has no experts to share: set --experts, or leave --ep out/);
+refused('--experts 4 --ep 2', 6, qr/--ep 2: 6 data-parallel ranks do not have as many of 8 data shards each: let dp be a power of two/);
 refused('--zero 2 --zero-group 2', 6, qr/groups of 2 among 6 ranks .* let dp be a power of two, or leave --zero-group out/);
 refused('--order DPP', 4, qr/mesh order 'DPP': it is cluster .* or another order of the letters D, P and T/);
 refused('--memory-weight 2', 2, qr/--memory-weight 2: it is 0 .* to 1/);

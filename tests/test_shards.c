@@ -1,7 +1,8 @@
 /* test_shards.c: tensor parallelism. Ranks are threads that own runs of a model's tensor shards and meet in a hook; one
  * rank with all shards computes the same bits: outputs, losses, every gradient, with and without sequence parallelism (R6,
  * R7, R8, R11, R16). What is sent is counted. The sharded loss, row slices and the walk over elements have plain references
- * (R5, R7, R11). Values against PyTorch are in test_golden.c. TAP. */
+ * (R5, R7, R11). Ranks that share experts compute the bits of one that has all, and keep a gradient for the tokens of each
+ * (R3, R10). Values against PyTorch are in test_golden.c. TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
@@ -19,8 +20,9 @@ enum { RANKS = 4, MICROS = 2, BATCH = 2, LENGTH = 8, KINDS = 4, SEED = 5, LARGES
 typedef struct meeting {
     pthread_barrier_t barrier;
     int ranks;
+    int experts, data; /* they share experts, not tensor shards; the first one's tokens are those of so many seeds on */
     const float *from[RANKS];
-    float *sum[RANKS];
+    const int32_t *give[RANKS];
 } meeting;
 
 typedef struct rank {
@@ -39,6 +41,7 @@ typedef struct rank {
     int64_t calls[64][KINDS]; /* per segment, forward; backward behind */
     int32_t tokens[MICROS][BATCH * LENGTH], targets[MICROS][BATCH * LENGTH];
     int busy; /* 2 * segment + backward */
+    int64_t rows; /* sent to other owners of experts, or back */
     const char *failed;
 } rank;
 
@@ -64,6 +67,23 @@ static void combine(void *user, int kind, float *to, const float *from, int64_t 
     pthread_barrier_wait(&m->barrier);
     memcpy(to, mine, 4 * (size_t)(kind == DT__TP_GATHER ? count * m->ranks : n));
     free(mine);
+}
+
+/* The rows from every rank, one after another. */
+static void trade(void *user, float *to, const int32_t *take, const float *from, const int32_t *give, int64_t bins, int64_t width)
+{
+    rank *r = (rank *)user;
+    meeting *m = r->at;
+    r->calls[r->busy][0]++;
+    m->from[r->number] = from, m->give[r->number] = give;
+    pthread_barrier_wait(&m->barrier);
+    for (int k = 0; k < m->ranks; k++) {
+        const int32_t *theirs = m->give[k] + r->number * bins, *mine = take + k * bins;
+        if (theirs[bins] - theirs[0] != mine[bins] - mine[0]) r->failed = "a rank takes more or fewer rows than another gives";
+        for (int64_t i = 0; i < (mine[bins] - mine[0]) * width; i++) to[mine[0] * width + i] = m->from[k][theirs[0] * width + i];
+        if (k != r->number) r->rows += width > 1 ? m->give[r->number][(k + 1) * bins] - m->give[r->number][k * bins] : 0;
+    }
+    pthread_barrier_wait(&m->barrier);
 }
 
 /* ---- one rank: two micro-batches of a leaf, forward and backward --------------------------------------------- */
@@ -129,18 +149,21 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
     memset(r, 0, sizeof *r);
     r->at = m, r->number = number, r->model = *model;
     r->net.tensor_shards = shards;
-    r->net.own_shards = shards / m->ranks, r->net.first_shard = number * r->net.own_shards;
+    r->net.own_shards = shards, r->net.expert_ranks = m->ranks, r->net.expert_rank = number;
+    if (!m->experts) r->net.own_shards = shards / m->ranks, r->net.first_shard = number * r->net.own_shards, r->net.expert_ranks = 1, r->net.expert_rank = 0;
     r->net.sequence_parallel = split;
     for (int micro = 0; micro < MICROS; micro++)
         for (int i = 0; i < BATCH * LENGTH; i++) {
-            r->tokens[micro][i] = (int32_t)((i * 7919 + micro * 31) % model->vocabulary);
-            r->targets[micro][i] = i % 5 == 3 ? -1 : (int32_t)((i * 104729 + micro + 1) % model->vocabulary);
+            int seed = m->data + m->experts * number;
+            r->tokens[micro][i] = (int32_t)((i * 7919 + micro * 31 + seed * 1009 * (i % 3)) % model->vocabulary);
+            r->targets[micro][i] = i % 5 == 3 ? -1 : (int32_t)((i * 104729 + micro + 1 + seed) % model->vocabulary);
         }
     if (dt__choose_kernels(&r->env.k) || dt__pool_open(&r->pool, 1) || dt__net_open(&r->net, model, BATCH, LENGTH) ||
         dt__pool_reserve(r->pool, dt__net_scratch(&r->net, r->env.k)))
         tap_bail("%s", dt_last_error());
     r->env.pool = r->pool, r->env.unit_share = 0.25f;
     r->env.tp.combine = combine, r->env.tp.user = r;
+    r->env.ep.trade = trade, r->env.ep.user = r;
     r->outputs = r->net.boundary;
     memory = r->net.temp + r->net.saved + 2 * r->net.widest;
     memset(&all, 0, sizeof all);
@@ -161,7 +184,7 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
         dt__init_shards(&drawn, shards, r->net.first_shard, r->net.own_shards, SEED, r->pool, r->params + p->offset, 0, p->count);
         for (int64_t v = 0; v < dt__param_shards(&p->is, shards, r->net.own_shards); v++) /* and of every sign of 0 */
             for (int64_t e = 0; e < dt__shard_floats(&p->is, shards); e++)
-                if (dt__param_index(&p->is, shards, r->net.first_shard + v, e) % 13 == 4)
+                if (dt__param_index(&p->is, shards, dt__param_array(&p->is, shards, r->net.first_shard, r->net.own_shards, v), e) % 13 == 4)
                     r->params[p->offset + v * dt__shard_step(&p->is, shards) + e] = -0.0f;
     }
     memset(r->set, 0x55, 4 * (size_t)r->set_floats); /* fresh sums must not read what was there */
@@ -182,14 +205,14 @@ static void *rank_main(void *user)
     return NULL;
 }
 
-/* Opens and runs `ranks` ranks over `shards` shards. */
-static rank *run_ranks(const dt_model *model, int64_t shards, int ranks, int split)
+/* Opens and runs `ranks` ranks that share `shards` tensor shards, or experts; they have the tokens of seeds from `data` on. */
+static rank *run_sharing(const dt_model *model, int64_t shards, int ranks, int split, int experts, int data)
 {
     meeting *m = (meeting *)calloc(1, sizeof *m);
     rank *r = (rank *)calloc((size_t)ranks, sizeof *r);
     pthread_t thread[RANKS];
     if (!r || !m) tap_bail("no memory");
-    m->ranks = ranks;
+    m->ranks = ranks, m->experts = experts, m->data = data;
     pthread_barrier_init(&m->barrier, NULL, (unsigned)ranks);
     for (int i = 0; i < ranks; i++) open_rank(&r[i], m, i, model, shards, split);
     for (int i = 0; i < ranks; i++)
@@ -198,6 +221,7 @@ static rank *run_ranks(const dt_model *model, int64_t shards, int ranks, int spl
     pthread_barrier_destroy(&m->barrier);
     return r;
 }
+static rank *run_ranks(const dt_model *model, int64_t shards, int ranks, int split) { return run_sharing(model, shards, ranks, split, 0, 0); }
 static void close_ranks(rank *r, int ranks)
 {
     free(r->at);
@@ -216,7 +240,7 @@ static int same_param(const rank *one, const rank *all, int ranks, int32_t i, in
         const dt__net *net = &all[k].net;
         const dt__net_param *q = &net->params[i];
         for (int64_t v = 0; v < dt__param_shards(&q->is, vt, net->own_shards); v++) {
-            int64_t shard = dt__param_is_cut(&p->is, vt) ? net->first_shard + v : 0;
+            int64_t shard = dt__param_array(&q->is, vt, net->first_shard, net->own_shards, v);
             const float *want = one->set + p->slot[u] + shard * step, *got = all[k].set + q->slot[u] + v * step;
             if (strcmp(p->is.name, q->is.name)) return 0;
             for (int64_t e = 0; e < size; e++)
@@ -281,6 +305,63 @@ static void check_model(const char *what, const dt_model *model)
     for (int64_t shards = 2; shards <= 4; shards *= 2)
         for (int ranks = 1; ranks <= shards; ranks *= 2)
             for (int split = 0; split < 2; split++) check_ranks(what, model, shards, ranks, split);
+}
+
+/* ---- experts on several ranks --------------------------------------------------------------------------------- */
+
+/* Is the gradient of parameter i for the tokens of rank `source` what that one computes alone? Experts' are with their owners. */
+static int same_source(const rank *one, const rank *all, int ranks, int source, int32_t i, int u)
+{
+    const dt__net_param *p = &one->net.params[i];
+    int64_t vt = one->net.tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt);
+    for (int k = 0; k < ranks; k++) {
+        const dt__net_param *q = &all[k].net.params[i];
+        const float *got = all[k].set + q->slot[u];
+        int shared = q->is.own_experts < q->is.experts;
+        if (!shared && k != source) continue;
+        for (int32_t b = 0; shared && source && b < all[k].store.buckets; b++) /* the sums for the ranks lie one behind another */
+            if (q->slot[u] >= all[k].store.bucket[b].slot && q->slot[u] < all[k].store.bucket[b].slot + all[k].store.bucket[b].floats)
+                got += source * all[k].store.bucket[b].floats;
+        for (int64_t a = 0; a < dt__param_shards(&q->is, vt, vt); a++, got += step) {
+            const float *want = one->set + p->slot[u] + dt__param_array(&q->is, vt, 0, vt, a) * step;
+            if (memcmp(want, got, 4 * (size_t)size)) return 0;
+            for (int64_t e = size; shared && e < step; e++)
+                if (got[e] != 0.0f || signbit(got[e])) return 0; /* padding, which the norm counts */
+        }
+    }
+    return 1;
+}
+
+/* The blocks of layer s exchange rows twice forward, of each tensor shard back, and the counts; twice backward. */
+static int right_trades(const rank *r, int64_t shards)
+{
+    for (int64_t s = 0; s < r->net.count; s++) {
+        int64_t block = (s > 0 && s + 1 < r->net.count) * MICROS;
+        if (r->calls[2 * s][0] != block * (2 + shards) || r->calls[2 * s + 1][0] != block * (1 + shards)) return 0;
+    }
+    return 1;
+}
+
+static void check_experts(const char *what, const dt_model *model, int64_t shards, int ranks)
+{
+    rank *all = run_sharing(model, shards, ranks, 0, 1, 0);
+    int outputs = 1, gradients = 1, calls = 1;
+    const char *first = "";
+    int64_t rows = 0;
+    for (int k = 0; k < ranks; k++) {
+        rank *one = run_sharing(model, shards, 1, 0, 0, k);
+        outputs = outputs && same_outputs(one, &all[k], 0) && !memcmp(one->loss, all[k].loss, sizeof one->loss);
+        calls = calls && right_trades(&all[k], shards) && !all[k].failed;
+        rows += all[k].rows;
+        for (int32_t i = 0; i < one->net.param_count; i++)
+            for (int u = 0; u < one->net.params[i].uses; u++)
+                if (!same_source(one, all, ranks, k, i, u)) gradients = 0, first = first[0] ? first : one->net.params[i].is.name;
+        close_ranks(one, 1);
+    }
+    tap_ok(outputs, "R10 %s, %d shards, experts on %d ranks: each has the outputs and losses of one with all experts", what, (int)shards, ranks);
+    tap_ok(gradients, "R3 R10 and the gradients of its tokens, those of experts with their owners%s%s", first[0] ? ", not: " : "", first);
+    tap_ok(calls && rows > 0, "rows go to their owners and back forward and backward, %d in all", (int)rows);
+    close_ranks(all, ranks);
 }
 
 static dt_model a_model(int family)
@@ -550,12 +631,21 @@ int main(void)
     m.experts = 5, m.active = 1, m.dropout = 0.1f;
     check_model("GPT-2 with experts", &m);
     for (int64_t shards = 2; shards <= 4; shards *= 2) check_near("GPT-2 with experts", &m, shards);
+    m.experts = 4, m.active = 2;
+    for (int ranks = 2; ranks <= 4; ranks *= 2) check_experts("GPT-2", &m, 1, ranks);
+    m.capacity = 0.7f;
+    check_experts("GPT-2, drops", &m, 2, 2);
+    m.capacity = 0.0f;
     m.dropout = 0.0f, m.experts = 0;
     for (int64_t shards = 2; shards <= 4; shards *= 2) check_near("GPT-2", &m, shards);
     m = a_model(DT_LLAMA);
     for (int64_t shards = 2; shards <= 4; shards *= 2) check_near("Llama", &m, shards);
     m.experts = 3, m.capacity = 1.1f;
     for (int64_t shards = 2; shards <= 4; shards *= 2) check_near("Llama with experts", &m, shards);
+    m.experts = 8, m.active = 3;
+    check_experts("Llama", &m, 4, 4);
+    m.capacity = 0.0f, m.active = 1;
+    check_experts("Llama", &m, 1, 2);
     for (int64_t vt = 1; vt <= 4; vt *= 2)
         for (int64_t groups = 1; groups <= 3; groups++) check_columns(31, 24 * groups, groups, vt);
     check_columns(1000, 12 * 96, 3, 4); /* more than one task, at odd places */
