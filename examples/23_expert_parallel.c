@@ -4,7 +4,7 @@
  *     Most weights of a mixture (16_moe.c) are its experts'. With data parallel every rank keeps all E of them and the
  *     optimizer's state of all. With expert parallel (Lepikhin et al. 2020, GShard) groups of ep data-parallel ranks
  *     keep E / ep each, and all else as before. Each rank routes its own tokens; rows travel to the ranks that have
- *     their experts (an all-to-all), are multiplied there, and travel back: 2 exchanges forward and 2 backward per block.
+ *     their experts (an all-to-all), are multiplied there, and travel back: 2 exchanges forward, 2 backward per block.
  *     What it saves: X weights of experts become X / ep, and so does their state. Gradients of experts are summed over
  *     the ranks that have the same ones, n / ep of n: with ep = n no byte of them is sent. What it costs: rows of C
  *     floats, 4 times; of N tokens with k experts each N k (ep-1)/ep leave a rank when all is even. "Expert parallel
@@ -22,8 +22,8 @@
  *
  * What you should see
  *     Bytes that a rank keeps of weights and optimizer, and that all send in a step, to the byte beside the formulas.
- *     A row is 16 C bytes, there and back twice: the formula is exact where tokens visit all experts, else it is that of
- *     an even load; room is for so many on a rank. Then how many choices of the last step fell on each expert, which
+ *     A row is 16 C bytes, there and back twice: the formula is exact where tokens visit all experts, else that of an
+ *     even load; room is for so many on a rank. Then how many choices of the last step fell on each expert, which
  *     rank has it, and one hash for every ep.
  *
  * Read on: 16_moe.c on routing, balance and drops; 20_zero.c shares state without moving tokens. */
@@ -96,7 +96,7 @@ static int line(const result *r, int kind, int ep, int n)
     int64_t even = 16 * C * LAYERS * choices * (ep - 1) / ep, rows = r->sent - gradients - counts - small - blocks;
     int64_t most = E / ep < kinds[kind].active ? E / ep : kinds[kind].active, room = TOKENS * most;
     if (kinds[kind].capacity > 0.0f && room > choices / SHARDS / ep) room = choices / SHARDS / ep;
-    printf("  %-13s %2d  %8lld %8lld  %8lld %8lld  %9lld %9lld %8lld %8lld  %5lld\n", kinds[kind].name, ep,
+    printf("  %-13s %2d  %8lld %8lld  %8lld %8lld  %9lld %9lld %8lld %8lld %5lld\n", kinds[kind].name, ep,
            (long long)r->weights, (long long)(4 * keeps), (long long)r->optimizer, (long long)(8 * keeps),
            (long long)r->sent, (long long)(gradients + counts + small + blocks + even), (long long)rows,
            (long long)even, (long long)(ep * room));
@@ -132,7 +132,7 @@ int main(int argc, char **argv)
     if (e || !root) return e ? dt_fail("23_expert_parallel") : !good;
     printf("X = %d weights in experts, D = %d others with padding. Bytes beside formulas, on %d rank%s:\n", X, D, n,
            n > 1 ? "s" : "");
-    printf("  visit         ep   weights 4(D+X/ep)     AdamW 8(D+X/ep)       sent   if even     rows  if even   room\n");
+    printf("  visit         ep   weights 4(D+X/ep)     AdamW 8(D+X/ep)       sent   if even     rows  if even  room\n");
     for (int k = 0; k < 3; k++)
         for (int i = 0; i < degrees; i++) good = line(&r[k][i], k, 1 << i, n) && good;
     printf("Choices of the last step on the experts of the last block; the even share is %d:\n", SHARDS * TOKENS / 4);

@@ -123,6 +123,11 @@ for my $name (qw(each switch tensor_experts)) {
     }
 }
 
+# Shared experts keep a sum for each rank's tokens in that buffer, in groups that are smaller and larger than ZeRO's.
+for my $layout ('--ep 4 --bucket 5000', '--ep 2 --zero 3 --zero-group 4', '--ep 4 --zero 2 --bucket 1', '--ep 4 --zero 3 --zero-group 2') {
+    is(hash_of('tensor_experts', "--ranks 8$kind $layout"), $want{tensor_experts}, "tensor_experts: --ranks 8 $layout");
+}
+
 # ---- validation and text samples ----
 
 my $program = trainer();
@@ -157,11 +162,12 @@ my %shared = ( # with tensor shards: a rank has only some columns of the logits
 );
 my %owned = ( # with experts: all ranks work on every unit of validation and every token of the text
     'experts on 2 ranks' => '--ranks 2 --ep 2',
+    'experts on 8 ranks' => '--ranks 8 --ep 8',
     'experts on 4 ranks, 2 stages' => '--ranks 8 --ep 4 --pp 2',
     'experts on 2 ranks, ZeRO 3' => '--ranks 4 --ep 2 --zero 3',
     'experts on 4 ranks, groups of 2, without a cache' => '--ranks 4 --ep 4 --zero 1 --zero-group 2 --no-cache',
 );
-my ($shards4, $experts) = ('--heads 4 --tensor-shards 4', '--experts 4');
+my ($shards4, $experts) = ('--heads 4 --tensor-shards 4', '--experts 8 --eval-batches 0'); # 0: more units on some ranks
 my %places_of = ($shards4 => \%shared, $experts => \%owned, "$experts --capacity 1.1 --ema 0.5 --evaluate-ema" => \%owned);
 for my $recipe ('', '--ema 0.5 --evaluate-ema', sort keys %places_of) {
     my %places = %{$places_of{$recipe} || \%places};
