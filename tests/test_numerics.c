@@ -1335,6 +1335,22 @@ static void sym_slots(symbols *s, int64_t bytes)
     for (int64_t i = 0; i < s->e.store.slot_floats / DT__BLOCK; i++) expect(taken[i], "buckets hold gradients and nothing else", i);
 }
 
+/* With ZeRO 1 and 2 a segment's forward waits for all buckets with its parameters, and those of the first come first. */
+static void sym_readers(const symbols *s)
+{
+    const dt__program *p = &s->e.program;
+    for (int32_t k = 0; k < p->count && s->e.shape.overlap && s->e.shape.zero % 3; k++) {
+        const dt__built *seg = &s->e.net.segments[p->list[k].op == DT_FORWARD ? p->list[k].segment : 0];
+        int32_t needed = -1;
+        if (p->list[k].op != DT_FORWARD) continue;
+        for (int32_t i = 0; i < seg->plan->g->param_count; i++)
+            for (int32_t g = k; g < p->count; g++)
+                if (p->list[g].op == DT_GATHER && p->list[g].bucket == dt__bucket_of(&s->e.store, s->e.net.params[seg->param_of[i]].offset) && g > needed)
+                    needed = g;
+        expect(p->list[k].after[1] == needed, "forward waits for the weights that it reads, and no others", p->list[k].segment);
+    }
+}
+
 /* Mesh, partition, layout and program of a rank, without communicators and memory. */
 static dt_result sym_open(symbols *s, const dt__net *net, const dt_recipe *r, const dt_layout *l, int ranks, int rank)
 {
@@ -1359,6 +1375,7 @@ static dt_result sym_open(symbols *s, const dt__net *net, const dt_recipe *r, co
     s->window[0] = s->window[1] = -1;
     expect(e->program.parts.sets <= SYM_SETS && e->store.buckets <= SYM_BUCKETS, "the test has room", e->program.parts.sets);
     sym_buckets(s);
+    sym_readers(s);
     sym_slots(s, e->shape.zero > 2 ? 1 : l->bucket);
     return DT_OK;
 }
