@@ -699,6 +699,8 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
  *     --ranks N         N local ranks (1..1024; default 1)
  *     --launch KIND     processes (default where there are any) or threads of this process
  *     --timeout SECONDS a rank that shows no sign of life for so long counts as frozen (default 10; DT_TIMEOUT)
+ * The environment variable DT_LINK_RATE emulates a slow link: a collective on more than 2048 floats takes at least as
+ * long as this rank's bytes need at so many bytes per second. What is computed meanwhile is not slowed down.
  *
  * A rank shows life in every call on a communicator: when the work between two calls takes longer, raise --timeout.
  * A dt_comm belongs to one thread. All ranks make the same calls in the same order, with the same counts, op and root;
@@ -12782,6 +12784,8 @@ struct dt_comm {
     int64_t *sent;      /* (size) bytes of this rank's data that reached each peer */
     int64_t collectives;
     double waited;      /* seconds */
+    double rate, met;   /* of an emulated link, bytes per second, 0: none; when the collective began to send */
+    int64_t owed;       /* the bytes that it sends */
     dt__area *area;
     dt__region *regions; /* newest first; the area is the last */
     int64_t chunk;      /* floats in one stage buffer */
@@ -13267,6 +13271,8 @@ static dt_result dt__meet(dt_comm *c)
     c->shared_step = c->step + 1;
     c->sharing = c->job->threads && c->call.where >= 0;
     r = dt__step(c);
+    c->owed = 0;
+    c->met = c->rate > 0.0 ? dt__now() : 0.0;
     if (!r) r = dt__check_calls(c);
     if (!r && c->sharing && dt__comm_troubled(c)) r = dt__comm_explain(c); /* see dt__comm_drain */
     return r;
@@ -13283,10 +13289,18 @@ static int dt__views(dt_comm *c)
     return 1;
 }
 
+/* Waits as long as an emulated link still needs. */
+static void dt__link(dt_comm *c)
+{
+    while (c->rate > 0.0 && dt__now() < c->met + (double)c->owed / c->rate) dt__nap(), dt__comm_tick(c);
+}
+
 /* The last step of a collective that read or wrote peers' memory. */
 static dt_result dt__conclude(dt_comm *c)
 {
-    dt_result r = dt__step(c);
+    dt_result r;
+    dt__link(c);
+    r = dt__step(c);
     c->sharing = 0;
     dt__comm_tick(c);
     return r;
@@ -13459,7 +13473,10 @@ static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
 static void dt__count_bytes(dt_comm *c, const dt__move *m)
 {
     for (int p = 0; p < c->size; p++)
-        if (p != c->rank && (m->op != DT__CALL_BROADCAST || c->rank == m->root)) dt__count_sent(c, p, m->count);
+        if (p != c->rank && (m->op != DT__CALL_BROADCAST || c->rank == m->root)) {
+            dt__count_sent(c, p, m->count);
+            c->owed += 4 * m->count;
+        }
 }
 
 static void dt__from_stage(dt_comm *c, uint32_t buffer)
@@ -13479,6 +13496,7 @@ static dt_result dt__exchange_staged(dt_comm *c, const dt__move *m)
         dt__from_stage(c, c->step & 1u);
         dt__unpack(c, m, at, n, n);
     }
+    dt__link(c);
     return r;
 }
 
@@ -13601,6 +13619,7 @@ static dt_result dt__all_reduce_staged(dt_comm *c, float *data, int64_t count, d
         dt__comm_tick(c);
         if (k < chunks + 1) r = dt__step(c);
     }
+    dt__link(c);
     return r;
 }
 
@@ -13626,7 +13645,9 @@ static void dt__count_reduce(dt_comm *c, int64_t count, int64_t parts, const int
     for (int p = 0; p < c->size; p++) {
         int64_t theirs = dt__piece(count, c->size, p + 1) - dt__piece(count, c->size, p);
         if (cuts) theirs = cuts[p + 1] - cuts[p];
-        if (p != c->rank) dt__count_sent(c, p, theirs * parts + own);
+        if (p == c->rank) continue;
+        dt__count_sent(c, p, theirs * parts + own);
+        c->owed += 4 * (theirs * parts + own);
     }
 }
 
@@ -13736,8 +13757,10 @@ static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const 
         return dt__error(DT_E_USAGE, "a gather of pieces needs memory of dt_comm_alloc");
     if ((r = dt__meet(c)) != DT_OK) return r;
     dt__views(c);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
         dt__copy(out + span[i].to, c->view[span[i].rank] + span[i].from, span[i].count);
+        if (span[i].rank == c->rank) c->owed += 4 * span[i].count * (c->size - 1);
+    }
     return dt__conclude(c);
 }
 
@@ -13979,6 +14002,16 @@ static int64_t dt__area_create(dt__job *job, int fd, int size)
     return where;
 }
 
+/* What DT_LINK_RATE says; 0 without it. */
+static dt_result dt__link_rate(double *rate)
+{
+    const char *text = getenv("DT_LINK_RATE");
+    char *end = NULL;
+    *rate = text && *text ? strtod(text, &end) : 0.0;
+    if (!end || (!*end && *rate >= 1.0)) return DT_OK;
+    return dt__error(DT_E_USAGE, "DT_LINK_RATE=%s: it is a number of bytes per second, e.g. 1e8", text);
+}
+
 /* A communicator over all ranks of the job; a job of NULL is a rank alone. The job's mapping (not for threads) and fd
  * stay with the communicator. */
 static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd)
@@ -13987,7 +14020,8 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd)
     dt_result r = DT_OK;
     *handle = c;
     if (!c) return DT_E_MEMORY;
-    if (job) {
+    r = dt__link_rate(&c->rate);
+    if (job && !r) {
         uint32_t ordinal = ++dt__job_lane(job, rank)->opened;
         if (rank == 0) {
             job->where = dt__area_create(job, fd, job->size);
@@ -14038,6 +14072,7 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     if (c->job) members = dt__color_members(c, color, &rank, NULL);
     if (!(s = dt__comm_new(rank, members, c->job, c->fd))) return DT_E_MEMORY;
     s->parent = c;
+    s->rate = c->rate;
     if (c->job) {
         dt__color_members(c, color, &rank, s->up);
         for (int p = 0; p < members; p++) s->lane[p] = c->lane[s->up[p]];
