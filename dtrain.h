@@ -910,8 +910,8 @@ typedef struct dt_step_info {
     double seconds;       /* wall clock of the step */
     double gflops;        /* model GFLOP/s of all ranks */
     double peak_share;    /* of the GEMM rate measured at start */
-    double comm_seconds;  /* of the step, in communication: of gradients, weights, activations; layout.overlap hides.. */
-    double exposed_seconds; /* ..all but this part of it, in which the rank waited: without overlap, all */
+    double comm_seconds;  /* of the step, in communication, from when it was due: gradients, weights, activations */
+    double exposed_seconds; /* of these, those in which the rank did nothing else: without overlap, all */
     double data_seconds;  /* of the step, waiting for data */
     int64_t sent_bytes;   /* by this rank in the step, to all peers: also counts of targets, block sums, losses */
 } dt_step_info;
@@ -14500,7 +14500,7 @@ typedef struct dt__store {
     int64_t *cut;                       /* (buckets, shards + 1): where the owners' pieces of a bucket begin */
     int64_t *own;                       /* (buckets + 1, shards): where an owner keeps its piece of the parameters */
     int32_t *reader;                    /* (buckets): the first segment that reads its parameters */
-    int32_t *late;                      /* (segments): of the buckets with its parameters the one with the last reader */
+    int32_t *late;                      /* (segments): of the buckets with its parameters that read last */
 } dt__store;
 
 static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
@@ -15367,7 +15367,7 @@ typedef struct dt__engine {
     int32_t *queued;              /* (program.count), in turn: what a job is (dt__engine_ask) */
     int64_t *ticket;              /* (program.count): of the last job that an instruction was */
     int window_in_work;
-    double seconds_sending;       /* on line 0: all communication without overlap, else that between stages and shards */
+    double seconds_sending;       /* on line 0: without overlap all communication, with it that of stages and shards */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
 } dt__engine;
 
@@ -15515,8 +15515,8 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
     if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
-        return dt__error(DT_E_USAGE, "--overlap on needs a thread, and this program was built with DT_NO_THREADS: leave "
-                         "it out, or build without");
+        return dt__error(DT_E_USAGE, "--overlap on needs a thread, and this program was built with DT_NO_THREADS: "
+                         "leave it out, or build without");
     if (l->pipeline == DT_INTERLEAVED && l->chunks < 1)
         return dt__error(DT_E_USAGE, "--chunks %lld: the interleaved schedule has 1 or more per stage",
                          (long long)l->chunks);
@@ -16566,7 +16566,7 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
     job->threads = plan->threads;
     job->timeout_ms = (int32_t)dt__min((int64_t)(plan->timeout * 1e3), INT32_MAX / 2);
     job->end = dt__job_bytes(plan->ranks);
-    for (int r = 0; r < plan->ranks; r++) dt__job_lane(job, r)->line[1].waiting = DT__OTHER_LINE; /* there is none yet */
+    for (int r = 0; r < plan->ranks; r++) dt__job_lane(job, r)->line[1].waiting = DT__OTHER_LINE; /* has no work yet */
 }
 
 /* One rank has ended with this wait status. Its end is written before the fault that refers to it. */
@@ -17115,7 +17115,7 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("horizon", "N", DT__TYPE_INT, horizon, "offload: segments before its use that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", DT__TYPE_FLOAT, offload_rate, "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
-    DT__CHOSEN("overlap", overlap, "auto,off,on", "a thread communicates while the rank computes; auto: on a free core"),
+    DT__CHOSEN("overlap", overlap, "auto,off,on", "a thread communicates meanwhile: auto (on a free core), off or on"),
     DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
     DT__LAYOUT("sample-every", "N", DT__TYPE_INT, sample_every, "steps between text samples; 0: at the end"),
