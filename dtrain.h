@@ -16360,8 +16360,12 @@ static dt_result dt__engine_job(void *owner, int64_t job)
 {
     dt__engine *e = (dt__engine *)owner;
     int32_t at = e->queued[job % e->queue.room];
+    double start = dt__now();
+    dt_result r;
     if (at < 0) return dt__engine_gather_segment(e, -1 - at, dt__engine_weights(e, 1), 0);
-    return dt__engine_run(e, &e->program.list[at], NULL, NULL);
+    r = dt__engine_run(e, &e->program.list[at], NULL, NULL);
+    if (e->when) e->when[2 * at] = start, e->when[2 * at + 1] = dt__now();
+    return r;
 }
 
 /* Asks the other thread for an instruction of the program, or for the weights of segment -1 - at. */
@@ -16414,7 +16418,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt_instr *i = &e->program.list[k];
-        double start;
+        double start, end;
         dt__comm_tick(e->comm);
         if (i->op == DT_GATHER && i->bucket >= 0) {
             const int64_t *cut = dt__store_cut(&e->store, i->bucket) + e->store.piece;
@@ -16430,7 +16434,9 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
         start = dt__now();
         r = dt__engine_run(e, i, load, owner);
         if (!r) r = e->tensor_result;
-        if (dt__engine_sends(e, i)) e->seconds_sending += dt__now() - start;
+        end = dt__now();
+        if (dt__engine_sends(e, i)) e->seconds_sending += end - start;
+        if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = end;
     }
     dt__fp_leave(saved);
     return r ? dt__engine_abandon(e, r) : DT_OK;
@@ -18000,6 +18006,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
 typedef struct dt__bar {
     double begin, end;                           /* seconds of the machine's clock */
     int32_t op, back, shard, micro, first, last; /* segments */
+    int32_t line;                                /* of the program: 1 is the thread that communicates */
 } dt__bar;
 enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
 
@@ -18037,6 +18044,7 @@ static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
             b = &bar[count++];
             b->begin = e->when[2 * k];
             b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->first = i->segment;
+            b->line = i->line;
         }
         b->last = i->segment;
         b->end = e->when[2 * k + 1];
@@ -18056,7 +18064,7 @@ static const char *dt__bar_text(const dt__bar *b, char *text, size_t size)
     return text;
 }
 
-/* Chrome's trace event format: complete events, times in microseconds. */
+/* Chrome's trace event format: complete events, times in microseconds. The second threads of ranks come after all. */
 static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int ranks, double from)
 {
     const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
@@ -18064,8 +18072,8 @@ static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int r
     for (int rank = 0; rank < ranks; rank++)
         for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
             fprintf(f, "%s{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
-                    comma, dt__bar_text(b, text, sizeof text), dt__instr_names[b->op], rank, 1e6 * (b->begin - from),
-                    1e6 * (b->end - b->begin));
+                    comma, dt__bar_text(b, text, sizeof text), dt__instr_names[b->op], rank + b->line * ranks,
+                    1e6 * (b->begin - from), 1e6 * (b->end - b->begin));
             comma = ",\n";
         }
     fprintf(f, "\n]}\n");
@@ -18082,10 +18090,13 @@ static void dt__timeline_legend(FILE *f, const dt__bar *bars, int64_t count, dou
     double share[DT__INSTR_COUNT], rest = 1;
     int at = 0;
     memset(share, 0, sizeof share);
-    for (int64_t i = 0; i < count; i++) share[bars[i].op] += (bars[i].end - bars[i].begin) / all;
+    for (int64_t i = 0; i < count; i++) {
+        double took = (bars[i].end - bars[i].begin) / all;
+        share[bars[i].op] += took;
+        if (!bars[i].line) rest -= took;
+    }
     for (int op = 0; op < DT__INSTR_COUNT; op++) {
         if (share[op] < 0.0005) continue;
-        rest -= share[op];
         fprintf(f,
                 "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s %.1f "
                 "%%</text>\n",
@@ -18097,7 +18108,8 @@ static void dt__timeline_legend(FILE *f, const dt__bar *bars, int64_t count, dou
             100 * rest);
 }
 
-/* A line per rank, 1120 points wide; a unit's data shard and micro-batch stand in bars that have room. */
+/* A line per rank, 1120 points wide; a unit's data shard and micro-batch stand in bars that have room. Below lies what a
+ * second thread does. */
 static void dt__timeline_picture(const dt_trainer *t, const dt__bar *bars, int64_t most, double from, double to)
 {
     const int left = 80, wide = 1120, top = 56, step = 34;
@@ -18124,9 +18136,9 @@ static void dt__timeline_picture(const dt_trainer *t, const dt__bar *bars, int64
             double x = left + (b->begin - from) * scale, w = (b->end - b->begin) * scale;
             if (w < 0.05) continue;
             fprintf(f,
-                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"26\" fill=\"%s\"><title>%s: %.3f "
+                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s: %.3f "
                     "ms</title></rect>\n",
-                    x, y, w, dt__bar_colours[b->op], dt__bar_text(b, text, sizeof text), 1e3 * (b->end - b->begin));
+                    x, y + 22 * b->line, w, b->line ? 8 : t->e.shape.overlap ? 22 : 26, dt__bar_colours[b->op], dt__bar_text(b, text, sizeof text), 1e3 * (b->end - b->begin));
             if (w >= 24 && b->shard >= 0)
                 fprintf(f, "<text x=\"%.2f\" y=\"%d\" text-anchor=\"middle\" fill=\"#fff\">%d.%d</text>\n", x + w / 2,
                         y + 17, b->shard, b->micro);
@@ -18804,6 +18816,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (dt__trainer_draws(t) && (last || (l->sample_every && info->step % l->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
+    if (!r && last && l->timeline) r = dt__engine_settle(&t->e);
     if (!r && last && l->timeline) r = dt__timeline_write(t);
     if (speaks) fflush(stdout);
     return r;
