@@ -700,6 +700,8 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
  *     --ranks N         N local ranks (1..1024; default 1)
  *     --launch KIND     processes (default where there are any) or threads of this process
  *     --timeout SECONDS a rank that shows no sign of life for so long counts as frozen (default 10; DT_TIMEOUT)
+ * The environment variable DT_LINK_RATE emulates a slow link: a collective on more than 2048 floats takes at least as
+ * long as this rank's bytes need at so many bytes per second. What is computed meanwhile is not slowed down.
  *
  * A rank shows life in every call on a communicator: when the work between two calls takes longer, raise --timeout.
  * A dt_comm belongs to one thread. All ranks make the same calls in the same order, with the same counts, op and root;
@@ -791,6 +793,12 @@ typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } d
  * 2016). The rest it computes again. */
 typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMPUTE_FULL } dt_recompute;
 
+/* Do gradients and weights go between data-parallel ranks while these compute (Li et al. 2020)? A thread per rank then
+ * does it, which needs a core for itself: where ranks x threads are all the cores it takes from the work as much as it
+ * hides. DT_OVERLAP_AUTO: when there are more cores than that, all the ranks being on one machine. With accumulation
+ * `each` and with ZeRO 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
+typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
+
 /* Start from dt_layout_default(); new fields will have defaults there. */
 typedef struct dt_layout {
     int64_t threads;      /* per rank; 0: cores / ranks */
@@ -812,6 +820,7 @@ typedef struct dt_layout {
     int64_t horizon;      /* how many segments before its use an input is fetched back; 1 or more */
     float offload_rate;   /* bytes per second to and from the second memory together; 0: as fast as it goes */
     int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
+    int32_t overlap;      /* dt_overlap */
     int64_t eval_every;   /* steps between validations; 0: only at the end */
     int64_t eval_batches; /* batches per validation; 0: the whole validation part */
     int64_t sample_every; /* steps between text samples; 0: only at the end */
@@ -844,8 +853,11 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
  * too few bytes. */
 DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text, int64_t size, double *idle);
 
-/* One instruction of a rank's step program. The executor runs the list in order; `after` names the instructions that
- * must have finished before (-1: none), which is what a simulator or an overlapping executor may rely on.
+/* One instruction of a rank's step program. Without overlap one thread runs the list in order. With it there are two:
+ * line 0 runs its instructions in order, and where it comes to one of line 1 asks the other thread for it, which runs
+ * those in the order in which they are asked for. `after` names what must have finished before, -1 where nothing must:
+ * after[0] the one before it on its line, after[1] the last one on the other line that it needs, of the step before
+ * when it stands behind it in the list. A simulator may rely on both.
  * X(code, name); meanings:
  *   LOAD       samples of (shard, micro)
  *   FORWARD    segment of (shard, micro), in a slot of its chunk
@@ -858,7 +870,8 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
  *   FOLD       set += from, over a bucket: two neighbours of the tree over data shards
  *   REDUCE     the tree over all ranks' partial sums, over a bucket: to every rank, or each piece to its owner (ZeRO)
  *   TOTAL      total += set, over a bucket
- *   GATHER     weights from their owners: of a segment before its work (ZeRO 3), or of a bucket after the update
+ *   GATHER     weights from their owners: of a segment before its work (ZeRO 3; with overlap before that of the segment
+ *              before it, into the other one of two windows), or of a bucket after the update
  *   TIE        the uses of tied weights are added, across stages
  *   UPDATE     norm, clip, optimizer, average of the weights */
 #define DT_INSTRUCTIONS(X)                                                                                             \
@@ -872,7 +885,8 @@ typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT } dt_
 typedef struct dt_instr {
     int32_t op, segment, micro, shard, bucket, set, from, fresh;
     int32_t chunk, slot, back;
-    int32_t after[2];
+    int32_t line, after[2];
+    int32_t window;    /* where the weights of the segment are gathered */
     int32_t completes; /* the gradients of the leaf are complete in this segment: their row slices are folded (R7) */
 } dt_instr;
 
@@ -899,7 +913,8 @@ typedef struct dt_step_info {
     double seconds;       /* wall clock of the step */
     double gflops;        /* model GFLOP/s of all ranks */
     double peak_share;    /* of the GEMM rate measured at start */
-    double reduce_seconds; /* of the step, in reductions: nothing overlaps them in this version */
+    double comm_seconds;  /* of the step, in communication, from when it was due: gradients, weights, activations */
+    double exposed_seconds; /* of these, those in which the rank did nothing else: without overlap, all */
     double data_seconds;  /* of the step, waiting for data */
     int64_t sent_bytes;   /* by this rank in the step, to all peers: also counts of targets, block sums, losses */
 } dt_step_info;
@@ -12823,15 +12838,21 @@ typedef struct dt__event {
 /* Faults of a job or of one communicator: (kind << 16 | rank in the job), 0 when fine; the first one stays. */
 enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT, DT__FAULT_LENGTH };
 
+/* What a thread of a rank does: line 0 is the rank's own thread, line 1 the one that communicates for it (H15). */
+enum { DT__LINES = 2, DT__OTHER_LINE = -1 };
+typedef struct dt__line {
+    int32_t waiting; /* 1 + the rank whose thread of this line it waits for; DT__OTHER_LINE; 0 when it works */
+    uint32_t stamp;  /* milliseconds, renewed while it waits for a rank */
+} dt__line;
+
 /* One rank of the job. Written by that rank, `gone` and `pid` by the supervisor. */
 typedef struct dt__lane {
     uint32_t tick;    /* signs of life */
     uint32_t gone;    /* 0, or DT__GONE | status as waitpid tells it */
     int32_t pid;
-    int32_t waiting;  /* 1 + the rank that this one waits for, 0 when it computes */
     uint32_t opened;  /* communicators opened by dt_comm_init */
-    uint32_t stamp;   /* milliseconds, renewed while waiting */
-    char pad[104];
+    dt__line line[DT__LINES];
+    char pad[96];
 } dt__lane;
 
 typedef struct dt__job {
@@ -12894,6 +12915,7 @@ struct dt__local_rank {
 
 struct dt_comm {
     int rank, size;
+    int line;           /* of the thread that uses it */
     int fd;             /* the job's memfd, -1 for threads */
     int spins;          /* polls before sleeping */
     dt__job *job;       /* NULL when this rank is alone */
@@ -12905,6 +12927,8 @@ struct dt_comm {
     int64_t *sent;      /* (size) bytes of this rank's data that reached each peer */
     int64_t collectives;
     double waited;      /* seconds */
+    double rate, met;   /* of an emulated link, bytes per second, 0: none; when the collective began to send */
+    int64_t owed;       /* the bytes that it sends */
     dt__area *area;
     dt__region *regions; /* newest first; the area is the last */
     int64_t chunk;      /* floats in one stage buffer */
@@ -12952,7 +12976,7 @@ static void dt__comm_tick(dt_comm *c)
     uint32_t *tick;
     if (!c->job) return;
     tick = &dt__comm_lane(c, c->rank)->tick;
-    __atomic_store_n(tick, __atomic_load_n(tick, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(tick, 1u, __ATOMIC_RELAXED);
 }
 
 /* Whether Ctrl-C or SIGTERM was seen. Ranks see it at different moments: agree by a collective before acting. */
@@ -13109,19 +13133,25 @@ typedef struct dt__watch {
 
 static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
 
-/* Follows "waits for" from a peer to the rank that holds all up. A waiting rank renews its stamp, so an old one
- * belongs to a rank that froze while it waited. Returns the rank, or DT__RANKS_MAX for a circle; *life is what must
- * change. */
+/* Follows "waits for" from a peer to the rank that holds all up, thread by thread: one that waits for a rank waits for
+ * the thread there that makes the same calls, and one that waits for the other thread of its rank for what that waits
+ * for. A thread renews its stamp while it waits for a rank, so an old one belongs to a rank that froze meanwhile.
+ * Returns the rank, or DT__RANKS_MAX for a circle; *life is what must change. */
 static int dt__find_culprit(dt_comm *c, int rank, uint32_t *life)
 {
     uint32_t now = dt__clock_ms();
     int32_t old = c->job->timeout_ms / 4;
+    int line = c->line;
     *life = 0;
-    for (int hops = 0; hops <= c->job->size; hops++) {
+    for (int hops = 0; hops <= DT__LINES * c->job->size; hops++) {
         dt__lane *lane = dt__job_lane(c->job, rank);
-        uint32_t stamp = __atomic_load_n(&lane->stamp, __ATOMIC_RELAXED);
-        int waiting = __atomic_load_n(&lane->waiting, __ATOMIC_RELAXED);
+        uint32_t stamp = __atomic_load_n(&lane->line[line].stamp, __ATOMIC_RELAXED);
+        int waiting = __atomic_load_n(&lane->line[line].waiting, __ATOMIC_RELAXED);
         *life += __atomic_load_n(&lane->tick, __ATOMIC_RELAXED);
+        if (waiting == DT__OTHER_LINE) {
+            line = 1 - line;
+            continue;
+        }
         if (!waiting || (int32_t)(now - stamp) > old) return *life += stamp, rank;
         rank = waiting - 1;
     }
@@ -13166,7 +13196,7 @@ static int dt__give_up(dt_comm *c, int peer, dt__event *e, uint32_t target, dt__
 
 static dt_result dt__wait_asleep(dt_comm *c, int peer, dt__event *e, uint32_t target)
 {
-    dt__lane *me = dt__comm_lane(c, c->rank);
+    dt__line *me = &dt__comm_lane(c, c->rank)->line[c->line];
     dt__watch watch;
     int up = 0;
     memset(&watch, 0, sizeof watch);
@@ -13384,6 +13414,8 @@ static dt_result dt__meet(dt_comm *c)
     c->shared_step = c->step + 1;
     c->sharing = c->job->threads && c->call.where >= 0;
     r = dt__step(c);
+    c->owed = 0;
+    c->met = c->rate > 0.0 ? dt__now() : 0.0;
     if (!r) r = dt__check_calls(c);
     if (!r && c->sharing && dt__comm_troubled(c)) r = dt__comm_explain(c); /* see dt__comm_drain */
     return r;
@@ -13400,10 +13432,18 @@ static int dt__views(dt_comm *c)
     return 1;
 }
 
+/* Waits as long as an emulated link still needs. */
+static void dt__link(dt_comm *c)
+{
+    while (c->rate > 0.0 && dt__now() < c->met + (double)c->owed / c->rate) dt__nap(), dt__comm_tick(c);
+}
+
 /* The last step of a collective that read or wrote peers' memory. */
 static dt_result dt__conclude(dt_comm *c)
 {
-    dt_result r = dt__step(c);
+    dt_result r;
+    dt__link(c);
+    r = dt__step(c);
     c->sharing = 0;
     dt__comm_tick(c);
     return r;
@@ -13564,17 +13604,22 @@ static void dt__unpack(dt_comm *c, const dt__move *m, int64_t begin, int64_t n, 
     dt__sum_range(c, &s, 0, n);
 }
 
-/* Bytes that reach a peer count in this communicator and in those that it was split from. */
+/* Bytes that reach a peer count in this communicator and in those that it was split from, which another thread may
+ * use. */
 static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
 {
-    for (; c; peer = c->up[peer], c = c->parent) c->sent[peer] += floats * (int64_t)sizeof(float);
+    for (; c; peer = c->up[peer], c = c->parent)
+        __atomic_fetch_add(&c->sent[peer], floats * (int64_t)sizeof(float), __ATOMIC_RELAXED);
 }
 
 /* Everyone reads the section meant for it. */
 static void dt__count_bytes(dt_comm *c, const dt__move *m)
 {
     for (int p = 0; p < c->size; p++)
-        if (p != c->rank && (m->op != DT__CALL_BROADCAST || c->rank == m->root)) dt__count_sent(c, p, m->count);
+        if (p != c->rank && (m->op != DT__CALL_BROADCAST || c->rank == m->root)) {
+            dt__count_sent(c, p, m->count);
+            c->owed += 4 * m->count;
+        }
 }
 
 static void dt__from_stage(dt_comm *c, uint32_t buffer)
@@ -13594,6 +13639,7 @@ static dt_result dt__exchange_staged(dt_comm *c, const dt__move *m)
         dt__from_stage(c, c->step & 1u);
         dt__unpack(c, m, at, n, n);
     }
+    dt__link(c);
     return r;
 }
 
@@ -13716,6 +13762,7 @@ static dt_result dt__all_reduce_staged(dt_comm *c, float *data, int64_t count, d
         dt__comm_tick(c);
         if (k < chunks + 1) r = dt__step(c);
     }
+    dt__link(c);
     return r;
 }
 
@@ -13741,7 +13788,9 @@ static void dt__count_reduce(dt_comm *c, int64_t count, int64_t parts, const int
     for (int p = 0; p < c->size; p++) {
         int64_t theirs = dt__piece(count, c->size, p + 1) - dt__piece(count, c->size, p);
         if (cuts) theirs = cuts[p + 1] - cuts[p];
-        if (p != c->rank) dt__count_sent(c, p, theirs * parts + own);
+        if (p == c->rank) continue;
+        dt__count_sent(c, p, theirs * parts + own);
+        c->owed += 4 * (theirs * parts + own);
     }
 }
 
@@ -13839,7 +13888,7 @@ typedef struct dt__extent {
 } dt__extent;
 
 /* An all-gather of pieces of any size: every rank lists the same pieces, and `mine` is symmetric memory of `reach`
- * floats. Where out is mine itself, a rank's own pieces are in their place already. */
+ * floats. Where out is mine itself, a rank's own pieces are in their place already. The caller counts what it sends. */
 static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const dt__extent *span, int count, float *out)
 {
     int64_t floats = 0;
@@ -13852,10 +13901,8 @@ static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const 
     if ((r = dt__meet(c)) != DT_OK) return r;
     dt__views(c);
     for (int i = 0; i < count; i++) {
-        const dt__extent *s = &span[i];
-        dt__copy(out + s->to, c->view[s->rank] + s->from, s->count);
-        for (int p = 0; p < c->size && s->rank == c->rank; p++)
-            if (p != c->rank) dt__count_sent(c, p, s->count);
+        dt__copy(out + span[i].to, c->view[span[i].rank] + span[i].from, span[i].count);
+        if (span[i].rank == c->rank) c->owed += 4 * span[i].count * (c->size - 1);
     }
     return dt__conclude(c);
 }
@@ -13880,7 +13927,9 @@ static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const 
         int32_t first;
         memcpy(&first, c->view[p] + c->rank, sizeof first);
         dt__copy(to + mine * width, c->view[p] + head + first * width, rows * width);
-        if (p != c->rank) dt__count_sent(c, p, (give[(p + 1) * bins] - give[p * bins]) * width);
+        if (p == c->rank) continue;
+        dt__count_sent(c, p, (give[(p + 1) * bins] - give[p * bins]) * width);
+        c->owed += 4 * (give[(p + 1) * bins] - give[p * bins]) * width;
     }
     return dt__conclude(c);
 }
@@ -14070,11 +14119,14 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
 
 DT_API int dt_comm_rank(const dt_comm *c) { return c->rank; }
 DT_API int dt_comm_size(const dt_comm *c) { return c->size; }
-DT_API int64_t dt_comm_sent(const dt_comm *c, int peer) { return peer >= 0 && peer < c->size ? c->sent[peer] : 0; }
+DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
+{
+    return peer >= 0 && peer < c->size ? __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED) : 0;
+}
 static int64_t dt__comm_sent(const dt_comm *c)
 {
     int64_t bytes = 0;
-    for (int p = 0; p < c->size; p++) bytes += c->sent[p];
+    for (int p = 0; p < c->size; p++) bytes += dt_comm_sent(c, p);
     return bytes;
 }
 
@@ -14120,6 +14172,16 @@ static int64_t dt__area_create(dt__job *job, int fd, int size)
     return where;
 }
 
+/* What DT_LINK_RATE says; 0 without it. */
+static dt_result dt__link_rate(double *rate)
+{
+    const char *text = getenv("DT_LINK_RATE");
+    char *end = NULL;
+    *rate = text && *text ? strtod(text, &end) : 0.0;
+    if (!end || (!*end && *rate >= 1.0)) return DT_OK;
+    return dt__error(DT_E_USAGE, "DT_LINK_RATE=%s: it is a number of bytes per second, e.g. 1e8", text);
+}
+
 /* A communicator over all ranks of the job; a job of NULL is a rank alone. The job's mapping (not for threads) and fd
  * stay with the communicator. */
 static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd)
@@ -14128,7 +14190,8 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd)
     dt_result r = DT_OK;
     *handle = c;
     if (!c) return DT_E_MEMORY;
-    if (job) {
+    r = dt__link_rate(&c->rate);
+    if (job && !r) {
         uint32_t ordinal = ++dt__job_lane(job, rank)->opened;
         if (rank == 0) {
             job->where = dt__area_create(job, fd, job->size);
@@ -14179,6 +14242,7 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     if (c->job) members = dt__color_members(c, color, &rank, NULL);
     if (!(s = dt__comm_new(rank, members, c->job, c->fd))) return DT_E_MEMORY;
     s->parent = c;
+    s->rate = c->rate;
     if (c->job) {
         dt__color_members(c, color, &rank, s->up);
         for (int p = 0; p < members; p++) s->lane[p] = c->lane[s->up[p]];
@@ -14576,10 +14640,10 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
  * a bucket is a piece of both. A tied parameter has a bucket for each use (R8). */
 typedef struct dt__bucket {
     int64_t slot, floats; /* its slots in a gradient set; whole blocks */
-    int64_t buffer;       /* the same in the buffer that takes the place of a set */
+    int64_t buffer;       /* the same in the buffer that takes the place of a set, or in one of two in turn */
     int64_t param;        /* its parameters; -1: a later use of a tied one */
     int64_t sum;          /* where this rank keeps its piece of the sum when it keeps no other */
-    int32_t last;         /* complete after backward of this segment */
+    int32_t last, top;    /* of segments last to top; complete after backward of the last */
     int32_t group;        /* buckets of the same segments have the same */
     int32_t tied, use;    /* the parameter, or -1; which of its uses */
     int64_t copies;       /* sums that a set has of it, one behind another: of experts as many as ranks share them */
@@ -14599,7 +14663,7 @@ typedef struct dt__store {
     dt__bucket *bucket;
     int32_t buckets;
     int shards, piece;                  /* of how many ranks that share state this is which one (ZeRO; 1, 0: none do) */
-    int64_t slot_floats, buffer_floats; /* a set; the buckets of the same segments, the most */
+    int64_t slot_floats, buffer_floats; /* a set; the buckets of the same segments, the most, or twice that */
     int64_t total_floats;               /* a set that has one sum of everything */
     int64_t param_floats;               /* of all parameters of this rank's segments */
     int64_t own_params, own_slots;      /* of this rank's pieces */
@@ -14608,6 +14672,8 @@ typedef struct dt__store {
     int64_t window;                     /* parameters of the largest segment */
     int64_t *cut;                       /* (buckets, shards + 1): where the owners' pieces of a bucket begin */
     int64_t *own;                       /* (buckets + 1, shards): where a rank keeps its piece of the parameters */
+    int32_t *reader;                    /* (buckets): the first segment that reads its parameters */
+    int32_t *late;                      /* (segments): of the buckets with its parameters that read last */
 } dt__store;
 
 static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
@@ -14684,6 +14750,7 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
                     if (!b) return DT_E_MEMORY;
                     dt__store_slot(s, net, seg, k, b);
                     b->last = kind == TIED ? q : at;
+                    b->top = kind == TIED ? q : begun - 1;
                     b->group = at;
                 }
             }
@@ -14693,16 +14760,38 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
     return DT_OK;
 }
 
-/* Places in the buffer: buckets of the same segments are filled together and lie side by side. */
-static void dt__store_buffer(dt__store *s)
+/* Places in the buffer: buckets of the same segments are filled together and lie side by side; of two buffers those of
+ * the next segments take the other one. */
+static void dt__store_buffer(dt__store *s, int buffers)
 {
+    int64_t most = 0;
+    int turn = 0;
     for (int32_t b = 0; b < s->buckets; b++) {
         s->bucket[b].buffer = 0;
         for (int32_t o = 0; o < b; o++)
             if (s->bucket[o].group == s->bucket[b].group)
                 s->bucket[b].buffer += s->bucket[o].floats * s->bucket[o].copies;
-        s->buffer_floats = dt__max(s->buffer_floats, s->bucket[b].buffer + s->bucket[b].floats * s->bucket[b].copies);
+        most = dt__max(most, s->bucket[b].buffer + s->bucket[b].floats * s->bucket[b].copies);
     }
+    s->buffer_floats = most;
+    for (int32_t b = 0; b < s->buckets && buffers > 1; b++) {
+        if (b && s->bucket[b].group != s->bucket[b - 1].group) turn = !turn, s->buffer_floats = 2 * most;
+        s->bucket[b].buffer += turn * most;
+    }
+}
+
+/* Does backward of a segment write where a bucket's gradients are? */
+static int dt__store_writes(const dt__store *s, int buffered, int32_t segment, int32_t bucket)
+{
+    const dt__bucket *b = &s->bucket[bucket];
+    for (int32_t i = 0; i < s->buckets; i++) {
+        const dt__bucket *w = &s->bucket[i];
+        if (segment < w->last || segment > w->top) continue;
+        if (i == bucket) return 1;
+        if (buffered && w->buffer < b->buffer + b->floats * b->copies && b->buffer < w->buffer + w->floats * w->copies)
+            return 1;
+    }
+    return 0;
 }
 
 /* Where segment's gradients are: in the buffer rather than in the slots; the second sums of shared experts. */
@@ -14775,16 +14864,49 @@ static dt_result dt__store_cuts(dt__store *s)
     return DT_OK;
 }
 
+/* The bucket of a parameter's first use here. */
+static int32_t dt__bucket_of(const dt__store *s, int64_t param)
+{
+    int32_t b = 0;
+    while (s->bucket[b].param < 0 || param < s->bucket[b].param || param >= s->bucket[b].param + s->bucket[b].floats)
+        b++;
+    return b;
+}
+
+/* Who needs new parameters first: a tied one is in the bucket of its last use. */
+static dt_result dt__store_readers(dt__store *s, const dt__net *net, const dt__chunk *chunks, int count)
+{
+    s->reader = (int32_t *)dt__alloc(4 * s->buckets, "the layout");
+    s->late = (int32_t *)dt__alloc(4 * net->count, "the layout");
+    if (!s->reader || !s->late) return DT_E_MEMORY;
+    for (int32_t b = 0; b < s->buckets; b++) s->reader[b] = -1;
+    for (int c = 0; c < count; c++)
+        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) {
+            const dt__built *seg = &net->segments[q];
+            s->late[q] = -1;
+            for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
+                int32_t b = dt__bucket_of(s, net->params[seg->param_of[i]].offset);
+                if (s->reader[b] < 0) s->reader[b] = q;
+                if (s->late[q] < 0 || s->reader[b] > s->reader[s->late[q]] ||
+                    (s->reader[b] == s->reader[s->late[q]] && b > s->late[q]))
+                    s->late[q] = b;
+            }
+        }
+    return DT_OK;
+}
+
 static void dt__store_close(dt__store *s)
 {
     dt__free(s->bucket);
     dt__free(s->cut);
     dt__free(s->own);
+    dt__free(s->reader);
+    dt__free(s->late);
     memset(s, 0, sizeof *s);
 }
 
 /* Lays out the parameters and gradients of chunks[0..count-1]. Later segments' gradients are complete first.
- * buffered: a leaf's gradients live in the buffer. */
+ * buffered: a leaf's gradients live in so many buffers. */
 static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chunks, int count, int64_t bytes,
                                 int buffered)
 {
@@ -14801,10 +14923,11 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
             for (int32_t i = 0; i < net->segments[q].plan->g->param_count; i++)
                 net->segments[q].param[i] = net->params[net->segments[q].param_of[i]].offset;
     }
-    dt__store_buffer(s);
+    dt__store_buffer(s, buffered);
     for (int c = 0; c < count; c++) dt__store_slices(s, net, &chunks[c], buffered);
     for (int c = 0; c < count; c++)
         for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) dt__store_places(s, &net->segments[q], buffered);
+    if (dt__store_readers(s, net, chunks, count)) return DT_E_MEMORY;
     return dt__store_cuts(s);
 }
 
@@ -14878,9 +15001,10 @@ typedef struct dt__shape_of_work {
     int64_t ghosts;         /* shards of other ranks beyond its own, where all must gather or reduce in one order */
     int accumulation, zero, recompute;
     int horizon;            /* of offloaded inputs; 0: none are */
-    int buffered;           /* one leaf's gradients live in the bucket buffer, the sum in the total */
+    int buffered;           /* one leaf's gradients live in so many bucket buffers, the sum in the total */
     int total;              /* totals are kept apart from the sets */
     int reduce;             /* there are other ranks with gradients of these segments */
+    int overlap;            /* and a thread that communicates with them */
 } dt__shape_of_work;
 
 typedef struct dt__program {
@@ -14915,7 +15039,8 @@ static dt_instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__wor
     i->micro = u ? u->micro : -1;
     i->slot = w ? w->slot : -1;
     i->chunk = w ? w->chunk : -1;
-    i->after[0] = p->count++ - 1;
+    i->after[0] = -1;
+    p->count++;
     return i;
 }
 
@@ -15028,6 +15153,73 @@ static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, con
     if (!u->ghost && !c->first && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
 }
 
+static int dt__is_work(const dt_instr *i)
+{
+    return i->op == DT_FORWARD || i->op == DT_RECOMPUTE || i->op == DT_BACKWARD || i->op == DT_WEIGHTS;
+}
+
+/* With overlap the parameters of a segment are gathered while the one before is worked with: before the first work with
+ * that, when all work with the one whose window they take is done. Each gather moves to the place of the one before it,
+ * so they stand between the same reductions on all ranks, also where a ghost has no work. */
+static dt_result dt__program_ahead(dt__program *p)
+{
+    dt_instr *list = (dt_instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
+    int32_t n = 0, seen = 0, moved = 0, next = 0; /* gathers; next: where the next one to move is */
+    if (!list) return DT_E_MEMORY;
+    for (int32_t i = 0; i < p->count; i++) {
+        if (p->list[i].op == DT_GATHER) seen++;
+        else list[n] = p->list[i], list[n++].window = dt__is_work(&p->list[i]) && !(seen & 1);
+        for (; moved <= seen; moved++, next++) {
+            while (next < p->count && p->list[next].op != DT_GATHER) next++;
+            if (next == p->count) break;
+            list[n] = p->list[next], list[n++].window = moved & 1;
+        }
+    }
+    dt__free(p->list);
+    p->list = list;
+    p->capacity = p->count;
+    return DT_OK;
+}
+
+/* The last instruction on the other line that work of line 0 needs: the gather of its parameters, and reductions that
+ * read what it writes. reduced (buckets): 1 + the last instruction of line 1 that read a bucket. */
+static int32_t dt__program_needs(const dt__program *p, const dt__shape_of_work *s, const dt__store *store, int32_t at,
+                                 const int32_t *reduced)
+{
+    const dt_instr *i = &p->list[at];
+    int32_t need = -1, g = at;
+    if (s->zero > 2) {
+        while (p->list[g].op != DT_GATHER || p->list[g].segment != i->segment) g--;
+        need = g;
+    } else if (s->zero && i->op == DT_FORWARD && store->late[i->segment] >= 0) {
+        for (g = p->count - 1; p->list[g].bucket != store->late[i->segment];) g--; /* of the step before */
+        need = g;
+    }
+    for (int32_t b = 0; b < store->buckets && (i->op == DT_BACKWARD || i->op == DT_WEIGHTS); b++)
+        if (reduced[b] > need + 1 && dt__store_writes(store, s->buffered, i->segment, b)) need = reduced[b] - 1;
+    return need;
+}
+
+/* Which line each instruction is on, and what it needs of the other one. */
+static dt_result dt__program_lines(dt__program *p, const dt__shape_of_work *s, const dt__store *store)
+{
+    int32_t *reduced = (int32_t *)dt__alloc(4 * store->buckets, "the step program"), last[DT__LINES];
+    if (!reduced) return DT_E_MEMORY;
+    last[0] = last[1] = -1;
+    for (int32_t k = 0; k < p->count; k++) {
+        dt_instr *i = &p->list[k];
+        i->line = s->overlap && (i->op == DT_REDUCE || i->op == DT_TOTAL || i->op == DT_GATHER);
+        i->after[0] = last[i->line];
+        if (i->line) i->after[1] = last[0];
+        else if (s->overlap && dt__is_work(i)) i->after[1] = dt__program_needs(p, s, store, k, reduced);
+        else if (i->op == DT_TIE || i->op == DT_UPDATE) i->after[1] = last[1];
+        if (i->line && i->bucket >= 0) reduced[i->bucket] = k + 1;
+        last[i->line] = k;
+    }
+    dt__free(reduced);
+    return DT_OK;
+}
+
 static void dt__program_close(dt__program *p)
 {
     dt__free(p->list);
@@ -15055,8 +15247,13 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     }
     dt__emit(p, DT_TIE, -1, NULL, NULL);
     dt__emit(p, DT_UPDATE, -1, NULL, NULL);
-    for (int32_t b = 0; b < store->buckets && s->zero && s->zero < 3; b++)
-        if (store->bucket[b].param >= 0) dt__emit(p, DT_GATHER, -1, NULL, NULL)->bucket = b;
+    for (int c = 0; c < s->pipe.chunks && s->zero && s->zero < 3; c++) /* in the order in which they will be read */
+        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
+            for (int32_t b = 0; b < store->buckets; b++)
+                if (store->bucket[b].param >= 0 && store->reader[b] == q)
+                    dt__emit(p, DT_GATHER, -1, NULL, NULL)->bucket = b;
+    if (!p->result && s->overlap && s->zero > 2) p->result = dt__program_ahead(p);
+    if (!p->result) p->result = dt__program_lines(p, s, store);
     dt__free(unit);
     dt__free(slot);
     return p->result;
@@ -15073,126 +15270,223 @@ static void dt__instr_text(const dt_instr *i, char *text, size_t size)
         const char *name;
         int32_t value;
     } field[] = {{"shard", i->shard}, {"micro", i->micro}, {"segment", i->segment}, {"slot", i->slot},
-                 {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}};
-    int used = snprintf(text, size, "%-9s%s", dt__instr_names[i->op], i->back ? " gradient" : "");
-    for (int f = 0; f < 7; f++)
+                 {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}, {"after", i->line ? -1 : i->after[1]}};
+    int used =
+        snprintf(text, size, "%s%-9s%s", i->line ? "| " : "", dt__instr_names[i->op], i->back ? " gradient" : "");
+    for (int f = 0; f < 8; f++)
         if (field[f].value >= 0 && (size_t)used < size)
             used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
 }
 
-/* ---- the way to a second memory --------------------------------------------------------------------- */
+/* ---- work in the background ------------------------------------------------------------------------------ */
 
-/* Copies in the background, one after another in the order in which they are asked for. With a rate it takes as long as
- * the bytes would take over such a link. Used by one thread. */
-enum { DT__MOVES = 64 };
-typedef struct dt__mover {
-    struct {
-        float *to;
-        const float *from;
-        int64_t count;
-    } move[DT__MOVES];
-    int64_t asked, done; /* done: under the lock */
-    double rate, waited; /* bytes per second, 0: any; seconds that the user waited */
+/* A thread that does jobs one after another in the order in which another one, its user, asks for them. Jobs are
+ * numbered from 0; a ticket is one more. After the first that fails it does no others. Without threads a job is done
+ * when it is asked for. */
+typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
+typedef struct dt__queue {
+    dt__job_fn run;
+    void *owner;
+    int64_t room;           /* jobs that may be under way */
+    int64_t asked, done;
+    double waited, hidden;  /* seconds: the user waited; a job was under way and the user did not wait */
+    double since;           /* when they were added up last */
+    int busy, waiting;
+    int64_t wanted;         /* the ticket that the user waits for */
+    dt__lane *lane;         /* of the rank whose threads call communicators; NULL: they do not */
+    dt_result result;
+    char error[sizeof dt__thread.error];
 #ifndef DT_NO_THREADS
-    pthread_mutex_t lock; /* guards asked, done, quit */
+    pthread_mutex_t lock; /* guards all that changes, but the user alone writes asked */
     pthread_cond_t change;
     pthread_t thread;
     int quit;
 #endif
     int running;
-} dt__mover;
+} dt__queue;
 
-static void dt__mover_copy(const dt__mover *m, int64_t n)
+/* Time goes to one of the two sums at most, so what they add up to is what the jobs took. Others who wait for this rank
+ * find out for whom it waits (dt__find_culprit). */
+static void dt__queue_mark(dt__queue *q, int busy, int waiting)
 {
-    const int64_t bytes = 4 * m->move[n % DT__MOVES].count;
-    double end = dt__now() + (m->rate > 0.0 ? (double)bytes / m->rate : 0.0);
-    memcpy(m->move[n % DT__MOVES].to, m->move[n % DT__MOVES].from, (size_t)bytes);
-    while (m->rate > 0.0 && dt__now() < end) dt__nap();
+    double now = dt__now();
+    int user = waiting && q->done < q->wanted ? DT__OTHER_LINE : 0, thread = busy ? 0 : DT__OTHER_LINE;
+    if (q->waiting) q->waited += now - q->since;
+    else if (q->busy) q->hidden += now - q->since;
+    q->since = now;
+    if (q->lane && (q->waiting || waiting)) __atomic_store_n(&q->lane->line[0].waiting, user, __ATOMIC_RELAXED);
+    if (q->lane && q->busy != busy) __atomic_store_n(&q->lane->line[1].waiting, thread, __ATOMIC_RELAXED);
+    q->busy = busy;
+    q->waiting = waiting;
 }
 
 #ifndef DT_NO_THREADS
-static void *dt__mover_main(void *argument)
+static void *dt__queue_main(void *argument)
 {
-    dt__mover *m = (dt__mover *)argument;
-    pthread_mutex_lock(&m->lock);
+    dt__queue *q = (dt__queue *)argument;
+    unsigned saved = dt__fp_enter();
+    pthread_mutex_lock(&q->lock);
     for (;;) {
-        while (m->done == m->asked && !m->quit) pthread_cond_wait(&m->change, &m->lock);
-        if (m->done == m->asked) break;
-        pthread_mutex_unlock(&m->lock);
-        dt__mover_copy(m, m->done);
-        pthread_mutex_lock(&m->lock);
-        m->done++;
-        pthread_cond_broadcast(&m->change);
+        dt_result r = q->result;
+        while (q->done == q->asked && !q->quit) pthread_cond_wait(&q->change, &q->lock);
+        if (q->done == q->asked) break;
+        pthread_mutex_unlock(&q->lock);
+        if (!r) r = q->run(q->owner, q->done);
+        pthread_mutex_lock(&q->lock);
+        if (r && !q->result) memcpy(q->error, dt__thread.error, sizeof q->error);
+        q->result = r;
+        q->done++;
+        dt__queue_mark(q, q->done < q->asked, q->waiting);
+        pthread_cond_broadcast(&q->change);
     }
-    pthread_mutex_unlock(&m->lock);
+    pthread_mutex_unlock(&q->lock);
+    dt__fp_leave(saved);
     return NULL;
 }
 #endif
 
-static dt_result dt__mover_open(dt__mover *m, double rate)
+/* `what` the thread does, for the sentence when there is none. */
+static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
 {
-    memset(m, 0, sizeof *m);
-    m->rate = rate;
+    memset(q, 0, sizeof *q);
+    q->run = run;
+    q->owner = owner;
+    q->room = room;
 #ifndef DT_NO_THREADS
-    pthread_mutex_init(&m->lock, NULL);
-    pthread_cond_init(&m->change, NULL);
-    if (pthread_create(&m->thread, NULL, dt__mover_main, m)) {
-        pthread_mutex_destroy(&m->lock);
-        pthread_cond_destroy(&m->change);
-        return dt__error(DT_E_SYSTEM, "no thread to move activations (%s)", strerror(errno));
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->change, NULL);
+    if ((errno = pthread_create(&q->thread, NULL, dt__queue_main, q)) != 0) {
+        pthread_mutex_destroy(&q->lock);
+        pthread_cond_destroy(&q->change);
+        return dt__error(DT_E_SYSTEM, "no thread to %s (%s)", what, strerror(errno));
     }
+#else
+    (void)what;
 #endif
-    m->running = 1;
+    q->running = 1;
     return DT_OK;
 }
 
-static void dt__mover_close(dt__mover *m)
+/* Ends after the last job that was asked for. */
+static void dt__queue_close(dt__queue *q)
 {
-    if (!m->running) return;
+    if (!q->running) return;
 #ifndef DT_NO_THREADS
-    pthread_mutex_lock(&m->lock);
-    m->quit = 1;
-    pthread_cond_broadcast(&m->change);
-    pthread_mutex_unlock(&m->lock);
-    pthread_join(m->thread, NULL);
-    pthread_mutex_destroy(&m->lock);
-    pthread_cond_destroy(&m->change);
+    pthread_mutex_lock(&q->lock);
+    q->quit = 1;
+    pthread_cond_broadcast(&q->change);
+    pthread_mutex_unlock(&q->lock);
+    pthread_join(q->thread, NULL);
+    pthread_mutex_destroy(&q->lock);
+    pthread_cond_destroy(&q->change);
 #endif
-    m->running = 0;
+    q->running = 0;
 }
 
-/* Returns when copy number `ticket` is done. Copies are numbered from 1. */
-static void dt__mover_wait(dt__mover *m, int64_t ticket)
+/* Returns when the job of this ticket is done; what failed is the caller's error then. */
+static dt_result dt__queue_wait(dt__queue *q, int64_t ticket)
 {
+    dt_result r;
 #ifndef DT_NO_THREADS
-    double start = dt__now();
-    pthread_mutex_lock(&m->lock);
-    while (m->done < ticket) pthread_cond_wait(&m->change, &m->lock);
-    pthread_mutex_unlock(&m->lock);
-    m->waited += dt__now() - start;
+    pthread_mutex_lock(&q->lock);
+    if (q->done < ticket) {
+        q->wanted = ticket;
+        dt__queue_mark(q, q->busy, 1);
+        while (q->done < ticket) pthread_cond_wait(&q->change, &q->lock);
+        dt__queue_mark(q, q->busy, 0);
+    }
+    r = q->result;
+    pthread_mutex_unlock(&q->lock);
 #else
-    (void)m, (void)ticket;
+    (void)ticket;
+    r = q->result;
 #endif
+    return r ? dt__error(r, "%s", q->error) : DT_OK;
 }
 
-/* Asks for a copy; neither side may be touched before dt__mover_wait() of the number that it returns. */
+/* The number of the next job, when there is room for it; then dt__queue_ask. */
+static int64_t dt__queue_next(dt__queue *q)
+{
+    (void)dt__queue_wait(q, q->asked - q->room + 1);
+    return q->asked;
+}
+
+/* Asks for it; returns its ticket. */
+static int64_t dt__queue_ask(dt__queue *q)
+{
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    q->asked++;
+    dt__queue_mark(q, 1, 0);
+    pthread_cond_broadcast(&q->change);
+    pthread_mutex_unlock(&q->lock);
+#else
+    q->result = q->result ? q->result : q->run(q->owner, q->asked);
+    q->done = ++q->asked;
+#endif
+    return q->asked;
+}
+
+/* Is anything left to be done? */
+static int dt__queue_pending(dt__queue *q)
+{
+    int pending;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    pending = q->done < q->asked;
+    pthread_mutex_unlock(&q->lock);
+#else
+    pending = q->done < q->asked;
+#endif
+    return pending;
+}
+
+/* The two sums up to now. */
+static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
+{
+#ifndef DT_NO_THREADS
+    if (q->running) {
+        pthread_mutex_lock(&q->lock);
+        dt__queue_mark(q, q->busy, q->waiting);
+        pthread_mutex_unlock(&q->lock);
+    }
+#endif
+    *waited = q->waited;
+    *hidden = q->hidden;
+}
+
+/* ---- the way to a second memory --------------------------------------------------------------------- */
+
+/* Copies in the background. With a rate each takes as long as the bytes would take over such a link. */
+enum { DT__MOVES = 64 };
+typedef struct dt__mover {
+    dt__queue queue;
+    struct {
+        float *to;
+        const float *from;
+        int64_t count;
+    } move[DT__MOVES];
+    double rate; /* bytes per second, 0: any */
+} dt__mover;
+
+static dt_result dt__mover_copy(void *owner, int64_t job)
+{
+    dt__mover *m = (dt__mover *)owner;
+    const int64_t bytes = 4 * m->move[job % DT__MOVES].count;
+    double end = dt__now() + (m->rate > 0.0 ? (double)bytes / m->rate : 0.0);
+    memcpy(m->move[job % DT__MOVES].to, m->move[job % DT__MOVES].from, (size_t)bytes);
+    while (m->rate > 0.0 && dt__now() < end) dt__nap();
+    return DT_OK;
+}
+
+/* Asks for a copy; neither side may be touched before dt__queue_wait() of the ticket that it returns. */
 static int64_t dt__mover_ask(dt__mover *m, float *to, const float *from, int64_t count)
 {
-    int64_t n = m->asked;
-    dt__mover_wait(m, n - DT__MOVES + 1);
+    int64_t n = dt__queue_next(&m->queue);
     m->move[n % DT__MOVES].to = to;
     m->move[n % DT__MOVES].from = from;
     m->move[n % DT__MOVES].count = count;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&m->lock);
-    m->asked++;
-    pthread_cond_broadcast(&m->change);
-    pthread_mutex_unlock(&m->lock);
-#else
-    m->asked++;
-    dt__mover_copy(m, n);
-#endif
-    return n + 1;
+    return dt__queue_ask(&m->queue);
 }
 
 /* The inputs and outputs of the segments in work while those of units in flight are in the second memory: a ring of
@@ -15209,7 +15503,7 @@ typedef struct dt__ring {
 static int dt__ring_take(dt__ring *r)
 {
     int place = r->next++ % r->places;
-    dt__mover_wait(&r->mover, r->ticket[place]);
+    (void)dt__queue_wait(&r->mover.queue, r->ticket[place]);
     return place;
 }
 
@@ -15277,7 +15571,11 @@ typedef struct dt__engine {
     int64_t step;
     dt_result tensor_result;      /* of what ops do with other ranks, which cannot fail where it is done */
     const void *input, *target;   /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
-    double seconds_reduce;
+    dt__queue queue;              /* of line 1 of the program; not running without overlap */
+    int32_t *queued;              /* (program.count), in turn: what a job is (dt__engine_ask) */
+    int64_t *ticket;              /* (program.count): of the last job that an instruction was */
+    int window_in_work;
+    double seconds_sending;       /* on line 0: without overlap all communication, with it that of stages and shards */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
 } dt__engine;
 
@@ -15341,10 +15639,11 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
     int d = m->at[DT__DATA], p = m->at[DT__PIPE], t = m->at[DT__TENSOR], dp = m->size[DT__DATA], pp = m->size[DT__PIPE];
     int tp = m->size[DT__TENSOR], ep = (int)e->layout->ep, most = (int)dt__max(group, ep), copy = most * pp * tp;
     dt__sharing *x = &e->expert_ranks;
-    dt_result r = dt__engine_split(e->comm, dp, p * tp + t, &e->ranks.data);
+    dt_result r = e->shape.overlap ? dt_comm_split(e->comm, p * tp + t, &e->ranks.data) /* another thread's own */
+                                   : dt__engine_split(e->comm, dp, p * tp + t, &e->ranks.data);
     if (!r && group > 1) r = dt__engine_split(e->ranks.data, group, d / group, &e->ranks.group);
     if (!r && group > 1) r = dt__engine_split(e->ranks.data, dp / group, d % group, &e->ranks.replicas);
-    if (!r && ep > 1) r = dt__engine_split(e->ranks.data, ep, d / ep, &e->expert);
+    if (!r && ep > 1) r = dt__engine_split(e->comm, ep, (p * tp + t) * dp + d / ep, &e->expert);
     if (!r && ep > 1) r = dt__engine_split(e->ranks.data, dp / ep, d % ep, &x->data);
     if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, group / ep, d / group, &x->group);
     if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, dp / group, d % group / ep, &x->replicas);
@@ -15402,6 +15701,25 @@ static dt_result dt__engine_partition(dt__engine *e)
     return r;
 }
 
+#ifdef DT_NO_THREADS
+enum { DT__THREADS = 0 };
+#else
+enum { DT__THREADS = 1 };
+#endif
+/* Threads of a rank: as asked for, or its share of the cores. */
+static int64_t dt__engine_threads(const dt_layout *l, int64_t ranks)
+{
+    return l->threads ? l->threads : dt__max(1, (int64_t)sysconf(_SC_NPROCESSORS_ONLN) / ranks);
+}
+static int dt__engine_overlaps(const dt__engine *e)
+{
+    const int *n = e->mesh.size;
+    int64_t ranks = (int64_t)n[DT__DATA] * n[DT__PIPE] * n[DT__TENSOR];
+    if (!DT__THREADS || e->layout->overlap == DT_OVERLAP_OFF) return 0;
+    if (e->layout->overlap == DT_OVERLAP_ON) return 1;
+    return ranks * dt__engine_threads(e->layout, ranks) < (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 /* What the layout makes of the work. */
 static dt_result dt__engine_shape(dt__engine *e)
 {
@@ -15421,8 +15739,13 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->recompute = l->recompute;
     s->horizon = l->offload ? (int)l->horizon : 0;
     s->reduce = dp > 1;
+    s->overlap = dp > 1 && dt__engine_overlaps(e);
     s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
+    s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
+    if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
+        return dt__error(DT_E_USAGE, "--overlap on needs a thread, and this program was built with DT_NO_THREADS: "
+                         "leave it out, or build without");
     if (l->pipeline == DT_INTERLEAVED && l->chunks < 1)
         return dt__error(DT_E_USAGE, "--chunks %lld: the interleaved schedule has 1 or more per stage",
                          (long long)l->chunks);
@@ -15511,9 +15834,10 @@ static int dt__engine_gathers(const dt__engine *e, int inference)
 {
     return e->shape.zero > 2 || (e->shape.zero && inference && e->recipe->evaluate_ema);
 }
+static int dt__engine_windows(const dt__engine *e) { return e->shape.overlap && e->shape.zero > 2 ? 2 : 1; }
 static int64_t dt__engine_window(const dt__engine *e)
 {
-    return dt__engine_gathers(e, 1) ? e->store.window : 0;
+    return dt__engine_gathers(e, 1) ? e->store.window * dt__engine_windows(e) : 0;
 }
 
 /* Floats of the largest tied parameter: the uses of one are added at a time. */
@@ -15599,6 +15923,28 @@ static int64_t dt__engine_pieces(const dt__engine *e)
     return params * e->store.shards;
 }
 
+static dt_result dt__engine_job(void *owner, int64_t job);
+
+/* The communicators between data-parallel ranks. */
+static void dt__engine_others(const dt__engine *e, dt_comm *comms[6])
+{
+    comms[0] = e->ranks.data, comms[1] = e->ranks.group, comms[2] = e->ranks.replicas;
+    comms[3] = e->expert_ranks.data, comms[4] = e->expert_ranks.group, comms[5] = e->expert_ranks.replicas;
+}
+
+/* From here on another thread alone uses them. */
+static dt_result dt__engine_overlap(dt__engine *e)
+{
+    dt_comm *comms[6];
+    dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->program.count, "overlap communication with");
+    if (r) return r;
+    e->queue.lane = dt__comm_lane(e->ranks.data, e->ranks.data->rank);
+    dt__engine_others(e, comms);
+    for (int i = 0; i < 6; i++)
+        if (comms[i]) comms[i]->line = 1;
+    return DT_OK;
+}
+
 static dt_result dt__engine_allocate(dt__engine *e)
 {
     int64_t widest = dt__engine_tied(e), shards = e->hi - e->lo;
@@ -15626,7 +15972,9 @@ static dt_result dt__engine_allocate(dt__engine *e)
         ring->ticket = (int64_t *)dt__alloc(8 * (ring->places + 1), "activations");
         ring->place = (int32_t *)dt__alloc(4 * (e->net.count + 1), "activations");
         if (!ring->memory || !ring->ticket || !ring->place) return DT_E_MEMORY;
-        if ((r = dt__mover_open(&ring->mover, (double)e->layout->offload_rate)) != DT_OK) return r;
+        r = dt__queue_open(&ring->mover.queue, dt__mover_copy, &ring->mover, DT__MOVES, "move activations");
+        if (r) return r;
+        ring->mover.rate = (double)e->layout->offload_rate;
     }
     if (e->layout->timeline) {
         e->when = (double *)dt__alloc(16 * (int64_t)e->program.count, "the timeline");
@@ -15638,14 +15986,16 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
     e->shard_loss = (float *)dt__alloc(4 * shards * (1 + e->net.count), "losses");
     e->asked = (float *)dt__alloc(4 * e->net.routed, "the experts' counts");
+    e->queued = (int32_t *)dt__alloc(4 * e->program.count, "the step program");
+    e->ticket = (int64_t *)dt__alloc(8 * e->program.count, "the step program");
     if (!e->total || !e->window || !e->spans || !e->saved || !e->temp || !e->tie[0] || !e->sums || !e->env.rng ||
-        !e->shard_loss || !e->asked)
+        !e->shard_loss || !e->asked || !e->queued || !e->ticket)
         return DT_E_MEMORY;
     e->shard_auxiliary = e->shard_loss + shards;
     e->gradient[0] = e->temp + e->net.temp;
     e->gradient[1] = e->gradient[0] + e->net.widest;
     e->tie[1] = e->tie[0] + widest;
-    return DT_OK;
+    return e->shape.overlap ? dt__engine_overlap(e) : DT_OK;
 }
 
 /* This rank's tensor shards of a network that is to be built. */
@@ -15721,7 +16071,10 @@ static void dt__engine_close(dt__engine *e)
 {
     dt_comm **comms[9];
     dt__sharing *x = &e->expert_ranks;
-    dt__mover_close(&e->ring.mover);
+    dt__queue_close(&e->queue);
+    dt__queue_close(&e->ring.mover.queue);
+    dt__free(e->queued);
+    dt__free(e->ticket);
     dt__free(e->ring.memory);
     dt__free(e->ring.ticket);
     dt__free(e->ring.place);
@@ -15776,7 +16129,7 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
     float *memory = chunk->memory + slot * chunk->floats;
     int zero_bubble = e->net.how & DT__PLAN_SPLIT, gathers = dt__engine_gathers(e, e->env.inference);
     memset(b, 0, sizeof *b);
-    b->params = gathers ? e->window : dt__engine_weights(e, e->env.inference);
+    b->params = gathers ? e->window + e->window_in_work * e->store.window : dt__engine_weights(e, e->env.inference);
     b->param = gathers ? seg->window : seg->param;
     b->slots = e->sets + (int64_t)dt__max(0, set) * e->set_floats;
     b->slot = seg->slot;
@@ -15800,11 +16153,13 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
 {
     dt__engine *e = (dt__engine *)user;
     dt_result *r = &e->tensor_result;
+    double start = dt__now();
     if (*r) return;
     if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, from, to, count);
     else if (kind == DT__TP_SCATTER)
         *r = dt_reduce_scatter(e->tensor, from, to, count / dt_comm_size(e->tensor), DT_SUM);
     else *r = dt__all_reduce_apart(e->tensor, from, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+    e->seconds_sending += dt__now() - start;
 }
 
 /* dt__ep.trade over the ranks with the other experts. */
@@ -15813,8 +16168,10 @@ static void dt__engine_trade(void *user, float *to, const int32_t *take, const f
 {
     dt__engine *e = (dt__engine *)user;
     dt_result *r = &e->tensor_result;
+    double start = dt__now();
     if (!*r) *r = dt__all_to_all_rows(e->expert, e->stage, to, take, from, give, bins, width);
     if (*r) memset(to, 0, 4 * (size_t)(take[dt_comm_size(e->expert) * bins] * width));
+    e->seconds_sending += dt__now() - start;
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
@@ -15905,7 +16262,7 @@ static void dt__engine_fetch(dt__engine *e, const dt_instr *i)
 static void dt__engine_arrive(dt__engine *e, int64_t q)
 {
     if (!e->shape.horizon) return;
-    if (q) dt__mover_wait(&e->ring.mover, e->ring.ticket[e->ring.place[q]]);
+    if (q) (void)dt__queue_wait(&e->ring.mover.queue, e->ring.ticket[e->ring.place[q]]);
     e->ring.output = e->ring.places;
 }
 
@@ -16007,12 +16364,18 @@ static void dt__engine_fold(dt__engine *e, const dt_instr *i)
     if (i->op == DT_TOTAL) f.to = dt__bucket_sum(e, i->bucket, &from, &f.n);
     else f.to = e->sets + i->set * e->set_floats + begin;
     f.from = e->sets + i->from * e->set_floats + begin + from;
-    dt__parallel(e->pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
+    dt__parallel(i->line ? NULL : e->pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
+}
+
+/* The ranks that keep a bucket's parameters. */
+static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__bucket *b)
+{
+    return b->copies > 1 ? &e->expert_ranks : &e->ranks;
 }
 
 /* Sums of shared experts over the tokens of each rank that shares them: a branch of the tree over shards, in the first
  * one's place. */
-static void dt__engine_sources(dt__engine *e, const dt__bucket *b, float *first)
+static void dt__engine_sources(const dt__engine *e, const dt__bucket *b, dt_pool *pool, float *first)
 {
     dt__fold_job f;
     f.k = e->k, f.n = b->floats, f.fresh = 0;
@@ -16020,7 +16383,7 @@ static void dt__engine_sources(dt__engine *e, const dt__bucket *b, float *first)
         for (int64_t rank = 0; rank < b->copies; rank += 2 * near) {
             f.to = first + rank * b->floats;
             f.from = first + (rank + near) * b->floats;
-            dt__parallel(e->pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
+            dt__parallel(pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
         }
 }
 
@@ -16028,14 +16391,14 @@ static void dt__engine_sources(dt__engine *e, const dt__bucket *b, float *first)
 static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
 {
     const dt__bucket *b = &e->store.bucket[i->bucket];
-    const dt__sharing *w = b->copies > 1 ? &e->expert_ranks : &e->ranks;
+    const dt__sharing *w = dt__engine_sharing(e, b);
     const dt__part *parts = b->copies > 1 ? e->replica_parts : e->parts;
     const int *counts = b->copies > 1 ? e->replica_count : e->part_count;
     int64_t begin = dt__bucket_at(e, i->bucket);
     const int64_t *cuts = dt__store_cut(&e->store, i->bucket);
     int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
     dt_result r;
-    dt__engine_sources(e, b, e->sets + i->set * e->set_floats + begin);
+    dt__engine_sources(e, b, i->line ? NULL : e->pool, e->sets + i->set * e->set_floats + begin);
     if (!w->data) return DT_OK;
     if (!w->group) return dt__reduce_parts(w->data, e->sets, parts, counts, begin, b->floats, NULL);
     r = dt__reduce_parts(w->group, e->sets, parts, counts, begin, b->floats, cuts);
@@ -16065,29 +16428,29 @@ static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int6
     return n;
 }
 
-/* The bucket of a parameter's first use here. */
-static int32_t dt__bucket_of(const dt__store *s, int64_t param)
+/* A rank's pieces go to the others of its group. */
+static void dt__engine_count(dt_comm *group, int64_t floats)
 {
-    int32_t b = 0;
-    while (s->bucket[b].param < 0 || param < s->bucket[b].param || param >= s->bucket[b].param + s->bucket[b].floats)
-        b++;
-    return b;
+    for (int p = 0; group && p < dt_comm_size(group); p++)
+        if (p != dt_comm_rank(group)) dt__count_sent(group, p, floats);
 }
 
 /* Pieces of parameters come from the ranks of the group that have them; where that is this one alone, they are here. */
-static dt_result dt__engine_gather(dt__engine *e, dt_comm *group, float *array, int64_t reach, int pieces, float *out)
+static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array, int64_t reach, int pieces, float *out)
 {
     if (group) return dt__gather_spans(group, array, reach, e->spans, pieces, out);
     for (int i = 0; i < pieces; i++) dt__copy(out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
     return DT_OK;
 }
 
-/* ZeRO 3: the parameters of a segment come into the window, from `array`: weights or their average. */
-static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *array)
+/* ZeRO 3: the parameters of a segment come into a window, from `array`: weights or their average. */
+static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *array, int window)
 {
     const dt__built *seg = &e->net.segments[q];
+    float *to = e->window + window * e->store.window;
     dt_result r = DT_OK;
     for (int shared = 0; shared < 2 && !r; shared++) {
+        dt_comm *group = shared ? e->expert_ranks.group : e->ranks.group;
         int n = 0;
         for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
             const dt__net_param *p = &e->net.params[seg->param_of[i]];
@@ -16096,20 +16459,20 @@ static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *arra
             n += dt__bucket_spans(&e->store, b, p->offset - e->store.bucket[b].param, dt__round_up(p->count, DT__BLOCK),
                                   seg->window[i], 0, e->spans + n);
         }
-        if (!shared || n)
-            r = dt__engine_gather(e, shared ? e->expert_ranks.group : e->ranks.group, array, e->store.most_params, n,
-                                  e->window);
+        for (int k = 0; k < n; k++)
+            if (group && e->spans[k].rank == dt_comm_rank(group)) dt__engine_count(group, e->spans[k].count);
+        if (!shared || n) r = dt__engine_collect(e, group, array, e->store.most_params, n, to);
     }
     return r;
 }
 
-/* ZeRO 1 and 2: everyone gets the others' pieces of a bucket's new parameters. */
+/* ZeRO 1 and 2: everyone gets the others' pieces of a bucket's new parameters. What is sent is counted when it is asked
+ * for: in the step that made the parameters. */
 static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
 {
     const dt__bucket *b = &e->store.bucket[bucket];
     int n = dt__bucket_spans(&e->store, bucket, 0, b->floats, b->param, 1, e->spans);
-    return dt__engine_gather(e, b->copies > 1 ? e->expert_ranks.group : e->ranks.group, e->params,
-                             e->store.param_floats, n, e->params);
+    return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->store.param_floats, n, e->params);
 }
 
 /* ---- update ---- */
@@ -16315,11 +16678,64 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
     case DT_REDUCE: return dt__engine_reduce(e, i);
     case DT_GATHER:
-        return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params)
+        return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
                              : dt__engine_gather_bucket(e, i->bucket);
     case DT_TIE: return dt__engine_tie(e);
     default: return dt__engine_update(e);
     }
+}
+
+/* A job of line 1. */
+static dt_result dt__engine_job(void *owner, int64_t job)
+{
+    dt__engine *e = (dt__engine *)owner;
+    int32_t at = e->queued[job % e->queue.room];
+    double start = dt__now();
+    dt_result r;
+    if (at < 0) return dt__engine_gather_segment(e, -1 - at, dt__engine_weights(e, 1), 0);
+    r = dt__engine_run(e, &e->program.list[at], NULL, NULL);
+    if (e->when) e->when[2 * at] = start, e->when[2 * at + 1] = dt__now();
+    return r;
+}
+
+/* Asks the other thread for an instruction of the program, or for the weights of segment -1 - at. */
+static int64_t dt__engine_ask(dt__engine *e, int32_t at)
+{
+    int64_t job = dt__queue_next(&e->queue);
+    e->queued[job % e->queue.room] = at;
+    return dt__queue_ask(&e->queue);
+}
+
+/* Returns when the other thread has done all that it was asked for. Weights are whole then; with ZeRO 1 and 2 the next
+ * step's forward goes on without. */
+static dt_result dt__engine_settle(dt__engine *e)
+{
+    return e->queue.running ? dt__queue_wait(&e->queue, e->queue.asked) : DT_OK;
+}
+
+/* A step that fails on this rank leaves nothing to be done by the other thread, and no peer waiting for it. `r` and its
+ * sentence stay. */
+static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
+{
+    dt_comm *comms[6];
+    char error[sizeof dt__thread.error];
+    dt__job *job = e->comm->job;
+    if (!e->queue.running) return r;
+    memcpy(error, dt__thread.error, sizeof error);
+    dt__engine_others(e, comms);
+    for (int i = 0; i < 6 && dt__queue_pending(&e->queue) && job; i++)
+        if (comms[i] && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) &&
+            __atomic_load_n(&job->stop, __ATOMIC_SEQ_CST) != 2)
+            dt__blame(&comms[i]->area->fault, DT__FAULT_LEFT, dt_comm_rank(e->comm));
+    (void)dt__engine_settle(e);
+    return dt__error(r, "%s", error);
+}
+
+/* Of what runs on line 0: is it communication? */
+static int dt__engine_sends(const dt__engine *e, const dt_instr *i)
+{
+    return i->op == DT_REDUCE || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER ||
+           (i->op == DT_TIE && e->shape.pipe.stages > 1);
 }
 
 /* Runs one optimizer step. shard_loss[s - lo] becomes the chain of shard s's unit losses over micro-batches (R12), on
@@ -16332,17 +16748,46 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt_instr *i = &e->program.list[k];
-        int sends = i->op == DT_REDUCE || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER || i->op == DT_TIE;
-        double start = dt__now(), end;
+        double start, end;
         dt__comm_tick(e->comm);
+        if (i->op == DT_GATHER && i->bucket >= 0) {
+            const int64_t *cut = dt__store_cut(&e->store, i->bucket);
+            int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
+            dt__engine_count(dt__engine_sharing(e, &e->store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
+        }
+        if (i->line) {
+            e->ticket[k] = dt__engine_ask(e, k);
+            continue;
+        }
+        if (i->after[1] >= 0) r = dt__queue_wait(&e->queue, e->ticket[i->after[1]]);
+        if (r) break;
+        e->window_in_work = i->window;
+        start = dt__now();
         r = dt__engine_run(e, i, load, owner);
         if (!r) r = e->tensor_result;
         end = dt__now();
-        if (sends) e->seconds_reduce += end - start;
+        if (dt__engine_sends(e, i)) e->seconds_sending += end - start;
         if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = end;
     }
     dt__fp_leave(saved);
-    return r;
+    return r ? dt__engine_abandon(e, r) : DT_OK;
+}
+
+/* A segment's weights, or their average, for a pass without gradients. */
+static dt_result dt__engine_gather(dt__engine *e, int64_t q)
+{
+    e->window_in_work = 0;
+    if (!e->queue.running) return dt__engine_gather_segment(e, q, dt__engine_weights(e, 1), 0);
+    return dt__queue_wait(&e->queue, dt__engine_ask(e, (int32_t)(-1 - q)));
+}
+
+/* Seconds of communication so far, and those in which the rank waited for it. */
+static void dt__engine_times(dt__engine *e, double *all, double *exposed)
+{
+    double waited, hidden;
+    dt__queue_times(&e->queue, &waited, &hidden);
+    *exposed = e->seconds_sending + waited;
+    *all = *exposed + hidden;
 }
 
 /* Forward of segments [0, end) without gradients, through all stages; input and target are set. All ranks of this
@@ -16357,8 +16802,7 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
         i.op = DT_RECV, i.segment = chunk->begin;
         if (!chunk->first && chunk->begin < end) r = dt__engine_recv(e, &i);
         for (int64_t q = chunk->begin; q < chunk->end && q < end && !r; q++) {
-            if (dt__engine_gathers(e, e->env.inference))
-                r = dt__engine_gather_segment(e, q, dt__engine_weights(e, e->env.inference));
+            if (dt__engine_gathers(e, e->env.inference)) r = dt__engine_gather(e, q);
             if (r) break;
             dt__engine_advance(e, q);
             dt__engine_forward(e, q, 0);
@@ -16459,6 +16903,7 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
     job->threads = plan->threads;
     job->timeout_ms = (int32_t)dt__min((int64_t)(plan->timeout * 1e3), INT32_MAX / 2);
     job->end = dt__job_bytes(plan->ranks);
+    for (int r = 0; r < plan->ranks; r++) dt__job_lane(job, r)->line[1].waiting = DT__OTHER_LINE; /* has no work yet */
 }
 
 /* One rank has ended with this wait status. Its end is written before the fault that refers to it. */
@@ -17008,6 +17453,7 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("horizon", "N", DT__TYPE_INT, horizon, "offload: segments before its use that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", DT__TYPE_FLOAT, offload_rate, "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
+    DT__CHOSEN("overlap", overlap, "auto,off,on", "a thread communicates meanwhile: auto (on a free core), off or on"),
     DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
     DT__LAYOUT("sample-every", "N", DT__TYPE_INT, sample_every, "steps between text samples; 0: at the end"),
@@ -17253,6 +17699,7 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
+    if (dt__engine_settle((dt__engine *)(uintptr_t)&t->e)) return NULL;
     return dt__trainer_part(t, t->e.shape.zero < 3 ? t->e.params : NULL, name, count);
 }
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count)
@@ -17532,7 +17979,8 @@ static void dt__memory_print(const dt_trainer *t)
                     e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
     if (ep > 1) snprintf(experts, sizeof experts, " (experts x %lld)", (long long)ep);
     if (e->shape.buffered)
-        dt__memory_line("gradients", m->gradients, "4 P%s, and a bucket of %lld floats", e->shape.zero > 1 ? share : "",
+        dt__memory_line("gradients", m->gradients, "4 P%s, and %s of %lld floats", e->shape.zero > 1 ? share : "",
+                        e->shape.buffered > 1 ? "two buckets together" : "a bucket",
                         (long long)e->store.buffer_floats);
     else
         dt__memory_line("gradients", m->gradients, "4 P%s x %d sets (data shards %lld..%lld)%s%s", experts,
@@ -17547,8 +17995,10 @@ static void dt__memory_print(const dt_trainer *t)
                     e->shape.horizon ? ", of one segment" : e->shape.recompute == DT_RECOMPUTE_FULL
                         ? ", inputs of segments and one segment's values" : "");
     dt__memory_line("offloaded", m->offloaded, "inputs of segments, in the second memory, not counted above");
-    dt__memory_line("buffers", m->buffers, "kernel scratch, messages, prefetched %s, %ssampling",
-                    t->feed.own ? "samples" : "tokens", e->net.tables ? "rotary angles, " : "");
+    dt__memory_line("buffers", m->buffers, "kernel scratch, messages, prefetched %s, %s%ssampling",
+                    t->feed.own ? "samples" : "tokens", e->net.tables ? "rotary angles, " : "",
+                    dt__engine_windows(e) > 1 ? "weights of two segments, "
+                    : dt__engine_gathers(e, 1) ? "weights of a segment, " : "");
     dt__memory_line("cache", m->cache, "keys and values of %lld positions, for samples", (long long)t->recipe.sequence);
 }
 
@@ -17749,9 +18199,9 @@ static void dt__trainer_banner(const dt_trainer *t)
            (long long)r->micro_batch, (long long)r->data_shards);
     if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
     printf("seed %lld\n", (long long)r->seed);
-    printf("layout   %s x %d thread%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
-           dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s", t->e.k->name,
-           t->peak_gflops);
+    printf("layout   %s x %d thread%s%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
+           dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
+           t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name, t->peak_gflops);
     if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm))))
         printf("%s", dt__crossing);
     dt__memory_print(t);
@@ -17878,7 +18328,6 @@ static dt_result dt__trainer_feed(dt_trainer *t)
 static dt_result dt__trainer_settle(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
-    int64_t threads = t->layout.threads;
     dt_result result;
     if (!r->micro_batch) r->micro_batch = r->batch;
     if (r->dropout > 0.0f) r->model.dropout = r->dropout;
@@ -17893,8 +18342,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
-    if (!threads) threads = dt__max(1, (int64_t)sysconf(_SC_NPROCESSORS_ONLN) / dt_comm_size(t->comm));
-    return dt__pool_open(&t->pool, (int)threads);
+    return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, dt_comm_size(t->comm)));
 }
 
 /* ---- the last step as a picture ---------------------------------------------------------------------------- */
@@ -17903,6 +18351,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
 typedef struct dt__bar {
     double begin, end;                           /* seconds of the machine's clock */
     int32_t op, back, shard, micro, first, last; /* segments */
+    int32_t line;                                /* of the program: 1 is the thread that communicates */
 } dt__bar;
 enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
 
@@ -17940,6 +18389,7 @@ static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
             b = &bar[count++];
             b->begin = e->when[2 * k];
             b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->first = i->segment;
+            b->line = i->line;
         }
         b->last = i->segment;
         b->end = e->when[2 * k + 1];
@@ -17959,7 +18409,7 @@ static const char *dt__bar_text(const dt__bar *b, char *text, size_t size)
     return text;
 }
 
-/* Chrome's trace event format: complete events, times in microseconds. */
+/* Chrome's trace event format: complete events, times in microseconds. The second threads of ranks come after all. */
 static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int ranks, double from)
 {
     const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
@@ -17967,8 +18417,8 @@ static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int r
     for (int rank = 0; rank < ranks; rank++)
         for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
             fprintf(f, "%s{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
-                    comma, dt__bar_text(b, text, sizeof text), dt__instr_names[b->op], rank, 1e6 * (b->begin - from),
-                    1e6 * (b->end - b->begin));
+                    comma, dt__bar_text(b, text, sizeof text), dt__instr_names[b->op], rank + b->line * ranks,
+                    1e6 * (b->begin - from), 1e6 * (b->end - b->begin));
             comma = ",\n";
         }
     fprintf(f, "\n]}\n");
@@ -17985,10 +18435,13 @@ static void dt__timeline_legend(FILE *f, const dt__bar *bars, int64_t count, dou
     double share[DT__INSTR_COUNT], rest = 1;
     int at = 0;
     memset(share, 0, sizeof share);
-    for (int64_t i = 0; i < count; i++) share[bars[i].op] += (bars[i].end - bars[i].begin) / all;
+    for (int64_t i = 0; i < count; i++) {
+        double took = (bars[i].end - bars[i].begin) / all;
+        share[bars[i].op] += took;
+        if (!bars[i].line) rest -= took;
+    }
     for (int op = 0; op < DT__INSTR_COUNT; op++) {
         if (share[op] < 0.0005) continue;
-        rest -= share[op];
         fprintf(f,
                 "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s %.1f "
                 "%%</text>\n",
@@ -18000,7 +18453,8 @@ static void dt__timeline_legend(FILE *f, const dt__bar *bars, int64_t count, dou
             100 * rest);
 }
 
-/* A line per rank, 1120 points wide; a unit's data shard and micro-batch stand in bars that have room. */
+/* A line per rank, 1120 points wide; a unit's data shard and micro-batch stand in bars that have room. Below lies what
+ * a second thread does. */
 static void dt__timeline_picture(const dt_trainer *t, const dt__bar *bars, int64_t most, double from, double to)
 {
     const int left = 80, wide = 1120, top = 56, step = 34;
@@ -18027,9 +18481,10 @@ static void dt__timeline_picture(const dt_trainer *t, const dt__bar *bars, int64
             double x = left + (b->begin - from) * scale, w = (b->end - b->begin) * scale;
             if (w < 0.05) continue;
             fprintf(f,
-                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"26\" fill=\"%s\"><title>%s: %.3f "
+                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s: %.3f "
                     "ms</title></rect>\n",
-                    x, y, w, dt__bar_colours[b->op], dt__bar_text(b, text, sizeof text), 1e3 * (b->end - b->begin));
+                    x, y + 22 * b->line, w, b->line ? 8 : t->e.shape.overlap ? 22 : 26, dt__bar_colours[b->op],
+                    dt__bar_text(b, text, sizeof text), 1e3 * (b->end - b->begin));
             if (w >= 24 && b->shard >= 0)
                 fprintf(f, "<text x=\"%.2f\" y=\"%d\" text-anchor=\"middle\" fill=\"#fff\">%d.%d</text>\n", x + w / 2,
                         y + 17, b->shard, b->micro);
@@ -18198,6 +18653,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     if (!samples)
         return dt__error(DT_E_USAGE, "there is no validation data: %s",
                          t->feed.own ? "the source's samples[DT_VALIDATION] is 0" : "--validation is 0");
+    if ((r = dt__engine_settle(e)) != DT_OK) return r;
     units = dt__ceil_div(samples, e->rows);
     saved = dt__fp_enter();
     e->env.inference = 1;
@@ -18260,6 +18716,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
                       (long long)has, (long long)count, (long long)each);
     for (int64_t i = 0; i < count && !r; i++)
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
+    if (!r) r = dt__engine_settle(e);
     e->env.inference = 1;
     e->input = input;
     e->target = memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
@@ -18329,7 +18786,7 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
         for (int64_t q = chunk->begin; q < chunk->end && !r; q++) {
             const dt__plan *p = net->segments[q].plan;
             dt__bind b;
-            if (dt__engine_gathers(e, 1)) r = dt__engine_gather_segment(e, q, dt__engine_weights(e, 1));
+            if (dt__engine_gathers(e, 1)) r = dt__engine_gather(e, q);
             if (r) break;
             dt__generator_segment(t, net, q, input, &memory, &cache, &env, &b);
             r = e->tensor_result;
@@ -18508,6 +18965,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
                          "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     r = dt__sample_prompt(t, prompt, tokens, &used);
     if (!r) r = dt__check_sampling(how);
+    if (!r) r = dt__engine_settle(&t->e);
     if (r) return r;
     if ((t->recipe.model.vocabulary > 256 && !t->tokenizer) || used < 1)
         return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary or a tokenizer, and a prompt");
@@ -18648,7 +19106,8 @@ static dt_result dt__trainer_hash(dt_trainer *t)
         return DT_E_MEMORY;
     dt__sha256_begin(&h);
     a.array = (char *)t->e.params, a.bytes = 4 * DT__MOMENT_BLOCK, a.pieces = t->e.shape.zero > 2;
-    r = dt__hash_array(t, &h, &a, room);
+    r = dt__engine_settle(&t->e);
+    if (!r) r = dt__hash_array(t, &h, &a, room);
     for (int i = 0; i < DT__STATE_COUNT && !r; i++) {
         a.array = (char *)t->e.state[i], a.bytes = dt__state_bytes(&t->recipe, i), a.pieces = t->e.shape.zero > 0;
         if (a.bytes) r = dt__hash_array(t, &h, &a, room);
@@ -18715,6 +19174,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (dt__trainer_draws(t) && (last || (l->sample_every && info->step % l->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
+    if (!r && last && l->timeline) r = dt__engine_settle(&t->e);
     if (!r && last && l->timeline) r = dt__timeline_write(t);
     if (speaks) fflush(stdout);
     return r;
@@ -18726,9 +19186,13 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     if (i->step > 1 && i->step < t->recipe.steps && now - t->printed < 2.0) return;
     printf(dt__loss_in_nats(t) ? "step %lld/%lld  loss %.4f" : "step %lld/%lld  loss %.5g", (long long)i->step,
            (long long)t->recipe.steps, (double)i->loss);
-    printf("  lr %.2e  norm %.3f  %.0f %s/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  eta %dm%02ds\n",
-           (double)i->learning_rate, (double)i->norm, (double)i->tokens / i->seconds,
-           t->feed.own ? "samples" : "tokens", i->gflops, 100.0 * i->peak_share, (int)(left / 60.0), (int)left % 60);
+    printf("  lr %.2e  norm %.3f  %.0f %s/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  ", (double)i->learning_rate,
+           (double)i->norm, (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens", i->gflops,
+           100.0 * i->peak_share);
+    if (dt_comm_size(t->comm) > 1)
+        printf("comm %.0f %%, %.0f %% exposed  ", 100.0 * i->comm_seconds / i->seconds,
+               100.0 * i->exposed_seconds / i->seconds);
+    printf("eta %dm%02ds\n", (int)(left / 60.0), (int)left % 60);
     fflush(stdout);
     t->printed = now;
 }
@@ -18748,7 +19212,8 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     dt__metrics_number(m, "seconds", i->seconds);
     dt__metrics_number(m, "gflops", i->gflops);
     dt__metrics_number(m, "peak_share", i->peak_share);
-    dt__metrics_number(m, "reduce_seconds", i->reduce_seconds);
+    dt__metrics_number(m, "comm_seconds", i->comm_seconds);
+    dt__metrics_number(m, "exposed_seconds", i->exposed_seconds);
     dt__metrics_number(m, "data_seconds", i->data_seconds);
     dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
     return dt__metrics_end(m);
@@ -18757,11 +19222,12 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
-    double start = dt__now(), reduced = e->seconds_reduce, units = (double)(t->recipe.data_shards * e->micros);
+    double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
     float loss = 0.0f, auxiliary = 0.0f;
     dt_result r;
+    dt__engine_times(e, &before[0], &before[1]);
     while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
     r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid);
@@ -18785,7 +19251,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->seconds = dt__now() - start;
     info->gflops = 1e-9 * units * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
     info->peak_share = info->gflops / t->peak_gflops;
-    info->reduce_seconds = e->seconds_reduce - reduced;
+    dt__engine_times(e, &after[0], &after[1]);
+    info->comm_seconds = after[0] - before[0];
+    info->exposed_seconds = after[1] - before[1];
     info->data_seconds = t->loader->waited - t->waited;
     info->sent_bytes = dt__comm_sent(t->comm) - sent;
     t->waited = t->loader->waited;

@@ -66,7 +66,7 @@ static dt_result train(const char *text, int64_t batch, int64_t micro, int64_t s
     e = dt_trainer_open(&t, &recipe, &layout);
     for (out->reduce = 1e9; !e && info.step < recipe.steps;) {
         e = dt_trainer_step(t, &info);
-        if (info.reduce_seconds < out->reduce) out->reduce = info.reduce_seconds;
+        if (info.comm_seconds < out->reduce) out->reduce = info.comm_seconds;
     }
     if (e) return dt_trainer_close(&t), e;
     memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);

@@ -69,6 +69,7 @@ static dt_result train(dt_comm *c, const char *text, int run, result *out)
     recipe.accumulation = runs[run].each ? DT_EACH : DT_SHARD;
     l.zero = runs[run].stage, l.zero_group = runs[run].group, l.bucket = 1; /* a bucket per segment */
     l.quiet = 1, l.threads = 1, l.sample_length = 0;
+    l.overlap = DT_OVERLAP_OFF; /* on needs a second bucket and window (24_overlap.c) */
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;
     m = dt_trainer_memory(t);

@@ -291,7 +291,7 @@ static int64_t padded(int64_t floats, int64_t to) { return (floats + to - 1) / t
 typedef struct layout {
     const run *r;
     int64_t layers, heads, width, length, rows, micros, shards, vt; /* of the recipe */
-    int each, sp, zero, recompute, offload, horizon, zero_bubble, bytes_of_bucket;
+    int each, sp, zero, recompute, offload, horizon, zero_bubble, bytes_of_bucket, overlap;
     int ranks, dp, pp, tp, group, chunks;
     int rank, d, p, t; /* order DPT */
     int64_t lo, hi;    /* this rank's data shards */
@@ -328,6 +328,7 @@ static layout layout_of(const run *r, int rank)
     l.ranks = (int)option(r, "ranks", 1), l.tp = (int)option(r, "tp", 1), l.pp = (int)option(r, "pp", 1);
     l.dp = l.ranks / l.tp / l.pp;
     l.zero = l.dp > 1 ? (int)option(r, "zero", 0) : 0;
+    l.overlap = l.dp > 1 && given(r, "--overlap on");
     l.group = l.zero ? (int)option(r, "zero-group", l.dp) : 1;
     l.rank = rank, l.t = rank % l.tp, l.p = rank / l.tp % l.pp, l.d = rank / l.tp / l.pp;
     l.experts = option(r, "experts", 0), l.active = option(r, "active", 2), l.ep = (int)option(r, "ep", 1);
@@ -444,6 +445,10 @@ static store store_of(const layout *l)
         for (int k = 0; k < s.count; k++) together += s.b[k].group == s.b[i].group ? s.b[k].floats * s.b[k].copies : 0;
         s.buffer = together > s.buffer ? together : s.buffer;
     }
+    /* With overlap the next segments' gradients go to a second buffer while those of the first are reduced, and the next
+     * segment's weights to a second window. */
+    if (l->overlap && s.b[0].group != s.b[s.count - 1].group) s.buffer *= 2;
+    if (l->overlap && l->zero > 2) s.window *= 2;
     return s;
 }
 
@@ -601,7 +606,7 @@ static int same_number(const layout *l, const char *what, int64_t want)
     return got == want;
 }
 
-static const char common[] = "measure --layers 3 --heads 4 --launch processes";
+static const char common[] = "measure --layers 3 --heads 4 --launch processes --overlap off"; /* the last word counts */
 
 static run *measured(const char *options)
 {
@@ -780,6 +785,13 @@ static const char *const layouts[] = {
     "--ranks 4 --data-shards 8 --batch 16 --micro-batch 8 --sequence 16 --accumulation shard --zero 1 --zero-group 2",
     "--ranks 4 --data-shards 4 --batch 8 --sequence 16 --zero 2 --zero-group 2 --bucket 40000",
     "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 3 --zero-group 2",
+    /* the same bytes while ranks compute, but two buckets, two windows */
+    "--ranks 3 --data-shards 8 --batch 8 --sequence 16 --overlap on",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --bucket 40000 --overlap "
+    "on",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 1 --overlap on",
+    "--ranks 4 --data-shards 4 --batch 16 --micro-batch 8 --sequence 16 --accumulation each --zero 3 --overlap on",
+    "--ranks 8 --tp 2 --pp 2 --tensor-shards 2 --data-shards 2 --batch 4 --sequence 16 --zero 2 --overlap on",
     /* pipelines */
     "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline gpipe --accumulation shard",
     "--ranks 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --pipeline interleaved --accumulation "
@@ -962,7 +974,7 @@ static const char *said_by(const run *r, int rank)
     return line;
 }
 
-static void check_disagree(const char *launch)
+static void check_disagree(const char *launch, const char *overlap)
 {
     static const char *const kinds[3] = {"op", "count", "across"};
     static const char *const sentences[2] = {"DT_E_PEER: ranks disagree: rank 1 is in all-reduce #2 (50 floats, kind "
@@ -971,7 +983,7 @@ static void check_disagree(const char *launch)
                                              "0), rank 3 in all-gather #2 (7 floats, kind 0)"};
     char words[300];
     run *r;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 3 && !strcmp(overlap, "off"); k++) {
         int fine;
         snprintf(words, sizeof words, "split %s --ranks 4 --timeout 1 --launch %s", kinds[k], launch);
         r = start(words);
@@ -990,8 +1002,9 @@ static void check_disagree(const char *launch)
         free(r);
     }
     snprintf(words, sizeof words,
-             "disagree --ranks 4 --pp 2 --zero 2 --data-shards 2 --batch 4 --sequence 16 --timeout 2 --launch %s",
-             launch);
+             "disagree --ranks 4 --pp 2 --zero 2 --data-shards 2 --batch 4 --sequence 16 --timeout 2 --launch %s "
+             "--overlap %s",
+             launch, overlap);
     r = start(words);
     tap_ok(!r->status && strstr(said_by(r, 0), "DT_E_PEER") && strstr(said_by(r, 2), "DT_E_PEER"), "%s: all ranks stop",
            words);
@@ -1016,9 +1029,11 @@ int main(int argc, char **argv)
     self = argv[0];
     check_layouts();
     check_growth();
-    check_disagree("processes");
+    check_disagree("processes", "off");
 #ifndef DT_NO_THREADS
-    check_disagree("threads");
+    check_disagree("threads", "off");
+    check_disagree("processes", "on");
+    check_disagree("threads", "on");
 #endif
     return tap_done();
 }

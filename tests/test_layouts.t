@@ -72,6 +72,7 @@ my @axes = (
     [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch dropless deep tensor tensor_llama tensor_experts) }],
     [memory_weight => 'one', sub { (0, 0.5, 1) }],
     [bucket => 'one', sub { (1, 5000, 100000, 25000000) }],
+    [overlap => 'one', sub { qw(off on) }],
     [order => 'one', sub { qw(cluster spread DPT DTP PDT PTD TDP TPD) }],
     [threads => 'one', sub { (1, 2) }],
     [launch => 'one', sub { $only_threads ? 'threads' : qw(processes threads) }],
@@ -118,7 +119,7 @@ is(hash_of($_->{recipe}, options($_)), $want{$_->{recipe}}, "$_->{recipe}: " . o
 # A data shard per rank and a reduction per micro-batch: buckets share one buffer, and a cut parameter's padding lies on
 # what others left there.
 for my $name (qw(each switch tensor_experts)) {
-    for my $layout ('--bucket 5000', '--zero 3 --zero-group 4', '--zero 2 --bucket 1') {
+    for my $layout ('--bucket 5000', '--zero 3 --zero-group 4', '--zero 2 --bucket 1 --overlap on') {
         is(hash_of($name, "--ranks 8$kind $layout"), $want{$name}, "$name: --ranks 8 $layout");
     }
 }
@@ -153,6 +154,8 @@ my %places = ( # name => options
     'recompute, 2 threads' => '--ranks 2 --recompute full --threads 2',
     'offload, 2 stages' => '--ranks 2 --pp 2 --recompute full --offload',
     'groups of 2, ZeRO 3, 4 ranks' => '--ranks 4 --zero 3 --zero-group 2',
+    'overlap, ZeRO 1, 3 ranks' => '--ranks 3 --zero 1 --overlap on --bucket 5000',
+    'overlap, ZeRO 3, 2 stages, 4 ranks' => '--ranks 4 --zero 3 --pp 2 --overlap on',
 );
 my %shared = ( # with tensor shards: a rank has only some columns of the logits
     'tensor 2' => '--ranks 2 --tp 2',
@@ -181,10 +184,16 @@ for my $recipe ('', '--ema 0.5 --evaluate-ema', sort keys %places_of) {
 SKIP: {
     my $times = full() ? 10 : 2;
     my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved', '--tp 2 --tensor-shards 2 --sequence-parallel',
-        '--zero 3 --bucket 20000', '--recompute full --offload', '--experts 4 --ep 4', '--experts 4 --ep 2 --zero 2');
-    skip 'thread ranks cannot be killed alone', 2 * $times * @modes if $only_threads;
+        '--zero 3 --bucket 20000', '--recompute full --offload', '--experts 4 --ep 4', '--experts 4 --ep 2 --zero 2',
+        '--overlap on --bucket 20000', '--overlap on --zero 3 --pp 2', '--overlap on --experts 4 --ep 2 --zero 1');
+    # Of each rank two threads wait for the one that is frozen, or for others that wait for it.
+    my @frozen = ('--overlap on --zero 1 --bucket 20000', '--overlap on --zero 3 --pp 2', '--overlap on --tp 2 --tensor-shards 2');
+    skip 'thread ranks cannot be killed alone', 2 * $times * (@modes + @frozen) if $only_threads;
     for my $mode (@modes) {
         kill_one('KILL', 0.2 + rand 0.8, 4, "--batch 8 --sequence 64 --threads 1 $mode") for 1 .. $times;
+    }
+    for my $mode (@frozen) {
+        kill_one('STOP', 0.2 + rand 0.8, 4, "--batch 8 --sequence 64 --threads 1 $mode") for 1 .. $times;
     }
 }
 

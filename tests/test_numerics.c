@@ -1046,7 +1046,9 @@ enum { SYM_SETS = 16, SYM_CELLS = 32, SYM_MICROS = 4, SYM_SHARDS = 64, SYM_STAGE
 typedef struct symbols {
     dt__engine e; /* mesh, layout and program of a rank; no memory */
     int each;
-    int32_t at;   /* instructions done */
+    int32_t at;   /* instructions done, or asked for */
+    int late;     /* the other thread does what it is asked for when it is needed, else at once */
+    int32_t left; /* it has done all before this instruction */
     struct { int32_t segment, bucket; } cell[SYM_CELLS];
     int cells;
     uint64_t value[SYM_SETS][SYM_CELLS];      /* 0: free */
@@ -1056,7 +1058,7 @@ typedef struct symbols {
     int reduced[SYM_BUCKETS], totals[SYM_BUCKETS], gathered[SYM_BUCKETS];
     int64_t shard, micro;                     /* loaded */
     int arrived[2][SYM_CHUNKS];               /* 1 + unit of the last message */
-    int32_t window;                           /* segment whose weights were gathered */
+    int32_t window[2];                        /* segments whose weights were gathered */
     int32_t values, values_unit;              /* segment and unit whose values backward finds when they are recomputed */
     uint64_t box[2][DT__OUTBOX];              /* messages to the next and the previous stage */
     int64_t sent[2], taken[2];
@@ -1102,9 +1104,11 @@ static void sym_gradient(symbols *s, const dt_instr *i)
     for (int c = 0; c < s->cells; c++) {
         uint64_t *value = &s->value[i->set][c];
         if (s->cell[c].segment != i->segment) continue;
-        for (int o = 0; o < s->cells && s->e.shape.buffered && i->fresh; o++)
-            if (s->e.store.bucket[s->cell[o].bucket].group != s->e.store.bucket[s->cell[c].bucket].group)
+        for (int o = 0; o < s->cells && s->e.shape.buffered && i->fresh; o++) {
+            const dt__bucket *a = &s->e.store.bucket[s->cell[o].bucket], *b = &s->e.store.bucket[s->cell[c].bucket];
+            if (a->group != b->group && a->buffer < b->buffer + b->floats && b->buffer < a->buffer + a->floats)
                 expect(!s->value[i->set][o], "a buffer holds the buckets of the same segments alone", i->segment);
+        }
         if (i->fresh) expect(!*value, "a fresh chain starts in a free set", i->set), *value = 1;
         *value = mix(mix(*value, (uint64_t)i->shard + 1), (uint64_t)i->micro + 1);
     }
@@ -1132,7 +1136,7 @@ static void sym_backward(symbols *s, const dt_instr *i)
 static void sym_work(symbols *s, const dt_instr *i)
 {
     expect(i->shard == s->shard && i->micro == s->micro && i->shard >= s->e.lo && i->shard < s->e.hi, "works on the unit that was loaded", i->shard);
-    expect(s->e.shape.zero < 3 || s->window == i->segment, "weights are gathered before their work", i->segment);
+    expect(s->e.shape.zero < 3 || s->window[i->window] == i->segment, "weights are gathered before their work", i->segment);
     sym_hold(s, i);
     if (i->op == DT_FORWARD || i->op == DT_RECOMPUTE) sym_forward(s, i);
     else sym_backward(s, i);
@@ -1194,7 +1198,7 @@ static void sym_gather(symbols *s, const dt_instr *i)
 {
     expect(i->bucket < 0 ? s->e.shape.zero == 3 && !s->updated : s->e.shape.zero % 3 && s->updated,
            "segments are gathered before their work, buckets after the update", i->bucket);
-    if (i->bucket < 0) s->window = i->segment;
+    if (i->bucket < 0) s->window[i->window] = i->segment;
     else s->gathered[i->bucket]++;
 }
 
@@ -1219,12 +1223,9 @@ static int sym_message(symbols *s, symbols *stages, const dt_instr *i)
     return 0;
 }
 
-/* Runs one instruction; 0: it must wait for another stage. */
-static int sym_step(symbols *s, symbols *stages)
+/* Runs an instruction of either line. */
+static void sym_run(symbols *s, const dt_instr *i)
 {
-    const dt_instr *i = &s->e.program.list[s->at];
-    for (int a = 0; a < 2; a++) expect(i->after[a] < s->at, "an instruction waits for earlier ones", s->at);
-    if ((i->op == DT_SEND || i->op == DT_RECV) && sym_message(s, stages, i)) return 0;
     if (i->op == DT_REDUCE || i->op == DT_GATHER) s->trace = mix(mix(s->trace, (uint64_t)i->op), mix((uint64_t)i->bucket, (uint64_t)i->segment));
     switch (i->op) {
     case DT_SEND:
@@ -1236,13 +1237,35 @@ static int sym_step(symbols *s, symbols *stages)
     case DT_GATHER: sym_gather(s, i); break;
     case DT_TIE: sym_tie(s); break;
     case DT_UPDATE:
-        expect(!s->updated++ && s->e.program.list[s->at - 1].op == DT_TIE, "one UPDATE, after the uses of tied weights are added", s->at);
+        expect(!s->updated++ && i[-1].op == DT_TIE, "one UPDATE, after the uses of tied weights are added", s->at);
         break;
     default:
         expect(!s->updated, "no work after the update", s->at);
         sym_work(s, i);
         break;
     }
+}
+
+/* The other thread does what it was asked for, up to this instruction. */
+static void sym_follow(symbols *s, int32_t last)
+{
+    for (; s->left <= last; s->left++)
+        if (s->e.program.list[s->left].line) sym_run(s, &s->e.program.list[s->left]);
+}
+
+/* Takes a thread's next step: runs an instruction, or asks for it; 0: it must wait for another stage. */
+static int sym_step(symbols *s, symbols *stages)
+{
+    const dt_instr *list = s->e.program.list, *i = &list[s->at];
+    int32_t other = i->after[1];
+    expect(i->after[0] < s->at && (i->after[0] < 0 || list[i->after[0]].line == i->line), "an instruction waits for the one before it on its line", s->at);
+    expect(other < 0 || list[other].line != i->line, "and for one on the other", s->at);
+    expect(other < s->at || (list[other].op == DT_GATHER && list[other].bucket >= 0 && i->op == DT_FORWARD), "forward waits for weights of the step before", s->at);
+    expect(s->e.shape.overlap || (!i->line && other < 0), "without overlap there is one line", s->at);
+    if ((i->op == DT_SEND || i->op == DT_RECV) && sym_message(s, stages, i)) return 0;
+    if (!i->line && other < s->at) sym_follow(s, other);
+    if (!i->line) sym_run(s, i);
+    else if (!s->late) sym_follow(s, s->at);
     s->at++;
     return 1;
 }
@@ -1312,6 +1335,22 @@ static void sym_slots(symbols *s, int64_t bytes)
     for (int64_t i = 0; i < s->e.store.slot_floats / DT__BLOCK; i++) expect(taken[i], "buckets hold gradients and nothing else", i);
 }
 
+/* With ZeRO 1 and 2 a segment's forward waits for all buckets with its parameters, and those of the first come first. */
+static void sym_readers(const symbols *s)
+{
+    const dt__program *p = &s->e.program;
+    for (int32_t k = 0; k < p->count && s->e.shape.overlap && s->e.shape.zero % 3; k++) {
+        const dt__built *seg = &s->e.net.segments[p->list[k].op == DT_FORWARD ? p->list[k].segment : 0];
+        int32_t needed = -1;
+        if (p->list[k].op != DT_FORWARD) continue;
+        for (int32_t i = 0; i < seg->plan->g->param_count; i++)
+            for (int32_t g = k; g < p->count; g++)
+                if (p->list[g].op == DT_GATHER && p->list[g].bucket == dt__bucket_of(&s->e.store, s->e.net.params[seg->param_of[i]].offset) && g > needed)
+                    needed = g;
+        expect(p->list[k].after[1] == needed, "forward waits for the weights that it reads, and no others", p->list[k].segment);
+    }
+}
+
 /* Mesh, partition, layout and program of a rank, without communicators and memory. */
 static dt_result sym_open(symbols *s, const dt__net *net, const dt_recipe *r, const dt_layout *l, int ranks, int rank)
 {
@@ -1333,9 +1372,10 @@ static dt_result sym_open(symbols *s, const dt__net *net, const dt_recipe *r, co
     if (!result) result = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
     if (result) tap_bail("%s", dt_last_error());
     s->each = e->shape.accumulation == DT_EACH;
-    s->window = -1;
+    s->window[0] = s->window[1] = -1;
     expect(e->program.parts.sets <= SYM_SETS && e->store.buckets <= SYM_BUCKETS, "the test has room", e->program.parts.sets);
     sym_buckets(s);
+    sym_readers(s);
     sym_slots(s, e->shape.zero > 2 ? 1 : l->bucket);
     return DT_OK;
 }
@@ -1344,6 +1384,7 @@ static dt_result sym_open(symbols *s, const dt__net *net, const dt_recipe *r, co
 static void sym_close(symbols *s)
 {
     dt__engine *e = &s->e;
+    sym_follow(s, e->program.count - 1);
     expect(s->updated && s->at == e->program.count, "ends with UPDATE", s->at);
     for (int64_t shard = e->lo; shard < e->hi; shard++)
         for (int64_t m = 0; m < e->micros; m++)
@@ -1361,14 +1402,16 @@ static void sym_close(symbols *s)
 }
 
 /* The programs of all ranks: pipeline by pipeline, its stages together. */
-static int check_programs(const dt__net *net, const dt_recipe *r, const dt_layout *l, int ranks)
+static int check_programs(const dt__net *net, const dt_recipe *r, const dt_layout *l, int ranks, int late)
 {
     static symbols stages[SYM_STAGES];
     int pp = (int)l->pp, dp = ranks / pp;
     uint64_t trace[SYM_STAGES] = { 0 };
     for (int data = 0; data < dp; data++) {
-        for (int p = 0; p < pp; p++)
+        for (int p = 0; p < pp; p++) {
             if (sym_open(&stages[p], net, r, l, ranks, data * pp + p)) return 0;
+            stages[p].late = late;
+        }
         for (int moved = 1; moved;) {
             moved = 0;
             for (int p = 0; p < pp; p++)
@@ -1444,8 +1487,8 @@ static void test_programs(void)
                     for (int64_t micros = 1; micros <= (v > 16 ? 2 : 4); micros++)
                         for (int b = 0; b < 4; b++, programs++) {
                             dt_recipe r = program_recipe(v, micros, each ? DT_EACH : DT_SHARD);
-                            l.bucket = buckets[b];
-                            expect(check_programs(&net, &r, &l, ranks), "the layout is good", v * 100 + ranks);
+                            l.bucket = buckets[b], l.overlap = programs % 3 ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
+                            expect(check_programs(&net, &r, &l, ranks, programs % 3 == 2), "the layout is good", v * 100 + ranks);
                         }
             compare_end("R1 R2 R%d step programs of %s: every unit once, chains in micro-batch order, TREE over shards, each bucket reduced once",
                         each ? 4 : 3, m ? "an own model" : "GPT-2");
@@ -1475,7 +1518,8 @@ static void test_modes(void)
                         dt_recipe r = program_recipe(v, micros, i & 4 ? DT_EACH : DT_SHARD);
                         int groups = dt__ceil_div(v, dp) * micros % l.pp == 0, good;
                         l.zero_group = l.zero && dp == 4 && micros == 2 ? 2 : 0;
-                        good = check_programs(&net, &r, &l, dp * (int)l.pp);
+                        l.overlap = (i + dp + micros) % 3 ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
+                        good = check_programs(&net, &r, &l, dp * (int)l.pp, (i + dp + micros) % 3 == 2);
                         expect(good == (kind != DT_INTERLEAVED || groups), "the layout is good when it should be", v * 100 + dp);
                         programs += good;
                     }

@@ -58,8 +58,8 @@ for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
 is(scalar keys %seen, 1, 'loss, validation loss and norm are the same digits in every layout');
 
 # ---- the timeline: what every rank did when ----
-for my $kind (@kinds) {
-    my $layout = "--ranks 4 --pp 2 --bucket 5000 --launch $kind";
+for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
+    my $layout = "--ranks 4 --pp 2 --bucket 5000 --launch $case->[0] --overlap $case->[1]";
     result_of("--data $data --quiet $layout --timeline $tmp/t.json");
     my $event = decode_json(slurp("$tmp/t.json"))->{traceEvents};
     my (%stages, %end, $late);
@@ -68,7 +68,7 @@ for my $kind (@kinds) {
         $late++ if $e->{ts} < ($end{$e->{tid}} // 0) - 0.002 || $e->{dur} < 0;
         $end{$e->{tid}} = $e->{ts} + $e->{dur};
     }
-    is(join(' ', sort keys %end), '0 1 2 3', "timeline, $layout: all ranks");
+    is(join(' ', sort keys %end), $case->[1] eq 'on' ? '0 1 2 3 4 5 6 7' : '0 1 2 3', "timeline, $layout: all ranks, and their second threads");
     is(join(' ', map { scalar keys %$_ } values %stages), join(' ', (2) x 8), 'every unit of work went through two stages');
     ok(!$late, 'no bar begins before the one before it has ended');
     is(scalar(grep { $_->{cat} eq 'UPDATE' } @$event), 4, 'each rank updates once');
