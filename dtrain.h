@@ -40,13 +40,14 @@
  *     H8  models: segments, GPT-2, Llama
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
- * never changes a bit. Work is done per logical shard of data and of tensors; a layout says who owns which, and sums
- * over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however data,
- * tensors, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON or plain C.
+ * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says who owns which, and
+ * sums over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however
+ * data, tensors, sequences, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON
+ * or plain C.
  *
- * WHAT IT DOES NOT. One machine; no context parallelism: a sequence stays in one tensor group; communication does not
- * overlap with compute; arithmetic in fp32 only; no checkpoints; CPU only. It does not print, exit or abort below the
- * trainer and launcher. It is no general tensor library: it has the ops that its models need.
+ * WHAT IT DOES NOT. One machine; communication does not overlap with compute; arithmetic in fp32 only; no checkpoints;
+ * CPU only. It does not print, exit or abort below the trainer and launcher. It is no general tensor library: it has
+ * the ops that its models need.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -538,7 +539,8 @@ typedef struct dt_recipe {
     int64_t seed;
     int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
     int64_t tensor_shards;       /* Vt, a power of two that divides heads, hidden units, rows of a unit of work */
-    int64_t context_shards;      /* Vc: 1 in this version */
+    int64_t context_shards;      /* Vc, a power of two; above 1 a sequence is 2 Vc slices, which divide it, and context
+                                    shard c has the slices c and 2 Vc - 1 - c */
     int64_t warmup;              /* steps of linear warm-up from 0 */
     int64_t decay;               /* steps of the final decay of WSD; 0: a tenth of steps */
     int32_t schedule;            /* dt_schedule */
@@ -805,9 +807,12 @@ typedef struct dt_layout {
     int64_t tp;           /* tensor parallel degree */
     int32_t sequence_parallel; /* the ranks of a tensor group also split the rows between its products (Korthikanti et
                                 * al. 2022): the same bytes are sent, norms and residuals are kept once */
-    int64_t pp;           /* stages of the pipeline; the rest of the ranks is data parallel: dp = ranks / (tp pp) */
+    int64_t pp;           /* stages of the pipeline */
+    int64_t cp;           /* ranks that share the sequences (ring attention), a power of two that divides the recipe's
+                           * context shards; the rest of the ranks is data parallel: dp = ranks / (tp pp cp) */
     const char *order; /* of the axes data (D), pipeline (P) and tensor (T), the slowest first: "DPT" ("cluster", NULL):
-                        * neighbours share a tensor; "TPD" ("spread"): neighbours share data; or another permutation */
+                        * neighbours share a tensor; "TPD" ("spread"): neighbours share data; or another permutation.
+                        * Context (C) comes right behind D where it is not said */
     int32_t pipeline;     /* dt_pipeline */
     int64_t chunks;       /* runs of segments per stage of the interleaved schedule */
     float memory_weight;  /* segments are cut by time (0) to memory (1) */
@@ -837,8 +842,8 @@ typedef struct dt_layout {
 DT_API dt_layout dt_layout_default(void);
 
 /* Writes the mesh of `ranks` ranks as a table, one line per rank: its node (ranks_per_node in each), and its place on
- * the data, pipeline and tensor axes; and a warning when tensor groups lie across nodes. DT_E_USAGE: the degrees do not
- * divide the ranks, or `size` bytes are too few. */
+ * the data, pipeline and tensor axes, with cp above 1 on the context axis too; and a warning when tensor groups lie
+ * across nodes. DT_E_USAGE: the degrees do not divide the ranks, or `size` bytes are too few. */
 DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node, char *text, int64_t size);
 
 /* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
@@ -867,6 +872,7 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
  *   BACKWARD   segment of (shard, micro); gradients go on in set `set`, fresh in the first micro-batch
  *   WEIGHTS    zero-bubble: what BACKWARD left out, the gradients of weights
  *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
+ *   CONTEXT    the tree over the context ranks' sums of one data shard, over a bucket of set `set`, to each of them
  *   FOLD       set += from, over a bucket: two neighbours of the tree over data shards
  *   REDUCE     the tree over all ranks' partial sums, over a bucket: to every rank, or each piece to its owner (ZeRO)
  *   TOTAL      total += set, over a bucket
@@ -877,8 +883,8 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
 #define DT_INSTRUCTIONS(X)                                                                                             \
     X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD")                  \
     X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV")     \
-    X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL") X(DT_GATHER, "GATHER") X(DT_TIE, "TIE")             \
-    X(DT_UPDATE, "UPDATE")
+    X(DT_CONTEXT, "CONTEXT") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL")                            \
+    X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
 #define DT__INSTR_ENUM(code, name) code,
 typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT } dt_instr_op;
 #undef DT__INSTR_ENUM
@@ -954,7 +960,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
                                    char *text);
 /* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's input
  * type, predictions (count, each). No dropout; no targets are needed. Any rank alone may call it, between
- * steps, if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks together. */
+ * steps, if it has the whole model (pp, tp and ep 1, ZeRO below 3) and cp is 1, else all ranks together. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
 /* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), whole
  * numbers, for mixture `index`, 0 the first dt_moe of the model in the order of its segments. Exact below 2^24.
@@ -1892,6 +1898,7 @@ typedef struct dt__attention {
     const float *q;            /* (b,t,h*d), row stride ld: q, k and v may be columns of one fused row */
     const float *k, *v;        /* (b,s,hk*d), row stride ldk, room rows from sample to sample */
     int64_t ld, ldk, room;     /* room > s: a cache of which only the first s keys count */
+    int64_t gap;               /* other rows between the queries of two samples, and so in statistics of two heads */
     float *o;                  /* (b,t,h*d), row stride ldo; the backward pass reads it */
     int64_t ldo;
     float *row_max, *row_sum; /* (b,h,t): written forward, read backward; 0 and 1 for a query that sees nothing */
@@ -1903,11 +1910,21 @@ typedef struct dt__attention {
     uint32_t drop_threshold; /* 0: no dropout; else a probability is dropped when its random word is below */
     float drop_scale;        /* 1 / (1 - p) */
     const dt__rng *rng;      /* (b): one stream per sample; element ((first_head + head)*t + query)*s + key */
+    int64_t whole;           /* 0; or t and s are slices, the elements are those of (whole,whole), */
+    int64_t t_at, s_at;      /* where query and key 0 stand here, */
+    int part;                /* and o is not divided by the sums */
     const float *dout;       /* backward: (b,t,h*d), row stride lddo */
     int64_t lddo;
     float *dq, *dk, *dv; /* backward: like q, k, v with row strides lddq, lddk; overwritten */
     int64_t lddq, lddk;
 } dt__attention;
+
+/* What slices of the keys make of neighbouring queries of a head (R9): largest score, sum of exp(score - max), and the
+ * chains of these times v. */
+typedef struct dt__slice_sums {
+    float *max, *sum, *o; /* (rows), (rows), (rows,d) with row stride ld */
+    int64_t ld;
+} dt__slice_sums;
 
 /* The scalars of one step of an optimizer, computed once in double and rounded (R13). */
 typedef struct dt__update {
@@ -1953,6 +1970,7 @@ typedef struct dt__kernels {
     void (*attention_forward)(dt_pool *pool, const dt__attention *a);
     void (*attention_backward)(dt_pool *pool, const dt__attention *a);
     int64_t (*attention_scratch)(int64_t s, int64_t d);
+    void (*attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t rows, int64_t d);
     void (*rope)(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign);
     float (*row_sum)(const float *x, int64_t n);
     float (*row_dot)(const float *a, const float *b, int64_t n);
@@ -2983,7 +3001,7 @@ static void DT__K(dt__head_begin)(DT__K(dt__head) *w, const dt__attention *a, fl
     w->a = a;
     DT__K(dt__head_layout)(w, scratch, a->s, a->d);
     w->t = a->t;
-    w->row = sample * a->t;
+    w->row = sample * (a->t + a->gap);
     w->key_row = sample * a->room;
     w->key_column = task % a->hk * a->d;
     w->rng = a->drop_threshold ? a->rng + sample : NULL;
@@ -2997,8 +3015,8 @@ static void DT__K(dt__head_next)(DT__K(dt__head) *w, int64_t task, int64_t n)
     int64_t group = a->h / a->hk, all = task * group + n; /* all: counts the heads of all samples */
     w->head = all % a->h;
     w->column = w->head * a->d;
-    w->max = a->row_max + all * a->t;
-    w->sum = a->row_sum + all * a->t;
+    w->max = a->row_max + all * (a->t + a->gap);
+    w->sum = a->row_sum + all * (a->t + a->gap);
 }
 
 /* Row i of this head in a (b,t,*) matrix of queries, and in a (b,s,*) matrix of keys. */
@@ -3019,7 +3037,9 @@ static int DT__K(dt__masked)(const DT__K(dt__head) *w, int64_t query, int64_t ke
 /* The words of row i: words[key]. */
 static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i, int64_t keys)
 {
-    uint64_t first = (uint64_t)((w->a->first_head + w->head) * w->t + i) * (uint64_t)w->s;
+    const dt__attention *a = w->a;
+    int64_t t = a->whole ? a->whole : w->t, s = a->whole ? a->whole : w->s;
+    uint64_t first = (uint64_t)((a->first_head + w->head) * t + a->t_at + i) * (uint64_t)s + (uint64_t)a->s_at;
     int64_t skip = (int64_t)(first & 3);
     if (!w->rng) return NULL;
     for (int64_t e = 0; e < skip + keys; e += 4 * DT__W)
@@ -3293,9 +3313,9 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
     DT__K(dt__chain_panel)(w, rows, w->probs, w->lds, 1, w->side, w->s, 0);
     for (int64_t r = 0; r < rows; r++) {
         const float *from = w->tile + r * dt__round_up(w->d, DT__W);
-        float *o = DT__HEAD_ROW(w, a->o, a->ldo, i + r);
+        float *o = DT__HEAD_ROW(w, a->o, a->ldo, i + r), sum = a->part ? 1.0f : w->sum[i + r];
         for (int64_t c = 0; c < w->d; c += DT__W) {
-            dt__v_storen(o + c, dt__v_load(from + c) / dt__v_set(w->sum[i + r]), dt__min(DT__W, w->d - c));
+            dt__v_storen(o + c, dt__v_load(from + c) / dt__v_set(sum), dt__min(DT__W, w->d - c));
         }
     }
 }
@@ -3325,6 +3345,31 @@ static void DT__K(dt__attention_forward)(dt_pool *pool, const dt__attention *a)
     job.a = a;
     job.pool = pool;
     dt__parallel(pool, a->b * a->hk, DT__K(dt__forward_task), &job);
+}
+
+/* Of two neighbouring runs of keys: the sums of both, in the place of the left ones; what each has made counts times
+ * exp(its maximum - the larger one). */
+static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t rows, int64_t d)
+{
+    for (int64_t i = 0, n; i < rows; i += n) {
+        float a[DT__W], b[DT__W];
+        dt__vf x = dt__v_loadn(left->max + i, n = dt__min(DT__W, rows - i)), y = dt__v_loadn(right->max + i, n);
+        dt__vf max = dt__v_max(x, y), wx = dt__v_exp(x - max), wy = dt__v_exp(y - max);
+        dt__vf sum = dt__v_fma(wy, dt__v_loadn(right->sum + i, n), wx * dt__v_loadn(left->sum + i, n));
+        dt__v_storen(left->max + i, max, n);
+        dt__v_storen(left->sum + i, sum, n);
+        dt__v_store(a, wx);
+        dt__v_store(b, wy);
+        for (int64_t r = 0; r < n; r++) {
+            float *o = left->o + (i + r) * left->ld;
+            const float *p = right->o + (i + r) * right->ld;
+            for (int64_t c = 0; c < d; c += DT__W) {
+                int64_t m = dt__min(DT__W, d - c);
+                dt__vf own = dt__v_set(a[r]) * dt__v_loadn(o + c, m);
+                dt__v_storen(o + c, dt__v_fma(dt__v_set(b[r]), dt__v_loadn(p + c, m), own), m);
+            }
+        }
+    }
 }
 
 /* ---- backward ------------------------------------------------------------------------------ */
@@ -4065,6 +4110,7 @@ static const dt__kernels DT__K(dt__table) = {
     DT__K(dt__attention_forward),
     DT__K(dt__attention_backward),
     DT__K(dt__attention_scratch),
+    DT__K(dt__attention_join),
     DT__K(dt__rope),
     DT__K(dt__row_sum),
     DT__K(dt__row_dot),
@@ -4204,7 +4250,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "06a01cfa458b7e548f26df083b044d89c8e020e3443621a35ca482fd4c25a55d"
+#define DT__SELF_CHECK "5efdc8e7eeb51805ed9b307e016b4b25c352310d9e51ee97714f0b4b3e5c0ef2"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -4332,6 +4378,18 @@ static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x,
     dt__sha256_add(h, a.dv, 4 * 35 * 14);
 }
 
+/* The sums of two slices of keys. */
+static void dt__self_join(const dt__kernels *k, const float *x, const float *y, float *out, dt__sha256 *h)
+{
+    dt__slice_sums side[2];
+    for (int i = 0; i < 2; i++) {
+        memcpy(out + 1024 * i, i ? y : x, 4 * 1024);
+        side[i].max = out + 1024 * i, side[i].sum = side[i].max + 29, side[i].o = side[i].sum + 29, side[i].ld = 17;
+    }
+    k->attention_join(&side[0], &side[1], 29, 13);
+    dt__sha256_add(h, out, 4 * 1024);
+}
+
 static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out,
                             dt__sha256 *h)
 {
@@ -4360,6 +4418,7 @@ static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x,
     k->attention_backward(pool, &a);
     dt__sha256_add(h, a.dq, 4 * 39 * 78);
     dt__self_masked(k, pool, x, y, out, h);
+    dt__self_join(k, x, y, out, h);
 }
 
 /* The hash of all kernels' results on the fixed input; pool needs its scratch reserved. */
@@ -4463,8 +4522,9 @@ struct dt_graph {
     int64_t first_shard, own_shards; /* this rank's run of them; own_shards 0: all, and parameters are stored whole */
     int sequence_parallel; /* between the parallel products a rank has its shards' slices of the rows alone */
     int64_t expert_ranks, expert_rank; /* the experts of a mixture are shared by so many ranks, of which this is one */
+    int64_t context_shards, first_leaf, own_leaves; /* Vc, and this rank's run of them; 0: sequences are whole */
     int64_t context;       /* 0; or a decode graph's positions: its T tokens stand at dt__env.position, others before */
-    int64_t samples, positions; /* of a unit of work: B, T */
+    int64_t samples, positions; /* of a unit of work: B, T; its leaves count as samples of T/Vc tokens */
     char prefix[64];       /* segment name */
     dt_tensor input, targets, logits, prediction, loss_seed;
     struct dt__shares *shares; /* while differentiating */
@@ -4491,6 +4551,18 @@ typedef struct dt__ep {
     void *user;
 } dt__ep;
 
+/* How the ranks that have the other context leaves of a unit exchange blocks. post sends data, which stays as it is
+ * until settle() of its place, one of DT__CP_PLACES; take waits for what `from` has posted. Ranks are numbered along
+ * the context axis. Errors are noted at their own side. */
+enum { DT__CP_PLACES = 4 };
+typedef struct dt__cp {
+    void (*post)(void *user, int place, const float *data, int64_t count, int to);
+    void (*settle)(void *user, int place);
+    void (*take)(void *user, float *to, int64_t count, int from);
+    void *user;
+    float *work; /* (dt__net.sliced) */
+} dt__cp;
+
 /* What the ops of one run share. */
 typedef struct dt__env {
     const dt__kernels *k;
@@ -4502,6 +4574,7 @@ typedef struct dt__env {
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
     dt__tp tp;        /* called when a graph has not all tensor shards */
     dt__ep ep;        /* called when a graph has not all experts */
+    dt__cp cp;        /* called when a graph has not all context leaves; work is needed for slices in any case */
 } dt__env;
 
 /* One op being computed. fresh: a chain starts from +0 instead of going on from out. */
@@ -4609,6 +4682,8 @@ static int64_t dt__own(const dt_graph *g) { return g->own_shards ? g->own_shards
 static int dt__in_shards(const dt_graph *g) { return g->own_shards && g->tensor_shards > 1; }
 static int dt__splits_rows(const dt_graph *g) { return g->sequence_parallel && dt__own(g) < g->tensor_shards; }
 static int64_t dt__expert_ranks(const dt_graph *g) { return dt__max(1, g->expert_ranks); }
+/* Context leaves of this rank: its rows are those of the first one's samples, then those of the next one's. */
+static int64_t dt__leaves(const dt_graph *g) { return g->own_leaves ? g->own_leaves : 1; }
 /* This rank's part of n of which every shard has an equal one. */
 static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * dt__own(g); }
 
@@ -4674,12 +4749,13 @@ static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
     return run - i % run;
 }
 
-/* Row slices that a graph's rank sums the gradient of p by (R7). */
-static int64_t dt__row_slices(const dt_graph *g, const dt__param *p)
+/* Slices of a leaf's rows that a graph's rank sums the gradient of p by (R7), and those of all its leaves (R2). */
+static int64_t dt__leaf_slices(const dt_graph *g, const dt__param *p)
 {
     if (!p->rows || !dt__in_shards(g)) return 1;
     return p->rows == 1 && dt__splits_rows(g) ? g->own_shards : g->tensor_shards;
 }
+static int64_t dt__row_slices(const dt_graph *g, const dt__param *p) { return dt__leaves(g) * dt__leaf_slices(g, p); }
 
 /* The parameter that a node is, or whose gradient it is; else NULL. When it is stored in shards; else NULL. */
 static const dt__param *dt__node_param(const dt_graph *g, const dt__node *n)
@@ -5123,14 +5199,26 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
 
-/* Row slices that the gradient in this call's slot is summed by (R7), and where the sum of one of them is. */
+/* Position in its sequence of row `row` of a unit, (samples, positions) of the graph. Context leaf c has slices c and
+ * S-1-c of the S = 2 Vc of a sequence. */
+static int64_t dt__row_position(const dt_graph *g, int64_t row)
+{
+    int64_t i = row % g->positions, slice = g->positions / 2, leaf;
+    if (!g->context_shards) return i;
+    leaf = g->first_leaf + row / g->positions / (g->samples / g->own_leaves);
+    return i < slice ? leaf * slice + i : (2 * g->context_shards - 2 - leaf) * slice + i;
+}
+
+/* Row slices that the gradient in this call's slot is summed by (R2, R7), and where the sum of one of them is. */
 static int64_t dt__slices(const dt__call *c)
 {
     return c->slices ? dt__row_slices(c->g, &c->g->params[c->g->slots[c->n->slot].param]) : 1;
 }
 static float *dt__slice(const dt__call *c, int64_t slice)
 {
-    return slice ? c->slices + (slice - 1) * dt__round_up(dt__count(c->n), DT__BLOCK) : c->out;
+    const dt__param *p = slice ? &c->g->params[c->g->slots[c->n->slot].param] : NULL;
+    if (!slice) return c->out;
+    return c->slices + (slice - 1) * dt__round_up(dt__param_local(p, c->g->tensor_shards, dt__own(c->g)), DT__BLOCK);
 }
 
 /* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v
@@ -5538,7 +5626,15 @@ static dt_shape dt__rows_shape(const dt_graph *g, const dt_shape *s)
 }
 static int dt__rows_divide(dt_graph *g, const dt_shape *s)
 {
-    return dt__cuts(g, "rows of a unit of work", dt__span(s, 0, s->dims - 1));
+    return dt__cuts(g, "rows of a unit of work", dt__span(s, 0, s->dims - 1) / dt__leaves(g));
+}
+/* dt__tp.combine leaf by leaf, where the ranks of a tensor group have equal parts of each leaf's rows. */
+static void dt__combine_rows(const dt__call *c, int kind, float *to, int64_t to_count, const float *from, int64_t count)
+{
+    int64_t leaves = dt__leaves(c->g);
+    for (int64_t l = 0; l < leaves; l++)
+        c->env->tp.combine(c->env->tp.user, kind, to + l * (to_count / leaves), from + l * (count / leaves),
+                           count / leaves);
 }
 
 /* Sums axis 0 of x (own shards, ..) over the tensor shards of all ranks. `scatter`: where rows are split, of the sums a
@@ -5582,7 +5678,7 @@ static dt_tensor dt__same_rows(dt_graph *g, dt_tensor x)
 }
 static void dt__run_all_rows(const dt__call *c)
 {
-    c->env->tp.combine(c->env->tp.user, DT__TP_GATHER, c->out, c->in[0], dt__count(dt__in(c, 0)));
+    dt__combine_rows(c, DT__TP_GATHER, c->out, dt__count(c->n), c->in[0], dt__count(dt__in(c, 0)));
 }
 
 /* A rank's own rows of x (B,T,C), which is the same on all ranks. */
@@ -5595,8 +5691,9 @@ static dt_tensor dt__own_rows(dt_graph *g, dt_tensor x)
 }
 static void dt__run_own_rows(const dt__call *c)
 {
-    int64_t slice = dt__count(c->n) / dt__own(c->g);
-    memcpy(c->out, c->in[0] + c->g->first_shard * slice, 4 * (size_t)dt__count(c->n));
+    int64_t leaves = dt__leaves(c->g), own = dt__count(c->n) / leaves, all = dt__count(dt__in(c, 0)) / leaves;
+    const float *from = c->in[0] + c->g->first_shard * (own / dt__own(c->g));
+    for (int64_t l = 0; l < leaves; l++) memcpy(c->out + l * own, from + l * all, 4 * (size_t)own);
 }
 
 /* out = TREE over `parts` blocks of n floats that lie `stride` apart: pairs by index, then pairs of pairs. */
@@ -5616,7 +5713,8 @@ static void dt__run_combine(const dt__call *c)
     int64_t parts = in->shape.n[0], count = dt__count(in) / parts;
     const float *sums = parts == 1 ? c->in[0] : c->n->aux ? c->aux : c->out;
     if (parts > 1 || !c->n->i[0]) dt__split(c, count, 4096, dt__combine_part);
-    if (c->n->i[0]) tp->combine(tp->user, c->n->i[1] ? DT__TP_SCATTER : DT__TP_SUM, c->out, sums, count);
+    if (c->n->i[1]) dt__combine_rows(c, DT__TP_SCATTER, c->out, dt__count(c->n), sums, count);
+    else if (c->n->i[0]) tp->combine(tp->user, DT__TP_SUM, c->out, sums, count);
 }
 
 /* ---- elementwise ops --------------------------------------------------------------------------- */
@@ -6149,17 +6247,18 @@ static void dt__run_cut_product(const dt__call *c, dt__gemm *job, const dt__para
     }
 }
 
-/* A weight's gradient in row slices (R7). */
-static void dt__run_sliced_product(const dt__call *c, dt__gemm *job)
+/* A weight's gradient in row slices (R2, R7), and perhaps in shards. */
+static void dt__run_sliced_product(const dt__call *c, const dt__gemm *all, const dt__param *of_c)
 {
-    const float *a = job->a, *b = job->b;
     int64_t slices = dt__slices(c);
-    job->k /= slices;
     for (int64_t v = 0; v < slices; v++) {
-        job->a = a + v * job->k * job->acs;
-        job->b = b + v * job->k * job->brs;
-        job->c = dt__slice(c, v);
-        c->env->k->gemm(c->env->pool, job);
+        dt__gemm job = *all;
+        job.k /= slices;
+        job.a += v * job.k * job.acs;
+        job.b += v * job.k * job.brs;
+        job.c = dt__slice(c, v);
+        if (of_c) dt__run_cut_product(c, &job, NULL, of_c);
+        else c->env->k->gemm(c->env->pool, &job);
     }
 }
 
@@ -6183,8 +6282,8 @@ static void dt__run_product(const dt__call *c, int first)
     job.accumulate = !c->fresh || first > 0;
     if (b || of_c || c->slices) {
         job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
-        if (b || of_c) dt__run_cut_product(c, &job, b, of_c);
-        else dt__run_sliced_product(c, &job);
+        if (b) dt__run_cut_product(c, &job, b, NULL);
+        else dt__run_sliced_product(c, &job, of_c);
         return;
     }
     job.k /= parts;
@@ -6895,19 +6994,21 @@ static void dt__run_embed(const dt__call *c)
     }
 }
 
-/* in: tokens, dy (..,C). Scatter-add in token order; threads split the columns. */
+/* in: tokens, dy (..,C). Scatter-add in token order, into the sum of each leaf; threads split the columns. */
 static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     const int32_t *tokens = (const int32_t *)c->in[0];
     const dt__param *p = dt__cut_param(c->g, c->n);
     int64_t vocabulary = c->n->shape.n[0], cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin;
-    int64_t first = p ? c->g->first_shard * dt__param_width(p, c->g->tensor_shards) : 0;
+    int64_t first = p ? c->g->first_shard * dt__param_width(p, c->g->tensor_shards) : 0, slices = dt__slices(c);
     (void)worker;
-    for (int64_t v = 0; c->fresh && v < vocabulary; v++)
-        memset(c->out + dt__table_at(c->g, p, vocabulary, cols, first + v) + begin, 0, 4 * (size_t)n);
+    for (int64_t i = 0; c->fresh && i < vocabulary * slices; i++) {
+        int64_t at = dt__table_at(c->g, p, vocabulary, cols, first + i % vocabulary);
+        memset(dt__slice(c, i / vocabulary) + at + begin, 0, 4 * (size_t)n);
+    }
     for (int64_t r = 0; r < rows; r++) {
         int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
-        float *to = c->out + dt__max(at, 0) + begin;
+        float *to = dt__slice(c, r / (rows / slices)) + dt__max(at, 0) + begin;
         if (at < 0) continue;
         c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
     }
@@ -7276,6 +7377,53 @@ DT_API dt_tensor dt_batchnorm_given(dt_graph *g, dt_tensor x, dt_tensor mean, dt
     return dt__batchnorm(g, x, mean, var, name, eps);
 }
 
+/* ---- trees that grow ------------------------------------------------------------------------------- */
+
+/* A partial sum in place `set`: node `index` of tree level `level`: 1 << level leaves from index << level on. */
+typedef struct dt__partial {
+    int level, set;
+    int64_t index;
+} dt__partial;
+
+/* Partial sums of a tree whose aligned runs come one by one: siblings join at once. */
+typedef struct dt__stack {
+    dt__partial node[64];
+    int count, sets; /* sets: how many have ever been in use together */
+    uint64_t used;   /* bit per set */
+} dt__stack;
+
+static void dt__stack_push(dt__stack *s, int level, int64_t index)
+{
+    dt__partial *n = &s->node[s->count++];
+    DT_ASSERT(s->count <= 64);
+    n->set = 0;
+    while (s->used >> n->set & 1u) n->set++;
+    s->used |= (uint64_t)1 << n->set;
+    n->level = level;
+    n->index = index;
+    if (n->set + 1 > s->sets) s->sets = n->set + 1;
+}
+
+/* Joins the last node with its sibling when it is here too: the sum is the last node then, in the place of the left
+ * one; returns whether it did, and which sets to add. */
+static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
+{
+    dt__partial last;
+    int at = 0;
+    if (!s->count) return 0;
+    last = s->node[s->count - 1];
+    while (s->node[at].level != last.level || s->node[at].index != (last.index ^ 1))
+        if (++at >= s->count) return 0;
+    *set = last.index & 1 ? s->node[at].set : last.set;
+    *from = last.index & 1 ? last.set : s->node[at].set;
+    s->used &= ~((uint64_t)1 << *from);
+    s->count--;
+    for (; at < s->count - 1; at++) s->node[at] = s->node[at + 1];
+    last.level++, last.index >>= 1, last.set = *set;
+    s->node[s->count - 1] = last;
+    return 1;
+}
+
 /* ---- attention and dropout ------------------------------------------------------------------------- */
 
 static uint32_t dt__drop_threshold(float p) { return (uint32_t)((double)p * 4294967296.0); }
@@ -7304,6 +7452,7 @@ static dt_tensor dt__attention_push(dt_graph *g, dt__node *n, const dt_attention
     if (p > 0.0f && !dt__counts_samples(g, n->shape.n[0]))
         return dt__poison(g, DT_E_SHAPE, "attention: with dropout axis 0 must count the unit's samples, it holds %lld",
                           (long long)n->shape.n[0]);
+    DT_ASSERT(!g->context_shards || n->inputs <= 3); /* the families have no mask */
     n->shape.n[2] = o->heads * d;
     n->i[0] = o->heads, n->i[1] = o->causal != 0, n->i[2] = p > 0.0f ? g->sites++ : 0, n->i[3] = kv_heads;
     n->i[4] = (int64_t)dt__bits_of_float(scale);
@@ -7463,13 +7612,398 @@ static dt__attention dt__attention_first(dt__attention a, int64_t shards)
     if (a.dout) a.dk = a.dq + a.h * a.d, a.dv = a.dk + a.h * a.d;
     return a;
 }
+/* ---- attention over context slices --------------------------------------------------------------------
+ * A sequence is S = 2 Vc slices, and context leaf c has slices c and S-1-c, so that with a causal mask all leaves have
+ * as much to do. Blocks of keys and values, those of a rank's leaves, travel round the ranks of a context group (ring
+ * attention, Liu et al. 2023), the next one on its way while one is worked on. What a slice of queries makes of a slice
+ * of keys is computed as that of whole sequences is, and becomes a node of the tree over slices (R9): of keys for the
+ * output and dq, of queries for dk and dv, whose nodes go to the owner of the keys. Siblings join as soon as both are
+ * there, so neither the number of ranks nor the order of arrival changes a bit. Slices that a causal mask hides from
+ * each other are not computed, and an empty node leaves its sibling as it is. */
+
+typedef struct dt__sliced {
+    const dt__call *c;
+    const dt__attention *a; /* all of this rank: (leaves samples, two slices) */
+    int64_t leaves, slices; /* of this rank; of a sequence */
+    int64_t samples, rows;  /* of a leaf; of a slice */
+    int64_t width, pair;    /* floats of a row of queries, and of a row [k | v] of keys */
+    int64_t stats, node;    /* floats of a node: row maxima, as many sums, o or dq */
+    int64_t keys;           /* floats of the keys and values of a slice */
+    int level, ranks, at;   /* leaves = 1 << level; of the context group, this one's place in it */
+    float *block[2];        /* the block at work and the next one: (2 leaves, samples, rows, pair) */
+    float *box[2], *inbox;  /* nodes of dk and dv on their way to the owner and from others */
+    float *nodes, *key_nodes, *key_stack;
+} dt__sliced;
+
+/* The k-th slice of a rank's block by its number in the sequence, where it lies in the block, and its first row among
+ * the rank's (leaves, samples, 2, rows). */
+static int64_t dt__slice_number(const dt__sliced *s, int owner, int64_t k)
+{
+    return k < s->leaves ? owner * s->leaves + k : s->slices - (owner + 2) * s->leaves + k;
+}
+static int64_t dt__slice_place(const dt__sliced *s, int64_t k)
+{
+    return k < s->leaves ? 2 * k : 4 * s->leaves - 1 - 2 * k;
+}
+static int64_t dt__slice_row(const dt__sliced *s, int64_t place)
+{
+    return (place / 2 * s->samples * 2 + (place & 1)) * s->rows;
+}
+
+/* Have the queries [.., end) any that see key slice `key`; do the keys [begin, ..) have any that query slice sees? */
+static int dt__slice_seen(const dt__sliced *s, int64_t end, int64_t key) { return !s->a->causal || end > key; }
+static int dt__slice_sees(const dt__sliced *s, int64_t query, int64_t begin) { return !s->a->causal || begin <= query; }
+/* Does a rank's half of the slices, the early ones or the late ones, make a node for this slice of keys? */
+static int dt__slice_half(const dt__sliced *s, int rank, int half, int64_t key)
+{
+    return dt__slice_seen(s, half ? s->slices - rank * s->leaves : (rank + 1) * s->leaves, key);
+}
+/* Floats that `rank` makes for the keys of `owner`. */
+static int64_t dt__slice_message(const dt__sliced *s, int rank, int owner)
+{
+    int64_t count = 0;
+    for (int64_t k = 0; k < 4 * s->leaves; k++)
+        count += dt__slice_half(s, rank, (int)(k & 1), dt__slice_number(s, owner, k / 2));
+    return count * s->keys;
+}
+
+/* Nodes that are alive together, the most on any rank: of the tree over keys, or of that over queries at the owner. */
+static int dt__sliced_alive(const dt__sliced *s, int over_queries)
+{
+    int most = 0;
+    int32_t to, from;
+    for (int at = 0; at < s->ranks; at++) {
+        dt__stack tree;
+        memset(&tree, 0, sizeof tree);
+        for (int64_t i = 0; i < s->ranks * 2 * s->leaves; i++) {
+            int step = (int)(i / (2 * s->leaves)), rank = (at + (over_queries ? step : s->ranks - step)) % s->ranks;
+            int64_t number = dt__slice_number(s, rank, i % (2 * s->leaves));
+            if (over_queries && number % s->leaves) continue;
+            dt__stack_push(&tree, over_queries ? s->level : 0, over_queries ? number >> s->level : number);
+            while (dt__stack_join(&tree, &to, &from)) continue;
+        }
+        most = tree.sets > most ? tree.sets : most;
+    }
+    return most;
+}
+
+/* Sizes of a job, and its places from `work` on; returns the floats of forward, or of backward. */
+static int64_t dt__sliced_of(dt__sliced *s, const dt_graph *g, const dt__attention *a, float *work, int backward)
+{
+    int64_t block, box, at;
+    memset(s, 0, sizeof *s);
+    s->a = a;
+    s->leaves = g->own_leaves, s->slices = 2 * g->context_shards;
+    s->ranks = (int)(g->context_shards / s->leaves), s->at = (int)(g->first_leaf / s->leaves);
+    while ((int64_t)1 << s->level < s->leaves) s->level++;
+    s->samples = a->b / s->leaves, s->rows = a->t / 2;
+    s->width = a->h * a->d, s->pair = 2 * a->hk * a->d;
+    s->stats = backward ? 0 : a->b * a->h * a->t;
+    s->node = 2 * s->stats + a->b * a->t * s->width;
+    s->keys = s->samples * s->rows * s->pair;
+    block = 2 * s->leaves * s->keys;
+    box = backward ? dt__slice_message(s, s->at, s->at) : 0;
+    s->block[0] = work, at = block;
+    s->block[1] = work + at, at += s->ranks > 1 ? block : 0;
+    s->box[0] = work + at, at += box;
+    s->box[1] = work + at, at += s->ranks > 1 ? box : 0;
+    s->inbox = work + at, at += s->ranks > 1 ? box : 0;
+    s->key_stack = work + at, at += backward ? s->level * s->keys : 0;
+    s->key_nodes = work + at, at += backward ? dt__sliced_alive(s, 1) * block : 0;
+    s->nodes = work + at, at += dt__sliced_alive(s, 0) * s->node;
+    return at;
+}
+/* Floats of dt__env.cp.work that an attention node needs, forward and backward. */
+static int64_t dt__sliced_floats(const dt_graph *g, const dt__node *n)
+{
+    dt__attention a = dt__attention_sizes(g, n);
+    dt__sliced s;
+    if (!n->i[3]) a.h /= dt__max(1, n->i[5]), a.hk /= dt__max(1, n->i[5]);
+    return dt__max(dt__sliced_of(&s, g, &a, NULL, 0), dt__sliced_of(&s, g, &a, NULL, 1));
+}
+
+/* Places ready, and the own block packed. */
+static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attention *a, int backward)
+{
+    int64_t half;
+    (void)dt__sliced_of(s, c->g, a, c->env->cp.work, backward);
+    s->c = c;
+    half = s->pair / 2;
+    for (int64_t i = 0; i < 2 * s->leaves * s->samples * s->rows; i++) {
+        int64_t place = i / (s->samples * s->rows), sample = i / s->rows % s->samples;
+        int64_t row = dt__slice_row(s, place) + sample * 2 * s->rows + i % s->rows;
+        memcpy(s->block[0] + i * s->pair, a->k + row * a->ldk, 4 * (size_t)half);
+        memcpy(s->block[0] + i * s->pair + half, a->v + row * a->ldk, 4 * (size_t)half);
+    }
+}
+
+/* Step i of the ring works on the block of the i-th rank before this one. Before it is worked on it goes to the next
+ * rank, afterwards the next block is taken. */
+static int dt__sliced_owner(const dt__sliced *s, int step) { return (s->at + s->ranks - step) % s->ranks; }
+static void dt__sliced_offer(const dt__sliced *s, int step)
+{
+    const dt__cp *cp = &s->c->env->cp;
+    if (step + 1 < s->ranks)
+        cp->post(cp->user, step & 1, s->block[step & 1], 2 * s->leaves * s->keys, (s->at + 1) % s->ranks);
+}
+static void dt__sliced_next(const dt__sliced *s, int step)
+{
+    const dt__cp *cp = &s->c->env->cp;
+    if (step + 1 == s->ranks) return;
+    cp->settle(cp->user, (step + 1) & 1);
+    cp->take(cp->user, s->block[(step + 1) & 1], 2 * s->leaves * s->keys, (s->at + s->ranks - 1) % s->ranks);
+}
+/* All that was sent has been taken. */
+static void dt__sliced_settle(const dt__sliced *s)
+{
+    const dt__cp *cp = &s->c->env->cp;
+    for (int place = 0; place < DT__CP_PLACES && s->ranks > 1; place++) cp->settle(cp->user, place);
+}
+
+/* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`. */
+static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k)
+{
+    dt__attention j = *s->a;
+    int64_t place = dt__slice_place(s, q), row = dt__slice_row(s, place);
+    int64_t stat = place / 2 * s->samples * j.h * j.t + (place & 1) * s->rows;
+    j.b = s->samples, j.t = j.s = j.room = j.gap = s->rows;
+    j.q += row * j.ld;
+    j.k = block + dt__slice_place(s, k) * s->keys, j.v = j.k + s->pair / 2, j.ldk = s->pair;
+    j.o += row * j.ldo, j.row_max += stat, j.row_sum += stat;
+    j.whole = s->slices * s->rows;
+    j.t_at = dt__slice_number(s, s->at, q) * s->rows, j.s_at = dt__slice_number(s, owner, k) * s->rows;
+    j.causal = j.causal && j.t_at == j.s_at;
+    if (j.rng) j.rng += place / 2 * s->samples;
+    if (j.dout) j.dout += row * j.lddo;
+    return j;
+}
+
+/* ---- work on all samples of a slice ---- */
+
+typedef struct dt__slice_job {
+    const dt__sliced *s;
+    float *to;
+    const float *from;
+    int64_t row, stat; /* of the slice in a node */
+    int64_t n, step;   /* floats of a sample, and from one to the next; or two nodes */
+    int copy;
+} dt__slice_job;
+
+static void dt__slice_add_task(void *context, int64_t task, int worker)
+{
+    const dt__slice_job *j = (const dt__slice_job *)context;
+    float *to = j->to + task * j->step;
+    const float *from = j->from + task * j->step;
+    (void)worker;
+    if (j->copy) memcpy(to, from, 4 * (size_t)j->n);
+    else j->s->c->env->k->binary(DT__OP_ADD, to, to, 1, from, 1, j->n);
+}
+static void dt__slice_add(const dt__sliced *s, float *to, const float *from, int64_t n, int64_t step, int copy)
+{
+    dt__slice_job j;
+    j.s = s, j.to = to, j.from = from, j.n = n, j.step = step, j.copy = copy;
+    dt__parallel(s->c->env->pool, s->samples, dt__slice_add_task, &j);
+}
+
+/* One head of one sample of two nodes of the forward pass. */
+static void dt__slice_join_task(void *context, int64_t task, int worker)
+{
+    const dt__slice_job *j = (const dt__slice_job *)context;
+    const dt__sliced *s = j->s;
+    const dt__attention *a = s->a;
+    dt__slice_sums side[2];
+    (void)worker;
+    for (int i = 0; i < 2; i++) {
+        float *node = s->nodes + (i ? j->n : j->step) * s->node;
+        side[i].max = node + j->stat + task * a->t, side[i].sum = side[i].max + s->stats;
+        side[i].o = node + 2 * s->stats + (j->row + task / a->h * a->t) * s->width + task % a->h * a->d;
+        side[i].ld = s->width;
+    }
+    s->c->env->k->attention_join(&side[0], &side[1], s->rows, a->d);
+}
+static void dt__slice_end_task(void *context, int64_t task, int worker) /* out = o / sum of a sample */
+{
+    const dt__slice_job *j = (const dt__slice_job *)context;
+    const dt__sliced *s = j->s;
+    const dt__attention *a = s->a;
+    (void)worker;
+    for (int64_t i = 0; i < a->h * a->t; i++) {
+        int64_t row = task * a->t + i % a->t, head = i / a->t, stat = task * a->h * a->t + i;
+        const float *o = j->from + 2 * s->stats + row * s->width + head * a->d;
+        a->row_max[stat] = j->from[stat], a->row_sum[stat] = j->from[s->stats + stat];
+        for (int64_t c = 0; c < a->d; c++) a->o[row * a->ldo + head * a->d + c] = o[c] / j->from[s->stats + stat];
+    }
+}
+
+/* Node `to` of the tree over keys takes up its right sibling, for each slice of queries that sees some of it. */
+static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to, int from, int backward)
+{
+    int64_t middle = (2 * sum->index + 1) << (sum->level - 1);
+    for (int64_t q = 0; q < 2 * s->leaves; q++) {
+        int64_t place = dt__slice_place(s, q), row = dt__slice_row(s, place);
+        dt__slice_job j;
+        if (!dt__slice_sees(s, dt__slice_number(s, s->at, q), middle)) continue;
+        if (backward) {
+            dt__slice_add(s, s->nodes + to * s->node + row * s->width, s->nodes + from * s->node + row * s->width,
+                          s->rows * s->width, 2 * s->rows * s->width, 0);
+            continue;
+        }
+        j.s = s, j.row = row, j.stat = place / 2 * s->samples * s->a->h * s->a->t + (place & 1) * s->rows;
+        j.step = to, j.n = from;
+        dt__parallel(s->c->env->pool, s->samples * s->a->h, dt__slice_join_task, &j);
+    }
+}
+
+static void dt__sliced_forward(const dt__call *c, const dt__attention *a)
+{
+    dt__sliced s;
+    dt__stack tree;
+    dt__slice_job end;
+    int32_t to, from;
+    memset(&tree, 0, sizeof tree);
+    dt__sliced_begin(&s, c, a, 0);
+    for (int step = 0; step < s.ranks; step++) {
+        int owner = dt__sliced_owner(&s, step);
+        dt__sliced_offer(&s, step);
+        for (int64_t k = 0; k < 2 * s.leaves; k++) {
+            float *node;
+            dt__stack_push(&tree, 0, dt__slice_number(&s, owner, k));
+            node = s.nodes + tree.node[tree.count - 1].set * s.node;
+            for (int64_t q = 0; q < 2 * s.leaves; q++) {
+                dt__attention j = dt__sliced_pair(&s, q, s.block[step & 1], owner, k);
+                if (!dt__slice_sees(&s, j.t_at, j.s_at)) continue;
+                j.row_max = node + (j.row_max - a->row_max), j.row_sum = j.row_max + s.stats;
+                j.o = node + 2 * s.stats + dt__slice_row(&s, dt__slice_place(&s, q)) * s.width, j.ldo = s.width;
+                j.part = 1;
+                c->env->k->attention_forward(c->env->pool, &j);
+            }
+            while (dt__stack_join(&tree, &to, &from)) dt__sliced_join(&s, &tree.node[tree.count - 1], to, from, 0);
+        }
+        dt__sliced_next(&s, step);
+    }
+    dt__sliced_settle(&s);
+    end.s = &s, end.from = s.nodes + tree.node[0].set * s.node;
+    dt__parallel(c->env->pool, a->b, dt__slice_end_task, &end);
+}
+
+/* ---- backward: keys ---- */
+
+/* Of a slice of keys: node `to` over queries takes up its right sibling. */
+static void dt__sliced_join_keys(const dt__sliced *s, const dt__partial *sum, float *to, const float *from, int64_t key)
+{
+    int64_t middle = (2 * sum->index + 1) << (sum->level - 1), end = (sum->index + 1) << sum->level;
+    if (dt__slice_seen(s, end, key))
+        dt__slice_add(s, to, from, s->keys / s->samples, s->keys / s->samples, !dt__slice_seen(s, middle, key));
+}
+
+/* dq of the q-th slices of queries of one half into `node`, and the half's node of dk and dv of one slice of keys into
+ * `out`. */
+static void dt__sliced_half(const dt__sliced *s, const float *block, int owner, int64_t k, int half, float *node,
+                            float *out)
+{
+    int64_t key = dt__slice_number(s, owner, k);
+    dt__stack own;
+    int32_t to, from;
+    memset(&own, 0, sizeof own);
+    for (int64_t q = half * s->leaves; q < (half + 1) * s->leaves; q++) {
+        dt__attention j = dt__sliced_pair(s, q, block, owner, k);
+        int64_t set;
+        dt__stack_push(&own, 0, dt__slice_number(s, s->at, q));
+        set = own.node[own.count - 1].set;
+        j.dq = node + dt__slice_row(s, dt__slice_place(s, q)) * s->width, j.lddq = s->width;
+        j.dk = set ? s->key_stack + (set - 1) * s->keys : out, j.dv = j.dk + s->pair / 2, j.lddk = s->pair;
+        if (dt__slice_sees(s, j.t_at, j.s_at)) s->c->env->k->attention_backward(s->c->env->pool, &j);
+        while (dt__stack_join(&own, &to, &from))
+            dt__sliced_join_keys(s, &own.node[own.count - 1], to ? s->key_stack + (to - 1) * s->keys : out,
+                                 s->key_stack + (from - 1) * s->keys, key);
+    }
+}
+
+/* What `rank` made for this rank's keys: two nodes of the tree over queries. */
+static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, const float *message)
+{
+    int64_t block = 2 * s->leaves * s->keys;
+    for (int half = 0; half < 2; half++) {
+        const float *at = message;
+        int32_t to, from;
+        float *node;
+        dt__stack_push(tree, s->level, half ? 2 * s->ranks - 1 - rank : rank);
+        node = s->key_nodes + tree->node[tree->count - 1].set * block;
+        for (int64_t i = 0; i < 4 * s->leaves; i++) {
+            int64_t k = i / 2, size = s->keys / s->samples;
+            if (!dt__slice_half(s, rank, (int)(i & 1), dt__slice_number(s, s->at, k))) continue;
+            if ((int)(i & 1) == half) dt__slice_add(s, node + dt__slice_place(s, k) * s->keys, at, size, size, 1);
+            at += s->keys;
+        }
+        while (dt__stack_join(tree, &to, &from))
+            for (int64_t k = 0; k < 2 * s->leaves; k++) {
+                float *keys = s->key_nodes + dt__slice_place(s, k) * s->keys;
+                dt__sliced_join_keys(s, &tree->node[tree->count - 1], keys + to * block, keys + from * block,
+                                     dt__slice_number(s, s->at, k));
+            }
+    }
+}
+
+/* One block: dq nodes of the tree over keys, and the message to its owner. */
+static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step)
+{
+    int owner = dt__sliced_owner(s, step);
+    float *box = s->box[step & 1];
+    int32_t to, from;
+    for (int64_t k = 0; k < 2 * s->leaves; k++) {
+        int64_t key = dt__slice_number(s, owner, k);
+        dt__stack_push(tree, 0, key);
+        for (int half = 0; half < 2; half++) {
+            if (!dt__slice_half(s, s->at, half, key)) continue;
+            dt__sliced_half(s, s->block[step & 1], owner, k, half, s->nodes + tree->node[tree->count - 1].set * s->node,
+                            box);
+            box += s->keys;
+        }
+        while (dt__stack_join(tree, &to, &from)) dt__sliced_join(s, &tree->node[tree->count - 1], to, from, 1);
+    }
+}
+
+static void dt__sliced_backward(const dt__call *c, const dt__attention *a)
+{
+    const dt__cp *cp = &c->env->cp;
+    dt__sliced s;
+    dt__stack tree, keys;
+    const float *dq, *dkv;
+    memset(&tree, 0, sizeof tree);
+    memset(&keys, 0, sizeof keys);
+    dt__sliced_begin(&s, c, a, 1);
+    for (int step = 0; step < s.ranks; step++) {
+        int owner = dt__sliced_owner(&s, step), rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
+        dt__sliced_offer(&s, step);
+        if (step > 1) cp->settle(cp->user, place);
+        dt__sliced_block(&s, &tree, step);
+        if (step) cp->post(cp->user, place, s.box[step & 1], dt__slice_message(&s, s.at, owner), owner);
+        dt__sliced_next(&s, step);
+        if (step) cp->take(cp->user, s.inbox, dt__slice_message(&s, rank, s.at), rank);
+        dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box[0]);
+    }
+    dt__sliced_settle(&s);
+    dq = s.nodes + tree.node[0].set * s.node;
+    dkv = s.key_nodes + keys.node[0].set * 2 * s.leaves * s.keys;
+    for (int64_t i = 0; i < a->b * a->t; i++) {
+        int64_t place = i / (s.samples * s.rows), sample = i / s.rows % s.samples;
+        int64_t row = dt__slice_row(&s, place) + sample * 2 * s.rows + i % s.rows;
+        memcpy(a->dq + i * a->lddq, dq + i * s.width, 4 * (size_t)s.width);
+        memcpy(a->dk + row * a->lddk, dkv + i * s.pair, 4 * (size_t)(s.pair / 2));
+        memcpy(a->dv + row * a->lddk, dkv + i * s.pair + s.pair / 2, 4 * (size_t)(s.pair / 2));
+    }
+}
+
 static void dt__run_attention(const dt__call *c)
 {
     dt__attention a = dt__attention_job(c, c->aux, 3);
     int64_t shards = c->n->i[3] ? 1 : dt__max(1, c->n->i[5]);
     a.o = c->out;
     if (shards > 1) a = dt__attention_first(a, shards);
-    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) c->env->k->attention_forward(c->env->pool, &a);
+    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) {
+        if (c->g->context_shards) dt__sliced_forward(c, &a);
+        else c->env->k->attention_forward(c->env->pool, &a);
+    }
 }
 /* in: qkv, stats, o, dout; or q, k, v, stats, o, dout, perhaps the mask: then out is dq, dk, dv in one row. */
 static void dt__run_attention_grad(const dt__call *c)
@@ -7488,7 +8022,10 @@ static void dt__run_attention_grad(const dt__call *c)
     a.dv = a.dk + (fused ? a.ldo : a.b * a.s * a.ldk);
     a.lddq = a.ld, a.lddk = a.ldk;
     if (shards > 1) a = dt__attention_first(a, shards);
-    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) c->env->k->attention_backward(c->env->pool, &a);
+    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) {
+        if (c->g->context_shards) dt__sliced_backward(c, &a);
+        else c->env->k->attention_backward(c->env->pool, &a);
+    }
 }
 
 /* Turns per position / 2 of pair c: base^(-2c/d) / pi, slowed as Llama 3 does: waves longer than the original context
@@ -7549,7 +8086,8 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
                           "rope: scaling needs factor >= 1, 0 < low_freq_factor < high_freq_factor, original_context");
     n.i[0] = heads, n.i[1] = 1;
     saved = dt__fp_enter();
-    n.table = dt__rope_table(g, g->context ? g->context : s.n[1], s.n[2] / heads, base, offset, scaling);
+    n.table = dt__rope_table(g, g->context ? g->context : s.n[1] * dt__max(1, g->context_shards), s.n[2] / heads, base,
+                             offset, scaling);
     dt__fp_leave(saved);
     return dt__push(g, &n, NULL);
 }
@@ -7557,22 +8095,29 @@ static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end, int wor
 {
     int64_t cols = dt__cols(c->n), t = c->n->shape.n[1], d = cols / c->n->i[0];
     (void)worker;
-    for (int64_t r = begin; r < end; r++)
-        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + (c->env->position + r % t) * d,
-                        c->n->i[0], d, (float)c->n->i[1]);
+    for (int64_t r = begin; r < end; r++) {
+        int64_t at = c->env->position + (c->g->context_shards ? dt__row_position(c->g, r) : r % t);
+        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + at * d, c->n->i[0], d, (float)c->n->i[1]);
+    }
 }
 static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
 
-/* Learned positions: "<name>" (T,C); in a decode graph the rows of its T tokens out of (context,C). */
+/* Learned positions: "<name>" (T,C); in a decode graph the rows of its T tokens out of (context,C); those of a unit's
+ * rows where context shards cut the sequences. */
 static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t width)
 {
-    dt_tensor table = dt_param(g, name, dt_shape2(g->context ? g->context : t, width), DT_INIT_NORMAL, 0.01f);
-    if (!g->context) return table;
-    return dt__push_op(g, DT__OP_POSITIONS, dt_shape2(t, width), table, dt__tensor(0), dt__tensor(0));
+    int64_t all = g->context ? g->context : t * dt__max(1, g->context_shards);
+    dt_tensor none = dt__tensor(0), table = dt_param(g, name, dt_shape2(all, width), DT_INIT_NORMAL, 0.01f);
+    dt__node ids = dt__node_make(DT__OP_POSITIONS, dt_shape2(g->samples, t), none, none, none);
+    if (g->context) return dt__push_op(g, DT__OP_POSITIONS, dt_shape2(t, width), table, none, none);
+    ids.dtype = DT_I32;
+    return g->context_shards ? dt_embed(g, table, dt__push(g, &ids, NULL)) : table;
 }
 static void dt__run_positions(const dt__call *c)
 {
-    memcpy(c->out, c->in[0] + c->env->position * dt__cols(c->n), 4 * (size_t)dt__count(c->n));
+    int32_t *ids = (int32_t *)(void *)c->out;
+    if (c->n->inputs) memcpy(c->out, c->in[0] + c->env->position * dt__cols(c->n), 4 * (size_t)dt__count(c->n));
+    for (int64_t r = 0; !c->n->inputs && r < dt__count(c->n); r++) ids[r] = (int32_t)dt__row_position(c->g, r);
 }
 
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
@@ -7591,31 +8136,45 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
 }
-/* Elements [begin, end) of sample b; out and x are where its element 0 is or would be. */
-static void dt__drop(const dt__call *c, const dt__rng *rng, float *out, const float *x, int64_t begin, int64_t end)
+/* n elements of a sample from element i on. */
+static void dt__drop(const dt__call *c, const dt__rng *rng, float *out, const float *x, int64_t i, int64_t n)
 {
     uint32_t threshold = dt__drop_threshold(c->n->f), counter[4], word[4];
     float scale = 1.0f / (1.0f - c->n->f);
     memcpy(counter + 1, rng->counter, sizeof rng->counter);
-    for (int64_t i = begin; i < end; i++) {
-        if (i == begin || !(i & 3)) {
+    for (int64_t k = 0; k < n; k++, i++) {
+        if (!k || !(i & 3)) {
             counter[0] = (uint32_t)(i >> 2);
             dt__philox(counter, rng->key, word);
         }
-        out[i] = word[i & 3] < threshold ? 0.0f : x[i] * scale;
+        out[k] = word[i & 3] < threshold ? 0.0f : x[k] * scale;
+    }
+}
+/* Elements [begin, end) of sample b, those of its rows here; out and x are where its element 0 is or would be. */
+static void dt__drop_sample(const dt__call *c, int64_t b, float *out, const float *x, int64_t begin, int64_t end)
+{
+    int64_t rows = c->g->context_shards ? c->g->positions : 0, half = rows / 2 * dt__cols(c->n);
+    if (!rows) dt__drop(c, &c->env->rng[b], out + begin, x + begin, begin, end - begin);
+    for (int64_t i = begin, n; rows && i < end; i += n) { /* a slice's rows are neighbours in the sequence */
+        int64_t slice = i / half, shift = dt__row_position(c->g, b * rows + slice * rows / 2) * dt__cols(c->n);
+        n = dt__min(end, (slice + 1) * half) - i;
+        dt__drop(c, &c->env->rng[b], out + i, x + i, shift + i - slice * half, n);
     }
 }
 static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
-    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0];
+    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0], samples = c->n->shape.n[0];
     (void)worker;
-    if (c->n->i[1]) { /* elements [first, first + count) of the unit */
+    if (c->n->i[1]) { /* elements [first, first + count) of a leaf's samples */
+        samples = c->g->samples / dt__leaves(c->g);
         each = c->g->positions * dt__cols(c->n);
+        count /= dt__leaves(c->g);
         first = count / dt__own(c->g) * c->g->first_shard;
     }
     for (int64_t b = begin; b < end; b++) {
-        int64_t from = dt__max(first, b * each), to = dt__min(first + count, (b + 1) * each), at = b * each - first;
-        if (from < to) dt__drop(c, &c->env->rng[b], c->out + at, c->in[0] + at, from - b * each, to - b * each);
+        int64_t low = b % samples * each, from = dt__max(first, low), to = dt__min(first + count, low + each);
+        int64_t at = b / samples * count + low - first;
+        if (from < to) dt__drop_sample(c, b, c->out + at, c->in[0] + at, from - low, to - low);
     }
 }
 static void dt__run_dropout(const dt__call *c)
@@ -8998,7 +9557,7 @@ typedef struct dt__plan {
     int32_t forward_count, backward_count;
     int32_t weights_count;      /* what grad_in does not need, when it is split off */
     int64_t saved, temp, cache; /* floats */
-    double forward_flops, backward_flops; /* of all tensor ranks */
+    double forward_flops, backward_flops; /* of all tensor and context ranks */
 } dt__plan;
 
 /* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, are other names of their input. */
@@ -9044,18 +9603,19 @@ static double dt__node_flops(const dt_graph *g, const dt__node *n)
     }
     if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
         dt__attention a = dt__attention_sizes(g, n);
-        double pairs = (double)a.t * (double)a.s * (a.causal ? 0.5 : 1.0);
+        double pairs = (double)a.t * (double)a.s * (a.causal ? 0.5 : 1.0) * (double)dt__max(1, g->context_shards);
         return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
     }
     return 0.0;
 }
 
-/* Ranks that do a node's work together, each for its tensor shards. */
+/* Ranks that do a node's work together, each for its tensor shards and context leaves. */
 static double dt__node_ranks(const dt_graph *g, const dt__node *n)
 {
     int cut = dt__cut_param(g, n) || ((n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) && n->i[5]);
     for (int i = 0; i < n->inputs; i++) cut = cut || dt__cut_param(g, &g->nodes[n->in[i]]);
-    return cut ? (double)g->tensor_shards / (double)dt__own(g) : 1.0;
+    return (cut ? (double)g->tensor_shards / (double)dt__own(g) : 1.0) *
+           (double)dt__max(1, g->context_shards / dt__leaves(g));
 }
 
 typedef struct dt__block {
@@ -9275,8 +9835,9 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot; /* behind the slots' offsets, in shards: of their row slices but the first, and of the
+    const int64_t *param, *slot; /* behind the slots' offsets: of their row slices but the first, in slices; or of the
                                   * second sum of experts that ranks share; -1: none */
+    float *slices;
 } dt__bind;
 
 static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
@@ -9300,8 +9861,11 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         c.env = env;
         c.fresh = n->slot < 0 || fresh;
         c.slices = NULL;
-        if ((dt__in_shards(p->g) || p->g->expert_ranks > 1) && n->slot >= 0 && b->slot[p->g->slot_count + n->slot] >= 0)
-            c.slices = b->slots + b->slot[p->g->slot_count + n->slot];
+        if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards) &&
+            b->slot[p->g->slot_count + n->slot] >= 0) {
+            int copies = dt__param_copies(&p->g->params[p->g->slots[n->slot].param]) > 1;
+            c.slices = (copies ? b->slots : b->slices) + b->slot[p->g->slot_count + n->slot];
+        }
         c.out = dt__where(p, b, p->order[k]);
         c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
         for (int i = 0; i < DT__MAX_IN; i++) c.in[i] = i < n->inputs ? dt__where(p, b, n->in[i]) : NULL;
@@ -9554,11 +10118,12 @@ typedef struct dt__net_param {
 } dt__net_param;
 
 /* Parameters are listed in definition order; where a rank keeps them, at multiples of 1024 floats (R11), H15 decides.
- * Of tensor_shards (Vt) this rank has own_shards from first_shard on; these six fields may be set before the network
- * is opened. */
+ * Of tensor_shards (Vt) this rank has own_shards from first_shard on, of context_shards (Vc) own_leaves from first_leaf
+ * on; these fields may be set before the network is opened. */
 typedef struct dt__net {
     int64_t tensor_shards, first_shard, own_shards; /* 0: 1, 0, all */
     int64_t expert_ranks, expert_rank;              /* ranks that share experts; 0: this one has all */
+    int64_t context_shards, first_leaf, own_leaves; /* 0: sequences are whole */
     int sequence_parallel;
     dt__built *segments;
     int64_t count;
@@ -9570,6 +10135,7 @@ typedef struct dt__net {
         widest;                                 /* floats: sum and most of segments, largest temp, outputs, largest */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
     int64_t tables;                             /* floats of the ops' constants */
+    int64_t sliced;                             /* floats that attention over context slices works in */
     double forward_flops, backward_flops;       /* of one unit */
     const dt_source *source;                    /* what goes in and what is expected; NULL: tokens and tokens */
     int64_t ids[2];                             /* inputs, targets used as ids must be below; INT64_MAX: none are */
@@ -9672,6 +10238,7 @@ static dt_graph *dt__net_graph(const dt__net *net, const dt_shape *unit)
     g->first_shard = net->first_shard, g->own_shards = net->own_shards;
     g->sequence_parallel = net->sequence_parallel;
     g->expert_ranks = net->expert_ranks, g->expert_rank = net->expert_rank;
+    g->context_shards = net->context_shards, g->first_leaf = net->first_leaf, g->own_leaves = net->own_leaves;
     g->samples = unit->n[0], g->positions = unit->n[1];
     return g;
 }
@@ -9753,27 +10320,59 @@ static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot)
     }
 }
 
-/* Folds the row slices of a complete leaf (R7) of segments [begin, end) in the gradient set at `set`: TREE over this
- * rank's slices, then, where rows are split, over those of all ranks. Before the leaf is added to others. */
-static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *set, const dt__env *env)
+/* to += from, in pieces on the pool. */
+typedef struct dt__add_job {
+    const dt__kernels *k;
+    float *to;
+    const float *from;
+    int64_t n;
+} dt__add_job;
+static void dt__add_task(void *context, int64_t task, int worker)
+{
+    const dt__add_job *j = (const dt__add_job *)context;
+    int64_t at = task * 65536;
+    (void)worker;
+    j->k->binary(DT__OP_ADD, j->to + at, j->to + at, 1, j->from + at, 1, dt__min(65536, j->n - at));
+}
+
+/* Folds the row slices of a complete gradient (R2, R7) in slot i of a graph: TREE over this rank's slices of each leaf,
+ * where rows are split over those of all ranks too, then over its leaves. The sums are at `first`, and from the second
+ * on at `more`. */
+static void dt__slot_fold(const dt__net *net, const dt_graph *g, int32_t i, float *first, float *more,
+                          const dt__env *env)
+{
+    const dt__param *p = &g->params[g->slots[i].param];
+    int64_t slices = dt__row_slices(g, p), leaf = dt__leaf_slices(g, p), width;
+    dt__add_job j;
+    j.k = env->k;
+    j.n = dt__param_local(p, net->tensor_shards, net->own_shards);
+    width = dt__round_up(j.n, DT__BLOCK);
+    for (int64_t near = 1; near <= slices; near *= 2) {
+        for (int64_t v = 0; near == leaf && p->rows == 1 && dt__splits_rows(g) && v < slices; v += leaf) {
+            j.to = v ? more + (v - 1) * width : first;
+            env->tp.combine(env->tp.user, DT__TP_SUM, j.to, j.to, j.n);
+        }
+        for (int64_t v = 0; near < slices && v < slices; v += 2 * near) {
+            j.to = v ? more + (v - 1) * width : first;
+            j.from = more + (v + near - 1) * width;
+            dt__parallel(env->pool, dt__ceil_div(j.n, 65536), dt__add_task, &j);
+        }
+    }
+}
+
+/* The same for segments [begin, end) in a gradient set, whose slices are elsewhere. Before the leaf is added to others.
+ */
+static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *set, float *slices, const dt__env *env)
 {
     for (int64_t s = begin; s < end; s++) {
         const dt__built *b = &net->segments[s];
         const dt_graph *g = b->plan->g;
         for (int32_t i = 0; i < g->slot_count; i++) {
             const dt__param *p = &g->params[g->slots[i].param];
-            int64_t slices = dt__row_slices(g, p), count = dt_shape_count(p->shape);
-            int64_t step = dt__round_up(count, DT__BLOCK);
-            float *to = set + b->slot[i], *more = set + b->slot[g->slot_count + i] - step;
-            dt__net_pad(net, p, to);
-            for (int64_t r = 1; r < dt__param_copies(p); r++)
+            float *to = set + b->slot[i];
+            dt__slot_fold(net, g, i, to, slices + b->slot[g->slot_count + i], env);
+            for (int64_t r = 0; r < dt__param_copies(p); r++)
                 dt__net_pad(net, p, to + r * (b->slot[g->slot_count + i] - b->slot[i]));
-            for (int64_t near = 1; near < slices; near *= 2)
-                for (int64_t v = 0; v < slices; v += 2 * near) {
-                    float *left = v ? more + v * step : to;
-                    env->k->binary(DT__OP_ADD, left, left, 1, more + (v + near) * step, 1, count);
-                }
-            if (p->rows == 1 && dt__splits_rows(g)) env->tp.combine(env->tp.user, DT__TP_SUM, to, to, count);
         }
     }
 }
@@ -9834,15 +10433,38 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m)
     return DT_OK;
 }
 
+/* Can context shards cut what this model does with sequences of so many tokens? */
+static dt_result dt__net_context(const dt__net *net, const dt_model *m, int64_t sequence)
+{
+    char list[256];
+    size_t used = 0;
+    if (!net->context_shards) return DT_OK;
+    if (m->segments)
+        return dt__error(DT_E_USAGE, "context shards cut the sequences of the model families: a model of one's own has "
+                         "--context-shards 1");
+    if (m->experts)
+        return dt__error(DT_E_USAGE, "a mixture of experts routes whole sequences: leave --experts or --context-shards "
+                         "out");
+    if (sequence % (2 * net->context_shards) == 0) return DT_OK;
+    list[0] = 0;
+    for (int64_t v = 2; sequence % (2 * v) == 0 && used + 24 < sizeof list; v *= 2)
+        used += (size_t)snprintf(list + used, sizeof list - used, ", %lld", (long long)v);
+    return dt__error(DT_E_USAGE, "%lld tokens do not divide into two slices for each of %lld context shards: "
+                     "--context-shards one of 1%s, or another --sequence", (long long)sequence,
+                     (long long)net->context_shards, list);
+}
+
 /* Builds and plans a model for units of `rows` samples of T tokens, or of what net->source says; with a context
  * (families alone) in the decode form: T of so many positions, against the keys and values of those before. net must be
  * zero but for the source, and must not move afterwards. */
 static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence, int64_t context)
 {
-    dt_shape shape = dt_shape2(rows, net->source ? net->source->inputs : sequence);
-    dt_shape targets = dt_shape2(rows, net->source ? net->source->targets : sequence);
+    int64_t leaves = dt__max(1, net->own_leaves), cut = dt__max(1, net->context_shards);
+    dt_shape shape = dt_shape2(rows * leaves, (net->source ? net->source->inputs : sequence) / cut);
+    dt_shape targets = dt_shape2(rows * leaves, (net->source ? net->source->targets : sequence) / cut);
     const dt_segment *list = m->segments;
     dt_result r = dt__net_shards(net, m);
+    if (!r) r = dt__net_context(net, m, net->source ? net->source->inputs : sequence);
     if (r) return r;
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segment_count;
@@ -9864,6 +10486,8 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
             const dt__node *n = &b->plan->g->nodes[id];
             if (n->op == DT__OP_MOE_ROUTE) net->routed += n->i[0];
             if (n->op == DT__OP_MOE_ROUTE || n->op == DT__OP_AUX_LOSS) b->watched = net->watched = 1;
+            if (n->op == DT__OP_ATTENTION && net->context_shards)
+                net->sliced = dt__max(net->sliced, dt__sliced_floats(b->plan->g, n));
         }
         net->saved += b->plan->saved;
         net->most_saved = dt__max(net->most_saved, b->plan->saved);
@@ -14289,7 +14913,7 @@ DT_API dt_layout dt_layout_default(void)
 {
     dt_layout l;
     memset(&l, 0, sizeof l);
-    l.tp = l.pp = l.ep = 1;
+    l.tp = l.pp = l.ep = l.cp = 1;
     l.chunks = 2;
     l.horizon = 1;
     l.bucket = 25000000;
@@ -14310,9 +14934,9 @@ static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size
     return text;
 }
 
-/* ---- mesh: ranks as points (data, pipeline, tensor) ------------------------------------------------ */
+/* ---- mesh: ranks as points (data, context, pipeline, tensor) --------------------------------------- */
 
-enum { DT__DATA, DT__PIPE, DT__TENSOR, DT__AXES };
+enum { DT__DATA, DT__PIPE, DT__TENSOR, DT__CONTEXT, DT__AXES };
 
 typedef struct dt__mesh {
     int size[DT__AXES];   /* degrees */
@@ -14320,24 +14944,27 @@ typedef struct dt__mesh {
     int at[DT__AXES];     /* this rank */
 } dt__mesh;
 
+/* Of those with this place, the one that has the first context leaves. */
 static int dt__mesh_rank(const dt__mesh *m, int data, int pipe, int tensor)
 {
     return data * m->stride[DT__DATA] + pipe * m->stride[DT__PIPE] + tensor * m->stride[DT__TENSOR];
 }
 
-/* The axes of an order of letters, slowest first; 0 when it is none. */
+/* The axes of an order of letters, slowest first, C inside D when it is not there; 0 when it is none. */
 static int dt__mesh_order(const char *order, int axis[DT__AXES])
 {
-    static const char letters[] = "DPT";
-    int seen = 0;
+    static const char letters[] = "DPTC";
+    int seen = 0, count = 0, implied;
     if (!order || !strcmp(order, "cluster")) order = "DPT";
     if (!strcmp(order, "spread")) order = "TPD";
-    for (int i = 0; i < DT__AXES; i++) {
-        const char *at = order[i] ? strchr(letters, order[i]) : NULL;
+    implied = !strchr(order, 'C');
+    for (; *order && count < DT__AXES; order++) {
+        const char *at = strchr(letters, *order);
         if (!at) return 0;
-        seen |= 1 << (axis[i] = (int)(at - letters));
+        seen |= 1 << (axis[count++] = (int)(at - letters));
+        if (implied && *order == 'D' && count < DT__AXES) seen |= 1 << (axis[count++] = DT__CONTEXT);
     }
-    return seen == 7 && !order[DT__AXES];
+    return seen == (1 << DT__AXES) - 1 && count == DT__AXES && !*order;
 }
 
 static dt_result dt__mesh_open(dt__mesh *m, const dt_layout *l, int ranks, int rank)
@@ -14352,12 +14979,17 @@ static dt_result dt__mesh_open(dt__mesh *m, const dt_layout *l, int ranks, int r
         return dt__error(DT_E_USAGE, "%lld pipeline stages do not divide %d ranks by tp %lld: --pp one of %s",
                          (long long)l->pp, ranks, (long long)l->tp,
                          dt__divisors(ranks / l->tp, ranks, list, sizeof list));
+    if (l->cp < 1 || ranks / l->tp / l->pp % l->cp)
+        return dt__error(DT_E_USAGE, "context parallel degree %lld does not divide %d ranks by tp %lld and pp %lld: "
+                         "--cp one of %s", (long long)l->cp, ranks, (long long)l->tp, (long long)l->pp,
+                         dt__divisors(ranks / l->tp / l->pp, ranks, list, sizeof list));
     if (!dt__mesh_order(l->order, axis))
         return dt__error(DT_E_USAGE, "mesh order '%s': it is cluster (DPT), spread (TPD) or another order of the "
-                         "letters D, P and T, slowest first", l->order);
+                         "letters D, P and T, and C inside D or where it is put, slowest first", l->order);
     m->size[DT__TENSOR] = (int)l->tp;
     m->size[DT__PIPE] = (int)l->pp;
-    m->size[DT__DATA] = ranks / (int)(l->tp * l->pp);
+    m->size[DT__CONTEXT] = (int)l->cp;
+    m->size[DT__DATA] = ranks / (int)(l->tp * l->pp * l->cp);
     for (int i = DT__AXES; i-- > 0;) {
         m->stride[axis[i]] = stride;
         m->at[axis[i]] = rank / stride % m->size[axis[i]];
@@ -14370,9 +15002,10 @@ static dt_result dt__mesh_open(dt__mesh *m, const dt_layout *l, int ranks, int r
 static int dt__mesh_crosses(const dt__mesh *m, int ranks_per_node)
 {
     int reach = (m->size[DT__TENSOR] - 1) * m->stride[DT__TENSOR];
-    for (int d = 0; d < m->size[DT__DATA]; d++)
+    for (int d = 0; d < m->size[DT__DATA] * m->size[DT__CONTEXT]; d++)
         for (int p = 0; p < m->size[DT__PIPE]; p++) {
-            int first = dt__mesh_rank(m, d, p, 0);
+            int first = dt__mesh_rank(m, d / m->size[DT__CONTEXT], p, 0);
+            first += d % m->size[DT__CONTEXT] * m->stride[DT__CONTEXT];
             if (first / ranks_per_node != (first + reach) / ranks_per_node) return 1;
         }
     return 0;
@@ -14389,17 +15022,22 @@ DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node
     if (r) return r;
     if (ranks_per_node < 1) return dt__error(DT_E_USAGE, "%d ranks per node: it is 1 or more", ranks_per_node);
     for (int rank = -1; rank <= ranks; rank++) {
+        char context[16];
         int n;
         if (rank == ranks && !dt__mesh_crosses(&m, ranks_per_node)) break;
         (void)dt__mesh_open(&m, l, ranks, rank < 0 || rank == ranks ? 0 : rank);
-        if (rank < 0) n = snprintf(text + used, room - used, "rank node data pipe tensor\n");
+        context[0] = 0;
+        if (l->cp > 1 && rank < 0) snprintf(context, sizeof context, " context");
+        else if (l->cp > 1) snprintf(context, sizeof context, " %7d", m.at[DT__CONTEXT]);
+        if (rank < 0) n = snprintf(text + used, room - used, "rank node data%s pipe tensor\n", context);
         else if (rank == ranks) n = snprintf(text + used, room - used, "%s", dt__crossing);
-        else n = snprintf(text + used, room - used, "%4d %4d %4d %4d %6d\n", rank, rank / ranks_per_node,
-                          m.at[DT__DATA], m.at[DT__PIPE], m.at[DT__TENSOR]);
+        else n = snprintf(text + used, room - used, "%4d %4d %4d%s %4d %6d\n", rank, rank / ranks_per_node,
+                          m.at[DT__DATA], context, m.at[DT__PIPE], m.at[DT__TENSOR]);
         if ((size_t)n >= room - used)
             return dt__error(DT_E_USAGE, "the table of %d ranks does not fit into %lld bytes: give %d or more", ranks,
                              (long long)size,
-                             28 * (ranks + 1) + (dt__mesh_crosses(&m, ranks_per_node) ? (int)sizeof dt__crossing : 0));
+                             (l->cp > 1 ? 36 : 28) * (ranks + 1) +
+                                 (dt__mesh_crosses(&m, ranks_per_node) ? (int)sizeof dt__crossing : 0));
         used += (size_t)n;
     }
     return DT_OK;
@@ -14668,7 +15306,7 @@ typedef struct dt__store {
     int64_t param_floats;               /* of all parameters of this rank's segments */
     int64_t own_params, own_slots;      /* of this rank's pieces */
     int64_t most_params;                /* own_params of the rank that has the most */
-    int64_t slice_floats;               /* behind them: row slices (R7) */
+    int64_t slice_floats;               /* row slices (R2, R7), of the leaf in work */
     int64_t window;                     /* parameters of the largest segment */
     int64_t *cut;                       /* (buckets, shards + 1): where the owners' pieces of a bucket begin */
     int64_t *own;                       /* (buckets + 1, shards): where a rank keeps its piece of the parameters */
@@ -14806,16 +15444,17 @@ static void dt__store_places(const dt__store *s, dt__built *seg, int buffered)
     }
 }
 
-/* Row slices but the first, which is the slot, lie behind the slots; in the buffer all segments use the same place. */
-static void dt__store_slices(dt__store *s, const dt__net *net, const dt__chunk *c, int buffered)
+/* Places of row slices but the first, which is the slot; `shared`: leaves are complete after one unit of work, and all
+ * segments use the same place. */
+static void dt__store_slices(dt__store *s, const dt__net *net, const dt__chunk *c, int shared)
 {
     for (int32_t q = c->begin; q < c->end; q++) {
         const dt__built *seg = &net->segments[q];
         int32_t slots = seg->plan->g->slot_count;
-        int64_t at = buffered ? 0 : s->slice_floats;
+        int64_t at = shared ? 0 : s->slice_floats;
         for (int32_t k = 0; k < slots; k++) {
             const dt__net_param *p = &net->params[seg->use[k] / 4];
-            seg->slot[slots + k] = p->slices > 1 ? (buffered ? s->buffer_floats : s->slot_floats) + at : -1;
+            seg->slot[slots + k] = p->slices > 1 ? at : -1;
             at += (p->slices - 1) * dt__round_up(p->count, DT__BLOCK);
         }
         s->slice_floats = dt__max(s->slice_floats, at);
@@ -14906,9 +15545,9 @@ static void dt__store_close(dt__store *s)
 }
 
 /* Lays out the parameters and gradients of chunks[0..count-1]. Later segments' gradients are complete first.
- * buffered: a leaf's gradients live in so many buffers. */
+ * buffered: a leaf's gradients live in so many buffers; shared: as above. */
 static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chunks, int count, int64_t bytes,
-                                int buffered)
+                                int buffered, int shared)
 {
     int32_t capacity = 0;
     for (int32_t i = 0; i < net->param_count; i++) {
@@ -14924,7 +15563,7 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
                 net->segments[q].param[i] = net->params[net->segments[q].param_of[i]].offset;
     }
     dt__store_buffer(s, buffered);
-    for (int c = 0; c < count; c++) dt__store_slices(s, net, &chunks[c], buffered);
+    for (int c = 0; c < count; c++) dt__store_slices(s, net, &chunks[c], shared);
     for (int c = 0; c < count; c++)
         for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) dt__store_places(s, &net->segments[q], buffered);
     if (dt__store_readers(s, net, chunks, count)) return DT_E_MEMORY;
@@ -14941,52 +15580,13 @@ static void dt__run_of(int64_t shards, int ranks, int rank, int64_t *lo, int64_t
     *hi = *lo + each + (rank < more);
 }
 
-/* A partial sum in gradient set `set`: node `index` of tree level `level`: 1 << level shards from index << level on. */
-typedef struct dt__partial {
-    int level, set;
-    int64_t index;
-} dt__partial;
-
-/* Partial sums of a run of shards while they are folded like a binary counter: aligned neighbours join at once. */
-typedef struct dt__stack {
-    dt__partial node[64];
-    int count, sets; /* sets: how many have ever been in use together */
-    uint64_t used;   /* bit per set */
-} dt__stack;
-
-static void dt__stack_push(dt__stack *s, int64_t shard)
-{
-    dt__partial *n = &s->node[s->count++];
-    DT_ASSERT(s->count <= 64);
-    n->set = 0;
-    while (s->used >> n->set & 1u) n->set++;
-    s->used |= (uint64_t)1 << n->set;
-    n->level = 0;
-    n->index = shard;
-    if (n->set + 1 > s->sets) s->sets = n->set + 1;
-}
-
-/* Joins the top two when they are aligned neighbours; returns whether it did, and which sets to add. */
-static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
-{
-    dt__partial *a = s->count > 1 ? &s->node[s->count - 2] : NULL, *b = s->count > 1 ? &s->node[s->count - 1] : NULL;
-    if (!a || a->level != b->level || (a->index & 1) || b->index != a->index + 1) return 0;
-    *set = a->set;
-    *from = b->set;
-    s->used &= ~((uint64_t)1 << b->set);
-    a->level++;
-    a->index >>= 1;
-    s->count--;
-    return 1;
-}
-
 /* What a rank's partial sums are when its run is done. */
 static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
 {
     int32_t set, from;
     memset(s, 0, sizeof *s);
     for (int64_t shard = lo; shard < hi; shard++) {
-        dt__stack_push(s, shard);
+        dt__stack_push(s, 0, shard);
         while (dt__stack_join(s, &set, &from)) continue;
     }
 }
@@ -15005,6 +15605,7 @@ typedef struct dt__shape_of_work {
     int total;              /* totals are kept apart from the sets */
     int reduce;             /* there are other ranks with gradients of these segments */
     int overlap;            /* and a thread that communicates with them */
+    int context;            /* there are others with the other context leaves of the same data shards */
 } dt__shape_of_work;
 
 typedef struct dt__program {
@@ -15060,7 +15661,7 @@ static void dt__program_units(const dt__shape_of_work *s, dt__work_unit *unit)
         u->done = each || u->micro == s->micros - 1;
         u->reduce = u->done && u->shard == s->hi - 1;
         if (each && u->shard == s->lo) memset(&stack, 0, sizeof stack);
-        if (u->fresh) dt__stack_push(&stack, u->shard);
+        if (u->fresh) dt__stack_push(&stack, 0, u->shard);
         u->set = stack.node[stack.count - 1].set;
         u->stack = stack;
         while (u->done && dt__stack_join(&stack, &set, &from)) continue;
@@ -15076,6 +15677,10 @@ static void dt__program_buckets(dt__program *p, const dt__shape_of_work *s, cons
         int32_t into, from;
         dt_instr *i;
         if (store->bucket[b].last != segment || !u->done) continue;
+        if (s->context) {
+            i = dt__emit(p, DT_CONTEXT, -1, NULL, NULL);
+            i->bucket = b, i->set = u->set;
+        }
         while (dt__stack_join(&joined, &into, &from)) {
             i = dt__emit(p, DT_FOLD, -1, NULL, NULL);
             i->bucket = b, i->set = into, i->from = from;
@@ -15531,11 +16136,15 @@ typedef struct dt__engine {
     const dt_recipe *recipe;
     const dt_layout *layout;
     dt_comm *comm;     /* all ranks */
-    dt__sharing ranks, expert_ranks; /* those with the same segments; of them those with the same shared experts */
+    dt_comm *same;     /* those with the same segments and tensor shards; NULL: this rank alone, as below */
+    dt__sharing ranks, expert_ranks; /* of those, the ones with the same context leaves; and the same shared experts */
+    dt_comm *context;  /* those with the other context leaves of the same samples */
     dt_comm *expert;   /* those with the other experts of the same segments */
     dt_comm *tensor;   /* those with the other tensor shards of the same segments and samples */
     dt_comm *copy;     /* the ranks that hold one copy of the whole state together */
     dt__outbox out[2]; /* activations, gradients */
+    uint32_t posted[DT__CP_PLACES]; /* blocks on their way to context ranks, and to which, 1 more; 0: to none */
+    int32_t posted_to[DT__CP_PLACES];
     dt__mesh mesh;
     const dt__kernels *k;
     dt_pool *pool;
@@ -15551,6 +16160,7 @@ typedef struct dt__engine {
     void *state[DT__STATE_COUNT]; /* of the optimizer, for this rank's pieces; NULL where there is none */
     float *sets;                  /* (sets, set_floats): gradients */
     float *total;                 /* their sum, when it is kept apart */
+    float *row_slices;            /* of the leaf in work */
     int64_t set_floats;
     int32_t sets_count;
     float *saved;                 /* of the segment in work, when values are recomputed */
@@ -15564,18 +16174,19 @@ typedef struct dt__engine {
     int *part_count, *replica_count;
     dt__env env;
     dt__powers powers;
-    float *shard_loss;            /* (shards of this rank) */
+    float *shard_loss;            /* (shards of this rank, leaves of this rank) */
     float *shard_auxiliary;       /* (shards, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
     int64_t step;
-    dt_result tensor_result;      /* of what ops do with other ranks, which cannot fail where it is done */
+    dt_result exchanged;          /* of what ops do with other ranks, which cannot fail where it is done */
     const void *input, *target;   /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     dt__queue queue;              /* of line 1 of the program; not running without overlap */
     int32_t *queued;              /* (program.count), in turn: what a job is (dt__engine_ask) */
     int64_t *ticket;              /* (program.count): of the last job that an instruction was */
     int window_in_work;
     double seconds_sending;       /* on line 0: without overlap all communication, with it that of stages and shards */
+    uint32_t *own_tokens;         /* with context shards these: the rows' tokens and targets of this rank's leaves */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
 } dt__engine;
 
@@ -15637,21 +16248,25 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
 {
     const dt__mesh *m = &e->mesh;
     int d = m->at[DT__DATA], p = m->at[DT__PIPE], t = m->at[DT__TENSOR], dp = m->size[DT__DATA], pp = m->size[DT__PIPE];
-    int tp = m->size[DT__TENSOR], ep = (int)e->layout->ep, most = (int)dt__max(group, ep), copy = most * pp * tp;
+    int tp = m->size[DT__TENSOR], ep = (int)e->layout->ep, most = (int)dt__max(group, ep);
+    int c = m->at[DT__CONTEXT], cp = m->size[DT__CONTEXT];
     dt__sharing *x = &e->expert_ranks;
-    dt_result r = e->shape.overlap ? dt_comm_split(e->comm, p * tp + t, &e->ranks.data) /* another thread's own */
-                                   : dt__engine_split(e->comm, dp, p * tp + t, &e->ranks.data);
+    dt_result r = dt__engine_split(e->comm, dp * cp, p * tp + t, &e->same);
+    if (!r && dp > 1)
+        r = e->shape.overlap ? dt_comm_split(e->same, c, &e->ranks.data) /* another thread's own */
+                             : dt__engine_split(e->same, dp, c, &e->ranks.data);
+    if (!r && cp > 1) r = dt__engine_split(e->same, cp, d, &e->context);
     if (!r && group > 1) r = dt__engine_split(e->ranks.data, group, d / group, &e->ranks.group);
     if (!r && group > 1) r = dt__engine_split(e->ranks.data, dp / group, d % group, &e->ranks.replicas);
     if (!r && ep > 1) r = dt__engine_split(e->comm, ep, (p * tp + t) * dp + d / ep, &e->expert);
     if (!r && ep > 1) r = dt__engine_split(e->ranks.data, dp / ep, d % ep, &x->data);
     if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, group / ep, d / group, &x->group);
     if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, dp / group, d % group / ep, &x->replicas);
-    if (!r) r = dt__engine_split(e->comm, tp, d * pp + p, &e->tensor);
-    if (!r) r = dt__engine_split(e->comm, copy, d / most, &e->copy);
+    if (!r) r = dt__engine_split(e->comm, tp, (d * cp + c) * pp + p, &e->tensor);
+    if (!r) r = dt__engine_split(e->comm, most * pp * tp, d / most * cp + c, &e->copy);
     for (int way = 0; way < 2 && !r && pp > 1; way++) {
         void *memory = NULL;
-        r = dt_comm_split(e->comm, d * tp + t, &e->out[way].comm);
+        r = dt_comm_split(e->comm, (d * cp + c) * tp + t, &e->out[way].comm);
         if (!r) r = dt_comm_alloc(e->out[way].comm, 4 * DT__OUTBOX * e->net.widest, &memory);
         e->out[way].memory = (float *)memory;
     }
@@ -15740,6 +16355,7 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->horizon = l->offload ? (int)l->horizon : 0;
     s->reduce = dp > 1;
     s->overlap = dp > 1 && dt__engine_overlaps(e);
+    s->context = e->mesh.size[DT__CONTEXT] > 1;
     s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
@@ -15789,7 +16405,7 @@ static dt_result dt__engine_reduction(dt__engine *e, int group)
 {
     int d = e->mesh.at[DT__DATA], dp = e->mesh.size[DT__DATA], ranks = group > 1 ? group : dp;
     dt_result r = DT_OK;
-    e->set_floats = (e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats) + e->store.slice_floats;
+    e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
     e->sets_count = 1;
     r = dt__engine_parts(e, group > 1 ? d / group * group : 0, ranks, &e->parts, &e->part_count);
     if (r || (!e->ranks.replicas && !e->expert_ranks.data)) return r;
@@ -15864,6 +16480,13 @@ static int64_t dt__engine_staged(const dt__engine *e)
     return floats ? floats + dt__round_up(e->layout->ep + 1, 16) : 0;
 }
 
+/* Context leaves of this rank, and words of the tokens and targets of a unit's rows there. */
+static int64_t dt__engine_leaves(const dt__engine *e) { return dt__max(1, e->net.own_leaves); }
+static int64_t dt__engine_own_tokens(const dt__engine *e)
+{
+    return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT__CONTEXT] : 0;
+}
+
 /* What the engine will allocate. */
 static dt_memory dt__engine_plan(const dt__engine *e)
 {
@@ -15872,7 +16495,7 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
     memset(&m, 0, sizeof m);
     m.weights = 4 * (e->shape.zero > 2 ? s->own_params : s->param_floats);
-    m.gradients = 4 * (e->set_floats * e->sets_count + dt__engine_total_floats(e));
+    m.gradients = 4 * (e->set_floats * e->sets_count + dt__engine_total_floats(e) + s->slice_floats);
     m.optimizer = (int64_t)(dt_optimizer_bytes(e->recipe) * (double)own);
     for (int c = 0; c < e->shape.pipe.chunks; c++)
         *(e->shape.horizon ? &m.offloaded : &m.activations) += 4 * e->chunks[c].slots * e->chunks[c].floats;
@@ -15881,6 +16504,8 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     m.activations += 4 * (e->net.temp + 2 * e->net.widest);
     m.buffers += 4 * (dt__engine_window(e) + dt__engine_staged(e));
     if (e->shape.pipe.stages > 1) m.buffers += 2 * 4 * DT__OUTBOX * e->net.widest;
+    m.activations += 4 * e->net.sliced;
+    m.buffers += 4 * dt__engine_own_tokens(e);
     m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e);
     return m;
 }
@@ -15947,13 +16572,14 @@ static dt_result dt__engine_overlap(dt__engine *e)
 
 static dt_result dt__engine_allocate(dt__engine *e)
 {
-    int64_t widest = dt__engine_tied(e), shards = e->hi - e->lo;
+    int64_t widest = dt__engine_tied(e), shards = e->hi - e->lo, leaves = dt__engine_leaves(e);
     int64_t pieces = dt__engine_pieces(e);
     dt_result r = DT_OK;
-    r = dt__engine_shared(e->ranks.data, e->shape.zero > 2 ? e->store.most_params : e->store.param_floats, "weights",
+    r = dt__engine_shared(e->same, e->shape.zero > 2 ? e->store.most_params : e->store.param_floats, "weights",
                           &e->params);
-    if (!r) r = dt__engine_shared(e->ranks.data, e->set_floats * e->sets_count, "gradients", &e->sets);
+    if (!r) r = dt__engine_shared(e->same, e->set_floats * e->sets_count, "gradients", &e->sets);
     if (!r && e->expert) r = dt__engine_shared(e->expert, dt__engine_staged(e), "rows for experts", &e->stage);
+    if (!r) r = dt__engine_shared(e->context, e->net.sliced, "attention over context slices", &e->env.cp.work);
     if (!r) r = dt__engine_state(e);
     for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
         e->chunks[c].memory = (float *)dt__alloc(4 * e->chunks[c].slots * e->chunks[c].floats, "activations");
@@ -15961,6 +16587,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
     }
     if (r) return r;
     e->total = (float *)dt__alloc(4 * dt__engine_total_floats(e), "the sum of gradients");
+    e->row_slices = (float *)dt__alloc(4 * e->store.slice_floats, "row slices of gradients");
     e->window = (float *)dt__alloc(4 * dt__engine_window(e), "gathered weights");
     e->spans = (dt__extent *)dt__alloc((int64_t)sizeof *e->spans * pieces, "gathered weights");
     e->saved = (float *)dt__alloc(e->shape.recompute == DT_RECOMPUTE_FULL ? 4 * e->net.most_saved : 0, "activations");
@@ -15983,22 +16610,30 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->temp = (float *)dt__alloc(4 * (e->net.temp + 2 * e->net.widest), "activations");
     e->tie[0] = (float *)dt__alloc(8 * widest, "tied gradients");
     e->sums = (float *)dt__alloc(4 * e->blocks, "block sums");
-    e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows, "random streams");
-    e->shard_loss = (float *)dt__alloc(4 * shards * (1 + e->net.count), "losses");
+    e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows * leaves, "random streams");
+    e->own_tokens = (uint32_t *)dt__alloc(4 * dt__engine_own_tokens(e), "the tokens of context leaves");
+    e->shard_loss = (float *)dt__alloc(4 * shards * (leaves + e->net.count), "losses");
     e->asked = (float *)dt__alloc(4 * e->net.routed, "the experts' counts");
     e->queued = (int32_t *)dt__alloc(4 * e->program.count, "the step program");
     e->ticket = (int64_t *)dt__alloc(8 * e->program.count, "the step program");
-    if (!e->total || !e->window || !e->spans || !e->saved || !e->temp || !e->tie[0] || !e->sums || !e->env.rng ||
-        !e->shard_loss || !e->asked || !e->queued || !e->ticket)
+    if (!e->total || !e->row_slices || !e->window || !e->spans || !e->saved || !e->temp || !e->tie[0] || !e->sums ||
+        !e->env.rng || !e->own_tokens || !e->shard_loss || !e->asked || !e->queued || !e->ticket)
         return DT_E_MEMORY;
-    e->shard_auxiliary = e->shard_loss + shards;
+    e->shard_auxiliary = e->shard_loss + shards * leaves;
     e->gradient[0] = e->temp + e->net.temp;
     e->gradient[1] = e->gradient[0] + e->net.widest;
     e->tie[1] = e->tie[0] + widest;
     return e->shape.overlap ? dt__engine_overlap(e) : DT_OK;
 }
 
-/* This rank's tensor shards of a network that is to be built. */
+/* This rank's tensor shards of a network that is to be built; and its context leaves. */
+static void dt__engine_context(const dt__engine *e, dt__net *net)
+{
+    if (e->recipe->context_shards < 2) return;
+    net->context_shards = e->recipe->context_shards;
+    net->own_leaves = net->context_shards / e->mesh.size[DT__CONTEXT];
+    net->first_leaf = net->own_leaves * e->mesh.at[DT__CONTEXT];
+}
 static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
 {
     net->tensor_shards = e->recipe->tensor_shards;
@@ -16024,10 +16659,17 @@ static dt_result dt__engine_layout(dt__engine *e)
                       "--tensor-shards (a recipe choice: other bits)",
                       (long long)e->layout->tp, (long long)e->recipe->tensor_shards,
                       (long long)e->recipe->tensor_shards);
+    if (!r && (!dt__is_pow2(e->layout->cp) || e->recipe->context_shards % e->layout->cp))
+        r = dt__error(DT_E_USAGE,
+                      "cp %lld does not divide %lld context shards: --cp up to %lld, a power of two, or raise "
+                      "--context-shards (a recipe choice: other bits)",
+                      (long long)e->layout->cp, (long long)e->recipe->context_shards,
+                      (long long)e->recipe->context_shards);
     if (!r && e->layout->sequence_parallel && e->layout->tp < 2)
         r = dt__error(DT_E_USAGE, "--sequence-parallel splits rows over the ranks of a tensor group: set --tp, e.g. 2");
     if (!r) r = dt__engine_shape(e);
     if (!r) dt__engine_shards(e, &e->net, e->layout->sequence_parallel);
+    if (!r) dt__engine_context(e, &e->net);
     if (e->layout->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
     if (e->layout->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_AGAIN;
     return r;
@@ -16043,6 +16685,9 @@ static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
 static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count);
 static void dt__engine_trade(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
                              int64_t bins, int64_t width);
+static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to);
+static void dt__engine_posted(void *user, int place);
+static void dt__engine_take(void *user, float *to, int64_t count, int from);
 
 /* Everything but memory, for the network that was built. */
 static dt_result dt__engine_open(dt__engine *e)
@@ -16054,22 +16699,22 @@ static dt_result dt__engine_open(dt__engine *e)
     e->store.shards = group;
     e->store.piece = e->mesh.at[DT__DATA] % group;
     r = dt__store_open(&e->store, &e->net, e->chunks, e->shape.pipe.chunks, e->shape.zero > 2 ? 1 : e->layout->bucket,
-                       e->shape.buffered);
+                       e->shape.buffered, e->shape.accumulation == DT_EACH || e->micros == 1);
     if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
     if (!r) r = dt__engine_comms(e, group);
     if (!r) r = dt__engine_reduction(e, group);
     for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
     e->env.tp.combine = dt__engine_combine;
-    e->env.tp.user = e;
+    e->env.cp.post = dt__engine_post, e->env.cp.settle = dt__engine_posted, e->env.cp.take = dt__engine_take;
     e->env.ep.trade = dt__engine_trade;
-    e->env.ep.user = e;
+    e->env.tp.user = e->env.cp.user = e->env.ep.user = e;
     dt__engine_slots(e);
     return r;
 }
 
 static void dt__engine_close(dt__engine *e)
 {
-    dt_comm **comms[9];
+    dt_comm **comms[11];
     dt__sharing *x = &e->expert_ranks;
     dt__queue_close(&e->queue);
     dt__queue_close(&e->ring.mover.queue);
@@ -16078,7 +16723,9 @@ static void dt__engine_close(dt__engine *e)
     dt__free(e->ring.memory);
     dt__free(e->ring.ticket);
     dt__free(e->ring.place);
-    if (!e->ranks.data) dt__free(e->params), dt__free(e->sets);
+    if (!e->same) dt__free(e->params), dt__free(e->sets);
+    if (!e->context) dt__free(e->env.cp.work);
+    dt__free(e->own_tokens);
     for (int c = 0; e->chunks && c < e->shape.pipe.chunks; c++) dt__free(e->chunks[c].memory);
     dt__free(e->chunks);
     dt__store_close(&e->store);
@@ -16088,6 +16735,7 @@ static void dt__engine_close(dt__engine *e)
         if (i != DT__STATE_AVERAGE || !e->shape.zero || !e->recipe->evaluate_ema) dt__free(e->state[i]);
     dt__free(e->spans);
     dt__free(e->total);
+    dt__free(e->row_slices);
     dt__free(e->window);
     dt__free(e->saved);
     dt__free(e->temp);
@@ -16102,11 +16750,11 @@ static void dt__engine_close(dt__engine *e)
     dt__free(e->shard_loss);
     dt__free(e->asked);
     comms[0] = &x->group, comms[1] = &x->replicas, comms[2] = &x->data, comms[3] = &e->expert;
-    comms[4] = &e->ranks.group, comms[5] = &e->ranks.replicas, comms[6] = &e->ranks.data;
-    comms[7] = &e->copy, comms[8] = &e->tensor;
-    for (int i = 0; i < 9; i++) { /* one that has all ranks of another is the other */
+    comms[4] = &e->ranks.group, comms[5] = &e->ranks.replicas, comms[6] = &e->ranks.data, comms[7] = &e->context;
+    comms[8] = &e->same, comms[9] = &e->copy, comms[10] = &e->tensor;
+    for (int i = 0; i < 11; i++) { /* one that has all ranks of another is the other */
         int again = *comms[i] == e->comm;
-        for (int k = i + 1; k < 9; k++) again |= *comms[i] == *comms[k];
+        for (int k = i + 1; k < 11; k++) again |= *comms[i] == *comms[k];
         if (again) *comms[i] = NULL;
         dt_comm_free(comms[i]);
     }
@@ -16132,6 +16780,7 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
     b->params = gathers ? e->window + e->window_in_work * e->store.window : dt__engine_weights(e, e->env.inference);
     b->param = gathers ? seg->window : seg->param;
     b->slots = e->sets + (int64_t)dt__max(0, set) * e->set_floats;
+    b->slices = e->row_slices;
     b->slot = seg->slot;
     b->at[DT__AT_TEMP] = e->temp;
     b->at[DT__AT_SAVED] = e->shape.recompute == DT_RECOMPUTE_FULL ? e->saved : memory + seg->saved_at;
@@ -16152,7 +16801,7 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
 static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
     dt__engine *e = (dt__engine *)user;
-    dt_result *r = &e->tensor_result;
+    dt_result *r = &e->exchanged;
     double start = dt__now();
     if (*r) return;
     if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, from, to, count);
@@ -16167,10 +16816,36 @@ static void dt__engine_trade(void *user, float *to, const int32_t *take, const f
                              int64_t bins, int64_t width)
 {
     dt__engine *e = (dt__engine *)user;
-    dt_result *r = &e->tensor_result;
+    dt_result *r = &e->exchanged;
     double start = dt__now();
     if (!*r) *r = dt__all_to_all_rows(e->expert, e->stage, to, take, from, give, bins, width);
     if (*r) memset(to, 0, 4 * (size_t)(take[dt_comm_size(e->expert) * bins] * width));
+    e->seconds_sending += dt__now() - start;
+}
+
+/* dt__cp over the ranks with the other context leaves. */
+static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to)
+{
+    dt__engine *e = (dt__engine *)user;
+    double start = dt__now();
+    if (!e->exchanged) e->exchanged = dt__send_start(e->context, data, count, to, &e->posted[place]);
+    e->posted_to[place] = to + 1;
+    e->seconds_sending += dt__now() - start;
+}
+static void dt__engine_posted(void *user, int place)
+{
+    dt__engine *e = (dt__engine *)user;
+    int to = e->posted_to[place] - 1;
+    double start = dt__now();
+    if (to >= 0 && !e->exchanged) e->exchanged = dt__send_finish(e->context, to, e->posted[place]);
+    e->posted_to[place] = 0;
+    e->seconds_sending += dt__now() - start;
+}
+static void dt__engine_take(void *user, float *to, int64_t count, int from)
+{
+    dt__engine *e = (dt__engine *)user;
+    double start = dt__now();
+    if (!e->exchanged) e->exchanged = dt_recv(e->context, to, count, from);
     e->seconds_sending += dt__now() - start;
 }
 
@@ -16203,12 +16878,20 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
     }
 }
 
-/* The sum of the unit's losses, after forward of the last segment. */
-static float dt__engine_loss(const dt__engine *e, int slot)
+/* Adds the sum of the unit's losses to loss[0], after forward of the last segment; with context shards the row sums of
+ * each leaf, to loss (leaves) (R12). */
+static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 {
+    const dt__plan *p = e->net.segments[e->net.count - 1].plan;
+    int64_t leaves = dt__engine_leaves(e), rows = e->rows * e->recipe->sequence / dt__max(1, e->net.context_shards);
     dt__bind b;
     dt__engine_bind(e, e->net.count - 1, slot, -1, &b);
-    return b.at[DT__AT_OUTPUT][0];
+    if (!e->net.context_shards) loss[0] = loss[0] + b.at[DT__AT_OUTPUT][0];
+    for (int32_t id = 1; id < p->g->forward_count && e->net.context_shards; id++) {
+        const dt__node *n = &p->g->nodes[id];
+        for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++)
+            loss[l] = loss[l] + e->k->row_sum(dt__where(p, &b, n->aux) + (2 * leaves + l) * rows, rows);
+    }
 }
 
 /* Backward of a segment: all of it, or the part that its input's gradient needs and then the rest (zero-bubble). */
@@ -16222,7 +16905,7 @@ static void dt__engine_backward(dt__engine *e, const dt_instr *i)
     e->env.segment = (uint32_t)i->segment;
     dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
-    if (i->completes) dt__net_fold(&e->net, i->segment, i->segment + 1, b.slots, &e->env);
+    if (i->completes) dt__net_fold(&e->net, i->segment, i->segment + 1, b.slots, b.slices, &e->env);
 }
 
 /* ---- the second memory ---- */
@@ -16264,6 +16947,24 @@ static void dt__engine_arrive(dt__engine *e, int64_t q)
     if (!e->shape.horizon) return;
     if (q) (void)dt__queue_wait(&e->ring.mover.queue, e->ring.ticket[e->ring.place[q]]);
     e->ring.output = e->ring.places;
+}
+
+/* Input and target of the unit in work, from its samples (rows,T): with context shards the slices of this rank's
+ * leaves, (leaves,rows,2,slice). */
+static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint32_t *target)
+{
+    const dt__net *net = &e->net;
+    int64_t slice = net->context_shards ? e->recipe->sequence / (2 * net->context_shards) : 0;
+    uint32_t *to = e->own_tokens, *targets = to + dt__engine_own_tokens(e) / 2;
+    e->input = slice ? (const void *)to : input;
+    e->target = slice ? (const void *)targets : target;
+    for (int64_t i = 0; slice && i < 2 * net->own_leaves * e->rows; i++, to += slice, targets += slice) {
+        int64_t leaf = net->first_leaf + i / (2 * e->rows);
+        int64_t at = i / 2 % e->rows * e->recipe->sequence +
+                     slice * (i & 1 ? 2 * net->context_shards - 1 - leaf : leaf);
+        memcpy(to, input + at, 4 * (size_t)slice);
+        memcpy(targets, target + at, 4 * (size_t)slice);
+    }
 }
 
 /* ---- between stages ---- */
@@ -16662,7 +17363,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
         dt__engine_advance(e, i->segment);
         dt__engine_forward(e, i->segment, i->slot);
         dt__engine_watch(e, i->segment, i->slot, &e->shard_auxiliary[shard * e->net.count + i->segment]);
-        if (i->segment == e->net.count - 1) e->shard_loss[shard] += dt__engine_loss(e, i->slot);
+        if (i->segment == e->net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * dt__engine_leaves(e));
         return DT_OK;
     case DT_RECOMPUTE:
         dt__engine_arrive(e, i->segment);
@@ -16674,6 +17375,9 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_WEIGHTS: dt__engine_backward(e, i); return DT_OK;
     case DT_SEND: return dt__engine_send(e, i);
     case DT_RECV: return dt__engine_recv(e, i);
+    case DT_CONTEXT:
+        return dt_all_reduce(e->context, e->sets + i->set * e->set_floats + dt__bucket_at(e, i->bucket),
+                             e->store.bucket[i->bucket].floats, DT_SUM);
     case DT_FOLD:
     case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
     case DT_REDUCE: return dt__engine_reduce(e, i);
@@ -16734,17 +17438,17 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
 /* Of what runs on line 0: is it communication? */
 static int dt__engine_sends(const dt__engine *e, const dt_instr *i)
 {
-    return i->op == DT_REDUCE || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER ||
+    return i->op == DT_REDUCE || i->op == DT_CONTEXT || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER ||
            (i->op == DT_TIE && e->shape.pipe.stages > 1);
 }
 
-/* Runs one optimizer step. shard_loss[s - lo] becomes the chain of shard s's unit losses over micro-batches (R12), on
- * the last stage; shard_auxiliary the same per segment. */
+/* Runs one optimizer step. shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over micro-batches (R12),
+ * on the last stage; shard_auxiliary that of shard s per segment. */
 static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
 {
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (1 + e->net.count)));
+    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (dt__engine_leaves(e) + e->net.count)));
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt_instr *i = &e->program.list[k];
@@ -16764,7 +17468,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
         e->window_in_work = i->window;
         start = dt__now();
         r = dt__engine_run(e, i, load, owner);
-        if (!r) r = e->tensor_result;
+        if (!r) r = e->exchanged;
         end = dt__now();
         if (dt__engine_sends(e, i)) e->seconds_sending += end - start;
         if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = end;
@@ -16806,7 +17510,7 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
             if (r) break;
             dt__engine_advance(e, q);
             dt__engine_forward(e, q, 0);
-            r = e->tensor_result;
+            r = e->exchanged;
         }
         i.op = DT_SEND, i.segment = chunk->end - 1;
         if (!chunk->last && chunk->end < end && !r) r = dt__engine_send(e, &i);
@@ -17417,6 +18121,7 @@ static const dt__option dt__options[] = {
     DT__RECIPE("seed", "N", DT__TYPE_INT, seed, "of weights, order and dropout"),
     DT__RECIPE("data-shards", "N", DT__TYPE_INT, data_shards, "logical shards, a power of two: up to so many ranks"),
     DT__RECIPE("tensor-shards", "N", DT__TYPE_INT, tensor_shards, "slices of heads and hidden units, a power of two"),
+    DT__RECIPE("context-shards", "N", DT__TYPE_INT, context_shards, "parts of each sequence, a power of two"),
     DT__NAMED("accumulation", accumulation, "shard,each", "shard or each: how micro-batches add up"),
     DT__NAMED("schedule", schedule, "constant,cosine,linear,wsd", "constant, cosine, linear or wsd"),
     DT__RECIPE("learning-rate", "X", DT__TYPE_FLOAT, learning_rate, "peak"),
@@ -17439,7 +18144,9 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("tp", "N", DT__TYPE_INT, tp, "tensor parallel degree"),
     DT__LAYOUT("sequence-parallel", NULL, DT__TYPE_FLAG, sequence_parallel,
                "tensor groups split rows between products"),
-    DT__LAYOUT("pp", "N", DT__TYPE_INT, pp, "stages of the pipeline; the rest of the ranks is data parallel"),
+    DT__LAYOUT("pp", "N", DT__TYPE_INT, pp, "stages of the pipeline"),
+    DT__LAYOUT("cp", "N", DT__TYPE_INT, cp,
+               "context parallel degree (ring attention); the rest of the ranks is data parallel"),
     DT__LAYOUT("order", "DPT", DT__TYPE_TEXT, order, "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
     DT__CHOSEN("pipeline", pipeline, "1f1b,gpipe,interleaved,zero-bubble", "1f1b, gpipe, interleaved or zero-bubble"),
     DT__LAYOUT("chunks", "N", DT__TYPE_INT, chunks, "interleaved: runs of segments per stage"),
@@ -17806,7 +18513,10 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
                          "%lld tensor shards: it is a power of two up to %d (the tree over shards must not depend on "
                          "ranks)",
                          (long long)r->tensor_shards, (int)DT__TENSOR_SHARDS);
-    if (r->context_shards != 1) return dt__error(DT_E_USAGE, "context_shards is 1 in this version");
+    if (!dt__is_pow2(r->context_shards) || r->context_shards > 1024)
+        return dt__error(DT_E_USAGE,
+                         "%lld context shards: it is a power of two up to 1024 (the tree over shards must not depend "
+                         "on ranks)", (long long)r->context_shards);
     if (dp > r->data_shards)
         return dt__error(DT_E_USAGE,
                          "%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise --data-shards "
@@ -17910,11 +18620,10 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
     int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows;
-    e->input = t->batch.input + row * t->feed.is.inputs;
-    e->target = t->batch.target + row * t->feed.is.targets;
-    for (int64_t i = 0; i < e->rows; i++)
+    dt__engine_samples(e, t->batch.input + row * t->feed.is.inputs, t->batch.target + row * t->feed.is.targets);
+    for (int64_t i = 0; i < e->rows * dt__engine_leaves(e); i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
-                                     (uint32_t)dt__trainer_index(t, e->step, row + i), (uint32_t)e->step, 0);
+                                     (uint32_t)dt__trainer_index(t, e->step, row + i % e->rows), (uint32_t)e->step, 0);
 }
 
 /* Floats of the largest parameter that must be put together from its tensor shards or experts. */
@@ -17966,8 +18675,10 @@ static void dt__memory_print(const dt_trainer *t)
     const dt__engine *e = &t->e;
     const dt_memory *m = &t->planned;
     int64_t ep = t->layout.ep, part = e->shape.pipe.stages > 1 || ep > 1;
-    char share[48], experts[48];
-    share[0] = experts[0] = 0;
+    char share[48], experts[48], leaves[48];
+    share[0] = experts[0] = leaves[0] = 0;
+    if (e->net.own_leaves > 1)
+        snprintf(leaves, sizeof leaves, ", and sums of %d context leaves", (int)e->net.own_leaves);
     if (e->shape.zero) snprintf(share, sizeof share, " / %d", e->store.shards);
     if (ep > 1) snprintf(experts, sizeof experts, ", experts / %lld", (long long)ep);
     if (ep > 1 && e->shape.zero)
@@ -17979,19 +18690,19 @@ static void dt__memory_print(const dt_trainer *t)
                     e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
     if (ep > 1) snprintf(experts, sizeof experts, " (experts x %lld)", (long long)ep);
     if (e->shape.buffered)
-        dt__memory_line("gradients", m->gradients, "4 P%s, and %s of %lld floats", e->shape.zero > 1 ? share : "",
+        dt__memory_line("gradients", m->gradients, "4 P%s, and %s of %lld floats%s", e->shape.zero > 1 ? share : "",
                         e->shape.buffered > 1 ? "two buckets together" : "a bucket",
-                        (long long)e->store.buffer_floats);
+                        (long long)e->store.buffer_floats, leaves);
     else
-        dt__memory_line("gradients", m->gradients, "4 P%s x %d sets (data shards %lld..%lld)%s%s", experts,
+        dt__memory_line("gradients", m->gradients, "4 P%s x %d sets (data shards %lld..%lld)%s%s%s", experts,
                         e->sets_count, (long long)e->lo, (long long)e->hi - 1,
                         e->shape.total ? " and the total, 4 P" : "",
-                        e->shape.total && e->shape.zero > 1 ? share : "");
+                        e->shape.total && e->shape.zero > 1 ? share : "", leaves);
     dt__memory_line("optimizer", m->optimizer, "%g P%s (%s%s)", dt_optimizer_bytes(&t->recipe), share,
                     optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
     dt__memory_line("activations", m->activations, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
-                    e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows, (long long)t->feed.is.inputs,
-                    t->feed.own ? "inputs" : "tokens",
+                    e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows,
+                    (long long)t->feed.is.inputs / e->mesh.size[DT__CONTEXT], t->feed.own ? "inputs" : "tokens",
                     e->shape.horizon ? ", of one segment" : e->shape.recompute == DT_RECOMPUTE_FULL
                         ? ", inputs of segments and one segment's values" : "");
     dt__memory_line("offloaded", m->offloaded, "inputs of segments, in the second memory, not counted above");
@@ -18129,7 +18840,8 @@ static void dt__generator_close(dt__generator *d)
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t losses = t->recipe.data_shards * (e->net.watched ? e->net.count : 1), longest = dt__trainer_longest(t);
+    int64_t losses = dt__max(t->recipe.context_shards, e->net.watched ? e->net.count : 1) * t->recipe.data_shards;
+    int64_t longest = dt__trainer_longest(t);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
     if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
@@ -18198,6 +18910,7 @@ static void dt__trainer_banner(const dt_trainer *t)
            (long long)r->batch, t->feed.own ? "samples" : "sequences",
            (long long)r->micro_batch, (long long)r->data_shards);
     if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
+    if (r->context_shards > 1) printf("%lld context shards, ", (long long)r->context_shards);
     printf("seed %lld\n", (long long)r->seed);
     printf("layout   %s x %d thread%s%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
@@ -18270,6 +18983,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
+    int64_t words = e->rows * r->sequence / e->mesh.size[DT__CONTEXT];
     dt_result result;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
@@ -18283,7 +18997,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
         result = dt__error(DT_E_USAGE, "--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
                            (long long)t->layout.ep);
     if (!result) result = dt__trainer_ids(t);
-    if (!result && !dt__predicts_text(&e->net, e->rows * r->sequence, r->model.vocabulary)) t->layout.sample_length = 0;
+    if (!result && !dt__predicts_text(&e->net, words, r->model.vocabulary)) t->layout.sample_length = 0;
     if (!result) result = dt__engine_open(e);
     if (!result && t->layout.sample_length) result = dt__generator_open(&t->generator, e, r->sequence);
     if (result) return result;
@@ -18426,8 +19140,9 @@ static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int r
 
 /* Colours of the instructions, in their order: work in blue and orange, waiting for others in grey and red. */
 static const char *const dt__bar_colours[DT__INSTR_COUNT] = {"#8cd17d", "#4e79a7", "#a0cbe8", "#d4a6c8", "#b07aa1",
-                                                             "#f28e2b", "#ffbe7d", "#79706e", "#bab0ac", "#9d7660",
-                                                             "#e15759", "#d7b5a6", "#499894", "#ff9d9a", "#59a14f"};
+                                                             "#f28e2b", "#ffbe7d", "#79706e", "#bab0ac", "#b6992d",
+                                                             "#9d7660", "#e15759", "#d7b5a6", "#499894", "#ff9d9a",
+                                                             "#59a14f"};
 
 /* What each kind of instruction took, as a share of all ranks' time, under the bars from y on. */
 static void dt__timeline_legend(FILE *f, const dt__bar *bars, int64_t count, double all, int y)
@@ -18467,9 +19182,10 @@ static void dt__timeline_picture(const dt_trainer *t, const dt__bar *bars, int64
     fprintf(f,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
             "font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
-            "<text x=\"%d\" y=\"24\" font-size=\"15\">step %lld: %.3f ms, dp %d, tp %d, pp %d%s</text>\n",
+            "<text x=\"%d\" y=\"24\" font-size=\"15\">step %lld: %.3f ms, dp %d, cp %d, tp %d, pp %d%s</text>\n",
             left + wide + 20, bottom + 90, left, (long long)t->e.step, 1e3 * (to - from), size[DT__DATA],
-            size[DT__TENSOR], size[DT__PIPE], size[DT__PIPE] > 1 ? schedules[t->layout.pipeline] : "");
+            size[DT__CONTEXT], size[DT__TENSOR], size[DT__PIPE],
+            size[DT__PIPE] > 1 ? schedules[t->layout.pipeline] : "");
     for (int i = 0; i <= 10; i++)
         fprintf(f,
                 "<path d=\"M%d %dV%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%.3g</text>\n",
@@ -18577,16 +19293,18 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 
 /* ---- stepping ---------------------------------------------------------------------------------------------- */
 
-/* Sums of losses over all ranks: own (shards of this rank, each) of the ranks whose word counts; each chain of `each`
- * in order, then TREE over the shards. Where nothing is added +0 is, everywhere, so that every layout has the same
- * bits. */
-static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, int counts, float *sum)
+/* Sums of losses over all ranks: own (shards of this rank, its leaves, each) of the ranks whose word counts; each chain
+ * of `each` in order, then TREE over the leaves of all shards. leaves 1, each above 1: of whole shards. Where nothing
+ * is added +0 is, everywhere, so that every layout has the same bits. */
+static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
 {
-    int64_t shards = t->recipe.data_shards;
+    int64_t whole = leaves * (each > 1 ? 1 : t->e.mesh.size[DT__CONTEXT]), shards = t->recipe.data_shards * whole;
+    int64_t run = leaves * each, first = whole > leaves ? leaves * t->e.mesh.at[DT__CONTEXT] : 0;
     float *all = t->gathered;
     dt_result r;
     memset(all, 0, 4 * (size_t)(shards * each));
-    for (int64_t i = 0; i < (t->e.hi - t->e.lo) * each && counts; i++) all[t->e.lo * each + i] = own[i] + 0.0f;
+    for (int64_t i = 0; i < (t->e.hi - t->e.lo) * run && counts; i++)
+        all[((t->e.lo + i / run) * whole + first) * each + i % run] = own[i] + 0.0f;
     r = dt_all_reduce(t->comm, all, shards * each, DT_SUM);
     for (int64_t s = 0; s < shards; s++) {
         float chain = all[s * each];
@@ -18600,7 +19318,7 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, in
 /* Is this rank the one that speaks for those with the same samples? */
 static int dt__trainer_counts(const dt_trainer *t)
 {
-    return !t->e.mesh.at[DT__PIPE] && !t->e.mesh.at[DT__TENSOR];
+    return !t->e.mesh.at[DT__PIPE] && !t->e.mesh.at[DT__TENSOR] && !t->e.mesh.at[DT__CONTEXT];
 }
 
 /* Valid targets over all ranks, from each rank's own, counted in integers (R12). */
@@ -18619,7 +19337,8 @@ static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total)
     return r;
 }
 
-/* Forward alone for one unit of validation samples; rows past `end` have no target. Adds its loss and valid targets. */
+/* Forward alone for one unit of validation samples; rows past `end` have no target. Adds its losses, unless loss is
+ * NULL, and valid targets. */
 static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, float *loss, int64_t *valid)
 {
     dt__engine *e = &t->e;
@@ -18633,11 +19352,10 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
         dt__comm_tick(t->comm);
         if (first + i >= end) memset(target + i * s->targets, 0xff, 4 * (size_t)s->targets); /* -1 or NaN */
     }
-    e->input = input;
-    e->target = target;
+    dt__engine_samples(e, input, target);
     *valid += dt__valid_targets(target, s->target_type, e->rows * s->targets);
     r = dt__engine_pass(e, e->net.count);
-    if (!r && dt__engine_last(e)) *loss = *loss + dt__engine_loss(e, 0);
+    if (!r && dt__engine_last(e) && loss) dt__engine_loss(e, 0, loss);
     return r;
 }
 
@@ -18646,7 +19364,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
 {
     dt__engine *e = &t->e;
     int64_t samples = t->feed.is.samples[DT_VALIDATION], units, valid = 0;
-    int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT__DATA];
+    int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT__DATA], leaves = dt__engine_leaves(e);
     dt_result r = DT_OK;
     unsigned saved;
     if (batches) samples = dt__min(samples, batches * t->recipe.batch);
@@ -18657,17 +19375,17 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     units = dt__ceil_div(samples, e->rows);
     saved = dt__fp_enter();
     e->env.inference = 1;
-    for (int64_t own = 0; own < e->hi - e->lo; own++) e->shard_loss[own] = 0.0f;
+    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves));
     /* Ranks that gather weights or share experts go through as many units as the one with the most. */
     for (int64_t own = 0; own < dt__ceil_div(shards, dp) && !r; own++)
         for (int64_t u = e->lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
             int mine = own < e->hi - e->lo && u < units;
-            float none = 0.0f;
             if (!mine && !e->shape.zero && e->layout->ep == 1) continue;
-            r = dt__evaluate_unit(t, (mine ? u : units) * e->rows, samples, mine ? &e->shard_loss[own] : &none, &valid);
+            r = dt__evaluate_unit(t, (mine ? u : units) * e->rows, samples, mine ? e->shard_loss + own * leaves : NULL,
+                                  &valid);
         }
     e->env.inference = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], loss);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], loss);
     if (!r) r = dt__sum_valid(t, valid, &valid);
     if (!r) *loss = *loss / (float)dt__max(1, valid);
     dt__fp_leave(saved);
@@ -18681,6 +19399,24 @@ static dt_result dt__whole_logits(dt__engine *e, const float *columns, int64_t r
     for (int64_t i = 0; i < rows * vocabulary; i++) whole[i] = -0.0f;
     for (int64_t i = 0; i < rows; i++) dt__copy(whole + i * vocabulary + first, columns + i * count, count);
     return dt_all_reduce(e->tensor, whole, rows * vocabulary, DT_SUM);
+}
+
+/* Logits (samples,T,V) of a unit's first samples in the order of positions, from the rows and columns that the ranks of
+ * a context group, and in it of a tensor group, have. */
+static dt_result dt__whole_rows(dt__engine *e, const dt_graph *g, const float *columns, int64_t samples, float *whole)
+{
+    int64_t vocabulary = e->recipe->model.vocabulary, first, count = dt__logits_columns(&e->net, vocabulary, &first);
+    int64_t length = e->recipe->sequence;
+    dt_result r = DT_OK;
+    for (int64_t i = 0; i < samples * length * vocabulary; i++) whole[i] = -0.0f;
+    for (int64_t i = 0; i < g->samples * g->positions; i++) {
+        int64_t sample = i / g->positions % e->rows;
+        float *to = whole + (sample * length + dt__row_position(g, i)) * vocabulary + first;
+        if (sample < samples) dt__copy(to, columns + i * count, count);
+    }
+    if (e->tensor) r = dt_all_reduce(e->tensor, whole, samples * length * vocabulary, DT_SUM);
+    if (e->context && !r) r = dt_all_reduce(e->context, whole, samples * length * vocabulary, DT_SUM);
+    return r;
 }
 
 /* The segment that makes the prediction, and which of its values it is. */
@@ -18707,7 +19443,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     const dt__built *segment = dt__net_prediction(&e->net, &at, &id);
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows : 0;
+    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT__CONTEXT] : 0;
     cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
     if (!segment) r = dt__error(DT_E_USAGE, "the model predicts nothing: mark it with dt_prediction in a segment");
@@ -18718,20 +19454,23 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
     if (!r) r = dt__engine_settle(e);
     e->env.inference = 1;
-    e->input = input;
-    e->target = memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
+    memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
     for (int64_t first = 0; first < count && !r; first += e->rows) {
         dt__bind b;
         int64_t n;
         for (int64_t i = 0; i < e->rows; i++)
             memcpy(input + i * s->inputs, (const uint32_t *)inputs + dt__min(first + i, count - 1) * s->inputs,
                    4 * (size_t)s->inputs);
+        dt__engine_samples(e, input, target);
         r = dt__engine_pass(e, at + 1);
         if (r) break;
         if (segment->stage == e->shape.stage) {
             dt__engine_bind(e, at, 0, -1, &b);
             n = dt__min(e->rows, count - first) * each;
-            if (cut)
+            if (e->net.context_shards)
+                r = dt__whole_rows(e, segment->plan->g, dt__where(segment->plan, &b, id), n / each,
+                                   predictions + first * each);
+            else if (cut)
                 r = dt__whole_logits(e, dt__where(segment->plan, &b, id), n / t->recipe.model.vocabulary,
                                      predictions + first * each);
             else memcpy(predictions + first * each, dt__where(segment->plan, &b, id), 4 * (size_t)n);
@@ -18789,7 +19528,7 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
             if (dt__engine_gathers(e, 1)) r = dt__engine_gather(e, q);
             if (r) break;
             dt__generator_segment(t, net, q, input, &memory, &cache, &env, &b);
-            r = e->tensor_result;
+            r = e->exchanged;
             if (p->g->logits.id) *logits = dt__where(p, &b, p->g->logits.id);
             input = b.at[DT__AT_OUTPUT];
         }
@@ -19224,7 +19963,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__engine *e = &t->e;
     double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
-    int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
+    int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
     float loss = 0.0f, auxiliary = 0.0f;
     dt_result r;
     dt__engine_times(e, &before[0], &before[1]);
@@ -19232,11 +19971,11 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (1 + e->net.count))); /* of a step without valid targets */
+    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (leaves + e->net.count))); /* without valid targets */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
-    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], &loss);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], &loss);
     if (!r && e->net.watched)
-        r = dt__tree_loss(t, e->shard_auxiliary, e->net.count, !e->mesh.at[DT__TENSOR], &auxiliary);
+        r = dt__tree_loss(t, e->shard_auxiliary, 1, e->net.count, !e->mesh.at[DT__TENSOR], &auxiliary);
     if (r) return r;
     loss = loss / (float)dt__max(1, valid);
     if (!(loss - loss == 0.0f))

@@ -108,6 +108,8 @@ our %recipe = (
     tensor => '--heads 4 --tensor-shards 4 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --dropout 0.1',
     tensor_llama => '--model llama-nano --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --optimizer adamw8 --ema 0.5',
     tensor_experts => '--heads 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 4 --capacity 1.1 --vocabulary 257',
+    context => '--heads 4 --context-shards 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 24 --steps 3 --dropout 0.1',
+    context_llama => '--model llama-nano --context-shards 4 --batch 16 --micro-batch 8 --sequence 32 --steps 3 --accumulation each',
     deep => '--layers 8 --width 32 --batch 16 --micro-batch 8 --sequence 8 --steps 3 --accumulation each',
 );
 

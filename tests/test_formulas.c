@@ -73,12 +73,13 @@ static void counted_combine(void *user, int kind, float *to, const float *from, 
 static int64_t shared_bytes(const dt_trainer *t)
 {
     const dt__engine *e = &t->e;
-    const dt_comm *all[12];
+    const dt_comm *all[14];
     int64_t bytes = 0;
     all[0] = e->comm, all[1] = e->ranks.data, all[2] = e->ranks.group, all[3] = e->ranks.replicas;
     all[4] = e->tensor, all[5] = e->copy, all[6] = e->out[0].comm, all[7] = e->out[1].comm, all[8] = e->expert;
     all[9] = e->expert_ranks.data, all[10] = e->expert_ranks.group, all[11] = e->expert_ranks.replicas;
-    for (int i = 0; i < 12; i++) {
+    all[12] = e->same, all[13] = e->context;
+    for (int i = 0; i < 14; i++) {
         int seen = !all[i];
         for (int k = 0; k < i; k++) seen = seen || all[k] == all[i];
         for (const dt__region *g = seen ? NULL : all[i]->regions; g; g = g->next)
@@ -290,10 +291,11 @@ static int64_t padded(int64_t floats, int64_t to) { return (floats + to - 1) / t
 /* Sizes and degrees of a run, as its options give them, and the place of a rank. */
 typedef struct layout {
     const run *r;
-    int64_t layers, heads, width, length, rows, micros, shards, vt; /* of the recipe */
+    int64_t layers, heads, width, length, rows, micros, shards, vt, vc; /* of the recipe */
+    int64_t tokens, leaves; /* of a unit of work here: those of this rank's context leaves */
     int each, sp, zero, recompute, offload, horizon, zero_bubble, bytes_of_bucket, overlap;
-    int ranks, dp, pp, tp, group, chunks;
-    int rank, d, p, t; /* order DPT */
+    int ranks, dp, cp, pp, tp, group, chunks;
+    int rank, d, c, p, t; /* order DCPT */
     int64_t lo, hi;    /* this rank's data shards */
     int64_t experts, active, room; /* of a block, of a token; tokens of a unit that an expert takes */
     int ep;
@@ -326,11 +328,14 @@ static layout layout_of(const run *r, int rank)
     l.chunks = given(r, "interleaved") ? (int)option(r, "chunks", 2) : 1;
     l.bytes_of_bucket = (int)option(r, "bucket", 25000000);
     l.ranks = (int)option(r, "ranks", 1), l.tp = (int)option(r, "tp", 1), l.pp = (int)option(r, "pp", 1);
-    l.dp = l.ranks / l.tp / l.pp;
+    l.vc = option(r, "context-shards", 1), l.cp = (int)option(r, "cp", 1), l.leaves = l.vc / l.cp;
+    l.tokens = l.rows * l.length / l.cp;
+    l.dp = l.ranks / l.tp / l.pp / l.cp;
     l.zero = l.dp > 1 ? (int)option(r, "zero", 0) : 0;
     l.overlap = l.dp > 1 && given(r, "--overlap on");
     l.group = l.zero ? (int)option(r, "zero-group", l.dp) : 1;
-    l.rank = rank, l.t = rank % l.tp, l.p = rank / l.tp % l.pp, l.d = rank / l.tp / l.pp;
+    l.rank = rank, l.t = rank % l.tp, l.p = rank / l.tp % l.pp, l.c = rank / l.tp / l.pp % l.cp;
+    l.d = rank / l.tp / l.pp / l.cp;
     l.experts = option(r, "experts", 0), l.active = option(r, "active", 2), l.ep = (int)option(r, "ep", 1);
     l.room = l.rows * l.length;
     if (given(r, "--capacity 0.5")) l.room = (l.room * l.active + 2 * l.experts - 1) / (2 * l.experts);
@@ -382,13 +387,15 @@ static int64_t of_segment(const layout *l, int64_t q, int whole)
 }
 static int is_tied(const layout *l, int64_t q) { return q == 0 || q == l->layers + 1; }
 
-/* R7: gradients of gamma, beta and the biases of row-parallel products are sums over row slices, of which a rank has
- * all, or with sequence parallelism its own. Slices but the first lie behind the set. */
+/* R2: every gradient is a sum per context leaf. R7: those of gamma, beta and the biases of row-parallel products are
+ * sums over row slices, of which a rank has all, or with sequence parallelism its own. Sums but the first are beside the
+ * set, once: of all segments, or where a leaf is complete after a unit of one at a time. */
 static int64_t of_slices(const layout *l, int64_t q)
 {
     int64_t slices = l->sp ? l->vt / l->tp : l->vt;
     int64_t params = q == 0 ? 0 : q == l->layers + 1 ? 2 : 6;
-    return (slices - 1) * params * padded(l->width, BLOCK);
+    int64_t leaf = of_segment(l, q, 0) + (is_tied(l, q) ? of_table(l, 0) : 0);
+    return (l->leaves - 1) * leaf + l->leaves * (slices - 1) * params * padded(l->width, BLOCK);
 }
 
 /* Gradients are reduced in buckets, from the end of the model: a stage's segments together, up to --bucket bytes and
@@ -433,8 +440,7 @@ static store store_of(const layout *l)
             open = q;
         }
         for (int64_t q = begin; q < end; q++) {
-            int buffered = l->shards == l->dp && (l->each || (l->micros == 1 && l->zero > 1));
-            if (!buffered)
+            if (!l->each && l->micros > 1)
                 s.slices += of_slices(l, q);
             else if (of_slices(l, q) > s.slices)
                 s.slices = of_slices(l, q);
@@ -492,8 +498,8 @@ static int64_t rows_of_owner(const layout *l)
  * the head of the logits and the norm. Here only with t = 1. */
 static int64_t kept(const layout *l, int64_t q)
 {
-    int64_t n = l->rows * l->length, h = l->width, a = l->heads, t = l->tp, wide = VOCABULARY;
-    if (q == 0) return 0; /* the tokens are with the batch */
+    int64_t n = l->tokens, h = l->width, a = l->heads, t = l->tp, wide = VOCABULARY;
+    if (q == 0) return l->vc > 1 ? padded(n, 16) : 0; /* positions; the tokens are with the batch */
     if (q <= l->layers) {
         int64_t again = l->recompute == 1 ? (n * h + 2 * n * a) / t : 0; /* attention */
         int64_t later = l->zero_bubble ? 10 * n * h : 0;
@@ -514,7 +520,7 @@ static int64_t kept(const layout *l, int64_t q)
 /* Output of segment q in floats; each place begins at a multiple of 16. */
 static int64_t output(const layout *l, int64_t q)
 {
-    return q > l->layers ? 16 : l->rows * l->length * l->width / (l->sp ? l->tp : 1);
+    return q > l->layers ? 16 : l->tokens * l->width / (l->sp ? l->tp : 1);
 }
 
 /* Units in flight at a stage: GPipe has all, 1F1B and zero-bubble at most as many as stages from here on. */
@@ -528,6 +534,49 @@ static int64_t in_flight(const layout *l, int chunk)
 }
 
 /* ---- memory ---- */
+
+/* Complete branches of a tree of n leaves, 1 where a leaf has come. */
+static int branches(const char *come, int64_t n)
+{
+    int all = 1;
+    for (int64_t i = 0; i < n; i++) all &= come[i];
+    return all ? 1 : n == 1 ? 0 : branches(come, n / 2) + branches(come + n / 2, n / 2);
+}
+/* Nodes of a tree over 2 x ranks runs of slices that are there together, a new one included, the most on any rank. The
+ * runs of rank r come r steps after those of the own one or before: `each` leaves early in the sequence, as many late. */
+static int nodes(int ranks, int64_t each, int after)
+{
+    int most = 0;
+    for (int at = 0; at < ranks; at++) {
+        char come[64];
+        memset(come, 0, sizeof come);
+        for (int64_t i = 0; i < 2 * each * ranks; i++) {
+            int rank = (at + (after ? 1 : ranks - 1) * (int)(i / (2 * each))) % ranks;
+            int64_t k = i % (2 * each), leaf = rank * each + k;
+            int there = branches(come, 2 * each * ranks) + 1;
+            if (k >= each) leaf = 2 * each * ranks - (rank + 1) * each + k - each;
+            come[leaf] = 1;
+            most = there > most ? there : most;
+        }
+    }
+    return most;
+}
+
+/* What attention over context slices works in, of the heads of one tensor shard: blocks of keys and values, two where
+ * they travel; forward nodes (o, and maximum and sum of each row and head) of the tree over slices of keys; backward
+ * those of dq; of dk and dv a sum per level inside a block, nodes of the tree over ranks' queries, and messages of up to
+ * three halves of a block: two on their way and one that came. */
+static int64_t of_context(const layout *l)
+{
+    int64_t w = l->width / l->vt, block = 2 * l->tokens * w, forward, backward, levels = 0, over_keys;
+    if (l->vc == 1) return 0;
+    while ((int64_t)1 << levels < l->leaves) levels++;
+    over_keys = nodes(l->cp, l->leaves, 0);
+    forward = block * (l->cp > 1 ? 2 : 1) + over_keys * l->tokens * (w + 2 * l->heads / l->vt);
+    backward = block * (l->cp > 1 ? 2 : 1) + block * 3 / 2 * (l->cp > 1 ? 3 : 1) + levels * block / (2 * l->leaves) +
+               nodes(l->cp, 1, 1) * block + over_keys * l->tokens * w;
+    return forward > backward ? forward : backward;
+}
 
 /* Sets of gradients, the same on every rank: the most partial sums that a run of shards has when the sum of its newest
  * shard joins them. That is 1 + log2(Vd / dp) where runs are branches of the tree (R4). */
@@ -548,11 +597,11 @@ static dt_memory expected(const layout *l)
 {
     dt_memory m;
     store s = store_of(l);
-    int64_t widest = l->rows * l->length * l->width / (l->sp ? l->tp : 1), most = 0, blocks = 0, units = 0, tables = 0;
+    int64_t widest = l->tokens * l->width / (l->sp ? l->tp : 1), most = 0, blocks = 0, units = 0, tables = 0;
     int buffered = l->shards == l->dp && (l->each || (l->micros == 1 && l->zero > 1)), total = buffered || l->each;
     memset(&m, 0, sizeof m);
     m.weights = FLOAT * (l->zero > 2 ? own_floats(l, &s, 1) : s.params);
-    m.gradients = FLOAT * ((buffered ? s.buffer : s.slots) + s.slices) * (buffered ? 1 : sets(l));
+    m.gradients = FLOAT * ((buffered ? s.buffer : s.slots * sets(l)) + s.slices);
     if (total) m.gradients += FLOAT * (l->zero > 1 ? own_floats(l, &s, 0) : s.once);
     m.optimizer = MOMENTS * (l->zero ? own_floats(l, &s, 1) : s.params);
     for (int64_t q = 0; q < l->layers + 2; q++) {
@@ -573,7 +622,9 @@ static dt_memory expected(const layout *l)
     if (l->offload) m.activations += FLOAT * (l->horizon + 3) * widest; /* the ring */
     if (l->recompute == 2) m.activations += FLOAT * most;
     m.activations += FLOAT * (said(l->r, l->rank, "temp") + 2 * widest); /* scratch of the plans; two gradients */
+    m.activations += FLOAT * of_context(l);
     m.buffers = said(l->r, l->rank, "scratch") + FLOAT * blocks;
+    if (l->vc > 1) m.buffers += 2 * FLOAT * l->tokens; /* tokens and targets of the own leaves */
     if (l->zero > 2) m.buffers += FLOAT * s.window;
     if (l->pp > 1) m.buffers += 2 * FLOAT * DT__OUTBOX * widest;
     if (tables) m.buffers += 2 * FLOAT * of_table(l, 0); /* two uses while they are added */
@@ -707,17 +758,31 @@ static int64_t pipeline_bytes(const layout *l, const store *s)
     return bytes;
 }
 
+/* Of context parallelism: per unit and block of the model, the keys and values (2 b s h / (cp tp)) that a rank has and
+ * those that it passes on, forward and backward, and as many floats of their gradients to their owners; and per data
+ * shard an all-reduce of every bucket. */
+static int64_t context_bytes(const layout *l, const store *s)
+{
+    int64_t units = (l->hi - l->lo) * l->micros, leaves = (l->hi - l->lo) * (l->each ? l->micros : 1), bytes = 0;
+    int64_t block = FLOAT * 2 * l->tokens * l->width / l->tp, times = 3 + (l->recompute == 1);
+    for (int k = 0; k < l->chunks; k++)
+        for (int64_t q = said_of(l->r, l->rank, "begin", k); q < said_of(l->r, l->rank, "end", k); q++)
+            bytes += is_tied(l, q) ? 0 : units * times * (l->cp - 1) * block;
+    for (int i = 0; i < s->count; i++) bytes += leaves * all_reduce_bytes(s->b[i].floats, l->cp, l->c, 1);
+    return bytes;
+}
+
 /* Of tensor parallelism, per unit: b s h floats in 2 all-reduces forward and 2 backward per block, 1 after the table of
  * tokens, 1 for the gradient of the head's input; of the loss 1 maximum and 2 sums per row. With sequence parallelism
  * each is a reduce-scatter and an all-gather, but the table's is a sum of which a rank keeps its rows; and per leaf the
  * gradients of parameters that acted on its rows alone are summed (R7). */
 static int64_t tensor_bytes(const layout *l)
 {
-    int64_t units = (l->hi - l->lo) * l->micros, n = l->rows * l->length, bytes = 0, blocks = 0, ends[2] = {0, 0},
+    int64_t units = (l->hi - l->lo) * l->micros, n = l->tokens, bytes = 0, blocks = 0, ends[2] = {0, 0},
             c = n * l->width;
     int64_t leaves = l->hi - l->lo, half = FLOAT * c / l->tp * (l->tp - 1);
     if (l->tp == 1) return 0;
-    leaves *= l->each ? l->micros : 1;
+    leaves *= l->leaves * (l->each ? l->micros : 1);
     for (int k = 0; k < l->chunks; k++)
         for (int64_t q = said_of(l->r, l->rank, "begin", k); q < said_of(l->r, l->rank, "end", k); q++)
             *(is_tied(l, q) ? &ends[q > 0] : &blocks) += 1;
@@ -748,11 +813,12 @@ static int64_t expert_bytes(const layout *l, const char *rows)
 static int64_t step_bytes(const layout *l)
 {
     int64_t blocks = of_table(l, 1) / BLOCK;
-    int copy = (l->group > l->ep ? l->group : l->ep) * l->pp * l->tp;
+    int most = l->group > l->ep ? l->group : l->ep, copy = most * l->pp * l->tp;
+    int place = (l->d % most * l->pp + l->p) * l->tp + l->t;
     for (int64_t q = 0; q < l->layers + 2; q++) blocks += (of_segment(l, q, 1) + of_experts(l, q, 1)) / BLOCK;
-    return 8 * (l->ranks - 1) + all_reduce_bytes(l->shards, l->ranks, l->rank, 1) +
+    return 8 * (l->ranks - 1) + all_reduce_bytes(l->shards * l->vc, l->ranks, l->rank, 1) +
            (l->experts ? all_reduce_bytes(l->shards * (l->layers + 2), l->ranks, l->rank, 1) : 0) +
-           all_reduce_bytes(blocks, copy, l->rank % copy, 1);
+           all_reduce_bytes(blocks, copy, place, 1);
 }
 
 /* In all: what a step sends beside the step's own numbers, over all ranks. */
@@ -763,7 +829,8 @@ static int64_t check_traffic(const run *r, const char *options)
     for (int rank = 0; rank < ranks && !r->status; rank++) {
         layout l = layout_of(r, rank);
         store s = store_of(&l);
-        int64_t sent = gradient_bytes(&l, &s) + weight_bytes(&l, &s) + pipeline_bytes(&l, &s) + tensor_bytes(&l);
+        int64_t sent = gradient_bytes(&l, &s) + weight_bytes(&l, &s) + pipeline_bytes(&l, &s) + tensor_bytes(&l) +
+                       context_bytes(&l, &s);
         fine &= same_number(&l, "sent", sent + expert_bytes(&l, "rows") + step_bytes(&l));
         fine &= same_number(&l, "again", sent + expert_bytes(&l, "rows_again") + step_bytes(&l));
         all += said(r, rank, "sent") - step_bytes(&l);
@@ -819,6 +886,15 @@ static const char *const layouts[] = {
     "--ranks 4 --experts 4 --active 4 --ep 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation "
     "shard",
     "--ranks 1 --experts 4 --data-shards 1 --batch 2 --sequence 16",
+    /* context groups */
+    "--ranks 1 --context-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
+    "--ranks 2 --cp 2 --context-shards 2 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
+    "--ranks 4 --cp 4 --context-shards 4 --data-shards 2 --batch 4 --sequence 32",
+    "--ranks 4 --cp 2 --context-shards 8 --data-shards 2 --batch 8 --micro-batch 4 --sequence 32 --accumulation each "
+    "--zero 2",
+    "--ranks 8 --cp 8 --context-shards 8 --data-shards 1 --batch 2 --sequence 64 --recompute selective",
+    "--ranks 8 --cp 2 --tp 2 --pp 2 --context-shards 4 --tensor-shards 2 --data-shards 1 --batch 4 --micro-batch 2 "
+    "--sequence 32 --sequence-parallel",
     /* values of forward */
     "--ranks 1 --data-shards 2 --batch 4 --sequence 32 --recompute selective",
     "--ranks 2 --data-shards 2 --batch 4 --sequence 32 --recompute full",
@@ -924,7 +1000,7 @@ static void check_layouts(void)
             check_zero(r, layouts[i], sent);
         if (!r->status && given(r, "--active ")) check_rows(r, layouts[i]);
         if (!r->status && given(r, "--pp 2") && option(r, "ranks", 1) == 2) check_pipeline(r, layouts[i], sent);
-        if (!r->status && given(r, "--tp") && given(r, "--data-shards 1")) check_calls(r, layouts[i]);
+        if (!r->status && given(r, "--tp") && given(r, "--data-shards 1") && !given(r, "--cp")) check_calls(r, layouts[i]);
         if (!r->status && given(r, "--tp 4")) { /* 1 + 1 for the table whose gradient is gathered, and R7 */
             layout l = layout_of(r, 0);
             int64_t table = FLOAT * l.rows * l.length * l.width * (l.tp - 1) * l.micros;

@@ -20,7 +20,7 @@ diag("DT_SEED=$seed");
 # ---- the space of layouts ----
 
 sub divisors { my $n = shift; return grep { $n % $_ == 0 } 1 .. $n }
-sub dp { my $l = shift; return $l->{ranks} / $l->{pp} / $l->{tp} }
+sub dp { my $l = shift; return $l->{ranks} / $l->{pp} / $l->{tp} / $l->{cp} }
 sub chunks_of { my $l = shift; return $l->{pipeline} eq 'interleaved' && $l->{pp} > 1 ? $l->{chunks} : 1 }
 
 # Shards of the data: each rank owns a run of them, as even as possible. With ZeRO 3 all gather weights as often as those
@@ -39,14 +39,15 @@ sub groups {
     return (0, 1, grep { $_ > 1 && $_ < dp($l) && $shards % dp($l) == 0 } divisors(dp($l)));
 }
 
-# Tensor ranks share the recipe's shards, expert ranks its experts. The stages need a segment for each of their chunks; interleaved, the units of
+# Tensor ranks and context ranks share the recipe's shards, expert ranks its experts. The stages need a segment for each of their chunks; interleaved, the units of
 # every rank come in groups of stages.
 sub fits {
     my ($name, $l) = @_;
     my %of = (layers => 2, batch => 8, 'micro-batch' => 8, $recipe{$name} =~ /--(layers|batch|micro-batch) (\d+)/g);
     my ($cuts) = $recipe{$name} =~ /--tensor-shards (\d+)/;
+    my ($leaves) = $recipe{$name} =~ /--context-shards (\d+)/;
     my ($experts) = $recipe{$name} =~ /--experts (\d+)/;
-    return 0 if ($cuts || 1) % $l->{tp} || ($experts || 1) % $l->{ep};
+    return 0 if ($cuts || 1) % $l->{tp} || ($leaves || 1) % $l->{cp} || ($experts || 1) % $l->{ep};
     return 0 if $l->{pp} * chunks_of($l) > 2 + $of{layers};
     return 1 if chunks_of($l) == 1;
     return !grep { $_ * $of{batch} / $of{'micro-batch'} % $l->{pp} } runs($l);
@@ -59,8 +60,9 @@ my @axes = (
     [ranks => 'every', sub { 1 .. 8 }],
     [tp => 'every', sub { my $ranks = $_[0]{ranks}; grep { $ranks % $_ == 0 } 1, 2, 4 }],
     [sequence_parallel => 'one', sub { $_[0]{tp} > 1 ? ('yes', 'no') : 'no' }],
-    [pp => 'every', sub { divisors($_[0]{ranks} / $_[0]{tp}) }],
-    [ep => 'every', sub { my $dp = dp($_[0]); $shards % $dp ? 1 : divisors($dp) }], # as many shards on every rank
+    [cp => 'every', sub { my $ranks = $_[0]{ranks} / $_[0]{tp}; grep { $ranks % $_ == 0 } 1, 2, 4 }],
+    [pp => 'every', sub { divisors($_[0]{ranks} / $_[0]{tp} / $_[0]{cp}) }],
+    [ep => 'every', sub { my $dp = dp($_[0]); $shards % $dp || $_[0]{cp} > 1 ? 1 : divisors($dp) }], # as many shards on every rank
     [zero => 'every', sub { dp($_[0]) > 1 ? (0 .. 3) : (0, 3) }],
     [zero_group => 'every', \&groups],
     [pipeline => 'every', sub { $_[0]{pp} > 1 ? qw(1f1b gpipe interleaved zero-bubble) : qw(1f1b gpipe zero-bubble) }],
@@ -69,11 +71,11 @@ my @axes = (
     [offload => 'every', sub { $_[0]{recompute} eq 'full' ? qw(yes no) : 'no' }],
     [horizon => 'one', sub { $_[0]{offload} eq 'yes' ? (1, 2, 5) : 'no' }],
     [offload_rate => 'one', sub { $_[0]{offload} eq 'yes' ? (0, 2e7) : 'no' }],
-    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch dropless deep tensor tensor_llama tensor_experts) }],
+    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch dropless deep tensor tensor_llama tensor_experts context context_llama) }],
     [memory_weight => 'one', sub { (0, 0.5, 1) }],
     [bucket => 'one', sub { (1, 5000, 100000, 25000000) }],
     [overlap => 'one', sub { qw(off on) }],
-    [order => 'one', sub { qw(cluster spread DPT DTP PDT PTD TDP TPD) }],
+    [order => 'one', sub { qw(cluster spread DPT DTP PDT PTD TDP TPD CDPT TPCD PCTD) }],
     [threads => 'one', sub { (1, 2) }],
     [launch => 'one', sub { $only_threads ? 'threads' : qw(processes threads) }],
 );
@@ -170,8 +172,14 @@ my %owned = ( # with experts: all ranks work on every unit of validation and eve
     'experts on 2 ranks, ZeRO 3' => '--ranks 4 --ep 2 --zero 3',
     'experts on 4 ranks, groups of 2, without a cache' => '--ranks 4 --ep 4 --zero 1 --zero-group 2 --no-cache',
 );
+my %around = ( # with context shards: a rank has only some positions of a sequence
+    'context 2' => '--ranks 2 --cp 2',
+    'context 4, ZeRO 3' => '--ranks 8 --cp 4 --zero 3',
+    'context 2, tensor 2, 2 stages' => '--ranks 8 --cp 2 --tp 2 --pp 2 --no-cache',
+);
 my ($shards4, $experts) = ('--heads 4 --tensor-shards 4', '--experts 8 --eval-batches 0'); # 0: more units on some ranks
-my %places_of = ($shards4 => \%shared, $experts => \%owned, "$experts --capacity 1.1 --ema 0.5 --evaluate-ema" => \%owned);
+my %places_of = ($shards4 => \%shared, $experts => \%owned, "$experts --capacity 1.1 --ema 0.5 --evaluate-ema" => \%owned,
+    '--tensor-shards 2 --context-shards 4' => \%around);
 for my $recipe ('', '--ema 0.5 --evaluate-ema', sort keys %places_of) {
     my %places = %{$places_of{$recipe} || \%places};
     my $alone = said("--ranks 1 $recipe");
@@ -185,6 +193,7 @@ SKIP: {
     my $times = full() ? 10 : 2;
     my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved', '--tp 2 --tensor-shards 2 --sequence-parallel',
         '--zero 3 --bucket 20000', '--recompute full --offload', '--experts 4 --ep 4', '--experts 4 --ep 2 --zero 2',
+        '--cp 4 --context-shards 4',
         '--overlap on --bucket 20000', '--overlap on --zero 3 --pp 2', '--overlap on --experts 4 --ep 2 --zero 1');
     # Of each rank two threads wait for the one that is frozen, or for others that wait for it.
     my @frozen = ('--overlap on --zero 1 --bucket 20000', '--overlap on --zero 3 --pp 2', '--overlap on --tp 2 --tensor-shards 2');
@@ -236,6 +245,17 @@ refused('--ep 2', 2, qr/--ep 2: the model has no experts to share: set --experts
 refused('--experts 4 --ep 2', 6, qr/--ep 2: 6 data-parallel ranks do not have as many of 8 data shards each: let dp be a power of two/);
 refused('--zero 2 --zero-group 2', 6, qr/groups of 2 among 6 ranks .* let dp be a power of two, or leave --zero-group out/);
 refused('--order DPP', 4, qr/mesh order 'DPP': it is cluster .* or another order of the letters D, P and T/);
+refused('--cp 3', 4, qr/context parallel degree 3 does not divide 4 ranks by tp 1 and pp 1: --cp one of 1, 2, 4/);
+refused('--cp 0', 4, qr/context parallel degree 0 does not divide 4 ranks/);
+refused('--cp 2', 2, qr/cp 2 does not divide 1 context shards: --cp up to 1, .* raise --context-shards/);
+refused('--cp 3 --context-shards 4', 3, qr/cp 3 does not divide 4 context shards: --cp up to 4, a power of two/);
+refused('--context-shards 3', 1, qr/3 context shards: it is a power of two up to 1024/);
+refused('--context-shards 0', 1, qr/0 context shards: it is a power of two/);
+refused('--context-shards 32', 1, qr/32 tokens do not divide into two slices for each of 32 context shards: --context-shards one of 1, 2, 4, 8, 16, or/);
+refused('--context-shards 2 --sequence 30', 1, qr/30 tokens do not divide .* --context-shards one of 1, or another --sequence/);
+refused('--context-shards 2 --experts 4', 1, qr/a mixture of experts routes whole sequences: leave --experts or --context-shards out/);
+refused('--context-shards 16 --tensor-shards 8 --heads 8 --data-shards 8', 1, qr/rows of a unit of work/);
+refused('--order DPTCC', 4, qr/mesh order 'DPTCC'/);
 refused('--memory-weight 2', 2, qr/--memory-weight 2: it is 0 .* to 1/);
 refused('--memory-weight -1', 2, qr/--memory-weight -1: it is 0 .* to 1/);
 

@@ -4,7 +4,8 @@
 #include "../dtrain.h"
 #include "tap.h"
 
-static const char *const orders[6] = {"DPT", "DTP", "PDT", "PTD", "TDP", "TPD"};
+enum { ORDERS = 10 };
+static const char *const orders[ORDERS] = {"DPT", "DTP", "PDT", "PTD", "TDP", "TPD", "CDPT", "DPTC", "PCTD", "TPCD"};
 
 /* Is the last error DT_E_USAGE, and does it say this? */
 static void check_refused(dt_result r, const char *words, const char *what)
@@ -50,23 +51,30 @@ static void check_table(const char *order, const char *want)
 /* Every rank has a place of its own, and the way from place to rank leads back. Returns what is wrong, or NULL. */
 static const char *mesh_fault(const dt_layout *l, int ranks)
 {
-    char seen[64] = "";
+    char seen[64] = "", order[8] = "";
+    int where = (int)strcspn(l->order, "D") + 1; /* C is inside D when it is not said */
+    if (strchr(l->order, 'C')) snprintf(order, sizeof order, "%s", l->order);
+    else snprintf(order, sizeof order, "%.*sC%s", where, l->order, l->order + where);
     for (int rank = 0; rank < ranks; rank++) {
         dt__mesh m;
         int place = 0;
         if (dt__mesh_open(&m, l, ranks, rank)) return dt_last_error();
-        if (m.size[DT__DATA] * m.size[DT__PIPE] * m.size[DT__TENSOR] != ranks) return "dp pp tp is not the size";
-        if (m.size[DT__PIPE] != l->pp || m.size[DT__TENSOR] != l->tp) return "the degrees are others";
+        if (m.size[DT__DATA] * m.size[DT__CONTEXT] * m.size[DT__PIPE] * m.size[DT__TENSOR] != ranks)
+            return "dp cp pp tp is not the size";
+        if (m.size[DT__PIPE] != l->pp || m.size[DT__TENSOR] != l->tp || m.size[DT__CONTEXT] != l->cp)
+            return "the degrees are others";
         for (int a = 0; a < DT__AXES; a++) {
             if (m.at[a] < 0 || m.at[a] >= m.size[a]) return "a place outside the mesh";
             place = place * m.size[a] + m.at[a];
         }
         if (seen[place]++) return "two ranks in one place";
-        if (dt__mesh_rank(&m, m.at[DT__DATA], m.at[DT__PIPE], m.at[DT__TENSOR]) != rank) return "no way back";
-        for (int i = 2; i >= 0; i--) { /* the last letter of the order is the axis of neighbours */
-            int axis = (int)(strchr("DPT", l->order[i]) - "DPT"), stride = 1;
-            for (int k = i + 1; k < 3; k++) stride *= m.size[strchr("DPT", l->order[k]) - "DPT"];
-            if (m.stride[axis] != stride) return "the axes are not in this order";
+        if (dt__mesh_rank(&m, m.at[DT__DATA], m.at[DT__PIPE], m.at[DT__TENSOR]) +
+                m.at[DT__CONTEXT] * m.stride[DT__CONTEXT] != rank)
+            return "no way back";
+        for (int i = 0, stride = ranks; order[i]; i++) { /* the last letter is the axis of neighbours */
+            static const char letters[] = "DPTC";
+            int axis = (int)(strchr(letters, order[i]) - letters);
+            if (m.stride[axis] != (stride /= m.size[axis])) return "the axes are not in this order";
         }
     }
     return NULL;
@@ -79,19 +87,23 @@ static void check_meshes(void)
     for (int ranks = 1; ranks <= 64; ranks++)
         for (l.tp = 1; l.tp <= ranks; l.tp++)
             for (l.pp = 1; l.pp <= ranks; l.pp++)
-                for (int o = 0; o < 6 && ranks % (l.tp * l.pp) == 0; o++, meshes++) {
+                for (int o = 0; o < 3 * ORDERS && ranks % (l.tp * l.pp) == 0; o++) {
                     const char *fault;
-                    l.order = orders[o];
+                    l.order = orders[o % ORDERS];
+                    l.cp = 1 << o / ORDERS;
+                    if (ranks / l.tp / l.pp % l.cp) break;
+                    meshes++;
                     if ((fault = mesh_fault(&l, ranks)) == NULL) continue;
                     if (!wrong++)
-                        tap_note("%d ranks, pp %d, tp %d, %s: %s", ranks, (int)l.pp, (int)l.tp, l.order, fault);
+                        tap_note("%d ranks, cp %d, pp %d, tp %d, %s: %s", ranks, (int)l.cp, (int)l.pp, (int)l.tp,
+                                 l.order, fault);
                 }
     tap_ok(!wrong, "%d meshes of up to 64 ranks: every rank has one place, every place one rank", meshes);
 }
 
 static void check_mesh_refusals(void)
 {
-    static const char *const bad[] = {"DPP", "DP", "DPTT", "dpt", "", "DPX"};
+    static const char *const bad[] = {"DPP", "DP", "DPTT", "dpt", "", "DPX", "DPTCC", "DPC"};
     char text[1024];
     dt_layout l = dt_layout_default();
     l.tp = 3;
@@ -103,11 +115,19 @@ static void check_mesh_refusals(void)
     check_refused(dt_mesh_table(&l, 12, 12, text, sizeof text), "by tp 2: --pp one of 1, 2, 3, 6", "pp 4 of 12 / 2");
     l.tp = 1, l.pp = -1;
     check_refused(dt_mesh_table(&l, 4, 4, text, sizeof text), "--pp one of 1, 2, 4", "pp -1");
-    l.pp = 1;
+    l.pp = 1, l.cp = 3;
+    check_refused(dt_mesh_table(&l, 4, 4, text, sizeof text), "by tp 1 and pp 1: --cp one of 1, 2, 4", "cp 3 of 4");
+    l.cp = 2;
+    tap_ok(!dt_mesh_table(&l, 4, 2, text, sizeof text) &&
+               !strcmp(text, "rank node data context pipe tensor\n   0    0    0       0    0      0\n"
+                             "   1    0    0       1    0      0\n   2    1    1       0    0      0\n"
+                             "   3    1    1       1    0      0\n"),
+           "4 ranks, cp 2: context ranks are neighbours");
+    l.cp = 1;
     check_refused(dt_mesh_table(&l, 4, 0, text, sizeof text), "0 ranks per node: it is 1 or more", "no ranks per node");
     check_refused(dt_mesh_table(&l, 4, 4, text, 100), "does not fit into 100 bytes: give 140 or more", "a short text");
     tap_ok(!dt_mesh_table(&l, 4, 4, text, 140), "  and 140 bytes are enough");
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         char what[64];
         snprintf(what, sizeof what, "order '%s'", bad[i]);
         l.order = bad[i];
@@ -565,7 +585,7 @@ static void check_store(dt__net *net, const dt__chunk *chunks, int count, int sh
         int64_t slots = 0;
         memset(&s, 0, sizeof s);
         s.shards = shards, s.piece = piece;
-        if (dt__store_open(&s, net, chunks, count, bytes, piece % 2)) tap_bail("%s", dt_last_error());
+        if (dt__store_open(&s, net, chunks, count, bytes, piece % 2, piece % 2)) tap_bail("%s", dt_last_error());
         o->fault = bucket_fault(&s);
         for (int32_t b = 0; b < s.buckets && !o->fault; b++) {
             o->fault = cut_fault(&s, b);

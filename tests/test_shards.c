@@ -97,7 +97,7 @@ static void bind(rank *r, int64_t s, int micro, dt__bind *b)
     float *at = r->memory;
     const int32_t *tokens = r->tokens[micro], *targets = r->targets[micro];
     memset(b, 0, sizeof *b);
-    b->params = r->params, b->slots = r->set;
+    b->params = r->params, b->slots = r->set, b->slices = r->set + r->store.slot_floats;
     b->param = seg->param, b->slot = seg->slot;
     b->at[DT__AT_TEMP] = at;
     at += net->temp;
@@ -138,7 +138,7 @@ static void run(rank *r)
         }
     }
     r->busy = 63;
-    dt__net_fold(net, 0, net->count, r->set, &r->env);
+    dt__net_fold(net, 0, net->count, r->set, r->set + r->store.slot_floats, &r->env);
     dt__fp_leave(saved);
 }
 
@@ -169,7 +169,7 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
     memset(&all, 0, sizeof all);
     all.end = (int32_t)r->net.count;
     r->store.shards = 1;
-    if (dt__store_open(&r->store, &r->net, &all, 1, 1000, 0)) tap_bail("%s", dt_last_error());
+    if (dt__store_open(&r->store, &r->net, &all, 1, 1000, 0, 0)) tap_bail("%s", dt_last_error());
     r->set_floats = r->store.slot_floats + r->store.slice_floats;
     r->params = (float *)dt__alloc(4 * r->store.param_floats, "weights");
     r->set = (float *)dt__alloc(4 * r->set_floats, "gradients");

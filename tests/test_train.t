@@ -74,7 +74,7 @@ for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
     is(scalar(grep { $_->{cat} eq 'UPDATE' } @$event), 4, 'each rank updates once');
     result_of("--data $data --quiet $layout --timeline $tmp/t.svg");
     my $svg = slurp("$tmp/t.svg");
-    like($svg, qr{^<svg xmlns=.*>step 4: [\d.]+ ms, dp 2, tp 1, pp 2, 1F1B</text>.*</svg>\n$}s, 'the picture begins and ends');
+    like($svg, qr{^<svg xmlns=.*>step 4: [\d.]+ ms, dp 2, cp 1, tp 1, pp 2, 1F1B</text>.*</svg>\n$}s, 'the picture begins and ends');
     is(join(' ', $svg =~ /<text[^>]*>(rank \d)</g), 'rank 0 rank 1 rank 2 rank 3', 'a line per rank');
     is(scalar(() = $svg =~ /<title>UPDATE/g), 4, 'the same bars');
 }
