@@ -16050,14 +16050,14 @@ static int dt__queue_pending(dt__queue *q)
 static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
 {
 #ifndef DT_NO_THREADS
-    if (q->running) {
-        pthread_mutex_lock(&q->lock);
-        dt__queue_mark(q, q->busy, q->waiting);
-        pthread_mutex_unlock(&q->lock);
-    }
+    if (q->running) pthread_mutex_lock(&q->lock);
+    dt__queue_mark(q, q->busy, q->waiting);
 #endif
     *waited = q->waited;
     *hidden = q->hidden;
+#ifndef DT_NO_THREADS
+    if (q->running) pthread_mutex_unlock(&q->lock);
+#endif
 }
 
 /* ---- the way to a second memory --------------------------------------------------------------------- */
