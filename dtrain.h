@@ -45,9 +45,8 @@
  * data, tensors, sequences, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON
  * or plain C.
  *
- * WHAT IT DOES NOT. One machine; communication does not overlap with compute; arithmetic in fp32 only; no checkpoints;
- * CPU only. It does not print, exit or abort below the trainer and launcher. It is no general tensor library: it has
- * the ops that its models need.
+ * WHAT IT DOES NOT. One machine; arithmetic in fp32 only; no checkpoints; CPU only. It does not print, exit or abort
+ * below the trainer and launcher. It is no general tensor library: it has the ops that its models need.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H

@@ -892,6 +892,8 @@ static const char *const layouts[] = {
     "--ranks 4 --cp 4 --context-shards 4 --data-shards 2 --batch 4 --sequence 32",
     "--ranks 4 --cp 2 --context-shards 8 --data-shards 2 --batch 8 --micro-batch 4 --sequence 32 --accumulation each "
     "--zero 2",
+    "--ranks 4 --cp 2 --context-shards 4 --data-shards 2 --batch 8 --micro-batch 4 --sequence 32 --accumulation shard "
+    "--overlap on",
     "--ranks 8 --cp 8 --context-shards 8 --data-shards 1 --batch 2 --sequence 64 --recompute selective",
     "--ranks 8 --cp 2 --tp 2 --pp 2 --context-shards 4 --tensor-shards 2 --data-shards 1 --batch 4 --micro-batch 2 "
     "--sequence 32 --sequence-parallel",

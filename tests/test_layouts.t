@@ -193,7 +193,7 @@ SKIP: {
     my $times = full() ? 10 : 2;
     my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved', '--tp 2 --tensor-shards 2 --sequence-parallel',
         '--zero 3 --bucket 20000', '--recompute full --offload', '--experts 4 --ep 4', '--experts 4 --ep 2 --zero 2',
-        '--cp 4 --context-shards 4',
+        '--cp 4 --context-shards 4', '--cp 2 --context-shards 2 --overlap on',
         '--overlap on --bucket 20000', '--overlap on --zero 3 --pp 2', '--overlap on --experts 4 --ep 2 --zero 1');
     # Of each rank two threads wait for the one that is frozen, or for others that wait for it.
     my @frozen = ('--overlap on --zero 1 --bucket 20000', '--overlap on --zero 3 --pp 2', '--overlap on --tp 2 --tensor-shards 2');
