@@ -443,7 +443,7 @@ static void test_files(void)
 
 static int train(int argc, char **argv)
 {
-    static habits h; /* thread ranks share it: only the failing runs count calls */
+    static __thread habits h; /* of this rank, which may be a thread */
     int numbers = !strcmp(argv[2], "numbers");
     dt_source s = numbers ? source_of(fetch_numbers, DT_F32, NULL) : source_of(fetch_ids, DT_I32, NULL);
     dt_recipe r = numbers ? recipe_of(numbers_net, 2, &s) : recipe_of(ids_net, 3, &s);
