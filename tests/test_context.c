@@ -424,7 +424,7 @@ static int train(int argc, char **argv)
     dt_step_info info = dt_step_info_zero();
     dt_source s;
     dt_trainer *t = NULL;
-    static float logits[ASKED][LENGTH][VOCABULARY];
+    float logits[ASKED][LENGTH][VOCABULARY];
     int32_t ids[ASKED][LENGTH], targets[LENGTH];
     uint32_t sum = 0, bits;
     dt_result e = dt_launch(&argc, &argv);
