@@ -74,7 +74,7 @@ static dt_result compare(const char *data, int steps, const char *link)
     double seconds[2][STEPS_MAX], comm[2][STEPS_MAX], exposed[2][STEPS_MAX], rate = *link ? atof(link) : 0.0, m[2];
     dt_result r = DT_OK;
     for (int k = 0; k < 2 && !r; k++) r = open_one(&t[k], data, "small", k ? DT_OVERLAP_ON : DT_OVERLAP_OFF, 1);
-    for (int k = 0; k < 2 && !r; k++) t[k]->e.data->rate = rate;
+    for (int k = 0; k < 2 && !r; k++) t[k]->e.ranks.data->rate = rate;
     for (int s = -1; s < steps && !r; s++)
         for (int k = 0; k < 2 && !r; k++) {
             dt_step_info info = dt_step_info_zero();
