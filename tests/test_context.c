@@ -12,7 +12,7 @@
 
 enum { MOST_RANKS = 8, MOST_SLICES = 32, MOST_WIDTH = 40 };
 
-static uint32_t seed = 12345;
+static __thread uint32_t seed = 12345;
 static int64_t below(int64_t n)
 {
     seed = seed * 1664525u + 1013904223u;
