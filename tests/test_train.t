@@ -72,6 +72,7 @@ for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
     is(join(' ', map { scalar keys %$_ } values %stages), join(' ', (2) x 8), 'every unit of work went through two stages');
     ok(!$late, 'no bar begins before the one before it has ended');
     is(scalar(grep { $_->{cat} eq 'UPDATE' } @$event), 4, 'each rank updates once');
+    is(scalar(grep { $_->{cat} =~ /WARD/ && $_->{dur} <= 0 } @$event), 0, 'no work takes no time');
     result_of("--data $data --quiet $layout --timeline $tmp/t.svg");
     my $svg = slurp("$tmp/t.svg");
     like($svg, qr{^<svg xmlns=.*>step 4: [\d.]+ ms, dp 2, cp 1, tp 1, pp 2, 1F1B</text>.*</svg>\n$}s, 'the picture begins and ends');
