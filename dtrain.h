@@ -801,6 +801,14 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
 
 /* Start from dt_layout_default(); new fields will have defaults there. */
+/* Both kinds resume in any layout. Sharded: every rank writes what it owns, in parallel, and what several have is written
+ * once. Full: rank 0 writes whole tensors under the names of Hugging Face, with config.json for the families, so that
+ * other programs read them; it holds one tensor at a time beyond its own part. */
+typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
+/* What a directory with checkpoints means at the start: go on from the newest that is whole; an error; and an error when
+ * there is none. */
+typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
+
 typedef struct dt_layout {
     int64_t threads;      /* per rank; 0: cores / ranks */
     int64_t tp;           /* tensor parallel degree */
@@ -834,6 +842,13 @@ typedef struct dt_layout {
     const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
     const char *timeline; /* what every rank did when in the last step: a picture (SVG), or, in a file *.json, Chrome's
                            * trace event format, which trace viewers read; NULL: none */
+    const char *checkpoint;   /* directory of checkpoints: training goes on from the newest that is there; NULL: none */
+    int64_t checkpoint_every; /* steps between checkpoints; 0: after the last step and when asked to stop */
+    int32_t checkpoint_kind;  /* dt_checkpoint_kind */
+    int32_t checkpoint_async; /* copy the state and write it behind training; sharded alone */
+    int64_t keep;             /* of the newest checkpoints so many stay; 0: all */
+    int32_t resume;           /* dt_resume */
+    float deadline;           /* seconds from the request to stop until the end is forced: a save must fit */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
     int32_t no_memory_check; /* start although the plan needs more memory than is free */
@@ -946,6 +961,10 @@ DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer);
  * of the state (pp, tp or ep above 1, ZeRO) it is collective, but after the last step, when any rank alone may call it;
  * "" when that failed. */
 DT_API const char *dt_trainer_hash(dt_trainer *t);
+/* Writes a checkpoint of the state as it is into layout.checkpoint, now (collective): dt_trainer_step does so by itself
+ * when one is due. When it returns DT_OK the checkpoint is complete and on the disk. DT_E_FILE: it could not be
+ * written; the ones before are as they were. */
+DT_API dt_result dt_trainer_save(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
 /* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()): the recipe's
@@ -1013,6 +1032,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #endif
 
 #include <errno.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
@@ -13386,11 +13406,11 @@ static dt_result dt__metrics_error(const dt__metrics *m)
 {
     return dt__error(DT_E_FILE, "cannot write metrics to %s: %s", m->path, strerror(m->error));
 }
-static dt_result dt__metrics_open(dt__metrics *m, const char *path)
+static dt_result dt__metrics_open(dt__metrics *m, const char *path, int append)
 {
     memset(m, 0, sizeof *m);
     m->path = path;
-    m->file = fopen(path, "w");
+    m->file = fopen(path, append ? "a" : "w");
     if (m->file) return DT_OK;
     m->error = errno;
     return dt__metrics_error(m);
@@ -14896,6 +14916,961 @@ DT_API void dt_comm_free(dt_comm **handle)
     *handle = NULL;
 }
 
+/* ---- work in the background ------------------------------------------------------------------------------ */
+
+/* A thread that does jobs one after another in the order in which another one, its user, asks for them. Jobs are
+ * numbered from 0; a ticket is one more. After the first that fails it does no others. Without threads a job is done
+ * when it is asked for. */
+typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
+typedef struct dt__queue {
+    dt__job_fn run;
+    void *owner;
+    int64_t room;           /* jobs that may be under way */
+    int64_t asked, done;
+    double waited, hidden;  /* seconds: the user waited; a job was under way and the user did not wait */
+    double since;           /* when they were added up last */
+    int busy, waiting;
+    int64_t wanted;         /* the ticket that the user waits for */
+    dt__lane *lane;         /* of the rank whose threads call communicators; NULL: they do not */
+    dt_result result;
+    char error[sizeof dt__thread.error];
+#ifndef DT_NO_THREADS
+    pthread_mutex_t lock; /* guards all that changes, but the user alone writes asked */
+    pthread_cond_t change;
+    pthread_t thread;
+    int quit;
+#endif
+    int running;
+} dt__queue;
+
+/* Time goes to one of the two sums at most, so what they add up to is what the jobs took. Others who wait for this rank
+ * find out for whom it waits (dt__find_culprit). */
+static void dt__queue_mark(dt__queue *q, int busy, int waiting)
+{
+    double now = dt__now();
+    int user = waiting && q->done < q->wanted ? DT__OTHER_LINE : 0, thread = busy ? 0 : DT__OTHER_LINE;
+    if (q->waiting) q->waited += now - q->since;
+    else if (q->busy) q->hidden += now - q->since;
+    q->since = now;
+    if (q->lane && (q->waiting || waiting)) __atomic_store_n(&q->lane->line[0].waiting, user, __ATOMIC_RELAXED);
+    if (q->lane && q->busy != busy) __atomic_store_n(&q->lane->line[1].waiting, thread, __ATOMIC_RELAXED);
+    q->busy = busy;
+    q->waiting = waiting;
+}
+
+#ifndef DT_NO_THREADS
+static void *dt__queue_main(void *argument)
+{
+    dt__queue *q = (dt__queue *)argument;
+    unsigned saved = dt__fp_enter();
+    pthread_mutex_lock(&q->lock);
+    for (;;) {
+        dt_result r = q->result;
+        while (q->done == q->asked && !q->quit) pthread_cond_wait(&q->change, &q->lock);
+        if (q->done == q->asked) break;
+        pthread_mutex_unlock(&q->lock);
+        if (!r) r = q->run(q->owner, q->done);
+        pthread_mutex_lock(&q->lock);
+        if (r && !q->result) memcpy(q->error, dt__thread.error, sizeof q->error);
+        q->result = r;
+        q->done++;
+        dt__queue_mark(q, q->done < q->asked, q->waiting);
+        pthread_cond_broadcast(&q->change);
+    }
+    pthread_mutex_unlock(&q->lock);
+    dt__fp_leave(saved);
+    return NULL;
+}
+#endif
+
+/* `what` the thread does, for the sentence when there is none. */
+static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
+{
+    memset(q, 0, sizeof *q);
+    q->run = run;
+    q->owner = owner;
+    q->room = room;
+#ifndef DT_NO_THREADS
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->change, NULL);
+    if ((errno = pthread_create(&q->thread, NULL, dt__queue_main, q)) != 0) {
+        pthread_mutex_destroy(&q->lock);
+        pthread_cond_destroy(&q->change);
+        return dt__error(DT_E_SYSTEM, "no thread to %s (%s)", what, strerror(errno));
+    }
+#else
+    (void)what;
+#endif
+    q->running = 1;
+    return DT_OK;
+}
+
+/* Ends after the last job that was asked for. */
+static void dt__queue_close(dt__queue *q)
+{
+    if (!q->running) return;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    q->quit = 1;
+    pthread_cond_broadcast(&q->change);
+    pthread_mutex_unlock(&q->lock);
+    pthread_join(q->thread, NULL);
+    pthread_mutex_destroy(&q->lock);
+    pthread_cond_destroy(&q->change);
+#endif
+    q->running = 0;
+}
+
+/* Returns when the job of this ticket is done; what failed is the caller's error then. */
+static dt_result dt__queue_wait(dt__queue *q, int64_t ticket)
+{
+    dt_result r;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    if (q->done < ticket) {
+        q->wanted = ticket;
+        dt__queue_mark(q, q->busy, 1);
+        while (q->done < ticket) pthread_cond_wait(&q->change, &q->lock);
+        dt__queue_mark(q, q->busy, 0);
+    }
+    r = q->result;
+    pthread_mutex_unlock(&q->lock);
+#else
+    (void)ticket;
+    r = q->result;
+#endif
+    return r ? dt__error(r, "%s", q->error) : DT_OK;
+}
+
+/* The number of the next job, when there is room for it; then dt__queue_ask. */
+static int64_t dt__queue_next(dt__queue *q)
+{
+    (void)dt__queue_wait(q, q->asked - q->room + 1);
+    return q->asked;
+}
+
+/* Asks for it; returns its ticket. */
+static int64_t dt__queue_ask(dt__queue *q)
+{
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    q->asked++;
+    dt__queue_mark(q, 1, 0);
+    pthread_cond_broadcast(&q->change);
+    pthread_mutex_unlock(&q->lock);
+#else
+    q->result = q->result ? q->result : q->run(q->owner, q->asked);
+    q->done = ++q->asked;
+#endif
+    return q->asked;
+}
+
+/* Is the job of this ticket still to be done? */
+static int dt__queue_pending(dt__queue *q, int64_t ticket)
+{
+    int pending;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    pending = q->done < ticket;
+    pthread_mutex_unlock(&q->lock);
+#else
+    pending = q->done < ticket;
+#endif
+    return pending;
+}
+
+/* The two sums up to now. */
+static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
+{
+#ifndef DT_NO_THREADS
+    if (q->running) pthread_mutex_lock(&q->lock);
+    dt__queue_mark(q, q->busy, q->waiting);
+#endif
+    *waited = q->waited;
+    *hidden = q->hidden;
+#ifndef DT_NO_THREADS
+    if (q->running) pthread_mutex_unlock(&q->lock);
+#endif
+}
+
+/* ============================================================================================
+ * H14  checkpoints
+ * ============================================================================================
+ * A checkpoint is a directory, complete or absent:
+ *
+ *   DIR/step-000000200/shard-000.safetensors ..   sharded: a file per rank with what it owns
+ *                      model.safetensors, optimizer.safetensors, config.json   full: whole tensors
+ *                      manifest.json              what it is, with the size and the SHA-256 of every file
+ *   DIR/latest                                    the newest one's name
+ *
+ * It is written as step-000000200.tmp; when all files and the directory are on the disk it gets its name, and `latest`
+ * is replaced last. What has the name is whole, whatever happened and when. This section knows files; which numbers go
+ * where, the trainer knows (H16). */
+
+/* ---- files ------------------------------------------------------------------------------------------------
+ * All that a checkpoint does with files goes through these few functions and is counted, so that a test can let the
+ * n-th go wrong: DT_FAULT=KIND:N[:RANK], KIND die (SIGKILL before it), fail (EIO), full (ENOSPC) or cut (half of what
+ * is to be written, then SIGKILL). It applies to a job's first start. */
+
+enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
+enum { DT__FILE_RUN = 4 << 20 }; /* bytes of one operation at most */
+typedef struct dt__files {
+    int64_t count; /* operations so far; atomic */
+    int64_t at;    /* the one that goes wrong; 0: none */
+    int kind;
+    double rate;   /* bytes per second that copies may reach; 0: as fast as it goes */
+} dt__files;
+
+static dt_result dt__files_open(dt__files *f, int rank)
+{
+    static const char *const kinds[] = {"die", "fail", "full", "cut"};
+    const char *text = getenv("DT_FAULT"), *again = getenv("DT_RESTARTS");
+    char kind[8];
+    long long at = 0;
+    int of = rank, fields;
+    memset(f, 0, sizeof *f);
+    if (!text || !*text || (again && atoi(again) > 0)) return DT_OK;
+    fields = sscanf(text, "%7[a-z]:%lld:%d", kind, &at, &of);
+    for (int i = 0; i < 4 && fields >= 2; i++)
+        if (!strcmp(kind, kinds[i])) f->kind = i + 1;
+    if (!f->kind || at < 1)
+        return dt__error(DT_E_USAGE, "DT_FAULT=%s: it is die, fail, full or cut, a colon, and a number from 1", text);
+    f->at = of == rank ? at : 0;
+    return DT_OK;
+}
+
+/* Before every operation: 0 with errno when it is to fail. */
+static int dt__file_goes(dt__files *f)
+{
+    if (__atomic_add_fetch(&f->count, 1, __ATOMIC_RELAXED) != f->at) return 1;
+    if (f->kind == DT__FILE_CUT) return 2;
+    if (f->kind == DT__FILE_DIE) raise(SIGKILL);
+    errno = f->kind == DT__FILE_FULL ? ENOSPC : EIO;
+    return 0;
+}
+
+static dt_result dt__file_error(const char *what, const char *path)
+{
+    return dt__error(DT_E_FILE, "cannot %s %s (%s): %s", what, path, strerror(errno),
+                     errno == ENOSPC || errno == EDQUOT ? "free some space, or let --keep be less"
+                                                        : "check the disk and the permissions, or choose another place");
+}
+
+static dt_result dt__file_create(dt__files *f, const char *path, int *fd)
+{
+    *fd = dt__file_goes(f) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    return *fd < 0 ? dt__file_error("create", path) : DT_OK;
+}
+
+static dt_result dt__file_write(dt__files *f, int fd, const char *path, const void *data, int64_t bytes)
+{
+    const char *from = (const char *)data, *end = from + bytes;
+    while (from < end) {
+        size_t n = (size_t)dt__min(end - from, DT__FILE_RUN);
+        int goes = dt__file_goes(f);
+        ssize_t wrote = goes ? write(fd, from, goes == 2 ? n / 2 : n) : -1;
+        if (goes == 2) raise(SIGKILL);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) return dt__file_error("write", path);
+        from += wrote;
+    }
+    return DT_OK;
+}
+
+/* To the disk, and closed, also after an error `r` before, which stays. */
+static dt_result dt__file_finish(dt__files *f, int fd, const char *path, dt_result r)
+{
+    if (fd < 0) return r;
+    if (!r && (!dt__file_goes(f) || fsync(fd))) r = dt__file_error("write", path);
+    if (close(fd) && !r) r = dt__file_error("write", path);
+    return r;
+}
+
+static dt_result dt__file_open(dt__files *f, const char *path, int *fd, int64_t *bytes)
+{
+    struct stat is;
+    *fd = dt__file_goes(f) ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* no waiting for a FIFO's other end */
+    if (*fd < 0) return dt__file_error("read", path);
+    if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
+    close(*fd);
+    *fd = -1;
+    return dt__error(DT_E_DATA, "%s is no plain file: name another checkpoint", path);
+}
+
+static dt_result dt__file_read(dt__files *f, int fd, const char *path, void *data, int64_t bytes, int64_t at)
+{
+    char *to = (char *)data, *end = to + bytes;
+    while (to < end) {
+        ssize_t n = dt__file_goes(f) ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return dt__file_error("read", path);
+        if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: it is cut", path, (long long)at);
+        to += n;
+        at += n;
+    }
+    return DT_OK;
+}
+
+static dt_result dt__file_put(dt__files *f, const char *path, const char *text, int64_t bytes)
+{
+    int fd;
+    dt_result r = dt__file_create(f, path, &fd);
+    if (!r) r = dt__file_write(f, fd, path, text, bytes);
+    return dt__file_finish(f, fd, path, r);
+}
+
+/* The whole of a file of at most `most` bytes, with a NUL behind it; dt__free() gives it back. */
+static dt_result dt__file_get(dt__files *f, const char *path, int64_t most, char **text, int64_t *bytes)
+{
+    int fd;
+    dt_result r = dt__file_open(f, path, &fd, bytes);
+    *text = NULL;
+    if (!r && *bytes > most)
+        r = dt__error(DT_E_DATA, "%s has %.1f MB: it is no such file", path, (double)*bytes / 1e6);
+    if (!r && !(*text = (char *)dt__alloc(*bytes + 1, "a file"))) r = DT_E_MEMORY;
+    if (!r) r = dt__file_read(f, fd, path, *text, *bytes, 0);
+    if (fd >= 0) close(fd);
+    if (r) dt__free(*text), *text = NULL;
+    return r;
+}
+
+static dt_result dt__file_rename(dt__files *f, const char *from, const char *to)
+{
+    return dt__file_goes(f) && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
+}
+
+/* Makes a directory, and those above it. */
+static dt_result dt__dir_make(dt__files *f, const char *path)
+{
+    char part[PATH_MAX];
+    snprintf(part, sizeof part, "%s", path);
+    for (char *p = part + 1; *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        (void)mkdir(part, 0777);
+        *p = '/';
+    }
+    if (!dt__file_goes(f) || (mkdir(path, 0777) && errno != EEXIST)) return dt__file_error("make the directory", path);
+    return DT_OK;
+}
+
+/* The names in a directory reach the disk. */
+static dt_result dt__dir_sync(dt__files *f, const char *path)
+{
+    int fd = dt__file_goes(f) ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int bad = fd < 0 || (fsync(fd) && errno != EINVAL); /* some file systems cannot */
+    if (fd >= 0) close(fd);
+    return bad ? dt__file_error("write", path) : DT_OK;
+}
+
+/* A directory without directories in it; nothing happens when there is none. */
+static dt_result dt__dir_remove(dt__files *f, const char *path)
+{
+    char name[PATH_MAX];
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    dt_result r = DT_OK;
+    while (dir && !r && (entry = readdir(dir)) != NULL) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        snprintf(name, sizeof name, "%s/%.255s", path, entry->d_name);
+        if (!dt__file_goes(f) || unlink(name)) r = dt__file_error("remove", name);
+    }
+    if (dir) closedir(dir);
+    if (dir && !r && (!dt__file_goes(f) || rmdir(path))) r = dt__file_error("remove", path);
+    return r;
+}
+
+/* ---- texts that grow ---- */
+
+typedef struct dt__text {
+    char *at; /* ends with a NUL once something was added; dt__free() gives it back */
+    int64_t length, room;
+    int failed;
+} dt__text;
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static void dt__text_add(dt__text *t, const char *format, ...)
+{
+    va_list args;
+    int n;
+    va_start(args, format);
+    n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    t->failed |= n < 0 || !dt__reserve((void **)&t->at, t->length, &t->room, t->length + n + 1, 1, "a text");
+    if (t->failed) return;
+    va_start(args, format);
+    vsnprintf(t->at + t->length, (size_t)n + 1, format, args);
+    va_end(args);
+    t->length += n;
+}
+
+/* A JSON string; bytes that are not ASCII stay as they are. */
+static void dt__text_string(dt__text *t, const char *s)
+{
+    dt__text_add(t, "\"");
+    for (; *s; s++) {
+        if (*s == '"' || *s == '\\') dt__text_add(t, "\\%c", *s);
+        else if ((unsigned char)*s < 32) dt__text_add(t, "\\u%04x", *s);
+        else dt__text_add(t, "%c", *s);
+    }
+    dt__text_add(t, "\"");
+}
+
+/* ---- safetensors: eight bytes length, a JSON header with names, types, shapes and places, then the numbers ---- */
+
+typedef struct dt__stored_type {
+    const char *name;
+    int bytes, dtype; /* dt_dtype, or -1: numbers that this library does not read */
+} dt__stored_type;
+static const dt__stored_type dt__stored_types[] = {
+    {"F32", 4, DT_F32}, {"BF16", 2, DT_BF16}, {"F16", 2, DT_F16}, {"U8", 1, -1},      {"I8", 1, -1},  {"BOOL", 1, -1},
+    {"I16", 2, -1},     {"U16", 2, -1},       {"I32", 4, DT_I32}, {"U32", 4, -1},     {"F64", 8, -1}, {"I64", 8, -1},
+    {"U64", 8, -1},     {"F8_E4M3", 1, -1},   {"F8_E5M2", 1, -1}};
+enum { DT__STORED_F32, DT__STORED_BF16, DT__STORED_F16, DT__STORED_U8 };
+enum { DT__STORED_TYPES = (int)(sizeof dt__stored_types / sizeof *dt__stored_types) };
+enum { DT__HEADER_MOST = 100000000 }; /* bytes, as the format's own reader allows */
+
+/* A tensor in a file. */
+typedef struct dt__stored {
+    char name[160];
+    int type;          /* in dt__stored_types */
+    int32_t file;
+    dt_shape shape;    /* dims -1: more than DT_MAX_DIMS */
+    int64_t at, bytes; /* in the file */
+} dt__stored;
+
+typedef struct dt__stored_file {
+    char path[PATH_MAX];
+    int fd;
+} dt__stored_file;
+
+/* All tensors of a checkpoint's files. */
+typedef struct dt__tensors {
+    dt__stored *list; /* sorted by name, after dt__tensors_sort() */
+    dt__stored_file *file;
+    int64_t count, room, files, file_room;
+} dt__tensors;
+
+static void dt__tensors_close(dt__tensors *t)
+{
+    for (int64_t i = 0; i < t->files; i++)
+        if (t->file[i].fd >= 0) close(t->file[i].fd);
+    dt__free(t->file);
+    dt__free(t->list);
+    memset(t, 0, sizeof *t);
+}
+
+/* [1, 2, ..]: returns how many, of which the first `most` are kept. */
+static int64_t dt__stored_numbers(dt__json *j, int64_t place, int64_t *list, int64_t most, const char *what)
+{
+    int64_t count = 0, n = 0, value = 0;
+    if (place < 0) return dt__json_fail(j, "a tensor has no %s: the file is of another kind, or cut", what);
+    j->at = place;
+    if (!dt__json_enter(j, '[')) return 0;
+    for (; dt__json_more(j, ']', &count); n++) {
+        int c = dt__json_peek(j);
+        if (c < '0' || c > '9' || !dt__json_number(j, &value) || value < 0)
+            return dt__json_fail(j, "%s holds whole numbers only: the file is damaged, copy it again", what);
+        if (n < most) list[n] = value;
+    }
+    return n;
+}
+
+/* The value of one name: where `data` is where the numbers begin, of which there are `bytes`. */
+static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t bytes)
+{
+    static const char *const keys[] = {"dtype", "shape", "data_offsets", NULL};
+    int64_t place[3], span[2], count = 1, dims, shape[DT_MAX_DIMS], end;
+    const char *type;
+    if (!dt__json_members(j, keys, place)) return 0;
+    end = j->at;
+    dims = dt__stored_numbers(j, place[1], shape, DT_MAX_DIMS, "shape");
+    if (dt__stored_numbers(j, place[2], span, 2, "data_offsets") != 2 || j->result)
+        return dt__json_fail(j, "data_offsets are two numbers: the file is damaged, copy it again");
+    type = dt__json_text(j, place[0], "dtype");
+    for (s->type = 0; s->type < DT__STORED_TYPES && strcmp(type, dt__stored_types[s->type].name); s->type++) continue;
+    if (s->type == DT__STORED_TYPES) return dt__json_fail(j, "numbers of type %.20s are not known: convert them", type);
+    s->shape.dims = dims <= DT_MAX_DIMS ? (int)dims : -1;
+    for (int i = 0; i < s->shape.dims; i++) {
+        s->shape.n[i] = shape[i];
+        count = shape[i] && count > bytes / shape[i] ? bytes + 1 : count * shape[i]; /* never over the top */
+    }
+    s->at = data + span[0];
+    s->bytes = span[1] - span[0];
+    if (span[0] > span[1] || span[1] > bytes || (dims <= DT_MAX_DIMS && s->bytes != count * dt__stored_types[s->type].bytes))
+        return dt__json_fail(j, "%.100s has no place for its shape: the file is damaged, copy it again", s->name);
+    j->at = end;
+    return 1;
+}
+
+static int dt__stored_order(const void *a, const void *b)
+{
+    const dt__stored *x = (const dt__stored *)a, *y = (const dt__stored *)b;
+    return x->at != y->at ? (x->at > y->at) - (x->at < y->at) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+static int dt__stored_by_name(const void *a, const void *b)
+{
+    return strcmp(((const dt__stored *)a)->name, ((const dt__stored *)b)->name);
+}
+
+/* Reads a header, of `length` bytes, into the list. Every byte behind it belongs to one tensor. */
+static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t bytes)
+{
+    int64_t count = 0, first = t->count, end = data;
+    if (!dt__json_enter(j, '{')) return 0;
+    while (dt__json_more(j, '}', &count)) {
+        dt__stored *s;
+        if (!dt__json_key(j)) return 0;
+        if (dt__json_is(j, "__metadata__")) {
+            if (!dt__json_skip(j)) return 0;
+            continue;
+        }
+        if (!dt__reserve((void **)&t->list, t->count, &t->room, t->count + 1, sizeof *t->list, "a list of tensors"))
+            return j->result = DT_E_MEMORY, 0;
+        s = &t->list[t->count++];
+        memset(s, 0, sizeof *s);
+        if (j->length >= (int64_t)sizeof s->name || memchr(j->string, 0, (size_t)j->length))
+            return dt__json_fail(j, "a tensor's name has %lld bytes: up to %d are read, without zeros",
+                                 (long long)j->length, (int)sizeof s->name - 1);
+        memcpy(s->name, j->string, (size_t)j->length);
+        s->file = (int32_t)t->files - 1;
+        if (!dt__stored_read(j, s, data, bytes)) return 0;
+    }
+    if (!j->result && dt__json_peek(j)) return dt__json_fail(j, "something stands behind the header's end");
+    if (t->count > first) qsort(t->list + first, (size_t)(t->count - first), sizeof *t->list, dt__stored_order);
+    for (int64_t i = first; i < t->count && !j->result; i++) {
+        if (t->list[i].at != end)
+            return dt__json_fail(j, "%.100s does not begin where the one before ends: the file is damaged, copy it again",
+                                 t->list[i].name);
+        end += t->list[i].bytes;
+    }
+    if (!j->result && end != data + bytes)
+        return dt__json_fail(j, "%lld bytes belong to no tensor: the file is damaged, copy it again",
+                             (long long)(data + bytes - end));
+    return !j->result;
+}
+
+/* Adds the tensors of a file. After an error, too, dt__tensors_close() gives back what there is. */
+static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *path)
+{
+    dt__stored_file *file;
+    dt__json j;
+    unsigned char eight[8];
+    int64_t bytes = 0, length = 0;
+    char *header = NULL;
+    dt_result r;
+    memset(&j, 0, sizeof j);
+    if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
+        return DT_E_MEMORY;
+    file = &t->file[t->files++];
+    snprintf(file->path, sizeof file->path, "%s", path);
+    r = dt__file_open(f, path, &file->fd, &bytes);
+    if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
+    if (!r) r = dt__file_read(f, file->fd, path, eight, 8, 0);
+    for (int i = 8; i-- > 0 && !r;) length = length > DT__HEADER_MOST ? length : length << 8 | eight[i];
+    if (!r && (length > DT__HEADER_MOST || length > bytes - 8))
+        r = dt__error(DT_E_DATA, "%s does not begin with the length of a header: it is no safetensors file, or damaged",
+                      path);
+    if (!r && !(header = (char *)dt__alloc(length + 1, "a header"))) r = DT_E_MEMORY;
+    if (!r) r = dt__file_read(f, file->fd, path, header, length, 8);
+    if (!r) {
+        j.path = path, j.text = header, j.bytes = length;
+        if (!dt__tensors_header(t, &j, 8 + length, bytes - 8 - length)) r = j.result;
+    }
+    dt__free(j.string);
+    dt__free(header);
+    return r;
+}
+
+/* When all files are added: no name may be there twice. */
+static dt_result dt__tensors_sort(dt__tensors *t)
+{
+    if (t->count) qsort(t->list, (size_t)t->count, sizeof *t->list, dt__stored_by_name);
+    for (int64_t i = 1; i < t->count; i++)
+        if (!strcmp(t->list[i - 1].name, t->list[i].name))
+            return dt__error(DT_E_DATA, "%s holds %s, which %s holds too: the files do not belong together",
+                             t->file[t->list[i].file].path, t->list[i].name, t->file[t->list[i - 1].file].path);
+    return DT_OK;
+}
+
+/* The last tensor whose name is not behind `name`; NULL: there is none. */
+static const dt__stored *dt__tensors_upto(const dt__tensors *t, const char *name)
+{
+    int64_t lo = 0, hi = t->count;
+    while (lo < hi) {
+        int64_t middle = (lo + hi) / 2;
+        if (strcmp(t->list[middle].name, name) <= 0) lo = middle + 1;
+        else hi = middle;
+    }
+    return lo ? &t->list[lo - 1] : NULL;
+}
+static const dt__stored *dt__tensors_find(const dt__tensors *t, const char *name)
+{
+    const dt__stored *s = dt__tensors_upto(t, name);
+    return s && !strcmp(s->name, name) ? s : NULL;
+}
+
+static dt_result dt__tensors_read(const dt__tensors *t, dt__files *f, const dt__stored *s, void *data, int64_t bytes,
+                                  int64_t at)
+{
+    return dt__file_read(f, t->file[s->file].fd, t->file[s->file].path, data, bytes, s->at + at);
+}
+
+/* A file being written. The hash is computed by another thread while the same bytes are written. */
+typedef struct dt__tensor_file {
+    dt__files *files;
+    char path[PATH_MAX];
+    int fd;
+    dt__text header;     /* until the numbers come */
+    int64_t bytes;       /* of tensors announced */
+    int64_t written;     /* of the file */
+    dt__sha256 sha;
+    char hash[65];
+    dt__queue queue;
+    const void *hashing; /* for the thread */
+    int64_t hashing_bytes;
+} dt__tensor_file;
+
+static dt_result dt__tensor_file_hash(void *owner, int64_t job)
+{
+    dt__tensor_file *w = (dt__tensor_file *)owner;
+    (void)job;
+    dt__sha256_add(&w->sha, w->hashing, w->hashing_bytes);
+    return DT_OK;
+}
+
+static void dt__tensor_file_begin(dt__tensor_file *w, dt__files *f, const char *path)
+{
+    memset(w, 0, sizeof *w);
+    w->files = f;
+    w->fd = -1;
+    snprintf(w->path, sizeof w->path, "%s", path);
+    dt__sha256_begin(&w->sha);
+    dt__text_add(&w->header, "{\"__metadata__\":{\"format\":\"pt\"}");
+}
+
+/* Announces a tensor; the numbers follow in the same order. */
+static void dt__tensor_file_name(dt__tensor_file *w, const char *name, int type, const dt_shape *shape)
+{
+    int64_t bytes = dt_shape_count(*shape) * dt__stored_types[type].bytes;
+    dt__text_add(&w->header, ",");
+    dt__text_string(&w->header, name);
+    dt__text_add(&w->header, ":{\"dtype\":\"%s\",\"shape\":[", dt__stored_types[type].name);
+    for (int i = 0; i < shape->dims; i++) dt__text_add(&w->header, i ? ",%lld" : "%lld", (long long)shape->n[i]);
+    dt__text_add(&w->header, "],\"data_offsets\":[%lld,%lld]}", (long long)w->bytes, (long long)(w->bytes + bytes));
+    w->bytes += bytes;
+}
+
+/* Writes and hashes; `data` is only read until this returns. */
+static dt_result dt__tensor_file_put(dt__tensor_file *w, const void *data, int64_t bytes)
+{
+    dt_result r;
+    w->hashing = data;
+    w->hashing_bytes = bytes;
+    (void)dt__queue_next(&w->queue);
+    (void)dt__queue_ask(&w->queue);
+    r = dt__file_write(w->files, w->fd, w->path, data, bytes);
+    (void)dt__queue_wait(&w->queue, w->queue.asked);
+    w->written += bytes;
+    return r;
+}
+
+/* All tensors are announced: creates the file and writes the header, with spaces behind it so that numbers are aligned. */
+static dt_result dt__tensor_file_open(dt__tensor_file *w)
+{
+    unsigned char eight[8];
+    dt_result r;
+    dt__text_add(&w->header, "}");
+    while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
+    if (w->header.failed) return DT_E_MEMORY;
+    for (int i = 0; i < 8; i++) eight[i] = (unsigned char)((uint64_t)w->header.length >> 8 * i);
+    r = dt__queue_open(&w->queue, dt__tensor_file_hash, w, 1, "hash a checkpoint");
+    if (!r) r = dt__file_create(w->files, w->path, &w->fd);
+    if (!r) r = dt__tensor_file_put(w, eight, 8);
+    if (!r) r = dt__tensor_file_put(w, w->header.at, w->header.length);
+    return r;
+}
+
+/* After an error r, too, which stays. */
+static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r)
+{
+    dt__queue_close(&w->queue);
+    r = dt__file_finish(w->files, w->fd, w->path, r);
+    dt__sha256_end(&w->sha, w->hash);
+    dt__free(w->header.at);
+    return r;
+}
+
+/* ---- the directory ---- */
+
+enum { DT__STEP_NAME = 32 };
+static void dt__step_name(char name[DT__STEP_NAME], int64_t step) { snprintf(name, DT__STEP_NAME, "step-%09lld", (long long)step); }
+
+/* The step of a directory's name, or -1. */
+static int64_t dt__step_of(const char *name)
+{
+    char again[DT__STEP_NAME];
+    long long step = -1;
+    if (sscanf(name, "step-%lld", &step) != 1 || step < 0) return -1;
+    dt__step_name(again, step);
+    return strcmp(again, name) ? -1 : step;
+}
+
+static int dt__step_order(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* The steps of the checkpoints in a directory, the newest first; dt__free() gives the list back. A directory that is not
+ * there has none. */
+static dt_result dt__steps_list(const char *path, int64_t **list, int64_t *count)
+{
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    int64_t room = 0;
+    int fine = 1;
+    *list = NULL;
+    *count = 0;
+    if (!dir && errno != ENOENT) return dt__file_error("read the directory", path);
+    while (dir && fine && (entry = readdir(dir)) != NULL) {
+        int64_t step = dt__step_of(entry->d_name);
+        if (step < 0) continue;
+        fine = dt__reserve((void **)list, *count, &room, *count + 1, sizeof **list, "a list of checkpoints");
+        if (fine) (*list)[(*count)++] = step;
+    }
+    if (dir) closedir(dir);
+    if (*count) qsort(*list, (size_t)*count, sizeof **list, dt__step_order);
+    return fine ? DT_OK : DT_E_MEMORY;
+}
+
+/* Takes away what was not completed: directories that end in .tmp. */
+static dt_result dt__steps_clean(dt__files *f, const char *path)
+{
+    char name[PATH_MAX];
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    dt_result r = DT_OK;
+    while (dir && !r && (entry = readdir(dir)) != NULL) {
+        size_t n = strlen(entry->d_name);
+        if (strncmp(entry->d_name, "step-", 5) || n < 9 || strcmp(entry->d_name + n - 4, ".tmp")) continue;
+        snprintf(name, sizeof name, "%s/%.255s", path, entry->d_name);
+        r = dt__dir_remove(f, name);
+    }
+    if (dir) closedir(dir);
+    return r;
+}
+
+/* Removes the checkpoint of a step: it loses its name first, so that no half of it ever has one. */
+static dt_result dt__step_remove(dt__files *f, const char *path, int64_t step)
+{
+    char name[DT__STEP_NAME], whole[PATH_MAX], going[PATH_MAX];
+    dt_result r;
+    dt__step_name(name, step);
+    snprintf(whole, sizeof whole, "%s/%s", path, name);
+    snprintf(going, sizeof going, "%s/%s.old.tmp", path, name);
+    r = dt__file_rename(f, whole, going);
+    return r ? r : dt__dir_remove(f, going);
+}
+
+/* `latest` names a step. Replaced in one move. */
+static dt_result dt__latest_put(dt__files *f, const char *path, int64_t step)
+{
+    char name[DT__STEP_NAME], draft[PATH_MAX], latest[PATH_MAX];
+    dt_result r;
+    dt__step_name(name, step);
+    snprintf(draft, sizeof draft, "%s/latest.tmp", path);
+    snprintf(latest, sizeof latest, "%s/latest", path);
+    strcat(name, "\n");
+    r = dt__file_put(f, draft, name, (int64_t)strlen(name));
+    if (!r) r = dt__file_rename(f, draft, latest);
+    return r ? r : dt__dir_sync(f, path);
+}
+
+/* Gives a complete .tmp its name, then switches `latest`. One that is there already, of a run that came this far
+ * before, makes room. */
+static dt_result dt__step_publish(dt__files *f, const char *path, int64_t step)
+{
+    char name[DT__STEP_NAME], draft[PATH_MAX], whole[PATH_MAX];
+    dt_result r;
+    dt__step_name(name, step);
+    snprintf(draft, sizeof draft, "%s/%s.tmp", path, name);
+    snprintf(whole, sizeof whole, "%s/%s", path, name);
+    r = dt__dir_sync(f, draft);
+    if (!r && !access(whole, F_OK)) r = dt__step_remove(f, path, step);
+    if (!r) r = dt__file_rename(f, draft, whole);
+    if (!r) r = dt__dir_sync(f, path);
+    return r ? r : dt__latest_put(f, path, step);
+}
+
+/* Removes all but the newest `keep`; 0: keeps all. */
+static dt_result dt__steps_retain(dt__files *f, const char *path, int64_t keep)
+{
+    int64_t *list, count;
+    dt_result r = keep ? dt__steps_list(path, &list, &count) : DT_OK;
+    if (!keep) return r;
+    for (int64_t i = keep; i < count && !r; i++) r = dt__step_remove(f, path, list[i]);
+    dt__free(list);
+    return r;
+}
+
+/* ---- the manifest ---- */
+
+typedef struct dt__part_file {
+    char name[64], hash[65];
+    int64_t bytes;
+} dt__part_file;
+
+/* What a checkpoint says of itself. */
+typedef struct dt__manifest {
+    char *text;
+    int64_t bytes;
+    int full;
+    int64_t step;
+    double power1, power2; /* of the optimizer (R13) */
+    char model[65], data[65];
+    int64_t recipe;        /* where the object of options begins in the text */
+    dt__part_file *file;
+    int64_t files, room;
+} dt__manifest;
+
+enum { DT__MANIFEST_VERSION = 1, DT__MANIFEST_MOST = 64 << 20 };
+#define DT__MANIFEST_SEAL ",\n \"sha256\": \"" /* then 64 digits of what stands before, and "\n} */
+
+static void dt__manifest_close(dt__manifest *m)
+{
+    dt__free(m->text);
+    dt__free(m->file);
+    memset(m, 0, sizeof *m);
+}
+
+/* The last words: a hash of all before, so that no byte of a manifest can change unseen. */
+static void dt__manifest_seal(dt__text *t)
+{
+    dt__sha256 h;
+    char hex[65];
+    if (t->failed) return;
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, t->at, t->length);
+    dt__sha256_end(&h, hex);
+    dt__text_add(t, DT__MANIFEST_SEAL "%s\"\n}\n", hex);
+}
+
+/* Is the seal whole? */
+static dt_result dt__manifest_check(const char *path, const char *text, int64_t bytes)
+{
+    dt__text again;
+    int64_t tail = (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4, fine;
+    memset(&again, 0, sizeof again);
+    if (bytes >= tail) {
+        dt__text_add(&again, "%.*s", (int)(bytes - tail), text);
+        dt__manifest_seal(&again);
+    }
+    if (again.failed) return dt__free(again.at), DT_E_MEMORY;
+    fine = bytes >= tail && again.length == bytes && !memcmp(again.at, text, (size_t)bytes);
+    dt__free(again.at);
+    return fine ? DT_OK : dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
+}
+
+/* [{"name": .., "bytes": .., "sha256": ..}, ..] */
+static int dt__manifest_files(dt__manifest *m, dt__json *j, int64_t place)
+{
+    static const char *const keys[] = {"name", "bytes", "sha256", NULL};
+    int64_t count = 0, at[3];
+    j->at = dt__max(0, place);
+    if (!dt__json_enter(j, '[')) return 0;
+    while (dt__json_more(j, ']', &count)) {
+        int64_t end;
+        dt__part_file *p;
+        if (!dt__reserve((void **)&m->file, m->files, &m->room, m->files + 1, sizeof *m->file, "a list of files"))
+            return j->result = DT_E_MEMORY, 0;
+        p = &m->file[m->files++];
+        if (!dt__json_members(j, keys, at)) return 0;
+        end = j->at;
+        snprintf(p->name, sizeof p->name, "%.63s", dt__json_text(j, at[0], "name"));
+        snprintf(p->hash, sizeof p->hash, "%.64s", dt__json_text(j, at[2], "sha256"));
+        j->at = dt__max(0, at[1]);
+        if (j->result || at[1] < 0 || !dt__json_number(j, &p->bytes) || !*p->name || strchr(p->name, '/'))
+            return dt__json_fail(j, "a file has no name, size or hash: the manifest is of another kind");
+        j->at = end;
+    }
+    return !j->result;
+}
+
+static double dt__manifest_number(dt__json *j, int64_t place, const char *what)
+{
+    return strtod(dt__json_text(j, place, what), NULL);
+}
+
+/* Reads and checks path/manifest.json. After an error, too, dt__manifest_close() gives back what there is. */
+static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *path)
+{
+    static const char *const keys[] = {"format", "version", "kind", "step", "power1", "power2", "model_sha256",
+                                       "data_sha256", "recipe", "files", NULL};
+    enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, RECIPE, FILES, KEYS };
+    int64_t place[KEYS], version = 0;
+    char name[PATH_MAX];
+    dt__json j;
+    dt_result r;
+    memset(m, 0, sizeof *m);
+    memset(&j, 0, sizeof j);
+    snprintf(name, sizeof name, "%s/manifest.json", path);
+    r = dt__file_get(f, name, DT__MANIFEST_MOST, &m->text, &m->bytes);
+    if (!r) r = dt__manifest_check(name, m->text, m->bytes);
+    if (r) return r;
+    j.path = name, j.text = m->text, j.bytes = m->bytes;
+    dt__json_members(&j, keys, place);
+    if (!j.result && strcmp(dt__json_text(&j, place[FORMAT], "format"), "dtrain checkpoint"))
+        dt__json_fail(&j, "its format is not \"dtrain checkpoint\": name another directory");
+    j.at = dt__max(0, place[VERSION]);
+    if (!j.result && (!dt__json_number(&j, &version) || version != DT__MANIFEST_VERSION))
+        dt__json_fail(&j, "the format's version is %lld, this library reads %d: use a newer one", (long long)version,
+                      (int)DT__MANIFEST_VERSION);
+    j.at = dt__max(0, place[STEP]);
+    if (!j.result && (!dt__json_number(&j, &m->step) || m->step < 0))
+        dt__json_fail(&j, "there is no step: the file is of another kind");
+    m->full = !strcmp(dt__json_text(&j, place[KIND], "kind"), "full");
+    m->power1 = dt__manifest_number(&j, place[POWER1], "power1");
+    m->power2 = dt__manifest_number(&j, place[POWER2], "power2");
+    snprintf(m->model, sizeof m->model, "%.64s", dt__json_text(&j, place[MODEL], "model_sha256"));
+    snprintf(m->data, sizeof m->data, "%.64s", dt__json_text(&j, place[DATA], "data_sha256"));
+    m->recipe = place[RECIPE];
+    if (!j.result) dt__manifest_files(m, &j, place[FILES]);
+    dt__free(j.string);
+    return j.result;
+}
+
+/* Has file p of a checkpoint its size and its hash? `tick` is called now and then. */
+static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_file *p, void (*tick)(void *), void *user)
+{
+    char name[PATH_MAX], hex[65], *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint");
+    int64_t bytes = 0;
+    int fd = -1;
+    dt__sha256 h;
+    dt_result r = DT_E_MEMORY;
+    if (!block) return r;
+    snprintf(name, sizeof name, "%s/%s", path, p->name);
+    r = dt__file_open(f, name, &fd, &bytes);
+    if (!r && bytes != p->bytes)
+        r = dt__error(DT_E_DATA, "%s has %lld bytes, its manifest says %lld: it is cut or another file", name,
+                      (long long)bytes, (long long)p->bytes);
+    dt__sha256_begin(&h);
+    for (int64_t at = 0; at < bytes && !r; at += DT__FILE_RUN) {
+        int64_t n = dt__min(DT__FILE_RUN, bytes - at);
+        r = dt__file_read(f, fd, name, block, n, at);
+        if (!r) dt__sha256_add(&h, block, n);
+        tick(user);
+    }
+    dt__sha256_end(&h, hex);
+    if (!r && strcmp(hex, p->hash))
+        r = dt__error(DT_E_DATA, "%s is damaged: its SHA-256 is not the one in the manifest", name);
+    if (fd >= 0) close(fd);
+    dt__free(block);
+    return r;
+}
+
 /* ============================================================================================
  * H15  mesh, layout, step programs, executor
  * ========================================================================================= */
@@ -14918,6 +15893,8 @@ DT_API dt_layout dt_layout_default(void)
     l.bucket = 25000000;
     l.eval_every = 100;
     l.eval_batches = 8;
+    l.keep = 2;
+    l.deadline = 120.0f;
     l.sample_length = 200;
     l.sampling = dt_sampling_default();
     return l;
@@ -15882,183 +16859,6 @@ static void dt__instr_text(const dt_instr *i, char *text, size_t size)
             used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
 }
 
-/* ---- work in the background ------------------------------------------------------------------------------ */
-
-/* A thread that does jobs one after another in the order in which another one, its user, asks for them. Jobs are
- * numbered from 0; a ticket is one more. After the first that fails it does no others. Without threads a job is done
- * when it is asked for. */
-typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
-typedef struct dt__queue {
-    dt__job_fn run;
-    void *owner;
-    int64_t room;           /* jobs that may be under way */
-    int64_t asked, done;
-    double waited, hidden;  /* seconds: the user waited; a job was under way and the user did not wait */
-    double since;           /* when they were added up last */
-    int busy, waiting;
-    int64_t wanted;         /* the ticket that the user waits for */
-    dt__lane *lane;         /* of the rank whose threads call communicators; NULL: they do not */
-    dt_result result;
-    char error[sizeof dt__thread.error];
-#ifndef DT_NO_THREADS
-    pthread_mutex_t lock; /* guards all that changes, but the user alone writes asked */
-    pthread_cond_t change;
-    pthread_t thread;
-    int quit;
-#endif
-    int running;
-} dt__queue;
-
-/* Time goes to one of the two sums at most, so what they add up to is what the jobs took. Others who wait for this rank
- * find out for whom it waits (dt__find_culprit). */
-static void dt__queue_mark(dt__queue *q, int busy, int waiting)
-{
-    double now = dt__now();
-    int user = waiting && q->done < q->wanted ? DT__OTHER_LINE : 0, thread = busy ? 0 : DT__OTHER_LINE;
-    if (q->waiting) q->waited += now - q->since;
-    else if (q->busy) q->hidden += now - q->since;
-    q->since = now;
-    if (q->lane && (q->waiting || waiting)) __atomic_store_n(&q->lane->line[0].waiting, user, __ATOMIC_RELAXED);
-    if (q->lane && q->busy != busy) __atomic_store_n(&q->lane->line[1].waiting, thread, __ATOMIC_RELAXED);
-    q->busy = busy;
-    q->waiting = waiting;
-}
-
-#ifndef DT_NO_THREADS
-static void *dt__queue_main(void *argument)
-{
-    dt__queue *q = (dt__queue *)argument;
-    unsigned saved = dt__fp_enter();
-    pthread_mutex_lock(&q->lock);
-    for (;;) {
-        dt_result r = q->result;
-        while (q->done == q->asked && !q->quit) pthread_cond_wait(&q->change, &q->lock);
-        if (q->done == q->asked) break;
-        pthread_mutex_unlock(&q->lock);
-        if (!r) r = q->run(q->owner, q->done);
-        pthread_mutex_lock(&q->lock);
-        if (r && !q->result) memcpy(q->error, dt__thread.error, sizeof q->error);
-        q->result = r;
-        q->done++;
-        dt__queue_mark(q, q->done < q->asked, q->waiting);
-        pthread_cond_broadcast(&q->change);
-    }
-    pthread_mutex_unlock(&q->lock);
-    dt__fp_leave(saved);
-    return NULL;
-}
-#endif
-
-/* `what` the thread does, for the sentence when there is none. */
-static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
-{
-    memset(q, 0, sizeof *q);
-    q->run = run;
-    q->owner = owner;
-    q->room = room;
-#ifndef DT_NO_THREADS
-    pthread_mutex_init(&q->lock, NULL);
-    pthread_cond_init(&q->change, NULL);
-    if ((errno = pthread_create(&q->thread, NULL, dt__queue_main, q)) != 0) {
-        pthread_mutex_destroy(&q->lock);
-        pthread_cond_destroy(&q->change);
-        return dt__error(DT_E_SYSTEM, "no thread to %s (%s)", what, strerror(errno));
-    }
-#else
-    (void)what;
-#endif
-    q->running = 1;
-    return DT_OK;
-}
-
-/* Ends after the last job that was asked for. */
-static void dt__queue_close(dt__queue *q)
-{
-    if (!q->running) return;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    q->quit = 1;
-    pthread_cond_broadcast(&q->change);
-    pthread_mutex_unlock(&q->lock);
-    pthread_join(q->thread, NULL);
-    pthread_mutex_destroy(&q->lock);
-    pthread_cond_destroy(&q->change);
-#endif
-    q->running = 0;
-}
-
-/* Returns when the job of this ticket is done; what failed is the caller's error then. */
-static dt_result dt__queue_wait(dt__queue *q, int64_t ticket)
-{
-    dt_result r;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    if (q->done < ticket) {
-        q->wanted = ticket;
-        dt__queue_mark(q, q->busy, 1);
-        while (q->done < ticket) pthread_cond_wait(&q->change, &q->lock);
-        dt__queue_mark(q, q->busy, 0);
-    }
-    r = q->result;
-    pthread_mutex_unlock(&q->lock);
-#else
-    (void)ticket;
-    r = q->result;
-#endif
-    return r ? dt__error(r, "%s", q->error) : DT_OK;
-}
-
-/* The number of the next job, when there is room for it; then dt__queue_ask. */
-static int64_t dt__queue_next(dt__queue *q)
-{
-    (void)dt__queue_wait(q, q->asked - q->room + 1);
-    return q->asked;
-}
-
-/* Asks for it; returns its ticket. */
-static int64_t dt__queue_ask(dt__queue *q)
-{
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    q->asked++;
-    dt__queue_mark(q, 1, 0);
-    pthread_cond_broadcast(&q->change);
-    pthread_mutex_unlock(&q->lock);
-#else
-    q->result = q->result ? q->result : q->run(q->owner, q->asked);
-    q->done = ++q->asked;
-#endif
-    return q->asked;
-}
-
-/* Is anything left to be done? */
-static int dt__queue_pending(dt__queue *q)
-{
-    int pending;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    pending = q->done < q->asked;
-    pthread_mutex_unlock(&q->lock);
-#else
-    pending = q->done < q->asked;
-#endif
-    return pending;
-}
-
-/* The two sums up to now. */
-static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
-{
-#ifndef DT_NO_THREADS
-    if (q->running) pthread_mutex_lock(&q->lock);
-    dt__queue_mark(q, q->busy, q->waiting);
-#endif
-    *waited = q->waited;
-    *hidden = q->hidden;
-#ifndef DT_NO_THREADS
-    if (q->running) pthread_mutex_unlock(&q->lock);
-#endif
-}
-
 /* ---- the way to a second memory --------------------------------------------------------------------- */
 
 /* Copies in the background. With a rate each takes as long as the bytes would take over such a link. */
@@ -16187,6 +16987,8 @@ typedef struct dt__engine {
     double seconds_sending;       /* on line 0: without overlap all communication, with it that of stages and shards */
     uint32_t *own_tokens;         /* with context shards these: the rows' tokens and targets of this rank's leaves */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
+    dt_result (*hold)(void *owner); /* called before the first weight changes; NULL: nobody reads them meanwhile */
+    void *hold_owner;
 } dt__engine;
 
 static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
@@ -17325,6 +18127,7 @@ static dt_result dt__engine_update(dt__engine *e)
     float squares = 0.0f, clip = 1.0f;
     dt__update decayed, plain;
     dt_result result = dt__engine_squares(e, &squares);
+    if (!result && e->hold) result = e->hold(e->hold_owner);
     if (result) return result;
     e->norm = dt__sqrtf(squares);
     if (!(squares <= 3.402823466e38f)) /* also NaN */
@@ -17426,7 +18229,7 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
     if (!e->queue.running) return r;
     memcpy(error, dt__thread.error, sizeof error);
     dt__engine_others(e, comms);
-    for (int i = 0; i < 6 && dt__queue_pending(&e->queue) && job; i++)
+    for (int i = 0; i < 6 && dt__queue_pending(&e->queue, e->queue.asked) && job; i++)
         if (comms[i] && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) &&
             __atomic_load_n(&job->stop, __ATOMIC_SEQ_CST) != 2)
             dt__blame(&comms[i]->area->fault, DT__FAULT_LEFT, dt_comm_rank(e->comm));
@@ -18168,8 +18971,15 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("top-k", "N", DT__TYPE_INT, sampling.top_k, "samples draw from so many tokens; 0: all"),
     DT__LAYOUT("top-p", "P", DT__TYPE_FLOAT, sampling.top_p, "samples draw from so much probability; 0: all"),
     DT__LAYOUT("no-cache", NULL, DT__TYPE_FLAG, no_cache, "samples compute the whole sequence for every token"),
-    DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step"),
+    DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step; a resumed run appends"),
     DT__LAYOUT("timeline", "FILE", DT__TYPE_TEXT, timeline, "the last step as SVG, or as a trace (.json)"),
+    DT__LAYOUT("checkpoint", "DIR", DT__TYPE_TEXT, checkpoint, "where checkpoints are; training goes on from the newest"),
+    DT__LAYOUT("checkpoint-every", "N", DT__TYPE_INT, checkpoint_every, "steps; 0: at the end, and when asked to stop"),
+    DT__CHOSEN("checkpoint-kind", checkpoint_kind, "sharded,full", "sharded (a file per rank) or full (by rank 0)"),
+    DT__LAYOUT("checkpoint-async", NULL, DT__TYPE_FLAG, checkpoint_async, "copy, and write behind training"),
+    DT__LAYOUT("keep", "N", DT__TYPE_INT, keep, "checkpoints that stay, the newest; 0: all"),
+    DT__CHOSEN("resume", resume, "auto,never,only", "auto, never (refuse a used directory) or only (need a checkpoint)"),
+    DT__LAYOUT("deadline", "SECONDS", DT__TYPE_FLOAT, deadline, "from a request to stop to a forced end"),
     DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
     DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
     DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small"),
@@ -18352,6 +19162,35 @@ typedef struct dt__generator {
     int32_t *heap;                 /* (vocabulary): tokens, for top_k and top_p */
 } dt__generator;
 
+/* A run of one array of a parameter (R11): `count` weights from the `from`-th on, whose numbers are at data. */
+typedef struct dt__run {
+    int kind;
+    int32_t param;
+    int64_t array, from, count, bytes;
+    int64_t local; /* where the run begins in what this rank stores of the parameter, in weights */
+    char *data;
+} dt__run;
+typedef struct dt__runs {
+    dt__run *list;
+    int64_t count, room, bytes;
+} dt__runs;
+
+/* Saving: what this rank writes of the state, and how far it is. */
+typedef struct dt__saver {
+    dt__files files;
+    dt__queue queue;       /* three jobs per save: copy, write, publish */
+    dt__runs live, runs;   /* what this rank writes: where it is, and where the writer takes it from */
+    char *snapshot;        /* a copy of it, for asynchronous saves */
+    dt__part_file part[2]; /* the files that this rank has written */
+    dt__part_file *all;    /* (ranks): the shards */
+    dt__text manifest;     /* rank 0 */
+    char model[65], data[65];
+    int state, damaged;
+    int64_t step, copied, written, published; /* of the save under way or the last one; tickets of its jobs */
+    double power1, power2;
+    double began, last, seconds, blocked; /* when; how long the last save took, and all of them kept training waiting */
+} dt__saver;
+
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
@@ -18371,6 +19210,8 @@ struct dt_trainer {
     float *counts;        /* (ranks, 16): words of each */
     dt__metrics metrics; /* rank 0, when asked for */
     FILE *timeline;      /* the same */
+    dt__saver save;
+    int64_t first;       /* the step that a checkpoint was of; 0: training began here */
     char hash[68];
     int64_t hashed; /* the step whose hash it is; -1: none */
     double peak_gflops, started, printed, waited;
@@ -18595,6 +19436,15 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (!(l->memory_weight >= 0.0f && l->memory_weight <= 1.0f))
         return dt__error(DT_E_USAGE, "--memory-weight %g: it is 0 (stages balance time) to 1 (memory)",
                          (double)l->memory_weight);
+    if (l->checkpoint && (!*l->checkpoint || strlen(l->checkpoint) > PATH_MAX - 128))
+        return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
+    if (l->checkpoint_every < 0 || l->keep < 0 || !(l->deadline > 0.0f && l->deadline < 1e6f))
+        return dt__error(DT_E_USAGE, "--checkpoint-every and --keep are 0 or more, --deadline is above 0 seconds");
+    if (!l->checkpoint && (l->checkpoint_every || l->checkpoint_async || l->resume == DT_RESUME_ONLY))
+        return dt__error(DT_E_USAGE, "there is no place for checkpoints: --checkpoint DIR names one");
+    if (l->checkpoint_async && l->checkpoint_kind == DT_FULL)
+        return dt__error(DT_E_USAGE, "--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait for "
+                         "rank 0; save sharded, and convert afterwards");
     return dt__check_sampling(&l->sampling);
 }
 
@@ -18917,6 +19767,9 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm))))
         printf("%s", dt__crossing);
     dt__memory_print(t);
+    if (t->first)
+        printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
+               t->layout.checkpoint);
     for (int32_t i = 0; t->layout.show_program && i < t->e.program.count; i++) {
         dt__instr_text(&t->e.program.list[i], text, sizeof text);
         printf("program  %4d %s\n", i, text);
@@ -19056,6 +19909,900 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
     return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, dt_comm_size(t->comm)));
+}
+
+/* ---- the state, number by number: its hash --------------------------------------------------------------- */
+
+/* The arrays of the state: weights, then what the optimizer keeps. */
+enum { DT__ARRAYS = 1 + DT__STATE_COUNT };
+static const char *const dt__array_names[DT__ARRAYS] = {"weight", "first", "second", "first_scale", "second_scale",
+                                                        "average"};
+/* Bytes of 256 weights; of `count` weights, of which some share a number. */
+static int64_t dt__array_bytes(const dt_recipe *r, int kind)
+{
+    return kind ? dt__state_bytes(r, kind - 1) : 4 * DT__MOMENT_BLOCK;
+}
+static int64_t dt__bytes_of(int64_t bytes, int64_t count)
+{
+    int64_t units = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1;
+    return dt__ceil_div(count, units) * bytes * units / DT__MOMENT_BLOCK;
+}
+
+/* Who takes an array, parameter by parameter: elements in the order of the whole parameter; numbers that blocks of
+ * weights share in that of its stored arrays, each by itself. */
+typedef struct dt__sink {
+    dt_result (*take)(struct dt__sink *sink, const dt__param *p, const void *data, int64_t bytes);
+} dt__sink;
+
+/* Sends bytes to rank 0, or takes them there. */
+static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_t bytes)
+{
+    float block[1024];
+    dt_result r = DT_OK;
+    for (int64_t at = 0; at < bytes && !r; at += (int64_t)sizeof block) {
+        int64_t n = dt__min((int64_t)sizeof block, bytes - at), words = dt__ceil_div(n, 4);
+        if (dt_comm_rank(t->comm) == from) {
+            memcpy(block, data + at, (size_t)n);
+            r = dt_send(t->comm, block, words, 0);
+        } else if (dt_is_root(t)) {
+            r = dt_recv(t->comm, block, words, from);
+            memcpy(data + at, block, (size_t)n);
+        }
+    }
+    return r;
+}
+
+/* An array of this rank: pieces, one behind another, or all of its parameters. */
+static char *dt__array_of(const dt_trainer *t, int kind, int *pieces)
+{
+    *pieces = t->e.shape.zero > (kind ? 0 : 2);
+    return kind ? (char *)t->e.state[kind - 1] : (char *)t->e.params;
+}
+
+/* Rank 0 gets the piece of a parameter that data-parallel rank j of the first copy of the state has, with the shards of
+ * place `tensor`; where it belongs, the owner says. */
+static dt_result dt__trainer_collect(dt_trainer *t, int kind, const dt__net_param *p, int j, int tensor, char *room)
+{
+    const dt__engine *e = &t->e;
+    int from = dt__mesh_rank(&e->mesh, j, p->stage[0], tensor), self = dt_comm_rank(t->comm), pieces;
+    int64_t bytes = dt__array_bytes(&t->recipe, kind), where[2], place = 0;
+    char *array = dt__array_of(t, kind, &pieces);
+    dt_result r = DT_OK;
+    if (self != from && self) return DT_OK;
+    if (self == from) {
+        dt__piece_of x = dt__engine_piece(e, p);
+        where[0] = pieces ? x.from : 0;
+        where[1] = pieces ? x.count : p->count;
+        place = (pieces ? x.state : p->offset) / DT__MOMENT_BLOCK * bytes;
+    }
+    if (from) r = dt__trainer_pass_on(t, from, (char *)where, 16);
+    if (r) return r;
+    room += where[0] / DT__MOMENT_BLOCK * bytes;
+    if (!from) memcpy(room, array + place, (size_t)dt__bytes_of(bytes, where[1]));
+    else r = dt__trainer_pass_on(t, from, self ? array + place : room, dt__bytes_of(bytes, where[1]));
+    return r;
+}
+
+/* Gives a parameter's part of an array on. At `at` is what ranks store, those with the first experts first, then by
+ * tensor shards. */
+static dt_result dt__visit_param(const dt_trainer *t, dt__sink *sink, int64_t bytes, const dt__net_param *p,
+                                 const char *at)
+{
+    int64_t vt = t->e.net.tensor_shards, cut = dt__param_is_cut(&p->is, vt), shards = cut ? vt : 1;
+    int64_t own = cut ? t->e.net.own_shards : 1, experts = dt__max(1, p->is.own_experts), cuts = shards / own;
+    int64_t step = dt__shard_step(&p->is, vt), run = experts * own * step, arrays = dt__param_arrays(&p->is, vt);
+    dt__net_param q = *p;
+    dt__net part;
+    dt_result r = DT_OK;
+    memset(&part, 0, sizeof part);
+    part.tensor_shards = vt, part.own_shards = own;
+    for (int64_t i = 0; i < arrays * step / run && arrays > 1 && bytes >= DT__MOMENT_BLOCK; i++) {
+        part.first_shard = i % cuts * own;
+        q.is.first_expert = i / cuts * experts;
+        dt__net_whole(&part, &q, at + i * run / DT__MOMENT_BLOCK * bytes, bytes / DT__MOMENT_BLOCK, t->whole);
+    }
+    if (arrays > 1 && bytes >= DT__MOMENT_BLOCK)
+        return sink->take(sink, &p->is, t->whole, dt_shape_count(p->is.shape) * bytes / DT__MOMENT_BLOCK);
+    for (int64_t i = 0; i < arrays && !r; i++) {
+        int64_t e = i / shards, v = i % shards, rank = e / experts * cuts + v / own;
+        int64_t place = rank * run + (e % experts * own + v % own) * step;
+        r = sink->take(sink, &p->is, at + place / DT__MOMENT_BLOCK * bytes,
+                       dt__bytes_of(bytes, dt__shard_floats(&p->is, vt)));
+    }
+    return r;
+}
+
+/* Has every rank all of the state? */
+static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
+
+/* Room for what ranks store of the largest parameter, in floats. */
+static int64_t dt__trainer_room(const dt_trainer *t)
+{
+    int64_t most = 0;
+    for (int32_t i = 0; i < t->e.net.param_count; i++)
+        most = dt__max(most, DT__BLOCK * dt__engine_blocks(&t->e, &t->e.net.params[i].is));
+    return most;
+}
+
+/* Gives an array to the sink, unless it is NULL. Where ranks have only parts rank 0 collects each in `room`, and all
+ * ranks must come. */
+static dt_result dt__visit_array(dt_trainer *t, int kind, char *room, dt__sink *sink)
+{
+    const dt__engine *e = &t->e;
+    int64_t bytes = dt__array_bytes(&t->recipe, kind);
+    int pieces;
+    const char *array = dt__array_of(t, kind, &pieces);
+    dt_result r = DT_OK;
+    for (int32_t i = 0; i < e->net.param_count && bytes; i++) {
+        const dt__net_param *p = &e->net.params[i];
+        int64_t vt = e->net.tensor_shards, copies = dt__param_copies(&p->is);
+        int64_t run = dt__param_shards(&p->is, vt, e->net.own_shards) * dt__shard_step(&p->is, vt);
+        int places = dt__param_is_cut(&p->is, vt) ? e->mesh.size[DT__TENSOR] : 1;
+        int ranks = (int)(pieces ? dt__max(e->store.shards, copies) : copies);
+        dt_result sent = DT_OK;
+        for (int place = 0; place < places && room; place++)
+            for (int j = 0; j < ranks && !sent; j++)
+                sent = dt__trainer_collect(t, kind, p, j, place,
+                                           room + (j % copies * places + place) * run / DT__MOMENT_BLOCK * bytes);
+        if (sent) return sent;
+        if (sink && !r)
+            r = dt__visit_param(t, sink, bytes, p, room ? room : array + p->offset / DT__MOMENT_BLOCK * bytes);
+        dt__comm_tick(t->comm);
+    }
+    return r;
+}
+
+typedef struct dt__hash_sink {
+    dt__sink is;
+    dt__sha256 h;
+} dt__hash_sink;
+static dt_result dt__hash_take(dt__sink *sink, const dt__param *p, const void *data, int64_t bytes)
+{
+    (void)p;
+    dt__sha256_add(&((dt__hash_sink *)sink)->h, data, bytes);
+    return DT_OK;
+}
+
+static dt_result dt__trainer_hash(dt_trainer *t)
+{
+    dt__hash_sink h;
+    char *room = NULL;
+    int whole = dt__trainer_whole(t);
+    float words[17];
+    dt_result r;
+    if (!whole && !(room = (char *)dt__alloc(dt_is_root(t) ? 4 * dt__trainer_room(t) : 1, "the hash")))
+        return DT_E_MEMORY;
+    h.is.take = dt__hash_take;
+    dt__sha256_begin(&h.h);
+    r = dt__engine_settle(&t->e);
+    for (int kind = 0; kind < DT__ARRAYS && !r; kind++)
+        r = dt__visit_array(t, kind, room, whole || dt_is_root(t) ? &h.is : NULL);
+    dt__free(room);
+    dt__sha256_end(&h.h, t->hash);
+    memcpy(words, t->hash, 65);
+    if (!r && !whole) r = dt_broadcast(t->comm, words, 17, 0);
+    memcpy(t->hash, words, 65);
+    t->hashed = r ? -1 : t->e.step;
+    return r;
+}
+
+DT_API const char *dt_trainer_hash(dt_trainer *t)
+{
+    if (t->hashed != t->e.step && dt__trainer_hash(t)) t->hash[0] = 0;
+    return t->hash;
+}
+
+/* ---- checkpoints: which numbers are where ------------------------------------------------------------------ */
+
+static int dt__array_type(int64_t bytes) { return bytes == DT__MOMENT_BLOCK ? DT__STORED_U8 : DT__STORED_F32; }
+
+/* Of a piece of a parameter that several ranks have alike, each writes an equal part of whole blocks: which one this
+ * rank does. Of a parameter on several stages the stage of its first use writes. */
+static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_t *from, int64_t *count)
+{
+    const dt__mesh *m = &e->mesh;
+    int64_t alike = dt__max(e->store.shards, dt__param_copies(&p->is)); /* so far apart are data ranks with the same */
+    int64_t ranks = m->size[DT__DATA] / alike, self = m->at[DT__DATA] / alike, end = *from + *count;
+    int64_t blocks = dt__ceil_div(*count, DT__BLOCK), first = *from;
+    ranks *= m->size[DT__CONTEXT], self = self * m->size[DT__CONTEXT] + m->at[DT__CONTEXT];
+    if (!dt__param_is_cut(&p->is, e->net.tensor_shards))
+        ranks *= m->size[DT__TENSOR], self = self * m->size[DT__TENSOR] + m->at[DT__TENSOR];
+    *from = dt__min(end, first + blocks * self / ranks * DT__BLOCK);
+    *count = dt__min(end, first + blocks * (self + 1) / ranks * DT__BLOCK) - *from;
+    if (p->stage[0] != m->at[DT__PIPE]) *count = 0;
+}
+
+/* Adds weights [from, from + count) of what this rank stores of a parameter, at data, array by array. */
+static dt_result dt__runs_add(dt__runs *l, const dt__engine *e, int kind, int32_t param, int64_t from, int64_t count,
+                              char *data)
+{
+    const dt__param *p = &e->net.params[param].is;
+    int64_t vt = e->net.tensor_shards, own = e->net.own_shards, floats = dt__shard_floats(p, vt);
+    int64_t step = dt__shard_step(p, vt), bytes = dt__array_bytes(e->recipe, kind);
+    for (int64_t v = 0; v < dt__param_shards(p, vt, own); v++) {
+        int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
+        dt__run *run;
+        if (lo >= hi) continue;
+        if (!dt__reserve((void **)&l->list, l->count, &l->room, l->count + 1, sizeof *l->list, "a checkpoint"))
+            return DT_E_MEMORY;
+        run = &l->list[l->count++];
+        run->kind = kind;
+        run->param = param;
+        run->array = dt__param_array(p, vt, e->net.first_shard, own, v);
+        run->from = lo - v * step;
+        run->local = lo;
+        run->count = hi - lo;
+        run->data = data + (lo - from) / DT__MOMENT_BLOCK * bytes;
+        run->bytes = dt__bytes_of(bytes, run->count);
+        l->bytes += run->bytes;
+    }
+    return DT_OK;
+}
+
+/* All that this rank has; with `writes` what it writes: every number is written by one rank. */
+static dt_result dt__runs_open(dt__runs *l, const dt__engine *e, int writes)
+{
+    dt_result r = DT_OK;
+    memset(l, 0, sizeof *l);
+    for (int kind = 0; kind < DT__ARRAYS; kind++)
+        for (int32_t i = 0; i < e->net.param_count && !r && dt__array_bytes(e->recipe, kind); i++) {
+            const dt__net_param *p = &e->net.params[i];
+            dt__piece_of x = dt__engine_piece(e, p);
+            int64_t bytes = dt__array_bytes(e->recipe, kind), from = x.from, count = x.count;
+            char *data = kind ? (char *)e->state[kind - 1] + x.state / DT__MOMENT_BLOCK * bytes : (char *)x.weight;
+            if (p->offset < 0) continue;
+            if (!kind && !writes && e->shape.zero < 3)
+                from = 0, count = p->count, data = (char *)(e->params + p->offset);
+            if (writes) {
+                dt__engine_share(e, p, &from, &count);
+                data += (from - x.from) / DT__MOMENT_BLOCK * bytes;
+            }
+            r = dt__runs_add(l, e, kind, i, from, count, data);
+        }
+    return r;
+}
+
+static void dt__runs_close(dt__runs *l)
+{
+    dt__free(l->list);
+    memset(l, 0, sizeof *l);
+}
+
+/* "weight/transformer.wte.weight/000003/000000001024": such names sort as the numbers do. */
+static void dt__run_name(const dt__engine *e, const dt__run *run, int64_t from, char *name, size_t size)
+{
+    snprintf(name, size, "%s/%s/%06lld/%012lld", dt__array_names[run->kind], e->net.params[run->param].is.name,
+             (long long)run->array, (long long)from);
+}
+
+/* ---- sharded ---- */
+
+static dt_result dt__runs_write(const dt__engine *e, const dt__runs *l, dt__files *f, dt__part_file *part,
+                                 const char *directory, int rank)
+{
+    dt__tensor_file w;
+    char path[PATH_MAX];
+    dt_result r;
+    snprintf(part->name, sizeof part->name, "shard-%03d.safetensors", rank);
+    snprintf(path, sizeof path, "%s/%s", directory, part->name);
+    dt__tensor_file_begin(&w, f, path);
+    for (int64_t i = 0; i < l->count; i++) {
+        int type = dt__array_type(dt__array_bytes(e->recipe, l->list[i].kind));
+        dt_shape shape = dt_shape1(l->list[i].bytes / dt__stored_types[type].bytes);
+        char name[160];
+        dt__run_name(e, &l->list[i], l->list[i].from, name, sizeof name);
+        dt__tensor_file_name(&w, name, type, &shape);
+    }
+    r = dt__tensor_file_open(&w);
+    for (int64_t i = 0; i < l->count && !r; i++) r = dt__tensor_file_put(&w, l->list[i].data, l->list[i].bytes);
+    r = dt__tensor_file_close(&w, r);
+    part->bytes = w.written;
+    memcpy(part->hash, w.hash, sizeof part->hash);
+    return r;
+}
+
+/* Weights of a run from the runs in files, whoever wrote them. */
+static dt_result dt__runs_read(const dt__engine *e, const dt__run *run, const dt__tensors *t, dt__files *f)
+{
+    int64_t bytes = dt__array_bytes(e->recipe, run->kind), done = 0;
+    dt_result r = DT_OK;
+    while (done < run->count && !r) {
+        char name[160];
+        const dt__stored *s;
+        int64_t first = -1, held = 0, n;
+        dt__run_name(e, run, run->from + done, name, sizeof name);
+        s = dt__tensors_upto(t, name);
+        if (s && strlen(s->name) == strlen(name) && !memcmp(s->name, name, strlen(name) - 12) &&
+            s->type == dt__array_type(bytes))
+            first = strtoll(s->name + strlen(name) - 12, NULL, 10), held = s->bytes * DT__MOMENT_BLOCK / bytes;
+        n = dt__min(first + held, run->from + run->count) - run->from - done;
+        if (first < 0 || n <= 0 || (run->from + done - first) % DT__MOMENT_BLOCK)
+            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model", name);
+        r = dt__tensors_read(t, f, s, run->data + done / DT__MOMENT_BLOCK * bytes, dt__bytes_of(bytes, n),
+                             (run->from + done - first) / DT__MOMENT_BLOCK * bytes);
+        done += n;
+    }
+    return r;
+}
+
+/* ---- full ---- */
+
+/* Linear weights of the Llama family are (out,in) in files and (in,out) here. */
+static int dt__param_turns(const dt_recipe *r, const dt__param *p)
+{
+    return !r->model.segments && r->model.family == DT_LLAMA && p->shape.dims == 2 && !strstr(p->name, "embed_tokens") &&
+           !strstr(p->name, "lm_head");
+}
+
+/* to (cols,rows) = from (rows,cols), transposed. */
+static void dt__turn(float *to, const float *from, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < rows; i += 16)
+        for (int64_t j = 0; j < cols; j++)
+            for (int64_t k = i; k < dt__min(rows, i + 16); k++) to[j * rows + k] = from[k * cols + j];
+}
+
+/* What a file calls an array of a parameter, and its shape there. */
+static void dt__full_name(const dt_trainer *t, int kind, const dt__param *p, char *name, size_t size, dt_shape *shape)
+{
+    int64_t bytes = dt__array_bytes(&t->recipe, kind), vt = t->e.net.tensor_shards;
+    snprintf(name, size, "%s%s%s", kind ? dt__array_names[kind] : "", kind ? "." : "", p->name);
+    *shape = p->shape;
+    if (!kind && dt__param_turns(&t->recipe, p)) *shape = dt_shape2(p->shape.n[1], p->shape.n[0]);
+    if (bytes < DT__MOMENT_BLOCK)
+        *shape = dt_shape1(dt__param_arrays(p, vt) * dt__ceil_div(dt__shard_floats(p, vt), DT__MOMENT_BLOCK));
+}
+
+/* Puts what the visitor brings into a file. */
+typedef struct dt__full_sink {
+    dt__sink is;
+    dt_trainer *t;
+    dt__tensor_file *file;
+    float *turned;
+    int weights;
+} dt__full_sink;
+
+static dt_result dt__full_take(dt__sink *sink, const dt__param *p, const void *data, int64_t bytes)
+{
+    dt__full_sink *s = (dt__full_sink *)sink;
+    dt__comm_tick(s->t->comm);
+    if (s->weights && dt__param_turns(&s->t->recipe, p)) {
+        dt__turn(s->turned, (const float *)data, p->shape.n[0], p->shape.n[1]);
+        data = s->turned;
+    }
+    return dt__tensor_file_put(s->file, data, bytes);
+}
+
+/* One file of arrays [kind, end): rank 0 writes what all ranks bring, parameter by parameter. */
+static dt_result dt__full_file(dt_trainer *t, dt__part_file *part, const char *directory, int kind, int end, char *room,
+                               float *turned)
+{
+    dt__tensor_file w;
+    dt__full_sink sink;
+    char path[PATH_MAX], name[160];
+    dt_result r = DT_OK;
+    snprintf(part->name, sizeof part->name, "%s.safetensors", kind ? "optimizer" : "model");
+    snprintf(path, sizeof path, "%s/%s", directory, part->name);
+    dt__tensor_file_begin(&w, &t->save.files, path);
+    for (int k = kind; k < end; k++)
+        for (int32_t i = 0; i < t->e.net.param_count && dt__array_bytes(&t->recipe, k); i++) {
+            dt_shape shape;
+            dt__full_name(t, k, &t->e.net.params[i].is, name, sizeof name, &shape);
+            dt__tensor_file_name(&w, name, dt__array_type(dt__array_bytes(&t->recipe, k)), &shape);
+        }
+    sink.is.take = dt__full_take;
+    sink.t = t, sink.file = &w, sink.turned = turned, sink.weights = !kind;
+    if (dt_is_root(t)) r = dt__tensor_file_open(&w);
+    for (int k = kind; k < end; k++) {
+        dt_result visited = dt__visit_array(t, k, room, dt_is_root(t) && !r ? &sink.is : NULL);
+        r = r ? r : visited;
+    }
+    r = dt__tensor_file_close(&w, r);
+    part->bytes = w.written;
+    memcpy(part->hash, w.hash, sizeof part->hash);
+    return r;
+}
+
+/* What is read of a full checkpoint at a time: an array of a parameter, whole, then cut as this rank stores it. */
+typedef struct dt__full_reader {
+    char *whole, *cut;
+    float *turned;
+    int kind;
+    int32_t param; /* which it is; -1: none */
+} dt__full_reader;
+
+/* One parameter of an array from the files, as this rank stores it. */
+static dt_result dt__full_fetch(dt_trainer *t, dt__full_reader *f, const dt__run *run, const dt__tensors *from)
+{
+    const dt__net_param *p = &t->e.net.params[run->param];
+    int64_t bytes = dt__array_bytes(&t->recipe, run->kind) / DT__MOMENT_BLOCK, count = dt_shape_count(p->is.shape);
+    char name[160], a[96], b[96];
+    const dt__stored *s;
+    dt_shape shape;
+    dt_result r;
+    if (f->kind == run->kind && f->param == run->param) return DT_OK;
+    dt__full_name(t, run->kind, &p->is, name, sizeof name, &shape);
+    s = dt__tensors_find(from, name);
+    if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
+    if (s->type != dt__array_type(dt__array_bytes(&t->recipe, run->kind)) || !dt__same_shape(&s->shape, &shape))
+        return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
+                         dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(&shape, b));
+    dt__comm_tick(t->comm);
+    r = dt__tensors_read(from, &t->save.files, s, f->whole, count * bytes, 0);
+    if (!r && !run->kind && dt__param_turns(&t->recipe, &p->is)) {
+        memcpy(f->turned, f->whole, (size_t)(4 * count));
+        dt__turn((float *)(void *)f->whole, f->turned, p->is.shape.n[1], p->is.shape.n[0]);
+    }
+    if (r) return r;
+    f->kind = run->kind;
+    f->param = run->param;
+    if (dt__param_arrays(&p->is, t->e.net.tensor_shards) > 1)
+        dt__net_cut(&t->e.net, p, f->whole, bytes, f->cut);
+    else memcpy(f->cut, f->whole, (size_t)(count * bytes));
+    return DT_OK;
+}
+
+static dt_result dt__full_read(dt_trainer *t, dt__full_reader *f, const dt__run *run, const dt__tensors *from)
+{
+    const dt__param *p = &t->e.net.params[run->param].is;
+    int64_t bytes = dt__array_bytes(&t->recipe, run->kind), at;
+    const dt__stored *s;
+    char name[160];
+    dt_shape shape;
+    dt_result r;
+    if (bytes >= DT__MOMENT_BLOCK) {
+        r = dt__full_fetch(t, f, run, from);
+        if (!r) memcpy(run->data, f->cut + run->local * bytes / DT__MOMENT_BLOCK, (size_t)run->bytes);
+        return r;
+    }
+    dt__full_name(t, run->kind, p, name, sizeof name, &shape);
+    s = dt__tensors_find(from, name);
+    at = run->array * dt__ceil_div(dt__shard_floats(p, t->e.net.tensor_shards), DT__MOMENT_BLOCK) * bytes;
+    at += run->from / DT__MOMENT_BLOCK * bytes;
+    if (!s || s->bytes < at + run->bytes)
+        return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
+    return dt__tensors_read(from, &t->save.files, s, run->data, run->bytes, at);
+}
+
+/* ---- what a checkpoint must agree with ---- */
+
+/* Does the option decide bits of what is left to do? Names of files do not: what is in them does, which has a hash. */
+static int dt__option_binds(const dt__option *o)
+{
+    return !o->in_layout && o->type != DT__TYPE_MODEL && o->type != DT__TYPE_TEXT;
+}
+
+static void dt__option_text(const dt__option *o, const void *place, char *text, size_t size)
+{
+    size_t length = 0;
+    text[0] = 0;
+    if (o->type == DT__TYPE_INT) snprintf(text, size, "%lld", (long long)*(const int64_t *)place);
+    else if (o->type == DT__TYPE_FLOAT) snprintf(text, size, "%.9g", (double)*(const float *)place);
+    else if (o->type == DT__TYPE_FLAG) snprintf(text, size, "%d", (int)*(const int32_t *)place);
+    else if (o->type == DT__TYPE_TEXT)
+        snprintf(text, size, "%s", *(const char *const *)place ? *(const char *const *)place : "");
+    else if (o->type == DT__TYPE_NAME) {
+        const char *name = dt__name_at(o->names, *(const int32_t *)place, &length);
+        snprintf(text, size, "%.*s", (int)length, name);
+    }
+}
+
+/* {"name": "value", ..}: the recipe's options, or the layout's. */
+static void dt__options_json(dt__text *text, const dt_recipe *recipe, const dt_layout *layout, int in_layout)
+{
+    const char *comma = "{";
+    for (int i = 0; i < DT__OPTION_COUNT; i++) {
+        const dt__option *o = &dt__options[i];
+        char value[PATH_MAX];
+        if (o->in_layout != in_layout || o->type == DT__TYPE_MODEL) continue;
+        dt__option_text(o, (const char *)(in_layout ? (const void *)layout : (const void *)recipe) + o->offset, value,
+                        sizeof value);
+        dt__text_add(text, "%s\n  \"%s\": ", comma, o->name);
+        dt__text_string(text, value);
+        comma = ",";
+    }
+    dt__text_add(text, "}");
+}
+
+/* Hashes of the model, by its parameters' names and shapes and what options do not say, and of the data, by its size
+ * and three samples. */
+static dt_result dt__trainer_identity(dt_trainer *t)
+{
+    const dt_rope_scaling *s = &t->recipe.model.rope_scaling;
+    const dt_source *feed = &t->feed.is;
+    int64_t samples = feed->samples[DT_TRAIN], words = feed->inputs + feed->targets, at[3];
+    uint32_t *room = (uint32_t *)dt__alloc(4 * words, "a sample");
+    char text[320], shape[96];
+    dt__sha256 h;
+    dt_result r = room ? DT_OK : DT_E_MEMORY;
+    dt__sha256_begin(&h);
+    snprintf(text, sizeof text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
+             s->high_freq_factor, (long long)s->original_context);
+    dt__sha256_add(&h, text, (int64_t)strlen(text));
+    for (int32_t i = 0; i < t->e.net.param_count; i++) {
+        const dt__param *p = &t->e.net.params[i].is;
+        snprintf(text, sizeof text, "%s %s\n", p->name, dt__shape_text(&p->shape, shape));
+        dt__sha256_add(&h, text, (int64_t)strlen(text));
+    }
+    dt__sha256_end(&h, t->save.model);
+    dt__sha256_begin(&h);
+    snprintf(text, sizeof text, "%lld %lld %lld\n", (long long)samples, (long long)feed->inputs,
+             (long long)feed->targets);
+    dt__sha256_add(&h, text, (int64_t)strlen(text));
+    at[0] = 0, at[1] = samples / 2, at[2] = samples - 1;
+    for (int i = 0; i < 3 && !r; i++) {
+        r = dt__feed_fetch(&t->feed, DT_TRAIN, at[i], room, room + feed->inputs);
+        dt__sha256_add(&h, room, 4 * words);
+    }
+    dt__sha256_end(&h, t->save.data);
+    dt__free(room);
+    return r;
+}
+
+/* The manifest of what was written by all. */
+static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
+{
+    const dt__saver *s = &t->save;
+    const dt_recipe *r = &t->recipe;
+    int64_t next = s->step * r->batch, samples = t->feed.is.samples[DT_TRAIN];
+    dt__text_add(text, "{\n \"format\": \"dtrain checkpoint\",\n \"version\": %d,\n \"library\": \"%s\",\n",
+                 (int)DT__MANIFEST_VERSION, dt_version());
+    dt__text_add(text, " \"kind\": \"%s\",\n \"step\": %lld,\n \"steps\": %lld,\n",
+                 t->layout.checkpoint_kind == DT_FULL ? "full" : "sharded", (long long)s->step, (long long)r->steps);
+    dt__text_add(text, " \"learning_rate\": %.9g,\n \"power1\": \"%a\",\n \"power2\": \"%a\",\n",
+                 (double)dt_learning_rate(r, s->step), s->power1, s->power2);
+    dt__text_add(text, " \"loss_scale\": 1,\n \"rng\": {\"kind\": \"Philox4x32-10\", \"seed\": %lld},\n",
+                 (long long)r->seed);
+    dt__text_add(text, " \"data\": {\"next_sample\": %lld, \"epoch\": %lld, \"in_epoch\": %lld},\n",
+                 (long long)next, (long long)(next / samples), (long long)(next % samples));
+    dt__text_add(text, " \"model_sha256\": \"%s\",\n \"data_sha256\": \"%s\",\n", s->model, s->data);
+    dt__text_add(text, " \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
+                 dt_comm_size(t->comm));
+    dt__options_json(text, r, &t->layout, 0);
+    dt__text_add(text, ",\n \"layout\": ");
+    dt__options_json(text, r, &t->layout, 1);
+    dt__text_add(text, ",\n \"files\": [");
+    for (int64_t i = 0; i < files; i++)
+        dt__text_add(text, "%s\n  {\"name\": \"%s\", \"bytes\": %lld, \"sha256\": \"%s\"}", i ? "," : "",
+                     file[i].name, (long long)file[i].bytes, file[i].hash);
+    dt__text_add(text, "]");
+    dt__manifest_seal(text);
+}
+
+/* Is the checkpoint one of this run? Another number of steps is fine where the learning rate does not look at it. */
+static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
+{
+    int64_t count = 0;
+    dt__json j;
+    memset(&j, 0, sizeof j);
+    j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = dt__max(0, m->recipe);
+    if (strcmp(m->model, t->save.model))
+        return dt__error(DT_E_USAGE, "%s is of another model: give its options, or another --checkpoint", path);
+    if (dt__json_enter(&j, '{'))
+        while (dt__json_more(&j, '}', &count)) {
+            const dt__option *o = NULL;
+            char value[PATH_MAX];
+            if (!dt__json_key(&j)) break;
+            j.string[j.length] = 0;
+            for (int i = 0; i < DT__OPTION_COUNT; i++)
+                if (!strcmp(dt__options[i].name, j.string)) o = &dt__options[i];
+            dt__json_peek(&j);
+            if (!dt__json_string(&j)) break;
+            j.string[j.length] = 0;
+            if (!o || !dt__option_binds(o)) continue;
+            dt__option_text(o, (const char *)&t->recipe + o->offset, value, sizeof value);
+            if (!strcmp(value, j.string)) continue;
+            if (!strcmp(o->name, "steps") && t->recipe.schedule == DT_CONSTANT) continue;
+            dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the same "
+                      "or another --checkpoint", path, o->name, j.string, value);
+            return dt__free(j.string), DT_E_USAGE;
+        }
+    dt__free(j.string);
+    if (j.result) return j.result;
+    if (strcmp(m->data, t->save.data))
+        return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint", path,
+                         t->recipe.data ? t->recipe.data : "the source");
+    return DT_OK;
+}
+
+/* ---- saving ---- */
+
+enum { DT__SAVE_IDLE, DT__SAVE_WRITING, DT__SAVE_PUBLISHING };
+enum { DT__JOB_COPY, DT__JOB_WRITE, DT__JOB_PUBLISH, DT__JOBS };
+
+/* All ranks come with how it went; all leave with the first one's that failed. */
+static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
+{
+    float code = (float)r, sentence[256];
+    int size = dt_comm_size(t->comm), first = -1;
+    dt_result sent = dt_all_gather(t->comm, &code, t->counts, 1);
+    for (int i = size; i-- > 0 && !sent;)
+        if (t->counts[i] != 0.0f) first = i;
+    if (sent || first < 0) return sent;
+    r = (dt_result)(int)t->counts[first];
+    memcpy(sentence, dt__thread.error, sizeof sentence);
+    sent = dt_broadcast(t->comm, sentence, 256, first);
+    return sent ? sent : dt__error(r, "%.1000s", (const char *)sentence);
+}
+
+static void dt__save_path(const dt_trainer *t, char *path, size_t size)
+{
+    char name[DT__STEP_NAME];
+    dt__step_name(name, t->save.step);
+    snprintf(path, size, "%s/%s.tmp", t->layout.checkpoint, name);
+}
+
+/* The jobs of a save, in turn, on the thread that writes. */
+static dt_result dt__save_job(void *owner, int64_t job)
+{
+    dt_trainer *t = (dt_trainer *)owner;
+    dt__saver *s = &t->save;
+    char path[PATH_MAX], name[PATH_MAX];
+    dt_result r;
+    dt__save_path(t, path, sizeof path);
+    if (job % DT__JOBS == DT__JOB_COPY) {
+        for (int64_t i = 0; i < s->live.count && s->snapshot; i++)
+            memcpy(s->runs.list[i].data, s->live.list[i].data, (size_t)s->live.list[i].bytes);
+        return DT_OK;
+    }
+    if (job % DT__JOBS == DT__JOB_WRITE)
+        return t->layout.checkpoint_kind == DT_FULL ? DT_OK
+                                                   : dt__runs_write(&t->e, &s->runs, &s->files, s->part, path, dt_comm_rank(t->comm));
+    if (!dt_is_root(t)) return DT_OK;
+    snprintf(name, sizeof name, "%s/manifest.json", path);
+    r = s->manifest.failed ? DT_E_MEMORY : dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
+    if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint, s->step);
+    return r ? r : dt__steps_retain(&s->files, t->layout.checkpoint, t->layout.keep);
+}
+
+/* Waits for a job, a sign of life now and then. */
+static dt_result dt__save_wait(dt_trainer *t, int64_t ticket)
+{
+    while (dt__queue_pending(&t->save.queue, ticket)) dt__comm_tick(t->comm), dt__nap();
+    return dt__queue_wait(&t->save.queue, ticket);
+}
+
+/* Full: rank 0 writes, all ranks bring. */
+static dt_result dt__save_full(dt_trainer *t, const char *path)
+{
+    int64_t longest = dt__trainer_room(t);
+    int root = dt_is_root(t);
+    float *turned;
+    char *room = NULL;
+    dt_result r = DT_OK;
+    turned = (float *)dt__alloc(root && t->recipe.model.family == DT_LLAMA ? 4 * longest : 0, "a checkpoint");
+    if (!dt__trainer_whole(t)) room = (char *)dt__alloc(root ? 4 * longest : 0, "a checkpoint");
+    if (!turned || (!dt__trainer_whole(t) && !room)) r = DT_E_MEMORY;
+    r = dt__trainer_agree(t, r);
+    if (!r) r = dt__engine_settle(&t->e);
+    if (!r) r = dt__full_file(t, &t->save.part[0], path, 0, 1, room, turned);
+    r = dt__trainer_agree(t, r);
+    if (!r) r = dt__full_file(t, &t->save.part[1], path, 1, DT__ARRAYS, room, turned);
+    dt__free(turned);
+    dt__free(room);
+    return r;
+}
+
+/* Begins a save of the state as it is now. The step after it may begin; before its update it waits for the copy. */
+static dt_result dt__save_begin(dt_trainer *t)
+{
+    dt__saver *s = &t->save;
+    char path[PATH_MAX];
+    dt_result r = DT_OK;
+    s->step = t->e.step;
+    s->power1 = t->e.powers.power1, s->power2 = t->e.powers.power2;
+    s->began = dt__now();
+    dt__save_path(t, path, sizeof path);
+    if (dt_is_root(t)) {
+        r = dt__dir_make(&s->files, t->layout.checkpoint);
+        if (!r) r = dt__steps_clean(&s->files, t->layout.checkpoint);
+        if (!r) r = dt__dir_make(&s->files, path);
+    }
+    r = dt__trainer_agree(t, r);
+    if (r) return r;
+    (void)dt__queue_next(&s->queue);
+    s->copied = dt__queue_ask(&s->queue);
+    (void)dt__queue_next(&s->queue);
+    s->written = dt__queue_ask(&s->queue);
+    s->state = DT__SAVE_WRITING;
+    return t->layout.checkpoint_kind == DT_FULL ? dt__save_full(t, path) : DT_OK;
+}
+
+/* All have written (collective): rank 0 hears of the files, writes the manifest and gives the checkpoint its name. */
+static dt_result dt__save_end(dt_trainer *t, dt_result r)
+{
+    dt__saver *s = &t->save;
+    int size = dt_comm_size(t->comm), full = t->layout.checkpoint_kind == DT_FULL;
+    int64_t words = (int64_t)sizeof(dt__part_file) / 4;
+    dt_result wrote = dt__save_wait(t, s->written);
+    r = dt__trainer_agree(t, r ? r : wrote);
+    if (!r && !full)
+        r = dt_all_gather(t->comm, (const float *)(const void *)s->part, (float *)(void *)s->all, words);
+    if (r) return r;
+    s->manifest.length = 0;
+    if (dt_is_root(t)) dt__trainer_manifest(t, &s->manifest, full ? s->part : s->all, full ? 2 : size);
+    (void)dt__queue_next(&s->queue);
+    s->published = dt__queue_ask(&s->queue);
+    s->state = DT__SAVE_PUBLISHING;
+    return DT_OK;
+}
+
+/* The checkpoint is there (collective). */
+static dt_result dt__save_settle(dt_trainer *t)
+{
+    dt__saver *s = &t->save;
+    dt_result r = DT_OK;
+    if (s->state == DT__SAVE_WRITING) r = dt__save_end(t, DT_OK);
+    if (r || s->state == DT__SAVE_IDLE) return r;
+    r = dt__trainer_agree(t, dt__save_wait(t, s->published));
+    s->state = DT__SAVE_IDLE;
+    s->seconds = dt__now() - s->began;
+    return r;
+}
+
+static dt_result dt__trainer_save(dt_trainer *t, int behind)
+{
+    double start = dt__now();
+    dt_result r = dt__save_settle(t);
+    if (!r) {
+        r = dt__save_begin(t);
+        if (!behind) {
+            r = dt__save_end(t, r);
+            if (!r) r = dt__save_settle(t);
+        }
+    }
+    t->save.blocked += dt__now() - start;
+    t->save.last = start;
+    return r;
+}
+
+DT_API dt_result dt_trainer_save(dt_trainer *t)
+{
+    if (!t->layout.checkpoint)
+        return dt__error(DT_E_USAGE, "dt_trainer_save: there is no place for it: set layout.checkpoint");
+    return dt__trainer_save(t, 0);
+}
+
+/* Before the first weight changes the copy of them all must be made. */
+static dt_result dt__save_hold(void *owner)
+{
+    dt_trainer *t = (dt_trainer *)owner;
+    double start = dt__now();
+    dt_result r = DT_OK;
+    if (t->save.state == DT__SAVE_WRITING && t->save.snapshot) r = dt__save_wait(t, t->save.copied);
+    t->save.blocked += dt__now() - start;
+    return r;
+}
+
+/* Memory and threads of saving, before step 1. */
+static dt_result dt__save_open(dt_trainer *t)
+{
+    dt__saver *s = &t->save;
+    const dt_layout *l = &t->layout;
+    int64_t at = 0;
+    dt_result r = dt__files_open(&s->files, dt_comm_rank(t->comm));
+    if (r) return r;
+    s->all = (dt__part_file *)dt__alloc((int64_t)sizeof *s->all * dt_comm_size(t->comm), "a checkpoint");
+    r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
+    if (!r) r = dt__runs_open(&s->live, &t->e, 1);
+    if (!r) r = dt__runs_open(&s->runs, &t->e, 1);
+    if (!r && l->checkpoint_async) {
+        s->snapshot = (char *)dt__alloc(s->runs.bytes + 64 * s->runs.count, "the copy of the state that is saved");
+        if (!s->snapshot) r = DT_E_MEMORY;
+        for (int64_t i = 0; i < s->runs.count && !r; at += dt__round_up(s->runs.list[i++].bytes, 64))
+            s->runs.list[i].data = s->snapshot + at;
+        t->e.hold = dt__save_hold;
+        t->e.hold_owner = t;
+    }
+    if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, DT__JOBS, "write checkpoints");
+    if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
+    s->last = dt__now();
+    return r;
+}
+
+static void dt__save_close(dt__saver *s)
+{
+    dt__queue_close(&s->queue);
+    dt__runs_close(&s->runs);
+    dt__runs_close(&s->live);
+    dt__free(s->all);
+    dt__free(s->snapshot);
+    dt__free(s->manifest.at);
+}
+
+/* ---- resuming ---- */
+
+static void dt__trainer_tick(void *user) { dt__comm_tick(((dt_trainer *)user)->comm); }
+
+/* The state of the checkpoint at `path`, into what this rank has. */
+static dt_result dt__load_runs(dt_trainer *t, const dt__manifest *m, const dt__tensors *from)
+{
+    dt__full_reader f;
+    dt__runs runs;
+    int64_t longest = dt__trainer_room(t);
+    dt_result r = dt__runs_open(&runs, &t->e, 0);
+    memset(&f, 0, sizeof f);
+    f.param = -1;
+    if (!r && m->full) {
+        f.whole = (char *)dt__alloc(4 * longest, "a checkpoint");
+        f.cut = (char *)dt__alloc(4 * longest, "a checkpoint");
+        f.turned = (float *)dt__alloc(t->recipe.model.family == DT_LLAMA ? 4 * longest : 0, "a checkpoint");
+        if (!f.whole || !f.cut || !f.turned) r = DT_E_MEMORY;
+    }
+    for (int64_t i = 0; i < runs.count && !r; i++) {
+        r = m->full ? dt__full_read(t, &f, &runs.list[i], from)
+                    : dt__runs_read(&t->e, &runs.list[i], from, &t->save.files);
+        dt__comm_tick(t->comm);
+    }
+    dt__free(f.whole);
+    dt__free(f.cut);
+    dt__free(f.turned);
+    dt__runs_close(&runs);
+    return r;
+}
+
+/* One checkpoint (collective): every file is checked by one rank, then every rank reads what it needs. */
+static dt_result dt__resume_one(dt_trainer *t, const char *path)
+{
+    dt__files *f = &t->save.files;
+    dt__manifest m;
+    dt__tensors tensors;
+    char name[PATH_MAX];
+    dt_result r = dt__manifest_read(&m, f, path);
+    memset(&tensors, 0, sizeof tensors);
+    if (!r) r = dt__trainer_agrees(t, &m, path);
+    r = dt__trainer_agree(t, r);
+    for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
+        r = dt__part_check(f, path, &m.file[i], dt__trainer_tick, t);
+    for (int64_t i = 0; i < m.files && !r; i++) {
+        snprintf(name, sizeof name, "%s/%s", path, m.file[i].name);
+        r = dt__tensors_add(&tensors, f, name);
+    }
+    if (!r) r = dt__tensors_sort(&tensors);
+    if (!r) r = dt__load_runs(t, &m, &tensors);
+    dt__tensors_close(&tensors);
+    if (!r) t->e.step = m.step, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
+    dt__manifest_close(&m);
+    return dt__trainer_agree(t, r);
+}
+
+/* The newest checkpoint that is whole (collective). Rank 0 looks which there are; the others hear it. */
+static dt_result dt__trainer_resume(dt_trainer *t)
+{
+    const dt_layout *l = &t->layout;
+    int64_t *list = NULL, count = 0;
+    float words[2] = {0, 0};
+    char name[DT__STEP_NAME], path[PATH_MAX];
+    dt_result r = dt_is_root(t) ? dt__steps_list(l->checkpoint, &list, &count) : DT_OK;
+    r = dt__trainer_agree(t, r);
+    for (int64_t i = 0; !r; i++) {
+        int64_t step = i < count ? list[i] : -1;
+        memcpy(words, &step, 8);
+        r = dt_broadcast(t->comm, words, 2, 0);
+        memcpy(&step, words, 8);
+        if (r || step < 0) break;
+        if (l->resume == DT_RESUME_NEVER) {
+            r = dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or resume",
+                          l->checkpoint);
+            break;
+        }
+        dt__step_name(name, step);
+        snprintf(path, sizeof path, "%s/%s", l->checkpoint, name);
+        r = dt__resume_one(t, path);
+        if (!r) t->first = t->e.step;
+        if (r != DT_E_DATA && r != DT_E_FILE) break; /* also when all went well */
+        if (dt_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
+        r = DT_OK;
+        t->save.damaged++;
+    }
+    dt__free(list);
+    if (!r && !t->e.step && t->save.damaged)
+        r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole (%d are not): name another directory",
+                      l->checkpoint, t->save.damaged);
+    if (!r && !t->e.step && l->resume == DT_RESUME_ONLY)
+        r = dt__error(DT_E_USAGE, "%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out",
+                      l->checkpoint);
+    return r;
 }
 
 /* ---- the last step as a picture ---------------------------------------------------------------------------- */
@@ -19256,10 +21003,12 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__self_check(t->e.k, t->pool);
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__measure_peak(t);
-    if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics);
     if (!r && t->layout.timeline && dt_is_root(t)) r = dt__timeline_open(t);
+    if (!r && t->layout.checkpoint) r = dt__save_open(t);
+    if (!r && t->layout.checkpoint) r = dt__trainer_resume(t);
+    if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics, t->first > 0);
     if (!r)
-        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, 0, 3,
+        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, t->e.step, 3,
                             dt__trainer_row, t);
     if (!r && dt_is_root(t) && !t->layout.quiet) dt__trainer_banner(t);
     t->started = t->printed = dt__now();
@@ -19273,6 +21022,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt_trainer *t = *handle;
     if (!t) return;
     dt__loader_close(&t->loader);
+    dt__save_close(&t->save);
     dt__metrics_close(&t->metrics);
     if (t->timeline) dt__timeline_close(t, 0);
     dt__generator_close(&t->generator);
@@ -19320,18 +21070,27 @@ static int dt__trainer_counts(const dt_trainer *t)
     return !t->e.mesh.at[DT__PIPE] && !t->e.mesh.at[DT__TENSOR] && !t->e.mesh.at[DT__CONTEXT];
 }
 
-/* Valid targets over all ranks, from each rank's own, counted in integers (R12). */
-static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total)
+/* What ranks tell each other at every step, so that all do the same: one was asked to stop, one is still writing. */
+enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2 };
+
+/* Valid targets over all ranks, from each rank's own, counted in integers (R12). said: bits of this rank become those
+ * of all, or NULL. */
+static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint32_t *said)
 {
-    float words[2];
+    float words[3];
     dt_result r;
     if (!dt__trainer_counts(t)) own = 0;
     memcpy(words, &own, 8);
-    r = dt_all_gather(t->comm, words, t->counts, 2);
+    memset(&words[2], 0, 4);
+    if (said) memcpy(&words[2], said, 4);
+    r = dt_all_gather(t->comm, words, t->counts, 3);
     *total = 0;
     for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
-        memcpy(&own, t->counts + 2 * i, 8);
+        uint32_t bits;
+        memcpy(&own, t->counts + 3 * i, 8);
+        memcpy(&bits, t->counts + 3 * i + 2, 4);
         *total += own;
+        if (said) *said |= bits;
     }
     return r;
 }
@@ -19385,7 +21144,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
         }
     e->env.inference = 0;
     if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], loss);
-    if (!r) r = dt__sum_valid(t, valid, &valid);
+    if (!r) r = dt__sum_valid(t, valid, &valid, NULL);
     if (!r) *loss = *loss / (float)dt__max(1, valid);
     dt__fp_leave(saved);
     return r;
@@ -19723,148 +21482,6 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     return r;
 }
 
-/* An array for the hash: weights, or something that the optimizer keeps. */
-typedef struct dt__hashed {
-    char *array;
-    int64_t bytes; /* of 256 weights */
-    int pieces;    /* the ranks of the group have pieces, one behind another */
-} dt__hashed;
-
-/* Bytes of `count` weights. Some share a number. */
-static int64_t dt__hashed_bytes(const dt__hashed *a, int64_t count)
-{
-    int64_t units = a->bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1;
-    return dt__ceil_div(count, units) * a->bytes * units / DT__MOMENT_BLOCK;
-}
-
-/* Sends bytes to rank 0, or takes them there. */
-static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_t bytes)
-{
-    float block[1024];
-    dt_result r = DT_OK;
-    for (int64_t at = 0; at < bytes && !r; at += (int64_t)sizeof block) {
-        int64_t n = dt__min((int64_t)sizeof block, bytes - at), words = dt__ceil_div(n, 4);
-        if (dt_comm_rank(t->comm) == from) {
-            memcpy(block, data + at, (size_t)n);
-            r = dt_send(t->comm, block, words, 0);
-        } else if (dt_is_root(t)) {
-            r = dt_recv(t->comm, block, words, from);
-            memcpy(data + at, block, (size_t)n);
-        }
-    }
-    return r;
-}
-
-/* Rank 0 gets the piece of a parameter that data-parallel rank j of the first copy of the state has, with the shards of
- * place `tensor`; where it belongs, the owner says. */
-static dt_result dt__trainer_collect(dt_trainer *t, const dt__hashed *a, const dt__net_param *p, int j, int tensor,
-                                     char *room)
-{
-    const dt__engine *e = &t->e;
-    int from = dt__mesh_rank(&e->mesh, j, p->stage[0], tensor), self = dt_comm_rank(t->comm);
-    int64_t where[2], place = 0;
-    dt_result r = DT_OK;
-    if (self != from && self) return DT_OK;
-    if (self == from) {
-        dt__piece_of x = dt__engine_piece(e, p);
-        where[0] = a->pieces ? x.from : 0;
-        where[1] = a->pieces ? x.count : p->count;
-        place = (a->pieces ? x.state : p->offset) / DT__MOMENT_BLOCK * a->bytes;
-    }
-    if (from) r = dt__trainer_pass_on(t, from, (char *)where, 16);
-    if (r) return r;
-    room += where[0] / DT__MOMENT_BLOCK * a->bytes;
-    if (!from) memcpy(room, a->array + place, (size_t)dt__hashed_bytes(a, where[1]));
-    else r = dt__trainer_pass_on(t, from, self ? a->array + place : room, dt__hashed_bytes(a, where[1]));
-    return r;
-}
-
-/* Adds a parameter's part of an array: what ranks store, those with the first experts first, then by tensor shards.
- * Elements go in the order of the whole parameter; numbers that blocks of weights share in that of its arrays. */
-static void dt__hash_param(const dt_trainer *t, dt__sha256 *h, const dt__hashed *a, const dt__net_param *p,
-                           const char *at)
-{
-    int64_t vt = t->e.net.tensor_shards, cut = dt__param_is_cut(&p->is, vt), shards = cut ? vt : 1;
-    int64_t own = cut ? t->e.net.own_shards : 1, experts = dt__max(1, p->is.own_experts), cuts = shards / own;
-    int64_t step = dt__shard_step(&p->is, vt), run = experts * own * step, arrays = dt__param_arrays(&p->is, vt);
-    dt__net_param q = *p;
-    dt__net part;
-    memset(&part, 0, sizeof part);
-    part.tensor_shards = vt, part.own_shards = own;
-    for (int64_t i = 0; i < arrays * step / run && arrays > 1 && a->bytes >= DT__MOMENT_BLOCK; i++) {
-        part.first_shard = i % cuts * own;
-        q.is.first_expert = i / cuts * experts;
-        dt__net_whole(&part, &q, at + i * run / DT__MOMENT_BLOCK * a->bytes, a->bytes / DT__MOMENT_BLOCK, t->whole);
-    }
-    if (arrays > 1 && a->bytes >= DT__MOMENT_BLOCK)
-        dt__sha256_add(h, t->whole, dt_shape_count(p->is.shape) * a->bytes / DT__MOMENT_BLOCK);
-    else for (int64_t i = 0; i < arrays; i++) {
-        int64_t e = i / shards, v = i % shards, rank = e / experts * cuts + v / own;
-        int64_t place = rank * run + (e % experts * own + v % own) * step;
-        dt__sha256_add(h, at + place / DT__MOMENT_BLOCK * a->bytes, dt__hashed_bytes(a, dt__shard_floats(&p->is, vt)));
-    }
-}
-
-/* Adds one array, parameter by parameter; where ranks have only parts, rank 0 collects each in `room`. */
-static dt_result dt__hash_array(dt_trainer *t, dt__sha256 *h, const dt__hashed *a, char *room)
-{
-    const dt__engine *e = &t->e;
-    dt_result r = DT_OK;
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-        const dt__net_param *p = &e->net.params[i];
-        int64_t vt = e->net.tensor_shards, copies = dt__param_copies(&p->is);
-        int64_t run = dt__param_shards(&p->is, vt, e->net.own_shards) * dt__shard_step(&p->is, vt);
-        int places = dt__param_is_cut(&p->is, vt) ? e->mesh.size[DT__TENSOR] : 1;
-        int ranks = (int)(a->pieces ? dt__max(e->store.shards, copies) : copies);
-        for (int place = 0; place < places && room; place++)
-            for (int j = 0; j < ranks && !r; j++)
-                r = dt__trainer_collect(t, a, p, j, place,
-                                        room + (j % copies * places + place) * run / DT__MOMENT_BLOCK * a->bytes);
-        if (!room) dt__hash_param(t, h, a, p, a->array + p->offset / DT__MOMENT_BLOCK * a->bytes);
-        else if (dt_is_root(t)) dt__hash_param(t, h, a, p, room);
-        dt__comm_tick(t->comm);
-    }
-    return r;
-}
-
-/* Has every rank all of the state? */
-static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
-
-static dt_result dt__trainer_hash(dt_trainer *t)
-{
-    dt__sha256 h;
-    dt__hashed a;
-    char *room = NULL;
-    int64_t most = 0;
-    float words[17];
-    dt_result r = DT_OK;
-    for (int32_t i = 0; i < t->e.net.param_count; i++)
-        most = dt__max(most, DT__BLOCK * dt__engine_blocks(&t->e, &t->e.net.params[i].is));
-    if (!dt__trainer_whole(t) && !(room = (char *)dt__alloc(dt_is_root(t) ? 4 * most : 1, "the hash")))
-        return DT_E_MEMORY;
-    dt__sha256_begin(&h);
-    a.array = (char *)t->e.params, a.bytes = 4 * DT__MOMENT_BLOCK, a.pieces = t->e.shape.zero > 2;
-    r = dt__engine_settle(&t->e);
-    if (!r) r = dt__hash_array(t, &h, &a, room);
-    for (int i = 0; i < DT__STATE_COUNT && !r; i++) {
-        a.array = (char *)t->e.state[i], a.bytes = dt__state_bytes(&t->recipe, i), a.pieces = t->e.shape.zero > 0;
-        if (a.bytes) r = dt__hash_array(t, &h, &a, room);
-    }
-    dt__free(room);
-    dt__sha256_end(&h, t->hash);
-    memcpy(words, t->hash, 65);
-    if (!r && !dt__trainer_whole(t)) r = dt_broadcast(t->comm, words, 17, 0);
-    memcpy(t->hash, words, 65);
-    t->hashed = r ? -1 : t->e.step;
-    return r;
-}
-
-DT_API const char *dt_trainer_hash(dt_trainer *t)
-{
-    if (t->hashed != t->e.step && dt__trainer_hash(t)) t->hash[0] = 0;
-    return t->hash;
-}
-
 /* Draws and prints a text sample; control characters show as '?'. */
 static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 {
@@ -19920,8 +21537,8 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 
 static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
-    double now = dt__now(), left = (now - t->started) / (double)i->step * (double)(t->recipe.steps - i->step);
-    if (i->step > 1 && i->step < t->recipe.steps && now - t->printed < 2.0) return;
+    double now = dt__now(), left = (now - t->started) / (double)(i->step - t->first) * (double)(t->recipe.steps - i->step);
+    if (i->step > t->first + 1 && i->step < t->recipe.steps && now - t->printed < 2.0) return;
     printf(dt__loss_in_nats(t) ? "step %lld/%lld  loss %.4f" : "step %lld/%lld  loss %.5g", (long long)i->step,
            (long long)t->recipe.steps, (double)i->loss);
     printf("  lr %.2e  norm %.3f  %.0f %s/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  ", (double)i->learning_rate,
@@ -19957,6 +21574,42 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     return dt__metrics_end(m);
 }
 
+/* What this rank has to say at the beginning of a step. */
+static uint32_t dt__save_says(dt_trainer *t)
+{
+    dt__saver *s = &t->save;
+    uint32_t said = 0;
+    if (!t->layout.checkpoint) return said;
+    if (dt__comm_stop_requested(t->comm)) said |= DT__SAID_STOP;
+    if (s->state == DT__SAVE_WRITING && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
+    return said;
+}
+
+/* Saves when it is time to, and ends the run where that was asked for. */
+static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint32_t said)
+{
+    const dt_layout *l = &t->layout;
+    int last = info->step == t->recipe.steps, stop = (said & DT__SAID_STOP) && !last;
+    int due = last || stop || (l->checkpoint_every && info->step % l->checkpoint_every == 0);
+    int behind = l->checkpoint_async && !last && !stop;
+    dt_result r;
+    if (!l->checkpoint || !due) return DT_OK;
+    r = dt__trainer_save(t, behind);
+    if (!r && !behind && dt_is_root(t) && !l->quiet)
+        printf("step %lld/%lld  checkpoint in %.2f s\n", (long long)info->step, (long long)t->recipe.steps,
+               t->save.seconds);
+    if (r || !stop) return r;
+    return dt__error(DT_E_STOPPED, "stopped on request after step %lld of %lld; its checkpoint is in %s: run again to "
+                     "go on", (long long)info->step, (long long)t->recipe.steps, l->checkpoint);
+}
+
+/* A run that was complete when it was resumed has no more steps. */
+static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
+{
+    info->step = t->e.step;
+    return t->hashed == t->e.step || dt__trainer_whole(t) ? DT_OK : dt__trainer_hash(t);
+}
+
 static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
@@ -19964,11 +21617,14 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
     float loss = 0.0f, auxiliary = 0.0f;
+    uint32_t said = dt__save_says(t);
     dt_result r;
+    if (t->first && e->step == t->recipe.steps) return dt__trainer_done(t, info);
     dt__engine_times(e, &before[0], &before[1]);
     while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
     r = dt__loader_next(t->loader, &t->batch);
-    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid);
+    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, &said);
+    if (!r && t->save.state == DT__SAVE_WRITING && !(said & DT__SAID_WRITING)) r = dt__save_end(t, DT_OK);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (leaves + e->net.count))); /* without valid targets */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
@@ -19997,7 +21653,8 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     t->waited = t->loader->waited;
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
     r = dt__trainer_due(t, info);
-    return r ? r : dt__trainer_log(t, info);
+    if (!r) r = dt__trainer_log(t, info);
+    return r ? r : dt__trainer_keep(t, info, said);
 }
 
 /* The caller's rounding mode and flush-to-zero reach no host arithmetic either (R15). */
