@@ -801,12 +801,13 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
 
 /* Start from dt_layout_default(); new fields will have defaults there. */
-/* Both kinds resume in any layout. Sharded: every rank writes what it owns, in parallel, and what several have is written
- * once. Full: rank 0 writes whole tensors under the names of Hugging Face, with config.json for the families, so that
- * other programs read them; it holds one tensor at a time beyond its own part. */
+/* Both kinds resume in any layout. Sharded: every rank writes what it owns, in parallel, and what several have is
+ * written once. Full: rank 0 writes whole tensors under the names of Hugging Face, with config.json for the families,
+ * so that other programs read them; it holds one tensor at a time beyond its own part. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
-/* What a directory with checkpoints means at the start: go on from the newest that is whole; an error; and an error when
- * there is none. */
+/* What a directory with checkpoints means at the start: go on from the newest that is whole; an error; and an error
+ * when there is none. */
+enum { DT_AUTO = -1 };
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
 
 typedef struct dt_layout {
@@ -843,11 +844,19 @@ typedef struct dt_layout {
     const char *timeline; /* what every rank did when in the last step: a picture (SVG), or, in a file *.json, Chrome's
                            * trace event format, which trace viewers read; NULL: none */
     const char *checkpoint;   /* directory of checkpoints: training goes on from the newest that is there; NULL: none */
-    int64_t checkpoint_every; /* steps between checkpoints; 0: after the last step and when asked to stop */
+    int64_t checkpoint_every; /* steps between checkpoints; 0: after the last step and when asked to stop; DT_AUTO: as
+                               * often as dt_checkpoint_interval() says of the measured cost of a save and of mtbf */
+    float mtbf;               /* seconds between failures of the whole job, on average */
     int32_t checkpoint_kind;  /* dt_checkpoint_kind */
     int32_t checkpoint_async; /* copy the state and write it behind training; sharded alone */
     int64_t keep;             /* of the newest checkpoints so many stay; 0: all */
     int32_t resume;           /* dt_resume */
+    const char *mirror;       /* second place for complete checkpoints, filled in the background; where `checkpoint` is
+                               * empty, training goes on from here. NULL: none */
+    const char *mirror_command; /* how files get there and back: a shell's line that finds what to copy in $DT_FROM, and
+                               * where to, in $DT_TO, such as 'aws s3 sync "$DT_FROM" "$DT_TO"'; NULL: mirror is a
+                               * directory */
+    float mirror_rate;        /* bytes per second to a directory; 0: no limit */
     float deadline;           /* seconds from the request to stop until the end is forced: a save must fit */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
@@ -984,6 +993,10 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
  * numbers, for mixture `index`, 0 the first dt_moe of the model in the order of its segments. Exact below 2^24.
  * DT_E_USAGE: there is no such mixture. */
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts);
+/* Seconds between checkpoints that cost the least, by the time that saving takes and the work that is done twice after
+ * a failure: sqrt(2 cost mtbf) (Young 1974; Daly 2006 is within a few percent while cost is much less than mtbf), but
+ * at most 30 minutes. Both in seconds. */
+DT_API double dt_checkpoint_interval(double cost, double mtbf);
 /* Bytes of this rank, by category, as planned and allocated before step 1. With the environment variable DT_MEM_LIMIT
  * (bytes, or with k, M, G) opening a trainer whose total is more on any rank is DT_E_MEMORY. */
 typedef struct dt_memory {
@@ -15151,9 +15164,10 @@ static int dt__file_goes(dt__files *f)
 
 static dt_result dt__file_error(const char *what, const char *path)
 {
+    int full = errno == ENOSPC || errno == EDQUOT;
     return dt__error(DT_E_FILE, "cannot %s %s (%s): %s", what, path, strerror(errno),
-                     errno == ENOSPC || errno == EDQUOT ? "free some space, or let --keep be less"
-                                                        : "check the disk and the permissions, or choose another place");
+                     full ? "free some space, or let --keep be less"
+                          : "check the disk and the permissions, or choose another place");
 }
 
 static dt_result dt__file_create(dt__files *f, const char *path, int *fd)
@@ -15399,7 +15413,8 @@ static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t byt
     }
     s->at = data + span[0];
     s->bytes = span[1] - span[0];
-    if (span[0] > span[1] || span[1] > bytes || (dims <= DT_MAX_DIMS && s->bytes != count * dt__stored_types[s->type].bytes))
+    if (span[0] > span[1] || span[1] > bytes ||
+        (dims <= DT_MAX_DIMS && s->bytes != count * dt__stored_types[s->type].bytes))
         return dt__json_fail(j, "%.100s has no place for its shape: the file is damaged, copy it again", s->name);
     j->at = end;
     return 1;
@@ -15442,8 +15457,8 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
     if (t->count > first) qsort(t->list + first, (size_t)(t->count - first), sizeof *t->list, dt__stored_order);
     for (int64_t i = first; i < t->count && !j->result; i++) {
         if (t->list[i].at != end)
-            return dt__json_fail(j, "%.100s does not begin where the one before ends: the file is damaged, copy it again",
-                                 t->list[i].name);
+            return dt__json_fail(j, "%.100s does not begin where the one before ends: the file is damaged, copy it "
+                                 "again", t->list[i].name);
         end += t->list[i].bytes;
     }
     if (!j->result && end != data + bytes)
@@ -15577,7 +15592,7 @@ static dt_result dt__tensor_file_put(dt__tensor_file *w, const void *data, int64
     return r;
 }
 
-/* All tensors are announced: creates the file and writes the header, with spaces behind it so that numbers are aligned. */
+/* All tensors are announced: creates the file and writes the header, with spaces behind it that align the numbers. */
 static dt_result dt__tensor_file_open(dt__tensor_file *w)
 {
     unsigned char eight[8];
@@ -15606,7 +15621,10 @@ static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r)
 /* ---- the directory ---- */
 
 enum { DT__STEP_NAME = 32 };
-static void dt__step_name(char name[DT__STEP_NAME], int64_t step) { snprintf(name, DT__STEP_NAME, "step-%09lld", (long long)step); }
+static void dt__step_name(char name[DT__STEP_NAME], int64_t step)
+{
+    snprintf(name, DT__STEP_NAME, "step-%09lld", (long long)step);
+}
 
 /* The step of a directory's name, or -1. */
 static int64_t dt__step_of(const char *name)
@@ -15624,8 +15642,8 @@ static int dt__step_order(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The steps of the checkpoints in a directory, the newest first; dt__free() gives the list back. A directory that is not
- * there has none. */
+/* The steps of the checkpoints in a directory, the newest first; dt__free() gives the list back. A directory that is
+ * not there has none. */
 static dt_result dt__steps_list(const char *path, int64_t **list, int64_t *count)
 {
     DIR *dir = opendir(path);
@@ -15705,15 +15723,75 @@ static dt_result dt__step_publish(dt__files *f, const char *path, int64_t step)
     return r ? r : dt__latest_put(f, path, step);
 }
 
-/* Removes all but the newest `keep`; 0: keeps all. */
-static dt_result dt__steps_retain(dt__files *f, const char *path, int64_t keep)
+/* Removes all but the newest `keep`, and not `spared`, which somebody reads; 0: keeps all. */
+static dt_result dt__steps_retain(dt__files *f, const char *path, int64_t keep, int64_t spared)
 {
     int64_t *list, count;
     dt_result r = keep ? dt__steps_list(path, &list, &count) : DT_OK;
     if (!keep) return r;
-    for (int64_t i = keep; i < count && !r; i++) r = dt__step_remove(f, path, list[i]);
+    for (int64_t i = keep; i < count && !r; i++)
+        if (list[i] != spared) r = dt__step_remove(f, path, list[i]);
     dt__free(list);
     return r;
+}
+
+/* Copies a file; f->rate limits how fast. */
+static dt_result dt__file_copy(dt__files *f, const char *from, const char *to)
+{
+    char *block = (char *)dt__alloc(DT__FILE_RUN, "copying a checkpoint");
+    int64_t bytes = 0;
+    int in = -1, out = -1;
+    double start = dt__now();
+    dt_result r = block ? dt__file_open(f, from, &in, &bytes) : DT_E_MEMORY;
+    if (!r) r = dt__file_create(f, to, &out);
+    for (int64_t at = 0, n; at < bytes && !r; at += n) {
+        n = dt__min(f->rate > 0 ? DT__FILE_RUN / 16 : DT__FILE_RUN, bytes - at);
+        r = dt__file_read(f, in, from, block, n, at);
+        if (!r) r = dt__file_write(f, out, to, block, n);
+        while (f->rate > 0 && !r && (double)(at + n) / f->rate > dt__now() - start) dt__nap();
+    }
+    if (in >= 0) close(in);
+    dt__free(block);
+    return dt__file_finish(f, out, to, r);
+}
+
+/* Copies the checkpoint of a step from one directory of checkpoints to another, where it appears when it is whole. */
+static dt_result dt__step_copy(dt__files *f, const char *from, const char *to, int64_t step)
+{
+    char name[DT__STEP_NAME], source[PATH_MAX], draft[PATH_MAX], a[PATH_MAX], b[PATH_MAX];
+    struct dirent *entry;
+    DIR *dir;
+    dt_result r;
+    dt__step_name(name, step);
+    snprintf(source, sizeof source, "%s/%s", from, name);
+    snprintf(draft, sizeof draft, "%s/%s.tmp", to, name);
+    r = dt__dir_make(f, to);
+    if (!r) r = dt__steps_clean(f, to);
+    if (!r) r = dt__dir_make(f, draft);
+    if (!r && !(dir = opendir(source))) r = dt__file_error("read the directory", source);
+    if (r) return r;
+    while (!r && (entry = readdir(dir)) != NULL) {
+        if (*entry->d_name == '.') continue;
+        snprintf(a, sizeof a, "%s/%.255s", source, entry->d_name);
+        snprintf(b, sizeof b, "%s/%.255s", draft, entry->d_name);
+        r = dt__file_copy(f, a, b);
+    }
+    closedir(dir);
+    return r ? r : dt__step_publish(f, to, step);
+}
+
+/* Runs a command that copies: the environment's DT_FROM and DT_TO say what. */
+static dt_result dt__mirror_command(const char *command, const char *from, const char *to)
+{
+    dt__text line;
+    int status;
+    memset(&line, 0, sizeof line);
+    dt__text_add(&line, "DT_FROM='%s' DT_TO='%s'; export DT_FROM DT_TO; %s", from, to, command);
+    status = line.failed ? -1 : system(line.at);
+    dt__free(line.at);
+    if (!status) return DT_OK;
+    return dt__error(DT_E_FILE, "the mirror's command ended with status %d: run it by hand with DT_FROM=%s DT_TO=%s to "
+                     "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
 }
 
 /* ---- the manifest ---- */
@@ -15843,7 +15921,8 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *pa
 }
 
 /* Has file p of a checkpoint its size and its hash? `tick` is called now and then. */
-static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_file *p, void (*tick)(void *), void *user)
+static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_file *p, void (*tick)(void *),
+                                void *user)
 {
     char name[PATH_MAX], hex[65], *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint");
     int64_t bytes = 0;
@@ -15895,6 +15974,7 @@ DT_API dt_layout dt_layout_default(void)
     l.eval_batches = 8;
     l.keep = 2;
     l.deadline = 120.0f;
+    l.mtbf = 14400.0f;
     l.sample_length = 200;
     l.sampling = dt_sampling_default();
     return l;
@@ -18877,7 +18957,7 @@ DT_API int dt_fail(const char *what)
 
 /* ---- options ------------------------------------------------------------------------------------- */
 
-enum { DT__TYPE_INT, DT__TYPE_FLOAT, DT__TYPE_TEXT, DT__TYPE_FLAG, DT__TYPE_NAME, DT__TYPE_MODEL };
+enum { DT__TYPE_INT, DT__TYPE_FLOAT, DT__TYPE_TEXT, DT__TYPE_FLAG, DT__TYPE_NAME, DT__TYPE_MODEL, DT__TYPE_AUTO };
 
 typedef struct dt__option {
     const char *name, *argument, *sentence;
@@ -18973,12 +19053,20 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("no-cache", NULL, DT__TYPE_FLAG, no_cache, "samples compute the whole sequence for every token"),
     DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step; a resumed run appends"),
     DT__LAYOUT("timeline", "FILE", DT__TYPE_TEXT, timeline, "the last step as SVG, or as a trace (.json)"),
-    DT__LAYOUT("checkpoint", "DIR", DT__TYPE_TEXT, checkpoint, "where checkpoints are; training goes on from the newest"),
-    DT__LAYOUT("checkpoint-every", "N", DT__TYPE_INT, checkpoint_every, "steps; 0: at the end, and when asked to stop"),
+    DT__LAYOUT("checkpoint", "DIR", DT__TYPE_TEXT, checkpoint,
+               "where checkpoints are; training goes on from the newest"),
+    DT__LAYOUT("checkpoint-every", "N", DT__TYPE_AUTO, checkpoint_every,
+               "steps, or auto (Young's interval, by --mtbf); 0: at the end and when asked to stop"),
+    DT__LAYOUT("mtbf", "SECONDS", DT__TYPE_FLOAT, mtbf, "between failures of the job, for --checkpoint-every auto"),
     DT__CHOSEN("checkpoint-kind", checkpoint_kind, "sharded,full", "sharded (a file per rank) or full (by rank 0)"),
     DT__LAYOUT("checkpoint-async", NULL, DT__TYPE_FLAG, checkpoint_async, "copy, and write behind training"),
     DT__LAYOUT("keep", "N", DT__TYPE_INT, keep, "checkpoints that stay, the newest; 0: all"),
-    DT__CHOSEN("resume", resume, "auto,never,only", "auto, never (refuse a used directory) or only (need a checkpoint)"),
+    DT__CHOSEN("resume", resume, "auto,never,only", "auto, never (refuse a used directory) or only (must find one)"),
+    DT__LAYOUT("mirror", "PLACE", DT__TYPE_TEXT, mirror,
+               "complete checkpoints are copied there, and back when DIR is empty"),
+    DT__LAYOUT("mirror-command", "LINE", DT__TYPE_TEXT, mirror_command,
+               "copies $DT_FROM to $DT_TO; none: PLACE is a directory"),
+    DT__LAYOUT("mirror-rate", "X", DT__TYPE_FLOAT, mirror_rate, "bytes per second to the mirror; 0: no limit"),
     DT__LAYOUT("deadline", "SECONDS", DT__TYPE_FLOAT, deadline, "from a request to stop to a forced end"),
     DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
     DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
@@ -19019,7 +19107,8 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *pl
         *(const char **)place = value;
         return DT_OK;
     }
-    if (o->type == DT__TYPE_INT) {
+    if (o->type == DT__TYPE_AUTO && !strcmp(value, "auto")) return *(int64_t *)place = DT_AUTO, DT_OK;
+    if (o->type == DT__TYPE_INT || o->type == DT__TYPE_AUTO) {
         errno = 0;
         *(int64_t *)place = (int64_t)strtoll(value, &end, 10);
         if (end != value && !*end && !errno) return DT_OK;
@@ -19085,7 +19174,8 @@ static void dt__help_value(const dt__option *o, const void *place, char *text, s
 {
     size_t length = 0;
     text[0] = 0;
-    if (o->type == DT__TYPE_INT) snprintf(text, size, " [%lld]", (long long)*(const int64_t *)place);
+    if (o->type == DT__TYPE_INT || o->type == DT__TYPE_AUTO)
+        snprintf(text, size, " [%lld]", (long long)*(const int64_t *)place);
     else if (o->type == DT__TYPE_FLOAT) snprintf(text, size, " [%g]", (double)*(const float *)place);
     else if (o->type == DT__TYPE_NAME) {
         const char *name = dt__name_at(o->names, *(const int32_t *)place, &length);
@@ -19185,10 +19275,16 @@ typedef struct dt__saver {
     dt__part_file *all;    /* (ranks): the shards */
     dt__text manifest;     /* rank 0 */
     char model[65], data[65];
-    int state, damaged;
+    int state, damaged, warned;
     int64_t step, copied, written, published; /* of the save under way or the last one; tickets of its jobs */
     double power1, power2;
-    double began, last, seconds, blocked; /* when; how long the last save took, and all of them kept training waiting */
+    double began, last;    /* when a save began, and the last one that was due */
+    double seconds, cost;  /* what the last save took; for how long it kept training waiting */
+    double blocked;        /* the same, all together */
+    double interval;       /* seconds between saves, where this is found out (rank 0); 0: not yet */
+    dt__files mirror_files;
+    dt__queue mirror;      /* rank 0: copies complete checkpoints to a second place */
+    int64_t mirroring;     /* the step that it may be reading; atomic */
 } dt__saver;
 
 struct dt_trainer {
@@ -19438,13 +19534,21 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
                          (double)l->memory_weight);
     if (l->checkpoint && (!*l->checkpoint || strlen(l->checkpoint) > PATH_MAX - 128))
         return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
-    if (l->checkpoint_every < 0 || l->keep < 0 || !(l->deadline > 0.0f && l->deadline < 1e6f))
-        return dt__error(DT_E_USAGE, "--checkpoint-every and --keep are 0 or more, --deadline is above 0 seconds");
-    if (!l->checkpoint && (l->checkpoint_every || l->checkpoint_async || l->resume == DT_RESUME_ONLY))
+    if (l->checkpoint_every < DT_AUTO || l->keep < 0 || !(l->deadline > 0.0f && l->deadline < 1e6f) ||
+        !(l->mtbf > 0.0f && l->mtbf < 1e12f) || !(l->mirror_rate >= 0.0f && l->mirror_rate < 1e15f))
+        return dt__error(DT_E_USAGE, "--checkpoint-every, --keep and --mirror-rate are 0 or more, --deadline and "
+                         "--mtbf above 0 seconds");
+    if (l->mirror_command && !l->mirror)
+        return dt__error(DT_E_USAGE, "--mirror-command copies to a place that --mirror names: give both");
+    if (l->mirror && (!*l->mirror || strlen(l->mirror) > PATH_MAX - 128))
+        return dt__error(DT_E_USAGE, "--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
+    if (l->mirror_command && (strchr(l->mirror, '\'') || strchr(l->checkpoint, '\'')))
+        return dt__error(DT_E_USAGE, "--mirror-command: no ' may be in the names of the two places");
+    if (!l->checkpoint && (l->checkpoint_every || l->checkpoint_async || l->mirror || l->resume == DT_RESUME_ONLY))
         return dt__error(DT_E_USAGE, "there is no place for checkpoints: --checkpoint DIR names one");
     if (l->checkpoint_async && l->checkpoint_kind == DT_FULL)
-        return dt__error(DT_E_USAGE, "--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait for "
-                         "rank 0; save sharded, and convert afterwards");
+        return dt__error(DT_E_USAGE, "--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait "
+                         "for rank 0; save sharded, and convert afterwards");
     return dt__check_sampling(&l->sampling);
 }
 
@@ -20217,7 +20321,8 @@ static dt_result dt__runs_read(const dt__engine *e, const dt__run *run, const dt
             first = strtoll(s->name + strlen(name) - 12, NULL, 10), held = s->bytes * DT__MOMENT_BLOCK / bytes;
         n = dt__min(first + held, run->from + run->count) - run->from - done;
         if (first < 0 || n <= 0 || (run->from + done - first) % DT__MOMENT_BLOCK)
-            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model", name);
+            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
+                             name);
         r = dt__tensors_read(t, f, s, run->data + done / DT__MOMENT_BLOCK * bytes, dt__bytes_of(bytes, n),
                              (run->from + done - first) / DT__MOMENT_BLOCK * bytes);
         done += n;
@@ -20230,8 +20335,8 @@ static dt_result dt__runs_read(const dt__engine *e, const dt__run *run, const dt
 /* Linear weights of the Llama family are (out,in) in files and (in,out) here. */
 static int dt__param_turns(const dt_recipe *r, const dt__param *p)
 {
-    return !r->model.segments && r->model.family == DT_LLAMA && p->shape.dims == 2 && !strstr(p->name, "embed_tokens") &&
-           !strstr(p->name, "lm_head");
+    return !r->model.segments && r->model.family == DT_LLAMA && p->shape.dims == 2 &&
+           !strstr(p->name, "embed_tokens") && !strstr(p->name, "lm_head");
 }
 
 /* to (cols,rows) = from (rows,cols), transposed. */
@@ -20376,7 +20481,8 @@ static void dt__option_text(const dt__option *o, const void *place, char *text, 
 {
     size_t length = 0;
     text[0] = 0;
-    if (o->type == DT__TYPE_INT) snprintf(text, size, "%lld", (long long)*(const int64_t *)place);
+    if (o->type == DT__TYPE_INT || o->type == DT__TYPE_AUTO)
+        snprintf(text, size, "%lld", (long long)*(const int64_t *)place);
     else if (o->type == DT__TYPE_FLOAT) snprintf(text, size, "%.9g", (double)*(const float *)place);
     else if (o->type == DT__TYPE_FLAG) snprintf(text, size, "%d", (int)*(const int32_t *)place);
     else if (o->type == DT__TYPE_TEXT)
@@ -20493,15 +20599,15 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
             dt__option_text(o, (const char *)&t->recipe + o->offset, value, sizeof value);
             if (!strcmp(value, j.string)) continue;
             if (!strcmp(o->name, "steps") && t->recipe.schedule == DT_CONSTANT) continue;
-            dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the same "
-                      "or another --checkpoint", path, o->name, j.string, value);
+            dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the "
+                      "same or another --checkpoint", path, o->name, j.string, value);
             return dt__free(j.string), DT_E_USAGE;
         }
     dt__free(j.string);
     if (j.result) return j.result;
     if (strcmp(m->data, t->save.data))
-        return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint", path,
-                         t->recipe.data ? t->recipe.data : "the source");
+        return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint",
+                         path, t->recipe.data ? t->recipe.data : "the source");
     return DT_OK;
 }
 
@@ -20546,13 +20652,52 @@ static dt_result dt__save_job(void *owner, int64_t job)
         return DT_OK;
     }
     if (job % DT__JOBS == DT__JOB_WRITE)
-        return t->layout.checkpoint_kind == DT_FULL ? DT_OK
-                                                   : dt__runs_write(&t->e, &s->runs, &s->files, s->part, path, dt_comm_rank(t->comm));
+        return t->layout.checkpoint_kind == DT_FULL
+                   ? DT_OK /* by the trainer's thread, which can collect */
+                   : dt__runs_write(&t->e, &s->runs, &s->files, s->part, path, dt_comm_rank(t->comm));
     if (!dt_is_root(t)) return DT_OK;
     snprintf(name, sizeof name, "%s/manifest.json", path);
     r = s->manifest.failed ? DT_E_MEMORY : dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
     if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint, s->step);
-    return r ? r : dt__steps_retain(&s->files, t->layout.checkpoint, t->layout.keep);
+    if (!r && s->mirror.running && !dt__queue_pending(&s->mirror, s->mirror.asked)) {
+        __atomic_store_n(&s->mirroring, s->step, __ATOMIC_RELAXED);
+        (void)dt__queue_ask(&s->mirror);
+    }
+    return r ? r : dt__steps_retain(&s->files, t->layout.checkpoint, t->layout.keep, s->mirroring);
+}
+
+/* Copies a checkpoint that was published: the newest when the copy before was done. */
+static dt_result dt__mirror_job(void *owner, int64_t job)
+{
+    dt_trainer *t = (dt_trainer *)owner;
+    const dt_layout *l = &t->layout;
+    int64_t step = __atomic_load_n(&t->save.mirroring, __ATOMIC_RELAXED);
+    dt_result r;
+    (void)job;
+    if (l->mirror_command) return dt__mirror_command(l->mirror_command, l->checkpoint, l->mirror);
+    r = dt__step_copy(&t->save.mirror_files, l->checkpoint, l->mirror, step);
+    return r ? r : dt__steps_retain(&t->save.mirror_files, l->mirror, l->keep, -1);
+}
+
+/* Where there is no checkpoint, the mirror may have one (rank 0). */
+static dt_result dt__mirror_restore(dt_trainer *t)
+{
+    const dt_layout *l = &t->layout;
+    int64_t *list, count, step = -1;
+    dt_result r = dt__steps_list(l->checkpoint, &list, &count);
+    dt__free(list);
+    if (r || count || !l->mirror) return r;
+    if (l->mirror_command) {
+        r = dt__dir_make(&t->save.mirror_files, l->checkpoint);
+        return r ? r : dt__mirror_command(l->mirror_command, l->mirror, l->checkpoint);
+    }
+    r = dt__steps_list(l->mirror, &list, &count);
+    if (count) step = list[0];
+    dt__free(list);
+    if (r || step < 0) return r;
+    if (!l->quiet) fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->checkpoint, (long long)step,
+                           l->mirror);
+    return dt__step_copy(&t->save.mirror_files, l->mirror, l->checkpoint, step);
 }
 
 /* Waits for a job, a sign of life now and then. */
@@ -20651,7 +20796,8 @@ static dt_result dt__trainer_save(dt_trainer *t, int behind)
             if (!r) r = dt__save_settle(t);
         }
     }
-    t->save.blocked += dt__now() - start;
+    t->save.cost = dt__now() - start;
+    t->save.blocked += t->save.cost;
     t->save.last = start;
     return r;
 }
@@ -20670,6 +20816,7 @@ static dt_result dt__save_hold(void *owner)
     double start = dt__now();
     dt_result r = DT_OK;
     if (t->save.state == DT__SAVE_WRITING && t->save.snapshot) r = dt__save_wait(t, t->save.copied);
+    t->save.cost += dt__now() - start;
     t->save.blocked += dt__now() - start;
     return r;
 }
@@ -20695,6 +20842,9 @@ static dt_result dt__save_open(dt_trainer *t)
         t->e.hold_owner = t;
     }
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, DT__JOBS, "write checkpoints");
+    s->mirroring = -1;
+    s->mirror_files.rate = (double)l->mirror_rate;
+    if (!r && l->mirror && dt_is_root(t)) r = dt__queue_open(&s->mirror, dt__mirror_job, t, 1, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     s->last = dt__now();
     return r;
@@ -20703,6 +20853,7 @@ static dt_result dt__save_open(dt_trainer *t)
 static void dt__save_close(dt__saver *s)
 {
     dt__queue_close(&s->queue);
+    dt__queue_close(&s->mirror);
     dt__runs_close(&s->runs);
     dt__runs_close(&s->live);
     dt__free(s->all);
@@ -20773,7 +20924,8 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     int64_t *list = NULL, count = 0;
     float words[2] = {0, 0};
     char name[DT__STEP_NAME], path[PATH_MAX];
-    dt_result r = dt_is_root(t) ? dt__steps_list(l->checkpoint, &list, &count) : DT_OK;
+    dt_result r = dt_is_root(t) ? dt__mirror_restore(t) : DT_OK;
+    if (!r && dt_is_root(t)) r = dt__steps_list(l->checkpoint, &list, &count);
     r = dt__trainer_agree(t, r);
     for (int64_t i = 0; !r; i++) {
         int64_t step = i < count ? list[i] : -1;
@@ -21070,8 +21222,9 @@ static int dt__trainer_counts(const dt_trainer *t)
     return !t->e.mesh.at[DT__PIPE] && !t->e.mesh.at[DT__TENSOR] && !t->e.mesh.at[DT__CONTEXT];
 }
 
-/* What ranks tell each other at every step, so that all do the same: one was asked to stop, one is still writing. */
-enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2 };
+/* What ranks tell each other at every step, so that all do the same: one was asked to stop, one is still writing, and,
+ * by rank 0's clock, it is time to save. */
+enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2, DT__SAID_DUE = 4 };
 
 /* Valid targets over all ranks, from each rank's own, counted in integers (R12). said: bits of this rank become those
  * of all, or NULL. */
@@ -21537,7 +21690,8 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 
 static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
-    double now = dt__now(), left = (now - t->started) / (double)(i->step - t->first) * (double)(t->recipe.steps - i->step);
+    double now = dt__now(), each = (now - t->started) / (double)(i->step - t->first);
+    double left = each * (double)(t->recipe.steps - i->step);
     if (i->step > t->first + 1 && i->step < t->recipe.steps && now - t->printed < 2.0) return;
     printf(dt__loss_in_nats(t) ? "step %lld/%lld  loss %.4f" : "step %lld/%lld  loss %.5g", (long long)i->step,
            (long long)t->recipe.steps, (double)i->loss);
@@ -21582,7 +21736,33 @@ static uint32_t dt__save_says(dt_trainer *t)
     if (!t->layout.checkpoint) return said;
     if (dt__comm_stop_requested(t->comm)) said |= DT__SAID_STOP;
     if (s->state == DT__SAVE_WRITING && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
+    if (t->layout.checkpoint_every == DT_AUTO && dt_is_root(t) && dt__now() - s->last >= s->interval)
+        said |= DT__SAID_DUE; /* the first step, too: only a save tells what one costs */
     return said;
+}
+
+DT_API double dt_checkpoint_interval(double cost, double mtbf)
+{
+    double interval = __builtin_sqrt(2.0 * (cost > 0.0 ? cost : 0.0) * (mtbf > 0.0 ? mtbf : 0.0));
+    return interval < 1800.0 ? interval : 1800.0;
+}
+
+/* What a save costs is known now: how often one pays, and whether one fits between a request to stop and the end. */
+static void dt__save_learn(dt_trainer *t)
+{
+    dt__saver *s = &t->save;
+    const dt_layout *l = &t->layout;
+    double before = s->interval, most = s->seconds > s->cost ? s->seconds : s->cost;
+    int speaks = dt_is_root(t) && !l->quiet;
+    s->interval = dt_checkpoint_interval(s->cost, (double)l->mtbf);
+    if (l->checkpoint_every == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
+        printf("checkpoint every %.1f s: sqrt(2 x %.3f s that a save costs x %.0f s between failures) is %.1f s (Young "
+               "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->mtbf,
+               __builtin_sqrt(2.0 * s->cost * (double)l->mtbf));
+    if (speaks && most > (double)l->deadline && !s->warned)
+        printf("a save takes %.1f s, but between a request to stop and the end are %.1f s (--deadline): it will not "
+               "fit, and the checkpoint before is what a restart finds\n", most, (double)l->deadline);
+    s->warned |= most > (double)l->deadline;
 }
 
 /* Saves when it is time to, and ends the run where that was asked for. */
@@ -21590,7 +21770,8 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
 {
     const dt_layout *l = &t->layout;
     int last = info->step == t->recipe.steps, stop = (said & DT__SAID_STOP) && !last;
-    int due = last || stop || (l->checkpoint_every && info->step % l->checkpoint_every == 0);
+    int due = last || stop || (said & DT__SAID_DUE) ||
+              (l->checkpoint_every > 0 && info->step % l->checkpoint_every == 0);
     int behind = l->checkpoint_async && !last && !stop;
     dt_result r;
     if (!l->checkpoint || !due) return DT_OK;
@@ -21598,6 +21779,7 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     if (!r && !behind && dt_is_root(t) && !l->quiet)
         printf("step %lld/%lld  checkpoint in %.2f s\n", (long long)info->step, (long long)t->recipe.steps,
                t->save.seconds);
+    if (!r && !behind) dt__save_learn(t);
     if (r || !stop) return r;
     return dt__error(DT_E_STOPPED, "stopped on request after step %lld of %lld; its checkpoint is in %s: run again to "
                      "go on", (long long)info->step, (long long)t->recipe.steps, l->checkpoint);
