@@ -83,7 +83,8 @@ extern "C" {
     X(DT_E_DATA, 1, "a file whose content is not what it should be")                                         \
     X(DT_E_PEER, 1, "another rank is dead, frozen or disagrees")                                             \
     X(DT_E_NUMERIC, 1, "a number that is not finite")                                                        \
-    X(DT_E_STOPPED, 130, "stopped on request")                                                               \
+    X(DT_E_STOPPED, 75, "stopped on request; a checkpoint is there: run again to go on")                     \
+    X(DT_E_INTERRUPTED, 130, "interrupted before the work was saved")                                        \
     X(DT_E_SYSTEM, 1, "the operating system refused")                                                        \
     X(DT_E_SELFCHECK, 1, "this build or processor does not compute exactly")
 
@@ -93,7 +94,8 @@ typedef enum dt_result { DT_RESULTS(DT__RESULT_ENUM) DT__RESULT_COUNT } dt_resul
 
 /* The code's name, e.g. "DT_E_PEER". Static storage. */
 DT_API const char *dt_result_name(dt_result r);
-/* The exit status that a program should return for r: 0 fine, 1 failure, 2 usage, 130 stopped. */
+/* The exit status that a program should return for r: 0 fine, 1 failure, 2 usage, 75 stopped and saved, 130 interrupted
+ * without. */
 DT_API int dt_exit_code(dt_result r);
 /* What failed last on this thread, where, and how to mend it. Never NULL; valid until the next failure. */
 DT_API const char *dt_last_error(void);
@@ -701,13 +703,16 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
  *     --ranks N         N local ranks (1..1024; default 1)
  *     --launch KIND     processes (default where there are any) or threads of this process
  *     --timeout SECONDS a rank that shows no sign of life for so long counts as frozen (default 10; DT_TIMEOUT)
+ *     --max-restarts N  when ranks die, freeze or fail in a way that may pass, all start again, up to N times in a row
+ *                       without a new checkpoint (default 0), after 1, 2, 4 .. 30 times DT_BACKOFF seconds (1)
+ *     --elastic MIN:MAX and without those that died or froze, as long as MIN are left; --ranks is MAX if not given
  * The environment variable DT_LINK_RATE emulates a slow link: a collective on more than 2048 floats takes at least as
  * long as this rank's bytes need at so many bytes per second. What is computed meanwhile is not slowed down.
  *
  * A rank shows life in every call on a communicator: when the work between two calls takes longer, raise --timeout.
  * A dt_comm belongs to one thread. All ranks make the same calls in the same order, with the same counts, op and root;
  * else every rank gets DT_E_PEER with both calls named. When a rank dies, freezes or leaves, the others' calls return
- * DT_E_PEER: at once when dead, after the timeout when frozen. Ctrl-C or SIGTERM makes them return DT_E_STOPPED. From
+ * DT_E_PEER: at once when dead, after the timeout when frozen. Ctrl-C or SIGTERM: DT_E_INTERRUPTED. From
  * then on the communicator stays failed: each call returns the same code and sentence; buffers may be half-written.
  * Counts are in floats and may be 0; shapes are row-major, (size,count) has rank r's part at r * count. Results are the
  * same bits for every transport, path and number of cores. DT_E_USAGE: a negative count, a rank outside 0..size-1. */
@@ -717,10 +722,13 @@ typedef struct dt_comm dt_comm;
  * last one without a partner moves up. DT_MAX is a > b ? a : b and DT_MIN a < b ? a : b, in the same tree. */
 typedef enum dt_op { DT_SUM, DT_MAX, DT_MIN } dt_op;
 
-/* First call of main(). With --ranks N it becomes the supervisor of N ranks and never returns: it exits with 0 when
- * all ranks did, else with the status of the first that failed, 128 + signal when it was killed, 130 or 143 when
- * stopped by Ctrl-C or SIGTERM. Returns DT_OK in a rank, and in a program that runs alone. DT_E_USAGE: a wrong option,
- * or a foreign launcher's environment; DT_E_SYSTEM, DT_E_MEMORY: the ranks cannot be started. */
+/* First call of main(). With --ranks N or --max-restarts N it becomes the supervisor of the ranks and never returns: it
+ * exits with 0 when all ranks did, else with the status of the first that failed, 128 + signal when it was killed; when
+ * stopped by Ctrl-C or SIGTERM, with 75 if all ranks that did not end well returned DT_E_STOPPED, else with 130 or 143.
+ * Wrong options and data, numbers that are not finite and what else would come again are not started again. The
+ * environment variable DT_RESTARTS tells ranks how often they were. Returns DT_OK in a rank, and in a program that runs
+ * alone. DT_E_USAGE: a wrong option, or a foreign launcher's environment; DT_E_SYSTEM, DT_E_MEMORY: the ranks cannot be
+ * started. */
 DT_API dt_result dt_launch(int *argc, char ***argv);
 
 /* dt_launch, then opens a communicator over all ranks (collective; freed with dt_comm_free, may be opened again later).
@@ -955,7 +963,10 @@ DT_API dt_step_info dt_step_info_zero(void);
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
 DT_API void dt_trainer_close(dt_trainer **t);
 /* One optimizer step (collective), with validation and sample when they are due. DT_E_NUMERIC: loss or norm not finite,
- * the weights are those of the step before; DT_E_PEER, DT_E_STOPPED, DT_E_FILE (metrics). */
+ * the weights are those of the step before; DT_E_PEER; DT_E_FILE (metrics, checkpoints); DT_E_STOPPED: somebody asked
+ * for the end (SIGTERM, Ctrl-C), and the checkpoint of this step is on the disk; DT_E_INTERRUPTED: there is no place for
+ * one, or the time for it was over. With layout.checkpoint a checkpoint is written after every so many steps and after
+ * the last one; a run that was complete when it was resumed does nothing here but tell its step. */
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
 /* Runs all steps that are left. */
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info);
@@ -13515,13 +13526,16 @@ typedef struct dt__job {
     uint32_t magic;
     int32_t size, threads, timeout_ms;
     uint32_t fault;
-    int32_t stop;     /* 1: requested, 2: waits end with DT_E_STOPPED */
+    int32_t stop;     /* 1: requested, 2: waits end with DT_E_INTERRUPTED */
     int32_t grace_ms; /* how long the job may go on after a request (dt__comm_stop_grace) */
     uint32_t told;    /* a rank has said what failed (dt_fail) */
     int64_t end;      /* file offset of the next region */
     int64_t where;    /* the area of the communicator being opened, -1 when there was no memory */
     dt__event opened; /* raised by rank 0 when `where` is valid */
-    char pad2[72];
+    int64_t progress; /* step of the newest complete checkpoint, -1: none */
+    int32_t unit;     /* ranks come in multiples of it */
+    uint32_t lasts;   /* a rank has failed in a way that would come again (dt_fail) */
+    char pad2[56];
 } dt__job;            /* dt__lane lanes[size] follow */
 
 typedef struct dt__published {
@@ -13635,10 +13649,32 @@ static void dt__comm_tick(dt_comm *c)
     __atomic_fetch_add(tick, 1u, __ATOMIC_RELAXED);
 }
 
-/* Whether Ctrl-C or SIGTERM was seen. Ranks see it at different moments: agree by a collective before acting. */
-static int dt__comm_stop_requested(const dt_comm *c) 
+/* A signal that asked this process to stop, 0: none. The one variable of the process beside what handles and threads
+ * have: a signal is the process's own, and its handler gets no handle. Only a rank without a supervisor needs it. */
+static int dt__stop_signal;
+
+static void dt__note_stop(int sig) { __atomic_store_n(&dt__stop_signal, sig, __ATOMIC_RELAXED); }
+
+/* Lets a rank without a supervisor see Ctrl-C and SIGTERM as a stop request, unless the program does something else
+ * about them. A second Ctrl-C ends it at once. */
+static void dt__comm_catch_stop(const dt_comm *c)
 {
-    return c->job && __atomic_load_n(&c->job->stop, __ATOMIC_RELAXED);
+    static const int signals[] = {SIGINT, SIGTERM};
+    struct sigaction action, old;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = dt__note_stop;
+    sigemptyset(&action.sa_mask);
+    for (int i = 0; i < 2 && !c->job; i++) {
+        action.sa_flags = signals[i] == SIGINT ? SA_RESTART | (int)SA_RESETHAND : SA_RESTART;
+        if (!sigaction(signals[i], NULL, &old) && !(old.sa_flags & SA_SIGINFO) && old.sa_handler == SIG_DFL)
+            sigaction(signals[i], &action, NULL);
+    }
+}
+
+/* Whether Ctrl-C or SIGTERM was seen. Ranks see it at different moments: agree by a collective before acting. */
+static int dt__comm_stop_requested(const dt_comm *c)
+{
+    return __atomic_load_n(c->job ? &c->job->stop : &dt__stop_signal, __ATOMIC_RELAXED) != 0;
 }
 
 /* Lets collectives go on for `seconds` after a stop request, so that a step can end and be saved. */
@@ -13646,6 +13682,21 @@ static void dt__comm_stop_grace(dt_comm *c, double seconds)
 {
     if (c->job) __atomic_store_n(&c->job->grace_ms, (int32_t)(seconds * 1e3), __ATOMIC_RELAXED);
 }
+
+/* Tells the supervisor the step of the newest complete checkpoint: after a save, and after a resume from one. */
+static void dt__comm_progress(dt_comm *c, int64_t step)
+{
+    if (c->job) __atomic_store_n(&c->job->progress, step, __ATOMIC_RELAXED);
+}
+
+/* Tells the supervisor that the number of ranks must be a multiple of `unit`. */
+static void dt__comm_unit(dt_comm *c, int64_t unit)
+{
+    if (c->job) __atomic_store_n(&c->job->unit, (int32_t)unit, __ATOMIC_RELAXED);
+}
+
+/* Whether a rank that ended with this wait status failed. One that stopped on request did not. */
+static int dt__end_failed(int status) { return status && status != dt_exit_code(DT_E_STOPPED) << 8; }
 
 static void dt__blame(uint32_t *fault, int kind, int rank)
 {
@@ -13731,8 +13782,8 @@ static dt_result dt__comm_explain(dt_comm *c)
     char text[300], call[64];
     snprintf(call, sizeof call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
     if (!fault) {
-        snprintf(c->message, sizeof c->message, "stopped on request in %s", call);
-        return dt__comm_fail(c, DT_E_STOPPED);
+        snprintf(c->message, sizeof c->message, "interrupted in %s", call);
+        return dt__comm_fail(c, DT_E_INTERRUPTED);
     }
     dt__format_fault(text, sizeof text, c->job, fault);
     snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->lane[c->rank], call);
@@ -13845,7 +13896,7 @@ static int dt__give_up(dt_comm *c, int peer, dt__event *e, uint32_t target, dt__
     if (!troubled) troubled = dt__silent_too_long(c, peer, w);
     if (!troubled || dt__event_reached(e, target)) return 0;
     if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
-    if (gone & ~DT__GONE) dt__blame(&c->job->fault, DT__FAULT_DIED, c->lane[peer]);
+    if (dt__end_failed((int)(gone & ~DT__GONE))) dt__blame(&c->job->fault, DT__FAULT_DIED, c->lane[peer]);
     else dt__blame(c->area ? &c->area->fault : &c->job->fault, DT__FAULT_LEFT, c->lane[peer]);
     return 1;
 }
@@ -18406,36 +18457,80 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * ============================================================================================
  * The launcher. The supervisor is the program that was started with --ranks: it starts N copies of itself, waits for
  * them and for signals, and exits. Ranks learn who they are from the environment (as threads, from dt__thread.rank). A
- * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended. */
+ * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
+ * Restarts have new shared memory: nothing of the start that failed is left. */
 
 #define DT__LAUNCH_OPTIONS(X)                                                                                \
     X("--ranks", "N", "run on N local ranks (default 1)")                                                    \
     X("--launch", "KIND", "ranks are processes or threads (default processes)")                              \
-    X("--timeout", "SECONDS", "a rank silent for so long counts as frozen (default 10)")
+    X("--timeout", "SECONDS", "a rank silent for so long counts as frozen (default 10)")                     \
+    X("--max-restarts", "N", "after a failure start again, N times without a new checkpoint (default 0)")    \
+    X("--elastic", "MIN:MAX", "and without the ranks that were lost, as long as MIN are left")
 
 typedef struct dt__launch_plan {
-    int ranks, threads;
-    double timeout; /* seconds */
+    int ranks, threads;      /* ranks 0: not said */
+    int restarts;            /* in a row without a new checkpoint */
+    int fewest, most;        /* ranks; 0: always the same number */
+    double timeout, backoff; /* seconds */
 } dt__launch_plan;
+
+/* Reads a whole number from `lowest` to `highest`, up to *end. */
+static int dt__launch_whole(const char *text, long lowest, long highest, int *to, char **end)
+{
+    long n = strtol(text, end, 10);
+    if (*end == text || n < lowest || n > highest) return 0;
+    *to = (int)n;
+    return 1;
+}
+
+static dt_result dt__launch_seconds(const char *name, const char *value, double lowest, double *seconds)
+{
+    char *end = NULL;
+    *seconds = value ? strtod(value, &end) : 0;
+    if (value && end != value && !*end && *seconds >= lowest && *seconds <= 1e6) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s %s: it is a number of seconds from %g to 1e6", name,
+                     value ? value : "needs a value", lowest);
+}
 
 static dt_result dt__launch_value(dt__launch_plan *plan, const char *name, const char *value)
 {
     char *end = NULL;
-    const char *shown = value ? value : "needs a value";
+    const char *shown = value ? value : "needs a value", *text = value ? value : "";
     if (!strcmp(name, "--launch")) {
-        plan->threads = value && !strcmp(value, "threads");
-        if (value && (plan->threads || !strcmp(value, "processes"))) return DT_OK;
+        plan->threads = !strcmp(text, "threads");
+        if (plan->threads || !strcmp(text, "processes")) return DT_OK;
         return dt__error(DT_E_USAGE, "--launch %s: it is processes or threads", shown);
     }
     if (!strcmp(name, "--ranks")) {
-        long ranks = value ? strtol(value, &end, 10) : 0;
-        plan->ranks = (int)(ranks < 1 || ranks > DT__RANKS_MAX ? 0 : ranks);
-        if (plan->ranks && end != value && !*end) return DT_OK;
+        if (dt__launch_whole(text, 1, DT__RANKS_MAX, &plan->ranks, &end) && !*end) return DT_OK;
         return dt__error(DT_E_USAGE, "--ranks %s: it is a whole number from 1 to %d", shown, DT__RANKS_MAX);
     }
-    plan->timeout = value ? strtod(value, &end) : 0;
-    if (value && end != value && !*end && plan->timeout >= 0.05 && plan->timeout <= 1e6) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s %s: it is a number of seconds from 0.05 to 1e6", name, shown);
+    if (!strcmp(name, "--max-restarts")) {
+        if (dt__launch_whole(text, 0, 1000000, &plan->restarts, &end) && !*end) return DT_OK;
+        return dt__error(DT_E_USAGE, "--max-restarts %s: it is a whole number from 0 to 1000000", shown);
+    }
+    if (!strcmp(name, "--elastic")) {
+        if (dt__launch_whole(text, 1, DT__RANKS_MAX, &plan->fewest, &end) && *end == ':' &&
+            dt__launch_whole(end + 1, plan->fewest, DT__RANKS_MAX, &plan->most, &end) && !*end)
+            return DT_OK;
+        return dt__error(DT_E_USAGE, "--elastic %s: it is MIN:MAX, the fewest and the most ranks, e.g. 2:4", shown);
+    }
+    return dt__launch_seconds(name, value, 0.05, &plan->timeout);
+}
+
+/* What the options mean together. */
+static dt_result dt__launch_settle(dt__launch_plan *plan)
+{
+    if (!plan->ranks) plan->ranks = plan->most ? plan->most : 1;
+    if (plan->most && !plan->restarts)
+        return dt__error(DT_E_USAGE, "--elastic %d:%d: ranks are left out when all start again; set --max-restarts",
+                         plan->fewest, plan->most);
+    if (plan->most && (plan->ranks < plan->fewest || plan->ranks > plan->most))
+        return dt__error(DT_E_USAGE, "--ranks %d is not within --elastic %d:%d", plan->ranks, plan->fewest, plan->most);
+    if (plan->restarts && plan->threads)
+        return dt__error(DT_E_USAGE, "--max-restarts %d: threads cannot be started again; use --launch processes",
+                         plan->restarts);
+    return DT_OK;
 }
 
 /* The name of the launcher option at `text`, or NULL; *value points behind "=" or is NULL. */
@@ -18470,7 +18565,9 @@ static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
     while (i < *argc) argv[kept++] = argv[i++];
     *argc = kept;
     argv[kept] = NULL;
-    if (help) plan->ranks = 1;
+    if (!help) return dt__launch_settle(plan);
+    plan->ranks = 1;
+    plan->restarts = 0;
     return DT_OK;
 }
 
@@ -18489,6 +18586,8 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
     job->threads = plan->threads;
     job->timeout_ms = (int32_t)dt__min((int64_t)(plan->timeout * 1e3), INT32_MAX / 2);
     job->end = dt__job_bytes(plan->ranks);
+    job->progress = -1;
+    job->unit = 1;
     for (int r = 0; r < plan->ranks; r++) dt__job_lane(job, r)->line[1].waiting = DT__OTHER_LINE; /* has no work yet */
 }
 
@@ -18496,24 +18595,31 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
 static void dt__job_ended(dt__job *job, int rank, int status)
 {
     __atomic_store_n(&dt__job_lane(job, rank)->gone, DT__GONE | (uint32_t)status, __ATOMIC_SEQ_CST);
-    if (status && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED)) dt__blame(&job->fault, DT__FAULT_DIED, rank);
+    if (dt__end_failed(status) && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED))
+        dt__blame(&job->fault, DT__FAULT_DIED, rank);
 }
 
 typedef struct dt__supervisor {
+    dt__launch_plan plan; /* with the ranks that are left */
+    int restarts;         /* so far */
+    int idle;             /* and those since there was a new checkpoint */
+    int64_t progress;     /* step of the newest checkpoint, -1: none */
+    int signal;           /* first SIGINT, SIGTERM or SIGHUP, else 0 */
+    /* of one start */
     dt__job *job;
+    int fd; /* its memory */
     int alive, announced;
-    int signal;        /* first SIGINT, SIGTERM or SIGHUP, else 0 */
-    int status;        /* wait status of the first rank that failed */
-    double deadline;   /* when the next means is used: 0 none yet */
-    int means;         /* 0 patience, 1 SIGTERM was sent, 2 SIGKILL was sent */
+    int lost;        /* ranks that died by themselves or froze */
+    int status;      /* wait status of the first rank that failed, else of one that was stopped */
+    double deadline; /* when the next means is used: 0 none yet */
+    int means;       /* 0 patience, 1 SIGTERM was sent, 2 SIGKILL was sent */
 } dt__supervisor;
 
 /* Counts a rank that has ended. */
-static void dt__supervise_end(dt__supervisor *s, int rank, int status)
+static void dt__supervise_count(dt__supervisor *s, int status)
 {
     s->alive--;
-    if (!s->status) s->status = status;
-    dt__job_ended(s->job, rank, status);
+    if (!dt__end_failed(s->status) && status) s->status = status;
 }
 
 /* Says once, in one line, why the job ends early, and starts the clock. */
@@ -18543,7 +18649,9 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
     }
     s->signal = sig;
     __atomic_store_n(&s->job->stop, grace > 0 ? 1 : 2, __ATOMIC_SEQ_CST);
-    fprintf(stderr, "dtrain: stopped by signal %d; waiting up to %.0f s for %d ranks\n", sig, patience, s->alive);
+    fprintf(stderr, "dtrain: stopped by signal %d", sig);
+    if (s->alive) fprintf(stderr, "; waiting up to %.0f s for %d ranks", patience, s->alive);
+    fprintf(stderr, "\n");
     s->deadline = dt__now() + patience;
 }
 
@@ -18555,7 +18663,7 @@ static int dt__supervise_status(const dt__supervisor *s)
     if (fault >> 16 == DT__FAULT_DIED) status = (int)(dt__job_lane(s->job, (int)(fault & 0xffffu))->gone & ~DT__GONE);
     if (s->alive && !status) status = 1 << 8;
     if (!status) return 0;
-    if (s->signal) return 128 + s->signal;
+    if (s->signal && dt__end_failed(status)) return 128 + s->signal;
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
@@ -18585,6 +18693,15 @@ static void dt__supervise_listen(dt__supervisor *s, const sigset_t *set)
 /* ---- ranks as processes ---- */
 
 #ifdef __linux__
+/* A rank that was killed before the supervisor began to, or that froze, is lost. One that failed is not. */
+static void dt__supervise_end(dt__supervisor *s, int rank, int status)
+{
+    uint32_t frozen = (uint32_t)DT__FAULT_FROZEN << 16 | (uint32_t)rank;
+    if (WIFSIGNALED(status) && (!s->means || __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST) == frozen)) s->lost++;
+    dt__supervise_count(s, status);
+    dt__job_ended(s->job, rank, status);
+}
+
 static void dt__supervise_reap(dt__supervisor *s)
 {
     for (int r = 0; r < s->job->size; r++) {
@@ -18640,7 +18757,7 @@ static int dt__spawn_rank(dt__job *job, int rank, char **argv, const posix_spawn
     return failed;
 }
 
-static int dt__spawn_ranks(dt__supervisor *s, int fd, char **argv)
+static int dt__spawn_ranks(dt__supervisor *s, char **argv)
 {
     posix_spawnattr_t attributes;
     sigset_t none;
@@ -18649,7 +18766,8 @@ static int dt__spawn_ranks(dt__supervisor *s, int fd, char **argv)
     dt__setenv_int("LOCAL_WORLD_SIZE", s->job->size);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", "29500", 0);
-    dt__setenv_int("DT_MEMFD", fd);
+    dt__setenv_int("DT_MEMFD", s->fd);
+    dt__setenv_int("DT_RESTARTS", s->restarts);
     dt__setenv_int("DT_SUPERVISOR", (int)getpid());
     sigemptyset(&none);
     posix_spawnattr_init(&attributes);
@@ -18663,43 +18781,122 @@ static int dt__spawn_ranks(dt__supervisor *s, int fd, char **argv)
     return failed;
 }
 
+/* New shared memory for one start of the ranks. */
+static dt_result dt__supervise_memory(dt__supervisor *s)
+{
+    int64_t bytes = dt__job_bytes(s->plan.ranks);
+    void *job = MAP_FAILED;
+    s->fd = (int)syscall(SYS_memfd_create, "dtrain", 0u);
+    if (s->fd >= 0 && !dt__file_reserve(s->fd, 0, bytes))
+        job = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+    if (job == MAP_FAILED) {
+        if (s->fd >= 0) close(s->fd);
+        return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", s->plan.ranks,
+                         strerror(errno));
+    }
+    s->job = (dt__job *)job;
+    dt__job_init(s->job, &s->plan);
+    return DT_OK;
+}
+
+/* Starts the ranks and watches them until all have ended. */
+static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigset_t *set)
+{
+    int failed;
+    dt_result r = dt__supervise_memory(s);
+    if (r) return r;
+    s->announced = s->lost = s->status = s->means = 0;
+    s->deadline = 0;
+    failed = dt__spawn_ranks(s, argv);
+    if (failed) {
+        dt__supervise_kill(s, SIGKILL);
+        while (s->alive) dt__supervise_reap(s), dt__nap();
+        return dt__error(DT_E_SYSTEM, "cannot start %d ranks (%s): use fewer", s->plan.ranks, strerror(failed));
+    }
+    while (s->alive) {
+        dt__supervise_listen(s, set);
+        dt__supervise_reap(s);
+        dt__supervise_announce(s);
+        dt__supervise_press(s);
+    }
+    dt__supervise_announce(s);
+    return DT_OK;
+}
+
+/* Whether the job failed in a way that may pass. */
+static int dt__supervise_passes(const dt__supervisor *s)
+{
+    int status = dt__supervise_status(s);
+    return status && status != dt_exit_code(DT_E_USAGE) && status != dt_exit_code(DT_E_STOPPED) && !s->signal &&
+           !s->job->lasts;
+}
+
+/* Leaves out the ranks that were lost, when that is asked for. Whether enough are left. */
+static int dt__supervise_shrink(dt__supervisor *s)
+{
+    int left = s->plan.ranks - s->lost, unit = s->job->unit, whole = left / unit * unit;
+    char groups[64] = "";
+    if (!s->plan.most || !s->lost) return 1;
+    if (unit > 1) snprintf(groups, sizeof groups, ", %d in groups of %d", whole, unit);
+    if (whole >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks\n", whole, s->plan.ranks);
+    else
+        fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, s->plan.ranks, groups,
+                s->plan.fewest, s->plan.most);
+    s->plan.ranks = whole;
+    return whole >= s->plan.fewest;
+}
+
+/* Says that the ranks will start again, and waits before it: 1, 2, 4 .. 30 units. Whether nobody asked to stop. */
+static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
+{
+    double wait = s->plan.backoff * (double)dt__min((int64_t)1 << dt__min(s->idle, 5), 30), until = dt__now() + wait;
+    char why[300], from[64] = "";
+    dt__format_fault(why, sizeof why, s->job, s->job->fault);
+    if (s->progress >= 0) snprintf(from, sizeof from, ", to go on from step %lld", (long long)s->progress);
+    s->restarts++;
+    s->idle++;
+    fprintf(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, s->plan.restarts, wait, from);
+    while (!s->signal && dt__now() < until) dt__supervise_listen(s, set);
+    return !s->signal;
+}
+
+/* After a start that ended: whether there is to be another one. */
+static int dt__supervise_again(dt__supervisor *s, const sigset_t *set)
+{
+    if (!s->plan.restarts || !dt__supervise_passes(s)) return 0;
+    if (s->job->progress > s->progress) {
+        s->progress = s->job->progress;
+        s->idle = 0;
+    }
+    if (s->idle == s->plan.restarts) {
+        fprintf(stderr, "dtrain: %d restarts without a new checkpoint: giving up; mend the cause, or save more "
+                "often\n", s->idle);
+        return 0;
+    }
+    if (!dt__supervise_shrink(s) || !dt__supervise_wait(s, set)) return 0;
+    munmap(s->job, (size_t)dt__job_bytes(s->job->size));
+    close(s->fd);
+    return 1;
+}
+
 /* Starts and watches the ranks. Returns only when they cannot be started. */
 static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
 {
     dt__supervisor s;
     sigset_t set;
-    int64_t bytes = dt__job_bytes(plan->ranks);
-    int fd = (int)syscall(SYS_memfd_create, "dtrain", 0u), failed;
-    void *job = MAP_FAILED;
-    if (fd >= 0 && !dt__file_reserve(fd, 0, bytes))
-        job = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (job == MAP_FAILED) {
-        if (fd >= 0) close(fd);
-        return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", plan->ranks,
-                         strerror(errno));
-    }
+    dt_result r;
     memset(&s, 0, sizeof s);
-    s.job = (dt__job *)job;
-    dt__job_init(s.job, plan);
+    s.plan = *plan;
+    s.progress = -1;
     dt__supervise_signals(&set);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGCHLD, SIG_DFL); /* where it is ignored, waitpid cannot tell how a rank ended */
     fflush(NULL);
-    failed = dt__spawn_ranks(&s, fd, argv);
-    if (failed) {
-        dt__supervise_kill(&s, SIGKILL);
-        while (s.alive) dt__supervise_reap(&s), dt__nap();
-        sigprocmask(SIG_UNBLOCK, &set, NULL);
-        return dt__error(DT_E_SYSTEM, "cannot start %d ranks (%s): use fewer", plan->ranks, strerror(failed));
-    }
-    while (s.alive) {
-        dt__supervise_listen(&s, &set);
-        dt__supervise_reap(&s);
-        dt__supervise_announce(&s);
-        dt__supervise_press(&s);
-    }
-    dt__supervise_announce(&s);
-    exit(dt__supervise_status(&s));
+    do r = dt__supervise_start(&s, argv, &set);
+    while (!r && dt__supervise_again(&s, &set));
+    if (!r) exit(dt__supervise_status(&s));
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+    return r;
 }
 
 /* A rank leaves Ctrl-C and a closed terminal to the supervisor and passes SIGTERM on to it, so that whoever gets the
@@ -18818,8 +19015,7 @@ static void dt__supervise_threads(dt__supervisor *s, dt__rank_thread *threads, i
             t->seen = 1;
             pthread_join(t->thread, NULL);
             dt__free(t->argv);
-            s->alive--;
-            if (!s->status) s->status = t->status;
+            dt__supervise_count(s, t->status);
         }
         dt__supervise_announce(s);
         if (s->deadline > 0 && dt__now() > s->deadline) __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
@@ -18886,8 +19082,8 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     dt__launch_plan plan;
     dt_result r;
     memset(&plan, 0, sizeof plan);
-    plan.ranks = 1;
     plan.timeout = 10;
+    plan.backoff = 1;
     if (dt__thread.rank) return DT_OK;
 #ifdef __linux__
     {
@@ -18903,9 +19099,10 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     plan.threads = 1;
 #endif
     r = getenv("DT_TIMEOUT") ? dt__launch_value(&plan, "DT_TIMEOUT", getenv("DT_TIMEOUT")) : DT_OK;
+    if (!r && getenv("DT_BACKOFF")) r = dt__launch_seconds("DT_BACKOFF", getenv("DT_BACKOFF"), 0, &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
     if (r) return r;
-    if (plan.ranks == 1) return dt__check_foreign();
+    if (plan.ranks == 1 && !plan.restarts) return dt__check_foreign();
 #ifndef DT_NO_THREADS
     if (plan.threads) return dt__launch_threads(&plan, *argc, *argv);
 #endif
@@ -18933,8 +19130,15 @@ DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
 
 /* ---- dt_fail ---------------------------------------------------------------------------------------- */
 
-/* Is it this rank's turn to say what failed? Mostly all ranks fail in the same way, and the first one says it; which
- * rank died or froze, the supervisor says. */
+/* Would the same failure come at the next start, too? A file that failed may be a wrong name, unless there has been a
+ * checkpoint, and so files that could be read and written. */
+static int dt__fail_lasts(dt_result code, int64_t progress)
+{
+    return code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM && (code != DT_E_FILE || progress < 0);
+}
+
+/* Tells the supervisor what needs no restart. Is it this rank's turn to say what failed? Mostly all ranks fail in the
+ * same way, and the first one says it; which rank died or froze, the supervisor says. */
 static int dt__fail_speaks(void)
 {
     dt__job *job = dt__thread.rank ? dt__thread.rank->job : NULL;
@@ -18943,6 +19147,8 @@ static int dt__fail_speaks(void)
     if (!job) job = dt__attach(dt__environment_int("DT_MEMFD", -1));
 #endif
     if (!job) return 1;
+    if (dt__fail_lasts(dt__thread.code, __atomic_load_n(&job->progress, __ATOMIC_RELAXED)))
+        __atomic_store_n(&job->lasts, 1u, __ATOMIC_RELAXED);
     if (dt__thread.code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
     else speaks = !__atomic_exchange_n(&job->told, 1u, __ATOMIC_SEQ_CST);
     if (mapped) munmap(job, (size_t)dt__job_bytes(job->size));
@@ -20782,6 +20988,7 @@ static dt_result dt__save_settle(dt_trainer *t)
     r = dt__trainer_agree(t, dt__save_wait(t, s->published));
     s->state = DT__SAVE_IDLE;
     s->seconds = dt__now() - s->began;
+    if (!r) dt__comm_progress(t->comm, s->step);
     return r;
 }
 
@@ -20846,6 +21053,8 @@ static dt_result dt__save_open(dt_trainer *t)
     s->mirror_files.rate = (double)l->mirror_rate;
     if (!r && l->mirror && dt_is_root(t)) r = dt__queue_open(&s->mirror, dt__mirror_job, t, 1, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
+    if (!r) dt__comm_catch_stop(t->comm);
+    if (!r) dt__comm_unit(t->comm, l->tp * l->pp * l->cp * l->ep * dt__max(1, l->zero_group));
     s->last = dt__now();
     return r;
 }
@@ -20941,7 +21150,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         dt__step_name(name, step);
         snprintf(path, sizeof path, "%s/%s", l->checkpoint, name);
         r = dt__resume_one(t, path);
-        if (!r) t->first = t->e.step;
+        if (!r) dt__comm_progress(t->comm, t->first = t->e.step);
         if (r != DT_E_DATA && r != DT_E_FILE) break; /* also when all went well */
         if (dt_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
         r = DT_OK;

@@ -123,6 +123,21 @@ check('abc ranks', "$small $data --ranks abc", 2, qr/--ranks abc: it is a whole 
 check('more ranks than shards', "$small $data --data-shards 2", 2, qr/4 data-parallel ranks cannot share 2 data shards: use up to 2, or raise --data-shards/, 4);
 check('value missing', "$small --data", 2, qr/--data needs a value: --data FILE/, 1);
 check('value of --ranks missing', "$small $data --ranks", 2, qr/--ranks needs a value/, 1);
+for my $restarts ('-1', 'many', '1000001') {
+    check("$restarts restarts", "$small $data --max-restarts $restarts", 2, qr/--max-restarts $restarts: it is a whole number from 0 to 1000000/, 1);
+}
+check('value of --max-restarts missing', "$small $data --max-restarts", 2, qr/--max-restarts needs a value/, 1);
+for my $range ('4', '4:2', '0:2', '2:x', '1:9999', '1-2') {
+    check("elastic $range", "$small $data --max-restarts 1 --elastic $range", 2, qr/--elastic $range: it is MIN:MAX/, 1);
+}
+check('elastic without restarts', "$small $data --elastic 1:2", 2, qr/--elastic 1:2: .*set --max-restarts/, 1);
+check('ranks outside of elastic', "$small $data --max-restarts 1 --elastic 1:2 --ranks 3", 2, qr/--ranks 3 is not within --elastic 1:2/, 1);
+check('restarts of threads', "$small $data --max-restarts 1 --launch threads", 2, qr/threads cannot be started again; use --launch processes/, 1);
+check('wrong data with restarts', "$small --data nowhere.txt --max-restarts 3", 1, qr/nowhere\.txt.*check the name/, 2) if !$threads;
+{
+    local $ENV{DT_BACKOFF} = 'soon';
+    check('a back-off that is no number', "$small $data", 2, qr/DT_BACKOFF soon: it is a number of seconds from 0 to/, 1);
+}
 check('unknown kind of launch', "$small $data --ranks 2 --launch rockets", 2, qr/rockets: it is processes or threads/, 1);
 check('generating into a folder that is not there', '--generate none/text.txt 1000', 1, qr{none/text\.txt}, 1);
 check('generating no bytes', '--generate text.txt none', 2, qr/'none' is no number of bytes/, 1);

@@ -3,10 +3,7 @@
  * prints TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
-#include <dirent.h>
-#include <poll.h>
-
-#define MARKER "DT_TEST_FAULTS_MARKER"
+#include "job.h"
 
 /* ---- the ranks ---- */
 
@@ -57,14 +54,6 @@ static int worker(int argc, char **argv)
 
 static int tests, failures;
 
-typedef struct job {
-    pid_t supervisor;
-    int fd;
-    pid_t pid[8]; /* by rank */
-    char text[8192];
-    int length;
-} job;
-
 static void check(int ok, const char *what, const job *j)
 {
     tests++;
@@ -72,115 +61,6 @@ static void check(int ok, const char *what, const job *j)
     printf("%s %d - %s\n", ok ? "ok" : "not ok", tests, what);
     if (!ok && j) fprintf(stderr, "# output was:\n%s", j->text);
     fflush(stdout);
-}
-
-static void start(job *j, const char *self, const char *arguments)
-{
-    char *argv[20], line[300], *word;
-    int n = 1, pipe_fd[2];
-    memset(j, 0, sizeof *j);
-    snprintf(line, sizeof line, "%s", arguments);
-    argv[0] = strdup(self);
-    for (word = strtok(line, " "); word; word = strtok(NULL, " ")) argv[n++] = word;
-    argv[n] = NULL;
-    if (pipe(pipe_fd)) exit(2);
-    j->supervisor = fork();
-    if (j->supervisor == 0) {
-        setpgid(0, 0);
-        dup2(pipe_fd[1], 1);
-        dup2(pipe_fd[1], 2);
-        close(pipe_fd[0]);
-        close(pipe_fd[1]);
-        setenv(MARKER, "yes", 1);
-        execv(self, argv);
-        _exit(127);
-    }
-    free(argv[0]);
-    close(pipe_fd[1]);
-    j->fd = pipe_fd[0];
-}
-
-/* Reads what the job says, for at most `seconds`; ends early at the end of the pipe. Returns 1 at the end. */
-static int listen_to(job *j, double seconds)
-{
-    double until = dt__now() + seconds;
-    struct pollfd p;
-    p.fd = j->fd;
-    p.events = POLLIN;
-    for (;;) {
-        double left = until - dt__now();
-        ssize_t n;
-        if (left < 0 || poll(&p, 1, (int)(left * 1e3) + 1) <= 0) return 0;
-        n = read(j->fd, j->text + j->length, sizeof j->text - 1 - (size_t)j->length);
-        if (n <= 0) return 1;
-        j->length += (int)n;
-        if (j->length == (int)sizeof j->text - 1) j->length = 0;
-    }
-}
-
-static int wait_for_ranks(job *j, int ranks)
-{
-    for (int tries = 0; tries < 200; tries++) {
-        int found = 0;
-        listen_to(j, 0.01);
-        for (const char *s = j->text; (s = strstr(s, "pid ")) != NULL; s++) {
-            int rank, pid;
-            if (sscanf(s, "pid %d %d\n", &rank, &pid) == 2 && rank >= 0 && rank < 8) j->pid[rank] = pid;
-        }
-        for (int r = 0; r < ranks; r++) found += j->pid[r] != 0;
-        if (found == ranks) return 1;
-    }
-    return 0;
-}
-
-/* The job's exit status within `seconds`, 128 + signal when it was killed, or -1. */
-static int finish(job *j, double seconds)
-{
-    double until = dt__now() + seconds;
-    int status = 0;
-    listen_to(j, seconds);
-    while (waitpid(j->supervisor, &status, WNOHANG) != j->supervisor) {
-        if (dt__now() > until + 1) {
-            kill(j->supervisor, SIGKILL);
-            waitpid(j->supervisor, &status, 0);
-            close(j->fd);
-            return -1;
-        }
-        dt__nap();
-    }
-    close(j->fd);
-    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-/* Processes other than this one whose environment has the marker. */
-static int left_behind(void)
-{
-    DIR *proc = opendir("/proc");
-    struct dirent *e;
-    int found = 0;
-    while (proc && (e = readdir(proc)) != NULL) {
-        char path[300], text[65536];
-        size_t n;
-        FILE *f;
-        if (e->d_name[0] < '0' || e->d_name[0] > '9' || atoi(e->d_name) == (int)getpid()) continue;
-        snprintf(path, sizeof path, "/proc/%s/environ", e->d_name);
-        if ((f = fopen(path, "r")) == NULL) continue;
-        n = fread(text, 1, sizeof text, f);
-        fclose(f);
-        found += memmem(text, n, MARKER "=yes", strlen(MARKER "=yes")) != NULL;
-    }
-    if (proc) closedir(proc);
-    return found;
-}
-
-/* A killed process may need a moment to go. */
-static int nothing_left(double seconds)
-{
-    double until = dt__now() + seconds;
-    while (left_behind())
-        if (dt__now() > until) return 0;
-        else usleep(10000);
-    return 1;
 }
 
 static int survivors_agree(const job *j, int ranks, int victim, const char *fate)
@@ -255,12 +135,12 @@ int main(int argc, char **argv)
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1); /* ranks that end in the middle leave what they had */
     for (int k = 0; k < (full ? 200 : 20); k++) random_fault(argv[0], k, &seed);
     signalled(argv[0], "loop 0 --ranks 4", 4, -1, SIGKILL, 137, 2, "pid");
-    signalled(argv[0], "loop 1 --ranks 4", 4, -1, SIGINT, 130, 3, "end 3 DT_E_STOPPED");
-    signalled(argv[0], "loop 1 --ranks 4", 4, -1, SIGTERM, 143, 3, "end 0 DT_E_STOPPED");
-    signalled(argv[0], "loop 2 --ranks 3", 3, 100, SIGINT, 130, 3, "end 2 DT_E_STOPPED");
-    signalled(argv[0], "loop 2 --ranks 3", 3, 100, SIGTERM, 143, 3, "end 2 DT_E_STOPPED");
-    signalled(argv[0], "loop 2 --ranks 3", 3, 1, SIGTERM, 143, 3, "end 2 DT_E_STOPPED");
-    signalled(argv[0], "loop 2 --ranks 3 --launch threads", 3, -1, SIGINT, 130, 3, "end 2 DT_E_STOPPED");
+    signalled(argv[0], "loop 1 --ranks 4", 4, -1, SIGINT, 130, 3, "end 3 DT_E_INTERRUPTED");
+    signalled(argv[0], "loop 1 --ranks 4", 4, -1, SIGTERM, 143, 3, "end 0 DT_E_INTERRUPTED");
+    signalled(argv[0], "loop 2 --ranks 3", 3, 100, SIGINT, 130, 3, "end 2 DT_E_INTERRUPTED");
+    signalled(argv[0], "loop 2 --ranks 3", 3, 100, SIGTERM, 143, 3, "end 2 DT_E_INTERRUPTED");
+    signalled(argv[0], "loop 2 --ranks 3", 3, 1, SIGTERM, 143, 3, "end 2 DT_E_INTERRUPTED");
+    signalled(argv[0], "loop 2 --ranks 3 --launch threads", 3, -1, SIGINT, 130, 3, "end 2 DT_E_INTERRUPTED");
     signalled(argv[0], "grace 0 --ranks 3", 3, -1, SIGTERM, 0, 3, "stopped by signal 15");
     signalled(argv[0], "status 0 --ranks 3", 3, 0, 0, 7, 3, "rank 1 ended with status 7");
     signalled(argv[0], "status 0 --ranks 3 --launch threads", 3, 0, 0, 7, 3, "rank 1 ended with status 7");
