@@ -35,9 +35,9 @@
  *     H2  numerics: Philox, exact math, SHA-256         H11 data, tokenizers
  *     H3  kernels                                       H12 probes
  *     H5  devices: CPU                                  H13 transports and collectives
- *     H6  tensors and graph                             H15 mesh, layout, step programs, executor
- *     H7  gradients                                     H16 trainer, launcher, restarts
- *     H8  models: segments, GPT-2, Llama
+ *     H6  tensors and graph                             H14 checkpoints
+ *     H7  gradients                                     H15 mesh, layout, step programs, executor
+ *     H8  models: segments, GPT-2, Llama                H16 trainer, launcher, restarts
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
  * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says who owns which, and
@@ -45,8 +45,8 @@
  * data, tensors, sequences, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON
  * or plain C.
  *
- * WHAT IT DOES NOT. One machine; arithmetic in fp32 only; no checkpoints; CPU only. It does not print, exit or abort
- * below the trainer and launcher. It is no general tensor library: it has the ops that its models need.
+ * WHAT IT DOES NOT. One machine; arithmetic in fp32 only; CPU only. It does not print, exit or abort below the
+ * trainer and launcher. It is no general tensor library: it has the ops that its models need.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -953,6 +953,7 @@ typedef struct dt_step_info {
     double comm_seconds;  /* of the step, in communication, from when it was due: gradients, weights, activations */
     double exposed_seconds; /* of these, those in which the rank did nothing else: without overlap, all */
     double data_seconds;  /* of the step, waiting for data */
+    double save_seconds;  /* for which checkpoints kept the rank waiting, in the step and after it */
     int64_t sent_bytes;   /* by this rank in the step, to all peers: also counts of targets, block sums, losses */
 } dt_step_info;
 DT_API dt_step_info dt_step_info_zero(void);
@@ -964,9 +965,9 @@ DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const 
 DT_API void dt_trainer_close(dt_trainer **t);
 /* One optimizer step (collective), with validation and sample when they are due. DT_E_NUMERIC: loss or norm not finite,
  * the weights are those of the step before; DT_E_PEER; DT_E_FILE (metrics, checkpoints); DT_E_STOPPED: somebody asked
- * for the end (SIGTERM, Ctrl-C), and the checkpoint of this step is on the disk; DT_E_INTERRUPTED: there is no place for
- * one, or the time for it was over. With layout.checkpoint a checkpoint is written after every so many steps and after
- * the last one; a run that was complete when it was resumed does nothing here but tell its step. */
+ * for the end (SIGTERM, Ctrl-C), and the checkpoint of this step is on the disk; DT_E_INTERRUPTED: there is no place
+ * for one, or the time for it was over. With layout.checkpoint a checkpoint is written after every so many steps and
+ * after the last one; a run that was complete when it was resumed does nothing here but tell its step. */
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
 /* Runs all steps that are left. */
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info);
@@ -15174,7 +15175,8 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
 /* ---- files ------------------------------------------------------------------------------------------------
  * All that a checkpoint does with files goes through these few functions and is counted, so that a test can let the
  * n-th go wrong: DT_FAULT=KIND:N[:RANK], KIND die (SIGKILL before it), fail (EIO), full (ENOSPC) or cut (half of what
- * is to be written, then SIGKILL). It applies to a job's first start. */
+ * is to be written, then SIGKILL). It applies to a job's first start. DT_DISK_RATE, in bytes per second, emulates a
+ * disk that is slow to write. */
 
 enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
 enum { DT__FILE_RUN = 4 << 20 }; /* bytes of one operation at most */
@@ -15182,17 +15184,19 @@ typedef struct dt__files {
     int64_t count; /* operations so far; atomic */
     int64_t at;    /* the one that goes wrong; 0: none */
     int kind;
-    double rate;   /* bytes per second that copies may reach; 0: as fast as it goes */
+    double rate;   /* bytes per second that are written; 0: as fast as it goes */
 } dt__files;
 
 static dt_result dt__files_open(dt__files *f, int rank)
 {
     static const char *const kinds[] = {"die", "fail", "full", "cut"};
-    const char *text = getenv("DT_FAULT"), *again = getenv("DT_RESTARTS");
+    const char *text = getenv("DT_FAULT"), *again = getenv("DT_RESTARTS"), *rate = getenv("DT_DISK_RATE");
     char kind[8];
     long long at = 0;
     int of = rank, fields;
     memset(f, 0, sizeof *f);
+    if (rate && *rate && !((f->rate = atof(rate)) > 0))
+        return dt__error(DT_E_USAGE, "DT_DISK_RATE=%s: it is a number of bytes per second, e.g. 1e8", rate);
     if (!text || !*text || (again && atoi(again) > 0)) return DT_OK;
     fields = sscanf(text, "%7[a-z]:%lld:%d", kind, &at, &of);
     for (int i = 0; i < 4 && fields >= 2; i++)
@@ -15230,14 +15234,18 @@ static dt_result dt__file_create(dt__files *f, const char *path, int *fd)
 static dt_result dt__file_write(dt__files *f, int fd, const char *path, const void *data, int64_t bytes)
 {
     const char *from = (const char *)data, *end = from + bytes;
+    int64_t run = f->rate > 0 ? DT__FILE_RUN / 64 : DT__FILE_RUN;
+    double start = dt__now(), sent = 0;
     while (from < end) {
-        size_t n = (size_t)dt__min(end - from, DT__FILE_RUN);
+        size_t n = (size_t)dt__min(end - from, run);
         int goes = dt__file_goes(f);
         ssize_t wrote = goes ? write(fd, from, goes == 2 ? n / 2 : n) : -1;
         if (goes == 2) raise(SIGKILL);
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0) return dt__file_error("write", path);
         from += wrote;
+        sent += (double)wrote;
+        while (f->rate > 0 && dt__now() - start < sent / f->rate) dt__nap();
     }
     return DT_OK;
 }
@@ -15786,20 +15794,17 @@ static dt_result dt__steps_retain(dt__files *f, const char *path, int64_t keep, 
     return r;
 }
 
-/* Copies a file; f->rate limits how fast. */
 static dt_result dt__file_copy(dt__files *f, const char *from, const char *to)
 {
     char *block = (char *)dt__alloc(DT__FILE_RUN, "copying a checkpoint");
     int64_t bytes = 0;
     int in = -1, out = -1;
-    double start = dt__now();
     dt_result r = block ? dt__file_open(f, from, &in, &bytes) : DT_E_MEMORY;
     if (!r) r = dt__file_create(f, to, &out);
     for (int64_t at = 0, n; at < bytes && !r; at += n) {
-        n = dt__min(f->rate > 0 ? DT__FILE_RUN / 16 : DT__FILE_RUN, bytes - at);
+        n = dt__min(DT__FILE_RUN, bytes - at);
         r = dt__file_read(f, in, from, block, n, at);
         if (!r) r = dt__file_write(f, out, to, block, n);
-        while (f->rate > 0 && !r && (double)(at + n) / f->rate > dt__now() - start) dt__nap();
     }
     if (in >= 0) close(in);
     dt__free(block);
@@ -17108,7 +17113,7 @@ typedef struct dt__engine {
     float *shard_auxiliary;       /* (shards, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
-    int64_t step;
+    int64_t step, lost_rate;      /* lost: what the schedule has forgotten of it, in a lab (DT_FORGET) */
     dt_result exchanged;          /* of what ops do with other ranks, which cannot fail where it is done */
     const void *input, *target;   /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     dt__queue queue;              /* of line 1 of the program; not running without overlap */
@@ -18266,7 +18271,7 @@ static dt_result dt__engine_update(dt__engine *e)
                          "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
                          (long long)e->step + 1);
     if (r->clip > 0.0f && e->norm > r->clip) clip = r->clip / (e->norm + 1e-6f);
-    e->rate = dt_learning_rate(r, e->step);
+    e->rate = dt_learning_rate(r, e->step - e->lost_rate);
     e->powers.power1 *= (double)r->beta1;
     e->powers.power2 *= (double)r->beta2;
     decayed = dt__update_of(&e->powers, r, e->rate, clip, 1);
@@ -19514,6 +19519,7 @@ struct dt_trainer {
     FILE *timeline;      /* the same */
     dt__saver save;
     int64_t first;       /* the step that a checkpoint was of; 0: training began here */
+    int64_t lost_data, lost_rng; /* what the data cursor and random streams have forgotten of it (DT_FORGET) */
     char hash[68];
     int64_t hashed; /* the step whose hash it is; -1: none */
     double peak_gflops, started, printed, waited;
@@ -19770,7 +19776,8 @@ static int64_t dt__trainer_index(const dt_trainer *t, int64_t step, int64_t row)
 static int64_t dt__trainer_row(const void *context, int64_t step, int64_t row)
 {
     const dt_trainer *t = (const dt_trainer *)context;
-    return dt__sample_at(t->feed.is.samples[DT_TRAIN], (uint64_t)t->recipe.seed, dt__trainer_index(t, step, row));
+    return dt__sample_at(t->feed.is.samples[DT_TRAIN], (uint64_t)t->recipe.seed,
+                         dt__trainer_index(t, step - t->lost_data, row));
 }
 
 /* Samples and random streams of unit (shard, micro). */
@@ -19778,11 +19785,11 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
-    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows;
+    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->step - t->lost_rng;
     dt__engine_samples(e, t->batch.input + row * t->feed.is.inputs, t->batch.target + row * t->feed.is.targets);
     for (int64_t i = 0; i < e->rows * dt__engine_leaves(e); i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
-                                     (uint32_t)dt__trainer_index(t, e->step, row + i % e->rows), (uint32_t)e->step, 0);
+                                     (uint32_t)dt__trainer_index(t, step, row + i % e->rows), (uint32_t)step, 0);
 }
 
 /* Floats of the largest parameter that must be put together from its tensor shards or experts. */
@@ -19894,7 +19901,7 @@ static dt_result dt__memory_limit(int64_t *limit)
 
 /* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and come to the same answer.
  */
-static dt_result dt__check_memory(dt_trainer *t)
+static dt_result dt__check_memory(dt_trainer *t, int allocated)
 {
     enum { LINES = (int)(sizeof(dt_memory) / 8), TOTAL = 6 };
     const char *const names[TOTAL] = {"weights", "gradients", "optimizer", "activations", "buffers", "cache"};
@@ -19917,7 +19924,7 @@ static dt_result dt__check_memory(dt_trainer *t)
                          "for %s: share more (--zero, --pp, --tp), keep less (--recompute full), or use a smaller "
                          "micro-batch", who, (double)most / 1e6, (double)(most - limit) / 1e6,
                          (double)largest[which] / 1e6, names[which]);
-    if (t->layout.no_memory_check || free_bytes < 0 || all <= free_bytes) return DT_OK;
+    if (allocated || t->layout.no_memory_check || free_bytes < 0 || all <= free_bytes) return DT_OK;
     return dt__error(DT_E_MEMORY,
                      "the plan needs up to %.2f GB on each of %d ranks and %.2f GB are free: use a smaller model, "
                      "sequence or micro-batch, or fewer ranks (--no-memory-check starts all the same)",
@@ -20165,7 +20172,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     if (result) return result;
     t->planned = dt__memory_plan(t);
     t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
-    result = t->counts ? dt__check_memory(t) : DT_E_MEMORY;
+    result = t->counts ? dt__check_memory(t, 0) : DT_E_MEMORY;
     if (!result) result = dt__trainer_allocate(t);
     return result ? result : dt__trainer_draw(t);
 }
@@ -21041,8 +21048,10 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r) r = dt__runs_open(&s->live, &t->e, 1);
     if (!r) r = dt__runs_open(&s->runs, &t->e, 1);
     if (!r && l->checkpoint_async) {
-        s->snapshot = (char *)dt__alloc(s->runs.bytes + 64 * s->runs.count, "the copy of the state that is saved");
-        if (!s->snapshot) r = DT_E_MEMORY;
+        int64_t bytes = s->runs.bytes + 64 * s->runs.count;
+        t->planned.buffers += bytes, t->planned.total += bytes;
+        r = dt__check_memory(t, 1);
+        if (!r && !(s->snapshot = (char *)dt__alloc(bytes, "the copy of the state that is saved"))) r = DT_E_MEMORY;
         for (int64_t i = 0; i < s->runs.count && !r; at += dt__round_up(s->runs.list[i++].bytes, 64))
             s->runs.list[i].data = s->snapshot + at;
         t->e.hold = dt__save_hold;
@@ -21126,6 +21135,25 @@ static dt_result dt__resume_one(dt_trainer *t, const char *path)
     return dt__trainer_agree(t, r);
 }
 
+/* For labs: what the environment's DT_FORGET names is lost on the way, as with checkpoints that do not hold it: the
+ * optimizer's state, or the step as the schedule, the data cursor or the random streams count it. */
+static dt_result dt__trainer_forget(dt_trainer *t)
+{
+    const char *what = getenv("DT_FORGET");
+    dt__engine *e = &t->e;
+    int64_t own = e->store.shards > 1 ? e->store.own_params : e->store.param_floats;
+    if (!what || !*what || !t->first) return DT_OK;
+    if (!strcmp(what, "schedule")) e->lost_rate = e->step;
+    else if (!strcmp(what, "cursor")) t->lost_data = e->step;
+    else if (!strcmp(what, "rng")) t->lost_rng = e->step;
+    else if (strcmp(what, "optimizer"))
+        return dt__error(DT_E_USAGE, "DT_FORGET=%s: it is optimizer, schedule, cursor or rng", what);
+    for (int i = 0; i < DT__STATE_AVERAGE && !strcmp(what, "optimizer"); i++)
+        if (e->state[i]) memset(e->state[i], 0, (size_t)(own / DT__MOMENT_BLOCK * dt__state_bytes(&t->recipe, i)));
+    if (!strcmp(what, "optimizer")) e->powers.power1 = e->powers.power2 = 1.0;
+    return DT_OK;
+}
+
 /* The newest checkpoint that is whole (collective). Rank 0 looks which there are; the others hear it. */
 static dt_result dt__trainer_resume(dt_trainer *t)
 {
@@ -21163,7 +21191,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     if (!r && !t->e.step && l->resume == DT_RESUME_ONLY)
         r = dt__error(DT_E_USAGE, "%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out",
                       l->checkpoint);
-    return r;
+    return r ? r : dt__trainer_forget(t);
 }
 
 /* ---- the last step as a picture ---------------------------------------------------------------------------- */
@@ -21933,6 +21961,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     dt__metrics_number(m, "comm_seconds", i->comm_seconds);
     dt__metrics_number(m, "exposed_seconds", i->exposed_seconds);
     dt__metrics_number(m, "data_seconds", i->data_seconds);
+    if (t->layout.checkpoint) dt__metrics_number(m, "save_seconds", i->save_seconds);
     dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
     return dt__metrics_end(m);
 }
@@ -22004,7 +22033,7 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
-    double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
+    double start = dt__now(), saved = t->save.blocked, before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
     float loss = 0.0f, auxiliary = 0.0f;
@@ -22044,8 +22073,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     t->waited = t->loader->waited;
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
     r = dt__trainer_due(t, info);
-    if (!r) r = dt__trainer_log(t, info);
-    return r ? r : dt__trainer_keep(t, info, said);
+    if (!r) r = dt__trainer_keep(t, info, said);
+    info->save_seconds = t->save.blocked - saved;
+    return r ? r : dt__trainer_log(t, info);
 }
 
 /* The caller's rounding mode and flush-to-zero reach no host arithmetic either (R15). */
