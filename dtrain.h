@@ -19495,7 +19495,7 @@ typedef struct dt__saver {
     double interval;       /* seconds between saves, where this is found out (rank 0); 0: not yet */
     dt__files mirror_files;
     dt__queue mirror;      /* rank 0: copies complete checkpoints to a second place */
-    int64_t mirroring;     /* the step that it may be reading; atomic */
+    int64_t newest, mirroring; /* the newest that is complete, and the one that the mirror may be reading; atomic */
 } dt__saver;
 
 struct dt_trainer {
@@ -20872,21 +20872,24 @@ static dt_result dt__save_job(void *owner, int64_t job)
     snprintf(name, sizeof name, "%s/manifest.json", path);
     r = s->manifest.failed ? DT_E_MEMORY : dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
     if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint, s->step);
-    if (!r && s->mirror.running && !dt__queue_pending(&s->mirror, s->mirror.asked)) {
-        __atomic_store_n(&s->mirroring, s->step, __ATOMIC_RELAXED);
-        (void)dt__queue_ask(&s->mirror);
-    }
-    return r ? r : dt__steps_retain(&s->files, t->layout.checkpoint, t->layout.keep, s->mirroring);
+    if (r) return r;
+    __atomic_store_n(&s->newest, s->step, __ATOMIC_SEQ_CST);
+    if (s->mirror.running && !dt__queue_pending(&s->mirror, s->mirror.asked - 1)) (void)dt__queue_ask(&s->mirror);
+    return dt__steps_retain(&s->files, t->layout.checkpoint, t->layout.keep,
+                            __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
 }
 
-/* Copies a checkpoint that was published: the newest when the copy before was done. */
+/* Copies the newest checkpoint, which stays while it is read. What was published while the copy before was made, but is
+ * not the newest any more, is left out. */
 static dt_result dt__mirror_job(void *owner, int64_t job)
 {
     dt_trainer *t = (dt_trainer *)owner;
     const dt_layout *l = &t->layout;
-    int64_t step = __atomic_load_n(&t->save.mirroring, __ATOMIC_RELAXED);
+    int64_t step = -1, newest;
     dt_result r;
     (void)job;
+    while ((newest = __atomic_load_n(&t->save.newest, __ATOMIC_SEQ_CST)) != step)
+        __atomic_store_n(&t->save.mirroring, step = newest, __ATOMIC_SEQ_CST);
     if (l->mirror_command) return dt__mirror_command(l->mirror_command, l->checkpoint, l->mirror);
     r = dt__step_copy(&t->save.mirror_files, l->checkpoint, l->mirror, step);
     return r ? r : dt__steps_retain(&t->save.mirror_files, l->mirror, l->keep, -1);
@@ -21058,9 +21061,9 @@ static dt_result dt__save_open(dt_trainer *t)
         t->e.hold_owner = t;
     }
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, DT__JOBS, "write checkpoints");
-    s->mirroring = -1;
+    s->newest = s->mirroring = -1;
     s->mirror_files.rate = (double)l->mirror_rate;
-    if (!r && l->mirror && dt_is_root(t)) r = dt__queue_open(&s->mirror, dt__mirror_job, t, 1, "mirror checkpoints");
+    if (!r && l->mirror && dt_is_root(t)) r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
     if (!r) dt__comm_unit(t->comm, l->tp * l->pp * l->cp * l->ep * dt__max(1, l->zero_group));
@@ -22033,12 +22036,13 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
-    double start = dt__now(), saved = t->save.blocked, before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
+    double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
+    double saved = t->save.blocked;
     int64_t sent = dt__comm_sent(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t);
-    dt_result r;
+    dt_result r, logged;
     if (t->first && e->step == t->recipe.steps) return dt__trainer_done(t, info);
     dt__engine_times(e, &before[0], &before[1]);
     while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
@@ -22075,7 +22079,8 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     r = dt__trainer_due(t, info);
     if (!r) r = dt__trainer_keep(t, info, said);
     info->save_seconds = t->save.blocked - saved;
-    return r ? r : dt__trainer_log(t, info);
+    logged = !r || r == DT_E_STOPPED ? dt__trainer_log(t, info) : DT_OK;
+    return r ? r : logged;
 }
 
 /* The caller's rounding mode and flush-to-zero reach no host arithmetic either (R15). */
