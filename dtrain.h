@@ -427,15 +427,17 @@ typedef struct dt_moe_options {
 /* sum of w_e expert_e(x) over the k experts with the largest p_e, p = softmax(x Wr): (..,C) -> (..,C). Of equal p the
  * lower expert is taken; a token adds its experts in index order. Tokens of a unit are routed in order; those that an
  * expert has no room for are dropped: it adds nothing to them, their other weights stay, a token dropped by all gives
- * +0. An expert multiplies the rows that it was given and no others.
+ * +0. An expert multiplies the rows that it was given and no others. With context shards in the recipe a unit is what
+ * one of them has of a micro-batch of a data shard: of each sample its early slice, then its late one. So capacity and
+ * balance are of its tokens alone, however many ranks there are.
  * The load-balance loss is E * sum_e f_e P_e per unit, f_e the share of the unit's N k choices (drops included) that
  * expert e got, P_e the mean of p_e over the N tokens: 1 when all is even, E/k at most (Fedus et al. 2022, equation 4,
  * there for k = 1); gradients flow through P alone.
  * Parameters: Wr "<name>.gate.weight" (C,E), "<name>.experts.up_proj" (E,C,H), gated "<name>.experts.gate_up_proj"
  * (E,C,2H), gate first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases = 0, with "_bias" behind
- * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows;
- * where ep ranks share the experts (dt_layout), of ep * min(N min(k, E/ep), E/ep * capacity): without a capacity all
- * tokens of all these ranks may want the experts of one. */
+ * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows of
+ * a unit; where ep ranks share the experts (dt_layout), of ep * min(N min(k, E/ep), E/ep * capacity): without a capacity
+ * all tokens of all these ranks may want the experts of one. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *options);
 
 /* ---- H7  gradients ------------------------------------------------------------------------- */
@@ -539,7 +541,7 @@ typedef struct dt_recipe {
     int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
     int64_t tensor_shards;       /* Vt, a power of two that divides heads, hidden units, rows of a unit of work */
     int64_t context_shards;      /* Vc, a power of two; above 1 a sequence is 2 Vc slices, which divide it, and context
-                                    shard c has the slices c and 2 Vc - 1 - c */
+                                    shard c has the slices c and 2 Vc - 1 - c, which mixtures route alone (dt_moe) */
     int64_t warmup;              /* steps of linear warm-up from 0 */
     int64_t decay;               /* steps of the final decay of WSD; 0: a tenth of steps */
     int32_t schedule;            /* dt_schedule */
