@@ -436,8 +436,8 @@ typedef struct dt_moe_options {
  * Parameters: Wr "<name>.gate.weight" (C,E), "<name>.experts.up_proj" (E,C,H), gated "<name>.experts.gate_up_proj"
  * (E,C,2H), gate first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases = 0, with "_bias" behind
  * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows of
- * a unit; where ep ranks share the experts (dt_layout), of ep * min(N min(k, E/ep), E/ep * capacity): without a capacity
- * all tokens of all these ranks may want the experts of one. */
+ * a unit; where ep ranks share the experts (dt_layout), of ep * min(N min(k, E/ep), E/ep * capacity): without a
+ * capacity all tokens of all these ranks may want the experts of one. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *options);
 
 /* ---- H7  gradients ------------------------------------------------------------------------- */
@@ -818,7 +818,8 @@ typedef struct dt_layout {
     int64_t chunks;       /* runs of segments per stage of the interleaved schedule */
     float memory_weight;  /* segments are cut by time (0) to memory (1) */
     int64_t ep;           /* so many neighbouring data-parallel ranks share the experts of each mixture: a rank has
-                           * experts / ep of them, and tokens go to where theirs are and back (Lepikhin et al. 2020) */
+                           * experts / ep of them, and tokens go to where theirs are and back (Lepikhin et al. 2020);
+                           * a power of two, and the ranks of a group have as many data shards each */
     int64_t zero; /* ranks share state (Rajbhandari et al. 2020): 1 the optimizer's, 2 and gradients, 3 and weights */
     int64_t zero_group;   /* so many of them; other groups have copies (hybrid sharding); 0: all data-parallel ranks */
     int32_t recompute;    /* dt_recompute */
@@ -16264,19 +16265,34 @@ static dt_result dt__engine_groups(dt__engine *e, int *group)
     return DT_OK;
 }
 
-/* The ranks that share experts work on as many units each, in step, and their sums are whole branches of the tree. */
+/* The ranks that share experts work on as many units each, in step, and their sums are whole branches of the tree: so
+ * many neighbours at most, or a smaller power of two. Other groups may have fewer shards. */
+static int64_t dt__experts_most(int64_t shards, int dp)
+{
+    int64_t lo, hi, first, end, ep = 1;
+    for (; dp % (2 * ep) == 0; ep *= 2)
+        for (int d = 0; d < dp; d++) {
+            dt__run_of(shards, dp, d, &lo, &hi);
+            dt__run_of(shards, dp, (int)(d - d % (2 * ep)), &first, &end);
+            if (hi - lo != end - first || !dt__is_pow2(hi - lo) || first % (2 * ep * (hi - lo))) return ep;
+        }
+    return ep;
+}
 static dt_result dt__engine_experts(const dt__engine *e)
 {
     const dt_layout *l = e->layout;
     int dp = e->mesh.size[DT__DATA];
+    int64_t most = dt__experts_most(e->recipe->data_shards, dp);
     char list[256];
     if (l->ep < 1 || dp % l->ep)
         return dt__error(DT_E_USAGE, "expert parallel degree %lld does not divide %d data-parallel ranks: --ep one of "
                          "%s", (long long)l->ep, dp, dt__divisors(dp, dp, list, sizeof list));
-    if (l->ep > 1 && e->recipe->data_shards % dp)
-        return dt__error(DT_E_USAGE, "--ep %lld: %d data-parallel ranks do not have as many of %lld data shards each: "
-                         "let dp be a power of two, or leave --ep out", (long long)l->ep, dp,
-                         (long long)e->recipe->data_shards);
+    if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
+        return dt__error(DT_E_USAGE,
+                         "--ep %lld: the ranks of each group need as many data shards, together a branch of the tree: "
+                         "with %d data-parallel ranks on %lld shards --ep one of %s, or let dp be a power of two",
+                         (long long)l->ep, dp, (long long)e->recipe->data_shards,
+                         dt__divisors(most, most, list, sizeof list));
     return DT_OK;
 }
 
@@ -16441,6 +16457,8 @@ static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part *
 static dt_result dt__engine_reduction(dt__engine *e, int group)
 {
     int d = e->mesh.at[DT__DATA], dp = e->mesh.size[DT__DATA], ranks = group > 1 ? group : dp;
+    int uneven = e->recipe->data_shards % dp != 0; /* then there are replicas of experts alone: a branch of ep ranks */
+    int64_t ep = uneven ? e->layout->ep : 1, lo, hi;
     dt_result r = DT_OK;
     e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
     e->sets_count = 1;
@@ -16450,10 +16468,13 @@ static dt_result dt__engine_reduction(dt__engine *e, int group)
     e->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
     if (!e->replica_parts || !e->replica_count) return DT_E_MEMORY;
     for (int i = 0; i < dp; i++) {
+        dt__part *part = &e->replica_parts[i];
+        dt__run_of(uneven ? e->recipe->data_shards : dp, dp, (int)(i * ep % dp), &lo, &hi);
         e->replica_count[i] = 1;
-        e->replica_parts[i].level = 0;
-        e->replica_parts[i].index = i;
-        e->replica_parts[i].offset = e->program.parts.node[0].set * e->set_floats;
+        part->level = 0;
+        while ((int64_t)1 << part->level < ep * (hi - lo)) part->level++;
+        part->index = lo >> part->level;
+        part->offset = e->program.parts.node[0].set * e->set_floats;
     }
     return DT_OK;
 }

@@ -504,8 +504,12 @@ static void check_trainer(const char *self)
 #endif
     };
     static const char *const mixtures[] = {
-        "--ranks 2 --cp 2", "--ranks 2 --ep 2", "--ranks 4 --cp 2 --ep 2", "--ranks 4 --cp 4 --recompute full",
-        "--ranks 4 --cp 2 --pp 2 --zero 1", "--ranks 8 --cp 2 --ep 2 --tp 2 --sequence-parallel --zero 3",
+        "--ranks 2 --cp 2",
+        "--ranks 2 --ep 2",
+        "--ranks 4 --cp 2 --ep 2",
+        "--ranks 4 --cp 4 --recompute full",
+        "--ranks 4 --cp 2 --pp 2 --zero 1",
+        "--ranks 8 --cp 2 --ep 2 --tp 2 --sequence-parallel --zero 3",
     };
     check_layouts(self, "", layouts, sizeof layouts / sizeof *layouts);
     check_layouts(self, "--experts 4 --capacity 1.1 --balance 0.1", mixtures, sizeof mixtures / sizeof *mixtures);

@@ -891,6 +891,7 @@ static const char *const layouts[] = {
     "--ranks 4 --experts 4 --active 4 --ep 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation "
     "shard",
     "--ranks 1 --experts 4 --data-shards 1 --batch 2 --sequence 16",
+    "--ranks 6 --experts 4 --ep 2 --data-shards 8 --batch 16 --micro-batch 8 --sequence 16 --accumulation shard --zero 3",
     /* context groups */
     "--ranks 1 --context-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
     "--ranks 2 --cp 2 --context-shards 2 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",

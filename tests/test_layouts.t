@@ -62,7 +62,7 @@ my @axes = (
     [sequence_parallel => 'one', sub { $_[0]{tp} > 1 ? ('yes', 'no') : 'no' }],
     [cp => 'every', sub { my $ranks = $_[0]{ranks} / $_[0]{tp}; grep { $ranks % $_ == 0 } 1, 2, 4 }],
     [pp => 'every', sub { divisors($_[0]{ranks} / $_[0]{tp} / $_[0]{cp}) }],
-    [ep => 'every', sub { my $dp = dp($_[0]); $shards % $dp ? 1 : divisors($dp) }], # as many shards on every rank
+    [ep => 'every', sub { my $dp = dp($_[0]); $dp == 6 ? (1, 2) : $shards % $dp ? 1 : divisors($dp) }], # as many shards on every rank of a group
     [zero => 'every', sub { dp($_[0]) > 1 ? (0 .. 3) : (0, 3) }],
     [zero_group => 'every', \&groups],
     [pipeline => 'every', sub { $_[0]{pp} > 1 ? qw(1f1b gpipe interleaved zero-bubble) : qw(1f1b gpipe zero-bubble) }],
@@ -170,6 +170,7 @@ my %owned = ( # with experts: all ranks work on every unit of validation and eve
     'experts on 8 ranks' => '--ranks 8 --ep 8',
     'experts on 4 ranks, 2 stages' => '--ranks 8 --ep 4 --pp 2',
     'experts on 2 ranks, ZeRO 3' => '--ranks 4 --ep 2 --zero 3',
+    'experts on 2 of 6 ranks' => '--ranks 6 --ep 2 --zero 1',
     'experts on 4 ranks, groups of 2, without a cache' => '--ranks 4 --ep 4 --zero 1 --zero-group 2 --no-cache',
 );
 my %around = ( # with context shards: a rank has only some positions of a sequence
@@ -247,7 +248,8 @@ refused('--experts 4 --ep 0', 4, qr/expert parallel degree 0 does not divide 4 d
 refused('--experts 4 --ep 4 --pp 2', 4, qr/expert parallel degree 4 does not divide 2 data-parallel ranks: --ep one of 1, 2/);
 refused('--experts 6 --ep 4', 4, qr/6 experts cannot be shared by 4 ranks: --ep one of 1, 2/);
 refused('--ep 2', 2, qr/--ep 2: the model has no experts to share: set --experts, or leave --ep out/);
-refused('--experts 4 --ep 2', 6, qr/--ep 2: 6 data-parallel ranks do not have as many of 8 data shards each: let dp be a power of two/);
+refused('--experts 6 --ep 3', 6, qr/--ep 3: the ranks of each group need as many data shards.* 6 data-parallel ranks on 8 shards --ep one of 1, 2, or let dp be a power of two/);
+refused('--experts 6 --ep 3', 3, qr/--ep 3: .* with 3 data-parallel ranks on 8 shards --ep one of 1, or let dp be a power of two/);
 refused('--zero 2 --zero-group 2', 6, qr/groups of 2 among 6 ranks .* let dp be a power of two, or leave --zero-group out/);
 refused('--order DPP', 4, qr/mesh order 'DPP': it is cluster .* or another order of the letters D, P and T/);
 refused('--cp 3', 4, qr/context parallel degree 3 does not divide 4 ranks by tp 1 and pp 1: --cp one of 1, 2, 4/);

@@ -550,7 +550,8 @@ static void tiny_load(void *owner, int64_t shard, int64_t micro)
 {
     int64_t words = config("batch") * config("sequence");
     (void)owner, (void)shard, (void)micro;
-    dt__engine_samples(&tiny->e, (const uint32_t *)tap_golden_i32(golden, "tokens", words), (const uint32_t *)tap_golden_i32(golden, "targets", words));
+    dt__engine_samples(&tiny->e, (const uint32_t *)tap_golden_i32(golden, "tokens", words),
+                       (const uint32_t *)tap_golden_i32(golden, "targets", words));
 }
 /* Context shards of the golden file, and so leaves of this rank. */
 static int64_t contexts(void) { return tap_golden_find(golden, "config.context") ? config("context") : 1; }
@@ -644,7 +645,8 @@ static void tiny_forward(void)
         }
     }
     whole = (float *)malloc(4 * (size_t)logits);
-    if (!whole || dt__whole_rows(&tiny->e, head->g, dt__where(head, &b, head->g->logits.id), config("batch"), whole)) tap_bail("no logits");
+    if (!whole || dt__whole_rows(&tiny->e, head->g, dt__where(head, &b, head->g->logits.id), config("batch"), whole))
+        tap_bail("no logits");
     tap_near(whole, tap_golden_f32(golden, "logits", logits), logits, 1e-5, "logits");
     free(whole);
 }
@@ -673,7 +675,8 @@ static void test_golden(const char *file, int family, int64_t shards)
         for (int64_t l = 0; l < contexts(); l++) mean += tiny->e.shard_loss[l] / (float)valid;
         tap_near(&mean, loss + step, 1, 1e-5, "loss at the start of the step");
         tap_near(&tiny->e.norm, norm + step, 1, 1e-5, "gradient norm");
-        for (int64_t s = 0; s < contexts() * tiny->e.net.count; s++) auxiliary += tiny->e.shard_auxiliary[s] * tiny->e.env.unit_share;
+        for (int64_t s = 0; s < contexts() * tiny->e.net.count; s++)
+            auxiliary += tiny->e.shard_auxiliary[s] * tiny->e.env.unit_share;
         if (!step) tap_near(&auxiliary, tap_golden_f32(golden, "auxiliary", 1), 1, 1e-5, "load-balance losses");
         if (!step) tiny_compare("grad", 1);
         snprintf(prefix, sizeof prefix, "step%d", step + 1);
