@@ -16381,8 +16381,7 @@ static int64_t dt__engine_threads(const dt_layout *l, int64_t ranks)
 }
 static int dt__engine_overlaps(const dt__engine *e)
 {
-    const int *n = e->mesh.size;
-    int64_t ranks = (int64_t)n[DT__DATA] * n[DT__PIPE] * n[DT__TENSOR];
+    int64_t ranks = dt_comm_size(e->comm);
     if (!DT__THREADS || e->layout->overlap == DT_OVERLAP_OFF) return 0;
     if (e->layout->overlap == DT_OVERLAP_ON) return 1;
     return ranks * dt__engine_threads(e->layout, ranks) < (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
