@@ -429,15 +429,17 @@ typedef struct dt_moe_options {
 /* sum of w_e expert_e(x) over the k experts with the largest p_e, p = softmax(x Wr): (..,C) -> (..,C). Of equal p the
  * lower expert is taken; a token adds its experts in index order. Tokens of a unit are routed in order; those that an
  * expert has no room for are dropped: it adds nothing to them, their other weights stay, a token dropped by all gives
- * +0. An expert multiplies the rows that it was given and no others.
+ * +0. An expert multiplies the rows that it was given and no others. With context shards in the recipe a unit is what
+ * one of them has of a micro-batch of a data shard: of each sample its early slice, then its late one. So capacity and
+ * balance are of its tokens alone, however many ranks there are.
  * The load-balance loss is E * sum_e f_e P_e per unit, f_e the share of the unit's N k choices (drops included) that
  * expert e got, P_e the mean of p_e over the N tokens: 1 when all is even, E/k at most (Fedus et al. 2022, equation 4,
  * there for k = 1); gradients flow through P alone.
  * Parameters: Wr "<name>.gate.weight" (C,E), "<name>.experts.up_proj" (E,C,H), gated "<name>.experts.gate_up_proj"
  * (E,C,2H), gate first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases = 0, with "_bias" behind
- * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows;
- * where ep ranks share the experts (dt_layout), of ep * min(N min(k, E/ep), E/ep * capacity): without a capacity all
- * tokens of all these ranks may want the experts of one. */
+ * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows of
+ * a unit; where ep ranks share the experts (dt_layout), of ep * min(N min(k, E/ep), E/ep * capacity): without a
+ * capacity all tokens of all these ranks may want the experts of one. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *options);
 
 /* ---- H7  gradients ------------------------------------------------------------------------- */
@@ -541,7 +543,7 @@ typedef struct dt_recipe {
     int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
     int64_t tensor_shards;       /* Vt, a power of two that divides heads, hidden units, rows of a unit of work */
     int64_t context_shards;      /* Vc, a power of two; above 1 a sequence is 2 Vc slices, which divide it, and context
-                                    shard c has the slices c and 2 Vc - 1 - c */
+                                    shard c has the slices c and 2 Vc - 1 - c, which mixtures route alone (dt_moe) */
     int64_t warmup;              /* steps of linear warm-up from 0 */
     int64_t decay;               /* steps of the final decay of WSD; 0: a tenth of steps */
     int32_t schedule;            /* dt_schedule */
@@ -833,7 +835,8 @@ typedef struct dt_layout {
     int64_t chunks;       /* runs of segments per stage of the interleaved schedule */
     float memory_weight;  /* segments are cut by time (0) to memory (1) */
     int64_t ep;           /* so many neighbouring data-parallel ranks share the experts of each mixture: a rank has
-                           * experts / ep of them, and tokens go to where theirs are and back (Lepikhin et al. 2020) */
+                           * experts / ep of them, and tokens go to where theirs are and back (Lepikhin et al. 2020);
+                           * a power of two, and the ranks of a group have as many data shards each */
     int64_t zero; /* ranks share state (Rajbhandari et al. 2020): 1 the optimizer's, 2 and gradients, 3 and weights */
     int64_t zero_group;   /* so many of them; other groups have copies (hybrid sharding); 0: all data-parallel ranks */
     int32_t recompute;    /* dt_recompute */
@@ -4627,8 +4630,8 @@ typedef struct dt__call {
     const dt__node *n;
     const dt__env *env;
     float *out, *aux;
-    float *slices; /* of a gradient slot in row slices (R7): those behind the first, which is out; of experts that ranks
-                    * share: the sum over the second rank's tokens, out being that over the first's; or NULL */
+    float *slices;   /* of a gradient slot in row slices (R2, R7): those behind the first, which is out; or NULL */
+    int64_t of_rank; /* of experts that ranks share: floats from the sum over one rank's tokens to the next one's */
     const float *in[DT__MAX_IN];
     int fresh;
 } dt__call;
@@ -8465,12 +8468,13 @@ DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target)
     return dt_loss(g, dt__binary_op(g, DT__OP_BCE, x, target));
 }
 
-/* x, and in backward the seed of `loss`: a node of its own, which also keeps the loss readable after forward. */
+/* x, and in backward the seed of `loss`, one for each context leaf: a node of its own, which also keeps the loss
+ * readable after forward. */
 DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient)
 {
     dt__node n = dt__node_make(DT__OP_AUX_LOSS, dt__at(g, x)->shape, x, loss, dt__tensor(0));
     if (!x.id || !loss.id) return dt__tensor(0);
-    if (dt__count(dt__at(g, loss)) != 1)
+    if (dt__count(dt__at(g, loss)) != dt__leaves(g))
         return dt__poison(g, DT_E_SHAPE, "auxiliary_loss: the loss has %lld elements and must be a scalar: dt_mean it",
                           (long long)dt__count(dt__at(g, loss)));
     if (!(coefficient >= 0.0f && coefficient <= 3e38f))
@@ -8479,31 +8483,37 @@ DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, flo
     return dt__push(g, &n, NULL);
 }
 /* in: the loss. */
-static void dt__run_aux_loss_grad(const dt__call *c) { c->out[0] = c->n->f * c->env->unit_share; }
+static void dt__run_aux_loss_grad(const dt__call *c)
+{
+    for (int64_t l = 0; l < dt__count(c->n); l++) c->out[l] = c->n->f * c->env->unit_share;
+}
 
 /* ---- mixture of experts ----------------------------------------------------------------------------
- * A routing table says which row of the gathered tensors (R,C) holds which choice of which token. It is one int32
- * vector: begin (E+1), the first row of each expert; asked (E), how many tokens chose it; chosen (N,k), the experts of
- * each token in index order; row (N,k), where the choice went, -1 when the expert was full; from (N*k), the choice
- * n*k+j that each row holds. Rows are sorted by expert, then by token. R is the most rows that there can be, so that
+ * A routing table says which row of the gathered tensors (R,C) holds which choice of which token. With L context leaves
+ * here (else 1) an expert has a bin of rows for each. The table is one int32 vector: begin (LE+1), the first row of
+ * each bin; asked (L,E), how many tokens of the leaf chose the expert; chosen (N,k), the experts of each token in index
+ * order; row (N,k), where the choice went, -1 when the bin was full; from (N*k), the choice n*k+j that each row holds.
+ * Rows are sorted by the rank that has the expert, leaf, expert, token. R is the most rows that there can be, so that
  * memory is planned; what is behind the last row is +0 and is multiplied with nothing (R5). */
 
 typedef struct dt__route {
-    int64_t experts, active, tokens;
+    int64_t experts, active, tokens, leaves, bins;
     int32_t *begin, *asked, *chosen, *row, *from;
 } dt__route;
 
-static int64_t dt__route_size(int64_t experts, int64_t choices) { return 2 * experts + 1 + 3 * choices; }
+static int64_t dt__route_size(int64_t bins, int64_t choices) { return 2 * bins + 1 + 3 * choices; }
 
-/* The table of node n, whose value is at `data`. i: experts, experts per token, most rows of an expert. */
+/* The table of node n, whose value is at `data`. i: experts, experts per token, most rows of a bin, leaves. */
 static dt__route dt__route_at(const dt__node *n, const float *data)
 {
     dt__route r;
-    int64_t choices = (dt__count(n) - dt__route_size(n->i[0], 0)) / 3;
+    int64_t choices;
     memcpy(&r.begin, &data, sizeof data); /* words seen as int32 */
-    r.experts = n->i[0], r.active = n->i[1], r.tokens = choices / r.active;
-    r.asked = r.begin + r.experts + 1;
-    r.chosen = r.asked + r.experts;
+    r.experts = n->i[0], r.leaves = n->i[3], r.bins = r.leaves * r.experts;
+    choices = (dt__count(n) - dt__route_size(r.bins, 0)) / 3;
+    r.active = n->i[1], r.tokens = choices / r.active;
+    r.asked = r.begin + r.bins + 1;
+    r.chosen = r.asked + r.bins;
     r.row = r.chosen + choices;
     r.from = r.row + choices;
     return r;
@@ -8511,34 +8521,42 @@ static dt__route dt__route_at(const dt__node *n, const float *data)
 /* Input 1 of every op on routed rows. */
 static dt__route dt__route_of(const dt__call *c) { return dt__route_at(dt__in(c, 1), c->in[1]); }
 
-/* ids (N,k), the experts of each token by falling probability -> routing table. Tokens come in order; what an expert is
- * asked for beyond `capacity` is dropped (R10). */
+/* ids (N,k), the experts of each token by falling probability -> routing table. Tokens of a leaf come in order; what an
+ * expert is asked for by them beyond `capacity` is dropped (R10). */
 static dt_tensor dt__moe_route(dt_graph *g, dt_tensor ids, int64_t experts, int64_t capacity)
 {
-    dt__node n = dt__node_make(DT__OP_MOE_ROUTE, dt_shape1(dt__route_size(experts, dt__count(dt__at(g, ids)))), ids,
-                               dt__tensor(0), dt__tensor(0));
-    n.i[0] = experts, n.i[1] = dt_dim(g, ids, 1), n.i[2] = capacity;
+    int64_t size = dt__route_size(dt__leaves(g) * experts, dt__count(dt__at(g, ids)));
+    dt__node n = dt__node_make(DT__OP_MOE_ROUTE, dt_shape1(size), ids, dt__tensor(0), dt__tensor(0));
+    n.i[0] = experts, n.i[1] = dt_dim(g, ids, 1), n.i[2] = capacity, n.i[3] = dt__leaves(g);
     n.dtype = DT_I32;
     return dt__push(g, &n, NULL);
+}
+/* The bin of an expert and a leaf where a rank has `own` experts. */
+static int64_t dt__route_bin(const dt__route *r, int64_t own, int64_t leaf, int64_t e)
+{
+    return (e / own * r->leaves + leaf) * own + e % own;
 }
 static void dt__run_moe_route(const dt__call *c)
 {
     dt__route r = dt__route_at(c->n, c->out);
     const int32_t *ids = (const int32_t *)(const void *)c->in[0];
-    int64_t choices = r.tokens * r.active;
-    memset(r.begin, 0, 4 * (size_t)(2 * r.experts + 1));
+    int64_t choices = r.tokens * r.active, of_leaf = choices / r.leaves, own = r.experts / dt__expert_ranks(c->g);
+    memset(r.begin, 0, 4 * (size_t)(2 * r.bins + 1));
     for (int64_t i = 0; i < choices; i++) {
         int64_t at = i, first = i - i % r.active;
         for (; at > first && r.chosen[at - 1] > ids[i]; at--) r.chosen[at] = r.chosen[at - 1];
         r.chosen[at] = ids[i];
-        r.row[i] = r.asked[ids[i]]++ < c->n->i[2];
+        r.asked[i / of_leaf * r.experts + ids[i]]++;
         r.from[i] = -1;
     }
-    for (int64_t e = 0; e < r.experts; e++) r.begin[e + 1] = r.begin[e] + (int32_t)dt__min(r.asked[e], c->n->i[2]);
-    memset(r.asked, 0, 4 * (size_t)r.experts);
+    for (int64_t i = 0; i < r.bins; i++)
+        r.begin[1 + dt__route_bin(&r, own, i / r.experts, i % r.experts)] = (int32_t)dt__min(r.asked[i], c->n->i[2]);
+    for (int64_t b = 0; b < r.bins; b++) r.begin[b + 1] += r.begin[b];
+    memset(r.asked, 0, 4 * (size_t)r.bins);
     for (int64_t i = 0; i < choices; i++) {
-        int32_t e = r.chosen[i], place = r.asked[e]++;
-        r.row[i] = place < c->n->i[2] ? r.begin[e] + place : -1;
+        int64_t e = r.chosen[i], leaf = i / of_leaf;
+        int32_t place = r.asked[leaf * r.experts + e]++;
+        r.row[i] = place < c->n->i[2] ? r.begin[dt__route_bin(&r, own, leaf, e)] + place : -1;
         if (r.row[i] >= 0) r.from[r.row[i]] = (int32_t)i;
     }
 }
@@ -8548,13 +8566,13 @@ static dt_tensor dt__moe_rows(dt_graph *g, dt_tensor x, dt_tensor route, dt_tens
 {
     const dt__node *n = dt__at(g, route);
     dt__route r = dt__route_at(n, NULL);
-    int64_t rows = dt__min(r.tokens * r.active, r.experts * n->i[2]);
+    int64_t rows = dt__min(r.tokens * r.active, r.bins * n->i[2]);
     return dt__push_op(g, DT__OP_MOE_ROWS, dt_shape2(rows, dt_dim(g, x, 1)), x, route, w);
 }
 static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end, int worker)
 {
     dt__route r = dt__route_of(c);
-    int64_t cols = dt__cols(c->n), used = r.begin[r.experts];
+    int64_t cols = dt__cols(c->n), used = r.begin[r.bins];
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         const float *x = c->in[0] + (i < used ? r.from[i] / r.active * cols : 0);
@@ -8565,26 +8583,28 @@ static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end, int
 }
 static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
 
-/* The table of the rows that an owner of experts has: those of rank 0 for its first expert, its second, .., then those
- * of rank 1 .., each a bin. It is one int32 vector: begin (E+1), the first row of each bin, as the routing table has it
- * for all experts; then the rows of each expert here (E) and of each bin (E). i: bins, most rows here, most rows of an
- * owner. */
+/* The table of the rows that an owner of experts has: those of rank 0's first leaf for its first expert, its second,
+ * .., of the rank's next leaf .., then those of rank 1 .., each a bin. It is one int32 vector: begin (LE+1), the first
+ * row of each bin, as the routing table has it for all experts; then the rows of each bin of the routing table and of
+ * this one (LE each). i: experts, most rows here, most rows of an owner, leaves. */
 static dt_tensor dt__moe_bins(dt_graph *g, dt_tensor route)
 {
     const dt__node *n = dt__at(g, route);
     dt__route r = dt__route_at(n, NULL);
     int64_t ranks = dt__expert_ranks(g), own = r.experts / ranks;
-    dt__node bins = dt__node_make(DT__OP_MOE_BINS, dt_shape1(3 * r.experts + 1), route, dt__tensor(0), dt__tensor(0));
-    bins.i[0] = r.experts;
-    bins.i[1] = dt__min(r.tokens * r.active, r.experts * n->i[2]);
-    bins.i[2] = ranks * dt__min(r.tokens * dt__min(r.active, own), own * n->i[2]);
+    dt__node bins = dt__node_make(DT__OP_MOE_BINS, dt_shape1(3 * r.bins + 1), route, dt__tensor(0), dt__tensor(0));
+    bins.i[0] = r.experts, bins.i[3] = r.leaves;
+    bins.i[1] = dt__min(r.tokens * r.active, r.bins * n->i[2]);
+    bins.i[2] = ranks * dt__min(r.tokens * dt__min(r.active, own), r.leaves * own * n->i[2]);
     bins.dtype = DT_I32;
     return dt__push(g, &bins, NULL);
 }
+/* Bins of a table of either kind. */
+static int64_t dt__table_bins(const dt__node *n) { return n->i[0] * n->i[3]; }
 static void dt__run_moe_bins(const dt__call *c)
 {
     const dt__ep *ep = &c->env->ep;
-    int64_t bins = c->n->i[0];
+    int64_t bins = dt__table_bins(c->n);
     int32_t *begin, *here, *there, next = 0;
     dt__route r = dt__route_at(dt__in(c, 0), c->in[0]);
     float *of_here = c->out + bins + 1, *of_there = of_here + bins;
@@ -8613,16 +8633,17 @@ static dt_tensor dt__moe_trade(dt_graph *g, dt_tensor rows, dt_tensor route, dt_
 static void dt__run_moe_trade(const dt__call *c)
 {
     const dt__ep *ep = &c->env->ep;
-    const dt__node *x = dt__in(c, 0), *bins = dt__in(c, 2);
+    const dt__node *x = dt__in(c, 0);
     int64_t cols = dt__cols(x), from = x->shape.n[x->shape.dims - 2], to = c->n->shape.n[x->shape.dims - 2];
+    int64_t bins = dt__table_bins(dt__in(c, 2));
     const int32_t *here, *there, *give, *take;
     memcpy(&here, &c->in[1], sizeof here);
     memcpy(&there, &c->in[2], sizeof there);
     give = c->n->i[0] ? there : here, take = c->n->i[0] ? here : there;
     for (int64_t p = 0; p < dt__count(x) / (from * cols); p++) {
         float *out = c->out + p * to * cols;
-        int64_t used = take[bins->i[0]];
-        ep->trade(ep->user, out, take, c->in[0] + p * from * cols, give, bins->i[0] / dt__expert_ranks(c->g), cols);
+        int64_t used = take[bins];
+        ep->trade(ep->user, out, take, c->in[0] + p * from * cols, give, bins / dt__expert_ranks(c->g), cols);
         memset(out + used * cols, 0, 4 * (size_t)((to - used) * cols));
     }
 }
@@ -8670,14 +8691,14 @@ static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end, int 
 static void dt__run_moe_dot(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_dot_part); }
 
 /* How an expert's product is cut: b, or c when it is a gradient, is a weight (E,..), of which this rank has so many
- * experts and shards. A bin of its table has rows of one expert, sent by one rank; a gradient is a sum for each of the
- * ranks. */
+ * experts and shards. A bin of its table has rows of one expert from one source, which is a context leaf of a rank; a
+ * gradient is a sum for each source (R10). */
 typedef struct dt__moe_cut {
     int along_m, along_n, along_k;
-    int64_t shards, width;                /* width: of a shard along what is cut */
-    int64_t bins, experts;                /* bin b is of expert b % experts and of rank b / experts */
-    int64_t of_shard, of_expert, of_rank; /* floats from one to the next */
-    const int32_t *begin;                 /* (bins + 1) rows */
+    int64_t shards, width;       /* width: of a shard along what is cut */
+    int64_t bins, experts;       /* bin b is of expert b % experts and of source b / experts: by rank, then leaf */
+    int64_t of_shard, of_expert; /* floats from one to the next */
+    const int32_t *begin;        /* (bins + 1) rows */
 } dt__moe_cut;
 
 static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int transpose)
@@ -8686,19 +8707,26 @@ static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int
     dt__moe_cut cut;
     memset(&cut, 0, sizeof cut);
     memcpy(&cut.begin, &c->in[1], sizeof cut.begin);
-    cut.bins = dt__in(c, 1)->i[0];
-    cut.experts = cut.bins / dt__expert_ranks(c->g);
+    cut.bins = dt__table_bins(dt__in(c, 1));
+    cut.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
     cut.shards = p ? c->g->own_shards : 1;
     if (stored && stored->experts) {
         cut.of_shard = dt__shard_step(stored, c->g->tensor_shards);
         cut.of_expert = cut.shards * cut.of_shard;
     } else cut.of_expert = dt__count(weight) / cut.experts;
-    if (weight == c->n && c->slices) cut.of_rank = c->slices - c->out;
     if (!p) return cut;
     cut.width = dt__param_width(p, c->g->tensor_shards) / (p->shape.dims == 1 ? p->groups : 1);
     if (weight == c->n) cut.along_n = p->cut == 2, cut.along_m = p->cut == 1;
     else cut.along_n = (p->cut == 2) != transpose, cut.along_k = !cut.along_n;
     return cut;
+}
+
+/* Where the gradient of bin b's expert is that its source's rows make. */
+static float *dt__moe_sum_of(const dt__call *c, const dt__moe_cut *cut, int64_t b)
+{
+    int64_t leaves = dt__leaves(c->g), source = b / cut->experts, rank = source / leaves, leaf = source % leaves;
+    float *sum = leaf ? dt__slice(c, rank * (leaves - 1) + leaf) : c->out + rank * c->of_rank;
+    return sum + b % cut->experts * cut->of_expert;
 }
 
 /* in: x (R,K), table, w (E,K,H) [, bias (E*H)]. out (R,H): the rows of expert e times w[e]; i[0]: times its transpose,
@@ -8770,7 +8798,7 @@ static void dt__run_moe_dw(const dt__call *c)
         job.k = cut.begin[b + 1] - cut.begin[b];
         job.a = c->in[0] + cut.begin[b] * job.acs + (cut.along_m ? v * cut.width : 0);
         job.b = c->in[2] + cut.begin[b] * job.brs + (cut.along_n ? v * cut.width : 0);
-        job.c = c->out + b / cut.experts * cut.of_rank + b % cut.experts * cut.of_expert + v * cut.of_shard;
+        job.c = dt__moe_sum_of(c, &cut, b) + v * cut.of_shard;
         if (job.k || c->fresh) c->env->k->gemm(c->env->pool, &job);
     }
 }
@@ -8783,8 +8811,7 @@ static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end, int w
     for (int64_t n; begin < end; begin += n) {
         n = dt__min(end, (begin / width + 1) * width) - begin;
         for (int64_t b = 0; b < cut.bins; b++) {
-            float *sum = c->out + b / cut.experts * cut.of_rank + b % cut.experts * cut.of_expert +
-                         begin / width * cut.of_shard + begin % width;
+            float *sum = dt__moe_sum_of(c, &cut, b) + begin / width * cut.of_shard + begin % width;
             if (c->fresh) memset(sum, 0, 4 * (size_t)n);
             c->env->k->col_sum(sum, c->in[0] + cut.begin[b] * cols + begin, cut.begin[b + 1] - cut.begin[b], n, cols);
         }
@@ -8792,10 +8819,22 @@ static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end, int w
 }
 static void dt__run_moe_db(const dt__call *c) { dt__split(c, dt__cols(dt__in(c, 0)), 64, dt__moe_db_cols); }
 
-/* The router: adds its two losses to p (N,E), and returns the table. */
+/* x (N,..) of all tokens as (L,N/L,..), one for each context leaf; without context shards as it is. */
+static dt_tensor dt__moe_leaves(dt_graph *g, dt_tensor x)
+{
+    dt_shape s = dt_shape_of(g, x), leaves = s;
+    if (!g->context_shards || !x.id) return x;
+    leaves.dims = s.dims + 1;
+    leaves.n[0] = dt__leaves(g), leaves.n[1] = s.n[0] / leaves.n[0], leaves.n[2] = s.n[1];
+    return dt_reshape(g, x, leaves);
+}
+
+/* The router: adds its two losses to p (N,E), and returns the table. Each context leaf is a unit of its own. */
 static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_options *o, dt_tensor *p)
 {
-    int64_t tokens = dt_dim(g, logits, 0), choices = tokens * o->active, capacity = tokens;
+    int64_t leaves = dt__leaves(g), tokens = dt_dim(g, logits, 0) / leaves, choices = tokens * o->active;
+    int64_t bins = leaves * o->experts, capacity = tokens;
+    unsigned over = g->context_shards ? 2 : 1; /* the axis behind that of leaves */
     double even = (double)o->capacity * (double)choices / (double)o->experts;
     dt_tensor ids, route, share, z;
     *p = dt_softmax(g, logits, -1);
@@ -8805,13 +8844,13 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
         capacity += (double)capacity < even;
     }
     route = dt__moe_route(g, ids, o->experts, capacity);
-    share = dt_slice(g, route, 0, o->experts + 1, 2 * o->experts + 1);
-    share = dt_scale(g, dt_cast(g, share, DT_F32), 1.0f / (float)choices); /* f (E) */
-    share = dt_sum(g, dt_mul(g, share, dt_mean(g, *p, 1)), DT_ALL);
+    share = dt_slice(g, route, 0, bins + 1, 2 * bins + 1);
+    share = dt_scale(g, dt_cast(g, share, DT_F32), 1.0f / (float)choices); /* f (E) of each leaf */
+    share = dt_sum(g, dt_mul(g, dt__moe_leaves(g, share), dt_mean(g, dt__moe_leaves(g, *p), over)), over);
     *p = dt_auxiliary_loss(g, *p, dt_scale(g, share, (float)o->experts), o->balance);
     if (o->z_loss > 0.0f) {
         z = dt_logsumexp(g, logits, 2);
-        *p = dt_auxiliary_loss(g, *p, dt_mean(g, dt_mul(g, z, z), DT_ALL), o->z_loss);
+        *p = dt_auxiliary_loss(g, *p, dt_mean(g, dt__moe_leaves(g, dt_mul(g, z, z)), over), o->z_loss);
     }
     return route;
 }
@@ -8891,7 +8930,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     gate = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
     route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
-    at = 2 * o->experts + 1; /* the chosen experts of the table */
+    at = 2 * dt__leaves(g) * o->experts + 1; /* the chosen experts of the table */
     w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
     w = dt_gather(g, p, 1, w);
     if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
@@ -9879,8 +9918,8 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot; /* behind the slots' offsets: of their row slices but the first, in slices; or of the
-                                  * second sum of experts that ranks share; -1: none */
+    const int64_t *param, *slot; /* behind the slots' offsets: of their row slices but the first, in slices; -1: none;
+                                  * then of experts that ranks share from one rank's sum to the next, else 0 */
     float *slices;
 } dt__bind;
 
@@ -9904,11 +9943,11 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         c.n = n;
         c.env = env;
         c.fresh = n->slot < 0 || fresh;
-        c.slices = NULL;
-        if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards) &&
-            b->slot[p->g->slot_count + n->slot] >= 0) {
-            int copies = dt__param_copies(&p->g->params[p->g->slots[n->slot].param]) > 1;
-            c.slices = (copies ? b->slots : b->slices) + b->slot[p->g->slot_count + n->slot];
+        c.slices = NULL, c.of_rank = 0;
+        if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards)) {
+            const int64_t *slices = b->slot + p->g->slot_count + n->slot;
+            if (*slices >= 0) c.slices = b->slices + *slices;
+            c.of_rank = slices[p->g->slot_count];
         }
         c.out = dt__where(p, b, p->order[k]);
         c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
@@ -10320,7 +10359,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     *shape = dt__at(g, b->plan->output)->shape;
     b->output = dt_shape_count(*shape);
     b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
-    b->slot = (int64_t *)dt__alloc(16 * g->slot_count, "a segment");
+    b->slot = (int64_t *)dt__alloc(24 * g->slot_count, "a segment");
     b->param_of = (int32_t *)dt__alloc(4 * (g->param_count + g->slot_count), "a segment");
     if (!b->param || !b->slot || !b->param_of) return DT_E_MEMORY;
     b->window = b->param + g->param_count;
@@ -10413,10 +10452,13 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
         const dt_graph *g = b->plan->g;
         for (int32_t i = 0; i < g->slot_count; i++) {
             const dt__param *p = &g->params[g->slots[i].param];
-            float *to = set + b->slot[i];
-            dt__slot_fold(net, g, i, to, slices + b->slot[g->slot_count + i], env);
-            for (int64_t r = 0; r < dt__param_copies(p); r++)
-                dt__net_pad(net, p, to + r * (b->slot[g->slot_count + i] - b->slot[i]));
+            int64_t width = dt__round_up(dt__param_local(p, net->tensor_shards, net->own_shards), DT__BLOCK);
+            int64_t more = (dt__row_slices(g, p) - 1) * width;
+            for (int64_t r = 0; r < dt__param_copies(p); r++) {
+                float *to = set + b->slot[i] + r * b->slot[2 * g->slot_count + i];
+                dt__slot_fold(net, g, i, to, slices + b->slot[g->slot_count + i] + r * more, env);
+                dt__net_pad(net, p, to);
+            }
         }
     }
 }
@@ -10486,9 +10528,6 @@ static dt_result dt__net_context(const dt__net *net, const dt_model *m, int64_t 
     if (m->segments)
         return dt__error(DT_E_USAGE, "context shards cut the sequences of the model families: a model of one's own has "
                          "--context-shards 1");
-    if (m->experts)
-        return dt__error(DT_E_USAGE, "a mixture of experts routes whole sequences: leave --experts or --context-shards "
-                         "out");
     if (sequence % (2 * net->context_shards) == 0) return DT_OK;
     list[0] = 0;
     for (int64_t v = 2; sequence % (2 * v) == 0 && used + 24 < sizeof list; v *= 2)
@@ -16544,7 +16583,7 @@ static int dt__store_writes(const dt__store *s, int buffered, int32_t segment, i
     return 0;
 }
 
-/* Where segment's gradients are: in the buffer rather than in the slots; the second sums of shared experts. */
+/* Where segment's gradients are: in the buffer rather than in the slots; from one sum of shared experts to the next. */
 static void dt__store_places(const dt__store *s, dt__built *seg, int buffered)
 {
     int32_t slots = seg->plan->g->slot_count;
@@ -16552,7 +16591,7 @@ static void dt__store_places(const dt__store *s, dt__built *seg, int buffered)
         const dt__bucket *b = s->bucket;
         while (seg->slot[k] < b->slot || seg->slot[k] >= b->slot + b->floats) b++;
         if (buffered) seg->slot[k] += b->buffer - b->slot;
-        if (b->copies > 1) seg->slot[slots + k] = seg->slot[k] + b->floats;
+        seg->slot[2 * slots + k] = b->copies > 1 ? b->floats : 0;
     }
 }
 
@@ -16567,7 +16606,7 @@ static void dt__store_slices(dt__store *s, const dt__net *net, const dt__chunk *
         for (int32_t k = 0; k < slots; k++) {
             const dt__net_param *p = &net->params[seg->use[k] / 4];
             seg->slot[slots + k] = p->slices > 1 ? at : -1;
-            at += (p->slices - 1) * dt__round_up(p->count, DT__BLOCK);
+            at += (p->slices - 1) * dt__param_copies(&p->is) * dt__round_up(p->count, DT__BLOCK);
         }
         s->slice_floats = dt__max(s->slice_floats, at);
     }
@@ -17110,7 +17149,7 @@ typedef struct dt__engine {
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
-    float *shard_auxiliary;       /* (shards, segments): auxiliary losses times their coefficients */
+    float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
     int64_t step, lost_rate;      /* lost: what the schedule has forgotten of it, in a lab (DT_FORGET) */
@@ -17164,19 +17203,34 @@ static dt_result dt__engine_groups(dt__engine *e, int *group)
     return DT_OK;
 }
 
-/* The ranks that share experts work on as many units each, in step, and their sums are whole branches of the tree. */
+/* The ranks that share experts work on as many units each, in step, and their sums are whole branches of the tree: so
+ * many neighbours at most, or a smaller power of two. Other groups may have fewer shards. */
+static int64_t dt__experts_most(int64_t shards, int dp)
+{
+    int64_t lo, hi, first, end, ep = 1;
+    for (; dp % (2 * ep) == 0; ep *= 2)
+        for (int d = 0; d < dp; d++) {
+            dt__run_of(shards, dp, d, &lo, &hi);
+            dt__run_of(shards, dp, (int)(d - d % (2 * ep)), &first, &end);
+            if (hi - lo != end - first || !dt__is_pow2(hi - lo) || first % (2 * ep * (hi - lo))) return ep;
+        }
+    return ep;
+}
 static dt_result dt__engine_experts(const dt__engine *e)
 {
     const dt_layout *l = e->layout;
     int dp = e->mesh.size[DT__DATA];
+    int64_t most = dt__experts_most(e->recipe->data_shards, dp);
     char list[256];
     if (l->ep < 1 || dp % l->ep)
         return dt__error(DT_E_USAGE, "expert parallel degree %lld does not divide %d data-parallel ranks: --ep one of "
                          "%s", (long long)l->ep, dp, dt__divisors(dp, dp, list, sizeof list));
-    if (l->ep > 1 && e->recipe->data_shards % dp)
-        return dt__error(DT_E_USAGE, "--ep %lld: %d data-parallel ranks do not have as many of %lld data shards each: "
-                         "let dp be a power of two, or leave --ep out", (long long)l->ep, dp,
-                         (long long)e->recipe->data_shards);
+    if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
+        return dt__error(DT_E_USAGE,
+                         "--ep %lld: the ranks of each group need as many data shards, together a branch of the tree: "
+                         "with %d data-parallel ranks on %lld shards --ep one of %s, or let dp be a power of two",
+                         (long long)l->ep, dp, (long long)e->recipe->data_shards,
+                         dt__divisors(most, most, list, sizeof list));
     return DT_OK;
 }
 
@@ -17195,7 +17249,7 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
     if (!r && cp > 1) r = dt__engine_split(e->same, cp, d, &e->context);
     if (!r && group > 1) r = dt__engine_split(e->ranks.data, group, d / group, &e->ranks.group);
     if (!r && group > 1) r = dt__engine_split(e->ranks.data, dp / group, d % group, &e->ranks.replicas);
-    if (!r && ep > 1) r = dt__engine_split(e->comm, ep, (p * tp + t) * dp + d / ep, &e->expert);
+    if (!r && ep > 1) r = dt__engine_split(e->comm, ep, ((p * tp + t) * cp + c) * dp + d / ep, &e->expert);
     if (!r && ep > 1) r = dt__engine_split(e->ranks.data, dp / ep, d % ep, &x->data);
     if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, group / ep, d / group, &x->group);
     if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, dp / group, d % group / ep, &x->replicas);
@@ -17265,8 +17319,7 @@ static int64_t dt__engine_threads(const dt_layout *l, int64_t ranks)
 }
 static int dt__engine_overlaps(const dt__engine *e)
 {
-    const int *n = e->mesh.size;
-    int64_t ranks = (int64_t)n[DT__DATA] * n[DT__PIPE] * n[DT__TENSOR];
+    int64_t ranks = dt_comm_size(e->comm);
     if (!DT__THREADS || e->layout->overlap == DT_OVERLAP_OFF) return 0;
     if (e->layout->overlap == DT_OVERLAP_ON) return 1;
     return ranks * dt__engine_threads(e->layout, ranks) < (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
@@ -17341,6 +17394,8 @@ static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part *
 static dt_result dt__engine_reduction(dt__engine *e, int group)
 {
     int d = e->mesh.at[DT__DATA], dp = e->mesh.size[DT__DATA], ranks = group > 1 ? group : dp;
+    int uneven = e->recipe->data_shards % dp != 0; /* then there are replicas of experts alone: a branch of ep ranks */
+    int64_t ep = uneven ? e->layout->ep : 1, lo, hi;
     dt_result r = DT_OK;
     e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
     e->sets_count = 1;
@@ -17350,10 +17405,13 @@ static dt_result dt__engine_reduction(dt__engine *e, int group)
     e->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
     if (!e->replica_parts || !e->replica_count) return DT_E_MEMORY;
     for (int i = 0; i < dp; i++) {
+        dt__part *part = &e->replica_parts[i];
+        dt__run_of(uneven ? e->recipe->data_shards : dp, dp, (int)(i * ep % dp), &lo, &hi);
         e->replica_count[i] = 1;
-        e->replica_parts[i].level = 0;
-        e->replica_parts[i].index = i;
-        e->replica_parts[i].offset = e->program.parts.node[0].set * e->set_floats;
+        part->level = 0;
+        while ((int64_t)1 << part->level < ep * (hi - lo)) part->level++;
+        part->index = lo >> part->level;
+        part->offset = e->program.parts.node[0].set * e->set_floats;
     }
     return DT_OK;
 }
@@ -17402,19 +17460,20 @@ static int64_t dt__engine_tied(const dt__engine *e)
     return floats;
 }
 
-/* Floats of the largest exchange of rows between the ranks that share experts, and its table. */
+/* Floats of the largest exchange of rows between the ranks that share experts, and its table. A text sample may have
+ * more tokens than a rank has of a unit: those of a whole sequence. */
 static int64_t dt__engine_staged(const dt__engine *e)
 {
-    int64_t floats = 0;
+    int64_t floats = 0, samples = dt__ceil_div(e->mesh.size[DT__CONTEXT], e->rows);
     for (int64_t q = 0; q < e->net.count && e->expert; q++) {
         const dt_graph *g = e->net.segments[q].plan->g;
         for (int32_t id = 1; id < g->count; id++) {
             const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[0]];
-            if (n->op == DT__OP_MOE_BINS) floats = dt__max(floats, n->i[0]);
+            if (n->op == DT__OP_MOE_BINS) floats = dt__max(floats, dt__table_bins(n));
             if (n->op == DT__OP_MOE_TRADE) floats = dt__max(floats, x->shape.n[x->shape.dims - 2] * dt__cols(x));
         }
     }
-    return floats ? floats + dt__round_up(e->layout->ep + 1, 16) : 0;
+    return floats ? floats * samples + dt__round_up(e->layout->ep + 1, 16) : 0;
 }
 
 /* Context leaves of this rank, and words of the tokens and targets of a unit's rows there. */
@@ -17549,7 +17608,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->sums = (float *)dt__alloc(4 * e->blocks, "block sums");
     e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows * leaves, "random streams");
     e->own_tokens = (uint32_t *)dt__alloc(4 * dt__engine_own_tokens(e), "the tokens of context leaves");
-    e->shard_loss = (float *)dt__alloc(4 * shards * (leaves + e->net.count), "losses");
+    e->shard_loss = (float *)dt__alloc(4 * shards * leaves * (1 + e->net.count), "losses");
     e->asked = (float *)dt__alloc(4 * e->net.routed, "the experts' counts");
     e->queued = (int32_t *)dt__alloc(4 * e->program.count, "the step program");
     e->ticket = (int64_t *)dt__alloc(8 * e->program.count, "the step program");
@@ -17795,7 +17854,8 @@ static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
     dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
 }
 
-/* After forward of segment q: adds its auxiliary losses, and counts what its experts were asked for. */
+/* After forward of segment q: adds its auxiliary losses, to those of each leaf in `auxiliary` (leaves, segments), and
+ * counts what its experts were asked for. */
 static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliary)
 {
     const dt__built *seg = &e->net.segments[q];
@@ -17808,9 +17868,12 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
         const float *value = n->op == DT__OP_AUX_LOSS    ? dt__where(seg->plan, &b, n->in[1])
                              : n->op == DT__OP_MOE_ROUTE ? dt__where(seg->plan, &b, id)
                                                          : NULL;
-        if (value && n->op == DT__OP_AUX_LOSS) *auxiliary = dt__fmaf(n->f, value[0], *auxiliary);
-        for (int64_t i = 0; n->op == DT__OP_MOE_ROUTE && i < n->i[0]; i++)
-            asked[i] += value ? (float)dt__route_at(n, value).asked[i] : 0.0f;
+        for (int64_t l = 0; value && n->op == DT__OP_AUX_LOSS && l < dt__leaves(g); l++) {
+            float *sum = auxiliary + l * e->net.count + q;
+            *sum = dt__fmaf(n->f, value[l], *sum);
+        }
+        for (int64_t i = 0; value && n->op == DT__OP_MOE_ROUTE && i < dt__table_bins(n); i++)
+            asked[i % n->i[0]] += (float)dt__route_at(n, value).asked[i];
         if (n->op == DT__OP_MOE_ROUTE) asked += n->i[0];
     }
 }
@@ -18294,14 +18357,14 @@ typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
 static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn load, void *owner)
 {
-    int64_t shard = i->shard - e->lo;
+    int64_t shard = i->shard - e->lo, leaves = dt__engine_leaves(e);
     switch (i->op) {
     case DT_LOAD: load(owner, i->shard, i->micro); return DT_OK;
     case DT_FORWARD:
         dt__engine_advance(e, i->segment);
         dt__engine_forward(e, i->segment, i->slot);
-        dt__engine_watch(e, i->segment, i->slot, &e->shard_auxiliary[shard * e->net.count + i->segment]);
-        if (i->segment == e->net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * dt__engine_leaves(e));
+        dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + shard * leaves * e->net.count);
+        if (i->segment == e->net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * leaves);
         return DT_OK;
     case DT_RECOMPUTE:
         dt__engine_arrive(e, i->segment);
@@ -18315,7 +18378,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_RECV: return dt__engine_recv(e, i);
     case DT_CONTEXT:
         return dt_all_reduce(e->context, e->sets + i->set * e->set_floats + dt__bucket_at(e, i->bucket),
-                             e->store.bucket[i->bucket].floats, DT_SUM);
+                             e->store.bucket[i->bucket].floats * e->store.bucket[i->bucket].copies, DT_SUM);
     case DT_FOLD:
     case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
     case DT_REDUCE: return dt__engine_reduce(e, i);
@@ -18381,12 +18444,12 @@ static int dt__engine_sends(const dt__engine *e, const dt_instr *i)
 }
 
 /* Runs one optimizer step. shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over micro-batches (R12),
- * on the last stage; shard_auxiliary that of shard s per segment. */
+ * on the last stage; shard_auxiliary that of its auxiliary losses per segment. */
 static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
 {
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (dt__engine_leaves(e) + e->net.count)));
+    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * dt__engine_leaves(e) * (1 + e->net.count)));
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt_instr *i = &e->program.list[k];
@@ -20006,7 +20069,7 @@ static void dt__generator_close(dt__generator *d)
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t losses = dt__max(t->recipe.context_shards, e->net.watched ? e->net.count : 1) * t->recipe.data_shards;
+    int64_t losses = t->recipe.context_shards * (e->net.watched ? e->net.count : 1) * t->recipe.data_shards;
     int64_t longest = dt__trainer_longest(t);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
@@ -20156,7 +20219,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     dt_result result;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
-    e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards);
+    e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards * r->context_shards);
     if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
     dt__engine_shards(e, &t->generator.whole, 0);
     dt__engine_shards(e, &t->generator.several, 0);
@@ -21435,12 +21498,12 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 /* ---- stepping ---------------------------------------------------------------------------------------------- */
 
 /* Sums of losses over all ranks: own (shards of this rank, its leaves, each) of the ranks whose word counts; each chain
- * of `each` in order, then TREE over the leaves of all shards. leaves 1, each above 1: of whole shards. Where nothing
- * is added +0 is, everywhere, so that every layout has the same bits. */
+ * of `each` in order, then TREE over the leaves of all shards. Where nothing is added +0 is, everywhere, so that every
+ * layout has the same bits. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
 {
-    int64_t whole = leaves * (each > 1 ? 1 : t->e.mesh.size[DT__CONTEXT]), shards = t->recipe.data_shards * whole;
-    int64_t run = leaves * each, first = whole > leaves ? leaves * t->e.mesh.at[DT__CONTEXT] : 0;
+    int64_t whole = leaves * t->e.mesh.size[DT__CONTEXT], shards = t->recipe.data_shards * whole;
+    int64_t run = leaves * each, first = leaves * t->e.mesh.at[DT__CONTEXT];
     float *all = t->gathered;
     dt_result r;
     memset(all, 0, 4 * (size_t)(shards * each));
@@ -22050,11 +22113,11 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, &said);
     if (!r && t->save.state == DT__SAVE_WRITING && !(said & DT__SAID_WRITING)) r = dt__save_end(t, DT_OK);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * (leaves + e->net.count))); /* without valid targets */
+    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
     if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], &loss);
     if (!r && e->net.watched)
-        r = dt__tree_loss(t, e->shard_auxiliary, 1, e->net.count, !e->mesh.at[DT__TENSOR], &auxiliary);
+        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->net.count, !e->mesh.at[DT__TENSOR], &auxiliary);
     if (r) return r;
     loss = loss / (float)dt__max(1, valid);
     if (!(loss - loss == 0.0f))

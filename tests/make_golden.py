@@ -31,7 +31,8 @@ moe_tiny.safetensors, the same for a smaller GPT-2 with a mixture of experts in 
 config.experts, active, capacity and balance besides; transformer.h.N.mlp.gate.weight and .experts.*; auxiliary, the
 load-balance losses times their coefficient, which are in the gradients and not in the losses; and dropped, the choices
 that found no room, of each block (I64). llama_moe_tiny.safetensors, the same for a Llama like Mixtral: gated experts, and
-capacity 0, so nothing is dropped.
+capacity 0, so nothing is dropped. llama_moe_context.safetensors, the same with a capacity and config.context: each of so
+many context shards routes, drops and balances its own part of the sequences.
 
 ops.safetensors, reduce.safetensors, nn.safetensors and elementwise.safetensors, for a case named N: N.<input>, N.out, a
 random N.w shaped like N.out, and N.grad.<input>, the gradients of sum(out * w); what has no gradient has no N.grad. OPS,
@@ -746,17 +747,28 @@ def experts(p, name, x, capacity):
     return out.reshape(x.shape), EXPERTS * (share * probabilities.mean(0)).sum(), int((chosen - kept).sum())
 
 
-def moe_step(model, capacity):
-    """The step of model(p, tokens, mixture) for make_steps."""
+def leaves(shards):
+    """The positions that each context shard has of a sequence: an early slice of 2 * shards and the late one opposite."""
+    if shards == 1:
+        return [list(range(T))]
+    cut = torch.arange(T).reshape(2 * shards, -1).tolist()
+    return [cut[c] + cut[-1 - c] for c in range(shards)]
+
+
+def moe_step(model, capacity, shards):
+    """The step of model(p, tokens, mixture) for make_steps. The balance is the mean of that of each context shard."""
     def step(p, tokens, targets):
         for tensor in p.values():
             tensor.grad = None
         auxiliary, dropped = [], []
 
         def mixture(name, x):
-            out, balance, drops = experts(p, name, x, capacity)
-            auxiliary.append(BALANCE * balance)
-            dropped.append(drops)
+            out = torch.zeros_like(x)
+            dropped.append(0)
+            for positions in leaves(shards):
+                out[:, positions], balance, drops = experts(p, name, x[:, positions], capacity)
+                auxiliary.append(BALANCE * balance / shards)
+                dropped[-1] += drops
             return out
 
         logits = model(p, tokens, mixture)
@@ -772,13 +784,15 @@ def gpt2_tied(p, tokens, mixture):
     return gpt2(p, tokens, p["transformer.wte.weight"], p["transformer.wte.weight"], mixture)
 
 
-def make_moe(seed, out, capacity, parameters, model):
+def make_moe(seed, out, capacity, parameters, model, shards=1):
     source = Source(seed)
     out.update({"config.width": number(MOE_WIDTH), "config.vocabulary": number(MOE_WORDS),
                 "config.experts": number(EXPERTS), "config.active": number(ACTIVE), "config.capacity": number(capacity),
                 "config.balance": number(BALANCE)})
     tokens, targets = source.integers((B, T), MOE_WORDS), source.integers((B, T), MOE_WORDS)
-    return make_steps(out, parameters(source), tokens, targets, moe_step(model, capacity))
+    if shards > 1:
+        out["config.context"] = number(shards)
+    return make_steps(out, parameters(source), tokens, targets, moe_step(model, capacity, shards))
 
 
 def make_gpt2_moe():
@@ -789,6 +803,10 @@ def make_llama_moe():
     return make_moe(2028, llama_configuration(MOE_WORDS, MOE_WIDTH, MOE_HIDDEN), 0.0, llama_experts, llama)
 
 
+def make_llama_moe_context():
+    return make_moe(2029, llama_configuration(MOE_WORDS, MOE_WIDTH, MOE_HIDDEN), CAPACITY, llama_experts, llama, 2)
+
+
 # ---- the program -------------------------------------------------------------------------------
 
 FILES = {"gpt2_tiny.safetensors": make_gpt2, "llama_tiny.safetensors": make_llama, "cnn_tiny.safetensors": make_cnn,
@@ -796,7 +814,7 @@ FILES = {"gpt2_tiny.safetensors": make_gpt2, "llama_tiny.safetensors": make_llam
          "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
          "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11),
          "optim.safetensors": make_optim, "moe_tiny.safetensors": make_gpt2_moe,
-         "llama_moe_tiny.safetensors": make_llama_moe}
+         "llama_moe_tiny.safetensors": make_llama_moe, "llama_moe_context.safetensors": make_llama_moe_context}
 
 
 def differences(old, new):

@@ -416,7 +416,7 @@ static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, 
     return DT_OK;
 }
 
-/* Losses, validation loss, logits of samples and the hash. */
+/* Losses, validation loss, logits of samples, tokens of the second mixture's experts and the hash. */
 static int train(int argc, char **argv)
 {
     dt_recipe r = dt_recipe_default();
@@ -427,6 +427,7 @@ static int train(int argc, char **argv)
     float logits[ASKED][LENGTH][VOCABULARY];
     int32_t ids[ASKED][LENGTH], targets[LENGTH];
     uint32_t sum = 0, bits;
+    float tokens[8] = {0};
     dt_result e = dt_launch(&argc, &argv);
     memset(&s, 0, sizeof s);
     s.samples[DT_TRAIN] = 100, s.samples[DT_VALIDATION] = 21, s.inputs = s.targets = LENGTH;
@@ -440,11 +441,14 @@ static int train(int argc, char **argv)
     if (!e) e = dt_trainer_run(t, &info);
     for (int i = 0; i < ASKED && !e; i++) e = fetch(NULL, DT_VALIDATION, 3 * i, ids[i], targets);
     if (!e) e = dt_trainer_predict(t, ids, ASKED, logits[0][0], LENGTH * VOCABULARY);
+    if (!e && r.model.experts) e = dt_trainer_experts(t, 1, tokens);
     if (e) return dt_trainer_close(&t), dt_fail("train");
     for (int i = 0; i < ASKED * LENGTH * VOCABULARY; i++) memcpy(&bits, logits[0][0] + i, 4), sum = sum * 31 + bits;
     if (dt_is_root(t))
-        printf("loss %a validation %a logits %g %u sha256 %s\n", (double)info.loss, (double)info.validation,
-               (double)logits[ASKED - 1][LENGTH - 1][VOCABULARY - 1], sum, dt_trainer_hash(t));
+        printf("loss %a validation %a logits %g %u auxiliary %a tokens %g %g %g %g sha256 %s\n", (double)info.loss,
+               (double)info.validation, (double)logits[ASKED - 1][LENGTH - 1][VOCABULARY - 1], sum,
+               (double)info.auxiliary, (double)tokens[0], (double)tokens[1], (double)tokens[2], (double)tokens[3],
+               dt_trainer_hash(t));
     dt_trainer_close(&t);
     return 0;
 }
@@ -476,7 +480,19 @@ static void check_near(const char *self, const char *options, const char *what)
            number[0][0], number[1][0], number[0][1], number[1][1], number[0][2], number[1][2]);
 }
 
-/* Layouts of one recipe. */
+static void check_layouts(const char *self, const char *recipe, const char *const *layouts, size_t count)
+{
+    char want[512], got[512], words[256];
+    snprintf(words, sizeof words, "--ranks 1 %s", recipe);
+    said(self, words, want, sizeof want);
+    tap_ok(strstr(want, "sha256 ") != NULL, "1 rank %s: %.70s", recipe, want);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(words, sizeof words, "%s %s", layouts[i], recipe);
+        said(self, words, got, sizeof got);
+        if (!tap_ok(!strcmp(got, want), "R12 %s: the same losses, predictions and hash", words)) tap_note("%s", got);
+    }
+}
+
 static void check_trainer(const char *self)
 {
     static const char *const layouts[] = {
@@ -487,15 +503,19 @@ static void check_trainer(const char *self)
         "--ranks 2 --cp 2 --launch threads",
 #endif
     };
-    char want[512], got[512];
-    said(self, "--ranks 1", want, sizeof want);
-    tap_ok(strstr(want, "sha256 ") != NULL, "1 rank: %.70s", want);
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        said(self, layouts[i], got, sizeof got);
-        if (!tap_ok(!strcmp(got, want), "R12 %s: the same losses, predictions and hash", layouts[i])) tap_note("%s", got);
-    }
+    static const char *const mixtures[] = {
+        "--ranks 2 --cp 2",
+        "--ranks 2 --ep 2",
+        "--ranks 4 --cp 2 --ep 2",
+        "--ranks 4 --cp 4 --recompute full",
+        "--ranks 4 --cp 2 --pp 2 --zero 1",
+        "--ranks 8 --cp 2 --ep 2 --tp 2 --sequence-parallel --zero 3",
+    };
+    check_layouts(self, "", layouts, sizeof layouts / sizeof *layouts);
+    check_layouts(self, "--experts 4 --capacity 1.1 --balance 0.1", mixtures, sizeof mixtures / sizeof *mixtures);
     check_near(self, "", "");
     check_near(self, "--dropout 0.2", "R16 dropout, ");
+    check_near(self, "--experts 4 --balance 0", "R10 experts with room for all, ");
 }
 
 int main(int argc, char **argv)

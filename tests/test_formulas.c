@@ -297,7 +297,7 @@ typedef struct layout {
     int ranks, dp, cp, pp, tp, group, chunks;
     int rank, d, c, p, t; /* order DCPT */
     int64_t lo, hi;    /* this rank's data shards */
-    int64_t experts, active, room; /* of a block, of a token; tokens of a unit that an expert takes */
+    int64_t experts, active, room; /* of a block, of a token; tokens of a context leaf of a unit that an expert takes */
     int ep;
 } layout;
 
@@ -337,7 +337,7 @@ static layout layout_of(const run *r, int rank)
     l.rank = rank, l.t = rank % l.tp, l.p = rank / l.tp % l.pp, l.c = rank / l.tp / l.pp % l.cp;
     l.d = rank / l.tp / l.pp / l.cp;
     l.experts = option(r, "experts", 0), l.active = option(r, "active", 2), l.ep = (int)option(r, "ep", 1);
-    l.room = l.rows * l.length;
+    l.room = l.rows * l.length / l.vc;
     if (given(r, "--capacity 0.5")) l.room = (l.room * l.active + 2 * l.experts - 1) / (2 * l.experts);
     each = l.shards / l.dp, more = l.shards % l.dp; /* R1: longer runs first */
     l.lo = l.d * each + (l.d < more ? l.d : more), l.hi = l.lo + each + (l.d < more);
@@ -395,6 +395,7 @@ static int64_t of_slices(const layout *l, int64_t q)
     int64_t slices = l->sp ? l->vt / l->tp : l->vt;
     int64_t params = q == 0 ? 0 : q == l->layers + 1 ? 2 : 6;
     int64_t leaf = of_segment(l, q, 0) + (is_tied(l, q) ? of_table(l, 0) : 0);
+    leaf += l->ep * of_experts(l, q, 0); /* a sum for the tokens of each rank that shares them */
     return (l->leaves - 1) * leaf + l->leaves * (slices - 1) * params * padded(l->width, BLOCK);
 }
 
@@ -482,8 +483,8 @@ static int64_t own_floats(const layout *l, const store *s, int params)
  * them; with a capacity at most as many as they take. */
 static int64_t rows_of_owner(const layout *l)
 {
-    int64_t own = l->experts / l->ep, most = l->active < own ? l->active : own, tokens = l->rows * l->length;
-    return l->ep * (tokens * most < own * l->room ? tokens * most : own * l->room);
+    int64_t own = l->experts / l->ep, most = l->active < own ? l->active : own, room = l->leaves * own * l->room;
+    return l->ep * (l->tokens * most < room ? l->tokens * most : room);
 }
 
 /* Values of one unit that segment q keeps for backward, n tokens of width h, in floats. A block: what its norms give (n
@@ -504,10 +505,12 @@ static int64_t kept(const layout *l, int64_t q)
         int64_t again = l->recompute == 1 ? (n * h + 2 * n * a) / t : 0; /* attention */
         int64_t later = l->zero_bubble ? 10 * n * h : 0;
         if (l->experts) { /* the rows of the MLP are those of this rank's experts: of k experts per token, or more */
-            int64_t e = l->experts, k = l->active, here = rows_of_owner(l), rows = n * k < e * l->room ? n * k : e * l->room;
+            int64_t e = l->leaves * l->experts, k = l->active, here = rows_of_owner(l); /* e: experts, once for each leaf */
+            int64_t rows = n * k < e * l->room ? n * k : e * l->room;
             int64_t table = padded(2 * e + 1 + 3 * n * k, 16) + (l->ep > 1 ? padded(3 * e + 1, 16) : 0);
             /* probabilities, how they came to be weights, the balance loss's two, and what came back */
-            return 7 * n * h + 4 * n + 2 * n * a + table + n * e + n + 2 * n * k + 16 + 16 + 9 * here * h + rows * h;
+            return 7 * n * h + 4 * n + 2 * n * a + table + n * l->experts + n + 2 * n * k + 16 + 16 + 9 * here * h +
+                   rows * h;
         }
         if (l->sp) return 2 * n * h + (13 * n * h + 4 * n + 2 * n * a) / t - again;
         return 3 * n * h + 4 * n + (12 * n * h + 2 * n * a) / t - again + later;
@@ -635,7 +638,8 @@ static dt_memory expected(const layout *l)
         m.buffers += FLOAT * (longest > VOCABULARY * l->width ? longest : VOCABULARY * l->width);
     }
     if (l->experts) m.buffers += FLOAT * 4 * l->width * l->width * l->experts; /* likewise */
-    if (l->ep > 1) m.buffers += FLOAT * (padded(l->ep + 1, 16) + rows_of_owner(l) * l->width); /* rows on their way */
+    if (l->ep > 1) /* rows on their way: of a unit, or of a sample of text, which is a whole sequence */
+        m.buffers += FLOAT * (padded(l->ep + 1, 16) + (l->cp + l->rows - 1) / l->rows * rows_of_owner(l) * l->width);
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers;
     return m;
 }
@@ -768,7 +772,7 @@ static int64_t context_bytes(const layout *l, const store *s)
     for (int k = 0; k < l->chunks; k++)
         for (int64_t q = said_of(l->r, l->rank, "begin", k); q < said_of(l->r, l->rank, "end", k); q++)
             bytes += is_tied(l, q) ? 0 : units * times * (l->cp - 1) * block;
-    for (int i = 0; i < s->count; i++) bytes += leaves * all_reduce_bytes(s->b[i].floats, l->cp, l->c, 1);
+    for (int i = 0; i < s->count; i++) bytes += leaves * all_reduce_bytes(s->b[i].floats * s->b[i].copies, l->cp, l->c, 1);
     return bytes;
 }
 
@@ -804,7 +808,8 @@ static int64_t expert_bytes(const layout *l, const char *rows)
     for (int k = 0; k < l->chunks; k++)
         for (int64_t q = said_of(l->r, l->rank, "begin", k); q < said_of(l->r, l->rank, "end", k); q++)
             blocks += !is_tied(l, q);
-    return FLOAT * (said(l->r, l->rank, rows) * l->width + units * blocks * tables * (l->ep - 1) * l->experts / l->ep);
+    return FLOAT * (said(l->r, l->rank, rows) * l->width +
+                    units * blocks * tables * (l->ep - 1) * l->leaves * l->experts / l->ep);
 }
 
 /* And the step's own: the number of valid targets (8 bytes to each rank), the losses of the data shards, with experts
@@ -817,7 +822,7 @@ static int64_t step_bytes(const layout *l)
     int place = (l->d % most * l->pp + l->p) * l->tp + l->t;
     for (int64_t q = 0; q < l->layers + 2; q++) blocks += (of_segment(l, q, 1) + of_experts(l, q, 1)) / BLOCK;
     return 8 * (l->ranks - 1) + all_reduce_bytes(l->shards * l->vc, l->ranks, l->rank, 1) +
-           (l->experts ? all_reduce_bytes(l->shards * (l->layers + 2), l->ranks, l->rank, 1) : 0) +
+           (l->experts ? all_reduce_bytes(l->shards * l->vc * (l->layers + 2), l->ranks, l->rank, 1) : 0) +
            all_reduce_bytes(blocks, copy, place, 1);
 }
 
@@ -886,6 +891,7 @@ static const char *const layouts[] = {
     "--ranks 4 --experts 4 --active 4 --ep 2 --pp 2 --data-shards 2 --batch 8 --micro-batch 4 --sequence 16 --accumulation "
     "shard",
     "--ranks 1 --experts 4 --data-shards 1 --batch 2 --sequence 16",
+    "--ranks 6 --experts 4 --ep 2 --data-shards 8 --batch 16 --micro-batch 8 --sequence 16 --accumulation shard --zero 3",
     /* context groups */
     "--ranks 1 --context-shards 4 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
     "--ranks 2 --cp 2 --context-shards 2 --data-shards 1 --batch 4 --micro-batch 2 --sequence 32",
@@ -897,6 +903,12 @@ static const char *const layouts[] = {
     "--ranks 8 --cp 8 --context-shards 8 --data-shards 1 --batch 2 --sequence 64 --recompute selective",
     "--ranks 8 --cp 2 --tp 2 --pp 2 --context-shards 4 --tensor-shards 2 --data-shards 1 --batch 4 --micro-batch 2 "
     "--sequence 32 --sequence-parallel",
+    /* experts on several ranks of a context group: all, an odd number of rows for a sample of text, and in groups */
+    "--ranks 4 --experts 4 --active 4 --ep 2 --cp 2 --context-shards 4 --data-shards 2 --batch 4 --sequence 32",
+    "--ranks 4 --experts 8 --active 8 --capacity 0.5 --ep 2 --cp 2 --context-shards 2 --data-shards 4 --batch 8 "
+    "--micro-batch 4 --sequence 32 --accumulation each",
+    "--ranks 8 --experts 4 --ep 2 --cp 2 --context-shards 4 --data-shards 4 --batch 8 --micro-batch 4 --sequence 32 "
+    "--accumulation shard --zero 3",
     /* values of forward */
     "--ranks 1 --data-shards 2 --batch 4 --sequence 32 --recompute selective",
     "--ranks 2 --data-shards 2 --batch 4 --sequence 32 --recompute full",
@@ -978,7 +990,7 @@ static void check_pipeline(const run *r, const char *options, int64_t sent)
 static void check_rows(const run *r, const char *options)
 {
     layout l = layout_of(r, 0);
-    int64_t tokens = l.room < l.rows * l.length ? l.room : l.rows * l.length, blocks = 0, rows;
+    int64_t tokens = l.leaves * l.room, blocks = 0, rows;
     int fine = 1;
     for (int64_t q = said_of(r, 0, "begin", 0); q < said_of(r, 0, "end", 0); q++) blocks += !is_tied(&l, q);
     rows = 4 * (l.hi - l.lo) * l.micros * blocks * tokens * (l.experts - l.experts / l.ep);

@@ -49,7 +49,7 @@ my @layouts = layouts();
 same('base', $_->[0], 'base', $_->[1]) for @layouts;
 my $several = $only_threads ? '--ranks 3 --launch threads' : '--ranks 3';
 same('base', "buckets of $_ bytes", 'base', "$several --threads 1 --bucket $_") for 1, 5000, 100000;
-for my $name (qw(llama dropout shard each experts switch dropless tensor tensor_llama tensor_experts context context_llama)) {
+for my $name (qw(llama dropout shard each experts switch dropless tensor tensor_llama tensor_experts context context_llama context_experts context_switch)) {
     my @some = full() ? @layouts : sanitized() ? () : grep { $_->[0] =~ /^(1 rank, 2|3 .*, 1|8 )/ } @layouts;
     same($name, $_->[0], $name, $_->[1]) for @some;
     same($name, 'small buckets', $name, "$several --threads 1 --bucket 5000");

@@ -62,7 +62,7 @@ my @axes = (
     [sequence_parallel => 'one', sub { $_[0]{tp} > 1 ? ('yes', 'no') : 'no' }],
     [cp => 'every', sub { my $ranks = $_[0]{ranks} / $_[0]{tp}; grep { $ranks % $_ == 0 } 1, 2, 4 }],
     [pp => 'every', sub { divisors($_[0]{ranks} / $_[0]{tp} / $_[0]{cp}) }],
-    [ep => 'every', sub { my $dp = dp($_[0]); $shards % $dp || $_[0]{cp} > 1 ? 1 : divisors($dp) }], # as many shards on every rank
+    [ep => 'every', sub { my $dp = dp($_[0]); $dp == 6 ? (1, 2) : $shards % $dp ? 1 : divisors($dp) }], # as many shards on every rank of a group
     [zero => 'every', sub { dp($_[0]) > 1 ? (0 .. 3) : (0, 3) }],
     [zero_group => 'every', \&groups],
     [pipeline => 'every', sub { $_[0]{pp} > 1 ? qw(1f1b gpipe interleaved zero-bubble) : qw(1f1b gpipe zero-bubble) }],
@@ -71,7 +71,7 @@ my @axes = (
     [offload => 'every', sub { $_[0]{recompute} eq 'full' ? qw(yes no) : 'no' }],
     [horizon => 'one', sub { $_[0]{offload} eq 'yes' ? (1, 2, 5) : 'no' }],
     [offload_rate => 'one', sub { $_[0]{offload} eq 'yes' ? (0, 2e7) : 'no' }],
-    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch dropless deep tensor tensor_llama tensor_experts context context_llama) }],
+    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd adamw8 experts switch dropless deep tensor tensor_llama tensor_experts context context_llama context_experts context_switch) }],
     [memory_weight => 'one', sub { (0, 0.5, 1) }],
     [bucket => 'one', sub { (1, 5000, 100000, 25000000) }],
     [overlap => 'one', sub { qw(off on) }],
@@ -170,6 +170,7 @@ my %owned = ( # with experts: all ranks work on every unit of validation and eve
     'experts on 8 ranks' => '--ranks 8 --ep 8',
     'experts on 4 ranks, 2 stages' => '--ranks 8 --ep 4 --pp 2',
     'experts on 2 ranks, ZeRO 3' => '--ranks 4 --ep 2 --zero 3',
+    'experts on 2 of 6 ranks' => '--ranks 6 --ep 2 --zero 1',
     'experts on 4 ranks, groups of 2, without a cache' => '--ranks 4 --ep 4 --zero 1 --zero-group 2 --no-cache',
 );
 my %around = ( # with context shards: a rank has only some positions of a sequence
@@ -177,9 +178,14 @@ my %around = ( # with context shards: a rank has only some positions of a sequen
     'context 4, ZeRO 3' => '--ranks 8 --cp 4 --zero 3',
     'context 2, tensor 2, 2 stages' => '--ranks 8 --cp 2 --tp 2 --pp 2 --no-cache',
 );
+my %both = ( # the tokens of a leaf on their way to experts
+    'context 2, experts on 2 ranks' => '--ranks 4 --cp 2 --ep 2 --overlap on',
+    'context 4' => '--ranks 4 --cp 4',
+    'context 2, experts on 2 ranks, 2 stages, ZeRO 3' => '--ranks 8 --cp 2 --pp 2 --ep 2 --zero 3 --no-cache',
+);
 my ($shards4, $experts) = ('--heads 4 --tensor-shards 4', '--experts 8 --eval-batches 0'); # 0: more units on some ranks
 my %places_of = ($shards4 => \%shared, $experts => \%owned, "$experts --capacity 1.1 --ema 0.5 --evaluate-ema" => \%owned,
-    '--tensor-shards 2 --context-shards 4' => \%around);
+    '--tensor-shards 2 --context-shards 4' => \%around, "$experts --context-shards 4 --capacity 1.1" => \%both);
 for my $recipe ('', '--ema 0.5 --evaluate-ema', sort keys %places_of) {
     my %places = %{$places_of{$recipe} || \%places};
     my $alone = said("--ranks 1 $recipe");
@@ -193,7 +199,7 @@ SKIP: {
     my $times = full() ? 10 : 2;
     my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved', '--tp 2 --tensor-shards 2 --sequence-parallel',
         '--zero 3 --bucket 20000', '--recompute full --offload', '--experts 4 --ep 4', '--experts 4 --ep 2 --zero 2',
-        '--cp 4 --context-shards 4', '--cp 2 --context-shards 2 --overlap on',
+        '--cp 4 --context-shards 4', '--cp 2 --context-shards 2 --overlap on', '--cp 2 --context-shards 2 --experts 4 --ep 2',
         '--overlap on --bucket 20000', '--overlap on --zero 3 --pp 2', '--overlap on --experts 4 --ep 2 --zero 1');
     # Of each rank two threads wait for the one that is frozen, or for others that wait for it.
     my @frozen = ('--overlap on --zero 1 --bucket 20000', '--overlap on --zero 3 --pp 2', '--overlap on --tp 2 --tensor-shards 2');
@@ -242,7 +248,8 @@ refused('--experts 4 --ep 0', 4, qr/expert parallel degree 0 does not divide 4 d
 refused('--experts 4 --ep 4 --pp 2', 4, qr/expert parallel degree 4 does not divide 2 data-parallel ranks: --ep one of 1, 2/);
 refused('--experts 6 --ep 4', 4, qr/6 experts cannot be shared by 4 ranks: --ep one of 1, 2/);
 refused('--ep 2', 2, qr/--ep 2: the model has no experts to share: set --experts, or leave --ep out/);
-refused('--experts 4 --ep 2', 6, qr/--ep 2: 6 data-parallel ranks do not have as many of 8 data shards each: let dp be a power of two/);
+refused('--experts 6 --ep 3', 6, qr/--ep 3: the ranks of each group need as many data shards.* 6 data-parallel ranks on 8 shards --ep one of 1, 2, or let dp be a power of two/);
+refused('--experts 6 --ep 3', 3, qr/--ep 3: .* with 3 data-parallel ranks on 8 shards --ep one of 1, or let dp be a power of two/);
 refused('--zero 2 --zero-group 2', 6, qr/groups of 2 among 6 ranks .* let dp be a power of two, or leave --zero-group out/);
 refused('--order DPP', 4, qr/mesh order 'DPP': it is cluster .* or another order of the letters D, P and T/);
 refused('--cp 3', 4, qr/context parallel degree 3 does not divide 4 ranks by tp 1 and pp 1: --cp one of 1, 2, 4/);
@@ -253,7 +260,6 @@ refused('--context-shards 3', 1, qr/3 context shards: it is a power of two up to
 refused('--context-shards 0', 1, qr/0 context shards: it is a power of two/);
 refused('--context-shards 32', 1, qr/32 tokens do not divide into two slices for each of 32 context shards: --context-shards one of 1, 2, 4, 8, 16, or/);
 refused('--context-shards 2 --sequence 30', 1, qr/30 tokens do not divide .* --context-shards one of 1, or another --sequence/);
-refused('--context-shards 2 --experts 4', 1, qr/a mixture of experts routes whole sequences: leave --experts or --context-shards out/);
 refused('--context-shards 16 --tensor-shards 8 --heads 8 --data-shards 8', 1, qr/rows of a unit of work/);
 refused('--order DPTCC', 4, qr/mesh order 'DPTCC'/);
 refused('--memory-weight 2', 2, qr/--memory-weight 2: it is 0 .* to 1/);
