@@ -15264,6 +15264,12 @@ static dt_result dt__file_error(const char *what, const char *path)
                           : "check the disk and the permissions, or choose another place");
 }
 
+/* directory/name; "" when that is too long, which then is not there. */
+static void dt__path(char path[PATH_MAX], const char *directory, const char *name)
+{
+    if (snprintf(path, PATH_MAX, "%s/%s", directory, name) >= PATH_MAX) path[0] = 0;
+}
+
 static dt_result dt__file_create(dt__files *f, const char *path, int *fd)
 {
     *fd = dt__file_goes(f) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
@@ -15384,7 +15390,7 @@ static dt_result dt__dir_remove(dt__files *f, const char *path)
     dt_result r = DT_OK;
     while (dir && !r && (entry = readdir(dir)) != NULL) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        snprintf(name, sizeof name, "%s/%.255s", path, entry->d_name);
+        dt__path(name, path, entry->d_name);
         if (!dt__file_goes(f) || unlink(name)) r = dt__file_error("remove", name);
     }
     if (dir) closedir(dir);
@@ -15772,7 +15778,7 @@ static dt_result dt__steps_clean(dt__files *f, const char *path)
     while (dir && !r && (entry = readdir(dir)) != NULL) {
         size_t n = strlen(entry->d_name);
         if (strncmp(entry->d_name, "step-", 5) || n < 9 || strcmp(entry->d_name + n - 4, ".tmp")) continue;
-        snprintf(name, sizeof name, "%s/%.255s", path, entry->d_name);
+        dt__path(name, path, entry->d_name);
         r = dt__dir_remove(f, name);
     }
     if (dir) closedir(dir);
@@ -15785,8 +15791,9 @@ static dt_result dt__step_remove(dt__files *f, const char *path, int64_t step)
     char name[DT__STEP_NAME], whole[PATH_MAX], going[PATH_MAX];
     dt_result r;
     dt__step_name(name, step);
-    snprintf(whole, sizeof whole, "%s/%s", path, name);
-    snprintf(going, sizeof going, "%s/%s.old.tmp", path, name);
+    dt__path(whole, path, name);
+    strcat(name, ".old.tmp");
+    dt__path(going, path, name);
     r = dt__file_rename(f, whole, going);
     return r ? r : dt__dir_remove(f, going);
 }
@@ -15797,8 +15804,8 @@ static dt_result dt__latest_put(dt__files *f, const char *path, int64_t step)
     char name[DT__STEP_NAME], draft[PATH_MAX], latest[PATH_MAX];
     dt_result r;
     dt__step_name(name, step);
-    snprintf(draft, sizeof draft, "%s/latest.tmp", path);
-    snprintf(latest, sizeof latest, "%s/latest", path);
+    dt__path(draft, path, "latest.tmp");
+    dt__path(latest, path, "latest");
     strcat(name, "\n");
     r = dt__file_put(f, draft, name, (int64_t)strlen(name));
     if (!r) r = dt__file_rename(f, draft, latest);
@@ -15812,8 +15819,9 @@ static dt_result dt__step_publish(dt__files *f, const char *path, int64_t step)
     char name[DT__STEP_NAME], draft[PATH_MAX], whole[PATH_MAX];
     dt_result r;
     dt__step_name(name, step);
-    snprintf(draft, sizeof draft, "%s/%s.tmp", path, name);
-    snprintf(whole, sizeof whole, "%s/%s", path, name);
+    dt__path(whole, path, name);
+    strcat(name, ".tmp");
+    dt__path(draft, path, name);
     r = dt__dir_sync(f, draft);
     if (!r && !access(whole, F_OK)) r = dt__step_remove(f, path, step);
     if (!r) r = dt__file_rename(f, draft, whole);
@@ -15858,8 +15866,9 @@ static dt_result dt__step_copy(dt__files *f, const char *from, const char *to, i
     DIR *dir;
     dt_result r;
     dt__step_name(name, step);
-    snprintf(source, sizeof source, "%s/%s", from, name);
-    snprintf(draft, sizeof draft, "%s/%s.tmp", to, name);
+    dt__path(source, from, name);
+    strcat(name, ".tmp");
+    dt__path(draft, to, name);
     r = dt__dir_make(f, to);
     if (!r) r = dt__steps_clean(f, to);
     if (!r) r = dt__dir_make(f, draft);
@@ -15867,8 +15876,8 @@ static dt_result dt__step_copy(dt__files *f, const char *from, const char *to, i
     if (r) return r;
     while (!r && (entry = readdir(dir)) != NULL) {
         if (*entry->d_name == '.') continue;
-        snprintf(a, sizeof a, "%s/%.255s", source, entry->d_name);
-        snprintf(b, sizeof b, "%s/%.255s", draft, entry->d_name);
+        dt__path(a, source, entry->d_name);
+        dt__path(b, draft, entry->d_name);
         r = dt__file_copy(f, a, b);
     }
     closedir(dir);
@@ -15989,7 +15998,7 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *pa
     dt_result r;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
-    snprintf(name, sizeof name, "%s/manifest.json", path);
+    dt__path(name, path, "manifest.json");
     r = dt__file_get(f, name, DT__MANIFEST_MOST, &m->text, &m->bytes);
     if (!r) r = dt__manifest_check(name, m->text, m->bytes);
     if (r) return r;
@@ -16025,7 +16034,7 @@ static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_f
     dt__sha256 h;
     dt_result r = DT_E_MEMORY;
     if (!block) return r;
-    snprintf(name, sizeof name, "%s/%s", path, p->name);
+    dt__path(name, path, p->name);
     r = dt__file_open(f, name, &fd, &bytes);
     if (!r && bytes != p->bytes)
         r = dt__error(DT_E_DATA, "%s has %lld bytes, its manifest says %lld: it is cut or another file", name,
@@ -20564,7 +20573,7 @@ static dt_result dt__runs_write(const dt__engine *e, const dt__runs *l, dt__file
     char path[PATH_MAX];
     dt_result r;
     snprintf(part->name, sizeof part->name, "shard-%03d.safetensors", rank);
-    snprintf(path, sizeof path, "%s/%s", directory, part->name);
+    dt__path(path, directory, part->name);
     dt__tensor_file_begin(&w, f, path);
     for (int64_t i = 0; i < l->count; i++) {
         int type = dt__array_type(dt__array_bytes(e->recipe, l->list[i].kind));
@@ -20663,7 +20672,7 @@ static dt_result dt__full_file(dt_trainer *t, dt__part_file *part, const char *d
     char path[PATH_MAX], name[160];
     dt_result r = DT_OK;
     snprintf(part->name, sizeof part->name, "%s.safetensors", kind ? "optimizer" : "model");
-    snprintf(path, sizeof path, "%s/%s", directory, part->name);
+    dt__path(path, directory, part->name);
     dt__tensor_file_begin(&w, &t->save.files, path);
     for (int k = kind; k < end; k++)
         for (int32_t i = 0; i < t->e.net.param_count && dt__array_bytes(&t->recipe, k); i++) {
@@ -20907,11 +20916,12 @@ static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
     return sent ? sent : dt__error(r, "%.1000s", (const char *)sentence);
 }
 
-static void dt__save_path(const dt_trainer *t, char *path, size_t size)
+static void dt__save_path(const dt_trainer *t, char path[PATH_MAX])
 {
     char name[DT__STEP_NAME];
     dt__step_name(name, t->save.step);
-    snprintf(path, size, "%s/%s.tmp", t->layout.checkpoint, name);
+    strcat(name, ".tmp");
+    dt__path(path, t->layout.checkpoint, name);
 }
 
 /* The jobs of a save, in turn, on the thread that writes. */
@@ -20921,7 +20931,7 @@ static dt_result dt__save_job(void *owner, int64_t job)
     dt__saver *s = &t->save;
     char path[PATH_MAX], name[PATH_MAX];
     dt_result r;
-    dt__save_path(t, path, sizeof path);
+    dt__save_path(t, path);
     if (job % DT__JOBS == DT__JOB_COPY) {
         for (int64_t i = 0; i < s->live.count && s->snapshot; i++)
             memcpy(s->runs.list[i].data, s->live.list[i].data, (size_t)s->live.list[i].bytes);
@@ -20932,7 +20942,7 @@ static dt_result dt__save_job(void *owner, int64_t job)
                    ? DT_OK /* by the trainer's thread, which can collect */
                    : dt__runs_write(&t->e, &s->runs, &s->files, s->part, path, dt_comm_rank(t->comm));
     if (!dt_is_root(t)) return DT_OK;
-    snprintf(name, sizeof name, "%s/manifest.json", path);
+    dt__path(name, path, "manifest.json");
     r = s->manifest.failed ? DT_E_MEMORY : dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
     if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint, s->step);
     if (r) return r;
@@ -21016,7 +21026,7 @@ static dt_result dt__save_begin(dt_trainer *t)
     s->step = t->e.step;
     s->power1 = t->e.powers.power1, s->power2 = t->e.powers.power2;
     s->began = dt__now();
-    dt__save_path(t, path, sizeof path);
+    dt__save_path(t, path);
     if (dt_is_root(t)) {
         r = dt__dir_make(&s->files, t->layout.checkpoint);
         if (!r) r = dt__steps_clean(&s->files, t->layout.checkpoint);
@@ -21190,7 +21200,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *path)
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
         r = dt__part_check(f, path, &m.file[i], dt__trainer_tick, t);
     for (int64_t i = 0; i < m.files && !r; i++) {
-        snprintf(name, sizeof name, "%s/%s", path, m.file[i].name);
+        dt__path(name, path, m.file[i].name);
         r = dt__tensors_add(&tensors, f, name);
     }
     if (!r) r = dt__tensors_sort(&tensors);
@@ -21242,7 +21252,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
             break;
         }
         dt__step_name(name, step);
-        snprintf(path, sizeof path, "%s/%s", l->checkpoint, name);
+        dt__path(path, l->checkpoint, name);
         r = dt__resume_one(t, path);
         if (!r) dt__comm_progress(t->comm, t->first = t->e.step);
         if (r != DT_E_DATA && r != DT_E_FILE) break; /* also when all went well */
