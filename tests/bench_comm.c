@@ -2,12 +2,7 @@
  * up. Run: ./bench_comm --ranks 2. Compare with bench_mpi.c in the same session. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
+#include "bench.h"
 
 /* Median microseconds of one all-reduce (count > 0) or barrier. */
 static double measure(dt_comm *c, float *data, int64_t count, int rounds, int repeats)
@@ -21,8 +16,7 @@ static double measure(dt_comm *c, float *data, int64_t count, int rounds, int re
             if (count ? dt_all_reduce(c, data, count, DT_SUM) : dt_barrier(c)) return -1;
         if (k >= 0) time[k] = (dt__now() - start) * 1e6 / repeats;
     }
-    qsort(time, (size_t)rounds, sizeof *time, by_value);
-    return time[rounds / 2];
+    return median(time, rounds);
 }
 
 int main(int argc, char **argv)

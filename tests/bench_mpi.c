@@ -2,12 +2,7 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
+#include "bench.h"
 
 int main(int argc, char **argv)
 {
@@ -30,8 +25,7 @@ int main(int argc, char **argv)
             }
             if (k >= 0) time[k] = (MPI_Wtime() - start) * 1e6 / repeats[t];
         }
-        qsort(time, (size_t)rounds[t], sizeof *time, by_value);
-        if (rank == 0) printf("%-8s %16.2f us (Open MPI)\n", names[t], time[rounds[t] / 2]);
+        if (rank == 0) printf("%-8s %16.2f us (Open MPI)\n", names[t], median(time, rounds[t]));
     }
     MPI_Finalize();
     return 0;

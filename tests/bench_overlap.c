@@ -4,19 +4,9 @@
  * medians, and the ratio of the two. Usage: bench_overlap [STEPS]; needs no other file. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "bench.h"
 
 enum { STEPS_MAX = 25 };
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *x, int n)
-{
-    qsort(x, (size_t)n, sizeof *x, by_value);
-    return x[n / 2];
-}
 
 static dt_result open_one(dt_trainer **t, const char *data, const char *model, int32_t overlap, int64_t micros)
 {

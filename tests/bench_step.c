@@ -3,19 +3,9 @@
  * there in turn, in rounds, and the ratio of the medians is printed. Usage: bench_step [ROUNDS]; needs no other file. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "bench.h"
 
 enum { STEPS = 3, ROUNDS_MAX = 9 };
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *x, int n)
-{
-    qsort(x, (size_t)n, sizeof *x, by_value);
-    return x[n / 2];
-}
 
 /* One child prints "ms <value>" lines; the median of those after the first. */
 static double child(const char *command)

@@ -148,4 +148,16 @@ for my $flag (qw(-ffast-math -Ofast -ffinite-math-only)) {
 }
 compiles('a file that only uses may have -Ofast', "$any -std=gnu11 -Ofast -I$root -fsyntax-only two.c");
 
+# ---- benchmarks and fuzz targets, which no other test compiles ----
+
+for my $source (sort glob "$root/tests/bench_*.c $root/tests/fuzz_*.c") {
+    my ($name) = $source =~ m{([^/]+)$};
+    my $compiler = slurp($source) =~ /<mpi\.h>/ ? 'mpicc' : $any;
+  SKIP: {
+        skip "$compiler is not installed", 1 unless have($compiler);
+        skip 'OpenBLAS is not installed', 1 if slurp($source) =~ /<cblas\.h>/ && (run(60, "echo '#include <cblas.h>' | $any -E -"))[0];
+        compiles($name, "$compiler -std=gnu11 $warnings -I$root -I$root/tests -fsyntax-only $source");
+    }
+}
+
 done_testing();
