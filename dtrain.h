@@ -13754,7 +13754,7 @@ static int64_t dt__area_bytes(int size)
 static void dt__comm_tick(dt_comm *c)
 {
     uint32_t *tick;
-    if (!c->job) return;
+    if (!c || !c->job) return;
     tick = &dt__comm_lane(c, c->rank)->tick;
     __atomic_fetch_add(tick, 1u, __ATOMIC_RELAXED);
 }
@@ -15273,7 +15273,8 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
  * A checkpoint is a directory, complete or absent:
  *
  *   DIR/step-000000200/shard-000.safetensors ..   sharded: a file per rank with what it owns
- *                      model.safetensors, optimizer.safetensors, config.json   full: whole tensors
+ *                      model.safetensors, optimizer.safetensors        full: whole tensors
+ *                      config.json, tokenizer.json ..                  where there are: what others need to read it
  *                      manifest.json              what it is, with the size and the SHA-256 of every file
  *   DIR/latest                                    the newest one's name
  *
@@ -16094,21 +16095,15 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *pa
     return j.result;
 }
 
-/* Has file p of a checkpoint its size and its hash? `tick` is called now and then. */
-static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_file *p, void (*tick)(void *),
-                                void *user)
+static void dt__no_tick(void *user) { (void)user; }
+
+/* Hashes a file of `bytes` bytes that is open; `tick` is called now and then. */
+static dt_result dt__file_hash(dt__files *f, int fd, const char *name, int64_t bytes, char hash[65],
+                               void (*tick)(void *), void *user)
 {
-    char name[PATH_MAX], hex[65], *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint");
-    int64_t bytes = 0;
-    int fd = -1;
+    char *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint");
     dt__sha256 h;
-    dt_result r = DT_E_MEMORY;
-    if (!block) return r;
-    dt__path(name, path, p->name);
-    r = dt__file_open(f, name, &fd, &bytes);
-    if (!r && bytes != p->bytes)
-        r = dt__error(DT_E_DATA, "%s has %lld bytes, its manifest says %lld: it is cut or another file", name,
-                      (long long)bytes, (long long)p->bytes);
+    dt_result r = block ? DT_OK : DT_E_MEMORY;
     dt__sha256_begin(&h);
     for (int64_t at = 0; at < bytes && !r; at += DT__FILE_RUN) {
         int64_t n = dt__min(DT__FILE_RUN, bytes - at);
@@ -16116,12 +16111,120 @@ static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_f
         if (!r) dt__sha256_add(&h, block, n);
         tick(user);
     }
-    dt__sha256_end(&h, hex);
-    if (!r && strcmp(hex, p->hash))
-        r = dt__error(DT_E_DATA, "%s is damaged: its SHA-256 is not the one in the manifest", name);
-    if (fd >= 0) close(fd);
+    dt__sha256_end(&h, hash);
     dt__free(block);
     return r;
+}
+
+/* Has file p of a checkpoint its size and its hash? */
+static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_file *p, void (*tick)(void *),
+                                void *user)
+{
+    char name[PATH_MAX], hash[65];
+    int64_t bytes = 0;
+    int fd = -1;
+    dt_result r;
+    dt__path(name, path, p->name);
+    r = dt__file_open(f, name, &fd, &bytes);
+    if (!r && bytes != p->bytes)
+        r = dt__error(DT_E_DATA, "%s has %lld bytes, its manifest says %lld: it is cut or another file", name,
+                      (long long)bytes, (long long)p->bytes);
+    if (!r) r = dt__file_hash(f, fd, name, bytes, hash, tick, user);
+    if (!r && strcmp(hash, p->hash))
+        r = dt__error(DT_E_DATA, "%s is damaged: its SHA-256 is not the one in the manifest", name);
+    if (fd >= 0) close(fd);
+    return r;
+}
+
+/* A file that others wrote becomes one of a checkpoint's: to the disk with it, and its size and hash into *p. */
+static dt_result dt__part_take(dt__files *f, const char *path, const char *file, dt__part_file *p)
+{
+    char name[PATH_MAX];
+    int fd = -1;
+    dt_result r = dt__path_join(name, path, file);
+    snprintf(p->name, sizeof p->name, "%s", file);
+    if (!r) r = dt__file_open(f, name, &fd, &p->bytes);
+    if (!r) r = dt__file_hash(f, fd, name, p->bytes, p->hash, dt__no_tick, NULL);
+    return dt__file_finish(f, fd, name, r);
+}
+
+/* Are there tensors in a checkpoint's file of this name? */
+static int dt__part_has_tensors(const dt__part_file *p)
+{
+    size_t n = strlen(p->name), tail = sizeof ".safetensors" - 1;
+    return n > tail && !strcmp(p->name + n - tail, ".safetensors");
+}
+
+/* ---- config.json, as Hugging Face's transformers write and read it ---------------------------------------- */
+
+#define DT__CONFIG_LINE "\n  "
+
+/* "name": value after a comma, in the fewest digits that give the same float again. */
+static void dt__config_real(dt__text *t, const char *indent, const char *name, double value)
+{
+    char text[32];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if ((float)strtod(text, NULL) == (float)value) break;
+    }
+    dt__text_add(t, ",%s\"%s\": %s%s", indent, name, text, strpbrk(text, ".e") ? "" : ".0");
+}
+static void dt__config_int(dt__text *t, const char *name, int64_t value)
+{
+    dt__text_add(t, "," DT__CONFIG_LINE "\"%s\": %lld", name, (long long)value);
+}
+
+static void dt__config_gpt2(dt__text *t, const dt_model *m, int64_t sequence)
+{
+    dt__text_add(t, "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"]");
+    dt__text_add(t, ",\n  \"activation_function\": \"gelu_new\"");
+    dt__config_int(t, "n_layer", m->layers);
+    dt__config_int(t, "n_head", m->heads);
+    dt__config_int(t, "n_embd", m->width);
+    dt__config_int(t, "n_positions", sequence);
+    dt__config_real(t, DT__CONFIG_LINE, "layer_norm_epsilon", 1e-5);
+    dt__config_real(t, DT__CONFIG_LINE, "embd_pdrop", (double)m->dropout);
+    dt__config_real(t, DT__CONFIG_LINE, "attn_pdrop", (double)m->dropout);
+    dt__config_real(t, DT__CONFIG_LINE, "resid_pdrop", (double)m->dropout);
+}
+
+static void dt__config_llama(dt__text *t, const dt_model *m, int64_t sequence)
+{
+    const dt_rope_scaling *s = &m->rope_scaling;
+    dt__text_add(t, "{\n  \"model_type\": \"llama\",\n  \"architectures\": [\"LlamaForCausalLM\"]");
+    dt__text_add(t, ",\n  \"hidden_act\": \"silu\",\n  \"attention_bias\": false");
+    dt__config_int(t, "num_hidden_layers", m->layers);
+    dt__config_int(t, "num_attention_heads", m->heads);
+    dt__config_int(t, "num_key_value_heads", m->kv_heads);
+    dt__config_int(t, "hidden_size", m->width);
+    dt__config_int(t, "intermediate_size", m->hidden);
+    dt__config_int(t, "max_position_embeddings", sequence);
+    dt__config_real(t, DT__CONFIG_LINE, "rms_norm_eps", (double)m->norm_eps);
+    dt__config_real(t, DT__CONFIG_LINE, "rope_theta", (double)m->rope_base);
+    if (s->factor == 0.0) {
+        dt__text_add(t, ",\n  \"rope_scaling\": null");
+        return;
+    }
+    dt__text_add(t, ",\n  \"rope_scaling\": {\"rope_type\": \"llama3\"");
+    dt__config_real(t, " ", "factor", s->factor);
+    dt__config_real(t, " ", "low_freq_factor", s->low_freq_factor);
+    dt__config_real(t, " ", "high_freq_factor", s->high_freq_factor);
+    dt__text_add(t, ", \"original_max_position_embeddings\": %lld}", (long long)s->original_context);
+}
+
+/* Can config.json say what the model is? */
+static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts; }
+
+/* The file of a family's model; beginning and end of a text are the tokenizer's matter. */
+static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence)
+{
+    dt_model m = model->family == DT_LLAMA ? dt__llama_settled(*model) : *model;
+    if (m.family == DT_LLAMA) dt__config_llama(t, &m, sequence);
+    else dt__config_gpt2(t, &m, sequence);
+    dt__config_int(t, "vocab_size", m.vocabulary);
+    dt__text_add(t, ",\n  \"tie_word_embeddings\": %s", m.family == DT_GPT2 || m.tied ? "true" : "false");
+    dt__text_add(t, ",\n  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n  \"torch_dtype\": "
+                 "\"float32\"\n}\n");
 }
 
 /* ============================================================================================
@@ -19625,7 +19728,9 @@ typedef struct dt__saver {
     dt__runs live, runs;   /* what this rank writes: where it is, and where the writer takes it from */
     char *snapshot;        /* a copy of it, for asynchronous saves */
     dt__part_file part[2]; /* the files that this rank has written */
-    dt__part_file *all;    /* (ranks): the shards */
+    dt__part_file extra[4]; /* rank 0: config.json, and the tokenizer's */
+    int64_t extras;
+    dt__part_file *all;    /* all files: the parts of ranks, then the extra ones */
     dt__text manifest;     /* rank 0 */
     char model[65], data[65];
     int state, damaged, warned;
@@ -20994,6 +21099,29 @@ static void dt__save_path(const dt_trainer *t, char path[PATH_MAX])
     dt__path(path, t->layout.checkpoint, name);
 }
 
+/* What others need to make use of the weights (rank 0): config.json, and the tokenizer's files. */
+static dt_result dt__save_extras(dt_trainer *t, const char *path)
+{
+    static const char *const of_tokenizer[] = {"tokenizer.json", "vocab.json", "merges.txt"};
+    dt__saver *s = &t->save;
+    char name[PATH_MAX];
+    dt__text text;
+    dt_result r = DT_OK;
+    s->extras = 0;
+    memset(&text, 0, sizeof text);
+    if (dt__config_knows(&t->recipe.model)) {
+        dt__config_text(&text, &t->recipe.model, t->recipe.sequence);
+        r = text.failed ? DT_E_MEMORY : dt__path_join(name, path, "config.json");
+        if (!r) r = dt__file_put(&s->files, name, text.at, text.length);
+        if (!r) r = dt__part_take(&s->files, path, "config.json", &s->extra[s->extras++]);
+        dt__free(text.at);
+    }
+    if (t->tokenizer && !r) r = dt_tokenizer_save(t->tokenizer, path);
+    for (int i = 0; i < 3 && t->tokenizer && !r; i++)
+        r = dt__part_take(&s->files, path, of_tokenizer[i], &s->extra[s->extras++]);
+    return r;
+}
+
 /* The jobs of a save, in turn, on the thread that writes. */
 static dt_result dt__save_job(void *owner, int64_t job)
 {
@@ -21007,10 +21135,12 @@ static dt_result dt__save_job(void *owner, int64_t job)
             memcpy(s->runs.list[i].data, s->live.list[i].data, (size_t)s->live.list[i].bytes);
         return DT_OK;
     }
-    if (job % DT__JOBS == DT__JOB_WRITE)
-        return t->layout.checkpoint_kind == DT_FULL
-                   ? DT_OK /* by the trainer's thread, which can collect */
-                   : dt__runs_write(&t->e, &s->runs, &s->files, s->part, path, dt_comm_rank(t->comm));
+    if (job % DT__JOBS == DT__JOB_WRITE) {
+        r = dt_is_root(t) ? dt__save_extras(t, path) : DT_OK;
+        if (!r && t->layout.checkpoint_kind == DT_SHARDED) /* a full one by the trainer's thread, which can collect */
+            r = dt__runs_write(&t->e, &s->runs, &s->files, s->part, path, dt_comm_rank(t->comm));
+        return r;
+    }
     if (!dt_is_root(t)) return DT_OK;
     dt__path(name, path, "manifest.json");
     r = s->manifest.failed ? DT_E_MEMORY : dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
@@ -21123,8 +21253,10 @@ static dt_result dt__save_end(dt_trainer *t, dt_result r)
     if (!r && !full)
         r = dt_all_gather(t->comm, (const float *)(const void *)s->part, (float *)(void *)s->all, words);
     if (r) return r;
+    if (full) memcpy(s->all, s->part, sizeof s->part);
+    memcpy(s->all + (full ? 2 : size), s->extra, sizeof s->extra);
     s->manifest.length = 0;
-    if (dt_is_root(t)) dt__trainer_manifest(t, &s->manifest, full ? s->part : s->all, full ? 2 : size);
+    if (dt_is_root(t)) dt__trainer_manifest(t, &s->manifest, s->all, (full ? 2 : size) + s->extras);
     (void)dt__queue_next(&s->queue);
     s->published = dt__queue_ask(&s->queue);
     s->state = DT__SAVE_PUBLISHING;
@@ -21189,7 +21321,7 @@ static dt_result dt__save_open(dt_trainer *t)
     int64_t at = 0;
     dt_result r = dt__files_open(&s->files, dt_comm_rank(t->comm));
     if (r) return r;
-    s->all = (dt__part_file *)dt__alloc((int64_t)sizeof *s->all * dt_comm_size(t->comm), "a checkpoint");
+    s->all = (dt__part_file *)dt__alloc((int64_t)sizeof *s->all * (dt_comm_size(t->comm) + 6), "a checkpoint");
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
     if (!r) r = dt__runs_open(&s->live, &t->e, 1);
     if (!r) r = dt__runs_open(&s->runs, &t->e, 1);
@@ -21270,6 +21402,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *path)
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
         r = dt__part_check(f, path, &m.file[i], dt__trainer_tick, t);
     for (int64_t i = 0; i < m.files && !r; i++) {
+        if (!dt__part_has_tensors(&m.file[i])) continue;
         dt__path(name, path, m.file[i].name);
         r = dt__tensors_add(&tensors, f, name);
     }
