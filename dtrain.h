@@ -502,6 +502,12 @@ DT_API dt_model dt_model_gpt2(const char *size);
  * weight" and so on. The seven *_proj.weight of a block are (in,out), as every linear weight here: a file for Hugging
  * Face transposes them. Tables and lm_head.weight (V,C) and norms are as they are there. */
 DT_API dt_model dt_model_llama(const char *size);
+/* The model that config.json in a directory describes, or that file itself: GPT-2 ("gpt2") or Llama ("llama") as
+ * Hugging Face publishes them: sizes, vocabulary, eps, rotary base and scaling, tied or not. dropout stays 0 as in the
+ * named sizes, and the length of sequences is the recipe's. What these families do not compute here (another activation,
+ * biases of attention, another scaling than Llama 3's, sliding windows, quantized weights ..) is DT_E_DATA, with the
+ * line. Its weights: recipe.weights. */
+DT_API dt_result dt_model_open(dt_model *m, const char *path);
 /* A model of one's own; vocabulary as in dt_model. */
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary);
 
@@ -535,6 +541,13 @@ typedef struct dt_recipe {
     const char *data;            /* file, comma list or pattern of text files or .bin token shards (H11) */
     const char *tokenizer;       /* directory or file of the tokenizer of a text, and of samples; NULL: bytes (H11) */
     const struct dt_source *source; /* instead of data: samples of the program's own (H11); copied */
+    const char *weights;         /* the first weights, for fine-tuning, instead of drawn ones: a directory with
+                                  * model.safetensors, or with the index of several files; or a .safetensors file. Names
+                                  * and shapes are Hugging Face's, numbers fp32, fp16 or bf16, which are converted
+                                  * exactly. Each tensor must have the model's shape, and each its place in the model;
+                                  * of a longer table of positions the first are taken, and copies of a tied table and
+                                  * buffers left out. A vocabulary of another size is refused: the softmax would be
+                                  * another one. config.json beside them must agree. NULL: drawn */
     int64_t steps;               /* optimizer steps */
     int64_t batch;               /* sequences per step */
     int64_t micro_batch;         /* sequences per micro-batch, divides batch; 0: batch */
@@ -15983,7 +15996,7 @@ typedef struct dt__manifest {
     int full;
     int64_t step;
     double power1, power2; /* of the optimizer (R13) */
-    char model[65], data[65];
+    char model[65], data[65], weights[65];
     int64_t recipe;        /* where the object of options begins in the text */
     dt__part_file *file;
     int64_t files, room;
@@ -16061,8 +16074,8 @@ static double dt__manifest_number(dt__json *j, int64_t place, const char *what)
 static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *path)
 {
     static const char *const keys[] = {"format", "version", "kind", "step", "power1", "power2", "model_sha256",
-                                       "data_sha256", "recipe", "files", NULL};
-    enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, RECIPE, FILES, KEYS };
+                                       "data_sha256", "weights_sha256", "recipe", "files", NULL};
+    enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, WEIGHTS, RECIPE, FILES, KEYS };
     int64_t place[KEYS], version = 0;
     char name[PATH_MAX];
     dt__json j;
@@ -16089,6 +16102,7 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *pa
     m->power2 = dt__manifest_number(&j, place[POWER2], "power2");
     snprintf(m->model, sizeof m->model, "%.64s", dt__json_text(&j, place[MODEL], "model_sha256"));
     snprintf(m->data, sizeof m->data, "%.64s", dt__json_text(&j, place[DATA], "data_sha256"));
+    snprintf(m->weights, sizeof m->weights, "%.64s", dt__json_text(&j, place[WEIGHTS], "weights_sha256"));
     m->recipe = place[RECIPE];
     if (!j.result) dt__manifest_files(m, &j, place[FILES]);
     dt__free(j.string);
@@ -16148,12 +16162,14 @@ static dt_result dt__part_take(dt__files *f, const char *path, const char *file,
     return dt__file_finish(f, fd, name, r);
 }
 
-/* Are there tensors in a checkpoint's file of this name? */
-static int dt__part_has_tensors(const dt__part_file *p)
+static int dt__ends_with(const char *name, const char *tail)
 {
-    size_t n = strlen(p->name), tail = sizeof ".safetensors" - 1;
-    return n > tail && !strcmp(p->name + n - tail, ".safetensors");
+    size_t n = strlen(name), m = strlen(tail);
+    return n >= m && !strcmp(name + n - m, tail);
 }
+
+/* Are there tensors in a checkpoint's file? */
+static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
 /* ---- config.json, as Hugging Face's transformers write and read it ---------------------------------------- */
 
@@ -16225,6 +16241,296 @@ static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence
     dt__text_add(t, ",\n  \"tie_word_embeddings\": %s", m.family == DT_GPT2 || m.tied ? "true" : "false");
     dt__text_add(t, ",\n  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n  \"torch_dtype\": "
                  "\"float32\"\n}\n");
+}
+
+/* A config.json being read: where the values of some keys are; -1: there is none. */
+typedef struct dt__config {
+    dt__json j;
+    const char *const *key;
+    int64_t place[20];
+} dt__config;
+
+/* A whole number; `missing` where there is none, which below 0 is an error. */
+static int64_t dt__config_whole(dt__config *c, int key, int64_t missing)
+{
+    int64_t value = -1;
+    if (c->j.result) return 0;
+    if (dt__json_absent(&c->j, c->place[key])) {
+        if (missing < 0) dt__json_fail(&c->j, "there is no %s: the file is of another kind, or cut", c->key[key]);
+        return missing;
+    }
+    c->j.at = c->place[key];
+    if (!dt__json_number(&c->j, &value) || value < 0)
+        dt__json_fail(&c->j, "%s is no whole number: copy the file again", c->key[key]);
+    return value;
+}
+
+/* Any number at a place. */
+static double dt__json_real(dt__json *j, int64_t place, const char *what)
+{
+    int64_t whole = 0;
+    if (place < 0) return dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
+    j->at = place;
+    return dt__json_number(j, &whole) ? strtod(j->text + place, NULL) : 0.0;
+}
+static double dt__config_number(dt__config *c, int key, double missing)
+{
+    if (c->j.result || dt__json_absent(&c->j, c->place[key])) return missing;
+    return dt__json_real(&c->j, c->place[key], c->key[key]);
+}
+
+/* A true or false that this library has in one form only. */
+static void dt__config_is(dt__config *c, int key, int is)
+{
+    if (dt__json_absent(&c->j, c->place[key]) || dt__json_flag(&c->j, c->place[key], is) == is) return;
+    dt__json_fail(&c->j, "models with %s %s are not computed here: choose another", c->key[key], is ? "false" : "true");
+}
+/* A value that must not be there. */
+static void dt__config_none(dt__config *c, int key)
+{
+    if (!dt__json_absent(&c->j, c->place[key]))
+        dt__json_fail(&c->j, "models with %s are not computed here: choose another", c->key[key]);
+}
+/* A word that must be one of two. */
+static void dt__config_word(dt__config *c, int key, const char *one, const char *two)
+{
+    const char *word;
+    if (c->place[key] < 0 || c->j.result) return;
+    word = dt__json_text(&c->j, c->place[key], c->key[key]);
+    if (!c->j.result && strcmp(word, one) && strcmp(word, two))
+        dt__json_fail(&c->j, "%s is %.40s: this library computes %s", c->key[key], word, one);
+}
+
+static void dt__config_read_gpt2(dt__config *c, dt_model *m)
+{
+    static const char *const keys[] = {"n_layer", "n_head", "n_embd", "vocab_size", "n_inner", "layer_norm_epsilon",
+                                       "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
+                                       "tie_word_embeddings", "add_cross_attention", "quantization_config", NULL};
+    enum { LAYERS, HEADS, WIDTH, VOCABULARY, INNER, EPS, ACTIVATION, SCALE, INVERSE, TIED, CROSS, QUANTIZED };
+    c->key = keys;
+    c->j.at = 0;
+    if (!dt__json_members(&c->j, keys, c->place)) return;
+    m->family = DT_GPT2;
+    m->layers = dt__config_whole(c, LAYERS, -1);
+    m->heads = dt__config_whole(c, HEADS, -1);
+    m->width = dt__config_whole(c, WIDTH, -1);
+    m->vocabulary = dt__config_whole(c, VOCABULARY, -1);
+    dt__config_word(c, ACTIVATION, "gelu_new", "gelu_pytorch_tanh");
+    dt__config_is(c, SCALE, 1);
+    dt__config_is(c, INVERSE, 0);
+    dt__config_is(c, TIED, 1);
+    dt__config_is(c, CROSS, 0);
+    dt__config_none(c, QUANTIZED);
+    if (dt__config_whole(c, INNER, 4 * m->width) != 4 * m->width)
+        dt__json_fail(&c->j, "n_inner is not 4 n_embd: such models are not computed here, choose another");
+    if ((float)dt__config_number(c, EPS, 1e-5) != 1e-5f)
+        dt__json_fail(&c->j, "layer_norm_epsilon is not 1e-5: such models are not computed here, choose another");
+}
+
+/* {"rope_type": "llama3", "factor": 8.0, ..}; older files say "type", newer ones have rope_theta here. */
+static void dt__config_rope(dt__json *j, int64_t at, dt_model *m)
+{
+    static const char *const keys[] = {"rope_type", "type", "factor", "low_freq_factor", "high_freq_factor",
+                                       "original_max_position_embeddings", "rope_theta", "partial_rotary_factor", NULL};
+    enum { ROPE, TYPE, FACTOR, LOW, HIGH, ORIGINAL, THETA, PARTIAL, KEYS };
+    int64_t place[KEYS];
+    const char *type;
+    j->at = at;
+    if (!dt__json_members(j, keys, place)) return;
+    if (!dt__json_absent(j, place[THETA])) m->rope_base = (float)dt__json_real(j, place[THETA], keys[THETA]);
+    if (!dt__json_absent(j, place[PARTIAL]) && dt__json_real(j, place[PARTIAL], keys[PARTIAL]) != 1.0)
+        dt__json_fail(j, "heads that are rotated in part are not computed here: choose another model");
+    type = dt__json_text(j, place[ROPE] < 0 ? place[TYPE] : place[ROPE], "rope_type");
+    if (j->result || !strcmp(type, "default")) return;
+    if (strcmp(type, "llama3")) {
+        dt__json_fail(j, "rotary scaling of type %.40s is not computed here, llama3 is: choose another model", type);
+        return;
+    }
+    m->rope_scaling.factor = dt__json_real(j, place[FACTOR], keys[FACTOR]);
+    m->rope_scaling.low_freq_factor = dt__json_real(j, place[LOW], keys[LOW]);
+    m->rope_scaling.high_freq_factor = dt__json_real(j, place[HIGH], keys[HIGH]);
+    m->rope_scaling.original_context = (int64_t)dt__json_real(j, place[ORIGINAL], keys[ORIGINAL]);
+    if (!j->result && !(m->rope_scaling.factor >= 1.0 && m->rope_scaling.original_context > 0 &&
+                        m->rope_scaling.high_freq_factor > m->rope_scaling.low_freq_factor))
+        dt__json_fail(j, "factor is 1 or more, high_freq_factor above low_freq_factor: the file is damaged");
+}
+
+static void dt__config_read_llama(dt__config *c, dt_model *m)
+{
+    static const char *const keys[] = {
+        "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "num_key_value_heads",
+        "intermediate_size", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act",
+        "attention_bias", "mlp_bias", "tie_word_embeddings", "head_dim", "sliding_window", "partial_rotary_factor",
+        "quantization_config", NULL};
+    enum { LAYERS, HEADS, WIDTH, VOCABULARY, KV_HEADS, HIDDEN, EPS, BASE, SCALING, ROPE, ACTIVATION, BIAS, MLP_BIAS,
+           TIED, HEAD, WINDOW, PARTIAL, QUANTIZED };
+    int64_t head;
+    c->key = keys;
+    c->j.at = 0;
+    if (!dt__json_members(&c->j, keys, c->place)) return;
+    m->family = DT_LLAMA;
+    m->layers = dt__config_whole(c, LAYERS, -1);
+    m->heads = dt__config_whole(c, HEADS, -1);
+    m->width = dt__config_whole(c, WIDTH, -1);
+    m->vocabulary = dt__config_whole(c, VOCABULARY, -1);
+    m->kv_heads = dt__config_whole(c, KV_HEADS, m->heads);
+    m->hidden = dt__config_whole(c, HIDDEN, -1);
+    m->norm_eps = (float)dt__config_number(c, EPS, 1e-6);
+    m->rope_base = (float)dt__config_number(c, BASE, 1e4);
+    m->tied = dt__json_flag(&c->j, dt__json_absent(&c->j, c->place[TIED]) ? -1 : c->place[TIED], 0);
+    if (!dt__json_absent(&c->j, c->place[SCALING])) dt__config_rope(&c->j, c->place[SCALING], m);
+    if (!dt__json_absent(&c->j, c->place[ROPE])) dt__config_rope(&c->j, c->place[ROPE], m);
+    dt__config_word(c, ACTIVATION, "silu", "swish");
+    dt__config_is(c, BIAS, 0);
+    dt__config_is(c, MLP_BIAS, 0);
+    dt__config_none(c, WINDOW);
+    dt__config_none(c, QUANTIZED);
+    if (dt__config_number(c, PARTIAL, 1.0) != 1.0)
+        dt__json_fail(&c->j, "heads that are rotated in part are not computed here: choose another model");
+    head = dt__config_whole(c, HEAD, m->heads > 0 ? m->width / m->heads : 0);
+    if (!c->j.result && (m->heads < 1 || head * m->heads != m->width))
+        dt__json_fail(&c->j, "the heads are not hidden_size wide together: such models are not computed here, choose "
+                      "another");
+}
+
+DT_API dt_result dt_model_open(dt_model *m, const char *path)
+{
+    static const char *const keys[] = {"model_type", NULL};
+    struct stat is;
+    char name[PATH_MAX];
+    const char *type;
+    dt__config c;
+    dt_result r;
+    memset(m, 0, sizeof *m);
+    memset(&c, 0, sizeof c);
+    r = !stat(path, &is) && S_ISDIR(is.st_mode) ? dt__path_join(name, path, "config.json") : DT_OK;
+    if (r) return r;
+    if (!S_ISDIR(is.st_mode)) snprintf(name, sizeof name, "%s", path);
+    if (dt__json_open(&c.j, name)) return c.j.result;
+    dt__json_members(&c.j, keys, c.place);
+    type = c.j.result ? "" : dt__json_text(&c.j, c.place[0], "model_type");
+    m->balance = 0.01f;
+    if (!strcmp(type, "gpt2")) dt__config_read_gpt2(&c, m);
+    else if (!strcmp(type, "llama")) dt__config_read_llama(&c, m);
+    else dt__json_fail(&c.j, "the model is of type %.40s: gpt2 and llama are computed here", type);
+    r = c.j.result;
+    dt__json_close(&c.j);
+    if (r) memset(m, 0, sizeof *m);
+    return r;
+}
+
+/* ---- published weights --------------------------------------------------------------------------------- */
+
+/* The files of {"weight_map": {"name of a tensor": "file", ..}}, each once. */
+static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *folder, const char *index)
+{
+    static const char *const keys[] = {"weight_map", NULL};
+    char path[PATH_MAX];
+    int64_t place, count = 0;
+    dt__json j;
+    dt_result r = dt__json_open(&j, index);
+    if (!r && dt__json_members(&j, keys, &place)) {
+        if (place < 0) dt__json_fail(&j, "there is no weight_map: the file is of another kind, or cut");
+        j.at = place;
+        if (!j.result) (void)dt__json_enter(&j, '{');
+        while (!j.result && dt__json_more(&j, '}', &count)) {
+            int64_t known = 0;
+            if (!dt__json_key(&j) || !dt__json_peek(&j) || !dt__json_string(&j)) break;
+            j.string[j.length] = 0;
+            if (strchr(j.string, '/')) dt__json_fail(&j, "%.80s lies elsewhere: put it beside the index", j.string);
+            else if (dt__path_join(path, folder, j.string)) j.result = DT_E_FILE;
+            while (known < t->files && strcmp(t->file[known].path, path)) known++;
+            if (!j.result && known == t->files) j.result = dt__tensors_add(t, f, path);
+        }
+    }
+    if (!r) r = j.result;
+    dt__json_close(&j);
+    return r;
+}
+
+/* The tensors of a directory or a file, after which dt__tensors_close() gives back what there is. */
+static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path)
+{
+    struct stat is;
+    char name[PATH_MAX];
+    dt_result r;
+    memset(t, 0, sizeof *t);
+    if (stat(path, &is)) return dt__file_error("read", path);
+    if (!S_ISDIR(is.st_mode) && !dt__ends_with(path, ".safetensors"))
+        return dt__error(DT_E_USAGE, "--weights %s: it is a directory, or a file NAME.safetensors", path);
+    if (!S_ISDIR(is.st_mode)) r = dt__tensors_add(t, f, path);
+    else {
+        r = dt__path_join(name, path, "model.safetensors");
+        if (!r && !access(name, F_OK)) r = dt__tensors_add(t, f, name);
+        else if (!r) {
+            r = dt__path_join(name, path, "model.safetensors.index.json");
+            if (!r && access(name, F_OK))
+                r = dt__error(DT_E_DATA, "%s holds neither model.safetensors nor model.safetensors.index.json: name a "
+                              "directory of safetensors files, or a checkpoint of kind full", path);
+            if (!r) r = dt__weights_index(t, f, path, name);
+        }
+    }
+    return r ? r : dt__tensors_sort(t);
+}
+
+/* The name without the part that some files leave out; NULL: it has none. */
+static const char *dt__weights_bare(const char *name)
+{
+    static const char *const prefix[] = {"transformer.", "model."};
+    for (int i = 0; i < 2; i++)
+        if (!strncmp(name, prefix[i], strlen(prefix[i]))) return name + strlen(prefix[i]);
+    return NULL;
+}
+
+/* The tensor that is a parameter of this name, or NULL. */
+static const dt__stored *dt__weights_find(const dt__tensors *t, const char *name)
+{
+    const dt__stored *s = dt__tensors_find(t, name);
+    const char *bare = dt__weights_bare(name);
+    return s || !bare ? s : dt__tensors_find(t, bare);
+}
+
+/* What a file may hold that is no parameter: masks and angles that are computed here. */
+static int dt__weights_buffer(const char *name)
+{
+    return dt__ends_with(name, ".attn.bias") || dt__ends_with(name, ".attn.masked_bias") ||
+           dt__ends_with(name, ".rotary_emb.inv_freq");
+}
+
+/* Type, shape, and three places of a tensor go into a hash, which so knows it again. */
+static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt__stored *s, dt__sha256 *h)
+{
+    char block[4096], text[192], shape[96];
+    int64_t n = dt__min((int64_t)sizeof block, s->bytes);
+    dt_result r = DT_OK;
+    snprintf(text, sizeof text, "%s %s\n", dt__stored_types[s->type].name, dt__shape_text(&s->shape, shape));
+    dt__sha256_add(h, text, (int64_t)strlen(text));
+    for (int i = 0; i < 3 && !r; i++) {
+        r = dt__tensors_read(t, f, s, block, n, (s->bytes - n) / 2 * i);
+        if (!r) dt__sha256_add(h, block, n);
+    }
+    return r;
+}
+
+/* Do the files hold a parameter as the model has it? Rows behind those of a table of positions may follow. */
+static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, const dt__stored **found)
+{
+    const dt__stored *s = dt__weights_find(t, name);
+    char a[96], b[96];
+    dt_shape first;
+    *found = s;
+    if (!s)
+        return dt__error(DT_E_USAGE, "%s has no %s, of shape %s here: it is of another model, give its --model or "
+                         "options", t->file[0].path, name, dt__shape_text(shape, a));
+    if (s->type > DT__STORED_F16)
+        return dt__error(DT_E_DATA, "%s holds %s as %s: F32, F16 and BF16 are read", t->file[s->file].path, s->name,
+                         dt__stored_types[s->type].name);
+    first = s->shape;
+    if (dt__ends_with(name, "wpe.weight") && first.dims == 2) first.n[0] = dt__min(first.n[0], shape->n[0]);
+    if (dt__same_shape(&first, shape)) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
+                     "and no longer --sequence", t->file[s->file].path, s->name,
+                     s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
 }
 
 /* ============================================================================================
@@ -19432,12 +19738,14 @@ typedef struct dt__option {
     {name, "KIND", sentence, DT__TYPE_NAME, 0, offsetof(dt_recipe, field), names}
 #define DT__MODEL_NAMES                                                                                                \
     "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "  \
-    "llama3-8B, llama3.2-1B"
+    "llama3-8B, llama3.2-1B; or a directory with config.json"
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
     DT__RECIPE("tokenizer", "PATH", DT__TYPE_TEXT, tokenizer,
                "directory or .json file that encodes a text; none: bytes"),
     DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, DT__MODEL_NAMES),
+    DT__RECIPE("weights", "PATH", DT__TYPE_TEXT, weights,
+               "directory or .safetensors file of first weights, to fine-tune; none: drawn"),
     DT__RECIPE("layers", "N", DT__TYPE_INT, model.layers, "blocks"),
     DT__RECIPE("heads", "N", DT__TYPE_INT, model.heads, "attention heads"),
     DT__RECIPE("width", "N", DT__TYPE_INT, model.width, "channels"),
@@ -19578,6 +19886,7 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *pl
     if (o->type == DT__TYPE_MODEL) {
         dt_model m = dt_model_gpt2(value);
         if (!m.layers) m = dt_model_llama(value);
+        if (!m.layers && !access(value, F_OK)) return dt_model_open((dt_model *)place, value);
         if (!m.layers) return dt__error(DT_E_USAGE, "option --model: there is no size '%s': %s", value, o->sentence);
         *(dt_model *)place = m;
         return DT_OK;
@@ -19733,6 +20042,7 @@ typedef struct dt__saver {
     dt__part_file *all;    /* all files: the parts of ranks, then the extra ones */
     dt__text manifest;     /* rank 0 */
     char model[65], data[65];
+    char weights[65];      /* what knows the first weights again; empty: they were drawn */
     int state, damaged, warned;
     int64_t step, copied, written, published; /* of the save under way or the last one; tickets of its jobs */
     double power1, power2;
@@ -19764,6 +20074,7 @@ struct dt_trainer {
     float *counts;        /* (ranks, 16): words of each */
     dt__metrics metrics; /* rank 0, when asked for */
     FILE *timeline;      /* the same */
+    dt__tensors published; /* the first weights, until they are read */
     dt__saver save;
     int64_t first;       /* the step that a checkpoint was of; 0: training began here */
     int64_t lost_data, lost_rng; /* what the data cursor and random streams have forgotten of it (DT_FORGET) */
@@ -20331,6 +20642,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm))))
         printf("%s", dt__crossing);
     dt__memory_print(t);
+    if (t->recipe.weights && !t->first) printf("weights  first ones from %s\n", t->recipe.weights);
     if (t->first)
         printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
                t->layout.checkpoint);
@@ -20876,6 +21188,37 @@ typedef struct dt__full_reader {
     int32_t param; /* which it is; -1: none */
 } dt__full_reader;
 
+/* The array of a parameter that is whole in f->whole, as this rank stores it; padding is +0. */
+static void dt__full_cut(const dt_trainer *t, dt__full_reader *f, const dt__run *run, int64_t bytes)
+{
+    const dt__net_param *p = &t->e.net.params[run->param];
+    f->kind = run->kind;
+    f->param = run->param;
+    if (dt__param_arrays(&p->is, t->e.net.tensor_shards) == 1) {
+        memcpy(f->cut, f->whole, (size_t)(dt_shape_count(p->is.shape) * bytes));
+        return;
+    }
+    memset(f->cut, 0, (size_t)(p->count * bytes));
+    dt__net_cut(&t->e.net, p, f->whole, bytes, f->cut);
+}
+
+static dt_result dt__full_reader_open(const dt_trainer *t, dt__full_reader *f)
+{
+    int64_t longest = dt__trainer_room(t);
+    memset(f, 0, sizeof *f);
+    f->param = -1;
+    f->whole = (char *)dt__alloc(4 * longest, "a checkpoint");
+    f->cut = (char *)dt__alloc(4 * longest, "a checkpoint");
+    f->turned = (float *)dt__alloc(t->recipe.model.family == DT_LLAMA ? 4 * longest : 0, "a checkpoint");
+    return f->whole && f->cut && f->turned ? DT_OK : DT_E_MEMORY;
+}
+static void dt__full_reader_close(dt__full_reader *f)
+{
+    dt__free(f->whole);
+    dt__free(f->cut);
+    dt__free(f->turned);
+}
+
 /* One parameter of an array from the files, as this rank stores it. */
 static dt_result dt__full_fetch(dt_trainer *t, dt__full_reader *f, const dt__run *run, const dt__tensors *from)
 {
@@ -20898,13 +21241,8 @@ static dt_result dt__full_fetch(dt_trainer *t, dt__full_reader *f, const dt__run
         memcpy(f->turned, f->whole, (size_t)(4 * count));
         dt__turn((float *)(void *)f->whole, f->turned, p->is.shape.n[1], p->is.shape.n[0]);
     }
-    if (r) return r;
-    f->kind = run->kind;
-    f->param = run->param;
-    if (dt__param_arrays(&p->is, t->e.net.tensor_shards) > 1)
-        dt__net_cut(&t->e.net, p, f->whole, bytes, f->cut);
-    else memcpy(f->cut, f->whole, (size_t)(count * bytes));
-    return DT_OK;
+    if (!r) dt__full_cut(t, f, run, bytes);
+    return r;
 }
 
 static dt_result dt__full_read(dt_trainer *t, dt__full_reader *f, const dt__run *run, const dt__tensors *from)
@@ -21021,7 +21359,8 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
                  (long long)r->seed);
     dt__text_add(text, " \"data\": {\"next_sample\": %lld, \"epoch\": %lld, \"in_epoch\": %lld},\n",
                  (long long)next, (long long)(next / samples), (long long)(next % samples));
-    dt__text_add(text, " \"model_sha256\": \"%s\",\n \"data_sha256\": \"%s\",\n", s->model, s->data);
+    dt__text_add(text, " \"model_sha256\": \"%s\",\n \"data_sha256\": \"%s\",\n \"weights_sha256\": \"%s\",\n",
+                 s->model, s->data, s->weights);
     dt__text_add(text, " \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
     dt__options_json(text, r, &t->layout, 0);
@@ -21068,6 +21407,9 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
     if (strcmp(m->data, t->save.data))
         return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint",
                          path, t->recipe.data ? t->recipe.data : "the source");
+    if (strcmp(m->weights, t->save.weights))
+        return dt__error(DT_E_USAGE, "%s was made from other first weights than %s: name the same --weights, or another "
+                         "--checkpoint", path, t->recipe.weights ? t->recipe.weights : "drawn ones");
     return DT_OK;
 }
 
@@ -21366,24 +21708,15 @@ static dt_result dt__load_runs(dt_trainer *t, const dt__manifest *m, const dt__t
 {
     dt__full_reader f;
     dt__runs runs;
-    int64_t longest = dt__trainer_room(t);
     dt_result r = dt__runs_open(&runs, &t->e, 0);
     memset(&f, 0, sizeof f);
-    f.param = -1;
-    if (!r && m->full) {
-        f.whole = (char *)dt__alloc(4 * longest, "a checkpoint");
-        f.cut = (char *)dt__alloc(4 * longest, "a checkpoint");
-        f.turned = (float *)dt__alloc(t->recipe.model.family == DT_LLAMA ? 4 * longest : 0, "a checkpoint");
-        if (!f.whole || !f.cut || !f.turned) r = DT_E_MEMORY;
-    }
+    if (!r && m->full) r = dt__full_reader_open(t, &f);
     for (int64_t i = 0; i < runs.count && !r; i++) {
         r = m->full ? dt__full_read(t, &f, &runs.list[i], from)
                     : dt__runs_read(&t->e, &runs.list[i], from, &t->save.files);
         dt__comm_tick(t->comm);
     }
-    dt__free(f.whole);
-    dt__free(f.cut);
-    dt__free(f.turned);
+    dt__full_reader_close(&f);
     dt__runs_close(&runs);
     return r;
 }
@@ -21471,6 +21804,144 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         r = dt__error(DT_E_USAGE, "%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out",
                       l->checkpoint);
     return r ? r : dt__trainer_forget(t);
+}
+
+/* ---- first weights from elsewhere ---- */
+
+/* config.json, where there is one, says what shapes cannot: it must say the same. */
+static dt_result dt__weights_config(const dt_trainer *t)
+{
+    const dt_recipe *r = &t->recipe;
+    const dt_model *here = r->model.family == DT_LLAMA ? &t->e.net.llama : &r->model;
+    const char *what = NULL;
+    char name[PATH_MAX];
+    dt_model m;
+    dt_result result = dt__path_join(name, r->weights, "config.json");
+    if (result || !dt__config_knows(&r->model) || access(name, F_OK)) return result;
+    result = dt_model_open(&m, name);
+    if (result) return result;
+    if (m.family != here->family) what = "family";
+    else if (m.heads != here->heads) what = "--heads";
+    else if (m.kv_heads != here->kv_heads) what = "--kv-heads";
+    else if (m.norm_eps != here->norm_eps) what = "--norm-eps";
+    else if (m.rope_base != here->rope_base) what = "--rope-base";
+    else if (m.tied != here->tied) what = "--tied";
+    else if (memcmp(&m.rope_scaling, &here->rope_scaling, sizeof m.rope_scaling)) what = "rotary scaling";
+    if (!what) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s says another %s than the recipe: --model %s takes all from it", name, what,
+                     r->weights);
+}
+
+/* A head that the model shares with its table: are its numbers the table's? */
+static dt_result dt__weights_tied(dt_trainer *t, const dt__stored *head)
+{
+    const dt__tensors *from = &t->published;
+    const char *name = t->recipe.model.family == DT_LLAMA ? "model.embed_tokens.weight" : "transformer.wte.weight";
+    const dt__stored *table = t->recipe.model.segments ? NULL : dt__weights_find(from, name);
+    char of_head[65], of_table[65];
+    dt__sha256 h;
+    dt_result r = DT_OK;
+    for (int i = 0; i < 2 && table && !r; i++) {
+        dt__sha256_begin(&h);
+        r = dt__weights_digest(from, &t->save.files, i ? table : head, &h);
+        dt__sha256_end(&h, i ? of_table : of_head);
+    }
+    if (r || (table && !strcmp(of_head, of_table))) return r;
+    return dt__error(DT_E_USAGE, "%s holds a lm_head.weight of its own, the model's head is its table: leave --tied "
+                     "out, or name other weights", from->file[head->file].path);
+}
+
+/* Every parameter is in the files, and nothing else that counts; and what knows them again. */
+static dt_result dt__weights_check(dt_trainer *t)
+{
+    const dt__tensors *from = &t->published;
+    dt__files *f = &t->save.files;
+    const dt__stored *s;
+    char name[192];
+    dt__sha256 h;
+    dt_result r = DT_OK;
+    dt__sha256_begin(&h);
+    for (int32_t i = 0; i < t->e.net.param_count && !r; i++) {
+        dt_shape shape;
+        dt__full_name(t, 0, &t->e.net.params[i].is, name, sizeof name, &shape);
+        dt__sha256_add(&h, name, (int64_t)strlen(name));
+        r = dt__weights_fit(from, name, &shape, &s);
+        if (!r) r = dt__weights_digest(from, f, s, &h);
+    }
+    dt__sha256_end(&h, t->save.weights);
+    for (int64_t i = 0; i < from->count && !r; i++) {
+        const char *has = from->list[i].name;
+        int used = dt__net_find(&t->e.net, has) >= 0 || dt__weights_buffer(has);
+        for (int k = 0; k < 2 && !used; k++) {
+            snprintf(name, sizeof name, "%s%s", k ? "model." : "transformer.", has);
+            used = dt__net_find(&t->e.net, name) >= 0;
+        }
+        if (used) continue;
+        r = strcmp(has, "lm_head.weight") ? dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it "
+                                                      "is of another model", from->file[from->list[i].file].path, has)
+                                          : dt__weights_tied(t, &from->list[i]);
+    }
+    return r;
+}
+
+/* Reads a parameter's first weights, whole; fewer bits become floats. */
+static dt_result dt__weights_fetch(dt_trainer *t, dt__full_reader *f, const dt__run *run)
+{
+    const dt__param *p = &t->e.net.params[run->param].is;
+    int64_t count = dt_shape_count(p->shape), each;
+    float *to = (float *)(void *)f->whole;
+    char name[160];
+    const dt__stored *s;
+    dt_shape shape;
+    dt_result r;
+    if (f->param == run->param) return DT_OK;
+    dt__full_name(t, 0, p, name, sizeof name, &shape);
+    r = dt__weights_fit(&t->published, name, &shape, &s);
+    if (r) return r;
+    dt__comm_tick(t->comm);
+    each = dt__stored_types[s->type].bytes;
+    r = dt__tensors_read(&t->published, &t->save.files, s, each == 4 ? f->whole : f->cut, count * each, 0);
+    if (!r && each != 4) t->e.k->convert(DT_F32, to, dt__stored_types[s->type].dtype, f->cut, count);
+    if (!r && dt__param_turns(&t->recipe, p)) {
+        memcpy(f->turned, f->whole, (size_t)(4 * count));
+        dt__turn(to, f->turned, p->shape.n[1], p->shape.n[0]);
+    }
+    if (!r) dt__full_cut(t, f, run, 4);
+    return r;
+}
+
+/* The first weights, where training begins here; the average begins as they do. */
+static dt_result dt__weights_load(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    dt__full_reader f;
+    dt__runs runs;
+    dt_result r = dt__runs_open(&runs, e, 0);
+    memset(&f, 0, sizeof f);
+    if (!r) r = dt__full_reader_open(t, &f);
+    for (int64_t i = 0; i < runs.count && !r; i++) {
+        const dt__run *run = &runs.list[i];
+        if (run->kind) continue;
+        r = dt__weights_fetch(t, &f, run);
+        if (!r) memcpy(run->data, f.cut + 4 * run->local, (size_t)run->bytes);
+    }
+    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
+        dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
+        if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)
+            memcpy((float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, 4 * (size_t)x.count);
+    }
+    dt__full_reader_close(&f);
+    dt__runs_close(&runs);
+    return r;
+}
+
+/* Opens and checks the files of the first weights (collective). */
+static dt_result dt__weights_begin(dt_trainer *t)
+{
+    dt_result r = dt__weights_open(&t->published, &t->save.files, t->recipe.weights);
+    if (!r) r = dt__weights_config(t);
+    if (!r) r = dt__weights_check(t);
+    return dt__trainer_agree(t, r);
 }
 
 /* ---- the last step as a picture ---------------------------------------------------------------------------- */
@@ -21673,7 +22144,10 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__measure_peak(t);
     if (!r && t->layout.timeline && dt_is_root(t)) r = dt__timeline_open(t);
     if (!r && t->layout.checkpoint) r = dt__save_open(t);
+    if (!r && t->recipe.weights) r = dt__weights_begin(t);
     if (!r && t->layout.checkpoint) r = dt__trainer_resume(t);
+    if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
+    dt__tensors_close(&t->published);
     if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics, t->first > 0);
     if (!r)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, t->e.step, 3,
