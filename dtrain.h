@@ -16400,13 +16400,10 @@ DT_API dt_result dt_model_open(dt_model *m, const char *path)
     char name[PATH_MAX];
     const char *type;
     dt__config c;
-    dt_result r;
+    int folder = !stat(path, &is) && S_ISDIR(is.st_mode);
+    dt_result r = folder ? dt__path_join(name, path, "config.json") : DT_OK;
     memset(m, 0, sizeof *m);
-    memset(&c, 0, sizeof c);
-    r = !stat(path, &is) && S_ISDIR(is.st_mode) ? dt__path_join(name, path, "config.json") : DT_OK;
-    if (r) return r;
-    if (!S_ISDIR(is.st_mode)) snprintf(name, sizeof name, "%s", path);
-    if (dt__json_open(&c.j, name)) return c.j.result;
+    if (r || dt__json_open(&c.j, folder ? name : path)) return r ? r : dt__thread.code;
     dt__json_members(&c.j, keys, c.place);
     type = c.j.result ? "" : dt__json_text(&c.j, c.place[0], "model_type");
     m->balance = 0.01f;

@@ -1,0 +1,199 @@
+/* Published directories against transformers, which made them and computed their logits (make_interop.py): config.json
+ * becomes a model, model.safetensors its weights, in one file or several, in fp32, fp16 and bf16; the same logits within
+ * 1e-5 of the largest, in several forms of the recipe. With arguments: those directories instead of golden/hub. */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "tap.h"
+
+#define LIMIT 1e-5
+
+static dt_recipe recipe;
+static dt_layout layout;
+static dt_source source;
+
+static dt_result zeros(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    (void)user, (void)split, (void)sample;
+    memset(input, 0, 4 * (size_t)source.inputs);
+    memset(target, 0, 4 * (size_t)source.targets);
+    return DT_OK;
+}
+
+/* A recipe for the model of a directory, from its weights, with sequences of `length`. */
+static dt_result prepare(const char *folder, int64_t length)
+{
+    memset(&source, 0, sizeof source);
+    source.samples[DT_TRAIN] = 4;
+    source.inputs = source.targets = length;
+    source.input_type = source.target_type = DT_I32;
+    source.fetch = zeros;
+    recipe = dt_recipe_default();
+    recipe.source = &source;
+    recipe.sequence = length;
+    recipe.batch = recipe.micro_batch = 2, recipe.data_shards = 1, recipe.steps = 1;
+    recipe.weights = folder;
+    layout = dt_layout_default();
+    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    return dt_model_open(&recipe.model, folder);
+}
+
+/* The logits (count) of the tokens, and the hash of what was loaded. */
+static dt_result logits_of(const int32_t *tokens, int64_t samples, float *logits, int64_t count, char hash[65])
+{
+    dt_trainer *t = NULL;
+    dt_result r = dt_trainer_open(&t, &recipe, &layout);
+    if (!r) r = dt_trainer_predict(t, tokens, samples, logits, count / samples);
+    if (!r) memcpy(hash, dt_trainer_hash(t), 65);
+    dt_trainer_close(&t);
+    return r;
+}
+
+static void compare(const char *folder, const char *name)
+{
+    static const struct form { int64_t tensor, context; const char *what; } forms[] = {
+        { 1, 1, "whole" }, { 2, 1, "2 tensor shards" }, { 1, 2, "2 context shards" } };
+    char path[PATH_MAX], what[256], hash[2][65];
+    tap_golden *g;
+    const tap_tensor *tokens, *logits;
+    float *got;
+    int64_t at;
+    if ((size_t)snprintf(path, sizeof path, "%s/expected.safetensors", folder) >= sizeof path) tap_bail("a long name");
+    g = tap_golden_open(path);
+    tokens = tap_golden_find(g, "tokens"), logits = tap_golden_find(g, "logits");
+    if (!tokens || !logits) tap_bail("%s has no tokens or no logits", path);
+    got = (float *)malloc(4 * (size_t)logits->count);
+    for (int i = 0; i < 3; i++) {
+        dt_result r = prepare(folder, tokens->shape[1]);
+        recipe.tensor_shards = forms[i].tensor, recipe.context_shards = forms[i].context;
+        if (!r) r = logits_of((const int32_t *)tokens->data, tokens->shape[0], got, logits->count, hash[i > 0]);
+        snprintf(what, sizeof what, "%s, %s: the logits of transformers", name, forms[i].what);
+        if (r) tap_ok(0, "%s: %s", what, dt_last_error());
+        else tap_near(got, (const float *)logits->data, logits->count, LIMIT, what);
+        if (!r && i) tap_ok(!strcmp(hash[0], hash[1]), "%s, %s: the same weights", name, forms[i].what);
+    }
+    if (tap_error(got, (const float *)logits->data, logits->count, &at) > 0)
+        tap_note("largest difference %.2e of %.3g", (double)got[at] - (double)((const float *)logits->data)[at],
+                 (double)((const float *)logits->data)[at]);
+    free(got);
+    tap_golden_close(g);
+}
+
+/* ---- what is refused ---- */
+
+static char hub[PATH_MAX], scratch[] = "/tmp/dtrain-interop-XXXXXX";
+
+static void refused(dt_result r, dt_result code, const char *words, const char *what)
+{
+    if (!tap_ok(r == code && strstr(dt_last_error(), words), "%s", what)) tap_note("%d: %s", (int)r, dt_last_error());
+}
+
+static void spew(const char *name, const char *text)
+{
+    char path[PATH_MAX];
+    FILE *f;
+    snprintf(path, sizeof path, "%.100s/%.60s", scratch, name);
+    f = fopen(path, "w");
+    if (!f || fputs(text, f) < 0 || fclose(f)) tap_bail("cannot write %s", path);
+}
+
+/* A model of a config.json with one more member, which counts where it stands for another one, too. */
+static void config(const char *member, const char *words)
+{
+    char text[1024];
+    dt_model m;
+    int gpt2 = !strncmp(member, "gpt2 ", 5);
+    snprintf(text, sizeof text, gpt2 ? "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 2, \"n_embd\": 8, \"vocab_size\": 9, %s}"
+                                     : "{\"model_type\": \"llama\", \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "
+                                       "\"hidden_size\": 8, \"intermediate_size\": 12, \"vocab_size\": 9, %s}",
+             member + 5 * gpt2);
+    spew("config.json", text);
+    if (words) refused(dt_model_open(&m, scratch), DT_E_DATA, words, member);
+    else if (!tap_ok(!dt_model_open(&m, scratch) && m.width == 8, "%s", member)) tap_note("%s", dt_last_error());
+}
+
+static void configs(void)
+{
+    dt_model m;
+    config("\"hidden_act\": \"gelu\"", "hidden_act is gelu");
+    config("\"attention_bias\": true", "attention_bias true");
+    config("\"mlp_bias\": true", "mlp_bias true");
+    config("\"sliding_window\": 4096", "sliding_window");
+    config("\"sliding_window\": null", NULL);
+    config("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "of type linear");
+    config("\"rope_scaling\": {\"type\": \"default\"}", NULL);
+    config("\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 500000.0}", NULL);
+    config("\"partial_rotary_factor\": 0.5", "in part");
+    config("\"head_dim\": 8", "not hidden_size wide");
+    config("\"quantization_config\": {}", "quantization_config");
+    config("\"num_hidden_layers\": 3", "a second time");
+    config("\"num_key_value_heads\": -1", "no whole number");
+    config("gpt2 \"activation_function\": \"relu\"", "activation_function is relu");
+    config("gpt2 \"n_inner\": 33", "n_inner");
+    config("gpt2 \"n_inner\": 32", NULL);
+    config("gpt2 \"layer_norm_epsilon\": 1e-6", "layer_norm_epsilon");
+    config("gpt2 \"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx");
+    config("gpt2 \"tie_word_embeddings\": false", "tie_word_embeddings");
+    spew("config.json", "{\"model_type\": \"mistral\"}");
+    refused(dt_model_open(&m, scratch), DT_E_DATA, "of type mistral", "another family");
+    spew("config.json", "{\"model_type\": \"gpt2\", \"n_layer\": 2");
+    refused(dt_model_open(&m, scratch), DT_E_DATA, "cut or no JSON", "a config.json that is cut");
+    refused(dt_model_open(&m, "/no/such"), DT_E_FILE, "/no/such", "no such place");
+}
+
+static void refuse(dt_result code, const char *words, const char *what)
+{
+    dt_trainer *t = NULL;
+    refused(dt_trainer_open(&t, &recipe, &layout), code, words, what);
+    dt_trainer_close(&t);
+}
+
+static void weights(void)
+{
+    char folder[PATH_MAX + 16];
+    snprintf(folder, sizeof folder, "%s/gpt2", hub);
+    if (prepare(folder, 8)) tap_bail("%s", dt_last_error());
+    recipe.model.layers = 3;
+    refuse(DT_E_USAGE, "has no transformer.h.2.ln_1.weight, of shape (12)", "a layer that is missing");
+    recipe.model.layers = 1;
+    refuse(DT_E_USAGE, "for which the model has no place", "a layer too many");
+    recipe.model.layers = 2, recipe.model.heads = 3;
+    refuse(DT_E_USAGE, "another --heads", "config.json says other heads");
+    recipe.model.heads = 2, recipe.model.vocabulary = 64;
+    refuse(DT_E_USAGE, "wte.weight of shape (40,12), it has (64,12) here", "a larger vocabulary");
+    prepare(folder, 12);
+    refuse(DT_E_USAGE, "wpe.weight of shape (10,12), it has (12,12) here", "sequences longer than positions");
+    prepare(folder, 8);
+    recipe.weights = scratch;
+    refuse(DT_E_DATA, "holds neither model.safetensors nor", "a directory without weights");
+    spew("model.safetensors.index.json", "{\"weight_map\": {\"a\": \"../b.safetensors\"}}");
+    refuse(DT_E_DATA, "lies elsewhere", "an index that leads elsewhere");
+    spew("model.safetensors.index.json", "{\"weight_map\": {\"a\": \"b.safetensors\"}}");
+    refuse(DT_E_FILE, "b.safetensors", "a file of the index that is missing");
+    recipe.weights = "/no/such";
+    refuse(DT_E_FILE, "/no/such", "weights that are not there");
+    snprintf(folder, sizeof folder, "%s/llama_grouped", hub);
+    prepare(folder, 8);
+    recipe.model.tied = 1;
+    refuse(DT_E_USAGE, "another --tied", "tied here alone");
+    prepare(folder, 8);
+    recipe.model.rope_base = 20000.0f;
+    refuse(DT_E_USAGE, "another --rope-base", "another rotary base");
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const names[] = { "gpt2", "llama_grouped", "llama_tied" };
+    char folder[PATH_MAX + 32];
+    for (int i = 1; i < argc; i++) compare(argv[i], strrchr(argv[i], '/') ? strrchr(argv[i], '/') + 1 : argv[i]);
+    if (argc > 1) return tap_done();
+    if (!realpath(access("tests/golden", F_OK) ? "golden/hub" : "tests/golden/hub", hub)) tap_bail("no golden/hub");
+    for (int i = 0; i < 3; i++) {
+        snprintf(folder, sizeof folder, "%s/%s", hub, names[i]);
+        compare(folder, names[i]);
+    }
+    if (!mkdtemp(scratch)) tap_bail("no scratch directory");
+    configs();
+    weights();
+    snprintf(folder, sizeof folder, "rm -r %s", scratch);
+    return system(folder) ? 1 : tap_done();
+}
