@@ -1040,6 +1040,68 @@ DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, 
 /* The same of the average of the weights; NULL also when recipe.ema is 0. */
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
 
+/* ---- H14  checkpoints: looking at them without a trainer ----------------------------------------- */
+
+/* A checkpoint on the disk. Its files are open until it is closed; numbers are read when they are asked for, so that it
+ * takes the memory of its largest array, however large it is. One thread at a time; no ranks are needed. */
+typedef struct dt_checkpoint dt_checkpoint;
+
+/* What there is in it. The strings belong to the checkpoint. */
+typedef struct dt_checkpoint_info {
+    const char *path;    /* of the directory with the step */
+    int64_t step;
+    int32_t kind;        /* dt_checkpoint_kind */
+    int64_t files, bytes; /* of the files that the manifest lists */
+    int64_t tensors;     /* in those files */
+    int64_t arrays;      /* of the state; 0: the checkpoint does not say what its model is */
+} dt_checkpoint_info;
+typedef struct dt_checkpoint_file {
+    const char *name, *sha256;
+    int64_t bytes;
+} dt_checkpoint_file;
+/* A tensor as it lies in a file; or an array of the state, whole, whatever kind of checkpoint it is in: the weights of
+ * each parameter in definition order, then what the optimizer keeps of each, "first.NAME" and so on. Type is that of
+ * safetensors. */
+typedef struct dt_checkpoint_tensor {
+    char name[160];
+    const char *type, *file; /* file: NULL for an array */
+    dt_shape shape;          /* of an array as it is here: linear weights are (in,out) */
+    int64_t bytes;
+} dt_checkpoint_tensor;
+/* How an array differs between two checkpoints. */
+typedef struct dt_checkpoint_difference {
+    int64_t differ;  /* so many numbers have other bits */
+    int64_t first;   /* index of the first of them in the array; -1: none */
+    float a, b;      /* its two values */
+    double most;     /* the largest |a - b|; NaN when one of them is */
+} dt_checkpoint_difference;
+
+/* Opens DIR/step-000000200, or the newest step of DIR; reads manifest and headers, not the numbers. *c is NULL on
+ * errors. DT_E_FILE, DT_E_DATA: it cannot be read, or is cut or damaged. */
+DT_API dt_result dt_checkpoint_open(dt_checkpoint **c, const char *path);
+/* Also sets *c to NULL; a NULL *c is fine. */
+DT_API void dt_checkpoint_close(dt_checkpoint **c);
+DT_API dt_checkpoint_info dt_checkpoint_about(const dt_checkpoint *c);
+/* File and tensor `index`, from 0 on. */
+DT_API dt_checkpoint_file dt_checkpoint_file_at(const dt_checkpoint *c, int64_t index);
+DT_API dt_checkpoint_tensor dt_checkpoint_tensor_at(const dt_checkpoint *c, int64_t index);
+/* The value of an option of the recipe that it was made with, "learning-rate" as in --help, good until the next call;
+ * NULL: there is none of this name. */
+DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name);
+/* Reads every file and compares its size and SHA-256 with the manifest. DT_E_DATA names the one that is damaged. */
+DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c);
+
+/* What follows needs to know the model: GPT-2 and Llama without experts are described by config.json, other models have
+ * no arrays (DT_E_USAGE). Array `index` is below dt_checkpoint_about().arrays. */
+DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index);
+/* The numbers of an array, row by row; codes of 8-bit moments as whole numbers. */
+DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values);
+/* Compares array `index` of two checkpoints of one model, of any kinds, by bits. DT_E_USAGE: they have not the same. */
+DT_API dt_result dt_checkpoint_diff(dt_checkpoint *a, dt_checkpoint *b, int64_t index, dt_checkpoint_difference *d);
+/* Writes the same state as a checkpoint of this kind into another directory of checkpoints, as a trainer would: it is
+ * there when it is whole, and any run of the recipe goes on from it. DT_E_USAGE: the directory has the step already. */
+DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, dt_checkpoint_kind kind);
+
 /* Using the library with an implementation of another version is a link error that names the version. */
 #ifndef DT_STATIC
 extern const int DT__LINK_VERSION;
@@ -15998,6 +16060,7 @@ typedef struct dt__manifest {
     double power1, power2; /* of the optimizer (R13) */
     char model[65], data[65], weights[65];
     int64_t recipe;        /* where the object of options begins in the text */
+    int64_t kind, list;    /* where the kind and the list of files do */
     dt__part_file *file;
     int64_t files, room;
 } dt__manifest;
@@ -16022,6 +16085,16 @@ static void dt__manifest_seal(dt__text *t)
     dt__sha256_add(&h, t->at, t->length);
     dt__sha256_end(&h, hex);
     dt__text_add(t, DT__MANIFEST_SEAL "%s\"\n}\n", hex);
+}
+
+/* The list of files and the seal. */
+static void dt__manifest_end(dt__text *t, const dt__part_file *file, int64_t files)
+{
+    for (int64_t i = 0; i < files; i++)
+        dt__text_add(t, "%s\n  {\"name\": \"%s\", \"bytes\": %lld, \"sha256\": \"%s\"}", i ? "," : "[",
+                     file[i].name, (long long)file[i].bytes, file[i].hash);
+    dt__text_add(t, "]");
+    dt__manifest_seal(t);
 }
 
 /* Is the seal whole? */
@@ -16104,6 +16177,8 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *pa
     snprintf(m->data, sizeof m->data, "%.64s", dt__json_text(&j, place[DATA], "data_sha256"));
     snprintf(m->weights, sizeof m->weights, "%.64s", dt__json_text(&j, place[WEIGHTS], "weights_sha256"));
     m->recipe = place[RECIPE];
+    m->kind = place[KIND];
+    m->list = place[FILES];
     if (!j.result) dt__manifest_files(m, &j, place[FILES]);
     dt__free(j.string);
     return j.result;
@@ -21305,17 +21380,12 @@ static void dt__options_json(dt__text *text, const dt_recipe *recipe, const dt_l
     dt__text_add(text, "}");
 }
 
-/* Hashes of the model, by its parameters' names and shapes and what options do not say, and of the data, by its size
- * and three samples. */
-static dt_result dt__trainer_identity(dt_trainer *t)
+/* A hash of the model, by its parameters' names and shapes and what options do not say. */
+static void dt__model_identity(const dt_trainer *t, char hash[65])
 {
     const dt_rope_scaling *s = &t->recipe.model.rope_scaling;
-    const dt_source *feed = &t->feed.is;
-    int64_t samples = feed->samples[DT_TRAIN], words = feed->inputs + feed->targets, at[3];
-    uint32_t *room = (uint32_t *)dt__alloc(4 * words, "a sample");
     char text[320], shape[96];
     dt__sha256 h;
-    dt_result r = room ? DT_OK : DT_E_MEMORY;
     dt__sha256_begin(&h);
     snprintf(text, sizeof text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
              s->high_freq_factor, (long long)s->original_context);
@@ -21325,7 +21395,19 @@ static dt_result dt__trainer_identity(dt_trainer *t)
         snprintf(text, sizeof text, "%s %s\n", p->name, dt__shape_text(&p->shape, shape));
         dt__sha256_add(&h, text, (int64_t)strlen(text));
     }
-    dt__sha256_end(&h, t->save.model);
+    dt__sha256_end(&h, hash);
+}
+
+/* Model and data, by its size and three samples. */
+static dt_result dt__trainer_identity(dt_trainer *t)
+{
+    const dt_source *feed = &t->feed.is;
+    int64_t samples = feed->samples[DT_TRAIN], words = feed->inputs + feed->targets, at[3];
+    uint32_t *room = (uint32_t *)dt__alloc(4 * words, "a sample");
+    char text[96];
+    dt__sha256 h;
+    dt_result r = room ? DT_OK : DT_E_MEMORY;
+    dt__model_identity(t, t->save.model);
     dt__sha256_begin(&h);
     snprintf(text, sizeof text, "%lld %lld %lld\n", (long long)samples, (long long)feed->inputs,
              (long long)feed->targets);
@@ -21363,12 +21445,8 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__options_json(text, r, &t->layout, 0);
     dt__text_add(text, ",\n \"layout\": ");
     dt__options_json(text, r, &t->layout, 1);
-    dt__text_add(text, ",\n \"files\": [");
-    for (int64_t i = 0; i < files; i++)
-        dt__text_add(text, "%s\n  {\"name\": \"%s\", \"bytes\": %lld, \"sha256\": \"%s\"}", i ? "," : "",
-                     file[i].name, (long long)file[i].bytes, file[i].hash);
-    dt__text_add(text, "]");
-    dt__manifest_seal(text);
+    dt__text_add(text, ",\n \"files\": ");
+    dt__manifest_end(text, file, files);
 }
 
 /* Is the checkpoint one of this run? Another number of steps is fine where the learning rate does not look at it. */
@@ -21801,6 +21879,420 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         r = dt__error(DT_E_USAGE, "%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out",
                       l->checkpoint);
     return r ? r : dt__trainer_forget(t);
+}
+
+/* ---- a checkpoint without a trainer ---- */
+
+/* `t` has of a trainer what says where numbers are: recipe, network, files. It is never opened. */
+struct dt_checkpoint {
+    char path[PATH_MAX];
+    dt__manifest m;
+    dt__tensors tensors;
+    dt_trainer t;
+    dt__full_reader reader;
+    char *stored;      /* an array as a rank that has all of it stores it */
+    int64_t arrays;
+    char option[PATH_MAX];
+};
+
+/* The next option of the recipe in the manifest: its name into `name`, its value is the JSON text's string. */
+static int dt__checkpoint_next(dt__json *j, int64_t *count, char name[64])
+{
+    if (!dt__json_more(j, '}', count) || !dt__json_key(j)) return 0;
+    snprintf(name, 64, "%.*s", (int)dt__min(63, j->length), j->string);
+    dt__json_peek(j);
+    if (!dt__json_string(j)) return 0;
+    j->string[j->length] = 0;
+    return 1;
+}
+
+/* Recipe and model as they were. */
+static dt_result dt__checkpoint_recipe(dt_checkpoint *c)
+{
+    dt_recipe *r = &c->t.recipe;
+    char name[64];
+    int64_t count = 0;
+    dt__json j;
+    dt_result result = dt_model_open(&r->model, c->path);
+    memset(&j, 0, sizeof j);
+    j.path = c->path, j.text = c->m.text, j.bytes = c->m.bytes, j.at = dt__max(0, c->m.recipe);
+    if (!result && dt__json_enter(&j, '{'))
+        while (!result && dt__checkpoint_next(&j, &count, name))
+            for (int i = 0; i < DT__OPTION_COUNT && !result; i++) {
+                const dt__option *o = &dt__options[i];
+                int off = o->type == DT__TYPE_FLAG && strcmp(j.string, "1");
+                if (dt__option_binds(o) && !off && !strcmp(o->name, name))
+                    result = dt__option_set(o, j.string, (char *)r + o->offset);
+            }
+    dt__free(j.string);
+    return result ? result : j.result;
+}
+
+/* The network of its model, when it says which one that is. */
+static dt_result dt__checkpoint_model(dt_checkpoint *c)
+{
+    dt_trainer *t = &c->t;
+    int64_t rows, longest = 0;
+    char path[PATH_MAX], model[65];
+    dt_result r = dt__path_join(path, c->path, "config.json");
+    if (r || access(path, F_OK)) return r;
+    t->recipe = dt_recipe_default();
+    t->layout = dt_layout_default();
+    t->e.recipe = &t->recipe, t->e.layout = &t->layout;
+    r = dt__checkpoint_recipe(c);
+    if (!r) r = dt__check_model(&t->recipe.model);
+    if (!r) r = dt__check_batch(&t->recipe, 1);
+    if (r) return r;
+    rows = t->recipe.micro_batch / t->recipe.data_shards;
+    t->e.net.tensor_shards = t->recipe.tensor_shards;
+    r = dt__net_open(&t->e.net, &t->recipe.model, rows, t->recipe.sequence);
+    if (r) return r;
+    dt__model_identity(t, model);
+    if (strcmp(model, c->m.model))
+        return dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
+                         "checkpoint", c->path);
+    for (int kind = 0; kind < DT__ARRAYS; kind++)
+        if (dt__array_bytes(&t->recipe, kind)) c->arrays += t->e.net.param_count;
+    longest = dt__trainer_longest(t);
+    if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
+    c->stored = (char *)dt__alloc(4 * dt__trainer_room(t), "a checkpoint");
+    return c->stored ? dt__full_reader_open(t, &c->reader) : DT_E_MEMORY;
+}
+
+DT_API void dt_checkpoint_close(dt_checkpoint **handle)
+{
+    dt_checkpoint *c = *handle;
+    if (!c) return;
+    dt__manifest_close(&c->m);
+    dt__tensors_close(&c->tensors);
+    dt__full_reader_close(&c->reader);
+    dt__net_close(&c->t.e.net);
+    dt__free(c->t.whole);
+    dt__free(c->stored);
+    dt__free(c);
+    *handle = NULL;
+}
+
+/* A directory with a manifest, or the newest step in it. */
+static dt_result dt__checkpoint_find(dt_checkpoint *c, const char *path)
+{
+    char name[DT__STEP_NAME];
+    int64_t *list = NULL, count = 0, step;
+    dt_result r = dt__path_join(c->path, path, "manifest.json");
+    if (r) return r;
+    if (!access(c->path, F_OK)) {
+        snprintf(c->path, sizeof c->path, "%s", path);
+        return DT_OK;
+    }
+    r = dt__steps_list(path, &list, &count);
+    step = count ? list[0] : -1;
+    dt__free(list);
+    if (!r && step < 0)
+        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps", path);
+    dt__step_name(name, dt__max(0, step));
+    return r ? r : dt__path_join(c->path, path, name);
+}
+
+DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
+{
+    dt_checkpoint *c = (dt_checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
+    char name[PATH_MAX];
+    dt_result r;
+    *handle = NULL;
+    if (!c) return DT_E_MEMORY;
+    r = dt__checkpoint_find(c, path);
+    if (!r) r = dt__manifest_read(&c->m, &c->t.save.files, c->path);
+    for (int64_t i = 0; i < c->m.files && !r; i++) {
+        if (!dt__part_has_tensors(&c->m.file[i])) continue;
+        r = dt__path_join(name, c->path, c->m.file[i].name);
+        if (!r) r = dt__tensors_add(&c->tensors, &c->t.save.files, name);
+    }
+    if (!r) r = dt__tensors_sort(&c->tensors);
+    if (!r) r = dt__checkpoint_model(c);
+    if (r) dt_checkpoint_close(&c);
+    *handle = c;
+    return r;
+}
+
+DT_API dt_checkpoint_info dt_checkpoint_about(const dt_checkpoint *c)
+{
+    dt_checkpoint_info about;
+    memset(&about, 0, sizeof about);
+    about.path = c->path;
+    about.step = c->m.step;
+    about.kind = c->m.full ? DT_FULL : DT_SHARDED;
+    about.files = c->m.files;
+    for (int64_t i = 0; i < c->m.files; i++) about.bytes += c->m.file[i].bytes;
+    about.tensors = c->tensors.count;
+    about.arrays = c->arrays;
+    return about;
+}
+
+DT_API dt_checkpoint_file dt_checkpoint_file_at(const dt_checkpoint *c, int64_t index)
+{
+    dt_checkpoint_file file;
+    file.name = c->m.file[index].name, file.sha256 = c->m.file[index].hash, file.bytes = c->m.file[index].bytes;
+    return file;
+}
+
+DT_API dt_checkpoint_tensor dt_checkpoint_tensor_at(const dt_checkpoint *c, int64_t index)
+{
+    const dt__stored *s = &c->tensors.list[index];
+    dt_checkpoint_tensor tensor;
+    snprintf(tensor.name, sizeof tensor.name, "%s", s->name);
+    tensor.type = dt__stored_types[s->type].name;
+    tensor.file = strrchr(c->tensors.file[s->file].path, '/') + 1;
+    tensor.shape = s->shape;
+    tensor.bytes = s->bytes;
+    return tensor;
+}
+
+DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name)
+{
+    char has[64];
+    int64_t count = 0;
+    int found = 0;
+    dt__json j;
+    memset(&j, 0, sizeof j);
+    j.path = c->path, j.text = c->m.text, j.bytes = c->m.bytes, j.at = dt__max(0, c->m.recipe);
+    if (dt__json_enter(&j, '{'))
+        while (!found && dt__checkpoint_next(&j, &count, has)) found = !strcmp(has, name);
+    if (found) snprintf(c->option, sizeof c->option, "%s", j.string);
+    dt__free(j.string);
+    return found ? c->option : NULL;
+}
+
+DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c)
+{
+    dt_result r = DT_OK;
+    for (int64_t i = 0; i < c->m.files && !r; i++)
+        r = dt__part_check(&c->t.save.files, c->path, &c->m.file[i], dt__no_tick, NULL);
+    return r;
+}
+
+/* Array `index` is of this kind and this parameter. */
+static const dt__net_param *dt__checkpoint_array(const dt_checkpoint *c, int64_t index, int *kind)
+{
+    *kind = 0;
+    for (; index >= c->t.e.net.param_count; ++*kind)
+        if (dt__array_bytes(&c->t.recipe, *kind)) index -= c->t.e.net.param_count;
+    while (!dt__array_bytes(&c->t.recipe, *kind)) ++*kind;
+    return &c->t.e.net.params[index];
+}
+
+DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index)
+{
+    dt_checkpoint_tensor a;
+    int kind;
+    const dt__net_param *p = dt__checkpoint_array(c, index, &kind);
+    const dt__stored_type *type = &dt__stored_types[dt__array_type(dt__array_bytes(&c->t.recipe, kind))];
+    dt__full_name(&c->t, kind, &p->is, a.name, sizeof a.name, &a.shape);
+    if (!kind) a.shape = p->is.shape;
+    a.type = type->name;
+    a.file = NULL;
+    a.bytes = dt_shape_count(a.shape) * type->bytes;
+    return a;
+}
+
+static dt_result dt__checkpoint_known(const dt_checkpoint *c, int64_t index)
+{
+    if (!c->arrays)
+        return dt__error(DT_E_USAGE, "%s has no config.json: its model is the program's own or has experts, and only "
+                         "its trainer can put it together", c->path);
+    if (index >= 0 && index < c->arrays) return DT_OK;
+    return dt__error(DT_E_USAGE, "there is no array %lld, %s has %lld: count from 0", (long long)index, c->path,
+                     (long long)c->arrays);
+}
+
+/* Reads an array into c->stored. */
+static dt_result dt__checkpoint_fetch(dt_checkpoint *c, int kind, const dt__net_param *p)
+{
+    dt_trainer *t = &c->t;
+    dt__runs runs;
+    dt_result r;
+    memset(&runs, 0, sizeof runs);
+    r = dt__runs_add(&runs, &t->e, kind, (int32_t)(p - t->e.net.params), 0, p->count, c->stored);
+    for (int64_t i = 0; i < runs.count && !r; i++)
+        r = c->m.full ? dt__full_read(t, &c->reader, &runs.list[i], &c->tensors)
+                      : dt__runs_read(&t->e, &runs.list[i], &c->tensors, &t->save.files);
+    dt__runs_close(&runs);
+    return r;
+}
+
+/* Takes an array as floats. */
+typedef struct dt__read_sink {
+    dt__sink is;
+    float *to;
+    int codes;
+} dt__read_sink;
+static dt_result dt__read_take(dt__sink *sink, const dt__param *p, const void *data, int64_t bytes)
+{
+    dt__read_sink *s = (dt__read_sink *)sink;
+    (void)p;
+    if (s->codes)
+        for (int64_t i = 0; i < bytes; i++) *s->to++ = (float)((const unsigned char *)data)[i];
+    else {
+        memcpy(s->to, data, (size_t)bytes);
+        s->to += bytes / 4;
+    }
+    return DT_OK;
+}
+
+DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values)
+{
+    const dt__net_param *p;
+    dt__read_sink sink;
+    int64_t bytes;
+    int kind;
+    dt_result r = dt__checkpoint_known(c, index);
+    if (r) return r;
+    p = dt__checkpoint_array(c, index, &kind);
+    bytes = dt__array_bytes(&c->t.recipe, kind);
+    sink.is.take = dt__read_take, sink.to = values, sink.codes = dt__array_type(bytes) == DT__STORED_U8;
+    r = dt__checkpoint_fetch(c, kind, p);
+    return r ? r : dt__visit_param(&c->t, &sink.is, bytes, p, c->stored);
+}
+
+/* The numbers of two arrays side by side. */
+static void dt__checkpoint_compare(const float *a, const float *b, int64_t n, dt_checkpoint_difference *d)
+{
+    d->differ = 0, d->first = -1, d->a = d->b = 0.0f, d->most = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        double by = (double)a[i] - (double)b[i];
+        if (!memcmp(&a[i], &b[i], 4)) continue;
+        if (!d->differ++) d->first = i, d->a = a[i], d->b = b[i];
+        by = by < 0 ? -by : by;
+        if (!(by <= d->most) && d->most == d->most) d->most = by;
+    }
+}
+
+DT_API dt_result dt_checkpoint_diff(dt_checkpoint *a, dt_checkpoint *b, int64_t index, dt_checkpoint_difference *d)
+{
+    dt_checkpoint_tensor x, y;
+    int64_t count;
+    float *values;
+    dt_result r = dt__checkpoint_known(a, index);
+    if (!r) r = dt__checkpoint_known(b, index);
+    if (r) return r;
+    x = dt_checkpoint_array_at(a, index), y = dt_checkpoint_array_at(b, index);
+    if (a->arrays != b->arrays || strcmp(x.name, y.name) || !dt__same_shape(&x.shape, &y.shape))
+        return dt__error(DT_E_USAGE, "%s and %s are of different models or optimizers: their arrays %lld are %s and %s",
+                         a->path, b->path, (long long)index, x.name, y.name);
+    count = dt_shape_count(x.shape);
+    values = (float *)dt__alloc(8 * count, "two arrays");
+    if (!values) return DT_E_MEMORY;
+    r = dt_checkpoint_read(a, index, values);
+    if (!r) r = dt_checkpoint_read(b, index, values + count);
+    if (!r) dt__checkpoint_compare(values, values + count, count, d);
+    dt__free(values);
+    return r;
+}
+
+/* Announces the arrays of kinds [kind, end) in a file, or writes their numbers: as whole tensors, or as the runs of a
+ * rank that has all. */
+static dt_result dt__checkpoint_put(dt_checkpoint *c, dt__tensor_file *w, int64_t index, int full, int numbers)
+{
+    dt_trainer *t = &c->t;
+    dt__full_sink sink;
+    dt__runs runs;
+    dt_shape shape;
+    char name[160];
+    int kind;
+    const dt__net_param *p = dt__checkpoint_array(c, index, &kind);
+    int64_t bytes = dt__array_bytes(&t->recipe, kind);
+    int type = dt__array_type(bytes);
+    dt_result r = numbers ? dt__checkpoint_fetch(c, kind, p) : DT_OK;
+    if (r) return r;
+    if (full && numbers) {
+        sink.is.take = dt__full_take;
+        sink.t = t, sink.file = w, sink.turned = c->reader.turned, sink.weights = !kind;
+        return dt__visit_param(t, &sink.is, bytes, p, c->stored);
+    }
+    if (full) {
+        dt__full_name(t, kind, &p->is, name, sizeof name, &shape);
+        dt__tensor_file_name(w, name, type, &shape);
+        return DT_OK;
+    }
+    memset(&runs, 0, sizeof runs);
+    r = dt__runs_add(&runs, &t->e, kind, (int32_t)(p - t->e.net.params), 0, p->count, c->stored);
+    for (int64_t i = 0; i < runs.count && !r; i++) {
+        shape = dt_shape1(runs.list[i].bytes / dt__stored_types[type].bytes);
+        dt__run_name(&t->e, &runs.list[i], runs.list[i].from, name, sizeof name);
+        if (!numbers) dt__tensor_file_name(w, name, type, &shape);
+        else r = dt__tensor_file_put(w, runs.list[i].data, runs.list[i].bytes);
+    }
+    dt__runs_close(&runs);
+    return r;
+}
+
+/* One file, with arrays [first, end). */
+static dt_result dt__checkpoint_write(dt_checkpoint *c, const char *folder, const char *name, int64_t first, int64_t end,
+                                      int full, dt__part_file *part)
+{
+    char path[PATH_MAX];
+    dt__tensor_file w;
+    dt_result r = dt__path_join(path, folder, name);
+    if (r) return r;
+    snprintf(part->name, sizeof part->name, "%s", name);
+    dt__tensor_file_begin(&w, &c->t.save.files, path);
+    for (int64_t i = first; i < end && !r; i++) r = dt__checkpoint_put(c, &w, i, full, 0);
+    if (!r) r = dt__tensor_file_open(&w);
+    for (int64_t i = first; i < end && !r; i++) r = dt__checkpoint_put(c, &w, i, full, 1);
+    r = dt__tensor_file_close(&w, r);
+    part->bytes = w.written;
+    memcpy(part->hash, w.hash, sizeof part->hash);
+    return r;
+}
+
+/* The manifest again, with another kind and other files. */
+static dt_result dt__checkpoint_manifest(dt_checkpoint *c, const char *folder, int full, const dt__part_file *file,
+                                         int64_t files)
+{
+    const dt__manifest *m = &c->m;
+    int64_t behind = m->kind + (int64_t)(m->full ? sizeof "\"full\"" : sizeof "\"sharded\"") - 1;
+    char path[PATH_MAX];
+    dt__text text;
+    dt_result r = dt__path_join(path, folder, "manifest.json");
+    memset(&text, 0, sizeof text);
+    dt__text_add(&text, "%.*s", (int)m->kind, m->text);
+    dt__text_add(&text, full ? "\"full\"" : "\"sharded\"");
+    dt__text_add(&text, "%.*s", (int)(m->list - behind), m->text + behind);
+    dt__manifest_end(&text, file, files);
+    if (!r && text.failed) r = DT_E_MEMORY;
+    if (!r) r = dt__file_put(&c->t.save.files, path, text.at, text.length);
+    dt__free(text.at);
+    return r;
+}
+
+DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, dt_checkpoint_kind kind)
+{
+    dt__files *f = &c->t.save.files;
+    dt__part_file part[8];
+    char name[DT__STEP_NAME], draft[PATH_MAX], from[PATH_MAX], to[PATH_MAX];
+    int64_t files = 0, weights = c->t.e.net.param_count;
+    int full = kind == DT_FULL;
+    dt_result r = dt__checkpoint_known(c, 0);
+    dt__step_name(name, c->m.step);
+    if (!r) r = dt__path_join(to, directory, name);
+    if (!r && !access(to, F_OK))
+        r = dt__error(DT_E_USAGE, "%s is there already: convert into another directory", to);
+    if (!r) r = dt_checkpoint_verify(c); /* what is damaged gets no new hash */
+    if (!r) r = dt__path_join(draft, directory, strcat(name, ".tmp"));
+    if (!r) r = dt__dir_make(f, directory);
+    if (!r) r = dt__steps_clean(f, directory);
+    if (!r) r = dt__dir_make(f, draft);
+    if (!r && full) r = dt__checkpoint_write(c, draft, "model.safetensors", 0, weights, 1, &part[files++]);
+    if (!r && full) r = dt__checkpoint_write(c, draft, "optimizer.safetensors", weights, c->arrays, 1, &part[files++]);
+    if (!r && !full) r = dt__checkpoint_write(c, draft, "shard-000.safetensors", 0, c->arrays, 0, &part[files++]);
+    for (int64_t i = 0; i < c->m.files && files < 8 && !r; i++) {
+        if (dt__part_has_tensors(&c->m.file[i])) continue;
+        r = dt__path_join(from, c->path, c->m.file[i].name);
+        if (!r) r = dt__path_join(to, draft, c->m.file[i].name);
+        if (!r) r = dt__file_copy(f, from, to);
+        part[files++] = c->m.file[i];
+    }
+    if (!r) r = dt__checkpoint_manifest(c, draft, full, part, files);
+    return r ? r : dt__step_publish(f, directory, c->m.step);
 }
 
 /* ---- first weights from elsewhere ---- */
