@@ -1,0 +1,195 @@
+/* Checkpoints without a trainer: what a trainer wrote in one kind, converted, is byte for byte what it writes in the
+ * other; training goes on from it with the same hash; differences are found where they are; damage is refused. */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "tap.h"
+
+enum { STEPS = 4, STOP = 2, LENGTH = 16 };
+
+static char scratch[] = "/tmp/dtrain-convert-XXXXXX";
+static dt_source source;
+
+static dt_result numbers(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    (void)user, (void)split;
+    for (int i = 0; i < LENGTH; i++) {
+        ((int32_t *)input)[i] = (int32_t)((sample * 7 + i * 5) % 61);
+        ((int32_t *)target)[i] = (int32_t)((sample * 7 + (i + 1) * 5) % 61);
+    }
+    return DT_OK;
+}
+
+static const char *in(const char *name)
+{
+    static char path[4][PATH_MAX];
+    static int turn;
+    turn = (turn + 1) % 4;
+    snprintf(path[turn], PATH_MAX, "%s/%s", scratch, name);
+    return path[turn];
+}
+
+/* A recipe by number: families, optimizers, shards of tensors that a vocabulary of 61 does not divide into. */
+static dt_recipe recipe_of(int which)
+{
+    dt_recipe r = dt_recipe_default();
+    r.model = which == 0 ? dt_model_gpt2("nano") : dt_model_llama(which == 1 ? "llama-nano" : "llama3.2-1B");
+    r.model.layers = 2, r.model.vocabulary = 61;
+    if (which == 2) r.model.width = 64, r.model.heads = 4, r.model.kv_heads = 2, r.model.hidden = 96;
+    if (which == 0) r.optimizer = DT_SGD, r.momentum = 0.9f;
+    if (which == 1) r.optimizer = DT_ADAMW8, r.ema = 0.5f;
+    r.tensor_shards = which == 2 ? 1 : 2;
+    r.source = &source;
+    r.steps = STEPS, r.batch = 4, r.data_shards = 2;
+    return r;
+}
+
+static void okay(int pass, const char *name, const char *what)
+{
+    if (!tap_ok(pass, "%s: %s", name, what)) tap_note("%s", dt_last_error());
+}
+
+/* Trains until `last` from what is in the directory; the hash there. */
+static const char *train(int which, const char *directory, int32_t kind, int64_t last)
+{
+    static char hash[65];
+    dt_recipe recipe = recipe_of(which);
+    dt_layout layout = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result r;
+    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.checkpoint = directory, layout.checkpoint_kind = kind;
+    r = dt_trainer_open(&t, &recipe, &layout);
+    while (!r && info.step < last) r = dt_trainer_step(t, &info);
+    if (!r && last < STEPS) r = dt_trainer_save(t);
+    if (r) tap_bail("%s", dt_last_error());
+    snprintf(hash, sizeof hash, "%s", dt_trainer_hash(t));
+    dt_trainer_close(&t);
+    return hash;
+}
+
+static dt_result convert(const char *from, const char *to, dt_checkpoint_kind kind)
+{
+    dt_checkpoint *c = NULL;
+    dt_result r = dt_checkpoint_open(&c, from);
+    if (!r) r = dt_checkpoint_convert(c, to, kind);
+    dt_checkpoint_close(&c);
+    return r;
+}
+
+/* Have two directories of checkpoints the same files, but for the manifest? */
+static int same_files(const char *a, const char *b)
+{
+    dt_checkpoint *x = NULL, *y = NULL;
+    int same = !dt_checkpoint_open(&x, a) && !dt_checkpoint_open(&y, b) && !dt_checkpoint_verify(x) &&
+               !dt_checkpoint_verify(y) && dt_checkpoint_about(x).files == dt_checkpoint_about(y).files;
+    for (int64_t i = 0; same && i < dt_checkpoint_about(x).files; i++) {
+        dt_checkpoint_file f = dt_checkpoint_file_at(x, i), g = dt_checkpoint_file_at(y, i);
+        same = !strcmp(f.name, g.name) && !strcmp(f.sha256, g.sha256) && f.bytes == g.bytes;
+    }
+    dt_checkpoint_close(&x);
+    dt_checkpoint_close(&y);
+    return same;
+}
+
+/* How many arrays of two differ, of how many; the last of them. */
+static int64_t differences(const char *a, const char *b, int64_t *arrays, dt_checkpoint_difference *last)
+{
+    dt_checkpoint *x = NULL, *y = NULL;
+    dt_checkpoint_difference d;
+    int64_t count = 0;
+    if (dt_checkpoint_open(&x, a) || dt_checkpoint_open(&y, b)) tap_bail("%s", dt_last_error());
+    *arrays = dt_checkpoint_about(x).arrays;
+    for (int64_t i = 0; i < *arrays; i++) {
+        if (dt_checkpoint_diff(x, y, i, &d)) tap_bail("%s", dt_last_error());
+        if (d.differ) count++, *last = d;
+    }
+    dt_checkpoint_close(&x);
+    dt_checkpoint_close(&y);
+    return count;
+}
+
+static void round_trip(int which)
+{
+    static const char *const names[] = { "GPT-2, SGD, 2 tensor shards", "Llama, 8-bit AdamW, an average, 2 tensor shards",
+                                         "tied Llama, AdamW" };
+    char line[64], whole[65];
+    int64_t arrays, differ;
+    dt_checkpoint_difference d;
+    memset(&d, 0, sizeof d);
+    snprintf(line, sizeof line, "rm -rf %.40s/*", scratch);
+    if (system(line)) tap_bail("cannot clean");
+    snprintf(whole, sizeof whole, "%s", train(which, NULL, 0, STEPS));
+    train(which, in("sharded"), DT_SHARDED, STOP);
+    train(which, in("full"), DT_FULL, STOP);
+    okay(!convert(in("sharded"), in("a"), DT_FULL) && same_files(in("a"), in("full")), names[which],
+         "sharded to full, the bytes of the trainer");
+    okay(!convert(in("full"), in("b"), DT_SHARDED) && same_files(in("b"), in("sharded")), names[which],
+         "full to sharded, the bytes of the trainer");
+    differ = differences(in("sharded"), in("full"), &arrays, &d);
+    tap_ok(!differ && arrays > 20, "%s: no difference in %lld arrays", names[which], (long long)arrays);
+    okay(!strcmp(train(which, in("a"), DT_FULL, STEPS), whole), names[which], "on from the full one, the same hash");
+    okay(!strcmp(train(which, in("b"), DT_SHARDED, STEPS), whole), names[which], "on from the sharded one");
+    differ = differences(in("b"), in("full"), &arrays, &d);
+    tap_ok(differ == arrays && d.first >= 0 && d.most > 0, "%s: after two more steps all arrays differ", names[which]);
+}
+
+static void refused(dt_result r, dt_result code, const char *words, const char *what)
+{
+    if (!tap_ok(r == code && strstr(dt_last_error(), words), "%s", what)) tap_note("%d: %s", (int)r, dt_last_error());
+}
+
+/* A bit of a file changes. */
+static void flip(const char *path, long at)
+{
+    FILE *f = fopen(path, "r+b");
+    int c;
+    if (!f || fseek(f, at, SEEK_SET) || (c = fgetc(f)) == EOF || fseek(f, at, SEEK_SET) || fputc(c ^ 1, f) == EOF || fclose(f))
+        tap_bail("cannot change %s", path);
+}
+
+static void trouble(void)
+{
+    dt_checkpoint *c = NULL, *other = NULL;
+    dt_checkpoint_difference d;
+    int64_t arrays;
+    float *values;
+    train(0, in("one"), DT_SHARDED, STOP);
+    train(2, in("two"), DT_SHARDED, STOP);
+    if (dt_checkpoint_open(&c, in("one")) || dt_checkpoint_open(&other, in("two"))) tap_bail("%s", dt_last_error());
+    arrays = dt_checkpoint_about(c).arrays;
+    values = (float *)malloc((size_t)dt_checkpoint_array_at(c, 0).bytes);
+    refused(dt_checkpoint_diff(c, other, 0, &d), DT_E_USAGE, "different models", "two models");
+    refused(dt_checkpoint_read(c, arrays, values), DT_E_USAGE, "there is no array", "an array too far");
+    refused(dt_checkpoint_convert(c, in("two"), DT_FULL), DT_E_USAGE, "is there already", "a step that is there");
+    tap_ok(!strcmp(dt_checkpoint_option(c, "momentum"), "0.899999976") && !dt_checkpoint_option(c, "none"), "options");
+    tap_ok(dt_checkpoint_about(c).step == STOP && dt_checkpoint_about(c).kind == DT_SHARDED, "step and kind");
+    tap_ok(!strcmp(dt_checkpoint_array_at(c, arrays - 1).name, "first.transformer.ln_f.bias"), "the last array is %s",
+           dt_checkpoint_array_at(c, arrays - 1).name);
+    flip(in("one/step-000000002/shard-000.safetensors"), 100000);
+    refused(dt_checkpoint_verify(c), DT_E_DATA, "shard-000.safetensors is damaged", "a flipped bit is found");
+    refused(dt_checkpoint_convert(c, in("three"), DT_FULL), DT_E_DATA, "is damaged", "and not converted");
+    tap_ok(access(in("three/step-000000002"), F_OK) != 0, "nothing was made of it");
+    dt_checkpoint_close(&c);
+    dt_checkpoint_close(&other);
+    flip(in("two/step-000000002/manifest.json"), 100);
+    refused(dt_checkpoint_open(&c, in("two")), DT_E_DATA, "SHA-256", "a changed manifest");
+    refused(dt_checkpoint_open(&c, scratch), DT_E_FILE, "holds no checkpoint", "a directory without steps");
+    tap_ok(!c, "no checkpoint after an error");
+    free(values);
+}
+
+int main(void)
+{
+    char line[64];
+    if (!mkdtemp(scratch)) tap_bail("no scratch directory");
+    memset(&source, 0, sizeof source);
+    source.samples[DT_TRAIN] = 64;
+    source.inputs = source.targets = LENGTH;
+    source.input_type = source.target_type = DT_I32;
+    source.fetch = numbers;
+    for (int i = 0; i < 3; i++) round_trip(i);
+    trouble();
+    snprintf(line, sizeof line, "rm -rf %.40s", scratch);
+    return system(line) ? 1 : tap_done();
+}
