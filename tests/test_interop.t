@@ -1,6 +1,8 @@
 #!/usr/bin/env perl
-# Where transformers are installed: directories that they write load here, those that are written here load there, and
-# the logits agree within 1e-5 of the largest; safetensors.numpy reads every file of a checkpoint.
+# Weights that come and go. Runs that begin with a checkpoint's weights, in every layout, resumed, and not from others; a
+# model file of llm.c there and back. Where transformers are installed: directories that they write load here, those that
+# are written here load there, and the logits agree within 1e-5 of the largest; safetensors.numpy reads every file of a
+# checkpoint.
 use strict;
 use warnings;
 use FindBin;
@@ -8,10 +10,78 @@ use lib $FindBin::Bin;
 use Dt;
 use Test::More;
 
+my $data = corpus(20000);
+my $small = "--data $data --steps 2 --batch 8 --sequence 32 --sample-length 0 --learning-rate 0.03 --warmup 0 --quiet";
+sub hash { my ($status, $out, $error) = run(120, trainer() . " @_"); return $out =~ /sha256 (\w+)/ ? $1 : "status $status: $error" }
+sub refused {
+    my ($words, $what, @options) = @_;
+    my ($status, $out, $error) = run(120, trainer() . " @options");
+    is($status, 2, "$what: refused");
+    like($error, $words, "$what: the sentence");
+}
+
+# ---- written here ----
+
+my %model = (gpt2 => '--model nano', llama => '--model llama-nano', tied => '--model llama3.2-1B --layers 2 --width 64 --heads 4 --kv-heads 2 --hidden 96');
+my @written;
+for my $name (sort keys %model) {
+    my ($status, undef, $error) = run(120, trainer() . " $small $model{$name} --checkpoint $tmp/$name --checkpoint-kind full");
+    is($status, 0, "a checkpoint of $name") or diag($error);
+    push @written, "$tmp/$name/step-000000002";
+}
+
+# ---- first weights ----
+
+for my $from (@written[0, 1]) {
+    my ($name) = $from =~ m{([^/]+)/step};
+    my $start = "$small --schedule constant --model $from --weights $from --tensor-shards 2 --ema 0.5";
+    my %hash = map { hash("$start $_") => $_ } '', '--ranks 2 --zero 3', '--ranks 2 --pp 2', '--ranks 2 --tp 2', '--ranks 3';
+    is(join(' ', map { length } keys %hash), 64, "$name: one hash in all layouts") or diag(%hash);
+    unlike(hash($start =~ s/--weights \S+//r), qr/(??{(keys %hash)[0]})/, "$name: which is not that of drawn weights");
+    my $keep = "--checkpoint $tmp/from_$name";
+    is(hash("$start $keep"), (keys %hash)[0], "$name: saved");
+    is(hash("$start $keep --steps 4"), hash("$start --steps 4"), "$name: and resumed");
+    refused(qr/made from other first weights than drawn ones/, "$name, without them", $start =~ s/--weights \S+//r, "$keep --steps 4");
+    run(60, "mkdir $tmp/other_$name && cp $from/config.json $from/model.safetensors $tmp/other_$name");
+    my $bytes = slurp("$tmp/other_$name/model.safetensors");
+    substr($bytes, -2, 1) = chr(ord(substr($bytes, -2, 1)) ^ 1);
+    spew("$tmp/other_$name/model.safetensors", $bytes);
+    refused(qr/made from other first weights than \S*other_$name/, "$name, from others", $start =~ s/--weights \S+/--weights $tmp\/other_$name/r, "$keep --steps 4");
+}
+
+# ---- a tokenizer goes with the weights ----
+
+my $cc = $ENV{CC} || 'cc';
+my $program = "$tmp/checkpoint_tool";
+is((run(600, "$cc -std=gnu11 -O1 -DDT_DEBUG -I$root $root/examples/25_checkpoint_tool.c -o $program -lm -lpthread"))[0], 0,
+   'the tool is built');
+my ($status, $out, $error);
+like(hash("$small --model nano --tokenizer $root/tests/golden/tokens/gpt2.json --checkpoint $tmp/words"), qr/^\w{64}$/,
+     'a checkpoint with a tokenizer');
+is((run(60, "$program convert $tmp/words $tmp/words.full full"))[0], 0, 'converted');
+is((run(60, "$program verify $tmp/words.full"))[0], 0, 'whole');
+($status, $out) = run(60, "$program show $tmp/words.full");
+like($out, qr/\b$_ .*sha256/, "$_ goes with it") for qw(tokenizer.json vocab.json merges.txt);
+is(hash("$small --model $tmp/words.full/step-000000002 --weights $tmp/words.full/step-000000002 --tokenizer $tmp/words.full/step-000000002"),
+   hash("$small --model $tmp/words.full/step-000000002 --weights $tmp/words.full/step-000000002 --tokenizer $root/tests/golden/tokens/gpt2.json"),
+   'and is the same');
+
+# ---- llm.c ----
+
+my ($gpt2, $bin) = ($written[0], "$tmp/model.bin");
+is((run(60, "$program llmc $gpt2 $bin fp32"))[0], 0, 'a model file for llm.c');
+is(hash("$small --model $bin --weights $bin"), hash("$small --model $gpt2 --weights $gpt2"), 'it has the same weights');
+is((run(60, "$program llmc $gpt2 $bin.bin bf16"))[0], 0, 'and one in bf16');
+like(hash("$small --model $bin.bin --weights $bin.bin"), qr/^\w{64}$/, 'which is read');
+($status, $out, $error) = run(60, "$program llmc $written[1] $bin fp32");
+like($error, qr/holds no GPT-2/, 'a Llama has no place there');
+
+# ---- with transformers ----
+
 my @candidates = grep { defined $_ && have($_) } $ENV{PYTHON}, 'python3', '/usr/bin/python3', 'python';
 my ($python) = grep { (run(120, "'$_' -c 'import torch, transformers, safetensors.torch, safetensors.numpy; " .
     "assert tuple(map(int, transformers.__version__.split(\".\")[:2])) >= (4, 43)'"))[0] == 0 } @candidates;
-plan skip_all => @candidates ? "no Python here has torch, safetensors and transformers 4.43 or newer (tried @candidates)"
+my $why = @candidates ? "no Python here has torch, safetensors and transformers 4.43 or newer (tried @candidates)"
                              : 'no Python here' unless $python;
 my $tool = "'$python' '$root/tests/make_interop.py'";
 
@@ -30,41 +100,23 @@ sub compare {
     note($_) for grep { /error|largest/ } split /\n/, $out;
 }
 
-# ---- written by transformers ----
+SKIP: {
+    skip $why, 8 unless $python;
 
-my ($status, $out, $error) = run(300, "$tool live $tmp/live");
-is($status, 0, 'transformers write six models') or diag($error);
-compare(map { "$tmp/live/$_" } split ' ', $out);
+    # Written by transformers.
+    ($status, $out, $error) = run(300, "$tool live $tmp/live");
+    is($status, 0, 'transformers write six models') or diag($error);
+    compare(map { "$tmp/live/$_" } split ' ', $out);
 
-# ---- written here ----
+    # Written here.
+    ($status, undef, $error) = run(300, "$tool expect 32 @written");
+    is($status, 0, 'transformers load them as they are') or diag($error);
+    compare(@written);
 
-my $data = corpus(20000);
-my $small = "--data $data --steps 2 --batch 8 --sequence 32 --sample-length 0 --learning-rate 0.03 --warmup 0 --quiet";
-my %model = (gpt2 => '--model nano', llama => '--model llama-nano', tied => '--model llama3.2-1B --layers 2 --width 64 --heads 4 --kv-heads 2 --hidden 96');
-my @written;
-for my $name (sort keys %model) {
-    my ($status, undef, $error) = run(120, trainer() . " $small $model{$name} --checkpoint $tmp/$name --checkpoint-kind full");
-    is($status, 0, "a checkpoint of $name") or diag($error);
-    push @written, "$tmp/$name/step-000000002";
+    is((run(120, trainer() . " $small --model nano --optimizer adamw8 --ema 0.5 --checkpoint $tmp/sharded --ranks 2"))[0], 0, 'a sharded checkpoint');
+    my @files = map { glob "$_/*.safetensors" } @written, "$tmp/sharded/step-000000002";
+    ($status, $out, $error) = run(120, "$tool read @files");
+    is($status, 0, 'safetensors.numpy reads all ' . @files . ' files') or diag($error);
+    is(scalar(grep { / [1-9]\d*$/ } split /\n/, $out), scalar @files, 'each with tensors');
 }
-($status, undef, $error) = run(300, "$tool expect 32 @written");
-is($status, 0, 'transformers load them as they are') or diag($error);
-compare(@written);
-
-# A run that begins with them takes the weights: another tensor of the file, another hash.
-my %hash;
-for my $layout ('', '--ranks 2 --zero 3', '--ranks 2 --pp 2', '--ranks 2 --tp 2') {
-    my ($status, $out, $error) = run(120, trainer() . " $small --model $written[1] --weights $written[1] --tensor-shards 2 $layout");
-    is($status, 0, "from them $layout") or diag($error);
-    $hash{$1}++ if $out =~ /sha256 (\w+)/;
-}
-is(scalar keys %hash, 1, 'one hash in all layouts');
-
-# ---- safetensors.numpy ----
-
-is((run(120, trainer() . " $small --model nano --optimizer adamw8 --ema 0.5 --checkpoint $tmp/sharded --ranks 2"))[0], 0, 'a sharded checkpoint');
-my @files = map { glob "$_/*.safetensors" } @written, "$tmp/sharded/step-000000002";
-($status, $out, $error) = run(120, "$tool read @files");
-is($status, 0, 'safetensors.numpy reads all ' . @files . ' files') or diag($error);
-is(scalar(grep { / [1-9]\d*$/ } split /\n/, $out), scalar @files, 'each with tensors');
 done_testing();
