@@ -504,9 +504,9 @@ DT_API dt_model dt_model_gpt2(const char *size);
 DT_API dt_model dt_model_llama(const char *size);
 /* The model that config.json in a directory describes, or that file itself: GPT-2 ("gpt2") or Llama ("llama") as
  * Hugging Face publishes them: sizes, vocabulary, eps, rotary base and scaling, tied or not. dropout stays 0 as in the
- * named sizes, and the length of sequences is the recipe's. What these families do not compute here (another activation,
- * biases of attention, another scaling than Llama 3's, sliding windows, quantized weights ..) is DT_E_DATA, with the
- * line. Or a model file of llm.c (NAME.bin), of GPT-2 in fp32 or bf16. Its weights: recipe.weights. */
+ * named sizes, and the length of sequences is the recipe's. What these families do not compute here (another
+ * activation, biases of attention, another scaling than Llama 3's, sliding windows, quantized weights ..) is DT_E_DATA,
+ * with the line. Or a model file of llm.c (NAME.bin), of GPT-2 in fp32 or bf16. Its weights: recipe.weights. */
 DT_API dt_result dt_model_open(dt_model *m, const char *path);
 /* A model of one's own; vocabulary as in dt_model. */
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary);
@@ -16470,7 +16470,7 @@ static void dt__config_read_llama(dt__config *c, dt_model *m)
                       "another");
 }
 
-/* ---- model files of llm.c: 256 int32 of header, then a GPT-2's tensors, those of a kind of all layers together ---- */
+/* ---- model files of llm.c: 256 int32 of header, then a GPT-2's tensors, each for all layers together ---- */
 
 enum { DT__LLMC_MAGIC = 20240326, DT__LLMC_HEADER = 1024, DT__LLMC_FP32 = 3, DT__LLMC_BF16 = 5 };
 enum { DT__LLMC_VERSION = 1, DT__LLMC_POSITIONS, DT__LLMC_VOCABULARY, DT__LLMC_LAYERS, DT__LLMC_HEADS, DT__LLMC_WIDTH,
@@ -16696,7 +16696,8 @@ static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt
 }
 
 /* Do the files hold a parameter as the model has it? Rows behind those of a table of positions may follow. */
-static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, const dt__stored **found)
+static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape,
+                                 const dt__stored **found)
 {
     const dt__stored *s = dt__weights_find(t, name);
     char a[96], b[96];
@@ -21600,8 +21601,8 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
         return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint",
                          path, t->recipe.data ? t->recipe.data : "the source");
     if (strcmp(m->weights, t->save.weights))
-        return dt__error(DT_E_USAGE, "%s was made from other first weights than %s: name the same --weights, or another "
-                         "--checkpoint", path, t->recipe.weights ? t->recipe.weights : "drawn ones");
+        return dt__error(DT_E_USAGE, "%s was made from other first weights than %s: name the same --weights, or "
+                         "another --checkpoint", path, t->recipe.weights ? t->recipe.weights : "drawn ones");
     return DT_OK;
 }
 
@@ -22105,7 +22106,8 @@ static dt_result dt__checkpoint_find(dt_checkpoint *c, const char *path)
     step = count ? list[0] : -1;
     dt__free(list);
     if (!r && step < 0)
-        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps", path);
+        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps",
+                      path);
     dt__step_name(name, dt__max(0, step));
     return r ? r : dt__path_join(c->path, path, name);
 }
@@ -22343,8 +22345,8 @@ static dt_result dt__checkpoint_put(dt_checkpoint *c, dt__tensor_file *w, int64_
 }
 
 /* One file, with arrays [first, end). */
-static dt_result dt__checkpoint_write(dt_checkpoint *c, const char *folder, const char *name, int64_t first, int64_t end,
-                                      int full, dt__part_file *part)
+static dt_result dt__checkpoint_write(dt_checkpoint *c, const char *folder, const char *name, int64_t first,
+                                      int64_t end, int full, dt__part_file *part)
 {
     char path[PATH_MAX];
     dt__tensor_file w;

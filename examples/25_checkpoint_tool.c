@@ -1,10 +1,11 @@
 /* 25_checkpoint_tool: what is in a checkpoint, whether it is whole, its other form, and how two of them differ.
  *
  * What you learn
- *     A checkpoint is a directory of plain files: safetensors with numbers, a manifest.json with the recipe and the SHA-256
- *     of every file, config.json for other programs. The two kinds hold the same state. Sharded: one file per rank with
- *     the runs of numbers that it owns, written in parallel. Full: whole tensors under the names that others know. Here one
- *     becomes the other without a trainer, tensor by tensor, and training goes on from either with the same bits.
+ *     A checkpoint is a directory of plain files: safetensors with numbers, a manifest.json with the recipe and the
+ *     SHA-256 of every file, config.json for other programs. The two kinds hold the same state. Sharded: one file per
+ *     rank with the runs of numbers that it owns, written in parallel. Full: whole tensors under the names that others
+ *     know. Here one becomes the other without a trainer, tensor by tensor, and training goes on from either with the
+ *     same bits.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 25_checkpoint_tool.c -o 25_checkpoint_tool -lm -lpthread
@@ -42,7 +43,8 @@ static const char *kind_name(int32_t kind) { return kind == DT_FULL ? "full" : "
 static const char *shape_text(const dt_shape *s, char text[96])
 {
     int used = snprintf(text, 96, "(");
-    for (int i = 0; i < s->dims; i++) used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
+    for (int i = 0; i < s->dims; i++)
+        used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
     snprintf(text + used, 96 - (size_t)used, ")");
     return text;
 }
@@ -51,8 +53,8 @@ static const char *shape_text(const dt_shape *s, char text[96])
 
 static dt_result show(const char *path, int64_t most)
 {
-    static const char *const options[] = {"layers", "heads", "width", "vocabulary", "batch", "sequence", "steps", "seed",
-                                          "learning-rate", "optimizer", "data"};
+    static const char *const options[] = {"layers", "heads", "width", "vocabulary",    "batch",     "sequence",
+                                          "steps",  "seed",  "data",  "learning-rate", "optimizer", "weights"};
     dt_checkpoint *c = NULL;
     dt_checkpoint_info about;
     char text[96];
@@ -94,7 +96,7 @@ static dt_result convert(const char *path, const char *to, dt_checkpoint_kind ki
     dt_checkpoint *c = NULL;
     dt_result r = dt_checkpoint_open(&c, path);
     if (!r) r = dt_checkpoint_convert(c, to, kind);
-    if (!r) printf("%s -> %s: %s is now %s\n", path, to, kind_name(dt_checkpoint_about(c).kind), kind_name(kind));
+    if (!r) printf("%s (%s) -> %s (%s)\n", path, kind_name(dt_checkpoint_about(c).kind), to, kind_name((int32_t)kind));
     dt_checkpoint_close(&c);
     return r;
 }
@@ -116,7 +118,8 @@ static dt_result diff(const char *one, const char *other, int64_t *differ)
         t = dt_checkpoint_array_at(a, i);
         ++*differ;
         printf("  %-56s %8lld of %lld differ, by up to %.3g; the first at %lld: %.9g and %.9g\n", t.name,
-               (long long)d.differ, (long long)dt_shape_count(t.shape), d.most, (long long)d.first, (double)d.a, (double)d.b);
+               (long long)d.differ, (long long)dt_shape_count(t.shape), d.most, (long long)d.first, (double)d.a,
+               (double)d.b);
     }
     if (!r) printf("%s and %s: %lld of %lld arrays differ\n", one, other, (long long)*differ, (long long)arrays);
     dt_checkpoint_close(&a);
@@ -252,7 +255,8 @@ static int demonstrate(void)
     int64_t differ = 0;
     int root = 0;
     dt_result r;
-    if (system("rm -rf tool.sharded tool.full tool.go") || dt_data_generate("tool.txt", 20000, 1)) return dt_fail("the text");
+    if (system("rm -rf tool.sharded tool.full tool.go")) return 1;
+    if (dt_data_generate("tool.txt", 20000, 1)) return dt_fail("the text");
     r = train(NULL, STEPS, &root, whole);
     if (!r) r = train("tool.sharded", STOP, &root, stopped);
     if (!r && root) r = look(&differ);
@@ -286,8 +290,8 @@ int main(int argc, char **argv)
         int status = export_llmc(argv[2], argv[3], strcmp(argv[4], "fp32") ? LLMC_BF16 : LLMC_FP32);
         if (status) return status;
     } else {
-        fprintf(stderr, "25_checkpoint_tool [show DIR | verify DIR | convert DIR TO sharded|full | diff DIR DIR | llmc DIR "
-                        "FILE.bin fp32|bf16]\n");
+        fprintf(stderr, "25_checkpoint_tool [show DIR | verify DIR | convert DIR TO sharded|full | diff DIR DIR | llmc "
+                        "DIR FILE.bin fp32|bf16]\n");
         return dt_exit_code(DT_E_USAGE);
     }
     printf("ok\n");
