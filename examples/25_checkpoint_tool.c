@@ -26,8 +26,8 @@
  * What you should see
  *     The run stops after 3 of 6 steps. Its sharded checkpoint has more tensors than the full one made from it, since
  *     ranks cut tensors, and both have the same bytes of numbers: weights x 4 bytes x 3, for AdamW's two moments beside
- *     each weight. Nothing differs between them. A run that goes on from the converted one ends with the SHA-256 of a run
- *     that was never stopped.
+ *     each weight. Nothing differs between them. A run that goes on from the converted one ends with the SHA-256 of a
+ *     run that was never stopped.
  *
  * Read on: 10_train.c, whose --checkpoint and --checkpoint-kind write such directories. */
 #define DTRAIN_IMPLEMENTATION
