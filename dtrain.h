@@ -22527,6 +22527,30 @@ static dt_result dt__weights_fetch(dt_trainer *t, dt__full_reader *f, const dt__
     return r;
 }
 
+/* A run of weights. Of a tensor that is stored as it is in the file, only the run is read. */
+static dt_result dt__weights_run(dt_trainer *t, dt__full_reader *f, const dt__run *run)
+{
+    const dt__param *p = &t->e.net.params[run->param].is;
+    const dt__stored *s;
+    dt_shape shape;
+    int64_t each;
+    dt_result r;
+    if (dt__weights_shape(t, p, &shape) || dt__param_arrays(p, t->e.net.tensor_shards) > 1) {
+        r = dt__weights_fetch(t, f, run);
+        if (!r) memcpy(run->data, f->cut + 4 * run->local, (size_t)run->bytes);
+        return r;
+    }
+    r = dt__weights_fit(&t->published, p->name, &shape, &s);
+    if (r) return r;
+    dt__comm_tick(t->comm);
+    each = dt__stored_types[s->type].bytes;
+    f->param = -1; /* f->cut is another's now */
+    r = dt__tensors_read(&t->published, &t->save.files, s, each == 4 ? run->data : f->cut, run->count * each,
+                         run->from * each);
+    if (!r && each != 4) t->e.k->convert(DT_F32, run->data, dt__stored_types[s->type].dtype, f->cut, run->count);
+    return r;
+}
+
 /* The first weights, where training begins here; the average begins as they do. */
 static dt_result dt__weights_load(dt_trainer *t)
 {
@@ -22536,12 +22560,8 @@ static dt_result dt__weights_load(dt_trainer *t)
     dt_result r = dt__runs_open(&runs, e, 0);
     memset(&f, 0, sizeof f);
     if (!r) r = dt__full_reader_open(t, &f);
-    for (int64_t i = 0; i < runs.count && !r; i++) {
-        const dt__run *run = &runs.list[i];
-        if (run->kind) continue;
-        r = dt__weights_fetch(t, &f, run);
-        if (!r) memcpy(run->data, f.cut + 4 * run->local, (size_t)run->bytes);
-    }
+    for (int64_t i = 0; i < runs.count && !r; i++)
+        if (!runs.list[i].kind) r = dt__weights_run(t, &f, &runs.list[i]);
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)
