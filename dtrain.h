@@ -15977,14 +15977,15 @@ static dt_result dt__step_publish(dt__files *f, const char *path, int64_t step)
     return r ? r : dt__latest_put(f, path, step);
 }
 
-/* Removes all but the newest `keep`, and not `spared`, which somebody reads; 0: keeps all. */
-static dt_result dt__steps_retain(dt__files *f, const char *path, int64_t keep, int64_t spared)
+/* Removes all but the `keep` newest up to `step`, and not `spared`, which somebody reads; 0: keeps all. What is of
+ * later steps could not be read, or the run would have gone on from there: it counts for nothing. */
+static dt_result dt__steps_retain(dt__files *f, const char *path, int64_t keep, int64_t step, int64_t spared)
 {
-    int64_t *list, count;
+    int64_t *list, count, kept = 0;
     dt_result r = keep ? dt__steps_list(path, &list, &count) : DT_OK;
     if (!keep) return r;
-    for (int64_t i = keep; i < count && !r; i++)
-        if (list[i] != spared) r = dt__step_remove(f, path, list[i]);
+    for (int64_t i = 0; i < count && !r; i++)
+        if (list[i] <= step && ++kept > keep && list[i] != spared) r = dt__step_remove(f, path, list[i]);
     dt__free(list);
     return r;
 }
@@ -16145,22 +16146,15 @@ static double dt__manifest_number(dt__json *j, int64_t place, const char *what)
     return strtod(dt__json_text(j, place, what), NULL);
 }
 
-/* Reads and checks path/manifest.json. After an error, too, dt__manifest_close() gives back what there is. */
-static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *path)
+/* What the text says, once its seal is known to be whole. */
+static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 {
     static const char *const keys[] = {"format", "version", "kind", "step", "power1", "power2", "model_sha256",
                                        "data_sha256", "weights_sha256", "recipe", "files", NULL};
     enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, WEIGHTS, RECIPE, FILES, KEYS };
     int64_t place[KEYS], version = 0;
-    char name[PATH_MAX];
     dt__json j;
-    dt_result r;
-    memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
-    dt__path(name, path, "manifest.json");
-    r = dt__file_get(f, name, DT__MANIFEST_MOST, &m->text, &m->bytes);
-    if (!r) r = dt__manifest_check(name, m->text, m->bytes);
-    if (r) return r;
     j.path = name, j.text = m->text, j.bytes = m->bytes;
     dt__json_members(&j, keys, place);
     if (!j.result && strcmp(dt__json_text(&j, place[FORMAT], "format"), "dtrain checkpoint"))
@@ -16181,9 +16175,22 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *pa
     m->recipe = place[RECIPE];
     m->kind = place[KIND];
     m->list = place[FILES];
+    if (!j.result && m->recipe < 0) dt__json_fail(&j, "there is no recipe: the file is of another kind");
     if (!j.result) dt__manifest_files(m, &j, place[FILES]);
     dt__free(j.string);
     return j.result;
+}
+
+/* Reads and checks path/manifest.json. After an error, too, dt__manifest_close() gives back what there is. */
+static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *path)
+{
+    char name[PATH_MAX];
+    dt_result r;
+    memset(m, 0, sizeof *m);
+    dt__path(name, path, "manifest.json");
+    r = dt__file_get(f, name, DT__MANIFEST_MOST, &m->text, &m->bytes);
+    if (!r) r = dt__manifest_check(name, m->text, m->bytes);
+    return r ? r : dt__manifest_parse(m, name);
 }
 
 static void dt__no_tick(void *user) { (void)user; }
@@ -16224,6 +16231,16 @@ static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_f
     if (!r && strcmp(hash, p->hash))
         r = dt__error(DT_E_DATA, "%s is damaged: its SHA-256 is not the one in the manifest", name);
     if (fd >= 0) close(fd);
+    return r;
+}
+
+/* Is the checkpoint at `path` whole? */
+static dt_result dt__step_check(dt__files *f, const char *path, void (*tick)(void *), void *user)
+{
+    dt__manifest m;
+    dt_result r = dt__manifest_read(&m, f, path);
+    for (int64_t i = 0; i < m.files && !r; i++) r = dt__part_check(f, path, &m.file[i], tick, user);
+    dt__manifest_close(&m);
     return r;
 }
 
@@ -20236,7 +20253,8 @@ typedef struct dt__saver {
     double interval;       /* seconds between saves, where this is found out (rank 0); 0: not yet */
     dt__files mirror_files;
     dt__queue mirror;      /* rank 0: copies complete checkpoints to a second place */
-    int64_t newest, mirroring; /* the newest that is complete, and the one that the mirror may be reading; atomic */
+    int64_t newest, mirroring; /* steps, atomic: published last; that the mirror may be reading, -1: none */
+    int64_t mirrored;          /* the step that the mirror's thread copied last */
 } dt__saver;
 
 struct dt_trainer {
@@ -21331,12 +21349,16 @@ typedef struct dt__full_sink {
 static dt_result dt__full_take(dt__sink *sink, const dt__param *p, const void *data, int64_t bytes)
 {
     dt__full_sink *s = (dt__full_sink *)sink;
-    dt__comm_tick(s->t->comm);
+    dt_result r = DT_OK;
     if (s->weights && dt__param_turns(&s->t->recipe, p)) {
         dt__turn(s->turned, (const float *)data, p->shape.n[0], p->shape.n[1]);
         data = s->turned;
     }
-    return dt__tensor_file_put(s->file, data, bytes);
+    for (int64_t at = 0; at < bytes && !r; at += DT__FILE_RUN) {
+        dt__comm_tick(s->t->comm);
+        r = dt__tensor_file_put(s->file, (const char *)data + at, dt__min(DT__FILE_RUN, bytes - at));
+    }
+    return r;
 }
 
 /* One file of arrays [kind, end): rank 0 writes what all ranks bring, parameter by parameter. */
@@ -21465,13 +21487,22 @@ static int dt__option_binds(const dt__option *o)
     return !o->in_layout && o->type != DT__TYPE_MODEL && o->type != DT__TYPE_TEXT;
 }
 
+/* As few digits as give the same number again. */
+static void dt__float_text(float x, char *text, size_t size)
+{
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, size, "%.*g", digits, (double)x);
+        if (strtof(text, NULL) == x) break;
+    }
+}
+
 static void dt__option_text(const dt__option *o, const void *place, char *text, size_t size)
 {
     size_t length = 0;
     text[0] = 0;
     if (o->type == DT__TYPE_INT || o->type == DT__TYPE_AUTO)
         snprintf(text, size, "%lld", (long long)*(const int64_t *)place);
-    else if (o->type == DT__TYPE_FLOAT) snprintf(text, size, "%.9g", (double)*(const float *)place);
+    else if (o->type == DT__TYPE_FLOAT) dt__float_text(*(const float *)place, text, size);
     else if (o->type == DT__TYPE_FLAG) snprintf(text, size, "%d", (int)*(const int32_t *)place);
     else if (o->type == DT__TYPE_TEXT)
         snprintf(text, size, "%s", *(const char *const *)place ? *(const char *const *)place : "");
@@ -21576,6 +21607,9 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
     j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = dt__max(0, m->recipe);
     if (strcmp(m->model, t->save.model))
         return dt__error(DT_E_USAGE, "%s is of another model: give its options, or another --checkpoint", path);
+    if (m->step > t->recipe.steps)
+        return dt__error(DT_E_USAGE, "%s is of step %lld, this run ends after %lld: raise --steps, or give another "
+                         "--checkpoint", path, (long long)m->step, (long long)t->recipe.steps);
     if (dt__json_enter(&j, '{'))
         while (dt__json_more(&j, '}', &count)) {
             const dt__option *o = NULL;
@@ -21607,6 +21641,8 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
 }
 
 /* ---- saving ---- */
+
+static void dt__trainer_tick(void *user) { dt__comm_tick(((dt_trainer *)user)->comm); }
 
 enum { DT__SAVE_IDLE, DT__SAVE_WRITING, DT__SAVE_PUBLISHING };
 enum { DT__JOB_COPY, DT__JOB_WRITE, DT__JOB_PUBLISH, DT__JOBS };
@@ -21682,53 +21718,77 @@ static dt_result dt__save_job(void *owner, int64_t job)
     if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint, s->step);
     if (r) return r;
     __atomic_store_n(&s->newest, s->step, __ATOMIC_SEQ_CST);
-    if (s->mirror.running && !dt__queue_pending(&s->mirror, s->mirror.asked - 1)) (void)dt__queue_ask(&s->mirror);
-    return dt__steps_retain(&s->files, t->layout.checkpoint, t->layout.keep,
+    if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
+    return dt__steps_retain(&s->files, t->layout.checkpoint, t->layout.keep, s->step,
                             __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
 }
 
-/* Copies the newest checkpoint, which stays while it is read. What was published while the copy before was made, but is
- * not the newest any more, is left out. */
-static dt_result dt__mirror_job(void *owner, int64_t job)
-{
-    dt_trainer *t = (dt_trainer *)owner;
-    const dt_layout *l = &t->layout;
-    int64_t step = -1, newest;
-    dt_result r;
-    (void)job;
-    while ((newest = __atomic_load_n(&t->save.newest, __ATOMIC_SEQ_CST)) != step)
-        __atomic_store_n(&t->save.mirroring, step = newest, __ATOMIC_SEQ_CST);
-    if (l->mirror_command) return dt__mirror_command(l->mirror_command, l->checkpoint, l->mirror);
-    r = dt__step_copy(&t->save.mirror_files, l->checkpoint, l->mirror, step);
-    return r ? r : dt__steps_retain(&t->save.mirror_files, l->mirror, l->keep, -1);
-}
-
-/* Where there is no checkpoint, the mirror may have one (rank 0). */
+/* Where there is no checkpoint, the mirror may have one (rank 0): its newest that is whole. */
 static dt_result dt__mirror_restore(dt_trainer *t)
 {
     const dt_layout *l = &t->layout;
+    dt__files *f = &t->save.mirror_files;
     int64_t *list, count, step = -1;
+    char name[DT__STEP_NAME], path[PATH_MAX];
     dt_result r = dt__steps_list(l->checkpoint, &list, &count);
     dt__free(list);
-    if (r || count || !l->mirror) return r;
+    if (r || count) return r;
     if (l->mirror_command) {
-        r = dt__dir_make(&t->save.mirror_files, l->checkpoint);
+        r = dt__dir_make(f, l->checkpoint);
         return r ? r : dt__mirror_command(l->mirror_command, l->mirror, l->checkpoint);
     }
     r = dt__steps_list(l->mirror, &list, &count);
-    if (count) step = list[0];
+    for (int64_t i = 0; i < count && !r && step < 0; i++) {
+        dt__step_name(name, list[i]);
+        dt__path(path, l->mirror, name);
+        if (!dt__step_check(f, path, dt__trainer_tick, t)) step = list[i];
+        else fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
+    }
     dt__free(list);
+    if (!r && count && step < 0)
+        r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole: give another --mirror, or none to begin anew",
+                      l->mirror);
     if (r || step < 0) return r;
     if (!l->quiet) fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->checkpoint, (long long)step,
                            l->mirror);
-    return dt__step_copy(&t->save.mirror_files, l->mirror, l->checkpoint, step);
+    return dt__step_copy(f, l->mirror, l->checkpoint, step);
+}
+
+/* From `checkpoint` to the mirror. */
+static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
+{
+    const dt_layout *l = &t->layout;
+    dt_result r;
+    if (l->mirror_command) return dt__mirror_command(l->mirror_command, l->checkpoint, l->mirror);
+    r = dt__step_copy(&t->save.mirror_files, l->checkpoint, l->mirror, step);
+    return r ? r : dt__steps_retain(&t->save.mirror_files, l->mirror, l->keep, step, -1);
+}
+
+/* The first job looks for what to begin from. The others copy the newest checkpoint, unless the one before took it
+ * along. What goes wrong then is said; training and the next copy do not depend on it. */
+static dt_result dt__mirror_job(void *owner, int64_t job)
+{
+    dt_trainer *t = (dt_trainer *)owner;
+    dt__saver *s = &t->save;
+    int64_t step;
+    if (!job) return dt__mirror_restore(t);
+    do {
+        step = __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&s->mirroring, step, __ATOMIC_SEQ_CST);
+    } while (step != __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST)); /* from here on it stays */
+    if (step != s->mirrored && dt__mirror_copy(t, step))
+        fprintf(stderr, "dtrain: the mirror lacks step %lld: %s; training goes on\n", (long long)step,
+                dt_last_error());
+    s->mirrored = step;
+    __atomic_store_n(&s->mirroring, -1, __ATOMIC_SEQ_CST);
+    return DT_OK;
 }
 
 /* Waits for a job, a sign of life now and then. */
-static dt_result dt__save_wait(dt_trainer *t, int64_t ticket)
+static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
 {
-    while (dt__queue_pending(&t->save.queue, ticket)) dt__comm_tick(t->comm), dt__nap();
-    return dt__queue_wait(&t->save.queue, ticket);
+    while (dt__queue_pending(q, ticket)) dt__comm_tick(t->comm), dt__nap();
+    return dt__queue_wait(q, ticket);
 }
 
 /* Full: rank 0 writes, all ranks bring. */
@@ -21783,7 +21843,7 @@ static dt_result dt__save_end(dt_trainer *t, dt_result r)
     dt__saver *s = &t->save;
     int size = dt_comm_size(t->comm), full = t->layout.checkpoint_kind == DT_FULL;
     int64_t words = (int64_t)sizeof(dt__part_file) / 4;
-    dt_result wrote = dt__save_wait(t, s->written);
+    dt_result wrote = dt__save_wait(t, &s->queue, s->written);
     r = dt__trainer_agree(t, r ? r : wrote);
     if (!r && !full)
         r = dt_all_gather(t->comm, (const float *)(const void *)s->part, (float *)(void *)s->all, words);
@@ -21805,7 +21865,7 @@ static dt_result dt__save_settle(dt_trainer *t)
     dt_result r = DT_OK;
     if (s->state == DT__SAVE_WRITING) r = dt__save_end(t, DT_OK);
     if (r || s->state == DT__SAVE_IDLE) return r;
-    r = dt__trainer_agree(t, dt__save_wait(t, s->published));
+    r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, s->published));
     s->state = DT__SAVE_IDLE;
     s->seconds = dt__now() - s->began;
     if (!r) dt__comm_progress(t->comm, s->step);
@@ -21816,6 +21876,7 @@ static dt_result dt__trainer_save(dt_trainer *t, int behind)
 {
     double start = dt__now();
     dt_result r = dt__save_settle(t);
+    if (t->save.published && t->save.step == t->e.step) return r; /* it is there, and is not given up for its equal */
     if (!r) {
         r = dt__save_begin(t);
         if (!behind) {
@@ -21842,7 +21903,7 @@ static dt_result dt__save_hold(void *owner)
     dt_trainer *t = (dt_trainer *)owner;
     double start = dt__now();
     dt_result r = DT_OK;
-    if (t->save.state == DT__SAVE_WRITING && t->save.snapshot) r = dt__save_wait(t, t->save.copied);
+    if (t->save.state == DT__SAVE_WRITING && t->save.snapshot) r = dt__save_wait(t, &t->save.queue, t->save.copied);
     t->save.cost += dt__now() - start;
     t->save.blocked += dt__now() - start;
     return r;
@@ -21871,7 +21932,7 @@ static dt_result dt__save_open(dt_trainer *t)
         t->e.hold_owner = t;
     }
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, DT__JOBS, "write checkpoints");
-    s->newest = s->mirroring = -1;
+    s->newest = s->mirroring = s->mirrored = -1;
     s->mirror_files.rate = (double)l->mirror_rate;
     if (!r && l->mirror && dt_is_root(t)) r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
@@ -21893,8 +21954,6 @@ static void dt__save_close(dt__saver *s)
 }
 
 /* ---- resuming ---- */
-
-static void dt__trainer_tick(void *user) { dt__comm_tick(((dt_trainer *)user)->comm); }
 
 /* The state of the checkpoint at `path`, into what this rank has. */
 static dt_result dt__load_runs(dt_trainer *t, const dt__manifest *m, const dt__tensors *from)
@@ -21935,9 +21994,10 @@ static dt_result dt__resume_one(dt_trainer *t, const char *path)
     if (!r) r = dt__tensors_sort(&tensors);
     if (!r) r = dt__load_runs(t, &m, &tensors);
     dt__tensors_close(&tensors);
+    r = dt__trainer_agree(t, r);
     if (!r) t->e.step = m.step, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
     dt__manifest_close(&m);
-    return dt__trainer_agree(t, r);
+    return r;
 }
 
 /* For labs: what the environment's DT_FORGET names is lost on the way, as with checkpoints that do not hold it: the
@@ -21966,7 +22026,8 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     int64_t *list = NULL, count = 0;
     float words[2] = {0, 0};
     char name[DT__STEP_NAME], path[PATH_MAX];
-    dt_result r = dt_is_root(t) ? dt__mirror_restore(t) : DT_OK;
+    dt__queue *mirror = &t->save.mirror;
+    dt_result r = mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK;
     if (!r && dt_is_root(t)) r = dt__steps_list(l->checkpoint, &list, &count);
     r = dt__trainer_agree(t, r);
     for (int64_t i = 0; !r; i++) {
@@ -23481,7 +23542,7 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
 
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 {
-    dt_result r = DT_OK;
+    dt_result r = t->first == t->recipe.steps ? dt__trainer_done(t, info) : DT_OK;
     while (!r && t->e.step < t->recipe.steps) r = dt_trainer_step(t, info);
     return r;
 }

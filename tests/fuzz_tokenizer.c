@@ -128,50 +128,11 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
 }
 
 #ifndef DT_FUZZER
-static uint32_t state = 1;
-static uint32_t draw(uint32_t n) /* 0..n-1 */
-{
-    state = state * 1664525u + 1013904223u;
-    return (uint32_t)((uint64_t)(state >> 8) * n >> 24);
-}
+#include "fuzz.h"
 
-enum { MOST = 1 << 15 };
-
-/* Changes some bytes, cuts pieces out, repeats pieces, puts words of the format in. */
-static size_t mutate(unsigned char *p, size_t n)
-{
-    static const char *const words[] = {"\"", "{", "}", "[", "]", ",", ":", "\\u", "\\ud83d\\ude00", "null", "true", "1e9",
-                                        "\"a b\"", "\"id\":", "\"vocab\":", "\"merges\":", "<|end|>", "'s", "\xff", "\xe2\x82",
-                                        " ", "\n", "\r\n", "123", "\xcc\x81", "\"type\":", "[tool]", "-", "0"};
-    for (uint32_t round = draw(8); round < 8; round++) {
-        uint32_t at = draw((uint32_t)n + 1), length = draw(40), to = draw((uint32_t)n + 1);
-        const char *word = words[draw(29)];
-        switch (draw(4)) {
-        case 0:
-            if (at < n) p[at] = (unsigned char)draw(256);
-            break;
-        case 1:
-            if (at + length < n) memmove(p + at, p + at + length, n - at - length), n -= length;
-            break;
-        case 2:
-            if (at + length < n && n + length < MOST) {
-                unsigned char piece[40];
-                memcpy(piece, p + at, length);
-                memmove(p + to + length, p + to, n - to);
-                memcpy(p + to, piece, length);
-                n += length;
-            }
-            break;
-        default:
-            if (n + strlen(word) < MOST) {
-                memmove(p + at + strlen(word), p + at, n - at);
-                memcpy(p + at, word, strlen(word));
-                n += strlen(word);
-            }
-        }
-    }
-    return n;
-}
+static const char *const words[] = {"\"", "{", "}", "[", "]", ",", ":", "\\u", "\\ud83d\\ude00", "null", "true", "1e9",
+                                    "\"a b\"", "\"id\":", "\"vocab\":", "\"merges\":", "<|end|>", "'s", "\xff", "\xe2\x82",
+                                    " ", "\n", "\r\n", "123", "\xcc\x81", "\"type\":", "[tool]", "-", "0", NULL};
 
 /* A seed: a golden file, a piece of it, or a few words. */
 static size_t seed(unsigned char *p)
@@ -199,19 +160,11 @@ static size_t seed(unsigned char *p)
 
 int main(int argc, char **argv)
 {
-    static unsigned char input[2 * MOST];
-    double start = dt__now(), seconds = argc > 1 ? atof(argv[1]) : 3.0;
-    long runs = 0;
-    for (size_t n = 0; dt__now() - start < seconds; runs++) {
-        if (runs % 16 == 0) n = seed(input);
-        else n = 1 + mutate(input + 1, n - 1);
-        LLVMFuzzerTestOneInput(input, n);
-    }
+    fuzz(argc, argv, words, seed);
     for (int i = 0; i < 3; i++) { /* so that a leak is only what leaked */
         dt_tokenizer *t = (dt_tokenizer *)(uintptr_t)known(i);
         dt_tokenizer_close(&t);
     }
-    printf("%ld runs in %.0f s: nothing found\n", runs, seconds);
     return 0;
 }
 #endif

@@ -1,0 +1,257 @@
+/* Feeds the readers of checkpoints with bytes that nobody wrote. The first byte chooses what the others are: a safetensors
+ * file, the header of one with as many numbers as it says, a manifest with a seal that is right, or names and shapes for a
+ * header that is written and read. Found are crashes, what the sanitizers see, files that were accepted though they do not
+ * hold what they say, errors without a sentence, and headers that do not come back.
+ *
+ *     clang -g -O1 -DDT_DEBUG -DDT_FUZZER -fsanitize=fuzzer,address,undefined -I. tests/fuzz_checkpoint.c -o fuzz -lm -lpthread
+ *     mkdir corpus; ./fuzz -max_total_time=600 corpus
+ * or, with mutations of its own and any compiler, for so many seconds:
+ *     gcc -g -O1 -DDT_DEBUG -fsanitize=address,undefined -I. tests/fuzz_checkpoint.c -o fuzz -lm -lpthread
+ *     ./fuzz 600 */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+
+int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);
+
+static void stop(const char *what)
+{
+    fprintf(stderr, "fuzz_checkpoint: %s: %s\n", what, dt_last_error());
+    abort();
+}
+
+static void refused(void)
+{
+    if (!strchr(dt_last_error(), ':')) stop("an error without a sentence");
+}
+
+/* A copy that ends where its memory ends. */
+static char *copy_of(const unsigned char *data, size_t size)
+{
+    char *copy = (char *)malloc(size + !size);
+    if (!copy) stop("no memory");
+    memcpy(copy, data, size);
+    return copy;
+}
+
+/* What was accepted: tensors that fill the numbers' place without a gap, each with the bytes of its shape; found by name,
+ * unless one is there twice. */
+static void check_tensors(dt__tensors *t, int64_t data, int64_t bytes)
+{
+    int64_t end = data;
+    for (int64_t i = 0; i < t->count; i++) {
+        const dt__stored *s = &t->list[i];
+        if (s->at != end || s->bytes < 0 || s->bytes > data + bytes - end) stop("a gap");
+        if (s->shape.dims >= 0 && dt_shape_count(s->shape) * dt__stored_types[s->type].bytes != s->bytes) stop("a shape");
+        end += s->bytes;
+    }
+    if (end != data + bytes) stop("bytes of nobody");
+    if (dt__tensors_sort(t)) {
+        refused();
+        return;
+    }
+    for (int64_t i = 0; i < t->count; i++)
+        if (dt__tensors_find(t, t->list[i].name) != &t->list[i]) stop("a tensor that is not found");
+}
+
+static dt_result read_header(dt__tensors *t, const char *text, int64_t length, int64_t bytes)
+{
+    dt__json j;
+    memset(t, 0, sizeof *t);
+    memset(&j, 0, sizeof j);
+    j.path = "header", j.text = text, j.bytes = length;
+    if (!dt__tensors_header(t, &j, 8 + length, bytes) && !j.result) stop("neither read nor refused");
+    dt__free(j.string);
+    return j.result;
+}
+
+/* data: four bytes that count the numbers' bytes, then the header. */
+static void fuzz_header(const unsigned char *data, size_t size)
+{
+    dt__tensors t;
+    int64_t bytes = 0, length = (int64_t)size - 4;
+    char *text;
+    if (length < 0) return;
+    for (int i = 4; i-- > 0;) bytes = bytes << 8 | data[i];
+    text = copy_of(data + 4, size - 4);
+    if (read_header(&t, text, length, bytes)) refused();
+    else {
+        t.file = (dt__stored_file *)dt__alloc((int64_t)sizeof *t.file, "a file");
+        if (!t.file) stop("no memory");
+        for (int64_t i = 0; i < t.count; i++) t.list[i].file = 0;
+        check_tensors(&t, 8 + length, bytes);
+    }
+    dt__tensors_close(&t);
+    free(text);
+}
+
+/* A whole file, in memory. */
+static void fuzz_file(const unsigned char *data, size_t size)
+{
+    dt__tensors t;
+    dt__files files;
+    char path[64];
+    int fd = memfd_create("fuzz", 0);
+    if (fd < 0 || write(fd, data, size) != (ssize_t)size) stop("a file in memory");
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    memset(&t, 0, sizeof t);
+    memset(&files, 0, sizeof files);
+    if (dt__tensors_add(&t, &files, path)) refused();
+    else {
+        int64_t first = 8;
+        for (int i = 8; i-- > 0;) first += (int64_t)data[i] << 8 * i;
+        check_tensors(&t, first, (int64_t)size - first);
+    }
+    dt__tensors_close(&t);
+    close(fd);
+}
+
+/* The text with its seal must have it, without it not; then it is read, and compared with a recipe. */
+static void fuzz_manifest(const unsigned char *data, size_t size)
+{
+    static dt_trainer t;
+    dt__manifest m;
+    dt__text text;
+    memset(&text, 0, sizeof text);
+    memset(&m, 0, sizeof m);
+    t.recipe = dt_recipe_default();
+    dt__text_add(&text, "%.*s", (int)size, (const char *)data);
+    if (!dt__manifest_check("manifest", text.at, text.length)) stop("a manifest without its seal");
+    dt__manifest_seal(&text);
+    if (text.failed || dt__manifest_check("manifest", text.at, text.length)) stop("the seal");
+    m.text = copy_of((const unsigned char *)text.at, (size_t)text.length);
+    m.bytes = text.length;
+    if (dt__manifest_parse(&m, "manifest")) refused();
+    else {
+        memcpy(t.save.model, m.model, sizeof t.save.model);
+        memcpy(t.save.data, m.data, sizeof t.save.data);
+        if (dt__trainer_agrees(&t, &m, "manifest")) refused();
+        for (int64_t i = 0; i < m.files; i++)
+            if (!*m.file[i].name || strchr(m.file[i].name, '/')) stop("a file elsewhere");
+    }
+    free(m.text);
+    m.text = NULL;
+    dt__manifest_close(&m);
+    dt__free(text.at);
+}
+
+/* Names of 1 to 40 letters that JSON must escape or not, numbered so that all differ. */
+static void fuzz_names(const unsigned char *data, size_t size)
+{
+    dt__tensor_file w;
+    dt__tensors t;
+    char names[64][64];
+    int64_t count = 0;
+    dt__files files;
+    memset(&files, 0, sizeof files);
+    dt__tensor_file_begin(&w, &files, "none");
+    for (size_t i = 0; i + 2 < size && count < 64; count++) {
+        size_t length = 1 + data[i] % 40, used = 0;
+        dt_shape shape = dt_shape2(data[i + 1] % 7, 3);
+        int type = data[i + 2] % 4;
+        for (i += 3; used < length && i < size; i++) names[count][used++] = (char)(data[i] % 127 + 1);
+        snprintf(names[count] + used, 8, "#%d", (int)count);
+        dt__tensor_file_name(&w, names[count], type, &shape);
+    }
+    dt__text_add(&w.header, "}");
+    if (w.header.failed || read_header(&t, w.header.at, w.header.length, w.bytes)) stop("our own header");
+    t.file = (dt__stored_file *)dt__alloc((int64_t)sizeof *t.file, "a file");
+    if (!t.file) stop("no memory");
+    check_tensors(&t, 8 + w.header.length, w.bytes);
+    if (t.count != count) stop("another number of tensors");
+    for (int64_t i = 0; i < count; i++)
+        if (!dt__tensors_find(&t, names[i])) stop("a name that does not come back");
+    dt__tensors_close(&t);
+    dt__free(w.header.at);
+}
+
+int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
+{
+    int kind = size ? data[0] % 4 : 0;
+    if (size) data++, size--;
+    if (kind == 0) fuzz_file(data, size);
+    else if (kind == 1) fuzz_header(data, size);
+    else if (kind == 2) fuzz_manifest(data, size);
+    else fuzz_names(data, size);
+    return 0;
+}
+
+#ifndef DT_FUZZER
+#include "fuzz.h"
+
+static const char *const words[] = {"\"", "{", "}", "[", "]", ",", ":", "\\u0041", "\\", "null", "true", "1e9", "-1", "0", "00",
+                                    "9223372036854775807", "18446744073709551616", "999999999999999", "\"dtype\":\"F32\"",
+                                    "\"F16\"", "\"U8\"", "\"shape\":[", "\"data_offsets\":[", "\"__metadata__\":{}", "\"files\":",
+                                    "\"recipe\":{}", "\"step\":", "\"full\"", "\"version\": 1", "\"version\": 2", "\"sha256\":",
+                                    "\"../x\"", "\xff", " ", "\n", NULL};
+
+/* A header of some tensors; all their bytes. */
+static int64_t seed_header(dt__text *text)
+{
+    static const char *const name[] = {"weight/transformer.wte.weight/000000/000000000000", "lm_head.weight", "x", "first.y"};
+    dt__tensor_file w;
+    dt__files files;
+    memset(&files, 0, sizeof files);
+    dt__tensor_file_begin(&w, &files, "none");
+    for (int i = 0; i < 4; i++) {
+        dt_shape shape = i == 2 ? dt_shape1(0) : dt_shape2(1 + draw(5), 1 + draw(9));
+        dt__tensor_file_name(&w, name[i], (int)draw(4), &shape);
+    }
+    dt__text_add(&w.header, "}");
+    *text = w.header;
+    return w.bytes;
+}
+
+/* A manifest as a trainer writes it, without the seal. */
+static void seed_manifest(dt__text *text)
+{
+    static dt_trainer t;
+    dt__part_file file[2];
+    memset(file, 0, sizeof file);
+    memset(text, 0, sizeof *text);
+    if (!t.comm && dt_comm_init(&t.comm, NULL, NULL)) stop("comm");
+    t.recipe = dt_recipe_default();
+    t.layout = dt_layout_default();
+    t.layout.checkpoint_kind = (int32_t)draw(2);
+    t.feed.is.samples[DT_TRAIN] = 100;
+    t.save.step = draw(1000);
+    for (int i = 0; i < 2; i++) {
+        snprintf(file[i].name, sizeof file[i].name, "shard-%03d.safetensors", i);
+        memset(file[i].hash, 'a', 64);
+        file[i].bytes = draw(100000);
+    }
+    memset(t.save.model, 'b', 64);
+    memset(t.save.data, 'c', 64);
+    dt__trainer_manifest(&t, text, file, 1 + draw(2));
+    text->length -= (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
+    dt_comm_free(&t.comm);
+}
+
+static size_t seed(unsigned char *p)
+{
+    dt__text text;
+    int64_t bytes, n = 1;
+    p[0] = (unsigned char)draw(4);
+    if (p[0] == 3) {
+        for (; n < 400; n++) p[n] = (unsigned char)draw(256);
+        return (size_t)n;
+    }
+    if (p[0] == 2) seed_manifest(&text), bytes = 0;
+    else bytes = seed_header(&text);
+    if (p[0] == 0)
+        for (int i = 0; i < 8; i++) p[n++] = (unsigned char)((uint64_t)text.length >> 8 * i);
+    if (p[0] == 1)
+        for (int i = 0; i < 4; i++) p[n++] = (unsigned char)((uint64_t)bytes >> 8 * i);
+    if (text.failed) stop("no memory");
+    memcpy(p + n, text.at, (size_t)text.length);
+    n += text.length;
+    for (; p[0] == 0 && bytes; bytes--) p[n++] = (unsigned char)draw(256);
+    dt__free(text.at);
+    return (size_t)n;
+}
+
+int main(int argc, char **argv)
+{
+    fuzz(argc, argv, words, seed);
+    return 0;
+}
+#endif

@@ -1,0 +1,579 @@
+#!/usr/bin/env perl
+# Checkpoints: saved in one layout, resumed in another, in the middle of a warm-up and of an epoch, the hash is that of a
+# run that nothing disturbed. A save that dies, fails or is cut at its n-th operation leaves complete checkpoints only; so
+# do kills at any moment. Damaged, foreign and newer checkpoints are refused, and the one before is used. Then retention,
+# mirrors, --checkpoint-every auto, and what is refused. A fuzzer of the readers runs for a few seconds.
+# A random sample of all that by default (DT_SEED=N draws sample N again), much more with DT_FULL=1.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Cwd qw(getcwd);
+use Digest::SHA qw(sha256_hex);
+use Dt;
+use JSON::PP qw(decode_json);
+use Layouts;
+use List::Util qw(max min shuffle);
+use POSIX qw(:sys_wait_h);
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $seed = $ENV{DT_SEED} || time;
+srand $seed;
+diag("DT_SEED=$seed");
+my %stopped = map { $_ => 1 } 130, 143; # exit statuses of a run that was asked to stop
+my $program = trainer();
+my $kind = $only_threads ? ' --launch threads' : '';
+my $short = sanitized() && !full();
+
+# ---- runs and what they leave ----
+
+# Recipes of this test beside those whose hashes are written down. epochs: there are 62 samples, so that an epoch ends
+# in the middle of steps 8 and 16.
+my %text = (epochs => 2000);
+$recipe{epochs} = '--batch 8 --sequence 32 --steps 18 --warmup 12 --dropout 0.1 --optimizer adamw8';
+$recipe{little} = '--layers 1 --width 32 --heads 2 --batch 8 --sequence 16 --steps 4';
+$recipe{llama_little} = '--model llama-nano --tied --layers 1 --batch 8 --sequence 16 --steps 4 --optimizer lion';
+$recipe{untied} = '--model llama-nano --layers 1 --batch 8 --sequence 16 --steps 4 --optimizer sgd --momentum 0.9 --learning-rate 0.1';
+$recipe{long} = '--layers 1 --width 32 --heads 2 --batch 8 --sequence 16 --steps 300 --warmup 100 --ema 0.9';
+$recipe{longer} = '--layers 2 --batch 16 --micro-batch 8 --sequence 8 --steps 150 --warmup 100 --accumulation shard --experts 4 --optimizer adamw8';
+
+sub command_of {
+    my ($name, $options) = @_;
+    return "$program --data " . corpus($text{$name} || 20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet "
+        . "--threads 1 $recipe{$name} --metrics $tmp/metrics $options";
+}
+
+sub steps_done { return map { /^\{"step":(\d+),.*\}$/ ? $1 : () } split /\n/, slurp("$tmp/metrics") }
+
+# A run: its exit status, hash, messages, and the steps that it did.
+sub train {
+    my ($name, $options, $environment) = @_;
+    unlink "$tmp/metrics";
+    my ($status, $out, $err) = run(300, join ' ', $environment || (), command_of($name, $options));
+    return {status => $status, out => $out, err => $err, hash => $out =~ /^sha256 (\w+)$/m ? $1 : '', steps => [steps_done()]};
+}
+
+my %want = golden();
+for my $name (qw(epochs little llama_little untied long longer)) {
+    my $r = train($name, '--ranks 1');
+    $want{$name} = $r->{hash};
+    like($r->{hash}, qr/^\w{64}$/, "$name: a run that nothing disturbs") or diag($r->{err});
+}
+
+my $folders = 0;
+sub fresh { return "$tmp/checkpoints." . $folders++ }
+sub forget { my $dir = shift; system "rm -rf $dir" }
+sub copy_of { my ($from, $to) = (shift, fresh()); system "cp -r $from $to"; return $to }
+sub name_of { return sprintf 'step-%09d', shift }
+sub steps_in { my $dir = shift; my @steps = sort { $b <=> $a } map { m{/step-(\d{9})$} ? $1 + 0 : () } glob "$dir/step-*"; return @steps }
+sub keep_only {
+    my ($dir, @steps) = @_;
+    my %stay = map { $_ => 1 } @steps;
+    $stay{$_} || forget("$dir/" . name_of($_)) for steps_in($dir);
+    spew("$dir/latest", name_of((steps_in($dir))[0]) . "\n");
+}
+
+my $seal = qr/,\n "sha256": "(\w{64})"\n\}\n\z/;
+
+# What is wrong with the checkpoint of a directory, or nothing.
+sub flaw {
+    my $dir = shift;
+    my $text = slurp("$dir/manifest.json");
+    return "$dir: no seal" if $text !~ $seal;
+    return "$dir: another seal" if sha256_hex(substr $text, 0, $-[0]) ne $1;
+    for my $file (@{decode_json($text)->{files}}) {
+        my $content = slurp("$dir/$file->{name}");
+        return "$dir/$file->{name} is not whole" if length $content != $file->{bytes} || sha256_hex($content) ne $file->{sha256};
+    }
+    return '';
+}
+
+# What is wrong with a directory of checkpoints: each must be whole, and `latest` name one.
+sub flaws {
+    my $dir = shift;
+    my @wrong = grep { $_ } map { flaw("$dir/" . name_of($_)) } steps_in($dir);
+    my ($latest) = slurp("$dir/latest") =~ /^(step-\d{9})\n\z/;
+    push @wrong, 'latest names none' if -e "$dir/latest" && !($latest && -d "$dir/$latest");
+    return join ', ', @wrong;
+}
+
+# ---- any layout, any other layout ----
+
+sub places { # options of a random layout, and how it saves
+    my ($name, $most) = @_;
+    my $saves = (qw(sharded sharded full), 'sharded --checkpoint-async')[rand 4];
+    return options(draw($name, $most)) . " --checkpoint-kind $saves";
+}
+
+# A chain of runs over random layouts: all but the last save at every step, then everything behind a random one is lost.
+sub chain {
+    my ($name, $links) = @_;
+    my ($steps) = reverse $recipe{$name} =~ /--steps (\d+)/g;
+    my @stop = sort { $a <=> $b } (shuffle 1 .. $steps - 1)[0 .. min($links, $steps - 1) - 1];
+    my ($dir, @first, @hash, @where) = (fresh());
+    for my $stop (@stop, $steps) {
+        my $place = places($name, 8);
+        my $r = train($name, "--checkpoint $dir --checkpoint-every 1 --keep 0 $place");
+        push @where, $place;
+        push @hash, $r->{hash} || "none (status $r->{status}): $r->{err}";
+        push @first, $r->{steps}[0];
+        keep_only($dir, 1 .. $stop);
+    }
+    is("@first @hash", join(' ', 1, (map { $_ + 1 } @stop), ($want{$name}) x @where), "$name: " . join(', after the next step: ', @where));
+    is(flaws($dir), '', '  all checkpoints are whole');
+    forget($dir);
+}
+my @names = grep { !/long|base/ } sort keys %recipe;
+for my $name ($short ? (shuffle @names)[0 .. 5] : @names) {
+    chain($name, $_) for full() ? (map { 1 + $_ % 3 } 1 .. 30) : 1 + int rand 2;
+}
+
+# ---- every n ----
+
+sub faulty { my ($options, $fault) = @_; return train('little', $options, "DT_FAULT=$fault") }
+
+# How many operations a rank does, by bisection: a fault behind the last one changes nothing.
+sub operations {
+    my ($options, $rank, $source) = @_;
+    my ($low, $high) = (0, 1024);
+    while ($high - $low > 1) {
+        my $n = int(($low + $high) / 2);
+        my $dir = $source ? copy_of($source) : fresh();
+        my $r = faulty("--checkpoint $dir $options", "die:$n:$rank");
+        ($r->{status} ? $low : $high) = $n;
+        forget($dir);
+    }
+    return $low;
+}
+
+my $sentence = qr/: cannot (create|write|read|rename|remove|make the directory) \S+ \((Input\/output error|No space left on device)\): (check the disk|free some space)/;
+
+# After a run with this fault: complete checkpoints only, of which the newest is less than an interval old; and the same
+# command goes on from there.
+sub after_fault {
+    my ($dir, $options, $fault) = @_;
+    my $every = 2;
+    my $r = faulty("--checkpoint $dir $options", $fault);
+    my @done = @{$r->{steps}};
+    my $newest = (steps_in($dir))[0] // 0;
+    my $flaws = flaws($dir);
+    my $late = @done ? $done[-1] - $newest : 0;
+    my $fine = $fault =~ /^(die|cut)/ ? $r->{status} == 137 || !$r->{status} : !$r->{status} || ($r->{status} == 1 && $r->{err} =~ $sentence);
+    $fine = 0 if !$r->{status} && $r->{hash} ne $want{little};
+    my $again = train('little', "--checkpoint $dir $options");
+    $fine = 0 if $again->{status} || $again->{hash} ne $want{little} || ($again->{steps}[0] // 5) != $newest + 1;
+    ok($fine && !$flaws && $late <= $every, "DT_FAULT=$fault $options: the same command goes on") or
+        diag("$flaws, status $r->{status}, newest $newest, steps @done, then $again->{status}, $again->{hash}, @{$again->{steps}}\n$r->{err}$again->{err}");
+    forget($dir);
+}
+
+my $ground = fresh(); # checkpoints after steps 1, 2 and 3
+train('little', "--checkpoint $ground --checkpoint-every 1 --keep 0 --ranks 2$kind");
+keep_only($ground, 1, 2, 3);
+my @ways = $only_threads ? () : ( # a thread rank cannot die alone
+    ['--ranks 1 --checkpoint-kind sharded', 0], ['--ranks 1 --checkpoint-kind full', 0], ['--ranks 2 --checkpoint-kind sharded', 0],
+    ['--ranks 2 --zero 2 --checkpoint-kind sharded --checkpoint-async', 1], ['--ranks 2 --zero 3 --checkpoint-kind full', 0]);
+for my $way (@ways) {
+    my ($options, $rank) = ("$way->[0] --checkpoint-every 2 --keep 1", $way->[1]);
+    next if $short && rand(2) < 1;
+    my $count = operations($options, $rank);
+    my @n = full() ? (1 .. $count) : map { 1 + int rand $count } 1 .. 4;
+    cmp_ok($count, '>', 40, "$options: $count operations on rank $rank");
+    for my $fault (full() ? qw(die fail full cut) : (qw(die fail full cut))) {
+        after_fault(fresh(), $options, "$fault:$_:$rank") for full() ? @n : shift @n;
+    }
+}
+for my $way (@ways ? @ways[0, 2] : ()) { # reading, too: from checkpoints after steps 1, 2 and 3
+    my ($options, $rank) = ("$way->[0] --checkpoint-every 2 --keep 0", $way->[1]);
+    my $count = full() ? operations($options, $rank, $ground) : 20;
+    for my $fault (qw(die fail)) {
+        my @n = full() ? 1 .. $count : 1 + int rand $count;
+        after_fault(copy_of($ground), $options, "$fault:$_:$rank") for @n;
+    }
+    my $dir = copy_of($ground);
+    keep_only($dir, 2);
+    my $r = faulty("--checkpoint $dir $options", 'fail:' . (1 + int rand 10) . ":$rank");
+    ok($r->{status} == 1 && $r->{err} =~ /cannot read .*trying the checkpoint before it/ && $r->{err} =~ /holds no checkpoint that is whole \(1 are not\)/,
+        "$options: the only checkpoint cannot be read") or diag("status $r->{status}\n$r->{err}");
+    is(train('little', "--checkpoint $dir $options")->{hash}, $want{little}, '  but later');
+    forget($dir);
+}
+
+# ---- kills at any moment ----
+
+sub start {
+    my ($name, $options) = @_;
+    unlink "$tmp/metrics";
+    my $command = command_of($name, $options);
+    my $pid = fork;
+    die "fork: $!" unless defined $pid;
+    return $pid if $pid;
+    open STDOUT, '>', "$tmp/out";
+    open STDERR, '>', "$tmp/err";
+    exec split ' ', $command;
+}
+
+# Waits for the end, and for that of the ranks; the exit status as a shell tells it.
+sub ended {
+    my ($pid, @ranks) = @_;
+    my $late = 0;
+    local $SIG{ALRM} = sub { $late = 1; kill 'KILL', $pid, @ranks };
+    alarm 100;
+    waitpid $pid, 0;
+    my $status = WIFSIGNALED($?) ? 128 + WTERMSIG($?) : WEXITSTATUS($?);
+    alarm 0;
+    for (1 .. 1000) { last if !grep { kill 0, $_ } @ranks; sleep 0.01 }
+    my @left = grep { kill 0, $_ } @ranks;
+    kill 'KILL', @left;
+    return $late ? 'late' : @left ? "status $status, ranks are left" : $status;
+}
+
+# Disturbs a run after a while: returns what was done, and the exit status.
+sub disturb {
+    my ($name, $options, $after, $how) = @_;
+    my $pid = start($name, $options . ($how eq 'STOP a rank' ? ' --timeout 2' : ''));
+    my ($ranks) = $options =~ /--ranks (\d+)/;
+    sleep $after;
+    my @ranks = Dt::ranks_of($pid);
+    my $victim = @ranks ? $ranks[rand @ranks] : $pid;
+    $how = 'KILL all' if !@ranks && $how eq 'STOP a rank'; # nobody would see it
+    my %to = ('KILL a rank' => [KILL => $victim], 'KILL the supervisor' => [KILL => $pid], 'KILL all' => [KILL => $pid, @ranks],
+        'TERM' => [TERM => $pid], 'STOP a rank' => [STOP => $victim]);
+    kill @{$to{$how}};
+    return ($how, ended($pid, @ranks));
+}
+
+# One job, killed again and again, each time in another layout, until it is done. Returns how many kills it took.
+sub campaign {
+    my ($name, $seconds) = @_;
+    my @hows = ('KILL a rank', 'KILL the supervisor', 'KILL all', 'TERM', 'STOP a rank');
+    my ($dir, $kills, $last, $every, $late, $wrong) = (fresh(), 0, 0, 1, 0, '');
+    my @story;
+    while (1) {
+        my $before = $last;
+        my $allowed = $every * ($late + 1); # behind training a save may take up to the next one
+        my $places = places($name, 4);
+        $places .= ' --launch threads' if $only_threads;
+        $every = 1 + int rand 20;
+        $late = $places =~ /async/ ? 1 : 0;
+        my $options = "--checkpoint $dir --checkpoint-every $every --keep 2 $places";
+        my $done = $kills >= 12;
+        my $how = $hows[rand @hows];
+        $how = 'KILL all' if $options =~ /launch threads/ && $how =~ /a rank/;
+        my $status;
+        if ($done) { my $r = train($name, $options); $status = $r->{status}; spew("$tmp/out", $r->{out}); spew("$tmp/err", $r->{err}) }
+        else { ($how, $status) = disturb($name, $options, rand $seconds, $how) }
+        my @steps = steps_done();
+        $last = $steps[-1] if @steps;
+        push @story, ($done ? 'nothing' : $how) . " ($status) at step $last: $options";
+        $wrong .= "took up step $steps[0] after $before, " if @steps && $before - $steps[0] + 1 > $allowed;
+        $wrong .= flaws($dir);
+        last if $status eq '0' || $done;
+        $kills++;
+        my $text = slurp("$tmp/err");
+        $wrong .= "status $status: $text" if $how =~ /^KILL/ ? $status !~ /^(137|1)$/ : $how eq 'TERM' ? !$stopped{$status} : $status ne 1 && $status ne 137;
+        $wrong .= "stopped, but no checkpoint of step $1" if $text =~ /stopped on request after step (\d+)/ && (steps_in($dir))[0] != $1;
+        last if $wrong;
+    }
+    my ($hash) = slurp("$tmp/out") =~ /^sha256 (\w+)$/m;
+    ok(($hash || '') eq $want{$name} && !$wrong, "$name: killed $kills times") or diag(join "\n", $wrong, @story, slurp("$tmp/err"));
+    forget($dir);
+    return $kills;
+}
+my $began = time;
+train('long', '--ranks 2' . $kind);
+my $whole_run = time - $began;
+my ($kills, $jobs) = (0, 0);
+while ($kills < (full() ? 300 : $short ? 5 : 15) && $jobs < (full() ? 200 : 12)) {
+    $kills += campaign(('long', 'longer')[$jobs++ % 2], $whole_run);
+}
+cmp_ok($kills, '>=', full() ? 300 : 5, "$kills kills in $jobs jobs");
+
+# ---- corruption ----
+
+# Resumes from checkpoints 1, 2 and 3, of which the newest is damaged by `how`; then where it is the only one.
+sub damaged {
+    my ($what, $source, $how, $says) = @_;
+    my $ranks = (1, 2, 3)[rand 3];
+    my $options = "--ranks $ranks$kind --checkpoint-every 0";
+    for my $others (1, 0) {
+        my $dir = copy_of($source);
+        keep_only($dir, 3) if !$others;
+        $how->("$dir/" . name_of(3), $dir);
+        my $r = train('little', "--checkpoint $dir $options");
+        my $said = $r->{err} =~ $says && $r->{err} =~ /^dtrain: .*: .*; trying the checkpoint before it$/m;
+        if ($others) { $said &&= !$r->{status} && $r->{hash} eq $want{little} && $r->{steps}[0] == 3 }
+        else { $said &&= $r->{status} == 1 && $r->{err} =~ /holds no checkpoint that is whole \(1 are not\)/ }
+        ok($said, "$what: " . ($others ? 'the one before is used' : 'a clean failure when there is none')) or
+            diag("status $r->{status}, hash $r->{hash}, steps @{$r->{steps}}\n$r->{err}$r->{out}");
+        forget($dir);
+        last if !full() && rand(3) > 1;
+    }
+}
+
+sub change { my ($file, $how) = @_; local $_ = slurp($file); $how->(); spew($file, $_) }
+sub flip { my $at = shift; substr($_, $at, 1) ^= chr(1 << int rand 8) }
+sub reseal { my ($file, $how) = @_; change($file, sub { s/$seal// or die; $how->(); $_ .= ",\n \"sha256\": \"" . sha256_hex($_) . "\"\n}\n" }) }
+
+# Changes a file of the checkpoint and makes the manifest agree with it.
+sub forge {
+    my ($dir, $name, $how) = @_;
+    change("$dir/$name", $how);
+    my ($bytes, $hash) = (-s "$dir/$name", sha256_hex(slurp("$dir/$name")));
+    reseal("$dir/manifest.json", sub { s/("name": "\Q$name\E", "bytes": )\d+(, "sha256": )"\w+"/$1$bytes$2"$hash"/ or die });
+}
+sub header { my $how = shift; my $n = unpack 'Q<', $_; my $data = substr $_, 8 + $n; $_ = substr $_, 8, $n; $how->(); $_ = pack('Q<', length) . $_ . $data }
+
+my $full = fresh();
+train('little', "--checkpoint $full --checkpoint-every 1 --keep 0 --checkpoint-kind full --ranks 1");
+keep_only($full, 1, 2, 3);
+sub some { my ($count, @all) = @_; return full() ? @all : (shuffle @all)[0 .. min($count, scalar @all) - 1] }
+
+# Every key and every value of the manifest, one bit of it.
+my @place;
+{
+    my $text = slurp("$ground/" . name_of(3) . '/manifest.json');
+    push @place, [$1, $-[1], length $1] while $text =~ /("[^"]*"|-?\d[\d.e+-]*)/g;
+}
+for my $place (some($short ? 3 : 8, @place)) {
+    my ($what, $at, $length) = @$place;
+    damaged("manifest, a bit in $what at byte $at", $ground, sub { change("$_[0]/manifest.json", sub { flip($at + int rand $length) }) }, qr/manifest\.json is cut or damaged/);
+}
+
+my %shard = ($ground => 'shard-001.safetensors', $full => 'model.safetensors');
+my @damages = ( # what, how, and the words that it must be refused with
+    ['manifest, no bytes', sub { spew("$_[0]/manifest.json", '') }, qr/manifest\.json is cut or damaged/],
+    ['manifest, its last byte missing', sub { change("$_[0]/manifest.json", sub { chop }) }, qr/manifest\.json is cut or damaged/],
+    ['manifest, its half missing', sub { change("$_[0]/manifest.json", sub { $_ = substr $_, 0, length() / 2 }) }, qr/manifest\.json is cut or damaged/],
+    ['manifest, a byte more', sub { change("$_[0]/manifest.json", sub { $_ .= "\n" }) }, qr/manifest\.json is cut or damaged/],
+    ['manifest, missing', sub { unlink "$_[0]/manifest.json" }, qr/cannot read \S+manifest\.json \(No such file/],
+    ['manifest, a directory', sub { unlink "$_[0]/manifest.json"; mkdir "$_[0]/manifest.json" }, qr/manifest\.json is no plain file/],
+    ['manifest, a pipe', sub { unlink "$_[0]/manifest.json"; POSIX::mkfifo("$_[0]/manifest.json", 0666) }, qr/manifest\.json is no plain file/],
+    ['manifest, of the checkpoint before', sub { system "cp $_[3]/" . name_of(2) . "/manifest.json $_[0]" },
+        qr/is damaged: its SHA-256 is not the one in the manifest/],
+    ['manifest, a newer version', sub { reseal("$_[0]/manifest.json", sub { s/"version": 1/"version": 2/ or die }) }, qr/the format's version is 2, this library reads 1: use a newer one/],
+    ['manifest, another format', sub { reseal("$_[0]/manifest.json", sub { s/dtrain checkpoint/drain checkpoint/ or die }) }, qr/its format is not "dtrain checkpoint"/],
+    ['manifest, no step', sub { reseal("$_[0]/manifest.json", sub { s/"step": 3,// or die }) }, qr/manifest\.json, line \d+, byte \d+ of the file: /],
+    ['manifest, no list of files', sub { reseal("$_[0]/manifest.json", sub { s/"files"/"fills"/ or die }) }, qr/manifest\.json, line \d+, byte \d+ of the file: /],
+    ['manifest, no recipe', sub { reseal("$_[0]/manifest.json", sub { s/"recipe"/"recite"/ or die }) }, qr/manifest\.json, line \d+, byte \d+ of the file: /],
+    ['manifest, no powers', sub { reseal("$_[0]/manifest.json", sub { s/"power1"/"tower1"/ or die }) }, qr/there is no power1/],
+    ['manifest, a file elsewhere', sub { reseal("$_[0]/manifest.json", sub { s/"name": "/"name": "..\// or die }) }, qr/a file has no name, size or hash/],
+    ['manifest, of the other kind', sub { reseal("$_[0]/manifest.json", sub { s/"kind": "full"/"kind": "sharded"/ or s/"kind": "sharded"/"kind": "full"/ or die }) }, qr/the checkpoint does not hold /],
+    ['manifest, a file not listed', sub { reseal("$_[0]/manifest.json", sub { s/\n  \{"name": "[^{]*\}\]/]/ or die; s/,\]/]/ }) }, qr/the checkpoint does not hold /],
+    ['a file missing', sub { unlink "$_[0]/$_[2]" }, qr/cannot read \S+ \(No such file/],
+    ['a file that is a directory', sub { unlink "$_[0]/$_[2]"; mkdir "$_[0]/$_[2]" }, qr/is no plain file/],
+    ['a file that is a pipe', sub { unlink "$_[0]/$_[2]"; POSIX::mkfifo("$_[0]/$_[2]", 0666) }, qr/is no plain file/],
+    ['a file of another checkpoint', sub { system "cp $_[3]/" . name_of(2) . "/$_[2] $_[0]" }, qr/is damaged: its SHA-256|bytes, its manifest says/],
+    ['a foreign file', sub { forge($_[0], $_[2], sub { my $h = '{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'; $_ = pack('Q<', length $h) . $h . "\0" x 8 }) }, qr/the checkpoint does not hold /],
+    ['no safetensors', sub { forge($_[0], $_[2], sub { $_ = "PK\3\4" . 'x' x 100 }) }, qr/does not begin with the length of a header/],
+    ['an empty file', sub { forge($_[0], $_[2], sub { $_ = '' }) }, qr/has 0 bytes: it is cut/],
+    ['a header of 2^63 bytes', sub { forge($_[0], $_[2], sub { substr($_, 0, 8) = "\0" x 7 . "\x80" }) }, qr/does not begin with the length of a header/],
+    ['a header beyond the file', sub { forge($_[0], $_[2], sub { substr($_, 0, 8) = pack 'Q<', length() - 7 }) }, qr/does not begin with the length of a header/],
+    ['a header without an end', sub { forge($_[0], $_[2], sub { header(sub { s/\}\s*$/ / }) }) }, qr/safetensors, line \d+, byte \d+ of the file: /],
+    ['a tensor twice', sub { forge($_[0], $_[2], sub { header(sub { s/("\w[^"]*":\{"dtype[^}]*\})/$1,$1/ or die }) }) }, qr/does not begin where the one before ends/],
+    ['a tensor of another type', sub { forge($_[0], $_[2], sub { header(sub { s/"F32"/"I32"/ or die }) }) }, qr/the checkpoint does not hold |it is of another model/],
+    ['a tensor of an unknown type', sub { forge($_[0], $_[2], sub { header(sub { s/"F32"/"F33"/ or die }) }) }, qr/numbers of type F33 are not known/],
+    ['a tensor of another shape', sub { forge($_[0], $_[2], sub { header(sub { s/"shape":\[\d+/"shape":[7/ or die }) }) }, qr/has no place for its shape/],
+    ['a tensor of a huge shape', sub { forge($_[0], $_[2], sub { header(sub { s/"shape":\[\d+/"shape":[999999999999999,999999999999999,0/ or die }) }) }, qr/has no place for its shape/],
+    ['a tensor at a negative place', sub { forge($_[0], $_[2], sub { header(sub { s/"data_offsets":\[\d+/"data_offsets":[-8/ or die }) }) }, qr/data_offsets|whole numbers/],
+    ['a tensor beyond the end', sub { forge($_[0], $_[2], sub { header(sub { s/,(\d+)\]\}(\}\s*)$/",".($1+4)."]}$2"/e or die }) }) }, qr/has no place for its shape/],
+    ['bytes behind the last tensor', sub { forge($_[0], $_[2], sub { $_ .= 'tail' }) }, qr/4 bytes belong to no tensor/],
+    (map { my ($what, $at) = @$_; ["a bit in $what", sub { change("$_[0]/$_[2]", sub { flip($at->()) }) }, qr/is damaged: its SHA-256 is not the one in the manifest/] }
+        ['the length', sub { int rand 8 }], ['the header', sub { 8 + int rand unpack 'Q<', $_ }], ['the first number', sub { 8 + unpack('Q<', $_) + int rand 4 }],
+        ['the data', sub { my $n = 8 + unpack 'Q<', $_; $n + int rand length($_) - $n }], ['the last byte', sub { length($_) - 1 }]),
+    (map { my ($what, $to) = @$_; ["cut $what", sub { change("$_[0]/$_[2]", sub { $_ = substr $_, 0, $to->() }) }, qr/bytes, its manifest says \d+: it is cut/] }
+        ['to nothing', sub { 0 }], ['in the length', sub { 7 }], ['behind the length', sub { 8 }], ['in the header', sub { 100 }], ['in the data', sub { length() / 2 }], ['by a byte', sub { length() - 1 }]),
+    ['a byte more', sub { change("$_[0]/$_[2]", sub { $_ .= "\0" }) }, qr/bytes, its manifest says/],
+);
+for my $case (some($short ? 8 : 24, @damages)) {
+    my ($what, $how, $says) = @$case;
+    my $source = ($ground, $full)[rand 2];
+    damaged("$shard{$source}, $what", $source, sub { $how->(@_, $shard{$source}, $source) }, $says);
+}
+damaged('two files swapped', $ground, sub { rename "$_[0]/shard-000.safetensors", "$_[0]/x"; rename "$_[0]/shard-001.safetensors", "$_[0]/shard-000.safetensors"; rename "$_[0]/x", "$_[0]/shard-001.safetensors" },
+    qr/bytes, its manifest says|is damaged/);
+damaged('an empty directory', $ground, sub { forget($_[0]); mkdir $_[0] }, qr/manifest\.json \(No such file/);
+damaged('a plain file', $ground, sub { forget($_[0]); spew($_[0], '') }, qr/manifest\.json \(Not a directory/);
+
+# A newer one that cannot be read counts for nothing when old ones are taken away.
+SKIP: {
+    skip 'thread ranks cannot die alone', 2 if $only_threads;
+    my $dir = fresh();
+    train('little', "--checkpoint $dir --checkpoint-every 1 --keep 0 --ranks 1");
+    keep_only($dir, 1, 4);
+    unlink "$dir/" . name_of(4) . '/manifest.json';
+    my $r = train('little', "--checkpoint $dir --checkpoint-every 2 --keep 1 --ranks 1", 'DT_FAULT=fail:150');
+    keep_only($dir, grep { !flaw("$dir/" . name_of($_)) } steps_in($dir));
+    is(join(' ', steps_in($dir)), '2', 'the one before a damaged one stays while there is no newer one') or diag($r->{err});
+    is(train('little', "--checkpoint $dir --ranks 1")->{hash}, $want{little}, '  and is enough');
+}
+
+# ---- what a checkpoint must agree with ----
+
+sub refused {
+    my ($what, $options, $status, $says, $name) = @_;
+    my $r = train($name || 'little', $options);
+    my @said = grep { !/^dtrain: rank \d+ (\(pid \d+\) )?ended with status/ } split /\n/, $r->{err};
+    ok($r->{status} == $status && @said && $said[-1] =~ $says && !@{$r->{steps}}, "refused: $what") or diag("status $r->{status}\n$r->{err}");
+}
+for my $case (some(6, ['--seed 2', 'seed 1', 2], ['--learning-rate 0.01', 'learning-rate', '0.01'], ['--batch 16', 'batch 8', 16], ['--beta2 0.98', 'beta2', '0.98'],
+    ['--steps 5', 'steps 4', 5], ['--warmup 1', 'warmup 2', 1], ['--optimizer adam', 'optimizer adamw', 'adam'], ['--data-shards 4', 'data-shards 8', 4], ['--dropout 0.5', 'dropout 0', '0.5'],
+    ['--accumulation each', 'accumulation shard', 'each'], ['--weight-decay 0.5', 'weight-decay', '0.5'], ['--clip 2', 'clip 1', 2], ['--ema 0.5', 'ema', '0.5'], ['--schedule linear', 'schedule', 'linear'])) {
+    my ($options, $was, $is) = @$case;
+    refused($options, "--checkpoint $ground --ranks 1 $options", 2, qr/step-000000003 was made with --$was.*, this run has \Q$is\E: the recipe decides the bits, give the same or another --checkpoint$/);
+}
+refused($_, "--checkpoint $ground --ranks 2$kind $_", 2, qr/step-000000003 is of another model: give its options, or another --checkpoint$/) for some(2, '--width 64', '--layers 2', '--model llama-nano --heads 4', '--hidden 64', '--vocabulary 300', '--experts 4');
+refused('other data', "--checkpoint $ground --ranks 1 --data " . corpus(20001), 2, qr/was made with other data than \S+: name the same/);
+refused('--resume never', "--checkpoint $ground --ranks 2$kind --resume never", 2, qr/holds checkpoints, and --resume is never/);
+refused('--resume only', "--checkpoint $tmp/nowhere --ranks 2$kind --resume only", 2, qr/holds no checkpoint to resume from/);
+refused('--resume perhaps', "--checkpoint $tmp/nowhere --resume perhaps", 2, qr/'perhaps' is not one of /);
+refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
+    ['--checkpoint-every 2', qr/there is no place for checkpoints: --checkpoint DIR names one/],
+    ['--checkpoint=', qr/--checkpoint/],
+    ["--checkpoint $tmp/x --checkpoint-every -2", qr/--checkpoint-every/],
+    ["--checkpoint $tmp/x --checkpoint-every often", qr/checkpoint-every/],
+    ["--checkpoint $tmp/x --keep -1", qr/--keep/],
+    ["--checkpoint $tmp/x --deadline 0", qr/--deadline/],
+    ["--checkpoint $tmp/x --mtbf 0", qr/--mtbf/],
+    ["--checkpoint $tmp/x --mirror-rate -1", qr/--mirror-rate/],
+    ["--checkpoint $tmp/x --mirror-command cp", qr/--mirror-command copies to a place that --mirror names: give both/],
+    ["--checkpoint $tmp/x --mirror $tmp/it\\'s --mirror-command cp", qr/no ' may be in the names/],
+    ["--mirror $tmp/y", qr/there is no place for checkpoints/],
+    ['--checkpoint-async', qr/there is no place for checkpoints/],
+    ["--checkpoint $tmp/x --checkpoint-async --checkpoint-kind full", qr/--checkpoint-async is for --checkpoint-kind sharded/],
+    ["--checkpoint $tmp/x --checkpoint-kind half", qr/'half' is not one of sharded,full/],
+    ["--checkpoint $tmp/" . 'x' x 5000, qr/--checkpoint needs the name of a directory, of up to \d+ bytes/],
+);
+spew("$tmp/plain", '');
+refused('a plain file for a directory', "--checkpoint $tmp/plain --ranks 2$kind", 1, qr/cannot read the directory \S+plain \(Not a directory\)/);
+refused('where no directory can be', "--checkpoint $tmp/plain/x --ranks 1", 1, qr/plain\/x.*\(Not a directory\)/);
+{
+    my $r = train('little', "--checkpoint $tmp/x --ranks 1", 'DT_FAULT=often:3');
+    ok($r->{status} == 2 && $r->{err} =~ /DT_FAULT=often:3: it is die, fail, full or cut/, 'refused: DT_FAULT=often:3');
+}
+
+# ---- retention, running again ----
+
+for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
+    my $dir = fresh();
+    my $options = "--checkpoint $dir --checkpoint-every 1 --keep $case->[0] --ranks 2 --zero 3$kind";
+    is(train('little', $options)->{hash}, $want{little}, "--keep $case->[0]");
+    is(join(' ', steps_in($dir)), $case->[1], '  so many stay');
+    is(slurp("$dir/latest"), name_of(4) . "\n", '  latest names the newest');
+    my $r = train('little', $options . ' --resume only');
+    is("$r->{status} $r->{hash} @{$r->{steps}}", "0 $want{little} ", 'a run that is complete: no step is done, the same hash') or diag($r->{err});
+    forget($dir);
+}
+{
+    my ($dir, $constant) = (fresh(), '--schedule constant');
+    my $longer = train('little', "$constant --steps 7 --ranks 1")->{hash};
+    train('little', "$constant --checkpoint $dir --ranks 2$kind");
+    my $r = train('little', "$constant --steps 7 --checkpoint $dir --checkpoint-kind full --ranks 3$kind");
+    is("$r->{hash} @{$r->{steps}}", "$longer 5 6 7", 'two runs, one behind the other: as one run of all steps');
+    refused('fewer steps than a checkpoint has', "$constant --steps 5 --checkpoint $dir --ranks 1", 2, qr/is of step 7, this run ends after 5: raise --steps/);
+    forget($dir);
+}
+{
+    my $dir = copy_of($ground);
+    keep_only($dir, 2);
+    my $first = slurp("$tmp/metrics");
+    spew("$tmp/kept", "first\n");
+    train('little', "--checkpoint $dir --ranks 1 --metrics $tmp/kept");
+    like(slurp("$tmp/kept"), qr/^first\n\{"step":3,.*\n\{"step":4,.*\n\z/, 'metrics of a run that was resumed stand behind those that are there');
+    train('little', "--ranks 1 --metrics $tmp/kept");
+    like(slurp("$tmp/kept"), qr/^\{"step":1,/, 'of one that begins anew, alone');
+    forget($dir);
+}
+
+# ---- how often ----
+
+{
+    my $dir = fresh();
+    my $command = command_of('little', "--checkpoint $dir --checkpoint-every auto --mtbf 1e-9 --keep 0 --ranks 2$kind");
+    $command =~ s/ --quiet//;
+    my (undef, $out) = run(100, $command);
+    like($out, qr/^checkpoint every 0\.0 s: sqrt\(2 x [\d.]+ s that a save costs x 0 s between failures\) is 0\.0 s \(Young 1974\), at most 30 minutes are lost$/m, '--checkpoint-every auto says why');
+    is(join(' ', steps_in($dir)), '4 3 2 1', '  and saves as often');
+    $command =~ s/1e-9/1e9/;
+    forget($dir);
+    (undef, $out) = run(100, $command);
+    like($out, qr/^checkpoint every 1800\.0 s: /m, '  at least every half hour');
+    is(join(' ', steps_in($dir)), '4 1', '  the first one tells what one costs');
+    forget($dir);
+    $command =~ s/$/ --deadline 1e-6/;
+    (undef, $out) = run(100, $command);
+    like($out, qr/^a save takes [\d.]+ s, but between a request to stop and the end are 0\.0 s \(--deadline\): it will not fit/m, 'a deadline that is too short is said');
+    forget($dir);
+}
+
+# ---- mirrors ----
+
+{
+    my ($dir, $mirror) = (fresh(), fresh());
+    my $options = "--checkpoint $dir --mirror $mirror --checkpoint-every 1 --keep 2 --ranks 2$kind";
+    is(train('little', $options)->{hash}, $want{little}, '--mirror');
+    is((steps_in($mirror))[0], 4, '  has the newest') or diag(`ls $mirror`);
+    is(flaws($mirror), '', '  whole');
+    cmp_ok(scalar(steps_in($mirror)), '<=', 2, '  and no more than --keep');
+    is(join(' ', (steps_in($dir))[0, 1]), '4 3', '  beside those of the run');
+    forget($dir);
+    my $r = train('little', $options);
+    is("$r->{hash} @{$r->{steps}} $r->{status}", "$want{little}  0", 'where there is none, it is restored from the mirror');
+    is(flaws($dir) . join(' ', steps_in($dir)), '4', '  whole');
+    forget($_) for $dir, $mirror;
+
+    $mirror = copy_of($ground);
+    change("$mirror/" . name_of(3) . '/shard-000.safetensors', sub { flip(200) });
+    $r = train('little', $options =~ s/--mirror \S+/--mirror $mirror/r);
+    is("$r->{hash} @{$r->{steps}}", "$want{little} 3 4", 'from a damaged one the one before');
+    like($r->{err}, qr/is damaged: its SHA-256.*trying the checkpoint before it/, '  which is said');
+    forget($dir);
+    forget("$mirror/" . name_of($_)) for 1, 2, 4;
+    change("$mirror/" . name_of(3) . '/shard-000.safetensors', sub { flip(200) }) if !flaw("$mirror/" . name_of(3));
+    refused('a mirror with nothing whole', "--checkpoint $dir --mirror $mirror --ranks 2$kind", 1, qr/holds no checkpoint that is whole: give another --mirror/);
+    forget($_) for $dir, $mirror;
+
+    $mirror = fresh();
+    my $copy = "mkdir -p \$DT_FROM \$DT_TO && cp -r \$DT_FROM/. \$DT_TO";
+    $options = "--checkpoint $dir --mirror $mirror --mirror-command '$copy' --checkpoint-every 2 --keep 0 --ranks 2$kind";
+    is(train('little', $options)->{hash}, $want{little}, "--mirror-command '$copy'");
+    is(flaws($mirror) . join(' ', steps_in($mirror)), '4 2', '  has all');
+    forget($dir);
+    forget("$mirror/" . name_of(4));
+    $r = train('little', $options);
+    is("$r->{hash} @{$r->{steps}}", "$want{little} 3 4", '  and gives them back');
+    forget($_) for $dir, $mirror;
+
+    $mirror = fresh();
+    $r = train('little', "--checkpoint $dir --mirror $mirror --mirror-command '[ \$DT_FROM = $mirror ]' --checkpoint-every 2 --ranks 1");
+    is("$r->{status} $r->{hash}", "0 $want{little}", 'a command that fails does not end training');
+    like($r->{err}, qr/^dtrain: the mirror lacks step 4: the mirror's command ended with status 1: run it by hand with DT_FROM=\S+ DT_TO=\S+ to see why; training goes on$/m, '  but is said');
+    forget($dir);
+    $r = train('little', "--checkpoint $dir --mirror $mirror --mirror-command false --ranks 2$kind");
+    ok($r->{status} == 1 && $r->{err} =~ /the mirror's command ended with status 1: run it by hand/, 'one that cannot bring back what may be there does') or diag($r->{err});
+    forget($dir);
+    $r = train('little', "--checkpoint $dir --mirror $tmp/plain/x --checkpoint-every 2 --ranks 1");
+    ok($r->{status} == 1 || $r->{err} =~ /the mirror lacks step 4: cannot make the directory/, 'a mirror that cannot be is said') or diag($r->{err});
+    forget($dir);
+
+    my $start = time;
+    train('little', "--checkpoint $dir --mirror $mirror --mirror-rate 500000 --ranks 1");
+    my $bytes = -s "$mirror/" . name_of(4) . '/shard-000.safetensors';
+    cmp_ok(time - $start, '>', 0.8 * $bytes / 500000, sprintf '--mirror-rate: %.1f MB at 0.5 MB/s take their time', $bytes / 1e6);
+    is(flaws($mirror), '', '  and are whole');
+    forget($_) for $dir, $mirror;
+}
+
+# ---- fuzzing the readers ----
+
+my $flags = '-fsanitize=address,undefined -fno-sanitize-recover=all';
+my $cc = $ENV{CC} || 'cc';
+my ($status, undef, $err) = run(600, "$cc -std=gnu11 -g -O1 -DDT_DEBUG $flags -I$root $root/tests/fuzz_checkpoint.c -o fuzz -lm -lpthread");
+SKIP: {
+    skip "no sanitizers here: $err", 1 if $status;
+    my $seconds = full() ? 600 : 4;
+    my ($bad, $said, $error) = run($seconds + 120, "$tmp/fuzz $seconds");
+    ok($bad == 0 && $said =~ /nothing found/, "fuzzing: $said") or diag($error);
+}
+done_testing();
