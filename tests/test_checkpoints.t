@@ -8,7 +8,6 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin;
-use Cwd qw(getcwd);
 use Digest::SHA qw(sha256_hex);
 use Dt;
 use JSON::PP qw(decode_json);
@@ -21,7 +20,7 @@ use Time::HiRes qw(sleep time);
 my $seed = $ENV{DT_SEED} || time;
 srand $seed;
 diag("DT_SEED=$seed");
-my %stopped = map { $_ => 1 } 130, 143; # exit statuses of a run that was asked to stop
+my $stopped = 75; # the exit status of a run that was asked to stop and has saved
 my $program = trainer();
 my $kind = $only_threads ? ' --launch threads' : '';
 my $short = sanitized() && !full();
@@ -74,6 +73,8 @@ sub keep_only {
     spew("$dir/latest", name_of((steps_in($dir))[0]) . "\n");
 }
 
+# A file is checked by one rank, while others read what they need of it: what they see comes before a hash that is wrong.
+my $damage = qr/its SHA-256 is not the one in the manifest|no safetensors file, or damaged|byte \d+ of the file: |the checkpoint does not hold|bytes, its manifest says \d+: it is cut/;
 my $seal = qr/,\n "sha256": "(\w{64})"\n\}\n\z/;
 
 # What is wrong with the checkpoint of a directory, or nothing.
@@ -149,11 +150,11 @@ sub operations {
 
 my $sentence = qr/: cannot (create|write|read|rename|remove|make the directory) \S+ \((Input\/output error|No space left on device)\): (check the disk|free some space)/;
 
-# After a run with this fault: complete checkpoints only, of which the newest is less than an interval old; and the same
+# After a run with this fault: complete checkpoints only, of which the newest is at most an interval old; and the same
 # command goes on from there.
 sub after_fault {
     my ($dir, $options, $fault) = @_;
-    my $every = 2;
+    my $most = $options =~ /async/ ? 4 : 2; # behind training a save may take up to the next one
     my $r = faulty("--checkpoint $dir $options", $fault);
     my @done = @{$r->{steps}};
     my $newest = (steps_in($dir))[0] // 0;
@@ -163,7 +164,7 @@ sub after_fault {
     $fine = 0 if !$r->{status} && $r->{hash} ne $want{little};
     my $again = train('little', "--checkpoint $dir $options");
     $fine = 0 if $again->{status} || $again->{hash} ne $want{little} || ($again->{steps}[0] // 5) != $newest + 1;
-    ok($fine && !$flaws && $late <= $every, "DT_FAULT=$fault $options: the same command goes on") or
+    ok($fine && !$flaws && $late <= $most, "DT_FAULT=$fault $options: the same command goes on") or
         diag("$flaws, status $r->{status}, newest $newest, steps @done, then $again->{status}, $again->{hash}, @{$again->{steps}}\n$r->{err}$again->{err}");
     forget($dir);
 }
@@ -178,10 +179,10 @@ for my $way (@ways) {
     my ($options, $rank) = ("$way->[0] --checkpoint-every 2 --keep 1", $way->[1]);
     next if $short && rand(2) < 1;
     my $count = operations($options, $rank);
-    my @n = full() ? (1 .. $count) : map { 1 + int rand $count } 1 .. 4;
     cmp_ok($count, '>', 40, "$options: $count operations on rank $rank");
-    for my $fault (full() ? qw(die fail full cut) : (qw(die fail full cut))) {
-        after_fault(fresh(), $options, "$fault:$_:$rank") for full() ? @n : shift @n;
+    for my $fault (qw(die fail full cut)) { # most hangs on the last ones, when a checkpoint gets its name and others go
+        my @n = full() ? 1 .. $count : $fault eq 'die' && $way == $ways[0] ? $count - 15 .. $count : 1 + int rand $count;
+        after_fault(fresh(), $options, "$fault:$_:$rank") for @n;
     }
 }
 for my $way (@ways ? @ways[0, 2] : ()) { # reading, too: from checkpoints after steps 1, 2 and 3
@@ -211,6 +212,7 @@ sub start {
     return $pid if $pid;
     open STDOUT, '>', "$tmp/out";
     open STDERR, '>', "$tmp/err";
+    $ENV{DT_BACKOFF} = 0.01;
     exec split ' ', $command;
 }
 
@@ -233,11 +235,11 @@ sub ended {
 sub disturb {
     my ($name, $options, $after, $how) = @_;
     my $pid = start($name, $options . ($how eq 'STOP a rank' ? ' --timeout 2' : ''));
-    my ($ranks) = $options =~ /--ranks (\d+)/;
+    return ($how, ended($pid)) if $how eq 'nothing';
     sleep $after;
     my @ranks = Dt::ranks_of($pid);
     my $victim = @ranks ? $ranks[rand @ranks] : $pid;
-    $how = 'KILL all' if !@ranks && $how eq 'STOP a rank'; # nobody would see it
+    $how = 'KILL all' if @ranks < 2 && $how eq 'STOP a rank'; # nobody would see it
     my %to = ('KILL a rank' => [KILL => $victim], 'KILL the supervisor' => [KILL => $pid], 'KILL all' => [KILL => $pid, @ranks],
         'TERM' => [TERM => $pid], 'STOP a rank' => [STOP => $victim]);
     kill @{$to{$how}};
@@ -248,33 +250,29 @@ sub disturb {
 sub campaign {
     my ($name, $seconds) = @_;
     my @hows = ('KILL a rank', 'KILL the supervisor', 'KILL all', 'TERM', 'STOP a rank');
-    my ($dir, $kills, $last, $every, $late, $wrong) = (fresh(), 0, 0, 1, 0, '');
+    my ($dir, $kills, $last, $most, $wrong) = (fresh(), 0, 0, 1, '');
     my @story;
-    while (1) {
-        my $before = $last;
-        my $allowed = $every * ($late + 1); # behind training a save may take up to the next one
+    while (!$wrong) {
         my $places = places($name, 4);
-        $places .= ' --launch threads' if $only_threads;
-        $every = 1 + int rand 20;
-        $late = $places =~ /async/ ? 1 : 0;
+        my $every = 1 + int rand 20;
+        $places .= ' --max-restarts 2' if $places =~ /--launch processes/ && rand(4) < 1;
         my $options = "--checkpoint $dir --checkpoint-every $every --keep 2 $places";
-        my $done = $kills >= 12;
-        my $how = $hows[rand @hows];
-        $how = 'KILL all' if $options =~ /launch threads/ && $how =~ /a rank/;
-        my $status;
-        if ($done) { my $r = train($name, $options); $status = $r->{status}; spew("$tmp/out", $r->{out}); spew("$tmp/err", $r->{err}) }
-        else { ($how, $status) = disturb($name, $options, rand $seconds, $how) }
-        my @steps = steps_done();
-        $last = $steps[-1] if @steps;
-        push @story, ($done ? 'nothing' : $how) . " ($status) at step $last: $options";
-        $wrong .= "took up step $steps[0] after $before, " if @steps && $before - $steps[0] + 1 > $allowed;
-        $wrong .= flaws($dir);
-        last if $status eq '0' || $done;
-        $kills++;
+        my ($how, $status) = ($hows[rand @hows], 0);
+        $how = 'KILL all' if $options =~ /--launch threads/ && $how =~ /a rank/;
+        $how = 'nothing' if $kills >= 12;
+        ($how, $status) = disturb($name, $options, rand $seconds, $how);
+        push @story, "$how ($status) at step $last: $options";
+        my $often = $every * ($places =~ /async/ ? 2 : 1); # behind training a save may take up to the next one
+        for my $step (steps_done()) {
+            $wrong .= "took up step $step after $last, " if $last - $step + 1 > $most;
+            ($last, $most) = ($step, $often);
+        }
         my $text = slurp("$tmp/err");
-        $wrong .= "status $status: $text" if $how =~ /^KILL/ ? $status !~ /^(137|1)$/ : $how eq 'TERM' ? !$stopped{$status} : $status ne 1 && $status ne 137;
-        $wrong .= "stopped, but no checkpoint of step $1" if $text =~ /stopped on request after step (\d+)/ && (steps_in($dir))[0] != $1;
-        last if $wrong;
+        $wrong .= flaws($dir);
+        $wrong .= "stopped, but no checkpoint of step $1" if $text =~ /stopped on request after step (\d+)/ && ($status ne $stopped || (steps_in($dir))[0] != $1);
+        last if $status eq '0' || $how eq 'nothing';
+        $kills++;
+        $wrong .= "status $status: $text" if $status !~ ($how eq 'TERM' ? qr/^($stopped|143)$/ : qr/^(137|1)$/);
     }
     my ($hash) = slurp("$tmp/out") =~ /^sha256 (\w+)$/m;
     ok(($hash || '') eq $want{$name} && !$wrong, "$name: killed $kills times") or diag(join "\n", $wrong, @story, slurp("$tmp/err"));
@@ -379,10 +377,10 @@ my @damages = ( # what, how, and the words that it must be refused with
     ['a tensor at a negative place', sub { forge($_[0], $_[2], sub { header(sub { s/"data_offsets":\[\d+/"data_offsets":[-8/ or die }) }) }, qr/data_offsets|whole numbers/],
     ['a tensor beyond the end', sub { forge($_[0], $_[2], sub { header(sub { s/,(\d+)\]\}(\}\s*)$/",".($1+4)."]}$2"/e or die }) }) }, qr/has no place for its shape/],
     ['bytes behind the last tensor', sub { forge($_[0], $_[2], sub { $_ .= 'tail' }) }, qr/4 bytes belong to no tensor/],
-    (map { my ($what, $at) = @$_; ["a bit in $what", sub { change("$_[0]/$_[2]", sub { flip($at->()) }) }, qr/is damaged: its SHA-256 is not the one in the manifest/] }
+    (map { my ($what, $at) = @$_; ["a bit in $what", sub { change("$_[0]/$_[2]", sub { flip($at->()) }) }, $damage] }
         ['the length', sub { int rand 8 }], ['the header', sub { 8 + int rand unpack 'Q<', $_ }], ['the first number', sub { 8 + unpack('Q<', $_) + int rand 4 }],
         ['the data', sub { my $n = 8 + unpack 'Q<', $_; $n + int rand length($_) - $n }], ['the last byte', sub { length($_) - 1 }]),
-    (map { my ($what, $to) = @$_; ["cut $what", sub { change("$_[0]/$_[2]", sub { $_ = substr $_, 0, $to->() }) }, qr/bytes, its manifest says \d+: it is cut/] }
+    (map { my ($what, $to) = @$_; ["cut $what", sub { change("$_[0]/$_[2]", sub { $_ = substr $_, 0, $to->() }) }, qr/$damage|has \d bytes: it is cut/] }
         ['to nothing', sub { 0 }], ['in the length', sub { 7 }], ['behind the length', sub { 8 }], ['in the header', sub { 100 }], ['in the data', sub { length() / 2 }], ['by a byte', sub { length() - 1 }]),
     ['a byte more', sub { change("$_[0]/$_[2]", sub { $_ .= "\0" }) }, qr/bytes, its manifest says/],
 );
@@ -423,7 +421,7 @@ for my $case (some(6, ['--seed 2', 'seed 1', 2], ['--learning-rate 0.01', 'learn
     my ($options, $was, $is) = @$case;
     refused($options, "--checkpoint $ground --ranks 1 $options", 2, qr/step-000000003 was made with --$was.*, this run has \Q$is\E: the recipe decides the bits, give the same or another --checkpoint$/);
 }
-refused($_, "--checkpoint $ground --ranks 2$kind $_", 2, qr/step-000000003 is of another model: give its options, or another --checkpoint$/) for some(2, '--width 64', '--layers 2', '--model llama-nano --heads 4', '--hidden 64', '--vocabulary 300', '--experts 4');
+refused($_, "--checkpoint $ground --ranks 2$kind $_", 2, qr/step-000000003 is of another model: give its options, or another --checkpoint$/) for some(2, '--width 64', '--layers 2', '--model llama-nano --heads 4', '--vocabulary 300', '--experts 4');
 refused('other data', "--checkpoint $ground --ranks 1 --data " . corpus(20001), 2, qr/was made with other data than \S+: name the same/);
 refused('--resume never', "--checkpoint $ground --ranks 2$kind --resume never", 2, qr/holds checkpoints, and --resume is never/);
 refused('--resume only', "--checkpoint $tmp/nowhere --ranks 2$kind --resume only", 2, qr/holds no checkpoint to resume from/);
@@ -567,9 +565,9 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
 
 # ---- fuzzing the readers ----
 
-my $flags = '-fsanitize=address,undefined -fno-sanitize-recover=all';
+my $flags = (full() ? '-O1' : '-O0') . ' -fsanitize=address,undefined -fno-sanitize-recover=all';
 my $cc = $ENV{CC} || 'cc';
-my ($status, undef, $err) = run(600, "$cc -std=gnu11 -g -O1 -DDT_DEBUG $flags -I$root $root/tests/fuzz_checkpoint.c -o fuzz -lm -lpthread");
+my ($status, undef, $err) = run(600, "$cc -std=gnu11 -g -DDT_DEBUG $flags -I$root $root/tests/fuzz_checkpoint.c -o fuzz -lm -lpthread");
 SKIP: {
     skip "no sanitizers here: $err", 1 if $status;
     my $seconds = full() ? 600 : 4;
