@@ -53,6 +53,7 @@ sub train {
     return {status => $status, out => $out, err => $err, hash => $out =~ /^sha256 (\w+)$/m ? $1 : '', steps => [steps_done()]};
 }
 
+$recipe{$_} =~ s/--steps (\d+)/'--steps ' . $1 \/ 5/e for $short ? qw(long longer) : ();
 my %want = golden();
 for my $name (qw(epochs little llama_little untied long longer)) {
     my $r = train($name, '--ranks 1');
@@ -127,7 +128,7 @@ sub chain {
 }
 my @names = grep { !/long|base/ } sort keys %recipe;
 for my $name ($short ? (shuffle @names)[0 .. 5] : @names) {
-    chain($name, $_) for full() ? (map { 1 + $_ % 3 } 1 .. 30) : 1 + int rand 2;
+    chain($name, $_) for full() ? (map { 1 + $_ % 3 } 1 .. 30) : 1 + (rand(3) < 1);
 }
 
 # ---- every n ----
