@@ -15571,6 +15571,15 @@ static void dt__text_add(dt__text *t, const char *format, ...)
     t->length += n;
 }
 
+/* As few digits as give the same number again. */
+static void dt__float_text(float x, char *text, size_t size)
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, size, "%.*g", digits, (double)x);
+        if (strtof(text, NULL) == x) break;
+    }
+}
+
 /* A JSON string; bytes that are not ASCII stay as they are. */
 static void dt__text_string(dt__text *t, const char *s)
 {
@@ -16269,14 +16278,11 @@ static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p
 
 #define DT__CONFIG_LINE "\n  "
 
-/* "name": value after a comma, in the fewest digits that give the same float again. */
+/* "name": value after a comma. */
 static void dt__config_real(dt__text *t, const char *indent, const char *name, double value)
 {
     char text[32];
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if ((float)strtod(text, NULL) == (float)value) break;
-    }
+    dt__float_text((float)value, text, sizeof text);
     dt__text_add(t, ",%s\"%s\": %s%s", indent, name, text, strpbrk(text, ".e") ? "" : ".0");
 }
 static void dt__config_int(dt__text *t, const char *name, int64_t value)
@@ -21485,15 +21491,6 @@ static dt_result dt__full_read(dt_trainer *t, dt__full_reader *f, const dt__run 
 static int dt__option_binds(const dt__option *o)
 {
     return !o->in_layout && o->type != DT__TYPE_MODEL && o->type != DT__TYPE_TEXT;
-}
-
-/* As few digits as give the same number again. */
-static void dt__float_text(float x, char *text, size_t size)
-{
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(text, size, "%.*g", digits, (double)x);
-        if (strtof(text, NULL) == x) break;
-    }
 }
 
 static void dt__option_text(const dt__option *o, const void *place, char *text, size_t size)
