@@ -220,13 +220,17 @@ command_run() {
     given --ranks "$@" || show_equal_hashes --data "$data" "${recipe[@]}"
 }
 
-# Folder and flags of the tests: the usual, or with sanitizers.
+# Folder and flags of the tests: the usual, or with sanitizers. Each test compiles the whole library, in half the time
+# without the optimisation that the trainer has, which most tests run; with --full they have it, too.
 test_flags() {
     test_build=$build/tests
-    test_cflags="$warnings"
+    test_cflags="$warnings -O1 -DDT_DEBUG"
+    [ -z "${DT_FULL:-}" ] || test_cflags="$warnings"
+    train_cflags="$warnings"
     [ -n "${DT_SANITIZE:-}" ] || return 0
     test_build=$build/tests-$(say "$DT_SANITIZE" | tr , -)
     test_cflags="$warnings -g -O1 -DDT_DEBUG -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize=$DT_SANITIZE"
+    train_cflags=$test_cflags
     export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 }
 
@@ -243,7 +247,8 @@ command_test() {
     have prove || die "no prove: install perl (apt-get install perl)"
     test_flags
     export DT_TEST_BUILD=$test_build DT_TEST_CFLAGS="$test_cflags"
-    mapfile -t calls < <(calls_for "$test_build" "$test_cflags" tests/test_*.c examples/10_train.c)
+    mapfile -t calls < <(calls_for "$test_build" "$train_cflags" examples/10_train.c
+                         calls_for "$test_build" "$test_cflags" tests/test_*.c)
     compile_all "${calls[@]}"
     for test in tests/test_*.t; do files+=("$test"); done
     for test in tests/test_*.c; do [ -e "$test" ] && files+=("$test_build/$(basename "$test" .c)"); done
