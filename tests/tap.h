@@ -248,8 +248,7 @@ TAP_FN tap_golden *tap_golden_open(const char *name)
     uint64_t length = 0;
     int64_t bytes;
     for (int i = 0; i < 3 && !f; i++) {
-        snprintf(path, sizeof path, "%s%s", places[i], name);
-        f = fopen(path, "rb");
+        if ((size_t)snprintf(path, sizeof path, "%s%s", places[i], name) < sizeof path) f = fopen(path, "rb");
     }
     if (!f || !g || fread(size, 1, 8, f) != 8) tap_bail("cannot open tests/golden/%s", name);
     for (int i = 7; i >= 0; i--) length = length << 8 | size[i];
