@@ -22911,24 +22911,22 @@ static int dt__trainer_counts(const dt_trainer *t)
  * by rank 0's clock, it is time to save. */
 enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2, DT__SAID_DUE = 4 };
 
-/* Valid targets over all ranks, from each rank's own, counted in integers (R12). said: bits of this rank become those
- * of all, or NULL. */
+/* Valid targets over all ranks, from each rank's own, counted in integers (R12). said: bits of this rank, which travel
+ * in the count's top byte, become those of all; or NULL. */
 static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint32_t *said)
 {
-    float words[3];
+    enum { TOP = 56 };
+    float words[2];
     dt_result r;
     if (!dt__trainer_counts(t)) own = 0;
+    if (said) own |= (int64_t)*said << TOP;
     memcpy(words, &own, 8);
-    memset(&words[2], 0, 4);
-    if (said) memcpy(&words[2], said, 4);
-    r = dt_all_gather(t->comm, words, t->counts, 3);
+    r = dt_all_gather(t->comm, words, t->counts, 2);
     *total = 0;
     for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
-        uint32_t bits;
-        memcpy(&own, t->counts + 3 * i, 8);
-        memcpy(&bits, t->counts + 3 * i + 2, 4);
-        *total += own;
-        if (said) *said |= bits;
+        memcpy(&own, t->counts + 2 * i, 8);
+        *total += own & (((int64_t)1 << TOP) - 1);
+        if (said) *said |= (uint32_t)(own >> TOP);
     }
     return r;
 }

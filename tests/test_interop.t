@@ -83,7 +83,7 @@ my ($python) = grep { (run(120, "'$_' -c 'import torch, transformers, safetensor
     "assert tuple(map(int, transformers.__version__.split(\".\")[:2])) >= (4, 43)'"))[0] == 0 } @candidates;
 my $why = @candidates ? "no Python here has torch, safetensors and transformers 4.43 or newer (tried @candidates)"
                              : 'no Python here' unless $python;
-my $tool = "'$python' '$root/tests/make_interop.py'";
+my $tool = "'" . ($python // '') . "' '$root/tests/make_interop.py'";
 
 # tests/test_interop.c with directories as arguments compares logits.
 sub compare {
