@@ -162,7 +162,7 @@ static void trouble(void)
     refused(dt_checkpoint_diff(c, other, 0, &d), DT_E_USAGE, "different models", "two models");
     refused(dt_checkpoint_read(c, arrays, values), DT_E_USAGE, "there is no array", "an array too far");
     refused(dt_checkpoint_convert(c, in("two"), DT_FULL), DT_E_USAGE, "is there already", "a step that is there");
-    tap_ok(!strcmp(dt_checkpoint_option(c, "momentum"), "0.899999976") && !dt_checkpoint_option(c, "none"), "options");
+    tap_ok(!strcmp(dt_checkpoint_option(c, "momentum"), "0.9") && !dt_checkpoint_option(c, "none"), "options");
     tap_ok(dt_checkpoint_about(c).step == STOP && dt_checkpoint_about(c).kind == DT_SHARDED, "step and kind");
     tap_ok(!strcmp(dt_checkpoint_array_at(c, arrays - 1).name, "first.transformer.ln_f.bias"), "the last array is %s",
            dt_checkpoint_array_at(c, arrays - 1).name);
