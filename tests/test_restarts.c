@@ -223,6 +223,7 @@ static void alone(const char *self)
     kill(j.supervisor, SIGINT);
     judge(&j, seen, "none ignore, two interrupts", 128 + SIGINT, 1, "asked");
     signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_DFL); /* a shell ignores it for what it runs in the background */
     if (dt_comm_init(&c, NULL, NULL)) tap_bail("%s", dt_last_error());
     dt__comm_catch_stop(c);
     sigaction(SIGTERM, NULL, &now);
