@@ -827,7 +827,8 @@ typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_ov
 /* Start from dt_layout_default(); new fields will have defaults there. */
 /* Both kinds resume in any layout. Sharded: every rank writes what it owns, in parallel, and what several have is
  * written once. Full: rank 0 writes whole tensors under the names of Hugging Face, with config.json for the families,
- * so that other programs read them; it holds one tensor at a time beyond its own part. */
+ * so that other programs read them; it holds one tensor at a time beyond its own part (up to three times, where that
+ * is cut and turned). */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
 /* What a directory with checkpoints means at the start: go on from the newest that is whole; an error; and an error
  * when there is none. */
