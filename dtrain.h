@@ -18015,9 +18015,10 @@ static int64_t dt__engine_threads(const dt_layout *l, int64_t ranks)
 }
 static int dt__engine_overlaps(const dt__engine *e)
 {
-    int64_t ranks = dt_comm_size(e->comm);
+    int64_t ranks;
     if (!DT__THREADS || e->layout->overlap == DT_OVERLAP_OFF) return 0;
     if (e->layout->overlap == DT_OVERLAP_ON) return 1;
+    ranks = dt_comm_size(e->comm);
     return ranks * dt__engine_threads(e->layout, ranks) < (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
