@@ -1789,8 +1789,9 @@ typedef struct dt__sha256 {
     uint32_t state[8];
     uint64_t bytes;
     uint8_t block[64];
-    int fast; /* the processor has instructions for it, and this hash is long enough to look */
+    int way; /* how blocks are hashed; known once there are so many that it is worth to look */
 } dt__sha256;
+enum { DT__SHA_UNKNOWN, DT__SHA_PLAIN, DT__SHA_SIDE_BY_SIDE, DT__SHA_INSTRUCTIONS };
 
 static const uint32_t dt__sha256_k[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -1802,42 +1803,66 @@ static const uint32_t dt__sha256_k[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-/* The message schedule is made in place, sixteen words at a time; the eight variables change names, not places. */
-static void dt__sha256_plain(uint32_t state[8], const uint8_t *p)
+/* The 64 rounds of a block; word i of its message schedule, its constant added, is w[i * step]. The eight variables
+ * change names, not places. */
+static inline __attribute__((always_inline)) void dt__sha256_rounds(uint32_t state[8], const uint32_t *w, int step)
 {
-#define DT__ROTATE(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
+#define DT__ROTATE(x, n) ((x) >> (n) | (x) << (32 - (n)))
 #define DT__SHA_ROUND(a, b, c, d, e, f, g, h, k)                                                             \
-    t = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + (g ^ (e & (f ^ g))) +               \
-        dt__sha256_k[i + k] + w[k];                                                                          \
+    t = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + (g ^ (e & (f ^ g))) + w[k * step];  \
     d += t;                                                                                                  \
     h = t + (DT__ROTATE(a, 2) ^ DT__ROTATE(a, 13) ^ DT__ROTATE(a, 22)) + ((a & b) | (c & (a | b)));
-    uint32_t w[16], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
-                    h = state[7], t;
-    for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 |
-               (uint32_t)p[4 * i + 3];
-    for (int i = 0; i < 64; i += 16) {
-        for (int k = 0; k < 16 && i; k++) {
-            uint32_t x = w[(k + 1) & 15], y = w[(k + 14) & 15];
-            w[k] += (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[(k + 9) & 15] +
-                    (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);
-        }
-        for (int k = 0; k < 16; k += 8) {
-            DT__SHA_ROUND(a, b, c, d, e, f, g, h, k)
-            DT__SHA_ROUND(h, a, b, c, d, e, f, g, k + 1)
-            DT__SHA_ROUND(g, h, a, b, c, d, e, f, k + 2)
-            DT__SHA_ROUND(f, g, h, a, b, c, d, e, k + 3)
-            DT__SHA_ROUND(e, f, g, h, a, b, c, d, k + 4)
-            DT__SHA_ROUND(d, e, f, g, h, a, b, c, k + 5)
-            DT__SHA_ROUND(c, d, e, f, g, h, a, b, k + 6)
-            DT__SHA_ROUND(b, c, d, e, f, g, h, a, k + 7)
-        }
+    uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
+             h = state[7], t;
+    for (int i = 0; i < 64; i += 8, w += 8 * step) {
+        DT__SHA_ROUND(a, b, c, d, e, f, g, h, 0)
+        DT__SHA_ROUND(h, a, b, c, d, e, f, g, 1)
+        DT__SHA_ROUND(g, h, a, b, c, d, e, f, 2)
+        DT__SHA_ROUND(f, g, h, a, b, c, d, e, 3)
+        DT__SHA_ROUND(e, f, g, h, a, b, c, d, 4)
+        DT__SHA_ROUND(d, e, f, g, h, a, b, c, 5)
+        DT__SHA_ROUND(c, d, e, f, g, h, a, b, 6)
+        DT__SHA_ROUND(b, c, d, e, f, g, h, a, 7)
     }
     state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g,
         state[7] += h;
 #undef DT__SHA_ROUND
-#undef DT__ROTATE
 }
+
+/* The schedule depends on the block alone: that of `lanes` blocks that follow each other is made side by side, word_t
+ * holding a word of each, before their rounds are done in turn. */
+#define DT__SHA_BLOCKS(name, word_t, lanes)                                                                            \
+    static void name(uint32_t state[8], const uint8_t *p)                                                              \
+    {                                                                                                                  \
+        word_t w[64];                                                                                                  \
+        for (int i = 0; i < 16; i++)                                                                                   \
+            for (int j = 0; j < lanes; j++) ((uint32_t *)&w[i])[j] = dt__sha256_word(p + 64 * j + 4 * i);              \
+        for (int i = 16; i < 64; i++) {                                                                                \
+            word_t x = w[i - 15], y = w[i - 2];                                                                        \
+            w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] +                            \
+                   (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);                                                  \
+        }                                                                                                              \
+        for (int i = 0; i < 64; i++) w[i] += dt__sha256_k[i];                                                          \
+        for (int j = 0; j < lanes; j++) dt__sha256_rounds(state, (const uint32_t *)w + j, lanes);                      \
+    }
+static inline uint32_t dt__sha256_word(const uint8_t *p)
+{
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
+}
+DT__SHA_BLOCKS(dt__sha256_plain, uint32_t, 1)
+#if defined(__x86_64__)
+enum { DT__SHA_LANES = 8 };
+typedef uint32_t dt__sha256_words __attribute__((vector_size(32), may_alias));
+static int dt__sha256_has_lanes(void) { return __builtin_cpu_init(), __builtin_cpu_supports("avx2") != 0; }
+__attribute__((target("avx2"))) DT__SHA_BLOCKS(dt__sha256_lanes, dt__sha256_words, DT__SHA_LANES)
+#else
+enum { DT__SHA_LANES = 4 };
+typedef uint32_t dt__sha256_words __attribute__((vector_size(16), may_alias));
+static int dt__sha256_has_lanes(void) { return 1; }
+DT__SHA_BLOCKS(dt__sha256_lanes, dt__sha256_words, DT__SHA_LANES)
+#endif
+#undef DT__SHA_BLOCKS
+#undef DT__ROTATE
 
 /* The same by the processor's own instructions: two rounds or four at once, and the schedule in fours. */
 #if defined(__x86_64__)
@@ -1902,15 +1927,27 @@ static void dt__sha256_begin(dt__sha256 *h)
     memcpy(h->state, start, sizeof start);
 }
 
+/* DT_ISA=portable asks for the plain text, as of the kernels. */
+static int dt__sha256_way(void)
+{
+    const char *wanted = getenv("DT_ISA");
+    if (wanted && !strcmp(wanted, "portable")) return DT__SHA_PLAIN;
+    return dt__sha256_has() ? DT__SHA_INSTRUCTIONS : dt__sha256_has_lanes() ? DT__SHA_SIDE_BY_SIDE : DT__SHA_PLAIN;
+}
+
 static void dt__sha256_add(dt__sha256 *h, const void *data, int64_t bytes)
 {
     const uint8_t *p = (const uint8_t *)data;
-    if (bytes >= 65536 && !h->fast) h->fast = dt__sha256_has() ? 1 : -1; /* asking takes longer than a block */
+    if (bytes >= 65536 && !h->way) h->way = dt__sha256_way(); /* asking takes longer than a block */
     while (bytes > 0) {
         int64_t used = (int64_t)(h->bytes & 63), take = dt__min(64 - used, bytes);
         const uint8_t *block = used == 0 && take == 64 ? p : h->block;
         if (block == h->block) memcpy(h->block + used, p, (size_t)take);
-        if (used + take == 64) (h->fast > 0 ? dt__sha256_fast : dt__sha256_plain)(h->state, block);
+        if (block == p && bytes >= 64 * DT__SHA_LANES && h->way == DT__SHA_SIDE_BY_SIDE) {
+            take = 64 * DT__SHA_LANES;
+            dt__sha256_lanes(h->state, p);
+        } else if (used + take == 64)
+            (h->way == DT__SHA_INSTRUCTIONS ? dt__sha256_fast : dt__sha256_plain)(h->state, block);
         h->bytes += (uint64_t)take;
         p += take;
         bytes -= take;

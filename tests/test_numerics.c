@@ -880,6 +880,52 @@ static void hash_of(const char *data, int64_t bytes, int64_t piece, char hex[65]
     dt__sha256_end(&h, hex);
 }
 
+/* The same hashed in one way, in pieces of random length up to `most`; 0: in one. */
+static void hash_by(int way, const char *data, int64_t bytes, int64_t most, char hex[65])
+{
+    dt__sha256 h;
+    dt__sha256_begin(&h);
+    h.way = way;
+    for (int64_t at = 0, n; at < bytes; at += n) {
+        n = most ? dt__min(bytes - at, 1 + below(most)) : bytes;
+        dt__sha256_add(&h, data + at, n);
+    }
+    dt__sha256_end(&h, hex);
+}
+
+static void test_sha256_ways(char *data)
+{
+    static const char *const names[] = {"", "", "blocks side by side", "the processor's SHA-256 instructions"};
+    char was[32];
+    for (int i = 0; i < 100000; i++) data[i] = (char)below(256);
+    for (int way = DT__SHA_SIDE_BY_SIDE; way <= DT__SHA_INSTRUCTIONS; way++) {
+        char want[65], hex[65];
+        int same = 1;
+        if (!(way == DT__SHA_INSTRUCTIONS ? dt__sha256_has() : dt__sha256_has_lanes())) {
+            tap_skip(1, "this processor does not have %s", names[way]);
+            continue;
+        }
+        for (int n = 0; n <= 1100 && same; n++) {
+            hash_by(DT__SHA_PLAIN, data + n, n, 0, want);
+            hash_by(way, data + n, n, 0, hex);
+            same = !strcmp(hex, want);
+        }
+        for (int i = 0; i < 300 && same; i++) {
+            int64_t n = below(100000);
+            hash_by(DT__SHA_PLAIN, data, n, 0, want);
+            hash_by(way, data, n, i % 2 ? 3000 : 70000, hex);
+            same = !strcmp(hex, want);
+        }
+        tap_ok(same, "R17 %s give what the plain text gives: any length, in pieces of any length", names[way]);
+    }
+    snprintf(was, sizeof was, "%s", getenv("DT_ISA") ? getenv("DT_ISA") : "");
+    setenv("DT_ISA", "portable", 1);
+    tap_ok(dt__sha256_way() == DT__SHA_PLAIN, "R17 DT_ISA=portable hashes by the plain text");
+    unsetenv("DT_ISA");
+    tap_ok(dt__sha256_way() == (dt__sha256_has() ? DT__SHA_INSTRUCTIONS : dt__sha256_has_lanes() ? DT__SHA_SIDE_BY_SIDE : DT__SHA_PLAIN), "R17 else by the best that there is");
+    if (*was) setenv("DT_ISA", was, 1);
+}
+
 static void test_sha256(void)
 {
     char hex[65], *million = (char *)malloc(1000000);
@@ -895,18 +941,7 @@ static void test_sha256(void)
         hash_of(million, 1000000, piece, hex);
         tap_ok(!strcmp(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"), "R17 SHA-256 of a million a, %lld at a time", (long long)piece);
     }
-    if (dt__sha256_has()) {
-        uint32_t fast[8], plain[8];
-        int same = 1;
-        memcpy(fast, A, 32), memcpy(plain, A, 32);
-        for (int i = 0; i < 10000 && same; i++) {
-            for (int k = 0; k < 64; k++) million[k] = (char)below(256);
-            dt__sha256_fast(fast, (const uint8_t *)million);
-            dt__sha256_plain(plain, (const uint8_t *)million);
-            same = !memcmp(fast, plain, 32);
-        }
-        tap_ok(same, "R17 the processor's SHA-256 instructions give what the plain text gives");
-    } else tap_skip(1, "this processor has no SHA-256 instructions");
+    test_sha256_ways(million);
     free(million);
 }
 
