@@ -827,8 +827,7 @@ typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_ov
 /* Start from dt_layout_default(); new fields will have defaults there. */
 /* Both kinds resume in any layout. Sharded: every rank writes what it owns, in parallel, and what several have is
  * written once. Full: rank 0 writes whole tensors under the names of Hugging Face, with config.json for the families,
- * so that other programs read them; it holds one tensor at a time beyond its own part (up to three times, where that
- * is cut and turned). */
+ * so that other programs read them; beyond its own part it holds a block of 1 MB, or a row where that has more. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
 /* What a directory with checkpoints means at the start: go on from the newest that is whole; an error; and an error
  * when there is none. */
@@ -10794,13 +10793,6 @@ static void dt__net_whole(const dt__net *net, const dt__net_param *p, const void
     dt__net_move(net, p, from, (char *)whole, bytes, 0);
 }
 
-static void dt__net_cut(const dt__net *net, const dt__net_param *p, const void *whole, int64_t bytes, void *shards)
-{
-    char *from;
-    memcpy(&from, &whole, sizeof from); /* only read */
-    dt__net_move(net, p, (char *)shards, from, bytes, 1);
-}
-
 /* Widths that the row kernels' scratch must hold. */
 static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 {
@@ -15403,7 +15395,7 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
  * disk that is slow to write. */
 
 enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
-enum { DT__FILE_RUN = 4 << 20 }; /* bytes of one operation at most */
+enum { DT__FILE_RUN = 1 << 20 }; /* bytes of one operation at most */
 typedef struct dt__files {
     int64_t count; /* operations so far; atomic */
     int64_t at;    /* the one that goes wrong; 0: none */
@@ -16246,7 +16238,7 @@ static void dt__no_tick(void *user) { (void)user; }
 static dt_result dt__file_hash(dt__files *f, int fd, const char *name, int64_t bytes, char hash[65],
                                void (*tick)(void *), void *user)
 {
-    char *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint");
+    char *block = (char *)dt__alloc(dt__min(DT__FILE_RUN, bytes), "reading a checkpoint");
     dt__sha256 h;
     dt_result r = block ? DT_OK : DT_E_MEMORY;
     dt__sha256_begin(&h);
@@ -20268,7 +20260,8 @@ typedef struct dt__run {
     int kind;
     int32_t param;
     int64_t array, from, count, bytes;
-    int64_t local; /* where the run begins in what this rank stores of the parameter, in weights */
+    int64_t at; /* so far has a visit come, in numbers of the array */
+    int rank;   /* whose it is, on rank 0 during a visit */
     char *data;
 } dt__run;
 typedef struct dt__runs {
@@ -21051,172 +21044,6 @@ static int64_t dt__bytes_of(int64_t bytes, int64_t count)
     return dt__ceil_div(count, units) * bytes * units / DT__MOMENT_BLOCK;
 }
 
-/* Who takes an array, parameter by parameter: elements in the order of the whole parameter; numbers that blocks of
- * weights share in that of its stored arrays, each by itself. */
-typedef struct dt__sink {
-    dt_result (*take)(struct dt__sink *sink, const dt__param *p, const void *data, int64_t bytes);
-} dt__sink;
-
-/* Sends bytes to rank 0, or takes them there. */
-static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_t bytes)
-{
-    float block[1024];
-    dt_result r = DT_OK;
-    for (int64_t at = 0; at < bytes && !r; at += (int64_t)sizeof block) {
-        int64_t n = dt__min((int64_t)sizeof block, bytes - at), words = dt__ceil_div(n, 4);
-        if (dt_comm_rank(t->comm) == from) {
-            memcpy(block, data + at, (size_t)n);
-            r = dt_send(t->comm, block, words, 0);
-        } else if (dt_is_root(t)) {
-            r = dt_recv(t->comm, block, words, from);
-            memcpy(data + at, block, (size_t)n);
-        }
-    }
-    return r;
-}
-
-/* An array of this rank: pieces, one behind another, or all of its parameters. */
-static char *dt__array_of(const dt_trainer *t, int kind, int *pieces)
-{
-    *pieces = t->e.shape.zero > (kind ? 0 : 2);
-    return kind ? (char *)t->e.state[kind - 1] : (char *)t->e.params;
-}
-
-/* Rank 0 gets the piece of a parameter that data-parallel rank j of the first copy of the state has, with the shards of
- * place `tensor`; where it belongs, the owner says. */
-static dt_result dt__trainer_collect(dt_trainer *t, int kind, const dt__net_param *p, int j, int tensor, char *room)
-{
-    const dt__engine *e = &t->e;
-    int from = dt__mesh_rank(&e->mesh, j, p->stage[0], tensor), self = dt_comm_rank(t->comm), pieces;
-    int64_t bytes = dt__array_bytes(&t->recipe, kind), where[2], place = 0;
-    char *array = dt__array_of(t, kind, &pieces);
-    dt_result r = DT_OK;
-    if (self != from && self) return DT_OK;
-    if (self == from) {
-        dt__piece_of x = dt__engine_piece(e, p);
-        where[0] = pieces ? x.from : 0;
-        where[1] = pieces ? x.count : p->count;
-        place = (pieces ? x.state : p->offset) / DT__MOMENT_BLOCK * bytes;
-    }
-    if (from) r = dt__trainer_pass_on(t, from, (char *)where, 16);
-    if (r) return r;
-    room += where[0] / DT__MOMENT_BLOCK * bytes;
-    if (!from) memcpy(room, array + place, (size_t)dt__bytes_of(bytes, where[1]));
-    else r = dt__trainer_pass_on(t, from, self ? array + place : room, dt__bytes_of(bytes, where[1]));
-    return r;
-}
-
-/* Gives a parameter's part of an array on. At `at` is what ranks store, those with the first experts first, then by
- * tensor shards. */
-static dt_result dt__visit_param(const dt_trainer *t, dt__sink *sink, int64_t bytes, const dt__net_param *p,
-                                 const char *at)
-{
-    int64_t vt = t->e.net.tensor_shards, cut = dt__param_is_cut(&p->is, vt), shards = cut ? vt : 1;
-    int64_t own = cut ? t->e.net.own_shards : 1, experts = dt__max(1, p->is.own_experts), cuts = shards / own;
-    int64_t step = dt__shard_step(&p->is, vt), run = experts * own * step, arrays = dt__param_arrays(&p->is, vt);
-    dt__net_param q = *p;
-    dt__net part;
-    dt_result r = DT_OK;
-    memset(&part, 0, sizeof part);
-    part.tensor_shards = vt, part.own_shards = own;
-    for (int64_t i = 0; i < arrays * step / run && arrays > 1 && bytes >= DT__MOMENT_BLOCK; i++) {
-        part.first_shard = i % cuts * own;
-        q.is.first_expert = i / cuts * experts;
-        dt__net_whole(&part, &q, at + i * run / DT__MOMENT_BLOCK * bytes, bytes / DT__MOMENT_BLOCK, t->whole);
-    }
-    if (arrays > 1 && bytes >= DT__MOMENT_BLOCK)
-        return sink->take(sink, &p->is, t->whole, dt_shape_count(p->is.shape) * bytes / DT__MOMENT_BLOCK);
-    for (int64_t i = 0; i < arrays && !r; i++) {
-        int64_t e = i / shards, v = i % shards, rank = e / experts * cuts + v / own;
-        int64_t place = rank * run + (e % experts * own + v % own) * step;
-        r = sink->take(sink, &p->is, at + place / DT__MOMENT_BLOCK * bytes,
-                       dt__bytes_of(bytes, dt__shard_floats(&p->is, vt)));
-    }
-    return r;
-}
-
-/* Has every rank all of the state? */
-static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
-
-/* Room for what ranks store of the largest parameter, in floats. */
-static int64_t dt__trainer_room(const dt_trainer *t)
-{
-    int64_t most = 0;
-    for (int32_t i = 0; i < t->e.net.param_count; i++)
-        most = dt__max(most, DT__BLOCK * dt__engine_blocks(&t->e, &t->e.net.params[i].is));
-    return most;
-}
-
-/* Gives an array to the sink, unless it is NULL. Where ranks have only parts rank 0 collects each in `room`, and all
- * ranks must come. */
-static dt_result dt__visit_array(dt_trainer *t, int kind, char *room, dt__sink *sink)
-{
-    const dt__engine *e = &t->e;
-    int64_t bytes = dt__array_bytes(&t->recipe, kind);
-    int pieces;
-    const char *array = dt__array_of(t, kind, &pieces);
-    dt_result r = DT_OK;
-    for (int32_t i = 0; i < e->net.param_count && bytes; i++) {
-        const dt__net_param *p = &e->net.params[i];
-        int64_t vt = e->net.tensor_shards, copies = dt__param_copies(&p->is);
-        int64_t run = dt__param_shards(&p->is, vt, e->net.own_shards) * dt__shard_step(&p->is, vt);
-        int places = dt__param_is_cut(&p->is, vt) ? e->mesh.size[DT__TENSOR] : 1;
-        int ranks = (int)(pieces ? dt__max(e->store.shards, copies) : copies);
-        dt_result sent = DT_OK;
-        for (int place = 0; place < places && room; place++)
-            for (int j = 0; j < ranks && !sent; j++)
-                sent = dt__trainer_collect(t, kind, p, j, place,
-                                           room + (j % copies * places + place) * run / DT__MOMENT_BLOCK * bytes);
-        if (sent) return sent;
-        if (sink && !r)
-            r = dt__visit_param(t, sink, bytes, p, room ? room : array + p->offset / DT__MOMENT_BLOCK * bytes);
-        dt__comm_tick(t->comm);
-    }
-    return r;
-}
-
-typedef struct dt__hash_sink {
-    dt__sink is;
-    dt__sha256 h;
-} dt__hash_sink;
-static dt_result dt__hash_take(dt__sink *sink, const dt__param *p, const void *data, int64_t bytes)
-{
-    (void)p;
-    dt__sha256_add(&((dt__hash_sink *)sink)->h, data, bytes);
-    return DT_OK;
-}
-
-static dt_result dt__trainer_hash(dt_trainer *t)
-{
-    dt__hash_sink h;
-    char *room = NULL;
-    int whole = dt__trainer_whole(t);
-    float words[17];
-    dt_result r;
-    if (!whole && !(room = (char *)dt__alloc(dt_is_root(t) ? 4 * dt__trainer_room(t) : 1, "the hash")))
-        return DT_E_MEMORY;
-    h.is.take = dt__hash_take;
-    dt__sha256_begin(&h.h);
-    r = dt__engine_settle(&t->e);
-    for (int kind = 0; kind < DT__ARRAYS && !r; kind++)
-        r = dt__visit_array(t, kind, room, whole || dt_is_root(t) ? &h.is : NULL);
-    dt__free(room);
-    dt__sha256_end(&h.h, t->hash);
-    memcpy(words, t->hash, 65);
-    if (!r && !whole) r = dt_broadcast(t->comm, words, 17, 0);
-    memcpy(t->hash, words, 65);
-    t->hashed = r ? -1 : t->e.step;
-    return r;
-}
-
-DT_API const char *dt_trainer_hash(dt_trainer *t)
-{
-    if (t->hashed != t->e.step && dt__trainer_hash(t)) t->hash[0] = 0;
-    return t->hash;
-}
-
-/* ---- checkpoints: which numbers are where ------------------------------------------------------------------ */
-
 static int dt__array_type(int64_t bytes) { return bytes == DT__MOMENT_BLOCK ? DT__STORED_U8 : DT__STORED_F32; }
 
 /* Of a piece of a parameter that several ranks have alike, each writes an equal part of whole blocks: which one this
@@ -21249,11 +21076,11 @@ static dt_result dt__runs_add(dt__runs *l, const dt__engine *e, int kind, int32_
         if (!dt__reserve((void **)&l->list, l->count, &l->room, l->count + 1, sizeof *l->list, "a checkpoint"))
             return DT_E_MEMORY;
         run = &l->list[l->count++];
+        memset(run, 0, sizeof *run);
         run->kind = kind;
         run->param = param;
         run->array = dt__param_array(p, vt, e->net.first_shard, own, v);
         run->from = lo - v * step;
-        run->local = lo;
         run->count = hi - lo;
         run->data = data + (lo - from) / DT__MOMENT_BLOCK * bytes;
         run->bytes = dt__bytes_of(bytes, run->count);
@@ -21262,26 +21089,28 @@ static dt_result dt__runs_add(dt__runs *l, const dt__engine *e, int kind, int32_
     return DT_OK;
 }
 
-/* All that this rank has; with `writes` what it writes: every number is written by one rank. */
+/* What this rank has of an array; with `writes` what it writes: every number is written by one rank. */
+static dt_result dt__runs_of(dt__runs *l, const dt__engine *e, int kind, int32_t param, int writes)
+{
+    const dt__net_param *p = &e->net.params[param];
+    dt__piece_of x = dt__engine_piece(e, p);
+    int64_t bytes = dt__array_bytes(e->recipe, kind), from = x.from, count = x.count;
+    char *data = kind ? (char *)e->state[kind - 1] + x.state / DT__MOMENT_BLOCK * bytes : (char *)x.weight;
+    if (p->offset < 0) return DT_OK;
+    if (!kind && !writes && e->shape.zero < 3) from = 0, count = p->count, data = (char *)(e->params + p->offset);
+    if (writes) {
+        dt__engine_share(e, p, &from, &count);
+        data += (from - x.from) / DT__MOMENT_BLOCK * bytes;
+    }
+    return dt__runs_add(l, e, kind, param, from, count, data);
+}
 static dt_result dt__runs_open(dt__runs *l, const dt__engine *e, int writes)
 {
     dt_result r = DT_OK;
     memset(l, 0, sizeof *l);
     for (int kind = 0; kind < DT__ARRAYS; kind++)
-        for (int32_t i = 0; i < e->net.param_count && !r && dt__array_bytes(e->recipe, kind); i++) {
-            const dt__net_param *p = &e->net.params[i];
-            dt__piece_of x = dt__engine_piece(e, p);
-            int64_t bytes = dt__array_bytes(e->recipe, kind), from = x.from, count = x.count;
-            char *data = kind ? (char *)e->state[kind - 1] + x.state / DT__MOMENT_BLOCK * bytes : (char *)x.weight;
-            if (p->offset < 0) continue;
-            if (!kind && !writes && e->shape.zero < 3)
-                from = 0, count = p->count, data = (char *)(e->params + p->offset);
-            if (writes) {
-                dt__engine_share(e, p, &from, &count);
-                data += (from - x.from) / DT__MOMENT_BLOCK * bytes;
-            }
-            r = dt__runs_add(l, e, kind, i, from, count, data);
-        }
+        for (int32_t i = 0; i < e->net.param_count && !r && dt__array_bytes(e->recipe, kind); i++)
+            r = dt__runs_of(l, e, kind, i, writes);
     return r;
 }
 
@@ -21290,6 +21119,243 @@ static void dt__runs_close(dt__runs *l)
     dt__free(l->list);
     memset(l, 0, sizeof *l);
 }
+
+/* Sends bytes to rank 0, or takes them there. */
+static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_t bytes)
+{
+    float block[1024];
+    dt_result r = DT_OK;
+    for (int64_t at = 0; at < bytes && !r; at += (int64_t)sizeof block) {
+        int64_t n = dt__min((int64_t)sizeof block, bytes - at), words = dt__ceil_div(n, 4);
+        if (dt_comm_rank(t->comm) == from) {
+            memcpy(block, data + at, (size_t)n);
+            r = dt_send(t->comm, block, words, 0);
+        } else if (dt_is_root(t)) {
+            r = dt_recv(t->comm, block, words, from);
+            memcpy(data + at, block, (size_t)n);
+        }
+    }
+    return r;
+}
+
+/* Has every rank all of the state? */
+static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
+
+/* ---- the state in the order of files ----
+ * Ranks store the numbers of a parameter by tensor shards, experts and pieces; files and the hash have them in one
+ * order, in files some with turned axes. Between the two stands a block: a part of the file at a time comes together
+ * there, or goes from there to where it is stored. So nobody needs room for a whole tensor, rank 0 neither. */
+
+typedef struct dt__visit {
+    char *block;   /* of DT__FILE_RUN bytes at most, or a row of a turned file */
+    dt__runs runs; /* of the array: what this rank has, or, on rank 0, all have */
+    int alone;     /* no other rank is needed */
+    dt__param is;  /* the array's shape and how it is cut, in numbers */
+    int64_t vt;
+    int64_t unit, each, count; /* weights of a number; its bytes; so many numbers there are */
+    int64_t rows, cols;        /* number i of the parameter is number (i % cols) rows + i / cols of the file */
+    int64_t lo, hi;            /* numbers of the file in the block */
+} dt__visit;
+
+/* Comes to an array; turned: its axes are in the other order in the file. Numbers that blocks of weights share are in
+ * the order of the stored arrays, each by itself. */
+static void dt__visit_begin(dt__visit *v, const dt_trainer *t, int kind, const dt__param *p, int turned)
+{
+    int64_t bytes = dt__array_bytes(&t->recipe, kind);
+    v->is = *p;
+    v->vt = t->e.net.tensor_shards;
+    v->each = dt__stored_types[dt__array_type(bytes)].bytes;
+    v->unit = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1;
+    if (v->unit > 1) {
+        v->is.cut = -1, v->is.experts = dt__param_arrays(p, v->vt);
+        v->is.shape = dt_shape1(v->is.experts * dt__ceil_div(dt__shard_floats(p, v->vt), v->unit));
+    }
+    v->count = dt_shape_count(v->is.shape);
+    v->rows = turned ? p->shape.n[0] : 1;
+    v->cols = v->count / v->rows;
+    v->lo = v->hi = 0;
+}
+
+/* The next block; 0: the array is through. */
+static int dt__visit_block(dt__visit *v)
+{
+    v->lo = v->hi;
+    v->hi = dt__min(v->count, v->lo + dt__max(1, DT__FILE_RUN / v->each / v->rows) * v->rows);
+    return v->lo < v->hi;
+}
+
+/* n numbers that lie together in a run, from its `from`-th on; in the block from the `to`-th on, v->rows apart. */
+typedef struct dt__stretch {
+    int64_t from, to, n;
+} dt__stretch;
+
+/* Where a run's way through the block begins. What is not turned goes on where the block before ended. */
+static void dt__visit_enter(const dt__visit *v, dt__run *run)
+{
+    if (!v->lo || v->rows > 1) run->at = run->from / v->unit;
+}
+static int dt__visit_next(const dt__visit *v, dt__run *run, dt__stretch *s)
+{
+    int64_t begin = run->from / v->unit, end = begin + dt__ceil_div(run->count, v->unit), n;
+    for (; run->at < end; run->at += n) {
+        int64_t place = dt__param_index(&v->is, v->vt, run->array, run->at), row, col, lo, hi;
+        n = dt__min(dt__param_run(&v->is, v->vt, run->at), end - run->at);
+        if (place < 0) continue;
+        row = place / v->cols, col = place % v->cols;
+        n = dt__min(n, v->cols - col);
+        lo = dt__max(col, v->lo / v->rows), hi = dt__min(col + n, v->hi / v->rows);
+        if (v->rows == 1 && col >= hi) return 0; /* the rest is of later blocks */
+        if (lo >= hi) continue;
+        s->from = run->at - begin + lo - col, s->to = lo * v->rows + row - v->lo, s->n = hi - lo;
+        run->at += v->rows == 1 ? hi - col : n;
+        return 1;
+    }
+    return 0;
+}
+
+/* A stretch between the block and `part`, where its numbers are side by side. */
+static void dt__visit_copy(const dt__visit *v, const dt__stretch *s, char *part, int to_block)
+{
+    char *block = v->block + s->to * v->each;
+    float *a = (float *)(void *)part, *b = (float *)(void *)block; /* only floats are turned */
+    if (v->rows == 1) memcpy(to_block ? block : part, to_block ? part : block, (size_t)(s->n * v->each));
+    for (int64_t i = 0; i < s->n && v->rows > 1; i++)
+        if (to_block) b[i * v->rows] = a[i];
+        else a[i] = b[i * v->rows];
+}
+
+/* Brings what a run has of the block: from here, or in messages, each full but for the numbers of the last one. */
+static dt_result dt__visit_bring(dt_trainer *t, const dt__visit *v, dt__run *run)
+{
+    float words[1024];
+    char *lot = (char *)words;
+    int root = v->alone || dt_is_root(t), here = v->alone || (root && !run->rank);
+    int64_t size = (int64_t)sizeof words, used = root ? size : 0;
+    dt__stretch s;
+    dt_result r = DT_OK;
+    dt__visit_enter(v, run);
+    while (!r && dt__visit_next(v, run, &s)) {
+        char *data = run->data + s.from * v->each;
+        if (here) dt__visit_copy(v, &s, data, 1);
+        for (int64_t rest = s.n; rest > 0 && !here && !r; rest -= s.n, s.to += s.n * v->rows, used += s.n * v->each) {
+            if (used == size) {
+                r = root ? dt_recv(t->comm, words, 1024, run->rank) : dt_send(t->comm, words, 1024, 0);
+                used = 0;
+            }
+            s.n = dt__min(rest, (size - used) / v->each);
+            if (root) dt__visit_copy(v, &s, lot + used, 1);
+            else memcpy(lot + used, data, (size_t)(s.n * v->each));
+            data += root ? 0 : s.n * v->each;
+        }
+    }
+    return root || !used || r ? r : dt_send(t->comm, words, 1024, 0);
+}
+
+/* Finds who has what of an array: rank 0 hears of all ranks' runs. */
+static dt_result dt__visit_runs(dt_trainer *t, dt__visit *v, int kind, int32_t param)
+{
+    dt__runs *l = &v->runs;
+    dt_result r;
+    l->count = 0;
+    r = dt__runs_of(l, &t->e, kind, param, !v->alone);
+    for (int rank = 1; !v->alone && rank < dt_comm_size(t->comm) && !r; rank++) {
+        int64_t count = l->count, first = dt_is_root(t) ? count : 0;
+        if (!dt_is_root(t) && dt_comm_rank(t->comm) != rank) continue;
+        r = dt__trainer_pass_on(t, rank, (char *)&count, 8);
+        if (!r && !dt__reserve((void **)&l->list, l->count, &l->room, first + count, sizeof *l->list, "a list of runs"))
+            r = DT_E_MEMORY;
+        if (!r) r = dt__trainer_pass_on(t, rank, (char *)(l->list + first), count * (int64_t)sizeof *l->list);
+        if (r || !dt_is_root(t)) break;
+        for (l->count += count; first < l->count; first++) l->list[first].rank = rank;
+    }
+    return r;
+}
+
+/* Who takes an array, block by block. */
+typedef struct dt__sink {
+    dt_result (*take)(struct dt__sink *sink, const void *data, int64_t bytes);
+} dt__sink;
+
+/* Gives the array of the visit's runs to the sink, unless it is NULL. */
+static dt_result dt__visit_give(dt_trainer *t, dt__visit *v, dt__sink *sink)
+{
+    dt_result r = DT_OK;
+    while (dt__visit_block(v)) {
+        dt_result brought = DT_OK;
+        for (int64_t i = 0; i < v->runs.count && !brought; i++) brought = dt__visit_bring(t, v, &v->runs.list[i]);
+        if (brought) return brought;
+        if (sink && !r) r = sink->take(sink, v->block, (v->hi - v->lo) * v->each);
+        dt__comm_tick(t->comm);
+    }
+    return r;
+}
+
+/* Room for the blocks of all arrays. Unless alone all ranks must come to each array, and rank 0 gets the numbers. */
+static dt_result dt__visit_open(dt__visit *v, const dt_trainer *t, int alone)
+{
+    int64_t most = 0, runs = 0;
+    memset(v, 0, sizeof *v);
+    v->alone = alone;
+    for (int32_t i = 0; i < t->e.net.param_count; i++) {
+        const dt__param *p = &t->e.net.params[i].is;
+        int64_t arrays = dt__param_arrays(p, t->e.net.tensor_shards), row = 4 * p->shape.n[0];
+        most = dt__max(most, dt__min(4 * (dt_shape_count(p->shape) + arrays), dt__max(row, DT__FILE_RUN)));
+        runs = dt__max(runs, arrays * (alone ? 1 : dt_comm_size(t->comm)));
+    }
+    if (t->published.count) most += most / 2; /* numbers of two bytes stand behind those that they become */
+    if (!dt__reserve((void **)&v->runs.list, 0, &v->runs.room, runs, sizeof *v->runs.list, "a list of runs"))
+        return DT_E_MEMORY;
+    v->block = (char *)dt__alloc(alone || dt_is_root(t) ? most : 1, "a checkpoint");
+    return v->block ? DT_OK : DT_E_MEMORY;
+}
+static void dt__visit_close(dt__visit *v)
+{
+    dt__free(v->block);
+    dt__runs_close(&v->runs);
+}
+
+typedef struct dt__hash_sink {
+    dt__sink is;
+    dt__sha256 h;
+} dt__hash_sink;
+static dt_result dt__hash_take(dt__sink *sink, const void *data, int64_t bytes)
+{
+    dt__sha256_add(&((dt__hash_sink *)sink)->h, data, bytes);
+    return DT_OK;
+}
+
+static dt_result dt__trainer_hash(dt_trainer *t)
+{
+    dt__hash_sink h;
+    dt__visit v;
+    int whole = dt__trainer_whole(t);
+    float words[17];
+    dt_result r = dt__visit_open(&v, t, whole);
+    h.is.take = dt__hash_take;
+    dt__sha256_begin(&h.h);
+    if (!r) r = dt__engine_settle(&t->e);
+    for (int kind = 0; kind < DT__ARRAYS; kind++)
+        for (int32_t i = 0; i < t->e.net.param_count && !r && dt__array_bytes(&t->recipe, kind); i++) {
+            dt__visit_begin(&v, t, kind, &t->e.net.params[i].is, 0);
+            r = dt__visit_runs(t, &v, kind, i);
+            if (!r) r = dt__visit_give(t, &v, whole || dt_is_root(t) ? &h.is : NULL);
+        }
+    dt__visit_close(&v);
+    dt__sha256_end(&h.h, t->hash);
+    memcpy(words, t->hash, 65);
+    if (!r && !whole) r = dt_broadcast(t->comm, words, 17, 0);
+    memcpy(t->hash, words, 65);
+    t->hashed = r ? -1 : t->e.step;
+    return r;
+}
+
+DT_API const char *dt_trainer_hash(dt_trainer *t)
+{
+    if (t->hashed != t->e.step && dt__trainer_hash(t)) t->hash[0] = 0;
+    return t->hash;
+}
+
+/* ---- checkpoints: which numbers are where ------------------------------------------------------------------ */
 
 /* "weight/transformer.wte.weight/000003/000000001024": such names sort as the numbers do. */
 static void dt__run_name(const dt__engine *e, const dt__run *run, int64_t from, char *name, size_t size)
@@ -21363,12 +21429,10 @@ static int dt__param_turns(const dt_recipe *r, const dt__param *p)
     return r->model.family == DT_LLAMA && dt__param_linear(r, p);
 }
 
-/* to (cols,rows) = from (rows,cols), transposed. */
-static void dt__turn(float *to, const float *from, int64_t rows, int64_t cols)
+/* Is an array of a parameter turned in a full checkpoint? */
+static int dt__full_turns(const dt_trainer *t, int kind, const dt__param *p)
 {
-    for (int64_t i = 0; i < rows; i += 16)
-        for (int64_t j = 0; j < cols; j++)
-            for (int64_t k = i; k < dt__min(rows, i + 16); k++) to[j * rows + k] = from[k * cols + j];
+    return !kind && dt__param_turns(&t->recipe, p);
 }
 
 /* What a file calls an array of a parameter, and its shape there. */
@@ -21377,41 +21441,49 @@ static void dt__full_name(const dt_trainer *t, int kind, const dt__param *p, cha
     int64_t bytes = dt__array_bytes(&t->recipe, kind), vt = t->e.net.tensor_shards;
     snprintf(name, size, "%s%s%s", kind ? dt__array_names[kind] : "", kind ? "." : "", p->name);
     *shape = p->shape;
-    if (!kind && dt__param_turns(&t->recipe, p)) *shape = dt_shape2(p->shape.n[1], p->shape.n[0]);
+    if (dt__full_turns(t, kind, p)) *shape = dt_shape2(p->shape.n[1], p->shape.n[0]);
     if (bytes < DT__MOMENT_BLOCK)
         *shape = dt_shape1(dt__param_arrays(p, vt) * dt__ceil_div(dt__shard_floats(p, vt), DT__MOMENT_BLOCK));
 }
 
-/* Puts what the visitor brings into a file. */
+/* Puts what a visit brings into a file. */
 typedef struct dt__full_sink {
     dt__sink is;
     dt_trainer *t;
     dt__tensor_file *file;
-    float *turned;
-    int weights;
 } dt__full_sink;
 
-static dt_result dt__full_take(dt__sink *sink, const dt__param *p, const void *data, int64_t bytes)
+static dt_result dt__full_take(dt__sink *sink, const void *data, int64_t bytes)
 {
     dt__full_sink *s = (dt__full_sink *)sink;
-    dt_result r = DT_OK;
-    if (s->weights && dt__param_turns(&s->t->recipe, p)) {
-        dt__turn(s->turned, (const float *)data, p->shape.n[0], p->shape.n[1]);
-        data = s->turned;
-    }
-    for (int64_t at = 0; at < bytes && !r; at += DT__FILE_RUN) {
-        dt__comm_tick(s->t->comm);
-        r = dt__tensor_file_put(s->file, (const char *)data + at, dt__min(DT__FILE_RUN, bytes - at));
-    }
+    dt__comm_tick(s->t->comm);
+    return dt__tensor_file_put(s->file, data, bytes);
+}
+
+/* The numbers of arrays [kind, end). After an error r of the file the others' are taken all the same. */
+static dt_result dt__full_put(dt_trainer *t, dt__visit *v, dt__tensor_file *w, int kind, int end, dt_result r)
+{
+    dt__full_sink sink;
+    sink.is.take = dt__full_take, sink.t = t, sink.file = w;
+    for (int k = kind; k < end; k++)
+        for (int32_t i = 0; i < t->e.net.param_count && dt__array_bytes(&t->recipe, k); i++) {
+            const dt__param *p = &t->e.net.params[i].is;
+            dt_result visited;
+            if (v->alone && (r || !dt_is_root(t))) return r;
+            dt__visit_begin(v, t, k, p, dt__full_turns(t, k, p));
+            visited = dt__visit_runs(t, v, k, i);
+            if (visited) return visited;
+            visited = dt__visit_give(t, v, dt_is_root(t) && !r ? &sink.is : NULL);
+            r = r ? r : visited;
+        }
     return r;
 }
 
 /* One file of arrays [kind, end): rank 0 writes what all ranks bring, parameter by parameter. */
-static dt_result dt__full_file(dt_trainer *t, dt__part_file *part, const char *directory, int kind, int end, char *room,
-                               float *turned)
+static dt_result dt__full_file(dt_trainer *t, dt__visit *v, dt__part_file *part, const char *directory, int kind,
+                               int end)
 {
     dt__tensor_file w;
-    dt__full_sink sink;
     char path[PATH_MAX], name[160];
     dt_result r = DT_OK;
     snprintf(part->name, sizeof part->name, "%s.safetensors", kind ? "optimizer" : "model");
@@ -21423,105 +21495,68 @@ static dt_result dt__full_file(dt_trainer *t, dt__part_file *part, const char *d
             dt__full_name(t, k, &t->e.net.params[i].is, name, sizeof name, &shape);
             dt__tensor_file_name(&w, name, dt__array_type(dt__array_bytes(&t->recipe, k)), &shape);
         }
-    sink.is.take = dt__full_take;
-    sink.t = t, sink.file = &w, sink.turned = turned, sink.weights = !kind;
     if (dt_is_root(t)) r = dt__tensor_file_open(&w);
-    for (int k = kind; k < end; k++) {
-        dt_result visited = dt__visit_array(t, k, room, dt_is_root(t) && !r ? &sink.is : NULL);
-        r = r ? r : visited;
-    }
-    r = dt__tensor_file_close(&w, r);
+    r = dt__tensor_file_close(&w, dt__full_put(t, v, &w, kind, end, r));
     part->bytes = w.written;
     memcpy(part->hash, w.hash, sizeof part->hash);
     return r;
 }
 
-/* What is read of a full checkpoint at a time: an array of a parameter, whole, then cut as this rank stores it. */
-typedef struct dt__full_reader {
-    char *whole, *cut;
-    float *turned;
-    int kind;
-    int32_t param; /* which it is; -1: none */
-} dt__full_reader;
-
-/* The array of a parameter that is whole in f->whole, as this rank stores it; padding is +0. */
-static void dt__full_cut(const dt_trainer *t, dt__full_reader *f, const dt__run *run, int64_t bytes)
+/* So many runs, the i-th and those that follow, are of one array of a parameter. */
+static int64_t dt__runs_alike(const dt__runs *l, int64_t i)
 {
-    const dt__net_param *p = &t->e.net.params[run->param];
-    f->kind = run->kind;
-    f->param = run->param;
-    if (dt__param_arrays(&p->is, t->e.net.tensor_shards) == 1) {
-        memcpy(f->cut, f->whole, (size_t)(dt_shape_count(p->is.shape) * bytes));
-        return;
+    int64_t n = 1;
+    while (i + n < l->count && l->list[i + n].kind == l->list[i].kind && l->list[i + n].param == l->list[i].param) n++;
+    return n;
+}
+
+/* Numbers of the visit's block from a file, where they may have fewer bits. */
+static dt_result dt__visit_fill(dt_trainer *t, dt__visit *v, const dt__tensors *from, const dt__stored *s)
+{
+    const dt__stored_type *type = &dt__stored_types[s->type];
+    int64_t n = v->hi - v->lo;
+    char *raw = v->block + (type->bytes == v->each ? 0 : n * v->each);
+    dt_result r = dt__tensors_read(from, &t->save.files, s, raw, n * type->bytes, v->lo * type->bytes);
+    dt__comm_tick(t->comm);
+    if (!r && raw != v->block) t->e.k->convert(DT_F32, v->block, type->dtype, raw, n);
+    return r;
+}
+
+/* Runs of the visit's array from a file. Blocks that hold nothing of them are not read; padding is +0. */
+static dt_result dt__visit_read(dt_trainer *t, dt__visit *v, const dt__tensors *from, const dt__stored *s, dt__run *run,
+                                int64_t runs)
+{
+    dt_result r = DT_OK;
+    for (int64_t i = 0; i < runs && v->is.pad; i++) memset(run[i].data, 0, (size_t)run[i].bytes);
+    while (!r && dt__visit_block(v)) {
+        dt__stretch part;
+        int filled = 0;
+        for (int64_t i = 0; i < runs && !r; i++) {
+            dt__visit_enter(v, &run[i]);
+            while (!r && dt__visit_next(v, &run[i], &part)) {
+                if (!filled++) r = dt__visit_fill(t, v, from, s);
+                if (!r) dt__visit_copy(v, &part, run[i].data + part.from * v->each, 0);
+            }
+        }
     }
-    memset(f->cut, 0, (size_t)(p->count * bytes));
-    dt__net_cut(&t->e.net, p, f->whole, bytes, f->cut);
+    return r;
 }
 
-static dt_result dt__full_reader_open(const dt_trainer *t, dt__full_reader *f)
+/* Runs of one array from a full checkpoint's files. */
+static dt_result dt__full_read(dt_trainer *t, dt__visit *v, dt__run *run, int64_t runs, const dt__tensors *from)
 {
-    int64_t longest = dt__trainer_room(t);
-    memset(f, 0, sizeof *f);
-    f->param = -1;
-    f->whole = (char *)dt__alloc(4 * longest, "a checkpoint");
-    f->cut = (char *)dt__alloc(4 * longest, "a checkpoint");
-    f->turned = (float *)dt__alloc(t->recipe.model.family == DT_LLAMA || t->published.turned ? 4 * longest : 0,
-                                   "a checkpoint");
-    return f->whole && f->cut && f->turned ? DT_OK : DT_E_MEMORY;
-}
-static void dt__full_reader_close(dt__full_reader *f)
-{
-    dt__free(f->whole);
-    dt__free(f->cut);
-    dt__free(f->turned);
-}
-
-/* One parameter of an array from the files, as this rank stores it. */
-static dt_result dt__full_fetch(dt_trainer *t, dt__full_reader *f, const dt__run *run, const dt__tensors *from)
-{
-    const dt__net_param *p = &t->e.net.params[run->param];
-    int64_t bytes = dt__array_bytes(&t->recipe, run->kind) / DT__MOMENT_BLOCK, count = dt_shape_count(p->is.shape);
+    const dt__param *p = &t->e.net.params[run->param].is;
     char name[160], a[96], b[96];
     const dt__stored *s;
     dt_shape shape;
-    dt_result r;
-    if (f->kind == run->kind && f->param == run->param) return DT_OK;
-    dt__full_name(t, run->kind, &p->is, name, sizeof name, &shape);
+    dt__full_name(t, run->kind, p, name, sizeof name, &shape);
     s = dt__tensors_find(from, name);
     if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
     if (s->type != dt__array_type(dt__array_bytes(&t->recipe, run->kind)) || !dt__same_shape(&s->shape, &shape))
         return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
                          dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(&shape, b));
-    dt__comm_tick(t->comm);
-    r = dt__tensors_read(from, &t->save.files, s, f->whole, count * bytes, 0);
-    if (!r && !run->kind && dt__param_turns(&t->recipe, &p->is)) {
-        memcpy(f->turned, f->whole, (size_t)(4 * count));
-        dt__turn((float *)(void *)f->whole, f->turned, p->is.shape.n[1], p->is.shape.n[0]);
-    }
-    if (!r) dt__full_cut(t, f, run, bytes);
-    return r;
-}
-
-static dt_result dt__full_read(dt_trainer *t, dt__full_reader *f, const dt__run *run, const dt__tensors *from)
-{
-    const dt__param *p = &t->e.net.params[run->param].is;
-    int64_t bytes = dt__array_bytes(&t->recipe, run->kind), at;
-    const dt__stored *s;
-    char name[160];
-    dt_shape shape;
-    dt_result r;
-    if (bytes >= DT__MOMENT_BLOCK) {
-        r = dt__full_fetch(t, f, run, from);
-        if (!r) memcpy(run->data, f->cut + run->local * bytes / DT__MOMENT_BLOCK, (size_t)run->bytes);
-        return r;
-    }
-    dt__full_name(t, run->kind, p, name, sizeof name, &shape);
-    s = dt__tensors_find(from, name);
-    at = run->array * dt__ceil_div(dt__shard_floats(p, t->e.net.tensor_shards), DT__MOMENT_BLOCK) * bytes;
-    at += run->from / DT__MOMENT_BLOCK * bytes;
-    if (!s || s->bytes < at + run->bytes)
-        return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
-    return dt__tensors_read(from, &t->save.files, s, run->data, run->bytes, at);
+    dt__visit_begin(v, t, run->kind, p, dt__full_turns(t, run->kind, p));
+    return dt__visit_read(t, v, from, s, run, runs);
 }
 
 /* ---- what a checkpoint must agree with ---- */
@@ -21830,21 +21865,13 @@ static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
 /* Full: rank 0 writes, all ranks bring. */
 static dt_result dt__save_full(dt_trainer *t, const char *path)
 {
-    int64_t longest = dt__trainer_room(t);
-    int root = dt_is_root(t);
-    float *turned;
-    char *room = NULL;
-    dt_result r = DT_OK;
-    turned = (float *)dt__alloc(root && t->recipe.model.family == DT_LLAMA ? 4 * longest : 0, "a checkpoint");
-    if (!dt__trainer_whole(t)) room = (char *)dt__alloc(root ? 4 * longest : 0, "a checkpoint");
-    if (!turned || (!dt__trainer_whole(t) && !room)) r = DT_E_MEMORY;
-    r = dt__trainer_agree(t, r);
+    dt__visit v;
+    dt_result r = dt__trainer_agree(t, dt__visit_open(&v, t, dt__trainer_whole(t)));
     if (!r) r = dt__engine_settle(&t->e);
-    if (!r) r = dt__full_file(t, &t->save.part[0], path, 0, 1, room, turned);
+    if (!r) r = dt__full_file(t, &v, &t->save.part[0], path, 0, 1);
     r = dt__trainer_agree(t, r);
-    if (!r) r = dt__full_file(t, &t->save.part[1], path, 1, DT__ARRAYS, room, turned);
-    dt__free(turned);
-    dt__free(room);
+    if (!r) r = dt__full_file(t, &v, &t->save.part[1], path, 1, DT__ARRAYS);
+    dt__visit_close(&v);
     return r;
 }
 
@@ -21994,17 +22021,17 @@ static void dt__save_close(dt__saver *s)
 /* The state of the checkpoint at `path`, into what this rank has. */
 static dt_result dt__load_runs(dt_trainer *t, const dt__manifest *m, const dt__tensors *from)
 {
-    dt__full_reader f;
+    dt__visit v;
     dt__runs runs;
-    dt_result r = dt__runs_open(&runs, &t->e, 0);
-    memset(&f, 0, sizeof f);
-    if (!r && m->full) r = dt__full_reader_open(t, &f);
-    for (int64_t i = 0; i < runs.count && !r; i++) {
-        r = m->full ? dt__full_read(t, &f, &runs.list[i], from)
+    dt_result r = dt__visit_open(&v, t, 1), listed = dt__runs_open(&runs, &t->e, 0);
+    r = r ? r : listed;
+    for (int64_t i = 0, n; i < runs.count && !r; i += n) {
+        n = m->full ? dt__runs_alike(&runs, i) : 1;
+        r = m->full ? dt__full_read(t, &v, &runs.list[i], n, from)
                     : dt__runs_read(&t->e, &runs.list[i], from, &t->save.files);
         dt__comm_tick(t->comm);
     }
-    dt__full_reader_close(&f);
+    dt__visit_close(&v);
     dt__runs_close(&runs);
     return r;
 }
@@ -22104,7 +22131,7 @@ struct dt_checkpoint {
     dt__manifest m;
     dt__tensors tensors;
     dt_trainer t;
-    dt__full_reader reader;
+    dt__visit visit;
     char *stored;      /* an array as a rank that has all of it stores it */
     int64_t arrays;
     char option[PATH_MAX];
@@ -22168,10 +22195,9 @@ static dt_result dt__checkpoint_model(dt_checkpoint *c)
                          "checkpoint", c->path);
     for (int kind = 0; kind < DT__ARRAYS; kind++)
         if (dt__array_bytes(&t->recipe, kind)) c->arrays += t->e.net.param_count;
-    longest = dt__trainer_longest(t);
-    if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
-    c->stored = (char *)dt__alloc(4 * dt__trainer_room(t), "a checkpoint");
-    return c->stored ? dt__full_reader_open(t, &c->reader) : DT_E_MEMORY;
+    for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
+    c->stored = (char *)dt__alloc(4 * longest, "a checkpoint");
+    return c->stored ? dt__visit_open(&c->visit, t, 1) : DT_E_MEMORY;
 }
 
 DT_API void dt_checkpoint_close(dt_checkpoint **handle)
@@ -22180,9 +22206,8 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
     if (!c) return;
     dt__manifest_close(&c->m);
     dt__tensors_close(&c->tensors);
-    dt__full_reader_close(&c->reader);
+    dt__visit_close(&c->visit);
     dt__net_close(&c->t.e.net);
-    dt__free(c->t.whole);
     dt__free(c->stored);
     dt__free(c);
     *handle = NULL;
@@ -22320,18 +22345,16 @@ static dt_result dt__checkpoint_known(const dt_checkpoint *c, int64_t index)
                      (long long)c->arrays);
 }
 
-/* Reads an array into c->stored. */
+/* Reads an array into c->stored; the visit's runs tell what is where. */
 static dt_result dt__checkpoint_fetch(dt_checkpoint *c, int kind, const dt__net_param *p)
 {
     dt_trainer *t = &c->t;
-    dt__runs runs;
+    dt__runs *l = &c->visit.runs;
     dt_result r;
-    memset(&runs, 0, sizeof runs);
-    r = dt__runs_add(&runs, &t->e, kind, (int32_t)(p - t->e.net.params), 0, p->count, c->stored);
-    for (int64_t i = 0; i < runs.count && !r; i++)
-        r = c->m.full ? dt__full_read(t, &c->reader, &runs.list[i], &c->tensors)
-                      : dt__runs_read(&t->e, &runs.list[i], &c->tensors, &t->save.files);
-    dt__runs_close(&runs);
+    l->count = 0;
+    r = dt__runs_add(l, &t->e, kind, (int32_t)(p - t->e.net.params), 0, p->count, c->stored);
+    if (!r && c->m.full) return dt__full_read(t, &c->visit, l->list, l->count, &c->tensors);
+    for (int64_t i = 0; i < l->count && !r; i++) r = dt__runs_read(&t->e, &l->list[i], &c->tensors, &t->save.files);
     return r;
 }
 
@@ -22341,10 +22364,9 @@ typedef struct dt__read_sink {
     float *to;
     int codes;
 } dt__read_sink;
-static dt_result dt__read_take(dt__sink *sink, const dt__param *p, const void *data, int64_t bytes)
+static dt_result dt__read_take(dt__sink *sink, const void *data, int64_t bytes)
 {
     dt__read_sink *s = (dt__read_sink *)sink;
-    (void)p;
     if (s->codes)
         for (int64_t i = 0; i < bytes; i++) *s->to++ = (float)((const unsigned char *)data)[i];
     else {
@@ -22358,15 +22380,15 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *valu
 {
     const dt__net_param *p;
     dt__read_sink sink;
-    int64_t bytes;
     int kind;
     dt_result r = dt__checkpoint_known(c, index);
     if (r) return r;
     p = dt__checkpoint_array(c, index, &kind);
-    bytes = dt__array_bytes(&c->t.recipe, kind);
-    sink.is.take = dt__read_take, sink.to = values, sink.codes = dt__array_type(bytes) == DT__STORED_U8;
+    sink.is.take = dt__read_take, sink.to = values;
+    sink.codes = dt__array_type(dt__array_bytes(&c->t.recipe, kind)) == DT__STORED_U8;
     r = dt__checkpoint_fetch(c, kind, p);
-    return r ? r : dt__visit_param(&c->t, &sink.is, bytes, p, c->stored);
+    dt__visit_begin(&c->visit, &c->t, kind, &p->is, 0);
+    return r ? r : dt__visit_give(&c->t, &c->visit, &sink.is);
 }
 
 /* The numbers of two arrays side by side. */
@@ -22415,14 +22437,13 @@ static dt_result dt__checkpoint_put(dt_checkpoint *c, dt__tensor_file *w, int64_
     char name[160];
     int kind;
     const dt__net_param *p = dt__checkpoint_array(c, index, &kind);
-    int64_t bytes = dt__array_bytes(&t->recipe, kind);
-    int type = dt__array_type(bytes);
+    int type = dt__array_type(dt__array_bytes(&t->recipe, kind));
     dt_result r = numbers ? dt__checkpoint_fetch(c, kind, p) : DT_OK;
     if (r) return r;
     if (full && numbers) {
-        sink.is.take = dt__full_take;
-        sink.t = t, sink.file = w, sink.turned = c->reader.turned, sink.weights = !kind;
-        return dt__visit_param(t, &sink.is, bytes, p, c->stored);
+        sink.is.take = dt__full_take, sink.t = t, sink.file = w;
+        dt__visit_begin(&c->visit, t, kind, &p->is, dt__full_turns(t, kind, &p->is));
+        return dt__visit_give(t, &c->visit, &sink.is);
     }
     if (full) {
         dt__full_name(t, kind, &p->is, name, sizeof name, &shape);
@@ -22599,72 +22620,37 @@ static dt_result dt__weights_check(dt_trainer *t)
     return r;
 }
 
-/* Reads a parameter's first weights, whole; fewer bits become floats. */
-static dt_result dt__weights_fetch(dt_trainer *t, dt__full_reader *f, const dt__run *run)
-{
-    const dt__param *p = &t->e.net.params[run->param].is;
-    int64_t count = dt_shape_count(p->shape), each;
-    float *to = (float *)(void *)f->whole;
-    const dt__stored *s;
-    dt_shape shape;
-    int turns = dt__weights_shape(t, p, &shape);
-    dt_result r;
-    if (f->param == run->param) return DT_OK;
-    r = dt__weights_fit(&t->published, p->name, &shape, &s);
-    if (r) return r;
-    dt__comm_tick(t->comm);
-    each = dt__stored_types[s->type].bytes;
-    r = dt__tensors_read(&t->published, &t->save.files, s, each == 4 ? f->whole : f->cut, count * each, 0);
-    if (!r && each != 4) t->e.k->convert(DT_F32, to, dt__stored_types[s->type].dtype, f->cut, count);
-    if (!r && turns) {
-        memcpy(f->turned, f->whole, (size_t)(4 * count));
-        dt__turn(to, f->turned, p->shape.n[1], p->shape.n[0]);
-    }
-    if (!r) dt__full_cut(t, f, run, 4);
-    return r;
-}
-
-/* A run of weights. Of a tensor that is stored as it is in the file, only the run is read. */
-static dt_result dt__weights_run(dt_trainer *t, dt__full_reader *f, const dt__run *run)
+/* The first weights of a parameter, into its runs; fewer bits become floats. */
+static dt_result dt__weights_read(dt_trainer *t, dt__visit *v, dt__run *run, int64_t runs)
 {
     const dt__param *p = &t->e.net.params[run->param].is;
     const dt__stored *s;
     dt_shape shape;
-    int64_t each;
-    dt_result r;
-    if (dt__weights_shape(t, p, &shape) || dt__param_arrays(p, t->e.net.tensor_shards) > 1) {
-        r = dt__weights_fetch(t, f, run);
-        if (!r) memcpy(run->data, f->cut + 4 * run->local, (size_t)run->bytes);
-        return r;
-    }
-    r = dt__weights_fit(&t->published, p->name, &shape, &s);
+    int turned = dt__weights_shape(t, p, &shape);
+    dt_result r = dt__weights_fit(&t->published, p->name, &shape, &s);
     if (r) return r;
-    dt__comm_tick(t->comm);
-    each = dt__stored_types[s->type].bytes;
-    f->param = -1; /* f->cut is another's now */
-    r = dt__tensors_read(&t->published, &t->save.files, s, each == 4 ? run->data : f->cut, run->count * each,
-                         run->from * each);
-    if (!r && each != 4) t->e.k->convert(DT_F32, run->data, dt__stored_types[s->type].dtype, f->cut, run->count);
-    return r;
+    dt__visit_begin(v, t, 0, p, turned);
+    return dt__visit_read(t, v, &t->published, s, run, runs);
 }
 
 /* The first weights, where training begins here; the average begins as they do. */
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    dt__full_reader f;
+    dt__visit v;
     dt__runs runs;
-    dt_result r = dt__runs_open(&runs, e, 0);
-    memset(&f, 0, sizeof f);
-    if (!r) r = dt__full_reader_open(t, &f);
-    for (int64_t i = 0; i < runs.count && !r; i++)
-        if (!runs.list[i].kind) r = dt__weights_run(t, &f, &runs.list[i]);
+    dt_result r = dt__visit_open(&v, t, 1), listed = dt__runs_open(&runs, e, 0);
+    r = r ? r : listed;
+    for (int64_t i = 0, n; i < runs.count && !r && !runs.list[i].kind; i += n) {
+        n = dt__runs_alike(&runs, i);
+        r = dt__weights_read(t, &v, &runs.list[i], n);
+    }
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)
             memcpy((float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, 4 * (size_t)x.count);
     }
-    dt__full_reader_close(&f);
+    dt__visit_close(&v);
     dt__runs_close(&runs);
     return r;
 }

@@ -6,7 +6,7 @@
  *     model. Here the last three follow from the step's number, because no random stream has a state.
  *     Who writes? With data parallel all ranks have the same: when each writes it, n times the bytes go to the disk,
  *     and into files of one name they overwrite each other. Two ways are right. Full: rank 0 writes whole tensors, and
- *     where ranks have parts it collects them, one tensor at a time, so that it never holds a second model. Others read
+ *     where ranks have parts it collects them, a megabyte at a time, so that it never holds a second model. Others read
  *     such files: they have the names of Hugging Face. Sharded: every rank writes what it owns, in parallel, and what
  *     several have alike is written once, an equal part by each.
  *     "A sharded checkpoint must be resumed on as many ranks as wrote it": where files hold what ranks happened to

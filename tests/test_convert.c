@@ -1,5 +1,30 @@
 /* Checkpoints without a trainer: what a trainer wrote in one kind, converted, is byte for byte what it writes in the
- * other; training goes on from it with the same hash; differences are found where they are; damage is refused. */
+ * other; training goes on from it with the same hash; differences are found where they are; damage is refused. And
+ * what trainers of any layout hold while they save and read a full one: less than its largest tensor. */
+#include <stdint.h>
+#include <stdlib.h>
+
+/* Bytes that are allocated now, and at most since the last look. */
+enum { COUNTED_HEAD = 64 };
+static int64_t alive_bytes, peak_bytes;
+static void *counted_malloc(size_t size)
+{
+    char *p = (char *)malloc(size + COUNTED_HEAD);
+    int64_t now;
+    if (!p) return NULL;
+    *(size_t *)(void *)p = size;
+    now = __atomic_add_fetch(&alive_bytes, (int64_t)size, __ATOMIC_RELAXED);
+    if (now > __atomic_load_n(&peak_bytes, __ATOMIC_RELAXED)) __atomic_store_n(&peak_bytes, now, __ATOMIC_RELAXED);
+    return p + COUNTED_HEAD;
+}
+static void counted_free(void *p)
+{
+    if (!p) return;
+    __atomic_sub_fetch(&alive_bytes, (int64_t) * (size_t *)(void *)((char *)p - COUNTED_HEAD), __ATOMIC_RELAXED);
+    free((char *)p - COUNTED_HEAD);
+}
+#define DT_MALLOC(size) counted_malloc(size)
+#define DT_FREE(p)      counted_free(p)
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
@@ -17,6 +42,15 @@ static dt_result numbers(void *user, dt_split split, int64_t sample, void *input
         ((int32_t *)target)[i] = (int32_t)((sample * 7 + (i + 1) * 5) % 61);
     }
     return DT_OK;
+}
+
+static void source_of_numbers(void)
+{
+    memset(&source, 0, sizeof source);
+    source.samples[DT_TRAIN] = 64;
+    source.inputs = source.targets = LENGTH;
+    source.input_type = source.target_type = DT_I32;
+    source.fetch = numbers;
 }
 
 static const char *in(const char *name)
@@ -179,17 +213,79 @@ static void trouble(void)
     free(values);
 }
 
-int main(void)
+/* ---- what a full save and its reading hold ---- */
+
+/* A Llama of one block, whose weights are cut, with 2 shards, and turned in the file. */
+enum { WIDTH = 384, HIDDEN = 1024, LARGEST = 4 * WIDTH * HIDDEN };
+
+/* One rank of a job: saves the first weights, reads them again, and says how many bytes more it held meanwhile. */
+static int hold(int *argc, char ***argv)
+{
+    dt_recipe recipe = recipe_of(1);
+    dt_layout layout = dt_layout_default();
+    dt_trainer *t = NULL;
+    int64_t before[3], held[3];
+    dt_result r;
+    recipe.model.layers = 1, recipe.model.width = WIDTH, recipe.model.hidden = HIDDEN;
+    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0, layout.checkpoint_kind = DT_FULL;
+    r = dt_args(argc, argv, &recipe, &layout);
+    if (!r) r = dt_trainer_open(&t, &recipe, &layout);
+    for (int i = 0; i < 3 && !r; i++) {
+        before[i] = peak_bytes = alive_bytes;
+        if (i == 0) r = dt_trainer_save(t);
+        if (i == 1) r = dt__trainer_resume(t);
+        if (i == 2) t->hashed = -1, r = *dt_trainer_hash(t) ? DT_OK : DT_E_PEER;
+        held[i] = peak_bytes - before[i];
+    }
+    if (r) return dt_fail("hold");
+    printf("save %lld load %lld hash %lld %s\n", (long long)held[0], (long long)held[1], (long long)held[2], dt_trainer_hash(t));
+    fflush(stdout);
+    dt_trainer_close(&t);
+    return 0;
+}
+
+/* All ranks of all layouts hold less than the largest tensor, and all layouts write the same files. */
+static void bounds(const char *self)
+{
+    static const char *const layouts[] = {"--ranks 1", "--ranks 2 --tp 2", "--ranks 4 --tp 2 --zero 3", "--ranks 2 --zero 1",
+                                          "--ranks 2 --pp 2"};
+    char hash[65] = "";
+    for (int i = 0; i < 5; i++) {
+        char command[PATH_MAX], line[256], other[65];
+        int ranks = 0, fine = 1;
+        long long held[3], at_most = 0;
+        FILE *f;
+        snprintf(command, sizeof command, "%s hold --checkpoint %s %s", self, in(i ? "held" : "first"), layouts[i]);
+        f = popen(command, "r");
+        while (f && fgets(line, sizeof line, f)) {
+            if (sscanf(line, "save %lld load %lld hash %lld %64s", &held[0], &held[1], &held[2], other) != 4) continue;
+            if (!*hash) snprintf(hash, sizeof hash, "%s", other);
+            fine = fine && !strcmp(hash, other);
+            for (int k = 0; k < 3; k++) at_most = held[k] > at_most ? held[k] : at_most;
+            ranks++;
+        }
+        if (!f || pclose(f)) fine = 0;
+        tap_ok(fine && ranks == layouts[i][8] - '0' && at_most < LARGEST, "%s: %lld bytes are held to save, read or hash, the largest tensor has %d", layouts[i], at_most, (int)LARGEST);
+        tap_ok(!i || same_files(in("first"), in("held")), "%s: the same files", layouts[i]);
+        snprintf(line, sizeof line, "rm -rf %s", in("held"));
+        if (system(line)) tap_bail("cannot clean");
+    }
+}
+
+int main(int argc, char **argv)
 {
     char line[64];
+    if (dt_launch(&argc, &argv)) return dt_fail("start");
+    if (argc > 1 && !strcmp(argv[1], "hold")) {
+        source_of_numbers();
+        argv[1] = argv[0], argc--, argv++;
+        return hold(&argc, &argv);
+    }
     if (!mkdtemp(scratch)) tap_bail("no scratch directory");
-    memset(&source, 0, sizeof source);
-    source.samples[DT_TRAIN] = 64;
-    source.inputs = source.targets = LENGTH;
-    source.input_type = source.target_type = DT_I32;
-    source.fetch = numbers;
+    source_of_numbers();
     for (int i = 0; i < 3; i++) round_trip(i);
     trouble();
+    bounds(argv[0]);
     snprintf(line, sizeof line, "rm -rf %.40s", scratch);
     return system(line) ? 1 : tap_done();
 }
