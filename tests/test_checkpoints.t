@@ -1,8 +1,9 @@
 #!/usr/bin/env perl
 # Checkpoints: saved in one layout, resumed in another, in the middle of a warm-up and of an epoch, the hash is that of a
 # run that nothing disturbed. A save that dies, fails or is cut at its n-th operation leaves complete checkpoints only; so
-# do kills at any moment. Damaged, foreign and newer checkpoints are refused, and the one before is used. Then retention,
-# mirrors, --checkpoint-every auto, and what is refused. A fuzzer of the readers runs for a few seconds.
+# do kills at any moment, and losses after which the ranks that are left go on (--elastic). Damaged, foreign and newer
+# checkpoints are refused, and the one before is used. Then retention, mirrors, --checkpoint-every auto, and what is
+# refused. A fuzzer of the readers runs for a few seconds.
 # A random sample of all that by default (DT_SEED=N draws sample N again), much more with DT_FULL=1.
 use strict;
 use warnings;
@@ -232,11 +233,26 @@ sub ended {
     return $late ? 'late' : @left ? "status $status, ranks are left" : $status;
 }
 
+# Takes ranks from a job, one by one, once it is at work; all that were seen.
+sub lose {
+    my ($pid, $after, $count) = @_;
+    my @all;
+    for (1 .. 3000) { last if steps_done(); sleep 0.01 }
+    for (1 .. $count) {
+        my @ranks = Dt::ranks_of($pid) or last;
+        push @all, @ranks;
+        kill @ranks > 1 && rand(4) < 1 ? 'STOP' : 'KILL', $ranks[rand @ranks]; # nobody sees that the last one is frozen
+        sleep rand $after / 4;
+    }
+    return (@all, Dt::ranks_of($pid));
+}
+
 # Disturbs a run after a while: returns what was done, and the exit status.
 sub disturb {
     my ($name, $options, $after, $how) = @_;
-    my $pid = start($name, $options . ($how eq 'STOP a rank' ? ' --timeout 2' : ''));
+    my $pid = start($name, $options . ($how =~ /STOP a rank|lose/ ? ' --timeout 2' : ''));
     return ($how, ended($pid)) if $how eq 'nothing';
+    return ($how, ended($pid, lose($pid, $after, $1))) if $how =~ /lose (\d)/;
     sleep $after;
     my @ranks = Dt::ranks_of($pid);
     my $victim = @ranks ? $ranks[rand @ranks] : $pid;
@@ -247,20 +263,34 @@ sub disturb {
     return ($how, ended($pid, @ranks));
 }
 
-# One job, killed again and again, each time in another layout, until it is done. Returns how many kills it took.
+# A layout that can go on with fewer ranks, as many as it needs or more.
+sub elastic_places {
+    my ($name, $most) = @_;
+    while (1) {
+        my $places = places($name, $most);
+        my ($ranks) = $places =~ /--ranks (\d+)/;
+        my $unit = 1;
+        $unit *= $1 while $places =~ /--(?:tp|pp|cp|ep|zero-group) ([1-9])/g;
+        return "$places --max-restarts 5 --elastic $unit:$ranks" if $places =~ /--launch processes/ && $ranks > $unit;
+    }
+}
+
+# One job, killed again and again, each time in another layout, until it is done; the first time as `first` says. Returns
+# how many kills it took.
+my $shrunk = 0; # times that one went on with fewer ranks
 sub campaign {
-    my ($name, $seconds) = @_;
-    my @hows = ('KILL a rank', 'KILL the supervisor', 'KILL all', 'TERM', 'STOP a rank');
+    my ($name, $seconds, $first) = @_;
+    my @hows = ('KILL a rank', 'KILL the supervisor', 'KILL all', 'TERM', 'STOP a rank', $only_threads ? () : map { "lose $_ of the ranks" } 1 .. 3);
     my ($dir, $kills, $last, $most, $wrong) = (fresh(), 0, 0, 1, '');
     my @story;
     while (!$wrong) {
-        my $places = places($name, 4);
+        my $how = $kills >= 12 ? 'nothing' : !@story && $first ? $first : $hows[rand @hows];
+        my $places = $how =~ /lose/ ? elastic_places($name, full() ? 8 : 4) : places($name, 4);
         my $every = 1 + int rand 20;
-        $places .= ' --max-restarts 2' if $places =~ /--launch processes/ && rand(4) < 1;
+        $places .= ' --max-restarts 2' if $places =~ /--launch processes/ && $how !~ /lose/ && rand(4) < 1;
         my $options = "--checkpoint $dir --checkpoint-every $every --keep 2 $places";
-        my ($how, $status) = ($hows[rand @hows], 0);
+        my $status;
         $how = 'KILL all' if $options =~ /--launch threads/ && $how =~ /a rank/;
-        $how = 'nothing' if $kills >= 12;
         ($how, $status) = disturb($name, $options, rand $seconds, $how);
         push @story, "$how ($status) at step $last: $options";
         my $often = $every * ($places =~ /async/ ? 2 : 1); # behind training a save may take up to the next one
@@ -269,6 +299,8 @@ sub campaign {
             ($last, $most) = ($step, $often);
         }
         my $text = slurp("$tmp/err");
+        $shrunk += () = $text =~ /going on with \d+ of \d+ ranks/g;
+        $kills += $1 - ($status eq '0' ? 0 : 1) if $how =~ /lose (\d)/;
         $wrong .= flaws($dir);
         $wrong .= "stopped, but no checkpoint of step $1" if $text =~ /stopped on request after step (\d+)/ && ($status ne $stopped || (steps_in($dir))[0] != $1);
         last if $status eq '0' || $how eq 'nothing';
@@ -285,9 +317,11 @@ train('long', '--ranks 2' . $kind);
 my $whole_run = time - $began;
 my ($kills, $jobs) = (0, 0);
 while ($kills < (full() ? 300 : $short ? 5 : 15) && $jobs < (full() ? 200 : 12)) {
-    $kills += campaign(('long', 'longer')[$jobs++ % 2], $whole_run);
+    $kills += campaign(('long', 'longer')[$jobs % 2], $whole_run, $only_threads || $jobs % 3 ? () : 'lose 2 of the ranks');
+    $jobs++;
 }
 cmp_ok($kills, '>=', full() ? 300 : 5, "$kills kills in $jobs jobs");
+cmp_ok($shrunk, '>=', $only_threads ? 0 : 1, "$shrunk times they went on with fewer ranks");
 
 # ---- corruption ----
 
