@@ -15339,7 +15339,8 @@ static int64_t dt__queue_ask(dt__queue *q)
     pthread_cond_broadcast(&q->change);
     pthread_mutex_unlock(&q->lock);
 #else
-    q->result = q->result ? q->result : q->run(q->owner, q->asked);
+    if (!q->result && (q->result = q->run(q->owner, q->asked)) != DT_OK)
+        memcpy(q->error, dt__thread.error, sizeof q->error);
     q->done = ++q->asked;
 #endif
     return q->asked;
@@ -15824,7 +15825,8 @@ static dt_result dt__tensors_read(const dt__tensors *t, dt__files *f, const dt__
     return dt__file_read(f, t->file[s->file].fd, t->file[s->file].path, data, bytes, s->at + at);
 }
 
-/* A file being written. The hash is computed by another thread while the same bytes are written. */
+/* A file being written. The hash is computed by another thread while the same bytes are written; it also waits for the
+ * disk at the end. */
 typedef struct dt__tensor_file {
     dt__files *files;
     char path[PATH_MAX];
@@ -15835,14 +15837,15 @@ typedef struct dt__tensor_file {
     dt__sha256 sha;
     char hash[65];
     dt__queue queue;
-    const void *hashing; /* for the thread */
+    const void *hashing; /* for the thread; NULL: the end */
     int64_t hashing_bytes;
 } dt__tensor_file;
 
-static dt_result dt__tensor_file_hash(void *owner, int64_t job)
+static dt_result dt__tensor_file_job(void *owner, int64_t job)
 {
     dt__tensor_file *w = (dt__tensor_file *)owner;
     (void)job;
+    if (!w->hashing) return dt__file_finish(w->files, w->fd, w->path, DT_OK);
     dt__sha256_add(&w->sha, w->hashing, w->hashing_bytes);
     return DT_OK;
 }
@@ -15892,18 +15895,29 @@ static dt_result dt__tensor_file_open(dt__tensor_file *w)
     while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
     if (w->header.failed) return DT_E_MEMORY;
     for (int i = 0; i < 8; i++) eight[i] = (unsigned char)((uint64_t)w->header.length >> 8 * i);
-    r = dt__queue_open(&w->queue, dt__tensor_file_hash, w, 1, "hash a checkpoint");
+    r = dt__queue_open(&w->queue, dt__tensor_file_job, w, 1, "hash a checkpoint");
     if (!r) r = dt__file_create(w->files, w->path, &w->fd);
     if (!r) r = dt__tensor_file_put(w, eight, 8);
     if (!r) r = dt__tensor_file_put(w, w->header.at, w->header.length);
     return r;
 }
 
-/* After an error r, too, which stays. */
-static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r)
+static void dt__no_tick(void *user) { (void)user; }
+
+/* After an error r, too, which stays. A slow disk may take its time for all that was written: `tick` is called
+ * meanwhile. */
+static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, void (*tick)(void *), void *user)
 {
+    if (r || !w->queue.running) r = dt__file_finish(w->files, w->fd, w->path, r);
+    else {
+        int64_t end;
+        w->hashing = NULL;
+        (void)dt__queue_next(&w->queue);
+        end = dt__queue_ask(&w->queue);
+        while (dt__queue_pending(&w->queue, end)) tick(user), dt__nap();
+        r = dt__queue_wait(&w->queue, end);
+    }
     dt__queue_close(&w->queue);
-    r = dt__file_finish(w->files, w->fd, w->path, r);
     dt__sha256_end(&w->sha, w->hash);
     dt__free(w->header.at);
     return r;
@@ -16231,8 +16245,6 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *pa
     if (!r) r = dt__manifest_check(name, m->text, m->bytes);
     return r ? r : dt__manifest_parse(m, name);
 }
-
-static void dt__no_tick(void *user) { (void)user; }
 
 /* Hashes a file of `bytes` bytes that is open; `tick` is called now and then. */
 static dt_result dt__file_hash(dt__files *f, int fd, const char *name, int64_t bytes, char hash[65],
@@ -21138,6 +21150,8 @@ static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_
     return r;
 }
 
+static void dt__trainer_tick(void *user) { dt__comm_tick(((dt_trainer *)user)->comm); }
+
 /* Has every rank all of the state? */
 static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
 
@@ -21384,7 +21398,7 @@ static dt_result dt__runs_write(const dt__engine *e, const dt__runs *l, dt__file
     }
     r = dt__tensor_file_open(&w);
     for (int64_t i = 0; i < l->count && !r; i++) r = dt__tensor_file_put(&w, l->list[i].data, l->list[i].bytes);
-    r = dt__tensor_file_close(&w, r);
+    r = dt__tensor_file_close(&w, r, dt__no_tick, NULL);
     part->bytes = w.written;
     memcpy(part->hash, w.hash, sizeof part->hash);
     return r;
@@ -21496,7 +21510,8 @@ static dt_result dt__full_file(dt_trainer *t, dt__visit *v, dt__part_file *part,
             dt__tensor_file_name(&w, name, dt__array_type(dt__array_bytes(&t->recipe, k)), &shape);
         }
     if (dt_is_root(t)) r = dt__tensor_file_open(&w);
-    r = dt__tensor_file_close(&w, dt__full_put(t, v, &w, kind, end, r));
+    r = dt__full_put(t, v, &w, kind, end, r);
+    r = dt__tensor_file_close(&w, r, dt__trainer_tick, t);
     part->bytes = w.written;
     memcpy(part->hash, w.hash, sizeof part->hash);
     return r;
@@ -21712,8 +21727,6 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
 }
 
 /* ---- saving ---- */
-
-static void dt__trainer_tick(void *user) { dt__comm_tick(((dt_trainer *)user)->comm); }
 
 enum { DT__SAVE_IDLE, DT__SAVE_WRITING, DT__SAVE_PUBLISHING };
 enum { DT__JOB_COPY, DT__JOB_WRITE, DT__JOB_PUBLISH, DT__JOBS };
@@ -22475,7 +22488,7 @@ static dt_result dt__checkpoint_write(dt_checkpoint *c, const char *folder, cons
     for (int64_t i = first; i < end && !r; i++) r = dt__checkpoint_put(c, &w, i, full, 0);
     if (!r) r = dt__tensor_file_open(&w);
     for (int64_t i = first; i < end && !r; i++) r = dt__checkpoint_put(c, &w, i, full, 1);
-    r = dt__tensor_file_close(&w, r);
+    r = dt__tensor_file_close(&w, r, dt__no_tick, NULL);
     part->bytes = w.written;
     memcpy(part->hash, w.hash, sizeof part->hash);
     return r;

@@ -1,6 +1,6 @@
 /* Checkpoints without a trainer: what a trainer wrote in one kind, converted, is byte for byte what it writes in the
  * other; training goes on from it with the same hash; differences are found where they are; damage is refused. And
- * what trainers of any layout hold while they save and read a full one: less than its largest tensor. */
+ * what trainers of any layout hold while they save and read a full one: less than its largest tensor; and a slow disk. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -28,6 +28,15 @@ static void counted_free(void *p)
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
+#include <sys/syscall.h>
+
+/* A disk that takes its time, in seconds of the environment's SLOW_DISK. */
+int fsync(int fd)
+{
+    const char *slow = getenv("SLOW_DISK");
+    if (slow) usleep((useconds_t)(1e6 * atof(slow)));
+    return (int)syscall(SYS_fsync, fd);
+}
 
 enum { STEPS = 4, STOP = 2, LENGTH = 16 };
 
@@ -272,6 +281,19 @@ static void bounds(const char *self)
     }
 }
 
+/* Ranks that wait for the one that writes see that it lives. */
+static void slow_disk(const char *self)
+{
+    char command[PATH_MAX];
+    for (int full = 0; full < 2; full++) {
+        snprintf(command, sizeof command, "SLOW_DISK=1.5 %s hold --checkpoint %s --checkpoint-kind %s --ranks 2 --tp 2 --timeout 1 >/dev/null",
+                 self, in("slow"), full ? "full" : "sharded");
+        tap_ok(!system(command), "a disk that takes longer than --timeout for a %s save", full ? "full" : "sharded");
+        snprintf(command, sizeof command, "rm -rf %s", in("slow"));
+        if (system(command)) tap_bail("cannot clean");
+    }
+}
+
 int main(int argc, char **argv)
 {
     char line[64];
@@ -286,6 +308,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 3; i++) round_trip(i);
     trouble();
     bounds(argv[0]);
+    slow_disk(argv[0]);
     snprintf(line, sizeof line, "rm -rf %.40s", scratch);
     return system(line) ? 1 : tap_done();
 }
