@@ -50,6 +50,7 @@ find_cc() {
     return 1
 }
 
+has_libfabric() { [ -e /usr/include/rdma/fabric.h ] || ! have dpkg; }
 has_libc_headers() { [ -e /usr/include/stdlib.h ] || ! have dpkg; }
 
 # Debian packages that are missing, of those that a command needs: compiler, test, data, arm, bench.
@@ -62,6 +63,8 @@ missing_packages() {
             has_libc_headers || say libc6-dev ;;
         test)
             have make || say make
+            have mpicc || say libopenmpi-dev openmpi-bin
+            has_libfabric || say libfabric-dev libfabric-bin
             { have prove && perl -MTest::More -e 1 2>/dev/null; } || say perl ;;
         data) [ -e "$jargon" ] || say jargon-text ;;
         arm) # tests/test_isa.t runs programs for it in an emulator
@@ -78,7 +81,7 @@ missing_packages() {
 # Installs what is missing for these needs, or says how; then goes on, and what cannot be done without is seen later.
 install_missing() {
     local packages
-    packages=$(missing_packages "$@" | tr '\n' ' ')
+    packages=$(missing_packages "$@" | sort -u | tr '\n' ' ')
     packages=${packages% }
     [ -n "$packages" ] || return 0
     if [ "$(id -u)" != 0 ] || ! have apt-get; then
@@ -149,7 +152,8 @@ bench_calls() {
 }
 
 has_openblas() { echo '#include <cblas.h>' | $CC -E - >/dev/null 2>&1; }
-mpi_flags() { mpicc --showme:compile 2>/dev/null | tr '\n' ' '; mpicc --showme:link 2>/dev/null; }
+# What mpicc adds, on one line, with mpi.h as a system header, whose warnings are not ours.
+mpi_flags() { { mpicc --showme:compile; mpicc --showme:link; } 2>/dev/null | tr '\n' ' ' | sed 's/\(^\| \)-I/\1-isystem /g'; }
 
 # ---- commands ------------------------------------------------------------------------------------------
 
@@ -248,7 +252,8 @@ command_test() {
     test_flags
     export DT_TEST_BUILD=$test_build DT_TEST_CFLAGS="$test_cflags"
     mapfile -t calls < <(calls_for "$test_build" "$train_cflags" examples/10_train.c
-                         calls_for "$test_build" "$test_cflags" tests/test_*.c)
+                         calls_for "$test_build" "$test_cflags" tests/test_*.c
+                         ! have mpicc || calls_for "$test_build" "$test_cflags $(mpi_flags)" tests/mpi_*.c)
     compile_all "${calls[@]}"
     for test in tests/test_*.t; do files+=("$test"); done
     for test in tests/test_*.c; do [ -e "$test" ] && files+=("$test_build/$(basename "$test" .c)"); done
@@ -286,12 +291,12 @@ doctor_tool() {
 
 command_doctor() {
     local packages
-    for tool in gcc clang g++ clang++ aarch64-linux-gnu-gcc qemu-aarch64 prove nvcc mpirun; do doctor_tool "$tool" --version; done
+    for tool in gcc clang g++ clang++ aarch64-linux-gnu-gcc qemu-aarch64 prove nvcc mpirun fi_info; do doctor_tool "$tool" --version; done
     printf '%-22s %s\n' torch "$(python3 -c 'import torch; print(torch.__version__)' 2>/dev/null || say 'not found (only live golden files need it)')"
     printf '%-22s %s\n' cores "$(nproc)" memory "$(awk '/MemAvailable/ { printf "%.1f GB free", $2 / 1e6 }' /proc/meminfo)"
     printf '%-22s %s\n' processor "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)"
     printf '%-22s %s\n' sets "$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | tr ' ' '\n' | grep -xE 'fma|avx2|avx512(f|dq|bw|vl)|asimd' | tr '\n' ' ')"
-    packages=$(missing_packages compiler test data arm bench | tr '\n' ' ')
+    packages=$(missing_packages compiler test data arm bench | sort -u | tr '\n' ' ')
     if [ -n "$packages" ]; then say "missing: ${packages}; install with: sudo apt-get install ${packages}"; else say "nothing is missing"; fi
 }
 

@@ -28,6 +28,8 @@
  *     DT_ASSERT               checks of the library's own invariants, e.g. assert; default: none
  *     DT_NO_THREADS           no threads: one per rank, ranks are processes, data is read synchronously
  *     DT_DEBUG                no forced optimisation: for debuggers (slow)
+ *     DT_MPI                  several machines over MPI 3 (mpi.h; tested with Open MPI 4.1): see mpicc --showme
+ *     DT_OFI                  libfabric as the engine between machines; add -lfabric
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
  * CONTENTS (search for the names)
@@ -723,7 +725,8 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
  *                       without a new checkpoint (default 0), after 1, 2, 4 .. 30 times DT_BACKOFF seconds (1)
  *     --elastic MIN:MAX and without those that died or froze, as long as MIN are left; --ranks is MAX if not given
  * The environment variable DT_LINK_RATE emulates a slow link: a collective on more than 2048 floats takes at least as
- * long as this rank's bytes need at so many bytes per second. What is computed meanwhile is not slowed down.
+ * long as this rank's bytes need at so many bytes per second; on several nodes, its bytes to other nodes. What is
+ * computed meanwhile is not slowed down. --nodes N, or DT_NODES=N, plays N nodes on one machine.
  *
  * A rank shows life in every call on a communicator: when the work between two calls takes longer, raise --timeout.
  * A dt_comm belongs to one thread. All ranks make the same calls in the same order, with the same counts, op and root;
@@ -766,6 +769,12 @@ DT_API int dt_comm_size(const dt_comm *c);
  * communication matrix. */
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
 
+/* Nodes: machines, or containers, whose ranks share memory. How many c's ranks are on, and which one `rank` is on: they
+ * are numbered as their first ranks come. Between nodes collectives send a node's data once, however many ranks it has:
+ * a sum what the node has summed, a gather to one rank there. */
+DT_API int dt_comm_nodes(const dt_comm *c);
+DT_API int dt_comm_node(const dt_comm *c, int rank);
+
 /* Returns when all ranks have called it. */
 DT_API dt_result dt_barrier(dt_comm *c);
 /* data (count): root's to all. */
@@ -779,16 +788,18 @@ DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t 
 /* in, out (size,count): row r of out is row `rank` of rank r's in. No overlap of in and out. */
 DT_API dt_result dt_all_to_all(dt_comm *c, const float *in, float *out, int64_t count);
 
-/* data (count) to one rank. Messages between two ranks arrive in order. dt_send returns when the other side has the
- * data; two ranks that both send first wait for each other, and get DT_E_PEER after the timeout. */
+/* data (count) to one rank. Messages between two ranks arrive in order. dt_send returns when data may change again: on
+ * one node, when the other side has it; two ranks that both send first wait for each other there, and get DT_E_PEER
+ * after the timeout. */
 DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to);
 DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from);
 
-/* Symmetric memory: every rank gets `bytes` (the same number everywhere) of zeroed memory that its peers map too.
+/* Symmetric memory: every rank gets `bytes` (the same number everywhere) of zeroed memory that its peers on the same
+ * node map too.
  * Collective. Belongs to the communicator. DT_E_MEMORY on all ranks when the machine does not have enough free. */
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
-/* Where `rank`'s copy of the place `mine` is mapped here; NULL when `mine` is not in dt_comm_alloc memory. The caller
- * orders reads and writes with dt_barrier. */
+/* Where `rank`'s copy of the place `mine` is mapped here; NULL when `mine` is not in dt_comm_alloc memory, or the rank
+ * is on another node. The caller orders reads and writes with dt_barrier. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
 
 /* ---- H15  layout: where and when (it never changes a bit), and the step program ------------------ */
@@ -972,6 +983,7 @@ typedef struct dt_step_info {
     double data_seconds;  /* of the step, waiting for data */
     double save_seconds;  /* for which checkpoints kept the rank waiting, in the step and after it */
     int64_t sent_bytes;   /* by this rank in the step, to all peers: also counts of targets, block sums, losses */
+    int64_t far_bytes;    /* of these, to ranks on other nodes */
 } dt_step_info;
 DT_API dt_step_info dt_step_info_zero(void);
 
@@ -1155,12 +1167,35 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #ifndef DT_NO_THREADS
 #include <pthread.h>
 #endif
+#if defined(DT_OFI) || defined(DT__MEET)
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#endif
+#ifdef DT_OFI
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_tagged.h>
+#endif
 #ifdef __linux__
 #include <linux/falloc.h>
 #include <linux/futex.h>
 #include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#endif
+#ifdef DT_MPI
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1 /* mpi.h without classes for C++ */
+#endif
+#include <mpi.h>
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -13718,8 +13753,10 @@ typedef struct dt__event {
     uint32_t value, sleepers;
 } dt__event;
 
-/* Faults of a job or of one communicator: (kind << 16 | rank in the job), 0 when fine; the first one stays. */
-enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT, DT__FAULT_LENGTH };
+/* Faults of a job or of one communicator: (kind << 16 | rank in the job, or DT__FAR | rank in the world), 0 when fine;
+ * the first one stays. */
+enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT, DT__FAULT_LENGTH, DT__FAULT_LOST,
+       DT__FAULT_TOLD, DT__FAR = 0x8000 };
 
 /* What a thread of a rank does: line 0 is the rank's own thread, line 1 the one that communicates for it (H15). */
 enum { DT__LINES = 2, DT__OTHER_LINE = -1 };
@@ -13734,8 +13771,9 @@ typedef struct dt__lane {
     uint32_t gone;    /* 0, or DT__GONE | status as waitpid tells it */
     int32_t pid;
     uint32_t opened;  /* communicators opened by dt_comm_init */
+    int32_t world;    /* this rank's number among all ranks */
     dt__line line[DT__LINES];
-    char pad[96];
+    char pad[92];
 } dt__lane;
 
 typedef struct dt__job {
@@ -13751,7 +13789,10 @@ typedef struct dt__job {
     int64_t progress; /* step of the newest complete checkpoint, -1: none */
     int32_t unit;     /* ranks come in multiples of it */
     uint32_t lasts;   /* a rank has failed in a way that would come again (dt_fail) */
-    char pad2[56];
+    int32_t loose;    /* no supervisor watches the ranks */
+    uint32_t because; /* a rank has said in `why` what failed in a communicator over nodes */
+    char pad2[48];
+    char why[512];
 } dt__job;            /* dt__lane lanes[size] follow */
 
 typedef struct dt__published {
@@ -13799,13 +13840,79 @@ struct dt__local_rank {
     int rank;
 };
 
+/* ---- messages between nodes: what every engine offers ----
+ * Ranks on one node share memory. Between nodes a fabric carries messages: an engine for several machines, or the
+ * emulated one below. Collectives over nodes are written once on top of it. */
+
+enum { DT__LOST = -1, DT__TOO_LONG = -2, DT__FROM_ANY = -1 };
+
+typedef struct dt__message {
+    struct dt__message *next; /* the fabric's, until done */
+    char *data;               /* the caller's; stays as it is (send) or untouched (receive) until done */
+    int64_t bytes, moved;     /* asked for, may exceed 2^31; of a receive: how many came */
+    int peer;                 /* rank in the world; of a receive DT__FROM_ANY, which the fabric replaces */
+    uint32_t tag;             /* < 2^30. A receive matches the oldest message of its peer with its tag */
+    int sends;
+    int done;                 /* 0; 1; DT__LOST: the peer is gone; DT__TOO_LONG: more came than was asked for */
+    void *own[10];            /* the fabric's: a request, a context */
+} dt__message;
+
+/* What ranks on different nodes say of themselves, beside the data. */
+enum { DT__ASK = 1, DT__ALIVE, DT__TELL, DT__REPLIES = 8 };
+typedef struct dt__notice {
+    int32_t kind;
+    uint32_t fault; /* DT__TELL: what the job of a node failed of */
+    char why[504];
+} dt__notice;
+
+/* One process's. Not with emulated nodes, whose ranks see each other's signs of life. */
+typedef struct dt__hearing {
+    struct dt__job *job; /* of this node */
+    int busy, told;
+    dt__message inbox, reply[DT__REPLIES];
+    dt__notice in, alive, ask, fault;
+    int replies;
+    uint32_t *heard;         /* (size) when, in milliseconds */
+    dt__message *asked, *tell; /* (size) */
+} dt__hearing;
+
+struct dt__move;
+
+/* Two threads of a process may use a fabric at once. */
+typedef struct dt__fabric dt__fabric;
+struct dt__fabric {
+    char name[64];
+    int rank, size;                                       /* in the world */
+    dt_result (*start)(dt__fabric *f, dt__message *m);    /* returns at once */
+    dt_result (*progress)(dt__fabric *f);                 /* moves what can be moved; never waits */
+    void (*cancel)(dt__fabric *f, dt__message *m);        /* m and its data are the caller's again */
+    void (*close)(dt__fabric *f);                         /* frees f; its messages are done or cancelled */
+    /* The engine's own collective over a group (NULL: the world), which sums in an order of its own; NULL where it has
+     * none. Of the message only done is used; NULL: returns when done, which engines do faster but spinning, and for
+     * ever when a peer froze. Groups are opened by their members together: ranks (size) of the world, rising. */
+    dt_result (*native)(dt__fabric *f, void *group, const struct dt__move *move, dt__message *m);
+    dt_result (*group)(dt__fabric *f, const int *ranks, int size, void **group);
+    void (*ungroup)(dt__fabric *f, void *group);
+    dt_comm *base;                                        /* emulated nodes: all ranks; else NULL */
+    dt__hearing *hearing;
+    int64_t sent;                                         /* bytes of messages to other ranks */
+    int64_t memory;                                       /* bytes of this process's for collectives over nodes */
+    uint32_t ids;                                         /* communicators over nodes have had numbers below */
+    uint32_t polled;                                      /* milliseconds: when compute code last let it progress */
+};
+
+typedef struct dt__bridge dt__bridge;
+
 struct dt_comm {
     int rank, size;
     int line;           /* of the thread that uses it */
     int fd;             /* the job's memfd, -1 for threads */
     int spins;          /* polls before sleeping */
     dt__job *job;       /* NULL when this rank is alone */
+    int root;           /* the job's mapping is its own, 2: its fd, too */
     dt_comm *parent;    /* communicator that this one was split from */
+    dt__bridge *bridge;     /* its ranks are on several nodes; NULL: all share memory */
+    dt__fabric *fabric; /* between the nodes of the job; NULL: there is one */
     int *up;            /* (size) rank in parent */
     int *lane;          /* (size) rank in the job */
     float **view;       /* (size) the peers' data of the current call */
@@ -13823,12 +13930,77 @@ struct dt_comm {
     int sharing;
     dt__published call;
     dt_result failed;
-    char message[512];
+    char message[900];
+};
+
+/* A partial sum that a rank holds: the subtree (level, index) over leaves [index << level, (index + 1) << level). */
+typedef struct dt__part {
+    int level;
+    int64_t index;
+    int64_t offset; /* floats from the start of the rank's data */
+} dt__part;
+
+/* A piece that a rank has: floats [from, from + count) of its memory, which come to `to` of the reader's. */
+typedef struct dt__extent {
+    int rank;
+    int64_t from, to, count;
+} dt__extent;
+
+/* A whole branch of the tree that one node has: of a sum over nodes. */
+typedef struct dt__branch {
+    int level, node, nth; /* it is number nth of its node's */
+    int rank, part;       /* its first leaves are this part of this rank .. */
+    int first, parts;     /* .. and this one in the list of all parts; how many it has */
+    int64_t index;
+} dt__branch;
+
+typedef struct dt__cursor {
+    int extent;
+    int64_t off;
+} dt__cursor;
+
+/* What a communicator has more whose ranks are on several nodes. */
+struct dt__bridge {
+    char *block;      /* the tables below */
+    dt_comm *near;    /* the ranks of this node, which share memory */
+    uint32_t id;      /* no two communicators with common ranks have the same */
+    int nodes, node;  /* how many; this rank's */
+    int *at, *seat;   /* (size) a rank's node, and its rank among those there */
+    int *member;      /* (size) the ranks of node k are member[first[k]] .., by seat */
+    int *first;       /* (nodes + 1) */
+    int *world;       /* (size) a rank's number in the world */
+    int *slot;        /* (size) the how manieth a rank is of those elsewhere whose deputy here is the same */
+    int relays;       /* the most ranks that anybody is the deputy of */
+    char *mail;       /* of the first rank of the node, symmetric: calls and inputs of small collectives */
+    float *stage;     /* (2, half) symmetric */
+    float *work;      /* (2, work_half) private */
+    int64_t half, work_half;
+    dt__message *message; /* (2, most) of two rounds, with their peers */
+    int *peer;
+    int most, under_way[2];
+    dt__message *call; /* (nodes, 2) the calls of a large collective, those of nodes below `calls` under way */
+    int calls;
+    int64_t called;    /* number of the collective whose calls were sent last */
+    dt__message *parcel; /* (size, DT__PARCELS) sends in the background */
+    uint32_t *posted;    /* (size) how many */
+    int64_t *cut, *length;     /* (size + 1), (size) scratch of one collective */
+    dt__cursor *cursor, *ahead; /* (size) */
+    dt__extent *extent, *taken; /* (size) */
+    /* of one sum */
+    dt__branch *branch;
+    dt__part *top;          /* (branch_count) as the owner adds them */
+    const float **source, **addend;
+    int64_t branch_room, top_room, source_room, addend_room, work_room;
+    int *branches;          /* (nodes) how many each node has */
+    int branch_count, widest;
 };
 
 static dt__lane *dt__job_lane(dt__job *job, int rank) { return (dt__lane *)(void *)(job + 1) + rank; }
 static dt__seat *dt__comm_slot(const dt_comm *c, int rank) { return (dt__seat *)(void *)(c->area + 1) + rank; }
 static dt__lane *dt__comm_lane(const dt_comm *c, int rank) { return dt__job_lane(c->job, c->lane[rank]); }
+/* The ranks of a communicator that share this rank's memory. */
+static const dt_comm *dt__near(const dt_comm *c) { return c->bridge ? c->bridge->near : c; }
+static dt__lane *dt__own_lane(const dt_comm *c) { return dt__comm_lane(dt__near(c), dt__near(c)->rank); }
 static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
     return (dt__channel *)(void *)dt__comm_slot(c, c->size) + (int64_t)from * c->size + to;
@@ -13856,13 +14028,16 @@ static int64_t dt__area_bytes(int size)
 
 /* ---- signs of life ---- */
 
+static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
+
+static void dt__fabric_poll(dt__fabric *f);
+
 /* Compute code calls this often, so that a long stretch of work does not look like a frozen rank. */
 static void dt__comm_tick(dt_comm *c)
 {
-    uint32_t *tick;
     if (!c || !c->job) return;
-    tick = &dt__comm_lane(c, c->rank)->tick;
-    __atomic_fetch_add(tick, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&dt__own_lane(c)->tick, 1u, __ATOMIC_RELAXED);
+    if (c->fabric) dt__fabric_poll(c->fabric);
 }
 
 /* A signal that asked this process to stop, 0: none. The one variable of the process beside what handles and threads
@@ -13880,7 +14055,7 @@ static void dt__comm_catch_stop(const dt_comm *c)
     memset(&action, 0, sizeof action);
     action.sa_handler = dt__note_stop;
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < 2 && !c->job; i++) {
+    for (int i = 0; i < 2 && (!c->job || c->job->loose); i++) {
         action.sa_flags = signals[i] == SIGINT ? SA_RESTART | (int)SA_RESETHAND : SA_RESTART;
         if (!sigaction(signals[i], NULL, &old) && !(old.sa_flags & SA_SIGINFO) && old.sa_handler == SIG_DFL)
             sigaction(signals[i], &action, NULL);
@@ -13890,7 +14065,8 @@ static void dt__comm_catch_stop(const dt_comm *c)
 /* Whether Ctrl-C or SIGTERM was seen. Ranks see it at different moments: agree by a collective before acting. */
 static int dt__comm_stop_requested(const dt_comm *c)
 {
-    return __atomic_load_n(c->job ? &c->job->stop : &dt__stop_signal, __ATOMIC_RELAXED) != 0;
+    return __atomic_load_n(&dt__stop_signal, __ATOMIC_RELAXED) != 0 ||
+           (c->job && __atomic_load_n(&c->job->stop, __ATOMIC_RELAXED) != 0);
 }
 
 /* Lets collectives go on for `seconds` after a stop request, so that a step can end and be saved. */
@@ -13929,11 +14105,11 @@ static void dt__format_end(char *text, size_t size, uint32_t gone)
 
 static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fault)
 {
-    int rank = (int)(fault & 0xffffu);
+    int lane = (int)(fault & 0x7fffu), rank = fault & DT__FAR ? lane : dt__job_lane(job, lane)->world;
     char end[128];
     switch (fault >> 16) {
     case DT__FAULT_DIED:
-        dt__format_end(end, sizeof end, __atomic_load_n(&dt__job_lane(job, rank)->gone, __ATOMIC_ACQUIRE));
+        dt__format_end(end, sizeof end, __atomic_load_n(&dt__job_lane(job, lane)->gone, __ATOMIC_ACQUIRE));
         snprintf(text, size, "rank %d %s", rank, end);
         break;
     case DT__FAULT_FROZEN:
@@ -13945,7 +14121,14 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
                  "call different communicators in different order)", rank);
         break;
     case DT__FAULT_LEFT: snprintf(text, size, "rank %d left (dt_comm_free, or the end of its program)", rank); break;
-    default: snprintf(text, size, "rank %d got a message of another length than it asked for", rank); break;
+    case DT__FAULT_LENGTH:
+        snprintf(text, size, "rank %d got a message of another length than it asked for", rank);
+        break;
+    case DT__FAULT_LOST:
+        snprintf(text, size, "rank %d cannot be reached (its process ended, its machine failed, or the link is down)",
+                 rank);
+        break;
+    default: snprintf(text, size, "%s", job->why); break;
     }
 }
 
@@ -13973,14 +14156,28 @@ static void dt__comm_drain(dt_comm *c)
     }
 }
 
+/* Where a fault of one communicator is noted, so that its ranks see it. */
+static uint32_t *dt__fault_of(dt_comm *c)
+{
+    if (c->bridge) return c->fabric->base ? &c->fabric->base->area->fault : &c->job->fault;
+    return c->area ? &c->area->fault : &c->job->fault;
+}
+
 /* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message. */
 static dt_result dt__comm_fail(dt_comm *c, dt_result code)
 {
+    dt_comm *near = c->bridge ? c->bridge->near : c;
     c->failed = code;
-    if (c->area) {
-        __atomic_store_n(&dt__comm_slot(c, c->rank)->out, 1u, __ATOMIC_SEQ_CST);
-        __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
-        if (c->sharing) dt__comm_drain(c);
+    if (c != near && !__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) {
+        snprintf(c->job->why, sizeof c->job->why, "rank %d failed: %.460s", c->lane[c->rank], c->message);
+        dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->lane[c->rank]);
+    }
+    if (c != near && !near->failed) memcpy(near->message, c->message, sizeof near->message);
+    if (near->area && (c == near || !near->failed)) {
+        near->failed = code;
+        __atomic_store_n(&dt__comm_slot(near, near->rank)->out, 1u, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&near->area->outs, 1u, __ATOMIC_SEQ_CST);
+        if (near->sharing) dt__comm_drain(near);
     }
     return dt__error(code, "%s", c->message);
 }
@@ -13988,19 +14185,24 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
 /* The first fault. What a rank does because of a fault (leave, end) comes later and must not be blamed for it. */
 static uint32_t dt__comm_fault(const dt_comm *c)
 {
-    uint32_t fault = c->area ? __atomic_load_n(&c->area->fault, __ATOMIC_SEQ_CST) : 0;
+    const dt_comm *near = dt__near(c), *base = c->fabric ? c->fabric->base : NULL;
+    uint32_t fault = near->area ? __atomic_load_n(&near->area->fault, __ATOMIC_SEQ_CST) : 0;
+    if (!fault && base) fault = __atomic_load_n(&base->area->fault, __ATOMIC_SEQ_CST);
     return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
 }
+
+static void dt__hear_last(dt__fabric *f);
 
 static dt_result dt__comm_explain(dt_comm *c)
 {
     uint32_t fault = dt__comm_fault(c);
-    char text[300], call[64];
+    char text[700], call[64];
     snprintf(call, sizeof call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
     if (!fault) {
         snprintf(c->message, sizeof c->message, "interrupted in %s", call);
         return dt__comm_fail(c, DT_E_INTERRUPTED);
     }
+    dt__hear_last(c->fabric);
     dt__format_fault(text, sizeof text, c->job, fault);
     snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->lane[c->rank], call);
     return dt__comm_fail(c, DT_E_PEER);
@@ -14009,9 +14211,11 @@ static dt_result dt__comm_explain(dt_comm *c)
 /* The loads are acquire: a peer that arrived before the trouble began is then seen to have arrived (dt__give_up). */
 static int dt__comm_troubled(const dt_comm *c)
 {
+    const dt__area *area = dt__near(c)->area;
     return __atomic_load_n(&c->job->fault, __ATOMIC_ACQUIRE) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
-           (c->area && (__atomic_load_n(&c->area->outs, __ATOMIC_SEQ_CST) ||
-                        __atomic_load_n(&c->area->fault, __ATOMIC_ACQUIRE)));
+           (area && __atomic_load_n(&area->outs, __ATOMIC_SEQ_CST)) ||
+           (area && __atomic_load_n(&area->fault, __ATOMIC_ACQUIRE)) ||
+           (c->fabric && c->fabric->base && __atomic_load_n(&c->fabric->base->area->fault, __ATOMIC_ACQUIRE));
 }
 
 /* ---- waiting ---- */
@@ -14051,10 +14255,8 @@ static void dt__event_sleep(dt__event *e, uint32_t target)
 typedef struct dt__watch {
     int suspect;     /* 1 + rank in the job */
     uint32_t moved;  /* its signs of life when last seen to change */
-    double silence, looked;
+    double silence, looked, asked;
 } dt__watch;
-
-static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
 
 /* Follows "waits for" from a peer to the rank that holds all up, thread by thread: one that waits for a rank waits for
  * the thread there that makes the same calls, and one that waits for the other thread of its rank for what that waits
@@ -14117,6 +14319,151 @@ static int dt__give_up(dt_comm *c, int peer, dt__event *e, uint32_t target, dt__
     return 1;
 }
 
+/* ---- between nodes: signs of life ----
+ * A rank that waits for one on another node asks it now and then, and it answers from whatever it does: from waiting,
+ * and from computing, where dt__comm_tick looks. One that does not answer within the time limit is frozen. What fails
+ * on a node is told to all others. */
+
+enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators have the tags from 2 DT__IDS on */
+
+static void dt__hear_start(dt__fabric *f, dt__message *m, int sends, int peer, dt__notice *notice)
+{
+    m->sends = sends;
+    m->peer = peer;
+    m->tag = DT__TAG_NOTICE;
+    m->data = (char *)notice;
+    m->bytes = (int64_t)sizeof *notice;
+    if (f->start(f, m)) m->data = NULL;
+}
+
+/* Is the message free to be sent, again? */
+static int dt__hear_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
+
+/* Tells all ranks what this node's job failed of, once. */
+static void dt__hear_tell(dt__fabric *f)
+{
+    dt__hearing *h = f->hearing;
+    h->told = 1;
+    h->fault.kind = DT__TELL;
+    h->fault.fault = __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST);
+    if (!(h->fault.fault & DT__FAR)) {
+        dt__format_fault(h->fault.why, sizeof h->fault.why, h->job, h->fault.fault);
+        h->fault.fault = (uint32_t)DT__FAULT_TOLD << 16 | DT__FAR | (uint32_t)f->rank;
+    } else {
+        memcpy(h->fault.why, h->job->why, sizeof h->fault.why);
+    }
+    for (int p = 0; p < f->size; p++)
+        if (p != f->rank) dt__hear_start(f, &h->tell[p], 1, p, &h->fault);
+}
+
+static void dt__hear_notice(dt__fabric *f, int from, const dt__notice *notice)
+{
+    dt__hearing *h = f->hearing;
+    dt__message *m = &h->reply[h->replies % DT__REPLIES];
+    uint32_t now = dt__clock_ms();
+    __atomic_store_n(&h->heard[from], now ? now : 1, __ATOMIC_RELAXED);
+    if (notice->kind == DT__ASK && dt__hear_free(m)) {
+        h->replies++;
+        dt__hear_start(f, m, 1, from, &h->alive);
+    }
+    if (notice->kind != DT__TELL || h->told) return;
+    h->told = 1;
+    if (!__atomic_exchange_n(&h->job->because, 1u, __ATOMIC_SEQ_CST))
+        memcpy(h->job->why, notice->why, sizeof notice->why), h->job->why[sizeof notice->why - 1] = 0;
+    dt__blame(&h->job->fault, (int)(notice->fault >> 16), (int)(notice->fault & 0xffffu));
+}
+
+/* Takes what has been said, and answers. */
+static void dt__hear(dt__fabric *f)
+{
+    dt__hearing *h = f->hearing;
+    if (!h || __atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) return;
+    while (h->inbox.data && __atomic_load_n(&h->inbox.done, __ATOMIC_ACQUIRE) == 1) {
+        dt__hear_notice(f, h->inbox.peer, &h->in);
+        dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
+    }
+    if (!h->told && __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST)) dt__hear_tell(f);
+    __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
+}
+
+/* Lets messages between nodes move while this rank computes, or waits for a peer on its node. */
+static void dt__fabric_poll(dt__fabric *f)
+{
+    uint32_t now = dt__clock_ms();
+    if (now == __atomic_load_n(&f->polled, __ATOMIC_RELAXED)) return;
+    __atomic_store_n(&f->polled, now, __ATOMIC_RELAXED);
+    (void)f->progress(f);
+    dt__hear(f);
+}
+
+/* A call fails: sees to it that the other nodes know, within half a second. */
+static void dt__hear_last(dt__fabric *f)
+{
+    dt__hearing *h = f ? f->hearing : NULL;
+    double until = dt__now() + 0.5;
+    if (!h) return;
+    for (int p = 0; p < f->size && dt__now() < until; p++)
+        do dt__fabric_poll(f);
+        while (h->told && !dt__hear_free(&h->tell[p]) && dt__now() < until);
+}
+
+/* Adds up how long a rank on another node has been silent, though asked. */
+static int dt__hear_silent(dt__fabric *f, int peer, dt__watch *w)
+{
+    dt__hearing *h = f->hearing;
+    uint32_t heard = __atomic_load_n(&h->heard[peer], __ATOMIC_RELAXED);
+    double now = dt__now(), passed = now - w->looked;
+    w->looked = now;
+    if (!__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) {
+        if (now > w->asked + h->job->timeout_ms * 1e-3 / 8 && dt__hear_free(&h->asked[peer])) {
+            w->asked = now;
+            dt__hear_start(f, &h->asked[peer], 1, peer, &h->ask);
+        }
+        __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
+    }
+    if (w->suspect != 1 + peer || heard != w->moved) {
+        w->suspect = 1 + peer;
+        w->moved = heard;
+        w->silence = 0;
+        return 0;
+    }
+    w->silence += passed < 0.1 ? passed : 0.1;
+    if (w->silence * 1e3 < h->job->timeout_ms) return 0;
+    dt__blame(&h->job->fault, DT__FAULT_FROZEN, DT__FAR | peer);
+    return 1;
+}
+
+static dt_result dt__hearing_open(dt__fabric *f, struct dt__job *job)
+{
+    int64_t n = f->size, message = (int64_t)sizeof(dt__message);
+    dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (2 * message + 4), "signs of life");
+    if (!h) return DT_E_MEMORY;
+    h->job = job;
+    h->asked = (dt__message *)(void *)(h + 1);
+    h->tell = h->asked + n;
+    h->heard = (uint32_t *)(void *)(h->tell + n);
+    h->alive.kind = DT__ALIVE;
+    h->ask.kind = DT__ASK;
+    f->hearing = h;
+    dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
+    return DT_OK;
+}
+
+static void dt__hear_cancel(dt__fabric *f, dt__message *m)
+{
+    if (!dt__hear_free(m)) f->cancel(f, m);
+}
+static void dt__hearing_close(dt__fabric *f)
+{
+    dt__hearing *h = f->hearing;
+    if (!h) return;
+    dt__hear_cancel(f, &h->inbox);
+    for (int k = 0; k < DT__REPLIES; k++) dt__hear_cancel(f, &h->reply[k]);
+    for (int p = 0; p < f->size; p++) dt__hear_cancel(f, &h->asked[p]), dt__hear_cancel(f, &h->tell[p]);
+    dt__free(h);
+    f->hearing = NULL;
+}
+
 static dt_result dt__wait_asleep(dt_comm *c, int peer, dt__event *e, uint32_t target)
 {
     dt__line *me = &dt__comm_lane(c, c->rank)->line[c->line];
@@ -14127,7 +14474,8 @@ static dt_result dt__wait_asleep(dt_comm *c, int peer, dt__event *e, uint32_t ta
     __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
     __atomic_store_n(&me->waiting, 1 + c->lane[peer], __ATOMIC_RELAXED);
     while (!dt__event_reached(e, target)) {
-        dt__event_sleep(e, target);
+        if (c->fabric) dt__fabric_poll(c->fabric), dt__nap();
+        else dt__event_sleep(e, target);
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
         if ((up = dt__give_up(c, peer, e, target, &watch)) != 0) break;
     }
@@ -14194,6 +14542,13 @@ static int dt__file_reserve(int fd, int64_t where, int64_t bytes)
 #endif
 }
 
+/* From here on another thread alone uses it. */
+static void dt__comm_other_line(dt_comm *c)
+{
+    c->line = 1;
+    if (c->bridge) c->bridge->near->line = 1;
+}
+
 /* Gives the memory of one region back. Processes: only the last one to leave may free the file's pages. */
 static void dt__region_drop(dt_comm *c, dt__region *region, int last)
 {
@@ -14248,7 +14603,7 @@ static int64_t dt__locate(const dt_comm *c, const void *data, int64_t bytes)
 {
     const char *p = (const char *)data;
     for (; c; c = c->parent)
-        for (const dt__region *g = c->regions; g; g = g->next)
+        for (const dt__region *g = dt__near(c)->regions; g; g = g->next)
             if (p >= g->base && p < g->base + g->bytes && bytes <= g->base + g->bytes - p)
                 return g->where + (p - g->base);
     return -1;
@@ -14259,7 +14614,7 @@ static float *dt__resolve(const dt_comm *c, int64_t where)
 {
     if (c->fd < 0) return (float *)(intptr_t)where;
     for (; c; c = c->parent)
-        for (const dt__region *g = c->regions; g; g = g->next)
+        for (const dt__region *g = dt__near(c)->regions; g; g = g->next)
             if (where >= g->where && where < g->where + g->bytes)
                 return (float *)(void *)(g->base + (where - g->where));
     return NULL;
@@ -14380,13 +14735,6 @@ static int64_t dt__publish(const dt_comm *c, const void *data, int64_t count)
 
 /* ---- sums in tree order ---- */
 
-/* A partial sum that a rank holds: the subtree (level, index) over leaves [index << level, (index + 1) << level). */
-typedef struct dt__part {
-    int level;
-    int64_t index;
-    int64_t offset; /* floats from the start of the rank's data */
-} dt__part;
-
 typedef struct dt__sum {
     dt_op op;
     int size;
@@ -14441,7 +14789,7 @@ static void dt__sum_block(const dt__sum *s, int64_t at, int64_t n)
     int level[DT__TREE_DEPTH], depth = 0, copied = 1;
     const dt__part *part = s->parts;
     for (int r = 0; r < s->size; r++)
-        for (int j = 0, count = s->parts ? s->counts[r] : 1; j < count; j++) {
+        for (int j = 0, count = s->counts ? s->counts[r] : 1; j < count; j++) {
             int64_t index = part ? part->index : r;
             int last = r == s->size - 1 && j == count - 1;
             level[depth] = part ? part->level : 0;
@@ -14598,6 +14946,1059 @@ static dt_result dt__exchange_alone(const dt__move *m)
     return DT_OK;
 }
 
+/* ---- several nodes on one machine ----
+ * DT_NODES=N plays N nodes on this machine: between their ranks nothing is shared, messages go through a tube from each
+ * rank to each other one. A tube carries frames, a head and its data, in the order of starting; what no receive waits
+ * for yet is kept aside. */
+
+enum { DT__TUBE_ROOM = 1 << 15 }; /* bytes, for up to 16 ranks */
+
+typedef struct dt__tube {
+    uint32_t written; /* bytes, wraps */
+    char pad[60];
+    uint32_t read;
+    char pad2[60];
+} dt__tube; /* char data[room] follows */
+
+typedef struct dt__frame {
+    int64_t bytes;
+    uint32_t tag, pad;
+} dt__frame;
+
+/* A message that came before its receive, or is too long for it. */
+typedef struct dt__early {
+    struct dt__early *next;
+    dt__message *taker;
+    int64_t bytes;
+    uint32_t tag;
+} dt__early; /* char data[bytes] follows */
+
+/* What goes to one peer and comes from it. */
+typedef struct dt__traffic {
+    dt__message *out, *in; /* oldest first */
+    dt__early *early;
+    dt__frame head;
+    int64_t pushed, pulled; /* bytes of the frame under way, its head included */
+    dt__message *into;      /* where the frame that comes goes: here, else aside */
+    dt__early *aside;
+} dt__traffic;
+
+typedef struct dt__emulated {
+    dt__fabric fabric;
+    char *tubes; /* (size, stride) those from this rank, in symmetric memory */
+    int64_t room, stride;
+    int busy;      /* a thread is inside */
+    int dead;      /* a frame was broken off: nothing moves any more */
+    dt__traffic *flow;
+} dt__emulated;
+
+/* The tube from one rank to another lies in the symmetric memory of the one that sends. */
+static dt__tube *dt__tube_of(const dt__emulated *f, int from, int to)
+{
+    return (dt__tube *)(void *)((char *)dt_comm_peer(f->fabric.base, f->tubes, from) + to * f->stride);
+}
+
+/* Copies up to n bytes into the tube, or out of it; how many. */
+static int64_t dt__tube_push(dt__tube *tube, int64_t room, const char *data, int64_t n)
+{
+    uint32_t written = tube->written, used = written - __atomic_load_n(&tube->read, __ATOMIC_ACQUIRE);
+    char *ring = (char *)(tube + 1);
+    int64_t at = written % room, first;
+    n = dt__min(n, room - used);
+    first = dt__min(n, room - at);
+    if (first > 0) memcpy(ring + at, data, (size_t)first);
+    if (n > first) memcpy(ring, data + first, (size_t)(n - first));
+    __atomic_store_n(&tube->written, written + (uint32_t)n, __ATOMIC_RELEASE);
+    return n;
+}
+static int64_t dt__tube_pull(dt__tube *tube, int64_t room, char *data, int64_t n)
+{
+    uint32_t read = tube->read, used = __atomic_load_n(&tube->written, __ATOMIC_ACQUIRE) - read;
+    const char *ring = (const char *)(tube + 1);
+    int64_t at = read % room, first;
+    n = dt__min(n, used);
+    first = dt__min(n, room - at);
+    if (first > 0) memcpy(data, ring + at, (size_t)first);
+    if (n > first) memcpy(data + first, ring, (size_t)(n - first));
+    __atomic_store_n(&tube->read, read + (uint32_t)n, __ATOMIC_RELEASE);
+    return n;
+}
+
+static void dt__message_append(dt__message **list, dt__message *m)
+{
+    while (*list) list = &(*list)->next;
+    m->next = NULL;
+    *list = m;
+}
+static void dt__message_remove(dt__message **list, const dt__message *m)
+{
+    while (*list && *list != m) list = &(*list)->next;
+    if (*list) *list = m->next;
+}
+static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
+
+/* Gives a message that is whole to its receive. */
+static void dt__early_deliver(dt__traffic *flow, dt__early *e)
+{
+    dt__message *m = e->taker;
+    dt__early **at = &flow->early;
+    int fits = e->bytes <= m->bytes;
+    while (*at != e) at = &(*at)->next;
+    *at = e->next;
+    m->moved = e->bytes;
+    if (fits && e->bytes > 0) memcpy(m->data, e + 1, (size_t)e->bytes);
+    dt__free(e);
+    dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
+}
+
+static dt_result dt__emulated_send(dt__emulated *f, int peer)
+{
+    dt__traffic *flow = &f->flow[peer];
+    dt__tube *tube = dt__tube_of(f, f->fabric.rank, peer);
+    const int64_t head_bytes = (int64_t)sizeof(dt__frame);
+    while (flow->out) {
+        dt__message *m = flow->out;
+        dt__frame head;
+        head.bytes = m->bytes, head.tag = m->tag, head.pad = 0;
+        if (flow->pushed < head_bytes)
+            flow->pushed +=
+                dt__tube_push(tube, f->room, (const char *)&head + flow->pushed, head_bytes - flow->pushed);
+        if (flow->pushed >= head_bytes && m->bytes > 0)
+            flow->pushed += dt__tube_push(tube, f->room, m->data + (flow->pushed - head_bytes),
+                                          head_bytes + m->bytes - flow->pushed);
+        if (flow->pushed < head_bytes + m->bytes) break;
+        flow->pushed = 0;
+        flow->out = m->next;
+        m->moved = m->bytes;
+        dt__message_finish(m, 1);
+    }
+    return DT_OK;
+}
+
+/* The head of a frame has come: where its data goes. */
+static dt_result dt__emulated_match(dt__traffic *flow)
+{
+    dt__message *m = flow->in;
+    dt__early *e, **end = &flow->early;
+    while (m && m->tag != flow->head.tag) m = m->next;
+    if (m) dt__message_remove(&flow->in, m);
+    flow->into = m && flow->head.bytes <= m->bytes ? m : NULL;
+    if (flow->into) return DT_OK;
+    e = (dt__early *)dt__alloc((int64_t)sizeof *e + flow->head.bytes, "a message that nobody waits for yet");
+    if (!e) return DT_E_MEMORY;
+    e->taker = m;
+    e->bytes = flow->head.bytes;
+    e->tag = flow->head.tag;
+    while (*end) end = &(*end)->next;
+    *end = flow->aside = e;
+    return DT_OK;
+}
+
+static dt_result dt__emulated_recv(dt__emulated *f, int peer)
+{
+    dt__traffic *flow = &f->flow[peer];
+    dt__tube *tube = dt__tube_of(f, peer, f->fabric.rank);
+    const int64_t head_bytes = (int64_t)sizeof(dt__frame);
+    dt_result r = DT_OK;
+    for (;;) {
+        char *to;
+        if (flow->pulled < head_bytes) {
+            flow->pulled +=
+                dt__tube_pull(tube, f->room, (char *)&flow->head + flow->pulled, head_bytes - flow->pulled);
+            if (flow->pulled < head_bytes) return DT_OK;
+            if ((r = dt__emulated_match(flow)) != DT_OK) return r;
+        }
+        to = flow->into ? flow->into->data : (char *)(flow->aside + 1);
+        flow->pulled += dt__tube_pull(tube, f->room, to + (flow->pulled - head_bytes),
+                                      head_bytes + flow->head.bytes - flow->pulled);
+        if (flow->pulled < head_bytes + flow->head.bytes) return DT_OK;
+        flow->pulled = 0;
+        if (flow->into) {
+            flow->into->moved = flow->head.bytes;
+            dt__message_finish(flow->into, 1);
+        } else {
+            dt__early *whole = flow->aside;
+            flow->aside = NULL;
+            if (whole->taker) dt__early_deliver(flow, whole);
+        }
+        flow->into = NULL;
+    }
+}
+
+static void dt__emulated_enter(dt__emulated *f)
+{
+    while (__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE)) sched_yield();
+}
+static void dt__emulated_leave(dt__emulated *f) { __atomic_store_n(&f->busy, 0, __ATOMIC_RELEASE); }
+
+static dt_result dt__emulated_progress(dt__fabric *fabric)
+{
+    dt__emulated *f = (dt__emulated *)fabric;
+    dt_result r = DT_OK;
+    if (__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE)) return DT_OK;
+    for (int p = 0; p < fabric->size && !r && !f->dead; p++) {
+        if (p == fabric->rank) continue;
+        r = dt__emulated_send(f, p);
+        if (!r) r = dt__emulated_recv(f, p);
+    }
+    dt__emulated_leave(f);
+    return r;
+}
+
+static dt_result dt__emulated_start(dt__fabric *fabric, dt__message *m)
+{
+    dt__emulated *f = (dt__emulated *)fabric;
+    dt__traffic *flow = &f->flow[m->peer];
+    dt__early *e;
+    m->done = 0;
+    m->moved = 0;
+    dt__emulated_enter(f);
+    e = m->sends ? NULL : flow->early;
+    while (e && (e->taker || e->tag != m->tag)) e = e->next;
+    if (e) {
+        e->taker = m;
+        if (e != flow->aside) dt__early_deliver(flow, e);
+    } else {
+        dt__message_append(m->sends ? &flow->out : &flow->in, m);
+    }
+    dt__emulated_leave(f);
+    return DT_OK;
+}
+
+static void dt__emulated_cancel(dt__fabric *fabric, dt__message *m)
+{
+    dt__emulated *f = (dt__emulated *)fabric;
+    dt__traffic *flow = &f->flow[m->peer];
+    dt__emulated_enter(f);
+    if (flow->into == m || (flow->out == m && flow->pushed)) f->dead = 1;
+    dt__message_remove(m->sends ? &flow->out : &flow->in, m);
+    for (dt__early *e = flow->early; e; e = e->next)
+        if (e->taker == m) e->taker = NULL;
+    dt__emulated_leave(f);
+}
+
+static void dt__emulated_close(dt__fabric *fabric)
+{
+    dt__emulated *f = (dt__emulated *)fabric;
+    dt_comm *base = fabric->base;
+    for (int p = 0; p < fabric->size; p++)
+        while (f->flow[p].early) {
+            dt__early *e = f->flow[p].early;
+            f->flow[p].early = e->next;
+            dt__free(e);
+        }
+    dt__free(f);
+    dt_comm_free(&base);
+}
+
+/* Takes `base`, a communicator over all ranks, for its own. Collective over it. */
+static dt_result dt__emulated_open(dt__fabric **handle, dt_comm *base)
+{
+    int64_t n = base->size;
+    dt__emulated *f = (dt__emulated *)dt__alloc((int64_t)sizeof *f + n * (int64_t)sizeof *f->flow, "emulated nodes");
+    void *tubes = NULL;
+    dt_result r = f ? DT_OK : DT_E_MEMORY;
+    if (f) {
+        f->room = n <= 16 ? DT__TUBE_ROOM : DT__TUBE_ROOM / 8;
+        f->stride = (int64_t)sizeof(dt__tube) + f->room;
+        r = dt_comm_alloc(base, n * f->stride, &tubes);
+    }
+    if (r) return dt__free(f), r;
+    f->fabric.base = base;
+    f->tubes = (char *)tubes;
+    f->flow = (dt__traffic *)(void *)(f + 1);
+    f->fabric.rank = base->rank;
+    f->fabric.size = base->size;
+    f->fabric.start = dt__emulated_start;
+    f->fabric.progress = dt__emulated_progress;
+    f->fabric.cancel = dt__emulated_cancel;
+    f->fabric.close = dt__emulated_close;
+    snprintf(f->fabric.name, sizeof f->fabric.name, "an emulated network");
+    *handle = &f->fabric;
+    return DT_OK;
+}
+
+/* ---- between nodes: waiting ---- */
+
+/* Whether to give up waiting for a message of `peer`. What it sent before it left is still taken. */
+static int dt__bridge_give_up(dt_comm *c, const dt__message *m, int peer, dt__watch *watch)
+{
+    dt_comm *base = c->fabric->base;
+    dt__event never;
+    memset(&never, 0, sizeof never);
+    if (!base) return dt__comm_troubled(c) || dt__hear_silent(c->fabric, c->lane[peer], watch);
+    if (__atomic_load_n(&dt__comm_slot(base, c->lane[peer])->left, __ATOMIC_ACQUIRE)) {
+        (void)c->fabric->progress(c->fabric);
+        if (__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) return 0;
+    }
+    return dt__comm_troubled(c) || dt__give_up(base, c->lane[peer], &never, 1, watch);
+}
+
+/* What a message that failed says about its peer. */
+static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
+{
+    if (m->done == DT__LOST) {
+        dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->lane[peer]);
+        return dt__comm_explain(c);
+    }
+    snprintf(c->message, sizeof c->message, "a message of another length: rank %d sends %lld floats where rank %d "
+             "receives %lld in %s", c->lane[peer], (long long)(m->moved / 4), c->lane[c->rank],
+             (long long)(m->bytes / 4), dt__call_name(c->call.op));
+    return dt__comm_fail(c, DT_E_PEER);
+}
+
+static dt_result dt__bridge_calls(dt_comm *c, int all);
+
+/* Returns when a message with rank `peer` is done. */
+static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
+{
+    dt__fabric *f = c->fabric;
+    dt__line *me = &dt__own_lane(c)->line[c->line];
+    dt__watch watch;
+    double start = dt__now();
+    int done, up = 0;
+    dt_result r = DT_OK;
+    memset(&watch, 0, sizeof watch);
+    watch.looked = start;
+    for (int polls = 0; !(done = __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) && !r && !up; polls++) {
+        r = f->progress(f);
+        dt__hear(f);
+        if (polls < c->spins) dt__relax();
+        else if (polls < c->spins + 8) sched_yield();
+        else dt__nap();
+        if (polls <= c->spins + 8 || polls % 64) continue;
+        __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
+        if (f->base) __atomic_store_n(&me->waiting, 1 + c->lane[peer], __ATOMIC_RELAXED);
+        else dt__comm_tick(c->bridge->near);
+        up = dt__bridge_give_up(c, m, peer, &watch);
+        if (!up && c->bridge->calls) r = dt__bridge_calls(c, 0);
+    }
+    __atomic_store_n(&me->waiting, 0, __ATOMIC_RELAXED);
+    c->waited += dt__now() - start;
+    if (!r && done == DT__TOO_LONG) r = dt__bridge_calls(c, 1); /* which call was another one says more */
+    if (r) return r;
+    return up ? dt__comm_explain(c) : done < 0 ? dt__bridge_lost(c, m, peer) : DT_OK;
+}
+
+/* ---- between nodes: messages of one communicator ---- */
+
+/* Starts message number k of `half`, to or from a rank of c. */
+static dt_result dt__bridge_start(dt_comm *c, dt__message *m, int sends, int peer, int kind, void *data, int64_t bytes)
+{
+    m->sends = sends;
+    m->peer = c->bridge->world[peer];
+    m->tag = 2 * (c->bridge->id + (uint32_t)DT__IDS) + (uint32_t)kind;
+    m->data = (char *)data;
+    m->bytes = bytes;
+    if (sends) c->owed += bytes;
+    if (sends) __atomic_fetch_add(&c->fabric->sent, bytes, __ATOMIC_RELAXED);
+    return c->fabric->start(c->fabric, m);
+}
+
+/* One more message of the round whose messages lie in `half`. */
+static dt_result dt__bridge_add(dt_comm *c, int half, int sends, int peer, void *data, int64_t bytes)
+{
+    dt__bridge *s = c->bridge;
+    int k = s->under_way[half];
+    dt__message *m = &s->message[half * s->most + k];
+    dt_result r;
+    s->peer[half * s->most + k] = peer;
+    if ((r = dt__bridge_start(c, m, sends, peer, 0, data, bytes)) == DT_OK) s->under_way[half]++;
+    return r;
+}
+
+static void dt__bridge_cancel(dt_comm *c, dt__message *m)
+{
+    if (m->data && !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) c->fabric->cancel(c->fabric, m);
+}
+
+/* Sends floats of this rank's, which count as its own data that reaches the peer. */
+static dt_result dt__bridge_give(dt_comm *c, int half, int peer, const float *data, int64_t count)
+{
+    dt__count_sent(c, peer, count);
+    return dt__bridge_add(c, half, 1, peer, (void *)(intptr_t)data, count * (int64_t)sizeof(float));
+}
+
+/* Waits for all messages of a round. After an error none is under way. */
+static dt_result dt__bridge_wait(dt_comm *c, int half, dt_result r)
+{
+    dt__bridge *s = c->bridge;
+    for (int k = 0; k < s->under_way[half] && !r; k++)
+        r = dt__bridge_wait_one(c, &s->message[half * s->most + k], s->peer[half * s->most + k]);
+    for (int h = 0; h < 2 && r; h++) {
+        for (int k = 0; k < s->under_way[h]; k++) dt__bridge_cancel(c, &s->message[h * s->most + k]);
+        s->under_way[h] = 0;
+    }
+    for (int k = 0; k < 2 * s->nodes && r; k++) dt__bridge_cancel(c, &s->call[k]);
+    s->under_way[half] = 0;
+    return r;
+}
+
+/* Ends a collective over nodes: what failed among the ranks of this node, failed for this communicator. Peers on other
+ * nodes learn of it, too. */
+static dt_result dt__bridge_end(dt_comm *c, dt_result r)
+{
+    dt_comm *near = c->bridge->near;
+    if (!r || c->failed) return r;
+    if (near->failed) memcpy(c->message, near->message, sizeof c->message);
+    else snprintf(c->message, sizeof c->message, "%s", dt_last_error());
+    return dt__comm_fail(c, r);
+}
+
+/* The rank of a node through which the data of rank p, who is elsewhere, comes there and goes from there. */
+static int dt__bridge_deputy(const dt__bridge *s, int node, int p)
+{
+    int members = s->first[node + 1] - s->first[node];
+    return s->member[s->first[node] + s->seat[p] % members];
+}
+
+/* ---- between nodes: small collectives ---- */
+
+/* Where the calls and inputs of node k lie in the mail, `total` floats of each rank. */
+static char *dt__bridge_mail(const dt__bridge *s, int node, int64_t total)
+{
+    return s->mail + node * (int64_t)sizeof(dt__published) + s->first[node] * total * (int64_t)sizeof(float);
+}
+
+/* Is this rank the first of its node? It speaks for the node. */
+static int dt__bridge_first(const dt_comm *c) { return c->bridge->near->rank == 0; }
+
+/* The first ranks of the nodes tell each other their node's call and inputs. */
+static dt_result dt__bridge_trade(dt_comm *c, int64_t total)
+{
+    dt__bridge *s = c->bridge;
+    dt_result r = DT_OK;
+    for (int k = 0; k < s->nodes && !r; k++) {
+        int64_t bytes = (int64_t)sizeof(dt__published) + (s->first[k + 1] - s->first[k]) * total * 4;
+        int64_t own = (int64_t)sizeof(dt__published) + (s->first[s->node + 1] - s->first[s->node]) * total * 4;
+        int peer = s->member[s->first[k]];
+        if (k == s->node) continue;
+        r = dt__bridge_add(c, 0, 0, peer, dt__bridge_mail(s, k, total), bytes);
+        if (!r) r = dt__bridge_add(c, 0, 1, peer, dt__bridge_mail(s, s->node, total), own);
+    }
+    return dt__bridge_wait(c, 0, r);
+}
+
+/* All ranks must make the same call: compares this node's with node k's. */
+static dt_result dt__bridge_compare(dt_comm *c, int k, int64_t total)
+{
+    const dt__published *a = &c->call;
+    dt__published b;
+    char mine[128], other[128];
+    memcpy(&b, dt__bridge_mail(c->bridge, k, total), sizeof b);
+    if (a->op == b.op && a->sequence == b.sequence && a->count == b.count && a->extra == b.extra) return DT_OK;
+    dt__format_call(mine, sizeof mine, a);
+    dt__format_call(other, sizeof other, &b);
+    snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must make the "
+             "same calls in the same order", c->lane[c->rank], mine, c->lane[c->bridge->member[c->bridge->first[k]]],
+             other);
+    return dt__comm_fail(c, DT_E_PEER);
+}
+
+/* The calls of large collectives travel beside the data: nobody waits for them before it moves. */
+static dt_result dt__bridge_calls_start(dt_comm *c)
+{
+    dt__bridge *s = c->bridge;
+    dt_result r = DT_OK;
+    const int64_t bytes = (int64_t)sizeof(dt__published);
+    if (!dt__bridge_first(c) || s->called == c->call.sequence) return DT_OK;
+    s->called = c->call.sequence;
+    memcpy(dt__bridge_mail(s, s->node, 0), &c->call, sizeof c->call);
+    for (int k = 0; k < s->nodes && !r; k++) {
+        int peer = s->member[s->first[k]];
+        if (k == s->node) continue;
+        s->calls = k + 1;
+        r = dt__bridge_start(c, &s->call[2 * k], 0, peer, 0, dt__bridge_mail(s, k, 0), bytes);
+        if (!r) r = dt__bridge_start(c, &s->call[2 * k + 1], 1, peer, 0, dt__bridge_mail(s, s->node, 0), bytes);
+    }
+    return r;
+}
+
+/* Compares those that have come; with `all`, waits for all. */
+static dt_result dt__bridge_calls(dt_comm *c, int all)
+{
+    dt__bridge *s = c->bridge;
+    int calls = s->calls;
+    dt_result r = DT_OK;
+    if (all) s->calls = 0;
+    for (int k = 0; k < calls && !r; k++) {
+        int peer = s->member[s->first[k]];
+        if (k == s->node) continue;
+        if (all) r = dt__bridge_wait_one(c, &s->call[2 * k + 1], peer);
+        if (all && !r) r = dt__bridge_wait_one(c, &s->call[2 * k], peer);
+        if (!r && __atomic_load_n(&s->call[2 * k].done, __ATOMIC_ACQUIRE) == 1) r = dt__bridge_compare(c, k, 0);
+    }
+    return r;
+}
+
+/* Every rank gets every rank's input, at most DT__EAGER floats, in one message between each pair of nodes. Without a
+ * movement only the calls are compared. c->from[p] is rank p's input until the next call. */
+static dt_result dt__bridge_meet(dt_comm *c, const dt__move *m)
+{
+    dt__bridge *s = c->bridge;
+    dt_comm *near = s->near;
+    int64_t total = m ? m->count * m->sections : 0;
+    dt_result r;
+    if (m) dt__pack(c, m, 0, m->count, dt__comm_stage(near, near->rank, (near->step + 1) & 1u));
+    near->call = c->call;
+    near->call.where = -1;
+    c->owed = 0;
+    r = dt__meet(near);
+    c->met = c->rate > 0.0 ? dt__now() : 0.0;
+    if (!r && dt__bridge_first(c)) {
+        char *mine = dt__bridge_mail(s, s->node, total);
+        memcpy(mine, &c->call, sizeof c->call);
+        for (int p = 0; p < near->size; p++)
+            dt__copy((float *)(void *)(mine + sizeof c->call) + p * total, dt__comm_stage(near, p, near->step & 1u),
+                     total);
+        r = dt__bridge_trade(c, total);
+    }
+    if (!r) r = dt__step(near);
+    for (int k = 0; k < s->nodes && !r; k++) r = dt__bridge_compare(c, k, total);
+    for (int p = 0; p < c->size && !r; p++)
+        c->from[p] = (const float *)(void *)(dt__bridge_mail(s, s->at[p], total) + sizeof c->call) + s->seat[p] * total;
+    return dt__bridge_end(c, r);
+}
+
+/* ---- between nodes: sums ----
+ * The sum of a range that a rank owns: on each other node one rank, its deputy, adds what the node's ranks have, as far
+ * as the tree lets it (whole branches), and sends that; the owner adds the branches of all nodes. So each branch
+ * crosses once, however many ranks a node has. Work goes in rounds of `width` floats of each range, two under way. */
+
+/* Whole branches of the tree that one node has, in the order of leaves, and which of the parts make them. */
+static dt_result dt__bridge_plan(dt_comm *c, const dt__part *parts, const int *counts)
+{
+    dt__bridge *s = c->bridge;
+    int n = 0;
+    int64_t all = 0;
+    for (int p = 0; p < c->size; p++) all += counts ? counts[p] : 1;
+    if (!dt__reserve((void **)&s->branch, 0, &s->branch_room, all, (int64_t)sizeof *s->branch, "a sum over nodes") ||
+        !dt__reserve((void **)&s->top, 0, &s->top_room, all, (int64_t)sizeof *s->top, "a sum over nodes") ||
+        !dt__reserve((void **)&s->source, 0, &s->source_room, all, (int64_t)sizeof *s->source, "a sum over nodes") ||
+        !dt__reserve((void **)&s->addend, 0, &s->addend_room, all, (int64_t)sizeof *s->addend, "a sum over nodes"))
+        return DT_E_MEMORY;
+    memset(s->branches, 0, (size_t)s->nodes * sizeof *s->branches);
+    for (int p = 0, first = 0; p < c->size; p++)
+        for (int j = 0; j < (counts ? counts[p] : 1); j++, first++) {
+            dt__branch *b = &s->branch[n++];
+            b->level = parts ? parts[first].level : 0;
+            b->index = parts ? parts[first].index : p;
+            b->node = s->at[p], b->rank = p, b->part = j, b->first = first, b->parts = 1;
+            for (; n > 1 && b[-1].node == b->node && b[-1].level == b->level && (b->index & 1); b--, n--)
+                b[-1].parts += b->parts, b[-1].level++, b[-1].index >>= 1;
+        }
+    s->branch_count = n;
+    s->widest = 1;
+    for (int i = 0; i < n; i++) {
+        dt__branch *b = &s->branch[i];
+        b->nth = s->branches[b->node]++;
+        s->widest = (int)dt__max(s->widest, s->branches[b->node]);
+        s->top[i].level = b->level, s->top[i].index = b->index, s->top[i].offset = 0;
+    }
+    return DT_OK;
+}
+
+/* A sum under way. */
+typedef struct dt__reduction {
+    dt_op op;
+    float *data;            /* this rank's */
+    const dt__part *parts;  /* as for dt__reduce_parts; NULL: all of data is one leaf */
+    const int *counts;
+    const int64_t *cut;     /* (size + 1) whose range begins where, from data + begin */
+    int64_t begin, reach;   /* floats of data that peers read */
+    float *out;             /* this rank's range of the sum */
+    int64_t width, rounds;
+    int staged;             /* the node's ranks read each other's stage, not their data */
+} dt__reduction;
+
+/* Floats of range p in the round that begins at `at`. */
+static int64_t dt__bridge_chunk(const dt__reduction *x, int p, int64_t at)
+{
+    return dt__max(0, dt__min(x->width, x->cut[p + 1] - x->cut[p] - at));
+}
+
+static float *dt__bridge_stage(const dt__bridge *s, int seat, uint32_t step)
+{
+    return (float *)dt_comm_peer(s->near, s->stage, seat) + (step & 1u) * s->half;
+}
+
+/* This node's branch b of n floats of range p: where it lies, or computed into `to`. */
+static const float *dt__bridge_branch(dt_comm *c, const dt__reduction *x, const dt__branch *b, int p, int64_t at,
+                                      int64_t n, float *to)
+{
+    dt__bridge *s = c->bridge;
+    dt__sum sum;
+    int rank = b->rank, part = b->part;
+    for (int j = 0; j < b->parts; j++) {
+        int seat = s->seat[rank];
+        s->source[j] = x->staged ? dt__bridge_stage(s, seat, s->near->step) + p * x->width
+                                 : s->near->view[seat] + x->begin + x->cut[p] + at;
+        if (++part < (x->counts ? x->counts[rank] : 1)) continue;
+        rank++;
+        part = 0;
+    }
+    if (b->parts == 1) return s->source[0] + (x->parts ? x->parts[b->first].offset : 0);
+    memset(&sum, 0, sizeof sum);
+    sum.op = x->op;
+    sum.size = b->parts;
+    sum.from = s->source;
+    sum.parts = x->parts ? x->parts + b->first : NULL;
+    sum.to = &to;
+    sum.outputs = 1;
+    dt__sum_range(s->near, &sum, 0, n);
+    return to;
+}
+
+/* Sends this node's branches of the ranges that this rank is the deputy for, and asks for those of its own range. */
+static dt_result dt__bridge_sum_start(dt_comm *c, const dt__reduction *x, int64_t k)
+{
+    dt__bridge *s = c->bridge;
+    int half = (int)(k & 1);
+    int64_t at = k * x->width, own = dt__bridge_chunk(x, c->rank, at), lot = s->widest * x->width;
+    float *room = s->work + half * s->work_half;
+    dt_result r = DT_OK;
+    for (int a = 0; a < s->nodes && own > 0 && !r; a++)
+        if (a != s->node)
+            r = dt__bridge_add(c, half, 0, dt__bridge_deputy(s, a, c->rank), room + a * lot, s->branches[a] * own * 4);
+    for (int p = 0; p < c->size && !r; p++) {
+        int64_t n = dt__bridge_chunk(x, p, at);
+        float *box = room + (s->nodes + s->slot[p]) * lot;
+        const float *data = box;
+        int reader = s->at[p] == s->node ? p : dt__bridge_deputy(s, s->node, p);
+        if (reader != c->rank) dt__count_sent(c, reader, n * (x->counts ? x->counts[c->rank] : 1));
+        if (reader != c->rank || p == c->rank || n == 0) continue;
+        for (int i = 0; i < s->branch_count; i++) {
+            const dt__branch *b = &s->branch[i];
+            if (b->node != s->node) continue;
+            data = dt__bridge_branch(c, x, b, p, at, n, box + b->nth * n);
+            if (s->branches[s->node] > 1) dt__copy(box + b->nth * n, data, n), data = box;
+        }
+        r = dt__bridge_give(c, half, p, data, s->branches[s->node] * n);
+    }
+    return r;
+}
+
+/* Adds the branches of all nodes in this rank's range. */
+static dt_result dt__bridge_sum_finish(dt_comm *c, const dt__reduction *x, int64_t k, dt_result r)
+{
+    dt__bridge *s = c->bridge;
+    int half = (int)(k & 1);
+    int64_t at = k * x->width, own = dt__bridge_chunk(x, c->rank, at), lot = s->widest * x->width;
+    float *room = s->work + half * s->work_half, *to = x->out + at, *box = room + (s->nodes + s->relays) * lot;
+    dt__sum sum;
+    r = dt__bridge_wait(c, half, r);
+    if (r || own == 0) return r;
+    for (int i = 0; i < s->branch_count; i++) {
+        const dt__branch *b = &s->branch[i];
+        s->addend[i] = b->node == s->node ? dt__bridge_branch(c, x, b, c->rank, at, own, box + b->nth * own)
+                                          : room + b->node * lot + b->nth * own;
+    }
+    memset(&sum, 0, sizeof sum);
+    sum.op = x->op;
+    sum.size = s->branch_count;
+    sum.from = s->addend;
+    sum.parts = s->top;
+    sum.to = &to;
+    sum.outputs = 1;
+    dt__sum_range(s->near, &sum, 0, own);
+    return DT_OK;
+}
+
+/* The ranks of this node meet, and see whether they can read each other's data in place. */
+static dt_result dt__bridge_share(dt_comm *c, const float *data, int64_t reach, int *staged)
+{
+    dt_comm *near = c->bridge->near;
+    dt_result r;
+    near->call = c->call;
+    near->call.where = dt__publish(near, data, reach);
+    c->owed = 0;
+    if ((r = dt__meet(near)) != DT_OK) return r;
+    c->met = c->rate > 0.0 ? dt__now() : 0.0;
+    *staged = !dt__views(near) && near->size > 1;
+    if (near->size == 1) near->view[0] = (float *)(intptr_t)data;
+    if (*staged) near->sharing = 0;
+    return dt__bridge_calls_start(c);
+}
+
+/* Returns when no rank of this node reads another's data any more, and the emulated link is done. */
+static dt_result dt__bridge_conclude(dt_comm *c)
+{
+    dt_result r = dt__bridge_calls(c, 1);
+    dt__link(c);
+    if (!r) r = dt__step(c->bridge->near);
+    c->bridge->near->sharing = 0;
+    dt__comm_tick(c);
+    return r;
+}
+
+/* Work memory for a sum of `widest` branches of each node: enough for 1024 floats of each range, at least 4 MB. */
+static dt_result dt__bridge_room(dt__bridge *s)
+{
+    s->work_half = dt__max(1 << 19, (s->nodes + s->relays + 1) * (int64_t)s->widest * DT__BLOCK);
+    return dt__reserve((void **)&s->work, 0, &s->work_room, 2 * s->work_half, 4, "sums over nodes") ? DT_OK
+                                                                                                    : DT_E_MEMORY;
+}
+
+/* The largest width at which a round fits the work and the stage of every rank. */
+static int64_t dt__bridge_width(const dt_comm *c)
+{
+    const dt__bridge *s = c->bridge;
+    int64_t width = dt__min(s->work_half / ((s->nodes + s->relays + 1) * (int64_t)s->widest), s->half / c->size);
+    return dt__max(width / 16 * 16, 16);
+}
+
+/* Every rank gets the sum of its range. */
+static dt_result dt__bridge_sum(dt_comm *c, dt__reduction *x)
+{
+    dt__bridge *s = c->bridge;
+    dt_comm *near = s->near;
+    dt_result r = dt__bridge_plan(c, x->parts, x->counts);
+    int64_t longest = 0, rounds;
+    if (!r) r = dt__bridge_room(s);
+    if (!r) r = dt__bridge_share(c, x->data, x->reach, &x->staged);
+    x->width = dt__bridge_width(c);
+    for (int p = 0; p < c->size; p++) longest = dt__max(longest, x->cut[p + 1] - x->cut[p]);
+    rounds = dt__ceil_div(longest, x->width);
+    for (int64_t k = 0; k <= rounds && !r; k++) {
+        for (int p = 0; p < c->size && x->staged && k < rounds; p++)
+            dt__copy(dt__bridge_stage(s, near->rank, near->step + 1) + p * x->width, x->data + x->cut[p] + k * x->width,
+                     dt__bridge_chunk(x, p, k * x->width));
+        if (x->staged && k < rounds) r = dt__step(near);
+        if (!r && k < rounds) r = dt__bridge_sum_start(c, x, k);
+        if (x->staged && k < rounds) r = dt__bridge_sum_finish(c, x, k, r);
+        if (!x->staged && k > 0) r = dt__bridge_sum_finish(c, x, k - 1, r);
+        else if (r) r = dt__bridge_wait(c, (int)(k & 1), r);
+        dt__comm_tick(c);
+    }
+    return r ? r : dt__bridge_conclude(c);
+}
+
+/* ---- between nodes: gathering ----
+ * Every rank has a stream, its extents one after the other, which all ranks get. It crosses to each other node once, to
+ * the deputy there, whose stage the ranks of the node read. Rounds of `width` floats of every stream. */
+
+typedef struct dt__gathering {
+    const dt__extent *span; /* of all ranks, each rank's in the order of its stream */
+    int count;
+    const float *from;
+    float *to;
+    int64_t width;
+    int staged;
+} dt__gathering;
+
+/* The next run of at most n floats of rank p's stream: its floats, 0 at the end; e, off: where. The cursor moves on. */
+static int64_t dt__bridge_run(const dt__gathering *x, int p, dt__cursor *at, int64_t n, const dt__extent **e,
+                              int64_t *off)
+{
+    while (at->extent < x->count && (x->span[at->extent].rank != p || at->off == x->span[at->extent].count)) {
+        at->extent++;
+        at->off = 0;
+    }
+    if (at->extent == x->count || n == 0) return 0;
+    *e = &x->span[at->extent];
+    *off = at->off;
+    n = dt__min(n, (*e)->count - at->off);
+    at->off += n;
+    return n;
+}
+
+/* Floats of rank p's stream in this round. *only is their extent, NULL when they lie in several. */
+static int64_t dt__bridge_part(const dt__gathering *x, int p, dt__cursor at, const dt__extent **only, int64_t *off)
+{
+    int64_t all = 0, n, o;
+    const dt__extent *e;
+    *only = NULL;
+    while ((n = dt__bridge_run(x, p, &at, x->width - all, &e, &o)) > 0) {
+        *only = all ? NULL : e;
+        if (!all) *off = o;
+        all += n;
+    }
+    return all;
+}
+
+/* Moves this round's part of rank p's stream: to its place from another rank's memory or from `flat`; without `to`,
+ * from its memory to flat; without both only the cursor moves. */
+static void dt__bridge_copy(const dt__gathering *x, int p, dt__cursor *at, float *flat, const float *from, float *to)
+{
+    int64_t left = x->width, n, off;
+    const dt__extent *e;
+    for (; (n = dt__bridge_run(x, p, at, left, &e, &off)) > 0; left -= n) {
+        if (to) dt__copy(to + e->to + off, from ? from + e->from + off : flat, n);
+        else if (flat) dt__copy(flat, from + e->from + off, n);
+        if (flat) flat += n;
+    }
+}
+
+/* Where the relayed part of rank p's stream comes to: in its place, when only this rank wants it. */
+static float *dt__bridge_target(const dt_comm *c, const dt__gathering *x, int p, const dt__extent *only, int64_t off,
+                              uint32_t step)
+{
+    const dt__bridge *s = c->bridge;
+    if (s->near->size == 1 && only) return x->to + only->to + off;
+    return dt__bridge_stage(s, s->seat[p] % s->near->size, step) + s->slot[p] * x->width;
+}
+
+static dt_result dt__bridge_gather_start(dt_comm *c, const dt__gathering *x, int64_t k)
+{
+    dt__bridge *s = c->bridge;
+    uint32_t step = s->near->step + 1;
+    float *box = dt__bridge_stage(s, s->near->rank, step) + s->relays * x->width;
+    const float *data = box;
+    const dt__extent *e;
+    int64_t n, off = 0;
+    dt_result r = DT_OK;
+    for (int p = 0; p < c->size && !r; p++) {
+        if (s->at[p] == s->node || dt__bridge_deputy(s, s->node, p) != c->rank) continue;
+        if ((n = dt__bridge_part(x, p, s->ahead[p], &e, &off)) > 0)
+            r = dt__bridge_add(c, (int)(k & 1), 0, p, dt__bridge_target(c, x, p, e, off, step), n * 4);
+        dt__bridge_copy(x, p, &s->ahead[p], NULL, NULL, NULL);
+    }
+    n = dt__bridge_part(x, c->rank, s->ahead[c->rank], &e, &off);
+    if (e && !x->staged) data = x->from + e->from + off;
+    dt__bridge_copy(x, c->rank, &s->ahead[c->rank], data == box ? box : NULL, x->from, NULL);
+    for (int q = s->first[s->node]; q < s->first[s->node + 1]; q++)
+        if (s->member[q] != c->rank) dt__count_sent(c, s->member[q], n);
+    for (int a = 0; a < s->nodes && n > 0 && !r; a++)
+        if (a != s->node)
+            r = dt__bridge_give(c, (int)(k & 1), dt__bridge_deputy(s, a, c->rank), data, n);
+    return r;
+}
+
+/* Takes what this round has brought to its place. */
+static void dt__bridge_gather_take(dt_comm *c, const dt__gathering *x, uint32_t step)
+{
+    dt__bridge *s = c->bridge;
+    for (int p = 0; p < c->size; p++) {
+        const dt__extent *e;
+        int64_t off = 0;
+        int local = s->at[p] == s->node;
+        int there = !local && s->near->size == 1 && dt__bridge_part(x, p, s->cursor[p], &e, &off) > 0 && e;
+        if (there) dt__bridge_copy(x, p, &s->cursor[p], NULL, NULL, NULL);
+        else if (p == c->rank) dt__bridge_copy(x, p, &s->cursor[p], NULL, x->from, x->to);
+        else if (!local) dt__bridge_copy(x, p, &s->cursor[p], dt__bridge_target(c, x, p, NULL, 0, step), NULL, x->to);
+        else if (x->staged)
+            dt__bridge_copy(x, p, &s->cursor[p], dt__bridge_stage(s, s->seat[p], step) + s->relays * x->width, NULL,
+                            x->to);
+        else dt__bridge_copy(x, p, &s->cursor[p], NULL, s->near->view[s->seat[p]], x->to);
+    }
+}
+
+static dt_result dt__bridge_gather(dt_comm *c, const float *from, int64_t reach, const dt__extent *span, int count,
+                                   float *to)
+{
+    dt__bridge *s = c->bridge;
+    dt__gathering x;
+    int64_t longest = 0, rounds;
+    dt_result r;
+    x.span = span, x.count = count, x.from = from, x.to = to;
+    x.width = dt__max(s->half / (s->relays + 1) / 16 * 16, 16);
+    memset(s->length, 0, (size_t)c->size * sizeof *s->length);
+    memset(s->cursor, 0, (size_t)c->size * sizeof *s->cursor);
+    memset(s->ahead, 0, (size_t)c->size * sizeof *s->ahead);
+    for (int i = 0; i < count; i++)
+        longest = dt__max(longest, s->length[span[i].rank] += span[i].count);
+    rounds = dt__ceil_div(longest, x.width);
+    r = dt__bridge_share(c, from, reach, &x.staged);
+    if (!r && rounds > 0) r = dt__bridge_gather_start(c, &x, 0);
+    for (int64_t k = 0; k < rounds; k++) {
+        uint32_t step = s->near->step + 1;
+        if ((r = dt__bridge_wait(c, (int)(k & 1), r)) == DT_OK) r = dt__step(s->near);
+        if (r) break;
+        if (k + 1 < rounds) r = dt__bridge_gather_start(c, &x, k + 1);
+        dt__bridge_gather_take(c, &x, step);
+        dt__comm_tick(c);
+    }
+    return r ? dt__bridge_wait(c, 0, r) : dt__bridge_conclude(c);
+}
+
+/* ---- between nodes: exchanges of sections ----
+ * Rank p gets give[p] of this rank's data, whose take[p] comes from it. `theirs` (size) says where in the memory of the
+ * ranks of this node this rank's section begins, when that can be read in place. */
+
+/* Two ranks of a node by messages: pairs in an order in which nobody waits in a circle. */
+static dt_result dt__bridge_swap_near(dt_comm *c, const float *from, const dt__extent *give, float *to,
+                                    const dt__extent *take)
+{
+    dt_comm *near = c->bridge->near;
+    dt_result r = DT_OK;
+    for (int round = 0; round < near->size && !r; round++) {
+        int q = (round + near->size - near->rank) % near->size;
+        int p = c->bridge->member[c->bridge->first[c->bridge->node] + q];
+        for (int half = 0; half < 2 && q != near->rank && !r; half++)
+            r = (half == 0) == (near->rank < q) ? dt_send(near, from + give[p].from, give[p].count, q)
+                                                : dt_recv(near, to + take[p].to, take[p].count, q);
+    }
+    return r;
+}
+
+static dt_result dt__bridge_swap(dt_comm *c, const float *from, const dt__extent *give, float *to,
+                                 const dt__extent *take, const int64_t *theirs)
+{
+    dt__bridge *s = c->bridge;
+    dt_result r = DT_OK;
+    for (int p = 0; p < c->size && !r; p++) {
+        if (p == c->rank) dt__copy(to + take[p].to, from + give[p].from, give[p].count);
+        else if (s->at[p] == s->node && theirs)
+            dt__copy(to + take[p].to, s->near->view[s->seat[p]] + theirs[p], take[p].count);
+        if (s->at[p] == s->node && p != c->rank && theirs) dt__count_sent(c, p, give[p].count);
+        if (s->at[p] == s->node) continue;
+        if (take[p].count) r = dt__bridge_add(c, 0, 0, p, to + take[p].to, take[p].count * 4);
+        if (give[p].count && !r) r = dt__bridge_give(c, 0, p, from + give[p].from, give[p].count);
+    }
+    if (!theirs && !r) r = dt__bridge_swap_near(c, from, give, to, take);
+    r = dt__bridge_wait(c, 0, r);
+    return r ? r : dt__bridge_conclude(c);
+}
+
+/* ---- between nodes: each collective ---- */
+
+/* Equal or nearly equal ranges for all ranks. */
+static const int64_t *dt__bridge_cut(dt_comm *c, int64_t count, int equal)
+{
+    for (int p = 0; p <= c->size; p++) c->bridge->cut[p] = equal ? p * count : dt__piece(count, c->size, p);
+    return c->bridge->cut;
+}
+
+/* Extents of one run for each rank: rank p's from `from[p]`, to `to[p]`. */
+static const dt__extent *dt__bridge_runs(dt_comm *c, const int64_t *cut, int64_t from, int64_t to)
+{
+    for (int p = 0; p < c->size; p++) {
+        dt__extent *e = &c->bridge->extent[p];
+        e->rank = p, e->from = from + cut[p], e->to = to + cut[p], e->count = cut[p + 1] - cut[p];
+    }
+    return c->bridge->extent;
+}
+
+static dt_result dt__bridge_large(dt_comm *c, const dt__move *m)
+{
+    dt__bridge *s = c->bridge;
+    dt__reduction x;
+    dt__extent *e = s->extent;
+    int staged;
+    dt_result r;
+    memset(&x, 0, sizeof x);
+    switch (m->op) {
+    case DT__CALL_BROADCAST:
+        e->rank = m->root, e->from = e->to = 0, e->count = m->count;
+        return dt__bridge_gather(c, m->in, m->count, e, 1, m->out);
+    case DT__CALL_ALL_GATHER:
+        dt__bridge_runs(c, dt__bridge_cut(c, m->count, 1), 0, 0);
+        for (int p = 0; p < c->size; p++) e[p].from = 0;
+        return dt__bridge_gather(c, m->in, m->count, e, c->size, m->out);
+    case DT__CALL_ALL_TO_ALL:
+        dt__bridge_runs(c, dt__bridge_cut(c, m->count, 1), 0, 0);
+        for (int p = 0; p < c->size; p++) s->length[p] = c->rank * m->count;
+        r = dt__bridge_share(c, m->in, m->count * c->size, &staged);
+        return r ? r : dt__bridge_swap(c, m->in, e, m->out, e, staged ? NULL : s->length);
+    default: break;
+    }
+    x.op = m->reduce;
+    x.data = (float *)(intptr_t)m->in;
+    x.out = m->out;
+    x.reach = m->count * m->sections;
+    x.cut = dt__bridge_cut(c, m->count, m->sections > 1);
+    if (m->sections == 1) {
+        dt__copy(m->out, m->in, m->count);
+        x.data = m->out;
+        x.out = m->out + x.cut[c->rank];
+    }
+    r = dt__bridge_sum(c, &x);
+    if (r || m->sections > 1) return r;
+    return dt__bridge_gather(c, m->out, m->count, dt__bridge_runs(c, x.cut, 0, 0), c->size, m->out);
+}
+
+static dt_result dt__bridge_exchange(dt_comm *c, const dt__move *m)
+{
+    dt_result r;
+    if (m->count * m->sections > DT__EAGER) return dt__bridge_end(c, dt__bridge_large(c, m));
+    if ((r = dt__bridge_meet(c, m)) != DT_OK) return r;
+    dt__count_bytes(c, m);
+    dt__unpack(c, m, 0, m->count, m->count);
+    return DT_OK;
+}
+
+/* dt__reduce_parts over nodes. `mine` is symmetric memory: its ranks read each other's in place. */
+static dt_result dt__bridge_reduce_parts(dt_comm *c, float *mine, int64_t reach, const dt__part *parts,
+                                         const int *counts, const dt__part *first, int64_t begin, int64_t count,
+                                         const int64_t *cuts)
+{
+    dt__reduction x;
+    dt__extent *e = c->bridge->extent;
+    dt_result r;
+    memset(&x, 0, sizeof x);
+    x.op = DT_SUM;
+    x.data = mine;
+    x.parts = parts, x.counts = counts;
+    x.begin = begin, x.reach = reach;
+    x.cut = cuts ? cuts : dt__bridge_cut(c, count, 0);
+    x.out = mine + begin + first->offset + x.cut[c->rank];
+    r = dt__bridge_sum(c, &x);
+    if (r || cuts) return dt__bridge_end(c, r);
+    dt__bridge_runs(c, x.cut, begin, begin + first->offset);
+    for (int p = 0; p < c->size; parts += counts[p++]) e[p].from += parts->offset;
+    return dt__bridge_end(c, dt__bridge_gather(c, mine, reach, e, c->size, mine));
+}
+
+/* dt__all_to_all_rows over nodes: `stage` holds the head and the rows. */
+static dt_result dt__bridge_rows(dt_comm *c, const float *stage, int64_t head, float *to, const int32_t *take,
+                               const int32_t *give, int64_t bins, int64_t width)
+{
+    dt__bridge *s = c->bridge;
+    int staged;
+    dt_result r;
+    for (int p = 0; p < c->size; p++) {
+        dt__extent *gives = &s->extent[p], *takes = &s->taken[p];
+        gives->from = head + give[p * bins] * width, gives->count = (give[(p + 1) * bins] - give[p * bins]) * width;
+        takes->to = take[p * bins] * width, takes->count = (take[(p + 1) * bins] - take[p * bins]) * width;
+    }
+    r = dt__bridge_share(c, stage, head + give[c->size * bins] * width, &staged);
+    for (int p = 0; p < c->size && !r; p++) {
+        int32_t first;
+        if (s->at[p] != s->node) continue;
+        memcpy(&first, s->near->view[s->seat[p]] + c->rank, sizeof first);
+        s->length[p] = head + first * width;
+    }
+    if (!r) r = dt__bridge_swap(c, stage, s->extent, to, s->taken, s->length);
+    return dt__bridge_end(c, r);
+}
+
+/* ---- between nodes: point to point ---- */
+
+static int dt__bridge_far(const dt_comm *c, int peer) { return c->bridge->at[peer] != c->bridge->node; }
+
+static dt_result dt__bridge_post(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
+{
+    dt__bridge *s = c->bridge;
+    dt__message *m;
+    dt_result r = DT_OK;
+    m = &s->parcel[to * DT__PARCELS + (int)((s->posted[to] + 1) % (uint32_t)DT__PARCELS)];
+    if (m->data) r = dt__bridge_wait_one(c, m, to);
+    if (r) return r;
+    *ticket = ++s->posted[to];
+    dt__count_sent(c, to, count);
+    return dt__bridge_start(c, m, 1, to, 1, (void *)(intptr_t)data, count * 4);
+}
+
+static dt_result dt__bridge_posted(dt_comm *c, int to, uint32_t ticket)
+{
+    dt__bridge *s = c->bridge;
+    if (s->posted[to] - ticket >= (uint32_t)DT__PARCELS) return DT_OK;
+    return dt__bridge_wait_one(c, &s->parcel[to * DT__PARCELS + (int)(ticket % (uint32_t)DT__PARCELS)], to);
+}
+
+static dt_result dt__bridge_recv(dt_comm *c, float *data, int64_t count, int from)
+{
+    dt__message m;
+    dt_result r;
+    memset(&m, 0, sizeof m);
+    r = dt__bridge_start(c, &m, 0, from, 1, data, count * 4);
+    if (!r) r = dt__bridge_wait_one(c, &m, from);
+    if (r) dt__bridge_cancel(c, &m);
+    if (r || m.moved == m.bytes) return r;
+    m.done = DT__TOO_LONG;
+    return dt__bridge_lost(c, &m, from);
+}
+
 static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
 {
     dt__move m;
@@ -14610,6 +16011,7 @@ static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out,
     m.sections = sections;
     m.reduce = extra == DT_MAX ? DT_MAX : extra == DT_MIN ? DT_MIN : DT_SUM;
     m.root = extra;
+    if (c->bridge) return dt__bridge_exchange(c, &m);
     return c->job ? dt__exchange(c, &m) : dt__exchange_alone(&m);
 }
 
@@ -14628,6 +16030,7 @@ static dt_result dt__check_op(dt_op op)
 DT_API dt_result dt_barrier(dt_comm *c)
 {
     dt_result r = dt__begin(c, DT__CALL_BARRIER, 0, 0);
+    if (!r && c->bridge) return dt__bridge_meet(c, NULL);
     return r || !c->job ? r : dt__meet(c);
 }
 
@@ -14721,7 +16124,8 @@ DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
 {
     dt_result r = dt__check_op(op);
     if (r) return r;
-    if (!c->job || count <= DT__EAGER) return dt__collective(c, DT__CALL_ALL_REDUCE, data, data, count, 1, (int)op);
+    if (!c->job || c->bridge || count <= DT__EAGER)
+        return dt__collective(c, DT__CALL_ALL_REDUCE, data, data, count, 1, (int)op);
     if ((r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op)) != DT_OK) return r;
     c->call.where = dt__publish(c, data, count);
     if ((r = dt__meet(c)) != DT_OK) return r;
@@ -14738,7 +16142,8 @@ DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
  * copies and waits. */
 static dt_result dt__all_reduce_apart(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
 {
-    if (c->size == 2 && in != out) return dt__collective(c, DT__CALL_ALL_REDUCE, in, out, count, 1, (int)op);
+    if ((c->bridge || c->size == 2) && in != out)
+        return dt__collective(c, DT__CALL_ALL_REDUCE, in, out, count, 1, (int)op);
     dt__copy(out, in, count);
     return dt_all_reduce(c, out, count, op);
 }
@@ -14781,6 +16186,7 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
         for (int j = 0; j < counts[c->rank]; j++) reach = dt__max(reach, first[j].offset + begin + count);
         if ((c->call.where = dt__locate(c, mine, reach * (int64_t)sizeof(float))) < 0)
             return dt__error(DT_E_USAGE, "reduce-parts needs memory of dt_comm_alloc");
+        if (c->bridge) return dt__bridge_reduce_parts(c, mine, reach, parts, counts, first, begin, count, cuts);
         if ((r = dt__meet(c)) != DT_OK) return r;
         dt__views(c);
         dt__count_reduce(c, count, counts[c->rank], cuts);
@@ -14804,12 +16210,6 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
     return c->job ? dt__conclude(c) : DT_OK;
 }
 
-/* A piece that a rank has: floats [from, from + count) of its memory, which come to `to` of the reader's. */
-typedef struct dt__extent {
-    int rank;
-    int64_t from, to, count;
-} dt__extent;
-
 /* An all-gather of pieces of any size: every rank lists the same pieces, and `mine` is symmetric memory of `reach`
  * floats. Where out is mine itself, a rank's own pieces are in their place already. The caller counts what it sends. */
 static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const dt__extent *span, int count, float *out)
@@ -14821,6 +16221,7 @@ static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const 
     if (r) return r;
     if ((c->call.where = dt__locate(c, mine, reach * (int64_t)sizeof(float))) < 0)
         return dt__error(DT_E_USAGE, "a gather of pieces needs memory of dt_comm_alloc");
+    if (c->bridge) return dt__bridge_end(c, dt__bridge_gather(c, mine, reach, span, count, out));
     if ((r = dt__meet(c)) != DT_OK) return r;
     dt__views(c);
     for (int i = 0; i < count; i++) {
@@ -14843,6 +16244,7 @@ static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const 
         return dt__error(DT_E_USAGE, "an exchange of rows needs memory of dt_comm_alloc");
     for (int p = 0; p <= c->size; p++) memcpy(stage + p, give + p * bins, sizeof *give);
     dt__copy(stage + head, from, floats);
+    if (c->bridge) return dt__bridge_rows(c, stage, head, to, take, give, bins, width);
     if ((r = dt__meet(c)) != DT_OK) return r;
     dt__views(c);
     for (int p = 0; p < c->size; p++) {
@@ -14887,6 +16289,8 @@ static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, in
     dt__parcel parcel;
     dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
     if (r) return r;
+    if (c->bridge && dt__bridge_far(c, to)) return dt__bridge_post(c, data, count, to, ticket);
+    if (c->bridge) return dt__bridge_end(c, dt__send_start(c->bridge->near, data, count, c->bridge->seat[to], ticket));
     parcel.where = dt__locate(c, data, count * (int64_t)sizeof(float));
     parcel.count = parcel.total = count;
     if (parcel.where < 0) return dt__error(DT_E_USAGE, "a send in the background needs memory of dt_comm_alloc");
@@ -14896,6 +16300,8 @@ static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, in
 static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
 {
     if (c->failed) return dt__error(c->failed, "%s", c->message);
+    if (c->bridge && dt__bridge_far(c, to)) return dt__bridge_posted(c, to, ticket);
+    if (c->bridge) return dt__bridge_end(c, dt__send_finish(c->bridge->near, c->bridge->seat[to], ticket));
     return dt__wait(c, to, &dt__comm_channel(c, c->rank, to)->taken, ticket);
 }
 
@@ -14926,11 +16332,13 @@ DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
 {
     uint32_t ticket = 0;
     dt_result r;
-    if (c->job && count > 0 && dt__locate(c, data, count * (int64_t)sizeof(float)) >= 0) {
+    int far = c->bridge && to >= 0 && to < c->size && dt__bridge_far(c, to);
+    if (far || (c->job && count > 0 && dt__locate(c, data, count * (int64_t)sizeof(float)) >= 0)) {
         r = dt__send_start(c, data, count, to, &ticket);
         return r ? r : dt__send_finish(c, to, ticket);
     }
     r = dt__begin_pair(c, DT__CALL_SEND, count, to);
+    if (!r && c->bridge) return dt__bridge_end(c, dt_send(c->bridge->near, data, count, c->bridge->seat[to]));
     return r ? r : dt__send_staged(c, data, count, to);
 }
 
@@ -14940,6 +16348,8 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
     dt__channel *channel;
     dt_result r = dt__begin_pair(c, DT__CALL_RECV, count, from);
     if (r) return r;
+    if (c->bridge && dt__bridge_far(c, from)) return dt__bridge_recv(c, data, count, from);
+    if (c->bridge) return dt__bridge_end(c, dt_recv(c->bridge->near, data, count, c->bridge->seat[from]));
     channel = dt__comm_channel(c, from, c->rank);
     do {
         uint32_t next = channel->taken.value + 1;
@@ -15015,11 +16425,32 @@ static dt_result dt__comm_alloc_alone(dt_comm *c, int64_t bytes, dt__region **re
     return *region ? DT_OK : DT_E_MEMORY;
 }
 
+/* On every node the ranks there share memory. All nodes have it, or none. */
+static dt_result dt__bridge_alloc(dt_comm *c, int64_t bytes, void **mine)
+{
+    dt_result r = DT_OK, all;
+    int64_t available = dt__memory_available();
+    float failed = c->fabric->base && bytes > available / c->size;
+    char sentence[sizeof dt__thread.error];
+    if (c->fabric->base) r = dt_all_reduce(c, &failed, 1, DT_MAX); /* emulated nodes take it from each other */
+    if (r) return r;
+    r = failed > 0 ? dt__alloc_refused(c->size, bytes, available) : dt_comm_alloc(c->bridge->near, bytes, mine);
+    failed = r == DT_E_MEMORY;
+    memcpy(sentence, dt__thread.error, sizeof sentence);
+    if (r && r != DT_E_MEMORY) return dt__bridge_end(c, r);
+    if ((all = dt_all_reduce(c, &failed, 1, DT_MAX)) != DT_OK) return all;
+    if (r) return dt__error(r, "%s", sentence);
+    if (!(failed > 0)) return DT_OK;
+    *mine = NULL;
+    return dt__error(DT_E_MEMORY, "another node has no shared memory for %.1f MB", (double)bytes / 1e6);
+}
+
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
 {
     dt__region *region = NULL;
     dt_result r = dt__begin(c, DT__CALL_ALLOC, bytes, 0);
     *mine = NULL;
+    if (!r && c->bridge) return dt__bridge_alloc(c, bytes, mine);
     if (!r && bytes > INT64_MAX / 2 / c->size) r = dt__alloc_refused(c->size, bytes, dt__memory_available());
     if (!r) r = c->job ? dt__comm_alloc_shared(c, bytes, &region) : dt__comm_alloc_alone(c, bytes, &region);
     if (!r) *mine = region->base + c->rank * region->stride;
@@ -15031,8 +16462,10 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
     const char *p = (const char *)mine;
     if (rank < 0 || rank >= c->size) return NULL;
     for (; c; c = c->parent) {
-        for (dt__region *g = c->regions; g; g = g->next)
-            if (p >= g->base && p < g->base + g->bytes) return g->base + rank * g->stride + (p - g->base) % g->stride;
+        int seat = c->bridge ? c->bridge->seat[rank] : rank;
+        if (c->bridge && c->bridge->at[rank] != c->bridge->node) return NULL;
+        for (dt__region *g = dt__near(c)->regions; g; g = g->next)
+            if (p >= g->base && p < g->base + g->bytes) return g->base + seat * g->stride + (p - g->base) % g->stride;
         if (c->parent) rank = c->up[rank];
     }
     return NULL;
@@ -15045,6 +16478,19 @@ DT_API int dt_comm_size(const dt_comm *c) { return c->size; }
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
     return peer >= 0 && peer < c->size ? __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED) : 0;
+}
+DT_API int dt_comm_nodes(const dt_comm *c) { return c->bridge ? c->bridge->nodes : 1; }
+DT_API int dt_comm_node(const dt_comm *c, int rank)
+{
+    return c->bridge && rank >= 0 && rank < c->size ? c->bridge->at[rank] : 0;
+}
+/* Bytes to ranks on other nodes. */
+static int64_t dt__comm_sent_far(const dt_comm *c)
+{
+    int64_t bytes = 0;
+    for (int p = 0; p < c->size; p++)
+        if (dt_comm_node(c, p) != dt_comm_node(c, c->rank)) bytes += dt_comm_sent(c, p);
+    return bytes;
 }
 static int64_t dt__comm_sent(const dt_comm *c)
 {
@@ -15105,15 +16551,260 @@ static dt_result dt__link_rate(double *rate)
     return dt__error(DT_E_USAGE, "DT_LINK_RATE=%s: it is a number of bytes per second, e.g. 1e8", text);
 }
 
+/* ---- between nodes: opening and closing ---- */
+
+/* The next `bytes` of a block; without a block only counts them. */
+static void *dt__carve(char *block, int64_t *used, int64_t bytes)
+{
+    char *at = block ? block + *used : NULL;
+    *used += dt__round_up(bytes, 16);
+    return at;
+}
+
+/* Places the tables in a block. Returns its bytes. */
+static int64_t dt__bridge_tables(dt__bridge *s, char *block, int64_t size)
+{
+    const int64_t word = (int64_t)sizeof(int), message = (int64_t)sizeof(dt__message);
+    int64_t nodes = s->nodes, most = s->most, used = 0;
+    s->at = (int *)dt__carve(block, &used, size * word);
+    s->seat = (int *)dt__carve(block, &used, size * word);
+    s->member = (int *)dt__carve(block, &used, size * word);
+    s->world = (int *)dt__carve(block, &used, size * word);
+    s->slot = (int *)dt__carve(block, &used, size * word);
+    s->first = (int *)dt__carve(block, &used, (nodes + 1) * word);
+    s->branches = (int *)dt__carve(block, &used, nodes * word);
+    s->peer = (int *)dt__carve(block, &used, 2 * most * word);
+    s->posted = (uint32_t *)dt__carve(block, &used, size * word);
+    s->message = (dt__message *)dt__carve(block, &used, 2 * most * message);
+    s->call = (dt__message *)dt__carve(block, &used, 2 * nodes * message);
+    s->parcel = (dt__message *)dt__carve(block, &used, size * DT__PARCELS * message);
+    s->cut = (int64_t *)dt__carve(block, &used, (size + 1) * 8);
+    s->length = (int64_t *)dt__carve(block, &used, size * 8);
+    s->cursor = (dt__cursor *)dt__carve(block, &used, size * (int64_t)sizeof(dt__cursor));
+    s->ahead = (dt__cursor *)dt__carve(block, &used, size * (int64_t)sizeof(dt__cursor));
+    s->extent = (dt__extent *)dt__carve(block, &used, size * (int64_t)sizeof(dt__extent));
+    s->taken = (dt__extent *)dt__carve(block, &used, size * (int64_t)sizeof(dt__extent));
+    return used;
+}
+
+/* Numbers the nodes of c's ranks in the order in which they come, and their ranks; who is whose deputy. `node` (size)
+ * names a rank's node by any number. */
+static void dt__bridge_seats(dt_comm *c, const int *node)
+{
+    dt__bridge *s = c->bridge;
+    int k = 0;
+    for (int p = 0; p < c->size; p++) {
+        int q = 0;
+        while (node[q] != node[p]) q++;
+        s->at[p] = q == p ? k++ : s->at[q];
+    }
+    for (int p = 0; p < c->size; p++) s->first[s->at[p] + 1]++;
+    for (k = 0; k < s->nodes; k++) s->first[k + 1] += s->first[k];
+    for (int p = 0; p < c->size; p++) {
+        for (int q = 0; q < p; q++) s->seat[p] += s->at[q] == s->at[p];
+        s->member[s->first[s->at[p]] + s->seat[p]] = p;
+    }
+    s->node = s->at[c->rank];
+    for (k = 0; k < s->nodes; k++)
+        for (int i = s->first[k]; i < s->first[k + 1]; i++) {
+            int relays = 0;
+            for (int p = 0; p < c->size; p++) {
+                if (s->at[p] == k || dt__bridge_deputy(s, k, p) != s->member[i]) continue;
+                if (k == s->node) s->slot[p] = relays;
+                relays++;
+            }
+            s->relays = (int)dt__max(s->relays, relays);
+        }
+}
+
+static int dt__bridge_nodes(const int *node, int size)
+{
+    int nodes = 0;
+    for (int p = 0, q; p < size; p++) {
+        for (q = 0; node[q] != node[p];) q++;
+        nodes += q == p;
+    }
+    return nodes;
+}
+
+/* The memory that the ranks of the node read of each other. */
+static dt_result dt__bridge_memory(dt_comm *c)
+{
+    dt__bridge *s = c->bridge;
+    void *mail = NULL, *stage = NULL;
+    int64_t bytes = s->nodes * (int64_t)sizeof(dt__published) + c->size * 4 * (int64_t)DT__EAGER;
+    dt_result r = dt_comm_alloc(s->near, bytes, &mail);
+    s->half = 1 << 18;
+    s->widest = 1;
+    if (!r) r = dt_comm_alloc(s->near, 2 * s->half * 4, &stage);
+    if (!r) r = dt__bridge_room(s);
+    if (r) return r;
+    c->fabric->memory += bytes + 4 * (2 * s->half + s->work_room);
+    s->mail = (char *)dt_comm_peer(s->near, mail, 0);
+    s->stage = (float *)stage;
+    return DT_OK;
+}
+
+/* A communicator over ranks on several nodes, all of which call it. Takes `near`, those of this node, for its own.
+ * `world` and `node` (size): the ranks' numbers in the world, and any numbers that name their nodes. */
+static dt_result dt__bridge_open(dt_comm **handle, dt_comm *parent, dt__fabric *f, dt_comm *near, int rank, int size,
+                               uint32_t id, const int *world, const int *node)
+{
+    dt_comm *c = dt__comm_new(rank, size, near->job, near->fd);
+    dt__bridge *s = (dt__bridge *)dt__alloc((int64_t)sizeof *s, "a communicator over nodes");
+    dt_result r = c && s ? DT_OK : DT_E_MEMORY;
+    char *block = NULL;
+    *handle = NULL;
+    if (!r) {
+        s->nodes = dt__bridge_nodes(node, size);
+        s->most = size + s->nodes + 2;
+        block = (char *)dt__alloc(dt__bridge_tables(s, NULL, size), "a communicator over nodes");
+        if (!block) r = DT_E_MEMORY;
+    }
+    if (r) return dt__free(c), dt__free(s), dt_comm_free(&near), r;
+    dt__bridge_tables(s, block, size);
+    c->bridge = s;
+    c->fabric = near->fabric = f;
+    c->parent = parent;
+    s->near = near;
+    s->id = id;
+    s->called = -1;
+    s->block = block;
+    for (int p = 0; p < size; p++) c->lane[p] = s->world[p] = world[p];
+    dt__bridge_seats(c, node);
+    near->parent = c;
+    for (int q = 0; q < near->size; q++) near->up[q] = s->member[s->first[s->node] + q];
+    c->rate = near->rate;
+    near->rate = 0.0; /* an emulated link is one between nodes */
+    *handle = c;
+    c->call.op = DT__CALL_OPEN;
+    r = dt__bridge_memory(c);
+    return r ? r : dt__bridge_meet(c, NULL);
+}
+
+static void dt__bridge_close(dt_comm *c)
+{
+    dt__bridge *s = c->bridge;
+    for (int k = 0; k < c->size * DT__PARCELS; k++) dt__bridge_cancel(c, &s->parcel[k]);
+    if (!c->parent) dt__hearing_close(c->fabric);
+    dt_comm_free(&s->near);
+    if (!c->parent) c->fabric->close(c->fabric);
+    dt__free(s->work);
+    dt__free(s->branch);
+    dt__free(s->top);
+    dt__free((void *)(intptr_t)s->source);
+    dt__free((void *)(intptr_t)s->addend);
+    dt__free(s->block);
+    dt__free(s);
+}
+
+/* What each rank says for a split: its color, and how many communicators over nodes it has been in. */
+static dt_result dt__bridge_colors(dt_comm *c, int color, uint32_t *id, int *colors)
+{
+    dt__move m;
+    int32_t words[2];
+    float input[2];
+    dt_result r;
+    words[0] = color, words[1] = (int32_t)c->fabric->ids;
+    memcpy(input, words, sizeof input);
+    memset(&m, 0, sizeof m);
+    m.op = DT__CALL_ALL_GATHER;
+    m.in = input;
+    m.count = 2;
+    m.sections = 1;
+    *id = 0;
+    if ((r = dt__bridge_meet(c, &m)) != DT_OK) return r;
+    for (int p = 0; p < c->size; p++) {
+        memcpy(words, c->from[p], sizeof words);
+        colors[p] = words[0];
+        *id = (uint32_t)dt__max(*id, words[1]);
+    }
+    c->fabric->ids = *id + 1;
+    return DT_OK;
+}
+
+/* The ranks of one color: over nodes again, or the ones that share memory alone. */
+static dt_result dt__bridge_split(dt_comm *c, int color, dt_comm **sub)
+{
+    dt__bridge *s = c->bridge;
+    dt_comm *near = NULL;
+    int *list = (int *)dt__alloc(4 * c->size * (int64_t)sizeof *list, "a split"), *node = list + c->size;
+    int *world = node + c->size, *up = world + c->size, members = 0, rank = 0;
+    uint32_t id = 0;
+    dt_result r = list ? dt__bridge_colors(c, color, &id, list) : DT_E_MEMORY;
+    if (!r) r = dt_comm_split(s->near, color, &near);
+    for (int p = 0; p < c->size && !r; p++) {
+        if (list[p] != color) continue;
+        if (p == c->rank) rank = members;
+        node[members] = s->at[p], world[members] = s->world[p], up[members++] = p;
+    }
+    if (!r && near->size == members) {
+        near->parent = c;
+        near->rate = 0.0;
+        memcpy(near->up, up, (size_t)members * sizeof *up);
+        *sub = near;
+    } else if (!r) {
+        near->rate = c->rate;
+        r = dt__bridge_open(sub, c, c->fabric, near, rank, members, id, world, node);
+        if (*sub) memcpy((*sub)->up, up, (size_t)members * sizeof *up);
+    }
+    dt__free(list);
+    return r;
+}
+
+/* A communicator over all ranks of a job on several nodes. near: those of this node. */
+static dt_result dt__bridge_world(dt_comm **handle, dt__fabric *f, dt_comm *near, const int *node)
+{
+    int *world = (int *)dt__alloc(f->size * (int64_t)sizeof *world, "a communicator over nodes");
+    dt_result r = world ? DT_OK : DT_E_MEMORY;
+    for (int p = 0; p < f->size && !r; p++) world[p] = p;
+    f->ids = 1;
+    if (!r) r = dt__bridge_open(handle, NULL, f, near, f->rank, f->size, 0, world, node);
+    dt__free(world);
+    return r;
+}
+
+/* Plays DT_NODES nodes on the ranks of `base`, contiguous runs of them. */
+static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
+{
+    int *node = (int *)dt__alloc(base->size * (int64_t)sizeof *node, "emulated nodes");
+    dt__fabric *f = NULL;
+    dt_comm *near = NULL;
+    *handle = NULL;
+    dt_result r = node ? dt__emulated_open(&f, base) : DT_E_MEMORY;
+    for (int p = 0; p < base->size && !r; p++) node[p] = (int)((int64_t)p * nodes / base->size);
+    if (!r) r = dt_comm_split(base, node[base->rank], &near);
+    if (!r) r = dt__bridge_world(handle, f, near, node);
+    if (r && *handle) dt_comm_free(handle);
+    else if (r && f) f->close(f);
+    else if (r) dt_comm_free(&base);
+    dt__free(node);
+    return r;
+}
+
+/* What DT_NODES says; 1 without it. */
+static dt_result dt__emulated_nodes(int ranks, int *nodes)
+{
+    const char *text = getenv("DT_NODES");
+    char *end = NULL;
+    int64_t n = text && *text ? strtoll(text, &end, 10) : 1;
+    *nodes = (int)dt__min(dt__max(n, 1), ranks);
+    if (!end || (!*end && n >= 1)) return DT_OK;
+    return dt__error(DT_E_USAGE, "DT_NODES=%s: it is a number of nodes to play on this machine, e.g. 2", text);
+}
+
 /* A communicator over all ranks of the job; a job of NULL is a rank alone. The job's mapping (not for threads) and fd
- * stay with the communicator. */
-static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd)
+ * stay with the communicator. alone: these are all ranks; DT_NODES may make nodes of them. */
+static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd, int alone)
 {
     dt_comm *c = dt__comm_new(rank, job ? job->size : 1, job, fd);
+    int nodes = 1;
     dt_result r = DT_OK;
     *handle = c;
     if (!c) return DT_E_MEMORY;
+    c->root = alone ? 1 : 2;
     r = dt__link_rate(&c->rate);
+    if (!r && alone) r = dt__emulated_nodes(c->size, &nodes);
     if (job && !r) {
         uint32_t ordinal = ++dt__job_lane(job, rank)->opened;
         if (rank == 0) {
@@ -15123,6 +16814,7 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd)
         c->call.op = DT__CALL_OPEN;
         r = dt__wait(c, 0, &job->opened, ordinal);
         if (!r) r = dt__comm_join(c, job->where);
+        if (!r && nodes > 1) return dt__emulate(handle, c, nodes);
     }
     if (r) dt_comm_free(handle);
     return r;
@@ -15159,12 +16851,14 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     dt_result r = dt__begin(c, DT__CALL_SPLIT, 0, 0);
     *sub = NULL;
     if (!r && color < 0) r = dt__error(DT_E_USAGE, "color %d: it must not be negative", color);
+    if (!r && c->bridge) return dt__bridge_end(c, dt__bridge_split(c, color, sub));
     c->call.detail = color;
     if (!r && c->job) r = dt__meet(c);
     if (r) return r;
     if (c->job) members = dt__color_members(c, color, &rank, NULL);
     if (!(s = dt__comm_new(rank, members, c->job, c->fd))) return DT_E_MEMORY;
     s->parent = c;
+    s->fabric = c->fabric;
     s->rate = c->rate;
     if (c->job) {
         dt__color_members(c, color, &rank, s->up);
@@ -15181,6 +16875,12 @@ DT_API void dt_comm_free(dt_comm **handle)
     dt_comm *c = *handle;
     int last = !c || !c->job;
     if (!c) return;
+    if (c->bridge) {
+        dt__bridge_close(c);
+        dt__free(c);
+        *handle = NULL;
+        return;
+    }
     if (c->area) {
         dt__seat *slot = dt__comm_slot(c, c->rank);
         __atomic_store_n(&slot->left, 1u, __ATOMIC_SEQ_CST);
@@ -15191,7 +16891,8 @@ DT_API void dt_comm_free(dt_comm **handle)
         c->regions = region->next;
         dt__region_drop(c, region, last);
     }
-    if (c->job && c->fd >= 0 && !c->parent) munmap(c->job, (size_t)dt__job_bytes(c->job->size));
+    if (c->job && c->fd >= 0 && c->root) munmap(c->job, (size_t)dt__job_bytes(c->job->size));
+    if (c->root > 1) close(c->fd);
     dt__free(c);
     *handle = NULL;
 }
@@ -15373,6 +17074,2436 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
     if (q->running) pthread_mutex_unlock(&q->lock);
 #endif
 }
+
+#ifdef DT_MPI
+/* ---- Open MPI, or another MPI of version 3 ----------------------------------------------------------------
+ * A fabric over MPI_Isend, MPI_Improbe, MPI_Imrecv and MPI_Testsome. MPI moves data only while it is called: whoever
+ * waits calls progress, with short sleeps where another thread wants the core (MPI_Wait would spin). One lock keeps our
+ * calls apart; MPI_THREAD_MULTIPLE is asked for, so that the program may make its own beside them. MPI is one per
+ * process and cannot be opened twice: what initialised it here finalises it when the process exits.
+ *
+ * A receive is handed to MPI when its message has come and the length is known. Handed over before, it would save about
+ * a microsecond; but Open MPI 4.1 writes all of a large message to memory, however short the receive was. */
+
+enum { DT__MPI_WINDOW = 64 }; /* requests looked at together */
+
+/* A message that has come and that no receive has asked for yet. */
+typedef struct dt__mpi_arrival {
+    MPI_Message handle;
+    int64_t bytes;
+    int peer;
+    uint32_t tag;
+} dt__mpi_arrival;
+
+/* What a request is for. */
+typedef struct dt__mpi_work {
+    dt__message *message; /* NULL: of nobody any more */
+    void *scratch;        /* memory for what nobody wants, or NULL */
+} dt__mpi_work;
+
+typedef struct dt__mpi {
+    dt__fabric fabric;
+    MPI_Comm comm;
+    int top;                     /* the largest tag */
+    int serial;                  /* MPI lets one thread in at a time; 0: any */
+    int lonely;                  /* MPI lets in only the thread that initialised it */
+    dt__message *waiting;        /* receives for which nothing has come, in the order of their start */
+    dt__mpi_arrival *arrival;    /* (arrivals) in the order of their coming */
+    int64_t arrivals, arrival_room;
+    MPI_Request *request;        /* (active) under way; MPI wants them in a row */
+    dt__mpi_work *work;          /* (active) */
+    int64_t active, request_room, work_room;
+#ifndef DT_NO_THREADS
+    pthread_mutex_t lock;
+#endif
+} dt__mpi;
+
+/* Set when MPI refused something, or when a message was given up: the other ranks may not come to the end then. */
+static int dt__mpi_trouble;
+
+static dt__mpi *dt__mpi_of(dt__fabric *fabric) { return (dt__mpi *)(void *)fabric; }
+
+static void dt__mpi_lock(dt__mpi *f)
+{
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&f->lock);
+#else
+    (void)f;
+#endif
+}
+static int dt__mpi_try_lock(dt__mpi *f)
+{
+#ifndef DT_NO_THREADS
+    return !pthread_mutex_trylock(&f->lock);
+#else
+    (void)f;
+    return 1;
+#endif
+}
+static void dt__mpi_unlock(dt__mpi *f)
+{
+#ifndef DT_NO_THREADS
+    pthread_mutex_unlock(&f->lock);
+#else
+    (void)f;
+#endif
+}
+
+/* The processes that a launcher of MPI says it started, this one among them; 0: none did. mpirun says so in its own
+ * variable; srun sets those of PMIx (--mpi=pmix), which do not tell how many, or of PMI 2 (--mpi=pmi2). */
+static int dt__mpi_expected(void)
+{
+    static const char *const sizes[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS" };
+    int started = getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK");
+    for (int i = 0; started && i < 3; i++)
+        if (getenv(sizes[i]) && atoi(getenv(sizes[i])) > 0) return atoi(getenv(sizes[i]));
+    return started;
+}
+
+static dt_result dt__mpi_error(const char *call, int code)
+{
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+    if (MPI_Error_string(code, text, &length)) snprintf(text, sizeof text, "error %d", code);
+    return dt__error(DT_E_PEER, "%s: %s", call, text);
+}
+
+/* May this thread call MPI? */
+static dt_result dt__mpi_admit(const dt__mpi *f)
+{
+    int main_thread = 1;
+    if (!f->lonely || (!MPI_Is_thread_main(&main_thread) && main_thread)) return DT_OK;
+    return dt__error(DT_E_USAGE, "MPI was initialised for one thread and is called by another: call MPI_Init_thread "
+                     "with MPI_THREAD_MULTIPLE, or leave it to dt_comm_init");
+}
+
+/* ---- messages ---- */
+
+static dt_result dt__mpi_check(const dt__mpi *f, const dt__message *m)
+{
+    int any = !m->sends && m->peer == DT__FROM_ANY;
+    if (!any && (m->peer < 0 || m->peer >= f->fabric.size))
+        return dt__error(DT_E_USAGE, "a message %s rank %d of %d", m->sends ? "to" : "from", m->peer, f->fabric.size);
+    if (m->bytes < 0) return dt__error(DT_E_USAGE, "a message of %lld bytes", (long long)m->bytes);
+    if (m->tag > (uint32_t)f->top)
+        return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->fabric.name, f->top);
+    return DT_OK;
+}
+
+/* How MPI counts so many bytes, since its counts are int: beyond, one element that is megabytes and a rest. The type is
+ * to be freed unless it is MPI_BYTE. */
+static int dt__mpi_type(int64_t bytes, MPI_Datatype *type, int *count)
+{
+    MPI_Datatype kind[2];
+    MPI_Aint at[2];
+    int length[2], code;
+    *type = MPI_BYTE;
+    *count = (int)bytes;
+    if (bytes <= INT_MAX) return MPI_SUCCESS;
+    if ((code = MPI_Type_contiguous(1 << 20, MPI_BYTE, &kind[0])) != MPI_SUCCESS) return code;
+    kind[1] = MPI_BYTE;
+    length[0] = (int)(bytes >> 20);
+    length[1] = (int)(bytes & ((1 << 20) - 1));
+    at[0] = 0;
+    at[1] = (MPI_Aint)(bytes - length[1]);
+    *count = 1;
+    code = MPI_Type_create_struct(2, length, at, kind, type);
+    MPI_Type_free(&kind[0]);
+    if (code) *type = MPI_BYTE;
+    return code ? code : MPI_Type_commit(type);
+}
+
+/* Makes room for one request more. */
+static int dt__mpi_reserve(dt__mpi *f)
+{
+    return dt__reserve((void **)&f->work, f->active, &f->work_room, f->active + 1, (int64_t)sizeof *f->work,
+                       "messages") &&
+           dt__reserve((void **)&f->request, f->active, &f->request_room, f->active + 1, (int64_t)sizeof *f->request,
+                       "messages");
+}
+
+/* From now on progress looks after the request. */
+static void dt__mpi_add(dt__mpi *f, MPI_Request request, dt__message *m, void *scratch)
+{
+    f->request[f->active] = request;
+    f->work[f->active].message = m;
+    f->work[f->active++].scratch = scratch;
+}
+
+static int dt__mpi_send(dt__mpi *f, dt__message *m)
+{
+    MPI_Datatype type;
+    MPI_Request request = MPI_REQUEST_NULL;
+    int count, code = dt__mpi_type(m->bytes, &type, &count);
+    if (!code) code = MPI_Isend(m->data, count, type, m->peer, (int)m->tag, f->comm, &request);
+    if (!code) dt__mpi_add(f, request, m, NULL);
+    if (type != MPI_BYTE) MPI_Type_free(&type);
+    return code;
+}
+
+/* m has got more than it has room for: no bytes. What has come goes where nobody looks, so that its sender is done with
+ * it; without memory for that it stays where it is. */
+static char *dt__mpi_spurn(dt__message *m, const dt__mpi_arrival *a)
+{
+    char *scratch = (char *)DT_MALLOC((size_t)a->bytes);
+    if (!scratch) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&m->done, DT__TOO_LONG, __ATOMIC_RELEASE);
+    return scratch;
+}
+
+/* Receives what has come for m. */
+static int dt__mpi_take(dt__mpi *f, dt__message *m, const dt__mpi_arrival *a)
+{
+    MPI_Message handle = a->handle;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Datatype type;
+    int count, code, fits = a->bytes <= m->bytes;
+    char *to = m->data, *scratch = NULL;
+    m->peer = a->peer;
+    m->moved = fits ? a->bytes : 0;
+    if (!fits && (to = scratch = dt__mpi_spurn(m, a)) == NULL) return MPI_SUCCESS;
+    code = dt__mpi_type(a->bytes, &type, &count);
+    if (!code) code = MPI_Imrecv(to, count, type, &handle, &request);
+    if (type != MPI_BYTE) MPI_Type_free(&type);
+    if (!code) dt__mpi_add(f, request, fits ? m : NULL, scratch);
+    else if (scratch) DT_FREE(scratch);
+    return code;
+}
+
+static int dt__mpi_fits(const dt__message *m, const dt__mpi_arrival *a)
+{
+    return m->tag == a->tag && (m->peer == a->peer || m->peer == DT__FROM_ANY);
+}
+
+/* A receive takes the oldest message that has come for it, or waits. */
+static int dt__mpi_receive(dt__mpi *f, dt__message *m)
+{
+    dt__message **end = &f->waiting;
+    for (int64_t i = 0; i < f->arrivals; i++) {
+        dt__mpi_arrival a = f->arrival[i];
+        if (!dt__mpi_fits(m, &a)) continue;
+        f->arrivals--;
+        memmove(f->arrival + i, f->arrival + i + 1, (size_t)(f->arrivals - i) * sizeof a);
+        return dt__mpi_take(f, m, &a);
+    }
+    while (*end) end = &(*end)->next;
+    m->next = NULL;
+    *end = m;
+    return MPI_SUCCESS;
+}
+
+static dt_result dt__mpi_start(dt__fabric *fabric, dt__message *m)
+{
+    dt__mpi *f = dt__mpi_of(fabric);
+    int code = MPI_SUCCESS, sends = m->sends;
+    dt_result r = dt__mpi_check(f, m);
+    if (!r) r = dt__mpi_admit(f);
+    if (r) return r;
+    m->moved = 0;
+    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
+    dt__mpi_lock(f);
+    if (!dt__mpi_reserve(f)) r = DT_E_MEMORY;
+    else code = sends ? dt__mpi_send(f, m) : dt__mpi_receive(f, m);
+    dt__mpi_unlock(f);
+    return code ? dt__mpi_error(sends ? "MPI_Isend" : "MPI_Imrecv", code) : r;
+}
+
+/* Gives what has come to the oldest receive that it fits, while there is any that waits; or keeps it. */
+static int dt__mpi_claim(dt__mpi *f)
+{
+    int code = MPI_SUCCESS, come = 1;
+    while (f->waiting && !code) {
+        dt__message **p = &f->waiting, *m;
+        dt__mpi_arrival a;
+        MPI_Status status;
+        MPI_Count bytes = 0;
+        if (!dt__mpi_reserve(f) || !dt__reserve((void **)&f->arrival, f->arrivals, &f->arrival_room, f->arrivals + 1,
+                                                (int64_t)sizeof a, "messages"))
+            return MPI_ERR_NO_MEM;
+        code = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, f->comm, &come, &a.handle, &status);
+        if (code || !come) return code;
+        MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
+        a.bytes = (int64_t)bytes;
+        a.peer = status.MPI_SOURCE;
+        a.tag = (uint32_t)status.MPI_TAG;
+        while (*p && !dt__mpi_fits(*p, &a)) p = &(*p)->next;
+        if ((m = *p) == NULL) {
+            f->arrival[f->arrivals++] = a;
+            continue;
+        }
+        *p = m->next;
+        code = dt__mpi_take(f, m, &a);
+    }
+    return code;
+}
+
+/* Looks at a window of the requests. Those that are done become MPI_REQUEST_NULL, and the owners are told. */
+static int dt__mpi_look(dt__mpi *f, int64_t first, int count)
+{
+    MPI_Status status[DT__MPI_WINDOW];
+    int which[DT__MPI_WINDOW], ended = 0;
+    int code = MPI_Testsome(count, f->request + first, &ended, which, status);
+    if (code && code != MPI_ERR_IN_STATUS) return code;
+    for (int i = 0; ended != MPI_UNDEFINED && i < ended; i++) {
+        int64_t at = first + which[i];
+        dt__message *m = f->work[at].message;
+        int lost = code && status[i].MPI_ERROR != MPI_SUCCESS;
+        if (f->request[at] != MPI_REQUEST_NULL) MPI_Request_free(&f->request[at]);
+        if (f->work[at].scratch) DT_FREE(f->work[at].scratch);
+        if (m) m->moved = lost ? 0 : m->sends ? m->bytes : m->moved;
+        if (m) __atomic_store_n(&m->done, lost ? DT__LOST : 1, __ATOMIC_RELEASE);
+    }
+    return MPI_SUCCESS;
+}
+
+/* Closes the gaps that are left by what is done. */
+static void dt__mpi_compact(dt__mpi *f)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < f->active; i++) {
+        if (f->request[i] == MPI_REQUEST_NULL) continue;
+        f->request[kept] = f->request[i];
+        f->work[kept++] = f->work[i];
+    }
+    f->active = kept;
+}
+
+/* When another thread is at it, that is enough. With nothing to look at, a probe moves what MPI has taken over (it
+ * would not if it found something: no message has the largest tag). */
+static dt_result dt__mpi_progress(dt__fabric *fabric)
+{
+    dt__mpi *f = dt__mpi_of(fabric);
+    int code = MPI_SUCCESS, probed, come;
+    dt_result r = dt__mpi_admit(f);
+    if (r || !dt__mpi_try_lock(f)) return r;
+    if (f->waiting) probed = dt__mpi_claim(f);
+    else probed = f->active ? MPI_SUCCESS : MPI_Iprobe(MPI_ANY_SOURCE, f->top, f->comm, &come, MPI_STATUS_IGNORE);
+    for (int64_t at = 0; at < f->active && !code; at += DT__MPI_WINDOW)
+        code = dt__mpi_look(f, at, (int)dt__min(DT__MPI_WINDOW, f->active - at));
+    dt__mpi_compact(f);
+    dt__mpi_unlock(f);
+    if (probed) return dt__mpi_error("MPI_Improbe (this MPI's transport may lack it: choose another)", probed);
+    return code ? dt__mpi_error("MPI_Testsome", code) : DT_OK;
+}
+
+/* Does a request end well within so many seconds? If it does not end at all, it is MPI's alone from now on. */
+static int dt__mpi_settle(MPI_Request *request, double seconds)
+{
+    double until = dt__now() + seconds;
+    int done = 0, code = MPI_SUCCESS;
+    while (!code && !done && dt__now() < until) {
+        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (!code && !done) dt__nap();
+    }
+    *request = MPI_REQUEST_NULL;
+    return done && !code;
+}
+
+/* A receive for which nothing has come ends here. What is on its way cannot be called back: after a short wait MPI
+ * keeps it, and sends from that memory, or writes to it, if the peer goes on with it after all. */
+static void dt__mpi_cancel(dt__fabric *fabric, dt__message *m)
+{
+    dt__mpi *f = dt__mpi_of(fabric);
+    dt__message **p = &f->waiting;
+    int64_t at = 0;
+    dt__mpi_lock(f);
+    while (*p && *p != m) p = &(*p)->next;
+    while (at < f->active && f->work[at].message != m) at++;
+    if (*p || at < f->active) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+    if (*p) *p = m->next;
+    if (at < f->active) {
+        (void)dt__mpi_settle(&f->request[at], 0.2);
+        dt__mpi_compact(f);
+    }
+    dt__mpi_unlock(f);
+}
+
+/* ---- MPI's own collectives ---- */
+
+static MPI_Op dt__mpi_op(dt_op op) { return op == DT_SUM ? MPI_SUM : op == DT_MAX ? MPI_MAX : MPI_MIN; }
+
+/* Where in lies, for MPI, which has a name for data that is in its place already. */
+static const void *dt__mpi_input(const dt__move *move, int rank)
+{
+    int64_t place = move->op == DT__CALL_ALL_GATHER ? rank * move->count : 0;
+    int moves = move->op == DT__CALL_ALL_GATHER || move->op == DT__CALL_ALL_REDUCE;
+    return moves && move->in == move->out + place ? MPI_IN_PLACE : move->in;
+}
+
+/* Starts the collective. The shapes are those of the public functions. */
+static int dt__mpi_begin(const dt__move *move, int rank, MPI_Comm comm, MPI_Request *request)
+{
+    int n = (int)move->count;
+    const void *in = dt__mpi_input(move, rank);
+    MPI_Op op = dt__mpi_op(move->reduce);
+    switch (move->op) {
+    case DT__CALL_BARRIER: return MPI_Ibarrier(comm, request);
+    case DT__CALL_BROADCAST: return MPI_Ibcast(move->out, n, MPI_FLOAT, move->root, comm, request);
+    case DT__CALL_ALL_REDUCE: return MPI_Iallreduce(in, move->out, n, MPI_FLOAT, op, comm, request);
+    case DT__CALL_REDUCE_SCATTER: return MPI_Ireduce_scatter_block(in, move->out, n, MPI_FLOAT, op, comm, request);
+    case DT__CALL_ALL_GATHER: return MPI_Iallgather(in, n, MPI_FLOAT, move->out, n, MPI_FLOAT, comm, request);
+    case DT__CALL_ALL_TO_ALL: return MPI_Ialltoall(in, n, MPI_FLOAT, move->out, n, MPI_FLOAT, comm, request);
+    default: return MPI_ERR_ARG;
+    }
+}
+
+/* Does it all: Open MPI has better algorithms for this. */
+static int dt__mpi_do(const dt__move *move, int rank, MPI_Comm comm)
+{
+    int n = (int)move->count;
+    const void *in = dt__mpi_input(move, rank);
+    MPI_Op op = dt__mpi_op(move->reduce);
+    switch (move->op) {
+    case DT__CALL_BARRIER: return MPI_Barrier(comm);
+    case DT__CALL_BROADCAST: return MPI_Bcast(move->out, n, MPI_FLOAT, move->root, comm);
+    case DT__CALL_ALL_REDUCE: return MPI_Allreduce(in, move->out, n, MPI_FLOAT, op, comm);
+    case DT__CALL_REDUCE_SCATTER: return MPI_Reduce_scatter_block(in, move->out, n, MPI_FLOAT, op, comm);
+    case DT__CALL_ALL_GATHER: return MPI_Allgather(in, n, MPI_FLOAT, move->out, n, MPI_FLOAT, comm);
+    case DT__CALL_ALL_TO_ALL: return MPI_Alltoall(in, n, MPI_FLOAT, move->out, n, MPI_FLOAT, comm);
+    default: return MPI_ERR_ARG;
+    }
+}
+
+/* A request of a collective is looked after like that of a send. */
+static dt_result dt__mpi_native_start(dt__mpi *f, MPI_Comm comm, int rank, const dt__move *move, dt__message *m)
+{
+    MPI_Request request = MPI_REQUEST_NULL;
+    int code = MPI_SUCCESS, room;
+    m->sends = 1;
+    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
+    dt__mpi_lock(f);
+    if ((room = dt__mpi_reserve(f)) != 0) code = dt__mpi_begin(move, rank, comm, &request);
+    if (room && !code) dt__mpi_add(f, request, m, NULL);
+    dt__mpi_unlock(f);
+    if (!room) return DT_E_MEMORY;
+    return code ? dt__mpi_error(dt__call_name(move->op), code) : DT_OK;
+}
+
+static dt_result dt__mpi_native(dt__fabric *fabric, void *group, const dt__move *move, dt__message *m)
+{
+    dt__mpi *f = dt__mpi_of(fabric);
+    MPI_Comm comm = group ? *(MPI_Comm *)group : f->comm;
+    int code, rank = 0, size = 1;
+    dt_result r = dt__mpi_admit(f);
+    if (r) return r;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &size);
+    if (move->count < 0 || move->count > INT_MAX / size)
+        return dt__error(DT_E_USAGE, "%s of %lld floats on %d ranks: MPI's own takes up to %d; choose another "
+                         "algorithm", dt__call_name(move->op), (long long)move->count, size, INT_MAX / size);
+    if (m) return dt__mpi_native_start(f, comm, rank, move, m);
+    if (f->serial) dt__mpi_lock(f);
+    code = dt__mpi_do(move, rank, comm);
+    if (f->serial) dt__mpi_unlock(f);
+    return code ? dt__mpi_error(dt__call_name(move->op), code) : DT_OK;
+}
+
+static dt_result dt__mpi_group(dt__fabric *fabric, const int *ranks, int size, void **group)
+{
+    dt__mpi *f = dt__mpi_of(fabric);
+    MPI_Comm *comm = (MPI_Comm *)dt__alloc((int64_t)sizeof *comm, "a group of ranks");
+    MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
+    int code;
+    *group = NULL;
+    if (!comm) return DT_E_MEMORY;
+    dt__mpi_lock(f);
+    code = MPI_Comm_group(f->comm, &world);
+    if (!code) code = MPI_Group_incl(world, size, ranks, &members);
+    if (!code) code = MPI_Comm_create_group(f->comm, members, 0, comm);
+    if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
+    if (world != MPI_GROUP_NULL) MPI_Group_free(&world);
+    dt__mpi_unlock(f);
+    if (code) dt__free(comm);
+    else *group = comm;
+    return code ? dt__mpi_error("MPI_Comm_create_group", code) : DT_OK;
+}
+
+static void dt__mpi_ungroup(dt__fabric *fabric, void *group)
+{
+    dt__mpi *f = dt__mpi_of(fabric);
+    dt__mpi_lock(f);
+    if (group && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free((MPI_Comm *)group);
+    dt__mpi_unlock(f);
+    dt__free(group);
+}
+
+/* ---- opening and closing MPI ---- */
+
+/* At exit. MPI_Finalize waits for all ranks, and would for ever for a frozen one: so they meet first, and after trouble
+ * a rank waits 10 s for the others. If they do not come, it ends without MPI_Finalize, and mpirun ends the job. */
+static void dt__mpi_end(void)
+{
+    MPI_Request request = MPI_REQUEST_NULL;
+    double patience = __atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED) ? 10.0 : 1e9;
+    int finalized = 1;
+    if (MPI_Finalized(&finalized) || finalized || MPI_Ibarrier(MPI_COMM_WORLD, &request)) return;
+    if (dt__mpi_settle(&request, patience)) MPI_Finalize();
+}
+
+/* Initialises MPI unless the program has. */
+static dt_result dt__mpi_init(dt__mpi *f, int *argc, char ***argv)
+{
+    int begun = 0, over = 0, level = MPI_THREAD_SINGLE, code = MPI_SUCCESS;
+    if (MPI_Finalized(&over) || over)
+        return dt__error(DT_E_USAGE, "MPI was finalised, and cannot be opened again in this process");
+    MPI_Initialized(&begun);
+    if (!begun) {
+        code = MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level);
+        if (code) return dt__mpi_error("MPI_Init_thread", code);
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+        if (atexit(dt__mpi_end)) return dt__error(DT_E_SYSTEM, "no room for what is to be done at exit");
+    }
+    MPI_Query_thread(&level);
+    f->serial = level < MPI_THREAD_MULTIPLE;
+    f->lonely = level < MPI_THREAD_SERIALIZED;
+    return DT_OK;
+}
+
+/* Who we are, and what this MPI can do. */
+static dt_result dt__mpi_learn(dt__mpi *f)
+{
+    char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0, found = 0, *top = NULL, code, expected = dt__mpi_expected();
+    code = MPI_Comm_dup(MPI_COMM_WORLD, &f->comm);
+    if (code) return dt__mpi_error("MPI_Comm_dup", code);
+    MPI_Comm_set_errhandler(f->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(f->comm, &f->fabric.rank);
+    MPI_Comm_size(f->comm, &f->fabric.size);
+    MPI_Comm_get_attr(f->comm, MPI_TAG_UB, (void *)&top, &found);
+    f->top = found ? *top : 32767;
+    MPI_Get_library_version(text, &length);
+    text[strcspn(text, ",\n")] = 0; /* what follows is how it was built */
+    snprintf(f->fabric.name, sizeof f->fabric.name, "%.40s%s", text, f->serial ? ", one thread at a time" : "");
+    if (f->fabric.size == 1 && expected > 1)
+        return dt__error(DT_E_USAGE, "%d processes were started, but MPI sees one: %s cannot talk to this launcher; "
+                         "use its own mpirun, or srun --mpi=pmix", expected, f->fabric.name);
+    return DT_OK;
+}
+
+static void dt__mpi_close(dt__fabric *fabric)
+{
+    dt__mpi *f = dt__mpi_of(fabric);
+    if (f->arrivals) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED); /* senders may wait for ever */
+    for (int64_t i = 0; i < f->active; i++) {                                 /* what was too long */
+        if (!dt__mpi_settle(&f->request[i], 0.2)) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+        else if (f->work[i].scratch) DT_FREE(f->work[i].scratch);
+    }
+    if (f->comm != MPI_COMM_NULL && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free(&f->comm);
+#ifndef DT_NO_THREADS
+    pthread_mutex_destroy(&f->lock);
+#endif
+    dt__free(f->request);
+    dt__free(f->work);
+    dt__free(f->arrival);
+    dt__free(f);
+}
+
+/* All ranks together. argc and argv may be NULL. */
+static dt_result dt__mpi_open(dt__fabric **fabric, int *argc, char ***argv)
+{
+    dt__mpi *f = (dt__mpi *)dt__alloc((int64_t)sizeof *f, "the connection to MPI");
+    dt_result r;
+    *fabric = NULL;
+    if (!f) return DT_E_MEMORY;
+    f->comm = MPI_COMM_NULL;
+    f->fabric.start = dt__mpi_start;
+    f->fabric.progress = dt__mpi_progress;
+    f->fabric.cancel = dt__mpi_cancel;
+    f->fabric.close = dt__mpi_close;
+    f->fabric.native = dt__mpi_native;
+    f->fabric.group = dt__mpi_group;
+    f->fabric.ungroup = dt__mpi_ungroup;
+#ifndef DT_NO_THREADS
+    pthread_mutex_init(&f->lock, NULL);
+#endif
+    r = dt__mpi_init(f, argc, argv);
+    if (!r) r = dt__mpi_learn(f);
+    if (r) dt__mpi_close(&f->fabric);
+    else *fabric = &f->fabric;
+    return r;
+}
+#endif /* DT_MPI */
+
+/* ---- which launcher started this process ------------------------------------------------------------------
+ * A launcher tells each process by environment variables which of how many it is and where they meet. Taken in this
+ * order: Open MPI (the MPI engine asks MPI itself for the rest), Slurm, the convention of torchrun, SageMaker; else
+ * the process is alone. What contradicts itself is refused: ranks with wrong numbers would wait for ever. */
+
+enum { DT__WORLD_ALONE, DT__WORLD_MPI, DT__WORLD_SLURM, DT__WORLD_TORCHRUN, DT__WORLD_SAGEMAKER };
+enum { DT__WORLD_RANKS = 16384, DT__WORLD_PORT = 29500, DT__MUST = INT_MIN };
+
+typedef struct dt__world {
+    int kind, rank, size;
+    int local_rank, local_size; /* among the ranks of this host; local_size 0: the launcher does not say */
+    int host, hosts;            /* hosts 0: the launcher does not say */
+    int port;
+    double patience;   /* seconds to wait for the others where all meet: DT_RENDEZVOUS_TIMEOUT */
+    char address[256]; /* where rank 0 listens; "": the launcher does not say */
+    char file[512];    /* and this instead when not empty: DT_RENDEZVOUS=file:PATH */
+    char job[96];      /* the same for all ranks of one start, and hardly for another one */
+    char fabric[32];   /* libfabric's provider: DT_FABRIC */
+    char network[64];  /* interface or address of this host to use: DT_INTERFACE; "": the way to rank 0 */
+    char line[384];    /* what was found, for people */
+} dt__world;
+
+static const char *dt__environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text && *text ? text : NULL;
+}
+
+/* A whole number from the environment. Without the variable `otherwise`, unless that is DT__MUST. */
+static int dt__world_number(dt_result *r, const char *name, int lowest, int highest, int otherwise)
+{
+    const char *text = dt__environment(name);
+    char *end = NULL;
+    long n = text ? strtol(text, &end, 10) : 0;
+    if (*r) return lowest;
+    if (text && end != text && !*end && n >= lowest && n <= highest) return (int)n;
+    if (!text && otherwise != DT__MUST) return otherwise;
+    *r = text ? dt__error(DT_E_USAGE, "%s=%s: it is a whole number from %d to %d; let the launcher set it, or unset "
+                                      "its variables to run alone", name, text, lowest, highest)
+              : dt__error(DT_E_USAGE, "%s is not set, but other variables of its launcher are: set it, or unset them "
+                                      "to run alone", name);
+    return lowest;
+}
+
+static void dt__world_copy(char *to, size_t room, const char *from) { snprintf(to, room, "%s", from ? from : ""); }
+
+/* ---- Slurm ---- */
+
+/* Expands what Slurm writes for a list of hosts, "a[01-03,7],b": counts them and copies the one that is wanted. */
+typedef struct dt__host_list {
+    int wanted, count;
+    char *found, name[256];
+    size_t room;
+} dt__host_list;
+
+/* One item from p to end, behind the first `length` characters of its name, which stand already. 0: malformed. */
+static int dt__host_expand(dt__host_list *h, size_t length, const char *p, const char *end)
+{
+    long low, high;
+    for (; p < end && *p != '['; p++) {
+        if (length + 1 >= sizeof h->name || *p == ']') return 0;
+        h->name[length++] = *p;
+    }
+    if (p == end) {
+        h->name[length] = 0;
+        if (h->count++ == h->wanted) dt__world_copy(h->found, h->room, h->name);
+        return length > 0 && h->count <= 65536;
+    }
+    do {
+        const char *digits = ++p, *close;
+        char *next;
+        int width;
+        if (*p < '0' || *p > '9') return 0;
+        low = high = strtol(p, &next, 10);
+        width = (int)(next - digits);
+        if (*next == '-' && next[1] >= '0' && next[1] <= '9') high = strtol(next + 1, &next, 10);
+        p = next;
+        if (!(close = (const char *)memchr(p, ']', (size_t)(end - p))) || high < low || high - low > 65535) return 0;
+        for (long n = low; n <= high; n++) {
+            int wrote = snprintf(h->name + length, sizeof h->name - length, "%0*ld", width, n);
+            if (wrote >= (int)(sizeof h->name - length)) return 0;
+            if (!dt__host_expand(h, length + (size_t)wrote, close + 1, end)) return 0;
+        }
+    } while (*p == ',');
+    return *p == ']';
+}
+
+/* How many hosts the list names, 0 when it is malformed; number `wanted` of them into found. */
+static int dt__host_count(const char *list, int wanted, char *found, size_t room)
+{
+    dt__host_list h;
+    const char *p = list;
+    memset(&h, 0, sizeof h);
+    h.wanted = wanted;
+    h.found = found;
+    h.room = room;
+    for (;;) {
+        const char *end = p;
+        for (int inside = 0; *end && (inside || *end != ','); end++) inside = *end == '[' || (inside && *end != ']');
+        if (!dt__host_expand(&h, 0, p, end)) return 0;
+        if (!*end) return h.count;
+        p = end + 1;
+    }
+}
+
+/* "2(x3),1": 2 on each of the first three hosts, 1 on the fourth. The number of one host, 0 when it is not there. */
+static int dt__host_tasks(const char *list, int host)
+{
+    for (const char *p = list; p && *p;) {
+        char *end;
+        long tasks = strtol(p, &end, 10), times = 1;
+        if (end == p || tasks < 1 || tasks > DT__WORLD_RANKS) return 0;
+        if (!strncmp(end, "(x", 2)) times = strtol(end + 2, &end, 10), end += *end == ')';
+        if (host < times) return (int)tasks;
+        host -= (int)times;
+        p = *end == ',' ? end + 1 : NULL;
+    }
+    return 0;
+}
+
+static dt_result dt__world_slurm(dt__world *w)
+{
+    const char *list = dt__environment("SLURM_STEP_NODELIST"), *id = dt__environment("SLURM_JOB_ID");
+    const char *step = dt__environment("SLURM_STEP_ID");
+    dt_result r = DT_OK;
+    if (!list) list = dt__environment("SLURM_JOB_NODELIST");
+    if (!list) list = dt__environment("SLURM_NODELIST");
+    if (!id) id = dt__environment("SLURM_JOBID");
+    if (!step) step = dt__environment("SLURM_STEPID");
+    w->kind = DT__WORLD_SLURM;
+    w->size = dt__world_number(&r, dt__environment("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1,
+                               DT__WORLD_RANKS, DT__MUST);
+    w->rank = dt__world_number(&r, "SLURM_PROCID", 0, w->size - 1, DT__MUST);
+    w->local_rank = dt__world_number(&r, "SLURM_LOCALID", 0, w->size - 1, DT__MUST);
+    w->host = dt__world_number(&r, "SLURM_NODEID", 0, 65535, 0);
+    if (r) return r;
+    w->hosts = list ? dt__host_count(list, 0, w->address, sizeof w->address) : 0;
+    if (list && !w->hosts)
+        return dt__error(DT_E_USAGE, "the list of hosts from Slurm is malformed: \"%s\" (a right one: node[01-03,7],b)",
+                         list);
+    w->local_size = dt__host_tasks(dt__environment("SLURM_STEP_TASKS_PER_NODE"), w->host);
+    if (!w->local_size) w->local_size = dt__host_tasks(dt__environment("SLURM_TASKS_PER_NODE"), w->host);
+    w->port = 20000 + (int)((strtoul(id ? id : "0", NULL, 10) * 8 + strtoul(step ? step : "0", NULL, 10)) % 10000);
+    snprintf(w->job, sizeof w->job, "slurm %.40s.%.20s", id ? id : "", step ? step : "");
+    return DT_OK;
+}
+
+/* ---- the others ---- */
+
+static dt_result dt__world_mpi(dt__world *w)
+{
+    int pmix = !dt__environment("OMPI_COMM_WORLD_SIZE"); /* then MPI alone knows the size */
+    dt_result r = DT_OK;
+    w->kind = DT__WORLD_MPI;
+    w->size = pmix ? 0 : dt__world_number(&r, "OMPI_COMM_WORLD_SIZE", 1, DT__WORLD_RANKS, DT__MUST);
+    w->rank = dt__world_number(&r, pmix ? "PMIX_RANK" : "OMPI_COMM_WORLD_RANK", 0,
+                               (pmix ? DT__WORLD_RANKS : w->size) - 1, DT__MUST);
+    w->local_size = dt__world_number(&r, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, DT__WORLD_RANKS, 0);
+    w->local_rank = dt__world_number(&r, "OMPI_COMM_WORLD_LOCAL_RANK", 0, DT__WORLD_RANKS - 1, 0);
+    w->hosts = 0;
+    snprintf(w->job, sizeof w->job, "mpi %.80s", dt__environment("PMIX_NAMESPACE") ? getenv("PMIX_NAMESPACE") : "");
+    return r;
+}
+
+static dt_result dt__world_torchrun(dt__world *w)
+{
+    const char *id = dt__environment("TORCHELASTIC_RUN_ID");
+    dt_result r = DT_OK;
+    w->kind = DT__WORLD_TORCHRUN;
+    w->size = dt__world_number(&r, "WORLD_SIZE", 1, DT__WORLD_RANKS, DT__MUST);
+    w->rank = dt__world_number(&r, "RANK", 0, w->size - 1, w->size > 1 ? DT__MUST : 0);
+    w->local_size = dt__world_number(&r, "LOCAL_WORLD_SIZE", 1, w->size, 0);
+    w->local_rank = dt__world_number(&r, "LOCAL_RANK", 0, (w->local_size ? w->local_size : w->size) - 1, 0);
+    w->hosts = dt__world_number(&r, "GROUP_WORLD_SIZE", 1, w->size, 0);
+    w->host = dt__world_number(&r, "GROUP_RANK", 0, DT__WORLD_RANKS - 1, 0);
+    snprintf(w->job, sizeof w->job, "torchrun %.60s %d", id ? id : "",
+             dt__world_number(&r, "TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0));
+    return r;
+}
+
+/* ["algo-1", "algo-2"]: counts the hosts, looks for this one, and takes the first one's name as the address. */
+static void dt__world_hosts(dt__world *w, dt__json *j, const char *here)
+{
+    int64_t count = 0;
+    w->rank = -1;
+    if (!dt__json_enter(j, '[')) return;
+    while (dt__json_more(j, ']', &count)) {
+        if (!dt__json_string(j)) return;
+        j->string[j->length] = 0;
+        if (dt__json_is(j, here)) w->rank = (int)count - 1;
+        if (count == 1) dt__world_copy(w->address, sizeof w->address, j->string);
+    }
+    w->size = (int)dt__min(count, DT__WORLD_RANKS + 1);
+}
+
+/* Lists of hosts come from a variable or from resourceconfig.json. One process per host. */
+static dt_result dt__world_sagemaker(dt__world *w, const char *config)
+{
+    static const char *const key[] = {"hosts", "current_host", "network_interface_name", NULL};
+    const char *hosts = dt__environment("SM_HOSTS"), *here = dt__environment("SM_CURRENT_HOST");
+    const char *network = dt__environment("SM_NETWORK_INTERFACE_NAME"), *name = getenv("TRAINING_JOB_NAME");
+    int64_t place[3] = {-1, -1, -1};
+    char host[256];
+    dt__json j;
+    memset(&j, 0, sizeof j);
+    w->kind = DT__WORLD_SAGEMAKER;
+    if (hosts && !here)
+        return dt__error(DT_E_USAGE, "SM_CURRENT_HOST is not set, but SM_HOSTS is: set it, or unset SM_HOSTS");
+    dt__world_copy(host, sizeof host, here);
+    dt__world_copy(w->network, sizeof w->network, network);
+    if (hosts) {
+        j.path = "SM_HOSTS";
+        j.text = hosts;
+        j.bytes = (int64_t)strlen(hosts);
+    } else if (!dt__json_open(&j, config) && dt__json_members(&j, key, place)) {
+        dt__world_copy(host, sizeof host, dt__json_text(&j, place[1], "current_host"));
+        if (place[2] >= 0) dt__world_copy(w->network, sizeof w->network, dt__json_text(&j, place[2], key[2]));
+        if (place[0] < 0) dt__json_fail(&j, "there is no list of hosts: the file is of another kind, or cut");
+        j.at = place[0];
+    }
+    if (!j.result) dt__world_hosts(w, &j, host);
+    if (!j.result && (w->rank < 0 || w->size > DT__WORLD_RANKS))
+        j.result = dt__error(DT_E_USAGE, "%s: this host, \"%s\", is not among the %d hosts (1 to %d): correct the list "
+                             "or SM_CURRENT_HOST", j.path, host, w->size, (int)DT__WORLD_RANKS);
+    if (hosts) j.text = NULL; /* not a file that would be unmapped */
+    dt__json_close(&j);
+    w->host = w->rank;
+    w->hosts = w->size;
+    w->local_size = 1;
+    snprintf(w->job, sizeof w->job, "sagemaker %.80s", name ? name : "");
+    return j.result;
+}
+
+/* Where all meet: what DT_RENDEZVOUS says, else MASTER_ADDR and MASTER_PORT, else what the launcher implies. */
+static dt_result dt__world_place(dt__world *w)
+{
+    const char *text = dt__environment("DT_RENDEZVOUS"), *address = dt__environment("MASTER_ADDR"), *colon;
+    const char *agent = dt__environment("TORCHELASTIC_USE_AGENT_STORE");
+    dt_result r = DT_OK;
+    if (text && !strncmp(text, "file:", 5) && text[5] && strlen(text + 5) < sizeof w->file - 32)
+        return dt__world_copy(w->file, sizeof w->file, text + 5), DT_OK;
+    if (text) {
+        char *end = NULL;
+        long port = (colon = strrchr(text, ':')) != NULL ? strtol(colon + 1, &end, 10) : 0;
+        if (!colon || colon == text || *end || port < 1 || port > 65535 || (size_t)(colon - text) >= sizeof w->address)
+            return dt__error(DT_E_USAGE, "DT_RENDEZVOUS=%s: it is file:PATH, in a folder that all ranks share, or "
+                             "ADDRESS:PORT, where rank 0 listens", text);
+        if (*text == '[' && colon[-1] == ']') text++, colon--; /* [::1]:29500 */
+        snprintf(w->address, sizeof w->address, "%.*s", (int)(colon - text), text);
+        w->port = (int)port;
+        return DT_OK;
+    }
+    if (address) dt__world_copy(w->address, sizeof w->address, address);
+    w->port = dt__world_number(&r, "MASTER_PORT", 1, 65535, w->kind == DT__WORLD_SLURM ? w->port : DT__WORLD_PORT);
+    if (agent && !strcmp(agent, "True")) w->port += w->port < 65535 ? 1 : -1; /* torchrun listens at MASTER_PORT */
+    if (!r && !w->address[0] && w->size > 1 && w->kind != DT__WORLD_MPI)
+        r = dt__error(DT_E_USAGE, "this is rank %d of %d, but nothing says where they meet: set MASTER_ADDR (and "
+                      "MASTER_PORT) to where rank 0 runs, or DT_RENDEZVOUS=file:PATH", w->rank, w->size);
+    return r;
+}
+
+/* What was found, in one line. */
+static void dt__world_describe(dt__world *w)
+{
+    static const char *const name[] = {"alone", "Open MPI", "Slurm", "torchrun", "SageMaker"};
+    char local[64] = "", hosts[64] = "", place[160] = "";
+    if (w->local_size) snprintf(local, sizeof local, " (%d of %d here)", w->local_rank, w->local_size);
+    if (w->hosts) snprintf(hosts, sizeof hosts, " on %d host%s", w->hosts, w->hosts > 1 ? "s" : "");
+    if (w->file[0]) snprintf(place, sizeof place, ", meeting in the file %.120s", w->file);
+    else if (w->address[0]) snprintf(place, sizeof place, ", meeting at %.120s, port %d", w->address, w->port);
+    if (w->kind == DT__WORLD_ALONE) snprintf(w->line, sizeof w->line, "%s", name[0]);
+    else snprintf(w->line, sizeof w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts,
+                  place);
+}
+
+/* srun sets SLURM_STEP_ID for the ranks of a step. The script of a batch job has SLURM_PROCID too and is none. A
+ * torchrun that runs inside a step numbers its own ranks. */
+static int dt__world_is_slurm(void)
+{
+    return dt__environment("SLURM_PROCID") && (dt__environment("SLURM_STEP_ID") || dt__environment("SLURM_STEPID")) &&
+           !dt__environment("TORCHELASTIC_RUN_ID");
+}
+
+/* Who started this process? A rank of the own supervisor is alone for this purpose: its job is local. */
+static dt_result dt__world_detect(dt__world *w)
+{
+    const char *config = dt__environment("DT_SAGEMAKER_CONFIG"), *fabric = dt__environment("DT_FABRIC");
+    const char *network = dt__environment("DT_INTERFACE"), *limit = dt__environment("DT_RENDEZVOUS_TIMEOUT");
+    char *end = NULL;
+    dt_result r = DT_OK;
+    int mpi = dt__environment("OMPI_COMM_WORLD_SIZE") != NULL;
+#ifdef DT_MPI
+    mpi = mpi || (dt__environment("PMIX_RANK") && dt__environment("PMIX_NAMESPACE"));
+#endif
+    memset(w, 0, sizeof *w);
+    w->size = w->local_size = w->hosts = 1;
+    w->port = DT__WORLD_PORT;
+    w->patience = limit ? strtod(limit, &end) : 300.0;
+    if (end && (*end || !(w->patience >= 0.1 && w->patience <= 1e6)))
+        return dt__error(DT_E_USAGE, "DT_RENDEZVOUS_TIMEOUT=%s: it is a number of seconds from 0.1 to 1e6", limit);
+    if (!config) config = "/opt/ml/input/config/resourceconfig.json";
+    if (dt__environment("DT_MEMFD")) r = DT_OK;
+    else if (mpi) r = dt__world_mpi(w);
+    else if (dt__world_is_slurm()) r = dt__world_slurm(w);
+    else if (dt__environment("WORLD_SIZE") || (dt__environment("RANK") && dt__environment("MASTER_ADDR")))
+        r = dt__world_torchrun(w);
+    else if (dt__environment("SM_HOSTS") || !access(config, R_OK)) r = dt__world_sagemaker(w, config);
+    if (!r && w->kind != DT__WORLD_ALONE) r = dt__world_place(w);
+    if (fabric) dt__world_copy(w->fabric, sizeof w->fabric, fabric);
+    if (network) dt__world_copy(w->network, sizeof w->network, network);
+    if (!r && w->local_size && (!w->hosts || w->local_size == w->size))
+        w->hosts = (w->size + w->local_size - 1) / w->local_size;
+    dt__world_describe(w);
+    return r;
+}
+
+#if defined(DT_OFI) || defined(DT__MEET)
+/* ---- rendezvous ---------------------------------------------------------------------------------------------
+ * Ranks on several hosts first have to learn each other's addresses. Each brings a few bytes; all get everyone's. Rank
+ * 0 listens at an address and the others call it, or all write files into a folder that they share. Nothing stays open.
+ * A caller that does not begin with the magic word is hung up on; one of another job is told so. */
+
+enum { DT__BLOB = 512, DT__MEET_TEXT = 240 };
+static const char dt__meet_magic[8] = {'d', 't', 'm', 'e', 'e', 't', '0', '1'};
+
+/* What a rank brings; over TCP, `bytes` of the blob follow. */
+typedef struct dt__hello {
+    char magic[8], job[96];
+    int32_t rank, size, bytes, unused;
+} dt__hello;
+
+/* What it gets; (size,bytes) blobs follow, or nothing when text says what is wrong. */
+typedef struct dt__welcome {
+    char magic[8], text[DT__MEET_TEXT];
+} dt__welcome;
+
+typedef struct dt__guest {
+    int fd;         /* -1: free */
+    int rank;       /* -1: has not said */
+    int64_t moved;  /* bytes of its hello, then of the answer */
+    dt__hello hello;
+    char blob[DT__BLOB];
+} dt__guest;
+
+typedef struct dt__meeting {
+    const dt__world *w;
+    int bytes, listener, room, here;
+    double end;
+    dt__guest *guests;   /* (room) */
+    struct pollfd *poll; /* (room + 1) */
+    char *answer;        /* a dt__welcome, then (size,bytes) */
+    char *present;       /* (size) */
+} dt__meeting;
+
+static void dt__hello_set(dt__hello *h, const dt__world *w, int bytes)
+{
+    memset(h, 0, sizeof *h);
+    memcpy(h->magic, dt__meet_magic, sizeof h->magic);
+    dt__world_copy(h->job, sizeof h->job, w->job);
+    h->rank = w->rank;
+    h->size = w->size;
+    h->bytes = bytes;
+}
+
+static int dt__socket_prepare(int fd)
+{
+    int flags = fcntl(fd, F_GETFL, 0);
+    return fcntl(fd, F_SETFD, FD_CLOEXEC) || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+}
+
+/* The addresses of a host, to be freed by freeaddrinfo; NULL and the reason. `passive`: all of this host's. */
+static struct addrinfo *dt__host_addresses(const char *address, int port, int passive, const char **why)
+{
+    struct addrinfo hints, *list = NULL;
+    char service[16];
+    int error;
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = passive ? AI_PASSIVE : 0;
+    snprintf(service, sizeof service, "%d", port);
+    error = getaddrinfo(passive ? NULL : address, service, &hints, &list);
+    *why = error ? gai_strerror(error) : "";
+    return error ? NULL : list;
+}
+
+/* The ranks of 0 .. size - 1 that present does not mark: "ranks 2, 5-7 and 9". */
+static void dt__list_absent(char *text, size_t room, const char *present, int size)
+{
+    size_t at = 0;
+    int count = 0;
+    for (int r = 0; r < size; r++) {
+        int last = r;
+        if (present[r]) continue;
+        while (last + 1 < size && !present[last + 1]) last++;
+        if (at + 40 > room) {
+            snprintf(text + at, room - at, " and more");
+            return;
+        }
+        at += (size_t)snprintf(text + at, room - at, count++ ? ", %d" : "%d", r);
+        if (last > r) at += (size_t)snprintf(text + at, room - at, last == r + 1 ? ", %d" : "-%d", last);
+        r = last;
+    }
+}
+
+/* ---- rank 0 listens ---- */
+
+/* One listening socket; errno of what failed. */
+static int dt__listen_at(const struct addrinfo *a, int backlog)
+{
+    int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), on = 1, error;
+    if (fd < 0) return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (!dt__socket_prepare(fd) && !bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, backlog)) return fd;
+    error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+static int dt__is_loopback(const struct sockaddr *a)
+{
+    const unsigned char *b;
+    if (a->sa_family == AF_INET)
+        return *(const unsigned char *)&((const struct sockaddr_in *)(const void *)a)->sin_addr == 127;
+    b = ((const struct sockaddr_in6 *)(const void *)a)->sin6_addr.s6_addr;
+    for (int i = 0; i < 15; i++)
+        if (b[i]) return 0;
+    return b[15] == 1;
+}
+
+/* Listens at the address when it is this host's own, else (a name of a service, an alias for 127.0.1.1) at all. */
+static dt_result dt__meet_listen(dt__meeting *m)
+{
+    const dt__world *w = m->w;
+    const char *why = "";
+    int error = EADDRNOTAVAIL, several = w->hosts > 1;
+    m->listener = -1;
+    for (int passive = 0; passive < 2 && m->listener < 0 && error == EADDRNOTAVAIL; passive++) {
+        struct addrinfo *list = dt__host_addresses(w->address, w->port, passive, &why);
+        for (struct addrinfo *a = list; a && m->listener < 0; a = a->ai_next) {
+            if (!passive && several && dt__is_loopback(a->ai_addr)) continue;
+            if ((m->listener = dt__listen_at(a, w->size + 16)) < 0) error = errno;
+        }
+        if (list) freeaddrinfo(list);
+    }
+    if (m->listener >= 0) return DT_OK;
+    return dt__error(DT_E_SYSTEM, "rank 0 cannot listen at %s, port %d (%s): %s", w->address, w->port, strerror(error),
+                     error == EADDRINUSE ? "another program has the port, or an earlier start still ends; set "
+                                           "MASTER_PORT to another one, the same in all ranks"
+                                         : "set MASTER_ADDR to an address of the host of rank 0");
+}
+
+static void dt__guest_drop(dt__meeting *m, dt__guest *g)
+{
+    close(g->fd);
+    g->fd = -1;
+    if (g->rank >= 0) m->present[g->rank] = 0, m->here--;
+    g->rank = -1;
+}
+
+/* Sends a guest away with a reason. What it does with that is its own affair. */
+static void dt__guest_refuse(dt__meeting *m, dt__guest *g, const char *reason)
+{
+    dt__welcome no;
+    memset(&no, 0, sizeof no);
+    memcpy(no.magic, dt__meet_magic, sizeof no.magic);
+    dt__world_copy(no.text, sizeof no.text, reason);
+    if (send(g->fd, &no, sizeof no, MSG_NOSIGNAL) != (ssize_t)sizeof no) no.text[0] = 0;
+    dt__guest_drop(m, g);
+}
+
+/* The hello is complete: is it one of ours? */
+static void dt__guest_judge(dt__meeting *m, dt__guest *g)
+{
+    const dt__world *w = m->w;
+    char text[DT__MEET_TEXT] = "";
+    int rank = g->hello.rank;
+    g->hello.job[sizeof g->hello.job - 1] = 0;
+    if (strncmp(g->hello.job, w->job, sizeof g->hello.job - 1))
+        snprintf(text, sizeof text, "another job (\"%.60s\") meets there: give each job its own port", w->job);
+    else if (g->hello.size != w->size)
+        snprintf(text, sizeof text, "rank 0 is one of %d and rank %d one of %d: start all alike", w->size, rank,
+                 g->hello.size);
+    else if (rank < 1 || rank >= w->size || m->present[rank])
+        snprintf(text, sizeof text, "two processes say that they are rank %d: the launcher must number them", rank);
+    if (*text) {
+        dt__guest_refuse(m, g, text);
+        return;
+    }
+    g->rank = rank;
+    m->present[rank] = 1;
+    m->here++;
+    memcpy(m->answer + sizeof(dt__welcome) + (int64_t)rank * m->bytes, g->blob, (size_t)m->bytes);
+}
+
+/* Reads what a guest says; it may be a stranger, who says nothing or too much. */
+static void dt__guest_hear(dt__meeting *m, dt__guest *g)
+{
+    int64_t head = (int64_t)sizeof g->hello, wanted = head + m->bytes;
+    char *to = g->moved < head ? (char *)&g->hello + g->moved : g->blob + (g->moved - head);
+    ssize_t n = recv(g->fd, to, (size_t)((g->moved < head ? head : wanted) - g->moved), 0);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n <= 0 || g->rank >= 0) { /* gone, or speaks again */
+        dt__guest_drop(m, g);
+        return;
+    }
+    g->moved += n;
+    if (memcmp(g->hello.magic, dt__meet_magic, (size_t)dt__min(g->moved, 8)) ||
+        (g->moved >= head && g->hello.bytes != m->bytes))
+        dt__guest_drop(m, g);
+    else if (g->moved == wanted) dt__guest_judge(m, g);
+}
+
+/* Lets a caller in. When all seats are taken, a stranger who has not said who he is has to go. */
+static void dt__guest_accept(dt__meeting *m)
+{
+    int fd = accept(m->listener, NULL, NULL), seat = -1;
+    if (fd < 0) return;
+    for (int i = 0; i < m->room && (seat < 0 || m->guests[seat].fd >= 0); i++)
+        if (m->guests[i].fd < 0 || m->guests[i].rank < 0) seat = i;
+    if (dt__socket_prepare(fd)) {
+        close(fd);
+        return;
+    }
+    if (m->guests[seat].fd >= 0) dt__guest_drop(m, &m->guests[seat]);
+    memset(&m->guests[seat], 0, sizeof m->guests[seat]);
+    m->guests[seat].fd = fd;
+    m->guests[seat].rank = -1;
+}
+
+/* Waits for something to happen, at most 0.2 s. */
+static void dt__meet_poll(dt__meeting *m, short guests)
+{
+    for (int i = 0; i <= m->room; i++) {
+        m->poll[i].fd = i < m->room ? m->guests[i].fd : m->listener;
+        m->poll[i].events = i < m->room ? guests : POLLIN;
+        m->poll[i].revents = 0;
+    }
+    if (poll(m->poll, (nfds_t)(m->room + 1), 200) < 0)
+        for (int i = 0; i <= m->room; i++) m->poll[i].revents = 0;
+}
+
+static dt_result dt__meet_gather(dt__meeting *m)
+{
+    char absent[120], reason[DT__MEET_TEXT];
+    while (m->here < m->w->size && dt__now() < m->end) {
+        dt__meet_poll(m, POLLIN);
+        for (int i = 0; i < m->room; i++)
+            if (m->guests[i].fd >= 0 && m->poll[i].revents) dt__guest_hear(m, &m->guests[i]);
+        if (m->poll[m->room].revents) dt__guest_accept(m);
+    }
+    if (m->here == m->w->size) return DT_OK;
+    dt__list_absent(absent, sizeof absent, m->present, m->w->size);
+    snprintf(reason, sizeof reason, "after %g s, of %d ranks %s had not come", m->w->patience, m->w->size, absent);
+    for (int i = 0; i < m->room; i++)
+        if (m->guests[i].rank >= 0) dt__guest_refuse(m, &m->guests[i], reason);
+    return dt__error(DT_E_PEER, "%s to %.80s, port %d: do they run, and can they reach that address?", reason,
+                     m->w->address, m->w->port);
+}
+
+/* All get the answer, at the pace of each. One that is gone by now, the engine notices. */
+static void dt__meet_answer(dt__meeting *m)
+{
+    int64_t bytes = (int64_t)sizeof(dt__welcome) + (int64_t)m->w->size * m->bytes;
+    double end = dt__now() + 10;
+    memcpy(m->answer, dt__meet_magic, sizeof dt__meet_magic);
+    for (int i = 0; i < m->room; i++) {
+        if (m->guests[i].fd >= 0 && m->guests[i].rank < 0) dt__guest_drop(m, &m->guests[i]);
+        m->guests[i].moved = 0;
+    }
+    close(m->listener);
+    m->listener = -1;
+    while (m->here > 1 && dt__now() < end) {
+        dt__meet_poll(m, POLLOUT);
+        for (int i = 0; i < m->room; i++) {
+            dt__guest *g = &m->guests[i];
+            ssize_t n;
+            if (g->fd < 0 || !m->poll[i].revents) continue;
+            n = send(g->fd, m->answer + g->moved, (size_t)(bytes - g->moved), MSG_NOSIGNAL);
+            if (n > 0) g->moved += n;
+            if (g->moved == bytes || (n < 0 && errno != EAGAIN && errno != EINTR)) dt__guest_drop(m, g);
+        }
+    }
+}
+
+static dt_result dt__meet_host(const dt__world *w, const void *mine, int bytes, void *all)
+{
+    dt__meeting m;
+    dt_result r = DT_E_MEMORY;
+    memset(&m, 0, sizeof m);
+    m.w = w;
+    m.bytes = bytes;
+    m.listener = -1;
+    m.end = dt__now() + w->patience;
+    m.room = w->size + 16;
+    m.guests = (dt__guest *)dt__alloc(m.room * (int64_t)sizeof *m.guests, "the rendezvous");
+    m.poll = (struct pollfd *)dt__alloc((m.room + 1) * (int64_t)sizeof *m.poll, "the rendezvous");
+    m.answer = (char *)dt__alloc((int64_t)sizeof(dt__welcome) + (int64_t)w->size * bytes, "the rendezvous");
+    m.present = (char *)dt__alloc(w->size, "the rendezvous");
+    if (m.guests && m.poll && m.answer && m.present) {
+        for (int i = 0; i < m.room; i++) m.guests[i].fd = m.guests[i].rank = -1;
+        m.present[0] = 1;
+        m.here = 1;
+        memcpy(m.answer + sizeof(dt__welcome), mine, (size_t)bytes);
+        r = dt__meet_listen(&m);
+        if (!r) r = dt__meet_gather(&m);
+        if (!r) memcpy(all, m.answer + sizeof(dt__welcome), (size_t)w->size * (size_t)bytes);
+        if (!r) dt__meet_answer(&m);
+        for (int i = 0; i < m.room; i++)
+            if (m.guests[i].fd >= 0) close(m.guests[i].fd);
+        if (m.listener >= 0) close(m.listener);
+    }
+    dt__free(m.guests);
+    dt__free(m.poll);
+    dt__free(m.answer);
+    dt__free(m.present);
+    return r;
+}
+
+/* ---- the others call ---- */
+
+/* Waits until fd is ready, at most `seconds`; 0: it is not. */
+static int dt__ready(int fd, short events, double seconds)
+{
+    struct pollfd p;
+    p.fd = fd;
+    p.events = events;
+    p.revents = 0;
+    return poll(&p, 1, (int)(seconds > 0 ? seconds * 1e3 + 1 : 0)) > 0;
+}
+
+/* Moves all bytes; -1 with errno when the connection ends before, or time (ETIMEDOUT). */
+static int dt__transfer(int fd, void *data, int64_t bytes, int sends, double end)
+{
+    for (int64_t at = 0; at < bytes;) {
+        ssize_t n;
+        if (!dt__ready(fd, sends ? POLLOUT : POLLIN, end - dt__now())) {
+            if (dt__now() < end) continue;
+            return errno = ETIMEDOUT, -1;
+        }
+        n = sends ? send(fd, (const char *)data + at, (size_t)(bytes - at), MSG_NOSIGNAL)
+                  : recv(fd, (char *)data + at, (size_t)(bytes - at), 0);
+        if (n > 0) at += n;
+        else if (n == 0) return errno = ECONNRESET, -1;
+        else if (errno != EAGAIN && errno != EINTR) return -1;
+    }
+    return 0;
+}
+
+/* A connection to rank 0, -1 with errno. */
+static int dt__meet_connect(const struct addrinfo *a, double end)
+{
+    int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), error = 0;
+    socklen_t size = sizeof error;
+    if (fd < 0) return -1;
+    if (dt__socket_prepare(fd)) error = errno;
+    else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS) error = errno;
+    else if (!dt__ready(fd, POLLOUT, dt__now() + 2 < end ? 2 : end - dt__now())) error = ETIMEDOUT;
+    else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
+    if (!error) return fd;
+    close(fd);
+    return errno = error, -1;
+}
+
+/* One call: hello, and the answer. 1: got it; 0: try again; -1: it is of no use, the error is recorded. */
+static int dt__meet_talk(const dt__world *w, int fd, const void *mine, int bytes, void *all, double end)
+{
+    dt__hello hello;
+    dt__welcome welcome;
+    dt__hello_set(&hello, w, bytes);
+    memset(&welcome, 0, sizeof welcome);
+    if (dt__transfer(fd, &hello, sizeof hello, 1, end)) return 0;
+    if (dt__transfer(fd, (void *)(uintptr_t)mine, bytes, 1, end)) return 0;
+    if (dt__transfer(fd, welcome.magic, sizeof welcome.magic, 0, end + 5)) return 0;
+    if (memcmp(welcome.magic, dt__meet_magic, sizeof welcome.magic)) {
+        dt__error(DT_E_PEER, "at %s, port %d, another program answers than rank 0 of this job: set MASTER_PORT to "
+                  "another port, the same in all ranks", w->address, w->port);
+        return -1;
+    }
+    if (dt__transfer(fd, welcome.text, sizeof welcome.text, 0, end + 5)) return 0;
+    welcome.text[sizeof welcome.text - 1] = 0;
+    if (welcome.text[0]) {
+        dt__error(DT_E_PEER, "rank %d met rank 0 at %s, port %d, and was told: %s", w->rank, w->address, w->port,
+                  welcome.text);
+        return -1;
+    }
+    return !dt__transfer(fd, all, (int64_t)w->size * bytes, 0, end + 5);
+}
+
+static dt_result dt__meet_guest(const dt__world *w, const void *mine, int bytes, void *all)
+{
+    double end = dt__now() + w->patience;
+    const char *why = "";
+    int said = 0, error = 0;
+    for (int attempt = 0; !said && (!attempt || dt__now() < end); attempt++) {
+        struct addrinfo *list = dt__host_addresses(w->address, w->port, 0, &why);
+        for (struct addrinfo *a = list; a && !said; a = a->ai_next) {
+            int fd = dt__meet_connect(a, end);
+            if (fd >= 0) said = dt__meet_talk(w, fd, mine, bytes, all, end);
+            error = errno;
+            if (fd >= 0) close(fd);
+        }
+        if (list) freeaddrinfo(list);
+        else error = 0;
+        for (int i = 0; !said && i < 10 + dt__min(attempt, 40) * 10; i++) dt__nap();
+    }
+    if (said > 0) return DT_OK;
+    if (said < 0) return DT_E_PEER;
+    return dt__error(DT_E_PEER, "rank %d did not reach rank 0 at %s, port %d, within %g s (%s): does rank 0 run, is "
+                     "that an address of its host, and does no firewall hold the port?",
+                     w->rank, w->address, w->port, w->patience, error ? strerror(error) : why);
+}
+
+/* ---- files in a shared folder ----
+ * Rank r writes PATH.r: who it is, a number drawn at random, its blob. Rank 0 writes PATH.all: all of these, as it read
+ * them. A rank that finds itself in there, with its own number, writes the sum of it into PATH.r; when all have, rank 0
+ * marks PATH.all as final. So files that an earlier start has left, with other numbers, mislead nobody. */
+
+typedef struct dt__note {
+    dt__hello hello;
+    uint64_t number, agreed; /* drawn; the sum of the PATH.all that it has found itself in */
+    char blob[DT__BLOB];
+} dt__note;
+
+typedef struct dt__notes { /* size dt__notes follow */
+    uint64_t sum;
+    int64_t settled;
+} dt__notes;
+
+static void dt__note_name(char *name, size_t room, const dt__world *w, int rank)
+{
+    if (rank < 0) snprintf(name, room, "%.500s.all", w->file);
+    else snprintf(name, room, "%.500s.%d", w->file, rank);
+}
+
+/* Appears whole or not at all. */
+static dt_result dt__note_write(const dt__world *w, int rank, const void *data, int64_t bytes)
+{
+    char name[540], draft[560];
+    int fd, bad;
+    dt__note_name(name, sizeof name, w, rank);
+    snprintf(draft, sizeof draft, "%s.new", name);
+    fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    bad = fd < 0 || write(fd, data, (size_t)bytes) != (ssize_t)bytes;
+    if (fd >= 0) bad = close(fd) || bad;
+    if (!bad && !rename(draft, name)) return DT_OK;
+    return dt__error(DT_E_FILE, "the rendezvous file %s cannot be written (%s): name a file in a folder that all ranks "
+                     "share and may write to", name, strerror(errno));
+}
+
+static int dt__note_read(const dt__world *w, int rank, void *data, int64_t bytes)
+{
+    char name[540];
+    int fd, good;
+    dt__note_name(name, sizeof name, w, rank);
+    fd = open(name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    good = read(fd, data, (size_t)bytes) == (ssize_t)bytes;
+    close(fd);
+    return good;
+}
+
+static uint64_t dt__note_sum(const void *data, int64_t bytes)
+{
+    uint64_t sum = 0xcbf29ce484222325u; /* FNV-1a */
+    for (int64_t i = 0; i < bytes; i++) sum = (sum ^ ((const unsigned char *)data)[i]) * 0x100000001b3u;
+    return sum;
+}
+
+/* Is this a note of that rank of this job? */
+static int dt__note_fits(const dt__world *w, const dt__note *n, const dt__note *mine, int rank)
+{
+    return !memcmp(&n->hello, &mine->hello, offsetof(dt__hello, rank)) &&
+           n->hello.rank == rank && n->hello.size == w->size && n->hello.bytes == mine->hello.bytes;
+}
+
+/* One look of rank 0 at all notes. present marks those that are there. Returns how many have agreed to the sum. */
+static int dt__notes_gather(const dt__world *w, const dt__note *mine, dt__note *note, dt__notes *all, char *present)
+{
+    dt__note *kept = (dt__note *)(void *)(all + 1);
+    int here = 1, agreed = 1;
+    note[0] = *mine;
+    for (int r = 1; r < w->size; r++) {
+        present[r] = (char)(dt__note_read(w, r, &note[r], sizeof *note) && dt__note_fits(w, &note[r], mine, r));
+        here += present[r];
+        agreed += present[r] && all->sum && note[r].agreed == all->sum && note[r].number == kept[r].number;
+    }
+    if (here < w->size || agreed == w->size) return agreed;
+    for (int r = 0; r < w->size; r++) {
+        note[r].agreed = 0;
+        memcpy(&kept[r], &note[r], sizeof *note);
+    }
+    all->sum = dt__note_sum(kept, w->size * (int64_t)sizeof *kept) | 1;
+    return 0;
+}
+
+static dt_result dt__notes_host(const dt__world *w, const dt__note *mine, dt__note *note, dt__notes *all, char *present)
+{
+    double end = dt__now() + w->patience;
+    int64_t bytes = (int64_t)sizeof *all + w->size * (int64_t)sizeof *note;
+    uint64_t written = 0;
+    char absent[120], name[540];
+    dt_result r = DT_OK;
+    present[0] = 1;
+    while (!r && dt__notes_gather(w, mine, note, all, present) < w->size) {
+        if (all->sum != written) r = dt__note_write(w, -1, all, bytes);
+        written = all->sum;
+        for (int i = 0; i < 50; i++) dt__nap();
+        if (r || dt__now() < end) continue;
+        dt__list_absent(absent, sizeof absent, present, w->size);
+        r = dt__error(DT_E_PEER, "after %g s, of %d ranks %s had not come to the rendezvous file %.300s: do they run, "
+                      "and do they see the same folder?", w->patience, w->size, *absent ? absent : "some", w->file);
+    }
+    all->settled = 1;
+    if (!r) r = dt__note_write(w, -1, all, bytes);
+    for (end = dt__now() + 10; !r && dt__now() < end;) { /* each removes its own when it has read */
+        int left = 0;
+        for (int p = 1; p < w->size && !left; p++) {
+            dt__note_name(name, sizeof name, w, p);
+            left = !access(name, F_OK);
+        }
+        if (!left) break;
+        dt__nap();
+    }
+    dt__note_name(name, sizeof name, w, -1);
+    unlink(name);
+    return r;
+}
+
+static dt_result dt__notes_guest(const dt__world *w, dt__note *mine, dt__notes *all)
+{
+    const dt__note *kept = (const dt__note *)(const void *)(all + 1);
+    double end = dt__now() + w->patience;
+    int64_t bytes = (int64_t)sizeof *all + w->size * (int64_t)sizeof *kept;
+    char name[540];
+    dt_result r = dt__note_write(w, w->rank, mine, sizeof *mine);
+    while (!r) {
+        int found = dt__note_read(w, -1, all, bytes) && kept[w->rank].number == mine->number &&
+                    dt__note_fits(w, &kept[w->rank], mine, w->rank);
+        if (found && all->settled && mine->agreed == all->sum) break;
+        if (found && mine->agreed != all->sum) {
+            mine->agreed = all->sum;
+            r = dt__note_write(w, w->rank, mine, sizeof *mine);
+        }
+        for (int i = 0; i < 50; i++) dt__nap();
+        if (!r && dt__now() > end)
+            r = dt__error(DT_E_PEER, "rank %d waited %g s for rank 0 at the rendezvous file %.300s: do all run, and do "
+                          "they see the same folder?", w->rank, w->patience, w->file);
+    }
+    dt__note_name(name, sizeof name, w, w->rank);
+    unlink(name);
+    return r;
+}
+
+static dt_result dt__meet_files(const dt__world *w, const void *mine, int bytes, void *everyone)
+{
+    dt__note *note = (dt__note *)dt__alloc((w->size + 1) * (int64_t)sizeof *note, "the rendezvous");
+    dt__notes *all = (dt__notes *)dt__alloc((int64_t)sizeof *all + w->size * (int64_t)sizeof *note, "the rendezvous");
+    char *present = (char *)dt__alloc(w->size, "the rendezvous");
+    const dt__note *kept = all ? (const dt__note *)(const void *)(all + 1) : NULL;
+    struct timespec t;
+    dt_result r = DT_E_MEMORY;
+    if (note && all && present) {
+        dt__note *own = &note[w->size];
+        clock_gettime(CLOCK_REALTIME, &t);
+        dt__hello_set(&own->hello, w, bytes);
+        memcpy(own->blob, mine, (size_t)bytes);
+        own->number = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+        own->number = (own->number ^ ((uint64_t)getpid() << 44)) | 1;
+        r = w->rank ? dt__notes_guest(w, own, all) : dt__notes_host(w, own, note, all, present);
+        for (int p = 0; !r && p < w->size; p++)
+            memcpy((char *)everyone + (int64_t)p * bytes, kept[p].blob, (size_t)bytes);
+    }
+    dt__free(note);
+    dt__free(all);
+    dt__free(present);
+    return r;
+}
+
+/* Every rank brings `bytes` bytes, at most DT__BLOB, the same number everywhere; all (size,bytes) gets everyone's. */
+static dt_result dt__rendezvous(const dt__world *w, const void *mine, int bytes, void *all)
+{
+    if (w->size == 1) return memcpy(all, mine, (size_t)bytes), DT_OK;
+    if (w->file[0]) return dt__meet_files(w, mine, bytes, all);
+    return w->rank ? dt__meet_guest(w, mine, bytes, all) : dt__meet_host(w, mine, bytes, all);
+}
+
+/* ---- the address of this host that the others can reach ---- */
+
+static int dt__print_address(const struct sockaddr *a, socklen_t length, char *text, size_t room)
+{
+    return !getnameinfo(a, length, text, (socklen_t)room, NULL, 0, NI_NUMERICHOST);
+}
+
+/* The address of an interface by its name, or with NULL of the first one that leads out of the host. IPv4 first. */
+static int dt__interface_address(const char *name, char *text, size_t room)
+{
+    static const int families[] = {AF_INET, AF_INET6};
+    struct ifaddrs *list = NULL;
+    int found = 0;
+    if (getifaddrs(&list)) return 0;
+    for (int f = 0; f < 2 && !found; f++) {
+        for (struct ifaddrs *i = list; i && !found; i = i->ifa_next) {
+            const struct sockaddr *a = i->ifa_addr;
+            if (!a || a->sa_family != families[f] || !(i->ifa_flags & IFF_UP)) continue;
+            if (name ? strcmp(name, i->ifa_name) != 0 : (i->ifa_flags & IFF_LOOPBACK) != 0) continue;
+            found = dt__print_address(a, f ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in), text, room);
+        }
+    }
+    freeifaddrs(list);
+    return found;
+}
+
+/* The source address of the way to rank 0; no packet is sent. */
+static int dt__route_address(const dt__world *w, char *text, size_t room)
+{
+    struct sockaddr_storage here;
+    const char *why;
+    struct addrinfo *list = dt__host_addresses(w->address, w->port, 0, &why);
+    int found = 0;
+    for (struct addrinfo *a = list; a && !found; a = a->ai_next) {
+        socklen_t length = sizeof here;
+        int fd = socket(a->ai_family, SOCK_DGRAM, 0);
+        if (fd < 0) continue;
+        found = !connect(fd, a->ai_addr, a->ai_addrlen) &&
+                !getsockname(fd, (struct sockaddr *)(void *)&here, &length) &&
+                (w->hosts <= 1 || !dt__is_loopback((struct sockaddr *)(void *)&here) || w->rank > 0) &&
+                dt__print_address((struct sockaddr *)(void *)&here, length, text, room);
+        close(fd);
+    }
+    if (list) freeaddrinfo(list);
+    return found;
+}
+
+/* As digits: DT_INTERFACE (a name or an address), the way to rank 0, or the first interface that leads out. */
+static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
+{
+    unsigned char digits[16];
+    if (w->network[0]) {
+        dt__world_copy(text, room, w->network);
+        if (inet_pton(AF_INET, text, digits) == 1 || inet_pton(AF_INET6, text, digits) == 1) return DT_OK;
+        if (dt__interface_address(w->network, text, room)) return DT_OK;
+        return dt__error(DT_E_USAGE, "this host has no interface \"%s\" that is up and has an address: see ip address, "
+                         "and set DT_INTERFACE to a name or an address", w->network);
+    }
+    if (w->size == 1 || (w->file[0] && w->hosts == 1)) return dt__world_copy(text, room, "127.0.0.1"), DT_OK;
+    if (!w->file[0] && w->address[0] && dt__route_address(w, text, room)) return DT_OK;
+    if (dt__interface_address(NULL, text, room)) return DT_OK;
+    return dt__error(DT_E_SYSTEM, "no network interface of this host leads to rank 0 (\"%s\"): set DT_INTERFACE to the "
+                     "name or the address of one", w->address);
+}
+
+#endif /* DT_OFI or DT__MEET */
+
+#ifdef DT_OFI
+/* ---- libfabric ------------------------------------------------------------------------------------------------
+ * A dt__fabric over reliable datagrams. Providers differ in what they do with a message that nobody has asked for yet:
+ * some stop reading from that peer, some break on one that is too long. So messages are matched here, and a provider
+ * only gets what all do well: small datagrams into buffers that are always posted, long data into memory that waits.
+ *
+ *   small  a head and the bytes. Whoever has no receive for it yet keeps a copy
+ *   ask    instead of the bytes of a long message: the head alone
+ *   take   the receiver of a long message has posted its memory (at most a piece) under a tag of its choice: send it.
+ *          With 0 bytes: the message is over, it was longer than the receive
+ *   drop   the sender of a long message has given it up
+ *   call   says nothing. Providers do not tell that a peer has ended while one only waits for it: after a quarter of a
+ *          second without an end the peer is called. Then either the provider finds out or, over TCP, tries to connect
+ *          for ever; while it does, the peer's port is probed: nobody listens there when the process has ended */
+
+enum { DT__OFI_SMALL = 1, DT__OFI_ASK, DT__OFI_TAKE, DT__OFI_DROP, DT__OFI_CALL };
+enum { DT__OFI_BUFFER = 16384, DT__OFI_IN = 64, DT__OFI_OUT = 16, DT__OFI_BATCH = 16, DT__OFI_SLAB = 16 };
+#define DT__OFI_QUIET 0.25 /* seconds */
+
+typedef struct dt__ofi_head {
+    uint32_t job;     /* a sum of the job's name */
+    uint32_t tag;
+    int64_t bytes;    /* of the message; of a take: of the piece */
+    int32_t kind, from;
+    uint32_t mine, yours; /* numbers of messages under way at the sender and the receiver of this head */
+} dt__ofi_head;
+
+/* What is in lists: a message under way, a buffer, or a message that came before its receive. They live as long as the
+ * engine, so that a late completion finds one in any case. */
+typedef struct dt__ofi_item {
+    struct fi_context2 context; /* first: libfabric gives its address back */
+    struct dt__ofi_item *next, *before;
+    int state, peer;       /* DT__OFI_* below; DT__FROM_ANY in a receive */
+    dt__message *m;        /* of a message; NULL: nobody waits for it any more */
+    int64_t offset, piece; /* bytes of m that are over; of the piece under way */
+    uint32_t number, other; /* of a long message, here and there */
+    uint32_t then;          /* a take that came before the end of the piece under way was seen, 0: none */
+    int64_t then_bytes;
+    int cancelled;
+    double since;
+    struct fid_mr *region; /* of the piece under way */
+    char *data;            /* of a buffer: head and bytes; of one that came early: the bytes */
+    int64_t bytes;         /* in data; of a long message */
+    void *key;             /* of a buffer's memory */
+    struct dt__ofi_item *pair; /* of a small send its buffer, of that the send; NULL when one of them is over */
+    dt__ofi_head head;     /* of one that came early */
+} dt__ofi_item;
+
+enum {
+    DT__OFI_FREE,
+    DT__OFI_HELD,   /* a send that waits for a buffer */
+    DT__OFI_WANTED, /* a receive that waits for its message */
+    DT__OFI_COPIED, /* a small send whose buffer has not gone yet */
+    DT__OFI_ASKED,  /* a long send that waits to be taken */
+    DT__OFI_STUCK,  /* a piece that libfabric could not take yet */
+    DT__OFI_FLYING, /* a piece under way */
+    DT__OFI_LATE,   /* the same, but nobody waits for it */
+    DT__OFI_EARLY,
+    DT__OFI_DEAF,      /* buffers: to receive, when libfabric can take it; */
+    DT__OFI_LISTENING, /* to receive, */
+    DT__OFI_SENDING,   /* to send, */
+    DT__OFI_DELAYED    /* to send when libfabric can take it */
+};
+
+typedef struct dt__ofi_peer {
+    fi_addr_t address;
+    int lost, blocked;
+    int out, held, delayed; /* buffers with libfabric or delayed; messages that wait for one; delayed buffers */
+    int calls;              /* of its buffers, those that are calls */
+    int process;            /* descriptor of its process, 0: none; it shares memory, */
+    char memory[64];        /* by this file, which it leaves behind when it is killed */
+    int probe;              /* a connection being tried to its port, 0: none */
+    double probed, pause;   /* when, and until the next time */
+    struct sockaddr_storage port;
+    socklen_t port_length;  /* 0: the provider has other addresses than ports */
+} dt__ofi_peer;
+
+typedef struct dt__ofi {
+    dt__fabric fabric;
+#ifndef DT_NO_THREADS
+    pthread_mutex_t lock;
+    int locks;
+#endif
+    struct fi_info *info;
+    struct fid_fabric *net;
+    struct fid_domain *domain;
+    struct fid_av *names;
+    struct fid_cq *events;
+    struct fid_ep *end; /* NULL after it was given up: all is lost */
+    dt__ofi_peer *peers; /* (size) */
+    dt__ofi_item idle, spare;              /* free items without and with a buffer; these are heads of rings */
+    dt__ofi_item held, wanted, moving, early, out, in; /* oldest first; moving: from copied to late */
+    void *slabs;                           /* their memory, a list; each begins with the next one and a dt__ofi_item */
+    int64_t small, piece;                  /* bytes of the longest small message; of a piece, the same on all ranks */
+    int registers;                         /* the provider wants memory registered */
+    int waiting, losses, stuck, delayed, deaf; /* messages not done; lost peers; items in these states */
+    uint32_t job, numbers;
+    uint64_t keys;
+    double looked;
+} dt__ofi;
+
+static void dt__ofi_lock(dt__ofi *f)
+{
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&f->lock);
+#else
+    (void)f;
+#endif
+}
+static void dt__ofi_unlock(dt__ofi *f)
+{
+#ifndef DT_NO_THREADS
+    pthread_mutex_unlock(&f->lock);
+#else
+    (void)f;
+#endif
+}
+
+/* ---- lists ---- */
+
+static void dt__ofi_unlink(dt__ofi_item *i)
+{
+    i->before->next = i->next;
+    i->next->before = i->before;
+}
+static void dt__ofi_append(dt__ofi_item *ring, dt__ofi_item *i)
+{
+    i->before = ring->before;
+    i->next = ring;
+    ring->before->next = i;
+    ring->before = i;
+}
+
+static int dt__ofi_register(dt__ofi *f, struct fid_mr **region, void *data, int64_t bytes, uint64_t access)
+{
+    int bad;
+    *region = NULL;
+    if (!f->registers || !bytes) return 0;
+    bad = fi_mr_reg(f->domain, data, (size_t)bytes, access, 0, ++f->keys, 0, region, NULL);
+    if (bad) *region = NULL;
+    return bad;
+}
+
+/* More free items, with a buffer each or without. The first one of a slab keeps its registration. */
+static int dt__ofi_grow(dt__ofi *f, int buffers)
+{
+    int64_t items = 64 + (DT__OFI_SLAB + 1) * (int64_t)sizeof(dt__ofi_item);
+    int64_t bytes = buffers ? (int64_t)DT__OFI_SLAB * DT__OFI_BUFFER : 0;
+    char *slab = (char *)dt__alloc(items + bytes, "messages");
+    dt__ofi_item *i = slab ? (dt__ofi_item *)(void *)(slab + 64) : NULL;
+    if (!slab) return 0;
+    memcpy(slab, &f->slabs, sizeof f->slabs);
+    f->slabs = slab;
+    if (dt__ofi_register(f, &i->region, slab + items, bytes, FI_SEND | FI_RECV)) return 0;
+    for (int k = 1; k <= DT__OFI_SLAB; k++) {
+        if (buffers) i[k].data = slab + items + (int64_t)(k - 1) * DT__OFI_BUFFER;
+        if (i->region) i[k].key = fi_mr_desc(i->region);
+        dt__ofi_append(buffers ? &f->spare : &f->idle, &i[k]);
+    }
+    return 1;
+}
+
+/* A free item at the end of a ring; NULL without memory. */
+static dt__ofi_item *dt__ofi_new(dt__ofi *f, dt__ofi_item *ring, int state, int peer, int buffer)
+{
+    dt__ofi_item *from = buffer ? &f->spare : &f->idle, *i;
+    if (from->next == from && !dt__ofi_grow(f, buffer)) return NULL;
+    i = from->next;
+    dt__ofi_unlink(i);
+    i->state = state;
+    i->peer = peer;
+    i->m = NULL;
+    i->offset = i->piece = i->bytes = 0;
+    i->cancelled = 0;
+    i->pair = NULL;
+    i->then = 0;
+    i->region = NULL;
+    if (!buffer) i->data = NULL;
+    dt__ofi_append(ring, i);
+    return i;
+}
+
+static void dt__ofi_release(dt__ofi *f, dt__ofi_item *i, int buffer)
+{
+    if (i->region) fi_close(&i->region->fid);
+    i->region = NULL;
+    if (i->state == DT__OFI_EARLY) dt__free(i->data);
+    i->state = DT__OFI_FREE;
+    dt__ofi_unlink(i);
+    dt__ofi_append(buffer ? &f->spare : &f->idle, i);
+}
+
+static void dt__ofi_lose(dt__ofi *f, int peer)
+{
+    if (f->peers[peer].lost) return;
+    f->peers[peer].lost = 1;
+    f->losses++;
+}
+
+/* The message ends. Its item too, unless libfabric still has it. */
+static void dt__ofi_end(dt__ofi *f, dt__ofi_item *i, int done, int over)
+{
+    dt__message *m = i->m;
+    i->m = NULL;
+    if (i->pair) i->pair->pair = NULL;
+    i->pair = NULL;
+    f->waiting--;
+    f->stuck -= i->state == DT__OFI_STUCK;
+    if (i->state == DT__OFI_HELD) f->peers[i->peer].held--;
+    m->moved = i->offset;
+    if (over) dt__ofi_release(f, i, 0);
+    else i->state = DT__OFI_LATE;
+    __atomic_store_n(&m->done, done, __ATOMIC_RELEASE);
+}
+
+/* ---- small datagrams ---- */
+
+static void dt__ofi_listen(dt__ofi *f, dt__ofi_item *b)
+{
+    ssize_t bad = fi_recv(f->end, b->data, DT__OFI_BUFFER, b->key, FI_ADDR_UNSPEC, &b->context);
+    f->deaf += (bad != 0) - (b->state == DT__OFI_DEAF);
+    b->state = bad ? DT__OFI_DEAF : DT__OFI_LISTENING;
+}
+
+/* A buffer has gone, or cannot. */
+static void dt__ofi_sent(dt__ofi *f, dt__ofi_item *b)
+{
+    dt__ofi_peer *p = &f->peers[b->peer];
+    dt__ofi_head *head = (dt__ofi_head *)(void *)b->data;
+    p->out--;
+    p->calls -= head->kind == DT__OFI_CALL;
+    if (b->state == DT__OFI_DELAYED) p->delayed--, f->delayed--;
+    if (b->pair) dt__ofi_end(f, b->pair, p->lost ? DT__LOST : 1, 1);
+    dt__ofi_release(f, b, 1);
+}
+
+/* Gives a buffer to libfabric, or keeps it for later. */
+static void dt__ofi_push(dt__ofi *f, dt__ofi_item *b)
+{
+    dt__ofi_peer *p = &f->peers[b->peer];
+    int delayed = b->state == DT__OFI_DELAYED;
+    ssize_t bad = !delayed && p->delayed ? -FI_EAGAIN
+                                         : fi_send(f->end, b->data, (size_t)b->bytes, b->key, p->address, &b->context);
+    if (!bad && delayed) p->delayed--, f->delayed--;
+    if (bad == -FI_EAGAIN && !delayed) p->delayed++, f->delayed++;
+    b->state = bad ? DT__OFI_DELAYED : DT__OFI_SENDING;
+    if (!bad || bad == -FI_EAGAIN) return;
+    if (!delayed) p->delayed++, f->delayed++;
+    dt__ofi_lose(f, b->peer);
+    dt__ofi_sent(f, b);
+}
+
+/* Sends a head, and behind it the bytes of a small message. */
+static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_item *small)
+{
+    dt__ofi_item *b;
+    dt__ofi_head *head;
+    int64_t bytes = small ? what->bytes : 0;
+    if (f->peers[peer].lost) return;
+    b = dt__ofi_new(f, &f->out, DT__OFI_SENDING, peer, 1);
+    if (!b) { /* what must be said cannot be: as good as lost */
+        dt__ofi_lose(f, peer);
+        return;
+    }
+    head = (dt__ofi_head *)(void *)b->data;
+    *head = *what;
+    head->job = f->job;
+    head->from = f->fabric.rank;
+    if (bytes) memcpy(head + 1, small->m->data, (size_t)bytes);
+    b->bytes = (int64_t)sizeof *head + bytes;
+    b->pair = small;
+    if (small) small->pair = b;
+    f->peers[peer].out++;
+    f->peers[peer].calls += head->kind == DT__OFI_CALL;
+    dt__ofi_push(f, b);
+}
+
+static dt__ofi_head dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32_t mine, uint32_t yours)
+{
+    dt__ofi_head h;
+    memset(&h, 0, sizeof h);
+    h.kind = kind;
+    h.tag = tag;
+    h.bytes = bytes;
+    h.mine = mine;
+    h.yours = yours;
+    return h;
+}
+
+/* ---- long messages ---- */
+
+/* The next piece of i, whose size is known: to libfabric, or later. A receiver then says that it can come. */
+static void dt__ofi_piece(dt__ofi *f, dt__ofi_item *i)
+{
+    dt__message *m = i->m;
+    char *data = m->data + i->offset;
+    ssize_t bad;
+    f->stuck -= i->state == DT__OFI_STUCK;
+    if (i->region) fi_close(&i->region->fid);
+    bad = dt__ofi_register(f, &i->region, data, i->piece, m->sends ? FI_SEND : FI_RECV);
+    if (!bad && m->sends)
+        bad = fi_tsend(f->end, data, (size_t)i->piece, i->region ? fi_mr_desc(i->region) : NULL,
+                       f->peers[i->peer].address, i->other, &i->context);
+    else if (!bad)
+        bad = fi_trecv(f->end, data, (size_t)i->piece, i->region ? fi_mr_desc(i->region) : NULL, FI_ADDR_UNSPEC,
+                       i->number, 0, &i->context);
+    i->state = bad ? DT__OFI_STUCK : DT__OFI_FLYING;
+    f->stuck += bad != 0;
+    if (!bad && !m->sends) {
+        dt__ofi_head take = dt__ofi_make(DT__OFI_TAKE, m->tag, i->piece, i->number, i->other);
+        dt__ofi_say(f, i->peer, &take, NULL);
+    }
+    if (bad && bad != -FI_EAGAIN) dt__ofi_lose(f, i->peer);
+}
+
+/* The next piece of a receive, under a new number. */
+static void dt__ofi_take(dt__ofi *f, dt__ofi_item *i, int64_t left)
+{
+    i->piece = dt__min(left, f->piece);
+    i->number = ++f->numbers;
+    dt__ofi_piece(f, i);
+}
+
+/* Sends a piece to where the receiver waits for it. */
+static void dt__ofi_give(dt__ofi *f, dt__ofi_item *i, uint32_t other, int64_t bytes)
+{
+    i->other = other;
+    i->piece = dt__min(bytes, i->bytes - i->offset);
+    if (bytes) dt__ofi_piece(f, i);
+    else dt__ofi_end(f, i, 1, 1);
+}
+
+/* A piece has gone or come. */
+static void dt__ofi_moved(dt__ofi *f, dt__ofi_item *i)
+{
+    i->offset += i->piece;
+    if (i->offset == i->bytes) dt__ofi_end(f, i, 1, 1);
+    else if (!i->m->sends) dt__ofi_take(f, i, i->bytes - i->offset);
+    else {
+        uint32_t then = i->then;
+        i->state = DT__OFI_ASKED;
+        i->then = 0;
+        if (then) dt__ofi_give(f, i, then, i->then_bytes);
+    }
+}
+
+static dt__ofi_item *dt__ofi_long(dt__ofi *f, int peer, int sends, uint32_t number)
+{
+    for (dt__ofi_item *i = f->moving.next; i != &f->moving; i = i->next) {
+        if (!i->m || i->state == DT__OFI_COPIED || i->peer != peer || i->m->sends != sends) continue;
+        if ((sends ? i->number : i->other) == number) return i;
+    }
+    return NULL;
+}
+
+/* ---- matching ---- */
+
+/* A receive has met its message. */
+static void dt__ofi_match(dt__ofi *f, dt__ofi_item *i, const dt__ofi_head *h, const char *data)
+{
+    dt__message *m = i->m;
+    m->peer = i->peer = h->from;
+    if (h->bytes > m->bytes) {
+        dt__ofi_head no = dt__ofi_make(DT__OFI_TAKE, h->tag, 0, 0, h->mine);
+        i->offset = h->bytes;
+        if (h->kind == DT__OFI_ASK) dt__ofi_say(f, h->from, &no, NULL);
+        dt__ofi_end(f, i, DT__TOO_LONG, 1);
+    } else if (h->kind == DT__OFI_SMALL) {
+        if (h->bytes) memcpy(m->data, data, (size_t)h->bytes);
+        i->offset = h->bytes;
+        dt__ofi_end(f, i, 1, 1);
+    } else {
+        dt__ofi_unlink(i);
+        dt__ofi_append(&f->moving, i);
+        i->other = h->mine;
+        i->bytes = h->bytes;
+        dt__ofi_take(f, i, h->bytes);
+    }
+}
+
+static int dt__ofi_fits(const dt__message *m, const dt__ofi_head *h)
+{
+    return m->tag == h->tag && (m->peer == h->from || m->peer == DT__FROM_ANY);
+}
+
+/* A message has come: to its receive, or it waits for one. */
+static void dt__ofi_came(dt__ofi *f, const dt__ofi_head *h, const char *data)
+{
+    dt__ofi_item *i;
+    for (i = f->wanted.next; i != &f->wanted; i = i->next) {
+        if (!dt__ofi_fits(i->m, h)) continue;
+        dt__ofi_match(f, i, h, data);
+        return;
+    }
+    i = dt__ofi_new(f, &f->early, DT__OFI_EARLY, h->from, 0);
+    if (i && h->kind == DT__OFI_SMALL && h->bytes) i->data = (char *)dt__alloc(h->bytes, "a message");
+    if (!i || (h->kind == DT__OFI_SMALL && h->bytes && !i->data)) { /* it cannot be kept */
+        if (i) dt__ofi_release(f, i, 0);
+        dt__ofi_lose(f, h->from);
+        return;
+    }
+    i->head = *h;
+    if (i->data) memcpy(i->data, data, (size_t)h->bytes);
+}
+
+/* A sender has given a long message up. */
+static void dt__ofi_dropped(dt__ofi *f, const dt__ofi_head *h)
+{
+    dt__ofi_item *i = dt__ofi_long(f, h->from, 0, h->mine);
+    if (i && i->state == DT__OFI_FLYING && !i->cancelled) i->cancelled = 1, fi_cancel(&f->end->fid, &i->context);
+    else if (i && i->state == DT__OFI_STUCK) dt__ofi_end(f, i, DT__LOST, 1);
+    for (i = f->early.next; i != &f->early; i = i->next) {
+        if (i->head.from != h->from || i->head.kind != DT__OFI_ASK || i->head.mine != h->mine) continue;
+        dt__ofi_release(f, i, 0);
+        return;
+    }
+}
+
+/* A datagram. One that is not from this job, or is malformed, is nobody's. */
+static void dt__ofi_heard(dt__ofi *f, const char *data, int64_t bytes)
+{
+    dt__ofi_head h;
+    dt__ofi_item *i;
+    if (bytes < (int64_t)sizeof h) return;
+    memcpy(&h, data, sizeof h);
+    if (h.job != f->job || h.from < 0 || h.from >= f->fabric.size || h.bytes < 0) return;
+    if (h.kind == DT__OFI_ASK || (h.kind == DT__OFI_SMALL && bytes == h.bytes + (int64_t)sizeof h))
+        dt__ofi_came(f, &h, data + sizeof h);
+    else if (h.kind == DT__OFI_DROP) dt__ofi_dropped(f, &h);
+    else if (h.kind == DT__OFI_TAKE && (i = dt__ofi_long(f, h.from, 1, h.yours)) != NULL) {
+        if (i->state == DT__OFI_ASKED) dt__ofi_give(f, i, h.mine, h.bytes);
+        else i->then = h.mine, i->then_bytes = h.bytes;
+    }
+}
+
+/* ---- what libfabric reports ---- */
+
+static void dt__ofi_completed(dt__ofi *f, const struct fi_cq_tagged_entry *e)
+{
+    dt__ofi_item *i = (dt__ofi_item *)e->op_context;
+    if (!i) return;
+    switch (i->state) {
+    case DT__OFI_LISTENING:
+        dt__ofi_heard(f, i->data, (int64_t)e->len);
+        dt__ofi_listen(f, i);
+        break;
+    case DT__OFI_SENDING: dt__ofi_sent(f, i); break;
+    case DT__OFI_FLYING: dt__ofi_moved(f, i); break;
+    case DT__OFI_LATE: dt__ofi_release(f, i, 0); break;
+    default: break;
+    }
+}
+
+/* An error, which is the peer's end in all cases but a cancel. */
+static void dt__ofi_failed(dt__ofi *f, const struct fi_cq_err_entry *e)
+{
+    dt__ofi_item *i = (dt__ofi_item *)e->op_context;
+    int cancelled = e->err == FI_ECANCELED || e->err == -FI_ECANCELED;
+    if (!i) return;
+    switch (i->state) {
+    case DT__OFI_LISTENING:
+        if (cancelled) dt__ofi_release(f, i, 1);
+        else dt__ofi_listen(f, i);
+        break;
+    case DT__OFI_SENDING:
+        dt__ofi_lose(f, i->peer);
+        dt__ofi_sent(f, i);
+        break;
+    case DT__OFI_FLYING:
+        if (!cancelled) dt__ofi_lose(f, i->peer);
+        dt__ofi_end(f, i, DT__LOST, 1);
+        break;
+    case DT__OFI_LATE: dt__ofi_release(f, i, 0); break;
+    default: break;
+    }
+}
+
+static dt_result dt__ofi_drain(dt__ofi *f)
+{
+    struct fi_cq_tagged_entry entry[DT__OFI_BATCH];
+    for (int rounds = 0; rounds < 64; rounds++) {
+        ssize_t n = fi_cq_read(f->events, entry, DT__OFI_BATCH);
+        if (n == -FI_EAVAIL) {
+            struct fi_cq_err_entry e;
+            memset(&e, 0, sizeof e);
+            if (fi_cq_readerr(f->events, &e, 0) == 1) dt__ofi_failed(f, &e);
+            continue;
+        }
+        for (ssize_t i = 0; i < n; i++) dt__ofi_completed(f, &entry[i]);
+        if (n == -FI_EAGAIN || (n >= 0 && n < DT__OFI_BATCH)) return DT_OK;
+        if (n < 0)
+            return dt__error(DT_E_SYSTEM, "%s: the completion queue failed (%s)", f->fabric.name, fi_strerror((int)-n));
+    }
+    return DT_OK;
+}
+
+/* ---- sends that wait, and lost peers ---- */
+
+/* A send: its bytes into a buffer, or a question. */
+static void dt__ofi_launch(dt__ofi *f, dt__ofi_item *i)
+{
+    dt__message *m = i->m;
+    int small = m->bytes <= f->small;
+    dt__ofi_head h;
+    if (i->state == DT__OFI_HELD) f->peers[i->peer].held--;
+    i->state = small ? DT__OFI_COPIED : DT__OFI_ASKED;
+    i->number = ++f->numbers;
+    i->bytes = m->bytes;
+    if (small) i->offset = m->bytes;
+    dt__ofi_unlink(i);
+    dt__ofi_append(&f->moving, i);
+    h = dt__ofi_make(small ? DT__OFI_SMALL : DT__OFI_ASK, m->tag, m->bytes, i->number, 0);
+    dt__ofi_say(f, i->peer, &h, small ? i : NULL);
+}
+
+/* What could not go before, in its order per peer. */
+static void dt__ofi_retry(dt__ofi *f)
+{
+    dt__ofi_item *i, *next;
+    if (f->delayed)
+        for (int p = 0; p < f->fabric.size; p++) f->peers[p].blocked = 0;
+    for (i = f->out.next; i != &f->out && f->delayed; i = next) {
+        dt__ofi_peer *p = &f->peers[i->peer];
+        next = i->next;
+        if (i->state != DT__OFI_DELAYED || p->blocked) continue;
+        p->blocked = 1;
+        dt__ofi_push(f, i);
+        p->blocked = p->delayed > 0 && i->state == DT__OFI_DELAYED;
+    }
+    for (i = f->in.next; i != &f->in && f->deaf; i = i->next)
+        if (i->state == DT__OFI_DEAF) dt__ofi_listen(f, i);
+    for (i = f->held.next; i != &f->held; i = next) {
+        next = i->next;
+        if (f->peers[i->peer].out < DT__OFI_OUT) dt__ofi_launch(f, i);
+    }
+    for (i = f->moving.next; i != &f->moving && f->stuck; i = next) {
+        next = i->next;
+        if (i->state == DT__OFI_STUCK && !f->peers[i->peer].lost) dt__ofi_piece(f, i);
+    }
+}
+
+/* Does anybody listen at the port of a peer whom libfabric does not reach? Less and less often: a peer that works for
+ * long finds all these connections when it comes back. */
+static void dt__ofi_probe(dt__ofi *f, dt__ofi_peer *p)
+{
+    int error = 0, peer = (int)(p - f->peers);
+    socklen_t size = sizeof error;
+    if (!p->probe && f->looked - p->probed > p->pause) {
+        p->pause = p->pause < 2 ? 2 * p->pause : 4;
+        p->probed = f->looked;
+        p->probe = socket(p->port.ss_family, SOCK_STREAM, 0);
+        if (p->probe <= 0) p->probe = 0;
+        else if (!dt__socket_prepare(p->probe) &&
+                 connect(p->probe, (struct sockaddr *)(void *)&p->port, p->port_length) && errno != EINPROGRESS)
+            error = errno;
+    }
+    if (!p->probe || (!error && !dt__ready(p->probe, POLLOUT, 0))) return;
+    if (!error && getsockopt(p->probe, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
+    close(p->probe);
+    p->probe = 0;
+    if (error) dt__ofi_lose(f, peer);
+}
+
+/* Calls a peer, unless a call is on its way. A process of this host that shares memory is watched instead. */
+static void dt__ofi_call(dt__ofi *f, int peer)
+{
+    dt__ofi_peer *p = &f->peers[peer];
+    dt__ofi_head call = dt__ofi_make(DT__OFI_CALL, 0, 0, 0, 0);
+    if (peer == f->fabric.rank || p->lost) return;
+    if (p->process > 0) {
+        if (dt__ready(p->process, POLLIN, 0)) dt__ofi_lose(f, peer);
+        if (p->lost && p->memory[0]) unlink(p->memory);
+    } else if (!p->calls) {
+        p->pause = 0.05;
+        dt__ofi_say(f, peer, &call, NULL);
+    } else if (p->delayed && p->port_length) dt__ofi_probe(f, p);
+}
+
+static void dt__ofi_look(dt__ofi *f, double now)
+{
+    dt__ofi_item *ring[] = {&f->held, &f->wanted, &f->moving};
+    f->looked = now;
+    for (int k = 0; k < 3; k++)
+        for (dt__ofi_item *i = ring[k]->next; i != ring[k]; i = i->next)
+            for (int p = 0; p < f->fabric.size && i->m && now - i->since > DT__OFI_QUIET; p++)
+                if (i->peer == p || i->peer == DT__FROM_ANY) dt__ofi_call(f, p);
+}
+
+/* Ends what waits for lost peers; a receive from anyone when all are. What libfabric has is cancelled first. */
+static void dt__ofi_bury(dt__ofi *f, double now)
+{
+    dt__ofi_item *ring[] = {&f->held, &f->wanted, &f->moving}, *i, *next;
+    for (int k = 0; k < 3; k++) {
+        for (i = ring[k]->next; i != ring[k]; i = next) {
+            next = i->next;
+            if (!i->m || !(i->peer < 0 ? f->losses >= f->fabric.size - 1 : f->peers[i->peer].lost)) continue;
+            if (i->state != DT__OFI_FLYING) dt__ofi_end(f, i, DT__LOST, 1);
+            else if (!i->cancelled) {
+                i->cancelled = 1;
+                i->since = now;
+                fi_cancel(&f->end->fid, &i->context);
+            } else if (now - i->since > DT__OFI_QUIET) dt__ofi_end(f, i, DT__LOST, 0);
+        }
+    }
+    for (i = f->out.next; i != &f->out; i = next) {
+        next = i->next;
+        if (i->state == DT__OFI_DELAYED && f->peers[i->peer].lost) dt__ofi_sent(f, i);
+    }
+}
+
+/* ---- the interface ---- */
+
+static dt_result dt__ofi_move(dt__ofi *f)
+{
+    double now;
+    dt_result r;
+    if (!f->end) return DT_OK;
+    r = dt__ofi_drain(f);
+    dt__ofi_retry(f);
+    if (!f->waiting) return r;
+    now = dt__now();
+    if (now - f->looked > 0.4 * DT__OFI_QUIET) dt__ofi_look(f, now);
+    if (f->losses) dt__ofi_bury(f, now);
+    return r;
+}
+
+static dt_result dt__ofi_progress(dt__fabric *fabric)
+{
+    dt__ofi *f = (dt__ofi *)fabric;
+    dt_result r;
+#ifndef DT_NO_THREADS
+    if (pthread_mutex_trylock(&f->lock)) return DT_OK; /* another thread is at it */
+#endif
+    r = dt__ofi_move(f);
+    dt__ofi_unlock(f);
+    return r;
+}
+
+static void dt__ofi_begin(dt__ofi *f, dt__ofi_item *i)
+{
+    dt__message *m = i->m;
+    dt__ofi_peer *p = m->peer < 0 ? NULL : &f->peers[m->peer];
+    if (m->sends && p->lost) dt__ofi_end(f, i, DT__LOST, 1);
+    else if (m->sends) {
+        p->held++;
+        if (p->held == 1 && p->out < DT__OFI_OUT) dt__ofi_launch(f, i);
+        return;
+    }
+    for (dt__ofi_item *e = f->early.next; e != &f->early && !m->sends; e = e->next) {
+        if (!dt__ofi_fits(m, &e->head)) continue;
+        dt__ofi_match(f, i, &e->head, e->data);
+        dt__ofi_release(f, e, 0);
+        return;
+    }
+}
+
+static dt_result dt__ofi_start(dt__fabric *fabric, dt__message *m)
+{
+    dt__ofi *f = (dt__ofi *)fabric;
+    dt__ofi_item *i;
+    if (m->peer >= fabric->size || m->peer < (m->sends ? 0 : DT__FROM_ANY) || m->bytes < 0)
+        return dt__error(DT_E_USAGE, "a message of %lld bytes to or from rank %d of %d", (long long)m->bytes, m->peer,
+                         fabric->size);
+    dt__ofi_lock(f);
+    m->moved = 0;
+    __atomic_store_n(&m->done, f->end ? 0 : DT__LOST, __ATOMIC_RELAXED);
+    i = f->end ? dt__ofi_new(f, m->sends ? &f->held : &f->wanted, m->sends ? DT__OFI_HELD : DT__OFI_WANTED, m->peer, 0)
+               : NULL;
+    m->own[0] = i;
+    if (i) {
+        i->m = m;
+        i->since = dt__now();
+        f->waiting++;
+        dt__ofi_begin(f, i);
+    }
+    dt__ofi_unlock(f);
+    return i || !f->end ? DT_OK : DT_E_MEMORY;
+}
+
+/* Gives the endpoint up: the only way to make libfabric forget memory that a peer has begun to take. */
+static void dt__ofi_abandon(dt__ofi *f)
+{
+    dt__ofi_item *ring[] = {&f->held, &f->wanted, &f->moving};
+    fi_close(&f->end->fid);
+    f->end = NULL;
+    for (int k = 0; k < 3; k++)
+        while (ring[k]->next != ring[k]) {
+            if (ring[k]->next->m) dt__ofi_end(f, ring[k]->next, DT__LOST, 1);
+            else dt__ofi_release(f, ring[k]->next, 0);
+        }
+}
+
+/* A piece under way is let go: data that came to no receive could block all that comes behind it. */
+static void dt__ofi_cancel(dt__fabric *fabric, dt__message *m)
+{
+    dt__ofi *f = (dt__ofi *)fabric;
+    double end = dt__now() + DT__OFI_QUIET;
+    dt__ofi_item *i = (dt__ofi_item *)m->own[0];
+    dt__ofi_lock(f);
+    if (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) && f->end) {
+        if (i->state == DT__OFI_ASKED) {
+            dt__ofi_head drop = dt__ofi_make(DT__OFI_DROP, m->tag, 0, i->number, 0);
+            dt__ofi_say(f, i->peer, &drop, NULL);
+        }
+        if (i->state != DT__OFI_FLYING) dt__ofi_end(f, i, DT__LOST, 1);
+        while (!m->done && dt__now() < end) dt__ofi_move(f);
+        if (!m->done) dt__ofi_abandon(f);
+    }
+    dt__ofi_unlock(f);
+}
+
+/* Are small messages still on their way to somebody who is there? */
+static int dt__ofi_sending(const dt__ofi *f)
+{
+    for (int p = 0; f->peers && p < f->fabric.size; p++)
+        if (f->peers[p].out && !f->peers[p].lost) return 1;
+    return 0;
+}
+
+static void dt__ofi_close(dt__fabric *fabric)
+{
+    dt__ofi *f = (dt__ofi *)fabric;
+    double end = dt__now() + 2;
+    char *slab;
+    while (f->end && dt__ofi_sending(f) && dt__now() < end && !dt__ofi_move(f)) sched_yield();
+    if (f->end) fi_close(&f->end->fid);
+    while (f->early.next != &f->early) dt__ofi_release(f, f->early.next, 0);
+    for (dt__ofi_item *i = f->moving.next; i != &f->moving; i = i->next)
+        if (i->region) fi_close(&i->region->fid);
+    while ((slab = (char *)f->slabs) != NULL) {
+        dt__ofi_item *first = (dt__ofi_item *)(void *)(slab + 64);
+        if (first->region) fi_close(&first->region->fid);
+        memcpy(&f->slabs, slab, sizeof f->slabs);
+        dt__free(slab);
+    }
+    if (f->names) fi_close(&f->names->fid);
+    if (f->events) fi_close(&f->events->fid);
+    if (f->domain) fi_close(&f->domain->fid);
+    if (f->net) fi_close(&f->net->fid);
+    if (f->info) fi_freeinfo(f->info);
+    for (int p = 0; f->peers && p < fabric->size; p++) {
+        if (f->peers[p].process > 0) close(f->peers[p].process);
+        if (f->peers[p].probe > 0) close(f->peers[p].probe);
+    }
+#ifndef DT_NO_THREADS
+    if (f->locks) pthread_mutex_destroy(&f->lock);
+#endif
+    dt__free(f->peers);
+    dt__free(f);
+}
+
+/* ---- opening ---- */
+
+static int dt__ofi_is_shm(const dt__ofi *f) { return !strncmp(f->info->fabric_attr->prov_name, "shm", 3); }
+
+static dt_result dt__ofi_provider(const dt__world *w, const char **name)
+{
+    static const char *const known[] = {"tcp;ofi_rxm", "net", "shm", "efa"};
+    const char *asked = w->fabric[0] ? w->fabric : known[0];
+    if (!strcmp(asked, "tcp")) asked = known[0]; /* tcp alone has only connections */
+    *name = NULL;
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(asked, known[i])) *name = known[i];
+    if (!strcmp(asked, "sockets"))
+        return dt__error(DT_E_USAGE, "DT_FABRIC=sockets: that provider is a model for developers of libfabric, slow "
+                         "and no longer kept up; use tcp;ofi_rxm");
+    if (!*name)
+        return dt__error(DT_E_USAGE, "DT_FABRIC=%s: it is tcp;ofi_rxm (the default), net, shm or efa", asked);
+    if (*name == known[2] && w->hosts > 1)
+        return dt__error(DT_E_USAGE, "DT_FABRIC=shm: the ranks are on %d hosts, which share no memory; use tcp;ofi_rxm "
+                         "or efa", w->hosts);
+    return DT_OK;
+}
+
+/* Asks for the provider at an address of this host. */
+static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
+{
+    const char *name = "", *node = NULL;
+    char address[128] = "";
+    struct fi_info *hints;
+    int bad;
+    dt_result r = dt__ofi_provider(w, &name);
+    if (!r && name[0] != 's' && name[0] != 'e') {
+        r = dt__own_address(w, address, sizeof address);
+        node = address;
+    }
+    if (r) return r;
+    if (!(hints = fi_allocinfo())) return dt__error(DT_E_MEMORY, "no memory for libfabric");
+    hints->caps = FI_TAGGED | FI_MSG;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+    hints->domain_attr->threading = FI_THREAD_DOMAIN;
+    hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
+    hints->fabric_attr->prov_name = strdup(name);
+    bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &f->info);
+    fi_freeinfo(hints);
+    if (!bad) return DT_OK;
+    return dt__error(DT_E_SYSTEM, "libfabric %u.%u has no provider %s here%s%s (%s): see what `fi_info -p \"%s\"` "
+                     "says; %s", FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
+                     fi_strerror(-bad), name, name[0] == 'e' ? "it needs an Elastic Fabric Adapter and its driver"
+                                                             : "DT_FABRIC chooses another one");
+}
+
+/* Opens what was found. The failing call is named. */
+static dt_result dt__ofi_build(dt__ofi *f)
+{
+    struct fi_av_attr names;
+    struct fi_cq_attr events;
+    const char *what = "fi_fabric";
+    int bad = fi_fabric(f->info->fabric_attr, &f->net, NULL);
+    memset(&names, 0, sizeof names);
+    memset(&events, 0, sizeof events);
+    names.count = (size_t)f->fabric.size;
+    events.format = FI_CQ_FORMAT_TAGGED;
+    events.size = f->info->tx_attr->size + f->info->rx_attr->size;
+    if (!bad) what = "fi_domain", bad = fi_domain(f->net, f->info, &f->domain, NULL);
+    if (!bad) what = "fi_av_open", bad = fi_av_open(f->domain, &names, &f->names, NULL);
+    if (!bad) what = "fi_cq_open", bad = fi_cq_open(f->domain, &events, &f->events, NULL);
+    if (!bad) what = "fi_endpoint", bad = fi_endpoint(f->domain, f->info, &f->end, NULL);
+    if (!bad) what = "fi_ep_bind", bad = fi_ep_bind(f->end, &f->names->fid, 0);
+    if (!bad) bad = fi_ep_bind(f->end, &f->events->fid, FI_SEND | FI_RECV);
+    if (!bad) what = "fi_enable", bad = fi_enable(f->end);
+    if (!bad) return DT_OK;
+    return dt__error(DT_E_SYSTEM, "%s: %s failed (%s): see what `fi_info -p \"%s\"` says, or choose another one by "
+                     "DT_FABRIC", f->fabric.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
+}
+
+/* What a rank tells the others when they meet. */
+typedef struct dt__ofi_card {
+    char provider[40];
+    int32_t process, length;
+    int64_t piece;
+    char address[DT__BLOB - 56];
+} dt__ofi_card;
+
+/* A peer that shares memory, whose end no provider tells. */
+static void dt__ofi_neighbour(dt__ofi_peer *p, dt__ofi_card *card)
+{
+    static const char scheme[] = "fi_shm://";
+    const char *name = card->address + sizeof scheme - 1;
+    card->address[sizeof card->address - 1] = 0;
+#ifdef SYS_pidfd_open
+    p->process = (int)syscall(SYS_pidfd_open, card->process, 0);
+#endif
+    if (!strncmp(card->address, scheme, sizeof scheme - 1) && !strchr(name, '/') && strlen(name) < 40)
+        snprintf(p->memory, sizeof p->memory, "/dev/shm/%.40s", name);
+}
+
+/* Exchanges addresses. */
+static dt_result dt__ofi_meet(dt__ofi *f, const dt__world *w)
+{
+    dt__ofi_card own, *all = (dt__ofi_card *)dt__alloc(w->size * (int64_t)sizeof own, "the addresses of the ranks");
+    size_t length = sizeof own.address;
+    int bad;
+    dt_result r = DT_OK;
+    if (!all) return DT_E_MEMORY;
+    memset(&own, 0, sizeof own);
+    dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
+    own.process = (int32_t)getpid();
+    own.piece = f->piece;
+    bad = fi_getname(&f->end->fid, own.address, &length);
+    own.length = (int32_t)length;
+    if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->fabric.name, fi_strerror(-bad));
+    else r = dt__rendezvous(w, &own, (int)sizeof own, all);
+    for (int p = 0; !r && p < w->size; p++) {
+        all[p].provider[sizeof own.provider - 1] = 0;
+        if (strcmp(all[p].provider, own.provider))
+            r = dt__error(DT_E_PEER, "rank %d uses %s, this one (%d) %s: set DT_FABRIC alike everywhere", p,
+                          all[p].provider, w->rank, own.provider);
+        else if (fi_av_insert(f->names, all[p].address, 1, &f->peers[p].address, 0, NULL) != 1)
+            r = dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->fabric.name, p);
+        f->piece = dt__min(f->piece, all[p].piece);
+        if (!r && (f->info->addr_format == FI_SOCKADDR_IN || f->info->addr_format == FI_SOCKADDR_IN6)) {
+            f->peers[p].port_length = f->info->addr_format == FI_SOCKADDR_IN ? sizeof(struct sockaddr_in)
+                                                                            : sizeof(struct sockaddr_in6);
+            memcpy(&f->peers[p].port, all[p].address, f->peers[p].port_length);
+        }
+        if (!r && dt__ofi_is_shm(f) && p != w->rank) dt__ofi_neighbour(&f->peers[p], &all[p]);
+    }
+    dt__free(all);
+    return r;
+}
+
+static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
+{
+    dt__ofi *f = (dt__ofi *)dt__alloc((int64_t)sizeof *f, "libfabric's engine");
+    dt_result r;
+    *handle = NULL;
+    if (!f) return DT_E_MEMORY;
+    for (int i = 0; i < 8; i++) {
+        dt__ofi_item *ring[] = {&f->idle, &f->spare, &f->held, &f->wanted, &f->moving, &f->early, &f->out, &f->in};
+        ring[i]->next = ring[i]->before = ring[i];
+    }
+    f->fabric.rank = w->rank;
+    f->fabric.size = w->size;
+    f->fabric.start = dt__ofi_start;
+    f->fabric.progress = dt__ofi_progress;
+    f->fabric.cancel = dt__ofi_cancel;
+    f->fabric.close = dt__ofi_close;
+#ifndef DT_NO_THREADS
+    f->locks = !pthread_mutex_init(&f->lock, NULL);
+#endif
+    f->peers = (dt__ofi_peer *)dt__alloc(w->size * (int64_t)sizeof *f->peers, "the ranks");
+    r = f->peers ? dt__ofi_find(f, w) : DT_E_MEMORY;
+    if (!r) {
+        snprintf(f->fabric.name, sizeof f->fabric.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
+                 FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
+        f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+        f->job = (uint32_t)dt__note_sum(w->job, (int64_t)strlen(w->job));
+        f->small = DT__OFI_BUFFER - (int64_t)sizeof(dt__ofi_head);
+        f->piece = (int64_t)(f->info->ep_attr->max_msg_size < (1u << 30) ? f->info->ep_attr->max_msg_size : 1u << 30);
+        r = dt__ofi_build(f);
+    }
+    if (!r) r = dt__ofi_meet(f, w);
+    for (int i = 0; i < DT__OFI_IN && !r; i++) {
+        dt__ofi_item *b = dt__ofi_new(f, &f->in, DT__OFI_LISTENING, 0, 1);
+        if (b) dt__ofi_listen(f, b);
+        else r = DT_E_MEMORY;
+    }
+    if (r) dt__ofi_close(&f->fabric);
+    else *handle = &f->fabric;
+    return r;
+}
+#endif /* DT_OFI */
 
 /* ============================================================================================
  * H14  checkpoints
@@ -18297,10 +22428,10 @@ static dt_result dt__engine_overlap(dt__engine *e)
     dt_comm *comms[6];
     dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->program.count, "overlap communication with");
     if (r) return r;
-    e->queue.lane = dt__comm_lane(e->ranks.data, e->ranks.data->rank);
+    e->queue.lane = dt__own_lane(e->ranks.data);
     dt__engine_others(e, comms);
     for (int i = 0; i < 6; i++)
-        if (comms[i]) comms[i]->line = 1;
+        if (comms[i]) dt__comm_other_line(comms[i]);
     return DT_OK;
 }
 
@@ -19169,7 +23300,7 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
     for (int i = 0; i < 6 && dt__queue_pending(&e->queue, e->queue.asked) && job; i++)
         if (comms[i] && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) &&
             __atomic_load_n(&job->stop, __ATOMIC_SEQ_CST) != 2)
-            dt__blame(&comms[i]->area->fault, DT__FAULT_LEFT, dt_comm_rank(e->comm));
+            dt__blame(dt__fault_of(comms[i]), DT__FAULT_LEFT, DT__FAR | dt_comm_rank(e->comm));
     (void)dt__engine_settle(e);
     return dt__error(r, "%s", error);
 }
@@ -19269,12 +23400,14 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 #define DT__LAUNCH_OPTIONS(X)                                                                                \
     X("--ranks", "N", "run on N local ranks (default 1)")                                                    \
     X("--launch", "KIND", "ranks are processes or threads (default processes)")                              \
+    X("--nodes", "N", "play N nodes on this machine: only ranks of one node share memory (default 1)")       \
     X("--timeout", "SECONDS", "a rank silent for so long counts as frozen (default 10)")                     \
     X("--max-restarts", "N", "after a failure start again, N times without a new checkpoint (default 0)")    \
     X("--elastic", "MIN:MAX", "and without the ranks that were lost, as long as MIN are left")
 
 typedef struct dt__launch_plan {
     int ranks, threads;      /* ranks 0: not said */
+    int nodes;               /* to play on this machine; 0: not said */
     int restarts;            /* in a row without a new checkpoint */
     int fewest, most;        /* ranks; 0: always the same number */
     double timeout, backoff; /* seconds */
@@ -19311,6 +23444,10 @@ static dt_result dt__launch_value(dt__launch_plan *plan, const char *name, const
         if (dt__launch_whole(text, 1, DT__RANKS_MAX, &plan->ranks, &end) && !*end) return DT_OK;
         return dt__error(DT_E_USAGE, "--ranks %s: it is a whole number from 1 to %d", shown, DT__RANKS_MAX);
     }
+    if (!strcmp(name, "--nodes")) {
+        if (dt__launch_whole(text, 1, DT__RANKS_MAX, &plan->nodes, &end) && !*end) return DT_OK;
+        return dt__error(DT_E_USAGE, "--nodes %s: it is a whole number from 1 to the number of ranks", shown);
+    }
     if (!strcmp(name, "--max-restarts")) {
         if (dt__launch_whole(text, 0, 1000000, &plan->restarts, &end) && !*end) return DT_OK;
         return dt__error(DT_E_USAGE, "--max-restarts %s: it is a whole number from 0 to 1000000", shown);
@@ -19333,6 +23470,9 @@ static dt_result dt__launch_settle(dt__launch_plan *plan)
                          plan->fewest, plan->most);
     if (plan->most && (plan->ranks < plan->fewest || plan->ranks > plan->most))
         return dt__error(DT_E_USAGE, "--ranks %d is not within --elastic %d:%d", plan->ranks, plan->fewest, plan->most);
+    if (plan->nodes > plan->ranks)
+        return dt__error(DT_E_USAGE, "--nodes %d: there are %d ranks, and a node has one or more", plan->nodes,
+                         plan->ranks);
     if (plan->restarts && plan->threads)
         return dt__error(DT_E_USAGE, "--max-restarts %d: threads cannot be started again; use --launch processes",
                          plan->restarts);
@@ -19373,8 +23513,22 @@ static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
     argv[kept] = NULL;
     if (!help) return dt__launch_settle(plan);
     plan->ranks = 1;
-    plan->restarts = 0;
+    plan->nodes = plan->restarts = 0;
     return DT_OK;
+}
+
+static void dt__setenv_int(const char *name, int value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%d", value);
+    setenv(name, text, 1);
+}
+
+static void dt__setenv_seconds(const char *name, double value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%g", value);
+    setenv(name, text, 1);
 }
 
 static int dt__environment_int(const char *name, int otherwise)
@@ -19394,7 +23548,10 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
     job->end = dt__job_bytes(plan->ranks);
     job->progress = -1;
     job->unit = 1;
-    for (int r = 0; r < plan->ranks; r++) dt__job_lane(job, r)->line[1].waiting = DT__OTHER_LINE; /* has no work yet */
+    for (int r = 0; r < plan->ranks; r++) {
+        dt__job_lane(job, r)->line[1].waiting = DT__OTHER_LINE; /* has no work yet */
+        dt__job_lane(job, r)->world = r;
+    }
 }
 
 /* One rank has ended with this wait status. Its end is written before the fault that refers to it. */
@@ -19432,10 +23589,10 @@ static void dt__supervise_count(dt__supervisor *s, int status)
 static void dt__supervise_announce(dt__supervisor *s)
 {
     uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
-    char text[300];
-    int rank = (int)(fault & 0xffffu), pid;
+    char text[700];
+    int rank = (int)(fault & 0x7fffu), pid;
     if (s->announced || !fault || s->signal) return;
-    pid = dt__job_lane(s->job, rank)->pid;
+    pid = fault & DT__FAR ? 0 : dt__job_lane(s->job, rank)->pid;
     dt__format_fault(text, sizeof text, s->job, fault);
     if (pid) fprintf(stderr, "dtrain: rank %d (pid %d)%s", rank, pid, strchr(text + 5, ' '));
     else fprintf(stderr, "dtrain: %s", text);
@@ -19531,8 +23688,8 @@ static void dt__supervise_kill(dt__supervisor *s, int sig)
 static void dt__supervise_press(dt__supervisor *s)
 {
     uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
-    int only_frozen = s->alive == 1 && fault >> 16 == DT__FAULT_FROZEN &&
-                      !dt__job_lane(s->job, (int)(fault & 0xffffu))->gone;
+    int only_frozen = s->alive == 1 && fault >> 16 == DT__FAULT_FROZEN && !(fault & DT__FAR) &&
+                      !dt__job_lane(s->job, (int)fault & 0x7fff)->gone;
     if (s->means == 2) return;
     if (only_frozen) s->means = 1;
     else if (s->deadline <= 0 || dt__now() < s->deadline) return;
@@ -19540,13 +23697,6 @@ static void dt__supervise_press(dt__supervisor *s)
     dt__supervise_kill(s, s->means == 0 ? SIGTERM : SIGKILL);
     s->means++;
     s->deadline = dt__now() + 2;
-}
-
-static void dt__setenv_int(const char *name, int value)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%d", value);
-    setenv(name, text, 1);
 }
 
 extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
@@ -19656,7 +23806,7 @@ static int dt__supervise_shrink(dt__supervisor *s)
 static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
 {
     double wait = s->plan.backoff * (double)dt__min((int64_t)1 << dt__min(s->idle, 5), 30), until = dt__now() + wait;
-    char why[300], from[64] = "";
+    char why[700], from[64] = "";
     dt__format_fault(why, sizeof why, s->job, s->job->fault);
     if (s->progress >= 0) snprintf(from, sizeof from, ", to go on from step %lld", (long long)s->progress);
     s->restarts++;
@@ -19745,6 +23895,163 @@ static void dt__become_rank(int fd)
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+}
+
+/* ---- ranks that another launcher started ----
+ * mpirun, srun or a torchrun-like launcher starts the processes, and a fabric connects them. Those on one node then
+ * share memory: the first of them makes it, and the others open it through its entry in /proc. */
+
+typedef struct dt__card {
+    uint64_t node;  /* equal on one node */
+    int64_t pid;
+    int32_t fd, ok; /* of the node's memory; whether it could be opened */
+} dt__card;
+
+/* A number for this machine, container or network namespace: ranks with another one do not share memory with this. */
+static uint64_t dt__node_key(const dt__fabric *f)
+{
+    static const char *const links[] = { "/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/uts" };
+    const char *nodes = getenv("DT_NODES");
+    char text[1024] = "";
+    size_t used = 0;
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    uint64_t key = 1469598103934665603u; /* FNV-1a */
+    if (nodes && atoi(nodes) > 1) return (uint64_t)((int64_t)f->rank * atoi(nodes) / f->size);
+    if (file) {
+        used = fread(text, 1, 64, file);
+        fclose(file);
+    }
+    if (!gethostname(text + used, 256)) used += strlen(text + used);
+    for (int i = 0; i < 3; i++) used += (size_t)dt__max(readlink(links[i], text + used, 128), 0);
+    for (size_t i = 0; i < used; i++) key = (key ^ (unsigned char)text[i]) * 1099511628211u;
+    return key;
+}
+
+/* Waits for a message of the start, as long as the others may need to come up. */
+static dt_result dt__start_wait(dt__fabric *f, dt__message *m, int peer, double until)
+{
+    int done;
+    dt_result r = DT_OK;
+    while (!(done = __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) && !r && dt__now() < until) {
+        r = f->progress(f);
+        if (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) dt__nap();
+    }
+    if (!r && done != 1) r = dt__error(DT_E_PEER, "rank %d did not answer at the start: is it running?", peer);
+    if (!done) f->cancel(f, m);
+    return r;
+}
+
+static dt_result dt__start_message(dt__fabric *f, int sends, int peer, void *data, int64_t bytes, double until)
+{
+    dt__message m;
+    dt_result r;
+    memset(&m, 0, sizeof m);
+    m.sends = sends, m.peer = peer, m.tag = DT__TAG_START, m.data = (char *)data, m.bytes = bytes;
+    r = f->start(f, &m);
+    return r ? r : dt__start_wait(f, &m, peer, until);
+}
+
+/* Every rank gets every rank's card, through rank 0. */
+static dt_result dt__trade_cards(dt__fabric *f, dt__card *card)
+{
+    const int64_t one = (int64_t)sizeof *card;
+    double until = dt__now() + 60;
+    dt_result r = DT_OK;
+    if (f->rank) {
+        r = dt__start_message(f, 1, 0, card + f->rank, one, until);
+        return r ? r : dt__start_message(f, 0, 0, card, f->size * one, until);
+    }
+    for (int p = 1; p < f->size && !r; p++) r = dt__start_message(f, 0, p, card + p, one, until);
+    for (int p = 1; p < f->size && !r; p++) r = dt__start_message(f, 1, p, card, f->size * one, until);
+    return r;
+}
+
+/* The shared memory of a node, for `ranks` of them; -1 when there is none. */
+static int dt__node_memory(int ranks, double timeout)
+{
+    dt__launch_plan plan;
+    int64_t bytes = dt__job_bytes(ranks);
+    int fd = (int)syscall(SYS_memfd_create, "dtrain", 0u);
+    void *job = MAP_FAILED;
+    memset(&plan, 0, sizeof plan);
+    plan.ranks = ranks, plan.timeout = timeout;
+    if (fd >= 0 && !dt__file_reserve(fd, 0, bytes))
+        job = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (job == MAP_FAILED) {
+        if (fd >= 0) close(fd);
+        return -1;
+    }
+    dt__job_init((dt__job *)job, &plan);
+    ((dt__job *)job)->loose = 1;
+    munmap(job, (size_t)bytes);
+    return fd;
+}
+
+/* This rank's place among those of its node, whose number is returned. */
+static int dt__node_place(const dt__card *card, int rank, int size, int *first, int *place)
+{
+    int ranks = 0;
+    *first = *place = -1;
+    for (int p = 0; p < size; p++) {
+        if (card[p].node != card[rank].node) continue;
+        if (p == rank) *place = ranks;
+        if (*first < 0) *first = p;
+        ranks++;
+    }
+    return ranks;
+}
+
+/* Opens the memory of this rank's node; when one of its ranks cannot, each is a node of its own. */
+static dt_result dt__node_join(dt__fabric *f, dt__card *card, double timeout, int *fd, int *place)
+{
+    int first, ranks = dt__node_place(card, f->rank, f->size, &first, place);
+    char path[64];
+    dt_result r;
+    *fd = card[f->rank].fd = first == f->rank ? dt__node_memory(ranks, timeout) : -1;
+    card[f->rank].pid = (int64_t)getpid();
+    if ((r = dt__trade_cards(f, card)) != DT_OK) return r;
+    snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)card[first].pid, (int)card[first].fd);
+    if (first != f->rank) *fd = open(path, O_RDWR | O_CLOEXEC);
+    card[f->rank].ok = *fd >= 0;
+    if ((r = dt__trade_cards(f, card)) != DT_OK) return r;
+    for (int p = 0, ok = 1; p < f->size; p++) {
+        ok = ok && (card[p].node != card[f->rank].node || card[p].ok);
+        if (p < f->size - 1 || ok) continue;
+        if (*fd >= 0) close(*fd);
+        *fd = dt__node_memory(1, timeout);
+        *place = 0;
+        card[f->rank].node = (uint64_t)f->rank;
+    }
+    if (*fd < 0) return dt__error(DT_E_SYSTEM, "no shared memory for rank %d (%s)", f->rank, strerror(errno));
+    return dt__trade_cards(f, card);
+}
+
+/* A communicator over all ranks of a fabric, which it takes for its own. On one node shared memory does all. */
+static dt_result dt__join(dt_comm **c, dt__fabric *f)
+{
+    double timeout = getenv("DT_TIMEOUT") ? atof(getenv("DT_TIMEOUT")) : 10.0;
+    dt__card *card = (dt__card *)dt__alloc(f->size * (int64_t)(sizeof *card + sizeof(int)), "the ranks' cards");
+    int *node = (int *)(void *)(card + f->size), fd = -1, place = 0, nodes;
+    dt_comm *near = NULL;
+    dt__job *job = NULL;
+    dt_result r = card ? DT_OK : DT_E_MEMORY;
+    *c = NULL;
+    if (!r) card[f->rank].node = dt__node_key(f);
+    if (!r) r = dt__trade_cards(f, card);
+    if (!r) r = dt__node_join(f, card, timeout, &fd, &place);
+    if (!r && (job = dt__attach(fd)) == NULL) r = dt__error(DT_E_SYSTEM, "the node's memory cannot be mapped");
+    if (!r) dt__job_lane(job, place)->world = f->rank;
+    if (!r) r = dt__comm_open(&near, job, place, fd, 0);
+    for (int p = 0; p < f->size && !r; p++)
+        for (node[p] = 0; card[node[p]].node != card[p].node;) node[p]++;
+    nodes = r ? 0 : dt__bridge_nodes(node, f->size);
+    if (!r && nodes > 1) r = dt__hearing_open(f, job);
+    if (!r && nodes > 1) r = dt__bridge_world(c, f, near, node);
+    else if (!r) *c = near;
+    dt__free(card);
+    if (nodes == 1 || (r && !*c)) f->close(f);
+    if (r) dt_comm_free(c);
+    return r;
 }
 #endif
 
@@ -19872,20 +24179,49 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
 
 /* ---- dt_launch ---- */
 
-/* Nothing asked for ranks: alone, unless another launcher expects this process to be one of several. */
-static dt_result dt__check_foreign(void)
+/* Another launcher started this rank: what remains of our options is the time limit. */
+static dt_result dt__launch_foreign(dt__launch_plan *plan, int *argc, char **argv, const char *launcher)
 {
-    int world = dt__environment_int("WORLD_SIZE", 1);
-    if (world <= 1 || dt__thread.rank || getenv("DT_MEMFD") || !getenv("RANK")) return DT_OK;
-    return dt__error(DT_E_USAGE, "the environment makes this rank %s of %d, but this program is built without an "
-                     "engine for several machines (DT_MPI, DT_NCCL, DT_OFI): rebuild with one, or start it once with "
-                     "--ranks %d",
-                     getenv("RANK"), world, world);
+    dt_result r = getenv("DT_TIMEOUT") ? dt__launch_value(plan, "DT_TIMEOUT", getenv("DT_TIMEOUT")) : DT_OK;
+    if (!r) r = dt__launch_parse(plan, argc, argv);
+    if (!r && (plan->ranks > 1 || plan->restarts))
+        r = dt__error(DT_E_USAGE, "%s has started the ranks: leave --ranks and --max-restarts to it", launcher);
+    if (!r) dt__setenv_seconds("DT_TIMEOUT", plan->timeout);
+    return r;
+}
+
+/* Does MPI connect this process to others? */
+static int dt__by_mpi(void)
+{
+#if defined(DT_MPI) && defined(__linux__)
+    return dt__mpi_expected() > 0;
+#else
+    return 0;
+#endif
+}
+
+/* Whether another launcher made this process one of several, and this program has an engine that connects them: *w says
+ * how many there are. */
+static dt_result dt__check_foreign(dt__world *w)
+{
+    dt_result r;
+    memset(w, 0, sizeof *w);
+    w->size = 1;
+    if (dt__thread.rank || getenv("DT_MEMFD") || dt__by_mpi()) return DT_OK;
+    r = dt__world_detect(w);
+    if (r || w->size <= 1) return r;
+#if defined(DT_OFI) && defined(__linux__)
+    if (w->kind != DT__WORLD_MPI) return DT_OK;
+#endif
+    return dt__error(DT_E_USAGE, "the environment makes this rank %d of %d (%s), but this program is built without an "
+                     "engine for that: rebuild with %s, or start it once with --ranks %d", w->rank, w->size, w->line,
+                     w->kind == DT__WORLD_MPI ? "DT_MPI" : "DT_OFI or DT_MPI", w->size);
 }
 
 DT_API dt_result dt_launch(int *argc, char ***argv)
 {
     dt__launch_plan plan;
+    dt__world world;
     dt_result r;
     memset(&plan, 0, sizeof plan);
     plan.timeout = 10;
@@ -19904,11 +24240,16 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
 #else
     plan.threads = 1;
 #endif
+    if (dt__by_mpi()) return dt__launch_foreign(&plan, argc, *argv, "mpirun");
     r = getenv("DT_TIMEOUT") ? dt__launch_value(&plan, "DT_TIMEOUT", getenv("DT_TIMEOUT")) : DT_OK;
     if (!r && getenv("DT_BACKOFF")) r = dt__launch_seconds("DT_BACKOFF", getenv("DT_BACKOFF"), 0, &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
     if (r) return r;
-    if (plan.ranks == 1 && !plan.restarts) return dt__check_foreign();
+    if (plan.nodes) dt__setenv_int("DT_NODES", plan.nodes);
+    if (plan.ranks == 1 && !plan.restarts) {
+        dt__setenv_seconds("DT_TIMEOUT", plan.timeout);
+        return dt__check_foreign(&world);
+    }
 #ifndef DT_NO_THREADS
     if (plan.threads) return dt__launch_threads(&plan, *argc, *argv);
 #endif
@@ -19920,18 +24261,28 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
 
 DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
 {
-    dt_result r = argc && argv ? dt_launch(argc, argv) : dt__check_foreign();
+    dt_result r = argc && argv ? dt_launch(argc, argv) : DT_OK;
+    dt__world world;
+    dt__fabric *fabric = NULL;
     dt__job *job = NULL;
     *c = NULL;
+    if (!r) r = dt__check_foreign(&world);
     if (r) return r;
-    if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1);
+#if defined(DT_MPI) && defined(__linux__)
+    if (!dt__thread.rank && dt__by_mpi()) r = dt__mpi_open(&fabric, argc, argv);
+#endif
+#if defined(DT_OFI) && defined(__linux__)
+    if (!fabric && !r && world.size > 1) r = dt__ofi_open(&fabric, &world);
+#endif
+    if (r || fabric) return r ? r : dt__join(c, fabric);
+    if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, 1);
 #ifdef __linux__
     {
         int fd = dt__environment_int("DT_MEMFD", -1);
-        if ((job = dt__attach(fd)) != NULL) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd);
+        if ((job = dt__attach(fd)) != NULL) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd, 1);
     }
 #endif
-    return dt__comm_open(c, job, 0, -1);
+    return dt__comm_open(c, job, 0, -1, 1);
 }
 
 /* ---- dt_fail ---------------------------------------------------------------------------------------- */
@@ -20625,6 +24976,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     m.buffers +=
         4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
     if (t->layout.sample_length) m.buffers += 4 * t->generator.memory_floats + 12 * t->recipe.model.vocabulary;
+    if (t->comm->fabric) m.buffers += t->comm->fabric->memory;
     m.cache = 4 * t->generator.cache_floats;
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
     return m;
@@ -20849,6 +25201,9 @@ static dt_result dt__measure_peak(dt_trainer *t)
 static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
 {
     if (dt_comm_size(c) == 1) snprintf(text, size, "1 rank");
+    else if (c->bridge)
+        snprintf(text, size, "%d ranks on %d nodes (shared memory inside, %s between)", dt_comm_size(c),
+                 dt_comm_nodes(c), c->fabric->name);
     else snprintf(text, size, "%d local ranks (%s, shared memory)", dt_comm_size(c),
                   dt__thread.rank ? "threads" : "processes");
     return text;
@@ -23447,6 +27802,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     dt__metrics_number(m, "data_seconds", i->data_seconds);
     if (t->layout.checkpoint) dt__metrics_number(m, "save_seconds", i->save_seconds);
     dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
+    dt__metrics_number(m, "far_bytes", (double)i->far_bytes);
     return dt__metrics_end(m);
 }
 
@@ -23519,7 +27875,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__engine *e = &t->e;
     double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
     double saved = t->save.blocked;
-    int64_t sent = dt__comm_sent(t->comm), valid = 0;
+    int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t);
@@ -23555,6 +27911,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->exposed_seconds = after[1] - before[1];
     info->data_seconds = t->loader->waited - t->waited;
     info->sent_bytes = dt__comm_sent(t->comm) - sent;
+    info->far_bytes = dt__comm_sent_far(t->comm) - far;
     t->waited = t->loader->waited;
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
     r = dt__trainer_due(t, info);

@@ -10,7 +10,8 @@ use POSIX qw(:sys_wait_h);
 use Test::More ();
 use Time::HiRes qw(sleep time);
 use Exporter qw(import);
-our @EXPORT = qw($root $tmp $build run run_in slurp spew have sanitized full isas trainer corpus %recipe golden hash_of kill_one);
+our @EXPORT = qw($root $tmp $build run run_in slurp spew have sanitized full isas trainer corpus %recipe golden hash_of kill_one
+                 mpi_missing mpi_flags mpi_program mpirun);
 
 our $root = abs_path(dirname(__FILE__) . '/..');
 our $tmp = tempdir('dtrain-test-XXXXXX', TMPDIR => 1, CLEANUP => 1);
@@ -80,6 +81,43 @@ sub trainer {
     my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -I$root $root/examples/10_train.c -o $program -lm -lpthread");
     die "cannot build the trainer: $err" if $status;
     return $program;
+}
+
+# Why nothing can run under MPI here, or nothing.
+sub mpi_missing {
+    my ($tool) = grep { !have($_) } qw(mpicc mpirun);
+    return $tool ? "$tool is not installed (apt-get install openmpi-bin libopenmpi-dev)" : '';
+}
+
+# What mpicc adds, with mpi.h as a system header, whose warnings are not ours: to `compile`, or to `link`.
+sub mpi_flags {
+    my $step = shift;
+    my (undef, $flags) = run(60, "mpicc --showme:$step");
+    $flags =~ s/(?:^|(?<=\s))-I/-isystem /g;
+    return $flags =~ s/\s+/ /gr;
+}
+
+# tests/mpi_NAME.c, as `./build.sh test` built it; built here when a test runs alone.
+sub mpi_program {
+    my ($program, $source) = ("$build/mpi_$_[0]", "$root/tests/mpi_$_[0].c");
+    return $program if -x $program && -M $program < -M "$root/dtrain.h" && -M $program < -M $source;
+    my ($cc, $flags) = ($ENV{CC} || 'cc', $ENV{DT_TEST_CFLAGS} || '-O1 -DDT_DEBUG');
+    $flags .= ' ' . mpi_flags('compile') . mpi_flags('link');
+    mkdir $_ for "$root/build", $build;
+    my ($status, undef, $err) =
+        run(900, "$cc -std=gnu11 -O2 -I$root -I$root/tests $source -o $program $flags -lm -lpthread");
+    die "cannot build $program: $err" if $status;
+    return $program;
+}
+
+# Runs a command on so many ranks as run() does; 0: without mpirun. What sanitizers find in Open MPI does not count; what
+# it keeps till the end is told from leaks of ours by the whole stack, which takes a slow walk.
+sub mpirun {
+    my ($seconds, $ranks, $command) = @_;
+    local $ENV{LSAN_OPTIONS} = "suppressions=$root/tests/mpi.supp:print_suppressions=0";
+    local $ENV{ASAN_OPTIONS} = join ':', grep { $_ } $ENV{ASAN_OPTIONS}, 'fast_unwind_on_malloc=0';
+    local $ENV{TSAN_OPTIONS} = 'ignore_noninstrumented_modules=1:detect_deadlocks=0';
+    return run($seconds, $ranks ? "mpirun --allow-run-as-root --oversubscribe -np $ranks $command" : $command);
 }
 
 # A generated text of so many bytes, the same ones on every machine.

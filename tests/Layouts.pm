@@ -47,6 +47,7 @@ sub fits {
 # a line here.
 our @axes = (
     [ranks => 'every', sub { 1 .. 8 }],
+    [nodes => 'one', sub { $_[0]{ranks} > 1 ? (1, 2, $_[0]{ranks}) : 'no' }], # the ranks of one share memory
     [tp => 'every', sub { my $ranks = $_[0]{ranks}; grep { $ranks % $_ == 0 } 1, 2, 4 }],
     [sequence_parallel => 'one', sub { $_[0]{tp} > 1 ? ('yes', 'no') : 'no' }],
     [cp => 'every', sub { my $ranks = $_[0]{ranks} / $_[0]{tp}; grep { $ranks % $_ == 0 } 1, 2, 4 }],

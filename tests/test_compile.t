@@ -44,6 +44,8 @@ my %switches = (
     'DT_NO_THREADS' => '-DDT_NO_THREADS',
     'DT_DEBUG' => '-DDT_DEBUG',
 );
+$switches{'DT_MPI'} = '-DDT_MPI ' . mpi_flags('compile') unless mpi_missing();
+$switches{'DT_OFI'} = '-DDT_OFI' unless (run(60, "echo '#include <rdma/fabric.h>' | $any -E -"))[0];
 $switches{'all switches'} = join ' ', values %switches;
 
 sub in_sample {
@@ -152,7 +154,7 @@ compiles('a file that only uses may have -Ofast', "$any -std=gnu11 -Ofast -I$roo
 
 for my $source (sort glob "$root/tests/bench_*.c $root/tests/fuzz_*.c") {
     my ($name) = $source =~ m{([^/]+)$};
-    my $compiler = slurp($source) =~ /<mpi\.h>/ ? 'mpicc' : $any;
+    my $compiler = slurp($source) =~ /DT_MPI/ ? 'mpicc' : $any;
   SKIP: {
         skip "$compiler is not installed", 1 unless have($compiler);
         skip 'OpenBLAS is not installed', 1 if slurp($source) =~ /<cblas\.h>/ && (run(60, "echo '#include <cblas.h>' | $any -E -"))[0];

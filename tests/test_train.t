@@ -50,7 +50,7 @@ for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
     my ($hash, $out) = result_of("--data $data --eval-every 2 --eval-batches 0 --metrics $tmp/m.jsonl $layout");
     my @line = split /\n/, slurp("$tmp/m.jsonl");
     is(scalar @line, 4, "$layout: one line of metrics per step");
-    is(scalar(grep { /^\{"step":\d+,"loss":[0-9.e+-]+,"validation":(null|[0-9.]+),.*"data_seconds":[0-9.e+-]+,"sent_bytes":\d+\}$/ } @line), 4, "$layout: well-formed lines");
+    is(scalar(grep { /^\{"step":\d+,"loss":[0-9.e+-]+,"validation":(null|[0-9.]+),.*"data_seconds":[0-9.e+-]+,"sent_bytes":\d+,"far_bytes":\d+\}$/ } @line), 4, "$layout: well-formed lines");
     my $values = join ' ', map { join ',', /"loss":([^,]+),"validation":([^,]+),"norm":([^,]+)/ } @line;
     push @{$seen{$values}}, $layout;
     like($values, qr/null.*,[0-9.]+,.*null.*,[0-9.]+,/, "$layout: validation after steps 2 and 4");

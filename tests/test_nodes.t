@@ -1,0 +1,167 @@
+#!/usr/bin/env perl
+# Training over engines: the hashes of layouts on ranks that Open MPI or libfabric connects, on one node, on several that
+# are played here (DT_NODES), and in network namespaces; the collectives alone; ranks that die or freeze, and a job that
+# goes on from its checkpoint. What is not installed or not permitted is skipped with the reason.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use IO::Socket::INET;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+plan skip_all => 'engines are not built for the thread sanitizer' if ($ENV{DT_SANITIZE} || '') =~ /thread/;
+my $mpi = !mpi_missing();
+my $ofi = -e '/usr/include/rdma/fabric.h';
+plan skip_all => 'neither Open MPI (openmpi-bin libopenmpi-dev) nor libfabric (libfabric-dev) is installed' if !$mpi && !$ofi;
+delete @ENV{grep { /^(DT_FABRIC|DT_RENDEZVOUS|DT_INTERFACE|DT_NODES|RANK|WORLD_SIZE|LOCAL_|MASTER_|SM_|SLURM_|OMPI_|PMIX_)/ } keys %ENV};
+$ENV{OMPI_ALLOW_RUN_AS_ROOT} = $ENV{OMPI_ALLOW_RUN_AS_ROOT_CONFIRM} = 1;
+spew("$tmp/leaks", slurp("$root/tests/mpi.supp") . "leak:libfabric\nleak:libnl\nleak:libibverbs\nleak:librdmacm\nleak:libpsm\n");
+$ENV{LSAN_OPTIONS} = "suppressions=$tmp/leaks:print_suppressions=0";
+$ENV{ASAN_OPTIONS} = join ':', grep { $_ } $ENV{ASAN_OPTIONS}, 'fast_unwind_on_malloc=0' if sanitized();
+
+# One program with all engines that are here: the launcher decides which it uses.
+sub build_with_engines {
+    my ($source, $name) = @_;
+    my $program = "$build/$name";
+    my $flags = ($ENV{DT_TEST_CFLAGS} || '-O1 -DDT_DEBUG') . ($mpi ? ' -DDT_MPI ' . mpi_flags('compile') . mpi_flags('link') : '')
+        . ($ofi ? ' -DDT_OFI -lfabric' : '');
+    mkdir $_ for "$root/build", $build;
+    my ($status, undef, $err) = run(900, ($ENV{CC} || 'cc') . " -std=gnu11 -I$root -I$root/tests $root/$source -o $program $flags -lm -lpthread");
+    BAIL_OUT("$source does not compile: $err") if $status;
+    return $program;
+}
+my $train = build_with_engines('examples/10_train.c', 'engines_train');
+my $comm = build_with_engines('tests/test_comm.c', 'engines_comm');
+
+# The command that starts so many ranks of a program over an engine: Open MPI, or a provider of libfabric.
+sub ranks {
+    my ($engine, $count, $command, $environment, $in) = @_;
+    return "$environment mpirun --oversubscribe --bind-to none -np $count $command" if $engine eq 'mpi';
+    my $port = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')->sockport;
+    my $script = "export $environment DT_FABRIC='$engine' DT_RENDEZVOUS_TIMEOUT=30 WORLD_SIZE=$count MASTER_PORT=$port"
+        . " MASTER_ADDR=" . ($in ? '10.77.8.1' : '127.0.0.1') . "\n";
+    $script .= "RANK=$_ " . ($in ? $in->[$_] : '') . " $command" . ($_ ? " >rank.$_ 2>&1" : '') . " & p$_=\$!\n" for 0 .. $count - 1;
+    return $script . "s=0\n" . join('', map { "wait \$p$_ || s=\$?\n" } 0 .. $count - 1) . "exit \$s";
+}
+
+my %want = golden();
+sub equal {
+    my ($engine, $count, $nodes, $recipe, $layout, $in) = @_;
+    my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{$recipe} $layout";
+    my ($status, $out, $err) = run(200, ranks($engine, $count, "$train $options", "DT_NODES=$nodes", $in));
+    my ($hash) = $out =~ /^sha256 ([0-9a-f]{64})$/m;
+    is($hash, $want{$recipe}, "$engine: $recipe on $count ranks" . ($nodes ? ", $nodes node" . ($nodes > 1 ? 's' : '') : ', 2 hosts') . " $layout")
+        or diag("status $status\n$err");
+}
+
+# ---- one hash ----
+
+my @layouts = ([3, 'shard', ''], [4, 'each', '--zero 3 --overlap on'], [4, 'tensor', '--tp 2 --pp 2'],
+    [4, 'context', '--cp 4'], [4, 'experts', '--ep 4 --zero 1'], [4, 'deep', '--pp 4 --pipeline interleaved']);
+my @engines = (($mpi ? 'mpi' : ()), $ofi ? ('tcp;ofi_rxm', 'net', 'shm') : ());
+for my $engine (@engines) {
+    my $k = 0;
+    for my $l (@layouts) {
+        my $nodes = $engine eq 'mpi' || full() ? $l->[0] : (2, $l->[0])[$k++ % 2];
+        equal($engine, $l->[0], $nodes, $l->[1], $l->[2]);
+        equal($engine, $l->[0], 2, $l->[1], $l->[2]) if $engine eq 'mpi' || full();
+    }
+    equal($engine, 2, 1, 'shard', '');
+}
+my ($status, $out, $err) = run(60, ranks($engines[0], 4, "$train --data " . corpus(20000) . ' --model nano --steps 1 --validation 0 --sample-length 0', 'DT_NODES=2'));
+like($out, qr/^layout   4 ranks on 2 nodes \(shared memory inside, .* between\)/m, 'the banner says what was chosen');
+
+# ---- the collectives alone ----
+
+for my $engine (@engines) {
+    for my $what (qw(private symmetric parts split races background rows)) {
+        for my $shape (full() ? ([2, 2], [4, 2], [5, 3], [4, 4], [4, 1]) : $what eq 'parts' ? ([5, 3], [4, 4]) : [4, 2]) {
+            my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$comm $what", "DT_NODES=$shape->[1]"));
+            is($status, 0, "$engine: $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
+        }
+    }
+}
+
+# ---- two hosts: namespaces with one link between them ----
+
+my @space = map { "dtnode$$" . $_ } 'a', 'b';
+END { system("ip netns del $_ 2>/dev/null") for @space }
+sub hosts {
+    my @lines = (map({ "ip netns add $_" } @space), "ip link add dtn$$ netns $space[0] type veth peer name dtn$$ netns $space[1]");
+    for my $i (0, 1) {
+        push @lines, map { "ip -n $space[$i] $_" } 'link set lo up', 'addr add 10.77.8.' . ($i + 1) . "/24 dev dtn$$", "link set dtn$$ up";
+    }
+    return (run(20, join ' && ', @lines))[0] == 0;
+}
+SKIP: {
+    skip 'network namespaces are not permitted here (they need root)', 5 unless have('ip') && hosts();
+    my @in = map { "ip netns exec $_" } @space[0, 0, 1, 1];
+    for my $engine (grep { /tcp|net/ } @engines) {
+        equal($engine, 4, '', 'shard', '--zero 2', \@in);
+        equal($engine, 2, '', 'shard', '', [@in[0, 2]]);
+    }
+    skip 'Open MPI is not installed', 1 unless $mpi;
+    spew("$tmp/agent.sh", "#!/bin/bash\nhost=\$1; shift\n[ \$host = 10.77.8.1 ] && s=$space[0] || s=$space[1]\n"
+        . "exec ip netns exec \$s unshare --uts bash -c \"hostname \$s; \$*\"\n");
+    chmod 0755, "$tmp/agent.sh";
+    my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{shard}";
+    my ($status, $out, $err) = run(120, "ip netns exec $space[0] mpirun --oversubscribe --mca plm_rsh_agent $tmp/agent.sh --mca pml ob1 --mca btl self,tcp "
+        . "--mca btl_tcp_if_include 10.77.8.0/24 --mca oob_tcp_if_include 10.77.8.0/24 --bind-to none -H 10.77.8.1:2,10.77.8.2:2 -np 4 $train $options");
+    is(($out =~ /^sha256 (\w+)$/m)[0], $want{shard}, 'mpi: shard on 4 ranks, 2 hosts') or diag("status $status\n$err");
+}
+
+# ---- ranks that die and freeze ----
+
+# Starts ranks that would run for ever, sends the signal to rank 1, and returns what came of it, and the seconds.
+sub hurt {
+    my ($engine, $signal, $options) = @_;
+    my $command = "$train --data " . corpus(20000) . " --model nano --steps 1000000 --batch 8 --sequence 32 --validation 0 --sample-length 0 --threads 1 --timeout 2 $options";
+    my $script = ranks($engine, 3, "bash -c 'echo \$\$ >$tmp/pid.\${OMPI_COMM_WORLD_RANK:-\$RANK}; exec $command'", 'DT_NODES=3');
+    unlink glob("$tmp/{pid,rank}.*"), "$tmp/hurt.out";
+    spew("$tmp/hurt.sh", "cd $tmp\n$script\n");
+    my $pid = fork // die;
+    if (!$pid) {
+        open STDOUT, '>', "$tmp/hurt.out"; open STDERR, '>&', \*STDOUT;
+        exec 'timeout', '60', 'bash', "$tmp/hurt.sh";
+    }
+    for (1 .. 400) { last if -s "$tmp/hurt.out" && slurp("$tmp/hurt.out") =~ /^step /m; sleep 0.1 }
+    my ($victim) = -e "$tmp/pid.1" ? slurp("$tmp/pid.1") =~ /^(\d+)$/m : ();
+    kill $signal, $victim if $victim;
+    my $start = time;
+    my $said = sub { join '', map { -e $_ ? slurp($_) : '' } "$tmp/hurt.out", "$tmp/rank.1", "$tmp/rank.2" };
+    my $seconds;
+    if ($signal eq 'STOP') { # who waits for all ranks waits for the frozen one, too
+        sleep 0.1 while time - $start < 30 && $said->() !~ /rank 1 (?:has not moved|cannot be reached)/;
+        $seconds = time - $start;
+        kill 'KILL', $victim if $victim;
+    }
+    waitpid $pid, 0;
+    my $status = $? >> 8;
+    return ($status, $said->(), $seconds // time - $start);
+}
+
+for my $engine (grep { $_ ne 'shm' } @engines) {
+    my ($status, $said, $seconds) = hurt($engine, 'KILL', '');
+    cmp_ok($seconds, '<', 40, sprintf "$engine: a killed rank: over after %.1f s", $seconds);
+    isnt($status, 0, '  and the job has failed');
+    note($said);
+    like($said, $engine eq 'mpi' ? qr/exited on signal 9/ : qr/rank 1 /, '  and it is said which') or diag($said);
+    next if $engine eq 'mpi' && !full(); # whose end waits for the frozen rank
+    ($status, $said, $seconds) = hurt($engine, 'STOP', '');
+    like($said, qr/rank 1 (?:has not moved|cannot be reached)/, sprintf "$engine: a frozen rank is named, after %.1f s", $seconds) or diag($said);
+    isnt($status, 0, '  and the job has failed');
+}
+
+# Debian's Open MPI cannot go on without a rank; the job starts again from its checkpoint.
+SKIP: {
+    skip 'Open MPI is not installed', 2 unless $mpi;
+    my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 $recipe{shard} --checkpoint $tmp/checkpoints --checkpoint-every 1";
+    my ($status) = run(60, ranks('mpi', 3, "$train $options", 'DT_NODES=3 DT_FAULT=die:30'));
+    isnt($status, 0, 'mpi: a rank dies at a file operation of a save');
+    my (undef, $out, $err) = run(60, ranks('mpi', 2, "$train $options", 'DT_NODES=2'));
+    is(($out =~ /^sha256 (\w+)$/m)[0], $want{shard}, '  and two ranks go on from its checkpoint to the same hash') or diag($err);
+}
+
+done_testing();
