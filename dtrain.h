@@ -15341,7 +15341,7 @@ static dt_result dt__bridge_end(dt_comm *c, dt_result r)
     dt_comm *near = c->bridge->near;
     if (!r || c->failed) return r;
     if (near->failed) memcpy(c->message, near->message, sizeof c->message);
-    else snprintf(c->message, sizeof c->message, "%s", dt_last_error());
+    else snprintf(c->message, sizeof c->message, "%.890s", dt_last_error());
     return dt__comm_fail(c, r);
 }
 
