@@ -15282,7 +15282,7 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
 
 /* ---- between nodes: messages of one communicator ---- */
 
-/* Starts message number k of `half`, to or from a rank of c. */
+/* Starts a message to or from a rank of c. kind: 0 of a collective, 1 from point to point. */
 static dt_result dt__bridge_start(dt_comm *c, dt__message *m, int sends, int peer, int kind, void *data, int64_t bytes)
 {
     m->sends = sends;
@@ -15507,7 +15507,7 @@ typedef struct dt__reduction {
     const int64_t *cut;     /* (size + 1) whose range begins where, from data + begin */
     int64_t begin, reach;   /* floats of data that peers read */
     float *out;             /* this rank's range of the sum */
-    int64_t width, rounds;
+    int64_t width;
     int staged;             /* the node's ranks read each other's stage, not their data */
 } dt__reduction;
 
