@@ -346,7 +346,8 @@ static int check_mismatch(dt_comm *c, const char *kind)
 {
     float *a = (float *)calloc(100000, sizeof *a);
     int odd = dt_comm_rank(c) == dt_comm_size(c) - 1, first = dt_comm_rank(c) == 0, bad = 1;
-    CHECK(!dt_all_reduce(c, a, 10, DT_SUM));
+    dt_result r = dt_all_reduce(c, a, 10, DT_SUM);
+    CHECK(!r || (dt_comm_nodes(c) > 1 && r == DT_E_PEER)); /* what failed on another node may be seen before its end */
     if (!strcmp(kind, "op"))
         bad = check_failed(c, odd ? dt_broadcast(c, a, 50, 0) : dt_all_reduce(c, a, 50, DT_SUM), "all-reduce #2",
                            "broadcast #2");
