@@ -47,7 +47,7 @@
  * data, tensors, sequences, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON
  * or plain C.
  *
- * WHAT IT DOES NOT. One machine; arithmetic in fp32 only; CPU only. It does not print, exit or abort below the
+ * WHAT IT DOES NOT. Arithmetic in fp32 only; CPU only. It does not print, exit or abort below the
  * trainer and launcher. It is no general tensor library: it has the ops that its models need.
  */
 #ifndef DT__ISA
@@ -751,7 +751,9 @@ typedef enum dt_op { DT_SUM, DT_MAX, DT_MIN } dt_op;
 DT_API dt_result dt_launch(int *argc, char ***argv);
 
 /* dt_launch, then opens a communicator over all ranks (collective; freed with dt_comm_free, may be opened again later).
- * argc and argv may be NULL when dt_launch was called before. *c is NULL on errors. */
+ * With DT_MPI or DT_OFI these may be the ranks that mpirun, srun, torchrun or SageMaker started, on any number of
+ * machines; of the launcher's options only --timeout is for them. argc and argv may be NULL when dt_launch was called
+ * before. *c is NULL on errors. */
 DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv);
 
 /* A communicator over the ranks that give the same color (>= 0), numbered in the order of their numbers in c.
@@ -16480,6 +16482,11 @@ DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
     return peer >= 0 && peer < c->size ? __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED) : 0;
 }
 DT_API int dt_comm_nodes(const dt_comm *c) { return c->bridge ? c->bridge->nodes : 1; }
+/* The ranks that share this machine's cores. */
+static int64_t dt__comm_here(const dt_comm *c)
+{
+    return c->bridge && !c->fabric->base ? c->bridge->near->size : c->size;
+}
 DT_API int dt_comm_node(const dt_comm *c, int rank)
 {
     return c->bridge && rank >= 0 && rank < c->size ? c->bridge->at[rank] : 0;
@@ -22180,7 +22187,7 @@ enum { DT__THREADS = 0 };
 #else
 enum { DT__THREADS = 1 };
 #endif
-/* Threads of a rank: as asked for, or its share of the cores. */
+/* Threads of a rank: as asked for, or its share of the cores of a machine with so many ranks. */
 static int64_t dt__engine_threads(const dt_layout *l, int64_t ranks)
 {
     return l->threads ? l->threads : dt__max(1, (int64_t)sysconf(_SC_NPROCESSORS_ONLN) / ranks);
@@ -22190,7 +22197,7 @@ static int dt__engine_overlaps(const dt__engine *e)
     int64_t ranks;
     if (!DT__THREADS || e->layout->overlap == DT_OVERLAP_OFF) return 0;
     if (e->layout->overlap == DT_OVERLAP_ON) return 1;
-    ranks = dt_comm_size(e->comm);
+    ranks = dt__comm_here(e->comm);
     return ranks * dt__engine_threads(e->layout, ranks) < (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
@@ -25185,7 +25192,7 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
 /* GEMM rate of all ranks together, measured at the same time. */
 static dt_result dt__measure_peak(dt_trainer *t)
 {
-    double rate = 0.0, workers = (double)t->pool->workers * dt_comm_size(t->comm);
+    double rate = 0.0, workers = (double)t->pool->workers * (double)dt__comm_here(t->comm);
     double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
     float own;
     dt_result r = dt_barrier(t->comm);
@@ -25391,7 +25398,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
-    return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, dt_comm_size(t->comm)));
+    return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, dt__comm_here(t->comm)));
 }
 
 /* ---- the state, number by number: its hash --------------------------------------------------------------- */
