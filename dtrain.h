@@ -24301,6 +24301,14 @@ static int dt__fail_lasts(dt_result code, int64_t progress)
     return code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM && (code != DT_E_FILE || progress < 0);
 }
 
+/* A rank that failed because another one did waits for that one's end, which the supervisor notes: the sentence and the
+ * exit status of the first failure are those of the job, however late that rank is to leave. */
+static void dt__fail_second(dt__job *job)
+{
+    double until = dt__now() + 1;
+    while (!__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) && dt__now() < until) dt__nap();
+}
+
 /* Tells the supervisor what needs no restart. Is it this rank's turn to say what failed? Mostly all ranks fail in the
  * same way, and the first one says it; which rank died or froze, the supervisor says. */
 static int dt__fail_speaks(void)
@@ -24313,6 +24321,7 @@ static int dt__fail_speaks(void)
     if (!job) return 1;
     if (dt__fail_lasts(dt__thread.code, __atomic_load_n(&job->progress, __ATOMIC_RELAXED)))
         __atomic_store_n(&job->lasts, 1u, __ATOMIC_RELAXED);
+    if (dt__thread.code == DT_E_PEER) dt__fail_second(job);
     if (dt__thread.code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
     else speaks = !__atomic_exchange_n(&job->told, 1u, __ATOMIC_SEQ_CST);
     if (mapped) munmap(job, (size_t)dt__job_bytes(job->size));
