@@ -726,7 +726,8 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
  *     --elastic MIN:MAX and without those that died or froze, as long as MIN are left; --ranks is MAX if not given
  * The environment variable DT_LINK_RATE emulates a slow link: a collective on more than 2048 floats takes at least as
  * long as this rank's bytes need at so many bytes per second; on several nodes, its bytes to other nodes. What is
- * computed meanwhile is not slowed down. --nodes N, or DT_NODES=N, plays N nodes on one machine.
+ * computed meanwhile is not slowed down. --nodes N, or DT_NODES=N, plays N nodes on one machine; DT_LINK_DELAY is then
+ * how many seconds a message needs between them.
  *
  * A rank shows life in every call on a communicator: when the work between two calls takes longer, raise --timeout.
  * A dt_comm belongs to one thread. All ranks make the same calls in the same order, with the same counts, op and root;
@@ -803,6 +804,82 @@ DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
 /* Where `rank`'s copy of the place `mine` is mapped here; NULL when `mine` is not in dt_comm_alloc memory, or the rank
  * is on another node. The caller orders reads and writes with dt_barrier. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
+
+/* Collectives by algorithm. The functions above add in one fixed tree, so that every layout has the same bits, and read
+ * shared memory in place: DT_EXACT. Here the caller chooses the order, and with it how many messages and bytes a rank
+ * sends: results are the same on all ranks and in every run of the same ranks, but other ranks round otherwise. With n
+ * ranks, S bytes, alpha seconds for a message and beta for a byte:
+ *     DT_RING         pieces go round: 2(n-1) alpha + 2(n-1)/n S beta (Patarasuk and Yuan 2009); a broadcast is a chain
+ *     DT_DOUBLING     all-reduce alone: everything to a partner 1, 2, 4 .. away: log2 n (alpha + S beta)
+ *     DT_HALVING      halves to partners, then back (Rabenseifner 2004): 2 log2 n alpha + 2(n-1)/n S beta
+ *     DT_TREE         two trees at once, each node a leaf in one (Sanders, Speck, Traeff 2009), a half of the data in
+ *                     each, in a stream: about 2 log2 n alpha + 2 S beta; a broadcast: one binomial tree
+ *     DT_HIERARCHY    inside a node, between nodes, inside again: S (N-1)/N crosses between N nodes each way, once
+ *     DT_SERVERS      piece i is summed by rank i and sent back: the balanced parameter server, 2 hops
+ *     DT_NATIVE       the engine's own (MPI_Allreduce ..), where it has one
+ *     DT_TUNED         the one that dt_comm_tune found fastest for the size; before it DT_EXACT
+ * Rank numbers that are no power of two fold the rest onto neighbours in DT_DOUBLING and DT_HALVING. */
+typedef enum dt_algorithm {
+    DT_EXACT, DT_TUNED, DT_RING, DT_DOUBLING, DT_HALVING, DT_TREE, DT_HIERARCHY, DT_SERVERS, DT_NATIVE, DT_ALGORITHMS
+} dt_algorithm;
+typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER, DT_BROADCAST, DT_ALL_TO_ALL } dt_call;
+
+/* Shapes of in and out are those of the functions above: all-reduce and broadcast (count), in may be out; the others
+ * (count) and (size,count). A broadcast reads in at the root and writes out everywhere. Sums of int32 wrap; those of
+ * the small types round after each addition, DT_EXACT once at the end. */
+typedef struct dt_collective {
+    const void *in;
+    void *out;
+    int64_t count; /* elements */
+    dt_call call;
+    dt_algorithm algorithm;
+    dt_dtype type;
+    dt_op op;
+    int root;
+    int servers; /* DT_SERVERS of an all-reduce: ranks 0 .. servers - 1 sum; 0: all */
+} dt_collective;
+/* An exact fp32 sum, root 0. */
+DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count);
+/* Collective. DT_E_USAGE: an algorithm that does not do the call (the sentence lists those that do), DT_NATIVE without
+ * an engine that has it or of a type that it does not know. */
+DT_API dt_result dt_collect(dt_comm *c, const dt_collective *what);
+/* "ring", .. ; "?" for a number that is none. */
+DT_API const char *dt_algorithm_name(dt_algorithm a);
+DT_API const char *dt_call_name(dt_call call);
+
+/* All-reduces `arrays` arrays of counts[i] elements, in place, as few calls of at most `threshold` bytes, each cut into
+ * equal parts for all ranks however the arrays are cut (balanced fusion buffers); 0: one call for each array. Of `how`,
+ * in, out and count are not used. *calls (may be NULL) becomes how many there were. */
+DT_API dt_result dt_collect_list(dt_comm *c, const dt_collective *how, void *const *data, const int64_t *counts,
+                                 int64_t arrays, int64_t threshold, int64_t *calls);
+
+/* A kind of link: a message of s bytes takes alpha + beta s seconds, fitted to `points` sizes by least squares of the
+ * relative error. r2 is the share of the times' variance that this explains, weighted likewise. points 0: no two ranks
+ * have such a link. */
+typedef struct dt_link {
+    double alpha, beta, r2;
+    int64_t points;
+} dt_link;
+typedef struct dt_tuning {
+    dt_link near, far;  /* inside a node, between nodes */
+    double gamma, copy; /* seconds to add and to copy a byte, of the slowest rank while all do */
+    double call;        /* seconds of a call that moves nothing */
+    double seconds;     /* that the measurement took */
+} dt_tuning;
+/* Measures the links between c's ranks, and DT_EXACT and DT_NATIVE at some sizes, and chooses what DT_TUNED does from
+ * then on. Collective; the same on all ranks. t may be NULL. */
+DT_API dt_result dt_comm_tune(dt_comm *c, dt_tuning *t);
+
+/* What an algorithm does, without doing it: rounds; the most messages and bytes that one rank sends, in all and to
+ * other nodes; seconds by what dt_comm_tune measured (0 before it; a rank's messages of a round follow each other, in
+ * and out at the same time). Of DT_EXACT and DT_NATIVE seconds alone, interpolated between measured sizes. Not
+ * collective. DT_TUNED: what it would take, in *algorithm. */
+typedef struct dt_price {
+    int64_t rounds, messages, bytes, far_bytes;
+    double seconds;
+    dt_algorithm algorithm;
+} dt_price;
+DT_API dt_result dt_comm_price(dt_comm *c, const dt_collective *what, dt_price *price);
 
 /* ---- H15  layout: where and when (it never changes a bit), and the step program ------------------ */
 
@@ -13904,6 +13981,7 @@ struct dt__fabric {
 };
 
 typedef struct dt__bridge dt__bridge;
+typedef struct dt__router dt__router;
 
 struct dt_comm {
     int rank, size;
@@ -13915,6 +13993,7 @@ struct dt_comm {
     dt_comm *parent;    /* communicator that this one was split from */
     dt__bridge *bridge;     /* its ranks are on several nodes; NULL: all share memory */
     dt__fabric *fabric; /* between the nodes of the job; NULL: there is one */
+    dt__router *router; /* of collectives by algorithm; NULL before the first */
     int *up;            /* (size) rank in parent */
     int *lane;          /* (size) rank in the job */
     float **view;       /* (size) the peers' data of the current call */
@@ -14838,6 +14917,7 @@ typedef struct dt__move {
     int64_t count, sections;
     dt_op reduce;
     int root;
+    dt_dtype type; /* of an engine's own collective; DT_F32 elsewhere */
 } dt__move;
 
 static void dt__copy(float *to, const float *from, int64_t n)
@@ -14879,11 +14959,11 @@ static void dt__unpack(dt_comm *c, const dt__move *m, int64_t begin, int64_t n, 
 
 /* Bytes that reach a peer count in this communicator and in those that it was split from, which another thread may
  * use. */
-static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
+static void dt__count_moved(dt_comm *c, int peer, int64_t bytes)
 {
-    for (; c; peer = c->up[peer], c = c->parent)
-        __atomic_fetch_add(&c->sent[peer], floats * (int64_t)sizeof(float), __ATOMIC_RELAXED);
+    for (; c; peer = c->up[peer], c = c->parent) __atomic_fetch_add(&c->sent[peer], bytes, __ATOMIC_RELAXED);
 }
+static void dt__count_sent(dt_comm *c, int peer, int64_t floats) { dt__count_moved(c, peer, floats * 4); }
 
 /* Everyone reads the section meant for it. */
 static void dt__count_bytes(dt_comm *c, const dt__move *m)
@@ -14964,7 +15044,7 @@ typedef struct dt__tube {
 
 typedef struct dt__frame {
     int64_t bytes;
-    uint32_t tag, pad;
+    uint32_t tag, sent; /* when, in microseconds */
 } dt__frame;
 
 /* A message that came before its receive, or is too long for it. */
@@ -14981,6 +15061,8 @@ typedef struct dt__traffic {
     dt__early *early;
     dt__frame head;
     int64_t pushed, pulled; /* bytes of the frame under way, its head included */
+    uint32_t sent;          /* of the frame that goes */
+    int matched;            /* the frame that comes has its receive, or is kept aside */
     dt__message *into;      /* where the frame that comes goes: here, else aside */
     dt__early *aside;
 } dt__traffic;
@@ -14991,8 +15073,11 @@ typedef struct dt__emulated {
     int64_t room, stride;
     int busy;      /* a thread is inside */
     int dead;      /* a frame was broken off: nothing moves any more */
+    uint32_t delay; /* microseconds from a frame's start to its arrival */
     dt__traffic *flow;
 } dt__emulated;
+
+static uint32_t dt__clock_us(void) { return (uint32_t)(int64_t)(dt__now() * 1e6); }
 
 /* The tube from one rank to another lies in the symmetric memory of the one that sends. */
 static dt__tube *dt__tube_of(const dt__emulated *f, int from, int to)
@@ -15061,7 +15146,8 @@ static dt_result dt__emulated_send(dt__emulated *f, int peer)
     while (flow->out) {
         dt__message *m = flow->out;
         dt__frame head;
-        head.bytes = m->bytes, head.tag = m->tag, head.pad = 0;
+        if (!flow->pushed) flow->sent = dt__clock_us();
+        head.bytes = m->bytes, head.tag = m->tag, head.sent = flow->sent;
         if (flow->pushed < head_bytes)
             flow->pushed +=
                 dt__tube_push(tube, f->room, (const char *)&head + flow->pushed, head_bytes - flow->pushed);
@@ -15108,7 +15194,12 @@ static dt_result dt__emulated_recv(dt__emulated *f, int peer)
             flow->pulled +=
                 dt__tube_pull(tube, f->room, (char *)&flow->head + flow->pulled, head_bytes - flow->pulled);
             if (flow->pulled < head_bytes) return DT_OK;
+            flow->matched = 0;
+        }
+        if (!flow->matched) {
+            if (f->delay && (int32_t)(dt__clock_us() - flow->head.sent - f->delay) < 0) return DT_OK;
             if ((r = dt__emulated_match(flow)) != DT_OK) return r;
+            flow->matched = 1;
         }
         to = flow->into ? flow->into->data : (char *)(flow->aside + 1);
         flow->pulled += dt__tube_pull(tube, f->room, to + (flow->pulled - head_bytes),
@@ -15193,6 +15284,20 @@ static void dt__emulated_close(dt__fabric *fabric)
     dt_comm_free(&base);
 }
 
+/* What DT_LINK_DELAY says, in microseconds; 0 without it. */
+static dt_result dt__link_delay(uint32_t *delay)
+{
+    const char *text = getenv("DT_LINK_DELAY");
+    char *end = NULL;
+    double seconds = text && *text ? strtod(text, &end) : 0.0;
+    *delay = 0;
+    if (end && (*end || !(seconds >= 0.0 && seconds <= 10.0)))
+        return dt__error(DT_E_USAGE, "DT_LINK_DELAY=%s: it is the seconds that a message needs between nodes, up to "
+                         "10, e.g. 2e-4", text);
+    *delay = (uint32_t)(seconds * 1e6);
+    return DT_OK;
+}
+
 /* Takes `base`, a communicator over all ranks, for its own. Collective over it. */
 static dt_result dt__emulated_open(dt__fabric **handle, dt_comm *base)
 {
@@ -15203,7 +15308,8 @@ static dt_result dt__emulated_open(dt__fabric **handle, dt_comm *base)
     if (f) {
         f->room = n <= 16 ? DT__TUBE_ROOM : DT__TUBE_ROOM / 8;
         f->stride = (int64_t)sizeof(dt__tube) + f->room;
-        r = dt_comm_alloc(base, n * f->stride, &tubes);
+        r = dt__link_delay(&f->delay);
+        if (!r) r = dt_comm_alloc(base, n * f->stride, &tubes);
     }
     if (r) return dt__free(f), r;
     f->fabric.base = base;
@@ -16272,7 +16378,6 @@ static dt_result dt__post(dt_comm *c, int to, const dt__parcel *parcel, uint32_t
     dt_result r = dt__wait(c, to, &channel->taken, next - DT__PARCELS);
     if (r) return r;
     channel->parcel[next % DT__PARCELS] = *parcel;
-    dt__count_sent(c, to, parcel->count);
     dt__event_raise(&channel->posted, *ticket = next);
     return DT_OK;
 }
@@ -16296,6 +16401,7 @@ static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, in
     parcel.where = dt__locate(c, data, count * (int64_t)sizeof(float));
     parcel.count = parcel.total = count;
     if (parcel.where < 0) return dt__error(DT_E_USAGE, "a send in the background needs memory of dt_comm_alloc");
+    dt__count_sent(c, to, count);
     return dt__post(c, to, &parcel, ticket);
 }
 
@@ -16316,6 +16422,7 @@ static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, i
     int64_t at = 0;
     memset(ticket, 0, sizeof ticket);
     parcel.total = count;
+    dt__count_sent(c, to, count);
     do {
         float *stage = dt__comm_stage(c, c->rank, 4 + (k & 1u));
         if (k >= 2) r = dt__send_finish(c, to, ticket[k & 1u]);
@@ -16877,11 +16984,14 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     return r;
 }
 
+static void dt__router_close(dt_comm *c);
+
 DT_API void dt_comm_free(dt_comm **handle)
 {
     dt_comm *c = *handle;
     int last = !c || !c->job;
     if (!c) return;
+    dt__router_close(c);
     if (c->bridge) {
         dt__bridge_close(c);
         dt__free(c);
@@ -17080,6 +17190,1187 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
 #ifndef DT_NO_THREADS
     if (q->running) pthread_mutex_unlock(&q->lock);
 #endif
+}
+
+/* ---- collectives by algorithm ---------------------------------------------------------------------------------
+ * An algorithm is a list of hops in rounds: in each, ranks send what they had when the round began, and add or take
+ * what comes. A generator lists the hops of all ranks; a rank keeps its own, and the executor does them over shared
+ * memory and messages; all of them, added up by alpha and beta, are the price. Data is cut into a section for each
+ * rank, from at[p] to at[p + 1]: a scatter leaves rank p with the sum of section p, a gather begins with that, and an
+ * all-reduce is a scatter and a gather. */
+
+enum { DT__HOP_TAKE, DT__HOP_ADD, DT__HOP_SWAP }; /* swap: two ranks add each other's, which both read first */
+enum { DT__TRIALS = 7, DT__TUNED_SIZES = 40, DT__TUNED_CALLS = 5 };
+
+typedef struct dt__hop {
+    int round, kind, source, target;
+    int64_t from, to, count; /* elements: where in the source's data, in the target's */
+    int64_t order;           /* hops of a round between two ranks happen in it */
+    int64_t landing;         /* where in the scratch it comes; -1: in its place */
+    int message, messages;   /* those that carry it between nodes */
+    uint32_t ticket;         /* of a send inside a node */
+} dt__hop;
+
+typedef struct dt__course {
+    const dt_comm *c;
+    int rank;            /* whose hops are kept; -1: all */
+    int size, turn;      /* rank (p + turn) % size plays rank p */
+    int64_t unit, count; /* bytes of an element; elements of one section or, where these are cut from it, of all */
+    int64_t *at;         /* (size + 1) */
+    dt__hop *hop;
+    int64_t hops, room, order;
+    dt_result result;
+} dt__course;
+
+/* What a communicator keeps for its collectives by algorithm. */
+struct dt__router {
+    dt__course course;
+    const dt__kernels *k;
+    char *work, *scratch; /* work: symmetric, or private where no two ranks share memory */
+    int64_t work_bytes;
+    int shared;           /* two ranks of a node share memory: peers read work, not the caller's data */
+    dt__message *message; /* of a round */
+    int64_t scratch_room, message_room;
+    void *group;          /* the engine's, when c is not over all ranks */
+    int grouped, tuned;
+    dt_tuning tuning;
+    double measured[2][DT__TUNED_CALLS][DT__TRIALS]; /* seconds: DT_EXACT, DT_NATIVE (0: none); of 8^(k + 1) bytes */
+    float best[DT__TUNED_CALLS][DT__TUNED_SIZES];          /* by log2 of the bytes */
+};
+
+static const char *const dt__algorithm_names[] = {"exact", "tuned", "ring", "doubling", "halving", "tree", "hierarchy",
+                                                  "servers", "native"};
+
+DT_API const char *dt_algorithm_name(dt_algorithm a)
+{
+    return (int)a >= 0 && (int)a < DT_ALGORITHMS ? dt__algorithm_names[a] : "?";
+}
+
+static int dt__call_of(dt_call call)
+{
+    static const int calls[] = {DT__CALL_ALL_REDUCE, DT__CALL_REDUCE_SCATTER, DT__CALL_ALL_GATHER, DT__CALL_BROADCAST,
+                                DT__CALL_ALL_TO_ALL};
+    return (int)call >= 0 && (int)call < DT__TUNED_CALLS ? calls[call] : DT__CALL_COUNT;
+}
+
+DT_API const char *dt_call_name(dt_call call)
+{
+    return dt__call_of(call) < DT__CALL_COUNT ? dt__call_name(dt__call_of(call)) : "?";
+}
+
+DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count)
+{
+    dt_collective what;
+    memset(&what, 0, sizeof what);
+    what.call = call;
+    what.in = in;
+    what.out = out;
+    what.count = count;
+    return what;
+}
+
+/* ---- what each algorithm does ---- */
+
+/* The source's elements [from, from + count) go to place `to` of the target. */
+static void dt__pass(dt__course *x, int round, int kind, int source, int target, int64_t from, int64_t to,
+                     int64_t count)
+{
+    dt__hop *h;
+    int64_t order = x->order++;
+    source = (source + x->turn) % x->size;
+    target = (target + x->turn) % x->size;
+    if (x->result || count <= 0 || source == target) return;
+    if (x->rank >= 0 && x->rank != source && x->rank != target) return;
+    if (!dt__reserve((void **)&x->hop, x->hops, &x->room, x->hops + 1, (int64_t)sizeof *h, "a collective's hops")) {
+        x->result = DT_E_MEMORY;
+        return;
+    }
+    h = &x->hop[x->hops++];
+    h->round = round, h->kind = kind, h->source = source, h->target = target;
+    h->from = from, h->to = to, h->count = count, h->order = order;
+    h->landing = -1, h->messages = 0;
+}
+
+/* Sections [first, last). */
+static void dt__pass_sections(dt__course *x, int round, int kind, int source, int target, int first, int last)
+{
+    dt__pass(x, round, kind, source, target, x->at[first], x->at[first], x->at[last] - x->at[first]);
+}
+
+/* Each generator begins in round `round` and returns the round after its last. */
+
+static int dt__ring_scatter(dt__course *x, int round)
+{
+    int n = x->size;
+    for (int k = 0; k < n - 1; k++)
+        for (int p = 0; p < n; p++) {
+            int s = (p - k - 1 + n) % n;
+            dt__pass_sections(x, round + k, DT__HOP_ADD, p, (p + 1) % n, s, s + 1);
+        }
+    return round + n - 1;
+}
+static int dt__ring_gather(dt__course *x, int round)
+{
+    int n = x->size;
+    for (int k = 0; k < n - 1; k++)
+        for (int p = 0; p < n; p++) {
+            int s = (p - k + n) % n;
+            dt__pass_sections(x, round + k, DT__HOP_TAKE, p, (p + 1) % n, s, s + 1);
+        }
+    return round + n - 1;
+}
+
+/* n ranks as 2^k of them: the first `rest` pairs (2v, 2v + 1) are one, and the odd one plays it. */
+typedef struct dt__fold {
+    int n, power, rest;
+} dt__fold;
+static dt__fold dt__fold_of(int n)
+{
+    dt__fold f;
+    f.n = n;
+    for (f.power = 1; 2 * f.power <= n;) f.power *= 2;
+    f.rest = n - f.power;
+    return f;
+}
+static int dt__fold_rank(const dt__fold *f, int v) { return v < f->rest ? 2 * v + 1 : v + f->rest; }
+static int dt__fold_section(const dt__fold *f, int v) { return v < f->rest ? 2 * v : v + f->rest; } /* its first */
+
+/* whole: in the middle of an all-reduce, where the even ones of pairs need no section. */
+static int dt__halving_scatter(dt__course *x, int round, int whole)
+{
+    dt__fold f = dt__fold_of(x->size);
+    for (int v = 0; v < f.rest; v++) dt__pass_sections(x, round, DT__HOP_ADD, 2 * v, 2 * v + 1, 0, f.n);
+    round += f.rest > 0;
+    for (int mask = f.power / 2; mask; mask /= 2, round++)
+        for (int v = 0; v < f.power; v++) {
+            int peer = v ^ mask, first = peer & ~(mask - 1);
+            dt__pass_sections(x, round, DT__HOP_ADD, dt__fold_rank(&f, v), dt__fold_rank(&f, peer),
+                              dt__fold_section(&f, first), dt__fold_section(&f, first + mask));
+        }
+    for (int v = 0; v < f.rest && !whole; v++)
+        dt__pass_sections(x, round, DT__HOP_TAKE, 2 * v + 1, 2 * v, 2 * v, 2 * v + 1);
+    return round + !whole;
+}
+static int dt__halving_gather(dt__course *x, int round, int whole)
+{
+    dt__fold f = dt__fold_of(x->size);
+    for (int v = 0; v < f.rest && !whole; v++)
+        dt__pass_sections(x, round, DT__HOP_TAKE, 2 * v, 2 * v + 1, 2 * v, 2 * v + 1);
+    round += !whole;
+    for (int mask = 1; mask < f.power; mask *= 2, round++)
+        for (int v = 0; v < f.power; v++) {
+            int first = v & ~(mask - 1);
+            dt__pass_sections(x, round, DT__HOP_TAKE, dt__fold_rank(&f, v), dt__fold_rank(&f, v ^ mask),
+                              dt__fold_section(&f, first), dt__fold_section(&f, first + mask));
+        }
+    for (int v = 0; v < f.rest; v++) dt__pass_sections(x, round, DT__HOP_TAKE, 2 * v + 1, 2 * v, 0, f.n);
+    return round + 1;
+}
+
+static int dt__doubling(dt__course *x, int round)
+{
+    dt__fold f = dt__fold_of(x->size);
+    for (int v = 0; v < f.rest; v++) dt__pass_sections(x, round, DT__HOP_ADD, 2 * v, 2 * v + 1, 0, f.n);
+    round++;
+    for (int mask = 1; mask < f.power; mask *= 2, round++)
+        for (int v = 0; v < f.power; v++)
+            dt__pass_sections(x, round, DT__HOP_SWAP, dt__fold_rank(&f, v), dt__fold_rank(&f, v ^ mask), 0, f.n);
+    for (int v = 0; v < f.rest; v++) dt__pass_sections(x, round, DT__HOP_TAKE, 2 * v + 1, 2 * v, 0, f.n);
+    return round + 1;
+}
+
+/* A tree over places 0 .. n - 1 whose leaves are the even ones: the root of a range has 2^k - 1 places at its left. */
+static int dt__tree_left(int size)
+{
+    int power = 1;
+    while (2 * power <= size / 2 + 1) power *= 2;
+    return power - 1;
+}
+static int dt__tree_height(int size)
+{
+    int left = dt__tree_left(size);
+    return size < 2 ? 0 : 1 + (int)dt__max(dt__tree_height(left), dt__tree_height(size - 1 - left));
+}
+typedef struct dt__twig {
+    int parent, height, depth; /* parent -1: the root */
+} dt__twig;
+static dt__twig dt__tree_place(int n, int place)
+{
+    dt__twig t;
+    int low = 0, high = n, middle;
+    t.parent = -1, t.depth = 0;
+    while ((middle = low + dt__tree_left(high - low)) != place) {
+        t.parent = middle;
+        t.depth++;
+        if (place < middle) high = middle;
+        else low = middle + 1;
+    }
+    t.height = dt__tree_height(high - low);
+    return t;
+}
+
+/* Pieces of a stream. */
+static int dt__stream_pieces(const dt__course *x, int64_t count)
+{
+    return (int)dt__min(dt__max(count * x->unit >> 17, 1), 32);
+}
+
+/* Who sits on place p of tree 0 or 1: each rank is a leaf in one of them, but for one when n is odd. */
+static int dt__tree_rank(int n, int tree, int p) { return !tree ? p : n % 2 ? (p + n - 1) % n : n - 1 - p; }
+
+/* Half of the data goes up and down each tree, in pieces: the next goes up while one goes down. */
+static int dt__tree_all_reduce(dt__course *x, int round)
+{
+    int n = x->size, height = dt__tree_height(n), pieces = dt__stream_pieces(x, x->count / 2);
+    for (int tree = 0; tree < 2; tree++) {
+        int64_t base = tree ? x->count / 2 : 0, all = tree ? x->count - base : x->count / 2;
+        for (int p = 0; p < n; p++) {
+            dt__twig t = dt__tree_place(n, p);
+            int rank = dt__tree_rank(n, tree, p), parent = dt__tree_rank(n, tree, t.parent);
+            for (int k = 0; k < pieces && t.parent >= 0; k++) {
+                int64_t from = base + all * k / pieces, count = base + all * (k + 1) / pieces - from;
+                dt__pass(x, round + k + t.height, DT__HOP_ADD, rank, parent, from, from, count);
+                dt__pass(x, round + k + height + t.depth - 1, DT__HOP_TAKE, parent, rank, from, from, count);
+            }
+        }
+    }
+    return round + pieces + 2 * height;
+}
+
+/* Rank 0 of the route has the data. */
+static int dt__chain_broadcast(dt__course *x, int round)
+{
+    int pieces = dt__stream_pieces(x, x->count);
+    for (int p = 0; p + 1 < x->size; p++)
+        for (int k = 0; k < pieces; k++) {
+            int64_t from = x->count * k / pieces, count = x->count * (k + 1) / pieces - from;
+            dt__pass(x, round + k + p, DT__HOP_TAKE, p, p + 1, from, from, count);
+        }
+    return round + pieces + x->size - 1;
+}
+/* Whole, or to each subtree the sections of its ranks. */
+static int dt__tree_broadcast(dt__course *x, int round, int sections)
+{
+    int n = x->size, mask = 1;
+    while (mask < n) mask *= 2;
+    for (mask /= 2; mask; mask /= 2, round++)
+        for (int v = 0; v + mask < n; v += 2 * mask)
+            dt__pass_sections(x, round, DT__HOP_TAKE, v, v + mask, sections ? v + mask : 0,
+                              sections ? (int)dt__min(v + 2 * mask, n) : n);
+    return round;
+}
+
+static int dt__server_scatter(dt__course *x, int round)
+{
+    for (int p = 0; p < x->size; p++)
+        for (int q = 0; q < x->size; q++) dt__pass_sections(x, round, DT__HOP_ADD, p, q, q, q + 1);
+    return round + 1;
+}
+static int dt__server_gather(dt__course *x, int round)
+{
+    for (int p = 0; p < x->size; p++)
+        for (int q = 0; q < x->size; q++) dt__pass_sections(x, round, DT__HOP_TAKE, p, q, p, p + 1);
+    return round + 1;
+}
+
+/* Rank q's section goes between nodes through one rank of each, its deputy there; on q's own node that is q. */
+static int dt__course_deputy(const dt__course *x, int node, int q)
+{
+    return x->c->bridge ? dt__bridge_deputy(x->c->bridge, node, q) : q;
+}
+static int dt__node_members(const dt_comm *c, int node)
+{
+    return c->bridge ? c->bridge->first[node + 1] - c->bridge->first[node] : c->size;
+}
+
+/* Inside each node, all to the deputies or the deputies to all. Two ranks exchange one section in a round. */
+static int dt__deputies(dt__course *x, int round, int gather)
+{
+    const dt_comm *c = x->c;
+    int nodes = dt_comm_nodes(c), most = 0, spread = 1;
+    for (int k = 0; k < nodes; k++) most = (int)dt__max(most, dt__node_members(c, k));
+    for (int k = 0; k < nodes; k++) spread = (int)dt__max(spread, dt__ceil_div(most, dt__node_members(c, k)));
+    for (int q = 0; q < x->size; q++)
+        for (int p = 0; p < x->size; p++) {
+            int k = dt_comm_node(c, p), deputy = dt__course_deputy(x, k, q);
+            int seat = c->bridge ? c->bridge->seat[q] / dt__node_members(c, k) : 0;
+            int at = round + dt_comm_node(c, q) * spread + seat;
+            dt__pass_sections(x, at, gather ? DT__HOP_TAKE : DT__HOP_ADD, gather ? deputy : p, gather ? p : deputy, q,
+                              q + 1);
+        }
+    return round + nodes * spread;
+}
+/* Between nodes a section's sum goes round and ends at home, or its copies begin there. */
+static int dt__between_nodes(dt__course *x, int round, int gather)
+{
+    int nodes = dt_comm_nodes(x->c);
+    for (int k = 0; k < nodes - 1; k++)
+        for (int q = 0; q < x->size; q++) {
+            int from = (dt_comm_node(x->c, q) + k + !gather) % nodes;
+            dt__pass_sections(x, round + k, gather ? DT__HOP_TAKE : DT__HOP_ADD, dt__course_deputy(x, from, q),
+                              dt__course_deputy(x, (from + 1) % nodes, q), q, q + 1);
+        }
+    return round + nodes - 1;
+}
+static int dt__hierarchy_scatter(dt__course *x, int round)
+{
+    return dt__between_nodes(x, dt__deputies(x, round, 0), 0);
+}
+static int dt__hierarchy_gather(dt__course *x, int round)
+{
+    return dt__deputies(x, dt__between_nodes(x, round, 1), 1);
+}
+static int dt__hierarchy_broadcast(dt__course *x, int round, int root)
+{
+    int nodes = dt_comm_nodes(x->c), home = dt_comm_node(x->c, root), mask = 1;
+    while (mask < nodes) mask *= 2;
+    for (mask /= 2; mask; mask /= 2, round++)
+        for (int v = 0; v + mask < nodes; v += 2 * mask)
+            dt__pass(x, round, DT__HOP_TAKE, dt__course_deputy(x, (home + v) % nodes, root),
+                     dt__course_deputy(x, (home + v + mask) % nodes, root), 0, 0, x->count);
+    for (int p = 0; p < x->size; p++)
+        dt__pass(x, round, DT__HOP_TAKE, dt__course_deputy(x, dt_comm_node(x->c, p), root), p, 0, 0, x->count);
+    return round + 1;
+}
+
+/* Everything at once, or one partner in a round. */
+static int dt__exchange_all(dt__course *x, int round, int at_once)
+{
+    int n = x->size;
+    int64_t section = x->at[1];
+    for (int k = 1; k < n; k++)
+        for (int p = 0; p < n; p++) {
+            int q = (p + k) % n;
+            dt__pass(x, at_once ? round : round + k - 1, DT__HOP_TAKE, p, q, x->at[q], x->at[p], section);
+        }
+    return at_once ? round + 1 : round + n - 1;
+}
+
+static int dt__course_scatter(dt__course *x, dt_algorithm a, int round, int whole)
+{
+    switch (a) {
+    case DT_RING: return dt__ring_scatter(x, round);
+    case DT_HALVING: return dt__halving_scatter(x, round, whole);
+    case DT_HIERARCHY: return dt__hierarchy_scatter(x, round);
+    case DT_SERVERS: return dt__server_scatter(x, round);
+    default: return -1;
+    }
+}
+static int dt__course_gather(dt__course *x, dt_algorithm a, int round, int whole)
+{
+    switch (a) {
+    case DT_RING: return dt__ring_gather(x, round);
+    case DT_HALVING: return dt__halving_gather(x, round, whole);
+    case DT_HIERARCHY: return dt__hierarchy_gather(x, round);
+    case DT_SERVERS: return dt__server_gather(x, round);
+    default: return -1;
+    }
+}
+static int dt__course_broadcast(dt__course *x, dt_algorithm a, int root)
+{
+    if (a == DT_HIERARCHY) return dt__hierarchy_broadcast(x, 0, root);
+    x->turn = root;
+    switch (a) {
+    case DT_RING: return dt__chain_broadcast(x, 0);
+    case DT_TREE: return dt__tree_broadcast(x, 0, 0);
+    case DT_HALVING: return dt__ring_gather(x, dt__tree_broadcast(x, 0, 1));
+    case DT_SERVERS:
+        for (int p = 1; p < x->size; p++) dt__pass_sections(x, 0, DT__HOP_TAKE, 0, p, 0, x->size);
+        return 1;
+    default: return -1;
+    }
+}
+
+static int dt__hop_before(const void *a, const void *b)
+{
+    const dt__hop *x = (const dt__hop *)a, *y = (const dt__hop *)b;
+    if (x->round != y->round) return x->round < y->round ? -1 : 1;
+    return x->order < y->order ? -1 : x->order > y->order;
+}
+
+static int dt__call_has_sections(dt_call call) { return call != DT_ALL_REDUCE && call != DT_BROADCAST; }
+
+/* Lists the hops of a collective on `count` elements; how many rounds, -1 when the algorithm does not do the call. */
+static int dt__course_rounds(dt__course *x, const dt_collective *what, dt_algorithm a)
+{
+    int rounds;
+    switch (what->call) {
+    case DT_ALL_REDUCE:
+        if (a == DT_DOUBLING) return dt__doubling(x, 0);
+        if (a == DT_TREE) return dt__tree_all_reduce(x, 0);
+        rounds = dt__course_scatter(x, a, 0, 1);
+        return rounds < 0 ? rounds : dt__course_gather(x, a, rounds, 1);
+    case DT_REDUCE_SCATTER: return dt__course_scatter(x, a, 0, 0);
+    case DT_ALL_GATHER: return dt__course_gather(x, a, 0, 0);
+    case DT_BROADCAST: return dt__course_broadcast(x, a, what->root);
+    default: return a == DT_SERVERS || a == DT_RING ? dt__exchange_all(x, 0, a == DT_SERVERS) : -1;
+    }
+}
+static int dt__course_list(dt__course *x, const dt_collective *what, dt_algorithm a, int64_t count)
+{
+    const int64_t grain = 16; /* elements that stay together, where sections are cut */
+    int parts = what->servers > 0 && a == DT_SERVERS ? what->servers : x->size, rounds;
+    x->hops = x->order = 0;
+    x->turn = 0;
+    x->result = DT_OK;
+    x->count = count;
+    x->unit = dt__format_of[what->type].bytes;
+    for (int p = 0; p <= x->size; p++)
+        x->at[p] = dt__call_has_sections(what->call)
+                       ? p * count
+                       : dt__min(count, dt__ceil_div(count, grain) * dt__min(p, parts) / parts * grain);
+    rounds = dt__course_rounds(x, what, a);
+    qsort(x->hop, (size_t)x->hops, sizeof *x->hop, dt__hop_before);
+    return rounds;
+}
+
+static int dt__algorithm_does(dt_algorithm a, dt_call call)
+{
+    if (a == DT_EXACT || a == DT_TUNED || a == DT_NATIVE || a == DT_RING || a == DT_SERVERS) return 1;
+    if (a == DT_DOUBLING) return call == DT_ALL_REDUCE;
+    if (a == DT_TREE) return call == DT_ALL_REDUCE || call == DT_BROADCAST;
+    return call != DT_ALL_TO_ALL;
+}
+
+static dt_result dt__check_collective(const dt_comm *c, const dt_collective *what)
+{
+    char list[128] = "";
+    if (dt__call_of(what->call) == DT__CALL_COUNT) return dt__error(DT_E_USAGE, "call %d is no dt_call", what->call);
+    if (!dt__is_dtype((int)what->type)) return dt__error(DT_E_USAGE, "type %d is no dt_dtype", (int)what->type);
+    if (what->servers < 0 || what->servers > c->size)
+        return dt__error(DT_E_USAGE, "%d servers: there are %d ranks", what->servers, c->size);
+    if ((int)what->algorithm >= 0 && (int)what->algorithm < DT_ALGORITHMS &&
+        dt__algorithm_does(what->algorithm, what->call)) {
+        dt_result r = dt__check_op(what->op);
+        return r ? r : dt__check_rank(c, "broadcast from rank", what->root);
+    }
+    for (int a = 0; a < DT_ALGORITHMS; a++)
+        if (dt__algorithm_does((dt_algorithm)a, what->call))
+            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", a ? ", " : "", dt__algorithm_names[a]);
+    return dt__error(DT_E_USAGE, "%s does no %s: choose one of %s", dt_algorithm_name(what->algorithm),
+                     dt_call_name(what->call), list);
+}
+
+/* ---- doing it ---- */
+
+/* to = op(a, b) of one type; to is a or b. */
+static void dt__combine_typed(const dt__kernels *k, const dt_collective *what, void *to, const void *a, const void *b,
+                              int64_t n)
+{
+    float x[DT__BLOCK], y[DT__BLOCK];
+    int64_t unit = dt__format_of[what->type].bytes;
+    if (what->type == DT_F32) {
+        dt__combine(what->op, (float *)to, (float *)to, (const float *)a, (const float *)b, n);
+        return;
+    }
+    for (int64_t at = 0, m; what->type != DT_I32 && at < n; at += m) {
+        m = dt__min(n - at, DT__BLOCK);
+        k->convert(DT_F32, x, (int)what->type, (const char *)a + at * unit, m);
+        k->convert(DT_F32, y, (int)what->type, (const char *)b + at * unit, m);
+        dt__combine(what->op, x, x, x, y, m);
+        k->convert((int)what->type, (char *)to + at * unit, DT_F32, x, m);
+    }
+    for (int64_t i = 0; what->type == DT_I32 && i < n; i++) {
+        int32_t p = ((const int32_t *)a)[i], q = ((const int32_t *)b)[i];
+        if (what->op == DT_SUM) p = (int32_t)((uint32_t)p + (uint32_t)q);
+        else p = (what->op == DT_MAX ? p > q : p < q) ? p : q;
+        ((int32_t *)to)[i] = p;
+    }
+}
+
+/* The data of a hop, which lies at `from`, comes to this rank's place. */
+static void dt__hop_arrive(dt__router *w, const dt_collective *what, const dt__hop *h, char *take, const char *from,
+                           int64_t first, int64_t count)
+{
+    char *to = take + (h->to + first) * w->course.unit;
+    if (h->kind == DT__HOP_TAKE) memcpy(to, from, (size_t)(count * w->course.unit));
+    else if (h->kind == DT__HOP_ADD || h->source > h->target) dt__combine_typed(w->k, what, to, to, from, count);
+    else dt__combine_typed(w->k, what, to, from, to, count); /* both ranks of a swap have the lower one's at the left */
+}
+
+static int dt__hop_far(const dt_comm *c, const dt__hop *h)
+{
+    return dt_comm_node(c, h->source) != dt_comm_node(c, h->target);
+}
+/* Messages that carry a hop between nodes: what has come is added while the rest is under way. */
+static int dt__hop_messages(const dt_comm *c, const dt__hop *h, int64_t unit)
+{
+    if (!dt__hop_far(c, h)) return 0;
+    return h->kind == DT__HOP_ADD ? (int)dt__min(dt__max(h->count * unit >> 18, 1), 16) : 1;
+}
+/* Where message k of the hop begins, in elements. */
+static int64_t dt__hop_cut(const dt__hop *h, int k) { return h->messages ? h->count * k / h->messages : 0; }
+
+/* Room for a round's messages and for what comes before it may be added. */
+static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t hops)
+{
+    int64_t messages = 0, bytes = 0;
+    for (int64_t i = 0; i < hops; i++) {
+        int taken = h[i].target == c->rank, far = dt__hop_far(c, &h[i]);
+        h[i].messages = dt__hop_messages(c, &h[i], w->course.unit);
+        h[i].message = (int)messages;
+        messages += h[i].messages;
+        h[i].landing = taken && ((far && h[i].kind == DT__HOP_ADD) || h[i].kind == DT__HOP_SWAP) ? bytes : -1;
+        if (h[i].landing >= 0) bytes += dt__round_up(h[i].count * w->course.unit, 64);
+    }
+    if (dt__reserve((void **)&w->message, 0, &w->message_room, messages, (int64_t)sizeof(dt__message), "messages") &&
+        dt__reserve((void **)&w->scratch, 0, &w->scratch_room, bytes, 1, "what a collective adds"))
+        return DT_OK;
+    return DT_E_MEMORY;
+}
+
+static dt_comm *dt__near_of(dt_comm *c) { return c->bridge ? c->bridge->near : c; }
+static int dt__seat_of(const dt_comm *c, int p) { return c->bridge ? c->bridge->seat[p] : p; }
+
+/* Starts what leaves this rank and the receives from other nodes. */
+static dt_result dt__hop_depart(dt_comm *c, dt__router *w, dt__hop *h, char *send, char *take)
+{
+    dt_comm *near = dt__near_of(c);
+    int sends = h->source == c->rank, peer = sends ? h->target : h->source;
+    int64_t unit = w->course.unit, bytes = h->count * unit;
+    char *data = sends ? send + h->from * unit : h->landing >= 0 ? w->scratch + h->landing : take + h->to * unit;
+    dt_result r = DT_OK;
+    if (sends) dt__count_moved(c, peer, bytes);
+    if (sends && !c->bridge) c->owed += bytes;
+    for (int k = 0; k < h->messages && !r; k++) {
+        int64_t begin = dt__hop_cut(h, k) * unit, end = dt__hop_cut(h, k + 1) * unit;
+        r = dt__bridge_start(c, &w->message[h->message + k], sends, peer, 0, data + begin, end - begin);
+    }
+    if (sends && !h->messages) {
+        dt__parcel parcel;
+        parcel.where = near->job->threads ? (int64_t)(intptr_t)data : dt__locate(near, data, bytes);
+        parcel.count = parcel.total = bytes;
+        r = dt__post(near, dt__seat_of(c, peer), &parcel, &h->ticket);
+    }
+    return r;
+}
+
+/* Takes what a rank of this node has posted. */
+static dt_result dt__hop_near(dt_comm *c, dt__router *w, const dt_collective *what, const dt__hop *h, char *take)
+{
+    dt_comm *near = dt__near_of(c);
+    int peer = dt__seat_of(c, h->source);
+    dt__channel *channel = dt__comm_channel(near, peer, near->rank);
+    uint32_t next = channel->taken.value + 1;
+    const char *from;
+    dt_result r = dt__wait(near, peer, &channel->posted, next);
+    if (r) return r;
+    from = (const char *)dt__resolve(near, channel->parcel[next % DT__PARCELS].where);
+    if (h->landing >= 0) memcpy(w->scratch + h->landing, from, (size_t)(h->count * w->course.unit));
+    else dt__hop_arrive(w, what, h, take, from, 0, h->count);
+    dt__event_raise(&channel->taken, next);
+    return DT_OK;
+}
+
+/* Waits for the hop's messages. What comes to be added is, as far as it has come. */
+static dt_result dt__hop_wait(dt_comm *c, dt__router *w, const dt_collective *what, const dt__hop *h, char *take)
+{
+    dt_comm *near = dt__near_of(c);
+    int sends = h->source == c->rank, seat = dt__seat_of(c, h->target);
+    dt_result r = DT_OK;
+    for (int k = 0; k < h->messages && !r; k++) {
+        int64_t first = dt__hop_cut(h, k), count = dt__hop_cut(h, k + 1) - first;
+        r = dt__bridge_wait_one(c, &w->message[h->message + k], sends ? h->target : h->source);
+        if (!r && !sends && h->kind == DT__HOP_ADD)
+            dt__hop_arrive(w, what, h, take, w->scratch + h->landing + first * w->course.unit, first, count);
+    }
+    if (sends && !h->messages && !r)
+        r = dt__wait(near, seat, &dt__comm_channel(near, near->rank, seat)->taken, h->ticket);
+    return r;
+}
+
+/* One round: nobody waits before all that leaves is under way, so no rank waits for one that waits for it. */
+static dt_result dt__round(dt_comm *c, dt__router *w, const dt_collective *what, dt__hop *h, int64_t hops, char *send,
+                           char *take)
+{
+    dt_result r = dt__round_room(c, w, h, hops);
+    int64_t started = 0;
+    for (int64_t i = 0; i < w->message_room && !r; i++) w->message[i].data = NULL;
+    for (; started < hops && !r; started++)
+        if (h[started].source == c->rank || h[started].messages) r = dt__hop_depart(c, w, &h[started], send, take);
+    for (int64_t i = 0; i < hops && !r; i++)
+        if (h[i].target == c->rank && !h[i].messages) r = dt__hop_near(c, w, what, &h[i], take);
+    for (int sends = 0; sends < 2; sends++)
+        for (int64_t i = 0; i < hops && !r; i++)
+            if ((h[i].source == c->rank) == sends) r = dt__hop_wait(c, w, what, &h[i], take);
+    for (int64_t i = 0; i < hops && !r; i++)
+        if (h[i].kind == DT__HOP_SWAP && h[i].target == c->rank)
+            dt__hop_arrive(w, what, &h[i], take, w->scratch + h[i].landing, 0, h[i].count);
+    for (int64_t i = 0; i < started && r; i++)
+        for (int k = 0; k < h[i].messages; k++) dt__bridge_cancel(c, &w->message[h[i].message + k]);
+    dt__comm_tick(c);
+    return r;
+}
+
+/* All rounds of the course. send and take are what the hops' places are in. */
+static dt_result dt__course_run(dt_comm *c, const dt_collective *what, char *send, char *take)
+{
+    dt__router *w = c->router;
+    unsigned saved = dt__fp_enter();
+    dt_result r = w->course.result;
+    for (int64_t i = 0, end; i < w->course.hops && !r; i = end) {
+        for (end = i; end < w->course.hops && w->course.hop[end].round == w->course.hop[i].round;) end++;
+        r = dt__round(c, w, what, w->course.hop + i, end - i, send, take);
+    }
+    dt__fp_leave(saved);
+    return r;
+}
+
+/* Copies `bytes` of each of sections [first, last), which lie so many bytes apart. */
+static void dt__sections_copy(char *to, int64_t to_stride, const char *from, int64_t from_stride, int first, int last,
+                              int64_t bytes)
+{
+    for (int p = first; p < last; p++)
+        if (to + p * to_stride != from + p * from_stride)
+            memcpy(to + p * to_stride, from + p * from_stride, (size_t)bytes);
+}
+
+/* Brings this rank's input of elements [at, at + n) to `send` (and where it stays to `take`), sections n apart. */
+static void dt__course_pack(const dt_comm *c, const dt_collective *what, int64_t at, int64_t n, char *send, char *take)
+{
+    int64_t unit = dt__format_of[what->type].bytes, bytes = n * unit, stride = what->count * unit;
+    const char *in = (const char *)what->in + at * unit;
+    int mine = c->rank;
+    if (what->call == DT_BROADCAST && mine != what->root) return;
+    if (what->call == DT_ALL_REDUCE || what->call == DT_BROADCAST) dt__sections_copy(send, 0, in, 0, 0, 1, bytes);
+    else if (what->call == DT_ALL_GATHER) dt__sections_copy(send + mine * bytes, 0, in, 0, 0, 1, bytes);
+    else if (send != in) dt__sections_copy(send, bytes, in, stride, 0, c->size, bytes);
+    if (what->call == DT_ALL_TO_ALL) dt__sections_copy(take + mine * bytes, 0, in + mine * stride, 0, 0, 1, bytes);
+}
+static void dt__course_unpack(const dt_comm *c, const dt_collective *what, int64_t at, int64_t n, const char *take)
+{
+    int64_t unit = dt__format_of[what->type].bytes, bytes = n * unit, stride = what->count * unit;
+    char *out = (char *)what->out + at * unit;
+    if (what->call == DT_ALL_REDUCE || what->call == DT_BROADCAST) dt__sections_copy(out, 0, take, 0, 0, 1, bytes);
+    else if (what->call == DT_REDUCE_SCATTER) dt__sections_copy(out, 0, take + c->rank * bytes, 0, 0, 1, bytes);
+    else dt__sections_copy(out, stride, take, bytes, 0, c->size, bytes);
+}
+
+/* All ranks make the same call: inside a node they meet, between nodes it is compared beside the data. */
+static dt_result dt__course_meet(dt_comm *c)
+{
+    dt_comm *near = dt__near_of(c);
+    dt_result r;
+    near->call = c->call;
+    near->call.where = -1;
+    c->owed = 0;
+    if ((r = dt__meet(near)) != DT_OK) return r;
+    c->met = c->rate > 0.0 ? dt__now() : 0.0;
+    return c->bridge ? dt__bridge_calls_start(c) : DT_OK;
+}
+
+/* By hops. Where no two ranks share memory data stays where it is, but for sums that would destroy the input; elsewhere
+ * peers read a slice of it at a time from symmetric memory. */
+static dt_result dt__collect_hops(dt_comm *c, const dt_collective *what, dt_algorithm a)
+{
+    dt__router *w = c->router;
+    int64_t unit = dt__format_of[what->type].bytes, slice;
+    int sections = !dt__call_has_sections(what->call) ? 1 : what->call == DT_ALL_TO_ALL ? 2 * c->size : c->size;
+    int in_place = !w->shared && what->call != DT_REDUCE_SCATTER;
+    dt_result r = dt__course_meet(c);
+    slice = in_place ? what->count : dt__max(w->work_bytes / (sections * unit) / 16 * 16, 16);
+    for (int64_t at = 0; at < what->count && !r; at += slice) {
+        int64_t n = dt__min(slice, what->count - at);
+        char *send = in_place ? (char *)what->out : w->work, *take = send;
+        if (what->call == DT_ALL_TO_ALL && in_place) send = (char *)(intptr_t)what->in;
+        else if (what->call == DT_ALL_TO_ALL) take = w->work + c->size * n * unit;
+        dt__course_pack(c, what, at, n, send, take);
+        if (at == 0 || n != slice) (void)dt__course_list(&w->course, what, a, n);
+        if ((r = dt__course_run(c, what, send, take)) == DT_OK && !in_place) dt__course_unpack(c, what, at, n, take);
+    }
+    if (!r && c->bridge) r = dt__bridge_calls(c, 1);
+    dt__link(c);
+    return c->bridge ? dt__bridge_end(c, r) : r;
+}
+
+/* The engine's own collective, without sleeping through the failure of a rank. */
+static dt_result dt__collect_native(dt_comm *c, const dt_collective *what)
+{
+    dt__router *w = c->router;
+    dt__move m;
+    dt__message done;
+    dt__watch watch;
+    dt_result r;
+    int peer = (c->rank + 1) % c->size;
+    memset(&m, 0, sizeof m);
+    memset(&done, 0, sizeof done);
+    memset(&watch, 0, sizeof watch);
+    m.op = dt__call_of(what->call);
+    m.in = (const float *)what->in, m.out = (float *)what->out;
+    m.count = what->count, m.sections = dt__call_has_sections(what->call) ? c->size : 1;
+    m.reduce = what->op, m.root = what->root, m.type = what->type;
+    if (what->call == DT_BROADCAST && c->rank == what->root && what->count > 0 && what->out != what->in)
+        memcpy(what->out, what->in, (size_t)(what->count * dt__format_of[what->type].bytes));
+    r = c->fabric->native(c->fabric, w->group, &m, &done);
+    if (!r && c->bridge) return dt__bridge_end(c, dt__bridge_wait_one(c, &done, peer));
+    while (!r && !__atomic_load_n(&done.done, __ATOMIC_ACQUIRE)) {
+        r = c->fabric->progress(c->fabric);
+        if (!r && (dt__comm_troubled(c) || dt__silent_too_long(c, peer, &watch))) r = dt__comm_explain(c);
+        sched_yield();
+    }
+    return r;
+}
+
+/* ---- preparing ---- */
+
+static void dt__router_close(dt_comm *c)
+{
+    dt__router *w = c->router;
+    if (!w) return;
+    if (w->group) c->fabric->ungroup(c->fabric, w->group);
+    if (!w->shared) dt__free(w->work);
+    dt__free(w->scratch);
+    dt__free(w->message);
+    dt__free(w->course.hop);
+    dt__free(w);
+    c->router = NULL;
+}
+
+/* On first use. Collective. */
+static dt_result dt__router_open(dt_comm *c)
+{
+    int64_t table = (c->size + 1) * (int64_t)sizeof(int64_t);
+    dt__router *w;
+    void *work = NULL;
+    dt_result r;
+    if (c->router) return DT_OK;
+    if (!(w = (dt__router *)dt__alloc((int64_t)sizeof *w + table, "collectives by algorithm"))) return DT_E_MEMORY;
+    w->course.at = (int64_t *)(void *)(w + 1);
+    w->course.c = c;
+    w->course.rank = c->rank;
+    w->course.size = c->size;
+    w->work_bytes = c->size <= 16 ? 1 << 22 : 1 << 20;
+    w->shared = !c->bridge || c->bridge->nodes < c->size;
+    r = dt__choose_kernels(&w->k);
+    if (!r && w->shared) r = dt_comm_alloc(c, w->work_bytes, &work);
+    else if (!r && !(work = dt__alloc(w->work_bytes, "collectives by algorithm"))) r = DT_E_MEMORY;
+    w->work = (char *)work;
+    c->router = w;
+    if (r) dt__router_close(c);
+    return r;
+}
+
+/* The engine's name for c's ranks. Collective. */
+static dt_result dt__router_group(dt_comm *c)
+{
+    dt__router *w = c->router;
+    int *world;
+    dt_result r = DT_OK;
+    if (!c->fabric || !c->fabric->native)
+        return dt__error(DT_E_USAGE, "native: %s has no collectives of its own: choose another algorithm, or build "
+                         "with DT_MPI and start by mpirun", c->fabric ? c->fabric->name : "shared memory");
+    if (w->grouped || c->size == c->fabric->size) return DT_OK;
+    if (!(world = (int *)dt__alloc(c->size * (int64_t)sizeof *world, "a group of ranks"))) return DT_E_MEMORY;
+    for (int p = 0; p < c->size; p++) world[p] = c->bridge ? c->bridge->world[p] : dt__comm_lane(c, p)->world;
+    r = c->fabric->group(c->fabric, world, c->size, &w->group);
+    w->grouped = !r;
+    dt__free(world);
+    return r;
+}
+
+/* S: of all sections together. */
+static int64_t dt__price_bytes(const dt_comm *c, const dt_collective *what)
+{
+    return what->count * dt__format_of[what->type].bytes * (dt__call_has_sections(what->call) ? c->size : 1);
+}
+
+/* Which algorithm DT_TUNED is for so many bytes. */
+static dt_algorithm dt__tuned_choice(const dt_comm *c, const dt_collective *what)
+{
+    int64_t bytes = dt__price_bytes(c, what);
+    int log = 0;
+    while (log < DT__TUNED_SIZES - 1 && (int64_t)2 << log <= bytes) log++;
+    return c->router && c->router->tuned ? (dt_algorithm)(int)c->router->best[what->call][log] : DT_EXACT;
+}
+
+static dt_result dt__collect_float(dt_comm *c, const dt_collective *what, const float *in, float *out)
+{
+    int64_t n = what->count;
+    switch (what->call) {
+    case DT_ALL_REDUCE: return dt__all_reduce_apart(c, in, out, n, what->op);
+    case DT_REDUCE_SCATTER: return dt_reduce_scatter(c, in, out, n, what->op);
+    case DT_ALL_GATHER: return dt_all_gather(c, in, out, n);
+    case DT_BROADCAST:
+        if (c->rank == what->root) dt__copy(out, in, n);
+        return dt_broadcast(c, out, n, what->root);
+    default: return dt_all_to_all(c, in, out, n);
+    }
+}
+
+/* In the fixed tree: sums of the small types as fp32, rounded once. */
+static dt_result dt__collect_exact(dt_comm *c, const dt_collective *what)
+{
+    int64_t inputs = what->call == DT_REDUCE_SCATTER ? c->size * what->count : what->count;
+    int sums = what->call == DT_ALL_REDUCE || what->call == DT_REDUCE_SCATTER;
+    float *wide;
+    dt_result r;
+    if (what->type == DT_F32 || (what->type == DT_I32 && !sums))
+        return dt__collect_float(c, what, (const float *)what->in, (float *)what->out);
+    if (!sums || what->type == DT_I32) { /* in any order the same */
+        dt_collective direct = *what;
+        direct.algorithm = DT_SERVERS, direct.servers = 0;
+        return dt_collect(c, &direct);
+    }
+    if (!(wide = (float *)dt__alloc(inputs * (int64_t)sizeof *wide * 2, "a sum of small types"))) return DT_E_MEMORY;
+    if ((r = dt__router_open(c)) == DT_OK) {
+        c->router->k->convert(DT_F32, wide, (int)what->type, what->in, inputs);
+        r = dt__collect_float(c, what, wide, what->call == DT_ALL_REDUCE ? wide : wide + inputs);
+    }
+    if (!r)
+        c->router->k->convert((int)what->type, what->out, DT_F32, what->call == DT_ALL_REDUCE ? wide : wide + inputs,
+                              what->count);
+    dt__free(wide);
+    return r;
+}
+
+DT_API dt_result dt_collect(dt_comm *c, const dt_collective *what)
+{
+    dt_algorithm a = what->algorithm;
+    int64_t extra = (int64_t)what->type << 4 | (int64_t)what->op << 8 | (int64_t)what->root << 12;
+    dt_result r = dt__check_collective(c, what);
+    if (!r && a == DT_TUNED) a = dt__tuned_choice(c, what);
+    if (!r && a == DT_EXACT && c->job) return dt__collect_exact(c, what);
+    if (!r && c->job) r = dt__router_open(c);
+    if (!r && a == DT_NATIVE) r = dt__router_group(c);
+    if (!r) r = dt__begin(c, dt__call_of(what->call), what->count, (int)(extra | (int64_t)a));
+    if (r) return r;
+    if (!c->job) {
+        if (what->count > 0 && what->out != what->in)
+            memcpy(what->out, what->in, (size_t)(what->count * dt__format_of[what->type].bytes));
+        return DT_OK;
+    }
+    return a == DT_NATIVE ? dt__collect_native(c, what) : dt__collect_hops(c, what, a);
+}
+
+/* Copies up to `room` elements between the arrays, from (*array, *at) on, and the buffer; how many. */
+static int64_t dt__fuse(char *buffer, int64_t room, int back, void *const *data, const int64_t *counts, int64_t arrays,
+                        int64_t unit, int64_t *array, int64_t *at)
+{
+    int64_t used = 0;
+    while (*array < arrays && used < room) {
+        int64_t n = dt__min(counts[*array] - *at, room - used);
+        char *there = (char *)data[*array] + *at * unit, *here = buffer + used * unit;
+        if (n > 0) memcpy(back ? there : here, back ? here : there, (size_t)(n * unit));
+        used += n;
+        *at += n;
+        if (*at < counts[*array]) break;
+        ++*array;
+        *at = 0;
+    }
+    return used;
+}
+
+DT_API dt_result dt_collect_list(dt_comm *c, const dt_collective *how, void *const *data, const int64_t *counts,
+                                 int64_t arrays, int64_t threshold, int64_t *calls)
+{
+    dt_collective what = *how;
+    int64_t unit, array = 0, at = 0, made = 0;
+    char *buffer;
+    dt_result r;
+    what.call = DT_ALL_REDUCE;
+    if (calls) *calls = 0;
+    if ((r = dt__check_collective(c, &what)) != DT_OK) return r;
+    for (int64_t i = 0; i < arrays; i++)
+        if (counts[i] < 0)
+            return dt__error(DT_E_USAGE, "array %lld has %lld elements", (long long)i, (long long)counts[i]);
+    unit = dt__format_of[what.type].bytes;
+    if (threshold != 0 && threshold < unit)
+        return dt__error(DT_E_USAGE, "a threshold of %lld bytes holds no element of %lld", (long long)threshold,
+                         (long long)unit);
+    buffer = threshold ? (char *)dt__alloc(threshold, "a fusion buffer") : NULL;
+    if (threshold && !buffer) return DT_E_MEMORY;
+    for (int64_t begin, from; array < arrays && !r; made++) {
+        begin = array, from = at;
+        what.in = what.out = threshold ? (void *)buffer : data[array];
+        what.count = threshold ? dt__fuse(buffer, threshold / unit, 0, data, counts, arrays, unit, &array, &at)
+                               : counts[array++];
+        if ((r = dt_collect(c, &what)) == DT_OK && threshold)
+            (void)dt__fuse(buffer, threshold / unit, 1, data, counts, arrays, unit, &begin, &from);
+    }
+    if (calls) *calls = made;
+    dt__free(buffer);
+    return r;
+}
+
+/* ---- prices ---- */
+
+typedef struct dt__clocks {
+    double ready, out, in, next; /* seconds: the round begins; its sends and receives are done; it ends */
+    int64_t messages, bytes, far_bytes;
+} dt__clocks;
+
+/* Adds up a round. A rank sends one message after another and receives likewise, at the same time. */
+static void dt__price_round(const dt__course *x, const dt_tuning *t, const dt__hop *h, int64_t hops, dt__clocks *clock)
+{
+    for (int p = 0; p < x->size; p++) clock[p].out = clock[p].in = clock[p].next = clock[p].ready;
+    for (int64_t i = 0; i < hops; i++) {
+        dt__clocks *from = &clock[h[i].source], *to = &clock[h[i].target];
+        int far = dt__hop_far(x->c, &h[i]);
+        const dt_link *link = far ? &t->far : &t->near;
+        int64_t bytes = h[i].count * x->unit;
+        double moving = (double)bytes * link->beta, adding = h[i].kind ? (double)bytes * t->gamma : 0.0;
+        double begin = from->out;
+        from->out = begin + moving;
+        to->in = (begin > to->in ? begin : to->in) + moving + adding;
+        if (to->next < to->in + link->alpha) to->next = to->in + link->alpha;
+        from->messages++;
+        from->bytes += bytes;
+        from->far_bytes += far ? bytes : 0;
+    }
+    for (int p = 0; p < x->size; p++) clock[p].ready = clock[p].next > clock[p].out ? clock[p].next : clock[p].out;
+}
+
+static dt_result dt__price_course(dt_comm *c, const dt_collective *what, dt_algorithm a, dt_price *price)
+{
+    dt__router *w = c->router;
+    int64_t n = c->size, bytes = n * (int64_t)sizeof(dt__clocks) + (n + 1) * (int64_t)sizeof(int64_t);
+    dt__clocks *clock = (dt__clocks *)dt__alloc(bytes, "a price");
+    dt__course x;
+    if (!clock) return DT_E_MEMORY;
+    price->seconds = w->tuning.call + (w->shared ? 2 * w->tuning.copy * (double)dt__price_bytes(c, what) : 0.0);
+    for (int64_t p = 0; p < n; p++) clock[p].ready = price->seconds;
+    memset(&x, 0, sizeof x);
+    x.c = c, x.rank = -1, x.size = c->size;
+    x.at = (int64_t *)(void *)(clock + n);
+    (void)dt__course_list(&x, what, a, what->count);
+    for (int64_t i = 0, end; i < x.hops && !x.result; i = end) {
+        for (end = i; end < x.hops && x.hop[end].round == x.hop[i].round;) end++;
+        dt__price_round(&x, &w->tuning, x.hop + i, end - i, clock);
+        price->rounds++;
+    }
+    for (int64_t p = 0; p < n; p++) {
+        if (clock[p].ready > price->seconds) price->seconds = clock[p].ready;
+        price->messages = dt__max(price->messages, clock[p].messages);
+        price->bytes = dt__max(price->bytes, clock[p].bytes);
+        price->far_bytes = dt__max(price->far_bytes, clock[p].far_bytes);
+    }
+    dt__free(x.hop);
+    dt__free(clock);
+    return x.result;
+}
+
+/* Bytes of trial k. */
+static double dt__trial(int k) { return (double)((int64_t)8 << 3 * k); }
+
+/* Between the measured sizes on a line, and beyond the last one too. */
+static double dt__price_measured(const double *seconds, double bytes)
+{
+    int k = 0;
+    double slope;
+    while (k < DT__TRIALS - 2 && bytes > dt__trial(k + 1)) k++;
+    slope = (seconds[k + 1] - seconds[k]) / (dt__trial(k + 1) - dt__trial(k));
+    if (bytes < dt__trial(0)) return seconds[0];
+    return seconds[k] + (slope > 0.0 ? slope : 0.0) * (bytes - dt__trial(k));
+}
+
+static dt_result dt__price_of(dt_comm *c, const dt_collective *what, dt_algorithm a, dt_price *price)
+{
+    memset(price, 0, sizeof *price);
+    price->algorithm = a;
+    if (a != DT_EXACT && a != DT_NATIVE) return dt__price_course(c, what, a, price);
+    price->seconds = dt__price_measured(c->router->measured[a == DT_NATIVE][what->call],
+                                        (double)dt__price_bytes(c, what));
+    return DT_OK;
+}
+
+DT_API dt_result dt_comm_price(dt_comm *c, const dt_collective *what, dt_price *price)
+{
+    dt_algorithm a = what->algorithm;
+    dt_result r = dt__check_collective(c, what);
+    memset(price, 0, sizeof *price);
+    if (!r && what->count < 0)
+        r = dt__error(DT_E_USAGE, "%lld elements: the count is negative", (long long)what->count);
+    if (!r && !c->router && c->job)
+        r = dt__error(DT_E_USAGE, "no price yet: dt_comm_tune or a dt_collect comes first, on all ranks");
+    if (!r && a == DT_TUNED) a = dt__tuned_choice(c, what);
+    price->algorithm = a;
+    return r || !c->job ? r : dt__price_of(c, what, a, price);
+}
+
+/* ---- tuning ---- */
+
+static int dt__compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Seconds that `bytes` take from one rank to another, as hops go: half of a way there and back, the least of some
+ * trials of about 2 ms. Only the two ranks do anything. */
+static dt_result dt__time_link(dt_comm *c, int a, int b, int64_t bytes, double *seconds)
+{
+    dt__router *w = c->router;
+    dt_collective what = dt_collective_of(DT_BROADCAST, w->work, w->work, bytes / 4);
+    double time[DT__TRIALS], start;
+    dt_result r = DT_OK;
+    int ways = bytes > 1 << 18 ? 2 : bytes > 1 << 14 ? 10 : 50;
+    *seconds = 0.0;
+    if (c->rank != a && c->rank != b) return DT_OK;
+    w->course.hops = w->course.order = 0;
+    w->course.turn = 0;
+    w->course.unit = 4;
+    dt__pass(&w->course, 0, DT__HOP_TAKE, a, b, 0, 0, bytes / 4);
+    dt__pass(&w->course, 1, DT__HOP_TAKE, b, a, 0, 0, bytes / 4);
+    for (int k = -1; k < DT__TRIALS && !r; k++) {
+        start = dt__now();
+        for (int i = 0; i < ways && !r; i++) r = dt__course_run(c, &what, w->work, w->work);
+        if (k >= 0) time[k] = (dt__now() - start) / (2 * ways);
+    }
+    qsort(time, DT__TRIALS, sizeof *time, dt__compare_doubles);
+    *seconds = time[0];
+    return r;
+}
+
+/* Least squares of (alpha + beta s - t) / t. */
+static void dt__fit_link(dt_link *link, const double *bytes, const double *seconds, int n)
+{
+    double w = 0, ws = 0, wss = 0, v = 0, vs = 0, all = 0, left = 0, det;
+    for (int i = 0; i < n; i++) {
+        double u = 1 / seconds[i], s = bytes[i];
+        w += u * u, ws += u * u * s, wss += u * u * s * s, v += u, vs += u * s;
+    }
+    det = w * wss - ws * ws;
+    link->beta = det > 0 ? (w * vs - ws * v) / det : 0.0;
+    if (link->beta < 0) link->beta = 0;
+    link->alpha = (v - link->beta * ws) / w;
+    if (link->alpha < 0) link->alpha = 0;
+    link->points = n;
+    for (int i = 0; i < n; i++) {
+        double t = seconds[i], f = link->alpha + link->beta * bytes[i], mean = v / w; /* weighted by 1 / t^2, too */
+        all += (t - mean) * (t - mean) / (t * t);
+        left += (t - f) * (t - f) / (t * t);
+    }
+    link->r2 = all > 0 ? 1 - left / all : 1.0;
+}
+
+/* Two ranks with this kind of link; 0: there are none. */
+static int dt__link_pair(const dt_comm *c, int far, int *a, int *b)
+{
+    for (*a = 0; *a < c->size; ++*a)
+        for (*b = *a + 1; *b < c->size; ++*b)
+            if ((dt_comm_node(c, *a) != dt_comm_node(c, *b)) == far) return 1;
+    return 0;
+}
+
+static dt_result dt__tune_link(dt_comm *c, int far, dt_link *link)
+{
+    double bytes[DT__TRIALS], seconds[DT__TRIALS];
+    int a, b;
+    dt_result r = DT_OK;
+    memset(link, 0, sizeof *link);
+    if (!dt__link_pair(c, far, &a, &b)) return DT_OK;
+    for (int k = 0; k < DT__TRIALS && !r; k++) {
+        bytes[k] = dt__trial(k) < (double)c->router->work_bytes ? dt__trial(k) : (double)c->router->work_bytes;
+        if ((r = dt_barrier(c)) == DT_OK) r = dt__time_link(c, a, b, (int64_t)bytes[k], &seconds[k]);
+    }
+    if (!r && c->rank == a) dt__fit_link(link, bytes, seconds, DT__TRIALS);
+    return r ? r : dt_broadcast(c, (float *)(void *)link, (int64_t)(sizeof *link / 4), a);
+}
+
+/* What a byte costs that is added or copied, and a call: on all ranks at once, of each the least of some trials, and of
+ * those the slowest rank's. buffer holds 2 n floats. */
+static dt_result dt__tune_self(dt_comm *c, float *buffer, int64_t n, dt_tuning *t)
+{
+    float least[3];
+    dt_collective nothing = dt_collective_of(DT_ALL_REDUCE, buffer, buffer, 0);
+    dt_result r = DT_OK;
+    nothing.algorithm = DT_RING;
+    for (int k = 0; k < DT__TRIALS && !r; k++) {
+        double time[4];
+        r = dt_barrier(c);
+        time[0] = dt__now();
+        dt__combine(DT_SUM, buffer, buffer, buffer, buffer + n, n);
+        time[1] = dt__now();
+        memcpy(buffer + n, buffer, (size_t)n * sizeof *buffer);
+        time[2] = dt__now();
+        if (!r) r = dt_barrier(c);
+        time[3] = dt__now();
+        for (int i = 0; i < 20 && !r; i++) r = dt_collect(c, &nothing);
+        time[3] = (dt__now() - time[3]) / 20;
+        for (int i = 0; i < 3; i++) {
+            float seconds = (float)(i == 2 ? time[3] : (time[i + 1] - time[i]) / (double)(4 * n));
+            if (k == 0 || seconds < least[i]) least[i] = seconds;
+        }
+    }
+    if (!r) r = dt_all_reduce(c, least, 3, DT_MAX);
+    t->gamma = (double)least[0], t->copy = (double)least[1], t->call = (double)least[2];
+    return r;
+}
+
+/* Measures a call as it is, for all sizes. in and out hold the largest. */
+static dt_result dt__tune_call(dt_comm *c, dt_algorithm a, dt_call call, const void *in, void *out, double *seconds)
+{
+    dt_result r = DT_OK;
+    for (int k = 0; k < DT__TRIALS && !r; k++) {
+        int64_t floats = (int64_t)dt__trial(k) / 4;
+        dt_collective what = dt_collective_of(call, in, out, floats);
+        double time[3];
+        int times = k < 4 ? 20 : k < 6 ? 4 : 2;
+        what.algorithm = a;
+        if (dt__call_has_sections(call)) what.count = dt__max(floats / c->size, 1);
+        for (int i = -1; i < 3 && !r; i++) {
+            double start = dt__now();
+            for (int j = 0; j < times && !r; j++) r = dt_collect(c, &what);
+            if (i >= 0) time[i] = (dt__now() - start) / times;
+        }
+        qsort(time, 3, sizeof *time, dt__compare_doubles);
+        seconds[k] = time[1];
+    }
+    return r;
+}
+
+/* The cheapest algorithm for every call and size. */
+static dt_result dt__tune_choose(dt_comm *c)
+{
+    dt__router *w = c->router;
+    dt_result r = DT_OK;
+    for (int call = 0; call < DT__TUNED_CALLS; call++)
+        for (int e = 0; e < DT__TUNED_SIZES && !r; e++) {
+            double least = 0.0;
+            dt_collective what = dt_collective_of((dt_call)call, NULL, NULL, dt__max((int64_t)3 << e >> 3, 1));
+            if (dt__call_has_sections(what.call)) what.count = dt__max(what.count / c->size, 1);
+            for (int a = 0; a < DT_ALGORITHMS && !r; a++) {
+                dt_price price;
+                if (a == DT_TUNED || !dt__algorithm_does((dt_algorithm)a, what.call)) continue;
+                if (a == DT_NATIVE && w->measured[1][call][0] <= 0.0) continue;
+                r = dt__price_of(c, &what, (dt_algorithm)a, &price);
+                if (a != DT_EXACT && price.seconds >= least) continue;
+                least = price.seconds;
+                w->best[call][e] = (float)a;
+            }
+        }
+    return r;
+}
+
+DT_API dt_result dt_comm_tune(dt_comm *c, dt_tuning *t)
+{
+    double start = dt__now();
+    int64_t bytes = (int64_t)dt__trial(DT__TRIALS - 1) + 4 * c->size;
+    char *buffer = NULL;
+    dt__router *w;
+    dt_result r = DT_OK;
+    if (t) memset(t, 0, sizeof *t);
+    if (!c->job) return DT_OK;
+    if ((r = dt__router_open(c)) != DT_OK) return r;
+    w = c->router;
+    w->tuned = 0;
+    if (!(buffer = (char *)dt__alloc(2 * bytes, "measuring collectives"))) r = DT_E_MEMORY;
+    if (!r) r = dt__tune_link(c, 0, &w->tuning.near);
+    if (!r) r = dt__tune_link(c, 1, &w->tuning.far);
+    if (!r) r = dt__tune_self(c, (float *)(void *)buffer, bytes / 4, &w->tuning);
+    for (int native = 0; native < 2 && !r; native++)
+        for (int call = 0; call < DT__TUNED_CALLS && !r; call++)
+            if (!native || (c->fabric && c->fabric->native))
+                r = dt__tune_call(c, native ? DT_NATIVE : DT_EXACT, (dt_call)call, buffer, buffer + bytes,
+                                  w->measured[native][call]);
+    dt__free(buffer);
+    if (!r) r = dt_broadcast(c, (float *)(void *)w->measured, (int64_t)(sizeof w->measured / 4), 0);
+    if (!r && c->rank == 0) r = dt__tune_choose(c);
+    if (!r) r = dt_broadcast(c, w->best[0], DT__TUNED_CALLS * DT__TUNED_SIZES, 0);
+    w->tuned = !r;
+    w->tuning.seconds = dt__now() - start;
+    if (t) *t = w->tuning;
+    return r;
 }
 
 #ifdef DT_MPI
@@ -17428,29 +18719,36 @@ static void dt__mpi_cancel(dt__fabric *fabric, dt__message *m)
 
 /* ---- MPI's own collectives ---- */
 
+/* Small types are moved as whole numbers, and not summed. */
+static MPI_Datatype dt__mpi_element(dt_dtype type)
+{
+    if (type == DT_F32 || type == DT_I32) return type == DT_F32 ? MPI_FLOAT : MPI_INT32_T;
+    return dt__format_of[type].bytes == 2 ? MPI_UINT16_T : MPI_UINT8_T;
+}
 static MPI_Op dt__mpi_op(dt_op op) { return op == DT_SUM ? MPI_SUM : op == DT_MAX ? MPI_MAX : MPI_MIN; }
 
 /* Where in lies, for MPI, which has a name for data that is in its place already. */
 static const void *dt__mpi_input(const dt__move *move, int rank)
 {
-    int64_t place = move->op == DT__CALL_ALL_GATHER ? rank * move->count : 0;
+    int64_t place = move->op == DT__CALL_ALL_GATHER ? rank * move->count * dt__format_of[move->type].bytes : 0;
     int moves = move->op == DT__CALL_ALL_GATHER || move->op == DT__CALL_ALL_REDUCE;
-    return moves && move->in == move->out + place ? MPI_IN_PLACE : move->in;
+    return moves && (const char *)move->in == (const char *)move->out + place ? MPI_IN_PLACE : move->in;
 }
 
 /* Starts the collective. The shapes are those of the public functions. */
 static int dt__mpi_begin(const dt__move *move, int rank, MPI_Comm comm, MPI_Request *request)
 {
     int n = (int)move->count;
+    MPI_Datatype t = dt__mpi_element(move->type);
     const void *in = dt__mpi_input(move, rank);
     MPI_Op op = dt__mpi_op(move->reduce);
     switch (move->op) {
     case DT__CALL_BARRIER: return MPI_Ibarrier(comm, request);
-    case DT__CALL_BROADCAST: return MPI_Ibcast(move->out, n, MPI_FLOAT, move->root, comm, request);
-    case DT__CALL_ALL_REDUCE: return MPI_Iallreduce(in, move->out, n, MPI_FLOAT, op, comm, request);
-    case DT__CALL_REDUCE_SCATTER: return MPI_Ireduce_scatter_block(in, move->out, n, MPI_FLOAT, op, comm, request);
-    case DT__CALL_ALL_GATHER: return MPI_Iallgather(in, n, MPI_FLOAT, move->out, n, MPI_FLOAT, comm, request);
-    case DT__CALL_ALL_TO_ALL: return MPI_Ialltoall(in, n, MPI_FLOAT, move->out, n, MPI_FLOAT, comm, request);
+    case DT__CALL_BROADCAST: return MPI_Ibcast(move->out, n, t, move->root, comm, request);
+    case DT__CALL_ALL_REDUCE: return MPI_Iallreduce(in, move->out, n, t, op, comm, request);
+    case DT__CALL_REDUCE_SCATTER: return MPI_Ireduce_scatter_block(in, move->out, n, t, op, comm, request);
+    case DT__CALL_ALL_GATHER: return MPI_Iallgather(in, n, t, move->out, n, t, comm, request);
+    case DT__CALL_ALL_TO_ALL: return MPI_Ialltoall(in, n, t, move->out, n, t, comm, request);
     default: return MPI_ERR_ARG;
     }
 }
@@ -17459,15 +18757,16 @@ static int dt__mpi_begin(const dt__move *move, int rank, MPI_Comm comm, MPI_Requ
 static int dt__mpi_do(const dt__move *move, int rank, MPI_Comm comm)
 {
     int n = (int)move->count;
+    MPI_Datatype t = dt__mpi_element(move->type);
     const void *in = dt__mpi_input(move, rank);
     MPI_Op op = dt__mpi_op(move->reduce);
     switch (move->op) {
     case DT__CALL_BARRIER: return MPI_Barrier(comm);
-    case DT__CALL_BROADCAST: return MPI_Bcast(move->out, n, MPI_FLOAT, move->root, comm);
-    case DT__CALL_ALL_REDUCE: return MPI_Allreduce(in, move->out, n, MPI_FLOAT, op, comm);
-    case DT__CALL_REDUCE_SCATTER: return MPI_Reduce_scatter_block(in, move->out, n, MPI_FLOAT, op, comm);
-    case DT__CALL_ALL_GATHER: return MPI_Allgather(in, n, MPI_FLOAT, move->out, n, MPI_FLOAT, comm);
-    case DT__CALL_ALL_TO_ALL: return MPI_Alltoall(in, n, MPI_FLOAT, move->out, n, MPI_FLOAT, comm);
+    case DT__CALL_BROADCAST: return MPI_Bcast(move->out, n, t, move->root, comm);
+    case DT__CALL_ALL_REDUCE: return MPI_Allreduce(in, move->out, n, t, op, comm);
+    case DT__CALL_REDUCE_SCATTER: return MPI_Reduce_scatter_block(in, move->out, n, t, op, comm);
+    case DT__CALL_ALL_GATHER: return MPI_Allgather(in, n, t, move->out, n, t, comm);
+    case DT__CALL_ALL_TO_ALL: return MPI_Alltoall(in, n, t, move->out, n, t, comm);
     default: return MPI_ERR_ARG;
     }
 }
@@ -17496,6 +18795,9 @@ static dt_result dt__mpi_native(dt__fabric *fabric, void *group, const dt__move 
     if (r) return r;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
+    if ((move->op == DT__CALL_ALL_REDUCE || move->op == DT__CALL_REDUCE_SCATTER) && move->type > DT_I32)
+        return dt__error(DT_E_USAGE, "native: MPI does not add %s; choose another algorithm",
+                         dt__format_of[move->type].name);
     if (move->count < 0 || move->count > INT_MAX / size)
         return dt__error(DT_E_USAGE, "%s of %lld floats on %d ranks: MPI's own takes up to %d; choose another "
                          "algorithm", dt__call_name(move->op), (long long)move->count, size, INT_MAX / size);
