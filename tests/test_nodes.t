@@ -34,6 +34,7 @@ sub build_with_engines {
 }
 my $train = build_with_engines('examples/10_train.c', 'engines_train');
 my $comm = build_with_engines('tests/test_comm.c', 'engines_comm');
+my $collect = build_with_engines('tests/test_collect.c', 'engines_collect');
 
 # The command that starts so many ranks of a program over an engine: Open MPI, or a provider of libfabric.
 sub ranks {
@@ -84,6 +85,16 @@ for my $engine (@engines) {
     }
 }
 
+# by algorithm: over MPI its own are among them
+for my $engine (@engines) {
+    for my $what ('all', 'real', full() ? qw(large tuned list) : ()) {
+        for my $shape (full() ? ([2, 2], [5, 3], [4, 4], [3, 1]) : $engine eq 'mpi' ? ([2, 1], [3, 3]) : [3, 2]) {
+            my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$collect $what", "DT_NODES=$shape->[1]"));
+            is($status, 0, "$engine: algorithms, $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
+        }
+    }
+}
+
 # ---- two hosts: namespaces with one link between them ----
 
 my @space = map { "dtnode$$" . $_ } 'a', 'b';
@@ -95,6 +106,30 @@ sub hosts {
     }
     return (run(20, join ' && ', @lines))[0] == 0;
 }
+# The link at 20 Mbit/s: what crosses it, and how long a step takes then. Bytes are compared, seconds only told.
+sub shaped {
+    my ($in) = @_;
+    my %bytes;
+    if ((run(20, join ' && ', map { "tc -n $_ qdisc add dev dtn$$ root tbf rate 20mbit burst 32kb latency 400ms" } @space))[0]) {
+        note('tc cannot shape the link here');
+        return;
+    }
+    my ($engine) = grep { /tcp|net/ } @engines;
+    my @ways = (['dp=2', 2, ''], ['tp=2', 2, '--tp 2'], ['pp=2', 2, '--pp 2'], ['2 x dp=2', 4, '']);
+    for my $way (@ways) {
+        my ($name, $count, $layout) = @$way;
+        my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{tensor} $layout";
+        my ($status, $out, $err) = run(200, ranks($engine, $count, "$train $options --metrics $tmp/shaped.jsonl", '', $count == 2 ? [@$in[0, 2]] : $in));
+        my @step = grep { /"far_bytes"/ } split /^/m, slurp("$tmp/shaped.jsonl");
+        ($bytes{$name}) = $step[-1] =~ /"far_bytes": *(\d+)/;
+        my ($seconds) = $step[-1] =~ /"seconds": *([\d.e+-]+)/;
+        is(($out =~ /^sha256 (\w+)$/m)[0], $want{tensor}, sprintf '20 Mbit/s, %s: %.2f MB of rank 0 cross in a step of %.2f s', $name, $bytes{$name} / 1e6, $seconds // 0) or diag($err);
+    }
+    cmp_ok($bytes{'tp=2'}, '>', 3 * $bytes{'pp=2'}, 'tensor parallel over the link sends a multiple of what a pipeline does');
+    cmp_ok(abs($bytes{'2 x dp=2'} - $bytes{'dp=2'} / 2), '<', 0.02 * $bytes{'dp=2'}, 'two ranks of a node send half each of what one would: its sum crosses once');
+    run(20, join '; ', map { "tc -n $_ qdisc del dev dtn$$ root" } @space);
+}
+
 SKIP: {
     skip 'network namespaces are not permitted here (they need root)', 5 unless have('ip') && hosts();
     my @in = map { "ip netns exec $_" } @space[0, 0, 1, 1];
@@ -102,6 +137,7 @@ SKIP: {
         equal($engine, 4, '', 'shard', '--zero 2', \@in);
         equal($engine, 2, '', 'shard', '', [@in[0, 2]]);
     }
+    shaped(\@in) if have('tc') && grep { /tcp|net/ } @engines;
     skip 'Open MPI is not installed', 1 unless $mpi;
     spew("$tmp/agent.sh", "#!/bin/bash\nhost=\$1; shift\n[ \$host = 10.77.8.1 ] && s=$space[0] || s=$space[1]\n"
         . "exec ip netns exec \$s unshare --uts bash -c \"hostname \$s; \$*\"\n");
