@@ -29,7 +29,8 @@ Usage: ./build.sh [COMMAND]
                 SHA-256, and show that 1 rank gives the same. --data FILE trains on your text; every option of the
                 trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists them
   test [--full] install what is missing (as root) and pass every test that this machine can run
-  bench         benchmarks: ratios against OpenBLAS and Open MPI where they are installed
+  bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), gemm, modes, ..:
+                ratios against OpenBLAS and Open MPI where they are installed
   doctor        what was found, what is missing, and the line that installs it
   lines         lines of dtrain.h per section
   clean         remove build/
@@ -141,6 +142,9 @@ bench_calls() {
         name=$build/bench/$(basename "$source" .c)
         case $source in
         *mpi*) have mpicc && say "$source $name $(mpi_flags)" ;;
+        *comm*)
+            say "$source $name"
+            have mpicc && say "$source ${name}_mpi -DDT_MPI $(mpi_flags)" ;;
         *) if grep -q cblas.h "$source"; then
                has_openblas && say "$source $name -lopenblas"
            else
@@ -261,14 +265,16 @@ command_test() {
 }
 
 command_bench() {
-    local program calls
+    local program calls only=${1:-*}
+    compgen -G "tests/bench_$only.c" >/dev/null ||
+        die_usage "no benchmark '$only': $(printf '%s\n' tests/bench_*.c | sed 's/.*bench_//; s/\.c$//' | paste -sd, | sed 's/,/, /g')"
     install_missing compiler bench
     choose_compiler
-    mapfile -t calls < <(bench_calls)
+    mapfile -t calls < <(bench_calls | grep "bench_${only//\*/}")
     compile_all "${calls[@]}"
     has_openblas || say "skipped: the comparison with OpenBLAS (apt-get install libopenblas-dev)"
     have mpicc || say "skipped: the comparison with Open MPI (apt-get install libopenmpi-dev openmpi-bin)"
-    for program in tests/bench_*.c; do
+    for program in tests/bench_$only.c; do
         program=$build/bench/$(basename "$program" .c)
         [ -x "$program" ] || continue
         say "== $(basename "$program")"
@@ -279,7 +285,10 @@ command_bench() {
 bench_one() {
     case $1 in
     *mpi*) mpirun --allow-run-as-root --oversubscribe -np 2 "$1" ;;
-    *comm*) "$1" --ranks 2 ;;
+    *comm*)
+        "$1" --ranks 2
+        [ -x "$1_mpi" ] || return 0
+        for nodes in 1 2; do DT_NODES=$nodes mpirun --allow-run-as-root --oversubscribe -np 2 "$1_mpi"; done ;;
     *) OPENBLAS_NUM_THREADS=1 "$1" ;;
     esac
 }

@@ -1,40 +1,141 @@
-/* All-reduce of 8 B, 1 MB and 100 MB in symmetric and private memory, and the barrier: medians over rounds after warm-
- * up. Run: ./bench_comm --ranks 2. Compare with bench_mpi.c in the same session. */
+/* Collectives by size, as nccl-tests and the OSU benchmarks print them: microseconds, algbw = bytes / time, and busbw,
+ * which is algbw times what the busiest link carries for each byte: 2(n-1)/n for an all-reduce, (n-1)/n for reduce-
+ * scatter, all-gather and all-to-all, 1 for a broadcast. Bytes are those of all sections together. All columns of a
+ * line are measured in turns in one run; each is the median.
+ *     ./bench_comm --ranks 2                         shared memory
+ *     mpirun -np 2 ./bench_comm_mpi                  shared memory, beside MPI's own
+ *     DT_NODES=2 mpirun -np 2 ./bench_comm_mpi       the same ranks as two nodes: over MPI's messages */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "bench.h"
 
-/* Median microseconds of one all-reduce (count > 0) or barrier. */
-static double measure(dt_comm *c, float *data, int64_t count, int rounds, int repeats)
+enum { MOST = 1 << 26, ROUNDS = 15 };
+enum { EXACT, EXACT_PRIVATE, FASTEST, ENGINE, COLUMNS };
+static char *memory[2]; /* symmetric: in, out */
+static char *own[2];
+
+#ifdef DT_MPI
+static int engine_does(const dt_collective *w)
 {
-    double time[101];
-    for (int k = -2; k < rounds; k++) {
-        double start;
-        if (dt_barrier(c)) return -1;
-        start = dt__now();
-        for (int i = 0; i < repeats; i++)
-            if (count ? dt_all_reduce(c, data, count, DT_SUM) : dt_barrier(c)) return -1;
-        if (k >= 0) time[k] = (dt__now() - start) * 1e6 / repeats;
+    int n = (int)w->count;
+    void *in = own[0], *out = own[1];
+    switch (w->call) {
+    case DT_ALL_REDUCE: return MPI_Allreduce(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    case DT_REDUCE_SCATTER: return MPI_Reduce_scatter_block(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    case DT_ALL_GATHER: return MPI_Allgather(in, n, MPI_FLOAT, out, n, MPI_FLOAT, MPI_COMM_WORLD);
+    case DT_BROADCAST: return MPI_Bcast(out, n, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    default: return MPI_Alltoall(in, n, MPI_FLOAT, out, n, MPI_FLOAT, MPI_COMM_WORLD);
     }
-    return median(time, rounds);
+}
+static int has_engine(void)
+{
+    int there = 0;
+    return !MPI_Initialized(&there) && there;
+}
+#else
+static int engine_does(const dt_collective *w) { return (void)w, 1; }
+static int has_engine(void) { return 0; }
+#endif
+
+static int once(dt_comm *c, int column, const dt_collective *what)
+{
+    dt_collective w = *what;
+    char **at = column == EXACT ? memory : own;
+    if (column == ENGINE) return engine_does(what);
+    w.in = at[0], w.out = at[1];
+    if (w.call == DT_BROADCAST) w.in = w.out;
+    if (w.call == DT_ALL_REDUCE) w.in = w.out;
+    w.algorithm = column == FASTEST ? what->algorithm : DT_EXACT;
+    return (int)dt_collect(c, &w);
+}
+
+/* Microseconds of each column; 0 where there is none. */
+static int measure(dt_comm *c, const dt_collective *w, int64_t bytes, double *us)
+{
+    static double time[COLUMNS][ROUNDS];
+    int repeats = bytes <= 4096 ? 500 : bytes <= 1 << 18 ? 50 : bytes <= 1 << 21 ? 8 : 1;
+    for (int k = -1; k < ROUNDS; k++)
+        for (int column = 0; column < COLUMNS; column++) {
+            double start;
+            if (column == ENGINE && !has_engine()) continue;
+            if (dt_barrier(c)) return 1;
+            start = dt__now();
+            for (int i = 0; i < repeats; i++)
+                if (once(c, column, w)) return 1;
+            if (k >= 0) time[column][k] = (dt__now() - start) * 1e6 / repeats;
+        }
+    for (int column = 0; column < COLUMNS; column++)
+        us[column] = column == ENGINE && !has_engine() ? 0.0 : median(time[column], ROUNDS);
+    return 0;
+}
+
+/* The fastest algorithm by a short look at each, the same on all ranks. */
+static int fastest(dt_comm *c, const dt_collective *what, int64_t bytes, dt_algorithm *best)
+{
+    int repeats = bytes <= 4096 ? 200 : bytes <= 1 << 18 ? 20 : bytes <= 1 << 21 ? 4 : 1;
+    float least = 0.0f;
+    for (int a = DT_RING; a <= (c->fabric && c->fabric->native ? DT_NATIVE : DT_SERVERS); a++) {
+        dt_collective w = *what;
+        float us = 0.0f;
+        w.algorithm = (dt_algorithm)a;
+        if (!dt__algorithm_does(w.algorithm, w.call)) continue;
+        for (int k = 0; k < 3; k++) {
+            double start;
+            float time;
+            if (dt_barrier(c)) return 1;
+            start = dt__now();
+            for (int i = 0; i < repeats; i++)
+                if (once(c, FASTEST, &w)) return 1;
+            time = (float)(dt__now() - start);
+            if (k == 0 || time < us) us = time;
+        }
+        if (dt_all_reduce(c, &us, 1, DT_MAX)) return 1;
+        if (least > 0.0f && us >= least) continue;
+        least = us;
+        *best = (dt_algorithm)a;
+    }
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
-    static const int64_t counts[] = { 0, 2, 250000, 25000000 };
-    static const char *names[] = { "barrier", "8 B", "1 MB", "100 MB" };
-    static const int rounds[] = { 21, 21, 51, 21 }, repeats[] = { 20000, 20000, 20, 1 };
+    static const char *units[] = {"B", "kB", "MB"};
     dt_comm *c = NULL;
-    void *shared;
-    float *own = (float *)calloc(25000000, sizeof *own);
-    if (dt_comm_init(&c, &argc, &argv) || dt_comm_alloc(c, 100000000, &shared)) return dt_fail("bench_comm");
-    if (dt_comm_rank(c) == 0) printf("%d ranks      symmetric memory   private memory, us\n", dt_comm_size(c));
-    for (int k = 0; k < 4; k++) {
-        double a = measure(c, (float *)shared, counts[k], rounds[k], repeats[k]);
-        double b = measure(c, own, counts[k], rounds[k], repeats[k]);
-        if (dt_comm_rank(c) == 0) printf("%-8s %16.2f %16.2f\n", names[k], a, b);
+    void *p;
+    int n, root;
+    if (dt_comm_init(&c, &argc, &argv)) return dt_fail("bench_comm");
+    n = dt_comm_size(c), root = dt_comm_rank(c) == 0;
+    for (int k = 0; k < 2; k++) {
+        if (dt_comm_alloc(c, MOST, &p)) return dt_fail("bench_comm");
+        memory[k] = (char *)p;
+        if (!(own[k] = (char *)calloc(MOST, 1))) return 1;
     }
+    if (root)
+        printf("%d ranks on %d nodes%s%s; us, exact from symmetric and from private memory\n%-15s %9s %10s %10s   "
+               "%-20s %10s %7s %9s %9s\n",
+               n, dt_comm_nodes(c), c->fabric ? ", " : "", c->fabric ? c->fabric->name : "", "", "bytes", "exact",
+               "private", "fastest algorithm", has_engine() ? "MPI" : "", has_engine() ? "ours/MPI" : "", "algbw",
+               "busbw");
+    for (int call = 0; call <= DT_ALL_TO_ALL; call++)
+        for (int64_t bytes = 8; bytes <= MOST; bytes *= 8) {
+            int sections = call != DT_ALL_REDUCE && call != DT_BROADCAST;
+            dt_collective w = dt_collective_of((dt_call)call, NULL, NULL, bytes / 4 / (sections ? n : 1));
+            double us[COLUMNS], best, bus = call == DT_BROADCAST ? 1.0 : (call ? 1.0 : 2.0) * (n - 1) / n;
+            if (w.count < 1) continue;
+            if (n > 1 && (fastest(c, &w, bytes, &w.algorithm) || measure(c, &w, bytes, us)))
+                return dt_fail("bench_comm");
+            if (!root || n == 1) continue;
+            best = us[EXACT] < us[FASTEST] ? us[EXACT] : us[FASTEST];
+            printf("%-15s %6lld %-2s %10.2f %10.2f   %-10s%10.2f", dt_call_name((dt_call)call),
+                   (long long)(bytes >> (bytes >= 1 << 20 ? 20
+                                         : bytes >= 1024  ? 10
+                                                          : 0)),
+                   units[bytes >= 1 << 20 ? 2 : bytes >= 1024], us[EXACT], us[EXACT_PRIVATE],
+                   dt_algorithm_name(w.algorithm), us[FASTEST]);
+            if (has_engine()) printf(" %10.2f %7.2f", us[ENGINE], us[ENGINE] / best);
+            printf(" %6.2f GB/s %6.2f GB/s\n", (double)bytes / best * 1e-3, (double)bytes / best * 1e-3 * bus);
+        }
     dt_comm_free(&c);
-    free(own);
+    free(own[0]), free(own[1]);
     return 0;
 }
