@@ -1,0 +1,124 @@
+/* 39_link: a link ten times as good, and what that is worth: much for large messages, for small ones what alpha says.
+ *
+ * What you learn
+ *     Two links between two nodes, played: one of 10 MB/s whose messages need 4 ms, as a plain network, and one of 100
+ *     MB/s and 0.4 ms, as a network card made for this (EFA, InfiniBand). Real ones are a thousand times faster, with
+ *     the same ratio of 10.
+ *     An all-reduce of S bytes takes alpha + beta S. When both numbers are ten times better, so is every size. Now give
+ *     the better link its bandwidth alone: large buckets gain tenfold, small ones nothing, and the border is the half-
+ *     speed size alpha / beta. "EFA makes all-reduce N times faster" therefore says nothing without a size; a bandwidth
+ *     on a data sheet says nothing of small tensors, and fusing these into buckets is worth more than the network.
+ *     It works the other way, too: the better the bandwidth, the larger the half-speed size, the larger the bucket that
+ *     makes use of it.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 39_link.c -o 39_link -lm -lpthread
+ *     ./39_link --ranks 2                       (ranks are two nodes)
+ *
+ * What you should see
+ *     Milliseconds per size on each link beside alpha + beta S (the links that are played here let alpha and beta
+ *     overlap, so measured is a little less), and how many times faster: for the second link 5 to 10 everywhere, for
+ *     the third 1 at the top and towards 10 at the bottom. Then 64 small tensors, one by one and fused.
+ *
+ * Read on: 38_race.c for algorithms, 24_overlap.c for hiding the rest. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { LINKS = 3, SIZES = 5, TENSORS = 64, SMALL = 4096 };
+static const char *const names[LINKS] = {"network", "10x better", "10x bandwidth"};
+static const double rate[LINKS] = {10e6, 100e6, 100e6}, delay[LINKS] = {4e-3, 0.4e-3, 4e-3};
+static const int64_t sizes[SIZES] = {4096, 16384, 65536, 262144, 1048576}; /* floats */
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Milliseconds of an all-reduce: the least of three, of the slower rank. */
+static dt_result sum_time(dt_comm *c, float *data, int64_t count, int *wrong, double *ms)
+{
+    dt_result e = DT_OK;
+    float least = 0;
+    for (int k = 0; k < 3 && !e; k++) {
+        float time;
+        double start;
+        for (int64_t i = 0; i < count; i++) data[i] = 1.0f;
+        e = dt_barrier(c);
+        start = now();
+        if (!e) e = dt_all_reduce(c, data, count, DT_SUM);
+        time = (float)((now() - start) * 1e3);
+        for (int64_t i = 0; i < count; i++) *wrong += data[i] != (float)dt_comm_size(c);
+        if (!e) e = dt_all_reduce(c, &time, 1, DT_MAX);
+        if (k == 0 || time < least) least = time;
+    }
+    *ms = (double)least;
+    return e;
+}
+
+/* The same sum of many small tensors, one by one or fused. */
+static dt_result tensors_time(dt_comm *c, float *data, int64_t threshold, int64_t *calls, double *ms)
+{
+    dt_collective how = dt_collective_of(DT_ALL_REDUCE, NULL, NULL, 0);
+    void *list[TENSORS];
+    int64_t counts[TENSORS];
+    double start;
+    dt_result e = dt_barrier(c);
+    for (int i = 0; i < TENSORS; i++) list[i] = data + i * SMALL, counts[i] = SMALL;
+    start = now();
+    if (!e) e = dt_collect_list(c, &how, list, counts, TENSORS, threshold, calls);
+    *ms = (now() - start) * 1e3;
+    return e;
+}
+
+int main(int argc, char **argv)
+{
+    static double ms[LINKS][SIZES], one[LINKS], fused[LINKS];
+    int64_t calls[2] = {0, 0};
+    float *data = (float *)malloc((size_t)sizes[SIZES - 1] * sizeof *data);
+    int wrong = 0, root = 0, n = 1;
+    char text[32];
+    dt_result e = dt_launch(&argc, &argv);
+    for (int l = 0; l < LINKS && !e && data; l++) { /* the link is that of a communicator's opening */
+        dt_comm *c = NULL;
+        snprintf(text, sizeof text, "%g", rate[l]), setenv("DT_LINK_RATE", text, 1);
+        snprintf(text, sizeof text, "%g", delay[l]), setenv("DT_LINK_DELAY", text, 1);
+        setenv("DT_NODES", "1024", 1); /* each rank its own node */
+        e = dt_comm_init(&c, NULL, NULL);
+        if (!e) root = dt_comm_rank(c) == 0, n = dt_comm_size(c);
+        for (int k = 0; k < SIZES && !e; k++) e = sum_time(c, data, sizes[k], &wrong, &ms[l][k]);
+        if (!e) e = tensors_time(c, data, 0, &calls[0], &one[l]);
+        if (!e) e = tensors_time(c, data, 1 << 20, &calls[1], &fused[l]);
+        dt_comm_free(&c);
+    }
+    free(data);
+    if (e) return dt_fail("39_link");
+    if (root && n > 1) {
+        printf("%d nodes; all-reduce, ms (alpha + beta S), and how many times faster than on the first link\n%10s", n,
+               "bytes");
+        for (int l = 0; l < LINKS; l++) printf("%30s", names[l]);
+        for (int k = 0; k < SIZES; k++) {
+            printf("\n%10lld", (long long)(4 * sizes[k]));
+            for (int l = 0; l < LINKS; l++) {
+                double s = 2.0 * (n - 1) / n * 4 * (double)sizes[k];
+                printf("%12.2f (%8.2f) %5.1fx", ms[l][k], (2 * delay[l] + s / rate[l]) * 1e3, ms[0][k] / ms[l][k]);
+            }
+        }
+        printf("\nhalf-speed size ");
+        for (int l = 0; l < LINKS; l++) printf("%18.0f kB         ", 2 * delay[l] * rate[l] / 1e3);
+        printf("\n\n%d tensors of %d kB: %lld calls, fused %lld\n", TENSORS, SMALL * 4 / 1024, (long long)calls[0],
+               (long long)calls[1]);
+        for (int l = 0; l < LINKS; l++)
+            printf("%14s: %8.2f ms one by one, %8.2f fused: %4.1f times faster\n", names[l], one[l], fused[l],
+                   one[l] / fused[l]);
+    }
+    if (n > 1 && (calls[0] != TENSORS || calls[1] != 1)) wrong++;
+    if (root || n == 1)
+        printf(wrong ? "%d sums or counts are wrong\n" : "ok: every sum is right; fused, %d tensors are one call\n",
+               wrong ? wrong : TENSORS);
+    return wrong != 0;
+}
