@@ -973,6 +973,7 @@ typedef struct dt_layout {
                                * directory */
     float mirror_rate;        /* bytes per second to a directory; 0: no limit */
     float deadline;           /* seconds from the request to stop until the end is forced: a save must fit */
+    int32_t doctor;       /* print dt_doctor's findings after step 9, or after the last of 4 or more, and train on */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
     int32_t no_memory_check; /* start although the plan needs more memory than is free */
@@ -1131,6 +1132,60 @@ DT_API int64_t dt_trainer_weights(const dt_trainer *t);
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
 /* The same of the average of the weights; NULL also when recipe.ema is 0. */
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
+
+/* Why are many ranks barely faster than one? Five questions, in the order in which to ask them: an earlier answer makes
+ * the later ones wrong. c: seconds of work per rank and step; t: those of an exchange of gradients and weights by alpha
+ * and beta; backward, 2/3 c, can hide a part of it, so that max(0, t - 2/3 c) is left. X(code, name); it fires when
+ *   TRANSPORT  a link is slower than 20 MB/s inside a node or 12.5 MB/s (100 Mbit/s) between nodes; an Elastic Fabric
+ *              Adapter is there and not used; or two nodes are one machine, whose ranks could share memory
+ *   DATA       some rank waits for samples longer than 20 % of the step (and 1 ms): measured is the share
+ *   BATCH      there is too little work between two exchanges: c / (c + what is left) < 50 %; or a pipeline is idle for
+ *              more than half of the time by formula
+ *   OVERLAP    of the exchange more is exposed than what is left, by 20 % of the step (and 1 ms); not while threads
+ *              wait for cores
+ *   PLACEMENT  tensor groups lie across nodes (measured: bytes); a machine has more threads than cores (threads per
+ *              core); or a rank takes 3 times as long for its work as the middle one (times) */
+#define DT_BRANCHES(X)                                                                                       \
+    X(DT_BRANCH_TRANSPORT, "transport") X(DT_BRANCH_DATA, "data") X(DT_BRANCH_BATCH, "batch")                \
+    X(DT_BRANCH_OVERLAP, "overlap") X(DT_BRANCH_PLACEMENT, "placement")
+#define DT__BRANCH_ENUM(code, name) code,
+typedef enum dt_branch { DT_BRANCHES(DT__BRANCH_ENUM) DT_BRANCH_COUNT } dt_branch;
+#undef DT__BRANCH_ENUM
+typedef struct dt_finding {
+    int32_t fires;
+    int32_t rank;           /* whom it is about; -1: all */
+    double measured, bound; /* the number that decides, and what it is compared with */
+    char text[480];         /* what was measured */
+    char advice[480];       /* what to do; empty when it does not fire */
+} dt_finding;
+/* Times are medians over steps, in seconds per step. */
+typedef struct dt_diagnosis {
+    int32_t first; /* dt_branch: the first that fires is the main finding; -1: none does */
+    int32_t ranks, nodes, steps;
+    double seconds;  /* of a step */
+    double work;     /* of the middle rank */
+    double data;     /* of the rank that waits longest for samples */
+    double exposed;  /* exchange of gradients and weights that a rank waited for, on the one that waited least: what
+                      * others wait longer, they wait for each other */
+    double exchange; /* t above: 2 (n-1) alpha for each 25 MB, and bytes sent / rate, inside nodes and between */
+    double alpha[2], rate[2]; /* inside a node, between nodes: seconds per message, bytes per second; 0: no such link.
+                               * Fitted to an all-reduce of two sizes: 2 (n-1) alpha + 2 (n-1)/n S / rate */
+    double speedup;           /* work of all ranks / seconds: of so many ranks they do the work */
+    double break_even; /* batch from which n data-parallel ranks are faster than one, when nothing is hidden: work per
+                        * rank = exchange / (n-1); 0: there is no such exchange */
+    double worthwhile; /* batch from which 80 % of their time is work: work per rank = 4 exchange */
+    double alone, together; /* GFLOP/s of rank 0 on a product of matrices, by itself and while all ranks made one */
+    dt_finding finding[DT_BRANCH_COUNT];
+} dt_diagnosis;
+/* Looks at the last steps, up to 8, but not at the first one of this trainer, and measures the links by all-reduces of
+ * up to 1 MB, which takes a second or two. Collective, between steps; changes no bit of the training. All ranks get the
+ * same *d. DT_E_USAGE: fewer than 4 steps were made. */
+DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d);
+DT_API const char *dt_branch_name(int32_t branch);
+/* The findings as text of up to DT_DIAGNOSIS_TEXT bytes: a head, a line per branch with what was measured, the bound
+ * and the verdict, below it what to do, and the main finding. DT_E_USAGE: `size` bytes are too few. */
+enum { DT_DIAGNOSIS_TEXT = 6000 };
+DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t size);
 
 /* ---- H14  checkpoints: looking at them without a trainer ----------------------------------------- */
 
@@ -13730,14 +13785,14 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
     enum { SIDE = 384 };
     float *x = (float *)dt__alloc(3 * 4 * SIDE * SIDE, "the speed test");
     dt__gemm g;
-    double best = 1e9;
+    double best = 1e9, begin = dt__now();
     if (!x) return DT_E_MEMORY;
     memset(&g, 0, sizeof g);
     g.m = g.n = g.k = SIDE;
     g.a = x, g.b = x + SIDE * SIDE, g.c = x + 2 * SIDE * SIDE;
     g.ars = g.brs = g.ldc = SIDE;
     g.acs = g.bcs = 1;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 8 && (!i || dt__now() < begin + 0.25); i++) {
         double start = dt__now();
         k->gemm(pool, &g);
         if (dt__now() - start < best) best = dt__now() - start;
@@ -23337,6 +23392,9 @@ typedef struct dt__engine {
     int64_t *ticket;              /* (program.count): of the last job that an instruction was */
     int window_in_work;
     double seconds_sending;       /* on line 0: without overlap all communication, with it that of stages and shards */
+    double seconds_summing;       /* of these those for gradients and weights, with data-parallel ranks */
+    double seconds_within;        /* of these those inside of a segment's work: tensor, context and expert groups */
+    double seconds_working;       /* on line 0: in work, without what is sent in it */
     uint32_t *own_tokens;         /* with context shards these: the rows' tokens and targets of this rank's leaves */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
     dt_result (*hold)(void *owner); /* called before the first weight changes; NULL: nobody reads them meanwhile */
@@ -23971,6 +24029,15 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
                                                             : e->gradient[(chunk->end - q + 1) & 1];
 }
 
+/* Counts what a segment's work has sent since `start`. */
+static void dt__engine_within(dt__engine *e, double start)
+{
+    double seconds = dt__now() - start;
+    e->seconds_sending += seconds;
+    e->seconds_within += seconds;
+    e->seconds_working -= seconds;
+}
+
 /* dt__tp.combine over the ranks with the other tensor shards. */
 static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
@@ -23982,7 +24049,7 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     else if (kind == DT__TP_SCATTER)
         *r = dt_reduce_scatter(e->tensor, from, to, count / dt_comm_size(e->tensor), DT_SUM);
     else *r = dt__all_reduce_apart(e->tensor, from, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
-    e->seconds_sending += dt__now() - start;
+    dt__engine_within(e, start);
 }
 
 /* dt__ep.trade over the ranks with the other experts. */
@@ -23994,7 +24061,7 @@ static void dt__engine_trade(void *user, float *to, const int32_t *take, const f
     double start = dt__now();
     if (!*r) *r = dt__all_to_all_rows(e->expert, e->stage, to, take, from, give, bins, width);
     if (*r) memset(to, 0, 4 * (size_t)(take[dt_comm_size(e->expert) * bins] * width));
-    e->seconds_sending += dt__now() - start;
+    dt__engine_within(e, start);
 }
 
 /* dt__cp over the ranks with the other context leaves. */
@@ -24004,7 +24071,7 @@ static void dt__engine_post(void *user, int place, const float *data, int64_t co
     double start = dt__now();
     if (!e->exchanged) e->exchanged = dt__send_start(e->context, data, count, to, &e->posted[place]);
     e->posted_to[place] = to + 1;
-    e->seconds_sending += dt__now() - start;
+    dt__engine_within(e, start);
 }
 static void dt__engine_posted(void *user, int place)
 {
@@ -24013,14 +24080,14 @@ static void dt__engine_posted(void *user, int place)
     double start = dt__now();
     if (to >= 0 && !e->exchanged) e->exchanged = dt__send_finish(e->context, to, e->posted[place]);
     e->posted_to[place] = 0;
-    e->seconds_sending += dt__now() - start;
+    dt__engine_within(e, start);
 }
 static void dt__engine_take(void *user, float *to, int64_t count, int from)
 {
     dt__engine *e = (dt__engine *)user;
     double start = dt__now();
     if (!e->exchanged) e->exchanged = dt_recv(e->context, to, count, from);
-    e->seconds_sending += dt__now() - start;
+    dt__engine_within(e, start);
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
@@ -24454,6 +24521,7 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
     int64_t at = 0, vt = e->net.tensor_shards;
     int once = e->mesh.at[DT__DATA] % dt__max(e->store.shards, e->layout->ep) < e->store.shards;
+    double start;
     dt_result r = DT_OK;
     if (e->copy) memset(e->sums, 0, 4 * (size_t)e->blocks);
     for (int32_t i = 0; i < e->net.param_count; i++) {
@@ -24463,7 +24531,9 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
             dt__engine_square(e, p, e->sums + at);
         at += dt__engine_blocks(e, &p->is);
     }
+    start = dt__now();
     if (e->copy) r = dt_all_reduce(e->copy, e->sums, e->blocks, DT_SUM); /* of one number and zeros */
+    e->seconds_working -= dt__now() - start; /* to wait for the others is no work */
     at = 0;
     *squares = 0.0f;
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
@@ -24650,6 +24720,8 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
         if (!r) r = e->exchanged;
         end = dt__now();
         if (dt__engine_sends(e, i)) e->seconds_sending += end - start;
+        else e->seconds_working += end - start;
+        if (i->op == DT_REDUCE || i->op == DT_GATHER) e->seconds_summing += end - start;
         if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = end;
     }
     dt__fp_leave(saved);
@@ -25751,6 +25823,7 @@ static const dt__option dt__options[] = {
                "copies $DT_FROM to $DT_TO; none: PLACE is a directory"),
     DT__LAYOUT("mirror-rate", "X", DT__TYPE_FLOAT, mirror_rate, "bytes per second to the mirror; 0: no limit"),
     DT__LAYOUT("deadline", "SECONDS", DT__TYPE_FLOAT, deadline, "from a request to stop to a forced end"),
+    DT__LAYOUT("doctor", NULL, DT__TYPE_FLAG, doctor, "after 9 steps say why many ranks are hardly faster than one"),
     DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
     DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
     DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small"),
@@ -25976,6 +26049,13 @@ typedef struct dt__saver {
     int64_t mirrored;          /* the step that the mirror's thread copied last */
 } dt__saver;
 
+/* What a rank remembers of a step for dt_doctor: seconds, of the whole step, waiting for data, in work, waiting for
+ * sums of gradients and gathered weights, sending inside of segments; bytes sent for gradients and weights, of these to
+ * other nodes, and by tensor groups to other nodes. */
+enum { DT__PULSE_STEP, DT__PULSE_DATA, DT__PULSE_WORK, DT__PULSE_EXPOSED, DT__PULSE_WITHIN, DT__PULSE_SENT,
+       DT__PULSE_FAR, DT__PULSE_CROSSED, DT__PULSE_KINDS };
+enum { DT__PULSES = 8 };
+
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
@@ -26002,6 +26082,9 @@ struct dt_trainer {
     char hash[68];
     int64_t hashed; /* the step whose hash it is; -1: none */
     double peak_gflops, started, printed, waited;
+    double own_gflops;                         /* this rank's part of peak_gflops */
+    double pulse[DT__PULSES][DT__PULSE_KINDS]; /* of the last steps, in turn: where their time went */
+    int64_t pulses;                            /* steps so far; the first one, which is cold, has none */
     dt_memory planned;
 };
 
@@ -26223,6 +26306,9 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (!(l->memory_weight >= 0.0f && l->memory_weight <= 1.0f))
         return dt__error(DT_E_USAGE, "--memory-weight %g: it is 0 (stages balance time) to 1 (memory)",
                          (double)l->memory_weight);
+    if (l->doctor && r->steps < 4)
+        return dt__error(DT_E_USAGE, "--doctor needs 4 steps, of which it looks at all but the first: --steps %lld is "
+                         "too few", (long long)r->steps);
     if (l->checkpoint && (!*l->checkpoint || strlen(l->checkpoint) > PATH_MAX - 128))
         return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
     if (l->checkpoint_every < DT_AUTO || l->keep < 0 || !(l->deadline > 0.0f && l->deadline < 1e6f) ||
@@ -26508,6 +26594,7 @@ static dt_result dt__measure_peak(dt_trainer *t)
     float own;
     dt_result r = dt_barrier(t->comm);
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
+    t->own_gflops = rate;
     own = (float)rate;
     if (!r) r = dt_all_gather(t->comm, &own, t->counts, 1);
     for (int i = 0; i < dt_comm_size(t->comm); i++) t->peak_gflops += (double)t->counts[i];
@@ -29188,10 +29275,571 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
     return t->hashed == t->e.step || dt__trainer_whole(t) ? DT_OK : dt__trainer_hash(t);
 }
 
+/* ---- why many ranks are barely faster than one: what is measured ------------------------------------------- */
+
+/* Running totals, of which a step is a difference. */
+static void dt__pulse_read(dt_trainer *t, double pulse[DT__PULSE_KINDS])
+{
+    const dt__engine *e = &t->e;
+    double waited, hidden;
+    dt__queue_times(&t->e.queue, &waited, &hidden);
+    pulse[DT__PULSE_STEP] = dt__now();
+    pulse[DT__PULSE_DATA] = t->loader->waited;
+    pulse[DT__PULSE_WORK] = e->seconds_working;
+    pulse[DT__PULSE_EXPOSED] = e->seconds_summing + waited;
+    pulse[DT__PULSE_WITHIN] = e->seconds_within;
+    pulse[DT__PULSE_SENT] = e->ranks.data ? (double)dt__comm_sent(e->ranks.data) : 0.0;
+    pulse[DT__PULSE_FAR] = e->ranks.data ? (double)dt__comm_sent_far(e->ranks.data) : 0.0;
+    pulse[DT__PULSE_CROSSED] = e->tensor ? (double)dt__comm_sent_far(e->tensor) : 0.0;
+}
+
+static void dt__pulse_keep(dt_trainer *t, const double before[DT__PULSE_KINDS])
+{
+    double *pulse = t->pulse[(t->pulses + DT__PULSES - 1) % DT__PULSES];
+    if (!t->pulses++) return;
+    dt__pulse_read(t, pulse);
+    for (int i = 0; i < DT__PULSE_KINDS; i++) pulse[i] -= before[i];
+}
+
+/* Seconds of an all-reduce of `count` floats: the fastest of some, on the slowest rank. */
+static dt_result dt__link_time(dt_comm *c, float *data, int64_t count, int tries, float *seconds)
+{
+    dt_result r = DT_OK;
+    *seconds = 1e30f;
+    for (int i = 0; i < tries && !r; i++) {
+        double start;
+        r = dt_barrier(c);
+        start = dt__now();
+        if (!r) r = dt_all_reduce(c, data, count, DT_MAX);
+        if (dt__now() - start < (double)*seconds) *seconds = (float)(dt__now() - start);
+    }
+    return r ? r : dt_all_reduce(c, seconds, 1, DT_MAX);
+}
+
+/* Seconds per message and per byte of the links of a communicator, from two sizes. */
+static dt_result dt__link_fit(dt_comm *c, float link[2])
+{
+    enum { LARGE = 8192, LARGER = 262144 };
+    float few = 0, many = 0, messages = 2.0f * (float)(dt_comm_size(c) - 1);
+    int64_t count = LARGE;
+    void *memory = NULL;
+    dt_result r = dt_comm_alloc(c, 4 * LARGER, &memory);
+    if (!r) r = dt__link_time(c, (float *)memory, 1, 8, &few);
+    if (!r) r = dt__link_time(c, (float *)memory, count, 2, &many);
+    if (!r && many < 5e-3f) r = dt__link_time(c, (float *)memory, count = LARGER, 5, &many);
+    link[0] = few / messages;
+    link[1] = (many - few) / (messages / (float)dt_comm_size(c) * 4.0f * (float)count);
+    if (!(link[1] > 1e-12f)) link[1] = 1e-12f;
+    return r;
+}
+
+/* Inside nodes, then between the first ranks of nodes; of several links the slowest. */
+static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
+{
+    float link[4];
+    int rank = dt_comm_rank(c), first = 1;
+    dt_result r = DT_OK;
+    memset(link, 0, sizeof link);
+    for (int q = 0; q < rank; q++) first = first && dt_comm_node(c, q) != dt_comm_node(c, rank);
+    for (int far = 0; far < 2 && !r; far++) {
+        dt_comm *some = NULL;
+        r = dt_comm_split(c, far ? !first : dt_comm_node(c, rank), &some);
+        if (!r && dt_comm_size(some) > 1 && (!far || first)) r = dt__link_fit(some, link + 2 * far);
+        dt_comm_free(&some);
+        if (!r) r = dt_barrier(c);
+    }
+    if (!r) r = dt_all_reduce(c, link, 4, DT_MAX);
+    for (int i = 0; i < 2; i++) {
+        d->alpha[i] = (double)link[2 * i];
+        d->rate[i] = link[2 * i + 1] > 0.0f ? 1.0 / (double)link[2 * i + 1] : 0.0;
+    }
+    return r;
+}
+
+/* What a rank brings. */
+typedef struct dt__vitals {
+    double pulse[DT__PULSES][DT__PULSE_KINDS];
+    double gflops, alone; /* of a product of matrices, while all ranks made one; of rank 0 alone */
+    char machine[8];    /* the same on ranks of one machine */
+    char engine[64];    /* between nodes */
+    uint64_t cores[16]; /* that it may use; none: not known */
+    int32_t node, threads, stage, buckets, units, overlap;
+    int32_t efa, limited; /* is there an adapter; an emulated link? */
+} dt__vitals;
+
+/* Is there an Elastic Fabric Adapter among the devices of this folder? Amazon's number as a vendor is 0x1d0f. */
+static int dt__has_efa(const char *folder)
+{
+    DIR *all = opendir(folder);
+    struct dirent *one;
+    int found = 0;
+    while (all && !found && (one = readdir(all)) != NULL) {
+        char path[PATH_MAX], vendor[16] = "";
+        FILE *f;
+        snprintf(path, sizeof path, "%.3000s/%.255s/device/vendor", folder, one->d_name);
+        f = one->d_name[0] == '.' ? NULL : fopen(path, "r");
+        found = f && fgets(vendor, (int)sizeof vendor, f) && !strncmp(vendor, "0x1d0f", 6);
+        if (f) fclose(f);
+    }
+    if (all) closedir(all);
+    return found;
+}
+
+static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
+{
+    const dt__engine *e = &t->e;
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    memset(v, 0, sizeof *v);
+    memcpy(v->pulse, t->pulse, sizeof v->pulse);
+    v->gflops = t->own_gflops;
+    v->node = dt_comm_node(t->comm, dt_comm_rank(t->comm));
+    v->threads = t->pool->workers;
+    v->stage = e->shape.stage;
+    v->buckets = e->store.buckets;
+    v->overlap = e->shape.overlap;
+    v->limited = t->comm->rate > 0.0;
+    if (t->comm->bridge) memcpy(v->engine, t->comm->fabric->name, sizeof v->engine);
+    v->units = (int32_t)((e->hi - e->lo) * e->micros);
+    v->efa = dt__has_efa("/sys/class/infiniband");
+    if (!f || fread(v->machine, 1, sizeof v->machine, f) != sizeof v->machine)
+        snprintf(v->machine, sizeof v->machine, "%d", v->node);
+    if (f) fclose(f);
+#ifdef __linux__
+    (void)!syscall(SYS_sched_getaffinity, 0, sizeof v->cores, v->cores); /* left empty by more than 1024 cores */
+#endif
+}
+
+/* ---- and what follows from it: the same on all ranks, which all have the same numbers --------------------- */
+
+typedef struct dt__case {
+    const dt__vitals *rank; /* (ranks) */
+    int ranks, steps;
+    int data;           /* parallel ranks */
+    int emulated;       /* are the nodes played on one machine? */
+    double batch, bucket; /* samples per step, bytes */
+    double idle;          /* share of a pipeline's time, by formula */
+    double *scratch;      /* (ranks) */
+    dt_diagnosis *d;
+} dt__case;
+
+static int dt__double_order(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+/* The middle of n numbers, of two the smaller. Sorts them. */
+static double dt__middle(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof *x, dt__double_order);
+    return x[(n - 1) / 2];
+}
+
+enum { DT__OF_LEAST, DT__OF_MIDDLE, DT__OF_MOST, DT__OF_ALL };
+
+/* The median over steps of what ranks have in a step: the least, the middle, the most, or the sum. */
+static double dt__case_pulse(const dt__case *x, int kind, int of)
+{
+    double step[DT__PULSES];
+    for (int s = 0; s < x->steps; s++) {
+        double sum = 0.0;
+        for (int q = 0; q < x->ranks; q++) sum += x->scratch[q] = x->rank[q].pulse[s][kind];
+        step[s] = dt__middle(x->scratch, x->ranks);
+        if (of == DT__OF_LEAST) step[s] = x->scratch[0];
+        if (of == DT__OF_MOST) step[s] = x->scratch[x->ranks - 1];
+        if (of == DT__OF_ALL) step[s] = sum;
+    }
+    return dt__middle(step, x->steps);
+}
+
+static double dt__rank_pulse(const dt__case *x, int rank, int kind)
+{
+    double step[DT__PULSES];
+    for (int s = 0; s < x->steps; s++) step[s] = x->rank[rank].pulse[s][kind];
+    return dt__middle(step, x->steps);
+}
+
+/* Bytes to other nodes through one link: a node's, but an emulated link is one of each rank. */
+static double dt__case_far(const dt__case *x)
+{
+    double most = 0.0;
+    for (int q = 0; q < x->ranks; q++) {
+        double bytes = 0.0;
+        for (int p = x->emulated ? q : 0; p < (x->emulated ? q + 1 : x->ranks); p++)
+            if (x->rank[p].node == x->rank[q].node) bytes += dt__rank_pulse(x, p, DT__PULSE_FAR);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static void dt__case_times(dt__case *x)
+{
+    dt_diagnosis *d = x->d;
+    double sent = dt__case_pulse(x, DT__PULSE_SENT, DT__OF_MOST), far = dt__case_far(x);
+    double near = dt__case_pulse(x, DT__PULSE_SENT, DT__OF_MOST) - dt__case_pulse(x, DT__PULSE_FAR, DT__OF_MOST);
+    double rounds = 1.0 + (double)(int64_t)(sent / 25e6), each = 0.0;
+    d->seconds = dt__case_pulse(x, DT__PULSE_STEP, DT__OF_MOST);
+    d->work = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_MIDDLE);
+    d->data = dt__case_pulse(x, DT__PULSE_DATA, DT__OF_MOST);
+    d->exposed = dt__case_pulse(x, DT__PULSE_EXPOSED, DT__OF_LEAST);
+    d->speedup = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_ALL) / d->seconds;
+    d->together = x->rank[0].gflops;
+    d->alone = x->rank[0].alone;
+    if (x->data == 1) return;
+    each = 2.0 * (x->data - 1) * d->alpha[far > 0.0];
+    d->exchange = rounds * each;
+    if (near > 0.0 && d->rate[0] > 0.0) d->exchange += near / d->rate[0];
+    if (far > 0.0 && d->rate[1] > 0.0) d->exchange += far / d->rate[1];
+    d->break_even = x->batch * d->exchange / ((x->data - 1) * d->work);
+    d->worthwhile = x->batch * 4.0 * d->exchange / d->work;
+}
+
+/* The part of an exchange that backward, two thirds of the work, cannot hide. */
+static double dt__case_left(const dt_diagnosis *d)
+{
+    double left = d->exchange - 2.0 / 3.0 * d->work;
+    return left > 0.0 ? left : 0.0;
+}
+
+static dt_finding *dt__find(dt__case *x, int branch, int fires, int rank, double measured, double bound)
+{
+    dt_finding *f = &x->d->finding[branch];
+    f->fires = fires;
+    f->rank = rank;
+    f->measured = measured;
+    f->bound = bound;
+    return f;
+}
+
+static void dt__judge_transport(dt__case *x)
+{
+    static const double bounds[2] = {2e7, 1.25e7};
+    const dt_diagnosis *d = x->d;
+    const char *engine = x->rank[0].engine;
+    int worst = d->rate[1] > 0.0 && !(d->rate[0] > 0.0 && d->rate[0] / bounds[0] < d->rate[1] / bounds[1]);
+    int slow = d->rate[worst] > 0.0 && d->rate[worst] < bounds[worst], efa = 1, one = -1;
+    char link[2][96];
+    dt_finding *f;
+    for (int q = 0; q < x->ranks; q++) {
+        efa = efa && x->rank[q].efa;
+        if (!x->emulated && x->rank[q].node != x->rank[0].node &&
+            !memcmp(x->rank[q].machine, x->rank[0].machine, sizeof x->rank->machine))
+            one = q;
+    }
+    efa = efa && strstr(engine, "libfabric") && !strstr(engine, "efa");
+    for (int i = 0; i < 2; i++) {
+        link[i][0] = 0;
+        if (d->rate[i] > 0.0)
+            snprintf(link[i], sizeof link[i], "; %s %.1f us, %.4g MB/s (bound %g MB/s)",
+                     i ? "between nodes" : "inside a node", 1e6 * d->alpha[i], 1e-6 * d->rate[i], 1e-6 * bounds[i]);
+    }
+    f = dt__find(x, DT_BRANCH_TRANSPORT, slow || efa || one >= 0, slow || efa ? -1 : one, d->rate[worst],
+                 bounds[worst]);
+    snprintf(f->text, sizeof f->text, "selected provider is %s%s%s%s",
+             *engine ? engine : x->ranks > 1 ? "shared memory" : "none, there is one rank",
+             *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
+    if (efa)
+        snprintf(f->advice, sizeof f->advice,
+                 "an Elastic Fabric Adapter is here, and not used: set DT_FABRIC=efa, and see "
+                 "what `fi_info -p efa` says (it needs its software in the container, and a security group that admits "
+                 "itself). The line above is the proof, no metric of CloudWatch is");
+    else if (slow)
+        snprintf(f->advice, sizeof f->advice,
+                 "the link is far slower than a machine's: look for %sanother interface than the "
+                 "fast one (DT_INTERFACE), and a limit of the instance or the container",
+                 x->rank[0].limited ? "DT_LINK_RATE, which is set, " : "");
+    else if (one >= 0)
+        snprintf(f->advice, sizeof f->advice,
+                 "ranks 0 and %d are on one machine, but on two nodes: start them in one "
+                 "container, without DT_NODES, so that they share memory",
+                 one);
+}
+
+static void dt__judge_data(dt__case *x)
+{
+    const dt_diagnosis *d = x->d;
+    double share = d->data / d->seconds, most = -1.0;
+    int who = 0;
+    dt_finding *f;
+    for (int q = 0; q < x->ranks; q++) {
+        double waits = dt__rank_pulse(x, q, DT__PULSE_DATA);
+        if (waits > most) most = waits, who = q;
+    }
+    f = dt__find(x, DT_BRANCH_DATA, share > 0.2 && d->data > 1e-3, who, share, 0.2);
+    snprintf(f->text, sizeof f->text,
+             "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 %%)", who, 1e3 * d->data,
+             1e3 * d->seconds, 100.0 * share);
+    if (f->fires)
+        snprintf(f->advice, sizeof f->advice,
+                 "more ranks starve more: give them data sooner. Token shards (dt_data_tokenize) "
+                 "instead of texts, a local disk or a file system that streams instead of a distant one, less work in "
+                 "the source's fetch");
+}
+
+static void dt__judge_batch(dt__case *x)
+{
+    const dt_diagnosis *d = x->d;
+    double left = dt__case_left(d), share = d->work / (d->work + left);
+    int idle = x->idle > 0.5, fires = idle || share < 0.5;
+    dt_finding *f = dt__find(x, DT_BRANCH_BATCH, fires, -1, idle ? 1.0 - x->idle : share, 0.5);
+    if (x->data == 1)
+        snprintf(f->text, sizeof f->text, "no ranks are data parallel: nothing is exchanged once per step");
+    else
+        snprintf(f->text, sizeof f->text,
+                 "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with all "
+                 "hidden that can be, work is %.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and "
+                 "work 80 %% of their time above %.1f; now %g",
+                 1e3 * d->work, 1e3 * d->exchange, 100.0 * share, x->data, d->break_even, d->worthwhile, x->batch);
+    if (idle)
+        snprintf(f->advice, sizeof f->advice,
+                 "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: more units m, by "
+                 "a larger --batch in micro-batches of the same size",
+                 100.0 * x->idle);
+    else if (fires)
+        snprintf(f->advice, sizeof f->advice,
+                 "more work per exchange: --batch %.0f, or %.0f micro-batches of %g, where the "
+                 "model learns from that (other bits: the recipe decides); fewer ranks; or one",
+                 d->worthwhile, (double)(int64_t)(d->worthwhile / x->batch) + 1.0, x->batch);
+}
+
+/* Threads per core on the machine where there are the most. */
+static double dt__case_crowd(const dt__case *x, int *threads, int *cores)
+{
+    double most = 0.0;
+    *threads = *cores = 0;
+    for (int q = 0; q < x->ranks; q++) {
+        uint64_t set[16];
+        int works = 0, has = 0;
+        memset(set, 0, sizeof set);
+        for (int p = 0; p < x->ranks; p++) {
+            if (memcmp(x->rank[p].machine, x->rank[q].machine, sizeof x->rank->machine)) continue;
+            works += x->rank[p].threads;
+            for (int i = 0; i < 16; i++) set[i] |= x->rank[p].cores[i];
+        }
+        for (int i = 0; i < 16; i++) has += __builtin_popcountll((unsigned long long)set[i]);
+        if (has && (double)works / has > most) most = (double)works / has, *threads = works, *cores = has;
+    }
+    return most;
+}
+
+static void dt__judge_overlap(dt__case *x)
+{
+    const dt_diagnosis *d = x->d;
+    double left = dt__case_left(d), extra = d->exposed > left ? d->exposed - left : 0.0;
+    double share = extra / d->seconds, each;
+    int buckets = 0, threads, cores, crowded = dt__case_crowd(x, &threads, &cores) > 1.0;
+    dt_finding *f;
+    for (int q = 0; q < x->ranks; q++) buckets = x->rank[q].buckets > buckets ? x->rank[q].buckets : buckets;
+    f = dt__find(x, DT_BRANCH_OVERLAP, x->data > 1 && share > 0.2 && extra > 1e-3 && !crowded, -1, share, 0.2);
+    if (x->data == 1) {
+        snprintf(f->text, sizeof f->text, "nothing to overlap");
+        return;
+    }
+    each = 2.0 * (x->data - 1) * d->alpha[d->rate[1] > 0.0];
+    snprintf(f->text, sizeof f->text,
+             "%.2f ms of exchange exposed, %.2f by max(0, %.2f - 2/3 x %.2f): %.0f %% of the step "
+             "too much (bound 20 %%%s). Overlap is %s; %d buckets of up to %.0f bytes, %.2f ms each for alpha",
+             1e3 * d->exposed, 1e3 * left, 1e3 * d->exchange, 1e3 * d->work, 100.0 * share,
+             crowded ? ", which says nothing while ranks wait for cores" : "", x->rank[0].overlap ? "on" : "off",
+             buckets, x->bucket, 1e3 * each);
+    if (f->fires)
+        snprintf(f->advice, sizeof f->advice, "%s%s%s",
+                 x->rank[0].overlap ? "smaller buckets let sums begin earlier (--bucket)"
+                            : "hide it: --overlap on, with a core for it on each rank",
+                 buckets * each > 0.3 * d->exposed ? "; messages are too small for alpha: --bucket 25000000" : "",
+                 d->exposed > 3.0 * d->exchange ? "; it takes more than 3 times what the links need: ranks come late "
+                                                  "(placement, below), or another algorithm would do better"
+                                                : "");
+}
+
+/* The slowest rank: how many times as long as the middle one it needs for its work, beside those of the same stage, or
+ * for a product of matrices, beside all. */
+static double dt__case_slowest(const dt__case *x, int *who)
+{
+    double most = 1.0;
+    *who = 0;
+    for (int q = 0; q < x->ranks; q++) {
+        double work = dt__rank_pulse(x, q, DT__PULSE_WORK) / x->rank[q].units, product = 1.0 / x->rank[q].gflops;
+        int peers = 0;
+        for (int p = 0; p < x->ranks; p++)
+            if (x->rank[p].stage == x->rank[q].stage)
+                x->scratch[peers++] = dt__rank_pulse(x, p, DT__PULSE_WORK) / x->rank[p].units;
+        work /= dt__middle(x->scratch, peers);
+        for (int p = 0; p < x->ranks; p++) x->scratch[p] = 1.0 / x->rank[p].gflops;
+        product /= dt__middle(x->scratch, x->ranks);
+        if (product > work) work = product;
+        if (work > most) most = work, *who = q;
+    }
+    return most;
+}
+
+static void dt__judge_placement(dt__case *x)
+{
+    const dt_diagnosis *d = x->d;
+    double crossed = dt__case_pulse(x, DT__PULSE_CROSSED, DT__OF_MOST);
+    double within = dt__case_pulse(x, DT__PULSE_WITHIN, DT__OF_LEAST) / d->seconds;
+    int who, threads, cores;
+    double slowest = dt__case_slowest(x, &who), crowd = dt__case_crowd(x, &threads, &cores);
+    dt_finding *f;
+    if (crossed > 0.0)
+        f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crossed, 0.0);
+    else if (crowd > 1.0)
+        f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crowd, 1.0);
+    else
+        f = dt__find(x, DT_BRANCH_PLACEMENT, slowest > 3.0, who, slowest, 3.0);
+    snprintf(
+        f->text, sizeof f->text,
+        "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside of layers "
+        "take %.0f %% of it; %d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as the middle one "
+        "(bound 3); rank 0 makes %.3g GFLOP/s alone, %.3g with all others",
+        1e-6 * crossed, 100.0 * within, threads, cores, who, slowest, d->alone, d->together);
+    if (crossed > 0.0)
+        snprintf(f->advice, sizeof f->advice,
+                 "keep tensor groups inside nodes: --order DPT, and a --tp that divides the "
+                 "ranks of a node; pipeline stages or data parallel ranks between nodes");
+    else if (crowd > 1.0)
+        snprintf(f->advice, sizeof f->advice,
+                 "ranks share cores: fewer ranks or --threads, or another binding (mpirun "
+                 "--bind-to core, srun --cpu-bind)");
+    else if (f->fires)
+        snprintf(f->advice, sizeof f->advice,
+                 "all wait for rank %d: look for another program on its cores, a slower or hot "
+                 "processor, DT_ISA; leave that machine out",
+                 who);
+}
+
+static void dt__judge(dt__case *x)
+{
+    dt_diagnosis *d = x->d;
+    dt__case_times(x);
+    dt__judge_transport(x);
+    dt__judge_data(x);
+    dt__judge_batch(x);
+    dt__judge_overlap(x);
+    dt__judge_placement(x);
+    d->first = -1;
+    for (int i = DT_BRANCH_COUNT; i-- > 0;)
+        if (d->finding[i].fires) d->first = i;
+}
+
+DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
+{
+    const dt__engine *e = &t->e;
+    enum { WORDS = (int)(sizeof(dt__vitals) / 4) };
+    int ranks = dt_comm_size(t->comm);
+    dt__vitals own, *all;
+    float *words;
+    dt__case x;
+    dt_result r;
+    memset(d, 0, sizeof *d);
+    memset(&x, 0, sizeof x);
+    if (t->pulses < 4)
+        return dt__error(DT_E_USAGE, "dt_doctor: %lld steps were made: make 4 or more, it looks at all but the first",
+                         (long long)t->pulses);
+    if ((r = dt__engine_settle(&t->e)) != DT_OK) return r;
+    all = (dt__vitals *)dt__alloc(ranks * (int64_t)(2 * sizeof own + sizeof *x.scratch), "the diagnosis");
+    if (!all) return DT_E_MEMORY;
+    words = (float *)(void *)(all + ranks); /* as they travel */
+    x.d = d;
+    x.rank = all;
+    x.scratch = (double *)(void *)(all + 2 * ranks);
+    d->ranks = x.ranks = ranks;
+    d->nodes = dt_comm_nodes(t->comm);
+    d->steps = x.steps = (int)dt__min(t->pulses - 1, DT__PULSES);
+    x.data = e->mesh.size[DT__DATA];
+    x.emulated = t->comm->fabric && t->comm->fabric->base;
+    x.batch = (double)t->recipe.batch;
+    x.bucket = (double)t->layout.bucket;
+    dt__vitals_take(t, &own);
+    if (e->mesh.size[DT__PIPE] > 1)
+        r = dt_pipeline_grid(&t->layout, dt__ceil_div(t->recipe.data_shards, x.data) * e->micros, NULL, 0, &x.idle);
+    if (!r) r = dt__links_measure(t->comm, d);
+    if (!r && dt_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
+    memcpy(words + (int64_t)WORDS * dt_comm_rank(t->comm), &own, sizeof own);
+    if (!r) r = dt_all_gather(t->comm, words + (int64_t)WORDS * dt_comm_rank(t->comm), words, WORDS);
+    memcpy(all, words, (size_t)ranks * sizeof own);
+    if (!r) dt__judge(&x);
+    dt__free(all);
+    return r;
+}
+
+#define DT__BRANCH_NAME(code, name) name,
+static const char *const dt__branch_names[] = {DT_BRANCHES(DT__BRANCH_NAME) "none"};
+#undef DT__BRANCH_NAME
+DT_API const char *dt_branch_name(int32_t branch)
+{
+    return dt__branch_names[branch >= 0 && branch < DT_BRANCH_COUNT ? branch : DT_BRANCH_COUNT];
+}
+
+/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
+static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
+{
+    while (*words) {
+        int n = (int)strcspn(words, " ");
+        if (column + 1 + n > 118) {
+            dt__text_add(t, "\n%*s%.*s", indent, "", n, words);
+            column = indent + n;
+        } else {
+            dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
+            column += (column > indent) + n;
+        }
+        words += n;
+        words += strspn(words, " ");
+    }
+    dt__text_add(t, "\n");
+}
+
+DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t size)
+{
+    enum { INDENT = 22 };
+    dt__text all;
+    dt_result r = DT_OK;
+    memset(&all, 0, sizeof all);
+    dt__text_add(&all,
+                 "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, %.2f "
+                 "waiting for data;\n         the work of %.2f ranks\n",
+                 d->ranks, d->ranks == 1 ? "" : "s", d->nodes, d->nodes == 1 ? "" : "s", d->steps, 1e3 * d->seconds,
+                 1e3 * d->work, 1e3 * d->exposed, 1e3 * d->data, d->speedup);
+    for (int i = 0; i < DT_BRANCH_COUNT; i++) {
+        const dt_finding *f = &d->finding[i];
+        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt_branch_name(i), f->fires ? "FIRES" : "ok");
+        dt__text_wrap(&all, INDENT, INDENT, f->text);
+        if (!f->fires) continue;
+        dt__text_add(&all, "%*sdo: ", INDENT, "");
+        dt__text_wrap(&all, INDENT + 4, INDENT + 4, f->advice);
+    }
+    dt__text_add(&all, "finding  %s\n", dt_branch_name(d->first));
+    if (all.failed)
+        r = DT_E_MEMORY;
+    else if (all.length >= size)
+        r = dt__error(DT_E_USAGE, "the diagnosis does not fit into %lld bytes: give DT_DIAGNOSIS_TEXT, %d",
+                      (long long)size, (int)DT_DIAGNOSIS_TEXT);
+    else
+        memcpy(text, all.at, (size_t)all.length + 1);
+    dt__free(all.at);
+    return r;
+}
+
+/* --doctor: when enough steps have been made. */
+static dt_result dt__trainer_doctor(dt_trainer *t)
+{
+    dt_diagnosis d;
+    char text[DT_DIAGNOSIS_TEXT];
+    int last = t->e.step == t->recipe.steps && t->pulses >= 4 && t->pulses <= DT__PULSES;
+    dt_result r;
+    if (t->pulses != DT__PULSES + 1 && !last) return DT_OK;
+    r = dt_doctor(t, &d);
+    if (!r) r = dt_diagnosis_text(&d, text, (int64_t)sizeof text);
+    if (r || !dt_is_root(t)) return r;
+    printf("%s", text);
+    fflush(stdout);
+    return r;
+}
+
 static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
     double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
+    double pulse[DT__PULSE_KINDS];
     double saved = t->save.blocked;
     int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm), valid = 0;
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
@@ -29200,6 +29848,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt_result r, logged;
     if (t->first && e->step == t->recipe.steps) return dt__trainer_done(t, info);
     dt__engine_times(e, &before[0], &before[1]);
+    dt__pulse_read(t, pulse);
     while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
     r = dt__loader_next(t->loader, &t->batch);
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, &said);
@@ -29231,8 +29880,10 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->sent_bytes = dt__comm_sent(t->comm) - sent;
     info->far_bytes = dt__comm_sent_far(t->comm) - far;
     t->waited = t->loader->waited;
+    dt__pulse_keep(t, pulse);
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
-    r = dt__trainer_due(t, info);
+    r = t->layout.doctor ? dt__trainer_doctor(t) : DT_OK;
+    if (!r) r = dt__trainer_due(t, info);
     if (!r) r = dt__trainer_keep(t, info, said);
     info->save_seconds = t->save.blocked - saved;
     logged = !r || r == DT_E_STOPPED ? dt__trainer_log(t, info) : DT_OK;

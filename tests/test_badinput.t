@@ -89,6 +89,7 @@ my @cases = (
     ['heads in tensor shards', "$data --model nano --tensor-shards 4", 2, qr/2 heads do not divide into 4 tensor shards: --tensor-shards one of 1, 2/],
     ['rows in tensor shards', "$data --model nano --batch 8 --sequence 33 --tensor-shards 2", 2, qr/33 rows of a unit of work, which do not divide into 2 slices/],
     ['no layers', "$data --layers 0", 2, qr/0 layers/],
+    ['the doctor after two steps', "$data --doctor", 2, qr/--doctor needs 4 steps, .*: --steps 2 is too few/],
     ['negative steps', "$data --steps -1", 2, qr/--steps must be 1 or more/],
     ['dropout above 1', "$data --dropout 1.5", 2, qr/--dropout 1\.5/],
     ['loss not finite', "$data --learning-rate 1e30 --warmup 0 --steps 20 --clip 0 --quiet", 1, qr/not finite: lower --learning-rate/],

@@ -57,6 +57,14 @@ for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
 }
 is(scalar keys %seen, 1, 'loss, validation loss and norm are the same digits in every layout');
 
+# ---- the doctor ----
+for my $layout ('--ranks 1', '--ranks 2 --nodes 2 --zero 1 --overlap on', '--ranks 3 --data-shards 8') {
+    my ($hash, $out) = result_of("--data $data --quiet --doctor $layout");
+    is($hash, $bytes, "--doctor, $layout: the same hash");
+    like($out, qr/\Adoctor   \d ranks? on \d nodes?, 3 steps of (.*\n)+  1 transport (.*\n)+  2 data (.*\n)+  3 batch (.*\n)+  4 overlap (.*\n)+  5 placement (.*\n)+finding  \w+\nsha256/,
+        'five questions and the main finding, once');
+}
+
 # ---- the timeline: what every rank did when ----
 for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
     my $layout = "--ranks 4 --pp 2 --bucket 5000 --launch $case->[0] --overlap $case->[1]";
