@@ -45,7 +45,7 @@
  * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says who owns which, and
  * sums over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however
  * data, tensors, sequences, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON
- * or plain C.
+ * or plain C. (One choice of the recipe gives that up: gradients that travel in fewer bytes, dt_wire.)
  *
  * WHAT IT DOES NOT. Arithmetic in fp32 only; CPU only. It does not print, exit or abort below the
  * trainer and launcher. It is no general tensor library: it has the ops that its models need.
@@ -537,6 +537,31 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  *     before rounding. A block depends on no other, so storage may be cut at any. */
 typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_optimizer;
 
+/* How gradients travel between data-parallel ranks. FP32: exact, whatever the layout. The others send fewer bytes and
+ * lose something: fast numerics, whose bits depend on how many data-parallel ranks there are, and on nothing else of
+ * the layout; one rank alone sends nothing, and has the bits of FP32. A rank adds to its gradient what it lost before
+ * (error feedback: Seide et al. 2014; Karimireddy et al. 2019), sends what the format holds of that, and keeps the rest
+ * for the next sum: 4 more bytes per weight. Bytes per number that a rank sends to each other one:
+ *
+ * FP16, BF16 (2): rounded to nearest even; above 65504 FP16 sends that. INT8 (1.016): blocks of 256 have a scale, the
+ *     largest magnitude / 127, and whole numbers, rounded to nearest even.
+ * TOPK (8 wire_keep): of each parameter the largest in magnitude, of equals the first, with their places (Aji and
+ *     Heafield 2017; Lin et al. 2018). Exact selection, five passes over the numbers.
+ * POWERSGD: a matrix (m,n) as a product of (m,r) and (r,n), r = wire_rank: one step of subspace iteration from the
+ *     factor of the sum before, whose factors are summed over ranks in fp32 (Vogels et al. 2019). Where they are not
+ *     smaller, and vectors, go as they are. In all 2 (N-1)/N 4 r (m + n) bytes, as an all-reduce.
+ *
+ * All but POWERSGD send to all others, (N-1) times their bytes, while the exact sum sends 2 (N-1)/N 4: INT8 is smaller
+ * below 8 ranks, FP16 below 4. */
+typedef enum dt_wire {
+    DT_WIRE_FP32,
+    DT_WIRE_FP16,
+    DT_WIRE_BF16,
+    DT_WIRE_INT8,
+    DT_WIRE_TOPK,
+    DT_WIRE_POWERSGD
+} dt_wire;
+
 /* Start from dt_recipe_default(); new fields will have defaults there. */
 typedef struct dt_recipe {
     dt_model model;
@@ -578,6 +603,10 @@ typedef struct dt_recipe {
     float ema;                   /* decay D of an average of the weights; 0: none. a starts as w; a = D a + (1 - D) w
                                     after each step (Polyak and Juditsky 1992). 4 more bytes per weight */
     int32_t evaluate_ema;        /* validation, predictions, text samples use the average */
+    int32_t wire;                /* dt_wire */
+    float wire_keep;             /* TOPK: share of each parameter's numbers that is sent, rounded up */
+    int64_t wire_rank;           /* POWERSGD: columns of the factors */
+    int32_t wire_forget;         /* for labs: what the format loses is lost, no error feedback */
 } dt_recipe;
 DT_API dt_recipe dt_recipe_default(void);
 /* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
@@ -915,7 +944,8 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
 
 /* Start from dt_layout_default(); new fields will have defaults there. */
-/* Both kinds resume in any layout. Sharded: every rank writes what it owns, in parallel, and what several have is
+/* Both kinds resume in any layout (but see dt_wire: with it the number of data-parallel ranks stays, and only sharded
+ * ones hold what each has lost). Sharded: every rank writes what it owns, in parallel, and what several have is
  * written once. Full: rank 0 writes whole tensors under the names of Hugging Face, with config.json for the families,
  * so that other programs read them; beyond its own part it holds a block of 1 MB, or a row where that has more. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
@@ -1064,6 +1094,9 @@ typedef struct dt_step_info {
     double save_seconds;  /* for which checkpoints kept the rank waiting, in the step and after it */
     int64_t sent_bytes;   /* by this rank in the step, to all peers: also counts of targets, block sums, losses */
     int64_t far_bytes;    /* of these, to ranks on other nodes */
+    int64_t wire_bytes;   /* of sent_bytes, gradients in recipe.wire's format; 0 when that is FP32 or nothing is sent */
+    int64_t wire_plain;   /* what they are in FP32 */
+    double wire_seconds;  /* of comm_seconds, coding and decoding them */
 } dt_step_info;
 DT_API dt_step_info dt_step_info_zero(void);
 
@@ -1246,7 +1279,8 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *valu
 /* Compares array `index` of two checkpoints of one model, of any kinds, by bits. DT_E_USAGE: they have not the same. */
 DT_API dt_result dt_checkpoint_diff(dt_checkpoint *a, dt_checkpoint *b, int64_t index, dt_checkpoint_difference *d);
 /* Writes the same state as a checkpoint of this kind into another directory of checkpoints, as a trainer would: it is
- * there when it is whole, and any run of the recipe goes on from it. DT_E_USAGE: the directory has the step already. */
+ * there when it is whole, and any run of the recipe goes on from it. DT_E_USAGE: the directory has the step already; or
+ * kind is DT_SHARDED, and ranks have lost something on the wire (dt_wire), which a full one leaves out. */
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, dt_checkpoint_kind kind);
 
 /* Using the library with an implementation of another version is a link error that names the version. */
@@ -1917,7 +1951,7 @@ static void dt__cos_sin_pi(double x, double *cosine, double *sine)
 }
 
 /* What a random stream is for; part of its key, so that no two uses ever share a number (R16). */
-enum { DT__RNG_INIT = 1, DT__RNG_DROPOUT = 2, DT__RNG_SHUFFLE = 3, DT__RNG_TEXT = 4 };
+enum { DT__RNG_INIT = 1, DT__RNG_DROPOUT = 2, DT__RNG_SHUFFLE = 3, DT__RNG_TEXT = 4, DT__RNG_WIRE = 5 };
 
 static dt__rng dt__rng_make(uint64_t seed, int purpose, uint32_t a, uint32_t b, uint32_t c)
 {
@@ -10998,6 +11032,8 @@ DT_API dt_recipe dt_recipe_default(void)
     r.weight_decay = 0.1f;
     r.clip = 1.0f;
     r.validation = 0.05f;
+    r.wire_keep = 0.01f;
+    r.wire_rank = 4;
     return r;
 }
 
@@ -21609,6 +21645,7 @@ typedef struct dt__manifest {
     int full;
     int64_t step;
     double power1, power2; /* of the optimizer (R13) */
+    int64_t data_ranks;    /* data-parallel ones, where each has lost something on the wire; else 0 */
     char model[65], data[65], weights[65];
     int64_t recipe;        /* where the object of options begins in the text */
     int64_t kind, list;    /* where the kind and the list of files do */
@@ -21698,8 +21735,8 @@ static double dt__manifest_number(dt__json *j, int64_t place, const char *what)
 static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 {
     static const char *const keys[] = {"format", "version", "kind", "step", "power1", "power2", "model_sha256",
-                                       "data_sha256", "weights_sha256", "recipe", "files", NULL};
-    enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, WEIGHTS, RECIPE, FILES, KEYS };
+                                       "data_sha256", "weights_sha256", "recipe", "files", "data_parallel", NULL};
+    enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, WEIGHTS, RECIPE, FILES, DATA_RANKS, KEYS };
     int64_t place[KEYS], version = 0;
     dt__json j;
     memset(&j, 0, sizeof j);
@@ -21714,6 +21751,8 @@ static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
     j.at = dt__max(0, place[STEP]);
     if (!j.result && (!dt__json_number(&j, &m->step) || m->step < 0))
         dt__json_fail(&j, "there is no step: the file is of another kind");
+    j.at = place[DATA_RANKS];
+    if (!j.result && j.at >= 0) (void)dt__json_number(&j, &m->data_ranks);
     m->full = !strcmp(dt__json_text(&j, place[KIND], "kind"), "full");
     m->power1 = dt__manifest_number(&j, place[POWER1], "power1");
     m->power2 = dt__manifest_number(&j, place[POWER2], "power2");
@@ -23318,6 +23357,243 @@ static int dt__ring_take(dt__ring *r)
     return place;
 }
 
+/* ---- gradients on the wire, in fewer bytes ---------------------------------------------------------------
+ * A payload is words of 4 bytes. Not-a-number and infinity come out as not-a-number or infinity, so that the norm
+ * tells. */
+
+enum { DT__WIRE_BLOCK = 256, DT__WIRE_STRETCH = 65536 };
+enum { DT__WIRE_SET, DT__WIRE_ADD, DT__WIRE_TAKE }; /* out = x, out + x, out - x */
+
+/* What is coded alone: a parameter's array, or, where blocks do not know of each other, a stretch of it. */
+typedef struct dt__wire_unit {
+    int64_t at, count;  /* floats of a set of gradients, as the store lays it out */
+    int64_t to;         /* where in a bucket's payload it begins */
+    int64_t keep;       /* DT_WIRE_TOPK: so many numbers */
+    int64_t rows, cols; /* DT_WIRE_POWERSGD: of the matrix; 0: it is sent as it is */
+    int64_t start;      /* its right factor of the sum before, (rank,cols) */
+    int64_t right;      /* this step's in the payload; the left one, (rank,rows), begins at `to` */
+} dt__wire_unit;
+
+/* Words of a payload of n numbers. */
+static int64_t dt__wire_words(int wire, int64_t n)
+{
+    int64_t rest = n % DT__WIRE_BLOCK;
+    if (wire != DT_WIRE_INT8) return dt__ceil_div(n, 2);
+    return n / DT__WIRE_BLOCK * (1 + DT__WIRE_BLOCK / 4) + (rest ? 1 + dt__ceil_div(rest, 4) : 0);
+}
+
+static uint32_t dt__wire_size(float x) /* orders magnitudes; not-a-number is above all */
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits & 0x7fffffffu;
+}
+
+/* A block of up to 256 numbers in 8 bits: the scale, then whole numbers. A scale of 0 sends nothing. */
+static void dt__wire_pack8(const float *x, int64_t n, float *to)
+{
+    int8_t code[DT__WIRE_BLOCK];
+    uint32_t most = 0;
+    float scale;
+    for (int64_t i = 0; i < n; i++) most = dt__wire_size(x[i]) > most ? dt__wire_size(x[i]) : most;
+    memcpy(&scale, &most, 4);
+    scale = scale / 127.0f;
+    memset(code, 0, sizeof code);
+    for (int64_t i = 0; i < n && most < 0x7f800000u && scale > 0.0f; i++) {
+        float q = x[i] / scale + 12582912.0f - 12582912.0f; /* 1.5 2^23: to nearest even */
+        code[i] = (int8_t)(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q);
+    }
+    to[0] = most < 0x7f800000u ? scale : __builtin_nanf("");
+    memcpy(to + 1, code, 4 * (size_t)dt__ceil_div(n, 4));
+}
+
+/* The same in 16 bits. */
+static void dt__wire_pack16(const dt__kernels *k, int type, const float *x, int64_t n, float *to)
+{
+    uint16_t code[DT__WIRE_BLOCK];
+    float v[DT__WIRE_BLOCK];
+    for (int64_t i = 0; i < n; i++) {
+        int beyond = type == DT_F16 && dt__wire_size(x[i]) < 0x7f800000u; /* may be: infinity stays what it is */
+        v[i] = beyond && x[i] > 65504.0f ? 65504.0f : beyond && x[i] < -65504.0f ? -65504.0f : x[i];
+    }
+    memset(code, 0, sizeof code);
+    k->convert(type, code, DT_F32, v, n);
+    memcpy(to, code, 4 * (size_t)dt__ceil_div(n, 2));
+}
+
+/* A block's numbers again. */
+static void dt__wire_unpack(const dt__kernels *k, int wire, const float *from, int64_t n, float *x)
+{
+    int8_t small[DT__WIRE_BLOCK];
+    uint16_t code[DT__WIRE_BLOCK];
+    if (wire == DT_WIRE_INT8) {
+        memcpy(small, from + 1, (size_t)n);
+        for (int64_t i = 0; i < n; i++) x[i] = (float)small[i] * from[0];
+        return;
+    }
+    memcpy(code, from, 2 * (size_t)n);
+    k->convert(DT_F32, x, wire == DT_WIRE_FP16 ? DT_F16 : DT_BF16, code, n);
+}
+
+/* The magnitude, as bits, of the keep-th largest of n numbers, and how many of those that are equal to it count among
+ * the largest. By its digits from the top, 8 bits at a time: four passes. */
+static uint32_t dt__wire_threshold(const float *x, int64_t n, int64_t keep, int64_t *equal)
+{
+    uint32_t found = 0, known = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        int64_t count[256];
+        uint32_t digit = 255;
+        memset(count, 0, sizeof count);
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t size = dt__wire_size(x[i]);
+            if ((size & known) == found) count[size >> shift & 255u]++;
+        }
+        while (count[digit] < keep) keep -= count[digit--];
+        found |= digit << shift, known |= 255u << shift;
+    }
+    *equal = keep;
+    return found;
+}
+
+/* The keep largest: their places, rising, then their values. Of equals the first. */
+static void dt__wire_largest(const float *x, int64_t n, int64_t keep, float *to)
+{
+    int64_t equal, at = 0;
+    uint32_t least = dt__wire_threshold(x, n, keep, &equal);
+    for (int64_t i = 0; i < n && at < keep; i++) {
+        uint32_t size = dt__wire_size(x[i]), place = (uint32_t)i;
+        if (size < least || (size == least && equal-- <= 0)) continue;
+        memcpy(to + at, &place, 4);
+        to[keep + at++] = x[i];
+    }
+}
+
+/* A unit's numbers x into its payload; and back to `out`, added to what is there, or taken from it. */
+static void dt__wire_encode(const dt__kernels *k, int wire, const dt__wire_unit *u, const float *x, float *to)
+{
+    if (wire == DT_WIRE_TOPK) {
+        dt__wire_largest(x, u->count, u->keep, to);
+        return;
+    }
+    for (int64_t at = 0, n; at < u->count; at += n, to += dt__wire_words(wire, n)) {
+        n = dt__min(DT__WIRE_BLOCK, u->count - at);
+        if (wire == DT_WIRE_INT8) dt__wire_pack8(x + at, n, to);
+        else dt__wire_pack16(k, wire == DT_WIRE_FP16 ? DT_F16 : DT_BF16, x + at, n, to);
+    }
+}
+static void dt__wire_decode(const dt__kernels *k, int wire, const dt__wire_unit *u, const float *from, float *out,
+                            int how)
+{
+    float x[DT__WIRE_BLOCK];
+    if (wire == DT_WIRE_TOPK) {
+        if (how == DT__WIRE_SET) memset(out, 0, 4 * (size_t)u->count);
+        for (int64_t i = 0; i < u->keep; i++) {
+            uint32_t place;
+            memcpy(&place, from + i, 4);
+            out[place] = how == DT__WIRE_TAKE ? out[place] - from[u->keep + i] : out[place] + from[u->keep + i];
+        }
+        return;
+    }
+    for (int64_t at = 0, n; at < u->count; at += n, from += dt__wire_words(wire, n)) {
+        n = dt__min(DT__WIRE_BLOCK, u->count - at);
+        dt__wire_unpack(k, wire, from, n, x);
+        if (how == DT__WIRE_SET) dt__copy(out + at, x, n);
+        else k->binary(how == DT__WIRE_ADD ? DT__OP_ADD : DT__OP_SUB, out + at, out + at, 1, x, 1, n);
+    }
+}
+
+/* Makes r vectors of n numbers orthonormal in place, by Gram and Schmidt. One that is all but a sum of those before it
+ * becomes 0: what is left of it is rounding. */
+static void dt__wire_orthonormal(const dt__kernels *k, float *x, int64_t r, int64_t n)
+{
+    for (int64_t j = 0; j < r; j++) {
+        float *v = x + j * n, before = k->row_dot(v, v, n), after, norm;
+        for (int64_t i = 0; i < j; i++) k->add_scaled(v, x + i * n, n, -k->row_dot(x + i * n, v, n));
+        after = k->row_dot(v, v, n);
+        norm = dt__sqrtf(after);
+        if (after == 0.0f || after < 1e-10f * before) memset(v, 0, 4 * (size_t)n);
+        else
+            for (int64_t i = 0; i < n; i++) v[i] = v[i] / norm;
+    }
+}
+
+/* c (m,n) = a (m,p) b (p,n), each with its strides along both axes. */
+static void dt__wire_product(const dt__kernels *k, dt_pool *pool, const int64_t mnp[3], const float *a, int64_t ars,
+                             int64_t acs, const float *b, int64_t brs, int64_t bcs, float *c)
+{
+    dt__gemm g;
+    memset(&g, 0, sizeof g);
+    g.m = mnp[0], g.n = g.ldc = mnp[1], g.k = mnp[2];
+    g.a = a, g.ars = ars, g.acs = acs;
+    g.b = b, g.brs = brs, g.bcs = bcs;
+    g.c = c;
+    k->gemm(pool, &g);
+}
+
+/* The three products of a unit with a matrix x (rows,cols) and factors left (rank,rows), right (rank,cols): left =
+ * right x^T; right = left x; out (rows,cols) = left^T right. */
+static void dt__wire_left(const dt__kernels *k, dt_pool *pool, const dt__wire_unit *u, int64_t rank, const float *x,
+                          const float *right, float *left)
+{
+    const int64_t mnp[3] = {rank, u->rows, u->cols};
+    dt__wire_product(k, pool, mnp, right, u->cols, 1, x, 1, u->cols, left);
+}
+static void dt__wire_right(const dt__kernels *k, dt_pool *pool, const dt__wire_unit *u, int64_t rank, const float *x,
+                           const float *left, float *right)
+{
+    const int64_t mnp[3] = {rank, u->cols, u->rows};
+    dt__wire_product(k, pool, mnp, left, u->rows, 1, x, u->cols, 1, right);
+}
+static void dt__wire_join(const dt__kernels *k, dt_pool *pool, const dt__wire_unit *u, int64_t rank, const float *left,
+                          const float *right, float *out)
+{
+    const int64_t mnp[3] = {u->rows, u->cols, rank};
+    dt__wire_product(k, pool, mnp, left, 1, u->rows, right, u->cols, 1, out);
+}
+
+/* Where the next step begins: with the right factor of the sum, each vector as long as 1; where one came to nothing,
+ * with the old one. */
+static void dt__wire_keep(const dt__kernels *k, const dt__wire_unit *u, int64_t rank, const float *right, float *start)
+{
+    for (int64_t i = 0; i < rank; i++, right += u->cols, start += u->cols) {
+        float square = k->row_dot(right, right, u->cols), norm = dt__sqrtf(square);
+        for (int64_t c = 0; c < u->cols && square > 0.0f; c++) start[c] = right[c] / norm;
+    }
+}
+
+/* Compression of this rank's gradients. */
+typedef struct dt__wire {
+    int on;              /* there is something to send, and not in fp32 */
+    dt__wire_unit *unit; /* bucket by bucket */
+    int32_t units, capacity;
+    int32_t *first;      /* (buckets + 1): units */
+    int64_t *words;      /* (buckets, 2): a rank's payload, of which with DT_WIRE_POWERSGD so many come first */
+    int64_t most, starts, right; /* the largest payload; floats of all starts; of one right factor, the most */
+    float *mine, *all;   /* (most), which peers read; (ranks, most) */
+    float *error;        /* (slot_floats): what this rank has lost so far */
+    float *start;
+    dt__extent *span;    /* (ranks) */
+    dt__part *part;      /* (ranks) */
+    int *parts;
+    dt_pool *pool;       /* of the thread that communicates, when it is another one */
+    double seconds;      /* in coding and decoding */
+    int64_t sent, plain; /* bytes so far, and what they would be in fp32 */
+} dt__wire;
+
+static void dt__wire_close(dt__wire *w)
+{
+    dt__free(w->unit);
+    dt__free(w->first);
+    dt__free(w->words);
+    dt__free(w->all);
+    dt__free(w->error);
+    dt__free(w->start);
+    dt__free(w->span);
+    dt__free(w->part);
+    dt__free(w->parts);
+    dt__pool_close(&w->pool);
+}
+
 /* ---- the executor ---------------------------------------------------------------------------------- */
 
 enum { DT__OUTBOX = 4 }; /* messages to a neighbour that may be under way */
@@ -23378,6 +23654,7 @@ typedef struct dt__engine {
     int64_t blocks;
     dt__part *parts, *replica_parts; /* partial sums of ranks.data or group; and where each rank has one, of others */
     int *part_count, *replica_count;
+    dt__wire wire;
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
@@ -23719,6 +23996,141 @@ static int64_t dt__engine_own_tokens(const dt__engine *e)
     return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT__CONTEXT] : 0;
 }
 
+/* The shape of an array as a matrix: cut between the axes where rows + cols is least. 0: its factors are no smaller. */
+static void dt__wire_matrix(const dt__engine *e, const dt__param *p, dt__wire_unit *u)
+{
+    int64_t rows = 1;
+    for (int32_t axis = 0; axis + 1 < p->shape.dims; axis++) {
+        int64_t n = p->shape.n[axis];
+        if (axis == p->cut && dt__param_is_cut(p, e->net.tensor_shards)) n = dt__param_width(p, e->net.tensor_shards);
+        rows *= axis || !p->experts ? n : n / p->experts;
+        if (!u->rows || rows + u->count / rows < u->rows + u->cols) u->rows = rows, u->cols = u->count / rows;
+    }
+    if (e->recipe->wire_rank * (u->rows + u->cols) >= u->count) u->rows = u->cols = 0;
+}
+
+/* The unit that begins with float `at` of an array of `left` more floats, behind those that are there. */
+static dt__wire_unit *dt__wire_add(dt__engine *e, const dt__param *p, int64_t at, int64_t left, int64_t words[2])
+{
+    dt__wire *w = &e->wire;
+    const dt_recipe *r = e->recipe;
+    int64_t keep;
+    dt__wire_unit *u;
+    if (!dt__grow((void **)&w->unit, w->units, &w->capacity, sizeof *w->unit)) return NULL;
+    u = &w->unit[w->units++];
+    memset(u, 0, sizeof *u);
+    u->at = at, u->count = left, u->to = words[0];
+    if (r->wire == DT_WIRE_POWERSGD) {
+        dt__wire_matrix(e, p, u);
+        u->start = w->starts, u->right = words[1];
+        words[0] += u->rows ? r->wire_rank * u->rows : u->count;
+        words[1] += r->wire_rank * u->cols;
+        w->starts += r->wire_rank * u->cols;
+    } else if (r->wire == DT_WIRE_TOPK) {
+        keep = (int64_t)((double)r->wire_keep * (double)left);
+        u->keep = keep + ((double)keep < (double)r->wire_keep * (double)left);
+        words[0] += 2 * u->keep;
+    } else {
+        u->count = dt__min(left, DT__WIRE_STRETCH);
+        words[0] += dt__wire_words(r->wire, u->count);
+    }
+    return u;
+}
+
+/* The units of a bucket: parameters in definition order, array by array, so that none depends on buckets, stages or
+ * tensor ranks. */
+static dt_result dt__wire_bucket(dt__engine *e, int32_t b)
+{
+    dt__wire *w = &e->wire;
+    const dt__bucket *k = &e->store.bucket[b];
+    int64_t vt = e->net.tensor_shards, *words = w->words + 2 * b;
+    w->first[b] = w->units;
+    for (int32_t i = 0; i < e->net.param_count; i++) {
+        const dt__net_param *p = &e->net.params[i];
+        int64_t floats = dt__shard_floats(&p->is, vt);
+        for (int use = 0; use < p->uses; use++)
+            for (int64_t v = 0; v < dt__param_shards(&p->is, vt, e->net.own_shards); v++) {
+                int64_t at = p->slot[use] + v * dt__shard_step(&p->is, vt), end = at + floats;
+                while (p->slot[use] >= k->slot && p->slot[use] < k->slot + k->floats && at < end) {
+                    dt__wire_unit *u = dt__wire_add(e, &p->is, at, end - at, words);
+                    if (!u) return DT_E_MEMORY;
+                    at += u->count;
+                }
+            }
+    }
+    for (int32_t u = w->first[b]; u < w->units; u++) w->unit[u].right += words[0];
+    words[1] += words[0];
+    w->most = dt__max(w->most, words[1]);
+    w->first[b + 1] = w->units;
+    return DT_OK;
+}
+
+/* What is sent, and how; before memory is planned. */
+static dt_result dt__wire_open(dt__engine *e)
+{
+    dt__wire *w = &e->wire;
+    dt_result r = DT_OK;
+    int ranks = e->mesh.size[DT__DATA];
+    w->on = e->recipe->wire != DT_WIRE_FP32 && ranks > 1;
+    if (!w->on) return DT_OK;
+    w->first = (int32_t *)dt__alloc(4 * ((int64_t)e->store.buckets + 1), "the wire");
+    w->words = (int64_t *)dt__alloc(16 * (int64_t)e->store.buckets, "the wire");
+    w->span = (dt__extent *)dt__alloc((int64_t)sizeof *w->span * ranks, "the wire");
+    w->part = (dt__part *)dt__alloc((int64_t)sizeof *w->part * ranks, "the wire");
+    w->parts = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the wire");
+    if (!w->first || !w->words || !w->span || !w->part || !w->parts) return DT_E_MEMORY;
+    for (int p = 0; p < ranks; p++) w->span[p].rank = p, w->part[p].index = p, w->parts[p] = 1;
+    for (int32_t b = 0; b < e->store.buckets && !r; b++) r = dt__wire_bucket(e, b);
+    return r;
+}
+
+/* Bytes of its memory. */
+static int64_t dt__wire_bytes(const dt__engine *e)
+{
+    const dt__wire *w = &e->wire;
+    int64_t gathered = e->recipe->wire == DT_WIRE_POWERSGD ? 0 : e->mesh.size[DT__DATA] * w->most;
+    return w->on ? 4 * (w->most + gathered + e->store.slot_floats + w->starts) : 0;
+}
+
+/* The first right factors, drawn by parameter, use and array (R16), before the first step. */
+static void dt__wire_draw(dt__engine *e)
+{
+    int64_t vt = e->net.tensor_shards;
+    unsigned saved = dt__fp_enter();
+    for (int32_t n = 0; n < e->wire.units; n++) {
+        const dt__wire_unit *u = &e->wire.unit[n];
+        for (int32_t i = 0; i < e->net.param_count && u->rows; i++)
+            for (int use = 0; use < e->net.params[i].uses; use++) {
+                const dt__net_param *p = &e->net.params[i];
+                int64_t v = (u->at - p->slot[use]) / dt__shard_step(&p->is, vt);
+                dt__rng rng;
+                if (p->slot[use] < 0 || u->at < p->slot[use] || u->at >= p->slot[use] + p->count) continue;
+                v = dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, v);
+                rng = dt__rng_make((uint64_t)e->recipe->seed, DT__RNG_WIRE, (uint32_t)i, (uint32_t)use, (uint32_t)v);
+                dt__normals(&rng, 0, (uint64_t)(e->recipe->wire_rank * u->cols), 1.0f, e->wire.start + u->start);
+            }
+    }
+    dt__fp_leave(saved);
+}
+
+static dt_result dt__wire_allocate(dt__engine *e)
+{
+    dt__wire *w = &e->wire;
+    int64_t gathered = e->recipe->wire == DT_WIRE_POWERSGD ? 0 : e->mesh.size[DT__DATA] * w->most;
+    dt_result r = DT_OK;
+    void *mine = NULL;
+    if (!w->on) return DT_OK;
+    w->all = (float *)dt__alloc(4 * gathered, "gradients of all ranks");
+    w->error = (float *)dt__alloc(4 * e->store.slot_floats, "what the wire loses");
+    w->start = (float *)dt__alloc(4 * w->starts, "factors of gradients");
+    r = w->all && w->error && w->start ? dt_comm_alloc(e->ranks.data, 4 * w->most, &mine) : DT_E_MEMORY;
+    w->mine = (float *)mine;
+    if (!r && e->shape.overlap) r = dt__pool_open(&w->pool, 1);
+    if (!r && w->pool) r = dt__pool_reserve(w->pool, e->k->gemm_scratch());
+    if (!r) dt__wire_draw(e);
+    return r;
+}
+
 /* What the engine will allocate. */
 static dt_memory dt__engine_plan(const dt__engine *e)
 {
@@ -23738,7 +24150,7 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     if (e->shape.pipe.stages > 1) m.buffers += 2 * 4 * DT__OUTBOX * e->net.widest;
     m.activations += 4 * e->net.sliced;
     m.buffers += 4 * dt__engine_own_tokens(e);
-    m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e);
+    m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e) + dt__wire_bytes(e);
     return m;
 }
 
@@ -23855,7 +24267,8 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->gradient[0] = e->temp + e->net.temp;
     e->gradient[1] = e->gradient[0] + e->net.widest;
     e->tie[1] = e->tie[0] + widest;
-    return e->shape.overlap ? dt__engine_overlap(e) : DT_OK;
+    r = dt__wire_allocate(e);
+    return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
 }
 
 /* This rank's tensor shards of a network that is to be built; and its context leaves. */
@@ -23935,6 +24348,7 @@ static dt_result dt__engine_open(dt__engine *e)
     if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
     if (!r) r = dt__engine_comms(e, group);
     if (!r) r = dt__engine_reduction(e, group);
+    if (!r) r = dt__wire_open(e);
     for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
     e->env.tp.combine = dt__engine_combine;
     e->env.cp.post = dt__engine_post, e->env.cp.settle = dt__engine_posted, e->env.cp.take = dt__engine_take;
@@ -23952,6 +24366,7 @@ static void dt__engine_close(dt__engine *e)
     dt__queue_close(&e->ring.mover.queue);
     dt__free(e->queued);
     dt__free(e->ticket);
+    dt__wire_close(&e->wire);
     dt__free(e->ring.memory);
     dt__free(e->ring.ticket);
     dt__free(e->ring.place);
@@ -24374,10 +24789,10 @@ static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int6
     return n;
 }
 
-/* A rank's pieces go to the others of its group. */
+/* A rank's pieces go to the others of its group; between nodes that is counted where it is done. */
 static void dt__engine_count(dt_comm *group, int64_t floats)
 {
-    for (int p = 0; group && p < dt_comm_size(group); p++)
+    for (int p = 0; group && !group->bridge && p < dt_comm_size(group); p++)
         if (p != dt_comm_rank(group)) dt__count_sent(group, p, floats);
 }
 
@@ -24419,6 +24834,153 @@ static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
     const dt__bucket *b = &e->store.bucket[bucket];
     int n = dt__bucket_spans(&e->store, bucket, 0, b->floats, b->param, 1, e->spans);
     return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->store.param_floats, n, e->params);
+}
+
+/* ---- between data-parallel ranks, in fewer bytes ---- */
+
+/* A reduction under way. */
+typedef struct dt__wire_job {
+    const dt__engine *e;
+    const dt__wire_unit *unit;
+    float *sum;    /* the bucket's gradients, and later their sum */
+    int64_t slot;  /* of the bucket */
+    int64_t words; /* of a payload */
+} dt__wire_job;
+
+/* The gradient and what was lost before, the payload of that, and what is lost now. */
+static void dt__wire_give(void *context, int64_t task, int worker)
+{
+    const dt__wire_job *j = (const dt__wire_job *)context;
+    const dt__engine *e = j->e;
+    const dt__wire_unit *u = &j->unit[task];
+    float *error = e->wire.error + u->at, *to = e->wire.mine + u->to;
+    (void)worker;
+    e->k->binary(DT__OP_ADD, error, error, 1, j->sum + u->at - j->slot, 1, u->count);
+    dt__wire_encode(e->k, e->recipe->wire, u, error, to);
+    dt__wire_decode(e->k, e->recipe->wire, u, to, error, DT__WIRE_TAKE);
+    if (e->recipe->wire_forget) memset(error, 0, 4 * (size_t)u->count);
+}
+
+/* What came from all ranks, added in their order. */
+static void dt__wire_take(void *context, int64_t task, int worker)
+{
+    const dt__wire_job *j = (const dt__wire_job *)context;
+    const dt__wire_unit *u = &j->unit[task];
+    (void)worker;
+    for (int p = 0; p < j->e->mesh.size[DT__DATA]; p++)
+        dt__wire_decode(j->e->k, j->e->recipe->wire, u, j->e->wire.all + p * j->words + u->to, j->sum + u->at - j->slot,
+                        p ? DT__WIRE_ADD : DT__WIRE_SET);
+}
+
+/* All ranks' payloads go to all. */
+static dt_result dt__wire_gather(dt__engine *e, dt__wire_job *j, int64_t units, dt_pool *pool)
+{
+    dt__wire *w = &e->wire;
+    double start = dt__now();
+    int ranks = e->mesh.size[DT__DATA];
+    dt_result r;
+    dt__parallel(pool, units, dt__wire_give, j);
+    w->seconds += dt__now() - start;
+    for (int p = 0; p < ranks; p++) w->span[p].to = p * j->words, w->span[p].count = j->words;
+    dt__engine_count(e->ranks.data, j->words);
+    r = dt__gather_spans(e->ranks.data, w->mine, w->most, w->span, ranks, w->all);
+    start = dt__now();
+    if (!r) dt__parallel(pool, units, dt__wire_take, j);
+    w->seconds += dt__now() - start;
+    return r;
+}
+
+/* Sums words [from, end) of all ranks' payloads, to all. */
+static dt_result dt__wire_sum(dt__engine *e, int64_t from, int64_t end)
+{
+    const dt__wire *w = &e->wire;
+    return from < end ? dt__reduce_parts(e->ranks.data, w->mine, w->part, w->parts, from, end - from, NULL) : DT_OK;
+}
+
+/* PowerSGD, first half: left factors of this rank's gradients; what is no matrix as it is. */
+static void dt__wire_lefts(dt__engine *e, const dt__wire_job *j, int64_t units, dt_pool *pool)
+{
+    dt__wire *w = &e->wire;
+    for (int64_t i = 0; i < units; i++) {
+        const dt__wire_unit *u = &j->unit[i];
+        float *g = j->sum + u->at - j->slot, *error = w->error + u->at;
+        if (!u->rows) {
+            dt__copy(w->mine + u->to, g, u->count);
+            continue;
+        }
+        e->k->binary(DT__OP_ADD, error, error, 1, g, 1, u->count);
+        dt__wire_left(e->k, pool, u, e->recipe->wire_rank, error, w->start + u->start, w->mine + u->to);
+    }
+}
+
+/* Second half: the left factors of the sum are made orthonormal; right factors of this rank's gradients by them, and
+ * what the product of the two leaves out is lost. */
+static void dt__wire_rights(dt__engine *e, const dt__wire_job *j, int64_t units, dt_pool *pool)
+{
+    dt__wire *w = &e->wire;
+    int64_t rank = e->recipe->wire_rank;
+    for (int64_t i = 0; i < units; i++) {
+        const dt__wire_unit *u = &j->unit[i];
+        float *g = j->sum + u->at - j->slot, *error = w->error + u->at, *left = w->mine + u->to;
+        float *right = w->mine + u->right;
+        if (!u->rows) continue;
+        dt__wire_orthonormal(e->k, left, rank, u->rows);
+        dt__wire_right(e->k, pool, u, rank, error, left, right);
+        dt__wire_join(e->k, pool, u, rank, left, right, g);
+        e->k->binary(DT__OP_SUB, error, error, 1, g, 1, u->count);
+        if (e->recipe->wire_forget) memset(error, 0, 4 * (size_t)u->count);
+    }
+}
+
+static dt_result dt__wire_power(dt__engine *e, dt__wire_job *j, int64_t units, dt_pool *pool, int64_t first)
+{
+    dt__wire *w = &e->wire;
+    double start = dt__now();
+    dt_result r;
+    dt__wire_lefts(e, j, units, pool);
+    w->seconds += dt__now() - start;
+    r = dt__wire_sum(e, 0, first);
+    start = dt__now();
+    if (!r) dt__wire_rights(e, j, units, pool);
+    w->seconds += dt__now() - start;
+    if (!r) r = dt__wire_sum(e, first, j->words);
+    start = dt__now();
+    for (int64_t i = 0; i < units && !r; i++) {
+        const dt__wire_unit *u = &j->unit[i];
+        float *g = j->sum + u->at - j->slot;
+        if (!u->rows) {
+            dt__copy(g, w->mine + u->to, u->count);
+            continue;
+        }
+        dt__wire_join(e->k, pool, u, e->recipe->wire_rank, w->mine + u->to, w->mine + u->right, g);
+        dt__wire_keep(e->k, u, e->recipe->wire_rank, w->mine + u->right, w->start + u->start);
+    }
+    w->seconds += dt__now() - start;
+    return r;
+}
+
+/* REDUCE of a bucket, in the recipe's format: the sum takes the gradients' place on every rank. */
+static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
+{
+    dt__wire *w = &e->wire;
+    const dt__bucket *b = &e->store.bucket[i->bucket];
+    dt_comm *c = e->ranks.data;
+    int64_t units = w->first[i->bucket + 1] - w->first[i->bucket], sent = dt__comm_sent(c), own;
+    dt_pool *pool = i->line ? w->pool : e->pool;
+    dt__wire_job j;
+    dt_result r;
+    j.e = e;
+    j.unit = w->unit + w->first[i->bucket];
+    j.sum = e->sets + i->set * e->set_floats + dt__bucket_at(e, i->bucket);
+    j.slot = b->slot;
+    j.words = w->words[2 * i->bucket + 1];
+    if (e->recipe->wire == DT_WIRE_POWERSGD) r = dt__wire_power(e, &j, units, pool, w->words[2 * i->bucket]);
+    else r = dt__wire_gather(e, &j, units, pool);
+    own = dt__piece(b->floats, dt_comm_size(c), dt_comm_rank(c) + 1) -
+          dt__piece(b->floats, dt_comm_size(c), dt_comm_rank(c));
+    w->sent += dt__comm_sent(c) - sent;
+    w->plain += 4 * (b->floats + (dt_comm_size(c) - 2) * own);
+    return r;
 }
 
 /* ---- update ---- */
@@ -24629,7 +25191,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
                              e->store.bucket[i->bucket].floats * e->store.bucket[i->bucket].copies, DT_SUM);
     case DT_FOLD:
     case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
-    case DT_REDUCE: return dt__engine_reduce(e, i);
+    case DT_REDUCE: return e->wire.on ? dt__wire_reduce(e, i) : dt__engine_reduce(e, i);
     case DT_GATHER:
         return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
                              : dt__engine_gather_bucket(e, i->bucket);
@@ -24699,6 +25261,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     unsigned saved = dt__fp_enter();
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * dt__engine_leaves(e) * (1 + e->net.count)));
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
+    if (e->wire.on && e->hold) r = e->hold(e->hold_owner); /* what the wire loses changes in the reductions */
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt_instr *i = &e->program.list[k];
         double start, end;
@@ -25730,6 +26293,7 @@ typedef struct dt__option {
 #define DT__MODEL_NAMES                                                                                                \
     "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "  \
     "llama3-8B, llama3.2-1B; or a directory with config.json, or llm.c's .bin"
+#define DT__WIRE_NAMES "fp32,fp16,bf16,int8,topk,powersgd"
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
     DT__RECIPE("tokenizer", "PATH", DT__TYPE_TEXT, tokenizer,
@@ -25777,6 +26341,11 @@ static const dt__option dt__options[] = {
     DT__RECIPE("ema", "X", DT__TYPE_FLOAT, ema, "decay of an average of the weights; 0: none"),
     DT__RECIPE("evaluate-ema", NULL, DT__TYPE_FLAG, evaluate_ema, "validation and samples use the average"),
     DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation"),
+    DT__NAMED("wire", wire, DT__WIRE_NAMES,
+              "of gradients between ranks: fp32, or fp16, bf16, int8, topk, powersgd, whose bits depend on dp"),
+    DT__RECIPE("wire-keep", "X", DT__TYPE_FLOAT, wire_keep, "topk: share of the gradient that is sent"),
+    DT__RECIPE("wire-rank", "N", DT__TYPE_INT, wire_rank, "powersgd: columns of the factors of a matrix"),
+    DT__RECIPE("wire-forget", NULL, DT__TYPE_FLAG, wire_forget, "a lab: no error feedback, what is lost is lost"),
     DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks"),
     DT__LAYOUT("tp", "N", DT__TYPE_INT, tp, "tensor parallel degree"),
     DT__LAYOUT("sequence-parallel", NULL, DT__TYPE_FLAG, sequence_parallel,
@@ -26014,6 +26583,7 @@ typedef struct dt__run {
     int kind;
     int32_t param;
     int64_t array, from, count, bytes;
+    int use, owner; /* DT__WIRE_LOST, DT__WIRE_START: of the parameter; the data-parallel rank that lost it */
     int64_t at; /* so far has a visit come, in numbers of the array */
     int rank;   /* whose it is, on rank 0 during a visit */
     char *data;
@@ -26252,6 +26822,39 @@ static dt_result dt__check_optimizer(const dt_recipe *r)
     return DT_OK;
 }
 
+static void dt__wire_name(int wire, char *text, size_t size)
+{
+    size_t length = 0;
+    const char *name = dt__name_at(DT__WIRE_NAMES, wire, &length);
+    snprintf(text, size, "%.*s", (int)length, name);
+}
+
+/* dp: data-parallel ranks. */
+static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
+{
+    char name[16];
+    if (r->wire < DT_WIRE_FP32 || r->wire > DT_WIRE_POWERSGD)
+        return dt__error(DT_E_USAGE, "format %d on the wire: it is one of DT_WIRE_FP32 to DT_WIRE_POWERSGD", r->wire);
+    if (!(r->wire_keep > 0.0f && r->wire_keep <= 1.0f) || r->wire_rank < 1 || r->wire_rank > 1024)
+        return dt__error(DT_E_USAGE, "--wire-keep %g is a share above 0 and up to 1, --wire-rank %lld 1 to 1024",
+                         (double)r->wire_keep, (long long)r->wire_rank);
+    if (r->wire == DT_WIRE_FP32 || dp == 1) return DT_OK;
+    dt__wire_name(r->wire, name, sizeof name);
+    if (r->data_shards % dp)
+        return dt__error(DT_E_USAGE, "--wire %s: %d data-parallel ranks have %lld data shards in uneven runs: let "
+                         "their number be a power of two, or leave --wire out", name, dp, (long long)r->data_shards);
+    if (l->zero > 1)
+        return dt__error(DT_E_USAGE, "--wire %s: every rank keeps what it lost of all gradients, which is the memory "
+                         "that --zero %lld saves: use --zero 0 or 1, or leave --wire out", name, (long long)l->zero);
+    if (l->ep > 1)
+        return dt__error(DT_E_USAGE, "--wire %s does not go with --ep %lld, whose ranks sum experts among fewer: leave "
+                         "one of them out", name, (long long)l->ep);
+    if (l->checkpoint && l->checkpoint_kind == DT_FULL)
+        return dt__error(DT_E_USAGE, "--wire %s: a full checkpoint has no place for what each rank has lost: use "
+                         "--checkpoint-kind sharded, and convert afterwards", name);
+    return DT_OK;
+}
+
 static dt_result dt__check_source(const dt_recipe *r)
 {
     const dt_source *s = r->source;
@@ -26438,8 +27041,9 @@ static void dt__memory_print(const dt_trainer *t)
                     e->shape.horizon ? ", of one segment" : e->shape.recompute == DT_RECOMPUTE_FULL
                         ? ", inputs of segments and one segment's values" : "");
     dt__memory_line("offloaded", m->offloaded, "inputs of segments, in the second memory, not counted above");
-    dt__memory_line("buffers", m->buffers, "kernel scratch, messages, prefetched %s, %s%ssampling",
-                    t->feed.own ? "samples" : "tokens", e->net.tables ? "rotary angles, " : "",
+    dt__memory_line("buffers", m->buffers, "%skernel scratch, messages, prefetched %s, %s%ssampling",
+                    e->wire.on ? "what the wire loses, 4 P, " : "", t->feed.own ? "samples" : "tokens",
+                    e->net.tables ? "rotary angles, " : "",
                     dt__engine_windows(e) > 1 ? "weights of two segments, "
                     : dt__engine_gathers(e, 1) ? "weights of a segment, " : "");
     dt__memory_line("cache", m->cache, "keys and values of %lld positions, for samples", (long long)t->recipe.sequence);
@@ -26614,6 +27218,23 @@ static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
     return text;
 }
 
+/* What becomes of gradients on their way, where that is not exact. */
+static void dt__wire_banner(const dt_trainer *t)
+{
+    const dt__wire *w = &t->e.wire;
+    const dt_recipe *r = &t->recipe;
+    char name[16];
+    if (r->wire == DT_WIRE_FP32) return;
+    dt__wire_name(r->wire, name, sizeof name);
+    printf("wire     %s", name);
+    if (r->wire == DT_WIRE_TOPK) printf(", %g of each parameter", (double)r->wire_keep);
+    if (r->wire == DT_WIRE_POWERSGD) printf(" of rank %lld", (long long)r->wire_rank);
+    if (!w->on) printf(": one data-parallel rank sends no gradients, these are the bits of fp32\n");
+    else
+        printf(", %s error feedback: the bits depend on there being %d data-parallel ranks, and on nothing else of the "
+               "layout\n", r->wire_forget ? "without" : "with", t->e.mesh.size[DT__DATA]);
+}
+
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
@@ -26648,9 +27269,11 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
     if (r->context_shards > 1) printf("%lld context shards, ", (long long)r->context_shards);
     printf("seed %lld\n", (long long)r->seed);
-    printf("layout   %s x %d thread%s%s, %s kernels, exact; GEMM peak %.1f GFLOP/s together\n",
+    printf("layout   %s x %d thread%s%s, %s kernels, %s; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
-           t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name, t->peak_gflops);
+           t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
+           t->e.wire.on ? "fast numerics" : "exact", t->peak_gflops);
+    dt__wire_banner(t);
     if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm))))
         printf("%s", dt__crossing);
     dt__memory_print(t);
@@ -26793,6 +27416,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__check_batch(r, t->e.mesh.size[DT__DATA]);
     if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__check_optimizer(r);
+    if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT__DATA]);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
@@ -26805,10 +27429,13 @@ static dt_result dt__trainer_settle(dt_trainer *t)
 enum { DT__ARRAYS = 1 + DT__STATE_COUNT };
 static const char *const dt__array_names[DT__ARRAYS] = {"weight", "first", "second", "first_scale", "second_scale",
                                                         "average"};
+/* Behind them what the wire keeps of each use of a parameter: what a data-parallel rank has lost of it, and PowerSGD's
+ * starts, which all have alike. No part of the hash, nor of a full checkpoint. */
+enum { DT__WIRE_LOST = DT__ARRAYS, DT__WIRE_START };
 /* Bytes of 256 weights; of `count` weights, of which some share a number. */
 static int64_t dt__array_bytes(const dt_recipe *r, int kind)
 {
-    return kind ? dt__state_bytes(r, kind - 1) : 4 * DT__MOMENT_BLOCK;
+    return kind && kind < DT__ARRAYS ? dt__state_bytes(r, kind - 1) : 4 * DT__MOMENT_BLOCK;
 }
 static int64_t dt__bytes_of(int64_t bytes, int64_t count)
 {
@@ -26834,6 +27461,27 @@ static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_
     if (p->stage[0] != m->at[DT__PIPE]) *count = 0;
 }
 
+/* Adds weights [from, from + count) of the v-th array that this rank stores of a parameter, at data. */
+static dt_result dt__runs_put(dt__runs *l, const dt__engine *e, int kind, int32_t param, int64_t v, int64_t from,
+                              int64_t count, char *data)
+{
+    dt__run *run;
+    if (!dt__reserve((void **)&l->list, l->count, &l->room, l->count + 1, sizeof *l->list, "a checkpoint"))
+        return DT_E_MEMORY;
+    run = &l->list[l->count++];
+    memset(run, 0, sizeof *run);
+    run->kind = kind;
+    run->param = param;
+    run->array = dt__param_array(&e->net.params[param].is, e->net.tensor_shards, e->net.first_shard,
+                                 e->net.own_shards, v);
+    run->from = from;
+    run->count = count;
+    run->data = data;
+    run->bytes = dt__bytes_of(dt__array_bytes(e->recipe, kind), count);
+    l->bytes += run->bytes;
+    return DT_OK;
+}
+
 /* Adds weights [from, from + count) of what this rank stores of a parameter, at data, array by array. */
 static dt_result dt__runs_add(dt__runs *l, const dt__engine *e, int kind, int32_t param, int64_t from, int64_t count,
                               char *data)
@@ -26841,24 +27489,14 @@ static dt_result dt__runs_add(dt__runs *l, const dt__engine *e, int kind, int32_
     const dt__param *p = &e->net.params[param].is;
     int64_t vt = e->net.tensor_shards, own = e->net.own_shards, floats = dt__shard_floats(p, vt);
     int64_t step = dt__shard_step(p, vt), bytes = dt__array_bytes(e->recipe, kind);
-    for (int64_t v = 0; v < dt__param_shards(p, vt, own); v++) {
+    dt_result r = DT_OK;
+    for (int64_t v = 0; v < dt__param_shards(p, vt, own) && !r; v++) {
         int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
-        dt__run *run;
-        if (lo >= hi) continue;
-        if (!dt__reserve((void **)&l->list, l->count, &l->room, l->count + 1, sizeof *l->list, "a checkpoint"))
-            return DT_E_MEMORY;
-        run = &l->list[l->count++];
-        memset(run, 0, sizeof *run);
-        run->kind = kind;
-        run->param = param;
-        run->array = dt__param_array(p, vt, e->net.first_shard, own, v);
-        run->from = lo - v * step;
-        run->count = hi - lo;
-        run->data = data + (lo - from) / DT__MOMENT_BLOCK * bytes;
-        run->bytes = dt__bytes_of(bytes, run->count);
-        l->bytes += run->bytes;
+        if (lo < hi)
+            r = dt__runs_put(l, e, kind, param, v, lo - v * step, hi - lo,
+                             data + (lo - from) / DT__MOMENT_BLOCK * bytes);
     }
-    return DT_OK;
+    return r;
 }
 
 /* What this rank has of an array; with `writes` what it writes: every number is written by one rank. */
@@ -26876,6 +27514,33 @@ static dt_result dt__runs_of(dt__runs *l, const dt__engine *e, int kind, int32_t
     }
     return dt__runs_add(l, e, kind, param, from, count, data);
 }
+
+/* What this rank has on the wire's account, unit by unit: every data-parallel rank writes its own losses, the first one
+ * the starts; of ranks that have the same one does. */
+static dt_result dt__runs_wire(dt__runs *l, const dt__engine *e, int32_t param, int use, int writes)
+{
+    const dt__net_param *p = &e->net.params[param];
+    const dt__wire *w = &e->wire;
+    int64_t slot = p->slot[use], vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
+    dt_result r = DT_OK;
+    if (slot < 0 || (writes && e->mesh.at[DT__CONTEXT])) return DT_OK;
+    if (writes && e->mesh.at[DT__TENSOR] && !dt__param_is_cut(&p->is, vt)) return DT_OK;
+    for (int32_t i = 0; i < w->units && !r; i++) {
+        const dt__wire_unit *u = &w->unit[i];
+        for (int kind = DT__WIRE_LOST; kind <= DT__WIRE_START && !r; kind++) {
+            int starts = kind == DT__WIRE_START;
+            int64_t v = (u->at - slot) / step, before = l->count;
+            if (u->at < slot || u->at >= slot + p->count || (starts && (!u->rows || (writes && e->mesh.at[DT__DATA]))))
+                continue;
+            r = dt__runs_put(l, e, kind, param, v, starts ? 0 : u->at - slot - v * step,
+                             starts ? e->recipe->wire_rank * u->cols : u->count,
+                             (char *)(starts ? w->start + u->start : w->error + u->at));
+            if (l->count > before) l->list[before].use = use, l->list[before].owner = starts ? 0 : e->mesh.at[DT__DATA];
+        }
+    }
+    return r;
+}
+
 static dt_result dt__runs_open(dt__runs *l, const dt__engine *e, int writes)
 {
     dt_result r = DT_OK;
@@ -26883,6 +27548,8 @@ static dt_result dt__runs_open(dt__runs *l, const dt__engine *e, int writes)
     for (int kind = 0; kind < DT__ARRAYS; kind++)
         for (int32_t i = 0; i < e->net.param_count && !r && dt__array_bytes(e->recipe, kind); i++)
             r = dt__runs_of(l, e, kind, i, writes);
+    for (int32_t i = 0; i < e->net.param_count && e->wire.on; i++)
+        for (int use = 0; use < e->net.params[i].uses && !r; use++) r = dt__runs_wire(l, e, i, use, writes);
     return r;
 }
 
@@ -27131,11 +27798,16 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
 
 /* ---- checkpoints: which numbers are where ------------------------------------------------------------------ */
 
-/* "weight/transformer.wte.weight/000003/000000001024": such names sort as the numbers do. */
+/* "weight/transformer.wte.weight/000003/000000001024": such names sort as the numbers do. What the wire keeps begins
+ * with "lost.RANK.USE" or "start.USE". */
 static void dt__run_name(const dt__engine *e, const dt__run *run, int64_t from, char *name, size_t size)
 {
-    snprintf(name, size, "%s/%s/%06lld/%012lld", dt__array_names[run->kind], e->net.params[run->param].is.name,
-             (long long)run->array, (long long)from);
+    char array[20];
+    if (run->kind < DT__ARRAYS) snprintf(array, sizeof array, "%s", dt__array_names[run->kind]);
+    else if (run->kind == DT__WIRE_LOST) snprintf(array, sizeof array, "lost.%d.%d", run->owner, run->use);
+    else snprintf(array, sizeof array, "start.%d", run->use);
+    snprintf(name, size, "%s/%s/%06lld/%012lld", array, e->net.params[run->param].is.name, (long long)run->array,
+             (long long)from);
 }
 
 /* ---- sharded ---- */
@@ -27435,6 +28107,7 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
                  (long long)next, (long long)(next / samples), (long long)(next % samples));
     dt__text_add(text, " \"model_sha256\": \"%s\",\n \"data_sha256\": \"%s\",\n \"weights_sha256\": \"%s\",\n",
                  s->model, s->data, s->weights);
+    if (r->wire != DT_WIRE_FP32) dt__text_add(text, " \"data_parallel\": %d,\n", t->e.mesh.size[DT__DATA]);
     dt__text_add(text, " \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
     dt__options_json(text, r, &t->layout, 0);
@@ -27477,6 +28150,13 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
         }
     dt__free(j.string);
     if (j.result) return j.result;
+    if (t->recipe.wire != DT_WIRE_FP32 && m->data_ranks != t->e.mesh.size[DT__DATA])
+        return dt__error(DT_E_USAGE, "%s is of %lld data-parallel ranks, each with what it lost on the wire, this run "
+                         "has %d: use as many, or another --checkpoint", path, (long long)m->data_ranks,
+                         t->e.mesh.size[DT__DATA]);
+    if (t->e.wire.on && m->full)
+        return dt__error(DT_E_USAGE, "%s is a full checkpoint, without what each rank lost on the wire: go on from the "
+                         "sharded one that it was made of", path);
     if (strcmp(m->data, t->save.data))
         return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint",
                          path, t->recipe.data ? t->recipe.data : "the source");
@@ -27774,6 +28454,7 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
     if (!r) dt__comm_unit(t->comm, l->tp * l->pp * l->cp * l->ep * dt__max(1, l->zero_group));
+    if (!r && t->e.wire.on) dt__comm_unit(t->comm, dt_comm_size(t->comm)); /* what is lost belongs to so many ranks */
     s->last = dt__now();
     return r;
 }
@@ -28282,6 +28963,9 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, 
     int64_t files = 0, weights = c->t.e.net.param_count;
     int full = kind == DT_FULL;
     dt_result r = dt__checkpoint_known(c, 0);
+    if (!r && !full && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
+        return dt__error(DT_E_USAGE, "%s has what each rank lost on the wire, which belongs to that number of ranks: "
+                         "resume from it as it is, or convert to a full one, for other programs", c->path);
     dt__step_name(name, c->m.step);
     if (!r) r = dt__path_join(to, directory, name);
     if (!r && !access(to, F_OK))
@@ -29182,6 +29866,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     if (dt_comm_size(t->comm) > 1)
         printf("comm %.0f %%, %.0f %% exposed  ", 100.0 * i->comm_seconds / i->seconds,
                100.0 * i->exposed_seconds / i->seconds);
+    if (i->wire_plain) printf("wire %.3f of fp32  ", (double)i->wire_bytes / (double)i->wire_plain);
     printf("eta %dm%02ds\n", (int)(left / 60.0), (int)left % 60);
     fflush(stdout);
     t->printed = now;
@@ -29208,6 +29893,9 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     if (t->layout.checkpoint) dt__metrics_number(m, "save_seconds", i->save_seconds);
     dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
     dt__metrics_number(m, "far_bytes", (double)i->far_bytes);
+    if (t->e.wire.on) dt__metrics_number(m, "wire_bytes", (double)i->wire_bytes);
+    if (t->e.wire.on) dt__metrics_number(m, "wire_plain", (double)i->wire_plain);
+    if (t->e.wire.on) dt__metrics_number(m, "wire_seconds", i->wire_seconds);
     return dt__metrics_end(m);
 }
 
@@ -29842,6 +30530,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     double pulse[DT__PULSE_KINDS];
     double saved = t->save.blocked;
     int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm), valid = 0;
+    const dt__wire wire = e->wire; /* its counters before the step */
     int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t);
@@ -29879,6 +30568,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->data_seconds = t->loader->waited - t->waited;
     info->sent_bytes = dt__comm_sent(t->comm) - sent;
     info->far_bytes = dt__comm_sent_far(t->comm) - far;
+    info->wire_bytes = e->wire.sent - wire.sent;
+    info->wire_plain = e->wire.plain - wire.plain;
+    info->wire_seconds = e->wire.seconds - wire.seconds;
     t->waited = t->loader->waited;
     dt__pulse_keep(t, pulse);
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
