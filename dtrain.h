@@ -979,6 +979,7 @@ typedef struct dt_layout {
     float offload_rate;   /* bytes per second to and from the second memory together; 0: as fast as it goes */
     int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
     int32_t overlap;      /* dt_overlap */
+    int32_t noise_scale;  /* measure the gradient noise scale (dt_step_info); a pass over every leaf's gradients */
     int64_t eval_every;   /* steps between validations; 0: only at the end */
     int64_t eval_batches; /* batches per validation; 0: the whole validation part */
     int64_t sample_every; /* steps between text samples; 0: only at the end */
@@ -1042,6 +1043,7 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
  *   WEIGHTS    zero-bubble: what BACKWARD left out, the gradients of weights
  *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
  *   CONTEXT    the tree over the context ranks' sums of one data shard, over a bucket of set `set`, to each of them
+ *   MEASURE    the squared norm of a leaf's gradients, over a bucket of set `set` (layout.noise_scale)
  *   FOLD       set += from, over a bucket: two neighbours of the tree over data shards
  *   REDUCE     the tree over all ranks' partial sums, over a bucket: to every rank, or each piece to its owner (ZeRO)
  *   TOTAL      total += set, over a bucket
@@ -1052,7 +1054,7 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
 #define DT_INSTRUCTIONS(X)                                                                                             \
     X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD")                  \
     X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV")     \
-    X(DT_CONTEXT, "CONTEXT") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL")                            \
+    X(DT_CONTEXT, "CONTEXT") X(DT_MEASURE, "MEASURE") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL")   \
     X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
 #define DT__INSTR_ENUM(code, name) code,
 typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT } dt_instr_op;
@@ -1097,6 +1099,13 @@ typedef struct dt_step_info {
     int64_t wire_bytes;   /* of sent_bytes, gradients in recipe.wire's format; 0 when that is FP32 or nothing is sent */
     int64_t wire_plain;   /* what they are in FP32 */
     double wire_seconds;  /* of comm_seconds, coding and decoding them */
+    double noise_scale;   /* with layout.noise_scale tr(Sigma) / |G|^2 in samples, of averages of the two over about 20
+                           * steps of this run: far below it a batch of twice the size needs half as many steps, far
+                           * above it as many (McCandlish et al. 2018). NaN: not measured, or |G|^2 is too small to tell
+                           */
+    double noise_variance, noise_square; /* this step's estimates of tr(Sigma), for one sample, and of |G|^2, which may
+                           * be below 0, from the norms of the leaves' gradients and of their mean (appendix A.1). Uses
+                           * of a tied parameter count apart. The same in every layout */
 } dt_step_info;
 DT_API dt_step_info dt_step_info_zero(void);
 
@@ -23028,6 +23037,7 @@ typedef struct dt__shape_of_work {
     int reduce;             /* there are other ranks with gradients of these segments */
     int overlap;            /* and a thread that communicates with them */
     int context;            /* there are others with the other context leaves of the same data shards */
+    int measure;            /* leaves' gradients are measured */
 } dt__shape_of_work;
 
 typedef struct dt__program {
@@ -23101,6 +23111,10 @@ static void dt__program_buckets(dt__program *p, const dt__shape_of_work *s, cons
         if (store->bucket[b].last != segment || !u->done) continue;
         if (s->context) {
             i = dt__emit(p, DT_CONTEXT, -1, NULL, NULL);
+            i->bucket = b, i->set = u->set;
+        }
+        if (s->measure) {
+            i = dt__emit(p, DT_MEASURE, -1, u, NULL);
             i->bucket = b, i->set = u->set;
         }
         while (dt__stack_join(&joined, &into, &from)) {
@@ -23561,6 +23575,14 @@ static void dt__wire_keep(const dt__kernels *k, const dt__wire_unit *u, int64_t 
     }
 }
 
+/* The gradient noise scale. A leaf here is what a set of gradients is of: a data shard, with accumulation `each` of one
+ * micro-batch. */
+typedef struct dt__noise {
+    float *table; /* (leaves + 1, width): squared norms by use of a parameter and array; last those of the sum */
+    int64_t leaves, width;
+    double variance, square, mean_variance, mean_square; /* of the last step; averages */
+} dt__noise;
+
 /* Compression of this rank's gradients. */
 typedef struct dt__wire {
     int on;              /* there is something to send, and not in fp32 */
@@ -23655,6 +23677,7 @@ typedef struct dt__engine {
     dt__part *parts, *replica_parts; /* partial sums of ranks.data or group; and where each rank has one, of others */
     int *part_count, *replica_count;
     dt__wire wire;
+    dt__noise noise;
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
@@ -23859,6 +23882,7 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->reduce = dp > 1;
     s->overlap = dp > 1 && dt__engine_overlaps(e);
     s->context = e->mesh.size[DT__CONTEXT] > 1;
+    s->measure = l->noise_scale != 0;
     s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
@@ -24131,6 +24155,20 @@ static dt_result dt__wire_allocate(dt__engine *e)
     return r;
 }
 
+/* Leaves, and what is known of each, before memory is planned. */
+static void dt__noise_open(dt__engine *e)
+{
+    dt__noise *n = &e->noise;
+    if (!e->shape.measure) return;
+    n->leaves = e->recipe->data_shards * (e->shape.accumulation == DT_EACH ? e->micros : 1);
+    for (int32_t i = 0; i < e->net.param_count; i++)
+        n->width += e->net.params[i].uses * dt__param_arrays(&e->net.params[i].is, e->net.tensor_shards);
+}
+static int64_t dt__noise_bytes(const dt__engine *e)
+{
+    return e->shape.measure ? 4 * (e->noise.leaves + 1) * e->noise.width : 0;
+}
+
 /* What the engine will allocate. */
 static dt_memory dt__engine_plan(const dt__engine *e)
 {
@@ -24150,7 +24188,7 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     if (e->shape.pipe.stages > 1) m.buffers += 2 * 4 * DT__OUTBOX * e->net.widest;
     m.activations += 4 * e->net.sliced;
     m.buffers += 4 * dt__engine_own_tokens(e);
-    m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e) + dt__wire_bytes(e);
+    m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e) + dt__wire_bytes(e) + dt__noise_bytes(e);
     return m;
 }
 
@@ -24267,7 +24305,8 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->gradient[0] = e->temp + e->net.temp;
     e->gradient[1] = e->gradient[0] + e->net.widest;
     e->tie[1] = e->tie[0] + widest;
-    r = dt__wire_allocate(e);
+    e->noise.table = (float *)dt__alloc(dt__noise_bytes(e), "the gradient noise scale");
+    r = e->noise.table ? dt__wire_allocate(e) : DT_E_MEMORY;
     return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
 }
 
@@ -24349,6 +24388,7 @@ static dt_result dt__engine_open(dt__engine *e)
     if (!r) r = dt__engine_comms(e, group);
     if (!r) r = dt__engine_reduction(e, group);
     if (!r) r = dt__wire_open(e);
+    if (!r) dt__noise_open(e);
     for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
     e->env.tp.combine = dt__engine_combine;
     e->env.cp.post = dt__engine_post, e->env.cp.settle = dt__engine_posted, e->env.cp.take = dt__engine_take;
@@ -24367,6 +24407,7 @@ static void dt__engine_close(dt__engine *e)
     dt__free(e->queued);
     dt__free(e->ticket);
     dt__wire_close(&e->wire);
+    dt__free(e->noise.table);
     dt__free(e->ring.memory);
     dt__free(e->ring.ticket);
     dt__free(e->ring.place);
@@ -24983,6 +25024,61 @@ static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
     return r;
 }
 
+/* ---- the gradient noise scale ---- */
+
+/* Squared norms of the arrays of a bucket, whose gradients are at `sum`, to their places in a row of the table, by one
+ * of the ranks that have them. Sums as in R11. */
+static void dt__noise_bucket(dt__engine *e, int32_t bucket, const float *sum, float *row)
+{
+    const dt__bucket *b = &e->store.bucket[bucket];
+    int64_t vt = e->net.tensor_shards;
+    for (int32_t i = 0; i < e->net.param_count; i++) {
+        const dt__net_param *p = &e->net.params[i];
+        int64_t arrays = dt__param_arrays(&p->is, vt), floats = dt__shard_floats(&p->is, vt);
+        int mine = !e->mesh.at[DT__CONTEXT] && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT__TENSOR]);
+        for (int use = 0; use < p->uses; use++, row += arrays) {
+            int64_t at = p->slot[use] - b->slot, own = dt__param_shards(&p->is, vt, e->net.own_shards);
+            for (int64_t v = 0; mine && p->slot[use] >= 0 && at >= 0 && at < b->floats && v < own; v++) {
+                float *place = row + dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, v);
+                dt__block_squares(e->k, e->pool, sum + at + v * dt__shard_step(&p->is, vt), floats, e->sums);
+                *place = dt__tree(e->sums, dt__ceil_div(floats, DT__BLOCK));
+            }
+        }
+    }
+}
+
+static void dt__noise_leaf(dt__engine *e, const dt_instr *i)
+{
+    int64_t leaf = e->shape.accumulation == DT_EACH ? i->shard * e->micros + i->micro : i->shard;
+    dt__noise_bucket(e, i->bucket, e->sets + i->set * e->set_floats + dt__bucket_at(e, i->bucket),
+                     e->noise.table + leaf * e->noise.width);
+}
+
+/* When the sums are there: with n leaves, |g|^2 of a leaf's mean gradient is |G|^2 + tr(Sigma) n / batch on average,
+ * that of the whole batch |G|^2 + tr(Sigma) / batch. A leaf's sum is its part of the mean over the batch: n times that
+ * is its own mean. */
+static dt_result dt__noise_end(dt__engine *e)
+{
+    dt__noise *n = &e->noise;
+    double small = 0.0, big = 0.0, leaves = (double)n->leaves, keep = n->mean_square != 0.0 ? 0.95 : 0.0;
+    dt_result r = DT_OK;
+    for (int32_t b = 0; b < e->store.buckets && !e->mesh.at[DT__DATA]; b++) {
+        int64_t from, count;
+        dt__noise_bucket(e, b, dt__bucket_sum(e, b, &from, &count), n->table + n->leaves * n->width);
+    }
+    if (dt_comm_size(e->comm) > 1) /* of one number and zeros */
+        r = dt_all_reduce(e->comm, n->table, (n->leaves + 1) * n->width, DT_SUM);
+    for (int64_t i = 0; i < (n->leaves + 1) * n->width; i++)
+        *(i < n->leaves * n->width ? &small : &big) += (double)n->table[i];
+    memset(n->table, 0, 4 * (size_t)((n->leaves + 1) * n->width));
+    small *= leaves;
+    n->variance = (small - big) * (double)e->recipe->batch / (leaves - 1.0);
+    n->square = (leaves * big - small) / (leaves - 1.0);
+    n->mean_variance = keep * n->mean_variance + (1.0 - keep) * n->variance;
+    n->mean_square = keep * n->mean_square + (1.0 - keep) * n->square;
+    return r;
+}
+
 /* ---- update ---- */
 
 /* One use of a tied parameter: its gradient comes from this rank, or from the stage that has the use. */
@@ -25189,13 +25285,17 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_CONTEXT:
         return dt_all_reduce(e->context, e->sets + i->set * e->set_floats + dt__bucket_at(e, i->bucket),
                              e->store.bucket[i->bucket].floats * e->store.bucket[i->bucket].copies, DT_SUM);
+    case DT_MEASURE: dt__noise_leaf(e, i); return DT_OK;
     case DT_FOLD:
     case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
     case DT_REDUCE: return e->wire.on ? dt__wire_reduce(e, i) : dt__engine_reduce(e, i);
     case DT_GATHER:
         return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
                              : dt__engine_gather_bucket(e, i->bucket);
-    case DT_TIE: return dt__engine_tie(e);
+    case DT_TIE: {
+        dt_result r = e->shape.measure ? dt__noise_end(e) : DT_OK;
+        return r ? r : dt__engine_tie(e);
+    }
     default: return dt__engine_update(e);
     }
 }
@@ -26366,6 +26466,8 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("horizon", "N", DT__TYPE_INT, horizon, "offload: segments before its use that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", DT__TYPE_FLOAT, offload_rate, "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
+    DT__LAYOUT("noise-scale", NULL, DT__TYPE_FLAG, noise_scale,
+               "measure which batch is worth its samples: tr(Sigma) / |G|^2"),
     DT__CHOSEN("overlap", overlap, "auto,off,on", "a thread communicates meanwhile: auto (on a free core), off or on"),
     DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
@@ -26663,6 +26765,7 @@ DT_API dt_step_info dt_step_info_zero(void)
     dt_step_info s;
     memset(&s, 0, sizeof s);
     s.validation = __builtin_nanf("");
+    s.noise_scale = s.noise_variance = s.noise_square = __builtin_nan("");
     return s;
 }
 DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
@@ -26852,6 +26955,19 @@ static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
     if (l->checkpoint && l->checkpoint_kind == DT_FULL)
         return dt__error(DT_E_USAGE, "--wire %s: a full checkpoint has no place for what each rank has lost: use "
                          "--checkpoint-kind sharded, and convert afterwards", name);
+    return DT_OK;
+}
+
+static dt_result dt__check_noise(const dt_recipe *r, const dt_layout *l)
+{
+    int64_t leaves = r->data_shards * (r->accumulation == DT_EACH ? r->batch / r->micro_batch : 1);
+    if (!l->noise_scale) return DT_OK;
+    if (leaves < 2)
+        return dt__error(DT_E_USAGE, "--noise-scale compares gradients of parts of the batch, and there is one part: "
+                         "set --data-shards 2 or more");
+    if (l->zero || l->ep > 1 || r->wire != DT_WIRE_FP32)
+        return dt__error(DT_E_USAGE, "--noise-scale measures whole gradients, as they are: leave --zero, --ep and "
+                         "--wire out");
     return DT_OK;
 }
 
@@ -27417,6 +27533,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT__DATA]);
+    if (!result) result = dt__check_noise(r, &t->layout);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
@@ -29203,8 +29320,8 @@ static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int r
 /* Colours of the instructions, in their order: work in blue and orange, waiting for others in grey and red. */
 static const char *const dt__bar_colours[DT__INSTR_COUNT] = {"#8cd17d", "#4e79a7", "#a0cbe8", "#d4a6c8", "#b07aa1",
                                                              "#f28e2b", "#ffbe7d", "#79706e", "#bab0ac", "#b6992d",
-                                                             "#9d7660", "#e15759", "#d7b5a6", "#499894", "#ff9d9a",
-                                                             "#59a14f"};
+                                                             "#86bcb6", "#9d7660", "#e15759", "#d7b5a6", "#499894",
+                                                             "#ff9d9a", "#59a14f"};
 
 /* What each kind of instruction took, as a share of all ranks' time, under the bars from y on. */
 static void dt__timeline_legend(FILE *f, const dt__bar *bars, int64_t count, double all, int y)
@@ -29866,6 +29983,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     if (dt_comm_size(t->comm) > 1)
         printf("comm %.0f %%, %.0f %% exposed  ", 100.0 * i->comm_seconds / i->seconds,
                100.0 * i->exposed_seconds / i->seconds);
+    if (t->e.shape.measure && i->noise_scale == i->noise_scale) printf("noise scale %.3g  ", i->noise_scale);
     if (i->wire_plain) printf("wire %.3f of fp32  ", (double)i->wire_bytes / (double)i->wire_plain);
     printf("eta %dm%02ds\n", (int)(left / 60.0), (int)left % 60);
     fflush(stdout);
@@ -29893,6 +30011,9 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     if (t->layout.checkpoint) dt__metrics_number(m, "save_seconds", i->save_seconds);
     dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
     dt__metrics_number(m, "far_bytes", (double)i->far_bytes);
+    if (t->e.shape.measure) dt__metrics_number(m, "noise_scale", i->noise_scale);
+    if (t->e.shape.measure) dt__metrics_number(m, "noise_variance", i->noise_variance);
+    if (t->e.shape.measure) dt__metrics_number(m, "noise_square", i->noise_square);
     if (t->e.wire.on) dt__metrics_number(m, "wire_bytes", (double)i->wire_bytes);
     if (t->e.wire.on) dt__metrics_number(m, "wire_plain", (double)i->wire_plain);
     if (t->e.wire.on) dt__metrics_number(m, "wire_seconds", i->wire_seconds);
@@ -30571,6 +30692,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->wire_bytes = e->wire.sent - wire.sent;
     info->wire_plain = e->wire.plain - wire.plain;
     info->wire_seconds = e->wire.seconds - wire.seconds;
+    info->noise_variance = e->shape.measure ? e->noise.variance : __builtin_nan("");
+    info->noise_square = e->shape.measure ? e->noise.square : __builtin_nan("");
+    info->noise_scale = e->noise.mean_square > 0.0 ? e->noise.mean_variance / e->noise.mean_square : __builtin_nan("");
     t->waited = t->loader->waited;
     dt__pulse_keep(t, pulse);
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
