@@ -603,6 +603,10 @@ typedef struct dt_recipe {
     float ema;                   /* decay D of an average of the weights; 0: none. a starts as w; a = D a + (1 - D) w
                                     after each step (Polyak and Juditsky 1992). 4 more bytes per weight */
     int32_t evaluate_ema;        /* validation, predictions, text samples use the average */
+    int64_t growth;              /* a power of two: a step may become so many batches, whose gradients' mean makes the
+                                    update; 1: it stays one. It doubles when the noise scale (dt_step_info) is twice the
+                                    samples of a step or more, at the earliest 20 steps after it did last. Learning rate
+                                    and number of steps are as they were */
     int32_t wire;                /* dt_wire */
     float wire_keep;             /* TOPK: share of each parameter's numbers that is sent, rounded up */
     int64_t wire_rank;           /* POWERSGD: columns of the factors */
@@ -1082,6 +1086,7 @@ typedef struct dt_trainer dt_trainer;
 typedef struct dt_step_info {
     int64_t step;         /* steps done */
     int64_t tokens;       /* tokens of the step, all ranks; with a source: samples */
+    int64_t batch;        /* sequences of the step: recipe.batch, or with recipe.growth a multiple */
     float loss;           /* mean over the batch's valid targets; of a cross-entropy in nats */
     float auxiliary;      /* auxiliary losses times their coefficients, mean over units of work (dt_auxiliary_loss) */
     float norm;           /* global gradient norm before clipping */
@@ -1099,7 +1104,7 @@ typedef struct dt_step_info {
     int64_t wire_bytes;   /* of sent_bytes, gradients in recipe.wire's format; 0 when that is FP32 or nothing is sent */
     int64_t wire_plain;   /* what they are in FP32 */
     double wire_seconds;  /* of comm_seconds, coding and decoding them */
-    double noise_scale;   /* with layout.noise_scale tr(Sigma) / |G|^2 in samples, of averages of the two over about 20
+    double noise_scale;   /* with layout.noise_scale tr(Sigma) / |G|^2 in samples, of averages of the two over about 10
                            * steps of this run: far below it a batch of twice the size needs half as many steps, far
                            * above it as many (McCandlish et al. 2018). NaN: not measured, or |G|^2 is too small to tell
                            */
@@ -11041,6 +11046,7 @@ DT_API dt_recipe dt_recipe_default(void)
     r.weight_decay = 0.1f;
     r.clip = 1.0f;
     r.validation = 0.05f;
+    r.growth = 1;
     r.wire_keep = 0.01f;
     r.wire_rank = 4;
     return r;
@@ -11080,6 +11086,14 @@ DT_API double dt_optimizer_bytes(const dt_recipe *r)
 typedef struct dt__powers {
     double power1, power2;
 } dt__powers;
+
+/* How far the batch has grown (recipe.growth), kept in the same way. */
+enum { DT__GROW_STEPS = 20 };
+typedef struct dt__growth {
+    int64_t batches, factor; /* so many were there; of a step */
+    int64_t since;           /* steps since the last change */
+    double variance, square; /* averages of the noise's two estimates */
+} dt__growth;
 
 /* The scalars of the next step for parameters that decay (1) or not (0). */
 static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float lr, float clip_scale, int decays)
@@ -21654,6 +21668,7 @@ typedef struct dt__manifest {
     int full;
     int64_t step;
     double power1, power2; /* of the optimizer (R13) */
+    dt__growth grow;
     int64_t data_ranks;    /* data-parallel ones, where each has lost something on the wire; else 0 */
     char model[65], data[65], weights[65];
     int64_t recipe;        /* where the object of options begins in the text */
@@ -21744,8 +21759,10 @@ static double dt__manifest_number(dt__json *j, int64_t place, const char *what)
 static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 {
     static const char *const keys[] = {"format", "version", "kind", "step", "power1", "power2", "model_sha256",
-                                       "data_sha256", "weights_sha256", "recipe", "files", "data_parallel", NULL};
-    enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, WEIGHTS, RECIPE, FILES, DATA_RANKS, KEYS };
+                                       "data_sha256", "weights_sha256", "recipe", "files", "data_parallel",
+                                       "batches", "factor", "since", "noise_variance", "noise_square", NULL};
+    enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, WEIGHTS, RECIPE, FILES, DATA_RANKS, BATCHES,
+           FACTOR, SINCE, VARIANCE, SQUARE, KEYS };
     int64_t place[KEYS], version = 0;
     dt__json j;
     memset(&j, 0, sizeof j);
@@ -21760,6 +21777,17 @@ static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
     j.at = dt__max(0, place[STEP]);
     if (!j.result && (!dt__json_number(&j, &m->step) || m->step < 0))
         dt__json_fail(&j, "there is no step: the file is of another kind");
+    m->grow.batches = m->step, m->grow.factor = 1;
+    if (!j.result && place[BATCHES] >= 0) {
+        int64_t *const number[] = {&m->grow.batches, &m->grow.factor, &m->grow.since};
+        for (int i = 0; i < 3; i++) {
+            j.at = dt__max(0, place[BATCHES + i]);
+            if (!j.result && (!dt__json_number(&j, number[i]) || *number[i] < (i == 1)))
+                dt__json_fail(&j, "it does not say how far the batch has grown: it is damaged");
+        }
+        m->grow.variance = dt__manifest_number(&j, place[VARIANCE], "noise_variance");
+        m->grow.square = dt__manifest_number(&j, place[SQUARE], "noise_square");
+    }
     j.at = place[DATA_RANKS];
     if (!j.result && j.at >= 0) (void)dt__json_number(&j, &m->data_ranks);
     m->full = !strcmp(dt__json_text(&j, place[KIND], "kind"), "full");
@@ -23580,7 +23608,7 @@ static void dt__wire_keep(const dt__kernels *k, const dt__wire_unit *u, int64_t 
 typedef struct dt__noise {
     float *table; /* (leaves + 1, width): squared norms by use of a parameter and array; last those of the sum */
     int64_t leaves, width;
-    double variance, square, mean_variance, mean_square; /* of the last step; averages */
+    double variance, square; /* of the last batch */
 } dt__noise;
 
 /* Compression of this rank's gradients. */
@@ -23678,6 +23706,9 @@ typedef struct dt__engine {
     int *part_count, *replica_count;
     dt__wire wire;
     dt__noise noise;
+    dt__growth grow;
+    int64_t grown;                /* batches of this step whose gradients are in grown_sum */
+    float *grown_sum;             /* (param_floats) */
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
@@ -23882,7 +23913,7 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->reduce = dp > 1;
     s->overlap = dp > 1 && dt__engine_overlaps(e);
     s->context = e->mesh.size[DT__CONTEXT] > 1;
-    s->measure = l->noise_scale != 0;
+    s->measure = l->noise_scale || e->recipe->growth > 1;
     s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
@@ -24178,6 +24209,7 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     memset(&m, 0, sizeof m);
     m.weights = 4 * (e->shape.zero > 2 ? s->own_params : s->param_floats);
     m.gradients = 4 * (e->set_floats * e->sets_count + dt__engine_total_floats(e) + s->slice_floats);
+    if (e->recipe->growth > 1) m.gradients += 4 * s->param_floats;
     m.optimizer = (int64_t)(dt_optimizer_bytes(e->recipe) * (double)own);
     for (int c = 0; c < e->shape.pipe.chunks; c++)
         *(e->shape.horizon ? &m.offloaded : &m.activations) += 4 * e->chunks[c].slots * e->chunks[c].floats;
@@ -24306,7 +24338,9 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->gradient[1] = e->gradient[0] + e->net.widest;
     e->tie[1] = e->tie[0] + widest;
     e->noise.table = (float *)dt__alloc(dt__noise_bytes(e), "the gradient noise scale");
-    r = e->noise.table ? dt__wire_allocate(e) : DT_E_MEMORY;
+    e->grown_sum = (float *)dt__alloc(e->recipe->growth > 1 ? 4 * e->store.param_floats : 0, "gradients of batches");
+    e->grow.factor = 1;
+    r = e->noise.table && e->grown_sum ? dt__wire_allocate(e) : DT_E_MEMORY;
     return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
 }
 
@@ -24408,6 +24442,7 @@ static void dt__engine_close(dt__engine *e)
     dt__free(e->ticket);
     dt__wire_close(&e->wire);
     dt__free(e->noise.table);
+    dt__free(e->grown_sum);
     dt__free(e->ring.memory);
     dt__free(e->ring.ticket);
     dt__free(e->ring.place);
@@ -25060,7 +25095,8 @@ static void dt__noise_leaf(dt__engine *e, const dt_instr *i)
 static dt_result dt__noise_end(dt__engine *e)
 {
     dt__noise *n = &e->noise;
-    double small = 0.0, big = 0.0, leaves = (double)n->leaves, keep = n->mean_square != 0.0 ? 0.95 : 0.0;
+    dt__growth *g = &e->grow;
+    double small = 0.0, big = 0.0, leaves = (double)n->leaves, keep = g->square != 0.0 ? 0.9 : 0.0;
     dt_result r = DT_OK;
     for (int32_t b = 0; b < e->store.buckets && !e->mesh.at[DT__DATA]; b++) {
         int64_t from, count;
@@ -25074,9 +25110,37 @@ static dt_result dt__noise_end(dt__engine *e)
     small *= leaves;
     n->variance = (small - big) * (double)e->recipe->batch / (leaves - 1.0);
     n->square = (leaves * big - small) / (leaves - 1.0);
-    n->mean_variance = keep * n->mean_variance + (1.0 - keep) * n->variance;
-    n->mean_square = keep * n->mean_square + (1.0 - keep) * n->square;
+    g->variance = keep * g->variance + (1.0 - keep) * n->variance;
+    g->square = keep * g->square + (1.0 - keep) * n->square;
     return r;
+}
+
+/* A step of several batches: their gradients, of tied parameters the sums of uses, are added in order. Whether this was
+ * the last one, whose place their mean then takes. */
+static int dt__grow_add(dt__engine *e)
+{
+    const float share = 1.0f / (float)e->grow.factor;
+    int last = e->grown == e->grow.factor - 1;
+    for (int32_t b = 0; b < e->store.buckets && e->grow.factor > 1; b++) {
+        int64_t from, count;
+        float *sum = dt__bucket_sum(e, b, &from, &count), *all = e->grown_sum + e->store.bucket[b].param;
+        if (e->store.bucket[b].param < 0) continue;
+        if (e->grown) e->k->binary(DT__OP_ADD, all, all, 1, sum, 1, count);
+        else dt__copy(all, sum, count);
+        if (last) e->k->binary(DT__OP_MUL, sum, all, 1, &share, 0, count);
+    }
+    return last;
+}
+
+/* After a step: is the next one of twice as many batches? By numbers that are the same in every layout. */
+static void dt__grow_next(dt__engine *e)
+{
+    dt__growth *g = &e->grow;
+    double samples = (double)(g->factor * e->recipe->batch);
+    if (++g->since < DT__GROW_STEPS || g->factor >= e->recipe->growth) return;
+    if (!(g->square > 0.0 && g->variance >= 2.0 * samples * g->square)) return;
+    g->factor *= 2;
+    g->since = 0;
 }
 
 /* ---- update ---- */
@@ -25296,7 +25360,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
         dt_result r = e->shape.measure ? dt__noise_end(e) : DT_OK;
         return r ? r : dt__engine_tie(e);
     }
-    default: return dt__engine_update(e);
+    default: return dt__grow_add(e) ? dt__engine_update(e) : DT_OK;
     }
 }
 
@@ -26441,6 +26505,8 @@ static const dt__option dt__options[] = {
     DT__RECIPE("ema", "X", DT__TYPE_FLOAT, ema, "decay of an average of the weights; 0: none"),
     DT__RECIPE("evaluate-ema", NULL, DT__TYPE_FLAG, evaluate_ema, "validation and samples use the average"),
     DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation"),
+    DT__RECIPE("growth", "N", DT__TYPE_INT, growth,
+               "a step becomes up to so many batches, as the noise scale grows; 1: never"),
     DT__NAMED("wire", wire, DT__WIRE_NAMES,
               "of gradients between ranks: fp32, or fp16, bf16, int8, topk, powersgd, whose bits depend on dp"),
     DT__RECIPE("wire-keep", "X", DT__TYPE_FLOAT, wire_keep, "topk: share of the gradient that is sent"),
@@ -26709,6 +26775,7 @@ typedef struct dt__saver {
     char model[65], data[65];
     char weights[65];      /* what knows the first weights again; empty: they were drawn */
     int state, damaged, warned;
+    dt__growth grow;
     int64_t step, copied, written, published; /* of the save under way or the last one; tickets of its jobs */
     double power1, power2;
     double began, last;    /* when a save began, and the last one that was due */
@@ -26961,13 +27028,16 @@ static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
 static dt_result dt__check_noise(const dt_recipe *r, const dt_layout *l)
 {
     int64_t leaves = r->data_shards * (r->accumulation == DT_EACH ? r->batch / r->micro_batch : 1);
-    if (!l->noise_scale) return DT_OK;
+    if (!dt__is_pow2(r->growth) || r->growth > 1024)
+        return dt__error(DT_E_USAGE, "--growth %lld: it is a power of two up to 1024, 1 for a batch that does not grow",
+                         (long long)r->growth);
+    if (!l->noise_scale && r->growth == 1) return DT_OK;
     if (leaves < 2)
-        return dt__error(DT_E_USAGE, "--noise-scale compares gradients of parts of the batch, and there is one part: "
+        return dt__error(DT_E_USAGE, "the noise scale compares gradients of parts of the batch, and there is one part: "
                          "set --data-shards 2 or more");
     if (l->zero || l->ep > 1 || r->wire != DT_WIRE_FP32)
-        return dt__error(DT_E_USAGE, "--noise-scale measures whole gradients, as they are: leave --zero, --ep and "
-                         "--wire out");
+        return dt__error(DT_E_USAGE, "the noise scale (--noise-scale, --growth) is measured on whole gradients, as "
+                         "they are: leave --zero, --ep and --wire out");
     return DT_OK;
 }
 
@@ -27069,7 +27139,7 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
-    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->step - t->lost_rng;
+    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->grow.batches - t->lost_rng;
     dt__engine_samples(e, t->batch.input + row * t->feed.is.inputs, t->batch.target + row * t->feed.is.targets);
     for (int64_t i = 0; i < e->rows * dt__engine_leaves(e); i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
@@ -28211,7 +28281,7 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
 {
     const dt__saver *s = &t->save;
     const dt_recipe *r = &t->recipe;
-    int64_t next = s->step * r->batch, samples = t->feed.is.samples[DT_TRAIN];
+    int64_t next = s->grow.batches * r->batch, samples = t->feed.is.samples[DT_TRAIN];
     dt__text_add(text, "{\n \"format\": \"dtrain checkpoint\",\n \"version\": %d,\n \"library\": \"%s\",\n",
                  (int)DT__MANIFEST_VERSION, dt_version());
     dt__text_add(text, " \"kind\": \"%s\",\n \"step\": %lld,\n \"steps\": %lld,\n",
@@ -28224,6 +28294,10 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
                  (long long)next, (long long)(next / samples), (long long)(next % samples));
     dt__text_add(text, " \"model_sha256\": \"%s\",\n \"data_sha256\": \"%s\",\n \"weights_sha256\": \"%s\",\n",
                  s->model, s->data, s->weights);
+    if (r->growth > 1)
+        dt__text_add(text, " \"batches\": %lld,\n \"factor\": %lld,\n \"since\": %lld,\n \"noise_variance\": \"%a\",\n "
+                     "\"noise_square\": \"%a\",\n", (long long)s->grow.batches, (long long)s->grow.factor,
+                     (long long)s->grow.since, s->grow.variance, s->grow.square);
     if (r->wire != DT_WIRE_FP32) dt__text_add(text, " \"data_parallel\": %d,\n", t->e.mesh.size[DT__DATA]);
     dt__text_add(text, " \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
@@ -28452,6 +28526,7 @@ static dt_result dt__save_begin(dt_trainer *t)
     char path[PATH_MAX];
     dt_result r = DT_OK;
     s->step = t->e.step;
+    s->grow = t->e.grow;
     s->power1 = t->e.powers.power1, s->power2 = t->e.powers.power2;
     s->began = dt__now();
     dt__save_path(t, path);
@@ -28630,6 +28705,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *path)
     dt__tensors_close(&tensors);
     r = dt__trainer_agree(t, r);
     if (!r) t->e.step = m.step, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
+    if (!r) t->e.grow = m.grow;
     dt__manifest_close(&m);
     return r;
 }
@@ -28643,8 +28719,8 @@ static dt_result dt__trainer_forget(dt_trainer *t)
     int64_t own = e->store.shards > 1 ? e->store.own_params : e->store.param_floats;
     if (!what || !*what || !t->first) return DT_OK;
     if (!strcmp(what, "schedule")) e->lost_rate = e->step;
-    else if (!strcmp(what, "cursor")) t->lost_data = e->step;
-    else if (!strcmp(what, "rng")) t->lost_rng = e->step;
+    else if (!strcmp(what, "cursor")) t->lost_data = e->grow.batches;
+    else if (!strcmp(what, "rng")) t->lost_rng = e->grow.batches;
     else if (strcmp(what, "optimizer"))
         return dt__error(DT_E_USAGE, "DT_FORGET=%s: it is optimizer, schedule, cursor or rng", what);
     for (int i = 0; i < DT__STATE_AVERAGE && !strcmp(what, "optimizer"); i++)
@@ -29444,7 +29520,8 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     dt__tensors_close(&t->published);
     if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics, t->first > 0);
     if (!r)
-        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows, t->e.step, 3,
+        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
+                            t->e.grow.batches, 3,
                             dt__trainer_row, t);
     if (!r && dt_is_root(t) && !t->layout.quiet) dt__trainer_banner(t);
     t->started = t->printed = dt__now();
@@ -29984,6 +30061,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
         printf("comm %.0f %%, %.0f %% exposed  ", 100.0 * i->comm_seconds / i->seconds,
                100.0 * i->exposed_seconds / i->seconds);
     if (t->e.shape.measure && i->noise_scale == i->noise_scale) printf("noise scale %.3g  ", i->noise_scale);
+    if (t->recipe.growth > 1) printf("batch %lld  ", (long long)i->batch);
     if (i->wire_plain) printf("wire %.3f of fp32  ", (double)i->wire_bytes / (double)i->wire_plain);
     printf("eta %dm%02ds\n", (int)(left / 60.0), (int)left % 60);
     fflush(stdout);
@@ -30011,6 +30089,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     if (t->layout.checkpoint) dt__metrics_number(m, "save_seconds", i->save_seconds);
     dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
     dt__metrics_number(m, "far_bytes", (double)i->far_bytes);
+    if (t->recipe.growth > 1) dt__metrics_number(m, "batch", (double)i->batch);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_scale", i->noise_scale);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_variance", i->noise_variance);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_square", i->noise_square);
@@ -30641,6 +30720,30 @@ static dt_result dt__trainer_doctor(dt_trainer *t)
     if (r || !dt_is_root(t)) return r;
     printf("%s", text);
     fflush(stdout);
+    return DT_OK;
+}
+
+/* A batch: its samples, gradients, with the last one of a step the update, and its mean loss, which is added. */
+static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
+{
+    dt__engine *e = &t->e;
+    int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
+    int64_t valid = 0;
+    float sum = 0.0f, other = 0.0f;
+    dt_result r;
+    while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
+    r = dt__loader_next(t->loader, &t->batch);
+    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
+    if (!r && !e->grown && t->save.state == DT__SAVE_WRITING && !(*said & DT__SAID_WRITING)) r = dt__save_end(t, DT_OK);
+    e->inv_valid = 1.0f / (float)dt__max(1, valid);
+    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
+    if (!r && (valid || e->grow.factor > 1)) r = dt__engine_step(e, dt__trainer_load, t);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], &sum);
+    if (!r && e->net.watched)
+        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->net.count, !e->mesh.at[DT__TENSOR], &other);
+    *loss = *loss + sum / (float)dt__max(1, valid);
+    *auxiliary = *auxiliary + other;
+    e->grow.batches++;
     return r;
 }
 
@@ -30650,38 +30753,30 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
     double pulse[DT__PULSE_KINDS];
     double saved = t->save.blocked;
-    int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm), valid = 0;
+    int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm), factor = e->grow.factor;
     const dt__wire wire = e->wire; /* its counters before the step */
-    int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
     float loss = 0.0f, auxiliary = 0.0f;
-    uint32_t said = dt__save_says(t);
-    dt_result r, logged;
+    uint32_t said = dt__save_says(t), nothing = 0;
+    dt_result r = DT_OK, logged;
     if (t->first && e->step == t->recipe.steps) return dt__trainer_done(t, info);
     dt__engine_times(e, &before[0], &before[1]);
     dt__pulse_read(t, pulse);
-    while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
-    r = dt__loader_next(t->loader, &t->batch);
-    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, &said);
-    if (!r && t->save.state == DT__SAVE_WRITING && !(said & DT__SAID_WRITING)) r = dt__save_end(t, DT_OK);
-    e->inv_valid = 1.0f / (float)dt__max(1, valid);
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
-    if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], &loss);
-    if (!r && e->net.watched)
-        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->net.count, !e->mesh.at[DT__TENSOR], &auxiliary);
+    for (e->grown = 0; e->grown < factor && !r; e->grown++)
+        r = dt__trainer_batch(t, e->grown ? &nothing : &said, &loss, &auxiliary);
     if (r) return r;
-    loss = loss / (float)dt__max(1, valid);
+    loss = loss / (float)factor, auxiliary = auxiliary / (float)factor;
     if (!(loss - loss == 0.0f))
         return dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
                          (long long)e->step + 1);
     info->step = ++e->step;
-    info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
+    info->batch = factor * t->recipe.batch;
+    info->tokens = info->batch * (t->feed.own ? 1 : t->recipe.sequence);
     info->loss = loss;
     info->auxiliary = auxiliary * e->env.unit_share;
     info->norm = e->norm;
     info->learning_rate = e->rate;
     info->seconds = dt__now() - start;
-    info->gflops = 1e-9 * units * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
+    info->gflops = 1e-9 * units * (double)factor * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
     info->peak_share = info->gflops / t->peak_gflops;
     dt__engine_times(e, &after[0], &after[1]);
     info->comm_seconds = after[0] - before[0];
@@ -30694,7 +30789,8 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->wire_seconds = e->wire.seconds - wire.seconds;
     info->noise_variance = e->shape.measure ? e->noise.variance : __builtin_nan("");
     info->noise_square = e->shape.measure ? e->noise.square : __builtin_nan("");
-    info->noise_scale = e->noise.mean_square > 0.0 ? e->noise.mean_variance / e->noise.mean_square : __builtin_nan("");
+    info->noise_scale = e->grow.square > 0.0 ? e->grow.variance / e->grow.square : __builtin_nan("");
+    dt__grow_next(e);
     t->waited = t->loader->waited;
     dt__pulse_keep(t, pulse);
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);

@@ -1,6 +1,7 @@
 #!/usr/bin/env perl
 # The gradient noise scale (--noise-scale): its estimates from the norms of single samples' gradients, which other runs
-# tell; the same numbers and the same weights in every layout; what is refused.
+# tell; the same numbers and the same weights in every layout. A batch that grows by it (--growth): the same steps and the
+# same weights in every layout, and over a restart. What is refused.
 use strict;
 use warnings;
 use FindBin;
@@ -60,6 +61,28 @@ for my $case (@cases) {
     }
 }
 
+# ---- a batch that grows ----
+
+my $growing = '--batch 4 --micro-batch 2 --data-shards 2 --sequence 8 --steps 64 --schedule constant --learning-rate 3e-3 --dropout 0.1 '
+    . '--heads 4 --tensor-shards 2 --context-shards 2 --growth 8';
+sub grown {
+    my ($hash, @step) = metrics("$growing @_");
+    return ($hash, join ' ', map { $_->{batch} } @step);
+}
+for my $accumulation (full() ? qw(shard each) : (qw(shard each))[rand 2]) {
+    my $with = "--accumulation $accumulation";
+    my ($hash, $batches) = grown("$with --ranks 1");
+    like($batches, qr/^(4 ){20,}(8 ){20,}/, "$with: the batch grows: " . join ', ', map { my $b = $_; (() = $batches =~ /\b$b\b/g) . " steps of $b" } 4, 8, 16);
+    for my $layout ('--ranks 2 --overlap on --bucket 5000', '--ranks 8 --tp 2 --cp 2 --nodes 2', '--ranks 4 --pp 2 --pipeline zero-bubble') {
+        is_deeply([grown("$with $layout")], [$hash, $batches], "  the same steps and bits with $layout");
+    }
+    my $dir = "$tmp/grown.$accumulation";
+    my (undef, $first) = grown("$with --steps 45 --ranks 2 --checkpoint $dir");
+    my ($end, $rest) = grown("$with --ranks 4 --tp 2 --checkpoint $dir --checkpoint-every 1 --checkpoint-async");
+    is("$first $rest", $batches, '  and over a restart in another layout');
+    is($end, $hash, '  to the same bits');
+}
+
 # ---- what is refused ----
 
 for my $case (['--data-shards 1', qr/there is one part: set --data-shards 2 or more/], ['--zero 1', qr/leave --zero, --ep and --wire out/],
@@ -68,6 +91,10 @@ for my $case (['--data-shards 1', qr/there is one part: set --data-shards 2 or m
     my $ranks = $options =~ /shards 1/ ? 1 : 2;
     my ($status, undef, $err) = run(60, trainer() . ' --data ' . corpus(20000) . " --model nano --steps 1 --sample-length 0 --noise-scale --ranks $ranks$kind $options");
     ok($status == 2 && $err =~ $pattern, "refused: $options") or diag("status $status: $err");
+}
+for my $growth (0, 3, 2048) {
+    my ($status, undef, $err) = run(60, trainer() . ' --data ' . corpus(20000) . " --model nano --steps 1 --growth $growth");
+    ok($status == 2 && $err =~ /--growth $growth: it is a power of two up to 1024/, "refused: --growth $growth") or diag("status $status: $err");
 }
 my ($status, $out) = run(60, trainer() . ' --data ' . corpus(20000) . " --model nano --steps 1 --validation 0 --sample-length 0 --noise-scale$kind");
 like($out, qr/^step 1\/1 .* noise scale [\d.e+]+  /m, 'the progress line has it');
