@@ -9,6 +9,8 @@ use lib $FindBin::Bin;
 use Dt;
 use Test::More;
 
+plan skip_all => 'compiles by itself, without sanitizers' if sanitized();
+
 my $warnings = '-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror';
 my @c = qw(gcc clang);
 my @cxx = qw(g++ clang++);

@@ -10,6 +10,8 @@ use Dt;
 use File::Copy qw(copy);
 use Test::More;
 
+plan skip_all => 'examples are compiled as their readers do it, without sanitizers' if sanitized();
+
 # The commands of the first comment of a program, in order.
 sub commands {
     my ($comment) = slurp(shift) =~ m{^/\*(.*?)\*/}s;
