@@ -13,7 +13,7 @@ use List::Util qw(max min shuffle);
 use Test::More;
 
 my $seed = $ENV{DT_SEED} || time;
-my $most = $ENV{DT_LAYOUTS} || (sanitized() ? 20 : 40);
+my $most = $ENV{DT_LAYOUTS} || (sanitized() ? 10 : 40);
 srand $seed;
 diag("DT_SEED=$seed");
 
