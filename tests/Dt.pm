@@ -4,13 +4,14 @@ package Dt;
 use strict;
 use warnings;
 use Cwd qw(abs_path);
+use Digest::SHA qw(sha256_hex);
 use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
 use POSIX qw(:sys_wait_h);
 use Test::More ();
 use Time::HiRes qw(sleep time);
 use Exporter qw(import);
-our @EXPORT = qw($root $tmp $build run run_in slurp spew have sanitized full isas trainer corpus %recipe golden hash_of kill_one
+our @EXPORT = qw($root $tmp $build run run_in slurp spew have seeded sanitized full isas trainer corpus %recipe golden hash_of kill_one
                  mpi_missing mpi_flags mpi_program mpirun);
 
 our $root = abs_path(dirname(__FILE__) . '/..');
@@ -20,6 +21,13 @@ $build = "$root/$build" unless $build =~ m{^/};
 
 sub full { return $ENV{DT_FULL} ? 1 : 0 }
 sub sanitized { return $ENV{DT_SANITIZE} ? 1 : 0 }
+
+# Draws as DT_SEED says; else the same with the same header, and another sample with each change of it.
+sub seeded {
+    my $seed = $ENV{DT_SEED} || hex substr sha256_hex(slurp("$root/dtrain.h")), 0, 8;
+    srand $seed;
+    Test::More::diag("DT_SEED=$seed");
+}
 
 sub slurp { my $file = shift; open my $f, '<:raw', $file or return ''; local $/; my $text = <$f>; return defined $text ? $text : '' }
 sub spew { my ($file, $text) = @_; open my $f, '>:raw', $file or die "$file: $!"; print $f $text; close $f or die "$file: $!" }

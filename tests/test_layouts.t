@@ -1,7 +1,7 @@
 #!/usr/bin/env perl
 # Every parallel mode in every combination (R1..R8, R11, R12): a recipe gives the hash of tests/golden/hash.txt in each of
 # the layouts that fit 8 ranks: meshes, sequence and expert parallelism, schedules, ZeRO with and without groups, recompute, offload.
-# A random sample of them by default (DT_SEED=N draws sample N again), all with DT_FULL=1. Then validation and text samples
+# A random sample of them by default (DT_SEED=N draws sample N), all with DT_FULL=1. Then validation and text samples
 # in some of them, ranks that are killed in the middle, and what is refused.
 use strict;
 use warnings;
@@ -12,10 +12,8 @@ use Layouts;
 use List::Util qw(max min shuffle);
 use Test::More;
 
-my $seed = $ENV{DT_SEED} || time;
 my $most = $ENV{DT_LAYOUTS} || (sanitized() ? 10 : 40);
-srand $seed;
-diag("DT_SEED=$seed");
+seeded();
 
 # ---- a sample of all layouts ----
 

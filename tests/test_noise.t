@@ -12,6 +12,7 @@ use Layouts;
 use Test::More;
 
 my $kind = $only_threads ? ' --launch threads' : '';
+seeded();
 my %want = golden();
 sub metrics {
     my $options = shift;
