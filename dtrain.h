@@ -30,6 +30,7 @@
  *     DT_DEBUG                no forced optimisation: for debuggers (slow)
  *     DT_MPI                  several machines over MPI 3 (mpi.h; tested with Open MPI 4.1): see mpicc --showme
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
+ *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is looked for when it is asked for
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
  * CONTENTS (search for the names)
@@ -914,6 +915,34 @@ typedef struct dt_price {
 } dt_price;
 DT_API dt_result dt_comm_price(dt_comm *c, const dt_collective *what, dt_price *price);
 
+/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU for each rank (DT_NCCL). libnccl.so.2 and the driver's
+ * libcuda.so.1 are loaded by dt_nccl_open and dt_nccl_version, so that the program starts without them; the environment
+ * variables DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name other files. Sums are in NCCL's order: not the bits of DT_EXACT.
+ *     dt_nccl *n = NULL;
+ *     dt_collective sum = dt_collective_of(DT_ALL_REDUCE, gradient, gradient, count);    on the GPU
+ *     dt_result r = dt_nccl_open(&n, c, -1);
+ *     if (!r) r = dt_nccl_collect(n, &sum, stream);                                      queued
+ *     if (!r) r = dt_nccl_wait(n, stream);
+ *     dt_nccl_close(&n);
+ * It belongs to c's thread. c carries NCCL's id and tells when a rank died; it must live longer. When a rank dies or
+ * leaves, a GPU fails, or a call has not ended after --timeout seconds, NCCL is aborted and c fails with DT_E_PEER
+ * or DT_E_SYSTEM on all ranks; both stay failed. */
+typedef struct dt_nccl dt_nccl;
+/* Joins the ranks of c. Collective. gpu: the number of this rank's, -1: its rank on the node modulo the GPUs there. The
+ * GPU's primary context becomes this thread's, as by cudaSetDevice. NCCL refuses two ranks on one GPU unless each has
+ * another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM: NCCL, a driver
+ * or a GPU is missing on some rank. *n is NULL on errors. */
+DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu);
+/* Queues a collective on a CUDA stream (a cudaStream_t or CUstream, NULL: the default one). Collective. Buffers are the
+ * GPU's, shapes and types as for dt_collect; `algorithm` and `servers` are not used, NCCL chooses. */
+DT_API dt_result dt_nccl_collect(dt_nccl *n, const dt_collective *what, void *stream);
+/* Returns when all that was queued on the stream is done. */
+DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream);
+/* Collective, unless it failed. NULL is fine. */
+DT_API void dt_nccl_close(dt_nccl **n);
+/* NCCL's version here, 22809 for 2.28.9; needs no GPU. Errors as of dt_nccl_open. */
+DT_API dt_result dt_nccl_version(int *version);
+
 /* ---- H15  layout: where and when (it never changes a bit), and the step program ------------------ */
 
 /* How the next token is drawn from its logits: from softmax(logits / temperature) over the top_k largest logits, of
@@ -1372,6 +1401,9 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#endif
+#ifdef DT_NCCL
+#include <dlfcn.h>
 #endif
 #ifdef DT_MPI
 #ifndef OMPI_SKIP_MPICXX
@@ -14358,15 +14390,20 @@ static uint32_t *dt__fault_of(dt_comm *c)
     return c->area ? &c->area->fault : &c->job->fault;
 }
 
+/* Tells the ranks of all nodes what failed here: c->message. */
+static void dt__comm_tell(dt_comm *c)
+{
+    if (__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) return;
+    snprintf(c->job->why, sizeof c->job->why, "rank %d failed: %.460s", c->lane[c->rank], c->message);
+    dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->lane[c->rank]);
+}
+
 /* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message. */
 static dt_result dt__comm_fail(dt_comm *c, dt_result code)
 {
     dt_comm *near = c->bridge ? c->bridge->near : c;
     c->failed = code;
-    if (c != near && !__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) {
-        snprintf(c->job->why, sizeof c->job->why, "rank %d failed: %.460s", c->lane[c->rank], c->message);
-        dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->lane[c->rank]);
-    }
+    if (c != near) dt__comm_tell(c);
     if (c != near && !near->failed) memcpy(near->message, c->message, sizeof near->message);
     if (near->area && (c == near || !near->failed)) {
         near->failed = code;
@@ -20927,6 +20964,392 @@ static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
     return r;
 }
 #endif /* DT_OFI */
+
+/* ---- NCCL -----------------------------------------------------------------------------------------------------
+ * Of the headers of NCCL and CUDA a few types and numbers are needed; they are declared here, and a test compares them
+ * with the real ones. Functions are found by name when they are needed. NCCL is opened without blocking (2.14 or
+ * newer), so that all of its calls return and this rank can look after its peers while it waits. */
+#ifdef DT_NCCL
+
+enum { DT__NCCL_PEER = 6, DT__NCCL_PROGRESS = 7, DT__CUDA_NOT_READY = 600 };
+enum { DT__NCCL_SUM = 0, DT__NCCL_MAX = 2, DT__NCCL_MIN = 3 };
+enum { DT__NCCL_I32 = 2, DT__NCCL_F16 = 6, DT__NCCL_F32 = 7, DT__NCCL_BF16 = 9, DT__NCCL_E4M3 = 10,
+       DT__NCCL_E5M2 = 11 };
+#define DT__NCCL_MAGIC 0xcafebeefu
+#define DT__NCCL_VERSION 21400u /* whose configuration this is; a newer NCCL reads it as such */
+
+typedef struct dt__nccl_id {
+    char internal[128];
+} dt__nccl_id;
+typedef struct dt__nccl_config {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+} dt__nccl_config;
+
+/* X(result, name, arguments); handles and streams are void *. */
+#define DT__NCCL_FUNCTIONS(X)                                                                                \
+    X(int, GetVersion, (int *)) X(int, GetUniqueId, (dt__nccl_id *))                                         \
+    X(int, CommInitRankConfig, (void **, int, dt__nccl_id, int, dt__nccl_config *))                          \
+    X(int, CommGetAsyncError, (void *, int *)) X(int, CommFinalize, (void *)) X(int, CommDestroy, (void *))  \
+    X(int, CommAbort, (void *)) X(const char *, GetErrorString, (int)) X(const char *, GetLastError, (void *)) \
+    X(int, AllReduce, (const void *, void *, size_t, int, int, void *, void *))                              \
+    X(int, ReduceScatter, (const void *, void *, size_t, int, int, void *, void *))                          \
+    X(int, AllGather, (const void *, void *, size_t, int, void *, void *))                                   \
+    X(int, Broadcast, (const void *, void *, size_t, int, int, void *, void *))                              \
+    X(int, Send, (const void *, size_t, int, int, void *, void *))                                           \
+    X(int, Recv, (void *, size_t, int, int, void *, void *)) X(int, GroupStart, (void)) X(int, GroupEnd, (void))
+#define DT__CUDA_FUNCTIONS(X)                                                                                \
+    X(int, Init, (unsigned)) X(int, DeviceGetCount, (int *)) X(int, DeviceGet, (int *, int))                 \
+    X(int, DevicePrimaryCtxRetain, (void **, int)) X(int, DevicePrimaryCtxRelease_v2, (int))                 \
+    X(int, CtxSetCurrent, (void *)) X(int, StreamQuery, (void *)) X(int, GetErrorString, (int, const char **))
+#define DT__FUNCTION_FIELD(result, name, arguments) result(*name) arguments;
+typedef struct dt__nccl_functions {
+    DT__NCCL_FUNCTIONS(DT__FUNCTION_FIELD)
+} dt__nccl_functions;
+typedef struct dt__cuda_functions {
+    DT__CUDA_FUNCTIONS(DT__FUNCTION_FIELD)
+} dt__cuda_functions;
+
+struct dt_nccl {
+    dt__nccl_functions nccl;
+    dt__cuda_functions cuda;
+    dt_comm *comm;
+    void *handle; /* NULL before it is joined and after it was aborted */
+    int gpu;      /* CUDA's number of the device, -1: no context is held */
+    int64_t calls;
+    dt_call call; /* the last one */
+    dt_result failed;
+    char message[800];
+};
+
+/* ---- loading ---- */
+
+/* A shared library, or NULL; DT_NCCL_LIBRARY and the like name another file. It stays loaded. */
+static void *dt__library(const char *variable, const char *name)
+{
+    const char *other = getenv(variable);
+    return dlopen(other && *other ? other : name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+}
+
+/* Finds a function, unless one was missing before; *missing becomes its name. */
+static void dt__function(void *library, const char *name, void *place, const char **missing)
+{
+    void *symbol = *missing ? NULL : dlsym(library, name);
+    if (symbol) memcpy(place, &symbol, sizeof symbol);
+    else if (!*missing) *missing = name;
+}
+
+static dt_result dt__nccl_load(dt__nccl_functions *f)
+{
+    void *library = dt__library("DT_NCCL_LIBRARY", "libnccl.so.2");
+    const char *missing = NULL;
+    if (!library)
+        return dt__error(DT_E_SYSTEM, "NCCL cannot be loaded (%s): install libnccl2, or name its file in "
+                         "DT_NCCL_LIBRARY", dlerror());
+#define DT__FUNCTION_FIND(result, name, arguments) dt__function(library, "nccl" #name, &f->name, &missing);
+    DT__NCCL_FUNCTIONS(DT__FUNCTION_FIND)
+#undef DT__FUNCTION_FIND
+    if (missing) return dt__error(DT_E_SYSTEM, "NCCL has no %s here: 2.14 or newer is needed", missing);
+    return DT_OK;
+}
+
+static dt_result dt__cuda_load(dt__cuda_functions *f)
+{
+    void *library = dt__library("DT_CUDA_LIBRARY", "libcuda.so.1");
+    const char *missing = NULL;
+    if (!library)
+        return dt__error(DT_E_SYSTEM, "NCCL is here, but no driver of a GPU (%s): NCCL moves data between NVIDIA GPUs; "
+                         "for the CPU's memory there is dt_collect", dlerror());
+#define DT__FUNCTION_FIND(result, name, arguments) dt__function(library, "cu" #name, &f->name, &missing);
+    DT__CUDA_FUNCTIONS(DT__FUNCTION_FIND)
+#undef DT__FUNCTION_FIND
+    if (missing) return dt__error(DT_E_SYSTEM, "the driver has no %s: CUDA 11 or newer is needed", missing);
+    return DT_OK;
+}
+
+DT_API dt_result dt_nccl_version(int *version)
+{
+    dt__nccl_functions f;
+    dt_result r = dt__nccl_load(&f);
+    *version = 0;
+    if (!r && f.GetVersion(version)) r = dt__error(DT_E_SYSTEM, "NCCL does not tell its version");
+    return r;
+}
+
+/* ---- failing ---- */
+
+/* What n->message says: NCCL is given up, and the communicator with it, where the peers hear of it. */
+static dt_result dt__nccl_give_up(dt_nccl *n, dt_result code)
+{
+    dt_comm *c = n->comm;
+    n->failed = code;
+    if (n->handle) n->nccl.CommAbort(n->handle);
+    n->handle = NULL;
+    if (c->job && !c->failed) {
+        snprintf(c->message, sizeof c->message, "%s", n->message);
+        dt__comm_tell(c);
+        dt__hear_last(c->fabric);
+        dt__comm_fail(c, code);
+    }
+    return dt__error(code, "%s", n->message);
+}
+
+/* Names what n does: "NCCL's all-reduce #3". */
+static const char *dt__nccl_doing(const dt_nccl *n, char *text, size_t size)
+{
+    if (n->calls) snprintf(text, size, "NCCL's %s #%lld", dt_call_name(n->call), (long long)n->calls);
+    else snprintf(text, size, "NCCL's opening");
+    return text;
+}
+
+static dt_result dt__nccl_broke(dt_nccl *n, int code)
+{
+    char call[64];
+    const char *detail = n->nccl.GetLastError(n->handle);
+    snprintf(n->message, sizeof n->message, "%s failed: %.100s%s%.500s (NCCL_DEBUG=INFO says more)",
+             dt__nccl_doing(n, call, sizeof call), n->nccl.GetErrorString(code), detail && *detail ? ": " : "",
+             detail ? detail : "");
+    return dt__nccl_give_up(n, code == DT__NCCL_PEER ? DT_E_PEER : DT_E_SYSTEM);
+}
+
+static const char *dt__cuda_error(const dt__cuda_functions *f, int code)
+{
+    const char *what = NULL;
+    f->GetErrorString(code, &what);
+    return what ? what : "unknown error";
+}
+
+static dt_result dt__nccl_cuda_broke(dt_nccl *n, int code)
+{
+    char call[64];
+    snprintf(n->message, sizeof n->message, "the GPU failed in %s: %.200s (%d)", dt__nccl_doing(n, call, sizeof call),
+             dt__cuda_error(&n->cuda, code), code);
+    return dt__nccl_give_up(n, DT_E_SYSTEM);
+}
+
+/* A peer is gone, or nothing has ended for too long. */
+static dt_result dt__nccl_alone(dt_nccl *n, int troubled)
+{
+    dt_comm *c = n->comm;
+    char call[64], text[600];
+    uint32_t fault = dt__comm_fault(c);
+    dt__nccl_doing(n, call, sizeof call);
+    if (!troubled)
+        snprintf(n->message, sizeof n->message, "%s has not ended after %g s: a rank does not take part, or a GPU "
+                 "stands still; if the work queued before it takes longer, raise --timeout", call,
+                 c->job->timeout_ms * 1e-3);
+    else if (!fault) snprintf(n->message, sizeof n->message, "interrupted in %s", call);
+    else {
+        dt__hear_last(c->fabric);
+        dt__format_fault(text, sizeof text, c->job, fault);
+        snprintf(n->message, sizeof n->message, "%s while this rank (%d) was in %s", text, c->lane[c->rank], call);
+    }
+    return dt__nccl_give_up(n, troubled && !fault ? DT_E_INTERRUPTED : DT_E_PEER);
+}
+
+/* ---- waiting ---- */
+
+/* Whether peers still are as they should be. A rank that leaves the communicator gives no other sign. */
+static int dt__nccl_troubled(const dt_nccl *n)
+{
+    const dt_comm *near = dt__near(n->comm);
+    int troubled = dt__comm_troubled(n->comm);
+    for (int p = 0; near->area && p < near->size && !troubled; p++)
+        if (__atomic_load_n(&dt__comm_slot(near, p)->left, __ATOMIC_ACQUIRE)) {
+            dt__blame(&near->area->fault, DT__FAULT_LEFT, near->lane[p]);
+            troubled = 1;
+        }
+    return troubled;
+}
+
+/* Returns when NCCL has taken what it was given, and, with `queued`, when the stream has done it. */
+static dt_result dt__nccl_settle(dt_nccl *n, int queued, void *stream)
+{
+    dt_comm *c = n->comm;
+    double begin = dt__now();
+    for (int polls = 0;; polls++) {
+        int state = 0, code = n->nccl.CommGetAsyncError(n->handle, &state);
+        if (!code) code = state;
+        if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
+        if (!code && !queued) return DT_OK;
+        if (!code && !(code = n->cuda.StreamQuery(stream))) return DT_OK;
+        if (code != DT__NCCL_PROGRESS && code != DT__CUDA_NOT_READY) return dt__nccl_cuda_broke(n, code);
+        dt__comm_tick(c);
+        if (c->job && dt__nccl_troubled(n)) return dt__nccl_alone(n, 1);
+        if (c->job && (dt__now() - begin) * 1e3 > c->job->timeout_ms) return dt__nccl_alone(n, 0);
+        if (polls > c->spins) dt__nap();
+    }
+}
+
+/* ---- opening and closing ---- */
+
+/* Loads what is needed and makes the GPU this thread's. Not collective. */
+static dt_result dt__nccl_prepare(dt_nccl *n, int gpu)
+{
+    int count = 0, code = 0;
+    void *context = NULL;
+    dt_result r = dt__nccl_load(&n->nccl);
+    if (!r) r = dt__cuda_load(&n->cuda);
+    if (r) return r;
+    code = n->cuda.Init(0);
+    if (!code) code = n->cuda.DeviceGetCount(&count);
+    if (!code && !count)
+        return dt__error(DT_E_SYSTEM, "NCCL and a driver are here, but no GPU: look at CUDA_VISIBLE_DEVICES");
+    if (!code && (gpu < -1 || gpu >= count))
+        return dt__error(DT_E_USAGE, "there is no GPU %d: %d are here, numbered from 0", gpu, count);
+    if (!code) code = n->cuda.DeviceGet(&gpu, gpu < 0 ? dt__near(n->comm)->rank % count : gpu);
+    if (!code) code = n->cuda.DevicePrimaryCtxRetain(&context, gpu);
+    if (!code) n->gpu = gpu;
+    if (!code) code = n->cuda.CtxSetCurrent(context);
+    if (!code) return DT_OK;
+    return dt__error(DT_E_SYSTEM, "the GPU cannot be used: %.200s (%d)", dt__cuda_error(&n->cuda, code), code);
+}
+
+/* All ranks learn whether one failed: else the others would wait for it in NCCL. */
+static dt_result dt__nccl_agree(dt_comm *c, dt_result r)
+{
+    char why[512];
+    float worst = r ? (float)(c->size - c->rank) : 0.0f; /* of the first rank that failed */
+    dt_result agreed;
+    snprintf(why, sizeof why, "%s", r ? dt_last_error() : "");
+    if ((agreed = dt_all_reduce(c, &worst, 1, DT_MAX)) != DT_OK) return agreed;
+    if (r) return dt__error(r, "%s", why);
+    if (worst == 0.0f) return DT_OK;
+    return dt__error(DT_E_SYSTEM, "rank %d cannot use NCCL: what it says tells why", c->size - (int)worst);
+}
+
+static dt_result dt__nccl_join(dt_nccl *n)
+{
+    dt_comm *c = n->comm;
+    dt__nccl_config config;
+    dt__nccl_id id;
+    int code = 0;
+    dt_result r;
+    memset(&id, 0, sizeof id);
+    memset(&config, 0, sizeof config);
+    config.size = sizeof config;
+    config.magic = DT__NCCL_MAGIC;
+    config.version = DT__NCCL_VERSION;
+    if (c->rank == 0) code = n->nccl.GetUniqueId(&id);
+    r = dt__nccl_agree(c, code ? dt__error(DT_E_SYSTEM, "NCCL makes no id for the job: %.400s",
+                                           n->nccl.GetLastError(NULL)) : DT_OK);
+    if (!r) r = dt_broadcast(c, (float *)(void *)id.internal, (int64_t)sizeof id / 4, 0);
+    if (r) return r;
+    code = n->nccl.CommInitRankConfig(&n->handle, c->size, id, c->rank, &config);
+    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
+    return dt__nccl_settle(n, 0, NULL);
+}
+
+static void dt__nccl_free(dt_nccl *n)
+{
+    if (n->gpu >= 0) n->cuda.DevicePrimaryCtxRelease_v2(n->gpu);
+    dt__free(n);
+}
+
+DT_API dt_result dt_nccl_open(dt_nccl **handle, dt_comm *c, int gpu)
+{
+    dt_nccl *n = (dt_nccl *)dt__alloc((int64_t)sizeof *n, "NCCL's communicator");
+    dt_result r;
+    *handle = NULL;
+    if (n) n->comm = c, n->gpu = -1;
+    r = dt__nccl_agree(c, n ? dt__nccl_prepare(n, gpu) : DT_E_MEMORY);
+    if (!r) r = dt__nccl_join(n);
+    if (!r) *handle = n;
+    else if (n) dt__nccl_free(n);
+    return r;
+}
+
+DT_API void dt_nccl_close(dt_nccl **handle)
+{
+    dt_nccl *n = *handle;
+    int code;
+    *handle = NULL;
+    if (!n) return;
+    if (n->handle && !n->comm->failed) {
+        code = n->nccl.CommFinalize(n->handle);
+        if (code && code != DT__NCCL_PROGRESS) dt__nccl_broke(n, code);
+        else if (!dt__nccl_settle(n, 0, NULL)) n->nccl.CommDestroy(n->handle);
+    } else if (n->handle) {
+        n->nccl.CommAbort(n->handle);
+    }
+    dt__nccl_free(n);
+}
+
+/* ---- collectives ---- */
+
+static int dt__nccl_type(dt_dtype type)
+{
+    static const int of[] = {DT__NCCL_F32, DT__NCCL_I32, DT__NCCL_BF16, DT__NCCL_F16, DT__NCCL_E4M3, DT__NCCL_E5M2};
+    return of[type];
+}
+
+/* NCCL has none of its own before 2.28: sends and receives together. */
+static int dt__nccl_all_to_all(dt_nccl *n, const dt_collective *what, void *stream)
+{
+    int64_t bytes = what->count * dt__format_of[what->type].bytes;
+    int type = dt__nccl_type(what->type), code = n->nccl.GroupStart(), end;
+    for (int p = 0; p < n->comm->size && (!code || code == DT__NCCL_PROGRESS); p++) {
+        code = n->nccl.Send((const char *)what->in + p * bytes, (size_t)what->count, type, p, n->handle, stream);
+        if (!code || code == DT__NCCL_PROGRESS)
+            code = n->nccl.Recv((char *)what->out + p * bytes, (size_t)what->count, type, p, n->handle, stream);
+    }
+    end = n->nccl.GroupEnd();
+    return code && code != DT__NCCL_PROGRESS ? code : end;
+}
+
+static int dt__nccl_begin(dt_nccl *n, const dt_collective *what, void *stream)
+{
+    size_t count = (size_t)what->count;
+    int type = dt__nccl_type(what->type);
+    int op = what->op == DT_SUM ? DT__NCCL_SUM : what->op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
+    switch (what->call) {
+    case DT_ALL_REDUCE: return n->nccl.AllReduce(what->in, what->out, count, type, op, n->handle, stream);
+    case DT_REDUCE_SCATTER: return n->nccl.ReduceScatter(what->in, what->out, count, type, op, n->handle, stream);
+    case DT_ALL_GATHER: return n->nccl.AllGather(what->in, what->out, count, type, n->handle, stream);
+    case DT_BROADCAST: return n->nccl.Broadcast(what->in, what->out, count, type, what->root, n->handle, stream);
+    default: return dt__nccl_all_to_all(n, what, stream);
+    }
+}
+
+DT_API dt_result dt_nccl_collect(dt_nccl *n, const dt_collective *what, void *stream)
+{
+    dt_collective any = *what;
+    dt_result r;
+    int code;
+    any.algorithm = DT_EXACT;
+    any.servers = 0;
+    if (n->failed) return dt__error(n->failed, "%s", n->message);
+    if ((r = dt__check_collective(n->comm, &any)) != DT_OK) return r;
+    if (what->count < 0)
+        return dt__error(DT_E_USAGE, "%s of %lld elements", dt_call_name(what->call), (long long)what->count);
+    if (!what->count) return DT_OK;
+    n->calls++;
+    n->call = what->call;
+    code = dt__nccl_begin(n, what, stream);
+    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
+    return code ? dt__nccl_settle(n, 0, NULL) : DT_OK;
+}
+
+DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream)
+{
+    return n->failed ? dt__error(n->failed, "%s", n->message) : dt__nccl_settle(n, 1, stream);
+}
+
+#else
+static dt_result dt__nccl_missing(void) { return dt__error(DT_E_USAGE, "NCCL is not compiled in: build with DT_NCCL"); }
+DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu)
+{
+    return (void)c, (void)gpu, *n = NULL, dt__nccl_missing();
+}
+DT_API dt_result dt_nccl_collect(dt_nccl *n, const dt_collective *what, void *stream)
+{
+    return (void)n, (void)what, (void)stream, dt__nccl_missing();
+}
+DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream) { return (void)n, (void)stream, dt__nccl_missing(); }
+DT_API void dt_nccl_close(dt_nccl **n) { *n = NULL; }
+DT_API dt_result dt_nccl_version(int *version) { return *version = 0, dt__nccl_missing(); }
+#endif /* DT_NCCL */
 
 /* ============================================================================================
  * H14  checkpoints

@@ -45,6 +45,7 @@ my %switches = (
     'DT_ASSERT' => '-include assert.h -D_GNU_SOURCE -D"DT_ASSERT(x)=assert(x)"',
     'DT_NO_THREADS' => '-DDT_NO_THREADS',
     'DT_DEBUG' => '-DDT_DEBUG',
+    'DT_NCCL' => '-DDT_NCCL',
 );
 $switches{'DT_MPI'} = '-DDT_MPI ' . mpi_flags('compile') unless mpi_missing();
 $switches{'DT_OFI'} = '-DDT_OFI' unless (run(60, "echo '#include <rdma/fabric.h>' | $any -E -"))[0];

@@ -1,0 +1,76 @@
+#!/usr/bin/env perl
+# NCCL. With the library: it loads, tells its version, and its numbers are those that dtrain.h declares; without a GPU a
+# sentence says what is missing. All else runs with a stand-in for NCCL and the driver (nccl_stand_in.c): every collective,
+# type and size, ranks that leave, die or do not take part, and what NCCL or the GPU reports. No GPU is used here.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+my $cc = $ENV{CC} || 'cc';
+my $flags = $ENV{DT_TEST_CFLAGS} || '-O1 -DDT_DEBUG';
+my ($program, $stand_in) = ("$build/nccl_calls", "$build/nccl_stand_in.so");
+mkdir $_ for "$root/build", $build;
+delete @ENV{qw(DT_NCCL_LIBRARY DT_CUDA_LIBRARY STAND_IN_GPUS STAND_IN_NO_DEVICE)};
+for my $call ("$FindBin::Bin/nccl_calls.c -o $program -lm -lpthread", "$FindBin::Bin/nccl_stand_in.c -o $stand_in -fPIC -shared -lpthread") {
+    my ($bad, undef, $err) = run(600, "$cc -std=gnu11 $flags -I$root $call -ldl");
+    BAIL_OUT("$call does not compile: $err") if $bad;
+}
+sub calls {
+    my ($scenario, $options, $environment) = @_;
+    my ($status, $out, $err) = run(60, ($environment || '') . " $program $scenario $options");
+    return ($status, join('', sort split /^/, $out), $err);
+}
+
+# ---- the library itself ----
+
+my (undef, $version) = calls('version', '');
+SKIP: {
+    skip 'NCCL is not installed (libnccl2)', 2 if $version =~ /NCCL cannot be loaded/;
+    like($version, qr/^version 2\d{4}, (the same magic|no header to compare with): fine$/, "NCCL is loaded: $version");
+    my ($status, $said) = calls('every', '');
+    skip 'a GPU is here', 1 if $said !~ /no driver|cannot be used|no GPU/;
+    like($said, qr/^rank 0: DT_E_SYSTEM: (NCCL is here, but no driver of a GPU \(.*\): NCCL moves data between NVIDIA GPUs; for the CPU's memory there is dt_collect|the GPU cannot be used: .*|NCCL and a driver are here, but no GPU.*)$/m,
+        'without a GPU a sentence says so');
+}
+like((calls('version', '', 'DT_NCCL_LIBRARY=/nowhere/libnccl.so'))[1], qr/^version 0, .*: NCCL cannot be loaded \(.*\): install libnccl2, or name its file in DT_NCCL_LIBRARY$/, 'NCCL is missing');
+like((calls('version', '', 'DT_NCCL_LIBRARY=libm.so.6'))[1], qr/: NCCL has no ncclGetVersion here: 2\.14 or newer is needed$/, 'a library that is not NCCL');
+
+# ---- the stand-in ----
+
+my $both = "DT_NCCL_LIBRARY=$stand_in DT_CUDA_LIBRARY=$stand_in";
+sub threads { my ($scenario, $ranks, $environment) = @_; return calls($scenario, "--ranks $ranks --launch threads --timeout 1", "$both " . ($environment || '')) }
+for my $ranks (1, 2, 3, 8) {
+    my ($status, $out, $err) = threads('every', $ranks);
+    my @want = map { ("rank $_: 144 calls, 0 wrong\n", "rank $_: DT_OK: fine\n", "rank $_: 0 open, 0 contexts\n") } 0 .. $ranks - 1;
+    is($out, join('', sort @want), "$ranks ranks: all-reduce, reduce-scatter, all-gather, broadcast, all-to-all of each type") or diag("status $status\n$err");
+}
+sub each_rank {
+    my ($name, $scenario, $ranks, $environment, @says) = @_;
+    my ($status, $out, $err) = threads($scenario, $ranks, $environment);
+    like($out, qr/^rank $_: $says[$_ < $#says ? $_ : $#says]$/m, "$name, rank $_") or diag("status $status\n$err") for 0 .. $ranks - 1;
+    like($out, qr/^rank 0: 0 open, 0 contexts$/m, '  nothing is left open') if $scenario ne 'leaves';
+    unlike($out, qr/stay failed/, '  and it stays failed');
+}
+each_rank('a rank that does not take part', 'late', 3, '', (qr/DT_E_PEER: (NCCL's all-reduce #1 has not ended after 1 s: a rank does not take part, or a GPU stands still; .*|rank \d failed: NCCL's all-reduce #1 has not ended .* while this rank \(\d\) was in NCCL's all-reduce #1)/) x 2,
+    qr/DT_E_PEER: rank [01] failed: NCCL's all-reduce #1 has not ended .* while this rank \(2\) was in barrier #\d+/);
+each_rank('a rank that leaves', 'leaves', 3, '', (qr/DT_E_PEER: rank 2 left \(dt_comm_free, or the end of its program\) while this rank \([01]\) was in NCCL's all-reduce #1/) x 2, qr/DT_OK: fine/);
+each_rank('NCCL lost a peer', 'remote', 2, '', qr/DT_E_PEER: (NCCL's all-reduce #1 failed: remote process exited: the stand-in was told to fail \(NCCL_DEBUG=INFO says more\)|rank [01] failed: NCCL's all.* while .*|.*interrupted.*)/);
+each_rank('NCCL failed', 'nccl', 2, '', qr/(DT_E_SYSTEM: NCCL's all-reduce #1 failed: unhandled error|DT_E_PEER: rank [01] failed: NCCL's).*/);
+each_rank('a GPU failed', 'gpu', 2, '', qr/(DT_E_SYSTEM: the GPU failed in NCCL's all-reduce #1: an illegal memory access \(700\)|DT_E_PEER: rank [01] failed: the GPU failed .*)/);
+each_rank('no buffer', 'null', 2, '', qr/(DT_E_SYSTEM: NCCL's all-reduce #1 failed: unhandled error: .*|DT_E_PEER: rank [01] failed: NCCL's .*)/);
+each_rank('a negative count', 'negative', 2, '', qr/DT_E_USAGE: all-reduce of -1 elements/);
+each_rank('no such root', 'root', 2, '', qr/DT_E_USAGE: .*9.*/);
+each_rank('no such GPU on one rank', 'number', 3, '', qr/DT_E_SYSTEM: rank 1 cannot use NCCL: what it says tells why/, qr/DT_E_USAGE: there is no GPU 5: 2 are here, numbered from 0/, qr/DT_E_SYSTEM: rank 1 cannot use NCCL.*/);
+each_rank('no GPU', 'every', 2, 'STAND_IN_GPUS=0', qr/DT_E_SYSTEM: NCCL and a driver are here, but no GPU: look at CUDA_VISIBLE_DEVICES/);
+each_rank('a driver without a device', 'every', 2, 'STAND_IN_NO_DEVICE=1', qr/DT_E_SYSTEM: the GPU cannot be used: no CUDA-capable device is detected \(100\)/);
+
+# Processes do not share the stand-in's memory: they wait for each other in its opening, until one dies or time is over.
+my ($status, $out, $err) = calls('killed', '--ranks 2', $both);
+like("$out$err", qr/^rank 0: DT_E_PEER: rank 1 was killed by signal 9 \(Killed\) while/m, 'a rank that is killed');
+($status, $out, $err) = calls('every', '--ranks 2 --timeout 1', $both);
+like($out, qr/^rank \d: DT_E_PEER: NCCL's opening has not ended after 1 s/m, 'ranks that do not find each other');
+like($out, qr/^rank $_: DT_E_PEER: /m, "  rank $_ ends") for 0, 1;
+done_testing();
