@@ -130,31 +130,40 @@ sub shaped {
     run(20, join '; ', map { "tc -n $_ qdisc del dev dtn$$ root" } @space);
 }
 
+my $hosts = have('ip') && hosts();
+my @in = map { "ip netns exec $_" } @space[0, 0, 1, 1];
+# Ranks of MPI in both; agent.sh is the remote shell.
+spew("$tmp/agent.sh", "#!/bin/bash\nhost=\$1; shift\n[ \$host = 10.77.8.1 ] && s=$space[0] || s=$space[1]\n"
+    . "exec ip netns exec \$s unshare --uts bash -c \"hostname \$s; \$*\"\n");
+chmod 0755, "$tmp/agent.sh";
+sub mpi_hosts {
+    my ($each) = @_;
+    return "ip netns exec $space[0] mpirun --oversubscribe --mca plm_rsh_agent $tmp/agent.sh --mca pml ob1 --mca btl self,tcp "
+        . '--mca btl_tcp_if_include 10.77.8.0/24 --mca oob_tcp_if_include 10.77.8.0/24 --bind-to none '
+        . "-H 10.77.8.1:$each,10.77.8.2:$each -np " . 2 * $each;
+}
 SKIP: {
-    skip 'network namespaces are not permitted here (they need root)', 5 unless have('ip') && hosts();
-    my @in = map { "ip netns exec $_" } @space[0, 0, 1, 1];
+    skip 'network namespaces are not permitted here (they need root)', 5 unless $hosts;
     for my $engine (grep { /tcp|net/ } @engines) {
         equal($engine, 4, '', 'shard', '--zero 2', \@in);
         equal($engine, 2, '', 'shard', '', [@in[0, 2]]);
     }
     shaped(\@in) if have('tc') && grep { /tcp|net/ } @engines;
     skip 'Open MPI is not installed', 1 unless $mpi;
-    spew("$tmp/agent.sh", "#!/bin/bash\nhost=\$1; shift\n[ \$host = 10.77.8.1 ] && s=$space[0] || s=$space[1]\n"
-        . "exec ip netns exec \$s unshare --uts bash -c \"hostname \$s; \$*\"\n");
-    chmod 0755, "$tmp/agent.sh";
     my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{shard}";
-    my ($status, $out, $err) = run(120, "ip netns exec $space[0] mpirun --oversubscribe --mca plm_rsh_agent $tmp/agent.sh --mca pml ob1 --mca btl self,tcp "
-        . "--mca btl_tcp_if_include 10.77.8.0/24 --mca oob_tcp_if_include 10.77.8.0/24 --bind-to none -H 10.77.8.1:2,10.77.8.2:2 -np 4 $train $options");
+    my ($status, $out, $err) = run(120, mpi_hosts(2) . " $train $options");
     is(($out =~ /^sha256 (\w+)$/m)[0], $want{shard}, 'mpi: shard on 4 ranks, 2 hosts') or diag("status $status\n$err");
 }
 
 # ---- ranks that die and freeze ----
 
-# Starts ranks that would run for ever, sends the signal to rank 1, and returns what came of it, and the seconds.
+# Starts ranks that would run for ever, sends the signal to rank 1, or cuts the link between two hosts (CUT), and returns
+# what came of it, and the seconds.
 sub hurt {
-    my ($engine, $signal, $options) = @_;
-    my $command = "$train --data " . corpus(20000) . " --model nano --steps 1000000 --batch 8 --sequence 32 --validation 0 --sample-length 0 --threads 1 --timeout 2 $options";
-    my $script = ranks($engine, 3, "bash -c 'echo \$\$ >$tmp/pid.\${OMPI_COMM_WORLD_RANK:-\$RANK}; exec $command'", 'DT_NODES=3');
+    my ($engine, $signal) = @_;
+    my $command = "$train --data " . corpus(20000) . " --model nano --steps 1000000 --batch 8 --sequence 32 --validation 0 --sample-length 0 --threads 1 --timeout 2";
+    my $noted = "bash -c 'echo \$\$ >$tmp/pid.\${OMPI_COMM_WORLD_RANK:-\$RANK}; exec $command'";
+    my $script = $signal ne 'CUT' ? ranks($engine, 3, $noted, 'DT_NODES=3') : $engine eq 'mpi' ? mpi_hosts(1) . " $command" : ranks($engine, 2, $noted, '', [@in[0, 2]]);
     unlink glob("$tmp/{pid,rank}.*"), "$tmp/hurt.out";
     spew("$tmp/hurt.sh", "cd $tmp\n$script\n");
     my $pid = fork // die;
@@ -164,30 +173,43 @@ sub hurt {
     }
     for (1 .. 400) { last if -s "$tmp/hurt.out" && slurp("$tmp/hurt.out") =~ /^step /m; sleep 0.1 }
     my ($victim) = -e "$tmp/pid.1" ? slurp("$tmp/pid.1") =~ /^(\d+)$/m : ();
-    kill $signal, $victim if $victim;
+    $signal eq 'CUT' ? run(10, "ip -n $space[1] link set dtn$$ down") : $victim && kill $signal, $victim;
     my $start = time;
     my $said = sub { join '', map { -e $_ ? slurp($_) : '' } "$tmp/hurt.out", "$tmp/rank.1", "$tmp/rank.2" };
     my $seconds;
-    if ($signal eq 'STOP') { # who waits for all ranks waits for the frozen one, too
-        sleep 0.1 while time - $start < 30 && $said->() !~ /rank 1 (?:has not moved|cannot be reached)/;
+    if ($signal ne 'KILL') { # who waits for all ranks waits for the frozen one, too
+        sleep 0.1 while time - $start < 30 && $said->() !~ /rank [01] (?:has not moved|cannot be reached)/;
         $seconds = time - $start;
-        kill 'KILL', $victim if $victim;
+        kill 'KILL', $victim if $victim && $signal eq 'STOP';
     }
+    kill 'KILL', -$pid if $signal eq 'CUT' && $engine eq 'mpi'; # mpirun waits for the other host
     waitpid $pid, 0;
     my $status = $? >> 8;
     return ($status, $said->(), $seconds // time - $start);
 }
 
 for my $engine (grep { $_ ne 'shm' } @engines) {
-    my ($status, $said, $seconds) = hurt($engine, 'KILL', '');
+    my ($status, $said, $seconds) = hurt($engine, 'KILL');
     cmp_ok($seconds, '<', 40, sprintf "$engine: a killed rank: over after %.1f s", $seconds);
     isnt($status, 0, '  and the job has failed');
     note($said);
     like($said, $engine eq 'mpi' ? qr/exited on signal 9/ : qr/rank 1 /, '  and it is said which') or diag($said);
     next if $engine eq 'mpi' && !full(); # whose end waits for the frozen rank
-    ($status, $said, $seconds) = hurt($engine, 'STOP', '');
+    ($status, $said, $seconds) = hurt($engine, 'STOP');
     like($said, qr/rank 1 (?:has not moved|cannot be reached)/, sprintf "$engine: a frozen rank is named, after %.1f s", $seconds) or diag($said);
     isnt($status, 0, '  and the job has failed');
+}
+
+# A link that is cut: both sides say so. What the far side of MPI says cannot come through.
+SKIP: {
+    my @cut = grep { $_ ne 'shm' } @engines;
+    skip 'network namespaces are not permitted here (they need root)', 3 * @cut unless $hosts;
+    for my $engine (@cut) {
+        my ($status, $said, $seconds) = hurt($engine, 'CUT');
+        like($said, qr/rank $_ (?:has not moved|cannot be reached)/, sprintf "$engine: the link is cut, rank $_ is missed, after %.1f s", $seconds) or diag($said) for $engine eq 'mpi' ? 1 : (0, 1);
+        isnt($status, 0, '  and the job has failed') if $engine ne 'mpi';
+        run(10, "ip -n $space[1] link set dtn$$ up");
+    }
 }
 
 # Debian's Open MPI cannot go on without a rank; the job starts again from its checkpoint.
