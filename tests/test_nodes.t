@@ -106,30 +106,6 @@ sub hosts {
     }
     return (run(20, join ' && ', @lines))[0] == 0;
 }
-# The link at 20 Mbit/s: what crosses it, and how long a step takes then. Bytes are compared, seconds only told.
-sub shaped {
-    my ($in) = @_;
-    my %bytes;
-    if ((run(20, join ' && ', map { "tc -n $_ qdisc add dev dtn$$ root tbf rate 20mbit burst 32kb latency 400ms" } @space))[0]) {
-        note('tc cannot shape the link here');
-        return;
-    }
-    my ($engine) = grep { /tcp|net/ } @engines;
-    my @ways = (['dp=2', 2, ''], ['tp=2', 2, '--tp 2'], ['pp=2', 2, '--pp 2'], ['2 x dp=2', 4, '']);
-    for my $way (@ways) {
-        my ($name, $count, $layout) = @$way;
-        my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{tensor} $layout";
-        my ($status, $out, $err) = run(200, ranks($engine, $count, "$train $options --metrics $tmp/shaped.jsonl", '', $count == 2 ? [@$in[0, 2]] : $in));
-        my @step = grep { /"far_bytes"/ } split /^/m, slurp("$tmp/shaped.jsonl");
-        ($bytes{$name}) = $step[-1] =~ /"far_bytes": *(\d+)/;
-        my ($seconds) = $step[-1] =~ /"seconds": *([\d.e+-]+)/;
-        is(($out =~ /^sha256 (\w+)$/m)[0], $want{tensor}, sprintf '20 Mbit/s, %s: %.2f MB of rank 0 cross in a step of %.2f s', $name, $bytes{$name} / 1e6, $seconds // 0) or diag($err);
-    }
-    cmp_ok($bytes{'tp=2'}, '>', 3 * $bytes{'pp=2'}, 'tensor parallel over the link sends a multiple of what a pipeline does');
-    cmp_ok(abs($bytes{'2 x dp=2'} - $bytes{'dp=2'} / 2), '<', 0.02 * $bytes{'dp=2'}, 'two ranks of a node send half each of what one would: its sum crosses once');
-    run(20, join '; ', map { "tc -n $_ qdisc del dev dtn$$ root" } @space);
-}
-
 my $hosts = have('ip') && hosts();
 my @in = map { "ip netns exec $_" } @space[0, 0, 1, 1];
 # Ranks of MPI in both; agent.sh is the remote shell.
@@ -142,13 +118,81 @@ sub mpi_hosts {
         . '--mca btl_tcp_if_include 10.77.8.0/24 --mca oob_tcp_if_include 10.77.8.0/24 --bind-to none '
         . "-H 10.77.8.1:$each,10.77.8.2:$each -np " . 2 * $each;
 }
+# A step of a recipe over the two hosts: the hash, rank 0's bytes to the other host, seconds of the last step.
+sub step_over {
+    my ($engine, $count, $options) = @_;
+    $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet --metrics $tmp/over.jsonl $options";
+    unlink "$tmp/over.jsonl";
+    my ($status, $out, $err) = run(200, $engine eq 'mpi' ? mpi_hosts($count / 2) . " $train $options" : ranks($engine, $count, "$train $options", '', $count == 2 ? [@in[0, 2]] : \@in));
+    my @step = grep { /"far_bytes"/ } split /^/m, slurp("$tmp/over.jsonl");
+    diag($err) if !@step;
+    return (($out =~ /^sha256 (\w+)$/m)[0], map { ($step[-1] // '') =~ /"$_": *([\d.e+-]+)/ ? $1 : 0 } qw(far_bytes seconds));
+}
+
+# The link at 20 Mbit/s: what crosses it, and how long a step takes then. Bytes are compared, seconds only told.
+sub shaped {
+    my (%bytes, %per_sample);
+    if ((run(20, join ' && ', map { "tc -n $_ qdisc add dev dtn$$ root tbf rate 20mbit burst 32kb latency 400ms" } @space))[0]) {
+        note('tc cannot shape the link here');
+        return;
+    }
+    my ($engine) = grep { /tcp|net/ } @engines;
+    for my $way (['dp=2', 2, ''], ['tp=2', 2, '--tp 2'], ['pp=2', 2, '--pp 2'], ['2 x dp=2', 4, '']) {
+        my ($name, $count, $layout) = @$way;
+        my ($hash, $bytes, $seconds) = step_over($engine, $count, "$recipe{tensor} $layout");
+        is($hash, $want{tensor}, sprintf '20 Mbit/s, %s: %.2f MB of rank 0 cross in a step of %.2f s', $name, $bytes / 1e6, $seconds);
+        $bytes{$name} = $bytes;
+    }
+    cmp_ok($bytes{'tp=2'}, '>', 3 * $bytes{'pp=2'}, 'tensor parallel over the link sends a multiple of what a pipeline does');
+    cmp_ok(abs($bytes{'2 x dp=2'} - $bytes{'dp=2'} / 2), '<', 0.02 * $bytes{'dp=2'}, 'two ranks of a node send half each of what one would: its sum crosses once');
+    for my $way ('', map { "--wire $_" } qw(fp16 int8 powersgd)) {
+        my (undef, $bytes, $seconds) = step_over($engine, 2, "$recipe{shard} $way");
+        note(sprintf "20 Mbit/s, dp=2 %s: %.2f MB, %.3f s", $way, $bytes / 1e6, $seconds);
+        $bytes{$way} = $bytes;
+    }
+    for (['fp16', 0.5], ['int8', 0.26], ['powersgd', 0.2]) {
+        my ($wire, $least) = @$_;
+        cmp_ok($bytes{"--wire $wire"}, '<', $bytes{''} * ($least + 0.05), "--wire $wire sends at most " . ($least + 0.05) . ' of the bytes');
+    }
+    for my $samples (8, 32) { # in one and in four micro-batches, whose sum is sent once
+        my (undef, $bytes, $seconds) = step_over($engine, 2, "--batch $samples --micro-batch 8 --sequence 16 --steps 3");
+        note(sprintf '20 Mbit/s, dp=2, a batch of %d: %.2f MB, %.3f s, %.1f samples/s', $samples, $bytes / 1e6, $seconds, $samples / ($seconds || 1));
+        $per_sample{$samples} = $bytes / $samples;
+    }
+    cmp_ok(abs($per_sample{32} / $per_sample{8} - 0.25), '<', 0.01, 'accumulation of four sends a quarter of the bytes per sample');
+    run(20, join '; ', map { "tc -n $_ qdisc del dev dtn$$ root" } @space);
+}
+
+# The same hosts behind a link that takes 3 ms each way: the hashes; seconds are told.
+sub far_apart {
+    my $flags = $ENV{DT_TEST_CFLAGS} || '-O1';
+    my ($bad, undef, $err) = run(100, ($ENV{CC} || 'cc') . " -std=gnu11 $flags $root/tests/relay.c -o $build/relay");
+    BAIL_OUT("relay.c does not compile: $err") if $bad;
+    my $pid = open(my $relay, '|-', "exec $build/relay /run/netns/$space[0] /run/netns/$space[1] dtr$$ 0.003 >$tmp/relay 2>&1") or die;
+    for (1 .. 100) { last if -s "$tmp/relay"; sleep 0.05 }
+    my @lines = map { my $i = $_; ("ip -n $space[$i] link set dtn$$ down", "ip -n $space[$i] addr del 10.77.8." . ($i + 1) . "/24 dev dtn$$",
+        "ip -n $space[$i] addr add 10.77.8." . ($i + 1) . "/24 dev dtr$$", "ip -n $space[$i] link set dtr$$ up") } 0, 1;
+    if (slurp("$tmp/relay") ne "ready\n" || (run(20, join ' && ', @lines))[0]) { note('no TUN devices here: ' . slurp("$tmp/relay")) }
+    else {
+        for my $engine (grep { /^mpi$|tcp/ } @engines) {
+            for my $way (['dp=2', ''], ['tp=2', '--tp 2'], ['pp=2', '--pp 2']) {
+                my ($hash, $bytes, $seconds) = step_over($engine, 2, "$recipe{tensor} $way->[1]");
+                is($hash, $want{tensor}, sprintf '%s, 3 ms each way, %s: %.2f MB in a step of %.3f s', $engine, $way->[0], $bytes / 1e6, $seconds);
+            }
+        }
+    }
+    close $relay; # its devices go with it
+    run(20, join '; ', map { my $i = $_; ("ip -n $space[$i] link set dtn$$ up", "ip -n $space[$i] addr add 10.77.8." . ($i + 1) . "/24 dev dtn$$") } 0, 1);
+}
+
 SKIP: {
     skip 'network namespaces are not permitted here (they need root)', 5 unless $hosts;
     for my $engine (grep { /tcp|net/ } @engines) {
         equal($engine, 4, '', 'shard', '--zero 2', \@in);
         equal($engine, 2, '', 'shard', '', [@in[0, 2]]);
     }
-    shaped(\@in) if have('tc') && grep { /tcp|net/ } @engines;
+    shaped() if have('tc') && grep { /tcp|net/ } @engines;
+    far_apart() if -e '/dev/net/tun';
     skip 'Open MPI is not installed', 1 unless $mpi;
     my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{shard}";
     my ($status, $out, $err) = run(120, mpi_hosts(2) . " $train $options");
