@@ -168,6 +168,57 @@ static int work_large(dt_comm *c)
     return failed;
 }
 
+/* More than 2^31 bytes, in one call of each kind; of the one-byte types more than 2^31 elements. The numbers come again
+ * after PERIOD, which no cut into pieces knows. */
+enum { PERIOD = 1000003 };
+static int periodic(char *data, const char *period, int64_t from, int64_t count, int64_t unit, int compare)
+{
+    for (int64_t at = 0, n; at < count; at += n) {
+        int64_t phase = (from + at) % PERIOD;
+        n = PERIOD - phase < count - at ? PERIOD - phase : count - at;
+        if (!compare) memcpy(data + at * unit, period + phase * unit, (size_t)(n * unit));
+        else if (memcmp(data + at * unit, period + phase * unit, (size_t)(n * unit))) return 0;
+    }
+    return 1;
+}
+static int huge_call(dt_comm *c, dt_call call, dt_algorithm a, dt_dtype type, char *in, char *out, char *period)
+{
+    int n = dt_comm_size(c), me = dt_comm_rank(c), bits = widths[type] == 1 ? 8 : 32;
+    int sections = call != DT_ALL_REDUCE && call != DT_BROADCAST, sums = call == DT_ALL_REDUCE || call == DT_REDUCE_SCATTER;
+    int64_t unit = widths[type], count = (((int64_t)1 << 31) / unit + 6) / (sections ? n : 1);
+    dt_collective w = dt_collective_of(call, in, sections ? out : in, count);
+    w.algorithm = a;
+    w.type = type;
+    for (int64_t i = 0; i < PERIOD; i++) put(period, type, i, whole(me, i, bits));
+    periodic(in, period, 0, call == DT_REDUCE_SCATTER || call == DT_ALL_TO_ALL ? n * count : count, unit, 0);
+    CHECK(!dt_collect(c, &w), "%s %s", dt_algorithm_name(a), dt_call_name(call));
+    for (int r = 0; r < (sections && !sums ? n : 1); r++) {
+        int from = call == DT_BROADCAST ? 0 : r;
+        for (int64_t i = 0; i < PERIOD; i++) put(period, type, i, sums ? combined(DT_SUM, n, i, bits) : whole(from, i, bits));
+        CHECK(periodic((char *)w.out + r * count * unit, period, call == DT_REDUCE_SCATTER || call == DT_ALL_TO_ALL ? me * count : 0,
+                       count, unit, 1), "%s %s, part %d", dt_algorithm_name(a), dt_call_name(call), r);
+    }
+    return 0;
+}
+static int work_huge(dt_comm *c)
+{
+    static const struct {
+        dt_call call;
+        dt_algorithm algorithm;
+        dt_dtype type;
+    } cases[] = {{DT_ALL_REDUCE, DT_EXACT, DT_F32},      {DT_ALL_REDUCE, DT_RING, DT_F32},    {DT_REDUCE_SCATTER, DT_HALVING, DT_BF16},
+                 {DT_ALL_GATHER, DT_RING, DT_F8_E4M3},   {DT_ALL_GATHER, DT_EXACT, DT_F32},   {DT_BROADCAST, DT_TREE, DT_F8_E5M2},
+                 {DT_BROADCAST, DT_EXACT, DT_F32},       {DT_ALL_TO_ALL, DT_EXACT, DT_F32},   {DT_ALL_TO_ALL, DT_SERVERS, DT_I32},
+                 {DT_REDUCE_SCATTER, DT_EXACT, DT_F32}};
+    size_t room = ((size_t)1 << 31) + 64;
+    char *in = (char *)malloc(room), *out = (char *)malloc(room), *period = (char *)malloc(4 * PERIOD);
+    int failed = !in || !out || !period;
+    for (int k = 0; k < 10 && !failed; k++)
+        failed = huge_call(c, cases[k].call, cases[k].algorithm, cases[k].type, in, out, period);
+    free(in), free(out), free(period);
+    return failed;
+}
+
 /* Numbers that round: the same bits on all ranks and again, near the sum in double; exact: the bits of dt_all_reduce.
  */
 static int work_real(dt_comm *c)
@@ -403,20 +454,31 @@ static int worker(int argc, char **argv)
         int (*work)(dt_comm *);
     } works[] = {{"all", work_all},           {"large", work_large}, {"real", work_real}, {"nan", work_nan},
                  {"price", work_price},       {"tuned", work_tuned}, {"list", work_list}, {"usage", work_usage},
-                 {"mismatch", work_mismatch}, {"delay", work_delay}};
+                 {"mismatch", work_mismatch}, {"delay", work_delay}, {"huge", work_huge}};
     dt_comm *c = NULL;
     int failed = 1;
     if (dt_comm_init(&c, &argc, &argv)) return dt_fail("test_collect");
-    for (int k = 0; k < 10; k++)
+    for (int k = 0; k < 11; k++)
         if (!strcmp(argv[1], works[k].name)) failed = works[k].work(c);
     dt_comm_free(&c);
     return failed;
 }
 
+/* Bytes. */
+static double memory_free(void)
+{
+    FILE *f = fopen("/proc/meminfo", "r");
+    char line[128];
+    double kb = 0.0;
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lf", &kb) != 1) continue;
+    if (f) fclose(f);
+    return kb * 1024.0;
+}
+
 static void run(const char *self, const char *words)
 {
     char command[1024];
-    snprintf(command, sizeof command, "timeout 120 '%s' %s", self, words);
+    snprintf(command, sizeof command, "timeout %d '%s' %s", strncmp(words, "huge", 4) ? 120 : 900, self, words);
     tap_ok(system(command) == 0, "%s", words);
 }
 
@@ -448,6 +510,11 @@ int main(int argc, char **argv)
         }
     run(argv[0], "mismatch --ranks 3 --timeout 2");
     run(argv[0], "mismatch --ranks 3 --nodes 3 --timeout 2");
+    if (full && memory_free() > 12e9) {
+        run(argv[0], "huge --ranks 2 --timeout 100");
+        run(argv[0], "huge --ranks 2 --nodes 2 --timeout 100");
+    } else
+        tap_skip(2, full ? "there are not 12 GB of memory free" : "more than 2^31 bytes: with DT_FULL=1");
     setenv("DT_LINK_DELAY", "0.03", 1);
     run(argv[0], "delay --ranks 4 --nodes 2");
     setenv("DT_LINK_DELAY", "soon", 1);
