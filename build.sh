@@ -74,7 +74,8 @@ missing_packages() {
             [ -e /usr/aarch64-linux-gnu/lib/libc.a ] || say libc6-dev-arm64-cross ;;
         bench)
             [ -e /usr/include/cblas.h ] || ls /usr/include/*/cblas.h >/dev/null 2>&1 || say libopenblas-dev
-            have mpicc || say libopenmpi-dev openmpi-bin ;;
+            have mpicc || say libopenmpi-dev openmpi-bin
+            has_libfabric || say libfabric-dev ;;
         esac
     done
 }
@@ -145,6 +146,7 @@ bench_calls() {
         *comm*)
             say "$source $name"
             have mpicc && say "$source ${name}_mpi -DDT_MPI $(mpi_flags)" ;;
+        *link*) have mpicc && has_libfabric && say "$source $name -DDT_MPI -DDT_OFI -lfabric $(mpi_flags)" ;;
         *) if grep -q cblas.h "$source"; then
                has_openblas && say "$source $name -lopenblas"
            else
@@ -282,13 +284,20 @@ command_bench() {
     done
 }
 
+has_hosts() { have ip && have tc && [ "$(id -u)" = 0 ]; }
+
 bench_one() {
+    local nodes engine
     case $1 in
     *mpi*) mpirun --allow-run-as-root --oversubscribe -np 2 "$1" ;;
     *comm*)
         "$1" --ranks 2
         [ -x "$1_mpi" ] || return 0
-        for nodes in 1 2; do DT_NODES=$nodes mpirun --allow-run-as-root --oversubscribe -np 2 "$1_mpi"; done ;;
+        for nodes in 1 2; do DT_NODES=$nodes mpirun --allow-run-as-root --oversubscribe -np 2 "$1_mpi"; done
+        ! has_hosts || tests/hosts.sh mpi - "$1_mpi" ;;
+    *link*)
+        has_hosts || { say "skipped: two hosts are network namespaces, which need root, ip and tc (iproute2)"; return 0; }
+        for engine in mpi 'tcp;ofi_rxm'; do tests/hosts.sh "$engine" 1gbit "$1" 1e9; done ;;
     *) OPENBLAS_NUM_THREADS=1 "$1" ;;
     esac
 }

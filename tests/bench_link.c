@@ -1,0 +1,116 @@
+/* A link between two hosts, a rank and a core on each: how full messages and sums of 32 MB make it, and how much of an
+ * all-reduce hides behind compute that takes twice as long and does not call the library. tests/hosts.sh makes the hosts:
+ *     tests/hosts.sh mpi 1gbit build/bench/bench_link 1e9
+ *     tests/hosts.sh 'tcp;ofi_rxm' 1gbit build/bench/bench_link 1e9         the number: the link's bits per second */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "bench.h"
+
+enum { COUNT = 8 << 20, ROUNDS = 7 };
+enum { MESSAGE, SUM_EXACT, SUM_RING, SUM_HALVING, SUM_NATIVE, WAYS };
+static const char *const names[WAYS] = {"a message, one way", "all-reduce, exact", "all-reduce, ring", "all-reduce, halving", "all-reduce, the engine's own"};
+
+static dt_result once(dt_comm *c, int way, float *x)
+{
+    static const dt_algorithm algorithms[WAYS] = {DT_EXACT, DT_EXACT, DT_RING, DT_HALVING, DT_NATIVE};
+    dt_collective sum = dt_collective_of(DT_ALL_REDUCE, x, x, COUNT);
+    sum.algorithm = algorithms[way];
+    if (way != MESSAGE) return dt_collect(c, &sum);
+    return dt_comm_rank(c) == 0 ? dt_send(c, x, COUNT, 1) : dt_recv(c, x, COUNT, 0);
+}
+
+/* The median of the slower rank's seconds. */
+static dt_result timed(dt_comm *c, dt_result (*work)(dt_comm *, int, float *), int way, float *x, double *seconds)
+{
+    double time[ROUNDS];
+    dt_result r = DT_OK;
+    for (int k = -1; k < ROUNDS && !r; k++) {
+        float mine;
+        double start;
+        if ((r = dt_barrier(c)) != DT_OK) break;
+        start = dt__now();
+        r = work(c, way, x);
+        mine = (float)(dt__now() - start);
+        if (!r) r = dt_all_reduce(c, &mine, 1, DT_MAX);
+        if (k >= 0) time[k] = (double)mine;
+    }
+    *seconds = r ? 0.0 : median(time, ROUNDS);
+    return r;
+}
+
+/* ---- compute and an all-reduce at the same time ---- */
+
+static struct {
+    const dt__kernels *k;
+    dt_pool *pool;
+    float *block;
+    int products;
+    dt_comm *other; /* the communicator of the thread that adds */
+    float *x;
+    dt_result result;
+} both;
+
+static dt_result compute(dt_comm *c, int way, float *x)
+{
+    enum { SIDE = 192 };
+    dt__gemm g;
+    (void)c, (void)way, (void)x;
+    memset(&g, 0, sizeof g);
+    g.m = g.n = g.k = SIDE;
+    g.a = both.block, g.b = both.block + SIDE * SIDE, g.c = both.block + 2 * SIDE * SIDE;
+    g.ars = g.brs = g.ldc = SIDE;
+    g.acs = g.bcs = 1;
+    for (int i = 0; i < both.products; i++) both.k->gemm(both.pool, &g);
+    return DT_OK;
+}
+static void *add(void *unused)
+{
+    both.result = once(both.other, SUM_EXACT, both.x);
+    return unused;
+}
+static dt_result together(dt_comm *c, int way, float *x)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, add, NULL)) return DT_E_SYSTEM;
+    (void)compute(c, way, x);
+    pthread_join(thread, NULL);
+    return both.result;
+}
+
+int main(int argc, char **argv)
+{
+    dt_comm *c = NULL;
+    float *x = (float *)calloc(COUNT, sizeof *x);
+    double rate, seconds = 0.0, sum = 0.0, work = 0.0, all = 0.0;
+    dt_result r = x ? dt_comm_init(&c, &argc, &argv) : DT_E_MEMORY;
+    if (r) return dt_fail("bench_link");
+    rate = argc > 1 ? strtod(argv[1], NULL) : 0.0;
+    if (dt_comm_size(c) != 2 || dt_comm_nodes(c) != 2) return fprintf(stderr, "bench_link: two ranks on two hosts\n"), 2;
+    if (dt_comm_rank(c) == 0) printf("%s; 32 MB\n%-30s %10s %10s %8s\n", c->fabric->name, "", "s", "MB/s", "link");
+    for (int way = 0; way < WAYS && !r; way++) {
+        if (way == SUM_NATIVE && !c->fabric->native) continue;
+        r = timed(c, once, way, x, &seconds);
+        if (!r && dt_comm_rank(c) == 0)
+            printf("%-30s %10.3f %10.1f %7.1f%%\n", names[way], seconds, COUNT * 4e-6 / seconds, rate > 0 ? COUNT * 3200.0 / seconds / rate : 0.0);
+        if (way == SUM_EXACT) sum = seconds;
+    }
+    if (!r) r = dt__choose_kernels(&both.k);
+    if (!r) r = dt__pool_open(&both.pool, 1);
+    if (!r && !(both.block = (float *)calloc(3 * 192 * 192, sizeof *both.block))) r = DT_E_MEMORY;
+    both.products = 200;
+    if (!r) r = timed(c, compute, 0, x, &work);
+    both.products = (int)(both.products * 2 * sum / (work > 0 ? work : 1));
+    if (!r) r = timed(c, compute, 0, x, &work);
+    if (!r) r = dt_comm_split(c, 0, &both.other);
+    both.x = x;
+    if (!r) dt__comm_other_line(both.other);
+    if (!r) r = timed(c, together, 0, x, &all);
+    if (!r && dt_comm_rank(c) == 0)
+        printf("all-reduce %.3f s, compute %.3f s, together %.3f s: %.0f %% of the all-reduce is hidden\n", sum, work, all, 100 * (sum + work - all) / sum);
+    dt__pool_close(&both.pool);
+    free(both.block);
+    dt_comm_free(&both.other);
+    dt_comm_free(&c);
+    free(x);
+    return r ? dt_fail("bench_link") : 0;
+}
