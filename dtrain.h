@@ -1393,6 +1393,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
 #endif
 #ifdef __linux__
@@ -20048,13 +20049,15 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
  *   small  a head and the bytes. Whoever has no receive for it yet keeps a copy
  *   ask    instead of the bytes of a long message: the head alone
  *   take   the receiver of a long message has posted its memory (at most a piece) under a tag of its choice: send it.
- *          With 0 bytes: the message is over, it was longer than the receive
+ *          Where the provider writes into a peer's memory (RMA), it has opened that to be written to. With 0 bytes:
+ *          the message is over, it was longer than the receive
+ *   done   the piece is written
  *   drop   the sender of a long message has given it up
  *   call   says nothing. Providers do not tell that a peer has ended while one only waits for it: after a quarter of a
  *          second without an end the peer is called. Then either the provider finds out or, over TCP, tries to connect
  *          for ever; while it does, the peer's port is probed: nobody listens there when the process has ended */
 
-enum { DT__OFI_SMALL = 1, DT__OFI_ASK, DT__OFI_TAKE, DT__OFI_DROP, DT__OFI_CALL };
+enum { DT__OFI_SMALL = 1, DT__OFI_ASK, DT__OFI_TAKE, DT__OFI_DONE, DT__OFI_DROP, DT__OFI_CALL };
 enum { DT__OFI_BUFFER = 16384, DT__OFI_IN = 64, DT__OFI_OUT = 16, DT__OFI_BATCH = 16, DT__OFI_SLAB = 16 };
 #define DT__OFI_QUIET 0.25 /* seconds */
 
@@ -20064,6 +20067,7 @@ typedef struct dt__ofi_head {
     int64_t bytes;    /* of the message; of a take: of the piece */
     int32_t kind, from;
     uint32_t mine, yours; /* numbers of messages under way at the sender and the receiver of this head */
+    uint64_t where, key;  /* of a take: the memory to write to */
 } dt__ofi_head;
 
 /* What is in lists: a message under way, a buffer, or a message that came before its receive. They live as long as the
@@ -20075,8 +20079,8 @@ typedef struct dt__ofi_item {
     dt__message *m;        /* of a message; NULL: nobody waits for it any more */
     int64_t offset, piece; /* bytes of m that are over; of the piece under way */
     uint32_t number, other; /* of a long message, here and there */
-    uint32_t then;          /* a take that came before the end of the piece under way was seen, 0: none */
-    int64_t then_bytes;
+    uint64_t where, key_of; /* of a long send: the memory to write to */
+    dt__ofi_head then;      /* a take that came before the end of the piece under way was seen; bytes 0: none */
     int cancelled;
     double since;
     struct fid_mr *region; /* of the piece under way */
@@ -20133,7 +20137,7 @@ typedef struct dt__ofi {
     dt__ofi_item held, wanted, moving, early, out, in; /* oldest first; moving: from copied to late */
     void *slabs;                           /* their memory, a list; each begins with the next one and a dt__ofi_item */
     int64_t small, piece;                  /* bytes of the longest small message; of a piece, the same on all ranks */
-    int registers;                         /* the provider wants memory registered */
+    int registers, writes;                 /* the provider wants memory registered; all ranks write to each other's */
     int waiting, losses, stuck, delayed, deaf; /* messages not done; lost peers; items in these states */
     uint32_t job, numbers;
     uint64_t keys;
@@ -20176,7 +20180,7 @@ static int dt__ofi_register(dt__ofi *f, struct fid_mr **region, void *data, int6
 {
     int bad;
     *region = NULL;
-    if (!f->registers || !bytes) return 0;
+    if (!bytes || (!f->registers && access != FI_REMOTE_WRITE)) return 0;
     bad = fi_mr_reg(f->domain, data, (size_t)bytes, access, 0, ++f->keys, 0, region, NULL);
     if (bad) *region = NULL;
     return bad;
@@ -20214,7 +20218,7 @@ static dt__ofi_item *dt__ofi_new(dt__ofi *f, dt__ofi_item *ring, int state, int 
     i->offset = i->piece = i->bytes = 0;
     i->cancelled = 0;
     i->pair = NULL;
-    i->then = 0;
+    i->then.bytes = 0;
     i->region = NULL;
     if (!buffer) i->data = NULL;
     dt__ofi_append(ring, i);
@@ -20330,25 +20334,51 @@ static dt__ofi_head dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32_t
 
 /* ---- long messages ---- */
 
+/* Sends a piece into the memory that the receiver has opened or posted. */
+static ssize_t dt__ofi_put(dt__ofi *f, dt__ofi_item *i, char *data)
+{
+    void *key = i->region ? fi_mr_desc(i->region) : NULL;
+    fi_addr_t to = f->peers[i->peer].address;
+    dt__ofi_head done = dt__ofi_make(DT__OFI_DONE, i->m->tag, i->piece, i->number, i->other);
+    ssize_t bad;
+    struct fi_msg_rma m;
+    struct fi_rma_iov there;
+    struct iovec here;
+    if (!f->writes) return fi_tsend(f->end, data, (size_t)i->piece, key, to, i->other, &i->context);
+    memset(&m, 0, sizeof m);
+    here.iov_base = data, here.iov_len = (size_t)i->piece;
+    there.addr = i->where, there.len = (size_t)i->piece, there.key = i->key_of;
+    m.msg_iov = &here, m.desc = &key, m.iov_count = 1;
+    m.rma_iov = &there, m.rma_iov_count = 1;
+    m.addr = to;
+    m.context = &i->context;
+    bad = fi_writemsg(f->end, &m, FI_COMPLETION);
+    if (!bad) dt__ofi_say(f, i->peer, &done, NULL); /* comes behind it: FI_ORDER_SAW */
+    return bad;
+}
+
 /* The next piece of i, whose size is known: to libfabric, or later. A receiver then says that it can come. */
 static void dt__ofi_piece(dt__ofi *f, dt__ofi_item *i)
 {
     dt__message *m = i->m;
     char *data = m->data + i->offset;
+    uint64_t access = f->writes ? m->sends ? FI_WRITE : FI_REMOTE_WRITE : m->sends ? FI_SEND : FI_RECV;
     ssize_t bad;
     f->stuck -= i->state == DT__OFI_STUCK;
     if (i->region) fi_close(&i->region->fid);
-    bad = dt__ofi_register(f, &i->region, data, i->piece, m->sends ? FI_SEND : FI_RECV);
-    if (!bad && m->sends)
-        bad = fi_tsend(f->end, data, (size_t)i->piece, i->region ? fi_mr_desc(i->region) : NULL,
-                       f->peers[i->peer].address, i->other, &i->context);
-    else if (!bad)
+    bad = dt__ofi_register(f, &i->region, data, i->piece, access);
+    if (!bad && m->sends) bad = dt__ofi_put(f, i, data);
+    else if (!bad && !f->writes)
         bad = fi_trecv(f->end, data, (size_t)i->piece, i->region ? fi_mr_desc(i->region) : NULL, FI_ADDR_UNSPEC,
                        i->number, 0, &i->context);
     i->state = bad ? DT__OFI_STUCK : DT__OFI_FLYING;
     f->stuck += bad != 0;
     if (!bad && !m->sends) {
         dt__ofi_head take = dt__ofi_make(DT__OFI_TAKE, m->tag, i->piece, i->number, i->other);
+        if (f->writes) {
+            take.key = fi_mr_key(i->region);
+            take.where = f->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)data : 0;
+        }
         dt__ofi_say(f, i->peer, &take, NULL);
     }
     if (bad && bad != -FI_EAGAIN) dt__ofi_lose(f, i->peer);
@@ -20363,25 +20393,27 @@ static void dt__ofi_take(dt__ofi *f, dt__ofi_item *i, int64_t left)
 }
 
 /* Sends a piece to where the receiver waits for it. */
-static void dt__ofi_give(dt__ofi *f, dt__ofi_item *i, uint32_t other, int64_t bytes)
+static void dt__ofi_give(dt__ofi *f, dt__ofi_item *i, const dt__ofi_head *take)
 {
-    i->other = other;
-    i->piece = dt__min(bytes, i->bytes - i->offset);
-    if (bytes) dt__ofi_piece(f, i);
+    i->other = take->mine;
+    i->where = take->where;
+    i->key_of = take->key;
+    i->piece = dt__min(take->bytes, i->bytes - i->offset);
+    if (take->bytes) dt__ofi_piece(f, i);
     else dt__ofi_end(f, i, 1, 1);
 }
 
 /* A piece has gone or come. */
 static void dt__ofi_moved(dt__ofi *f, dt__ofi_item *i)
 {
+    dt__ofi_head then = i->then;
     i->offset += i->piece;
     if (i->offset == i->bytes) dt__ofi_end(f, i, 1, 1);
     else if (!i->m->sends) dt__ofi_take(f, i, i->bytes - i->offset);
     else {
-        uint32_t then = i->then;
         i->state = DT__OFI_ASKED;
-        i->then = 0;
-        if (then) dt__ofi_give(f, i, then, i->then_bytes);
+        i->then.bytes = 0;
+        if (then.bytes) dt__ofi_give(f, i, &then);
     }
 }
 
@@ -20448,8 +20480,8 @@ static void dt__ofi_came(dt__ofi *f, const dt__ofi_head *h, const char *data)
 static void dt__ofi_dropped(dt__ofi *f, const dt__ofi_head *h)
 {
     dt__ofi_item *i = dt__ofi_long(f, h->from, 0, h->mine);
-    if (i && i->state == DT__OFI_FLYING && !i->cancelled) i->cancelled = 1, fi_cancel(&f->end->fid, &i->context);
-    else if (i && i->state == DT__OFI_STUCK) dt__ofi_end(f, i, DT__LOST, 1);
+    if (i && (i->state == DT__OFI_STUCK || (i->state == DT__OFI_FLYING && f->writes))) dt__ofi_end(f, i, DT__LOST, 1);
+    else if (i && i->state == DT__OFI_FLYING && !i->cancelled) i->cancelled = 1, fi_cancel(&f->end->fid, &i->context);
     for (i = f->early.next; i != &f->early; i = i->next) {
         if (i->head.from != h->from || i->head.kind != DT__OFI_ASK || i->head.mine != h->mine) continue;
         dt__ofi_release(f, i, 0);
@@ -20469,9 +20501,11 @@ static void dt__ofi_heard(dt__ofi *f, const char *data, int64_t bytes)
         dt__ofi_came(f, &h, data + sizeof h);
     else if (h.kind == DT__OFI_DROP) dt__ofi_dropped(f, &h);
     else if (h.kind == DT__OFI_TAKE && (i = dt__ofi_long(f, h.from, 1, h.yours)) != NULL) {
-        if (i->state == DT__OFI_ASKED) dt__ofi_give(f, i, h.mine, h.bytes);
-        else i->then = h.mine, i->then_bytes = h.bytes;
-    }
+        if (i->state == DT__OFI_ASKED) dt__ofi_give(f, i, &h);
+        else i->then = h;
+    } else if (h.kind == DT__OFI_DONE && (i = dt__ofi_long(f, h.from, 0, h.mine)) != NULL && i->number == h.yours &&
+               i->state == DT__OFI_FLYING)
+        dt__ofi_moved(f, i);
 }
 
 /* ---- what libfabric reports ---- */
@@ -20640,7 +20674,7 @@ static void dt__ofi_bury(dt__ofi *f, double now)
                 i->cancelled = 1;
                 i->since = now;
                 fi_cancel(&f->end->fid, &i->context);
-            } else if (now - i->since > DT__OFI_QUIET) dt__ofi_end(f, i, DT__LOST, 0);
+            } else if (now - i->since > DT__OFI_QUIET) dt__ofi_end(f, i, DT__LOST, f->writes && !i->m->sends);
         }
     }
     for (i = f->out.next; i != &f->out; i = next) {
@@ -20816,7 +20850,7 @@ static dt_result dt__ofi_provider(const dt__world *w, const char **name)
 /* Asks for the provider at an address of this host. */
 static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
 {
-    const char *name = "", *node = NULL;
+    const char *name = "", *node = NULL, *off = getenv("DT_RMA");
     char address[128] = "";
     struct fi_info *hints;
     int bad;
@@ -20827,14 +20861,18 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
     }
     if (r) return r;
     if (!(hints = fi_allocinfo())) return dt__error(DT_E_MEMORY, "no memory for libfabric");
-    hints->caps = FI_TAGGED | FI_MSG;
+    hints->caps = FI_TAGGED | FI_MSG | FI_RMA;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
-    hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
+    hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS | FI_ORDER_SAW;
     hints->fabric_attr->prov_name = strdup(name);
     bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &f->info);
+    f->writes = !bad && !(off && !strcmp(off, "0"));
+    hints->caps = FI_TAGGED | FI_MSG;
+    hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
+    if (bad) bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &f->info);
     fi_freeinfo(hints);
     if (!bad) return DT_OK;
     return dt__error(DT_E_SYSTEM, "libfabric %u.%u has no provider %s here%s%s (%s): see what `fi_info -p \"%s\"` "
@@ -20871,7 +20909,7 @@ static dt_result dt__ofi_build(dt__ofi *f)
 typedef struct dt__ofi_card {
     char provider[40];
     int32_t process, length;
-    int64_t piece;
+    int64_t piece; /* negative: it does not write to others */
     char address[DT__BLOB - 56];
 } dt__ofi_card;
 
@@ -20899,7 +20937,7 @@ static dt_result dt__ofi_meet(dt__ofi *f, const dt__world *w)
     memset(&own, 0, sizeof own);
     dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
     own.process = (int32_t)getpid();
-    own.piece = f->piece;
+    own.piece = f->writes ? f->piece : -f->piece;
     bad = fi_getname(&f->end->fid, own.address, &length);
     own.length = (int32_t)length;
     if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->fabric.name, fi_strerror(-bad));
@@ -20911,7 +20949,8 @@ static dt_result dt__ofi_meet(dt__ofi *f, const dt__world *w)
                           all[p].provider, w->rank, own.provider);
         else if (fi_av_insert(f->names, all[p].address, 1, &f->peers[p].address, 0, NULL) != 1)
             r = dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->fabric.name, p);
-        f->piece = dt__min(f->piece, all[p].piece);
+        f->writes &= all[p].piece > 0;
+        f->piece = dt__min(f->piece, all[p].piece > 0 ? all[p].piece : -all[p].piece);
         if (!r && (f->info->addr_format == FI_SOCKADDR_IN || f->info->addr_format == FI_SOCKADDR_IN6)) {
             f->peers[p].port_length = f->info->addr_format == FI_SOCKADDR_IN ? sizeof(struct sockaddr_in)
                                                                             : sizeof(struct sockaddr_in6);
@@ -20954,6 +20993,7 @@ static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
         r = dt__ofi_build(f);
     }
     if (!r) r = dt__ofi_meet(f, w);
+    if (!r && f->writes) strcat(f->fabric.name, ", RMA");
     for (int i = 0; i < DT__OFI_IN && !r; i++) {
         dt__ofi_item *b = dt__ofi_new(f, &f->in, DT__OFI_LISTENING, 0, 1);
         if (b) dt__ofi_listen(f, b);

@@ -54,10 +54,11 @@ for my $provider ('tcp;ofi_rxm', 'net', 'shm', 'efa') {
   SKIP: {
         if ($status ne '0') {
             like($said, qr/^libfabric [\d.]+ has no provider \Q$provider\E here.*see what `fi_info -p "\Q$provider\E"` says/, "$provider is not here: a sentence");
-            skip $said =~ s/\n.*//sr, 6;
+            skip $said =~ s/\n.*//sr, 7;
         }
         good("$provider: $everything, 2 ranks", '0 0', 2, 120, $environment, $everything);
         good("$provider: the same, 3 ranks", '0 0 0', 3, 120, $environment, $everything);
+        good("$provider: the same, one rank without RMA", '0 0', 2, 120, ["$environment DT_RMA=0", $environment], $everything);
         good("$provider: 8 ranks", join(' ', (0) x 8), 8, 120, $environment, 'sizes any');
         good("$provider: a send that nobody takes is cancelled", '0 0', 2, 60, $environment, 'unsent');
         good("$provider: a send that a frozen rank has begun to take", '0 0', 2, 60, $environment, 'frozen');
