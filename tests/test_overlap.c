@@ -144,7 +144,8 @@ static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, 
 typedef struct hook {
     dt__engine *e;
     dt__job_fn real;
-    double slow, took;   /* milliseconds more of each; seconds of all */
+    double slow;         /* milliseconds more of each */
+    int64_t took;        /* nanoseconds of all; those after the update may end in the next step */
     int64_t jobs, fail;  /* fail: after so many */
     uint64_t order;      /* hash of the instructions */
 } hook;
@@ -159,7 +160,7 @@ static dt_result watched(void *owner, int64_t job)
     if (!i || i->op != DT_TOTAL) /* a rank without part in a bucket */
         h->order = (h->order ^ (uint64_t)(i ? i->op * 10000 + (i->bucket + 1) * 100 + i->segment + 1 : at)) * 0x100000001b3u;
     nap_ms(h->slow);
-    h->took += dt__now() - start;
+    __atomic_fetch_add(&h->took, (int64_t)((dt__now() - start) * 1e9), __ATOMIC_RELAXED);
     return r;
 }
 
@@ -179,7 +180,7 @@ static dt_result steps(dt_trainer *t, hook *h, const char *kind)
     float loss;
     dt_result r = DT_OK;
     for (int s = 0; s < 3 && !r; s++) {
-        double took = h->took;
+        int64_t took = __atomic_load_n(&h->took, __ATOMIC_RELAXED);
         if (!strcmp(kind, "rank") && s == 1) {
             t->e.inv_valid = 0.01f;
             r = dt__engine_step(&t->e, breaking_load, t);
@@ -191,7 +192,7 @@ static dt_result steps(dt_trainer *t, hook *h, const char *kind)
             if (!r && value != dt_trainer_parameter(t, "block0.norm1.gain", &count)) r = DT_E_SHAPE;
         } else if (!r) r = dt_trainer_step(t, &info);
         if (!r) printf("rank %d step %d comm %.9f exposed %.9f seconds %.9f jobs %.9f sent %lld\n", dt_comm_rank(t->comm), s, info.comm_seconds,
-                       info.exposed_seconds, info.seconds, h->took - took, (long long)info.sent_bytes);
+                       info.exposed_seconds, info.seconds, 1e-9 * (double)(__atomic_load_n(&h->took, __ATOMIC_RELAXED) - took), (long long)info.sent_bytes);
     }
     return r;
 }
