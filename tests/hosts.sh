@@ -21,7 +21,7 @@ for host in "$a" "$b"; do
     ip -n "$host" link set lo up
     ip -n "$host" addr add $address/24 dev "$link"
     ip -n "$host" link set "$link" up
-    [ "$rate" = - ] || tc -n "$host" qdisc add dev "$link" root tbf rate "$rate" burst 256kb latency 50ms
+    [ "$rate" = - ] || tc -n "$host" qdisc add dev "$link" root tbf rate "$rate" burst 256kb latency 4ms # more would queue: acknowledgements wait behind data
     address=10.77.7.2
 done
 cores=$(nproc)
