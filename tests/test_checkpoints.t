@@ -127,7 +127,7 @@ sub chain {
 }
 my @names = grep { !/long|base/ } sort keys %recipe;
 for my $name ($short ? (shuffle @names)[0 .. 5] : @names) {
-    chain($name, $_) for full() ? (map { 1 + $_ % 3 } 1 .. 30) : 1 + (rand(3) < 1);
+    chain($name, $_) for full() ? (map { 1 + $_ % 3 } 1 .. 9) : 1 + (rand(3) < 1);
 }
 
 # ---- every n ----

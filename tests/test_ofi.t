@@ -107,7 +107,7 @@ sub hosts {
     return (run(20, join ' && ', @lines))[0] == 0;
 }
 SKIP: {
-    skip 'network namespaces are not permitted here (they need root)', 4 unless have('ip') && hosts();
+    skip 'network namespaces are not permitted here (they need root)', 8 unless have('ip') && hosts();
     my @in = map { "ip netns exec $_" } @space;
     my $there = 'MASTER_ADDR=10.77.7.1';
     for my $provider ('tcp;ofi_rxm', 'net') {
@@ -115,5 +115,12 @@ SKIP: {
         good("$provider: one of two hosts loses its rank", '0 137', 2, 60, "DT_FABRIC='$provider' $there", 'killed', \@in);
     }
     good('two hosts that meet by a file, with DT_INTERFACE', '0 0', 2, 60, "DT_RENDEZVOUS=file:$tmp/far DT_INTERFACE=dto$id", 'sizes', \@in);
+    my @address = map { "10.77.7.$_" } 1, 2;
+    my $alone = '-u RANK -u WORLD_SIZE -u MASTER_ADDR'; # as the launcher there leaves them
+    my $all = '[' . join(', ', map { "\"$_\"" } @address) . ']';
+    good('two hosts: SageMaker', '0 0', 2, 60, [map { "$alone SM_HOSTS='$all' SM_CURRENT_HOST=$_ SM_NETWORK_INTERFACE_NAME=dto$id TRAINING_JOB_NAME=a" } @address], 'sizes', \@in);
+    spew("$tmp/resourceconfig.$_.json", qq({"current_host": "$_", "hosts": $all, "network_interface_name": "dto$id"})) for @address;
+    good('two hosts: SageMaker, by resourceconfig.json', '0 0', 2, 60, [map { "$alone DT_SAGEMAKER_CONFIG=$tmp/resourceconfig.$_.json" } @address], 'sizes', \@in);
+    good('two hosts: Slurm', '0 0', 2, 60, [map { "$alone SLURM_JOB_ID=$id SLURM_STEP_ID=0 SLURM_PROCID=$_ SLURM_LOCALID=0 SLURM_NODEID=$_ SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE='1(x2)' SLURM_STEP_NODELIST='10.77.7.[1-2]'" } 0, 1], 'sizes', \@in);
 }
 done_testing();
