@@ -11,6 +11,7 @@
  *     batches as the noise scale grows. That is also why many data-parallel ranks pay late in a run rather than early,
  *     and why both "a larger batch is faster" and "keep it small, that learns better" are half of the truth: per sample
  *     the small one wins first, the large one last.
+ *     (AWS's SMDDP library is often said to do this. Its documentation has no such feature: it is a technique.)
  *     When it grows is decided by numbers that every layout has alike: the run has one hash, on 1 rank and on 4.
  *
  * Build and run it, in this folder
