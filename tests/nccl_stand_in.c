@@ -79,8 +79,9 @@ static void reduce(const call *c, int ranks, size_t from, void *out)
     for (size_t i = 0; i < c->count; i++) {
         double sum = 0;
         for (int r = 0; r < ranks; r++) {
-            double x = c->type == ncclFloat32 ? ((const float *)c->in[r])[from + i]
-                     : c->type == ncclInt32 ? ((const int32_t *)c->in[r])[from + i] : wide(((const uint16_t *)c->in[r])[from + i]);
+            double x = c->type == ncclFloat32 ? (double)((const float *)c->in[r])[from + i]
+                     : c->type == ncclInt32 ? (double)((const int32_t *)c->in[r])[from + i]
+                                      : (double)wide(((const uint16_t *)c->in[r])[from + i]);
             sum = !r ? x : c->op == ncclSum ? sum + x : (c->op == ncclMax) == (x > sum) ? x : sum;
         }
         if (c->type == ncclFloat32) ((float *)out)[i] = (float)sum;
