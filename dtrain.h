@@ -17772,7 +17772,7 @@ static int dt__course_list(dt__course *x, const dt_collective *what, dt_algorith
                        ? p * count
                        : dt__min(count, dt__ceil_div(count, grain) * dt__min(p, parts) / parts * grain);
     rounds = dt__course_rounds(x, what, a);
-    qsort(x->hop, (size_t)x->hops, sizeof *x->hop, dt__hop_before);
+    if (x->hops) qsort(x->hop, (size_t)x->hops, sizeof *x->hop, dt__hop_before);
     return rounds;
 }
 

@@ -372,7 +372,7 @@ static int work_list(dt_comm *c)
             how.type = DT_I32, how.algorithm = algorithms[k];
             for (int a = 0; a < 8; a++)
                 for (int64_t i = 0; i < counts[a]; i++)
-                    data[a][i] = (int32_t)mix((uint32_t)(a * 10000 + i)) * (dt_comm_rank(c) + 1);
+                    data[a][i] = (int32_t)(mix((uint32_t)(a * 10000 + i)) * (uint32_t)(dt_comm_rank(c) + 1));
             for (int a = 0; a < 8; a++) list[a] = data[a];
             CHECK(!dt_collect_list(c, &how, list, counts, 8, thresholds[t], &made), " ");
             CHECK(made == calls[t], "%lld calls for %lld", (long long)made, (long long)thresholds[t]);
