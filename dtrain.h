@@ -875,7 +875,8 @@ typedef struct dt_collective {
 /* An exact fp32 sum, root 0. */
 DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count);
 /* Collective. DT_E_USAGE: an algorithm that does not do the call (the sentence lists those that do), DT_NATIVE without
- * an engine that has it or of a type that it does not know. */
+ * an engine that has it or of a type that it does not know. DT_E_PEER when ranks make different calls; between nodes a
+ * rank that only sends (the root of a broadcast) learns it in a later call. */
 DT_API dt_result dt_collect(dt_comm *c, const dt_collective *what);
 /* "ring", .. ; "?" for a number that is none. */
 DT_API const char *dt_algorithm_name(dt_algorithm a);
@@ -13955,7 +13956,7 @@ static void dt__metrics_close(dt__metrics *m)
  * have read it: a collective on small data needs one step, one on symmetric memory two.
  * Counters are 32 bits and wrap: they are compared by difference. */
 
-enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PARCELS = 4 };
+enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PARCELS = 4, DT__SPINS = 400 };
 #define DT__JOB_MAGIC 0x64745231u
 #define DT__GONE 0x40000000u /* in dt__lane.gone, beside the wait status */
 
@@ -14077,7 +14078,8 @@ typedef struct dt__message {
     char *data;               /* the caller's; stays as it is (send) or untouched (receive) until done */
     int64_t bytes, moved;     /* asked for, may exceed 2^31; of a receive: how many came */
     int peer;                 /* rank in the world; of a receive DT__FROM_ANY, which the fabric replaces */
-    uint32_t tag;             /* < 2^30. A receive matches the oldest message of its peer with its tag */
+    uint32_t tag;             /* < 2^30. A receive matches the oldest message of its peer with its tag (MPI: the oldest
+                               * that is short, or long, like itself: only with a wrong length is that another one) */
     int sends;
     int done;                 /* 0; 1; DT__LOST: the peer is gone; DT__TOO_LONG: more came than was asked for */
     void *own[10];            /* the fabric's: a request, a context */
@@ -14610,7 +14612,10 @@ static void dt__hear_notice(dt__fabric *f, int from, const dt__notice *notice)
 static void dt__hear(dt__fabric *f)
 {
     dt__hearing *h = f->hearing;
-    if (!h || __atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) return;
+    if (!h || (__atomic_load_n(&h->inbox.done, __ATOMIC_RELAXED) != 1 &&
+               !__atomic_load_n(&h->job->fault, __ATOMIC_RELAXED)))
+        return;
+    if (__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) return;
     while (h->inbox.data && __atomic_load_n(&h->inbox.done, __ATOMIC_ACQUIRE) == 1) {
         dt__hear_notice(f, h->inbox.peer, &h->in);
         dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
@@ -15509,22 +15514,30 @@ static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
 
 static dt_result dt__bridge_calls(dt_comm *c, int all);
 
+/* How long a rank with a core of its own looks for a message without letting others run: some times what a link needs.
+ * A thread that communicates for one that computes (line 1) does not. */
+#define DT__FAR_SPIN 1e-3 /* seconds */
+
 /* Returns when a message with rank `peer` is done. */
 static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
 {
     dt__fabric *f = c->fabric;
     dt__line *me = &dt__own_lane(c)->line[c->line];
     dt__watch watch;
-    double start = dt__now();
+    double start, spin = c->line == 0 && c->spins == DT__SPINS ? DT__FAR_SPIN : 0.0;
     int done, up = 0;
     dt_result r = DT_OK;
+    if (__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) == 1) return DT_OK;
+    start = dt__now();
     memset(&watch, 0, sizeof watch);
     watch.looked = start;
     for (int polls = 0; !(done = __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) && !r && !up; polls++) {
         r = f->progress(f);
         dt__hear(f);
-        if (polls < c->spins) dt__relax();
-        else if (polls < c->spins + 8) sched_yield();
+        if (spin > 0.0 && polls % 64 == 63 && dt__now() - start > spin) spin = 0.0, polls = DT__SPINS;
+        if (spin > 0.0 && polls % 16 == 15) sched_yield(); /* the kernel's thread for the network needs a core, too */
+        if (spin > 0.0 || polls < c->spins) continue;
+        if (polls < c->spins + 8) sched_yield();
         else dt__nap();
         if (polls <= c->spins + 8 || polls % 64) continue;
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
@@ -15639,20 +15652,23 @@ static dt_result dt__bridge_trade(dt_comm *c, int64_t total)
     return dt__bridge_wait(c, 0, r);
 }
 
-/* All ranks must make the same call: compares this node's with node k's. */
-static dt_result dt__bridge_compare(dt_comm *c, int k, int64_t total)
+/* All ranks must make the same call: compares this rank's with what rank `peer` has sent. */
+static dt_result dt__bridge_agree(dt_comm *c, const char *call, int peer)
 {
     const dt__published *a = &c->call;
     dt__published b;
     char mine[128], other[128];
-    memcpy(&b, dt__bridge_mail(c->bridge, k, total), sizeof b);
+    memcpy(&b, call, sizeof b);
     if (a->op == b.op && a->sequence == b.sequence && a->count == b.count && a->extra == b.extra) return DT_OK;
     dt__format_call(mine, sizeof mine, a);
     dt__format_call(other, sizeof other, &b);
     snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must make the "
-             "same calls in the same order", c->lane[c->rank], mine, c->lane[c->bridge->member[c->bridge->first[k]]],
-             other);
+             "same calls in the same order", c->lane[c->rank], mine, c->lane[peer], other);
     return dt__comm_fail(c, DT_E_PEER);
+}
+static dt_result dt__bridge_compare(dt_comm *c, int k, int64_t total) /* with node k's */
+{
+    return dt__bridge_agree(c, dt__bridge_mail(c->bridge, k, total), c->bridge->member[c->bridge->first[k]]);
 }
 
 /* The calls of large collectives travel beside the data: nobody waits for them before it moves. */
@@ -16776,7 +16792,7 @@ static dt_comm *dt__comm_new(int rank, int size, dt__job *job, int fd)
     c->size = size;
     c->job = job;
     c->fd = fd;
-    c->spins = job && job->size <= cores ? 400 : 20;
+    c->spins = job && job->size <= cores ? DT__SPINS : 20;
     c->chunk = dt__chunk_floats(size);
     c->view = (float **)(void *)(c + 1);
     c->from = (const float **)(void *)(c->view + size);
@@ -17358,7 +17374,7 @@ typedef struct dt__hop {
     int round, kind, source, target;
     int64_t from, to, count; /* elements: where in the source's data, in the target's */
     int64_t order;           /* hops of a round between two ranks happen in it */
-    int64_t landing;         /* where in the scratch it comes; -1: in its place */
+    int64_t landing;         /* where in the scratch it comes, or is sent from; -1: in its place */
     int message, messages;   /* those that carry it between nodes */
     uint32_t ticket;         /* of a send inside a node */
 } dt__hop;
@@ -17381,6 +17397,7 @@ struct dt__router {
     char *work, *scratch; /* work: symmetric, or private where no two ranks share memory */
     int64_t work_bytes;
     int shared;           /* two ranks of a node share memory: peers read work, not the caller's data */
+    int framed;           /* messages between nodes begin with the call */
     dt__message *message; /* of a round */
     int64_t scratch_room, message_room;
     void *group;          /* the engine's, when c is not over all ranks */
@@ -17805,6 +17822,8 @@ static dt_result dt__check_collective(const dt_comm *c, const dt_collective *wha
 
 /* ---- doing it ---- */
 
+enum { DT__FRAMED = 1 << 16 }; /* bytes: a call on more sends what it is in messages of their own */
+
 /* to = op(a, b) of one type; to is a or b. */
 static void dt__combine_typed(const dt__kernels *k, const dt_collective *what, void *to, const void *a, const void *b,
                               int64_t n)
@@ -17858,12 +17877,14 @@ static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t h
 {
     int64_t messages = 0, bytes = 0;
     for (int64_t i = 0; i < hops; i++) {
-        int taken = h[i].target == c->rank, far = dt__hop_far(c, &h[i]);
+        int taken = h[i].target == c->rank, far = dt__hop_far(c, &h[i]), framed = far && w->framed;
         h[i].messages = dt__hop_messages(c, &h[i], w->course.unit);
         h[i].message = (int)messages;
         messages += h[i].messages;
-        h[i].landing = taken && ((far && h[i].kind == DT__HOP_ADD) || h[i].kind == DT__HOP_SWAP) ? bytes : -1;
-        if (h[i].landing >= 0) bytes += dt__round_up(h[i].count * w->course.unit, 64);
+        if (framed) bytes += (int64_t)sizeof c->call;
+        taken = taken && ((far && h[i].kind == DT__HOP_ADD) || h[i].kind == DT__HOP_SWAP);
+        h[i].landing = taken || framed ? bytes : -1;
+        if (h[i].landing >= 0) bytes = dt__round_up(bytes + h[i].count * w->course.unit, 64);
     }
     if (dt__reserve((void **)&w->message, 0, &w->message_room, messages, (int64_t)sizeof(dt__message), "messages") &&
         dt__reserve((void **)&w->scratch, 0, &w->scratch_room, bytes, 1, "what a collective adds"))
@@ -17873,6 +17894,16 @@ static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t h
 
 static dt_comm *dt__near_of(dt_comm *c) { return c->bridge ? c->bridge->near : c; }
 static int dt__seat_of(const dt_comm *c, int p) { return c->bridge ? c->bridge->seat[p] : p; }
+
+/* A message that begins with the call, from the scratch or to it. */
+static dt_result dt__frame_depart(dt_comm *c, dt__router *w, dt__hop *h, int peer, const char *data, int64_t bytes)
+{
+    char *frame = w->scratch + h->landing - sizeof c->call;
+    int sends = h->source == c->rank;
+    if (!sends) memset(frame, 0, sizeof c->call);
+    if (sends) memcpy(frame, &c->call, sizeof c->call), memcpy(w->scratch + h->landing, data, (size_t)bytes);
+    return dt__bridge_start(c, &w->message[h->message], sends, peer, 0, frame, (int64_t)sizeof c->call + bytes);
+}
 
 /* Starts what leaves this rank and the receives from other nodes. */
 static dt_result dt__hop_depart(dt_comm *c, dt__router *w, dt__hop *h, char *send, char *take)
@@ -17884,6 +17915,7 @@ static dt_result dt__hop_depart(dt_comm *c, dt__router *w, dt__hop *h, char *sen
     dt_result r = DT_OK;
     if (sends) dt__count_moved(c, peer, bytes);
     if (sends && !c->bridge) c->owed += bytes;
+    if (w->framed && h->messages) return dt__frame_depart(c, w, h, peer, data, bytes);
     for (int k = 0; k < h->messages && !r; k++) {
         int64_t begin = dt__hop_cut(h, k) * unit, end = dt__hop_cut(h, k + 1) * unit;
         r = dt__bridge_start(c, &w->message[h->message + k], sends, peer, 0, data + begin, end - begin);
@@ -17923,7 +17955,9 @@ static dt_result dt__hop_wait(dt_comm *c, dt__router *w, const dt_collective *wh
     for (int k = 0; k < h->messages && !r; k++) {
         int64_t first = dt__hop_cut(h, k), count = dt__hop_cut(h, k + 1) - first;
         r = dt__bridge_wait_one(c, &w->message[h->message + k], sends ? h->target : h->source);
-        if (!r && !sends && h->kind == DT__HOP_ADD)
+        if (!r && !sends && w->framed)
+            r = dt__bridge_agree(c, w->scratch + h->landing - sizeof c->call, h->source);
+        if (!r && !sends && (h->kind == DT__HOP_ADD || (h->kind == DT__HOP_TAKE && w->framed)))
             dt__hop_arrive(w, what, h, take, w->scratch + h->landing + first * w->course.unit, first, count);
     }
     if (sends && !h->messages && !r)
@@ -17998,7 +18032,8 @@ static void dt__course_unpack(const dt_comm *c, const dt_collective *what, int64
     else dt__sections_copy(out, stride, take, bytes, 0, c->size, bytes);
 }
 
-/* All ranks make the same call: inside a node they meet, between nodes it is compared beside the data. */
+/* All ranks make the same call: inside a node they meet; between nodes short messages begin with it, else it is
+ * compared beside the data. */
 static dt_result dt__course_meet(dt_comm *c)
 {
     dt_comm *near = dt__near_of(c);
@@ -18008,7 +18043,13 @@ static dt_result dt__course_meet(dt_comm *c)
     c->owed = 0;
     if ((r = dt__meet(near)) != DT_OK) return r;
     c->met = c->rate > 0.0 ? dt__now() : 0.0;
-    return c->bridge ? dt__bridge_calls_start(c) : DT_OK;
+    return c->bridge && !c->router->framed ? dt__bridge_calls_start(c) : DT_OK;
+}
+
+/* S: of all sections together. */
+static int64_t dt__price_bytes(const dt_comm *c, const dt_collective *what)
+{
+    return what->count * dt__format_of[what->type].bytes * (dt__call_has_sections(what->call) ? c->size : 1);
 }
 
 /* By hops. Where no two ranks share memory data stays where it is, but for sums that would destroy the input; elsewhere
@@ -18019,7 +18060,9 @@ static dt_result dt__collect_hops(dt_comm *c, const dt_collective *what, dt_algo
     int64_t unit = dt__format_of[what->type].bytes, slice;
     int sections = !dt__call_has_sections(what->call) ? 1 : what->call == DT_ALL_TO_ALL ? 2 * c->size : c->size;
     int in_place = !w->shared && what->call != DT_REDUCE_SCATTER;
-    dt_result r = dt__course_meet(c);
+    dt_result r;
+    w->framed = c->bridge && dt__price_bytes(c, what) <= DT__FRAMED;
+    r = dt__course_meet(c);
     slice = in_place ? what->count : dt__max(w->work_bytes / (sections * unit) / 16 * 16, 16);
     for (int64_t at = 0; at < what->count && !r; at += slice) {
         int64_t n = dt__min(slice, what->count - at);
@@ -18030,7 +18073,7 @@ static dt_result dt__collect_hops(dt_comm *c, const dt_collective *what, dt_algo
         if (at == 0 || n != slice) (void)dt__course_list(&w->course, what, a, n);
         if ((r = dt__course_run(c, what, send, take)) == DT_OK && !in_place) dt__course_unpack(c, what, at, n, take);
     }
-    if (!r && c->bridge) r = dt__bridge_calls(c, 1);
+    if (!r && c->bridge && !w->framed) r = dt__bridge_calls(c, 1);
     dt__link(c);
     return c->bridge ? dt__bridge_end(c, r) : r;
 }
@@ -18118,12 +18161,6 @@ static dt_result dt__router_group(dt_comm *c)
     w->grouped = !r;
     dt__free(world);
     return r;
-}
-
-/* S: of all sections together. */
-static int64_t dt__price_bytes(const dt_comm *c, const dt_collective *what)
-{
-    return what->count * dt__format_of[what->type].bytes * (dt__call_has_sections(what->call) ? c->size : 1);
 }
 
 /* Which algorithm DT_TUNED is for so many bytes. */
@@ -18532,10 +18569,12 @@ DT_API dt_result dt_comm_tune(dt_comm *c, dt_tuning *t)
  * calls apart; MPI_THREAD_MULTIPLE is asked for, so that the program may make its own beside them. MPI is one per
  * process and cannot be opened twice: what initialised it here finalises it when the process exits.
  *
- * A receive is handed to MPI when its message has come and the length is known. Handed over before, it would save about
- * a microsecond; but Open MPI 4.1 writes all of a large message to memory, however short the receive was. */
+ * A long receive is handed to MPI when its message has come and the length is known: Open MPI 4.1 writes all of a large
+ * message to memory, however short the receive was. A short one is handed over at once, which saves a microsecond; the
+ * tag then keeps long messages away from it. Now and then what nobody takes is looked at: a long message for which a
+ * short receive waits is refused. */
 
-enum { DT__MPI_WINDOW = 64 }; /* requests looked at together */
+enum { DT__MPI_WINDOW = 64, DT__MPI_SHORT = 3072 }; /* requests looked at together; bytes that any MPI sends at once */
 
 /* A message that has come and that no receive has asked for yet. */
 typedef struct dt__mpi_arrival {
@@ -18549,6 +18588,7 @@ typedef struct dt__mpi_arrival {
 typedef struct dt__mpi_work {
     dt__message *message; /* NULL: of nobody any more */
     void *scratch;        /* memory for what nobody wants, or NULL */
+    int posted;           /* a receive whose message had not come when it was handed over */
 } dt__mpi_work;
 
 typedef struct dt__mpi {
@@ -18557,7 +18597,8 @@ typedef struct dt__mpi {
     int top;                     /* the largest tag */
     int serial;                  /* MPI lets one thread in at a time; 0: any */
     int lonely;                  /* MPI lets in only the thread that initialised it */
-    dt__message *waiting;        /* receives for which nothing has come, in the order of their start */
+    unsigned turns;              /* of progress */
+    dt__message *waiting;        /* long receives for which nothing has come, in the order of their start */
     dt__mpi_arrival *arrival;    /* (arrivals) in the order of their coming */
     int64_t arrivals, arrival_room;
     MPI_Request *request;        /* (active) under way; MPI wants them in a row */
@@ -18636,8 +18677,9 @@ static dt_result dt__mpi_check(const dt__mpi *f, const dt__message *m)
     if (!any && (m->peer < 0 || m->peer >= f->fabric.size))
         return dt__error(DT_E_USAGE, "a message %s rank %d of %d", m->sends ? "to" : "from", m->peer, f->fabric.size);
     if (m->bytes < 0) return dt__error(DT_E_USAGE, "a message of %lld bytes", (long long)m->bytes);
-    if (m->tag > (uint32_t)f->top)
-        return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->fabric.name, f->top);
+    if (m->tag > (uint32_t)(f->top - 1) / 2)
+        return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->fabric.name,
+                         (f->top - 1) / 2);
     return DT_OK;
 }
 
@@ -18673,21 +18715,47 @@ static int dt__mpi_reserve(dt__mpi *f)
                        "messages");
 }
 
-/* From now on progress looks after the request. */
-static void dt__mpi_add(dt__mpi *f, MPI_Request request, dt__message *m, void *scratch)
+/* The request has ended: its owner is told. */
+static void dt__mpi_ended(dt__message *m, void *scratch, int lost)
 {
-    f->request[f->active] = request;
-    f->work[f->active].message = m;
-    f->work[f->active++].scratch = scratch;
+    if (scratch) DT_FREE(scratch);
+    if (!m) return;
+    m->moved = lost ? 0 : m->sends ? m->bytes : m->moved;
+    __atomic_store_n(&m->done, lost ? DT__LOST : 1, __ATOMIC_RELEASE);
 }
+
+/* From now on progress looks after the request. */
+static void dt__mpi_add(dt__mpi *f, MPI_Request request, dt__message *m, void *scratch, int posted)
+{
+    dt__mpi_work *w = &f->work[f->active];
+    f->request[f->active++] = request;
+    w->message = m;
+    w->scratch = scratch;
+    w->posted = posted;
+}
+
+/* What is short often ends at once. */
+static void dt__mpi_try(dt__mpi *f, MPI_Request request, dt__message *m, void *scratch)
+{
+    int done = 0, code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (code || done) dt__mpi_ended(m, scratch, code != MPI_SUCCESS);
+    else dt__mpi_add(f, request, m, scratch, 0);
+}
+
+/* Is it long? What a rank sends itself counts as such, since of that less is sent at once. */
+static int dt__mpi_long(const dt__mpi *f, const dt__message *m)
+{
+    return m->bytes > DT__MPI_SHORT || m->peer == f->fabric.rank;
+}
+static int dt__mpi_tag(const dt__mpi *f, const dt__message *m) { return 2 * (int)m->tag + dt__mpi_long(f, m); }
 
 static int dt__mpi_send(dt__mpi *f, dt__message *m)
 {
     MPI_Datatype type;
     MPI_Request request = MPI_REQUEST_NULL;
     int count, code = dt__mpi_type(m->bytes, &type, &count);
-    if (!code) code = MPI_Isend(m->data, count, type, m->peer, (int)m->tag, f->comm, &request);
-    if (!code) dt__mpi_add(f, request, m, NULL);
+    if (!code) code = MPI_Isend(m->data, count, type, m->peer, dt__mpi_tag(f, m), f->comm, &request);
+    if (!code) dt__mpi_try(f, request, m, NULL);
     if (type != MPI_BYTE) MPI_Type_free(&type);
     return code;
 }
@@ -18716,7 +18784,7 @@ static int dt__mpi_take(dt__mpi *f, dt__message *m, const dt__mpi_arrival *a)
     code = dt__mpi_type(a->bytes, &type, &count);
     if (!code) code = MPI_Imrecv(to, count, type, &handle, &request);
     if (type != MPI_BYTE) MPI_Type_free(&type);
-    if (!code) dt__mpi_add(f, request, fits ? m : NULL, scratch);
+    if (!code) dt__mpi_try(f, request, fits ? m : NULL, scratch);
     else if (scratch) DT_FREE(scratch);
     return code;
 }
@@ -18730,12 +18798,20 @@ static int dt__mpi_fits(const dt__message *m, const dt__mpi_arrival *a)
 static int dt__mpi_receive(dt__mpi *f, dt__message *m)
 {
     dt__message **end = &f->waiting;
+    MPI_Request request;
+    int code;
     for (int64_t i = 0; i < f->arrivals; i++) {
         dt__mpi_arrival a = f->arrival[i];
         if (!dt__mpi_fits(m, &a)) continue;
         f->arrivals--;
         memmove(f->arrival + i, f->arrival + i + 1, (size_t)(f->arrivals - i) * sizeof a);
         return dt__mpi_take(f, m, &a);
+    }
+    if (!dt__mpi_long(f, m)) {
+        code = MPI_Irecv(m->data, (int)m->bytes, MPI_BYTE, m->peer == DT__FROM_ANY ? MPI_ANY_SOURCE : m->peer,
+                         dt__mpi_tag(f, m), f->comm, &request);
+        if (!code) dt__mpi_add(f, request, m, NULL, 1);
+        return code;
     }
     while (*end) end = &(*end)->next;
     m->next = NULL;
@@ -18759,11 +18835,57 @@ static dt_result dt__mpi_start(dt__fabric *fabric, dt__message *m)
     return code ? dt__mpi_error(sends ? "MPI_Isend" : "MPI_Imrecv", code) : r;
 }
 
+/* Does a request end well within so many seconds? If it does not end at all, it is MPI's alone from now on. */
+static int dt__mpi_settle(MPI_Request *request, double seconds)
+{
+    double until = dt__now() + seconds;
+    int done = 0, code = MPI_SUCCESS;
+    while (!code && !done && dt__now() < until) {
+        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (!code && !done) dt__nap();
+    }
+    *request = MPI_REQUEST_NULL;
+    return done && !code;
+}
+
+/* A receive that was posted has ended. */
+static void dt__mpi_came(dt__message *m, const MPI_Status *status, int code)
+{
+    int bytes = 0, kind = MPI_SUCCESS;
+    if (code) MPI_Error_class(code, &kind);
+    else MPI_Get_count(status, MPI_BYTE, &bytes);
+    if (!code) m->peer = status->MPI_SOURCE;
+    m->moved = bytes;
+    __atomic_store_n(&m->done, !code ? 1 : kind == MPI_ERR_TRUNCATE ? DT__TOO_LONG : DT__LOST, __ATOMIC_RELEASE);
+}
+
+/* A long message has come for which a short receive waits: the sender is in another call. 0: none waits. One that has
+ * got its message already does not. */
+static int dt__mpi_refuse(dt__mpi *f, const dt__mpi_arrival *a, int *code)
+{
+    for (int64_t at = 0; at < f->active && a->bytes > DT__MPI_SHORT; at++) {
+        dt__message *m = f->work[at].message;
+        MPI_Status status;
+        int done = 0, bad;
+        if (!f->work[at].posted || f->request[at] == MPI_REQUEST_NULL || !dt__mpi_fits(m, a)) continue;
+        bad = MPI_Test(&f->request[at], &done, &status);
+        if (bad || done) {
+            dt__mpi_came(m, &status, bad);
+            continue;
+        }
+        MPI_Cancel(&f->request[at]);
+        (void)dt__mpi_settle(&f->request[at], 0.2);
+        *code = dt__mpi_take(f, m, a);
+        return 1;
+    }
+    return 0;
+}
+
 /* Gives what has come to the oldest receive that it fits, while there is any that waits; or keeps it. */
 static int dt__mpi_claim(dt__mpi *f)
 {
     int code = MPI_SUCCESS, come = 1;
-    while (f->waiting && !code) {
+    do {
         dt__message **p = &f->waiting, *m;
         dt__mpi_arrival a;
         MPI_Status status;
@@ -18776,15 +18898,15 @@ static int dt__mpi_claim(dt__mpi *f)
         MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
         a.bytes = (int64_t)bytes;
         a.peer = status.MPI_SOURCE;
-        a.tag = (uint32_t)status.MPI_TAG;
+        a.tag = (uint32_t)status.MPI_TAG / 2;
         while (*p && !dt__mpi_fits(*p, &a)) p = &(*p)->next;
-        if ((m = *p) == NULL) {
+        if ((m = *p) != NULL) {
+            *p = m->next;
+            code = dt__mpi_take(f, m, &a);
+        } else if (!dt__mpi_refuse(f, &a, &code)) {
             f->arrival[f->arrivals++] = a;
-            continue;
         }
-        *p = m->next;
-        code = dt__mpi_take(f, m, &a);
-    }
+    } while (f->waiting && !code);
     return code;
 }
 
@@ -18796,13 +18918,11 @@ static int dt__mpi_look(dt__mpi *f, int64_t first, int count)
     int code = MPI_Testsome(count, f->request + first, &ended, which, status);
     if (code && code != MPI_ERR_IN_STATUS) return code;
     for (int i = 0; ended != MPI_UNDEFINED && i < ended; i++) {
-        int64_t at = first + which[i];
-        dt__message *m = f->work[at].message;
-        int lost = code && status[i].MPI_ERROR != MPI_SUCCESS;
-        if (f->request[at] != MPI_REQUEST_NULL) MPI_Request_free(&f->request[at]);
-        if (f->work[at].scratch) DT_FREE(f->work[at].scratch);
-        if (m) m->moved = lost ? 0 : m->sends ? m->bytes : m->moved;
-        if (m) __atomic_store_n(&m->done, lost ? DT__LOST : 1, __ATOMIC_RELEASE);
+        dt__mpi_work *w = &f->work[first + which[i]];
+        int bad = code ? status[i].MPI_ERROR : MPI_SUCCESS;
+        if (f->request[first + which[i]] != MPI_REQUEST_NULL) MPI_Request_free(&f->request[first + which[i]]);
+        if (w->posted) dt__mpi_came(w->message, &status[i], bad);
+        else dt__mpi_ended(w->message, w->scratch, bad != MPI_SUCCESS);
     }
     return MPI_SUCCESS;
 }
@@ -18827,7 +18947,7 @@ static dt_result dt__mpi_progress(dt__fabric *fabric)
     int code = MPI_SUCCESS, probed, come;
     dt_result r = dt__mpi_admit(f);
     if (r || !dt__mpi_try_lock(f)) return r;
-    if (f->waiting) probed = dt__mpi_claim(f);
+    if (f->waiting || ++f->turns % 64 == 0) probed = dt__mpi_claim(f);
     else probed = f->active ? MPI_SUCCESS : MPI_Iprobe(MPI_ANY_SOURCE, f->top, f->comm, &come, MPI_STATUS_IGNORE);
     for (int64_t at = 0; at < f->active && !code; at += DT__MPI_WINDOW)
         code = dt__mpi_look(f, at, (int)dt__min(DT__MPI_WINDOW, f->active - at));
@@ -18835,19 +18955,6 @@ static dt_result dt__mpi_progress(dt__fabric *fabric)
     dt__mpi_unlock(f);
     if (probed) return dt__mpi_error("MPI_Improbe (this MPI's transport may lack it: choose another)", probed);
     return code ? dt__mpi_error("MPI_Testsome", code) : DT_OK;
-}
-
-/* Does a request end well within so many seconds? If it does not end at all, it is MPI's alone from now on. */
-static int dt__mpi_settle(MPI_Request *request, double seconds)
-{
-    double until = dt__now() + seconds;
-    int done = 0, code = MPI_SUCCESS;
-    while (!code && !done && dt__now() < until) {
-        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
-        if (!code && !done) dt__nap();
-    }
-    *request = MPI_REQUEST_NULL;
-    return done && !code;
 }
 
 /* A receive for which nothing has come ends here. What is on its way cannot be called back: after a short wait MPI
@@ -18860,9 +18967,11 @@ static void dt__mpi_cancel(dt__fabric *fabric, dt__message *m)
     dt__mpi_lock(f);
     while (*p && *p != m) p = &(*p)->next;
     while (at < f->active && f->work[at].message != m) at++;
-    if (*p || at < f->active) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+    if ((*p || at < f->active) && (m->sends || m->tag != DT__TAG_NOTICE))
+        __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
     if (*p) *p = m->next;
     if (at < f->active) {
+        if (f->work[at].posted) MPI_Cancel(&f->request[at]);
         (void)dt__mpi_settle(&f->request[at], 0.2);
         dt__mpi_compact(f);
     }
@@ -18932,7 +19041,7 @@ static dt_result dt__mpi_native_start(dt__mpi *f, MPI_Comm comm, int rank, const
     __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
     dt__mpi_lock(f);
     if ((room = dt__mpi_reserve(f)) != 0) code = dt__mpi_begin(move, rank, comm, &request);
-    if (room && !code) dt__mpi_add(f, request, m, NULL);
+    if (room && !code) dt__mpi_add(f, request, m, NULL, 0);
     dt__mpi_unlock(f);
     if (!room) return DT_E_MEMORY;
     return code ? dt__mpi_error(dt__call_name(move->op), code) : DT_OK;
@@ -20058,7 +20167,7 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
  *          for ever; while it does, the peer's port is probed: nobody listens there when the process has ended */
 
 enum { DT__OFI_SMALL = 1, DT__OFI_ASK, DT__OFI_TAKE, DT__OFI_DONE, DT__OFI_DROP, DT__OFI_CALL };
-enum { DT__OFI_BUFFER = 16384, DT__OFI_IN = 64, DT__OFI_OUT = 16, DT__OFI_BATCH = 16, DT__OFI_SLAB = 16 };
+enum { DT__OFI_BUFFER = 65536 + 128, DT__OFI_IN = 64, DT__OFI_OUT = 16, DT__OFI_BATCH = 16, DT__OFI_SLAB = 16 };
 #define DT__OFI_QUIET 0.25 /* seconds */
 
 typedef struct dt__ofi_head {
@@ -20851,7 +20960,7 @@ static dt_result dt__ofi_provider(const dt__world *w, const char **name)
 static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
 {
     const char *name = "", *node = NULL, *off = getenv("DT_RMA");
-    char address[128] = "";
+    char address[128] = "", size[16];
     struct fi_info *hints;
     int bad;
     dt_result r = dt__ofi_provider(w, &name);
@@ -20860,6 +20969,10 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
         node = address;
     }
     if (r) return r;
+    if (name[0] == 't') { /* what is longer than its buffers waits for the receiver; read once, before the first use */
+        snprintf(size, sizeof size, "%d", DT__OFI_BUFFER + 1024);
+        setenv("FI_OFI_RXM_BUFFER_SIZE", size, 0);
+    }
     if (!(hints = fi_allocinfo())) return dt__error(DT_E_MEMORY, "no memory for libfabric");
     hints->caps = FI_TAGGED | FI_MSG | FI_RMA;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;

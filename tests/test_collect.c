@@ -434,17 +434,41 @@ static int work_delay(dt_comm *c)
     return 0;
 }
 
-/* Two ranks call different algorithms: all are told. */
-static int work_mismatch(dt_comm *c)
+/* Two ranks call something different: all are told. */
+static int mismatch(dt_comm *c, dt_collective w)
 {
     static __thread float x[100000];
-    dt_collective w = dt_collective_of(DT_ALL_REDUCE, x, x, 100000);
     dt_result r = DT_OK;
-    w.algorithm = dt_comm_rank(c) == 1 ? DT_RING : DT_HALVING;
+    w.in = w.out = x;
     for (int k = 0; k < 3 && !r; k++) r = dt_collect(c, &w);
+    if (!r) r = dt_barrier(c); /* who only sends has not heard of the others before */
     CHECK(r == DT_E_PEER, "%d", (int)r);
     CHECK(strstr(dt_last_error(), "disagree") || strstr(dt_last_error(), "rank"), " ");
     return 0;
+}
+static int work_mismatch(dt_comm *c) /* in the algorithm; of so many floats the call goes beside the data */
+{
+    dt_collective w = dt_collective_of(DT_ALL_REDUCE, NULL, NULL, 100000);
+    w.algorithm = dt_comm_rank(c) == 1 ? DT_RING : DT_HALVING;
+    return mismatch(c, w);
+}
+static int work_mismatch_short(dt_comm *c) /* in the operation; of so few the call begins each message */
+{
+    dt_collective w = dt_collective_of(DT_ALL_REDUCE, NULL, NULL, 1000);
+    w.algorithm = DT_RING, w.op = dt_comm_rank(c) == 1 ? DT_MAX : DT_SUM; /* the messages are alike */
+    return mismatch(c, w);
+}
+static int work_mismatch_root(dt_comm *c)
+{
+    dt_collective w = dt_collective_of(DT_BROADCAST, NULL, NULL, 1000);
+    w.algorithm = DT_TREE, w.root = dt_comm_rank(c) == 1;
+    return mismatch(c, w);
+}
+static int work_mismatch_count(dt_comm *c)
+{
+    dt_collective w = dt_collective_of(DT_ALL_REDUCE, NULL, NULL, dt_comm_rank(c) == 1 ? 100000 : 1000);
+    w.algorithm = DT_RING;
+    return mismatch(c, w);
 }
 
 static int worker(int argc, char **argv)
@@ -454,11 +478,13 @@ static int worker(int argc, char **argv)
         int (*work)(dt_comm *);
     } works[] = {{"all", work_all},           {"large", work_large}, {"real", work_real}, {"nan", work_nan},
                  {"price", work_price},       {"tuned", work_tuned}, {"list", work_list}, {"usage", work_usage},
-                 {"mismatch", work_mismatch}, {"delay", work_delay}, {"huge", work_huge}};
+                 {"mismatch", work_mismatch}, {"delay", work_delay}, {"huge", work_huge},
+                 {"mismatch_short", work_mismatch_short}, {"mismatch_root", work_mismatch_root},
+                 {"mismatch_count", work_mismatch_count}};
     dt_comm *c = NULL;
     int failed = 1;
     if (dt_comm_init(&c, &argc, &argv)) return dt_fail("test_collect");
-    for (int k = 0; k < 11; k++)
+    for (size_t k = 0; k < sizeof works / sizeof *works; k++)
         if (!strcmp(argv[1], works[k].name)) failed = works[k].work(c);
     dt_comm_free(&c);
     return failed;
@@ -508,8 +534,12 @@ int main(int argc, char **argv)
                      k % 2 ? "threads" : "processes");
             run(argv[0], words);
         }
-    run(argv[0], "mismatch --ranks 3 --timeout 2");
-    run(argv[0], "mismatch --ranks 3 --nodes 3 --timeout 2");
+    for (int k = 0; k < 4; k++)
+        for (int nodes = 1; nodes <= 3; nodes += 2) {
+            static const char *const what[] = {"", "_short", "_root", "_count"};
+            snprintf(words, sizeof words, "mismatch%s --ranks 3 --nodes %d --timeout 2", what[k], nodes);
+            run(argv[0], words);
+        }
     if (full && memory_free() > 12e9) {
         run(argv[0], "huge --ranks 2 --timeout 100");
         run(argv[0], "huge --ranks 2 --nodes 2 --timeout 100");
