@@ -145,7 +145,7 @@ bench_calls() {
         *mpi*) have mpicc && say "$source $name $(mpi_flags)" ;;
         *comm*)
             say "$source $name"
-            have mpicc && say "$source ${name}_mpi -DDT_MPI $(mpi_flags)" ;;
+            have mpicc && has_libfabric && say "$source ${name}_nodes -DDT_MPI -DDT_OFI -lfabric $(mpi_flags)" ;;
         *link*) have mpicc && has_libfabric && say "$source $name -DDT_MPI -DDT_OFI -lfabric $(mpi_flags)" ;;
         *) if grep -q cblas.h "$source"; then
                has_openblas && say "$source $name -lopenblas"
@@ -287,14 +287,16 @@ command_bench() {
 has_hosts() { have ip && have tc && [ "$(id -u)" = 0 ]; }
 
 bench_one() {
-    local nodes engine
+    local nodes engine bind
     case $1 in
     *mpi*) mpirun --allow-run-as-root --oversubscribe -np 2 "$1" ;;
     *comm*)
         "$1" --ranks 2
-        [ -x "$1_mpi" ] || return 0
-        for nodes in 1 2; do DT_NODES=$nodes mpirun --allow-run-as-root --oversubscribe -np 2 "$1_mpi"; done
-        ! has_hosts || tests/hosts.sh mpi - "$1_mpi" ;;
+        [ -x "$1_nodes" ] || return 0
+        [ "$(nproc)" -lt 2 ] && bind=none || bind=core
+        for nodes in 1 2; do DT_NODES=$nodes mpirun --allow-run-as-root --oversubscribe --bind-to $bind -np 2 "$1_nodes"; done
+        has_hosts || return 0
+        for engine in mpi net 'tcp;ofi_rxm'; do tests/hosts.sh "$engine" - "$1_nodes"; done ;;
     *link*)
         has_hosts || { say "skipped: two hosts are network namespaces, which need root, ip and tc (iproute2)"; return 0; }
         for engine in mpi 'tcp;ofi_rxm'; do tests/hosts.sh "$engine" 1gbit "$1" 1e9; done ;;

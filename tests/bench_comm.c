@@ -3,8 +3,9 @@
  * scatter, all-gather and all-to-all, 1 for a broadcast. Bytes are those of all sections together. All columns of a
  * line are measured in turns in one run; each is the median.
  *     ./bench_comm --ranks 2                         shared memory
- *     mpirun -np 2 ./bench_comm_mpi                  shared memory, beside MPI's own
- *     DT_NODES=2 mpirun -np 2 ./bench_comm_mpi       the same ranks as two nodes: over MPI's messages */
+ *     mpirun -np 2 ./bench_comm_nodes                shared memory, beside MPI's own
+ *     DT_NODES=2 mpirun -np 2 ./bench_comm_nodes     the same ranks as two nodes: over MPI's messages
+ *     tests/hosts.sh net - ./bench_comm_nodes        two hosts, over libfabric; mpi: over Open MPI */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "bench.h"
