@@ -4,6 +4,7 @@
  *     mpi_messages huge       one message of 2^31 + 5 bytes from rank 0 to rank 1
  *     mpi_messages expected   how many processes the environment says there are, without MPI
  *     mpi_messages mine       MPI belongs to the program, for one thread alone
+ *     mpi_messages left       a communicator over nodes (DT_NODES) ends: the ranks then wait for each other without end
  *     mpi_messages abandoned  a send that nobody takes is cancelled; all ranks end well
  *     mpi_messages killed     rank 1 kills itself while the others wait for it
  *     mpi_messages frozen     rank 1 never comes to the end; the others do not wait for it for ever */
@@ -487,6 +488,18 @@ static void test_lost(int kill_it)
     drop(m);
 }
 
+static void test_left(int *argc, char ***argv)
+{
+    dt_comm *c = NULL;
+    float x = 1.0f;
+    int rank, bad = dt_comm_init(&c, argc, argv) != DT_OK || dt_comm_nodes(c) != 2;
+    rank = bad ? 0 : dt_comm_rank(c);
+    bad = bad || dt_all_reduce(c, &x, 1, DT_SUM) || x != 2.0f;
+    dt_comm_free(&c);
+    if (rank == 0) tap_ok(!bad && !dt__mpi_trouble, "rank 0 may work on for long after dt_comm_free");
+    else if (bad || dt__mpi_trouble) exit(1);
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "all";
@@ -495,8 +508,9 @@ int main(int argc, char **argv)
         printf("%d\n", dt__mpi_expected());
         return 0;
     }
-    if (!strcmp(what, "mine")) {
-        test_mine(&argc, &argv);
+    if (!strcmp(what, "mine") || !strcmp(what, "left")) {
+        if (!strcmp(what, "mine")) test_mine(&argc, &argv);
+        else test_left(&argc, &argv);
         return tap__run ? tap_done() : 0;
     }
     open_fabric(&argc, &argv);

@@ -24,6 +24,7 @@ sub passes {
 
 passes($_, 'all') for 1 .. 5;
 passes(2, 'mine');
+passes(2, 'left', '-x DT_NODES=2');
 passes(2, 'abandoned');
 passes(3, 'all', '--mca pml ob1 --mca btl self,tcp --mca btl_tcp_if_include lo'); # as between machines
 SKIP: {
