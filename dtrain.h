@@ -2114,6 +2114,12 @@ DT__SHA_BLOCKS(dt__sha256_lanes, dt__sha256_words, DT__SHA_LANES)
 #undef DT__SHA_BLOCKS
 #undef DT__ROTATE
 
+#if defined(__clang__)
+#define DT__UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define DT__UNROLL _Pragma("GCC unroll 16")
+#endif
+
 /* The same by the processor's own instructions: two rounds or four at once, and the schedule in fours. */
 #if defined(__x86_64__)
 static int dt__sha256_has(void)
@@ -2121,52 +2127,65 @@ static int dt__sha256_has(void)
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> 29 & 1);
 }
-__attribute__((target("sha,sse4.1"))) static void dt__sha256_fast(uint32_t state[8], const uint8_t *p)
+__attribute__((target("sha,sse4.1"))) static void dt__sha256_fast(uint32_t state[8], const uint8_t *p, int64_t blocks)
 {
     const __m128i order = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-    __m128i m[4], low = _mm_loadu_si128((const __m128i *)(const void *)state), abef, cdgh, x, y;
+    __m128i m[4], low = _mm_loadu_si128((const __m128i *)(const void *)state), abef, cdgh;
     __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(state + 4));
     low = _mm_shuffle_epi32(low, 0xb1);
     high = _mm_shuffle_epi32(high, 0x1b);
-    abef = x = _mm_alignr_epi8(low, high, 8);
-    cdgh = y = _mm_blend_epi16(high, low, 0xf0);
-    for (int i = 0; i < 4; i++)
-        m[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)), order);
-    for (int i = 0; i < 16; i++) {
-        __m128i w = m[i & 3], next = m[(i + 1) & 3], last = m[(i + 3) & 3], k;
-        if (i > 3) {
-            w = _mm_add_epi32(_mm_sha256msg1_epu32(w, next), _mm_alignr_epi8(last, m[(i + 2) & 3], 4));
-            w = m[i & 3] = _mm_sha256msg2_epu32(w, last);
+    abef = _mm_alignr_epi8(low, high, 8);
+    cdgh = _mm_blend_epi16(high, low, 0xf0);
+    for (; blocks > 0; blocks--, p += 64) {
+        __m128i x = abef, y = cdgh;
+        DT__UNROLL for (int i = 0; i < 4; i++)
+            m[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)), order);
+        DT__UNROLL for (int i = 0; i < 16; i++) { /* else m is memory */
+            __m128i w = m[i & 3], next = m[(i + 1) & 3], last = m[(i + 3) & 3], k;
+            if (i > 3) {
+                w = _mm_add_epi32(_mm_sha256msg1_epu32(w, next), _mm_alignr_epi8(last, m[(i + 2) & 3], 4));
+                w = m[i & 3] = _mm_sha256msg2_epu32(w, last);
+            }
+            k = _mm_add_epi32(w, _mm_loadu_si128((const __m128i *)(const void *)(dt__sha256_k + 4 * i)));
+            cdgh = _mm_sha256rnds2_epu32(cdgh, abef, k);
+            abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(k, 0x0e));
         }
-        k = _mm_add_epi32(w, _mm_loadu_si128((const __m128i *)(const void *)(dt__sha256_k + 4 * i)));
-        cdgh = _mm_sha256rnds2_epu32(cdgh, abef, k);
-        abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(k, 0x0e));
+        abef = _mm_add_epi32(abef, x);
+        cdgh = _mm_add_epi32(cdgh, y);
     }
-    abef = _mm_shuffle_epi32(_mm_add_epi32(abef, x), 0x1b);
-    cdgh = _mm_shuffle_epi32(_mm_add_epi32(cdgh, y), 0xb1);
+    abef = _mm_shuffle_epi32(abef, 0x1b);
+    cdgh = _mm_shuffle_epi32(cdgh, 0xb1);
     _mm_storeu_si128((__m128i *)(void *)state, _mm_blend_epi16(abef, cdgh, 0xf0));
     _mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(cdgh, abef, 8));
 }
 #elif defined(__aarch64__) && defined(__ARM_NEON) && defined(__linux__)
 static int dt__sha256_has(void) { return (getauxval(AT_HWCAP) >> 6 & 1) != 0; /* HWCAP_SHA2 */ }
-__attribute__((target("+crypto"))) static void dt__sha256_fast(uint32_t state[8], const uint8_t *p)
+__attribute__((target("+crypto"))) static void dt__sha256_fast(uint32_t state[8], const uint8_t *p, int64_t blocks)
 {
-    uint32x4_t m[4], abcd = vld1q_u32(state), efgh = vld1q_u32(state + 4), x = abcd, y = efgh;
-    for (int i = 0; i < 4; i++) m[i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(p + 16 * i)));
-    for (int i = 0; i < 16; i++) {
-        uint32x4_t k, before = abcd;
-        if (i > 3)
-            m[i & 3] = vsha256su1q_u32(vsha256su0q_u32(m[i & 3], m[(i + 1) & 3]), m[(i + 2) & 3], m[(i + 3) & 3]);
-        k = vaddq_u32(m[i & 3], vld1q_u32(dt__sha256_k + 4 * i));
-        abcd = vsha256hq_u32(abcd, efgh, k);
-        efgh = vsha256h2q_u32(efgh, before, k);
+    uint32x4_t m[4], abcd = vld1q_u32(state), efgh = vld1q_u32(state + 4);
+    for (; blocks > 0; blocks--, p += 64) {
+        uint32x4_t x = abcd, y = efgh;
+        DT__UNROLL for (int i = 0; i < 4; i++) m[i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(p + 16 * i)));
+        DT__UNROLL for (int i = 0; i < 16; i++) {
+            uint32x4_t k, before = abcd;
+            if (i > 3)
+                m[i & 3] = vsha256su1q_u32(vsha256su0q_u32(m[i & 3], m[(i + 1) & 3]), m[(i + 2) & 3], m[(i + 3) & 3]);
+            k = vaddq_u32(m[i & 3], vld1q_u32(dt__sha256_k + 4 * i));
+            abcd = vsha256hq_u32(abcd, efgh, k);
+            efgh = vsha256h2q_u32(efgh, before, k);
+        }
+        abcd = vaddq_u32(abcd, x);
+        efgh = vaddq_u32(efgh, y);
     }
-    vst1q_u32(state, vaddq_u32(abcd, x));
-    vst1q_u32(state + 4, vaddq_u32(efgh, y));
+    vst1q_u32(state, abcd);
+    vst1q_u32(state + 4, efgh);
 }
 #else
 static int dt__sha256_has(void) { return 0; }
-static void dt__sha256_fast(uint32_t state[8], const uint8_t *p) { dt__sha256_plain(state, p); }
+static void dt__sha256_fast(uint32_t state[8], const uint8_t *p, int64_t blocks)
+{
+    for (; blocks > 0; blocks--, p += 64) dt__sha256_plain(state, p);
+}
 #endif
 
 static void dt__sha256_begin(dt__sha256 *h)
@@ -2193,11 +2212,14 @@ static void dt__sha256_add(dt__sha256 *h, const void *data, int64_t bytes)
         int64_t used = (int64_t)(h->bytes & 63), take = dt__min(64 - used, bytes);
         const uint8_t *block = used == 0 && take == 64 ? p : h->block;
         if (block == h->block) memcpy(h->block + used, p, (size_t)take);
-        if (block == p && bytes >= 64 * DT__SHA_LANES && h->way == DT__SHA_SIDE_BY_SIDE) {
+        if (block == p && h->way == DT__SHA_INSTRUCTIONS) {
+            take = bytes / 64 * 64;
+            dt__sha256_fast(h->state, p, take / 64);
+        } else if (block == p && bytes >= 64 * DT__SHA_LANES && h->way == DT__SHA_SIDE_BY_SIDE) {
             take = 64 * DT__SHA_LANES;
             dt__sha256_lanes(h->state, p);
         } else if (used + take == 64)
-            (h->way == DT__SHA_INSTRUCTIONS ? dt__sha256_fast : dt__sha256_plain)(h->state, block);
+            dt__sha256_plain(h->state, block);
         h->bytes += (uint64_t)take;
         p += take;
         bytes -= take;
@@ -3070,13 +3092,6 @@ DT__INLINE dt__vd DT__K(dt__d_tan)(dt__vd x)
 #define DT__KC 384                       /* block of k: a strip of B and a panel of A of this depth share the caches */
 #define DT__MC (4 * DT__MR)              /* rows of a transposed A that are packed together */
 #define DT__NC (336 / DT__NR * DT__NR)   /* widest task: DT__KC * DT__NC floats of packed B fit the second level */
-#ifndef DT__UNROLL
-#if defined(__clang__)
-#define DT__UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define DT__UNROLL _Pragma("GCC unroll 16")
-#endif
-#endif
 
 /* c (MR, nv*W) = [c +] a (MR,k) b (k, nv*W) [+ bias]. nv and one stride of a are constants where this is inlined. */
 DT__INLINE void DT__K(dt__tile_body)(const int nv, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b,
@@ -21526,7 +21541,7 @@ DT_API dt_result dt_nccl_version(int *version) { return *version = 0, dt__nccl_m
  * disk that is slow to write. */
 
 enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
-enum { DT__FILE_RUN = 1 << 20 }; /* bytes of one operation at most */
+enum { DT__FILE_RUN = 1 << 20, DT__FILE_HURRY = 1 << 23 }; /* bytes of an operation at most; until the disk begins */
 typedef struct dt__files {
     int64_t count; /* operations so far; atomic */
     int64_t at;    /* the one that goes wrong; 0: none */
@@ -21601,6 +21616,16 @@ static dt_result dt__file_write(dt__files *f, int fd, const char *path, const vo
         while (f->rate > 0 && dt__now() - start < sent / f->rate) dt__nap();
     }
     return DT_OK;
+}
+
+/* The disk begins with what was written, while the rest is made. */
+static void dt__file_hurry(int fd)
+{
+#ifdef SYS_sync_file_range
+    (void)!syscall(SYS_sync_file_range, fd, (off_t)0, (off_t)0, 2u); /* SYNC_FILE_RANGE_WRITE, to the end */
+#else
+    (void)fd;
+#endif
 }
 
 /* To the disk, and closed, also after an error `r` before, which stays. */
@@ -22012,6 +22037,7 @@ static dt_result dt__tensor_file_put(dt__tensor_file *w, const void *data, int64
     (void)dt__queue_ask(&w->queue);
     r = dt__file_write(w->files, w->fd, w->path, data, bytes);
     (void)dt__queue_wait(&w->queue, w->queue.asked);
+    if ((w->written + bytes) / DT__FILE_HURRY > w->written / DT__FILE_HURRY) dt__file_hurry(w->fd);
     w->written += bytes;
     return r;
 }
