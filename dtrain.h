@@ -757,7 +757,8 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
  *     --timeout SECONDS a rank that shows no sign of life for so long counts as frozen (default 10; DT_TIMEOUT)
  *     --max-restarts N  when ranks die, freeze or fail in a way that may pass, all start again, up to N times in a row
  *                       without a new checkpoint (default 0), after 1, 2, 4 .. 30 times DT_BACKOFF seconds (1)
- *     --elastic MIN:MAX and without those that died or froze, as long as MIN are left; --ranks is MAX if not given
+ *     --elastic MIN:MAX and without those that died or froze, as long as MIN are left, as many as the layout can be of;
+ *                       --ranks is MAX if not given
  * The environment variable DT_LINK_RATE emulates a slow link: a collective on more than 2048 floats takes at least as
  * long as this rank's bytes need at so many bytes per second; on several nodes, its bytes to other nodes. What is
  * computed meanwhile is not slowed down. --nodes N, or DT_NODES=N, plays N nodes on one machine; DT_LINK_DELAY is then
@@ -14014,8 +14015,9 @@ typedef struct dt__lane {
     int32_t pid;
     uint32_t opened;  /* communicators opened by dt_comm_init */
     int32_t world;    /* this rank's number among all ranks */
+    int32_t unfit;    /* the job cannot go on with this rank and those before it alone */
     dt__line line[DT__LINES];
-    char pad[92];
+    char pad[88];
 } dt__lane;
 
 typedef struct dt__job {
@@ -14029,11 +14031,10 @@ typedef struct dt__job {
     int64_t where;    /* the area of the communicator being opened, -1 when there was no memory */
     dt__event opened; /* raised by rank 0 when `where` is valid */
     int64_t progress; /* step of the newest complete checkpoint, -1: none */
-    int32_t unit;     /* ranks come in multiples of it */
     uint32_t lasts;   /* a rank has failed in a way that would come again (dt_fail) */
     int32_t loose;    /* no supervisor watches the ranks */
     uint32_t because; /* a rank has said in `why` what failed in a communicator over nodes */
-    char pad2[48];
+    char pad2[52];
     char why[512];
 } dt__job;            /* dt__lane lanes[size] follow */
 
@@ -14326,10 +14327,11 @@ static void dt__comm_progress(dt_comm *c, int64_t step)
     if (c->job) __atomic_store_n(&c->job->progress, step, __ATOMIC_RELAXED);
 }
 
-/* Tells the supervisor that the number of ranks must be a multiple of `unit`. */
-static void dt__comm_unit(dt_comm *c, int64_t unit)
+/* Tells the supervisor whether the job could go on with only `ranks` of its ranks. */
+static void dt__comm_fits(dt_comm *c, int ranks, int fits)
 {
-    if (c->job) __atomic_store_n(&c->job->unit, (int32_t)unit, __ATOMIC_RELAXED);
+    if (c->job && ranks <= c->job->size)
+        __atomic_store_n(&dt__job_lane(c->job, ranks - 1)->unfit, !fits, __ATOMIC_RELAXED);
 }
 
 /* Whether a rank that ended with this wait status failed. One that stopped on request did not. */
@@ -24347,12 +24349,11 @@ static dt_result dt__engine_split(dt_comm *from, int size, int color, dt_comm **
     return dt_comm_split(from, color, sub);
 }
 
-/* The shard groups of ZeRO: `group` ranks along the data axis share one copy of the state. Across groups whole subtrees
- * are added, so a group's shards must be one. */
-static dt_result dt__engine_groups(dt__engine *e, int *group)
+/* The shard groups of ZeRO: `group` of dp ranks along the data axis share one copy of the state. Across groups whole
+ * subtrees are added, so a group's shards must be one. */
+static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
 {
     const dt_layout *l = e->layout;
-    int dp = e->mesh.size[DT__DATA];
     int64_t shards = e->recipe->data_shards;
     char list[256];
     *group = l->zero ? (l->zero_group ? (int)dt__min(l->zero_group, dp + 1) : dp) : 1;
@@ -24384,10 +24385,9 @@ static int64_t dt__experts_most(int64_t shards, int dp)
         }
     return ep;
 }
-static dt_result dt__engine_experts(const dt__engine *e)
+static dt_result dt__engine_experts(const dt__engine *e, int dp)
 {
     const dt_layout *l = e->layout;
-    int dp = e->mesh.size[DT__DATA];
     int64_t most = dt__experts_most(e->recipe->data_shards, dp);
     char list[256];
     if (l->ep < 1 || dp % l->ep)
@@ -24534,6 +24534,20 @@ static dt_result dt__engine_shape(dt__engine *e)
         return dt__error(DT_E_USAGE, "zero-bubble keeps values until the weights' gradients: choose --recompute none, "
                          "or another --pipeline");
     return dt__pipe_check(&s->pipe);
+}
+
+/* Whether this layout could be one of so many ranks, fewer than there are. What is lost on the wire belongs to each. */
+static int dt__engine_fits(const dt__engine *e, int ranks)
+{
+    const dt__mesh *m = &e->mesh;
+    int others = m->size[DT__TENSOR] * m->size[DT__PIPE] * m->size[DT__CONTEXT], dp = ranks / others, group, fits;
+    dt__tls before = dt__thread; /* what is wrong with it is nobody's error */
+    dt__pipe pipe = e->shape.pipe;
+    if (ranks % others || e->wire.on) return 0;
+    pipe.units = (int)(dt__ceil_div(e->recipe->data_shards, dp) * e->micros);
+    fits = !dt__engine_groups(e, dp, &group) && !dt__engine_experts(e, dp) && !dt__pipe_check(&pipe);
+    dt__thread = before;
+    return fits;
 }
 
 /* Partial sums of `ranks` ranks from data-parallel rank `from` on, counted from their first leaf. */
@@ -24971,8 +24985,8 @@ static dt_result dt__engine_layout(dt__engine *e)
     dt_result r = dt__mesh_open(&e->mesh, e->layout, dt_comm_size(e->comm), dt_comm_rank(e->comm));
     e->micros = e->recipe->batch / e->recipe->micro_batch;
     e->rows = e->recipe->micro_batch / e->recipe->data_shards;
-    if (!r) r = dt__engine_groups(e, &group);
-    if (!r) r = dt__engine_experts(e);
+    if (!r) r = dt__engine_groups(e, e->mesh.size[DT__DATA], &group);
+    if (!r) r = dt__engine_experts(e, e->mesh.size[DT__DATA]);
     if (!r && e->recipe->tensor_shards % e->layout->tp)
         r = dt__error(DT_E_USAGE,
                       "tp %lld does not divide %lld tensor shards: --tp up to %lld, a power of two, or raise "
@@ -25013,7 +25027,7 @@ static void dt__engine_take(void *user, float *to, int64_t count, int from);
 static dt_result dt__engine_open(dt__engine *e)
 {
     int group = 1;
-    dt_result r = dt__engine_groups(e, &group);
+    dt_result r = dt__engine_groups(e, e->mesh.size[DT__DATA], &group);
     if (!r) r = dt__engine_partition(e);
     if (r) return r;
     e->store.shards = group;
@@ -26257,7 +26271,6 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
     job->timeout_ms = (int32_t)dt__min((int64_t)(plan->timeout * 1e3), INT32_MAX / 2);
     job->end = dt__job_bytes(plan->ranks);
     job->progress = -1;
-    job->unit = 1;
     for (int r = 0; r < plan->ranks; r++) {
         dt__job_lane(job, r)->line[1].waiting = DT__OTHER_LINE; /* has no work yet */
         dt__job_lane(job, r)->world = r;
@@ -26500,16 +26513,18 @@ static int dt__supervise_passes(const dt__supervisor *s)
 /* Leaves out the ranks that were lost, when that is asked for. Whether enough are left. */
 static int dt__supervise_shrink(dt__supervisor *s)
 {
-    int left = s->plan.ranks - s->lost, unit = s->job->unit, whole = left / unit * unit;
-    char groups[64] = "";
+    int left = s->plan.ranks - s->lost, use = left;
+    char whole[64] = "", others[64] = "";
     if (!s->plan.most || !s->lost) return 1;
-    if (unit > 1) snprintf(groups, sizeof groups, ", %d in groups of %d", whole, unit);
-    if (whole >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks\n", whole, s->plan.ranks);
+    while (use && dt__job_lane(s->job, use - 1)->unfit) use--;
+    if (use < left) snprintf(whole, sizeof whole, ", of which the layout can use %d", use);
+    if (use < left) snprintf(others, sizeof others, ": the layout cannot use all %d that are left", left);
+    if (use >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks%s\n", use, s->plan.ranks, others);
     else
-        fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, s->plan.ranks, groups,
+        fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, s->plan.ranks, whole,
                 s->plan.fewest, s->plan.most);
-    s->plan.ranks = whole;
-    return whole >= s->plan.fewest;
+    s->plan.ranks = use;
+    return use >= s->plan.fewest;
 }
 
 /* Says that the ranks will start again, and waits before it: 1, 2, 4 .. 30 units. Whether nobody asked to stop. */
@@ -29247,8 +29262,7 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r && l->mirror && dt_is_root(t)) r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
-    if (!r) dt__comm_unit(t->comm, l->tp * l->pp * l->cp * l->ep * dt__max(1, l->zero_group));
-    if (!r && t->e.wire.on) dt__comm_unit(t->comm, dt_comm_size(t->comm)); /* what is lost belongs to so many ranks */
+    for (int n = 1; n < dt_comm_size(t->comm) && !r; n++) dt__comm_fits(t->comm, n, dt__engine_fits(&t->e, n));
     s->last = dt__now();
     return r;
 }

@@ -320,6 +320,21 @@ while ($kills < (full() ? 300 : $short ? 5 : 15) && $jobs < (full() ? 200 : 12))
 }
 cmp_ok($kills, '>=', full() ? 300 : 5, "$kills kills in $jobs jobs");
 cmp_ok($shrunk, '>=', $only_threads ? 0 : 1, "$shrunk times they went on with fewer ranks");
+for (['long', '--zero 2 --zero-group 2', 4], ['longer', '--ep 2', 6]) { # of 8 ranks 6 or 7 are left: not all can be
+    last if $only_threads;
+    my ($name, $groups, $use) = @$_;
+    my $dir = fresh();
+    my $pid = start($name, "--checkpoint $dir --checkpoint-every 5 --ranks 8 $groups --max-restarts 1 --elastic 2:8");
+    for (1 .. 3000) { last if @{[steps_done()]} > 6; sleep 0.01 }
+    my @ranks = Dt::ranks_of($pid);
+    kill 'KILL', @ranks[2, 5];
+    my $status = ended($pid, @ranks);
+    my ($hash) = slurp("$tmp/out") =~ /^sha256 (\w+)$/m;
+    my $said = slurp("$tmp/err");
+    ok($status eq '0' && ($hash || '') eq $want{$name} && $said =~ /going on with $use of 8 ranks(: the layout cannot use all [67] that are left)?$/m,
+        "$groups: 8 ranks go on as $use") or diag("status $status, hash " . ($hash || 'none') . "\n$said");
+    forget($dir);
+}
 
 # ---- corruption ----
 

@@ -645,6 +645,54 @@ static void check_stores(dt_model m, int tied, const char *what)
     dt__net_close(&net);
 }
 
+/* ---- fewer ranks ------------------------------------------------------------------------------------------- */
+
+enum { MOST_RANKS = 12 };
+
+/* Whether a layout can be of so many ranks: the engine opens, as far as ranks count. */
+static int opens(dt__engine *e, dt_comm *c, const dt_recipe *r, const dt_layout *l, int ranks)
+{
+    memset(e, 0, sizeof *e);
+    c->size = ranks;
+    e->recipe = r, e->layout = l, e->comm = c;
+    return !dt__engine_layout(e);
+}
+
+/* What a layout says of fewer ranks is what becomes of them. Returns the number of answers, or -1. */
+static int fits_truly(const dt_recipe *r, const dt_layout *l)
+{
+    dt__engine *e = (dt__engine *)calloc(2, sizeof *e);
+    dt_comm *c = (dt_comm *)calloc(2, sizeof *c);
+    int answers = 0;
+    for (int ranks = 2; ranks <= MOST_RANKS && answers >= 0; ranks++)
+        for (int n = 1; n < ranks && answers >= 0 && opens(e, c, r, l, ranks); n++, answers++) {
+            int fits = dt__engine_fits(e, n);
+            if (fits == opens(e + 1, c + 1, r, l, n)) continue;
+            tap_note("%d of %d ranks fit: %d; tp %d pp %d cp %d ep %d zero-group %d pipeline %d: %s", n, ranks, fits, (int)l->tp,
+                     (int)l->pp, (int)l->cp, (int)l->ep, (int)l->zero_group, l->pipeline, fits ? dt_last_error() : "opens");
+            answers = -2;
+        }
+    free(e);
+    free(c);
+    return answers;
+}
+
+static void check_fewer_ranks(void)
+{
+    dt_recipe r = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    int answers = 0, n = 0;
+    r.tensor_shards = r.context_shards = 2;
+    r.batch = 24, r.micro_batch = 8;
+    for (int i = 0; i < 1 << 11 && n >= 0; i++, answers += n) {
+        l.tp = 1 + (i & 1), l.cp = 1 + (i >> 1 & 1), l.pp = 1 + (i >> 2 & 3), l.ep = 1 << (i >> 4 & 3);
+        l.zero = i >> 6 & 2, l.zero_group = l.zero ? i >> 8 & 7 : 0;
+        l.pipeline = i >> 6 & 1 ? DT_INTERLEAVED : DT_1F1B;
+        n = fits_truly(&r, &l);
+    }
+    tap_ok(n >= 0 && answers > 10000, "which fewer ranks a layout can be of: %d answers", answers);
+}
+
 int main(void)
 {
     check_table("DPT", cluster_table);
@@ -654,6 +702,7 @@ int main(void)
     check_table("spread", spread_table);
     check_meshes();
     check_mesh_refusals();
+    check_fewer_ranks();
     check_partition_shapes();
     check_partitions(1.0);
     check_partitions(0.1);

@@ -1410,7 +1410,7 @@ static dt_result sym_open(symbols *s, const dt__net *net, const dt_recipe *r, co
     for (int c = 0; c < SYM_CHUNKS; c++)
         for (int i = 0; i < SYM_SHARDS; i++) s->last_micro[c][i] = -1;
     result = dt__mesh_open(&e->mesh, l, ranks, rank);
-    if (!result) result = dt__engine_groups(e, &group);
+    if (!result) result = dt__engine_groups(e, e->mesh.size[DT__DATA], &group);
     if (!result) result = dt__engine_shape(e);
     if (!result) result = dt__engine_partition(e);
     if (result) return result;

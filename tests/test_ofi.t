@@ -25,6 +25,7 @@ delete @ENV{grep { /^(DT_FABRIC|DT_RENDEZVOUS|DT_INTERFACE|RANK|WORLD_SIZE|LOCAL
 sub port { return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')->sockport }
 
 # Runs so many ranks, each with these variables and behind this command; returns their statuses and all that they said.
+my @pids; # of the ranks last run
 sub ranks {
     my ($count, $seconds, $environment, $scenario, $in) = @_;
     my $script = "export DT_RENDEZVOUS_TIMEOUT=30 MASTER_ADDR=127.0.0.1 MASTER_PORT=" . port() . " WORLD_SIZE=$count\n";
@@ -33,8 +34,11 @@ sub ranks {
         my $before = $in ? $in->[$r] : '';
         $script .= "RANK=$r env $own $before $program $scenario >said.$r 2>&1 &\np$r=\$!\n";
     }
+    $script .= "echo \$p$_ >>pids\n" for 0 .. $count - 1;
     $script .= "wait \$p$_; echo \$?\n" for 0 .. $count - 1;
     my ($status, $out) = run($seconds, $script);
+    @pids = split /\n/, slurp("$tmp/pids");
+    unlink "$tmp/pids";
     my $said = join '', map { slurp("$tmp/said.$_") } 0 .. $count - 1;
     unlink map { "$tmp/said.$_" } 0 .. $count - 1;
     return ($status == 124 ? 'late' : join(' ', split /\n/, $out), $said);
@@ -46,7 +50,6 @@ sub good {
     return $said;
 }
 
-my %segment = map { $_ => 1 } glob('/dev/shm/*:*:*'); # of others
 my $everything = 'sizes order tags any truncated pieces threads cancelled';
 for my $provider ('tcp;ofi_rxm', 'net', 'shm', 'efa') {
     my $environment = "DT_FABRIC='$provider'";
@@ -65,7 +68,7 @@ for my $provider ('tcp;ofi_rxm', 'net', 'shm', 'efa') {
         for my $n (2, 3) {
             my $lost = good("$provider: one of $n is killed", join(' ', (0) x ($n - 1), 137), $n, 60, $environment, 'killed');
             my @seconds = $lost =~ /lost after ([\d.]+) s/g;
-            is(join(' ', grep { !$segment{$_} } glob('/dev/shm/*:*:*')), '', "$provider: nothing is left in /dev/shm");
+            is(join(' ', map { glob("/dev/shm/$_:*") } @pids), '', "$provider: nothing is left in /dev/shm");
             ok(@seconds == $n - 1 && !(grep { $_ > 5 } @seconds), "$provider: the others know after @seconds s");
         }
         my $times = good("$provider: half round trips", '0 0', 2, 120, $environment, 'times');

@@ -69,7 +69,7 @@ static int worker(int argc, char **argv)
     victim = rank == number(argv, "victim", 1) % size && start < number(argv, "starts", 1);
     dt__comm_stop_grace(c, number(argv, "grace", 60000) * 1e-3);
     dt__comm_catch_stop(c);
-    dt__comm_unit(c, number(argv, "unit", 1));
+    for (int n = 1; n < size; n++) dt__comm_fits(c, n, n % number(argv, "unit", 1) == 0);
     if (number(argv, "step", -1) >= 0) dt__comm_progress(c, number(argv, "step", 0) + start * number(argv, "gain", 0));
     r = dt_barrier(c);
     printf("start %d, rank %d of %d\npid %d %d\n", start, rank, size, rank, (int)getpid());
@@ -184,7 +184,7 @@ static void elastic(const char *self)
          "going on with 3 of 4 ranks|2 of 3 ranks are left: too few for --elastic 3:4");
     runs(self, "kill - unit=2 --max-restarts 3 --elastic 2:4", 0, 2, "going on with 2 of 4 ranks|done by 2 ranks");
     runs(self, "kill - unit=4 --max-restarts 3 --elastic 2:4", 137, 1,
-         "3 of 4 ranks are left, 0 in groups of 4: too few for --elastic 2:4");
+         "3 of 4 ranks are left, of which the layout can use 0: too few for --elastic 2:4");
     runs(self, "7 - --max-restarts 3 --elastic 2:4", 0, 2, "done by 4 ranks"); /* a failure is no loss */
 }
 
