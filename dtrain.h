@@ -20187,6 +20187,10 @@ enum { DT__OFI_SMALL = 1, DT__OFI_ASK, DT__OFI_TAKE, DT__OFI_DONE, DT__OFI_DROP,
 enum { DT__OFI_BUFFER = 65536 + 128, DT__OFI_IN = 64, DT__OFI_OUT = 16, DT__OFI_BATCH = 16, DT__OFI_SLAB = 16 };
 #define DT__OFI_QUIET 0.25 /* seconds */
 
+/* Where every endpoint of a peer is a stream of its own (TCP), long data has one beside that of the heads, which would
+ * wait behind what the other has still to send: 30 ms for a `take` on a link of 1 Gbit/s. */
+enum { DT__OFI_HEADS, DT__OFI_DATA, DT__OFI_ENDS };
+
 typedef struct dt__ofi_head {
     uint32_t job;     /* a sum of the job's name */
     uint32_t tag;
@@ -20208,6 +20212,7 @@ typedef struct dt__ofi_item {
     uint64_t where, key_of; /* of a long send: the memory to write to */
     dt__ofi_head then;      /* a take that came before the end of the piece under way was seen; bytes 0: none */
     int cancelled;
+    int end;               /* of a buffer: the endpoint */
     double since;
     struct fid_mr *region; /* of the piece under way */
     char *data;            /* of a buffer: head and bytes; of one that came early: the bytes */
@@ -20234,9 +20239,12 @@ enum {
 };
 
 typedef struct dt__ofi_peer {
-    fi_addr_t address;
-    int lost, blocked;
-    int out, held, delayed; /* buffers with libfabric or delayed; messages that wait for one; delayed buffers */
+    struct {
+        fi_addr_t address;
+        int blocked, delayed; /* delayed: buffers */
+    } end[DT__OFI_ENDS];
+    int lost;
+    int out, held;          /* buffers with libfabric or delayed; messages that wait for one */
     int calls;              /* of its buffers, those that are calls */
     int process;            /* descriptor of its process, 0: none; it shares memory, */
     char memory[64];        /* by this file, which it leaves behind when it is killed */
@@ -20257,7 +20265,8 @@ typedef struct dt__ofi {
     struct fid_domain *domain;
     struct fid_av *names;
     struct fid_cq *events;
-    struct fid_ep *end; /* NULL after it was given up: all is lost */
+    struct fid_ep *end[DT__OFI_ENDS]; /* NULL after they were given up: all is lost */
+    int ends, far;                    /* how many; the one that long data takes */
     dt__ofi_peer *peers; /* (size) */
     dt__ofi_item idle, spare;              /* free items without and with a buffer; these are heads of rings */
     dt__ofi_item held, wanted, moving, early, out, in; /* oldest first; moving: from copied to late */
@@ -20388,7 +20397,7 @@ static void dt__ofi_end(dt__ofi *f, dt__ofi_item *i, int done, int over)
 
 static void dt__ofi_listen(dt__ofi *f, dt__ofi_item *b)
 {
-    ssize_t bad = fi_recv(f->end, b->data, DT__OFI_BUFFER, b->key, FI_ADDR_UNSPEC, &b->context);
+    ssize_t bad = fi_recv(f->end[b->end], b->data, DT__OFI_BUFFER, b->key, FI_ADDR_UNSPEC, &b->context);
     f->deaf += (bad != 0) - (b->state == DT__OFI_DEAF);
     b->state = bad ? DT__OFI_DEAF : DT__OFI_LISTENING;
 }
@@ -20400,7 +20409,7 @@ static void dt__ofi_sent(dt__ofi *f, dt__ofi_item *b)
     dt__ofi_head *head = (dt__ofi_head *)(void *)b->data;
     p->out--;
     p->calls -= head->kind == DT__OFI_CALL;
-    if (b->state == DT__OFI_DELAYED) p->delayed--, f->delayed--;
+    if (b->state == DT__OFI_DELAYED) p->end[b->end].delayed--, f->delayed--;
     if (b->pair) dt__ofi_end(f, b->pair, p->lost ? DT__LOST : 1, 1);
     dt__ofi_release(f, b, 1);
 }
@@ -20409,14 +20418,14 @@ static void dt__ofi_sent(dt__ofi *f, dt__ofi_item *b)
 static void dt__ofi_push(dt__ofi *f, dt__ofi_item *b)
 {
     dt__ofi_peer *p = &f->peers[b->peer];
-    int delayed = b->state == DT__OFI_DELAYED;
-    ssize_t bad = !delayed && p->delayed ? -FI_EAGAIN
-                                         : fi_send(f->end, b->data, (size_t)b->bytes, b->key, p->address, &b->context);
-    if (!bad && delayed) p->delayed--, f->delayed--;
-    if (bad == -FI_EAGAIN && !delayed) p->delayed++, f->delayed++;
+    int delayed = b->state == DT__OFI_DELAYED, *queue = &p->end[b->end].delayed;
+    ssize_t bad = -FI_EAGAIN;
+    if (delayed || !*queue)
+        bad = fi_send(f->end[b->end], b->data, (size_t)b->bytes, b->key, p->end[b->end].address, &b->context);
+    if (!bad && delayed) --*queue, f->delayed--;
+    if (bad && !delayed) ++*queue, f->delayed++;
     b->state = bad ? DT__OFI_DELAYED : DT__OFI_SENDING;
     if (!bad || bad == -FI_EAGAIN) return;
-    if (!delayed) p->delayed++, f->delayed++;
     dt__ofi_lose(f, b->peer);
     dt__ofi_sent(f, b);
 }
@@ -20437,6 +20446,7 @@ static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_
     *head = *what;
     head->job = f->job;
     head->from = f->fabric.rank;
+    b->end = head->kind == DT__OFI_DONE ? f->far : DT__OFI_HEADS; /* done comes behind the data: FI_ORDER_SAW */
     if (bytes) memcpy(head + 1, small->m->data, (size_t)bytes);
     b->bytes = (int64_t)sizeof *head + bytes;
     b->pair = small;
@@ -20464,13 +20474,13 @@ static dt__ofi_head dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32_t
 static ssize_t dt__ofi_put(dt__ofi *f, dt__ofi_item *i, char *data)
 {
     void *key = i->region ? fi_mr_desc(i->region) : NULL;
-    fi_addr_t to = f->peers[i->peer].address;
+    fi_addr_t to = f->peers[i->peer].end[f->far].address;
     dt__ofi_head done = dt__ofi_make(DT__OFI_DONE, i->m->tag, i->piece, i->number, i->other);
     ssize_t bad;
     struct fi_msg_rma m;
     struct fi_rma_iov there;
     struct iovec here;
-    if (!f->writes) return fi_tsend(f->end, data, (size_t)i->piece, key, to, i->other, &i->context);
+    if (!f->writes) return fi_tsend(f->end[f->far], data, (size_t)i->piece, key, to, i->other, &i->context);
     memset(&m, 0, sizeof m);
     here.iov_base = data, here.iov_len = (size_t)i->piece;
     there.addr = i->where, there.len = (size_t)i->piece, there.key = i->key_of;
@@ -20478,8 +20488,8 @@ static ssize_t dt__ofi_put(dt__ofi *f, dt__ofi_item *i, char *data)
     m.rma_iov = &there, m.rma_iov_count = 1;
     m.addr = to;
     m.context = &i->context;
-    bad = fi_writemsg(f->end, &m, FI_COMPLETION);
-    if (!bad) dt__ofi_say(f, i->peer, &done, NULL); /* comes behind it: FI_ORDER_SAW */
+    bad = fi_writemsg(f->end[f->far], &m, FI_COMPLETION);
+    if (!bad) dt__ofi_say(f, i->peer, &done, NULL);
     return bad;
 }
 
@@ -20495,8 +20505,8 @@ static void dt__ofi_piece(dt__ofi *f, dt__ofi_item *i)
     bad = dt__ofi_register(f, &i->region, data, i->piece, access);
     if (!bad && m->sends) bad = dt__ofi_put(f, i, data);
     else if (!bad && !f->writes)
-        bad = fi_trecv(f->end, data, (size_t)i->piece, i->region ? fi_mr_desc(i->region) : NULL, FI_ADDR_UNSPEC,
-                       i->number, 0, &i->context);
+        bad = fi_trecv(f->end[f->far], data, (size_t)i->piece, i->region ? fi_mr_desc(i->region) : NULL,
+                       FI_ADDR_UNSPEC, i->number, 0, &i->context);
     i->state = bad ? DT__OFI_STUCK : DT__OFI_FLYING;
     f->stuck += bad != 0;
     if (!bad && !m->sends) {
@@ -20607,7 +20617,8 @@ static void dt__ofi_dropped(dt__ofi *f, const dt__ofi_head *h)
 {
     dt__ofi_item *i = dt__ofi_long(f, h->from, 0, h->mine);
     if (i && (i->state == DT__OFI_STUCK || (i->state == DT__OFI_FLYING && f->writes))) dt__ofi_end(f, i, DT__LOST, 1);
-    else if (i && i->state == DT__OFI_FLYING && !i->cancelled) i->cancelled = 1, fi_cancel(&f->end->fid, &i->context);
+    else if (i && i->state == DT__OFI_FLYING && !i->cancelled)
+        i->cancelled = 1, fi_cancel(&f->end[f->far]->fid, &i->context);
     for (i = f->early.next; i != &f->early; i = i->next) {
         if (i->head.from != h->from || i->head.kind != DT__OFI_ASK || i->head.mine != h->mine) continue;
         dt__ofi_release(f, i, 0);
@@ -20719,14 +20730,13 @@ static void dt__ofi_retry(dt__ofi *f)
 {
     dt__ofi_item *i, *next;
     if (f->delayed)
-        for (int p = 0; p < f->fabric.size; p++) f->peers[p].blocked = 0;
+        for (int p = 0; p < f->fabric.size; p++) f->peers[p].end[0].blocked = f->peers[p].end[f->far].blocked = 0;
     for (i = f->out.next; i != &f->out && f->delayed; i = next) {
-        dt__ofi_peer *p = &f->peers[i->peer];
+        int *blocked = &f->peers[i->peer].end[i->end].blocked;
         next = i->next;
-        if (i->state != DT__OFI_DELAYED || p->blocked) continue;
-        p->blocked = 1;
+        if (i->state != DT__OFI_DELAYED || *blocked) continue;
         dt__ofi_push(f, i);
-        p->blocked = p->delayed > 0 && i->state == DT__OFI_DELAYED;
+        *blocked = i->state == DT__OFI_DELAYED;
     }
     for (i = f->in.next; i != &f->in && f->deaf; i = i->next)
         if (i->state == DT__OFI_DEAF) dt__ofi_listen(f, i);
@@ -20774,7 +20784,7 @@ static void dt__ofi_call(dt__ofi *f, int peer)
     } else if (!p->calls) {
         p->pause = 0.05;
         dt__ofi_say(f, peer, &call, NULL);
-    } else if (p->delayed && p->port_length) dt__ofi_probe(f, p);
+    } else if (p->end[DT__OFI_HEADS].delayed && p->port_length) dt__ofi_probe(f, p);
 }
 
 static void dt__ofi_look(dt__ofi *f, double now)
@@ -20799,7 +20809,7 @@ static void dt__ofi_bury(dt__ofi *f, double now)
             else if (!i->cancelled) {
                 i->cancelled = 1;
                 i->since = now;
-                fi_cancel(&f->end->fid, &i->context);
+                fi_cancel(&f->end[f->far]->fid, &i->context);
             } else if (now - i->since > DT__OFI_QUIET) dt__ofi_end(f, i, DT__LOST, f->writes && !i->m->sends);
         }
     }
@@ -20815,7 +20825,7 @@ static dt_result dt__ofi_move(dt__ofi *f)
 {
     double now;
     dt_result r;
-    if (!f->end) return DT_OK;
+    if (!f->end[0]) return DT_OK;
     r = dt__ofi_drain(f);
     dt__ofi_retry(f);
     if (!f->waiting) return r;
@@ -20864,9 +20874,9 @@ static dt_result dt__ofi_start(dt__fabric *fabric, dt__message *m)
                          fabric->size);
     dt__ofi_lock(f);
     m->moved = 0;
-    __atomic_store_n(&m->done, f->end ? 0 : DT__LOST, __ATOMIC_RELAXED);
-    i = f->end ? dt__ofi_new(f, m->sends ? &f->held : &f->wanted, m->sends ? DT__OFI_HELD : DT__OFI_WANTED, m->peer, 0)
-               : NULL;
+    __atomic_store_n(&m->done, f->end[0] ? 0 : DT__LOST, __ATOMIC_RELAXED);
+    i = f->end[0] ? dt__ofi_new(f, m->sends ? &f->held : &f->wanted, m->sends ? DT__OFI_HELD : DT__OFI_WANTED,
+                                m->peer, 0) : NULL;
     m->own[0] = i;
     if (i) {
         i->m = m;
@@ -20875,15 +20885,21 @@ static dt_result dt__ofi_start(dt__fabric *fabric, dt__message *m)
         dt__ofi_begin(f, i);
     }
     dt__ofi_unlock(f);
-    return i || !f->end ? DT_OK : DT_E_MEMORY;
+    return i || !f->end[0] ? DT_OK : DT_E_MEMORY;
 }
 
-/* Gives the endpoint up: the only way to make libfabric forget memory that a peer has begun to take. */
+/* Closes the endpoints: the only way to make libfabric forget memory that a peer has begun to take. */
+static void dt__ofi_disconnect(dt__ofi *f)
+{
+    for (int k = 0; k < DT__OFI_ENDS; k++) {
+        if (f->end[k]) fi_close(&f->end[k]->fid);
+        f->end[k] = NULL;
+    }
+}
 static void dt__ofi_abandon(dt__ofi *f)
 {
     dt__ofi_item *ring[] = {&f->held, &f->wanted, &f->moving};
-    fi_close(&f->end->fid);
-    f->end = NULL;
+    dt__ofi_disconnect(f);
     for (int k = 0; k < 3; k++)
         while (ring[k]->next != ring[k]) {
             if (ring[k]->next->m) dt__ofi_end(f, ring[k]->next, DT__LOST, 1);
@@ -20898,7 +20914,7 @@ static void dt__ofi_cancel(dt__fabric *fabric, dt__message *m)
     double end = dt__now() + DT__OFI_QUIET;
     dt__ofi_item *i = (dt__ofi_item *)m->own[0];
     dt__ofi_lock(f);
-    if (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) && f->end) {
+    if (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) && f->end[0]) {
         if (i->state == DT__OFI_ASKED) {
             dt__ofi_head drop = dt__ofi_make(DT__OFI_DROP, m->tag, 0, i->number, 0);
             dt__ofi_say(f, i->peer, &drop, NULL);
@@ -20923,8 +20939,8 @@ static void dt__ofi_close(dt__fabric *fabric)
     dt__ofi *f = (dt__ofi *)fabric;
     double end = dt__now() + 2;
     char *slab;
-    while (f->end && dt__ofi_sending(f) && dt__now() < end && !dt__ofi_move(f)) sched_yield();
-    if (f->end) fi_close(&f->end->fid);
+    while (f->end[0] && dt__ofi_sending(f) && dt__now() < end && !dt__ofi_move(f)) sched_yield();
+    dt__ofi_disconnect(f);
     while (f->early.next != &f->early) dt__ofi_release(f, f->early.next, 0);
     for (dt__ofi_item *i = f->moving.next; i != &f->moving; i = i->next)
         if (i->region) fi_close(&i->region->fid);
@@ -20952,6 +20968,10 @@ static void dt__ofi_close(dt__fabric *fabric)
 
 /* ---- opening ---- */
 
+static int dt__ofi_has_ports(const dt__ofi *f)
+{
+    return f->info->addr_format == FI_SOCKADDR_IN || f->info->addr_format == FI_SOCKADDR_IN6;
+}
 static int dt__ofi_is_shm(const dt__ofi *f) { return !strncmp(f->info->fabric_attr->prov_name, "shm", 3); }
 
 static dt_result dt__ofi_provider(const dt__world *w, const char **name)
@@ -21020,16 +21040,18 @@ static dt_result dt__ofi_build(dt__ofi *f)
     int bad = fi_fabric(f->info->fabric_attr, &f->net, NULL);
     memset(&names, 0, sizeof names);
     memset(&events, 0, sizeof events);
-    names.count = (size_t)f->fabric.size;
+    names.count = (size_t)f->ends * (size_t)f->fabric.size;
     events.format = FI_CQ_FORMAT_TAGGED;
-    events.size = f->info->tx_attr->size + f->info->rx_attr->size;
+    events.size = (size_t)f->ends * (f->info->tx_attr->size + f->info->rx_attr->size);
     if (!bad) what = "fi_domain", bad = fi_domain(f->net, f->info, &f->domain, NULL);
     if (!bad) what = "fi_av_open", bad = fi_av_open(f->domain, &names, &f->names, NULL);
     if (!bad) what = "fi_cq_open", bad = fi_cq_open(f->domain, &events, &f->events, NULL);
-    if (!bad) what = "fi_endpoint", bad = fi_endpoint(f->domain, f->info, &f->end, NULL);
-    if (!bad) what = "fi_ep_bind", bad = fi_ep_bind(f->end, &f->names->fid, 0);
-    if (!bad) bad = fi_ep_bind(f->end, &f->events->fid, FI_SEND | FI_RECV);
-    if (!bad) what = "fi_enable", bad = fi_enable(f->end);
+    for (int k = 0; k < f->ends && !bad; k++) {
+        what = "fi_endpoint", bad = fi_endpoint(f->domain, f->info, &f->end[k], NULL);
+        if (!bad) what = "fi_ep_bind", bad = fi_ep_bind(f->end[k], &f->names->fid, 0);
+        if (!bad) bad = fi_ep_bind(f->end[k], &f->events->fid, FI_SEND | FI_RECV);
+        if (!bad) what = "fi_enable", bad = fi_enable(f->end[k]);
+    }
     if (!bad) return DT_OK;
     return dt__error(DT_E_SYSTEM, "%s: %s failed (%s): see what `fi_info -p \"%s\"` says, or choose another one by "
                      "DT_FABRIC", f->fabric.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
@@ -21038,21 +21060,21 @@ static dt_result dt__ofi_build(dt__ofi *f)
 /* What a rank tells the others when they meet. */
 typedef struct dt__ofi_card {
     char provider[40];
-    int32_t process, length;
+    int64_t process;
     int64_t piece; /* negative: it does not write to others */
-    char address[DT__BLOB - 56];
+    char address[DT__OFI_ENDS][(DT__BLOB - 56) / 2];
 } dt__ofi_card;
 
 /* A peer that shares memory, whose end no provider tells. */
 static void dt__ofi_neighbour(dt__ofi_peer *p, dt__ofi_card *card)
 {
     static const char scheme[] = "fi_shm://";
-    const char *name = card->address + sizeof scheme - 1;
-    card->address[sizeof card->address - 1] = 0;
+    const char *name = card->address[0] + sizeof scheme - 1;
+    card->address[0][sizeof card->address[0] - 1] = 0;
 #ifdef SYS_pidfd_open
-    p->process = (int)syscall(SYS_pidfd_open, card->process, 0);
+    p->process = (int)syscall(SYS_pidfd_open, (pid_t)card->process, 0);
 #endif
-    if (!strncmp(card->address, scheme, sizeof scheme - 1) && !strchr(name, '/') && strlen(name) < 40)
+    if (!strncmp(card->address[0], scheme, sizeof scheme - 1) && !strchr(name, '/') && strlen(name) < 40)
         snprintf(p->memory, sizeof p->memory, "/dev/shm/%.40s", name);
 }
 
@@ -21060,16 +21082,17 @@ static void dt__ofi_neighbour(dt__ofi_peer *p, dt__ofi_card *card)
 static dt_result dt__ofi_meet(dt__ofi *f, const dt__world *w)
 {
     dt__ofi_card own, *all = (dt__ofi_card *)dt__alloc(w->size * (int64_t)sizeof own, "the addresses of the ranks");
-    size_t length = sizeof own.address;
-    int bad;
+    int bad = 0;
     dt_result r = DT_OK;
     if (!all) return DT_E_MEMORY;
     memset(&own, 0, sizeof own);
     dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
-    own.process = (int32_t)getpid();
+    own.process = getpid();
     own.piece = f->writes ? f->piece : -f->piece;
-    bad = fi_getname(&f->end->fid, own.address, &length);
-    own.length = (int32_t)length;
+    for (int k = 0; k < f->ends && !bad; k++) {
+        size_t length = sizeof own.address[k];
+        bad = fi_getname(&f->end[k]->fid, own.address[k], &length);
+    }
     if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->fabric.name, fi_strerror(-bad));
     else r = dt__rendezvous(w, &own, (int)sizeof own, all);
     for (int p = 0; !r && p < w->size; p++) {
@@ -21077,14 +21100,15 @@ static dt_result dt__ofi_meet(dt__ofi *f, const dt__world *w)
         if (strcmp(all[p].provider, own.provider))
             r = dt__error(DT_E_PEER, "rank %d uses %s, this one (%d) %s: set DT_FABRIC alike everywhere", p,
                           all[p].provider, w->rank, own.provider);
-        else if (fi_av_insert(f->names, all[p].address, 1, &f->peers[p].address, 0, NULL) != 1)
-            r = dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->fabric.name, p);
+        for (int k = 0; k < f->ends && !r; k++)
+            if (fi_av_insert(f->names, all[p].address[k], 1, &f->peers[p].end[k].address, 0, NULL) != 1)
+                r = dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->fabric.name, p);
         f->writes &= all[p].piece > 0;
         f->piece = dt__min(f->piece, all[p].piece > 0 ? all[p].piece : -all[p].piece);
-        if (!r && (f->info->addr_format == FI_SOCKADDR_IN || f->info->addr_format == FI_SOCKADDR_IN6)) {
+        if (!r && dt__ofi_has_ports(f)) {
             f->peers[p].port_length = f->info->addr_format == FI_SOCKADDR_IN ? sizeof(struct sockaddr_in)
                                                                             : sizeof(struct sockaddr_in6);
-            memcpy(&f->peers[p].port, all[p].address, f->peers[p].port_length);
+            memcpy(&f->peers[p].port, all[p].address[0], f->peers[p].port_length);
         }
         if (!r && dt__ofi_is_shm(f) && p != w->rank) dt__ofi_neighbour(&f->peers[p], &all[p]);
     }
@@ -21120,13 +21144,15 @@ static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
         f->job = (uint32_t)dt__note_sum(w->job, (int64_t)strlen(w->job));
         f->small = DT__OFI_BUFFER - (int64_t)sizeof(dt__ofi_head);
         f->piece = (int64_t)(f->info->ep_attr->max_msg_size < (1u << 30) ? f->info->ep_attr->max_msg_size : 1u << 30);
+        f->ends = dt__ofi_has_ports(f) ? DT__OFI_ENDS : 1;
+        f->far = f->ends - 1;
         r = dt__ofi_build(f);
     }
     if (!r) r = dt__ofi_meet(f, w);
     if (!r && f->writes) strcat(f->fabric.name, ", RMA");
-    for (int i = 0; i < DT__OFI_IN && !r; i++) {
+    for (int i = 0; i < DT__OFI_IN * (f->writes ? f->ends : 1) && !r; i++) {
         dt__ofi_item *b = dt__ofi_new(f, &f->in, DT__OFI_LISTENING, 0, 1);
-        if (b) dt__ofi_listen(f, b);
+        if (b) b->end = i / DT__OFI_IN, dt__ofi_listen(f, b);
         else r = DT_E_MEMORY;
     }
     if (r) dt__ofi_close(&f->fabric);
