@@ -20264,9 +20264,10 @@ typedef struct dt__ofi {
     struct fid_fabric *net;
     struct fid_domain *domain;
     struct fid_av *names;
-    struct fid_cq *events;
-    struct fid_ep *end[DT__OFI_ENDS]; /* NULL after they were given up: all is lost */
-    int ends, far;                    /* how many; the one that long data takes */
+    struct fid_cq *events[DT__OFI_ENDS]; /* of each endpoint */
+    struct fid_ep *end[DT__OFI_ENDS];    /* NULL after they were given up: all is lost */
+    int ends, far;                       /* how many; the one that long data takes */
+    int flying;                          /* pieces and buffers that the second one has: 0: no need to look at it */
     dt__ofi_peer *peers; /* (size) */
     dt__ofi_item idle, spare;              /* free items without and with a buffer; these are heads of rings */
     dt__ofi_item held, wanted, moving, early, out, in; /* oldest first; moving: from copied to late */
@@ -20365,6 +20366,7 @@ static void dt__ofi_release(dt__ofi *f, dt__ofi_item *i, int buffer)
     if (i->region) fi_close(&i->region->fid);
     i->region = NULL;
     if (i->state == DT__OFI_EARLY) dt__free(i->data);
+    f->flying -= i->state == DT__OFI_FLYING || i->state == DT__OFI_LATE;
     i->state = DT__OFI_FREE;
     dt__ofi_unlink(i);
     dt__ofi_append(buffer ? &f->spare : &f->idle, i);
@@ -20408,6 +20410,7 @@ static void dt__ofi_sent(dt__ofi *f, dt__ofi_item *b)
     dt__ofi_peer *p = &f->peers[b->peer];
     dt__ofi_head *head = (dt__ofi_head *)(void *)b->data;
     p->out--;
+    f->flying -= b->end;
     p->calls -= head->kind == DT__OFI_CALL;
     if (b->state == DT__OFI_DELAYED) p->end[b->end].delayed--, f->delayed--;
     if (b->pair) dt__ofi_end(f, b->pair, p->lost ? DT__LOST : 1, 1);
@@ -20452,6 +20455,7 @@ static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_
     b->pair = small;
     if (small) small->pair = b;
     f->peers[peer].out++;
+    f->flying += b->end;
     f->peers[peer].calls += head->kind == DT__OFI_CALL;
     dt__ofi_push(f, b);
 }
@@ -20509,6 +20513,7 @@ static void dt__ofi_piece(dt__ofi *f, dt__ofi_item *i)
                        FI_ADDR_UNSPEC, i->number, 0, &i->context);
     i->state = bad ? DT__OFI_STUCK : DT__OFI_FLYING;
     f->stuck += bad != 0;
+    f->flying += !bad;
     if (!bad && !m->sends) {
         dt__ofi_head take = dt__ofi_make(DT__OFI_TAKE, m->tag, i->piece, i->number, i->other);
         if (f->writes) {
@@ -20544,10 +20549,11 @@ static void dt__ofi_moved(dt__ofi *f, dt__ofi_item *i)
 {
     dt__ofi_head then = i->then;
     i->offset += i->piece;
+    i->state = DT__OFI_ASKED;
+    f->flying--;
     if (i->offset == i->bytes) dt__ofi_end(f, i, 1, 1);
     else if (!i->m->sends) dt__ofi_take(f, i, i->bytes - i->offset);
     else {
-        i->state = DT__OFI_ASKED;
         i->then.bytes = 0;
         if (then.bytes) dt__ofi_give(f, i, &then);
     }
@@ -20687,15 +20693,15 @@ static void dt__ofi_failed(dt__ofi *f, const struct fi_cq_err_entry *e)
     }
 }
 
-static dt_result dt__ofi_drain(dt__ofi *f)
+static dt_result dt__ofi_drain(dt__ofi *f, struct fid_cq *events)
 {
     struct fi_cq_tagged_entry entry[DT__OFI_BATCH];
     for (int rounds = 0; rounds < 64; rounds++) {
-        ssize_t n = fi_cq_read(f->events, entry, DT__OFI_BATCH);
+        ssize_t n = fi_cq_read(events, entry, DT__OFI_BATCH);
         if (n == -FI_EAVAIL) {
             struct fi_cq_err_entry e;
             memset(&e, 0, sizeof e);
-            if (fi_cq_readerr(f->events, &e, 0) == 1) dt__ofi_failed(f, &e);
+            if (fi_cq_readerr(events, &e, 0) == 1) dt__ofi_failed(f, &e);
             continue;
         }
         for (ssize_t i = 0; i < n; i++) dt__ofi_completed(f, &entry[i]);
@@ -20826,7 +20832,8 @@ static dt_result dt__ofi_move(dt__ofi *f)
     double now;
     dt_result r;
     if (!f->end[0]) return DT_OK;
-    r = dt__ofi_drain(f);
+    r = dt__ofi_drain(f, f->events[DT__OFI_HEADS]);
+    if (!r && f->far && f->flying) r = dt__ofi_drain(f, f->events[f->far]);
     dt__ofi_retry(f);
     if (!f->waiting) return r;
     now = dt__now();
@@ -20951,7 +20958,8 @@ static void dt__ofi_close(dt__fabric *fabric)
         dt__free(slab);
     }
     if (f->names) fi_close(&f->names->fid);
-    if (f->events) fi_close(&f->events->fid);
+    for (int k = 0; k < DT__OFI_ENDS; k++)
+        if (f->events[k]) fi_close(&f->events[k]->fid);
     if (f->domain) fi_close(&f->domain->fid);
     if (f->net) fi_close(&f->net->fid);
     if (f->info) fi_freeinfo(f->info);
@@ -20974,43 +20982,39 @@ static int dt__ofi_has_ports(const dt__ofi *f)
 }
 static int dt__ofi_is_shm(const dt__ofi *f) { return !strncmp(f->info->fabric_attr->prov_name, "shm", 3); }
 
+/* The provider that is asked for, or the default. */
 static dt_result dt__ofi_provider(const dt__world *w, const char **name)
 {
-    static const char *const known[] = {"tcp;ofi_rxm", "net", "shm", "efa"};
+    static const char *const known[] = {"net", "tcp;ofi_rxm", "shm", "efa"};
     const char *asked = w->fabric[0] ? w->fabric : known[0];
-    if (!strcmp(asked, "tcp")) asked = known[0]; /* tcp alone has only connections */
+    if (!strcmp(asked, "tcp")) asked = known[1]; /* tcp alone has only connections */
     *name = NULL;
     for (int i = 0; i < 4; i++)
         if (!strcmp(asked, known[i])) *name = known[i];
     if (!strcmp(asked, "sockets"))
         return dt__error(DT_E_USAGE, "DT_FABRIC=sockets: that provider is a model for developers of libfabric, slow "
-                         "and no longer kept up; use tcp;ofi_rxm");
+                         "and no longer kept up; use net or tcp;ofi_rxm");
     if (!*name)
-        return dt__error(DT_E_USAGE, "DT_FABRIC=%s: it is tcp;ofi_rxm (the default), net, shm or efa", asked);
+        return dt__error(DT_E_USAGE, "DT_FABRIC=%s: it is net (the default), tcp;ofi_rxm, shm or efa", asked);
     if (*name == known[2] && w->hosts > 1)
-        return dt__error(DT_E_USAGE, "DT_FABRIC=shm: the ranks are on %d hosts, which share no memory; use tcp;ofi_rxm "
-                         "or efa", w->hosts);
+        return dt__error(DT_E_USAGE, "DT_FABRIC=shm: the ranks are on %d hosts, which share no memory; use net, "
+                         "tcp;ofi_rxm or efa", w->hosts);
     return DT_OK;
 }
 
-/* Asks for the provider at an address of this host. */
-static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
+/* Asks for a provider at an address of this host, NULL: any; with RMA if there is. libfabric's error. */
+static int dt__ofi_ask(dt__ofi *f, const char *name, const char *node)
 {
-    const char *name = "", *node = NULL, *off = getenv("DT_RMA");
-    char address[128] = "", size[16];
-    struct fi_info *hints;
+    struct fi_info *hints = fi_allocinfo();
+    const char *off = getenv("DT_RMA");
+    uint64_t flags = node ? FI_SOURCE | FI_NUMERICHOST : 0;
+    char size[16];
     int bad;
-    dt_result r = dt__ofi_provider(w, &name);
-    if (!r && name[0] != 's' && name[0] != 'e') {
-        r = dt__own_address(w, address, sizeof address);
-        node = address;
-    }
-    if (r) return r;
+    if (!hints) return -FI_ENOMEM;
     if (name[0] == 't') { /* what is longer than its buffers waits for the receiver; read once, before the first use */
         snprintf(size, sizeof size, "%d", DT__OFI_BUFFER + 1024);
         setenv("FI_OFI_RXM_BUFFER_SIZE", size, 0);
     }
-    if (!(hints = fi_allocinfo())) return dt__error(DT_E_MEMORY, "no memory for libfabric");
     hints->caps = FI_TAGGED | FI_MSG | FI_RMA;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
@@ -21018,12 +21022,29 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS | FI_ORDER_SAW;
     hints->fabric_attr->prov_name = strdup(name);
-    bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &f->info);
+    bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, flags, hints, &f->info);
     f->writes = !bad && !(off && !strcmp(off, "0"));
     hints->caps = FI_TAGGED | FI_MSG;
     hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
-    if (bad) bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &f->info);
+    if (bad) bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, flags, hints, &f->info);
     fi_freeinfo(hints);
+    return bad;
+}
+
+/* Finds the provider. net answers sooner than tcp;ofi_rxm, but not every libfabric has it. */
+static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
+{
+    const char *name = "", *node = NULL;
+    char address[128] = "";
+    int bad;
+    dt_result r = dt__ofi_provider(w, &name);
+    if (!r && name[0] != 's' && name[0] != 'e') {
+        r = dt__own_address(w, address, sizeof address);
+        node = address;
+    }
+    if (r) return r;
+    bad = dt__ofi_ask(f, name, node);
+    if (bad && !w->fabric[0]) bad = dt__ofi_ask(f, name = "tcp;ofi_rxm", node);
     if (!bad) return DT_OK;
     return dt__error(DT_E_SYSTEM, "libfabric %u.%u has no provider %s here%s%s (%s): see what `fi_info -p \"%s\"` "
                      "says; %s", FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
@@ -21042,14 +21063,14 @@ static dt_result dt__ofi_build(dt__ofi *f)
     memset(&events, 0, sizeof events);
     names.count = (size_t)f->ends * (size_t)f->fabric.size;
     events.format = FI_CQ_FORMAT_TAGGED;
-    events.size = (size_t)f->ends * (f->info->tx_attr->size + f->info->rx_attr->size);
+    events.size = f->info->tx_attr->size + f->info->rx_attr->size;
     if (!bad) what = "fi_domain", bad = fi_domain(f->net, f->info, &f->domain, NULL);
     if (!bad) what = "fi_av_open", bad = fi_av_open(f->domain, &names, &f->names, NULL);
-    if (!bad) what = "fi_cq_open", bad = fi_cq_open(f->domain, &events, &f->events, NULL);
     for (int k = 0; k < f->ends && !bad; k++) {
-        what = "fi_endpoint", bad = fi_endpoint(f->domain, f->info, &f->end[k], NULL);
+        what = "fi_cq_open", bad = fi_cq_open(f->domain, &events, &f->events[k], NULL);
+        if (!bad) what = "fi_endpoint", bad = fi_endpoint(f->domain, f->info, &f->end[k], NULL);
         if (!bad) what = "fi_ep_bind", bad = fi_ep_bind(f->end[k], &f->names->fid, 0);
-        if (!bad) bad = fi_ep_bind(f->end[k], &f->events->fid, FI_SEND | FI_RECV);
+        if (!bad) bad = fi_ep_bind(f->end[k], &f->events[k]->fid, FI_SEND | FI_RECV);
         if (!bad) what = "fi_enable", bad = fi_enable(f->end[k]);
     }
     if (!bad) return DT_OK;
