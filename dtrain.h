@@ -14093,9 +14093,10 @@ typedef struct dt__message {
     struct dt__message *next; /* the fabric's, until done */
     char *data;               /* the caller's; stays as it is (send) or untouched (receive) until done */
     int64_t bytes, moved;     /* asked for, may exceed 2^31; of a receive: how many came */
+    int64_t room;             /* of a receive: bytes that may be written to, where it is more; else 0 */
     int peer;                 /* rank in the world; of a receive DT__FROM_ANY, which the fabric replaces */
-    uint32_t tag;             /* < 2^30. A receive matches the oldest message of its peer with its tag (MPI: the oldest
-                               * that is short, or long, like itself: only with a wrong length is that another one) */
+    uint32_t tag;             /* < 2^29. A receive matches the oldest message of its peer with its tag (MPI: the oldest
+                               * of its class of lengths: only with a wrong length is that another one) */
     int sends;
     int done;                 /* 0; 1; DT__LOST: the peer is gone; DT__TOO_LONG: more came than was asked for */
     void *own[10];            /* the fabric's: a request, a context */
@@ -17839,7 +17840,8 @@ static dt_result dt__check_collective(const dt_comm *c, const dt_collective *wha
 
 /* ---- doing it ---- */
 
-enum { DT__FRAMED = 1 << 16 }; /* bytes: a call on more sends what it is in messages of their own */
+/* Bytes: a call on more sends what it is in messages of their own; the longest message that begins with its call. */
+enum { DT__FRAMED = 1 << 16, DT__FRAME_MOST = DT__FRAMED + (int)sizeof(dt__published) };
 
 /* to = op(a, b) of one type; to is a or b. */
 static void dt__combine_typed(const dt__kernels *k, const dt_collective *what, void *to, const void *a, const void *b,
@@ -17892,7 +17894,7 @@ static int64_t dt__hop_cut(const dt__hop *h, int k) { return h->messages ? h->co
 /* Room for a round's messages and for what comes before it may be added. */
 static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t hops)
 {
-    int64_t messages = 0, bytes = 0;
+    int64_t messages = 0, bytes = 0, behind = w->framed ? DT__FRAME_MOST : 0; /* room for any frame where one begins */
     for (int64_t i = 0; i < hops; i++) {
         int taken = h[i].target == c->rank, far = dt__hop_far(c, &h[i]), framed = far && w->framed;
         h[i].messages = dt__hop_messages(c, &h[i], w->course.unit);
@@ -17904,7 +17906,7 @@ static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t h
         if (h[i].landing >= 0) bytes = dt__round_up(bytes + h[i].count * w->course.unit, 64);
     }
     if (dt__reserve((void **)&w->message, 0, &w->message_room, messages, (int64_t)sizeof(dt__message), "messages") &&
-        dt__reserve((void **)&w->scratch, 0, &w->scratch_room, bytes, 1, "what a collective adds"))
+        dt__reserve((void **)&w->scratch, 0, &w->scratch_room, bytes + behind, 1, "what a collective adds"))
         return DT_OK;
     return DT_E_MEMORY;
 }
@@ -17919,6 +17921,7 @@ static dt_result dt__frame_depart(dt_comm *c, dt__router *w, dt__hop *h, int pee
     int sends = h->source == c->rank;
     if (!sends) memset(frame, 0, sizeof c->call);
     if (sends) memcpy(frame, &c->call, sizeof c->call), memcpy(w->scratch + h->landing, data, (size_t)bytes);
+    w->message[h->message].room = DT__FRAME_MOST;
     return dt__bridge_start(c, &w->message[h->message], sends, peer, 0, frame, (int64_t)sizeof c->call + bytes);
 }
 
@@ -17988,7 +17991,7 @@ static dt_result dt__round(dt_comm *c, dt__router *w, const dt_collective *what,
 {
     dt_result r = dt__round_room(c, w, h, hops);
     int64_t started = 0;
-    for (int64_t i = 0; i < w->message_room && !r; i++) w->message[i].data = NULL;
+    for (int64_t i = 0; i < w->message_room && !r; i++) w->message[i].data = NULL, w->message[i].room = 0;
     for (; started < hops && !r; started++)
         if (h[started].source == c->rank || h[started].messages) r = dt__hop_depart(c, w, &h[started], send, take);
     for (int64_t i = 0; i < hops && !r; i++)
@@ -18587,17 +18590,19 @@ DT_API dt_result dt_comm_tune(dt_comm *c, dt_tuning *t)
  * process and cannot be opened twice: what initialised it here finalises it when the process exits.
  *
  * A long receive is handed to MPI when its message has come and the length is known: Open MPI 4.1 writes all of a large
- * message to memory, however short the receive was. A short one is handed over at once, which saves a microsecond; the
- * tag then keeps long messages away from it. Now and then what nobody takes is looked at: a long message for which a
- * short receive waits is refused. */
+ * message to memory, however short the receive was. A short one is handed over at once, which saves a microsecond, and
+ * so is a middling one that has room for any of its class; the tag then keeps messages of other classes away. Now and
+ * then what nobody takes is looked at: a message for which a receive of another class waits is refused. */
 
-enum { DT__MPI_WINDOW = 64, DT__MPI_SHORT = 3072 }; /* requests looked at together; bytes that any MPI sends at once */
+enum { DT__MPI_WINDOW = 64 };                                        /* requests looked at together */
+enum { DT__MPI_SHORT = 3072, DT__MPI_MIDDLING = DT__FRAME_MOST }; /* bytes; short: that any MPI sends at once */
+enum { DT__MPI_CLASSES = 3 };
 
 /* A message that has come and that no receive has asked for yet. */
 typedef struct dt__mpi_arrival {
     MPI_Message handle;
     int64_t bytes;
-    int peer;
+    int peer, class_of;
     uint32_t tag;
 } dt__mpi_arrival;
 
@@ -18694,9 +18699,9 @@ static dt_result dt__mpi_check(const dt__mpi *f, const dt__message *m)
     if (!any && (m->peer < 0 || m->peer >= f->fabric.size))
         return dt__error(DT_E_USAGE, "a message %s rank %d of %d", m->sends ? "to" : "from", m->peer, f->fabric.size);
     if (m->bytes < 0) return dt__error(DT_E_USAGE, "a message of %lld bytes", (long long)m->bytes);
-    if (m->tag > (uint32_t)(f->top - 1) / 2)
+    if (m->tag >= (uint32_t)(f->top / DT__MPI_CLASSES)) /* the largest of all is nobody's: see dt__mpi_progress */
         return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->fabric.name,
-                         (f->top - 1) / 2);
+                         f->top / DT__MPI_CLASSES - 1);
     return DT_OK;
 }
 
@@ -18759,12 +18764,16 @@ static void dt__mpi_try(dt__mpi *f, MPI_Request request, dt__message *m, void *s
     else dt__mpi_add(f, request, m, scratch, 0);
 }
 
-/* Is it long? What a rank sends itself counts as such, since of that less is sent at once. */
-static int dt__mpi_long(const dt__mpi *f, const dt__message *m)
+/* 0: short, 1: middling, 2: long. What a rank sends itself counts as long, since of that less is sent at once. */
+static int dt__mpi_class(const dt__mpi *f, const dt__message *m)
 {
-    return m->bytes > DT__MPI_SHORT || m->peer == f->fabric.rank;
+    if (m->peer == f->fabric.rank) return 2;
+    return (m->bytes > DT__MPI_SHORT) + (m->bytes > DT__MPI_MIDDLING);
 }
-static int dt__mpi_tag(const dt__mpi *f, const dt__message *m) { return 2 * (int)m->tag + dt__mpi_long(f, m); }
+static int dt__mpi_tag(const dt__mpi *f, const dt__message *m)
+{
+    return DT__MPI_CLASSES * (int)m->tag + dt__mpi_class(f, m);
+}
 
 static int dt__mpi_send(dt__mpi *f, dt__message *m)
 {
@@ -18816,7 +18825,7 @@ static int dt__mpi_receive(dt__mpi *f, dt__message *m)
 {
     dt__message **end = &f->waiting;
     MPI_Request request;
-    int code;
+    int code, kind = dt__mpi_class(f, m);
     for (int64_t i = 0; i < f->arrivals; i++) {
         dt__mpi_arrival a = f->arrival[i];
         if (!dt__mpi_fits(m, &a)) continue;
@@ -18824,9 +18833,9 @@ static int dt__mpi_receive(dt__mpi *f, dt__message *m)
         memmove(f->arrival + i, f->arrival + i + 1, (size_t)(f->arrivals - i) * sizeof a);
         return dt__mpi_take(f, m, &a);
     }
-    if (!dt__mpi_long(f, m)) {
-        code = MPI_Irecv(m->data, (int)m->bytes, MPI_BYTE, m->peer == DT__FROM_ANY ? MPI_ANY_SOURCE : m->peer,
-                         dt__mpi_tag(f, m), f->comm, &request);
+    if (kind == 0 || (kind == 1 && m->room >= DT__MPI_MIDDLING)) {
+        code = MPI_Irecv(m->data, kind ? DT__MPI_MIDDLING : (int)m->bytes, MPI_BYTE,
+                         m->peer == DT__FROM_ANY ? MPI_ANY_SOURCE : m->peer, dt__mpi_tag(f, m), f->comm, &request);
         if (!code) dt__mpi_add(f, request, m, NULL, 1);
         return code;
     }
@@ -18853,12 +18862,12 @@ static dt_result dt__mpi_start(dt__fabric *fabric, dt__message *m)
 }
 
 /* Does a request end well within so many seconds? If it does not end at all, it is MPI's alone from now on. */
-static int dt__mpi_settle(MPI_Request *request, double seconds)
+static int dt__mpi_settle(MPI_Request *request, double seconds, MPI_Status *status)
 {
     double until = dt__now() + seconds;
     int done = 0, code = MPI_SUCCESS;
     while (!code && !done && dt__now() < until) {
-        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        code = MPI_Test(request, &done, status);
         if (!code && !done) dt__nap();
     }
     *request = MPI_REQUEST_NULL;
@@ -18872,28 +18881,30 @@ static void dt__mpi_came(dt__message *m, const MPI_Status *status, int code)
     if (code) MPI_Error_class(code, &kind);
     else MPI_Get_count(status, MPI_BYTE, &bytes);
     if (!code) m->peer = status->MPI_SOURCE;
+    if (!code && bytes > m->bytes) code = kind = MPI_ERR_TRUNCATE, bytes = 0;
     m->moved = bytes;
     __atomic_store_n(&m->done, !code ? 1 : kind == MPI_ERR_TRUNCATE ? DT__TOO_LONG : DT__LOST, __ATOMIC_RELEASE);
 }
 
-/* A long message has come for which a short receive waits: the sender is in another call. 0: none waits. One that has
- * got its message already does not. */
+/* A message has come for which a receive of another class waits: the sender is in another call. 0: none waits. One that
+ * has got its message already, or is getting it, does not. */
 static int dt__mpi_refuse(dt__mpi *f, const dt__mpi_arrival *a, int *code)
 {
-    for (int64_t at = 0; at < f->active && a->bytes > DT__MPI_SHORT; at++) {
+    for (int64_t at = 0; at < f->active; at++) {
         dt__message *m = f->work[at].message;
         MPI_Status status;
-        int done = 0, bad;
-        if (!f->work[at].posted || f->request[at] == MPI_REQUEST_NULL || !dt__mpi_fits(m, a)) continue;
-        bad = MPI_Test(&f->request[at], &done, &status);
-        if (bad || done) {
-            dt__mpi_came(m, &status, bad);
+        int done = 0, bad, called_back = 1;
+        if (!f->work[at].posted || f->request[at] == MPI_REQUEST_NULL || !dt__mpi_fits(m, a) ||
+            dt__mpi_class(f, m) == a->class_of)
             continue;
+        bad = MPI_Test(&f->request[at], &done, &status);
+        if (!bad && !done) {
+            MPI_Cancel(&f->request[at]);
+            done = dt__mpi_settle(&f->request[at], 0.2, &status);
+            if (done) MPI_Test_cancelled(&status, &called_back);
+            if (!done || called_back) return *code = dt__mpi_take(f, m, a), 1;
         }
-        MPI_Cancel(&f->request[at]);
-        (void)dt__mpi_settle(&f->request[at], 0.2);
-        *code = dt__mpi_take(f, m, a);
-        return 1;
+        dt__mpi_came(m, &status, bad);
     }
     return 0;
 }
@@ -18915,7 +18926,8 @@ static int dt__mpi_claim(dt__mpi *f)
         MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
         a.bytes = (int64_t)bytes;
         a.peer = status.MPI_SOURCE;
-        a.tag = (uint32_t)status.MPI_TAG / 2;
+        a.tag = (uint32_t)(status.MPI_TAG / DT__MPI_CLASSES);
+        a.class_of = status.MPI_TAG % DT__MPI_CLASSES;
         while (*p && !dt__mpi_fits(*p, &a)) p = &(*p)->next;
         if ((m = *p) != NULL) {
             *p = m->next;
@@ -18989,7 +19001,7 @@ static void dt__mpi_cancel(dt__fabric *fabric, dt__message *m)
     if (*p) *p = m->next;
     if (at < f->active) {
         if (f->work[at].posted) MPI_Cancel(&f->request[at]);
-        (void)dt__mpi_settle(&f->request[at], 0.2);
+        (void)dt__mpi_settle(&f->request[at], 0.2, MPI_STATUS_IGNORE);
         dt__mpi_compact(f);
     }
     dt__mpi_unlock(f);
@@ -19125,7 +19137,7 @@ static void dt__mpi_end(void)
     double patience = __atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED) ? 10.0 : 1e9;
     int finalized = 1;
     if (MPI_Finalized(&finalized) || finalized || MPI_Ibarrier(MPI_COMM_WORLD, &request)) return;
-    if (dt__mpi_settle(&request, patience)) MPI_Finalize();
+    if (dt__mpi_settle(&request, patience, MPI_STATUS_IGNORE)) MPI_Finalize();
 }
 
 /* Initialises MPI unless the program has. */
@@ -19173,7 +19185,7 @@ static void dt__mpi_close(dt__fabric *fabric)
     dt__mpi *f = dt__mpi_of(fabric);
     if (f->arrivals) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED); /* senders may wait for ever */
     for (int64_t i = 0; i < f->active; i++) {                                 /* what was too long */
-        if (!dt__mpi_settle(&f->request[i], 0.2)) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+        if (!dt__mpi_settle(&f->request[i], 0.2, MPI_STATUS_IGNORE)) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
         else if (f->work[i].scratch) DT_FREE(f->work[i].scratch);
     }
     if (f->comm != MPI_COMM_NULL && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free(&f->comm);
