@@ -19185,7 +19185,8 @@ static void dt__mpi_close(dt__fabric *fabric)
     dt__mpi *f = dt__mpi_of(fabric);
     if (f->arrivals) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED); /* senders may wait for ever */
     for (int64_t i = 0; i < f->active; i++) {                                 /* what was too long */
-        if (!dt__mpi_settle(&f->request[i], 0.2, MPI_STATUS_IGNORE)) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+        if (!dt__mpi_settle(&f->request[i], 0.2, MPI_STATUS_IGNORE))
+            __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
         else if (f->work[i].scratch) DT_FREE(f->work[i].scratch);
     }
     if (f->comm != MPI_COMM_NULL && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free(&f->comm);
