@@ -14753,6 +14753,18 @@ static dt_result dt__wait(dt_comm *c, int peer, dt__event *e, uint32_t target)
     return r;
 }
 
+/* The cores that this process may run on. */
+static int dt__own_cores(void)
+{
+    int cores = 0;
+#ifdef __linux__
+    unsigned char may[128]; /* of 1024 cores */
+    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof may, may);
+    for (long i = 0; i < bytes; i++) cores += __builtin_popcount(may[i]);
+#endif
+    return cores > 0 ? cores : (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 /* ---- shared memory ---- */
 
 /* The number behind `key` in a file of the kernel, -1 when there is none. */
@@ -14801,8 +14813,9 @@ static int dt__file_reserve(int fd, int64_t where, int64_t bytes)
 /* From here on another thread alone uses it. */
 static void dt__comm_other_line(dt_comm *c)
 {
-    c->line = 1;
-    if (c->bridge) c->bridge->near->line = 1;
+    dt_comm *near = c->bridge ? c->bridge->near : c;
+    c->line = near->line = 1;
+    if (c->job && 2 * c->job->size > dt__own_cores()) c->spins = near->spins = 4; /* it takes the core of the other */
 }
 
 /* Gives the memory of one region back. Processes: only the last one to leave may free the file's pages. */
@@ -15543,7 +15556,7 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
     dt__line *me = &dt__own_lane(c)->line[c->line];
     dt__watch watch;
     double start, spin = c->line == 0 && c->spins == DT__SPINS ? DT__FAR_SPIN : 0.0;
-    int done, up = 0;
+    int done, up = 0, spins = c->spins;
     dt_result r = DT_OK;
     if (__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) == 1) return DT_OK;
     start = dt__now();
@@ -15552,12 +15565,12 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
     for (int polls = 0; !(done = __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) && !r && !up; polls++) {
         r = f->progress(f);
         dt__hear(f);
-        if (spin > 0.0 && polls % 64 == 63 && dt__now() - start > spin) spin = 0.0, polls = DT__SPINS;
+        if (spin > 0.0 && polls % 64 == 63 && dt__now() - start > spin) spin = 0.0, polls = spins;
         if (spin > 0.0 && polls % 16 == 15) sched_yield(); /* the kernel's thread for the network needs a core, too */
-        if (spin > 0.0 || polls < c->spins) continue;
-        if (polls < c->spins + 8) sched_yield();
+        if (spin > 0.0 || polls < spins) continue;
+        if (polls < spins + 8) sched_yield();
         else dt__nap();
-        if (polls <= c->spins + 8 || polls % 64) continue;
+        if (polls <= spins + 8 || polls % 64) continue;
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
         if (f->base) __atomic_store_n(&me->waiting, 1 + c->lane[peer], __ATOMIC_RELAXED);
         else dt__comm_tick(c->bridge->near);
@@ -16035,7 +16048,7 @@ static float *dt__bridge_target(const dt_comm *c, const dt__gathering *x, int p,
 static dt_result dt__bridge_gather_start(dt_comm *c, const dt__gathering *x, int64_t k)
 {
     dt__bridge *s = c->bridge;
-    uint32_t step = s->near->step + 1;
+    uint32_t step = (uint32_t)k;
     float *box = dt__bridge_stage(s, s->near->rank, step) + s->relays * x->width;
     const float *data = box;
     const dt__extent *e;
@@ -16094,12 +16107,11 @@ static dt_result dt__bridge_gather(dt_comm *c, const float *from, int64_t reach,
     rounds = dt__ceil_div(longest, x.width);
     r = dt__bridge_share(c, from, reach, &x.staged);
     if (!r && rounds > 0) r = dt__bridge_gather_start(c, &x, 0);
-    for (int64_t k = 0; k < rounds; k++) {
-        uint32_t step = s->near->step + 1;
+    for (int64_t k = 0; k < rounds && !r; k++) {
+        if (k > 0) r = dt__step(s->near); /* all have taken the round before, in whose half of the stages the next comes */
+        if (!r && k + 1 < rounds) r = dt__bridge_gather_start(c, &x, k + 1);
         if ((r = dt__bridge_wait(c, (int)(k & 1), r)) == DT_OK) r = dt__step(s->near);
-        if (r) break;
-        if (k + 1 < rounds) r = dt__bridge_gather_start(c, &x, k + 1);
-        dt__bridge_gather_take(c, &x, step);
+        if (!r) dt__bridge_gather_take(c, &x, (uint32_t)k);
         dt__comm_tick(c);
     }
     return r ? dt__bridge_wait(c, 0, r) : dt__bridge_conclude(c);

@@ -21,6 +21,8 @@ for host in "$a" "$b"; do
     ip -n "$host" link set lo up
     ip -n "$host" addr add $address/24 dev "$link"
     ip -n "$host" link set "$link" up
+    # Linux's usual one: BBR, where it is set, guesses a rate, and guesses low between hosts that are one machine
+    ip netns exec "$host" sysctl -q -w net.ipv4.tcp_congestion_control=cubic 2>/dev/null || true
     [ "$rate" = - ] || tc -n "$host" qdisc add dev "$link" root tbf rate "$rate" burst 256kb latency 4ms # more would queue: acknowledgements wait behind data
     address=10.77.7.2
 done
