@@ -16108,7 +16108,7 @@ static dt_result dt__bridge_gather(dt_comm *c, const float *from, int64_t reach,
     r = dt__bridge_share(c, from, reach, &x.staged);
     if (!r && rounds > 0) r = dt__bridge_gather_start(c, &x, 0);
     for (int64_t k = 0; k < rounds && !r; k++) {
-        if (k > 0) r = dt__step(s->near); /* all have taken the round before, in whose half of the stages the next comes */
+        if (k > 0) r = dt__step(s->near); /* all have taken the round before, whose half of the stages the next needs */
         if (!r && k + 1 < rounds) r = dt__bridge_gather_start(c, &x, k + 1);
         if ((r = dt__bridge_wait(c, (int)(k & 1), r)) == DT_OK) r = dt__step(s->near);
         if (!r) dt__bridge_gather_take(c, &x, (uint32_t)k);
