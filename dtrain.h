@@ -15556,7 +15556,7 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
     dt__line *me = &dt__own_lane(c)->line[c->line];
     dt__watch watch;
     double start, spin = c->line == 0 && c->spins == DT__SPINS ? DT__FAR_SPIN : 0.0;
-    int done, up = 0, spins = c->spins;
+    int done, up = 0;
     dt_result r = DT_OK;
     if (__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) == 1) return DT_OK;
     start = dt__now();
@@ -15565,12 +15565,12 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
     for (int polls = 0; !(done = __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) && !r && !up; polls++) {
         r = f->progress(f);
         dt__hear(f);
-        if (spin > 0.0 && polls % 64 == 63 && dt__now() - start > spin) spin = 0.0, polls = spins;
+        if (spin > 0.0 && polls % 64 == 63 && dt__now() - start > spin) spin = 0.0, polls = DT__SPINS;
         if (spin > 0.0 && polls % 16 == 15) sched_yield(); /* the kernel's thread for the network needs a core, too */
-        if (spin > 0.0 || polls < spins) continue;
-        if (polls < spins + 8) sched_yield();
+        if (spin > 0.0 || polls < c->spins) continue;
+        if (polls < c->spins + 8) sched_yield();
         else dt__nap();
-        if (polls <= spins + 8 || polls % 64) continue;
+        if (polls <= c->spins + 8 || polls % 64) continue;
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
         if (f->base) __atomic_store_n(&me->waiting, 1 + c->lane[peer], __ATOMIC_RELAXED);
         else dt__comm_tick(c->bridge->near);
@@ -18606,9 +18606,8 @@ DT_API dt_result dt_comm_tune(dt_comm *c, dt_tuning *t)
  * so is a middling one that has room for any of its class; the tag then keeps messages of other classes away. Now and
  * then what nobody takes is looked at: a message for which a receive of another class waits is refused. */
 
-enum { DT__MPI_WINDOW = 64 };                                        /* requests looked at together */
+enum { DT__MPI_WINDOW = 64, DT__MPI_CLASSES = 3 };                /* window: requests looked at together */
 enum { DT__MPI_SHORT = 3072, DT__MPI_MIDDLING = DT__FRAME_MOST }; /* bytes; short: that any MPI sends at once */
-enum { DT__MPI_CLASSES = 3 };
 
 /* A message that has come and that no receive has asked for yet. */
 typedef struct dt__mpi_arrival {
