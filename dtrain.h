@@ -14094,6 +14094,8 @@ typedef struct dt__message {
     char *data;               /* the caller's; stays as it is (send) or untouched (receive) until done */
     int64_t bytes, moved;     /* asked for, may exceed 2^31; of a receive: how many came */
     int64_t room;             /* of a receive: bytes that may be written to, where it is more; else 0 */
+    char *rest;               /* where the bytes behind the first `lead` are; NULL: behind these */
+    int64_t lead;
     int peer;                 /* rank in the world; of a receive DT__FROM_ANY, which the fabric replaces */
     uint32_t tag;             /* < 2^29. A receive matches the oldest message of its peer with its tag (MPI: the oldest
                                * of its class of lengths: only with a wrong length is that another one) */
@@ -14140,6 +14142,7 @@ struct dt__fabric {
     void (*ungroup)(dt__fabric *f, void *group);
     dt_comm *base;                                        /* emulated nodes: all ranks; else NULL */
     dt__hearing *hearing;
+    int64_t parts;                                        /* messages of at most so many bytes may have a rest */
     int64_t sent;                                         /* bytes of messages to other ranks */
     int64_t memory;                                       /* bytes of this process's for collectives over nodes */
     uint32_t ids;                                         /* communicators over nodes have had numbers below */
@@ -14279,11 +14282,13 @@ static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3)
 
 static void dt__fabric_poll(dt__fabric *f);
 
+static void dt__comm_alive(dt_comm *c) { __atomic_fetch_add(&dt__own_lane(c)->tick, 1u, __ATOMIC_RELAXED); }
+
 /* Compute code calls this often, so that a long stretch of work does not look like a frozen rank. */
 static void dt__comm_tick(dt_comm *c)
 {
     if (!c || !c->job) return;
-    __atomic_fetch_add(&dt__own_lane(c)->tick, 1u, __ATOMIC_RELAXED);
+    dt__comm_alive(c);
     if (c->fabric) dt__fabric_poll(c->fabric);
 }
 
@@ -14949,7 +14954,8 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     if (count < 0)
         return dt__error(DT_E_USAGE, "%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
     if (!c->job) return DT_OK;
-    dt__comm_tick(c);
+    if (c->bridge && op < DT__CALL_SEND) dt__comm_alive(c); /* what follows polls the fabric */
+    else dt__comm_tick(c);
     return dt__comm_troubled(c) ? dt__comm_explain(c) : DT_OK;
 }
 
@@ -17405,7 +17411,7 @@ typedef struct dt__hop {
     int64_t from, to, count; /* elements: where in the source's data, in the target's */
     int64_t order;           /* hops of a round between two ranks happen in it */
     int64_t landing;         /* where in the scratch it comes, or is sent from; -1: in its place */
-    int message, messages;   /* those that carry it between nodes */
+    int message;             /* the one that carries it between nodes; -1: none */
     uint32_t ticket;         /* of a send inside a node */
 } dt__hop;
 
@@ -17430,6 +17436,11 @@ struct dt__router {
     int framed;           /* messages between nodes begin with the call */
     dt__message *message; /* of a round */
     int64_t scratch_room, message_room;
+    const char *raw;      /* the input, which a rank's first round sends from where it is; NULL: it is in its place */
+    int64_t raw_at;       /* the place that its first element has */
+    char *kept;           /* where what stays here of it goes, while that round is under way */
+    const char *keep;
+    int64_t kept_bytes;
     void *group;          /* the engine's, when c is not over all ranks */
     int grouped, tuned;
     dt_tuning tuning;
@@ -17487,7 +17498,7 @@ static void dt__pass(dt__course *x, int round, int kind, int source, int target,
     h = &x->hop[x->hops++];
     h->round = round, h->kind = kind, h->source = source, h->target = target;
     h->from = from, h->to = to, h->count = count, h->order = order;
-    h->landing = -1, h->messages = 0;
+    h->landing = h->message = -1;
 }
 
 /* Sections [first, last). */
@@ -17881,27 +17892,18 @@ static void dt__combine_typed(const dt__kernels *k, const dt_collective *what, v
 }
 
 /* The data of a hop, which lies at `from`, comes to this rank's place. */
-static void dt__hop_arrive(dt__router *w, const dt_collective *what, const dt__hop *h, char *take, const char *from,
-                           int64_t first, int64_t count)
+static void dt__hop_arrive(dt__router *w, const dt_collective *what, const dt__hop *h, char *take, const char *from)
 {
-    char *to = take + (h->to + first) * w->course.unit;
-    if (h->kind == DT__HOP_TAKE) memcpy(to, from, (size_t)(count * w->course.unit));
-    else if (h->kind == DT__HOP_ADD || h->source > h->target) dt__combine_typed(w->k, what, to, to, from, count);
-    else dt__combine_typed(w->k, what, to, from, to, count); /* both ranks of a swap have the lower one's at the left */
+    char *to = take + h->to * w->course.unit;
+    if (h->kind == DT__HOP_TAKE) memcpy(to, from, (size_t)(h->count * w->course.unit));
+    else if (h->kind == DT__HOP_ADD || h->source > h->target) dt__combine_typed(w->k, what, to, to, from, h->count);
+    else dt__combine_typed(w->k, what, to, from, to, h->count); /* in a swap both have the lower rank's at the left */
 }
 
 static int dt__hop_far(const dt_comm *c, const dt__hop *h)
 {
     return dt_comm_node(c, h->source) != dt_comm_node(c, h->target);
 }
-/* Messages that carry a hop between nodes: what has come is added while the rest is under way. */
-static int dt__hop_messages(const dt_comm *c, const dt__hop *h, int64_t unit)
-{
-    if (!dt__hop_far(c, h)) return 0;
-    return h->kind == DT__HOP_ADD ? (int)dt__min(dt__max(h->count * unit >> 18, 1), 16) : 1;
-}
-/* Where message k of the hop begins, in elements. */
-static int64_t dt__hop_cut(const dt__hop *h, int k) { return h->messages ? h->count * k / h->messages : 0; }
 
 /* Room for a round's messages and for what comes before it may be added. */
 static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t hops)
@@ -17909,32 +17911,36 @@ static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t h
     int64_t messages = 0, bytes = 0, behind = w->framed ? DT__FRAME_MOST : 0; /* room for any frame where one begins */
     for (int64_t i = 0; i < hops; i++) {
         int taken = h[i].target == c->rank, far = dt__hop_far(c, &h[i]), framed = far && w->framed;
-        h[i].messages = dt__hop_messages(c, &h[i], w->course.unit);
-        h[i].message = (int)messages;
-        messages += h[i].messages;
+        h[i].message = far ? (int)messages++ : -1;
         if (framed) bytes += (int64_t)sizeof c->call;
         taken = taken && ((far && h[i].kind == DT__HOP_ADD) || h[i].kind == DT__HOP_SWAP);
         h[i].landing = taken || framed ? bytes : -1;
         if (h[i].landing >= 0) bytes = dt__round_up(bytes + h[i].count * w->course.unit, 64);
     }
-    if (dt__reserve((void **)&w->message, 0, &w->message_room, messages, (int64_t)sizeof(dt__message), "messages") &&
-        dt__reserve((void **)&w->scratch, 0, &w->scratch_room, bytes + behind, 1, "what a collective adds"))
-        return DT_OK;
-    return DT_E_MEMORY;
+    if (!dt__reserve((void **)&w->message, 0, &w->message_room, messages, (int64_t)sizeof(dt__message), "messages") ||
+        !dt__reserve((void **)&w->scratch, 0, &w->scratch_room, bytes + behind, 1, "what a collective adds"))
+        return DT_E_MEMORY;
+    if (messages) memset(w->message, 0, (size_t)messages * sizeof *w->message);
+    return DT_OK;
 }
 
 static dt_comm *dt__near_of(dt_comm *c) { return c->bridge ? c->bridge->near : c; }
 static int dt__seat_of(const dt_comm *c, int p) { return c->bridge ? c->bridge->seat[p] : p; }
 
-/* A message that begins with the call, from the scratch or to it. */
-static dt_result dt__frame_depart(dt_comm *c, dt__router *w, dt__hop *h, int peer, const char *data, int64_t bytes)
+/* A message that begins with the call, from the scratch or to it; what follows stays where it is, if the fabric can. */
+static dt_result dt__frame_depart(dt_comm *c, dt__router *w, dt__hop *h, int peer, char *data, int64_t bytes)
 {
-    char *frame = w->scratch + h->landing - sizeof c->call;
-    int sends = h->source == c->rank;
+    int64_t lead = (int64_t)sizeof c->call;
+    dt__message *m = &w->message[h->message];
+    char *landing = w->scratch + h->landing, *frame = landing - lead;
+    int sends = h->source == c->rank, parts = lead + bytes <= c->fabric->parts && (sends || h->kind == DT__HOP_TAKE);
+    m->rest = parts ? data : NULL;
+    m->lead = lead;
+    m->room = DT__FRAME_MOST;
     if (!sends) memset(frame, 0, sizeof c->call);
-    if (sends) memcpy(frame, &c->call, sizeof c->call), memcpy(w->scratch + h->landing, data, (size_t)bytes);
-    w->message[h->message].room = DT__FRAME_MOST;
-    return dt__bridge_start(c, &w->message[h->message], sends, peer, 0, frame, (int64_t)sizeof c->call + bytes);
+    else memcpy(frame, &c->call, sizeof c->call);
+    if (sends && !parts) memcpy(landing, data, (size_t)bytes);
+    return dt__bridge_start(c, m, sends, peer, 0, frame, lead + bytes);
 }
 
 /* Starts what leaves this rank and the receives from other nodes. */
@@ -17943,22 +17949,18 @@ static dt_result dt__hop_depart(dt_comm *c, dt__router *w, dt__hop *h, char *sen
     dt_comm *near = dt__near_of(c);
     int sends = h->source == c->rank, peer = sends ? h->target : h->source;
     int64_t unit = w->course.unit, bytes = h->count * unit;
-    char *data = sends ? send + h->from * unit : h->landing >= 0 ? w->scratch + h->landing : take + h->to * unit;
-    dt_result r = DT_OK;
+    char *data = take + h->to * unit;
+    dt__parcel parcel;
+    if (sends && w->raw) data = (char *)(intptr_t)w->raw + (h->from - w->raw_at) * unit;
+    else if (sends) data = send + h->from * unit;
     if (sends) dt__count_moved(c, peer, bytes);
     if (sends && !c->bridge) c->owed += bytes;
-    if (w->framed && h->messages) return dt__frame_depart(c, w, h, peer, data, bytes);
-    for (int k = 0; k < h->messages && !r; k++) {
-        int64_t begin = dt__hop_cut(h, k) * unit, end = dt__hop_cut(h, k + 1) * unit;
-        r = dt__bridge_start(c, &w->message[h->message + k], sends, peer, 0, data + begin, end - begin);
-    }
-    if (sends && !h->messages) {
-        dt__parcel parcel;
-        parcel.where = near->job->threads ? (int64_t)(intptr_t)data : dt__locate(near, data, bytes);
-        parcel.count = parcel.total = bytes;
-        r = dt__post(near, dt__seat_of(c, peer), &parcel, &h->ticket);
-    }
-    return r;
+    if (w->framed && h->message >= 0) return dt__frame_depart(c, w, h, peer, data, bytes);
+    if (!sends && h->landing >= 0) data = w->scratch + h->landing;
+    if (h->message >= 0) return dt__bridge_start(c, &w->message[h->message], sends, peer, 0, data, bytes);
+    parcel.where = near->job->threads ? (int64_t)(intptr_t)data : dt__locate(near, data, bytes);
+    parcel.count = parcel.total = bytes;
+    return dt__post(near, dt__seat_of(c, peer), &parcel, &h->ticket);
 }
 
 /* Takes what a rank of this node has posted. */
@@ -17973,27 +17975,38 @@ static dt_result dt__hop_near(dt_comm *c, dt__router *w, const dt_collective *wh
     if (r) return r;
     from = (const char *)dt__resolve(near, channel->parcel[next % DT__PARCELS].where);
     if (h->landing >= 0) memcpy(w->scratch + h->landing, from, (size_t)(h->count * w->course.unit));
-    else dt__hop_arrive(w, what, h, take, from, 0, h->count);
+    else dt__hop_arrive(w, what, h, take, from);
     dt__event_raise(&channel->taken, next);
     return DT_OK;
 }
 
-/* Waits for the hop's messages. What comes to be added is, as far as it has come. */
+/* Waits for what this rank sends or gets between nodes, and for what it sends inside its node. */
 static dt_result dt__hop_wait(dt_comm *c, dt__router *w, const dt_collective *what, const dt__hop *h, char *take)
 {
     dt_comm *near = dt__near_of(c);
-    int sends = h->source == c->rank, seat = dt__seat_of(c, h->target);
+    int sends = h->source == c->rank, seat = dt__seat_of(c, h->target), in_place;
+    dt_result r;
+    if (h->message < 0 && !sends) return DT_OK;
+    if (h->message < 0) return dt__wait(near, seat, &dt__comm_channel(near, near->rank, seat)->taken, h->ticket);
+    r = dt__bridge_wait_one(c, &w->message[h->message], sends ? h->target : h->source);
+    if (!r && !sends && w->framed) r = dt__bridge_agree(c, w->scratch + h->landing - sizeof c->call, h->source);
+    in_place = h->kind == DT__HOP_TAKE && (!w->framed || w->message[h->message].rest);
+    if (!r && !sends && !in_place && h->kind != DT__HOP_SWAP)
+        dt__hop_arrive(w, what, h, take, w->scratch + h->landing);
+    return r;
+}
+
+/* Copies what stays here of the input, while the first messages are under way. */
+static dt_result dt__course_keep(dt_comm *c, dt__router *w)
+{
     dt_result r = DT_OK;
-    for (int k = 0; k < h->messages && !r; k++) {
-        int64_t first = dt__hop_cut(h, k), count = dt__hop_cut(h, k + 1) - first;
-        r = dt__bridge_wait_one(c, &w->message[h->message + k], sends ? h->target : h->source);
-        if (!r && !sends && w->framed)
-            r = dt__bridge_agree(c, w->scratch + h->landing - sizeof c->call, h->source);
-        if (!r && !sends && (h->kind == DT__HOP_ADD || (h->kind == DT__HOP_TAKE && w->framed)))
-            dt__hop_arrive(w, what, h, take, w->scratch + h->landing + first * w->course.unit, first, count);
+    for (int64_t at = 0, n; at < w->kept_bytes && !r; at += n) {
+        n = dt__min(w->kept_bytes - at, 1 << 18);
+        memcpy(w->kept + at, w->keep + at, (size_t)n);
+        r = c->fabric->progress(c->fabric);
     }
-    if (sends && !h->messages && !r)
-        r = dt__wait(near, seat, &dt__comm_channel(near, near->rank, seat)->taken, h->ticket);
+    w->kept_bytes = 0;
+    w->raw = NULL;
     return r;
 }
 
@@ -18003,19 +18016,19 @@ static dt_result dt__round(dt_comm *c, dt__router *w, const dt_collective *what,
 {
     dt_result r = dt__round_room(c, w, h, hops);
     int64_t started = 0;
-    for (int64_t i = 0; i < w->message_room && !r; i++) w->message[i].data = NULL, w->message[i].room = 0;
     for (; started < hops && !r; started++)
-        if (h[started].source == c->rank || h[started].messages) r = dt__hop_depart(c, w, &h[started], send, take);
+        if (h[started].source == c->rank || h[started].message >= 0) r = dt__hop_depart(c, w, &h[started], send, take);
+    if (!r) r = dt__course_keep(c, w);
     for (int64_t i = 0; i < hops && !r; i++)
-        if (h[i].target == c->rank && !h[i].messages) r = dt__hop_near(c, w, what, &h[i], take);
+        if (h[i].target == c->rank && h[i].message < 0) r = dt__hop_near(c, w, what, &h[i], take);
     for (int sends = 0; sends < 2; sends++)
         for (int64_t i = 0; i < hops && !r; i++)
             if ((h[i].source == c->rank) == sends) r = dt__hop_wait(c, w, what, &h[i], take);
     for (int64_t i = 0; i < hops && !r; i++)
         if (h[i].kind == DT__HOP_SWAP && h[i].target == c->rank)
-            dt__hop_arrive(w, what, &h[i], take, w->scratch + h[i].landing, 0, h[i].count);
+            dt__hop_arrive(w, what, &h[i], take, w->scratch + h[i].landing);
     for (int64_t i = 0; i < started && r; i++)
-        for (int k = 0; k < h[i].messages; k++) dt__bridge_cancel(c, &w->message[h[i].message + k]);
+        if (h[i].message >= 0) dt__bridge_cancel(c, &w->message[h[i].message]);
     dt__comm_tick(c);
     return r;
 }
@@ -18031,7 +18044,7 @@ static dt_result dt__course_run(dt_comm *c, const dt_collective *what, char *sen
         r = dt__round(c, w, what, w->course.hop + i, end - i, send, take);
     }
     dt__fp_leave(saved);
-    return r;
+    return r ? r : dt__course_keep(c, w);
 }
 
 /* Copies `bytes` of each of sections [first, last), which lie so many bytes apart. */
@@ -18052,8 +18065,25 @@ static void dt__course_pack(const dt_comm *c, const dt_collective *what, int64_t
     if (what->call == DT_BROADCAST && mine != what->root) return;
     if (what->call == DT_ALL_REDUCE || what->call == DT_BROADCAST) dt__sections_copy(send, 0, in, 0, 0, 1, bytes);
     else if (what->call == DT_ALL_GATHER) dt__sections_copy(send + mine * bytes, 0, in, 0, 0, 1, bytes);
-    else if (send != in) dt__sections_copy(send, bytes, in, stride, 0, c->size, bytes);
+    else dt__sections_copy(send, bytes, in, stride, 0, c->size, bytes);
     if (what->call == DT_ALL_TO_ALL) dt__sections_copy(take + mine * bytes, 0, in + mine * stride, 0, 0, 1, bytes);
+}
+
+/* The same for all of it, where no peer reads it: the first round sends from the input, and what stays here of that is
+ * copied meanwhile. Of a sum's sections other rounds send all, the only one none. */
+static void dt__course_leave(const dt_comm *c, const dt_collective *what)
+{
+    dt__router *w = c->router;
+    const dt__course *x = &w->course;
+    int sums = what->call == DT_REDUCE_SCATTER, rounds = x->hops && x->hop[0].round < x->hop[x->hops - 1].round;
+    int64_t bytes = what->count * x->unit, own = c->rank * bytes;
+    if (what->call == DT_BROADCAST && c->rank != what->root) return;
+    if (!dt__call_has_sections(what->call) || (sums && rounds)) own = 0;
+    w->raw = (const char *)what->in;
+    w->raw_at = what->call == DT_ALL_GATHER ? c->rank * what->count : 0;
+    w->kept = (sums ? w->work : (char *)what->out) + own;
+    w->keep = w->raw + (what->call == DT_ALL_GATHER ? 0 : own);
+    w->kept_bytes = w->kept == w->keep ? 0 : sums && rounds ? c->size * bytes : bytes;
 }
 static void dt__course_unpack(const dt_comm *c, const dt_collective *what, int64_t at, int64_t n, const char *take)
 {
@@ -18101,8 +18131,9 @@ static dt_result dt__collect_hops(dt_comm *c, const dt_collective *what, dt_algo
         char *send = in_place ? (char *)what->out : w->work, *take = send;
         if (what->call == DT_ALL_TO_ALL && in_place) send = (char *)(intptr_t)what->in;
         else if (what->call == DT_ALL_TO_ALL) take = w->work + c->size * n * unit;
-        dt__course_pack(c, what, at, n, send, take);
         if (at == 0 || n != slice) (void)dt__course_list(&w->course, what, a, n);
+        if (in_place || (!w->shared && n == what->count)) dt__course_leave(c, what);
+        else dt__course_pack(c, what, at, n, send, take);
         if ((r = dt__course_run(c, what, send, take)) == DT_OK && !in_place) dt__course_unpack(c, what, at, n, take);
     }
     if (!r && c->bridge && !w->framed) r = dt__bridge_calls(c, 1);
@@ -20457,6 +20488,20 @@ static void dt__ofi_push(dt__ofi *f, dt__ofi_item *b)
     dt__ofi_sent(f, b);
 }
 
+/* The bytes of a small message, whose rest may lie elsewhere, to a buffer or from there. */
+static void dt__ofi_gather(char *to, const dt__message *m)
+{
+    int64_t lead = m->rest ? m->lead : m->bytes;
+    if (lead) memcpy(to, m->data, (size_t)lead);
+    if (m->rest) memcpy(to + lead, m->rest, (size_t)(m->bytes - lead));
+}
+static void dt__ofi_scatter(const dt__message *m, const char *from, int64_t bytes)
+{
+    int64_t lead = m->rest ? dt__min(m->lead, bytes) : bytes;
+    if (lead) memcpy(m->data, from, (size_t)lead);
+    if (bytes > lead) memcpy(m->rest, from + lead, (size_t)(bytes - lead));
+}
+
 /* Sends a head, and behind it the bytes of a small message. */
 static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_item *small)
 {
@@ -20474,7 +20519,7 @@ static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_
     head->job = f->job;
     head->from = f->fabric.rank;
     b->end = head->kind == DT__OFI_DONE ? f->far : DT__OFI_HEADS; /* done comes behind the data: FI_ORDER_SAW */
-    if (bytes) memcpy(head + 1, small->m->data, (size_t)bytes);
+    if (small) dt__ofi_gather((char *)(head + 1), small->m);
     b->bytes = (int64_t)sizeof *head + bytes;
     b->pair = small;
     if (small) small->pair = b;
@@ -20605,7 +20650,7 @@ static void dt__ofi_match(dt__ofi *f, dt__ofi_item *i, const dt__ofi_head *h, co
         if (h->kind == DT__OFI_ASK) dt__ofi_say(f, h->from, &no, NULL);
         dt__ofi_end(f, i, DT__TOO_LONG, 1);
     } else if (h->kind == DT__OFI_SMALL) {
-        if (h->bytes) memcpy(m->data, data, (size_t)h->bytes);
+        dt__ofi_scatter(m, data, h->bytes);
         i->offset = h->bytes;
         dt__ofi_end(f, i, 1, 1);
     } else {
@@ -21030,7 +21075,7 @@ static dt_result dt__ofi_provider(const dt__world *w, const char **name)
 static int dt__ofi_ask(dt__ofi *f, const char *name, const char *node)
 {
     struct fi_info *hints = fi_allocinfo();
-    const char *off = getenv("DT_RMA");
+    const char *rma = getenv("DT_RMA"); /* net writes by a message, and would need another one behind it */
     uint64_t flags = node ? FI_SOURCE | FI_NUMERICHOST : 0;
     char size[16];
     int bad;
@@ -21047,7 +21092,7 @@ static int dt__ofi_ask(dt__ofi *f, const char *name, const char *node)
     hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS | FI_ORDER_SAW;
     hints->fabric_attr->prov_name = strdup(name);
     bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, flags, hints, &f->info);
-    f->writes = !bad && !(off && !strcmp(off, "0"));
+    f->writes = !bad && (rma ? strcmp(rma, "0") != 0 : name[0] != 'n');
     hints->caps = FI_TAGGED | FI_MSG;
     hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
     if (bad) bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, flags, hints, &f->info);
@@ -21187,7 +21232,7 @@ static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
                  FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
         f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
         f->job = (uint32_t)dt__note_sum(w->job, (int64_t)strlen(w->job));
-        f->small = DT__OFI_BUFFER - (int64_t)sizeof(dt__ofi_head);
+        f->small = f->fabric.parts = DT__OFI_BUFFER - (int64_t)sizeof(dt__ofi_head);
         f->piece = (int64_t)(f->info->ep_attr->max_msg_size < (1u << 30) ? f->info->ep_attr->max_msg_size : 1u << 30);
         f->ends = dt__ofi_has_ports(f) ? DT__OFI_ENDS : 1;
         f->far = f->ends - 1;

@@ -152,7 +152,7 @@ int main(int argc, char **argv)
                "private", "fastest algorithm", has_engine() ? "MPI" : "", has_engine() ? "ours/MPI" : "", "algbw",
                "busbw");
     for (int call = 0; call <= DT_ALL_TO_ALL; call++)
-        for (int64_t bytes = 8; bytes <= MOST; bytes *= 8) {
+        for (int64_t bytes = 8; bytes <= MOST; bytes *= bytes < 1 << 18 ? 8 : 4) {
             int sections = call != DT_ALL_REDUCE && call != DT_BROADCAST;
             dt_collective w = dt_collective_of((dt_call)call, NULL, NULL, bytes / 4 / (sections ? n : 1));
             double us[COLUMNS], best, bus = call == DT_BROADCAST ? 1.0 : (call ? 1.0 : 2.0) * (n - 1) / n;

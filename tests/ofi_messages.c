@@ -97,6 +97,45 @@ static void sizes(void)
     meet();
 }
 
+/* Messages whose bytes behind the first 40 lie elsewhere: here, there, on both sides. Late ones find no receive yet. */
+static void parts_of(int turn, int64_t n, int here, int there, int late, char *out, char *in)
+{
+    enum { LEAD = 40, REST = 100000 }; /* where the rest lies */
+    int64_t front = there ? dt__min(n, LEAD) : n;
+    int from = (rank + size - 1) % size;
+    dt__message a, b;
+    memset(&a, 0, sizeof a);
+    memset(&b, 0, sizeof b);
+    memset(in, 0x55, 2 * REST);
+    fill(out, n, rank, 8, turn);
+    memcpy(out + REST, out + LEAD, (size_t)(here ? n - LEAD : 0));
+    memset(out + LEAD, 0, (size_t)(here ? n - LEAD : 0));
+    a.sends = 1, a.data = out, a.bytes = n, a.peer = (rank + 1) % size, a.tag = 8;
+    b.data = in, b.bytes = dt__max(n, LEAD), b.peer = from, b.tag = 8;
+    if (here) a.rest = out + REST, a.lead = LEAD;
+    if (there) b.rest = in + REST, b.lead = LEAD;
+    if (!late) check(!fabric->start(fabric, &b), "receive", n);
+    check(!fabric->start(fabric, &a), "send", n);
+    if (late) meet(), check(!fabric->start(fabric, &b), "receive", n);
+    check(finish(&a) == 1 && finish(&b) == 1 && b.moved == n, "a message in parts", n);
+    for (int64_t i = front; i < REST; i++) check(in[i] == 0x55, "written behind the first part", i);
+    for (int64_t i = n - front; i < REST; i++) check(in[REST + i] == 0x55, "written behind the rest", i);
+    memcpy(in + front, in + REST, (size_t)(n - front));
+    check(holds(in, n, from, 8, turn), "content of a message in parts", n);
+}
+static void parts(void)
+{
+    const int64_t bytes[] = {0, 1, 39, 40, 41, 4096, 20000, fabric->parts};
+    char *out = (char *)malloc(200000), *in = (char *)malloc(200000);
+    for (int turn = 0; turn < 64; turn++) {
+        int64_t n = bytes[turn % 8];
+        parts_of(turn, n, (turn & 8) && n >= 40, turn & 16, turn & 32, out, in);
+    }
+    free(out);
+    free(in);
+    meet();
+}
+
 /* Many messages with one tag, short and long in turn, come in their order; some before their receives are there. */
 static void order(void)
 {
@@ -389,8 +428,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } scenario[] = {{"sizes", sizes}, {"order", order}, {"tags", tags}, {"any", any}, {"truncated", truncated},
-                    {"pieces", pieces}, {"threads", threads}, {"cancelled", cancelled}, {"unsent", unsent},
+    } scenario[] = {{"sizes", sizes}, {"parts", parts}, {"order", order}, {"tags", tags}, {"any", any},
+                    {"truncated", truncated}, {"pieces", pieces}, {"threads", threads}, {"cancelled", cancelled}, {"unsent", unsent},
                     {"frozen", frozen}, {"large", large}, {"killed", killed}, {"times", times}};
     dt__world world;
     int ran = 0;

@@ -50,7 +50,7 @@ sub good {
     return $said;
 }
 
-my $everything = 'sizes order tags any truncated pieces threads cancelled';
+my $everything = 'sizes parts order tags any truncated pieces threads cancelled';
 for my $provider ('net', 'tcp;ofi_rxm', 'shm', 'efa') {
     my $environment = "DT_FABRIC='$provider'";
     my ($status, $said) = ranks(1, 60, $environment, 'sizes');
@@ -61,7 +61,8 @@ for my $provider ('net', 'tcp;ofi_rxm', 'shm', 'efa') {
         }
         good("$provider: $everything, 2 ranks", '0 0', 2, 120, $environment, $everything);
         good("$provider: the same, 3 ranks", '0 0 0', 3, 120, $environment, $everything);
-        good("$provider: the same, one rank without RMA", '0 0', 2, 120, ["$environment DT_RMA=0", $environment], $everything);
+        good("$provider: the same, written into the peer's memory where the provider can", '0 0', 2, 120, "$environment DT_RMA=1", "$everything frozen");
+        good("$provider: the same, one rank without RMA", '0 0', 2, 120, ["$environment DT_RMA=0", "$environment DT_RMA=1"], $everything);
         good("$provider: 8 ranks", join(' ', (0) x 8), 8, 120, $environment, 'sizes any');
         good("$provider: a send that nobody takes is cancelled", '0 0', 2, 60, $environment, 'unsent');
         good("$provider: a send that a frozen rank has begun to take", '0 0', 2, 60, $environment, 'frozen');
