@@ -20268,7 +20268,7 @@ typedef struct dt__ofi_item {
     dt__ofi_head then;      /* a take that came before the end of the piece under way was seen; bytes 0: none */
     int cancelled;
     int end;               /* of a buffer: the endpoint */
-    double since;
+    double since;          /* first seen waiting; 0: not yet */
     struct fid_mr *region; /* of the piece under way */
     char *data;            /* of a buffer: head and bytes; of one that came early: the bytes */
     int64_t bytes;         /* in data; of a long message */
@@ -20330,7 +20330,7 @@ typedef struct dt__ofi {
     int64_t small, piece;                  /* bytes of the longest small message; of a piece, the same on all ranks */
     int registers, writes;                 /* the provider wants memory registered; all ranks write to each other's */
     int waiting, losses, stuck, delayed, deaf; /* messages not done; lost peers; items in these states */
-    uint32_t job, numbers;
+    uint32_t job, numbers, turns;
     uint64_t keys;
     double looked;
 } dt__ofi;
@@ -20867,9 +20867,11 @@ static void dt__ofi_look(dt__ofi *f, double now)
     dt__ofi_item *ring[] = {&f->held, &f->wanted, &f->moving};
     f->looked = now;
     for (int k = 0; k < 3; k++)
-        for (dt__ofi_item *i = ring[k]->next; i != ring[k]; i = i->next)
+        for (dt__ofi_item *i = ring[k]->next; i != ring[k]; i = i->next) {
+            if (i->since <= 0.0) i->since = now;
             for (int p = 0; p < f->fabric.size && i->m && now - i->since > DT__OFI_QUIET; p++)
                 if (i->peer == p || i->peer == DT__FROM_ANY) dt__ofi_call(f, p);
+        }
 }
 
 /* Ends what waits for lost peers; a receive from anyone when all are. What libfabric has is cancelled first. */
@@ -20904,7 +20906,7 @@ static dt_result dt__ofi_move(dt__ofi *f)
     r = dt__ofi_drain(f, f->events[DT__OFI_HEADS]);
     if (!r && f->far && f->flying) r = dt__ofi_drain(f, f->events[f->far]);
     dt__ofi_retry(f);
-    if (!f->waiting) return r;
+    if (!f->waiting || (!f->losses && ++f->turns % 8)) return r;
     now = dt__now();
     if (now - f->looked > 0.4 * DT__OFI_QUIET) dt__ofi_look(f, now);
     if (f->losses) dt__ofi_bury(f, now);
@@ -20956,7 +20958,7 @@ static dt_result dt__ofi_start(dt__fabric *fabric, dt__message *m)
     m->own[0] = i;
     if (i) {
         i->m = m;
-        i->since = dt__now();
+        i->since = 0.0;
         f->waiting++;
         dt__ofi_begin(f, i);
     }
