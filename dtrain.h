@@ -18015,9 +18015,11 @@ static dt_result dt__round(dt_comm *c, dt__router *w, const dt_collective *what,
                            char *take)
 {
     dt_result r = dt__round_room(c, w, h, hops);
-    int64_t started = 0;
-    for (; started < hops && !r; started++)
-        if (h[started].source == c->rank || h[started].message >= 0) r = dt__hop_depart(c, w, &h[started], send, take);
+    if (r) return r;
+    for (int sends = 1; sends >= 0; sends--) /* MPI: an answer to the peer's question must not go before the own one */
+        for (int64_t i = 0; i < hops && !r; i++)
+            if ((h[i].source == c->rank) == sends && (sends || h[i].message >= 0))
+                r = dt__hop_depart(c, w, &h[i], send, take);
     if (!r) r = dt__course_keep(c, w);
     for (int64_t i = 0; i < hops && !r; i++)
         if (h[i].target == c->rank && h[i].message < 0) r = dt__hop_near(c, w, what, &h[i], take);
@@ -18027,7 +18029,7 @@ static dt_result dt__round(dt_comm *c, dt__router *w, const dt_collective *what,
     for (int64_t i = 0; i < hops && !r; i++)
         if (h[i].kind == DT__HOP_SWAP && h[i].target == c->rank)
             dt__hop_arrive(w, what, &h[i], take, w->scratch + h[i].landing);
-    for (int64_t i = 0; i < started && r; i++)
+    for (int64_t i = 0; i < hops && r; i++)
         if (h[i].message >= 0) dt__bridge_cancel(c, &w->message[h[i].message]);
     dt__comm_tick(c);
     return r;

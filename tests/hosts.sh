@@ -21,10 +21,11 @@ for host in "$a" "$b"; do
     ip -n "$host" link set lo up
     ip -n "$host" addr add $address/24 dev "$link"
     ip -n "$host" link set "$link" up
-    # else it is up to the state of a connection's window whether a message of 2 to 16 kB waits 3 us for its own acknowledgement
-    ip -n "$host" route change 10.77.7.0/24 dev "$link" src $address quickack 1
     # Linux's usual one: BBR, where it is set, guesses a rate, and guesses low between hosts that are one machine
     ip netns exec "$host" sysctl -q -w net.ipv4.tcp_congestion_control=cubic 2>/dev/null || true
+    # Without a rate they are in a data centre, where frames are long. A message of more than one waits for up to 3 us more
+    # until its receiver has acknowledged it, or not: that is up to the state of the connection's window.
+    [ "$rate" != - ] || ip -n "$host" link set "$link" mtu 9001
     [ "$rate" = - ] || tc -n "$host" qdisc add dev "$link" root tbf rate "$rate" burst 256kb latency 4ms # more would queue: acknowledgements wait behind data
     address=10.77.7.2
 done
