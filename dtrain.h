@@ -18071,8 +18071,9 @@ static void dt__course_pack(const dt_comm *c, const dt_collective *what, int64_t
     if (what->call == DT_ALL_TO_ALL) dt__sections_copy(take + mine * bytes, 0, in + mine * stride, 0, 0, 1, bytes);
 }
 
-/* The same for all of it, where no peer reads it: the first round sends from the input, and what stays here of that is
- * copied meanwhile. Of a sum's sections other rounds send all, the only one none. */
+/* The same, for a whole call whose data no peer reads: the first round sends from the input, and what stays here of it
+ * is copied meanwhile. Of a reduce-scatter that is all, where a later round sends it with what was added; else the own
+ * section. */
 static void dt__course_leave(const dt_comm *c, const dt_collective *what)
 {
     dt__router *w = c->router;
@@ -20332,7 +20333,7 @@ typedef struct dt__ofi {
     int64_t small, piece;                  /* bytes of the longest small message; of a piece, the same on all ranks */
     int registers, writes;                 /* the provider wants memory registered; all ranks write to each other's */
     int waiting, losses, stuck, delayed, deaf; /* messages not done; lost peers; items in these states */
-    uint32_t job, numbers, turns;
+    uint32_t job, numbers, turns;              /* turns: looks at what has come; every eighth one at the clock */
     uint64_t keys;
     double looked;
 } dt__ofi;

@@ -396,6 +396,8 @@ static void killed(void)
     }
 }
 
+static void named(void) { fprintf(stderr, "# %s\n", fabric->name); }
+
 /* Half a round trip of so many bytes between ranks 0 and 1: the best of ten batches, since others use the cores too. */
 static void time_trips(int64_t bytes, int turns)
 {
@@ -429,8 +431,8 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } scenario[] = {{"sizes", sizes}, {"parts", parts}, {"order", order}, {"tags", tags}, {"any", any},
-                    {"truncated", truncated}, {"pieces", pieces}, {"threads", threads}, {"cancelled", cancelled}, {"unsent", unsent},
-                    {"frozen", frozen}, {"large", large}, {"killed", killed}, {"times", times}};
+                    {"truncated", truncated}, {"pieces", pieces}, {"threads", threads}, {"cancelled", cancelled},
+                    {"unsent", unsent}, {"named", named}, {"frozen", frozen}, {"large", large}, {"killed", killed}, {"times", times}};
     dt__world world;
     int ran = 0;
     if (dt__world_detect(&world) || dt__ofi_open(&fabric, &world)) {

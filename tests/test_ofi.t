@@ -61,7 +61,10 @@ for my $provider ('net', 'tcp;ofi_rxm', 'shm', 'efa') {
         }
         good("$provider: $everything, 2 ranks", '0 0', 2, 120, $environment, $everything);
         good("$provider: the same, 3 ranks", '0 0 0', 3, 120, $environment, $everything);
-        good("$provider: the same, written into the peer's memory where the provider can", '0 0', 2, 120, "$environment DT_RMA=1", "$everything frozen");
+        $said = good("$provider: the same, written into the peer's memory", '0 0', 2, 120, "$environment DT_RMA=1", "$everything named frozen");
+        like($said, qr/^# libfabric .*, RMA$/m, "$provider: DT_RMA=1 does write there");
+        $said = good("$provider: its default", '0 0', 2, 60, $environment, 'named');
+        is($said =~ /, RMA$/m ? 1 : 0, $provider eq 'net' ? 0 : 1, "$provider: writes by default unless it would write by a message");
         good("$provider: the same, one rank without RMA", '0 0', 2, 120, ["$environment DT_RMA=0", "$environment DT_RMA=1"], $everything);
         good("$provider: 8 ranks", join(' ', (0) x 8), 8, 120, $environment, 'sizes any');
         good("$provider: a send that nobody takes is cancelled", '0 0', 2, 60, $environment, 'unsent');
