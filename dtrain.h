@@ -14041,7 +14041,7 @@ typedef struct dt__job {
 typedef struct dt__published {
     int64_t sequence, count;
     int64_t where, detail; /* address of the data for peers or -1; op's own */
-    int32_t op, extra;     /* DT__CALL_*; dt_op or root */
+    int32_t op, extra;     /* DT__CALL_*; dt_op or root, from bit 24 on the dt_algorithm, from bit 28 on the dt_dtype */
 } dt__published;
 
 typedef struct dt__seat {
@@ -14142,7 +14142,10 @@ struct dt__fabric {
     void (*ungroup)(dt__fabric *f, void *group);
     dt_comm *base;                                        /* emulated nodes: all ranks; else NULL */
     dt__hearing *hearing;
-    int64_t parts;                                        /* messages of at most so many bytes may have a rest */
+    /* Where messages have a lead, it comes with the first sign of them, and the rest may lie elsewhere. Of message k of
+     * those with this tag for which no receive has been started: its sender, and its lead of so many bytes. 0: there is
+     * none. NULL: no message has a lead. */
+    int (*early)(dt__fabric *f, uint32_t tag, int k, int *peer, void *lead, int64_t bytes);
     int64_t sent;                                         /* bytes of messages to other ranks */
     int64_t memory;                                       /* bytes of this process's for collectives over nodes */
     uint32_t ids;                                         /* communicators over nodes have had numbers below */
@@ -14915,10 +14918,17 @@ static const dt__published *dt__peer_call(const dt_comm *c, int rank)
 
 static void dt__format_call(char *text, size_t size, const dt__published *call)
 {
-    const char *unit = call->op == DT__CALL_ALLOC ? "bytes" : "floats";
-    const char *extra = call->op == DT__CALL_BROADCAST ? "root" : "kind";
-    snprintf(text, size, "%s #%lld (%lld %s, %s %d)", dt__call_name(call->op), (long long)call->sequence,
-             (long long)call->count, unit, extra, call->extra);
+    static const char *const ops[] = {"sum", "max", "min"};
+    int what = call->extra & 0xffffff, algorithm = call->extra >> 24 & 15, type = call->extra >> 28 & 7;
+    const char *unit = call->op == DT__CALL_ALLOC ? "bytes" : type ? dt__format_of[type].name : "floats";
+    char how[40] = "";
+    if (call->op == DT__CALL_BROADCAST) snprintf(how, sizeof how, ", root %d", what);
+    else if (call->op == DT__CALL_ALL_REDUCE || call->op == DT__CALL_REDUCE_SCATTER)
+        snprintf(how, sizeof how, ", %s", what < 3 ? ops[what] : "?");
+    else if (what) snprintf(how, sizeof how, ", kind %d", what);
+    snprintf(text, size, "%s #%lld (%lld %s%s%s%s)", dt__call_name(call->op), (long long)call->sequence,
+             (long long)call->count, unit, how, algorithm ? ", " : "",
+             algorithm ? dt_algorithm_name((dt_algorithm)algorithm) : "");
 }
 
 /* All ranks see the same published calls, so all of them find the same first difference from rank 0. */
@@ -15536,6 +15546,34 @@ static int dt__bridge_give_up(dt_comm *c, const dt__message *m, int peer, dt__wa
     return dt__comm_troubled(c) || dt__give_up(base, c->lane[peer], &never, 1, watch);
 }
 
+/* All ranks must make the same call: compares this rank's with what rank `peer` has sent. */
+static dt_result dt__bridge_agree(dt_comm *c, const char *call, int peer)
+{
+    const dt__published *a = &c->call;
+    dt__published b;
+    char mine[128], other[128];
+    memcpy(&b, call, sizeof b);
+    if (a->op == b.op && a->sequence == b.sequence && a->count == b.count && a->extra == b.extra) return DT_OK;
+    dt__format_call(mine, sizeof mine, a);
+    dt__format_call(other, sizeof other, &b);
+    snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must make the "
+             "same calls in the same order", c->lane[c->rank], mine, c->lane[peer], other);
+    return dt__comm_fail(c, DT_E_PEER);
+}
+
+/* A message that nobody waits for here may be of another call: its sender would wait for ever. A later one may be. */
+static dt_result dt__bridge_early(dt_comm *c, uint32_t tag)
+{
+    dt__fabric *f = c->fabric;
+    dt__published call;
+    dt_result r = DT_OK;
+    for (int k = 0, sender, p; !r && f->early && f->early(f, tag, k, &sender, &call, (int64_t)sizeof call); k++) {
+        for (p = 0; p < c->size && c->bridge->world[p] != sender;) p++;
+        if (p < c->size && call.sequence <= c->call.sequence) r = dt__bridge_agree(c, (const char *)&call, p);
+    }
+    return r;
+}
+
 /* What a message that failed says about its peer. */
 static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
 {
@@ -15543,6 +15581,7 @@ static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
         dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->lane[peer]);
         return dt__comm_explain(c);
     }
+    if (m->lead && c->fabric->early && dt__bridge_agree(c, m->data, peer)) return DT_E_PEER;
     snprintf(c->message, sizeof c->message, "a message of another length: rank %d sends %lld floats where rank %d "
              "receives %lld in %s", c->lane[peer], (long long)(m->moved / 4), c->lane[c->rank],
              (long long)(m->bytes / 4), dt__call_name(c->call.op));
@@ -15582,6 +15621,7 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
         else dt__comm_tick(c->bridge->near);
         up = dt__bridge_give_up(c, m, peer, &watch);
         if (!up && c->bridge->calls) r = dt__bridge_calls(c, 0);
+        if (!up && !r && m->lead) r = dt__bridge_early(c, m->tag);
     }
     __atomic_store_n(&me->waiting, 0, __ATOMIC_RELAXED);
     c->waited += dt__now() - start;
@@ -15606,13 +15646,14 @@ static dt_result dt__bridge_start(dt_comm *c, dt__message *m, int sends, int pee
 }
 
 /* One more message of the round whose messages lie in `half`. */
-static dt_result dt__bridge_add(dt_comm *c, int half, int sends, int peer, void *data, int64_t bytes)
+static dt_result dt__bridge_add(dt_comm *c, int half, int sends, int peer, void *data, int64_t bytes, int64_t lead)
 {
     dt__bridge *s = c->bridge;
     int k = s->under_way[half];
     dt__message *m = &s->message[half * s->most + k];
     dt_result r;
     s->peer[half * s->most + k] = peer;
+    m->lead = lead;
     if ((r = dt__bridge_start(c, m, sends, peer, 0, data, bytes)) == DT_OK) s->under_way[half]++;
     return r;
 }
@@ -15626,7 +15667,7 @@ static void dt__bridge_cancel(dt_comm *c, dt__message *m)
 static dt_result dt__bridge_give(dt_comm *c, int half, int peer, const float *data, int64_t count)
 {
     dt__count_sent(c, peer, count);
-    return dt__bridge_add(c, half, 1, peer, (void *)(intptr_t)data, count * (int64_t)sizeof(float));
+    return dt__bridge_add(c, half, 1, peer, (void *)(intptr_t)data, count * (int64_t)sizeof(float), 0);
 }
 
 /* Waits for all messages of a round. After an error none is under way. */
@@ -15679,31 +15720,18 @@ static dt_result dt__bridge_trade(dt_comm *c, int64_t total)
     dt__bridge *s = c->bridge;
     dt_result r = DT_OK;
     for (int k = 0; k < s->nodes && !r; k++) {
-        int64_t bytes = (int64_t)sizeof(dt__published) + (s->first[k + 1] - s->first[k]) * total * 4;
-        int64_t own = (int64_t)sizeof(dt__published) + (s->first[s->node + 1] - s->first[s->node]) * total * 4;
+        const int64_t lead = (int64_t)sizeof(dt__published), bytes = lead + (s->first[k + 1] - s->first[k]) * total * 4;
+        int64_t own = lead + (s->first[s->node + 1] - s->first[s->node]) * total * 4;
         int peer = s->member[s->first[k]];
         if (k == s->node) continue;
-        r = dt__bridge_add(c, 0, 0, peer, dt__bridge_mail(s, k, total), bytes);
-        if (!r) r = dt__bridge_add(c, 0, 1, peer, dt__bridge_mail(s, s->node, total), own);
+        r = dt__bridge_add(c, 0, 0, peer, dt__bridge_mail(s, k, total), bytes, lead);
+        if (!r) r = dt__bridge_add(c, 0, 1, peer, dt__bridge_mail(s, s->node, total), own, lead);
     }
     return dt__bridge_wait(c, 0, r);
 }
 
-/* All ranks must make the same call: compares this rank's with what rank `peer` has sent. */
-static dt_result dt__bridge_agree(dt_comm *c, const char *call, int peer)
-{
-    const dt__published *a = &c->call;
-    dt__published b;
-    char mine[128], other[128];
-    memcpy(&b, call, sizeof b);
-    if (a->op == b.op && a->sequence == b.sequence && a->count == b.count && a->extra == b.extra) return DT_OK;
-    dt__format_call(mine, sizeof mine, a);
-    dt__format_call(other, sizeof other, &b);
-    snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must make the "
-             "same calls in the same order", c->lane[c->rank], mine, c->lane[peer], other);
-    return dt__comm_fail(c, DT_E_PEER);
-}
-static dt_result dt__bridge_compare(dt_comm *c, int k, int64_t total) /* with node k's */
+/* Compares this rank's call with node k's. */
+static dt_result dt__bridge_compare(dt_comm *c, int k, int64_t total)
 {
     return dt__bridge_agree(c, dt__bridge_mail(c->bridge, k, total), c->bridge->member[c->bridge->first[k]]);
 }
@@ -15721,6 +15749,7 @@ static dt_result dt__bridge_calls_start(dt_comm *c)
         int peer = s->member[s->first[k]];
         if (k == s->node) continue;
         s->calls = k + 1;
+        s->call[2 * k].lead = s->call[2 * k + 1].lead = bytes;
         r = dt__bridge_start(c, &s->call[2 * k], 0, peer, 0, dt__bridge_mail(s, k, 0), bytes);
         if (!r) r = dt__bridge_start(c, &s->call[2 * k + 1], 1, peer, 0, dt__bridge_mail(s, s->node, 0), bytes);
     }
@@ -15872,7 +15901,8 @@ static dt_result dt__bridge_sum_start(dt_comm *c, const dt__reduction *x, int64_
     dt_result r = DT_OK;
     for (int a = 0; a < s->nodes && own > 0 && !r; a++)
         if (a != s->node)
-            r = dt__bridge_add(c, half, 0, dt__bridge_deputy(s, a, c->rank), room + a * lot, s->branches[a] * own * 4);
+            r = dt__bridge_add(c, half, 0, dt__bridge_deputy(s, a, c->rank), room + a * lot, s->branches[a] * own * 4,
+                               0);
     for (int p = 0; p < c->size && !r; p++) {
         int64_t n = dt__bridge_chunk(x, p, at);
         float *box = room + (s->nodes + s->slot[p]) * lot;
@@ -16063,7 +16093,7 @@ static dt_result dt__bridge_gather_start(dt_comm *c, const dt__gathering *x, int
     for (int p = 0; p < c->size && !r; p++) {
         if (s->at[p] == s->node || dt__bridge_deputy(s, s->node, p) != c->rank) continue;
         if ((n = dt__bridge_part(x, p, s->ahead[p], &e, &off)) > 0)
-            r = dt__bridge_add(c, (int)(k & 1), 0, p, dt__bridge_target(c, x, p, e, off, step), n * 4);
+            r = dt__bridge_add(c, (int)(k & 1), 0, p, dt__bridge_target(c, x, p, e, off, step), n * 4, 0);
         dt__bridge_copy(x, p, &s->ahead[p], NULL, NULL, NULL);
     }
     n = dt__bridge_part(x, c->rank, s->ahead[c->rank], &e, &off);
@@ -16154,7 +16184,7 @@ static dt_result dt__bridge_swap(dt_comm *c, const float *from, const dt__extent
             dt__copy(to + take[p].to, s->near->view[s->seat[p]] + theirs[p], take[p].count);
         if (s->at[p] == s->node && p != c->rank && theirs) dt__count_sent(c, p, give[p].count);
         if (s->at[p] == s->node) continue;
-        if (take[p].count) r = dt__bridge_add(c, 0, 0, p, to + take[p].to, take[p].count * 4);
+        if (take[p].count) r = dt__bridge_add(c, 0, 0, p, to + take[p].to, take[p].count * 4, 0);
         if (give[p].count && !r) r = dt__bridge_give(c, 0, p, from + give[p].from, give[p].count);
     }
     if (!theirs && !r) r = dt__bridge_swap_near(c, from, give, to, take);
@@ -17905,17 +17935,24 @@ static int dt__hop_far(const dt_comm *c, const dt__hop *h)
     return dt_comm_node(c, h->source) != dt_comm_node(c, h->target);
 }
 
+/* Of a message that begins with the call: does what follows stay where it is? */
+static int dt__hop_split(const dt_comm *c, const dt__hop *h)
+{
+    return c->fabric->early && (h->source == c->rank || h->kind == DT__HOP_TAKE);
+}
+
 /* Room for a round's messages and for what comes before it may be added. */
 static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t hops)
 {
     int64_t messages = 0, bytes = 0, behind = w->framed ? DT__FRAME_MOST : 0; /* room for any frame where one begins */
     for (int64_t i = 0; i < hops; i++) {
         int taken = h[i].target == c->rank, far = dt__hop_far(c, &h[i]), framed = far && w->framed;
+        int split = framed && dt__hop_split(c, &h[i]);
         h[i].message = far ? (int)messages++ : -1;
         if (framed) bytes += (int64_t)sizeof c->call;
         taken = taken && ((far && h[i].kind == DT__HOP_ADD) || h[i].kind == DT__HOP_SWAP);
         h[i].landing = taken || framed ? bytes : -1;
-        if (h[i].landing >= 0) bytes = dt__round_up(bytes + h[i].count * w->course.unit, 64);
+        if (h[i].landing >= 0) bytes = dt__round_up(bytes + (split ? 0 : h[i].count * w->course.unit), 64);
     }
     if (!dt__reserve((void **)&w->message, 0, &w->message_room, messages, (int64_t)sizeof(dt__message), "messages") ||
         !dt__reserve((void **)&w->scratch, 0, &w->scratch_room, bytes + behind, 1, "what a collective adds"))
@@ -17933,13 +17970,13 @@ static dt_result dt__frame_depart(dt_comm *c, dt__router *w, dt__hop *h, int pee
     int64_t lead = (int64_t)sizeof c->call;
     dt__message *m = &w->message[h->message];
     char *landing = w->scratch + h->landing, *frame = landing - lead;
-    int sends = h->source == c->rank, parts = lead + bytes <= c->fabric->parts && (sends || h->kind == DT__HOP_TAKE);
-    m->rest = parts ? data : NULL;
+    int sends = h->source == c->rank, split = dt__hop_split(c, h);
+    m->rest = split ? data : NULL;
     m->lead = lead;
     m->room = DT__FRAME_MOST;
     if (!sends) memset(frame, 0, sizeof c->call);
     else memcpy(frame, &c->call, sizeof c->call);
-    if (sends && !parts) memcpy(landing, data, (size_t)bytes);
+    if (sends && !split) memcpy(landing, data, (size_t)bytes);
     return dt__bridge_start(c, m, sends, peer, 0, frame, lead + bytes);
 }
 
@@ -18126,7 +18163,7 @@ static dt_result dt__collect_hops(dt_comm *c, const dt_collective *what, dt_algo
     int sections = !dt__call_has_sections(what->call) ? 1 : what->call == DT_ALL_TO_ALL ? 2 * c->size : c->size;
     int in_place = !w->shared && what->call != DT_REDUCE_SCATTER;
     dt_result r;
-    w->framed = c->bridge && dt__price_bytes(c, what) <= DT__FRAMED;
+    w->framed = c->bridge && (c->fabric->early || dt__price_bytes(c, what) <= DT__FRAMED);
     r = dt__course_meet(c);
     slice = in_place ? what->count : dt__max(w->work_bytes / (sections * unit) / 16 * 16, 16);
     for (int64_t at = 0; at < what->count && !r; at += slice) {
@@ -18281,13 +18318,15 @@ static dt_result dt__collect_exact(dt_comm *c, const dt_collective *what)
 DT_API dt_result dt_collect(dt_comm *c, const dt_collective *what)
 {
     dt_algorithm a = what->algorithm;
-    int64_t extra = (int64_t)what->type << 4 | (int64_t)what->op << 8 | (int64_t)what->root << 12;
+    int extra;
     dt_result r = dt__check_collective(c, what);
     if (!r && a == DT_TUNED) a = dt__tuned_choice(c, what);
     if (!r && a == DT_EXACT && c->job) return dt__collect_exact(c, what);
     if (!r && c->job) r = dt__router_open(c);
     if (!r && a == DT_NATIVE) r = dt__router_group(c);
-    if (!r) r = dt__begin(c, dt__call_of(what->call), what->count, (int)(extra | (int64_t)a));
+    if (r) return r;
+    extra = what->call == DT_BROADCAST ? what->root : what->call <= DT_REDUCE_SCATTER ? (int)what->op : 0;
+    r = dt__begin(c, dt__call_of(what->call), what->count, extra | (int)a << 24 | (int)what->type << 28);
     if (r) return r;
     if (!c->job) {
         if (what->count > 0 && what->out != what->in)
@@ -20231,7 +20270,7 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
  * only gets what all do well: small datagrams into buffers that are always posted, long data into memory that waits.
  *
  *   small  a head and the bytes. Whoever has no receive for it yet keeps a copy
- *   ask    instead of the bytes of a long message: the head alone
+ *   ask    instead of the bytes of a long message: the head, and the message's lead
  *   take   the receiver of a long message has posted its memory (at most a piece) under a tag of its choice: send it.
  *          Where the provider writes into a peer's memory (RMA), it has opened that to be written to. With 0 bytes:
  *          the message is over, it was longer than the receive
@@ -20255,7 +20294,7 @@ typedef struct dt__ofi_head {
     int64_t bytes;    /* of the message; of a take: of the piece */
     int32_t kind, from;
     uint32_t mine, yours; /* numbers of messages under way at the sender and the receiver of this head */
-    uint64_t where, key;  /* of a take: the memory to write to */
+    uint64_t where, key;  /* of a take: the memory to write to; of a message: where is the length of its lead */
 } dt__ofi_head;
 
 /* What is in lists: a message under way, a buffer, or a message that came before its receive. They live as long as the
@@ -20491,12 +20530,12 @@ static void dt__ofi_push(dt__ofi *f, dt__ofi_item *b)
     dt__ofi_sent(f, b);
 }
 
-/* The bytes of a small message, whose rest may lie elsewhere, to a buffer or from there. */
-static void dt__ofi_gather(char *to, const dt__message *m)
+/* The first bytes of a message, whose rest may lie elsewhere, to a buffer or from there. */
+static void dt__ofi_gather(char *to, const dt__message *m, int64_t bytes)
 {
-    int64_t lead = m->rest ? m->lead : m->bytes;
+    int64_t lead = m->rest ? dt__min(m->lead, bytes) : bytes;
     if (lead) memcpy(to, m->data, (size_t)lead);
-    if (m->rest) memcpy(to + lead, m->rest, (size_t)(m->bytes - lead));
+    if (bytes > lead) memcpy(to + lead, m->rest, (size_t)(bytes - lead));
 }
 static void dt__ofi_scatter(const dt__message *m, const char *from, int64_t bytes)
 {
@@ -20505,12 +20544,12 @@ static void dt__ofi_scatter(const dt__message *m, const char *from, int64_t byte
     if (bytes > lead) memcpy(m->rest, from + lead, (size_t)(bytes - lead));
 }
 
-/* Sends a head, and behind it the bytes of a small message. */
-static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_item *small)
+/* Sends a head, and behind it the bytes of a message (NULL: none): of a small one all, of a long one the lead. */
+static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_item *message)
 {
     dt__ofi_item *b;
     dt__ofi_head *head;
-    int64_t bytes = small ? what->bytes : 0;
+    int64_t bytes = message ? message->offset : 0;
     if (f->peers[peer].lost) return;
     b = dt__ofi_new(f, &f->out, DT__OFI_SENDING, peer, 1);
     if (!b) { /* what must be said cannot be: as good as lost */
@@ -20522,10 +20561,9 @@ static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_
     head->job = f->job;
     head->from = f->fabric.rank;
     b->end = head->kind == DT__OFI_DONE ? f->far : DT__OFI_HEADS; /* done comes behind the data: FI_ORDER_SAW */
-    if (small) dt__ofi_gather((char *)(head + 1), small->m);
+    if (message) dt__ofi_gather((char *)(head + 1), message->m, bytes);
     b->bytes = (int64_t)sizeof *head + bytes;
-    b->pair = small;
-    if (small) small->pair = b;
+    if (head->kind == DT__OFI_SMALL) b->pair = message, message->pair = b;
     f->peers[peer].out++;
     f->flying += b->end;
     f->peers[peer].calls += head->kind == DT__OFI_CALL;
@@ -20573,7 +20611,7 @@ static ssize_t dt__ofi_put(dt__ofi *f, dt__ofi_item *i, char *data)
 static void dt__ofi_piece(dt__ofi *f, dt__ofi_item *i)
 {
     dt__message *m = i->m;
-    char *data = m->data + i->offset;
+    char *data = m->rest && i->offset >= m->lead ? m->rest + (i->offset - m->lead) : m->data + i->offset;
     uint64_t access = f->writes ? m->sends ? FI_WRITE : FI_REMOTE_WRITE : m->sends ? FI_SEND : FI_RECV;
     ssize_t bad;
     f->stuck -= i->state == DT__OFI_STUCK;
@@ -20598,9 +20636,10 @@ static void dt__ofi_piece(dt__ofi *f, dt__ofi_item *i)
 }
 
 /* The next piece of a receive, under a new number. */
-static void dt__ofi_take(dt__ofi *f, dt__ofi_item *i, int64_t left)
+static void dt__ofi_take(dt__ofi *f, dt__ofi_item *i)
 {
-    i->piece = dt__min(left, f->piece);
+    int64_t end = i->m->rest && i->offset < i->m->lead ? i->m->lead : i->bytes;
+    i->piece = dt__min(end - i->offset, f->piece);
     i->number = ++f->numbers;
     dt__ofi_piece(f, i);
 }
@@ -20624,7 +20663,7 @@ static void dt__ofi_moved(dt__ofi *f, dt__ofi_item *i)
     i->state = DT__OFI_ASKED;
     f->flying--;
     if (i->offset == i->bytes) dt__ofi_end(f, i, 1, 1);
-    else if (!i->m->sends) dt__ofi_take(f, i, i->bytes - i->offset);
+    else if (!i->m->sends) dt__ofi_take(f, i);
     else {
         i->then.bytes = 0;
         if (then.bytes) dt__ofi_give(f, i, &then);
@@ -20642,26 +20681,26 @@ static dt__ofi_item *dt__ofi_long(dt__ofi *f, int peer, int sends, uint32_t numb
 
 /* ---- matching ---- */
 
-/* A receive has met its message. */
-static void dt__ofi_match(dt__ofi *f, dt__ofi_item *i, const dt__ofi_head *h, const char *data)
+/* A receive has met its message, of which so many bytes came with the head. */
+static void dt__ofi_match(dt__ofi *f, dt__ofi_item *i, const dt__ofi_head *h, const char *data, int64_t came)
 {
     dt__message *m = i->m;
+    int fits = h->bytes <= m->bytes;
     m->peer = i->peer = h->from;
-    if (h->bytes > m->bytes) {
+    i->offset = fits ? came : h->bytes;
+    dt__ofi_scatter(m, data, fits ? came : dt__min(came, m->lead));
+    if (!fits) {
         dt__ofi_head no = dt__ofi_make(DT__OFI_TAKE, h->tag, 0, 0, h->mine);
-        i->offset = h->bytes;
         if (h->kind == DT__OFI_ASK) dt__ofi_say(f, h->from, &no, NULL);
         dt__ofi_end(f, i, DT__TOO_LONG, 1);
     } else if (h->kind == DT__OFI_SMALL) {
-        dt__ofi_scatter(m, data, h->bytes);
-        i->offset = h->bytes;
         dt__ofi_end(f, i, 1, 1);
     } else {
         dt__ofi_unlink(i);
         dt__ofi_append(&f->moving, i);
         i->other = h->mine;
         i->bytes = h->bytes;
-        dt__ofi_take(f, i, h->bytes);
+        dt__ofi_take(f, i);
     }
 }
 
@@ -20671,23 +20710,24 @@ static int dt__ofi_fits(const dt__message *m, const dt__ofi_head *h)
 }
 
 /* A message has come: to its receive, or it waits for one. */
-static void dt__ofi_came(dt__ofi *f, const dt__ofi_head *h, const char *data)
+static void dt__ofi_came(dt__ofi *f, const dt__ofi_head *h, const char *data, int64_t bytes)
 {
     dt__ofi_item *i;
     for (i = f->wanted.next; i != &f->wanted; i = i->next) {
         if (!dt__ofi_fits(i->m, h)) continue;
-        dt__ofi_match(f, i, h, data);
+        dt__ofi_match(f, i, h, data, bytes);
         return;
     }
     i = dt__ofi_new(f, &f->early, DT__OFI_EARLY, h->from, 0);
-    if (i && h->kind == DT__OFI_SMALL && h->bytes) i->data = (char *)dt__alloc(h->bytes, "a message");
-    if (!i || (h->kind == DT__OFI_SMALL && h->bytes && !i->data)) { /* it cannot be kept */
+    if (i && bytes) i->data = (char *)dt__alloc(bytes, "a message");
+    if (!i || (bytes && !i->data)) { /* it cannot be kept */
         if (i) dt__ofi_release(f, i, 0);
         dt__ofi_lose(f, h->from);
         return;
     }
     i->head = *h;
-    if (i->data) memcpy(i->data, data, (size_t)h->bytes);
+    i->bytes = bytes;
+    if (bytes) memcpy(i->data, data, (size_t)bytes);
 }
 
 /* A sender has given a long message up. */
@@ -20709,11 +20749,11 @@ static void dt__ofi_heard(dt__ofi *f, const char *data, int64_t bytes)
 {
     dt__ofi_head h;
     dt__ofi_item *i;
-    if (bytes < (int64_t)sizeof h) return;
+    if ((bytes -= (int64_t)sizeof h) < 0) return;
     memcpy(&h, data, sizeof h);
     if (h.job != f->job || h.from < 0 || h.from >= f->fabric.size || h.bytes < 0) return;
-    if (h.kind == DT__OFI_ASK || (h.kind == DT__OFI_SMALL && bytes == h.bytes + (int64_t)sizeof h))
-        dt__ofi_came(f, &h, data + sizeof h);
+    if (h.kind == DT__OFI_ASK ? bytes < h.bytes : h.kind == DT__OFI_SMALL && bytes == h.bytes)
+        dt__ofi_came(f, &h, data + sizeof h, bytes);
     else if (h.kind == DT__OFI_DROP) dt__ofi_dropped(f, &h);
     else if (h.kind == DT__OFI_TAKE && (i = dt__ofi_long(f, h.from, 1, h.yours)) != NULL) {
         if (i->state == DT__OFI_ASKED) dt__ofi_give(f, i, &h);
@@ -20796,11 +20836,12 @@ static void dt__ofi_launch(dt__ofi *f, dt__ofi_item *i)
     i->state = small ? DT__OFI_COPIED : DT__OFI_ASKED;
     i->number = ++f->numbers;
     i->bytes = m->bytes;
-    if (small) i->offset = m->bytes;
+    i->offset = small ? m->bytes : m->lead;
     dt__ofi_unlink(i);
     dt__ofi_append(&f->moving, i);
     h = dt__ofi_make(small ? DT__OFI_SMALL : DT__OFI_ASK, m->tag, m->bytes, i->number, 0);
-    dt__ofi_say(f, i->peer, &h, small ? i : NULL);
+    h.where = (uint64_t)m->lead;
+    dt__ofi_say(f, i->peer, &h, i);
 }
 
 /* What could not go before, in its order per peer. */
@@ -20940,7 +20981,7 @@ static void dt__ofi_begin(dt__ofi *f, dt__ofi_item *i)
     }
     for (dt__ofi_item *e = f->early.next; e != &f->early && !m->sends; e = e->next) {
         if (!dt__ofi_fits(m, &e->head)) continue;
-        dt__ofi_match(f, i, &e->head, e->data);
+        dt__ofi_match(f, i, &e->head, e->data, e->bytes);
         dt__ofi_release(f, e, 0);
         return;
     }
@@ -21005,6 +21046,19 @@ static void dt__ofi_cancel(dt__fabric *fabric, dt__message *m)
         if (!m->done) dt__ofi_abandon(f);
     }
     dt__ofi_unlock(f);
+}
+
+static int dt__ofi_early(dt__fabric *fabric, uint32_t tag, int k, int *peer, void *lead, int64_t bytes)
+{
+    dt__ofi *f = (dt__ofi *)fabric;
+    const dt__ofi_item *i;
+    int found;
+    dt__ofi_lock(f);
+    for (i = f->early.next; i != &f->early; i = i->next)
+        if (i->head.tag == tag && i->head.where == (uint64_t)bytes && i->bytes >= bytes && !k--) break;
+    if ((found = i != &f->early)) *peer = i->head.from, memcpy(lead, i->data, (size_t)bytes);
+    dt__ofi_unlock(f);
+    return found;
 }
 
 /* Are small messages still on their way to somebody who is there? */
@@ -21227,6 +21281,7 @@ static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
     f->fabric.progress = dt__ofi_progress;
     f->fabric.cancel = dt__ofi_cancel;
     f->fabric.close = dt__ofi_close;
+    f->fabric.early = dt__ofi_early;
 #ifndef DT_NO_THREADS
     f->locks = !pthread_mutex_init(&f->lock, NULL);
 #endif
@@ -21237,7 +21292,7 @@ static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
                  FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
         f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
         f->job = (uint32_t)dt__note_sum(w->job, (int64_t)strlen(w->job));
-        f->small = f->fabric.parts = DT__OFI_BUFFER - (int64_t)sizeof(dt__ofi_head);
+        f->small = DT__OFI_BUFFER - (int64_t)sizeof(dt__ofi_head);
         f->piece = (int64_t)(f->info->ep_attr->max_msg_size < (1u << 30) ? f->info->ep_attr->max_msg_size : 1u << 30);
         f->ends = dt__ofi_has_ports(f) ? DT__OFI_ENDS : 1;
         f->far = f->ends - 1;

@@ -97,40 +97,62 @@ static void sizes(void)
     meet();
 }
 
-/* Messages whose bytes behind the first 40 lie elsewhere: here, there, on both sides. Late ones find no receive yet. */
+/* Messages with a lead of 40 bytes, or not (0), which the rest follows (1) or does not (2): here, there. Late ones find no
+ * receive yet: their lead is there before them. */
 static void parts_of(int turn, int64_t n, int here, int there, int late, char *out, char *in)
 {
-    enum { LEAD = 40, REST = 100000 }; /* where the rest lies */
-    int64_t front = there ? dt__min(n, LEAD) : n;
-    int from = (rank + size - 1) % size;
+    enum { LEAD = 40, REST = 300000 }; /* where the rest lies */
+    int64_t front = there == 2 ? dt__min(n, LEAD) : n;
+    int from = (rank + size - 1) % size, sender = -1;
+    char lead[2 * LEAD];
     dt__message a, b;
     memset(&a, 0, sizeof a);
     memset(&b, 0, sizeof b);
     memset(in, 0x55, 2 * REST);
     fill(out, n, rank, 8, turn);
-    memcpy(out + REST, out + LEAD, (size_t)(here ? n - LEAD : 0));
-    memset(out + LEAD, 0, (size_t)(here ? n - LEAD : 0));
-    a.sends = 1, a.data = out, a.bytes = n, a.peer = (rank + 1) % size, a.tag = 8;
-    b.data = in, b.bytes = dt__max(n, LEAD), b.peer = from, b.tag = 8;
-    if (here) a.rest = out + REST, a.lead = LEAD;
-    if (there) b.rest = in + REST, b.lead = LEAD;
+    memcpy(out + REST, out + LEAD, (size_t)(here == 2 ? n - LEAD : 0));
+    memset(out + LEAD, 0, (size_t)(here == 2 ? n - LEAD : 0));
+    a.sends = 1, a.data = out, a.bytes = n, a.peer = (rank + 1) % size, a.tag = 8, a.lead = here ? LEAD : 0;
+    b.data = in, b.bytes = dt__max(n, LEAD), b.peer = from, b.tag = 8, b.lead = there ? LEAD : 0;
+    if (here == 2) a.rest = out + REST;
+    if (there == 2) b.rest = in + REST;
     if (!late) check(!fabric->start(fabric, &b), "receive", n);
     check(!fabric->start(fabric, &a), "send", n);
-    if (late) meet(), check(!fabric->start(fabric, &b), "receive", n);
+    if (late) {
+        meet();
+        check(fabric->early(fabric, 8, 0, &sender, lead, LEAD) == !!here, "the lead of a message that waits", n);
+        check(!fabric->early(fabric, 8, 1, &sender, lead + LEAD, LEAD), "a second one", n);
+        check(!here || (sender == from && holds(lead, LEAD, from, 8, turn)), "which lead, and from whom", sender);
+        check(!fabric->start(fabric, &b), "receive", n);
+    }
     check(finish(&a) == 1 && finish(&b) == 1 && b.moved == n, "a message in parts", n);
+    check(!fabric->early(fabric, 8, 0, &sender, lead, LEAD), "a message that was taken still waits", n);
     for (int64_t i = front; i < REST; i++) check(in[i] == 0x55, "written behind the first part", i);
     for (int64_t i = n - front; i < REST; i++) check(in[REST + i] == 0x55, "written behind the rest", i);
     memcpy(in + front, in + REST, (size_t)(n - front));
     check(holds(in, n, from, 8, turn), "content of a message in parts", n);
+    meet();
+}
+/* Of one that is longer than its receive the lead is there. */
+static void parts_too_long(int64_t n, char *out, char *in)
+{
+    dt__message m;
+    memset(&m, 0, sizeof m);
+    memset(in, 0x55, 200);
+    m.sends = rank == 0, m.peer = rank ^ 1, m.tag = 9, m.lead = 40;
+    m.data = m.sends ? out : in, m.bytes = m.sends ? n : 60;
+    if (m.sends) fill(out, n, 0, 9, 0);
+    check(!fabric->start(fabric, &m) && finish(&m) == (m.sends ? 1 : DT__TOO_LONG), "a lead too long", m.done);
+    if (!m.sends) check(holds(in, 40, 0, 9, 0) && in[40] == 0x55, "the lead of one that is too long", n);
 }
 static void parts(void)
 {
-    const int64_t bytes[] = {0, 1, 39, 40, 41, 4096, 20000, fabric->parts};
-    char *out = (char *)malloc(200000), *in = (char *)malloc(200000);
-    for (int turn = 0; turn < 64; turn++) {
-        int64_t n = bytes[turn % 8];
-        parts_of(turn, n, (turn & 8) && n >= 40, turn & 16, turn & 32, out, in);
-    }
+    const int64_t bytes[] = {0, 1, 39, 40, 41, 4096, 20000, 66000, 250001};
+    char *out = (char *)malloc(600000), *in = (char *)malloc(600000);
+    for (int k = 0; k < 9; k++)
+        for (int turn = 0; turn < 18; turn++)
+            parts_of(turn, bytes[k], bytes[k] < 40 ? 0 : turn % 3, turn / 3 % 3, turn >= 9, out, in);
+    for (int k = 6; k < 9 && rank < 2; k++) parts_too_long(bytes[k], out, in);
     free(out);
     free(in);
     meet();
@@ -234,6 +256,7 @@ static void pieces(void)
     f->small = 1000;
     f->registers = 1;
     sizes();
+    parts();
     order();
     tags();
     f->piece = piece;

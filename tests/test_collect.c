@@ -464,6 +464,12 @@ static int work_mismatch_root(dt_comm *c)
     w.algorithm = DT_TREE, w.root = dt_comm_rank(c) == 1;
     return mismatch(c, w);
 }
+static int work_mismatch_sender(dt_comm *c) /* two who only send: a message that nobody waits for tells */
+{
+    dt_collective w = dt_collective_of(DT_BROADCAST, NULL, NULL, 100000);
+    w.algorithm = DT_RING, w.root = dt_comm_rank(c);
+    return mismatch(c, w);
+}
 static int work_mismatch_count(dt_comm *c)
 {
     dt_collective w = dt_collective_of(DT_ALL_REDUCE, NULL, NULL, dt_comm_rank(c) == 1 ? 100000 : 1000);
@@ -480,7 +486,7 @@ static int worker(int argc, char **argv)
                  {"price", work_price},       {"tuned", work_tuned}, {"list", work_list}, {"usage", work_usage},
                  {"mismatch", work_mismatch}, {"delay", work_delay}, {"huge", work_huge},
                  {"mismatch_short", work_mismatch_short}, {"mismatch_root", work_mismatch_root},
-                 {"mismatch_count", work_mismatch_count}};
+                 {"mismatch_count", work_mismatch_count}, {"mismatch_sender", work_mismatch_sender}};
     dt_comm *c = NULL;
     int failed = 1;
     if (dt_comm_init(&c, &argc, &argv)) return dt_fail("test_collect");
@@ -534,9 +540,9 @@ int main(int argc, char **argv)
                      k % 2 ? "threads" : "processes");
             run(argv[0], words);
         }
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 5; k++)
         for (int nodes = 1; nodes <= 3; nodes += 2) {
-            static const char *const what[] = {"", "_short", "_root", "_count"};
+            static const char *const what[] = {"", "_short", "_root", "_count", "_sender"};
             snprintf(words, sizeof words, "mismatch%s --ranks 3 --nodes %d --timeout 2", what[k], nodes);
             run(argv[0], words);
         }

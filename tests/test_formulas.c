@@ -1067,10 +1067,10 @@ static const char *said_by(const run *r, int rank)
 static void check_disagree(const char *launch, const char *overlap)
 {
     static const char *const kinds[3] = {"op", "count", "across"};
-    static const char *const sentences[2] = {"DT_E_PEER: ranks disagree: rank 1 is in all-reduce #2 (50 floats, kind "
-                                             "0), rank 3 in broadcast #2 (50 floats, root 0)",
-                                             "DT_E_PEER: ranks disagree: rank 1 is in all-gather #2 (5 floats, kind "
-                                             "0), rank 3 in all-gather #2 (7 floats, kind 0)"};
+    static const char *const sentences[2] = {"DT_E_PEER: ranks disagree: rank 1 is in all-reduce #2 (50 floats, "
+                                             "sum), rank 3 in broadcast #2 (50 floats, root 0)",
+                                             "DT_E_PEER: ranks disagree: rank 1 is in all-gather #2 (5 floats), "
+                                             "rank 3 in all-gather #2 (7 floats)"};
     char words[300];
     run *r;
     for (int k = 0; k < 3 && !strcmp(overlap, "off"); k++) {

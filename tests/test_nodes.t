@@ -95,6 +95,14 @@ for my $engine (@engines) {
     }
 }
 
+# ranks that do not make the same call are told, whether a message says so, or one that nobody waits for
+for my $engine (@engines) {
+    for my $what ('', '_short', '_root', '_count', '_sender') {
+        my ($status, $out, $err) = run(60, ranks($engine, 3, "$collect mismatch$what --timeout 2", 'DT_NODES=3'));
+        is($status, 0, "$engine: mismatch$what") or diag(substr("$out$err", 0, 2000));
+    }
+}
+
 # ---- two hosts: namespaces with one link between them ----
 
 my @space = map { "dtnode$$" . $_ } 'a', 'b';
