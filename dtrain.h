@@ -14092,7 +14092,7 @@ enum { DT__LOST = -1, DT__TOO_LONG = -2, DT__FROM_ANY = -1 };
 typedef struct dt__message {
     struct dt__message *next; /* the fabric's, until done */
     char *data;               /* the caller's; stays as it is (send) or untouched (receive) until done */
-    int64_t bytes, moved;     /* asked for, may exceed 2^31; of a receive: how many came */
+    int64_t bytes, moved;     /* asked for, may exceed 2^31; of a receive: how many came; 0 if that is not known */
     int64_t room;             /* of a receive: bytes that may be written to, where it is more; else 0 */
     char *rest;               /* where the bytes behind the first `lead` are; NULL: behind these */
     int64_t lead;
@@ -15582,9 +15582,10 @@ static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
         return dt__comm_explain(c);
     }
     if (m->lead && c->fabric->early && dt__bridge_agree(c, m->data, peer)) return DT_E_PEER;
-    snprintf(c->message, sizeof c->message, "a message of another length: rank %d sends %lld floats where rank %d "
-             "receives %lld in %s", c->lane[peer], (long long)(m->moved / 4), c->lane[c->rank],
-             (long long)(m->bytes / 4), dt__call_name(c->call.op));
+    snprintf(c->message, sizeof c->message, "a message of another length: rank %d sends %s%lld floats where rank %d "
+             "receives %lld in %s", c->lane[peer], m->moved ? "" : "more than ",
+             (long long)((m->moved ? m->moved : m->bytes) / 4), c->lane[c->rank], (long long)(m->bytes / 4),
+             dt__call_name(c->call.op));
     return dt__comm_fail(c, DT_E_PEER);
 }
 
@@ -17893,7 +17894,8 @@ static dt_result dt__check_collective(const dt_comm *c, const dt_collective *wha
 
 /* ---- doing it ---- */
 
-/* Bytes: a call on more sends what it is in messages of their own; the longest message that begins with its call. */
+/* Bytes. Where messages have no lead, a call on more says what it is in messages of their own; the longest message that
+ * begins with its call. */
 enum { DT__FRAMED = 1 << 16, DT__FRAME_MOST = DT__FRAMED + (int)sizeof(dt__published) };
 
 /* to = op(a, b) of one type; to is a or b. */
@@ -18134,8 +18136,8 @@ static void dt__course_unpack(const dt_comm *c, const dt_collective *what, int64
     else dt__sections_copy(out, stride, take, bytes, 0, c->size, bytes);
 }
 
-/* All ranks make the same call: inside a node they meet; between nodes short messages begin with it, else it is
- * compared beside the data. */
+/* All ranks make the same call: inside a node they meet; between nodes messages begin with it, or it is compared beside
+ * the data. */
 static dt_result dt__course_meet(dt_comm *c)
 {
     dt_comm *near = dt__near_of(c);
@@ -18889,7 +18891,7 @@ static int dt__mpi_take(dt__mpi *f, dt__message *m, const dt__mpi_arrival *a)
     int count, code, fits = a->bytes <= m->bytes;
     char *to = m->data, *scratch = NULL;
     m->peer = a->peer;
-    m->moved = fits ? a->bytes : 0;
+    m->moved = a->bytes;
     if (!fits && (to = scratch = dt__mpi_spurn(m, a)) == NULL) return MPI_SUCCESS;
     code = dt__mpi_type(a->bytes, &type, &count);
     if (!code) code = MPI_Imrecv(to, count, type, &handle, &request);
@@ -18965,7 +18967,7 @@ static void dt__mpi_came(dt__message *m, const MPI_Status *status, int code)
     if (code) MPI_Error_class(code, &kind);
     else MPI_Get_count(status, MPI_BYTE, &bytes);
     if (!code) m->peer = status->MPI_SOURCE;
-    if (!code && bytes > m->bytes) code = kind = MPI_ERR_TRUNCATE, bytes = 0;
+    if (!code && bytes > m->bytes) code = kind = MPI_ERR_TRUNCATE;
     m->moved = bytes;
     __atomic_store_n(&m->done, !code ? 1 : kind == MPI_ERR_TRUNCATE ? DT__TOO_LONG : DT__LOST, __ATOMIC_RELEASE);
 }
