@@ -15591,9 +15591,9 @@ static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
 
 static dt_result dt__bridge_calls(dt_comm *c, int all);
 
-/* How long a rank with a core of its own looks for a message without letting others run: some times what a link needs.
- * A thread that communicates for one that computes (line 1) does not. */
-#define DT__FAR_SPIN 1e-3 /* seconds */
+/* How long a rank with a core of its own looks for a message without sleeping: what 32 MB need where links are fast. In
+ * its sleep the link's buffers fill up. A thread that communicates for one that computes (line 1) sleeps at once. */
+#define DT__FAR_SPIN 1e-2 /* seconds */
 
 /* Returns when a message with rank `peer` is done. */
 static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
