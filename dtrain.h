@@ -14160,6 +14160,7 @@ struct dt_comm {
     int line;           /* of the thread that uses it */
     int fd;             /* the job's memfd, -1 for threads */
     int spins;          /* polls before sleeping */
+    const dt__kernels *k;
     dt__job *job;       /* NULL when this rank is alone */
     int root;           /* the job's mapping is its own, 2: its fd, too */
     dt_comm *parent;    /* communicator that this one was split from */
@@ -15030,48 +15031,20 @@ typedef struct dt__sum {
     int outputs;
 } dt__sum;
 
-/* The outputs may be the inputs, but only at the same index. */
-#if defined(__clang__)
-#define DT__IVDEP _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define DT__IVDEP _Pragma("GCC ivdep")
-#ifndef DT_DEBUG
-#pragma GCC push_options
-#pragma GCC optimize("O3") /* for the vectorizer */
-#endif
-#endif
-
-#define DT__COMBINE(name, expression)                                                                        \
-    static void name(float *d, float *e, const float *a, const float *b, int64_t n)                          \
-    {                                                                                                        \
-        DT__IVDEP for (int64_t i = 0; i < n; i++) {                                                          \
-            float x = a[i], y = b[i];                                                                        \
-            d[i] = e[i] = (expression);                                                                      \
-        }                                                                                                    \
-    }
-DT__COMBINE(dt__combine_sum, x + y)
-DT__COMBINE(dt__combine_max, x > y ? x : y)
-DT__COMBINE(dt__combine_min, x < y ? x : y)
-#if !defined(__clang__) && !defined(DT_DEBUG)
-#pragma GCC pop_options
-#endif
-
-/* d and e get op(a, b). d may be a, e may be b or d. */
-static void dt__combine(dt_op op, float *d, float *e, const float *a, const float *b, int64_t n)
+/* to = op(a, b); to may be a or b. */
+static void dt__combine(const dt__kernels *k, dt_op op, float *to, const float *a, const float *b, int64_t n)
 {
-    if (op == DT_SUM) dt__combine_sum(d, e, a, b, n);
-    else if (op == DT_MAX) dt__combine_max(d, e, a, b, n);
-    else dt__combine_min(d, e, a, b, n);
+    k->binary(op == DT_SUM ? DT__OP_ADD : op == DT_MAX ? DT__OP_MAXIMUM : DT__OP_MINIMUM, to, a, 1, b, 1, n);
 }
 
 /* One block of the sum, n <= DT__BLOCK. A stack of subtrees: a node is combined with its left neighbour as soon as
  * both are there; at the end what is left over is folded from the right. The last combination writes the outputs. An
  * output may be the first source of its rank: by then this block of it has been read. */
-static void dt__sum_block(const dt__sum *s, int64_t at, int64_t n)
+static void dt__sum_block(const dt__kernels *k, const dt__sum *s, int64_t at, int64_t n)
 {
     float temp[DT__TREE_DEPTH][DT__BLOCK];
     const float *value[DT__TREE_DEPTH];
-    int level[DT__TREE_DEPTH], depth = 0, copied = 1;
+    int level[DT__TREE_DEPTH], depth = 0;
     const dt__part *part = s->parts;
     for (int r = 0; r < s->size; r++)
         for (int j = 0, count = s->counts ? s->counts[r] : 1; j < count; j++) {
@@ -15081,25 +15054,22 @@ static void dt__sum_block(const dt__sum *s, int64_t at, int64_t n)
             value[depth++] = s->from[r] + (part ? part->offset : 0) + at;
             if (part) part++;
             while (depth > 1 && (last || (level[depth - 2] == level[depth - 1] && (index & 1)))) {
-                int final = last && depth == 2;
-                float *d = final ? s->to[0] + at : temp[depth - 2];
-                float *e = final && s->outputs > 1 ? s->to[1] + at : d;
-                dt__combine(s->op, d, e, value[depth - 2], value[depth - 1], n);
-                if (final) copied = s->outputs > 1 ? 2 : 1;
-                value[--depth - 1] = d;
+                float *to = last && depth == 2 ? s->to[0] + at : temp[depth - 2];
+                dt__combine(k, s->op, to, value[depth - 2], value[depth - 1], n);
+                value[--depth - 1] = to;
                 level[depth - 1]++;
                 index >>= 1;
             }
         }
     if (value[0] != s->to[0] + at) memcpy(s->to[0] + at, value[0], (size_t)n * sizeof(float));
-    for (int k = copied; k < s->outputs; k++) memcpy(s->to[k] + at, s->to[0] + at, (size_t)n * sizeof(float));
+    for (int i = 1; i < s->outputs; i++) memcpy(s->to[i] + at, s->to[0] + at, (size_t)n * sizeof(float));
 }
 
 static void dt__sum_range(dt_comm *c, const dt__sum *s, int64_t begin, int64_t end)
 {
     unsigned saved = dt__fp_enter();
     for (int64_t at = begin; at < end; at += DT__BLOCK) {
-        dt__sum_block(s, at, dt__min(DT__BLOCK, end - at));
+        dt__sum_block(c->k, s, at, dt__min(DT__BLOCK, end - at));
         if ((at - begin) % (1024 * DT__BLOCK) == 0) dt__comm_tick(c);
     }
     dt__fp_leave(saved);
@@ -16861,6 +16831,7 @@ static dt_comm *dt__comm_new(int rank, int size, dt__job *job, int fd)
     c->fd = fd;
     c->spins = job && job->size <= cores ? DT__SPINS : 20;
     c->chunk = dt__chunk_floats(size);
+    if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* who computes more refuses such a DT_ISA */
     c->view = (float **)(void *)(c + 1);
     c->from = (const float **)(void *)(c->view + size);
     c->sent = (int64_t *)(void *)(c->from + size);
@@ -17905,14 +17876,14 @@ static void dt__combine_typed(const dt__kernels *k, const dt_collective *what, v
     float x[DT__BLOCK], y[DT__BLOCK];
     int64_t unit = dt__format_of[what->type].bytes;
     if (what->type == DT_F32) {
-        dt__combine(what->op, (float *)to, (float *)to, (const float *)a, (const float *)b, n);
+        dt__combine(k, what->op, (float *)to, (const float *)a, (const float *)b, n);
         return;
     }
     for (int64_t at = 0, m; what->type != DT_I32 && at < n; at += m) {
         m = dt__min(n - at, DT__BLOCK);
         k->convert(DT_F32, x, (int)what->type, (const char *)a + at * unit, m);
         k->convert(DT_F32, y, (int)what->type, (const char *)b + at * unit, m);
-        dt__combine(what->op, x, x, x, y, m);
+        dt__combine(k, what->op, x, x, y, m);
         k->convert((int)what->type, (char *)to + at * unit, DT_F32, x, m);
     }
     for (int64_t i = 0; what->type == DT_I32 && i < n; i++) {
@@ -18575,7 +18546,7 @@ static dt_result dt__tune_self(dt_comm *c, float *buffer, int64_t n, dt_tuning *
         double time[4];
         r = dt_barrier(c);
         time[0] = dt__now();
-        dt__combine(DT_SUM, buffer, buffer, buffer, buffer + n, n);
+        dt__combine(c->k, DT_SUM, buffer, buffer, buffer + n, n);
         time[1] = dt__now();
         memcpy(buffer + n, buffer, (size_t)n * sizeof *buffer);
         time[2] = dt__now();
