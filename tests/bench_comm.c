@@ -98,7 +98,7 @@ static int repeated(dt_comm *c, int column, const dt_collective *what, int repea
 static int measure(dt_comm *c, const dt_collective *w, int64_t bytes, double *us)
 {
     static double time[COLUMNS][ROUNDS], first;
-    int repeats = bytes <= 4096 ? 500 : bytes <= 1 << 18 ? 50 : bytes <= 1 << 21 ? 8 : 2;
+    int repeats = bytes <= 4096 ? 500 : bytes <= 1 << 18 ? 50 : bytes <= 1 << 22 ? 8 : 2;
     for (int k = 0; k < ROUNDS; k++)
         for (int column = 0; column < COLUMNS; column++) {
             if (column == ENGINE && !has_engine()) continue;
@@ -113,7 +113,7 @@ static int measure(dt_comm *c, const dt_collective *w, int64_t bytes, double *us
 /* The fastest algorithm by a short look at each, the same on all ranks. */
 static int fastest(dt_comm *c, const dt_collective *what, int64_t bytes, dt_algorithm *best)
 {
-    int repeats = bytes <= 4096 ? 200 : bytes <= 1 << 18 ? 20 : bytes <= 1 << 21 ? 4 : 2;
+    int repeats = bytes <= 4096 ? 200 : bytes <= 1 << 18 ? 20 : bytes <= 1 << 22 ? 4 : 2;
     double least = 0.0;
     for (int a = DT_RING; a <= (c->fabric && c->fabric->native ? DT_NATIVE : DT_SERVERS); a++) {
         dt_collective w = *what;
