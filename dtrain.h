@@ -17832,7 +17832,7 @@ static int dt__course_list(dt__course *x, const dt_collective *what, dt_algorith
                        ? p * count
                        : dt__min(count, dt__ceil_div(count, grain) * dt__min(p, parts) / parts * grain);
     rounds = dt__course_rounds(x, what, a);
-    if (x->hops) qsort(x->hop, (size_t)x->hops, sizeof *x->hop, dt__hop_before);
+    if (x->hops > 1) qsort(x->hop, (size_t)x->hops, sizeof *x->hop, dt__hop_before);
     return rounds;
 }
 
@@ -18025,6 +18025,7 @@ static dt_result dt__round(dt_comm *c, dt__router *w, const dt_collective *what,
                            char *take)
 {
     dt_result r = dt__round_room(c, w, h, hops);
+    int heard = 0;
     if (r) return r;
     for (int sends = 1; sends >= 0; sends--) /* MPI: an answer to the peer's question must not go before the own one */
         for (int64_t i = 0; i < hops && !r; i++)
@@ -18035,13 +18036,15 @@ static dt_result dt__round(dt_comm *c, dt__router *w, const dt_collective *what,
         if (h[i].target == c->rank && h[i].message < 0) r = dt__hop_near(c, w, what, &h[i], take);
     for (int sends = 0; sends < 2; sends++)
         for (int64_t i = 0; i < hops && !r; i++)
-            if ((h[i].source == c->rank) == sends) r = dt__hop_wait(c, w, what, &h[i], take);
+            if ((h[i].source == c->rank) == sends)
+                r = dt__hop_wait(c, w, what, &h[i], take), heard |= !sends && h[i].message >= 0;
     for (int64_t i = 0; i < hops && !r; i++)
         if (h[i].kind == DT__HOP_SWAP && h[i].target == c->rank)
             dt__hop_arrive(w, what, &h[i], take, w->scratch + h[i].landing);
     for (int64_t i = 0; i < hops && r; i++)
         if (h[i].message >= 0) dt__bridge_cancel(c, &w->message[h[i].message]);
-    dt__comm_tick(c);
+    if (heard) dt__comm_alive(c); /* a message was waited for, so the fabric was polled */
+    else dt__comm_tick(c);
     return r;
 }
 
@@ -18116,7 +18119,7 @@ static dt_result dt__course_meet(dt_comm *c)
     near->call = c->call;
     near->call.where = -1;
     c->owed = 0;
-    if ((r = dt__meet(near)) != DT_OK) return r;
+    if (near->size > 1 && (r = dt__meet(near)) != DT_OK) return r;
     c->met = c->rate > 0.0 ? dt__now() : 0.0;
     return c->bridge && !c->router->framed ? dt__bridge_calls_start(c) : DT_OK;
 }
