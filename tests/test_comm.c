@@ -354,7 +354,7 @@ static int check_mismatch(dt_comm *c, const char *kind)
     else if (!strcmp(kind, "count"))
         bad = check_failed(c, dt_all_reduce(c, a, odd ? 90000 : 80000, DT_SUM), "80000", "90000");
     else if (!strcmp(kind, "kind"))
-        bad = check_failed(c, dt_all_reduce(c, a, 3, odd ? DT_SUM : DT_MAX), "all-reduce #2", "kind 1");
+        bad = check_failed(c, dt_all_reduce(c, a, 3, odd ? DT_SUM : DT_MAX), "all-reduce #2", "max");
     else if (!strcmp(kind, "length"))
         bad = check_failed(c, odd ? dt_send(c, a, 5, 0) : first ? dt_recv(c, a, 6, dt_comm_size(c) - 1) : dt_barrier(c),
                            first ? "5 floats" : "length", "rank 0");
