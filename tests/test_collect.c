@@ -444,6 +444,7 @@ static int mismatch(dt_comm *c, dt_collective w)
     for (int k = 0; k < 1000 && !r; k++) r = dt_barrier(c); /* who only sends hears of it later; over MPI, now and then */
     CHECK(r == DT_E_PEER, "%d", (int)r);
     CHECK(strstr(dt_last_error(), "disagree") || strstr(dt_last_error(), "rank"), " ");
+    fprintf(stderr, "# %s\n", dt_last_error());
     return 0;
 }
 static int work_mismatch(dt_comm *c) /* in the algorithm; of so many floats the call goes beside the data */
