@@ -803,6 +803,9 @@ DT_API void dt_comm_free(dt_comm **c);
 
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
+/* Who started this rank, in one line for people: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port
+ * 29507". Belongs to c. */
+DT_API const char *dt_comm_launcher(const dt_comm *c);
 /* Bytes of this rank's data that have reached `peer` so far, over communicators split from c too: one element of the
  * communication matrix. */
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
@@ -1106,7 +1109,8 @@ typedef struct dt_instr {
 
 /* Reads the options of recipe and layout out of argv (long GNU options, "--name value" or "--name=value"; --help lists
  * them with their defaults). What is left in argv are the arguments that are no options. DT_E_USAGE: unknown option
- * (with the nearest name) or a bad value; DT_E_HELP: help was printed. Strings point into argv. */
+ * (with the nearest name) or a bad value; DT_E_HELP: help was printed. Strings point into argv. On a host of SageMaker
+ * that is alone in its job, checkpoints without --checkpoint are in /opt/ml/checkpoints, if that is there. */
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
 
 /* One rank's part of a training run. One thread at a time. Progress goes to standard output from rank 0 unless
@@ -14185,6 +14189,8 @@ struct dt_comm {
     dt__published call;
     dt_result failed;
     char message[900];
+    int launched;       /* by another launcher than the program itself; */
+    char launcher[384]; /* both in a communicator that was split from no other */
 };
 
 /* A partial sum that a rank holds: the subtree (level, index) over leaves [index << level, (index + 1) << level). */
@@ -19549,13 +19555,13 @@ static dt_result dt__world_place(dt__world *w)
 /* What was found, in one line. */
 static void dt__world_describe(dt__world *w)
 {
-    static const char *const name[] = {"alone", "Open MPI", "Slurm", "torchrun", "SageMaker"};
+    static const char *const name[] = {"the program itself", "Open MPI", "Slurm", "torchrun", "SageMaker"};
     char local[64] = "", hosts[64] = "", place[160] = "";
     if (w->local_size) snprintf(local, sizeof local, " (%d of %d here)", w->local_rank, w->local_size);
     if (w->hosts) snprintf(hosts, sizeof hosts, " on %d host%s", w->hosts, w->hosts > 1 ? "s" : "");
     if (w->file[0]) snprintf(place, sizeof place, ", meeting in the file %.120s", w->file);
     else if (w->address[0]) snprintf(place, sizeof place, ", meeting at %.120s, port %d", w->address, w->port);
-    if (w->kind == DT__WORLD_ALONE) snprintf(w->line, sizeof w->line, "%s", name[0]);
+    if (w->kind == DT__WORLD_ALONE && w->size == 1) snprintf(w->line, sizeof w->line, "alone");
     else snprintf(w->line, sizeof w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts,
                   place);
 }
@@ -19568,10 +19574,29 @@ static int dt__world_is_slurm(void)
            !dt__environment("TORCHELASTIC_RUN_ID");
 }
 
+/* SageMaker's description of the job; NULL: it did not start this. */
+static const char *dt__sagemaker_config(void)
+{
+    const char *config = dt__environment("DT_SAGEMAKER_CONFIG");
+    if (!config) config = "/opt/ml/input/config/resourceconfig.json";
+    return dt__environment("SM_HOSTS") || !access(config, R_OK) ? config : NULL;
+}
+
+/* The folder that SageMaker copies to S3 and, when it starts an interrupted job again, back; NULL: there is none. Each
+ * host has its own: ranks of several cannot have their checkpoints there. */
+static const char *dt__sagemaker_checkpoints(void)
+{
+    const char *place = dt__environment("DT_SAGEMAKER_CHECKPOINTS"), *config = dt__sagemaker_config();
+    dt__world w;
+    memset(&w, 0, sizeof w);
+    if (!place) place = "/opt/ml/checkpoints";
+    return config && !dt__world_sagemaker(&w, config) && w.size == 1 && !access(place, W_OK) ? place : NULL;
+}
+
 /* Who started this process? A rank of the own supervisor is alone for this purpose: its job is local. */
 static dt_result dt__world_detect(dt__world *w)
 {
-    const char *config = dt__environment("DT_SAGEMAKER_CONFIG"), *fabric = dt__environment("DT_FABRIC");
+    const char *config = dt__sagemaker_config(), *fabric = dt__environment("DT_FABRIC");
     const char *network = dt__environment("DT_INTERFACE"), *limit = dt__environment("DT_RENDEZVOUS_TIMEOUT");
     char *end = NULL;
     dt_result r = DT_OK;
@@ -19585,13 +19610,12 @@ static dt_result dt__world_detect(dt__world *w)
     w->patience = limit ? strtod(limit, &end) : 300.0;
     if (end && (*end || !(w->patience >= 0.1 && w->patience <= 1e6)))
         return dt__error(DT_E_USAGE, "DT_RENDEZVOUS_TIMEOUT=%s: it is a number of seconds from 0.1 to 1e6", limit);
-    if (!config) config = "/opt/ml/input/config/resourceconfig.json";
     if (dt__environment("DT_MEMFD")) r = DT_OK;
     else if (mpi) r = dt__world_mpi(w);
     else if (dt__world_is_slurm()) r = dt__world_slurm(w);
     else if (dt__environment("WORLD_SIZE") || (dt__environment("RANK") && dt__environment("MASTER_ADDR")))
         r = dt__world_torchrun(w);
-    else if (dt__environment("SM_HOSTS") || !access(config, R_OK)) r = dt__world_sagemaker(w, config);
+    else if (config) r = dt__world_sagemaker(w, config);
     if (!r && w->kind != DT__WORLD_ALONE) r = dt__world_place(w);
     if (fabric) dt__world_copy(w->fabric, sizeof w->fabric, fabric);
     if (network) dt__world_copy(w->network, sizeof w->network, network);
@@ -27136,20 +27160,20 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     return dt__error(DT_E_USAGE, "--ranks %d: this build cannot run several ranks that way", plan.ranks);
 }
 
-DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
+/* *w: what the environment says of other launchers. */
+static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__world *w)
 {
     dt_result r = argc && argv ? dt_launch(argc, argv) : DT_OK;
-    dt__world world;
     dt__fabric *fabric = NULL;
     dt__job *job = NULL;
     *c = NULL;
-    if (!r) r = dt__check_foreign(&world);
+    if (!r) r = dt__check_foreign(w);
     if (r) return r;
 #if defined(DT_MPI) && defined(__linux__)
     if (!dt__thread.rank && dt__by_mpi()) r = dt__mpi_open(&fabric, argc, argv);
 #endif
 #if defined(DT_OFI) && defined(__linux__)
-    if (!fabric && !r && world.size > 1) r = dt__ofi_open(&fabric, &world);
+    if (!fabric && !r && w->size > 1) r = dt__ofi_open(&fabric, w);
 #endif
     if (r || fabric) return r ? r : dt__join(c, fabric);
     if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, 1);
@@ -27160,6 +27184,30 @@ DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
     }
 #endif
     return dt__comm_open(c, job, 0, -1, 1);
+}
+
+DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
+{
+    dt__world w;
+    dt_result r = dt__comm_connect(c, argc, argv, &w);
+    if (r) return r;
+    if (dt__by_mpi() && dt__world_detect(&w)) w.kind = DT__WORLD_MPI; /* an MPI with other variables */
+    w.rank = (*c)->rank, w.size = (*c)->size;
+    (*c)->launched = w.kind != DT__WORLD_ALONE;
+    if (w.kind == DT__WORLD_ALONE) w.local_rank = w.rank, w.local_size = w.size, w.hosts = 1;
+    dt__world_describe(&w);
+    dt__world_copy((*c)->launcher, sizeof (*c)->launcher, w.line);
+    return DT_OK;
+}
+DT_API const char *dt_comm_launcher(const dt_comm *c)
+{
+    while (c->parent) c = c->parent;
+    return c->launcher;
+}
+static int dt__launched(const dt_comm *c)
+{
+    while (c->parent) c = c->parent;
+    return c->launched;
 }
 
 /* ---- dt_fail ---------------------------------------------------------------------------------------- */
@@ -27496,6 +27544,7 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
     }
     *argc = kept;
     (*argv)[kept] = NULL;
+    if (!layout->checkpoint) layout->checkpoint = dt__sagemaker_checkpoints();
     return DT_OK;
 }
 
@@ -28228,6 +28277,7 @@ static void dt__trainer_banner(const dt_trainer *t)
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
            t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
            t->e.wire.on ? "fast numerics" : "exact", t->peak_gflops);
+    if (dt__launched(t->comm)) printf("started  by %s\n", dt_comm_launcher(t->comm));
     dt__wire_banner(t);
     if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm))))
         printf("%s", dt__crossing);

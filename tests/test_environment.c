@@ -188,6 +188,36 @@ static void test_precedence(void)
            !strcmp(w.fabric, "net"), "DT_RENDEZVOUS, DT_INTERFACE, DT_FABRIC: %s", w.line);
 }
 
+/* Where checkpoints are without and with --checkpoint. */
+static void test_checkpoints(void)
+{
+    static const struct {
+        const char *hosts, *option, *what;
+        int there, found;
+    } cases[] = {{"[\"algo-1\"]", NULL, "one host", 1, 1},
+                 {"[\"algo-1\"]", "--checkpoint=mine", "what the user says counts", 1, 0},
+                 {"[\"algo-1\"]", NULL, "no such folder", 0, 0},
+                 {"[\"algo-1\", \"algo-2\"]", NULL, "two hosts, who share none", 1, 0},
+                 {"[", NULL, "a list that is broken", 1, 0},
+                 {NULL, NULL, "another launcher", 1, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char option[32], *list[] = {option, option, NULL}, **argv = list;
+        int argc = cases[i].option ? 2 : 1, good;
+        dt_recipe recipe = dt_recipe_default();
+        dt_layout layout = dt_layout_default();
+        const char *want = cases[i].found ? folder : cases[i].option ? "mine" : NULL;
+        clearenv();
+        snprintf(option, sizeof option, "%s", cases[i].option ? cases[i].option : "train");
+        setenv("DT_SAGEMAKER_CONFIG", "/nonexistent", 1);
+        setenv("DT_SAGEMAKER_CHECKPOINTS", cases[i].there ? folder : "/nonexistent", 1);
+        if (cases[i].hosts) setenv("SM_HOSTS", cases[i].hosts, 1), setenv("SM_CURRENT_HOST", "algo-1", 1);
+        good = !dt_args(&argc, &argv, &recipe, &layout);
+        good &= want && layout.checkpoint ? !strcmp(layout.checkpoint, want) : !want && !layout.checkpoint;
+        tap_ok(good, "checkpoints on SageMaker, %s: %s", cases[i].what, layout.checkpoint ? layout.checkpoint : "none");
+    }
+    clearenv();
+}
+
 static void test_slurm_lists(void)
 {
     static const struct {
@@ -459,6 +489,7 @@ int main(void)
     test_config();
     test_refused();
     test_precedence();
+    test_checkpoints();
     test_slurm_lists();
     test_tcp("127.0.0.1", "IPv4");
     test_tcp("::1", "IPv6");
