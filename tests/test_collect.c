@@ -326,7 +326,29 @@ static int work_price(dt_comm *c)
     return 0;
 }
 
-/* After tuning: the same choice on all ranks, and right results. */
+/* In the middle of each span of sizes the choice is what has the least price there. */
+static int cheapest(dt_comm *c)
+{
+    for (int call = 0; call < CALLS && dt_comm_rank(c) == 0; call++)
+        for (int e = 3; e < DT__TUNED_SIZES; e++) {
+            dt_collective w = dt_collective_of((dt_call)call, NULL, NULL, ((int64_t)3 << e) / 8);
+            dt_price chosen, other;
+            if (call != DT_ALL_REDUCE && call != DT_BROADCAST) w.count = dt__max(w.count / dt_comm_size(c), 1);
+            if (dt__price_bytes(c, &w) >> e != 1) continue; /* rounding has put it into another span */
+            w.algorithm = DT_TUNED;
+            CHECK(!dt_comm_price(c, &w, &chosen), " ");
+            for (int k = 0; k < KINDS; k++) {
+                w.algorithm = algorithms[k];
+                if (!does(w.algorithm, w.call)) continue;
+                CHECK(!dt_comm_price(c, &w, &other) && chosen.seconds <= other.seconds, "%s of %lld: %s for %g, %s %g",
+                      dt_call_name(w.call), (long long)w.count, dt_algorithm_name(chosen.algorithm), chosen.seconds,
+                      dt_algorithm_name(w.algorithm), other.seconds);
+            }
+        }
+    return 0;
+}
+
+/* After tuning: the same choice on all ranks, the cheapest, and right results. */
 static int work_tuned(dt_comm *c)
 {
     static const int64_t counts[] = {1, 100, 5000, 300000};
@@ -354,7 +376,7 @@ static int work_tuned(dt_comm *c)
             failed = check_one(c, &w, in, out, want);
         }
     free(in), free(out), free(want);
-    return failed;
+    return failed ? failed : cheapest(c);
 }
 
 /* Arrays of all lengths in buffers. */
@@ -508,6 +530,31 @@ static double memory_free(void)
     return kb * 1024.0;
 }
 
+/* The fit finds the line in points that lie on one, or 5 % beside it in turns; no line falls, nor begins below zero. */
+static void test_fit(void)
+{
+    const double alpha = 4e-6, beta = 0.25e-9;
+    for (int what = 0; what < 4; what++) {
+        double bytes[8], seconds[8];
+        dt_link link;
+        int good;
+        for (int i = 0; i < 8; i++) {
+            bytes[i] = (double)(64 << 2 * i);
+            seconds[i] = what == 3 ? beta * bytes[i] * bytes[i] : alpha + (what == 2 ? -1e-13 : beta) * bytes[i];
+            if (what == 1) seconds[i] *= i % 2 ? 1.05 : 0.95;
+        }
+        dt__fit_link(&link, bytes, seconds, 8);
+        good = link.points == 8 && link.r2 <= 1.0 + 1e-12;
+        if (what < 2) good &= fabs(link.alpha / alpha - 1) < (what ? 0.05 : 1e-9);
+        if (what < 2) good &= fabs(link.beta / beta - 1) < (what ? 0.05 : 1e-9);
+        if (what == 0) good &= link.r2 > 1 - 1e-12;
+        if (what == 1) good &= link.r2 > 0.98 && link.r2 < 0.9999;
+        if (what == 2) good &= link.beta <= 0.0 && fabs(link.alpha / alpha - 1) < 0.1;
+        if (what == 3) good &= link.alpha <= 0.0 && link.beta > 0.0;
+        tap_ok(good, "least squares, case %d: alpha %g, beta %g, R^2 %.6f", what, link.alpha, link.beta, link.r2);
+    }
+}
+
 static void run(const char *self, const char *words)
 {
     char command[1024];
@@ -521,6 +568,7 @@ int main(int argc, char **argv)
     char words[200];
     int full = getenv("DT_FULL") != NULL;
     if (argc > 1) return worker(argc, argv);
+    test_fit();
     for (int n = 1; n <= 9; n++) /* one node, one rank on each, and between */
         for (int k = 0; k < 3; k++) {
             int nodes = k == 0 ? 1 : k == 1 ? n : (n + 1) / 2;

@@ -8,6 +8,7 @@ use FindBin;
 use lib $FindBin::Bin;
 use Dt;
 use IO::Socket::INET;
+use List::Util qw(sum0);
 use Test::More;
 use Time::HiRes qw(sleep time);
 
@@ -48,13 +49,14 @@ sub ranks {
 }
 
 my %want = golden();
+# in: on hosts, how each rank comes to its own (over MPI, the command that starts all)
 sub equal {
     my ($engine, $count, $nodes, $recipe, $layout, $in) = @_;
     my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{$recipe} $layout";
-    my ($status, $out, $err) = run(200, ranks($engine, $count, "$train $options", "DT_NODES=$nodes", $in));
+    my ($status, $out, $err) = run(200, $in && !ref $in ? "$in $train $options" : ranks($engine, $count, "$train $options", "DT_NODES=$nodes", $in));
     my ($hash) = $out =~ /^sha256 ([0-9a-f]{64})$/m;
-    is($hash, $want{$recipe}, "$engine: $recipe on $count ranks" . ($nodes ? ", $nodes node" . ($nodes > 1 ? 's' : '') : ', 2 hosts') . " $layout")
-        or diag("status $status\n$err");
+    my $where = $nodes ? "$nodes node" . ($nodes > 1 ? 's' : '') : (ref $in ? keys %{{map { $_ => 1 } @$in[0 .. $count - 1]}} : 2) . ' hosts';
+    is($hash, $want{$recipe}, "$engine: $recipe on $count ranks, $where $layout") or diag("status $status\n$err");
 }
 
 # ---- one hash ----
@@ -73,6 +75,8 @@ for my $engine (@engines) {
 }
 my ($status, $out, $err) = run(60, ranks($engines[0], 4, "$train --data " . corpus(20000) . ' --model nano --steps 1 --validation 0 --sample-length 0', 'DT_NODES=2'));
 like($out, qr/^layout   4 ranks on 2 nodes \(shared memory inside, .* between\)/m, 'the banner says what was chosen');
+my $started = $engines[0] eq 'mpi' ? qr/Open MPI: rank 0 of 4 \(0 of 4 here\) on 1 host$/m : qr/torchrun: rank 0 of 4, meeting at 127\.0\.0\.1, port \d+$/m;
+like($out, qr/^started  by $started/m, 'and who started the ranks');
 
 # ---- the collectives alone ----
 
@@ -87,8 +91,8 @@ for my $engine (@engines) {
 
 # by algorithm: over MPI its own are among them
 for my $engine (@engines) {
-    for my $what ('all', 'real', full() ? qw(large tuned list) : ()) {
-        for my $shape (full() ? ([2, 2], [5, 3], [4, 4], [3, 1]) : $engine eq 'mpi' ? ([2, 1], [3, 3]) : [3, 2]) {
+    for my $what ('all', 'real', 'price', full() ? qw(large tuned list) : ()) { # price: bytes per link equal their formula
+        for my $shape (full() ? ([2, 2], [5, 3], [4, 4], [3, 1]) : $engine eq 'mpi' && $what ne 'price' ? ([2, 1], [3, 3]) : [3, 2]) {
             my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$collect $what", "DT_NODES=$shape->[1]"));
             is($status, 0, "$engine: algorithms, $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
         }
@@ -108,7 +112,8 @@ for my $engine (@engines) {
 # ---- two hosts: namespaces with one link between them ----
 
 my @space = map { "dtnode$$" . $_ } 'a', 'b';
-END { system("ip netns del $_ 2>/dev/null") for @space }
+my @far = map { "dtnode$$" . $_ } 'c' .. 'g';
+END { system("ip netns del $_ 2>/dev/null") for @space, @far }
 sub hosts {
     my @lines = (map({ "ip netns add $_" } @space), "ip link add dtn$$ netns $space[0] type veth peer name dtn$$ netns $space[1]");
     for my $i (0, 1) {
@@ -128,7 +133,10 @@ sub mpi_hosts {
         . '--mca btl_tcp_if_include 10.77.8.0/24 --mca oob_tcp_if_include 10.77.8.0/24 --bind-to none '
         . "-H 10.77.8.1:$each,10.77.8.2:$each -np " . 2 * $each;
 }
-# A step of a recipe over the two hosts: the hash, rank 0's bytes to the other host, seconds of the last step.
+# What the first host has sent over the link so far, by the kernel's count.
+sub link_bytes { (run(10, "ip netns exec $space[0] cat /sys/class/net/dtn$$/statistics/tx_bytes"))[1] || 0 }
+# Steps of a recipe over the two hosts: the hash, rank 0's bytes to the other host in the last, its seconds, and the bytes
+# of all steps.
 sub step_over {
     my ($engine, $count, $options) = @_;
     $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet --metrics $tmp/over.jsonl $options";
@@ -136,7 +144,8 @@ sub step_over {
     my ($status, $out, $err) = run(200, $engine eq 'mpi' ? mpi_hosts($count / 2) . " $train $options" : ranks($engine, $count, "$train $options", '', $count == 2 ? [@in[0, 2]] : \@in));
     my @step = grep { /"far_bytes"/ } split /^/m, slurp("$tmp/over.jsonl");
     diag($err) if !@step;
-    return (($out =~ /^sha256 (\w+)$/m)[0], map { ($step[-1] // '') =~ /"$_": *([\d.e+-]+)/ ? $1 : 0 } qw(far_bytes seconds));
+    return (($out =~ /^sha256 (\w+)$/m)[0], map({ ($step[-1] // '') =~ /"$_": *([\d.e+-]+)/ ? $1 : 0 } qw(far_bytes seconds)),
+        sum0(map { /"far_bytes": *([\d.e+-]+)/ ? $1 : 0 } @step));
 }
 
 # The link at 20 Mbit/s: what crosses it, and how long a step takes then. Bytes are compared, seconds only told.
@@ -195,18 +204,61 @@ sub far_apart {
     run(20, join '; ', map { my $i = $_; ("ip -n $space[$i] link set dtn$$ up", "ip -n $space[$i] addr add 10.77.8." . ($i + 1) . "/24 dev dtn$$") } 0, 1);
 }
 
+# Each mode over the two hosts, and over four with a rank on each.
+sub modes_over {
+    my ($mpi, $in, $k) = @_;
+    for my $l (@layouts) {
+        my @with = grep { $_ ne 'shm' && ($_ ne 'mpi' || $mpi) } @engines;
+        @with = $with[$k++ % @with] if !full();
+        equal($_, $_ eq 'mpi' ? 4 : $l->[0], '', $l->[1], $l->[2], $_ eq 'mpi' ? $mpi : $in) for @with;
+    }
+}
+
+# Four hosts around a switch, which is a bridge in a fifth namespace.
+sub four_hosts {
+    my @lines = (map({ "ip netns add $_" } @far), "ip -n $far[4] link add dtb0 type bridge", "ip -n $far[4] link set dtb0 up");
+    for my $i (0 .. 3) {
+        push @lines, "ip link add dtn$$ netns $far[$i] type veth peer name dtp$i netns $far[4]", map({ "ip -n $far[$i] $_" } 'link set lo up',
+            'addr add 10.77.8.' . ($i + 1) . "/24 dev dtn$$", "link set dtn$$ up"), map { "ip -n $far[4] link set dtp$i $_" } 'master dtb0', 'up';
+    }
+    return (run(20, join ' && ', @lines))[0] == 0;
+}
+
+# Slurm's and SageMaker's own variables, on two hosts, up to the hash.
+sub other_launchers {
+    my $all = '["10.77.8.1", "10.77.8.2"]';
+    my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 $recipe{shard}";
+    spew("$tmp/resourceconfig.$_.json", qq({"current_host": "10.77.8.$_", "hosts": $all, "network_interface_name": "dtn$$"})) for 1, 2;
+    for (['Slurm', qr/rank 0 of 2 \(0 of 1 here\) on 2 hosts, meeting at 10\.77\.8\.1/, map { "SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_PROCID=$_ SLURM_LOCALID=0 "
+            . "SLURM_NODEID=$_ SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE='1(x2)' SLURM_STEP_NODELIST='10.77.8.[1-2]'" } 0, 1],
+        ['torchrun', qr/rank 0 of 2 \(0 of 1 here\) on 2 hosts, meeting at 10\.77\.8\.1/, map { "RANK=$_ WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=$_ "
+            . "GROUP_WORLD_SIZE=2 ROLE_RANK=$_ MASTER_ADDR=10.77.8.1 MASTER_PORT=29500 TORCHELASTIC_RUN_ID=a TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_USE_AGENT_STORE=True" } 0, 1],
+        ['SageMaker', qr/rank 0 of 2 \(0 of 1 here\) on 2 hosts, meeting at 10\.77\.8\.1/, map { "DT_SAGEMAKER_CONFIG=$tmp/resourceconfig.$_.json TRAINING_JOB_NAME=a" } 1, 2]) {
+        my ($name, $started, @environment) = @$_;
+        my $command = join ' & ', map { my $i = $_; 'env ' . $environment[$i] . " DT_RENDEZVOUS_TIMEOUT=30 $in[2 * $i] $train $options" . ($i ? " >$tmp/rank.1 2>&1" : '') } 1, 0;
+        my ($status, $out, $err) = run(100, "$command; s=\$?; wait; exit \$s");
+        is(($out =~ /^sha256 (\w+)$/m)[0], $want{shard}, "$name: shard on 2 hosts") or diag("status $status\n$err");
+        like($out, qr/^started  by $name: $started/m, '  and it is said who started the ranks') or diag($out);
+    }
+}
+
 SKIP: {
     skip 'network namespaces are not permitted here (they need root)', 5 unless $hosts;
     for my $engine (grep { /tcp|net/ } @engines) {
         equal($engine, 4, '', 'shard', '--zero 2', \@in);
-        equal($engine, 2, '', 'shard', '', [@in[0, 2]]);
+        my $before = link_bytes();
+        my ($hash, undef, undef, $told) = step_over($engine, 2, $recipe{shard});
+        my $crossed = link_bytes() - $before;
+        is($hash, $want{shard}, "$engine: shard on 2 ranks, 2 hosts");
+        cmp_ok($crossed, '>=', $told, "$engine: the link has carried the $told bytes that rank 0 counts");
+        cmp_ok($crossed, '<', 1.1 * $told + 200_000, "  and little more: $crossed");
     }
+    modes_over($mpi && mpi_hosts(2), \@in, 0);
+    other_launchers() if $ofi;
+    if ($ofi && four_hosts()) { modes_over('', [map { "ip netns exec $_" } @far], 1) }
+    elsif ($ofi) { note('a bridge cannot be made here: no four hosts') }
     shaped() if have('tc') && grep { /tcp|net/ } @engines;
     far_apart() if -e '/dev/net/tun';
-    skip 'Open MPI is not installed', 1 unless $mpi;
-    my $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{shard}";
-    my ($status, $out, $err) = run(120, mpi_hosts(2) . " $train $options");
-    is(($out =~ /^sha256 (\w+)$/m)[0], $want{shard}, 'mpi: shard on 4 ranks, 2 hosts') or diag("status $status\n$err");
 }
 
 # ---- ranks that die and freeze ----
@@ -251,6 +303,7 @@ for my $engine (grep { $_ ne 'shm' } @engines) {
     next if $engine eq 'mpi' && !full(); # whose end waits for the frozen rank
     ($status, $said, $seconds) = hurt($engine, 'STOP');
     like($said, qr/rank 1 (?:has not moved|cannot be reached)/, sprintf "$engine: a frozen rank is named, after %.1f s", $seconds) or diag($said);
+    cmp_ok($seconds, '<', 20, '  of a limit of 2 s, on a machine that may be busy');
     isnt($status, 0, '  and the job has failed');
 }
 
@@ -261,6 +314,7 @@ SKIP: {
     for my $engine (@cut) {
         my ($status, $said, $seconds) = hurt($engine, 'CUT');
         like($said, qr/rank $_ (?:has not moved|cannot be reached)/, sprintf "$engine: the link is cut, rank $_ is missed, after %.1f s", $seconds) or diag($said) for $engine eq 'mpi' ? 1 : (0, 1);
+        cmp_ok($seconds, '<', 20, '  of a limit of 2 s, on a machine that may be busy');
         isnt($status, 0, '  and the job has failed') if $engine ne 'mpi';
         run(10, "ip -n $space[1] link set dtn$$ up");
     }
