@@ -1136,6 +1136,7 @@ typedef struct dt_step_info {
     double save_seconds;  /* for which checkpoints kept the rank waiting, in the step and after it */
     int64_t sent_bytes;   /* by this rank in the step, to all peers: also counts of targets, block sums, losses */
     int64_t far_bytes;    /* of these, to ranks on other nodes */
+    int64_t reductions;   /* of gradients between ranks: fewer with a larger layout.bucket, of the same bytes */
     int64_t wire_bytes;   /* of sent_bytes, gradients in recipe.wire's format; 0 when that is FP32 or nothing is sent */
     int64_t wire_plain;   /* what they are in FP32 */
     double wire_seconds;  /* of comm_seconds, coding and decoding them */
@@ -24506,6 +24507,7 @@ typedef struct dt__engine {
     double seconds_summing;       /* of these those for gradients and weights, with data-parallel ranks */
     double seconds_within;        /* of these those inside of a segment's work: tensor, context and expert groups */
     double seconds_working;       /* on line 0: in work, without what is sent in it */
+    int64_t reductions;           /* on either line */
     uint32_t *own_tokens;         /* with context shards these: the rows' tokens and targets of this rank's leaves */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
     dt_result (*hold)(void *owner); /* called before the first weight changes; NULL: nobody reads them meanwhile */
@@ -26144,7 +26146,9 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_MEASURE: dt__noise_leaf(e, i); return DT_OK;
     case DT_FOLD:
     case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
-    case DT_REDUCE: return e->wire.on ? dt__wire_reduce(e, i) : dt__engine_reduce(e, i);
+    case DT_REDUCE:
+        __atomic_fetch_add(&e->reductions, 1, __ATOMIC_RELAXED);
+        return e->wire.on ? dt__wire_reduce(e, i) : dt__engine_reduce(e, i);
     case DT_GATHER:
         return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
                              : dt__engine_gather_bucket(e, i->bucket);
@@ -30907,6 +30911,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     if (t->layout.checkpoint) dt__metrics_number(m, "save_seconds", i->save_seconds);
     dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
     dt__metrics_number(m, "far_bytes", (double)i->far_bytes);
+    dt__metrics_number(m, "reductions", (double)i->reductions);
     if (t->recipe.growth > 1) dt__metrics_number(m, "batch", (double)i->batch);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_scale", i->noise_scale);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_variance", i->noise_variance);
@@ -31572,6 +31577,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     double pulse[DT__PULSE_KINDS];
     double saved = t->save.blocked;
     int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm), factor = e->grow.factor;
+    int64_t reductions = e->reductions;
     const dt__wire wire = e->wire; /* its counters before the step */
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t), nothing = 0;
@@ -31602,6 +31608,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->data_seconds = t->loader->waited - t->waited;
     info->sent_bytes = dt__comm_sent(t->comm) - sent;
     info->far_bytes = dt__comm_sent_far(t->comm) - far;
+    info->reductions = e->reductions - reductions;
     info->wire_bytes = e->wire.sent - wire.sent;
     info->wire_plain = e->wire.plain - wire.plain;
     info->wire_seconds = e->wire.seconds - wire.seconds;
