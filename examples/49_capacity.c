@@ -27,11 +27,10 @@
  * Read on: 31_elastic.c for jobs that go on with fewer, 48_placement.c for where the machines stand. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { POOL = 16, JOBS = 4000, LENGTH = 120, APART = 54, SIZES = 5, BARS = 8 };
+enum { POOL = 16, JOBS = 4000, LENGTH = 120, APART = 45, SIZES = 5, BARS = 8 };
 enum { ORDER, OVERTAKE, PIECES, WAYS }; /* gangs in the order of arrival; gangs that overtake; machine by machine */
 static const char *const names[WAYS] = {"gang, in order", "gang, overtaking", "one by one"};
 
@@ -44,30 +43,27 @@ typedef struct pool {
     int first, arrived, done, free, running, deadlocks, wrong, now;
 } pool;
 
-/* Random number n, the same on every machine: the finaliser of splitmix64 (Vigna 2015). */
-static uint64_t word(uint64_t n)
-{
-    n = (n + 1) * 0x9e3779b97f4a7c15u;
-    n = (n ^ n >> 30) * 0xbf58476d1ce4e5b9u;
-    n = (n ^ n >> 27) * 0x94d049bb133111ebu;
-    return n ^ n >> 31;
-}
-/* An exponential time in whole minutes. */
-static int time_of(uint64_t n, double mean)
-{
-    return 1 + (int)(-mean * log(((double)(word(n) >> 11) + 0.5) * 0x1p-53));
-}
+/* Half the sum of two squared normal numbers has the exponential distribution. */
+static double exponential(const float *z) { return 0.5 * ((double)z[0] * (double)z[0] + (double)z[1] * (double)z[1]); }
 
-static void make(job *jobs)
+/* Jobs from the library's normal numbers, the same on every machine: exponential times; half of the jobs need one
+ * machine, a quarter two, and so on. */
+static dt_result make(job *jobs)
 {
-    static const int sizes[16] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 16};
-    int now = 0;
-    for (int i = 0; i < JOBS; i++) {
-        job j = {0, 0, 0, 0, -1};
-        j.arrival = now += time_of(3 * (uint64_t)i, APART);
-        j.minutes = time_of(3 * (uint64_t)i + 1, LENGTH), j.need = sizes[word(3 * (uint64_t)i + 2) % 16];
+    const double half = 0.6931471805599453; /* ln 2: one in two is above it, and one in two of these by as much again */
+    dt_graph *g = NULL;
+    dt_result e = dt_graph_open(&g, 1);
+    const float *z = e ? NULL : dt_value(g, dt_param(g, "jobs", dt_shape2(JOBS, 6), DT_INIT_NORMAL, 1));
+    if (!e) e = dt_graph_result(g);
+    for (int i = 0, now = 0; i < JOBS && !e; i++, z += 6) {
+        job j = {0, 0, 1, 0, -1};
+        j.arrival = now += (int)(APART * exponential(z));
+        j.minutes = 1 + (int)(LENGTH * exponential(z + 2));
+        for (double x = exponential(z + 4); x > half && j.need < POOL; x -= half) j.need *= 2;
         jobs[i] = j;
     }
+    dt_graph_close(&g);
+    return e;
 }
 
 static int waits(const job *j) { return j->start < 0; }
@@ -156,7 +152,7 @@ int main(void)
     printf("Two jobs of %d machines, one by one: deadlock in minute %d; one holds %d of %d, the other %d\n", POOL,
            two.now, pair[0].held, POOL, pair[1].held);
     for (int w = 0; w < WAYS; w++) {
-        make(jobs[w]);
+        if (make(jobs[w])) return dt_fail("49_capacity");
         simulate(&p[w], jobs[w], JOBS, w, 0);
         good = good && sound(&p[w], jobs[w], w) && (w == PIECES) == (p[w].deadlocks > 0);
         for (int i = 0; i < JOBS; i++) {
