@@ -19,7 +19,7 @@
  *     cc -O2 -I.. 50_buffers.c -o 50_buffers -lm -lpthread
  *     ./50_buffers --ranks 4 --nodes 2          (buffers are a thousandth of SMDDP's)
  *     ./50_buffers --ranks 8 --nodes 4
- *     mpicc -O2 -DDT_MPI -I.. 50_buffers.c -o 50_buffers -lm -lpthread && DT_NODES=2 mpirun -n 4 ./50_buffers
+ *     mpicc -O2 -DDT_MPI -I.. 50_buffers.c -o 50_buffers -lm -lpthread && DT_NODES=2 mpirun --oversubscribe -n 4 ./50_buffers
  *
  * What you should see
  *     The back ends asked for, what was missing, what was taken. Then the weights of a small GPT gathered with five
