@@ -90,6 +90,7 @@ static int rank_main(int argc, char **argv, int lose)
     if (r) printf("%s\n", dt_last_error());
     else printf("rank %d of %d, node %d of %d: the sum is %g\n", dt_comm_rank(c), dt_comm_size(c),
                 dt_comm_node(c, dt_comm_rank(c)), dt_comm_nodes(c), (double)sum);
+    if (!r) printf("%s%s\n", argc > 2 ? argv[2] : "", dt_comm_launcher(c));
     dt_comm_free(&c);
     return dt_exit_code(r);
 }
@@ -169,9 +170,10 @@ static int play(const char *program, const char *title, int first, int last, int
     status = run(command, text);
     for (int r = 0; r < 2; r++) {
         fill(want, sizeof want, l->line, r, port, folder);
-        if (engine) snprintf(want, sizeof want, SUM, r, l->nodes == 2 ? r : 0, l->nodes);
         snprintf(before, sizeof before, engine ? "%d:" : "%d:the environment makes this rank %d of 2 (", r, r);
         good = said(text, before, want) && good;
+        snprintf(want, sizeof want, SUM, r, l->nodes == 2 ? r : 0, l->nodes);
+        good = (!engine || said(text, before, want)) && good;
     }
     if (!engine) good = said(text, "", l->nodes ? "rebuild with DT_OFI or DT_MPI" : "rebuild with DT_MPI") && good;
     return good && status == (engine ? 0 : dt_exit_code(DT_E_USAGE));
@@ -188,6 +190,7 @@ static int own(const char *program)
     strcpy(command + n, "--show");
     good = !run(command, text) && said(text, "", "RANK                         1");
     good = said(text, "", "MASTER_ADDR                  127.0.0.1") && good;
+    good = said(text, "", "the program itself: rank 1 of 2 (1 of 2 here) on 1 host") && good;
     good = said(text, "", sum[0]) && said(text, "", sum[1]) && good;
     printf("\nRank 1 is killed. As with mpirun: the job is over, for rank 0, too\n");
     strcpy(command + n, "--lose");
