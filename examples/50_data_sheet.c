@@ -135,7 +135,7 @@ int main(int argc, char **argv)
     int good = 1;
     for (int i = 1; i < argc; i++) {
         double gb = gigabytes(argv[i]);
-        if (gb < 0) return fprintf(stderr, "50_data_sheet: %s is not like \"400 Gbit/s\" or \"600 GB/s\"\n", argv[i]), 2;
+        if (gb < 0) return fprintf(stderr, "50_data_sheet: %s: not like \"400 Gbit/s\" or \"600 GB/s\"\n", argv[i]), 2;
         printf("%s = %g GB/s = %g Gbit/s; if it adds both directions, %g GB/s each; shared by 8 GPUs, %g GB/s each\n",
                argv[i], gb, 8 * gb, gb / 2, gb / 8);
     }
