@@ -21,7 +21,7 @@
  *     Half a round trip of 8 bytes on four ways, then 67 MB in large messages, of which the receiver checks every byte:
  *     read() and write() calls of the program beside those that the kernel counted, and what the loopback device
  *     carried: the payload and its headers by TCP, nothing by a Unix socket, whose bytes pass through the kernel all
- *     the same. Where ranks share a core, each message waits for its turn: the median says so, the best 1% do not.
+ *     the same. On a busy machine each message may wait for its receiver to get a core: see the best 1%, then.
  *
  * Read on: 50_data_sheet.c for the units in which networks are sold, 38_race.c for alpha and beta, 39_link.c for what
  * they are worth by size, 36_doctor.c for which transport a job uses. */

@@ -6,9 +6,9 @@
  *       one way or both   NVLink's number adds both directions, a network's is each way: 2.
  *       whose             NVLink's is per GPU, the network's is for the whole node, whose GPUs share it: 8.
  *     A p4d has NVLink of 600 GB/s and a network of 400 Gbit/s. 400 Gbit/s are 50 GB/s, so nominally NVLink is 12 times
- *     as fast. But a GPU that sends has 300 GB/s inside and 6.25 GB/s outside: 48 times. "As fast as if
- *     the machines stood side by side" is false by that factor, and it is why tensor groups stay inside a node. A sum
- *     that is made inside first (33_nodes.c) sends an eighth per GPU outside: of 48 there remain 6.
+ *     as fast. But a GPU that sends has 300 GB/s inside and 6.25 GB/s outside: 48 times. "As fast as if the machines
+ *     stood side by side" is false by that factor, and it is why tensor groups stay inside a node. A sum that is made
+ *     inside first (33_nodes.c) sends an eighth per GPU outside: of 48 there remain 6.
  *     EFA is AWS's network card with a kernel bypass (45_network.c). p3dn, p4d, p4de and p5 have it, and the larger g5
  *     and g4dn, whose GPUs have no NVLink; p3.16xlarge, of which it is often told, has not. It costs nothing extra: the
  *     machine's price is the same with it and without. So several p4d without EFA are a wrong answer: the same rent for

@@ -4,7 +4,7 @@
  *     Several ranks pay when the exchange is short beside the work. Both grow with the number of weights, it cancels:
  *         work      6 P u b / F               b samples, each of which uses a weight u times; F FLOP/s
  *         exchange  2 (n-1)/n 2 P / B         16-bit gradients; and 2 (n-1) alpha, which only small models notice
- *     Four ranks are twice as fast as one or more when the exchange takes at most a quarter of the work, that is, for
+ *     Four ranks are at least twice as fast as one if the exchange takes at most a quarter of the work, that is, for
  *         u b >= 2 F / B                      uses of a weight in a batch; whatever P is
  *     The rule of thumb knows P and b, and lacks u, F and B. u is the work of a sample: 1 for a row of a table in dense
  *     layers, 512 for a text of 512 tokens, 160 for an image of 224 pixels in a ResNet-50, 640 for one of 448, and 0.01
@@ -24,7 +24,7 @@
  * What you should see
  *     For three links a confusion table of the rule against the model over a grid, agreement by kind of sample, and
  *     the same grid with the rule u b >= 2 F / B. Agreement is a number of this grid, not of the world: what is checked
- *     are the counts and the cells named above. Then five jobs and where their decisions end.
+ *     are the counts and the cells named above. Then six jobs and where their decisions end.
  *
  * Read on: 37_when_not.c for the break-even batch measured, 46_scaling.c for large jobs. */
 #include <math.h>
