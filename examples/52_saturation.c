@@ -18,9 +18,9 @@
  *     ./52_saturation
  *
  * What you should see
- *     Milliseconds of a step and samples per second of a GPT of 1.6 million weights for batches of 1 to 256
- *     samples of 4 tokens, beside t0 + b s from the
- *     first and the last; what 8 times the batch gives from 1, from 4 and from 32; the knee.
+ *     Milliseconds of a step and samples per second of a GPT of 1.6 million weights for batches of 1 to 256 samples of
+ *     4 tokens, beside t0 + b s from the first and the last; what 8 times the batch gives from 1, from 4 and from 32;
+ *     the knee.
  *
  * Read on: 06_accumulation.c for large batches in small memory, 37_when_not.c for batches over several ranks. */
 #define DTRAIN_IMPLEMENTATION

@@ -1,4 +1,4 @@
-/* 50_buffers: collectives that need buffers, and what happens to the calls that do not fit.
+/* 54_buffers: collectives that need buffers, and what happens to the calls that do not fit.
  *
  * What you learn
  *     A fast all-gather of N nodes with L ranks each does not send round one ring. Each rank copies its input to a
@@ -16,10 +16,10 @@
  *     SageMaker SDK refuses SMDDP where it is not supported; falling back is what its collectives do, call by call.)
  *
  * Build and run it, in this folder
- *     cc -O2 -I.. 50_buffers.c -o 50_buffers -lm -lpthread
- *     ./50_buffers --ranks 4 --nodes 2          (buffers are a thousandth of SMDDP's)
- *     ./50_buffers --ranks 8 --nodes 4
- *     mpicc -O2 -DDT_MPI -I.. 50_buffers.c -o 50_buffers -lm -lpthread && DT_NODES=2 mpirun --oversubscribe -n 4 ./50_buffers
+ *     cc -O2 -I.. 54_buffers.c -o 54_buffers -lm -lpthread
+ *     ./54_buffers --ranks 4 --nodes 2          (buffers are a thousandth of SMDDP's)
+ *     ./54_buffers --ranks 8 --nodes 4
+ *     mpicc -O2 -DDT_MPI -I.. 54_buffers.c -o 54_buffers -lm -lpthread && DT_NODES=2 mpirun --oversubscribe -n 4 ./54_buffers
  *
  * What you should see
  *     The back ends asked for, what was missing, what was taken. Then the weights of a small GPT gathered with five
@@ -171,12 +171,12 @@ int main(int argc, char **argv)
     float *memory, verdict;
     int root, n, taken, good = 1;
     dt_result e = dt_comm_init(&c, &argc, &argv);
-    if (e) return dt_fail("50_buffers");
+    if (e) return dt_fail("54_buffers");
     root = !dt_comm_rank(c), n = dt_comm_size(c);
     for (int q = 0; q < n; q++) good = good && dt_comm_node(c, q) == q / (n / dt_comm_nodes(c));
-    if (argc > 1 || !good || n > 1024) return root ? fprintf(stderr, "50_buffers: --nodes divides --ranks\n"), 2 : 2;
+    if (argc > 1 || !good || n > 1024) return root ? fprintf(stderr, "54_buffers: --nodes divides --ranks\n"), 2 : 2;
     memory = (float *)calloc(3 * MOST + 2 * 1024, sizeof *memory);
-    if (!memory) return fprintf(stderr, "50_buffers: no memory\n"), 1;
+    if (!memory) return fprintf(stderr, "54_buffers: no memory\n"), 1;
     taken = choose(c, order, 2, memory);
     good = taken < 0 || taken == 1;
     taken = choose(c, order, 3, memory);
@@ -191,7 +191,7 @@ int main(int argc, char **argv)
     if (!e) e = dt_all_reduce(c, &verdict, 1, DT_MIN);
     dt_comm_free(&c);
     free(memory);
-    if (e) return dt_fail("50_buffers");
+    if (e) return dt_fail("54_buffers");
     if (!root) return 0;
     if (verdict > 0) return printf("ok: fall-backs and bytes as by the list of sizes, and every bit is the same\n"), 0;
     return fprintf(stderr, "FAILED: a bit, a counter or a number of bytes is not what it should be\n"), 1;
