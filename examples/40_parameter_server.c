@@ -5,12 +5,13 @@
  *     servers, each for a part, or by a ring, the numbers are those of one rank with the whole batch. Balanced servers
  *     move as many bytes as a ring in two rounds (38_race.c); one server for all is the bottleneck, not the idea.
  *     Out of step (asynchronous): a server takes each gradient when it comes, updates, and sends the weights back.
- * Nobody waits for the slowest. But a gradient belongs to weights that are some updates old by then (its staleness,
- * about as many as there are other workers), and which ones, the clock decides: no two runs are alike. Staleness costs
- * learning rate. On a quadratic loss of curvature h plain descent is stable for rate h < 2; with a staleness of s only
- * for rate h < 2 sin(pi / (2 (2 s + 1))): 0.62 for s = 2. The rate that is good in step makes the run out of step
- * explode. "Asynchronous is faster" counts updates per second, not what they are worth. That is why this library, and
- * all-reduce as a whole, trains in step.
+ *     Nobody waits for the slowest. But a gradient belongs to weights that are some updates old by then (its staleness,
+ *     about as many as there are other workers), and which ones, the clock decides: no two runs are alike.
+ *     Staleness costs learning rate. On a quadratic loss of curvature h plain descent is stable for rate h < 2; with a
+ *     staleness of s only for rate h < 2 sin(pi / (2 (2 s + 1))): 0.62 for s = 2. The rate that is good in step makes
+ *     the run out of step explode.
+ *     "Asynchronous is faster" counts updates per second, not what they are worth. That is why this library, and
+ *     all-reduce as a whole, trains in step.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 40_parameter_server.c -o 40_parameter_server -lm -lpthread

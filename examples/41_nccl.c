@@ -2,26 +2,26 @@
  *
  * What you learn
  *     NCCL is to GPUs what MPI is to processes: collectives, but each call only queues work on a stream of the GPU, and
- * returns. So a failure shows later, when somebody waits; and a rank that does not come leaves the others' GPUs
- * spinning, which a monitor shows as full use. Whoever waits must therefore look around: dt_nccl_wait asks NCCL for
- * errors (ncclCommGetAsyncError) and the communicator for dead ranks, and aborts NCCL when one is found or when
- * --timeout is over.
+ *     returns. So a failure shows later, when somebody waits; and a rank that does not come leaves the others' GPUs
+ *     spinning, which a monitor shows as full use. Whoever waits must therefore look around: dt_nccl_wait asks NCCL for
+ *     errors (ncclCommGetAsyncError) and the communicator for dead ranks, and aborts NCCL when one is found or when
+ *     --timeout is over.
  *     The ranks find each other by an id that one makes and all others need before NCCL can talk: some other network
- * has to carry it. Here that is the communicator, over shared memory, MPI or libfabric.
+ *     has to carry it. Here that is the communicator, over shared memory, MPI or libfabric.
  *     NCCL adds in an order of its own choice (ring or tree, by size and machine), so its last bits are not those of
- * dt_all_reduce. Its bandwidth is told as "bus bandwidth", algorithm bandwidth times 2(n-1)/n for an all-reduce: that
- * can be held against the speed of the link whatever n is.
+ *     dt_all_reduce. Its bandwidth is told as "bus bandwidth", algorithm bandwidth times 2(n-1)/n for an all-reduce:
+ *     that can be held against the speed of the link whatever n is.
  *
  * Build and run it, in this folder
  *     cc -O2 -DDT_NCCL -I.. 41_nccl.c -o 41_nccl -lm -lpthread
  *     ./41_nccl --ranks 2                       (a GPU for each; on machines without one it says what is missing)
  *
- * Two ranks on one GPU are refused by NCCL, which takes them for a mistake. To try it all the same (--one-gpu), each
- * gives its machine another name: NCCL_HOSTID. They then talk over a network interface, not through the GPU.
+ *     Two ranks on one GPU are refused by NCCL, which takes them for a mistake. To try it all the same (--one-gpu),
+ *     each gives its machine another name: NCCL_HOSTID. They then talk over a network interface, not through the GPU.
  *
  * What you should see
  *     With GPUs a table of sizes, the largest relative difference to dt_all_reduce near 1e-7, "ok". Without: NCCL's
- * version, or that it is not installed; the sentence that says what is missing; "ok".
+ *     version, or that it is not installed; the sentence that says what is missing; "ok".
  *
  * Read on: 38_race.c for algorithms and busbw on the CPU, 03_ring.c for the ring by hand. */
 #define DTRAIN_IMPLEMENTATION
