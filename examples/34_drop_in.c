@@ -2,13 +2,15 @@
  *
  * What you learn
  *     You need neither the trainer nor the tensors of the library to train on several ranks. A program with its own
- *     loop on plain float arrays becomes data parallel by a handful of lines: open a communicator, give every rank the
- *     same first weights, let each work on its own samples, add the gradients. They are marked with "dt" below, and the
- *     program counts them in its own text.
+ *     loop on plain float arrays becomes data parallel by some lines: open a communicator, give every rank the same
+ *     first weights, let each work on its own samples, add the gradients. They are marked with "dt" below; the program
+ *     counts them in its own text, and fails when a line knows of ranks and has no mark.
  *     What must be right, and is easily forgotten: all ranks begin with the same weights (the broadcast); every sample
  *     belongs to one rank; the sum is divided by the number of samples of all ranks, not of one; all ranks make the
  *     same calls, also when they have fewer samples than others. Then the weights stay equal, bit for bit, without ever
  *     being sent again: every rank adds the same sum to the same weights.
+ *     Gradients are many arrays, often small. A call for each waits as often as there are arrays; dt_collect_list packs
+ *     them into buckets of at most so many bytes and makes one call for each bucket.
  *     Equal on all ranks does not mean equal to one rank's: here each rank adds its samples in an order of its own, so
  *     the last bits depend on how many there are. What it takes to avoid that is in 04_data_parallel.c.
  *
@@ -19,16 +21,19 @@
  *     mpicc -O2 -DDT_MPI -I.. 34_drop_in.c -o 34_drop_in -lm -lpthread && mpirun -n 3 ./34_drop_in
  *
  * What you should see
- *     The loss falls as it does on one rank, to within rounding; the ranks' weights are equal to the bit.
+ *     The loss falls as it does on one rank, to within rounding; the ranks' weights are equal to the bit; four arrays
+ *     need one call. Away from its source the program cannot count its lines, and says so.
  *
  * Read on: 04_data_parallel.c for sums that do not depend on the ranks, 33_nodes.c for several machines. */
-#define DTRAIN_IMPLEMENTATION
-#include "dtrain.h"
+#define DTRAIN_IMPLEMENTATION /* dt */
+#include "dtrain.h" /* dt */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { HIDDEN = 16, N = 4 * HIDDEN + 1, SAMPLES = 600, STEPS = 1000 }; /* two inputs, one hidden layer, one output */
+enum { HIDDEN = 16, SAMPLES = 600, STEPS = 1000, BUCKET = 1 << 20 }; /* bytes of a bucket */
+enum { ARRAYS = 4, MOST = 3 * HIDDEN }; /* two inputs and a bias to a hidden layer, its outputs, a bias; the loss */
+static const int64_t counts[ARRAYS] = {3 * HIDDEN, HIDDEN, 1, 1};
 
 /* A point of the plane in [-1, 1), and whether it lies in a ring. */
 static void sample(int i, float x[2], float *y)
@@ -38,78 +43,107 @@ static void sample(int i, float x[2], float *y)
     *y = x[0] * x[0] + x[1] * x[1] > 0.16f && x[0] * x[0] + x[1] * x[1] < 0.64f ? 1.0f : 0.0f;
 }
 
-/* Adds the gradient of one sample's squared error to grad (N), and returns the error. */
-static float backward(const float *w, float *grad, const float x[2], float y)
+/* Adds the gradient of one sample's squared error to grad, and the error to grad[3]. */
+static void backward(float w[ARRAYS][MOST], float grad[ARRAYS][MOST], const float x[2], float y)
 {
-    float h[HIDDEN], out = w[4 * HIDDEN], d;
+    float h[HIDDEN], d = w[2][0] - y;
     for (int j = 0; j < HIDDEN; j++) {
-        h[j] = tanhf(w[4 * j] * x[0] + w[4 * j + 1] * x[1] + w[4 * j + 2]);
-        out += w[4 * j + 3] * h[j];
+        h[j] = tanhf(w[0][3 * j] * x[0] + w[0][3 * j + 1] * x[1] + w[0][3 * j + 2]);
+        d += w[1][j] * h[j];
     }
-    d = out - y;
-    grad[4 * HIDDEN] += d;
     for (int j = 0; j < HIDDEN; j++) {
-        float back = d * w[4 * j + 3] * (1 - h[j] * h[j]);
-        grad[4 * j] += back * x[0], grad[4 * j + 1] += back * x[1], grad[4 * j + 2] += back;
-        grad[4 * j + 3] += d * h[j];
+        float back = d * w[1][j] * (1 - h[j] * h[j]);
+        grad[0][3 * j] += back * x[0], grad[0][3 * j + 1] += back * x[1], grad[0][3 * j + 2] += back;
+        grad[1][j] += d * h[j];
     }
-    return 0.5f * d * d;
+    grad[2][0] += d, grad[3][0] += 0.5f * d * d;
 }
 
-/* The training loop that was there before. NULL: one rank, as before. */
-static dt_result train(dt_comm *c, float *w, float *loss)
+static int train(dt_comm *world, float w[ARRAYS][MOST], float losses[STEPS]) /* dt: world is new */
 {
-    int rank = c ? dt_comm_rank(c) : 0, ranks = c ? dt_comm_size(c) : 1; /* dt */
-    float grad[N + 1], speed[N]; /* the last one is the loss */
-    dt_result r = DT_OK;
-    for (int k = 0; k < N; k++) w[k] = (float)((k * 37 + 11) % 64) / 32.0f - 1.0f, speed[k] = 0;
-    if (c) r = dt_broadcast(c, w, N, 0); /* dt */
-    for (int step = 0; step < STEPS && !r; step++) {
+    float grad[ARRAYS][MOST], speed[ARRAYS][MOST] = {{0}};
+    void *all[ARRAYS] = {grad[0], grad[1], grad[2], grad[3]}; /* dt */
+    dt_collective sum = dt_collective_of(DT_ALL_REDUCE, NULL, NULL, 0); /* dt */
+    for (int a = 0; a < 3; a++)
+        for (int k = 0; k < counts[a]; k++) w[a][k] = (float)((k * 37 + a * 23 + 11) % 64) / 32.0f - 1.0f;
+    if (dt_broadcast(world, w[0], ARRAYS * MOST, 0)) return 1; /* dt */
+    for (int step = 0; step < STEPS; step++) {
         memset(grad, 0, sizeof grad);
-        for (int i = rank; i < SAMPLES; i += ranks) { /* dt: was i = 0, i++ */
+        for (int i = dt_comm_rank(world); i < SAMPLES; i += dt_comm_size(world)) { /* dt: was i = 0, i++ */
             float x[2], y;
             sample(i, x, &y);
-            grad[N] += backward(w, grad, x, y);
+            backward(w, grad, x, y);
         }
-        if (c) r = dt_all_reduce(c, grad, N + 1, DT_SUM); /* dt */
-        for (int k = 0; k < N; k++) w[k] -= speed[k] = 0.9f * speed[k] + 0.3f * grad[k] / SAMPLES;
-        *loss = grad[N] / SAMPLES;
-        if (c && !rank && step % 200 == 0) printf("  step %3d  loss %.5f\n", step, (double)*loss);
+        if (dt_collect_list(world, &sum, all, counts, ARRAYS, BUCKET, NULL)) return 1; /* dt */
+        for (int a = 0; a < 3; a++)
+            for (int k = 0; k < counts[a]; k++)
+                w[a][k] -= speed[a][k] = 0.9f * speed[a][k] + 0.3f * grad[a][k] / SAMPLES;
+        losses[step] = grad[3][0] / SAMPLES;
     }
-    return r;
+    return 0;
 }
 
-/* Lines marked above, in this file where it lies beside the program; -1: not there. */
-static int marked(void)
+static int check(dt_comm *world, float w[ARRAYS][MOST], float loss); /* check */
+
+int main(int argc, char **argv)
 {
+    float w[ARRAYS][MOST] = {{0}}, losses[STEPS];
+    dt_comm *world = NULL; /* dt */
+    int bad;
+    if (dt_comm_init(&world, &argc, &argv)) return dt_fail("34_drop_in"); /* dt */
+    if (argc > 1) return fprintf(stderr, "34_drop_in: the option is --ranks N\n"), 2;
+    if (train(world, w, losses)) return dt_fail("34_drop_in"); /* dt: was train(w, losses) */
+    for (int i = 0; i < STEPS; i += 200)
+        if (dt_comm_rank(world) == 0) /* dt */
+            printf("  step %3d  loss %.5f\n", i, (double)losses[i]);
+    bad = check(world, w, losses[STEPS - 1]); /* check */
+    dt_comm_free(&world); /* dt */
+    return bad;
+}
+
+/* ---- That was the program. What follows looks at what it did. */
+
+/* Lines above that are marked, and in *unmarked those that should be; -1: this file is not here. */
+static int marked(int *unmarked)
+{
+    static const char *const words[] = {"dt_", "DT", "dtrain.h", "world"};
     char line[200];
     int count = 0;
     FILE *f = fopen(__FILE__, "r");
     if (!f) return -1;
-    while (fgets(line, (int)sizeof line, f)) count += strstr(line, "/* d" "t") != NULL;
+    while (fgets(line, (int)sizeof line, f) && strncmp(line, "/* ----", 7)) {
+        int mark = strstr(line, "/* dt") != NULL, knows = 0;
+        if (!strncmp(line, " *", 2) || !strncmp(line, "/*", 2) || strstr(line, "/* check")) continue;
+        for (int k = 0; k < 4; k++) knows = knows || strstr(line, words[k]);
+        count += mark, *unmarked += knows && !mark;
+    }
     fclose(f);
     return count;
 }
 
-int main(int argc, char **argv)
+static int check(dt_comm *world, float w[ARRAYS][MOST], float loss)
 {
-    dt_comm *c = NULL;
-    float w[N], alone[N], all[64 * N], loss = 0, loss_alone = 0;
-    int root, equal = 1, lines = marked();
-    dt_result r = dt_comm_init(&c, &argc, &argv); /* dt */
-    if (!r && (argc > 1 || dt_comm_size(c) > 64))
-        return fprintf(stderr, "34_drop_in: the option is --ranks N, up to 64\n"), 2;
-    if (!r) r = train(c, w, &loss);
-    if (!r) r = dt_all_gather(c, w, all, N); /* only to see that they are equal */
-    if (r) return dt_fail("34_drop_in"); /* dt */
-    root = dt_comm_rank(c) == 0;
-    for (int q = 0; q < dt_comm_size(c); q++) equal = equal && !memcmp(all + q * N, w, sizeof w);
-    (void)train(NULL, alone, &loss_alone);
-    if (root && lines >= 0) printf("%d lines know of the other ranks\n", lines);
-    if (root) printf("%d ranks: loss %.6f; one rank: %.6f\n", dt_comm_size(c), (double)loss, (double)loss_alone);
-    dt_comm_free(&c); /* dt */
-    if (!equal || !(fabsf(loss - loss_alone) <= 1e-3f * loss_alone) || (lines >= 0 && lines != 7))
-        return fprintf(stderr, "FAILED: weights or losses differ\n"), 1;
-    if (root) printf("ok: the weights of all ranks are equal to the bit, the loss is that of one rank\n");
-    return 0;
+    float others[64][ARRAYS * MOST], alone[ARRAYS][MOST] = {{0}}, losses[STEPS];
+    dt_collective sum = dt_collective_of(DT_ALL_REDUCE, NULL, NULL, 0);
+    void *all[ARRAYS] = {alone[0], alone[1], alone[2], alone[3]};
+    int equal = 1, good, unmarked = 0, lines = marked(&unmarked), ranks = dt_comm_size(world);
+    int64_t one_by_one = 0, packed = 0;
+    dt_comm *own = NULL;
+    if (ranks > 64) return fprintf(stderr, "34_drop_in: at most 64 ranks are compared\n"), 2;
+    if (dt_comm_split(world, dt_comm_rank(world), &own) || train(own, alone, losses)) return dt_fail("34_drop_in");
+    dt_comm_free(&own);
+    if (dt_all_gather(world, w[0], others[0], ARRAYS * MOST) ||
+        dt_collect_list(world, &sum, all, counts, ARRAYS, 0, &one_by_one) ||
+        dt_collect_list(world, &sum, all, counts, ARRAYS, BUCKET, &packed))
+        return dt_fail("34_drop_in");
+    for (int q = 0; q < ranks; q++) equal = equal && !memcmp(others[q], w, sizeof others[q]);
+    good = equal && fabsf(loss - losses[STEPS - 1]) <= 1e-3f * losses[STEPS - 1] && one_by_one == ARRAYS && packed == 1;
+    if (!good) return fprintf(stderr, "FAILED: weights, losses or numbers of calls differ\n"), 1;
+    if (unmarked || !lines) return fprintf(stderr, "FAILED: %d lines should be marked\n", unmarked), 1;
+    if (dt_comm_rank(world)) return 0;
+    printf("%d ranks: loss %.6f; one rank: %.6f\n", ranks, (double)loss, (double)losses[STEPS - 1]);
+    printf("%d arrays: %d calls one by one, %d in a bucket\n", ARRAYS, (int)one_by_one, (int)packed);
+    printf("ok: the weights of all ranks are equal to the bit, the loss is that of one rank; ");
+    if (lines < 0) return printf("lines are not counted, %s is not here\n", __FILE__), 0;
+    return printf("%d lines know of the others\n", lines), 0;
 }
