@@ -16,7 +16,7 @@
  *     cc -O2 -I.. 33_nodes.c -o 33_nodes -lm -lpthread
  *     ./33_nodes --ranks 4                       (the one to read: 2 nodes of 2, played on this machine)
  *     ./33_nodes --ranks 8 --nodes 4
- *     mpicc -O2 -DDT_MPI -I.. 33_nodes.c -o 33_nodes -lm -lpthread && mpirun -n 4 ./33_nodes
+ *     mpicc -O2 -DDT_MPI -I.. 33_nodes.c -o 33_nodes -lm -lpthread && mpirun --oversubscribe -n 4 ./33_nodes
  *
  * What you should see
  *     Bytes that leave a node, counted, beside the formula: L times less by the library than flat, and the same bits.

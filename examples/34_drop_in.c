@@ -18,7 +18,7 @@
  *     cc -O2 -I.. 34_drop_in.c -o 34_drop_in -lm -lpthread
  *     ./34_drop_in
  *     ./34_drop_in --ranks 3                     (the one to read)
- *     mpicc -O2 -DDT_MPI -I.. 34_drop_in.c -o 34_drop_in -lm -lpthread && mpirun -n 3 ./34_drop_in
+ *     mpicc -O2 -DDT_MPI -I.. 34_drop_in.c -o 34_drop_in -lm -lpthread && mpirun --oversubscribe -n 3 ./34_drop_in
  *
  * What you should see
  *     The loss falls as it does on one rank, to within rounding; the ranks' weights are equal to the bit; four arrays

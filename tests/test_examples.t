@@ -1,7 +1,8 @@
 #!/usr/bin/env perl
 # Every example compiles with the cc line of its header comment, and the commands that stand under it (lines that begin
-# with ./ or cc) run as they are written: status 0, and "ok" in the last line. The implementation is compiled once and
-# linked to all of them; with --full each example compiles alone, as its readers do it.
+# with ./ or cc) run as they are written: status 0, and "ok" in the last line. Lines that begin with mpicc do so, too,
+# where MPI is installed. The implementation is compiled once for each of the two and linked to all examples; with --full
+# each compiles alone, as its readers do it.
 use strict;
 use warnings;
 use FindBin;
@@ -12,11 +13,12 @@ use Test::More;
 
 plan skip_all => 'examples are compiled as their readers do it, without sanitizers' if sanitized();
 
-# The commands of the first comment of a program, in order.
+# The commands of the first comment of a program that begin with one of these, in order.
 sub commands {
-    my ($comment) = slurp(shift) =~ m{^/\*(.*?)\*/}s;
+    my ($file, $begin) = @_;
+    my ($comment) = slurp($file) =~ m{^/\*(.*?)\*/}s;
     my @lines = map { s/^\s*\*?\s*//r } split /\n/, $comment || '';
-    return map { s/\s{2,}#?.*//r } grep { m{^(cc|\./)} } @lines;
+    return map { s/\s{2,}#?.*//r } grep { /^$begin/ } @lines;
 }
 
 mkdir "$tmp/tree";
@@ -26,25 +28,51 @@ my @examples = sort glob "$root/examples/[0-9]*.c";
 for my $example (@examples) { copy($example, "$tmp/tree/examples/") }
 
 my $cc = $ENV{CC} || 'cc';
-my $once = '';
-if (!full()) {
-    spew("$tmp/tree/implementation.c", "#define DTRAIN_IMPLEMENTATION\n#include \"dtrain.h\"\n");
-    is((run_in("$tmp/tree", 300, "$cc -O2 -DDT_NCCL -c implementation.c"))[0], 0, 'the implementation compiles');
-    $once = " -DDTRAIN_IMPLEMENTED $tmp/tree/implementation.o"; # the examples' own is skipped
+
+# What makes an example skip its own implementation: one that this command has compiled; nothing with --full.
+sub once {
+    my ($compile, $name) = @_;
+    return '' if full();
+    spew("$tmp/tree/$name.c", "#define DTRAIN_IMPLEMENTATION\n#include \"dtrain.h\"\n");
+    is((run_in("$tmp/tree", 300, "$compile -c $name.c"))[0], 0, "the implementation compiles: $compile");
+    return " -DDTRAIN_IMPLEMENTED $tmp/tree/$name.o";
 }
-for my $example (@examples) {
-    my ($name) = $example =~ m{([^/]+)$};
-    my @commands = commands($example);
-    ok(@commands && $commands[0] =~ /^cc .*\Q$name\E/, "$name: its header comment says how to compile it") or next;
-    my $folder = $commands[0] =~ m{examples/} ? "$tmp/tree" : "$tmp/tree/examples";
+
+# Runs commands until one fails; whether none did, and the last one's last line has "ok".
+sub works {
+    my ($folder, @commands) = @_;
     my ($status, $out, $err) = (0, '', '');
     for my $command (@commands) {
-        last if $status;
-        ($status, $out, $err) = run_in($folder, 300, $command =~ s/^cc /$cc$once /r);
-        diag("$command\nstatus $status\n$err") if $status;
+        ($status, $out, $err) = run_in($folder, 300, $command);
+        diag("$command\nstatus $status\n$out\n$err") if $status;
+        return 0 if $status;
     }
     my ($last) = reverse grep { /\S/ } split /\n/, $out;
-    ok(!$status && ($last || '') =~ /\bok\b/, "$name: runs and ends with ok") or diag($out);
+    return 1 if ($last || '') =~ /\bok\b/;
+    diag($out);
+    return 0;
+}
+
+my $once = once("$cc -O2 -DDT_NCCL", 'implementation');
+for my $example (@examples) {
+    my ($name) = $example =~ m{([^/]+)$};
+    my @commands = commands($example, qr{cc |\./});
+    ok(@commands && $commands[0] =~ /^cc .*\Q$name\E/, "$name: its header comment says how to compile it") or next;
+    my $folder = $commands[0] =~ m{examples/} ? "$tmp/tree" : "$tmp/tree/examples";
+    ok(works($folder, map { s/^cc /$cc$once /r } @commands), "$name: runs and ends with ok");
+}
+
+my $missing = mpi_missing();
+my $mpi_once;
+for my $example (@examples) {
+    my ($name) = $example =~ m{([^/]+)$};
+    my @commands = commands($example, 'mpicc ') or next;
+    SKIP: {
+        skip "$name under mpirun: $missing", 1 if $missing;
+        $mpi_once = once('mpicc -O1 -DDT_MPI', 'implementation_mpi') unless defined $mpi_once;
+        local @ENV{qw(OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM)} = (1, 1); # mpirun asks root for this
+        ok(works("$tmp/tree/examples", map { s/^mpicc /mpicc$mpi_once /r } @commands), "$name: runs under mpirun");
+    }
 }
 ok(-e "$root/examples/README.md", 'examples/README.md') if @examples > 1;
 
