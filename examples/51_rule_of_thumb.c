@@ -15,7 +15,9 @@
  *     quarter, a half and two thirds.
  *     The order of decisions, cheapest first: one GPU; if the model fits and is too slow, data parallel in one node,
  *     then over nodes; if it does not fit, its states sharded or the model cut, in as few nodes as hold it. "Horovod,
- *     for extreme scale" is no fourth step: it has replicas only, and does not make anything fit.
+ *     for extreme scale" is no fourth step: it has replicas only, and does not make anything fit. DeepSpeed does, with
+ *     ZeRO (20_zero.c). The same holds for SMDDP: it makes sums and gathers fast, and does not shard. For 50 billion
+ *     weights on 64 GPUs it is half of an answer; the other half is sharded data parallel.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 51_rule_of_thumb.c -o 51_rule_of_thumb -lm -lpthread
@@ -113,19 +115,22 @@ static int cancels(void)
            !pays(1e9, 0.01, 256, links[1].alpha, links[1].bytes) && rule_of_thumb(1e9, 256);
 }
 
-/* Nodes of 8 GPUs of 80 GB, nine tenths of it for states of 16 bytes per weight (AdamW in mixed precision). */
+/* Bytes: weights, gradients and AdamW's state in mixed precision; nine tenths of a GPU of 80 GB for them. */
+static double states(double weights) { return 16 * weights; }
+static const double gpu_memory = 0.9 * 80e9;
+
+/* Nodes of 8 GPUs. */
 static int decide(double weights, double hours, double deadline, char *text, size_t size)
 {
-    double states = 16 * weights, gpu = 0.9 * 80e9;
-    int nodes = (int)ceil(states / (8 * gpu));
-    if (states <= gpu) {
+    int nodes = (int)ceil(states(weights) / (8 * gpu_memory));
+    if (states(weights) <= gpu_memory) {
         int gpus = 8;
         if (hours <= deadline) return snprintf(text, size, "fits, in time: one GPU"), 1;
         if (hours / (0.9 * 8) <= deadline) return snprintf(text, size, "fits, too slow: data parallel in one node"), 8;
         while (hours / (0.8 * gpus) > deadline) gpus += 8;
         return snprintf(text, size, "fits, too slow in one node: data parallel on %d nodes", gpus / 8), gpus;
     }
-    snprintf(text, size, "%.0f GB of states do not fit: sharded or cut, nodes: %d", 1e-9 * states, nodes);
+    snprintf(text, size, "%.0f GB of states do not fit: sharded or cut, nodes: %d", 1e-9 * states(weights), nodes);
     return 8 * nodes;
 }
 
@@ -143,7 +148,9 @@ static int decisions(void)
         good = good && decide(jobs[i].weights, jobs[i].hours, jobs[i].deadline, text, sizeof text) == jobs[i].gpus;
         printf("%10g %14.0f %9.0f   %s\n", jobs[i].weights, jobs[i].hours, jobs[i].deadline, text);
     }
-    return good;
+    printf("50 billion weights on 64 GPUs: %.0f GB of states on each as replicas, %.1f GB sharded\n", 1e-9 * states(50e9),
+           1e-9 * states(50e9) / 64);
+    return good && fabs(states(50e9) - 800e9) < 1 && states(50e9) > gpu_memory && states(50e9) / 64 < gpu_memory;
 }
 
 int main(void)
