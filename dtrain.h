@@ -36,7 +36,7 @@
  * CONTENTS (search for the names)
  *     H1  base: results, memory, threads                H10 optimizer and schedules
  *     H2  numerics: Philox, exact math, SHA-256         H11 data, tokenizers
- *     H3  kernels                                       H12 probes
+ *     H3  kernels                                       H12 probes: metrics, rules
  *     H5  devices: CPU                                  H13 transports and collectives
  *     H6  tensors and graph                             H14 checkpoints
  *     H7  gradients                                     H15 mesh, layout, step programs, executor
@@ -746,6 +746,129 @@ DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed
 DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
                                   int special, int64_t *tokens);
 
+/* ---- H12  rules: the usual faults of a training run, by its numbers ------------------------------- */
+
+/* A program gives what it has, step by step: losses, tensors, times of its ranks, labels. Rules compare it with bounds
+ * and keep which of them fired. They read, and change nothing; the same numbers give the same firings. In a loop over
+ * steps, between dt_rules_open(&rules, 1) and dt_rules_close(&rules):
+ *     if (!r) r = dt_rules_tensor(rules, step, "hidden", DT_KIND_GRADIENT, gradient, inputs * units, units);
+ *     if (!r) r = dt_rules_loss(rules, step, loss);
+ *     if (!r && dt_rules_fired(rules, DT_RULE_VANISHING_GRADIENT)) ..
+ * Names and numbers are those of Amazon SageMaker Debugger's built-in rules where it has them (it is closed to new
+ * customers). What is compared is written down here; [i] are bounds, which dt_rules_set changes; shares are 0 to 1.
+ * X(code, name); it fires when
+ *   VanishingGradient     of a gradient the mean |g| < [0] 1e-7
+ *   ExplodingTensor       a tensor or a loss has an infinity or a NaN; other rules then do not look at it
+ *   DeadRelu              of a ReLU's outputs more than [0] 0.5 of the units are above 0 in < [1] 0.01 of the rows
+ *   SaturatedActivation   of the inputs of a tanh or sigmoid more than [0] 0.5 of the units are inside the limits in
+ *                         < [1] 0.01 of the rows: -[2] and [2] 9.4999 of tanh, [3] -23 and [4] 16.999999 of sigmoid
+ *   LossNotDecreasing     since the last look, [0] 10 or more steps ago, the loss fell by < [1] 0.001 of itself. It
+ *                         compares two losses: give noisy ones as means
+ *   Overfit               validation loss exceeds the mean training loss since the validation before by > [0] 0.1 of
+ *                         it, in [1] 1 validations in a row
+ *   Overtraining          no training loss for [0] 5 steps, and no validation loss for [1] 10 validations, was below
+ *                         the best before by > [2] 0.01
+ *   PoorWeightInitialization  up to step [0] 10: of the activations of one kind and step the largest variance is
+ *                         > [1] 10 times the smallest; or of a matrix of weights, when it is given first, the 5th and
+ *                         95th percentile are < [2] 0.001 apart (Debugger asks that of gradients: large models have it)
+ *   WeightUpdateRatio     of a matrix of weights mean |new - old| / (mean |old| + 1e-9) is < [0] 1e-8 or > [1] 10; not
+ *                         where the old one is all zeros
+ *   AllZero               of a gradient, of activations or of a matrix of weights >= [0] 1 of the numbers are 0
+ *   TensorVariance        a tensor's variance is < [0] or > [1]; NaN, no bound, until they are set
+ *   UnchangedTensor       a matrix of weights has |new - old| <= [2] 1e-8 + [1] 1e-5 |old| everywhere, [0] 3 times in a
+ *                         row
+ *   ClassImbalance        after [0] 500 labels the most frequent class has > [1] 10 times those of the rarest
+ *   StalledTraining       no step ended for > [0] 1800 s
+ *   StepOutlier           more than [1] 10 steps of a rank took > mean + [0] 3 standard deviations of the others before
+ *                         them, of which there are 10 or more
+ *   LoadBalancing         over 10 steps the rank with the least work has < [0] 0.5 of that of the busiest. Work are the
+ *                         seconds not spent waiting: a processor that polls in an all-reduce shows 100 % of use
+ *   LowUtilization        over 10 steps a rank works < [0] 0.7 of its time
+ *   Dataloader            over 10 steps a rank waits for samples > [0] 0.2 of its time
+ *   MemoryIncrease        a rank's mean memory over 10 steps is > 1 + [0] 0.05 times that of its first 10
+ *   CPUBottleneck         cpu > [0] 90 % while the rank works < [1] 0.1 of a step, in > [2] 0.5 of 10 or more steps
+ *   IOBottleneck          the same with io > [0] 50 %
+ *   MaxInitializationTime the first step begins later than [0] 1200 s
+ * Vectors (units 0: biases, gains) start as constants for good reasons; rules that speak of matrices leave them out. */
+#define DT_RULES(X)                                                                                                    \
+    X(DT_RULE_VANISHING_GRADIENT, "VanishingGradient") X(DT_RULE_EXPLODING_TENSOR, "ExplodingTensor")                  \
+    X(DT_RULE_DEAD_RELU, "DeadRelu") X(DT_RULE_SATURATED_ACTIVATION, "SaturatedActivation")                            \
+    X(DT_RULE_LOSS_NOT_DECREASING, "LossNotDecreasing") X(DT_RULE_OVERFIT, "Overfit")                                  \
+    X(DT_RULE_OVERTRAINING, "Overtraining") X(DT_RULE_POOR_INITIALIZATION, "PoorWeightInitialization")                 \
+    X(DT_RULE_UPDATE_RATIO, "WeightUpdateRatio") X(DT_RULE_ALL_ZERO, "AllZero") X(DT_RULE_VARIANCE, "TensorVariance")  \
+    X(DT_RULE_UNCHANGED, "UnchangedTensor") X(DT_RULE_CLASS_IMBALANCE, "ClassImbalance")                               \
+    X(DT_RULE_STALLED, "StalledTraining") X(DT_RULE_STEP_OUTLIER, "StepOutlier")                                       \
+    X(DT_RULE_LOAD_BALANCING, "LoadBalancing") X(DT_RULE_LOW_UTILIZATION, "LowUtilization")                            \
+    X(DT_RULE_DATALOADER, "Dataloader") X(DT_RULE_MEMORY_INCREASE, "MemoryIncrease")                                   \
+    X(DT_RULE_CPU_BOTTLENECK, "CPUBottleneck") X(DT_RULE_IO_BOTTLENECK, "IOBottleneck")                                \
+    X(DT_RULE_INITIALIZATION_TIME, "MaxInitializationTime")
+#define DT__RULE_ENUM(code, name) code,
+typedef enum dt_rule { DT_RULES(DT__RULE_ENUM) DT_RULE_COUNT } dt_rule;
+#undef DT__RULE_ENUM
+/* Its name, and what to do about it ("none" and "" where there is no such rule); the rule of a name, -1: none. */
+DT_API const char *dt_rule_name(int32_t rule);
+DT_API const char *dt_rule_advice(int32_t rule);
+DT_API int32_t dt_rule_find(const char *name);
+
+/* What a rule found when it fired first, and how often it did. */
+typedef struct dt_firing {
+    int64_t step, times;
+    double value, bound; /* what was compared */
+    int32_t rank;        /* -1: it is not about one */
+    char name[96];       /* of the tensor, or "loss", "validation loss"; else empty */
+} dt_firing;
+/* Called when a rule fires for the first time. What it returns, if not DT_OK, is what the call returns that gave the
+ * number, when all rules have looked at it: so an action can stop a program. It must not give numbers itself. */
+typedef dt_result (*dt_rule_action)(void *user, dt_rule rule, const dt_firing *f);
+
+/* The rules of one run. One thread at a time. */
+typedef struct dt_rules dt_rules;
+/* ranks: how many dt_rules_step will tell of. All rules are on. *rules is NULL on errors, and once they are closed. */
+DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks);
+DT_API void dt_rules_close(dt_rules **rules);
+/* Sets bound [index] of a rule; NaN in one: what is compared with it never fires. */
+DT_API dt_result dt_rules_set(dt_rules *rules, int32_t rule, int32_t index, double value);
+DT_API dt_result dt_rules_on_fire(dt_rules *rules, dt_rule_action action, void *user);
+
+/* The mean training loss, and the validation loss after it, of a step. Steps rise from 0 or above. */
+DT_API dt_result dt_rules_loss(dt_rules *rules, int64_t step, double loss);
+DT_API dt_result dt_rules_validation(dt_rules *rules, int64_t step, double loss);
+
+/* What a tensor is: weights after the step's update, gradients, outputs of a ReLU, inputs of a tanh, of a sigmoid. */
+typedef enum dt_tensor_kind {
+    DT_KIND_WEIGHT, DT_KIND_GRADIENT, DT_KIND_RELU, DT_KIND_TANH, DT_KIND_SIGMOID, DT_KIND_COUNT
+} dt_tensor_kind;
+/* A tensor of `count` numbers in rows of `units`; units 0: a vector, of activations one row. count 0 is fine. name is
+ * of up to 95 bytes; a kind and name stand for a tensor of one size. Of matrices of weights a copy is kept, 4 bytes per
+ * weight. */
+DT_API dt_result dt_rules_tensor(dt_rules *rules, int64_t step, const char *name, dt_tensor_kind kind,
+                                 const float *values, int64_t count, int64_t units);
+/* Classes (0 to classes - 1) of `count` samples that were trained on; those below 0 do not count. */
+DT_API dt_result dt_rules_labels(dt_rules *rules, int64_t step, const int32_t *labels, int64_t count, int32_t classes);
+
+/* A step of a rank; what is NaN is not known. Start from dt_rank_step_zero(): times 0, the others NaN. */
+typedef struct dt_rank_step {
+    int64_t step;
+    int32_t rank;
+    double seconds;  /* that it took */
+    double waiting;  /* of these, for other ranks */
+    double data;     /* of these, for samples */
+    double at;       /* when it ended, in seconds since the program began */
+    double memory;   /* bytes, or any other unit */
+    double cpu, io;  /* use of the machine's processors, and their waiting for disks, in % */
+} dt_rank_step;
+DT_API dt_rank_step dt_rank_step_zero(void);
+DT_API dt_result dt_rules_step(dt_rules *rules, const dt_rank_step *s);
+/* It is `at` seconds since the program began: for who watches a training run that may have stalled. */
+DT_API dt_result dt_rules_clock(dt_rules *rules, double at);
+
+/* What a rule found, NULL while it has not fired; it belongs to rules. How many have fired. */
+DT_API const dt_firing *dt_rules_fired(const dt_rules *rules, int32_t rule);
+DT_API int32_t dt_rules_count(const dt_rules *rules);
+/* A table of those, two lines each: where and when, and what to do. DT_E_USAGE: `size` bytes are too few. */
+enum { DT_RULES_TEXT = 8000 };
+DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
+
 /* ---- H13  ranks and collectives ------------------------------------------------------------
  *     dt_comm *c = NULL;
  *     dt_result r = dt_comm_init(&c, &argc, &argv);              ./a --ranks 4 starts four of this program
@@ -1043,6 +1166,9 @@ typedef struct dt_layout {
     float mirror_rate;        /* bytes per second to a directory; 0: no limit */
     float deadline;           /* seconds from the request to stop until the end is forced: a save must fit */
     int32_t doctor;       /* print dt_doctor's findings after step 9, or after the last of 4 or more, and train on */
+    int32_t rules;        /* dt_rules look at every step, and what fired is printed at the end: losses, times; where
+                           * ranks have all state (tp, pp, ep 1, ZeRO 0) gradients, and weights with a copy of them */
+    const char *stop_on;  /* rules, with commas: when one fires the step is saved, and the run stops as on request */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
     int32_t no_memory_check; /* start although the plan needs more memory than is free */
@@ -1208,6 +1334,8 @@ typedef struct dt_memory {
     int64_t offloaded; /* in the second memory: not in the total */
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
+/* What layout.rules found so far, the same on every rank; NULL when it is not set. */
+DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
@@ -13959,6 +14087,552 @@ static void dt__metrics_close(dt__metrics *m)
 {
     if (m->file) fclose(m->file);
     m->file = NULL;
+}
+
+/* ---- rules ---- */
+
+enum { DT__RULE_BOUNDS = 5, DT__RULE_BLOCK = 10 }; /* steps that are looked at together */
+typedef struct dt__rule {
+    const char *name;
+    double bound[DT__RULE_BOUNDS];
+    const char *advice;
+} dt__rule;
+/* In the order of DT_RULES. */
+static const dt__rule dt__rules[DT_RULE_COUNT + 1] = {
+    {"VanishingGradient", {1e-7}, "ReLU or GELU for sigmoid, residual connections, norms, larger first weights"},
+    {"ExplodingTensor", {0}, "lower the learning rate, clip the gradient norm, warm up; look for bad samples"},
+    {"DeadRelu", {0.5, 0.01}, "lower the learning rate, start biases at 0, or use GELU or a leaky ReLU"},
+    {"SaturatedActivation", {0.5, 0.01, 9.4999, -23, 16.999999}, "smaller first weights, scaled inputs, normalisation"},
+    {"LossNotDecreasing", {10, 0.001}, "raise the learning rate, or lower it if the loss jumps; are the labels right?"},
+    {"Overfit", {0.1, 1}, "more data, dropout, weight decay, a smaller model; or stop here"},
+    {"Overtraining", {5, 10, 0.01}, "stop, and take the checkpoint with the lowest validation loss"},
+    {"PoorWeightInitialization", {10, 10, 0.001}, "draw weights of variance 1 or 2 over a unit's inputs"},
+    {"WeightUpdateRatio", {1e-8, 10}, "a learning rate by which a step changes weights by about a thousandth"},
+    {"AllZero", {1}, "is it connected to the loss? are inputs, masks and first weights right?"},
+    {"TensorVariance", {0}, "look at initialisation and normalisation"},
+    {"UnchangedTensor", {3, 1e-5, 1e-8}, "is it given to the optimizer, has it a gradient, is the rate above 0?"},
+    {"ClassImbalance", {500, 10}, "draw rare classes more often, or weight their loss"},
+    {"StalledTraining", {1800}, "a rank hangs or waits for data: stop it, and go on from a checkpoint"},
+    {"StepOutlier", {3, 10}, "what else runs then: checkpoints, validation, slow files, other jobs?"},
+    {"LoadBalancing", {0.5}, "give the busiest rank less work, or look for what slows its machine"},
+    {"LowUtilization", {0.7}, "more work between two exchanges, overlap, fewer ranks; dt_doctor tells which"},
+    {"Dataloader", {0.2}, "read ahead, prepare samples beforehand, keep them on a local disk"},
+    {"MemoryIncrease", {0.05}, "look for what is kept from step to step: lists of losses, graphs, buffers"},
+    {"CPUBottleneck", {90, 0.1, 0.5}, "prepare samples beforehand, or leave cores free for it"},
+    {"IOBottleneck", {50, 0.1, 0.5}, "fewer and larger files, a faster disk, read ahead"},
+    {"MaxInitializationTime", {1200}, "copy less at the start: stream the data, keep images and caches warm"},
+    {"none", {0}, ""}};
+
+static const dt__rule *dt__rule_at(int32_t i) { return &dt__rules[i >= 0 && i < DT_RULE_COUNT ? i : DT_RULE_COUNT]; }
+DT_API const char *dt_rule_name(int32_t rule) { return dt__rule_at(rule)->name; }
+DT_API const char *dt_rule_advice(int32_t rule) { return dt__rule_at(rule)->advice; }
+DT_API int32_t dt_rule_find(const char *name)
+{
+    for (int32_t i = 0; name && i < DT_RULE_COUNT; i++)
+        if (!strcmp(dt__rules[i].name, name)) return i;
+    return -1;
+}
+
+typedef struct dt__rule_tensor {
+    char name[96];
+    int32_t kind;
+    int64_t step, count, unchanged; /* given last; numbers; times in a row that it stayed as it was */
+    float *before;                  /* matrices of weights: (count) of the time before, else NULL */
+} dt__rule_tensor;
+typedef struct dt__rule_rank {
+    int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are no outliers */
+    double mean, squares;                 /* of the usual ones' seconds: mean, and sum of squared distances */
+    int64_t known[2], starved[2];         /* cpu, io: steps that tell it, and those without work meanwhile */
+    double seconds, data, work, memory;   /* sums over the block under way */
+    double first_memory, done;            /* mean over the first block; work of the last complete one */
+} dt__rule_rank;
+typedef struct dt__rule_spread { /* variances of a step's activations of one kind */
+    int64_t step;
+    double least, most;
+} dt__rule_spread;
+
+struct dt_rules {
+    double bound[DT_RULE_COUNT][DT__RULE_BOUNDS];
+    dt_firing fired[DT_RULE_COUNT];
+    dt_rule_action action;
+    void *user;
+    dt_result answer; /* of the action, in the call under way */
+    int64_t step[2], stale[2]; /* of training and validation loss: the last step, -1: none; losses since the best */
+    double best[2], looked, sum, summed; /* the loss looked at last; sum and number since the last validation */
+    int64_t looked_step, over;
+    dt__rule_tensor *tensor;
+    int64_t tensors, room, cursor; /* cursor: where the next one probably is */
+    int64_t *units, *classes;      /* scratch; how many labels there were of each */
+    int64_t units_room, labels;
+    dt__rule_spread spread[DT_KIND_COUNT];
+    dt__rule_rank *rank;
+    double progress; /* when a step ended last; NaN: not known */
+    int32_t class_count, ranks, began;
+};
+
+static void dt__rule_fires(dt_rules *r, int rule, int64_t step, double value, double bound, int rank, const char *name)
+{
+    dt_firing *f = &r->fired[rule];
+    dt_result answer;
+    if (f->times++) return;
+    f->step = step, f->value = value, f->bound = bound, f->rank = rank;
+    snprintf(f->name, sizeof f->name, "%s", name);
+    answer = r->action ? r->action(r->user, (dt_rule)rule, f) : DT_OK;
+    if (!r->answer) r->answer = answer;
+}
+
+DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks)
+{
+    dt_rules *r;
+    if (rules) *rules = NULL;
+    if (!rules || ranks < 1)
+        return dt__error(DT_E_USAGE, "dt_rules_open: %d ranks: give a pointer and 1 or more", (int)ranks);
+    r = (dt_rules *)dt__alloc((int64_t)sizeof *r, "rules");
+    if (r) r->rank = (dt__rule_rank *)dt__alloc(ranks * (int64_t)sizeof *r->rank, "rules");
+    if (!r || !r->rank) return dt__free(r), DT_E_MEMORY;
+    for (int i = 0; i < DT_RULE_COUNT; i++) memcpy(r->bound[i], dt__rules[i].bound, sizeof r->bound[i]);
+    for (int32_t i = 0; i < ranks; i++) r->rank[i].step = -1;
+    for (int i = 0; i < DT_KIND_COUNT; i++) r->spread[i].step = -1;
+    r->step[0] = r->step[1] = -1;
+    r->best[0] = r->best[1] = __builtin_inf();
+    r->progress = r->looked = r->bound[DT_RULE_VARIANCE][0] = r->bound[DT_RULE_VARIANCE][1] = __builtin_nan("");
+    r->ranks = ranks;
+    *rules = r;
+    return DT_OK;
+}
+
+DT_API void dt_rules_close(dt_rules **rules)
+{
+    dt_rules *r = *rules;
+    if (!r) return;
+    for (int64_t i = 0; i < r->tensors; i++) dt__free(r->tensor[i].before);
+    dt__free(r->tensor);
+    dt__free(r->units);
+    dt__free(r->classes);
+    dt__free(r->rank);
+    dt__free(r);
+    *rules = NULL;
+}
+
+DT_API dt_result dt_rules_set(dt_rules *r, int32_t rule, int32_t index, double value)
+{
+    if (!r || rule < 0 || rule >= DT_RULE_COUNT || index < 0 || index >= DT__RULE_BOUNDS)
+        return dt__error(DT_E_USAGE, "dt_rules_set: there is no rule %d with a bound %d", (int)rule, (int)index);
+    r->bound[rule][index] = value;
+    return DT_OK;
+}
+DT_API dt_result dt_rules_on_fire(dt_rules *r, dt_rule_action action, void *user)
+{
+    if (!r) return dt__error(DT_E_USAGE, "dt_rules_on_fire: no rules: open them first");
+    r->action = action, r->user = user;
+    return DT_OK;
+}
+
+/* Steps of one kind of number rise. */
+static dt_result dt__rules_step(const dt_rules *r, const char *call, int64_t last, int64_t step)
+{
+    if (!r) return dt__error(DT_E_USAGE, "%s: no rules: open them by dt_rules_open()", call);
+    if (step > last && step >= 0) return DT_OK;
+    if (step < 0) return dt__error(DT_E_USAGE, "%s: step %lld: count from 0", call, (long long)step);
+    return dt__error(DT_E_USAGE, "%s: step %lld comes after step %lld: give steps in rising order", call,
+                     (long long)step, (long long)last);
+}
+
+/* Is it finite? The best one so far of its kind: 0 training, 1 validation. */
+static int dt__rules_finite(dt_rules *r, int kind, int64_t step, double loss)
+{
+    r->answer = DT_OK;
+    r->step[kind] = step;
+    if (!(loss - loss == 0.0))
+        return dt__rule_fires(r, DT_RULE_EXPLODING_TENSOR, step, loss, 0, -1, kind ? "validation loss" : "loss"), 0;
+    r->stale[kind]++;
+    if (loss < r->best[kind] - r->bound[DT_RULE_OVERTRAINING][2]) r->best[kind] = loss, r->stale[kind] = 0;
+    return 1;
+}
+
+DT_API dt_result dt_rules_loss(dt_rules *r, int64_t step, double loss)
+{
+    const double *b = r ? r->bound[DT_RULE_LOSS_NOT_DECREASING] : NULL;
+    dt_result e = dt__rules_step(r, "dt_rules_loss", r ? r->step[0] : -1, step);
+    double fell = r ? r->looked - loss : 0.0, size = r ? __builtin_fabs(r->looked) : 0.0;
+    if (e) return e;
+    if (!dt__rules_finite(r, 0, step, loss)) return r->answer;
+    r->sum += loss, r->summed += 1.0;
+    if (size == size && !((double)(step - r->looked_step) >= b[0])) return r->answer;
+    if (fell < b[1] * size) dt__rule_fires(r, DT_RULE_LOSS_NOT_DECREASING, step, fell / size, b[1], -1, "loss");
+    r->looked = loss, r->looked_step = step;
+    return r->answer;
+}
+
+DT_API dt_result dt_rules_validation(dt_rules *r, int64_t step, double loss)
+{
+    const double *fit = r ? r->bound[DT_RULE_OVERFIT] : NULL, *train = r ? r->bound[DT_RULE_OVERTRAINING] : NULL;
+    dt_result e = dt__rules_step(r, "dt_rules_validation", r ? r->step[1] : -1, step);
+    double mean = r && r->summed > 0.0 ? r->sum / r->summed : __builtin_nan(""), size = __builtin_fabs(mean);
+    if (e) return e;
+    if (!dt__rules_finite(r, 1, step, loss)) return r->answer;
+    r->over = loss - mean > fit[0] * size ? r->over + 1 : 0;
+    if (r->over && (double)r->over >= fit[1])
+        dt__rule_fires(r, DT_RULE_OVERFIT, step, (loss - mean) / size, fit[0], -1, "validation loss");
+    if ((double)r->stale[0] >= train[0] && (double)r->stale[1] >= train[1])
+        dt__rule_fires(r, DT_RULE_OVERTRAINING, step, (double)r->stale[1], train[1], -1, "validation loss");
+    r->sum = r->summed = 0.0;
+    return r->answer;
+}
+
+/* ---- rules about tensors ---- */
+
+/* Adds to sums over a tensor, in a fixed order of eight lanes: |x|, x - x0, its square; how many are 0, not finite. */
+enum { DT__RULE_LANES = 8 };
+static inline void dt__rules_add(double s[5][DT__RULE_LANES], const float *x, double x0, int n)
+{
+    for (int l = 0; l < n; l++) {
+        double d = (double)x[l] - x0;
+        s[0][l] += (double)__builtin_fabsf(x[l]);
+        s[1][l] += d;
+        s[2][l] += d * d;
+        s[3][l] += x[l] == 0.0f;
+        s[4][l] += !(x[l] - x[l] == 0.0f);
+    }
+}
+static double dt__rules_total(const double *lane)
+{
+    double sum = 0.0;
+    for (int l = 0; l < DT__RULE_LANES; l++) sum += lane[l];
+    return sum;
+}
+
+/* The k-th smallest (0 first) of finite numbers, whose order it changes (Hoare 1961). */
+static float dt__rules_select(float *x, int64_t n, int64_t k)
+{
+    for (int64_t low = 0, high = n - 1; low < high;) {
+        float pivot = x[low + (high - low) / 2], swap;
+        int64_t i = low, j = high;
+        for (; i <= j; i++, j--) {
+            while (x[i] < pivot) i++;
+            while (x[j] > pivot) j--;
+            if (i > j) break;
+            swap = x[i], x[i] = x[j], x[j] = swap;
+        }
+        if (k > j && k < i) break;
+        if (k <= j) high = j;
+        else low = i;
+    }
+    return x[k];
+}
+
+/* The share of units that are between low and high in fewer than `active` of the rows. */
+static double dt__rules_idle(dt_rules *r, const float *x, int64_t rows, int64_t units, double low, double high,
+                             double active)
+{
+    int64_t idle = 0;
+    memset(r->units, 0, (size_t)units * sizeof *r->units);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t u = 0; u < units; u++)
+            r->units[u] += (double)x[i * units + u] > low && (double)x[i * units + u] < high;
+    for (int64_t u = 0; u < units; u++) idle += (double)r->units[u] < active * (double)rows;
+    return (double)idle / (double)units;
+}
+
+static dt_result dt__rules_activation(dt_rules *r, const dt__rule_tensor *t, const float *x, int64_t units,
+                                      double variance)
+{
+    int rule = t->kind == DT_KIND_RELU ? DT_RULE_DEAD_RELU : DT_RULE_SATURATED_ACTIVATION;
+    const double *b = r->bound[rule], *init = r->bound[DT_RULE_POOR_INITIALIZATION];
+    dt__rule_spread *w = &r->spread[t->kind];
+    double low = t->kind == DT_KIND_RELU ? 0.0 : t->kind == DT_KIND_TANH ? -b[2] : b[3];
+    double high = t->kind == DT_KIND_RELU ? __builtin_inf() : t->kind == DT_KIND_TANH ? b[2] : b[4], idle;
+    if (!dt__reserve((void **)&r->units, 0, &r->units_room, units, sizeof *r->units, "rules")) return DT_E_MEMORY;
+    idle = dt__rules_idle(r, x, t->count / units, units, low, high, b[1]);
+    if (idle > b[0]) dt__rule_fires(r, rule, t->step, idle, b[0], -1, t->name);
+    if (!((double)t->step <= init[0])) return DT_OK;
+    if (w->step != t->step) w->least = w->most = variance;
+    w->step = t->step;
+    if (variance < w->least) w->least = variance;
+    if (variance > w->most) w->most = variance;
+    if (w->most > init[1] * w->least)
+        dt__rule_fires(r, DT_RULE_POOR_INITIALIZATION, t->step, w->most / w->least, init[1], -1, t->name);
+    return DT_OK;
+}
+
+/* A matrix of weights beside what it was. */
+static void dt__rules_update(dt_rules *r, dt__rule_tensor *t, const float *x)
+{
+    const double *ratio = r->bound[DT_RULE_UPDATE_RATIO], *same = r->bound[DT_RULE_UNCHANGED];
+    double change[DT__RULE_LANES], size[DT__RULE_LANES], old, value;
+    int64_t others = 0;
+    memset(change, 0, sizeof change), memset(size, 0, sizeof size);
+    for (int64_t i = 0; i < t->count; i++) {
+        double was = (double)__builtin_fabsf(t->before[i]), d = __builtin_fabs((double)x[i] - (double)t->before[i]);
+        change[i % DT__RULE_LANES] += d, size[i % DT__RULE_LANES] += was;
+        others += !(d <= same[2] + same[1] * was);
+    }
+    old = dt__rules_total(size);
+    value = dt__rules_total(change) / (old + 1e-9 * (double)t->count);
+    if (old > 0.0 && (value < ratio[0] || value > ratio[1]))
+        dt__rule_fires(r, DT_RULE_UPDATE_RATIO, t->step, value, ratio[value > ratio[1]], -1, t->name);
+    t->unchanged = others ? 0 : t->unchanged + 1;
+    if (t->unchanged && (double)t->unchanged >= same[0])
+        dt__rule_fires(r, DT_RULE_UNCHANGED, t->step, (double)t->unchanged, same[0], -1, t->name);
+}
+
+static dt_result dt__rules_weight(dt_rules *r, dt__rule_tensor *t, const float *x)
+{
+    const double *b = r->bound[DT_RULE_POOR_INITIALIZATION];
+    int64_t n = t->count;
+    double range;
+    int first = !t->before;
+    if (first) t->before = (float *)dt__alloc(4 * n, "weights of the step before");
+    else dt__rules_update(r, t, x);
+    if (!t->before) return DT_E_MEMORY;
+    memcpy(t->before, x, 4 * (size_t)n);
+    if (!first || n < 2 || !((double)t->step <= b[0])) return DT_OK;
+    range = (double)dt__rules_select(t->before, n, (95 * n + 99) / 100 - 1);
+    range -= (double)dt__rules_select(t->before, n, (5 * n + 99) / 100 - 1);
+    if (range < b[2]) dt__rule_fires(r, DT_RULE_POOR_INITIALIZATION, t->step, range, b[2], -1, t->name);
+    memcpy(t->before, x, 4 * (size_t)n);
+    return DT_OK;
+}
+
+/* The tensor of this kind and name, a new one at its first time; NULL: no memory. They mostly come in turn. */
+static dt__rule_tensor *dt__rules_find(dt_rules *r, const char *name, int32_t kind)
+{
+    dt__rule_tensor *t;
+    for (int64_t i = 0; i < r->tensors; i++) {
+        int64_t at = (r->cursor + i) % r->tensors;
+        t = &r->tensor[at];
+        if (t->kind != kind || strcmp(t->name, name)) continue;
+        r->cursor = at + 1;
+        return t;
+    }
+    if (!dt__reserve((void **)&r->tensor, r->tensors, &r->room, r->tensors + 1, sizeof *t, "rules")) return NULL;
+    t = &r->tensor[r->tensors++];
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->kind = kind;
+    t->step = t->count = -1;
+    return t;
+}
+
+static dt_result dt__rules_check(const char *name, int32_t kind, const float *x, int64_t count, int64_t units)
+{
+    if (!name || !*name || strlen(name) > 95 || kind < 0 || kind >= DT_KIND_COUNT)
+        return dt__error(DT_E_USAGE, "dt_rules_tensor: a tensor needs a name of 1 to 95 bytes, and a dt_tensor_kind");
+    if (count >= 0 && units >= 0 && !(units && count % units) && (x || !count)) return DT_OK;
+    return dt__error(DT_E_USAGE, "dt_rules_tensor: %s has %lld numbers%s in rows of %lld: give whole rows, 0 or more",
+                     name, (long long)count, x ? "" : " at NULL", (long long)units);
+}
+
+DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt_tensor_kind kind, const float *values,
+                                 int64_t count, int64_t units)
+{
+    dt__rule_tensor *t = NULL;
+    double s[5][DT__RULE_LANES], n = (double)count, size, moved, zeros, bad, variance, bound;
+    int64_t i = 0;
+    dt_result e = r ? dt__rules_check(name, (int32_t)kind, values, count, units) : DT_OK;
+    if (!e && r && !(t = dt__rules_find(r, name, (int32_t)kind))) e = DT_E_MEMORY;
+    if (!e) e = dt__rules_step(r, "dt_rules_tensor", t ? t->step : -1, step);
+    if (e) return e;
+    if (t->count >= 0 && t->count != count)
+        return dt__error(DT_E_USAGE, "dt_rules_tensor: %s had %lld numbers and has %lld: give another name", name,
+                         (long long)t->count, (long long)count);
+    t->step = step, t->count = count;
+    r->answer = DT_OK;
+    if (!count) return DT_OK;
+    memset(s, 0, sizeof s);
+    for (; i + DT__RULE_LANES <= count; i += DT__RULE_LANES)
+        dt__rules_add(s, values + i, (double)values[0], DT__RULE_LANES);
+    dt__rules_add(s, values + i, (double)values[0], (int)(count - i));
+    size = dt__rules_total(s[0]) / n, moved = dt__rules_total(s[1]), zeros = dt__rules_total(s[3]);
+    bad = dt__rules_total(s[4]);
+    if (bad > 0.0) return dt__rule_fires(r, DT_RULE_EXPLODING_TENSOR, step, bad, 0, -1, name), r->answer;
+    variance = (dt__rules_total(s[2]) - moved / n * moved) / n;
+    if (variance < 0.0) variance = 0.0; /* rounded */
+    bound = r->bound[DT_RULE_VANISHING_GRADIENT][0];
+    if (kind == DT_KIND_GRADIENT && size < bound)
+        dt__rule_fires(r, DT_RULE_VANISHING_GRADIENT, step, size, bound, -1, name);
+    bound = r->bound[DT_RULE_ALL_ZERO][0];
+    if ((kind != DT_KIND_WEIGHT || units) && zeros >= bound * n)
+        dt__rule_fires(r, DT_RULE_ALL_ZERO, step, zeros / n, bound, -1, name);
+    bound = r->bound[DT_RULE_VARIANCE][variance > r->bound[DT_RULE_VARIANCE][1]];
+    if (variance < bound || variance > r->bound[DT_RULE_VARIANCE][1])
+        dt__rule_fires(r, DT_RULE_VARIANCE, step, variance, bound, -1, name);
+    if (kind >= DT_KIND_RELU) e = dt__rules_activation(r, t, values, units ? units : count, variance);
+    if (kind == DT_KIND_WEIGHT && units) e = dt__rules_weight(r, t, values);
+    return e ? e : r->answer;
+}
+
+DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *labels, int64_t count, int32_t classes)
+{
+    const double *b = r ? r->bound[DT_RULE_CLASS_IMBALANCE] : NULL;
+    int64_t most = 0, least = INT64_MAX;
+    dt_result e = dt__rules_step(r, "dt_rules_labels", -1, step);
+    if (e) return e;
+    if (count < 0 || (count && !labels) || classes < 1 || (r->class_count && r->class_count != classes))
+        return dt__error(DT_E_USAGE, "dt_rules_labels: %lld labels of %d classes: give 0 or more, with a list of them, "
+                         "and always as many classes", (long long)count, (int)classes);
+    for (int64_t i = 0; i < count; i++)
+        if (labels[i] >= classes)
+            return dt__error(DT_E_USAGE, "dt_rules_labels: label %d is not below %d classes", (int)labels[i],
+                             (int)classes);
+    if (!r->classes) r->classes = (int64_t *)dt__alloc(8 * (int64_t)classes, "rules");
+    if (!r->classes) return DT_E_MEMORY;
+    r->class_count = classes;
+    r->answer = DT_OK;
+    for (int64_t i = 0; i < count; i++)
+        if (labels[i] >= 0) r->classes[labels[i]]++, r->labels++;
+    for (int32_t c = 0; c < classes; c++) most = dt__max(most, r->classes[c]), least = dt__min(least, r->classes[c]);
+    if ((double)r->labels >= b[0] && (double)most > b[1] * (double)least)
+        dt__rule_fires(r, DT_RULE_CLASS_IMBALANCE, step, (double)most / (double)least, b[1], -1, "labels");
+    return r->answer;
+}
+
+/* ---- rules about times ---- */
+
+DT_API dt_rank_step dt_rank_step_zero(void)
+{
+    dt_rank_step s;
+    memset(&s, 0, sizeof s);
+    s.at = s.memory = s.cpu = s.io = __builtin_nan("");
+    return s;
+}
+
+static void dt__rules_outlier(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s)
+{
+    const double *b = r->bound[DT_RULE_STEP_OUTLIER];
+    double far = s->seconds - k->mean, bound = 0;
+    if (k->usual) bound = k->mean + b[0] * __builtin_sqrt(k->squares / (double)k->usual);
+    if (k->usual >= DT__RULE_BLOCK && s->seconds > bound) {
+        if ((double)++k->outliers > b[1])
+            dt__rule_fires(r, DT_RULE_STEP_OUTLIER, s->step, s->seconds, bound, s->rank, "");
+        return;
+    }
+    k->mean += far / (double)++k->usual; /* Welford 1962 */
+    k->squares += far * (s->seconds - k->mean);
+}
+
+/* CPUBottleneck, IOBottleneck: a processor or a disk is busy while the rank does not work. */
+static void dt__rules_starved(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s, double work)
+{
+    for (int i = 0; i < 2; i++) {
+        int rule = i ? DT_RULE_IO_BOTTLENECK : DT_RULE_CPU_BOTTLENECK;
+        const double *b = r->bound[rule];
+        double use = i ? s->io : s->cpu;
+        if (!(use == use)) continue;
+        k->known[i]++;
+        k->starved[i] += use > b[0] && work < b[1] * s->seconds;
+        if (k->known[i] >= DT__RULE_BLOCK && (double)k->starved[i] > b[2] * (double)k->known[i])
+            dt__rule_fires(r, rule, s->step, (double)k->starved[i] / (double)k->known[i], b[2], s->rank, "");
+    }
+}
+
+static void dt__rules_balance(dt_rules *r, const dt_rank_step *s)
+{
+    double bound = r->bound[DT_RULE_LOAD_BALANCING][0];
+    int32_t least = 0, most = 0;
+    for (int32_t i = 0; i < r->ranks; i++) {
+        if (r->rank[i].steps != r->rank[s->rank].steps) return; /* one of them has not ended it yet */
+        if (r->rank[i].done < r->rank[least].done) least = i;
+        if (r->rank[i].done > r->rank[most].done) most = i;
+    }
+    if (r->rank[least].done < bound * r->rank[most].done)
+        dt__rule_fires(r, DT_RULE_LOAD_BALANCING, s->step, r->rank[least].done / r->rank[most].done, bound, most, "");
+}
+
+/* A block of steps of a rank is complete. */
+static void dt__rules_block(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s)
+{
+    double use = r->bound[DT_RULE_LOW_UTILIZATION][0], late = r->bound[DT_RULE_DATALOADER][0];
+    double grows = r->bound[DT_RULE_MEMORY_INCREASE][0], memory = k->memory / DT__RULE_BLOCK;
+    if (k->work < use * k->seconds)
+        dt__rule_fires(r, DT_RULE_LOW_UTILIZATION, s->step, k->work / k->seconds, use, s->rank, "");
+    if (k->data > late * k->seconds)
+        dt__rule_fires(r, DT_RULE_DATALOADER, s->step, k->data / k->seconds, late, s->rank, "");
+    if (k->steps == DT__RULE_BLOCK) k->first_memory = memory;
+    else if (memory > k->first_memory * (1.0 + grows))
+        dt__rule_fires(r, DT_RULE_MEMORY_INCREASE, s->step, memory / k->first_memory - 1.0, grows, s->rank, "");
+    k->done = k->work;
+    k->seconds = k->data = k->work = k->memory = 0.0;
+    dt__rules_balance(r, s);
+}
+
+static void dt__rules_progress(dt_rules *r, int64_t step, double at)
+{
+    double bound = r->bound[DT_RULE_STALLED][0], since = at - r->progress;
+    if (since > bound) dt__rule_fires(r, DT_RULE_STALLED, step, since, bound, -1, "");
+}
+
+DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
+{
+    dt__rule_rank *k = NULL;
+    double work, late = r ? r->bound[DT_RULE_INITIALIZATION_TIME][0] : 0;
+    dt_result e;
+    if (r && (!s || s->rank < 0 || s->rank >= r->ranks))
+        return dt__error(DT_E_USAGE, "dt_rules_step: rank %d of %d: dt_rules_open() was told how many there are",
+                         s ? (int)s->rank : -1, (int)r->ranks);
+    if (r) k = &r->rank[s->rank];
+    e = dt__rules_step(r, "dt_rules_step", k ? k->step : -1, s ? s->step : -1);
+    if (e) return e;
+    if (!(s->seconds >= 0.0 && s->waiting >= 0.0 && s->data >= 0.0 && s->seconds < 1e300))
+        return dt__error(DT_E_USAGE, "dt_rules_step: rank %d, step %lld: %g seconds, %g waiting, %g for data: give "
+                         "times of 0 or more", (int)s->rank, (long long)s->step, s->seconds, s->waiting, s->data);
+    work = s->seconds - s->waiting - s->data;
+    if (work < 0.0) work = 0.0;
+    r->answer = DT_OK;
+    k->step = s->step;
+    if (!r->began && s->at - s->seconds > late)
+        dt__rule_fires(r, DT_RULE_INITIALIZATION_TIME, s->step, s->at - s->seconds, late, s->rank, "");
+    r->began = 1;
+    dt__rules_progress(r, s->step, s->at);
+    if (s->at == s->at) r->progress = s->at;
+    dt__rules_outlier(r, k, s);
+    dt__rules_starved(r, k, s, work);
+    k->seconds += s->seconds, k->data += s->data, k->work += work, k->memory += s->memory;
+    if (++k->steps % DT__RULE_BLOCK == 0) dt__rules_block(r, k, s);
+    return r->answer;
+}
+
+DT_API dt_result dt_rules_clock(dt_rules *r, double at)
+{
+    if (!r || !(at - at == 0.0)) return dt__error(DT_E_USAGE, "dt_rules_clock: give open rules and a time in seconds");
+    r->answer = DT_OK;
+    dt__rules_progress(r, dt__max(0, r->step[0]), at);
+    if (!(r->progress == r->progress)) r->progress = at; /* nobody looked before */
+    return r->answer;
+}
+
+DT_API const dt_firing *dt_rules_fired(const dt_rules *r, int32_t rule)
+{
+    return r && rule >= 0 && rule < DT_RULE_COUNT && r->fired[rule].times ? &r->fired[rule] : NULL;
+}
+DT_API int32_t dt_rules_count(const dt_rules *r)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < DT_RULE_COUNT; i++) count += dt_rules_fired(r, i) != NULL;
+    return count;
+}
+
+DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
+{
+    char line[512];
+    int64_t n = 0, add;
+    if (!r || !text) return dt__error(DT_E_USAGE, "dt_rules_text: give open rules and room for the text");
+    for (int32_t i = -1; i < DT_RULE_COUNT; i++) {
+        const dt_firing *f = dt_rules_fired(r, i);
+        char rank[32] = "";
+        if (i >= 0 && !f) continue;
+        if (f && f->rank >= 0) snprintf(rank, sizeof rank, "rank %d  ", (int)f->rank);
+        if (!f) snprintf(line, sizeof line, "rules    %d of %d fired\n", (int)dt_rules_count(r), DT_RULE_COUNT);
+        else
+            snprintf(line, sizeof line, "  %-24s  step %lld  %.4g (bound %.4g)  %s%s%sx%lld\n    do: %s\n",
+                     dt_rule_name(i), (long long)f->step, f->value, f->bound, f->name, *f->name ? "  " : "", rank,
+                     (long long)f->times, dt_rule_advice(i));
+        add = (int64_t)strlen(line);
+        if (n + add >= size)
+            return dt__error(DT_E_USAGE, "the table needs more than %lld bytes: give DT_RULES_TEXT", (long long)size);
+        memcpy(text + n, line, (size_t)add + 1);
+        n += add;
+    }
+    return DT_OK;
 }
 
 /* ============================================================================================
@@ -27382,6 +28056,8 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("mirror-rate", "X", DT__TYPE_FLOAT, mirror_rate, "bytes per second to the mirror; 0: no limit"),
     DT__LAYOUT("deadline", "SECONDS", DT__TYPE_FLOAT, deadline, "from a request to stop to a forced end"),
     DT__LAYOUT("doctor", NULL, DT__TYPE_FLAG, doctor, "after 9 steps say why many ranks are hardly faster than one"),
+    DT__LAYOUT("rules", NULL, DT__TYPE_FLAG, rules, "look for the usual faults, and say at the end which were found"),
+    DT__LAYOUT("stop-on", "RULE,..", DT__TYPE_TEXT, stop_on, "save and stop when one of these rules fires"),
     DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
     DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
     DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small"),
@@ -27636,13 +28312,16 @@ struct dt_trainer {
     float *counts;        /* (ranks, 16): words of each */
     dt__metrics metrics; /* rank 0, when asked for */
     FILE *timeline;      /* the same */
+    dt_rules *rules;     /* the same on all ranks, which give them the same numbers; NULL: not asked for */
+    uint32_t stops;      /* bit: rule that stops the run */
+    int32_t stopper;     /* 1 + the rule that did */
     dt__tensors published; /* the first weights, until they are read */
     dt__saver save;
     int64_t first;       /* the step that a checkpoint was of; 0: training began here */
     int64_t lost_data, lost_rng; /* what the data cursor and random streams have forgotten of it (DT_FORGET) */
     char hash[68];
     int64_t hashed; /* the step whose hash it is; -1: none */
-    double peak_gflops, started, printed, waited;
+    double peak_gflops, opened, started, printed, waited;
     double own_gflops;                         /* this rank's part of peak_gflops */
     double pulse[DT__PULSES][DT__PULSE_KINDS]; /* of the last steps, in turn: where their time went */
     int64_t pulses;                            /* steps so far; the first one, which is cold, has none */
@@ -30319,6 +30998,45 @@ static dt_result dt__timeline_write(dt_trainer *t)
     return r;
 }
 
+/* ---- rules ---- */
+
+DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t) { return t->rules; }
+
+static dt_result dt__watch_open(dt_trainer *t)
+{
+    const char *at = t->layout.stop_on ? t->layout.stop_on : "", *near = dt_rule_name(0);
+    if (*at && !t->layout.checkpoint)
+        return dt__error(DT_E_USAGE, "--stop-on saves before it stops: --checkpoint DIR names a place");
+    for (size_t n; *at; at += n + (at[n] == ',')) {
+        char name[64];
+        n = strcspn(at, ",");
+        snprintf(name, sizeof name, "%.*s", (int)dt__min((int64_t)n, 63), at);
+        for (int32_t i = 0; i < DT_RULE_COUNT; i++)
+            if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, near)) near = dt_rule_name(i);
+        if (dt_rule_find(name) < 0)
+            return dt__error(DT_E_USAGE, "--stop-on %s: there is no such rule: did you mean %s?", name, near);
+        t->stops |= 1u << dt_rule_find(name);
+    }
+    return dt_rules_open(&t->rules, dt_comm_size(t->comm));
+}
+
+/* Weights and gradients of a parameter, shard by shard as they are stored. */
+static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t step)
+{
+    int64_t vt = t->e.net.tensor_shards, n = dt__shard_floats(&p->is, vt), each = dt__shard_step(&p->is, vt);
+    int64_t arrays = dt__param_arrays(&p->is, vt), units = p->is.shape.dims < 2 ? 0 : n;
+    dt__piece_of x = dt__engine_piece(&t->e, p);
+    dt_result r = DT_OK;
+    for (int64_t v = 0; v < arrays && !r; v++) {
+        char name[96];
+        if (arrays > 1) snprintf(name, sizeof name, "%.80s/%d", p->is.name, (int)v);
+        else snprintf(name, sizeof name, "%.95s", p->is.name);
+        r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, x.gradient + v * each, n, units);
+        if (!r) r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, x.weight + v * each, n, units);
+    }
+    return r;
+}
+
 DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout)
 {
     dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "the trainer");
@@ -30328,8 +31046,10 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     t->recipe = *recipe;
     t->layout = *layout;
     t->hashed = -1;
+    t->opened = dt__now();
     r = dt_comm_init(&t->comm, NULL, NULL);
     if (!r) r = dt__trainer_settle(t);
+    if (!r && (t->layout.rules || t->layout.stop_on)) r = dt__watch_open(t);
     if (!r) r = dt__choose_kernels(&t->e.k);
     if (!r) r = dt__self_check(t->e.k, t->pool);
     if (!r) r = dt__trainer_engine(t);
@@ -30359,6 +31079,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
     dt__metrics_close(&t->metrics);
+    dt_rules_close(&t->rules);
     if (t->timeline) dt__timeline_close(t, 0);
     dt__generator_close(&t->generator);
     dt__free(t->unit);
@@ -30916,10 +31637,54 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     if (t->e.shape.measure) dt__metrics_number(m, "noise_scale", i->noise_scale);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_variance", i->noise_variance);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_square", i->noise_square);
+    if (t->rules) dt__metrics_number(m, "rules", (double)dt_rules_count(t->rules));
     if (t->e.wire.on) dt__metrics_number(m, "wire_bytes", (double)i->wire_bytes);
     if (t->e.wire.on) dt__metrics_number(m, "wire_plain", (double)i->wire_plain);
     if (t->e.wire.on) dt__metrics_number(m, "wire_seconds", i->wire_seconds);
     return dt__metrics_end(m);
+}
+
+/* After a step. All ranks give their rules the same numbers, and so agree on when to stop. */
+static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, uint32_t *said)
+{
+    float own[5];
+    FILE *f = fopen("/proc/self/statm", "r");
+    double pages = __builtin_nan("");
+    dt_rank_step s = dt_rank_step_zero();
+    dt_result r = dt_rules_loss(t->rules, info->step, (double)info->loss);
+    if (f) (void)!fscanf(f, "%*s %lf", &pages);
+    if (f) fclose(f);
+    own[0] = (float)info->seconds, own[1] = (float)info->exposed_seconds, own[2] = (float)info->data_seconds;
+    own[3] = (float)pages, own[4] = (float)(dt__now() - t->opened);
+    if (!r && info->validation == info->validation)
+        r = dt_rules_validation(t->rules, info->step, (double)info->validation);
+    if (!r) r = dt_all_gather(t->comm, own, t->counts, 5);
+    for (s.step = info->step; s.rank < dt_comm_size(t->comm) && !r; s.rank++) {
+        const float *x = t->counts + 5 * (int64_t)s.rank;
+        s.seconds = (double)x[0], s.waiting = (double)x[1], s.data = (double)x[2], s.memory = (double)x[3];
+        s.at = (double)t->counts[4];
+        r = dt_rules_step(t->rules, &s);
+    }
+    for (int32_t i = 0; i < t->e.net.param_count && dt__trainer_whole(t) && !r; i++)
+        r = dt__watch_param(t, &t->e.net.params[i], info->step);
+    for (int32_t i = 0; i < DT_RULE_COUNT && !r && !t->stopper; i++)
+        if ((t->stops >> i & 1u) && dt_rules_fired(t->rules, i)) t->stopper = 1 + i;
+    if (t->stopper) *said |= DT__SAID_STOP;
+    return r;
+}
+
+/* At the end of a run, and where numbers are not finite any more. */
+static dt_result dt__watch_end(dt_trainer *t, dt_result r)
+{
+    char text[DT_RULES_TEXT];
+    float none = __builtin_nanf("");
+    if (!t->rules) return r;
+    if (r == DT_E_NUMERIC)
+        dt_rules_tensor(t->rules, t->e.step + 1, "loss or gradients", DT_KIND_GRADIENT, &none, 1, 0);
+    if (!dt_is_root(t) || dt_rules_text(t->rules, text, (int64_t)sizeof text)) return r;
+    printf("%s", text);
+    fflush(stdout);
+    return r;
 }
 
 /* What this rank has to say at the beginning of a step. */
@@ -30975,8 +31740,9 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
                t->save.seconds);
     if (!r && !behind) dt__save_learn(t);
     if (r || !stop) return r;
-    return dt__error(DT_E_STOPPED, "stopped on request after step %lld of %lld; its checkpoint is in %s: run again to "
-                     "go on", (long long)info->step, (long long)t->recipe.steps, l->checkpoint);
+    return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run again to go on",
+                     t->stopper ? "by rule " : "on request", t->stopper ? dt_rule_name(t->stopper - 1) : "",
+                     (long long)info->step, (long long)t->recipe.steps, l->checkpoint);
 }
 
 /* A run that was complete when it was resumed has no more steps. */
@@ -31587,11 +32353,11 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__pulse_read(t, pulse);
     for (e->grown = 0; e->grown < factor && !r; e->grown++)
         r = dt__trainer_batch(t, e->grown ? &nothing : &said, &loss, &auxiliary);
-    if (r) return r;
     loss = loss / (float)factor, auxiliary = auxiliary / (float)factor;
-    if (!(loss - loss == 0.0f))
-        return dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
-                         (long long)e->step + 1);
+    if (!r && !(loss - loss == 0.0f))
+        r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
+                      (long long)e->step + 1);
+    if (r) return r == DT_E_NUMERIC ? dt__watch_end(t, r) : r;
     info->step = ++e->step;
     info->batch = factor * t->recipe.batch;
     info->tokens = info->batch * (t->feed.own ? 1 : t->recipe.sequence);
@@ -31621,7 +32387,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
     r = t->layout.doctor ? dt__trainer_doctor(t) : DT_OK;
     if (!r) r = dt__trainer_due(t, info);
+    if (!r && t->rules) r = dt__watch_step(t, info, &said);
     if (!r) r = dt__trainer_keep(t, info, said);
+    if (e->step == t->recipe.steps || r == DT_E_STOPPED) r = dt__watch_end(t, r);
     info->save_seconds = t->save.blocked - saved;
     logged = !r || r == DT_E_STOPPED ? dt__trainer_log(t, info) : DT_OK;
     return r ? r : logged;
