@@ -28,6 +28,6 @@ my %at = map { @$_ } @defined;
 my @far = sort grep { exists $at{$_} && $at{$_} ne $ahead{$_} } keys %ahead;
 is("@far", 'dt__op_of', 'one function is declared ahead of its section: the op table');
 # Ops, models and tokenizers take more lines than was first thought (15,000): a rise is a decision, not an accident.
-cmp_ok(scalar @line, '<', 32399, 'the header keeps its budget: ' . @line . ' lines');
+cmp_ok(scalar @line, '<', 32600, 'the header keeps its budget: ' . @line . ' lines');
 is((scalar grep { length > 120 } @line), 0, 'no line is longer than 120 columns');
 done_testing();
