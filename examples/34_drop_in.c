@@ -26,7 +26,7 @@
  *
  * Read on: 04_data_parallel.c for sums that do not depend on the ranks, 33_nodes.c for several machines. */
 #define DTRAIN_IMPLEMENTATION /* dt */
-#include "dtrain.h" /* dt */
+#include "dtrain.h"           /* dt */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -62,7 +62,7 @@ static void backward(float w[ARRAYS][MOST], float grad[ARRAYS][MOST], const floa
 static int train(dt_comm *world, float w[ARRAYS][MOST], float losses[STEPS]) /* dt: world is new */
 {
     float grad[ARRAYS][MOST], speed[ARRAYS][MOST] = {{0}};
-    void *all[ARRAYS] = {grad[0], grad[1], grad[2], grad[3]}; /* dt */
+    void *all[ARRAYS] = {grad[0], grad[1], grad[2], grad[3]};           /* dt */
     dt_collective sum = dt_collective_of(DT_ALL_REDUCE, NULL, NULL, 0); /* dt */
     for (int a = 0; a < 3; a++)
         for (int k = 0; k < counts[a]; k++) w[a][k] = (float)((k * 37 + a * 23 + 11) % 64) / 32.0f - 1.0f;
@@ -97,7 +97,7 @@ int main(int argc, char **argv)
         if (dt_comm_rank(world) == 0) /* dt */
             printf("  step %3d  loss %.5f\n", i, (double)losses[i]);
     bad = check(world, w, losses[STEPS - 1]); /* check */
-    dt_comm_free(&world); /* dt */
+    dt_comm_free(&world);                     /* dt */
     return bad;
 }
 

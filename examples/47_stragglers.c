@@ -115,10 +115,13 @@ static dt_result waiting(dt_comm *c, int *slow, int *late)
             bins[b]++;
         }
         qsort(of, STEPS, sizeof *of, by_size);
-        if (q == 0 || of[STEPS / 2] < least) next = q ? least : 1e9f, least = of[STEPS / 2], *slow = q;
-        else if (of[STEPS / 2] < next) next = of[STEPS / 2];
-        if (!me) printf("  rank %d   %8d%6d%6d%6d%6d %8.2f\n", q, bins[0], bins[1], bins[2], bins[3], bins[4],
-                        (double)of[STEPS / 2]);
+        if (q == 0 || of[STEPS / 2] < least)
+            next = q ? least : 1e9f, least = of[STEPS / 2], *slow = q;
+        else if (of[STEPS / 2] < next)
+            next = of[STEPS / 2];
+        if (!me)
+            printf("  rank %d   %8d%6d%6d%6d%6d %8.2f\n", q, bins[0], bins[1], bins[2], bins[3], bins[4],
+                   (double)of[STEPS / 2]);
     }
     if (least > next / 2) *slow = -1;
     *late = -1;
