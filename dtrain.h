@@ -1166,8 +1166,9 @@ typedef struct dt_layout {
     float mirror_rate;        /* bytes per second to a directory; 0: no limit */
     float deadline;           /* seconds from the request to stop until the end is forced: a save must fit */
     int32_t doctor;       /* print dt_doctor's findings after step 9, or after the last of 4 or more, and train on */
-    int32_t rules;        /* dt_rules look at every step, and what fired is printed at the end: losses, times; where
-                           * ranks have all state (tp, pp, ep 1, ZeRO 0) gradients, and weights with a copy of them */
+    int32_t rules;        /* dt_rules look at every step, and what fired is printed at the end: losses (means of 10; of
+                           * LossNotDecreasing [0] is 50), times; where ranks have all state (tp, pp, ep 1, ZeRO 0)
+                           * gradients, and weights, of which a copy is kept */
     const char *stop_on;  /* rules, with commas: when one fires the step is saved, and the run stops as on request */
     int32_t quiet;        /* no progress on standard output */
     int32_t show_program; /* print the step program of rank 0 before step 1 */
@@ -14091,7 +14092,7 @@ static void dt__metrics_close(dt__metrics *m)
 
 /* ---- rules ---- */
 
-enum { DT__RULE_BOUNDS = 5, DT__RULE_BLOCK = 10 }; /* steps that are looked at together */
+enum { DT__RULE_BOUNDS = 5, DT__RULE_LANES = 4, DT__RULE_BLOCK = 10 }; /* block: steps that are looked at together */
 typedef struct dt__rule {
     const char *name;
     double bound[DT__RULE_BOUNDS];
@@ -14162,8 +14163,8 @@ struct dt_rules {
     int64_t looked_step, over;
     dt__rule_tensor *tensor;
     int64_t tensors, room, cursor; /* cursor: where the next one probably is */
-    int64_t *units, *classes;      /* scratch; how many labels there were of each */
-    int64_t units_room, labels;
+    int32_t *units;                /* scratch */
+    int64_t *classes, units_room, labels; /* how many labels there were of each, and of all */
     dt__rule_spread spread[DT_KIND_COUNT];
     dt__rule_rank *rank;
     double progress; /* when a step ended last; NaN: not known */
@@ -14282,9 +14283,8 @@ DT_API dt_result dt_rules_validation(dt_rules *r, int64_t step, double loss)
 
 /* ---- rules about tensors ---- */
 
-/* Adds to sums over a tensor, in a fixed order of eight lanes: |x|, x - x0, its square; how many are 0, not finite. */
-enum { DT__RULE_LANES = 8 };
-static inline void dt__rules_add(double s[5][DT__RULE_LANES], const float *x, double x0, int n)
+/* Adds to sums over a tensor, in a fixed order of four lanes: |x|, x - x0, its square, and how many are 0. */
+static inline void dt__rules_add(double s[4][DT__RULE_LANES], const float *x, double x0, int n)
 {
     for (int l = 0; l < n; l++) {
         double d = (double)x[l] - x0;
@@ -14292,7 +14292,6 @@ static inline void dt__rules_add(double s[5][DT__RULE_LANES], const float *x, do
         s[1][l] += d;
         s[2][l] += d * d;
         s[3][l] += x[l] == 0.0f;
-        s[4][l] += !(x[l] - x[l] == 0.0f);
     }
 }
 static double dt__rules_total(const double *lane)
@@ -14322,15 +14321,15 @@ static float dt__rules_select(float *x, int64_t n, int64_t k)
 }
 
 /* The share of units that are between low and high in fewer than `active` of the rows. */
-static double dt__rules_idle(dt_rules *r, const float *x, int64_t rows, int64_t units, double low, double high,
+static double dt__rules_idle(dt_rules *r, const float *x, int64_t rows, int64_t units, float low, float high,
                              double active)
 {
+    int32_t *on = r->units;
     int64_t idle = 0;
-    memset(r->units, 0, (size_t)units * sizeof *r->units);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t u = 0; u < units; u++)
-            r->units[u] += (double)x[i * units + u] > low && (double)x[i * units + u] < high;
-    for (int64_t u = 0; u < units; u++) idle += (double)r->units[u] < active * (double)rows;
+    memset(on, 0, (size_t)units * sizeof *on);
+    for (int64_t i = 0; i < rows; i++, x += units)
+        for (int64_t u = 0; u < units; u++) on[u] += (x[u] > low) & (x[u] < high);
+    for (int64_t u = 0; u < units; u++) idle += (double)on[u] < active * (double)rows;
     return (double)idle / (double)units;
 }
 
@@ -14343,7 +14342,7 @@ static dt_result dt__rules_activation(dt_rules *r, const dt__rule_tensor *t, con
     double low = t->kind == DT_KIND_RELU ? 0.0 : t->kind == DT_KIND_TANH ? -b[2] : b[3];
     double high = t->kind == DT_KIND_RELU ? __builtin_inf() : t->kind == DT_KIND_TANH ? b[2] : b[4], idle;
     if (!dt__reserve((void **)&r->units, 0, &r->units_room, units, sizeof *r->units, "rules")) return DT_E_MEMORY;
-    idle = dt__rules_idle(r, x, t->count / units, units, low, high, b[1]);
+    idle = dt__rules_idle(r, x, t->count / units, units, (float)low, (float)high, b[1]);
     if (idle > b[0]) dt__rule_fires(r, rule, t->step, idle, b[0], -1, t->name);
     if (!((double)t->step <= init[0])) return DT_OK;
     if (w->step != t->step) w->least = w->most = variance;
@@ -14426,7 +14425,7 @@ DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt
                                  int64_t count, int64_t units)
 {
     dt__rule_tensor *t = NULL;
-    double s[5][DT__RULE_LANES], n = (double)count, size, moved, zeros, bad, variance, bound;
+    double s[4][DT__RULE_LANES], n = (double)count, size, moved, zeros, bad = 0.0, variance, bound;
     int64_t i = 0;
     dt_result e = r ? dt__rules_check(name, (int32_t)kind, values, count, units) : DT_OK;
     if (!e && r && !(t = dt__rules_find(r, name, (int32_t)kind))) e = DT_E_MEMORY;
@@ -14435,15 +14434,14 @@ DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt
     if (t->count >= 0 && t->count != count)
         return dt__error(DT_E_USAGE, "dt_rules_tensor: %s had %lld numbers and has %lld: give another name", name,
                          (long long)t->count, (long long)count);
-    t->step = step, t->count = count;
-    r->answer = DT_OK;
+    t->step = step, t->count = count, r->answer = DT_OK;
     if (!count) return DT_OK;
     memset(s, 0, sizeof s);
     for (; i + DT__RULE_LANES <= count; i += DT__RULE_LANES)
         dt__rules_add(s, values + i, (double)values[0], DT__RULE_LANES);
     dt__rules_add(s, values + i, (double)values[0], (int)(count - i));
     size = dt__rules_total(s[0]) / n, moved = dt__rules_total(s[1]), zeros = dt__rules_total(s[3]);
-    bad = dt__rules_total(s[4]);
+    for (i = 0; i < count && !(size - size == 0.0); i++) bad += !(values[i] - values[i] == 0.0f);
     if (bad > 0.0) return dt__rule_fires(r, DT_RULE_EXPLODING_TENSOR, step, bad, 0, -1, name), r->answer;
     variance = (dt__rules_total(s[2]) - moved / n * moved) / n;
     if (variance < 0.0) variance = 0.0; /* rounded */
@@ -14476,8 +14474,7 @@ DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *label
                              (int)classes);
     if (!r->classes) r->classes = (int64_t *)dt__alloc(8 * (int64_t)classes, "rules");
     if (!r->classes) return DT_E_MEMORY;
-    r->class_count = classes;
-    r->answer = DT_OK;
+    r->class_count = classes, r->answer = DT_OK;
     for (int64_t i = 0; i < count; i++)
         if (labels[i] >= 0) r->classes[labels[i]]++, r->labels++;
     for (int32_t c = 0; c < classes; c++) most = dt__max(most, r->classes[c]), least = dt__min(least, r->classes[c]);
@@ -14485,8 +14482,6 @@ DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *label
         dt__rule_fires(r, DT_RULE_CLASS_IMBALANCE, step, (double)most / (double)least, b[1], -1, "labels");
     return r->answer;
 }
-
-/* ---- rules about times ---- */
 
 DT_API dt_rank_step dt_rank_step_zero(void)
 {
@@ -14557,7 +14552,7 @@ static void dt__rules_block(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s
 
 static void dt__rules_progress(dt_rules *r, int64_t step, double at)
 {
-    double bound = r->bound[DT_RULE_STALLED][0], since = at - r->progress;
+    double since = at - r->progress, bound = r->bound[DT_RULE_STALLED][0];
     if (since > bound) dt__rule_fires(r, DT_RULE_STALLED, step, since, bound, -1, "");
 }
 
@@ -14577,8 +14572,7 @@ DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
                          "times of 0 or more", (int)s->rank, (long long)s->step, s->seconds, s->waiting, s->data);
     work = s->seconds - s->waiting - s->data;
     if (work < 0.0) work = 0.0;
-    r->answer = DT_OK;
-    k->step = s->step;
+    k->step = s->step, r->answer = DT_OK;
     if (!r->began && s->at - s->seconds > late)
         dt__rule_fires(r, DT_RULE_INITIALIZATION_TIME, s->step, s->at - s->seconds, late, s->rank, "");
     r->began = 1;
@@ -28315,6 +28309,7 @@ struct dt_trainer {
     dt_rules *rules;     /* the same on all ranks, which give them the same numbers; NULL: not asked for */
     uint32_t stops;      /* bit: rule that stops the run */
     int32_t stopper;     /* 1 + the rule that did */
+    double losses[2];    /* sum and number of those that the rules have not got yet, as a mean */
     dt__tensors published; /* the first weights, until they are read */
     dt__saver save;
     int64_t first;       /* the step that a checkpoint was of; 0: training began here */
@@ -30998,8 +30993,6 @@ static dt_result dt__timeline_write(dt_trainer *t)
     return r;
 }
 
-/* ---- rules ---- */
-
 DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t) { return t->rules; }
 
 static dt_result dt__watch_open(dt_trainer *t)
@@ -31017,7 +31010,8 @@ static dt_result dt__watch_open(dt_trainer *t)
             return dt__error(DT_E_USAGE, "--stop-on %s: there is no such rule: did you mean %s?", name, near);
         t->stops |= 1u << dt_rule_find(name);
     }
-    return dt_rules_open(&t->rules, dt_comm_size(t->comm));
+    if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
+    return dt_rules_set(t->rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50); /* 10 is for losses without noise */
 }
 
 /* Weights and gradients of a parameter, shard by shard as they are stored. */
@@ -31027,9 +31021,9 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
     int64_t arrays = dt__param_arrays(&p->is, vt), units = p->is.shape.dims < 2 ? 0 : n;
     dt__piece_of x = dt__engine_piece(&t->e, p);
     dt_result r = DT_OK;
-    for (int64_t v = 0; v < arrays && !r; v++) {
+    for (int64_t v = 0; v < arrays && !r && (arrays == 1 || strlen(p->is.name) < 86); v++) {
         char name[96];
-        if (arrays > 1) snprintf(name, sizeof name, "%.80s/%d", p->is.name, (int)v);
+        if (arrays > 1) snprintf(name, sizeof name, "%.85s/%d", p->is.name, (int)v);
         else snprintf(name, sizeof name, "%.95s", p->is.name);
         r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, x.gradient + v * each, n, units);
         if (!r) r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, x.weight + v * each, n, units);
@@ -31651,13 +31645,18 @@ static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, uint32_
     FILE *f = fopen("/proc/self/statm", "r");
     double pages = __builtin_nan("");
     dt_rank_step s = dt_rank_step_zero();
-    dt_result r = dt_rules_loss(t->rules, info->step, (double)info->loss);
+    int validated = info->validation == info->validation;
+    dt_result r = DT_OK;
+    t->losses[0] += (double)info->loss, t->losses[1] += 1.0;
+    if (t->losses[1] >= 10.0 || validated) {
+        r = dt_rules_loss(t->rules, info->step, t->losses[0] / t->losses[1]);
+        t->losses[0] = t->losses[1] = 0.0;
+    }
     if (f) (void)!fscanf(f, "%*s %lf", &pages);
     if (f) fclose(f);
     own[0] = (float)info->seconds, own[1] = (float)info->exposed_seconds, own[2] = (float)info->data_seconds;
     own[3] = (float)pages, own[4] = (float)(dt__now() - t->opened);
-    if (!r && info->validation == info->validation)
-        r = dt_rules_validation(t->rules, info->step, (double)info->validation);
+    if (!r && validated) r = dt_rules_validation(t->rules, info->step, (double)info->validation);
     if (!r) r = dt_all_gather(t->comm, own, t->counts, 5);
     for (s.step = info->step; s.rank < dt_comm_size(t->comm) && !r; s.rank++) {
         const float *x = t->counts + 5 * (int64_t)s.rank;
