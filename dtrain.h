@@ -14537,7 +14537,7 @@ static void dt__rules_balance(dt_rules *r, const dt_rank_step *s)
 static void dt__rules_block(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s)
 {
     double use = r->bound[DT_RULE_LOW_UTILIZATION][0], late = r->bound[DT_RULE_DATALOADER][0];
-    double grows = r->bound[DT_RULE_MEMORY_INCREASE][0], memory = k->memory / DT__RULE_BLOCK;
+    double grows = r->bound[DT_RULE_MEMORY_INCREASE][0], memory = k->memory / (double)DT__RULE_BLOCK;
     if (k->work < use * k->seconds)
         dt__rule_fires(r, DT_RULE_LOW_UTILIZATION, s->step, k->work / k->seconds, use, s->rank, "");
     if (k->data > late * k->seconds)

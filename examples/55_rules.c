@@ -1,4 +1,4 @@
-/* 47_rules: the usual faults of a training run, and the rule that finds each.
+/* 55_rules: the usual faults of a training run, and the rule that finds each.
  *
  * What you learn
  *     Most failed trainings fail in one of two dozen ways, and their numbers show it long before the final loss does:
@@ -17,8 +17,8 @@
  *     --stop-on Overfit,LossNotDecreasing, which saves a checkpoint and ends with status 75.
  *
  * Build and run it, in this folder
- *     cc -O2 -I.. 47_rules.c -o 47_rules -lm -lpthread
- *     ./47_rules --ranks 2
+ *     cc -O2 -I.. 55_rules.c -o 55_rules -lm -lpthread
+ *     ./55_rules --ranks 2
  *
  * What you should see
  *     A healthy network in which no rule fires; then one bug after the other, the step at which its rule stops the
@@ -225,10 +225,10 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     int root, good = 1;
     dt_result r = dt_comm_init(&c, &argc, &argv);
-    if (r) return dt_fail("47_rules");
+    if (r) return dt_fail("55_rules");
     root = !dt_comm_rank(c);
     if (argc > 1 || dt_comm_size(c) != 2)
-        return root ? fprintf(stderr, "47_rules: the option is --ranks 2\n"), 2 : 2;
+        return root ? fprintf(stderr, "55_rules: the option is --ranks 2\n"), 2 : 2;
     for (int i = 0; i < (int)(sizeof programs / sizeof *programs) && !r; i++) {
         r = run(&programs[i], root, &good);
         if (root && !i)
@@ -238,7 +238,7 @@ int main(int argc, char **argv)
     if (!r) r = ranks(c, 1, &good);
     if (!r) r = ranks(c, 8, &good);
     dt_comm_free(&c);
-    if (r) return dt_fail("47_rules");
+    if (r) return dt_fail("55_rules");
     if (!root) return !good;
     if (good) return printf("ok: each bug makes its rule fire, and no rule fires where there is none\n"), 0;
     return fprintf(stderr, "FAILED: a rule fired that should not, or did not fire that should\n"), 1;
