@@ -28317,6 +28317,7 @@ struct dt_trainer {
     char hash[68];
     int64_t hashed; /* the step whose hash it is; -1: none */
     double peak_gflops, opened, started, printed, waited;
+    double agreeing; /* seconds in which ranks tell each other counts and losses: there they wait for who is late */
     double own_gflops;                         /* this rank's part of peak_gflops */
     double pulse[DT__PULSES][DT__PULSE_KINDS]; /* of the last steps, in turn: where their time went */
     int64_t pulses;                            /* steps so far; the first one, which is cold, has none */
@@ -31100,11 +31101,14 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, 
     int64_t whole = leaves * t->e.mesh.size[DT__CONTEXT], shards = t->recipe.data_shards * whole;
     int64_t run = leaves * each, first = leaves * t->e.mesh.at[DT__CONTEXT];
     float *all = t->gathered;
+    double start;
     dt_result r;
     memset(all, 0, 4 * (size_t)(shards * each));
     for (int64_t i = 0; i < (t->e.hi - t->e.lo) * run && counts; i++)
         all[((t->e.lo + i / run) * whole + first) * each + i % run] = own[i] + 0.0f;
+    start = dt__now();
     r = dt_all_reduce(t->comm, all, shards * each, DT_SUM);
+    t->agreeing += dt__now() - start;
     for (int64_t s = 0; s < shards; s++) {
         float chain = all[s * each];
         for (int64_t i = 1; i < each; i++) chain = chain + all[s * each + i];
@@ -31130,11 +31134,14 @@ static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint3
 {
     enum { TOP = 56 };
     float words[2];
+    double start;
     dt_result r;
     if (!dt__trainer_counts(t)) own = 0;
     if (said) own |= (int64_t)*said << TOP;
     memcpy(words, &own, 8);
+    start = dt__now();
     r = dt_all_gather(t->comm, words, t->counts, 2);
+    t->agreeing += dt__now() - start;
     *total = 0;
     for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
         memcpy(&own, t->counts + 2 * i, 8);
@@ -31638,8 +31645,9 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     return dt__metrics_end(m);
 }
 
-/* After a step. All ranks give their rules the same numbers, and so agree on when to stop. */
-static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, uint32_t *said)
+/* After a step, of which so many seconds went by in agreeing. All ranks give their rules the same numbers, and so agree
+ * on when to stop. */
+static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double agreeing, uint32_t *said)
 {
     float own[5];
     FILE *f = fopen("/proc/self/statm", "r");
@@ -31654,8 +31662,8 @@ static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, uint32_
     }
     if (f) (void)!fscanf(f, "%*s %lf", &pages);
     if (f) fclose(f);
-    own[0] = (float)info->seconds, own[1] = (float)info->exposed_seconds, own[2] = (float)info->data_seconds;
-    own[3] = (float)pages, own[4] = (float)(dt__now() - t->opened);
+    own[0] = (float)info->seconds, own[1] = (float)(info->exposed_seconds + agreeing);
+    own[2] = (float)info->data_seconds, own[3] = (float)pages, own[4] = (float)(dt__now() - t->opened);
     if (!r && validated) r = dt_rules_validation(t->rules, info->step, (double)info->validation);
     if (!r) r = dt_all_gather(t->comm, own, t->counts, 5);
     for (s.step = info->step; s.rank < dt_comm_size(t->comm) && !r; s.rank++) {
@@ -32343,6 +32351,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     double saved = t->save.blocked;
     int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm), factor = e->grow.factor;
     int64_t reductions = e->reductions;
+    double agreeing = t->agreeing;
     const dt__wire wire = e->wire; /* its counters before the step */
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t), nothing = 0;
@@ -32352,6 +32361,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__pulse_read(t, pulse);
     for (e->grown = 0; e->grown < factor && !r; e->grown++)
         r = dt__trainer_batch(t, e->grown ? &nothing : &said, &loss, &auxiliary);
+    agreeing = t->agreeing - agreeing;
     loss = loss / (float)factor, auxiliary = auxiliary / (float)factor;
     if (!r && !(loss - loss == 0.0f))
         r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
@@ -32386,7 +32396,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
     r = t->layout.doctor ? dt__trainer_doctor(t) : DT_OK;
     if (!r) r = dt__trainer_due(t, info);
-    if (!r && t->rules) r = dt__watch_step(t, info, &said);
+    if (!r && t->rules) r = dt__watch_step(t, info, agreeing, &said);
     if (!r) r = dt__trainer_keep(t, info, said);
     if (e->step == t->recipe.steps || r == DT_E_STOPPED) r = dt__watch_end(t, r);
     info->save_seconds = t->save.blocked - saved;

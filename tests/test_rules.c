@@ -512,8 +512,47 @@ static void test_trainer(void)
     if (system(line)) tap_note("cannot remove %s", place);
 }
 
-int main(void)
+/* As a program of two ranks: rank 1 is late to each step, and rank 0 waits for it. 0: rank 0 is seen to wait, and nobody
+ * takes that for work. */
+static int late(int argc, char **argv)
 {
+    const struct timespec pause = {0, 60000000};
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    const dt_firing *f = NULL;
+    int good = 0;
+    dt_result e = dt_launch(&argc, &argv);
+    recipe.model = dt_model_gpt2("nano");
+    recipe.data = argv[1], recipe.sequence = 32, recipe.batch = 8, recipe.steps = 12;
+    l.quiet = 1, l.threads = 1, l.sample_length = 0, l.rules = 1;
+    if (!e) e = dt_trainer_open(&t, &recipe, &l);
+    for (int k = 0; k < 12 && !e; k++) {
+        if (!dt_is_root(t)) nanosleep(&pause, NULL);
+        e = dt_trainer_step(t, &info);
+    }
+    if (!e) f = dt_rules_fired(dt_trainer_rules(t), DT_RULE_LOW_UTILIZATION);
+    if (!e) good = f && f->rank == 0;
+    if (!e) f = dt_rules_fired(dt_trainer_rules(t), DT_RULE_LOAD_BALANCING);
+    good = good && !(f && f->rank == 0);
+    dt_trainer_close(&t);
+    return !good;
+}
+
+static void test_late(const char *self)
+{
+    char data[] = "/tmp/dtrain_XXXXXX", line[1200];
+    int file = mkstemp(data);
+    if (file < 0 || close(file) || dt_data_generate(data, 20000, 1)) tap_bail("no data");
+    snprintf(line, sizeof line, "'%.1000s' '%s' --ranks 2 >/dev/null", self, data);
+    tap_ok(!system(line), "who waits for a late rank at the beginning of a step does not work");
+    remove(data);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) return late(argc, argv);
     test_gradients();
     test_activations();
     test_initialization();
@@ -523,5 +562,6 @@ int main(void)
     test_edges();
     test_use();
     test_trainer();
+    test_late(argv[0]);
     return tap_done();
 }
