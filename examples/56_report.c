@@ -20,8 +20,8 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 56_report.c -o 56_report -lm -lpthread
  *     ./56_report --ranks 2
- *     ./56_report --ranks 2 --slow               (the last rank is busy for 80 ms between steps)
- *     ./56_report --ranks 2 --late               (step 30 of rank 0 begins a second late)
+ *     ./56_report --ranks 2 --slow               (the last rank is busy for 120 ms between steps)
+ *     ./56_report --ranks 2 --late               (step 25 of rank 0 begins a second late)
  *
  * What you should see
  *     The report. Steps that save are the slow ones. On a busy machine a rule may fire without a fault, and is right.
@@ -38,7 +38,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STEPS = 40, LATE = 30, MOST = 8, BINS = 8, BAR = 40, SEQUENCE = 64, BATCH = 32 };
+enum { STEPS = 30, LATE = 25, MOST = 8, BINS = 8, BAR = 40, SEQUENCE = 32, BATCH = 32 };
 enum { NONE, SLOW_RANK, LATE_STEP };
 /* What is kept of a step: the parts of its duration, and more. */
 enum { COMPUTING, BETWEEN, EXPOSED, WAITING, DATA, SAVING, OTHER, DURATION, PARTS = DURATION };
@@ -106,7 +106,7 @@ static dt_result train(dt_comm *c, const char *place, int fault, int collect, jo
     for (int i = 0; i < STEPS && !e; i++) {
         float *x = out->own[i];
         double ready, met, end;
-        if (slow) usleep(80000);
+        if (slow) usleep(120000);
         if (fault == LATE_STEP && !rank && i + 1 == LATE) usleep(999999);
         ready = now();
         if (collect) e = dt_barrier(c);
