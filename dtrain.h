@@ -927,7 +927,7 @@ DT_API void dt_comm_free(dt_comm **c);
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 /* Who started this rank, in one line for people: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port
- * 29507". Belongs to c. */
+ * 29507"; "alone" without others. Communicators split from c have the same line. Good until c is freed. */
 DT_API const char *dt_comm_launcher(const dt_comm *c);
 /* Bytes of this rank's data that have reached `peer` so far, over communicators split from c too: one element of the
  * communication matrix. */

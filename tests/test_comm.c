@@ -209,6 +209,7 @@ static int check_split(dt_comm *c)
         int color = kind ? rank / ((n + 1) / 2) : rank % 2, members = 0, number = 0;
         int64_t before[64];
         CHECK(!dt_comm_split(c, color, &g));
+        CHECK(*dt_comm_launcher(c) && !strcmp(dt_comm_launcher(g), dt_comm_launcher(c)));
         for (int r = 0; r < n; r++) {
             if ((kind ? r / ((n + 1) / 2) : r % 2) != color) continue;
             if (r == rank) number = members;
