@@ -14646,6 +14646,8 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
  * Counters are 32 bits and wrap: they are compared by difference. */
 
 enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PARCELS = 4, DT__SPINS = 400 };
+/* Floats of a range or stream that go between nodes at a time: few rounds, and what is added stays in a cache. */
+enum { DT__UNDER_WAY = 1 << 20 };
 #define DT__JOB_MAGIC 0x64745231u
 #define DT__GONE 0x40000000u /* in dt__lane.gone, beside the wait status */
 
@@ -14819,6 +14821,7 @@ struct dt__fabric {
      * those with this tag for which no receive has been started: its sender, and its lead of so many bytes. 0: there is
      * none. NULL: no message has a lead. */
     int (*early)(dt__fabric *f, uint32_t tag, int k, int *peer, void *lead, int64_t bytes);
+    int asks;                                             /* before it sends a long message it asks the receiver */
     int64_t sent;                                         /* bytes of messages to other ranks */
     int64_t memory;                                       /* bytes of this process's for collectives over nodes */
     uint32_t ids;                                         /* communicators over nodes have had numbers below */
@@ -14902,8 +14905,9 @@ struct dt__bridge {
     int relays;       /* the most ranks that anybody is the deputy of */
     char *mail;       /* of the first rank of the node, symmetric: calls and inputs of small collectives */
     float *stage;     /* (2, half) symmetric */
-    float *work;      /* (2, work_half) private */
-    int64_t half, work_half;
+    float *work;      /* private, work_floats for the rounds of a sum that are under way */
+    int64_t half, work_floats;
+    int rounds;       /* that are under way at a time: 1 or 2 */
     dt__message *message; /* (2, most) of two rounds, with their peers */
     int *peer;
     int most, under_way[2];
@@ -14922,6 +14926,7 @@ struct dt__bridge {
     int64_t branch_room, top_room, source_room, addend_room, work_room;
     int *branches;          /* (nodes) how many each node has */
     int branch_count, widest;
+    int lots;               /* of a round: what comes from each other node, and what is added here, if anything is */
 };
 
 static dt__lane *dt__job_lane(dt__job *job, int rank) { return (dt__lane *)(void *)(job + 1) + rank; }
@@ -15066,13 +15071,14 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
 
 /* ---- failing ---- */
 
-static void dt__nap(void)
+static void dt__nap_for(int us)
 {
     struct timespec t;
     t.tv_sec = 0;
-    t.tv_nsec = 100000;
+    t.tv_nsec = us * 1000L;
     nanosleep(&t, NULL);
 }
+static void dt__nap(void) { dt__nap_for(100); }
 
 /* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
  * peer that arrived at the same step still reads it. A peer that arrives later sees `outs` and does not read. */
@@ -16235,6 +16241,8 @@ static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
 }
 
 static dt_result dt__bridge_calls(dt_comm *c, int all);
+static dt_result dt__router_open(dt_comm *c);
+static dt_result dt__collect_hops(dt_comm *c, const dt_collective *what, dt_algorithm a);
 
 /* How long a rank with a core of its own looks for a message without sleeping: what 32 MB need where links are fast. In
  * its sleep the link's buffers fill up. A thread that communicates for one that computes (line 1) sleeps at once. */
@@ -16247,7 +16255,7 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
     dt__line *me = &dt__own_lane(c)->line[c->line];
     dt__watch watch;
     double start, spin = c->line == 0 && c->spins == DT__SPINS ? DT__FAR_SPIN : 0.0;
-    int done, up = 0;
+    int done, up = 0, nap = c->line > 0 && m->bytes >= 1 << 20 ? 300 : 100; /* us: a long message moves on meanwhile */
     dt_result r = DT_OK;
     if (__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) == 1) return DT_OK;
     start = dt__now();
@@ -16260,7 +16268,7 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
         if (spin > 0.0 && polls % 16 == 15) sched_yield(); /* the kernel's thread for the network needs a core, too */
         if (spin > 0.0 || polls < c->spins) continue;
         if (polls < c->spins + 8) sched_yield();
-        else dt__nap();
+        else dt__nap_for(nap);
         if (polls <= c->spins + 8 || polls % 64) continue;
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
         if (f->base) __atomic_store_n(&me->waiting, 1 + c->lane[peer], __ATOMIC_RELAXED);
@@ -16451,7 +16459,9 @@ static dt_result dt__bridge_meet(dt_comm *c, const dt__move *m)
 /* ---- between nodes: sums ----
  * The sum of a range that a rank owns: on each other node one rank, its deputy, adds what the node's ranks have, as far
  * as the tree lets it (whole branches), and sends that; the owner adds the branches of all nodes. So each branch
- * crosses once, however many ranks a node has. Work goes in rounds of `width` floats of each range, two under way. */
+ * crosses once, however many ranks a node has. Work goes in rounds of `width` floats of each range. Two are under way,
+ * but where the engine asks before it sends: questions and answers of the second wait behind the data of the first, and
+ * a slow link stands still for a third of the time. */
 
 /* Whole branches of the tree that one node has, in the order of leaves, and which of the parts make them. */
 static dt_result dt__bridge_plan(dt_comm *c, const dt__part *parts, const int *counts)
@@ -16483,6 +16493,7 @@ static dt_result dt__bridge_plan(dt_comm *c, const dt__part *parts, const int *c
         s->widest = (int)dt__max(s->widest, s->branches[b->node]);
         s->top[i].level = b->level, s->top[i].index = b->index, s->top[i].offset = 0;
     }
+    s->lots = s->nodes - 1 + (all > s->nodes ? s->relays + 1 : 0);
     return DT_OK;
 }
 
@@ -16503,6 +16514,12 @@ typedef struct dt__reduction {
 static int64_t dt__bridge_chunk(const dt__reduction *x, int p, int64_t at)
 {
     return dt__max(0, dt__min(x->width, x->cut[p + 1] - x->cut[p] - at));
+}
+
+/* Where lot number `lot` of a round lies: from the other nodes, in their order, then what is added here. */
+static float *dt__bridge_lot(const dt__bridge *s, int64_t round, int lot, int64_t width)
+{
+    return s->work + round % s->rounds * (s->work_floats / s->rounds) + lot * s->widest * width;
 }
 
 static float *dt__bridge_stage(const dt__bridge *s, int seat, uint32_t step)
@@ -16542,16 +16559,15 @@ static dt_result dt__bridge_sum_start(dt_comm *c, const dt__reduction *x, int64_
 {
     dt__bridge *s = c->bridge;
     int half = (int)(k & 1);
-    int64_t at = k * x->width, own = dt__bridge_chunk(x, c->rank, at), lot = s->widest * x->width;
-    float *room = s->work + half * s->work_half;
+    int64_t at = k * x->width, own = dt__bridge_chunk(x, c->rank, at);
     dt_result r = DT_OK;
     for (int a = 0; a < s->nodes && own > 0 && !r; a++)
         if (a != s->node)
-            r = dt__bridge_add(c, half, 0, dt__bridge_deputy(s, a, c->rank), room + a * lot, s->branches[a] * own * 4,
-                               0);
+            r = dt__bridge_add(c, half, 0, dt__bridge_deputy(s, a, c->rank),
+                               dt__bridge_lot(s, k, a - (a > s->node), x->width), s->branches[a] * own * 4, 0);
     for (int p = 0; p < c->size && !r; p++) {
         int64_t n = dt__bridge_chunk(x, p, at);
-        float *box = room + (s->nodes + s->slot[p]) * lot;
+        float *box = dt__bridge_lot(s, k, s->nodes - 1 + s->slot[p], x->width);
         const float *data = box;
         int reader = s->at[p] == s->node ? p : dt__bridge_deputy(s, s->node, p);
         if (reader != c->rank) dt__count_sent(c, reader, n * (x->counts ? x->counts[c->rank] : 1));
@@ -16571,16 +16587,16 @@ static dt_result dt__bridge_sum_start(dt_comm *c, const dt__reduction *x, int64_
 static dt_result dt__bridge_sum_finish(dt_comm *c, const dt__reduction *x, int64_t k, dt_result r)
 {
     dt__bridge *s = c->bridge;
-    int half = (int)(k & 1);
-    int64_t at = k * x->width, own = dt__bridge_chunk(x, c->rank, at), lot = s->widest * x->width;
-    float *room = s->work + half * s->work_half, *to = x->out + at, *box = room + (s->nodes + s->relays) * lot;
+    int64_t at = k * x->width, own = dt__bridge_chunk(x, c->rank, at);
+    float *to = x->out + at, *box = dt__bridge_lot(s, k, s->nodes - 1 + s->relays, x->width);
     dt__sum sum;
-    r = dt__bridge_wait(c, half, r);
+    r = dt__bridge_wait(c, (int)(k & 1), r);
     if (r || own == 0) return r;
     for (int i = 0; i < s->branch_count; i++) {
         const dt__branch *b = &s->branch[i];
+        const float *lot = dt__bridge_lot(s, k, b->node - (b->node > s->node), x->width);
         s->addend[i] = b->node == s->node ? dt__bridge_branch(c, x, b, c->rank, at, own, box + b->nth * own)
-                                          : room + b->node * lot + b->nth * own;
+                                          : lot + b->nth * own;
     }
     memset(&sum, 0, sizeof sum);
     sum.op = x->op;
@@ -16620,19 +16636,19 @@ static dt_result dt__bridge_conclude(dt_comm *c)
     return r;
 }
 
-/* Work memory for a sum of `widest` branches of each node: enough for 1024 floats of each range, at least 4 MB. */
+/* Work memory for a sum: enough for 1024 floats of each range, at least what is under way. */
 static dt_result dt__bridge_room(dt__bridge *s)
 {
-    s->work_half = dt__max(1 << 19, (s->nodes + s->relays + 1) * (int64_t)s->widest * DT__BLOCK);
-    return dt__reserve((void **)&s->work, 0, &s->work_room, 2 * s->work_half, 4, "sums over nodes") ? DT_OK
-                                                                                                    : DT_E_MEMORY;
+    s->work_floats = dt__max(DT__UNDER_WAY, (int64_t)s->rounds * s->lots * s->widest * DT__BLOCK);
+    return dt__reserve((void **)&s->work, 0, &s->work_room, s->work_floats, 4, "sums over nodes") ? DT_OK : DT_E_MEMORY;
 }
 
-/* The largest width at which a round fits the work and the stage of every rank. */
+/* The largest width at which a round fits the work and, where some node may need it, the stage of every rank. */
 static int64_t dt__bridge_width(const dt_comm *c)
 {
     const dt__bridge *s = c->bridge;
-    int64_t width = dt__min(s->work_half / ((s->nodes + s->relays + 1) * (int64_t)s->widest), s->half / c->size);
+    int64_t width = s->work_floats / ((int64_t)s->rounds * s->lots * s->widest);
+    if (c->size > s->nodes) width = dt__min(width, s->half / c->size);
     return dt__max(width / 16 * 16, 16);
 }
 
@@ -16642,21 +16658,22 @@ static dt_result dt__bridge_sum(dt_comm *c, dt__reduction *x)
     dt__bridge *s = c->bridge;
     dt_comm *near = s->near;
     dt_result r = dt__bridge_plan(c, x->parts, x->counts);
-    int64_t longest = 0, rounds;
+    int64_t longest = 0, rounds, ahead;
     if (!r) r = dt__bridge_room(s);
     if (!r) r = dt__bridge_share(c, x->data, x->reach, &x->staged);
+    if (r) return r;
     x->width = dt__bridge_width(c);
+    ahead = x->staged ? 0 : s->rounds - 1;
     for (int p = 0; p < c->size; p++) longest = dt__max(longest, x->cut[p + 1] - x->cut[p]);
     rounds = dt__ceil_div(longest, x->width);
-    for (int64_t k = 0; k <= rounds && !r; k++) {
+    for (int64_t k = 0; k < rounds + ahead && !r; k++) {
         for (int p = 0; p < c->size && x->staged && k < rounds; p++)
             dt__copy(dt__bridge_stage(s, near->rank, near->step + 1) + p * x->width, x->data + x->cut[p] + k * x->width,
                      dt__bridge_chunk(x, p, k * x->width));
         if (x->staged && k < rounds) r = dt__step(near);
         if (!r && k < rounds) r = dt__bridge_sum_start(c, x, k);
-        if (x->staged && k < rounds) r = dt__bridge_sum_finish(c, x, k, r);
-        if (!x->staged && k > 0) r = dt__bridge_sum_finish(c, x, k - 1, r);
-        else if (r) r = dt__bridge_wait(c, (int)(k & 1), r);
+        if (k >= ahead) r = dt__bridge_sum_finish(c, x, k - ahead, r);
+        else if (r) r = dt__bridge_wait(c, 0, r);
         dt__comm_tick(c);
     }
     return r ? r : dt__bridge_conclude(c);
@@ -16664,7 +16681,8 @@ static dt_result dt__bridge_sum(dt_comm *c, dt__reduction *x)
 
 /* ---- between nodes: gathering ----
  * Every rank has a stream, its extents one after the other, which all ranks get. It crosses to each other node once, to
- * the deputy there, whose stage the ranks of the node read. Rounds of `width` floats of every stream. */
+ * the deputy there, whose stage the ranks of the node read; where each node is one rank, and each stream lies in one
+ * place, nothing needs the stage. Rounds of `width` floats of every stream. */
 
 typedef struct dt__gathering {
     const dt__extent *span; /* of all ranks, each rank's in the order of its stream */
@@ -16777,21 +16795,24 @@ static dt_result dt__bridge_gather(dt_comm *c, const float *from, int64_t reach,
 {
     dt__bridge *s = c->bridge;
     dt__gathering x;
-    int64_t longest = 0, rounds;
+    int64_t longest = 0, rounds, ahead = s->rounds - 1;
+    int relayed = c->size > s->nodes;
     dt_result r;
     x.span = span, x.count = count, x.from = from, x.to = to;
-    x.width = dt__max(s->half / (s->relays + 1) / 16 * 16, 16);
     memset(s->length, 0, (size_t)c->size * sizeof *s->length);
     memset(s->cursor, 0, (size_t)c->size * sizeof *s->cursor);
     memset(s->ahead, 0, (size_t)c->size * sizeof *s->ahead);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
+        relayed |= s->length[span[i].rank] > 0;
         longest = dt__max(longest, s->length[span[i].rank] += span[i].count);
+    }
+    x.width = relayed ? dt__max(s->half / (s->relays + 1) / 16 * 16, 16) : DT__UNDER_WAY / s->rounds;
     rounds = dt__ceil_div(longest, x.width);
     r = dt__bridge_share(c, from, reach, &x.staged);
-    if (!r && rounds > 0) r = dt__bridge_gather_start(c, &x, 0);
+    if (!r && rounds > 0 && ahead) r = dt__bridge_gather_start(c, &x, 0);
     for (int64_t k = 0; k < rounds && !r; k++) {
         if (k > 0) r = dt__step(s->near); /* all have taken the round before, whose half of the stages the next needs */
-        if (!r && k + 1 < rounds) r = dt__bridge_gather_start(c, &x, k + 1);
+        if (!r && k + ahead < rounds) r = dt__bridge_gather_start(c, &x, k + ahead);
         if ((r = dt__bridge_wait(c, (int)(k & 1), r)) == DT_OK) r = dt__step(s->near);
         if (!r) dt__bridge_gather_take(c, &x, (uint32_t)k);
         dt__comm_tick(c);
@@ -16857,6 +16878,21 @@ static const dt__extent *dt__bridge_runs(dt_comm *c, const int64_t *cut, int64_t
     return c->bridge->extent;
 }
 
+/* Two ranks on two nodes send each other all that they have, and both add it: no more bytes than by ranges, and one way
+ * instead of two, while adding takes little of the time. The tree of two is one addition. */
+enum { DT__PAIR = 1 << 18 }; /* floats */
+static int dt__bridge_pairs(const dt_comm *c, int64_t count)
+{
+    return c->size == 2 && c->bridge->nodes == 2 && count <= DT__PAIR;
+}
+static dt_result dt__bridge_pair(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
+{
+    dt_collective what = dt_collective_of(DT_ALL_REDUCE, in, out, count);
+    dt_result r = dt__router_open(c);
+    what.op = op;
+    return r ? r : dt__collect_hops(c, &what, DT_DOUBLING);
+}
+
 static dt_result dt__bridge_large(dt_comm *c, const dt__move *m)
 {
     dt__bridge *s = c->bridge;
@@ -16880,6 +16916,8 @@ static dt_result dt__bridge_large(dt_comm *c, const dt__move *m)
         return r ? r : dt__bridge_swap(c, m->in, e, m->out, e, staged ? NULL : s->length);
     default: break;
     }
+    if (m->sections == 1 && dt__bridge_pairs(c, m->count))
+        return dt__bridge_pair(c, m->in, m->out, m->count, m->reduce);
     x.op = m->reduce;
     x.data = (float *)(intptr_t)m->in;
     x.out = m->out;
@@ -16913,6 +16951,8 @@ static dt_result dt__bridge_reduce_parts(dt_comm *c, float *mine, int64_t reach,
     dt__reduction x;
     dt__extent *e = c->bridge->extent;
     dt_result r;
+    if (!cuts && counts[0] == 1 && counts[1] == 1 && dt__bridge_pairs(c, count))
+        return dt__bridge_pair(c, mine + begin + first->offset, mine + begin + first->offset, count, DT_SUM);
     memset(&x, 0, sizeof x);
     x.op = DT_SUM;
     x.data = mine;
@@ -17629,12 +17669,13 @@ static dt_result dt__bridge_memory(dt_comm *c)
     void *mail = NULL, *stage = NULL;
     int64_t bytes = s->nodes * (int64_t)sizeof(dt__published) + c->size * 4 * (int64_t)DT__EAGER;
     dt_result r = dt_comm_alloc(s->near, bytes, &mail);
-    s->half = 1 << 18;
-    s->widest = 1;
+    s->half = c->size > s->nodes ? 1 << 19 : 1 << 18;
+    s->rounds = c->fabric->asks ? 1 : 2;
+    s->widest = s->lots = 1;
     if (!r) r = dt_comm_alloc(s->near, 2 * s->half * 4, &stage);
     if (!r) r = dt__bridge_room(s);
     if (r) return r;
-    c->fabric->memory += bytes + 4 * (2 * s->half + s->work_room);
+    c->fabric->memory += bytes + 4 * (2 * s->half + s->work_room + (dt__bridge_pairs(c, 0) ? DT__PAIR : 0));
     s->mail = (char *)dt_comm_peer(s->near, mail, 0);
     s->stage = (float *)stage;
     return DT_OK;
@@ -19947,6 +19988,7 @@ static dt_result dt__mpi_open(dt__fabric **fabric, int *argc, char ***argv)
     f->fabric.cancel = dt__mpi_cancel;
     f->fabric.close = dt__mpi_close;
     f->fabric.native = dt__mpi_native;
+    f->fabric.asks = 1;
     f->fabric.group = dt__mpi_group;
     f->fabric.ungroup = dt__mpi_ungroup;
 #ifndef DT_NO_THREADS

@@ -159,7 +159,7 @@ static int check_parts(dt_comm *c, int V, int salt)
     int64_t cuts[65], sent[64];
     dt__part parts[64 * 12], all;
     void *p = NULL;
-    float *mine, *whole;
+    float *mine, *whole, *sum;
     if (n > V) return 0;
     all.level = __builtin_ctz((unsigned)V);
     all.index = all.offset = 0;
@@ -171,22 +171,23 @@ static int check_parts(dt_comm *c, int V, int salt)
     for (int r = 0; r < n; r++) {
         if (r == rank) first = at;
         counts[r] = cut(edge[r], edge[r + 1], parts + at);
-        for (int j = 0; j < counts[r]; j++) parts[at + j].offset = j * N;
+        for (int j = 0; j < counts[r]; j++) parts[at + j].offset = (j + 1 + r % 2) * N;
         at += counts[r];
     }
     CHECK(!dt_comm_alloc(c, 12 * N * 4, &p));
     mine = (float *)p;
+    sum = mine + parts[first].offset;
     whole = (float *)malloc(N * sizeof *whole);
     for (int pass = 0; pass < 2; pass++) {
         for (int j = 0; j < counts[rank]; j++)
-            for (int64_t i = 0; i < N; i++) mine[j * N + i] = subtree(&parts[first + j], i, salt);
+            for (int64_t i = 0; i < N; i++) mine[parts[first + j].offset + i] = subtree(&parts[first + j], i, salt);
         for (int64_t i = 0; i < N; i++) whole[i] = subtree(&all, i, salt);
         for (int r = 0; r <= n; r++) cuts[r] = COUNT * r / n;
         for (int r = 0; r < n; r++) sent[r] = dt_comm_sent(c, r);
         CHECK(!dt__reduce_parts(c, mine, parts, counts, BEGIN, COUNT, pass ? cuts : NULL));
-        CHECK(mine[BEGIN - 1] == subtree(&parts[first], BEGIN - 1, salt));
-        if (pass) CHECK(same(mine + BEGIN + cuts[rank], whole + BEGIN + cuts[rank], cuts[rank + 1] - cuts[rank]));
-        else CHECK(same(mine + BEGIN, whole + BEGIN, COUNT));
+        CHECK(sum[BEGIN - 1] == subtree(&parts[first], BEGIN - 1, salt));
+        if (pass) CHECK(same(sum + BEGIN + cuts[rank], whole + BEGIN + cuts[rank], cuts[rank + 1] - cuts[rank]));
+        else CHECK(same(sum + BEGIN, whole + BEGIN, COUNT));
         for (int r = 0; r < n && pass && dt_comm_nodes(c) == 1; r++) /* each peer gets its piece of every part, no more */
             CHECK(r == rank || dt_comm_sent(c, r) - sent[r] == 4 * counts[rank] * (cuts[r + 1] - cuts[r]));
         CHECK(!dt_barrier(c));
@@ -394,7 +395,7 @@ static int worker(int argc, char **argv)
     if (!strcmp(what, "private")) bad = check_counts(c, 0);
     else if (!strcmp(what, "symmetric")) bad = check_counts(c, 1);
     else if (!strcmp(what, "parts")) {
-        bad = check_parts(c, 1, 5);
+        bad = check_parts(c, 1, 5) || check_parts(c, 2, 6);
         for (int k = 0; k < 6 && !bad; k++) bad = check_parts(c, k % 2 ? 8 : 16, k);
     } else if (!strcmp(what, "rows")) {
         bad = 0;

@@ -82,7 +82,7 @@ like($out, qr/^started  by $started/m, 'and who started the ranks');
 
 for my $engine (@engines) {
     for my $what (qw(private symmetric parts split races background rows)) {
-        for my $shape (full() ? ([2, 2], [4, 2], [5, 3], [4, 4], [4, 1]) : $what eq 'parts' ? ([5, 3], [4, 4]) : [4, 2]) {
+        for my $shape (full() ? ([2, 2], [4, 2], [5, 3], [4, 4], [4, 1]) : $what eq 'parts' ? ([2, 2], [5, 3], [4, 4]) : $what eq 'symmetric' ? ([2, 2], [4, 2]) : [4, 2]) {
             my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$comm $what", "DT_NODES=$shape->[1]"));
             is($status, 0, "$engine: $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
         }
@@ -91,8 +91,8 @@ for my $engine (@engines) {
 
 # by algorithm: over MPI its own are among them
 for my $engine (@engines) {
-    for my $what ('all', 'real', 'price', full() ? qw(large tuned list) : ()) { # price: bytes per link equal their formula
-        for my $shape (full() ? ([2, 2], [5, 3], [4, 4], [3, 1]) : $engine eq 'mpi' && $what ne 'price' ? ([2, 1], [3, 3]) : [3, 2]) {
+    for my $what ('all', 'real', 'price', 'large', full() ? qw(tuned list) : ()) { # price: bytes per link equal their formula
+        for my $shape (full() ? ([2, 2], [5, 3], [4, 4], [3, 1]) : $what eq 'large' ? [2, 2] : $engine eq 'mpi' && $what ne 'price' ? ([2, 1], [2, 2], [3, 3]) : $what eq 'real' ? ([2, 2], [3, 2]) : [3, 2]) {
             my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$collect $what", "DT_NODES=$shape->[1]"));
             is($status, 0, "$engine: algorithms, $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
         }
