@@ -16255,7 +16255,7 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
     dt__line *me = &dt__own_lane(c)->line[c->line];
     dt__watch watch;
     double start, spin = c->line == 0 && c->spins == DT__SPINS ? DT__FAR_SPIN : 0.0;
-    int done, up = 0, nap = c->line > 0 && m->bytes >= 1 << 20 ? 300 : 100; /* us: a long message moves on meanwhile */
+    int done, up = 0, nap = c->line > 0 && m->bytes >= 1 << 20 ? 600 : 100; /* us: a long message moves on meanwhile */
     dt_result r = DT_OK;
     if (__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) == 1) return DT_OK;
     start = dt__now();
