@@ -5218,6 +5218,7 @@ typedef struct dt__call {
     int64_t of_rank; /* of experts that ranks share: floats from the sum over one rank's tokens to the next one's */
     const float *in[DT__MAX_IN];
     int fresh;
+    int worker; /* whose scratch memory a body may use */
 } dt__call;
 
 typedef void (*dt__run_fn)(const dt__call *c);
@@ -5802,7 +5803,7 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
 
 /* ---- running: how an op is split over threads and called -------------------------------------- */
 
-typedef void (*dt__body)(const dt__call *c, int64_t begin, int64_t end, int worker);
+typedef void (*dt__body)(const dt__call *c, int64_t begin, int64_t end);
 typedef struct dt__split_job {
     const dt__call *c;
     dt__body body;
@@ -5812,7 +5813,9 @@ typedef struct dt__split_job {
 static void dt__split_task(void *context, int64_t task, int worker)
 {
     const dt__split_job *job = (const dt__split_job *)context;
-    job->body(job->c, task * job->piece, dt__min(job->total, (task + 1) * job->piece), worker);
+    dt__call c = *job->c;
+    c.worker = worker;
+    job->body(&c, task * job->piece, dt__min(job->total, (task + 1) * job->piece));
 }
 
 /* body over [0, total) in pieces of at least `grain`: pieces write disjoint outputs, so any cut gives the same bits. */
@@ -5824,7 +5827,7 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
     job.body = body;
     job.total = total;
     job.piece = dt__round_up(dt__max(grain, dt__ceil_div(total, workers * 4)), grain);
-    if (workers == 1) body(c, 0, total, 0);
+    if (workers == 1) body(c, 0, total);
     else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
 }
 
@@ -6048,11 +6051,10 @@ static void dt__copy_strided(const dt__call *c, const int64_t *stride, int64_t b
     }
 }
 
-static void dt__permute_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__permute_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t own[DT_MAX_DIMS], stride[DT_MAX_DIMS], step = 1;
     const dt_shape *in = &dt__in(c, 0)->shape;
-    (void)worker;
     for (int i = in->dims - 1; i >= 0; i--) own[i] = step, step *= in->n[i];
     for (int i = 0; i < in->dims; i++) stride[i] = own[c->n->i[i]];
     dt__copy_strided(c, stride, begin, end);
@@ -6210,10 +6212,9 @@ DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
     n.dtype = (int32_t)dtype;
     return dt__push(g, &n, NULL);
 }
-static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__node *x = dt__in(c, 0);
-    (void)worker;
     c->env->k->convert(c->n->dtype, (char *)c->out + begin * dt__width(c->n), x->dtype,
                        (const char *)c->in[0] + begin * dt__width(x), end - begin);
 }
@@ -6229,10 +6230,9 @@ DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
                           dt__shape_text(&shape, b));
     return dt__push_op(g, DT__OP_EXPAND, shape, x, dt__tensor(0), dt__tensor(0));
 }
-static void dt__expand_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__expand_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t stride[DT_MAX_DIMS];
-    (void)worker;
     dt__strides(&dt__in(c, 0)->shape, &c->n->shape, stride);
     dt__copy_strided(c, stride, begin, end);
 }
@@ -6328,11 +6328,10 @@ static void dt__run_own_rows(const dt__call *c)
 }
 
 /* out = TREE over `parts` blocks of n floats that lie `stride` apart: pairs by index, then pairs of pairs. */
-static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__node *in = dt__in(c, 0);
     float *out = c->n->aux ? c->aux : c->out;
-    (void)worker;
     for (; begin < end; begin += 1024)
         dt__tree_sum(c->env->k, out + begin, c->in[0] + begin, in->shape.n[0], dt__count(in) / in->shape.n[0],
                      dt__min(1024, end - begin));
@@ -6389,9 +6388,8 @@ DT_API dt_tensor dt_sin(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__O
 DT_API dt_tensor dt_cos(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_COS, x, 0.0f); }
 DT_API dt_tensor dt_tan(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_TAN, x, 0.0f); }
 
-static void dt__unary_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__unary_part(const dt__call *c, int64_t begin, int64_t end)
 {
-    (void)worker;
     c->env->k->unary(c->n->op, c->out + begin, c->in[0] + begin, end - begin, c->n->f);
 }
 static void dt__run_unary(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__unary_part); }
@@ -6487,22 +6485,20 @@ static void dt__elementwise(const dt__call *c, float *out, const float *const in
 }
 
 /* Every input is whole or a single element. */
-static void dt__elementwise_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__elementwise_part(const dt__call *c, int64_t begin, int64_t end)
 {
     const float *in[DT__MAX_IN];
     int step[DT__MAX_IN], axis;
-    (void)worker;
     dt__broadcast_run(c, &axis, step);
     for (int i = 0; i < c->n->inputs; i++) in[i] = c->in[i] + begin * step[i];
     dt__elementwise(c, c->out + begin, in, step, end - begin);
 }
 
 /* Broadcasting: rows are runs. */
-static void dt__elementwise_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__elementwise_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t stride[DT__MAX_IN][DT_MAX_DIMS], run;
     int step[DT__MAX_IN], first;
-    (void)worker;
     run = dt__broadcast_run(c, &first, step);
     for (int i = 0; i < c->n->inputs; i++) dt__strides(&dt__in(c, i)->shape, &c->n->shape, stride[i]);
     for (int64_t r = begin; r < end; r++) {
@@ -6518,12 +6514,11 @@ static void dt__elementwise_rows(const dt__call *c, int64_t begin, int64_t end, 
     }
 }
 /* Input 1 is a vector that is stored in shards: columns of input 0. */
-static void dt__shard_columns(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__shard_columns(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__param *p = dt__cut_param(c->g, dt__in(c, 1));
     int64_t cols = dt__cols(c->n), width = dt__param_width(p, c->g->tensor_shards);
     int64_t step = dt__shard_step(p, c->g->tensor_shards);
-    (void)worker;
     for (int64_t r = begin; r < end; r++)
         for (int64_t at = 0; at < cols; at += width)
             c->env->k->binary(c->n->op, c->out + r * cols + at, c->in[0] + r * cols + at, 1,
@@ -6555,10 +6550,9 @@ static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
     return dt__whole_sum(k, x, half) + dt__whole_sum(k, x + half, n - half);
 }
 
-static void dt__row_sum_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__row_sum_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
-    (void)worker;
     for (int64_t r = begin; r < end; r++) c->out[r] = c->env->k->row_sum(c->in[0] + r * cols, cols);
 }
 static void dt__run_row_sum(const dt__call *c)
@@ -6568,13 +6562,12 @@ static void dt__run_row_sum(const dt__call *c)
 }
 
 /* A gradient may be stored in shards of columns, or be in row slices. */
-static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__param *p = dt__cut_param(c->g, c->n);
     int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
     int64_t width = p ? dt__param_width(p, c->g->tensor_shards) : cols;
     int64_t step = p ? dt__shard_step(p, c->g->tensor_shards) : 0;
-    (void)worker;
     for (int64_t n; begin < end; begin += n) {
         n = dt__min(end, (begin / width + 1) * width) - begin;
         for (int64_t v = 0; v < slices; v++) {
@@ -6586,10 +6579,9 @@ static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end, int 
 }
 static void dt__run_col_sum(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__col_sum_cols); }
 
-static void dt__row_max_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__row_max_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
-    (void)worker;
     for (int64_t r = begin; r < end; r++) c->out[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
 }
 static void dt__run_row_max(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__row_max_rows); }
@@ -6603,10 +6595,9 @@ static int64_t dt__first_max(const float *x, float max, int64_t cols)
 }
 
 /* in: x (rows,cols), y = max (rows), dy (rows). */
-static void dt__max_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__max_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__count(c->n) / dt__count(dt__in(c, 1));
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         memset(c->out + r * cols, 0, 4 * (size_t)cols);
         c->out[r * cols + dt__first_max(c->in[0] + r * cols, c->in[1][r], cols)] = c->in[2][r];
@@ -6614,11 +6605,10 @@ static void dt__max_grad_rows(const dt__call *c, int64_t begin, int64_t end, int
 }
 static void dt__run_max_grad(const dt__call *c) { dt__split(c, dt__count(dt__in(c, 1)), 16, dt__max_grad_rows); }
 
-static void dt__argmax_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__argmax_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
     int32_t *out = (int32_t *)(void *)c->out;
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         const float *x = c->in[0] + r * cols;
         out[r] = (int32_t)dt__first_max(x, c->env->k->row_max(x, cols), cols);
@@ -6730,11 +6720,10 @@ DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis)
     return dt__along(g, DT__OP_LOG_SOFTMAX, x, axis, "log_softmax");
 }
 
-static void dt__softmax_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__softmax_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__kernels *k = c->env->k;
     int64_t cols = dt__cols(c->n);
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         const float *x = c->in[0] + r * cols;
         float *y = c->out + r * cols, max = k->row_max(x, cols), sum;
@@ -6747,11 +6736,10 @@ static void dt__softmax_rows(const dt__call *c, int64_t begin, int64_t end, int 
 static void dt__run_softmax(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__softmax_rows); }
 
 /* in: y, dy. dx = (dy - sum(dy y)) y. */
-static void dt__softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__kernels *k = c->env->k;
     int64_t cols = dt__cols(c->n);
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         const float *y = c->in[0] + r * cols, *dy = c->in[1] + r * cols;
         float *dx = c->out + r * cols, dot = k->row_dot(dy, y, cols);
@@ -6761,11 +6749,11 @@ static void dt__softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end,
 }
 static void dt__run_softmax_grad(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__softmax_grad_rows); }
 
-static void dt__log_softmax_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__log_softmax_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__kernels *k = c->env->k;
     int64_t cols = dt__cols(c->n);
-    float *row = (float *)dt__scratch(c->env->pool, worker);
+    float *row = (float *)dt__scratch(c->env->pool, c->worker);
     for (int64_t r = begin; r < end; r++) {
         const float *x = c->in[0] + r * cols;
         float *y = c->out + r * cols, max = k->row_max(x, cols), sum;
@@ -6779,11 +6767,11 @@ static void dt__log_softmax_rows(const dt__call *c, int64_t begin, int64_t end, 
 static void dt__run_log_softmax(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__log_softmax_rows); }
 
 /* in: y, dy. dx = dy - exp(y) sum(dy). */
-static void dt__log_softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__log_softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__kernels *k = c->env->k;
     int64_t cols = dt__cols(c->n);
-    float *row = (float *)dt__scratch(c->env->pool, worker);
+    float *row = (float *)dt__scratch(c->env->pool, c->worker);
     for (int64_t r = begin; r < end; r++) {
         const float *y = c->in[0] + r * cols, *dy = c->in[1] + r * cols;
         float sum = k->row_sum(dy, cols);
@@ -7524,13 +7512,12 @@ static float dt__pool_sum(const float *plane, const dt__pool_area *w, int64_t wi
     return sum;
 }
 
-static void dt__pool_planes(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__pool_planes(const dt__call *c, int64_t begin, int64_t end)
 {
     const int64_t *i = c->n->i;
     int64_t in[2], out[2];
     dt__spatial(&dt__in(c, 0)->shape, in);
     dt__spatial(&c->n->shape, out);
-    (void)worker;
     for (int64_t p = begin; p < end; p++) {
         const float *plane = c->in[0] + p * in[0] * in[1];
         float *to = c->out + p * out[0] * out[1];
@@ -7544,13 +7531,12 @@ static void dt__pool_planes(const dt__call *c, int64_t begin, int64_t end, int w
 static void dt__run_pool(const dt__call *c) { dt__split(c, c->n->shape.n[0] * c->n->shape.n[1], 1, dt__pool_planes); }
 
 /* in: dy, x. Every place sums over the windows that hold it, in order; of a mean the sum is divided last. */
-static void dt__pool_grad_planes(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__pool_grad_planes(const dt__call *c, int64_t begin, int64_t end)
 {
     const int64_t *i = c->n->i;
     int64_t in[2], out[2];
     dt__spatial(&c->n->shape, in);
     dt__spatial(&dt__in(c, 0)->shape, out);
-    (void)worker;
     for (int64_t p = begin; p < end; p++) {
         float *dx = c->out + p * in[0] * in[1];
         const float *dy = c->in[0] + p * out[0] * out[1];
@@ -7626,13 +7612,12 @@ static void dt__run_embed(const dt__call *c)
 }
 
 /* in: tokens, dy (..,C). Scatter-add in token order, into the sum of each leaf; threads split the columns. */
-static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end)
 {
     const int32_t *tokens = (const int32_t *)c->in[0];
     const dt__param *p = dt__cut_param(c->g, c->n);
     int64_t vocabulary = c->n->shape.n[0], cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin;
     int64_t first = p ? c->g->first_shard * dt__param_width(p, c->g->tensor_shards) : 0, slices = dt__slices(c);
-    (void)worker;
     for (int64_t i = 0; c->fresh && i < vocabulary * slices; i++) {
         int64_t at = dt__table_at(c->g, p, vocabulary, cols, first + i % vocabulary);
         memset(dt__slice(c, i / vocabulary) + at + begin, 0, 4 * (size_t)n);
@@ -7679,13 +7664,12 @@ DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
     return dt__push(g, &n, NULL);
 }
 /* Rows of the result: (outer, place along the axis), each of `inner` elements. */
-static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
     const int32_t *index = (const int32_t *)(const void *)c->in[1];
     int axis = (int)c->n->i[0];
     int64_t inner = dt__span(s, axis + 1, s->dims), from = dt__in(c, 0)->shape.n[axis], width = dt__width(c->n);
-    (void)worker;
     for (int64_t r = begin; r < end; r++)
         for (int64_t i = 0; i < inner; i++) {
             int64_t to = r * inner + i, at = index[to];
@@ -7725,13 +7709,12 @@ static int64_t dt__lane_run(int64_t inner, int64_t begin, int64_t end, int64_t *
 }
 
 /* in: index, x, and base unless it is +0 or, for a parameter's gradient, what is in out. */
-static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape, *from = &dt__in(c, 0)->shape;
     const int32_t *index = (const int32_t *)(const void *)c->in[0];
     int axis = (int)c->n->i[0];
     int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis];
-    (void)worker;
     for (int64_t o, i, run; begin < end; begin += run) {
         run = dt__lane_run(inner, begin, end, &o, &i);
         for (int64_t j = o * n; c->fresh && j < (o + 1) * n; j++) {
@@ -7758,12 +7741,11 @@ DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
     return dt__push(g, &n, NULL);
 }
 /* i[1]: the chains begin at the other end. */
-static void dt__cumsum_lanes(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__cumsum_lanes(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
     int axis = (int)c->n->i[0];
     int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], step = c->n->i[1] ? -inner : inner;
-    (void)worker;
     for (int64_t o, i, run; begin < end; begin += run) {
         int64_t at;
         run = dt__lane_run(inner, begin, end, &o, &i);
@@ -7811,10 +7793,9 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     return places.id ? dt_gather(g, x, last, places) : places;
 }
 /* Insertion into the list of the best so far: only a larger one goes in front of what is there. */
-static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t k = dt__cols(c->n), cols = dt__cols(dt__in(c, 0));
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         const float *x = c->in[0] + r * cols;
         int32_t *best = (int32_t *)(void *)c->out + r * k;
@@ -7879,29 +7860,27 @@ DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name)
 {
     return dt_layernorm_eps(g, x, name, 1e-5f);
 }
-static void dt__layernorm_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__layernorm_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n);
-    (void)worker;
     c->env->k->layernorm(c->out + begin * cols, c->aux + begin * 2, c->in[0] + begin * cols, c->in[1], c->in[2],
                          end - begin, cols, c->n->f);
 }
 static void dt__run_layernorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_rows); }
 
 /* in: dy, x, stats, gamma. */
-static void dt__layernorm_dx_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__layernorm_dx_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n), at = begin * cols;
     c->env->k->layernorm_dx(c->out + at, c->in[0] + at, c->in[1] + at, c->in[2] + begin * 2, c->in[3], end - begin,
-                            cols, (float *)dt__scratch(c->env->pool, worker));
+                            cols, (float *)dt__scratch(c->env->pool, c->worker));
 }
 static void dt__run_layernorm_dx(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_dx_rows); }
 
 /* in: dy, x, stats. */
-static void dt__layernorm_dgamma_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__layernorm_dgamma_cols(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__rows(dt__in(c, 0)) / slices;
-    (void)worker;
     for (int64_t v = 0; v < slices; v++) {
         float *out = dt__slice(c, v) + begin;
         int64_t at = v * rows * cols + begin;
@@ -7928,11 +7907,10 @@ DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, floa
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name) { return dt_rmsnorm_eps(g, x, name, 1e-5f); }
 
 /* stats: +0, as if that were the mean, and 1/rms, so that the gradient of gamma is layer normalisation's. */
-static void dt__rmsnorm_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__rmsnorm_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__kernels *k = c->env->k;
     int64_t cols = dt__cols(c->n);
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         const float *x = c->in[0] + r * cols;
         float *y = c->out + r * cols, rrms = 1.0f / dt__sqrtf(k->row_dot(x, x, cols) / (float)cols + c->n->f);
@@ -7945,11 +7923,11 @@ static void dt__rmsnorm_rows(const dt__call *c, int64_t begin, int64_t end, int 
 static void dt__run_rmsnorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rmsnorm_rows); }
 
 /* in: dy, x, stats, gamma. g = dy gamma; dx = (g - xhat mean(g xhat)) / rms. */
-static void dt__rmsnorm_dx_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__rmsnorm_dx_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__kernels *k = c->env->k;
     int64_t cols = dt__cols(c->n);
-    float *g = (float *)dt__scratch(c->env->pool, worker), *xhat = g + cols;
+    float *g = (float *)dt__scratch(c->env->pool, c->worker), *xhat = g + cols;
     for (int64_t r = begin; r < end; r++) {
         float rrms = c->in[2][2 * r + 1];
         k->binary(DT__OP_MUL, g, c->in[0] + r * cols, 1, c->in[3], 1, cols);
@@ -8722,10 +8700,9 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     dt__fp_leave(saved);
     return dt__push(g, &n, NULL);
 }
-static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n), t = c->n->shape.n[1], d = cols / c->n->i[0];
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         int64_t at = c->env->position + (c->g->context_shards ? dt__row_position(c->g, r) : r % t);
         c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + at * d, c->n->i[0], d, (float)c->n->i[1]);
@@ -8792,10 +8769,9 @@ static void dt__drop_sample(const dt__call *c, int64_t b, float *out, const floa
         dt__drop(c, &c->env->rng[b], out + i, x + i, shift + i - slice * half, n);
     }
 }
-static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0], samples = c->n->shape.n[0];
-    (void)worker;
     if (c->n->i[1]) { /* elements [first, first + count) of a leaf's samples */
         samples = c->g->samples / dt__leaves(c->g);
         each = c->g->positions * dt__cols(c->n);
@@ -8875,32 +8851,31 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
 {
     return dt_cross_entropy_smooth(g, logits, targets, 0.0f);
 }
-static void dt__cross_entropy_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__cross_entropy_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t rows = dt__rows(dt__in(c, 0)), cols = dt__cols(dt__in(c, 0));
     c->env->k->cross_entropy(c->aux + 2 * rows + begin, c->aux + 2 * begin, c->in[0] + begin * cols,
                              (const int32_t *)c->in[1] + begin, c->n->f, end - begin, cols,
-                             (float *)dt__scratch(c->env->pool, worker));
+                             (float *)dt__scratch(c->env->pool, c->worker));
 }
 
 /* Logits cut over tensor shards. Behind max, sum and losses the second output holds, each (rows): the maxima; then what
  * is summed over shards: sum of exp(x - max), the target's logit, sum of x - max. */
 static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3 + part) * dt__rows(dt__in(c, 0)); }
 
-static void dt__entropy_max_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__entropy_max_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(dt__in(c, 0));
-    (void)worker;
     for (int64_t r = begin; r < end; r++)
         dt__entropy_part(c, 0)[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
 }
 
 /* Row sums per shard, TREE over this rank's; of the target's logit -0 where another rank has it. */
-static void dt__entropy_sum_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__entropy_sum_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__kernels *k = c->env->k;
     int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[1], shards = dt__own(c->g);
-    float *row = (float *)dt__scratch(c->env->pool, worker), sum[2][DT__TENSOR_SHARDS];
+    float *row = (float *)dt__scratch(c->env->pool, c->worker), sum[2][DT__TENSOR_SHARDS];
     for (int64_t r = begin; r < end; r++) {
         const float *x = c->in[0] + r * cols;
         float max = dt__entropy_part(c, 0)[r];
@@ -8921,10 +8896,9 @@ static void dt__entropy_sum_rows(const dt__call *c, int64_t begin, int64_t end, 
     }
 }
 
-static void dt__entropy_loss_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__entropy_loss_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0];
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
         float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
@@ -8959,10 +8933,9 @@ static void dt__run_cross_entropy(const dt__call *c)
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
 /* in: logits, stats, targets, dloss. */
-static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n);
-    (void)worker;
     c->env->k->cross_entropy_grad(c->out + begin * cols, c->in[0] + begin * cols, c->in[1] + 2 * begin,
                                   (const int32_t *)c->in[2] + begin, c->n->f, c->in[3][0], end - begin, cols,
                                   c->g->first_shard * c->n->i[1], c->n->i[0] ? c->n->i[0] : cols);
@@ -9005,10 +8978,9 @@ static int dt__has_target(const dt__call *c, int64_t b, int64_t samples)
     each = dt__count(dt__in(c, 1)) / samples;
     return dt__valid_targets(c->in[1] + b * each, (dt_dtype)dt__in(c, 1)->dtype, each) > 0;
 }
-static void dt__loss_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__loss_samples(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t each = dt__count(dt__in(c, 0)) / c->n->i[0];
-    (void)worker;
     for (int64_t b = begin; b < end; b++)
         c->aux[b] = dt__has_target(c, b, c->n->i[0]) ? dt__whole_sum(c->env->k, c->in[0] + b * each, each) : 0.0f;
 }
@@ -9018,10 +8990,9 @@ static void dt__run_loss(const dt__call *c)
     c->out[0] = dt__whole_sum(c->env->k, c->aux, c->n->i[0]);
 }
 /* in: dloss, targets unless eager. */
-static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t each = dt__count(c->n) / c->n->i[0];
-    (void)worker;
     for (int64_t b = begin; b < end; b++) {
         float d = dt__has_target(c, b, c->n->i[0]) ? c->in[0][0] : 0.0f;
         for (int64_t i = b * each; i < (b + 1) * each; i++) c->out[i] = d;
@@ -9153,11 +9124,10 @@ static dt_tensor dt__moe_rows(dt_graph *g, dt_tensor x, dt_tensor route, dt_tens
     int64_t rows = dt__min(r.tokens * r.active, r.bins * n->i[2]);
     return dt__push_op(g, DT__OP_MOE_ROWS, dt_shape2(rows, dt_dim(g, x, 1)), x, route, w);
 }
-static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     int64_t cols = dt__cols(c->n), used = r.begin[r.bins];
-    (void)worker;
     for (int64_t i = begin; i < end; i++) {
         const float *x = c->in[0] + (i < used ? r.from[i] / r.active * cols : 0);
         if (i >= used) memset(c->out + i * cols, 0, 4 * (size_t)cols);
@@ -9242,11 +9212,10 @@ static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_te
     return dt__push_op(g, DT__OP_MOE_SUM, s, rows, route, w);
 }
 /* Tokens of all parts, counted through. */
-static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     int64_t cols = dt__cols(c->n), rows = dt__in(c, 0)->shape.n[c->n->shape.dims - 2];
-    (void)worker;
     memset(c->out + begin * cols, 0, 4 * (size_t)((end - begin) * cols));
     for (int64_t n = begin; n < end; n++) {
         const float *x = c->in[0] + n / r.tokens * rows * cols;
@@ -9260,12 +9229,11 @@ static void dt__run_moe_sum(const dt__call *c) { dt__split(c, dt__rows(c->n), 16
 
 /* in: dy (N,C), table, rows (R,C) or parts (S,R,C). out (N,k) or (S,N,k): dy of the token . the choice's row, +0 for a
  * dropped one. */
-static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     const dt__node *x = dt__in(c, 2);
     int64_t cols = dt__cols(x), rows = x->shape.n[x->shape.dims - 2], choices = r.tokens * r.active;
-    (void)worker;
     for (int64_t i = begin * r.active; i < end * r.active; i++) {
         int64_t at = i % choices, row = r.row[at];
         const float *part = c->in[2] + i / choices * rows * cols;
@@ -9387,11 +9355,10 @@ static void dt__run_moe_dw(const dt__call *c)
     }
 }
 /* in: dy (R,H), table. out (E*H): column sums of the rows of the expert. */
-static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
     int64_t cols = dt__cols(dt__in(c, 0)), width = cols / cut.shards;
-    (void)worker;
     for (int64_t n; begin < end; begin += n) {
         n = dt__min(end, (begin / width + 1) * width) - begin;
         for (int64_t b = 0; b < cut.bins; b++) {
@@ -9530,9 +9497,8 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
 }
 
 /* out += x: a parameter's gradient that did not come from a chain over tokens; it is in the first row slice. */
-static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end, int worker)
+static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end)
 {
-    (void)worker;
     for (int64_t v = 1; c->fresh && v < dt__slices(c); v++)
         memset(dt__slice(c, v) + begin, 0, 4 * (size_t)(end - begin));
     if (c->fresh) memcpy(c->out + begin, c->in[0] + begin, 4 * (size_t)(end - begin));
@@ -10527,7 +10493,7 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         c.n = n;
         c.env = env;
         c.fresh = n->slot < 0 || fresh;
-        c.slices = NULL, c.of_rank = 0;
+        c.slices = NULL, c.of_rank = 0, c.worker = 0;
         if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards)) {
             const int64_t *slices = b->slot + p->g->slot_count + n->slot;
             if (*slices >= 0) c.slices = b->slices + *slices;
