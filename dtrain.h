@@ -509,7 +509,7 @@ DT_API dt_model dt_model_llama(const char *size);
  * Hugging Face publishes them: sizes, vocabulary, eps, rotary base and scaling, tied or not. dropout stays 0 as in the
  * named sizes, and the length of sequences is the recipe's. What these families do not compute here (another
  * activation, biases of attention, another scaling than Llama 3's, sliding windows, quantized weights ..) is DT_E_DATA,
- * with the line. Or a model file of llm.c (NAME.bin), of GPT-2 in fp32 or bf16. Its weights: recipe.weights. */
+ * with the line. Its weights: recipe.weights. */
 DT_API dt_result dt_model_open(dt_model *m, const char *path);
 /* A model of one's own; vocabulary as in dt_model. */
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary);
@@ -570,9 +570,8 @@ typedef struct dt_recipe {
     const char *tokenizer;       /* directory or file of the tokenizer of a text, and of samples; NULL: bytes (H11) */
     const struct dt_source *source; /* instead of data: samples of the program's own (H11); copied */
     const char *weights;         /* the first weights, for fine-tuning, instead of drawn ones: a directory with
-                                  * model.safetensors, or with the index of several files; or a .safetensors file; or a
-                                  * model file of llm.c (.bin), without the padding of its vocabulary. Names
-                                  * and shapes are Hugging Face's, numbers fp32, fp16 or bf16, which are converted
+                                  * model.safetensors, or with the index of several files; or a .safetensors file.
+                                  * Names and shapes are Hugging Face's, numbers fp32, fp16 or bf16, which are converted
                                   * exactly. Each tensor must have the model's shape, and each its place in the model;
                                   * of a longer table of positions the first are taken, and copies of a tied table and
                                   * buffers left out. A vocabulary of another size is refused: the softmax would be
@@ -22675,7 +22674,6 @@ typedef struct dt__tensors {
     dt__stored *list; /* sorted by name, after dt__tensors_sort() */
     dt__stored_file *file;
     int64_t count, room, files, file_room;
-    int turned; /* linear weights of GPT-2 are (out,in), not as in its safetensors files */
 } dt__tensors;
 
 static void dt__tensors_close(dt__tensors *t)
@@ -23572,112 +23570,6 @@ static void dt__config_read_llama(dt__config *c, dt_model *m)
                       "another");
 }
 
-/* ---- model files of llm.c: 256 int32 of header, then a GPT-2's tensors, each for all layers together ---- */
-
-enum { DT__LLMC_MAGIC = 20240326, DT__LLMC_HEADER = 1024, DT__LLMC_FP32 = 3, DT__LLMC_BF16 = 5 };
-enum { DT__LLMC_VERSION = 1, DT__LLMC_POSITIONS, DT__LLMC_VOCABULARY, DT__LLMC_LAYERS, DT__LLMC_HEADS, DT__LLMC_WIDTH,
-       DT__LLMC_PADDED }; /* where they are in the header */
-
-/* A kind of tensor of a block: rows and columns in widths; columns 0: it has one axis. */
-typedef struct dt__llmc_kind {
-    const char *name;
-    int rows, cols;
-} dt__llmc_kind;
-static const dt__llmc_kind dt__llmc_kinds[] = {
-    {"ln_1.weight", 1, 0},        {"ln_1.bias", 1, 0},        {"attn.c_attn.weight", 3, 1}, {"attn.c_attn.bias", 3, 0},
-    {"attn.c_proj.weight", 1, 1}, {"attn.c_proj.bias", 1, 0}, {"ln_2.weight", 1, 0},        {"ln_2.bias", 1, 0},
-    {"mlp.c_fc.weight", 4, 1},    {"mlp.c_fc.bias", 4, 0},    {"mlp.c_proj.weight", 1, 4},  {"mlp.c_proj.bias", 1, 0}};
-enum { DT__LLMC_KINDS = (int)(sizeof dt__llmc_kinds / sizeof *dt__llmc_kinds) };
-
-/* Opens a file and reads its header; its size must be that of its tensors. */
-static dt_result dt__llmc_open(dt__files *f, const char *path, int *fd, int32_t h[DT__LLMC_HEADER / 4])
-{
-    int64_t bytes = 0, c, each, numbers;
-    dt_result r = dt__file_open(f, path, fd, &bytes);
-    if (!r && bytes < DT__LLMC_HEADER) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
-    if (!r) r = dt__file_read(f, *fd, path, h, DT__LLMC_HEADER, 0);
-    if (r) return r;
-    if (h[0] != DT__LLMC_MAGIC)
-        return dt__error(DT_E_DATA, "%s begins with %d, a model of llm.c with %d: name another file", path, (int)h[0],
-                         (int)DT__LLMC_MAGIC);
-    if (h[DT__LLMC_VERSION] != DT__LLMC_FP32 && h[DT__LLMC_VERSION] != DT__LLMC_BF16)
-        return dt__error(DT_E_DATA, "%s is of version %d: 3 (fp32) and 5 (bf16) are read, write it again", path,
-                         (int)h[DT__LLMC_VERSION]);
-    for (int i = DT__LLMC_POSITIONS; i <= DT__LLMC_PADDED; i++)
-        if (h[i] < 1 || h[i] > 1 << 20 || h[DT__LLMC_WIDTH] > 65536 || h[DT__LLMC_LAYERS] > 1000 ||
-            h[DT__LLMC_PADDED] < h[DT__LLMC_VOCABULARY])
-            return dt__error(DT_E_DATA, "%s has a header that cannot be (number %d is %d): it is damaged", path, i,
-                             (int)h[i]);
-    c = h[DT__LLMC_WIDTH], each = h[DT__LLMC_VERSION] == DT__LLMC_FP32 ? 4 : 2;
-    numbers = c * (h[DT__LLMC_PADDED] + h[DT__LLMC_POSITIONS] + 2 + h[DT__LLMC_LAYERS] * (12 * c + 13));
-    if (bytes == DT__LLMC_HEADER + each * numbers) return DT_OK;
-    return dt__error(DT_E_DATA, "%s has %lld bytes, its header promises %lld: it is cut or another file", path,
-                     (long long)bytes, (long long)(DT__LLMC_HEADER + each * numbers));
-}
-
-/* Adds a tensor that begins at *at; `skipped` numbers lie between it and the next. */
-static dt_result dt__llmc_add(dt__tensors *t, const char *name, int type, dt_shape shape, int64_t skipped, int64_t *at)
-{
-    dt__stored *s;
-    if (!dt__reserve((void **)&t->list, t->count, &t->room, t->count + 1, sizeof *t->list, "a list of tensors"))
-        return DT_E_MEMORY;
-    s = &t->list[t->count++];
-    memset(s, 0, sizeof *s);
-    snprintf(s->name, sizeof s->name, "%s", name);
-    s->type = type;
-    s->file = (int32_t)t->files - 1;
-    s->shape = shape;
-    s->at = *at;
-    s->bytes = dt_shape_count(shape) * dt__stored_types[type].bytes;
-    *at += s->bytes + skipped * dt__stored_types[type].bytes;
-    return DT_OK;
-}
-
-static dt_result dt__llmc_tensors(dt__tensors *t, dt__files *f, const char *path)
-{
-    int32_t h[DT__LLMC_HEADER / 4];
-    int64_t at = DT__LLMC_HEADER, c, vocabulary;
-    char name[96];
-    int type;
-    dt_result r;
-    if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
-        return DT_E_MEMORY;
-    t->turned = 1;
-    snprintf(t->file[t->files].path, sizeof t->file->path, "%s", path);
-    r = dt__llmc_open(f, path, &t->file[t->files++].fd, h);
-    if (r) return r;
-    c = h[DT__LLMC_WIDTH], vocabulary = h[DT__LLMC_VOCABULARY];
-    type = h[DT__LLMC_VERSION] == DT__LLMC_FP32 ? DT__STORED_F32 : DT__STORED_BF16;
-    r = dt__llmc_add(t, "transformer.wte.weight", type, dt_shape2(vocabulary, c), (h[DT__LLMC_PADDED] - vocabulary) * c,
-                     &at);
-    if (!r) r = dt__llmc_add(t, "transformer.wpe.weight", type, dt_shape2(h[DT__LLMC_POSITIONS], c), 0, &at);
-    for (int k = 0; k < DT__LLMC_KINDS; k++)
-        for (int32_t i = 0; i < h[DT__LLMC_LAYERS] && !r; i++) {
-            const dt__llmc_kind *kind = &dt__llmc_kinds[k];
-            snprintf(name, sizeof name, "transformer.h.%d.%s", (int)i, kind->name);
-            r = dt__llmc_add(t, name, type, kind->cols ? dt_shape2(kind->rows * c, kind->cols * c)
-                                                       : dt_shape1(kind->rows * c), 0, &at);
-        }
-    if (!r) r = dt__llmc_add(t, "transformer.ln_f.weight", type, dt_shape1(c), 0, &at);
-    return r ? r : dt__llmc_add(t, "transformer.ln_f.bias", type, dt_shape1(c), 0, &at);
-}
-
-static dt_result dt__llmc_model(dt_model *m, const char *path)
-{
-    int32_t h[DT__LLMC_HEADER / 4];
-    dt__files f;
-    int fd = -1;
-    dt_result r;
-    memset(&f, 0, sizeof f);
-    r = dt__llmc_open(&f, path, &fd, h);
-    if (fd >= 0) close(fd);
-    if (r) return r;
-    m->layers = h[DT__LLMC_LAYERS], m->heads = h[DT__LLMC_HEADS], m->width = h[DT__LLMC_WIDTH];
-    m->vocabulary = h[DT__LLMC_VOCABULARY];
-    m->balance = 0.01f;
-    return DT_OK;
-}
-
 DT_API dt_result dt_model_open(dt_model *m, const char *path)
 {
     static const char *const keys[] = {"model_type", NULL};
@@ -23688,7 +23580,6 @@ DT_API dt_result dt_model_open(dt_model *m, const char *path)
     int folder = !stat(path, &is) && S_ISDIR(is.st_mode);
     dt_result r = folder ? dt__path_join(name, path, "config.json") : DT_OK;
     memset(m, 0, sizeof *m);
-    if (!folder && dt__ends_with(path, ".bin")) return dt__llmc_model(m, path);
     if (r || dt__json_open(&c.j, folder ? name : path)) return r ? r : dt__thread.code;
     dt__json_members(&c.j, keys, c.place);
     type = c.j.result ? "" : dt__json_text(&c.j, c.place[0], "model_type");
@@ -23739,11 +23630,10 @@ static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path
     dt_result r;
     memset(t, 0, sizeof *t);
     if (stat(path, &is)) return dt__file_error("read", path);
-    if (!S_ISDIR(is.st_mode) && dt__ends_with(path, ".bin")) r = dt__llmc_tensors(t, f, path);
-    else if (!S_ISDIR(is.st_mode))
+    if (!S_ISDIR(is.st_mode))
         r = dt__ends_with(path, ".safetensors") ? dt__tensors_add(t, f, path)
                                                 : dt__error(DT_E_USAGE, "--weights %s: it is a directory, or a file "
-                                                            "NAME.safetensors, or llm.c's NAME.bin", path);
+                                                            "NAME.safetensors", path);
     else {
         r = dt__path_join(name, path, "model.safetensors");
         if (!r && !access(name, F_OK)) r = dt__tensors_add(t, f, name);
@@ -27962,7 +27852,7 @@ typedef struct dt__option {
     {name, "KIND", sentence, DT__TYPE_NAME, 0, offsetof(dt_recipe, field), names}
 #define DT__MODEL_NAMES                                                                                                \
     "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "  \
-    "llama3-8B, llama3.2-1B; or a directory with config.json, or llm.c's .bin"
+    "llama3-8B, llama3.2-1B; or a directory with config.json"
 #define DT__WIRE_NAMES "fp32,fp16,bf16,int8,topk,powersgd"
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
@@ -27970,7 +27860,7 @@ static const dt__option dt__options[] = {
                "directory or .json file that encodes a text; none: bytes"),
     DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, DT__MODEL_NAMES),
     DT__RECIPE("weights", "PATH", DT__TYPE_TEXT, weights,
-               "directory, .safetensors or llm.c's .bin of first weights, to fine-tune; none: drawn"),
+               "directory or .safetensors file of initial weights, to fine-tune; none: random"),
     DT__RECIPE("layers", "N", DT__TYPE_INT, model.layers, "blocks"),
     DT__RECIPE("heads", "N", DT__TYPE_INT, model.heads, "attention heads"),
     DT__RECIPE("width", "N", DT__TYPE_INT, model.width, "channels"),
@@ -30701,12 +30591,12 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, 
 /* A parameter's shape in the files; 1: its axes are in the other order there. */
 static int dt__weights_shape(const dt_trainer *t, const dt__param *p, dt_shape *shape)
 {
-    int turns = dt__param_turns(&t->recipe, p) || (t->published.turned && dt__param_linear(&t->recipe, p));
+    int turns = dt__param_turns(&t->recipe, p);
     *shape = turns ? dt_shape2(p->shape.n[1], p->shape.n[0]) : p->shape;
     return turns;
 }
 
-/* config.json, or llm.c's header, says what shapes cannot: it must say the same. */
+/* config.json says what shapes cannot: it must say the same. */
 static dt_result dt__weights_config(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
@@ -30714,8 +30604,7 @@ static dt_result dt__weights_config(const dt_trainer *t)
     const char *what = NULL;
     char name[PATH_MAX];
     dt_model m;
-    dt_result result = t->published.turned ? DT_OK : dt__path_join(name, r->weights, "config.json");
-    if (t->published.turned) snprintf(name, sizeof name, "%s", r->weights);
+    dt_result result = dt__path_join(name, r->weights, "config.json");
     if (result || !dt__config_knows(&r->model) || access(name, F_OK)) return result;
     result = dt_model_open(&m, name);
     if (result) return result;

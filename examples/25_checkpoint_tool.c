@@ -13,7 +13,6 @@
  *     ./25_checkpoint_tool show tool.sharded
  *     ./25_checkpoint_tool verify tool.full
  *     ./25_checkpoint_tool diff tool.sharded tool.full
- *     ./25_checkpoint_tool llmc tool.full tool.bin bf16
  *
  *     Without a verb it shows all of it with a small run of its own, which leaves tool.sharded and tool.full here. A
  *     directory of checkpoints stands for its newest one. The verbs, for checkpoints of your own:
@@ -21,7 +20,6 @@
  *         verify DIR                every byte against the manifest
  *         convert DIR TO KIND       the same state into directory TO, KIND sharded or full
  *         diff DIR DIR              tensor by tensor: how many numbers differ, the first, the largest difference
- *         llmc DIR FILE.bin KIND    the weights of a GPT-2 as a model file for llm.c, KIND fp32 or bf16
  *
  * What you should see
  *     The run stops after 3 of 6 steps. Its sharded checkpoint has more tensors than the full one made from it, since
@@ -127,93 +125,6 @@ static dt_result diff(const char *one, const char *other, int64_t *differ)
     return r;
 }
 
-/* ---- llm.c ----
- * Its model file: a header of 256 int32, then the table of tokens with zero rows up to a multiple of 128, the table of
- * positions, and each tensor of a block for all layers, one behind the other. Linear weights are (out,in) there. */
-
-enum { LLMC_MAGIC = 20240326, LLMC_FP32 = 3, LLMC_BF16 = 5, LLMC_ROWS = 128 };
-
-/* A float to the nearest bf16, to the even one of two. */
-static uint16_t to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if (x != x) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static int put(FILE *f, float x, int version)
-{
-    uint16_t half = to_bf16(x);
-    return version == LLMC_FP32 ? fwrite(&x, 4, 1, f) == 1 : fwrite(&half, 2, 1, f) == 1;
-}
-
-/* Writes the weight of this name, turned when it is linear, and `rows` of zeros behind it. */
-static dt_result put_weight(dt_checkpoint *c, FILE *f, int version, const char *name, int64_t rows)
-{
-    dt_checkpoint_tensor t;
-    int64_t index = 0, in, out;
-    int turned, fine = 1;
-    float *x;
-    dt_result r;
-    for (t = dt_checkpoint_array_at(c, 0); strcmp(t.name, name) && ++index < dt_checkpoint_about(c).arrays;)
-        t = dt_checkpoint_array_at(c, index);
-    x = (float *)malloc((size_t)t.bytes);
-    r = x ? dt_checkpoint_read(c, index, x) : DT_E_MEMORY; /* a name that is not there: index is behind the last */
-    turned = t.shape.dims == 2 && !strstr(name, ".wte.") && !strstr(name, ".wpe.");
-    in = t.shape.n[0], out = t.shape.dims == 2 ? t.shape.n[1] : 1; /* (in,out) here */
-    for (int64_t i = 0; !r && i < in * out; i++) fine &= put(f, turned ? x[i % in * out + i / in] : x[i], version);
-    for (int64_t i = 0; !r && i < rows * out; i++) fine &= put(f, 0.0f, version);
-    free(x);
-    return r ? r : fine ? DT_OK : DT_E_FILE;
-}
-
-static dt_result put_model(dt_checkpoint *c, FILE *f, int version)
-{
-    static const char *const names[] = {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias",
-                                        "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias",
-                                        "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"};
-    static const char *const options[] = {"sequence", "vocabulary", "layers", "heads", "width"};
-    int32_t header[256] = {LLMC_MAGIC};
-    char name[160];
-    dt_result r;
-    header[1] = version;
-    for (int i = 0; i < 5; i++) header[2 + i] = atoi(dt_checkpoint_option(c, options[i]));
-    header[7] = (header[3] + LLMC_ROWS - 1) / LLMC_ROWS * LLMC_ROWS;
-    if (fwrite(header, 4, 256, f) != 256) return DT_E_FILE;
-    r = put_weight(c, f, version, "transformer.wte.weight", header[7] - header[3]);
-    if (!r) r = put_weight(c, f, version, "transformer.wpe.weight", 0);
-    for (int k = 0; k < 12; k++)
-        for (int32_t i = 0; i < header[4] && !r; i++) {
-            snprintf(name, sizeof name, "transformer.h.%d.%s", i, names[k]);
-            r = put_weight(c, f, version, name, 0);
-        }
-    if (!r) r = put_weight(c, f, version, "transformer.ln_f.weight", 0);
-    return r ? r : put_weight(c, f, version, "transformer.ln_f.bias", 0);
-}
-
-/* The exit status. */
-static int export_llmc(const char *path, const char *file, int version)
-{
-    dt_checkpoint *c = NULL;
-    FILE *f = NULL;
-    dt_result r = dt_checkpoint_open(&c, path);
-    if (!r && !dt_checkpoint_about(c).arrays) r = dt_checkpoint_read(c, 0, NULL); /* the sentence why there are none */
-    if (r) return dt_fail("llmc");
-    if (strncmp(dt_checkpoint_array_at(c, 0).name, "transformer.", 12)) {
-        fprintf(stderr, "llmc: %s holds no GPT-2, for which alone that file has places\n", path);
-        r = DT_E_USAGE;
-    }
-    if (!r && !(f = fopen(file, "wb"))) r = DT_E_FILE;
-    if (!r) r = put_model(c, f, version);
-    if (f && fclose(f) && !r) r = DT_E_FILE;
-    if (r == DT_E_FILE) perror(file);
-    else if (r && r != DT_E_USAGE) dt_fail("llmc");
-    else if (!r) printf("%s -> %s: --model %s --weights %s begins with it\n", path, file, file, file);
-    dt_checkpoint_close(&c);
-    return dt_exit_code(r);
-}
-
 /* ---- a run to look at ---- */
 
 /* Trains until `last` and takes the hash there. Every rank runs this. */
@@ -286,12 +197,8 @@ int main(int argc, char **argv)
     } else if (argc == 4 && !strcmp(verb, "diff")) {
         if (diff(argv[2], argv[3], &differ)) return dt_fail("diff");
         if (differ) return 1;
-    } else if (argc == 5 && !strcmp(verb, "llmc") && (!strcmp(argv[4], "fp32") || !strcmp(argv[4], "bf16"))) {
-        int status = export_llmc(argv[2], argv[3], strcmp(argv[4], "fp32") ? LLMC_BF16 : LLMC_FP32);
-        if (status) return status;
     } else {
-        fprintf(stderr, "25_checkpoint_tool [show DIR | verify DIR | convert DIR TO sharded|full | diff DIR DIR | llmc "
-                        "DIR FILE.bin fp32|bf16]\n");
+        fprintf(stderr, "25_checkpoint_tool [show DIR | verify DIR | convert DIR TO sharded|full | diff DIR DIR]\n");
         return dt_exit_code(DT_E_USAGE);
     }
     printf("ok\n");

@@ -78,99 +78,7 @@ static void compare(const char *folder, const char *weights, const char *name)
     tap_golden_close(g);
 }
 
-/* ---- llm.c ---- */
-
 static char hub[PATH_MAX], scratch[] = "/tmp/dtrain-interop-XXXXXX";
-
-/* Writes a number as fp32, or as bf16 cut off. */
-static void number(FILE *f, float x, int half)
-{
-    uint32_t bits;
-    uint16_t high;
-    memcpy(&bits, &x, 4);
-    high = (uint16_t)(bits >> 16);
-    if (fwrite(half ? (void *)&high : (void *)&bits, half ? 2 : 4, 1, f) != 1) tap_bail("cannot write a model file");
-}
-
-/* A GPT-2's tensor, as it is or transposed, and zero rows behind it. */
-static void tensor(FILE *f, const dt__tensors *t, const char *name, int turned, int64_t rows, int half)
-{
-    static float x[4096];
-    dt__files files;
-    const dt__stored *s = dt__tensors_find(t, name);
-    int64_t in, out;
-    memset(&files, 0, sizeof files);
-    if (!s || s->bytes > (int64_t)sizeof x || dt__tensors_read(t, &files, s, x, s->bytes, 0)) tap_bail("no %s", name);
-    in = s->shape.n[0], out = s->shape.dims > 1 ? s->shape.n[1] : 1;
-    if (!turned)
-        for (int64_t i = 0; i < in * out; i++) number(f, x[i], half);
-    for (int64_t o = 0; turned && o < out; o++)
-        for (int64_t i = 0; i < in; i++) number(f, x[i * out + o], half);
-    for (int64_t i = 0; i < rows * out; i++) number(f, 0.0f, half);
-}
-
-/* golden/hub/gpt2 as llm.c's program would write it. */
-static void write_llmc(const char *path, int version)
-{
-    static const char *const kinds[] = { "ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj" };
-    int32_t header[256];
-    char name[PATH_MAX + 16];
-    dt__tensors t;
-    dt__files files;
-    FILE *f = fopen(path, "wb");
-    memset(header, 0, sizeof header);
-    memset(&files, 0, sizeof files);
-    header[0] = 20240326, header[1] = version, header[2] = 10, header[3] = 40, header[4] = 2, header[5] = 2, header[6] = 12;
-    header[7] = 128;
-    snprintf(name, sizeof name, "%s/gpt2", hub);
-    if (!f || fwrite(header, 4, 256, f) != 256 || dt__weights_open(&t, &files, name)) tap_bail("cannot write %s", path);
-    tensor(f, &t, "wte.weight", 0, 128 - 40, version == 5);
-    tensor(f, &t, "wpe.weight", 0, 0, version == 5);
-    for (int k = 0; k < 12; k++)
-        for (int layer = 0; layer < 2; layer++) {
-            snprintf(name, sizeof name, "h.%d.%s.%s", layer, kinds[k / 2], k % 2 ? "bias" : "weight");
-            tensor(f, &t, name, k % 2 == 0 && strchr(kinds[k / 2], '.') != NULL, 0, version == 5);
-        }
-    tensor(f, &t, "ln_f.weight", 0, 0, version == 5);
-    tensor(f, &t, "ln_f.bias", 0, 0, version == 5);
-    dt__tensors_close(&t);
-    if (fclose(f)) tap_bail("cannot write %s", path);
-}
-
-/* A weight of what a path holds, into `values`. */
-static int64_t weight_of(const char *path, const char *name, float *values)
-{
-    dt_trainer *t = NULL;
-    const float *from;
-    int64_t count;
-    if (prepare(path, 8) || dt_trainer_open(&t, &recipe, &layout)) tap_bail("%s", dt_last_error());
-    from = dt_trainer_parameter(t, name, &count);
-    memcpy(values, from, 4 * (size_t)count);
-    dt_trainer_close(&t);
-    return count;
-}
-
-static void llmc(void)
-{
-    static const char name[] = "transformer.h.1.mlp.c_fc.weight";
-    static float exact[4096], half[4096];
-    char path[PATH_MAX], folder[PATH_MAX + 16];
-    int64_t count, same = 0;
-    snprintf(folder, sizeof folder, "%s/gpt2", hub);
-    snprintf(path, sizeof path, "%s/model.bin", scratch);
-    write_llmc(path, 3);
-    compare(folder, path, "llm.c, fp32");
-    count = weight_of(path, name, exact);
-    write_llmc(path, 5);
-    tap_ok(weight_of(path, name, half) == count, "llm.c, bf16: %lld weights", (long long)count);
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &exact[i], 4);
-        bits &= 0xffff0000u;
-        same += !memcmp(&bits, &half[i], 4);
-    }
-    tap_ok(same == count, "llm.c, bf16: %lld of them are those of fp32, cut off", (long long)same);
-}
 
 /* ---- what is refused ---- */
 
@@ -239,32 +147,6 @@ static void refuse(dt_result code, const char *words, const char *what)
     dt_trainer_close(&t);
 }
 
-/* Model files of llm.c with another number in the header, or cut. */
-static void llmc_headers(void)
-{
-    static const struct wrong { int at, value; const char *words; } wrongs[] = {
-        { 0, 20240520, "begins with 20240520" }, { 1, 1, "of version 1" }, { 4, 3, "its header promises" },
-        { 7, 39, "cannot be" }, { 6, 0, "cannot be" }, { 6, 1 << 30, "cannot be" } };
-    char path[PATH_MAX];
-    dt_model m;
-    snprintf(path, sizeof path, "%s/model.bin", scratch);
-    for (int i = 0; i < 6; i++) {
-        FILE *f;
-        write_llmc(path, 3);
-        f = fopen(path, "r+b");
-        if (!f || fseek(f, 4 * wrongs[i].at, SEEK_SET) || fwrite(&wrongs[i].value, 4, 1, f) != 1 || fclose(f))
-            tap_bail("cannot change %s", path);
-        refused(dt_model_open(&m, path), DT_E_DATA, wrongs[i].words, wrongs[i].words);
-    }
-    write_llmc(path, 3);
-    if (truncate(path, 500)) tap_bail("cannot cut %s", path);
-    refused(dt_model_open(&m, path), DT_E_DATA, "is cut", "a header that is cut");
-    write_llmc(path, 3);
-    prepare(path, 8);
-    recipe.model.heads = 3;
-    refuse(DT_E_USAGE, "another --heads", "llm.c's header says other heads");
-}
-
 static void weights(void)
 {
     char folder[PATH_MAX + 16];
@@ -310,9 +192,7 @@ int main(int argc, char **argv)
         compare(folder, folder, names[i]);
     }
     if (!mkdtemp(scratch)) tap_bail("no scratch directory");
-    llmc();
     configs();
-    llmc_headers();
     weights();
     snprintf(folder, sizeof folder, "rm -r %s", scratch);
     return system(folder) ? 1 : tap_done();

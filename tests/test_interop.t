@@ -1,6 +1,5 @@
 #!/usr/bin/env perl
-# Weights that come and go. Runs that begin with a checkpoint's weights, in every layout, resumed, and not from others; a
-# model file of llm.c there and back. Where transformers are installed: directories that they write load here, those that
+# Weights that come and go. Runs that begin with a checkpoint's weights, in every layout, resumed, and not from others. Where transformers are installed: directories that they write load here, those that
 # are written here load there, and the logits agree within 1e-5 of the largest; safetensors.numpy reads every file of a
 # checkpoint.
 use strict;
@@ -65,16 +64,6 @@ like($out, qr/\b$_ .*sha256/, "$_ goes with it") for qw(tokenizer.json vocab.jso
 is(hash("$small --model $tmp/words.full/step-000000002 --weights $tmp/words.full/step-000000002 --tokenizer $tmp/words.full/step-000000002"),
    hash("$small --model $tmp/words.full/step-000000002 --weights $tmp/words.full/step-000000002 --tokenizer $root/tests/golden/tokens/gpt2.json"),
    'and is the same');
-
-# ---- llm.c ----
-
-my ($gpt2, $bin) = ($written[0], "$tmp/model.bin");
-is((run(60, "$program llmc $gpt2 $bin fp32"))[0], 0, 'a model file for llm.c');
-is(hash("$small --model $bin --weights $bin"), hash("$small --model $gpt2 --weights $gpt2"), 'it has the same weights');
-is((run(60, "$program llmc $gpt2 $bin.bin bf16"))[0], 0, 'and one in bf16');
-like(hash("$small --model $bin.bin --weights $bin.bin"), qr/^\w{64}$/, 'which is read');
-($status, $out, $error) = run(60, "$program llmc $written[1] $bin fp32");
-like($error, qr/holds no GPT-2/, 'a Llama has no place there');
 
 # ---- with transformers ----
 
