@@ -11314,9 +11314,210 @@ static float dt__tree(float *x, int64_t n)
  * H11  data, tokenizers
  * ========================================================================================= */
 
-/* ---- files --------------------------------------------------------------------------------- */
+/* ---- files ---------------------------------------------------------------------------------
+ * Everything that is written to disk goes through these functions. They count operations, so that a test can make the
+ * n-th one fail: DT_FAULT=KIND:N[:RANK], KIND die (SIGKILL before it), fail (EIO), full (ENOSPC) or cut (half of the data
+ * is written, then SIGKILL). The fault applies to the first start of a job. DT_DISK_RATE, in bytes per second, emulates
+ * a slow disk. A zeroed dt__files has neither. */
 
-/* Maps a whole plain file, read-only; *map stays NULL for an empty one. munmap() gives it back. */
+enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
+enum { DT__FILE_RUN = 1 << 20 }; /* bytes of one operation at most */
+typedef struct dt__files {
+    int64_t count; /* operations so far; atomic */
+    int64_t at;    /* number of the operation that fails; 0: none */
+    int kind;
+    double rate;   /* bytes per second that are written; 0: no limit */
+} dt__files;
+
+static dt_result dt__files_open(dt__files *f, int rank)
+{
+    static const char *const kinds[] = {"die", "fail", "full", "cut"};
+    const char *text = getenv("DT_FAULT"), *restarts = getenv("DT_RESTARTS"), *rate = getenv("DT_DISK_RATE");
+    char kind[8];
+    long long at = 0;
+    int of = rank, fields;
+    memset(f, 0, sizeof *f);
+    if (rate && *rate && !((f->rate = atof(rate)) > 0))
+        return dt__error(DT_E_USAGE, "DT_DISK_RATE=%s: it is a number of bytes per second, e.g. 1e8", rate);
+    if (!text || !*text || (restarts && atoi(restarts) > 0)) return DT_OK;
+    fields = sscanf(text, "%7[a-z]:%lld:%d", kind, &at, &of);
+    for (int i = 0; i < 4 && fields >= 2; i++)
+        if (!strcmp(kind, kinds[i])) f->kind = i + 1;
+    if (!f->kind || at < 1)
+        return dt__error(DT_E_USAGE, "DT_FAULT=%s: it is die, fail, full or cut, a colon, and a number from 1", text);
+    f->at = of == rank ? at : 0;
+    return DT_OK;
+}
+
+/* Called before every operation. 0: the operation fails, with errno; 2: half of the data is written. */
+static int dt__file_allows(dt__files *f)
+{
+    if (__atomic_add_fetch(&f->count, 1, __ATOMIC_RELAXED) != f->at) return 1;
+    if (f->kind == DT__FILE_CUT) return 2;
+    if (f->kind == DT__FILE_DIE) raise(SIGKILL);
+    errno = f->kind == DT__FILE_FULL ? ENOSPC : EIO;
+    return 0;
+}
+
+static dt_result dt__file_error(const char *what, const char *path)
+{
+    int full = errno == ENOSPC || errno == EDQUOT;
+    return dt__error(DT_E_FILE, "cannot %s %s (%s): %s", what, path, strerror(errno),
+                     full ? "free some space, or keep fewer checkpoints (--keep)"
+                          : "check the disk and the permissions, or choose another place");
+}
+
+static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const char *name)
+{
+    if ((size_t)snprintf(joined, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return DT_OK;
+    return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", folder);
+}
+
+static dt_result dt__file_create(dt__files *f, const char *path, int *fd)
+{
+    *fd = dt__file_allows(f) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    return *fd < 0 ? dt__file_error("create", path) : DT_OK;
+}
+
+static dt_result dt__file_write(dt__files *f, int fd, const char *path, const void *data, int64_t bytes)
+{
+    const char *from = (const char *)data, *end = from + bytes;
+    int64_t run = f->rate > 0 ? DT__FILE_RUN / 64 : DT__FILE_RUN;
+    double start = dt__now(), sent = 0;
+    while (from < end) {
+        size_t n = (size_t)dt__min(end - from, run);
+        int allows = dt__file_allows(f);
+        ssize_t wrote = allows ? write(fd, from, allows == 2 ? n / 2 : n) : -1;
+        if (allows == 2) raise(SIGKILL);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) return dt__file_error("write", path);
+        from += wrote;
+        sent += (double)wrote;
+        while (f->rate > 0 && dt__now() - start < sent / f->rate) usleep(100);
+    }
+    return DT_OK;
+}
+
+/* Flushes a file to the disk and closes it. After an earlier error `r` the file is only closed, and r is returned. */
+static dt_result dt__file_finish(dt__files *f, int fd, const char *path, dt_result r)
+{
+    if (fd < 0) return r;
+    if (!r && (!dt__file_allows(f) || fsync(fd))) r = dt__file_error("write", path);
+    if (close(fd) && !r) r = dt__file_error("write", path);
+    return r;
+}
+
+static dt_result dt__file_open(dt__files *f, const char *path, int *fd, int64_t *bytes)
+{
+    struct stat is;
+    *fd = dt__file_allows(f) ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
+    if (*fd < 0) return dt__file_error("read", path);
+    if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
+    close(*fd);
+    *fd = -1;
+    return dt__error(DT_E_DATA, "%s is not a plain file: name another checkpoint", path);
+}
+
+static dt_result dt__file_read(dt__files *f, int fd, const char *path, void *data, int64_t bytes, int64_t at)
+{
+    char *to = (char *)data, *end = to + bytes;
+    while (to < end) {
+        ssize_t n = dt__file_allows(f) ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return dt__file_error("read", path);
+        if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: the file is cut", path, (long long)at);
+        to += n;
+        at += n;
+    }
+    return DT_OK;
+}
+
+static dt_result dt__file_put(dt__files *f, const char *path, const char *text, int64_t bytes)
+{
+    int fd;
+    dt_result r = dt__file_create(f, path, &fd);
+    if (!r) r = dt__file_write(f, fd, path, text, bytes);
+    return dt__file_finish(f, fd, path, r);
+}
+
+/* Reads a file of at most `most` bytes and appends a NUL. dt__free() frees the text. */
+static dt_result dt__file_get(dt__files *f, const char *path, int64_t most, char **text, int64_t *bytes)
+{
+    int fd;
+    dt_result r = dt__file_open(f, path, &fd, bytes);
+    *text = NULL;
+    if (!r && *bytes > most)
+        r = dt__error(DT_E_DATA, "%s has %.1f MB, at most %.1f are expected: name another file", path,
+                      (double)*bytes / 1e6, (double)most / 1e6);
+    if (!r && !(*text = (char *)dt__alloc(*bytes + 1, "a file"))) r = DT_E_MEMORY;
+    if (!r) r = dt__file_read(f, fd, path, *text, *bytes, 0);
+    if (fd >= 0) close(fd);
+    if (r) dt__free(*text), *text = NULL;
+    return r;
+}
+
+static dt_result dt__file_rename(dt__files *f, const char *from, const char *to)
+{
+    return dt__file_allows(f) && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
+}
+
+/* Makes a directory and its parents. */
+static dt_result dt__dir_make(dt__files *f, const char *path)
+{
+    char part[PATH_MAX];
+    snprintf(part, sizeof part, "%s", path);
+    for (char *p = part + 1; *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        (void)mkdir(part, 0777);
+        *p = '/';
+    }
+    if (!dt__file_allows(f) || (mkdir(path, 0777) && errno != EEXIST))
+        return dt__file_error("make the directory", path);
+    return DT_OK;
+}
+
+/* Flushes the names in a directory to the disk. */
+static dt_result dt__dir_sync(dt__files *f, const char *path)
+{
+    int fd = dt__file_allows(f) ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int bad = fd < 0 || (fsync(fd) && errno != EINVAL); /* some file systems cannot */
+    if (fd >= 0) close(fd);
+    return bad ? dt__file_error("write", path) : DT_OK;
+}
+
+/* Calls visit() for every name in a directory that does not begin with a dot. A missing directory has no names. */
+typedef dt_result dt__visit_name(void *user, dt__files *f, const char *folder, const char *name);
+static dt_result dt__dir_each(dt__files *f, const char *path, dt__visit_name *visit, void *user)
+{
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    dt_result r = DT_OK;
+    if (!dir && errno != ENOENT) return dt__file_error("read the directory", path);
+    while (dir && !r && (entry = readdir(dir)) != NULL)
+        if (*entry->d_name != '.') r = visit(user, f, path, entry->d_name);
+    if (dir) closedir(dir);
+    return r;
+}
+
+static dt_result dt__file_remove(void *user, dt__files *f, const char *folder, const char *file)
+{
+    char name[PATH_MAX];
+    dt_result r = dt__path_join(name, folder, file);
+    (void)user;
+    if (!r && (!dt__file_allows(f) || unlink(name))) r = dt__file_error("remove", name);
+    return r;
+}
+
+/* Removes a directory of plain files, if there is one. */
+static dt_result dt__dir_remove(dt__files *f, const char *path)
+{
+    dt_result r = dt__dir_each(f, path, dt__file_remove, NULL);
+    if (!r && (!dt__file_allows(f) || (rmdir(path) && errno != ENOENT))) r = dt__file_error("remove", path);
+    return r;
+}
+
+/* Maps a plain file read-only; *map stays NULL for an empty one. munmap() unmaps it. */
 static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
 {
     struct stat info;
@@ -11338,27 +11539,25 @@ static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
     return dt__error(DT_E_FILE, "cannot map %s (%s): copy it to a local disk", path, strerror(errno));
 }
 
-/* A file that appears under its name only when it is complete: open, write, end, publish. After an error of open or
- * end nothing is left; dt__draft_drop() gives up one that was ended and not published. */
+/* A file that gets its name when it is complete: open, write with stdio, end, publish. After an error of open, end or
+ * publish nothing is left; dt__draft_drop() removes a draft that is not published. */
 typedef struct dt__draft {
     FILE *file;
-    char name[PATH_MAX]; /* while it is written */
+    dt__files files;
+    char name[PATH_MAX]; /* until it is published */
 } dt__draft;
 
 static dt_result dt__draft_open(dt__draft *d, const char *path)
 {
-    /* process and place: ranks that are threads write different files, too */
+    int fd;
+    dt_result r;
+    memset(d, 0, sizeof *d);
+    /* process and address: ranks that are threads write different files, too */
     if ((size_t)snprintf(d->name, sizeof d->name, "%s.%ld.%p.tmp", path, (long)getpid(), (void *)d) >= sizeof d->name)
         return dt__error(DT_E_FILE, "the file name %.60s... is too long: use a shorter one", path);
-    d->file = fopen(d->name, "wb");
-    if (d->file) return DT_OK;
-    return dt__error(DT_E_FILE, "cannot create %s (%s): choose another directory", d->name, strerror(errno));
-}
-
-static dt_result dt__draft_failed(const dt__draft *d, const char *path, int why)
-{
-    unlink(d->name);
-    return dt__error(DT_E_FILE, "cannot write %s (%s): free some space or choose another place", path, strerror(why));
+    r = dt__file_create(&d->files, d->name, &fd);
+    if (!r && !(d->file = fdopen(fd, "wb"))) r = dt__file_error("create", d->name), close(fd);
+    return r;
 }
 
 static void dt__draft_drop(dt__draft *d)
@@ -11368,23 +11567,23 @@ static void dt__draft_drop(dt__draft *d)
     unlink(d->name);
 }
 
-/* To the disk, and closed. */
+/* Flushes the draft to the disk and closes it. */
 static dt_result dt__draft_end(dt__draft *d, const char *path)
 {
-    int fine, why;
-    fine = !ferror(d->file) && !fflush(d->file) && !fsync(fileno(d->file));
-    why = errno;
-    if (fclose(d->file) && fine) {
-        fine = 0;
-        why = errno;
-    }
+    int fine = !ferror(d->file) && !fflush(d->file) && !fsync(fileno(d->file)), why = errno;
+    fine &= !fclose(d->file);
     d->file = NULL;
-    return fine ? DT_OK : dt__draft_failed(d, path, why);
+    if (fine) return DT_OK;
+    unlink(d->name);
+    errno = why;
+    return dt__file_error("write", path);
 }
 
 static dt_result dt__draft_publish(dt__draft *d, const char *path)
 {
-    return rename(d->name, path) ? dt__draft_failed(d, path, errno) : DT_OK;
+    dt_result r = dt__file_rename(&d->files, d->name, path);
+    if (r) unlink(d->name);
+    return r;
 }
 
 static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
@@ -11418,6 +11617,53 @@ static dt_result dt__names_list(glob_t *names, const char *path)
     globfree(names);
     return fine ? dt__error(DT_E_USAGE, "no file is named in \"%s\": give the name of a text", path)
                 : dt__error(DT_E_SYSTEM, "cannot look for %s: name the files one by one", path);
+}
+
+/* ---- texts and JSON, written ---------------------------------------------------------------- */
+
+typedef struct dt__text {
+    char *at; /* ends with a NUL; NULL while the text is empty; dt__free() frees it */
+    int64_t length, room;
+    int failed; /* memory was short: the text is not complete */
+} dt__text;
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static void dt__text_add(dt__text *t, const char *format, ...)
+{
+    va_list args;
+    int n;
+    va_start(args, format);
+    n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    t->failed |= n < 0 || !dt__reserve((void **)&t->at, t->length, &t->room, t->length + n + 1, 1, "a text");
+    if (t->failed) return;
+    va_start(args, format);
+    vsnprintf(t->at + t->length, (size_t)n + 1, format, args);
+    va_end(args);
+    t->length += n;
+}
+
+/* The shortest decimal text that reads back as x. */
+static void dt__float_text(float x, char *text, size_t size)
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, size, "%.*g", digits, (double)x);
+        if (strtof(text, NULL) == x) break;
+    }
+}
+
+/* A JSON string. Bytes that are not ASCII are copied. */
+static void dt__text_string(dt__text *t, const char *s)
+{
+    dt__text_add(t, "\"");
+    for (; *s; s++) {
+        if (*s == '"' || *s == '\\') dt__text_add(t, "\\%c", *s);
+        else if ((unsigned char)*s < 32) dt__text_add(t, "\\u%04x", *s);
+        else dt__text_add(t, "%c", *s);
+    }
+    dt__text_add(t, "\"");
 }
 
 /* ---- JSON (RFC 8259), strictly -------------------------------------------------------------
@@ -12711,12 +12957,6 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
         t->byte_id[i] = (int32_t)id;
     }
     return dt__tokenizer_specials(t);
-}
-
-static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const char *name)
-{
-    if ((size_t)snprintf(joined, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return DT_OK;
-    return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", folder);
 }
 
 /* The merges.txt beside a vocab.json. */
@@ -22397,250 +22637,6 @@ DT_API dt_result dt_nccl_version(int *version) { return *version = 0, dt__nccl_m
  * is replaced last. What has the name is whole, whatever happened and when. This section knows files; which numbers go
  * where, the trainer knows (H16). */
 
-/* ---- files ------------------------------------------------------------------------------------------------
- * All that a checkpoint does with files goes through these few functions and is counted, so that a test can let the
- * n-th go wrong: DT_FAULT=KIND:N[:RANK], KIND die (SIGKILL before it), fail (EIO), full (ENOSPC) or cut (half of what
- * is to be written, then SIGKILL). It applies to a job's first start. DT_DISK_RATE, in bytes per second, emulates a
- * disk that is slow to write. */
-
-enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
-enum { DT__FILE_RUN = 1 << 20, DT__FILE_HURRY = 1 << 23 }; /* bytes of an operation at most; until the disk begins */
-typedef struct dt__files {
-    int64_t count; /* operations so far; atomic */
-    int64_t at;    /* the one that goes wrong; 0: none */
-    int kind;
-    double rate;   /* bytes per second that are written; 0: as fast as it goes */
-} dt__files;
-
-static dt_result dt__files_open(dt__files *f, int rank)
-{
-    static const char *const kinds[] = {"die", "fail", "full", "cut"};
-    const char *text = getenv("DT_FAULT"), *again = getenv("DT_RESTARTS"), *rate = getenv("DT_DISK_RATE");
-    char kind[8];
-    long long at = 0;
-    int of = rank, fields;
-    memset(f, 0, sizeof *f);
-    if (rate && *rate && !((f->rate = atof(rate)) > 0))
-        return dt__error(DT_E_USAGE, "DT_DISK_RATE=%s: it is a number of bytes per second, e.g. 1e8", rate);
-    if (!text || !*text || (again && atoi(again) > 0)) return DT_OK;
-    fields = sscanf(text, "%7[a-z]:%lld:%d", kind, &at, &of);
-    for (int i = 0; i < 4 && fields >= 2; i++)
-        if (!strcmp(kind, kinds[i])) f->kind = i + 1;
-    if (!f->kind || at < 1)
-        return dt__error(DT_E_USAGE, "DT_FAULT=%s: it is die, fail, full or cut, a colon, and a number from 1", text);
-    f->at = of == rank ? at : 0;
-    return DT_OK;
-}
-
-/* Before every operation: 0 with errno when it is to fail. */
-static int dt__file_goes(dt__files *f)
-{
-    if (__atomic_add_fetch(&f->count, 1, __ATOMIC_RELAXED) != f->at) return 1;
-    if (f->kind == DT__FILE_CUT) return 2;
-    if (f->kind == DT__FILE_DIE) raise(SIGKILL);
-    errno = f->kind == DT__FILE_FULL ? ENOSPC : EIO;
-    return 0;
-}
-
-static dt_result dt__file_error(const char *what, const char *path)
-{
-    int full = errno == ENOSPC || errno == EDQUOT;
-    return dt__error(DT_E_FILE, "cannot %s %s (%s): %s", what, path, strerror(errno),
-                     full ? "free some space, or let --keep be less"
-                          : "check the disk and the permissions, or choose another place");
-}
-
-/* directory/name; "" when that is too long, which then is not there. */
-static void dt__path(char path[PATH_MAX], const char *directory, const char *name)
-{
-    if (snprintf(path, PATH_MAX, "%s/%s", directory, name) >= PATH_MAX) path[0] = 0;
-}
-
-static dt_result dt__file_create(dt__files *f, const char *path, int *fd)
-{
-    *fd = dt__file_goes(f) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
-    return *fd < 0 ? dt__file_error("create", path) : DT_OK;
-}
-
-static dt_result dt__file_write(dt__files *f, int fd, const char *path, const void *data, int64_t bytes)
-{
-    const char *from = (const char *)data, *end = from + bytes;
-    int64_t run = f->rate > 0 ? DT__FILE_RUN / 64 : DT__FILE_RUN;
-    double start = dt__now(), sent = 0;
-    while (from < end) {
-        size_t n = (size_t)dt__min(end - from, run);
-        int goes = dt__file_goes(f);
-        ssize_t wrote = goes ? write(fd, from, goes == 2 ? n / 2 : n) : -1;
-        if (goes == 2) raise(SIGKILL);
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return dt__file_error("write", path);
-        from += wrote;
-        sent += (double)wrote;
-        while (f->rate > 0 && dt__now() - start < sent / f->rate) dt__nap();
-    }
-    return DT_OK;
-}
-
-/* The disk begins with what was written, while the rest is made. */
-static void dt__file_hurry(int fd)
-{
-#ifdef SYS_sync_file_range
-    (void)!syscall(SYS_sync_file_range, fd, (off_t)0, (off_t)0, 2u); /* SYNC_FILE_RANGE_WRITE, to the end */
-#else
-    (void)fd;
-#endif
-}
-
-/* To the disk, and closed, also after an error `r` before, which stays. */
-static dt_result dt__file_finish(dt__files *f, int fd, const char *path, dt_result r)
-{
-    if (fd < 0) return r;
-    if (!r && (!dt__file_goes(f) || fsync(fd))) r = dt__file_error("write", path);
-    if (close(fd) && !r) r = dt__file_error("write", path);
-    return r;
-}
-
-static dt_result dt__file_open(dt__files *f, const char *path, int *fd, int64_t *bytes)
-{
-    struct stat is;
-    *fd = dt__file_goes(f) ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* no waiting for a FIFO's other end */
-    if (*fd < 0) return dt__file_error("read", path);
-    if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
-    close(*fd);
-    *fd = -1;
-    return dt__error(DT_E_DATA, "%s is no plain file: name another checkpoint", path);
-}
-
-static dt_result dt__file_read(dt__files *f, int fd, const char *path, void *data, int64_t bytes, int64_t at)
-{
-    char *to = (char *)data, *end = to + bytes;
-    while (to < end) {
-        ssize_t n = dt__file_goes(f) ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return dt__file_error("read", path);
-        if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: it is cut", path, (long long)at);
-        to += n;
-        at += n;
-    }
-    return DT_OK;
-}
-
-static dt_result dt__file_put(dt__files *f, const char *path, const char *text, int64_t bytes)
-{
-    int fd;
-    dt_result r = dt__file_create(f, path, &fd);
-    if (!r) r = dt__file_write(f, fd, path, text, bytes);
-    return dt__file_finish(f, fd, path, r);
-}
-
-/* The whole of a file of at most `most` bytes, with a NUL behind it; dt__free() gives it back. */
-static dt_result dt__file_get(dt__files *f, const char *path, int64_t most, char **text, int64_t *bytes)
-{
-    int fd;
-    dt_result r = dt__file_open(f, path, &fd, bytes);
-    *text = NULL;
-    if (!r && *bytes > most)
-        r = dt__error(DT_E_DATA, "%s has %.1f MB: it is no such file", path, (double)*bytes / 1e6);
-    if (!r && !(*text = (char *)dt__alloc(*bytes + 1, "a file"))) r = DT_E_MEMORY;
-    if (!r) r = dt__file_read(f, fd, path, *text, *bytes, 0);
-    if (fd >= 0) close(fd);
-    if (r) dt__free(*text), *text = NULL;
-    return r;
-}
-
-static dt_result dt__file_rename(dt__files *f, const char *from, const char *to)
-{
-    return dt__file_goes(f) && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
-}
-
-/* Makes a directory, and those above it. */
-static dt_result dt__dir_make(dt__files *f, const char *path)
-{
-    char part[PATH_MAX];
-    snprintf(part, sizeof part, "%s", path);
-    for (char *p = part + 1; *p; p++) {
-        if (*p != '/') continue;
-        *p = 0;
-        (void)mkdir(part, 0777);
-        *p = '/';
-    }
-    if (!dt__file_goes(f) || (mkdir(path, 0777) && errno != EEXIST)) return dt__file_error("make the directory", path);
-    return DT_OK;
-}
-
-/* The names in a directory reach the disk. */
-static dt_result dt__dir_sync(dt__files *f, const char *path)
-{
-    int fd = dt__file_goes(f) ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    int bad = fd < 0 || (fsync(fd) && errno != EINVAL); /* some file systems cannot */
-    if (fd >= 0) close(fd);
-    return bad ? dt__file_error("write", path) : DT_OK;
-}
-
-/* A directory without directories in it; nothing happens when there is none. */
-static dt_result dt__dir_remove(dt__files *f, const char *path)
-{
-    char name[PATH_MAX];
-    DIR *dir = opendir(path);
-    struct dirent *entry;
-    dt_result r = DT_OK;
-    while (dir && !r && (entry = readdir(dir)) != NULL) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        dt__path(name, path, entry->d_name);
-        if (!dt__file_goes(f) || unlink(name)) r = dt__file_error("remove", name);
-    }
-    if (dir) closedir(dir);
-    if (dir && !r && (!dt__file_goes(f) || rmdir(path))) r = dt__file_error("remove", path);
-    return r;
-}
-
-/* ---- texts that grow ---- */
-
-typedef struct dt__text {
-    char *at; /* ends with a NUL once something was added; dt__free() gives it back */
-    int64_t length, room;
-    int failed;
-} dt__text;
-
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static void dt__text_add(dt__text *t, const char *format, ...)
-{
-    va_list args;
-    int n;
-    va_start(args, format);
-    n = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    t->failed |= n < 0 || !dt__reserve((void **)&t->at, t->length, &t->room, t->length + n + 1, 1, "a text");
-    if (t->failed) return;
-    va_start(args, format);
-    vsnprintf(t->at + t->length, (size_t)n + 1, format, args);
-    va_end(args);
-    t->length += n;
-}
-
-/* As few digits as give the same number again. */
-static void dt__float_text(float x, char *text, size_t size)
-{
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(text, size, "%.*g", digits, (double)x);
-        if (strtof(text, NULL) == x) break;
-    }
-}
-
-/* A JSON string; bytes that are not ASCII stay as they are. */
-static void dt__text_string(dt__text *t, const char *s)
-{
-    dt__text_add(t, "\"");
-    for (; *s; s++) {
-        if (*s == '"' || *s == '\\') dt__text_add(t, "\\%c", *s);
-        else if ((unsigned char)*s < 32) dt__text_add(t, "\\u%04x", *s);
-        else dt__text_add(t, "%c", *s);
-    }
-    dt__text_add(t, "\"");
-}
-
 /* ---- safetensors: eight bytes length, a JSON header with names, types, shapes and places, then the numbers ---- */
 
 typedef struct dt__stored_type {
@@ -22899,7 +22895,6 @@ static dt_result dt__tensor_file_put(dt__tensor_file *w, const void *data, int64
     (void)dt__queue_ask(&w->queue);
     r = dt__file_write(w->files, w->fd, w->path, data, bytes);
     (void)dt__queue_wait(&w->queue, w->queue.asked);
-    if ((w->written + bytes) / DT__FILE_HURRY > w->written / DT__FILE_HURRY) dt__file_hurry(w->fd);
     w->written += bytes;
     return r;
 }
@@ -22997,7 +22992,7 @@ static dt_result dt__steps_clean(dt__files *f, const char *path)
     while (dir && !r && (entry = readdir(dir)) != NULL) {
         size_t n = strlen(entry->d_name);
         if (strncmp(entry->d_name, "step-", 5) || n < 9 || strcmp(entry->d_name + n - 4, ".tmp")) continue;
-        dt__path(name, path, entry->d_name);
+        (void)dt__path_join(name, path, entry->d_name);
         r = dt__dir_remove(f, name);
     }
     if (dir) closedir(dir);
@@ -23010,9 +23005,9 @@ static dt_result dt__step_remove(dt__files *f, const char *path, int64_t step)
     char name[DT__STEP_NAME], whole[PATH_MAX], going[PATH_MAX];
     dt_result r;
     dt__step_name(name, step);
-    dt__path(whole, path, name);
+    (void)dt__path_join(whole, path, name);
     strcat(name, ".old.tmp");
-    dt__path(going, path, name);
+    (void)dt__path_join(going, path, name);
     r = dt__file_rename(f, whole, going);
     return r ? r : dt__dir_remove(f, going);
 }
@@ -23023,8 +23018,8 @@ static dt_result dt__latest_put(dt__files *f, const char *path, int64_t step)
     char name[DT__STEP_NAME], draft[PATH_MAX], latest[PATH_MAX];
     dt_result r;
     dt__step_name(name, step);
-    dt__path(draft, path, "latest.tmp");
-    dt__path(latest, path, "latest");
+    (void)dt__path_join(draft, path, "latest.tmp");
+    (void)dt__path_join(latest, path, "latest");
     strcat(name, "\n");
     r = dt__file_put(f, draft, name, (int64_t)strlen(name));
     if (!r) r = dt__file_rename(f, draft, latest);
@@ -23038,9 +23033,9 @@ static dt_result dt__step_publish(dt__files *f, const char *path, int64_t step)
     char name[DT__STEP_NAME], draft[PATH_MAX], whole[PATH_MAX];
     dt_result r;
     dt__step_name(name, step);
-    dt__path(whole, path, name);
+    (void)dt__path_join(whole, path, name);
     strcat(name, ".tmp");
-    dt__path(draft, path, name);
+    (void)dt__path_join(draft, path, name);
     r = dt__dir_sync(f, draft);
     if (!r && !access(whole, F_OK)) r = dt__step_remove(f, path, step);
     if (!r) r = dt__file_rename(f, draft, whole);
@@ -23086,9 +23081,9 @@ static dt_result dt__step_copy(dt__files *f, const char *from, const char *to, i
     DIR *dir;
     dt_result r;
     dt__step_name(name, step);
-    dt__path(source, from, name);
+    (void)dt__path_join(source, from, name);
     strcat(name, ".tmp");
-    dt__path(draft, to, name);
+    (void)dt__path_join(draft, to, name);
     r = dt__dir_make(f, to);
     if (!r) r = dt__steps_clean(f, to);
     if (!r) r = dt__dir_make(f, draft);
@@ -23096,8 +23091,8 @@ static dt_result dt__step_copy(dt__files *f, const char *from, const char *to, i
     if (r) return r;
     while (!r && (entry = readdir(dir)) != NULL) {
         if (*entry->d_name == '.') continue;
-        dt__path(a, source, entry->d_name);
-        dt__path(b, draft, entry->d_name);
+        (void)dt__path_join(a, source, entry->d_name);
+        (void)dt__path_join(b, draft, entry->d_name);
         r = dt__file_copy(f, a, b);
     }
     closedir(dir);
@@ -23275,7 +23270,7 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *pa
     char name[PATH_MAX];
     dt_result r;
     memset(m, 0, sizeof *m);
-    dt__path(name, path, "manifest.json");
+    (void)dt__path_join(name, path, "manifest.json");
     r = dt__file_get(f, name, DT__MANIFEST_MOST, &m->text, &m->bytes);
     if (!r) r = dt__manifest_check(name, m->text, m->bytes);
     return r ? r : dt__manifest_parse(m, name);
@@ -23308,7 +23303,7 @@ static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_f
     int64_t bytes = 0;
     int fd = -1;
     dt_result r;
-    dt__path(name, path, p->name);
+    (void)dt__path_join(name, path, p->name);
     r = dt__file_open(f, name, &fd, &bytes);
     if (!r && bytes != p->bytes)
         r = dt__error(DT_E_DATA, "%s has %lld bytes, its manifest says %lld: it is cut or another file", name,
@@ -29411,7 +29406,7 @@ static dt_result dt__runs_write(const dt__engine *e, const dt__runs *l, dt__file
     char path[PATH_MAX];
     dt_result r;
     snprintf(part->name, sizeof part->name, "shard-%03d.safetensors", rank);
-    dt__path(path, directory, part->name);
+    (void)dt__path_join(path, directory, part->name);
     dt__tensor_file_begin(&w, f, path);
     for (int64_t i = 0; i < l->count; i++) {
         int type = dt__array_type(dt__array_bytes(e->recipe, l->list[i].kind));
@@ -29525,7 +29520,7 @@ static dt_result dt__full_file(dt_trainer *t, dt__visit *v, dt__part_file *part,
     char path[PATH_MAX], name[160];
     dt_result r = DT_OK;
     snprintf(part->name, sizeof part->name, "%s.safetensors", kind ? "optimizer" : "model");
-    dt__path(path, directory, part->name);
+    (void)dt__path_join(path, directory, part->name);
     dt__tensor_file_begin(&w, &t->save.files, path);
     for (int k = kind; k < end; k++)
         for (int32_t i = 0; i < t->e.net.param_count && dt__array_bytes(&t->recipe, k); i++) {
@@ -29787,7 +29782,7 @@ static void dt__save_path(const dt_trainer *t, char path[PATH_MAX])
     char name[DT__STEP_NAME];
     dt__step_name(name, t->save.step);
     strcat(name, ".tmp");
-    dt__path(path, t->layout.checkpoint, name);
+    (void)dt__path_join(path, t->layout.checkpoint, name);
 }
 
 /* What others need to make use of the weights (rank 0): config.json, and the tokenizer's files. */
@@ -29833,7 +29828,7 @@ static dt_result dt__save_job(void *owner, int64_t job)
         return r;
     }
     if (!dt_is_root(t)) return DT_OK;
-    dt__path(name, path, "manifest.json");
+    (void)dt__path_join(name, path, "manifest.json");
     r = s->manifest.failed ? DT_E_MEMORY : dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
     if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint, s->step);
     if (r) return r;
@@ -29860,7 +29855,7 @@ static dt_result dt__mirror_restore(dt_trainer *t)
     r = dt__steps_list(l->mirror, &list, &count);
     for (int64_t i = 0; i < count && !r && step < 0; i++) {
         dt__step_name(name, list[i]);
-        dt__path(path, l->mirror, name);
+        (void)dt__path_join(path, l->mirror, name);
         if (!dt__step_check(f, path, dt__trainer_tick, t)) step = list[i];
         else fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
     }
@@ -30101,7 +30096,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *path)
         r = dt__part_check(f, path, &m.file[i], dt__trainer_tick, t);
     for (int64_t i = 0; i < m.files && !r; i++) {
         if (!dt__part_has_tensors(&m.file[i])) continue;
-        dt__path(name, path, m.file[i].name);
+        (void)dt__path_join(name, path, m.file[i].name);
         r = dt__tensors_add(&tensors, f, name);
     }
     if (!r) r = dt__tensors_sort(&tensors);
@@ -30156,7 +30151,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
             break;
         }
         dt__step_name(name, step);
-        dt__path(path, l->checkpoint, name);
+        (void)dt__path_join(path, l->checkpoint, name);
         r = dt__resume_one(t, path);
         if (!r) dt__comm_progress(t->comm, t->first = t->e.step);
         if (r != DT_E_DATA && r != DT_E_FILE) break; /* also when all went well */
