@@ -4885,6 +4885,159 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
     k->binary(DT__OP_ADD, out, out, 1, right, 1, n);
 }
 
+/* ---- tensor memory --------------------------------------------------------------------------------
+ * Kernels and the verbs below are all that touches weights, gradients, optimizer state and activations; a device brings
+ * its own verbs. Host code (files, hashes, wire codecs, collectives, sampling) finds tensor memory at dt__host(mem): it
+ * reads there after dt__download(), and calls dt__upload() when it wrote there. On the CPU both memories are one. */
+
+/* The address at which host code sees tensor memory. */
+static float *dt__host(const float *mem)
+{
+    float *host;
+    memcpy(&host, &mem, sizeof host);
+    return host;
+}
+
+/* n words of tensor memory, at dt__host(mem). */
+static const float *dt__download(const float *mem, int64_t n)
+{
+    (void)n;
+    return dt__host(mem);
+}
+
+/* The tensor memory that now holds the n words that the host wrote. */
+static float *dt__upload(const void *host, int64_t n)
+{
+    float *mem;
+    (void)n;
+    memcpy(&mem, &host, sizeof mem);
+    return mem;
+}
+
+/* Verbs for one element after another run in pieces of DT__VERB_RUN elements on the threads of a pool. */
+enum { DT__VERB_COPY, DT__VERB_FILL, DT__VERB_ADD, DT__VERB_SCALE };
+enum { DT__VERB_RUN = 65536 };
+typedef struct dt__verb {
+    const dt__kernels *k;
+    int kind;
+    float *to;
+    const float *from;
+    float value;
+    int64_t n;
+} dt__verb;
+
+static void dt__verb_task(void *context, int64_t task, int worker)
+{
+    const dt__verb *v = (const dt__verb *)context;
+    int64_t at = task * DT__VERB_RUN, n = dt__min(DT__VERB_RUN, v->n - at);
+    float *to = v->to + at;
+    (void)worker;
+    switch (v->kind) {
+    case DT__VERB_COPY: memcpy(to, v->from + at, 4 * (size_t)n); return;
+    case DT__VERB_FILL:
+        for (int64_t i = 0; i < n; i++) to[i] = v->value;
+        return;
+    case DT__VERB_ADD: v->k->binary(DT__OP_ADD, to, to, 1, v->from + at, 1, n); return;
+    default: v->k->binary(DT__OP_MUL, to, to, 1, &v->value, 0, n);
+    }
+}
+static void dt__verb_run(const dt__kernels *k, dt_pool *pool, int kind, float *to, const float *from, float value,
+                         int64_t n)
+{
+    dt__verb v;
+    v.k = k, v.kind = kind, v.to = to, v.from = from, v.value = value, v.n = n;
+    dt__parallel(pool, dt__ceil_div(n, DT__VERB_RUN), dt__verb_task, &v);
+}
+static void dt__mem_copy(dt_pool *pool, float *to, const float *from, int64_t n)
+{
+    if (to != from) dt__verb_run(NULL, pool, DT__VERB_COPY, to, from, 0.0f, n);
+}
+static void dt__mem_fill(dt_pool *pool, float *to, float value, int64_t n)
+{
+    dt__verb_run(NULL, pool, DT__VERB_FILL, to, NULL, value, n);
+}
+static void dt__mem_add(const dt__kernels *k, dt_pool *pool, float *to, const float *from, int64_t n)
+{
+    dt__verb_run(k, pool, DT__VERB_ADD, to, from, 0.0f, n);
+}
+static void dt__mem_scale(const dt__kernels *k, dt_pool *pool, float *to, float value, int64_t n)
+{
+    dt__verb_run(k, pool, DT__VERB_SCALE, to, NULL, value, n);
+}
+
+/* Arrays of n elements that a tree adds up: the first, and array v at more + (v - 1) stride. */
+typedef struct dt__terms {
+    float *first, *more;
+    int64_t stride, n, count;
+} dt__terms;
+
+static float *dt__term(const dt__terms *t, int64_t v) { return v ? t->more + (v - 1) * t->stride : t->first; }
+
+/* Levels [near, end) of TREE, in place: array v takes up its neighbour v + near, then v + 2 near, .. */
+static void dt__mem_tree(const dt__kernels *k, dt_pool *pool, const dt__terms *t, int64_t near, int64_t end)
+{
+    for (; near < end; near *= 2)
+        for (int64_t v = 0; v + near < t->count; v += 2 * near)
+            dt__mem_add(k, pool, dt__term(t, v), dt__term(t, v + near), t->n);
+}
+
+/* TREE over n floats of the host, which are lost. */
+static float dt__tree(float *x, int64_t n)
+{
+    for (int64_t step = 1; step < n; step *= 2)
+        for (int64_t i = 0; i + step < n; i += 2 * step) x[i] = x[i] + x[i + step];
+    return x[0];
+}
+
+/* Sums of squares of blocks of 1024 (R5). */
+typedef struct dt__squares {
+    const dt__kernels *k;
+    const float *x;
+    int64_t n;
+    float *sums;
+} dt__squares;
+static void dt__squares_task(void *context, int64_t task, int worker)
+{
+    const dt__squares *s = (const dt__squares *)context;
+    int64_t blocks = dt__ceil_div(s->n, DT__BLOCK);
+    (void)worker;
+    for (int64_t b = task * 64; b < dt__min(blocks, task * 64 + 64); b++) {
+        const float *x = s->x + b * DT__BLOCK;
+        s->sums[b] = s->k->row_dot(x, x, dt__min(DT__BLOCK, s->n - b * DT__BLOCK));
+    }
+}
+static void dt__mem_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
+{
+    dt__squares s;
+    s.k = k, s.x = x, s.n = n, s.sums = sums;
+    dt__parallel(pool, dt__ceil_div(dt__ceil_div(n, DT__BLOCK), 64), dt__squares_task, &s);
+}
+
+/* One step of an optimizer for n weights; state: NULL where it keeps none, else so many bytes for each 256 weights. */
+typedef struct dt__stepping {
+    const dt__kernels *k;
+    int optimizer;
+    float *weight;
+    const float *gradient;
+    void *state[DT__STATE_COUNT];
+    int64_t state_bytes[DT__STATE_COUNT], n;
+    const dt__update *u;
+} dt__stepping;
+static void dt__stepping_task(void *context, int64_t task, int worker)
+{
+    const dt__stepping *s = (const dt__stepping *)context;
+    int64_t at = task * DT__VERB_RUN;
+    void *state[DT__STATE_COUNT];
+    (void)worker;
+    for (int i = 0; i < DT__STATE_COUNT; i++)
+        state[i] = s->state[i] ? (char *)s->state[i] + at / DT__MOMENT_BLOCK * s->state_bytes[i] : NULL;
+    s->k->update(s->optimizer, s->weight + at, state, s->gradient + at, dt__min(DT__VERB_RUN, s->n - at), s->u);
+}
+static void dt__mem_update(dt_pool *pool, dt__stepping *s)
+{
+    dt__parallel(pool, dt__ceil_div(s->n, DT__VERB_RUN), dt__stepping_task, s);
+}
+
 /* ---- self-check (R15) -------------------------------------------------------------------------
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
@@ -10961,44 +11114,23 @@ static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot)
     }
 }
 
-/* to += from, in pieces on the pool. */
-typedef struct dt__add_job {
-    const dt__kernels *k;
-    float *to;
-    const float *from;
-    int64_t n;
-} dt__add_job;
-static void dt__add_task(void *context, int64_t task, int worker)
-{
-    const dt__add_job *j = (const dt__add_job *)context;
-    int64_t at = task * 65536;
-    (void)worker;
-    j->k->binary(DT__OP_ADD, j->to + at, j->to + at, 1, j->from + at, 1, dt__min(65536, j->n - at));
-}
-
 /* Folds the row slices of a complete gradient (R2, R7) in slot i of a graph: TREE over this rank's slices of each leaf,
- * where rows are split over those of all ranks too, then over its leaves. The sums are at `first`, and from the second
- * on at `more`. */
+ * where rows are split over those of all ranks too, then over its leaves. The first slice is at `first`, the others are
+ * at `more`. */
 static void dt__slot_fold(const dt__net *net, const dt_graph *g, int32_t i, float *first, float *more,
                           const dt__env *env)
 {
     const dt__param *p = &g->params[g->slots[i].param];
-    int64_t slices = dt__row_slices(g, p), leaf = dt__leaf_slices(g, p), width;
-    dt__add_job j;
-    j.k = env->k;
-    j.n = dt__param_local(p, net->tensor_shards, net->own_shards);
-    width = dt__round_up(j.n, DT__BLOCK);
-    for (int64_t near = 1; near <= slices; near *= 2) {
-        for (int64_t v = 0; near == leaf && p->rows == 1 && dt__splits_rows(g) && v < slices; v += leaf) {
-            j.to = v ? more + (v - 1) * width : first;
-            env->tp.combine(env->tp.user, DT__TP_SUM, j.to, j.to, j.n);
-        }
-        for (int64_t v = 0; near < slices && v < slices; v += 2 * near) {
-            j.to = v ? more + (v - 1) * width : first;
-            j.from = more + (v + near - 1) * width;
-            dt__parallel(env->pool, dt__ceil_div(j.n, 65536), dt__add_task, &j);
-        }
-    }
+    int64_t leaf = dt__leaf_slices(g, p);
+    dt__terms t;
+    t.first = first, t.more = more;
+    t.n = dt__param_local(p, net->tensor_shards, net->own_shards);
+    t.stride = dt__round_up(t.n, DT__BLOCK);
+    t.count = dt__row_slices(g, p);
+    dt__mem_tree(env->k, env->pool, &t, 1, leaf);
+    for (int64_t v = 0; p->rows == 1 && dt__splits_rows(g) && v < t.count; v += leaf)
+        env->tp.combine(env->tp.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
+    dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
 }
 
 /* The same for segments [begin, end) in a gradient set, whose slices are elsewhere. Before the leaf is added to others.
@@ -11276,38 +11408,6 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
     u.average = r->ema;
     u.one_minus_average = (float)(1.0 - (double)r->ema);
     return u;
-}
-
-/* Sums of squares of blocks of 1024 (R5). */
-typedef struct dt__squares {
-    const dt__kernels *k;
-    const float *x;
-    int64_t n;
-    float *sums;
-} dt__squares;
-static void dt__squares_task(void *context, int64_t task, int worker)
-{
-    const dt__squares *s = (const dt__squares *)context;
-    int64_t blocks = dt__ceil_div(s->n, DT__BLOCK);
-    (void)worker;
-    for (int64_t b = task * 64; b < dt__min(blocks, task * 64 + 64); b++) {
-        const float *x = s->x + b * DT__BLOCK;
-        s->sums[b] = s->k->row_dot(x, x, dt__min(DT__BLOCK, s->n - b * DT__BLOCK));
-    }
-}
-static void dt__block_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
-{
-    dt__squares s;
-    s.k = k, s.x = x, s.n = n, s.sums = sums;
-    dt__parallel(pool, dt__ceil_div(dt__ceil_div(n, DT__BLOCK), 64), dt__squares_task, &s);
-}
-
-/* TREE over n values, which are lost. */
-static float dt__tree(float *x, int64_t n)
-{
-    for (int64_t step = 1; step < n; step *= 2)
-        for (int64_t i = 0; i + step < n; i += 2 * step) x[i] = x[i] + x[i + step];
-    return x[0];
 }
 
 /* ============================================================================================
@@ -25986,11 +26086,12 @@ static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
     int64_t leaves = dt__engine_leaves(e), rows = e->rows * e->recipe->sequence / dt__max(1, e->net.context_shards);
     dt__bind b;
     dt__engine_bind(e, e->net.count - 1, slot, -1, &b);
-    if (!e->net.context_shards) loss[0] = loss[0] + b.at[DT__AT_OUTPUT][0];
+    if (!e->net.context_shards) loss[0] = loss[0] + dt__download(b.at[DT__AT_OUTPUT], 1)[0];
     for (int32_t id = 1; id < p->g->forward_count && e->net.context_shards; id++) {
         const dt__node *n = &p->g->nodes[id];
         for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++)
-            loss[l] = loss[l] + e->k->row_sum(dt__where(p, &b, n->aux) + (2 * leaves + l) * rows, rows);
+            loss[l] = loss[l] +
+                      e->k->row_sum(dt__download(dt__where(p, &b, n->aux) + (2 * leaves + l) * rows, rows), rows);
     }
 }
 
@@ -26001,7 +26102,7 @@ static void dt__engine_backward(dt__engine *e, const dt_instr *i)
     const dt__plan *p = e->net.segments[i->segment].plan;
     int weights = i->op == DT_WEIGHTS;
     dt__engine_bind(e, i->segment, i->slot, i->set, &b);
-    if (i->segment == e->net.count - 1) b.at[DT__AT_GRAD_OUT][0] = e->inv_valid;
+    if (i->segment == e->net.count - 1) dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid, 1);
     e->env.segment = (uint32_t)i->segment;
     dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
@@ -26099,8 +26200,8 @@ static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
     float *copy = o->memory + place * e->net.widest;
     dt_result r = dt__outbox_wait(o, place);
     if (r) return r;
-    dt__copy(copy, data, count);
-    r = dt__send_start(o->comm, copy, count, to, &o->ticket[place]);
+    dt__mem_copy(e->pool, copy, data, count);
+    r = dt__send_start(o->comm, dt__host(copy), count, to, &o->ticket[place]);
     o->to[place] = to + 1;
     o->count++;
     return r;
@@ -26113,29 +26214,13 @@ static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
     float *data;
     if (e->shape.horizon && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
     data = dt__engine_message(e, i, &count, &from);
-    return dt_recv(e->out[i->back].comm, data, count, from);
+    return dt_recv(e->out[i->back].comm, dt__host(data), count, from);
 }
 
 /* ---- between data-parallel ranks ---- */
 
-/* Adds or copies slot range pieces on the pool. */
-typedef struct dt__fold_job {
-    const dt__kernels *k;
-    float *to;
-    const float *from;
-    int64_t n;
-    int fresh;
-} dt__fold_job;
-static void dt__fold_task(void *context, int64_t task, int worker)
-{
-    const dt__fold_job *f = (const dt__fold_job *)context;
-    int64_t at = task * 65536, n = dt__min(65536, f->n - at);
-    (void)worker;
-    if (f->fresh) memcpy(f->to + at, f->from + at, 4 * (size_t)n);
-    else f->k->binary(DT__OP_ADD, f->to + at, f->to + at, 1, f->from + at, 1, n);
-}
-
-/* Where a bucket begins in a set. */
+/* A set of gradients, and where a bucket begins in it. */
+static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->set_floats; }
 static int64_t dt__bucket_at(const dt__engine *e, int32_t b)
 {
     return e->shape.buffered ? e->store.bucket[b].buffer : e->store.bucket[b].slot;
@@ -26150,22 +26235,26 @@ static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from,
     *from = cut[piece];
     *count = cut[piece + 1] - *from;
     if (!e->shape.total)
-        return e->sets + e->program.parts.node[0].set * e->set_floats + dt__bucket_at(e, bucket) + *from;
+        return dt__set(e, e->program.parts.node[0].set) + dt__bucket_at(e, bucket) + *from;
     if (e->shape.zero > 1) return e->total + s->bucket[bucket].sum;
     return e->total + s->bucket[bucket].total + *from;
 }
 
 static void dt__engine_fold(dt__engine *e, const dt_instr *i)
 {
-    int64_t begin = dt__bucket_at(e, i->bucket), from = 0;
-    dt__fold_job f;
-    f.k = e->k;
-    f.n = e->store.bucket[i->bucket].floats * e->store.bucket[i->bucket].copies;
-    f.fresh = i->op == DT_TOTAL && i->fresh;
-    if (i->op == DT_TOTAL) f.to = dt__bucket_sum(e, i->bucket, &from, &f.n);
-    else f.to = e->sets + i->set * e->set_floats + begin;
-    f.from = e->sets + i->from * e->set_floats + begin + from;
-    dt__parallel(i->line ? NULL : e->pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
+    const dt__bucket *b = &e->store.bucket[i->bucket];
+    int64_t begin = dt__bucket_at(e, i->bucket);
+    dt__mem_add(e->k, e->pool, dt__set(e, i->set) + begin, dt__set(e, i->from) + begin, b->floats * b->copies);
+}
+
+static void dt__engine_total(dt__engine *e, const dt_instr *i)
+{
+    dt_pool *pool = i->line ? NULL : e->pool;
+    int64_t from, count;
+    float *to = dt__bucket_sum(e, i->bucket, &from, &count);
+    const float *sum = dt__set(e, i->from) + dt__bucket_at(e, i->bucket) + from;
+    if (i->fresh) dt__mem_copy(pool, to, sum, count);
+    else dt__mem_add(e->k, pool, to, sum, count);
 }
 
 /* The ranks that keep a bucket's parameters. */
@@ -26178,14 +26267,10 @@ static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__buck
  * one's place. */
 static void dt__engine_sources(const dt__engine *e, const dt__bucket *b, dt_pool *pool, float *first)
 {
-    dt__fold_job f;
-    f.k = e->k, f.n = b->floats, f.fresh = 0;
-    for (int64_t near = 1; near < b->copies; near *= 2)
-        for (int64_t rank = 0; rank < b->copies; rank += 2 * near) {
-            f.to = first + rank * b->floats;
-            f.from = first + (rank + near) * b->floats;
-            dt__parallel(pool, dt__ceil_div(f.n, 65536), dt__fold_task, &f);
-        }
+    dt__terms t;
+    t.first = first, t.more = first + b->floats;
+    t.stride = t.n = b->floats, t.count = b->copies;
+    dt__mem_tree(e->k, pool, &t, 1, b->copies);
 }
 
 /* The tree over all ranks' partial sums of a bucket: to all, or each piece to its owner, and then over the groups. */
@@ -26199,12 +26284,12 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
     const int64_t *cuts = dt__store_cut(&e->store, i->bucket);
     int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
     dt_result r;
-    dt__engine_sources(e, b, i->line ? NULL : e->pool, e->sets + i->set * e->set_floats + begin);
+    dt__engine_sources(e, b, i->line ? NULL : e->pool, dt__set(e, i->set) + begin);
     if (!w->data) return DT_OK;
-    if (!w->group) return dt__reduce_parts(w->data, e->sets, parts, counts, begin, b->floats, NULL);
-    r = dt__reduce_parts(w->group, e->sets, parts, counts, begin, b->floats, cuts);
+    if (!w->group) return dt__reduce_parts(w->data, dt__host(e->sets), parts, counts, begin, b->floats, NULL);
+    r = dt__reduce_parts(w->group, dt__host(e->sets), parts, counts, begin, b->floats, cuts);
     if (r || !w->replicas) return r;
-    return dt__reduce_parts(w->replicas, e->sets, e->replica_parts, e->replica_count, begin + cuts[piece],
+    return dt__reduce_parts(w->replicas, dt__host(e->sets), e->replica_parts, e->replica_count, begin + cuts[piece],
                             cuts[piece + 1] - cuts[piece], NULL);
 }
 
@@ -26239,8 +26324,9 @@ static void dt__engine_count(dt_comm *group, int64_t floats)
 /* Pieces of parameters come from the ranks of the group that have them; where that is this one alone, they are here. */
 static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array, int64_t reach, int pieces, float *out)
 {
-    if (group) return dt__gather_spans(group, array, reach, e->spans, pieces, out);
-    for (int i = 0; i < pieces; i++) dt__copy(out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
+    if (group) return dt__gather_spans(group, dt__host(array), reach, e->spans, pieces, dt__host(out));
+    for (int i = 0; i < pieces; i++)
+        dt__mem_copy(NULL, out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
     return DT_OK;
 }
 
@@ -26411,7 +26497,7 @@ static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
     dt_result r;
     j.e = e;
     j.unit = w->unit + w->first[i->bucket];
-    j.sum = e->sets + i->set * e->set_floats + dt__bucket_at(e, i->bucket);
+    j.sum = dt__host(dt__set(e, i->set) + dt__bucket_at(e, i->bucket));
     j.slot = b->slot;
     j.words = w->words[2 * i->bucket + 1];
     if (e->recipe->wire == DT_WIRE_POWERSGD) r = dt__wire_power(e, &j, units, pool, w->words[2 * i->bucket]);
@@ -26439,8 +26525,8 @@ static void dt__noise_bucket(dt__engine *e, int32_t bucket, const float *sum, fl
             int64_t at = p->slot[use] - b->slot, own = dt__param_shards(&p->is, vt, e->net.own_shards);
             for (int64_t v = 0; mine && p->slot[use] >= 0 && at >= 0 && at < b->floats && v < own; v++) {
                 float *place = row + dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, v);
-                dt__block_squares(e->k, e->pool, sum + at + v * dt__shard_step(&p->is, vt), floats, e->sums);
-                *place = dt__tree(e->sums, dt__ceil_div(floats, DT__BLOCK));
+                dt__mem_squares(e->k, e->pool, sum + at + v * dt__shard_step(&p->is, vt), floats, e->sums);
+                *place = dt__tree(dt__host(e->sums), dt__ceil_div(floats, DT__BLOCK));
             }
         }
     }
@@ -26449,7 +26535,7 @@ static void dt__noise_bucket(dt__engine *e, int32_t bucket, const float *sum, fl
 static void dt__noise_leaf(dt__engine *e, const dt_instr *i)
 {
     int64_t leaf = e->shape.accumulation == DT_EACH ? i->shard * e->micros + i->micro : i->shard;
-    dt__noise_bucket(e, i->bucket, e->sets + i->set * e->set_floats + dt__bucket_at(e, i->bucket),
+    dt__noise_bucket(e, i->bucket, dt__set(e, i->set) + dt__bucket_at(e, i->bucket),
                      e->noise.table + leaf * e->noise.width);
 }
 
@@ -26489,9 +26575,11 @@ static int dt__grow_add(dt__engine *e)
         int64_t from, count;
         float *sum = dt__bucket_sum(e, b, &from, &count), *all = e->grown_sum + e->store.bucket[b].param;
         if (e->store.bucket[b].param < 0) continue;
-        if (e->grown) e->k->binary(DT__OP_ADD, all, all, 1, sum, 1, count);
-        else dt__copy(all, sum, count);
-        if (last) e->k->binary(DT__OP_MUL, sum, all, 1, &share, 0, count);
+        if (e->grown) dt__mem_add(e->k, e->pool, all, sum, count);
+        else dt__mem_copy(e->pool, all, sum, count);
+        if (!last) continue;
+        dt__mem_copy(e->pool, sum, all, count);
+        dt__mem_scale(e->k, e->pool, sum, share, count);
     }
     return last;
 }
@@ -26529,8 +26617,8 @@ static dt_result dt__engine_use(dt__engine *e, const dt__net_param *p, int use, 
         int holds = 0;
         for (int u = 0; u < p->uses; u++) holds |= p->stage[u] == s;
         if (!holds || s == stage) continue;
-        if (stage == self) r = dt_send(c, own, count, s);
-        else if (s == self) r = dt_recv(c, room, count, stage);
+        if (stage == self) r = dt_send(c, dt__host(own), count, s);
+        else if (s == self) r = dt_recv(c, dt__host(room), count, stage);
     }
     return r;
 }
@@ -26551,10 +26639,10 @@ static dt_result dt__engine_tie(dt__engine *e)
             const float *g = NULL;
             r = dt__engine_use(e, p, u, &g, e->tie[1]);
             if (r) break;
-            if (u) e->k->binary(DT__OP_ADD, e->tie[0], e->tie[0], 1, g, 1, count);
-            else dt__copy(e->tie[0], g, count);
+            if (u) dt__mem_add(e->k, e->pool, e->tie[0], g, count);
+            else dt__mem_copy(e->pool, e->tie[0], g, count);
         }
-        if (first && p->uses > 1) dt__copy(first, e->tie[0], count);
+        if (first && p->uses > 1) dt__mem_copy(e->pool, first, e->tie[0], count);
     }
     return r;
 }
@@ -26595,7 +26683,7 @@ static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums
         int64_t low = dt__max(x.from, i * step), end = dt__min(x.from + x.count, (i + 1) * step);
         int64_t array = dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, i);
         if (low < end)
-            dt__block_squares(e->k, e->pool, x.gradient + low - x.from, end - low,
+            dt__mem_squares(e->k, e->pool, x.gradient + low - x.from, end - low,
                               sums + (array * step + low - i * step) / DT__BLOCK);
     }
 }
@@ -26609,7 +26697,7 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     int once = e->mesh.at[DT__DATA] % dt__max(e->store.shards, e->layout->ep) < e->store.shards;
     double start;
     dt_result r = DT_OK;
-    if (e->copy) memset(e->sums, 0, 4 * (size_t)e->blocks);
+    if (e->copy) dt__mem_fill(e->pool, e->sums, 0.0f, e->blocks);
     for (int32_t i = 0; i < e->net.param_count; i++) {
         const dt__net_param *p = &e->net.params[i];
         if (p->stage[0] == e->shape.stage && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT__TENSOR]) &&
@@ -26618,7 +26706,7 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
         at += dt__engine_blocks(e, &p->is);
     }
     start = dt__now();
-    if (e->copy) r = dt_all_reduce(e->copy, e->sums, e->blocks, DT_SUM); /* of one number and zeros */
+    if (e->copy) r = dt_all_reduce(e->copy, dt__host(e->sums), e->blocks, DT_SUM); /* of one number and zeros */
     e->seconds_working -= dt__now() - start; /* to wait for the others is no work */
     at = 0;
     *squares = 0.0f;
@@ -26626,34 +26714,29 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
         const dt__param *p = &e->net.params[i].is;
         int64_t blocks = dt__ceil_div(dt__shard_floats(p, vt), DT__BLOCK);
         for (int64_t v = 0; v < dt__param_arrays(p, vt); v++) {
-            *squares = *squares + dt__tree(e->sums + at, blocks);
+            *squares = *squares + dt__tree(dt__host(e->sums) + at, blocks);
             at += blocks;
         }
     }
     return r;
 }
 
-typedef struct dt__update_job {
-    const dt__engine *e;
-    const dt__piece_of *x;
-    const dt__update *u;
-} dt__update_job;
-static void dt__update_task(void *context, int64_t task, int worker)
+/* Clipping, optimizer and average of this rank's piece of a parameter. */
+static void dt__engine_step_param(const dt__engine *e, const dt__net_param *p, const dt__update *u)
 {
-    const dt__update_job *j = (const dt__update_job *)context;
-    const dt_recipe *r = j->e->recipe;
-    int64_t at = task * 65536;
-    void *state[DT__STATE_COUNT];
-    (void)worker;
+    dt__piece_of x = dt__engine_piece(e, p);
+    dt__stepping s;
+    s.k = e->k, s.optimizer = e->recipe->optimizer, s.n = x.count, s.u = u;
+    s.weight = x.weight, s.gradient = x.gradient;
     for (int i = 0; i < DT__STATE_COUNT; i++) {
-        char *base = (char *)j->e->state[i];
-        state[i] = base ? base + (j->x->state + at) / DT__MOMENT_BLOCK * dt__state_bytes(r, i) : NULL;
+        char *base = (char *)e->state[i];
+        s.state_bytes[i] = dt__state_bytes(e->recipe, i);
+        s.state[i] = base ? base + x.state / DT__MOMENT_BLOCK * s.state_bytes[i] : NULL;
     }
-    j->e->k->update(r->optimizer, j->x->weight + at, state, j->x->gradient + at, dt__min(65536, j->x->count - at),
-                    j->u);
+    dt__mem_update(e->pool, &s);
 }
 
-/* The norm, then clipping, optimizer and average in one pass over this rank's pieces. */
+/* The norm, then one pass over this rank's pieces. */
 static dt_result dt__engine_update(dt__engine *e)
 {
     const dt_recipe *r = e->recipe;
@@ -26673,14 +26756,8 @@ static dt_result dt__engine_update(dt__engine *e)
     e->powers.power2 *= (double)r->beta2;
     decayed = dt__update_of(&e->powers, r, e->rate, clip, 1);
     plain = dt__update_of(&e->powers, r, e->rate, clip, 0);
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        dt__update_job j;
-        dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
-        j.e = e;
-        j.x = &x;
-        j.u = e->net.params[i].is.shape.dims >= 2 ? &decayed : &plain;
-        dt__parallel(e->pool, dt__ceil_div(x.count, 65536), dt__update_task, &j);
-    }
+    for (int32_t i = 0; i < e->net.param_count; i++)
+        dt__engine_step_param(e, &e->net.params[i], e->net.params[i].is.shape.dims >= 2 ? &decayed : &plain);
     return DT_OK;
 }
 
@@ -26711,11 +26788,11 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_SEND: return dt__engine_send(e, i);
     case DT_RECV: return dt__engine_recv(e, i);
     case DT_CONTEXT:
-        return dt_all_reduce(e->context, e->sets + i->set * e->set_floats + dt__bucket_at(e, i->bucket),
+        return dt_all_reduce(e->context, dt__host(dt__set(e, i->set) + dt__bucket_at(e, i->bucket)),
                              e->store.bucket[i->bucket].floats * e->store.bucket[i->bucket].copies, DT_SUM);
     case DT_MEASURE: dt__noise_leaf(e, i); return DT_OK;
-    case DT_FOLD:
-    case DT_TOTAL: dt__engine_fold(e, i); return DT_OK;
+    case DT_FOLD: dt__engine_fold(e, i); return DT_OK;
+    case DT_TOTAL: dt__engine_total(e, i); return DT_OK;
     case DT_REDUCE:
         __atomic_fetch_add(&e->reductions, 1, __ATOMIC_RELAXED);
         return e->wire.on ? dt__wire_reduce(e, i) : dt__engine_reduce(e, i);

@@ -364,10 +364,10 @@ static void test_sums(const dt__kernels *k)
         for (int64_t b = 0; b < blocks; b++) want[b] = ref_row_dot(x + 1024 * b, x + 1024 * b, n - 1024 * b < 1024 ? n - 1024 * b : 1024);
         for (int64_t step = 1; step < blocks; step *= 2) /* TREE: neighbours by index; one without a partner moves up */
             for (int64_t i = 0; i + step < blocks; i += 2 * step) want[i] = want[i] + want[i + step];
-        dt__block_squares(k, NULL, x, n, sums);
+        dt__mem_squares(k, NULL, x, n, sums);
         sum = dt__tree(sums, blocks);
         compare(&sum, want, 1, "one worker", n);
-        dt__block_squares(k, pool, x, n, sums);
+        dt__mem_squares(k, pool, x, n, sums);
         sum = dt__tree(sums, blocks);
         compare(&sum, want, 1, "three workers", n);
         free(x);

@@ -326,26 +326,24 @@ static void test_threads(void)
         float *w[2], *grad = (float *)malloc(4 * N);
         int same = 1;
         dt_recipe r = dt_recipe_default();
-        dt__piece_of piece;
+        dt__stepping job;
         dt__update u;
         r.optimizer = optimizer, r.ema = 0.9f, r.momentum = optimizer == DT_SGD ? 0.9f : 0.0f;
-        memset(&piece, 0, sizeof piece);
-        piece.count = N, piece.gradient = grad;
         for (int i = 0; i < N; i++) grad[i] = wild();
         for (int threads = 0; threads < 2; threads++) {
             dt__engine e;
-            dt__update_job job;
             memset(&e, 0, sizeof e);
             e.recipe = &r;
             e.store.param_floats = FLOATS;
-            w[threads] = piece.weight = (float *)calloc(FLOATS, 4);
+            w[threads] = (float *)calloc(FLOATS, 4);
             if (dt__pool_open(&e.pool, threads ? 3 : 1) || dt__choose_kernels(&e.k) || dt__engine_state(&e)) tap_bail("%s", dt_last_error());
             e.powers.power1 = (double)r.beta1, e.powers.power2 = (double)r.beta2;
             u = dt__update_of(&e.powers, &r, 0.01f, 1.0f, 1);
-            job.e = &e, job.x = &piece, job.u = &u;
+            job.k = e.k, job.optimizer = optimizer, job.weight = w[threads], job.gradient = grad, job.n = N, job.u = &u;
+            for (int i = 0; i < DT__STATE_COUNT; i++) job.state[i] = e.state[i], job.state_bytes[i] = dt__state_bytes(&r, i);
             for (int step = 0; step < 2; step++) {
-                if (threads) dt__parallel(e.pool, 4, dt__update_task, &job);
-                else e.k->update(optimizer, piece.weight, e.state, grad, N, &u);
+                if (threads) dt__mem_update(e.pool, &job);
+                else e.k->update(optimizer, w[0], e.state, grad, N, &u);
             }
             for (int i = 0; i < DT__STATE_COUNT; i++) kept[threads][i] = (char *)e.state[i];
             dt__pool_close(&e.pool);
