@@ -965,86 +965,22 @@ DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
  * is on another node. The caller orders reads and writes with dt_barrier. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
 
-/* Collectives by algorithm. The functions above add in one fixed tree, so that every layout has the same bits, and read
- * shared memory in place: DT_EXACT. Here the caller chooses the order, and with it how many messages and bytes a rank
- * sends: results are the same on all ranks and in every run of the same ranks, but other ranks round otherwise. With n
- * ranks, S bytes, alpha seconds for a message and beta for a byte:
- *     DT_RING         pieces go round: 2(n-1) alpha + 2(n-1)/n S beta (Patarasuk and Yuan 2009); a broadcast is a chain
- *     DT_DOUBLING     all-reduce alone: everything to a partner 1, 2, 4 .. away: log2 n (alpha + S beta)
- *     DT_HALVING      halves to partners, then back (Rabenseifner 2004): 2 log2 n alpha + 2(n-1)/n S beta
- *     DT_TREE         two trees at once, each node a leaf in one (Sanders, Speck, Traeff 2009), a half of the data in
- *                     each, in a stream: about 2 log2 n alpha + 2 S beta; a broadcast: one binomial tree
- *     DT_HIERARCHY    inside a node, between nodes, inside again: S (N-1)/N crosses between N nodes each way, once
- *     DT_SERVERS      piece i is summed by rank i and sent back: the balanced parameter server, 2 hops
- *     DT_NATIVE       the engine's own (MPI_Allreduce ..), where it has one
- *     DT_TUNED         the one that dt_comm_tune found fastest for the size; before it DT_EXACT
- * Rank numbers that are no power of two fold the rest onto neighbours in DT_DOUBLING and DT_HALVING. */
-typedef enum dt_algorithm {
-    DT_EXACT, DT_TUNED, DT_RING, DT_DOUBLING, DT_HALVING, DT_TREE, DT_HIERARCHY, DT_SERVERS, DT_NATIVE, DT_ALGORITHMS
-} dt_algorithm;
-typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER, DT_BROADCAST, DT_ALL_TO_ALL } dt_call;
-
-/* Shapes of in and out are those of the functions above: all-reduce and broadcast (count), in may be out; the others
- * (count) and (size,count). A broadcast reads in at the root and writes out everywhere. Sums of int32 wrap; those of
- * the small types round after each addition, DT_EXACT once at the end. */
-typedef struct dt_collective {
-    const void *in;
-    void *out;
-    int64_t count; /* elements */
-    dt_call call;
-    dt_algorithm algorithm;
-    dt_dtype type;
-    dt_op op;
-    int root;
-    int servers; /* DT_SERVERS of an all-reduce: ranks 0 .. servers - 1 sum; 0: all */
-} dt_collective;
-/* An exact fp32 sum, root 0. */
-DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count);
-/* Collective. DT_E_USAGE: an algorithm that does not do the call (the sentence lists those that do), DT_NATIVE without
- * an engine that has it or of a type that it does not know. DT_E_PEER when ranks make different calls; between nodes a
- * rank that only sends (the root of a broadcast) learns it in a later call. */
-DT_API dt_result dt_collect(dt_comm *c, const dt_collective *what);
-/* "ring", .. ; "?" for a number that is none. */
-DT_API const char *dt_algorithm_name(dt_algorithm a);
-DT_API const char *dt_call_name(dt_call call);
-
-/* All-reduces `arrays` arrays of counts[i] elements, in place, as few calls of at most `threshold` bytes, each cut into
- * equal parts for all ranks however the arrays are cut (balanced fusion buffers); 0: one call for each array. Of `how`,
- * in, out and count are not used. *calls (may be NULL) becomes how many there were. */
-DT_API dt_result dt_collect_list(dt_comm *c, const dt_collective *how, void *const *data, const int64_t *counts,
-                                 int64_t arrays, int64_t threshold, int64_t *calls);
-
-/* A kind of link: a message of s bytes takes alpha + beta s seconds, fitted to `points` sizes by least squares of the
- * relative error. r2 is the share of the times' variance that this explains, weighted likewise. points 0: no two ranks
- * have such a link. */
+/* A kind of link: a message of s bytes takes alpha + beta s seconds. r2: the share of the variance of the times that
+ * the line explains. */
 typedef struct dt_link {
     double alpha, beta, r2;
-    int64_t points;
+    int64_t points; /* that were fitted; 0: no two ranks have such a link */
 } dt_link;
-typedef struct dt_tuning {
-    dt_link near, far;  /* inside a node, between nodes */
-    double gamma, copy; /* seconds to add and to copy a byte, of the slowest rank while all do */
-    double call;        /* seconds of a call that moves nothing */
-    double seconds;     /* that the measurement took */
-} dt_tuning;
-/* Measures the links between c's ranks, and DT_EXACT and DT_NATIVE at some sizes, and chooses what DT_TUNED does from
- * then on. Collective; the same on all ranks. t may be NULL. */
-DT_API dt_result dt_comm_tune(dt_comm *c, dt_tuning *t);
+/* Fits alpha >= 0 and beta >= 0 to n messages by least squares of the relative error (so is r2 weighted). */
+DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n);
 
-/* What an algorithm does, without doing it: rounds; the most messages and bytes that one rank sends, in all and to
- * other nodes; seconds by what dt_comm_tune measured (0 before it; a rank's messages of a round follow each other, in
- * and out at the same time). Of DT_EXACT and DT_NATIVE seconds alone, interpolated between measured sizes. Not
- * collective. DT_TUNED: what it would take, in *algorithm. */
-typedef struct dt_price {
-    int64_t rounds, messages, bytes, far_bytes;
-    double seconds;
-    dt_algorithm algorithm;
-} dt_price;
-DT_API dt_result dt_comm_price(dt_comm *c, const dt_collective *what, dt_price *price);
+/* dt_all_reduce by the engine's own collective (MPI_Allreduce): its order of additions, hence other bits than those of
+ * the fixed tree. DT_E_USAGE when the engine between the nodes has none. */
+DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op);
 
 /* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU for each rank (DT_NCCL). libnccl.so.2 and the driver's
  * libcuda.so.1 are loaded by dt_nccl_open and dt_nccl_version, so that the program starts without them; the environment
- * variables DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name other files. Sums are in NCCL's order: not the bits of DT_EXACT.
+ * variables DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name other files. Sums are in NCCL's order.
  *     dt_nccl *n = NULL;
  *     dt_collective sum = dt_collective_of(DT_ALL_REDUCE, gradient, gradient, count);    on the GPU
  *     dt_result r = dt_nccl_open(&n, c, -1);
@@ -1060,8 +996,22 @@ typedef struct dt_nccl dt_nccl;
  * another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM: NCCL, a driver
  * or a GPU is missing on some rank. *n is NULL on errors. */
 DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu);
+typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER, DT_BROADCAST, DT_ALL_TO_ALL } dt_call;
+/* Shapes of in and out are those of dt_all_reduce, dt_reduce_scatter, ..; a broadcast reads in at the root and writes
+ * out everywhere. In an all-reduce and a broadcast in may be out. */
+typedef struct dt_collective {
+    const void *in;
+    void *out;
+    int64_t count; /* elements */
+    dt_call call;
+    dt_dtype type;
+    dt_op op;
+    int root;
+} dt_collective;
+/* An fp32 sum, root 0. */
+DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count);
 /* Queues a collective on a CUDA stream (a cudaStream_t or CUstream, NULL: the default one). Collective. Buffers are the
- * GPU's, shapes and types as for dt_collect; `algorithm` and `servers` are not used, NCCL chooses. */
+ * GPU's. */
 DT_API dt_result dt_nccl_collect(dt_nccl *n, const dt_collective *what, void *stream);
 /* Returns when all that was queued on the stream is done. */
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream);
@@ -15030,7 +14980,7 @@ typedef struct dt__job {
 typedef struct dt__published {
     int64_t sequence, count;
     int64_t where, detail; /* address of the data for peers or -1; op's own */
-    int32_t op, extra;     /* DT__CALL_*; dt_op or root, from bit 24 on the dt_algorithm, from bit 28 on the dt_dtype */
+    int32_t op, extra;     /* DT__CALL_*; dt_op or root */
 } dt__published;
 
 typedef struct dt__seat {
@@ -15143,7 +15093,6 @@ struct dt__fabric {
 };
 
 typedef struct dt__bridge dt__bridge;
-typedef struct dt__router dt__router;
 
 struct dt_comm {
     int rank, size;
@@ -15156,7 +15105,7 @@ struct dt_comm {
     dt_comm *parent;    /* communicator that this one was split from */
     dt__bridge *bridge;     /* its ranks are on several nodes; NULL: all share memory */
     dt__fabric *fabric; /* between the nodes of the job; NULL: there is one */
-    dt__router *router; /* of collectives by algorithm; NULL before the first */
+    void *native_group; /* the engine's; NULL: all ranks of the job, or no native all-reduce so far */
     int *up;            /* (size) rank in parent */
     int *lane;          /* (size) rank in the job */
     float **view;       /* (size) the peers' data of the current call */
@@ -15915,16 +15864,15 @@ static const dt__published *dt__peer_call(const dt_comm *c, int rank)
 static void dt__format_call(char *text, size_t size, const dt__published *call)
 {
     static const char *const ops[] = {"sum", "max", "min"};
-    int what = call->extra & 0xffffff, algorithm = call->extra >> 24 & 15, type = call->extra >> 28 & 7;
-    const char *unit = call->op == DT__CALL_ALLOC ? "bytes" : type ? dt__format_of[type].name : "floats";
+    int what = call->extra;
+    const char *unit = call->op == DT__CALL_ALLOC ? "bytes" : "floats";
     char how[40] = "";
     if (call->op == DT__CALL_BROADCAST) snprintf(how, sizeof how, ", root %d", what);
     else if (call->op == DT__CALL_ALL_REDUCE || call->op == DT__CALL_REDUCE_SCATTER)
         snprintf(how, sizeof how, ", %s", what < 3 ? ops[what] : "?");
     else if (what) snprintf(how, sizeof how, ", kind %d", what);
-    snprintf(text, size, "%s #%lld (%lld %s%s%s%s)", dt__call_name(call->op), (long long)call->sequence,
-             (long long)call->count, unit, how, algorithm ? ", " : "",
-             algorithm ? dt_algorithm_name((dt_algorithm)algorithm) : "");
+    snprintf(text, size, "%s #%lld (%lld %s%s)", dt__call_name(call->op), (long long)call->sequence,
+             (long long)call->count, unit, how);
 }
 
 /* All ranks see the same published calls, so all of them find the same first difference from rank 0. */
@@ -16555,8 +16503,6 @@ static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
 }
 
 static dt_result dt__bridge_calls(dt_comm *c, int all);
-static dt_result dt__router_open(dt_comm *c);
-static dt_result dt__collect_hops(dt_comm *c, const dt_collective *what, dt_algorithm a);
 
 /* How long a rank with a core of its own looks for a message without sleeping: what 32 MB need where links are fast. In
  * its sleep the link's buffers fill up. A thread that communicates for one that computes (line 1) sleeps at once. */
@@ -17192,21 +17138,6 @@ static const dt__extent *dt__bridge_runs(dt_comm *c, const int64_t *cut, int64_t
     return c->bridge->extent;
 }
 
-/* Two ranks on two nodes send each other all that they have, and both add it: no more bytes than by ranges, and one way
- * instead of two, while adding takes little of the time. The tree of two is one addition. */
-enum { DT__PAIR = 1 << 18 }; /* floats */
-static int dt__bridge_pairs(const dt_comm *c, int64_t count)
-{
-    return c->size == 2 && c->bridge->nodes == 2 && count <= DT__PAIR;
-}
-static dt_result dt__bridge_pair(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
-{
-    dt_collective what = dt_collective_of(DT_ALL_REDUCE, in, out, count);
-    dt_result r = dt__router_open(c);
-    what.op = op;
-    return r ? r : dt__collect_hops(c, &what, DT_DOUBLING);
-}
-
 static dt_result dt__bridge_large(dt_comm *c, const dt__move *m)
 {
     dt__bridge *s = c->bridge;
@@ -17230,8 +17161,6 @@ static dt_result dt__bridge_large(dt_comm *c, const dt__move *m)
         return r ? r : dt__bridge_swap(c, m->in, e, m->out, e, staged ? NULL : s->length);
     default: break;
     }
-    if (m->sections == 1 && dt__bridge_pairs(c, m->count))
-        return dt__bridge_pair(c, m->in, m->out, m->count, m->reduce);
     x.op = m->reduce;
     x.data = (float *)(intptr_t)m->in;
     x.out = m->out;
@@ -17265,8 +17194,6 @@ static dt_result dt__bridge_reduce_parts(dt_comm *c, float *mine, int64_t reach,
     dt__reduction x;
     dt__extent *e = c->bridge->extent;
     dt_result r;
-    if (!cuts && counts[0] == 1 && counts[1] == 1 && dt__bridge_pairs(c, count))
-        return dt__bridge_pair(c, mine + begin + first->offset, mine + begin + first->offset, count, DT_SUM);
     memset(&x, 0, sizeof x);
     x.op = DT_SUM;
     x.data = mine;
@@ -17989,7 +17916,7 @@ static dt_result dt__bridge_memory(dt_comm *c)
     if (!r) r = dt_comm_alloc(s->near, 2 * s->half * 4, &stage);
     if (!r) r = dt__bridge_room(s);
     if (r) return r;
-    c->fabric->memory += bytes + 4 * (2 * s->half + s->work_room + (dt__bridge_pairs(c, 0) ? DT__PAIR : 0));
+    c->fabric->memory += bytes + 4 * (2 * s->half + s->work_room);
     s->mail = (char *)dt_comm_peer(s->near, mail, 0);
     s->stage = (float *)stage;
     return DT_OK;
@@ -18220,14 +18147,12 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     return r;
 }
 
-static void dt__router_close(dt_comm *c);
-
 DT_API void dt_comm_free(dt_comm **handle)
 {
     dt_comm *c = *handle;
     int last = !c || !c->job;
     if (!c) return;
-    dt__router_close(c);
+    if (c->native_group) c->fabric->ungroup(c->fabric, c->native_group);
     if (c->bridge) {
         dt__bridge_close(c);
         dt__free(c);
@@ -18428,1248 +18353,74 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
 #endif
 }
 
-/* ---- collectives by algorithm ---------------------------------------------------------------------------------
- * An algorithm is a list of hops in rounds: in each, ranks send what they had when the round began, and add or take
- * what comes. A generator lists the hops of all ranks; a rank keeps its own, and the executor does them over shared
- * memory and messages; all of them, added up by alpha and beta, are the price. Data is cut into a section for each
- * rank, from at[p] to at[p + 1]: a scatter leaves rank p with the sum of section p, a gather begins with that, and an
- * all-reduce is a scatter and a gather. */
+/* ---- the cost of a message ------------------------------------------------------------------------------------ */
 
-enum { DT__HOP_TAKE, DT__HOP_ADD, DT__HOP_SWAP }; /* swap: two ranks add each other's, which both read first */
-enum { DT__TRIALS = 7, DT__TUNED_SIZES = 40, DT__TUNED_CALLS = 5 };
-
-typedef struct dt__hop {
-    int round, kind, source, target;
-    int64_t from, to, count; /* elements: where in the source's data, in the target's */
-    int64_t order;           /* hops of a round between two ranks happen in it */
-    int64_t landing;         /* where in the scratch it comes, or is sent from; -1: in its place */
-    int message;             /* the one that carries it between nodes; -1: none */
-    uint32_t ticket;         /* of a send inside a node */
-} dt__hop;
-
-typedef struct dt__course {
-    const dt_comm *c;
-    int rank;            /* whose hops are kept; -1: all */
-    int size, turn;      /* rank (p + turn) % size plays rank p */
-    int64_t unit, count; /* bytes of an element; elements of one section or, where these are cut from it, of all */
-    int64_t *at;         /* (size + 1) */
-    dt__hop *hop;
-    int64_t hops, room, order;
-    dt_result result;
-} dt__course;
-
-/* What a communicator keeps for its collectives by algorithm. */
-struct dt__router {
-    dt__course course;
-    const dt__kernels *k;
-    char *work, *scratch; /* work: symmetric, or private where no two ranks share memory */
-    int64_t work_bytes;
-    int shared;           /* two ranks of a node share memory: peers read work, not the caller's data */
-    int framed;           /* messages between nodes begin with the call */
-    dt__message *message; /* of a round */
-    int64_t scratch_room, message_room;
-    const char *raw;      /* the input, which a rank's first round sends from where it is; NULL: it is in its place */
-    int64_t raw_at;       /* the place that its first element has */
-    char *kept;           /* where what stays here of it goes, while that round is under way */
-    const char *keep;
-    int64_t kept_bytes;
-    void *group;          /* the engine's, when c is not over all ranks */
-    int grouped, tuned;
-    dt_tuning tuning;
-    double measured[2][DT__TUNED_CALLS][DT__TRIALS]; /* seconds: DT_EXACT, DT_NATIVE (0: none); of 8^(k + 1) bytes */
-    float best[DT__TUNED_CALLS][DT__TUNED_SIZES];          /* by log2 of the bytes */
-};
-
-static const char *const dt__algorithm_names[] = {"exact", "tuned", "ring", "doubling", "halving", "tree", "hierarchy",
-                                                  "servers", "native"};
-
-DT_API const char *dt_algorithm_name(dt_algorithm a)
-{
-    return (int)a >= 0 && (int)a < DT_ALGORITHMS ? dt__algorithm_names[a] : "?";
-}
-
-static int dt__call_of(dt_call call)
-{
-    static const int calls[] = {DT__CALL_ALL_REDUCE, DT__CALL_REDUCE_SCATTER, DT__CALL_ALL_GATHER, DT__CALL_BROADCAST,
-                                DT__CALL_ALL_TO_ALL};
-    return (int)call >= 0 && (int)call < DT__TUNED_CALLS ? calls[call] : DT__CALL_COUNT;
-}
-
-DT_API const char *dt_call_name(dt_call call)
-{
-    return dt__call_of(call) < DT__CALL_COUNT ? dt__call_name(dt__call_of(call)) : "?";
-}
-
-DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count)
-{
-    dt_collective what;
-    memset(&what, 0, sizeof what);
-    what.call = call;
-    what.in = in;
-    what.out = out;
-    what.count = count;
-    return what;
-}
-
-/* ---- what each algorithm does ---- */
-
-/* The source's elements [from, from + count) go to place `to` of the target. */
-static void dt__pass(dt__course *x, int round, int kind, int source, int target, int64_t from, int64_t to,
-                     int64_t count)
-{
-    dt__hop *h;
-    int64_t order = x->order++;
-    source = (source + x->turn) % x->size;
-    target = (target + x->turn) % x->size;
-    if (x->result || count <= 0 || source == target) return;
-    if (x->rank >= 0 && x->rank != source && x->rank != target) return;
-    if (!dt__reserve((void **)&x->hop, x->hops, &x->room, x->hops + 1, (int64_t)sizeof *h, "a collective's hops")) {
-        x->result = DT_E_MEMORY;
-        return;
-    }
-    h = &x->hop[x->hops++];
-    h->round = round, h->kind = kind, h->source = source, h->target = target;
-    h->from = from, h->to = to, h->count = count, h->order = order;
-    h->landing = h->message = -1;
-}
-
-/* Sections [first, last). */
-static void dt__pass_sections(dt__course *x, int round, int kind, int source, int target, int first, int last)
-{
-    dt__pass(x, round, kind, source, target, x->at[first], x->at[first], x->at[last] - x->at[first]);
-}
-
-/* Each generator begins in round `round` and returns the round after its last. */
-
-static int dt__ring_scatter(dt__course *x, int round)
-{
-    int n = x->size;
-    for (int k = 0; k < n - 1; k++)
-        for (int p = 0; p < n; p++) {
-            int s = (p - k - 1 + n) % n;
-            dt__pass_sections(x, round + k, DT__HOP_ADD, p, (p + 1) % n, s, s + 1);
-        }
-    return round + n - 1;
-}
-static int dt__ring_gather(dt__course *x, int round)
-{
-    int n = x->size;
-    for (int k = 0; k < n - 1; k++)
-        for (int p = 0; p < n; p++) {
-            int s = (p - k + n) % n;
-            dt__pass_sections(x, round + k, DT__HOP_TAKE, p, (p + 1) % n, s, s + 1);
-        }
-    return round + n - 1;
-}
-
-/* n ranks as 2^k of them: the first `rest` pairs (2v, 2v + 1) are one, and the odd one plays it. */
-typedef struct dt__fold {
-    int n, power, rest;
-} dt__fold;
-static dt__fold dt__fold_of(int n)
-{
-    dt__fold f;
-    f.n = n;
-    for (f.power = 1; 2 * f.power <= n;) f.power *= 2;
-    f.rest = n - f.power;
-    return f;
-}
-static int dt__fold_rank(const dt__fold *f, int v) { return v < f->rest ? 2 * v + 1 : v + f->rest; }
-static int dt__fold_section(const dt__fold *f, int v) { return v < f->rest ? 2 * v : v + f->rest; } /* its first */
-
-/* whole: in the middle of an all-reduce, where the even ones of pairs need no section. */
-static int dt__halving_scatter(dt__course *x, int round, int whole)
-{
-    dt__fold f = dt__fold_of(x->size);
-    for (int v = 0; v < f.rest; v++) dt__pass_sections(x, round, DT__HOP_ADD, 2 * v, 2 * v + 1, 0, f.n);
-    round += f.rest > 0;
-    for (int mask = f.power / 2; mask; mask /= 2, round++)
-        for (int v = 0; v < f.power; v++) {
-            int peer = v ^ mask, first = peer & ~(mask - 1);
-            dt__pass_sections(x, round, DT__HOP_ADD, dt__fold_rank(&f, v), dt__fold_rank(&f, peer),
-                              dt__fold_section(&f, first), dt__fold_section(&f, first + mask));
-        }
-    for (int v = 0; v < f.rest && !whole; v++)
-        dt__pass_sections(x, round, DT__HOP_TAKE, 2 * v + 1, 2 * v, 2 * v, 2 * v + 1);
-    return round + !whole;
-}
-static int dt__halving_gather(dt__course *x, int round, int whole)
-{
-    dt__fold f = dt__fold_of(x->size);
-    for (int v = 0; v < f.rest && !whole; v++)
-        dt__pass_sections(x, round, DT__HOP_TAKE, 2 * v, 2 * v + 1, 2 * v, 2 * v + 1);
-    round += !whole;
-    for (int mask = 1; mask < f.power; mask *= 2, round++)
-        for (int v = 0; v < f.power; v++) {
-            int first = v & ~(mask - 1);
-            dt__pass_sections(x, round, DT__HOP_TAKE, dt__fold_rank(&f, v), dt__fold_rank(&f, v ^ mask),
-                              dt__fold_section(&f, first), dt__fold_section(&f, first + mask));
-        }
-    for (int v = 0; v < f.rest; v++) dt__pass_sections(x, round, DT__HOP_TAKE, 2 * v + 1, 2 * v, 0, f.n);
-    return round + 1;
-}
-
-static int dt__doubling(dt__course *x, int round)
-{
-    dt__fold f = dt__fold_of(x->size);
-    for (int v = 0; v < f.rest; v++) dt__pass_sections(x, round, DT__HOP_ADD, 2 * v, 2 * v + 1, 0, f.n);
-    round++;
-    for (int mask = 1; mask < f.power; mask *= 2, round++)
-        for (int v = 0; v < f.power; v++)
-            dt__pass_sections(x, round, DT__HOP_SWAP, dt__fold_rank(&f, v), dt__fold_rank(&f, v ^ mask), 0, f.n);
-    for (int v = 0; v < f.rest; v++) dt__pass_sections(x, round, DT__HOP_TAKE, 2 * v + 1, 2 * v, 0, f.n);
-    return round + 1;
-}
-
-/* A tree over places 0 .. n - 1 whose leaves are the even ones: the root of a range has 2^k - 1 places at its left. */
-static int dt__tree_left(int size)
-{
-    int power = 1;
-    while (2 * power <= size / 2 + 1) power *= 2;
-    return power - 1;
-}
-static int dt__tree_height(int size)
-{
-    int left = dt__tree_left(size);
-    return size < 2 ? 0 : 1 + (int)dt__max(dt__tree_height(left), dt__tree_height(size - 1 - left));
-}
-typedef struct dt__twig {
-    int parent, height, depth; /* parent -1: the root */
-} dt__twig;
-static dt__twig dt__tree_place(int n, int place)
-{
-    dt__twig t;
-    int low = 0, high = n, middle;
-    t.parent = -1, t.depth = 0;
-    while ((middle = low + dt__tree_left(high - low)) != place) {
-        t.parent = middle;
-        t.depth++;
-        if (place < middle) high = middle;
-        else low = middle + 1;
-    }
-    t.height = dt__tree_height(high - low);
-    return t;
-}
-
-/* Pieces of a stream. */
-static int dt__stream_pieces(const dt__course *x, int64_t count)
-{
-    return (int)dt__min(dt__max(count * x->unit >> 17, 1), 32);
-}
-
-/* Who sits on place p of tree 0 or 1: each rank is a leaf in one of them, but for one when n is odd. */
-static int dt__tree_rank(int n, int tree, int p) { return !tree ? p : n % 2 ? (p + n - 1) % n : n - 1 - p; }
-
-/* Half of the data goes up and down each tree, in pieces: the next goes up while one goes down. */
-static int dt__tree_all_reduce(dt__course *x, int round)
-{
-    int n = x->size, height = dt__tree_height(n), pieces = dt__stream_pieces(x, x->count / 2);
-    for (int tree = 0; tree < 2; tree++) {
-        int64_t base = tree ? x->count / 2 : 0, all = tree ? x->count - base : x->count / 2;
-        for (int p = 0; p < n; p++) {
-            dt__twig t = dt__tree_place(n, p);
-            int rank = dt__tree_rank(n, tree, p), parent = dt__tree_rank(n, tree, t.parent);
-            for (int k = 0; k < pieces && t.parent >= 0; k++) {
-                int64_t from = base + all * k / pieces, count = base + all * (k + 1) / pieces - from;
-                dt__pass(x, round + k + t.height, DT__HOP_ADD, rank, parent, from, from, count);
-                dt__pass(x, round + k + height + t.depth - 1, DT__HOP_TAKE, parent, rank, from, from, count);
-            }
-        }
-    }
-    return round + pieces + 2 * height;
-}
-
-/* Rank 0 of the route has the data. */
-static int dt__chain_broadcast(dt__course *x, int round)
-{
-    int pieces = dt__stream_pieces(x, x->count);
-    for (int p = 0; p + 1 < x->size; p++)
-        for (int k = 0; k < pieces; k++) {
-            int64_t from = x->count * k / pieces, count = x->count * (k + 1) / pieces - from;
-            dt__pass(x, round + k + p, DT__HOP_TAKE, p, p + 1, from, from, count);
-        }
-    return round + pieces + x->size - 1;
-}
-/* Whole, or to each subtree the sections of its ranks. */
-static int dt__tree_broadcast(dt__course *x, int round, int sections)
-{
-    int n = x->size, mask = 1;
-    while (mask < n) mask *= 2;
-    for (mask /= 2; mask; mask /= 2, round++)
-        for (int v = 0; v + mask < n; v += 2 * mask)
-            dt__pass_sections(x, round, DT__HOP_TAKE, v, v + mask, sections ? v + mask : 0,
-                              sections ? (int)dt__min(v + 2 * mask, n) : n);
-    return round;
-}
-
-static int dt__server_scatter(dt__course *x, int round)
-{
-    for (int p = 0; p < x->size; p++)
-        for (int q = 0; q < x->size; q++) dt__pass_sections(x, round, DT__HOP_ADD, p, q, q, q + 1);
-    return round + 1;
-}
-static int dt__server_gather(dt__course *x, int round)
-{
-    for (int p = 0; p < x->size; p++)
-        for (int q = 0; q < x->size; q++) dt__pass_sections(x, round, DT__HOP_TAKE, p, q, p, p + 1);
-    return round + 1;
-}
-
-/* Rank q's section goes between nodes through one rank of each, its deputy there; on q's own node that is q. */
-static int dt__course_deputy(const dt__course *x, int node, int q)
-{
-    return x->c->bridge ? dt__bridge_deputy(x->c->bridge, node, q) : q;
-}
-static int dt__node_members(const dt_comm *c, int node)
-{
-    return c->bridge ? c->bridge->first[node + 1] - c->bridge->first[node] : c->size;
-}
-
-/* Inside each node, all to the deputies or the deputies to all. Two ranks exchange one section in a round. */
-static int dt__deputies(dt__course *x, int round, int gather)
-{
-    const dt_comm *c = x->c;
-    int nodes = dt_comm_nodes(c), most = 0, spread = 1;
-    for (int k = 0; k < nodes; k++) most = (int)dt__max(most, dt__node_members(c, k));
-    for (int k = 0; k < nodes; k++) spread = (int)dt__max(spread, dt__ceil_div(most, dt__node_members(c, k)));
-    for (int q = 0; q < x->size; q++)
-        for (int p = 0; p < x->size; p++) {
-            int k = dt_comm_node(c, p), deputy = dt__course_deputy(x, k, q);
-            int seat = c->bridge ? c->bridge->seat[q] / dt__node_members(c, k) : 0;
-            int at = round + dt_comm_node(c, q) * spread + seat;
-            dt__pass_sections(x, at, gather ? DT__HOP_TAKE : DT__HOP_ADD, gather ? deputy : p, gather ? p : deputy, q,
-                              q + 1);
-        }
-    return round + nodes * spread;
-}
-/* Between nodes a section's sum goes round and ends at home, or its copies begin there. */
-static int dt__between_nodes(dt__course *x, int round, int gather)
-{
-    int nodes = dt_comm_nodes(x->c);
-    for (int k = 0; k < nodes - 1; k++)
-        for (int q = 0; q < x->size; q++) {
-            int from = (dt_comm_node(x->c, q) + k + !gather) % nodes;
-            dt__pass_sections(x, round + k, gather ? DT__HOP_TAKE : DT__HOP_ADD, dt__course_deputy(x, from, q),
-                              dt__course_deputy(x, (from + 1) % nodes, q), q, q + 1);
-        }
-    return round + nodes - 1;
-}
-static int dt__hierarchy_scatter(dt__course *x, int round)
-{
-    return dt__between_nodes(x, dt__deputies(x, round, 0), 0);
-}
-static int dt__hierarchy_gather(dt__course *x, int round)
-{
-    return dt__deputies(x, dt__between_nodes(x, round, 1), 1);
-}
-static int dt__hierarchy_broadcast(dt__course *x, int round, int root)
-{
-    int nodes = dt_comm_nodes(x->c), home = dt_comm_node(x->c, root), mask = 1;
-    while (mask < nodes) mask *= 2;
-    for (mask /= 2; mask; mask /= 2, round++)
-        for (int v = 0; v + mask < nodes; v += 2 * mask)
-            dt__pass(x, round, DT__HOP_TAKE, dt__course_deputy(x, (home + v) % nodes, root),
-                     dt__course_deputy(x, (home + v + mask) % nodes, root), 0, 0, x->count);
-    for (int p = 0; p < x->size; p++)
-        dt__pass(x, round, DT__HOP_TAKE, dt__course_deputy(x, dt_comm_node(x->c, p), root), p, 0, 0, x->count);
-    return round + 1;
-}
-
-/* Everything at once, or one partner in a round. */
-static int dt__exchange_all(dt__course *x, int round, int at_once)
-{
-    int n = x->size;
-    int64_t section = x->at[1];
-    for (int k = 1; k < n; k++)
-        for (int p = 0; p < n; p++) {
-            int q = (p + k) % n;
-            dt__pass(x, at_once ? round : round + k - 1, DT__HOP_TAKE, p, q, x->at[q], x->at[p], section);
-        }
-    return at_once ? round + 1 : round + n - 1;
-}
-
-static int dt__course_scatter(dt__course *x, dt_algorithm a, int round, int whole)
-{
-    switch (a) {
-    case DT_RING: return dt__ring_scatter(x, round);
-    case DT_HALVING: return dt__halving_scatter(x, round, whole);
-    case DT_HIERARCHY: return dt__hierarchy_scatter(x, round);
-    case DT_SERVERS: return dt__server_scatter(x, round);
-    default: return -1;
-    }
-}
-static int dt__course_gather(dt__course *x, dt_algorithm a, int round, int whole)
-{
-    switch (a) {
-    case DT_RING: return dt__ring_gather(x, round);
-    case DT_HALVING: return dt__halving_gather(x, round, whole);
-    case DT_HIERARCHY: return dt__hierarchy_gather(x, round);
-    case DT_SERVERS: return dt__server_gather(x, round);
-    default: return -1;
-    }
-}
-static int dt__course_broadcast(dt__course *x, dt_algorithm a, int root)
-{
-    if (a == DT_HIERARCHY) return dt__hierarchy_broadcast(x, 0, root);
-    x->turn = root;
-    switch (a) {
-    case DT_RING: return dt__chain_broadcast(x, 0);
-    case DT_TREE: return dt__tree_broadcast(x, 0, 0);
-    case DT_HALVING: return dt__ring_gather(x, dt__tree_broadcast(x, 0, 1));
-    case DT_SERVERS:
-        for (int p = 1; p < x->size; p++) dt__pass_sections(x, 0, DT__HOP_TAKE, 0, p, 0, x->size);
-        return 1;
-    default: return -1;
-    }
-}
-
-static int dt__hop_before(const void *a, const void *b)
-{
-    const dt__hop *x = (const dt__hop *)a, *y = (const dt__hop *)b;
-    if (x->round != y->round) return x->round < y->round ? -1 : 1;
-    return x->order < y->order ? -1 : x->order > y->order;
-}
-
-static int dt__call_has_sections(dt_call call) { return call != DT_ALL_REDUCE && call != DT_BROADCAST; }
-
-/* Lists the hops of a collective on `count` elements; how many rounds, -1 when the algorithm does not do the call. */
-static int dt__course_rounds(dt__course *x, const dt_collective *what, dt_algorithm a)
-{
-    int rounds;
-    switch (what->call) {
-    case DT_ALL_REDUCE:
-        if (a == DT_DOUBLING) return dt__doubling(x, 0);
-        if (a == DT_TREE) return dt__tree_all_reduce(x, 0);
-        rounds = dt__course_scatter(x, a, 0, 1);
-        return rounds < 0 ? rounds : dt__course_gather(x, a, rounds, 1);
-    case DT_REDUCE_SCATTER: return dt__course_scatter(x, a, 0, 0);
-    case DT_ALL_GATHER: return dt__course_gather(x, a, 0, 0);
-    case DT_BROADCAST: return dt__course_broadcast(x, a, what->root);
-    default: return a == DT_SERVERS || a == DT_RING ? dt__exchange_all(x, 0, a == DT_SERVERS) : -1;
-    }
-}
-static int dt__course_list(dt__course *x, const dt_collective *what, dt_algorithm a, int64_t count)
-{
-    const int64_t grain = 16; /* elements that stay together, where sections are cut */
-    int parts = what->servers > 0 && a == DT_SERVERS ? what->servers : x->size, rounds;
-    x->hops = x->order = 0;
-    x->turn = 0;
-    x->result = DT_OK;
-    x->count = count;
-    x->unit = dt__format_of[what->type].bytes;
-    for (int p = 0; p <= x->size; p++)
-        x->at[p] = dt__call_has_sections(what->call)
-                       ? p * count
-                       : dt__min(count, dt__ceil_div(count, grain) * dt__min(p, parts) / parts * grain);
-    rounds = dt__course_rounds(x, what, a);
-    if (x->hops > 1) qsort(x->hop, (size_t)x->hops, sizeof *x->hop, dt__hop_before);
-    return rounds;
-}
-
-static int dt__algorithm_does(dt_algorithm a, dt_call call)
-{
-    if (a == DT_EXACT || a == DT_TUNED || a == DT_NATIVE || a == DT_RING || a == DT_SERVERS) return 1;
-    if (a == DT_DOUBLING) return call == DT_ALL_REDUCE;
-    if (a == DT_TREE) return call == DT_ALL_REDUCE || call == DT_BROADCAST;
-    return call != DT_ALL_TO_ALL;
-}
-
-static dt_result dt__check_collective(const dt_comm *c, const dt_collective *what)
-{
-    char list[128] = "";
-    if (dt__call_of(what->call) == DT__CALL_COUNT) return dt__error(DT_E_USAGE, "call %d is no dt_call", what->call);
-    if (!dt__is_dtype((int)what->type)) return dt__error(DT_E_USAGE, "type %d is no dt_dtype", (int)what->type);
-    if (what->servers < 0 || what->servers > c->size)
-        return dt__error(DT_E_USAGE, "%d servers: there are %d ranks", what->servers, c->size);
-    if ((int)what->algorithm >= 0 && (int)what->algorithm < DT_ALGORITHMS &&
-        dt__algorithm_does(what->algorithm, what->call)) {
-        dt_result r = dt__check_op(what->op);
-        return r ? r : dt__check_rank(c, "broadcast from rank", what->root);
-    }
-    for (int a = 0; a < DT_ALGORITHMS; a++)
-        if (dt__algorithm_does((dt_algorithm)a, what->call))
-            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", a ? ", " : "", dt__algorithm_names[a]);
-    return dt__error(DT_E_USAGE, "%s does no %s: choose one of %s", dt_algorithm_name(what->algorithm),
-                     dt_call_name(what->call), list);
-}
-
-/* ---- doing it ---- */
-
-/* Bytes. Where messages have no lead, a call on more says what it is in messages of their own; the longest message that
- * begins with its call. */
-enum { DT__FRAMED = 1 << 16, DT__FRAME_MOST = DT__FRAMED + (int)sizeof(dt__published) };
-
-/* to = op(a, b) of one type; to is a or b. */
-static void dt__combine_typed(const dt__kernels *k, const dt_collective *what, void *to, const void *a, const void *b,
-                              int64_t n)
-{
-    float x[DT__BLOCK], y[DT__BLOCK];
-    int64_t unit = dt__format_of[what->type].bytes;
-    if (what->type == DT_F32) {
-        dt__combine(k, what->op, (float *)to, (const float *)a, (const float *)b, n);
-        return;
-    }
-    for (int64_t at = 0, m; what->type != DT_I32 && at < n; at += m) {
-        m = dt__min(n - at, DT__BLOCK);
-        k->convert(DT_F32, x, (int)what->type, (const char *)a + at * unit, m);
-        k->convert(DT_F32, y, (int)what->type, (const char *)b + at * unit, m);
-        dt__combine(k, what->op, x, x, y, m);
-        k->convert((int)what->type, (char *)to + at * unit, DT_F32, x, m);
-    }
-    for (int64_t i = 0; what->type == DT_I32 && i < n; i++) {
-        int32_t p = ((const int32_t *)a)[i], q = ((const int32_t *)b)[i];
-        if (what->op == DT_SUM) p = (int32_t)((uint32_t)p + (uint32_t)q);
-        else p = (what->op == DT_MAX ? p > q : p < q) ? p : q;
-        ((int32_t *)to)[i] = p;
-    }
-}
-
-/* The data of a hop, which lies at `from`, comes to this rank's place. */
-static void dt__hop_arrive(dt__router *w, const dt_collective *what, const dt__hop *h, char *take, const char *from)
-{
-    char *to = take + h->to * w->course.unit;
-    if (h->kind == DT__HOP_TAKE) memcpy(to, from, (size_t)(h->count * w->course.unit));
-    else if (h->kind == DT__HOP_ADD || h->source > h->target) dt__combine_typed(w->k, what, to, to, from, h->count);
-    else dt__combine_typed(w->k, what, to, from, to, h->count); /* in a swap both have the lower rank's at the left */
-}
-
-static int dt__hop_far(const dt_comm *c, const dt__hop *h)
-{
-    return dt_comm_node(c, h->source) != dt_comm_node(c, h->target);
-}
-
-/* Of a message that begins with the call: does what follows stay where it is? */
-static int dt__hop_split(const dt_comm *c, const dt__hop *h)
-{
-    return c->fabric->early && (h->source == c->rank || h->kind == DT__HOP_TAKE);
-}
-
-/* Room for a round's messages and for what comes before it may be added. */
-static dt_result dt__round_room(dt_comm *c, dt__router *w, dt__hop *h, int64_t hops)
-{
-    int64_t messages = 0, bytes = 0, behind = w->framed ? DT__FRAME_MOST : 0; /* room for any frame where one begins */
-    for (int64_t i = 0; i < hops; i++) {
-        int taken = h[i].target == c->rank, far = dt__hop_far(c, &h[i]), framed = far && w->framed;
-        int split = framed && dt__hop_split(c, &h[i]);
-        h[i].message = far ? (int)messages++ : -1;
-        if (framed) bytes += (int64_t)sizeof c->call;
-        taken = taken && ((far && h[i].kind == DT__HOP_ADD) || h[i].kind == DT__HOP_SWAP);
-        h[i].landing = taken || framed ? bytes : -1;
-        if (h[i].landing >= 0) bytes = dt__round_up(bytes + (split ? 0 : h[i].count * w->course.unit), 64);
-    }
-    if (!dt__reserve((void **)&w->message, 0, &w->message_room, messages, (int64_t)sizeof(dt__message), "messages") ||
-        !dt__reserve((void **)&w->scratch, 0, &w->scratch_room, bytes + behind, 1, "what a collective adds"))
-        return DT_E_MEMORY;
-    if (messages) memset(w->message, 0, (size_t)messages * sizeof *w->message);
-    return DT_OK;
-}
-
-static dt_comm *dt__near_of(dt_comm *c) { return c->bridge ? c->bridge->near : c; }
-static int dt__seat_of(const dt_comm *c, int p) { return c->bridge ? c->bridge->seat[p] : p; }
-
-/* A message that begins with the call, from the scratch or to it; what follows stays where it is, if the fabric can. */
-static dt_result dt__frame_depart(dt_comm *c, dt__router *w, dt__hop *h, int peer, char *data, int64_t bytes)
-{
-    int64_t lead = (int64_t)sizeof c->call;
-    dt__message *m = &w->message[h->message];
-    char *landing = w->scratch + h->landing, *frame = landing - lead;
-    int sends = h->source == c->rank, split = dt__hop_split(c, h);
-    m->rest = split ? data : NULL;
-    m->lead = lead;
-    m->room = DT__FRAME_MOST;
-    if (!sends) memset(frame, 0, sizeof c->call);
-    else memcpy(frame, &c->call, sizeof c->call);
-    if (sends && !split) memcpy(landing, data, (size_t)bytes);
-    return dt__bridge_start(c, m, sends, peer, 0, frame, lead + bytes);
-}
-
-/* Starts what leaves this rank and the receives from other nodes. */
-static dt_result dt__hop_depart(dt_comm *c, dt__router *w, dt__hop *h, char *send, char *take)
-{
-    dt_comm *near = dt__near_of(c);
-    int sends = h->source == c->rank, peer = sends ? h->target : h->source;
-    int64_t unit = w->course.unit, bytes = h->count * unit;
-    char *data = take + h->to * unit;
-    dt__parcel parcel;
-    if (sends && w->raw) data = (char *)(intptr_t)w->raw + (h->from - w->raw_at) * unit;
-    else if (sends) data = send + h->from * unit;
-    if (sends) dt__count_moved(c, peer, bytes);
-    if (sends && !c->bridge) c->owed += bytes;
-    if (w->framed && h->message >= 0) return dt__frame_depart(c, w, h, peer, data, bytes);
-    if (!sends && h->landing >= 0) data = w->scratch + h->landing;
-    if (h->message >= 0) return dt__bridge_start(c, &w->message[h->message], sends, peer, 0, data, bytes);
-    parcel.where = near->job->threads ? (int64_t)(intptr_t)data : dt__locate(near, data, bytes);
-    parcel.count = parcel.total = bytes;
-    return dt__post(near, dt__seat_of(c, peer), &parcel, &h->ticket);
-}
-
-/* Takes what a rank of this node has posted. */
-static dt_result dt__hop_near(dt_comm *c, dt__router *w, const dt_collective *what, const dt__hop *h, char *take)
-{
-    dt_comm *near = dt__near_of(c);
-    int peer = dt__seat_of(c, h->source);
-    dt__channel *channel = dt__comm_channel(near, peer, near->rank);
-    uint32_t next = channel->taken.value + 1;
-    const char *from;
-    dt_result r = dt__wait(near, peer, &channel->posted, next);
-    if (r) return r;
-    from = (const char *)dt__resolve(near, channel->parcel[next % DT__PARCELS].where);
-    if (h->landing >= 0) memcpy(w->scratch + h->landing, from, (size_t)(h->count * w->course.unit));
-    else dt__hop_arrive(w, what, h, take, from);
-    dt__event_raise(&channel->taken, next);
-    return DT_OK;
-}
-
-/* Waits for what this rank sends or gets between nodes, and for what it sends inside its node. */
-static dt_result dt__hop_wait(dt_comm *c, dt__router *w, const dt_collective *what, const dt__hop *h, char *take)
-{
-    dt_comm *near = dt__near_of(c);
-    int sends = h->source == c->rank, seat = dt__seat_of(c, h->target), in_place;
-    dt_result r;
-    if (h->message < 0 && !sends) return DT_OK;
-    if (h->message < 0) return dt__wait(near, seat, &dt__comm_channel(near, near->rank, seat)->taken, h->ticket);
-    r = dt__bridge_wait_one(c, &w->message[h->message], sends ? h->target : h->source);
-    if (!r && !sends && w->framed) r = dt__bridge_agree(c, w->scratch + h->landing - sizeof c->call, h->source);
-    in_place = h->kind == DT__HOP_TAKE && (!w->framed || w->message[h->message].rest);
-    if (!r && !sends && !in_place && h->kind != DT__HOP_SWAP)
-        dt__hop_arrive(w, what, h, take, w->scratch + h->landing);
-    return r;
-}
-
-/* Copies what stays here of the input, while the first messages are under way. */
-static dt_result dt__course_keep(dt_comm *c, dt__router *w)
-{
-    dt_result r = DT_OK;
-    for (int64_t at = 0, n; at < w->kept_bytes && !r; at += n) {
-        n = dt__min(w->kept_bytes - at, 1 << 18);
-        memcpy(w->kept + at, w->keep + at, (size_t)n);
-        r = c->fabric->progress(c->fabric);
-    }
-    w->kept_bytes = 0;
-    w->raw = NULL;
-    return r;
-}
-
-/* One round: nobody waits before all that leaves is under way, so no rank waits for one that waits for it. */
-static dt_result dt__round(dt_comm *c, dt__router *w, const dt_collective *what, dt__hop *h, int64_t hops, char *send,
-                           char *take)
-{
-    dt_result r = dt__round_room(c, w, h, hops);
-    int heard = 0;
-    if (r) return r;
-    for (int sends = 1; sends >= 0; sends--) /* MPI: an answer to the peer's question must not go before the own one */
-        for (int64_t i = 0; i < hops && !r; i++)
-            if ((h[i].source == c->rank) == sends && (sends || h[i].message >= 0))
-                r = dt__hop_depart(c, w, &h[i], send, take);
-    if (!r) r = dt__course_keep(c, w);
-    for (int64_t i = 0; i < hops && !r; i++)
-        if (h[i].target == c->rank && h[i].message < 0) r = dt__hop_near(c, w, what, &h[i], take);
-    for (int sends = 0; sends < 2; sends++)
-        for (int64_t i = 0; i < hops && !r; i++)
-            if ((h[i].source == c->rank) == sends)
-                r = dt__hop_wait(c, w, what, &h[i], take), heard |= !sends && h[i].message >= 0;
-    for (int64_t i = 0; i < hops && !r; i++)
-        if (h[i].kind == DT__HOP_SWAP && h[i].target == c->rank)
-            dt__hop_arrive(w, what, &h[i], take, w->scratch + h[i].landing);
-    for (int64_t i = 0; i < hops && r; i++)
-        if (h[i].message >= 0) dt__bridge_cancel(c, &w->message[h[i].message]);
-    if (heard) dt__comm_alive(c); /* a message was waited for, so the fabric was polled */
-    else dt__comm_tick(c);
-    return r;
-}
-
-/* All rounds of the course. send and take are what the hops' places are in. */
-static dt_result dt__course_run(dt_comm *c, const dt_collective *what, char *send, char *take)
-{
-    dt__router *w = c->router;
-    unsigned saved = dt__fp_enter();
-    dt_result r = w->course.result;
-    for (int64_t i = 0, end; i < w->course.hops && !r; i = end) {
-        for (end = i; end < w->course.hops && w->course.hop[end].round == w->course.hop[i].round;) end++;
-        r = dt__round(c, w, what, w->course.hop + i, end - i, send, take);
-    }
-    dt__fp_leave(saved);
-    return r ? r : dt__course_keep(c, w);
-}
-
-/* Copies `bytes` of each of sections [first, last), which lie so many bytes apart. */
-static void dt__sections_copy(char *to, int64_t to_stride, const char *from, int64_t from_stride, int first, int last,
-                              int64_t bytes)
-{
-    for (int p = first; p < last; p++)
-        if (to + p * to_stride != from + p * from_stride)
-            memcpy(to + p * to_stride, from + p * from_stride, (size_t)bytes);
-}
-
-/* Brings this rank's input of elements [at, at + n) to `send` (and where it stays to `take`), sections n apart. */
-static void dt__course_pack(const dt_comm *c, const dt_collective *what, int64_t at, int64_t n, char *send, char *take)
-{
-    int64_t unit = dt__format_of[what->type].bytes, bytes = n * unit, stride = what->count * unit;
-    const char *in = (const char *)what->in + at * unit;
-    int mine = c->rank;
-    if (what->call == DT_BROADCAST && mine != what->root) return;
-    if (what->call == DT_ALL_REDUCE || what->call == DT_BROADCAST) dt__sections_copy(send, 0, in, 0, 0, 1, bytes);
-    else if (what->call == DT_ALL_GATHER) dt__sections_copy(send + mine * bytes, 0, in, 0, 0, 1, bytes);
-    else dt__sections_copy(send, bytes, in, stride, 0, c->size, bytes);
-    if (what->call == DT_ALL_TO_ALL) dt__sections_copy(take + mine * bytes, 0, in + mine * stride, 0, 0, 1, bytes);
-}
-
-/* The same, for a whole call whose data no peer reads: the first round sends from the input, and what stays here of it
- * is copied meanwhile. Of a reduce-scatter that is all, where a later round sends it with what was added; else the own
- * section. */
-static void dt__course_leave(const dt_comm *c, const dt_collective *what)
-{
-    dt__router *w = c->router;
-    const dt__course *x = &w->course;
-    int sums = what->call == DT_REDUCE_SCATTER, rounds = x->hops && x->hop[0].round < x->hop[x->hops - 1].round;
-    int64_t bytes = what->count * x->unit, own = c->rank * bytes;
-    if (what->call == DT_BROADCAST && c->rank != what->root) return;
-    if (!dt__call_has_sections(what->call) || (sums && rounds)) own = 0;
-    w->raw = (const char *)what->in;
-    w->raw_at = what->call == DT_ALL_GATHER ? c->rank * what->count : 0;
-    w->kept = (sums ? w->work : (char *)what->out) + own;
-    w->keep = w->raw + (what->call == DT_ALL_GATHER ? 0 : own);
-    w->kept_bytes = w->kept == w->keep ? 0 : sums && rounds ? c->size * bytes : bytes;
-}
-static void dt__course_unpack(const dt_comm *c, const dt_collective *what, int64_t at, int64_t n, const char *take)
-{
-    int64_t unit = dt__format_of[what->type].bytes, bytes = n * unit, stride = what->count * unit;
-    char *out = (char *)what->out + at * unit;
-    if (what->call == DT_ALL_REDUCE || what->call == DT_BROADCAST) dt__sections_copy(out, 0, take, 0, 0, 1, bytes);
-    else if (what->call == DT_REDUCE_SCATTER) dt__sections_copy(out, 0, take + c->rank * bytes, 0, 0, 1, bytes);
-    else dt__sections_copy(out, stride, take, bytes, 0, c->size, bytes);
-}
-
-/* All ranks make the same call: inside a node they meet; between nodes messages begin with it, or it is compared beside
- * the data. */
-static dt_result dt__course_meet(dt_comm *c)
-{
-    dt_comm *near = dt__near_of(c);
-    dt_result r;
-    near->call = c->call;
-    near->call.where = -1;
-    c->owed = 0;
-    if (near->size > 1 && (r = dt__meet(near)) != DT_OK) return r;
-    c->met = c->rate > 0.0 ? dt__now() : 0.0;
-    return c->bridge && !c->router->framed ? dt__bridge_calls_start(c) : DT_OK;
-}
-
-/* S: of all sections together. */
-static int64_t dt__price_bytes(const dt_comm *c, const dt_collective *what)
-{
-    return what->count * dt__format_of[what->type].bytes * (dt__call_has_sections(what->call) ? c->size : 1);
-}
-
-/* By hops. Where no two ranks share memory data stays where it is, but for sums that would destroy the input; elsewhere
- * peers read a slice of it at a time from symmetric memory. */
-static dt_result dt__collect_hops(dt_comm *c, const dt_collective *what, dt_algorithm a)
-{
-    dt__router *w = c->router;
-    int64_t unit = dt__format_of[what->type].bytes, slice;
-    int sections = !dt__call_has_sections(what->call) ? 1 : what->call == DT_ALL_TO_ALL ? 2 * c->size : c->size;
-    int in_place = !w->shared && what->call != DT_REDUCE_SCATTER;
-    dt_result r;
-    w->framed = c->bridge && (c->fabric->early || dt__price_bytes(c, what) <= DT__FRAMED);
-    r = dt__course_meet(c);
-    slice = in_place ? what->count : dt__max(w->work_bytes / (sections * unit) / 16 * 16, 16);
-    for (int64_t at = 0; at < what->count && !r; at += slice) {
-        int64_t n = dt__min(slice, what->count - at);
-        char *send = in_place ? (char *)what->out : w->work, *take = send;
-        if (what->call == DT_ALL_TO_ALL && in_place) send = (char *)(intptr_t)what->in;
-        else if (what->call == DT_ALL_TO_ALL) take = w->work + c->size * n * unit;
-        if (at == 0 || n != slice) (void)dt__course_list(&w->course, what, a, n);
-        if (in_place || (!w->shared && n == what->count)) dt__course_leave(c, what);
-        else dt__course_pack(c, what, at, n, send, take);
-        if ((r = dt__course_run(c, what, send, take)) == DT_OK && !in_place) dt__course_unpack(c, what, at, n, take);
-    }
-    if (!r && c->bridge && !w->framed) r = dt__bridge_calls(c, 1);
-    dt__link(c);
-    return c->bridge ? dt__bridge_end(c, r) : r;
-}
-
-/* The engine's own collective, without sleeping through the failure of a rank. */
-static dt_result dt__collect_native(dt_comm *c, const dt_collective *what)
-{
-    dt__router *w = c->router;
-    dt__move m;
-    dt__message done;
-    dt__watch watch;
-    dt_result r;
-    int peer = (c->rank + 1) % c->size;
-    memset(&m, 0, sizeof m);
-    memset(&done, 0, sizeof done);
-    memset(&watch, 0, sizeof watch);
-    m.op = dt__call_of(what->call);
-    m.in = (const float *)what->in, m.out = (float *)what->out;
-    m.count = what->count, m.sections = dt__call_has_sections(what->call) ? c->size : 1;
-    m.reduce = what->op, m.root = what->root, m.type = what->type;
-    if (what->call == DT_BROADCAST && c->rank == what->root && what->count > 0 && what->out != what->in)
-        memcpy(what->out, what->in, (size_t)(what->count * dt__format_of[what->type].bytes));
-    r = c->fabric->native(c->fabric, w->group, &m, &done);
-    if (!r && c->bridge) return dt__bridge_end(c, dt__bridge_wait_one(c, &done, peer));
-    while (!r && !__atomic_load_n(&done.done, __ATOMIC_ACQUIRE)) {
-        r = c->fabric->progress(c->fabric);
-        if (!r && (dt__comm_troubled(c) || dt__silent_too_long(c, peer, &watch))) r = dt__comm_explain(c);
-        sched_yield();
-    }
-    return r;
-}
-
-/* ---- preparing ---- */
-
-static void dt__router_close(dt_comm *c)
-{
-    dt__router *w = c->router;
-    if (!w) return;
-    if (w->group) c->fabric->ungroup(c->fabric, w->group);
-    if (!w->shared) dt__free(w->work);
-    dt__free(w->scratch);
-    dt__free(w->message);
-    dt__free(w->course.hop);
-    dt__free(w);
-    c->router = NULL;
-}
-
-/* On first use. Collective. */
-static dt_result dt__router_open(dt_comm *c)
-{
-    int64_t table = (c->size + 1) * (int64_t)sizeof(int64_t);
-    dt__router *w;
-    void *work = NULL;
-    dt_result r;
-    if (c->router) return DT_OK;
-    if (!(w = (dt__router *)dt__alloc((int64_t)sizeof *w + table, "collectives by algorithm"))) return DT_E_MEMORY;
-    w->course.at = (int64_t *)(void *)(w + 1);
-    w->course.c = c;
-    w->course.rank = c->rank;
-    w->course.size = c->size;
-    w->work_bytes = c->size <= 16 ? 1 << 22 : 1 << 20;
-    w->shared = !c->bridge || c->bridge->nodes < c->size;
-    r = dt__choose_kernels(&w->k);
-    if (!r && w->shared) r = dt_comm_alloc(c, w->work_bytes, &work);
-    else if (!r && !(work = dt__alloc(w->work_bytes, "collectives by algorithm"))) r = DT_E_MEMORY;
-    w->work = (char *)work;
-    c->router = w;
-    if (r) dt__router_close(c);
-    return r;
-}
-
-/* The engine's name for c's ranks. Collective. */
-static dt_result dt__router_group(dt_comm *c)
-{
-    dt__router *w = c->router;
-    int *world;
-    dt_result r = DT_OK;
-    if (!c->fabric || !c->fabric->native)
-        return dt__error(DT_E_USAGE, "native: %s has no collectives of its own: choose another algorithm, or build "
-                         "with DT_MPI and start by mpirun", c->fabric ? c->fabric->name : "shared memory");
-    if (w->grouped || c->size == c->fabric->size) return DT_OK;
-    if (!(world = (int *)dt__alloc(c->size * (int64_t)sizeof *world, "a group of ranks"))) return DT_E_MEMORY;
-    for (int p = 0; p < c->size; p++) world[p] = c->bridge ? c->bridge->world[p] : dt__comm_lane(c, p)->world;
-    r = c->fabric->group(c->fabric, world, c->size, &w->group);
-    w->grouped = !r;
-    dt__free(world);
-    return r;
-}
-
-/* Which algorithm DT_TUNED is for so many bytes. */
-static dt_algorithm dt__tuned_choice(const dt_comm *c, const dt_collective *what)
-{
-    int64_t bytes = dt__price_bytes(c, what);
-    int log = 0;
-    while (log < DT__TUNED_SIZES - 1 && (int64_t)2 << log <= bytes) log++;
-    return c->router && c->router->tuned ? (dt_algorithm)(int)c->router->best[what->call][log] : DT_EXACT;
-}
-
-static dt_result dt__collect_float(dt_comm *c, const dt_collective *what, const float *in, float *out)
-{
-    int64_t n = what->count;
-    switch (what->call) {
-    case DT_ALL_REDUCE: return dt__all_reduce_apart(c, in, out, n, what->op);
-    case DT_REDUCE_SCATTER: return dt_reduce_scatter(c, in, out, n, what->op);
-    case DT_ALL_GATHER: return dt_all_gather(c, in, out, n);
-    case DT_BROADCAST:
-        if (c->rank == what->root) dt__copy(out, in, n);
-        return dt_broadcast(c, out, n, what->root);
-    default: return dt_all_to_all(c, in, out, n);
-    }
-}
-
-/* In the fixed tree: sums of the small types as fp32, rounded once. */
-static dt_result dt__collect_exact(dt_comm *c, const dt_collective *what)
-{
-    int64_t inputs = what->call == DT_REDUCE_SCATTER ? c->size * what->count : what->count;
-    int sums = what->call == DT_ALL_REDUCE || what->call == DT_REDUCE_SCATTER;
-    float *wide;
-    dt_result r;
-    if (what->type == DT_F32 || (what->type == DT_I32 && !sums))
-        return dt__collect_float(c, what, (const float *)what->in, (float *)what->out);
-    if (!sums || what->type == DT_I32) { /* in any order the same */
-        dt_collective direct = *what;
-        direct.algorithm = DT_SERVERS, direct.servers = 0;
-        return dt_collect(c, &direct);
-    }
-    if (!(wide = (float *)dt__alloc(inputs * (int64_t)sizeof *wide * 2, "a sum of small types"))) return DT_E_MEMORY;
-    if ((r = dt__router_open(c)) == DT_OK) {
-        c->router->k->convert(DT_F32, wide, (int)what->type, what->in, inputs);
-        r = dt__collect_float(c, what, wide, what->call == DT_ALL_REDUCE ? wide : wide + inputs);
-    }
-    if (!r)
-        c->router->k->convert((int)what->type, what->out, DT_F32, what->call == DT_ALL_REDUCE ? wide : wide + inputs,
-                              what->count);
-    dt__free(wide);
-    return r;
-}
-
-DT_API dt_result dt_collect(dt_comm *c, const dt_collective *what)
-{
-    dt_algorithm a = what->algorithm;
-    int extra;
-    dt_result r = dt__check_collective(c, what);
-    if (!r && a == DT_TUNED) a = dt__tuned_choice(c, what);
-    if (!r && a == DT_EXACT && c->job) return dt__collect_exact(c, what);
-    if (!r && c->job) r = dt__router_open(c);
-    if (!r && a == DT_NATIVE) r = dt__router_group(c);
-    if (r) return r;
-    extra = what->call == DT_BROADCAST ? what->root : what->call <= DT_REDUCE_SCATTER ? (int)what->op : 0;
-    r = dt__begin(c, dt__call_of(what->call), what->count, extra | (int)a << 24 | (int)what->type << 28);
-    if (r) return r;
-    if (!c->job) {
-        if (what->count > 0 && what->out != what->in)
-            memcpy(what->out, what->in, (size_t)(what->count * dt__format_of[what->type].bytes));
-        return DT_OK;
-    }
-    return a == DT_NATIVE ? dt__collect_native(c, what) : dt__collect_hops(c, what, a);
-}
-
-/* Copies up to `room` elements between the arrays, from (*array, *at) on, and the buffer; how many. */
-static int64_t dt__fuse(char *buffer, int64_t room, int back, void *const *data, const int64_t *counts, int64_t arrays,
-                        int64_t unit, int64_t *array, int64_t *at)
-{
-    int64_t used = 0;
-    while (*array < arrays && used < room) {
-        int64_t n = dt__min(counts[*array] - *at, room - used);
-        char *there = (char *)data[*array] + *at * unit, *here = buffer + used * unit;
-        if (n > 0) memcpy(back ? there : here, back ? here : there, (size_t)(n * unit));
-        used += n;
-        *at += n;
-        if (*at < counts[*array]) break;
-        ++*array;
-        *at = 0;
-    }
-    return used;
-}
-
-DT_API dt_result dt_collect_list(dt_comm *c, const dt_collective *how, void *const *data, const int64_t *counts,
-                                 int64_t arrays, int64_t threshold, int64_t *calls)
-{
-    dt_collective what = *how;
-    int64_t unit, array = 0, at = 0, made = 0;
-    char *buffer;
-    dt_result r;
-    what.call = DT_ALL_REDUCE;
-    if (calls) *calls = 0;
-    if ((r = dt__check_collective(c, &what)) != DT_OK) return r;
-    for (int64_t i = 0; i < arrays; i++)
-        if (counts[i] < 0)
-            return dt__error(DT_E_USAGE, "array %lld has %lld elements", (long long)i, (long long)counts[i]);
-    unit = dt__format_of[what.type].bytes;
-    if (threshold != 0 && threshold < unit)
-        return dt__error(DT_E_USAGE, "a threshold of %lld bytes holds no element of %lld", (long long)threshold,
-                         (long long)unit);
-    buffer = threshold ? (char *)dt__alloc(threshold, "a fusion buffer") : NULL;
-    if (threshold && !buffer) return DT_E_MEMORY;
-    for (int64_t begin, from; array < arrays && !r; made++) {
-        begin = array, from = at;
-        what.in = what.out = threshold ? (void *)buffer : data[array];
-        what.count = threshold ? dt__fuse(buffer, threshold / unit, 0, data, counts, arrays, unit, &array, &at)
-                               : counts[array++];
-        if ((r = dt_collect(c, &what)) == DT_OK && threshold)
-            (void)dt__fuse(buffer, threshold / unit, 1, data, counts, arrays, unit, &begin, &from);
-    }
-    if (calls) *calls = made;
-    dt__free(buffer);
-    return r;
-}
-
-/* ---- prices ---- */
-
-typedef struct dt__clocks {
-    double ready, out, in, next; /* seconds: the round begins; its sends and receives are done; it ends */
-    int64_t messages, bytes, far_bytes;
-} dt__clocks;
-
-/* Adds up a round. A rank sends one message after another and receives likewise, at the same time. */
-static void dt__price_round(const dt__course *x, const dt_tuning *t, const dt__hop *h, int64_t hops, dt__clocks *clock)
-{
-    for (int p = 0; p < x->size; p++) clock[p].out = clock[p].in = clock[p].next = clock[p].ready;
-    for (int64_t i = 0; i < hops; i++) {
-        dt__clocks *from = &clock[h[i].source], *to = &clock[h[i].target];
-        int far = dt__hop_far(x->c, &h[i]);
-        const dt_link *link = far ? &t->far : &t->near;
-        int64_t bytes = h[i].count * x->unit;
-        double moving = (double)bytes * link->beta, adding = h[i].kind ? (double)bytes * t->gamma : 0.0;
-        double begin = from->out;
-        from->out = begin + moving;
-        to->in = (begin > to->in ? begin : to->in) + moving + adding;
-        if (to->next < to->in + link->alpha) to->next = to->in + link->alpha;
-        from->messages++;
-        from->bytes += bytes;
-        from->far_bytes += far ? bytes : 0;
-    }
-    for (int p = 0; p < x->size; p++) clock[p].ready = clock[p].next > clock[p].out ? clock[p].next : clock[p].out;
-}
-
-static dt_result dt__price_course(dt_comm *c, const dt_collective *what, dt_algorithm a, dt_price *price)
-{
-    dt__router *w = c->router;
-    int64_t n = c->size, bytes = n * (int64_t)sizeof(dt__clocks) + (n + 1) * (int64_t)sizeof(int64_t);
-    dt__clocks *clock = (dt__clocks *)dt__alloc(bytes, "a price");
-    dt__course x;
-    if (!clock) return DT_E_MEMORY;
-    price->seconds = w->tuning.call + (w->shared ? 2 * w->tuning.copy * (double)dt__price_bytes(c, what) : 0.0);
-    for (int64_t p = 0; p < n; p++) clock[p].ready = price->seconds;
-    memset(&x, 0, sizeof x);
-    x.c = c, x.rank = -1, x.size = c->size;
-    x.at = (int64_t *)(void *)(clock + n);
-    (void)dt__course_list(&x, what, a, what->count);
-    for (int64_t i = 0, end; i < x.hops && !x.result; i = end) {
-        for (end = i; end < x.hops && x.hop[end].round == x.hop[i].round;) end++;
-        dt__price_round(&x, &w->tuning, x.hop + i, end - i, clock);
-        price->rounds++;
-    }
-    for (int64_t p = 0; p < n; p++) {
-        if (clock[p].ready > price->seconds) price->seconds = clock[p].ready;
-        price->messages = dt__max(price->messages, clock[p].messages);
-        price->bytes = dt__max(price->bytes, clock[p].bytes);
-        price->far_bytes = dt__max(price->far_bytes, clock[p].far_bytes);
-    }
-    dt__free(x.hop);
-    dt__free(clock);
-    return x.result;
-}
-
-/* Bytes of trial k. */
-static double dt__trial(int k) { return (double)((int64_t)8 << 3 * k); }
-
-/* Between the measured sizes on a line, and beyond the last one too. */
-static double dt__price_measured(const double *seconds, double bytes)
-{
-    int k = 0;
-    double slope;
-    while (k < DT__TRIALS - 2 && bytes > dt__trial(k + 1)) k++;
-    slope = (seconds[k + 1] - seconds[k]) / (dt__trial(k + 1) - dt__trial(k));
-    if (bytes < dt__trial(0)) return seconds[0];
-    return seconds[k] + (slope > 0.0 ? slope : 0.0) * (bytes - dt__trial(k));
-}
-
-static dt_result dt__price_of(dt_comm *c, const dt_collective *what, dt_algorithm a, dt_price *price)
-{
-    memset(price, 0, sizeof *price);
-    price->algorithm = a;
-    if (a != DT_EXACT && a != DT_NATIVE) return dt__price_course(c, what, a, price);
-    price->seconds = dt__price_measured(c->router->measured[a == DT_NATIVE][what->call],
-                                        (double)dt__price_bytes(c, what));
-    return DT_OK;
-}
-
-DT_API dt_result dt_comm_price(dt_comm *c, const dt_collective *what, dt_price *price)
-{
-    dt_algorithm a = what->algorithm;
-    dt_result r = dt__check_collective(c, what);
-    memset(price, 0, sizeof *price);
-    if (!r && what->count < 0)
-        r = dt__error(DT_E_USAGE, "%lld elements: the count is negative", (long long)what->count);
-    if (!r && !c->router && c->job)
-        r = dt__error(DT_E_USAGE, "no price yet: dt_comm_tune or a dt_collect comes first, on all ranks");
-    if (!r && a == DT_TUNED) a = dt__tuned_choice(c, what);
-    price->algorithm = a;
-    return r || !c->job ? r : dt__price_of(c, what, a, price);
-}
-
-/* ---- tuning ---- */
-
-static int dt__compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Seconds that `bytes` take from one rank to another, as hops go: half of a way there and back, the least of some
- * trials of about 2 ms. Only the two ranks do anything. */
-static dt_result dt__time_link(dt_comm *c, int a, int b, int64_t bytes, double *seconds)
-{
-    dt__router *w = c->router;
-    dt_collective what = dt_collective_of(DT_BROADCAST, w->work, w->work, bytes / 4);
-    double time[DT__TRIALS], start;
-    dt_result r = DT_OK;
-    int ways = bytes > 1 << 18 ? 2 : bytes > 1 << 14 ? 10 : 50;
-    *seconds = 0.0;
-    if (c->rank != a && c->rank != b) return DT_OK;
-    w->course.hops = w->course.order = 0;
-    w->course.turn = 0;
-    w->course.unit = 4;
-    dt__pass(&w->course, 0, DT__HOP_TAKE, a, b, 0, 0, bytes / 4);
-    dt__pass(&w->course, 1, DT__HOP_TAKE, b, a, 0, 0, bytes / 4);
-    for (int k = -1; k < DT__TRIALS && !r; k++) {
-        start = dt__now();
-        for (int i = 0; i < ways && !r; i++) r = dt__course_run(c, &what, w->work, w->work);
-        if (k >= 0) time[k] = (dt__now() - start) / (2 * ways);
-    }
-    qsort(time, DT__TRIALS, sizeof *time, dt__compare_doubles);
-    *seconds = time[0];
-    return r;
-}
-
-/* Least squares of (alpha + beta s - t) / t. */
-static void dt__fit_link(dt_link *link, const double *bytes, const double *seconds, int n)
+DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n)
 {
+    dt_link link;
     double w = 0, ws = 0, wss = 0, v = 0, vs = 0, all = 0, left = 0, det;
     for (int i = 0; i < n; i++) {
         double u = 1 / seconds[i], s = bytes[i];
         w += u * u, ws += u * u * s, wss += u * u * s * s, v += u, vs += u * s;
     }
     det = w * wss - ws * ws;
-    link->beta = det > 0 ? (w * vs - ws * v) / det : 0.0;
-    if (link->beta < 0) link->beta = 0;
-    link->alpha = (v - link->beta * ws) / w;
-    if (link->alpha < 0) link->alpha = 0;
-    link->points = n;
+    link.beta = det > 0 ? (w * vs - ws * v) / det : 0.0;
+    if (link.beta < 0) link.beta = 0;
+    link.alpha = (v - link.beta * ws) / w;
+    if (link.alpha < 0) link.alpha = 0;
+    link.points = n;
     for (int i = 0; i < n; i++) {
-        double t = seconds[i], f = link->alpha + link->beta * bytes[i], mean = v / w; /* weighted by 1 / t^2, too */
+        double t = seconds[i], f = link.alpha + link.beta * bytes[i], mean = v / w; /* weighted by 1 / t^2, too */
         all += (t - mean) * (t - mean) / (t * t);
         left += (t - f) * (t - f) / (t * t);
     }
-    link->r2 = all > 0 ? 1 - left / all : 1.0;
+    link.r2 = all > 0 ? 1 - left / all : 1.0;
+    return link;
 }
 
-/* Two ranks with this kind of link; 0: there are none. */
-static int dt__link_pair(const dt_comm *c, int far, int *a, int *b)
-{
-    for (*a = 0; *a < c->size; ++*a)
-        for (*b = *a + 1; *b < c->size; ++*b)
-            if ((dt_comm_node(c, *a) != dt_comm_node(c, *b)) == far) return 1;
-    return 0;
-}
+/* ---- the engine's own all-reduce ------------------------------------------------------------------------------ */
 
-static dt_result dt__tune_link(dt_comm *c, int far, dt_link *link)
+/* The engine's name for c's ranks. Collective. */
+static dt_result dt__native_open(dt_comm *c)
 {
-    double bytes[DT__TRIALS], seconds[DT__TRIALS];
-    int a, b;
+    int *world;
     dt_result r = DT_OK;
-    memset(link, 0, sizeof *link);
-    if (!dt__link_pair(c, far, &a, &b)) return DT_OK;
-    for (int k = 0; k < DT__TRIALS && !r; k++) {
-        bytes[k] = dt__trial(k) < (double)c->router->work_bytes ? dt__trial(k) : (double)c->router->work_bytes;
-        if ((r = dt_barrier(c)) == DT_OK) r = dt__time_link(c, a, b, (int64_t)bytes[k], &seconds[k]);
-    }
-    if (!r && c->rank == a) dt__fit_link(link, bytes, seconds, DT__TRIALS);
-    return r ? r : dt_broadcast(c, (float *)(void *)link, (int64_t)(sizeof *link / 4), a);
-}
-
-/* What a byte costs that is added or copied, and a call: on all ranks at once, of each the least of some trials, and of
- * those the slowest rank's. buffer holds 2 n floats. */
-static dt_result dt__tune_self(dt_comm *c, float *buffer, int64_t n, dt_tuning *t)
-{
-    float least[3];
-    dt_collective nothing = dt_collective_of(DT_ALL_REDUCE, buffer, buffer, 0);
-    dt_result r = DT_OK;
-    nothing.algorithm = DT_RING;
-    for (int k = 0; k < DT__TRIALS && !r; k++) {
-        double time[4];
-        r = dt_barrier(c);
-        time[0] = dt__now();
-        dt__combine(c->k, DT_SUM, buffer, buffer, buffer + n, n);
-        time[1] = dt__now();
-        memcpy(buffer + n, buffer, (size_t)n * sizeof *buffer);
-        time[2] = dt__now();
-        if (!r) r = dt_barrier(c);
-        time[3] = dt__now();
-        for (int i = 0; i < 20 && !r; i++) r = dt_collect(c, &nothing);
-        time[3] = (dt__now() - time[3]) / 20;
-        for (int i = 0; i < 3; i++) {
-            float seconds = (float)(i == 2 ? time[3] : (time[i + 1] - time[i]) / (double)(4 * n));
-            if (k == 0 || seconds < least[i]) least[i] = seconds;
-        }
-    }
-    if (!r) r = dt_all_reduce(c, least, 3, DT_MAX);
-    t->gamma = (double)least[0], t->copy = (double)least[1], t->call = (double)least[2];
+    if (!c->fabric || !c->fabric->native)
+        return dt__error(DT_E_USAGE, "native all-reduce: %s has none. Build with DT_MPI and start several nodes with "
+                         "mpirun, or call dt_all_reduce.", c->fabric ? c->fabric->name : "shared memory");
+    if (c->native_group || c->size == c->fabric->size) return DT_OK;
+    if (!(world = (int *)dt__alloc(c->size * (int64_t)sizeof *world, "a group of ranks"))) return DT_E_MEMORY;
+    for (int p = 0; p < c->size; p++) world[p] = c->bridge ? c->bridge->world[p] : dt__comm_lane(c, p)->world;
+    r = c->fabric->group(c->fabric, world, c->size, &c->native_group);
+    dt__free(world);
     return r;
 }
 
-/* Measures a call as it is, for all sizes. in and out hold the largest. */
-static dt_result dt__tune_call(dt_comm *c, dt_algorithm a, dt_call call, const void *in, void *out, double *seconds)
+/* Waits without sleeping through the failure of a rank. */
+DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op)
 {
-    dt_result r = DT_OK;
-    for (int k = 0; k < DT__TRIALS && !r; k++) {
-        int64_t floats = (int64_t)dt__trial(k) / 4;
-        dt_collective what = dt_collective_of(call, in, out, floats);
-        double time[3];
-        int times = k < 4 ? 20 : k < 6 ? 4 : 2;
-        what.algorithm = a;
-        if (dt__call_has_sections(call)) what.count = dt__max(floats / c->size, 1);
-        for (int i = -1; i < 3 && !r; i++) {
-            double start = dt__now();
-            for (int j = 0; j < times && !r; j++) r = dt_collect(c, &what);
-            if (i >= 0) time[i] = (dt__now() - start) / times;
-        }
-        qsort(time, 3, sizeof *time, dt__compare_doubles);
-        seconds[k] = time[1];
+    dt__move m;
+    dt__message done;
+    dt__watch watch;
+    int peer = (c->rank + 1) % c->size;
+    dt_result r = dt__check_op(op);
+    if (!r && c->job) r = dt__native_open(c);
+    if (!r) r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op);
+    if (r || !c->job) return r;
+    memset(&m, 0, sizeof m);
+    memset(&done, 0, sizeof done);
+    memset(&watch, 0, sizeof watch);
+    m.op = DT__CALL_ALL_REDUCE;
+    m.in = m.out = data;
+    m.count = count, m.sections = 1;
+    m.reduce = op, m.type = DT_F32;
+    r = c->fabric->native(c->fabric, c->native_group, &m, &done);
+    if (!r && c->bridge) return dt__bridge_end(c, dt__bridge_wait_one(c, &done, peer));
+    while (!r && !__atomic_load_n(&done.done, __ATOMIC_ACQUIRE)) {
+        r = c->fabric->progress(c->fabric);
+        if (!r && (dt__comm_troubled(c) || dt__silent_too_long(c, peer, &watch))) r = dt__comm_explain(c);
+        sched_yield();
     }
-    return r;
-}
-
-/* The cheapest algorithm for every call and size. */
-static dt_result dt__tune_choose(dt_comm *c)
-{
-    dt__router *w = c->router;
-    dt_result r = DT_OK;
-    for (int call = 0; call < DT__TUNED_CALLS; call++)
-        for (int e = 0; e < DT__TUNED_SIZES && !r; e++) {
-            double least = 0.0;
-            dt_collective what = dt_collective_of((dt_call)call, NULL, NULL, dt__max((int64_t)3 << e >> 3, 1));
-            if (dt__call_has_sections(what.call)) what.count = dt__max(what.count / c->size, 1);
-            for (int a = 0; a < DT_ALGORITHMS && !r; a++) {
-                dt_price price;
-                if (a == DT_TUNED || !dt__algorithm_does((dt_algorithm)a, what.call)) continue;
-                if (a == DT_NATIVE && w->measured[1][call][0] <= 0.0) continue;
-                r = dt__price_of(c, &what, (dt_algorithm)a, &price);
-                if (a != DT_EXACT && price.seconds >= least) continue;
-                least = price.seconds;
-                w->best[call][e] = (float)a;
-            }
-        }
-    return r;
-}
-
-DT_API dt_result dt_comm_tune(dt_comm *c, dt_tuning *t)
-{
-    double start = dt__now();
-    int64_t bytes = (int64_t)dt__trial(DT__TRIALS - 1) + 4 * c->size;
-    char *buffer = NULL;
-    dt__router *w;
-    dt_result r = DT_OK;
-    if (t) memset(t, 0, sizeof *t);
-    if (!c->job) return DT_OK;
-    if ((r = dt__router_open(c)) != DT_OK) return r;
-    w = c->router;
-    w->tuned = 0;
-    if (!(buffer = (char *)dt__alloc(2 * bytes, "measuring collectives"))) r = DT_E_MEMORY;
-    if (!r) r = dt__tune_link(c, 0, &w->tuning.near);
-    if (!r) r = dt__tune_link(c, 1, &w->tuning.far);
-    if (!r) r = dt__tune_self(c, (float *)(void *)buffer, bytes / 4, &w->tuning);
-    for (int native = 0; native < 2 && !r; native++)
-        for (int call = 0; call < DT__TUNED_CALLS && !r; call++)
-            if (!native || (c->fabric && c->fabric->native))
-                r = dt__tune_call(c, native ? DT_NATIVE : DT_EXACT, (dt_call)call, buffer, buffer + bytes,
-                                  w->measured[native][call]);
-    dt__free(buffer);
-    if (!r) r = dt_broadcast(c, (float *)(void *)w->measured, (int64_t)(sizeof w->measured / 4), 0);
-    if (!r && c->rank == 0) r = dt__tune_choose(c);
-    if (!r) r = dt_broadcast(c, w->best[0], DT__TUNED_CALLS * DT__TUNED_SIZES, 0);
-    w->tuned = !r;
-    w->tuning.seconds = dt__now() - start;
-    if (t) *t = w->tuning;
     return r;
 }
 
@@ -19686,7 +18437,8 @@ DT_API dt_result dt_comm_tune(dt_comm *c, dt_tuning *t)
  * then what nobody takes is looked at: a message for which a receive of another class waits is refused. */
 
 enum { DT__MPI_WINDOW = 64, DT__MPI_CLASSES = 3 };                /* window: requests looked at together */
-enum { DT__MPI_SHORT = 3072, DT__MPI_MIDDLING = DT__FRAME_MOST }; /* bytes; short: that any MPI sends at once */
+enum { DT__MPI_SHORT = 3072 };                                    /* bytes that any MPI sends at once */
+enum { DT__MPI_MIDDLING = (1 << 16) + (int)sizeof(dt__published) }; /* bytes */
 
 /* A message that has come and that no receive has asked for yet. */
 typedef struct dt__mpi_arrival {
@@ -22340,6 +21092,17 @@ static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
  * Of the headers of NCCL and CUDA a few types and numbers are needed; they are declared here, and a test compares them
  * with the real ones. Functions are found by name when they are needed. NCCL is opened without blocking (2.14 or
  * newer), so that all of its calls return and this rank can look after its peers while it waits. */
+DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count)
+{
+    dt_collective what;
+    memset(&what, 0, sizeof what);
+    what.call = call;
+    what.in = in;
+    what.out = out;
+    what.count = count;
+    return what;
+}
+
 #ifdef DT_NCCL
 
 enum { DT__NCCL_PEER = 6, DT__NCCL_PROGRESS = 7, DT__CUDA_NOT_READY = 600 };
@@ -22431,7 +21194,7 @@ static dt_result dt__cuda_load(dt__cuda_functions *f)
     const char *missing = NULL;
     if (!library)
         return dt__error(DT_E_SYSTEM, "NCCL is here, but no driver of a GPU (%s): NCCL moves data between NVIDIA GPUs; "
-                         "for the CPU's memory there is dt_collect", dlerror());
+                         "for the CPU's memory there is dt_all_reduce", dlerror());
 #define DT__FUNCTION_FIND(result, name, arguments) dt__function(library, "cu" #name, &f->name, &missing);
     DT__CUDA_FUNCTIONS(DT__FUNCTION_FIND)
 #undef DT__FUNCTION_FIND
@@ -22466,10 +21229,17 @@ static dt_result dt__nccl_give_up(dt_nccl *n, dt_result code)
     return dt__error(code, "%s", n->message);
 }
 
+static const char *dt__nccl_call_name(dt_call call)
+{
+    static const int calls[] = {DT__CALL_ALL_REDUCE, DT__CALL_REDUCE_SCATTER, DT__CALL_ALL_GATHER, DT__CALL_BROADCAST,
+                                DT__CALL_ALL_TO_ALL};
+    return dt__call_name(calls[call]);
+}
+
 /* Names what n does: "NCCL's all-reduce #3". */
 static const char *dt__nccl_doing(const dt_nccl *n, char *text, size_t size)
 {
-    if (n->calls) snprintf(text, size, "NCCL's %s #%lld", dt_call_name(n->call), (long long)n->calls);
+    if (n->calls) snprintf(text, size, "NCCL's %s #%lld", dt__nccl_call_name(n->call), (long long)n->calls);
     else snprintf(text, size, "NCCL's opening");
     return text;
 }
@@ -22685,15 +21455,16 @@ static int dt__nccl_begin(dt_nccl *n, const dt_collective *what, void *stream)
 
 DT_API dt_result dt_nccl_collect(dt_nccl *n, const dt_collective *what, void *stream)
 {
-    dt_collective any = *what;
     dt_result r;
     int code;
-    any.algorithm = DT_EXACT;
-    any.servers = 0;
     if (n->failed) return dt__error(n->failed, "%s", n->message);
-    if ((r = dt__check_collective(n->comm, &any)) != DT_OK) return r;
+    if ((int)what->call < 0 || what->call > DT_ALL_TO_ALL)
+        return dt__error(DT_E_USAGE, "call %d is no dt_call", (int)what->call);
+    if (!dt__is_dtype((int)what->type)) return dt__error(DT_E_USAGE, "type %d is no dt_dtype", (int)what->type);
+    if ((r = dt__check_op(what->op)) != DT_OK) return r;
+    if ((r = dt__check_rank(n->comm, "broadcast from rank", what->root)) != DT_OK) return r;
     if (what->count < 0)
-        return dt__error(DT_E_USAGE, "%s of %lld elements", dt_call_name(what->call), (long long)what->count);
+        return dt__error(DT_E_USAGE, "%s of %lld elements", dt__nccl_call_name(what->call), (long long)what->count);
     if (!what->count) return DT_OK;
     n->calls++;
     n->call = what->call;
@@ -31778,35 +30549,41 @@ static dt_result dt__link_time(dt_comm *c, float *data, int64_t count, int tries
     return r ? r : dt_all_reduce(c, seconds, 1, DT_MAX);
 }
 
-/* Seconds per message and per byte of the links of a communicator, from two sizes. */
-static dt_result dt__link_fit(dt_comm *c, float link[2])
+/* The link of a communicator: an all-reduce of S bytes over n ranks is 2 (n - 1) messages of S / n bytes. */
+static dt_result dt__link_measure(dt_comm *c, dt_link *link)
 {
     enum { LARGE = 8192, LARGER = 262144 };
-    float few = 0, many = 0, messages = 2.0f * (float)(dt_comm_size(c) - 1);
-    int64_t count = LARGE;
+    float few = 0, many = 0;
+    int64_t count = LARGE, n = dt_comm_size(c);
+    double bytes[2], seconds[2];
     void *memory = NULL;
     dt_result r = dt_comm_alloc(c, 4 * LARGER, &memory);
     if (!r) r = dt__link_time(c, (float *)memory, 1, 8, &few);
     if (!r) r = dt__link_time(c, (float *)memory, count, 2, &many);
     if (!r && many < 5e-3f) r = dt__link_time(c, (float *)memory, count = LARGER, 5, &many);
-    link[0] = few / messages;
-    link[1] = (many - few) / (messages / (float)dt_comm_size(c) * 4.0f * (float)count);
-    if (!(link[1] > 1e-12f)) link[1] = 1e-12f;
+    if (r) return r;
+    bytes[0] = 4.0 / (double)n, bytes[1] = 4.0 * (double)count / (double)n;
+    seconds[0] = (double)few / (2.0 * (double)(n - 1)), seconds[1] = (double)many / (2.0 * (double)(n - 1));
+    *link = dt_link_fit(bytes, seconds, 2);
     return r;
 }
 
 /* Inside nodes, then between the first ranks of nodes; of several links the slowest. */
 static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
 {
-    float link[4];
+    float link[4]; /* alpha, beta inside nodes; alpha, beta between them */
     int rank = dt_comm_rank(c), first = 1;
     dt_result r = DT_OK;
     memset(link, 0, sizeof link);
     for (int q = 0; q < rank; q++) first = first && dt_comm_node(c, q) != dt_comm_node(c, rank);
     for (int far = 0; far < 2 && !r; far++) {
         dt_comm *some = NULL;
+        dt_link fit;
         r = dt_comm_split(c, far ? !first : dt_comm_node(c, rank), &some);
-        if (!r && dt_comm_size(some) > 1 && (!far || first)) r = dt__link_fit(some, link + 2 * far);
+        if (!r && dt_comm_size(some) > 1 && (!far || first) && (r = dt__link_measure(some, &fit)) == DT_OK) {
+            link[2 * far] = (float)fit.alpha;
+            link[2 * far + 1] = fit.beta > 1e-12 ? (float)fit.beta : 1e-12f;
+        }
         dt_comm_free(&some);
         if (!r) r = dt_barrier(c);
     }

@@ -23,7 +23,7 @@
  *     With GPUs a table of sizes, the largest relative difference to dt_all_reduce near 1e-7, "ok". Without: NCCL's
  *     version, or that it is not installed; the sentence that says what is missing; "ok".
  *
- * Read on: 38_race.c for algorithms and busbw on the CPU, 03_ring.c for the ring by hand. */
+ * Read on: 03_ring.c for the ring by hand. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <dlfcn.h>
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
         else printf("NCCL %d.%d.%d\n", version / 10000, version / 100 % 100, version % 100);
     }
     if (dt_nccl_open(&n, c, one_gpu ? 0 : -1)) {
-        if (dt_comm_rank(c) == 0) printf("%s\nok: no sum on GPUs here; 38_race.c has the CPU's\n", dt_last_error());
+        if (dt_comm_rank(c) == 0) printf("%s\nok: no sum on GPUs here\n", dt_last_error());
         dt_comm_free(&c);
         free(x), free(sum);
         return 0;

@@ -23,8 +23,8 @@
  *     carried: the payload and its headers by TCP, nothing by a Unix socket, whose bytes pass through the kernel all
  *     the same. On a busy machine each message may wait for its receiver to get a core: see the best 1%, then.
  *
- * Read on: 50_data_sheet.c for the units in which networks are sold, 38_race.c for alpha and beta, 39_link.c for what
- * they are worth by size, 36_doctor.c for which transport a job uses. */
+ * Read on: 50_data_sheet.c for the units in which networks are sold, 39_link.c for what they are worth
+ * by size, 36_doctor.c for which transport a job uses. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <arpa/inet.h>

@@ -26,8 +26,8 @@
  *     The curves of three links for 1 to 64 nodes; one node; a map of small and large jobs; what hiding costs; and an
  *     example of measured hours, read as efficiency.
  *
- * Read on: 51_rule_of_thumb.c for when it pays at all, 53_balanced_buffers.c for rings against servers, 37_when_not.c
- * and 24_overlap.c for the same measured. */
+ * Read on: 51_rule_of_thumb.c for when it pays at all, 37_when_not.c and 24_overlap.c for the
+ * same measured. */
 #include <math.h>
 #include <stdio.h>
 

@@ -12,21 +12,29 @@
 #include "bench.h"
 
 enum { MOST = 1 << 26, ROUNDS = 15 };
-enum { EXACT, EXACT_PRIVATE, FASTEST, ENGINE, COLUMNS };
-enum { CALLS = DT_ALL_TO_ALL + 1, SIZES = 10 }; /* 8 B to 256 kB by 8, then by 4 */
+enum { EXACT, EXACT_PRIVATE, ENGINE, COLUMNS };
+enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, CALLS };
+enum { SIZES = 10 }; /* 8 B to 256 kB by 8, then by 4 */
+static const char *const call_names[CALLS] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"};
 static char *memory[2]; /* symmetric: in, out */
 static char *own[2];
 
+typedef struct collective {
+    int call, root;
+    int64_t count; /* floats of one section */
+} collective;
+static int has_sections(int call) { return call != ALL_REDUCE && call != BROADCAST; }
+
 #ifdef DT_MPI
-static int engine_does(const dt_collective *w)
+static int engine_does(const collective *w)
 {
     int n = (int)w->count;
     void *in = own[0], *out = own[1];
     switch (w->call) {
-    case DT_ALL_REDUCE: return MPI_Allreduce(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    case DT_REDUCE_SCATTER: return MPI_Reduce_scatter_block(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    case DT_ALL_GATHER: return MPI_Allgather(in, n, MPI_FLOAT, out, n, MPI_FLOAT, MPI_COMM_WORLD);
-    case DT_BROADCAST: return MPI_Bcast(out, n, MPI_FLOAT, w->root, MPI_COMM_WORLD);
+    case ALL_REDUCE: return MPI_Allreduce(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    case REDUCE_SCATTER: return MPI_Reduce_scatter_block(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    case ALL_GATHER: return MPI_Allgather(in, n, MPI_FLOAT, out, n, MPI_FLOAT, MPI_COMM_WORLD);
+    case BROADCAST: return MPI_Bcast(out, n, MPI_FLOAT, w->root, MPI_COMM_WORLD);
     default: return MPI_Alltoall(in, n, MPI_FLOAT, out, n, MPI_FLOAT, MPI_COMM_WORLD);
     }
 }
@@ -58,35 +66,37 @@ static void end_mpi(void)
     if (getenv("BENCH_FABRIC") && has_engine()) MPI_Finalize();
 }
 #else
-static int engine_does(const dt_collective *w) { return (void)w, 1; }
+static int engine_does(const collective *w) { return (void)w, 1; }
 static int has_engine(void) { return 0; }
 static void leave_mpi(void) {}
 static void end_mpi(void) {}
 #endif
 
-static int once(dt_comm *c, int column, const dt_collective *what)
+static dt_result once(dt_comm *c, int column, const collective *w)
 {
-    dt_collective w = *what;
     char **at = column == EXACT ? memory : own;
-    if (column == ENGINE) return engine_does(what);
-    w.in = at[0], w.out = at[1];
-    if (w.call == DT_BROADCAST) w.in = w.out;
-    if (w.call == DT_ALL_REDUCE) w.in = w.out;
-    w.algorithm = column == FASTEST ? what->algorithm : DT_EXACT;
-    return (int)dt_collect(c, &w);
+    float *in = (float *)(void *)at[0], *out = (float *)(void *)at[1];
+    if (column == ENGINE) return engine_does(w) ? DT_E_SYSTEM : DT_OK;
+    switch (w->call) {
+    case ALL_REDUCE: return dt_all_reduce(c, out, w->count, DT_SUM);
+    case REDUCE_SCATTER: return dt_reduce_scatter(c, in, out, w->count, DT_SUM);
+    case ALL_GATHER: return dt_all_gather(c, in, out, w->count);
+    case BROADCAST: return dt_broadcast(c, out, w->count, w->root);
+    default: return dt_all_to_all(c, in, out, w->count);
+    }
 }
 
 /* Microseconds of so many calls, on the slowest rank. One root of all broadcasts would run ahead of the others: they
  * take turns. */
-static int repeated(dt_comm *c, int column, const dt_collective *what, int repeats, double *us)
+static int repeated(dt_comm *c, int column, const collective *what, int repeats, double *us)
 {
-    dt_collective w = *what;
+    collective w = *what;
     double start;
     float most;
     if (dt_barrier(c)) return 1;
     start = dt__now();
     for (int i = 0; i < repeats; i++) {
-        if (w.call == DT_BROADCAST) w.root = i % dt_comm_size(c);
+        if (w.call == BROADCAST) w.root = i % dt_comm_size(c);
         if (once(c, column, &w)) return 1;
     }
     most = (float)((dt__now() - start) * 1e6 / repeats);
@@ -96,7 +106,7 @@ static int repeated(dt_comm *c, int column, const dt_collective *what, int repea
 }
 
 /* Microseconds of each column; 0 where there is none. */
-static int measure(dt_comm *c, const dt_collective *w, int64_t bytes, double *us)
+static int measure(dt_comm *c, const collective *w, int64_t bytes, double *us)
 {
     static double time[COLUMNS][ROUNDS], first;
     int repeats = bytes <= 4096 ? 500 : bytes <= 1 << 18 ? 50 : bytes <= 1 << 22 ? 8 : 2;
@@ -111,44 +121,23 @@ static int measure(dt_comm *c, const dt_collective *w, int64_t bytes, double *us
     return 0;
 }
 
-/* The fastest algorithm by a short look at each, the same on all ranks. */
-static int fastest(dt_comm *c, const dt_collective *what, int64_t bytes, dt_algorithm *best)
-{
-    int repeats = bytes <= 4096 ? 200 : bytes <= 1 << 18 ? 20 : bytes <= 1 << 22 ? 4 : 2;
-    double least = 0.0;
-    for (int a = DT_RING; a <= (c->fabric && c->fabric->native ? DT_NATIVE : DT_SERVERS); a++) {
-        dt_collective w = *what;
-        double us = 0.0, time;
-        w.algorithm = (dt_algorithm)a;
-        if (!dt__algorithm_does(w.algorithm, w.call)) continue;
-        for (int k = 0; k < 3; k++) {
-            if (repeated(c, FASTEST, &w, repeats, &time)) return 1;
-            if (k == 0 || time < us) us = time;
-        }
-        if (least > 0.0 && us >= least) continue;
-        least = us;
-        *best = (dt_algorithm)a;
-    }
-    return 0;
-}
-
 static int64_t bytes_of(int size) { return (int64_t)8 << (size <= 5 ? 3 * size : 2 * size + 5); }
 
-/* What is looked at for a call of so many bytes; a count of 0 where that is less than an element of each section. */
-static dt_collective case_of(const dt_comm *c, int call, int size)
+/* What is measured for a call of so many bytes; a count of 0 where that is less than an element of each section. */
+static collective case_of(const dt_comm *c, int call, int size)
 {
-    int sections = call != DT_ALL_REDUCE && call != DT_BROADCAST;
-    return dt_collective_of((dt_call)call, NULL, NULL, bytes_of(size) / 4 / (sections ? dt_comm_size(c) : 1));
+    collective w = {call, 0, bytes_of(size) / 4 / (has_sections(call) ? dt_comm_size(c) : 1)};
+    return w;
 }
 
-static void line(const dt_comm *c, const dt_collective *w, int64_t bytes, const double *us)
+static void line(const dt_comm *c, const collective *w, int64_t bytes, const double *us)
 {
     static const char *units[] = {"B", "kB", "MB"};
     int n = dt_comm_size(c), unit = bytes >= 1 << 20 ? 2 : bytes >= 1024;
-    double best = us[EXACT], bus = w->call == DT_BROADCAST ? 1.0 : (w->call ? 1.0 : 2.0) * (n - 1) / n;
-    for (int k = EXACT_PRIVATE; k <= FASTEST; k++) best = us[k] < best ? us[k] : best;
-    printf("%-15s %6lld %-2s %10.2f %10.2f   %-10s%10.2f", dt_call_name(w->call), (long long)(bytes >> 10 * unit),
-           units[unit], us[EXACT], us[EXACT_PRIVATE], dt_algorithm_name(w->algorithm), us[FASTEST]);
+    double best = us[EXACT], bus = w->call == BROADCAST ? 1.0 : (w->call ? 1.0 : 2.0) * (n - 1) / n;
+    if (us[EXACT_PRIVATE] < best) best = us[EXACT_PRIVATE];
+    printf("%-15s %6lld %-2s %10.2f %10.2f", call_names[w->call], (long long)(bytes >> 10 * unit), units[unit],
+           us[EXACT], us[EXACT_PRIVATE]);
     if (has_engine()) printf(" %10.2f %7.2f", us[ENGINE], us[ENGINE] / best);
     printf(" %6.2f GB/s %6.2f GB/s\n", (double)bytes / best * 1e-3, (double)bytes / best * 1e-3 * bus);
     fflush(stdout);
@@ -156,7 +145,6 @@ static void line(const dt_comm *c, const dt_collective *w, int64_t bytes, const 
 
 int main(int argc, char **argv)
 {
-    static dt_algorithm best[CALLS][SIZES];
     double us[COLUMNS];
     dt_comm *c = NULL;
     void *p;
@@ -170,23 +158,17 @@ int main(int argc, char **argv)
         if (!(own[k] = (char *)calloc(MOST, 1))) return 1;
     }
     if (root)
-        printf("%d ranks on %d nodes%s%s; us, exact from symmetric and from private memory\n%-15s %9s %10s %10s   "
-               "%-20s %10s %7s %9s %9s\n",
-               n, dt_comm_nodes(c), c->fabric ? ", " : "", c->fabric ? c->fabric->name : "", "", "bytes", "exact",
-               "private", "fastest algorithm", has_engine() ? "MPI" : "", has_engine() ? "ours/MPI" : "", "algbw",
-               "busbw");
-    /* First what is fastest, as dt_comm_tune does before the work: algorithms that are slower leave the connections in
-     * another state, which would be ours alone. */
-    for (int measured = 0; measured < 2; measured++)
-        for (int call = 0; call < CALLS; call++)
-            for (int size = 0; size < SIZES; size++) {
-                dt_collective w = case_of(c, call, size);
-                if (w.count < 1 || n == 1) continue;
-                w.algorithm = best[call][size];
-                if (measured ? measure(c, &w, bytes_of(size), us) : fastest(c, &w, bytes_of(size), &best[call][size]))
-                    return dt_fail("bench_comm");
-                if (measured && root) line(c, &w, bytes_of(size), us);
-            }
+        printf("%d ranks on %d nodes%s%s; us, from symmetric and from private memory\n%-15s %9s %10s %10s %10s %7s %9s "
+               "%9s\n",
+               n, dt_comm_nodes(c), c->fabric ? ", " : "", c->fabric ? c->fabric->name : "", "", "bytes", "symmetric",
+               "private", has_engine() ? "MPI" : "", has_engine() ? "ours/MPI" : "", "algbw", "busbw");
+    for (int call = 0; call < CALLS; call++)
+        for (int size = 0; size < SIZES; size++) {
+            collective w = case_of(c, call, size);
+            if (w.count < 1 || n == 1) continue;
+            if (measure(c, &w, bytes_of(size), us)) return dt_fail("bench_comm");
+            if (root) line(c, &w, bytes_of(size), us);
+        }
     dt_comm_free(&c);
     free(own[0]), free(own[1]);
     end_mpi();

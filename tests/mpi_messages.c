@@ -202,17 +202,17 @@ static void test_room(int late)
     static const struct {
         int64_t sent, asked;
         int done;
-    } list[] = { { 3073, 3073, 1 }, { 40000, DT__FRAME_MOST, 1 }, { DT__FRAME_MOST, DT__FRAME_MOST, 1 },
-                 { DT__FRAME_MOST, 3073, DT__TOO_LONG }, { 0, 5000, 1 }, { 3072, 5000, 1 }, { 5001, 5000, DT__TOO_LONG },
-                 { DT__FRAME_MOST + 1, DT__FRAME_MOST, DT__TOO_LONG }, { 1 << 20, 5000, DT__TOO_LONG } };
+    } list[] = { { 3073, 3073, 1 }, { 40000, DT__MPI_MIDDLING, 1 }, { DT__MPI_MIDDLING, DT__MPI_MIDDLING, 1 },
+                 { DT__MPI_MIDDLING, 3073, DT__TOO_LONG }, { 0, 5000, 1 }, { 3072, 5000, 1 }, { 5001, 5000, DT__TOO_LONG },
+                 { DT__MPI_MIDDLING + 1, DT__MPI_MIDDLING, DT__TOO_LONG }, { 1 << 20, 5000, DT__TOO_LONG } };
     enum { COUNT = sizeof list / sizeof *list };
     dt__message *out[COUNT], *in[COUNT];
     int bad = 0, to = next_rank(), from = last_rank();
     for (int i = 0; i < COUNT && !late; i++) out[i] = started(1, to, 20 + (uint32_t)i, list[i].sent, i);
     for (int i = 0; i < COUNT; i++) {
-        in[i] = message(0, from, 20 + (uint32_t)i, DT__FRAME_MOST, i);
+        in[i] = message(0, from, 20 + (uint32_t)i, DT__MPI_MIDDLING, i);
         in[i]->bytes = list[i].asked;
-        in[i]->room = DT__FRAME_MOST;
+        in[i]->room = DT__MPI_MIDDLING;
         bad |= fabric->start(fabric, in[i]) != DT_OK;
     }
     MPI_Barrier(MPI_COMM_WORLD);
@@ -220,7 +220,7 @@ static void test_room(int late)
     for (int i = 0; i < COUNT; i++) {
         int fine = list[i].done == 1;
         bad |= !ended(in[i]) || in[i]->done != list[i].done || in[i]->moved != list[i].sent;
-        for (int k = 0; k < MARGIN; k++) bad |= in[i]->data[DT__FRAME_MOST + k] != 0x55;
+        for (int k = 0; k < MARGIN; k++) bad |= in[i]->data[DT__MPI_MIDDLING + k] != 0x55;
         if (fine) bad |= wrong(in[i], list[i].sent, i);
         else drop(in[i]);
         bad |= wrong(out[i], 0, i);

@@ -32,7 +32,7 @@ SKIP: {
     like($version, qr/^version 2\d{4}, (the same magic|no header to compare with): fine$/, "NCCL is loaded: $version");
     my ($status, $said) = calls('every', '');
     skip 'a GPU is here', 1 if $said !~ /no driver|cannot be used|no GPU/;
-    like($said, qr/^rank 0: DT_E_SYSTEM: (NCCL is here, but no driver of a GPU \(.*\): NCCL moves data between NVIDIA GPUs; for the CPU's memory there is dt_collect|the GPU cannot be used: .*|NCCL and a driver are here, but no GPU.*)$/m,
+    like($said, qr/^rank 0: DT_E_SYSTEM: (NCCL is here, but no driver of a GPU \(.*\): NCCL moves data between NVIDIA GPUs; for the CPU's memory there is dt_all_reduce|the GPU cannot be used: .*|NCCL and a driver are here, but no GPU.*)$/m,
         'without a GPU a sentence says so');
 }
 like((calls('version', '', 'DT_NCCL_LIBRARY=/nowhere/libnccl.so'))[1], qr/^version 0, .*: NCCL cannot be loaded \(.*\): install libnccl2, or name its file in DT_NCCL_LIBRARY$/, 'NCCL is missing');

@@ -89,12 +89,12 @@ for my $engine (@engines) {
     }
 }
 
-# by algorithm: over MPI its own are among them
+# large, and MPI's own all-reduce
 for my $engine (@engines) {
-    for my $what ('all', 'real', 'price', 'large', full() ? qw(tuned list) : ()) { # price: bytes per link equal their formula
-        for my $shape (full() ? ([2, 2], [5, 3], [4, 4], [3, 1]) : $what eq 'large' ? [2, 2] : $engine eq 'mpi' && $what ne 'price' ? ([2, 1], [2, 2], [3, 3]) : $what eq 'real' ? ([2, 2], [3, 2]) : [3, 2]) {
+    for my $what ('native', 'real', 'large', 'usage') {
+        for my $shape (full() ? ([2, 2], [5, 3], [4, 4], [3, 1]) : $what eq 'large' ? [2, 2] : $engine eq 'mpi' ? ([2, 1], [2, 2], [3, 3], $what eq 'native' ? [5, 3] : ()) : $what eq 'real' ? ([2, 2], [3, 2]) : [3, 2]) {
             my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$collect $what", "DT_NODES=$shape->[1]"));
-            is($status, 0, "$engine: algorithms, $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
+            is($status, 0, "$engine: collectives, $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
         }
     }
 }
