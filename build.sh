@@ -29,10 +29,11 @@ Usage: ./build.sh [COMMAND]
                 SHA-256, and show that 1 rank gives the same. --data FILE trains on your text; every option of the
                 trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists them
   test [--full] install what is missing (as root) and pass every test that this machine can run
-  bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), gemm, modes, ..:
-                ratios against OpenBLAS and Open MPI where they are installed
+  bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
+                to compile, beside an older header), gemm, modes, ..: ratios against OpenBLAS and Open MPI where they
+                are installed
   doctor        what was found, what is missing, and the line that installs it
-  lines         lines of dtrain.h per section
+  lines         lines and bytes of dtrain.h per section, its public functions, and seconds to compile it
   clean         remove build/
   help          this text
 
@@ -73,7 +74,7 @@ missing_packages() {
             have aarch64-linux-gnu-gcc || say gcc-aarch64-linux-gnu
             [ -e /usr/aarch64-linux-gnu/lib/libc.a ] || say libc6-dev-arm64-cross ;;
         bench)
-            [ -e /usr/include/cblas.h ] || ls /usr/include/*/cblas.h >/dev/null 2>&1 || say libopenblas-dev
+            { compgen -G '/usr/include/*/cblas.h' && compgen -G '/usr/lib/*/libopenblas.so'; } >/dev/null || has_openblas || say libopenblas-dev
             have mpicc || say libopenmpi-dev openmpi-bin
             has_libfabric || say libfabric-dev ;;
         esac
@@ -157,7 +158,10 @@ bench_calls() {
     return 0
 }
 
-has_openblas() { echo '#include <cblas.h>' | $CC -E - >/dev/null 2>&1; }
+has_openblas() { # its header and its library
+    printf '#include <cblas.h>\nint main(void) { return cblas_ddot(0, 0, 1, 0, 1) > 0; }\n' |
+        ${CC:-cc} -x c - -o /dev/null -lopenblas >/dev/null 2>&1
+}
 # What mpicc adds, on one line, with mpi.h as a system header, whose warnings are not ours.
 mpi_flags() { { mpicc --showme:compile; mpicc --showme:link; } 2>/dev/null | tr '\n' ' ' | sed 's/\(^\| \)-I/\1-isystem /g'; }
 
@@ -268,6 +272,7 @@ command_test() {
 
 command_bench() {
     local program calls only=${1:-*}
+    [ "$only" != compile ] || { tests/bench_compile.sh; return; }
     compgen -G "tests/bench_$only.c" >/dev/null ||
         die_usage "no benchmark '$only': $(printf '%s\n' tests/bench_*.c | sed 's/.*bench_//; s/\.c$//' | paste -sd, | sed 's/,/, /g')"
     install_missing compiler bench
@@ -282,6 +287,7 @@ command_bench() {
         say "== $(basename "$program")"
         bench_one "$program"
     done
+    [ "$only" != '*' ] || { say "== compile"; tests/bench_compile.sh; }
 }
 
 has_hosts() { have ip && have tc && [ "$(id -u)" = 0 ]; }
@@ -323,13 +329,24 @@ command_doctor() {
     if [ -n "$packages" ]; then say "missing: ${packages}; install with: sudo apt-get install ${packages}"; else say "nothing is missing"; fi
 }
 
-# A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph".
+# A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph". Declarations end where
+# the implementation begins.
 command_lines() {
-    awk '
+    choose_compiler
+    LC_ALL=C awk '
         /^ \* H[0-9]+  / && before ~ /^\/\* ====/ { name = substr($0, 4) }
-        { count[name == "" ? "declarations, documentation" : name]++; if (!(name in seen)) { seen[name]; order[++n] = name }; before = $0 }
-        END { for (i = 1; i <= n; i++) { key = order[i] == "" ? "declarations, documentation" : order[i]; printf "%6d  %s\n", count[key], key }
-              printf "%6d  total\n", NR }' dtrain.h
+        /^#define DTRAIN_IMPLEMENTED/ { if (name == first) name = "requirements of the build" }
+        BEGIN { first = name = "documentation, declarations" }
+        { if (!(name in count)) order[++n] = name; count[name]++; bytes[name] += length($0) + 1; all += length($0) + 1; before = $0 }
+        name == first && /^DT_API / { public++ }
+        END { for (i = 1; i <= n; i++) printf "%6d lines %8d bytes  %s\n", count[order[i]], bytes[order[i]], order[i]
+              printf "%6d lines %8d bytes  total, %d public functions\n", NR, all, public }' dtrain.h
+    mkdir -p $build
+    printf '#define DTRAIN_IMPLEMENTATION\n#include "dtrain.h"\n' >$build/lines.c
+    for level in -O0 -O2; do
+        TIMEFORMAT="%U s to compile with $CC $level"
+        time $CC -std=gnu11 $level -I. -c $build/lines.c -o $build/lines.o
+    done
 }
 
 main() {
