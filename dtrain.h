@@ -1053,7 +1053,6 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
  * `each` and with ZeRO 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
 
-/* Start from dt_layout_default(); new fields will have defaults there. */
 /* Both kinds resume in any layout (but see dt_wire: with it the number of data-parallel ranks stays, and only sharded
  * ones hold what each has lost). Sharded: every rank writes what it owns, in parallel, and what several have is
  * written once. Full: rank 0 writes whole tensors under the names of Hugging Face, with config.json for the families,
@@ -1064,6 +1063,47 @@ typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
 enum { DT_AUTO = -1 };
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
 
+/* What a run measures, prints and writes while it trains. */
+typedef struct dt_output {
+    int64_t eval_every;   /* steps between validations; 0: only at the end */
+    int64_t eval_batches; /* batches per validation; 0: the whole validation part */
+    int64_t sample_every; /* steps between text samples; 0: only at the end */
+    int64_t sample_length; /* bytes per sample; 0, or a model without logits of the next token: no samples */
+    dt_sampling sampling;  /* of the trainer's own samples */
+    int32_t no_cache;      /* samples compute the whole sequence for every token (the same text, slower) */
+    const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
+    const char *timeline; /* what every rank did when in the last step: a picture (SVG), or, in a file *.json, Chrome's
+                           * trace event format, which trace viewers read; NULL: none */
+    int32_t noise_scale;  /* measure the gradient noise scale (dt_step_info); a pass over every leaf's gradients */
+    int32_t doctor;       /* print dt_doctor's findings after step 9, or after the last of 4 or more, and train on */
+    int32_t rules;        /* dt_rules look at every step, and what fired is printed at the end: losses (means of 10; of
+                           * LossNotDecreasing [0] is 50), times; where ranks have all state (tp, pp, ep 1, ZeRO 0)
+                           * gradients, and weights, of which a copy is kept */
+    const char *stop_on;  /* rules, with commas: when one fires the step is saved, and the run stops as on request */
+    int32_t quiet;        /* no progress on standard output */
+    int32_t show_program; /* print the step program of rank 0 before step 1 */
+} dt_output;
+
+/* Where and how often a run saves its state, and what it does with what it finds there. */
+typedef struct dt_checkpoints {
+    const char *place;    /* directory of checkpoints: training goes on from the newest that is there; NULL: none */
+    int64_t interval;     /* steps between checkpoints; 0: after the last step and when asked to stop; DT_AUTO: as
+                           * often as dt_checkpoint_interval() says of the measured cost of a save and of mtbf */
+    float mtbf;           /* seconds between failures of the whole job, on average */
+    int32_t kind;         /* dt_checkpoint_kind */
+    int32_t async;        /* copy the state and write it behind training; sharded alone */
+    int32_t resume;       /* dt_resume */
+    int64_t keep;         /* of the newest checkpoints so many stay; 0: all */
+    const char *mirror;   /* second place for complete checkpoints, filled in the background; where `place` is empty,
+                           * training goes on from here. NULL: none */
+    const char *mirror_command; /* how files get there and back: a shell's line that finds what to copy in $DT_FROM, and
+                           * where to, in $DT_TO, such as 'aws s3 sync "$DT_FROM" "$DT_TO"'; NULL: mirror is a
+                           * directory */
+    float mirror_rate;    /* bytes per second to a directory; 0: no limit */
+    float deadline;       /* seconds from the request to stop until the end is forced: a save must fit */
+} dt_checkpoints;
+
+/* Start from dt_layout_default(); new fields will have defaults there. */
 typedef struct dt_layout {
     int64_t threads;      /* per rank; 0: cores / ranks */
     int64_t tp;           /* tensor parallel degree */
@@ -1089,39 +1129,9 @@ typedef struct dt_layout {
     float offload_rate;   /* bytes per second to and from the second memory together; 0: as fast as it goes */
     int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
     int32_t overlap;      /* dt_overlap */
-    int32_t noise_scale;  /* measure the gradient noise scale (dt_step_info); a pass over every leaf's gradients */
-    int64_t eval_every;   /* steps between validations; 0: only at the end */
-    int64_t eval_batches; /* batches per validation; 0: the whole validation part */
-    int64_t sample_every; /* steps between text samples; 0: only at the end */
-    int64_t sample_length; /* bytes per sample; 0, or a model without logits of the next token: no samples */
-    dt_sampling sampling;  /* of the trainer's own samples */
-    int32_t no_cache;      /* samples compute the whole sequence for every token (the same text, slower) */
-    const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
-    const char *timeline; /* what every rank did when in the last step: a picture (SVG), or, in a file *.json, Chrome's
-                           * trace event format, which trace viewers read; NULL: none */
-    const char *checkpoint;   /* directory of checkpoints: training goes on from the newest that is there; NULL: none */
-    int64_t checkpoint_every; /* steps between checkpoints; 0: after the last step and when asked to stop; DT_AUTO: as
-                               * often as dt_checkpoint_interval() says of the measured cost of a save and of mtbf */
-    float mtbf;               /* seconds between failures of the whole job, on average */
-    int32_t checkpoint_kind;  /* dt_checkpoint_kind */
-    int32_t checkpoint_async; /* copy the state and write it behind training; sharded alone */
-    int64_t keep;             /* of the newest checkpoints so many stay; 0: all */
-    int32_t resume;           /* dt_resume */
-    const char *mirror;       /* second place for complete checkpoints, filled in the background; where `checkpoint` is
-                               * empty, training goes on from here. NULL: none */
-    const char *mirror_command; /* how files get there and back: a shell's line that finds what to copy in $DT_FROM, and
-                               * where to, in $DT_TO, such as 'aws s3 sync "$DT_FROM" "$DT_TO"'; NULL: mirror is a
-                               * directory */
-    float mirror_rate;        /* bytes per second to a directory; 0: no limit */
-    float deadline;           /* seconds from the request to stop until the end is forced: a save must fit */
-    int32_t doctor;       /* print dt_doctor's findings after step 9, or after the last of 4 or more, and train on */
-    int32_t rules;        /* dt_rules look at every step, and what fired is printed at the end: losses (means of 10; of
-                           * LossNotDecreasing [0] is 50), times; where ranks have all state (tp, pp, ep 1, ZeRO 0)
-                           * gradients, and weights, of which a copy is kept */
-    const char *stop_on;  /* rules, with commas: when one fires the step is saved, and the run stops as on request */
-    int32_t quiet;        /* no progress on standard output */
-    int32_t show_program; /* print the step program of rank 0 before step 1 */
     int32_t no_memory_check; /* start although the plan needs more memory than is free */
+    dt_output output;         /* what is measured, printed and written on the way */
+    dt_checkpoints checkpoint; /* where the state is saved, how often, and what a start finds there */
 } dt_layout;
 DT_API dt_layout dt_layout_default(void);
 
@@ -1157,7 +1167,7 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
  *   WEIGHTS    zero-bubble: what BACKWARD left out, the gradients of weights
  *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
  *   CONTEXT    the tree over the context ranks' sums of one data shard, over a bucket of set `set`, to each of them
- *   MEASURE    the squared norm of a leaf's gradients, over a bucket of set `set` (layout.noise_scale)
+ *   MEASURE    the squared norm of a leaf's gradients, over a bucket of set `set` (layout.output.noise_scale)
  *   FOLD       set += from, over a bucket: two neighbours of the tree over data shards
  *   REDUCE     the tree over all ranks' partial sums, over a bucket: to every rank, or each piece to its owner (ZeRO)
  *   TOTAL      total += set, over a bucket
@@ -1190,7 +1200,7 @@ typedef struct dt_instr {
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
 
 /* One rank's part of a training run. One thread at a time. Progress goes to standard output from rank 0 unless
- * layout.quiet; nothing else in the library prints. */
+ * layout.output.quiet; nothing else in the library prints. */
 typedef struct dt_trainer dt_trainer;
 
 /* What a step did. Start from dt_step_info_zero(). */
@@ -1216,7 +1226,7 @@ typedef struct dt_step_info {
     int64_t wire_bytes;   /* of sent_bytes, gradients in recipe.wire's format; 0 when that is FP32 or nothing is sent */
     int64_t wire_plain;   /* what they are in FP32 */
     double wire_seconds;  /* of comm_seconds, coding and decoding them */
-    double noise_scale;   /* with layout.noise_scale tr(Sigma) / |G|^2 in samples, of averages of the two over about 10
+    double noise_scale;   /* with output.noise_scale tr(Sigma) / |G|^2 in samples, of averages of the two over about 10
                            * steps of this run: far below it a batch of twice the size needs half as many steps, far
                            * above it as many (McCandlish et al. 2018). NaN: not measured, or |G|^2 is too small to tell
                            */
@@ -1234,7 +1244,7 @@ DT_API void dt_trainer_close(dt_trainer **t);
 /* One optimizer step (collective), with validation and sample when they are due. DT_E_NUMERIC: loss or norm not finite,
  * the weights are those of the step before; DT_E_PEER; DT_E_FILE (metrics, checkpoints); DT_E_STOPPED: somebody asked
  * for the end (SIGTERM, Ctrl-C), and the checkpoint of this step is on the disk; DT_E_INTERRUPTED: there is no place
- * for one, or the time for it was over. With layout.checkpoint a checkpoint is written after every so many steps and
+ * for one, or the time for it was over. With a checkpoint.place a checkpoint is written after every so many steps and
  * after the last one; a run that was complete when it was resumed does nothing here but tell its step. */
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
 /* Runs all steps that are left. */
@@ -1250,7 +1260,7 @@ DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer);
  * of the state (pp, tp or ep above 1, ZeRO) it is collective, but after the last step, when any rank alone may call it;
  * "" when that failed. */
 DT_API const char *dt_trainer_hash(dt_trainer *t);
-/* Writes a checkpoint of the state as it is into layout.checkpoint, now (collective): dt_trainer_step does so by itself
+/* Writes a checkpoint of the state as it is into checkpoint.place, now (collective): dt_trainer_step does so by itself
  * when one is due. When it returns DT_OK the checkpoint is complete and on the disk. DT_E_FILE: it could not be
  * written; the ones before are as they were. */
 DT_API dt_result dt_trainer_save(dt_trainer *t);
@@ -1259,9 +1269,9 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
 /* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()): the recipe's
  * tokenizer's, the last one cut, or bytes of a byte vocabulary; text has room for count + 1 bytes.
  * Deterministic. Any rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks
- * together; layout.sample_length must not be 0. The text may hold bytes 0, which an
+ * together; layout.output.sample_length must not be 0. The text may hold bytes 0, which an
  * untrained model draws: count tells its length. The families keep the keys and values of earlier tokens
- * (layout.no_cache: not), models of one's own compute the whole sequence for every token; the bits are the same. A text
+ * (output.no_cache: not), models of one's own compute the whole sequence for every token; the bits are the same. A text
  * that fills the sequence goes on from its later half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
@@ -1284,7 +1294,7 @@ typedef struct dt_memory {
     int64_t offloaded; /* in the second memory: not in the total */
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
-/* What layout.rules found so far, the same on every rank; NULL when it is not set. */
+/* What layout.output.rules found so far, the same on every rank; NULL when it is not set. */
 DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t);
 /* Number of weights. */
 DT_API int64_t dt_trainer_weights(const dt_trainer *t);
@@ -22595,13 +22605,13 @@ DT_API dt_layout dt_layout_default(void)
     l.chunks = 2;
     l.horizon = 1;
     l.bucket = 25000000;
-    l.eval_every = 100;
-    l.eval_batches = 8;
-    l.keep = 2;
-    l.deadline = 120.0f;
-    l.mtbf = 14400.0f;
-    l.sample_length = 200;
-    l.sampling = dt_sampling_default();
+    l.output.eval_every = 100;
+    l.output.eval_batches = 8;
+    l.checkpoint.keep = 2;
+    l.checkpoint.deadline = 120.0f;
+    l.checkpoint.mtbf = 14400.0f;
+    l.output.sample_length = 200;
+    l.output.sampling = dt_sampling_default();
     return l;
 }
 
@@ -24134,7 +24144,7 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->reduce = dp > 1;
     s->overlap = dp > 1 && dt__engine_overlaps(e);
     s->context = e->mesh.size[DT__CONTEXT] > 1;
-    s->measure = l->noise_scale || e->recipe->growth > 1;
+    s->measure = l->output.noise_scale || e->recipe->growth > 1;
     s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
@@ -24552,7 +24562,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
         if (r) return r;
         ring->mover.rate = (double)e->layout->offload_rate;
     }
-    if (e->layout->timeline) {
+    if (e->layout->output.timeline) {
         e->when = (double *)dt__alloc(16 * (int64_t)e->program.count, "the timeline");
         if (!e->when) return DT_E_MEMORY;
     }
@@ -26771,39 +26781,45 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("horizon", "N", DT__TYPE_INT, horizon, "offload: segments before its use that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", DT__TYPE_FLOAT, offload_rate, "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
-    DT__LAYOUT("noise-scale", NULL, DT__TYPE_FLAG, noise_scale,
+    DT__LAYOUT("noise-scale", NULL, DT__TYPE_FLAG, output.noise_scale,
                "measure which batch is worth its samples: tr(Sigma) / |G|^2"),
     DT__CHOSEN("overlap", overlap, "auto,off,on", "a thread communicates meanwhile: auto (on a free core), off or on"),
-    DT__LAYOUT("eval-every", "N", DT__TYPE_INT, eval_every, "steps between validations; 0: at the end"),
-    DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, eval_batches, "batches per validation; 0: all"),
-    DT__LAYOUT("sample-every", "N", DT__TYPE_INT, sample_every, "steps between text samples; 0: at the end"),
-    DT__LAYOUT("sample-length", "N", DT__TYPE_INT, sample_length, "bytes per sample; 0: none"),
-    DT__LAYOUT("temperature", "X", DT__TYPE_FLOAT, sampling.temperature, "of samples; 0: always the likeliest token"),
-    DT__LAYOUT("top-k", "N", DT__TYPE_INT, sampling.top_k, "samples draw from so many tokens; 0: all"),
-    DT__LAYOUT("top-p", "P", DT__TYPE_FLOAT, sampling.top_p, "samples draw from so much probability; 0: all"),
-    DT__LAYOUT("no-cache", NULL, DT__TYPE_FLAG, no_cache, "samples compute the whole sequence for every token"),
-    DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, metrics, "JSON lines, one per step; a resumed run appends"),
-    DT__LAYOUT("timeline", "FILE", DT__TYPE_TEXT, timeline, "the last step as SVG, or as a trace (.json)"),
-    DT__LAYOUT("checkpoint", "DIR", DT__TYPE_TEXT, checkpoint,
+    DT__LAYOUT("eval-every", "N", DT__TYPE_INT, output.eval_every, "steps between validations; 0: at the end"),
+    DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, output.eval_batches, "batches per validation; 0: all"),
+    DT__LAYOUT("sample-every", "N", DT__TYPE_INT, output.sample_every, "steps between text samples; 0: at the end"),
+    DT__LAYOUT("sample-length", "N", DT__TYPE_INT, output.sample_length, "bytes per sample; 0: none"),
+    DT__LAYOUT("temperature", "X", DT__TYPE_FLOAT, output.sampling.temperature,
+               "of samples; 0: always the likeliest token"),
+    DT__LAYOUT("top-k", "N", DT__TYPE_INT, output.sampling.top_k, "samples draw from so many tokens; 0: all"),
+    DT__LAYOUT("top-p", "P", DT__TYPE_FLOAT, output.sampling.top_p, "samples draw from so much probability; 0: all"),
+    DT__LAYOUT("no-cache", NULL, DT__TYPE_FLAG, output.no_cache, "samples compute the whole sequence for every token"),
+    DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, output.metrics, "JSON lines, one per step; a resumed run appends"),
+    DT__LAYOUT("timeline", "FILE", DT__TYPE_TEXT, output.timeline, "the last step as SVG, or as a trace (.json)"),
+    DT__LAYOUT("checkpoint", "DIR", DT__TYPE_TEXT, checkpoint.place,
                "where checkpoints are; training goes on from the newest"),
-    DT__LAYOUT("checkpoint-every", "N", DT__TYPE_AUTO, checkpoint_every,
+    DT__LAYOUT("checkpoint-every", "N", DT__TYPE_AUTO, checkpoint.interval,
                "steps, or auto (Young's interval, by --mtbf); 0: at the end and when asked to stop"),
-    DT__LAYOUT("mtbf", "SECONDS", DT__TYPE_FLOAT, mtbf, "between failures of the job, for --checkpoint-every auto"),
-    DT__CHOSEN("checkpoint-kind", checkpoint_kind, "sharded,full", "sharded (a file per rank) or full (by rank 0)"),
-    DT__LAYOUT("checkpoint-async", NULL, DT__TYPE_FLAG, checkpoint_async, "copy, and write behind training"),
-    DT__LAYOUT("keep", "N", DT__TYPE_INT, keep, "checkpoints that stay, the newest; 0: all"),
-    DT__CHOSEN("resume", resume, "auto,never,only", "auto, never (refuse a used directory) or only (must find one)"),
-    DT__LAYOUT("mirror", "PLACE", DT__TYPE_TEXT, mirror,
+    DT__LAYOUT("mtbf", "SECONDS", DT__TYPE_FLOAT, checkpoint.mtbf,
+               "between failures of the job, for --checkpoint-every auto"),
+    DT__CHOSEN("checkpoint-kind", checkpoint.kind, "sharded,full", "sharded (a file per rank) or full (by rank 0)"),
+    DT__LAYOUT("checkpoint-async", NULL, DT__TYPE_FLAG, checkpoint.async, "copy, and write behind training"),
+    DT__LAYOUT("keep", "N", DT__TYPE_INT, checkpoint.keep, "checkpoints that stay, the newest; 0: all"),
+    DT__CHOSEN("resume", checkpoint.resume, "auto,never,only",
+               "auto, never (refuse a used directory) or only (must find one)"),
+    DT__LAYOUT("mirror", "PLACE", DT__TYPE_TEXT, checkpoint.mirror,
                "complete checkpoints are copied there, and back when DIR is empty"),
-    DT__LAYOUT("mirror-command", "LINE", DT__TYPE_TEXT, mirror_command,
+    DT__LAYOUT("mirror-command", "LINE", DT__TYPE_TEXT, checkpoint.mirror_command,
                "copies $DT_FROM to $DT_TO; none: PLACE is a directory"),
-    DT__LAYOUT("mirror-rate", "X", DT__TYPE_FLOAT, mirror_rate, "bytes per second to the mirror; 0: no limit"),
-    DT__LAYOUT("deadline", "SECONDS", DT__TYPE_FLOAT, deadline, "from a request to stop to a forced end"),
-    DT__LAYOUT("doctor", NULL, DT__TYPE_FLAG, doctor, "after 9 steps say why many ranks are hardly faster than one"),
-    DT__LAYOUT("rules", NULL, DT__TYPE_FLAG, rules, "look for the usual faults, and say at the end which were found"),
-    DT__LAYOUT("stop-on", "RULE,..", DT__TYPE_TEXT, stop_on, "save and stop when one of these rules fires"),
-    DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, quiet, "no progress"),
-    DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, show_program, "print the step program of rank 0"),
+    DT__LAYOUT("mirror-rate", "X", DT__TYPE_FLOAT, checkpoint.mirror_rate,
+               "bytes per second to the mirror; 0: no limit"),
+    DT__LAYOUT("deadline", "SECONDS", DT__TYPE_FLOAT, checkpoint.deadline, "from a request to stop to a forced end"),
+    DT__LAYOUT("doctor", NULL, DT__TYPE_FLAG, output.doctor,
+               "after 9 steps say why many ranks are hardly faster than one"),
+    DT__LAYOUT("rules", NULL, DT__TYPE_FLAG, output.rules,
+               "look for the usual faults, and say at the end which were found"),
+    DT__LAYOUT("stop-on", "RULE,..", DT__TYPE_TEXT, output.stop_on, "save and stop when one of these rules fires"),
+    DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, output.quiet, "no progress"),
+    DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, output.show_program, "print the step program of rank 0"),
     DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small"),
 };
 #undef DT__RECIPE
@@ -26968,7 +26984,7 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
     }
     *argc = kept;
     (*argv)[kept] = NULL;
-    if (!layout->checkpoint) layout->checkpoint = dt__sagemaker_checkpoints();
+    if (!layout->checkpoint.place) layout->checkpoint.place = dt__sagemaker_checkpoints();
     return DT_OK;
 }
 
@@ -27266,7 +27282,7 @@ static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
     if (l->ep > 1)
         return dt__error(DT_E_USAGE, "--wire %s does not go with --ep %lld, whose ranks sum experts among fewer: leave "
                          "one of them out", name, (long long)l->ep);
-    if (l->checkpoint && l->checkpoint_kind == DT_FULL)
+    if (l->checkpoint.place && l->checkpoint.kind == DT_FULL)
         return dt__error(DT_E_USAGE, "--wire %s: a full checkpoint has no place for what each rank has lost: use "
                          "--checkpoint-kind sharded, and convert afterwards", name);
     return DT_OK;
@@ -27278,7 +27294,7 @@ static dt_result dt__check_noise(const dt_recipe *r, const dt_layout *l)
     if (!dt__is_pow2(r->growth) || r->growth > 1024)
         return dt__error(DT_E_USAGE, "--growth %lld: it is a power of two up to 1024, 1 for a batch that does not grow",
                          (long long)r->growth);
-    if (!l->noise_scale && r->growth == 1) return DT_OK;
+    if (!l->output.noise_scale && r->growth == 1) return DT_OK;
     if (leaves < 2)
         return dt__error(DT_E_USAGE, "the noise scale compares gradients of parts of the batch, and there is one part: "
                          "set --data-shards 2 or more");
@@ -27321,6 +27337,8 @@ static dt_result dt__check_sampling(const dt_sampling *s)
 
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
+    const dt_output *o = &l->output;
+    const dt_checkpoints *c = &l->checkpoint;
     if (!r->source && (!r->data || !r->data[0]))
         return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
     if (!(r->learning_rate >= 0.0f && r->final_rate >= 0.0f && r->beta1 >= 0.0f && r->beta1 < 1.0f &&
@@ -27336,33 +27354,33 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
         r->accumulation < DT_SHARD || r->accumulation > DT_EACH)
         return dt__error(DT_E_USAGE,
                          "--warmup and --decay must be 0 or more; schedule and accumulation one of --help's words");
-    if (l->threads < 0 || l->threads > 1024 || l->bucket < 1 || l->eval_every < 0 || l->eval_batches < 0 ||
-        l->sample_every < 0 || l->sample_length < 0)
+    if (l->threads < 0 || l->threads > 1024 || l->bucket < 1 || o->eval_every < 0 || o->eval_batches < 0 ||
+        o->sample_every < 0 || o->sample_length < 0)
         return dt__error(DT_E_USAGE, "--threads is 0 to 1024, --bucket 1 or more, --eval-*, --sample-* 0 or more");
     if (!(l->memory_weight >= 0.0f && l->memory_weight <= 1.0f))
         return dt__error(DT_E_USAGE, "--memory-weight %g: it is 0 (stages balance time) to 1 (memory)",
                          (double)l->memory_weight);
-    if (l->doctor && r->steps < 4)
+    if (o->doctor && r->steps < 4)
         return dt__error(DT_E_USAGE, "--doctor needs 4 steps, of which it looks at all but the first: --steps %lld is "
                          "too few", (long long)r->steps);
-    if (l->checkpoint && (!*l->checkpoint || strlen(l->checkpoint) > PATH_MAX - 128))
+    if (c->place && (!*c->place || strlen(c->place) > PATH_MAX - 128))
         return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
-    if (l->checkpoint_every < DT_AUTO || l->keep < 0 || !(l->deadline > 0.0f && l->deadline < 1e6f) ||
-        !(l->mtbf > 0.0f && l->mtbf < 1e12f) || !(l->mirror_rate >= 0.0f && l->mirror_rate < 1e15f))
+    if (c->interval < DT_AUTO || c->keep < 0 || !(c->deadline > 0.0f && c->deadline < 1e6f) ||
+        !(c->mtbf > 0.0f && c->mtbf < 1e12f) || !(c->mirror_rate >= 0.0f && c->mirror_rate < 1e15f))
         return dt__error(DT_E_USAGE, "--checkpoint-every, --keep and --mirror-rate are 0 or more, --deadline and "
                          "--mtbf above 0 seconds");
-    if (l->mirror_command && !l->mirror)
+    if (c->mirror_command && !c->mirror)
         return dt__error(DT_E_USAGE, "--mirror-command copies to a place that --mirror names: give both");
-    if (l->mirror && (!*l->mirror || strlen(l->mirror) > PATH_MAX - 128))
+    if (c->mirror && (!*c->mirror || strlen(c->mirror) > PATH_MAX - 128))
         return dt__error(DT_E_USAGE, "--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
-    if (l->mirror_command && (strchr(l->mirror, '\'') || strchr(l->checkpoint, '\'')))
+    if (c->mirror_command && (strchr(c->mirror, '\'') || strchr(c->place, '\'')))
         return dt__error(DT_E_USAGE, "--mirror-command: no ' may be in the names of the two places");
-    if (!l->checkpoint && (l->checkpoint_every || l->checkpoint_async || l->mirror || l->resume == DT_RESUME_ONLY))
+    if (!c->place && (c->interval || c->async || c->mirror || c->resume == DT_RESUME_ONLY))
         return dt__error(DT_E_USAGE, "there is no place for checkpoints: --checkpoint DIR names one");
-    if (l->checkpoint_async && l->checkpoint_kind == DT_FULL)
+    if (c->async && c->kind == DT_FULL)
         return dt__error(DT_E_USAGE, "--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait "
                          "for rank 0; save sharded, and convert afterwards");
-    return dt__check_sampling(&l->sampling);
+    return dt__check_sampling(&o->sampling);
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------- */
@@ -27415,7 +27433,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     if (t->data) m.buffers += dt__data_memory(t->data);
     m.buffers +=
         4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
-    if (t->layout.sample_length) m.buffers += 4 * t->generator.memory_floats + 12 * t->recipe.model.vocabulary;
+    if (t->layout.output.sample_length) m.buffers += 4 * t->generator.memory_floats + 12 * t->recipe.model.vocabulary;
     if (t->comm->fabric) m.buffers += t->comm->fabric->memory;
     m.cache = 4 * t->generator.cache_floats;
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
@@ -27569,7 +27587,7 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
     dt_result r = DT_OK;
     nets[0] = &d->whole, nets[1] = &d->several, nets[2] = &d->one;
     /* What a capacity drops depends on all tokens. */
-    if (m->segments || e->layout->no_cache || (m->experts && m->capacity > 0.0f))
+    if (m->segments || e->layout->output.no_cache || (m->experts && m->capacity > 0.0f))
         r = dt__net_open(&d->whole, m, 1, length);
     else {
         r = dt__net_open_at(&d->one, m, 1, 1, length);
@@ -27616,9 +27634,9 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
     t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
-    t->text = (char *)dt__alloc(t->layout.sample_length + 1, "a text sample");
+    t->text = (char *)dt__alloc(t->layout.output.sample_length + 1, "a text sample");
     if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
-    if (t->layout.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
+    if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
     return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->net, e->k), dt__net_scratch(&t->generator.one, e->k)));
 }
@@ -27714,8 +27732,8 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (t->recipe.weights && !t->first) printf("weights  first ones from %s\n", t->recipe.weights);
     if (t->first)
         printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
-               t->layout.checkpoint);
-    for (int32_t i = 0; t->layout.show_program && i < t->e.program.count; i++) {
+               t->layout.checkpoint.place);
+    for (int32_t i = 0; t->layout.output.show_program && i < t->e.program.count; i++) {
         dt__instr_text(&t->e.program.list[i], text, sizeof text);
         printf("program  %4d %s\n", i, text);
     }
@@ -27794,9 +27812,9 @@ static dt_result dt__trainer_engine(dt_trainer *t)
         result = dt__error(DT_E_USAGE, "--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
                            (long long)t->layout.ep);
     if (!result) result = dt__trainer_ids(t);
-    if (!result && !dt__predicts_text(&e->net, words, r->model.vocabulary)) t->layout.sample_length = 0;
+    if (!result && !dt__predicts_text(&e->net, words, r->model.vocabulary)) t->layout.output.sample_length = 0;
     if (!result) result = dt__engine_open(e);
-    if (!result && t->layout.sample_length) result = dt__generator_open(&t->generator, e, r->sequence);
+    if (!result && t->layout.output.sample_length) result = dt__generator_open(&t->generator, e, r->sequence);
     if (result) return result;
     t->planned = dt__memory_plan(t);
     t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
@@ -28533,7 +28551,7 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__text_add(text, "{\n \"format\": \"dtrain checkpoint\",\n \"version\": %d,\n \"library\": \"%s\",\n",
                  (int)DT__MANIFEST_VERSION, dt_version());
     dt__text_add(text, " \"kind\": \"%s\",\n \"step\": %lld,\n \"steps\": %lld,\n",
-                 t->layout.checkpoint_kind == DT_FULL ? "full" : "sharded", (long long)s->step, (long long)r->steps);
+                 t->layout.checkpoint.kind == DT_FULL ? "full" : "sharded", (long long)s->step, (long long)r->steps);
     dt__text_add(text, " \"learning_rate\": %.9g,\n \"power1\": \"%a\",\n \"power2\": \"%a\",\n",
                  (double)dt_learning_rate(r, s->step), s->power1, s->power2);
     dt__text_add(text, " \"loss_scale\": 1,\n \"rng\": {\"kind\": \"Philox4x32-10\", \"seed\": %lld},\n",
@@ -28630,7 +28648,7 @@ static void dt__save_path(const dt_trainer *t, char path[PATH_MAX])
     char name[DT__STEP_NAME];
     dt__step_name(name, t->save.step);
     strcat(name, ".tmp");
-    (void)dt__path_join(path, t->layout.checkpoint, name);
+    (void)dt__path_join(path, t->layout.checkpoint.place, name);
 }
 
 /* What others need to make use of the weights (rank 0): config.json, and the tokenizer's files. */
@@ -28671,18 +28689,18 @@ static dt_result dt__save_job(void *owner, int64_t job)
     }
     if (job % DT__JOBS == DT__JOB_WRITE) {
         r = dt_is_root(t) ? dt__save_extras(t, path) : DT_OK;
-        if (!r && t->layout.checkpoint_kind == DT_SHARDED) /* a full one by the trainer's thread, which can collect */
+        if (!r && t->layout.checkpoint.kind == DT_SHARDED) /* a full one by the trainer's thread, which can collect */
             r = dt__runs_write(&t->e, &s->runs, &s->files, s->part, path, dt_comm_rank(t->comm));
         return r;
     }
     if (!dt_is_root(t)) return DT_OK;
     (void)dt__path_join(name, path, "manifest.json");
     r = s->manifest.failed ? DT_E_MEMORY : dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
-    if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint, s->step);
+    if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint.place, s->step);
     if (r) return r;
     __atomic_store_n(&s->newest, s->step, __ATOMIC_SEQ_CST);
     if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
-    return dt__steps_retain(&s->files, t->layout.checkpoint, t->layout.keep, s->step,
+    return dt__steps_retain(&s->files, t->layout.checkpoint.place, t->layout.checkpoint.keep, s->step,
                             __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
 }
 
@@ -28693,28 +28711,29 @@ static dt_result dt__mirror_restore(dt_trainer *t)
     dt__files *f = &t->save.mirror_files;
     int64_t *list, count, step = -1;
     char name[DT__STEP_NAME], path[PATH_MAX];
-    dt_result r = dt__steps_list(l->checkpoint, &list, &count);
+    dt_result r = dt__steps_list(l->checkpoint.place, &list, &count);
     dt__free(list);
     if (r || count) return r;
-    if (l->mirror_command) {
-        r = dt__dir_make(f, l->checkpoint);
-        return r ? r : dt__mirror_command(l->mirror_command, l->mirror, l->checkpoint);
+    if (l->checkpoint.mirror_command) {
+        r = dt__dir_make(f, l->checkpoint.place);
+        return r ? r : dt__mirror_command(l->checkpoint.mirror_command, l->checkpoint.mirror, l->checkpoint.place);
     }
-    r = dt__steps_list(l->mirror, &list, &count);
+    r = dt__steps_list(l->checkpoint.mirror, &list, &count);
     for (int64_t i = 0; i < count && !r && step < 0; i++) {
         dt__step_name(name, list[i]);
-        (void)dt__path_join(path, l->mirror, name);
+        (void)dt__path_join(path, l->checkpoint.mirror, name);
         if (!dt__step_check(f, path, dt__trainer_tick, t)) step = list[i];
         else fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
     }
     dt__free(list);
     if (!r && count && step < 0)
         r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole: give another --mirror, or none to begin anew",
-                      l->mirror);
+                      l->checkpoint.mirror);
     if (r || step < 0) return r;
-    if (!l->quiet) fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->checkpoint, (long long)step,
-                           l->mirror);
-    return dt__step_copy(f, l->mirror, l->checkpoint, step);
+    if (!l->output.quiet)
+        fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->checkpoint.place, (long long)step,
+                l->checkpoint.mirror);
+    return dt__step_copy(f, l->checkpoint.mirror, l->checkpoint.place, step);
 }
 
 /* From `checkpoint` to the mirror. */
@@ -28722,9 +28741,10 @@ static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
 {
     const dt_layout *l = &t->layout;
     dt_result r;
-    if (l->mirror_command) return dt__mirror_command(l->mirror_command, l->checkpoint, l->mirror);
-    r = dt__step_copy(&t->save.mirror_files, l->checkpoint, l->mirror, step);
-    return r ? r : dt__steps_retain(&t->save.mirror_files, l->mirror, l->keep, step, -1);
+    if (l->checkpoint.mirror_command)
+        return dt__mirror_command(l->checkpoint.mirror_command, l->checkpoint.place, l->checkpoint.mirror);
+    r = dt__step_copy(&t->save.mirror_files, l->checkpoint.place, l->checkpoint.mirror, step);
+    return r ? r : dt__steps_retain(&t->save.mirror_files, l->checkpoint.mirror, l->checkpoint.keep, step, -1);
 }
 
 /* The first job looks for what to begin from. The others copy the newest checkpoint, unless the one before took it
@@ -28779,8 +28799,8 @@ static dt_result dt__save_begin(dt_trainer *t)
     s->began = dt__now();
     dt__save_path(t, path);
     if (dt_is_root(t)) {
-        r = dt__dir_make(&s->files, t->layout.checkpoint);
-        if (!r) r = dt__steps_clean(&s->files, t->layout.checkpoint);
+        r = dt__dir_make(&s->files, t->layout.checkpoint.place);
+        if (!r) r = dt__steps_clean(&s->files, t->layout.checkpoint.place);
         if (!r) r = dt__dir_make(&s->files, path);
     }
     r = dt__trainer_agree(t, r);
@@ -28790,14 +28810,14 @@ static dt_result dt__save_begin(dt_trainer *t)
     (void)dt__queue_next(&s->queue);
     s->written = dt__queue_ask(&s->queue);
     s->state = DT__SAVE_WRITING;
-    return t->layout.checkpoint_kind == DT_FULL ? dt__save_full(t, path) : DT_OK;
+    return t->layout.checkpoint.kind == DT_FULL ? dt__save_full(t, path) : DT_OK;
 }
 
 /* All have written (collective): rank 0 hears of the files, writes the manifest and gives the checkpoint its name. */
 static dt_result dt__save_end(dt_trainer *t, dt_result r)
 {
     dt__saver *s = &t->save;
-    int size = dt_comm_size(t->comm), full = t->layout.checkpoint_kind == DT_FULL;
+    int size = dt_comm_size(t->comm), full = t->layout.checkpoint.kind == DT_FULL;
     int64_t words = (int64_t)sizeof(dt__part_file) / 4;
     dt_result wrote = dt__save_wait(t, &s->queue, s->written);
     r = dt__trainer_agree(t, r ? r : wrote);
@@ -28848,8 +28868,8 @@ static dt_result dt__trainer_save(dt_trainer *t, int behind)
 
 DT_API dt_result dt_trainer_save(dt_trainer *t)
 {
-    if (!t->layout.checkpoint)
-        return dt__error(DT_E_USAGE, "dt_trainer_save: there is no place for it: set layout.checkpoint");
+    if (!t->layout.checkpoint.place)
+        return dt__error(DT_E_USAGE, "dt_trainer_save: there is no place for it: set layout.checkpoint.place");
     return dt__trainer_save(t, 0);
 }
 
@@ -28877,7 +28897,7 @@ static dt_result dt__save_open(dt_trainer *t)
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
     if (!r) r = dt__runs_open(&s->live, &t->e, 1);
     if (!r) r = dt__runs_open(&s->runs, &t->e, 1);
-    if (!r && l->checkpoint_async) {
+    if (!r && l->checkpoint.async) {
         int64_t bytes = s->runs.bytes + 64 * s->runs.count;
         t->planned.buffers += bytes, t->planned.total += bytes;
         r = dt__check_memory(t, 1);
@@ -28889,9 +28909,10 @@ static dt_result dt__save_open(dt_trainer *t)
     }
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, DT__JOBS, "write checkpoints");
     s->newest = s->mirroring = s->mirrored = -1;
-    s->mirror_files.rate = (double)l->mirror_rate;
-    if (!r && l->mirror && dt_is_root(t)) r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
-    if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
+    s->mirror_files.rate = (double)l->checkpoint.mirror_rate;
+    if (!r && l->checkpoint.mirror && dt_is_root(t))
+        r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
+    if (!r) dt__comm_stop_grace(t->comm, (double)l->checkpoint.deadline);
     if (!r) dt__comm_catch_stop(t->comm);
     for (int n = 1; n < dt_comm_size(t->comm) && !r; n++) dt__comm_fits(t->comm, n, dt__engine_fits(&t->e, n));
     s->last = dt__now();
@@ -28985,7 +29006,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     char name[DT__STEP_NAME], path[PATH_MAX];
     dt__queue *mirror = &t->save.mirror;
     dt_result r = mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK;
-    if (!r && dt_is_root(t)) r = dt__steps_list(l->checkpoint, &list, &count);
+    if (!r && dt_is_root(t)) r = dt__steps_list(l->checkpoint.place, &list, &count);
     r = dt__trainer_agree(t, r);
     for (int64_t i = 0; !r; i++) {
         int64_t step = i < count ? list[i] : -1;
@@ -28993,13 +29014,13 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         r = dt_broadcast(t->comm, words, 2, 0);
         memcpy(&step, words, 8);
         if (r || step < 0) break;
-        if (l->resume == DT_RESUME_NEVER) {
+        if (l->checkpoint.resume == DT_RESUME_NEVER) {
             r = dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or resume",
-                          l->checkpoint);
+                          l->checkpoint.place);
             break;
         }
         dt__step_name(name, step);
-        (void)dt__path_join(path, l->checkpoint, name);
+        (void)dt__path_join(path, l->checkpoint.place, name);
         r = dt__resume_one(t, path);
         if (!r) dt__comm_progress(t->comm, t->first = t->e.step);
         if (r != DT_E_DATA && r != DT_E_FILE) break; /* also when all went well */
@@ -29010,10 +29031,10 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     dt__free(list);
     if (!r && !t->e.step && t->save.damaged)
         r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole (%d are not): name another directory",
-                      l->checkpoint, t->save.damaged);
-    if (!r && !t->e.step && l->resume == DT_RESUME_ONLY)
+                      l->checkpoint.place, t->save.damaged);
+    if (!r && !t->e.step && l->checkpoint.resume == DT_RESUME_ONLY)
         r = dt__error(DT_E_USAGE, "%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out",
-                      l->checkpoint);
+                      l->checkpoint.place);
     return r ? r : dt__trainer_forget(t);
 }
 
@@ -29572,12 +29593,12 @@ enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
 
 static dt_result dt__timeline_error(const dt_trainer *t)
 {
-    return dt__error(DT_E_FILE, "cannot write the timeline to %s: %s", t->layout.timeline, strerror(errno));
+    return dt__error(DT_E_FILE, "cannot write the timeline to %s: %s", t->layout.output.timeline, strerror(errno));
 }
 
 static dt_result dt__timeline_open(dt_trainer *t)
 {
-    t->timeline = fopen(t->layout.timeline, "w");
+    t->timeline = fopen(t->layout.output.timeline, "w");
     return t->timeline ? DT_OK : dt__timeline_error(t);
 }
 
@@ -29589,7 +29610,7 @@ static dt_result dt__timeline_close(dt_trainer *t, int whole)
     int bad = ferror(t->timeline) | fclose(t->timeline);
     dt_result r = bad ? dt__timeline_error(t) : DT_OK;
     t->timeline = NULL;
-    if ((bad || !whole) && regular) remove(t->layout.timeline);
+    if ((bad || !whole) && regular) remove(t->layout.output.timeline);
     return r;
 }
 
@@ -29721,7 +29742,7 @@ static dt_result dt__timeline_write(dt_trainer *t)
     int64_t most = (int64_t)count, floats = most * DT__BAR_WORDS;
     dt__bar *bars;
     double from = 1e300, to = 0;
-    const char *dot = strrchr(t->layout.timeline, '.');
+    const char *dot = strrchr(t->layout.output.timeline, '.');
     if (r) return r;
     bars = (dt__bar *)dt__alloc((ranks + 1) * 4 * floats, "the timeline"); /* zeroed */
     if (!bars) return DT_E_MEMORY;
@@ -29747,8 +29768,8 @@ DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t) { return t->rules; 
 
 static dt_result dt__watch_open(dt_trainer *t)
 {
-    const char *at = t->layout.stop_on ? t->layout.stop_on : "", *near = dt_rule_name(0);
-    if (*at && !t->layout.checkpoint)
+    const char *at = t->layout.output.stop_on ? t->layout.output.stop_on : "", *near = dt_rule_name(0);
+    if (*at && !t->layout.checkpoint.place)
         return dt__error(DT_E_USAGE, "--stop-on saves before it stops: --checkpoint DIR names a place");
     for (size_t n; *at; at += n + (at[n] == ',')) {
         char name[64];
@@ -29793,23 +29814,24 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     t->opened = dt__now();
     r = dt_comm_init(&t->comm, NULL, NULL);
     if (!r) r = dt__trainer_settle(t);
-    if (!r && (t->layout.rules || t->layout.stop_on)) r = dt__watch_open(t);
+    if (!r && (t->layout.output.rules || t->layout.output.stop_on)) r = dt__watch_open(t);
     if (!r) r = dt__choose_kernels(&t->e.k);
     if (!r) r = dt__self_check(t->e.k, t->pool);
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__measure_peak(t);
-    if (!r && t->layout.timeline && dt_is_root(t)) r = dt__timeline_open(t);
-    if (!r && t->layout.checkpoint) r = dt__save_open(t);
+    if (!r && t->layout.output.timeline && dt_is_root(t)) r = dt__timeline_open(t);
+    if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
-    if (!r && t->layout.checkpoint) r = dt__trainer_resume(t);
+    if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
     dt__tensors_close(&t->published);
-    if (!r && t->layout.metrics && dt_is_root(t)) r = dt__metrics_open(&t->metrics, t->layout.metrics, t->first > 0);
+    if (!r && t->layout.output.metrics && dt_is_root(t))
+        r = dt__metrics_open(&t->metrics, t->layout.output.metrics, t->first > 0);
     if (!r)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
                             t->e.grow.batches, 3,
                             dt__trainer_row, t);
-    if (!r && dt_is_root(t) && !t->layout.quiet) dt__trainer_banner(t);
+    if (!r && dt_is_root(t) && !t->layout.output.quiet) dt__trainer_banner(t);
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
     *handle = t;
@@ -30291,9 +30313,9 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
 static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 {
     static const char prompt[] = "The ";
-    dt_result r = dt_trainer_sample(t, prompt, t->layout.sample_length, &t->layout.sampling, t->text);
+    dt_result r = dt_trainer_sample(t, prompt, t->layout.output.sample_length, &t->layout.output.sampling, t->text);
     if (r || !dt_is_root(t)) return r;
-    for (int64_t i = 0; i < t->layout.sample_length; i++)
+    for (int64_t i = 0; i < t->layout.output.sample_length; i++)
         if ((unsigned char)t->text[i] < 32 && t->text[i] != '\n' && t->text[i] != '\t') t->text[i] = '?';
     printf("---- sample at step %lld ----\n%s%s\n----\n", (long long)step, prompt, t->text);
     return DT_OK;
@@ -30310,19 +30332,19 @@ static int dt__loss_in_nats(const dt_trainer *t)
 static int dt__trainer_draws(const dt_trainer *t)
 {
     const dt_layout *l = &t->layout;
-    if (!l->sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
-    return dt__trainer_whole(t) ? dt_is_root(t) && !l->quiet : !l->quiet;
+    if (!l->output.sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
+    return dt__trainer_whole(t) ? dt_is_root(t) && !l->output.quiet : !l->output.quiet;
 }
 
 /* The validation that is due after this step, a text sample, and the hash while all ranks are here. */
 static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 {
     const dt_layout *l = &t->layout;
-    int last = info->step == t->recipe.steps, speaks = dt_is_root(t) && !l->quiet;
+    int last = info->step == t->recipe.steps, speaks = dt_is_root(t) && !l->output.quiet;
     dt_result r = DT_OK;
     info->validation = __builtin_nanf("");
-    if (t->feed.is.samples[DT_VALIDATION] && (last || (l->eval_every && info->step % l->eval_every == 0)))
-        r = dt_trainer_evaluate(t, l->eval_batches, &info->validation);
+    if (t->feed.is.samples[DT_VALIDATION] && (last || (l->output.eval_every && info->step % l->output.eval_every == 0)))
+        r = dt_trainer_evaluate(t, l->output.eval_batches, &info->validation);
     if (r) return r;
     if (speaks && info->validation == info->validation) {
         printf("step %lld/%lld  validation loss ", (long long)info->step, (long long)t->recipe.steps);
@@ -30331,11 +30353,11 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
                    (double)info->validation * 1.4426950408889634, t->feed.own ? "target" : "token");
         else printf("%.5g\n", (double)info->validation);
     }
-    if (dt__trainer_draws(t) && (last || (l->sample_every && info->step % l->sample_every == 0)))
+    if (dt__trainer_draws(t) && (last || (l->output.sample_every && info->step % l->output.sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
-    if (!r && last && l->timeline) r = dt__engine_settle(&t->e);
-    if (!r && last && l->timeline) r = dt__timeline_write(t);
+    if (!r && last && l->output.timeline) r = dt__engine_settle(&t->e);
+    if (!r && last && l->output.timeline) r = dt__timeline_write(t);
     if (speaks) fflush(stdout);
     return r;
 }
@@ -30379,7 +30401,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     dt__metrics_number(m, "comm_seconds", i->comm_seconds);
     dt__metrics_number(m, "exposed_seconds", i->exposed_seconds);
     dt__metrics_number(m, "data_seconds", i->data_seconds);
-    if (t->layout.checkpoint) dt__metrics_number(m, "save_seconds", i->save_seconds);
+    if (t->layout.checkpoint.place) dt__metrics_number(m, "save_seconds", i->save_seconds);
     dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
     dt__metrics_number(m, "far_bytes", (double)i->far_bytes);
     dt__metrics_number(m, "reductions", (double)i->reductions);
@@ -30448,10 +30470,10 @@ static uint32_t dt__save_says(dt_trainer *t)
 {
     dt__saver *s = &t->save;
     uint32_t said = 0;
-    if (!t->layout.checkpoint) return said;
+    if (!t->layout.checkpoint.place) return said;
     if (dt__comm_stop_requested(t->comm)) said |= DT__SAID_STOP;
     if (s->state == DT__SAVE_WRITING && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
-    if (t->layout.checkpoint_every == DT_AUTO && dt_is_root(t) && dt__now() - s->last >= s->interval)
+    if (t->layout.checkpoint.interval == DT_AUTO && dt_is_root(t) && dt__now() - s->last >= s->interval)
         said |= DT__SAID_DUE; /* the first step, too: only a save tells what one costs */
     return said;
 }
@@ -30468,16 +30490,16 @@ static void dt__save_learn(dt_trainer *t)
     dt__saver *s = &t->save;
     const dt_layout *l = &t->layout;
     double before = s->interval, most = s->seconds > s->cost ? s->seconds : s->cost;
-    int speaks = dt_is_root(t) && !l->quiet;
-    s->interval = dt_checkpoint_interval(s->cost, (double)l->mtbf);
-    if (l->checkpoint_every == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
+    int speaks = dt_is_root(t) && !l->output.quiet;
+    s->interval = dt_checkpoint_interval(s->cost, (double)l->checkpoint.mtbf);
+    if (l->checkpoint.interval == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
         printf("checkpoint every %.1f s: sqrt(2 x %.3f s that a save costs x %.0f s between failures) is %.1f s (Young "
-               "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->mtbf,
-               __builtin_sqrt(2.0 * s->cost * (double)l->mtbf));
-    if (speaks && most > (double)l->deadline && !s->warned)
+               "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->checkpoint.mtbf,
+               __builtin_sqrt(2.0 * s->cost * (double)l->checkpoint.mtbf));
+    if (speaks && most > (double)l->checkpoint.deadline && !s->warned)
         printf("a save takes %.1f s, but between a request to stop and the end are %.1f s (--deadline): it will not "
-               "fit, and the checkpoint before is what a restart finds\n", most, (double)l->deadline);
-    s->warned |= most > (double)l->deadline;
+               "fit, and the checkpoint before is what a restart finds\n", most, (double)l->checkpoint.deadline);
+    s->warned |= most > (double)l->checkpoint.deadline;
 }
 
 /* Saves when it is time to, and ends the run where that was asked for. */
@@ -30486,19 +30508,19 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     const dt_layout *l = &t->layout;
     int last = info->step == t->recipe.steps, stop = (said & DT__SAID_STOP) && !last;
     int due = last || stop || (said & DT__SAID_DUE) ||
-              (l->checkpoint_every > 0 && info->step % l->checkpoint_every == 0);
-    int behind = l->checkpoint_async && !last && !stop;
+              (l->checkpoint.interval > 0 && info->step % l->checkpoint.interval == 0);
+    int behind = l->checkpoint.async && !last && !stop;
     dt_result r;
-    if (!l->checkpoint || !due) return DT_OK;
+    if (!l->checkpoint.place || !due) return DT_OK;
     r = dt__trainer_save(t, behind);
-    if (!r && !behind && dt_is_root(t) && !l->quiet)
+    if (!r && !behind && dt_is_root(t) && !l->output.quiet)
         printf("step %lld/%lld  checkpoint in %.2f s\n", (long long)info->step, (long long)t->recipe.steps,
                t->save.seconds);
     if (!r && !behind) dt__save_learn(t);
     if (r || !stop) return r;
     return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run again to go on",
                      t->stopper ? "by rule " : "on request", t->stopper ? dt_rule_name(t->stopper - 1) : "",
-                     (long long)info->step, (long long)t->recipe.steps, l->checkpoint);
+                     (long long)info->step, (long long)t->recipe.steps, l->checkpoint.place);
 }
 
 /* A run that was complete when it was resumed has no more steps. */
@@ -31148,8 +31170,8 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__grow_next(e);
     t->waited = t->loader->waited;
     dt__pulse_keep(t, pulse);
-    if (dt_is_root(t) && !t->layout.quiet) dt__trainer_progress(t, info);
-    r = t->layout.doctor ? dt__trainer_doctor(t) : DT_OK;
+    if (dt_is_root(t) && !t->layout.output.quiet) dt__trainer_progress(t, info);
+    r = t->layout.output.doctor ? dt__trainer_doctor(t) : DT_OK;
     if (!r) r = dt__trainer_due(t, info);
     if (!r && t->rules) r = dt__watch_step(t, info, agreeing, &said);
     if (!r) r = dt__trainer_keep(t, info, said);

@@ -92,8 +92,8 @@ static dt_result teach(const char *text, int *good)
     dt_trainer *t = NULL;
     float loss[2] = {0, 0}, validation = 0;
     dt_result e;
-    layout.quiet = 1; /* this program prints by itself */
-    layout.eval_every = 0;
+    layout.output.quiet = 1; /* this program prints by itself */
+    layout.output.eval_every = 0;
     e = dt_trainer_open(&t, &r, &layout);
     if (e) return e;
     *good = count_weights(t, &r);

@@ -93,7 +93,7 @@ int main(int argc, char **argv)
     dt_trainer *t = NULL;
     dt_result e = dt_launch(&argc, &argv);
     int status;
-    layout.sample_length = layout.eval_every = 0;
+    layout.output.sample_length = layout.output.eval_every = 0;
     if (e || dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("05_one_hash");
     if (recipe.data || argc > 1) return fprintf(stderr, "05_one_hash: the data is generated here\n"), 2;
     e = open_trainer(&t, &recipe, &layout);

@@ -62,7 +62,7 @@ static dt_result train(const char *text, int64_t batch, int64_t micro, int64_t s
     recipe.data = text;
     recipe.sequence = 32, recipe.steps = 5, recipe.validation = 0;
     recipe.batch = batch, recipe.micro_batch = micro, recipe.data_shards = shards, recipe.accumulation = kind;
-    layout.quiet = 1, layout.threads = 1;
+    layout.output.quiet = 1, layout.threads = 1;
     e = dt_trainer_open(&t, &recipe, &layout);
     for (out->reduce = 1e9; !e && info.step < recipe.steps;) {
         e = dt_trainer_step(t, &info);

@@ -110,7 +110,7 @@ int main(int argc, char **argv)
     recipe.sequence = 32;
     recipe.steps = 100;
     recipe.learning_rate = 5e-3f;
-    layout.sample_length = 60;
+    layout.output.sample_length = 60;
     layout.threads = 1;
     if (argc > 1) return fprintf(stderr, "07_own_model: the option is --ranks N\n"), dt_exit_code(DT_E_USAGE);
     if (!e) e = open_trainer(&t, &recipe, &layout);

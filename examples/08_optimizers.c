@@ -86,11 +86,11 @@ static dt_result train(const choice *c, const char *text, int evaluate, result *
     out->bytes = dt_optimizer_bytes(&recipe);
     recipe.ema = 0.9f; /* of the last ten steps or so; 0.999 and more is usual in long runs */
     recipe.evaluate_ema = evaluate;
-    layout.quiet = 1;
+    layout.output.quiet = 1;
     layout.threads = 1;
-    layout.eval_every = 0; /* at the end, the whole validation part */
-    layout.eval_batches = 0;
-    layout.sample_length = 0;
+    layout.output.eval_every = 0; /* at the end, the whole validation part */
+    layout.output.eval_batches = 0;
+    layout.output.sample_length = 0;
     e = dt_trainer_open(&t, &recipe, &layout);
     if (!e) e = dt_trainer_step(t, &info);
     out->before = info.loss;

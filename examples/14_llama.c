@@ -85,7 +85,7 @@ static dt_result train(const char *name, dt_model model, int *counted, char hash
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
     dt_result e;
-    layout.quiet = 1;
+    layout.output.quiet = 1;
     layout.threads = 1;
     recipe.model = model;
     e = open_trainer(&t, &recipe, &layout);

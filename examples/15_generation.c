@@ -53,9 +53,9 @@ static dt_result train(dt_trainer **t, int no_cache)
     r.warmup = 10;
     r.learning_rate = 1e-2f;
     r.validation = 0;
-    l.no_cache = no_cache;
+    l.output.no_cache = no_cache;
     l.threads = 1;
-    l.quiet = 1;
+    l.output.quiet = 1;
     e = dt_data_generate(text, 100000, 1);
     if (!e) e = dt_trainer_open(t, &r, &l);
     remove(text); /* open files live on without a name */

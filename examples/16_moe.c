@@ -81,7 +81,7 @@ static dt_result train(const char *text, const dt_moe_options *moe, result *out)
     recipe.data = text;
     recipe.steps = STEPS, recipe.batch = BATCH, recipe.sequence = LENGTH;
     recipe.learning_rate = 3e-3f;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     e = dt_trainer_open(&t, &recipe, &layout);
     if (!e) e = dt_trainer_step(t, &info);
     out->first = info.loss;

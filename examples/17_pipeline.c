@@ -125,7 +125,7 @@ static dt_result train(const char *text, int kind, int p, int64_t m, int64_t ste
     recipe.model.layers = LAYERS, recipe.model.heads = 2, recipe.model.width = WIDTH;
     recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0;
     recipe.batch = m, recipe.micro_batch = recipe.data_shards = 1, recipe.steps = 5;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     layout.pp = p, layout.pipeline = kinds[kind], layout.chunks = CHUNKS;
     e = dt_trainer_open(&t, &recipe, &layout);
     while (!e && info.step < steps) e = dt_trainer_step(t, &info);

@@ -152,7 +152,7 @@ static dt_result train(const char *text, int mode, int n, int *good)
     recipe.model.layers = LAYERS, recipe.model.heads = 4, recipe.model.width = WIDTH;
     recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0, recipe.steps = 5;
     recipe.batch = BATCH, recipe.data_shards = recipe.tensor_shards = 4; /* up to 4 ranks of either kind */
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     layout.tp = mode ? n : 1, layout.sequence_parallel = mode == 2;
     e = dt_trainer_open(&t, &recipe, &layout);
     if (!e) e = dt_trainer_run(t, &info);

@@ -144,7 +144,7 @@ static dt_result train(dt_comm *c, const char *text, const struct choice *m, flo
     recipe.model.layers = LAYERS, recipe.model.heads = recipe.model.kv_heads = 8, recipe.model.width = WIDTH;
     recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0, recipe.steps = 2;
     recipe.batch = BATCH, recipe.micro_batch = MICRO, recipe.data_shards = recipe.tensor_shards = SHARDS;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     layout.tp = m->kind == TENSOR ? n : m->kind == MESH && n > 1 ? 2 : 1;
     layout.pp = m->kind == STAGES ? n : m->kind == MESH && n > 3 ? 2 : 1;
     layout.order = m->order;

@@ -68,7 +68,7 @@ static dt_result train(dt_comm *c, const char *text, int run, result *out)
     recipe.data_shards = recipe.micro_batch = SHARDS, recipe.batch = SHARDS * runs[run].micros;
     recipe.accumulation = runs[run].each ? DT_EACH : DT_SHARD;
     l.zero = runs[run].stage, l.zero_group = runs[run].group, l.bucket = 1; /* a bucket per segment */
-    l.quiet = 1, l.threads = 1, l.sample_length = 0;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
     l.overlap = DT_OVERLAP_OFF; /* on needs a second bucket and window (24_overlap.c) */
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;

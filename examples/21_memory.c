@@ -53,7 +53,7 @@ static dt_result train(job *j, dt_layout l, int64_t layers, dt_memory *m)
     recipe.model.layers = layers, recipe.model.heads = A, recipe.model.width = H;
     recipe.data = j->text, recipe.sequence = S, recipe.steps = 2, recipe.validation = 0;
     recipe.data_shards = SHARDS, recipe.batch = SHARDS * B;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;
     *m = dt_trainer_memory(t);

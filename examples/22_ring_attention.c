@@ -133,7 +133,7 @@ static dt_result train(const char *text, int n, int64_t shards, int *good)
     recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0, recipe.steps = STEPS;
     recipe.batch = recipe.data_shards = 1;
     recipe.context_shards = shards; /* up to so many ranks */
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     layout.cp = n;
     e = dt_trainer_open(&t, &recipe, &layout);
     if (!e) e = dt_trainer_run(t, &info);

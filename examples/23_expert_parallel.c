@@ -68,7 +68,7 @@ static dt_result train(dt_comm *c, const char *text, int kind, int ep, result *o
     recipe.data = text, recipe.sequence = LENGTH, recipe.batch = recipe.micro_batch = BATCH;
     recipe.data_shards = SHARDS, recipe.steps = 20, recipe.warmup = 2, recipe.validation = 0;
     layout.ep = ep;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     e = dt_trainer_open(&t, &recipe, &layout);
     if (e) return e;
     memory = dt_trainer_memory(t);

@@ -68,7 +68,7 @@ static dt_result train(const char *text, int run, result *out)
     recipe.model.layers = 6, recipe.model.width = 128;
     recipe.data = text, recipe.sequence = 64, recipe.steps = STEPS, recipe.validation = 0;
     recipe.batch = 8, recipe.data_shards = SHARDS;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
     l.zero = runs[run].zero, l.bucket = runs[run].bucket, l.overlap = runs[run].overlap;
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;

@@ -138,9 +138,9 @@ static dt_result train(const char *directory, int64_t last, int *root, char hash
     recipe.model = dt_model_gpt2("nano");
     recipe.data = "tool.txt";
     recipe.steps = STEPS, recipe.batch = 8, recipe.sequence = 32;
-    layout.quiet = 1, layout.sample_length = 0, layout.eval_batches = 1;
-    layout.checkpoint = directory;
-    layout.checkpoint_every = directory ? STOP : 0;
+    layout.output.quiet = 1, layout.output.sample_length = 0, layout.output.eval_batches = 1;
+    layout.checkpoint.place = directory;
+    layout.checkpoint.interval = directory ? STOP : 0;
     r = dt_trainer_open(&t, &recipe, &layout);
     while (!r && info.step < last) r = dt_trainer_step(t, &info);
     if (!r) memcpy(hash, dt_trainer_hash(t), 65);

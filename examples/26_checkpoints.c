@@ -67,9 +67,9 @@ static dt_result train(job *j, int run, int64_t until)
     recipe.model = dt_model_gpt2("nano");
     recipe.data = j->text, recipe.sequence = 32, recipe.steps = STEPS, recipe.warmup = 4, recipe.validation = 0;
     recipe.batch = 8, recipe.data_shards = SHARDS, recipe.tensor_shards = 2;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
     l.zero = runs[run].zero, l.tp = j->ranks > 1 ? runs[run].tp : 1;
-    l.checkpoint = j->place, l.checkpoint_kind = runs[run].kind;
+    l.checkpoint.place = j->place, l.checkpoint.kind = runs[run].kind;
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;
     while (!e && info.step < until) e = dt_trainer_step(t, &info);

@@ -45,8 +45,8 @@ static int job(const char *text, const char *place, float deadline)
     recipe.model = dt_model_gpt2("nano");
     recipe.data = text, recipe.sequence = 32, recipe.steps = STEPS, recipe.validation = 0;
     recipe.batch = 8, recipe.data_shards = 4;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0;
-    l.checkpoint = place, l.checkpoint_every = EVERY, l.deadline = deadline;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.checkpoint.place = place, l.checkpoint.interval = EVERY, l.checkpoint.deadline = deadline;
     e = dt_trainer_open(&t, &recipe, &l);
     while (!e && info.step < STEPS) {
         e = dt_trainer_step(t, &info);

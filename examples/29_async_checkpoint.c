@@ -51,8 +51,8 @@ static dt_result train(const char *text, const char *place, int behind, result *
     recipe.model = dt_model_gpt2("nano");
     recipe.data = text, recipe.sequence = 64, recipe.steps = STEPS, recipe.validation = 0;
     recipe.batch = 64, recipe.data_shards = 4;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0, l.keep = 0;
-    l.checkpoint = place, l.checkpoint_every = EVERY, l.checkpoint_async = behind;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.checkpoint.keep = 0;
+    l.checkpoint.place = place, l.checkpoint.interval = EVERY, l.checkpoint.async = behind;
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;
     timespec_get(&from, TIME_UTC);

@@ -52,7 +52,7 @@ static dt_result train(const char *text, const char *place, int64_t until, float
     recipe.model = dt_model_gpt2("nano");
     recipe.data = text, recipe.sequence = 32, recipe.steps = STEPS, recipe.warmup = 12, recipe.validation = 0;
     recipe.batch = 8, recipe.data_shards = 4, recipe.dropout = 0.1f, recipe.learning_rate = 3e-3f;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0, l.checkpoint = place, l.keep = 0;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.checkpoint.place = place, l.checkpoint.keep = 0;
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;
     *root = dt_is_root(t);

@@ -62,8 +62,9 @@ static dt_result train(const char *text, const char *here, const char *there, in
     recipe.model = dt_model_gpt2("nano");
     recipe.data = text, recipe.sequence = 32, recipe.steps = STEPS, recipe.validation = 0;
     recipe.batch = 8, recipe.data_shards = 4;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0;
-    l.checkpoint = here, l.checkpoint_every = EVERY, l.mirror = there, l.mirror_rate = 2e7f;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.checkpoint.place = here, l.checkpoint.interval = EVERY;
+    l.checkpoint.mirror = there, l.checkpoint.mirror_rate = 2e7f;
     e = dt_trainer_open(&t, &recipe, &l);
     for (*first = 0; !e && info.step < until;) {
         e = dt_trainer_step(t, &info);

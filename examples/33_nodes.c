@@ -107,7 +107,7 @@ static dt_result train(const char *text, const char *order, int64_t tp, double *
     recipe.model = dt_model_gpt2("nano");
     recipe.data = text, recipe.sequence = LENGTH, recipe.batch = BATCH, recipe.steps = STEPS, recipe.validation = 0;
     recipe.tensor_shards = 2;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0, l.order = order, l.tp = tp;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.order = order, l.tp = tp;
     e = dt_trainer_open(&t, &recipe, &l);
     while (!e && info.step < STEPS) e = dt_trainer_step(t, &info);
     if (!e) memcpy(hash, dt_trainer_hash(t), 65);

@@ -63,7 +63,7 @@ static dt_result train(const dt_recipe *recipe, result *out)
     dt_trainer *t = NULL;
     float loss = 0.0f;
     dt_result e;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0, l.eval_every = 0, l.eval_batches = 0;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.output.eval_every = 0, l.output.eval_batches = 0;
     e = dt_trainer_open(&t, recipe, &l);
     out->coding = 1e9;
     while (!e && info.step < recipe->steps) {

@@ -83,7 +83,7 @@ static dt_result train(fault *f, int rank, dt_diagnosis *d, char hash[65], doubl
     recipe.model = dt_model_gpt2("nano");
     recipe.model.vocabulary = 100;
     recipe.source = &source, recipe.steps = 6, recipe.batch = f->batch, recipe.data_shards = recipe.tensor_shards = 2;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0, layout.tp = f->tp;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0, layout.tp = f->tp;
     if (f->bucket) layout.bucket = f->bucket, layout.overlap = DT_OVERLAP_OFF;
     environment("DT_LINK_RATE", f->rate);
     environment("DT_NODES", f->nodes);

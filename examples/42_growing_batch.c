@@ -91,7 +91,9 @@ static dt_result train(int which, run *out)
     r.steps = 1 << 17, r.warmup = 0, r.schedule = DT_CONSTANT;
     r.optimizer = DT_SGD, r.learning_rate = 0.1f, r.weight_decay = 0, r.clip = 0;
     r.growth = which == GROWING ? GROWTH : 1;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0, l.eval_every = 0, l.eval_batches = 0, l.noise_scale = 1;
+    l.threads = 1;
+    l.output.quiet = 1, l.output.sample_length = 0, l.output.eval_every = 0, l.output.eval_batches = 0;
+    l.output.noise_scale = 1;
     e = dt_trainer_open(&t, &r, &l);
     for (int row = 0; row < ROWS && !e;) {
         float loss = 0.0f;

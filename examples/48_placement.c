@@ -69,7 +69,7 @@ static dt_result train(const char *text, double *seconds, int64_t *bytes, double
     dt_result e;
     recipe.model = dt_model_gpt2("nano");
     recipe.data = text, recipe.sequence = 32, recipe.batch = 8, recipe.steps = STEPS, recipe.validation = 0;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
     e = dt_trainer_open(&t, &recipe, &l);
     while (!e && info.step < STEPS) {
         e = dt_trainer_step(t, &info);

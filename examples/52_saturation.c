@@ -67,7 +67,7 @@ static dt_result fastest_step(int64_t batch, double *seconds, int64_t *used)
     recipe.model.vocabulary = 100, recipe.model.width = 256, recipe.model.layers = 2;
     recipe.source = &source, recipe.steps = STEPS, recipe.batch = batch, recipe.data_shards = 1;
     recipe.validation = 0;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     r = dt_trainer_open(&t, &recipe, &layout);
     *seconds = 1e30, *used = 0;
     while (!r && info.step < STEPS) {

@@ -5,8 +5,8 @@
  *     (percentiles and a histogram: a mean hides one step of a second), where their time goes, whether ranks have the
  *     same work, what memory and bytes they take, and which rules fired. These are the sections of Amazon SageMaker's
  *     ProfilerReport, as far as they make sense without GPUs.
- *     All it needs is a dozen numbers per step and rank. dt_step_info has most; layout.metrics writes it as JSON lines.
- *     Two are the loop's own: the time between steps, and the wait at a barrier before each. Without that barrier the
+ *     All it needs is a dozen numbers per step and rank. dt_step_info has most; layout.output.metrics
+ *     writes them as JSON lines. Two are the loop's own: the time between steps, and the wait at a barrier before each. Without that barrier the
  *     others wait for a late rank somewhere inside the step, where it looks as if they worked. Waiting is no work, and
  *     the rank that waits least is the one that the others wait for.
  *     No section is enough. With a step that is late once, load balance names its rank, for it adds up, and the rule
@@ -99,8 +99,8 @@ static dt_result train(dt_comm *c, const char *place, int fault, int collect, jo
     recipe.model = dt_model_gpt2("nano");
     recipe.model.vocabulary = 100;
     recipe.source = &source, recipe.steps = STEPS, recipe.batch = BATCH, recipe.data_shards = MOST;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
-    if (collect) layout.checkpoint = place, layout.checkpoint_every = 10;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
+    if (collect) layout.checkpoint.place = place, layout.checkpoint.interval = 10;
     e = dt_trainer_open(&t, &recipe, &layout);
     begin = began = now();
     for (int i = 0; i < STEPS && !e; i++) {

@@ -20,12 +20,12 @@ static dt_result open_one(dt_trainer **t, const char *data, const char *place, i
     recipe.steps = 1000;
     recipe.validation = 0.0f;
     layout.threads = 1;
-    layout.quiet = 1;
-    layout.sample_length = 0;
-    layout.checkpoint = place;
-    layout.checkpoint_kind = kind;
-    layout.checkpoint_async = behind;
-    layout.keep = 1;
+    layout.output.quiet = 1;
+    layout.output.sample_length = 0;
+    layout.checkpoint.place = place;
+    layout.checkpoint.kind = kind;
+    layout.checkpoint.async = behind;
+    layout.checkpoint.keep = 1;
     return dt_trainer_open(t, &recipe, &layout);
 }
 

@@ -36,8 +36,8 @@ static dt_layout layout_of(int i)
     layout.tp = mode[i].tp, layout.sequence_parallel = mode[i].sequence_parallel;
     layout.pp = mode[i].pp, layout.pipeline = mode[i].pipeline, layout.chunks = mode[i].chunks;
     layout.threads = 1;
-    layout.quiet = 1;
-    layout.sample_length = 0;
+    layout.output.quiet = 1;
+    layout.output.sample_length = 0;
     return layout;
 }
 

@@ -22,8 +22,8 @@ static dt_result open_one(dt_trainer **t, const char *data, const char *model, i
     layout.threads = 1;
     layout.bucket = micros > 1 ? 1 : 4000000;
     recipe.accumulation = DT_EACH;
-    layout.quiet = 1;
-    layout.sample_length = 0;
+    layout.output.quiet = 1;
+    layout.output.sample_length = 0;
     layout.overlap = overlap;
     return dt_trainer_open(t, &recipe, &layout);
 }

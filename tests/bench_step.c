@@ -35,8 +35,8 @@ static int train(const char *data, int64_t threads, int64_t shards)
     recipe.steps = STEPS;
     recipe.validation = 0.0f;
     layout.threads = threads;
-    layout.quiet = 1;
-    layout.sample_length = 0;
+    layout.output.quiet = 1;
+    layout.output.sample_length = 0;
     r = dt_trainer_open(&t, &recipe, &layout);
     for (int s = 0; s < STEPS && !r; s++) {
         r = dt_trainer_step(t, &info);

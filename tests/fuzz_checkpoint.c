@@ -211,7 +211,7 @@ static void seed_manifest(dt__text *text)
     if (!t.comm && dt_comm_init(&t.comm, NULL, NULL)) stop("comm");
     t.recipe = dt_recipe_default();
     t.layout = dt_layout_default();
-    t.layout.checkpoint_kind = (int32_t)draw(2);
+    t.layout.checkpoint.kind = (int32_t)draw(2);
     t.feed.is.samples[DT_TRAIN] = 100;
     t.save.step = draw(1000);
     for (int i = 0; i < 2; i++) {

@@ -435,7 +435,7 @@ static int train(int argc, char **argv)
     r.source = &s, r.model.vocabulary = VOCABULARY;
     r.model.layers = 2, r.model.heads = 4, r.model.width = 32;
     r.batch = 8, r.micro_batch = 4, r.data_shards = 2, r.tensor_shards = 2, r.context_shards = 4, r.steps = 4;
-    l.quiet = 1, l.threads = 1;
+    l.output.quiet = 1, l.threads = 1;
     if (!e) e = dt_args(&argc, &argv, &r, &l);
     if (!e) e = dt_trainer_open(&t, &r, &l);
     if (!e) e = dt_trainer_run(t, &info);

@@ -100,8 +100,8 @@ static const char *train(int which, const char *directory, int32_t kind, int64_t
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
     dt_result r;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
-    layout.checkpoint = directory, layout.checkpoint_kind = kind;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
+    layout.checkpoint.place = directory, layout.checkpoint.kind = kind;
     r = dt_trainer_open(&t, &recipe, &layout);
     while (!r && info.step < last) r = dt_trainer_step(t, &info);
     if (!r && last < STEPS) r = dt_trainer_save(t);
@@ -236,7 +236,7 @@ static int hold(int *argc, char ***argv)
     int64_t before[3], held[3];
     dt_result r;
     recipe.model.layers = 1, recipe.model.width = WIDTH, recipe.model.hidden = HIDDEN;
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0, layout.checkpoint_kind = DT_FULL;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0, layout.checkpoint.kind = DT_FULL;
     r = dt_args(argc, argv, &recipe, &layout);
     if (!r) r = dt_trainer_open(&t, &recipe, &layout);
     for (int i = 0; i < 3 && !r; i++) {

@@ -60,7 +60,7 @@ static void recipe_of(fault *f, dt_source *source, dt_recipe *recipe, dt_layout 
     recipe->model = dt_model_gpt2("nano");
     recipe->model.vocabulary = 100, recipe->source = source, recipe->steps = 6;
     recipe->batch = f->batch, recipe->data_shards = 2, recipe->tensor_shards = 2;
-    layout->threads = 1, layout->quiet = 1, layout->sample_length = 0, layout->tp = f->tp;
+    layout->threads = 1, layout->output.quiet = 1, layout->output.sample_length = 0, layout->tp = f->tp;
     if (f->bucket) layout->bucket = f->bucket, layout->overlap = DT_OVERLAP_OFF;
 }
 
@@ -121,9 +121,9 @@ static dt_result refusals(int rank)
     memset(&f, 0, sizeof f);
     f.batch = 2, f.inputs = 8, f.tp = 1;
     recipe_of(&f, &source, &recipe, &layout);
-    recipe.steps = 3, layout.doctor = 1;
+    recipe.steps = 3, layout.output.doctor = 1;
     if (dt_trainer_open(&t, &recipe, &layout) == DT_E_USAGE) printf("rank %d refused %s\n", rank, dt_last_error());
-    layout.doctor = 0;
+    layout.output.doctor = 0;
     r = dt_trainer_open(&t, &recipe, &layout);
     while (!r && info.step < 3) r = dt_trainer_step(t, &info);
     if (!r && dt_doctor(t, &d) == DT_E_USAGE) printf("rank %d refused %s\n", rank, dt_last_error());

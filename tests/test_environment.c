@@ -212,8 +212,8 @@ static void test_checkpoints(void)
         setenv("DT_SAGEMAKER_CHECKPOINTS", cases[i].there ? folder : "/nonexistent", 1);
         if (cases[i].hosts) setenv("SM_HOSTS", cases[i].hosts, 1), setenv("SM_CURRENT_HOST", "algo-1", 1);
         good = !dt_args(&argc, &argv, &recipe, &layout);
-        good &= want && layout.checkpoint ? !strcmp(layout.checkpoint, want) : !want && !layout.checkpoint;
-        tap_ok(good, "checkpoints on SageMaker, %s: %s", cases[i].what, layout.checkpoint ? layout.checkpoint : "none");
+        good &= want && layout.checkpoint.place ? !strcmp(layout.checkpoint.place, want) : !want && !layout.checkpoint.place;
+        tap_ok(good, "checkpoints on SageMaker, %s: %s", cases[i].what, layout.checkpoint.place ? layout.checkpoint.place : "none");
     }
     clearenv();
 }

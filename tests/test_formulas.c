@@ -141,7 +141,7 @@ static dt_result open_rank(setup *s, int argc, char **argv)
     s->recipe.model.vocabulary = VOCABULARY;
     s->recipe.source = &s->source;
     s->recipe.steps = 100;
-    s->layout.threads = 1, s->layout.quiet = 1, s->layout.sample_length = 0;
+    s->layout.threads = 1, s->layout.output.quiet = 1, s->layout.output.sample_length = 0;
     if (!e) e = dt_args(&argc, &argv, &s->recipe, &s->layout);
     s->source.user = &s->recipe.sequence;
     s->source.samples[DT_TRAIN] = 64;

@@ -19,9 +19,9 @@ static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads,
     r.sequence = length;
     r.tensor_shards = shards;
     r.validation = 0;
-    l.quiet = 1;
+    l.output.quiet = 1;
     l.threads = threads;
-    l.no_cache = no_cache;
+    l.output.no_cache = no_cache;
     if (dt_trainer_open(&t, &r, &l)) tap_bail("%s", dt_last_error());
     return t;
 }

@@ -22,7 +22,7 @@ static int train(const char *text, int64_t batch, int64_t factor, run *out)
     r.model = dt_model_llama("llama-nano"); /* not tied: uses are added before batches here (R8) */
     r.data = text, r.sequence = 16, r.batch = batch, r.micro_batch = 8, r.steps = STEPS, r.warmup = 2;
     r.accumulation = DT_EACH, r.validation = 0, r.growth = factor;
-    l.quiet = 1, l.sample_length = 0, l.threads = 1;
+    l.output.quiet = 1, l.output.sample_length = 0, l.threads = 1;
     e = dt_trainer_open(&t, &r, &l);
     if (!e) t->e.grow.factor = factor;
     for (int i = 0; i < STEPS && !e; i++) {

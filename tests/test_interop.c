@@ -33,7 +33,7 @@ static dt_result prepare(const char *folder, int64_t length)
     recipe.batch = recipe.micro_batch = 2, recipe.data_shards = 1, recipe.steps = 1;
     recipe.weights = folder;
     layout = dt_layout_default();
-    layout.quiet = 1, layout.threads = 1, layout.sample_length = 0;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     return dt_model_open(&recipe.model, folder);
 }
 

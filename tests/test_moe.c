@@ -499,7 +499,7 @@ static trained train(const char *file, const dt_moe_options *o, int64_t micro, i
     dt_result e;
     r.model = dt_model_segments(net, 5, 256);
     r.data = file, r.steps = 3, r.batch = 16, r.micro_batch = micro, r.sequence = 8, r.data_shards = shards, r.warmup = 0;
-    l.quiet = 1, l.threads = 1, l.eval_batches = 1;
+    l.output.quiet = 1, l.threads = 1, l.output.eval_batches = 1;
     memset(&result, 0, sizeof result);
     e = dt_trainer_open(&t, &r, &l);
     if (!e) e = dt_trainer_run(t, &info);
@@ -583,7 +583,7 @@ static void tiny_open(int family, int64_t shards)
     r->schedule = DT_CONSTANT, r->warmup = 0, r->clip = *tap_golden_f32(golden, "config.clip", 1);
     r->weight_decay = *tap_golden_f32(golden, "config.decay", 1), r->beta1 = 0.9f, r->beta2 = 0.95f, r->epsilon = 1e-8f;
     tiny->layout = dt_layout_default();
-    tiny->layout.sample_length = 0, tiny->layout.no_memory_check = 1;
+    tiny->layout.output.sample_length = 0, tiny->layout.no_memory_check = 1;
     e = dt_comm_init(&tiny->comm, NULL, NULL);
     tiny->e.recipe = r, tiny->e.layout = &tiny->layout, tiny->e.comm = tiny->comm;
     if (!e) e = dt__engine_layout(&tiny->e);

@@ -1708,7 +1708,7 @@ static void rig_run(rig *r, const dt_model *model, int64_t first, int64_t batch,
     t->recipe.batch = batch, t->recipe.micro_batch = batch / micros, t->recipe.sequence = SEQUENCE, t->recipe.data_shards = v;
     t->recipe.accumulation = accumulation;
     t->layout = dt_layout_default();
-    t->layout.sample_length = 0, t->layout.no_memory_check = 1, t->layout.bucket = 5000;
+    t->layout.output.sample_length = 0, t->layout.no_memory_check = 1, t->layout.bucket = 5000;
     r->first = first, r->stride = batch / micros;
     result = dt_comm_init(&t->comm, NULL, NULL);
     t->e.recipe = &t->recipe, t->e.layout = &t->layout, t->e.comm = t->comm;
@@ -1959,7 +1959,7 @@ static void test_trainer(void)
     if (dt_data_generate(path, 20000, 1)) tap_bail("%s", dt_last_error());
     r.data = path, r.model = small_gpt2(2, 0.1f), r.model.vocabulary = 256;
     r.steps = 6, r.batch = 8, r.micro_batch = 4, r.sequence = 16, r.data_shards = 4;
-    l.quiet = 1, l.threads = 2, l.eval_every = 2, l.eval_batches = 2, l.sample_length = 0;
+    l.output.quiet = 1, l.threads = 2, l.output.eval_every = 2, l.output.eval_batches = 2, l.output.sample_length = 0;
     if (dt_trainer_open(&t, &r, &l) || dt_trainer_step(t, &info)) {
         remove(path);
         tap_bail("%s", dt_last_error());

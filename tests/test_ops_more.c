@@ -868,7 +868,7 @@ static int train(int argc, char **argv)
     recipe.model = dt_model_segments(lists[kind], kind ? 2 : 4, 256);
     recipe.data = argv[3], recipe.sequence = LENGTH, recipe.batch = 32, recipe.micro_batch = 16, recipe.data_shards = 4, recipe.steps = 2;
     recipe.validation = 0.1f;
-    layout.threads = 1, layout.quiet = 1, layout.eval_every = 0;
+    layout.threads = 1, layout.output.quiet = 1, layout.output.eval_every = 0;
     if (!r) r = dt_trainer_open(&t, &recipe, &layout);
     if (!r) r = dt_trainer_evaluate(t, 0, &validation);
     if (!r) r = dt_trainer_step(t, &info);

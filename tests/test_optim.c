@@ -398,7 +398,7 @@ static dt_trainer *open_trainer(const dt_recipe *r)
 {
     dt_layout l = dt_layout_default();
     dt_trainer *t = NULL;
-    l.quiet = 1, l.threads = 1, l.sample_length = 20;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 20;
     if (dt_trainer_open(&t, r, &l)) remove(text_file), tap_bail("%s", dt_last_error());
     return t;
 }
@@ -490,7 +490,7 @@ static void refuse(const dt_recipe *r, const char *sentence)
     dt_layout l = dt_layout_default();
     dt_trainer *t = NULL;
     dt_result e;
-    l.quiet = 1;
+    l.output.quiet = 1;
     e = dt_trainer_open(&t, r, &l);
     tap_ok(e == DT_E_USAGE && !t && strstr(dt_last_error(), sentence), "refused: %s", dt_last_error());
     dt_trainer_close(&t);

@@ -213,7 +213,7 @@ static int train(int argc, char **argv)
     recipe.model.vocabulary = 100, recipe.model.layers = 3;
     recipe.source = &source;
     recipe.batch = 16, recipe.micro_batch = 8, recipe.steps = 3, recipe.accumulation = DT_EACH;
-    layout.threads = 1, layout.quiet = 1, layout.sample_length = 0, layout.eval_every = 0, layout.bucket = 20000;
+    layout.threads = 1, layout.output.quiet = 1, layout.output.sample_length = 0, layout.output.eval_every = 0, layout.bucket = 20000;
     source.samples[DT_TRAIN] = 64, source.samples[DT_VALIDATION] = 8;
     source.inputs = source.targets = 16, source.input_type = source.target_type = DT_I32, source.fetch = fetch;
     if (dt_launch(&argc, &argv) || dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("start");

@@ -470,7 +470,7 @@ static dt_result train(const char *data, const char *place, int rules, float rat
     dt_result e;
     recipe.model = dt_model_gpt2("nano");
     recipe.data = data, recipe.sequence = 32, recipe.batch = 8, recipe.steps = 16, recipe.learning_rate = rate;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0, l.rules = rules, l.stop_on = stop_on, l.checkpoint = place;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.output.rules = rules, l.output.stop_on = stop_on, l.checkpoint.place = place;
     e = dt_trainer_open(&t, &recipe, &l);
     if (!e) e = dt_trainer_run(t, &info);
     *step = info.step;
@@ -526,7 +526,7 @@ static int late(int argc, char **argv)
     dt_result e = dt_launch(&argc, &argv);
     recipe.model = dt_model_gpt2("nano");
     recipe.data = argv[1], recipe.sequence = 32, recipe.batch = 8, recipe.steps = 12;
-    l.quiet = 1, l.threads = 1, l.sample_length = 0, l.rules = 1;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.output.rules = 1;
     if (!e) e = dt_trainer_open(&t, &recipe, &l);
     for (int k = 0; k < 12 && !e; k++) {
         if (!dt_is_root(t)) nanosleep(&pause, NULL);

@@ -162,7 +162,7 @@ static dt_recipe recipe_of(const dt_segment *net, int64_t count, const dt_source
 static dt_layout layout_of(void)
 {
     dt_layout l = dt_layout_default();
-    l.threads = 1, l.quiet = 1, l.eval_every = 0;
+    l.threads = 1, l.output.quiet = 1, l.output.eval_every = 0;
     return l;
 }
 static dt_trainer *opened(const dt_recipe *r)
@@ -421,7 +421,7 @@ static void test_files(void)
     s = source_of(dt__file_fetch, DT_I32, NULL);
     s.user = d, s.inputs = s.targets = 16;
     s.samples[0] = dt_data_samples(d, DT_TRAIN), s.samples[1] = dt_data_samples(d, DT_VALIDATION);
-    l.sample_length = 8;
+    l.output.sample_length = 8;
     for (int k = 0; k < 2; k++) {
         dt_step_info info = dt_step_info_zero();
         dt_trainer *t = NULL;
@@ -456,8 +456,8 @@ static int train(int argc, char **argv)
     dt_result e = dt_launch(&argc, &argv);
     r.accumulation = !strcmp(argv[3], "each") ? DT_EACH : DT_SHARD;
     r.steps = 5;
-    l.quiet = argv[5][0] != 's';
-    l.eval_every = 2;
+    l.output.quiet = argv[5][0] != 's';
+    l.output.eval_every = 2;
     h.fail_at = atoi(argv[4]), h.bad_sample = -1, h.fail_kind = argv[5][0] == 'd', h.no_validation = argv[5][0] == 'v' ? 5 : 0;
     h.slow_sample = argv[5][0] == 'w' ? 7 : 0;
     if (h.fail_at || h.slow_sample) s.user = &h;
