@@ -314,7 +314,7 @@ DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x);
 
 /* The window of a convolution or a pooling along (height, width), or along the one axis of a sequence in [0]. */
 typedef struct dt_window {
-    int64_t size[2];     /* convolutions: at most 64 along an axis; dt_convolve takes it from the weight */
+    int64_t size[2];     /* dt_convolve takes it from the weight */
     int64_t stride[2];   /* 0: 1 for a convolution, size for a pooling */
     int64_t padding[2];  /* places outside the tensor at each side; pooling: at most half the size */
     int64_t dilation[2]; /* convolutions: distance of neighbouring taps, 0: 1 */
@@ -323,16 +323,15 @@ typedef struct dt_window {
 /* Convolution (cross-correlation, LeCun et al. 1989): x (B,C,L) with weight (O,C/groups,K) -> (B,O,L'), or x (B,C,H,W)
  * with weight (O,C/groups,KH,KW) -> (B,O,H',W'); n' = (n + 2 padding - dilation (size - 1) - 1) / stride + 1. bias (O),
  * or a tensor with id 0. window may be NULL. Each output is one chain over (input channel, tap row, tap column), the
- * bias added last; its input's gradient one over (output channel, tap row, tap column); its weight's one over (sample,
- * position). Terms outside the tensor are in no chain. */
+ * bias added last; the weight's gradient one over (sample, position). In both, places outside the tensor are terms with
+ * the value 0. The input's gradient adds, by ascending position, chains over output channels. */
 DT_API dt_tensor dt_convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window);
 /* The same with parameters for `channels` outputs: "<name>.weight" ~ N(0, 2/n), n the inputs of an output (He et al.
  * 2015), and "<name>.bias" = 0. */
-DT_API dt_tensor dt_conv1d(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
-DT_API dt_tensor dt_conv2d(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
+DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
 /* Largest element or mean of every window: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), sizes as above. Places
- * outside the tensor are no maximum; in a mean they count as zeros (sum in window order / size). The gradient of a
- * maximum goes to its first element. */
+ * outside the tensor are -inf for a maximum and 0 for a mean (sum in window order / size). The gradient of a maximum
+ * goes to its first element. */
 DT_API dt_tensor dt_max_pool(dt_graph *g, dt_tensor x, const dt_window *window);
 DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window);
 
@@ -2444,13 +2443,13 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     X(ROPE, 1, dt__run_rope, dt__grad_rope)                                                                  \
     X(POSITIONS, 0, dt__run_positions, NULL)                                                                 \
     X(CACHE, 0, dt__run_cache, NULL)                                                                         \
-    X(CONV, 0, dt__run_conv, dt__grad_conv)                                                                  \
-    X(CONV_DX, 0, dt__run_conv, NULL)                                                                        \
-    X(CONV_DW, 0, dt__run_conv_dw, NULL)                                                                     \
-    X(MAX_POOL, 0, dt__run_pool, dt__grad_pool)                                                              \
-    X(AVG_POOL, 0, dt__run_pool, dt__grad_pool)                                                              \
-    X(MAX_POOL_GRAD, 0, dt__run_pool_grad, NULL)                                                             \
-    X(AVG_POOL_GRAD, 0, dt__run_pool_grad, NULL)                                                             \
+    X(CONV, 0, dt__run_window, dt__grad_conv)                                                                \
+    X(CONV_DX, 0, dt__run_window, NULL)                                                                      \
+    X(CONV_DW, 0, dt__run_window, NULL)                                                                      \
+    X(MAX_POOL, 0, dt__run_window, dt__grad_pool)                                                            \
+    X(AVG_POOL, 0, dt__run_window, dt__grad_pool)                                                            \
+    X(MAX_POOL_GRAD, 0, dt__run_window, NULL)                                                                \
+    X(AVG_POOL_GRAD, 0, dt__run_window, NULL)                                                                \
     X(DROPOUT, 1, dt__run_dropout, dt__grad_dropout)                                                         \
     X(CROSS_ENTROPY, 0, dt__run_cross_entropy, dt__grad_cross_entropy)                                       \
     X(CROSS_ENTROPY_GRAD, 1, dt__run_cross_entropy_grad, NULL)                                               \
@@ -2473,7 +2472,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
 enum { DT__OPS(DT__OP_ENUM) DT__OP_COUNT };
 #undef DT__OP_ENUM
 
-/* C (m,n) = [C +] A (m,k) B (k,n): one fmaf chain per element, in k order (R5). */
+/* C (m,n) = [C +] A (m,k) B (k,n): one fmaf chain per element, in k order. R5: a chain has existing terms only, never
+ * products with padding or masked values. Unfolded windows are the exception: the zeros outside a tensor are terms. */
 typedef struct dt__gemm {
     int64_t m, n, k;
     const float *a; /* A(i,p) = a[i*ars + p*acs], one of the strides is 1 */
@@ -7123,25 +7123,28 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     }
 }
 
-/* ---- convolution ------------------------------------------------------------------------------------
- * Taps that fall outside the tensor must not be multiplied by zeros (R5). Along each axis the results fall into classes
- * with the same existing taps: the interior, and a few at each border (for the gradient of the input, also by the
- * residue of the stride). For every pair of classes the existing terms are gathered into a dense matrix (im2col), and
- * the exact matrix product makes the chains. The gradient of the weight does the same tap by tap. */
+/* ---- convolution and pooling --------------------------------------------------------------------------
+ * Both unfold their input (im2col): a matrix with a column per position of the window and a row per channel and tap. A
+ * convolution is a matrix product with it; a pooling is a sum or a maximum over its taps. Taps outside the tensor are
+ * terms like all others, zeros (R5), or -inf for a maximum. Only one tile of positions is unfolded at a time. Gradients
+ * of the input are folded: a place adds the elements that were read from it, by ascending position. */
 
 enum {
-    DT__CONV_TAPS = 64,       /* most taps along an axis */
-    DT__CONV_FAR = 1 << 20,   /* largest stride, padding, dilation */
-    DT__CONV_GATHER = 1 << 17 /* floats gathered at a time */
+    DT__WINDOW_FAR = 1 << 20,   /* largest stride, padding, dilation, pooling size */
+    DT__WINDOW_FLOATS = 1 << 17 /* of a tile, unless a position alone needs more */
 };
 
-/* One convolution; a sequence has height 1. Axis 0 is the height. */
-typedef struct dt__conv {
-    int64_t batch, groups, from, to; /* from, to: channels of all groups that are read and made */
-    int64_t in[2], out[2];           /* sizes of what is read and of what is made */
-    int64_t taps[2], stride[2], padding[2], dilation[2];
-    int transposed; /* 1: makes the gradient of the input out of that of the output */
-} dt__conv;
+/* How positions read planes of a tensor (B,channels,size): tap k of position p reads, along each axis, place
+ * p * stride - padding + k * dilation. Axis 0 is the height; a sequence has height 1. */
+typedef struct dt__grid {
+    int64_t channels, size[2], positions[2], taps[2], stride[2], padding[2], dilation[2];
+} dt__grid;
+
+/* A group of channels: the window reads `from` channels of x, and makes `to` of y. */
+typedef struct dt__window {
+    dt__grid x, y; /* of y every position reads itself */
+    int64_t groups, from, to, rows, positions, tile;
+} dt__window;
 
 /* The two spatial sizes of (B,C,L) or (B,C,H,W). */
 static void dt__spatial(const dt_shape *s, int64_t size[2])
@@ -7150,344 +7153,179 @@ static void dt__spatial(const dt_shape *s, int64_t size[2])
     size[1] = s->n[s->dims - 1];
 }
 
-/* i: stride, padding, dilation of the height, then of the width. x, w, y: shapes of input, weight, output. */
-static dt__conv dt__conv_make(const int64_t *i, const dt_shape *x, const dt_shape *w, const dt_shape *y)
-{
-    dt__conv c;
-    memset(&c, 0, sizeof c);
-    c.batch = x->n[0], c.from = x->n[1], c.to = y->n[1];
-    c.groups = x->n[1] / w->n[1];
-    dt__spatial(x, c.in);
-    dt__spatial(y, c.out);
-    dt__spatial(w, c.taps);
-    for (int axis = 0; axis < 2; axis++)
-        c.stride[axis] = i[3 * axis], c.padding[axis] = i[3 * axis + 1], c.dilation[axis] = i[3 * axis + 2];
-    return c;
-}
+static int dt__is_conv(int op) { return op == DT__OP_CONV || op == DT__OP_CONV_DX || op == DT__OP_CONV_DW; }
+static int dt__makes_windows(int op) { return op == DT__OP_CONV || op == DT__OP_MAX_POOL || op == DT__OP_AVG_POOL; }
 
-/* A CONV, CONV_DX or CONV_DW node's convolution: what it reads and makes is exchanged for DX. */
-static dt__conv dt__conv_of(const dt_graph *g, const dt__node *n)
+/* i, for the height, then for the width: stride, padding, and the dilation of a convolution or the size of a pooling. */
+static dt__window dt__window_of(const dt_graph *g, const dt__node *n)
 {
-    const dt_shape *a = &g->nodes[n->in[0]].shape, *b = &g->nodes[n->in[1]].shape;
-    dt__conv c;
-    int64_t t;
-    if (n->op == DT__OP_CONV) return dt__conv_make(n->i, a, b, &n->shape);
-    if (n->op == DT__OP_CONV_DW) return dt__conv_make(n->i, b, &n->shape, a);
-    c = dt__conv_make(n->i, &n->shape, b, a);
-    c.transposed = 1;
-    t = c.from, c.from = c.to, c.to = t;
-    for (int axis = 0; axis < 2; axis++) t = c.in[axis], c.in[axis] = c.out[axis], c.out[axis] = t;
-    return c;
-}
-
-/* The place that tap `tap` of result `at` reads, or -1 outside. */
-static int64_t dt__conv_place(const dt__conv *c, int axis, int64_t at, int64_t tap)
-{
-    int64_t place;
-    if (c->transposed) {
-        place = at + c->padding[axis] - tap * c->dilation[axis];
-        if (place < 0 || place % c->stride[axis]) return -1;
-        place /= c->stride[axis];
-    } else place = at * c->stride[axis] - c->padding[axis] + tap * c->dilation[axis];
-    return place >= 0 && place < c->in[axis] ? place : -1;
-}
-
-/* Memory of a convolution node's second output, in elements of 4 bytes. */
-typedef struct dt__conv_scratch {
-    float *weight, *gather, *other, *result; /* products: weight or other times gather gives result */
-    int32_t *list[2], *place[2];             /* per axis: results of a class; what its taps read, (taps, results) */
-    uint64_t *existing[2];                   /* per axis and result: bit k: tap k exists */
-    int64_t chunk;                           /* positions that are gathered at a time */
-} dt__conv_scratch;
-
-static int64_t dt__conv_take(int64_t *at, int64_t n)
-{
-    int64_t here = *at;
-    *at += dt__round_up(n, 16);
-    return here;
-}
-
-/* Lays the memory out in base; NULL only counts. */
-static int64_t dt__conv_lay_out(const dt__conv *c, int weight_gradient, float *base, dt__conv_scratch *s)
-{
-    int64_t at = 0, from = c->from / c->groups, to = c->to / c->groups, taps = c->taps[0] * c->taps[1], offset[10];
-    int64_t rows = weight_gradient ? from + to : from * taps;
-    int64_t positions = c->batch * c->out[0] * c->out[1];
-    s->chunk = dt__min(positions, dt__max(dt__round_up(DT__CONV_GATHER / rows, 48), 96));
-    offset[0] = dt__conv_take(&at, weight_gradient ? 0 : to * from * taps);
-    offset[1] = dt__conv_take(&at, (weight_gradient ? from : rows) * s->chunk);
-    offset[2] = dt__conv_take(&at, weight_gradient ? to * s->chunk : 0);
-    offset[3] = dt__conv_take(&at, weight_gradient ? to * from : to * s->chunk);
+    const dt_shape *first = &g->nodes[n->in[0]].shape, *second = &g->nodes[n->in[1]].shape;
+    const dt_shape *y = dt__makes_windows(n->op) ? &n->shape : first, *weight = NULL;
+    const dt_shape *x = dt__makes_windows(n->op) ? first : n->op == DT__OP_CONV_DW ? second : &n->shape;
+    dt__window w;
+    memset(&w, 0, sizeof w);
+    if (dt__is_conv(n->op)) weight = n->op == DT__OP_CONV_DW ? &n->shape : second;
+    w.x.channels = x->n[1], w.y.channels = y->n[1];
+    dt__spatial(x, w.x.size);
+    dt__spatial(y, w.y.size);
+    if (weight) dt__spatial(weight, w.x.taps);
     for (int axis = 0; axis < 2; axis++) {
-        offset[4 + axis] = dt__conv_take(&at, c->out[axis]);
-        offset[6 + axis] = dt__conv_take(&at, c->taps[axis] * c->out[axis]);
-        offset[8 + axis] = dt__conv_take(&at, 2 * c->out[axis]);
+        const int64_t *i = n->i + 3 * axis;
+        w.x.stride[axis] = i[0], w.x.padding[axis] = i[1], w.x.dilation[axis] = weight ? i[2] : 1;
+        if (!weight) w.x.taps[axis] = i[2];
+        w.y.taps[axis] = w.y.stride[axis] = 1;
+        w.x.positions[axis] = w.y.positions[axis] = w.y.size[axis];
     }
-    if (!base) return at;
-    s->weight = base + offset[0], s->gather = base + offset[1], s->other = base + offset[2];
-    s->result = base + offset[3];
-    for (int axis = 0; axis < 2; axis++) {
-        s->list[axis] = (int32_t *)(void *)(base + offset[4 + axis]);
-        s->place[axis] = (int32_t *)(void *)(base + offset[6 + axis]);
-        s->existing[axis] = (uint64_t *)(void *)(base + offset[8 + axis]);
-    }
-    return at;
+    w.groups = weight ? x->n[1] / weight->n[1] : 1;
+    w.from = x->n[1] / w.groups, w.to = y->n[1] / w.groups;
+    w.rows = w.from * w.x.taps[0] * w.x.taps[1];
+    w.positions = y->n[0] * w.y.size[0] * w.y.size[1];
+    w.tile = dt__min(w.positions, dt__max(dt__round_up(DT__WINDOW_FLOATS / w.rows, 48), 96));
+    return w;
 }
 
-/* A rectangle of places in every sample: position p counts (sample, row, column). */
-typedef struct dt__patch {
-    const int32_t *row, *column;
-    int64_t rows, columns;
-} dt__patch;
-
-/* Work of dt__gather_task and dt__scatter_task: row `task` of a matrix (rows, end - begin) is what a channel has at the
- * positions [begin, end) of a patch. */
-typedef struct dt__patch_job {
-    const dt__conv *c;
-    const dt__conv_scratch *s;
-    const float *x; /* (B,channels,height,width) that is read, from the group's first channel */
-    float *y;       /* that is written */
-    const float *bias;
-    float *matrix;
-    int64_t channels, height, width, begin, end;
-    uint64_t taps[2]; /* bit k: tap k exists; gathering reads its places */
-    dt__patch patch;
-} dt__patch_job;
-
-static void dt__gather(const dt__patch *p, const float *x, int64_t sample_step, int64_t width, int64_t begin,
-                       int64_t end, float *to)
+/* A node's tile, as its second output so that it is planned like any value: the unfolded x (rows,tile), y (to,tile). */
+static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n)
 {
-    for (int64_t at = begin; at < end;) {
-        int64_t column = at % p->columns, line = at / p->columns, n = dt__min(p->columns - column, end - at);
-        const float *from = x + line / p->rows * sample_step + p->row[line % p->rows] * width;
-        const int32_t *place = p->column + column;
-        if (place[n - 1] - place[0] == n - 1) memcpy(to, from + place[0], sizeof *to * (size_t)n);
-        else
-            for (int64_t i = 0; i < n; i++) to[i] = from[place[i]];
-        to += n;
-        at += n;
-    }
+    dt__window w = dt__window_of(g, n);
+    return dt_shape1((w.rows + w.to) * w.tile);
 }
 
-/* The n-th bit that is set. */
-static int dt__nth_bit(uint64_t bits, int64_t n)
-{
-    while (n-- > 0) bits &= bits - 1;
-    return __builtin_ctzll(bits);
-}
+/* One tile of positions between planes and a matrix (channels * taps, end - begin). */
+typedef struct dt__unfold {
+    const dt__grid *grid;
+    const float *from; /* planes that are read; NULL: `to` is written */
+    float *to, *matrix;
+    int64_t begin, end;
+    float outside;
+    int add; /* to what is written */
+} dt__unfold;
 
-/* Rows are (channel, tap row, tap column) over the existing taps. */
-static void dt__gather_task(void *context, int64_t task, int worker)
+/* One tap of the channel whose plane of the first sample begins `plane` floats behind from, or to. */
+static void dt__unfold_tap(const dt__unfold *u, int64_t plane, int64_t tap, float *row)
 {
-    const dt__patch_job *j = (const dt__patch_job *)context;
-    int64_t nx = __builtin_popcountll(j->taps[1]), ny = __builtin_popcountll(j->taps[0]), n = j->end - j->begin;
-    int64_t ty = dt__nth_bit(j->taps[0], task / nx % ny), tx = dt__nth_bit(j->taps[1], task % nx);
-    dt__patch p = j->patch;
-    (void)worker;
-    p.row = j->s->place[0] + ty * j->c->out[0];
-    p.column = j->s->place[1] + tx * j->c->out[1];
-    dt__gather(&p, j->x + task / (nx * ny) * j->height * j->width, j->channels * j->height * j->width, j->width,
-               j->begin, j->end, j->matrix + task * n);
-}
-
-/* Rows are channels, read where the patch says. */
-static void dt__gather_channel(void *context, int64_t task, int worker)
-{
-    const dt__patch_job *j = (const dt__patch_job *)context;
-    (void)worker;
-    dt__gather(&j->patch, j->x + task * j->height * j->width, j->channels * j->height * j->width, j->width, j->begin,
-               j->end, j->matrix + task * (j->end - j->begin));
-}
-
-/* Results to their places, the bias added. */
-static void dt__scatter_task(void *context, int64_t task, int worker)
-{
-    const dt__patch_job *j = (const dt__patch_job *)context;
-    const dt__patch *p = &j->patch;
-    const float *from = j->matrix + task * (j->end - j->begin);
-    float *plane = j->y + task * j->height * j->width;
-    (void)worker;
-    for (int64_t at = j->begin; at < j->end; at++) {
-        int64_t line = at / p->columns;
-        float *to = plane + line / p->rows * j->channels * j->height * j->width + p->row[line % p->rows] * j->width +
-                    p->column[at % p->columns];
-        *to = j->bias ? *from++ + j->bias[task] : *from++;
-    }
-}
-
-/* Which taps every result of an axis has. */
-static void dt__conv_existing(const dt__conv *c, const dt__conv_scratch *s, int axis)
-{
-    for (int64_t at = 0; at < c->out[axis]; at++) {
-        s->existing[axis][at] = 0;
-        for (int64_t tap = 0; tap < c->taps[axis]; tap++)
-            s->existing[axis][at] |= (uint64_t)(dt__conv_place(c, axis, at, tap) >= 0) << tap;
-    }
-}
-
-/* Lists the results that have the taps of result `first`, and what their taps read; 0 when an earlier result's class
- * holds them already. */
-static int64_t dt__conv_class(const dt__conv *c, const dt__conv_scratch *s, int axis, int64_t first)
-{
-    const uint64_t *existing = s->existing[axis];
-    int64_t n = 0;
-    for (int64_t at = 0; at < first; at++)
-        if (existing[at] == existing[first]) return 0;
-    for (int64_t at = first; at < c->out[axis]; at++) {
-        if (existing[at] != existing[first]) continue;
-        for (int64_t tap = 0; tap < c->taps[axis]; tap++)
-            s->place[axis][tap * c->out[axis] + n] = (int32_t)dt__conv_place(c, axis, at, tap);
-        s->list[axis][n++] = (int32_t)at;
-    }
-    return n;
-}
-
-/* The weights of a group for the existing taps: (to, from * taps), the results' channels first. */
-static const float *dt__conv_weight(const dt__conv *c, const dt__conv_scratch *s, const float *w,
-                                    const uint64_t taps[2])
-{
-    int64_t from = c->from / c->groups, to = c->to / c->groups, all = c->taps[0] * c->taps[1];
-    float *out = s->weight;
-    if (!c->transposed && __builtin_popcountll(taps[0]) * __builtin_popcountll(taps[1]) == all) return w;
-    for (int64_t r = 0; r < to; r++)
-        for (int64_t k = 0; k < from; k++) {
-            const float *cell = w + (c->transposed ? k * to + r : r * from + k) * all;
-            for (int64_t ty = 0; ty < c->taps[0]; ty++)
-                for (int64_t tx = 0; tx < c->taps[1]; tx++)
-                    if (taps[0] >> ty & taps[1] >> tx & 1u) *out++ = cell[ty * c->taps[1] + tx];
+    const dt__grid *g = u->grid;
+    int64_t step = g->stride[1];
+    for (int64_t at = u->begin, n; at < u->end; at += n, row += n) {
+        int64_t column = at % g->positions[1], line = at / g->positions[1];
+        int64_t y = line % g->positions[0] * g->stride[0] - g->padding[0] + tap / g->taps[1] * g->dilation[0];
+        int64_t x = column * step - g->padding[1] + tap % g->taps[1] * g->dilation[1], low, high;
+        int64_t place = plane + (line / g->positions[0] * g->channels * g->size[0] + y) * g->size[1] + x;
+        n = dt__min(g->positions[1] - column, u->end - at);
+        high = y < 0 || y >= g->size[0] ? 0 : dt__max(0, dt__min(n, (g->size[1] - x + step - 1) / step));
+        low = dt__min(high, x < 0 ? dt__ceil_div(-x, step) : 0);
+        if (!u->from) {
+            for (int64_t i = low; i < high; i++) {
+                float *to = u->to + place + i * step;
+                *to = u->add ? *to + row[i] : row[i];
+            }
+            continue;
         }
-    return s->weight;
+        for (int64_t i = 0; i < low; i++) row[i] = u->outside;
+        if (step == 1 && low < high) memcpy(row + low, u->from + place + low, 4 * (size_t)(high - low));
+        for (int64_t i = low; step != 1 && i < high; i++) row[i] = u->from[place + i * step];
+        for (int64_t i = high; i < n; i++) row[i] = u->outside;
+    }
+}
+/* A place's later taps belong to its earlier positions. */
+static void dt__unfold_task(void *context, int64_t channel, int worker)
+{
+    const dt__unfold *u = (const dt__unfold *)context;
+    int64_t taps = u->grid->taps[0] * u->grid->taps[1], plane = channel * u->grid->size[0] * u->grid->size[1];
+    (void)worker;
+    for (int64_t k = 0; k < taps; k++) {
+        int64_t tap = u->from ? k : taps - 1 - k;
+        dt__unfold_tap(u, plane, tap, u->matrix + (channel * taps + tap) * (u->end - u->begin));
+    }
 }
 
-/* One pair of classes of one group. */
-static void dt__conv_rectangle(const dt__call *call, const dt__conv *c, const dt__conv_scratch *s, int64_t group,
-                               const uint64_t taps[2], const dt__patch *patch)
+/* columns (rows,n) and y (to,n) of one group: y = w columns + bias, columns = w^T y, or dw += y columns^T. */
+static void dt__conv_tile(const dt__call *c, const dt__window *w, int64_t group, int more, float *columns, float *y,
+                          int64_t n)
 {
-    int64_t from = c->from / c->groups, to = c->to / c->groups, positions = c->batch * patch->rows * patch->columns;
-    const float *w = call->in[1] + group * from * to * c->taps[0] * c->taps[1];
-    dt__patch_job read, write;
     dt__gemm job;
-    memset(&read, 0, sizeof read);
     memset(&job, 0, sizeof job);
-    read.c = c, read.s = s, read.patch = *patch;
-    read.taps[0] = taps[0], read.taps[1] = taps[1];
-    write = read;
-    read.x = call->in[0] + group * from * c->in[0] * c->in[1];
-    read.channels = c->from, read.height = c->in[0], read.width = c->in[1], read.matrix = s->gather;
-    write.y = call->out + group * to * c->out[0] * c->out[1];
-    write.channels = c->to, write.height = c->out[0], write.width = c->out[1], write.matrix = s->result;
-    write.bias = call->n->inputs > 2 ? call->in[2] + group * to : NULL;
-    job.m = to, job.k = from * __builtin_popcountll(taps[0]) * __builtin_popcountll(taps[1]);
-    job.a = dt__conv_weight(c, s, w, taps), job.ars = job.k, job.acs = 1;
-    job.b = s->gather, job.bcs = 1, job.c = s->result;
-    for (int64_t at = 0; at < positions; at = read.end) {
-        read.begin = write.begin = at;
-        read.end = write.end = dt__min(positions, at + s->chunk);
-        job.n = job.brs = job.ldc = read.end - at;
-        dt__parallel(call->env->pool, job.k, dt__gather_task, &read);
-        call->env->k->gemm(call->env->pool, &job);
-        dt__parallel(call->env->pool, to, dt__scatter_task, &write);
+    job.m = w->to, job.n = job.ldc = job.brs = n, job.k = job.ars = w->rows;
+    job.acs = job.bcs = 1;
+    job.a = c->in[1] + group * w->to * w->rows, job.b = columns, job.c = y;
+    if (c->n->op == DT__OP_CONV_DX)
+        job.m = job.acs = w->rows, job.ars = 1, job.k = w->to, job.b = y, job.c = columns;
+    if (c->n->op == DT__OP_CONV_DW) {
+        job.n = job.ldc = w->rows, job.k = job.ars = job.bcs = n, job.brs = 1;
+        job.a = y, job.c = c->out + group * w->to * w->rows, job.accumulate = more || !c->fresh;
     }
+    c->env->k->gemm(c->env->pool, &job);
+    for (int64_t o = 0; c->n->inputs > 2 && o < w->to; o++)
+        c->env->k->binary(DT__OP_ADD, y + o * n, y + o * n, 1, c->in[2] + group * w->to + o, 0, n);
 }
 
-/* CONV (in: x, weight, perhaps bias) and CONV_DX (in: dy, weight). */
-static void dt__run_conv(const dt__call *call)
+/* One channel: columns (taps,n) and y (n). */
+typedef struct dt__pool_job {
+    const dt__call *c;
+    float *columns, *y;
+    int64_t taps, n;
+} dt__pool_job;
+static void dt__pool_task(void *context, int64_t channel, int worker)
 {
-    dt__conv c = dt__conv_of(call->g, call->n);
-    dt__conv_scratch s;
-    dt__patch patch;
-    uint64_t taps[2];
-    dt__conv_lay_out(&c, 0, call->aux, &s);
-    for (int axis = 0; axis < 2; axis++) dt__conv_existing(&c, &s, axis);
-    patch.row = s.list[0];
-    patch.column = s.list[1];
-    for (int64_t y = 0; y < c.out[0]; y++) {
-        patch.rows = dt__conv_class(&c, &s, 0, y);
-        taps[0] = s.existing[0][y];
-        for (int64_t x = 0; patch.rows && x < c.out[1]; x++) {
-            patch.columns = dt__conv_class(&c, &s, 1, x);
-            taps[1] = s.existing[1][x];
-            for (int64_t group = 0; patch.columns && group < c.groups; group++)
-                dt__conv_rectangle(call, &c, &s, group, taps, &patch);
+    const dt__pool_job *j = (const dt__pool_job *)context;
+    const dt__kernels *k = j->c->env->k;
+    int64_t n = j->n, op = j->c->n->op;
+    float *columns = j->columns + channel * j->taps * n, *y = j->y + channel * n, size = (float)j->taps;
+    (void)worker;
+    if (op == DT__OP_MAX_POOL_GRAD) { /* to the first maximum */
+        for (int64_t i = 0; i < n; i++) {
+            int64_t best = 0;
+            for (int64_t t = 1; t < j->taps; t++) best = columns[t * n + i] > columns[best * n + i] ? t : best;
+            for (int64_t t = 0; t < j->taps; t++) columns[t * n + i] = t == best ? y[i] : 0.0f;
         }
+        return;
+    }
+    if (op == DT__OP_AVG_POOL) memset(y, 0, 4 * (size_t)n), k->col_sum(y, columns, j->taps, n, n);
+    if (op != DT__OP_MAX_POOL) k->binary(DT__OP_DIV, y, y, 1, &size, 0, n);
+    else memcpy(y, columns, 4 * (size_t)n);
+    for (int64_t t = 0; t < j->taps; t++) {
+        if (op == DT__OP_MAX_POOL) k->binary(DT__OP_MAXIMUM, y, columns + t * n, 1, y, 1, n);
+        if (op == DT__OP_AVG_POOL_GRAD) memcpy(columns + t * n, y, 4 * (size_t)n);
     }
 }
 
-/* Lists the results of an axis that have tap `tap`, and the places that it reads. */
-static int64_t dt__conv_tap(const dt__conv *c, const dt__conv_scratch *s, int axis, int64_t tap)
+/* CONV (x, weight [, bias]), CONV_DX (dy, weight), CONV_DW (dy, x), MAX_POOL and AVG_POOL (x), AVG_POOL_GRAD (dy),
+ * MAX_POOL_GRAD (dy, x). */
+static void dt__run_window(const dt__call *c)
 {
-    int64_t n = 0;
-    for (int64_t at = 0; at < c->out[axis]; at++) {
-        int64_t place = dt__conv_place(c, axis, at, tap);
-        if (place < 0) continue;
-        s->place[axis][n] = (int32_t)place;
-        s->list[axis][n++] = (int32_t)at;
-    }
-    return n;
-}
-
-/* The gradient of one tap's weights (to,from) of one group; step floats lie between neighbouring ones in w. */
-static void dt__conv_dw_tap(const dt__call *call, const dt__conv *c, const dt__conv_scratch *s, int64_t group,
-                            const dt__patch *results, float *w, int64_t step)
-{
-    int64_t from = c->from / c->groups, to = c->to / c->groups;
-    int64_t positions = c->batch * results->rows * results->columns;
-    dt__patch_job dy, x;
-    dt__gemm job;
-    memset(&dy, 0, sizeof dy);
-    memset(&job, 0, sizeof job);
-    dy.patch = *results;
-    x = dy;
-    dy.x = call->in[0] + group * to * c->out[0] * c->out[1];
-    dy.channels = c->to, dy.height = c->out[0], dy.width = c->out[1], dy.matrix = s->other;
-    x.x = call->in[1] + group * from * c->in[0] * c->in[1];
-    x.channels = c->from, x.height = c->in[0], x.width = c->in[1], x.matrix = s->gather;
-    x.patch.row = s->place[0], x.patch.column = s->place[1];
-    job.m = to, job.n = job.ldc = from;
-    job.a = s->other, job.acs = 1, job.b = s->gather, job.brs = 1;
-    job.c = s->result, job.accumulate = 1;
-    for (int64_t i = 0; i < to * from; i++) s->result[i] = call->fresh ? 0.0f : w[i * step];
-    for (int64_t at = 0; at < positions; at = dy.end) {
-        dy.begin = x.begin = at;
-        dy.end = x.end = dt__min(positions, at + s->chunk);
-        job.k = job.ars = job.bcs = dy.end - at;
-        dt__parallel(call->env->pool, to, dt__gather_channel, &dy);
-        dt__parallel(call->env->pool, from, dt__gather_channel, &x);
-        call->env->k->gemm(call->env->pool, &job);
-    }
-    for (int64_t i = 0; i < to * from; i++) w[i * step] = s->result[i];
-}
-
-/* in: dy, x. */
-static void dt__run_conv_dw(const dt__call *call)
-{
-    dt__conv c = dt__conv_of(call->g, call->n);
-    int64_t taps = c.taps[0] * c.taps[1], weights = c.to / c.groups * (c.from / c.groups) * taps;
-    dt__conv_scratch s;
-    dt__patch results;
-    dt__conv_lay_out(&c, 1, call->aux, &s);
-    results.row = s.list[0];
-    results.column = s.list[1];
-    for (int64_t ty = 0; ty < c.taps[0]; ty++) {
-        results.rows = dt__conv_tap(&c, &s, 0, ty);
-        for (int64_t tx = 0; tx < c.taps[1]; tx++) {
-            results.columns = dt__conv_tap(&c, &s, 1, tx);
-            for (int64_t group = 0; group < c.groups; group++)
-                dt__conv_dw_tap(call, &c, &s, group, &results, call->out + group * weights + ty * c.taps[1] + tx, taps);
-        }
+    int op = c->n->op, makes_y = dt__makes_windows(op), makes_x = !makes_y && op != DT__OP_CONV_DW;
+    int reads_x = makes_y || op == DT__OP_CONV_DW || op == DT__OP_MAX_POOL_GRAD;
+    dt__window w = dt__window_of(c->g, c->n);
+    dt__unfold x, y;
+    dt__pool_job pool;
+    memset(&x, 0, sizeof x);
+    x.grid = &w.x, x.matrix = c->aux;
+    y = x;
+    y.grid = &w.y, y.matrix = pool.y = c->aux + w.rows * w.tile;
+    x.add = 1;
+    x.outside = dt__is_conv(op) || op == DT__OP_AVG_POOL ? 0.0f : -__builtin_inff();
+    pool.c = c, pool.columns = c->aux, pool.taps = w.rows / w.from;
+    if (op != DT__OP_CONV_DW) memset(c->out, 0, 4 * (size_t)dt__count(c->n));
+    for (int64_t i = 0; i < w.groups * w.positions; i += pool.n) {
+        int64_t group = i / w.positions, of_x = group * w.from * w.x.size[0] * w.x.size[1];
+        int64_t of_y = group * w.to * w.y.size[0] * w.y.size[1];
+        x.begin = y.begin = i % w.positions;
+        x.end = y.end = dt__min(w.positions, x.begin + w.tile);
+        pool.n = x.end - x.begin;
+        x.from = reads_x ? c->in[!makes_y] + of_x : NULL, x.to = makes_x ? c->out + of_x : NULL;
+        y.from = makes_y ? NULL : c->in[0] + of_y, y.to = makes_y ? c->out + of_y : NULL;
+        if (reads_x) dt__parallel(c->env->pool, w.from, dt__unfold_task, &x);
+        if (!makes_y) dt__parallel(c->env->pool, w.to, dt__unfold_task, &y);
+        if (dt__is_conv(op)) dt__conv_tile(c, &w, group, x.begin > 0, x.matrix, y.matrix, pool.n);
+        else dt__parallel(c->env->pool, w.to, dt__pool_task, &pool);
+        x.from = NULL;
+        if (makes_x) dt__parallel(c->env->pool, w.from, dt__unfold_task, &x);
+        if (makes_y) dt__parallel(c->env->pool, w.to, dt__unfold_task, &y);
     }
 }
 
-/* What is 0 has its usual value. */
-static int64_t dt__or(int64_t value, int64_t usual) { return value ? value : usual; }
-
-/* A convolution's scratch is its second output, so that it is planned like any value. */
-static dt_shape dt__conv_aux(const dt_graph *g, const dt__node *n)
-{
-    dt__conv c = dt__conv_of(g, n);
-    dt__conv_scratch s;
-    return dt_shape1(dt__conv_lay_out(&c, n->op == DT__OP_CONV_DW, NULL, &s));
-}
+/* What is 0 has its default. */
+static int64_t dt__or(int64_t value, int64_t fallback) { return value ? value : fallback; }
 
 /* Number of windows along an axis of n places; 0: none fits. */
 static int64_t dt__windows(int64_t n, int64_t size, int64_t stride, int64_t padding, int64_t dilation)
@@ -7496,12 +7334,38 @@ static int64_t dt__windows(int64_t n, int64_t size, int64_t stride, int64_t padd
     return left < 0 ? 0 : left / stride + 1;
 }
 
+/* n has the shape of x but for the channels; weight: of a convolution, NULL for a pooling. */
+static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weight, const dt_window *o)
+{
+    const char *name = weight ? "convolve" : dt__op_of(n->op)->name;
+    int axes = n->shape.dims - 2;
+    dt_shape aux;
+    n->i[0] = n->i[2] = 1; /* the height of a sequence */
+    for (int k = 0; k < axes; k++) {
+        int64_t *i = n->i + (axes == 1 ? 3 : 3 * k), size = weight ? weight->n[2 + k] : o->size[k];
+        int64_t places = n->shape.n[2 + k], dilation = dt__or(o->dilation[k], 1);
+        i[0] = dt__or(o->stride[k], weight ? 1 : size), i[1] = o->padding[k], i[2] = weight ? dilation : size;
+        if (i[0] < 1 || i[1] < 0 || i[2] < 1 || dt__max(i[0], dt__max(i[1], i[2])) > DT__WINDOW_FAR ||
+            (weight ? o->size[k] && o->size[k] != size : i[1] > size / 2 || dilation > 1 || o->groups > 1))
+            return dt__poison(g, DT_E_SHAPE,
+                              "%s: stride %lld, padding %lld, dilation %lld, size %lld: stride, dilation and size must "
+                              "be 1 to 2^20, padding 0 to 2^20. Give a convolution its weight's size or 0, and a "
+                              "pooling a padding of at most half its size, no dilation and no groups",
+                              name, (long long)i[0], (long long)i[1], (long long)dilation, (long long)o->size[k]);
+        n->shape.n[2 + k] = dt__windows(places, size, i[0], i[1], dilation);
+        if (!n->shape.n[2 + k])
+            return dt__poison(g, DT_E_SHAPE, "%s: a window of %lld taps does not fit into %lld places", name,
+                              (long long)size, (long long)places);
+    }
+    aux = dt__window_aux(g, n);
+    return dt__push(g, n, &aux);
+}
+
 DT_API dt_tensor dt_convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window)
 {
     dt_shape sx = dt__at(g, x)->shape, sw = dt__at(g, weight)->shape;
     dt__node n = dt__node_make(DT__OP_CONV, sx, x, weight, bias);
     dt_window o;
-    dt_shape scratch;
     int64_t groups;
     char a[96], b[96];
     if (!x.id || !weight.id) return dt__tensor(0);
@@ -7515,58 +7379,30 @@ DT_API dt_tensor dt_convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tens
                           "(O,C/groups,KH,KW), groups dividing C and O, and the bias (O)",
                           dt__shape_text(&sx, a), dt__shape_text(&sw, b), (long long)groups);
     n.shape.n[1] = sw.n[0];
-    n.i[0] = 1, n.i[2] = 1;
-    for (int k = 0; k < sx.dims - 2; k++) {
-        int64_t *i = n.i + (sx.dims == 3 ? 3 : 3 * k), size = sw.n[2 + k];
-        i[0] = dt__or(o.stride[k], 1), i[1] = o.padding[k], i[2] = dt__or(o.dilation[k], 1);
-        if (i[0] < 1 || i[1] < 0 || i[2] < 1 || dt__max(i[0], dt__max(i[1], i[2])) > DT__CONV_FAR ||
-            size > DT__CONV_TAPS || (o.size[k] && o.size[k] != size))
-            return dt__poison(g, DT_E_SHAPE,
-                              "convolve: stride and dilation must be at least 1, padding at least 0, none above 2^20; "
-                              "the window's size must be that of the weight (%lld) and at most %d",
-                              (long long)size, DT__CONV_TAPS);
-        n.shape.n[2 + k] = dt__windows(sx.n[2 + k], size, i[0], i[1], i[2]);
-        if (!n.shape.n[2 + k])
-            return dt__poison(g, DT_E_SHAPE, "convolve: a window of %lld taps does not fit into %lld places",
-                              (long long)size, (long long)sx.n[2 + k]);
-    }
-    scratch = dt__conv_aux(g, &n);
-    return dt__push(g, &n, &scratch);
+    return dt__window_push(g, &n, &sw, &o);
 }
 
-static dt_tensor dt__conv_named(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window,
-                                int dims)
+DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
 {
     dt_shape w = dt__at(g, x)->shape;
     char full[80], text[96];
     dt_tensor weight, bias;
     int64_t groups = dt__or(window->groups, 1);
     if (!x.id) return x;
-    if (w.dims != dims || groups < 1 || w.n[1] % groups)
-        return dt__poison(g, DT_E_SHAPE, "conv%dd: x %s must be %s with C divisible by %lld groups", dims - 2,
-                          dt__shape_text(&w, text), dims == 3 ? "(B,C,L)" : "(B,C,H,W)", (long long)groups);
+    if (w.dims < 3 || w.dims > 4 || groups < 1 || w.n[1] % groups)
+        return dt__poison(g, DT_E_SHAPE, "conv: x %s must be (B,C,L) or (B,C,H,W) with C divisible by %lld groups",
+                          dt__shape_text(&w, text), (long long)groups);
     w.n[0] = channels;
     w.n[1] /= groups;
-    for (int k = 0; k < dims - 2; k++) w.n[2 + k] = window->size[k];
+    for (int k = 0; k < w.dims - 2; k++) w.n[2 + k] = window->size[k];
     snprintf(full, sizeof full, "%s.weight", name);
-    weight = dt_param(g, full, w, DT_INIT_NORMAL, dt__sqrtf(2.0f / (float)dt__span(&w, 1, dims)));
+    weight = dt_param(g, full, w, DT_INIT_NORMAL, dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims)));
     snprintf(full, sizeof full, "%s.bias", name);
     bias = dt_param(g, full, dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
     return dt_convolve(g, x, weight, bias, window);
 }
-DT_API dt_tensor dt_conv1d(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
-{
-    return dt__conv_named(g, x, name, channels, window, 3);
-}
-DT_API dt_tensor dt_conv2d(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
-{
-    return dt__conv_named(g, x, name, channels, window, 4);
-}
 
-/* ---- pooling ------------------------------------------------------------------------------------------ */
-
-/* i: size, stride, padding of the height, then of the width. */
-static dt_tensor dt__pool_op(dt_graph *g, int op, dt_tensor x, const dt_window *window)
+static dt_tensor dt__pool_push(dt_graph *g, int op, dt_tensor x, const dt_window *window)
 {
     dt__node n = dt__node_make(op, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
     char text[96];
@@ -7574,111 +7410,15 @@ static dt_tensor dt__pool_op(dt_graph *g, int op, dt_tensor x, const dt_window *
     if (n.shape.dims < 3 || n.shape.dims > 4)
         return dt__poison(g, DT_E_SHAPE, "%s: %s must be (B,C,L) or (B,C,H,W)", dt__op_of(op)->name,
                           dt__shape_text(&n.shape, text));
-    n.i[0] = n.i[1] = 1;
-    for (int k = 0; k < n.shape.dims - 2; k++) {
-        int64_t *i = n.i + (n.shape.dims == 3 ? 3 : 3 * k), places = n.shape.n[2 + k];
-        i[0] = window->size[k], i[1] = dt__or(window->stride[k], i[0]), i[2] = window->padding[k];
-        if (i[0] < 1 || i[0] > INT32_MAX || i[1] < 1 || i[2] < 0 || i[2] > i[0] / 2 || window->dilation[k] > 1 ||
-            window->groups > 1)
-            return dt__poison(g, DT_E_SHAPE,
-                              "%s: size and stride must be at least 1, padding at most half the size (%lld); there is "
-                              "no dilation and there are no groups",
-                              dt__op_of(op)->name, (long long)i[0]);
-        n.shape.n[2 + k] = dt__windows(places, i[0], i[1], i[2], 1);
-        if (!n.shape.n[2 + k])
-            return dt__poison(g, DT_E_SHAPE, "%s: a window of %lld does not fit into %lld places", dt__op_of(op)->name,
-                              (long long)i[0], (long long)places);
-    }
-    return dt__push(g, &n, NULL);
+    return dt__window_push(g, &n, NULL, window);
 }
 DT_API dt_tensor dt_max_pool(dt_graph *g, dt_tensor x, const dt_window *window)
 {
-    return dt__pool_op(g, DT__OP_MAX_POOL, x, window);
+    return dt__pool_push(g, DT__OP_MAX_POOL, x, window);
 }
 DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window)
 {
-    return dt__pool_op(g, DT__OP_AVG_POOL, x, window);
-}
-
-/* The places [low, high) of window `at` that exist. */
-typedef struct dt__pool_area {
-    int64_t low[2], high[2];
-} dt__pool_area;
-static dt__pool_area dt__pool_window(const int64_t *i, const int64_t size[2], int64_t y, int64_t x)
-{
-    dt__pool_area w;
-    for (int axis = 0; axis < 2; axis++, i += 3) {
-        int64_t begin = (axis ? x : y) * i[1] - i[2];
-        w.low[axis] = dt__max(0, begin);
-        w.high[axis] = dt__min(size[axis], begin + i[0]);
-    }
-    return w;
-}
-
-/* The place of the window's first maximum in a plane. */
-static int64_t dt__pool_first_max(const float *plane, const dt__pool_area *w, int64_t width)
-{
-    int64_t best = w->low[0] * width + w->low[1];
-    for (int64_t y = w->low[0]; y < w->high[0]; y++)
-        for (int64_t x = w->low[1]; x < w->high[1]; x++)
-            if (plane[y * width + x] > plane[best]) best = y * width + x;
-    return best;
-}
-
-static float dt__pool_sum(const float *plane, const dt__pool_area *w, int64_t width)
-{
-    float sum = 0.0f;
-    for (int64_t y = w->low[0]; y < w->high[0]; y++)
-        for (int64_t x = w->low[1]; x < w->high[1]; x++) sum = sum + plane[y * width + x];
-    return sum;
-}
-
-static void dt__pool_planes(const dt__call *c, int64_t begin, int64_t end)
-{
-    const int64_t *i = c->n->i;
-    int64_t in[2], out[2];
-    dt__spatial(&dt__in(c, 0)->shape, in);
-    dt__spatial(&c->n->shape, out);
-    for (int64_t p = begin; p < end; p++) {
-        const float *plane = c->in[0] + p * in[0] * in[1];
-        float *to = c->out + p * out[0] * out[1];
-        for (int64_t at = 0; at < out[0] * out[1]; at++) {
-            dt__pool_area w = dt__pool_window(i, in, at / out[1], at % out[1]);
-            to[at] = c->n->op == DT__OP_MAX_POOL ? plane[dt__pool_first_max(plane, &w, in[1])]
-                                                 : dt__pool_sum(plane, &w, in[1]) / (float)(i[0] * i[3]);
-        }
-    }
-}
-static void dt__run_pool(const dt__call *c) { dt__split(c, c->n->shape.n[0] * c->n->shape.n[1], 1, dt__pool_planes); }
-
-/* in: dy, x. Every place sums over the windows that hold it, in order; of a mean the sum is divided last. */
-static void dt__pool_grad_planes(const dt__call *c, int64_t begin, int64_t end)
-{
-    const int64_t *i = c->n->i;
-    int64_t in[2], out[2];
-    dt__spatial(&c->n->shape, in);
-    dt__spatial(&dt__in(c, 0)->shape, out);
-    for (int64_t p = begin; p < end; p++) {
-        float *dx = c->out + p * in[0] * in[1];
-        const float *dy = c->in[0] + p * out[0] * out[1];
-        memset(dx, 0, sizeof *dx * (size_t)(in[0] * in[1]));
-        for (int64_t at = 0; at < out[0] * out[1]; at++) {
-            dt__pool_area w = dt__pool_window(i, in, at / out[1], at % out[1]);
-            if (c->n->op == DT__OP_MAX_POOL_GRAD) {
-                float *to = dx + dt__pool_first_max(c->in[1] + p * in[0] * in[1], &w, in[1]);
-                *to = *to + dy[at];
-                continue;
-            }
-            for (int64_t y = w.low[0]; y < w.high[0]; y++)
-                for (int64_t x = w.low[1]; x < w.high[1]; x++) dx[y * in[1] + x] = dx[y * in[1] + x] + dy[at];
-        }
-        for (int64_t k = 0; c->n->op == DT__OP_AVG_POOL_GRAD && k < in[0] * in[1]; k++)
-            dx[k] = dx[k] / (float)(i[0] * i[3]);
-    }
-}
-static void dt__run_pool_grad(const dt__call *c)
-{
-    dt__split(c, c->n->shape.n[0] * c->n->shape.n[1], 1, dt__pool_grad_planes);
+    return dt__pool_push(g, DT__OP_AVG_POOL, x, window);
 }
 
 /* ---- embedding ------------------------------------------------------------------------------------ */
@@ -10075,9 +9815,9 @@ static void dt__grad_conv(dt_graph *g, int32_t id, dt_tensor dy)
     dt_shape scratch;
     memcpy(n.i, g->nodes[id].i, sizeof n.i);
     memcpy(chain.i, g->nodes[id].i, sizeof n.i);
-    scratch = dt__conv_aux(g, &n);
+    scratch = dt__window_aux(g, &n);
     if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__push(g, &n, &scratch));
-    scratch = dt__conv_aux(g, &chain);
+    scratch = dt__window_aux(g, &chain);
     dt__flow_chain_aux(g, id, 1, &chain, &scratch);
     if (g->nodes[id].inputs > 2 && dt__wants(g, id, 2)) {
         dt_tensor rows = dt_permute(g, dy, channels_last[dt__at(g, x)->shape.dims - 3]);
@@ -10093,8 +9833,10 @@ static void dt__grad_pool(dt_graph *g, int32_t id, dt_tensor dy)
     dt_tensor x = dt__input(g, id, 0);
     dt__node n =
         dt__node_make(op, dt__at(g, x)->shape, dy, op == DT__OP_MAX_POOL_GRAD ? x : dt__nothing(), dt__nothing());
+    dt_shape tile;
     memcpy(n.i, g->nodes[id].i, sizeof n.i);
-    dt__flow(g, id, 0, dt__push(g, &n, NULL));
+    tile = dt__window_aux(g, &n);
+    dt__flow(g, id, 0, dt__push(g, &n, &tile));
 }
 
 static void dt__grad_embed(dt_graph *g, int32_t id, dt_tensor dy)

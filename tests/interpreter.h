@@ -385,7 +385,7 @@ static void ref_op_matmul(const ref_call *c)
     }
 }
 
-/* ---- convolution and pooling: what lies outside is in no chain ---- */
+/* ---- convolution and pooling: what lies outside is a zero of the chain, and no maximum ---- */
 
 /* One axis of a window: a result at `at` and tap k meet at place at * stride - padding + k * dilation. */
 typedef struct ref_window {
@@ -403,7 +403,7 @@ static ref_window window_of(const dt__node *n, const dt_shape *x, const dt_shape
     ref_window w;
     for (int axis = 0; axis < 2; axis++) {
         const int64_t *i = n->i + 3 * axis;
-        w.size[axis] = weight ? spatial(weight, axis) : i[0], w.stride[axis] = i[weight ? 0 : 1], w.padding[axis] = i[weight ? 1 : 2];
+        w.size[axis] = weight ? spatial(weight, axis) : i[2], w.stride[axis] = i[0], w.padding[axis] = i[1];
         w.dilation[axis] = weight ? i[2] : 1, w.in[axis] = spatial(x, axis), w.out[axis] = spatial(y, axis);
     }
     return w;
@@ -422,9 +422,9 @@ static void conv_chain(const dt__node *n, const ref_window *w, const dt_shape *s
                         int64_t row = place_of(w, 0, at / w->out[1], tap / w->size[1]), column = place_of(w, 1, at % w->out[1], tap % w->size[1]);
                         int64_t ix = (b * sx->n[1] + o / outputs * inputs + c) * places + row * w->in[1] + column, iw = (o * inputs + c) * taps + tap,
                                 iy = (b * sy->n[1] + o) * results + at;
-                        if (row < 0 || column < 0) continue;
-                        if (n->op == DT__OP_CONV) out[iy] = fmaf(x[ix], weight[iw], out[iy]);
-                        else out[iw] = fmaf(y[iy], x[ix], out[iw]);
+                        float value = row < 0 || column < 0 ? 0.0f : x[ix];
+                        if (n->op == DT__OP_CONV) out[iy] = fmaf(value, weight[iw], out[iy]);
+                        else out[iw] = fmaf(y[iy], value, out[iw]);
                     }
 }
 static void ref_op_conv(const ref_call *c) /* in: x, weight [, bias] */
@@ -443,22 +443,23 @@ static void ref_op_conv_dw(const ref_call *c) /* in: dy, x */
     for (int64_t k = 0; c->fresh && k < size_of(c->n); k++) floats_out(c)[k] = 0.0f;
     conv_chain(c->n, &w, x, &c->n->shape, y, floats_in(c, 1), NULL, floats_in(c, 0), floats_out(c));
 }
-/* in: dy, weight. A place's chain goes over output channels, then taps. */
+/* in: dy, weight. A place adds a chain over output channels for every position that reads it, by ascending position. */
 static void ref_op_conv_dx(const ref_call *c)
 {
     const dt_shape *y = &node_in(c, 0)->shape, *weight = &node_in(c, 1)->shape, *x = &c->n->shape;
     ref_window w = window_of(c->n, x, y, weight);
     int64_t inputs = weight->n[1], outputs = weight->n[0] / (x->n[1] / inputs), taps = w.size[0] * w.size[1], results = w.out[0] * w.out[1], places = w.in[0] * w.in[1];
-    for (int64_t k = 0; k < size_of(c->n); k++) {
-        int64_t place = k % places, channel = k / places % x->n[1], b = k / places / x->n[1], group = channel / inputs;
-        float sum = 0.0f;
-        for (int64_t o = group * outputs; o < (group + 1) * outputs; o++)
-            for (int64_t tap = 0; tap < taps; tap++)
-                for (int64_t at = 0; at < results; at++) /* at most one meets the place */
-                    if (place_of(&w, 0, at / w.out[1], tap / w.size[1]) == place / w.in[1] && place_of(&w, 1, at % w.out[1], tap % w.size[1]) == place % w.in[1])
-                        sum = fmaf(floats_in(c, 0)[(b * y->n[1] + o) * results + at], floats_in(c, 1)[(o * inputs + channel % inputs) * taps + tap], sum);
-        floats_out(c)[k] = sum;
-    }
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = 0.0f;
+    for (int64_t k = 0; k < x->n[0] * x->n[1] * results; k++)
+        for (int64_t tap = 0; tap < taps; tap++) {
+            int64_t at = k % results, channel = k / results % x->n[1], b = k / results / x->n[1], first = channel / inputs * outputs;
+            int64_t row = place_of(&w, 0, at / w.out[1], tap / w.size[1]), column = place_of(&w, 1, at % w.out[1], tap % w.size[1]);
+            float sum = 0.0f, *to = floats_out(c) + k / results * places + row * w.in[1] + column;
+            if (row < 0 || column < 0) continue;
+            for (int64_t o = first; o < first + outputs; o++)
+                sum = fmaf(floats_in(c, 0)[(b * y->n[1] + o) * results + at], floats_in(c, 1)[(o * inputs + channel % inputs) * taps + tap], sum);
+            *to = *to + sum;
+        }
 }
 
 /* The places of window `at` in order, those outside left out; returns how many. */
@@ -493,14 +494,13 @@ static void ref_op_pool_grad(const ref_call *c) /* in: dy [, x] */
 {
     ref_window w = window_of(c->n, &c->n->shape, &node_in(c, 0)->shape, NULL);
     int64_t results = w.out[0] * w.out[1], places = w.in[0] * w.in[1], place[256];
-    float *dx = floats_out(c);
+    float *dx = floats_out(c), share = c->n->op == DT__OP_AVG_POOL_GRAD ? (float)(w.size[0] * w.size[1]) : 1.0f;
     for (int64_t k = 0; k < size_of(c->n); k++) dx[k] = 0.0f;
     for (int64_t k = 0; k < size_of(node_in(c, 0)); k++) {
         int64_t base = k / results * places, n = window_places(&w, k % results, place);
         if (c->n->op == DT__OP_MAX_POOL_GRAD) place[0] = largest_place(floats_in(c, 1) + base, place, n), n = 1;
-        for (int64_t i = 0; i < n; i++) dx[base + place[i]] = dx[base + place[i]] + floats_in(c, 0)[k];
+        for (int64_t i = 0; i < n; i++) dx[base + place[i]] = dx[base + place[i]] + floats_in(c, 0)[k] / share;
     }
-    for (int64_t k = 0; c->n->op == DT__OP_AVG_POOL_GRAD && k < size_of(c->n); k++) dx[k] = dx[k] / (float)(w.size[0] * w.size[1]);
 }
 
 /* ---- dropout and attention: R16 ---- */

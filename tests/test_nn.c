@@ -85,28 +85,28 @@ static void conv_forward(const conv_case *z, const float *x, const float *w, con
                     float acc = 0.0f;
                     for (int64_t k = 0; k < per * taps; k++) {
                         int64_t c = o / (z->o / z->groups) * per + k / taps, iy = place(z, 0, oy, k % taps / z->k[1]), ix = place(z, 1, ox, k % z->k[1]);
-                        if (iy >= 0 && ix >= 0) acc = fmaf(w[o * per * taps + k], x[((b * z->c + c) * z->x[0] + iy) * z->x[1] + ix], acc);
+                        acc = fmaf(w[o * per * taps + k], iy >= 0 && ix >= 0 ? x[((b * z->c + c) * z->x[0] + iy) * z->x[1] + ix] : 0.0f, acc);
                     }
                     *y++ = acc + bias[o];
                 }
 }
 
-/* dx: a chain over (output channel, tap row, tap column). */
+/* dx: a chain over output channels for each position that read the place; these add by ascending position. */
 static void conv_backward_x(const conv_case *z, const float *dy, const float *w, float *dx)
 {
     int64_t per = z->c / z->groups, made = z->o / z->groups, taps = z->k[0] * z->k[1];
-    for (int64_t at = 0; at < z->b * z->c * z->x[0] * z->x[1]; at++) {
-        int64_t ix = at % z->x[1], iy = at / z->x[1] % z->x[0], c = at / (z->x[0] * z->x[1]) % z->c, b = at / (z->x[0] * z->x[1] * z->c);
-        float acc = 0.0f;
-        for (int64_t k = 0; k < made * taps; k++) {
-            int64_t o = c / per * made + k / taps, oy = iy + z->padding[0] - k % taps / z->k[1] * z->dilation[0],
-                    ox = ix + z->padding[1] - k % z->k[1] * z->dilation[1];
-            if (oy < 0 || ox < 0 || oy % z->stride[0] || ox % z->stride[1]) continue;
-            oy /= z->stride[0], ox /= z->stride[1];
-            if (oy < z->y[0] && ox < z->y[1])
-                acc = fmaf(w[(o * per + c % per) * taps + k % taps], dy[((b * z->o + o) * z->y[0] + oy) * z->y[1] + ox], acc);
+    memset(dx, 0, 4 * (size_t)(z->b * z->c * z->x[0] * z->x[1]));
+    for (int64_t at = 0; at < z->b * z->c * z->y[0] * z->y[1]; at++) {
+        int64_t ox = at % z->y[1], oy = at / z->y[1] % z->y[0], c = at / (z->y[0] * z->y[1]) % z->c, b = at / (z->y[0] * z->y[1] * z->c);
+        for (int64_t k = 0; k < taps; k++) {
+            int64_t iy = place(z, 0, oy, k / z->k[1]), ix = place(z, 1, ox, k % z->k[1]);
+            float acc = 0.0f, *to;
+            if (iy < 0 || ix < 0) continue;
+            for (int64_t o = c / per * made; o < (c / per + 1) * made; o++)
+                acc = fmaf(w[(o * per + c % per) * taps + k], dy[((b * z->o + o) * z->y[0] + oy) * z->y[1] + ox], acc);
+            to = &dx[((b * z->c + c) * z->x[0] + iy) * z->x[1] + ix];
+            *to = *to + acc;
         }
-        dx[at] = acc;
     }
 }
 
@@ -118,8 +118,7 @@ static void conv_backward_w(const conv_case *z, const float *x, const float *dy,
         int64_t kx = k % z->k[1], ky = k / z->k[1] % z->k[0], c = k / (z->k[1] * z->k[0]) % per, o = k / (z->k[1] * z->k[0] * per);
         for (int64_t at = 0; at < z->b * positions; at++) {
             int64_t iy = place(z, 0, at / z->y[1] % z->y[0], ky), ix = place(z, 1, at % z->y[1], kx), b = at / positions;
-            if (iy < 0 || ix < 0) continue;
-            dw[k] = fmaf(dy[(b * z->o + o) * positions + at % positions], x[((b * z->c + o / made * per + c) * z->x[0] + iy) * z->x[1] + ix], dw[k]);
+            dw[k] = fmaf(dy[(b * z->o + o) * positions + at % positions], iy < 0 || ix < 0 ? 0.0f : x[((b * z->c + o / made * per + c) * z->x[0] + iy) * z->x[1] + ix], dw[k]);
         }
     }
     for (int64_t at = 0; at < z->b * z->o * positions; at++) db[at / positions % z->o] = db[at / positions % z->o] + dy[at];
@@ -185,6 +184,7 @@ static void test_conv(void)
         { 2, 4, 6, 1, { 1, 1000 }, { 1, 7 }, { 1, 1 }, { 0, 3 }, { 1, 1 }, { 0, 0 } },
         { 3, 5, 3, 1, { 1, 65 }, { 1, 4 }, { 1, 3 }, { 0, 2 }, { 1, 5 }, { 0, 0 } },
         { 1, 1, 2, 1, { 1, 200 }, { 1, 64 }, { 1, 1 }, { 0, 63 }, { 1, 1 }, { 0, 0 } },
+        { 1, 2, 1, 1, { 1, 90 }, { 1, 70 }, { 1, 2 }, { 0, 3 }, { 1, 1 }, { 0, 0 } },
         { 20, 150, 4, 1, { 9, 9 }, { 3, 3 }, { 1, 1 }, { 1, 1 }, { 1, 1 }, { 0, 0 } }, /* several chunks of positions */
     };
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) conv_bits(&row[i]);
@@ -203,12 +203,11 @@ static void pool_reference(const int64_t x[2], const int64_t y[2], const dt_wind
             if (iy < 0 || iy >= x[0] || ix < 0 || ix >= x[1]) continue;
             sum = sum + plane[iy * x[1] + ix];
             if (best < 0 || plane[iy * x[1] + ix] > plane[best]) best = iy * x[1] + ix;
-            if (mean) dx[iy * x[1] + ix] = dx[iy * x[1] + ix] + dy[at];
+            if (mean) dx[iy * x[1] + ix] = dx[iy * x[1] + ix] + dy[at] / (float)(o->size[0] * o->size[1]);
         }
         out[at] = mean ? sum / (float)(o->size[0] * o->size[1]) : plane[best];
         if (!mean) dx[best] = dx[best] + dy[at];
     }
-    for (int64_t k = 0; mean && k < x[0] * x[1]; k++) dx[k] = dx[k] / (float)(o->size[0] * o->size[1]);
 }
 
 static void test_pools(void)
@@ -375,9 +374,9 @@ static void test_builders(void)
     dt_window o;
     memset(&o, 0, sizeof o);
     o.size[0] = 3, o.groups = 2;
-    dt_conv1d(g, dt_tensor_from(g, dt_shape3(2, 4, 8), x), "c", 256, &o);
+    dt_conv(g, dt_tensor_from(g, dt_shape3(2, 4, 8), x), "c", 256, &o);
     tap_ok(!dt_graph_result(g) && g->param_count == 2 && !strcmp(g->params[0].name, "c.weight") && !strcmp(g->params[1].name, "c.bias") && g->params[0].shape.n[1] == 2,
-           "conv1d makes c.weight (O,C/groups,K) and c.bias (O)");
+           "conv makes c.weight (O,C/groups,K) and c.bias (O)");
     for (int i = 0; i < 256 * 6; i++) sum += dt__at(g, dt__tensor(2))->data[i] * dt__at(g, dt__tensor(2))->data[i] / (256.0f * 6.0f);
     tap_ok(fabsf(sum - 2.0f / 6.0f) < 0.05f, "its weights have variance 2 / inputs: %.3f of %.3f", (double)sum, 2.0 / 6.0);
     dt_graph_close(&g);
@@ -391,7 +390,7 @@ static dt_tensor flops_first(dt_graph *g, dt_tensor x, const void *user) /* (B,6
     memset(&o, 0, sizeof o);
     o.size[0] = 3, o.size[1] = 5, o.stride[0] = o.stride[1] = 2, o.padding[0] = 1, o.padding[1] = 2, o.groups = 2;
     (void)user;
-    return dt_conv2d(g, dt_reshape(g, x, dt_shape4(dt_dim(g, x, 0), 6, 11, 9)), "wide", 8, &o);
+    return dt_conv(g, dt_reshape(g, x, dt_shape4(dt_dim(g, x, 0), 6, 11, 9)), "wide", 8, &o);
 }
 static dt_tensor flops_second(dt_graph *g, dt_tensor x, const void *user) /* (B,8,6,5) -> (B,7,15) -> loss */
 {
@@ -399,7 +398,7 @@ static dt_tensor flops_second(dt_graph *g, dt_tensor x, const void *user) /* (B,
     memset(&o, 0, sizeof o);
     o.size[0] = 4, o.stride[0] = 2, o.padding[0] = 1;
     (void)user;
-    x = dt_conv1d(g, dt_reshape(g, x, dt_shape3(dt_dim(g, x, 0), 8, 30)), "long", 7, &o);
+    x = dt_conv(g, dt_reshape(g, x, dt_shape3(dt_dim(g, x, 0), 8, 30)), "long", 7, &o);
     return dt_mean(g, dt_mul(g, x, x), DT_ALL);
 }
 

@@ -1088,7 +1088,7 @@ static dt_tensor wrong_window(dt_graph *g, int which)
     case 2: o.dilation[0] = 3; return dt_convolve(g, x, w, dt__tensor(0), &o);
     case 3: return dt_convolve(g, x, w, dt_tensor_from(g, dt_shape1(2), ones), &o);
     case 4: o.size[0] = 3; return dt_convolve(g, x, w, dt__tensor(0), &o);
-    case 5: return dt_conv1d(g, x, "c", 3, &o);
+    case 5: return dt_conv(g, dt_reshape(g, x, dt_shape2(6, 4)), "c", 3, &o);
     case 6: o.padding[0] = 2; return dt_max_pool(g, x, &o);
     case 7: o.size[0] = 4; return dt_avg_pool(g, x, &o);
     default: return dt_avg_pool(g, dt_reshape(g, x, dt_shape2(6, 4)), &o);
@@ -1183,7 +1183,7 @@ static void test_errors(void)
         { "add", DT_E_SHAPE }, { "neg", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "attend", DT_E_SHAPE },
         { "attend", DT_E_SHAPE }, { "attention", DT_E_USAGE }, { "attention", DT_E_USAGE }, { "attend", DT_E_SHAPE }, { "rope", DT_E_SHAPE },
         { "rope", DT_E_USAGE }, { "rope", DT_E_USAGE }, { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE },
-        { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "conv1d", DT_E_SHAPE }, { "max_pool", DT_E_SHAPE }, { "avg_pool", DT_E_SHAPE },
+        { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "conv: x", DT_E_SHAPE }, { "max_pool", DT_E_SHAPE }, { "avg_pool", DT_E_SHAPE },
         { "avg_pool", DT_E_SHAPE }, { "matmul", DT_E_SHAPE },
         { "pow", DT_E_SHAPE },
         { "maximum", DT_E_SHAPE }, { "greater_equal", DT_E_SHAPE }, { "select", DT_E_SHAPE }, { "select", DT_E_SHAPE }, { "select", DT_E_SHAPE },
@@ -1274,9 +1274,9 @@ static dt_tensor nets(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> 
     memset(&w, 0, sizeof w);
     memset(&o, 0, sizeof o);
     w.size[0] = w.size[1] = 3, w.padding[0] = w.padding[1] = 1;
-    y = dt_conv1d(g, dt_permute(g, x, swap), "one", 12, &w); /* (B,12,T) */
+    y = dt_conv(g, dt_permute(g, x, swap), "one", 12, &w); /* (B,12,T) */
     w.groups = 2;
-    y = dt_gelu(g, dt_conv2d(g, dt_reshape(g, y, dt_shape4(b, 4, 3, t)), "two", 6, &w)); /* (B,6,3,T) */
+    y = dt_gelu(g, dt_conv(g, dt_reshape(g, y, dt_shape4(b, 4, 3, t)), "two", 6, &w)); /* (B,6,3,T) */
     w.groups = 0, w.stride[0] = w.stride[1] = 1;
     y = dt_add(g, dt_max_pool(g, y, &w), dt_avg_pool(g, y, &w));
     y = dt_permute(g, dt_reshape(g, y, dt_shape3(b, 18, t)), swap); /* (B,T,18) */
