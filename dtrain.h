@@ -537,30 +537,15 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  *     before rounding. A block depends on no other, so storage may be cut at any. */
 typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_optimizer;
 
-/* How gradients travel between data-parallel ranks. FP32: exact, whatever the layout. The others send fewer bytes and
- * lose something: fast numerics, whose bits depend on how many data-parallel ranks there are, and on nothing else of
- * the layout; one rank alone sends nothing, and has the bits of FP32. A rank adds to its gradient what it lost before
- * (error feedback: Seide et al. 2014; Karimireddy et al. 2019), sends what the format holds of that, and keeps the rest
- * for the next sum: 4 more bytes per weight. Bytes per number that a rank sends to each other one:
- *
- * FP16, BF16 (2): rounded to nearest even; above 65504 FP16 sends that. INT8 (1.016): blocks of 256 have a scale, the
- *     largest magnitude / 127, and whole numbers, rounded to nearest even.
- * TOPK (8 wire_keep): of each parameter the largest in magnitude, of equals the first, with their places (Aji and
- *     Heafield 2017; Lin et al. 2018). Exact selection, five passes over the numbers.
- * POWERSGD: a matrix (m,n) as a product of (m,r) and (r,n), r = wire_rank: one step of subspace iteration from the
- *     factor of the sum before, whose factors are summed over ranks in fp32 (Vogels et al. 2019). Where they are not
- *     smaller, and vectors, go as they are. In all 2 (N-1)/N 4 r (m + n) bytes, as an all-reduce.
- *
- * All but POWERSGD send to all others, (N-1) times their bytes, while the exact sum sends 2 (N-1)/N 4: INT8 is smaller
- * below 8 ranks, FP16 below 4. */
-typedef enum dt_wire {
-    DT_WIRE_FP32,
-    DT_WIRE_FP16,
-    DT_WIRE_BF16,
-    DT_WIRE_INT8,
-    DT_WIRE_TOPK,
-    DT_WIRE_POWERSGD
-} dt_wire;
+/* The format of gradients between data-parallel ranks. FP32 is exact in every layout. The other formats send fewer bytes
+ * and lose something: their bits depend on the number of data-parallel ranks and on nothing else of the layout. A single
+ * data-parallel rank sends nothing and has the bits of FP32. Before a rank encodes a gradient it adds what the format
+ * lost last time, and it keeps what is lost now (error feedback: Seide et al. 2014; Karimireddy et al. 2019): 4 more
+ * bytes per weight. FP16 and BF16 (2 bytes per number) round to nearest even; FP16 saturates at 65504. INT8 (1.016)
+ * has one scale per block of 256, the largest magnitude / 127, and integers rounded to nearest even. A rank sends its
+ * bytes to each of the N-1 others, where the exact sum sends 2 (N-1)/N 4 per number: INT8 is smaller below 8 ranks,
+ * FP16 below 4. For top-k and PowerSGD see examples/35_compression.c. */
+typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } dt_wire;
 
 /* Start from dt_recipe_default(); new fields will have defaults there. */
 typedef struct dt_recipe {
@@ -607,8 +592,6 @@ typedef struct dt_recipe {
                                     samples of a step or more, at the earliest 20 steps after it did last. Learning rate
                                     and number of steps are as they were */
     int32_t wire;                /* dt_wire */
-    float wire_keep;             /* TOPK: share of each parameter's numbers that is sent, rounded up */
-    int64_t wire_rank;           /* POWERSGD: columns of the factors */
     int32_t wire_forget;         /* for labs: what the format loses is lost, no error feedback */
 } dt_recipe;
 DT_API dt_recipe dt_recipe_default(void);
@@ -2093,7 +2076,7 @@ static void dt__cos_sin_pi(double x, double *cosine, double *sine)
 }
 
 /* What a random stream is for; part of its key, so that no two uses ever share a number (R16). */
-enum { DT__RNG_INIT = 1, DT__RNG_DROPOUT = 2, DT__RNG_SHUFFLE = 3, DT__RNG_TEXT = 4, DT__RNG_WIRE = 5 };
+enum { DT__RNG_INIT = 1, DT__RNG_DROPOUT = 2, DT__RNG_SHUFFLE = 3, DT__RNG_TEXT = 4 };
 
 static dt__rng dt__rng_make(uint64_t seed, int purpose, uint32_t a, uint32_t b, uint32_t c)
 {
@@ -11039,8 +11022,6 @@ DT_API dt_recipe dt_recipe_default(void)
     r.clip = 1.0f;
     r.validation = 0.05f;
     r.growth = 1;
-    r.wire_keep = 0.01f;
-    r.wire_rank = 4;
     return r;
 }
 
@@ -23380,14 +23361,10 @@ static int dt__ring_take(dt__ring *r)
 enum { DT__WIRE_BLOCK = 256, DT__WIRE_STRETCH = 65536 };
 enum { DT__WIRE_SET, DT__WIRE_ADD, DT__WIRE_TAKE }; /* out = x, out + x, out - x */
 
-/* What is coded alone: a parameter's array, or, where blocks do not know of each other, a stretch of it. */
+/* What is coded alone: a stretch of a parameter's array. */
 typedef struct dt__wire_unit {
-    int64_t at, count;  /* floats of a set of gradients, as the store lays it out */
-    int64_t to;         /* where in a bucket's payload it begins */
-    int64_t keep;       /* DT_WIRE_TOPK: so many numbers */
-    int64_t rows, cols; /* DT_WIRE_POWERSGD: of the matrix; 0: it is sent as it is */
-    int64_t start;      /* its right factor of the sum before, (rank,cols) */
-    int64_t right;      /* this step's in the payload; the left one, (rank,rows), begins at `to` */
+    int64_t at, count; /* floats of a set of gradients, as the store lays it out */
+    int64_t to;        /* where in a bucket's payload it begins */
 } dt__wire_unit;
 
 /* Words of a payload of n numbers. */
@@ -23451,46 +23428,9 @@ static void dt__wire_unpack(const dt__kernels *k, int wire, const float *from, i
     k->convert(DT_F32, x, wire == DT_WIRE_FP16 ? DT_F16 : DT_BF16, code, n);
 }
 
-/* The magnitude, as bits, of the keep-th largest of n numbers, and how many of those that are equal to it count among
- * the largest. By its digits from the top, 8 bits at a time: four passes. */
-static uint32_t dt__wire_threshold(const float *x, int64_t n, int64_t keep, int64_t *equal)
-{
-    uint32_t found = 0, known = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        int64_t count[256];
-        uint32_t digit = 255;
-        memset(count, 0, sizeof count);
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t size = dt__wire_size(x[i]);
-            if ((size & known) == found) count[size >> shift & 255u]++;
-        }
-        while (count[digit] < keep) keep -= count[digit--];
-        found |= digit << shift, known |= 255u << shift;
-    }
-    *equal = keep;
-    return found;
-}
-
-/* The keep largest: their places, rising, then their values. Of equals the first. */
-static void dt__wire_largest(const float *x, int64_t n, int64_t keep, float *to)
-{
-    int64_t equal, at = 0;
-    uint32_t least = dt__wire_threshold(x, n, keep, &equal);
-    for (int64_t i = 0; i < n && at < keep; i++) {
-        uint32_t size = dt__wire_size(x[i]), place = (uint32_t)i;
-        if (size < least || (size == least && equal-- <= 0)) continue;
-        memcpy(to + at, &place, 4);
-        to[keep + at++] = x[i];
-    }
-}
-
 /* A unit's numbers x into its payload; and back to `out`, added to what is there, or taken from it. */
 static void dt__wire_encode(const dt__kernels *k, int wire, const dt__wire_unit *u, const float *x, float *to)
 {
-    if (wire == DT_WIRE_TOPK) {
-        dt__wire_largest(x, u->count, u->keep, to);
-        return;
-    }
     for (int64_t at = 0, n; at < u->count; at += n, to += dt__wire_words(wire, n)) {
         n = dt__min(DT__WIRE_BLOCK, u->count - at);
         if (wire == DT_WIRE_INT8) dt__wire_pack8(x + at, n, to);
@@ -23501,79 +23441,11 @@ static void dt__wire_decode(const dt__kernels *k, int wire, const dt__wire_unit 
                             int how)
 {
     float x[DT__WIRE_BLOCK];
-    if (wire == DT_WIRE_TOPK) {
-        if (how == DT__WIRE_SET) memset(out, 0, 4 * (size_t)u->count);
-        for (int64_t i = 0; i < u->keep; i++) {
-            uint32_t place;
-            memcpy(&place, from + i, 4);
-            out[place] = how == DT__WIRE_TAKE ? out[place] - from[u->keep + i] : out[place] + from[u->keep + i];
-        }
-        return;
-    }
     for (int64_t at = 0, n; at < u->count; at += n, from += dt__wire_words(wire, n)) {
         n = dt__min(DT__WIRE_BLOCK, u->count - at);
         dt__wire_unpack(k, wire, from, n, x);
         if (how == DT__WIRE_SET) dt__copy(out + at, x, n);
         else k->binary(how == DT__WIRE_ADD ? DT__OP_ADD : DT__OP_SUB, out + at, out + at, 1, x, 1, n);
-    }
-}
-
-/* Makes r vectors of n numbers orthonormal in place, by Gram and Schmidt. One that is all but a sum of those before it
- * becomes 0: what is left of it is rounding. */
-static void dt__wire_orthonormal(const dt__kernels *k, float *x, int64_t r, int64_t n)
-{
-    for (int64_t j = 0; j < r; j++) {
-        float *v = x + j * n, before = k->row_dot(v, v, n), after, norm;
-        for (int64_t i = 0; i < j; i++) k->add_scaled(v, x + i * n, n, -k->row_dot(x + i * n, v, n));
-        after = k->row_dot(v, v, n);
-        norm = dt__sqrtf(after);
-        if (after == 0.0f || after < 1e-10f * before) memset(v, 0, 4 * (size_t)n);
-        else
-            for (int64_t i = 0; i < n; i++) v[i] = v[i] / norm;
-    }
-}
-
-/* c (m,n) = a (m,p) b (p,n), each with its strides along both axes. */
-static void dt__wire_product(const dt__kernels *k, dt_pool *pool, const int64_t mnp[3], const float *a, int64_t ars,
-                             int64_t acs, const float *b, int64_t brs, int64_t bcs, float *c)
-{
-    dt__gemm g;
-    memset(&g, 0, sizeof g);
-    g.m = mnp[0], g.n = g.ldc = mnp[1], g.k = mnp[2];
-    g.a = a, g.ars = ars, g.acs = acs;
-    g.b = b, g.brs = brs, g.bcs = bcs;
-    g.c = c;
-    k->gemm(pool, &g);
-}
-
-/* The three products of a unit with a matrix x (rows,cols) and factors left (rank,rows), right (rank,cols): left =
- * right x^T; right = left x; out (rows,cols) = left^T right. */
-static void dt__wire_left(const dt__kernels *k, dt_pool *pool, const dt__wire_unit *u, int64_t rank, const float *x,
-                          const float *right, float *left)
-{
-    const int64_t mnp[3] = {rank, u->rows, u->cols};
-    dt__wire_product(k, pool, mnp, right, u->cols, 1, x, 1, u->cols, left);
-}
-static void dt__wire_right(const dt__kernels *k, dt_pool *pool, const dt__wire_unit *u, int64_t rank, const float *x,
-                           const float *left, float *right)
-{
-    const int64_t mnp[3] = {rank, u->cols, u->rows};
-    dt__wire_product(k, pool, mnp, left, u->rows, 1, x, u->cols, 1, right);
-}
-static void dt__wire_join(const dt__kernels *k, dt_pool *pool, const dt__wire_unit *u, int64_t rank, const float *left,
-                          const float *right, float *out)
-{
-    const int64_t mnp[3] = {u->rows, u->cols, rank};
-    dt__wire_product(k, pool, mnp, left, 1, u->rows, right, u->cols, 1, out);
-}
-
-/* Where the next step begins: with the right factor of the sum, each vector as long as 1; where one came to nothing,
- * with the old one. */
-static void dt__wire_keep(const dt__kernels *k, const dt__wire_unit *u, int64_t rank, const float *right, float *start)
-{
-    for (int64_t i = 0; i < rank; i++, right += u->cols, start += u->cols) {
-        float square = k->row_dot(right, right, u->cols), norm = dt__sqrtf(square);
-        for (int64_t c = 0; c < u->cols && square > 0.0f; c++) start[c] = right[c] / norm;
     }
 }
 
@@ -23591,14 +23463,11 @@ typedef struct dt__wire {
     dt__wire_unit *unit; /* bucket by bucket */
     int32_t units, capacity;
     int32_t *first;      /* (buckets + 1): units */
-    int64_t *words;      /* (buckets, 2): a rank's payload, of which with DT_WIRE_POWERSGD so many come first */
-    int64_t most, starts, right; /* the largest payload; floats of all starts; of one right factor, the most */
+    int64_t *words;      /* (buckets): a rank's payload */
+    int64_t most;        /* the largest payload */
     float *mine, *all;   /* (most), which peers read; (ranks, most) */
     float *error;        /* (slot_floats): what this rank has lost so far */
-    float *start;
     dt__extent *span;    /* (ranks) */
-    dt__part *part;      /* (ranks) */
-    int *parts;
     dt_pool *pool;       /* of the thread that communicates, when it is another one */
     double seconds;      /* in coding and decoding */
     int64_t sent, plain; /* bytes so far, and what they would be in fp32 */
@@ -23611,10 +23480,7 @@ static void dt__wire_close(dt__wire *w)
     dt__free(w->words);
     dt__free(w->all);
     dt__free(w->error);
-    dt__free(w->start);
     dt__free(w->span);
-    dt__free(w->part);
-    dt__free(w->parts);
     dt__pool_close(&w->pool);
 }
 
@@ -24038,44 +23904,15 @@ static int64_t dt__engine_own_tokens(const dt__engine *e)
     return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT__CONTEXT] : 0;
 }
 
-/* The shape of an array as a matrix: cut between the axes where rows + cols is least. 0: its factors are no smaller. */
-static void dt__wire_matrix(const dt__engine *e, const dt__param *p, dt__wire_unit *u)
-{
-    int64_t rows = 1;
-    for (int32_t axis = 0; axis + 1 < p->shape.dims; axis++) {
-        int64_t n = p->shape.n[axis];
-        if (axis == p->cut && dt__param_is_cut(p, e->net.tensor_shards)) n = dt__param_width(p, e->net.tensor_shards);
-        rows *= axis || !p->experts ? n : n / p->experts;
-        if (!u->rows || rows + u->count / rows < u->rows + u->cols) u->rows = rows, u->cols = u->count / rows;
-    }
-    if (e->recipe->wire_rank * (u->rows + u->cols) >= u->count) u->rows = u->cols = 0;
-}
-
 /* The unit that begins with float `at` of an array of `left` more floats, behind those that are there. */
-static dt__wire_unit *dt__wire_add(dt__engine *e, const dt__param *p, int64_t at, int64_t left, int64_t words[2])
+static dt__wire_unit *dt__wire_add(dt__engine *e, int64_t at, int64_t left, int64_t *words)
 {
     dt__wire *w = &e->wire;
-    const dt_recipe *r = e->recipe;
-    int64_t keep;
     dt__wire_unit *u;
     if (!dt__grow((void **)&w->unit, w->units, &w->capacity, sizeof *w->unit)) return NULL;
     u = &w->unit[w->units++];
-    memset(u, 0, sizeof *u);
-    u->at = at, u->count = left, u->to = words[0];
-    if (r->wire == DT_WIRE_POWERSGD) {
-        dt__wire_matrix(e, p, u);
-        u->start = w->starts, u->right = words[1];
-        words[0] += u->rows ? r->wire_rank * u->rows : u->count;
-        words[1] += r->wire_rank * u->cols;
-        w->starts += r->wire_rank * u->cols;
-    } else if (r->wire == DT_WIRE_TOPK) {
-        keep = (int64_t)((double)r->wire_keep * (double)left);
-        u->keep = keep + ((double)keep < (double)r->wire_keep * (double)left);
-        words[0] += 2 * u->keep;
-    } else {
-        u->count = dt__min(left, DT__WIRE_STRETCH);
-        words[0] += dt__wire_words(r->wire, u->count);
-    }
+    u->at = at, u->count = dt__min(left, DT__WIRE_STRETCH), u->to = *words;
+    *words += dt__wire_words(e->recipe->wire, u->count);
     return u;
 }
 
@@ -24085,7 +23922,7 @@ static dt_result dt__wire_bucket(dt__engine *e, int32_t b)
 {
     dt__wire *w = &e->wire;
     const dt__bucket *k = &e->store.bucket[b];
-    int64_t vt = e->net.tensor_shards, *words = w->words + 2 * b;
+    int64_t vt = e->net.tensor_shards;
     w->first[b] = w->units;
     for (int32_t i = 0; i < e->net.param_count; i++) {
         const dt__net_param *p = &e->net.params[i];
@@ -24094,15 +23931,13 @@ static dt_result dt__wire_bucket(dt__engine *e, int32_t b)
             for (int64_t v = 0; v < dt__param_shards(&p->is, vt, e->net.own_shards); v++) {
                 int64_t at = p->slot[use] + v * dt__shard_step(&p->is, vt), end = at + floats;
                 while (p->slot[use] >= k->slot && p->slot[use] < k->slot + k->floats && at < end) {
-                    dt__wire_unit *u = dt__wire_add(e, &p->is, at, end - at, words);
+                    dt__wire_unit *u = dt__wire_add(e, at, end - at, &w->words[b]);
                     if (!u) return DT_E_MEMORY;
                     at += u->count;
                 }
             }
     }
-    for (int32_t u = w->first[b]; u < w->units; u++) w->unit[u].right += words[0];
-    words[1] += words[0];
-    w->most = dt__max(w->most, words[1]);
+    w->most = dt__max(w->most, w->words[b]);
     w->first[b + 1] = w->units;
     return DT_OK;
 }
@@ -24116,12 +23951,10 @@ static dt_result dt__wire_open(dt__engine *e)
     w->on = e->recipe->wire != DT_WIRE_FP32 && ranks > 1;
     if (!w->on) return DT_OK;
     w->first = (int32_t *)dt__alloc(4 * ((int64_t)e->store.buckets + 1), "the wire");
-    w->words = (int64_t *)dt__alloc(16 * (int64_t)e->store.buckets, "the wire");
+    w->words = (int64_t *)dt__alloc(8 * (int64_t)e->store.buckets, "the wire");
     w->span = (dt__extent *)dt__alloc((int64_t)sizeof *w->span * ranks, "the wire");
-    w->part = (dt__part *)dt__alloc((int64_t)sizeof *w->part * ranks, "the wire");
-    w->parts = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the wire");
-    if (!w->first || !w->words || !w->span || !w->part || !w->parts) return DT_E_MEMORY;
-    for (int p = 0; p < ranks; p++) w->span[p].rank = p, w->part[p].index = p, w->parts[p] = 1;
+    if (!w->first || !w->words || !w->span) return DT_E_MEMORY;
+    for (int p = 0; p < ranks; p++) w->span[p].rank = p;
     for (int32_t b = 0; b < e->store.buckets && !r; b++) r = dt__wire_bucket(e, b);
     return r;
 }
@@ -24130,46 +23963,20 @@ static dt_result dt__wire_open(dt__engine *e)
 static int64_t dt__wire_bytes(const dt__engine *e)
 {
     const dt__wire *w = &e->wire;
-    int64_t gathered = e->recipe->wire == DT_WIRE_POWERSGD ? 0 : e->mesh.size[DT__DATA] * w->most;
-    return w->on ? 4 * (w->most + gathered + e->store.slot_floats + w->starts) : 0;
-}
-
-/* The first right factors, drawn by parameter, use and array (R16), before the first step. */
-static void dt__wire_draw(dt__engine *e)
-{
-    int64_t vt = e->net.tensor_shards;
-    unsigned saved = dt__fp_enter();
-    for (int32_t n = 0; n < e->wire.units; n++) {
-        const dt__wire_unit *u = &e->wire.unit[n];
-        for (int32_t i = 0; i < e->net.param_count && u->rows; i++)
-            for (int use = 0; use < e->net.params[i].uses; use++) {
-                const dt__net_param *p = &e->net.params[i];
-                int64_t v = (u->at - p->slot[use]) / dt__shard_step(&p->is, vt);
-                dt__rng rng;
-                if (p->slot[use] < 0 || u->at < p->slot[use] || u->at >= p->slot[use] + p->count) continue;
-                v = dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, v);
-                rng = dt__rng_make((uint64_t)e->recipe->seed, DT__RNG_WIRE, (uint32_t)i, (uint32_t)use, (uint32_t)v);
-                dt__normals(&rng, 0, (uint64_t)(e->recipe->wire_rank * u->cols), 1.0f, e->wire.start + u->start);
-            }
-    }
-    dt__fp_leave(saved);
+    return w->on ? 4 * ((1 + e->mesh.size[DT__DATA]) * w->most + e->store.slot_floats) : 0;
 }
 
 static dt_result dt__wire_allocate(dt__engine *e)
 {
     dt__wire *w = &e->wire;
-    int64_t gathered = e->recipe->wire == DT_WIRE_POWERSGD ? 0 : e->mesh.size[DT__DATA] * w->most;
     dt_result r = DT_OK;
     void *mine = NULL;
     if (!w->on) return DT_OK;
-    w->all = (float *)dt__alloc(4 * gathered, "gradients of all ranks");
+    w->all = (float *)dt__alloc(4 * e->mesh.size[DT__DATA] * w->most, "gradients of all ranks");
     w->error = (float *)dt__alloc(4 * e->store.slot_floats, "what the wire loses");
-    w->start = (float *)dt__alloc(4 * w->starts, "factors of gradients");
-    r = w->all && w->error && w->start ? dt_comm_alloc(e->ranks.data, 4 * w->most, &mine) : DT_E_MEMORY;
+    r = w->all && w->error ? dt_comm_alloc(e->ranks.data, 4 * w->most, &mine) : DT_E_MEMORY;
     w->mine = (float *)mine;
     if (!r && e->shape.overlap) r = dt__pool_open(&w->pool, 1);
-    if (!r && w->pool) r = dt__pool_reserve(w->pool, e->k->gemm_scratch());
-    if (!r) dt__wire_draw(e);
     return r;
 }
 
@@ -24939,75 +24746,6 @@ static dt_result dt__wire_gather(dt__engine *e, dt__wire_job *j, int64_t units, 
     return r;
 }
 
-/* Sums words [from, end) of all ranks' payloads, to all. */
-static dt_result dt__wire_sum(dt__engine *e, int64_t from, int64_t end)
-{
-    const dt__wire *w = &e->wire;
-    return from < end ? dt__reduce_parts(e->ranks.data, w->mine, w->part, w->parts, from, end - from, NULL) : DT_OK;
-}
-
-/* PowerSGD, first half: left factors of this rank's gradients; what is no matrix as it is. */
-static void dt__wire_lefts(dt__engine *e, const dt__wire_job *j, int64_t units, dt_pool *pool)
-{
-    dt__wire *w = &e->wire;
-    for (int64_t i = 0; i < units; i++) {
-        const dt__wire_unit *u = &j->unit[i];
-        float *g = j->sum + u->at - j->slot, *error = w->error + u->at;
-        if (!u->rows) {
-            dt__copy(w->mine + u->to, g, u->count);
-            continue;
-        }
-        e->k->binary(DT__OP_ADD, error, error, 1, g, 1, u->count);
-        dt__wire_left(e->k, pool, u, e->recipe->wire_rank, error, w->start + u->start, w->mine + u->to);
-    }
-}
-
-/* Second half: the left factors of the sum are made orthonormal; right factors of this rank's gradients by them, and
- * what the product of the two leaves out is lost. */
-static void dt__wire_rights(dt__engine *e, const dt__wire_job *j, int64_t units, dt_pool *pool)
-{
-    dt__wire *w = &e->wire;
-    int64_t rank = e->recipe->wire_rank;
-    for (int64_t i = 0; i < units; i++) {
-        const dt__wire_unit *u = &j->unit[i];
-        float *g = j->sum + u->at - j->slot, *error = w->error + u->at, *left = w->mine + u->to;
-        float *right = w->mine + u->right;
-        if (!u->rows) continue;
-        dt__wire_orthonormal(e->k, left, rank, u->rows);
-        dt__wire_right(e->k, pool, u, rank, error, left, right);
-        dt__wire_join(e->k, pool, u, rank, left, right, g);
-        e->k->binary(DT__OP_SUB, error, error, 1, g, 1, u->count);
-        if (e->recipe->wire_forget) memset(error, 0, 4 * (size_t)u->count);
-    }
-}
-
-static dt_result dt__wire_power(dt__engine *e, dt__wire_job *j, int64_t units, dt_pool *pool, int64_t first)
-{
-    dt__wire *w = &e->wire;
-    double start = dt__now();
-    dt_result r;
-    dt__wire_lefts(e, j, units, pool);
-    w->seconds += dt__now() - start;
-    r = dt__wire_sum(e, 0, first);
-    start = dt__now();
-    if (!r) dt__wire_rights(e, j, units, pool);
-    w->seconds += dt__now() - start;
-    if (!r) r = dt__wire_sum(e, first, j->words);
-    start = dt__now();
-    for (int64_t i = 0; i < units && !r; i++) {
-        const dt__wire_unit *u = &j->unit[i];
-        float *g = j->sum + u->at - j->slot;
-        if (!u->rows) {
-            dt__copy(g, w->mine + u->to, u->count);
-            continue;
-        }
-        dt__wire_join(e->k, pool, u, e->recipe->wire_rank, w->mine + u->to, w->mine + u->right, g);
-        dt__wire_keep(e->k, u, e->recipe->wire_rank, w->mine + u->right, w->start + u->start);
-    }
-    w->seconds += dt__now() - start;
-    return r;
-}
-
 /* REDUCE of a bucket, in the recipe's format: the sum takes the gradients' place on every rank. */
 static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
 {
@@ -25022,9 +24760,8 @@ static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
     j.unit = w->unit + w->first[i->bucket];
     j.sum = dt__host(dt__set(e, i->set) + dt__bucket_at(e, i->bucket));
     j.slot = b->slot;
-    j.words = w->words[2 * i->bucket + 1];
-    if (e->recipe->wire == DT_WIRE_POWERSGD) r = dt__wire_power(e, &j, units, pool, w->words[2 * i->bucket]);
-    else r = dt__wire_gather(e, &j, units, pool);
+    j.words = w->words[i->bucket];
+    r = dt__wire_gather(e, &j, units, pool);
     own = dt__piece(b->floats, dt_comm_size(c), dt_comm_rank(c) + 1) -
           dt__piece(b->floats, dt_comm_size(c), dt_comm_rank(c));
     w->sent += dt__comm_sent(c) - sent;
@@ -26448,7 +26185,7 @@ typedef struct dt__option {
 #define DT__MODEL_NAMES                                                                                                \
     "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "  \
     "llama3-8B, llama3.2-1B; or a directory with config.json"
-#define DT__WIRE_NAMES "fp32,fp16,bf16,int8,topk,powersgd"
+#define DT__WIRE_NAMES "fp32,fp16,bf16,int8"
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
     DT__RECIPE("tokenizer", "PATH", DT__TYPE_TEXT, tokenizer,
@@ -26499,9 +26236,7 @@ static const dt__option dt__options[] = {
     DT__RECIPE("growth", "N", DT__TYPE_INT, growth,
                "a step becomes up to so many batches, as the noise scale grows; 1: never"),
     DT__NAMED("wire", wire, DT__WIRE_NAMES,
-              "of gradients between ranks: fp32, or fp16, bf16, int8, topk, powersgd, whose bits depend on dp"),
-    DT__RECIPE("wire-keep", "X", DT__TYPE_FLOAT, wire_keep, "topk: share of the gradient that is sent"),
-    DT__RECIPE("wire-rank", "N", DT__TYPE_INT, wire_rank, "powersgd: columns of the factors of a matrix"),
+              "of gradients between ranks: fp32, or fp16, bf16, int8, whose bits depend on dp"),
     DT__RECIPE("wire-forget", NULL, DT__TYPE_FLAG, wire_forget, "a lab: no error feedback, what is lost is lost"),
     DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks"),
     DT__LAYOUT("tp", "N", DT__TYPE_INT, tp, "tensor parallel degree"),
@@ -26645,6 +26380,20 @@ static int dt__distance(const char *a, const char *b)
     return row[n];
 }
 
+/* Options that earlier versions had, and values of options ("wire topk"). */
+static dt_result dt__removed_option(const char *text, int length, const char *value)
+{
+    static const char *const lossy[] = {"wire-keep", "wire-rank", "wire topk", "wire powersgd"};
+    char name[48], both[48];
+    snprintf(name, sizeof name, "%.*s", length, text);
+    snprintf(both, sizeof both, "%.*s %s", length, text, value ? value : "");
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(lossy[i], i < 2 ? name : both))
+            return dt__error(DT_E_USAGE, "--%s: the trainer has no top-k and no PowerSGD. Use --wire int8, or your own "
+                             "loop with the functions of examples/35_compression.c.", lossy[i]);
+    return DT_OK;
+}
+
 static dt_result dt__unknown_option(const char *text)
 {
 #define DT__LAUNCH_NAME(name, argument, sentence) &name[2],
@@ -26718,9 +26467,11 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
         for (int k = 0; k < DT__OPTION_COUNT && !o; k++)
             if (strlen(dt__options[k].name) == length - 2 && !strncmp(dt__options[k].name, text + 2, length - 2))
                 o = &dt__options[k];
+        value = equals ? equals + 1 : i + 1 < *argc ? (*argv)[i + 1] : NULL;
+        if ((r = dt__removed_option(text + 2, (int)length - 2, value)) != DT_OK) return r;
         if (!o) return dt__unknown_option(text + 2);
-        value = equals ? equals + 1 : NULL;
-        if (!equals && o->type != DT__TYPE_FLAG && i + 1 < *argc) value = (*argv)[++i];
+        if (!equals && o->type == DT__TYPE_FLAG) value = NULL;
+        else if (!equals && value) i++;
         r = dt__option_set(o, value, dt__option_place(o, recipe, layout));
         if (r) return r;
     }
@@ -26751,7 +26502,7 @@ typedef struct dt__run {
     int kind;
     int32_t param;
     int64_t array, from, count, bytes;
-    int use, owner; /* DT__WIRE_LOST, DT__WIRE_START: of the parameter; the data-parallel rank that lost it */
+    int use, owner; /* DT__WIRE_LOST: of the parameter; the data-parallel rank that lost it */
     int64_t at; /* so far has a visit come, in numbers of the array */
     int rank;   /* whose it is, on rank 0 during a visit */
     char *data;
@@ -27008,11 +26759,8 @@ static void dt__wire_name(int wire, char *text, size_t size)
 static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
 {
     char name[16];
-    if (r->wire < DT_WIRE_FP32 || r->wire > DT_WIRE_POWERSGD)
-        return dt__error(DT_E_USAGE, "format %d on the wire: it is one of DT_WIRE_FP32 to DT_WIRE_POWERSGD", r->wire);
-    if (!(r->wire_keep > 0.0f && r->wire_keep <= 1.0f) || r->wire_rank < 1 || r->wire_rank > 1024)
-        return dt__error(DT_E_USAGE, "--wire-keep %g is a share above 0 and up to 1, --wire-rank %lld 1 to 1024",
-                         (double)r->wire_keep, (long long)r->wire_rank);
+    if (r->wire < DT_WIRE_FP32 || r->wire > DT_WIRE_INT8)
+        return dt__error(DT_E_USAGE, "format %d on the wire: it is one of DT_WIRE_FP32 to DT_WIRE_INT8", r->wire);
     if (r->wire == DT_WIRE_FP32 || dp == 1) return DT_OK;
     dt__wire_name(r->wire, name, sizeof name);
     if (r->data_shards % dp)
@@ -27420,8 +27168,6 @@ static void dt__wire_banner(const dt_trainer *t)
     if (r->wire == DT_WIRE_FP32) return;
     dt__wire_name(r->wire, name, sizeof name);
     printf("wire     %s", name);
-    if (r->wire == DT_WIRE_TOPK) printf(", %g of each parameter", (double)r->wire_keep);
-    if (r->wire == DT_WIRE_POWERSGD) printf(" of rank %lld", (long long)r->wire_rank);
     if (!w->on) printf(": one data-parallel rank sends no gradients, these are the bits of fp32\n");
     else
         printf(", %s error feedback: the bits depend on there being %d data-parallel ranks, and on nothing else of the "
@@ -27626,7 +27372,7 @@ static const char *const dt__array_names[DT__ARRAYS] = {"weight", "first", "seco
                                                         "average"};
 /* Behind them what the wire keeps of each use of a parameter: what a data-parallel rank has lost of it, and PowerSGD's
  * starts, which all have alike. No part of the hash, nor of a full checkpoint. */
-enum { DT__WIRE_LOST = DT__ARRAYS, DT__WIRE_START };
+enum { DT__WIRE_LOST = DT__ARRAYS };
 /* Bytes of 256 weights; of `count` weights, of which some share a number. */
 static int64_t dt__array_bytes(const dt_recipe *r, int kind)
 {
@@ -27710,8 +27456,8 @@ static dt_result dt__runs_of(dt__runs *l, const dt__engine *e, int kind, int32_t
     return dt__runs_add(l, e, kind, param, from, count, data);
 }
 
-/* What this rank has on the wire's account, unit by unit: every data-parallel rank writes its own losses, the first one
- * the starts; of ranks that have the same one does. */
+/* What this rank's wire has lost, unit by unit: every data-parallel rank writes its own losses; of ranks that have the
+ * same one does. */
 static dt_result dt__runs_wire(dt__runs *l, const dt__engine *e, int32_t param, int use, int writes)
 {
     const dt__net_param *p = &e->net.params[param];
@@ -27722,16 +27468,10 @@ static dt_result dt__runs_wire(dt__runs *l, const dt__engine *e, int32_t param, 
     if (writes && e->mesh.at[DT__TENSOR] && !dt__param_is_cut(&p->is, vt)) return DT_OK;
     for (int32_t i = 0; i < w->units && !r; i++) {
         const dt__wire_unit *u = &w->unit[i];
-        for (int kind = DT__WIRE_LOST; kind <= DT__WIRE_START && !r; kind++) {
-            int starts = kind == DT__WIRE_START;
-            int64_t v = (u->at - slot) / step, before = l->count;
-            if (u->at < slot || u->at >= slot + p->count || (starts && (!u->rows || (writes && e->mesh.at[DT__DATA]))))
-                continue;
-            r = dt__runs_put(l, e, kind, param, v, starts ? 0 : u->at - slot - v * step,
-                             starts ? e->recipe->wire_rank * u->cols : u->count,
-                             (char *)(starts ? w->start + u->start : w->error + u->at));
-            if (l->count > before) l->list[before].use = use, l->list[before].owner = starts ? 0 : e->mesh.at[DT__DATA];
-        }
+        int64_t v = (u->at - slot) / step, before = l->count;
+        if (u->at < slot || u->at >= slot + p->count) continue;
+        r = dt__runs_put(l, e, DT__WIRE_LOST, param, v, u->at - slot - v * step, u->count, (char *)(w->error + u->at));
+        if (l->count > before) l->list[before].use = use, l->list[before].owner = e->mesh.at[DT__DATA];
     }
     return r;
 }
@@ -27994,13 +27734,12 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
 /* ---- checkpoints: which numbers are where ------------------------------------------------------------------ */
 
 /* "weight/transformer.wte.weight/000003/000000001024": such names sort as the numbers do. What the wire keeps begins
- * with "lost.RANK.USE" or "start.USE". */
+ * with "lost.RANK.USE". */
 static void dt__run_name(const dt__engine *e, const dt__run *run, int64_t from, char *name, size_t size)
 {
     char array[20];
     if (run->kind < DT__ARRAYS) snprintf(array, sizeof array, "%s", dt__array_names[run->kind]);
-    else if (run->kind == DT__WIRE_LOST) snprintf(array, sizeof array, "lost.%d.%d", run->owner, run->use);
-    else snprintf(array, sizeof array, "start.%d", run->use);
+    else snprintf(array, sizeof array, "lost.%d.%d", run->owner, run->use);
     snprintf(name, size, "%s/%s/%06lld/%012lld", array, e->net.params[run->param].is.name, (long long)run->array,
              (long long)from);
 }

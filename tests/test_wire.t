@@ -1,7 +1,7 @@
 #!/usr/bin/env perl
 # Compressed gradients in training (--wire): the bits depend on the number of data-parallel ranks alone, and one has those
 # of fp32; bytes are the formula's; the loss stays near that of fp32; what is lost is in checkpoints, which go on to the
-# same bits, or are refused. The formats themselves are in test_wire.c, error feedback's use in examples/35_compression.c.
+# same bits, or are refused. The formats themselves are in test_wire.c, top-k and PowerSGD in examples/35_compression.c.
 use strict;
 use warnings;
 use FindBin;
@@ -11,7 +11,7 @@ use JSON::PP qw(decode_json);
 use Layouts;
 use Test::More;
 
-my @lossy = qw(fp16 bf16 int8 topk powersgd);
+my @lossy = qw(fp16 bf16 int8);
 my $kind = $only_threads ? ' --launch threads' : '';
 my %want = golden();
 sub hash { my ($recipe, $options, $environment) = @_; return hash_of($recipe, "$options$kind", $environment) }
@@ -29,7 +29,7 @@ my @same = (
     ['context', 2, '--cp 2 --tp 2', '--cp 4 --nodes 2'],
     ['deep', 2, '--pp 4 --pipeline interleaved', '--pp 2 --pipeline zero-bubble', '--recompute full --offload'],
 );
-my @turn = qw(int8 topk powersgd);
+my @turn = qw(int8 fp16 bf16);
 for my $case (@same) {
     my ($recipe, $dp, @layouts) = @$case;
     push @turn, shift @turn; # all formats with the first, of the others' one each
@@ -44,7 +44,7 @@ for my $case (@same) {
     }
 }
 my ($isas) = isas();
-for my $wire (qw(int8 topk powersgd)) {
+for my $wire (@lossy) {
     my %bits = map { hash('base', "--ranks 2 --wire $wire", "DT_ISA=$_") => 1 } @$isas;
     is(scalar keys %bits, 1, "$wire: the same bits with @$isas");
 }
@@ -60,8 +60,6 @@ my %words = (
     fp16 => sub { up(count($_[0]), 2) },
     bf16 => sub { up(count($_[0]), 2) },
     int8 => sub { my $n = count($_[0]); int($n / 256) * 65 + ($n % 256 ? 1 + up($n % 256, 4) : 0) },
-    topk => sub { 2 * up(count($_[0]) * 5, 1000) },
-    powersgd => sub { my @n = @{$_[0]}; @n == 2 && 3 * ($n[0] + $n[1]) < $n[0] * $n[1] ? 3 * ($n[0] + $n[1]) : count($_[0]) },
 );
 # Blocks of 1024 are shared out; rank 0 has the first, and the last may be short (--bucket 1 GB: one of each kind).
 sub metrics {
@@ -76,11 +74,10 @@ for my $wire (@lossy) {
     my $all = 0;
     $all += $words{$wire}->($_) for @shapes;
     for my $layout ('', '--overlap on --bucket 5000') {
-        my ($m) = metrics("--steps 1 --ranks 2 --wire $wire --wire-keep 0.005 --wire-rank 3 $layout");
+        my ($m) = metrics("--steps 1 --ranks 2 --wire $wire $layout");
         is($m->{wire_bytes}, 4 * $all, "$wire: 2 ranks $layout send $m->{wire_bytes} bytes, $m->{wire_plain} in fp32");
     }
-    next if $wire eq 'powersgd';
-    my ($m) = metrics("--steps 1 --ranks 4 --nodes 4 --wire $wire --wire-keep 0.005");
+    my ($m) = metrics("--steps 1 --ranks 4 --nodes 4 --wire $wire");
     is($m->{wire_bytes}, 12 * $all, '  and 4 ranks three times as many, between nodes, too');
     is($m->{far_bytes}, $m->{sent_bytes}, '  all of which leave the node');
 }
@@ -91,11 +88,11 @@ ok(!exists $plain->{wire_bytes}, 'and nothing is said of it then');
 
 # ---- the loss ----
 
-my %bound = (fp16 => 0.002, bf16 => 0.005, int8 => 0.01, powersgd => 0.2, topk => 1.2);
+my %bound = (fp16 => 0.002, bf16 => 0.005, int8 => 0.01);
 my $steps = sanitized() ? 10 : 60;
 my @last = metrics("--steps $steps --learning-rate 3e-3 --ranks 2");
 for my $wire (@lossy) {
-    my @run = metrics("--steps $steps --learning-rate 3e-3 --ranks 2 --wire $wire --wire-keep 0.01");
+    my @run = metrics("--steps $steps --learning-rate 3e-3 --ranks 2 --wire $wire");
     my $gap = $run[-1]{loss} - $last[-1]{loss};
     cmp_ok(abs $gap, '<', $bound{$wire}, sprintf '%s: after %d steps the loss is %.4f, that of fp32 %.4f', $wire, $steps, $run[-1]{loss}, $last[-1]{loss});
 }
@@ -110,8 +107,8 @@ sub train {
         . "--sample-length 0 --quiet --batch 16 --micro-batch 8 --sequence 16 --warmup 2 --schedule constant --threads 1 --wire $wire$kind $options");
     return ($status, $out =~ /^sha256 (\w+)$/m ? $1 : '', $err);
 }
-for my $wire (qw(int8 topk powersgd)) {
-    for my $accumulation (full() ? qw(each shard) : $wire eq 'topk' ? 'each' : 'shard') {
+for my $wire (qw(int8 bf16)) {
+    for my $accumulation (full() ? qw(each shard) : $wire eq 'bf16' ? 'each' : 'shard') {
         my $dir = $saved{$wire} = "$tmp/saved." . $folders++;
         my (undef, $whole) = train("--steps 6 --ranks 2 --accumulation $accumulation", $wire);
         my ($status) = train("--steps 3 --ranks 2 --accumulation $accumulation --checkpoint $dir", $wire);
@@ -139,16 +136,14 @@ my $saved = $saved{int8};
 refused("--ranks 4 --checkpoint $saved", 'int8', qr/is of 2 data-parallel ranks, each with what it lost on the wire, this run has 4: use as many/);
 refused("--ranks 1 --checkpoint $saved", 'int8', qr/is of 2 data-parallel ranks, .* this run has 1: use as many/);
 refused("--ranks 2 --checkpoint $saved", 'fp16', qr/was made with --wire int8, this run has fp16/);
-refused("--ranks 2 --wire-rank 5 --checkpoint $saved", 'int8', qr/was made with --wire-rank 4, this run has 5/);
-refused("--ranks 2 --checkpoint $tmp/none --checkpoint-kind full", 'topk', qr/--wire topk: a full checkpoint has no place for what each rank has lost: use --checkpoint-kind sharded/);
+refused("--ranks 2 --checkpoint $tmp/none --checkpoint-kind full", 'int8', qr/--wire int8: a full checkpoint has no place for what each rank has lost: use --checkpoint-kind sharded/);
 refused('--ranks 3', 'bf16', qr/--wire bf16: 3 data-parallel ranks have 8 data shards in uneven runs: let their number be a power of two/);
 refused('--ranks 2 --zero 2', 'int8', qr/--wire int8: every rank keeps what it lost .* --zero 2 saves: use --zero 0 or 1/);
 refused('--ranks 2 --zero 3', 'int8', qr/that --zero 3 saves/);
-refused('--ranks 2 --experts 4 --ep 2', 'powersgd', qr/--wire powersgd does not go with --ep 2/);
-refused('--ranks 2 --wire-keep 0', 'topk', qr/--wire-keep 0 is a share above 0 and up to 1/);
-refused('--ranks 2 --wire-keep 1.5', 'topk', qr/--wire-keep 1.5 is a share/);
-refused('--ranks 2 --wire-rank 0', 'powersgd', qr/--wire-rank 0 1 to 1024/);
-refused('--ranks 2', 'int4', qr/'int4' is not one of fp32,fp16,bf16,int8,topk,powersgd/);
+refused('--ranks 2 --experts 4 --ep 2', 'bf16', qr/--wire bf16 does not go with --ep 2/);
+refused('--ranks 2', $_, qr/--wire $_: the trainer has no top-k and no PowerSGD\. .* examples\/35_compression\.c/) for qw(topk powersgd);
+refused("--ranks 2 $_", 'int8', qr/^.*--wire-\w+: the trainer has no top-k .* examples\/35_compression\.c/) for '--wire-keep 0.01', '--wire-rank=4';
+refused('--ranks 2', 'int4', qr/'int4' is not one of fp32,fp16,bf16,int8/);
 
 # Another number of ranks is no way out after a loss; weights alone may go anywhere.
 my $killed = trainer() . ' --data ' . corpus(20000) . " --model nano --validation 0 --sample-length 0 --quiet --batch 8 --sequence 32 --steps 400000";
@@ -167,8 +162,8 @@ like((run(60, "$tool convert $saved $tmp/again sharded"))[2], qr/has what each r
 is((run(60, "$tool convert $saved $tmp/weights full"))[0], 0, 'a full one, for other programs');
 refused("--ranks 2 --checkpoint $tmp/weights", 'int8', qr/is a full checkpoint, without what each rank lost on the wire/);
 
-my ($status, $out) = run(60, trainer() . ' --data ' . corpus(20000) . " --model nano --steps 1 --validation 0 --sample-length 0 --ranks 2 --wire topk$kind");
-like($out, qr/^layout .* fast numerics; .*^wire     topk, 0\.01 of each parameter, with error feedback: the bits depend on there being 2 data-parallel ranks/ms,
+my ($status, $out) = run(60, trainer() . ' --data ' . corpus(20000) . " --model nano --steps 1 --validation 0 --sample-length 0 --ranks 2 --wire int8$kind");
+like($out, qr/^layout .* fast numerics; .*^wire     int8, with error feedback: the bits depend on there being 2 data-parallel ranks/ms,
     'the banner says that this is not exact');
 like($out, qr/wire 0\.\d+ of fp32/, 'and the progress line which share of the bytes is sent');
 
