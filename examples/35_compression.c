@@ -61,7 +61,7 @@ static void sample(int64_t i, float *x, float *y)
     for (int k = LOUD; k < INPUTS; k++) x[k] /= 4.0f;
 }
 
-/* Squared error per output of w (INPUTS,OUTPUTS) on sample i; adds the gradient of half of it to g, unless g is NULL. */
+/* Squared error per output of w (INPUTS,OUTPUTS) on sample i. Adds the gradient of half of it to g (NULL: nowhere). */
 static double learn(const float *w, int64_t i, float *g)
 {
     float x[INPUTS], y[OUTPUTS];
