@@ -1117,10 +1117,17 @@ typedef struct dt_layout {
 } dt_layout;
 DT_API dt_layout dt_layout_default(void);
 
-/* Writes the mesh of `ranks` ranks as a table, one line per rank: its node (ranks_per_node in each), and its place on
- * the data, pipeline and tensor axes, with cp above 1 on the context axis too; and a warning when tensor groups lie
- * across nodes. DT_E_USAGE: the degrees do not divide the ranks, or `size` bytes are too few. */
-DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node, char *text, int64_t size);
+/* The mesh of a layout's ranks. Along an axis, the group of a rank has the ranks first + k stride[axis], k below
+ * size[axis], with first = rank - at[axis] stride[axis]. The ranks that share experts are layout.ep neighbours of the
+ * data axis. */
+typedef enum dt_axis { DT_AXIS_DATA, DT_AXIS_PIPELINE, DT_AXIS_TENSOR, DT_AXIS_CONTEXT, DT_AXES } dt_axis;
+typedef struct dt_mesh {
+    int size[DT_AXES];   /* degrees */
+    int stride[DT_AXES]; /* ranks from one to the next along an axis */
+    int at[DT_AXES];     /* coordinates of the rank */
+} dt_mesh;
+/* Where `rank` of `ranks` ranks is. DT_E_USAGE: the degrees do not divide the ranks, or layout.order names no order. */
+DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m);
 
 /* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
  * The dearest run is as cheap as it can be, and of all such cuts the runs are the most even (least sum of squares).
@@ -10788,14 +10795,14 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
 
 /* The gradient of a parameter of several arrays: its padding, and what other segments may have left between them, which
  * the norm counts as +0 (R11). */
-static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot)
+static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, dt_pool *pool)
 {
     int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
     for (int64_t v = 0; dt__param_arrays(p, vt) > 1 && v < dt__param_shards(p, vt, net->own_shards); v++) {
         int64_t width = p->pad ? dt__param_width(p, vt) : 1, filled = floats;
         if (p->pad)
             filled = dt__max(0, dt__min(width, p->shape.n[0] - (net->first_shard + v) * width)) * (floats / width);
-        memset(slot + v * step + filled, 0, 4 * (size_t)(step - filled));
+        dt__mem_fill(pool, slot + v * step + filled, 0.0f, step - filled);
     }
 }
 
@@ -10832,7 +10839,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
             for (int64_t r = 0; r < dt__param_copies(p); r++) {
                 float *to = set + b->slot[i] + r * b->slot[2 * g->slot_count + i];
                 dt__slot_fold(net, g, i, to, slices + b->slot[g->slot_count + i] + r * more, env);
-                dt__net_pad(net, p, to);
+                dt__net_pad(net, p, to, env->pool);
             }
         }
     }
@@ -22348,63 +22355,51 @@ static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size
     return text;
 }
 
-/* ---- mesh: ranks as points (data, context, pipeline, tensor) --------------------------------------- */
-
-enum { DT__DATA, DT__PIPE, DT__TENSOR, DT__CONTEXT, DT__AXES };
-
-typedef struct dt__mesh {
-    int size[DT__AXES];   /* degrees */
-    int stride[DT__AXES]; /* ranks from one to the next along an axis */
-    int at[DT__AXES];     /* this rank */
-} dt__mesh;
-
-/* Of those with this place, the one that has the first context leaves. */
-static int dt__mesh_rank(const dt__mesh *m, int data, int pipe, int tensor)
+/* DT_E_USAGE unless the degree that an option sets divides n of something. */
+static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n, const char *of)
 {
-    return data * m->stride[DT__DATA] + pipe * m->stride[DT__PIPE] + tensor * m->stride[DT__TENSOR];
+    char list[256];
+    if (degree > 0 && n % degree == 0) return DT_OK;
+    return dt__error(DT_E_USAGE, "--%s %lld does not divide %lld %s. Set --%s to one of %s.", option, (long long)degree,
+                     (long long)n, of, option, dt__divisors(n, n, list, sizeof list));
 }
 
-/* The axes of an order of letters, slowest first, C inside D when it is not there; 0 when it is none. */
-static int dt__mesh_order(const char *order, int axis[DT__AXES])
+/* ---- mesh: ranks as points (data, pipeline, tensor, context) -------------------------------------------- */
+
+/* The axes that the letters of an order name, slowest first; C is inside D unless it is named. 0: it is no order. */
+static int dt__mesh_order(const char *order, int axis[DT_AXES])
 {
-    static const char letters[] = "DPTC";
+    static const char letters[] = "DPTC"; /* dt_axis */
     int seen = 0, count = 0, implied;
     if (!order || !strcmp(order, "cluster")) order = "DPT";
     if (!strcmp(order, "spread")) order = "TPD";
     implied = !strchr(order, 'C');
-    for (; *order && count < DT__AXES; order++) {
+    for (; *order && count < DT_AXES; order++) {
         const char *at = strchr(letters, *order);
         if (!at) return 0;
         seen |= 1 << (axis[count++] = (int)(at - letters));
-        if (implied && *order == 'D' && count < DT__AXES) seen |= 1 << (axis[count++] = DT__CONTEXT);
+        if (implied && *order == 'D' && count < DT_AXES) seen |= 1 << (axis[count++] = DT_AXIS_CONTEXT);
     }
-    return seen == (1 << DT__AXES) - 1 && count == DT__AXES && !*order;
+    return seen == (1 << DT_AXES) - 1 && count == DT_AXES && !*order;
 }
 
-static dt_result dt__mesh_open(dt__mesh *m, const dt_layout *l, int ranks, int rank)
+DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 {
-    int axis[DT__AXES], stride = 1;
-    char list[256];
+    int axis[DT_AXES], stride = 1;
+    dt_result r = dt__check_divides("tp", l->tp, ranks, "ranks");
     memset(m, 0, sizeof *m);
-    if (l->tp < 1 || ranks % l->tp)
-        return dt__error(DT_E_USAGE, "tensor parallel degree %lld does not divide %d ranks: --tp one of %s",
-                         (long long)l->tp, ranks, dt__divisors(ranks, ranks, list, sizeof list));
-    if (l->pp < 1 || ranks / l->tp % l->pp)
-        return dt__error(DT_E_USAGE, "%lld pipeline stages do not divide %d ranks by tp %lld: --pp one of %s",
-                         (long long)l->pp, ranks, (long long)l->tp,
-                         dt__divisors(ranks / l->tp, ranks, list, sizeof list));
-    if (l->cp < 1 || ranks / l->tp / l->pp % l->cp)
-        return dt__error(DT_E_USAGE, "context parallel degree %lld does not divide %d ranks by tp %lld and pp %lld: "
-                         "--cp one of %s", (long long)l->cp, ranks, (long long)l->tp, (long long)l->pp,
-                         dt__divisors(ranks / l->tp / l->pp, ranks, list, sizeof list));
+    if (!r) r = dt__check_divides("pp", l->pp, ranks / l->tp, "tensor groups");
+    if (!r) r = dt__check_divides("cp", l->cp, ranks / l->tp / l->pp, "pipelines");
+    if (r) return r;
     if (!dt__mesh_order(l->order, axis))
-        return dt__error(DT_E_USAGE, "mesh order '%s': it is cluster (DPT), spread (TPD) or another order of the "
-                         "letters D, P and T, and C inside D or where it is put, slowest first", l->order);
-    m->size[DT__TENSOR] = (int)l->tp;
-    m->size[DT__PIPE] = (int)l->pp;
-    m->size[DT__CONTEXT] = (int)l->cp;
-    m->size[DT__DATA] = ranks / (int)(l->tp * l->pp * l->cp);
-    for (int i = DT__AXES; i-- > 0;) {
+        return dt__error(DT_E_USAGE, "--order %s is no order of the mesh. Set it to cluster (DPT), to spread (TPD), or "
+                         "to the letters D, P, T and optionally C (context) in another order, slowest first.",
+                         l->order);
+    m->size[DT_AXIS_TENSOR] = (int)l->tp;
+    m->size[DT_AXIS_PIPELINE] = (int)l->pp;
+    m->size[DT_AXIS_CONTEXT] = (int)l->cp;
+    m->size[DT_AXIS_DATA] = ranks / (int)(l->tp * l->pp * l->cp);
+    for (int i = DT_AXES; i-- > 0;) {
         m->stride[axis[i]] = stride;
         m->at[axis[i]] = rank / stride % m->size[axis[i]];
         stride *= m->size[axis[i]];
@@ -22413,48 +22408,12 @@ static dt_result dt__mesh_open(dt__mesh *m, const dt_layout *l, int ranks, int r
 }
 
 /* Does a tensor group have ranks on several nodes? Each of its blocks then waits for the network four times. */
-static int dt__mesh_crosses(const dt__mesh *m, int ranks_per_node)
+static int dt__mesh_crosses(const dt_mesh *m, const dt_comm *c)
 {
-    int reach = (m->size[DT__TENSOR] - 1) * m->stride[DT__TENSOR];
-    for (int d = 0; d < m->size[DT__DATA] * m->size[DT__CONTEXT]; d++)
-        for (int p = 0; p < m->size[DT__PIPE]; p++) {
-            int first = dt__mesh_rank(m, d / m->size[DT__CONTEXT], p, 0);
-            first += d % m->size[DT__CONTEXT] * m->stride[DT__CONTEXT];
-            if (first / ranks_per_node != (first + reach) / ranks_per_node) return 1;
-        }
+    int stride = m->stride[DT_AXIS_TENSOR], size = m->size[DT_AXIS_TENSOR];
+    for (int rank = 0; rank + stride < dt_comm_size(c); rank++)
+        if (rank / stride % size + 1 < size && dt_comm_node(c, rank) != dt_comm_node(c, rank + stride)) return 1;
     return 0;
-}
-static const char dt__crossing[] =
-    "warning: tensor groups lie across nodes, and every block waits for two all-reduces over the network, forward and "
-    "backward: keep tp within a node (order cluster), and pp or data parallel between nodes\n";
-
-DT_API dt_result dt_mesh_table(const dt_layout *l, int ranks, int ranks_per_node, char *text, int64_t size)
-{
-    size_t used = 0, room = (size_t)dt__max(0, size);
-    dt__mesh m;
-    dt_result r = dt__mesh_open(&m, l, ranks, 0);
-    if (r) return r;
-    if (ranks_per_node < 1) return dt__error(DT_E_USAGE, "%d ranks per node: it is 1 or more", ranks_per_node);
-    for (int rank = -1; rank <= ranks; rank++) {
-        char context[16];
-        int n;
-        if (rank == ranks && !dt__mesh_crosses(&m, ranks_per_node)) break;
-        (void)dt__mesh_open(&m, l, ranks, rank < 0 || rank == ranks ? 0 : rank);
-        context[0] = 0;
-        if (l->cp > 1 && rank < 0) snprintf(context, sizeof context, " context");
-        else if (l->cp > 1) snprintf(context, sizeof context, " %7d", m.at[DT__CONTEXT]);
-        if (rank < 0) n = snprintf(text + used, room - used, "rank node data%s pipe tensor\n", context);
-        else if (rank == ranks) n = snprintf(text + used, room - used, "%s", dt__crossing);
-        else n = snprintf(text + used, room - used, "%4d %4d %4d%s %4d %6d\n", rank, rank / ranks_per_node,
-                          m.at[DT__DATA], context, m.at[DT__PIPE], m.at[DT__TENSOR]);
-        if ((size_t)n >= room - used)
-            return dt__error(DT_E_USAGE, "the table of %d ranks does not fit into %lld bytes: give %d or more", ranks,
-                             (long long)size,
-                             (l->cp > 1 ? 36 : 28) * (ranks + 1) +
-                                 (dt__mesh_crosses(&m, ranks_per_node) ? (int)sizeof dt__crossing : 0));
-        used += (size_t)n;
-    }
-    return DT_OK;
 }
 
 /* ---- partition ---------------------------------------------------------------------------------------- */
@@ -23321,7 +23280,7 @@ static dt_result dt__mover_copy(void *owner, int64_t job)
     dt__mover *m = (dt__mover *)owner;
     const int64_t bytes = 4 * m->move[job % DT__MOVES].count;
     double end = dt__now() + (m->rate > 0.0 ? (double)bytes / m->rate : 0.0);
-    memcpy(m->move[job % DT__MOVES].to, m->move[job % DT__MOVES].from, (size_t)bytes);
+    dt__mem_copy(NULL, m->move[job % DT__MOVES].to, m->move[job % DT__MOVES].from, bytes / 4);
     while (m->rate > 0.0 && dt__now() < end) dt__nap();
     return DT_OK;
 }
@@ -23484,6 +23443,69 @@ static void dt__wire_close(dt__wire *w)
     dt__pool_close(&w->pool);
 }
 
+/* ---- the allocation table ---------------------------------------------------------------------------- */
+
+/* What memory is for: a category of dt_memory, or bookkeeping of the host, which is not in the printed plan. */
+enum { DT__FOR_HOST, DT__FOR_WEIGHTS, DT__FOR_GRADIENTS, DT__FOR_OPTIMIZER, DT__FOR_ACTIVATIONS, DT__FOR_BUFFERS,
+       DT__FOR_OFFLOADED, DT__CATEGORIES };
+/* Who reaches it: host code, kernels, or both at one address. The CPU allocates all three alike. */
+enum { DT__HOST, DT__DEVICE, DT__PINNED };
+
+typedef struct dt__allocation {
+    void *pointer;       /* the address of the pointer to it, whose type is any */
+    int64_t count, size; /* elements, bytes of one */
+    int category, kind;
+    dt_comm *peers;      /* they read it in place; NULL: nobody does */
+} dt__allocation;
+enum { DT__ALLOCATIONS = 40 };
+typedef struct dt__memory {
+    dt__allocation row[DT__ALLOCATIONS];
+    int rows;
+} dt__memory;
+
+static void dt__memory_add(dt__memory *m, int category, int kind, dt_comm *peers, void *pointer, int64_t count,
+                           int64_t size)
+{
+    dt__allocation *a = &m->row[m->rows++];
+    DT_ASSERT(m->rows <= DT__ALLOCATIONS);
+    a->pointer = pointer, a->count = count, a->size = size;
+    a->category = category, a->kind = kind, a->peers = peers;
+}
+
+/* Allocates every row, zeroed. */
+static dt_result dt__memory_open(dt__memory *m)
+{
+    static const char *const names[DT__CATEGORIES] = {"bookkeeping", "weights", "gradients", "the optimizer's state",
+                                                      "activations", "buffers", "offloaded activations"};
+    dt_result r = DT_OK;
+    for (int i = 0; i < m->rows && !r; i++) {
+        const dt__allocation *a = &m->row[i];
+        void *memory = NULL;
+        if (a->peers) r = dt_comm_alloc(a->peers, a->count * a->size, &memory);
+        else if (!(memory = dt__alloc(a->count * a->size, names[a->category]))) r = DT_E_MEMORY;
+        memcpy(a->pointer, &memory, sizeof memory);
+    }
+    return r;
+}
+
+/* Frees every row but those that peers read, which belong to their communicator. */
+static void dt__memory_close(dt__memory *m)
+{
+    for (; m->rows; m->rows--) {
+        const dt__allocation *a = &m->row[m->rows - 1];
+        void *memory;
+        memcpy(&memory, a->pointer, sizeof memory);
+        if (!a->peers) dt__free(memory);
+    }
+}
+
+static int64_t dt__memory_bytes(const dt__memory *m, int category)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < m->rows; i++) bytes += m->row[i].category == category ? m->row[i].count * m->row[i].size : 0;
+    return bytes;
+}
+
 /* ---- the executor ---------------------------------------------------------------------------------- */
 
 enum { DT__OUTBOX = 4 }; /* messages to a neighbour that may be under way */
@@ -23514,10 +23536,12 @@ typedef struct dt__engine {
     dt_comm *expert;   /* those with the other experts of the same segments */
     dt_comm *tensor;   /* those with the other tensor shards of the same segments and samples */
     dt_comm *copy;     /* the ranks that hold one copy of the whole state together */
+    dt_comm *owned[13]; /* the different ones of these, in the order of their creation */
+    int owned_count;
     dt__outbox out[2]; /* activations, gradients */
     uint32_t posted[DT__CP_PLACES]; /* blocks on their way to context ranks, and to which, 1 more; 0: to none */
     int32_t posted_to[DT__CP_PLACES];
-    dt__mesh mesh;
+    dt_mesh mesh;
     const dt__kernels *k;
     dt_pool *pool;
     dt__net net;
@@ -23526,6 +23550,8 @@ typedef struct dt__engine {
     dt__shape_of_work shape;
     dt__program program;
     int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
+    dt__memory memory;            /* what follows lies there */
+    float *units;                 /* the chunks' memory */
     float *params;                /* weights: all of this rank's segments, or its pieces (ZeRO 3) */
     float *stage;                 /* rows on their way to the ranks with their experts, or back */
     float *window;                /* ZeRO 3: the parameters of the segment in work */
@@ -23557,7 +23583,7 @@ typedef struct dt__engine {
     float inv_valid, norm, rate;
     int64_t step, lost_rate;      /* lost: what the schedule has forgotten of it, in a lab (DT_FORGET) */
     dt_result exchanged;          /* of what ops do with other ranks, which cannot fail where it is done */
-    const void *input, *target;   /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
+    float *input, *target;        /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     dt__queue queue;              /* of line 1 of the program; not running without overlap */
     int32_t *queued;              /* (program.count), in turn: what a job is (dt__engine_ask) */
     int64_t *ticket;              /* (program.count): of the last job that an instruction was */
@@ -23577,40 +23603,30 @@ static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe
 
 /* ---- opening: mesh, partition, communicators, memory ---- */
 
-/* A communicator of `size` ranks, NULL for one; all ranks when it has them all. Collective over `from`. */
-static dt_result dt__engine_split(dt_comm *from, int size, int color, dt_comm **sub)
-{
-    *sub = NULL;
-    if (size == 1) return DT_OK;
-    if (size == dt_comm_size(from)) return *sub = from, DT_OK;
-    return dt_comm_split(from, color, sub);
-}
-
-/* The shard groups of ZeRO: `group` of dp ranks along the data axis share one copy of the state. Across groups whole
- * subtrees are added, so a group's shards must be one. */
+/* The shard groups of ZeRO: `group` data-parallel ranks share one copy of the state. Groups exchange whole subtrees of
+ * the sum over data shards, so that the shards of a group must be one. */
 static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
 {
     const dt_layout *l = e->layout;
     int64_t shards = e->recipe->data_shards;
-    char list[256];
-    *group = l->zero ? (l->zero_group ? (int)dt__min(l->zero_group, dp + 1) : dp) : 1;
+    dt_result r = dt__check_divides("zero-group", l->zero_group ? l->zero_group : 1, dp, "data-parallel ranks");
+    *group = !l->zero ? 1 : l->zero_group ? (int)l->zero_group : dp;
     if (l->zero_group && !l->zero)
-        return dt__error(DT_E_USAGE, "--zero-group %lld: nothing is shared without --zero 1, 2 or 3",
+        return dt__error(DT_E_USAGE, "--zero-group %lld has no effect without ZeRO. Set --zero to 1, 2 or 3.",
                          (long long)l->zero_group);
     if (l->zero < 0 || l->zero > 3)
-        return dt__error(DT_E_USAGE, "ZeRO stage %lld: it is 0 (nothing is shared), 1 (optimizer state), 2 (and "
-                         "gradients) or 3 (and weights)", (long long)l->zero);
-    if (l->zero_group < 0 || dp % *group)
-        return dt__error(DT_E_USAGE, "groups of %lld do not divide %d data-parallel ranks: --zero-group one of %s",
-                         (long long)l->zero_group, dp, dt__divisors(dp, dp, list, sizeof list));
+        return dt__error(DT_E_USAGE, "--zero %lld is no ZeRO stage. Set it to 0 (nothing is sharded), 1 (optimizer "
+                         "state), 2 (and gradients) or 3 (and weights).", (long long)l->zero);
+    if (r) return r;
     if (*group < dp && *group > 1 && (shards % dp || !dt__is_pow2(dp / *group)))
-        return dt__error(DT_E_USAGE, "groups of %d among %d ranks with %lld data shards are not whole branches of the "
-                         "tree: let dp be a power of two, or leave --zero-group out", *group, dp, (long long)shards);
+        return dt__error(DT_E_USAGE, "--zero-group %d: groups of %d of %d ranks with %lld data shards are no whole "
+                         "subtrees of the sum. Use a power of two of data-parallel ranks, or leave --zero-group out.",
+                         *group, *group, dp, (long long)shards);
     return DT_OK;
 }
 
-/* The ranks that share experts work on as many units each, in step, and their sums are whole branches of the tree: so
- * many neighbours at most, or a smaller power of two. Other groups may have fewer shards. */
+/* The largest expert group. Its ranks work in step on the same number of units, and the sum over the shards of all is a
+ * whole subtree, so that it is a power of two of neighbours. Different groups may have different numbers of shards. */
 static int64_t dt__experts_most(int64_t shards, int dp)
 {
     int64_t lo, hi, first, end, ep = 1;
@@ -23627,45 +23643,57 @@ static dt_result dt__engine_experts(const dt__engine *e, int dp)
     const dt_layout *l = e->layout;
     int64_t most = dt__experts_most(e->recipe->data_shards, dp);
     char list[256];
-    if (l->ep < 1 || dp % l->ep)
-        return dt__error(DT_E_USAGE, "expert parallel degree %lld does not divide %d data-parallel ranks: --ep one of "
-                         "%s", (long long)l->ep, dp, dt__divisors(dp, dp, list, sizeof list));
+    dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel ranks");
+    if (r) return r;
     if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
         return dt__error(DT_E_USAGE,
-                         "--ep %lld: the ranks of each group need as many data shards, together a branch of the tree: "
-                         "with %d data-parallel ranks on %lld shards --ep one of %s, or let dp be a power of two",
-                         (long long)l->ep, dp, (long long)e->recipe->data_shards,
-                         dt__divisors(most, most, list, sizeof list));
+                         "--ep %lld: the ranks of an expert group need equal numbers of data shards, together a whole "
+                         "subtree of the sum. With %d data-parallel ranks and %lld data shards, set --ep to one of %s, "
+                         "or use a power of two of data-parallel ranks.", (long long)l->ep, dp,
+                         (long long)e->recipe->data_shards, dt__divisors(most, most, list, sizeof list));
     return DT_OK;
 }
 
-/* Who sums gradients with whom. */
+/* A communicator of `size` ranks of the same color: NULL for one rank, `from` itself when it has no others and `own` is
+ * 0. Collective over `from`. */
+static dt_result dt__engine_split(dt__engine *e, dt_comm *from, int size, int color, int own, dt_comm **sub)
+{
+    dt_result r;
+    *sub = size == 1 ? NULL : from;
+    if (size == 1 || (size == dt_comm_size(from) && !own)) return DT_OK;
+    r = dt_comm_split(from, color, sub);
+    if (!r) e->owned[e->owned_count++] = *sub;
+    return r;
+}
+
 static dt_result dt__engine_comms(dt__engine *e, int group)
 {
-    const dt__mesh *m = &e->mesh;
-    int d = m->at[DT__DATA], p = m->at[DT__PIPE], t = m->at[DT__TENSOR], dp = m->size[DT__DATA], pp = m->size[DT__PIPE];
-    int tp = m->size[DT__TENSOR], ep = (int)e->layout->ep, most = (int)dt__max(group, ep);
-    int c = m->at[DT__CONTEXT], cp = m->size[DT__CONTEXT];
-    dt__sharing *x = &e->expert_ranks;
-    dt_result r = dt__engine_split(e->comm, dp * cp, p * tp + t, &e->same);
-    if (!r && dp > 1)
-        r = e->shape.overlap ? dt_comm_split(e->same, c, &e->ranks.data) /* another thread's own */
-                             : dt__engine_split(e->same, dp, c, &e->ranks.data);
-    if (!r && cp > 1) r = dt__engine_split(e->same, cp, d, &e->context);
-    if (!r && group > 1) r = dt__engine_split(e->ranks.data, group, d / group, &e->ranks.group);
-    if (!r && group > 1) r = dt__engine_split(e->ranks.data, dp / group, d % group, &e->ranks.replicas);
-    if (!r && ep > 1) r = dt__engine_split(e->comm, ep, ((p * tp + t) * cp + c) * dp + d / ep, &e->expert);
-    if (!r && ep > 1) r = dt__engine_split(e->ranks.data, dp / ep, d % ep, &x->data);
-    if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, group / ep, d / group, &x->group);
-    if (!r && ep > 1 && group > ep) r = dt__engine_split(x->data, dp / group, d % group / ep, &x->replicas);
-    if (!r) r = dt__engine_split(e->comm, tp, (d * cp + c) * pp + p, &e->tensor);
-    if (!r) r = dt__engine_split(e->comm, most * pp * tp, d / most * cp + c, &e->copy);
-    for (int way = 0; way < 2 && !r && pp > 1; way++) {
-        void *memory = NULL;
-        r = dt_comm_split(e->comm, (d * cp + c) * tp + t, &e->out[way].comm);
-        if (!r) r = dt_comm_alloc(e->out[way].comm, 4 * DT__OUTBOX * e->net.widest, &memory);
-        e->out[way].memory = (float *)memory;
-    }
+    const dt_mesh *m = &e->mesh;
+    int d = m->at[DT_AXIS_DATA], p = m->at[DT_AXIS_PIPELINE], t = m->at[DT_AXIS_TENSOR], c = m->at[DT_AXIS_CONTEXT];
+    int dp = m->size[DT_AXIS_DATA], pp = m->size[DT_AXIS_PIPELINE], tp = m->size[DT_AXIS_TENSOR];
+    int cp = m->size[DT_AXIS_CONTEXT], ep = (int)e->layout->ep, most = (int)dt__max(group, ep), stage = p * tp + t;
+    int alike = ep > 1 ? dp / ep : 1, zero = ep > 1 ? (int)dt__max(1, group / ep) : 1; /* ranks with the same experts */
+    dt__sharing *w = &e->ranks, *x = &e->expert_ranks;
+    const struct split {
+        dt_comm **from;
+        int size, color, own; /* own: another thread uses it */
+        dt_comm **sub;
+    } list[] = {{&e->comm, dp * cp, stage, 0, &e->same},
+                {&e->same, dp, c, e->shape.overlap, &w->data},
+                {&e->same, cp, d, 0, &e->context},
+                {&w->data, group, d / group, 0, &w->group},
+                {&w->data, group > 1 ? dp / group : 1, d % group, 0, &w->replicas},
+                {&e->comm, ep, (stage * cp + c) * dp + d / ep, 0, &e->expert},
+                {&w->data, alike, d % ep, 0, &x->data},
+                {&x->data, zero, d / group, 0, &x->group},
+                {&x->data, zero > 1 ? dp / group : 1, d % group / ep, 0, &x->replicas},
+                {&e->comm, tp, (d * cp + c) * pp + p, 0, &e->tensor},
+                {&e->comm, most * pp * tp, d / most * cp + c, 0, &e->copy},
+                {&e->comm, pp, (d * cp + c) * tp + t, 1, &e->out[0].comm},
+                {&e->comm, pp, (d * cp + c) * tp + t, 1, &e->out[1].comm}};
+    dt_result r = DT_OK;
+    for (size_t i = 0; i < sizeof list / sizeof *list && !r; i++)
+        r = dt__engine_split(e, *list[i].from, list[i].size, list[i].color, list[i].own, list[i].sub);
     return r;
 }
 
@@ -23693,7 +23721,7 @@ static dt_result dt__engine_partition(dt__engine *e)
     }
     r = dt_partition(cost, n, runs, begin);
     for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
-        int64_t run = (int64_t)c * e->shape.pipe.stages + e->mesh.at[DT__PIPE];
+        int64_t run = (int64_t)c * e->shape.pipe.stages + e->mesh.at[DT_AXIS_PIPELINE];
         e->chunks[c].begin = (int32_t)begin[run];
         e->chunks[c].end = (int32_t)begin[run + 1];
         e->chunks[c].first = run == 0;
@@ -23736,12 +23764,12 @@ static dt_result dt__engine_shape(dt__engine *e)
 {
     const dt_layout *l = e->layout;
     dt__shape_of_work *s = &e->shape;
-    int dp = e->mesh.size[DT__DATA];
-    dt__run_of(e->recipe->data_shards, dp, e->mesh.at[DT__DATA], &e->lo, &e->hi);
+    int dp = e->mesh.size[DT_AXIS_DATA];
+    dt__run_of(e->recipe->data_shards, dp, e->mesh.at[DT_AXIS_DATA], &e->lo, &e->hi);
     s->pipe.kind = l->pipeline;
-    s->pipe.stages = e->mesh.size[DT__PIPE];
+    s->pipe.stages = e->mesh.size[DT_AXIS_PIPELINE];
     s->pipe.chunks = l->pipeline == DT_INTERLEAVED && s->pipe.stages > 1 ? (int)l->chunks : 1;
-    s->stage = e->mesh.at[DT__PIPE];
+    s->stage = e->mesh.at[DT_AXIS_PIPELINE];
     s->lo = e->lo, s->hi = e->hi, s->micros = e->micros;
     s->accumulation = e->micros > 1 ? e->recipe->accumulation : DT_SHARD;
     s->zero = dp > 1 && l->zero_group != 1 ? (int)l->zero : 0;
@@ -23751,33 +23779,41 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->horizon = l->offload ? (int)l->horizon : 0;
     s->reduce = dp > 1;
     s->overlap = dp > 1 && dt__engine_overlaps(e);
-    s->context = e->mesh.size[DT__CONTEXT] > 1;
+    s->context = e->mesh.size[DT_AXIS_CONTEXT] > 1;
     s->measure = l->output.noise_scale || e->recipe->growth > 1;
     s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
-    if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
-        return dt__error(DT_E_USAGE, "--overlap on needs a thread, and this program was built with DT_NO_THREADS: "
-                         "leave it out, or build without");
-    if (l->pipeline == DT_INTERLEAVED && l->chunks < 1)
-        return dt__error(DT_E_USAGE, "--chunks %lld: the interleaved schedule has 1 or more per stage",
-                         (long long)l->chunks);
-    if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
-        return dt__error(DT_E_USAGE, "--offload moves the inputs of segments that --recompute full keeps: choose both");
-    if (l->offload && (l->horizon < 1 || l->horizon > 1000 || !(l->offload_rate >= 0.0f)))
-        return dt__error(DT_E_USAGE, "--horizon %lld is 1 to 1000 segments, and --offload-rate %g 0 or more bytes/s",
-                         (long long)l->horizon, (double)l->offload_rate);
-    if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
-        return dt__error(DT_E_USAGE, "zero-bubble keeps values until the weights' gradients: choose --recompute none, "
-                         "or another --pipeline");
     return dt__pipe_check(&s->pipe);
+}
+
+/* DT_E_USAGE: choices that exclude each other. */
+static dt_result dt__engine_choices(const dt_layout *l)
+{
+    if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
+        return dt__error(DT_E_USAGE, "--overlap on needs threads, and this program was built with DT_NO_THREADS. Leave "
+                         "the option out, or build without the switch.");
+    if (l->pipeline == DT_INTERLEAVED && l->chunks < 1)
+        return dt__error(DT_E_USAGE, "--chunks %lld: the interleaved schedule has 1 or more per stage. Set --chunks to "
+                         "2, for example.", (long long)l->chunks);
+    if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
+        return dt__error(DT_E_USAGE, "--offload moves the segment inputs that only --recompute full keeps. Set both.");
+    if (l->offload && (l->horizon < 1 || l->horizon > 1000 || !(l->offload_rate >= 0.0f)))
+        return dt__error(DT_E_USAGE, "--horizon %lld, --offload-rate %g: out of range. Set the first to 1 to 1000 "
+                         "segments, the second to 0 or more bytes per second.", (long long)l->horizon,
+                         (double)l->offload_rate);
+    if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
+        return dt__error(DT_E_USAGE, "--pipeline zero-bubble keeps activations until the gradients of weights, and "
+                         "--recompute full drops them. Set --recompute none, or another --pipeline.");
+    return DT_OK;
 }
 
 /* Whether this layout could be one of so many ranks, fewer than there are. What is lost on the wire belongs to each. */
 static int dt__engine_fits(const dt__engine *e, int ranks)
 {
-    const dt__mesh *m = &e->mesh;
-    int others = m->size[DT__TENSOR] * m->size[DT__PIPE] * m->size[DT__CONTEXT], dp = ranks / others, group, fits;
+    const dt_mesh *m = &e->mesh;
+    int others = m->size[DT_AXIS_TENSOR] * m->size[DT_AXIS_PIPELINE] * m->size[DT_AXIS_CONTEXT];
+    int dp = ranks / others, group, fits;
     dt__tls before = dt__thread; /* what is wrong with it is nobody's error */
     dt__pipe pipe = e->shape.pipe;
     if (ranks % others || e->wire.on) return 0;
@@ -23797,7 +23833,7 @@ static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part *
     if (!*parts || !*counts) return DT_E_MEMORY;
     for (int rank = 0; rank < ranks; rank++) {
         int64_t lo;
-        dt__run_of(shards, e->mesh.size[DT__DATA], from + rank, &lo, &hi);
+        dt__run_of(shards, e->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
         if (!rank) base = lo;
         dt__run_parts(lo, hi, &s);
         (*counts)[rank] = s.count;
@@ -23814,7 +23850,7 @@ static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part *
 /* How gradients are reduced: over all ranks of the data axis, or inside a group, and then between groups. */
 static dt_result dt__engine_reduction(dt__engine *e, int group)
 {
-    int d = e->mesh.at[DT__DATA], dp = e->mesh.size[DT__DATA], ranks = group > 1 ? group : dp;
+    int d = e->mesh.at[DT_AXIS_DATA], dp = e->mesh.size[DT_AXIS_DATA], ranks = group > 1 ? group : dp;
     int uneven = e->recipe->data_shards % dp != 0; /* then there are replicas of experts alone: a branch of ep ranks */
     int64_t ep = uneven ? e->layout->ep : 1, lo, hi;
     dt_result r = DT_OK;
@@ -23885,7 +23921,7 @@ static int64_t dt__engine_tied(const dt__engine *e)
  * more tokens than a rank has of a unit: those of a whole sequence. */
 static int64_t dt__engine_staged(const dt__engine *e)
 {
-    int64_t floats = 0, samples = dt__ceil_div(e->mesh.size[DT__CONTEXT], e->rows);
+    int64_t floats = 0, samples = dt__ceil_div(e->mesh.size[DT_AXIS_CONTEXT], e->rows);
     for (int64_t q = 0; q < e->net.count && e->expert; q++) {
         const dt_graph *g = e->net.segments[q].plan->g;
         for (int32_t id = 1; id < g->count; id++) {
@@ -23901,7 +23937,7 @@ static int64_t dt__engine_staged(const dt__engine *e)
 static int64_t dt__engine_leaves(const dt__engine *e) { return dt__max(1, e->net.own_leaves); }
 static int64_t dt__engine_own_tokens(const dt__engine *e)
 {
-    return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT__CONTEXT] : 0;
+    return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT_AXIS_CONTEXT] : 0;
 }
 
 /* The unit that begins with float `at` of an array of `left` more floats, behind those that are there. */
@@ -23947,7 +23983,7 @@ static dt_result dt__wire_open(dt__engine *e)
 {
     dt__wire *w = &e->wire;
     dt_result r = DT_OK;
-    int ranks = e->mesh.size[DT__DATA];
+    int ranks = e->mesh.size[DT_AXIS_DATA];
     w->on = e->recipe->wire != DT_WIRE_FP32 && ranks > 1;
     if (!w->on) return DT_OK;
     w->first = (int32_t *)dt__alloc(4 * ((int64_t)e->store.buckets + 1), "the wire");
@@ -23963,7 +23999,7 @@ static dt_result dt__wire_open(dt__engine *e)
 static int64_t dt__wire_bytes(const dt__engine *e)
 {
     const dt__wire *w = &e->wire;
-    return w->on ? 4 * ((1 + e->mesh.size[DT__DATA]) * w->most + e->store.slot_floats) : 0;
+    return w->on ? 4 * ((1 + e->mesh.size[DT_AXIS_DATA]) * w->most + e->store.slot_floats) : 0;
 }
 
 static dt_result dt__wire_allocate(dt__engine *e)
@@ -23972,7 +24008,7 @@ static dt_result dt__wire_allocate(dt__engine *e)
     dt_result r = DT_OK;
     void *mine = NULL;
     if (!w->on) return DT_OK;
-    w->all = (float *)dt__alloc(4 * e->mesh.size[DT__DATA] * w->most, "gradients of all ranks");
+    w->all = (float *)dt__alloc(4 * e->mesh.size[DT_AXIS_DATA] * w->most, "gradients of all ranks");
     w->error = (float *)dt__alloc(4 * e->store.slot_floats, "what the wire loses");
     r = w->all && w->error ? dt_comm_alloc(e->ranks.data, 4 * w->most, &mine) : DT_E_MEMORY;
     w->mine = (float *)mine;
@@ -23989,71 +24025,91 @@ static void dt__noise_open(dt__engine *e)
     for (int32_t i = 0; i < e->net.param_count; i++)
         n->width += e->net.params[i].uses * dt__param_arrays(&e->net.params[i].is, e->net.tensor_shards);
 }
-static int64_t dt__noise_bytes(const dt__engine *e)
-{
-    return e->shape.measure ? 4 * (e->noise.leaves + 1) * e->noise.width : 0;
-}
-
-/* What the engine will allocate. */
-static dt_memory dt__engine_plan(const dt__engine *e)
-{
-    dt_memory m;
-    const dt__store *s = &e->store;
-    int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
-    memset(&m, 0, sizeof m);
-    m.weights = 4 * (e->shape.zero > 2 ? s->own_params : s->param_floats);
-    m.gradients = 4 * (e->set_floats * e->sets_count + dt__engine_total_floats(e) + s->slice_floats);
-    if (e->recipe->growth > 1) m.gradients += 4 * s->param_floats;
-    m.optimizer = (int64_t)(dt_optimizer_bytes(e->recipe) * (double)own);
-    for (int c = 0; c < e->shape.pipe.chunks; c++)
-        *(e->shape.horizon ? &m.offloaded : &m.activations) += 4 * e->chunks[c].slots * e->chunks[c].floats;
-    if (e->shape.horizon) m.activations += 4 * (e->shape.horizon + 3) * e->net.widest;
-    if (e->shape.recompute == DT_RECOMPUTE_FULL) m.activations += 4 * e->net.most_saved;
-    m.activations += 4 * (e->net.temp + 2 * e->net.widest);
-    m.buffers += 4 * (dt__engine_window(e) + dt__engine_staged(e));
-    if (e->shape.pipe.stages > 1) m.buffers += 2 * 4 * DT__OUTBOX * e->net.widest;
-    m.activations += 4 * e->net.sliced;
-    m.buffers += 4 * dt__engine_own_tokens(e);
-    m.buffers += 4 * e->blocks + 8 * dt__engine_tied(e) + dt__wire_bytes(e) + dt__noise_bytes(e);
-    return m;
-}
-
-/* The optimizer's state before step 1. The average starts as the weights, which are drawn later. */
-static dt_result dt__engine_state(dt__engine *e)
-{
-    int64_t own = e->store.shards > 1 ? e->store.own_params : e->store.param_floats;
-    e->powers.power1 = e->powers.power2 = 1.0;
-    for (int i = 0; i < DT__STATE_COUNT; i++) {
-        int64_t bytes = dt__state_bytes(e->recipe, i);
-        if (i == DT__STATE_AVERAGE && bytes && e->shape.zero && e->recipe->evaluate_ema) { /* peers read it */
-            dt_result r = dt_comm_alloc(e->ranks.data, 4 * e->store.most_params, &e->state[i]);
-            if (r) return r;
-            continue;
-        }
-        if (bytes) e->state[i] = dt__alloc(own / DT__MOMENT_BLOCK * bytes, "the optimizer's state");
-        if (bytes && !e->state[i]) return DT_E_MEMORY;
-    }
-    return DT_OK;
-}
-
-/* Memory that peers read in place, or private memory when there are none; both zeroed. Private memory is freed by
- * dt__engine_close. */
-static dt_result dt__engine_shared(dt_comm *c, int64_t floats, const char *what, float **memory)
-{
-    void *shared = NULL;
-    dt_result r = DT_OK;
-    if (c) r = dt_comm_alloc(c, 4 * floats, &shared);
-    else if (!(shared = dt__alloc(4 * floats, what))) r = DT_E_MEMORY;
-    *memory = (float *)shared;
-    return r;
-}
-
 /* The most pieces that one gather has. */
 static int64_t dt__engine_pieces(const dt__engine *e)
 {
     int64_t params = 1;
     for (int64_t q = 0; q < e->net.count; q++) params = dt__max(params, e->net.segments[q].plan->g->param_count);
     return params * e->store.shards;
+}
+
+/* Rows of the optimizer's state. The average starts as the weights, which are drawn later. */
+static void dt__engine_state(dt__engine *e)
+{
+    const dt__store *s = &e->store;
+    int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
+    for (int i = 0; i < DT__STATE_COUNT; i++) {
+        int64_t bytes = dt__state_bytes(e->recipe, i);
+        int read = i == DT__STATE_AVERAGE && e->shape.zero && e->recipe->evaluate_ema; /* by peers, in place */
+        if (bytes)
+            dt__memory_add(&e->memory, DT__FOR_OPTIMIZER, DT__DEVICE, read ? e->ranks.data : NULL, &e->state[i],
+                           (read ? s->most_params : own) / DT__MOMENT_BLOCK, bytes);
+    }
+}
+
+/* The rows of weights, gradients and what ranks exchange. */
+static void dt__engine_rows(dt__engine *e)
+{
+    dt__memory *m = &e->memory;
+    const dt__store *s = &e->store;
+    int64_t tied = dt__engine_tied(e), weights = e->shape.zero > 2 ? s->most_params : s->param_floats;
+    int64_t grown = e->recipe->growth > 1 ? s->param_floats : 0;
+    dt__memory_add(m, DT__FOR_WEIGHTS, DT__DEVICE, e->same, &e->params, weights, 4);
+    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, e->same, &e->sets, e->set_floats * e->sets_count, 4);
+    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->total, dt__engine_total_floats(e), 4);
+    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->row_slices, s->slice_floats, 4);
+    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->grown_sum, grown, 4);
+    dt__engine_state(e);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->window, dt__engine_window(e), 4);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->tie[0], tied, 4);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->tie[1], tied, 4);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &e->own_tokens, dt__engine_own_tokens(e), 4);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &e->sums, e->blocks, 4);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__HOST, NULL, &e->noise.table, (e->noise.leaves + 1) * e->noise.width, 4);
+    if (e->expert) dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->expert, &e->stage, dt__engine_staged(e), 4);
+    for (int way = 0; way < 2 && e->out[way].comm; way++)
+        dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->out[way].comm, &e->out[way].memory,
+                       DT__OUTBOX * e->net.widest, 4);
+}
+
+/* The rows of activations, and of what the host keeps of a step. */
+static void dt__engine_work_rows(dt__engine *e)
+{
+    dt__memory *m = &e->memory;
+    const dt__net *net = &e->net;
+    int64_t units = 0, leaves = dt__engine_leaves(e), places = e->shape.horizon + 3, count = e->program.count;
+    int64_t saved = e->shape.recompute == DT_RECOMPUTE_FULL ? net->most_saved : 0, shards = e->hi - e->lo;
+    for (int c = 0; c < e->shape.pipe.chunks; c++) units += e->chunks[c].slots * e->chunks[c].floats;
+    if (e->shape.horizon) {
+        dt__memory_add(m, DT__FOR_OFFLOADED, DT__PINNED, NULL, &e->units, units, 4);
+        dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->ring.memory, places * net->widest, 4);
+        dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ring.ticket, places, 8);
+        dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ring.place, net->count + 1, 4);
+    } else dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->units, units, 4);
+    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->saved, saved, 4);
+    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->temp, net->temp + 2 * net->widest, 4);
+    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, e->context, &e->env.cp.work, net->sliced, 4);
+    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->spans, dt__engine_pieces(e), sizeof *e->spans);
+    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->env.rng, e->rows * leaves, sizeof *e->env.rng);
+    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->shard_loss, shards * leaves * (1 + net->count), 4);
+    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->asked, net->routed, 4);
+    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->queued, count, 4);
+    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ticket, count, 8);
+    if (e->layout->output.timeline) dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->when, count, 16);
+}
+
+/* What the engine will allocate. */
+static dt_memory dt__engine_plan(const dt__engine *e)
+{
+    dt_memory m;
+    memset(&m, 0, sizeof m);
+    m.weights = dt__memory_bytes(&e->memory, DT__FOR_WEIGHTS);
+    m.gradients = dt__memory_bytes(&e->memory, DT__FOR_GRADIENTS);
+    m.optimizer = dt__memory_bytes(&e->memory, DT__FOR_OPTIMIZER);
+    m.activations = dt__memory_bytes(&e->memory, DT__FOR_ACTIVATIONS);
+    m.buffers = dt__memory_bytes(&e->memory, DT__FOR_BUFFERS) + dt__wire_bytes(e);
+    m.offloaded = dt__memory_bytes(&e->memory, DT__FOR_OFFLOADED);
+    return m;
 }
 
 static dt_result dt__engine_job(void *owner, int64_t job);
@@ -24080,110 +24136,76 @@ static dt_result dt__engine_overlap(dt__engine *e)
 
 static dt_result dt__engine_allocate(dt__engine *e)
 {
-    int64_t widest = dt__engine_tied(e), shards = e->hi - e->lo, leaves = dt__engine_leaves(e);
-    int64_t pieces = dt__engine_pieces(e);
-    dt_result r = DT_OK;
-    r = dt__engine_shared(e->same, e->shape.zero > 2 ? e->store.most_params : e->store.param_floats, "weights",
-                          &e->params);
-    if (!r) r = dt__engine_shared(e->same, e->set_floats * e->sets_count, "gradients", &e->sets);
-    if (!r && e->expert) r = dt__engine_shared(e->expert, dt__engine_staged(e), "rows for experts", &e->stage);
-    if (!r) r = dt__engine_shared(e->context, e->net.sliced, "attention over context slices", &e->env.cp.work);
-    if (!r) r = dt__engine_state(e);
-    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
-        e->chunks[c].memory = (float *)dt__alloc(4 * e->chunks[c].slots * e->chunks[c].floats, "activations");
-        if (!e->chunks[c].memory) r = DT_E_MEMORY;
-    }
+    dt_result r = dt__memory_open(&e->memory);
+    float *units = e->units;
     if (r) return r;
-    e->total = (float *)dt__alloc(4 * dt__engine_total_floats(e), "the sum of gradients");
-    e->row_slices = (float *)dt__alloc(4 * e->store.slice_floats, "row slices of gradients");
-    e->window = (float *)dt__alloc(4 * dt__engine_window(e), "gathered weights");
-    e->spans = (dt__extent *)dt__alloc((int64_t)sizeof *e->spans * pieces, "gathered weights");
-    e->saved = (float *)dt__alloc(e->shape.recompute == DT_RECOMPUTE_FULL ? 4 * e->net.most_saved : 0, "activations");
-    if (e->shape.horizon) {
-        dt__ring *ring = &e->ring;
-        ring->places = e->shape.horizon + 2;
-        ring->output = ring->places;
-        ring->memory = (float *)dt__alloc(4 * (ring->places + 1) * e->net.widest, "activations");
-        ring->ticket = (int64_t *)dt__alloc(8 * (ring->places + 1), "activations");
-        ring->place = (int32_t *)dt__alloc(4 * (e->net.count + 1), "activations");
-        if (!ring->memory || !ring->ticket || !ring->place) return DT_E_MEMORY;
-        r = dt__queue_open(&ring->mover.queue, dt__mover_copy, &ring->mover, DT__MOVES, "move activations");
-        if (r) return r;
-        ring->mover.rate = (double)e->layout->offload_rate;
+    for (int c = 0; c < e->shape.pipe.chunks; c++) {
+        e->chunks[c].memory = units;
+        units += e->chunks[c].slots * e->chunks[c].floats;
     }
-    if (e->layout->output.timeline) {
-        e->when = (double *)dt__alloc(16 * (int64_t)e->program.count, "the timeline");
-        if (!e->when) return DT_E_MEMORY;
-    }
-    e->temp = (float *)dt__alloc(4 * (e->net.temp + 2 * e->net.widest), "activations");
-    e->tie[0] = (float *)dt__alloc(8 * widest, "tied gradients");
-    e->sums = (float *)dt__alloc(4 * e->blocks, "block sums");
-    e->env.rng = (dt__rng *)dt__alloc((int64_t)sizeof(dt__rng) * e->rows * leaves, "random streams");
-    e->own_tokens = (uint32_t *)dt__alloc(4 * dt__engine_own_tokens(e), "the tokens of context leaves");
-    e->shard_loss = (float *)dt__alloc(4 * shards * leaves * (1 + e->net.count), "losses");
-    e->asked = (float *)dt__alloc(4 * e->net.routed, "the experts' counts");
-    e->queued = (int32_t *)dt__alloc(4 * e->program.count, "the step program");
-    e->ticket = (int64_t *)dt__alloc(8 * e->program.count, "the step program");
-    if (!e->total || !e->row_slices || !e->window || !e->spans || !e->saved || !e->temp || !e->tie[0] || !e->sums ||
-        !e->env.rng || !e->own_tokens || !e->shard_loss || !e->asked || !e->queued || !e->ticket)
-        return DT_E_MEMORY;
-    e->shard_auxiliary = e->shard_loss + shards * leaves;
+    e->shard_auxiliary = e->shard_loss + (e->hi - e->lo) * dt__engine_leaves(e);
     e->gradient[0] = e->temp + e->net.temp;
     e->gradient[1] = e->gradient[0] + e->net.widest;
-    e->tie[1] = e->tie[0] + widest;
-    e->noise.table = (float *)dt__alloc(dt__noise_bytes(e), "the gradient noise scale");
-    e->grown_sum = (float *)dt__alloc(e->recipe->growth > 1 ? 4 * e->store.param_floats : 0, "gradients of batches");
+    e->powers.power1 = e->powers.power2 = 1.0;
     e->grow.factor = 1;
-    r = e->noise.table && e->grown_sum ? dt__wire_allocate(e) : DT_E_MEMORY;
+    if (e->shape.horizon) {
+        e->ring.places = e->shape.horizon + 2;
+        e->ring.output = e->ring.places;
+        e->ring.mover.rate = (double)e->layout->offload_rate;
+        r = dt__queue_open(&e->ring.mover.queue, dt__mover_copy, &e->ring.mover, DT__MOVES, "move activations");
+    }
+    if (!r) r = dt__wire_allocate(e);
     return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
 }
 
-/* This rank's tensor shards of a network that is to be built; and its context leaves. */
+/* This rank's context leaves and tensor shards of a network that is to be built. */
 static void dt__engine_context(const dt__engine *e, dt__net *net)
 {
     if (e->recipe->context_shards < 2) return;
     net->context_shards = e->recipe->context_shards;
-    net->own_leaves = net->context_shards / e->mesh.size[DT__CONTEXT];
-    net->first_leaf = net->own_leaves * e->mesh.at[DT__CONTEXT];
+    net->own_leaves = net->context_shards / e->mesh.size[DT_AXIS_CONTEXT];
+    net->first_leaf = net->own_leaves * e->mesh.at[DT_AXIS_CONTEXT];
 }
 static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
 {
     net->tensor_shards = e->recipe->tensor_shards;
-    net->own_shards = net->tensor_shards / e->mesh.size[DT__TENSOR];
-    net->first_shard = net->own_shards * e->mesh.at[DT__TENSOR];
+    net->own_shards = net->tensor_shards / e->mesh.size[DT_AXIS_TENSOR];
+    net->first_shard = net->own_shards * e->mesh.at[DT_AXIS_TENSOR];
     net->sequence_parallel = split_rows;
     net->expert_ranks = e->layout->ep;
-    net->expert_rank = e->mesh.at[DT__DATA] % e->layout->ep;
+    net->expert_rank = e->mesh.at[DT_AXIS_DATA] % e->layout->ep;
 }
 
-/* Mesh and shape of the work; before the network is built. recipe, layout, comm are set. */
+/* Does a degree of ranks, --tp or --cp, divide the recipe's shards of this kind? */
+static dt_result dt__engine_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
+{
+    if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
+    return dt__error(DT_E_USAGE, "--%s %lld does not divide %lld %s shards. Set --%s to a power of two up to %lld, or "
+                     "raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
+                     (long long)shards, kind, option, (long long)shards, kind);
+}
+
+/* Mesh and shape of the work; before the network is built. recipe, layout and comm are set. */
 static dt_result dt__engine_layout(dt__engine *e)
 {
+    const dt_layout *l = e->layout;
     int group;
-    dt_result r = dt__mesh_open(&e->mesh, e->layout, dt_comm_size(e->comm), dt_comm_rank(e->comm));
+    dt_result r = dt_mesh_of(l, dt_comm_size(e->comm), dt_comm_rank(e->comm), &e->mesh);
     e->micros = e->recipe->batch / e->recipe->micro_batch;
     e->rows = e->recipe->micro_batch / e->recipe->data_shards;
-    if (!r) r = dt__engine_groups(e, e->mesh.size[DT__DATA], &group);
-    if (!r) r = dt__engine_experts(e, e->mesh.size[DT__DATA]);
-    if (!r && e->recipe->tensor_shards % e->layout->tp)
-        r = dt__error(DT_E_USAGE,
-                      "tp %lld does not divide %lld tensor shards: --tp up to %lld, a power of two, or raise "
-                      "--tensor-shards (a recipe choice: other bits)",
-                      (long long)e->layout->tp, (long long)e->recipe->tensor_shards,
-                      (long long)e->recipe->tensor_shards);
-    if (!r && (!dt__is_pow2(e->layout->cp) || e->recipe->context_shards % e->layout->cp))
-        r = dt__error(DT_E_USAGE,
-                      "cp %lld does not divide %lld context shards: --cp up to %lld, a power of two, or raise "
-                      "--context-shards (a recipe choice: other bits)",
-                      (long long)e->layout->cp, (long long)e->recipe->context_shards,
-                      (long long)e->recipe->context_shards);
-    if (!r && e->layout->sequence_parallel && e->layout->tp < 2)
-        r = dt__error(DT_E_USAGE, "--sequence-parallel splits rows over the ranks of a tensor group: set --tp, e.g. 2");
+    if (!r) r = dt__engine_groups(e, e->mesh.size[DT_AXIS_DATA], &group);
+    if (!r) r = dt__engine_experts(e, e->mesh.size[DT_AXIS_DATA]);
+    if (!r) r = dt__engine_cuts("tp", l->tp, "tensor", e->recipe->tensor_shards);
+    if (!r) r = dt__engine_cuts("cp", l->cp, "context", e->recipe->context_shards);
+    if (!r && l->sequence_parallel && l->tp < 2)
+        r = dt__error(DT_E_USAGE, "--sequence-parallel splits rows over the ranks of a tensor group, and --tp is 1. "
+                      "Set --tp to 2 or more.");
+    if (!r) r = dt__engine_choices(l);
     if (!r) r = dt__engine_shape(e);
-    if (!r) dt__engine_shards(e, &e->net, e->layout->sequence_parallel);
+    if (!r) dt__engine_shards(e, &e->net, l->sequence_parallel);
     if (!r) dt__engine_context(e, &e->net);
-    if (e->layout->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
-    if (e->layout->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_AGAIN;
+    if (l->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
+    if (l->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_AGAIN;
     return r;
 }
 
@@ -24205,11 +24227,11 @@ static void dt__engine_take(void *user, float *to, int64_t count, int from);
 static dt_result dt__engine_open(dt__engine *e)
 {
     int group = 1;
-    dt_result r = dt__engine_groups(e, e->mesh.size[DT__DATA], &group);
+    dt_result r = dt__engine_groups(e, e->mesh.size[DT_AXIS_DATA], &group);
     if (!r) r = dt__engine_partition(e);
     if (r) return r;
     e->store.shards = group;
-    e->store.piece = e->mesh.at[DT__DATA] % group;
+    e->store.piece = e->mesh.at[DT_AXIS_DATA] % group;
     r = dt__store_open(&e->store, &e->net, e->chunks, e->shape.pipe.chunks, e->shape.zero > 2 ? 1 : e->layout->bucket,
                        e->shape.buffered, e->shape.accumulation == DT_EACH || e->micros == 1);
     if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
@@ -24223,59 +24245,26 @@ static dt_result dt__engine_open(dt__engine *e)
     e->env.ep.trade = dt__engine_trade;
     e->env.tp.user = e->env.cp.user = e->env.ep.user = e;
     dt__engine_slots(e);
+    dt__engine_rows(e);
+    dt__engine_work_rows(e);
     return r;
 }
 
 static void dt__engine_close(dt__engine *e)
 {
-    dt_comm **comms[11];
-    dt__sharing *x = &e->expert_ranks;
     dt__queue_close(&e->queue);
     dt__queue_close(&e->ring.mover.queue);
-    dt__free(e->queued);
-    dt__free(e->ticket);
+    dt__memory_close(&e->memory);
     dt__wire_close(&e->wire);
-    dt__free(e->noise.table);
-    dt__free(e->grown_sum);
-    dt__free(e->ring.memory);
-    dt__free(e->ring.ticket);
-    dt__free(e->ring.place);
-    if (!e->same) dt__free(e->params), dt__free(e->sets);
-    if (!e->context) dt__free(e->env.cp.work);
-    dt__free(e->own_tokens);
-    for (int c = 0; e->chunks && c < e->shape.pipe.chunks; c++) dt__free(e->chunks[c].memory);
     dt__free(e->chunks);
     dt__store_close(&e->store);
     dt__program_close(&e->program);
     dt__net_close(&e->net);
-    for (int i = 0; i < DT__STATE_COUNT; i++)
-        if (i != DT__STATE_AVERAGE || !e->shape.zero || !e->recipe->evaluate_ema) dt__free(e->state[i]);
-    dt__free(e->spans);
-    dt__free(e->total);
-    dt__free(e->row_slices);
-    dt__free(e->window);
-    dt__free(e->saved);
-    dt__free(e->temp);
-    dt__free(e->tie[0]);
-    dt__free(e->sums);
-    dt__free(e->when);
     dt__free(e->parts);
     dt__free(e->replica_parts);
     dt__free(e->part_count);
     dt__free(e->replica_count);
-    dt__free(e->env.rng);
-    dt__free(e->shard_loss);
-    dt__free(e->asked);
-    comms[0] = &x->group, comms[1] = &x->replicas, comms[2] = &x->data, comms[3] = &e->expert;
-    comms[4] = &e->ranks.group, comms[5] = &e->ranks.replicas, comms[6] = &e->ranks.data, comms[7] = &e->context;
-    comms[8] = &e->same, comms[9] = &e->copy, comms[10] = &e->tensor;
-    for (int i = 0; i < 11; i++) { /* one that has all ranks of another is the other */
-        int again = *comms[i] == e->comm;
-        for (int k = i + 1; k < 11; k++) again |= *comms[i] == *comms[k];
-        if (again) *comms[i] = NULL;
-        dt_comm_free(comms[i]);
-    }
-    for (int way = 0; way < 2; way++) dt_comm_free(&e->out[way].comm);
+    while (e->owned_count) dt_comm_free(&e->owned[--e->owned_count]);
 }
 
 /* ---- segments ---- */
@@ -24307,8 +24296,8 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
         b->at[DT__AT_OUTPUT] = e->ring.memory + e->ring.output * e->net.widest;
     } else if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + e->net.segments[q - 1].out_at;
     else b->at[DT__AT_INPUT] = memory;
-    if (!q) memcpy(&b->at[DT__AT_INPUT], &e->input, sizeof e->input); /* int32 seen as words */
-    memcpy(&b->at[DT__AT_TARGETS], &e->target, sizeof e->target);
+    if (!q) b->at[DT__AT_INPUT] = e->input;
+    b->at[DT__AT_TARGETS] = e->target;
     b->at[DT__AT_GRAD_OUT] = zero_bubble ? memory + seg->gradient_at : e->gradient[(chunk->end - q) & 1];
     b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->net.segments[q - 1].gradient_at
                                                             : e->gradient[(chunk->end - q + 1) & 1];
@@ -24330,10 +24319,11 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     dt_result *r = &e->exchanged;
     double start = dt__now();
     if (*r) return;
-    if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, from, to, count);
+    if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, dt__host(from), dt__host(to), count);
     else if (kind == DT__TP_SCATTER)
-        *r = dt_reduce_scatter(e->tensor, from, to, count / dt_comm_size(e->tensor), DT_SUM);
-    else *r = dt__all_reduce_apart(e->tensor, from, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+        *r = dt_reduce_scatter(e->tensor, dt__host(from), dt__host(to), count / dt_comm_size(e->tensor), DT_SUM);
+    else
+        *r = dt__all_reduce_apart(e->tensor, dt__host(from), dt__host(to), count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
     dt__engine_within(e, start);
 }
 
@@ -24344,8 +24334,9 @@ static void dt__engine_trade(void *user, float *to, const int32_t *take, const f
     dt__engine *e = (dt__engine *)user;
     dt_result *r = &e->exchanged;
     double start = dt__now();
-    if (!*r) *r = dt__all_to_all_rows(e->expert, e->stage, to, take, from, give, bins, width);
-    if (*r) memset(to, 0, 4 * (size_t)(take[dt_comm_size(e->expert) * bins] * width));
+    if (!*r)
+        *r = dt__all_to_all_rows(e->expert, dt__host(e->stage), dt__host(to), take, dt__host(from), give, bins, width);
+    if (*r) dt__mem_fill(e->pool, to, 0.0f, take[dt_comm_size(e->expert) * bins] * width);
     dt__engine_within(e, start);
 }
 
@@ -24354,7 +24345,7 @@ static void dt__engine_post(void *user, int place, const float *data, int64_t co
 {
     dt__engine *e = (dt__engine *)user;
     double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__send_start(e->context, data, count, to, &e->posted[place]);
+    if (!e->exchanged) e->exchanged = dt__send_start(e->context, dt__host(data), count, to, &e->posted[place]);
     e->posted_to[place] = to + 1;
     dt__engine_within(e, start);
 }
@@ -24371,7 +24362,7 @@ static void dt__engine_take(void *user, float *to, int64_t count, int from)
 {
     dt__engine *e = (dt__engine *)user;
     double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt_recv(e->context, to, count, from);
+    if (!e->exchanged) e->exchanged = dt_recv(e->context, dt__host(to), count, from);
     dt__engine_within(e, start);
 }
 
@@ -24395,9 +24386,8 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
     dt__engine_bind(e, q, slot, -1, &b);
     for (int32_t id = 1; seg->watched && id < g->forward_count; id++) {
         const dt__node *n = &g->nodes[id];
-        const float *value = n->op == DT__OP_AUX_LOSS    ? dt__where(seg->plan, &b, n->in[1])
-                             : n->op == DT__OP_MOE_ROUTE ? dt__where(seg->plan, &b, id)
-                                                         : NULL;
+        int32_t of = n->op == DT__OP_AUX_LOSS ? n->in[1] : n->op == DT__OP_MOE_ROUTE ? id : 0;
+        const float *value = of ? dt__download(dt__where(seg->plan, &b, of), dt__floats(&g->nodes[of])) : NULL;
         for (int64_t l = 0; value && n->op == DT__OP_AUX_LOSS && l < dt__leaves(g); l++) {
             float *sum = auxiliary + l * e->net.count + q;
             *sum = dt__fmaf(n->f, value[l], *sum);
@@ -24485,17 +24475,18 @@ static void dt__engine_arrive(dt__engine *e, int64_t q)
 static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint32_t *target)
 {
     const dt__net *net = &e->net;
+    const dt_graph *g = net->segments[0].plan->g;
     int64_t slice = net->context_shards ? e->recipe->sequence / (2 * net->context_shards) : 0;
-    uint32_t *to = e->own_tokens, *targets = to + dt__engine_own_tokens(e) / 2;
-    e->input = slice ? (const void *)to : input;
-    e->target = slice ? (const void *)targets : target;
-    for (int64_t i = 0; slice && i < 2 * net->own_leaves * e->rows; i++, to += slice, targets += slice) {
+    int64_t half = dt__engine_own_tokens(e) / 2;
+    for (int64_t i = 0; slice && i < 2 * net->own_leaves * e->rows; i++) {
         int64_t leaf = net->first_leaf + i / (2 * e->rows);
-        int64_t at = i / 2 % e->rows * e->recipe->sequence +
-                     slice * (i & 1 ? 2 * net->context_shards - 1 - leaf : leaf);
-        memcpy(to, input + at, 4 * (size_t)slice);
-        memcpy(targets, target + at, 4 * (size_t)slice);
+        int64_t from = i / 2 % e->rows * e->recipe->sequence +
+                       slice * (i & 1 ? 2 * net->context_shards - 1 - leaf : leaf);
+        memcpy(e->own_tokens + i * slice, input + from, 4 * (size_t)slice);
+        memcpy(e->own_tokens + half + i * slice, target + from, 4 * (size_t)slice);
     }
+    e->input = dt__upload(slice ? e->own_tokens : input, net->segments[0].input);
+    e->target = dt__upload(slice ? e->own_tokens + half : target, dt__count(&g->nodes[g->targets.id]));
 }
 
 /* ---- between stages ---- */
@@ -24723,7 +24714,7 @@ static void dt__wire_take(void *context, int64_t task, int worker)
     const dt__wire_job *j = (const dt__wire_job *)context;
     const dt__wire_unit *u = &j->unit[task];
     (void)worker;
-    for (int p = 0; p < j->e->mesh.size[DT__DATA]; p++)
+    for (int p = 0; p < j->e->mesh.size[DT_AXIS_DATA]; p++)
         dt__wire_decode(j->e->k, j->e->recipe->wire, u, j->e->wire.all + p * j->words + u->to, j->sum + u->at - j->slot,
                         p ? DT__WIRE_ADD : DT__WIRE_SET);
 }
@@ -24733,7 +24724,7 @@ static dt_result dt__wire_gather(dt__engine *e, dt__wire_job *j, int64_t units, 
 {
     dt__wire *w = &e->wire;
     double start = dt__now();
-    int ranks = e->mesh.size[DT__DATA];
+    int ranks = e->mesh.size[DT_AXIS_DATA];
     dt_result r;
     dt__parallel(pool, units, dt__wire_give, j);
     w->seconds += dt__now() - start;
@@ -24780,7 +24771,7 @@ static void dt__noise_bucket(dt__engine *e, int32_t bucket, const float *sum, fl
     for (int32_t i = 0; i < e->net.param_count; i++) {
         const dt__net_param *p = &e->net.params[i];
         int64_t arrays = dt__param_arrays(&p->is, vt), floats = dt__shard_floats(&p->is, vt);
-        int mine = !e->mesh.at[DT__CONTEXT] && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT__TENSOR]);
+        int mine = !e->mesh.at[DT_AXIS_CONTEXT] && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT_AXIS_TENSOR]);
         for (int use = 0; use < p->uses; use++, row += arrays) {
             int64_t at = p->slot[use] - b->slot, own = dt__param_shards(&p->is, vt, e->net.own_shards);
             for (int64_t v = 0; mine && p->slot[use] >= 0 && at >= 0 && at < b->floats && v < own; v++) {
@@ -24808,7 +24799,7 @@ static dt_result dt__noise_end(dt__engine *e)
     dt__growth *g = &e->grow;
     double small = 0.0, big = 0.0, leaves = (double)n->leaves, keep = g->square != 0.0 ? 0.9 : 0.0;
     dt_result r = DT_OK;
-    for (int32_t b = 0; b < e->store.buckets && !e->mesh.at[DT__DATA]; b++) {
+    for (int32_t b = 0; b < e->store.buckets && !e->mesh.at[DT_AXIS_DATA]; b++) {
         int64_t from, count;
         dt__noise_bucket(e, b, dt__bucket_sum(e, b, &from, &count), n->table + n->leaves * n->width);
     }
@@ -24954,13 +24945,13 @@ static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
     int64_t at = 0, vt = e->net.tensor_shards;
-    int once = e->mesh.at[DT__DATA] % dt__max(e->store.shards, e->layout->ep) < e->store.shards;
+    int once = e->mesh.at[DT_AXIS_DATA] % dt__max(e->store.shards, e->layout->ep) < e->store.shards;
     double start;
     dt_result r = DT_OK;
     if (e->copy) dt__mem_fill(e->pool, e->sums, 0.0f, e->blocks);
     for (int32_t i = 0; i < e->net.param_count; i++) {
         const dt__net_param *p = &e->net.params[i];
-        if (p->stage[0] == e->shape.stage && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT__TENSOR]) &&
+        if (p->stage[0] == e->shape.stage && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT_AXIS_TENSOR]) &&
             (once || dt__param_copies(&p->is) > 1))
             dt__engine_square(e, p, e->sums + at);
         at += dt__engine_blocks(e, &p->is);
@@ -26630,7 +26621,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
             const dt__node *n = &net->segments[s].plan->g->nodes[id];
             if (n->op != DT__OP_MOE_ROUTE) continue;
             if (!left--) {
-                for (int64_t i = 0; i < n->i[0]; i++) counts[i] = t->e.mesh.at[DT__TENSOR] ? 0.0f : asked[i];
+                for (int64_t i = 0; i < n->i[0]; i++) counts[i] = t->e.mesh.at[DT_AXIS_TENSOR] ? 0.0f : asked[i];
                 return dt_all_reduce(t->comm, counts, n->i[0], DT_SUM);
             }
             asked += n->i[0];
@@ -26978,7 +26969,7 @@ static void dt__memory_print(const dt_trainer *t)
                     optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
     dt__memory_line("activations", m->activations, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
                     e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows,
-                    (long long)t->feed.is.inputs / e->mesh.size[DT__CONTEXT], t->feed.own ? "inputs" : "tokens",
+                    (long long)t->feed.is.inputs / e->mesh.size[DT_AXIS_CONTEXT], t->feed.own ? "inputs" : "tokens",
                     e->shape.horizon ? ", of one segment" : e->shape.recompute == DT_RECOMPUTE_FULL
                         ? ", inputs of segments and one segment's values" : "");
     dt__memory_line("offloaded", m->offloaded, "inputs of segments, in the second memory, not counted above");
@@ -27171,7 +27162,7 @@ static void dt__wire_banner(const dt_trainer *t)
     if (!w->on) printf(": one data-parallel rank sends no gradients, these are the bits of fp32\n");
     else
         printf(", %s error feedback: the bits depend on there being %d data-parallel ranks, and on nothing else of the "
-               "layout\n", r->wire_forget ? "without" : "with", t->e.mesh.size[DT__DATA]);
+               "layout\n", r->wire_forget ? "without" : "with", t->e.mesh.size[DT_AXIS_DATA]);
 }
 
 static void dt__trainer_banner(const dt_trainer *t)
@@ -27214,8 +27205,9 @@ static void dt__trainer_banner(const dt_trainer *t)
            t->e.wire.on ? "fast numerics" : "exact", t->peak_gflops);
     if (dt__launched(t->comm)) printf("started  by %s\n", dt_comm_launcher(t->comm));
     dt__wire_banner(t);
-    if (dt__mesh_crosses(&t->e.mesh, dt__environment_int("LOCAL_WORLD_SIZE", dt_comm_size(t->comm))))
-        printf("%s", dt__crossing);
+    if (dt__mesh_crosses(&t->e.mesh, t->comm))
+        printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
+               "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
     dt__memory_print(t);
     if (t->recipe.weights && !t->first) printf("weights  first ones from %s\n", t->recipe.weights);
     if (t->first)
@@ -27286,7 +27278,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
-    int64_t words = e->rows * r->sequence / e->mesh.size[DT__CONTEXT];
+    int64_t words = e->rows * r->sequence / e->mesh.size[DT_AXIS_CONTEXT];
     dt_result result;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
@@ -27352,11 +27344,11 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     t->e.layout = &t->layout;
     t->e.comm = t->comm;
     result = dt__check_model(&r->model);
-    if (!result) result = dt__mesh_open(&t->e.mesh, &t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm));
-    if (!result) result = dt__check_batch(r, t->e.mesh.size[DT__DATA]);
+    if (!result) result = dt_mesh_of(&t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm), &t->e.mesh);
+    if (!result) result = dt__check_batch(r, t->e.mesh.size[DT_AXIS_DATA]);
     if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__check_optimizer(r);
-    if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT__DATA]);
+    if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT_AXIS_DATA]);
     if (!result) result = dt__check_noise(r, &t->layout);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
@@ -27390,16 +27382,16 @@ static int dt__array_type(int64_t bytes) { return bytes == DT__MOMENT_BLOCK ? DT
  * rank does. Of a parameter on several stages the stage of its first use writes. */
 static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_t *from, int64_t *count)
 {
-    const dt__mesh *m = &e->mesh;
+    const dt_mesh *m = &e->mesh;
     int64_t alike = dt__max(e->store.shards, dt__param_copies(&p->is)); /* so far apart are data ranks with the same */
-    int64_t ranks = m->size[DT__DATA] / alike, self = m->at[DT__DATA] / alike, end = *from + *count;
+    int64_t ranks = m->size[DT_AXIS_DATA] / alike, self = m->at[DT_AXIS_DATA] / alike, end = *from + *count;
     int64_t blocks = dt__ceil_div(*count, DT__BLOCK), first = *from;
-    ranks *= m->size[DT__CONTEXT], self = self * m->size[DT__CONTEXT] + m->at[DT__CONTEXT];
+    ranks *= m->size[DT_AXIS_CONTEXT], self = self * m->size[DT_AXIS_CONTEXT] + m->at[DT_AXIS_CONTEXT];
     if (!dt__param_is_cut(&p->is, e->net.tensor_shards))
-        ranks *= m->size[DT__TENSOR], self = self * m->size[DT__TENSOR] + m->at[DT__TENSOR];
+        ranks *= m->size[DT_AXIS_TENSOR], self = self * m->size[DT_AXIS_TENSOR] + m->at[DT_AXIS_TENSOR];
     *from = dt__min(end, first + blocks * self / ranks * DT__BLOCK);
     *count = dt__min(end, first + blocks * (self + 1) / ranks * DT__BLOCK) - *from;
-    if (p->stage[0] != m->at[DT__PIPE]) *count = 0;
+    if (p->stage[0] != m->at[DT_AXIS_PIPELINE]) *count = 0;
 }
 
 /* Adds weights [from, from + count) of the v-th array that this rank stores of a parameter, at data. */
@@ -27464,14 +27456,14 @@ static dt_result dt__runs_wire(dt__runs *l, const dt__engine *e, int32_t param, 
     const dt__wire *w = &e->wire;
     int64_t slot = p->slot[use], vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
     dt_result r = DT_OK;
-    if (slot < 0 || (writes && e->mesh.at[DT__CONTEXT])) return DT_OK;
-    if (writes && e->mesh.at[DT__TENSOR] && !dt__param_is_cut(&p->is, vt)) return DT_OK;
+    if (slot < 0 || (writes && e->mesh.at[DT_AXIS_CONTEXT])) return DT_OK;
+    if (writes && e->mesh.at[DT_AXIS_TENSOR] && !dt__param_is_cut(&p->is, vt)) return DT_OK;
     for (int32_t i = 0; i < w->units && !r; i++) {
         const dt__wire_unit *u = &w->unit[i];
         int64_t v = (u->at - slot) / step, before = l->count;
         if (u->at < slot || u->at >= slot + p->count) continue;
         r = dt__runs_put(l, e, DT__WIRE_LOST, param, v, u->at - slot - v * step, u->count, (char *)(w->error + u->at));
-        if (l->count > before) l->list[before].use = use, l->list[before].owner = e->mesh.at[DT__DATA];
+        if (l->count > before) l->list[before].use = use, l->list[before].owner = e->mesh.at[DT_AXIS_DATA];
     }
     return r;
 }
@@ -28045,7 +28037,7 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
         dt__text_add(text, " \"batches\": %lld,\n \"factor\": %lld,\n \"since\": %lld,\n \"noise_variance\": \"%a\",\n "
                      "\"noise_square\": \"%a\",\n", (long long)s->grow.batches, (long long)s->grow.factor,
                      (long long)s->grow.since, s->grow.variance, s->grow.square);
-    if (r->wire != DT_WIRE_FP32) dt__text_add(text, " \"data_parallel\": %d,\n", t->e.mesh.size[DT__DATA]);
+    if (r->wire != DT_WIRE_FP32) dt__text_add(text, " \"data_parallel\": %d,\n", t->e.mesh.size[DT_AXIS_DATA]);
     dt__text_add(text, " \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
     dt__options_json(text, r, &t->layout, 0);
@@ -28088,10 +28080,10 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
         }
     dt__free(j.string);
     if (j.result) return j.result;
-    if (t->recipe.wire != DT_WIRE_FP32 && m->data_ranks != t->e.mesh.size[DT__DATA])
+    if (t->recipe.wire != DT_WIRE_FP32 && m->data_ranks != t->e.mesh.size[DT_AXIS_DATA])
         return dt__error(DT_E_USAGE, "%s is of %lld data-parallel ranks, each with what it lost on the wire, this run "
                          "has %d: use as many, or another --checkpoint", path, (long long)m->data_ranks,
-                         t->e.mesh.size[DT__DATA]);
+                         t->e.mesh.size[DT_AXIS_DATA]);
     if (t->e.wire.on && m->full)
         return dt__error(DT_E_USAGE, "%s is a full checkpoint, without what each rank lost on the wire: go on from the "
                          "sharded one that it was made of", path);
@@ -29186,9 +29178,9 @@ static void dt__timeline_picture(const dt_trainer *t, const dt__bar *bars, int64
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
             "font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
             "<text x=\"%d\" y=\"24\" font-size=\"15\">step %lld: %.3f ms, dp %d, cp %d, tp %d, pp %d%s</text>\n",
-            left + wide + 20, bottom + 90, left, (long long)t->e.step, 1e3 * (to - from), size[DT__DATA],
-            size[DT__CONTEXT], size[DT__TENSOR], size[DT__PIPE],
-            size[DT__PIPE] > 1 ? schedules[t->layout.pipeline] : "");
+            left + wide + 20, bottom + 90, left, (long long)t->e.step, 1e3 * (to - from), size[DT_AXIS_DATA],
+            size[DT_AXIS_CONTEXT], size[DT_AXIS_TENSOR], size[DT_AXIS_PIPELINE],
+            size[DT_AXIS_PIPELINE] > 1 ? schedules[t->layout.pipeline] : "");
     for (int i = 0; i <= 10; i++)
         fprintf(f,
                 "<path d=\"M%d %dV%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%.3g</text>\n",
@@ -29350,8 +29342,8 @@ DT_API void dt_trainer_close(dt_trainer **handle)
  * layout has the same bits. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
 {
-    int64_t whole = leaves * t->e.mesh.size[DT__CONTEXT], shards = t->recipe.data_shards * whole;
-    int64_t run = leaves * each, first = leaves * t->e.mesh.at[DT__CONTEXT];
+    int64_t whole = leaves * t->e.mesh.size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
+    int64_t run = leaves * each, first = leaves * t->e.mesh.at[DT_AXIS_CONTEXT];
     float *all = t->gathered;
     double start;
     dt_result r;
@@ -29373,7 +29365,7 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, 
 /* Is this rank the one that speaks for those with the same samples? */
 static int dt__trainer_counts(const dt_trainer *t)
 {
-    return !t->e.mesh.at[DT__PIPE] && !t->e.mesh.at[DT__TENSOR] && !t->e.mesh.at[DT__CONTEXT];
+    return !t->e.mesh.at[DT_AXIS_PIPELINE] && !t->e.mesh.at[DT_AXIS_TENSOR] && !t->e.mesh.at[DT_AXIS_CONTEXT];
 }
 
 /* What ranks tell each other at every step, so that all do the same: one was asked to stop, one is still writing, and,
@@ -29430,7 +29422,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
 {
     dt__engine *e = &t->e;
     int64_t samples = t->feed.is.samples[DT_VALIDATION], units, valid = 0;
-    int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT__DATA], leaves = dt__engine_leaves(e);
+    int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT_AXIS_DATA], leaves = dt__engine_leaves(e);
     dt_result r = DT_OK;
     unsigned saved;
     if (batches) samples = dt__min(samples, batches * t->recipe.batch);
@@ -29451,7 +29443,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
                                   &valid);
         }
     e->env.inference = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], loss);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], loss);
     if (!r) r = dt__sum_valid(t, valid, &valid, NULL);
     if (!r) *loss = *loss / (float)dt__max(1, valid);
     dt__fp_leave(saved);
@@ -29509,7 +29501,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     const dt__built *segment = dt__net_prediction(&e->net, &at, &id);
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT__CONTEXT] : 0;
+    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT_AXIS_CONTEXT] : 0;
     cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
     if (!segment) r = dt__error(DT_E_USAGE, "the model predicts nothing: mark it with dt_prediction in a segment");
@@ -29566,7 +29558,7 @@ static void dt__generator_segment(dt_trainer *t, const dt__net *net, int64_t q, 
     b->at[DT__AT_SAVED] = *memory + dt__round_up(seg->output, 16);
     *memory += dt__round_up(seg->output, 16) + seg->plan->saved;
     if (*cache) *cache += seg->plan->cache;
-    memcpy(&b->at[DT__AT_TARGETS], &e->target, sizeof e->target);
+    b->at[DT__AT_TARGETS] = e->target;
     dt__plan_run(seg->plan, 0, seg->plan->forward_count, b, env, 0);
 }
 
@@ -29778,7 +29770,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
                        (uint32_t)(seed >> 32));
     for (int64_t i = 0; i < length; i++) targets[i] = -1;
-    t->e.target = targets;
+    t->e.target = dt__upload(targets, length);
     t->generator.cached = 0; /* of other weights */
     for (int64_t i = 0; written < count && !r; i++) {
         int32_t token = 0;
@@ -30487,12 +30479,12 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
     d->ranks = x.ranks = ranks;
     d->nodes = dt_comm_nodes(t->comm);
     d->steps = x.steps = (int)dt__min(t->pulses - 1, DT__PULSES);
-    x.data = e->mesh.size[DT__DATA];
+    x.data = e->mesh.size[DT_AXIS_DATA];
     x.emulated = t->comm->fabric && t->comm->fabric->base;
     x.batch = (double)t->recipe.batch;
     x.bucket = (double)t->layout.bucket;
     dt__vitals_take(t, &own);
-    if (e->mesh.size[DT__PIPE] > 1)
+    if (e->mesh.size[DT_AXIS_PIPELINE] > 1)
         r = dt_pipeline_grid(&t->layout, dt__ceil_div(t->recipe.data_shards, x.data) * e->micros, NULL, 0, &x.idle);
     if (!r) r = dt__links_measure(t->comm, d);
     if (!r && dt_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
@@ -30592,9 +30584,9 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
     if (!r && (valid || e->grow.factor > 1)) r = dt__engine_step(e, dt__trainer_load, t);
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT__TENSOR], &sum);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &sum);
     if (!r && e->net.watched)
-        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->net.count, !e->mesh.at[DT__TENSOR], &other);
+        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->net.count, !e->mesh.at[DT_AXIS_TENSOR], &other);
     *loss = *loss + sum / (float)dt__max(1, valid);
     *auxiliary = *auxiliary + other;
     e->grow.batches++;

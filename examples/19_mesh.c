@@ -45,16 +45,17 @@
 
 enum { RANKS = 8, NODE = 4, LAYERS = 6, WIDTH = 128, BATCH = 16, MICRO = 8, LENGTH = 32, SHARDS = 8 };
 
-/* Reads the table of 8 ranks on 2 nodes: at[rank] becomes its node, data, pipe and tensor. */
+/* The mesh of 8 ranks on 2 nodes: at[rank] becomes its node and its place on the data, pipeline and tensor axes. */
 static int mesh(const char *order, int at[RANKS][4])
 {
-    char text[512], *line;
     dt_layout l = dt_layout_default();
     l.pp = l.tp = 2, l.order = order;
-    if (dt_mesh_table(&l, RANKS, NODE, text, sizeof text)) return 0;
-    line = strchr(text, '\n');
-    for (int r = 0; r < RANKS && line; r++, line = strchr(line + 1, '\n'))
-        if (sscanf(line, "%*d %d %d %d %d", &at[r][0], &at[r][1], &at[r][2], &at[r][3]) != 4) return 0;
+    for (int r = 0; r < RANKS; r++) {
+        dt_mesh m;
+        if (dt_mesh_of(&l, RANKS, r, &m)) return 0;
+        at[r][0] = r / NODE;
+        for (int axis = DT_AXIS_DATA; axis <= DT_AXIS_TENSOR; axis++) at[r][1 + axis] = m.at[axis];
+    }
     return 1;
 }
 
@@ -78,7 +79,7 @@ static int pairs(const char *what, int axis, int at[RANKS][4])
 static int tables(void)
 {
     int near[RANKS][4], far[RANKS][4], good;
-    char text[512];
+    dt_mesh m;
     dt_layout l = dt_layout_default();
     if (!mesh("cluster", near) || !mesh("spread", far)) return 0;
     printf("rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor\n");
@@ -91,7 +92,7 @@ static int tables(void)
            pairs("TPD, tensor:", 3, far) == 0 && good;
     printf("pp 2 x tp 2 x rdp 2 = 8; mp 4 x rdp 2 = 8; pp 2 x dp 4 = 8; but mp 4 x dp 4 = 16\n");
     l.tp = 3;
-    if (!dt_mesh_table(&l, RANKS, NODE, text, sizeof text)) return 0;
+    if (!dt_mesh_of(&l, RANKS, 0, &m)) return 0;
     printf("refused: %s\n", dt_last_error());
     return good;
 }

@@ -173,7 +173,7 @@ static int measure(int argc, char **argv)
     t->e.env.tp.combine = counted_combine;
     t->e.env.tp.user = &step;
     step.trade = t->e.env.ep;
-    step.ranks = (int)t->layout.ep, step.rank = t->e.mesh.at[DT__DATA] % step.ranks;
+    step.ranks = (int)t->layout.ep, step.rank = t->e.mesh.at[DT_AXIS_DATA] % step.ranks;
     t->e.env.ep.trade = counted_trade;
     t->e.env.ep.user = &step;
     e = dt_trainer_evaluate(t, 0, &loss);

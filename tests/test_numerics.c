@@ -1409,12 +1409,12 @@ static dt_result sym_open(symbols *s, const dt__net *net, const dt_recipe *r, co
     e->micros = r->batch / r->micro_batch;
     for (int c = 0; c < SYM_CHUNKS; c++)
         for (int i = 0; i < SYM_SHARDS; i++) s->last_micro[c][i] = -1;
-    result = dt__mesh_open(&e->mesh, l, ranks, rank);
-    if (!result) result = dt__engine_groups(e, e->mesh.size[DT__DATA], &group);
+    result = dt_mesh_of(l, ranks, rank, &e->mesh);
+    if (!result) result = dt__engine_groups(e, e->mesh.size[DT_AXIS_DATA], &group);
     if (!result) result = dt__engine_shape(e);
     if (!result) result = dt__engine_partition(e);
     if (result) return result;
-    e->store.shards = group, e->store.piece = e->mesh.at[DT__DATA] % group;
+    e->store.shards = group, e->store.piece = e->mesh.at[DT_AXIS_DATA] % group;
     result = dt__store_open(&e->store, &e->net, e->chunks, e->shape.pipe.chunks, e->shape.zero > 2 ? 1 : l->bucket, e->shape.buffered, 0);
     if (!result) result = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
     if (result) tap_bail("%s", dt_last_error());
@@ -1691,8 +1691,8 @@ static void rig_load(void *owner, int64_t shard, int64_t micro)
         }
         e->env.rng[row] = dt__rng_make(3, DT__RNG_DROPOUT, (uint32_t)sample, 0, 0);
     }
-    e->input = r->tokens;
-    e->target = r->targets;
+    e->input = dt__upload(r->tokens, 0);
+    e->target = dt__upload(r->targets, 0);
 }
 
 /* One step over `batch` samples from `first` on, in `micros` micro-batches of `v` shards. */
