@@ -2310,8 +2310,8 @@ static void dt__sha256_add(dt__sha256 *h, const void *data, int64_t bytes)
     }
 }
 
-/* Ends the hash; hex receives 64 digits and a NUL. */
-static void dt__sha256_end(dt__sha256 *h, char hex[65])
+/* Ends the hash and stores its 32 bytes. */
+static void dt__sha256_bytes(dt__sha256 *h, uint8_t *bytes)
 {
     static const uint8_t pad[64] = {0x80};
     uint64_t bits = h->bytes * 8;
@@ -2319,7 +2319,15 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     for (int i = 0; i < 8; i++) length[i] = (uint8_t)(bits >> (56 - 8 * i));
     dt__sha256_add(h, pad, 1 + (int64_t)((119 - (h->bytes & 63)) & 63));
     dt__sha256_add(h, length, 8);
-    for (int i = 0; i < 8; i++) snprintf(hex + 8 * i, 9, "%08x", h->state[i]);
+    for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)(h->state[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+/* Ends the hash; hex receives 64 digits and a NUL. */
+static void dt__sha256_end(dt__sha256 *h, char hex[65])
+{
+    uint8_t bytes[32];
+    dt__sha256_bytes(h, bytes);
+    for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", bytes[i]);
 }
 
 /* ============================================================================================
@@ -18823,7 +18831,7 @@ typedef struct dt__world {
     int port;
     double patience;   /* seconds to wait for the others where all meet: DT_RENDEZVOUS_TIMEOUT */
     char address[256]; /* where rank 0 listens; "": the launcher does not say */
-    char file[512];    /* and this instead when not empty: DT_RENDEZVOUS=file:PATH */
+    int everywhere;    /* rank 0 listens on all interfaces, because the address is none of its host's */
     char job[96];      /* the same for all ranks of one start, and hardly for another one */
     char fabric[32];   /* libfabric's provider: DT_FABRIC */
     char network[64];  /* interface or address of this host to use: DT_INTERFACE; "": the way to rank 0 */
@@ -18856,61 +18864,20 @@ static void dt__world_copy(char *to, size_t room, const char *from) { snprintf(t
 
 /* ---- Slurm ---- */
 
-/* Expands what Slurm writes for a list of hosts, "a[01-03,7],b": counts them and copies the one that is wanted. */
-typedef struct dt__host_list {
-    int wanted, count;
-    char *found, name[256];
-    size_t room;
-} dt__host_list;
-
-/* One item from p to end, behind the first `length` characters of its name, which stand already. 0: malformed. */
-static int dt__host_expand(dt__host_list *h, size_t length, const char *p, const char *end)
+/* The first host of what Slurm writes for a list, "gpu[07-09,12]-ib,login": "gpu07-ib". 0: malformed. */
+static int dt__host_first(const char *list, char *host, size_t room)
 {
-    long low, high;
-    for (; p < end && *p != '['; p++) {
-        if (length + 1 >= sizeof h->name || *p == ']') return 0;
-        h->name[length++] = *p;
+    size_t name = strcspn(list, "[],"), digits = 0, rest = 0;
+    const char *close = list + name;
+    if (list[name] == '[') {
+        digits = strspn(list + name + 1, "0123456789");
+        close = strchr(list + name, ']');
+        if (!digits || !close) return 0;
+        rest = strcspn(++close, "[],");
     }
-    if (p == end) {
-        h->name[length] = 0;
-        if (h->count++ == h->wanted) dt__world_copy(h->found, h->room, h->name);
-        return length > 0 && h->count <= 65536;
-    }
-    do {
-        const char *digits = ++p, *close;
-        char *next;
-        int width;
-        if (*p < '0' || *p > '9') return 0;
-        low = high = strtol(p, &next, 10);
-        width = (int)(next - digits);
-        if (*next == '-' && next[1] >= '0' && next[1] <= '9') high = strtol(next + 1, &next, 10);
-        p = next;
-        if (!(close = (const char *)memchr(p, ']', (size_t)(end - p))) || high < low || high - low > 65535) return 0;
-        for (long n = low; n <= high; n++) {
-            int wrote = snprintf(h->name + length, sizeof h->name - length, "%0*ld", width, n);
-            if (wrote >= (int)(sizeof h->name - length)) return 0;
-            if (!dt__host_expand(h, length + (size_t)wrote, close + 1, end)) return 0;
-        }
-    } while (*p == ',');
-    return *p == ']';
-}
-
-/* How many hosts the list names, 0 when it is malformed; number `wanted` of them into found. */
-static int dt__host_count(const char *list, int wanted, char *found, size_t room)
-{
-    dt__host_list h;
-    const char *p = list;
-    memset(&h, 0, sizeof h);
-    h.wanted = wanted;
-    h.found = found;
-    h.room = room;
-    for (;;) {
-        const char *end = p;
-        for (int inside = 0; *end && (inside || *end != ','); end++) inside = *end == '[' || (inside && *end != ']');
-        if (!dt__host_expand(&h, 0, p, end)) return 0;
-        if (!*end) return h.count;
-        p = end + 1;
-    }
+    if (close[rest] == '[' || close[rest] == ']' || name + digits + rest == 0) return 0;
+    return snprintf(host, room, "%.*s%.*s%.*s", (int)name, list, (int)digits, list + name + 1, (int)rest, close) <
+           (int)room;
 }
 
 /* "2(x3),1": 2 on each of the first three hosts, 1 on the fourth. The number of one host, 0 when it is not there. */
@@ -18943,11 +18910,11 @@ static dt_result dt__world_slurm(dt__world *w)
     w->rank = dt__world_number(&r, "SLURM_PROCID", 0, w->size - 1, DT__MUST);
     w->local_rank = dt__world_number(&r, "SLURM_LOCALID", 0, w->size - 1, DT__MUST);
     w->host = dt__world_number(&r, "SLURM_NODEID", 0, 65535, 0);
+    w->hosts = dt__world_number(&r, step ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1, 65536, 0);
     if (r) return r;
-    w->hosts = list ? dt__host_count(list, 0, w->address, sizeof w->address) : 0;
-    if (list && !w->hosts)
-        return dt__error(DT_E_USAGE, "the list of hosts from Slurm is malformed: \"%s\" (a right one: node[01-03,7],b)",
-                         list);
+    if (list && !dt__host_first(list, w->address, sizeof w->address))
+        return dt__error(DT_E_USAGE, "the first host in Slurm's list cannot be read: \"%s\". Set MASTER_ADDR to the host "
+                         "of rank 0", list);
     w->local_size = dt__host_tasks(dt__environment("SLURM_STEP_TASKS_PER_NODE"), w->host);
     if (!w->local_size) w->local_size = dt__host_tasks(dt__environment("SLURM_TASKS_PER_NODE"), w->host);
     w->port = 20000 + (int)((strtoul(id ? id : "0", NULL, 10) * 8 + strtoul(step ? step : "0", NULL, 10)) % 10000);
@@ -19047,14 +19014,12 @@ static dt_result dt__world_place(dt__world *w)
     const char *text = dt__environment("DT_RENDEZVOUS"), *address = dt__environment("MASTER_ADDR"), *colon;
     const char *agent = dt__environment("TORCHELASTIC_USE_AGENT_STORE");
     dt_result r = DT_OK;
-    if (text && !strncmp(text, "file:", 5) && text[5] && strlen(text + 5) < sizeof w->file - 32)
-        return dt__world_copy(w->file, sizeof w->file, text + 5), DT_OK;
     if (text) {
         char *end = NULL;
         long port = (colon = strrchr(text, ':')) != NULL ? strtol(colon + 1, &end, 10) : 0;
         if (!colon || colon == text || *end || port < 1 || port > 65535 || (size_t)(colon - text) >= sizeof w->address)
-            return dt__error(DT_E_USAGE, "DT_RENDEZVOUS=%s: it is file:PATH, in a folder that all ranks share, or "
-                             "ADDRESS:PORT, where rank 0 listens", text);
+            return dt__error(DT_E_USAGE, "DT_RENDEZVOUS=%s is not ADDRESS:PORT. Name the address and port where rank 0 "
+                             "listens", text);
         if (*text == '[' && colon[-1] == ']') text++, colon--; /* [::1]:29500 */
         snprintf(w->address, sizeof w->address, "%.*s", (int)(colon - text), text);
         w->port = (int)port;
@@ -19065,7 +19030,7 @@ static dt_result dt__world_place(dt__world *w)
     if (agent && !strcmp(agent, "True")) w->port += w->port < 65535 ? 1 : -1; /* torchrun listens at MASTER_PORT */
     if (!r && !w->address[0] && w->size > 1 && w->kind != DT__WORLD_MPI)
         r = dt__error(DT_E_USAGE, "this is rank %d of %d, but nothing says where they meet: set MASTER_ADDR (and "
-                      "MASTER_PORT) to where rank 0 runs, or DT_RENDEZVOUS=file:PATH", w->rank, w->size);
+                      "MASTER_PORT) to an address of the host of rank 0", w->rank, w->size);
     return r;
 }
 
@@ -19076,8 +19041,7 @@ static void dt__world_describe(dt__world *w)
     char local[64] = "", hosts[64] = "", place[160] = "";
     if (w->local_size) snprintf(local, sizeof local, " (%d of %d here)", w->local_rank, w->local_size);
     if (w->hosts) snprintf(hosts, sizeof hosts, " on %d host%s", w->hosts, w->hosts > 1 ? "s" : "");
-    if (w->file[0]) snprintf(place, sizeof place, ", meeting in the file %.120s", w->file);
-    else if (w->address[0]) snprintf(place, sizeof place, ", meeting at %.120s, port %d", w->address, w->port);
+    if (w->address[0]) snprintf(place, sizeof place, ", meeting at %.120s, port %d", w->address, w->port);
     if (w->kind == DT__WORLD_ALONE && w->size == 1) snprintf(w->line, sizeof w->line, "alone");
     else snprintf(w->line, sizeof w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts,
                   place);
@@ -19144,50 +19108,68 @@ static dt_result dt__world_detect(dt__world *w)
 
 #if defined(DT_OFI) || defined(DT__MEET)
 /* ---- rendezvous ---------------------------------------------------------------------------------------------
- * Ranks on several hosts first have to learn each other's addresses. Each brings a few bytes; all get everyone's. Rank
- * 0 listens at an address and the others call it, or all write files into a folder that they share. Nothing stays open.
- * A caller that does not begin with the magic word is hung up on; one of another job is told so. */
+ * Ranks on several hosts first have to learn each other's addresses: each contributes a few bytes and receives
+ * everyone's. Rank 0 listens, serves one caller after the other, each with a deadline, and closes all connections once
+ * everyone has the answer. Before a rank sends its bytes, both sides prove that they know DT_JOB_KEY: each returns
+ * HMAC-SHA-256 (RFC 2104) over the other side's fresh nonce. Without a key the proofs use the empty key, which shows
+ * that a caller speaks this protocol and nothing more. Three messages and an answer:
+ *     caller  dt__hello     job, rank, size, nonce
+ *     rank 0  dt__welcome   nonce and proof, or the reason for a rejection
+ *     caller  proof and its bytes
+ *     rank 0  dt__welcome   when all ranks are there (or the reason why not), then (size,bytes) from all ranks */
 
-enum { DT__BLOB = 512, DT__MEET_TEXT = 240 };
-static const char dt__meet_magic[8] = {'d', 't', 'm', 'e', 'e', 't', '0', '1'};
+enum { DT__BLOB = 512, DT__MEET_TEXT = 240, DT__MEET_SECONDS = 2 };
+static const char dt__meet_magic[8] = {'d', 't', 'm', 'e', 'e', 't', '0', '2'};
 
-/* What a rank brings; over TCP, `bytes` of the blob follow. */
 typedef struct dt__hello {
     char magic[8], job[96];
+    uint8_t nonce[32];
     int32_t rank, size, bytes, unused;
 } dt__hello;
 
-/* What it gets; (size,bytes) blobs follow, or nothing when text says what is wrong. */
 typedef struct dt__welcome {
-    char magic[8], text[DT__MEET_TEXT];
+    char magic[8], text[DT__MEET_TEXT]; /* "", or why rank 0 rejects the caller */
+    uint8_t nonce[32], proof[32];
 } dt__welcome;
 
-typedef struct dt__guest {
-    int fd;         /* -1: free */
-    int rank;       /* -1: has not said */
-    int64_t moved;  /* bytes of its hello, then of the answer */
-    dt__hello hello;
-    char blob[DT__BLOB];
-} dt__guest;
-
 typedef struct dt__meeting {
-    const dt__world *w;
-    int bytes, listener, room, here;
+    dt__world *w;
+    int bytes, listener, present; /* present: ranks that have proved themselves, rank 0 included */
     double end;
-    dt__guest *guests;   /* (room) */
-    struct pollfd *poll; /* (room + 1) */
-    char *answer;        /* a dt__welcome, then (size,bytes) */
-    char *present;       /* (size) */
+    int *caller; /* (size) connections; -1: that rank is missing */
+    char *blobs; /* (size,bytes) */
 } dt__meeting;
 
-static void dt__hello_set(dt__hello *h, const dt__world *w, int bytes)
+/* HMAC-SHA-256 of `bytes` bytes at data with DT_JOB_KEY, as 32 bytes. */
+static void dt__job_proof(uint8_t proof[32], const void *data, int64_t bytes)
 {
-    memset(h, 0, sizeof *h);
-    memcpy(h->magic, dt__meet_magic, sizeof h->magic);
-    dt__world_copy(h->job, sizeof h->job, w->job);
-    h->rank = w->rank;
-    h->size = w->size;
-    h->bytes = bytes;
+    const char *key = getenv("DT_JOB_KEY");
+    uint8_t block[64];
+    dt__sha256 h;
+    memset(block, 0, sizeof block);
+    if (key && strlen(key) <= sizeof block) memcpy(block, key, strlen(key));
+    else if (key) {
+        dt__sha256_begin(&h);
+        dt__sha256_add(&h, key, (int64_t)strlen(key));
+        dt__sha256_bytes(&h, block);
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < 64; i++) block[i] ^= pass ? 0x36 ^ 0x5c : 0x36;
+        dt__sha256_begin(&h);
+        dt__sha256_add(&h, block, sizeof block);
+        dt__sha256_add(&h, pass ? proof : data, pass ? 32 : bytes);
+        dt__sha256_bytes(&h, proof);
+    }
+}
+
+/* The proof of one side. It covers the hello and rank 0's nonce, so neither side can replay the other's. */
+static void dt__side_proof(uint8_t proof[32], char side, const dt__hello *h, const uint8_t nonce[32])
+{
+    uint8_t text[1 + sizeof *h + 32];
+    text[0] = (uint8_t)side;
+    memcpy(text + 1, h, sizeof *h);
+    memcpy(text + 1 + sizeof *h, nonce, 32);
+    dt__job_proof(proof, text, sizeof text);
 }
 
 static int dt__socket_prepare(int fd)
@@ -19196,7 +19178,7 @@ static int dt__socket_prepare(int fd)
     return fcntl(fd, F_SETFD, FD_CLOEXEC) || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK);
 }
 
-/* The addresses of a host, to be freed by freeaddrinfo; NULL and the reason. `passive`: all of this host's. */
+/* The addresses of a host, to be freed by freeaddrinfo, or NULL and the reason. `passive`: all addresses of this host. */
 static struct addrinfo *dt__host_addresses(const char *address, int port, int passive, const char **why)
 {
     struct addrinfo hints, *list = NULL;
@@ -19211,28 +19193,38 @@ static struct addrinfo *dt__host_addresses(const char *address, int port, int pa
     return error ? NULL : list;
 }
 
-/* The ranks of 0 .. size - 1 that present does not mark: "ranks 2, 5-7 and 9". */
-static void dt__list_absent(char *text, size_t room, const char *present, int size)
+/* Waits until fd is ready, at most until `end`; 0: it is not. */
+static int dt__ready(int fd, short events, double end)
 {
-    size_t at = 0;
-    int count = 0;
-    for (int r = 0; r < size; r++) {
-        int last = r;
-        if (present[r]) continue;
-        while (last + 1 < size && !present[last + 1]) last++;
-        if (at + 40 > room) {
-            snprintf(text + at, room - at, " and more");
-            return;
+    struct pollfd p;
+    double seconds = end - dt__now();
+    p.fd = fd;
+    p.events = events;
+    p.revents = 0;
+    return poll(&p, 1, (int)(seconds > 0 ? seconds * 1e3 + 1 : 0)) > 0;
+}
+
+/* Moves all bytes, or returns -1 with errno when the connection ends first or time runs out (ETIMEDOUT). */
+static int dt__transfer(int fd, void *data, int64_t bytes, int sends, double end)
+{
+    for (int64_t done = 0; done < bytes;) {
+        ssize_t n;
+        if (!dt__ready(fd, sends ? POLLOUT : POLLIN, end)) {
+            if (dt__now() < end) continue;
+            return errno = ETIMEDOUT, -1;
         }
-        at += (size_t)snprintf(text + at, room - at, count++ ? ", %d" : "%d", r);
-        if (last > r) at += (size_t)snprintf(text + at, room - at, last == r + 1 ? ", %d" : "-%d", last);
-        r = last;
+        n = sends ? send(fd, (const char *)data + done, (size_t)(bytes - done), MSG_NOSIGNAL)
+                  : recv(fd, (char *)data + done, (size_t)(bytes - done), 0);
+        if (n > 0) done += n;
+        else if (n == 0) return errno = ECONNRESET, -1;
+        else if (errno != EAGAIN && errno != EINTR) return -1;
     }
+    return 0;
 }
 
 /* ---- rank 0 listens ---- */
 
-/* One listening socket; errno of what failed. */
+/* A listening socket, or -1 with errno. */
 static int dt__listen_at(const struct addrinfo *a, int backlog)
 {
     int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), on = 1, error;
@@ -19256,461 +19248,232 @@ static int dt__is_loopback(const struct sockaddr *a)
     return b[15] == 1;
 }
 
-/* Listens at the address when it is this host's own, else (a name of a service, an alias for 127.0.1.1) at all. */
+/* Listens at the address that the ranks were told. Where that is no address of this host (the name of a service) or
+ * stands for 127.0.1.1 although there are several hosts, it listens on all interfaces and sets w->everywhere. */
 static dt_result dt__meet_listen(dt__meeting *m)
 {
-    const dt__world *w = m->w;
+    dt__world *w = m->w;
     const char *why = "";
-    int error = EADDRNOTAVAIL, several = w->hosts > 1;
-    m->listener = -1;
+    int error = EADDRNOTAVAIL;
     for (int passive = 0; passive < 2 && m->listener < 0 && error == EADDRNOTAVAIL; passive++) {
         struct addrinfo *list = dt__host_addresses(w->address, w->port, passive, &why);
         for (struct addrinfo *a = list; a && m->listener < 0; a = a->ai_next) {
-            if (!passive && several && dt__is_loopback(a->ai_addr)) continue;
+            if (!passive && w->hosts > 1 && dt__is_loopback(a->ai_addr)) continue;
             if ((m->listener = dt__listen_at(a, w->size + 16)) < 0) error = errno;
         }
         if (list) freeaddrinfo(list);
+        w->everywhere = passive;
     }
     if (m->listener >= 0) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "rank 0 cannot listen at %s, port %d (%s): %s", w->address, w->port, strerror(error),
-                     error == EADDRINUSE ? "another program has the port, or an earlier start still ends; set "
-                                           "MASTER_PORT to another one, the same in all ranks"
-                                         : "set MASTER_ADDR to an address of the host of rank 0");
+    return dt__error(DT_E_SYSTEM, "rank 0 cannot listen at %s, port %d: %s. %s", w->address, w->port, strerror(error),
+                     error == EADDRINUSE ? "Another program has the port, or an earlier run is still ending; set "
+                                           "MASTER_PORT to another port, the same on all ranks"
+                                         : "Set MASTER_ADDR to an address of the host of rank 0");
 }
 
-static void dt__guest_drop(dt__meeting *m, dt__guest *g)
+/* Why a caller whose hello has arrived is rejected; "" when it is not. */
+static void dt__judge_hello(const dt__meeting *m, const dt__hello *h, char *text, size_t room)
 {
-    close(g->fd);
-    g->fd = -1;
-    if (g->rank >= 0) m->present[g->rank] = 0, m->here--;
-    g->rank = -1;
+    int size = m->w->size;
+    *text = 0;
+    if (strncmp(h->job, m->w->job, sizeof h->job))
+        snprintf(text, room, "another job (\"%.60s\") meets there: give each job its own port", m->w->job);
+    else if (h->size != size || h->bytes != m->bytes)
+        snprintf(text, room, "rank 0 is one of %d and rank %d one of %d: start all ranks with the same program and "
+                 "size", size, h->rank, h->size);
+    else if (h->rank < 1 || h->rank >= size || m->caller[h->rank] >= 0)
+        snprintf(text, room, "two processes say that they are rank %d: let the launcher number them", h->rank);
 }
 
-/* Sends a guest away with a reason. What it does with that is its own affair. */
-static void dt__guest_refuse(dt__meeting *m, dt__guest *g, const char *reason)
+/* Serves one caller. It joins, or its connection is closed: a caller that proves nothing learns nothing. */
+static void dt__meet_serve(dt__meeting *m, int fd)
 {
-    dt__welcome no;
-    memset(&no, 0, sizeof no);
-    memcpy(no.magic, dt__meet_magic, sizeof no.magic);
-    dt__world_copy(no.text, sizeof no.text, reason);
-    if (send(g->fd, &no, sizeof no, MSG_NOSIGNAL) != (ssize_t)sizeof no) no.text[0] = 0;
-    dt__guest_drop(m, g);
-}
-
-/* The hello is complete: is it one of ours? */
-static void dt__guest_judge(dt__meeting *m, dt__guest *g)
-{
-    const dt__world *w = m->w;
-    char text[DT__MEET_TEXT] = "";
-    int rank = g->hello.rank;
-    g->hello.job[sizeof g->hello.job - 1] = 0;
-    if (strncmp(g->hello.job, w->job, sizeof g->hello.job - 1))
-        snprintf(text, sizeof text, "another job (\"%.60s\") meets there: give each job its own port", w->job);
-    else if (g->hello.size != w->size)
-        snprintf(text, sizeof text, "rank 0 is one of %d and rank %d one of %d: start all alike", w->size, rank,
-                 g->hello.size);
-    else if (rank < 1 || rank >= w->size || m->present[rank])
-        snprintf(text, sizeof text, "two processes say that they are rank %d: the launcher must number them", rank);
-    if (*text) {
-        dt__guest_refuse(m, g, text);
-        return;
-    }
-    g->rank = rank;
-    m->present[rank] = 1;
-    m->here++;
-    memcpy(m->answer + sizeof(dt__welcome) + (int64_t)rank * m->bytes, g->blob, (size_t)m->bytes);
-}
-
-/* Reads what a guest says; it may be a stranger, who says nothing or too much. */
-static void dt__guest_hear(dt__meeting *m, dt__guest *g)
-{
-    int64_t head = (int64_t)sizeof g->hello, wanted = head + m->bytes;
-    char *to = g->moved < head ? (char *)&g->hello + g->moved : g->blob + (g->moved - head);
-    ssize_t n = recv(g->fd, to, (size_t)((g->moved < head ? head : wanted) - g->moved), 0);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n <= 0 || g->rank >= 0) { /* gone, or speaks again */
-        dt__guest_drop(m, g);
-        return;
-    }
-    g->moved += n;
-    if (memcmp(g->hello.magic, dt__meet_magic, (size_t)dt__min(g->moved, 8)) ||
-        (g->moved >= head && g->hello.bytes != m->bytes))
-        dt__guest_drop(m, g);
-    else if (g->moved == wanted) dt__guest_judge(m, g);
-}
-
-/* Lets a caller in. When all seats are taken, a stranger who has not said who he is has to go. */
-static void dt__guest_accept(dt__meeting *m)
-{
-    int fd = accept(m->listener, NULL, NULL), seat = -1;
-    if (fd < 0) return;
-    for (int i = 0; i < m->room && (seat < 0 || m->guests[seat].fd >= 0); i++)
-        if (m->guests[i].fd < 0 || m->guests[i].rank < 0) seat = i;
-    if (dt__socket_prepare(fd)) {
+    double end = dt__now() + DT__MEET_SECONDS;
+    uint8_t theirs[32], right[32];
+    char blob[DT__BLOB];
+    dt__hello h;
+    dt__welcome yes;
+    memset(&yes, 0, sizeof yes);
+    memcpy(yes.magic, dt__meet_magic, sizeof yes.magic);
+    if (dt__socket_prepare(fd) || dt__transfer(fd, h.magic, sizeof h.magic, 0, end) ||
+        memcmp(h.magic, dt__meet_magic, sizeof h.magic) || getentropy(yes.nonce, sizeof yes.nonce) ||
+        dt__transfer(fd, h.job, (int64_t)(sizeof h - sizeof h.magic), 0, end)) {
         close(fd);
         return;
     }
-    if (m->guests[seat].fd >= 0) dt__guest_drop(m, &m->guests[seat]);
-    memset(&m->guests[seat], 0, sizeof m->guests[seat]);
-    m->guests[seat].fd = fd;
-    m->guests[seat].rank = -1;
-}
-
-/* Waits for something to happen, at most 0.2 s. */
-static void dt__meet_poll(dt__meeting *m, short guests)
-{
-    for (int i = 0; i <= m->room; i++) {
-        m->poll[i].fd = i < m->room ? m->guests[i].fd : m->listener;
-        m->poll[i].events = i < m->room ? guests : POLLIN;
-        m->poll[i].revents = 0;
+    h.job[sizeof h.job - 1] = 0;
+    dt__side_proof(yes.proof, '0', &h, yes.nonce);
+    dt__side_proof(right, 'c', &h, yes.nonce);
+    dt__judge_hello(m, &h, yes.text, sizeof yes.text);
+    if (dt__transfer(fd, &yes, sizeof yes, 1, end) || yes.text[0] || dt__transfer(fd, theirs, sizeof theirs, 0, end) ||
+        memcmp(theirs, right, sizeof right) || dt__transfer(fd, blob, m->bytes, 0, end)) {
+        close(fd);
+        return;
     }
-    if (poll(m->poll, (nfds_t)(m->room + 1), 200) < 0)
-        for (int i = 0; i <= m->room; i++) m->poll[i].revents = 0;
+    memcpy(m->blobs + (int64_t)h.rank * m->bytes, blob, (size_t)m->bytes);
+    m->caller[h.rank] = fd;
+    m->present++;
 }
 
+/* The ranks of 0 .. size - 1 that are missing: "2, 5-7, 9". */
+static void dt__list_missing(char *text, size_t room, const dt__meeting *m)
+{
+    size_t used = 0;
+    for (int r = 1, last; r < m->w->size; r = last + 1) {
+        last = r;
+        if (m->caller[r] >= 0) continue;
+        while (last + 1 < m->w->size && m->caller[last + 1] < 0) last++;
+        if (used + 40 > room) {
+            snprintf(text + used, room - used, " and more");
+            return;
+        }
+        used += (size_t)snprintf(text + used, room - used, used ? ", %d" : "%d", r);
+        if (last > r) used += (size_t)snprintf(text + used, room - used, last == r + 1 ? ", %d" : "-%d", last);
+    }
+}
+
+/* Serves callers until all ranks are present, then sends each the answer, or the reason why there is none. A rank that
+ * has gone by then is noticed by the engine. */
 static dt_result dt__meet_gather(dt__meeting *m)
 {
-    char absent[120], reason[DT__MEET_TEXT];
-    while (m->here < m->w->size && dt__now() < m->end) {
-        dt__meet_poll(m, POLLIN);
-        for (int i = 0; i < m->room; i++)
-            if (m->guests[i].fd >= 0 && m->poll[i].revents) dt__guest_hear(m, &m->guests[i]);
-        if (m->poll[m->room].revents) dt__guest_accept(m);
+    dt__world *w = m->w;
+    char missing[120] = "";
+    double end;
+    dt__welcome answer;
+    while (m->present < w->size && dt__now() < m->end) {
+        int fd = dt__ready(m->listener, POLLIN, m->end) ? accept(m->listener, NULL, NULL) : -1;
+        if (fd >= 0) dt__meet_serve(m, fd);
     }
-    if (m->here == m->w->size) return DT_OK;
-    dt__list_absent(absent, sizeof absent, m->present, m->w->size);
-    snprintf(reason, sizeof reason, "after %g s, of %d ranks %s had not come", m->w->patience, m->w->size, absent);
-    for (int i = 0; i < m->room; i++)
-        if (m->guests[i].rank >= 0) dt__guest_refuse(m, &m->guests[i], reason);
-    return dt__error(DT_E_PEER, "%s to %.80s, port %d: do they run, and can they reach that address?", reason,
-                     m->w->address, m->w->port);
+    memset(&answer, 0, sizeof answer);
+    memcpy(answer.magic, dt__meet_magic, sizeof answer.magic);
+    if (m->present < w->size) {
+        dt__list_missing(missing, sizeof missing, m);
+        snprintf(answer.text, sizeof answer.text, "after %g s, of %d ranks %s were missing", w->patience, w->size,
+                 missing);
+    }
+    end = dt__now() + 10;
+    for (int r = 1; r < w->size; r++)
+        if (m->caller[r] >= 0 && !dt__transfer(m->caller[r], &answer, sizeof answer, 1, end) && !*missing)
+            dt__transfer(m->caller[r], m->blobs, (int64_t)w->size * m->bytes, 1, end);
+    if (!*missing) return DT_OK;
+    return dt__error(DT_E_PEER, "%s at %.80s, port %d. Check that they run, that they can reach that address, and that "
+                     "they have rank 0's DT_JOB_KEY", answer.text, w->address, w->port);
 }
 
-/* All get the answer, at the pace of each. One that is gone by now, the engine notices. */
-static void dt__meet_answer(dt__meeting *m)
-{
-    int64_t bytes = (int64_t)sizeof(dt__welcome) + (int64_t)m->w->size * m->bytes;
-    double end = dt__now() + 10;
-    memcpy(m->answer, dt__meet_magic, sizeof dt__meet_magic);
-    for (int i = 0; i < m->room; i++) {
-        if (m->guests[i].fd >= 0 && m->guests[i].rank < 0) dt__guest_drop(m, &m->guests[i]);
-        m->guests[i].moved = 0;
-    }
-    close(m->listener);
-    m->listener = -1;
-    while (m->here > 1 && dt__now() < end) {
-        dt__meet_poll(m, POLLOUT);
-        for (int i = 0; i < m->room; i++) {
-            dt__guest *g = &m->guests[i];
-            ssize_t n;
-            if (g->fd < 0 || !m->poll[i].revents) continue;
-            n = send(g->fd, m->answer + g->moved, (size_t)(bytes - g->moved), MSG_NOSIGNAL);
-            if (n > 0) g->moved += n;
-            if (g->moved == bytes || (n < 0 && errno != EAGAIN && errno != EINTR)) dt__guest_drop(m, g);
-        }
-    }
-}
-
-static dt_result dt__meet_host(const dt__world *w, const void *mine, int bytes, void *all)
+static dt_result dt__meet_host(dt__world *w, const void *mine, int bytes, void *all)
 {
     dt__meeting m;
-    dt_result r = DT_E_MEMORY;
+    dt_result r;
     memset(&m, 0, sizeof m);
     m.w = w;
     m.bytes = bytes;
     m.listener = -1;
+    m.present = 1;
     m.end = dt__now() + w->patience;
-    m.room = w->size + 16;
-    m.guests = (dt__guest *)dt__alloc(m.room * (int64_t)sizeof *m.guests, "the rendezvous");
-    m.poll = (struct pollfd *)dt__alloc((m.room + 1) * (int64_t)sizeof *m.poll, "the rendezvous");
-    m.answer = (char *)dt__alloc((int64_t)sizeof(dt__welcome) + (int64_t)w->size * bytes, "the rendezvous");
-    m.present = (char *)dt__alloc(w->size, "the rendezvous");
-    if (m.guests && m.poll && m.answer && m.present) {
-        for (int i = 0; i < m.room; i++) m.guests[i].fd = m.guests[i].rank = -1;
-        m.present[0] = 1;
-        m.here = 1;
-        memcpy(m.answer + sizeof(dt__welcome), mine, (size_t)bytes);
-        r = dt__meet_listen(&m);
-        if (!r) r = dt__meet_gather(&m);
-        if (!r) memcpy(all, m.answer + sizeof(dt__welcome), (size_t)w->size * (size_t)bytes);
-        if (!r) dt__meet_answer(&m);
-        for (int i = 0; i < m.room; i++)
-            if (m.guests[i].fd >= 0) close(m.guests[i].fd);
-        if (m.listener >= 0) close(m.listener);
-    }
-    dt__free(m.guests);
-    dt__free(m.poll);
-    dt__free(m.answer);
-    dt__free(m.present);
+    m.blobs = (char *)all;
+    m.caller = (int *)dt__alloc(w->size * (int64_t)sizeof *m.caller, "the rendezvous");
+    if (!m.caller) return DT_E_MEMORY;
+    memcpy(all, mine, (size_t)bytes);
+    for (int i = 0; i < w->size; i++) m.caller[i] = -1;
+    r = dt__meet_listen(&m);
+    if (!r) r = dt__meet_gather(&m);
+    for (int i = 0; i < w->size; i++)
+        if (m.caller[i] >= 0) close(m.caller[i]);
+    if (m.listener >= 0) close(m.listener);
+    dt__free(m.caller);
     return r;
 }
 
 /* ---- the others call ---- */
 
-/* Waits until fd is ready, at most `seconds`; 0: it is not. */
-static int dt__ready(int fd, short events, double seconds)
-{
-    struct pollfd p;
-    p.fd = fd;
-    p.events = events;
-    p.revents = 0;
-    return poll(&p, 1, (int)(seconds > 0 ? seconds * 1e3 + 1 : 0)) > 0;
-}
-
-/* Moves all bytes; -1 with errno when the connection ends before, or time (ETIMEDOUT). */
-static int dt__transfer(int fd, void *data, int64_t bytes, int sends, double end)
-{
-    for (int64_t at = 0; at < bytes;) {
-        ssize_t n;
-        if (!dt__ready(fd, sends ? POLLOUT : POLLIN, end - dt__now())) {
-            if (dt__now() < end) continue;
-            return errno = ETIMEDOUT, -1;
-        }
-        n = sends ? send(fd, (const char *)data + at, (size_t)(bytes - at), MSG_NOSIGNAL)
-                  : recv(fd, (char *)data + at, (size_t)(bytes - at), 0);
-        if (n > 0) at += n;
-        else if (n == 0) return errno = ECONNRESET, -1;
-        else if (errno != EAGAIN && errno != EINTR) return -1;
-    }
-    return 0;
-}
-
-/* A connection to rank 0, -1 with errno. */
-static int dt__meet_connect(const struct addrinfo *a, double end)
+/* A connection to rank 0, or -1 with errno. */
+static int dt__meet_connect(const struct addrinfo *a)
 {
     int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), error = 0;
     socklen_t size = sizeof error;
     if (fd < 0) return -1;
     if (dt__socket_prepare(fd)) error = errno;
     else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS) error = errno;
-    else if (!dt__ready(fd, POLLOUT, dt__now() + 2 < end ? 2 : end - dt__now())) error = ETIMEDOUT;
+    else if (!dt__ready(fd, POLLOUT, dt__now() + DT__MEET_SECONDS)) error = ETIMEDOUT;
     else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
     if (!error) return fd;
     close(fd);
     return errno = error, -1;
 }
 
-/* One call: hello, and the answer. 1: got it; 0: try again; -1: it is of no use, the error is recorded. */
+/* Reads one dt__welcome. 1: rank 0 agrees; 0: try again; -1: no use, the error is recorded. */
+static int dt__meet_welcome(const dt__world *w, int fd, dt__welcome *in, double end)
+{
+    if (dt__transfer(fd, in->magic, sizeof in->magic, 0, end)) return 0;
+    if (memcmp(in->magic, dt__meet_magic, sizeof in->magic)) {
+        dt__error(DT_E_PEER, "another program than rank 0 of this job answers at %s, port %d. Set MASTER_PORT to "
+                  "another port, the same on all ranks", w->address, w->port);
+        return -1;
+    }
+    if (dt__transfer(fd, in->text, (int64_t)(sizeof *in - sizeof in->magic), 0, end)) return 0;
+    in->text[sizeof in->text - 1] = 0;
+    if (in->text[0])
+        dt__error(DT_E_PEER, "rank 0 at %s, port %d, answered rank %d: %s", w->address, w->port, w->rank, in->text);
+    return in->text[0] ? -1 : 1;
+}
+
+/* One call, with the same results. */
 static int dt__meet_talk(const dt__world *w, int fd, const void *mine, int bytes, void *all, double end)
 {
     dt__hello hello;
-    dt__welcome welcome;
-    dt__hello_set(&hello, w, bytes);
-    memset(&welcome, 0, sizeof welcome);
-    if (dt__transfer(fd, &hello, sizeof hello, 1, end)) return 0;
+    dt__welcome in;
+    uint8_t proof[32];
+    int agreed;
+    memset(&hello, 0, sizeof hello);
+    memcpy(hello.magic, dt__meet_magic, sizeof hello.magic);
+    dt__world_copy(hello.job, sizeof hello.job, w->job);
+    hello.rank = w->rank;
+    hello.size = w->size;
+    hello.bytes = bytes;
+    if (getentropy(hello.nonce, sizeof hello.nonce) || dt__transfer(fd, &hello, sizeof hello, 1, end)) return 0;
+    if ((agreed = dt__meet_welcome(w, fd, &in, end)) != 1) return agreed;
+    dt__side_proof(proof, '0', &hello, in.nonce);
+    if (memcmp(proof, in.proof, sizeof proof)) {
+        dt__error(DT_E_PEER, "the rank 0 that answers at %s, port %d, has another DT_JOB_KEY than rank %d. Set the same "
+                  "key on all ranks, and a port of its own for each job", w->address, w->port, w->rank);
+        return -1;
+    }
+    dt__side_proof(proof, 'c', &hello, in.nonce);
+    if (dt__transfer(fd, proof, sizeof proof, 1, end)) return 0;
     if (dt__transfer(fd, (void *)(uintptr_t)mine, bytes, 1, end)) return 0;
-    if (dt__transfer(fd, welcome.magic, sizeof welcome.magic, 0, end + 5)) return 0;
-    if (memcmp(welcome.magic, dt__meet_magic, sizeof welcome.magic)) {
-        dt__error(DT_E_PEER, "at %s, port %d, another program answers than rank 0 of this job: set MASTER_PORT to "
-                  "another port, the same in all ranks", w->address, w->port);
-        return -1;
-    }
-    if (dt__transfer(fd, welcome.text, sizeof welcome.text, 0, end + 5)) return 0;
-    welcome.text[sizeof welcome.text - 1] = 0;
-    if (welcome.text[0]) {
-        dt__error(DT_E_PEER, "rank %d met rank 0 at %s, port %d, and was told: %s", w->rank, w->address, w->port,
-                  welcome.text);
-        return -1;
-    }
-    return !dt__transfer(fd, all, (int64_t)w->size * bytes, 0, end + 5);
+    if ((agreed = dt__meet_welcome(w, fd, &in, end + 12)) != 1) return agreed;
+    return !dt__transfer(fd, all, (int64_t)w->size * bytes, 0, end + 12);
 }
 
-static dt_result dt__meet_guest(const dt__world *w, const void *mine, int bytes, void *all)
+static dt_result dt__meet_caller(const dt__world *w, const void *mine, int bytes, void *all)
 {
     double end = dt__now() + w->patience;
     const char *why = "";
-    int said = 0, error = 0;
-    for (int attempt = 0; !said && (!attempt || dt__now() < end); attempt++) {
+    int agreed = 0, error = 0;
+    for (int attempt = 0; !agreed && (!attempt || dt__now() < end); attempt++) {
         struct addrinfo *list = dt__host_addresses(w->address, w->port, 0, &why);
-        for (struct addrinfo *a = list; a && !said; a = a->ai_next) {
-            int fd = dt__meet_connect(a, end);
-            if (fd >= 0) said = dt__meet_talk(w, fd, mine, bytes, all, end);
+        for (struct addrinfo *a = list; a && !agreed; a = a->ai_next) {
+            int fd = dt__meet_connect(a);
+            if (fd >= 0) agreed = dt__meet_talk(w, fd, mine, bytes, all, end);
             error = errno;
             if (fd >= 0) close(fd);
         }
         if (list) freeaddrinfo(list);
         else error = 0;
-        for (int i = 0; !said && i < 10 + dt__min(attempt, 40) * 10; i++) dt__nap();
+        for (int i = 0; !agreed && i < 10 + dt__min(attempt, 40) * 10; i++) dt__nap();
     }
-    if (said > 0) return DT_OK;
-    if (said < 0) return DT_E_PEER;
-    return dt__error(DT_E_PEER, "rank %d did not reach rank 0 at %s, port %d, within %g s (%s): does rank 0 run, is "
-                     "that an address of its host, and does no firewall hold the port?",
-                     w->rank, w->address, w->port, w->patience, error ? strerror(error) : why);
+    if (agreed > 0) return DT_OK;
+    if (agreed < 0) return DT_E_PEER;
+    return dt__error(DT_E_PEER, "rank %d did not reach rank 0 at %s, port %d, within %g s: %s. Check that rank 0 runs, "
+                     "that this is an address of its host, and that no firewall blocks the port", w->rank, w->address,
+                     w->port, w->patience, error ? strerror(error) : why);
 }
 
-/* ---- files in a shared folder ----
- * Rank r writes PATH.r: who it is, a number drawn at random, its blob. Rank 0 writes PATH.all: all of these, as it read
- * them. A rank that finds itself in there, with its own number, writes the sum of it into PATH.r; when all have, rank 0
- * marks PATH.all as final. So files that an earlier start has left, with other numbers, mislead nobody. */
-
-typedef struct dt__note {
-    dt__hello hello;
-    uint64_t number, agreed; /* drawn; the sum of the PATH.all that it has found itself in */
-    char blob[DT__BLOB];
-} dt__note;
-
-typedef struct dt__notes { /* size dt__notes follow */
-    uint64_t sum;
-    int64_t settled;
-} dt__notes;
-
-static void dt__note_name(char *name, size_t room, const dt__world *w, int rank)
-{
-    if (rank < 0) snprintf(name, room, "%.500s.all", w->file);
-    else snprintf(name, room, "%.500s.%d", w->file, rank);
-}
-
-/* Appears whole or not at all. */
-static dt_result dt__note_write(const dt__world *w, int rank, const void *data, int64_t bytes)
-{
-    char name[540], draft[560];
-    int fd, bad;
-    dt__note_name(name, sizeof name, w, rank);
-    snprintf(draft, sizeof draft, "%s.new", name);
-    fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    bad = fd < 0 || write(fd, data, (size_t)bytes) != (ssize_t)bytes;
-    if (fd >= 0) bad = close(fd) || bad;
-    if (!bad && !rename(draft, name)) return DT_OK;
-    return dt__error(DT_E_FILE, "the rendezvous file %s cannot be written (%s): name a file in a folder that all ranks "
-                     "share and may write to", name, strerror(errno));
-}
-
-static int dt__note_read(const dt__world *w, int rank, void *data, int64_t bytes)
-{
-    char name[540];
-    int fd, good;
-    dt__note_name(name, sizeof name, w, rank);
-    fd = open(name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    good = read(fd, data, (size_t)bytes) == (ssize_t)bytes;
-    close(fd);
-    return good;
-}
-
-static uint64_t dt__note_sum(const void *data, int64_t bytes)
-{
-    uint64_t sum = 0xcbf29ce484222325u; /* FNV-1a */
-    for (int64_t i = 0; i < bytes; i++) sum = (sum ^ ((const unsigned char *)data)[i]) * 0x100000001b3u;
-    return sum;
-}
-
-/* Is this a note of that rank of this job? */
-static int dt__note_fits(const dt__world *w, const dt__note *n, const dt__note *mine, int rank)
-{
-    return !memcmp(&n->hello, &mine->hello, offsetof(dt__hello, rank)) &&
-           n->hello.rank == rank && n->hello.size == w->size && n->hello.bytes == mine->hello.bytes;
-}
-
-/* One look of rank 0 at all notes. present marks those that are there. Returns how many have agreed to the sum. */
-static int dt__notes_gather(const dt__world *w, const dt__note *mine, dt__note *note, dt__notes *all, char *present)
-{
-    dt__note *kept = (dt__note *)(void *)(all + 1);
-    int here = 1, agreed = 1;
-    note[0] = *mine;
-    for (int r = 1; r < w->size; r++) {
-        present[r] = (char)(dt__note_read(w, r, &note[r], sizeof *note) && dt__note_fits(w, &note[r], mine, r));
-        here += present[r];
-        agreed += present[r] && all->sum && note[r].agreed == all->sum && note[r].number == kept[r].number;
-    }
-    if (here < w->size || agreed == w->size) return agreed;
-    for (int r = 0; r < w->size; r++) {
-        note[r].agreed = 0;
-        memcpy(&kept[r], &note[r], sizeof *note);
-    }
-    all->sum = dt__note_sum(kept, w->size * (int64_t)sizeof *kept) | 1;
-    return 0;
-}
-
-static dt_result dt__notes_host(const dt__world *w, const dt__note *mine, dt__note *note, dt__notes *all, char *present)
-{
-    double end = dt__now() + w->patience;
-    int64_t bytes = (int64_t)sizeof *all + w->size * (int64_t)sizeof *note;
-    uint64_t written = 0;
-    char absent[120], name[540];
-    dt_result r = DT_OK;
-    present[0] = 1;
-    while (!r && dt__notes_gather(w, mine, note, all, present) < w->size) {
-        if (all->sum != written) r = dt__note_write(w, -1, all, bytes);
-        written = all->sum;
-        for (int i = 0; i < 50; i++) dt__nap();
-        if (r || dt__now() < end) continue;
-        dt__list_absent(absent, sizeof absent, present, w->size);
-        r = dt__error(DT_E_PEER, "after %g s, of %d ranks %s had not come to the rendezvous file %.300s: do they run, "
-                      "and do they see the same folder?", w->patience, w->size, *absent ? absent : "some", w->file);
-    }
-    all->settled = 1;
-    if (!r) r = dt__note_write(w, -1, all, bytes);
-    for (end = dt__now() + 10; !r && dt__now() < end;) { /* each removes its own when it has read */
-        int left = 0;
-        for (int p = 1; p < w->size && !left; p++) {
-            dt__note_name(name, sizeof name, w, p);
-            left = !access(name, F_OK);
-        }
-        if (!left) break;
-        dt__nap();
-    }
-    dt__note_name(name, sizeof name, w, -1);
-    unlink(name);
-    return r;
-}
-
-static dt_result dt__notes_guest(const dt__world *w, dt__note *mine, dt__notes *all)
-{
-    const dt__note *kept = (const dt__note *)(const void *)(all + 1);
-    double end = dt__now() + w->patience;
-    int64_t bytes = (int64_t)sizeof *all + w->size * (int64_t)sizeof *kept;
-    char name[540];
-    dt_result r = dt__note_write(w, w->rank, mine, sizeof *mine);
-    while (!r) {
-        int found = dt__note_read(w, -1, all, bytes) && kept[w->rank].number == mine->number &&
-                    dt__note_fits(w, &kept[w->rank], mine, w->rank);
-        if (found && all->settled && mine->agreed == all->sum) break;
-        if (found && mine->agreed != all->sum) {
-            mine->agreed = all->sum;
-            r = dt__note_write(w, w->rank, mine, sizeof *mine);
-        }
-        for (int i = 0; i < 50; i++) dt__nap();
-        if (!r && dt__now() > end)
-            r = dt__error(DT_E_PEER, "rank %d waited %g s for rank 0 at the rendezvous file %.300s: do all run, and do "
-                          "they see the same folder?", w->rank, w->patience, w->file);
-    }
-    dt__note_name(name, sizeof name, w, w->rank);
-    unlink(name);
-    return r;
-}
-
-static dt_result dt__meet_files(const dt__world *w, const void *mine, int bytes, void *everyone)
-{
-    dt__note *note = (dt__note *)dt__alloc((w->size + 1) * (int64_t)sizeof *note, "the rendezvous");
-    dt__notes *all = (dt__notes *)dt__alloc((int64_t)sizeof *all + w->size * (int64_t)sizeof *note, "the rendezvous");
-    char *present = (char *)dt__alloc(w->size, "the rendezvous");
-    const dt__note *kept = all ? (const dt__note *)(const void *)(all + 1) : NULL;
-    struct timespec t;
-    dt_result r = DT_E_MEMORY;
-    if (note && all && present) {
-        dt__note *own = &note[w->size];
-        clock_gettime(CLOCK_REALTIME, &t);
-        dt__hello_set(&own->hello, w, bytes);
-        memcpy(own->blob, mine, (size_t)bytes);
-        own->number = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-        own->number = (own->number ^ ((uint64_t)getpid() << 44)) | 1;
-        r = w->rank ? dt__notes_guest(w, own, all) : dt__notes_host(w, own, note, all, present);
-        for (int p = 0; !r && p < w->size; p++)
-            memcpy((char *)everyone + (int64_t)p * bytes, kept[p].blob, (size_t)bytes);
-    }
-    dt__free(note);
-    dt__free(all);
-    dt__free(present);
-    return r;
-}
-
-/* Every rank brings `bytes` bytes, at most DT__BLOB, the same number everywhere; all (size,bytes) gets everyone's. */
-static dt_result dt__rendezvous(const dt__world *w, const void *mine, int bytes, void *all)
+/* Every rank contributes `bytes` bytes, at most DT__BLOB, the same number everywhere; all (size,bytes) receives them. */
+static dt_result dt__rendezvous(dt__world *w, const void *mine, int bytes, void *all)
 {
     if (w->size == 1) return memcpy(all, mine, (size_t)bytes), DT_OK;
-    if (w->file[0]) return dt__meet_files(w, mine, bytes, all);
-    return w->rank ? dt__meet_guest(w, mine, bytes, all) : dt__meet_host(w, mine, bytes, all);
+    return w->rank ? dt__meet_caller(w, mine, bytes, all) : dt__meet_host(w, mine, bytes, all);
 }
 
 /* ---- the address of this host that the others can reach ---- */
@@ -19771,8 +19534,8 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
         return dt__error(DT_E_USAGE, "this host has no interface \"%s\" that is up and has an address: see ip address, "
                          "and set DT_INTERFACE to a name or an address", w->network);
     }
-    if (w->size == 1 || (w->file[0] && w->hosts == 1)) return dt__world_copy(text, room, "127.0.0.1"), DT_OK;
-    if (!w->file[0] && w->address[0] && dt__route_address(w, text, room)) return DT_OK;
+    if (w->size == 1) return dt__world_copy(text, room, "127.0.0.1"), DT_OK;
+    if (w->address[0] && dt__route_address(w, text, room)) return DT_OK;
     if (dt__interface_address(NULL, text, room)) return DT_OK;
     return dt__error(DT_E_SYSTEM, "no network interface of this host leads to rank 0 (\"%s\"): set DT_INTERFACE to the "
                      "name or the address of one", w->address);
@@ -20401,7 +20164,7 @@ static void dt__ofi_probe(dt__ofi *f, dt__ofi_peer *p)
                  connect(p->probe, (struct sockaddr *)(void *)&p->port, p->port_length) && errno != EINPROGRESS)
             error = errno;
     }
-    if (!p->probe || (!error && !dt__ready(p->probe, POLLOUT, 0))) return;
+    if (!p->probe || (!error && !dt__ready(p->probe, POLLOUT, dt__now()))) return;
     if (!error && getsockopt(p->probe, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
     close(p->probe);
     p->probe = 0;
@@ -20415,7 +20178,7 @@ static void dt__ofi_call(dt__ofi *f, int peer)
     dt__ofi_head call = dt__ofi_make(DT__OFI_CALL, 0, 0, 0, 0);
     if (peer == f->fabric.rank || p->lost) return;
     if (p->process > 0) {
-        if (dt__ready(p->process, POLLIN, 0)) dt__ofi_lose(f, peer);
+        if (dt__ready(p->process, POLLIN, dt__now())) dt__ofi_lose(f, peer);
         if (p->lost && p->memory[0]) unlink(p->memory);
     } else if (!p->calls) {
         p->pause = 0.05;
@@ -20745,7 +20508,7 @@ static void dt__ofi_neighbour(dt__ofi_peer *p, dt__ofi_card *card)
 }
 
 /* Exchanges addresses. */
-static dt_result dt__ofi_meet(dt__ofi *f, const dt__world *w)
+static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
 {
     dt__ofi_card own, *all = (dt__ofi_card *)dt__alloc(w->size * (int64_t)sizeof own, "the addresses of the ranks");
     int bad = 0;
@@ -20782,9 +20545,10 @@ static dt_result dt__ofi_meet(dt__ofi *f, const dt__world *w)
     return r;
 }
 
-static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
+static dt_result dt__ofi_open(dt__fabric **handle, dt__world *w)
 {
     dt__ofi *f = (dt__ofi *)dt__alloc((int64_t)sizeof *f, "libfabric's engine");
+    uint8_t digest[32];
     dt_result r;
     *handle = NULL;
     if (!f) return DT_E_MEMORY;
@@ -20808,7 +20572,8 @@ static dt_result dt__ofi_open(dt__fabric **handle, const dt__world *w)
         snprintf(f->fabric.name, sizeof f->fabric.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
                  FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
         f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
-        f->job = (uint32_t)dt__note_sum(w->job, (int64_t)strlen(w->job));
+        dt__job_proof(digest, w->job, (int64_t)strlen(w->job));
+        memcpy(&f->job, digest, sizeof f->job);
         f->small = DT__OFI_BUFFER - (int64_t)sizeof(dt__ofi_head);
         f->piece = (int64_t)(f->info->ep_attr->max_msg_size < (1u << 30) ? f->info->ep_attr->max_msg_size : 1u << 30);
         f->ends = dt__ofi_has_ports(f) ? DT__OFI_ENDS : 1;
@@ -26098,6 +25863,9 @@ DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
     (*c)->launched = w.kind != DT__WORLD_ALONE;
     if (w.kind == DT__WORLD_ALONE) w.local_rank = w.rank, w.local_size = w.size, w.hosts = 1;
     dt__world_describe(&w);
+    if (w.everywhere)
+        fprintf(stderr, "dtrain: rank 0 listened on all interfaces, port %d, because %s is not an address of its host\n",
+                w.port, w.address);
     dt__world_copy((*c)->launcher, sizeof (*c)->launcher, w.line);
     return DT_OK;
 }

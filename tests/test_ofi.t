@@ -86,8 +86,11 @@ for my $provider ('net', 'tcp;ofi_rxm', 'shm', 'efa') {
 
 # ---- meeting ----
 
-good('a rendezvous file', '0 0 0', 3, 60, "DT_RENDEZVOUS=file:$tmp/meet", 'sizes');
-is(join(' ', glob("$tmp/meet*")), '', 'of which nothing is left');
+good('a job key', '0 0 0', 3, 60, 'DT_JOB_KEY=secret', 'sizes');
+{
+    my ($status, $said) = ranks(2, 60, ['DT_JOB_KEY=secret DT_RENDEZVOUS_TIMEOUT=4', 'DT_JOB_KEY=guess'], 'sizes');
+    ok($status !~ /^0|0$/ && $said =~ /has another DT_JOB_KEY than rank 1/ && $said =~ /of 2 ranks 1 were missing/, 'a rank with another key stays outside') or diag("$status $said");
+}
 good('IPv6', '0 0', 2, 60, 'MASTER_ADDR=::1', 'sizes');
 good('SageMaker: two hosts', '0 0', 2, 60, [map { "-u RANK -u WORLD_SIZE SM_HOSTS='[\"127.0.0.1\", \"b\"]' SM_CURRENT_HOST=$_ TRAINING_JOB_NAME=a" } '127.0.0.1', 'b'], 'sizes');
 good('Slurm: two tasks', '0 0', 2, 60, [map { "-u RANK -u WORLD_SIZE -u MASTER_ADDR SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_PROCID=$_ SLURM_LOCALID=$_ SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=127.0.0.1" } 0, 1], 'sizes');
@@ -124,7 +127,7 @@ SKIP: {
         good("$provider: two hosts", '0 0', 2, 120, "DT_FABRIC='$provider' $there", $everything, \@in);
         good("$provider: one of two hosts loses its rank", '0 137', 2, 60, "DT_FABRIC='$provider' $there", 'killed', \@in);
     }
-    good('two hosts that meet by a file, with DT_INTERFACE', '0 0', 2, 60, "DT_RENDEZVOUS=file:$tmp/far DT_INTERFACE=dto$id", 'sizes', \@in);
+    good('two hosts, with DT_RENDEZVOUS and DT_INTERFACE', '0 0', 2, 60, "DT_RENDEZVOUS=10.77.7.1:29511 DT_INTERFACE=dto$id", 'sizes', \@in);
     my @address = map { "10.77.7.$_" } 1, 2;
     my $alone = '-u RANK -u WORLD_SIZE -u MASTER_ADDR'; # as the launcher there leaves them
     my $all = '[' . join(', ', map { "\"$_\"" } @address) . ']';
