@@ -10801,12 +10801,12 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     return DT_OK;
 }
 
-/* The gradient of a parameter of several arrays: its padding, and what other segments may have left between them, which
- * the norm counts as +0 (R11). */
+/* Zeroes the padding of a parameter's gradient, where other segments may have left numbers: the norm (R11) and the wire
+ * read whole blocks. */
 static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, dt_pool *pool)
 {
     int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
-    for (int64_t v = 0; dt__param_arrays(p, vt) > 1 && v < dt__param_shards(p, vt, net->own_shards); v++) {
+    for (int64_t v = 0; v < dt__param_shards(p, vt, net->own_shards); v++) {
         int64_t width = p->pad ? dt__param_width(p, vt) : 1, filled = floats;
         if (p->pad)
             filled = dt__max(0, dt__min(width, p->shape.n[0] - (net->first_shard + v) * width)) * (floats / width);
@@ -23079,17 +23079,11 @@ static int dt__ring_take(dt__ring *r)
 }
 
 /* ---- gradients on the wire, in fewer bytes ---------------------------------------------------------------
- * A payload is words of 4 bytes. Not-a-number and infinity come out as not-a-number or infinity, so that the norm
- * tells. */
+ * A payload consists of words of 4 bytes. NaN and infinity stay NaN or infinity, so that the norm of gradients detects
+ * them. */
 
-enum { DT__WIRE_BLOCK = 256, DT__WIRE_STRETCH = 65536 };
-enum { DT__WIRE_SET, DT__WIRE_ADD, DT__WIRE_TAKE }; /* out = x, out + x, out - x */
-
-/* What is coded alone: a stretch of a parameter's array. */
-typedef struct dt__wire_unit {
-    int64_t at, count; /* floats of a set of gradients, as the store lays it out */
-    int64_t to;        /* where in a bucket's payload it begins */
-} dt__wire_unit;
+enum { DT__WIRE_BLOCK = 256, DT__WIRE_RUN = 65536 }; /* numbers that share a scale; that a task encodes */
+enum { DT__WIRE_SET, DT__WIRE_ADD, DT__WIRE_TAKE };  /* out = x, out + x, out - x */
 
 /* Words of a payload of n numbers. */
 static int64_t dt__wire_words(int wire, int64_t n)
@@ -23099,14 +23093,14 @@ static int64_t dt__wire_words(int wire, int64_t n)
     return n / DT__WIRE_BLOCK * (1 + DT__WIRE_BLOCK / 4) + (rest ? 1 + dt__ceil_div(rest, 4) : 0);
 }
 
-static uint32_t dt__wire_size(float x) /* orders magnitudes; not-a-number is above all */
+static uint32_t dt__wire_size(float x) /* orders magnitudes; NaN is above all */
 {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     return bits & 0x7fffffffu;
 }
 
-/* A block of up to 256 numbers in 8 bits: the scale, then whole numbers. A scale of 0 sends nothing. */
+/* A block of up to 256 numbers in 8 bits: the scale, then integers. A scale of 0 stands for zeros. */
 static void dt__wire_pack8(const float *x, int64_t n, float *to)
 {
     int8_t code[DT__WIRE_BLOCK];
@@ -23130,15 +23124,15 @@ static void dt__wire_pack16(const dt__kernels *k, int type, const float *x, int6
     uint16_t code[DT__WIRE_BLOCK];
     float v[DT__WIRE_BLOCK];
     for (int64_t i = 0; i < n; i++) {
-        int beyond = type == DT_F16 && dt__wire_size(x[i]) < 0x7f800000u; /* may be: infinity stays what it is */
-        v[i] = beyond && x[i] > 65504.0f ? 65504.0f : beyond && x[i] < -65504.0f ? -65504.0f : x[i];
+        int clamps = type == DT_F16 && dt__wire_size(x[i]) < 0x7f800000u; /* infinity stays infinity */
+        v[i] = clamps && x[i] > 65504.0f ? 65504.0f : clamps && x[i] < -65504.0f ? -65504.0f : x[i];
     }
     memset(code, 0, sizeof code);
     k->convert(type, code, DT_F32, v, n);
     memcpy(to, code, 4 * (size_t)dt__ceil_div(n, 2));
 }
 
-/* A block's numbers again. */
+/* The numbers of a block. */
 static void dt__wire_unpack(const dt__kernels *k, int wire, const float *from, int64_t n, float *x)
 {
     int8_t small[DT__WIRE_BLOCK];
@@ -23152,24 +23146,23 @@ static void dt__wire_unpack(const dt__kernels *k, int wire, const float *from, i
     k->convert(DT_F32, x, wire == DT_WIRE_FP16 ? DT_F16 : DT_BF16, code, n);
 }
 
-/* A unit's numbers x into its payload; and back to `out`, added to what is there, or taken from it. */
-static void dt__wire_encode(const dt__kernels *k, int wire, const dt__wire_unit *u, const float *x, float *to)
+/* n numbers x into their payload; and back to `out`, set, added to what is there, or subtracted from it. */
+static void dt__wire_encode(const dt__kernels *k, int wire, int64_t n, const float *x, float *to)
 {
-    for (int64_t at = 0, n; at < u->count; at += n, to += dt__wire_words(wire, n)) {
-        n = dt__min(DT__WIRE_BLOCK, u->count - at);
-        if (wire == DT_WIRE_INT8) dt__wire_pack8(x + at, n, to);
-        else dt__wire_pack16(k, wire == DT_WIRE_FP16 ? DT_F16 : DT_BF16, x + at, n, to);
+    for (int64_t at = 0, block; at < n; at += block, to += dt__wire_words(wire, block)) {
+        block = dt__min(DT__WIRE_BLOCK, n - at);
+        if (wire == DT_WIRE_INT8) dt__wire_pack8(x + at, block, to);
+        else dt__wire_pack16(k, wire == DT_WIRE_FP16 ? DT_F16 : DT_BF16, x + at, block, to);
     }
 }
-static void dt__wire_decode(const dt__kernels *k, int wire, const dt__wire_unit *u, const float *from, float *out,
-                            int how)
+static void dt__wire_decode(const dt__kernels *k, int wire, int64_t n, const float *from, float *out, int how)
 {
     float x[DT__WIRE_BLOCK];
-    for (int64_t at = 0, n; at < u->count; at += n, from += dt__wire_words(wire, n)) {
-        n = dt__min(DT__WIRE_BLOCK, u->count - at);
-        dt__wire_unpack(k, wire, from, n, x);
-        if (how == DT__WIRE_SET) dt__copy(out + at, x, n);
-        else k->binary(how == DT__WIRE_ADD ? DT__OP_ADD : DT__OP_SUB, out + at, out + at, 1, x, 1, n);
+    for (int64_t at = 0, block; at < n; at += block, from += dt__wire_words(wire, block)) {
+        block = dt__min(DT__WIRE_BLOCK, n - at);
+        dt__wire_unpack(k, wire, from, block, x);
+        if (how == DT__WIRE_SET) memcpy(out + at, x, 4 * (size_t)block);
+        else k->binary(how == DT__WIRE_ADD ? DT__OP_ADD : DT__OP_SUB, out + at, out + at, 1, x, 1, block);
     }
 }
 
@@ -23184,29 +23177,14 @@ typedef struct dt__noise {
 /* Compression of this rank's gradients. */
 typedef struct dt__wire {
     int on;              /* there is something to send, and not in fp32 */
-    dt__wire_unit *unit; /* bucket by bucket */
-    int32_t units, capacity;
-    int32_t *first;      /* (buckets + 1): units */
-    int64_t *words;      /* (buckets): a rank's payload */
-    int64_t most;        /* the largest payload */
+    int64_t most;        /* words of the largest bucket's payload */
     float *mine, *all;   /* (most), which peers read; (ranks, most) */
     float *error;        /* (slot_floats): what this rank has lost so far */
     dt__extent *span;    /* (ranks) */
-    dt_pool *pool;       /* of the thread that communicates, when it is another one */
+    dt_pool *pool;       /* of the thread that communicates, when there is one */
     double seconds;      /* in coding and decoding */
     int64_t sent, plain; /* bytes so far, and what they would be in fp32 */
 } dt__wire;
-
-static void dt__wire_close(dt__wire *w)
-{
-    dt__free(w->unit);
-    dt__free(w->first);
-    dt__free(w->words);
-    dt__free(w->all);
-    dt__free(w->error);
-    dt__free(w->span);
-    dt__pool_close(&w->pool);
-}
 
 /* ---- the allocation table ---------------------------------------------------------------------------- */
 
@@ -23705,80 +23683,20 @@ static int64_t dt__engine_own_tokens(const dt__engine *e)
     return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT_AXIS_CONTEXT] : 0;
 }
 
-/* The unit that begins with float `at` of an array of `left` more floats, behind those that are there. */
-static dt__wire_unit *dt__wire_add(dt__engine *e, int64_t at, int64_t left, int64_t *words)
+/* The rows of what is sent in fewer bytes. */
+static void dt__wire_rows(dt__engine *e)
 {
     dt__wire *w = &e->wire;
-    dt__wire_unit *u;
-    if (!dt__grow((void **)&w->unit, w->units, &w->capacity, sizeof *w->unit)) return NULL;
-    u = &w->unit[w->units++];
-    u->at = at, u->count = dt__min(left, DT__WIRE_STRETCH), u->to = *words;
-    *words += dt__wire_words(e->recipe->wire, u->count);
-    return u;
-}
-
-/* The units of a bucket: parameters in definition order, array by array, so that none depends on buckets, stages or
- * tensor ranks. */
-static dt_result dt__wire_bucket(dt__engine *e, int32_t b)
-{
-    dt__wire *w = &e->wire;
-    const dt__bucket *k = &e->store.bucket[b];
-    int64_t vt = e->net.tensor_shards;
-    w->first[b] = w->units;
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        const dt__net_param *p = &e->net.params[i];
-        int64_t floats = dt__shard_floats(&p->is, vt);
-        for (int use = 0; use < p->uses; use++)
-            for (int64_t v = 0; v < dt__param_shards(&p->is, vt, e->net.own_shards); v++) {
-                int64_t at = p->slot[use] + v * dt__shard_step(&p->is, vt), end = at + floats;
-                while (p->slot[use] >= k->slot && p->slot[use] < k->slot + k->floats && at < end) {
-                    dt__wire_unit *u = dt__wire_add(e, at, end - at, &w->words[b]);
-                    if (!u) return DT_E_MEMORY;
-                    at += u->count;
-                }
-            }
-    }
-    w->most = dt__max(w->most, w->words[b]);
-    w->first[b + 1] = w->units;
-    return DT_OK;
-}
-
-/* What is sent, and how; before memory is planned. */
-static dt_result dt__wire_open(dt__engine *e)
-{
-    dt__wire *w = &e->wire;
-    dt_result r = DT_OK;
-    int ranks = e->mesh.size[DT_AXIS_DATA];
+    dt__memory *m = &e->memory;
+    int64_t ranks = e->mesh.size[DT_AXIS_DATA];
     w->on = e->recipe->wire != DT_WIRE_FP32 && ranks > 1;
-    if (!w->on) return DT_OK;
-    w->first = (int32_t *)dt__alloc(4 * ((int64_t)e->store.buckets + 1), "the wire");
-    w->words = (int64_t *)dt__alloc(8 * (int64_t)e->store.buckets, "the wire");
-    w->span = (dt__extent *)dt__alloc((int64_t)sizeof *w->span * ranks, "the wire");
-    if (!w->first || !w->words || !w->span) return DT_E_MEMORY;
-    for (int p = 0; p < ranks; p++) w->span[p].rank = p;
-    for (int32_t b = 0; b < e->store.buckets && !r; b++) r = dt__wire_bucket(e, b);
-    return r;
-}
-
-/* Bytes of its memory. */
-static int64_t dt__wire_bytes(const dt__engine *e)
-{
-    const dt__wire *w = &e->wire;
-    return w->on ? 4 * ((1 + e->mesh.size[DT_AXIS_DATA]) * w->most + e->store.slot_floats) : 0;
-}
-
-static dt_result dt__wire_allocate(dt__engine *e)
-{
-    dt__wire *w = &e->wire;
-    dt_result r = DT_OK;
-    void *mine = NULL;
-    if (!w->on) return DT_OK;
-    w->all = (float *)dt__alloc(4 * e->mesh.size[DT_AXIS_DATA] * w->most, "gradients of all ranks");
-    w->error = (float *)dt__alloc(4 * e->store.slot_floats, "what the wire loses");
-    r = w->all && w->error ? dt_comm_alloc(e->ranks.data, 4 * w->most, &mine) : DT_E_MEMORY;
-    w->mine = (float *)mine;
-    if (!r && e->shape.overlap) r = dt__pool_open(&w->pool, 1);
-    return r;
+    for (int32_t b = 0; b < e->store.buckets; b++)
+        w->most = dt__max(w->most, dt__wire_words(e->recipe->wire, e->store.bucket[b].floats));
+    if (!w->on) return;
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->ranks.data, &w->mine, w->most, 4);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &w->all, ranks * w->most, 4);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &w->error, e->store.slot_floats, 4);
+    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &w->span, ranks, sizeof *w->span);
 }
 
 /* Leaves, and what is known of each, before memory is planned. */
@@ -23872,7 +23790,7 @@ static dt_memory dt__engine_plan(const dt__engine *e)
     m.gradients = dt__memory_bytes(&e->memory, DT__FOR_GRADIENTS);
     m.optimizer = dt__memory_bytes(&e->memory, DT__FOR_OPTIMIZER);
     m.activations = dt__memory_bytes(&e->memory, DT__FOR_ACTIVATIONS);
-    m.buffers = dt__memory_bytes(&e->memory, DT__FOR_BUFFERS) + dt__wire_bytes(e);
+    m.buffers = dt__memory_bytes(&e->memory, DT__FOR_BUFFERS);
     m.offloaded = dt__memory_bytes(&e->memory, DT__FOR_OFFLOADED);
     return m;
 }
@@ -23919,7 +23837,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
         e->ring.mover.rate = (double)e->layout->offload_rate;
         r = dt__queue_open(&e->ring.mover.queue, dt__mover_copy, &e->ring.mover, DT__MOVES, "move activations");
     }
-    if (!r) r = dt__wire_allocate(e);
+    if (!r && e->wire.on && e->shape.overlap) r = dt__pool_open(&e->wire.pool, 1);
     return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
 }
 
@@ -24002,7 +23920,6 @@ static dt_result dt__engine_open(dt__engine *e)
     if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
     if (!r) r = dt__engine_comms(e, group);
     if (!r) r = dt__engine_reduction(e, group);
-    if (!r) r = dt__wire_open(e);
     if (!r) dt__noise_open(e);
     for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
     e->env.tp.combine = dt__engine_combine;
@@ -24012,6 +23929,7 @@ static dt_result dt__engine_open(dt__engine *e)
     dt__engine_slots(e);
     dt__engine_rows(e);
     dt__engine_work_rows(e);
+    dt__wire_rows(e);
     return r;
 }
 
@@ -24020,7 +23938,7 @@ static void dt__engine_close(dt__engine *e)
     dt__queue_close(&e->queue);
     dt__queue_close(&e->ring.mover.queue);
     dt__memory_close(&e->memory);
-    dt__wire_close(&e->wire);
+    dt__pool_close(&e->wire.pool);
     dt__free(e->chunks);
     dt__store_close(&e->store);
     dt__program_close(&e->program);
@@ -24453,75 +24371,64 @@ static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
 /* A reduction under way. */
 typedef struct dt__wire_job {
     const dt__engine *e;
-    const dt__wire_unit *unit;
-    float *sum;    /* the bucket's gradients, and later their sum */
-    int64_t slot;  /* of the bucket */
-    int64_t words; /* of a payload */
+    float *sum, *error;    /* the bucket's gradients, and later their sum; what is lost of them */
+    int64_t floats, words; /* of a bucket, of its payload */
 } dt__wire_job;
 
-/* The gradient and what was lost before, the payload of that, and what is lost now. */
+/* The gradient plus what was lost before becomes the payload; the rest is lost now. */
 static void dt__wire_give(void *context, int64_t task, int worker)
 {
     const dt__wire_job *j = (const dt__wire_job *)context;
-    const dt__engine *e = j->e;
-    const dt__wire_unit *u = &j->unit[task];
-    float *error = e->wire.error + u->at, *to = e->wire.mine + u->to;
+    const dt__kernels *k = j->e->k;
+    int wire = j->e->recipe->wire;
+    int64_t at = task * DT__WIRE_RUN, n = dt__min(DT__WIRE_RUN, j->floats - at);
+    float *error = j->error + at, *to = j->e->wire.mine + dt__wire_words(wire, at);
     (void)worker;
-    e->k->binary(DT__OP_ADD, error, error, 1, j->sum + u->at - j->slot, 1, u->count);
-    dt__wire_encode(e->k, e->recipe->wire, u, error, to);
-    dt__wire_decode(e->k, e->recipe->wire, u, to, error, DT__WIRE_TAKE);
-    if (e->recipe->wire_forget) memset(error, 0, 4 * (size_t)u->count);
+    k->binary(DT__OP_ADD, error, error, 1, j->sum + at, 1, n);
+    dt__wire_encode(k, wire, n, error, to);
+    dt__wire_decode(k, wire, n, to, error, DT__WIRE_TAKE);
+    if (j->e->recipe->wire_forget) memset(error, 0, 4 * (size_t)n);
 }
 
-/* What came from all ranks, added in their order. */
+/* The payloads of all ranks, added in the order of ranks. */
 static void dt__wire_take(void *context, int64_t task, int worker)
 {
     const dt__wire_job *j = (const dt__wire_job *)context;
-    const dt__wire_unit *u = &j->unit[task];
+    int wire = j->e->recipe->wire;
+    int64_t at = task * DT__WIRE_RUN, n = dt__min(DT__WIRE_RUN, j->floats - at), to = dt__wire_words(wire, at);
     (void)worker;
     for (int p = 0; p < j->e->mesh.size[DT_AXIS_DATA]; p++)
-        dt__wire_decode(j->e->k, j->e->recipe->wire, u, j->e->wire.all + p * j->words + u->to, j->sum + u->at - j->slot,
+        dt__wire_decode(j->e->k, wire, n, j->e->wire.all + p * j->words + to, j->sum + at,
                         p ? DT__WIRE_ADD : DT__WIRE_SET);
 }
 
-/* All ranks' payloads go to all. */
-static dt_result dt__wire_gather(dt__engine *e, dt__wire_job *j, int64_t units, dt_pool *pool)
-{
-    dt__wire *w = &e->wire;
-    double start = dt__now();
-    int ranks = e->mesh.size[DT_AXIS_DATA];
-    dt_result r;
-    dt__parallel(pool, units, dt__wire_give, j);
-    w->seconds += dt__now() - start;
-    for (int p = 0; p < ranks; p++) w->span[p].to = p * j->words, w->span[p].count = j->words;
-    dt__engine_count(e->ranks.data, j->words);
-    r = dt__gather_spans(e->ranks.data, w->mine, w->most, w->span, ranks, w->all);
-    start = dt__now();
-    if (!r) dt__parallel(pool, units, dt__wire_take, j);
-    w->seconds += dt__now() - start;
-    return r;
-}
-
-/* REDUCE of a bucket, in the recipe's format: the sum takes the gradients' place on every rank. */
+/* REDUCE of a bucket in the recipe's format: every rank gets every payload, and the sum takes the gradients' place. */
 static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
 {
     dt__wire *w = &e->wire;
     const dt__bucket *b = &e->store.bucket[i->bucket];
     dt_comm *c = e->ranks.data;
-    int64_t units = w->first[i->bucket + 1] - w->first[i->bucket], sent = dt__comm_sent(c), own;
+    int ranks = dt_comm_size(c), rank = dt_comm_rank(c);
+    int64_t tasks = dt__ceil_div(b->floats, DT__WIRE_RUN), sent = dt__comm_sent(c), own;
     dt_pool *pool = i->line ? w->pool : e->pool;
+    double start = dt__now();
     dt__wire_job j;
     dt_result r;
     j.e = e;
-    j.unit = w->unit + w->first[i->bucket];
     j.sum = dt__host(dt__set(e, i->set) + dt__bucket_at(e, i->bucket));
-    j.slot = b->slot;
-    j.words = w->words[i->bucket];
-    r = dt__wire_gather(e, &j, units, pool);
-    own = dt__piece(b->floats, dt_comm_size(c), dt_comm_rank(c) + 1) -
-          dt__piece(b->floats, dt_comm_size(c), dt_comm_rank(c));
+    j.error = w->error + b->slot;
+    j.floats = b->floats, j.words = dt__wire_words(e->recipe->wire, b->floats);
+    dt__parallel(pool, tasks, dt__wire_give, &j);
+    w->seconds += dt__now() - start;
+    for (int p = 0; p < ranks; p++) w->span[p].rank = p, w->span[p].to = p * j.words, w->span[p].count = j.words;
+    dt__engine_count(c, j.words);
+    r = dt__gather_spans(c, w->mine, w->most, w->span, ranks, w->all);
+    start = dt__now();
+    if (!r) dt__parallel(pool, tasks, dt__wire_take, &j);
+    w->seconds += dt__now() - start;
     w->sent += dt__comm_sent(c) - sent;
-    w->plain += 4 * (b->floats + (dt_comm_size(c) - 2) * own);
+    own = dt__piece(b->floats, ranks, rank + 1) - dt__piece(b->floats, ranks, rank);
+    w->plain += 4 * (b->floats + (ranks - 2) * own);
     return r;
 }
 
@@ -27216,21 +27123,19 @@ static dt_result dt__runs_of(dt__runs *l, const dt__engine *e, int kind, int32_t
     return dt__runs_add(l, e, kind, param, from, count, data);
 }
 
-/* What this rank's wire has lost, unit by unit: every data-parallel rank writes its own losses; of ranks that have the
- * same one does. */
+/* What this rank's wire has lost of the arrays of one use of a parameter: every data-parallel rank writes its own; of
+ * ranks that have the same, one does. */
 static dt_result dt__runs_wire(dt__runs *l, const dt__engine *e, int32_t param, int use, int writes)
 {
     const dt__net_param *p = &e->net.params[param];
-    const dt__wire *w = &e->wire;
     int64_t slot = p->slot[use], vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
     dt_result r = DT_OK;
     if (slot < 0 || (writes && e->mesh.at[DT_AXIS_CONTEXT])) return DT_OK;
     if (writes && e->mesh.at[DT_AXIS_TENSOR] && !dt__param_is_cut(&p->is, vt)) return DT_OK;
-    for (int32_t i = 0; i < w->units && !r; i++) {
-        const dt__wire_unit *u = &w->unit[i];
-        int64_t v = (u->at - slot) / step, before = l->count;
-        if (u->at < slot || u->at >= slot + p->count) continue;
-        r = dt__runs_put(l, e, DT__WIRE_LOST, param, v, u->at - slot - v * step, u->count, (char *)(w->error + u->at));
+    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, e->net.own_shards) && !r; v++) {
+        int64_t before = l->count;
+        r = dt__runs_put(l, e, DT__WIRE_LOST, param, v, 0, dt__shard_floats(&p->is, vt),
+                         (char *)(e->wire.error + slot + v * step));
         if (l->count > before) l->list[before].use = use, l->list[before].owner = e->mesh.at[DT_AXIS_DATA];
     }
     return r;

@@ -83,14 +83,6 @@ static void plain_int8(int64_t n, float *out, int8_t *codes, float *scales)
 
 /* ---- formats against them ---- */
 
-static dt__wire_unit unit_of(int64_t n)
-{
-    dt__wire_unit u;
-    memset(&u, 0, sizeof u);
-    u.count = n;
-    return u;
-}
-
 /* NaN payloads are never compared. */
 static void same(const float *got, const float *ref, int64_t n, const char *what, int kind, int64_t size, int *wrong)
 {
@@ -124,18 +116,17 @@ static void formats(void)
         for (int kind = 0; kind < KINDS; kind++)
             for (int s = 0; s < SIZES; s++) {
                 int64_t n = sizes[s], words = dt__wire_words(wire, n);
-                dt__wire_unit u = unit_of(n);
                 draw(kind, n);
                 for (int64_t i = 0; i <= words; i++) payload[i] = of_bits(0x12345678u);
-                dt__wire_encode(k, wire, &u, x, payload);
+                dt__wire_encode(k, wire, n, x, payload);
                 wrong += bits_of(payload[words]) != 0x12345678u;
                 plain(wire, n);
                 if (wire == DT_WIRE_INT8) payloads += kind != BROKEN && memcmp(payload, expected, 4 * (size_t)words) != 0;
                 for (int64_t i = 0; i < n; i++) y[i] = -7.0f;
-                dt__wire_decode(k, wire, &u, payload, y, DT__WIRE_SET);
+                dt__wire_decode(k, wire, n, payload, y, DT__WIRE_SET);
                 same(y, want, n, names[wire], kind, n, &wrong);
                 for (int64_t i = 0; i < n; i++) y[i] = 3.0f, want[i] = 3.0f + want[i];
-                dt__wire_decode(k, wire, &u, payload, y, DT__WIRE_ADD);
+                dt__wire_decode(k, wire, n, payload, y, DT__WIRE_ADD);
                 same(y, want, n, "added", kind, n, &wrong);
             }
         tap_ok(!wrong, "%s: what comes out is the plain text's, set and added", names[wire]);
@@ -153,19 +144,18 @@ static void feedback(int wire, int forget)
     double worst = 0.0, lost = 0.0;
     dt_recipe recipe = dt_recipe_default();
     dt__engine e;
-    dt__wire_unit u = unit_of(N);
     dt__wire_job j;
     memset(&e, 0, sizeof e);
     memset(sent, 0, sizeof sent), memset(all, 0, sizeof all), memset(error, 0, sizeof error);
     recipe.wire = wire, recipe.wire_forget = forget;
-    e.k = k, e.recipe = &recipe, e.wire.error = error, e.wire.mine = payload;
-    j.e = &e, j.unit = &u, j.sum = sums, j.slot = 0, j.words = 0;
+    e.k = k, e.recipe = &recipe, e.wire.mine = payload;
+    j.e = &e, j.sum = sums, j.error = error, j.floats = N, j.words = 0;
     for (uint32_t step = 0; step < STEPS; step++) {
         dt__rng r = dt__rng_make(11, DT__RNG_INIT, step, 0, 0);
         dt__normals(&r, 0, N, 1e-3f, sums);
         for (int64_t i = 0; i < N; i++) all[i] += (double)sums[i];
         dt__wire_give(&j, 0, 0);
-        dt__wire_decode(k, wire, &u, payload, y, DT__WIRE_SET);
+        dt__wire_decode(k, wire, N, payload, y, DT__WIRE_SET);
         for (int64_t i = 0; i < N; i++) sent[i] += (double)y[i];
     }
     for (int64_t i = 0; i < N; i++) {

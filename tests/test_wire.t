@@ -56,11 +56,8 @@ my @shapes = ([256, 64], [256, 64], [32, 64], [64], [64]);
 push @shapes, [64], [64], [64, 192], [192], [64, 64], [64], [64], [64], [64, 256], [256], [256, 64], [64] for 1, 2;
 sub count { my $n = 1; $n *= $_ for @{$_[0]}; return $n }
 sub up { my ($x, $unit) = @_; return int(($x + $unit - 1) / $unit) }
-my %words = (
-    fp16 => sub { up(count($_[0]), 2) },
-    bf16 => sub { up(count($_[0]), 2) },
-    int8 => sub { my $n = count($_[0]); int($n / 256) * 65 + ($n % 256 ? 1 + up($n % 256, 4) : 0) },
-);
+sub blocks { return up(count($_[0]), 1024) } # a gradient lies in whole blocks
+my %words = (fp16 => sub { 512 * blocks($_[0]) }, bf16 => sub { 512 * blocks($_[0]) }, int8 => sub { 4 * 65 * blocks($_[0]) });
 # Blocks of 1024 are shared out; rank 0 has the first, and the last may be short (--bucket 1 GB: one of each kind).
 sub metrics {
     my ($options, $environment) = @_;
