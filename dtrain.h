@@ -1684,6 +1684,145 @@ static void dt__fp_leave(unsigned saved)
 #endif
 }
 
+/* ---- options ---------------------------------------------------------------------------------
+ * An option is a row of a table: parser, help, defaults, range checks and the manifest of a checkpoint follow from it.
+ * The rows of recipe and layout are in H10, those of the launcher in H16. */
+
+enum { DT__KIND_WHOLE, DT__KIND_POWER, DT__KIND_AUTO, DT__KIND_REAL, DT__KIND_FLAG, DT__KIND_WORD, DT__KIND_TEXT,
+       DT__KIND_MODEL };
+enum { DT__GROUP_RECIPE, DT__GROUP_LAYOUT, DT__GROUP_LAUNCH };
+
+typedef struct dt__option {
+    int group;
+    const char *name, *argument; /* argument: what --help calls the value; NULL: a flag, which has none */
+    int kind;                    /* whole: int64_t, also a power of two, or -1 for "auto"; real: float; flag and word: */
+    size_t offset;               /* int32_t; text: const char *; at this offset in the struct of the group */
+    double preset;
+    const char *range; /* of a number, as an interval; of a word, all words: "constant,cosine"; NULL: checked elsewhere */
+    const char *help;
+} dt__option;
+#define DT__OPTION(group, name, argument, kind, member, preset, range, help)                                           \
+    {DT__GROUP_##group, name, argument, DT__KIND_##kind, offsetof(dt__group_##group, member), preset, range, help}
+
+/* The shortest decimal text that reads back as x. */
+static void dt__float_text(float x, char *text, size_t size)
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, size, "%.*g", digits, (double)x);
+        if (strtof(text, NULL) == x) break;
+    }
+}
+
+static const dt__option *dt__option_find(const dt__option *list, int count, const char *name, size_t length)
+{
+    for (int i = 0; i < count; i++)
+        if (strlen(list[i].name) == length && !strncmp(list[i].name, name, length)) return &list[i];
+    return NULL;
+}
+
+/* Word `index` of "a,b,c" has `length` characters at the returned place; NULL past the end. */
+static const char *dt__option_word(const char *words, int index, size_t *length)
+{
+    for (; index > 0 && words; index--) words = strchr(words, ',') ? strchr(words, ',') + 1 : NULL;
+    *length = words ? strcspn(words, ",") : 0;
+    return index < 0 ? NULL : words;
+}
+
+/* The value as --help and the manifest show it. */
+static const char *dt__option_text(const dt__option *o, const void *group, char *text, size_t size)
+{
+    const void *place = (const char *)group + o->offset;
+    int64_t whole = o->kind <= DT__KIND_AUTO ? *(const int64_t *)place : 0;
+    text[0] = 0;
+    if (o->kind == DT__KIND_AUTO && whole < 0) snprintf(text, size, "auto");
+    else if (o->kind <= DT__KIND_AUTO) snprintf(text, size, "%lld", (long long)whole);
+    else if (o->kind == DT__KIND_REAL) dt__float_text(*(const float *)place, text, size);
+    else if (o->kind == DT__KIND_FLAG) snprintf(text, size, "%d", (int)*(const int32_t *)place);
+    else if (o->kind == DT__KIND_WORD) {
+        size_t length;
+        const char *word = dt__option_word(o->range, *(const int32_t *)place, &length);
+        if (word) snprintf(text, size, "%.*s", (int)length, word);
+        else snprintf(text, size, "%d", (int)*(const int32_t *)place);
+    } else if (o->kind == DT__KIND_TEXT && *(const char *const *)place)
+        snprintf(text, size, "%s", *(const char *const *)place);
+    return text;
+}
+
+/* The value is not one that the option takes: says which ones it takes. */
+static dt_result dt__option_refuse(const dt__option *o, const char *value)
+{
+    static const char *const what[] = {"a whole number", "a power of two", "auto or a whole number", "a number"};
+    const char *inf = o->range ? strstr(o->range, ",inf") : NULL;
+    if (o->kind == DT__KIND_WORD)
+        return dt__error(DT_E_USAGE, "--%s %s: choose one of %s", o->name, value, o->range);
+    if (!o->range) return dt__error(DT_E_USAGE, "--%s %s: choose %s", o->name, value, what[o->kind]);
+    if (inf)
+        return dt__error(DT_E_USAGE, "--%s %s: choose %s %s %.*s", o->name, value, what[o->kind],
+                         o->range[0] == '(' ? "above" : "not below", (int)(inf - o->range) - 1, o->range + 1);
+    return dt__error(DT_E_USAGE, "--%s %s: choose %s in %s", o->name, value, what[o->kind], o->range);
+}
+
+static int dt__option_fits(const dt__option *o, const void *place)
+{
+    double low = 0.0, high = 0.0, x;
+    char open = 0, close = 0;
+    size_t length;
+    if (!o->range) return 1;
+    if (o->kind == DT__KIND_WORD) return dt__option_word(o->range, *(const int32_t *)place, &length) != NULL;
+    x = o->kind == DT__KIND_REAL ? (double)*(const float *)place : (double)*(const int64_t *)place;
+    if (o->kind == DT__KIND_POWER && !dt__is_pow2(*(const int64_t *)place)) return 0;
+    if (o->kind == DT__KIND_AUTO && *(const int64_t *)place == DT_AUTO) return 1;
+    (void)sscanf(o->range, "%c%lf,%lf%c", &open, &low, &high, &close);
+    return (x > low || (x >= low && open == '[')) && (x < high || (x <= high && close == ']'));
+}
+
+/* Parses the value into its place in the struct of the group, and checks its range. */
+static dt_result dt__option_set(const dt__option *o, const char *value, void *group)
+{
+    void *place = (char *)group + o->offset;
+    char *end = NULL;
+    size_t length;
+    if (o->kind == DT__KIND_FLAG) return *(int32_t *)place = 1, DT_OK;
+    if (!value) return dt__error(DT_E_USAGE, "option --%s needs a value: --%s %s", o->name, o->name, o->argument);
+    if (o->kind == DT__KIND_TEXT) return *(const char **)place = value, DT_OK;
+    if (o->kind == DT__KIND_WORD) {
+        const char *word;
+        for (int i = 0; (word = dt__option_word(o->range, i, &length)) != NULL; i++)
+            if (strlen(value) == length && !strncmp(word, value, length)) return *(int32_t *)place = i, DT_OK;
+        return dt__option_refuse(o, value);
+    }
+    if (o->kind == DT__KIND_AUTO && !strcmp(value, "auto")) return *(int64_t *)place = DT_AUTO, DT_OK;
+    errno = 0;
+    if (o->kind == DT__KIND_REAL) *(float *)place = strtof(value, &end);
+    else *(int64_t *)place = (int64_t)strtoll(value, &end, 10);
+    if (end == value || *end || (errno && o->kind != DT__KIND_REAL) || !dt__option_fits(o, place))
+        return dt__option_refuse(o, value);
+    return DT_OK;
+}
+
+/* Checks what a program has set in the struct of a group. */
+static dt_result dt__options_check(const dt__option *list, int count, int of, const void *group)
+{
+    char value[64];
+    for (int i = 0; i < count; i++)
+        if (list[i].group == of && list[i].kind <= DT__KIND_WORD &&
+            !dt__option_fits(&list[i], (const char *)group + list[i].offset))
+            return dt__option_refuse(&list[i], dt__option_text(&list[i], group, value, sizeof value));
+    return DT_OK;
+}
+
+/* Sets the defaults of a group, whose struct is zeros. */
+static void dt__options_preset(const dt__option *list, int count, int of, void *group)
+{
+    for (int i = 0; i < count; i++) {
+        void *place = (char *)group + list[i].offset;
+        if (list[i].group != of) continue;
+        if (list[i].kind <= DT__KIND_AUTO) *(int64_t *)place = (int64_t)list[i].preset;
+        else if (list[i].kind == DT__KIND_REAL) *(float *)place = (float)list[i].preset;
+        else if (list[i].kind <= DT__KIND_WORD) *(int32_t *)place = (int32_t)list[i].preset;
+    }
+}
+
 /* ---- threads of one rank -------------------------------------------------------------------
  * A pool runs `tasks` independent pieces of one operation. Pieces write disjoint outputs, so their order and the
  * number of workers never reach a bit. Each worker owns scratch memory, reserved before step 1.
@@ -11014,30 +11153,176 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
  * H10  optimizer and schedules
  * ========================================================================================= */
 
+/* ---- options of recipe and layout ---------------------------------------------------------------------- */
+
+#define DT__MODEL_NAMES                                                                                                \
+    "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "  \
+    "llama3-8B, llama3.2-1B; or a directory with config.json"
+typedef dt_recipe dt__group_RECIPE;
+typedef dt_layout dt__group_LAYOUT;
+/* Group, name, argument, kind, member, default, range, help. */
+#define DT__WIRE_NAMES "fp32,fp16,bf16,int8"
+static const dt__option dt__options[] = {
+    DT__OPTION(RECIPE, "data", "FILE", TEXT, data, 0, NULL, "text or .bin token shards; a comma list or a pattern"),
+    DT__OPTION(RECIPE, "tokenizer", "PATH", TEXT, tokenizer, 0, NULL,
+               "directory or .json file that encodes a text; none: bytes"),
+    DT__OPTION(RECIPE, "model", "NAME", MODEL, model, 0, NULL, DT__MODEL_NAMES),
+    DT__OPTION(RECIPE, "weights", "PATH", TEXT, weights, 0, NULL,
+               "directory or .safetensors file of initial weights, to fine-tune; none: drawn"),
+    DT__OPTION(RECIPE, "layers", "N", WHOLE, model.layers, 0, "[0,1000]", "blocks"),
+    DT__OPTION(RECIPE, "heads", "N", WHOLE, model.heads, 0, "[0,65536]", "attention heads"),
+    DT__OPTION(RECIPE, "width", "N", WHOLE, model.width, 0, "[0,65536]", "channels"),
+    DT__OPTION(RECIPE, "kv-heads", "N", WHOLE, model.kv_heads, 0, "[0,65536]",
+               "Llama: heads of keys and values; 0: as many as heads"),
+    DT__OPTION(RECIPE, "hidden", "N", WHOLE, model.hidden, 0, "[0,1000000]",
+               "Llama: width of the MLP; 0: 8/3 of the width, rounded up"),
+    DT__OPTION(RECIPE, "rope-base", "X", REAL, model.rope_base, 0, "[0,1e30]",
+               "Llama: base of the rotary frequencies; 0: 10000"),
+    DT__OPTION(RECIPE, "norm-eps", "X", REAL, model.norm_eps, 0, "[0,1]",
+               "Llama: epsilon of the normalisations; 0: 1e-5"),
+    DT__OPTION(RECIPE, "tied", NULL, FLAG, model.tied, 0, NULL, "Llama: one table for embedding and head"),
+    DT__OPTION(RECIPE, "experts", "N", WHOLE, model.experts, 0, "[0,65536]",
+               "experts of the mixture that replaces each MLP; 0: the MLP"),
+    DT__OPTION(RECIPE, "active", "N", WHOLE, model.active, 0, "[0,65536]", "experts per token; 0: 2"),
+    DT__OPTION(RECIPE, "capacity", "X", REAL, model.capacity, 0, "[0,1e6]",
+               "tokens that an expert takes, as a multiple of the even share; 0: all"),
+    DT__OPTION(RECIPE, "balance", "X", REAL, model.balance, 0, "[0,1e6]", "coefficient of the load-balance loss"),
+    DT__OPTION(RECIPE, "vocabulary", "N", WHOLE, model.vocabulary, 0, "[0,inf)", "token ids; 0: those of the data"),
+    DT__OPTION(RECIPE, "dropout", "P", REAL, dropout, 0, "[0,1)", "probability"),
+    DT__OPTION(RECIPE, "steps", "N", WHOLE, steps, 200, "[1,inf)", "optimizer steps"),
+    DT__OPTION(RECIPE, "batch", "N", WHOLE, batch, 16, "[1,1000000]", "sequences per step"),
+    DT__OPTION(RECIPE, "micro-batch", "N", WHOLE, micro_batch, 0, "[0,1000000]",
+               "sequences per micro-batch; 0: the batch"),
+    DT__OPTION(RECIPE, "sequence", "T", WHOLE, sequence, 128, "[1,1000000]", "tokens per sequence"),
+    DT__OPTION(RECIPE, "seed", "N", WHOLE, seed, 1, NULL, "of weights, order and dropout"),
+    DT__OPTION(RECIPE, "data-shards", "N", POWER, data_shards, 8, "[1,1024]",
+               "logical data shards: as many ranks can share the batch"),
+    DT__OPTION(RECIPE, "tensor-shards", "N", POWER, tensor_shards, 1, "[1,1024]", "slices of heads and hidden units"),
+    DT__OPTION(RECIPE, "context-shards", "N", POWER, context_shards, 1, "[1,1024]", "parts of each sequence"),
+    DT__OPTION(RECIPE, "accumulation", "KIND", WORD, accumulation, DT_SHARD, "shard,each",
+               "reduce the gradients once per step, or after each micro-batch"),
+    DT__OPTION(RECIPE, "schedule", "KIND", WORD, schedule, DT_COSINE, "constant,cosine,linear,wsd",
+               "learning rate over the steps"),
+    DT__OPTION(RECIPE, "learning-rate", "X", REAL, learning_rate, 1e-3f, "[0,inf)", "peak"),
+    DT__OPTION(RECIPE, "final-rate", "X", REAL, final_rate, 0.1f, "[0,inf)", "share of the peak at the end"),
+    DT__OPTION(RECIPE, "warmup", "N", WHOLE, warmup, 20, "[0,inf)", "steps of linear warm-up"),
+    DT__OPTION(RECIPE, "decay", "N", WHOLE, decay, 0, "[0,inf)", "steps of wsd's final decay; 0: a tenth"),
+    DT__OPTION(RECIPE, "optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion,adamw8",
+               "adamw8 keeps its moments in 8 bits"),
+    DT__OPTION(RECIPE, "beta1", "X", REAL, beta1, 0.9f, "[0,1)", "AdamW, Adam, Lion"),
+    DT__OPTION(RECIPE, "beta2", "X", REAL, beta2, 0.95f, "[0,1)", "AdamW, Adam, Lion (there 0.99 is usual)"),
+    DT__OPTION(RECIPE, "epsilon", "X", REAL, epsilon, 1e-8f, "(0,inf)", "AdamW, Adam"),
+    DT__OPTION(RECIPE, "momentum", "X", REAL, momentum, 0, "[0,1)", "SGD; 0: none"),
+    DT__OPTION(RECIPE, "nesterov", NULL, FLAG, nesterov, 0, NULL, "SGD: Nesterov's momentum"),
+    DT__OPTION(RECIPE, "weight-decay", "X", REAL, weight_decay, 0.1f, "[0,inf)",
+               "not of norms and biases; added to the gradient in Adam and SGD"),
+    DT__OPTION(RECIPE, "clip", "X", REAL, clip, 1, "[0,inf)", "limit of the gradient norm; 0: none"),
+    DT__OPTION(RECIPE, "clip-value", "X", REAL, clip_value, 0, "[0,inf)",
+               "limit of every gradient element, after --clip; 0: none"),
+    DT__OPTION(RECIPE, "ema", "X", REAL, ema, 0, "[0,1)", "decay of an average of the weights; 0: none"),
+    DT__OPTION(RECIPE, "evaluate-ema", NULL, FLAG, evaluate_ema, 0, NULL, "validation and samples use the average"),
+    DT__OPTION(RECIPE, "validation", "X", REAL, validation, 0.05f, "[0,1)", "share of the data kept for validation"),
+    DT__OPTION(RECIPE, "growth", "N", POWER, growth, 1, "[1,1024]",
+               "a step grows up to so many batches with the noise scale; 1: never"),
+    DT__OPTION(RECIPE, "wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
+               "gradients between ranks; all but fp32 make the bits depend on dp"),
+    DT__OPTION(RECIPE, "wire-forget", NULL, FLAG, wire_forget, 0, NULL, "for experiments: no error feedback"),
+    DT__OPTION(LAYOUT, "threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: cores / ranks"),
+    DT__OPTION(LAYOUT, "tp", "N", WHOLE, tp, 1, NULL, "tensor parallel degree"),
+    DT__OPTION(LAYOUT, "sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL,
+               "tensor groups split rows between products"),
+    DT__OPTION(LAYOUT, "pp", "N", WHOLE, pp, 1, NULL, "stages of the pipeline"),
+    DT__OPTION(LAYOUT, "cp", "N", WHOLE, cp, 1, NULL,
+               "context parallel degree (ring attention); the rest of the ranks is data parallel"),
+    DT__OPTION(LAYOUT, "order", "DPT", TEXT, order, 0, NULL,
+               "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
+    DT__OPTION(LAYOUT, "pipeline", "KIND", WORD, pipeline, DT_1F1B, "1f1b,gpipe,interleaved,zero-bubble",
+               "schedule of the stages"),
+    DT__OPTION(LAYOUT, "chunks", "N", WHOLE, chunks, 2, "[1,1000]", "interleaved: runs of segments per stage"),
+    DT__OPTION(LAYOUT, "memory-weight", "X", REAL, memory_weight, 0, "[0,1]", "stages balance time (0) to memory (1)"),
+    DT__OPTION(LAYOUT, "ep", "N", WHOLE, ep, 1, NULL,
+               "expert parallel degree: data-parallel ranks that share the experts"),
+    DT__OPTION(LAYOUT, "zero", "N", WHOLE, zero, 0, "[0,3]",
+               "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
+    DT__OPTION(LAYOUT, "zero-group", "N", WHOLE, zero_group, 0, NULL, "ranks that share (hybrid sharding); 0: all"),
+    DT__OPTION(LAYOUT, "recompute", "KIND", WORD, recompute, DT_RECOMPUTE_NONE, "none,selective,full",
+               "what backward computes again; selective: attention"),
+    DT__OPTION(LAYOUT, "offload", NULL, FLAG, offload, 0, NULL, "what --recompute full keeps goes to a second memory"),
+    DT__OPTION(LAYOUT, "horizon", "N", WHOLE, horizon, 1, "[1,1000]",
+               "offload: segments before its use that an input is fetched"),
+    DT__OPTION(LAYOUT, "offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
+    DT__OPTION(LAYOUT, "bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
+    DT__OPTION(LAYOUT, "overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
+               "a thread per rank communicates behind the work; auto: if cores are free"),
+    DT__OPTION(LAYOUT, "no-memory-check", NULL, FLAG, no_memory_check, 0, NULL,
+               "start although memory looks too small"),
+    DT__OPTION(LAYOUT, "noise-scale", NULL, FLAG, output.noise_scale, 0, NULL,
+               "measure which batch is worth its samples: tr(Sigma) / |G|^2"),
+    DT__OPTION(LAYOUT, "eval-every", "N", WHOLE, output.eval_every, 100, "[0,inf)",
+               "steps between validations; 0: at the end"),
+    DT__OPTION(LAYOUT, "eval-batches", "N", WHOLE, output.eval_batches, 8, "[0,inf)", "batches per validation; 0: all"),
+    DT__OPTION(LAYOUT, "sample-every", "N", WHOLE, output.sample_every, 0, "[0,inf)",
+               "steps between text samples; 0: at the end"),
+    DT__OPTION(LAYOUT, "sample-length", "N", WHOLE, output.sample_length, 200, "[0,inf)", "bytes per sample; 0: none"),
+    DT__OPTION(LAYOUT, "temperature", "X", REAL, output.sampling.temperature, 0.7f, "[0,1e30]",
+               "of samples; 0: always the most likely token"),
+    DT__OPTION(LAYOUT, "top-k", "N", WHOLE, output.sampling.top_k, 0, "[0,inf)",
+               "samples draw from so many tokens; 0: all"),
+    DT__OPTION(LAYOUT, "top-p", "P", REAL, output.sampling.top_p, 0, "[0,1]",
+               "samples draw from so much probability; 0: all"),
+    DT__OPTION(LAYOUT, "no-cache", NULL, FLAG, output.no_cache, 0, NULL,
+               "samples compute the whole sequence for every token"),
+    DT__OPTION(LAYOUT, "metrics", "FILE", TEXT, output.metrics, 0, NULL,
+               "JSON lines, one per step; a resumed run appends"),
+    DT__OPTION(LAYOUT, "timeline", "FILE", TEXT, output.timeline, 0, NULL,
+               "the last step as SVG, or as a trace (.json)"),
+    DT__OPTION(LAYOUT, "doctor", NULL, FLAG, output.doctor, 0, NULL,
+               "after 9 steps, say why many ranks are hardly faster than one"),
+    DT__OPTION(LAYOUT, "rules", NULL, FLAG, output.rules, 0, NULL,
+               "look for the usual faults, and say at the end which were found"),
+    DT__OPTION(LAYOUT, "stop-on", "RULE,..", TEXT, output.stop_on, 0, NULL,
+               "save and stop when one of these rules fires"),
+    DT__OPTION(LAYOUT, "quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
+    DT__OPTION(LAYOUT, "show-program", NULL, FLAG, output.show_program, 0, NULL, "print the step program of rank 0"),
+    DT__OPTION(LAYOUT, "checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL,
+               "directory of checkpoints; training resumes from the newest"),
+    DT__OPTION(LAYOUT, "checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
+               "steps; auto: Young's interval, by --mtbf; 0: at the end and on a stop"),
+    DT__OPTION(LAYOUT, "mtbf", "SECONDS", REAL, checkpoint.mtbf, 14400, "(0,1e12)",
+               "between failures of the job, for --checkpoint-every auto"),
+    DT__OPTION(LAYOUT, "checkpoint-kind", "KIND", WORD, checkpoint.kind, DT_SHARDED, "sharded,full",
+               "a file per rank, or whole tensors by rank 0"),
+    DT__OPTION(LAYOUT, "checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL,
+               "copy the state, and write it behind training"),
+    DT__OPTION(LAYOUT, "keep", "N", WHOLE, checkpoint.keep, 2, "[0,inf)", "newest checkpoints that stay; 0: all"),
+    DT__OPTION(LAYOUT, "resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
+               "never: refuse a directory with checkpoints; only: one without"),
+    DT__OPTION(LAYOUT, "mirror", "PLACE", TEXT, checkpoint.mirror, 0, NULL,
+               "copy of complete checkpoints, from which an empty DIR is restored"),
+    DT__OPTION(LAYOUT, "mirror-command", "LINE", TEXT, checkpoint.mirror_command, 0, NULL,
+               "copies $DT_FROM to $DT_TO; none: PLACE is a directory"),
+    DT__OPTION(LAYOUT, "mirror-rate", "X", REAL, checkpoint.mirror_rate, 0, "[0,1e15)",
+               "bytes per second to the mirror; 0: no limit"),
+    DT__OPTION(LAYOUT, "deadline", "SECONDS", REAL, checkpoint.deadline, 120, "(0,1e6)",
+               "from a request to stop to a forced end"),
+};
+enum { DT__OPTION_COUNT = (int)(sizeof dt__options / sizeof *dt__options) };
+
 DT_API dt_recipe dt_recipe_default(void)
 {
     dt_recipe r;
     memset(&r, 0, sizeof r);
+    dt__options_preset(dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, &r);
     r.model = dt_model_gpt2("tiny");
-    r.steps = 200;
-    r.batch = 16;
-    r.sequence = 128;
-    r.seed = 1;
-    r.data_shards = 8;
-    r.tensor_shards = r.context_shards = 1;
-    r.warmup = 20;
-    r.schedule = DT_COSINE;
-    r.accumulation = DT_SHARD;
-    r.learning_rate = 1e-3f;
-    r.final_rate = 0.1f;
-    r.beta1 = 0.9f;
-    r.beta2 = 0.95f;
-    r.epsilon = 1e-8f;
-    r.weight_decay = 0.1f;
-    r.clip = 1.0f;
-    r.validation = 0.05f;
-    r.growth = 1;
     return r;
+}
+
+DT_API dt_layout dt_layout_default(void)
+{
+    dt_layout l;
+    memset(&l, 0, sizeof l);
+    dt__options_preset(dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &l);
+    return l;
 }
 
 DT_API float dt_learning_rate(const dt_recipe *r, int64_t step)
@@ -11441,15 +11726,6 @@ static void dt__text_add(dt__text *t, const char *format, ...)
     vsnprintf(t->at + t->length, (size_t)n + 1, format, args);
     va_end(args);
     t->length += n;
-}
-
-/* The shortest decimal text that reads back as x. */
-static void dt__float_text(float x, char *text, size_t size)
-{
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(text, size, "%.*g", digits, (double)x);
-        if (strtof(text, NULL) == x) break;
-    }
 }
 
 /* A JSON string. Bytes that are not ASCII are copied. */
@@ -22092,24 +22368,6 @@ DT_API dt_sampling dt_sampling_default(void)
     return s;
 }
 
-DT_API dt_layout dt_layout_default(void)
-{
-    dt_layout l;
-    memset(&l, 0, sizeof l);
-    l.tp = l.pp = l.ep = l.cp = 1;
-    l.chunks = 2;
-    l.horizon = 1;
-    l.bucket = 25000000;
-    l.output.eval_every = 100;
-    l.output.eval_batches = 8;
-    l.checkpoint.keep = 2;
-    l.checkpoint.deadline = 120.0f;
-    l.checkpoint.mtbf = 14400.0f;
-    l.output.sample_length = 200;
-    l.output.sampling = dt_sampling_default();
-    return l;
-}
-
 /* "1, 2, 3, 6": the divisors of n up to `most`, for error sentences. */
 static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
 {
@@ -23357,9 +23615,6 @@ static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
     if (l->zero_group && !l->zero)
         return dt__error(DT_E_USAGE, "--zero-group %lld has no effect without ZeRO. Set --zero to 1, 2 or 3.",
                          (long long)l->zero_group);
-    if (l->zero < 0 || l->zero > 3)
-        return dt__error(DT_E_USAGE, "--zero %lld is no ZeRO stage. Set it to 0 (nothing is sharded), 1 (optimizer "
-                         "state), 2 (and gradients) or 3 (and weights).", (long long)l->zero);
     if (r) return r;
     if (*group < dp && *group > 1 && (shards % dp || !dt__is_pow2(dp / *group)))
         return dt__error(DT_E_USAGE, "--zero-group %d: groups of %d of %d ranks with %lld data shards are no whole "
@@ -23536,15 +23791,8 @@ static dt_result dt__engine_choices(const dt_layout *l)
     if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
         return dt__error(DT_E_USAGE, "--overlap on needs threads, and this program was built with DT_NO_THREADS. Leave "
                          "the option out, or build without the switch.");
-    if (l->pipeline == DT_INTERLEAVED && l->chunks < 1)
-        return dt__error(DT_E_USAGE, "--chunks %lld: the interleaved schedule has 1 or more per stage. Set --chunks to "
-                         "2, for example.", (long long)l->chunks);
     if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
         return dt__error(DT_E_USAGE, "--offload moves the segment inputs that only --recompute full keeps. Set both.");
-    if (l->offload && (l->horizon < 1 || l->horizon > 1000 || !(l->offload_rate >= 0.0f)))
-        return dt__error(DT_E_USAGE, "--horizon %lld, --offload-rate %g: out of range. Set the first to 1 to 1000 "
-                         "segments, the second to 0 or more bytes per second.", (long long)l->horizon,
-                         (double)l->offload_rate);
     if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
         return dt__error(DT_E_USAGE, "--pipeline zero-bubble keeps activations until the gradients of weights, and "
                          "--recompute full drops them. Set --recompute none, or another --pipeline.");
@@ -24871,74 +25119,59 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
  * Restarts have new shared memory: nothing of the start that failed is left. */
 
-#define DT__LAUNCH_OPTIONS(X)                                                                                \
-    X("--ranks", "N", "run on N local ranks (default 1)")                                                    \
-    X("--launch", "KIND", "ranks are processes or threads (default processes)")                              \
-    X("--nodes", "N", "play N nodes on this machine: only ranks of one node share memory (default 1)")       \
-    X("--timeout", "SECONDS", "a rank silent for so long counts as frozen (default 10)")                     \
-    X("--max-restarts", "N", "after a failure start again, N times without a new checkpoint (default 0)")    \
-    X("--elastic", "MIN:MAX", "and without the ranks that were lost, as long as MIN are left")
-
 typedef struct dt__launch_plan {
-    int ranks, threads;      /* ranks 0: not said */
-    int nodes;               /* to play on this machine; 0: not said */
+    int ranks, threads;
+    int nodes;               /* to emulate on this machine; 0: not said */
     int restarts;            /* in a row without a new checkpoint */
     int fewest, most;        /* ranks; 0: always the same number */
     double timeout, backoff; /* seconds */
 } dt__launch_plan;
 
-/* Reads a whole number from `lowest` to `highest`, up to *end. */
-static int dt__launch_whole(const char *text, long lowest, long highest, int *to, char **end)
-{
-    long n = strtol(text, end, 10);
-    if (*end == text || n < lowest || n > highest) return 0;
-    *to = (int)n;
-    return 1;
-}
+/* What the options say; 0 and NULL: nothing. */
+typedef struct dt__launch_asked {
+    int64_t ranks, nodes, restarts;
+    const char *elastic;
+    float timeout;
+    int32_t threads;
+} dt__launch_asked;
 
-static dt_result dt__launch_seconds(const char *name, const char *value, double lowest, double *seconds)
-{
-    char *end = NULL;
-    *seconds = value ? strtod(value, &end) : 0;
-    if (value && end != value && !*end && *seconds >= lowest && *seconds <= 1e6) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s %s: it is a number of seconds from %g to 1e6", name,
-                     value ? value : "needs a value", lowest);
-}
+typedef dt__launch_asked dt__group_LAUNCH;
+static const dt__option dt__launch_options[] = {
+    DT__OPTION(LAUNCH, "ranks", "N", WHOLE, ranks, 0, "[1,1024]", "run on N local ranks; without it on 1"),
+    DT__OPTION(LAUNCH, "launch", "KIND", WORD, threads, 0, "processes,threads", "what a rank is"),
+    DT__OPTION(LAUNCH, "nodes", "N", WHOLE, nodes, 0, "[1,1024]",
+               "emulate N nodes on this machine: only ranks of one node share memory"),
+    DT__OPTION(LAUNCH, "timeout", "SECONDS", REAL, timeout, 10, "[0.05,1e6]",
+               "a rank without a heartbeat for so long counts as frozen"),
+    DT__OPTION(LAUNCH, "max-restarts", "N", WHOLE, restarts, 0, "[0,1000000]",
+               "restart after a failure, up to N times without a new checkpoint"),
+    DT__OPTION(LAUNCH, "elastic", "MIN:MAX", TEXT, elastic, 0, NULL,
+               "restart without the ranks that were lost, as long as MIN are left"),
+};
+enum { DT__LAUNCH_COUNT = (int)(sizeof dt__launch_options / sizeof *dt__launch_options) };
 
-static dt_result dt__launch_value(dt__launch_plan *plan, const char *name, const char *value)
+/* Seconds from the environment variable, if it is set. */
+static dt_result dt__launch_seconds(const char *name, double lowest, double *seconds)
 {
+    const char *value = getenv(name);
     char *end = NULL;
-    const char *shown = value ? value : "needs a value", *text = value ? value : "";
-    if (!strcmp(name, "--launch")) {
-        plan->threads = !strcmp(text, "threads");
-        if (plan->threads || !strcmp(text, "processes")) return DT_OK;
-        return dt__error(DT_E_USAGE, "--launch %s: it is processes or threads", shown);
-    }
-    if (!strcmp(name, "--ranks")) {
-        if (dt__launch_whole(text, 1, DT__RANKS_MAX, &plan->ranks, &end) && !*end) return DT_OK;
-        return dt__error(DT_E_USAGE, "--ranks %s: it is a whole number from 1 to %d", shown, DT__RANKS_MAX);
-    }
-    if (!strcmp(name, "--nodes")) {
-        if (dt__launch_whole(text, 1, DT__RANKS_MAX, &plan->nodes, &end) && !*end) return DT_OK;
-        return dt__error(DT_E_USAGE, "--nodes %s: it is a whole number from 1 to the number of ranks", shown);
-    }
-    if (!strcmp(name, "--max-restarts")) {
-        if (dt__launch_whole(text, 0, 1000000, &plan->restarts, &end) && !*end) return DT_OK;
-        return dt__error(DT_E_USAGE, "--max-restarts %s: it is a whole number from 0 to 1000000", shown);
-    }
-    if (!strcmp(name, "--elastic")) {
-        if (dt__launch_whole(text, 1, DT__RANKS_MAX, &plan->fewest, &end) && *end == ':' &&
-            dt__launch_whole(end + 1, plan->fewest, DT__RANKS_MAX, &plan->most, &end) && !*end)
-            return DT_OK;
-        return dt__error(DT_E_USAGE, "--elastic %s: it is MIN:MAX, the fewest and the most ranks, e.g. 2:4", shown);
-    }
-    return dt__launch_seconds(name, value, 0.05, &plan->timeout);
+    if (!value) return DT_OK;
+    *seconds = strtod(value, &end);
+    if (end != value && !*end && *seconds >= lowest && *seconds <= 1e6) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s %s: it is a number of seconds from %g to 1e6", name, value, lowest);
 }
 
 /* What the options mean together. */
-static dt_result dt__launch_settle(dt__launch_plan *plan)
+static dt_result dt__launch_settle(dt__launch_plan *plan, const dt__launch_asked *asked)
 {
-    if (!plan->ranks) plan->ranks = plan->most ? plan->most : 1;
+    char end;
+    plan->threads |= asked->threads;
+    plan->nodes = (int)asked->nodes, plan->restarts = (int)asked->restarts, plan->timeout = (double)asked->timeout;
+    if (asked->elastic && (sscanf(asked->elastic, "%d:%d%c", &plan->fewest, &plan->most, &end) != 2 ||
+                           plan->fewest < 1 || plan->most < plan->fewest || plan->most > DT__RANKS_MAX))
+        return dt__error(DT_E_USAGE, "--elastic %s: it is MIN:MAX, the fewest and the most ranks, e.g. 2:4",
+                         asked->elastic);
+    plan->ranks = asked->ranks ? (int)asked->ranks : plan->most ? plan->most : 1;
     if (plan->most && !plan->restarts)
         return dt__error(DT_E_USAGE, "--elastic %d:%d: ranks are left out when all start again; set --max-restarts",
                          plan->fewest, plan->most);
@@ -24953,42 +25186,29 @@ static dt_result dt__launch_settle(dt__launch_plan *plan)
     return DT_OK;
 }
 
-/* The name of the launcher option at `text`, or NULL; *value points behind "=" or is NULL. */
-static const char *dt__launch_option(const char *text, const char **value)
-{
-#define DT__LAUNCH_MATCH(name, argument, sentence)                                                           \
-    if (!strncmp(text, name, sizeof(name) - 1) && (!text[sizeof(name) - 1] || text[sizeof(name) - 1] == '=')) {   \
-        *value = text[sizeof(name) - 1] ? text + sizeof(name) : NULL;                                        \
-        return name;                                                                                         \
-    }
-    DT__LAUNCH_OPTIONS(DT__LAUNCH_MATCH)
-#undef DT__LAUNCH_MATCH
-    return NULL;
-}
-
 /* Takes the launcher's options out of argv, up to a "--". A program asked for help runs alone and says it once. */
 static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
 {
     int kept = 1, i = 1, help = 0;
+    dt__launch_asked asked;
     dt_result r = DT_OK;
+    memset(&asked, 0, sizeof asked);
+    asked.timeout = (float)plan->timeout;
     for (; i < *argc && strcmp(argv[i], "--") && !r; i++) {
-        const char *value = NULL, *name = dt__launch_option(argv[i], &value);
-        if (!name) {
-            help = help || !strcmp(argv[i], "--help");
-            argv[kept++] = argv[i];
-            continue;
-        }
-        if (!value && i + 1 < *argc) value = argv[++i];
-        r = dt__launch_value(plan, name, value);
+        const dt__option *o = NULL;
+        if (!strncmp(argv[i], "--", 2))
+            o = dt__option_find(dt__launch_options, DT__LAUNCH_COUNT, argv[i] + 2, strcspn(argv[i] + 2, "="));
+        help = help || !strcmp(argv[i], "--help");
+        if (!o) argv[kept++] = argv[i];
+        else if (strchr(argv[i], '=')) r = dt__option_set(o, strchr(argv[i], '=') + 1, &asked);
+        else r = dt__option_set(o, i + 1 < *argc ? argv[++i] : NULL, &asked);
     }
     if (r) return r;
     while (i < *argc) argv[kept++] = argv[i++];
     *argc = kept;
     argv[kept] = NULL;
-    if (!help) return dt__launch_settle(plan);
-    plan->ranks = 1;
-    plan->nodes = plan->restarts = 0;
-    return DT_OK;
+    if (help) asked.ranks = 1, asked.nodes = asked.restarts = 0, asked.elastic = NULL;
+    return dt__launch_settle(plan, &asked);
 }
 
 static void dt__setenv_int(const char *name, int value)
@@ -25657,7 +25877,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
 /* Another launcher started this rank: what remains of our options is the time limit. */
 static dt_result dt__launch_foreign(dt__launch_plan *plan, int *argc, char **argv, const char *launcher)
 {
-    dt_result r = getenv("DT_TIMEOUT") ? dt__launch_value(plan, "DT_TIMEOUT", getenv("DT_TIMEOUT")) : DT_OK;
+    dt_result r = dt__launch_seconds("DT_TIMEOUT", 0.05, &plan->timeout);
     if (!r) r = dt__launch_parse(plan, argc, argv);
     if (!r && (plan->ranks > 1 || plan->restarts))
         r = dt__error(DT_E_USAGE, "%s has started the ranks: leave --ranks and --max-restarts to it", launcher);
@@ -25716,8 +25936,8 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     plan.threads = 1;
 #endif
     if (dt__by_mpi()) return dt__launch_foreign(&plan, argc, *argv, "mpirun");
-    r = getenv("DT_TIMEOUT") ? dt__launch_value(&plan, "DT_TIMEOUT", getenv("DT_TIMEOUT")) : DT_OK;
-    if (!r && getenv("DT_BACKOFF")) r = dt__launch_seconds("DT_BACKOFF", getenv("DT_BACKOFF"), 0, &plan.backoff);
+    r = dt__launch_seconds("DT_TIMEOUT", 0.05, &plan.timeout);
+    if (!r) r = dt__launch_seconds("DT_BACKOFF", 0, &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
     if (r) return r;
     if (plan.nodes) dt__setenv_int("DT_NODES", plan.nodes);
@@ -25831,203 +26051,6 @@ DT_API int dt_fail(const char *what)
 
 /* ---- options ------------------------------------------------------------------------------------- */
 
-enum { DT__TYPE_INT, DT__TYPE_FLOAT, DT__TYPE_TEXT, DT__TYPE_FLAG, DT__TYPE_NAME, DT__TYPE_MODEL, DT__TYPE_AUTO };
-
-typedef struct dt__option {
-    const char *name, *argument, *sentence;
-    int type, in_layout;
-    size_t offset;
-    const char *names; /* TYPE_NAME: the values 0, 1, .. */
-} dt__option;
-
-#define DT__RECIPE(name, argument, type, field, sentence)                                                    \
-    {name, argument, sentence, type, 0, offsetof(dt_recipe, field), NULL}
-#define DT__LAYOUT(name, argument, type, field, sentence)                                                    \
-    {name, argument, sentence, type, 1, offsetof(dt_layout, field), NULL}
-#define DT__CHOSEN(name, field, names, sentence)                                                             \
-    {name, "KIND", sentence, DT__TYPE_NAME, 1, offsetof(dt_layout, field), names}
-#define DT__NAMED(name, field, names, sentence)                                                              \
-    {name, "KIND", sentence, DT__TYPE_NAME, 0, offsetof(dt_recipe, field), names}
-#define DT__MODEL_NAMES                                                                                                \
-    "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "  \
-    "llama3-8B, llama3.2-1B; or a directory with config.json"
-#define DT__WIRE_NAMES "fp32,fp16,bf16,int8"
-static const dt__option dt__options[] = {
-    DT__RECIPE("data", "FILE", DT__TYPE_TEXT, data, "text or .bin token shards; a comma list or a pattern"),
-    DT__RECIPE("tokenizer", "PATH", DT__TYPE_TEXT, tokenizer,
-               "directory or .json file that encodes a text; none: bytes"),
-    DT__RECIPE("model", "NAME", DT__TYPE_MODEL, model, DT__MODEL_NAMES),
-    DT__RECIPE("weights", "PATH", DT__TYPE_TEXT, weights,
-               "directory or .safetensors file of initial weights, to fine-tune; none: random"),
-    DT__RECIPE("layers", "N", DT__TYPE_INT, model.layers, "blocks"),
-    DT__RECIPE("heads", "N", DT__TYPE_INT, model.heads, "attention heads"),
-    DT__RECIPE("width", "N", DT__TYPE_INT, model.width, "channels"),
-    DT__RECIPE("kv-heads", "N", DT__TYPE_INT, model.kv_heads, "Llama: heads of the keys and values; 0: heads"),
-    DT__RECIPE("hidden", "N", DT__TYPE_INT, model.hidden, "Llama: width of the MLP; 0: 8/3 width, rounded up"),
-    DT__RECIPE("rope-base", "X", DT__TYPE_FLOAT, model.rope_base, "Llama: of the rotary frequencies; 0: 10000"),
-    DT__RECIPE("norm-eps", "X", DT__TYPE_FLOAT, model.norm_eps, "Llama: of the normalisations; 0: 1e-5"),
-    DT__RECIPE("tied", NULL, DT__TYPE_FLAG, model.tied, "Llama: one table for embedding and head"),
-    DT__RECIPE("experts", "N", DT__TYPE_INT, model.experts, "mixture of experts in the place of each MLP; 0: the MLP"),
-    DT__RECIPE("active", "N", DT__TYPE_INT, model.active, "experts per token; 0: 2"),
-    DT__RECIPE("capacity", "X", DT__TYPE_FLOAT, model.capacity, "tokens an expert takes, over the even share; 0: all"),
-    DT__RECIPE("balance", "X", DT__TYPE_FLOAT, model.balance, "coefficient of the load-balance loss"),
-    DT__RECIPE("vocabulary", "N", DT__TYPE_INT, model.vocabulary, "token ids; 0: what the data has"),
-    DT__RECIPE("dropout", "P", DT__TYPE_FLOAT, dropout, "probability"),
-    DT__RECIPE("steps", "N", DT__TYPE_INT, steps, "optimizer steps"),
-    DT__RECIPE("batch", "N", DT__TYPE_INT, batch, "sequences per step"),
-    DT__RECIPE("micro-batch", "N", DT__TYPE_INT, micro_batch, "sequences per micro-batch; 0: the batch"),
-    DT__RECIPE("sequence", "T", DT__TYPE_INT, sequence, "tokens per sequence"),
-    DT__RECIPE("seed", "N", DT__TYPE_INT, seed, "of weights, order and dropout"),
-    DT__RECIPE("data-shards", "N", DT__TYPE_INT, data_shards, "logical shards, a power of two: up to so many ranks"),
-    DT__RECIPE("tensor-shards", "N", DT__TYPE_INT, tensor_shards, "slices of heads and hidden units, a power of two"),
-    DT__RECIPE("context-shards", "N", DT__TYPE_INT, context_shards, "parts of each sequence, a power of two"),
-    DT__NAMED("accumulation", accumulation, "shard,each", "shard or each: how micro-batches add up"),
-    DT__NAMED("schedule", schedule, "constant,cosine,linear,wsd", "constant, cosine, linear or wsd"),
-    DT__RECIPE("learning-rate", "X", DT__TYPE_FLOAT, learning_rate, "peak"),
-    DT__RECIPE("final-rate", "X", DT__TYPE_FLOAT, final_rate, "share of the peak at the end"),
-    DT__RECIPE("warmup", "N", DT__TYPE_INT, warmup, "steps of linear warm-up"),
-    DT__RECIPE("decay", "N", DT__TYPE_INT, decay, "steps of wsd's final decay; 0: a tenth"),
-    DT__NAMED("optimizer", optimizer, "adamw,adam,sgd,lion,adamw8", "adamw, adam, sgd, lion or adamw8 (8-bit moments)"),
-    DT__RECIPE("beta1", "X", DT__TYPE_FLOAT, beta1, "AdamW, Adam, Lion"),
-    DT__RECIPE("beta2", "X", DT__TYPE_FLOAT, beta2, "AdamW, Adam, Lion (there 0.99 is usual)"),
-    DT__RECIPE("epsilon", "X", DT__TYPE_FLOAT, epsilon, "AdamW, Adam"),
-    DT__RECIPE("momentum", "X", DT__TYPE_FLOAT, momentum, "SGD; 0: none"),
-    DT__RECIPE("nesterov", NULL, DT__TYPE_FLAG, nesterov, "SGD: Nesterov's momentum"),
-    DT__RECIPE("weight-decay", "X", DT__TYPE_FLOAT, weight_decay, "not on norms and biases; part of g in Adam and SGD"),
-    DT__RECIPE("clip", "X", DT__TYPE_FLOAT, clip, "limit of the gradient norm; 0: none"),
-    DT__RECIPE("clip-value", "X", DT__TYPE_FLOAT, clip_value, "limit of every gradient element, after --clip; 0: none"),
-    DT__RECIPE("ema", "X", DT__TYPE_FLOAT, ema, "decay of an average of the weights; 0: none"),
-    DT__RECIPE("evaluate-ema", NULL, DT__TYPE_FLAG, evaluate_ema, "validation and samples use the average"),
-    DT__RECIPE("validation", "X", DT__TYPE_FLOAT, validation, "share of the data kept for validation"),
-    DT__RECIPE("growth", "N", DT__TYPE_INT, growth,
-               "a step becomes up to so many batches, as the noise scale grows; 1: never"),
-    DT__NAMED("wire", wire, DT__WIRE_NAMES,
-              "of gradients between ranks: fp32, or fp16, bf16, int8, whose bits depend on dp"),
-    DT__RECIPE("wire-forget", NULL, DT__TYPE_FLAG, wire_forget, "a lab: no error feedback, what is lost is lost"),
-    DT__LAYOUT("threads", "N", DT__TYPE_INT, threads, "threads per rank; 0: cores / ranks"),
-    DT__LAYOUT("tp", "N", DT__TYPE_INT, tp, "tensor parallel degree"),
-    DT__LAYOUT("sequence-parallel", NULL, DT__TYPE_FLAG, sequence_parallel,
-               "tensor groups split rows between products"),
-    DT__LAYOUT("pp", "N", DT__TYPE_INT, pp, "stages of the pipeline"),
-    DT__LAYOUT("cp", "N", DT__TYPE_INT, cp,
-               "context parallel degree (ring attention); the rest of the ranks is data parallel"),
-    DT__LAYOUT("order", "DPT", DT__TYPE_TEXT, order, "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
-    DT__CHOSEN("pipeline", pipeline, "1f1b,gpipe,interleaved,zero-bubble", "1f1b, gpipe, interleaved or zero-bubble"),
-    DT__LAYOUT("chunks", "N", DT__TYPE_INT, chunks, "interleaved: runs of segments per stage"),
-    DT__LAYOUT("memory-weight", "X", DT__TYPE_FLOAT, memory_weight, "stages balance time (0) to memory (1)"),
-    DT__LAYOUT("ep", "N", DT__TYPE_INT, ep, "expert parallel degree: data-parallel ranks that share the experts"),
-    DT__LAYOUT("zero", "N", DT__TYPE_INT, zero,
-               "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
-    DT__LAYOUT("zero-group", "N", DT__TYPE_INT, zero_group, "ranks that share (hybrid sharding); 0: all"),
-    DT__CHOSEN("recompute", recompute, "none,selective,full", "in backward: none, selective (attention) or full"),
-    DT__LAYOUT("offload", NULL, DT__TYPE_FLAG, offload, "what --recompute full keeps goes to a second memory"),
-    DT__LAYOUT("horizon", "N", DT__TYPE_INT, horizon, "offload: segments before its use that an input is fetched"),
-    DT__LAYOUT("offload-rate", "X", DT__TYPE_FLOAT, offload_rate, "offload: bytes per second; 0: no limit"),
-    DT__LAYOUT("bucket", "BYTES", DT__TYPE_INT, bucket, "gradient bytes per reduction"),
-    DT__LAYOUT("noise-scale", NULL, DT__TYPE_FLAG, output.noise_scale,
-               "measure which batch is worth its samples: tr(Sigma) / |G|^2"),
-    DT__CHOSEN("overlap", overlap, "auto,off,on", "a thread communicates meanwhile: auto (on a free core), off or on"),
-    DT__LAYOUT("eval-every", "N", DT__TYPE_INT, output.eval_every, "steps between validations; 0: at the end"),
-    DT__LAYOUT("eval-batches", "N", DT__TYPE_INT, output.eval_batches, "batches per validation; 0: all"),
-    DT__LAYOUT("sample-every", "N", DT__TYPE_INT, output.sample_every, "steps between text samples; 0: at the end"),
-    DT__LAYOUT("sample-length", "N", DT__TYPE_INT, output.sample_length, "bytes per sample; 0: none"),
-    DT__LAYOUT("temperature", "X", DT__TYPE_FLOAT, output.sampling.temperature,
-               "of samples; 0: always the likeliest token"),
-    DT__LAYOUT("top-k", "N", DT__TYPE_INT, output.sampling.top_k, "samples draw from so many tokens; 0: all"),
-    DT__LAYOUT("top-p", "P", DT__TYPE_FLOAT, output.sampling.top_p, "samples draw from so much probability; 0: all"),
-    DT__LAYOUT("no-cache", NULL, DT__TYPE_FLAG, output.no_cache, "samples compute the whole sequence for every token"),
-    DT__LAYOUT("metrics", "FILE", DT__TYPE_TEXT, output.metrics, "JSON lines, one per step; a resumed run appends"),
-    DT__LAYOUT("timeline", "FILE", DT__TYPE_TEXT, output.timeline, "the last step as SVG, or as a trace (.json)"),
-    DT__LAYOUT("checkpoint", "DIR", DT__TYPE_TEXT, checkpoint.place,
-               "where checkpoints are; training goes on from the newest"),
-    DT__LAYOUT("checkpoint-every", "N", DT__TYPE_AUTO, checkpoint.interval,
-               "steps, or auto (Young's interval, by --mtbf); 0: at the end and when asked to stop"),
-    DT__LAYOUT("mtbf", "SECONDS", DT__TYPE_FLOAT, checkpoint.mtbf,
-               "between failures of the job, for --checkpoint-every auto"),
-    DT__CHOSEN("checkpoint-kind", checkpoint.kind, "sharded,full", "sharded (a file per rank) or full (by rank 0)"),
-    DT__LAYOUT("checkpoint-async", NULL, DT__TYPE_FLAG, checkpoint.async, "copy, and write behind training"),
-    DT__LAYOUT("keep", "N", DT__TYPE_INT, checkpoint.keep, "checkpoints that stay, the newest; 0: all"),
-    DT__CHOSEN("resume", checkpoint.resume, "auto,never,only",
-               "auto, never (refuse a used directory) or only (must find one)"),
-    DT__LAYOUT("mirror", "PLACE", DT__TYPE_TEXT, checkpoint.mirror,
-               "complete checkpoints are copied there, and back when DIR is empty"),
-    DT__LAYOUT("mirror-command", "LINE", DT__TYPE_TEXT, checkpoint.mirror_command,
-               "copies $DT_FROM to $DT_TO; none: PLACE is a directory"),
-    DT__LAYOUT("mirror-rate", "X", DT__TYPE_FLOAT, checkpoint.mirror_rate,
-               "bytes per second to the mirror; 0: no limit"),
-    DT__LAYOUT("deadline", "SECONDS", DT__TYPE_FLOAT, checkpoint.deadline, "from a request to stop to a forced end"),
-    DT__LAYOUT("doctor", NULL, DT__TYPE_FLAG, output.doctor,
-               "after 9 steps say why many ranks are hardly faster than one"),
-    DT__LAYOUT("rules", NULL, DT__TYPE_FLAG, output.rules,
-               "look for the usual faults, and say at the end which were found"),
-    DT__LAYOUT("stop-on", "RULE,..", DT__TYPE_TEXT, output.stop_on, "save and stop when one of these rules fires"),
-    DT__LAYOUT("quiet", NULL, DT__TYPE_FLAG, output.quiet, "no progress"),
-    DT__LAYOUT("show-program", NULL, DT__TYPE_FLAG, output.show_program, "print the step program of rank 0"),
-    DT__LAYOUT("no-memory-check", NULL, DT__TYPE_FLAG, no_memory_check, "start although memory looks too small"),
-};
-#undef DT__RECIPE
-#undef DT__LAYOUT
-#undef DT__NAMED
-#undef DT__CHOSEN
-enum { DT__OPTION_COUNT = (int)(sizeof dt__options / sizeof *dt__options) };
-
-static void *dt__option_place(const dt__option *o, dt_recipe *recipe, dt_layout *layout)
-{
-    return (char *)(o->in_layout ? (void *)layout : (void *)recipe) + o->offset;
-}
-
-/* The idx-th of "a,b,c" has `length` characters at the returned place; NULL past the end. */
-static const char *dt__name_at(const char *names, int index, size_t *length)
-{
-    for (; index > 0; index--) {
-        names = strchr(names, ',');
-        if (!names) return NULL;
-        names++;
-    }
-    *length = strcspn(names, ",");
-    return names;
-}
-
-static dt_result dt__option_set(const dt__option *o, const char *value, void *place)
-{
-    char *end = NULL;
-    if (o->type == DT__TYPE_FLAG) {
-        *(int32_t *)place = 1;
-        return DT_OK;
-    }
-    if (!value) return dt__error(DT_E_USAGE, "option --%s needs a value: --%s %s", o->name, o->name, o->argument);
-    if (o->type == DT__TYPE_TEXT) {
-        *(const char **)place = value;
-        return DT_OK;
-    }
-    if (o->type == DT__TYPE_AUTO && !strcmp(value, "auto")) return *(int64_t *)place = DT_AUTO, DT_OK;
-    if (o->type == DT__TYPE_INT || o->type == DT__TYPE_AUTO) {
-        errno = 0;
-        *(int64_t *)place = (int64_t)strtoll(value, &end, 10);
-        if (end != value && !*end && !errno) return DT_OK;
-        return dt__error(DT_E_USAGE, "option --%s: '%s' is not a whole number", o->name, value);
-    }
-    if (o->type == DT__TYPE_FLOAT) {
-        *(float *)place = strtof(value, &end);
-        if (end != value && !*end && *(float *)place - *(float *)place == 0.0f) return DT_OK;
-        return dt__error(DT_E_USAGE, "option --%s: '%s' is not a number", o->name, value);
-    }
-    if (o->type == DT__TYPE_MODEL) {
-        dt_model m = dt_model_gpt2(value);
-        if (!m.layers) m = dt_model_llama(value);
-        if (!m.layers && !access(value, F_OK)) return dt_model_open((dt_model *)place, value);
-        if (!m.layers) return dt__error(DT_E_USAGE, "option --model: there is no size '%s': %s", value, o->sentence);
-        *(dt_model *)place = m;
-        return DT_OK;
-    }
-    for (int i = 0;; i++) {
-        size_t length = 0;
-        const char *name = dt__name_at(o->names, i, &length);
-        if (!name) return dt__error(DT_E_USAGE, "option --%s: '%s' is not one of %s", o->name, value, o->names);
-        if (strlen(value) == length && !strncmp(name, value, length)) return *(int32_t *)place = i, DT_OK;
-    }
-}
-
 /* Edit distance of two short names (Levenshtein). */
 static int dt__distance(const char *a, const char *b)
 {
@@ -26046,103 +26069,116 @@ static int dt__distance(const char *a, const char *b)
     return row[n];
 }
 
-/* Options that earlier versions had, and values of options ("wire topk"). */
-static dt_result dt__removed_option(const char *text, int length, const char *value)
+/* Options, and words of options, that earlier versions had, and what to use instead. */
+#define DT__LOSSY                                                                                                      \
+    "the trainer has no top-k and no PowerSGD. Use --wire int8, or your own loop with the functions of "               \
+    "examples/35_compression.c."
+static const char *const dt__removed[][2] = {
+    {"wire topk", DT__LOSSY}, {"wire powersgd", DT__LOSSY}, {"wire-keep", DT__LOSSY}, {"wire-rank", DT__LOSSY},
+};
+#undef DT__LOSSY
+
+/* Is the option, or "option value", one that was removed? Then the error names what to use. */
+static dt_result dt__option_removed(const char *name, int length, const char *value)
 {
-    static const char *const lossy[] = {"wire-keep", "wire-rank", "wire topk", "wire powersgd"};
-    char name[48], both[48];
-    snprintf(name, sizeof name, "%.*s", length, text);
-    snprintf(both, sizeof both, "%.*s %s", length, text, value ? value : "");
-    for (int i = 0; i < 4; i++)
-        if (!strcmp(lossy[i], i < 2 ? name : both))
-            return dt__error(DT_E_USAGE, "--%s: the trainer has no top-k and no PowerSGD. Use --wire int8, or your own "
-                             "loop with the functions of examples/35_compression.c.", lossy[i]);
+    char text[96];
+    snprintf(text, sizeof text, "%.*s%s%s", length, name, value ? " " : "", value ? value : "");
+    for (size_t i = 0; i < sizeof dt__removed / sizeof *dt__removed; i++)
+        if (!strcmp(text, dt__removed[i][0]))
+            return dt__error(DT_E_USAGE, "--%s: %s", text, dt__removed[i][1]);
     return DT_OK;
 }
 
-static dt_result dt__unknown_option(const char *text)
+static void dt__option_nearest(const dt__option *list, int count, const char *name, const char **nearest, int *best)
 {
-#define DT__LAUNCH_NAME(name, argument, sentence) &name[2],
-    static const char *const launch[] = {DT__LAUNCH_OPTIONS(DT__LAUNCH_NAME) "help"};
-#undef DT__LAUNCH_NAME
-    enum { LAUNCH = (int)(sizeof launch / sizeof *launch) };
+    for (int i = 0; i < count; i++) {
+        int d = dt__distance(name, list[i].name);
+        if (d < *best) *best = d, *nearest = list[i].name;
+    }
+}
+
+static dt_result dt__option_unknown(const char *text, int length)
+{
     char name[48];
     const char *nearest = "help";
-    int best = 1000;
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
-    for (int i = 0; i < DT__OPTION_COUNT + LAUNCH; i++) {
-        const char *candidate = i < LAUNCH ? launch[i] : dt__options[i - LAUNCH].name;
-        int d = dt__distance(name, candidate);
-        if (d < best) best = d, nearest = candidate;
-    }
+    int best;
+    if (dt__option_removed(text, length, NULL)) return DT_E_USAGE;
+    snprintf(name, sizeof name, "%.*s", length, text);
+    best = dt__distance(name, nearest);
+    dt__option_nearest(dt__options, DT__OPTION_COUNT, name, &nearest, &best);
+    dt__option_nearest(dt__launch_options, DT__LAUNCH_COUNT, name, &nearest, &best);
     return dt__error(DT_E_USAGE, "unknown option --%s: did you mean --%s? --help lists all", name, nearest);
 }
 
-static void dt__help_value(const dt__option *o, const void *place, char *text, size_t size)
+/* The options of a group, each with its default. */
+static void dt__help_group(const char *title, const dt__option *list, int count, int of, const void *group)
 {
-    size_t length = 0;
-    text[0] = 0;
-    if (o->type == DT__TYPE_INT || o->type == DT__TYPE_AUTO)
-        snprintf(text, size, " [%lld]", (long long)*(const int64_t *)place);
-    else if (o->type == DT__TYPE_FLOAT) snprintf(text, size, " [%g]", (double)*(const float *)place);
-    else if (o->type == DT__TYPE_NAME) {
-        const char *name = dt__name_at(o->names, *(const int32_t *)place, &length);
-        snprintf(text, size, " [%.*s]", (int)length, name);
-    } else if (o->type == DT__TYPE_TEXT && *(const char *const *)place)
-        snprintf(text, size, " [%s]", *(const char *const *)place);
+    char left[48], value[PATH_MAX];
+    printf("\n%s\n", title);
+    for (const dt__option *o = list; o < list + count; o++) {
+        if (o->group != of) continue;
+        snprintf(left, sizeof left, "--%s%s%s", o->name, o->argument ? " " : "", o->argument ? o->argument : "");
+        printf("  %-24s %s%s%s", left, o->kind == DT__KIND_WORD ? o->range : "", o->kind == DT__KIND_WORD ? ": " : "",
+               o->help);
+        dt__option_text(o, group, value, sizeof value);
+        if (*value && o->kind != DT__KIND_FLAG && dt__option_fits(o, (const char *)group + o->offset))
+            printf(" [%s]", value);
+        printf("\n");
+    }
 }
 
-static void dt__help(const char *program, dt_recipe *recipe, dt_layout *layout)
+static void dt__help(const char *program, const dt_recipe *recipe, const dt_layout *layout)
 {
-    char left[48], value[96];
+    dt__launch_asked asked;
+    memset(&asked, 0, sizeof asked);
+    dt__options_preset(dt__launch_options, DT__LAUNCH_COUNT, DT__GROUP_LAUNCH, &asked);
     printf("Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits; the layout decides where "
-           "and when, and never changes one.\n",
-           program);
-    for (int part = 0; part < 2; part++) {
-        printf("\n%s\n", part ? "Layout" : "Recipe");
-        for (int i = 0; i < DT__OPTION_COUNT; i++) {
-            const dt__option *o = &dt__options[i];
-            if (o->in_layout != part) continue;
-            snprintf(left, sizeof left, "--%s%s%s", o->name, o->argument ? " " : "", o->argument ? o->argument : "");
-            dt__help_value(o, dt__option_place(o, recipe, layout), value, sizeof value);
-            printf("  %-24s %s%s\n", left, o->sentence, value);
-        }
-    }
-#define DT__LAUNCH_HELP(name, argument, sentence) printf("  %-24s %s\n", name " " argument, sentence);
-    DT__LAUNCH_OPTIONS(DT__LAUNCH_HELP)
-#undef DT__LAUNCH_HELP
+           "and when, and never changes a bit.\n", program);
+    dt__help_group("Recipe", dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, recipe);
+    dt__help_group("Layout", dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, layout);
+    dt__help_group("Launcher", dt__launch_options, DT__LAUNCH_COUNT, DT__GROUP_LAUNCH, &asked);
     printf("  %-24s %s\n", "--help", "this text");
+}
+
+/* A size of a family, or a directory with config.json. */
+static dt_result dt__model_named(const char *name, dt_model *model)
+{
+    dt_model m = dt_model_gpt2(name);
+    if (!m.layers) m = dt_model_llama(name);
+    if (!m.layers && !access(name, F_OK)) return dt_model_open(model, name);
+    if (!m.layers) return dt__error(DT_E_USAGE, "option --model: there is no size '%s': " DT__MODEL_NAMES, name);
+    *model = m;
+    return DT_OK;
 }
 
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout)
 {
+    char **arg = *argv;
     int kept = 1;
     for (int i = 1; i < *argc; i++) {
-        const char *text = (*argv)[i], *equals = strchr(text, '='), *value;
-        const dt__option *o = NULL;
+        const char *name = arg[i] + 2, *value = strchr(arg[i], '=');
+        int length = (int)(value ? value - name : (int64_t)strlen(arg[i]) - 2);
+        const dt__option *o;
         dt_result r;
-        size_t length = equals ? (size_t)(equals - text) : strlen(text);
-        if (strncmp(text, "--", 2) || !text[2]) {
-            (*argv)[kept++] = (*argv)[i];
+        if (strncmp(arg[i], "--", 2) || !*name) {
+            arg[kept++] = arg[i];
             continue;
         }
-        if (!strcmp(text, "--help")) {
-            dt__help((*argv)[0], recipe, layout);
+        if (!strcmp(name, "help")) {
+            dt__help(arg[0], recipe, layout);
             return dt__error(DT_E_HELP, "help was printed");
         }
-        for (int k = 0; k < DT__OPTION_COUNT && !o; k++)
-            if (strlen(dt__options[k].name) == length - 2 && !strncmp(dt__options[k].name, text + 2, length - 2))
-                o = &dt__options[k];
-        value = equals ? equals + 1 : i + 1 < *argc ? (*argv)[i + 1] : NULL;
-        if ((r = dt__removed_option(text + 2, (int)length - 2, value)) != DT_OK) return r;
-        if (!o) return dt__unknown_option(text + 2);
-        if (!equals && o->type == DT__TYPE_FLAG) value = NULL;
-        else if (!equals && value) i++;
-        r = dt__option_set(o, value, dt__option_place(o, recipe, layout));
+        o = dt__option_find(dt__options, DT__OPTION_COUNT, name, (size_t)length);
+        if (!o) return dt__option_unknown(name, length);
+        if (value) value++;
+        else if (o->argument && i + 1 < *argc) value = arg[++i];
+        if (o->kind == DT__KIND_MODEL && value) r = dt__model_named(value, &recipe->model);
+        else r = dt__option_set(o, value, o->group == DT__GROUP_RECIPE ? (void *)recipe : (void *)layout);
+        if (r && value) (void)dt__option_removed(name, length, value);
         if (r) return r;
     }
     *argc = kept;
-    (*argv)[kept] = NULL;
+    arg[kept] = NULL;
     if (!layout->checkpoint.place) layout->checkpoint.place = dt__sagemaker_checkpoints();
     return DT_OK;
 }
@@ -26317,12 +26353,9 @@ static dt_result dt__check_llama(const dt_model *m)
         return dt__error(DT_E_USAGE,
                          "a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make it even",
                          (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
-    if (m->hidden < 0 || m->hidden > 1000000)
-        return dt__error(DT_E_USAGE, "--hidden %lld: it is 1 to a million, or 0 for 8/3 of the width",
-                         (long long)m->hidden);
-    if (!(m->rope_base == 0.0f || (m->rope_base >= 1.0f && m->rope_base <= 1e30f)) ||
-        !(m->norm_eps >= 0.0f && m->norm_eps <= 1.0f))
-        return dt__error(DT_E_USAGE, "--rope-base is 1 or more and --norm-eps 0 to 1 (0: the usual value)");
+    if (m->rope_base > 0.0f && m->rope_base < 1.0f)
+        return dt__error(DT_E_USAGE, "--rope-base %g: choose a number not below 1, or 0 for 10000",
+                         (double)m->rope_base);
     if (m->dropout > 0.0f) return dt__error(DT_E_USAGE, "--dropout: the Llama family has none, set it to 0");
     return DT_OK;
 }
@@ -26334,7 +26367,7 @@ static dt_result dt__check_model(const dt_model *m)
         return m->segment_count >= 2
                    ? DT_OK
                    : dt__error(DT_E_USAGE, "a model needs at least two segments: tokens in, loss out");
-    if (m->layers < 1 || m->layers > 1000 || m->heads < 1 || m->width < 1 || m->width > 65536)
+    if (m->layers < 1 || m->heads < 1 || m->width < 1)
         return dt__error(DT_E_USAGE,
                          "the model has %lld layers, %lld heads, width %lld: choose a --model (" DT__MODEL_NAMES
                          ") or set --layers, --heads, --width to 1 or more",
@@ -26342,13 +26375,9 @@ static dt_result dt__check_model(const dt_model *m)
     if (m->width % m->heads)
         return dt__error(DT_E_USAGE, "%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
                          (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
-    if (m->experts < 0 || m->active < 0 || (m->experts && (m->active ? m->active : 2) > m->experts))
-        return dt__error(DT_E_USAGE,
-                         "--experts %lld with --active %lld: experts is 0 or more, active 1 to experts (0: 2)",
-                         (long long)m->experts, (long long)m->active);
-    if (!(m->capacity >= 0.0f && m->capacity <= 1e6f && m->balance >= 0.0f && m->balance <= 1e6f))
-        return dt__error(DT_E_USAGE, "--capacity %g and --balance %g must be from 0 to a million", (double)m->capacity,
-                         (double)m->balance);
+    if (m->experts && (m->active ? m->active : 2) > m->experts)
+        return dt__error(DT_E_USAGE, "--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
+                         (long long)m->active, (long long)m->experts);
     if (m->family == DT_LLAMA) return dt__check_llama(m);
     if (m->family != DT_GPT2)
         return dt__error(DT_E_USAGE, "%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
@@ -26363,32 +26392,15 @@ static dt_result dt__check_model(const dt_model *m)
 static dt_result dt__check_batch(const dt_recipe *r, int dp)
 {
     char list[256];
-    if (r->batch < 1 || r->sequence < 1 || r->steps < 1 || r->batch > 1000000 || r->sequence > 1000000)
-        return dt__error(
-            DT_E_USAGE, "--batch, --sequence and --steps must be 1 or more (and batch and sequence at most a million)");
     if (r->micro_batch < 1 || r->batch % r->micro_batch)
         return dt__error(DT_E_USAGE, "micro-batch %lld does not divide batch %lld: --micro-batch one of %s",
                          (long long)r->micro_batch, (long long)r->batch,
                          dt__divisors(r->batch, r->batch, list, sizeof list));
-    if (!dt__is_pow2(r->data_shards) || r->data_shards > 1024)
-        return dt__error(
-            DT_E_USAGE,
-            "%lld data shards: it is a power of two up to 1024 (the tree over shards must not depend on ranks)",
-            (long long)r->data_shards);
     if (r->micro_batch % r->data_shards)
         return dt__error(DT_E_USAGE,
                          "micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower "
                          "--data-shards (a recipe choice: other bits)",
                          (long long)r->micro_batch, (long long)r->data_shards);
-    if (!dt__is_pow2(r->tensor_shards) || r->tensor_shards > DT__TENSOR_SHARDS)
-        return dt__error(DT_E_USAGE,
-                         "%lld tensor shards: it is a power of two up to %d (the tree over shards must not depend on "
-                         "ranks)",
-                         (long long)r->tensor_shards, (int)DT__TENSOR_SHARDS);
-    if (!dt__is_pow2(r->context_shards) || r->context_shards > 1024)
-        return dt__error(DT_E_USAGE,
-                         "%lld context shards: it is a power of two up to 1024 (the tree over shards must not depend "
-                         "on ranks)", (long long)r->context_shards);
     if (dp > r->data_shards)
         return dt__error(DT_E_USAGE,
                          "%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise --data-shards "
@@ -26399,12 +26411,6 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
 
 static dt_result dt__check_optimizer(const dt_recipe *r)
 {
-    if (r->optimizer < DT_ADAMW || r->optimizer > DT_ADAMW8)
-        return dt__error(DT_E_USAGE, "optimizer %d: it is DT_ADAMW, DT_ADAM, DT_SGD, DT_LION or DT_ADAMW8",
-                         r->optimizer);
-    if (!(r->momentum >= 0.0f && r->momentum < 1.0f && r->ema >= 0.0f && r->ema < 1.0f && r->clip_value >= 0.0f))
-        return dt__error(DT_E_USAGE, "--momentum %g, --ema %g: they lie in [0, 1); --clip-value %g: 0 or more",
-                         (double)r->momentum, (double)r->ema, (double)r->clip_value);
     if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
         return dt__error(DT_E_USAGE, "--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
     if (r->nesterov && !(r->momentum > 0.0f))
@@ -26417,7 +26423,7 @@ static dt_result dt__check_optimizer(const dt_recipe *r)
 static void dt__wire_name(int wire, char *text, size_t size)
 {
     size_t length = 0;
-    const char *name = dt__name_at(DT__WIRE_NAMES, wire, &length);
+    const char *name = dt__option_word(DT__WIRE_NAMES, wire, &length);
     snprintf(text, size, "%.*s", (int)length, name);
 }
 
@@ -26425,8 +26431,6 @@ static void dt__wire_name(int wire, char *text, size_t size)
 static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
 {
     char name[16];
-    if (r->wire < DT_WIRE_FP32 || r->wire > DT_WIRE_INT8)
-        return dt__error(DT_E_USAGE, "format %d on the wire: it is one of DT_WIRE_FP32 to DT_WIRE_INT8", r->wire);
     if (r->wire == DT_WIRE_FP32 || dp == 1) return DT_OK;
     dt__wire_name(r->wire, name, sizeof name);
     if (r->data_shards % dp)
@@ -26447,9 +26451,6 @@ static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
 static dt_result dt__check_noise(const dt_recipe *r, const dt_layout *l)
 {
     int64_t leaves = r->data_shards * (r->accumulation == DT_EACH ? r->batch / r->micro_batch : 1);
-    if (!dt__is_pow2(r->growth) || r->growth > 1024)
-        return dt__error(DT_E_USAGE, "--growth %lld: it is a power of two up to 1024, 1 for a batch that does not grow",
-                         (long long)r->growth);
     if (!l->output.noise_scale && r->growth == 1) return DT_OK;
     if (leaves < 2)
         return dt__error(DT_E_USAGE, "the noise scale compares gradients of parts of the batch, and there is one part: "
@@ -26491,52 +26492,32 @@ static dt_result dt__check_sampling(const dt_sampling *s)
                      (double)s->temperature, (long long)s->top_k, (double)s->top_p);
 }
 
-static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
+static dt_result dt__check_checkpoint(const dt_checkpoints *c)
 {
-    const dt_output *o = &l->output;
-    const dt_checkpoints *c = &l->checkpoint;
-    if (!r->source && (!r->data || !r->data[0]))
-        return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
-    if (!(r->learning_rate >= 0.0f && r->final_rate >= 0.0f && r->beta1 >= 0.0f && r->beta1 < 1.0f &&
-          r->beta2 >= 0.0f && r->beta2 < 1.0f && r->epsilon > 0.0f && r->weight_decay >= 0.0f && r->clip >= 0.0f))
-        return dt__error(
-            DT_E_USAGE,
-            "learning rate, final rate, weight decay and clip must be 0 or more, betas in [0, 1), epsilon above 0");
-    if (!(r->dropout >= 0.0f && r->dropout < 1.0f))
-        return dt__error(DT_E_USAGE, "--dropout %g is outside [0, 1)", (double)r->dropout);
-    if (!(r->validation >= 0.0f && r->validation < 1.0f))
-        return dt__error(DT_E_USAGE, "--validation %g is outside [0, 1)", (double)r->validation);
-    if (r->warmup < 0 || r->decay < 0 || r->schedule < DT_CONSTANT || r->schedule > DT_WSD ||
-        r->accumulation < DT_SHARD || r->accumulation > DT_EACH)
-        return dt__error(DT_E_USAGE,
-                         "--warmup and --decay must be 0 or more; schedule and accumulation one of --help's words");
-    if (l->threads < 0 || l->threads > 1024 || l->bucket < 1 || o->eval_every < 0 || o->eval_batches < 0 ||
-        o->sample_every < 0 || o->sample_length < 0)
-        return dt__error(DT_E_USAGE, "--threads is 0 to 1024, --bucket 1 or more, --eval-*, --sample-* 0 or more");
-    if (!(l->memory_weight >= 0.0f && l->memory_weight <= 1.0f))
-        return dt__error(DT_E_USAGE, "--memory-weight %g: it is 0 (stages balance time) to 1 (memory)",
-                         (double)l->memory_weight);
-    if (o->doctor && r->steps < 4)
-        return dt__error(DT_E_USAGE, "--doctor needs 4 steps, of which it looks at all but the first: --steps %lld is "
-                         "too few", (long long)r->steps);
-    if (c->place && (!*c->place || strlen(c->place) > PATH_MAX - 128))
-        return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
-    if (c->interval < DT_AUTO || c->keep < 0 || !(c->deadline > 0.0f && c->deadline < 1e6f) ||
-        !(c->mtbf > 0.0f && c->mtbf < 1e12f) || !(c->mirror_rate >= 0.0f && c->mirror_rate < 1e15f))
-        return dt__error(DT_E_USAGE, "--checkpoint-every, --keep and --mirror-rate are 0 or more, --deadline and "
-                         "--mtbf above 0 seconds");
-    if (c->mirror_command && !c->mirror)
-        return dt__error(DT_E_USAGE, "--mirror-command copies to a place that --mirror names: give both");
-    if (c->mirror && (!*c->mirror || strlen(c->mirror) > PATH_MAX - 128))
-        return dt__error(DT_E_USAGE, "--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
-    if (c->mirror_command && (strchr(c->mirror, '\'') || strchr(c->place, '\'')))
-        return dt__error(DT_E_USAGE, "--mirror-command: no ' may be in the names of the two places");
     if (!c->place && (c->interval || c->async || c->mirror || c->resume == DT_RESUME_ONLY))
         return dt__error(DT_E_USAGE, "there is no place for checkpoints: --checkpoint DIR names one");
+    if (c->place && (!*c->place || strlen(c->place) > PATH_MAX - 128))
+        return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
+    if (c->mirror && (!*c->mirror || strlen(c->mirror) > PATH_MAX - 128))
+        return dt__error(DT_E_USAGE, "--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
+    if (c->mirror_command && !c->mirror)
+        return dt__error(DT_E_USAGE, "--mirror-command copies to a place that --mirror names: give both");
+    if (c->mirror_command && (strchr(c->mirror, '\'') || strchr(c->place, '\'')))
+        return dt__error(DT_E_USAGE, "--mirror-command: the names of the two places may not contain '");
     if (c->async && c->kind == DT_FULL)
         return dt__error(DT_E_USAGE, "--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait "
                          "for rank 0; save sharded, and convert afterwards");
-    return dt__check_sampling(&o->sampling);
+    return DT_OK;
+}
+
+static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
+{
+    if (!r->source && (!r->data || !r->data[0]))
+        return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
+    if (l->output.doctor && r->steps < 4)
+        return dt__error(DT_E_USAGE, "--doctor looks at 3 steps after the first: --steps %lld is below 4",
+                         (long long)r->steps);
+    return dt__check_checkpoint(&l->checkpoint);
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------- */
@@ -27018,7 +26999,9 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     t->e.recipe = r;
     t->e.layout = &t->layout;
     t->e.comm = t->comm;
-    result = dt__check_model(&r->model);
+    result = dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, r);
+    if (!result) result = dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
+    if (!result) result = dt__check_model(&r->model);
     if (!result) result = dt_mesh_of(&t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm), &t->e.mesh);
     if (!result) result = dt__check_batch(r, t->e.mesh.size[DT_AXIS_DATA]);
     if (!result) result = dt__engine_layout(&t->e);
@@ -27610,37 +27593,18 @@ static dt_result dt__full_read(dt_trainer *t, dt__visit *v, dt__run *run, int64_
 /* Does the option decide bits of what is left to do? Names of files do not: what is in them does, which has a hash. */
 static int dt__option_binds(const dt__option *o)
 {
-    return !o->in_layout && o->type != DT__TYPE_MODEL && o->type != DT__TYPE_TEXT;
+    return o->group == DT__GROUP_RECIPE && o->kind < DT__KIND_TEXT;
 }
 
-static void dt__option_text(const dt__option *o, const void *place, char *text, size_t size)
-{
-    size_t length = 0;
-    text[0] = 0;
-    if (o->type == DT__TYPE_INT || o->type == DT__TYPE_AUTO)
-        snprintf(text, size, "%lld", (long long)*(const int64_t *)place);
-    else if (o->type == DT__TYPE_FLOAT) dt__float_text(*(const float *)place, text, size);
-    else if (o->type == DT__TYPE_FLAG) snprintf(text, size, "%d", (int)*(const int32_t *)place);
-    else if (o->type == DT__TYPE_TEXT)
-        snprintf(text, size, "%s", *(const char *const *)place ? *(const char *const *)place : "");
-    else if (o->type == DT__TYPE_NAME) {
-        const char *name = dt__name_at(o->names, *(const int32_t *)place, &length);
-        snprintf(text, size, "%.*s", (int)length, name);
-    }
-}
-
-/* {"name": "value", ..}: the recipe's options, or the layout's. */
-static void dt__options_json(dt__text *text, const dt_recipe *recipe, const dt_layout *layout, int in_layout)
+/* {"name": "value", ..}: the options of a group. */
+static void dt__options_json(dt__text *text, int of, const void *group)
 {
     const char *comma = "{";
-    for (int i = 0; i < DT__OPTION_COUNT; i++) {
-        const dt__option *o = &dt__options[i];
-        char value[PATH_MAX];
-        if (o->in_layout != in_layout || o->type == DT__TYPE_MODEL) continue;
-        dt__option_text(o, (const char *)(in_layout ? (const void *)layout : (const void *)recipe) + o->offset, value,
-                        sizeof value);
+    char value[PATH_MAX];
+    for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT; o++) {
+        if (o->group != of || o->kind == DT__KIND_MODEL) continue;
         dt__text_add(text, "%s\n  \"%s\": ", comma, o->name);
-        dt__text_string(text, value);
+        dt__text_string(text, dt__option_text(o, group, value, sizeof value));
         comma = ",";
     }
     dt__text_add(text, "}");
@@ -27713,9 +27677,9 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     if (r->wire != DT_WIRE_FP32) dt__text_add(text, " \"data_parallel\": %d,\n", t->e.mesh.size[DT_AXIS_DATA]);
     dt__text_add(text, " \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
-    dt__options_json(text, r, &t->layout, 0);
+    dt__options_json(text, DT__GROUP_RECIPE, r);
     dt__text_add(text, ",\n \"layout\": ");
-    dt__options_json(text, r, &t->layout, 1);
+    dt__options_json(text, DT__GROUP_LAYOUT, &t->layout);
     dt__text_add(text, ",\n \"files\": ");
     dt__manifest_end(text, file, files);
 }
@@ -27734,18 +27698,15 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
                          "--checkpoint", path, (long long)m->step, (long long)t->recipe.steps);
     if (dt__json_enter(&j, '{'))
         while (dt__json_more(&j, '}', &count)) {
-            const dt__option *o = NULL;
-            char value[PATH_MAX];
+            const dt__option *o;
+            char value[64];
             if (!dt__json_key(&j)) break;
-            j.string[j.length] = 0;
-            for (int i = 0; i < DT__OPTION_COUNT; i++)
-                if (!strcmp(dt__options[i].name, j.string)) o = &dt__options[i];
+            o = dt__option_find(dt__options, DT__OPTION_COUNT, j.string, (size_t)j.length);
             dt__json_peek(&j);
             if (!dt__json_string(&j)) break;
             j.string[j.length] = 0;
             if (!o || !dt__option_binds(o)) continue;
-            dt__option_text(o, (const char *)&t->recipe + o->offset, value, sizeof value);
-            if (!strcmp(value, j.string)) continue;
+            if (!strcmp(dt__option_text(o, &t->recipe, value, sizeof value), j.string)) continue;
             if (!strcmp(o->name, "steps") && t->recipe.schedule == DT_CONSTANT) continue;
             dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the "
                       "same or another --checkpoint", path, o->name, j.string, value);
@@ -28220,13 +28181,11 @@ static dt_result dt__checkpoint_recipe(dt_checkpoint *c)
     memset(&j, 0, sizeof j);
     j.path = c->path, j.text = c->m.text, j.bytes = c->m.bytes, j.at = dt__max(0, c->m.recipe);
     if (!result && dt__json_enter(&j, '{'))
-        while (!result && dt__checkpoint_next(&j, &count, name))
-            for (int i = 0; i < DT__OPTION_COUNT && !result; i++) {
-                const dt__option *o = &dt__options[i];
-                int off = o->type == DT__TYPE_FLAG && strcmp(j.string, "1");
-                if (dt__option_binds(o) && !off && !strcmp(o->name, name))
-                    result = dt__option_set(o, j.string, (char *)r + o->offset);
-            }
+        while (!result && dt__checkpoint_next(&j, &count, name)) {
+            const dt__option *o = dt__option_find(dt__options, DT__OPTION_COUNT, name, strlen(name));
+            if (o && dt__option_binds(o) && !(o->kind == DT__KIND_FLAG && strcmp(j.string, "1")))
+                result = dt__option_set(o, j.string, r);
+        }
     dt__free(j.string);
     return result ? result : j.result;
 }

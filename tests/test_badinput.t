@@ -71,27 +71,27 @@ my @cases = (
     ['vocabulary too small', "--data $tmp/good.bin --vocabulary 20", 2, qr/ids up to 49.*raise --vocabulary/],
     ['batch not divisible by shards', "$data --batch 12", 2, qr/batch 12 does not divide into 8 data shards/],
     ['micro-batch does not divide', "$data --batch 16 --micro-batch 5", 2, qr/micro-batch 5 does not divide batch 16/],
-    ['more active experts than there are', "$data --experts 2 --active 3", 2, qr/--experts 2 with --active 3: experts is 0 or more/],
-    ['negative experts', "$data --experts -1", 2, qr/--experts -1 with --active 0/],
-    ['a negative capacity', "$data --experts 4 --capacity -1", 2, qr/--capacity -1 and --balance 0.01 must be from 0/],
+    ['more active experts than there are', "$data --experts 2 --active 3", 2, qr/--active 3 of --experts 2: a token has 1 to --experts of them/],
+    ['negative experts', "$data --experts -1", 2, qr/--experts -1: choose a whole number in \[0,65536\]/],
+    ['a negative capacity', "$data --experts 4 --capacity -1", 2, qr/--capacity -1: choose a number in \[0,1e6\]/],
     ['heads do not divide width', "$data --heads 5", 2, qr/5 heads do not divide width 64: --heads one of 1, 2, 4/],
     ['key heads do not divide heads', "$data --model llama-nano --kv-heads 3", 2, qr/3 heads of the keys do not divide 4 heads: --kv-heads one of 1, 2, 4/],
     ['odd head width', "$data --model llama-nano --width 36", 2, qr/a head of width 9 .width 36 . 4 heads. cannot be rotated in pairs: make it even/],
-    ['negative hidden', "$data --model llama-nano --hidden -1", 2, qr/--hidden -1: it is 1 to a million/],
-    ['rotary base below 1', "$data --model llama-nano --rope-base 0.5", 2, qr/--rope-base is 1 or more/],
+    ['negative hidden', "$data --model llama-nano --hidden -1", 2, qr/--hidden -1: choose a whole number in \[0,1000000\]/],
+    ['rotary base below 1', "$data --model llama-nano --rope-base 0.5", 2, qr/--rope-base 0\.5: choose a number not below 1/],
     ['dropout in a Llama', "$data --model llama-nano --dropout 0.1", 2, qr/--dropout: the Llama family has none/],
     ['options of Llama for a GPT-2', "$data --kv-heads 2", 2, qr/--kv-heads, --hidden, .* are for the Llama family: --model llama-nano/],
-    ['negative temperature', "$data --temperature -1", 2, qr/--temperature -1 .* must be 0 or more/],
-    ['top-p above 1', "$data --top-p 2", 2, qr/--top-p 2 0 to 1/],
+    ['negative temperature', "$data --temperature -1", 2, qr/--temperature -1: choose a number in \[0,1e30\]/],
+    ['top-p above 1', "$data --top-p 2", 2, qr/--top-p 2: choose a number in \[0,1\]/],
     ['unknown model', "$data --model huge", 2, qr/no size 'huge'.*tiny/],
-    ['shards no power of two', "$data --batch 12 --data-shards 3", 2, qr/3 data shards: it is a power of two/],
-    ['tensor shards no power of two', "$data --tensor-shards 3", 2, qr/3 tensor shards: it is a power of two/],
+    ['shards no power of two', "$data --batch 12 --data-shards 3", 2, qr/--data-shards 3: choose a power of two in \[1,1024\]/],
+    ['tensor shards no power of two', "$data --tensor-shards 3", 2, qr/--tensor-shards 3: choose a power of two/],
     ['heads in tensor shards', "$data --model nano --tensor-shards 4", 2, qr/2 heads do not divide into 4 tensor shards: --tensor-shards one of 1, 2/],
     ['rows in tensor shards', "$data --model nano --batch 8 --sequence 33 --tensor-shards 2", 2, qr/33 rows of a unit of work, which do not divide into 2 slices/],
     ['no layers', "$data --layers 0", 2, qr/0 layers/],
-    ['the doctor after two steps', "$data --doctor", 2, qr/--doctor needs 4 steps, .*: --steps 2 is too few/],
-    ['negative steps', "$data --steps -1", 2, qr/--steps must be 1 or more/],
-    ['dropout above 1', "$data --dropout 1.5", 2, qr/--dropout 1\.5/],
+    ['the doctor after two steps', "$data --doctor", 2, qr/--doctor looks at 3 steps after the first: --steps 2 is below 4/],
+    ['negative steps', "$data --steps -1", 2, qr/--steps -1: choose a whole number not below 1/],
+    ['dropout above 1', "$data --dropout 1.5", 2, qr/--dropout 1\.5: choose a number in \[0,1\)/],
     ['loss not finite', "$data --learning-rate 1e30 --warmup 0 --steps 20 --clip 0 --quiet", 1, qr/not finite: lower --learning-rate/],
     ['memory cannot suffice', "$data --layers 40 --width 32768 --heads 64", 1, qr/the plan needs up to [\d.]+ GB.*are free: use a smaller/],
     ['disk full for metrics', "$data --quiet --metrics /dev/full", 1, qr{/dev/full: No space left}],
@@ -101,13 +101,13 @@ my @cases = (
     ['timeline in a folder that is not there', "$data --quiet --timeline none/t.svg", 1, qr{none/t\.svg: No such file}],
     ['unknown option', "$data --learningrate 1", 2, qr/unknown option --learningrate: did you mean --learning-rate\?/],
     ['unknown option of the launcher', "$data --rank 2", 2, qr/unknown option --rank: did you mean --ranks\?/],
-    ['not a whole number', "$data --batch eight", 2, qr/--batch: 'eight' is not a whole number/],
-    ['not a number', "$data --learning-rate fast", 2, qr/--learning-rate: 'fast' is not a number/],
-    ['not one of the words', "$data --schedule square", 2, qr/'square' is not one of constant,cosine,linear,wsd/],
-    ['unknown optimizer', "$data --optimizer adamax", 2, qr/'adamax' is not one of adamw,adam,sgd,lion,adamw8/],
+    ['not a whole number', "$data --batch eight", 2, qr/--batch eight: choose a whole number in \[1,1000000\]/],
+    ['not a number', "$data --learning-rate fast", 2, qr/--learning-rate fast: choose a number not below 0/],
+    ['not one of the words', "$data --schedule square", 2, qr/--schedule square: choose one of constant,cosine,linear,wsd/],
+    ['unknown optimizer', "$data --optimizer adamax", 2, qr/--optimizer adamax: choose one of adamw,adam,sgd,lion,adamw8/],
     ['momentum without SGD', "$data --momentum 0.9", 2, qr/--momentum and --nesterov belong to --optimizer sgd/],
     ['Nesterov without momentum', "$data --optimizer sgd --nesterov", 2, qr/--nesterov looks ahead.*set --momentum/],
-    ['average that never moves', "$data --ema 1", 2, qr/--ema 1: they lie in \[0, 1\)/],
+    ['average that never moves', "$data --ema 1", 2, qr/--ema 1: choose a number in \[0,1\)/],
     ['evaluating an average that is not there', "$data --evaluate-ema", 2, qr/--evaluate-ema: there is no average.*set --ema/],
     ['a word instead of a file', 'nowhere.txt', 1, qr/nowhere\.txt.*check the name/],
 );
@@ -117,15 +117,15 @@ for my $case (@cases) {
 }
 
 # Alone: the options that end the program or count ranks.
-check('0 ranks', "$small $data --ranks 0", 2, qr/--ranks 0: it is a whole number from 1/, 1);
-check('-1 ranks', "$small $data --ranks -1", 2, qr/--ranks -1: it is a whole number/, 1);
-check('10000 ranks', "$small $data --ranks 10000", 2, qr/--ranks 10000: it is a whole number from 1 to 1024/, 1);
-check('abc ranks', "$small $data --ranks abc", 2, qr/--ranks abc: it is a whole number/, 1);
+check('0 ranks', "$small $data --ranks 0", 2, qr/--ranks 0: choose a whole number in \[1,1024\]/, 1);
+check('-1 ranks', "$small $data --ranks -1", 2, qr/--ranks -1: choose a whole number in \[1,1024\]/, 1);
+check('10000 ranks', "$small $data --ranks 10000", 2, qr/--ranks 10000: choose a whole number in \[1,1024\]/, 1);
+check('abc ranks', "$small $data --ranks abc", 2, qr/--ranks abc: choose a whole number in \[1,1024\]/, 1);
 check('more ranks than shards', "$small $data --data-shards 2", 2, qr/4 data-parallel ranks cannot share 2 data shards: use up to 2, or raise --data-shards/, 4);
 check('value missing', "$small --data", 2, qr/--data needs a value: --data FILE/, 1);
 check('value of --ranks missing', "$small $data --ranks", 2, qr/--ranks needs a value/, 1);
 for my $restarts ('-1', 'many', '1000001') {
-    check("$restarts restarts", "$small $data --max-restarts $restarts", 2, qr/--max-restarts $restarts: it is a whole number from 0 to 1000000/, 1);
+    check("$restarts restarts", "$small $data --max-restarts $restarts", 2, qr/--max-restarts $restarts: choose a whole number in \[0,1000000\]/, 1);
 }
 check('value of --max-restarts missing', "$small $data --max-restarts", 2, qr/--max-restarts needs a value/, 1);
 for my $range ('4', '4:2', '0:2', '2:x', '1:9999', '1-2') {
@@ -139,7 +139,7 @@ check('wrong data with restarts', "$small --data nowhere.txt --max-restarts 3", 
     local $ENV{DT_BACKOFF} = 'soon';
     check('a back-off that is no number', "$small $data", 2, qr/DT_BACKOFF soon: it is a number of seconds from 0 to/, 1);
 }
-check('unknown kind of launch', "$small $data --ranks 2 --launch rockets", 2, qr/rockets: it is processes or threads/, 1);
+check('unknown kind of launch', "$small $data --ranks 2 --launch rockets", 2, qr/--launch rockets: choose one of processes,threads/, 1);
 check('generating into a folder that is not there', '--generate none/text.txt 1000', 1, qr{none/text\.txt}, 1);
 check('generating no bytes', '--generate text.txt none', 2, qr/'none' is no number of bytes/, 1);
 

@@ -473,7 +473,7 @@ refused($_, "--checkpoint $ground --ranks 2$kind $_", 2, qr/step-000000003 is of
 refused('other data', "--checkpoint $ground --ranks 1 --data " . corpus(20001), 2, qr/was made with other data than \S+: name the same/);
 refused('--resume never', "--checkpoint $ground --ranks 2$kind --resume never", 2, qr/holds checkpoints, and --resume is never/);
 refused('--resume only', "--checkpoint $tmp/nowhere --ranks 2$kind --resume only", 2, qr/holds no checkpoint to resume from/);
-refused('--resume perhaps', "--checkpoint $tmp/nowhere --resume perhaps", 2, qr/'perhaps' is not one of /);
+refused('--resume perhaps', "--checkpoint $tmp/nowhere --resume perhaps", 2, qr/--resume perhaps: choose one of auto,never,only/);
 refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ['--checkpoint-every 2', qr/there is no place for checkpoints: --checkpoint DIR names one/],
     ['--checkpoint=', qr/--checkpoint/],
@@ -484,11 +484,11 @@ refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ["--checkpoint $tmp/x --mtbf 0", qr/--mtbf/],
     ["--checkpoint $tmp/x --mirror-rate -1", qr/--mirror-rate/],
     ["--checkpoint $tmp/x --mirror-command cp", qr/--mirror-command copies to a place that --mirror names: give both/],
-    ["--checkpoint $tmp/x --mirror $tmp/it\\'s --mirror-command cp", qr/no ' may be in the names/],
+    ["--checkpoint $tmp/x --mirror $tmp/it\\'s --mirror-command cp", qr/the names of the two places may not contain '/],
     ["--mirror $tmp/y", qr/there is no place for checkpoints/],
     ['--checkpoint-async', qr/there is no place for checkpoints/],
     ["--checkpoint $tmp/x --checkpoint-async --checkpoint-kind full", qr/--checkpoint-async is for --checkpoint-kind sharded/],
-    ["--checkpoint $tmp/x --checkpoint-kind half", qr/'half' is not one of sharded,full/],
+    ["--checkpoint $tmp/x --checkpoint-kind half", qr/--checkpoint-kind half: choose one of sharded,full/],
     ["--checkpoint $tmp/" . 'x' x 5000, qr/--checkpoint needs the name of a directory, of up to \d+ bytes/],
 );
 spew("$tmp/plain", '');

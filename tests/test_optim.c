@@ -502,15 +502,15 @@ static void refuse(const dt_recipe *r, const char *sentence)
 static void test_refused(void)
 {
     dt_recipe good = small_recipe(DT_ADAMW), r = good;
-    r.optimizer = 7, refuse(&r, "optimizer 7: it is");
-    r.optimizer = -1, refuse(&r, "optimizer -1: it is");
+    r.optimizer = 7, refuse(&r, "--optimizer 7: choose one of adamw,adam");
+    r.optimizer = -1, refuse(&r, "--optimizer -1: choose one of");
     r = good, r.momentum = 0.9f, refuse(&r, "--momentum and --nesterov belong to --optimizer sgd");
     r = good, r.nesterov = 1, refuse(&r, "belong to --optimizer sgd");
     r.optimizer = DT_SGD, refuse(&r, "--nesterov looks ahead by the momentum: set --momentum");
     r.momentum = 1.0f, refuse(&r, "--momentum 1");
-    r = good, r.ema = 1.0f, refuse(&r, "--ema 1: they lie in [0, 1)");
+    r = good, r.ema = 1.0f, refuse(&r, "--ema 1: choose a number in [0,1)");
     r.ema = __builtin_nanf(""), refuse(&r, "--ema nan");
-    r = good, r.clip_value = -1.0f, refuse(&r, "--clip-value -1: 0 or more");
+    r = good, r.clip_value = -1.0f, refuse(&r, "--clip-value -1: choose a number not below 0");
     r = good, r.evaluate_ema = 1, refuse(&r, "--evaluate-ema: there is no average of the weights: set --ema");
 }
 

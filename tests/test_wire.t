@@ -140,7 +140,7 @@ refused('--ranks 2 --zero 3', 'int8', qr/that --zero 3 saves/);
 refused('--ranks 2 --experts 4 --ep 2', 'bf16', qr/--wire bf16 does not go with --ep 2/);
 refused('--ranks 2', $_, qr/--wire $_: the trainer has no top-k and no PowerSGD\. .* examples\/35_compression\.c/) for qw(topk powersgd);
 refused("--ranks 2 $_", 'int8', qr/^.*--wire-\w+: the trainer has no top-k .* examples\/35_compression\.c/) for '--wire-keep 0.01', '--wire-rank=4';
-refused('--ranks 2', 'int4', qr/'int4' is not one of fp32,fp16,bf16,int8/);
+refused('--ranks 2', 'int4', qr/--wire int4: choose one of fp32,fp16,bf16,int8/);
 
 # Another number of ranks is no way out after a loss; weights alone may go anywhere.
 my $killed = trainer() . ' --data ' . corpus(20000) . " --model nano --validation 0 --sample-length 0 --quiet --batch 8 --sequence 32 --steps 400000";
