@@ -616,11 +616,9 @@ typedef struct dt_tokenizer dt_tokenizer;
  *         \s+(?!\S)|\s+ */
 typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3 } dt_pretokens;
 
-/* Opens a directory that holds tokenizer.json (taken first), or vocab.json and merges.txt; or one such .json file, the
- * merges.txt of a vocab.json beside it. vocab.json means the rule GPT2; its entries that are longer than a byte and
- * made by no merge are special tokens. tokenizer.json is the format of Hugging Face: a BPE model, no normalizer, the
- * pre-tokenizer ByteLevel (GPT2) or Split by one of the rules and ByteLevel; its post-processor and decoder are not
- * read: encoding adds no tokens. Up to 1048576 ids. *t is NULL on errors; DT_E_FILE: cannot be read; DT_E_DATA:
+/* Opens a tokenizer.json of Hugging Face, or the directory that holds one: a BPE model, no normalizer, the
+ * pre-tokenizer ByteLevel (GPT2) or Split by one of the rules and ByteLevel. Its post-processor and decoder are not
+ * read: encoding adds no tokens. At most 1048576 ids. *t is NULL on errors; DT_E_FILE: cannot be read; DT_E_DATA:
  * damaged, with line and byte, or of a kind that is not supported. Close with dt_tokenizer_close(). */
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **t, const char *path);
 /* Learns a vocabulary of up to `vocabulary` ids from texts, named as in dt_data_open(): ids 0..255 are the bytes in
@@ -633,8 +631,7 @@ DT_API dt_result dt_tokenizer_train(dt_tokenizer **t, const char *path, int64_t 
                                     const char *const *special);
 /* Also sets *t to NULL; a NULL *t is fine. */
 DT_API void dt_tokenizer_close(dt_tokenizer **t);
-/* Writes tokenizer.json, vocab.json and merges.txt into a directory, which is made when it is missing; they appear
- * when all are complete. vocab.json and merges.txt do not tell the rule: only tokenizer.json keeps LLAMA3. */
+/* Writes tokenizer.json into a directory, which is created if needed. The file appears when it is complete. */
 DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder);
 
 /* The largest id + 1. */
@@ -665,7 +662,8 @@ typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
 
 /* Opens a file, a comma-separated list of files, or a pattern with * or ? (its matches in byte order of their names);
  * several files are one after the other. Each is either
- *   - token ids in llm.c's .bin form: 256 int32 (20240520, version 1, number of tokens, 0...), then uint16 ids; or
+ *   - token ids in llm.c's .bin form: 256 int32 (20240520, version, number of tokens, 0...), then the ids, uint16 in
+ *     version 1 and uint32 in version 2; or
  *   - anything else: every byte is a token. A file named *.bin must be of the first kind, and kinds do not mix.
  * `sequence` is T, the tokens of a sample. The last `validation_fraction` (0 to below 1) of the tokens is set apart;
  * if it is not 0, both parts must hold at least one sequence.
@@ -719,11 +717,12 @@ typedef struct dt_source {
  * that has no text. The file appears under its name only when it is complete. */
 DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed);
 
-/* Encodes texts, named as in dt_data_open(), into .bin files of `shard_tokens` ids each, the last one with the rest:
+/* Encodes texts, named as in dt_data_open(), into .bin files of `shard_tokens` ids each, the last one with the rest, of
+ * version 2 for a vocabulary above 65536:
  * "NAME_000000.bin", "NAME_000001.bin" .. for an output NAME.bin; 0: all into `output`. special as in
  * dt_tokenizer_encode(); each text is encoded by itself, and nothing is added between two. The files
- * appear when all are complete; *tokens becomes the number of ids (may be NULL). DT_E_DATA: the vocabulary is above
- * 65536, or a file gets more than 2^31 - 1 ids. */
+ * appear when all are complete; *tokens becomes the number of ids (may be NULL). DT_E_DATA: a file
+ * gets more than 2^31 - 1 ids. */
 DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
                                   int special, int64_t *tokens);
 
@@ -1531,8 +1530,8 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 extern "C" {
 #endif
 
-/* No contraction of a * b + c, whatever the user's flags allow. Where the user optimises, gcc compiles all but the kernels
- * at -O1: -O2 takes 6 s longer and makes no step faster. The kernels have a level of their own (H3). */
+/* No contraction of a * b + c, whatever the user's flags allow. Where the user optimises, gcc compiles all but the
+ * kernels at -O1: -O2 takes 6 s longer and makes no step faster. The kernels have a level of their own (H3). */
 #if defined(__clang__)
 #if defined(__x86_64__) /* clang 14 has it for no other target */
 #pragma float_control(push)
@@ -12329,7 +12328,6 @@ static dt__heap_item dt__heap_pop(dt__heap *h)
 
 enum { DT__TOKEN_LIMIT = 1 << 20, DT__FILE_LIMIT = 1 << 30 };
 enum {
-    DT__TOKEN_MADE = 1,    /* by a merge */
     DT__TOKEN_LITERAL = 2, /* its text in the file was no spelling of bytes by the alphabet */
     DT__TOKEN_ADDED = 4,   /* found in the text before it is cut into pre-tokens ... */
     DT__TOKEN_LATE = 8,    /* ... but behind those without this ("normalized") */
@@ -12426,7 +12424,6 @@ static int dt__merge_add(dt_tokenizer *t, int32_t left, int32_t right, int32_t m
         return 0;
     m = &t->merge[t->merges++];
     m->left = left, m->right = right, m->made = made;
-    t->token.span[made].kind |= DT__TOKEN_MADE;
     return dt__map_add(&t->rank, dt__pair_key(left, right), t->merges);
 }
 
@@ -12716,8 +12713,7 @@ static int dt__read_id(dt__json *j, int32_t *id)
     int64_t whole = -1;
     int c = dt__json_peek(j);
     if (c != '-' && (c < '0' || c > '9'))
-        return dt__json_fail(j, "a token's id is missing here: this is neither a tokenizer.json nor a vocab.json, "
-                                "name another file");
+        return dt__json_fail(j, "a token's id is missing here. Name a tokenizer.json");
     if (!dt__json_number(j, &whole)) return 0;
     *id = (int32_t)whole;
     return (whole >= 0 && whole < DT__TOKEN_LIMIT) ||
@@ -12797,32 +12793,6 @@ static int dt__read_merges(dt_tokenizer *t, dt__json *j)
     return !j->result;
 }
 
-/* merges.txt: a first line that begins with #version, then a merge per line. */
-static int dt__read_merges_text(dt_tokenizer *t, dt__json *j)
-{
-    static const char version[] = "#version";
-    uint32_t code;
-    while (j->at < j->bytes) {
-        const char *line = j->text + j->at;
-        const char *end = (const char *)memchr(line, '\n', (size_t)(j->bytes - j->at));
-        int64_t length = end ? end - line : j->bytes - j->at, next = j->at + length + 1;
-        if (length && line[length - 1] == '\r') length--;
-        j->length = 0;
-        if (!dt__json_room(j, length)) return 0;
-        memcpy(j->string, line, (size_t)length);
-        j->length = length;
-        for (int64_t i = 0, step; i < length; i += step) {
-            step = dt__utf8((const unsigned char *)line + i, length - i, &code);
-            if (!step) return dt__json_fail(j, "a line that is not UTF-8: save the file as UTF-8");
-        }
-        if (!(j->at == 0 && length >= 8 && !memcmp(line, version, 8)) && (length || next < j->bytes) &&
-            !dt__read_merge_line(t, j))
-            return 0;
-        j->at = dt__min(next, j->bytes);
-    }
-    return 1;
-}
-
 /* One element of "added_tokens": its content is taken letter by letter. */
 static int dt__read_added_token(dt_tokenizer *t, dt__json *j)
 {
@@ -12847,7 +12817,7 @@ static int dt__read_added_token(dt_tokenizer *t, dt__json *j)
     if (id < t->token.count && (t->token.span[id].kind & DT__TOKEN_ADDED))
         return dt__json_fail(j, "a second added token with the id %d: give each its own", (int)id);
     if (!dt__strings_set(&t->token, id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
-    t->token.span[id].kind = kind | (t->token.span[id].kind & DT__TOKEN_MADE);
+    t->token.span[id].kind = kind;
     j->at = end;
     return 1;
 }
@@ -12973,17 +12943,16 @@ static int dt__read_end(dt__json *j, int64_t end)
            (j->at == j->bytes || dt__json_fail(j, "something follows the last bracket: remove it"));
 }
 
-/* A tokenizer.json, or the whole of a vocab.json; *flat says that it was the second. */
-static int dt__read_json(dt_tokenizer *t, dt__json *j, int *flat)
+/* A tokenizer.json. */
+static int dt__read_json(dt_tokenizer *t, dt__json *j)
 {
     static const char *const key[] = {"model", "normalizer", "pre_tokenizer", "added_tokens", NULL};
     int64_t place[4];
     if (!dt__json_members(j, key, place) || !dt__read_end(j, j->at)) return 0;
-    *flat = place[0] < 0 || j->text[place[0]] != '{';
-    if (*flat) {
-        j->at = 0;
-        return dt__read_vocabulary(t, j);
-    }
+    if (place[0] < 0 || j->text[place[0]] != '{')
+        return dt__json_fail(j, "there is no \"model\", so this is no tokenizer.json. Convert a vocab.json and "
+                                "merges.txt by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of Hugging "
+                                "Face's transformers");
     if (!dt__json_absent(j, place[1]))
         return dt__json_fail(j, "a normalizer changes the text before it is encoded, which is not supported: use a "
                                 "tokenizer without one");
@@ -12993,28 +12962,6 @@ static int dt__read_json(dt_tokenizer *t, dt__json *j, int *flat)
     if (dt__json_absent(j, place[3])) return 1;
     j->at = place[3];
     return dt__read_added(t, j);
-}
-
-/* Entries of a vocab.json that nothing else could produce are special tokens, and their text means itself. */
-static dt_result dt__tokenizer_infer_specials(dt_tokenizer *t)
-{
-    for (int64_t id = 0; id < t->token.count; id++) {
-        dt__chars span = t->token.span[id];
-        char *text;
-        int64_t length = 0;
-        int fine;
-        if (span.length < 2 || (span.kind & DT__TOKEN_MADE)) continue;
-        t->token.span[id].kind = DT__TOKEN_ADDED | DT__TOKEN_SPECIAL | DT__TOKEN_LITERAL;
-        if (span.kind & DT__TOKEN_LITERAL) continue;
-        text = (char *)dt__alloc(2 * (int64_t)span.length, "a special token");
-        if (!text) return DT_E_MEMORY;
-        for (int32_t i = 0; i < span.length; i++)
-            length += dt__utf8_put(dt__byte_code((unsigned char)t->token.bytes[span.at + i]), text + length);
-        fine = dt__strings_set(&t->token, id, text, length);
-        dt__free(text);
-        if (!fine) return DT_E_MEMORY;
-    }
-    return DT_OK;
 }
 
 /* What every tokenizer needs at last. */
@@ -13033,32 +12980,12 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
     return dt__tokenizer_specials(t);
 }
 
-/* The merges.txt beside a vocab.json. */
-static dt_result dt__read_beside(dt_tokenizer *t, const char *vocabulary)
-{
-    char path[PATH_MAX];
-    const char *slash = strrchr(vocabulary, '/');
-    dt__json j;
-    dt_result r;
-    if ((size_t)snprintf(path, sizeof path, "%.*smerges.txt", slash ? (int)(slash - vocabulary) + 1 : 0, vocabulary) >=
-        sizeof path)
-        return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", vocabulary);
-    if (access(path, F_OK))
-        return dt__error(DT_E_FILE, "cannot find %s (%s): it belongs beside vocab.json", path, strerror(errno));
-    r = dt__json_open(&j, path);
-    if (!r && !dt__read_merges_text(t, &j)) r = j.result;
-    dt__json_close(&j);
-    return r ? r : dt__tokenizer_infer_specials(t);
-}
-
 static dt_result dt__tokenizer_read(dt_tokenizer *t, const char *path)
 {
     dt__json j;
-    int flat = 0;
     dt_result r = dt__json_open(&j, path);
-    if (!r && !dt__read_json(t, &j, &flat)) r = j.result;
+    if (!r && !dt__read_json(t, &j)) r = j.result;
     dt__json_close(&j);
-    if (!r && flat) r = dt__read_beside(t, path);
     return r ? r : dt__tokenizer_finish(t, path);
 }
 
@@ -13073,11 +13000,11 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
     if (stat(path, &info))
         return dt__error(DT_E_FILE, "cannot find the tokenizer %s (%s): check the name", path, strerror(errno));
     r = dt__path_join(file, path, "tokenizer.json");
-    if (!r && S_ISDIR(info.st_mode) && access(file, F_OK)) r = dt__path_join(file, path, "vocab.json");
     if (r) return r;
     if (S_ISDIR(info.st_mode) && access(file, F_OK))
-        return dt__error(DT_E_FILE, "%s has neither tokenizer.json nor vocab.json: name the directory of a tokenizer",
-                         path);
+        return dt__error(DT_E_FILE, "%s has no tokenizer.json. Name the directory of a tokenizer; convert a vocab.json "
+                         "and merges.txt by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of Hugging Face's "
+                         "transformers", path);
     t = dt__tokenizer_new();
     r = t ? dt__tokenizer_read(t, S_ISDIR(info.st_mode) ? file : path) : DT_E_MEMORY;
     if (r) dt_tokenizer_close(&t);
@@ -13087,8 +13014,8 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
 
 /* ---- tokenizer files: writing ------------------------------------------------------------------ */
 
-/* A token as text: bytes by the alphabet, a special one as it is; with the escapes of JSON where `json`. */
-static void dt__write_token(FILE *f, const dt_tokenizer *t, int64_t id, int json)
+/* A token as a JSON string's text: bytes by the alphabet, a special token as it is. */
+static void dt__write_token(FILE *f, const dt_tokenizer *t, int64_t id)
 {
     const dt__chars *span = &t->token.span[id];
     for (int32_t i = 0; i < span->length; i++) {
@@ -13096,8 +13023,8 @@ static void dt__write_token(FILE *f, const dt_tokenizer *t, int64_t id, int json
         char text[4];
         text[0] = (char)(unsigned char)byte;
         if (!(span->kind & DT__TOKEN_ADDED)) length = dt__utf8_put(dt__byte_code(byte), text);
-        if (json && length == 1 && (byte == '"' || byte == '\\')) fputc('\\', f);
-        if (json && length == 1 && byte < 32) fprintf(f, "\\u%04x", (unsigned)byte);
+        if (length == 1 && (byte == '"' || byte == '\\')) fputc('\\', f);
+        if (length == 1 && byte < 32) fprintf(f, "\\u%04x", (unsigned)byte);
         else fwrite(text, 1, (size_t)length, f);
     }
 }
@@ -13108,21 +13035,21 @@ static void dt__write_vocabulary(FILE *f, const dt_tokenizer *t)
     for (int64_t id = 0; id < t->token.count; id++) {
         if (!t->token.span[id].length) continue;
         fprintf(f, "%s\"", comma);
-        dt__write_token(f, t, id, 1);
+        dt__write_token(f, t, id);
         fprintf(f, "\":%lld", (long long)id);
         comma = ",\n";
     }
     fprintf(f, "}");
 }
 
-static void dt__write_merges(FILE *f, const dt_tokenizer *t, int json)
+static void dt__write_merges(FILE *f, const dt_tokenizer *t)
 {
     for (int64_t i = 0; i < t->merges; i++) {
-        fprintf(f, "%s", json ? i ? ",\n\"" : "\n\"" : "");
-        dt__write_token(f, t, t->merge[i].left, json);
+        fprintf(f, "%s", i ? ",\n\"" : "\n\"");
+        dt__write_token(f, t, t->merge[i].left);
         fprintf(f, " ");
-        dt__write_token(f, t, t->merge[i].right, json);
-        fprintf(f, "%s", json ? "\"" : "\n");
+        dt__write_token(f, t, t->merge[i].right);
+        fprintf(f, "\"");
     }
 }
 
@@ -13138,7 +13065,7 @@ static void dt__write_added(FILE *f, const dt_tokenizer *t)
         int kind = t->token.span[id].kind;
         if (!(kind & DT__TOKEN_ADDED)) continue;
         fprintf(f, "%s{\"id\":%lld,\"content\":\"", comma, (long long)id);
-        dt__write_token(f, t, id, 1);
+        dt__write_token(f, t, id);
         fprintf(f, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":%s,\"special\":%s}",
                 kind & DT__TOKEN_LATE ? "true" : "false", kind & DT__TOKEN_SPECIAL ? "true" : "false");
         comma = ",\n";
@@ -13165,31 +13092,22 @@ static void dt__write_json(FILE *f, const dt_tokenizer *t)
                "\"vocab\":", t->whole_words ? "true" : "false");
     dt__write_vocabulary(f, t);
     fprintf(f, ",\n\"merges\":[");
-    dt__write_merges(f, t, 1);
+    dt__write_merges(f, t);
     fprintf(f, "]}}\n");
 }
 
 DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder)
 {
-    static const char *const name[3] = {"vocab.json", "merges.txt", "tokenizer.json"};
-    char path[3][PATH_MAX];
-    dt__draft draft[3];
-    dt_result r = DT_OK;
-    int ended = 0, published = 0;
-    if (mkdir(folder, 0777) && errno != EEXIST)
-        return dt__error(DT_E_FILE, "cannot make the directory %s (%s): choose another place", folder, strerror(errno));
-    for (; ended < 3 && !r; ended += !r) {
-        r = dt__path_join(path[ended], folder, name[ended]);
-        if (!r) r = dt__draft_open(&draft[ended], path[ended]);
-        if (r) break;
-        if (ended == 0) dt__write_vocabulary(draft[0].file, t);
-        else if (ended == 2) dt__write_json(draft[2].file, t);
-        else fprintf(draft[1].file, "#version: 0.2\n"), dt__write_merges(draft[1].file, t, 0);
-        r = dt__draft_end(&draft[ended], path[ended]);
-    }
-    for (; published < 3 && !r; published++) r = dt__draft_publish(&draft[published], path[published]);
-    for (int i = published; i < ended; i++) dt__draft_drop(&draft[i]);
-    return r;
+    char path[PATH_MAX];
+    dt__draft draft;
+    dt_result r = dt__path_join(path, folder, "tokenizer.json");
+    if (!r && mkdir(folder, 0777) && errno != EEXIST)
+        r = dt__error(DT_E_FILE, "cannot make the directory %s: %s. Choose another place", folder, strerror(errno));
+    if (!r) r = dt__draft_open(&draft, path);
+    if (r) return r;
+    dt__write_json(draft.file, t);
+    r = dt__draft_end(&draft, path);
+    return r ? r : dt__draft_publish(&draft, path);
 }
 
 /* ---- learning a vocabulary ---------------------------------------------------------------------
@@ -13492,13 +13410,14 @@ DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int
 
 /* ---- data ------------------------------------------------------------------------------------ */
 
-enum { DT__BIN_MAGIC = 20240520, DT__BIN_VERSION = 1, DT__BIN_HEADER = 1024 /* bytes */ };
+/* Token files: 256 int32 (magic, version, number of tokens), then the ids: uint16 in version 1, uint32 in version 2. */
+enum { DT__BIN_MAGIC = 20240520, DT__BIN_HEADER = 1024 /* bytes */ };
 
 typedef struct dt__shard {
     void *map;
     int64_t bytes;             /* of the mapping */
     const unsigned char *data; /* the tokens, `width` bytes each, inside the mapping */
-    int width;                 /* 1: bytes, 2: uint16 token ids, 4: int32 token ids */
+    int width;                 /* bytes of a token: 1 for text, 2 or 4 for token ids */
     void *encoded;             /* instead of the mapping: ids of a text */
     int64_t room;              /* ids that fit into it */
     int64_t first, tokens;     /* place of its first token among all, and how many */
@@ -13523,17 +13442,17 @@ static dt_result dt__shard_ids(dt__shard *s, const char *path)
         return dt__error(DT_E_DATA, "%s has %lld bytes, fewer than its header: it is cut, copy it again", path,
                          (long long)s->bytes);
     memcpy(header, s->map, sizeof header);
-    if (header[1] != DT__BIN_VERSION)
-        return dt__error(DT_E_DATA, "%s is a token file of version %d, not %d: make it with llm.c's current scripts",
-                         path, (int)header[1], (int)DT__BIN_VERSION);
-    if (header[2] <= 0) return dt__error(DT_E_DATA, "%s promises %d tokens: write it again", path, (int)header[2]);
-    if (s->bytes != DT__BIN_HEADER + 2 * (int64_t)header[2])
-        return dt__error(DT_E_DATA, "%s has %lld bytes, but %d tokens need %lld: it is cut or damaged, copy it again",
-                         path, (long long)s->bytes, (int)header[2],
-                         (long long)(DT__BIN_HEADER + 2 * (int64_t)header[2]));
-    s->data = (const unsigned char *)s->map + DT__BIN_HEADER;
+    if (header[1] != 1 && header[1] != 2)
+        return dt__error(DT_E_DATA, "%s is a token file of version %d. Write version 1 (uint16 ids) or 2 (uint32 ids)",
+                         path, (int)header[1]);
+    if (header[2] <= 0) return dt__error(DT_E_DATA, "%s promises %d tokens. Write it again", path, (int)header[2]);
+    s->width = 2 * header[1];
     s->tokens = header[2];
-    s->width = 2;
+    if (s->bytes != DT__BIN_HEADER + s->width * s->tokens)
+        return dt__error(DT_E_DATA, "%s has %lld bytes, but %lld tokens need %lld, so it is cut or damaged. Copy it "
+                         "again", path, (long long)s->bytes, (long long)s->tokens,
+                         (long long)(DT__BIN_HEADER + s->width * s->tokens));
+    s->data = (const unsigned char *)s->map + DT__BIN_HEADER;
     return DT_OK;
 }
 
@@ -13705,16 +13624,26 @@ DT_API int64_t dt_data_samples(const dt_data *d, dt_split split)
     return d->tokens[split] > 0 ? (d->tokens[split] - 1) / d->sequence : 0;
 }
 
-/* The largest token and 1; reads all of them. */
+/* Tokens [at, at + n) of a shard. */
+static void dt__shard_read(const dt__shard *s, int64_t at, int64_t n, int32_t *out)
+{
+    const unsigned char *byte = s->data + at * s->width;
+    const uint16_t *id = (const uint16_t *)(const void *)byte;
+    if (s->width == 4) memcpy(out, byte, sizeof *out * (size_t)n);
+    else for (int64_t i = 0; i < n; i++) out[i] = s->width == 1 ? byte[i] : id[i];
+}
+
+/* The largest token plus 1; reads all tokens. */
 static int64_t dt__data_ids(const dt_data *d)
 {
     int64_t largest = dt__max(d->vocabulary, 1) - 1;
+    int32_t id[512];
     for (int i = 0; i < d->shards; i++) {
-        const unsigned char *byte = d->shard[i].data;
-        const uint16_t *id = (const uint16_t *)(const void *)byte;
-        for (int64_t j = 0; !d->shard[i].encoded && j < d->shard[i].tokens; j++) {
-            int token = d->width == 1 ? byte[j] : id[j];
-            if (token > largest) largest = token;
+        const dt__shard *s = &d->shard[i];
+        for (int64_t at = 0; !s->encoded && at < s->tokens; at += 512) {
+            int64_t n = dt__min(512, s->tokens - at);
+            dt__shard_read(s, at, n, id);
+            for (int64_t k = 0; k < n; k++) largest = dt__max(largest, (uint32_t)id[k]);
         }
     }
     return largest + 1;
@@ -13732,11 +13661,7 @@ static void dt__data_read(const dt_data *d, int64_t at, int64_t n, int32_t *out)
     }
     for (const dt__shard *s = &d->shard[low]; n > 0; s++) {
         int64_t skip = at - s->first, run = dt__min(n, s->tokens - skip);
-        const unsigned char *byte = s->data + skip * s->width;
-        const uint16_t *id = (const uint16_t *)(const void *)byte;
-        if (s->width == 4) memcpy(out, byte, sizeof *out * (size_t)run);
-        else if (s->width == 1) for (int64_t i = 0; i < run; i++) out[i] = byte[i];
-        else for (int64_t i = 0; i < run; i++) out[i] = id[i];
+        dt__shard_read(s, skip, run, out);
         out += run;
         at += run;
         n -= run;
@@ -14166,6 +14091,7 @@ DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed
 typedef struct dt__shard_writer {
     const char *output;
     int64_t limit;  /* ids per file; 0: one file */
+    int width;      /* bytes of an id: 2, or 4 for a vocabulary above 65536 */
     int64_t tokens; /* in the file that is open */
     int64_t total;
     dt__draft *draft; /* of every file, ended but for an open last one */
@@ -14210,7 +14136,7 @@ static dt_result dt__shard_end(dt__shard_writer *w)
     r = dt__shard_name(w, w->drafts - 1, name);
     if (r) return r;
     header[0] = DT__BIN_MAGIC;
-    header[1] = DT__BIN_VERSION;
+    header[1] = w->width / 2;
     header[2] = (int32_t)w->tokens;
     if (!fseek(d->file, 0, SEEK_SET)) fwrite(header, 1, sizeof header, d->file);
     r = dt__draft_end(d, name);
@@ -14239,7 +14165,8 @@ static dt_result dt__shard_write(void *context, const int32_t *ids, int64_t coun
         }
         run = dt__min(run, limit - w->tokens);
         for (int64_t i = 0; i < run; i++) narrow[i] = (uint16_t)ids[i];
-        if ((int64_t)fwrite(narrow, sizeof *narrow, (size_t)run, w->draft[w->drafts - 1].file) != run) {
+        if ((int64_t)fwrite(w->width == 2 ? (const void *)narrow : ids, (size_t)w->width, (size_t)run,
+                            w->draft[w->drafts - 1].file) != run) {
             char name[PATH_MAX];
             r = dt__shard_name(w, w->drafts - 1, name);
             return r ? r : dt__draft_end(&w->draft[--w->drafts], name); /* says why */
@@ -14282,15 +14209,11 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
     memset(&w, 0, sizeof w);
     w.output = output;
     w.limit = shard_tokens;
+    w.width = dt_tokenizer_size(t) > 65536 ? 4 : 2;
     if (tokens) *tokens = 0;
     if (shard_tokens < 0 || shard_tokens > INT32_MAX)
         return dt__error(DT_E_USAGE, "shards of %lld tokens: use 1 to %d, or 0 for one file", (long long)shard_tokens,
                          INT32_MAX);
-    if (dt_tokenizer_size(t) > 65536)
-        return dt__error(DT_E_DATA,
-                         "the vocabulary has %lld ids, and a .bin file holds ids up to 65535: give the text "
-                         "and the tokenizer to dt_data_open_tokenized()",
-                         (long long)dt_tokenizer_size(t));
     r = dt__names_list(&names, path);
     if (r) return r;
     for (size_t i = 0; i < names.gl_pathc && !r; i++) r = dt__shard_file(&w, t, names.gl_pathv[i], special);
@@ -19189,8 +19112,8 @@ static dt_result dt__world_slurm(dt__world *w)
     w->hosts = dt__world_number(&r, step ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1, 65536, 0);
     if (r) return r;
     if (list && !dt__host_first(list, w->address, sizeof w->address))
-        return dt__error(DT_E_USAGE, "the first host in Slurm's list cannot be read: \"%s\". Set MASTER_ADDR to the host "
-                         "of rank 0", list);
+        return dt__error(DT_E_USAGE, "the first host in Slurm's list cannot be read: \"%s\". Set MASTER_ADDR to the "
+                         "host of rank 0", list);
     w->local_size = dt__host_tasks(dt__environment("SLURM_STEP_TASKS_PER_NODE"), w->host);
     if (!w->local_size) w->local_size = dt__host_tasks(dt__environment("SLURM_TASKS_PER_NODE"), w->host);
     w->port = 20000 + (int)((strtoul(id ? id : "0", NULL, 10) * 8 + strtoul(step ? step : "0", NULL, 10)) % 10000);
@@ -19454,7 +19377,7 @@ static int dt__socket_prepare(int fd)
     return fcntl(fd, F_SETFD, FD_CLOEXEC) || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK);
 }
 
-/* The addresses of a host, to be freed by freeaddrinfo, or NULL and the reason. `passive`: all addresses of this host. */
+/* The addresses of a host, to be freed by freeaddrinfo, or NULL and the reason. `passive`: all those of this host. */
 static struct addrinfo *dt__host_addresses(const char *address, int port, int passive, const char **why)
 {
     struct addrinfo hints, *list = NULL;
@@ -19710,8 +19633,8 @@ static int dt__meet_talk(const dt__world *w, int fd, const void *mine, int bytes
     if ((agreed = dt__meet_welcome(w, fd, &in, end)) != 1) return agreed;
     dt__side_proof(proof, '0', &hello, in.nonce);
     if (memcmp(proof, in.proof, sizeof proof)) {
-        dt__error(DT_E_PEER, "the rank 0 that answers at %s, port %d, has another DT_JOB_KEY than rank %d. Set the same "
-                  "key on all ranks, and a port of its own for each job", w->address, w->port, w->rank);
+        dt__error(DT_E_PEER, "the rank 0 that answers at %s, port %d, has another DT_JOB_KEY than rank %d. Set the "
+                  "same key on all ranks, and a port of its own for each job", w->address, w->port, w->rank);
         return -1;
     }
     dt__side_proof(proof, 'c', &hello, in.nonce);
@@ -19745,7 +19668,7 @@ static dt_result dt__meet_caller(const dt__world *w, const void *mine, int bytes
                      w->port, w->patience, error ? strerror(error) : why);
 }
 
-/* Every rank contributes `bytes` bytes, at most DT__BLOB, the same number everywhere; all (size,bytes) receives them. */
+/* Every rank contributes `bytes` bytes, at most DT__BLOB and equally many; all (size,bytes) receives them. */
 static dt_result dt__rendezvous(dt__world *w, const void *mine, int bytes, void *all)
 {
     if (w->size == 1) return memcpy(all, mine, (size_t)bytes), DT_OK;
@@ -25991,7 +25914,7 @@ DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
     if (w.kind == DT__WORLD_ALONE) w.local_rank = w.rank, w.local_size = w.size, w.hosts = 1;
     dt__world_describe(&w);
     if (w.everywhere)
-        fprintf(stderr, "dtrain: rank 0 listened on all interfaces, port %d, because %s is not an address of its host\n",
+        fprintf(stderr, "dtrain: rank 0 listened on all interfaces, port %d, because %s is no address of its host\n",
                 w.port, w.address);
     dt__world_copy((*c)->launcher, sizeof (*c)->launcher, w.line);
     return DT_OK;
@@ -27758,10 +27681,9 @@ static void dt__save_path(const dt_trainer *t, char path[PATH_MAX])
     (void)dt__path_join(path, t->layout.checkpoint.place, name);
 }
 
-/* What others need to make use of the weights (rank 0): config.json, and the tokenizer's files. */
+/* What others need to make use of the weights (rank 0): config.json and tokenizer.json. */
 static dt_result dt__save_extras(dt_trainer *t, const char *path)
 {
-    static const char *const of_tokenizer[] = {"tokenizer.json", "vocab.json", "merges.txt"};
     dt__saver *s = &t->save;
     char name[PATH_MAX];
     dt__text text;
@@ -27776,8 +27698,7 @@ static dt_result dt__save_extras(dt_trainer *t, const char *path)
         dt__free(text.at);
     }
     if (t->tokenizer && !r) r = dt_tokenizer_save(t->tokenizer, path);
-    for (int i = 0; i < 3 && t->tokenizer && !r; i++)
-        r = dt__part_take(&s->files, path, of_tokenizer[i], &s->extra[s->extras++]);
+    if (t->tokenizer && !r) r = dt__part_take(&s->files, path, "tokenizer.json", &s->extra[s->extras++]);
     return r;
 }
 

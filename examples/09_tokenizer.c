@@ -115,7 +115,7 @@ static dt_result write_and_compare(const dt_tokenizer *t, const char *folder, co
 int main(int argc, char **argv)
 {
     static const char *const special[] = {"<|endoftext|>", NULL};
-    static const char *const made[] = {"text.txt", "tokens.bin", "vocab.json", "merges.txt", "tokenizer.json"};
+    static const char *const made[] = {"text.txt", "tokens.bin", "tokenizer.json"};
     char folder[] = "/tmp/dtrain_XXXXXX", text[64], path[64];
     long long size = argc > 2 ? atoll(argv[2]) : 2048;
     int64_t tokens = 0, bytes = 0;

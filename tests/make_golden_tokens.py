@@ -10,11 +10,9 @@ tiktoken 0.14.0 (pip install tokenizers==0.20.3 tiktoken==0.14.0). All text is m
 on it by the reference's own trainer.
 
     train.txt       the text
-    vocab.json, merges.txt
-                    byte-level BPE with the rule of GPT-2, as the reference writes it; <|endoftext|> is in the vocabulary
-    gpt2.json       the same as tokenizer.json, without special tokens; minimal count of a pair: 2
+    gpt2.json       byte-level BPE with the rule of GPT-2, without special tokens; minimal count of a pair: 2
     llama3.json     with the rule of Llama 3, ignore_merges, special tokens and added tokens that are not
-    cases.txt       lines "KIND SPECIAL HEX: IDS": the text in hexadecimal, its ids; KIND gpt2, vocab or llama3; special
+    cases.txt       lines "KIND SPECIAL HEX: IDS": the text in hexadecimal, its ids; KIND gpt2 or llama3; special
                     tokens are looked for (1) or text (0). First a line "classes SHA256": of one character '0' to '3' per
                     code point (other, letter, number, white space), surrogates '0', by the reference's \\p{L} \\p{N} \\s
 """
@@ -145,24 +143,14 @@ def second_opinion(tokenizer, pattern):
 def make():
     text = make_text(1, 6000)
     gpt2 = train(text, GPT2, 700, [])
-    vocab = Tokenizer.from_str(gpt2.to_str())
-    vocab.add_special_tokens([END])
     llama3 = train(text, LLAMA3, 640, [])
     llama3.add_special_tokens(SPECIAL)
     llama3.add_tokens([AddedToken(a, normalized=a != "[tool]x") for a in ADDED])
-    whole = json.loads(vocab.to_str())
-    tokens = dict(whole["model"]["vocab"])
-    tokens[END] = vocab.token_to_id(END)
-    merges = [" ".join(m) if isinstance(m, list) else m for m in whole["model"]["merges"]]
-    files = {"train.txt": text, "gpt2.json": gpt2.to_str(), "llama3.json": llama3.to_str(),
-             "vocab.json": json.dumps(tokens, ensure_ascii=True, separators=(",", ":")),
-             "merges.txt": "#version: 0.2\n" + "\n".join(merges) + "\n"}
+    files = {"train.txt": text, "gpt2.json": gpt2.to_str(), "llama3.json": llama3.to_str()}
     opinion = {"gpt2": second_opinion(gpt2, GPT2), "llama3": second_opinion(llama3, LLAMA3)}
     lines = ["classes " + classes()]
-    for name, t in (("gpt2", gpt2), ("vocab", vocab), ("llama3", llama3)):
+    for name, t in (("gpt2", gpt2), ("llama3", llama3)):
         for s in nasty():
-            if name == "vocab" and "<|" not in s:
-                continue
             for special in (0, 1):
                 t.encode_special_tokens = not special
                 ids = t.encode(s, add_special_tokens=False).ids
@@ -179,10 +167,6 @@ def load(made, folder):
     """What dtrain.h trained on train.txt and saved must load here, and encode as dtrain.h noted in MADE/cases.txt."""
     bad = total = 0
     kinds = {name: Tokenizer.from_file(os.path.join(made, name, "tokenizer.json")) for name in ("gpt2", "llama3")}
-    pair = models.BPE.from_file(os.path.join(made, "gpt2", "vocab.json"), os.path.join(made, "gpt2", "merges.txt"))
-    kinds["pair"] = Tokenizer(pair)
-    kinds["pair"].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    kinds["pair"].decoder = decoders.ByteLevel()
     for line in open(os.path.join(made, "cases.txt")):
         head, ids = line.rstrip("\n").split(":")
         name, special, text = (head.split(" ") + [""])[:3]

@@ -60,7 +60,7 @@ like(hash("$small --model nano --tokenizer $root/tests/golden/tokens/gpt2.json -
 is((run(60, "$program convert $tmp/words $tmp/words.full full"))[0], 0, 'converted');
 is((run(60, "$program verify $tmp/words.full"))[0], 0, 'whole');
 ($status, $out) = run(60, "$program show $tmp/words.full");
-like($out, qr/\b$_ .*sha256/, "$_ goes with it") for qw(tokenizer.json vocab.json merges.txt);
+like($out, qr/\b$_ .*sha256/, "$_ goes with it") for qw(tokenizer.json);
 is(hash("$small --model $tmp/words.full/step-000000002 --weights $tmp/words.full/step-000000002 --tokenizer $tmp/words.full/step-000000002"),
    hash("$small --model $tmp/words.full/step-000000002 --weights $tmp/words.full/step-000000002 --tokenizer $root/tests/golden/tokens/gpt2.json"),
    'and is the same');

@@ -49,7 +49,7 @@ spew("$tmp/cut.json", substr(slurp("$golden/gpt2.json"), 0, 9000));
 refused('no such tokenizer', "--data $golden/train.txt --tokenizer nowhere", 1, qr/cannot find the tokenizer nowhere.*check the name/);
 refused('broken JSON', "--data $golden/train.txt --tokenizer $tmp/broken.json", 1, qr/broken\.json, line 1, byte 11/);
 refused('a file that is cut', "--data $golden/train.txt --tokenizer $tmp/cut.json", 1, qr/cut\.json, line 1, byte 9000/);
-refused('a directory without one', "--data $golden/train.txt --tokenizer $tmp", 1, qr/neither tokenizer\.json nor vocab\.json/);
+refused('a directory without one', "--data $golden/train.txt --tokenizer $tmp", 1, qr/has no tokenizer\.json/);
 spew("$tmp/high.bin", pack('l<256', 20240520, 1, 3000, (0) x 253) . pack('S<*', map { $_ % 600 } 1 .. 3000));
 refused('ids of another tokenizer', "--data $tmp/high.bin $with", 2, qr/ids up to 599, the tokenizer .* up to 499: name the one/);
 
