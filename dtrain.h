@@ -26238,11 +26238,12 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
     if (dt__engine_settle((dt__engine *)(uintptr_t)&t->e)) return NULL;
-    return dt__trainer_part(t, t->e.shape.zero < 3 ? t->e.params : NULL, name, count);
+    return dt__trainer_part(t, t->e.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
 }
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count)
 {
-    return dt__trainer_part(t, t->e.shape.zero ? NULL : (const float *)t->e.state[DT__STATE_AVERAGE], name, count);
+    const float *average = dt__host((const float *)t->e.state[DT__STATE_AVERAGE]);
+    return dt__trainer_part(t, t->e.shape.zero ? NULL : average, name, count);
 }
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
@@ -26844,10 +26845,10 @@ static dt_result dt__trainer_draw(dt_trainer *t)
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
         dt__init_shards(&p->is, e->net.tensor_shards, e->net.first_shard, e->net.own_shards, (uint64_t)t->recipe.seed,
-                        t->pool, whole ? e->params + p->offset : x.weight, whole ? 0 : x.from,
+                        t->pool, dt__host(whole ? e->params + p->offset : x.weight), whole ? 0 : x.from,
                         whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
-            memcpy((float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, 4 * (size_t)x.count);
+            dt__mem_copy(t->pool, (float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     return DT_OK;
 }
@@ -27019,9 +27020,11 @@ static dt_result dt__runs_of(dt__runs *l, const dt__engine *e, int kind, int32_t
     const dt__net_param *p = &e->net.params[param];
     dt__piece_of x = dt__engine_piece(e, p);
     int64_t bytes = dt__array_bytes(e->recipe, kind), from = x.from, count = x.count;
-    char *data = kind ? (char *)e->state[kind - 1] + x.state / DT__MOMENT_BLOCK * bytes : (char *)x.weight;
+    const float *state = kind ? (const float *)e->state[kind - 1] : x.weight;
+    char *data = (char *)dt__host(state) + (kind ? x.state / DT__MOMENT_BLOCK * bytes : 0);
     if (p->offset < 0) return DT_OK;
-    if (!kind && !writes && e->shape.zero < 3) from = 0, count = p->count, data = (char *)(e->params + p->offset);
+    if (!kind && !writes && e->shape.zero < 3)
+        from = 0, count = p->count, data = (char *)dt__host(e->params + p->offset);
     if (writes) {
         dt__engine_share(e, p, &from, &count);
         data += (from - x.from) / DT__MOMENT_BLOCK * bytes;
@@ -28020,7 +28023,8 @@ static dt_result dt__trainer_forget(dt_trainer *t)
     else if (strcmp(what, "optimizer"))
         return dt__error(DT_E_USAGE, "DT_FORGET=%s: it is optimizer, schedule, cursor or rng", what);
     for (int i = 0; i < DT__STATE_AVERAGE && !strcmp(what, "optimizer"); i++)
-        if (e->state[i]) memset(e->state[i], 0, (size_t)(own / DT__MOMENT_BLOCK * dt__state_bytes(&t->recipe, i)));
+        if (e->state[i])
+            dt__mem_fill(t->pool, (float *)e->state[i], 0.0f, own / DT__MOMENT_BLOCK * dt__state_bytes(&t->recipe, i) / 4);
     if (!strcmp(what, "optimizer")) e->powers.power1 = e->powers.power2 = 1.0;
     return DT_OK;
 }
@@ -28591,7 +28595,7 @@ static dt_result dt__weights_load(dt_trainer *t)
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)
-            memcpy((float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, 4 * (size_t)x.count);
+            dt__mem_copy(t->pool, (float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     dt__visit_close(&v);
     dt__runs_close(&runs);
@@ -28822,8 +28826,8 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
         char name[96];
         if (arrays > 1) snprintf(name, sizeof name, "%.85s/%d", p->is.name, (int)v);
         else snprintf(name, sizeof name, "%.95s", p->is.name);
-        r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, x.gradient + v * each, n, units);
-        if (!r) r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, x.weight + v * each, n, units);
+        r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, dt__download(x.gradient + v * each, n), n, units);
+        if (!r) r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, dt__download(x.weight + v * each, n), n, units);
     }
     return r;
 }
@@ -29052,6 +29056,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     int32_t id;
     int cut;
     const dt__built *segment = dt__net_prediction(&e->net, &at, &id);
+    const float *values;
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
     has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT_AXIS_CONTEXT] : 0;
@@ -29078,13 +29083,12 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         if (segment->stage == e->shape.stage) {
             dt__engine_bind(e, at, 0, -1, &b);
             n = dt__min(e->rows, count - first) * each;
+            values = dt__download(dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
             if (e->net.context_shards)
-                r = dt__whole_rows(e, segment->plan->g, dt__where(segment->plan, &b, id), n / each,
-                                   predictions + first * each);
+                r = dt__whole_rows(e, segment->plan->g, values, n / each, predictions + first * each);
             else if (cut)
-                r = dt__whole_logits(e, dt__where(segment->plan, &b, id), n / t->recipe.model.vocabulary,
-                                     predictions + first * each);
-            else memcpy(predictions + first * each, dt__where(segment->plan, &b, id), 4 * (size_t)n);
+                r = dt__whole_logits(e, values, n / t->recipe.model.vocabulary, predictions + first * each);
+            else memcpy(predictions + first * each, values, 4 * (size_t)n);
         }
     }
     e->env.inference = 0;
@@ -29131,8 +29135,9 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
     *logits = NULL;
     for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
         const dt__chunk *chunk = &e->chunks[c];
-        if (chunk->first) memcpy(&input, &tokens, sizeof tokens);
-        else r = dt_recv(stages, input = t->generator.memory, net->segments[chunk->begin].input, (stage + pp - 1) % pp);
+        int64_t count = net->segments[chunk->begin].input;
+        input = chunk->first ? dt__upload(tokens, count) : t->generator.memory;
+        if (!chunk->first) r = dt_recv(stages, dt__host(input), count, (stage + pp - 1) % pp);
         for (int64_t q = chunk->begin; q < chunk->end && !r; q++) {
             const dt__plan *p = net->segments[q].plan;
             dt__bind b;
@@ -29140,10 +29145,12 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
             if (r) break;
             dt__generator_segment(t, net, q, input, &memory, &cache, &env, &b);
             r = e->exchanged;
-            if (p->g->logits.id) *logits = dt__where(p, &b, p->g->logits.id);
+            if (p->g->logits.id)
+                *logits = dt__download(dt__where(p, &b, p->g->logits.id), dt__floats(dt__at(p->g, p->g->logits)));
             input = b.at[DT__AT_OUTPUT];
         }
-        if (!chunk->last && !r) r = dt_send(stages, input, net->segments[chunk->end - 1].output, (stage + 1) % pp);
+        if (!chunk->last && !r)
+            r = dt_send(stages, dt__host(input), net->segments[chunk->end - 1].output, (stage + 1) % pp);
     }
     return r;
 }
