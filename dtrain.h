@@ -301,14 +301,17 @@ DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b);
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
-/* Column-parallel form of the same: tensor shards have columns of W and b, and its input gradient is Vt partial sums
- * and a COMBINE (R6). std of W is given. In a segment with Vt > 1 the result has this rank's columns, (..,width) only
- * where one rank has all shards, and until dt_linear_row only elementwise ops (no dropout), dt_rope and attention may
- * read it; heads are then those of the whole model and must be multiples of Vt. */
-DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
-/* Row-parallel form: tensor shards have rows of W, for the columns of x that dt_linear_column gave: Vt partial products
- * over slices of K, a COMBINE, then the bias, which is whole (R6). */
-DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std);
+/* The same with the std of W given, and `how`: 0 or some of these. DT_COLUMNS: tensor shards have columns of W and b;
+ * the gradient of x is Vt partial sums and a COMBINE (R6). With Vt > 1 the result is then this rank's columns, and until
+ * DT_ROWS only elementwise ops (no dropout), dt_rope and attention may read it, with the heads of the whole model, which
+ * must be multiples of Vt. DT_ROWS: shards have rows of W, for such columns: Vt partial products, a COMBINE, and b. */
+enum {
+    DT_NO_BIAS = 1,
+    DT_COLUMNS = 2,
+    DT_ROWS = 4,
+    DT_QKV = 8 /* with DT_COLUMNS: the width is [q | k | v], and each of the three is cut */
+};
+DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how);
 /* Sums axis 0 of (V, ..), V a power of two, by the fixed tree. */
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x);
 
@@ -5840,7 +5843,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         if (n->cut < 0)
             return dt__poison(g, DT_E_SHAPE,
                               "%s reads columns that are cut over tensor shards: only elementwise ops and attention "
-                              "may stand between dt_linear_column and dt_linear_row",
+                              "may stand between linears with DT_COLUMNS and DT_ROWS",
                               dt__op_of(n->op)->name);
     }
     if (aux) n->aux = g->count + 1;
@@ -7183,64 +7186,35 @@ static void dt__run_matmul(const dt__call *c)
     for (int i = 0; i < c->n->inputs; i += 2) dt__run_product(c, i);
 }
 
-/* The row-parallel product without a bias: x has this rank's part of K. */
-static dt_tensor dt__row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
+/* "<name>.weight" (K,width) for x (..,K). */
+static dt_tensor dt__linear_weight(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how)
 {
     char full[80];
     int64_t k = dt_dim(g, x, -1);
-    dt_tensor w;
     if (!x.id) return x;
+    if (how & DT_ROWS && dt__in_shards(g)) k = k / g->own_shards * g->tensor_shards; /* x has this rank's part of K */
     snprintf(full, sizeof full, "%s.weight", name);
-    if (dt__in_shards(g)) k = k / g->own_shards * g->tensor_shards;
-    w = dt__param_cut(g, full, dt_shape2(k, width), DT_INIT_NORMAL, std, 0, 1, 0);
-    return dt__combine_shards(g, dt__matmul(g, x, w, 0, 0, dt__own(g), 0), 1);
+    return dt__param_cut(g, full, dt_shape2(k, width), DT_INIT_NORMAL, std,
+                         how & DT_COLUMNS ? 1 : how & DT_ROWS ? 0 : -1, how & DT_QKV ? 3 : 1, 0);
 }
 
-static dt_tensor dt__linear(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
+DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how)
 {
     char full[80];
-    dt_tensor w, b;
-    if (!x.id) return x;
-    snprintf(full, sizeof full, "%s.weight", name);
-    w = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std);
+    dt_tensor w = dt__linear_weight(g, x, name, width, std, how), b;
+    if (!w.id) return w;
+    if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x), w, 0, 0, 0, dt__own(g));
+    else x = dt__matmul(g, x, w, 0, 0, how & DT_ROWS ? dt__own(g) : 0, 0);
+    if (how & DT_ROWS) x = dt__combine_shards(g, x, 1);
+    if (!x.id || how & DT_NO_BIAS) return x;
     snprintf(full, sizeof full, "%s.bias", name);
-    b = dt_param(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f);
-    return dt_add(g, dt__matmul(g, x, w, 0, 0, 0, 0), b);
+    b = dt__param_cut(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f, how & DT_COLUMNS ? 0 : -1, how & DT_QKV ? 3 : 1,
+                      0);
+    return dt_add(g, x, how & DT_ROWS ? dt__param_rows(g, b, dt__rows(dt__at(g, x)), 1) : b);
 }
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width)
 {
-    return dt__linear(g, x, name, width, 0.02f);
-}
-
-/* "<name>.weight" (K,width), whose columns are `groups` pieces, each of them cut. */
-static dt_tensor dt__column_weight(dt_graph *g, dt_tensor x, const char *name, int64_t width, int64_t groups, float std)
-{
-    char full[80];
-    snprintf(full, sizeof full, "%s.weight", name);
-    return dt__param_cut(g, full, dt_shape2(dt_dim(g, x, -1), width), DT_INIT_NORMAL, std, 1, groups, 0);
-}
-static dt_tensor dt__linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, int64_t groups, float std)
-{
-    char full[80];
-    dt_tensor w, b;
-    if (!x.id) return x;
-    w = dt__column_weight(g, x, name, width, groups, std);
-    snprintf(full, sizeof full, "%s.bias", name);
-    b = dt__param_cut(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f, 0, groups, 0);
-    return dt_add(g, dt__matmul(g, dt__all_rows(g, x), w, 0, 0, 0, dt__own(g)), b);
-}
-DT_API dt_tensor dt_linear_column(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
-{
-    return dt__linear_column(g, x, name, width, 1, std);
-}
-DT_API dt_tensor dt_linear_row(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std)
-{
-    char full[80];
-    dt_tensor y = dt__row(g, x, name, width, std), b;
-    if (!y.id) return y;
-    snprintf(full, sizeof full, "%s.bias", name);
-    b = dt__param_rows(g, dt_param(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f), dt__rows(dt__at(g, y)), 1);
-    return dt_add(g, y, b);
+    return dt_linear_with(g, x, name, width, 0.02f, 0);
 }
 
 /* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
@@ -7251,7 +7225,7 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
 {
     dt_tensor w[DT__MAX_IN / 2];
     DT_ASSERT(count <= DT__MAX_IN / 2);
-    for (int i = 0; i < count; i++) w[i] = dt__column_weight(g, x, names[i], widths[i], 1, std);
+    for (int i = 0; i < count; i++) w[i] = dt__linear_weight(g, x, names[i], widths[i], std, DT_COLUMNS);
     x = dt__all_rows(g, x);
     for (int i = 0; i < count; i++) { /* nodes in a row: dt__grad_matmul finds the others by their place */
         out[i] = dt__matmul(g, x, w[i], 0, 0, 0, dt__own(g));
@@ -7292,7 +7266,7 @@ static void dt__spatial(const dt_shape *s, int64_t size[2])
 static int dt__is_conv(int op) { return op == DT__OP_CONV || op == DT__OP_CONV_DX || op == DT__OP_CONV_DW; }
 static int dt__makes_windows(int op) { return op == DT__OP_CONV || op == DT__OP_MAX_POOL || op == DT__OP_AVG_POOL; }
 
-/* i, for the height, then for the width: stride, padding, and the dilation of a convolution or the size of a pooling. */
+/* i, for the height, then for the width: stride, padding, and a convolution's dilation or a pooling's size. */
 static dt__window dt__window_of(const dt_graph *g, const dt__node *n)
 {
     const dt_shape *first = &g->nodes[n->in[0]].shape, *second = &g->nodes[n->in[1]].shape;
@@ -10560,15 +10534,15 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
     dt_tensor h = dt_layernorm(g, x, "ln_1");
     if (!dt__cuts(g, "heads", m->heads)) return dt__tensor(0);
-    h = dt__linear_column(g, h, "attn.c_attn", 3 * m->width, 3, 0.02f); /* (B,T,3C): q, k, v of each tensor shard */
+    h = dt_linear_with(g, h, "attn.c_attn", 3 * m->width, 0.02f, DT_COLUMNS | DT_QKV); /* (B,T,3C) */
     h = dt_attention(g, h, m->heads, 1, m->dropout);
-    h = dt_linear_row(g, h, "attn.c_proj", m->width, residual);
+    h = dt_linear_with(g, h, "attn.c_proj", m->width, residual, DT_ROWS);
     x = dt_add(g, x, dt_dropout(g, h, m->dropout));
     h = dt_layernorm(g, x, "ln_2");
     if (m->moe.experts) h = dt_moe(g, h, "mlp", &m->moe);
     else {
-        h = dt_gelu(g, dt_linear_column(g, h, "mlp.c_fc", 4 * m->width, 0.02f)); /* (B,T,4C) */
-        h = dt_linear_row(g, h, "mlp.c_proj", m->width, residual);
+        h = dt_gelu(g, dt_linear_with(g, h, "mlp.c_fc", 4 * m->width, 0.02f, DT_COLUMNS)); /* (B,T,4C) */
+        h = dt_linear_with(g, h, "mlp.c_proj", m->width, residual, DT_ROWS);
     }
     return dt_add(g, x, dt_dropout(g, h, m->dropout));
 }
@@ -10645,7 +10619,8 @@ static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor x, const dt_model *m
     dt__columns(g, dt_rmsnorm_eps(g, x, "input_layernorm", m->norm_eps), names, widths, 3, 0.02f, y);
     y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
     y[1] = dt_rope(g, y[1], m->kv_heads, (double)m->rope_base, 0, &m->rope_scaling);
-    return dt__row(g, dt_attend(g, y[0], y[1], y[2], dt__tensor(0), &o), "self_attn.o_proj", m->width, residual);
+    x = dt_attend(g, y[0], y[1], y[2], dt__tensor(0), &o);
+    return dt_linear_with(g, x, "self_attn.o_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
 }
 
 static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor x, const dt_model *m, float residual) /* (B,T,C) -> same */
@@ -10663,7 +10638,8 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor x, const dt_model *m, floa
     }
     if (!dt__cuts(g, "hidden units", m->hidden)) return dt__tensor(0);
     dt__columns(g, h, names, widths, 2, 0.02f, y);
-    return dt__row(g, dt_mul(g, dt_silu(g, y[0]), y[1]), "mlp.down_proj", m->width, residual);
+    h = dt_mul(g, dt_silu(g, y[0]), y[1]);
+    return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
 }
 
 /* The residual projections start smaller, as GPT-2's do. */

@@ -62,8 +62,8 @@ static dt_tensor hidden(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
     x = dt_scale(g, dt_cast(g, x, DT_F32), 1.0f / 1024.0f);
-    x = dt_gelu(g, dt_linear_column(g, x, "one", 32, 1.0f));
-    return dt_gelu(g, dt_linear_column(g, x, "two", 32, 0.3f));
+    x = dt_gelu(g, dt_linear_with(g, x, "one", 32, 1.0f, 0));
+    return dt_gelu(g, dt_linear_with(g, x, "two", 32, 0.3f, 0));
 }
 
 /* (B,32) -> one logit for each arm -> loss. The logits of a cross-entropy are what the model predicts. */

@@ -70,7 +70,7 @@ static dt_tensor look(dt_graph *g, dt_tensor x, const void *user)
     dt_tensor both[2];
     (void)user;
     both[0] = x;
-    both[1] = dt_gelu(g, dt_linear_column(g, x, "hidden", 32, 0.1f));
+    both[1] = dt_gelu(g, dt_linear_with(g, x, "hidden", 32, 0.1f, 0));
     return dt_concat(g, both, 2, 1);
 }
 

@@ -162,6 +162,31 @@ static void check_block(void)
     tap_near(dx[1], dx[0], 640, 1e-6, "and the same gradient");
 }
 
+/* A block from public functions has the family's bits forward. */
+static void check_public(void)
+{
+    dt_model m = dt__llama_settled(dt_model_llama("llama-nano"));
+    dt_graph *g, *h;
+    dt_attention_options o;
+    dt_tensor x, want = block(&g, &m, 1, &x), n, q, k, v, y;
+    if (dt_graph_open(&h, 1)) tap_bail("%s", dt_last_error());
+    memset(&o, 0, sizeof o);
+    o.heads = m.heads, o.kv_heads = m.kv_heads, o.causal = 1;
+    x = dt_tensor_from(h, dt_shape_of(g, x), dt_value(g, x));
+    n = dt_rmsnorm(h, x, "input_layernorm");
+    q = dt_rope(h, dt_linear_with(h, n, "self_attn.q_proj", 64, 0.02f, DT_NO_BIAS), m.heads, 10000.0, 0, NULL);
+    k = dt_rope(h, dt_linear_with(h, n, "self_attn.k_proj", 32, 0.02f, DT_NO_BIAS), m.kv_heads, 10000.0, 0, NULL);
+    v = dt_linear_with(h, n, "self_attn.v_proj", 32, 0.02f, DT_NO_BIAS);
+    y = dt_add(h, x, dt_linear_with(h, dt_attend(h, q, k, v, dt__nothing(), &o), "self_attn.o_proj", 64, 0.01f, DT_NO_BIAS));
+    n = dt_rmsnorm(h, y, "post_attention_layernorm");
+    q = dt_silu(h, dt_linear_with(h, n, "mlp.gate_proj", m.hidden, 0.02f, DT_NO_BIAS));
+    q = dt_mul(h, q, dt_linear_with(h, n, "mlp.up_proj", m.hidden, 0.02f, DT_NO_BIAS));
+    y = dt_add(h, y, dt_linear_with(h, q, "mlp.down_proj", 64, 0.01f, DT_NO_BIAS));
+    if (!y.id) tap_bail("%s", dt_last_error());
+    tap_same_bits(dt_value(h, y), dt_value(g, want), 640, "a block of dt_linear_with, dt_rope and dt_attend has the family's bits");
+    dt_graph_close(&g), dt_graph_close(&h);
+}
+
 /* ---- what is refused ---------------------------------------------------------------------------------------- */
 
 static void check_refused(void)
@@ -194,6 +219,7 @@ int main(void)
     for (int64_t shards = 1; shards <= 8; shards *= 2) check_shared(shards, 7);
     for (int used = 1; used < 7; used++) check_shared(2, used);
     check_block();
+    check_public();
     check_refused();
     return tap_done();
 }

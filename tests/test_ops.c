@@ -622,28 +622,28 @@ static void test_matmul_ranks(void)
 static dt_tensor build_linear(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
     if (c->i[0] == 0) return dt_linear(g, in[0], "l", c->i[1]);
-    return c->i[0] == 1 ? dt_linear_column(g, in[0], "l", c->i[1], 0.5f) : dt_linear_row(g, in[0], "l", c->i[1], 0.5f);
+    return dt_linear_with(g, in[0], "l", c->i[1], 0.5f, c->i[0] == 3 ? DT_NO_BIAS : c->i[0] == 1 ? DT_COLUMNS : DT_ROWS);
 }
 static void real_linear(const op_case *c, double *const *in, double *out) /* in: x, weight, bias */
 {
     int64_t k = c->shape[0].n[c->shape[0].dims - 1], rows = count(&c->shape[0]) / k, n = c->i[1];
     real_product(out, in[0], in[1], 0, 0, rows, n, k);
-    for (int64_t i = 0; i < rows * n; i++) out[i] += in[2][i % n];
+    for (int64_t i = 0; c->i[0] != 3 && i < rows * n; i++) out[i] += in[2][i % n];
 }
 
 static void test_products(void)
 {
-    static const char *const forms[] = { "linear", "linear_column", "linear_row" };
+    static const char *const forms[] = { "linear", "linear, columns", "linear, rows", "linear, no bias" };
     for (int ta = 0; ta < 2; ta++)
         for (int tb = 0; tb < 2; tb++) {
             for (int lead = 0; lead <= 2; lead++) matmul_case(ta, tb, lead, 0, 3, 4, 5);
             matmul_case(ta, tb, 0, 0, 1, 7, 1);
             if (!ta) matmul_case(0, tb, 1, 1, 3, 4, 5), matmul_case(0, tb, 2, 1, 3, 4, 5);
         }
-    for (int form = 0; form < 3; form++)
+    for (int form = 0; form < 4; form++)
         for (int shards = 1; shards <= 4; shards *= 2) {
             op_case c = shape_case("", dt_shape3(2, 3, 8), dt_shape3(2, 3, 4));
-            if (form == 0 && shards > 1) continue;
+            if (form % 3 == 0 && shards > 1) continue;
             snprintf(c.name, sizeof c.name, "R6 %s, %d tensor shards", forms[form], shards);
             c.i[0] = form, c.i[1] = 4, c.shards = shards;
             c.build = build_linear, c.real = real_linear;
@@ -1156,7 +1156,7 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 51: return wrong_window(g, 6);
     case 52: return wrong_window(g, 7);
     case 53: return wrong_window(g, 8);
-    case 54: return dt_linear_row(g, dt_tensor_from(g, six, ones), "row", 2, 0.1f); /* its parts would be a seventh axis */
+    case 54: return dt_linear_with(g, dt_tensor_from(g, six, ones), "row", 2, 0.1f, DT_ROWS); /* its parts would be a seventh axis */
     case 55: return dt_pow(g, x, y);
     case 56: return dt_maximum(g, x, y);
     case 57: return dt_greater_equal(g, x, y);
@@ -1257,7 +1257,7 @@ static dt_tensor zoo(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> (
     s = dt_matmul(g, dt_tanh(g, r), dt_log(g, dt_add(g, p, dt_sqrt(g, p))), 0, 0); /* (B,T,8) */
     s = dt_sub(g, dt_neg(g, s), dt_expand(g, dt_reshape(g, dt_max(g, p, 2), dt_shape3(b, 1, 8)), dt_shape3(b, t, 8)));
     q = dt_layernorm(g, dt_dropout(g, dt_add(g, s, q), 0.2f), "norm");
-    q = dt_linear_row(g, dt_gelu(g, dt_linear_column(g, q, "up", 16, 0.3f)), "down", 8, 0.3f);
+    q = dt_linear_with(g, dt_gelu(g, dt_linear_with(g, q, "up", 16, 0.3f, DT_COLUMNS)), "down", 8, 0.3f, DT_ROWS);
     r = dt_attention(g, dt_linear(g, q, "qkv", 24), 2, 1, 0.1f);
     return dt_add(g, dt_mul(g, r, dt_slice(g, dt_linear(g, x, "wide", 12), 2, 3, 11)), dt_dropout(g, q, 0.1f));
 }

@@ -928,14 +928,14 @@ static dt_tensor make_matmul(maker *m)
 static dt_tensor make_linear(maker *m)
 {
     char name[12];
-    int64_t width = m->c->size[choose(m, 0, SIZES)], form = choose(m, 1, 3);
+    static const unsigned how[] = { 0, DT_COLUMNS, DT_ROWS, DT_NO_BIAS };
+    int64_t width = m->c->size[choose(m, 0, SIZES)], form = choose(m, 1, 4);
     if (!floats_of(m, 2, 3) || dt__rows(dt__at(m->g, m->in[0])) * width > MOST_COUNT) return nothing();
     if (form == 2 && dt_dim(m->g, m->in[0], -1) % m->c->shards) form = 0;
     if (form == 1 && width % m->c->shards) form = 0;
     snprintf(name, sizeof name, "l%d", m->s->name);
-    say(m, "dt_linear%s(g, %s, \"%s\", %d%s)", form == 0 ? "" : form == 1 ? "_column" : "_row", m->name[0], name, (int)width, form ? ", 0.5f" : "");
-    if (form == 0) return dt_linear(m->g, m->in[0], name, width);
-    return (form == 1 ? dt_linear_column : dt_linear_row)(m->g, m->in[0], name, width, 0.5f);
+    say(m, "dt_linear_with(g, %s, \"%s\", %d, 0.5f, %u)", m->name[0], name, (int)width, how[form]);
+    return dt_linear_with(m->g, m->in[0], name, width, 0.5f, how[form]);
 }
 
 /* ---- attention, dropout, rotation ---- */

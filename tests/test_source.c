@@ -85,7 +85,7 @@ static dt_tensor as_it_is(dt_graph *g, dt_tensor x, const void *user) { return (
 static dt_tensor dense(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_dropout(g, dt_tanh(g, dt_linear_column(g, x, "up", 8, 0.3f)), 0.1f);
+    return dt_dropout(g, dt_tanh(g, dt_linear_with(g, x, "up", 8, 0.3f, DT_COLUMNS)), 0.1f);
 }
 static dt_tensor squared(dt_graph *g, dt_tensor x, const void *user) /* what it predicts is not saved for backward */
 {
