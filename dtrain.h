@@ -1292,6 +1292,14 @@ DT_API int64_t dt_trainer_weights(const dt_trainer *t);
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
+/* The full name of parameter `index` of the model, from 0 in definition order, and its shape; NULL past the last. */
+DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape);
+/* Writes those elements of a parameter that this rank holds (its stage, tensor shard, experts, and with ZeRO 3 its
+ * piece) to their places in `values`, which has the whole shape; all others stay as they are. *held: how many there
+ * are. Any rank alone, between steps. DT_E_USAGE: no parameter has this name. */
+DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held);
+/* Place of this rank along each axis of the mesh, and number of ranks along it (dt_axis). */
+DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
 /* The same of the average of the weights; NULL also when recipe.ema is 0. */
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
 
@@ -26220,6 +26228,49 @@ DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, in
 {
     const float *average = dt__host((const float *)t->e.state[DT__STATE_AVERAGE]);
     return dt__trainer_part(t, t->e.shape.zero ? NULL : average, name, count);
+}
+
+DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape)
+{
+    if (index < 0 || index >= t->e.net.param_count) return NULL;
+    if (shape) *shape = t->e.net.params[index].is.shape;
+    return t->e.net.params[index].is.name;
+}
+DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return t->e.mesh; }
+
+/* Elements [from, from + count) of what this rank stores of a parameter, to their places. Returns how many are no
+ * padding. */
+static int64_t dt__trainer_scatter(const dt__net *net, const dt__net_param *p, const float *stored, int64_t from,
+                                   int64_t count, float *values)
+{
+    int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
+    int64_t held = 0;
+    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
+        for (int64_t at = 0; at < size; at += run) {
+            int64_t array = dt__param_array(&p->is, vt, net->first_shard, net->own_shards, v);
+            int64_t place = dt__param_index(&p->is, vt, array, at), first, last;
+            run = dt__param_run(&p->is, vt, at);
+            first = dt__max(from, v * step + at), last = dt__min(from + count, v * step + at + run);
+            if (place < 0 || first >= last) continue;
+            memcpy(values + place + (first - v * step - at), stored + (first - from), 4 * (size_t)(last - first));
+            held += last - first;
+        }
+    return held;
+}
+
+DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held)
+{
+    int32_t i = dt__net_find(&t->e.net, name);
+    const dt__net_param *p = i < 0 ? NULL : &t->e.net.params[i];
+    dt__piece_of x;
+    dt_result r = dt__engine_settle(&t->e);
+    *held = 0;
+    if (!p) return dt__error(DT_E_USAGE, "the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
+    if (r || p->offset < 0) return r;
+    x = dt__engine_piece(&t->e, p);
+    if (t->e.shape.zero < 3) x.weight = t->e.params + p->offset, x.from = 0, x.count = p->count;
+    *held = dt__trainer_scatter(&t->e.net, p, dt__host(x.weight), x.from, x.count, values);
+    return DT_OK;
 }
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)

@@ -28,7 +28,8 @@
  *
  * What you should see
  *     The two products by hand; how many sums change their bits with the cut; two shards of one seed and of two; then
- *     the trainer, data parallel, tensor parallel and with sequence parallel: bytes beside the formula, memory, a hash.
+ *     the trainer, data parallel, tensor parallel and with sequence parallel: bytes beside the formula, memory, a hash;
+ *     and which share of each matrix a rank of the tensor group holds.
  *
  * Read on: 19_mesh.c, which ranks should be the near ones. */
 #define DTRAIN_IMPLEMENTATION
@@ -136,6 +137,25 @@ static double race(uint64_t seed, const char *what)
     return (double)loss;
 }
 
+/* Which part of each matrix of the first block is on rank 0. */
+static dt_result share(dt_trainer *t)
+{
+    const char *name;
+    dt_shape shape;
+    dt_mesh m = dt_trainer_mesh(t);
+    dt_result e = DT_OK;
+    for (int64_t i = 0; (name = dt_trainer_parameter_at(t, i, &shape)) != NULL && !e; i++) {
+        int64_t held, all = dt_shape_count(shape);
+        float *values = (float *)calloc((size_t)all, sizeof *values);
+        e = values ? dt_trainer_own(t, name, values, &held) : DT_E_MEMORY;
+        free(values);
+        if (!e && dt_is_root(t) && strstr(name, "h.0.") && shape.dims > 1)
+            printf("  rank %d of %d of the tensor group holds %6lld of %6lld elements of %s\n", m.at[DT_AXIS_TENSOR],
+                   m.size[DT_AXIS_TENSOR], (long long)held, (long long)all, name);
+    }
+    return e;
+}
+
 /* Trains on n ranks: 0 data parallel, 1 tensor parallel, 2 with rows split. The rest of what is sent: sums of the
  * softmax over the vocabulary, norms, losses; in 0 the tied table's second gradient and padding to blocks of 1024; in 2
  * the gradients of norms, per data shard, and of the embedding's rows. */
@@ -166,6 +186,7 @@ static dt_result train(const char *text, int mode, int n, int *good)
                (long long)m.weights, 4 * (double)dt_trainer_weights(t) / (mode ? n : 1), (long long)m.activations,
                dt_trainer_hash(t));
     }
+    if (mode == 1) e = share(t);
     dt_trainer_close(&t);
     return e;
 }
