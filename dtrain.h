@@ -14953,25 +14953,21 @@ struct dt__local_rank {
     int rank;
 };
 
-/* ---- messages between nodes: what every engine offers ----
- * Ranks on one node share memory. Between nodes a fabric carries messages: an engine for several machines, or the
- * emulated one below. Collectives over nodes are written once on top of it. */
+/* ---- links: messages between nodes ----
+ * Ranks on one node share memory. Between nodes a link carries messages: MPI, libfabric, or the emulated network below.
+ * Nothing above a link knows which one it is. */
 
 enum { DT__LOST = -1, DT__TOO_LONG = -2, DT__FROM_ANY = -1 };
 
 typedef struct dt__message {
-    struct dt__message *next; /* the fabric's, until done */
-    char *data;               /* the caller's; stays as it is (send) or untouched (receive) until done */
-    int64_t bytes, moved;     /* asked for, may exceed 2^31; of a receive: how many came; 0 if that is not known */
-    int64_t room;             /* of a receive: bytes that may be written to, where it is more; else 0 */
-    char *rest;               /* where the bytes behind the first `lead` are; NULL: behind these */
-    int64_t lead;
-    int peer;                 /* rank in the world; of a receive DT__FROM_ANY, which the fabric replaces */
-    uint32_t tag;             /* < 2^29. A receive matches the oldest message of its peer with its tag (MPI: the oldest
-                               * of its class of lengths: only with a wrong length is that another one) */
+    struct dt__message *next; /* the link's, until done */
+    char *data;               /* the caller's: unchanged (send) or untouched (receive) until done */
+    int64_t bytes, moved;     /* of a receive: bytes that fit, and bytes that came */
+    int peer;                 /* rank in the world; of a receive DT__FROM_ANY, which the link replaces */
+    uint32_t tag;             /* < 2^29. A receive matches the oldest message of its peer with its tag */
     int sends;
-    int done;                 /* 0; 1; DT__LOST: the peer is gone; DT__TOO_LONG: more came than was asked for */
-    void *own[10];            /* the fabric's: a request, a context */
+    int done;                 /* 0; 1; DT__LOST: the peer is gone; DT__TOO_LONG: more than `bytes` came, none is written */
+    void *own;                /* the link's */
 } dt__message;
 
 /* What ranks on different nodes say of themselves, beside the data. */
@@ -14993,35 +14989,50 @@ typedef struct dt__hearing {
     dt__message *asked, *tell; /* (size) */
 } dt__hearing;
 
-struct dt__move;
-
-/* Two threads of a process may use a fabric at once. */
+/* Two threads of a process may use a link at once. */
 typedef struct dt__fabric dt__fabric;
 struct dt__fabric {
     char name[64];
-    int rank, size;                                       /* in the world */
-    dt_result (*start)(dt__fabric *f, dt__message *m);    /* returns at once */
-    dt_result (*progress)(dt__fabric *f);                 /* moves what can be moved; never waits */
-    void (*cancel)(dt__fabric *f, dt__message *m);        /* m and its data are the caller's again */
-    void (*close)(dt__fabric *f);                         /* frees f; its messages are done or cancelled */
-    /* The engine's own collective over a group (NULL: the world), which sums in an order of its own; NULL where it has
-     * none. Of the message only done is used; NULL: returns when done, which engines do faster but spinning, and for
-     * ever when a peer froze. Groups are opened by their members together: ranks (size) of the world, rising. */
-    dt_result (*native)(dt__fabric *f, void *group, const struct dt__move *move, dt__message *m);
+    int rank, size;                                    /* in the world */
+    int busy;                                          /* a thread is inside */
+    dt_result (*start)(dt__fabric *f, dt__message *m); /* returns at once */
+    dt_result (*progress)(dt__fabric *f);              /* moves what can be moved; never waits */
+    void (*cancel)(dt__fabric *f, dt__message *m);     /* m and its data are the caller's again */
+    void (*close)(dt__fabric *f);                      /* frees f; its messages are done or cancelled */
+    /* The engine's own all-reduce of m->data in place, in an order of its own, over a group (NULL: the world); NULL where
+     * there is none. The members of a group open it together: ranks (size) of the world, rising. */
+    dt_result (*all_reduce)(dt__fabric *f, dt__message *m, void *group, dt_op op);
     dt_result (*group)(dt__fabric *f, const int *ranks, int size, void **group);
     void (*ungroup)(dt__fabric *f, void *group);
-    dt_comm *base;                                        /* emulated nodes: all ranks; else NULL */
+    dt_comm *base;                                     /* emulated nodes: all ranks; else NULL */
     dt__hearing *hearing;
-    /* Where messages have a lead, it comes with the first sign of them, and the rest may lie elsewhere. Of message k of
-     * those with this tag for which no receive has been started: its sender, and its lead of so many bytes. 0: there is
-     * none. NULL: no message has a lead. */
-    int (*early)(dt__fabric *f, uint32_t tag, int k, int *peer, void *lead, int64_t bytes);
-    int asks;                                             /* before it sends a long message it asks the receiver */
-    int64_t sent;                                         /* bytes of messages to other ranks */
-    int64_t memory;                                       /* bytes of this process's for collectives over nodes */
-    uint32_t ids;                                         /* communicators over nodes have had numbers below */
-    uint32_t polled;                                      /* milliseconds: when compute code last let it progress */
+    int64_t sent;                                      /* bytes of messages to other ranks */
+    int64_t memory;                                    /* bytes of this process's for collectives over nodes */
+    uint32_t ids;                                      /* communicators over nodes have had numbers below */
+    uint32_t polled;                                   /* milliseconds: when compute code last polled */
 };
+
+static int dt__fabric_try(dt__fabric *f) { return !__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE); }
+static void dt__fabric_enter(dt__fabric *f)
+{
+    while (!dt__fabric_try(f)) sched_yield();
+}
+static void dt__fabric_leave(dt__fabric *f) { __atomic_store_n(&f->busy, 0, __ATOMIC_RELEASE); }
+
+static void dt__message_append(dt__message **list, dt__message *m)
+{
+    while (*list) list = &(*list)->next;
+    m->next = NULL;
+    *list = m;
+}
+static int dt__message_remove(dt__message **list, const dt__message *m)
+{
+    while (*list && *list != m) list = &(*list)->next;
+    if (!*list) return 0;
+    *list = m->next;
+    return 1;
+}
+static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
 
 typedef struct dt__bridge dt__bridge;
 
@@ -16119,7 +16130,6 @@ typedef struct dt__emulated {
     dt__fabric fabric;
     char *tubes; /* (size, stride) those from this rank, in symmetric memory */
     int64_t room, stride;
-    int busy;      /* a thread is inside */
     int dead;      /* a frame was broken off: nothing moves any more */
     uint32_t delay; /* microseconds from a frame's start to its arrival */
     dt__traffic *flow;
@@ -16158,19 +16168,6 @@ static int64_t dt__tube_pull(dt__tube *tube, int64_t room, char *data, int64_t n
     __atomic_store_n(&tube->read, read + (uint32_t)n, __ATOMIC_RELEASE);
     return n;
 }
-
-static void dt__message_append(dt__message **list, dt__message *m)
-{
-    while (*list) list = &(*list)->next;
-    m->next = NULL;
-    *list = m;
-}
-static void dt__message_remove(dt__message **list, const dt__message *m)
-{
-    while (*list && *list != m) list = &(*list)->next;
-    if (*list) *list = m->next;
-}
-static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
 
 /* Gives a message that is whole to its receive. */
 static void dt__early_deliver(dt__traffic *flow, dt__early *e)
@@ -16266,23 +16263,17 @@ static dt_result dt__emulated_recv(dt__emulated *f, int peer)
     }
 }
 
-static void dt__emulated_enter(dt__emulated *f)
-{
-    while (__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE)) sched_yield();
-}
-static void dt__emulated_leave(dt__emulated *f) { __atomic_store_n(&f->busy, 0, __ATOMIC_RELEASE); }
-
 static dt_result dt__emulated_progress(dt__fabric *fabric)
 {
     dt__emulated *f = (dt__emulated *)fabric;
     dt_result r = DT_OK;
-    if (__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE)) return DT_OK;
+    if (!dt__fabric_try(fabric)) return DT_OK;
     for (int p = 0; p < fabric->size && !r && !f->dead; p++) {
         if (p == fabric->rank) continue;
         r = dt__emulated_send(f, p);
         if (!r) r = dt__emulated_recv(f, p);
     }
-    dt__emulated_leave(f);
+    dt__fabric_leave(fabric);
     return r;
 }
 
@@ -16293,7 +16284,7 @@ static dt_result dt__emulated_start(dt__fabric *fabric, dt__message *m)
     dt__early *e;
     m->done = 0;
     m->moved = 0;
-    dt__emulated_enter(f);
+    dt__fabric_enter(fabric);
     e = m->sends ? NULL : flow->early;
     while (e && (e->taker || e->tag != m->tag)) e = e->next;
     if (e) {
@@ -16302,7 +16293,7 @@ static dt_result dt__emulated_start(dt__fabric *fabric, dt__message *m)
     } else {
         dt__message_append(m->sends ? &flow->out : &flow->in, m);
     }
-    dt__emulated_leave(f);
+    dt__fabric_leave(fabric);
     return DT_OK;
 }
 
@@ -16310,12 +16301,12 @@ static void dt__emulated_cancel(dt__fabric *fabric, dt__message *m)
 {
     dt__emulated *f = (dt__emulated *)fabric;
     dt__traffic *flow = &f->flow[m->peer];
-    dt__emulated_enter(f);
+    dt__fabric_enter(fabric);
     if (flow->into == m || (flow->out == m && flow->pushed)) f->dead = 1;
     dt__message_remove(m->sends ? &flow->out : &flow->in, m);
     for (dt__early *e = flow->early; e; e = e->next)
         if (e->taker == m) e->taker = NULL;
-    dt__emulated_leave(f);
+    dt__fabric_leave(fabric);
 }
 
 static void dt__emulated_close(dt__fabric *fabric)
@@ -16405,19 +16396,6 @@ static dt_result dt__bridge_agree(dt_comm *c, const char *call, int peer)
     return dt__comm_fail(c, DT_E_PEER);
 }
 
-/* A message that nobody waits for here may be of another call: its sender would wait for ever. A later one may be. */
-static dt_result dt__bridge_early(dt_comm *c, uint32_t tag)
-{
-    dt__fabric *f = c->fabric;
-    dt__published call;
-    dt_result r = DT_OK;
-    for (int k = 0, sender, p; !r && f->early && f->early(f, tag, k, &sender, &call, (int64_t)sizeof call); k++) {
-        for (p = 0; p < c->size && c->bridge->world[p] != sender;) p++;
-        if (p < c->size && call.sequence <= c->call.sequence) r = dt__bridge_agree(c, (const char *)&call, p);
-    }
-    return r;
-}
-
 /* What a message that failed says about its peer. */
 static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
 {
@@ -16425,7 +16403,6 @@ static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
         dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->lane[peer]);
         return dt__comm_explain(c);
     }
-    if (m->lead && c->fabric->early && dt__bridge_agree(c, m->data, peer)) return DT_E_PEER;
     snprintf(c->message, sizeof c->message, "a message of another length: rank %d sends %s%lld floats where rank %d "
              "receives %lld in %s", c->lane[peer], m->moved ? "" : "more than ",
              (long long)((m->moved ? m->moved : m->bytes) / 4), c->lane[c->rank], (long long)(m->bytes / 4),
@@ -16466,7 +16443,6 @@ static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
         else dt__comm_tick(c->bridge->near);
         up = dt__bridge_give_up(c, m, peer, &watch);
         if (!up && c->bridge->calls) r = dt__bridge_calls(c, 0);
-        if (!up && !r && m->lead) r = dt__bridge_early(c, m->tag);
     }
     __atomic_store_n(&me->waiting, 0, __ATOMIC_RELAXED);
     c->waited += dt__now() - start;
@@ -16491,14 +16467,13 @@ static dt_result dt__bridge_start(dt_comm *c, dt__message *m, int sends, int pee
 }
 
 /* One more message of the round whose messages lie in `half`. */
-static dt_result dt__bridge_add(dt_comm *c, int half, int sends, int peer, void *data, int64_t bytes, int64_t lead)
+static dt_result dt__bridge_add(dt_comm *c, int half, int sends, int peer, void *data, int64_t bytes)
 {
     dt__bridge *s = c->bridge;
     int k = s->under_way[half];
     dt__message *m = &s->message[half * s->most + k];
     dt_result r;
     s->peer[half * s->most + k] = peer;
-    m->lead = lead;
     if ((r = dt__bridge_start(c, m, sends, peer, 0, data, bytes)) == DT_OK) s->under_way[half]++;
     return r;
 }
@@ -16512,7 +16487,7 @@ static void dt__bridge_cancel(dt_comm *c, dt__message *m)
 static dt_result dt__bridge_give(dt_comm *c, int half, int peer, const float *data, int64_t count)
 {
     dt__count_sent(c, peer, count);
-    return dt__bridge_add(c, half, 1, peer, (void *)(intptr_t)data, count * (int64_t)sizeof(float), 0);
+    return dt__bridge_add(c, half, 1, peer, (void *)(intptr_t)data, count * (int64_t)sizeof(float));
 }
 
 /* Waits for all messages of a round. After an error none is under way. */
@@ -16569,8 +16544,8 @@ static dt_result dt__bridge_trade(dt_comm *c, int64_t total)
         int64_t own = lead + (s->first[s->node + 1] - s->first[s->node]) * total * 4;
         int peer = s->member[s->first[k]];
         if (k == s->node) continue;
-        r = dt__bridge_add(c, 0, 0, peer, dt__bridge_mail(s, k, total), bytes, lead);
-        if (!r) r = dt__bridge_add(c, 0, 1, peer, dt__bridge_mail(s, s->node, total), own, lead);
+        r = dt__bridge_add(c, 0, 0, peer, dt__bridge_mail(s, k, total), bytes);
+        if (!r) r = dt__bridge_add(c, 0, 1, peer, dt__bridge_mail(s, s->node, total), own);
     }
     return dt__bridge_wait(c, 0, r);
 }
@@ -16594,7 +16569,6 @@ static dt_result dt__bridge_calls_start(dt_comm *c)
         int peer = s->member[s->first[k]];
         if (k == s->node) continue;
         s->calls = k + 1;
-        s->call[2 * k].lead = s->call[2 * k + 1].lead = bytes;
         r = dt__bridge_start(c, &s->call[2 * k], 0, peer, 0, dt__bridge_mail(s, k, 0), bytes);
         if (!r) r = dt__bridge_start(c, &s->call[2 * k + 1], 1, peer, 0, dt__bridge_mail(s, s->node, 0), bytes);
     }
@@ -16755,7 +16729,7 @@ static dt_result dt__bridge_sum_start(dt_comm *c, const dt__reduction *x, int64_
     for (int a = 0; a < s->nodes && own > 0 && !r; a++)
         if (a != s->node)
             r = dt__bridge_add(c, half, 0, dt__bridge_deputy(s, a, c->rank),
-                               dt__bridge_lot(s, k, a - (a > s->node), x->width), s->branches[a] * own * 4, 0);
+                               dt__bridge_lot(s, k, a - (a > s->node), x->width), s->branches[a] * own * 4);
     for (int p = 0; p < c->size && !r; p++) {
         int64_t n = dt__bridge_chunk(x, p, at);
         float *box = dt__bridge_lot(s, k, s->nodes - 1 + s->slot[p], x->width);
@@ -16948,7 +16922,7 @@ static dt_result dt__bridge_gather_start(dt_comm *c, const dt__gathering *x, int
     for (int p = 0; p < c->size && !r; p++) {
         if (s->at[p] == s->node || dt__bridge_deputy(s, s->node, p) != c->rank) continue;
         if ((n = dt__bridge_part(x, p, s->ahead[p], &e, &off)) > 0)
-            r = dt__bridge_add(c, (int)(k & 1), 0, p, dt__bridge_target(c, x, p, e, off, step), n * 4, 0);
+            r = dt__bridge_add(c, (int)(k & 1), 0, p, dt__bridge_target(c, x, p, e, off, step), n * 4);
         dt__bridge_copy(x, p, &s->ahead[p], NULL, NULL, NULL);
     }
     n = dt__bridge_part(x, c->rank, s->ahead[c->rank], &e, &off);
@@ -17042,7 +17016,7 @@ static dt_result dt__bridge_swap(dt_comm *c, const float *from, const dt__extent
             dt__copy(to + take[p].to, s->near->view[s->seat[p]] + theirs[p], take[p].count);
         if (s->at[p] == s->node && p != c->rank && theirs) dt__count_sent(c, p, give[p].count);
         if (s->at[p] == s->node) continue;
-        if (take[p].count) r = dt__bridge_add(c, 0, 0, p, to + take[p].to, take[p].count * 4, 0);
+        if (take[p].count) r = dt__bridge_add(c, 0, 0, p, to + take[p].to, take[p].count * 4);
         if (give[p].count && !r) r = dt__bridge_give(c, 0, p, from + give[p].from, give[p].count);
     }
     if (!theirs && !r) r = dt__bridge_swap_near(c, from, give, to, take);
@@ -17842,7 +17816,7 @@ static dt_result dt__bridge_memory(dt_comm *c)
     int64_t bytes = s->nodes * (int64_t)sizeof(dt__published) + c->size * 4 * (int64_t)DT__EAGER;
     dt_result r = dt_comm_alloc(s->near, bytes, &mail);
     s->half = c->size > s->nodes ? 1 << 19 : 1 << 18;
-    s->rounds = c->fabric->asks ? 1 : 2;
+    s->rounds = 2;
     s->widest = s->lots = 1;
     if (!r) r = dt_comm_alloc(s->near, 2 * s->half * 4, &stage);
     if (!r) r = dt__bridge_room(s);
@@ -18316,7 +18290,7 @@ static dt_result dt__native_open(dt_comm *c)
 {
     int *world;
     dt_result r = DT_OK;
-    if (!c->fabric || !c->fabric->native)
+    if (!c->fabric || !c->fabric->all_reduce)
         return dt__error(DT_E_USAGE, "native all-reduce: %s has none. Build with DT_MPI and start several nodes with "
                          "mpirun, or call dt_all_reduce.", c->fabric ? c->fabric->name : "shared memory");
     if (c->native_group || c->size == c->fabric->size) return DT_OK;
@@ -18330,8 +18304,7 @@ static dt_result dt__native_open(dt_comm *c)
 /* Waits without sleeping through the failure of a rank. */
 DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op)
 {
-    dt__move m;
-    dt__message done;
+    dt__message m;
     dt__watch watch;
     int peer = (c->rank + 1) % c->size;
     dt_result r = dt__check_op(op);
@@ -18339,15 +18312,12 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
     if (!r) r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op);
     if (r || !c->job) return r;
     memset(&m, 0, sizeof m);
-    memset(&done, 0, sizeof done);
     memset(&watch, 0, sizeof watch);
-    m.op = DT__CALL_ALL_REDUCE;
-    m.in = m.out = data;
-    m.count = count, m.sections = 1;
-    m.reduce = op, m.type = DT_F32;
-    r = c->fabric->native(c->fabric, c->native_group, &m, &done);
-    if (!r && c->bridge) return dt__bridge_end(c, dt__bridge_wait_one(c, &done, peer));
-    while (!r && !__atomic_load_n(&done.done, __ATOMIC_ACQUIRE)) {
+    m.data = (char *)data;
+    m.bytes = count * 4;
+    r = c->fabric->all_reduce(c->fabric, &m, c->native_group, op);
+    if (!r && c->bridge) return dt__bridge_end(c, dt__bridge_wait_one(c, &m, peer));
+    while (!r && !__atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) {
         r = c->fabric->progress(c->fabric);
         if (!r && (dt__comm_troubled(c) || dt__silent_too_long(c, peer, &watch))) r = dt__comm_explain(c);
         sched_yield();
@@ -18357,86 +18327,32 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
 
 #ifdef DT_MPI
 /* ---- Open MPI, or another MPI of version 3 ----------------------------------------------------------------
- * A fabric over MPI_Isend, MPI_Improbe, MPI_Imrecv and MPI_Testsome. MPI moves data only while it is called: whoever
- * waits calls progress, with short sleeps where another thread wants the core (MPI_Wait would spin). One lock keeps our
- * calls apart; MPI_THREAD_MULTIPLE is asked for, so that the program may make its own beside them. MPI is one per
- * process and cannot be opened twice: what initialised it here finalises it when the process exits.
+ * A link over MPI_Isend, MPI_Improbe, MPI_Imrecv and MPI_Test; MPI matches messages with receives. MPI moves data only
+ * while it is called: whoever waits calls poll, with short sleeps where another thread wants the core (MPI_Wait would
+ * spin). MPI_THREAD_MULTIPLE is asked for, so that the program may call MPI as well.
+ * A process initialises MPI once: if MPI was initialised here, it is finalised when the process exits.
  *
- * A long receive is handed to MPI when its message has come and the length is known: Open MPI 4.1 writes all of a large
- * message to memory, however short the receive was. A short one is handed over at once, which saves a microsecond, and
- * so is a middling one that has room for any of its class; the tag then keeps messages of other classes away. Now and
- * then what nobody takes is looked at: a message for which a receive of another class waits is refused. */
-
-enum { DT__MPI_WINDOW = 64, DT__MPI_CLASSES = 3 };                /* window: requests looked at together */
-enum { DT__MPI_SHORT = 3072 };                                    /* bytes that any MPI sends at once */
-enum { DT__MPI_MIDDLING = (1 << 16) + (int)sizeof(dt__published) }; /* bytes */
-
-/* A message that has come and that no receive has asked for yet. */
-typedef struct dt__mpi_arrival {
-    MPI_Message handle;
-    int64_t bytes;
-    int peer, class_of;
-    uint32_t tag;
-} dt__mpi_arrival;
-
-/* What a request is for. */
-typedef struct dt__mpi_work {
-    dt__message *message; /* NULL: of nobody any more */
-    void *scratch;        /* memory for what nobody wants, or NULL */
-    int posted;           /* a receive whose message had not come when it was handed over */
-} dt__mpi_work;
+ * A receive is handed to MPI when a probe has found its message, so that the length is known: Open MPI 4.1 writes the
+ * whole of a message of more than 4 kB to memory, however short the receive is (measured, shared memory and TCP). */
 
 typedef struct dt__mpi {
     dt__fabric fabric;
     MPI_Comm comm;
-    int top;                     /* the largest tag */
-    int serial;                  /* MPI lets one thread in at a time; 0: any */
-    int lonely;                  /* MPI lets in only the thread that initialised it */
-    unsigned turns;              /* of progress */
-    dt__message *waiting;        /* long receives for which nothing has come, in the order of their start */
-    dt__mpi_arrival *arrival;    /* (arrivals) in the order of their coming */
-    int64_t arrivals, arrival_room;
-    MPI_Request *request;        /* (active) under way; MPI wants them in a row */
-    dt__mpi_work *work;          /* (active) */
-    int64_t active, request_room, work_room;
-#ifndef DT_NO_THREADS
-    pthread_mutex_t lock;
-#endif
+    int top;              /* the largest tag, which no message has */
+    int lonely;           /* MPI lets in only the thread that initialised it */
+    dt__message *waiting; /* receives whose message has not come, in the order of their start */
+    dt__message *active;  /* messages with a request of MPI, which lies in message.own */
 } dt__mpi;
 
-/* Set when MPI refused something, or when a message was given up: the other ranks may not come to the end then. */
+typedef char dt__mpi_request_fits[sizeof(MPI_Request) <= sizeof(void *) ? 1 : -1]; /* in dt__message.own */
+
+/* Set when MPI refused something, or when a message was given up: other ranks may never reach MPI_Finalize then. */
 static int dt__mpi_trouble;
 
 static dt__mpi *dt__mpi_of(dt__fabric *fabric) { return (dt__mpi *)(void *)fabric; }
 
-static void dt__mpi_lock(dt__mpi *f)
-{
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&f->lock);
-#else
-    (void)f;
-#endif
-}
-static int dt__mpi_try_lock(dt__mpi *f)
-{
-#ifndef DT_NO_THREADS
-    return !pthread_mutex_trylock(&f->lock);
-#else
-    (void)f;
-    return 1;
-#endif
-}
-static void dt__mpi_unlock(dt__mpi *f)
-{
-#ifndef DT_NO_THREADS
-    pthread_mutex_unlock(&f->lock);
-#else
-    (void)f;
-#endif
-}
-
-/* The processes that a launcher of MPI says it started, this one among them; 0: none did. mpirun says so in its own
- * variable; srun sets those of PMIx (--mpi=pmix), which do not tell how many, or of PMI 2 (--mpi=pmi2). */
+/* The processes that an MPI launcher says it started, this one included; 0: no launcher says so. mpirun sets a variable
+ * of its own; srun sets those of PMIx (--mpi=pmix), which do not tell the number, or of PMI 2 (--mpi=pmi2). */
 static int dt__mpi_expected(void)
 {
     static const char *const sizes[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS" };
@@ -18452,7 +18368,7 @@ static dt_result dt__mpi_error(const char *call, int code)
     int length = 0;
     __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
     if (MPI_Error_string(code, text, &length)) snprintf(text, sizeof text, "error %d", code);
-    return dt__error(DT_E_PEER, "%s: %s", call, text);
+    return dt__error(DT_E_PEER, "%s failed: %s", call, text);
 }
 
 /* May this thread call MPI? */
@@ -18461,7 +18377,7 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
     int main_thread = 1;
     if (!f->lonely || (!MPI_Is_thread_main(&main_thread) && main_thread)) return DT_OK;
     return dt__error(DT_E_USAGE, "MPI was initialised for one thread and is called by another: call MPI_Init_thread "
-                     "with MPI_THREAD_MULTIPLE, or leave it to dt_comm_init");
+                     "with MPI_THREAD_MULTIPLE, or leave the initialisation to dt_comm_init");
 }
 
 /* ---- messages ---- */
@@ -18472,14 +18388,13 @@ static dt_result dt__mpi_check(const dt__mpi *f, const dt__message *m)
     if (!any && (m->peer < 0 || m->peer >= f->fabric.size))
         return dt__error(DT_E_USAGE, "a message %s rank %d of %d", m->sends ? "to" : "from", m->peer, f->fabric.size);
     if (m->bytes < 0) return dt__error(DT_E_USAGE, "a message of %lld bytes", (long long)m->bytes);
-    if (m->tag >= (uint32_t)(f->top / DT__MPI_CLASSES)) /* the largest of all is nobody's: see dt__mpi_progress */
-        return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->fabric.name,
-                         f->top / DT__MPI_CLASSES - 1);
+    if (m->tag >= (uint32_t)f->top)
+        return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->fabric.name, f->top - 1);
     return DT_OK;
 }
 
-/* How MPI counts so many bytes, since its counts are int: beyond, one element that is megabytes and a rest. The type is
- * to be freed unless it is MPI_BYTE. */
+/* Counts of MPI are int: a longer message is one element of megabytes and a rest. The caller frees the type unless it
+ * is MPI_BYTE. */
 static int dt__mpi_type(int64_t bytes, MPI_Datatype *type, int *count)
 {
     MPI_Datatype kind[2];
@@ -18501,374 +18416,166 @@ static int dt__mpi_type(int64_t bytes, MPI_Datatype *type, int *count)
     return code ? code : MPI_Type_commit(type);
 }
 
-/* Makes room for one request more. */
-static int dt__mpi_reserve(dt__mpi *f)
-{
-    return dt__reserve((void **)&f->work, f->active, &f->work_room, f->active + 1, (int64_t)sizeof *f->work,
-                       "messages") &&
-           dt__reserve((void **)&f->request, f->active, &f->request_room, f->active + 1, (int64_t)sizeof *f->request,
-                       "messages");
-}
-
-/* The request has ended: its owner is told. */
-static void dt__mpi_ended(dt__message *m, void *scratch, int lost)
-{
-    if (scratch) DT_FREE(scratch);
-    if (!m) return;
-    m->moved = lost ? 0 : m->sends ? m->bytes : m->moved;
-    __atomic_store_n(&m->done, lost ? DT__LOST : 1, __ATOMIC_RELEASE);
-}
-
-/* From now on progress looks after the request. */
-static void dt__mpi_add(dt__mpi *f, MPI_Request request, dt__message *m, void *scratch, int posted)
-{
-    dt__mpi_work *w = &f->work[f->active];
-    f->request[f->active++] = request;
-    w->message = m;
-    w->scratch = scratch;
-    w->posted = posted;
-}
-
-/* What is short often ends at once. */
-static void dt__mpi_try(dt__mpi *f, MPI_Request request, dt__message *m, void *scratch)
-{
-    int done = 0, code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    if (code || done) dt__mpi_ended(m, scratch, code != MPI_SUCCESS);
-    else dt__mpi_add(f, request, m, scratch, 0);
-}
-
-/* 0: short, 1: middling, 2: long. What a rank sends itself counts as long, since of that less is sent at once. */
-static int dt__mpi_class(const dt__mpi *f, const dt__message *m)
-{
-    if (m->peer == f->fabric.rank) return 2;
-    return (m->bytes > DT__MPI_SHORT) + (m->bytes > DT__MPI_MIDDLING);
-}
-static int dt__mpi_tag(const dt__mpi *f, const dt__message *m)
-{
-    return DT__MPI_CLASSES * (int)m->tag + dt__mpi_class(f, m);
-}
-
-static int dt__mpi_send(dt__mpi *f, dt__message *m)
+/* Hands a message to MPI; found: what a probe found, for a receive of m->moved bytes into `to`. */
+static int dt__mpi_request(dt__mpi *f, dt__message *m, MPI_Message *found, char *to, MPI_Request *request)
 {
     MPI_Datatype type;
-    MPI_Request request = MPI_REQUEST_NULL;
-    int count, code = dt__mpi_type(m->bytes, &type, &count);
-    if (!code) code = MPI_Isend(m->data, count, type, m->peer, dt__mpi_tag(f, m), f->comm, &request);
-    if (!code) dt__mpi_try(f, request, m, NULL);
+    int count, code = dt__mpi_type(found ? m->moved : m->bytes, &type, &count);
+    if (!code) code = found ? MPI_Imrecv(to, count, type, found, request)
+                            : MPI_Isend(m->data, count, type, m->peer, (int)m->tag, f->comm, request);
     if (type != MPI_BYTE) MPI_Type_free(&type);
     return code;
 }
 
-/* m has got more than it has room for: no bytes. What has come goes where nobody looks, so that its sender is done with
- * it; without memory for that it stays where it is. */
-static char *dt__mpi_spurn(dt__message *m, const dt__mpi_arrival *a)
+static void dt__mpi_activate(dt__mpi *f, dt__message *m, MPI_Request request)
 {
-    char *scratch = (char *)DT_MALLOC((size_t)a->bytes);
-    if (!scratch) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&m->done, DT__TOO_LONG, __ATOMIC_RELEASE);
-    return scratch;
-}
-
-/* Receives what has come for m. */
-static int dt__mpi_take(dt__mpi *f, dt__message *m, const dt__mpi_arrival *a)
-{
-    MPI_Message handle = a->handle;
-    MPI_Request request = MPI_REQUEST_NULL;
-    MPI_Datatype type;
-    int count, code, fits = a->bytes <= m->bytes;
-    char *to = m->data, *scratch = NULL;
-    m->peer = a->peer;
-    m->moved = a->bytes;
-    if (!fits && (to = scratch = dt__mpi_spurn(m, a)) == NULL) return MPI_SUCCESS;
-    code = dt__mpi_type(a->bytes, &type, &count);
-    if (!code) code = MPI_Imrecv(to, count, type, &handle, &request);
-    if (type != MPI_BYTE) MPI_Type_free(&type);
-    if (!code) dt__mpi_try(f, request, fits ? m : NULL, scratch);
-    else if (scratch) DT_FREE(scratch);
-    return code;
-}
-
-static int dt__mpi_fits(const dt__message *m, const dt__mpi_arrival *a)
-{
-    return m->tag == a->tag && (m->peer == a->peer || m->peer == DT__FROM_ANY);
-}
-
-/* A receive takes the oldest message that has come for it, or waits. */
-static int dt__mpi_receive(dt__mpi *f, dt__message *m)
-{
-    dt__message **end = &f->waiting;
-    MPI_Request request;
-    int code, kind = dt__mpi_class(f, m);
-    for (int64_t i = 0; i < f->arrivals; i++) {
-        dt__mpi_arrival a = f->arrival[i];
-        if (!dt__mpi_fits(m, &a)) continue;
-        f->arrivals--;
-        memmove(f->arrival + i, f->arrival + i + 1, (size_t)(f->arrivals - i) * sizeof a);
-        return dt__mpi_take(f, m, &a);
-    }
-    if (kind == 0 || (kind == 1 && m->room >= DT__MPI_MIDDLING)) {
-        code = MPI_Irecv(m->data, kind ? DT__MPI_MIDDLING : (int)m->bytes, MPI_BYTE,
-                         m->peer == DT__FROM_ANY ? MPI_ANY_SOURCE : m->peer, dt__mpi_tag(f, m), f->comm, &request);
-        if (!code) dt__mpi_add(f, request, m, NULL, 1);
-        return code;
-    }
-    while (*end) end = &(*end)->next;
-    m->next = NULL;
-    *end = m;
-    return MPI_SUCCESS;
+    memcpy(&m->own, &request, sizeof request);
+    m->next = f->active;
+    f->active = m;
 }
 
 static dt_result dt__mpi_start(dt__fabric *fabric, dt__message *m)
 {
     dt__mpi *f = dt__mpi_of(fabric);
-    int code = MPI_SUCCESS, sends = m->sends;
+    MPI_Request request = MPI_REQUEST_NULL;
+    int code = MPI_SUCCESS;
     dt_result r = dt__mpi_check(f, m);
     if (!r) r = dt__mpi_admit(f);
     if (r) return r;
     m->moved = 0;
     __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
-    dt__mpi_lock(f);
-    if (!dt__mpi_reserve(f)) r = DT_E_MEMORY;
-    else code = sends ? dt__mpi_send(f, m) : dt__mpi_receive(f, m);
-    dt__mpi_unlock(f);
-    return code ? dt__mpi_error(sends ? "MPI_Isend" : "MPI_Imrecv", code) : r;
+    dt__fabric_enter(fabric);
+    if (!m->sends) dt__message_append(&f->waiting, m);
+    else if ((code = dt__mpi_request(f, m, NULL, NULL, &request)) == MPI_SUCCESS) dt__mpi_activate(f, m, request);
+    dt__fabric_leave(fabric);
+    return code ? dt__mpi_error("MPI_Isend", code) : DT_OK;
 }
 
-/* Does a request end well within so many seconds? If it does not end at all, it is MPI's alone from now on. */
-static int dt__mpi_settle(MPI_Request *request, double seconds, MPI_Status *status)
+/* Does a request complete within so many seconds? If not, the request is MPI's alone from now on. */
+static int dt__mpi_settle(MPI_Request *request, double seconds)
 {
     double until = dt__now() + seconds;
     int done = 0, code = MPI_SUCCESS;
     while (!code && !done && dt__now() < until) {
-        code = MPI_Test(request, &done, status);
+        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (!code && !done) dt__nap();
     }
     *request = MPI_REQUEST_NULL;
+    if (!done || code) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
     return done && !code;
 }
 
-/* A receive that was posted has ended. */
-static void dt__mpi_came(dt__message *m, const MPI_Status *status, int code)
+/* The message that was found for m is longer than m. It is received elsewhere, so that its sender can complete. */
+static int dt__mpi_refuse(dt__mpi *f, dt__message *m, MPI_Message *found)
 {
-    int bytes = 0, kind = MPI_SUCCESS;
-    if (code) MPI_Error_class(code, &kind);
-    else MPI_Get_count(status, MPI_BYTE, &bytes);
-    if (!code) m->peer = status->MPI_SOURCE;
-    if (!code && bytes > m->bytes) code = kind = MPI_ERR_TRUNCATE;
-    m->moved = bytes;
-    __atomic_store_n(&m->done, !code ? 1 : kind == MPI_ERR_TRUNCATE ? DT__TOO_LONG : DT__LOST, __ATOMIC_RELEASE);
-}
-
-/* A message has come for which a receive of another class waits: the sender is in another call. 0: none waits. One that
- * has got its message already, or is getting it, does not. */
-static int dt__mpi_refuse(dt__mpi *f, const dt__mpi_arrival *a, int *code)
-{
-    for (int64_t at = 0; at < f->active; at++) {
-        dt__message *m = f->work[at].message;
-        MPI_Status status;
-        int done = 0, bad, called_back = 1;
-        if (!f->work[at].posted || f->request[at] == MPI_REQUEST_NULL || !dt__mpi_fits(m, a) ||
-            dt__mpi_class(f, m) == a->class_of)
-            continue;
-        bad = MPI_Test(&f->request[at], &done, &status);
-        if (!bad && !done) {
-            MPI_Cancel(&f->request[at]);
-            done = dt__mpi_settle(&f->request[at], 0.2, &status);
-            if (done) MPI_Test_cancelled(&status, &called_back);
-            if (!done || called_back) return *code = dt__mpi_take(f, m, a), 1;
-        }
-        dt__mpi_came(m, &status, bad);
-    }
-    return 0;
-}
-
-/* Gives what has come to the oldest receive that it fits, while there is any that waits; or keeps it. */
-static int dt__mpi_claim(dt__mpi *f)
-{
-    int code = MPI_SUCCESS, come = 1;
-    do {
-        dt__message **p = &f->waiting, *m;
-        dt__mpi_arrival a;
-        MPI_Status status;
-        MPI_Count bytes = 0;
-        if (!dt__mpi_reserve(f) || !dt__reserve((void **)&f->arrival, f->arrivals, &f->arrival_room, f->arrivals + 1,
-                                                (int64_t)sizeof a, "messages"))
-            return MPI_ERR_NO_MEM;
-        code = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, f->comm, &come, &a.handle, &status);
-        if (code || !come) return code;
-        MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
-        a.bytes = (int64_t)bytes;
-        a.peer = status.MPI_SOURCE;
-        a.tag = (uint32_t)(status.MPI_TAG / DT__MPI_CLASSES);
-        a.class_of = status.MPI_TAG % DT__MPI_CLASSES;
-        while (*p && !dt__mpi_fits(*p, &a)) p = &(*p)->next;
-        if ((m = *p) != NULL) {
-            *p = m->next;
-            code = dt__mpi_take(f, m, &a);
-        } else if (!dt__mpi_refuse(f, &a, &code)) {
-            f->arrival[f->arrivals++] = a;
-        }
-    } while (f->waiting && !code);
+    MPI_Request request = MPI_REQUEST_NULL;
+    char *scratch = (char *)DT_MALLOC((size_t)m->moved);
+    int code = scratch ? dt__mpi_request(f, m, found, scratch, &request) : MPI_SUCCESS;
+    if (!scratch) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+    else if (!code && dt__mpi_settle(&request, 1.0)) DT_FREE(scratch);
+    dt__message_finish(m, DT__TOO_LONG);
     return code;
 }
 
-/* Looks at a window of the requests. Those that are done become MPI_REQUEST_NULL, and the owners are told. */
-static int dt__mpi_look(dt__mpi *f, int64_t first, int count)
+/* Looks for a message for m. If one has come, the oldest receive that it matches gets it. */
+static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
 {
-    MPI_Status status[DT__MPI_WINDOW];
-    int which[DT__MPI_WINDOW], ended = 0;
-    int code = MPI_Testsome(count, f->request + first, &ended, which, status);
-    if (code && code != MPI_ERR_IN_STATUS) return code;
-    for (int i = 0; ended != MPI_UNDEFINED && i < ended; i++) {
-        dt__mpi_work *w = &f->work[first + which[i]];
-        int bad = code ? status[i].MPI_ERROR : MPI_SUCCESS;
-        if (f->request[first + which[i]] != MPI_REQUEST_NULL) MPI_Request_free(&f->request[first + which[i]]);
-        if (w->posted) dt__mpi_came(w->message, &status[i], bad);
-        else dt__mpi_ended(w->message, w->scratch, bad != MPI_SUCCESS);
-    }
-    return MPI_SUCCESS;
+    dt__message *first = f->waiting;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Message found;
+    MPI_Status status;
+    MPI_Count bytes = 0;
+    int come = 0, peer = m->peer == DT__FROM_ANY ? MPI_ANY_SOURCE : m->peer;
+    int code = MPI_Improbe(peer, (int)m->tag, f->comm, &come, &found, &status);
+    if (code || !come) return code;
+    while (first->tag != m->tag || (first->peer != status.MPI_SOURCE && first->peer != DT__FROM_ANY))
+        first = first->next;
+    MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
+    dt__message_remove(&f->waiting, first);
+    first->peer = status.MPI_SOURCE;
+    first->moved = (int64_t)bytes;
+    if (first->moved > first->bytes) return dt__mpi_refuse(f, first, &found);
+    if ((code = dt__mpi_request(f, first, &found, first->data, &request)) == MPI_SUCCESS)
+        dt__mpi_activate(f, first, request);
+    return code;
 }
 
-/* Closes the gaps that are left by what is done. */
-static void dt__mpi_compact(dt__mpi *f)
+/* Is the message complete? Then it is its owner's again. */
+static int dt__mpi_complete(dt__message *m)
 {
-    int64_t kept = 0;
-    for (int64_t i = 0; i < f->active; i++) {
-        if (f->request[i] == MPI_REQUEST_NULL) continue;
-        f->request[kept] = f->request[i];
-        f->work[kept++] = f->work[i];
-    }
-    f->active = kept;
+    MPI_Request request;
+    int done = 0, code;
+    memcpy(&request, &m->own, sizeof request);
+    code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (!code && !done) return 0;
+    m->moved = code ? 0 : m->sends ? m->bytes : m->moved;
+    dt__message_finish(m, code ? DT__LOST : 1);
+    return 1;
 }
 
-/* When another thread is at it, that is enough. With nothing to look at, a probe moves what MPI has taken over (it
- * would not if it found something: no message has the largest tag). */
-static dt_result dt__mpi_progress(dt__fabric *fabric)
+/* While another thread polls, nothing is to be done. With nothing under way, a probe that finds nothing (no message has
+ * the largest tag) lets MPI move what it has buffered. */
+static dt_result dt__mpi_poll(dt__fabric *fabric)
 {
     dt__mpi *f = dt__mpi_of(fabric);
-    int code = MPI_SUCCESS, probed, come;
+    dt__message **p = &f->active, *m, *next;
+    int code = MPI_SUCCESS, come;
     dt_result r = dt__mpi_admit(f);
-    if (r || !dt__mpi_try_lock(f)) return r;
-    if (f->waiting || ++f->turns % 64 == 0) probed = dt__mpi_claim(f);
-    else probed = f->active ? MPI_SUCCESS : MPI_Iprobe(MPI_ANY_SOURCE, f->top, f->comm, &come, MPI_STATUS_IGNORE);
-    for (int64_t at = 0; at < f->active && !code; at += DT__MPI_WINDOW)
-        code = dt__mpi_look(f, at, (int)dt__min(DT__MPI_WINDOW, f->active - at));
-    dt__mpi_compact(f);
-    dt__mpi_unlock(f);
-    if (probed) return dt__mpi_error("MPI_Improbe (this MPI's transport may lack it: choose another)", probed);
-    return code ? dt__mpi_error("MPI_Testsome", code) : DT_OK;
+    if (r || !dt__fabric_try(fabric)) return r;
+    if (!f->waiting && !f->active) MPI_Iprobe(MPI_ANY_SOURCE, f->top, f->comm, &come, MPI_STATUS_IGNORE);
+    for (m = f->waiting; m && !code; m = next) {
+        next = m->next;
+        code = dt__mpi_claim(f, m);
+    }
+    while ((m = *p) != NULL) {
+        next = m->next;
+        if (dt__mpi_complete(m)) *p = next;
+        else p = &m->next;
+    }
+    dt__fabric_leave(fabric);
+    return code ? dt__mpi_error("MPI_Improbe or MPI_Imrecv (this MPI's transport may lack it: choose another)", code)
+                : DT_OK;
 }
 
-/* A receive for which nothing has come ends here. What is on its way cannot be called back: after a short wait MPI
- * keeps it, and sends from that memory, or writes to it, if the peer goes on with it after all. */
+/* A receive whose message has not come ends here. What is on its way cannot be called back: after a short wait MPI
+ * keeps it, and reads from that memory, or writes to it, if the peer goes on with it after all. */
 static void dt__mpi_cancel(dt__fabric *fabric, dt__message *m)
 {
     dt__mpi *f = dt__mpi_of(fabric);
-    dt__message **p = &f->waiting;
-    int64_t at = 0;
-    dt__mpi_lock(f);
-    while (*p && *p != m) p = &(*p)->next;
-    while (at < f->active && f->work[at].message != m) at++;
-    if ((*p || at < f->active) && (m->sends || m->tag != DT__TAG_NOTICE))
+    MPI_Request request;
+    dt__fabric_enter(fabric);
+    if (dt__message_remove(&f->active, m)) {
+        memcpy(&request, &m->own, sizeof request);
+        (void)dt__mpi_settle(&request, 0.2);
+    } else if (dt__message_remove(&f->waiting, m) && m->tag != DT__TAG_NOTICE) {
         __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
-    if (*p) *p = m->next;
-    if (at < f->active) {
-        if (f->work[at].posted) MPI_Cancel(&f->request[at]);
-        (void)dt__mpi_settle(&f->request[at], 0.2, MPI_STATUS_IGNORE);
-        dt__mpi_compact(f);
     }
-    dt__mpi_unlock(f);
+    dt__fabric_leave(fabric);
 }
 
-/* ---- MPI's own collectives ---- */
+/* ---- MPI's own all-reduce ---- */
 
-/* Small types are moved as whole numbers, and not summed. */
-static MPI_Datatype dt__mpi_element(dt_dtype type)
-{
-    if (type == DT_F32 || type == DT_I32) return type == DT_F32 ? MPI_FLOAT : MPI_INT32_T;
-    return dt__format_of[type].bytes == 2 ? MPI_UINT16_T : MPI_UINT8_T;
-}
-static MPI_Op dt__mpi_op(dt_op op) { return op == DT_SUM ? MPI_SUM : op == DT_MAX ? MPI_MAX : MPI_MIN; }
-
-/* Where in lies, for MPI, which has a name for data that is in its place already. */
-static const void *dt__mpi_input(const dt__move *move, int rank)
-{
-    int64_t place = move->op == DT__CALL_ALL_GATHER ? rank * move->count * dt__format_of[move->type].bytes : 0;
-    int moves = move->op == DT__CALL_ALL_GATHER || move->op == DT__CALL_ALL_REDUCE;
-    return moves && (const char *)move->in == (const char *)move->out + place ? MPI_IN_PLACE : move->in;
-}
-
-/* Starts the collective. The shapes are those of the public functions. */
-static int dt__mpi_begin(const dt__move *move, int rank, MPI_Comm comm, MPI_Request *request)
-{
-    int n = (int)move->count;
-    MPI_Datatype t = dt__mpi_element(move->type);
-    const void *in = dt__mpi_input(move, rank);
-    MPI_Op op = dt__mpi_op(move->reduce);
-    switch (move->op) {
-    case DT__CALL_BARRIER: return MPI_Ibarrier(comm, request);
-    case DT__CALL_BROADCAST: return MPI_Ibcast(move->out, n, t, move->root, comm, request);
-    case DT__CALL_ALL_REDUCE: return MPI_Iallreduce(in, move->out, n, t, op, comm, request);
-    case DT__CALL_REDUCE_SCATTER: return MPI_Ireduce_scatter_block(in, move->out, n, t, op, comm, request);
-    case DT__CALL_ALL_GATHER: return MPI_Iallgather(in, n, t, move->out, n, t, comm, request);
-    case DT__CALL_ALL_TO_ALL: return MPI_Ialltoall(in, n, t, move->out, n, t, comm, request);
-    default: return MPI_ERR_ARG;
-    }
-}
-
-/* Does it all: Open MPI has better algorithms for this. */
-static int dt__mpi_do(const dt__move *move, int rank, MPI_Comm comm)
-{
-    int n = (int)move->count;
-    MPI_Datatype t = dt__mpi_element(move->type);
-    const void *in = dt__mpi_input(move, rank);
-    MPI_Op op = dt__mpi_op(move->reduce);
-    switch (move->op) {
-    case DT__CALL_BARRIER: return MPI_Barrier(comm);
-    case DT__CALL_BROADCAST: return MPI_Bcast(move->out, n, t, move->root, comm);
-    case DT__CALL_ALL_REDUCE: return MPI_Allreduce(in, move->out, n, t, op, comm);
-    case DT__CALL_REDUCE_SCATTER: return MPI_Reduce_scatter_block(in, move->out, n, t, op, comm);
-    case DT__CALL_ALL_GATHER: return MPI_Allgather(in, n, t, move->out, n, t, comm);
-    case DT__CALL_ALL_TO_ALL: return MPI_Alltoall(in, n, t, move->out, n, t, comm);
-    default: return MPI_ERR_ARG;
-    }
-}
-
-/* A request of a collective is looked after like that of a send. */
-static dt_result dt__mpi_native_start(dt__mpi *f, MPI_Comm comm, int rank, const dt__move *move, dt__message *m)
-{
-    MPI_Request request = MPI_REQUEST_NULL;
-    int code = MPI_SUCCESS, room;
-    m->sends = 1;
-    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
-    dt__mpi_lock(f);
-    if ((room = dt__mpi_reserve(f)) != 0) code = dt__mpi_begin(move, rank, comm, &request);
-    if (room && !code) dt__mpi_add(f, request, m, NULL, 0);
-    dt__mpi_unlock(f);
-    if (!room) return DT_E_MEMORY;
-    return code ? dt__mpi_error(dt__call_name(move->op), code) : DT_OK;
-}
-
-static dt_result dt__mpi_native(dt__fabric *fabric, void *group, const dt__move *move, dt__message *m)
+/* MPI_Iallreduce, so that a frozen peer is noticed while this rank waits. */
+static dt_result dt__mpi_all_reduce(dt__fabric *fabric, dt__message *m, void *group, dt_op op)
 {
     dt__mpi *f = dt__mpi_of(fabric);
     MPI_Comm comm = group ? *(MPI_Comm *)group : f->comm;
-    int code, rank = 0, size = 1;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Op how = op == DT_SUM ? MPI_SUM : op == DT_MAX ? MPI_MAX : MPI_MIN;
+    int64_t count = m->bytes / 4;
+    int code;
     dt_result r = dt__mpi_admit(f);
+    if (!r && count > INT_MAX)
+        r = dt__error(DT_E_USAGE, "native all-reduce of %lld floats: MPI takes up to %d. Reduce them in parts, or call "
+                      "dt_all_reduce.", (long long)count, INT_MAX);
     if (r) return r;
-    MPI_Comm_rank(comm, &rank);
-    MPI_Comm_size(comm, &size);
-    if ((move->op == DT__CALL_ALL_REDUCE || move->op == DT__CALL_REDUCE_SCATTER) && move->type > DT_I32)
-        return dt__error(DT_E_USAGE, "native: MPI does not add %s; choose another algorithm",
-                         dt__format_of[move->type].name);
-    if (move->count < 0 || move->count > INT_MAX / size)
-        return dt__error(DT_E_USAGE, "%s of %lld floats on %d ranks: MPI's own takes up to %d; choose another "
-                         "algorithm", dt__call_name(move->op), (long long)move->count, size, INT_MAX / size);
-    if (m) return dt__mpi_native_start(f, comm, rank, move, m);
-    if (f->serial) dt__mpi_lock(f);
-    code = dt__mpi_do(move, rank, comm);
-    if (f->serial) dt__mpi_unlock(f);
-    return code ? dt__mpi_error(dt__call_name(move->op), code) : DT_OK;
+    m->sends = 1;
+    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
+    dt__fabric_enter(fabric);
+    code = MPI_Iallreduce(MPI_IN_PLACE, m->data, (int)count, MPI_FLOAT, how, comm, &request);
+    if (!code) dt__mpi_activate(f, m, request);
+    dt__fabric_leave(fabric);
+    return code ? dt__mpi_error("MPI_Iallreduce", code) : DT_OK;
 }
 
 static dt_result dt__mpi_group(dt__fabric *fabric, const int *ranks, int size, void **group)
@@ -18879,13 +18586,13 @@ static dt_result dt__mpi_group(dt__fabric *fabric, const int *ranks, int size, v
     int code;
     *group = NULL;
     if (!comm) return DT_E_MEMORY;
-    dt__mpi_lock(f);
+    dt__fabric_enter(fabric);
     code = MPI_Comm_group(f->comm, &world);
     if (!code) code = MPI_Group_incl(world, size, ranks, &members);
     if (!code) code = MPI_Comm_create_group(f->comm, members, 0, comm);
     if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
     if (world != MPI_GROUP_NULL) MPI_Group_free(&world);
-    dt__mpi_unlock(f);
+    dt__fabric_leave(fabric);
     if (code) dt__free(comm);
     else *group = comm;
     return code ? dt__mpi_error("MPI_Comm_create_group", code) : DT_OK;
@@ -18893,24 +18600,23 @@ static dt_result dt__mpi_group(dt__fabric *fabric, const int *ranks, int size, v
 
 static void dt__mpi_ungroup(dt__fabric *fabric, void *group)
 {
-    dt__mpi *f = dt__mpi_of(fabric);
-    dt__mpi_lock(f);
+    dt__fabric_enter(fabric);
     if (group && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free((MPI_Comm *)group);
-    dt__mpi_unlock(f);
+    dt__fabric_leave(fabric);
     dt__free(group);
 }
 
 /* ---- opening and closing MPI ---- */
 
-/* At exit. MPI_Finalize waits for all ranks, and would for ever for a frozen one: so they meet first, and after trouble
- * a rank waits 10 s for the others. If they do not come, it ends without MPI_Finalize, and mpirun ends the job. */
+/* At exit. MPI_Finalize waits for all ranks, for a frozen one without end. So the ranks meet first, and after trouble a
+ * rank waits 10 s for the others: if they do not come, it ends without MPI_Finalize, and mpirun ends the job. */
 static void dt__mpi_end(void)
 {
     MPI_Request request = MPI_REQUEST_NULL;
     double patience = __atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED) ? 10.0 : 1e9;
     int finalized = 1;
     if (MPI_Finalized(&finalized) || finalized || MPI_Ibarrier(MPI_COMM_WORLD, &request)) return;
-    if (dt__mpi_settle(&request, patience, MPI_STATUS_IGNORE)) MPI_Finalize();
+    if (dt__mpi_settle(&request, patience)) MPI_Finalize();
 }
 
 /* Initialises MPI unless the program has. */
@@ -18918,21 +18624,20 @@ static dt_result dt__mpi_init(dt__mpi *f, int *argc, char ***argv)
 {
     int begun = 0, over = 0, level = MPI_THREAD_SINGLE, code = MPI_SUCCESS;
     if (MPI_Finalized(&over) || over)
-        return dt__error(DT_E_USAGE, "MPI was finalised, and cannot be opened again in this process");
+        return dt__error(DT_E_USAGE, "MPI was finalised and cannot be opened again in this process");
     MPI_Initialized(&begun);
     if (!begun) {
         code = MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level);
         if (code) return dt__mpi_error("MPI_Init_thread", code);
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-        if (atexit(dt__mpi_end)) return dt__error(DT_E_SYSTEM, "no room for what is to be done at exit");
+        if (atexit(dt__mpi_end)) return dt__error(DT_E_SYSTEM, "atexit has no room for the end of MPI");
     }
     MPI_Query_thread(&level);
-    f->serial = level < MPI_THREAD_MULTIPLE;
     f->lonely = level < MPI_THREAD_SERIALIZED;
     return DT_OK;
 }
 
-/* Who we are, and what this MPI can do. */
+/* Reads this process's rank and what this MPI can do. */
 static dt_result dt__mpi_learn(dt__mpi *f)
 {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -18945,8 +18650,8 @@ static dt_result dt__mpi_learn(dt__mpi *f)
     MPI_Comm_get_attr(f->comm, MPI_TAG_UB, (void *)&top, &found);
     f->top = found ? *top : 32767;
     MPI_Get_library_version(text, &length);
-    text[strcspn(text, ",\n")] = 0; /* what follows is how it was built */
-    snprintf(f->fabric.name, sizeof f->fabric.name, "%.40s%s", text, f->serial ? ", one thread at a time" : "");
+    text[strcspn(text, ",\n")] = 0; /* the rest is how it was built */
+    snprintf(f->fabric.name, sizeof f->fabric.name, "%.40s%s", text, f->lonely ? ", one thread" : "");
     if (f->fabric.size == 1 && expected > 1)
         return dt__error(DT_E_USAGE, "%d processes were started, but MPI sees one: %s cannot talk to this launcher; "
                          "use its own mpirun, or srun --mpi=pmix", expected, f->fabric.name);
@@ -18956,23 +18661,11 @@ static dt_result dt__mpi_learn(dt__mpi *f)
 static void dt__mpi_close(dt__fabric *fabric)
 {
     dt__mpi *f = dt__mpi_of(fabric);
-    if (f->arrivals) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED); /* senders may wait for ever */
-    for (int64_t i = 0; i < f->active; i++) {                                 /* what was too long */
-        if (!dt__mpi_settle(&f->request[i], 0.2, MPI_STATUS_IGNORE))
-            __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
-        else if (f->work[i].scratch) DT_FREE(f->work[i].scratch);
-    }
     if (f->comm != MPI_COMM_NULL && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free(&f->comm);
-#ifndef DT_NO_THREADS
-    pthread_mutex_destroy(&f->lock);
-#endif
-    dt__free(f->request);
-    dt__free(f->work);
-    dt__free(f->arrival);
     dt__free(f);
 }
 
-/* All ranks together. argc and argv may be NULL. */
+/* Collective over all ranks. argc and argv may be NULL. */
 static dt_result dt__mpi_open(dt__fabric **fabric, int *argc, char ***argv)
 {
     dt__mpi *f = (dt__mpi *)dt__alloc((int64_t)sizeof *f, "the connection to MPI");
@@ -18981,16 +18674,12 @@ static dt_result dt__mpi_open(dt__fabric **fabric, int *argc, char ***argv)
     if (!f) return DT_E_MEMORY;
     f->comm = MPI_COMM_NULL;
     f->fabric.start = dt__mpi_start;
-    f->fabric.progress = dt__mpi_progress;
+    f->fabric.progress = dt__mpi_poll;
     f->fabric.cancel = dt__mpi_cancel;
     f->fabric.close = dt__mpi_close;
-    f->fabric.native = dt__mpi_native;
-    f->fabric.asks = 1;
+    f->fabric.all_reduce = dt__mpi_all_reduce;
     f->fabric.group = dt__mpi_group;
     f->fabric.ungroup = dt__mpi_ungroup;
-#ifndef DT_NO_THREADS
-    pthread_mutex_init(&f->lock, NULL);
-#endif
     r = dt__mpi_init(f, argc, argv);
     if (!r) r = dt__mpi_learn(f);
     if (r) dt__mpi_close(&f->fabric);
@@ -19728,850 +19417,457 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 
 #ifdef DT_OFI
 /* ---- libfabric ------------------------------------------------------------------------------------------------
- * A dt__fabric over reliable datagrams. Providers differ in what they do with a message that nobody has asked for yet:
- * some stop reading from that peer, some break on one that is too long. So messages are matched here, and a provider
- * only gets what all do well: small datagrams into buffers that are always posted, long data into memory that waits.
+ * A link over tagged messages of one reliable-datagram endpoint. Providers differ in what they do with a message that
+ * has no receive, or a receive that is too short: over net (libfabric 1.17) the first holds up all that its sender sends
+ * later, and the second breaks the connection. So libfabric only gets what every provider does well: short datagrams
+ * into buffers that are always posted, and data into memory that the receiver posts before the sender sends.
  *
- *   small  a head and the bytes. Whoever has no receive for it yet keeps a copy
- *   ask    instead of the bytes of a long message: the head, and the message's lead
- *   take   the receiver of a long message has posted its memory (at most a piece) under a tag of its choice: send it.
- *          Where the provider writes into a peer's memory (RMA), it has opened that to be written to. With 0 bytes:
- *          the message is over, it was longer than the receive
- *   done   the piece is written
- *   drop   the sender of a long message has given it up
- *   call   says nothing. Providers do not tell that a peer has ended while one only waits for it: after a quarter of a
- *          second without an end the peer is called. Then either the provider finds out or, over TCP, tries to connect
- *          for ever; while it does, the peer's port is probed: nobody listens there when the process has ended */
+ *   SHORT  header and data; a rank without a matching receive keeps a copy
+ *   ASK    the header of a long message
+ *   TAKE   the receiver has posted its memory: send the data under this tag. -1 bytes: the receive is too short
+ *
+ * Providers do not report that a peer has ended; heartbeats notice it. */
 
-enum { DT__OFI_SMALL = 1, DT__OFI_ASK, DT__OFI_TAKE, DT__OFI_DONE, DT__OFI_DROP, DT__OFI_CALL };
-enum { DT__OFI_BUFFER = 65536 + 128, DT__OFI_IN = 64, DT__OFI_OUT = 16, DT__OFI_BATCH = 16, DT__OFI_SLAB = 16 };
-#define DT__OFI_QUIET 0.25 /* seconds */
+enum { DT__OFI_SHORT = 1, DT__OFI_ASK, DT__OFI_TAKE };
+enum { DT__OFI_BUFFER = 8192, DT__OFI_POSTED = 64, DT__OFI_BATCH = 16 };
+#define DT__OFI_HEADER ((uint64_t)1 << 32) /* the tag of headers; those of data are below */
+#define DT__OFI_PATIENCE 0.25              /* seconds that a cancelled operation may take to end */
 
-/* Where every endpoint of a peer is a stream of its own (TCP), long data has one beside that of the heads, which would
- * wait behind what the other has still to send: 30 ms for a `take` on a link of 1 Gbit/s. */
-enum { DT__OFI_HEADS, DT__OFI_DATA, DT__OFI_ENDS };
-
-typedef struct dt__ofi_head {
-    uint32_t job;     /* a sum of the job's name */
-    uint32_t tag;
-    int64_t bytes;    /* of the message; of a take: of the piece */
+typedef struct dt__ofi_header {
+    uint32_t job; /* a digest of the job's name */
     int32_t kind, from;
-    uint32_t mine, yours; /* numbers of messages under way at the sender and the receiver of this head */
-    uint64_t where, key;  /* of a take: the memory to write to; of a message: where is the length of its lead */
-} dt__ofi_head;
+    uint32_t tag;              /* of the message */
+    uint32_t number, data_tag; /* of a long message: the sender's number for it; where the data goes */
+    int64_t bytes;
+} dt__ofi_header;
 
-/* What is in lists: a message under way, a buffer, or a message that came before its receive. They live as long as the
- * engine, so that a late completion finds one in any case. */
+/* An operation of libfabric: a buffer that is sent or posted, or the data of a long message. */
 typedef struct dt__ofi_item {
-    struct fi_context2 context; /* first: libfabric gives its address back */
-    struct dt__ofi_item *next, *before;
-    int state, peer;       /* DT__OFI_* below; DT__FROM_ANY in a receive */
-    dt__message *m;        /* of a message; NULL: nobody waits for it any more */
-    int64_t offset, piece; /* bytes of m that are over; of the piece under way */
-    uint32_t number, other; /* of a long message, here and there */
-    uint64_t where, key_of; /* of a long send: the memory to write to */
-    dt__ofi_head then;      /* a take that came before the end of the piece under way was seen; bytes 0: none */
-    int cancelled;
-    int end;               /* of a buffer: the endpoint */
-    double since;          /* first seen waiting; 0: not yet */
-    struct fid_mr *region; /* of the piece under way */
-    char *data;            /* of a buffer: head and bytes; of one that came early: the bytes */
-    int64_t bytes;         /* in data; of a long message */
-    void *key;             /* of a buffer's memory */
-    struct dt__ofi_item *pair; /* of a small send its buffer, of that the send; NULL when one of them is over */
-    dt__ofi_head head;     /* of one that came early */
+    struct fi_context2 context; /* first: libfabric returns its address */
+    struct dt__ofi_item *next, *older; /* in the list of pending or idle ones; in that of long messages or buffers */
+    dt__message *m; /* whose end this operation is, or NULL */
+    int buffer;     /* data is the engine's own buffer */
+    int sends, peer, issued;
+    uint64_t tag;
+    uint32_t number; /* of a long send */
+    char *data;
+    int64_t bytes;
+    struct fid_mr *region;
 } dt__ofi_item;
 
-enum {
-    DT__OFI_FREE,
-    DT__OFI_HELD,   /* a send that waits for a buffer */
-    DT__OFI_WANTED, /* a receive that waits for its message */
-    DT__OFI_COPIED, /* a small send whose buffer has not gone yet */
-    DT__OFI_ASKED,  /* a long send that waits to be taken */
-    DT__OFI_STUCK,  /* a piece that libfabric could not take yet */
-    DT__OFI_FLYING, /* a piece under way */
-    DT__OFI_LATE,   /* the same, but nobody waits for it */
-    DT__OFI_EARLY,
-    DT__OFI_DEAF,      /* buffers: to receive, when libfabric can take it; */
-    DT__OFI_LISTENING, /* to receive, */
-    DT__OFI_SENDING,   /* to send, */
-    DT__OFI_DELAYED    /* to send when libfabric can take it */
-};
+/* A header, and its data, that came before the receive. */
+typedef struct dt__ofi_early {
+    struct dt__ofi_early *next;
+    dt__ofi_header header; /* the data follows */
+} dt__ofi_early;
 
 typedef struct dt__ofi_peer {
-    struct {
-        fi_addr_t address;
-        int blocked, delayed; /* delayed: buffers */
-    } end[DT__OFI_ENDS];
-    int lost;
-    int out, held;          /* buffers with libfabric or delayed; messages that wait for one */
-    int calls;              /* of its buffers, those that are calls */
-    int process;            /* descriptor of its process, 0: none; it shares memory, */
-    char memory[64];        /* by this file, which it leaves behind when it is killed */
-    int probe;              /* a connection being tried to its port, 0: none */
-    double probed, pause;   /* when, and until the next time */
-    struct sockaddr_storage port;
-    socklen_t port_length;  /* 0: the provider has other addresses than ports */
+    fi_addr_t address;
+    uint32_t blocked;       /* the look at pending operations in which libfabric took none for this peer */
+    int process;            /* over shared memory: the peer's process, and .. */
+    char memory[64];        /* .. the file that a killed process leaves behind */
 } dt__ofi_peer;
 
 typedef struct dt__ofi {
     dt__fabric fabric;
-#ifndef DT_NO_THREADS
-    pthread_mutex_t lock;
-    int locks;
-#endif
     struct fi_info *info;
     struct fid_fabric *net;
     struct fid_domain *domain;
     struct fid_av *names;
-    struct fid_cq *events[DT__OFI_ENDS]; /* of each endpoint */
-    struct fid_ep *end[DT__OFI_ENDS];    /* NULL after they were given up: all is lost */
-    int ends, far;                       /* how many; the one that long data takes */
-    int flying;                          /* pieces and buffers that the second one has: 0: no need to look at it */
-    dt__ofi_peer *peers; /* (size) */
-    dt__ofi_item idle, spare;              /* free items without and with a buffer; these are heads of rings */
-    dt__ofi_item held, wanted, moving, early, out, in; /* oldest first; moving: from copied to late */
-    void *slabs;                           /* their memory, a list; each begins with the next one and a dt__ofi_item */
-    int64_t small, piece;                  /* bytes of the longest small message; of a piece, the same on all ranks */
-    int registers, writes;                 /* the provider wants memory registered; all ranks write to each other's */
-    int waiting, losses, stuck, delayed, deaf; /* messages not done; lost peers; items in these states */
-    uint32_t job, numbers, turns;              /* turns: looks at what has come; every eighth one at the clock */
+    struct fid_cq *events;
+    struct fid_ep *end;    /* NULL: closed, all messages are lost */
+    dt__ofi_peer *peers;   /* (size) */
+    dt__message *wanted;   /* receives without a message, oldest first */
+    dt__ofi_early *early;  /* messages without a receive, oldest first */
+    dt__ofi_item *moving;  /* long messages under way, by `older` */
+    dt__ofi_item *pending; /* operations that libfabric could not take yet, oldest first */
+    dt__ofi_item *idle, *buffers; /* free buffers; all buffers, by `older` */
+    int registers;         /* the provider wants memory registered */
+    int sending;           /* buffers being sent */
+    uint32_t job, numbers, looks;
     uint64_t keys;
-    double looked;
 } dt__ofi;
 
-static void dt__ofi_lock(dt__ofi *f)
-{
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&f->lock);
-#else
-    (void)f;
-#endif
-}
-static void dt__ofi_unlock(dt__ofi *f)
-{
-#ifndef DT_NO_THREADS
-    pthread_mutex_unlock(&f->lock);
-#else
-    (void)f;
-#endif
-}
+/* ---- operations ---- */
 
-/* ---- lists ---- */
-
-static void dt__ofi_unlink(dt__ofi_item *i)
+static int dt__ofi_register(dt__ofi *f, dt__ofi_item *i)
 {
-    i->before->next = i->next;
-    i->next->before = i->before;
-}
-static void dt__ofi_append(dt__ofi_item *ring, dt__ofi_item *i)
-{
-    i->before = ring->before;
-    i->next = ring;
-    ring->before->next = i;
-    ring->before = i;
-}
-
-static int dt__ofi_register(dt__ofi *f, struct fid_mr **region, void *data, int64_t bytes, uint64_t access)
-{
-    int bad;
-    *region = NULL;
-    if (!bytes || (!f->registers && access != FI_REMOTE_WRITE)) return 0;
-    bad = fi_mr_reg(f->domain, data, (size_t)bytes, access, 0, ++f->keys, 0, region, NULL);
-    if (bad) *region = NULL;
+    uint64_t access = i->buffer ? FI_SEND | FI_RECV : i->sends ? FI_SEND : FI_RECV;
+    int bad = 0;
+    if (f->registers && i->bytes)
+        bad = fi_mr_reg(f->domain, i->data, (size_t)i->bytes, access, 0, ++f->keys, 0, &i->region, NULL);
+    if (bad) i->region = NULL;
     return bad;
 }
 
-/* More free items, with a buffer each or without. The first one of a slab keeps its registration. */
-static int dt__ofi_grow(dt__ofi *f, int buffers)
+static dt__ofi_item *dt__ofi_buffer(dt__ofi *f)
 {
-    int64_t items = 64 + (DT__OFI_SLAB + 1) * (int64_t)sizeof(dt__ofi_item);
-    int64_t bytes = buffers ? (int64_t)DT__OFI_SLAB * DT__OFI_BUFFER : 0;
-    char *slab = (char *)dt__alloc(items + bytes, "messages");
-    dt__ofi_item *i = slab ? (dt__ofi_item *)(void *)(slab + 64) : NULL;
-    if (!slab) return 0;
-    memcpy(slab, &f->slabs, sizeof f->slabs);
-    f->slabs = slab;
-    if (dt__ofi_register(f, &i->region, slab + items, bytes, FI_SEND | FI_RECV)) return 0;
-    for (int k = 1; k <= DT__OFI_SLAB; k++) {
-        if (buffers) i[k].data = slab + items + (int64_t)(k - 1) * DT__OFI_BUFFER;
-        if (i->region) i[k].key = fi_mr_desc(i->region);
-        dt__ofi_append(buffers ? &f->spare : &f->idle, &i[k]);
-    }
-    return 1;
+    dt__ofi_item *i = f->idle;
+    if (i) return f->idle = i->next, i;
+    if (!(i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i + DT__OFI_BUFFER, "a message"))) return NULL;
+    i->buffer = 1;
+    i->data = (char *)(i + 1);
+    i->bytes = DT__OFI_BUFFER;
+    if (dt__ofi_register(f, i)) return dt__free(i), (dt__ofi_item *)NULL;
+    i->older = f->buffers;
+    return f->buffers = i;
 }
 
-/* A free item at the end of a ring; NULL without memory. */
-static dt__ofi_item *dt__ofi_new(dt__ofi *f, dt__ofi_item *ring, int state, int peer, int buffer)
+/* A long message of which `bytes` are sent or received. */
+static dt__ofi_item *dt__ofi_data(dt__ofi *f, dt__message *m, int64_t bytes)
 {
-    dt__ofi_item *from = buffer ? &f->spare : &f->idle, *i;
-    if (from->next == from && !dt__ofi_grow(f, buffer)) return NULL;
-    i = from->next;
-    dt__ofi_unlink(i);
-    i->state = state;
-    i->peer = peer;
-    i->m = NULL;
-    i->offset = i->piece = i->bytes = 0;
-    i->cancelled = 0;
-    i->pair = NULL;
-    i->then.bytes = 0;
-    i->region = NULL;
-    if (!buffer) i->data = NULL;
-    dt__ofi_append(ring, i);
-    return i;
+    dt__ofi_item *i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i, "a message");
+    if (!i) return NULL;
+    i->m = m;
+    i->sends = m->sends;
+    i->peer = m->peer;
+    i->number = ++f->numbers;
+    i->tag = i->number;
+    i->data = m->data;
+    i->bytes = bytes;
+    if (dt__ofi_register(f, i)) return dt__free(i), (dt__ofi_item *)NULL;
+    m->own = i;
+    i->older = f->moving;
+    return f->moving = i;
 }
 
-static void dt__ofi_release(dt__ofi *f, dt__ofi_item *i, int buffer)
-{
-    if (i->region) fi_close(&i->region->fid);
-    i->region = NULL;
-    if (i->state == DT__OFI_EARLY) dt__free(i->data);
-    f->flying -= i->state == DT__OFI_FLYING || i->state == DT__OFI_LATE;
-    i->state = DT__OFI_FREE;
-    dt__ofi_unlink(i);
-    dt__ofi_append(buffer ? &f->spare : &f->idle, i);
-}
+static void dt__ofi_issue(dt__ofi *f, dt__ofi_item *i);
 
-static void dt__ofi_lose(dt__ofi *f, int peer)
-{
-    if (f->peers[peer].lost) return;
-    f->peers[peer].lost = 1;
-    f->losses++;
-}
-
-/* The message ends. Its item too, unless libfabric still has it. */
-static void dt__ofi_end(dt__ofi *f, dt__ofi_item *i, int done, int over)
+/* The operation is over. */
+static void dt__ofi_over(dt__ofi *f, dt__ofi_item *i, int good)
 {
     dt__message *m = i->m;
+    dt__ofi_item **p = &f->moving;
     i->m = NULL;
-    if (i->pair) i->pair->pair = NULL;
-    i->pair = NULL;
-    f->waiting--;
-    f->stuck -= i->state == DT__OFI_STUCK;
-    if (i->state == DT__OFI_HELD) f->peers[i->peer].held--;
-    m->moved = i->offset;
-    if (over) dt__ofi_release(f, i, 0);
-    else i->state = DT__OFI_LATE;
-    __atomic_store_n(&m->done, done, __ATOMIC_RELEASE);
-}
-
-/* ---- small datagrams ---- */
-
-static void dt__ofi_listen(dt__ofi *f, dt__ofi_item *b)
-{
-    ssize_t bad = fi_recv(f->end[b->end], b->data, DT__OFI_BUFFER, b->key, FI_ADDR_UNSPEC, &b->context);
-    f->deaf += (bad != 0) - (b->state == DT__OFI_DEAF);
-    b->state = bad ? DT__OFI_DEAF : DT__OFI_LISTENING;
-}
-
-/* A buffer has gone, or cannot. */
-static void dt__ofi_sent(dt__ofi *f, dt__ofi_item *b)
-{
-    dt__ofi_peer *p = &f->peers[b->peer];
-    dt__ofi_head *head = (dt__ofi_head *)(void *)b->data;
-    p->out--;
-    f->flying -= b->end;
-    p->calls -= head->kind == DT__OFI_CALL;
-    if (b->state == DT__OFI_DELAYED) p->end[b->end].delayed--, f->delayed--;
-    if (b->pair) dt__ofi_end(f, b->pair, p->lost ? DT__LOST : 1, 1);
-    dt__ofi_release(f, b, 1);
-}
-
-/* Gives a buffer to libfabric, or keeps it for later. */
-static void dt__ofi_push(dt__ofi *f, dt__ofi_item *b)
-{
-    dt__ofi_peer *p = &f->peers[b->peer];
-    int delayed = b->state == DT__OFI_DELAYED, *queue = &p->end[b->end].delayed;
-    ssize_t bad = -FI_EAGAIN;
-    if (delayed || !*queue)
-        bad = fi_send(f->end[b->end], b->data, (size_t)b->bytes, b->key, p->end[b->end].address, &b->context);
-    if (!bad && delayed) --*queue, f->delayed--;
-    if (bad && !delayed) ++*queue, f->delayed++;
-    b->state = bad ? DT__OFI_DELAYED : DT__OFI_SENDING;
-    if (!bad || bad == -FI_EAGAIN) return;
-    dt__ofi_lose(f, b->peer);
-    dt__ofi_sent(f, b);
-}
-
-/* The first bytes of a message, whose rest may lie elsewhere, to a buffer or from there. */
-static void dt__ofi_gather(char *to, const dt__message *m, int64_t bytes)
-{
-    int64_t lead = m->rest ? dt__min(m->lead, bytes) : bytes;
-    if (lead) memcpy(to, m->data, (size_t)lead);
-    if (bytes > lead) memcpy(to + lead, m->rest, (size_t)(bytes - lead));
-}
-static void dt__ofi_scatter(const dt__message *m, const char *from, int64_t bytes)
-{
-    int64_t lead = m->rest ? dt__min(m->lead, bytes) : bytes;
-    if (lead) memcpy(m->data, from, (size_t)lead);
-    if (bytes > lead) memcpy(m->rest, from + lead, (size_t)(bytes - lead));
-}
-
-/* Sends a head, and behind it the bytes of a message (NULL: none): of a small one all, of a long one the lead. */
-static void dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_head *what, dt__ofi_item *message)
-{
-    dt__ofi_item *b;
-    dt__ofi_head *head;
-    int64_t bytes = message ? message->offset : 0;
-    if (f->peers[peer].lost) return;
-    b = dt__ofi_new(f, &f->out, DT__OFI_SENDING, peer, 1);
-    if (!b) { /* what must be said cannot be: as good as lost */
-        dt__ofi_lose(f, peer);
-        return;
+    if (i->buffer) {
+        f->sending -= i->sends;
+        i->next = f->idle;
+        f->idle = i;
+    } else {
+        while (*p != i) p = &(*p)->older;
+        *p = i->older;
+        if (i->region) fi_close(&i->region->fid);
+        dt__free(i);
     }
-    head = (dt__ofi_head *)(void *)b->data;
-    *head = *what;
-    head->job = f->job;
-    head->from = f->fabric.rank;
-    b->end = head->kind == DT__OFI_DONE ? f->far : DT__OFI_HEADS; /* done comes behind the data: FI_ORDER_SAW */
-    if (message) dt__ofi_gather((char *)(head + 1), message->m, bytes);
-    b->bytes = (int64_t)sizeof *head + bytes;
-    if (head->kind == DT__OFI_SMALL) b->pair = message, message->pair = b;
-    f->peers[peer].out++;
-    f->flying += b->end;
-    f->peers[peer].calls += head->kind == DT__OFI_CALL;
-    dt__ofi_push(f, b);
+    if (!m) return;
+    if (m->sends) m->moved = good ? m->bytes : 0;
+    dt__message_finish(m, good ? 1 : DT__LOST);
 }
 
-static dt__ofi_head dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32_t mine, uint32_t yours)
+/* Gives libfabric the pending operations, those of one peer in their order. */
+static void dt__ofi_retry(dt__ofi *f)
 {
-    dt__ofi_head h;
+    dt__ofi_item **p = &f->pending, *i;
+    f->looks++;
+    while ((i = *p) != NULL) {
+        void *key = i->region ? fi_mr_desc(i->region) : NULL;
+        dt__ofi_peer *peer = &f->peers[i->peer];
+        ssize_t bad = -FI_EAGAIN;
+        if (!i->sends)
+            bad = fi_trecv(f->end, i->data, (size_t)i->bytes, key, FI_ADDR_UNSPEC, i->tag, 0, &i->context);
+        else if (peer->blocked != f->looks)
+            bad = fi_tsend(f->end, i->data, (size_t)i->bytes, key, peer->address, i->tag, &i->context);
+        if (bad == -FI_EAGAIN) {
+            if (i->sends) peer->blocked = f->looks;
+            p = &i->next;
+            continue;
+        }
+        *p = i->next;
+        i->issued = 1;
+        if (bad) dt__ofi_over(f, i, 0);
+    }
+}
+static void dt__ofi_issue(dt__ofi *f, dt__ofi_item *i)
+{
+    dt__ofi_item **end = &f->pending;
+    while (*end) end = &(*end)->next;
+    *end = i;
+    i->next = NULL;
+    i->issued = 0;
+    dt__ofi_retry(f);
+}
+
+/* Posts a buffer for a header. */
+static void dt__ofi_listen(dt__ofi *f, dt__ofi_item *i)
+{
+    i->sends = 0;
+    i->peer = 0;
+    i->tag = DT__OFI_HEADER;
+    i->bytes = DT__OFI_BUFFER;
+    dt__ofi_issue(f, i);
+}
+
+/* Sends a header, and the data of a short message (NULL: none). */
+static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__message *m)
+{
+    dt__ofi_item *i = dt__ofi_buffer(f);
+    dt__ofi_header *header;
+    if (!i) return DT_E_MEMORY;
+    header = (dt__ofi_header *)(void *)i->data;
+    *header = *h;
+    header->job = f->job;
+    header->from = f->fabric.rank;
+    if (m && m->bytes) memcpy(header + 1, m->data, (size_t)m->bytes);
+    if (m) m->own = i;
+    i->m = m;
+    i->sends = 1;
+    i->peer = peer;
+    i->tag = DT__OFI_HEADER;
+    i->bytes = (int64_t)sizeof *h + (m ? m->bytes : 0);
+    f->sending++;
+    dt__ofi_issue(f, i);
+    return DT_OK;
+}
+
+static dt__ofi_header dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32_t number, uint32_t data_tag)
+{
+    dt__ofi_header h;
     memset(&h, 0, sizeof h);
     h.kind = kind;
     h.tag = tag;
     h.bytes = bytes;
-    h.mine = mine;
-    h.yours = yours;
+    h.number = number;
+    h.data_tag = data_tag;
     return h;
-}
-
-/* ---- long messages ---- */
-
-/* Sends a piece into the memory that the receiver has opened or posted. */
-static ssize_t dt__ofi_put(dt__ofi *f, dt__ofi_item *i, char *data)
-{
-    void *key = i->region ? fi_mr_desc(i->region) : NULL;
-    fi_addr_t to = f->peers[i->peer].end[f->far].address;
-    dt__ofi_head done = dt__ofi_make(DT__OFI_DONE, i->m->tag, i->piece, i->number, i->other);
-    ssize_t bad;
-    struct fi_msg_rma m;
-    struct fi_rma_iov there;
-    struct iovec here;
-    if (!f->writes) return fi_tsend(f->end[f->far], data, (size_t)i->piece, key, to, i->other, &i->context);
-    memset(&m, 0, sizeof m);
-    here.iov_base = data, here.iov_len = (size_t)i->piece;
-    there.addr = i->where, there.len = (size_t)i->piece, there.key = i->key_of;
-    m.msg_iov = &here, m.desc = &key, m.iov_count = 1;
-    m.rma_iov = &there, m.rma_iov_count = 1;
-    m.addr = to;
-    m.context = &i->context;
-    bad = fi_writemsg(f->end[f->far], &m, FI_COMPLETION);
-    if (!bad) dt__ofi_say(f, i->peer, &done, NULL);
-    return bad;
-}
-
-/* The next piece of i, whose size is known: to libfabric, or later. A receiver then says that it can come. */
-static void dt__ofi_piece(dt__ofi *f, dt__ofi_item *i)
-{
-    dt__message *m = i->m;
-    char *data = m->rest && i->offset >= m->lead ? m->rest + (i->offset - m->lead) : m->data + i->offset;
-    uint64_t access = f->writes ? m->sends ? FI_WRITE : FI_REMOTE_WRITE : m->sends ? FI_SEND : FI_RECV;
-    ssize_t bad;
-    f->stuck -= i->state == DT__OFI_STUCK;
-    if (i->region) fi_close(&i->region->fid);
-    bad = dt__ofi_register(f, &i->region, data, i->piece, access);
-    if (!bad && m->sends) bad = dt__ofi_put(f, i, data);
-    else if (!bad && !f->writes)
-        bad = fi_trecv(f->end[f->far], data, (size_t)i->piece, i->region ? fi_mr_desc(i->region) : NULL,
-                       FI_ADDR_UNSPEC, i->number, 0, &i->context);
-    i->state = bad ? DT__OFI_STUCK : DT__OFI_FLYING;
-    f->stuck += bad != 0;
-    f->flying += !bad;
-    if (!bad && !m->sends) {
-        dt__ofi_head take = dt__ofi_make(DT__OFI_TAKE, m->tag, i->piece, i->number, i->other);
-        if (f->writes) {
-            take.key = fi_mr_key(i->region);
-            take.where = f->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)data : 0;
-        }
-        dt__ofi_say(f, i->peer, &take, NULL);
-    }
-    if (bad && bad != -FI_EAGAIN) dt__ofi_lose(f, i->peer);
-}
-
-/* The next piece of a receive, under a new number. */
-static void dt__ofi_take(dt__ofi *f, dt__ofi_item *i)
-{
-    int64_t end = i->m->rest && i->offset < i->m->lead ? i->m->lead : i->bytes;
-    i->piece = dt__min(end - i->offset, f->piece);
-    i->number = ++f->numbers;
-    dt__ofi_piece(f, i);
-}
-
-/* Sends a piece to where the receiver waits for it. */
-static void dt__ofi_give(dt__ofi *f, dt__ofi_item *i, const dt__ofi_head *take)
-{
-    i->other = take->mine;
-    i->where = take->where;
-    i->key_of = take->key;
-    i->piece = dt__min(take->bytes, i->bytes - i->offset);
-    if (take->bytes) dt__ofi_piece(f, i);
-    else dt__ofi_end(f, i, 1, 1);
-}
-
-/* A piece has gone or come. */
-static void dt__ofi_moved(dt__ofi *f, dt__ofi_item *i)
-{
-    dt__ofi_head then = i->then;
-    i->offset += i->piece;
-    i->state = DT__OFI_ASKED;
-    f->flying--;
-    if (i->offset == i->bytes) dt__ofi_end(f, i, 1, 1);
-    else if (!i->m->sends) dt__ofi_take(f, i);
-    else {
-        i->then.bytes = 0;
-        if (then.bytes) dt__ofi_give(f, i, &then);
-    }
-}
-
-static dt__ofi_item *dt__ofi_long(dt__ofi *f, int peer, int sends, uint32_t number)
-{
-    for (dt__ofi_item *i = f->moving.next; i != &f->moving; i = i->next) {
-        if (!i->m || i->state == DT__OFI_COPIED || i->peer != peer || i->m->sends != sends) continue;
-        if ((sends ? i->number : i->other) == number) return i;
-    }
-    return NULL;
 }
 
 /* ---- matching ---- */
 
-/* A receive has met its message, of which so many bytes came with the head. */
-static void dt__ofi_match(dt__ofi *f, dt__ofi_item *i, const dt__ofi_head *h, const char *data, int64_t came)
-{
-    dt__message *m = i->m;
-    int fits = h->bytes <= m->bytes;
-    m->peer = i->peer = h->from;
-    i->offset = fits ? came : h->bytes;
-    dt__ofi_scatter(m, data, fits ? came : dt__min(came, m->lead));
-    if (!fits) {
-        dt__ofi_head no = dt__ofi_make(DT__OFI_TAKE, h->tag, 0, 0, h->mine);
-        if (h->kind == DT__OFI_ASK) dt__ofi_say(f, h->from, &no, NULL);
-        dt__ofi_end(f, i, DT__TOO_LONG, 1);
-    } else if (h->kind == DT__OFI_SMALL) {
-        dt__ofi_end(f, i, 1, 1);
-    } else {
-        dt__ofi_unlink(i);
-        dt__ofi_append(&f->moving, i);
-        i->other = h->mine;
-        i->bytes = h->bytes;
-        dt__ofi_take(f, i);
-    }
-}
-
-static int dt__ofi_fits(const dt__message *m, const dt__ofi_head *h)
+static int dt__ofi_fits(const dt__message *m, const dt__ofi_header *h)
 {
     return m->tag == h->tag && (m->peer == h->from || m->peer == DT__FROM_ANY);
 }
 
+/* A receive has met its message. */
+static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__ofi_header *h, const void *data)
+{
+    dt__ofi_header take = dt__ofi_make(DT__OFI_TAKE, h->tag, h->bytes, h->number, 0);
+    dt__ofi_item *i;
+    m->peer = h->from;
+    m->moved = h->bytes;
+    if (h->bytes > m->bytes) {
+        dt__message_finish(m, DT__TOO_LONG);
+        take.bytes = -1;
+        return h->kind == DT__OFI_ASK ? dt__ofi_say(f, h->from, &take, NULL) : DT_OK;
+    }
+    if (h->kind == DT__OFI_SHORT) {
+        if (h->bytes) memcpy(m->data, data, (size_t)h->bytes);
+        dt__message_finish(m, 1);
+        return DT_OK;
+    }
+    if (!(i = dt__ofi_data(f, m, h->bytes))) return dt__message_finish(m, DT__LOST), DT_E_MEMORY;
+    take.data_tag = i->number;
+    dt__ofi_issue(f, i);
+    return dt__ofi_say(f, h->from, &take, NULL);
+}
+
 /* A message has come: to its receive, or it waits for one. */
-static void dt__ofi_came(dt__ofi *f, const dt__ofi_head *h, const char *data, int64_t bytes)
+static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, const void *data, int64_t bytes)
 {
-    dt__ofi_item *i;
-    for (i = f->wanted.next; i != &f->wanted; i = i->next) {
-        if (!dt__ofi_fits(i->m, h)) continue;
-        dt__ofi_match(f, i, h, data, bytes);
-        return;
-    }
-    i = dt__ofi_new(f, &f->early, DT__OFI_EARLY, h->from, 0);
-    if (i && bytes) i->data = (char *)dt__alloc(bytes, "a message");
-    if (!i || (bytes && !i->data)) { /* it cannot be kept */
-        if (i) dt__ofi_release(f, i, 0);
-        dt__ofi_lose(f, h->from);
-        return;
-    }
-    i->head = *h;
-    i->bytes = bytes;
-    if (bytes) memcpy(i->data, data, (size_t)bytes);
-}
-
-/* A sender has given a long message up. */
-static void dt__ofi_dropped(dt__ofi *f, const dt__ofi_head *h)
-{
-    dt__ofi_item *i = dt__ofi_long(f, h->from, 0, h->mine);
-    if (i && (i->state == DT__OFI_STUCK || (i->state == DT__OFI_FLYING && f->writes))) dt__ofi_end(f, i, DT__LOST, 1);
-    else if (i && i->state == DT__OFI_FLYING && !i->cancelled)
-        i->cancelled = 1, fi_cancel(&f->end[f->far]->fid, &i->context);
-    for (i = f->early.next; i != &f->early; i = i->next) {
-        if (i->head.from != h->from || i->head.kind != DT__OFI_ASK || i->head.mine != h->mine) continue;
-        dt__ofi_release(f, i, 0);
-        return;
-    }
-}
-
-/* A datagram. One that is not from this job, or is malformed, is nobody's. */
-static void dt__ofi_heard(dt__ofi *f, const char *data, int64_t bytes)
-{
-    dt__ofi_head h;
-    dt__ofi_item *i;
-    if ((bytes -= (int64_t)sizeof h) < 0) return;
-    memcpy(&h, data, sizeof h);
-    if (h.job != f->job || h.from < 0 || h.from >= f->fabric.size || h.bytes < 0) return;
-    if (h.kind == DT__OFI_ASK ? bytes < h.bytes : h.kind == DT__OFI_SMALL && bytes == h.bytes)
-        dt__ofi_came(f, &h, data + sizeof h, bytes);
-    else if (h.kind == DT__OFI_DROP) dt__ofi_dropped(f, &h);
-    else if (h.kind == DT__OFI_TAKE && (i = dt__ofi_long(f, h.from, 1, h.yours)) != NULL) {
-        if (i->state == DT__OFI_ASKED) dt__ofi_give(f, i, &h);
-        else i->then = h;
-    } else if (h.kind == DT__OFI_DONE && (i = dt__ofi_long(f, h.from, 0, h.mine)) != NULL && i->number == h.yours &&
-               i->state == DT__OFI_FLYING)
-        dt__ofi_moved(f, i);
-}
-
-/* ---- what libfabric reports ---- */
-
-static void dt__ofi_completed(dt__ofi *f, const struct fi_cq_tagged_entry *e)
-{
-    dt__ofi_item *i = (dt__ofi_item *)e->op_context;
-    if (!i) return;
-    switch (i->state) {
-    case DT__OFI_LISTENING:
-        dt__ofi_heard(f, i->data, (int64_t)e->len);
-        dt__ofi_listen(f, i);
-        break;
-    case DT__OFI_SENDING: dt__ofi_sent(f, i); break;
-    case DT__OFI_FLYING: dt__ofi_moved(f, i); break;
-    case DT__OFI_LATE: dt__ofi_release(f, i, 0); break;
-    default: break;
-    }
-}
-
-/* An error, which is the peer's end in all cases but a cancel. */
-static void dt__ofi_failed(dt__ofi *f, const struct fi_cq_err_entry *e)
-{
-    dt__ofi_item *i = (dt__ofi_item *)e->op_context;
-    int cancelled = e->err == FI_ECANCELED || e->err == -FI_ECANCELED;
-    if (!i) return;
-    switch (i->state) {
-    case DT__OFI_LISTENING:
-        if (cancelled) dt__ofi_release(f, i, 1);
-        else dt__ofi_listen(f, i);
-        break;
-    case DT__OFI_SENDING:
-        dt__ofi_lose(f, i->peer);
-        dt__ofi_sent(f, i);
-        break;
-    case DT__OFI_FLYING:
-        if (!cancelled) dt__ofi_lose(f, i->peer);
-        dt__ofi_end(f, i, DT__LOST, 1);
-        break;
-    case DT__OFI_LATE: dt__ofi_release(f, i, 0); break;
-    default: break;
-    }
-}
-
-static dt_result dt__ofi_drain(dt__ofi *f, struct fid_cq *events)
-{
-    struct fi_cq_tagged_entry entry[DT__OFI_BATCH];
-    for (int rounds = 0; rounds < 64; rounds++) {
-        ssize_t n = fi_cq_read(events, entry, DT__OFI_BATCH);
-        if (n == -FI_EAVAIL) {
-            struct fi_cq_err_entry e;
-            memset(&e, 0, sizeof e);
-            if (fi_cq_readerr(events, &e, 0) == 1) dt__ofi_failed(f, &e);
-            continue;
-        }
-        for (ssize_t i = 0; i < n; i++) dt__ofi_completed(f, &entry[i]);
-        if (n == -FI_EAGAIN || (n >= 0 && n < DT__OFI_BATCH)) return DT_OK;
-        if (n < 0)
-            return dt__error(DT_E_SYSTEM, "%s: the completion queue failed (%s)", f->fabric.name, fi_strerror((int)-n));
-    }
+    dt__message *m = f->wanted;
+    dt__ofi_early *e, **end = &f->early;
+    while (m && !dt__ofi_fits(m, h)) m = m->next;
+    if (m) return dt__message_remove(&f->wanted, m), dt__ofi_match(f, m, h, data);
+    if (!(e = (dt__ofi_early *)dt__alloc((int64_t)sizeof *e + bytes, "a message"))) return DT_E_MEMORY;
+    e->header = *h;
+    if (bytes) memcpy(e + 1, data, (size_t)bytes);
+    while (*end) end = &(*end)->next;
+    *end = e;
     return DT_OK;
 }
 
-/* ---- sends that wait, and lost peers ---- */
-
-/* A send: its bytes into a buffer, or a question. */
-static void dt__ofi_launch(dt__ofi *f, dt__ofi_item *i)
+/* The receiver of a long message is ready, or refuses it. */
+static void dt__ofi_taken(dt__ofi *f, const dt__ofi_header *h)
 {
-    dt__message *m = i->m;
-    int small = m->bytes <= f->small;
-    dt__ofi_head h;
-    if (i->state == DT__OFI_HELD) f->peers[i->peer].held--;
-    i->state = small ? DT__OFI_COPIED : DT__OFI_ASKED;
-    i->number = ++f->numbers;
-    i->bytes = m->bytes;
-    i->offset = small ? m->bytes : m->lead;
-    dt__ofi_unlink(i);
-    dt__ofi_append(&f->moving, i);
-    h = dt__ofi_make(small ? DT__OFI_SMALL : DT__OFI_ASK, m->tag, m->bytes, i->number, 0);
-    h.where = (uint64_t)m->lead;
-    dt__ofi_say(f, i->peer, &h, i);
+    dt__ofi_item *i = f->moving;
+    while (i && (!i->sends || i->number != h->number || i->peer != h->from || i->issued)) i = i->older;
+    if (!i) return;
+    i->tag = h->data_tag;
+    if (h->bytes < 0) dt__ofi_over(f, i, 1);
+    else if (h->bytes == i->bytes) dt__ofi_issue(f, i);
 }
 
-/* What could not go before, in its order per peer. */
-static void dt__ofi_retry(dt__ofi *f)
+/* A datagram. One of another job, or a malformed one, is dropped. */
+static dt_result dt__ofi_heard(dt__ofi *f, const char *data, int64_t bytes)
 {
-    dt__ofi_item *i, *next;
-    if (f->delayed)
-        for (int p = 0; p < f->fabric.size; p++) f->peers[p].end[0].blocked = f->peers[p].end[f->far].blocked = 0;
-    for (i = f->out.next; i != &f->out && f->delayed; i = next) {
-        int *blocked = &f->peers[i->peer].end[i->end].blocked;
-        next = i->next;
-        if (i->state != DT__OFI_DELAYED || *blocked) continue;
-        dt__ofi_push(f, i);
-        *blocked = i->state == DT__OFI_DELAYED;
-    }
-    for (i = f->in.next; i != &f->in && f->deaf; i = i->next)
-        if (i->state == DT__OFI_DEAF) dt__ofi_listen(f, i);
-    for (i = f->held.next; i != &f->held; i = next) {
-        next = i->next;
-        if (f->peers[i->peer].out < DT__OFI_OUT) dt__ofi_launch(f, i);
-    }
-    for (i = f->moving.next; i != &f->moving && f->stuck; i = next) {
-        next = i->next;
-        if (i->state == DT__OFI_STUCK && !f->peers[i->peer].lost) dt__ofi_piece(f, i);
-    }
+    dt__ofi_header h;
+    if ((bytes -= (int64_t)sizeof h) < 0) return DT_OK;
+    memcpy(&h, data, sizeof h);
+    if (h.job != f->job || h.from < 0 || h.from >= f->fabric.size) return DT_OK;
+    if ((h.kind == DT__OFI_SHORT && bytes == h.bytes) || (h.kind == DT__OFI_ASK && !bytes && h.bytes > 0))
+        return dt__ofi_came(f, &h, data + sizeof h, bytes);
+    if (h.kind == DT__OFI_TAKE) dt__ofi_taken(f, &h);
+    return DT_OK;
 }
 
-/* Does anybody listen at the port of a peer whom libfabric does not reach? Less and less often: a peer that works for
- * long finds all these connections when it comes back. */
-static void dt__ofi_probe(dt__ofi *f, dt__ofi_peer *p)
-{
-    int error = 0, peer = (int)(p - f->peers);
-    socklen_t size = sizeof error;
-    if (!p->probe && f->looked - p->probed > p->pause) {
-        p->pause = p->pause < 2 ? 2 * p->pause : 4;
-        p->probed = f->looked;
-        p->probe = socket(p->port.ss_family, SOCK_STREAM, 0);
-        if (p->probe <= 0) p->probe = 0;
-        else if (!dt__socket_prepare(p->probe) &&
-                 connect(p->probe, (struct sockaddr *)(void *)&p->port, p->port_length) && errno != EINPROGRESS)
-            error = errno;
-    }
-    if (!p->probe || (!error && !dt__ready(p->probe, POLLOUT, dt__now()))) return;
-    if (!error && getsockopt(p->probe, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
-    close(p->probe);
-    p->probe = 0;
-    if (error) dt__ofi_lose(f, peer);
-}
+/* ---- polling ---- */
 
-/* Calls a peer, unless a call is on its way. A process of this host that shares memory is watched instead. */
-static void dt__ofi_call(dt__ofi *f, int peer)
+/* An operation has ended, after `bytes`. */
+static dt_result dt__ofi_ended(dt__ofi *f, dt__ofi_item *i, int good, int64_t bytes)
 {
-    dt__ofi_peer *p = &f->peers[peer];
-    dt__ofi_head call = dt__ofi_make(DT__OFI_CALL, 0, 0, 0, 0);
-    if (peer == f->fabric.rank || p->lost) return;
-    if (p->process > 0) {
-        if (dt__ready(p->process, POLLIN, dt__now())) dt__ofi_lose(f, peer);
-        if (p->lost && p->memory[0]) unlink(p->memory);
-    } else if (!p->calls) {
-        p->pause = 0.05;
-        dt__ofi_say(f, peer, &call, NULL);
-    } else if (p->end[DT__OFI_HEADS].delayed && p->port_length) dt__ofi_probe(f, p);
+    dt_result r = DT_OK;
+    if (!i->buffer || i->sends) return dt__ofi_over(f, i, good), DT_OK;
+    if (good) r = dt__ofi_heard(f, i->data, bytes);
+    dt__ofi_listen(f, i);
+    return r;
 }
-
-static void dt__ofi_look(dt__ofi *f, double now)
-{
-    dt__ofi_item *ring[] = {&f->held, &f->wanted, &f->moving};
-    f->looked = now;
-    for (int k = 0; k < 3; k++)
-        for (dt__ofi_item *i = ring[k]->next; i != ring[k]; i = i->next) {
-            if (i->since <= 0.0) i->since = now;
-            for (int p = 0; p < f->fabric.size && i->m && now - i->since > DT__OFI_QUIET; p++)
-                if (i->peer == p || i->peer == DT__FROM_ANY) dt__ofi_call(f, p);
-        }
-}
-
-/* Ends what waits for lost peers; a receive from anyone when all are. What libfabric has is cancelled first. */
-static void dt__ofi_bury(dt__ofi *f, double now)
-{
-    dt__ofi_item *ring[] = {&f->held, &f->wanted, &f->moving}, *i, *next;
-    for (int k = 0; k < 3; k++) {
-        for (i = ring[k]->next; i != ring[k]; i = next) {
-            next = i->next;
-            if (!i->m || !(i->peer < 0 ? f->losses >= f->fabric.size - 1 : f->peers[i->peer].lost)) continue;
-            if (i->state != DT__OFI_FLYING) dt__ofi_end(f, i, DT__LOST, 1);
-            else if (!i->cancelled) {
-                i->cancelled = 1;
-                i->since = now;
-                fi_cancel(&f->end[f->far]->fid, &i->context);
-            } else if (now - i->since > DT__OFI_QUIET) dt__ofi_end(f, i, DT__LOST, f->writes && !i->m->sends);
-        }
-    }
-    for (i = f->out.next; i != &f->out; i = next) {
-        next = i->next;
-        if (i->state == DT__OFI_DELAYED && f->peers[i->peer].lost) dt__ofi_sent(f, i);
-    }
-}
-
-/* ---- the interface ---- */
 
 static dt_result dt__ofi_move(dt__ofi *f)
 {
-    double now;
-    dt_result r;
-    if (!f->end[0]) return DT_OK;
-    r = dt__ofi_drain(f, f->events[DT__OFI_HEADS]);
-    if (!r && f->far && f->flying) r = dt__ofi_drain(f, f->events[f->far]);
-    dt__ofi_retry(f);
-    if (!f->waiting || (!f->losses && ++f->turns % 8)) return r;
-    now = dt__now();
-    if (now - f->looked > 0.4 * DT__OFI_QUIET) dt__ofi_look(f, now);
-    if (f->losses) dt__ofi_bury(f, now);
+    struct fi_cq_tagged_entry entry[DT__OFI_BATCH];
+    dt_result r = DT_OK;
+    ssize_t n = DT__OFI_BATCH;
+    if (!f->end) return DT_OK;
+    for (int rounds = 0; rounds < 64 && n == DT__OFI_BATCH && !r; rounds++) {
+        n = fi_cq_read(f->events, entry, DT__OFI_BATCH);
+        if (n == -FI_EAVAIL) {
+            struct fi_cq_err_entry e;
+            memset(&e, 0, sizeof e);
+            if (fi_cq_readerr(f->events, &e, 0) == 1 && e.op_context)
+                r = dt__ofi_ended(f, (dt__ofi_item *)e.op_context, 0, 0);
+            n = DT__OFI_BATCH;
+        } else if (n < 0 && n != -FI_EAGAIN) {
+            r = dt__error(DT_E_SYSTEM, "%s: the completion queue failed (%s)", f->fabric.name, fi_strerror((int)-n));
+        } else {
+            for (ssize_t i = 0; i < n && !r; i++)
+                if (entry[i].op_context)
+                    r = dt__ofi_ended(f, (dt__ofi_item *)entry[i].op_context, 1, (int64_t)entry[i].len);
+        }
+    }
+    if (f->pending) dt__ofi_retry(f);
     return r;
 }
 
-static dt_result dt__ofi_progress(dt__fabric *fabric)
+static dt_result dt__ofi_poll(dt__fabric *fabric)
 {
-    dt__ofi *f = (dt__ofi *)fabric;
     dt_result r;
-#ifndef DT_NO_THREADS
-    if (pthread_mutex_trylock(&f->lock)) return DT_OK; /* another thread is at it */
-#endif
-    r = dt__ofi_move(f);
-    dt__ofi_unlock(f);
+    if (!dt__fabric_try(fabric)) return DT_OK; /* another thread polls */
+    r = dt__ofi_move((dt__ofi *)fabric);
+    dt__fabric_leave(fabric);
     return r;
 }
 
-static void dt__ofi_begin(dt__ofi *f, dt__ofi_item *i)
+/* ---- starting and cancelling messages ---- */
+
+static dt_result dt__ofi_send(dt__ofi *f, dt__message *m)
 {
-    dt__message *m = i->m;
-    dt__ofi_peer *p = m->peer < 0 ? NULL : &f->peers[m->peer];
-    if (m->sends && p->lost) dt__ofi_end(f, i, DT__LOST, 1);
-    else if (m->sends) {
-        p->held++;
-        if (p->held == 1 && p->out < DT__OFI_OUT) dt__ofi_launch(f, i);
-        return;
-    }
-    for (dt__ofi_item *e = f->early.next; e != &f->early && !m->sends; e = e->next) {
-        if (!dt__ofi_fits(m, &e->head)) continue;
-        dt__ofi_match(f, i, &e->head, e->data, e->bytes);
-        dt__ofi_release(f, e, 0);
-        return;
-    }
+    dt__ofi_header h = dt__ofi_make(DT__OFI_SHORT, m->tag, m->bytes, 0, 0);
+    dt__ofi_item *i;
+    if (m->bytes <= DT__OFI_BUFFER - (int64_t)sizeof h) return dt__ofi_say(f, m->peer, &h, m);
+    if (!(i = dt__ofi_data(f, m, m->bytes))) return DT_E_MEMORY;
+    h.kind = DT__OFI_ASK;
+    h.number = i->number;
+    return dt__ofi_say(f, m->peer, &h, NULL);
+}
+
+static dt_result dt__ofi_receive(dt__ofi *f, dt__message *m)
+{
+    dt__ofi_early **p = &f->early, *e;
+    dt_result r;
+    while (*p && !dt__ofi_fits(m, &(*p)->header)) p = &(*p)->next;
+    if (!(e = *p)) return dt__message_append(&f->wanted, m), DT_OK;
+    *p = e->next;
+    r = dt__ofi_match(f, m, &e->header, e + 1);
+    dt__free(e);
+    return r;
 }
 
 static dt_result dt__ofi_start(dt__fabric *fabric, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)fabric;
-    dt__ofi_item *i;
+    dt_result r = DT_OK;
     if (m->peer >= fabric->size || m->peer < (m->sends ? 0 : DT__FROM_ANY) || m->bytes < 0)
         return dt__error(DT_E_USAGE, "a message of %lld bytes to or from rank %d of %d", (long long)m->bytes, m->peer,
                          fabric->size);
-    dt__ofi_lock(f);
+    if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
+        return dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %lld. Send it in parts.",
+                         (long long)m->bytes, fabric->name, (long long)f->info->ep_attr->max_msg_size);
+    dt__fabric_enter(fabric);
     m->moved = 0;
-    __atomic_store_n(&m->done, f->end[0] ? 0 : DT__LOST, __ATOMIC_RELAXED);
-    i = f->end[0] ? dt__ofi_new(f, m->sends ? &f->held : &f->wanted, m->sends ? DT__OFI_HELD : DT__OFI_WANTED,
-                                m->peer, 0) : NULL;
-    m->own[0] = i;
-    if (i) {
-        i->m = m;
-        i->since = 0.0;
-        f->waiting++;
-        dt__ofi_begin(f, i);
-    }
-    dt__ofi_unlock(f);
-    return i || !f->end[0] ? DT_OK : DT_E_MEMORY;
+    m->own = NULL;
+    __atomic_store_n(&m->done, f->end ? 0 : DT__LOST, __ATOMIC_RELAXED);
+    if (f->end) r = m->sends ? dt__ofi_send(f, m) : dt__ofi_receive(f, m);
+    dt__fabric_leave(fabric);
+    return r;
 }
 
-/* Closes the endpoints: the only way to make libfabric forget memory that a peer has begun to take. */
-static void dt__ofi_disconnect(dt__ofi *f)
-{
-    for (int k = 0; k < DT__OFI_ENDS; k++) {
-        if (f->end[k]) fi_close(&f->end[k]->fid);
-        f->end[k] = NULL;
-    }
-}
+/* Closes the endpoint: the only way to make libfabric forget memory that a peer has begun to read or write. */
 static void dt__ofi_abandon(dt__ofi *f)
 {
-    dt__ofi_item *ring[] = {&f->held, &f->wanted, &f->moving};
-    dt__ofi_disconnect(f);
-    for (int k = 0; k < 3; k++)
-        while (ring[k]->next != ring[k]) {
-            if (ring[k]->next->m) dt__ofi_end(f, ring[k]->next, DT__LOST, 1);
-            else dt__ofi_release(f, ring[k]->next, 0);
-        }
+    dt__message *m;
+    fi_close(&f->end->fid);
+    f->end = NULL;
+    while (f->moving) dt__ofi_over(f, f->moving, 0);
+    for (dt__ofi_item *i = f->buffers; i; i = i->older) {
+        if ((m = i->m) != NULL) dt__message_finish(m, DT__LOST);
+        i->m = NULL;
+    }
+    while ((m = f->wanted) != NULL) {
+        f->wanted = m->next;
+        dt__message_finish(m, DT__LOST);
+    }
+    f->pending = NULL;
+    f->sending = 0;
 }
 
-/* A piece under way is let go: data that came to no receive could block all that comes behind it. */
+/* A long message that libfabric has is cancelled there; where the provider cannot do that, the endpoint is given up. */
 static void dt__ofi_cancel(dt__fabric *fabric, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)fabric;
-    double end = dt__now() + DT__OFI_QUIET;
-    dt__ofi_item *i = (dt__ofi_item *)m->own[0];
-    dt__ofi_lock(f);
-    if (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) && f->end[0]) {
-        if (i->state == DT__OFI_ASKED) {
-            dt__ofi_head drop = dt__ofi_make(DT__OFI_DROP, m->tag, 0, i->number, 0);
-            dt__ofi_say(f, i->peer, &drop, NULL);
-        }
-        if (i->state != DT__OFI_FLYING) dt__ofi_end(f, i, DT__LOST, 1);
-        while (!m->done && dt__now() < end) dt__ofi_move(f);
+    double until = dt__now() + DT__OFI_PATIENCE;
+    dt__ofi_item **p = &f->pending, *i;
+    dt__fabric_enter(fabric);
+    if (!m->done && f->end && (i = (dt__ofi_item *)m->own) == NULL) {
+        dt__message_remove(&f->wanted, m);
+    } else if (!m->done && f->end && i->buffer) {
+        i->m = NULL;
+    } else if (!m->done && f->end && !i->issued) {
+        while (*p && *p != i) p = &(*p)->next;
+        if (*p) *p = i->next;
+        dt__ofi_over(f, i, 0);
+    } else if (!m->done && f->end) {
+        fi_cancel(&f->end->fid, &i->context);
+        while (!m->done && dt__now() < until) (void)dt__ofi_move(f);
         if (!m->done) dt__ofi_abandon(f);
     }
-    dt__ofi_unlock(f);
+    dt__fabric_leave(fabric);
 }
 
-static int dt__ofi_early(dt__fabric *fabric, uint32_t tag, int k, int *peer, void *lead, int64_t bytes)
-{
-    dt__ofi *f = (dt__ofi *)fabric;
-    const dt__ofi_item *i;
-    int found;
-    dt__ofi_lock(f);
-    for (i = f->early.next; i != &f->early; i = i->next)
-        if (i->head.tag == tag && i->head.where == (uint64_t)bytes && i->bytes >= bytes && !k--) break;
-    if ((found = i != &f->early)) *peer = i->head.from, memcpy(lead, i->data, (size_t)bytes);
-    dt__ofi_unlock(f);
-    return found;
-}
-
-/* Are small messages still on their way to somebody who is there? */
-static int dt__ofi_sending(const dt__ofi *f)
+/* The shm provider leaves the file of a process that was killed. */
+static void dt__ofi_clean(const dt__ofi *f)
 {
     for (int p = 0; f->peers && p < f->fabric.size; p++)
-        if (f->peers[p].out && !f->peers[p].lost) return 1;
-    return 0;
+        if (f->peers[p].memory[0] && kill((pid_t)f->peers[p].process, 0) && errno == ESRCH) unlink(f->peers[p].memory);
 }
 
 static void dt__ofi_close(dt__fabric *fabric)
 {
     dt__ofi *f = (dt__ofi *)fabric;
     double end = dt__now() + 2;
-    char *slab;
-    while (f->end[0] && dt__ofi_sending(f) && dt__now() < end && !dt__ofi_move(f)) sched_yield();
-    dt__ofi_disconnect(f);
-    while (f->early.next != &f->early) dt__ofi_release(f, f->early.next, 0);
-    for (dt__ofi_item *i = f->moving.next; i != &f->moving; i = i->next)
+    while (f->end && f->sending && dt__now() < end && !dt__ofi_move(f)) sched_yield();
+    if (f->end) dt__ofi_abandon(f);
+    while (f->early) {
+        dt__ofi_early *e = f->early;
+        f->early = e->next;
+        dt__free(e);
+    }
+    while (f->buffers) {
+        dt__ofi_item *i = f->buffers;
+        f->buffers = i->older;
         if (i->region) fi_close(&i->region->fid);
-    while ((slab = (char *)f->slabs) != NULL) {
-        dt__ofi_item *first = (dt__ofi_item *)(void *)(slab + 64);
-        if (first->region) fi_close(&first->region->fid);
-        memcpy(&f->slabs, slab, sizeof f->slabs);
-        dt__free(slab);
+        dt__free(i);
     }
     if (f->names) fi_close(&f->names->fid);
-    for (int k = 0; k < DT__OFI_ENDS; k++)
-        if (f->events[k]) fi_close(&f->events[k]->fid);
+    if (f->events) fi_close(&f->events->fid);
     if (f->domain) fi_close(&f->domain->fid);
     if (f->net) fi_close(&f->net->fid);
     if (f->info) fi_freeinfo(f->info);
-    for (int p = 0; f->peers && p < fabric->size; p++) {
-        if (f->peers[p].process > 0) close(f->peers[p].process);
-        if (f->peers[p].probe > 0) close(f->peers[p].probe);
-    }
-#ifndef DT_NO_THREADS
-    if (f->locks) pthread_mutex_destroy(&f->lock);
-#endif
+    dt__ofi_clean(f);
     dt__free(f->peers);
     dt__free(f);
 }
 
 /* ---- opening ---- */
-
-static int dt__ofi_has_ports(const dt__ofi *f)
-{
-    return f->info->addr_format == FI_SOCKADDR_IN || f->info->addr_format == FI_SOCKADDR_IN6;
-}
-static int dt__ofi_is_shm(const dt__ofi *f) { return !strncmp(f->info->fabric_attr->prov_name, "shm", 3); }
 
 /* The provider that is asked for, or the default. */
 static dt_result dt__ofi_provider(const dt__world *w, const char **name)
@@ -20582,9 +19878,6 @@ static dt_result dt__ofi_provider(const dt__world *w, const char **name)
     *name = NULL;
     for (int i = 0; i < 4; i++)
         if (!strcmp(asked, known[i])) *name = known[i];
-    if (!strcmp(asked, "sockets"))
-        return dt__error(DT_E_USAGE, "DT_FABRIC=sockets: that provider is a model for developers of libfabric, slow "
-                         "and no longer kept up; use net or tcp;ofi_rxm");
     if (!*name)
         return dt__error(DT_E_USAGE, "DT_FABRIC=%s: it is net (the default), tcp;ofi_rxm, shm or efa", asked);
     if (*name == known[2] && w->hosts > 1)
@@ -20593,36 +19886,25 @@ static dt_result dt__ofi_provider(const dt__world *w, const char **name)
     return DT_OK;
 }
 
-/* Asks for a provider at an address of this host, NULL: any; with RMA if there is. libfabric's error. */
+/* Asks for a provider at an address of this host, NULL: any. Returns libfabric's error. */
 static int dt__ofi_ask(dt__ofi *f, const char *name, const char *node)
 {
     struct fi_info *hints = fi_allocinfo();
-    const char *rma = getenv("DT_RMA"); /* net writes by a message, and would need another one behind it */
-    uint64_t flags = node ? FI_SOURCE | FI_NUMERICHOST : 0;
-    char size[16];
     int bad;
     if (!hints) return -FI_ENOMEM;
-    if (name[0] == 't') { /* what is longer than its buffers waits for the receiver; read once, before the first use */
-        snprintf(size, sizeof size, "%d", DT__OFI_BUFFER + 1024);
-        setenv("FI_OFI_RXM_BUFFER_SIZE", size, 0);
-    }
-    hints->caps = FI_TAGGED | FI_MSG | FI_RMA;
+    hints->caps = FI_TAGGED;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
-    hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS | FI_ORDER_SAW;
-    hints->fabric_attr->prov_name = strdup(name);
-    bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, flags, hints, &f->info);
-    f->writes = !bad && (rma ? strcmp(rma, "0") != 0 : name[0] != 'n');
-    hints->caps = FI_TAGGED | FI_MSG;
     hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
-    if (bad) bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, flags, hints, &f->info);
+    hints->fabric_attr->prov_name = strdup(name);
+    bad = fi_getinfo(FI_VERSION(1, 14), node, NULL, node ? FI_SOURCE | FI_NUMERICHOST : 0, hints, &f->info);
     fi_freeinfo(hints);
     return bad;
 }
 
-/* Finds the provider. net answers sooner than tcp;ofi_rxm, but not every libfabric has it. */
+/* Finds the provider. net has less latency than tcp;ofi_rxm, but not every libfabric has net. */
 static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
 {
     const char *name = "", *node = NULL;
@@ -20636,11 +19918,15 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
     if (r) return r;
     bad = dt__ofi_ask(f, name, node);
     if (bad && !w->fabric[0]) bad = dt__ofi_ask(f, name = "tcp;ofi_rxm", node);
-    if (!bad) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "libfabric %u.%u has no provider %s here%s%s (%s): see what `fi_info -p \"%s\"` "
-                     "says; %s", FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
-                     fi_strerror(-bad), name, name[0] == 'e' ? "it needs an Elastic Fabric Adapter and its driver"
-                                                             : "DT_FABRIC chooses another one");
+    if (bad)
+        return dt__error(DT_E_SYSTEM, "libfabric %u.%u has no provider %s here%s%s (%s): see what `fi_info -p \"%s\"` "
+                         "says; %s", FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
+                         fi_strerror(-bad), name, name[0] == 'e' ? "it needs an Elastic Fabric Adapter and its driver"
+                                                                 : "DT_FABRIC chooses another one");
+    snprintf(f->fabric.name, sizeof f->fabric.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
+             FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
+    f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+    return DT_OK;
 }
 
 /* Opens what was found. The failing call is named. */
@@ -20652,78 +19938,61 @@ static dt_result dt__ofi_build(dt__ofi *f)
     int bad = fi_fabric(f->info->fabric_attr, &f->net, NULL);
     memset(&names, 0, sizeof names);
     memset(&events, 0, sizeof events);
-    names.count = (size_t)f->ends * (size_t)f->fabric.size;
+    names.count = (size_t)f->fabric.size;
     events.format = FI_CQ_FORMAT_TAGGED;
     events.size = f->info->tx_attr->size + f->info->rx_attr->size;
     if (!bad) what = "fi_domain", bad = fi_domain(f->net, f->info, &f->domain, NULL);
     if (!bad) what = "fi_av_open", bad = fi_av_open(f->domain, &names, &f->names, NULL);
-    for (int k = 0; k < f->ends && !bad; k++) {
-        what = "fi_cq_open", bad = fi_cq_open(f->domain, &events, &f->events[k], NULL);
-        if (!bad) what = "fi_endpoint", bad = fi_endpoint(f->domain, f->info, &f->end[k], NULL);
-        if (!bad) what = "fi_ep_bind", bad = fi_ep_bind(f->end[k], &f->names->fid, 0);
-        if (!bad) bad = fi_ep_bind(f->end[k], &f->events[k]->fid, FI_SEND | FI_RECV);
-        if (!bad) what = "fi_enable", bad = fi_enable(f->end[k]);
-    }
+    if (!bad) what = "fi_cq_open", bad = fi_cq_open(f->domain, &events, &f->events, NULL);
+    if (!bad) what = "fi_endpoint", bad = fi_endpoint(f->domain, f->info, &f->end, NULL);
+    if (!bad) what = "fi_ep_bind", bad = fi_ep_bind(f->end, &f->names->fid, 0);
+    if (!bad) bad = fi_ep_bind(f->end, &f->events->fid, FI_SEND | FI_RECV);
+    if (!bad) what = "fi_enable", bad = fi_enable(f->end);
     if (!bad) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "%s: %s failed (%s): see what `fi_info -p \"%s\"` says, or choose another one by "
-                     "DT_FABRIC", f->fabric.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
+    return dt__error(DT_E_SYSTEM, "%s: %s failed (%s): see what `fi_info -p \"%s\"` says, or choose another provider "
+                     "by DT_FABRIC", f->fabric.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
 }
 
-/* What a rank tells the others when they meet. */
-typedef struct dt__ofi_card {
+/* What each rank tells the others at the rendezvous. */
+typedef struct dt__ofi_endpoint {
     char provider[40];
     int64_t process;
-    int64_t piece; /* negative: it does not write to others */
-    char address[DT__OFI_ENDS][(DT__BLOB - 56) / 2];
-} dt__ofi_card;
+    char address[DT__BLOB - 48];
+} dt__ofi_endpoint;
 
-/* A peer that shares memory, whose end no provider tells. */
-static void dt__ofi_neighbour(dt__ofi_peer *p, dt__ofi_card *card)
+static dt_result dt__ofi_meet_peer(dt__ofi *f, int p, dt__ofi_endpoint *there, const char *provider)
 {
     static const char scheme[] = "fi_shm://";
-    const char *name = card->address[0] + sizeof scheme - 1;
-    card->address[0][sizeof card->address[0] - 1] = 0;
-#ifdef SYS_pidfd_open
-    p->process = (int)syscall(SYS_pidfd_open, (pid_t)card->process, 0);
-#endif
-    if (!strncmp(card->address[0], scheme, sizeof scheme - 1) && !strchr(name, '/') && strlen(name) < 40)
-        snprintf(p->memory, sizeof p->memory, "/dev/shm/%.40s", name);
+    const char *name = there->address + sizeof scheme - 1;
+    there->provider[sizeof there->provider - 1] = 0;
+    if (strcmp(there->provider, provider))
+        return dt__error(DT_E_PEER, "rank %d uses %s, this one (%d) %s: set DT_FABRIC alike everywhere", p,
+                         there->provider, f->fabric.rank, provider);
+    if (fi_av_insert(f->names, there->address, 1, &f->peers[p].address, 0, NULL) != 1)
+        return dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->fabric.name, p);
+    there->address[sizeof there->address - 1] = 0;
+    f->peers[p].process = (int)there->process;
+    if (!strncmp(provider, "shm", 3) && !strncmp(there->address, scheme, sizeof scheme - 1) && !strchr(name, '/') &&
+        strlen(name) < 40)
+        snprintf(f->peers[p].memory, sizeof f->peers[p].memory, "/dev/shm/%.40s", name);
+    return DT_OK;
 }
 
 /* Exchanges addresses. */
 static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
 {
-    dt__ofi_card own, *all = (dt__ofi_card *)dt__alloc(w->size * (int64_t)sizeof own, "the addresses of the ranks");
-    int bad = 0;
-    dt_result r = DT_OK;
+    dt__ofi_endpoint own, *all = (dt__ofi_endpoint *)dt__alloc(w->size * (int64_t)sizeof own, "addresses of the ranks");
+    size_t length = sizeof own.address;
+    int bad;
+    dt_result r;
     if (!all) return DT_E_MEMORY;
     memset(&own, 0, sizeof own);
     dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
     own.process = getpid();
-    own.piece = f->writes ? f->piece : -f->piece;
-    for (int k = 0; k < f->ends && !bad; k++) {
-        size_t length = sizeof own.address[k];
-        bad = fi_getname(&f->end[k]->fid, own.address[k], &length);
-    }
+    bad = fi_getname(&f->end->fid, own.address, &length);
     if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->fabric.name, fi_strerror(-bad));
     else r = dt__rendezvous(w, &own, (int)sizeof own, all);
-    for (int p = 0; !r && p < w->size; p++) {
-        all[p].provider[sizeof own.provider - 1] = 0;
-        if (strcmp(all[p].provider, own.provider))
-            r = dt__error(DT_E_PEER, "rank %d uses %s, this one (%d) %s: set DT_FABRIC alike everywhere", p,
-                          all[p].provider, w->rank, own.provider);
-        for (int k = 0; k < f->ends && !r; k++)
-            if (fi_av_insert(f->names, all[p].address[k], 1, &f->peers[p].end[k].address, 0, NULL) != 1)
-                r = dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->fabric.name, p);
-        f->writes &= all[p].piece > 0;
-        f->piece = dt__min(f->piece, all[p].piece > 0 ? all[p].piece : -all[p].piece);
-        if (!r && dt__ofi_has_ports(f)) {
-            f->peers[p].port_length = f->info->addr_format == FI_SOCKADDR_IN ? sizeof(struct sockaddr_in)
-                                                                            : sizeof(struct sockaddr_in6);
-            memcpy(&f->peers[p].port, all[p].address[0], f->peers[p].port_length);
-        }
-        if (!r && dt__ofi_is_shm(f) && p != w->rank) dt__ofi_neighbour(&f->peers[p], &all[p]);
-    }
+    for (int p = 0; !r && p < w->size; p++) r = dt__ofi_meet_peer(f, p, &all[p], own.provider);
     dt__free(all);
     return r;
 }
@@ -20731,43 +20000,25 @@ static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
 static dt_result dt__ofi_open(dt__fabric **handle, dt__world *w)
 {
     dt__ofi *f = (dt__ofi *)dt__alloc((int64_t)sizeof *f, "libfabric's engine");
+    dt__ofi_item *i;
     uint8_t digest[32];
     dt_result r;
     *handle = NULL;
     if (!f) return DT_E_MEMORY;
-    for (int i = 0; i < 8; i++) {
-        dt__ofi_item *ring[] = {&f->idle, &f->spare, &f->held, &f->wanted, &f->moving, &f->early, &f->out, &f->in};
-        ring[i]->next = ring[i]->before = ring[i];
-    }
     f->fabric.rank = w->rank;
     f->fabric.size = w->size;
     f->fabric.start = dt__ofi_start;
-    f->fabric.progress = dt__ofi_progress;
+    f->fabric.progress = dt__ofi_poll;
     f->fabric.cancel = dt__ofi_cancel;
     f->fabric.close = dt__ofi_close;
-    f->fabric.early = dt__ofi_early;
-#ifndef DT_NO_THREADS
-    f->locks = !pthread_mutex_init(&f->lock, NULL);
-#endif
+    dt__job_proof(digest, w->job, (int64_t)strlen(w->job));
+    memcpy(&f->job, digest, sizeof f->job);
     f->peers = (dt__ofi_peer *)dt__alloc(w->size * (int64_t)sizeof *f->peers, "the ranks");
     r = f->peers ? dt__ofi_find(f, w) : DT_E_MEMORY;
-    if (!r) {
-        snprintf(f->fabric.name, sizeof f->fabric.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
-                 FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
-        f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
-        dt__job_proof(digest, w->job, (int64_t)strlen(w->job));
-        memcpy(&f->job, digest, sizeof f->job);
-        f->small = DT__OFI_BUFFER - (int64_t)sizeof(dt__ofi_head);
-        f->piece = (int64_t)(f->info->ep_attr->max_msg_size < (1u << 30) ? f->info->ep_attr->max_msg_size : 1u << 30);
-        f->ends = dt__ofi_has_ports(f) ? DT__OFI_ENDS : 1;
-        f->far = f->ends - 1;
-        r = dt__ofi_build(f);
-    }
+    if (!r) r = dt__ofi_build(f);
     if (!r) r = dt__ofi_meet(f, w);
-    if (!r && f->writes) strcat(f->fabric.name, ", RMA");
-    for (int i = 0; i < DT__OFI_IN * (f->writes ? f->ends : 1) && !r; i++) {
-        dt__ofi_item *b = dt__ofi_new(f, &f->in, DT__OFI_LISTENING, 0, 1);
-        if (b) b->end = i / DT__OFI_IN, dt__ofi_listen(f, b);
+    for (int k = 0; k < DT__OFI_POSTED && !r; k++) {
+        if ((i = dt__ofi_buffer(f)) != NULL) dt__ofi_listen(f, i);
         else r = DT_E_MEMORY;
     }
     if (r) dt__ofi_close(&f->fabric);

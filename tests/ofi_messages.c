@@ -97,67 +97,6 @@ static void sizes(void)
     meet();
 }
 
-/* Messages with a lead of 40 bytes, or not (0), which the rest follows (1) or does not (2): here, there. Late ones find no
- * receive yet: their lead is there before them. */
-static void parts_of(int turn, int64_t n, int here, int there, int late, char *out, char *in)
-{
-    enum { LEAD = 40, REST = 300000 }; /* where the rest lies */
-    int64_t front = there == 2 ? dt__min(n, LEAD) : n;
-    int from = (rank + size - 1) % size, sender = -1;
-    char lead[2 * LEAD];
-    dt__message a, b;
-    memset(&a, 0, sizeof a);
-    memset(&b, 0, sizeof b);
-    memset(in, 0x55, 2 * REST);
-    fill(out, n, rank, 8, turn);
-    memcpy(out + REST, out + LEAD, (size_t)(here == 2 ? n - LEAD : 0));
-    memset(out + LEAD, 0, (size_t)(here == 2 ? n - LEAD : 0));
-    a.sends = 1, a.data = out, a.bytes = n, a.peer = (rank + 1) % size, a.tag = 8, a.lead = here ? LEAD : 0;
-    b.data = in, b.bytes = dt__max(n, LEAD), b.peer = from, b.tag = 8, b.lead = there ? LEAD : 0;
-    if (here == 2) a.rest = out + REST;
-    if (there == 2) b.rest = in + REST;
-    if (!late) check(!fabric->start(fabric, &b), "receive", n);
-    check(!fabric->start(fabric, &a), "send", n);
-    if (late) {
-        meet();
-        check(fabric->early(fabric, 8, 0, &sender, lead, LEAD) == !!here, "the lead of a message that waits", n);
-        check(!fabric->early(fabric, 8, 1, &sender, lead + LEAD, LEAD), "a second one", n);
-        check(!here || (sender == from && holds(lead, LEAD, from, 8, turn)), "which lead, and from whom", sender);
-        check(!fabric->start(fabric, &b), "receive", n);
-    }
-    check(finish(&a) == 1 && finish(&b) == 1 && b.moved == n, "a message in parts", n);
-    check(!fabric->early(fabric, 8, 0, &sender, lead, LEAD), "a message that was taken still waits", n);
-    for (int64_t i = front; i < REST; i++) check(in[i] == 0x55, "written behind the first part", i);
-    for (int64_t i = n - front; i < REST; i++) check(in[REST + i] == 0x55, "written behind the rest", i);
-    memcpy(in + front, in + REST, (size_t)(n - front));
-    check(holds(in, n, from, 8, turn), "content of a message in parts", n);
-    meet();
-}
-/* Of one that is longer than its receive the lead is there. */
-static void parts_too_long(int64_t n, char *out, char *in)
-{
-    dt__message m;
-    memset(&m, 0, sizeof m);
-    memset(in, 0x55, 200);
-    m.sends = rank == 0, m.peer = rank ^ 1, m.tag = 9, m.lead = 40;
-    m.data = m.sends ? out : in, m.bytes = m.sends ? n : 60;
-    if (m.sends) fill(out, n, 0, 9, 0);
-    check(!fabric->start(fabric, &m) && finish(&m) == (m.sends ? 1 : DT__TOO_LONG), "a lead too long", m.done);
-    if (!m.sends) check(holds(in, 40, 0, 9, 0) && in[40] == 0x55, "the lead of one that is too long", n);
-}
-static void parts(void)
-{
-    const int64_t bytes[] = {0, 1, 39, 40, 41, 4096, 20000, 66000, 250001};
-    char *out = (char *)malloc(600000), *in = (char *)malloc(600000);
-    for (int k = 0; k < 9; k++)
-        for (int turn = 0; turn < 18; turn++)
-            parts_of(turn, bytes[k], bytes[k] < 40 ? 0 : turn % 3, turn / 3 % 3, turn >= 9, out, in);
-    for (int k = 6; k < 9 && rank < 2; k++) parts_too_long(bytes[k], out, in);
-    free(out);
-    free(in);
-    meet();
-}
-
 /* Many messages with one tag, short and long in turn, come in their order; some before their receives are there. */
 static void order(void)
 {
@@ -246,22 +185,15 @@ static void truncated(void)
     meet();
 }
 
-/* Pieces of 30000 bytes, with memory registered as some providers want it. */
-static void pieces(void)
+/* The same with memory registered, as some providers want it. */
+static void registered(void)
 {
     dt__ofi *f = (dt__ofi *)fabric;
-    int64_t piece = f->piece, small = f->small;
-    int registers = f->registers;
-    f->piece = 30000;
-    f->small = 1000;
     f->registers = 1;
     sizes();
-    parts();
     order();
     tags();
-    f->piece = piece;
-    f->small = small;
-    f->registers = registers;
+    f->registers = 0;
     meet();
 }
 
@@ -390,12 +322,13 @@ static void large(void)
     meet();
 }
 
-/* The last rank dies while all others send to it and receive from it. */
+/* The last rank dies while all others send to it and receive from it: these messages never end, can be cancelled, and
+ * hold up no message to anybody else. */
 static void killed(void)
 {
     char data[3][200000];
     dt__message m[3];
-    double start = dt__now();
+    double start;
     meet();
     if (rank == size - 1) {
         begin(&m[0], 1, data[0], 64, 0, 40);
@@ -405,16 +338,15 @@ static void killed(void)
     begin(&m[0], 0, data[0], 100, size - 1, 30);
     begin(&m[1], 0, data[1], 200000, size - 1, 31);
     begin(&m[2], 1, data[2], 200000, size - 1, 32);
-    for (int i = 0; i < 3; i++) check(finish(&m[i]) == DT__LOST, "a message with a dead rank is not lost", i);
-    fprintf(stderr, "# rank %d: lost after %.2f s\n", rank, dt__now() - start);
-    begin(&m[0], 1, data[0], 100, size - 1, 33);
-    begin(&m[1], 0, data[1], 100, size - 1, 33);
-    check(finish(&m[0]) == DT__LOST && finish(&m[1]) == DT__LOST, "a later message is not lost", m[0].done);
+    for (int i = 0; i < 3; i++) check(finish_within(&m[i], 0.3) != 1, "a message with a dead rank ended well", i);
+    start = dt__now();
+    for (int i = 0; i < 3; i++) fabric->cancel(fabric, &m[i]);
+    check(dt__now() - start < 1, "cancel takes long", 0);
     if (rank == 0) begin(&m[0], 0, data[0], 100, size - 1, 40);
     if (rank == 0) check(finish(&m[0]) == 1, "what it sent before it died", m[0].done);
     if (size == 3) {
-        begin(&m[0], 1, data[0], 100, rank ^ 1, 34);
-        begin(&m[1], 0, data[1], 100, rank ^ 1, 34);
+        begin(&m[0], 1, data[0], 100000, rank ^ 1, 34);
+        begin(&m[1], 0, data[1], 100000, rank ^ 1, 34);
         check(finish(&m[0]) == 1 && finish(&m[1]) == 1, "the others do not reach each other", m[1].done);
     }
 }
@@ -453,8 +385,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } scenario[] = {{"sizes", sizes}, {"parts", parts}, {"order", order}, {"tags", tags}, {"any", any},
-                    {"truncated", truncated}, {"pieces", pieces}, {"threads", threads}, {"cancelled", cancelled},
+    } scenario[] = {{"sizes", sizes}, {"order", order}, {"tags", tags}, {"any", any},
+                    {"truncated", truncated}, {"registered", registered}, {"threads", threads}, {"cancelled", cancelled},
                     {"unsent", unsent}, {"named", named}, {"frozen", frozen}, {"large", large}, {"killed", killed}, {"times", times}};
     dt__world world;
     int ran = 0;

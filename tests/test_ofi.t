@@ -50,7 +50,7 @@ sub good {
     return $said;
 }
 
-my $everything = 'sizes parts order tags any truncated pieces threads cancelled';
+my $everything = 'sizes order tags any truncated registered threads cancelled';
 for my $provider ('net', 'tcp;ofi_rxm', 'shm', 'efa') {
     my $environment = "DT_FABRIC='$provider'";
     my ($status, $said) = ranks(1, 60, $environment, 'sizes');
@@ -61,19 +61,12 @@ for my $provider ('net', 'tcp;ofi_rxm', 'shm', 'efa') {
         }
         good("$provider: $everything, 2 ranks", '0 0', 2, 120, $environment, $everything);
         good("$provider: the same, 3 ranks", '0 0 0', 3, 120, $environment, $everything);
-        $said = good("$provider: the same, written into the peer's memory", '0 0', 2, 120, "$environment DT_RMA=1", "$everything named frozen");
-        like($said, qr/^# libfabric .*, RMA$/m, "$provider: DT_RMA=1 does write there");
-        $said = good("$provider: its default", '0 0', 2, 60, $environment, 'named');
-        is($said =~ /, RMA$/m ? 1 : 0, $provider eq 'net' ? 0 : 1, "$provider: writes by default unless it would write by a message");
-        good("$provider: the same, one rank without RMA", '0 0', 2, 120, ["$environment DT_RMA=0", "$environment DT_RMA=1"], $everything);
         good("$provider: 8 ranks", join(' ', (0) x 8), 8, 120, $environment, 'sizes any');
         good("$provider: a send that nobody takes is cancelled", '0 0', 2, 60, $environment, 'unsent');
         good("$provider: a send that a frozen rank has begun to take", '0 0', 2, 60, $environment, 'frozen');
         for my $n (2, 3) {
-            my $lost = good("$provider: one of $n is killed", join(' ', (0) x ($n - 1), 137), $n, 60, $environment, 'killed');
-            my @seconds = $lost =~ /lost after ([\d.]+) s/g;
+            good("$provider: one of $n is killed", join(' ', (0) x ($n - 1), 137), $n, 60, $environment, 'killed');
             is(join(' ', map { glob("/dev/shm/$_:*") } @pids), '', "$provider: nothing is left in /dev/shm");
-            ok(@seconds == $n - 1 && !(grep { $_ > 5 } @seconds), "$provider: the others know after @seconds s");
         }
         my $times = good("$provider: half round trips", '0 0', 2, 120, $environment, 'times');
         note($times);
@@ -94,7 +87,7 @@ good('a job key', '0 0 0', 3, 60, 'DT_JOB_KEY=secret', 'sizes');
 good('IPv6', '0 0', 2, 60, 'MASTER_ADDR=::1', 'sizes');
 good('SageMaker: two hosts', '0 0', 2, 60, [map { "-u RANK -u WORLD_SIZE SM_HOSTS='[\"127.0.0.1\", \"b\"]' SM_CURRENT_HOST=$_ TRAINING_JOB_NAME=a" } '127.0.0.1', 'b'], 'sizes');
 good('Slurm: two tasks', '0 0', 2, 60, [map { "-u RANK -u WORLD_SIZE -u MASTER_ADDR SLURM_JOB_ID=$$ SLURM_STEP_ID=0 SLURM_PROCID=$_ SLURM_LOCALID=$_ SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=127.0.0.1" } 0, 1], 'sizes');
-for (['sockets', qr/DT_FABRIC=sockets: that provider is a model/], ['verbs', qr/DT_FABRIC=verbs: it is net /]) {
+for (map { [$_, qr/DT_FABRIC=$_: it is net /] } 'sockets', 'verbs') {
     my ($status, $said) = ranks(1, 60, "DT_FABRIC=$_->[0]", 'sizes');
     ok($status eq '2' && $said =~ $_->[1], "DT_FABRIC=$_->[0] is refused");
 }
