@@ -215,8 +215,8 @@ DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
 
 /* Elementwise, (..) -> (..). Ops of several tensors broadcast: shapes are aligned at the last axis, sizes equal or 1.
  * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
- * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; exp2, log2,
- * expm1, log1p, softplus, sigmoid, silu, gelu_erf, erf, sin, cos, tan, pow below 0.51 ulp. */
+ * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; log1p, softplus,
+ * sigmoid, silu, gelu_erf, erf, sin, cos, pow below 0.51 ulp. */
 DT_API dt_tensor dt_neg(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s);
 DT_API dt_tensor dt_square(dt_graph *g, dt_tensor x);     /* x x */
@@ -224,14 +224,10 @@ DT_API dt_tensor dt_reciprocal(dt_graph *g, dt_tensor x); /* 1 / x */
 DT_API dt_tensor dt_sqrt(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_rsqrt(dt_graph *g, dt_tensor x); /* 1 / sqrt(x) */
 DT_API dt_tensor dt_exp(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_exp2(dt_graph *g, dt_tensor x);  /* 2^x */
-DT_API dt_tensor dt_expm1(dt_graph *g, dt_tensor x); /* e^x - 1 */
 DT_API dt_tensor dt_log(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_log2(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_log1p(dt_graph *g, dt_tensor x); /* log(1 + x) */
 DT_API dt_tensor dt_sin(dt_graph *g, dt_tensor x);   /* x in radians, also huge ones */
 DT_API dt_tensor dt_cos(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_tan(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_erf(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_sigmoid(dt_graph *g, dt_tensor x);  /* 1 / (1 + e^-x) */
@@ -2486,138 +2482,183 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * becomes functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
 
 /* ---- the ops -----------------------------------------------------------------------------------
- * X(NAME, in_place, run, grad): in_place is a mask of the inputs whose memory the result may take over; run computes
- * the value (H6), grad appends the nodes of the derivative (H7). The one list of ops.
+ * The one list of ops, one row each; every part of the library that has to know about ops reads it.
  *
- * How to add an op. Four places, in the order of the file:
- *   1. a row in this table;
- *   2. its kernel in H3, in the vector text (elementwise ops: one `case` in dt__unary or dt__binary, or in their
- *      twins for functions in double);
- *   3. its builder in H6: check shapes, dt__push() the node; and its run function, or dt__run_unary / dt__run_binary;
- *      an op that takes other types than fp32 says so in dt__takes;
- *   4. its derivative in H7: dt__flow() for every input; NULL in the table where there is none.
- * Then a row in tests/test_ops.c, which checks finite differences, one in tests/interpreter.h, what it computes as
- * plain scalar text, and one in the `kinds` of tests/test_random.c, which puts it into random graphs. */
-#define DT__OPS(X)                                                                                           \
-    X(NONE, 0, NULL, NULL)                                                                                   \
-    X(INPUT, 0, NULL, NULL)                                                                                  \
-    X(PARAM, 0, NULL, NULL)                                                                                  \
-    X(AUX, 0, NULL, NULL)                                                                                    \
-    X(RESHAPE, 0, NULL, dt__grad_reshape)                                                                    \
-    X(PERMUTE, 0, dt__run_permute, dt__grad_permute)                                                         \
-    X(SLICE, 0, dt__run_slice, dt__grad_slice)                                                               \
-    X(PAD, 0, dt__run_pad, dt__grad_pad)                                                                     \
-    X(CONCAT, 0, dt__run_concat, dt__grad_concat)                                                            \
-    X(DETACH, 0, NULL, NULL)                                                                                 \
-    X(FULL, 0, dt__run_full, NULL)                                                                           \
-    X(CAST, 0, dt__run_cast, dt__grad_cast)                                                                  \
-    X(GATHER, 0, dt__run_gather, dt__grad_gather)                                                            \
-    X(SCATTER_ADD, 0, dt__run_scatter_add, dt__grad_scatter_add)                                             \
-    X(ONE_HOT, 0, dt__run_one_hot, NULL)                                                                     \
-    X(TOP_K, 0, dt__run_top_k, NULL)                                                                         \
-    X(CUMSUM, 0, dt__run_cumsum, dt__grad_cumsum)                                                            \
-    X(EXPAND, 0, dt__run_expand, dt__grad_expand)                                                            \
-    X(COMBINE, 0, dt__run_combine, dt__grad_combine)                                                         \
-    X(ALL_ROWS, 0, dt__run_all_rows, dt__grad_all_rows)                                                      \
-    X(OWN_ROWS, 0, dt__run_own_rows, dt__grad_own_rows)                                                      \
-    X(SAME_ROWS, 0, NULL, dt__grad_same_rows)                                                                \
-    X(NEG, 1, dt__run_unary, dt__grad_neg)                                                                   \
-    X(SCALE, 1, dt__run_unary, dt__grad_scale)                                                               \
-    X(EXP, 1, dt__run_unary, dt__grad_exp)                                                                   \
-    X(LOG, 1, dt__run_unary, dt__grad_log)                                                                   \
-    X(TANH, 1, dt__run_unary, dt__grad_tanh)                                                                 \
-    X(SQRT, 1, dt__run_unary, dt__grad_sqrt)                                                                 \
-    X(RSQRT, 1, dt__run_unary, dt__grad_rsqrt)                                                               \
-    X(GELU, 1, dt__run_unary, dt__grad_gelu)                                                                 \
-    X(GELU_ERF, 1, dt__run_unary, dt__grad_gelu_erf)                                                         \
-    X(SILU, 1, dt__run_unary, dt__grad_silu)                                                                 \
-    X(SIGMOID, 1, dt__run_unary, dt__grad_sigmoid)                                                           \
-    X(SOFTPLUS, 1, dt__run_unary, dt__grad_softplus)                                                         \
-    X(RELU, 1, dt__run_unary, dt__grad_relu)                                                                 \
-    X(ABS, 1, dt__run_unary, dt__grad_abs)                                                                   \
-    X(SIGN, 1, dt__run_unary, NULL)                                                                          \
-    X(FLOOR, 1, dt__run_unary, NULL)                                                                         \
-    X(CEIL, 1, dt__run_unary, NULL)                                                                          \
-    X(ROUND, 1, dt__run_unary, NULL)                                                                         \
-    X(SQUARE, 1, dt__run_unary, dt__grad_square)                                                             \
-    X(RECIPROCAL, 1, dt__run_unary, dt__grad_reciprocal)                                                     \
-    X(EXP2, 1, dt__run_unary, dt__grad_exp2)                                                                 \
-    X(LOG2, 1, dt__run_unary, dt__grad_log2)                                                                 \
-    X(EXPM1, 1, dt__run_unary, dt__grad_expm1)                                                               \
-    X(LOG1P, 1, dt__run_unary, dt__grad_log1p)                                                               \
-    X(ERF, 1, dt__run_unary, dt__grad_erf)                                                                   \
-    X(SIN, 1, dt__run_unary, dt__grad_sin)                                                                   \
-    X(COS, 1, dt__run_unary, dt__grad_cos)                                                                   \
-    X(TAN, 1, dt__run_unary, dt__grad_tan)                                                                   \
-    X(ADD, 3, dt__run_binary, dt__grad_add)                                                                  \
-    X(SUB, 3, dt__run_binary, dt__grad_sub)                                                                  \
-    X(MUL, 3, dt__run_binary, dt__grad_mul)                                                                  \
-    X(DIV, 3, dt__run_binary, dt__grad_div)                                                                  \
-    X(POW, 3, dt__run_binary, dt__grad_pow)                                                                  \
-    X(MAXIMUM, 3, dt__run_binary, dt__grad_maximum)                                                          \
-    X(MINIMUM, 3, dt__run_binary, dt__grad_minimum)                                                          \
-    X(EQUAL, 3, dt__run_binary, NULL)                                                                        \
-    X(NOT_EQUAL, 3, dt__run_binary, NULL)                                                                    \
-    X(LESS, 3, dt__run_binary, NULL)                                                                         \
-    X(LESS_EQUAL, 3, dt__run_binary, NULL)                                                                   \
-    X(GREATER, 3, dt__run_binary, NULL)                                                                      \
-    X(GREATER_EQUAL, 3, dt__run_binary, NULL)                                                                \
-    X(SELECT, 7, dt__run_binary, dt__grad_select)                                                            \
-    X(GELU_GRAD, 3, dt__run_binary, NULL)                                                                    \
-    X(BCE, 3, dt__run_binary, dt__grad_bce)                                                                  \
-    X(BCE_GRAD, 3, dt__run_binary, NULL)                                                                     \
-    X(GELU_ERF_GRAD, 3, dt__run_binary, NULL)                                                                \
-    X(SILU_GRAD, 3, dt__run_binary, NULL)                                                                    \
-    X(ROW_SUM, 0, dt__run_row_sum, dt__grad_row_sum)                                                         \
-    X(COL_SUM, 0, dt__run_col_sum, dt__grad_col_sum)                                                         \
-    X(ROW_MAX, 0, dt__run_row_max, dt__grad_row_max)                                                         \
-    X(MAX_GRAD, 0, dt__run_max_grad, NULL)                                                                   \
-    X(ARGMAX, 0, dt__run_argmax, NULL)                                                                       \
-    X(SOFTMAX, 1, dt__run_softmax, dt__grad_softmax)                                                         \
-    X(SOFTMAX_GRAD, 2, dt__run_softmax_grad, NULL)                                                           \
-    X(LOG_SOFTMAX, 1, dt__run_log_softmax, dt__grad_log_softmax)                                             \
-    X(LOG_SOFTMAX_GRAD, 3, dt__run_log_softmax_grad, NULL)                                                   \
-    X(MATMUL, 0, dt__run_matmul, dt__grad_matmul)                                                            \
-    X(EMBED, 0, dt__run_embed, dt__grad_embed)                                                               \
-    X(EMBED_GRAD, 0, dt__run_embed_grad, NULL)                                                               \
-    X(LAYERNORM, 0, dt__run_layernorm, dt__grad_layernorm)                                                   \
-    X(LAYERNORM_DX, 0, dt__run_layernorm_dx, NULL)                                                           \
-    X(LAYERNORM_DGAMMA, 0, dt__run_layernorm_dgamma, NULL)                                                   \
-    X(RMSNORM, 0, dt__run_rmsnorm, dt__grad_rmsnorm)                                                         \
-    X(RMSNORM_DX, 0, dt__run_rmsnorm_dx, NULL)                                                               \
-    X(ATTENTION, 0, dt__run_attention, dt__grad_attention)                                                   \
-    X(ATTENTION_GRAD, 0, dt__run_attention_grad, NULL)                                                       \
-    X(ROPE, 1, dt__run_rope, dt__grad_rope)                                                                  \
-    X(POSITIONS, 0, dt__run_positions, NULL)                                                                 \
-    X(CACHE, 0, dt__run_cache, NULL)                                                                         \
-    X(CONV, 0, dt__run_window, dt__grad_conv)                                                                \
-    X(CONV_DX, 0, dt__run_window, NULL)                                                                      \
-    X(CONV_DW, 0, dt__run_window, NULL)                                                                      \
-    X(MAX_POOL, 0, dt__run_window, dt__grad_pool)                                                            \
-    X(AVG_POOL, 0, dt__run_window, dt__grad_pool)                                                            \
-    X(MAX_POOL_GRAD, 0, dt__run_window, NULL)                                                                \
-    X(AVG_POOL_GRAD, 0, dt__run_window, NULL)                                                                \
-    X(DROPOUT, 1, dt__run_dropout, dt__grad_dropout)                                                         \
-    X(CROSS_ENTROPY, 0, dt__run_cross_entropy, dt__grad_cross_entropy)                                       \
-    X(CROSS_ENTROPY_GRAD, 1, dt__run_cross_entropy_grad, NULL)                                               \
-    X(LOSS, 0, dt__run_loss, dt__grad_loss)                                                                  \
-    X(LOSS_GRAD, 0, dt__run_loss_grad, NULL)                                                                 \
-    X(AUX_LOSS, 0, NULL, dt__grad_aux_loss)                                                                  \
-    X(AUX_LOSS_GRAD, 0, dt__run_aux_loss_grad, NULL)                                                         \
-    X(MOE_ROUTE, 0, dt__run_moe_route, NULL)                                                                 \
-    X(MOE_BINS, 0, dt__run_moe_bins, NULL)                                                                   \
-    X(MOE_ROWS, 0, dt__run_moe_rows, dt__grad_moe_rows)                                                      \
-    X(MOE_TRADE, 0, dt__run_moe_trade, dt__grad_moe_trade)                                                   \
-    X(MOE_LINEAR, 0, dt__run_moe_linear, dt__grad_moe_linear)                                                \
-    X(MOE_DW, 0, dt__run_moe_dw, NULL)                                                                       \
-    X(MOE_DB, 0, dt__run_moe_db, NULL)                                                                       \
-    X(MOE_SUM, 0, dt__run_moe_sum, dt__grad_moe_sum)                                                         \
-    X(MOE_DOT, 0, dt__run_moe_dot, NULL)                                                                     \
-    X(ACCUMULATE, 0, dt__run_accumulate, NULL)
+ * MAP(name, operands, builder kind, builder, expression, gradients): every element of the result is the expression of
+ *   the same element of the inputs a, b, c (operands A, AB, ABC), which broadcast, and of the scalar s.
+ * GRAD(name, input, operands, expression): a MAP op for the gradient of one input, of dy (D) and of what else the
+ *   operands name: inputs A, B, C and the value Y.
+ * ROW(name, inputs, in place, shape, shards, passes, gradients): at most three passes over each row. A pass reduces
+ *   an expression (DT__SUM, DT__MAX, or DT__DOT of two) to a scalar s0..s3, whose last argument makes the scalar
+ *   from the reduction r and the row's length `count`; DT__SUM_OUT also stores its terms; DT__OUT stores the result
+ *   y. a, b, c are the inputs in order. s0 and s1 begin as row statistics, s2 as the node's scalar.
+ * COLUMN(name, inputs, expression, gradients): every column is a chain over the rows: r becomes the expression.
+ * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, run, gradient, gradients): all others; run
+ *   computes the value (H6), the gradient function or rules append the nodes of the derivative (H7).
+ * RULE(name, input, op, operands, flow): the gradient of an input is a node of that op (NONE: the operand itself) with
+ *   the operands' tensors as inputs: as for GRAD, and X, the second output. FLOW: the node has the input's shape;
+ *   BACK: likewise, with i[1] inverted; CHAIN: it continues the chains of a parameter's gradient (R3); REDUCED: it has
+ *   the result's shape and is summed over the axes along which the input was broadcast.
+ * inputs: one letter each, the last one repeats: f fp32, i int32, * any type; of a ROW r a tensor of rows, v a vector
+ *   that all rows share, s row statistics (rows,2). In place: mask of the inputs whose memory the result may take.
+ * Expressions are C for vectors of any width, one lane included, and are kept as text in the op's row.
+ *
+ * How to add an op.
+ *   A map op: 1. a row in this table; 2. its declaration above. The row makes its kernel, builder and gradient.
+ *   A row op: 1. a row in this table with its passes; 2. a builder in H6, which pushes the node.
+ *   Any other: 1. a row in this table; 2. its builder and its run function in H6; 3. its gradient, in H7 if rules
+ *   cannot say it.
+ * Then a row in tests/test_ops.c, which checks finite differences, and one in tests/interpreter.h: what the op computes
+ * as plain scalar text. The random graphs of tests/test_random.c find map ops in this table, and the self-check all but
+ * the last kind: put the hash that its error names into DT__SELF_CHECK. */
+#define DT__OPS(OP, MAP, GRAD, ROW, COLUMN, RULE)                                                            \
+    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                          \
+    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                         \
+    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                         \
+    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                         \
+    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, RULE(RESHAPE, 0, RESHAPE, D, FLOW))    \
+    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NULL, NULL, NULL, )                                        \
+    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_permute, dt__grad_permute, )                \
+    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_slice, NULL, RULE(SLICE, 0, PAD, D, FLOW))    \
+    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_pad, NULL, RULE(PAD, 0, SLICE, D, FLOW))        \
+    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_concat, dt__grad_concat, )                   \
+    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_expand, NULL,                                \
+       RULE(EXPAND, 0, NONE, D, REDUCED))                                                                    \
+    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_full, NULL, )                                  \
+    OP(CAST, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_cast, NULL, RULE(CAST, 0, NONE, D, FLOW))      \
+    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NULL, dt__run_gather, NULL,                               \
+       RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN))                                                              \
+    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_scatter_add, NULL,                  \
+       RULE(SCATTER_ADD, 1, GATHER, DA, FLOW) RULE(SCATTER_ADD, 2, NONE, D, FLOW))                           \
+    OP(ONE_HOT, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_one_hot, NULL, )                        \
+    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_top_k, NULL, )                             \
+    OP(CUMSUM, SPECIAL, "f", 0, SAME, REFUSE, NONE, NULL, dt__run_cumsum, NULL, RULE(CUMSUM, 0, CUMSUM, D, BACK)) \
+    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_combine, dt__grad_combine, )             \
+    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_all_rows, NULL, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
+    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_own_rows, NULL,                            \
+       RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW))                                                                 \
+    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, dt__grad_same_rows, )                       \
+    MAP(NEG, A, UNARY, dt_neg, -a, GRAD(NEG, 0, D, -dy))                                                     \
+    MAP(SCALE, A, OWN, dt_scale, a * s, GRAD(SCALE, 0, D, dy * s))                                           \
+    MAP(EXP, A, UNARY, dt_exp, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y))                                       \
+    MAP(LOG, A, UNARY, dt_log, dt__v_log(a), GRAD(LOG, 0, AD, dy / a))                                       \
+    MAP(TANH, A, UNARY, dt_tanh, dt__v_tanh(a), GRAD(TANH, 0, YD, dy - dy * y * y))                          \
+    MAP(SQRT, A, UNARY, dt_sqrt, dt__v_sqrt(a), GRAD(SQRT, 0, YD, dy * 0.5f / y))                            \
+    MAP(RSQRT, A, UNARY, dt_rsqrt, 1.0f / dt__v_sqrt(a), GRAD(RSQRT, 0, YD, dy * -0.5f * y * y * y))         \
+    MAP(GELU, A, UNARY, dt_gelu, dt__v_gelu(a), GRAD(GELU, 0, AD, dt__v_gelu_grad(a, dy)))                   \
+    MAP(GELU_ERF, A, UNARY, dt_gelu_erf, dt__v_gelu_erf(a), GRAD(GELU_ERF, 0, AD, dt__v_gelu_erf_grad(a, dy))) \
+    MAP(SILU, A, UNARY, dt_silu, dt__v_silu(a), GRAD(SILU, 0, AD, dt__v_silu_grad(a, dy)))                   \
+    MAP(SIGMOID, A, UNARY, dt_sigmoid, dt__v_sigmoid(a), GRAD(SIGMOID, 0, YD, dy * y - dy * y * y))          \
+    MAP(SOFTPLUS, A, UNARY, dt_softplus, dt__v_softplus(a), GRAD(SOFTPLUS, 0, AD, dy * dt__v_sigmoid(a)))    \
+    MAP(RELU, A, UNARY, dt_relu, dt__v_where(a <= zero, zero, a), GRAD(RELU, 0, YD, dt__v_where(y != zero, dy, zero))) \
+    MAP(ABS, A, UNARY, dt_abs, dt__v_abs(a), GRAD(ABS, 0, AD, dt__v_where(a != zero, dy * dt__v_sign(a), zero))) \
+    MAP(SIGN, A, UNARY, dt_sign, dt__v_sign(a), )                                                            \
+    MAP(FLOOR, A, UNARY, dt_floor, dt__v_floor(a), )                                                         \
+    MAP(CEIL, A, UNARY, dt_ceil, -dt__v_floor(-a), )                                                         \
+    MAP(ROUND, A, UNARY, dt_round, dt__v_round(a), )                                                         \
+    MAP(SQUARE, A, UNARY, dt_square, a * a, GRAD(SQUARE, 0, AD, dy * 2.0f * a))                              \
+    MAP(RECIPROCAL, A, UNARY, dt_reciprocal, 1.0f / a, GRAD(RECIPROCAL, 0, YD, -(dy * y * y)))               \
+    MAP(LOG1P, A, UNARY, dt_log1p, dt__v_log1p(a), GRAD(LOG1P, 0, AD, dy / (a + 1.0f)))                      \
+    MAP(ERF, A, UNARY, dt_erf, dt__v_erf(a), GRAD(ERF, 0, AD, dy * 1.12837917f * dt__v_exp(-(a * a))))       \
+    MAP(SIN, A, UNARY, dt_sin, dt__v_sin(a), GRAD(SIN, 0, AD, dy * dt__v_cos(a)))                            \
+    MAP(COS, A, UNARY, dt_cos, dt__v_cos(a), GRAD(COS, 0, AD, -(dy * dt__v_sin(a))))                         \
+    MAP(ADD, AB, BINARY, dt_add, a + b, RULE(ADD, 0, NONE, D, REDUCED) RULE(ADD, 1, NONE, D, REDUCED))       \
+    MAP(SUB, AB, BINARY, dt_sub, a - b, RULE(SUB, 0, NONE, D, REDUCED) GRAD(SUB, 1, D, -dy))                 \
+    MAP(MUL, AB, BINARY, dt_mul, a * b, GRAD(MUL, 0, BD, dy * b) GRAD(MUL, 1, AD, dy * a))                   \
+    MAP(DIV, AB, BINARY, dt_div, a / b, GRAD(DIV, 0, BD, dy / b) GRAD(DIV, 1, BYD, -(dy / b * y)))           \
+    MAP(POW, AB, BINARY, dt_pow, dt__v_pow(a, b), /* +0 where the product would be 0 times inf */            \
+        GRAD(POW, 0, ABD, dt__v_where(b != zero, dy * (b * dt__v_pow(a, b - 1.0f)), zero))                   \
+        GRAD(POW, 1, AYD, dt__v_where(a != zero, dy * (y * dt__v_log(a)), zero)))                            \
+    MAP(MAXIMUM, AB, BINARY, dt_maximum, dt__v_max(a, b),                                                    \
+        GRAD(MAXIMUM, 0, ABD, dt__v_where(a > b, dy, zero)) GRAD(MAXIMUM, 1, ABD, dt__v_where(a > b, zero, dy))) \
+    MAP(MINIMUM, AB, BINARY, dt_minimum, dt__v_min(a, b),                                                    \
+        GRAD(MINIMUM, 0, ABD, dt__v_where(a < b, dy, zero)) GRAD(MINIMUM, 1, ABD, dt__v_where(a < b, zero, dy))) \
+    MAP(EQUAL, AB, BINARY, dt_equal, dt__v_where(a == b, one, zero), )                                       \
+    MAP(NOT_EQUAL, AB, BINARY, dt_not_equal, dt__v_where(a != b, one, zero), )                               \
+    MAP(LESS, AB, BINARY, dt_less, dt__v_where(a < b, one, zero), )                                          \
+    MAP(LESS_EQUAL, AB, BINARY, dt_less_equal, dt__v_where(a <= b, one, zero), )                             \
+    MAP(GREATER, AB, BINARY, dt_greater, dt__v_where(a > b, one, zero), )                                    \
+    MAP(GREATER_EQUAL, AB, BINARY, dt_greater_equal, dt__v_where(a >= b, one, zero), )                       \
+    MAP(SELECT, ABC, OWN, dt_select, dt__v_where(a != zero, b, c),                                           \
+        GRAD(SELECT, 1, AD, dt__v_where(a != zero, dy, zero)) GRAD(SELECT, 2, AD, dt__v_where(a != zero, zero, dy))) \
+    MAP(BCE, AB, OWN, dt_bce_logits, dt__v_bce(a, b),                                                        \
+        GRAD(BCE, 0, ABD, dy * dt__v_bce_grad(a, b)) GRAD(BCE, 1, AD, -(dy * a)))                            \
+    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), dt__run_row_sum, dt__grad_row_sum, )              \
+    ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), dt__run_rows, NULL, RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
+    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_max_grad, NULL, )                       \
+    OP(ARGMAX, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_argmax, NULL, )                           \
+    ROW(SOFTMAX, "r", 1, SAME, REFUSE,                                                                       \
+        DT__MAX(s0, a, r) DT__SUM_OUT(s1, dt__v_exp(a - s0), r) DT__OUT(y / s1),                             \
+        dt__run_rows, NULL, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW))                                        \
+    ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), dt__run_rows, NULL, ) \
+    ROW(LOG_SOFTMAX, "r", 1, SAME, REFUSE,                                                                   \
+        DT__MAX(s0, a, r) DT__SUM(s1, dt__v_exp(a - s0), dt__v_log(r)) DT__OUT(a - s0 - s1),                 \
+        dt__run_rows, NULL, RULE(LOG_SOFTMAX, 0, LOG_SOFTMAX_GRAD, YD, FLOW))                                \
+    ROW(LOG_SOFTMAX_GRAD, "rr", 3, SAME, REFUSE,                                                             \
+        DT__SUM(s0, b, r) DT__OUT(b - dt__v_exp(a) * s0), dt__run_rows, NULL, )                              \
+    ROW(LAYERNORM, "rvv", 0, SAME, REFUSE,                                                                   \
+        DT__SUM(s0, a, r / count) DT__DOT(s1, a - s0, a - s0, 1.0f / dt__v_sqrt(r / count + s2))             \
+        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), dt__run_rows, NULL,                                         \
+        RULE(LAYERNORM, 0, LAYERNORM_DX, DAXB, FLOW) RULE(LAYERNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN)        \
+        RULE(LAYERNORM, 2, NONE, D, REDUCED))                                                                \
+    ROW(LAYERNORM_DX, "rrsv", 0, SAME, REFUSE,                                                               \
+        DT__SUM(s2, a * c, r / count) DT__DOT(s3, a * c, (b - s0) * s1, r / count)                           \
+        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), dt__run_rows, NULL, )                               \
+    ROW(RMSNORM, "rv", 0, SAME, REFUSE,                                                                      \
+        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), dt__run_rows, NULL,        \
+        RULE(RMSNORM, 0, RMSNORM_DX, DAXB, FLOW) RULE(RMSNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN))             \
+    ROW(RMSNORM_DX, "rrsv", 0, SAME, REFUSE,                                                                 \
+        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), dt__run_rows, NULL, )     \
+    COLUMN(COL_SUM, "f", r + a, RULE(COL_SUM, 0, EXPAND, D, FLOW))                                           \
+    COLUMN(LAYERNORM_DGAMMA, "ffs", dt__v_fma(a, (b - s0) * s1, r), )                                        \
+    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, dt__flops_matmul, dt__run_matmul, dt__grad_matmul, )      \
+    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NULL, dt__run_embed, NULL, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
+    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_embed_grad, NULL, )                  \
+    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, dt__flops_attention, dt__run_attention,       \
+       dt__grad_attention, )                                                                                 \
+    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, dt__flops_attention,                 \
+       dt__run_attention_grad, NULL, )                                                                       \
+    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NULL, dt__run_rope, NULL, RULE(ROPE, 0, ROPE, D, BACK))     \
+    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_positions, NULL, )                        \
+    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NULL, dt__run_cache, NULL, )                                 \
+    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, GEMM, dt__flops_conv, dt__run_window, dt__grad_conv, )               \
+    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, GEMM, dt__flops_conv, dt__run_window, NULL, )                     \
+    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, GEMM, dt__flops_conv, dt__run_window, NULL, )                  \
+    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_window, dt__grad_pool, )                  \
+    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_window, dt__grad_pool, )                  \
+    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_window, NULL, )                 \
+    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_window, NULL, )                 \
+    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NULL, dt__run_dropout, NULL, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
+    ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r),      \
+        dt__run_cross_entropy, NULL, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW))                 \
+    ROW(CROSS_ENTROPY_GRAD, "ffif", 1, GIVEN, REFUSE, DT__OUT((dt__v_exp(a - s0) / s1 - s2) * s3),           \
+        dt__run_cross_entropy_grad, NULL, )                                                                  \
+    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_loss, NULL, RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
+    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_loss_grad, NULL, )                   \
+    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, NULL,                                        \
+       RULE(AUX_LOSS, 0, NONE, D, FLOW) RULE(AUX_LOSS, 1, AUX_LOSS_GRAD, B, FLOW))                           \
+    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_aux_loss_grad, NULL, )             \
+    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_route, NULL, )                    \
+    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_bins, NULL, )                      \
+    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_rows, dt__grad_moe_rows, )           \
+    OP(MOE_TRADE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_trade, dt__grad_moe_trade, )         \
+    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, dt__flops_experts, dt__run_moe_linear,              \
+       dt__grad_moe_linear, )                                                                                \
+    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, dt__flops_experts, dt__run_moe_dw, NULL, )               \
+    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_db, NULL, )                         \
+    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_sum, dt__grad_moe_sum, )           \
+    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_dot, NULL, )                       \
+    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_accumulate, NULL, )
 
-#define DT__OP_ENUM(name, in_place, run, grad) DT__OP_##name,
-enum { DT__OPS(DT__OP_ENUM) DT__OP_COUNT };
-#undef DT__OP_ENUM
+#define DT__SKIP(...)
+#define DT__NAME_OP(name, ...) DT__OP_##name,
+#define DT__NAME_GRAD(name, input, ...) DT__OP_##name##_GRAD##input,
+#define DT__NAME_MAP(name, operands, kind, builder, expression, ...) DT__OP_##name, __VA_ARGS__
+enum { DT__OPS(DT__NAME_OP, DT__NAME_MAP, DT__NAME_GRAD, DT__NAME_OP, DT__NAME_OP, DT__SKIP) DT__OP_COUNT };
+
+/* The operands of map ops as masks; among the inputs of a node they stand in the order of their bits. */
+enum { DT__IN_A = 1, DT__IN_B = 2, DT__IN_C = 4, DT__IN_Y = 8, DT__IN_D = 16, DT__IN_AB = 3, DT__IN_ABC = 7,
+       DT__IN_AD = 17, DT__IN_BD = 18, DT__IN_YD = 24, DT__IN_ABD = 19, DT__IN_AYD = 25, DT__IN_BYD = 26 };
 
 /* C (m,n) = [C +] A (m,k) B (k,n): one fmaf chain per element, in k order. R5: a chain has existing terms only, never
  * products with padding or masked values. Unfolded windows are the exception: the zeros outside a tensor are terms. */
@@ -2721,22 +2762,13 @@ typedef struct dt__kernels {
     float (*row_dot)(const float *a, const float *b, int64_t n);
     float (*row_max)(const float *x, int64_t n);
     void (*add_scaled)(float *out, const float *x, int64_t n, float s);
-    void (*col_sum)(float *sum, const float *x, int64_t rows, int64_t cols, int64_t ld);
+    void (*column)(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
+                   int64_t cols, int64_t ld);
+    void (*row)(int op, float *out, const float *const in[3], float s[4], int64_t n);
+    void (*map)(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar);
     void (*unary)(int op, float *out, const float *x, int64_t n, float s);
     void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
     void (*convert)(int to, void *out, int from, const void *x, int64_t n);
-    void (*select)(float *out, const float *mask, int mstep, const float *a, int astep, const float *b, int bstep,
-                   int64_t n);
-    void (*layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta, int64_t rows,
-                      int64_t cols, float eps);
-    void (*layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma,
-                         int64_t rows, int64_t cols, float *row);
-    void (*layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats, int64_t rows,
-                             int64_t cols, int64_t ld);
-    void (*cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, float smoothing,
-                          int64_t rows, int64_t cols, float *row);
-    void (*cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target, float smoothing,
-                               float dloss, int64_t rows, int64_t cols, int64_t first, int64_t classes);
     void (*update)(int optimizer, float *w, void *const *state, const float *grad, int64_t n, const dt__update *u);
 } dt__kernels;
 
@@ -2822,6 +2854,27 @@ typedef struct dt__kernels {
 #define dt__v_select DT__K(dt__v_select)
 #define dt__v_max DT__K(dt__v_max)
 #define dt__v_min DT__K(dt__v_min)
+#define dt__v_exp DT__K(dt__v_exp)
+#define dt__v_log DT__K(dt__v_log)
+#define dt__v_tanh DT__K(dt__v_tanh)
+#define dt__v_gelu DT__K(dt__v_gelu)
+#define dt__v_gelu_grad DT__K(dt__v_gelu_grad)
+#define dt__v_gelu_erf DT__K(dt__v_gelu_erf)
+#define dt__v_gelu_erf_grad DT__K(dt__v_gelu_erf_grad)
+#define dt__v_silu DT__K(dt__v_silu)
+#define dt__v_silu_grad DT__K(dt__v_silu_grad)
+#define dt__v_sigmoid DT__K(dt__v_sigmoid)
+#define dt__v_softplus DT__K(dt__v_softplus)
+#define dt__v_log1p DT__K(dt__v_log1p)
+#define dt__v_erf DT__K(dt__v_erf)
+#define dt__v_sin DT__K(dt__v_sin)
+#define dt__v_cos DT__K(dt__v_cos)
+#define dt__v_pow DT__K(dt__v_pow)
+#define dt__v_sign DT__K(dt__v_sign)
+#define dt__v_round DT__K(dt__v_round)
+#define dt__v_floor DT__K(dt__v_floor)
+#define dt__v_bce DT__K(dt__v_bce)
+#define dt__v_bce_grad DT__K(dt__v_bce_grad)
 
 typedef float dt__vf __attribute__((vector_size(4 * DT__W), may_alias));
 typedef float dt__vfu __attribute__((vector_size(4 * DT__W), aligned(4), may_alias));
@@ -2845,11 +2898,13 @@ DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return (dt__vf)_mm512_maskz_sqrt_ps((__
 /* First n lanes; the others read as +0 and are not touched in memory. 0 <= n <= DT__W. */
 DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n)
 {
+    if (__builtin_constant_p(n) && n == DT__W) return dt__v_load(p);
     return (dt__vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
 }
 DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
 {
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
+    if (__builtin_constant_p(n) && n == DT__W) dt__v_store(p, v);
+    else _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
 }
 #elif DT__ISA == 1
 DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm256_set1_ps(x); }
@@ -2863,8 +2918,16 @@ DT__INLINE __m256i DT__K(dt__v_mask)(int64_t n)
 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return (dt__vf)_mm256_maskload_ps(p, DT__K(dt__v_mask)(n)); }
-DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n) { _mm256_maskstore_ps(p, DT__K(dt__v_mask)(n), (__m256)v); }
+DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n)
+{
+    if (__builtin_constant_p(n) && n == DT__W) return dt__v_load(p);
+    return (dt__vf)_mm256_maskload_ps(p, DT__K(dt__v_mask)(n));
+}
+DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
+{
+    if (__builtin_constant_p(n) && n == DT__W) dt__v_store(p, v);
+    else _mm256_maskstore_ps(p, DT__K(dt__v_mask)(n), (__m256)v);
+}
 #else
 DT__INLINE dt__vf dt__v_set(float x)
 {
@@ -2914,6 +2977,7 @@ DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
 {
     return (dt__vf)(((dt__vi)a & mask) | ((dt__vi)b & ~mask));
 }
+#define dt__v_where(condition, a, b) dt__v_select((dt__vi)(condition), a, b)
 /* R14: a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included; NEON's fmax and
  * fmin are not. */
 #if DT__ISA == 2
@@ -2934,7 +2998,6 @@ DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return dt__v_select((dt__vi)(a
 #endif
 
 /* ---- exp on vectors: dt__expf, operation for operation ------------------------------------- */
-#define dt__v_exp DT__K(dt__v_exp)
 DT__INLINE dt__vf dt__v_exp(dt__vf x)
 {
     dt__vf t, n, r, q;
@@ -2961,7 +3024,7 @@ DT__INLINE dt__vf dt__v_exp(dt__vf x)
 
 /* Natural logarithm. x = 2^e m with m in [sqrt(1/2), sqrt(2)); log m = f - f^2/2 + f^3 P(f), f = m - 1 (the shape of
  * Cephes' logf; coefficients a minimax fit). 0 gives -inf, negative gives NaN, subnormals are scaled first. */
-DT__INLINE dt__vf DT__K(dt__v_log)(dt__vf x)
+DT__INLINE dt__vf dt__v_log(dt__vf x)
 {
     dt__vi tiny = (dt__vi)(x < dt__v_set(0x1p-126f)), bits, big;
     dt__vf scaled = dt__v_select(tiny, x * dt__v_set(0x1p23f), x), e, m, f, z, p, y;
@@ -2992,11 +3055,11 @@ DT__INLINE dt__vf DT__K(dt__v_log)(dt__vf x)
 
 /* tanh x = 1 - 2 / (exp(2|x|) + 1) with the sign of x; below 0.625 an odd polynomial, which keeps the relative error.
  */
-DT__INLINE dt__vf DT__K(dt__v_tanh)(dt__vf x)
+DT__INLINE dt__vf dt__v_tanh(dt__vf x)
 {
     dt__vi sign = (dt__vi)x & dt__v_seti((int32_t)0x80000000);
     dt__vf a = dt__v_abs(x), z = x * x, big, p;
-    big = dt__v_set(1.0f) - dt__v_set(2.0f) / (DT__K(dt__v_exp)(a + a) + dt__v_set(1.0f));
+    big = dt__v_set(1.0f) - dt__v_set(2.0f) / (dt__v_exp(a + a) + dt__v_set(1.0f));
     p = dt__v_set(-5.70498872745e-3f);
     p = dt__v_fma(p, z, dt__v_set(2.06390887954e-2f));
     p = dt__v_fma(p, z, dt__v_set(-5.37397155531e-2f));
@@ -3011,16 +3074,16 @@ DT__INLINE dt__vf DT__K(dt__v_tanh)(dt__vf x)
  * x (1 + tanh u) / 2 without its cancellation for negative x. */
 DT__INLINE dt__vf DT__K(dt__gelu_exp)(dt__vf x) /* exp(-2u) */
 {
-    return DT__K(dt__v_exp)(x * dt__v_fma(x * x, dt__v_set(-0.0713548163f), dt__v_set(-1.59576912f)));
+    return dt__v_exp(x * dt__v_fma(x * x, dt__v_set(-0.0713548163f), dt__v_set(-1.59576912f)));
 }
-DT__INLINE dt__vf DT__K(dt__v_gelu)(dt__vf x)
+DT__INLINE dt__vf dt__v_gelu(dt__vf x)
 {
     return x * (dt__v_set(1.0f) / (dt__v_set(1.0f) + DT__K(dt__gelu_exp)(x)));
 }
 
 /* dy * (s + x s (1 - s) 2u') with the gate s = 1 / (1 + e); 1 - s is e s, which does not cancel. Where the second term
  * vanishes it is left out, since its factors may overflow there. */
-DT__INLINE dt__vf DT__K(dt__v_gelu_grad)(dt__vf x, dt__vf dy)
+DT__INLINE dt__vf dt__v_gelu_grad(dt__vf x, dt__vf dy)
 {
     dt__vf e = DT__K(dt__gelu_exp)(x), s = dt__v_set(1.0f) / (dt__v_set(1.0f) + e), p = s * (e * s);
     dt__vf slope = dt__v_fma(x * x, dt__v_set(0.214064449f), dt__v_set(1.59576912f)); /* 2u' */
@@ -3029,7 +3092,7 @@ DT__INLINE dt__vf DT__K(dt__v_gelu_grad)(dt__vf x, dt__vf dy)
 
 /* The gradient of SiLU: dy * (s + x s (1 - s)) with s = 1 / (1 + e^-x). With e = exp(-|x|), which does not overflow,
  * s (1 - s) is e / (1 + e)^2. */
-DT__INLINE dt__vf DT__K(dt__v_silu_grad)(dt__vf x, dt__vf dy)
+DT__INLINE dt__vf dt__v_silu_grad(dt__vf x, dt__vf dy)
 {
     const dt__vf one = dt__v_set(1.0f), most = dt__v_set(120.0f);
     dt__vf c = dt__v_max(-most, dt__v_min(most, x)), e = dt__v_exp(-dt__v_abs(c)), d = one / (one + e);
@@ -3037,29 +3100,43 @@ DT__INLINE dt__vf DT__K(dt__v_silu_grad)(dt__vf x, dt__vf dy)
     return dy * dt__v_fma(c * d, e * d, s);
 }
 
+/* max(x,0) - x t + log(1 + u), u = exp(-|x|). With w = 1 + u rounded, log(1 + u) is log(w) + (u - (w - 1)) / w: the
+ * second term is what the rounding lost, so that small u keep their digits. */
+DT__INLINE dt__vf dt__v_bce(dt__vf x, dt__vf t)
+{
+    const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
+    dt__vf u = dt__v_exp(dt__v_select(x > zero, -x, x)), w = one + u;
+    dt__vf tail = dt__v_log(w) + (u - (w - one)) / w;
+    return dt__v_fma(-x, t, dt__v_max(x, zero)) + tail;
+}
+
+/* sigmoid(x) - t: 1 / (1 + u) where x is above 0, else u / (1 + u). */
+DT__INLINE dt__vf dt__v_bce_grad(dt__vf x, dt__vf t)
+{
+    const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
+    dt__vi above = x > zero;
+    dt__vf u = dt__v_exp(dt__v_select(above, -x, x));
+    return dt__v_select(above, one, u) / (one + u) - t;
+}
+
 /* ---- steps and whole numbers -------------------------------------------------------------------- */
 
-/* +0 for x <= 0, else x: NaN stays. */
-DT__INLINE dt__vf DT__K(dt__v_relu)(dt__vf x)
-{
-    return dt__v_select((dt__vi)(x <= dt__v_set(0.0f)), dt__v_set(0.0f), x);
-}
 /* 1 or -1; zeros and NaN stay as they are. */
-DT__INLINE dt__vf DT__K(dt__v_sign)(dt__vf x)
+DT__INLINE dt__vf dt__v_sign(dt__vf x)
 {
     dt__vf y = dt__v_select((dt__vi)(x > dt__v_set(0.0f)), dt__v_set(1.0f), x);
     return dt__v_select((dt__vi)(x < dt__v_set(0.0f)), dt__v_set(-1.0f), y);
 }
 /* Nearest whole number, ties to even: 2^23 leaves no place for a fraction. The sign stays, also that of a zero. */
-DT__INLINE dt__vf DT__K(dt__v_round)(dt__vf x)
+DT__INLINE dt__vf dt__v_round(dt__vf x)
 {
     dt__vf a = dt__v_abs(x), big = dt__v_set(0x1p23f), whole = (a + big) - big;
     whole = (dt__vf)((dt__vi)whole | ((dt__vi)x & dt__v_seti((int32_t)0x80000000)));
     return dt__v_select((dt__vi)(a < big), whole, x);
 }
-DT__INLINE dt__vf DT__K(dt__v_floor)(dt__vf x)
+DT__INLINE dt__vf dt__v_floor(dt__vf x)
 {
-    dt__vf whole = DT__K(dt__v_round)(x);
+    dt__vf whole = dt__v_round(x);
     return dt__v_select((dt__vi)(whole > x), whole - dt__v_set(1.0f), whole);
 }
 
@@ -3069,10 +3146,8 @@ DT__INLINE dt__vf DT__K(dt__v_floor)(dt__vf x)
  * fits of the relative error (Remez exchange). Arguments and results are floats: no double in sight is subnormal. */
 #define dt__vd DT__K(dt__vd)
 #define dt__vh DT__K(dt__vh)
-#define dt__vhu DT__K(dt__vhu)
 typedef double dt__vd __attribute__((vector_size(4 * DT__W), may_alias));
 typedef float dt__vh __attribute__((vector_size(2 * DT__W), may_alias)); /* as many floats */
-typedef float dt__vhu __attribute__((vector_size(2 * DT__W), aligned(4), may_alias));
 
 #if DT__ISA == 2
 DT__INLINE dt__vd DT__K(dt__d_set)(double x) { return (dt__vd)_mm512_set1_pd(x); }
@@ -3085,21 +3160,6 @@ DT__INLINE dt__vd DT__K(dt__d_set)(double x)
     return v;
 }
 #endif
-/* The first n lanes of DT__W / 2 >= n >= 1; the others read as +0 and are not touched in memory. */
-DT__INLINE dt__vd DT__K(dt__d_load)(const float *p, int64_t n)
-{
-    dt__vh h;
-    if (n == DT__W / 2) return __builtin_convertvector((dt__vh) * (const dt__vhu *)p, dt__vd);
-    memset(&h, 0, sizeof h);
-    memcpy(&h, p, sizeof(float) * (size_t)n);
-    return __builtin_convertvector(h, dt__vd);
-}
-DT__INLINE void DT__K(dt__d_store)(float *p, dt__vd v, int64_t n)
-{
-    dt__vh h = __builtin_convertvector(v, dt__vh);
-    if (n == DT__W / 2) *(dt__vhu *)p = (dt__vhu)h;
-    else memcpy(p, &h, sizeof(float) * (size_t)n);
-}
 DT__INLINE dt__vd DT__K(dt__d_select)(dt__vl mask, dt__vd a, dt__vd b)
 {
     return (dt__vd)(((dt__vl)a & mask) | ((dt__vl)b & ~mask));
@@ -3156,11 +3216,6 @@ DT__INLINE dt__vd DT__K(dt__d_log2)(dt__vd x)
 #define DT__LOG2E 0x1.71547652b82fep+0
 #define DT__LN2 0x1.62e42fefa39efp-1
 
-DT__INLINE dt__vd DT__K(dt__d_expm1)(dt__vd x)
-{
-    dt__vd s, p = DT__K(dt__d_exp2_parts)(x * DT__LOG2E, &s);
-    return DT__K(dt__d_sign)(p * s + (s - 1.0), x);
-}
 /* Below 2^-12 the series: 1 + x would lose bits of x. */
 DT__INLINE dt__vd DT__K(dt__d_log1p)(dt__vd x)
 {
@@ -3306,13 +3361,255 @@ DT__INLINE dt__vd DT__K(dt__d_sin)(dt__vd x, uint64_t quarters)
     y = DT__K(dt__d_select)(odd, DT__K(dt__d_cos_near)(r), DT__K(dt__d_sin_near)(r));
     return (dt__vd)((dt__vl)y ^ ((n & 2u) << 62));
 }
-/* sin r / cos r, or a quarter on -cos r / sin r */
-DT__INLINE dt__vd DT__K(dt__d_tan)(dt__vd x)
+/* A function of floats by a function of doubles: of x, and of w, the second argument. */
+DT__INLINE void DT__K(dt__d_split)(dt__vf v, dt__vd half[2])
 {
-    dt__vl n, odd;
-    dt__vd r = DT__K(dt__d_quadrant)(x, &n), s = DT__K(dt__d_sin_near)(r), c = DT__K(dt__d_cos_near)(r);
-    odd = 0u - (n & 1u);
-    return DT__K(dt__d_select)(odd, -c, s) / DT__K(dt__d_select)(odd, s, c);
+    dt__vh h[2];
+    memcpy(h, &v, sizeof v);
+    for (int i = 0; i < 2; i++) half[i] = __builtin_convertvector(h[i], dt__vd);
+}
+#define DT__BY_DOUBLE(name, arguments, second, expression)                                                   \
+    static __attribute__((unused)) dt__vf name arguments                                                     \
+    {                                                                                                        \
+        dt__vd left[2], right[2];                                                                            \
+        dt__vh h[2];                                                                                         \
+        DT__K(dt__d_split)(u, left);                                                                         \
+        DT__K(dt__d_split)(second, right);                                                                   \
+        for (int i = 0; i < 2; i++) {                                                                        \
+            const dt__vd x = left[i], w = right[i];                                                          \
+            (void)w;                                                                                         \
+            h[i] = __builtin_convertvector(expression, dt__vh);                                              \
+        }                                                                                                    \
+        memcpy(&u, h, sizeof u);                                                                             \
+        return u;                                                                                            \
+    }
+DT__BY_DOUBLE(dt__v_log1p, (dt__vf u), u, DT__K(dt__d_log1p)(x))
+DT__BY_DOUBLE(dt__v_sigmoid, (dt__vf u), u, DT__K(dt__d_sigmoid)(x))
+DT__BY_DOUBLE(dt__v_silu, (dt__vf u), u, DT__K(dt__d_silu)(x))
+DT__BY_DOUBLE(dt__v_softplus, (dt__vf u), u, DT__K(dt__d_softplus)(x))
+DT__BY_DOUBLE(dt__v_erf, (dt__vf u), u, DT__K(dt__d_erf)(x))
+DT__BY_DOUBLE(dt__v_gelu_erf, (dt__vf u), u, DT__K(dt__d_gelu_erf)(x))
+DT__BY_DOUBLE(dt__v_gelu_erf_grad, (dt__vf u, dt__vf dy), dy, DT__K(dt__d_gelu_erf_grad)(x, w))
+DT__BY_DOUBLE(dt__v_pow, (dt__vf u, dt__vf v), v, DT__K(dt__d_pow)(x, w))
+DT__BY_DOUBLE(dt__v_sin, (dt__vf u), u, DT__K(dt__d_sin)(x, 0))
+DT__BY_DOUBLE(dt__v_cos, (dt__vf u), u, DT__K(dt__d_sin)(x, 1))
+
+/* ---- row and column sums (R5) ---------------------------------------------------------------
+ * A row sum has 32 lanes: element i goes to lane i mod 32 in order, then lanes fold 16, 8, 4, 2, 1. That is one warp,
+ * two zmm, four ymm or eight xmm: the same additions on every machine. */
+
+#define DT__LANES (32 / DT__W)
+
+DT__INLINE float DT__K(dt__fold_sum)(float lane[32])
+{
+    for (int width = 16; width; width /= 2)
+        for (int i = 0; i < width; i++) lane[i] = lane[i] + lane[i + width];
+    return lane[0];
+}
+DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
+{
+    float most = lane[0];
+    for (int l = 1; l < 32; l++) most = most > lane[l] ? most : lane[l];
+    return most + 0.0f; /* a zero is +0, whichever came first */
+}
+
+/* Elements [i, i + k) of the rows at p0, p1, p2 and of the result at out. */
+#define DT__ROW_LOAD                                                                                         \
+    const dt__vf a = dt__v_loadn(p0 + i, k), b = dt__v_loadn(p1 + i, k), c = dt__v_loadn(p2 + i, k);         \
+    dt__vf y = dt__v_loadn(out + i, k);                                                                      \
+    (void)a, (void)b, (void)c, (void)y;
+
+/* The passes of a row op. The lanes of a reduction begin at `start`; each becomes `update`, an expression in its value r.
+ * Only lanes whose element exists take a term. */
+#define DT__REDUCE(target, start, update, fold, result)                                                      \
+    {                                                                                                        \
+        dt__vf lanes[DT__LANES], r;                                                                          \
+        float lane[32], *tail = lane;                                                                        \
+        int64_t i = 0, k = DT__W;                                                                            \
+        DT__UNROLL for (int l = 0; l < DT__LANES; l++) lanes[l] = dt__v_set(start);                          \
+        while (i + 32 <= n) {                                                                                \
+            DT__UNROLL for (int l = 0; l < DT__LANES; l++, i += DT__W) {                                     \
+                DT__ROW_LOAD                                                                                 \
+                r = lanes[l];                                                                                \
+                lanes[l] = (update);                                                                         \
+            }                                                                                                \
+        }                                                                                                    \
+        DT__UNROLL for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, lanes[l]);              \
+        for (; i < n; i += DT__W, tail += DT__W) {                                                           \
+            k = n - i < DT__W ? n - i : DT__W;                                                               \
+            DT__ROW_LOAD                                                                                     \
+            r = dt__v_load(tail);                                                                            \
+            dt__v_storen(tail, update, k);                                                                   \
+        }                                                                                                    \
+        r = dt__v_set(DT__K(fold)(lane));                                                                    \
+        target = (result);                                                                                   \
+    }
+#define DT__SUM(target, term, result) DT__REDUCE(target, 0.0f, r + (term), dt__fold_sum, result)
+#define DT__DOT(target, left, right, result) DT__REDUCE(target, 0.0f, dt__v_fma(left, right, r), dt__fold_sum, result)
+#define DT__MAX(target, term, result)                                                                        \
+    DT__REDUCE(target, -__builtin_inff(), dt__v_max(r, term), dt__fold_max, result)
+#define DT__SUM_OUT(target, term, result)                                                                    \
+    DT__REDUCE(target, 0.0f, (y = (term), dt__v_storen(out + i, y, k), r + y), dt__fold_sum, result)
+#define DT__OUT(expression)                                                                                  \
+    {                                                                                                        \
+        int64_t i = 0, k = DT__W;                                                                            \
+        for (; i + DT__W <= n; i += DT__W) {                                                                 \
+            DT__ROW_LOAD                                                                                     \
+            dt__v_storen(out + i, expression, k);                                                            \
+        }                                                                                                    \
+        for (k = n - i; i < n; i = n) {                                                                      \
+            DT__ROW_LOAD                                                                                     \
+            dt__v_storen(out + i, expression, k);                                                            \
+        }                                                                                                    \
+    }
+
+static float DT__K(dt__row_dot)(const float *p0, const float *p1, int64_t n)
+{
+    const float *p2 = p0, *out = p0;
+    dt__vf dot;
+    DT__DOT(dot, a, b, r)
+    return dot[0];
+}
+static float DT__K(dt__row_sum)(const float *p0, int64_t n)
+{
+    const float *p1 = p0, *p2 = p0, *out = p0;
+    dt__vf sum;
+    DT__SUM(sum, a, r)
+    return sum[0];
+}
+static float DT__K(dt__row_max)(const float *p0, int64_t n)
+{
+    const float *p1 = p0, *p2 = p0, *out = p0;
+    dt__vf most;
+    DT__MAX(most, a, r)
+    return most[0];
+}
+
+/* One row (n) of a row op: in holds its inputs, out its result, s its scalars before and after. */
+static void DT__K(dt__row)(int op, float *out, const float *const in[3], float s[4], int64_t n)
+{
+    const float *p0 = in[0], *p1 = in[1] ? in[1] : p0, *p2 = in[2] ? in[2] : p0;
+    const dt__vf count = dt__v_set((float)n);
+    dt__vf s0 = dt__v_set(s[0]), s1 = dt__v_set(s[1]), s2 = dt__v_set(s[2]), s3 = dt__v_set(s[3]);
+    (void)count;
+#define DT__CASE_ROW(name, inputs, in_place, shape, shards, passes, ...)                                     \
+    case DT__OP_##name: passes break;
+    switch (op) {
+        DT__OPS(DT__SKIP, DT__SKIP, DT__SKIP, DT__CASE_ROW, DT__SKIP, DT__SKIP)
+    default: break;
+    }
+    s[0] = s0[0], s[1] = s1[0], s[2] = s2[0], s[3] = s3[0];
+}
+
+/* chain (cols) goes on with the rows of one or two inputs (rows,cols) in order, one chain per column; ld is their row stride,
+ * stats (rows,2) or NULL. */
+static void DT__K(dt__column)(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
+                              int64_t cols, int64_t ld)
+{
+#define DT__CASE_COLUMN(name, inputs, expression, ...)                                                       \
+    case DT__OP_##name:                                                                                      \
+        for (int64_t i = 0; i < rows; i++) {                                                                 \
+            const dt__vf a = dt__v_loadn(p0 + i * ld + j, k), b = dt__v_loadn(p1 + i * ld + j, k);           \
+            const dt__vf s0 = dt__v_set(stats ? stats[2 * i] : 0.0f);                                        \
+            const dt__vf s1 = dt__v_set(stats ? stats[2 * i + 1] : 0.0f);                                    \
+            (void)a, (void)b, (void)s0, (void)s1;                                                            \
+            r = (expression);                                                                                \
+        }                                                                                                    \
+        break;
+    if (!p1) p1 = p0;
+    for (int64_t j = 0; j < cols; j += DT__W) {
+        int64_t k = cols - j < DT__W ? cols - j : DT__W;
+        dt__vf r = dt__v_loadn(chain + j, k);
+        switch (op) {
+            DT__OPS(DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP, DT__CASE_COLUMN, DT__SKIP)
+        default: break;
+        }
+        dt__v_storen(chain + j, r, k);
+    }
+}
+
+/* out[i] = fma(s, x[i], out[i]): one term of n chains. */
+static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s)
+{
+    const dt__vf scale = dt__v_set(s);
+    for (int64_t i = 0; i < n; i += DT__W) {
+        int64_t k = n - i < DT__W ? n - i : DT__W;
+        dt__v_storen(out + i, dt__v_fma(scale, dt__v_loadn(x + i, k), dt__v_loadn(out + i, k)), k);
+    }
+}
+
+/* ---- map ops ------------------------------------------------------------------------------------ */
+
+/* Vector i of the operand of bit `bit` among those of `mask`. */
+#define DT__OPERAND(mask, bit)                                                                               \
+    (__builtin_popcount((mask) & ((bit) - 1)) == 0   ? dt__v_load(p0 + i * step0)                            \
+     : __builtin_popcount((mask) & ((bit) - 1)) == 1 ? dt__v_load(p1 + i * step1)                            \
+                                                     : dt__v_load(p2 + i * step2))
+#define DT__CASE_OPERANDS(op, mask, expression)                                                              \
+    case op:                                                                                                 \
+        for (int64_t i = 0; i < n; i += DT__W) {                                                             \
+            const dt__vf a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B);                   \
+            const dt__vf c = DT__OPERAND(mask, DT__IN_C), y = DT__OPERAND(mask, DT__IN_Y);                   \
+            const dt__vf dy = DT__OPERAND(mask, DT__IN_D);                                                   \
+            (void)a, (void)b, (void)c, (void)y, (void)dy;                                                    \
+            dt__v_store(out + i, expression);                                                                \
+        }                                                                                                    \
+        break;
+#define DT__CASE_MAP(name, operands, kind, builder, expression, ...)                                         \
+    DT__CASE_OPERANDS(DT__OP_##name, DT__IN_##operands, expression)                                          \
+    __VA_ARGS__
+#define DT__CASE_GRAD(name, input, operands, expression)                                                     \
+    DT__CASE_OPERANDS(DT__OP_##name##_GRAD##input, DT__IN_##operands, expression)
+
+/* Whole vectors: DT__W divides n. A step is 1, or 0 for the same vector again. */
+static void DT__K(dt__map_vectors)(int op, float *out, const float *const in[3], const int64_t step[3], int64_t n,
+                                   float scalar)
+{
+    const dt__vf s = dt__v_set(scalar), zero = dt__v_set(0.0f), one = dt__v_set(1.0f);
+    const float *p0 = in[0], *p1 = in[1], *p2 = in[2];
+    const int64_t step0 = step[0], step1 = step[1], step2 = step[2];
+    switch (op) {
+        DT__OPS(DT__SKIP, DT__CASE_MAP, DT__CASE_GRAD, DT__SKIP, DT__SKIP, DT__SKIP)
+    default: break;
+    }
+}
+
+/* A map op on n elements: in holds its inputs, NULL where there is none; step 0 repeats an input's one element. The
+ * scalar is the op's s. In place allowed. */
+static void DT__K(dt__map)(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar)
+{
+    int64_t whole = n / DT__W * DT__W, left = n - whole, by[3];
+    float pad[3][DT__W], last[DT__W];
+    const float *at[3];
+    for (int i = 0; i < 3; i++) {
+        at[i] = pad[i], by[i] = 0;
+        if (in[i] && step[i]) at[i] = in[i], by[i] = 1;
+        else dt__v_store(pad[i], dt__v_set(in[i] && n ? in[i][0] : 0.0f));
+    }
+    DT__K(dt__map_vectors)(op, out, at, by, whole, scalar);
+    if (!left) return;
+    for (int i = 0; i < 3; i++) {
+        if (by[i]) dt__v_store(pad[i], dt__v_loadn(at[i] + whole, left));
+        at[i] = pad[i];
+    }
+    DT__K(dt__map_vectors)(op, last, at, by, DT__W, scalar);
+    dt__v_storen(out + whole, dt__v_load(last), left);
+}
+static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
+{
+    const float *in[3];
+    int step[3];
+    in[0] = a, in[1] = b, in[2] = NULL;
+    step[0] = astep, step[1] = bstep, step[2] = 0;
+    DT__K(dt__map)(op, out, in, step, n, 0.0f);
+}
+static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, float s)
+{
+    const float *in[3];
+    int step[3];
+    in[0] = x, in[1] = in[2] = NULL;
+    step[0] = 1, step[1] = step[2] = 0;
+    DT__K(dt__map)(op, out, in, step, n, s);
 }
 
 #ifdef DT__FORCED
@@ -3956,15 +4253,6 @@ static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const
     }
 }
 
-/* Butterfly over 32 lanes: 16, 8, 4, 2, 1. */
-static float DT__K(dt__fold32)(float lane[32])
-{
-    for (int half = 16; half; half >>= 1) {
-        for (int i = 0; i < half; i++) lane[i] = lane[i] + lane[i + half];
-    }
-    return lane[0];
-}
-
 /* Largest lane. */
 DT__INLINE float DT__K(dt__v_top)(dt__vf v)
 {
@@ -4031,7 +4319,7 @@ static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t
     }
     for (int64_t r = 0; r < rows; r++) {
         w->max[i + r] = max[r][0];
-        w->sum[i + r] = DT__K(dt__fold32)(lane[r]);
+        w->sum[i + r] = DT__K(dt__fold_sum)(lane[r]);
         if (w->sum[i + r] == 0.0f) w->sum[i + r] = 1.0f;
     }
 }
@@ -4117,26 +4405,6 @@ static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slic
 
 /* ---- backward ------------------------------------------------------------------------------ */
 
-/* Sum of x*y over n elements: element c to lane c mod 32, one fmaf each, then the butterfly. */
-static float DT__K(dt__dot32)(const float *x, const float *y, int64_t n)
-{
-    float lane[32];
-    dt__vf acc[32 / DT__W];
-    int64_t c = 0;
-    for (int u = 0; u < 32 / DT__W; u++) acc[u] = dt__v_set(0.0f);
-    for (; c + 32 <= n; c += 32) {
-        for (int u = 0; u < 32 / DT__W; u++) {
-            acc[u] = dt__v_fma(dt__v_load(x + c + u * DT__W), dt__v_load(y + c + u * DT__W), acc[u]);
-        }
-    }
-    for (int u = 0; u < 32 / DT__W; u++) dt__v_store(lane + u * DT__W, acc[u]);
-    for (int u = 0; c < n; u++, c += DT__W) { /* only lanes whose element exists take a term */
-        int64_t left = dt__min(DT__W, n - c);
-        dt__v_storen(lane + u * DT__W, dt__v_fma(dt__v_loadn(x + c, left), dt__v_loadn(y + c, left), acc[u]), left);
-    }
-    return DT__K(dt__fold32)(lane);
-}
-
 /* The tile's rows to a gradient. */
 static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t ld, int64_t rows)
 {
@@ -4175,7 +4443,7 @@ static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t row
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, probs);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->dout, a->lddo, i), a->lddo, rows, keys, w->values_t, grads);
     for (int64_t r = 0; r < rows; r++) {
-        dot[r] = DT__K(dt__dot32)(DT__HEAD_ROW(w, a->dout, a->lddo, i + r), DT__HEAD_ROW(w, a->o, a->ldo, i + r), w->d);
+        dot[r] = DT__K(dt__row_dot)(DT__HEAD_ROW(w, a->dout, a->lddo, i + r), DT__HEAD_ROW(w, a->o, a->ldo, i + r), w->d);
     }
     for (int64_t r = 0; r < rows; r++)
         DT__K(dt__backward_row)(w, i + r, dot[r], probs + r * w->lds, grads + r * w->lds);
@@ -4272,236 +4540,6 @@ static void DT__K(dt__rope)(float *out, const float *x, const float *turn, int64
     }
 }
 
-/* ---- row and column sums (R5) ---------------------------------------------------------------
- * A row sum has 32 lanes: element i goes to lane i mod 32 in order, then lanes fold 16, 8, 4, 2, 1. That is one warp,
- * two zmm, four ymm or eight xmm: the same additions on every machine. */
-
-#define DT__LANES (32 / DT__W)
-
-DT__INLINE float DT__K(dt__fold)(float lane[32])
-{
-    for (int width = 16; width; width /= 2)
-        for (int i = 0; i < width; i++) lane[i] = lane[i] + lane[i + width];
-    return lane[0];
-}
-
-static float DT__K(dt__row_sum)(const float *x, int64_t n)
-{
-    dt__vf sum[DT__LANES];
-    float lane[32];
-    int64_t i = 0;
-    for (int l = 0; l < DT__LANES; l++) sum[l] = dt__v_set(0.0f);
-    for (; i + 32 <= n; i += 32)
-        for (int l = 0; l < DT__LANES; l++) sum[l] = sum[l] + dt__v_load(x + i + l * DT__W);
-    for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, sum[l]);
-    for (int l = 0; i < n; i++, l++) lane[l] = lane[l] + x[i];
-    return DT__K(dt__fold)(lane);
-}
-
-/* Sum of a[i] * b[i], each step one fma. */
-static float DT__K(dt__row_dot)(const float *a, const float *b, int64_t n)
-{
-    dt__vf sum[DT__LANES];
-    float lane[32];
-    int64_t i = 0;
-    for (int l = 0; l < DT__LANES; l++) sum[l] = dt__v_set(0.0f);
-    for (; i + 32 <= n; i += 32)
-        for (int l = 0; l < DT__LANES; l++)
-            sum[l] = dt__v_fma(dt__v_load(a + i + l * DT__W), dt__v_load(b + i + l * DT__W), sum[l]);
-    for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, sum[l]);
-    for (int l = 0; i < n; i++, l++) lane[l] = dt__fmaf(a[i], b[i], lane[l]);
-    return DT__K(dt__fold)(lane);
-}
-
-static float DT__K(dt__row_max)(const float *x, int64_t n)
-{
-    dt__vf most = dt__v_set(-__builtin_inff());
-    float lane[DT__W], m;
-    int64_t i = 0;
-    for (; i + DT__W <= n; i += DT__W) most = dt__v_max(most, dt__v_load(x + i));
-    dt__v_store(lane, most);
-    m = lane[0];
-    for (int l = 1; l < DT__W; l++) m = m > lane[l] ? m : lane[l];
-    for (; i < n; i++) m = m > x[i] ? m : x[i];
-    return m + 0.0f; /* a zero is +0, whichever came first */
-}
-
-/* out[i] = fma(s, x[i], out[i]): one term of n chains. */
-static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s)
-{
-    const dt__vf scale = dt__v_set(s);
-    int64_t i = 0;
-    for (; i + DT__W <= n; i += DT__W) dt__v_store(out + i, dt__v_fma(scale, dt__v_load(x + i), dt__v_load(out + i)));
-    if (i < n) dt__v_storen(out + i, dt__v_fma(scale, dt__v_loadn(x + i, n - i), dt__v_loadn(out + i, n - i)), n - i);
-}
-
-/* sum (cols) goes on with the rows of x (rows, cols) in order, one chain per column; ld is x's row stride. */
-static void DT__K(dt__col_sum)(float *sum, const float *x, int64_t rows, int64_t cols, int64_t ld)
-{
-    int64_t c = 0;
-    for (; c + DT__W <= cols; c += DT__W) {
-        dt__vf s = dt__v_load(sum + c);
-        for (int64_t r = 0; r < rows; r++) s = s + dt__v_load(x + r * ld + c);
-        dt__v_store(sum + c, s);
-    }
-    for (; c < cols; c++)
-        for (int64_t r = 0; r < rows; r++) sum[c] = sum[c] + x[r * ld + c];
-}
-
-/* ---- elementwise ---------------------------------------------------------------------------- */
-
-#define DT__MAP(n, expression, tail)                                                                         \
-    do {                                                                                                     \
-        int64_t i = 0;                                                                                       \
-        for (; i + DT__W <= (n); i += DT__W) dt__v_store(out + i, (expression));                             \
-        for (int64_t left = (n) - i; left > 0; left = 0) dt__v_storen(out + i, (tail), left);                \
-    } while (0)
-
-/* max(x,0) - x t + log(1 + u), u = exp(-|x|). With w = 1 + u rounded, log(1 + u) is log(w) + (u - (w - 1)) / w: the
- * second term is what the rounding lost, so that small u keep their digits. */
-DT__INLINE dt__vf DT__K(dt__v_bce)(dt__vf x, dt__vf t)
-{
-    const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
-    dt__vf u = dt__v_exp(dt__v_select(x > zero, -x, x)), w = one + u;
-    dt__vf tail = DT__K(dt__v_log)(w) + (u - (w - one)) / w;
-    return dt__v_fma(-x, t, dt__v_max(x, zero)) + tail;
-}
-
-/* sigmoid(x) - t: 1 / (1 + u) where x is above 0, else u / (1 + u). */
-DT__INLINE dt__vf DT__K(dt__v_bce_grad)(dt__vf x, dt__vf t)
-{
-    const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
-    dt__vi above = x > zero;
-    dt__vf u = dt__v_exp(dt__v_select(above, -x, x));
-    return dt__v_select(above, one, u) / (one + u) - t;
-}
-
-/* The same in vectors of doubles, with one text for whole vectors and the tail. */
-#define DT__MAP_DOUBLE(n, expression)                                                                        \
-    for (int64_t i = 0, left; i < (n); i += DT__W / 2) {                                                     \
-        left = (n) - i < DT__W / 2 ? (n) - i : DT__W / 2;                                                    \
-        DT__K(dt__d_store)(out + i, (expression), left);                                                     \
-    }
-
-/* The functions that are computed in double. */
-static void DT__K(dt__unary_double)(int op, float *out, const float *x, int64_t n)
-{
-#define DT__X DT__K(dt__d_load)(x + i, left)
-    switch (op) {
-    case DT__OP_EXP2: DT__MAP_DOUBLE(n, DT__K(dt__d_exp2)(DT__X)) break;
-    case DT__OP_LOG2: DT__MAP_DOUBLE(n, DT__K(dt__d_log2)(DT__X)) break;
-    case DT__OP_EXPM1: DT__MAP_DOUBLE(n, DT__K(dt__d_expm1)(DT__X)) break;
-    case DT__OP_LOG1P: DT__MAP_DOUBLE(n, DT__K(dt__d_log1p)(DT__X)) break;
-    case DT__OP_SIGMOID: DT__MAP_DOUBLE(n, DT__K(dt__d_sigmoid)(DT__X)) break;
-    case DT__OP_SILU: DT__MAP_DOUBLE(n, DT__K(dt__d_silu)(DT__X)) break;
-    case DT__OP_SOFTPLUS: DT__MAP_DOUBLE(n, DT__K(dt__d_softplus)(DT__X)) break;
-    case DT__OP_ERF: DT__MAP_DOUBLE(n, DT__K(dt__d_erf)(DT__X)) break;
-    case DT__OP_GELU_ERF: DT__MAP_DOUBLE(n, DT__K(dt__d_gelu_erf)(DT__X)) break;
-    case DT__OP_SIN:
-    case DT__OP_COS: DT__MAP_DOUBLE(n, DT__K(dt__d_sin)(DT__X, op == DT__OP_COS)) break;
-    case DT__OP_TAN: DT__MAP_DOUBLE(n, DT__K(dt__d_tan)(DT__X)) break;
-    default: break;
-    }
-#undef DT__X
-}
-
-/* out[i] = f(x[i]); in place allowed. `s` is the op's constant. */
-static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, float s)
-{
-    const dt__vf c = dt__v_set(s), one = dt__v_set(1.0f);
-#define DT__X dt__v_load(x + i)
-#define DT__XN dt__v_loadn(x + i, left)
-    switch (op) {
-    case DT__OP_NEG: DT__MAP(n, -DT__X, -DT__XN); break;
-    case DT__OP_SCALE: DT__MAP(n, DT__X * c, DT__XN * c); break;
-    case DT__OP_EXP: DT__MAP(n, DT__K(dt__v_exp)(DT__X), DT__K(dt__v_exp)(DT__XN)); break;
-    case DT__OP_LOG: DT__MAP(n, DT__K(dt__v_log)(DT__X), DT__K(dt__v_log)(DT__XN)); break;
-    case DT__OP_TANH: DT__MAP(n, DT__K(dt__v_tanh)(DT__X), DT__K(dt__v_tanh)(DT__XN)); break;
-    case DT__OP_SQRT: DT__MAP(n, dt__v_sqrt(DT__X), dt__v_sqrt(DT__XN)); break;
-    case DT__OP_RSQRT: DT__MAP(n, one / dt__v_sqrt(DT__X), one / dt__v_sqrt(DT__XN)); break;
-    case DT__OP_GELU: DT__MAP(n, DT__K(dt__v_gelu)(DT__X), DT__K(dt__v_gelu)(DT__XN)); break;
-    case DT__OP_RELU: DT__MAP(n, DT__K(dt__v_relu)(DT__X), DT__K(dt__v_relu)(DT__XN)); break;
-    case DT__OP_ABS: DT__MAP(n, dt__v_abs(DT__X), dt__v_abs(DT__XN)); break;
-    case DT__OP_SIGN: DT__MAP(n, DT__K(dt__v_sign)(DT__X), DT__K(dt__v_sign)(DT__XN)); break;
-    case DT__OP_FLOOR: DT__MAP(n, DT__K(dt__v_floor)(DT__X), DT__K(dt__v_floor)(DT__XN)); break;
-    case DT__OP_CEIL: DT__MAP(n, -DT__K(dt__v_floor)(-DT__X), -DT__K(dt__v_floor)(-DT__XN)); break;
-    case DT__OP_ROUND: DT__MAP(n, DT__K(dt__v_round)(DT__X), DT__K(dt__v_round)(DT__XN)); break;
-    case DT__OP_SQUARE: DT__MAP(n, DT__X * DT__X, DT__XN * DT__XN); break;
-    case DT__OP_RECIPROCAL: DT__MAP(n, one / DT__X, one / DT__XN); break;
-    default: DT__K(dt__unary_double)(op, out, x, n); break;
-    }
-#undef DT__X
-#undef DT__XN
-}
-
-static void DT__K(dt__binary_double)(int op, float *out, const float *a, int astep, const float *b, int bstep,
-                                     int64_t n)
-{
-    const dt__vd a0 = DT__K(dt__d_set)(n && !astep ? (double)a[0] : 0.0),
-                 b0 = DT__K(dt__d_set)(n && !bstep ? (double)b[0] : 0.0);
-#define DT__A (astep ? DT__K(dt__d_load)(a + i, left) : a0)
-#define DT__B (bstep ? DT__K(dt__d_load)(b + i, left) : b0)
-    switch (op) {
-    case DT__OP_POW: DT__MAP_DOUBLE(n, DT__K(dt__d_pow)(DT__A, DT__B)) break;
-    case DT__OP_GELU_ERF_GRAD: DT__MAP_DOUBLE(n, DT__K(dt__d_gelu_erf_grad)(DT__A, DT__B)) break;
-    default: break;
-    }
-#undef DT__A
-#undef DT__B
-}
-
-/* out[i] = a[i * astep] op b[i * bstep], steps 0 or 1; in place allowed. */
-static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
-{
-    const dt__vf a0 = dt__v_set(n && !astep ? a[0] : 0.0f), b0 = dt__v_set(n && !bstep ? b[0] : 0.0f);
-#define DT__A (astep ? dt__v_load(a + i) : a0)
-#define DT__B (bstep ? dt__v_load(b + i) : b0)
-#define DT__AN (astep ? dt__v_loadn(a + i, left) : a0)
-#define DT__BN (bstep ? dt__v_loadn(b + i, left) : b0)
-#define DT__FLAG(mask) ((dt__vf)((dt__vi)(mask) & dt__v_seti(0x3f800000))) /* 1.0f or +0 */
-    switch (op) {
-    case DT__OP_ADD: DT__MAP(n, DT__A + DT__B, DT__AN + DT__BN); break;
-    case DT__OP_SUB: DT__MAP(n, DT__A - DT__B, DT__AN - DT__BN); break;
-    case DT__OP_MUL: DT__MAP(n, DT__A * DT__B, DT__AN * DT__BN); break;
-    case DT__OP_DIV: DT__MAP(n, DT__A / DT__B, DT__AN / DT__BN); break;
-    case DT__OP_GELU_GRAD:
-        DT__MAP(n, DT__K(dt__v_gelu_grad)(DT__A, DT__B), DT__K(dt__v_gelu_grad)(DT__AN, DT__BN));
-        break;
-    case DT__OP_BCE: DT__MAP(n, DT__K(dt__v_bce)(DT__A, DT__B), DT__K(dt__v_bce)(DT__AN, DT__BN)); break;
-    case DT__OP_BCE_GRAD: DT__MAP(n, DT__K(dt__v_bce_grad)(DT__A, DT__B), DT__K(dt__v_bce_grad)(DT__AN, DT__BN)); break;
-    case DT__OP_SILU_GRAD:
-        DT__MAP(n, DT__K(dt__v_silu_grad)(DT__A, DT__B), DT__K(dt__v_silu_grad)(DT__AN, DT__BN));
-        break;
-    case DT__OP_MAXIMUM: DT__MAP(n, dt__v_max(DT__A, DT__B), dt__v_max(DT__AN, DT__BN)); break;
-    case DT__OP_MINIMUM: DT__MAP(n, dt__v_min(DT__A, DT__B), dt__v_min(DT__AN, DT__BN)); break;
-    case DT__OP_EQUAL: DT__MAP(n, DT__FLAG(DT__A == DT__B), DT__FLAG(DT__AN == DT__BN)); break;
-    case DT__OP_NOT_EQUAL: DT__MAP(n, DT__FLAG(DT__A != DT__B), DT__FLAG(DT__AN != DT__BN)); break;
-    case DT__OP_LESS: DT__MAP(n, DT__FLAG(DT__A < DT__B), DT__FLAG(DT__AN < DT__BN)); break;
-    case DT__OP_LESS_EQUAL: DT__MAP(n, DT__FLAG(DT__A <= DT__B), DT__FLAG(DT__AN <= DT__BN)); break;
-    case DT__OP_GREATER: DT__MAP(n, DT__FLAG(DT__A > DT__B), DT__FLAG(DT__AN > DT__BN)); break;
-    case DT__OP_GREATER_EQUAL: DT__MAP(n, DT__FLAG(DT__A >= DT__B), DT__FLAG(DT__AN >= DT__BN)); break;
-    default: DT__K(dt__binary_double)(op, out, a, astep, b, bstep, n); break;
-    }
-#undef DT__A
-#undef DT__B
-#undef DT__AN
-#undef DT__BN
-#undef DT__FLAG
-}
-
-/* out[i] = mask[i * mstep] != 0 ? a[i * astep] : b[i * bstep]; in place allowed. */
-static void DT__K(dt__select)(float *out, const float *mask, int mstep, const float *a, int astep, const float *b,
-                              int bstep, int64_t n)
-{
-    const dt__vf zero = dt__v_set(0.0f), m0 = dt__v_set(n && !mstep ? mask[0] : 0.0f),
-                 a0 = dt__v_set(n && !astep ? a[0] : 0.0f), b0 = dt__v_set(n && !bstep ? b[0] : 0.0f);
-    DT__MAP(n,
-            dt__v_select((dt__vi)((mstep ? dt__v_load(mask + i) : m0) != zero), astep ? dt__v_load(a + i) : a0,
-                         bstep ? dt__v_load(b + i) : b0),
-            dt__v_select((dt__vi)((mstep ? dt__v_loadn(mask + i, left) : m0) != zero),
-                         astep ? dt__v_loadn(a + i, left) : a0, bstep ? dt__v_loadn(b + i, left) : b0));
-}
-
 /* ---- conversions of storage types ---------------------------------------------------------------
  * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3 above). */
 
@@ -4581,111 +4619,6 @@ static void DT__K(dt__convert)(int to, void *out, int from, const void *x, int64
     for (int64_t i = 0; i < n; i += DT__W) {
         int64_t k = n - i < DT__W ? n - i : DT__W;
         DT__K(dt__v_to)(to, (char *)out + i * wide, DT__K(dt__v_from)(from, (const char *)x + i * narrow, k), k);
-    }
-}
-
-/* ---- layer normalisation (Ba et al. 2016) -----------------------------------------------------
- * stats (rows, 2): mean and 1/sqrt(var + eps). xhat = (x - mean) * rstd; y = fma(xhat, gamma, beta). */
-
-static void DT__K(dt__layernorm)(float *out, float *stats, const float *x, const float *gamma, const float *beta,
-                                 int64_t rows, int64_t cols, float eps)
-{
-    for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
-        float mean = DT__K(dt__row_sum)(x, cols) / (float)cols, rstd;
-        dt__vf m = dt__v_set(mean), s;
-        DT__MAP(cols, dt__v_load(x + i) - m, dt__v_loadn(x + i, left) - m);
-        rstd = 1.0f / dt__sqrtf(DT__K(dt__row_dot)(out, out, cols) / (float)cols + eps);
-        s = dt__v_set(rstd);
-        DT__MAP(cols, dt__v_fma(dt__v_load(out + i) * s, dt__v_load(gamma + i), dt__v_load(beta + i)),
-                dt__v_fma(dt__v_loadn(out + i, left) * s, dt__v_loadn(gamma + i, left), dt__v_loadn(beta + i, left)));
-        stats[0] = mean;
-        stats[1] = rstd;
-    }
-}
-
-/* g = dy * gamma; dx = rstd * (g - mean(g) - xhat * mean(g xhat)). row: scratch of 2 * cols floats. */
-static void DT__K(dt__layernorm_dx)(float *out, const float *dy, const float *x, const float *stats, const float *gamma,
-                                    int64_t rows, int64_t cols, float *row)
-{
-    float *g = row, *xhat = row + cols;
-    for (int64_t r = 0; r < rows; r++, x += cols, dy += cols, out += cols, stats += 2) {
-        dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), mg, mx;
-        float *row_out = out;
-        for (int64_t i = 0; i < cols; i += DT__W) {
-            int64_t n = cols - i < DT__W ? cols - i : DT__W;
-            dt__v_storen(g + i, dt__v_loadn(dy + i, n) * dt__v_loadn(gamma + i, n), n);
-            dt__v_storen(xhat + i, (dt__v_loadn(x + i, n) - m) * s, n);
-        }
-        mg = dt__v_set(DT__K(dt__row_sum)(g, cols) / (float)cols);
-        mx = dt__v_set(DT__K(dt__row_dot)(g, xhat, cols) / (float)cols);
-        for (int64_t i = 0; i < cols; i += DT__W) {
-            int64_t n = cols - i < DT__W ? cols - i : DT__W;
-            dt__v_storen(row_out + i, s * (dt__v_loadn(g + i, n) - mg - dt__v_loadn(xhat + i, n) * mx), n);
-        }
-    }
-}
-
-/* dgamma (cols) goes on over the rows in order: fma(dy, xhat, dgamma); ld is the row stride. */
-static void DT__K(dt__layernorm_dgamma)(float *dgamma, const float *dy, const float *x, const float *stats,
-                                        int64_t rows, int64_t cols, int64_t ld)
-{
-    for (int64_t i = 0; i < cols; i += DT__W) {
-        int64_t n = cols - i < DT__W ? cols - i : DT__W;
-        dt__vf sum = dt__v_loadn(dgamma + i, n);
-        for (int64_t r = 0; r < rows; r++) {
-            dt__vf xhat = (dt__v_loadn(x + r * ld + i, n) - dt__v_set(stats[2 * r])) * dt__v_set(stats[2 * r + 1]);
-            sum = dt__v_fma(dt__v_loadn(dy + r * ld + i, n), xhat, sum);
-        }
-        dt__v_storen(dgamma + i, sum, n);
-    }
-}
-
-/* ---- softmax cross-entropy -------------------------------------------------------------------
- * loss[r] = log(sum_c exp(x_c - max)) - (x_target - max); +0 where the target is no column (negative: ignored). With
- * smoothing e, (1 - e) times that, plus e (log(sum_c exp(x_c - max)) - mean_c(x_c - max)).
- * stats (rows, 2): max and sum. row: scratch of cols floats. */
-
-static void DT__K(dt__cross_entropy)(float *loss, float *stats, const float *x, const int32_t *target, float smoothing,
-                                     int64_t rows, int64_t cols, float *row)
-{
-    for (int64_t r = 0; r < rows; r++, x += cols, stats += 2) {
-        float *out = row;
-        float log_sum[DT__W];
-        dt__vf m = dt__v_set(stats[0] = DT__K(dt__row_max)(x, cols));
-        DT__MAP(cols, DT__K(dt__v_exp)(dt__v_load(x + i) - m), DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m));
-        stats[1] = DT__K(dt__row_sum)(row, cols);
-        dt__v_store(log_sum, DT__K(dt__v_log)(dt__v_set(stats[1])));
-        loss[r] = target[r] < 0 || target[r] >= cols ? 0.0f : log_sum[0] - (x[target[r]] - stats[0]);
-        if (smoothing > 0.0f && target[r] >= 0 && target[r] < cols) {
-            DT__MAP(cols, dt__v_load(x + i) - m, dt__v_loadn(x + i, left) - m);
-            log_sum[0] = log_sum[0] - DT__K(dt__row_sum)(row, cols) / (float)cols;
-            loss[r] = (1.0f - smoothing) * loss[r] + smoothing * log_sum[0];
-        }
-    }
-}
-
-/* out = (exp(x - max) / sum - w) * dloss, w = e/classes, and 1 - e + e/classes at the target; rows of ignored targets
- * are +0. x has the columns [first, first + cols) of `classes`. In place allowed. Without smoothing p - w is p. */
-static void DT__K(dt__cross_entropy_grad)(float *out, const float *x, const float *stats, const int32_t *target,
-                                          float smoothing, float dloss, int64_t rows, int64_t cols, int64_t first,
-                                          int64_t classes)
-{
-    const float spread = smoothing / (float)classes, on = 1.0f - smoothing + spread;
-    for (int64_t r = 0; r < rows; r++, x += cols, out += cols, stats += 2) {
-        dt__vf m = dt__v_set(stats[0]), s = dt__v_set(stats[1]), d = dt__v_set(dloss), w = dt__v_set(spread);
-        int64_t at = target[r] - first;
-        float at_target = at >= 0 && at < cols ? x[at] : 0.0f;
-        if (target[r] < 0 || target[r] >= classes) {
-            memset(out, 0, sizeof(float) * (size_t)cols);
-            continue;
-        }
-        DT__MAP(cols, (DT__K(dt__v_exp)(dt__v_load(x + i) - m) / s - w) * d,
-                (DT__K(dt__v_exp)(dt__v_loadn(x + i, left) - m) / s - w) * d);
-        if (at >= 0 && at < cols) {
-            float lane[DT__W];
-            dt__v_store(lane, DT__K(dt__v_exp)(dt__v_set(at_target) - m) / s);
-            out[at] = (lane[0] - on) * dloss;
-        }
     }
 }
 
@@ -4862,49 +4795,17 @@ static const dt__kernels DT__K(dt__table) = {
     DT__K(dt__row_dot),
     DT__K(dt__row_max),
     DT__K(dt__add_scaled),
-    DT__K(dt__col_sum),
+    DT__K(dt__column),
+    DT__K(dt__row),
+    DT__K(dt__map),
     DT__K(dt__unary),
     DT__K(dt__binary),
     DT__K(dt__convert),
-    DT__K(dt__select),
-    DT__K(dt__layernorm),
-    DT__K(dt__layernorm_dx),
-    DT__K(dt__layernorm_dgamma),
-    DT__K(dt__cross_entropy),
-    DT__K(dt__cross_entropy_grad),
     DT__K(dt__update_run),
 };
 
 #undef DT__W
 #undef DT__K
-#undef dt__vf
-#undef dt__vfu
-#undef dt__vi
-#undef dt__vl
-#undef dt__v_load
-#undef dt__v_store
-#undef dt__v_loadn
-#undef dt__v_storen
-#undef dt__v_set
-#undef dt__v_seti
-#undef dt__v_fma
-#undef dt__v_sqrt
-#undef dt__v_select
-#undef dt__v_abs
-#undef dt__vd
-#undef dt__vh
-#undef dt__vhu
-#undef dt__v_max
-#undef dt__v_exp
-#undef DT__INLINE
-#undef DT__LANES
-#undef DT__MAP
-#undef DT__MAP_DOUBLE
-#undef DT__WHERE
-#undef DT__SIGN
-#undef DT__ROUND_52
-#undef DT__LOG2E
-#undef DT__LN2
 #undef DT__MR
 #undef DT__NV
 #undef DT__NR
@@ -4912,7 +4813,6 @@ static const dt__kernels DT__K(dt__table) = {
 #undef DT__NC
 #undef DT__QB
 #undef DT__MC
-#undef dt__v_min
 #endif /* DT__ISA: end of the kernel text */
 
 #ifndef DT__ISA
@@ -5149,7 +5049,7 @@ static void dt__mem_update(dt_pool *pool, dt__stepping *s)
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "5efdc8e7eeb51805ed9b307e016b4b25c352310d9e51ee97714f0b4b3e5c0ef2"
+#define DT__SELF_CHECK "43bd3792a9ba378cd62fc83308bff972152f71478d411bee6f4609ba157102b3"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -5159,53 +5059,51 @@ static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 
 enum { DT__SELF_N = 4096 };
 
-/* The elementwise kernels of x in [-2, 2), and, where the function wants it, of 2 |x|. */
-static void dt__self_elementwise(const dt__kernels *k, const float *x, const float *y, float *out, float *row,
-                                 dt__sha256 *h)
+/* Adds x to the hash. A NaN's payload is not part of the contract (R14). */
+static void dt__self_add(dt__sha256 *h, float *x, int64_t n)
 {
-    static const int unary[] = {DT__OP_GELU_ERF, DT__OP_SILU, DT__OP_SIGMOID, DT__OP_SOFTPLUS,   DT__OP_RELU,
-                                DT__OP_ABS,      DT__OP_SIGN, DT__OP_FLOOR,   DT__OP_CEIL,       DT__OP_ROUND,
-                                DT__OP_SQUARE,   DT__OP_EXP2, DT__OP_EXPM1,   DT__OP_ERF,        DT__OP_SIN,
-                                DT__OP_COS,      DT__OP_TAN,  DT__OP_LOG2,    DT__OP_RECIPROCAL, DT__OP_LOG1P};
-    static const int binary[] = {DT__OP_MAXIMUM, DT__OP_MINIMUM,    DT__OP_EQUAL,        DT__OP_NOT_EQUAL,
-                                 DT__OP_LESS,    DT__OP_LESS_EQUAL, DT__OP_GREATER,      DT__OP_GREATER_EQUAL,
-                                 DT__OP_POW,     DT__OP_SILU_GRAD,  DT__OP_GELU_ERF_GRAD};
-    k->binary(DT__OP_ADD, row, x, 1, x, 1, 1001);
-    k->unary(DT__OP_ABS, row, row, 1001, 0.0f);
-    for (int i = 0; i < 20; i++) {
-        k->unary(unary[i], out, unary[i] == DT__OP_LOG2 || unary[i] == DT__OP_LOG1P ? row : x, 1001, 0.0f);
-        dt__sha256_add(h, out, 4 * 1001);
-    }
-    k->unary(DT__OP_SCALE, out, x, 1001, 1e30f);
-    k->unary(DT__OP_SIN, out, out, 1001, 0.0f); /* large angles */
-    dt__sha256_add(h, out, 4 * 1001);
-    for (int i = 0; i < 11; i++) {
-        k->binary(binary[i], out, row, 1, y, i & 1, 1001);
-        dt__sha256_add(h, out, 4 * 1001);
-    }
-    k->binary(DT__OP_LESS, row, x, 1, y, 1, 1001);
-    k->select(out, row, 1, x, 1, y, 1, 1001);
-    dt__sha256_add(h, out, 4 * 1001);
+    for (int64_t i = 0; i < n; i++)
+        if (x[i] != x[i]) x[i] = 0.0f;
+    dt__sha256_add(h, x, 4 * n);
 }
 
-static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
+/* Every map, row and column op of the table: of x in [-2, 2), map ops also of 2 |x|, and sines of large angles. */
+static void dt__self_ops(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
 {
-    static const int unary[] = {DT__OP_NEG,  DT__OP_SCALE, DT__OP_EXP,   DT__OP_LOG,
-                                DT__OP_TANH, DT__OP_SQRT,  DT__OP_RSQRT, DT__OP_GELU};
-    static const int binary[] = {DT__OP_ADD,       DT__OP_SUB, DT__OP_MUL,     DT__OP_DIV,
-                                 DT__OP_GELU_GRAD, DT__OP_BCE, DT__OP_BCE_GRAD};
-    int32_t target[40];
-    for (int i = 0; i < 8; i++) {
-        k->unary(unary[i], out, i == 3 || i >= 5 ? y + 2048 : x, 1001, 0.7f);
-        if (i == 3 || i == 5 || i == 6)
-            for (int j = 0; j < 1001; j++)
-                if (out[j] != out[j]) out[j] = 0.0f; /* a NaN's payload is not part of the contract */
-        dt__sha256_add(h, out, 4 * 1001);
+    static const int maps[] = {DT__OPS(DT__SKIP, DT__NAME_MAP, DT__NAME_GRAD, DT__SKIP, DT__SKIP, DT__SKIP)};
+    static const int rows[] = {DT__OPS(DT__SKIP, DT__SKIP, DT__SKIP, DT__NAME_OP, DT__SKIP, DT__SKIP)};
+    static const int columns[] = {DT__OPS(DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP, DT__NAME_OP, DT__SKIP)};
+    const float *in[3];
+    float s[4];
+    int step[3];
+    in[1] = y, in[2] = x + 2048, step[0] = step[2] = 1;
+    k->binary(DT__OP_ADD, row, x, 1, x, 1, 1001);
+    k->unary(DT__OP_ABS, row, row, 1001, 0.0f);
+    for (size_t i = 0; i < 2 * sizeof maps / sizeof *maps; i++) {
+        in[0] = i & 1 ? row : x, step[1] = (int)(i & 1);
+        k->map(maps[i / 2], out, in, step, 1001, 0.7f);
+        dt__self_add(h, out, 1001);
     }
-    for (int i = 0; i < 7; i++) {
-        k->binary(binary[i], out, x, 1, y, i != 1, 1001);
-        dt__sha256_add(h, out, 4 * 1001);
+    in[0] = x, in[2] = y + 1024;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (int j = 0; j < 4; j++) s[j] = 0.3f + 0.2f * (float)j;
+        memcpy(out, x, 4 * 1001);
+        k->row(rows[i], out, in, s, 1001);
+        dt__self_add(h, out, 1001);
+        dt__self_add(h, s, 4);
     }
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        memcpy(out, y, 4 * 97);
+        k->column(columns[i], out, x, y, y + 128, 37, 97, 97);
+        dt__self_add(h, out, 97);
+    }
+    k->unary(DT__OP_SCALE, out, x, 1001, 1e30f);
+    k->unary(DT__OP_SIN, out, out, 1001, 0.0f);
+    dt__self_add(h, out, 1001);
+}
+
+static void dt__self_sums(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
+{
     for (int to = DT_F32; to <= DT_F8_E5M2; to++) {
         k->convert(to, row, DT_F32, x, 1001);
         k->convert(DT_F32, out, to, row, 1001);
@@ -5214,25 +5112,10 @@ static void dt__self_rows(const dt__kernels *k, const float *x, const float *y, 
     }
     out[0] = k->row_sum(x, 1001), out[1] = k->row_dot(x, y, 1001), out[2] = k->row_max(x, 1001);
     memcpy(out + 3, y, 4 * 97);
-    k->col_sum(out + 3, x, 37, 97, 97);
     k->add_scaled(out + 3, x + 1, 97, 0.7f);
     dt__sha256_add(h, out, 4 * 100);
     k->rope(out, x, y, 3, 38, -1.0f);
     dt__sha256_add(h, out, 4 * 3 * 38);
-    for (int i = 0; i < 40; i++) target[i] = (i * 7) % 97 - 1;
-    k->layernorm(out, row, x, y, y + 100, 37, 97, 1e-5f);
-    dt__sha256_add(h, out, 4 * 37 * 97);
-    k->layernorm_dgamma(out, y, x, row, 37, 97, 97);
-    dt__sha256_add(h, out, 4 * 97);
-    k->layernorm_dx(out, y, x, row, y + 50, 37, 97, row + 1000);
-    dt__sha256_add(h, out, 4 * 37 * 97);
-    for (int i = 0; i < 2; i++) {
-        float smoothing = 0.1f * (float)i;
-        k->cross_entropy(row + 100, row, x, target, smoothing, 37, 97, row + 1000);
-        dt__sha256_add(h, row + 100, 4 * 37);
-        k->cross_entropy_grad(out, x, row, target, smoothing, 0.03f, 37, 97, 0, 97);
-        dt__sha256_add(h, out, 4 * 37 * 97);
-    }
 }
 
 /* Two steps of every optimizer; state has room for 4096 floats. */
@@ -5333,8 +5216,8 @@ static dt_result dt__self_hash(const dt__kernels *k, dt_pool *pool, char hex[65]
     dt__self_fill(x, DT__SELF_N, 1);
     dt__self_fill(y, DT__SELF_N, 2);
     dt__sha256_begin(&h);
-    dt__self_rows(k, x, y, out, out + DT__SELF_N, &h);
-    dt__self_elementwise(k, x, y, out, out + DT__SELF_N, &h);
+    dt__self_ops(k, x, y, out, out + DT__SELF_N, &h);
+    dt__self_sums(k, x, y, out, out + DT__SELF_N, &h);
     dt__self_update(k, x, y, out, out + DT__SELF_N, &h);
     dt__self_matrix(k, pool, x, y, out, &h);
     dt__sha256_end(&h, hex);
@@ -5350,9 +5233,8 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
     if (!r) r = dt__self_hash(k, pool, hex);
     if (!r && strcmp(hex, DT__SELF_CHECK))
         r = dt__error(DT_E_SELFCHECK,
-                      "the %s kernels of this build do not compute exactly (self-check %.16s, expected %.16s): a "
-                      "compiler flag changes "
-                      "floating point; build without -ffast-math and its parts, or try DT_ISA=portable",
+                      "the %s kernels of this build do not compute exactly (self-check %s, expected %.16s): a "
+                      "compiler flag changes floating point; build without -ffast-math and its parts, or try DT_ISA=portable",
                       k->name, hex, DT__SELF_CHECK);
     return r;
 }
@@ -5491,13 +5373,45 @@ typedef struct dt__call {
 
 typedef void (*dt__run_fn)(const dt__call *c);
 typedef void (*dt__grad_fn)(dt_graph *g, int32_t id, dt_tensor dy);
+/* Columns of the table of ops. Shards: what a node whose inputs are cut over tensor shards along the last axis is
+ * (dt__cut_of). ALIAS: the value is another name of the first input's. */
+enum { DT__CLASS_LEAF, DT__CLASS_OUTPUT, DT__CLASS_ALIAS, DT__CLASS_MOVE, DT__CLASS_MAP, DT__CLASS_ROW,
+       DT__CLASS_COLUMN, DT__CLASS_GEMM, DT__CLASS_SPECIAL };
+enum { DT__SHAPE_GIVEN, DT__SHAPE_SAME, DT__SHAPE_BROADCAST };
+enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_FIRST, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
+enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_ATTENTION };
 typedef struct dt__op {
-    const char *name;
+    const char *name, *inputs, *expression; /* expression: of a map, row or column op, as text */
+    int class_of, shape, shards, scratch;
     unsigned in_place;
+    double (*flops)(const dt_graph *g, const dt__node *n); /* NULL: none that count */
     dt__run_fn run;
-    dt__grad_fn grad;
+    dt__grad_fn grad; /* NULL: by rules, or none */
 } dt__op;
 static const dt__op *dt__op_of(int op);
+
+/* The gradient of an input of an op: a node of op `by` (see RULE above). */
+enum { DT__FLOW, DT__BACK, DT__CHAIN, DT__REDUCED };
+typedef struct dt__grad_rule {
+    int op, input, by, flow;
+    const char *operands;
+} dt__grad_rule;
+#define DT__RULES_OF_OP(n, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...) __VA_ARGS__
+#define DT__RULES_OF_MAP(name, operands, kind, builder, expression, ...) __VA_ARGS__
+#define DT__RULES_OF_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...) __VA_ARGS__
+#define DT__RULES_OF_COLUMN(name, inputs, expression, ...) __VA_ARGS__
+#define DT__RULE_GRAD(name, input, operands, expression)                                                     \
+    {DT__OP_##name, input, DT__OP_##name##_GRAD##input, DT__REDUCED, #operands},
+#define DT__RULE_OF(name, input, by, operands, flow) {DT__OP_##name, input, DT__OP_##by, DT__##flow, #operands},
+static const dt__grad_rule dt__grad_rules[] = {DT__OPS(DT__RULES_OF_OP, DT__RULES_OF_MAP, DT__RULE_GRAD, DT__RULES_OF_ROW,
+                                             DT__RULES_OF_COLUMN, DT__RULE_OF)};
+enum { DT__RULE_COUNT = (int)(sizeof dt__grad_rules / sizeof *dt__grad_rules) };
+static int dt__has_gradient(int op)
+{
+    int found = dt__op_of(op)->grad != NULL;
+    for (int i = 0; i < DT__RULE_COUNT; i++) found |= dt__grad_rules[i].op == op;
+    return found;
+}
 
 /* ---- shapes --------------------------------------------------------------------------------- */
 
@@ -5764,37 +5678,10 @@ enum { DT__ANY = -1 };
 /* The type that input `input` of an op must have. Ops that take any type pass on that of input 0, but for CAST. */
 static int dt__takes(int op, int input)
 {
-    switch (op) {
-    case DT__OP_RESHAPE:
-    case DT__OP_DETACH:
-    case DT__OP_PERMUTE:
-    case DT__OP_SLICE:
-    case DT__OP_PAD:
-    case DT__OP_EXPAND:
-    case DT__OP_CONCAT:
-    case DT__OP_CAST: return DT__ANY;
-    case DT__OP_GATHER:
-    case DT__OP_EMBED: return input == 0 ? (int)DT__ANY : (int)DT_I32;
-    case DT__OP_MOE_ROUTE:
-    case DT__OP_MOE_BINS:
-    case DT__OP_ONE_HOT:
-    case DT__OP_SCATTER_ADD:
-    case DT__OP_EMBED_GRAD: return input == 0 ? DT_I32 : DT_F32;
-    case DT__OP_MOE_ROWS:
-    case DT__OP_MOE_LINEAR:
-    case DT__OP_MOE_DW:
-    case DT__OP_MOE_DB:
-    case DT__OP_MOE_SUM:
-    case DT__OP_MOE_DOT:
-    case DT__OP_LOSS:
-    case DT__OP_LOSS_GRAD: return input == 1 ? (int)DT__ANY : (int)DT_F32; /* targets are int32 or fp32 */
-    case DT__OP_MOE_TRADE: return input ? (int)DT__ANY : (int)DT_F32; /* the tables */
-    case DT__OP_CROSS_ENTROPY: return input == 1 ? DT_I32 : DT_F32;
-    case DT__OP_CROSS_ENTROPY_GRAD: return input == 2 ? DT_I32 : DT_F32;
-    case DT__OP_ATTENTION: return input == 3 ? (int)DT__ANY : (int)DT_F32; /* the mask */
-    case DT__OP_ATTENTION_GRAD: return input == 6 ? (int)DT__ANY : (int)DT_F32;
-    default: return DT_F32;
-    }
+    const char *inputs = dt__op_of(op)->inputs;
+    int last = (int)strlen(inputs) - 1;
+    char kind = inputs[input < last ? input : last];
+    return kind == '*' ? (int)DT__ANY : kind == 'i' ? (int)DT_I32 : (int)DT_F32;
 }
 
 /* Is the value of a new node cut over tensor shards along its last axis? -1: the op would mix shards, or sum over them,
@@ -5808,24 +5695,19 @@ static int dt__cut_of(const dt_graph *g, const dt__node *n)
         any |= in->cut;
         same &= in->cut || !in->shape.dims || in->shape.n[in->shape.dims - 1] == 1;
     }
-    switch (n->op) {
-    case DT__OP_MATMUL:
-    case DT__OP_MOE_LINEAR: {
+    switch (dt__op_of(n->op)->shards) {
+    case DT__SHARDS_PRODUCT: {
         const dt__param *p = dt__cut_param(g, n->op == DT__OP_MATMUL ? b : &g->nodes[n->in[2]]);
         int last = p && p->cut == p->shape.dims - 1, transposed = n->op == DT__OP_MATMUL && n->i[1];
         if (!p) return any ? -1 : 0;
         if (last != transposed) return a->cut ? -1 : 1;
         return a->cut ? 0 : -1;
     }
-    case DT__OP_EMBED:
-    case DT__OP_CROSS_ENTROPY: return 0;
-    case DT__OP_ROPE:
-    case DT__OP_CACHE: return a->cut;
-    case DT__OP_ATTENTION: return a->cut && (!n->i[3] || (b->cut && g->nodes[n->in[2]].cut)) ? 1 : any ? -1 : 0;
-    case DT__OP_SOFTMAX:
-    case DT__OP_LOG_SOFTMAX:
-    case DT__OP_DROPOUT: return any ? -1 : 0;
-    default: return !any ? 0 : dt__op_of(n->op)->in_place && same ? 1 : -1;
+    case DT__SHARDS_WHOLE: return 0;
+    case DT__SHARDS_FIRST: return a->cut;
+    case DT__SHARDS_HEADS: return a->cut && (!n->i[3] || (b->cut && g->nodes[n->in[2]].cut)) ? 1 : any ? -1 : 0;
+    case DT__SHARDS_KEEP: return !any ? 0 : same ? 1 : -1;
+    default: return any ? -1 : 0;
     }
 }
 
@@ -5834,6 +5716,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
     dt_tensor t;
     if (g->result) return dt__tensor(0);
+    if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
         int wanted = dt__takes(n->op, i);
@@ -5843,7 +5726,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
                               dt__op_of(n->op)->name, i, dt__format_of[in->dtype].name, dt__format_of[wanted].name,
                               wanted == DT_I32 ? "DT_I32" : "DT_F32");
         if (wanted == DT__ANY && i == 0 && n->op != DT__OP_CAST) n->dtype = in->dtype;
-        if (dt__op_of(n->op)->grad && n->dtype != DT_I32) n->needs_grad |= in->needs_grad;
+        if (dt__has_gradient(n->op) && n->dtype != DT_I32) n->needs_grad |= in->needs_grad;
         n->use[i] = !g->eager && in->op == DT__OP_PARAM && !g->forward_count ? dt__new_slot(g, in->param) : -1;
     }
     if (dt__in_shards(g) && !g->forward_count && n->inputs) {
@@ -6145,28 +6028,14 @@ static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t id)
 {
     const dt__node *n = &g->nodes[id];
-    if (n->op == DT__OP_MATMUL || n->op == DT__OP_CONV || n->op == DT__OP_CONV_DX || n->op == DT__OP_CONV_DW ||
-        n->op == DT__OP_MOE_LINEAR || n->op == DT__OP_MOE_DW)
-        return k->gemm_scratch();
-    if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) {
-        dt__attention a = dt__attention_sizes(g, n);
-        return k->attention_scratch(a.s, a.d);
-    }
-    switch (n->op) {
-    case DT__OP_LAYERNORM_DX:
-    case DT__OP_RMSNORM_DX:
-    case DT__OP_LOG_SOFTMAX:
-    case DT__OP_LOG_SOFTMAX_GRAD:
-    case DT__OP_CROSS_ENTROPY: return 8 * dt__cols(&g->nodes[n->in[0]]) + 64;
-    default: return 0;
-    }
+    dt__attention a;
+    if (dt__op_of(n->op)->scratch == DT__SCRATCH_GEMM) return k->gemm_scratch();
+    if (dt__op_of(n->op)->scratch != DT__SCRATCH_ATTENTION) return 0;
+    a = dt__attention_sizes(g, n);
+    return k->attention_scratch(a.s, a.d);
 }
 
-/* Ops whose value is another name of their first input's. */
-static int dt__is_alias(int op)
-{
-    return op == DT__OP_RESHAPE || op == DT__OP_DETACH || op == DT__OP_AUX_LOSS || op == DT__OP_SAME_ROWS;
-}
+static int dt__is_alias(int op) { return dt__op_of(op)->class_of == DT__CLASS_ALIAS; }
 
 /* Eager evaluation: memory for the node and its second output, then the op. Aliases copy. */
 static void dt__compute(dt_graph *g, int32_t id)
@@ -6620,95 +6489,46 @@ static void dt__run_combine(const dt__call *c)
 /* A scalar, which broadcasts. */
 static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_shape0(), value); }
 
-static dt_tensor dt__unary_op(dt_graph *g, int op, dt_tensor x, float s)
+/* A node of a map op; a or b and c are poison where the op has fewer inputs. */
+static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor b, dt_tensor c)
 {
-    dt__node n = dt__node_make(op, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
-    if (!x.id) return x;
+    dt__node n = dt__node_make(op, dt__at(g, a)->shape, a, b, c);
+    char text[4 * 96] = "", shape[96];
+    int fits = 1, used = 0;
+    n.inputs = (int)strlen(dt__op_of(op)->inputs);
     n.f = s;
-    return dt__push(g, &n, NULL);
+    for (int i = 0; i < n.inputs; i++) {
+        const dt_shape *next = &g->nodes[n.in[i]].shape, so_far = n.shape;
+        if (!n.in[i]) return dt__tensor(0);
+        used += snprintf(text + used, 100, "%s%s", i ? ", " : "", dt__shape_text(next, shape));
+        fits = fits && dt__broadcast(&so_far, next, &n.shape);
+    }
+    if (fits) return dt__push(g, &n, NULL);
+    return dt__poison(g, DT_E_SHAPE,
+                      "%s: shapes %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
+                      dt__op_of(op)->name, text);
 }
-DT_API dt_tensor dt_neg(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_NEG, x, 0.0f); }
-DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s) { return dt__unary_op(g, DT__OP_SCALE, x, s); }
-DT_API dt_tensor dt_exp(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_EXP, x, 0.0f); }
-DT_API dt_tensor dt_log(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_LOG, x, 0.0f); }
-DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_TANH, x, 0.0f); }
-DT_API dt_tensor dt_sqrt(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SQRT, x, 0.0f); }
-DT_API dt_tensor dt_rsqrt(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_RSQRT, x, 0.0f); }
-DT_API dt_tensor dt_gelu(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_GELU, x, 0.0f); }
-DT_API dt_tensor dt_gelu_erf(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_GELU_ERF, x, 0.0f); }
-DT_API dt_tensor dt_silu(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SILU, x, 0.0f); }
-DT_API dt_tensor dt_sigmoid(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SIGMOID, x, 0.0f); }
-DT_API dt_tensor dt_softplus(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SOFTPLUS, x, 0.0f); }
-DT_API dt_tensor dt_relu(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_RELU, x, 0.0f); }
-DT_API dt_tensor dt_abs(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_ABS, x, 0.0f); }
-DT_API dt_tensor dt_sign(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SIGN, x, 0.0f); }
-DT_API dt_tensor dt_floor(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_FLOOR, x, 0.0f); }
-DT_API dt_tensor dt_ceil(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_CEIL, x, 0.0f); }
-DT_API dt_tensor dt_round(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_ROUND, x, 0.0f); }
-DT_API dt_tensor dt_square(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SQUARE, x, 0.0f); }
-DT_API dt_tensor dt_reciprocal(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_RECIPROCAL, x, 0.0f); }
-DT_API dt_tensor dt_exp2(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_EXP2, x, 0.0f); }
-DT_API dt_tensor dt_log2(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_LOG2, x, 0.0f); }
-DT_API dt_tensor dt_expm1(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_EXPM1, x, 0.0f); }
-DT_API dt_tensor dt_log1p(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_LOG1P, x, 0.0f); }
-DT_API dt_tensor dt_erf(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_ERF, x, 0.0f); }
-DT_API dt_tensor dt_sin(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_SIN, x, 0.0f); }
-DT_API dt_tensor dt_cos(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_COS, x, 0.0f); }
-DT_API dt_tensor dt_tan(dt_graph *g, dt_tensor x) { return dt__unary_op(g, DT__OP_TAN, x, 0.0f); }
+#define DT__BUILD_UNARY(name, builder)                                                                       \
+    DT_API dt_tensor builder(dt_graph *g, dt_tensor x)                                                       \
+    {                                                                                                        \
+        return dt__map_op(g, DT__OP_##name, 0.0f, x, dt__tensor(0), dt__tensor(0));                             \
+    }
+#define DT__BUILD_BINARY(name, builder)                                                                      \
+    DT_API dt_tensor builder(dt_graph *g, dt_tensor a, dt_tensor b)                                          \
+    {                                                                                                        \
+        return dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__tensor(0));                                         \
+    }
+#define DT__BUILD_OWN(name, builder)
+#define DT__BUILD(name, operands, kind, builder, ...) DT__BUILD_##kind(name, builder)
+DT__OPS(DT__SKIP, DT__BUILD, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
 
-static void dt__unary_part(const dt__call *c, int64_t begin, int64_t end)
+DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 {
-    c->env->k->unary(c->n->op, c->out + begin, c->in[0] + begin, end - begin, c->n->f);
+    return dt__map_op(g, DT__OP_SCALE, s, x, dt__tensor(0), dt__tensor(0));
 }
-static void dt__run_unary(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__unary_part); }
-
-static dt_tensor dt__binary_op(dt_graph *g, int op, dt_tensor a, dt_tensor b)
-{
-    dt_shape s;
-    char x[96], y[96];
-    if (!a.id || !b.id) return dt__tensor(0);
-    if (!dt__broadcast(&dt__at(g, a)->shape, &dt__at(g, b)->shape, &s))
-        return dt__poison(
-            g, DT_E_SHAPE, "%s: shapes %s and %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
-            dt__op_of(op)->name, dt__shape_text(&dt__at(g, a)->shape, x), dt__shape_text(&dt__at(g, b)->shape, y));
-    return dt__push_op(g, op, s, a, b, dt__tensor(0));
-}
-DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_ADD, a, b); }
-DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_SUB, a, b); }
-DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_MUL, a, b); }
-DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_DIV, a, b); }
-DT_API dt_tensor dt_pow(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_POW, a, b); }
-DT_API dt_tensor dt_maximum(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_MAXIMUM, a, b); }
-DT_API dt_tensor dt_minimum(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_MINIMUM, a, b); }
-DT_API dt_tensor dt_equal(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_EQUAL, a, b); }
-DT_API dt_tensor dt_not_equal(dt_graph *g, dt_tensor a, dt_tensor b)
-{
-    return dt__binary_op(g, DT__OP_NOT_EQUAL, a, b);
-}
-DT_API dt_tensor dt_less(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_LESS, a, b); }
-DT_API dt_tensor dt_less_equal(dt_graph *g, dt_tensor a, dt_tensor b)
-{
-    return dt__binary_op(g, DT__OP_LESS_EQUAL, a, b);
-}
-DT_API dt_tensor dt_greater(dt_graph *g, dt_tensor a, dt_tensor b) { return dt__binary_op(g, DT__OP_GREATER, a, b); }
-DT_API dt_tensor dt_greater_equal(dt_graph *g, dt_tensor a, dt_tensor b)
-{
-    return dt__binary_op(g, DT__OP_GREATER_EQUAL, a, b);
-}
-
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b)
 {
-    dt_shape both, s;
-    char x[96], y[96], z[96];
-    if (!mask.id || !a.id || !b.id) return dt__tensor(0);
-    if (!dt__broadcast(&dt__at(g, a)->shape, &dt__at(g, b)->shape, &both) ||
-        !dt__broadcast(&dt__at(g, mask)->shape, &both, &s))
-        return dt__poison(g, DT_E_SHAPE,
-                          "select: shapes %s, %s and %s do not broadcast: aligned at the last axis, sizes must be "
-                          "equal or 1",
-                          dt__shape_text(&dt__at(g, mask)->shape, x), dt__shape_text(&dt__at(g, a)->shape, y),
-                          dt__shape_text(&dt__at(g, b)->shape, z));
-    return dt__push_op(g, DT__OP_SELECT, s, mask, a, b);
+    return dt__map_op(g, DT__OP_SELECT, 0.0f, mask, a, b);
 }
 
 /* The constants come first: of equal values both ops take the second operand, which is x and has the gradient. */
@@ -6727,7 +6547,7 @@ static int64_t dt__broadcast_run(const dt__call *c, int *axis, int step[DT__MAX_
 {
     const dt_shape *s = &c->n->shape;
     int64_t run = 1;
-    for (int i = 0; i < c->n->inputs; i++) step[i] = 0;
+    for (int i = 0; i < DT__MAX_IN; i++) step[i] = 0;
     for (*axis = s->dims; *axis > 0; (*axis)--) {
         int fits = 1, moves[DT__MAX_IN];
         if (s->n[*axis - 1] == 1) continue;
@@ -6744,26 +6564,18 @@ static int64_t dt__broadcast_run(const dt__call *c, int *axis, int step[DT__MAX_
     return run;
 }
 
-/* n elements of a binary op or of select. */
-static void dt__elementwise(const dt__call *c, float *out, const float *const in[DT__MAX_IN],
-                            const int step[DT__MAX_IN], int64_t n)
-{
-    if (c->n->inputs == 3) c->env->k->select(out, in[0], step[0], in[1], step[1], in[2], step[2], n);
-    else c->env->k->binary(c->n->op, out, in[0], step[0], in[1], step[1], n);
-}
-
 /* Every input is whole or a single element. */
-static void dt__elementwise_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__map_part(const dt__call *c, int64_t begin, int64_t end)
 {
     const float *in[DT__MAX_IN];
     int step[DT__MAX_IN], axis;
     dt__broadcast_run(c, &axis, step);
-    for (int i = 0; i < c->n->inputs; i++) in[i] = c->in[i] + begin * step[i];
-    dt__elementwise(c, c->out + begin, in, step, end - begin);
+    for (int i = 0; i < 3; i++) in[i] = c->in[i] ? c->in[i] + begin * step[i] : NULL;
+    c->env->k->map(c->n->op, c->out + begin, in, step, end - begin, c->n->f);
 }
 
 /* Broadcasting: rows are runs. */
-static void dt__elementwise_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__map_runs(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t stride[DT__MAX_IN][DT_MAX_DIMS], run;
     int step[DT__MAX_IN], first;
@@ -6772,13 +6584,13 @@ static void dt__elementwise_rows(const dt__call *c, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) {
         const float *in[DT__MAX_IN];
         int64_t rest = r;
-        for (int i = 0; i < c->n->inputs; i++) in[i] = c->in[i];
+        for (int i = 0; i < 3; i++) in[i] = c->in[i];
         for (int axis = first - 1; axis >= 0; axis--) {
             int64_t at = rest % c->n->shape.n[axis];
             rest /= c->n->shape.n[axis];
             for (int i = 0; i < c->n->inputs; i++) in[i] += at * stride[i][axis];
         }
-        dt__elementwise(c, c->out + r * run, in, step, run);
+        c->env->k->map(c->n->op, c->out + r * run, in, step, run, c->n->f);
     }
 }
 /* Input 1 is a vector that is stored in shards: columns of input 0. */
@@ -6793,8 +6605,7 @@ static void dt__shard_columns(const dt__call *c, int64_t begin, int64_t end)
                               c->in[1] + at / width * step, 1, width);
 }
 
-/* Binary ops and select. */
-static void dt__run_binary(const dt__call *c)
+static void dt__run_map(const dt__call *c)
 {
     int step[DT__MAX_IN], axis;
     int64_t run, n = dt__count(c->n);
@@ -6803,8 +6614,37 @@ static void dt__run_binary(const dt__call *c)
         return;
     }
     run = dt__broadcast_run(c, &axis, step);
-    if (run == n) dt__split(c, n, 4096, dt__elementwise_part);
-    else dt__split(c, n / run, 8, dt__elementwise_rows);
+    if (run == n) dt__split(c, n, 4096, dt__map_part);
+    else dt__split(c, n / run, 8, dt__map_runs);
+}
+
+/* ---- row ops ----------------------------------------------------------------------------------- */
+
+/* The letters of the op's inputs say which are rows (r), a vector for all rows (v), or statistics (s). The result is
+ * rows, or a scalar of each; statistics go to the second output. */
+static void dt__row_op_rows(const dt__call *c, int64_t begin, int64_t end)
+{
+    const dt__op *op = dt__op_of(c->n->op);
+    int whole = op->shape == DT__SHAPE_SAME;
+    int64_t cols = whole ? dt__cols(c->n) : dt__count(dt__in(c, 0)) / dt__count(c->n);
+    for (int64_t r = begin; r < end; r++) {
+        const float *in[3];
+        float s[4];
+        int count = 0;
+        in[1] = in[2] = NULL;
+        s[0] = s[1] = s[3] = 0.0f, s[2] = c->n->f;
+        for (int i = 0; i < c->n->inputs; i++)
+            if (op->inputs[i] == 's') memcpy(s, c->in[i] + 2 * r, 8);
+            else in[count++] = op->inputs[i] == 'r' ? c->in[i] + r * cols : c->in[i];
+        c->env->k->row(c->n->op, c->out + r * (whole ? cols : 1), in, s, cols);
+        if (!whole) c->out[r] = s[0];
+        if (c->aux) memcpy(c->aux + 2 * r, s, 8);
+    }
+}
+static void dt__run_rows(const dt__call *c)
+{
+    int whole = dt__op_of(c->n->op)->shape == DT__SHAPE_SAME;
+    dt__split(c, whole ? dt__rows(c->n) : dt__count(c->n), 16, dt__row_op_rows);
 }
 
 /* ---- reductions -------------------------------------------------------------------------------- */
@@ -6818,19 +6658,14 @@ static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
     return dt__whole_sum(k, x, half) + dt__whole_sum(k, x + half, n - half);
 }
 
-static void dt__row_sum_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
-    for (int64_t r = begin; r < end; r++) c->out[r] = c->env->k->row_sum(c->in[0] + r * cols, cols);
-}
 static void dt__run_row_sum(const dt__call *c)
 {
     if (!c->n->shape.dims) c->out[0] = dt__whole_sum(c->env->k, c->in[0], dt__count(dt__in(c, 0)));
-    else dt__split(c, dt__count(c->n), 16, dt__row_sum_rows);
+    else dt__run_rows(c);
 }
 
-/* A gradient may be stored in shards of columns, or be in row slices. */
-static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end)
+/* Column ops, which may have a second input of rows and their statistics. A gradient may be stored in shards of columns, or be in row slices. */
+static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__param *p = dt__cut_param(c->g, c->n);
     int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
@@ -6840,19 +6675,14 @@ static void dt__col_sum_cols(const dt__call *c, int64_t begin, int64_t end)
         n = dt__min(end, (begin / width + 1) * width) - begin;
         for (int64_t v = 0; v < slices; v++) {
             float *out = dt__slice(c, v) + begin / width * step + begin % width;
+            int64_t at = v * rows * cols + begin;
             if (c->fresh) memset(out, 0, 4 * (size_t)n);
-            c->env->k->col_sum(out, c->in[0] + v * rows * cols + begin, rows, n, cols);
+            c->env->k->column(c->n->op, out, c->in[0] + at, c->in[1] ? c->in[1] + at : NULL,
+                              c->in[2] ? c->in[2] + 2 * v * rows : NULL, rows, n, cols);
         }
     }
 }
-static void dt__run_col_sum(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__col_sum_cols); }
-
-static void dt__row_max_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
-    for (int64_t r = begin; r < end; r++) c->out[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
-}
-static void dt__run_row_max(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__row_max_rows); }
+static void dt__run_columns(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__column_op_cols); }
 
 /* Where a row's maximum comes first. */
 static int64_t dt__first_max(const float *x, float max, int64_t cols)
@@ -6965,7 +6795,7 @@ DT_API dt_tensor dt_logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
     return sum.id ? dt_add(g, sum, dt_reshape(g, max, dt_shape_of(g, sum))) : sum;
 }
 
-/* ---- softmax: rows by the kernels' row and elementwise functions, which keep a row in the cache -------- */
+/* ---- softmax ------------------------------------------------------------------------------------- */
 
 /* op over `axis`, which changes places with the last one for it. */
 static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, int axis, const char *name)
@@ -6987,68 +6817,6 @@ DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis)
 {
     return dt__along(g, DT__OP_LOG_SOFTMAX, x, axis, "log_softmax");
 }
-
-static void dt__softmax_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt__kernels *k = c->env->k;
-    int64_t cols = dt__cols(c->n);
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = c->in[0] + r * cols;
-        float *y = c->out + r * cols, max = k->row_max(x, cols), sum;
-        k->binary(DT__OP_SUB, y, x, 1, &max, 0, cols);
-        k->unary(DT__OP_EXP, y, y, cols, 0.0f);
-        sum = k->row_sum(y, cols);
-        k->binary(DT__OP_DIV, y, y, 1, &sum, 0, cols);
-    }
-}
-static void dt__run_softmax(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__softmax_rows); }
-
-/* in: y, dy. dx = (dy - sum(dy y)) y. */
-static void dt__softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt__kernels *k = c->env->k;
-    int64_t cols = dt__cols(c->n);
-    for (int64_t r = begin; r < end; r++) {
-        const float *y = c->in[0] + r * cols, *dy = c->in[1] + r * cols;
-        float *dx = c->out + r * cols, dot = k->row_dot(dy, y, cols);
-        k->binary(DT__OP_SUB, dx, dy, 1, &dot, 0, cols);
-        k->binary(DT__OP_MUL, dx, dx, 1, y, 1, cols);
-    }
-}
-static void dt__run_softmax_grad(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__softmax_grad_rows); }
-
-static void dt__log_softmax_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt__kernels *k = c->env->k;
-    int64_t cols = dt__cols(c->n);
-    float *row = (float *)dt__scratch(c->env->pool, c->worker);
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = c->in[0] + r * cols;
-        float *y = c->out + r * cols, max = k->row_max(x, cols), sum;
-        k->binary(DT__OP_SUB, y, x, 1, &max, 0, cols);
-        k->unary(DT__OP_EXP, row, y, cols, 0.0f);
-        sum = k->row_sum(row, cols);
-        k->unary(DT__OP_LOG, &sum, &sum, 1, 0.0f);
-        k->binary(DT__OP_SUB, y, y, 1, &sum, 0, cols);
-    }
-}
-static void dt__run_log_softmax(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__log_softmax_rows); }
-
-/* in: y, dy. dx = dy - exp(y) sum(dy). */
-static void dt__log_softmax_grad_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt__kernels *k = c->env->k;
-    int64_t cols = dt__cols(c->n);
-    float *row = (float *)dt__scratch(c->env->pool, c->worker);
-    for (int64_t r = begin; r < end; r++) {
-        const float *y = c->in[0] + r * cols, *dy = c->in[1] + r * cols;
-        float sum = k->row_sum(dy, cols);
-        k->unary(DT__OP_EXP, row, y, cols, 0.0f);
-        k->unary(DT__OP_SCALE, row, row, cols, sum);
-        k->binary(DT__OP_SUB, c->out + r * cols, dy, 1, row, 1, cols);
-    }
-}
-static void dt__run_log_softmax_grad(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__log_softmax_grad_rows); }
 
 /* ---- matrix products ----------------------------------------------------------------------------- */
 
@@ -7398,7 +7166,7 @@ static void dt__pool_task(void *context, int64_t channel, int worker)
         }
         return;
     }
-    if (op == DT__OP_AVG_POOL) memset(y, 0, 4 * (size_t)n), k->col_sum(y, columns, j->taps, n, n);
+    if (op == DT__OP_AVG_POOL) memset(y, 0, 4 * (size_t)n), k->column(DT__OP_COL_SUM, y, columns, NULL, NULL, j->taps, n, n);
     if (op != DT__OP_MAX_POOL) k->binary(DT__OP_DIV, y, y, 1, &size, 0, n);
     else memcpy(y, columns, 4 * (size_t)n);
     for (int64_t t = 0; t < j->taps; t++) {
@@ -7839,40 +7607,6 @@ DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name)
 {
     return dt_layernorm_eps(g, x, name, 1e-5f);
 }
-static void dt__layernorm_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t cols = dt__cols(c->n);
-    c->env->k->layernorm(c->out + begin * cols, c->aux + begin * 2, c->in[0] + begin * cols, c->in[1], c->in[2],
-                         end - begin, cols, c->n->f);
-}
-static void dt__run_layernorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_rows); }
-
-/* in: dy, x, stats, gamma. */
-static void dt__layernorm_dx_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t cols = dt__cols(c->n), at = begin * cols;
-    c->env->k->layernorm_dx(c->out + at, c->in[0] + at, c->in[1] + at, c->in[2] + begin * 2, c->in[3], end - begin,
-                            cols, (float *)dt__scratch(c->env->pool, c->worker));
-}
-static void dt__run_layernorm_dx(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__layernorm_dx_rows); }
-
-/* in: dy, x, stats. */
-static void dt__layernorm_dgamma_cols(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__rows(dt__in(c, 0)) / slices;
-    for (int64_t v = 0; v < slices; v++) {
-        float *out = dt__slice(c, v) + begin;
-        int64_t at = v * rows * cols + begin;
-        if (c->fresh) memset(out, 0, 4 * (size_t)(end - begin));
-        c->env->k->layernorm_dgamma(out, c->in[0] + at, c->in[1] + at, c->in[2] + 2 * v * rows, rows, end - begin,
-                                    cols);
-    }
-}
-static void dt__run_layernorm_dgamma(const dt__call *c)
-{
-    dt__split(c, dt__count(c->n), 64, dt__layernorm_dgamma_cols);
-}
-
 DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
     dt_shape stats;
@@ -7884,39 +7618,6 @@ DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, floa
     return dt__push(g, &n, &stats);
 }
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name) { return dt_rmsnorm_eps(g, x, name, 1e-5f); }
-
-/* stats: +0, as if that were the mean, and 1/rms, so that the gradient of gamma is layer normalisation's. */
-static void dt__rmsnorm_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt__kernels *k = c->env->k;
-    int64_t cols = dt__cols(c->n);
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = c->in[0] + r * cols;
-        float *y = c->out + r * cols, rrms = 1.0f / dt__sqrtf(k->row_dot(x, x, cols) / (float)cols + c->n->f);
-        k->unary(DT__OP_SCALE, y, x, cols, rrms);
-        k->binary(DT__OP_MUL, y, y, 1, c->in[1], 1, cols);
-        c->aux[2 * r] = 0.0f;
-        c->aux[2 * r + 1] = rrms;
-    }
-}
-static void dt__run_rmsnorm(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rmsnorm_rows); }
-
-/* in: dy, x, stats, gamma. g = dy gamma; dx = (g - xhat mean(g xhat)) / rms. */
-static void dt__rmsnorm_dx_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt__kernels *k = c->env->k;
-    int64_t cols = dt__cols(c->n);
-    float *g = (float *)dt__scratch(c->env->pool, c->worker), *xhat = g + cols;
-    for (int64_t r = begin; r < end; r++) {
-        float rrms = c->in[2][2 * r + 1];
-        k->binary(DT__OP_MUL, g, c->in[0] + r * cols, 1, c->in[3], 1, cols);
-        k->unary(DT__OP_SCALE, xhat, c->in[1] + r * cols, cols, rrms);
-        k->unary(DT__OP_SCALE, xhat, xhat, cols, k->row_dot(g, xhat, cols) / (float)cols);
-        k->binary(DT__OP_SUB, g, g, 1, xhat, 1, cols);
-        k->unary(DT__OP_SCALE, c->out + r * cols, g, cols, rrms);
-    }
-}
-static void dt__run_rmsnorm_dx(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rmsnorm_dx_rows); }
 
 /* (B,C,..) with the channels last, or back; the same tensor when it has two axes. */
 static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
@@ -8672,7 +8373,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
           scaling->high_freq_factor > scaling->low_freq_factor && scaling->original_context > 0))
         return dt__poison(g, DT_E_USAGE,
                           "rope: scaling needs factor >= 1, 0 < low_freq_factor < high_freq_factor, original_context");
-    n.i[0] = heads, n.i[1] = 1;
+    n.i[0] = heads;
     saved = dt__fp_enter();
     n.table = dt__rope_table(g, g->context ? g->context : s.n[1] * dt__max(1, g->context_shards), s.n[2] / heads, base,
                              offset, scaling);
@@ -8684,7 +8385,7 @@ static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
     int64_t cols = dt__cols(c->n), t = c->n->shape.n[1], d = cols / c->n->i[0];
     for (int64_t r = begin; r < end; r++) {
         int64_t at = c->env->position + (c->g->context_shards ? dt__row_position(c->g, r) : r % t);
-        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + at * d, c->n->i[0], d, (float)c->n->i[1]);
+        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + at * d, c->n->i[0], d, c->n->i[1] ? -1.0f : 1.0f);
     }
 }
 static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
@@ -8830,12 +8531,50 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
 {
     return dt_cross_entropy_smooth(g, logits, targets, 0.0f);
 }
-static void dt__cross_entropy_rows(const dt__call *c, int64_t begin, int64_t end)
+/* Of a row of logits, or of the columns of it that this rank has: the sums over c of exp(x_c - max), the target's logit,
+ * -0 where another rank has it, and the sum of x_c - max. Sums of tensor shards are added by TREE. */
+static void dt__entropy_sums(const dt__call *c, int64_t row, float max, float *const sums[3])
 {
-    int64_t rows = dt__rows(dt__in(c, 0)), cols = dt__cols(dt__in(c, 0));
-    c->env->k->cross_entropy(c->aux + 2 * rows + begin, c->aux + 2 * begin, c->in[0] + begin * cols,
-                             (const int32_t *)c->in[1] + begin, c->n->f, end - begin, cols,
-                             (float *)dt__scratch(c->env->pool, c->worker));
+    int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[0] ? c->n->i[1] : cols, shards = c->n->i[0] ? dt__own(c->g) : 1;
+    int64_t target = ((const int32_t *)(const void *)c->in[1])[row] - (c->n->i[0] ? c->g->first_shard * width : 0);
+    const float *x = c->in[0] + row * cols, *in[3];
+    float sum[DT__TENSOR_SHARDS][4];
+    in[1] = in[2] = NULL;
+    for (int64_t v = 0; v < shards; v++) {
+        in[0] = x + v * width, sum[v][0] = max;
+        c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__min(width, cols - v * width));
+    }
+    for (int64_t step = 1; step < shards; step *= 2)
+        for (int64_t v = 0; v < shards; v += 2 * step)
+            for (int i = 1; i < 3; i++) sum[v][i] = sum[v][i] + sum[v + step][i];
+    *sums[0] = sum[0][1];
+    *sums[1] = target >= 0 && target < cols ? x[target] : -0.0f;
+    *sums[2] = sum[0][2];
+}
+
+/* The row's statistics and loss, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)). */
+static void dt__entropy_loss(const dt__call *c, int64_t row, float max, const float sums[3])
+{
+    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0] ? c->n->i[0] : dt__cols(dt__in(c, 0));
+    int32_t target = ((const int32_t *)(const void *)c->in[1])[row];
+    float log_sum, loss, even;
+    c->aux[2 * row] = max, c->aux[2 * row + 1] = sums[0];
+    c->env->k->unary(DT__OP_LOG, &log_sum, &sums[0], 1, 0.0f);
+    loss = log_sum - (sums[1] - max);
+    even = log_sum - sums[2] / (float)classes;
+    if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
+    c->aux[2 * rows + row] = target < 0 || target >= classes ? 0.0f : loss;
+}
+
+static void dt__entropy_rows(const dt__call *c, int64_t begin, int64_t end)
+{
+    int64_t cols = dt__cols(dt__in(c, 0));
+    for (int64_t r = begin; r < end; r++) {
+        float max = c->env->k->row_max(c->in[0] + r * cols, cols), sums[3], *to[3];
+        for (int i = 0; i < 3; i++) to[i] = &sums[i];
+        dt__entropy_sums(c, r, max, to);
+        dt__entropy_loss(c, r, max, sums);
+    }
 }
 
 /* Logits cut over tensor shards. Behind max, sum and losses the second output holds, each (rows): the maxima; then what
@@ -8849,44 +8588,21 @@ static void dt__entropy_max_rows(const dt__call *c, int64_t begin, int64_t end)
         dt__entropy_part(c, 0)[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
 }
 
-/* Row sums per shard, TREE over this rank's; of the target's logit -0 where another rank has it. */
 static void dt__entropy_sum_rows(const dt__call *c, int64_t begin, int64_t end)
 {
-    const dt__kernels *k = c->env->k;
-    int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[1], shards = dt__own(c->g);
-    float *row = (float *)dt__scratch(c->env->pool, c->worker), sum[2][DT__TENSOR_SHARDS];
     for (int64_t r = begin; r < end; r++) {
-        const float *x = c->in[0] + r * cols;
-        float max = dt__entropy_part(c, 0)[r];
-        int64_t target = ((const int32_t *)(const void *)c->in[1])[r] - c->g->first_shard * width;
-        for (int64_t v = 0; v < shards; v++) {
-            int64_t n = dt__min(width, cols - v * width);
-            k->binary(DT__OP_SUB, row, x + v * width, 1, &max, 0, n);
-            sum[1][v] = c->n->f > 0.0f ? k->row_sum(row, n) : 0.0f;
-            k->unary(DT__OP_EXP, row, row, n, 0.0f);
-            sum[0][v] = k->row_sum(row, n);
-        }
-        for (int64_t step = 1; step < shards; step *= 2)
-            for (int64_t v = 0; v < shards; v += 2 * step)
-                for (int i = 0; i < 2; i++) sum[i][v] = sum[i][v] + sum[i][v + step];
-        dt__entropy_part(c, 1)[r] = sum[0][0];
-        dt__entropy_part(c, 2)[r] = target >= 0 && target < cols ? x[target] : -0.0f;
-        dt__entropy_part(c, 3)[r] = sum[1][0];
+        float *sums[3];
+        for (int i = 0; i < 3; i++) sums[i] = dt__entropy_part(c, 1 + i) + r;
+        dt__entropy_sums(c, r, dt__entropy_part(c, 0)[r], sums);
     }
 }
 
 static void dt__entropy_loss_rows(const dt__call *c, int64_t begin, int64_t end)
 {
-    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0];
     for (int64_t r = begin; r < end; r++) {
-        int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
-        float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
-        c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
-        c->env->k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
-        loss = log_sum - (dt__entropy_part(c, 2)[r] - max);
-        even = log_sum - dt__entropy_part(c, 3)[r] / (float)classes;
-        if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
-        c->aux[2 * rows + r] = target < 0 || target >= classes ? 0.0f : loss;
+        float sums[3];
+        for (int i = 0; i < 3; i++) sums[i] = dt__entropy_part(c, 1 + i)[r];
+        dt__entropy_loss(c, r, dt__entropy_part(c, 0)[r], sums);
     }
 }
 
@@ -8908,16 +8624,28 @@ static void dt__run_cross_entropy(const dt__call *c)
 {
     int64_t rows = dt__rows(dt__in(c, 0));
     if (c->n->i[0]) dt__run_sliced_entropy(c);
-    else dt__split(c, rows, 16, dt__cross_entropy_rows);
+    else dt__split(c, rows, 16, dt__entropy_rows);
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
-/* in: logits, stats, targets, dloss. */
+/* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, and 1 - e + e/classes at the target; rows of
+ * ignored targets are +0. */
 static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 {
-    int64_t cols = dt__cols(c->n);
-    c->env->k->cross_entropy_grad(c->out + begin * cols, c->in[0] + begin * cols, c->in[1] + 2 * begin,
-                                  (const int32_t *)c->in[2] + begin, c->n->f, c->in[3][0], end - begin, cols,
-                                  c->g->first_shard * c->n->i[1], c->n->i[0] ? c->n->i[0] : cols);
+    int64_t cols = dt__cols(c->n), classes = c->n->i[0] ? c->n->i[0] : cols;
+    float spread = c->n->f / (float)classes;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t target = ((const int32_t *)(const void *)c->in[2])[r], at = target - c->g->first_shard * c->n->i[1];
+        float *out = c->out + r * cols, s[4], logit = 0.0f;
+        const float *in[3];
+        in[0] = c->in[0] + r * cols, in[1] = in[2] = NULL;
+        s[0] = c->in[1][2 * r], s[1] = c->in[1][2 * r + 1], s[2] = spread, s[3] = c->in[3][0];
+        if (at >= 0 && at < cols) logit = in[0][at];
+        if (target < 0 || target >= classes) memset(out, 0, 4 * (size_t)cols);
+        else c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out, in, s, cols);
+        if (target < 0 || target >= classes || at < 0 || at >= cols) continue;
+        in[0] = &logit, s[2] = 1.0f - c->n->f + spread;
+        c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out + at, in, s, 1);
+    }
 }
 static void dt__run_cross_entropy_grad(const dt__call *c)
 {
@@ -8999,7 +8727,7 @@ DT_API dt_tensor dt_mse(dt_graph *g, dt_tensor x, dt_tensor target)
 DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target)
 {
     if (!dt__loss_fits(g, "bce_logits", x, target)) return dt__tensor(0);
-    return dt_loss(g, dt__binary_op(g, DT__OP_BCE, x, target));
+    return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__tensor(0)));
 }
 
 /* x, and in backward the seed of `loss`, one for each context leaf: a node of its own, which also keeps the loss
@@ -9343,7 +9071,8 @@ static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end)
         for (int64_t b = 0; b < cut.bins; b++) {
             float *sum = dt__moe_sum_of(c, &cut, b) + begin / width * cut.of_shard + begin % width;
             if (c->fresh) memset(sum, 0, 4 * (size_t)n);
-            c->env->k->col_sum(sum, c->in[0] + cut.begin[b] * cols + begin, cut.begin[b + 1] - cut.begin[b], n, cols);
+            c->env->k->column(DT__OP_COL_SUM, sum, c->in[0] + cut.begin[b] * cols + begin, NULL, NULL,
+                              cut.begin[b + 1] - cut.begin[b], n, cols);
         }
     }
 }
@@ -9564,28 +9293,11 @@ static void dt__flow_reduced(dt_graph *g, int32_t id, int input, dt_tensor dy)
     } else dt__flow(g, id, input, mask ? dt_reshape(g, dt_sum(g, dy, mask), to) : dy);
 }
 
-static void dt__grad_reshape(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_reshape(g, dy, dt__at(g, dt__input(g, id, 0))->shape));
-}
 static void dt__grad_permute(dt_graph *g, int32_t id, dt_tensor dy)
 {
     int inverse[DT_MAX_DIMS];
     for (int i = 0; i < g->nodes[id].shape.dims; i++) inverse[g->nodes[id].i[i]] = i;
     dt__flow(g, id, 0, dt_permute(g, dy, inverse));
-}
-static void dt__grad_slice(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__node n = dt__node_make(DT__OP_PAD, dt__at(g, dt__input(g, id, 0))->shape, dy, dt__nothing(), dt__nothing());
-    n.i[0] = g->nodes[id].i[0];
-    n.i[1] = g->nodes[id].i[1];
-    dt__flow(g, id, 0, dt__push(g, &n, NULL));
-}
-static void dt__grad_pad(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    int axis = (int)g->nodes[id].i[0];
-    int64_t begin = g->nodes[id].i[1], n = dt_dim(g, dt__input(g, id, 0), axis);
-    dt__flow(g, id, 0, dt_slice(g, dy, axis, begin, begin + n));
 }
 static void dt__grad_concat(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -9597,27 +9309,6 @@ static void dt__grad_concat(dt_graph *g, int32_t id, dt_tensor dy)
         at += n;
     }
 }
-static void dt__grad_cast(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dy); }
-static void dt__grad_gather(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__node chain = dt__node_make(DT__OP_SCATTER_ADD, dt__at(g, dt__input(g, id, 0))->shape, dt__input(g, id, 1), dy,
-                                   dt__nothing());
-    chain.i[0] = g->nodes[id].i[0];
-    dt__flow_chain(g, id, 0, &chain);
-}
-static void dt__grad_scatter_add(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    if (dt__wants(g, id, 1)) dt__flow(g, id, 1, dt_gather(g, dy, (int)g->nodes[id].i[0], dt__input(g, id, 0)));
-    dt__flow(g, id, 2, dy);
-}
-static void dt__grad_cumsum(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__node n = dt__node_make(DT__OP_CUMSUM, g->nodes[id].shape, dy, dt__nothing(), dt__nothing());
-    n.i[0] = g->nodes[id].i[0];
-    n.i[1] = !g->nodes[id].i[1];
-    dt__flow(g, id, 0, dt__push(g, &n, NULL));
-}
-static void dt__grad_expand(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow_reduced(g, id, 0, dy); }
 /* Every part of a combined sum has the sum's gradient. */
 static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -9629,200 +9320,15 @@ static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
     if (op == DT__OP_MATMUL || op == DT__OP_MOE_SUM) dt__flow(g, id, 0, dy); /* which takes it once for all */
     else dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
 }
-/* The gradient of all rows comes from products, whose sums over ranks were scattered: it is that of a rank's own. */
-static void dt__grad_all_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dy); }
-static void dt__grad_own_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__all_rows(g, dy)); }
 static void dt__grad_same_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__own_rows(g, dy)); }
 
-static void dt__grad_neg(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_neg(g, dy)); }
-static void dt__grad_scale(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_scale(g, dy, g->nodes[id].f));
-}
-static void dt__grad_exp(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt_mul(g, dy, dt__tensor(id))); }
-static void dt__grad_log(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_div(g, dy, dt__input(g, id, 0)));
-}
-static void dt__grad_tanh(dt_graph *g, int32_t id, dt_tensor dy) /* dy - dy y y */
-{
-    dt__flow(g, id, 0, dt_sub(g, dy, dt_mul(g, dt_mul(g, dy, dt__tensor(id)), dt__tensor(id))));
-}
-static void dt__grad_sqrt(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_div(g, dt_scale(g, dy, 0.5f), dt__tensor(id)));
-}
-static void dt__grad_rsqrt(dt_graph *g, int32_t id, dt_tensor dy) /* -dy/2 y y y */
-{
-    dt_tensor y = dt__tensor(id);
-    dt__flow(g, id, 0, dt_mul(g, dt_mul(g, dt_mul(g, dt_scale(g, dy, -0.5f), y), y), y));
-}
-/* The gradient is one kernel of x and dy. */
-static void dt__grad_by_kernel(dt_graph *g, int32_t id, dt_tensor dy, int op)
-{
-    dt__flow(g, id, 0, dt__push_op(g, op, g->nodes[id].shape, dt__input(g, id, 0), dy, dt__nothing()));
-}
-static void dt__grad_gelu(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__grad_by_kernel(g, id, dy, DT__OP_GELU_GRAD);
-}
-static void dt__grad_gelu_erf(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__grad_by_kernel(g, id, dy, DT__OP_GELU_ERF_GRAD);
-}
-static void dt__grad_silu(dt_graph *g, int32_t id, dt_tensor dy) { dt__grad_by_kernel(g, id, dy, DT__OP_SILU_GRAD); }
-static void dt__grad_sigmoid(dt_graph *g, int32_t id, dt_tensor dy) /* dy y - dy y y */
-{
-    dt_tensor share = dt_mul(g, dy, dt__tensor(id));
-    dt__flow(g, id, 0, dt_sub(g, share, dt_mul(g, share, dt__tensor(id))));
-}
-static void dt__grad_softplus(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_mul(g, dy, dt_sigmoid(g, dt__input(g, id, 0))));
-}
-static void dt__grad_relu(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_select(g, dt__tensor(id), dy, dt__constant(g, 0.0f)));
-}
-static void dt__grad_abs(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt_tensor x = dt__input(g, id, 0);
-    dt__flow(g, id, 0, dt_select(g, x, dt_mul(g, dy, dt_sign(g, x)), dt__constant(g, 0.0f)));
-}
-static void dt__grad_square(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_mul(g, dt_scale(g, dy, 2.0f), dt__input(g, id, 0)));
-}
-static void dt__grad_reciprocal(dt_graph *g, int32_t id, dt_tensor dy) /* -dy y y */
-{
-    dt_tensor y = dt__tensor(id);
-    dt__flow(g, id, 0, dt_neg(g, dt_mul(g, dt_mul(g, dy, y), y)));
-}
-static void dt__grad_exp2(dt_graph *g, int32_t id, dt_tensor dy) /* dy y ln 2 */
-{
-    dt__flow(g, id, 0, dt_scale(g, dt_mul(g, dy, dt__tensor(id)), 0.693147181f));
-}
-static void dt__grad_log2(dt_graph *g, int32_t id, dt_tensor dy) /* dy / x / ln 2 */
-{
-    dt__flow(g, id, 0, dt_scale(g, dt_div(g, dy, dt__input(g, id, 0)), 1.44269504f));
-}
-static void dt__grad_expm1(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_mul(g, dy, dt_exp(g, dt__input(g, id, 0))));
-}
-static void dt__grad_log1p(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_div(g, dy, dt_add(g, dt__input(g, id, 0), dt__constant(g, 1.0f))));
-}
-static void dt__grad_erf(dt_graph *g, int32_t id, dt_tensor dy) /* dy 2/sqrt(pi) e^(-x^2) */
-{
-    dt_tensor gauss = dt_exp(g, dt_neg(g, dt_square(g, dt__input(g, id, 0))));
-    dt__flow(g, id, 0, dt_mul(g, dt_scale(g, dy, 1.12837917f), gauss));
-}
-static void dt__grad_sin(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_mul(g, dy, dt_cos(g, dt__input(g, id, 0))));
-}
-static void dt__grad_cos(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_neg(g, dt_mul(g, dy, dt_sin(g, dt__input(g, id, 0)))));
-}
-static void dt__grad_tan(dt_graph *g, int32_t id, dt_tensor dy) /* dy + dy y y */
-{
-    dt_tensor y = dt__tensor(id);
-    dt__flow(g, id, 0, dt_add(g, dy, dt_mul(g, dt_mul(g, dy, y), y)));
-}
-
-static void dt__grad_bce(dt_graph *g, int32_t id, dt_tensor dy) /* dx = dy (sigmoid(x) - t), dt = -dy x */
-{
-    dt_tensor x = dt__input(g, id, 0), t = dt__input(g, id, 1);
-    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt_mul(g, dy, dt__binary_op(g, DT__OP_BCE_GRAD, x, t)));
-    if (dt__wants(g, id, 1)) dt__flow(g, id, 1, dt_neg(g, dt_mul(g, dy, x)));
-}
-
-static void dt__grad_add(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow_reduced(g, id, 0, dy);
-    dt__flow_reduced(g, id, 1, dy);
-}
-static void dt__grad_sub(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow_reduced(g, id, 0, dy);
-    if (dt__wants(g, id, 1)) dt__flow_reduced(g, id, 1, dt_neg(g, dy));
-}
-static void dt__grad_mul(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    for (int i = 0; i < 2; i++)
-        if (dt__wants(g, id, i)) dt__flow_reduced(g, id, i, dt_mul(g, dy, dt__input(g, id, 1 - i)));
-}
-static void dt__grad_div(dt_graph *g, int32_t id, dt_tensor dy) /* da = dy/b, db = -(dy/b) y */
-{
-    dt_tensor da = dt_div(g, dy, dt__input(g, id, 1));
-    dt__flow_reduced(g, id, 0, da);
-    if (dt__wants(g, id, 1)) dt__flow_reduced(g, id, 1, dt_neg(g, dt_mul(g, da, dt__tensor(id))));
-}
-
-/* da = dy b a^(b-1), +0 where b is 0; db = dy y log a, +0 where a is 0: there the products would be 0 times inf. */
-static void dt__grad_pow(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt_tensor a = dt__input(g, id, 0), b = dt__input(g, id, 1), zero = dt__constant(g, 0.0f), slope;
-    if (dt__wants(g, id, 0)) {
-        slope = dt_mul(g, b, dt_pow(g, a, dt_sub(g, b, dt__constant(g, 1.0f))));
-        dt__flow_reduced(g, id, 0, dt_select(g, b, dt_mul(g, dy, slope), zero));
-    }
-    if (dt__wants(g, id, 1)) {
-        slope = dt_mul(g, dt__tensor(id), dt_log(g, a));
-        dt__flow_reduced(g, id, 1, dt_select(g, a, dt_mul(g, dy, slope), zero));
-    }
-}
-/* dy to input `first` where mask is set, else to the other of two neighbours; +0 to the one that was not taken. */
-static void dt__flow_taken(dt_graph *g, int32_t id, int first, dt_tensor mask, dt_tensor dy)
-{
-    dt_tensor zero = dt__constant(g, 0.0f);
-    if (dt__wants(g, id, first)) dt__flow_reduced(g, id, first, dt_select(g, mask, dy, zero));
-    if (dt__wants(g, id, first + 1)) dt__flow_reduced(g, id, first + 1, dt_select(g, mask, zero, dy));
-}
-static void dt__grad_maximum(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow_taken(g, id, 0, dt_greater(g, dt__input(g, id, 0), dt__input(g, id, 1)), dy);
-}
-static void dt__grad_minimum(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow_taken(g, id, 0, dt_less(g, dt__input(g, id, 0), dt__input(g, id, 1)), dy);
-}
-static void dt__grad_select(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow_taken(g, id, 1, dt__input(g, id, 0), dy);
-}
-
-/* Both sums repeat dy over the axes they removed: last ones for a row sum, first ones for a column sum. */
+/* A sum repeats dy over the last axes, which it removed. */
 static void dt__grad_row_sum(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_shape x = dt__at(g, dt__input(g, id, 0))->shape, kept = x;
     for (int i = g->nodes[id].shape.dims; i < x.dims; i++) kept.n[i] = 1;
     dt__flow(g, id, 0, dt_expand(g, dt_reshape(g, dy, kept), x));
 }
-static void dt__grad_col_sum(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_expand(g, dy, dt__at(g, dt__input(g, id, 0))->shape));
-}
-static void dt__grad_row_max(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt_tensor x = dt__input(g, id, 0);
-    dt__flow(g, id, 0, dt__push_op(g, DT__OP_MAX_GRAD, dt__at(g, x)->shape, x, dt__tensor(id), dy));
-}
-
-/* Of the softmaxes: from y and dy. */
-static void dt__grad_rows(dt_graph *g, int32_t id, int op, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt__push_op(g, op, g->nodes[id].shape, dt__tensor(id), dy, dt__nothing()));
-}
-static void dt__grad_softmax(dt_graph *g, int32_t id, dt_tensor dy) { dt__grad_rows(g, id, DT__OP_SOFTMAX_GRAD, dy); }
-static void dt__grad_log_softmax(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__grad_rows(g, id, DT__OP_LOG_SOFTMAX_GRAD, dy);
-}
-
 /* (X..,L..,M,N) as (L..,X*M,N): the first `extra` axes move behind the next ones, and join the rows. */
 static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpose)
 {
@@ -9957,30 +9463,6 @@ static void dt__grad_pool(dt_graph *g, int32_t id, dt_tensor dy)
     dt__flow(g, id, 0, dt__push(g, &n, &tile));
 }
 
-static void dt__grad_embed(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__node chain =
-        dt__node_make(DT__OP_EMBED_GRAD, dt__at(g, dt__input(g, id, 0))->shape, dt__input(g, id, 1), dy, dt__nothing());
-    dt__flow_chain(g, id, 0, &chain);
-}
-
-/* Of x and gamma; `dx` is the op that makes the first. */
-static void dt__grad_norm(dt_graph *g, int32_t id, int dx, dt_tensor dy)
-{
-    dt_tensor x = dt__input(g, id, 0), gamma = dt__input(g, id, 1), stats = dt__tensor(g->nodes[id].aux);
-    dt__node n = dt__node_make(dx, g->nodes[id].shape, dy, x, stats);
-    dt__node chain = dt__node_make(DT__OP_LAYERNORM_DGAMMA, dt__at(g, gamma)->shape, dy, x, stats);
-    n.in[n.inputs++] = gamma.id;
-    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__push(g, &n, NULL));
-    dt__flow_chain(g, id, 1, &chain);
-}
-static void dt__grad_layernorm(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__grad_norm(g, id, DT__OP_LAYERNORM_DX, dy);
-    dt__flow_reduced(g, id, 2, dy);
-}
-static void dt__grad_rmsnorm(dt_graph *g, int32_t id, dt_tensor dy) { dt__grad_norm(g, id, DT__OP_RMSNORM_DX, dy); }
-
 /* Of separate inputs the three gradients are pieces of one flat tensor. */
 static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -10007,49 +9489,6 @@ static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
         if (dt__wants(g, id, i)) dt__flow(g, id, i, dt_reshape(g, dt_slice(g, all, 0, at, at + dt_shape_count(s)), s));
         at += dt_shape_count(s);
     }
-}
-
-static void dt__grad_rope(dt_graph *g, int32_t id, dt_tensor dy) /* the rotation back */
-{
-    dt__node n = dt__node_make(DT__OP_ROPE, g->nodes[id].shape, dy, dt__nothing(), dt__nothing());
-    n.i[0] = g->nodes[id].i[0], n.i[1] = -1;
-    n.table = g->nodes[id].table;
-    dt__flow(g, id, 0, dt__push(g, &n, NULL));
-}
-
-static void dt__grad_dropout(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__node n = dt__node_make(DT__OP_DROPOUT, g->nodes[id].shape, dy, dt__nothing(), dt__nothing());
-    memcpy(n.i, g->nodes[id].i, sizeof n.i);
-    n.f = g->nodes[id].f;
-    dt__flow(g, id, 0, dt__push(g, &n, NULL));
-}
-
-static void dt__grad_cross_entropy(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt_tensor logits = dt__input(g, id, 0);
-    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY_GRAD, dt__at(g, logits)->shape, logits,
-                               dt__tensor(g->nodes[id].aux), dt__input(g, id, 1));
-    n.in[n.inputs++] = dy.id;
-    memcpy(n.i, g->nodes[id].i, sizeof n.i);
-    n.f = g->nodes[id].f;
-    dt__flow(g, id, 0, dt__push(g, &n, NULL));
-}
-static void dt__grad_loss(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__node n = dt__node_make(DT__OP_LOSS_GRAD, dt__at(g, dt__input(g, id, 0))->shape, dy,
-                               g->eager ? dt__nothing() : g->targets, dt__nothing());
-    n.i[0] = g->nodes[id].i[0];
-    dt__flow(g, id, 0, dt__push(g, &n, NULL));
-}
-
-static void dt__grad_aux_loss(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt_tensor loss = dt__input(g, id, 1);
-    dt__node n = dt__node_make(DT__OP_AUX_LOSS_GRAD, dt__at(g, loss)->shape, loss, dt__nothing(), dt__nothing());
-    n.f = g->nodes[id].f;
-    dt__flow(g, id, 0, dy);
-    if (dt__wants(g, id, 1)) dt__flow(g, id, 1, dt__push(g, &n, NULL));
 }
 
 /* Parts of the gradient, one from each tensor shard, are summed by token, then over shards. */
@@ -10089,13 +9528,94 @@ static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
     dt__flow_chain(g, id, 3, &db);
 }
 
-#define DT__OP_ROW(name, in_place, run, grad) {#name, in_place, run, grad},
+static double dt__flops_matmul(const dt_graph *g, const dt__node *n)
+{
+    double terms = 0.0; /* of a chain, in all parts together */
+    for (int i = 0; i < n->inputs; i += 2) {
+        const dt_shape *a = &g->nodes[n->in[i]].shape;
+        terms += (double)a->n[a->dims - 1 - n->i[0]];
+    }
+    return 2.0 * (double)dt__count(n) * terms / (double)dt__max(1, n->i[2]);
+}
+/* One expert per row: active experts count. */
+static double dt__flops_experts(const dt_graph *g, const dt__node *n)
+{
+    const dt__node *x = &g->nodes[n->in[0]], *y = n->op == DT__OP_MOE_DW ? &g->nodes[n->in[2]] : n;
+    const dt__node *table = &g->nodes[n->in[1]]; /* an owner's share of the rows of all */
+    double share = table->op == DT__OP_MOE_BINS ? (double)table->i[1] / (double)table->i[2] : 1.0;
+    return 2.0 * share * (double)dt__count(x) * (double)dt__cols(y);
+}
+/* All taps, in the padding too. */
+static double dt__flops_conv(const dt_graph *g, const dt__node *n)
+{
+    const dt__node *w = n->op == DT__OP_CONV_DW ? n : &g->nodes[n->in[1]];
+    const dt__node *y = n->op == DT__OP_CONV ? n : &g->nodes[n->in[0]];
+    return 2.0 * (double)dt__count(y) * (double)dt__count(w) / (double)w->shape.n[0];
+}
+/* Model FLOPs: recomputed scores do not count. */
+static double dt__flops_attention(const dt_graph *g, const dt__node *n)
+{
+    dt__attention a = dt__attention_sizes(g, n);
+    double pairs = (double)a.t * (double)a.s * (a.causal ? 0.5 : 1.0) * (double)dt__max(1, g->context_shards);
+    return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
+}
+
+#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...)          \
+    {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_##scratch, in_place, \
+     flops, run, grad},
+#define DT__OP_ROW_EXPRESSION(name, inputs, text, class_of, in_place, shape, shards, run, grad)              \
+    {name, inputs, text, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, in_place, NULL, \
+     run, grad},
+#define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...)                                       \
+    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, dt__run_map, NULL)         \
+    __VA_ARGS__
+#define DT__OP_ROW_GRAD(name, input, operands, expression)                                                   \
+    DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, dt__run_map, NULL)
+#define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...)                        \
+    DT__OP_ROW_EXPRESSION(#name, inputs, #passes, ROW, in_place, shape, shards, run, grad)
+#define DT__OP_ROW_COLUMN(name, inputs, expression, ...)                                                     \
+    DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, dt__run_columns, NULL)
 static const dt__op *dt__op_of(int op)
 {
-    static const dt__op table[] = {DT__OPS(DT__OP_ROW)};
+    static const dt__op table[] = {
+        DT__OPS(DT__OP_ROW, DT__OP_ROW_MAP, DT__OP_ROW_GRAD, DT__OP_ROW_ROW, DT__OP_ROW_COLUMN, DT__SKIP)};
     return &table[op];
 }
-#undef DT__OP_ROW
+
+/* Input number, or node, that a letter of a rule stands for. */
+static int32_t dt__rule_operand(const dt__node *n, int32_t id, dt_tensor dy, char letter)
+{
+    return letter == 'D' ? dy.id : letter == 'Y' ? id : letter == 'X' ? n->aux : n->in[letter - 'A'];
+}
+static void dt__flow_by_rule(dt_graph *g, int32_t id, dt_tensor dy, const dt__grad_rule *rule)
+{
+    const dt__node of = g->nodes[id];
+    dt__node n = dt__node_make(rule->by, dt__at(g, dt__input(g, id, rule->input))->shape, dt__nothing(), dt__nothing(),
+                               dt__nothing());
+    if (!dt__wants(g, id, rule->input)) return;
+    for (const char *letter = rule->operands; *letter; letter++) {
+        n.in[n.inputs] = dt__rule_operand(&of, id, dy, *letter);
+        if (n.in[n.inputs]) n.inputs++;
+    }
+    memcpy(n.i, of.i, sizeof n.i);
+    if (rule->flow == DT__BACK) n.i[1] = !n.i[1];
+    if (rule->flow == DT__REDUCED) n.shape = dt__at(g, dy)->shape;
+    n.f = of.f, n.table = of.table;
+    if (rule->flow == DT__CHAIN) {
+        dt__flow_chain(g, id, rule->input, &n);
+        return;
+    }
+    if (rule->by) dy = dt__push(g, &n, NULL);
+    if (rule->flow == DT__REDUCED) dt__flow_reduced(g, id, rule->input, dy);
+    else dt__flow(g, id, rule->input, dy);
+}
+static void dt__flow_back(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    const dt__op *op = dt__op_of(g->nodes[id].op);
+    if (op->grad) op->grad(g, id, dy);
+    for (int i = 0; i < DT__RULE_COUNT; i++)
+        if (dt__grad_rules[i].op == g->nodes[id].op) dt__flow_by_rule(g, id, dy, &dt__grad_rules[i]);
+}
 
 /* The shares of `target`, added in forward-use order. */
 static dt_tensor dt__add_shares(dt_graph *g, int32_t target)
@@ -10124,7 +9644,7 @@ static dt_result dt__differentiate(dt_graph *g, dt_tensor output, dt_tensor seed
     for (int32_t id = output.id; id > 0 && !g->result; id--) {
         dt_tensor dy = id == output.id ? seed : dt__add_shares(g, id);
         g->nodes[id].grad = dy.id;
-        if (dy.id && dt__op_of(g->nodes[id].op)->grad) dt__op_of(g->nodes[id].op)->grad(g, id, dy);
+        if (dy.id) dt__flow_back(g, id, dy);
     }
     g->shares = NULL;
     dt__free(shares.list);
@@ -10193,35 +9713,6 @@ static void dt__mark(const dt_graph *g, uint8_t *live, int32_t id)
 }
 
 static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM; }
-
-static double dt__node_flops(const dt_graph *g, const dt__node *n)
-{
-    if (n->op == DT__OP_MATMUL) {
-        double terms = 0.0; /* of a chain, in all parts together */
-        for (int i = 0; i < n->inputs; i += 2) {
-            const dt_shape *a = &g->nodes[n->in[i]].shape;
-            terms += (double)a->n[a->dims - 1 - n->i[0]];
-        }
-        return 2.0 * (double)dt__count(n) * terms / (double)dt__max(1, n->i[2]);
-    }
-    if (n->op == DT__OP_MOE_LINEAR || n->op == DT__OP_MOE_DW) { /* one expert per row: active experts count */
-        const dt__node *x = &g->nodes[n->in[0]], *y = n->op == DT__OP_MOE_DW ? &g->nodes[n->in[2]] : n;
-        const dt__node *table = &g->nodes[n->in[1]]; /* an owner's share of the rows of all */
-        double share = table->op == DT__OP_MOE_BINS ? (double)table->i[1] / (double)table->i[2] : 1.0;
-        return 2.0 * share * (double)dt__count(x) * (double)dt__cols(y);
-    }
-    if (n->op == DT__OP_CONV || n->op == DT__OP_CONV_DX || n->op == DT__OP_CONV_DW) { /* all taps, in the padding too */
-        const dt__node *w = n->op == DT__OP_CONV_DW ? n : &g->nodes[n->in[1]];
-        const dt__node *y = n->op == DT__OP_CONV ? n : &g->nodes[n->in[0]];
-        return 2.0 * (double)dt__count(y) * (double)dt__count(w) / (double)w->shape.n[0];
-    }
-    if (n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) { /* model FLOPs: recomputed scores do not count */
-        dt__attention a = dt__attention_sizes(g, n);
-        double pairs = (double)a.t * (double)a.s * (a.causal ? 0.5 : 1.0) * (double)dt__max(1, g->context_shards);
-        return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
-    }
-    return 0.0;
-}
 
 /* Ranks that do a node's work together, each for its tensor shards and context leaves. */
 static double dt__node_ranks(const dt_graph *g, const dt__node *n)
@@ -10341,8 +9832,9 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
         if (!w->live[id] || dt__is_leaf(n->op) || n->op == DT__OP_AUX || dt__root(g, id) != id) continue;
         if (early >= 0 && w->early[id] != early) continue;
         for (int i = 0; i < n->inputs; i++) w->last[dt__root(g, n->in[i])] = count;
-        *(id < g->forward_count ? &p->forward_flops : &p->backward_flops) +=
-            dt__node_flops(g, n) * dt__node_ranks(g, n);
+        if (dt__op_of(n->op)->flops)
+            *(id < g->forward_count ? &p->forward_flops : &p->backward_flops) +=
+                dt__op_of(n->op)->flops(g, n) * dt__node_ranks(g, n);
         p->order[count++] = id;
     }
     return count;

@@ -229,6 +229,59 @@ static void ref_op_select(const ref_call *c) /* in: mask, a, b */
         floats_out(c)[k] = broadcast_in(c, broadcast_in(c, 0, at) != 0.0f ? 1 : 2, at);
     }
 }
+/* Gradients of map ops: the table's own expressions, compiled for single floats. Their values are checked where slopes
+ * are, in test_ops.c and test_random.c; here it is the order of roundings that must be the kernels'. */
+#undef dt__v_exp
+#undef dt__v_log
+#undef dt__v_abs
+#undef dt__v_sign
+#undef dt__v_sqrt
+#undef dt__v_cos
+#undef dt__v_sin
+#undef dt__v_pow
+#undef dt__v_sigmoid
+#undef dt__v_gelu_grad
+#undef dt__v_gelu_erf_grad
+#undef dt__v_silu_grad
+#undef dt__v_bce_grad
+#undef dt__v_where
+#define dt__v_exp(x) ref_exp(x)
+#define dt__v_log(x) ref_log(x)
+#define dt__v_abs(x) fabsf(x)
+#define dt__v_sign(x) ref_unary(DT__OP_SIGN, x, 0.0f)
+#define dt__v_sqrt(x) sqrtf(x)
+#define dt__v_cos(x) ref_sin(x, 1)
+#define dt__v_sin(x) ref_sin(x, 0)
+#define dt__v_pow(a, b) ref_pow((double)(a), (double)(b))
+#define dt__v_sigmoid(x) ref_unary(DT__OP_SIGMOID, x, 0.0f)
+#define dt__v_gelu_grad(x, dy) ref_gelu_grad(x, dy)
+#define dt__v_gelu_erf_grad(x, dy) ref_gelu_erf_grad((double)(x), (double)(dy))
+#define dt__v_silu_grad(x, dy) ref_silu_grad(x, dy)
+#define dt__v_bce_grad(x, t) ref_bce_grad(x, t)
+#define dt__v_where(condition, a, b) ((condition) ? (a) : (b))
+#define REF_GRAD(name, input, operands, expression) \
+    case DT__OP_##name##_GRAD##input: return (expression);
+#define REF_GRADS(name, operands, kind, builder, expression, ...) __VA_ARGS__
+static float ref_grad(int op, float a, float b, float y, float dy, float s)
+{
+    const float zero = 0.0f;
+    switch (op) {
+        DT__OPS(DT__SKIP, REF_GRADS, REF_GRAD, DT__SKIP, DT__SKIP, DT__SKIP)
+    default: return NAN;
+    }
+}
+static void ref_op_grad(const ref_call *c)
+{
+    const char *operands = dt__op_of(c->n->op)->inputs;
+    for (int64_t k = 0; k < size_of(c->n); k++) {
+        int64_t at[DT_MAX_DIMS];
+        float value[128];
+        memset(value, 0, sizeof value);
+        unravel(&c->n->shape, k, at);
+        for (int i = 0; i < c->n->inputs; i++) value[(int)operands[i]] = broadcast_in(c, i, at);
+        floats_out(c)[k] = ref_grad(c->n->op, value['A'], value['B'], value['Y'], value['D'], c->n->f);
+    }
+}
 static void ref_op_accumulate(const ref_call *c)
 {
     for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = c->fresh ? floats_in(c, 0)[k] : floats_out(c)[k] + floats_in(c, 0)[k];
@@ -633,7 +686,7 @@ static void ref_op_rope(const ref_call *c)
     for (int64_t k = 0; k < size_of(c->n); k++) {
         int64_t at = k % width % d, pair = at % (d / 2);
         const float *x = floats_in(c, 0) + k - at, *turn = c->n->table + k / width % t * d;
-        float cosine = turn[pair], sine = turn[d / 2 + pair] * (float)c->n->i[1], low = x[pair], high = x[pair + d / 2];
+        float cosine = turn[pair], sine = turn[d / 2 + pair] * (c->n->i[1] ? -1.0f : 1.0f), low = x[pair], high = x[pair + d / 2];
         floats_out(c)[k] = at < d / 2 ? fmaf(-high, sine, low * cosine) : fmaf(low, sine, high * cosine);
     }
 }
@@ -709,15 +762,15 @@ static const struct reference {
     { DT__OP_NEG, ref_op_unary }, { DT__OP_SCALE, ref_op_unary }, { DT__OP_EXP, ref_op_unary }, { DT__OP_LOG, ref_op_unary },
     { DT__OP_TANH, ref_op_unary }, { DT__OP_SQRT, ref_op_unary }, { DT__OP_RSQRT, ref_op_unary }, { DT__OP_GELU, ref_op_unary },
     { DT__OP_ADD, ref_op_binary }, { DT__OP_SUB, ref_op_binary }, { DT__OP_MUL, ref_op_binary }, { DT__OP_DIV, ref_op_binary },
-    { DT__OP_GELU_GRAD, ref_op_binary }, { DT__OP_BCE, ref_op_binary }, { DT__OP_BCE_GRAD, ref_op_binary },
+    { DT__OP_BCE, ref_op_binary },
     { DT__OP_GELU_ERF, ref_op_unary }, { DT__OP_SILU, ref_op_unary }, { DT__OP_SIGMOID, ref_op_unary }, { DT__OP_SOFTPLUS, ref_op_unary },
     { DT__OP_RELU, ref_op_unary }, { DT__OP_ABS, ref_op_unary }, { DT__OP_SIGN, ref_op_unary }, { DT__OP_FLOOR, ref_op_unary },
     { DT__OP_CEIL, ref_op_unary }, { DT__OP_ROUND, ref_op_unary }, { DT__OP_SQUARE, ref_op_unary }, { DT__OP_RECIPROCAL, ref_op_unary },
-    { DT__OP_EXP2, ref_op_unary }, { DT__OP_LOG2, ref_op_unary }, { DT__OP_EXPM1, ref_op_unary }, { DT__OP_LOG1P, ref_op_unary },
-    { DT__OP_ERF, ref_op_unary }, { DT__OP_SIN, ref_op_unary }, { DT__OP_COS, ref_op_unary }, { DT__OP_TAN, ref_op_unary },
+    { DT__OP_LOG1P, ref_op_unary },
+    { DT__OP_ERF, ref_op_unary }, { DT__OP_SIN, ref_op_unary }, { DT__OP_COS, ref_op_unary },
     { DT__OP_POW, ref_op_binary }, { DT__OP_MAXIMUM, ref_op_binary }, { DT__OP_MINIMUM, ref_op_binary }, { DT__OP_EQUAL, ref_op_binary },
     { DT__OP_NOT_EQUAL, ref_op_binary }, { DT__OP_LESS, ref_op_binary }, { DT__OP_LESS_EQUAL, ref_op_binary }, { DT__OP_GREATER, ref_op_binary },
-    { DT__OP_GREATER_EQUAL, ref_op_binary }, { DT__OP_GELU_ERF_GRAD, ref_op_binary }, { DT__OP_SILU_GRAD, ref_op_binary }, { DT__OP_SELECT, ref_op_select },
+    { DT__OP_GREATER_EQUAL, ref_op_binary }, { DT__OP_SELECT, ref_op_select },
     { DT__OP_COMBINE, ref_op_combine }, { DT__OP_ROW_SUM, ref_op_row_sum }, { DT__OP_COL_SUM, ref_op_col_sum }, { DT__OP_ROW_MAX, ref_op_row_max },
     { DT__OP_MAX_GRAD, ref_op_max_grad }, { DT__OP_ARGMAX, ref_op_argmax }, { DT__OP_SOFTMAX, ref_op_softmax }, { DT__OP_SOFTMAX_GRAD, ref_op_softmax_grad },
     { DT__OP_LOG_SOFTMAX, ref_op_softmax }, { DT__OP_LOG_SOFTMAX_GRAD, ref_op_softmax_grad }, { DT__OP_MATMUL, ref_op_matmul },
@@ -749,7 +802,7 @@ static ref_fn reference_of(int op)
 {
     for (size_t i = 0; i < sizeof references / sizeof *references; i++)
         if (references[i].op == op) return references[i].run;
-    return NULL;
+    return dt__op_of(op)->class_of == DT__CLASS_MAP && strchr(dt__op_of(op)->inputs, 'D') ? ref_op_grad : NULL;
 }
 
 /* ---- a graph ---- */

@@ -1,5 +1,6 @@
 #!/usr/bin/env perl
-# Follows the recipe "How to add an op" of dtrain.h on a copy: CUBE, x * x * x, with derivative 3 x x dy. Four insertions.
+# Follows the recipe "How to add an op" of dtrain.h on a copy: a map op, CUBE, by one row, and a row op, UNIT (a row over
+# its length), by a row for its value, a row for its gradient, and a builder.
 use strict;
 use warnings;
 use FindBin;
@@ -11,29 +12,34 @@ plan skip_all => 'compiles a copy by itself, without sanitizers' if sanitized();
 
 my $text = slurp("$root/dtrain.h");
 my ($recipe) = $text =~ /(How to add an op\..*?)\*\//s;
-like($recipe, qr/1\. a row in this table.*2\. its kernel in H3.*3\. its builder in H6.*4\. its derivative in H7/s, 'the recipe has four steps');
+like($recipe, qr/A map op: 1\. a row in this table; 2\. its declaration.*A row op: 1\. a row in this table with its passes; 2\. a builder/s,
+    'the recipe says what a map op and a row op need');
 
 sub after { # inserts behind the first match of a pattern; the place must exist
     my ($what, $pattern, $insertion) = @_;
-    ok($text =~ s/($pattern)/$1$insertion/s, "step $what");
+    ok($text =~ s/($pattern)/$1$insertion/s, $what);
 }
-after('1: a row in the table', qr/    X\(GELU, 1, dt__run_unary, dt__grad_gelu\) *\\\n/, "    X(CUBE, 1, dt__run_unary, dt__grad_cube) \\\n");
-after('2: a case in the kernel', qr/    case DT__OP_NEG: [^\n]*\n/, "    case DT__OP_CUBE: DT__MAP(n, DT__X * DT__X * DT__X, DT__XN * DT__XN * DT__XN); break;\n");
-after('3: the builder', qr/DT_API dt_tensor dt_gelu\(dt_graph \*g, dt_tensor x\)\s*\{[^}]*\}\n/,
-    "DT_API dt_tensor dt_cube(dt_graph *g, dt_tensor x)\n{\n    return dt__unary_op(g, DT__OP_CUBE, x, 0.0f);\n}\n");
-after('4: the derivative', qr/static void dt__grad_gelu\(.*?\n\}\n/s, <<'C');
-static void dt__grad_cube(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__flow(g, id, 0, dt_mul(g, dt_mul(g, dt_scale(g, dy, 3.0f), dt__input(g, id, 0)), dt__input(g, id, 0)));
-}
+after('rows in the table', qr/    MAP\(NEG, A, [^\n]*\n/, <<'C');
+    MAP(CUBE, A, UNARY, dt_cube, a * a * a, GRAD(CUBE, 0, AD, dy * 3.0f * a * a)) \
+    ROW(UNIT, "r", 0, SAME, REFUSE, DT__DOT(s0, a, a, 1.0f / dt__v_sqrt(r)) DT__OUT(a * s0), dt__run_rows, NULL, \
+        RULE(UNIT, 0, UNIT_GRAD, AD, FLOW)) \
+    ROW(UNIT_GRAD, "rr", 0, SAME, REFUSE, \
+        DT__DOT(s0, a, a, 1.0f / dt__v_sqrt(r)) DT__DOT(s1, a, b, r * s0 * s0) DT__OUT((b - a * s1) * s0), \
+        dt__run_rows, NULL, ) \
 C
+after('the declarations', qr/DT_API dt_tensor dt_gelu\(dt_graph \*g, dt_tensor x\);\n/,
+    "DT_API dt_tensor dt_cube(dt_graph *g, dt_tensor x);\nDT_API dt_tensor dt_unit(dt_graph *g, dt_tensor x);\n");
+after("the row op's builder", qr/DT_API dt_tensor dt_softmax\(dt_graph \*g, dt_tensor x, int axis\)\s*\{[^}]*\}\n/,
+    "DT_API dt_tensor dt_unit(dt_graph *g, dt_tensor x) { return dt__along(g, DT__OP_UNIT, x, -1, \"unit\"); }\n");
 spew("$tmp/dtrain.h", $text);
-spew("$tmp/cube.c", <<'C');
+spew("$tmp/ops.c", <<'C');
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include <math.h>
 int main(void)
 {
     static const float x[5] = {-3.0f, -0.5f, 0.0f, 1.5f, 1e3f};
+    static const float square[2] = {3.0f, 4.0f}, value[2] = {0.6f, 0.8f}, slope[2] = {0.128f, -0.096f};
     dt_graph *g = NULL;
     dt_tensor t, y;
     if (dt_graph_open(&g, 1)) return dt_fail("graph");
@@ -44,14 +50,22 @@ int main(void)
         if (dt_value(g, y)[i] != x[i] * x[i] * x[i] || dt_value(g, dt_grad(g, t))[i] != 3.0f * x[i] * x[i]) return 1;
     dt_graph_close(&g);
     puts("cube");
+    if (dt_graph_open(&g, 1)) return dt_fail("graph");
+    t = dt_tensor_from(g, dt_shape2(1, 2), square);
+    y = dt_unit(g, t); /* (3, 4) -> (0.6, 0.8); the gradient of its first element is (1 - 0.36, -0.48) / 5 */
+    if (dt_backward(g, dt_sum(g, dt_slice(g, y, 1, 0, 1), DT_ALL))) return dt_fail("gradient");
+    for (int i = 0; i < 2; i++)
+        if (fabsf(dt_value(g, y)[i] - value[i]) > 1e-6f || fabsf(dt_value(g, dt_grad(g, t))[i] - slope[i]) > 1e-6f) return 2;
+    dt_graph_close(&g);
+    puts("unit");
     return 0;
 }
 C
 my $cc = $ENV{CC} || 'cc';
-my ($status, undef, $err) = run(300, "$cc -std=gnu11 -O1 -DDT_DEBUG -Wall -Wextra -Werror cube.c -o cube -lm -lpthread");
+my ($status, undef, $err) = run(300, "$cc -std=gnu11 -O1 -DDT_DEBUG -Wall -Wextra -Werror ops.c -o ops -lm -lpthread");
 is($status, 0, 'it compiles') or diag($err);
 for my $isa (@{(isas())[0]}) {
-    my ($ran, $out) = run(30, "DT_ISA=$isa ./cube");
-    is("$ran $out", "0 cube\n", "value and gradient are right with $isa kernels");
+    my ($ran, $out) = run(30, "DT_ISA=$isa ./ops");
+    is("$ran $out", "0 cube\nunit\n", "values and gradients are right with $isa kernels");
 }
 done_testing();

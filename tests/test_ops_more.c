@@ -343,7 +343,7 @@ static dt_tensor row_op(dt_graph *g, int op, dt_tensor x, dt_tensor gamma)
     dt__node n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, gamma, dt__tensor(0));
     n.f = 1e-5f;
     if (op == 2) return dt__push(g, &n, &stats);
-    if (op == 4) return dt__binary_op(g, DT__OP_BCE, x, gamma);
+    if (op == 4) return dt__map_op(g, DT__OP_BCE, 0.0f, x, gamma, dt__tensor(0));
     return op == 3 ? dt_cumsum(g, x, 1) : op ? dt_log_softmax(g, x, 1) : dt_softmax(g, x, 1);
 }
 

@@ -540,14 +540,19 @@ static void check_slices(int64_t shards)
     dt_model m = dt_model_segments(list, 2, vocabulary);
     rank *one = run_ranks(&m, shards, 1, 0);
     static float part[4][(2 + WIDE) * WIDE];
-    float want[(2 + WIDE) * WIDE], stats[2 * BATCH * LENGTH], sink[BATCH * LENGTH * WIDE], ones[WIDE], seed = 0.037f;
+    float want[(2 + WIDE) * WIDE], stats[2 * BATCH * LENGTH], sink[WIDE], ones[WIDE], seed = 0.037f;
     int same = 1;
     memset(part, 0, sizeof part);
     for (int c = 0; c < WIDE; c++) ones[c] = 1.0f;
     seed = seed * ((float)rows / (float)(rows * WIDE)); /* the mean of as many terms as there are targets */
     for (int micro = 0; micro < MICROS; micro++) {
         const float *x = one->output[micro];
-        one->env.k->layernorm(sink, stats, x, ones, ones, rows, WIDE, 1e-5f);
+        for (int64_t r = 0; r < rows; r++) {
+            const float *in[3] = { x + r * WIDE, ones, ones };
+            float s[4] = { 0.0f, 0.0f, 1e-5f, 0.0f };
+            one->env.k->row(DT__OP_LAYERNORM, sink, in, s, WIDE);
+            memcpy(stats + 2 * r, s, 8);
+        }
         for (int64_t r = 0; r < rows; r++)
             for (int c = 0; c < WIDE; c++) {
                 float *to = part[r / each], dy = seed * x[r * WIDE + c], xhat = (x[r * WIDE + c] - stats[2 * r]) * stats[2 * r + 1];
