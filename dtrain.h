@@ -765,8 +765,6 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
  *   LowUtilization        over 10 steps a rank works < [0] 0.7 of its time
  *   Dataloader            over 10 steps a rank waits for samples > [0] 0.2 of its time
  *   MemoryIncrease        a rank's mean memory over 10 steps is > 1 + [0] 0.05 times that of its first 10
- *   CPUBottleneck         cpu > [0] 90 % while the rank works < [1] 0.1 of a step, in > [2] 0.5 of 10 or more steps
- *   IOBottleneck          the same with io > [0] 50 %
  *   MaxInitializationTime the first step begins later than [0] 1200 s
  * Vectors (units 0: biases, gains) start as constants for good reasons; rules that speak of matrices leave them out. */
 #define DT_RULES(X)                                                                                                    \
@@ -779,7 +777,6 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
     X(DT_RULE_STALLED, "StalledTraining") X(DT_RULE_STEP_OUTLIER, "StepOutlier")                                       \
     X(DT_RULE_LOAD_BALANCING, "LoadBalancing") X(DT_RULE_LOW_UTILIZATION, "LowUtilization")                            \
     X(DT_RULE_DATALOADER, "Dataloader") X(DT_RULE_MEMORY_INCREASE, "MemoryIncrease")                                   \
-    X(DT_RULE_CPU_BOTTLENECK, "CPUBottleneck") X(DT_RULE_IO_BOTTLENECK, "IOBottleneck")                                \
     X(DT_RULE_INITIALIZATION_TIME, "MaxInitializationTime")
 #define DT__RULE_ENUM(code, name) code,
 typedef enum dt_rule { DT_RULES(DT__RULE_ENUM) DT_RULE_COUNT } dt_rule;
@@ -834,7 +831,6 @@ typedef struct dt_rank_step {
     double data;     /* of these, for samples */
     double at;       /* when it ended, in seconds since the program began */
     double memory;   /* bytes, or any other unit */
-    double cpu, io;  /* use of the machine's processors, and their waiting for disks, in % */
 } dt_rank_step;
 DT_API dt_rank_step dt_rank_step_zero(void);
 DT_API dt_result dt_rules_step(dt_rules *rules, const dt_rank_step *s);
@@ -13806,8 +13802,6 @@ static const dt__rule dt__rules[DT_RULE_COUNT + 1] = {
     {"LowUtilization", {0.7}, "more work between two exchanges, overlap, fewer ranks; dt_doctor tells which"},
     {"Dataloader", {0.2}, "read ahead, prepare samples beforehand, keep them on a local disk"},
     {"MemoryIncrease", {0.05}, "look for what is kept from step to step: lists of losses, graphs, buffers"},
-    {"CPUBottleneck", {90, 0.1, 0.5}, "prepare samples beforehand, or leave cores free for it"},
-    {"IOBottleneck", {50, 0.1, 0.5}, "fewer and larger files, a faster disk, read ahead"},
     {"MaxInitializationTime", {1200}, "copy less at the start: stream the data, keep images and caches warm"},
     {"none", {0}, ""}};
 
@@ -13830,7 +13824,6 @@ typedef struct dt__rule_tensor {
 typedef struct dt__rule_rank {
     int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are no outliers */
     double mean, squares;                 /* of the usual ones' seconds: mean, and sum of squared distances */
-    int64_t known[2], starved[2];         /* cpu, io: steps that tell it, and those without work meanwhile */
     double seconds, data, work, memory;   /* sums over the block under way */
     double first_memory, done;            /* mean over the first block; work of the last complete one */
 } dt__rule_rank;
@@ -14174,7 +14167,7 @@ DT_API dt_rank_step dt_rank_step_zero(void)
 {
     dt_rank_step s;
     memset(&s, 0, sizeof s);
-    s.at = s.memory = s.cpu = s.io = __builtin_nan("");
+    s.at = s.memory = __builtin_nan("");
     return s;
 }
 
@@ -14190,21 +14183,6 @@ static void dt__rules_outlier(dt_rules *r, dt__rule_rank *k, const dt_rank_step 
     }
     k->mean += far / (double)++k->usual; /* Welford 1962 */
     k->squares += far * (s->seconds - k->mean);
-}
-
-/* CPUBottleneck, IOBottleneck: a processor or a disk is busy while the rank does not work. */
-static void dt__rules_starved(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s, double work)
-{
-    for (int i = 0; i < 2; i++) {
-        int rule = i ? DT_RULE_IO_BOTTLENECK : DT_RULE_CPU_BOTTLENECK;
-        const double *b = r->bound[rule];
-        double use = i ? s->io : s->cpu;
-        if (!(use == use)) continue;
-        k->known[i]++;
-        k->starved[i] += use > b[0] && work < b[1] * s->seconds;
-        if (k->known[i] >= DT__RULE_BLOCK && (double)k->starved[i] > b[2] * (double)k->known[i])
-            dt__rule_fires(r, rule, s->step, (double)k->starved[i] / (double)k->known[i], b[2], s->rank, "");
-    }
 }
 
 static void dt__rules_balance(dt_rules *r, const dt_rank_step *s)
@@ -14266,7 +14244,6 @@ DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
     dt__rules_progress(r, s->step, s->at);
     if (s->at == s->at) r->progress = s->at;
     dt__rules_outlier(r, k, s);
-    dt__rules_starved(r, k, s, work);
     k->seconds += s->seconds, k->data += s->data, k->work += work, k->memory += s->memory;
     if (++k->steps % DT__RULE_BLOCK == 0) dt__rules_block(r, k, s);
     return r->answer;
@@ -27569,6 +27546,8 @@ DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t) { return t->rules; 
 static dt_result dt__watch_open(dt_trainer *t)
 {
     const char *at = t->layout.output.stop_on ? t->layout.output.stop_on : "", *near = dt_rule_name(0);
+    const uint32_t never = 1u << DT_RULE_DEAD_RELU | 1u << DT_RULE_SATURATED_ACTIVATION | 1u << DT_RULE_VARIANCE |
+                           1u << DT_RULE_CLASS_IMBALANCE; /* activations, bounds and labels come from programs */
     if (*at && !t->layout.checkpoint.place)
         return dt__error(DT_E_USAGE, "--stop-on saves before it stops: --checkpoint DIR names a place");
     for (size_t n; *at; at += n + (at[n] == ',')) {
@@ -27579,6 +27558,9 @@ static dt_result dt__watch_open(dt_trainer *t)
             if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, near)) near = dt_rule_name(i);
         if (dt_rule_find(name) < 0)
             return dt__error(DT_E_USAGE, "--stop-on %s: there is no such rule: did you mean %s?", name, near);
+        if (never >> dt_rule_find(name) & 1u)
+            return dt__error(DT_E_USAGE, "--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules in "
+                             "a loop of your own (examples/55_rules.c)", name);
         t->stops |= 1u << dt_rule_find(name);
     }
     if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
