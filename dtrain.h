@@ -10232,7 +10232,7 @@ typedef struct dt__net {
     dt__built *segments;
     int64_t count;
     dt__net_param *params;
-    int32_t param_count;
+    int32_t param_count, param_capacity;
     int64_t weights;                            /* of the whole model */
     int how;                                    /* to plan (dt__plan_open) */
     int64_t saved, most_saved, temp, boundary,
@@ -10261,7 +10261,7 @@ static int32_t dt__net_find(const dt__net *net, const char *name)
 /* Enters a graph's parameter into the network's list, or finds it there. */
 static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *index)
 {
-    dt__net_param *list;
+    dt__net_param *added;
     char a[96], b[96];
     *index = dt__net_find(net, p->name);
     if (*index >= 0) {
@@ -10273,15 +10273,13 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
                          "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
                          dt__shape_text(&net->params[*index].is.shape, a), dt__shape_text(&p->shape, b));
     }
-    list = (dt__net_param *)dt__alloc((int64_t)sizeof *list * (net->param_count + 1), "the parameter list");
-    if (!list) return DT_E_MEMORY;
-    if (net->param_count) memcpy(list, net->params, sizeof *list * (size_t)net->param_count);
-    dt__free(net->params);
-    net->params = list;
+    if (!dt__grow((void **)&net->params, net->param_count, &net->param_capacity, sizeof *added)) return DT_E_MEMORY;
     *index = net->param_count++;
-    list[*index].is = *p;
-    list[*index].count = dt__param_local(p, net->tensor_shards, net->own_shards);
-    list[*index].offset = -1;
+    added = &net->params[*index];
+    memset(added, 0, sizeof *added);
+    added->is = *p;
+    added->count = dt__param_local(p, net->tensor_shards, net->own_shards);
+    added->offset = -1;
     net->weights += dt_shape_count(p->shape);
     return DT_OK;
 }
@@ -10324,13 +10322,6 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
     r = dt_graph_result(g);
     if (r) return dt_graph_close(&g), r;
     return dt__plan_open(plan, g, y, dx, how);
-}
-/* The same in a graph of its own, on one rank and one tensor shard. */
-static dt_result dt__segment_plan(const dt_segment *s, dt_shape shape, dt_shape targets, int64_t context, int first,
-                                  int last, const dt_source *source, dt__plan **plan)
-{
-    dt_graph *g = dt__graph_new(0, 0);
-    return g ? dt__segment_record(g, s, shape, targets, context, first, last, source, 0, plan) : DT_E_MEMORY;
 }
 
 /* A graph for this rank's tensor shards of a unit of (B,T). */
@@ -21467,36 +21458,27 @@ static void dt__store_places(const dt__store *s, dt__built *seg, int buffered)
     }
 }
 
-/* Places of row slices but the first, which is the slot; `shared`: leaves are complete after one unit of work, and all
- * segments use the same place. */
-static void dt__store_slices(dt__store *s, const dt__net *net, const dt__chunk *c, int shared)
+/* Where segment q finds its parameters: in this rank's weights, and with ZeRO 3 in the window that they are gathered
+ * into. Where its gradients have their row slices but the first, which is the slot: `shared`, leaves are complete after
+ * one unit of work, and all segments use the same place. */
+static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int shared)
 {
-    for (int32_t q = c->begin; q < c->end; q++) {
-        const dt__built *seg = &net->segments[q];
-        int32_t slots = seg->plan->g->slot_count;
-        int64_t at = shared ? 0 : s->slice_floats;
-        for (int32_t k = 0; k < slots; k++) {
-            const dt__net_param *p = &net->params[seg->use[k] / 4];
-            seg->slot[slots + k] = p->slices > 1 ? at : -1;
-            at += (p->slices - 1) * dt__param_copies(&p->is) * dt__round_up(p->count, DT__BLOCK);
-        }
-        s->slice_floats = dt__max(s->slice_floats, at);
+    dt__built *seg = &net->segments[q];
+    int32_t slots = seg->plan->g->slot_count;
+    int64_t window = 0, at = shared ? 0 : s->slice_floats;
+    for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
+        const dt__net_param *p = &net->params[seg->param_of[i]];
+        seg->param[i] = p->offset;
+        seg->window[i] = window;
+        window += dt__round_up(p->count, DT__BLOCK);
     }
-}
-
-/* With parameters cut over ranks (ZeRO 3) a segment's are gathered into a window before its work: where they are there.
- */
-static void dt__store_windows(dt__store *s, dt__net *net, const dt__chunk *c)
-{
-    for (int32_t q = c->begin; q < c->end; q++) {
-        dt__built *seg = &net->segments[q];
-        int64_t at = 0;
-        for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
-            seg->window[i] = at;
-            at += dt__round_up(net->params[seg->param_of[i]].count, DT__BLOCK);
-        }
-        s->window = dt__max(s->window, at);
+    for (int32_t k = 0; k < slots; k++) {
+        const dt__net_param *p = &net->params[seg->use[k] / 4];
+        seg->slot[slots + k] = p->slices > 1 ? at : -1;
+        at += (p->slices - 1) * dt__param_copies(&p->is) * dt__round_up(p->count, DT__BLOCK);
     }
+    s->window = dt__max(s->window, window);
+    s->slice_floats = dt__max(s->slice_floats, at);
 }
 
 /* Cuts every bucket over the owners: blocks as evenly as possible, those that are left over to another owner in each
@@ -21580,15 +21562,13 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
     for (int c = count - 1; c >= 0; c--) {
         dt_result r = dt__store_chunk(s, net, &chunks[c], bytes, &capacity);
         if (r) return r;
-        dt__store_windows(s, net, &chunks[c]);
-        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
-            for (int32_t i = 0; i < net->segments[q].plan->g->param_count; i++)
-                net->segments[q].param[i] = net->params[net->segments[q].param_of[i]].offset;
     }
     dt__store_buffer(s, buffered);
-    for (int c = 0; c < count; c++) dt__store_slices(s, net, &chunks[c], shared);
     for (int c = 0; c < count; c++)
-        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) dt__store_places(s, &net->segments[q], buffered);
+        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) {
+            dt__store_segment(s, net, q, shared);
+            dt__store_places(s, &net->segments[q], buffered);
+        }
     if (dt__store_readers(s, net, chunks, count)) return DT_E_MEMORY;
     return dt__store_cuts(s);
 }
@@ -21913,53 +21893,38 @@ static void dt__instr_text(const dt_instr *i, char *text, size_t size)
 
 /* ---- the way to a second memory --------------------------------------------------------------------- */
 
-/* Copies in the background. With a rate each takes as long as the bytes would take over such a link. */
+/* The inputs and outputs of the segments in work are in a ring of buffers, while those of units in flight are in the
+ * second memory. A thread copies between the two; with a rate each copy takes as long as over such a link. */
 enum { DT__MOVES = 64 };
-typedef struct dt__mover {
+typedef struct dt__ring {
     dt__queue queue;
     struct {
         float *to;
         const float *from;
         int64_t count;
     } move[DT__MOVES];
-    double rate; /* bytes per second, 0: any */
-} dt__mover;
-
-static dt_result dt__mover_copy(void *owner, int64_t job)
-{
-    dt__mover *m = (dt__mover *)owner;
-    const int64_t bytes = 4 * m->move[job % DT__MOVES].count;
-    double end = dt__now() + (m->rate > 0.0 ? (double)bytes / m->rate : 0.0);
-    dt__mem_copy(NULL, m->move[job % DT__MOVES].to, m->move[job % DT__MOVES].from, bytes / 4);
-    while (m->rate > 0.0 && dt__now() < end) dt__nap();
-    return DT_OK;
-}
-
-/* Asks for a copy; neither side may be touched before dt__queue_wait() of the ticket that it returns. */
-static int64_t dt__mover_ask(dt__mover *m, float *to, const float *from, int64_t count)
-{
-    int64_t n = dt__queue_next(&m->queue);
-    m->move[n % DT__MOVES].to = to;
-    m->move[n % DT__MOVES].from = from;
-    m->move[n % DT__MOVES].count = count;
-    return dt__queue_ask(&m->queue);
-}
-
-/* The inputs and outputs of the segments in work while those of units in flight are in the second memory: a ring of
- * buffers. */
-typedef struct dt__ring {
-    dt__mover mover;
-    float *memory;   /* (places, widest), then one output that nobody keeps */
+    double rate;     /* bytes per second; 0: no limit */
+    float *memory;   /* (places, widest), then one output that nobody reads */
     int64_t *ticket; /* (places): the last copy from or to it */
     int32_t *place;  /* (segments): where its input is */
     int places, next, output;
 } dt__ring;
 
-/* A free place of the ring. */
+static dt_result dt__ring_copy(void *owner, int64_t job)
+{
+    const dt__ring *r = (const dt__ring *)owner;
+    int64_t n = job % DT__MOVES, count = r->move[n].count;
+    double end = dt__now() + (r->rate > 0.0 ? 4.0 * (double)count / r->rate : 0.0);
+    dt__mem_copy(NULL, r->move[n].to, r->move[n].from, count);
+    while (r->rate > 0.0 && dt__now() < end) dt__nap();
+    return DT_OK;
+}
+
+/* Takes the next place of the ring when its last copy is done. */
 static int dt__ring_take(dt__ring *r)
 {
     int place = r->next++ % r->places;
-    (void)dt__queue_wait(&r->mover.queue, r->ticket[place]);
+    (void)dt__queue_wait(&r->queue, r->ticket[place]);
     return place;
 }
 
@@ -22138,12 +22103,18 @@ static int64_t dt__memory_bytes(const dt__memory *m, int category)
 
 enum { DT__OUTBOX = 4 }; /* messages to a neighbour that may be under way */
 
-/* A stage's way to its neighbours in one direction: activations go to later stages, gradients to earlier ones. */
+/* A message on its way to rank to - 1 of a communicator; to 0: none is. */
+typedef struct dt__posted {
+    uint32_t ticket;
+    int32_t to;
+} dt__posted;
+
+/* A stage's messages in one direction: activations go to later stages, gradients to earlier ones. */
 typedef struct dt__outbox {
-    dt_comm *comm;   /* the stages of this rank's pipeline */
-    float *memory;   /* (DT__OUTBOX, widest) */
-    uint32_t ticket[DT__OUTBOX];
-    int32_t to[DT__OUTBOX], count;
+    dt_comm *comm; /* the stages of this rank's pipeline */
+    float *memory; /* (DT__OUTBOX, widest) */
+    dt__posted posted[DT__OUTBOX];
+    int32_t count;
 } dt__outbox;
 
 /* The ranks that keep the same parameters. */
@@ -22167,8 +22138,7 @@ typedef struct dt__engine {
     dt_comm *owned[13]; /* the different ones of these, in the order of their creation */
     int owned_count;
     dt__outbox out[2]; /* activations, gradients */
-    uint32_t posted[DT__CP_PLACES]; /* blocks on their way to context ranks, and to which, 1 more; 0: to none */
-    int32_t posted_to[DT__CP_PLACES];
+    dt__posted posted[DT__CP_PLACES]; /* blocks on their way to context ranks */
     dt_mesh mesh;
     const dt__kernels *k;
     dt_pool *pool;
@@ -22709,8 +22679,8 @@ static dt_result dt__engine_allocate(dt__engine *e)
     if (e->shape.horizon) {
         e->ring.places = e->shape.horizon + 2;
         e->ring.output = e->ring.places;
-        e->ring.mover.rate = (double)e->layout->offload_rate;
-        r = dt__queue_open(&e->ring.mover.queue, dt__mover_copy, &e->ring.mover, DT__MOVES, "move activations");
+        e->ring.rate = (double)e->layout->offload_rate;
+        r = dt__queue_open(&e->ring.queue, dt__ring_copy, &e->ring, DT__MOVES, "move activations");
     }
     if (!r && e->wire.on && e->shape.overlap) r = dt__pool_open(&e->wire.pool, 1);
     return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
@@ -22811,7 +22781,7 @@ static dt_result dt__engine_open(dt__engine *e)
 static void dt__engine_close(dt__engine *e)
 {
     dt__queue_close(&e->queue);
-    dt__queue_close(&e->ring.mover.queue);
+    dt__queue_close(&e->ring.queue);
     dt__memory_close(&e->memory);
     dt__pool_close(&e->wire.pool);
     dt__free(e->chunks);
@@ -22898,22 +22868,32 @@ static void dt__engine_trade(void *user, float *to, const int32_t *take, const f
     dt__engine_within(e, start);
 }
 
+/* Starts to send, and waits until the receiver has the message. */
+static dt_result dt__posted_send(dt_comm *c, const float *data, int64_t count, int to, dt__posted *p)
+{
+    p->to = to + 1;
+    return dt__send_start(c, dt__host(data), count, to, &p->ticket);
+}
+static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
+{
+    dt_result r = p->to ? dt__send_finish(c, p->to - 1, p->ticket) : DT_OK;
+    p->to = 0;
+    return r;
+}
+
 /* dt__cp over the ranks with the other context leaves. */
 static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to)
 {
     dt__engine *e = (dt__engine *)user;
     double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__send_start(e->context, dt__host(data), count, to, &e->posted[place]);
-    e->posted_to[place] = to + 1;
+    if (!e->exchanged) e->exchanged = dt__posted_send(e->context, data, count, to, &e->posted[place]);
     dt__engine_within(e, start);
 }
 static void dt__engine_posted(void *user, int place)
 {
     dt__engine *e = (dt__engine *)user;
-    int to = e->posted_to[place] - 1;
     double start = dt__now();
-    if (to >= 0 && !e->exchanged) e->exchanged = dt__send_finish(e->context, to, e->posted[place]);
-    e->posted_to[place] = 0;
+    if (!e->exchanged) e->exchanged = dt__posted_wait(e->context, &e->posted[place]);
     dt__engine_within(e, start);
 }
 static void dt__engine_take(void *user, float *to, int64_t count, int from)
@@ -22996,35 +22976,29 @@ static void dt__engine_advance(dt__engine *e, int64_t q)
     e->ring.place[q + 1] = e->ring.output = dt__ring_take(&e->ring);
 }
 
-/* Where the second memory keeps the input of segment i: its chunk's, or the output before it. */
-static float *dt__engine_kept(const dt__engine *e, const dt_instr *i)
+/* OFFLOAD or FETCH: asks for a copy of the input of a segment to or from the second memory, which holds it as the input
+ * of the chunk or the output of the segment before. Neither side may be touched until the place's ticket is done. */
+static void dt__engine_move(dt__engine *e, const dt_instr *i)
 {
+    dt__ring *r = &e->ring;
     const dt__chunk *chunk = &e->chunks[e->net.segments[i->segment].chunk];
-    float *memory = chunk->memory + i->slot * chunk->floats;
-    return i->segment > chunk->begin ? memory + e->net.segments[i->segment - 1].out_at : memory;
-}
-
-static void dt__engine_offload(dt__engine *e, const dt_instr *i)
-{
-    dt__ring *r = &e->ring;
-    int place = r->place[i->segment];
-    r->ticket[place] = dt__mover_ask(&r->mover, dt__engine_kept(e, i), r->memory + place * e->net.widest,
-                                     e->net.segments[i->segment].input);
-}
-
-static void dt__engine_fetch(dt__engine *e, const dt_instr *i)
-{
-    dt__ring *r = &e->ring;
-    int place = r->place[i->segment] = dt__ring_take(r);
-    r->ticket[place] = dt__mover_ask(&r->mover, r->memory + place * e->net.widest, dt__engine_kept(e, i),
-                                     e->net.segments[i->segment].input);
+    float *kept = chunk->memory + i->slot * chunk->floats, *place;
+    int fetch = i->op == DT_FETCH;
+    int64_t n = dt__queue_next(&r->queue) % DT__MOVES;
+    if (i->segment > chunk->begin) kept += e->net.segments[i->segment - 1].out_at;
+    if (fetch) r->place[i->segment] = dt__ring_take(r);
+    place = r->memory + r->place[i->segment] * e->net.widest;
+    r->move[n].to = fetch ? place : kept;
+    r->move[n].from = fetch ? kept : place;
+    r->move[n].count = e->net.segments[i->segment].input;
+    r->ticket[r->place[i->segment]] = dt__queue_ask(&r->queue);
 }
 
 /* Before a segment is computed again: its input has come, and its output is of no use. */
 static void dt__engine_arrive(dt__engine *e, int64_t q)
 {
     if (!e->shape.horizon) return;
-    if (q) (void)dt__queue_wait(&e->ring.mover.queue, e->ring.ticket[e->ring.place[q]]);
+    if (q) (void)dt__queue_wait(&e->ring.queue, e->ring.ticket[e->ring.place[q]]);
     e->ring.output = e->ring.places;
 }
 
@@ -23062,28 +23036,17 @@ static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t
     return b.at[i->back ? DT__AT_GRAD_OUT : DT__AT_INPUT];
 }
 
-/* Waits until a neighbour has the message that was sent from this place of the outbox. */
-static dt_result dt__outbox_wait(dt__outbox *o, int place)
-{
-    dt_result r = o->to[place] ? dt__send_finish(o->comm, o->to[place] - 1, o->ticket[place]) : DT_OK;
-    o->to[place] = 0;
-    return r;
-}
-
 static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
 {
     dt__outbox *o = &e->out[i->back];
-    int place = o->count % DT__OUTBOX, to;
+    int place = o->count++ % DT__OUTBOX, to;
     int64_t count;
     const float *data = dt__engine_message(e, i, &count, &to);
     float *copy = o->memory + place * e->net.widest;
-    dt_result r = dt__outbox_wait(o, place);
+    dt_result r = dt__posted_wait(o->comm, &o->posted[place]);
     if (r) return r;
     dt__mem_copy(e->pool, copy, data, count);
-    r = dt__send_start(o->comm, dt__host(copy), count, to, &o->ticket[place]);
-    o->to[place] = to + 1;
-    o->count++;
-    return r;
+    return dt__posted_send(o->comm, copy, count, to, &o->posted[place]);
 }
 
 static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
@@ -23579,8 +23542,8 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
         dt__engine_arrive(e, i->segment);
         dt__engine_forward(e, i->segment, i->slot);
         return DT_OK;
-    case DT_OFFLOAD: dt__engine_offload(e, i); return DT_OK;
-    case DT_FETCH: dt__engine_fetch(e, i); return DT_OK;
+    case DT_OFFLOAD:
+    case DT_FETCH: dt__engine_move(e, i); return DT_OK;
     case DT_BACKWARD:
     case DT_WEIGHTS: dt__engine_backward(e, i); return DT_OK;
     case DT_SEND: return dt__engine_send(e, i);

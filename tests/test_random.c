@@ -152,7 +152,7 @@ static int rig_open(rig *r, const recipe *c)
     memset(r, 0, sizeof *r);
     r->recipe = c;
     segment.name = "s", segment.build = build_recipe, segment.user = c;
-    if (dt__segment_plan(&segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, &r->plan)) return 0;
+    if (dt__segment_record(dt__graph_new(0, 0), &segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, 0, &r->plan)) return 0;
     g = r->plan->g;
     for (int32_t i = 0; i < g->param_count; i++) r->param[i] = n, n += dt_shape_count(g->params[i].shape);
     r->params = room_for(n);
