@@ -539,8 +539,8 @@ typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_o
 /* The format of gradients between data-parallel ranks. FP32 is exact in every layout. The other formats send fewer
  * bytes and lose something: their bits depend on the number of data-parallel ranks and on nothing else of the layout. A
  * single data-parallel rank sends nothing and has the bits of FP32. Before a rank encodes a gradient it adds what the
- * format lost last time, and it keeps what is lost now (error feedback: Seide et al. 2014; Karimireddy et al. 2019): 4 more
- * bytes per weight. FP16 and BF16 (2 bytes per number) round to nearest even; FP16 saturates at 65504. INT8 (1.016)
+ * format lost last time, and it keeps what is lost now (error feedback: Seide et al. 2014; Karimireddy et al. 2019): 4
+ * more bytes per weight. FP16 and BF16 (2 bytes per number) round to nearest even; FP16 saturates at 65504. INT8 (1.016)
  * has one scale per block of 256, the largest magnitude / 127, and integers rounded to nearest even. A rank sends its
  * bytes to each of the N-1 others, where the exact sum sends 2 (N-1)/N 4 per number: INT8 is smaller below 8 ranks,
  * FP16 below 4. For top-k and PowerSGD see examples/35_compression.c. */
