@@ -14287,24 +14287,29 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
 /* ============================================================================================
  * H13  transports and collectives
  * ============================================================================================
- * The local transport. Ranks are processes that map one memfd, or threads of one process; the code is the same.
+ * Ranks of one node are processes that map one memfd, or threads of one process; the code is the same.
  *
- *   job   one per launch: a lane per rank (signs of life, how it ended), the first fault, the stop request
- *   area  one per communicator: a slot per rank (arrival counter, published calls), a channel per pair of ranks,
- *         a stage per rank (buffers through which private memory travels)
- *   region dt_comm_alloc memory: (size, bytes), mapped by all
+ *   job     one per launch and node: the state of each rank (heartbeat, how it ended), the first fault, the stop request
+ *   area    one per communicator and node: a slot per local rank (arrival counter, published calls), a channel per pair
+ *           of local ranks, a stage per local rank (buffers through which private memory travels)
+ *   region  dt_comm_alloc memory: (local ranks, bytes), mapped by all local ranks
+ *   link    messages between nodes
  *
- * Everything is built on two moves. A *step*: publish, raise the own counter, wait until all counters are there.
- * A *parcel*: one sender tells one receiver where data lies, the receiver copies and says so. What a rank publishes or
- * stages for step s lies in half s & 1 and is written again at s + 2 at the earliest, when all have passed s + 1 and so
- * have read it: a collective on small data needs one step, one on symmetric memory two.
- * Counters are 32 bits and wrap: they are compared by difference. */
+ * Three moves make up every collective:
+ *   step    a rank raises its counter and waits until the counters of all local ranks are there
+ *   fold    a rank adds what it reads in the memory of local ranks, in the order of the tree
+ *   message a rank sends data to a rank of another node
+ * A collective starts when all ranks meet and compare their calls. Then it works in rounds over chunks of the data.
+ * Symmetric memory is read in place; private memory is copied to the stage first. A round packs and receives into half
+ * `round & 1` of the stage and has a step before the half is read, so the half can be written again two rounds later:
+ * by then all local ranks have passed the step of the round between. Counters are 32 bits and wrap: they are compared
+ * by difference. */
 
-enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PARCELS = 4, DT__SPINS = 400 };
-/* Floats of a range or stream that go between nodes at a time: few rounds, and what is added stays in a cache. */
-enum { DT__UNDER_WAY = 1 << 20 };
+enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PACKETS = 4, DT__SPINS = 400 };
+/* Floats of a half of a stage over nodes, and at most of the work memory of a sum over nodes. */
+enum { DT__FAR_HALF = 1 << 19, DT__WORK_FLOATS = 1 << 20 };
 #define DT__JOB_MAGIC 0x64745231u
-#define DT__GONE 0x40000000u /* in dt__lane.gone, beside the wait status */
+#define DT__GONE 0x40000000u /* in dt__rank_state.gone, beside the wait status */
 
 #define DT__CALLS(X)                                                                                         \
     X(DT__CALL_OPEN, "opening") X(DT__CALL_BARRIER, "barrier") X(DT__CALL_BROADCAST, "broadcast")            \
@@ -14321,7 +14326,7 @@ static const char *dt__call_name(int op)
     switch (op) { DT__CALLS(DT__CALL_NAME) default: return "call"; }
 }
 
-/* A counter that others wait for. */
+/* A counter that other ranks wait for. */
 typedef struct dt__event {
     uint32_t value, sleepers;
 } dt__event;
@@ -14331,31 +14336,31 @@ typedef struct dt__event {
 enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT, DT__FAULT_LENGTH, DT__FAULT_LOST,
        DT__FAULT_TOLD, DT__FAR = 0x8000 };
 
-/* What a thread of a rank does: line 0 is the rank's own thread, line 1 the one that communicates for it (H15). */
-enum { DT__LINES = 2, DT__OTHER_LINE = -1 };
-typedef struct dt__line {
-    int32_t waiting; /* 1 + the rank whose thread of this line it waits for; DT__OTHER_LINE; 0 when it works */
+/* The threads of a rank that communicate: stream 0 is the rank's own thread, stream 1 its background thread (H15). */
+enum { DT__STREAMS = 2, DT__OTHER_STREAM = -1 };
+typedef struct dt__stream {
+    int32_t waiting; /* 1 + the rank that this stream waits for; DT__OTHER_STREAM; 0 when it works */
     uint32_t stamp;  /* milliseconds, renewed while it waits for a rank */
-} dt__line;
+} dt__stream;
 
 /* One rank of the job. Written by that rank, `gone` and `pid` by the supervisor. */
-typedef struct dt__lane {
-    uint32_t tick;    /* signs of life */
-    uint32_t gone;    /* 0, or DT__GONE | status as waitpid tells it */
+typedef struct dt__rank_state {
+    uint32_t tick;    /* heartbeat */
+    uint32_t gone;    /* 0, or DT__GONE | status as waitpid returns it */
     int32_t pid;
     uint32_t opened;  /* communicators opened by dt_comm_init */
-    int32_t world;    /* this rank's number among all ranks */
-    int32_t unfit;    /* the job cannot go on with this rank and those before it alone */
-    dt__line line[DT__LINES];
+    int32_t world;    /* this rank's number among the ranks of all nodes */
+    int32_t unfit;    /* the job cannot go on with only this rank and those before it */
+    dt__stream stream[DT__STREAMS];
     char pad[88];
-} dt__lane;
+} dt__rank_state;
 
 typedef struct dt__job {
     uint32_t magic;
     int32_t size, threads, timeout_ms;
     uint32_t fault;
     int32_t stop;     /* 1: requested, 2: waits end with DT_E_INTERRUPTED */
-    int32_t grace_ms; /* how long the job may go on after a request (dt__comm_stop_grace) */
+    int32_t grace_ms; /* how long the job may go on after a stop request (dt__comm_stop_grace) */
     uint32_t told;    /* a rank has said what failed (dt_fail) */
     int64_t end;      /* file offset of the next region */
     int64_t where;    /* the area of the communicator being opened, -1 when there was no memory */
@@ -14363,41 +14368,44 @@ typedef struct dt__job {
     int64_t progress; /* step of the newest complete checkpoint, -1: none */
     uint32_t lasts;   /* a rank has failed in a way that would come again (dt_fail) */
     int32_t loose;    /* no supervisor watches the ranks */
-    uint32_t because; /* a rank has said in `why` what failed in a communicator over nodes */
+    uint32_t because; /* `why` says what failed in a communicator over nodes */
     char pad2[52];
     char why[512];
-} dt__job;            /* dt__lane lanes[size] follow */
+} dt__job;            /* dt__rank_state ranks[size] follow */
 
 typedef struct dt__published {
     int64_t sequence, count;
-    int64_t where, detail; /* address of the data for peers or -1; op's own */
+    int64_t where, detail; /* address of the data for peers or -1; the call's own */
     int32_t op, extra;     /* DT__CALL_*; dt_op or root */
 } dt__published;
 
-typedef struct dt__seat {
+/* One local rank of a communicator. */
+typedef struct dt__member {
     dt__event arrived;
     uint32_t left; /* dt_comm_free */
     uint32_t out;  /* this rank's calls fail now */
     char pad[48];
     dt__published call[2];
     char pad2[48];
-} dt__seat;
+} dt__member;
 
-typedef struct dt__parcel {
-    int64_t where, count, total;
-} dt__parcel;
+/* A part of a message inside a node: the receiver copies `bytes` from `where`. */
+typedef struct dt__packet {
+    int64_t where, bytes, total; /* total: bytes of the message */
+    uint32_t tag, sent;          /* of the emulated network; microseconds */
+} dt__packet;
 
-typedef struct dt__channel { /* from one rank to one rank */
+typedef struct dt__channel { /* from one local rank to one local rank */
     dt__event posted, taken;
-    dt__parcel parcel[DT__PARCELS];
-    char pad[16];
+    dt__packet packet[DT__PACKETS];
+    char pad[48];
 } dt__channel;
 
 typedef struct dt__area {
     uint32_t fault, outs; /* outs: ranks whose slot says out */
     int32_t inside;       /* ranks that have not left: the last one returns the memory */
     char pad[116];
-} dt__area; /* dt__seat slots[size], dt__channel channels[size][size] (from, to), float stage[size][6][chunk] follow */
+} dt__area; /* dt__member slots[ranks], dt__channel channels[ranks][ranks] (from, to), float stage[ranks][4][chunk] follow */
 
 typedef struct dt__region {
     struct dt__region *next;
@@ -14494,41 +14502,14 @@ static int dt__message_remove(dt__message **list, const dt__message *m)
 }
 static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
 
-typedef struct dt__bridge dt__bridge;
-
-struct dt_comm {
-    int rank, size;
-    int line;           /* of the thread that uses it */
-    int fd;             /* the job's memfd, -1 for threads */
-    int spins;          /* polls before sleeping */
-    const dt__kernels *k;
-    dt__job *job;       /* NULL when this rank is alone */
-    int root;           /* the job's mapping is its own, 2: its fd, too */
-    dt_comm *parent;    /* communicator that this one was split from */
-    dt__bridge *bridge;     /* its ranks are on several nodes; NULL: all share memory */
-    dt__fabric *fabric; /* between the nodes of the job; NULL: there is one */
-    void *native_group; /* the engine's; NULL: all ranks of the job, or no native all-reduce so far */
-    int *up;            /* (size) rank in parent */
-    int *lane;          /* (size) rank in the job */
-    float **view;       /* (size) the peers' data of the current call */
-    const float **from; /* (size) scratch of one reduction */
-    int64_t *sent;      /* (size) bytes of this rank's data that reached each peer */
-    int64_t collectives;
-    double waited;      /* seconds */
-    double rate, met;   /* of an emulated link, bytes per second, 0: none; when the collective began to send */
-    int64_t owed;       /* the bytes that it sends */
-    dt__area *area;
-    dt__region *regions; /* newest first; the area is the last */
-    int64_t chunk;      /* floats in one stage buffer */
-    uint32_t step;
-    uint32_t shared_step; /* thread ranks: the step since which peers may read this rank's private memory */
-    int sharing;
-    dt__published call;
-    dt_result failed;
-    char message[900];
-    int launched;       /* by another launcher than the program itself; */
-    char launcher[384]; /* both in a communicator that was split from no other */
-};
+/* Where a rank of a communicator is. */
+typedef struct dt__rank_place {
+    int parent;      /* its rank in the communicator that this one was split from */
+    int world;       /* its rank among all ranks */
+    int job;         /* its rank in the job, if it is a job of this rank's */
+    int node, local; /* its node, and its rank among those of its node */
+    int relay;       /* of a rank of another node: its index among those whose leader here is the same rank */
+} dt__rank_place;
 
 /* A partial sum that a rank holds: the subtree (level, index) over leaves [index << level, (index + 1) << level). */
 typedef struct dt__part {
@@ -14537,77 +14518,103 @@ typedef struct dt__part {
     int64_t offset; /* floats from the start of the rank's data */
 } dt__part;
 
-/* A piece that a rank has: floats [from, from + count) of its memory, which come to `to` of the reader's. */
+/* Floats [from, from + count) of a rank's memory, which the reader puts at `to`. */
 typedef struct dt__extent {
     int rank;
     int64_t from, to, count;
 } dt__extent;
 
-/* A whole branch of the tree that one node has: of a sum over nodes. */
-typedef struct dt__branch {
-    int level, node, nth; /* it is number nth of its node's */
-    int rank, part;       /* its first leaves are this part of this rank .. */
-    int first, parts;     /* .. and this one in the list of all parts; how many it has */
+/* A whole subtree (level, index) of a sum that one node has. */
+typedef struct dt__subtree {
+    int level;
     int64_t index;
-} dt__branch;
+    int node, nth;    /* it is number nth of its node's */
+    int rank, part;   /* its first leaves are this part of this rank .. */
+    int first, parts; /* .. and this one in the list of all parts; how many it has */
+} dt__subtree;
 
-typedef struct dt__cursor {
-    int extent;
-    int64_t off;
-} dt__cursor;
-
-/* What a communicator has more whose ranks are on several nodes. */
-struct dt__bridge {
-    char *block;      /* the tables below */
-    dt_comm *near;    /* the ranks of this node, which share memory */
-    uint32_t id;      /* no two communicators with common ranks have the same */
-    int nodes, node;  /* how many; this rank's */
-    int *at, *seat;   /* (size) a rank's node, and its rank among those there */
-    int *member;      /* (size) the ranks of node k are member[first[k]] .., by seat */
-    int *first;       /* (nodes + 1) */
-    int *world;       /* (size) a rank's number in the world */
-    int *slot;        /* (size) the how manieth a rank is of those elsewhere whose deputy here is the same */
-    int relays;       /* the most ranks that anybody is the deputy of */
-    char *mail;       /* of the first rank of the node, symmetric: calls and inputs of small collectives */
-    float *stage;     /* (2, half) symmetric */
-    float *work;      /* private, work_floats for the rounds of a sum that are under way */
-    int64_t half, work_floats;
-    int rounds;       /* that are under way at a time: 1 or 2 */
-    dt__message *message; /* (2, most) of two rounds, with their peers */
-    int *peer;
-    int most, under_way[2];
-    dt__message *call; /* (nodes, 2) the calls of a large collective, those of nodes below `calls` under way */
-    int calls;
-    int64_t called;    /* number of the collective whose calls were sent last */
-    dt__message *parcel; /* (size, DT__PARCELS) sends in the background */
-    uint32_t *posted;    /* (size) how many */
-    int64_t *cut, *length;     /* (size + 1), (size) scratch of one collective */
-    dt__cursor *cursor, *ahead; /* (size) */
-    dt__extent *extent, *taken; /* (size) */
-    /* of one sum */
-    dt__branch *branch;
-    dt__part *top;          /* (branch_count) as the owner adds them */
-    const float **source, **addend;
-    int64_t branch_room, top_room, source_room, addend_room, work_room;
-    int *branches;          /* (nodes) how many each node has */
-    int branch_count, widest;
-    int lots;               /* of a round: what comes from each other node, and what is added here, if anything is */
+struct dt_comm {
+    int rank, size;
+    int nodes, node;            /* how many its ranks are on; this rank's */
+    int local_rank, local_size; /* among the ranks of this node, which share memory */
+    int relays;                 /* the most ranks of other nodes that a rank is the leader of */
+    dt__rank_place *place;           /* (size) */
+    int *member, *first;        /* the ranks of node k are member[first[k]] .., by local rank */
+    int stream;                 /* of the thread that uses it */
+    int fd;                     /* the job's memfd, -1 for threads */
+    int spins;                  /* polls before sleeping */
+    const dt__kernels *k;
+    dt__job *job;               /* NULL when this rank is alone */
+    char *tables;               /* the tables above and below */
+    int root;                   /* the job's mapping is its own, 2: its fd, too */
+    dt_comm *parent;            /* communicator that this one was split from */
+    dt__fabric *fabric;         /* between the nodes of the job; NULL: there is one node */
+    float **view;               /* (size) data of the local ranks in the current call, by local rank */
+    const float **from;         /* (size) scratch of one reduction */
+    int64_t *sent;              /* (size) bytes of this rank's data that reached each peer */
+    float **to;                 /* (size) as well */
+    int64_t *cut, *length;      /* (size + 1) scratch of one collective: where ranges begin; how long they are */
+    dt__extent *give, *take;    /* (size) scratch of one collective */
+    int64_t collectives;
+    double waited;              /* seconds */
+    double rate, met;           /* of an emulated link, bytes per second, 0: none; when the collective began to send */
+    int64_t owed;               /* bytes that the collective sends over the emulated link */
+    dt__area *area;
+    dt__region *regions;        /* newest first; the area is the last */
+    int64_t chunk;              /* floats in one stage buffer of the area */
+    char *stage;                /* local rank 0's stage of two halves */
+    int64_t half, stride;       /* floats of a half; bytes from one rank's stage to the next one's */
+    uint32_t step, meets, round;
+    uint32_t shared_step;       /* thread ranks: the step since which peers may read this rank's private memory */
+    int sharing;
+    dt__published call;
+    dt_result failed;
+    char message[900];
+    void *native_group;         /* the engine's; NULL: all ranks of the job, or no native all-reduce so far */
+    int launched;               /* by another launcher than the program itself; */
+    char launcher[384];         /* both in a communicator that was split from no other */
+    /* The members below are for ranks on several nodes. */
+    uint32_t id;                /* no two communicators with common ranks have the same */
+    dt__published *calls;       /* (nodes) what the leaders publish */
+    dt__message *message_of;    /* (2 (size + nodes)) of a round, the first `under_way` in use */
+    int under_way;
+    dt__message *outbox;        /* (size, DT__PACKETS) sends in the background */
+    uint32_t *posted;           /* (size) how many */
+    float *work, *inputs;       /* of the current round; of a small sum */
+    dt__subtree *subtree;       /* of the current sum, in the order of leaves */
+    const float **source;       /* twice as many: leaves, then subtrees */
+    dt__part *top;              /* as many: as the owner of a range adds them */
+    int *subtrees_of;           /* (nodes) how many each node has */
+    int64_t work_room, inputs_room, subtree_room, source_room, top_room;
+    int subtrees, widest;       /* how many; the most that one node has */
 };
 
-static dt__lane *dt__job_lane(dt__job *job, int rank) { return (dt__lane *)(void *)(job + 1) + rank; }
-static dt__seat *dt__comm_slot(const dt_comm *c, int rank) { return (dt__seat *)(void *)(c->area + 1) + rank; }
-static dt__lane *dt__comm_lane(const dt_comm *c, int rank) { return dt__job_lane(c->job, c->lane[rank]); }
-/* The ranks of a communicator that share this rank's memory. */
-static const dt_comm *dt__near(const dt_comm *c) { return c->bridge ? c->bridge->near : c; }
-static dt__lane *dt__own_lane(const dt_comm *c) { return dt__comm_lane(dt__near(c), dt__near(c)->rank); }
+static int dt__is_far(const dt_comm *c, int peer) { return c->place[peer].node != c->node; }
+/* The rank of a local rank. */
+static int dt__local(const dt_comm *c, int local) { return c->member[c->first[c->node] + local]; }
+/* The rank of a node through which the data of rank p of another node comes there and goes from there. */
+static int dt__leader(const dt_comm *c, int node, int p)
+{
+    return c->member[c->first[node] + c->place[p].local % (c->first[node + 1] - c->first[node])];
+}
+
+static dt__rank_state *dt__job_rank(dt__job *job, int rank) { return (dt__rank_state *)(void *)(job + 1) + rank; }
+static dt__rank_state *dt__own_state(const dt_comm *c) { return dt__job_rank(c->job, c->place[c->rank].job); }
+/* The area's tables go by local rank. */
+static dt__member *dt__comm_slot(const dt_comm *c, int local) { return (dt__member *)(void *)(c->area + 1) + local; }
 static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
-    return (dt__channel *)(void *)dt__comm_slot(c, c->size) + (int64_t)from * c->size + to;
+    return (dt__channel *)(void *)dt__comm_slot(c, c->local_size) + (int64_t)from * c->local_size + to;
 }
-/* Buffers 0, 1: a step's input; 2, 3: its result; 4, 5: parcels. */
-static float *dt__comm_stage(const dt_comm *c, int rank, uint32_t buffer)
+/* Buffers 0, 1: the halves of a communicator's first stage; 2, 3: messages of private memory. */
+static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
 {
-    return (float *)(void *)dt__comm_channel(c, c->size, 0) + (6 * (int64_t)rank + buffer) * c->chunk;
+    return (float *)(void *)dt__comm_channel(c, c->local_size, 0) + (4 * (int64_t)local + buffer) * c->chunk;
+}
+/* The half of a local rank's stage that belongs to the current round. */
+static float *dt__stage(const dt_comm *c, int local)
+{
+    return (float *)(void *)(c->stage + local * c->stride) + (c->round & 1u) * c->half;
 }
 
 /* Regions begin at whole pages of the shared file; pages are 4 to 64 kB, depending on the processor and the kernel. */
@@ -14615,40 +14622,38 @@ static int64_t dt__pages(int64_t bytes) { return dt__round_up(bytes, (int64_t)sy
 
 static int64_t dt__job_bytes(int size)
 {
-    return dt__pages((int64_t)sizeof(dt__job) + (int64_t)size * (int64_t)sizeof(dt__lane));
+    return dt__pages((int64_t)sizeof(dt__job) + (int64_t)size * (int64_t)sizeof(dt__rank_state));
 }
 static int64_t dt__chunk_floats(int size) { return size <= 16 ? 32768 : 4096; }
 static int64_t dt__area_bytes(int size)
 {
     int64_t n = size;
-    return dt__pages((int64_t)sizeof(dt__area) + n * (int64_t)sizeof(dt__seat) + n * n * (int64_t)sizeof(dt__channel) +
-                     n * 6 * dt__chunk_floats(size) * (int64_t)sizeof(float));
+    return dt__pages((int64_t)sizeof(dt__area) + n * (int64_t)sizeof(dt__member) + n * n * (int64_t)sizeof(dt__channel) +
+                     n * 4 * dt__chunk_floats(size) * (int64_t)sizeof(float));
 }
 
-/* ---- signs of life ---- */
+/* ---- heartbeats, stop requests, faults ---- */
 
 static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
 
 static void dt__fabric_poll(dt__fabric *f);
 
-static void dt__comm_alive(dt_comm *c) { __atomic_fetch_add(&dt__own_lane(c)->tick, 1u, __ATOMIC_RELAXED); }
-
 /* Compute code calls this often, so that a long stretch of work does not look like a frozen rank. */
 static void dt__comm_tick(dt_comm *c)
 {
     if (!c || !c->job) return;
-    dt__comm_alive(c);
+    __atomic_fetch_add(&dt__own_state(c)->tick, 1u, __ATOMIC_RELAXED);
     if (c->fabric) dt__fabric_poll(c->fabric);
 }
 
-/* A signal that asked this process to stop, 0: none. The one variable of the process beside what handles and threads
- * have: a signal is the process's own, and its handler gets no handle. Only a rank without a supervisor needs it. */
+/* The signal that asked this process to stop, 0: none. It belongs to the process because a signal handler gets no
+ * handle. Only a rank without a supervisor needs it. */
 static int dt__stop_signal;
 
 static void dt__note_stop(int sig) { __atomic_store_n(&dt__stop_signal, sig, __ATOMIC_RELAXED); }
 
-/* Lets a rank without a supervisor see Ctrl-C and SIGTERM as a stop request, unless the program does something else
- * about them. A second Ctrl-C ends it at once. */
+/* Lets a rank without a supervisor see Ctrl-C and SIGTERM as a stop request, unless the program handles them. A second
+ * Ctrl-C ends it at once. */
 static void dt__comm_catch_stop(const dt_comm *c)
 {
     static const int signals[] = {SIGINT, SIGTERM};
@@ -14686,7 +14691,7 @@ static void dt__comm_progress(dt_comm *c, int64_t step)
 static void dt__comm_fits(dt_comm *c, int ranks, int fits)
 {
     if (c->job && ranks <= c->job->size)
-        __atomic_store_n(&dt__job_lane(c->job, ranks - 1)->unfit, !fits, __ATOMIC_RELAXED);
+        __atomic_store_n(&dt__job_rank(c->job, ranks - 1)->unfit, !fits, __ATOMIC_RELAXED);
 }
 
 /* Whether a rank that ended with this wait status failed. One that stopped on request did not. */
@@ -14707,11 +14712,11 @@ static void dt__format_end(char *text, size_t size, uint32_t gone)
 
 static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fault)
 {
-    int lane = (int)(fault & 0x7fffu), rank = fault & DT__FAR ? lane : dt__job_lane(job, lane)->world;
+    int number = (int)(fault & 0x7fffu), rank = fault & DT__FAR ? number : dt__job_rank(job, number)->world;
     char end[128];
     switch (fault >> 16) {
     case DT__FAULT_DIED:
-        dt__format_end(end, sizeof end, __atomic_load_n(&dt__job_lane(job, lane)->gone, __ATOMIC_ACQUIRE));
+        dt__format_end(end, sizeof end, __atomic_load_n(&dt__job_rank(job, number)->gone, __ATOMIC_ACQUIRE));
         snprintf(text, size, "rank %d %s", rank, end);
         break;
     case DT__FAULT_FROZEN:
@@ -14724,7 +14729,7 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
         break;
     case DT__FAULT_LEFT: snprintf(text, size, "rank %d left (dt_comm_free, or the end of its program)", rank); break;
     case DT__FAULT_LENGTH:
-        snprintf(text, size, "rank %d got a message of another length than it asked for", rank);
+        snprintf(text, size, "rank %d received a message of another length than it asked for", rank);
         break;
     case DT__FAULT_LOST:
         snprintf(text, size, "rank %d cannot be reached (its process ended, its machine failed, or the link is down)",
@@ -14734,58 +14739,54 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
     }
 }
 
-/* ---- failing ---- */
-
-static void dt__nap_for(int us)
+static void dt__nap(void)
 {
     struct timespec t;
     t.tv_sec = 0;
-    t.tv_nsec = us * 1000L;
+    t.tv_nsec = 100000;
     nanosleep(&t, NULL);
 }
-static void dt__nap(void) { dt__nap_for(100); }
 
 /* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
  * peer that arrived at the same step still reads it. A peer that arrives later sees `outs` and does not read. */
 static void dt__comm_drain(dt_comm *c)
 {
     double start = dt__now();
-    for (int p = 0; p < c->size; p++) {
-        dt__seat *slot = dt__comm_slot(c, p);
-        while (p != c->rank && __atomic_load_n(&slot->arrived.value, __ATOMIC_SEQ_CST) == c->shared_step &&
+    for (int p = 0; p < c->local_size; p++) {
+        dt__member *slot = dt__comm_slot(c, p);
+        while (p != c->local_rank && __atomic_load_n(&slot->arrived.value, __ATOMIC_SEQ_CST) == c->shared_step &&
                !__atomic_load_n(&slot->out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slot->left, __ATOMIC_SEQ_CST) &&
                (dt__now() - start) * 1e3 < c->job->timeout_ms)
             dt__nap();
     }
 }
 
-/* Where a fault of one communicator is noted, so that its ranks see it. */
+/* Where a fault of one communicator is noted, so that all its ranks see it. */
 static uint32_t *dt__fault_of(dt_comm *c)
 {
-    if (c->bridge) return c->fabric->base ? &c->fabric->base->area->fault : &c->job->fault;
+    if (c->nodes > 1) return c->fabric->base ? &c->fabric->base->area->fault : &c->job->fault;
     return c->area ? &c->area->fault : &c->job->fault;
 }
 
-/* Tells the ranks of all nodes what failed here: c->message. */
+/* Tells all ranks what failed here: c->message. */
 static void dt__comm_tell(dt_comm *c)
 {
     if (__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) return;
-    snprintf(c->job->why, sizeof c->job->why, "rank %d failed: %.460s", c->lane[c->rank], c->message);
-    dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->lane[c->rank]);
+    snprintf(c->job->why, sizeof c->job->why, "rank %d failed: %.460s", c->place[c->rank].world, c->message);
+    dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
 }
 
-/* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message. */
+/* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message; the ranks of
+ * other nodes are told. */
 static dt_result dt__comm_fail(dt_comm *c, dt_result code)
 {
-    dt_comm *near = c->bridge ? c->bridge->near : c;
+    int again = c->failed != DT_OK;
     c->failed = code;
-    if (c != near) dt__comm_tell(c);
-    if (c != near && !near->failed) memcpy(near->message, c->message, sizeof near->message);
-    if (near->area && (c == near || !near->failed)) {
-        near->failed = code;
-        __atomic_store_n(&dt__comm_slot(near, near->rank)->out, 1u, __ATOMIC_SEQ_CST);
-        __atomic_fetch_add(&near->area->outs, 1u, __ATOMIC_SEQ_CST);
-        if (near->sharing) dt__comm_drain(near);
+    if (c->nodes > 1) dt__comm_tell(c);
+    if (c->area && !again) {
+        __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
+        if (c->sharing) dt__comm_drain(c);
     }
     return dt__error(code, "%s", c->message);
 }
@@ -14793,8 +14794,8 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
 /* The first fault. What a rank does because of a fault (leave, end) comes later and must not be blamed for it. */
 static uint32_t dt__comm_fault(const dt_comm *c)
 {
-    const dt_comm *near = dt__near(c), *base = c->fabric ? c->fabric->base : NULL;
-    uint32_t fault = near->area ? __atomic_load_n(&near->area->fault, __ATOMIC_SEQ_CST) : 0;
+    const dt_comm *base = c->fabric ? c->fabric->base : NULL;
+    uint32_t fault = c->area ? __atomic_load_n(&c->area->fault, __ATOMIC_SEQ_CST) : 0;
     if (!fault && base) fault = __atomic_load_n(&base->area->fault, __ATOMIC_SEQ_CST);
     return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
 }
@@ -14812,21 +14813,21 @@ static dt_result dt__comm_explain(dt_comm *c)
     }
     dt__hear_last(c->fabric);
     dt__format_fault(text, sizeof text, c->job, fault);
-    snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->lane[c->rank], call);
+    snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
     return dt__comm_fail(c, DT_E_PEER);
 }
 
 /* The loads are acquire: a peer that arrived before the trouble began is then seen to have arrived (dt__give_up). */
 static int dt__comm_troubled(const dt_comm *c)
 {
-    const dt__area *area = dt__near(c)->area;
+    const dt__area *area = c->area, *base = c->fabric && c->fabric->base ? c->fabric->base->area : NULL;
     return __atomic_load_n(&c->job->fault, __ATOMIC_ACQUIRE) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
            (area && __atomic_load_n(&area->outs, __ATOMIC_SEQ_CST)) ||
            (area && __atomic_load_n(&area->fault, __ATOMIC_ACQUIRE)) ||
-           (c->fabric && c->fabric->base && __atomic_load_n(&c->fabric->base->area->fault, __ATOMIC_ACQUIRE));
+           (base && __atomic_load_n(&base->fault, __ATOMIC_ACQUIRE));
 }
 
-/* ---- waiting ---- */
+/* ---- failure detection ---- */
 
 static int dt__event_reached(const dt__event *e, uint32_t target)
 {
@@ -14842,7 +14843,7 @@ static void dt__event_raise(dt__event *e, uint32_t value)
 #endif
 }
 
-/* Sleeps until the event is raised, at most 20 ms: a slice, after which the caller looks at its peers. */
+/* Sleeps until the event is raised, at most 20 ms: then the caller looks at its peers. */
 static void dt__event_sleep(dt__event *e, uint32_t target)
 {
 #ifdef __linux__
@@ -14861,28 +14862,41 @@ static void dt__event_sleep(dt__event *e, uint32_t target)
 }
 
 typedef struct dt__watch {
-    int suspect;     /* 1 + rank in the job */
-    uint32_t moved;  /* its signs of life when last seen to change */
+    int suspect;   /* 1 + rank */
+    uint32_t life; /* its heartbeat when last seen to change */
     double silence, looked, asked;
 } dt__watch;
 
-/* Follows "waits for" from a peer to the rank that holds all up, thread by thread: one that waits for a rank waits for
- * the thread there that makes the same calls, and one that waits for the other thread of its rank for what that waits
- * for. A thread renews its stamp while it waits for a rank, so an old one belongs to a rank that froze meanwhile.
- * Returns the rank, or DT__RANKS_MAX for a circle; *life is what must change. */
+/* Adds up how long the suspect has been silent. At most 0.1 s counts per look, so that time during which this very rank
+ * did not run (a stopped job, a sleeping laptop) counts for nobody. */
+static int dt__silent_too_long(dt__watch *w, int suspect, uint32_t life, int timeout_ms)
+{
+    double now = dt__now(), passed = now - w->looked;
+    w->looked = now;
+    if (suspect + 1 != w->suspect || life != w->life) w->silence = 0;
+    else w->silence += passed < 0.1 ? passed : 0.1;
+    w->suspect = suspect + 1;
+    w->life = life;
+    return w->silence * 1e3 >= timeout_ms;
+}
+
+/* Follows "waits for" from a rank of the job to the rank that holds all up, stream by stream: a stream that waits for a
+ * rank waits for the stream there that makes the same calls, and one that waits for the other stream of its rank waits
+ * for what that one waits for. A stream renews its stamp while it waits for a rank, so an old stamp belongs to a rank
+ * that froze meanwhile. Returns the rank, or DT__RANKS_MAX for a circle; *life is what must change. */
 static int dt__find_culprit(dt_comm *c, int rank, uint32_t *life)
 {
     uint32_t now = dt__clock_ms();
     int32_t old = c->job->timeout_ms / 4;
-    int line = c->line;
+    int stream = c->stream;
     *life = 0;
-    for (int hops = 0; hops <= DT__LINES * c->job->size; hops++) {
-        dt__lane *lane = dt__job_lane(c->job, rank);
-        uint32_t stamp = __atomic_load_n(&lane->line[line].stamp, __ATOMIC_RELAXED);
-        int waiting = __atomic_load_n(&lane->line[line].waiting, __ATOMIC_RELAXED);
-        *life += __atomic_load_n(&lane->tick, __ATOMIC_RELAXED);
-        if (waiting == DT__OTHER_LINE) {
-            line = 1 - line;
+    for (int hops = 0; hops <= DT__STREAMS * c->job->size; hops++) {
+        dt__rank_state *state = dt__job_rank(c->job, rank);
+        uint32_t stamp = __atomic_load_n(&state->stream[stream].stamp, __ATOMIC_RELAXED);
+        int waiting = __atomic_load_n(&state->stream[stream].waiting, __ATOMIC_RELAXED);
+        *life += __atomic_load_n(&state->tick, __ATOMIC_RELAXED);
+        if (waiting == DT__OTHER_STREAM) {
+            stream = 1 - stream;
             continue;
         }
         if (!waiting || (int32_t)(now - stamp) > old) return *life += stamp, rank;
@@ -14891,46 +14905,21 @@ static int dt__find_culprit(dt_comm *c, int rank, uint32_t *life)
     return DT__RANKS_MAX;
 }
 
-/* Adds up how long the culprit has been silent. At most 0.1 s counts per look, so that time during which this very rank
- * did not run (a stopped job, a sleeping laptop) counts for nobody. */
-static int dt__silent_too_long(dt_comm *c, int peer, dt__watch *w)
+/* Whether a rank of this job, or who it waits for, has been silent for too long. */
+static int dt__job_silent(dt_comm *c, int rank, dt__watch *w)
 {
     uint32_t life;
-    int suspect = 1 + dt__find_culprit(c, c->lane[peer], &life);
-    double now = dt__now(), passed = now - w->looked;
-    w->looked = now;
-    if (suspect != w->suspect || life != w->moved) {
-        w->suspect = suspect;
-        w->moved = life;
-        w->silence = 0;
-        return 0;
-    }
-    w->silence += passed < 0.1 ? passed : 0.1;
-    if (w->silence * 1e3 < c->job->timeout_ms) return 0;
-    if (suspect - 1 < DT__RANKS_MAX) dt__blame(&c->job->fault, DT__FAULT_FROZEN, suspect - 1);
-    else dt__blame(&c->job->fault, DT__FAULT_DEADLOCK, c->lane[peer]);
+    int suspect = dt__find_culprit(c, rank, &life);
+    if (!dt__silent_too_long(w, suspect, life, c->job->timeout_ms)) return 0;
+    if (suspect < DT__RANKS_MAX) dt__blame(&c->job->fault, DT__FAULT_FROZEN, suspect);
+    else dt__blame(&c->job->fault, DT__FAULT_DEADLOCK, rank);
     return 1;
 }
 
-/* Whether to give up waiting for `peer`. The event is looked at again after each bad sign: a peer may arrive, then
- * leave. */
-static int dt__give_up(dt_comm *c, int peer, dt__event *e, uint32_t target, dt__watch *w)
-{
-    uint32_t gone = __atomic_load_n(&dt__comm_lane(c, peer)->gone, __ATOMIC_ACQUIRE);
-    uint32_t left = c->area ? __atomic_load_n(&dt__comm_slot(c, peer)->left, __ATOMIC_ACQUIRE) : 0;
-    int troubled = dt__comm_troubled(c) || gone || left;
-    if (!troubled) troubled = dt__silent_too_long(c, peer, w);
-    if (!troubled || dt__event_reached(e, target)) return 0;
-    if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
-    if (dt__end_failed((int)(gone & ~DT__GONE))) dt__blame(&c->job->fault, DT__FAULT_DIED, c->lane[peer]);
-    else dt__blame(c->area ? &c->area->fault : &c->job->fault, DT__FAULT_LEFT, c->lane[peer]);
-    return 1;
-}
-
-/* ---- between nodes: signs of life ----
- * A rank that waits for one on another node asks it now and then, and it answers from whatever it does: from waiting,
- * and from computing, where dt__comm_tick looks. One that does not answer within the time limit is frozen. What fails
- * on a node is told to all others. */
+/* ---- heartbeats between nodes ----
+ * A rank that waits for a rank of another node asks it now and then, and that rank answers from whatever it does: from
+ * waiting, and from computing, where dt__comm_tick looks. A rank that does not answer within the time limit is frozen.
+ * What fails on a node is told to all others. */
 
 enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators have the tags from 2 DT__IDS on */
 
@@ -14944,7 +14933,7 @@ static void dt__hear_start(dt__fabric *f, dt__message *m, int sends, int peer, d
     if (f->start(f, m)) m->data = NULL;
 }
 
-/* Is the message free to be sent, again? */
+/* Whether the message can be started again. */
 static int dt__hear_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
 
 /* Tells all ranks what this node's job failed of, once. */
@@ -14981,7 +14970,7 @@ static void dt__hear_notice(dt__fabric *f, int from, const dt__notice *notice)
     dt__blame(&h->job->fault, (int)(notice->fault >> 16), (int)(notice->fault & 0xffffu));
 }
 
-/* Takes what has been said, and answers. */
+/* Takes the notices that have come, and answers. */
 static void dt__hear(dt__fabric *f)
 {
     dt__hearing *h = f->hearing;
@@ -15018,13 +15007,11 @@ static void dt__hear_last(dt__fabric *f)
         while (h->told && !dt__hear_free(&h->tell[p]) && dt__now() < until);
 }
 
-/* Adds up how long a rank on another node has been silent, though asked. */
+/* Whether a rank of another node has been silent for too long, though asked. */
 static int dt__hear_silent(dt__fabric *f, int peer, dt__watch *w)
 {
     dt__hearing *h = f->hearing;
-    uint32_t heard = __atomic_load_n(&h->heard[peer], __ATOMIC_RELAXED);
-    double now = dt__now(), passed = now - w->looked;
-    w->looked = now;
+    double now = dt__now();
     if (!__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) {
         if (now > w->asked + h->job->timeout_ms * 1e-3 / 8 && dt__hear_free(&h->asked[peer])) {
             w->asked = now;
@@ -15032,14 +15019,7 @@ static int dt__hear_silent(dt__fabric *f, int peer, dt__watch *w)
         }
         __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
     }
-    if (w->suspect != 1 + peer || heard != w->moved) {
-        w->suspect = 1 + peer;
-        w->moved = heard;
-        w->silence = 0;
-        return 0;
-    }
-    w->silence += passed < 0.1 ? passed : 0.1;
-    if (w->silence * 1e3 < h->job->timeout_ms) return 0;
+    if (!dt__silent_too_long(w, peer, __atomic_load_n(&h->heard[peer], __ATOMIC_RELAXED), h->job->timeout_ms)) return 0;
     dt__blame(&h->job->fault, DT__FAULT_FROZEN, DT__FAR | peer);
     return 1;
 }
@@ -15047,7 +15027,7 @@ static int dt__hear_silent(dt__fabric *f, int peer, dt__watch *w)
 static dt_result dt__hearing_open(dt__fabric *f, struct dt__job *job)
 {
     int64_t n = f->size, message = (int64_t)sizeof(dt__message);
-    dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (2 * message + 4), "signs of life");
+    dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (2 * message + 4), "heartbeats");
     if (!h) return DT_E_MEMORY;
     h->job = job;
     h->asked = (dt__message *)(void *)(h + 1);
@@ -15060,52 +15040,123 @@ static dt_result dt__hearing_open(dt__fabric *f, struct dt__job *job)
     return DT_OK;
 }
 
-static void dt__hear_cancel(dt__fabric *f, dt__message *m)
+static void dt__message_cancel(dt__fabric *f, dt__message *m)
 {
-    if (!dt__hear_free(m)) f->cancel(f, m);
+    if (m->data && !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) f->cancel(f, m);
 }
 static void dt__hearing_close(dt__fabric *f)
 {
     dt__hearing *h = f->hearing;
     if (!h) return;
-    dt__hear_cancel(f, &h->inbox);
-    for (int k = 0; k < DT__REPLIES; k++) dt__hear_cancel(f, &h->reply[k]);
-    for (int p = 0; p < f->size; p++) dt__hear_cancel(f, &h->asked[p]), dt__hear_cancel(f, &h->tell[p]);
+    dt__message_cancel(f, &h->inbox);
+    for (int k = 0; k < DT__REPLIES; k++) dt__message_cancel(f, &h->reply[k]);
+    for (int p = 0; p < f->size; p++) dt__message_cancel(f, &h->asked[p]), dt__message_cancel(f, &h->tell[p]);
     dt__free(h);
     f->hearing = NULL;
 }
 
-static dt_result dt__wait_asleep(dt_comm *c, int peer, dt__event *e, uint32_t target)
+/* ---- waiting ----
+ * One function waits for everything that a peer does: it spins, yields, then sleeps, lets messages move, renews this
+ * rank's stamp and gives up when the peer has failed. */
+
+typedef struct dt__awaited {
+    int peer;
+    dt__event *event; /* which the peer raises to the target; NULL: .. */
+    uint32_t target;
+    const dt__message *message; /* .. a message to or from the peer */
+} dt__awaited;
+
+static int dt__arrived(const dt__awaited *a)
 {
-    dt__line *me = &dt__comm_lane(c, c->rank)->line[c->line];
+    return a->event ? dt__event_reached(a->event, a->target) : __atomic_load_n(&a->message->done, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* Whether to give up waiting. What the peer did before it left or failed still counts. */
+static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
+{
+    const dt__rank_place *p = &c->place[a->peer];
+    int far = dt__is_far(c, a->peer), troubled = dt__comm_troubled(c);
+    const dt_comm *at = far ? c->fabric->base : c;
+    uint32_t gone = 0, left = 0;
+    if (at) gone = __atomic_load_n(&dt__job_rank(c->job, p->job)->gone, __ATOMIC_ACQUIRE);
+    if (at && at->area)
+        left = __atomic_load_n(&dt__comm_slot(at, far ? p->world : p->local)->left, __ATOMIC_ACQUIRE);
+    if (!troubled && !gone && !left)
+        troubled = at ? dt__job_silent(c, p->job, w) : dt__hear_silent(c->fabric, p->world, w);
+    if (!troubled && !gone && !left) return 0;
+    if (c->fabric) (void)c->fabric->progress(c->fabric);
+    if (dt__arrived(a)) return 0;
+    if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
+    if (dt__end_failed((int)(gone & ~DT__GONE))) dt__blame(&c->job->fault, DT__FAULT_DIED, p->job);
+    else dt__blame(dt__fault_of(c), DT__FAULT_LEFT, p->job);
+    return 1;
+}
+
+static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
+{
+    dt__stream *me = &dt__own_state(c)->stream[c->stream];
+    int same_job = !dt__is_far(c, a->peer) || c->fabric->base, up = 0;
     dt__watch watch;
-    int up = 0;
+    dt_result r = DT_OK;
     memset(&watch, 0, sizeof watch);
     watch.looked = dt__now();
     __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
-    __atomic_store_n(&me->waiting, 1 + c->lane[peer], __ATOMIC_RELAXED);
-    while (!dt__event_reached(e, target)) {
-        if (c->fabric) dt__fabric_poll(c->fabric), dt__nap();
-        else dt__event_sleep(e, target);
+    if (same_job) __atomic_store_n(&me->waiting, 1 + c->place[a->peer].job, __ATOMIC_RELAXED);
+    while (!dt__arrived(a) && !r && !up) {
+        if (c->fabric) r = c->fabric->progress(c->fabric), dt__hear(c->fabric), dt__nap();
+        else dt__event_sleep(a->event, a->target);
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
-        if ((up = dt__give_up(c, peer, e, target, &watch)) != 0) break;
+        up = dt__give_up(c, a, &watch);
     }
     __atomic_store_n(&me->waiting, 0, __ATOMIC_RELAXED);
-    return up ? dt__comm_explain(c) : DT_OK;
+    return !r && up ? dt__comm_explain(c) : r;
 }
 
-/* Waits until the event, which `peer` raises, has the target value. */
-static dt_result dt__wait(dt_comm *c, int peer, dt__event *e, uint32_t target)
+/* How long a rank with a core of its own looks for a message without sleeping: what 32 MB need where links are fast. In
+ * its sleep the link's buffers fill up. A background stream, whose core computes, sleeps at once. */
+#define DT__MESSAGE_SPIN 1e-2 /* seconds */
+
+static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
 {
-    double start;
+    double start = dt__now(), spin = a->event || c->stream || c->spins < DT__SPINS ? 0.0 : DT__MESSAGE_SPIN;
     dt_result r = DT_OK;
-    if (dt__event_reached(e, target)) return DT_OK;
-    start = dt__now();
-    for (int i = 0; i < c->spins && !dt__event_reached(e, target); i++) dt__relax();
-    for (int i = 0; i < 8 && !dt__event_reached(e, target); i++) sched_yield();
-    if (!dt__event_reached(e, target)) r = dt__wait_asleep(c, peer, e, target);
+    for (int i = 0; i < c->spins + 8 && !r && !dt__arrived(a); i++) {
+        if (a->message) r = c->fabric->progress(c->fabric), dt__hear(c->fabric);
+        else dt__relax();
+        if (i >= c->spins || (a->message && i % 16 == 15)) sched_yield(); /* the kernel's network thread needs a core */
+        if (i + 1 == c->spins && dt__now() - start < spin) i = -1;
+    }
+    if (!r && !dt__arrived(a)) r = dt__wait_asleep(c, a);
     c->waited += dt__now() - start;
     return r;
+}
+
+/* Waits until the event, which a rank of this node raises, has the target value. */
+static dt_result dt__wait(dt_comm *c, int peer, dt__event *e, uint32_t target)
+{
+    dt__awaited a;
+    if (dt__event_reached(e, target)) return DT_OK;
+    a.peer = peer, a.event = e, a.target = target, a.message = NULL;
+    return dt__wait_for(c, &a);
+}
+
+/* Waits for a message to or from a peer. */
+static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
+{
+    dt__awaited a;
+    dt_result r;
+    a.peer = peer, a.event = NULL, a.target = 0, a.message = m;
+    r = dt__arrived(&a) ? DT_OK : dt__wait_for(c, &a);
+    if (r || m->done == 1) return r;
+    if (m->done == DT__LOST) {
+        dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->place[peer].world);
+        return dt__comm_explain(c);
+    }
+    snprintf(c->message, sizeof c->message, "a message of another length: rank %d sends %s%lld floats where rank %d "
+             "receives %lld in %s", c->place[peer].world, m->moved ? "" : "more than ",
+             (long long)((m->moved ? m->moved : m->bytes) / 4), c->place[c->rank].world, (long long)(m->bytes / 4),
+             dt__call_name(c->call.op));
+    return dt__comm_fail(c, DT_E_PEER);
 }
 
 /* The cores that this process may run on. */
@@ -15118,6 +15169,20 @@ static int dt__own_cores(void)
     for (long i = 0; i < bytes; i++) cores += __builtin_popcount(may[i]);
 #endif
     return cores > 0 ? cores : (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+/* Polls before sleeping: many if the machine has a core for every stream of the job, and a rank may use as many. */
+static int dt__spins(const dt__job *job, int streams)
+{
+    int fits = job && streams <= dt__own_cores() && job->size * streams <= sysconf(_SC_NPROCESSORS_ONLN);
+    return fits ? DT__SPINS : streams > 1 ? 4 : 20;
+}
+
+/* From here on the background thread alone uses it. */
+static void dt__comm_other_stream(dt_comm *c)
+{
+    c->stream = 1;
+    c->spins = dt__spins(c->job, DT__STREAMS);
 }
 
 /* ---- shared memory ---- */
@@ -15163,14 +15228,6 @@ static int dt__file_reserve(int fd, int64_t where, int64_t bytes)
     (void)fd, (void)where, (void)bytes;
     return -1;
 #endif
-}
-
-/* From here on another thread alone uses it. */
-static void dt__comm_other_line(dt_comm *c)
-{
-    dt_comm *near = c->bridge ? c->bridge->near : c;
-    c->line = near->line = 1;
-    if (c->job && 2 * c->job->size > dt__own_cores()) c->spins = near->spins = 4; /* it takes the core of the other */
 }
 
 /* Gives the memory of one region back. Processes: only the last one to leave may free the file's pages. */
@@ -15227,7 +15284,7 @@ static int64_t dt__locate(const dt_comm *c, const void *data, int64_t bytes)
 {
     const char *p = (const char *)data;
     for (; c; c = c->parent)
-        for (const dt__region *g = dt__near(c)->regions; g; g = g->next)
+        for (const dt__region *g = c->regions; g; g = g->next)
             if (p >= g->base && p < g->base + g->bytes && bytes <= g->base + g->bytes - p)
                 return g->where + (p - g->base);
     return -1;
@@ -15238,7 +15295,7 @@ static float *dt__resolve(const dt_comm *c, int64_t where)
 {
     if (c->fd < 0) return (float *)(intptr_t)where;
     for (; c; c = c->parent)
-        for (const dt__region *g = dt__near(c)->regions; g; g = g->next)
+        for (const dt__region *g = c->regions; g; g = g->next)
             if (where >= g->where && where < g->where + g->bytes)
                 return (float *)(void *)(g->base + (where - g->where));
     return NULL;
@@ -15249,49 +15306,51 @@ static float *dt__resolve(const dt_comm *c, int64_t where)
 static dt_result dt__step(dt_comm *c)
 {
     dt_result r = DT_OK;
+    if (!c->job) return DT_OK;
     c->step++;
-    dt__event_raise(&dt__comm_slot(c, c->rank)->arrived, c->step);
-    for (int i = 1; i < c->size && !r; i++) {
-        int peer = (c->rank + i) % c->size;
-        r = dt__wait(c, peer, &dt__comm_slot(c, peer)->arrived, c->step);
+    dt__event_raise(&dt__comm_slot(c, c->local_rank)->arrived, c->step);
+    for (int i = 1; i < c->local_size && !r; i++) {
+        int local = (c->local_rank + i) % c->local_size;
+        r = dt__wait(c, dt__local(c, local), &dt__comm_slot(c, local)->arrived, c->step);
     }
     return r;
 }
 
-static const dt__published *dt__peer_call(const dt_comm *c, int rank)
+/* What a local rank published last. */
+static const dt__published *dt__peer_call(const dt_comm *c, int local)
 {
-    return &dt__comm_slot(c, rank)->call[c->step & 1u];
+    return &dt__comm_slot(c, local)->call[c->meets & 1u];
+}
+
+/* A step that tells the local ranks this rank's call. */
+static dt_result dt__publish_call(dt_comm *c)
+{
+    dt__comm_slot(c, c->local_rank)->call[++c->meets & 1u] = c->call;
+    return dt__step(c);
 }
 
 static void dt__format_call(char *text, size_t size, const dt__published *call)
 {
     static const char *const ops[] = {"sum", "max", "min"};
-    int what = call->extra;
-    const char *unit = call->op == DT__CALL_ALLOC ? "bytes" : "floats";
     char how[40] = "";
-    if (call->op == DT__CALL_BROADCAST) snprintf(how, sizeof how, ", root %d", what);
+    if (call->op == DT__CALL_BROADCAST) snprintf(how, sizeof how, ", root %d", call->extra);
     else if (call->op == DT__CALL_ALL_REDUCE || call->op == DT__CALL_REDUCE_SCATTER)
-        snprintf(how, sizeof how, ", %s", what < 3 ? ops[what] : "?");
-    else if (what) snprintf(how, sizeof how, ", kind %d", what);
+        snprintf(how, sizeof how, ", %s", call->extra < 3 ? ops[call->extra] : "?");
+    else if (call->extra) snprintf(how, sizeof how, ", kind %d", call->extra);
     snprintf(text, size, "%s #%lld (%lld %s%s)", dt__call_name(call->op), (long long)call->sequence,
-             (long long)call->count, unit, how);
+             (long long)call->count, call->op == DT__CALL_ALLOC ? "bytes" : "floats", how);
 }
 
-/* All ranks see the same published calls, so all of them find the same first difference from rank 0. */
-static dt_result dt__check_calls(dt_comm *c)
+/* Whether ranks p and q make the same call. */
+static dt_result dt__check_same(dt_comm *c, int p, const dt__published *a, int q, const dt__published *b)
 {
-    const dt__published *a = dt__peer_call(c, 0);
     char first[128], other[128];
-    for (int p = 1; p < c->size; p++) {
-        const dt__published *b = dt__peer_call(c, p);
-        if (a->op == b->op && a->sequence == b->sequence && a->count == b->count && a->extra == b->extra) continue;
-        dt__format_call(first, sizeof first, a);
-        dt__format_call(other, sizeof other, b);
-        snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must "
-                 "make the same calls in the same order", c->lane[0], first, c->lane[p], other);
-        return dt__comm_fail(c, DT_E_PEER);
-    }
-    return DT_OK;
+    if (a->op == b->op && a->sequence == b->sequence && a->count == b->count && a->extra == b->extra) return DT_OK;
+    dt__format_call(first, sizeof first, a);
+    dt__format_call(other, sizeof other, b);
+    snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must make the "
+             "same calls in the same order", c->place[p].world, first, c->place[q].world, other);
+    return dt__comm_fail(c, DT_E_PEER);
 }
 
 /* Names the call that begins, and refuses it when the communicator has failed. */
@@ -15310,58 +15369,132 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     if (count < 0)
         return dt__error(DT_E_USAGE, "%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
     if (!c->job) return DT_OK;
-    if (c->bridge && op < DT__CALL_SEND) dt__comm_alive(c); /* what follows polls the fabric */
-    else dt__comm_tick(c);
+    dt__comm_tick(c);
     return dt__comm_troubled(c) ? dt__comm_explain(c) : DT_OK;
+}
+
+/* ---- messages of one communicator ---- */
+
+/* Starts a message to or from a rank of another node. kind: 0 of a collective, 1 from point to point. */
+static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int peer, int kind, void *data, int64_t bytes)
+{
+    m->sends = sends;
+    m->peer = c->place[peer].world;
+    m->tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
+    m->data = (char *)data;
+    m->bytes = bytes;
+    if (sends) __atomic_fetch_add(&c->fabric->sent, bytes, __ATOMIC_RELAXED);
+    return c->fabric->start(c->fabric, m);
+}
+
+/* One more message of this round. */
+static dt_result dt__round_message(dt_comm *c, int sends, int peer, const void *data, int64_t bytes)
+{
+    return bytes ? dt__message_start(c, &c->message_of[c->under_way++], sends, peer, 0, (void *)(intptr_t)data, bytes)
+                 : DT_OK;
+}
+
+/* Waits for all messages of this round. After an error none is under way. */
+static dt_result dt__round_wait(dt_comm *c, dt_result r)
+{
+    for (int k = 0; k < c->under_way && !r; k++) {
+        const dt__message *m = &c->message_of[k];
+        int peer = 0;
+        while (c->place[peer].world != m->peer) peer++;
+        r = dt__wait_message(c, m, peer);
+    }
+    for (int k = 0; k < c->under_way && r; k++) dt__message_cancel(c->fabric, &c->message_of[k]);
+    c->under_way = 0;
+    return r;
+}
+
+/* Bytes that reach a peer count in this communicator and in those that it was split from, which another thread may
+ * use. A link between nodes, or the one that a single node emulates, needs time for them. */
+static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
+{
+    if (c->nodes == 1 || dt__is_far(c, peer)) c->owed += 4 * floats;
+    for (; c; peer = c->place[peer].parent, c = c->parent)
+        __atomic_fetch_add(&c->sent[peer], 4 * floats, __ATOMIC_RELAXED);
+}
+
+/* Sends floats of this rank's to a rank of another node. */
+static dt_result dt__round_send(dt_comm *c, int peer, const float *data, int64_t count)
+{
+    dt__count_sent(c, peer, count);
+    return dt__round_message(c, 1, peer, data, 4 * count);
+}
+
+/* ---- how a collective begins and ends ---- */
+
+/* The first ranks of the nodes compare their calls. */
+static dt_result dt__meet_nodes(dt_comm *c)
+{
+    const int64_t bytes = (int64_t)sizeof c->call;
+    dt_result r = DT_OK;
+    for (int k = 0; k < c->nodes && !c->local_rank && !r; k++) {
+        if (k == c->node) continue;
+        r = dt__round_message(c, 0, c->member[c->first[k]], &c->calls[k], bytes);
+        if (!r) r = dt__round_message(c, 1, c->member[c->first[k]], &c->call, bytes);
+    }
+    r = dt__round_wait(c, r);
+    for (int k = 0; k < c->nodes && !c->local_rank && !r; k++)
+        if (k != c->node) r = dt__check_same(c, c->rank, &c->call, c->member[c->first[k]], &c->calls[k]);
+    return r ? r : dt__step(c);
 }
 
 /* The first step of a collective: all ranks publish their call and see that they agree. */
 static dt_result dt__meet(dt_comm *c)
 {
     dt_result r;
-    dt__comm_slot(c, c->rank)->call[(c->step + 1) & 1u] = c->call;
+    if (!c->job) return DT_OK;
     c->shared_step = c->step + 1;
     c->sharing = c->job->threads && c->call.where >= 0;
-    r = dt__step(c);
+    r = dt__publish_call(c);
     c->owed = 0;
+    for (int p = 1; p < c->local_size && !r; p++)
+        r = dt__check_same(c, dt__local(c, 0), dt__peer_call(c, 0), dt__local(c, p), dt__peer_call(c, p));
+    if (!r && c->nodes > 1) r = dt__meet_nodes(c);
     c->met = c->rate > 0.0 ? dt__now() : 0.0;
-    if (!r) r = dt__check_calls(c);
     if (!r && c->sharing && dt__comm_troubled(c)) r = dt__comm_explain(c); /* see dt__comm_drain */
-    return r;
-}
-
-/* After dt__meet: fills c->view when every rank's data can be read in place. */
-static int dt__views(dt_comm *c)
-{
-    for (int p = 0; p < c->size; p++) {
-        int64_t where = dt__peer_call(c, p)->where;
-        if (where < 0) return 0;
-        c->view[p] = dt__resolve(c, where);
-    }
-    return 1;
-}
-
-/* Waits as long as an emulated link still needs. */
-static void dt__link(dt_comm *c)
-{
-    while (c->rate > 0.0 && dt__now() < c->met + (double)c->owed / c->rate) dt__nap(), dt__comm_tick(c);
-}
-
-/* The last step of a collective that read or wrote peers' memory. */
-static dt_result dt__conclude(dt_comm *c)
-{
-    dt_result r;
-    dt__link(c);
-    r = dt__step(c);
-    c->sharing = 0;
-    dt__comm_tick(c);
     return r;
 }
 
 /* How peers can reach this rank's data: thread ranks read private memory too. */
 static int64_t dt__publish(const dt_comm *c, const void *data, int64_t count)
 {
+    if (!c->job) return -1;
     return c->job->threads ? (int64_t)(intptr_t)data : dt__locate(c, data, count * (int64_t)sizeof(float));
+}
+
+/* Meets for a collective that reads `count` floats of each rank's data. *staged: private memory, which the local ranks
+ * cannot read; else c->view is where they read each other's data. */
+static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int *staged)
+{
+    dt_result r;
+    c->call.where = dt__publish(c, data, count);
+    r = dt__meet(c);
+    *staged = 0;
+    c->view[0] = (float *)(intptr_t)data;
+    for (int p = 0; p < c->local_size && c->local_size > 1 && !r; p++) {
+        int64_t where = dt__peer_call(c, p)->where;
+        if (where < 0) *staged = 1;
+        else c->view[p] = dt__resolve(c, where);
+    }
+    if (*staged) c->sharing = 0;
+    return r;
+}
+
+/* Ends a collective. Returns when no local rank reads this rank's data any more and the emulated link is done. What
+ * failed on this rank alone fails for all ranks of a communicator over nodes. */
+static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
+{
+    while (!r && c->rate > 0.0 && dt__now() < c->met + (double)c->owed / c->rate) dt__nap(), dt__comm_tick(c);
+    if (!r && !staged) r = dt__step(c);
+    c->sharing = 0;
+    dt__comm_tick(c);
+    if (!r || c->failed || c->nodes == 1) return r;
+    snprintf(c->message, sizeof c->message, "%.890s", dt_last_error());
+    return dt__comm_fail(c, r);
 }
 
 /* ---- sums in tree order ---- */
@@ -15371,7 +15504,7 @@ typedef struct dt__sum {
     int size;
     const float *const *from; /* (size) the ranks' data */
     const dt__part *parts;    /* rank by rank, each rank's in the order of leaves; NULL: one leaf per rank */
-    const int *counts;        /* (size) parts of each rank */
+    const int *counts;        /* (size) parts of each rank; NULL: one */
     float *const *to;         /* (outputs) where results go */
     int outputs;
 } dt__sum;
@@ -15426,9 +15559,345 @@ static int64_t dt__piece(int64_t count, int size, int r)
     return dt__min(count, dt__ceil_div(count, DT__BLOCK) * r / size * DT__BLOCK);
 }
 
-/* ---- collectives ---- */
+static void dt__copy(float *to, const float *from, int64_t n)
+{
+    if (n > 0 && to != from) memcpy(to, from, (size_t)n * sizeof(float));
+}
 
-/* One data movement. in is (sections,count). */
+/* A sum of one leaf per source, or of `parts`, into one place. */
+static void dt__sum_into(dt_comm *c, dt_op op, const float *const *from, const dt__part *parts, int size, float *to,
+                         int64_t n)
+{
+    dt__sum s;
+    memset(&s, 0, sizeof s);
+    s.op = op, s.size = size, s.from = from, s.parts = parts, s.to = &to, s.outputs = 1;
+    dt__sum_range(c, &s, 0, n);
+}
+
+/* ---- gathering ----
+ * Every rank has a stream, its extents one after the other, which all ranks receive. It crosses to each other node
+ * once, to the leader there, whose stage the ranks of the node read. */
+
+/* Copies floats [at, at + n) of a rank's stream: from its memory to `flat`, or from flat to its places in `to`. */
+static void dt__stream_copy(const dt__extent *e, int count, int rank, int64_t at, int64_t n, float *flat,
+                            const float *from, float *to)
+{
+    for (int i = 0; i < count && n > 0; i++) {
+        int64_t m = dt__min(n, e[i].count - at);
+        if (e[i].rank != rank) continue;
+        if (m > 0) {
+            if (to) dt__copy(to + e[i].to + at, flat, m);
+            else dt__copy(flat, from + e[i].from + at, m);
+            flat += m, n -= m, at += m;
+        }
+        at -= e[i].count;
+    }
+}
+
+/* Floats of a range of this length in the round that begins at `at`. */
+static int64_t dt__round_part(int64_t length, int64_t at, int64_t width)
+{
+    return dt__max(0, dt__min(width, length - at));
+}
+
+/* Floats per place if a half of the stage has so many places, and one for each rank that this rank is the leader of. */
+static int64_t dt__stage_width(const dt_comm *c, int places)
+{
+    int64_t width = c->half / (places + c->relays);
+    return width > 16 ? width / 16 * 16 : width;
+}
+
+/* Brings one chunk of every rank's c->length floats to all nodes. This rank's lies in place `own` of its stage, which
+ * has `places` of `width` floats, then one for each rank that it is the leader of. */
+static dt_result dt__spread(dt_comm *c, int64_t at, int64_t width, int places, int own)
+{
+    float *stage = dt__stage(c, c->local_rank);
+    int64_t n = dt__round_part(c->length[c->rank], at, width);
+    dt_result r = DT_OK;
+    for (int p = 0; p < c->size && c->nodes > 1 && !r; p++)
+        if (dt__is_far(c, p) && dt__leader(c, c->node, p) == c->rank)
+            r = dt__round_message(c, 0, p, stage + (places + c->place[p].relay) * width,
+                                  4 * dt__round_part(c->length[p], at, width));
+    for (int k = 0; k < c->nodes && !r; k++)
+        if (k != c->node) r = dt__round_send(c, dt__leader(c, k, c->rank), stage + own * width, n);
+    r = dt__round_wait(c, r);
+    return r ? r : dt__step(c);
+}
+
+/* Where rank p's chunk lies then, of which its stage has `own`. */
+static float *dt__spread_to(const dt_comm *c, int p, int64_t width, int places, int own)
+{
+    if (!dt__is_far(c, p)) return dt__stage(c, c->place[p].local) + own * width;
+    return dt__stage(c, c->place[p].local % c->local_size) + (places + c->place[p].relay) * width;
+}
+
+static void dt__count_gather(dt_comm *c, int64_t floats)
+{
+    for (int p = 0; p < c->local_size; p++)
+        if (p != c->local_rank) dt__count_sent(c, dt__local(c, p), floats);
+}
+
+/* All ranks list the same extents. `from` is this rank's memory, of which peers read `reach` floats. */
+static dt_result dt__gather(dt_comm *c, const float *from, int64_t reach, const dt__extent *e, int count, float *to)
+{
+    int64_t *length = c->length, longest = 0, width = dt__stage_width(c, 1);
+    int staged, asked = c->call.op == DT__CALL_ALL_GATHER && c->call.extra; /* of extents: the caller counts, if local */
+    dt_result r = dt__meet_data(c, from, reach, &staged);
+    memset(length, 0, (size_t)c->size * sizeof *length);
+    for (int i = 0; i < count; i++) longest = dt__max(longest, length[e[i].rank] += e[i].count);
+    if (!r && (c->nodes > 1 || !asked)) dt__count_gather(c, length[c->rank]);
+    if (!r && c->nodes == 1 && !staged) {
+        for (int i = 0; i < count; i++) dt__copy(to + e[i].to, c->view[e[i].rank] + e[i].from, e[i].count);
+        return dt__conclude(c, 0, r);
+    }
+    for (int64_t at = 0; at < longest && !r; at += width) {
+        c->round++;
+        dt__stream_copy(e, count, c->rank, at, width, dt__stage(c, c->local_rank), from, NULL);
+        r = dt__spread(c, at, width, 1, 0);
+        for (int p = 0; p < c->size && !r; p++)
+            dt__stream_copy(e, count, p, at, width, dt__spread_to(c, p, width, 1, 0), NULL, to);
+        dt__comm_tick(c);
+    }
+    return dt__conclude(c, 1, r);
+}
+
+/* ---- exchanges of sections ----
+ * Rank p gets give[p] of this rank's data, whose take[p] comes from it. theirs (size): where this rank's section begins
+ * in a local rank's data that can be read in place. Sections of private memory are equally long. */
+
+/* Sections of local ranks through the stage. */
+static dt_result dt__swap_staged(dt_comm *c, const float *from, const dt__extent *give, float *to,
+                                 const dt__extent *take)
+{
+    int64_t count = give[c->rank].count, width = c->half / c->local_size;
+    dt_result r = DT_OK;
+    for (int64_t at = 0; at < count && !r; at += width) {
+        int64_t n = dt__min(width, count - at);
+        c->round++;
+        for (int q = 0; q < c->local_size; q++)
+            dt__copy(dt__stage(c, c->local_rank) + q * width, from + give[dt__local(c, q)].from + at, n);
+        r = dt__step(c);
+        for (int q = 0; q < c->local_size && !r; q++)
+            dt__copy(to + take[dt__local(c, q)].to + at, dt__stage(c, q) + c->local_rank * width, n);
+        dt__comm_tick(c);
+    }
+    return r;
+}
+
+static dt_result dt__swap(dt_comm *c, const float *from, const dt__extent *give, float *to, const dt__extent *take,
+                          const int64_t *theirs, int staged)
+{
+    dt_result r = DT_OK;
+    for (int p = 0; p < c->size && !r; p++) {
+        if (dt__is_far(c, p)) {
+            r = dt__round_message(c, 0, p, to + take[p].to, 4 * take[p].count);
+            if (!r) r = dt__round_send(c, p, from + give[p].from, give[p].count);
+            continue;
+        }
+        if (p != c->rank) dt__count_sent(c, p, give[p].count);
+        if (!staged) dt__copy(to + take[p].to, c->view[c->place[p].local] + theirs[p], take[p].count);
+    }
+    if (!r && staged) r = dt__swap_staged(c, from, give, to, take);
+    return dt__conclude(c, staged, dt__round_wait(c, r));
+}
+
+/* ---- reductions ----
+ * Every rank owns a range of the sum. On each other node one rank, the leader for that range, adds what the node's
+ * ranks have, as far as the tree lets it (whole subtrees), and sends that; the owner adds the subtrees of all nodes. So
+ * each subtree crosses once, however many ranks a node has. In an all-reduce the owner then spreads its range. A round
+ * takes `width` floats of each range. */
+
+typedef struct dt__reduction {
+    dt_op op;
+    const float *data;     /* this rank's */
+    int64_t begin, reach;  /* ranges begin at data + begin; peers read `reach` floats */
+    const dt__part *parts; /* as for dt__reduce_parts; NULL: one leaf per rank */
+    const int *counts;
+    const int64_t *cut;    /* (size + 1) where ranges begin */
+    float *out;            /* this rank's range of the sum, or .. */
+    float *all;            /* .. all ranges: an all-reduce */
+    int64_t width;
+    int staged;
+    int places, own;       /* as in dt__spread */
+} dt__reduction;
+
+/* Where a local rank's data of range p lies in the round that begins at `at`. */
+static const float *dt__range_source(const dt_comm *c, const dt__reduction *x, int local, int p, int64_t at)
+{
+    return x->staged ? dt__stage(c, local) + p * x->width : c->view[local] + x->begin + x->cut[p] + at;
+}
+
+/* Lists the whole subtrees that one node has, in the order of leaves. */
+static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int *counts)
+{
+    const char *what = "a sum over nodes";
+    int n = 0;
+    int64_t all = 0;
+    for (int p = 0; p < c->size; p++) all += counts ? counts[p] : 1;
+    if (!dt__reserve((void **)&c->subtree, 0, &c->subtree_room, all, (int64_t)sizeof *c->subtree, what) ||
+        !dt__reserve((void **)&c->top, 0, &c->top_room, all, (int64_t)sizeof *c->top, what) ||
+        !dt__reserve((void **)&c->source, 0, &c->source_room, 2 * all, (int64_t)sizeof *c->source, what))
+        return DT_E_MEMORY;
+    for (int p = 0, first = 0; p < c->size; p++)
+        for (int j = 0; j < (counts ? counts[p] : 1); j++, first++) {
+            dt__subtree *t = &c->subtree[n++];
+            t->level = parts ? parts[first].level : 0;
+            t->index = parts ? parts[first].index : p;
+            t->node = c->place[p].node, t->rank = p, t->part = j, t->first = first, t->parts = 1;
+            for (; n > 1 && t[-1].node == t->node && t[-1].level == t->level && (t->index & 1); t--, n--)
+                t[-1].parts += t->parts, t[-1].level++, t[-1].index >>= 1;
+        }
+    c->subtrees = n;
+    c->widest = 1;
+    memset(c->subtrees_of, 0, (size_t)c->nodes * sizeof *c->subtrees_of);
+    for (int i = 0; i < n; i++) {
+        dt__subtree *t = &c->subtree[i];
+        t->nth = c->subtrees_of[t->node]++;
+        c->widest = (int)dt__max(c->widest, c->subtrees_of[t->node]);
+        c->top[i].level = t->level, c->top[i].index = t->index, c->top[i].offset = 0;
+    }
+    return DT_OK;
+}
+
+/* Work memory for the subtrees of node k; from k = nodes on, for what this rank sends as a leader. */
+static float *dt__subtrees_at(const dt_comm *c, const dt__reduction *x, int k)
+{
+    return c->work + k * c->widest * x->width;
+}
+
+/* n floats of range p of a subtree of this node: where they lie, or computed into `to`. */
+static const float *dt__subtree_sum(dt_comm *c, const dt__reduction *x, const dt__subtree *t, int p, int64_t at,
+                                    int64_t n, float *to)
+{
+    const dt__part *parts = x->parts ? x->parts + t->first : NULL;
+    int rank = t->rank, part = t->part;
+    for (int j = 0; j < t->parts; j++) {
+        c->source[j] = dt__range_source(c, x, c->place[rank].local, p, at);
+        if (++part < (x->counts ? x->counts[rank] : 1)) continue;
+        rank++;
+        part = 0;
+    }
+    if (t->parts == 1) return c->source[0] + (parts ? parts->offset : 0);
+    dt__sum_into(c, x->op, c->source, parts, t->parts, to, n);
+    return to;
+}
+
+/* Sends this node's subtrees of the ranges that this rank is the leader for, and receives those of its own range. */
+static dt_result dt__reduce_nodes(dt_comm *c, const dt__reduction *x, int64_t at)
+{
+    int64_t own = dt__round_part(c->length[c->rank], at, x->width);
+    int mine = c->subtrees_of[c->node];
+    dt_result r = DT_OK;
+    for (int k = 0; k < c->nodes && !r; k++)
+        if (k != c->node)
+            r = dt__round_message(c, 0, dt__leader(c, k, c->rank), dt__subtrees_at(c, x, k),
+                                  4 * own * c->subtrees_of[k]);
+    for (int p = 0; p < c->size && !r; p++) {
+        int64_t n = dt__round_part(c->length[p], at, x->width);
+        float *box = dt__subtrees_at(c, x, c->nodes + c->place[p].relay);
+        const float *data = box;
+        if (!n || !dt__is_far(c, p) || dt__leader(c, c->node, p) != c->rank) continue;
+        for (int i = 0; i < c->subtrees; i++) {
+            const dt__subtree *t = &c->subtree[i];
+            if (t->node != c->node) continue;
+            data = dt__subtree_sum(c, x, t, p, at, n, box + t->nth * n);
+            if (mine > 1) dt__copy(box + t->nth * n, data, n), data = box;
+        }
+        r = dt__round_send(c, p, data, mine * n);
+    }
+    return dt__round_wait(c, r);
+}
+
+/* Adds this rank's range: the subtrees of all nodes, or what the ranks of the one node have. */
+static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64_t n, float *const *to, int outputs)
+{
+    const float **addend = c->source + (c->source_room - c->subtrees);
+    dt__sum s;
+    memset(&s, 0, sizeof s);
+    s.op = x->op, s.to = to, s.outputs = outputs;
+    s.from = c->from, s.size = c->size, s.parts = x->parts, s.counts = x->counts;
+    for (int p = 0; p < c->size && c->nodes == 1; p++) c->from[p] = dt__range_source(c, x, p, c->rank, at);
+    for (int i = 0; i < c->subtrees && c->nodes > 1; i++) {
+        const dt__subtree *t = &c->subtree[i];
+        float *box = dt__subtrees_at(c, x, t->node) + t->nth * n;
+        addend[i] = t->node == c->node ? dt__subtree_sum(c, x, t, c->rank, at, n, box) : box;
+    }
+    if (c->nodes > 1) s.from = addend, s.size = c->subtrees, s.parts = c->top, s.counts = NULL;
+    dt__sum_range(c, &s, 0, n);
+}
+
+/* All ranks share memory and read and write each other's data where it is. */
+static dt_result dt__reduce_in_place(dt_comm *c, const dt__reduction *x)
+{
+    const dt__part *part = x->parts;
+    float *out = x->out;
+    if (!x->all) {
+        dt__reduce_own(c, x, 0, c->length[c->rank], &out, 1);
+        return dt__conclude(c, 0, DT_OK);
+    }
+    for (int p = 0; p < c->size; p++) {
+        c->to[p] = c->view[p] + x->begin + x->cut[c->rank] + (part ? part->offset : 0);
+        if (part) part += x->counts[p];
+    }
+    dt__reduce_own(c, x, 0, c->length[c->rank], c->to, c->size);
+    return dt__conclude(c, 0, DT_OK);
+}
+
+/* One round through the stage. */
+static dt_result dt__reduce_round(dt_comm *c, const dt__reduction *x, int64_t at)
+{
+    float *stage, *to;
+    dt_result r = DT_OK;
+    c->round++;
+    stage = dt__stage(c, c->local_rank);
+    for (int p = 0; p < c->size && x->staged; p++)
+        dt__copy(stage + p * x->width, x->data + x->begin + x->cut[p] + at,
+                 dt__round_part(c->length[p], at, x->width));
+    if (x->staged) r = dt__step(c);
+    if (!r && c->nodes > 1) r = dt__reduce_nodes(c, x, at);
+    to = x->all ? stage + x->own * x->width : x->out + at;
+    if (!r) dt__reduce_own(c, x, at, dt__round_part(c->length[c->rank], at, x->width), &to, 1);
+    if (!r && x->all) r = dt__spread(c, at, x->width, x->places, x->own);
+    for (int p = 0; p < c->size && x->all && !r; p++)
+        dt__copy(x->all + x->cut[p] + at, dt__spread_to(c, p, x->width, x->places, x->staged ? p : 0),
+                 dt__round_part(c->length[p], at, x->width));
+    dt__comm_tick(c);
+    return r;
+}
+
+/* A rank sends a peer the range that the peer, or this node's leader for it, adds; in an all-reduce the owner sends its
+ * range to the local ranks. Messages between nodes are counted when they are sent. */
+static void dt__count_reduce(dt_comm *c, const dt__reduction *x)
+{
+    for (int p = 0; p < c->size; p++) {
+        int reader = dt__is_far(c, p) ? dt__leader(c, c->node, p) : p;
+        if (reader != c->rank) dt__count_sent(c, reader, c->length[p] * (x->counts ? x->counts[c->rank] : 1));
+    }
+    if (x->all) dt__count_gather(c, c->length[c->rank]);
+}
+
+static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
+{
+    int64_t longest = 0, lots = 0;
+    dt_result r = c->nodes > 1 ? dt__subtrees_list(c, x->parts, x->counts) : DT_OK;
+    if (!r) r = dt__meet_data(c, x->data, x->reach, &x->staged);
+    if (r) return dt__conclude(c, 1, r);
+    for (int p = 0; p < c->size; p++) longest = dt__max(longest, c->length[p] = x->cut[p + 1] - x->cut[p]);
+    dt__count_reduce(c, x);
+    if (c->nodes == 1 && !x->staged) return dt__reduce_in_place(c, x);
+    x->places = x->parts || c->size == c->nodes ? 1 : c->size; /* on all ranks alike, whether theirs is staged or not */
+    x->own = x->staged ? c->rank : 0;
+    x->width = dt__stage_width(c, x->places);
+    if (c->nodes > 1) lots = (int64_t)(c->nodes + c->relays) * c->widest;
+    if (lots) x->width = dt__min(x->width, dt__max(DT__WORK_FLOATS / lots / 16 * 16, 16));
+    if (!dt__reserve((void **)&c->work, 0, &c->work_room, lots * x->width, 4, "a sum over nodes")) r = DT_E_MEMORY;
+    for (int64_t at = 0; at < longest && !r; at += x->width) r = dt__reduce_round(c, x, at);
+    return dt__conclude(c, x->staged, r);
+}
+
+/* ---- each collective ---- */
+
+/* One call. in is (sections, count). */
 typedef struct dt__move {
     int op;
     const float *in;
@@ -15436,1201 +15905,81 @@ typedef struct dt__move {
     int64_t count, sections;
     dt_op reduce;
     int root;
-    dt_dtype type; /* of an engine's own collective; DT_F32 elsewhere */
 } dt__move;
 
-static void dt__copy(float *to, const float *from, int64_t n)
+/* From the inputs of all ranks, c->from. */
+static void dt__unpack(dt_comm *c, const dt__move *m)
 {
-    if (n > 0 && to != from) memcpy(to, from, (size_t)n * sizeof(float));
-}
-
-static void dt__pack(const dt_comm *c, const dt__move *m, int64_t begin, int64_t n, float *stage)
-{
-    if (m->op == DT__CALL_BROADCAST && c->rank != m->root) return;
-    for (int64_t s = 0; s < m->sections; s++) dt__copy(stage + s * n, m->in + s * m->count + begin, n);
-}
-
-/* Takes elements [begin, begin + n) of every section from c->from, where sections lie `stride` floats apart. */
-static void dt__unpack(dt_comm *c, const dt__move *m, int64_t begin, int64_t n, int64_t stride)
-{
-    dt__sum s;
-    float *to = m->out + begin;
-    int64_t mine = m->sections > 1 ? c->rank * stride : 0;
+    int64_t mine = m->sections > 1 ? c->rank * m->count : 0;
     for (int p = 0; p < c->size; p++) c->from[p] += mine;
     switch (m->op) {
     case DT__CALL_BROADCAST:
-        if (c->rank != m->root) dt__copy(to, c->from[m->root], n);
+        if (c->rank != m->root) dt__copy(m->out, c->from[m->root], m->count);
         return;
     case DT__CALL_ALL_GATHER:
     case DT__CALL_ALL_TO_ALL:
-        for (int p = 0; p < c->size; p++) dt__copy(to + p * m->count, c->from[p], n);
+        for (int p = 0; p < c->size; p++) dt__copy(m->out + p * m->count, c->from[p], m->count);
         return;
-    default: break;
+    default: dt__sum_into(c, m->reduce, c->from, NULL, c->size, m->out, m->count);
     }
-    memset(&s, 0, sizeof s);
-    s.op = m->reduce;
-    s.size = c->size;
-    s.from = c->from;
-    s.to = &to;
-    s.outputs = 1;
-    dt__sum_range(c, &s, 0, n);
 }
 
-/* Bytes that reach a peer count in this communicator and in those that it was split from, which another thread may
- * use. */
-static void dt__count_moved(dt_comm *c, int peer, int64_t bytes)
+/* Extents of equal length for all ranks: from `from`, to p * count. */
+static dt__extent *dt__equal_extents(dt_comm *c, dt__extent *e, int64_t from, int64_t count)
 {
-    for (; c; peer = c->up[peer], c = c->parent) __atomic_fetch_add(&c->sent[peer], bytes, __ATOMIC_RELAXED);
-}
-static void dt__count_sent(dt_comm *c, int peer, int64_t floats) { dt__count_moved(c, peer, floats * 4); }
-
-/* Everyone reads the section meant for it. */
-static void dt__count_bytes(dt_comm *c, const dt__move *m)
-{
-    for (int p = 0; p < c->size; p++)
-        if (p != c->rank && (m->op != DT__CALL_BROADCAST || c->rank == m->root)) {
-            dt__count_sent(c, p, m->count);
-            c->owed += 4 * m->count;
-        }
+    for (int p = 0; p < c->size; p++) e[p].rank = p, e[p].from = p * from, e[p].to = p * count, e[p].count = count;
+    return e;
 }
 
-static void dt__from_stage(dt_comm *c, uint32_t buffer)
+/* Small data: every rank receives every rank's input. Between the ranks of a node it rides on the first step. */
+static dt_result dt__exchange_small(dt_comm *c, const dt__move *m)
 {
-    for (int p = 0; p < c->size; p++) c->from[p] = dt__comm_stage(c, p, buffer);
-}
-
-static dt_result dt__exchange_staged(dt_comm *c, const dt__move *m)
-{
-    int64_t width = c->chunk / m->sections;
-    dt_result r = DT_OK;
-    for (int64_t at = 0; at < m->count && !r; at += width) {
-        int64_t n = dt__min(width, m->count - at);
-        dt__pack(c, m, at, n, dt__comm_stage(c, c->rank, (c->step + 1) & 1u));
-        if ((r = dt__step(c)) != DT_OK) break;
-        dt__comm_tick(c);
-        dt__from_stage(c, c->step & 1u);
-        dt__unpack(c, m, at, n, n);
+    int64_t total = m->count * m->sections;
+    int has = m->op != DT__CALL_BROADCAST || c->rank == m->root;
+    dt_result r;
+    if (c->nodes > 1) {
+        if (!dt__reserve((void **)&c->inputs, 0, &c->inputs_room, c->size * total, 4, "a collective"))
+            return dt__conclude(c, 1, DT_E_MEMORY);
+        r = dt__gather(c, m->in, total, dt__equal_extents(c, c->give, 0, total), c->size, c->inputs);
+        for (int p = 0; p < c->size; p++) c->from[p] = c->inputs + p * total;
+    } else {
+        c->round++;
+        if (has) dt__copy(dt__stage(c, c->rank), m->in, total);
+        r = dt__meet(c);
+        for (int p = 0; p < c->size; p++) c->from[p] = dt__stage(c, p);
+        for (int p = 0; p < c->size && has && !r; p++)
+            if (p != c->rank) dt__count_sent(c, p, m->count);
     }
-    dt__link(c);
+    if (!r) dt__unpack(c, m);
     return r;
 }
 
-/* Every collective but the large all-reduce: small data rides on the first step, symmetric data is read in place, the
- * rest goes through the stages chunk by chunk. */
 static dt_result dt__exchange(dt_comm *c, const dt__move *m)
 {
     int64_t total = m->count * m->sections;
-    int eager = total <= DT__EAGER;
-    dt_result r;
-    if (eager) dt__pack(c, m, 0, m->count, dt__comm_stage(c, c->rank, (c->step + 1) & 1u));
-    else c->call.where = dt__publish(c, m->in, total);
-    if ((r = dt__meet(c)) != DT_OK) return r;
-    dt__count_bytes(c, m);
-    if (eager) {
-        dt__from_stage(c, c->step & 1u);
-        dt__unpack(c, m, 0, m->count, m->count);
-        return DT_OK;
-    }
-    if (!dt__views(c)) {
-        c->sharing = 0;
-        return dt__exchange_staged(c, m);
-    }
-    for (int p = 0; p < c->size; p++) c->from[p] = c->view[p];
-    dt__unpack(c, m, 0, m->count, m->count);
-    return dt__conclude(c);
-}
-
-/* The whole of a collective when there is only this rank. */
-static dt_result dt__exchange_alone(const dt__move *m)
-{
-    if (m->op != DT__CALL_BROADCAST) dt__copy(m->out, m->in, m->count);
-    return DT_OK;
-}
-
-/* ---- several nodes on one machine ----
- * DT_NODES=N plays N nodes on this machine: between their ranks nothing is shared, messages go through a tube from each
- * rank to each other one. A tube carries frames, a head and its data, in the order of starting; what no receive waits
- * for yet is kept aside. */
-
-enum { DT__TUBE_ROOM = 1 << 15 }; /* bytes, for up to 16 ranks */
-
-typedef struct dt__tube {
-    uint32_t written; /* bytes, wraps */
-    char pad[60];
-    uint32_t read;
-    char pad2[60];
-} dt__tube; /* char data[room] follows */
-
-typedef struct dt__frame {
-    int64_t bytes;
-    uint32_t tag, sent; /* when, in microseconds */
-} dt__frame;
-
-/* A message that came before its receive, or is too long for it. */
-typedef struct dt__early {
-    struct dt__early *next;
-    dt__message *taker;
-    int64_t bytes;
-    uint32_t tag;
-} dt__early; /* char data[bytes] follows */
-
-/* What goes to one peer and comes from it. */
-typedef struct dt__traffic {
-    dt__message *out, *in; /* oldest first */
-    dt__early *early;
-    dt__frame head;
-    int64_t pushed, pulled; /* bytes of the frame under way, its head included */
-    uint32_t sent;          /* of the frame that goes */
-    int matched;            /* the frame that comes has its receive, or is kept aside */
-    dt__message *into;      /* where the frame that comes goes: here, else aside */
-    dt__early *aside;
-} dt__traffic;
-
-typedef struct dt__emulated {
-    dt__fabric fabric;
-    char *tubes; /* (size, stride) those from this rank, in symmetric memory */
-    int64_t room, stride;
-    int dead;      /* a frame was broken off: nothing moves any more */
-    uint32_t delay; /* microseconds from a frame's start to its arrival */
-    dt__traffic *flow;
-} dt__emulated;
-
-static uint32_t dt__clock_us(void) { return (uint32_t)(int64_t)(dt__now() * 1e6); }
-
-/* The tube from one rank to another lies in the symmetric memory of the one that sends. */
-static dt__tube *dt__tube_of(const dt__emulated *f, int from, int to)
-{
-    return (dt__tube *)(void *)((char *)dt_comm_peer(f->fabric.base, f->tubes, from) + to * f->stride);
-}
-
-/* Copies up to n bytes into the tube, or out of it; how many. */
-static int64_t dt__tube_push(dt__tube *tube, int64_t room, const char *data, int64_t n)
-{
-    uint32_t written = tube->written, used = written - __atomic_load_n(&tube->read, __ATOMIC_ACQUIRE);
-    char *ring = (char *)(tube + 1);
-    int64_t at = written % room, first;
-    n = dt__min(n, room - used);
-    first = dt__min(n, room - at);
-    if (first > 0) memcpy(ring + at, data, (size_t)first);
-    if (n > first) memcpy(ring, data + first, (size_t)(n - first));
-    __atomic_store_n(&tube->written, written + (uint32_t)n, __ATOMIC_RELEASE);
-    return n;
-}
-static int64_t dt__tube_pull(dt__tube *tube, int64_t room, char *data, int64_t n)
-{
-    uint32_t read = tube->read, used = __atomic_load_n(&tube->written, __ATOMIC_ACQUIRE) - read;
-    const char *ring = (const char *)(tube + 1);
-    int64_t at = read % room, first;
-    n = dt__min(n, used);
-    first = dt__min(n, room - at);
-    if (first > 0) memcpy(data, ring + at, (size_t)first);
-    if (n > first) memcpy(data + first, ring, (size_t)(n - first));
-    __atomic_store_n(&tube->read, read + (uint32_t)n, __ATOMIC_RELEASE);
-    return n;
-}
-
-/* Gives a message that is whole to its receive. */
-static void dt__early_deliver(dt__traffic *flow, dt__early *e)
-{
-    dt__message *m = e->taker;
-    dt__early **at = &flow->early;
-    int fits = e->bytes <= m->bytes;
-    while (*at != e) at = &(*at)->next;
-    *at = e->next;
-    m->moved = e->bytes;
-    if (fits && e->bytes > 0) memcpy(m->data, e + 1, (size_t)e->bytes);
-    dt__free(e);
-    dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
-}
-
-static dt_result dt__emulated_send(dt__emulated *f, int peer)
-{
-    dt__traffic *flow = &f->flow[peer];
-    dt__tube *tube = dt__tube_of(f, f->fabric.rank, peer);
-    const int64_t head_bytes = (int64_t)sizeof(dt__frame);
-    while (flow->out) {
-        dt__message *m = flow->out;
-        dt__frame head;
-        if (!flow->pushed) flow->sent = dt__clock_us();
-        head.bytes = m->bytes, head.tag = m->tag, head.sent = flow->sent;
-        if (flow->pushed < head_bytes)
-            flow->pushed +=
-                dt__tube_push(tube, f->room, (const char *)&head + flow->pushed, head_bytes - flow->pushed);
-        if (flow->pushed >= head_bytes && m->bytes > 0)
-            flow->pushed += dt__tube_push(tube, f->room, m->data + (flow->pushed - head_bytes),
-                                          head_bytes + m->bytes - flow->pushed);
-        if (flow->pushed < head_bytes + m->bytes) break;
-        flow->pushed = 0;
-        flow->out = m->next;
-        m->moved = m->bytes;
-        dt__message_finish(m, 1);
-    }
-    return DT_OK;
-}
-
-/* The head of a frame has come: where its data goes. */
-static dt_result dt__emulated_match(dt__traffic *flow)
-{
-    dt__message *m = flow->in;
-    dt__early *e, **end = &flow->early;
-    while (m && m->tag != flow->head.tag) m = m->next;
-    if (m) dt__message_remove(&flow->in, m);
-    flow->into = m && flow->head.bytes <= m->bytes ? m : NULL;
-    if (flow->into) return DT_OK;
-    e = (dt__early *)dt__alloc((int64_t)sizeof *e + flow->head.bytes, "a message that nobody waits for yet");
-    if (!e) return DT_E_MEMORY;
-    e->taker = m;
-    e->bytes = flow->head.bytes;
-    e->tag = flow->head.tag;
-    while (*end) end = &(*end)->next;
-    *end = flow->aside = e;
-    return DT_OK;
-}
-
-static dt_result dt__emulated_recv(dt__emulated *f, int peer)
-{
-    dt__traffic *flow = &f->flow[peer];
-    dt__tube *tube = dt__tube_of(f, peer, f->fabric.rank);
-    const int64_t head_bytes = (int64_t)sizeof(dt__frame);
-    dt_result r = DT_OK;
-    for (;;) {
-        char *to;
-        if (flow->pulled < head_bytes) {
-            flow->pulled +=
-                dt__tube_pull(tube, f->room, (char *)&flow->head + flow->pulled, head_bytes - flow->pulled);
-            if (flow->pulled < head_bytes) return DT_OK;
-            flow->matched = 0;
-        }
-        if (!flow->matched) {
-            if (f->delay && (int32_t)(dt__clock_us() - flow->head.sent - f->delay) < 0) return DT_OK;
-            if ((r = dt__emulated_match(flow)) != DT_OK) return r;
-            flow->matched = 1;
-        }
-        to = flow->into ? flow->into->data : (char *)(flow->aside + 1);
-        flow->pulled += dt__tube_pull(tube, f->room, to + (flow->pulled - head_bytes),
-                                      head_bytes + flow->head.bytes - flow->pulled);
-        if (flow->pulled < head_bytes + flow->head.bytes) return DT_OK;
-        flow->pulled = 0;
-        if (flow->into) {
-            flow->into->moved = flow->head.bytes;
-            dt__message_finish(flow->into, 1);
-        } else {
-            dt__early *whole = flow->aside;
-            flow->aside = NULL;
-            if (whole->taker) dt__early_deliver(flow, whole);
-        }
-        flow->into = NULL;
-    }
-}
-
-static dt_result dt__emulated_progress(dt__fabric *fabric)
-{
-    dt__emulated *f = (dt__emulated *)fabric;
-    dt_result r = DT_OK;
-    if (!dt__fabric_try(fabric)) return DT_OK;
-    for (int p = 0; p < fabric->size && !r && !f->dead; p++) {
-        if (p == fabric->rank) continue;
-        r = dt__emulated_send(f, p);
-        if (!r) r = dt__emulated_recv(f, p);
-    }
-    dt__fabric_leave(fabric);
-    return r;
-}
-
-static dt_result dt__emulated_start(dt__fabric *fabric, dt__message *m)
-{
-    dt__emulated *f = (dt__emulated *)fabric;
-    dt__traffic *flow = &f->flow[m->peer];
-    dt__early *e;
-    m->done = 0;
-    m->moved = 0;
-    dt__fabric_enter(fabric);
-    e = m->sends ? NULL : flow->early;
-    while (e && (e->taker || e->tag != m->tag)) e = e->next;
-    if (e) {
-        e->taker = m;
-        if (e != flow->aside) dt__early_deliver(flow, e);
-    } else {
-        dt__message_append(m->sends ? &flow->out : &flow->in, m);
-    }
-    dt__fabric_leave(fabric);
-    return DT_OK;
-}
-
-static void dt__emulated_cancel(dt__fabric *fabric, dt__message *m)
-{
-    dt__emulated *f = (dt__emulated *)fabric;
-    dt__traffic *flow = &f->flow[m->peer];
-    dt__fabric_enter(fabric);
-    if (flow->into == m || (flow->out == m && flow->pushed)) f->dead = 1;
-    dt__message_remove(m->sends ? &flow->out : &flow->in, m);
-    for (dt__early *e = flow->early; e; e = e->next)
-        if (e->taker == m) e->taker = NULL;
-    dt__fabric_leave(fabric);
-}
-
-static void dt__emulated_close(dt__fabric *fabric)
-{
-    dt__emulated *f = (dt__emulated *)fabric;
-    dt_comm *base = fabric->base;
-    for (int p = 0; p < fabric->size; p++)
-        while (f->flow[p].early) {
-            dt__early *e = f->flow[p].early;
-            f->flow[p].early = e->next;
-            dt__free(e);
-        }
-    dt__free(f);
-    dt_comm_free(&base);
-}
-
-/* What DT_LINK_DELAY says, in microseconds; 0 without it. */
-static dt_result dt__link_delay(uint32_t *delay)
-{
-    const char *text = getenv("DT_LINK_DELAY");
-    char *end = NULL;
-    double seconds = text && *text ? strtod(text, &end) : 0.0;
-    *delay = 0;
-    if (end && (*end || !(seconds >= 0.0 && seconds <= 10.0)))
-        return dt__error(DT_E_USAGE, "DT_LINK_DELAY=%s: it is the seconds that a message needs between nodes, up to "
-                         "10, e.g. 2e-4", text);
-    *delay = (uint32_t)(seconds * 1e6);
-    return DT_OK;
-}
-
-/* Takes `base`, a communicator over all ranks, for its own. Collective over it. */
-static dt_result dt__emulated_open(dt__fabric **handle, dt_comm *base)
-{
-    int64_t n = base->size;
-    dt__emulated *f = (dt__emulated *)dt__alloc((int64_t)sizeof *f + n * (int64_t)sizeof *f->flow, "emulated nodes");
-    void *tubes = NULL;
-    dt_result r = f ? DT_OK : DT_E_MEMORY;
-    if (f) {
-        f->room = n <= 16 ? DT__TUBE_ROOM : DT__TUBE_ROOM / 8;
-        f->stride = (int64_t)sizeof(dt__tube) + f->room;
-        r = dt__link_delay(&f->delay);
-        if (!r) r = dt_comm_alloc(base, n * f->stride, &tubes);
-    }
-    if (r) return dt__free(f), r;
-    f->fabric.base = base;
-    f->tubes = (char *)tubes;
-    f->flow = (dt__traffic *)(void *)(f + 1);
-    f->fabric.rank = base->rank;
-    f->fabric.size = base->size;
-    f->fabric.start = dt__emulated_start;
-    f->fabric.progress = dt__emulated_progress;
-    f->fabric.cancel = dt__emulated_cancel;
-    f->fabric.close = dt__emulated_close;
-    snprintf(f->fabric.name, sizeof f->fabric.name, "an emulated network");
-    *handle = &f->fabric;
-    return DT_OK;
-}
-
-/* ---- between nodes: waiting ---- */
-
-/* Whether to give up waiting for a message of `peer`. What it sent before it left is still taken. */
-static int dt__bridge_give_up(dt_comm *c, const dt__message *m, int peer, dt__watch *watch)
-{
-    dt_comm *base = c->fabric->base;
-    dt__event never;
-    memset(&never, 0, sizeof never);
-    if (!base) return dt__comm_troubled(c) || dt__hear_silent(c->fabric, c->lane[peer], watch);
-    if (__atomic_load_n(&dt__comm_slot(base, c->lane[peer])->left, __ATOMIC_ACQUIRE)) {
-        (void)c->fabric->progress(c->fabric);
-        if (__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) return 0;
-    }
-    return dt__comm_troubled(c) || dt__give_up(base, c->lane[peer], &never, 1, watch);
-}
-
-/* All ranks must make the same call: compares this rank's with what rank `peer` has sent. */
-static dt_result dt__bridge_agree(dt_comm *c, const char *call, int peer)
-{
-    const dt__published *a = &c->call;
-    dt__published b;
-    char mine[128], other[128];
-    memcpy(&b, call, sizeof b);
-    if (a->op == b.op && a->sequence == b.sequence && a->count == b.count && a->extra == b.extra) return DT_OK;
-    dt__format_call(mine, sizeof mine, a);
-    dt__format_call(other, sizeof other, &b);
-    snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must make the "
-             "same calls in the same order", c->lane[c->rank], mine, c->lane[peer], other);
-    return dt__comm_fail(c, DT_E_PEER);
-}
-
-/* What a message that failed says about its peer. */
-static dt_result dt__bridge_lost(dt_comm *c, const dt__message *m, int peer)
-{
-    if (m->done == DT__LOST) {
-        dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->lane[peer]);
-        return dt__comm_explain(c);
-    }
-    snprintf(c->message, sizeof c->message, "a message of another length: rank %d sends %s%lld floats where rank %d "
-             "receives %lld in %s", c->lane[peer], m->moved ? "" : "more than ",
-             (long long)((m->moved ? m->moved : m->bytes) / 4), c->lane[c->rank], (long long)(m->bytes / 4),
-             dt__call_name(c->call.op));
-    return dt__comm_fail(c, DT_E_PEER);
-}
-
-static dt_result dt__bridge_calls(dt_comm *c, int all);
-
-/* How long a rank with a core of its own looks for a message without sleeping: what 32 MB need where links are fast. In
- * its sleep the link's buffers fill up. A thread that communicates for one that computes (line 1) sleeps at once. */
-#define DT__FAR_SPIN 1e-2 /* seconds */
-
-/* Returns when a message with rank `peer` is done. */
-static dt_result dt__bridge_wait_one(dt_comm *c, dt__message *m, int peer)
-{
-    dt__fabric *f = c->fabric;
-    dt__line *me = &dt__own_lane(c)->line[c->line];
-    dt__watch watch;
-    double start, spin = c->line == 0 && c->spins == DT__SPINS ? DT__FAR_SPIN : 0.0;
-    int done, up = 0, nap = c->line > 0 && m->bytes >= 1 << 20 ? 600 : 100; /* us: a long message moves on meanwhile */
-    dt_result r = DT_OK;
-    if (__atomic_load_n(&m->done, __ATOMIC_ACQUIRE) == 1) return DT_OK;
-    start = dt__now();
-    memset(&watch, 0, sizeof watch);
-    watch.looked = start;
-    for (int polls = 0; !(done = __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) && !r && !up; polls++) {
-        r = f->progress(f);
-        dt__hear(f);
-        if (spin > 0.0 && polls % 64 == 63 && dt__now() - start > spin) spin = 0.0, polls = DT__SPINS;
-        if (spin > 0.0 && polls % 16 == 15) sched_yield(); /* the kernel's thread for the network needs a core, too */
-        if (spin > 0.0 || polls < c->spins) continue;
-        if (polls < c->spins + 8) sched_yield();
-        else dt__nap_for(nap);
-        if (polls <= c->spins + 8 || polls % 64) continue;
-        __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
-        if (f->base) __atomic_store_n(&me->waiting, 1 + c->lane[peer], __ATOMIC_RELAXED);
-        else dt__comm_tick(c->bridge->near);
-        up = dt__bridge_give_up(c, m, peer, &watch);
-        if (!up && c->bridge->calls) r = dt__bridge_calls(c, 0);
-    }
-    __atomic_store_n(&me->waiting, 0, __ATOMIC_RELAXED);
-    c->waited += dt__now() - start;
-    if (!r && done == DT__TOO_LONG) r = dt__bridge_calls(c, 1); /* which call was another one says more */
-    if (r) return r;
-    return up ? dt__comm_explain(c) : done < 0 ? dt__bridge_lost(c, m, peer) : DT_OK;
-}
-
-/* ---- between nodes: messages of one communicator ---- */
-
-/* Starts a message to or from a rank of c. kind: 0 of a collective, 1 from point to point. */
-static dt_result dt__bridge_start(dt_comm *c, dt__message *m, int sends, int peer, int kind, void *data, int64_t bytes)
-{
-    m->sends = sends;
-    m->peer = c->bridge->world[peer];
-    m->tag = 2 * (c->bridge->id + (uint32_t)DT__IDS) + (uint32_t)kind;
-    m->data = (char *)data;
-    m->bytes = bytes;
-    if (sends) c->owed += bytes;
-    if (sends) __atomic_fetch_add(&c->fabric->sent, bytes, __ATOMIC_RELAXED);
-    return c->fabric->start(c->fabric, m);
-}
-
-/* One more message of the round whose messages lie in `half`. */
-static dt_result dt__bridge_add(dt_comm *c, int half, int sends, int peer, void *data, int64_t bytes)
-{
-    dt__bridge *s = c->bridge;
-    int k = s->under_way[half];
-    dt__message *m = &s->message[half * s->most + k];
-    dt_result r;
-    s->peer[half * s->most + k] = peer;
-    if ((r = dt__bridge_start(c, m, sends, peer, 0, data, bytes)) == DT_OK) s->under_way[half]++;
-    return r;
-}
-
-static void dt__bridge_cancel(dt_comm *c, dt__message *m)
-{
-    if (m->data && !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) c->fabric->cancel(c->fabric, m);
-}
-
-/* Sends floats of this rank's, which count as its own data that reaches the peer. */
-static dt_result dt__bridge_give(dt_comm *c, int half, int peer, const float *data, int64_t count)
-{
-    dt__count_sent(c, peer, count);
-    return dt__bridge_add(c, half, 1, peer, (void *)(intptr_t)data, count * (int64_t)sizeof(float));
-}
-
-/* Waits for all messages of a round. After an error none is under way. */
-static dt_result dt__bridge_wait(dt_comm *c, int half, dt_result r)
-{
-    dt__bridge *s = c->bridge;
-    for (int k = 0; k < s->under_way[half] && !r; k++)
-        r = dt__bridge_wait_one(c, &s->message[half * s->most + k], s->peer[half * s->most + k]);
-    for (int h = 0; h < 2 && r; h++) {
-        for (int k = 0; k < s->under_way[h]; k++) dt__bridge_cancel(c, &s->message[h * s->most + k]);
-        s->under_way[h] = 0;
-    }
-    for (int k = 0; k < 2 * s->nodes && r; k++) dt__bridge_cancel(c, &s->call[k]);
-    s->under_way[half] = 0;
-    return r;
-}
-
-/* Ends a collective over nodes: what failed among the ranks of this node, failed for this communicator. Peers on other
- * nodes learn of it, too. */
-static dt_result dt__bridge_end(dt_comm *c, dt_result r)
-{
-    dt_comm *near = c->bridge->near;
-    if (!r || c->failed) return r;
-    if (near->failed) memcpy(c->message, near->message, sizeof c->message);
-    else snprintf(c->message, sizeof c->message, "%.890s", dt_last_error());
-    return dt__comm_fail(c, r);
-}
-
-/* The rank of a node through which the data of rank p, who is elsewhere, comes there and goes from there. */
-static int dt__bridge_deputy(const dt__bridge *s, int node, int p)
-{
-    int members = s->first[node + 1] - s->first[node];
-    return s->member[s->first[node] + s->seat[p] % members];
-}
-
-/* ---- between nodes: small collectives ---- */
-
-/* Where the calls and inputs of node k lie in the mail, `total` floats of each rank. */
-static char *dt__bridge_mail(const dt__bridge *s, int node, int64_t total)
-{
-    return s->mail + node * (int64_t)sizeof(dt__published) + s->first[node] * total * (int64_t)sizeof(float);
-}
-
-/* Is this rank the first of its node? It speaks for the node. */
-static int dt__bridge_first(const dt_comm *c) { return c->bridge->near->rank == 0; }
-
-/* The first ranks of the nodes tell each other their node's call and inputs. */
-static dt_result dt__bridge_trade(dt_comm *c, int64_t total)
-{
-    dt__bridge *s = c->bridge;
-    dt_result r = DT_OK;
-    for (int k = 0; k < s->nodes && !r; k++) {
-        const int64_t lead = (int64_t)sizeof(dt__published), bytes = lead + (s->first[k + 1] - s->first[k]) * total * 4;
-        int64_t own = lead + (s->first[s->node + 1] - s->first[s->node]) * total * 4;
-        int peer = s->member[s->first[k]];
-        if (k == s->node) continue;
-        r = dt__bridge_add(c, 0, 0, peer, dt__bridge_mail(s, k, total), bytes);
-        if (!r) r = dt__bridge_add(c, 0, 1, peer, dt__bridge_mail(s, s->node, total), own);
-    }
-    return dt__bridge_wait(c, 0, r);
-}
-
-/* Compares this rank's call with node k's. */
-static dt_result dt__bridge_compare(dt_comm *c, int k, int64_t total)
-{
-    return dt__bridge_agree(c, dt__bridge_mail(c->bridge, k, total), c->bridge->member[c->bridge->first[k]]);
-}
-
-/* The calls of large collectives travel beside the data: nobody waits for them before it moves. */
-static dt_result dt__bridge_calls_start(dt_comm *c)
-{
-    dt__bridge *s = c->bridge;
-    dt_result r = DT_OK;
-    const int64_t bytes = (int64_t)sizeof(dt__published);
-    if (!dt__bridge_first(c) || s->called == c->call.sequence) return DT_OK;
-    s->called = c->call.sequence;
-    memcpy(dt__bridge_mail(s, s->node, 0), &c->call, sizeof c->call);
-    for (int k = 0; k < s->nodes && !r; k++) {
-        int peer = s->member[s->first[k]];
-        if (k == s->node) continue;
-        s->calls = k + 1;
-        r = dt__bridge_start(c, &s->call[2 * k], 0, peer, 0, dt__bridge_mail(s, k, 0), bytes);
-        if (!r) r = dt__bridge_start(c, &s->call[2 * k + 1], 1, peer, 0, dt__bridge_mail(s, s->node, 0), bytes);
-    }
-    return r;
-}
-
-/* Compares those that have come; with `all`, waits for all. */
-static dt_result dt__bridge_calls(dt_comm *c, int all)
-{
-    dt__bridge *s = c->bridge;
-    int calls = s->calls;
-    dt_result r = DT_OK;
-    if (all) s->calls = 0;
-    for (int k = 0; k < calls && !r; k++) {
-        int peer = s->member[s->first[k]];
-        if (k == s->node) continue;
-        if (all) r = dt__bridge_wait_one(c, &s->call[2 * k + 1], peer);
-        if (all && !r) r = dt__bridge_wait_one(c, &s->call[2 * k], peer);
-        if (!r && __atomic_load_n(&s->call[2 * k].done, __ATOMIC_ACQUIRE) == 1) r = dt__bridge_compare(c, k, 0);
-    }
-    return r;
-}
-
-/* Every rank gets every rank's input, at most DT__EAGER floats, in one message between each pair of nodes. Without a
- * movement only the calls are compared. c->from[p] is rank p's input until the next call. */
-static dt_result dt__bridge_meet(dt_comm *c, const dt__move *m)
-{
-    dt__bridge *s = c->bridge;
-    dt_comm *near = s->near;
-    int64_t total = m ? m->count * m->sections : 0;
-    dt_result r;
-    if (m) dt__pack(c, m, 0, m->count, dt__comm_stage(near, near->rank, (near->step + 1) & 1u));
-    near->call = c->call;
-    near->call.where = -1;
-    c->owed = 0;
-    r = dt__meet(near);
-    c->met = c->rate > 0.0 ? dt__now() : 0.0;
-    if (!r && dt__bridge_first(c)) {
-        char *mine = dt__bridge_mail(s, s->node, total);
-        memcpy(mine, &c->call, sizeof c->call);
-        for (int p = 0; p < near->size; p++)
-            dt__copy((float *)(void *)(mine + sizeof c->call) + p * total, dt__comm_stage(near, p, near->step & 1u),
-                     total);
-        r = dt__bridge_trade(c, total);
-    }
-    if (!r) r = dt__step(near);
-    for (int k = 0; k < s->nodes && !r; k++) r = dt__bridge_compare(c, k, total);
-    for (int p = 0; p < c->size && !r; p++)
-        c->from[p] = (const float *)(void *)(dt__bridge_mail(s, s->at[p], total) + sizeof c->call) + s->seat[p] * total;
-    return dt__bridge_end(c, r);
-}
-
-/* ---- between nodes: sums ----
- * The sum of a range that a rank owns: on each other node one rank, its deputy, adds what the node's ranks have, as far
- * as the tree lets it (whole branches), and sends that; the owner adds the branches of all nodes. So each branch
- * crosses once, however many ranks a node has. Work goes in rounds of `width` floats of each range. Two are under way,
- * but where the engine asks before it sends: questions and answers of the second wait behind the data of the first, and
- * a slow link stands still for a third of the time. */
-
-/* Whole branches of the tree that one node has, in the order of leaves, and which of the parts make them. */
-static dt_result dt__bridge_plan(dt_comm *c, const dt__part *parts, const int *counts)
-{
-    dt__bridge *s = c->bridge;
-    int n = 0;
-    int64_t all = 0;
-    for (int p = 0; p < c->size; p++) all += counts ? counts[p] : 1;
-    if (!dt__reserve((void **)&s->branch, 0, &s->branch_room, all, (int64_t)sizeof *s->branch, "a sum over nodes") ||
-        !dt__reserve((void **)&s->top, 0, &s->top_room, all, (int64_t)sizeof *s->top, "a sum over nodes") ||
-        !dt__reserve((void **)&s->source, 0, &s->source_room, all, (int64_t)sizeof *s->source, "a sum over nodes") ||
-        !dt__reserve((void **)&s->addend, 0, &s->addend_room, all, (int64_t)sizeof *s->addend, "a sum over nodes"))
-        return DT_E_MEMORY;
-    memset(s->branches, 0, (size_t)s->nodes * sizeof *s->branches);
-    for (int p = 0, first = 0; p < c->size; p++)
-        for (int j = 0; j < (counts ? counts[p] : 1); j++, first++) {
-            dt__branch *b = &s->branch[n++];
-            b->level = parts ? parts[first].level : 0;
-            b->index = parts ? parts[first].index : p;
-            b->node = s->at[p], b->rank = p, b->part = j, b->first = first, b->parts = 1;
-            for (; n > 1 && b[-1].node == b->node && b[-1].level == b->level && (b->index & 1); b--, n--)
-                b[-1].parts += b->parts, b[-1].level++, b[-1].index >>= 1;
-        }
-    s->branch_count = n;
-    s->widest = 1;
-    for (int i = 0; i < n; i++) {
-        dt__branch *b = &s->branch[i];
-        b->nth = s->branches[b->node]++;
-        s->widest = (int)dt__max(s->widest, s->branches[b->node]);
-        s->top[i].level = b->level, s->top[i].index = b->index, s->top[i].offset = 0;
-    }
-    s->lots = s->nodes - 1 + (all > s->nodes ? s->relays + 1 : 0);
-    return DT_OK;
-}
-
-/* A sum under way. */
-typedef struct dt__reduction {
-    dt_op op;
-    float *data;            /* this rank's */
-    const dt__part *parts;  /* as for dt__reduce_parts; NULL: all of data is one leaf */
-    const int *counts;
-    const int64_t *cut;     /* (size + 1) whose range begins where, from data + begin */
-    int64_t begin, reach;   /* floats of data that peers read */
-    float *out;             /* this rank's range of the sum */
-    int64_t width;
-    int staged;             /* the node's ranks read each other's stage, not their data */
-} dt__reduction;
-
-/* Floats of range p in the round that begins at `at`. */
-static int64_t dt__bridge_chunk(const dt__reduction *x, int p, int64_t at)
-{
-    return dt__max(0, dt__min(x->width, x->cut[p + 1] - x->cut[p] - at));
-}
-
-/* Where lot number `lot` of a round lies: from the other nodes, in their order, then what is added here. */
-static float *dt__bridge_lot(const dt__bridge *s, int64_t round, int lot, int64_t width)
-{
-    return s->work + round % s->rounds * (s->work_floats / s->rounds) + lot * s->widest * width;
-}
-
-static float *dt__bridge_stage(const dt__bridge *s, int seat, uint32_t step)
-{
-    return (float *)dt_comm_peer(s->near, s->stage, seat) + (step & 1u) * s->half;
-}
-
-/* This node's branch b of n floats of range p: where it lies, or computed into `to`. */
-static const float *dt__bridge_branch(dt_comm *c, const dt__reduction *x, const dt__branch *b, int p, int64_t at,
-                                      int64_t n, float *to)
-{
-    dt__bridge *s = c->bridge;
-    dt__sum sum;
-    int rank = b->rank, part = b->part;
-    for (int j = 0; j < b->parts; j++) {
-        int seat = s->seat[rank];
-        s->source[j] = x->staged ? dt__bridge_stage(s, seat, s->near->step) + p * x->width
-                                 : s->near->view[seat] + x->begin + x->cut[p] + at;
-        if (++part < (x->counts ? x->counts[rank] : 1)) continue;
-        rank++;
-        part = 0;
-    }
-    if (b->parts == 1) return s->source[0] + (x->parts ? x->parts[b->first].offset : 0);
-    memset(&sum, 0, sizeof sum);
-    sum.op = x->op;
-    sum.size = b->parts;
-    sum.from = s->source;
-    sum.parts = x->parts ? x->parts + b->first : NULL;
-    sum.to = &to;
-    sum.outputs = 1;
-    dt__sum_range(s->near, &sum, 0, n);
-    return to;
-}
-
-/* Sends this node's branches of the ranges that this rank is the deputy for, and asks for those of its own range. */
-static dt_result dt__bridge_sum_start(dt_comm *c, const dt__reduction *x, int64_t k)
-{
-    dt__bridge *s = c->bridge;
-    int half = (int)(k & 1);
-    int64_t at = k * x->width, own = dt__bridge_chunk(x, c->rank, at);
-    dt_result r = DT_OK;
-    for (int a = 0; a < s->nodes && own > 0 && !r; a++)
-        if (a != s->node)
-            r = dt__bridge_add(c, half, 0, dt__bridge_deputy(s, a, c->rank),
-                               dt__bridge_lot(s, k, a - (a > s->node), x->width), s->branches[a] * own * 4);
-    for (int p = 0; p < c->size && !r; p++) {
-        int64_t n = dt__bridge_chunk(x, p, at);
-        float *box = dt__bridge_lot(s, k, s->nodes - 1 + s->slot[p], x->width);
-        const float *data = box;
-        int reader = s->at[p] == s->node ? p : dt__bridge_deputy(s, s->node, p);
-        if (reader != c->rank) dt__count_sent(c, reader, n * (x->counts ? x->counts[c->rank] : 1));
-        if (reader != c->rank || p == c->rank || n == 0) continue;
-        for (int i = 0; i < s->branch_count; i++) {
-            const dt__branch *b = &s->branch[i];
-            if (b->node != s->node) continue;
-            data = dt__bridge_branch(c, x, b, p, at, n, box + b->nth * n);
-            if (s->branches[s->node] > 1) dt__copy(box + b->nth * n, data, n), data = box;
-        }
-        r = dt__bridge_give(c, half, p, data, s->branches[s->node] * n);
-    }
-    return r;
-}
-
-/* Adds the branches of all nodes in this rank's range. */
-static dt_result dt__bridge_sum_finish(dt_comm *c, const dt__reduction *x, int64_t k, dt_result r)
-{
-    dt__bridge *s = c->bridge;
-    int64_t at = k * x->width, own = dt__bridge_chunk(x, c->rank, at);
-    float *to = x->out + at, *box = dt__bridge_lot(s, k, s->nodes - 1 + s->relays, x->width);
-    dt__sum sum;
-    r = dt__bridge_wait(c, (int)(k & 1), r);
-    if (r || own == 0) return r;
-    for (int i = 0; i < s->branch_count; i++) {
-        const dt__branch *b = &s->branch[i];
-        const float *lot = dt__bridge_lot(s, k, b->node - (b->node > s->node), x->width);
-        s->addend[i] = b->node == s->node ? dt__bridge_branch(c, x, b, c->rank, at, own, box + b->nth * own)
-                                          : lot + b->nth * own;
-    }
-    memset(&sum, 0, sizeof sum);
-    sum.op = x->op;
-    sum.size = s->branch_count;
-    sum.from = s->addend;
-    sum.parts = s->top;
-    sum.to = &to;
-    sum.outputs = 1;
-    dt__sum_range(s->near, &sum, 0, own);
-    return DT_OK;
-}
-
-/* The ranks of this node meet, and see whether they can read each other's data in place. */
-static dt_result dt__bridge_share(dt_comm *c, const float *data, int64_t reach, int *staged)
-{
-    dt_comm *near = c->bridge->near;
-    dt_result r;
-    near->call = c->call;
-    near->call.where = dt__publish(near, data, reach);
-    c->owed = 0;
-    if ((r = dt__meet(near)) != DT_OK) return r;
-    c->met = c->rate > 0.0 ? dt__now() : 0.0;
-    *staged = !dt__views(near) && near->size > 1;
-    if (near->size == 1) near->view[0] = (float *)(intptr_t)data;
-    if (*staged) near->sharing = 0;
-    return dt__bridge_calls_start(c);
-}
-
-/* Returns when no rank of this node reads another's data any more, and the emulated link is done. */
-static dt_result dt__bridge_conclude(dt_comm *c)
-{
-    dt_result r = dt__bridge_calls(c, 1);
-    dt__link(c);
-    if (!r) r = dt__step(c->bridge->near);
-    c->bridge->near->sharing = 0;
-    dt__comm_tick(c);
-    return r;
-}
-
-/* Work memory for a sum: enough for 1024 floats of each range, at least what is under way. */
-static dt_result dt__bridge_room(dt__bridge *s)
-{
-    s->work_floats = dt__max(DT__UNDER_WAY, (int64_t)s->rounds * s->lots * s->widest * DT__BLOCK);
-    return dt__reserve((void **)&s->work, 0, &s->work_room, s->work_floats, 4, "sums over nodes") ? DT_OK : DT_E_MEMORY;
-}
-
-/* The largest width at which a round fits the work and, where some node may need it, the stage of every rank. */
-static int64_t dt__bridge_width(const dt_comm *c)
-{
-    const dt__bridge *s = c->bridge;
-    int64_t width = s->work_floats / ((int64_t)s->rounds * s->lots * s->widest);
-    if (c->size > s->nodes) width = dt__min(width, s->half / c->size);
-    return dt__max(width / 16 * 16, 16);
-}
-
-/* Every rank gets the sum of its range. */
-static dt_result dt__bridge_sum(dt_comm *c, dt__reduction *x)
-{
-    dt__bridge *s = c->bridge;
-    dt_comm *near = s->near;
-    dt_result r = dt__bridge_plan(c, x->parts, x->counts);
-    int64_t longest = 0, rounds, ahead;
-    if (!r) r = dt__bridge_room(s);
-    if (!r) r = dt__bridge_share(c, x->data, x->reach, &x->staged);
-    if (r) return r;
-    x->width = dt__bridge_width(c);
-    ahead = x->staged ? 0 : s->rounds - 1;
-    for (int p = 0; p < c->size; p++) longest = dt__max(longest, x->cut[p + 1] - x->cut[p]);
-    rounds = dt__ceil_div(longest, x->width);
-    for (int64_t k = 0; k < rounds + ahead && !r; k++) {
-        for (int p = 0; p < c->size && x->staged && k < rounds; p++)
-            dt__copy(dt__bridge_stage(s, near->rank, near->step + 1) + p * x->width, x->data + x->cut[p] + k * x->width,
-                     dt__bridge_chunk(x, p, k * x->width));
-        if (x->staged && k < rounds) r = dt__step(near);
-        if (!r && k < rounds) r = dt__bridge_sum_start(c, x, k);
-        if (k >= ahead) r = dt__bridge_sum_finish(c, x, k - ahead, r);
-        else if (r) r = dt__bridge_wait(c, 0, r);
-        dt__comm_tick(c);
-    }
-    return r ? r : dt__bridge_conclude(c);
-}
-
-/* ---- between nodes: gathering ----
- * Every rank has a stream, its extents one after the other, which all ranks get. It crosses to each other node once, to
- * the deputy there, whose stage the ranks of the node read; where each node is one rank, and each stream lies in one
- * place, nothing needs the stage. Rounds of `width` floats of every stream. */
-
-typedef struct dt__gathering {
-    const dt__extent *span; /* of all ranks, each rank's in the order of its stream */
-    int count;
-    const float *from;
-    float *to;
-    int64_t width;
-    int staged;
-} dt__gathering;
-
-/* The next run of at most n floats of rank p's stream: its floats, 0 at the end; e, off: where. The cursor moves on. */
-static int64_t dt__bridge_run(const dt__gathering *x, int p, dt__cursor *at, int64_t n, const dt__extent **e,
-                              int64_t *off)
-{
-    while (at->extent < x->count && (x->span[at->extent].rank != p || at->off == x->span[at->extent].count)) {
-        at->extent++;
-        at->off = 0;
-    }
-    if (at->extent == x->count || n == 0) return 0;
-    *e = &x->span[at->extent];
-    *off = at->off;
-    n = dt__min(n, (*e)->count - at->off);
-    at->off += n;
-    return n;
-}
-
-/* Floats of rank p's stream in this round. *only is their extent, NULL when they lie in several. */
-static int64_t dt__bridge_part(const dt__gathering *x, int p, dt__cursor at, const dt__extent **only, int64_t *off)
-{
-    int64_t all = 0, n, o;
-    const dt__extent *e;
-    *only = NULL;
-    while ((n = dt__bridge_run(x, p, &at, x->width - all, &e, &o)) > 0) {
-        *only = all ? NULL : e;
-        if (!all) *off = o;
-        all += n;
-    }
-    return all;
-}
-
-/* Moves this round's part of rank p's stream: to its place from another rank's memory or from `flat`; without `to`,
- * from its memory to flat; without both only the cursor moves. */
-static void dt__bridge_copy(const dt__gathering *x, int p, dt__cursor *at, float *flat, const float *from, float *to)
-{
-    int64_t left = x->width, n, off;
-    const dt__extent *e;
-    for (; (n = dt__bridge_run(x, p, at, left, &e, &off)) > 0; left -= n) {
-        if (to) dt__copy(to + e->to + off, from ? from + e->from + off : flat, n);
-        else if (flat) dt__copy(flat, from + e->from + off, n);
-        if (flat) flat += n;
-    }
-}
-
-/* Where the relayed part of rank p's stream comes to: in its place, when only this rank wants it. */
-static float *dt__bridge_target(const dt_comm *c, const dt__gathering *x, int p, const dt__extent *only, int64_t off,
-                              uint32_t step)
-{
-    const dt__bridge *s = c->bridge;
-    if (s->near->size == 1 && only) return x->to + only->to + off;
-    return dt__bridge_stage(s, s->seat[p] % s->near->size, step) + s->slot[p] * x->width;
-}
-
-static dt_result dt__bridge_gather_start(dt_comm *c, const dt__gathering *x, int64_t k)
-{
-    dt__bridge *s = c->bridge;
-    uint32_t step = (uint32_t)k;
-    float *box = dt__bridge_stage(s, s->near->rank, step) + s->relays * x->width;
-    const float *data = box;
-    const dt__extent *e;
-    int64_t n, off = 0;
-    dt_result r = DT_OK;
-    for (int p = 0; p < c->size && !r; p++) {
-        if (s->at[p] == s->node || dt__bridge_deputy(s, s->node, p) != c->rank) continue;
-        if ((n = dt__bridge_part(x, p, s->ahead[p], &e, &off)) > 0)
-            r = dt__bridge_add(c, (int)(k & 1), 0, p, dt__bridge_target(c, x, p, e, off, step), n * 4);
-        dt__bridge_copy(x, p, &s->ahead[p], NULL, NULL, NULL);
-    }
-    n = dt__bridge_part(x, c->rank, s->ahead[c->rank], &e, &off);
-    if (e && !x->staged) data = x->from + e->from + off;
-    dt__bridge_copy(x, c->rank, &s->ahead[c->rank], data == box ? box : NULL, x->from, NULL);
-    for (int q = s->first[s->node]; q < s->first[s->node + 1]; q++)
-        if (s->member[q] != c->rank) dt__count_sent(c, s->member[q], n);
-    for (int a = 0; a < s->nodes && n > 0 && !r; a++)
-        if (a != s->node)
-            r = dt__bridge_give(c, (int)(k & 1), dt__bridge_deputy(s, a, c->rank), data, n);
-    return r;
-}
-
-/* Takes what this round has brought to its place. */
-static void dt__bridge_gather_take(dt_comm *c, const dt__gathering *x, uint32_t step)
-{
-    dt__bridge *s = c->bridge;
-    for (int p = 0; p < c->size; p++) {
-        const dt__extent *e;
-        int64_t off = 0;
-        int local = s->at[p] == s->node;
-        int there = !local && s->near->size == 1 && dt__bridge_part(x, p, s->cursor[p], &e, &off) > 0 && e;
-        if (there) dt__bridge_copy(x, p, &s->cursor[p], NULL, NULL, NULL);
-        else if (p == c->rank) dt__bridge_copy(x, p, &s->cursor[p], NULL, x->from, x->to);
-        else if (!local) dt__bridge_copy(x, p, &s->cursor[p], dt__bridge_target(c, x, p, NULL, 0, step), NULL, x->to);
-        else if (x->staged)
-            dt__bridge_copy(x, p, &s->cursor[p], dt__bridge_stage(s, s->seat[p], step) + s->relays * x->width, NULL,
-                            x->to);
-        else dt__bridge_copy(x, p, &s->cursor[p], NULL, s->near->view[s->seat[p]], x->to);
-    }
-}
-
-static dt_result dt__bridge_gather(dt_comm *c, const float *from, int64_t reach, const dt__extent *span, int count,
-                                   float *to)
-{
-    dt__bridge *s = c->bridge;
-    dt__gathering x;
-    int64_t longest = 0, rounds, ahead = s->rounds - 1;
-    int relayed = c->size > s->nodes;
-    dt_result r;
-    x.span = span, x.count = count, x.from = from, x.to = to;
-    memset(s->length, 0, (size_t)c->size * sizeof *s->length);
-    memset(s->cursor, 0, (size_t)c->size * sizeof *s->cursor);
-    memset(s->ahead, 0, (size_t)c->size * sizeof *s->ahead);
-    for (int i = 0; i < count; i++) {
-        relayed |= s->length[span[i].rank] > 0;
-        longest = dt__max(longest, s->length[span[i].rank] += span[i].count);
-    }
-    x.width = relayed ? dt__max(s->half / (s->relays + 1) / 16 * 16, 16) : DT__UNDER_WAY / s->rounds;
-    rounds = dt__ceil_div(longest, x.width);
-    r = dt__bridge_share(c, from, reach, &x.staged);
-    if (!r && rounds > 0 && ahead) r = dt__bridge_gather_start(c, &x, 0);
-    for (int64_t k = 0; k < rounds && !r; k++) {
-        if (k > 0) r = dt__step(s->near); /* all have taken the round before, whose half of the stages the next needs */
-        if (!r && k + ahead < rounds) r = dt__bridge_gather_start(c, &x, k + ahead);
-        if ((r = dt__bridge_wait(c, (int)(k & 1), r)) == DT_OK) r = dt__step(s->near);
-        if (!r) dt__bridge_gather_take(c, &x, (uint32_t)k);
-        dt__comm_tick(c);
-    }
-    return r ? dt__bridge_wait(c, 0, r) : dt__bridge_conclude(c);
-}
-
-/* ---- between nodes: exchanges of sections ----
- * Rank p gets give[p] of this rank's data, whose take[p] comes from it. `theirs` (size) says where in the memory of the
- * ranks of this node this rank's section begins, when that can be read in place. */
-
-/* Two ranks of a node by messages: pairs in an order in which nobody waits in a circle. */
-static dt_result dt__bridge_swap_near(dt_comm *c, const float *from, const dt__extent *give, float *to,
-                                    const dt__extent *take)
-{
-    dt_comm *near = c->bridge->near;
-    dt_result r = DT_OK;
-    for (int round = 0; round < near->size && !r; round++) {
-        int q = (round + near->size - near->rank) % near->size;
-        int p = c->bridge->member[c->bridge->first[c->bridge->node] + q];
-        for (int half = 0; half < 2 && q != near->rank && !r; half++)
-            r = (half == 0) == (near->rank < q) ? dt_send(near, from + give[p].from, give[p].count, q)
-                                                : dt_recv(near, to + take[p].to, take[p].count, q);
-    }
-    return r;
-}
-
-static dt_result dt__bridge_swap(dt_comm *c, const float *from, const dt__extent *give, float *to,
-                                 const dt__extent *take, const int64_t *theirs)
-{
-    dt__bridge *s = c->bridge;
-    dt_result r = DT_OK;
-    for (int p = 0; p < c->size && !r; p++) {
-        if (p == c->rank) dt__copy(to + take[p].to, from + give[p].from, give[p].count);
-        else if (s->at[p] == s->node && theirs)
-            dt__copy(to + take[p].to, s->near->view[s->seat[p]] + theirs[p], take[p].count);
-        if (s->at[p] == s->node && p != c->rank && theirs) dt__count_sent(c, p, give[p].count);
-        if (s->at[p] == s->node) continue;
-        if (take[p].count) r = dt__bridge_add(c, 0, 0, p, to + take[p].to, take[p].count * 4);
-        if (give[p].count && !r) r = dt__bridge_give(c, 0, p, from + give[p].from, give[p].count);
-    }
-    if (!theirs && !r) r = dt__bridge_swap_near(c, from, give, to, take);
-    r = dt__bridge_wait(c, 0, r);
-    return r ? r : dt__bridge_conclude(c);
-}
-
-/* ---- between nodes: each collective ---- */
-
-/* Equal or nearly equal ranges for all ranks. */
-static const int64_t *dt__bridge_cut(dt_comm *c, int64_t count, int equal)
-{
-    for (int p = 0; p <= c->size; p++) c->bridge->cut[p] = equal ? p * count : dt__piece(count, c->size, p);
-    return c->bridge->cut;
-}
-
-/* Extents of one run for each rank: rank p's from `from[p]`, to `to[p]`. */
-static const dt__extent *dt__bridge_runs(dt_comm *c, const int64_t *cut, int64_t from, int64_t to)
-{
-    for (int p = 0; p < c->size; p++) {
-        dt__extent *e = &c->bridge->extent[p];
-        e->rank = p, e->from = from + cut[p], e->to = to + cut[p], e->count = cut[p + 1] - cut[p];
-    }
-    return c->bridge->extent;
-}
-
-static dt_result dt__bridge_large(dt_comm *c, const dt__move *m)
-{
-    dt__bridge *s = c->bridge;
+    int staged, sums = m->op == DT__CALL_ALL_REDUCE || m->op == DT__CALL_REDUCE_SCATTER;
     dt__reduction x;
-    dt__extent *e = s->extent;
-    int staged;
     dt_result r;
+    if (c->job && total <= DT__EAGER && (sums || c->nodes == 1)) return dt__exchange_small(c, m);
+    if (m->op == DT__CALL_BROADCAST) {
+        c->give->rank = m->root, c->give->from = c->give->to = 0, c->give->count = m->count;
+        return dt__gather(c, m->in, total, c->give, 1, m->out);
+    }
+    if (m->op == DT__CALL_ALL_GATHER)
+        return dt__gather(c, m->in, total, dt__equal_extents(c, c->give, 0, m->count), c->size, m->out);
+    if (m->op == DT__CALL_ALL_TO_ALL) {
+        r = dt__meet_data(c, m->in, total, &staged);
+        for (int p = 0; p < c->size; p++) c->length[p] = c->rank * m->count;
+        if (r) return r;
+        dt__equal_extents(c, c->give, m->count, m->count);
+        return dt__swap(c, m->in, c->give, m->out, c->give, c->length, staged);
+    }
     memset(&x, 0, sizeof x);
-    switch (m->op) {
-    case DT__CALL_BROADCAST:
-        e->rank = m->root, e->from = e->to = 0, e->count = m->count;
-        return dt__bridge_gather(c, m->in, m->count, e, 1, m->out);
-    case DT__CALL_ALL_GATHER:
-        dt__bridge_runs(c, dt__bridge_cut(c, m->count, 1), 0, 0);
-        for (int p = 0; p < c->size; p++) e[p].from = 0;
-        return dt__bridge_gather(c, m->in, m->count, e, c->size, m->out);
-    case DT__CALL_ALL_TO_ALL:
-        dt__bridge_runs(c, dt__bridge_cut(c, m->count, 1), 0, 0);
-        for (int p = 0; p < c->size; p++) s->length[p] = c->rank * m->count;
-        r = dt__bridge_share(c, m->in, m->count * c->size, &staged);
-        return r ? r : dt__bridge_swap(c, m->in, e, m->out, e, staged ? NULL : s->length);
-    default: break;
-    }
-    x.op = m->reduce;
-    x.data = (float *)(intptr_t)m->in;
-    x.out = m->out;
-    x.reach = m->count * m->sections;
-    x.cut = dt__bridge_cut(c, m->count, m->sections > 1);
-    if (m->sections == 1) {
-        dt__copy(m->out, m->in, m->count);
-        x.data = m->out;
-        x.out = m->out + x.cut[c->rank];
-    }
-    r = dt__bridge_sum(c, &x);
-    if (r || m->sections > 1) return r;
-    return dt__bridge_gather(c, m->out, m->count, dt__bridge_runs(c, x.cut, 0, 0), c->size, m->out);
-}
-
-static dt_result dt__bridge_exchange(dt_comm *c, const dt__move *m)
-{
-    dt_result r;
-    if (m->count * m->sections > DT__EAGER) return dt__bridge_end(c, dt__bridge_large(c, m));
-    if ((r = dt__bridge_meet(c, m)) != DT_OK) return r;
-    dt__count_bytes(c, m);
-    dt__unpack(c, m, 0, m->count, m->count);
-    return DT_OK;
-}
-
-/* dt__reduce_parts over nodes. `mine` is symmetric memory: its ranks read each other's in place. */
-static dt_result dt__bridge_reduce_parts(dt_comm *c, float *mine, int64_t reach, const dt__part *parts,
-                                         const int *counts, const dt__part *first, int64_t begin, int64_t count,
-                                         const int64_t *cuts)
-{
-    dt__reduction x;
-    dt__extent *e = c->bridge->extent;
-    dt_result r;
-    memset(&x, 0, sizeof x);
-    x.op = DT_SUM;
-    x.data = mine;
-    x.parts = parts, x.counts = counts;
-    x.begin = begin, x.reach = reach;
-    x.cut = cuts ? cuts : dt__bridge_cut(c, count, 0);
-    x.out = mine + begin + first->offset + x.cut[c->rank];
-    r = dt__bridge_sum(c, &x);
-    if (r || cuts) return dt__bridge_end(c, r);
-    dt__bridge_runs(c, x.cut, begin, begin + first->offset);
-    for (int p = 0; p < c->size; parts += counts[p++]) e[p].from += parts->offset;
-    return dt__bridge_end(c, dt__bridge_gather(c, mine, reach, e, c->size, mine));
-}
-
-/* dt__all_to_all_rows over nodes: `stage` holds the head and the rows. */
-static dt_result dt__bridge_rows(dt_comm *c, const float *stage, int64_t head, float *to, const int32_t *take,
-                               const int32_t *give, int64_t bins, int64_t width)
-{
-    dt__bridge *s = c->bridge;
-    int staged;
-    dt_result r;
-    for (int p = 0; p < c->size; p++) {
-        dt__extent *gives = &s->extent[p], *takes = &s->taken[p];
-        gives->from = head + give[p * bins] * width, gives->count = (give[(p + 1) * bins] - give[p * bins]) * width;
-        takes->to = take[p * bins] * width, takes->count = (take[(p + 1) * bins] - take[p * bins]) * width;
-    }
-    r = dt__bridge_share(c, stage, head + give[c->size * bins] * width, &staged);
-    for (int p = 0; p < c->size && !r; p++) {
-        int32_t first;
-        if (s->at[p] != s->node) continue;
-        memcpy(&first, s->near->view[s->seat[p]] + c->rank, sizeof first);
-        s->length[p] = head + first * width;
-    }
-    if (!r) r = dt__bridge_swap(c, stage, s->extent, to, s->taken, s->length);
-    return dt__bridge_end(c, r);
-}
-
-/* ---- between nodes: point to point ---- */
-
-static int dt__bridge_far(const dt_comm *c, int peer) { return c->bridge->at[peer] != c->bridge->node; }
-
-static dt_result dt__bridge_post(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
-{
-    dt__bridge *s = c->bridge;
-    dt__message *m;
-    dt_result r = DT_OK;
-    m = &s->parcel[to * DT__PARCELS + (int)((s->posted[to] + 1) % (uint32_t)DT__PARCELS)];
-    if (m->data) r = dt__bridge_wait_one(c, m, to);
-    if (r) return r;
-    *ticket = ++s->posted[to];
-    dt__count_sent(c, to, count);
-    return dt__bridge_start(c, m, 1, to, 1, (void *)(intptr_t)data, count * 4);
-}
-
-static dt_result dt__bridge_posted(dt_comm *c, int to, uint32_t ticket)
-{
-    dt__bridge *s = c->bridge;
-    if (s->posted[to] - ticket >= (uint32_t)DT__PARCELS) return DT_OK;
-    return dt__bridge_wait_one(c, &s->parcel[to * DT__PARCELS + (int)(ticket % (uint32_t)DT__PARCELS)], to);
-}
-
-static dt_result dt__bridge_recv(dt_comm *c, float *data, int64_t count, int from)
-{
-    dt__message m;
-    dt_result r;
-    memset(&m, 0, sizeof m);
-    r = dt__bridge_start(c, &m, 0, from, 1, data, count * 4);
-    if (!r) r = dt__bridge_wait_one(c, &m, from);
-    if (r) dt__bridge_cancel(c, &m);
-    if (r || m.moved == m.bytes) return r;
-    m.done = DT__TOO_LONG;
-    return dt__bridge_lost(c, &m, from);
+    x.op = m->reduce, x.data = m->in, x.reach = total, x.cut = c->cut;
+    for (int p = 0; p <= c->size; p++) c->cut[p] = m->sections > 1 ? p * m->count : dt__piece(m->count, c->size, p);
+    if (m->op == DT__CALL_ALL_REDUCE) x.all = m->out;
+    else x.out = m->out;
+    return dt__reduce(c, &x);
 }
 
 static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
@@ -16638,15 +15987,12 @@ static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out,
     dt__move m;
     dt_result r = dt__begin(c, op, count, extra);
     if (r) return r;
-    m.op = op;
-    m.in = in;
-    m.out = out;
-    m.count = count;
-    m.sections = sections;
+    memset(&m, 0, sizeof m);
+    m.op = op, m.in = in, m.out = out;
+    m.count = count, m.sections = sections;
     m.reduce = extra == DT_MAX ? DT_MAX : extra == DT_MIN ? DT_MIN : DT_SUM;
     m.root = extra;
-    if (c->bridge) return dt__bridge_exchange(c, &m);
-    return c->job ? dt__exchange(c, &m) : dt__exchange_alone(&m);
+    return dt__exchange(c, &m);
 }
 
 static dt_result dt__check_rank(const dt_comm *c, const char *what, int rank)
@@ -16664,14 +16010,19 @@ static dt_result dt__check_op(dt_op op)
 DT_API dt_result dt_barrier(dt_comm *c)
 {
     dt_result r = dt__begin(c, DT__CALL_BARRIER, 0, 0);
-    if (!r && c->bridge) return dt__bridge_meet(c, NULL);
-    return r || !c->job ? r : dt__meet(c);
+    return r ? r : dt__meet(c);
 }
 
 DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root)
 {
     dt_result r = dt__check_rank(c, "broadcast from rank", root);
     return r ? r : dt__collective(c, DT__CALL_BROADCAST, data, data, count, 1, root);
+}
+
+DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
+{
+    dt_result r = dt__check_op(op);
+    return r ? r : dt__collective(c, DT__CALL_ALL_REDUCE, data, data, count, 1, (int)op);
 }
 
 DT_API dt_result dt_reduce_scatter(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
@@ -16690,107 +16041,15 @@ DT_API dt_result dt_all_to_all(dt_comm *c, const float *in, float *out, int64_t 
     return dt__collective(c, DT__CALL_ALL_TO_ALL, in, out, count, c->size, 0);
 }
 
-/* Three chunks are under way: this step copies one in, reduces this rank's piece of the one before and copies out the
- * one before that, so each chunk costs one wait. */
-static dt_result dt__all_reduce_staged(dt_comm *c, float *data, int64_t count, dt_op op)
-{
-    int64_t chunks = dt__ceil_div(count, c->chunk);
-    dt__sum s;
-    float *to;
-    dt_result r = DT_OK;
-    memset(&s, 0, sizeof s);
-    s.op = op;
-    s.size = c->size;
-    s.from = c->from;
-    s.to = &to;
-    s.outputs = 1;
-    for (int64_t k = 0; k < chunks + 2 && !r; k++) {
-        uint32_t half = (c->step + 1) & 1u;
-        int64_t in = k * c->chunk, reduce = (k - 1) * c->chunk, done = (k - 2) * c->chunk;
-        if (k < chunks) dt__copy(dt__comm_stage(c, c->rank, half), data + in, dt__min(c->chunk, count - in));
-        if (k >= 1 && k <= chunks) {
-            int64_t n = dt__min(c->chunk, count - reduce);
-            dt__from_stage(c, half ^ 1u);
-            to = dt__comm_stage(c, c->rank, 2 + half);
-            dt__sum_range(c, &s, dt__piece(n, c->size, c->rank), dt__piece(n, c->size, c->rank + 1));
-        }
-        for (int p = 0; k >= 2 && p < c->size; p++) {
-            int64_t n = dt__min(c->chunk, count - done);
-            int64_t low = dt__piece(n, c->size, p), high = dt__piece(n, c->size, p + 1);
-            dt__copy(data + done + low, dt__comm_stage(c, p, 2 + (half ^ 1u)) + low, high - low);
-        }
-        dt__comm_tick(c);
-        if (k < chunks + 1) r = dt__step(c);
-    }
-    dt__link(c);
-    return r;
-}
-
-/* Every rank reduces its piece from all ranks' memory into all ranks' memory. */
-static void dt__all_reduce_direct(dt_comm *c, int64_t count, dt_op op)
-{
-    dt__sum s;
-    memset(&s, 0, sizeof s);
-    for (int p = 0; p < c->size; p++) c->from[p] = c->view[p];
-    s.op = op;
-    s.size = c->size;
-    s.from = c->from;
-    s.to = c->view;
-    s.outputs = c->size;
-    dt__sum_range(c, &s, dt__piece(count, c->size, c->rank), dt__piece(count, c->size, c->rank + 1));
-}
-
-/* A rank sends a peer the piece that the peer reduces, and the result of its own piece; with cuts (a reduce-scatter) it
- * keeps that. */
-static void dt__count_reduce(dt_comm *c, int64_t count, int64_t parts, const int64_t *cuts)
-{
-    int64_t own = cuts ? 0 : dt__piece(count, c->size, c->rank + 1) - dt__piece(count, c->size, c->rank);
-    for (int p = 0; p < c->size; p++) {
-        int64_t theirs = dt__piece(count, c->size, p + 1) - dt__piece(count, c->size, p);
-        if (cuts) theirs = cuts[p + 1] - cuts[p];
-        if (p == c->rank) continue;
-        dt__count_sent(c, p, theirs * parts + own);
-        c->owed += 4 * (theirs * parts + own);
-    }
-}
-
-DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
-{
-    dt_result r = dt__check_op(op);
-    if (r) return r;
-    if (!c->job || c->bridge || count <= DT__EAGER)
-        return dt__collective(c, DT__CALL_ALL_REDUCE, data, data, count, 1, (int)op);
-    if ((r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op)) != DT_OK) return r;
-    c->call.where = dt__publish(c, data, count);
-    if ((r = dt__meet(c)) != DT_OK) return r;
-    dt__count_reduce(c, count, 1, NULL);
-    if (!dt__views(c)) {
-        c->sharing = 0;
-        return dt__all_reduce_staged(c, data, count, op);
-    }
-    dt__all_reduce_direct(c, count, op);
-    return dt__conclude(c);
-}
-
-/* The same into other memory. Two ranks read all of each other's: no more bytes than as pieces and sums, and fewer
- * copies and waits. */
-static dt_result dt__all_reduce_apart(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
-{
-    if ((c->bridge || c->size == 2) && in != out)
-        return dt__collective(c, DT__CALL_ALL_REDUCE, in, out, count, 1, (int)op);
-    dt__copy(out, in, count);
-    return dt_all_reduce(c, out, count, op);
-}
-
 /* The parts must cover the leaves 0..V-1 in order, V a power of two. */
 static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const int *counts)
 {
     int64_t leaf = 0;
     for (int r = 0; r < c->size; r++) {
-        if (counts[r] < 1) return dt__error(DT_E_USAGE, "rank %d owns no part of the sum", c->lane[r]);
+        if (counts[r] < 1) return dt__error(DT_E_USAGE, "rank %d owns no part of the sum", c->place[r].world);
         for (int j = 0; j < counts[r]; j++, parts++) {
             if (parts->level < 0 || parts->level >= DT__TREE_DEPTH - 2 || parts->index << parts->level != leaf)
-                return dt__error(DT_E_USAGE, "part %d of rank %d does not begin at leaf %lld", j, c->lane[r],
+                return dt__error(DT_E_USAGE, "part %d of rank %d does not begin at leaf %lld", j, c->place[r].world,
                                  (long long)leaf);
             leaf += (int64_t)1 << parts->level;
         }
@@ -16800,110 +16059,88 @@ static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const 
     return DT_OK;
 }
 
-/* The exact all-reduce over nodes of the tree of leaves (R1, R2). `mine` is this rank's data in symmetric memory.
- * `parts` lists every rank's parts, rank by rank in the order of leaves, `counts` (size) how many each has: the same
- * on all ranks. The sum of elements [begin, begin + count) of all parts replaces those of every rank's first part.
- * With `cuts` (size + 1, relative to begin, rising from 0 to count) the sum of [cuts[r], cuts[r + 1]) goes only to
- * rank r: a reduce-scatter. */
+/* The exact all-reduce over the tree of leaves (R1, R2). `mine` is this rank's data in symmetric memory. `parts` lists
+ * every rank's parts, rank by rank in the order of leaves, `counts` (size) how many each has: the same on all ranks.
+ * The sum of elements [begin, begin + count) of all parts replaces those of every rank's first part. With `cuts`
+ * (size + 1, relative to begin, rising from 0 to count) the sum of [cuts[r], cuts[r + 1]) goes only to rank r: a
+ * reduce-scatter. */
 static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts, const int *counts, int64_t begin,
                                   int64_t count, const int64_t *cuts)
 {
-    dt__sum s;
-    int64_t low, high, reach = 0;
+    dt__reduction x;
     const dt__part *first = parts;
+    float *sum;
     dt_result r = dt__begin(c, DT__CALL_REDUCE_PARTS, count, cuts ? 1 : 0);
     if (!r) r = dt__check_parts(c, parts, counts);
     if (r) return r;
-    c->view[0] = mine;
-    if (c->job) {
-        for (int p = 0; p < c->rank; p++) first += counts[p];
-        for (int j = 0; j < counts[c->rank]; j++) reach = dt__max(reach, first[j].offset + begin + count);
-        if ((c->call.where = dt__locate(c, mine, reach * (int64_t)sizeof(float))) < 0)
-            return dt__error(DT_E_USAGE, "reduce-parts needs memory of dt_comm_alloc");
-        if (c->bridge) return dt__bridge_reduce_parts(c, mine, reach, parts, counts, first, begin, count, cuts);
-        if ((r = dt__meet(c)) != DT_OK) return r;
-        dt__views(c);
-        dt__count_reduce(c, count, counts[c->rank], cuts);
-    }
-    memset(&s, 0, sizeof s);
-    first = parts;
-    for (int p = 0; p < c->size; first += counts[p++]) {
-        c->from[p] = c->view[p] + begin;
-        c->view[p] += begin + first->offset;
-    }
-    s.op = DT_SUM;
-    s.size = c->size;
-    s.from = c->from;
-    s.parts = parts;
-    s.counts = counts;
-    s.to = cuts ? c->view + c->rank : c->view;
-    s.outputs = cuts ? 1 : c->size;
-    low = cuts ? cuts[c->rank] : dt__piece(count, c->size, c->rank);
-    high = cuts ? cuts[c->rank + 1] : dt__piece(count, c->size, c->rank + 1);
-    dt__sum_range(c, &s, low, high);
-    return c->job ? dt__conclude(c) : DT_OK;
+    memset(&x, 0, sizeof x);
+    for (int p = 0; p < c->rank; p++) first += counts[p];
+    for (int j = 0; j < counts[c->rank]; j++) x.reach = dt__max(x.reach, first[j].offset + begin + count);
+    if (c->job && dt__locate(c, mine, x.reach * (int64_t)sizeof(float)) < 0)
+        return dt__error(DT_E_USAGE, "reduce-parts needs memory of dt_comm_alloc");
+    for (int p = 0; p <= c->size; p++) c->cut[p] = cuts ? cuts[p] : dt__piece(count, c->size, p);
+    sum = mine + begin + first->offset;
+    x.op = DT_SUM, x.data = mine, x.begin = begin;
+    x.parts = parts, x.counts = counts, x.cut = c->cut;
+    if (cuts) x.out = sum + cuts[c->rank];
+    else x.all = sum;
+    return dt__reduce(c, &x);
 }
 
-/* An all-gather of pieces of any size: every rank lists the same pieces, and `mine` is symmetric memory of `reach`
- * floats. Where out is mine itself, a rank's own pieces are in their place already. The caller counts what it sends. */
-static dt_result dt__gather_spans(dt_comm *c, float *mine, int64_t reach, const dt__extent *span, int count, float *out)
+/* An all-gather of extents of any length: every rank lists the same, and `mine` is symmetric memory of `reach` floats.
+ * Where out is mine itself, a rank's own extents are in their place already. */
+static dt_result dt__gather_extents(dt_comm *c, float *mine, int64_t reach, const dt__extent *e, int count, float *out)
 {
     int64_t floats = 0;
     dt_result r;
-    for (int i = 0; i < count; i++) floats += span[i].count;
+    for (int i = 0; i < count; i++) floats += e[i].count;
     r = dt__begin(c, DT__CALL_ALL_GATHER, floats, 1);
     if (r) return r;
-    if ((c->call.where = dt__locate(c, mine, reach * (int64_t)sizeof(float))) < 0)
-        return dt__error(DT_E_USAGE, "a gather of pieces needs memory of dt_comm_alloc");
-    if (c->bridge) return dt__bridge_end(c, dt__bridge_gather(c, mine, reach, span, count, out));
-    if ((r = dt__meet(c)) != DT_OK) return r;
-    dt__views(c);
-    for (int i = 0; i < count; i++) {
-        dt__copy(out + span[i].to, c->view[span[i].rank] + span[i].from, span[i].count);
-        if (span[i].rank == c->rank) c->owed += 4 * span[i].count * (c->size - 1);
-    }
-    return dt__conclude(c);
+    if (c->job && dt__locate(c, mine, reach * (int64_t)sizeof(float)) < 0)
+        return dt__error(DT_E_USAGE, "a gather of extents needs memory of dt_comm_alloc");
+    return dt__gather(c, mine, reach, e, count, out);
 }
 
 /* An all-to-all of rows of `width` floats: rank p gets rows [give[p * bins], give[(p + 1) * bins]) of `from`, and rank
- * p's come to rows [take[p * bins], ..) of `to`; who takes knows how many. `stage` is symmetric memory for size + 1
+ * p's come to rows [take[p * bins], ..) of `to`; the receiver knows how many. `stage` is symmetric memory for size + 1
  * words, rounded up to 16, and all rows of `from`. */
 static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const int32_t *take, const float *from,
                                      const int32_t *give, int64_t bins, int64_t width)
 {
     int64_t head = dt__round_up(c->size + 1, 16), floats = give[c->size * bins] * width;
+    int staged;
     dt_result r = dt__begin(c, DT__CALL_ALL_TO_ALL, width, 1);
     if (r) return r;
-    if ((c->call.where = dt__locate(c, stage, (head + floats) * (int64_t)sizeof(float))) < 0)
+    if (dt__locate(c, stage, (head + floats) * (int64_t)sizeof(float)) < 0)
         return dt__error(DT_E_USAGE, "an exchange of rows needs memory of dt_comm_alloc");
     for (int p = 0; p <= c->size; p++) memcpy(stage + p, give + p * bins, sizeof *give);
     dt__copy(stage + head, from, floats);
-    if (c->bridge) return dt__bridge_rows(c, stage, head, to, take, give, bins, width);
-    if ((r = dt__meet(c)) != DT_OK) return r;
-    dt__views(c);
     for (int p = 0; p < c->size; p++) {
-        int64_t mine = take[p * bins], rows = take[(p + 1) * bins] - mine;
-        int32_t first;
-        memcpy(&first, c->view[p] + c->rank, sizeof first);
-        dt__copy(to + mine * width, c->view[p] + head + first * width, rows * width);
-        if (p == c->rank) continue;
-        dt__count_sent(c, p, (give[(p + 1) * bins] - give[p * bins]) * width);
-        c->owed += 4 * (give[(p + 1) * bins] - give[p * bins]) * width;
+        c->give[p].from = head + give[p * bins] * width;
+        c->give[p].count = (give[(p + 1) * bins] - give[p * bins]) * width;
+        c->take[p].to = take[p * bins] * width;
+        c->take[p].count = (take[(p + 1) * bins] - take[p * bins]) * width;
     }
-    return dt__conclude(c);
+    r = dt__meet_data(c, stage, head + floats, &staged);
+    for (int q = 0; q < c->local_size && !r; q++) {
+        int32_t first;
+        memcpy(&first, c->view[q] + c->rank, sizeof first);
+        c->length[dt__local(c, q)] = head + first * width;
+    }
+    return r ? dt__conclude(c, 1, r) : dt__swap(c, stage, c->give, to, c->take, c->length, 0);
 }
 
 /* ---- point to point ---- */
 
-/* Posts data that peers can read; it must stay as it is until dt__send_finish(ticket). Waits when DT__PARCELS are
+/* Posts data that the local rank can read; it must stay as it is until the packet is taken. Waits when DT__PACKETS are
  * posted. */
-static dt_result dt__post(dt_comm *c, int to, const dt__parcel *parcel, uint32_t *ticket)
+static dt_result dt__post(dt_comm *c, int to, const dt__packet *packet, uint32_t *ticket)
 {
-    dt__channel *channel = dt__comm_channel(c, c->rank, to);
+    dt__channel *channel = dt__comm_channel(c, c->local_rank, c->place[to].local);
     uint32_t next = channel->posted.value + 1;
-    dt_result r = dt__wait(c, to, &channel->taken, next - DT__PARCELS);
+    dt_result r = dt__wait(c, to, &channel->taken, next - DT__PACKETS);
     if (r) return r;
-    channel->parcel[next % DT__PARCELS] = *parcel;
+    channel->packet[next % DT__PACKETS] = *packet;
     dt__event_raise(&channel->posted, *ticket = next);
     return DT_OK;
 }
@@ -16916,49 +16153,68 @@ static dt_result dt__begin_pair(dt_comm *c, int op, int64_t count, int peer)
     return dt__begin(c, op, count, peer);
 }
 
-/* A send that does not wait: data (count) in symmetric memory must not change before dt__send_finish(ticket). */
-static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
+static dt__message *dt__outbox_message(dt_comm *c, int to, uint32_t ticket)
 {
-    dt__parcel parcel;
-    dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
-    if (r) return r;
-    if (c->bridge && dt__bridge_far(c, to)) return dt__bridge_post(c, data, count, to, ticket);
-    if (c->bridge) return dt__bridge_end(c, dt__send_start(c->bridge->near, data, count, c->bridge->seat[to], ticket));
-    parcel.where = dt__locate(c, data, count * (int64_t)sizeof(float));
-    parcel.count = parcel.total = count;
-    if (parcel.where < 0) return dt__error(DT_E_USAGE, "a send in the background needs memory of dt_comm_alloc");
-    dt__count_sent(c, to, count);
-    return dt__post(c, to, &parcel, ticket);
+    return &c->outbox[to * DT__PACKETS + (int)(ticket % (uint32_t)DT__PACKETS)];
 }
 
 static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
 {
     if (c->failed) return dt__error(c->failed, "%s", c->message);
-    if (c->bridge && dt__bridge_far(c, to)) return dt__bridge_posted(c, to, ticket);
-    if (c->bridge) return dt__bridge_end(c, dt__send_finish(c->bridge->near, c->bridge->seat[to], ticket));
-    return dt__wait(c, to, &dt__comm_channel(c, c->rank, to)->taken, ticket);
+    if (!dt__is_far(c, to)) return dt__wait(c, to, &dt__comm_channel(c, c->local_rank, c->place[to].local)->taken, ticket);
+    if (c->posted[to] - ticket >= (uint32_t)DT__PACKETS) return DT_OK;
+    return dt__wait_message(c, dt__outbox_message(c, to, ticket), to);
 }
 
-/* Private memory: two stage buffers in turn. */
+/* To another node, or from symmetric memory. */
+static dt_result dt__send_post(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
+{
+    const int64_t bytes = count * (int64_t)sizeof(float);
+    dt__packet packet;
+    dt_result r = DT_OK;
+    memset(&packet, 0, sizeof packet);
+    packet.where = dt__locate(c, data, bytes);
+    packet.bytes = packet.total = bytes;
+    if (!dt__is_far(c, to) && packet.where < 0)
+        return dt__error(DT_E_USAGE, "a send in the background needs memory of dt_comm_alloc");
+    dt__count_sent(c, to, count);
+    if (!dt__is_far(c, to)) return dt__post(c, to, &packet, ticket);
+    *ticket = c->posted[to] + 1;
+    if (dt__outbox_message(c, to, *ticket)->data) r = dt__wait_message(c, dt__outbox_message(c, to, *ticket), to);
+    if (r) return r;
+    c->posted[to]++;
+    return dt__message_start(c, dt__outbox_message(c, to, *ticket), 1, to, 1, (void *)(intptr_t)data, bytes);
+}
+
+/* A send that does not wait: data (count) in symmetric memory must not change before dt__send_finish(ticket). */
+static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
+{
+    dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
+    return r ? r : dt__send_post(c, data, count, to, ticket);
+}
+
+/* Private memory to a local rank: two stage buffers in turn. */
 static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, int to)
 {
-    dt__parcel parcel;
+    dt__packet packet;
     uint32_t ticket[2], k = 0;
     dt_result r = DT_OK;
     int64_t at = 0;
     memset(ticket, 0, sizeof ticket);
-    parcel.total = count;
+    memset(&packet, 0, sizeof packet);
+    packet.total = 4 * count;
     dt__count_sent(c, to, count);
     do {
-        float *stage = dt__comm_stage(c, c->rank, 4 + (k & 1u));
+        float *stage = dt__area_stage(c, c->local_rank, 2 + (k & 1u));
+        int64_t n = dt__min(c->chunk, count - at);
         if (k >= 2) r = dt__send_finish(c, to, ticket[k & 1u]);
         if (r) return r;
-        parcel.count = dt__min(c->chunk, count - at);
-        parcel.where = dt__locate(c, stage, 1);
-        dt__copy(stage, data + at, parcel.count);
+        packet.bytes = 4 * n;
+        packet.where = dt__locate(c, stage, 1);
+        dt__copy(stage, data + at, n);
         dt__comm_tick(c);
-        r = dt__post(c, to, &parcel, &ticket[k++ & 1u]);
-        at += parcel.count;
+        r = dt__post(c, to, &packet, &ticket[k++ & 1u]);
+        at += n;
     } while (at < count && !r);
     return r ? r : dt__send_finish(c, to, ticket[(k - 1) & 1u]);
 }
@@ -16966,15 +16222,25 @@ static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, i
 DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
 {
     uint32_t ticket = 0;
+    dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
+    if (r) return r;
+    if (!dt__is_far(c, to) && (count == 0 || dt__locate(c, data, 4 * count) < 0))
+        return dt__send_staged(c, data, count, to);
+    r = dt__send_post(c, data, count, to, &ticket);
+    return r ? r : dt__send_finish(c, to, ticket);
+}
+
+static dt_result dt__recv_far(dt_comm *c, float *data, int64_t count, int from)
+{
+    dt__message m;
     dt_result r;
-    int far = c->bridge && to >= 0 && to < c->size && dt__bridge_far(c, to);
-    if (far || (c->job && count > 0 && dt__locate(c, data, count * (int64_t)sizeof(float)) >= 0)) {
-        r = dt__send_start(c, data, count, to, &ticket);
-        return r ? r : dt__send_finish(c, to, ticket);
-    }
-    r = dt__begin_pair(c, DT__CALL_SEND, count, to);
-    if (!r && c->bridge) return dt__bridge_end(c, dt_send(c->bridge->near, data, count, c->bridge->seat[to]));
-    return r ? r : dt__send_staged(c, data, count, to);
+    memset(&m, 0, sizeof m);
+    r = dt__message_start(c, &m, 0, from, 1, data, 4 * count);
+    if (!r) r = dt__wait_message(c, &m, from);
+    if (r) dt__message_cancel(c->fabric, &m);
+    if (r || m.moved == m.bytes) return r;
+    m.done = DT__TOO_LONG;
+    return dt__wait_message(c, &m, from);
 }
 
 DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
@@ -16983,24 +16249,22 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
     dt__channel *channel;
     dt_result r = dt__begin_pair(c, DT__CALL_RECV, count, from);
     if (r) return r;
-    if (c->bridge && dt__bridge_far(c, from)) return dt__bridge_recv(c, data, count, from);
-    if (c->bridge) return dt__bridge_end(c, dt_recv(c->bridge->near, data, count, c->bridge->seat[from]));
-    channel = dt__comm_channel(c, from, c->rank);
+    if (dt__is_far(c, from)) return dt__recv_far(c, data, count, from);
+    channel = dt__comm_channel(c, c->place[from].local, c->local_rank);
     do {
         uint32_t next = channel->taken.value + 1;
-        dt__parcel parcel;
+        const dt__packet *packet = &channel->packet[next % DT__PACKETS];
         if ((r = dt__wait(c, from, &channel->posted, next)) != DT_OK) return r;
-        parcel = channel->parcel[next % DT__PARCELS];
-        if (parcel.total != count) {
-            dt__blame(&c->area->fault, DT__FAULT_LENGTH, c->lane[c->rank]);
+        if (packet->total != 4 * count) {
+            dt__blame(&c->area->fault, DT__FAULT_LENGTH, c->place[c->rank].job);
             snprintf(c->message, sizeof c->message, "rank %d sends %lld floats where rank %d receives %lld",
-                     c->lane[from], (long long)parcel.total, c->lane[c->rank], (long long)count);
+                     c->place[from].world, (long long)(packet->total / 4), c->place[c->rank].world, (long long)count);
             return dt__comm_fail(c, DT_E_PEER);
         }
-        dt__copy(data + at, dt__resolve(c, parcel.where), parcel.count);
+        dt__copy(data + at, dt__resolve(c, packet->where), packet->bytes / 4);
+        at += packet->bytes / 4;
         dt__event_raise(&channel->taken, next);
         dt__comm_tick(c);
-        at += parcel.count;
     } while (at < count);
     return DT_OK;
 }
@@ -17013,39 +16277,44 @@ static dt_result dt__alloc_refused(int size, int64_t bytes, int64_t available)
                      "model", size, (double)bytes / 1e6, (double)available / 1e6);
 }
 
+/* The ranks that share this machine's cores and memory. */
+static int64_t dt__comm_here(const dt_comm *c) { return c->nodes > 1 && c->fabric->base ? c->size : c->local_size; }
+
 /* All ranks learn whether all succeeded. */
 static dt_result dt__agree(dt_comm *c, int ok, int *all)
 {
+    float failed = !ok;
+    dt__move m;
     dt_result r;
-    c->call.where = ok ? 0 : -1;
-    dt__comm_slot(c, c->rank)->call[(c->step + 1) & 1u] = c->call;
-    if ((r = dt__step(c)) != DT_OK) return r;
-    *all = 1;
-    for (int p = 0; p < c->size; p++) *all = *all && dt__peer_call(c, p)->where >= 0;
-    return DT_OK;
+    memset(&m, 0, sizeof m);
+    m.op = DT__CALL_ALL_REDUCE, m.reduce = DT_MAX, m.in = m.out = &failed, m.count = m.sections = 1;
+    c->call.where = -1;
+    r = dt__exchange_small(c, &m);
+    *all = !(failed > 0);
+    return r;
 }
 
+/* Every node has the memory, or none. */
 static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **region)
 {
-    int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->size, where, available;
+    int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->local_size, where, available;
     int all = 1, ok;
     dt_result r;
-    if (c->rank == 0) {
+    if (c->local_rank == 0) {
         c->call.detail = dt__memory_available();
-        c->call.where = dt__region_create(c->job, total);
+        if (stride <= c->call.detail / dt__comm_here(c)) c->call.where = dt__region_create(c->job, total);
     }
     r = dt__meet(c);
     c->sharing = 0;
     if (r) return r;
     where = dt__peer_call(c, 0)->where;
     available = dt__peer_call(c, 0)->detail;
-    if (where < 0) return dt__alloc_refused(c->size, bytes, available);
-    ok = c->fd < 0 || !dt__file_reserve(c->fd, where + c->rank * stride, stride);
+    ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
     if ((r = dt__agree(c, *region != NULL, &all)) != DT_OK || all) return r;
     if (*region) {
         c->regions = (*region)->next;
-        dt__region_drop(c, *region, 1);
+        dt__region_drop(c, *region, c->fd >= 0 || c->local_rank == 0);
     }
     return dt__alloc_refused(c->size, bytes, available);
 }
@@ -17060,76 +16329,267 @@ static dt_result dt__comm_alloc_alone(dt_comm *c, int64_t bytes, dt__region **re
     return *region ? DT_OK : DT_E_MEMORY;
 }
 
-/* On every node the ranks there share memory. All nodes have it, or none. */
-static dt_result dt__bridge_alloc(dt_comm *c, int64_t bytes, void **mine)
-{
-    dt_result r = DT_OK, all;
-    int64_t available = dt__memory_available();
-    float failed = c->fabric->base && bytes > available / c->size;
-    char sentence[sizeof dt__thread.error];
-    if (c->fabric->base) r = dt_all_reduce(c, &failed, 1, DT_MAX); /* emulated nodes take it from each other */
-    if (r) return r;
-    r = failed > 0 ? dt__alloc_refused(c->size, bytes, available) : dt_comm_alloc(c->bridge->near, bytes, mine);
-    failed = r == DT_E_MEMORY;
-    memcpy(sentence, dt__thread.error, sizeof sentence);
-    if (r && r != DT_E_MEMORY) return dt__bridge_end(c, r);
-    if ((all = dt_all_reduce(c, &failed, 1, DT_MAX)) != DT_OK) return all;
-    if (r) return dt__error(r, "%s", sentence);
-    if (!(failed > 0)) return DT_OK;
-    *mine = NULL;
-    return dt__error(DT_E_MEMORY, "another node has no shared memory for %.1f MB", (double)bytes / 1e6);
-}
-
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
 {
     dt__region *region = NULL;
     dt_result r = dt__begin(c, DT__CALL_ALLOC, bytes, 0);
     *mine = NULL;
-    if (!r && c->bridge) return dt__bridge_alloc(c, bytes, mine);
     if (!r && bytes > INT64_MAX / 2 / c->size) r = dt__alloc_refused(c->size, bytes, dt__memory_available());
     if (!r) r = c->job ? dt__comm_alloc_shared(c, bytes, &region) : dt__comm_alloc_alone(c, bytes, &region);
-    if (!r) *mine = region->base + c->rank * region->stride;
+    if (!r) *mine = region->base + c->local_rank * region->stride;
     return r;
 }
 
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
 {
     const char *p = (const char *)mine;
-    if (rank < 0 || rank >= c->size) return NULL;
-    for (; c; c = c->parent) {
-        int seat = c->bridge ? c->bridge->seat[rank] : rank;
-        if (c->bridge && c->bridge->at[rank] != c->bridge->node) return NULL;
-        for (dt__region *g = dt__near(c)->regions; g; g = g->next)
-            if (p >= g->base && p < g->base + g->bytes) return g->base + seat * g->stride + (p - g->base) % g->stride;
-        if (c->parent) rank = c->up[rank];
-    }
+    if (rank < 0 || rank >= c->size || dt__is_far(c, rank)) return NULL;
+    for (; c; rank = c->place[rank].parent, c = c->parent)
+        for (dt__region *g = c->regions; g; g = g->next)
+            if (p >= g->base && p < g->base + g->bytes)
+                return g->base + c->place[rank].local * g->stride + (p - g->base) % g->stride;
     return NULL;
+}
+
+/* ---- several nodes on one machine ----
+ * DT_NODES=N plays N nodes on this machine. Their ranks exchange messages through the channels of a communicator over
+ * all ranks, in packets that lie in the sender's symmetric memory. A message that no receive waits for yet is kept. */
+
+enum { DT__PACKET_BYTES = 1 << 13 }; /* for up to 16 ranks */
+
+/* A message that came before its receive, or is too long for it. */
+typedef struct dt__unexpected {
+    struct dt__unexpected *next;
+    dt__message *taker;
+    int64_t bytes;
+    uint32_t tag;
+} dt__unexpected; /* char data[bytes] follows */
+
+/* What goes to one peer and comes from it. */
+typedef struct dt__traffic {
+    dt__message *out, *in; /* oldest first */
+    dt__unexpected *unexpected;
+    int64_t sent, received;   /* bytes of the message that goes, and of the one that comes */
+    int coming;               /* its first packet has come: it goes into its receive, or else is kept */
+    dt__message *into;
+    dt__unexpected *kept;
+} dt__traffic;
+
+typedef struct dt__emulated {
+    dt__fabric fabric;
+    char *packets;     /* (size, DT__PACKETS, bytes) to each rank, in symmetric memory */
+    int64_t bytes;
+    int dead;          /* a message was broken off: nothing moves any more */
+    uint32_t delay;    /* microseconds from the start of a message to its arrival */
+    dt__traffic *flow; /* (size) */
+} dt__emulated;
+
+static uint32_t dt__clock_us(void) { return (uint32_t)(int64_t)(dt__now() * 1e6); }
+
+/* Gives a message that is whole to its receive. */
+static void dt__unexpected_deliver(dt__traffic *flow, dt__unexpected *u)
+{
+    dt__message *m = u->taker;
+    dt__unexpected **at = &flow->unexpected;
+    int64_t bytes = u->bytes;
+    int fits = bytes <= m->bytes;
+    while (*at != u) at = &(*at)->next;
+    *at = u->next;
+    if (fits && bytes > 0) memcpy(m->data, u + 1, (size_t)bytes);
+    dt__free(u);
+    m->moved = bytes;
+    dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
+}
+
+static void dt__emulated_send(dt__emulated *f, int peer)
+{
+    dt_comm *base = f->fabric.base;
+    dt__traffic *flow = &f->flow[peer];
+    dt__channel *channel = dt__comm_channel(base, base->rank, peer);
+    while (flow->out && dt__event_reached(&channel->taken, channel->posted.value + 1 - DT__PACKETS)) {
+        dt__message *m = flow->out;
+        uint32_t next = channel->posted.value + 1;
+        char *data = f->packets + (peer * DT__PACKETS + (int)(next % DT__PACKETS)) * f->bytes;
+        dt__packet *packet = &channel->packet[next % DT__PACKETS];
+        packet->where = dt__locate(base, data, f->bytes);
+        packet->bytes = dt__min(f->bytes, m->bytes - flow->sent);
+        packet->total = m->bytes, packet->tag = m->tag, packet->sent = dt__clock_us();
+        if (packet->bytes > 0) memcpy(data, m->data + flow->sent, (size_t)packet->bytes);
+        flow->sent += packet->bytes;
+        dt__event_raise(&channel->posted, next);
+        if (flow->sent < m->bytes) continue;
+        flow->sent = 0;
+        flow->out = m->next;
+        m->moved = m->bytes;
+        dt__message_finish(m, 1);
+    }
+}
+
+/* The first packet of a message has come: where its data goes. */
+static dt_result dt__emulated_match(dt__traffic *flow, const dt__packet *packet)
+{
+    dt__message *m = flow->in;
+    dt__unexpected *u, **end = &flow->unexpected;
+    while (m && m->tag != packet->tag) m = m->next;
+    if (m) (void)dt__message_remove(&flow->in, m);
+    flow->into = m && packet->total <= m->bytes ? m : NULL;
+    flow->received = 0;
+    flow->coming = 1;
+    if (flow->into) return DT_OK;
+    u = (dt__unexpected *)dt__alloc((int64_t)sizeof *u + packet->total, "a message that nobody waits for yet");
+    if (!u) return DT_E_MEMORY;
+    u->taker = m;
+    u->bytes = packet->total;
+    u->tag = packet->tag;
+    while (*end) end = &(*end)->next;
+    *end = flow->kept = u;
+    return DT_OK;
+}
+
+static dt_result dt__emulated_recv(dt__emulated *f, int peer)
+{
+    dt_comm *base = f->fabric.base;
+    dt__traffic *flow = &f->flow[peer];
+    dt__channel *channel = dt__comm_channel(base, peer, base->rank);
+    dt_result r = DT_OK;
+    while (dt__event_reached(&channel->posted, channel->taken.value + 1)) {
+        uint32_t next = channel->taken.value + 1;
+        const dt__packet packet = channel->packet[next % DT__PACKETS];
+        dt__unexpected *whole = NULL;
+        if (!flow->coming && f->delay && (int32_t)(dt__clock_us() - packet.sent - f->delay) < 0) return DT_OK;
+        if (!flow->coming) r = dt__emulated_match(flow, &packet);
+        if (r) return r;
+        if (packet.bytes > 0)
+            memcpy((flow->into ? flow->into->data : (char *)(flow->kept + 1)) + flow->received,
+                   dt__resolve(base, packet.where), (size_t)packet.bytes);
+        flow->received += packet.bytes;
+        dt__event_raise(&channel->taken, next);
+        if (flow->received < packet.total) continue;
+        flow->coming = 0;
+        if (flow->into) flow->into->moved = packet.total, dt__message_finish(flow->into, 1);
+        else whole = flow->kept;
+        flow->into = NULL, flow->kept = NULL;
+        if (whole && whole->taker) dt__unexpected_deliver(flow, whole);
+    }
+    return DT_OK;
+}
+
+static dt_result dt__emulated_progress(dt__fabric *fabric)
+{
+    dt__emulated *f = (dt__emulated *)fabric;
+    dt_result r = DT_OK;
+    if (!dt__fabric_try(fabric)) return DT_OK;
+    for (int p = 0; p < fabric->size && !r && !f->dead; p++) {
+        if (p == fabric->rank) continue;
+        dt__emulated_send(f, p);
+        r = dt__emulated_recv(f, p);
+    }
+    dt__fabric_leave(fabric);
+    return r;
+}
+
+static dt_result dt__emulated_start(dt__fabric *fabric, dt__message *m)
+{
+    dt__emulated *f = (dt__emulated *)fabric;
+    dt__traffic *flow = &f->flow[m->peer];
+    dt__unexpected *u;
+    m->done = 0;
+    m->moved = 0;
+    dt__fabric_enter(fabric);
+    u = m->sends ? NULL : flow->unexpected;
+    while (u && (u->taker || u->tag != m->tag)) u = u->next;
+    if (u) {
+        u->taker = m;
+        if (u != flow->kept) dt__unexpected_deliver(flow, u);
+    } else {
+        dt__message_append(m->sends ? &flow->out : &flow->in, m);
+    }
+    dt__fabric_leave(fabric);
+    return DT_OK;
+}
+
+static void dt__emulated_cancel(dt__fabric *fabric, dt__message *m)
+{
+    dt__emulated *f = (dt__emulated *)fabric;
+    dt__traffic *flow = &f->flow[m->peer];
+    dt__fabric_enter(fabric);
+    if (flow->into == m || (flow->out == m && flow->sent)) f->dead = 1;
+    (void)dt__message_remove(m->sends ? &flow->out : &flow->in, m);
+    for (dt__unexpected *u = flow->unexpected; u; u = u->next)
+        if (u->taker == m) u->taker = NULL;
+    dt__fabric_leave(fabric);
+}
+
+static void dt__emulated_close(dt__fabric *fabric)
+{
+    dt__emulated *f = (dt__emulated *)fabric;
+    dt_comm *base = fabric->base;
+    for (int p = 0; p < fabric->size; p++)
+        while (f->flow[p].unexpected) {
+            dt__unexpected *u = f->flow[p].unexpected;
+            f->flow[p].unexpected = u->next;
+            dt__free(u);
+        }
+    dt__free(f);
+    dt_comm_free(&base);
+}
+
+/* A number in the environment, within [low, high]; 0 when it is not set. */
+static dt_result dt__environment_number(const char *name, double low, double high, const char *what, double *value)
+{
+    const char *text = getenv(name);
+    char *end = NULL;
+    *value = text && *text ? strtod(text, &end) : 0.0;
+    if (!end || (!*end && *value >= low && *value <= high)) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s=%s: it is %s", name, text, what);
+}
+
+/* Takes `base`, a communicator over all ranks, for its own. Collective over it. */
+static dt_result dt__emulated_open(dt__fabric **handle, dt_comm *base)
+{
+    int64_t n = base->size;
+    double delay = 0.0;
+    dt__emulated *f = (dt__emulated *)dt__alloc((int64_t)sizeof *f + n * (int64_t)sizeof *f->flow, "emulated nodes");
+    void *packets = NULL;
+    dt_result r = f ? DT_OK : DT_E_MEMORY;
+    if (f) {
+        f->bytes = n <= 16 ? DT__PACKET_BYTES : DT__PACKET_BYTES / 8;
+        r = dt__environment_number("DT_LINK_DELAY", 0.0, 10.0, "the seconds that a message needs between nodes, up to "
+                                   "10, e.g. 2e-4", &delay);
+        if (!r) r = dt_comm_alloc(base, n * DT__PACKETS * f->bytes, &packets);
+    }
+    if (r) return dt__free(f), r;
+    f->delay = (uint32_t)(delay * 1e6);
+    f->packets = (char *)packets;
+    f->flow = (dt__traffic *)(void *)(f + 1);
+    f->fabric.base = base;
+    f->fabric.rank = base->rank;
+    f->fabric.size = base->size;
+    f->fabric.start = dt__emulated_start;
+    f->fabric.progress = dt__emulated_progress;
+    f->fabric.cancel = dt__emulated_cancel;
+    f->fabric.close = dt__emulated_close;
+    snprintf(f->fabric.name, sizeof f->fabric.name, "an emulated network");
+    *handle = &f->fabric;
+    return DT_OK;
 }
 
 /* ---- opening and closing ---- */
 
 DT_API int dt_comm_rank(const dt_comm *c) { return c->rank; }
 DT_API int dt_comm_size(const dt_comm *c) { return c->size; }
+DT_API int dt_comm_nodes(const dt_comm *c) { return c->nodes; }
+DT_API int dt_comm_node(const dt_comm *c, int rank) { return rank >= 0 && rank < c->size ? c->place[rank].node : 0; }
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
     return peer >= 0 && peer < c->size ? __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED) : 0;
-}
-DT_API int dt_comm_nodes(const dt_comm *c) { return c->bridge ? c->bridge->nodes : 1; }
-/* The ranks that share this machine's cores. */
-static int64_t dt__comm_here(const dt_comm *c)
-{
-    return c->bridge && !c->fabric->base ? c->bridge->near->size : c->size;
-}
-DT_API int dt_comm_node(const dt_comm *c, int rank)
-{
-    return c->bridge && rank >= 0 && rank < c->size ? c->bridge->at[rank] : 0;
 }
 /* Bytes to ranks on other nodes. */
 static int64_t dt__comm_sent_far(const dt_comm *c)
 {
     int64_t bytes = 0;
     for (int p = 0; p < c->size; p++)
-        if (dt_comm_node(c, p) != dt_comm_node(c, c->rank)) bytes += dt_comm_sent(c, p);
+        if (dt__is_far(c, p)) bytes += dt_comm_sent(c, p);
     return bytes;
 }
 static int64_t dt__comm_sent(const dt_comm *c)
@@ -17139,61 +16599,6 @@ static int64_t dt__comm_sent(const dt_comm *c)
     return bytes;
 }
 
-/* The handle and its tables, without memory that is shared. */
-static dt_comm *dt__comm_new(int rank, int size, dt__job *job, int fd)
-{
-    int64_t n = size, tables = n * (int64_t)(2 * sizeof(int) + 2 * sizeof(float *) + sizeof(int64_t));
-    dt_comm *c = (dt_comm *)dt__alloc((int64_t)sizeof *c + tables, "a communicator");
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (!c) return NULL;
-    c->rank = rank;
-    c->size = size;
-    c->job = job;
-    c->fd = fd;
-    c->spins = job && job->size <= cores ? DT__SPINS : 20;
-    c->chunk = dt__chunk_floats(size);
-    if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* who computes more refuses such a DT_ISA */
-    c->view = (float **)(void *)(c + 1);
-    c->from = (const float **)(void *)(c->view + size);
-    c->sent = (int64_t *)(void *)(c->from + size);
-    c->up = (int *)(void *)(c->sent + size);
-    c->lane = c->up + size;
-    for (int p = 0; p < size; p++) c->up[p] = c->lane[p] = p;
-    return c;
-}
-
-/* Maps the area that one rank has named; all ranks of the communicator are there when this returns. */
-static dt_result dt__comm_join(dt_comm *c, int64_t where)
-{
-    dt__region *region;
-    int64_t bytes = dt__area_bytes(c->size);
-    if (where < 0 || (region = dt__region_join(c, where, bytes, bytes)) == NULL)
-        return dt__alloc_refused(1, bytes, dt__memory_available());
-    c->area = (dt__area *)(void *)region->base;
-    __atomic_fetch_add(&c->area->inside, 1, __ATOMIC_SEQ_CST);
-    return dt__meet(c);
-}
-
-/* Makes an area for `size` ranks. -1 when memory is short. */
-static int64_t dt__area_create(dt__job *job, int fd, int size)
-{
-    int64_t bytes = dt__area_bytes(size), where = dt__region_create(job, bytes);
-    if (where >= 0 && fd >= 0 && dt__file_reserve(fd, where, bytes)) return -1;
-    return where;
-}
-
-/* What DT_LINK_RATE says; 0 without it. */
-static dt_result dt__link_rate(double *rate)
-{
-    const char *text = getenv("DT_LINK_RATE");
-    char *end = NULL;
-    *rate = text && *text ? strtod(text, &end) : 0.0;
-    if (!end || (!*end && *rate >= 1.0)) return DT_OK;
-    return dt__error(DT_E_USAGE, "DT_LINK_RATE=%s: it is a number of bytes per second, e.g. 1e8", text);
-}
-
-/* ---- between nodes: opening and closing ---- */
-
 /* The next `bytes` of a block; without a block only counts them. */
 static void *dt__carve(char *block, int64_t *used, int64_t bytes)
 {
@@ -17202,63 +16607,52 @@ static void *dt__carve(char *block, int64_t *used, int64_t bytes)
     return at;
 }
 
-/* Places the tables in a block. Returns its bytes. */
-static int64_t dt__bridge_tables(dt__bridge *s, char *block, int64_t size)
+/* Places a communicator's tables in a block. Returns their bytes. */
+static int64_t dt__comm_tables(dt_comm *c, char *block)
 {
-    const int64_t word = (int64_t)sizeof(int), message = (int64_t)sizeof(dt__message);
-    int64_t nodes = s->nodes, most = s->most, used = 0;
-    s->at = (int *)dt__carve(block, &used, size * word);
-    s->seat = (int *)dt__carve(block, &used, size * word);
-    s->member = (int *)dt__carve(block, &used, size * word);
-    s->world = (int *)dt__carve(block, &used, size * word);
-    s->slot = (int *)dt__carve(block, &used, size * word);
-    s->first = (int *)dt__carve(block, &used, (nodes + 1) * word);
-    s->branches = (int *)dt__carve(block, &used, nodes * word);
-    s->peer = (int *)dt__carve(block, &used, 2 * most * word);
-    s->posted = (uint32_t *)dt__carve(block, &used, size * word);
-    s->message = (dt__message *)dt__carve(block, &used, 2 * most * message);
-    s->call = (dt__message *)dt__carve(block, &used, 2 * nodes * message);
-    s->parcel = (dt__message *)dt__carve(block, &used, size * DT__PARCELS * message);
-    s->cut = (int64_t *)dt__carve(block, &used, (size + 1) * 8);
-    s->length = (int64_t *)dt__carve(block, &used, size * 8);
-    s->cursor = (dt__cursor *)dt__carve(block, &used, size * (int64_t)sizeof(dt__cursor));
-    s->ahead = (dt__cursor *)dt__carve(block, &used, size * (int64_t)sizeof(dt__cursor));
-    s->extent = (dt__extent *)dt__carve(block, &used, size * (int64_t)sizeof(dt__extent));
-    s->taken = (dt__extent *)dt__carve(block, &used, size * (int64_t)sizeof(dt__extent));
+    const int64_t word = (int64_t)sizeof(int), pointer = (int64_t)sizeof(void *), message = (int64_t)sizeof(dt__message);
+    int64_t used = 0, n = c->size, far = c->nodes > 1 ? n : 0;
+    c->place = (dt__rank_place *)dt__carve(block, &used, n * (int64_t)sizeof(dt__rank_place));
+    c->member = (int *)dt__carve(block, &used, n * word);
+    c->first = (int *)dt__carve(block, &used, (c->nodes + 1) * word);
+    c->view = (float **)dt__carve(block, &used, n * pointer);
+    c->from = (const float **)dt__carve(block, &used, n * pointer);
+    c->to = (float **)dt__carve(block, &used, n * pointer);
+    c->sent = (int64_t *)dt__carve(block, &used, n * 8);
+    c->cut = (int64_t *)dt__carve(block, &used, (n + 1) * 8);
+    c->length = (int64_t *)dt__carve(block, &used, n * 8);
+    c->give = (dt__extent *)dt__carve(block, &used, n * (int64_t)sizeof(dt__extent));
+    c->take = (dt__extent *)dt__carve(block, &used, n * (int64_t)sizeof(dt__extent));
+    c->calls = (dt__published *)dt__carve(block, &used, c->nodes * (int64_t)sizeof(dt__published));
+    c->subtrees_of = (int *)dt__carve(block, &used, c->nodes * word);
+    c->message_of = (dt__message *)dt__carve(block, &used, 2 * (far + c->nodes) * message);
+    c->outbox = (dt__message *)dt__carve(block, &used, far * DT__PACKETS * message);
+    c->posted = (uint32_t *)dt__carve(block, &used, far * 4);
     return used;
 }
 
-/* Numbers the nodes of c's ranks in the order in which they come, and their ranks; who is whose deputy. `node` (size)
- * names a rank's node by any number. */
-static void dt__bridge_seats(dt_comm *c, const int *node)
+/* The handle and its tables, without memory that is shared. All ranks are on this node until dt__comm_place. */
+static dt_comm *dt__comm_new(int rank, int size, int nodes, dt__job *job, int fd)
 {
-    dt__bridge *s = c->bridge;
-    int k = 0;
-    for (int p = 0; p < c->size; p++) {
-        int q = 0;
-        while (node[q] != node[p]) q++;
-        s->at[p] = q == p ? k++ : s->at[q];
-    }
-    for (int p = 0; p < c->size; p++) s->first[s->at[p] + 1]++;
-    for (k = 0; k < s->nodes; k++) s->first[k + 1] += s->first[k];
-    for (int p = 0; p < c->size; p++) {
-        for (int q = 0; q < p; q++) s->seat[p] += s->at[q] == s->at[p];
-        s->member[s->first[s->at[p]] + s->seat[p]] = p;
-    }
-    s->node = s->at[c->rank];
-    for (k = 0; k < s->nodes; k++)
-        for (int i = s->first[k]; i < s->first[k + 1]; i++) {
-            int relays = 0;
-            for (int p = 0; p < c->size; p++) {
-                if (s->at[p] == k || dt__bridge_deputy(s, k, p) != s->member[i]) continue;
-                if (k == s->node) s->slot[p] = relays;
-                relays++;
-            }
-            s->relays = (int)dt__max(s->relays, relays);
-        }
+    dt_comm *c = (dt_comm *)dt__alloc((int64_t)sizeof *c, "a communicator");
+    if (!c) return NULL;
+    c->rank = c->local_rank = rank;
+    c->size = c->local_size = size;
+    c->nodes = nodes;
+    c->tables = (char *)dt__alloc(dt__comm_tables(c, NULL), "a communicator");
+    if (!c->tables) return dt__free(c), (dt_comm *)NULL;
+    (void)dt__comm_tables(c, c->tables);
+    c->job = job;
+    c->fd = fd;
+    c->spins = dt__spins(job, 1);
+    if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* who computes more refuses such a DT_ISA */
+    c->first[1] = size;
+    for (int p = 0; p < size; p++)
+        c->member[p] = c->place[p].local = c->place[p].parent = c->place[p].job = c->place[p].world = p;
+    return c;
 }
 
-static int dt__bridge_nodes(const int *node, int size)
+static int dt__node_count(const int *node, int size)
 {
     int nodes = 0;
     for (int p = 0, q; p < size; p++) {
@@ -17268,142 +16662,89 @@ static int dt__bridge_nodes(const int *node, int size)
     return nodes;
 }
 
-/* The memory that the ranks of the node read of each other. */
-static dt_result dt__bridge_memory(dt_comm *c)
+/* Numbers the nodes in the order in which they come, and their ranks; counts the ranks that each rank is the leader of.
+ * node (size) names a rank's node by any number. */
+static void dt__comm_place(dt_comm *c, const int *node)
 {
-    dt__bridge *s = c->bridge;
-    void *mail = NULL, *stage = NULL;
-    int64_t bytes = s->nodes * (int64_t)sizeof(dt__published) + c->size * 4 * (int64_t)DT__EAGER;
-    dt_result r = dt_comm_alloc(s->near, bytes, &mail);
-    s->half = c->size > s->nodes ? 1 << 19 : 1 << 18;
-    s->rounds = 2;
-    s->widest = s->lots = 1;
-    if (!r) r = dt_comm_alloc(s->near, 2 * s->half * 4, &stage);
-    if (!r) r = dt__bridge_room(s);
+    int k = 0;
+    memset(c->first, 0, (size_t)(c->nodes + 1) * sizeof *c->first);
+    for (int p = 0, q; p < c->size; p++) {
+        for (q = 0; node[q] != node[p];) q++;
+        c->place[p].node = q == p ? k++ : c->place[q].node;
+        c->place[p].local = c->first[c->place[p].node + 1]++;
+    }
+    for (k = 0; k < c->nodes; k++) c->first[k + 1] += c->first[k];
+    for (int p = 0; p < c->size; p++) c->member[c->first[c->place[p].node] + c->place[p].local] = p;
+    c->node = c->place[c->rank].node;
+    c->local_rank = c->place[c->rank].local;
+    c->local_size = c->first[c->node + 1] - c->first[c->node];
+    for (int q = 0; q < c->size; q++) {
+        int relays = 0;
+        for (int p = 0; p < c->size; p++) {
+            if (c->place[p].node == c->place[q].node || dt__leader(c, c->place[q].node, p) != q) continue;
+            if (c->place[q].node == c->node) c->place[p].relay = relays;
+            relays++;
+        }
+        c->relays = (int)dt__max(c->relays, relays);
+    }
+}
+
+/* Between nodes a stage is larger, so that messages are longer. */
+static dt_result dt__stage_open(dt_comm *c)
+{
+    void *stage = NULL;
+    dt_result r = dt_comm_alloc(c, 2 * DT__FAR_HALF * 4, &stage);
     if (r) return r;
-    c->fabric->memory += bytes + 4 * (2 * s->half + s->work_room);
-    s->mail = (char *)dt_comm_peer(s->near, mail, 0);
-    s->stage = (float *)stage;
+    c->stride = c->regions->stride;
+    c->stage = (char *)stage - c->local_rank * c->stride;
+    c->half = DT__FAR_HALF;
+    c->fabric->memory += 4 * (2 * DT__FAR_HALF + DT__WORK_FLOATS);
+    memset(c->sent, 0, (size_t)c->size * sizeof *c->sent);
+    c->call.sequence = c->collectives = 0;
     return DT_OK;
 }
 
-/* A communicator over ranks on several nodes, all of which call it. Takes `near`, those of this node, for its own.
- * `world` and `node` (size): the ranks' numbers in the world, and any numbers that name their nodes. */
-static dt_result dt__bridge_open(dt_comm **handle, dt_comm *parent, dt__fabric *f, dt_comm *near, int rank, int size,
-                               uint32_t id, const int *world, const int *node)
+/* Maps the area that one rank has named; all ranks of the communicator are there when this returns. */
+static dt_result dt__comm_join(dt_comm *c, int64_t where)
 {
-    dt_comm *c = dt__comm_new(rank, size, near->job, near->fd);
-    dt__bridge *s = (dt__bridge *)dt__alloc((int64_t)sizeof *s, "a communicator over nodes");
-    dt_result r = c && s ? DT_OK : DT_E_MEMORY;
-    char *block = NULL;
-    *handle = NULL;
-    if (!r) {
-        s->nodes = dt__bridge_nodes(node, size);
-        s->most = size + s->nodes + 2;
-        block = (char *)dt__alloc(dt__bridge_tables(s, NULL, size), "a communicator over nodes");
-        if (!block) r = DT_E_MEMORY;
-    }
-    if (r) return dt__free(c), dt__free(s), dt_comm_free(&near), r;
-    dt__bridge_tables(s, block, size);
-    c->bridge = s;
-    c->fabric = near->fabric = f;
-    c->parent = parent;
-    s->near = near;
-    s->id = id;
-    s->called = -1;
-    s->block = block;
-    for (int p = 0; p < size; p++) c->lane[p] = s->world[p] = world[p];
-    dt__bridge_seats(c, node);
-    near->parent = c;
-    for (int q = 0; q < near->size; q++) near->up[q] = s->member[s->first[s->node] + q];
-    c->rate = near->rate;
-    near->rate = 0.0; /* an emulated link is one between nodes */
+    dt__region *region;
+    int64_t bytes = dt__area_bytes(c->local_size);
+    if (where < 0 || (region = dt__region_join(c, where, bytes, bytes)) == NULL)
+        return dt__alloc_refused(1, bytes, dt__memory_available());
+    c->area = (dt__area *)(void *)region->base;
+    c->chunk = c->half = dt__chunk_floats(c->local_size);
+    c->stage = (char *)dt__area_stage(c, 0, 0);
+    c->stride = 4 * c->chunk * (int64_t)sizeof(float);
+    __atomic_fetch_add(&c->area->inside, 1, __ATOMIC_SEQ_CST);
+    return c->nodes > 1 ? dt__stage_open(c) : dt__meet(c);
+}
+
+/* Makes an area for `size` local ranks. -1 when memory is short. */
+static int64_t dt__area_create(dt__job *job, int fd, int size)
+{
+    int64_t bytes = dt__area_bytes(size), where = dt__region_create(job, bytes);
+    if (where >= 0 && fd >= 0 && dt__file_reserve(fd, where, bytes)) return -1;
+    return where;
+}
+
+/* A communicator over all ranks of a job on several nodes, which takes `near`, those of this node, for its own. */
+static dt_result dt__comm_span(dt_comm **handle, dt__fabric *f, dt_comm *near, const int *node)
+{
+    dt_comm *c = dt__comm_new(f->rank, f->size, dt__node_count(node, f->size), near->job, near->fd);
     *handle = c;
-    c->call.op = DT__CALL_OPEN;
-    r = dt__bridge_memory(c);
-    return r ? r : dt__bridge_meet(c, NULL);
-}
-
-static void dt__bridge_close(dt_comm *c)
-{
-    dt__bridge *s = c->bridge;
-    for (int k = 0; k < c->size * DT__PARCELS; k++) dt__bridge_cancel(c, &s->parcel[k]);
-    if (!c->parent) dt__hearing_close(c->fabric);
-    dt_comm_free(&s->near);
-    if (!c->parent) c->fabric->close(c->fabric);
-    dt__free(s->work);
-    dt__free(s->branch);
-    dt__free(s->top);
-    dt__free((void *)(intptr_t)s->source);
-    dt__free((void *)(intptr_t)s->addend);
-    dt__free(s->block);
-    dt__free(s);
-}
-
-/* What each rank says for a split: its color, and how many communicators over nodes it has been in. */
-static dt_result dt__bridge_colors(dt_comm *c, int color, uint32_t *id, int *colors)
-{
-    dt__move m;
-    int32_t words[2];
-    float input[2];
-    dt_result r;
-    words[0] = color, words[1] = (int32_t)c->fabric->ids;
-    memcpy(input, words, sizeof input);
-    memset(&m, 0, sizeof m);
-    m.op = DT__CALL_ALL_GATHER;
-    m.in = input;
-    m.count = 2;
-    m.sections = 1;
-    *id = 0;
-    if ((r = dt__bridge_meet(c, &m)) != DT_OK) return r;
-    for (int p = 0; p < c->size; p++) {
-        memcpy(words, c->from[p], sizeof words);
-        colors[p] = words[0];
-        *id = (uint32_t)dt__max(*id, words[1]);
-    }
-    c->fabric->ids = *id + 1;
-    return DT_OK;
-}
-
-/* The ranks of one color: over nodes again, or the ones that share memory alone. */
-static dt_result dt__bridge_split(dt_comm *c, int color, dt_comm **sub)
-{
-    dt__bridge *s = c->bridge;
-    dt_comm *near = NULL;
-    int *list = (int *)dt__alloc(4 * c->size * (int64_t)sizeof *list, "a split"), *node = list + c->size;
-    int *world = node + c->size, *up = world + c->size, members = 0, rank = 0;
-    uint32_t id = 0;
-    dt_result r = list ? dt__bridge_colors(c, color, &id, list) : DT_E_MEMORY;
-    if (!r) r = dt_comm_split(s->near, color, &near);
-    for (int p = 0; p < c->size && !r; p++) {
-        if (list[p] != color) continue;
-        if (p == c->rank) rank = members;
-        node[members] = s->at[p], world[members] = s->world[p], up[members++] = p;
-    }
-    if (!r && near->size == members) {
-        near->parent = c;
-        near->rate = 0.0;
-        memcpy(near->up, up, (size_t)members * sizeof *up);
-        *sub = near;
-    } else if (!r) {
-        near->rate = c->rate;
-        r = dt__bridge_open(sub, c, c->fabric, near, rank, members, id, world, node);
-        if (*sub) memcpy((*sub)->up, up, (size_t)members * sizeof *up);
-    }
-    dt__free(list);
-    return r;
-}
-
-/* A communicator over all ranks of a job on several nodes. near: those of this node. */
-static dt_result dt__bridge_world(dt_comm **handle, dt__fabric *f, dt_comm *near, const int *node)
-{
-    int *world = (int *)dt__alloc(f->size * (int64_t)sizeof *world, "a communicator over nodes");
-    dt_result r = world ? DT_OK : DT_E_MEMORY;
-    for (int p = 0; p < f->size && !r; p++) world[p] = p;
+    if (!c) return dt_comm_free(&near), DT_E_MEMORY;
+    dt__comm_place(c, node);
+    for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = near->place[q].job;
+    c->fabric = f;
+    c->root = near->root;
+    c->rate = near->rate;
+    c->area = near->area, c->regions = near->regions;
+    c->chunk = near->chunk, c->half = near->half, c->stage = near->stage, c->stride = near->stride;
+    c->step = near->step, c->meets = near->meets, c->round = near->round;
+    dt__free(near->tables);
+    dt__free(near);
     f->ids = 1;
-    if (!r) r = dt__bridge_open(handle, NULL, f, near, f->rank, f->size, 0, world, node);
-    dt__free(world);
-    return r;
+    return dt__stage_open(c);
 }
 
 /* Plays DT_NODES nodes on the ranks of `base`, contiguous runs of them. */
@@ -17412,11 +16753,11 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     int *node = (int *)dt__alloc(base->size * (int64_t)sizeof *node, "emulated nodes");
     dt__fabric *f = NULL;
     dt_comm *near = NULL;
-    *handle = NULL;
     dt_result r = node ? dt__emulated_open(&f, base) : DT_E_MEMORY;
+    *handle = NULL;
     for (int p = 0; p < base->size && !r; p++) node[p] = (int)((int64_t)p * nodes / base->size);
     if (!r) r = dt_comm_split(base, node[base->rank], &near);
-    if (!r) r = dt__bridge_world(handle, f, near, node);
+    if (!r) r = dt__comm_span(handle, f, near, node);
     if (r && *handle) dt_comm_free(handle);
     else if (r && f) f->close(f);
     else if (r) dt_comm_free(&base);
@@ -17424,92 +16765,98 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     return r;
 }
 
-/* What DT_NODES says; 1 without it. */
-static dt_result dt__emulated_nodes(int ranks, int *nodes)
-{
-    const char *text = getenv("DT_NODES");
-    char *end = NULL;
-    int64_t n = text && *text ? strtoll(text, &end, 10) : 1;
-    *nodes = (int)dt__min(dt__max(n, 1), ranks);
-    if (!end || (!*end && n >= 1)) return DT_OK;
-    return dt__error(DT_E_USAGE, "DT_NODES=%s: it is a number of nodes to play on this machine, e.g. 2", text);
-}
-
 /* A communicator over all ranks of the job; a job of NULL is a rank alone. The job's mapping (not for threads) and fd
  * stay with the communicator. alone: these are all ranks; DT_NODES may make nodes of them. */
 static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd, int alone)
 {
-    dt_comm *c = dt__comm_new(rank, job ? job->size : 1, job, fd);
-    int nodes = 1;
+    dt_comm *c = dt__comm_new(rank, job ? job->size : 1, 1, job, fd);
+    double nodes = 1.0;
     dt_result r = DT_OK;
     *handle = c;
     if (!c) return DT_E_MEMORY;
     c->root = alone ? 1 : 2;
-    r = dt__link_rate(&c->rate);
-    if (!r && alone) r = dt__emulated_nodes(c->size, &nodes);
+    r = dt__environment_number("DT_LINK_RATE", 1.0, 1e15, "a number of bytes per second, e.g. 1e8", &c->rate);
+    if (!r && alone)
+        r = dt__environment_number("DT_NODES", 1.0, 1e9, "a number of nodes to play on this machine, e.g. 2", &nodes);
+    nodes = nodes > c->size ? c->size : nodes;
     if (job && !r) {
-        uint32_t ordinal = ++dt__job_lane(job, rank)->opened;
+        uint32_t ordinal = ++dt__job_rank(job, rank)->opened;
+        for (int p = 0; p < c->size; p++) c->place[p].world = dt__job_rank(job, p)->world;
         if (rank == 0) {
             job->where = dt__area_create(job, fd, job->size);
             dt__event_raise(&job->opened, ordinal);
         }
-        c->call.op = DT__CALL_OPEN;
         r = dt__wait(c, 0, &job->opened, ordinal);
         if (!r) r = dt__comm_join(c, job->where);
-        if (!r && nodes > 1) return dt__emulate(handle, c, nodes);
+        if (!r && nodes > 1.0) return dt__emulate(handle, c, (int)nodes);
     }
     if (r) dt_comm_free(handle);
     return r;
 }
 
-/* The members of one color: how many, and this rank's number among them; `up` (members) gets their ranks in c, unless
- * NULL. */
-static int dt__color_members(const dt_comm *c, int color, int *rank, int *up)
+/* What each rank says for a split, (size, 2): its color, and how many communicators over nodes it has been in. */
+static dt_result dt__split_colors(dt_comm *c, int color, float *all)
 {
-    int members = 0;
-    for (int p = 0; p < c->size; p++) {
-        if (dt__peer_call(c, p)->detail != color) continue;
-        if (p == c->rank) *rank = members;
-        if (up) up[members] = p;
-        members++;
-    }
-    return members;
+    dt__move m;
+    int32_t words[2];
+    float input[2];
+    words[0] = color, words[1] = c->fabric ? (int32_t)c->fabric->ids : 0;
+    memcpy(input, words, sizeof input);
+    memset(&m, 0, sizeof m);
+    m.op = DT__CALL_ALL_GATHER, m.in = input, m.out = all, m.count = 2, m.sections = 1;
+    return dt__exchange(c, &m);
 }
 
-/* A second step in which the first member of each color names the area that it made. */
-static dt_result dt__split_area(dt_comm *c, dt_comm *s)
+/* The ranks of this rank's color, before they share memory. up, node (size): scratch. */
+static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, int *node)
 {
-    dt_result r;
-    c->call.where = s->rank == 0 ? dt__area_create(c->job, c->fd, s->size) : -1;
-    dt__comm_slot(c, c->rank)->call[(c->step + 1) & 1u] = c->call;
-    r = dt__step(c);
-    return r ? r : dt__comm_join(s, dt__peer_call(c, s->up[0])->where);
+    int32_t words[2], id = 0;
+    int members = 0, rank = 0;
+    dt_comm *s;
+    for (int p = 0; p < c->size; p++) {
+        memcpy(words, all + 2 * p, sizeof words);
+        id = (int32_t)dt__max(id, words[1]);
+        if (words[0] != color) continue;
+        if (p == c->rank) rank = members;
+        node[members] = c->place[p].node, up[members++] = p;
+    }
+    if (!(s = dt__comm_new(rank, members, dt__node_count(node, members), c->job, c->fd))) return NULL;
+    s->parent = c;
+    s->fabric = c->fabric;
+    s->rate = s->nodes < 2 && c->nodes > 1 ? 0.0 : c->rate; /* the emulated link is one between nodes, if there are */
+    s->id = (uint32_t)id;
+    if (c->fabric) c->fabric->ids = (uint32_t)id + 1;
+    dt__comm_place(s, node);
+    for (int p = 0; p < members; p++) {
+        s->place[p].parent = up[p];
+        s->place[p].world = c->place[up[p]].world;
+        s->place[p].job = c->place[up[p]].job;
+    }
+    return s;
 }
 
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
 {
-    int rank = 0, members = 1;
-    dt_comm *s;
+    float *all;
+    int *up;
+    dt_comm *s = NULL;
     dt_result r = dt__begin(c, DT__CALL_SPLIT, 0, 0);
     *sub = NULL;
     if (!r && color < 0) r = dt__error(DT_E_USAGE, "color %d: it must not be negative", color);
-    if (!r && c->bridge) return dt__bridge_end(c, dt__bridge_split(c, color, sub));
-    c->call.detail = color;
-    if (!r && c->job) r = dt__meet(c);
     if (r) return r;
-    if (c->job) members = dt__color_members(c, color, &rank, NULL);
-    if (!(s = dt__comm_new(rank, members, c->job, c->fd))) return DT_E_MEMORY;
-    s->parent = c;
-    s->fabric = c->fabric;
-    s->rate = c->rate;
-    if (c->job) {
-        dt__color_members(c, color, &rank, s->up);
-        for (int p = 0; p < members; p++) s->lane[p] = c->lane[s->up[p]];
-        r = dt__split_area(c, s);
+    if (!(all = (float *)dt__alloc(4 * c->size * (int64_t)sizeof *all, "a split"))) return DT_E_MEMORY;
+    up = (int *)(void *)(all + 2 * c->size);
+    r = dt__split_colors(c, color, all);
+    if (!r && !(s = dt__split_new(c, color, all, up, up + c->size))) r = DT_E_MEMORY;
+    if (!r && c->job) { /* the first local rank of each color names the area that it made */
+        c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
+        r = dt__publish_call(c);
+        if (!r) r = dt__comm_join(s, dt__peer_call(c, c->place[up[dt__local(s, 0)]].local)->where);
     }
     if (r) dt_comm_free(&s);
+    dt__free(all);
     *sub = s;
-    return r;
+    return r ? dt__conclude(c, 1, r) : DT_OK;
 }
 
 DT_API void dt_comm_free(dt_comm **handle)
@@ -17517,16 +16864,11 @@ DT_API void dt_comm_free(dt_comm **handle)
     dt_comm *c = *handle;
     int last = !c || !c->job;
     if (!c) return;
+    for (int k = 0; k < c->size * DT__PACKETS && c->nodes > 1; k++) dt__message_cancel(c->fabric, &c->outbox[k]);
     if (c->native_group) c->fabric->ungroup(c->fabric, c->native_group);
-    if (c->bridge) {
-        dt__bridge_close(c);
-        dt__free(c);
-        *handle = NULL;
-        return;
-    }
+    if (c->fabric && !c->parent) dt__hearing_close(c->fabric);
     if (c->area) {
-        dt__seat *slot = dt__comm_slot(c, c->rank);
-        __atomic_store_n(&slot->left, 1u, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&dt__comm_slot(c, c->local_rank)->left, 1u, __ATOMIC_SEQ_CST);
         last = __atomic_fetch_sub(&c->area->inside, 1, __ATOMIC_SEQ_CST) == 1;
     }
     while (c->regions) {
@@ -17534,8 +16876,15 @@ DT_API void dt_comm_free(dt_comm **handle)
         c->regions = region->next;
         dt__region_drop(c, region, last);
     }
+    if (c->fabric && !c->parent) c->fabric->close(c->fabric);
     if (c->job && c->fd >= 0 && c->root) munmap(c->job, (size_t)dt__job_bytes(c->job->size));
     if (c->root > 1) close(c->fd);
+    dt__free(c->work);
+    dt__free(c->inputs);
+    dt__free(c->subtree);
+    dt__free(c->top);
+    dt__free((void *)(intptr_t)c->source);
+    dt__free(c->tables);
     dt__free(c);
     *handle = NULL;
 }
@@ -17555,7 +16904,7 @@ typedef struct dt__queue {
     double since;           /* when they were added up last */
     int busy, waiting;
     int64_t wanted;         /* the ticket that the user waits for */
-    dt__lane *lane;         /* of the rank whose threads call communicators; NULL: they do not */
+    dt__rank_state *state;  /* of the rank whose threads call communicators; NULL: they do not */
     dt_result result;
     char error[sizeof dt__thread.error];
 #ifndef DT_NO_THREADS
@@ -17572,12 +16921,12 @@ typedef struct dt__queue {
 static void dt__queue_mark(dt__queue *q, int busy, int waiting)
 {
     double now = dt__now();
-    int user = waiting && q->done < q->wanted ? DT__OTHER_LINE : 0, thread = busy ? 0 : DT__OTHER_LINE;
+    int user = waiting && q->done < q->wanted ? DT__OTHER_STREAM : 0, thread = busy ? 0 : DT__OTHER_STREAM;
     if (q->waiting) q->waited += now - q->since;
     else if (q->busy) q->hidden += now - q->since;
     q->since = now;
-    if (q->lane && (q->waiting || waiting)) __atomic_store_n(&q->lane->line[0].waiting, user, __ATOMIC_RELAXED);
-    if (q->lane && q->busy != busy) __atomic_store_n(&q->lane->line[1].waiting, thread, __ATOMIC_RELAXED);
+    if (q->state && (q->waiting || waiting)) __atomic_store_n(&q->state->stream[0].waiting, user, __ATOMIC_RELAXED);
+    if (q->state && q->busy != busy) __atomic_store_n(&q->state->stream[1].waiting, thread, __ATOMIC_RELAXED);
     q->busy = busy;
     q->waiting = waiting;
 }
@@ -17755,34 +17104,25 @@ static dt_result dt__native_open(dt_comm *c)
                          "mpirun, or call dt_all_reduce.", c->fabric ? c->fabric->name : "shared memory");
     if (c->native_group || c->size == c->fabric->size) return DT_OK;
     if (!(world = (int *)dt__alloc(c->size * (int64_t)sizeof *world, "a group of ranks"))) return DT_E_MEMORY;
-    for (int p = 0; p < c->size; p++) world[p] = c->bridge ? c->bridge->world[p] : dt__comm_lane(c, p)->world;
+    for (int p = 0; p < c->size; p++) world[p] = c->place[p].world;
     r = c->fabric->group(c->fabric, world, c->size, &c->native_group);
     dt__free(world);
     return r;
 }
 
-/* Waits without sleeping through the failure of a rank. */
 DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op)
 {
     dt__message m;
-    dt__watch watch;
-    int peer = (c->rank + 1) % c->size;
     dt_result r = dt__check_op(op);
     if (!r && c->job) r = dt__native_open(c);
     if (!r) r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op);
     if (r || !c->job) return r;
     memset(&m, 0, sizeof m);
-    memset(&watch, 0, sizeof watch);
     m.data = (char *)data;
     m.bytes = count * 4;
     r = c->fabric->all_reduce(c->fabric, &m, c->native_group, op);
-    if (!r && c->bridge) return dt__bridge_end(c, dt__bridge_wait_one(c, &m, peer));
-    while (!r && !__atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) {
-        r = c->fabric->progress(c->fabric);
-        if (!r && (dt__comm_troubled(c) || dt__silent_too_long(c, peer, &watch))) r = dt__comm_explain(c);
-        sched_yield();
-    }
-    return r;
+    if (!r) r = dt__wait_message(c, &m, (c->rank + 1) % c->size);
+    return dt__conclude(c, 1, r);
 }
 
 #ifdef DT_MPI
@@ -19683,7 +19023,8 @@ static dt_result dt__nccl_alone(dt_nccl *n, int troubled)
     else {
         dt__hear_last(c->fabric);
         dt__format_fault(text, sizeof text, c->job, fault);
-        snprintf(n->message, sizeof n->message, "%s while this rank (%d) was in %s", text, c->lane[c->rank], call);
+        snprintf(n->message, sizeof n->message, "%s while this rank (%d) was in %s", text,
+                 c->place[c->rank].world, call);
     }
     return dt__nccl_give_up(n, troubled && !fault ? DT_E_INTERRUPTED : DT_E_PEER);
 }
@@ -19693,11 +19034,11 @@ static dt_result dt__nccl_alone(dt_nccl *n, int troubled)
 /* Whether peers still are as they should be. A rank that leaves the communicator gives no other sign. */
 static int dt__nccl_troubled(const dt_nccl *n)
 {
-    const dt_comm *near = dt__near(n->comm);
-    int troubled = dt__comm_troubled(n->comm);
-    for (int p = 0; near->area && p < near->size && !troubled; p++)
-        if (__atomic_load_n(&dt__comm_slot(near, p)->left, __ATOMIC_ACQUIRE)) {
-            dt__blame(&near->area->fault, DT__FAULT_LEFT, near->lane[p]);
+    const dt_comm *c = n->comm;
+    int troubled = dt__comm_troubled(c);
+    for (int p = 0; c->area && p < c->local_size && !troubled; p++)
+        if (__atomic_load_n(&dt__comm_slot(c, p)->left, __ATOMIC_ACQUIRE)) {
+            dt__blame(&c->area->fault, DT__FAULT_LEFT, c->place[dt__local(c, p)].job);
             troubled = 1;
         }
     return troubled;
@@ -19738,7 +19079,7 @@ static dt_result dt__nccl_prepare(dt_nccl *n, int gpu)
         return dt__error(DT_E_SYSTEM, "NCCL and a driver are here, but no GPU: look at CUDA_VISIBLE_DEVICES");
     if (!code && (gpu < -1 || gpu >= count))
         return dt__error(DT_E_USAGE, "there is no GPU %d: %d are here, numbered from 0", gpu, count);
-    if (!code) code = n->cuda.DeviceGet(&gpu, gpu < 0 ? dt__near(n->comm)->rank % count : gpu);
+    if (!code) code = n->cuda.DeviceGet(&gpu, gpu < 0 ? n->comm->local_rank % count : gpu);
     if (!code) code = n->cuda.DevicePrimaryCtxRetain(&context, gpu);
     if (!code) n->gpu = gpu;
     if (!code) code = n->cuda.CtxSetCurrent(context);
@@ -21816,7 +21157,7 @@ static int32_t dt__program_needs(const dt__program *p, const dt__shape_of_work *
 /* Which line each instruction is on, and what it needs of the other one. */
 static dt_result dt__program_lines(dt__program *p, const dt__shape_of_work *s, const dt__store *store)
 {
-    int32_t *reduced = (int32_t *)dt__alloc(4 * store->buckets, "the step program"), last[DT__LINES];
+    int32_t *reduced = (int32_t *)dt__alloc(4 * store->buckets, "the step program"), last[DT__STREAMS];
     if (!reduced) return DT_E_MEMORY;
     last[0] = last[1] = -1;
     for (int32_t k = 0; k < p->count; k++) {
@@ -22655,10 +21996,10 @@ static dt_result dt__engine_overlap(dt__engine *e)
     dt_comm *comms[6];
     dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->program.count, "overlap communication with");
     if (r) return r;
-    e->queue.lane = dt__own_lane(e->ranks.data);
+    e->queue.state = dt__own_state(e->ranks.data);
     dt__engine_others(e, comms);
     for (int i = 0; i < 6; i++)
-        if (comms[i]) dt__comm_other_line(comms[i]);
+        if (comms[i]) dt__comm_other_stream(comms[i]);
     return DT_OK;
 }
 
@@ -22850,8 +22191,10 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, dt__host(from), dt__host(to), count);
     else if (kind == DT__TP_SCATTER)
         *r = dt_reduce_scatter(e->tensor, dt__host(from), dt__host(to), count / dt_comm_size(e->tensor), DT_SUM);
-    else
-        *r = dt__all_reduce_apart(e->tensor, dt__host(from), dt__host(to), count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+    else {
+        dt__mem_copy(NULL, to, from, count);
+        *r = dt_all_reduce(e->tensor, dt__host(to), count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+    }
     dt__engine_within(e, start);
 }
 
@@ -23159,14 +22502,14 @@ static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int6
 /* A rank's pieces go to the others of its group; between nodes that is counted where it is done. */
 static void dt__engine_count(dt_comm *group, int64_t floats)
 {
-    for (int p = 0; group && !group->bridge && p < dt_comm_size(group); p++)
+    for (int p = 0; group && group->nodes == 1 && p < dt_comm_size(group); p++)
         if (p != dt_comm_rank(group)) dt__count_sent(group, p, floats);
 }
 
 /* Pieces of parameters come from the ranks of the group that have them; where that is this one alone, they are here. */
 static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array, int64_t reach, int pieces, float *out)
 {
-    if (group) return dt__gather_spans(group, dt__host(array), reach, e->spans, pieces, dt__host(out));
+    if (group) return dt__gather_extents(group, dt__host(array), reach, e->spans, pieces, dt__host(out));
     for (int i = 0; i < pieces; i++)
         dt__mem_copy(NULL, out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
     return DT_OK;
@@ -23260,7 +22603,7 @@ static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
     w->seconds += dt__now() - start;
     for (int p = 0; p < ranks; p++) w->span[p].rank = p, w->span[p].to = p * j.words, w->span[p].count = j.words;
     dt__engine_count(c, j.words);
-    r = dt__gather_spans(c, w->mine, w->most, w->span, ranks, w->all);
+    r = dt__gather_extents(c, w->mine, w->most, w->span, ranks, w->all);
     start = dt__now();
     if (!r) dt__parallel(pool, tasks, dt__wire_take, &j);
     w->seconds += dt__now() - start;
@@ -23832,15 +23175,15 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
     job->end = dt__job_bytes(plan->ranks);
     job->progress = -1;
     for (int r = 0; r < plan->ranks; r++) {
-        dt__job_lane(job, r)->line[1].waiting = DT__OTHER_LINE; /* has no work yet */
-        dt__job_lane(job, r)->world = r;
+        dt__job_rank(job, r)->stream[1].waiting = DT__OTHER_STREAM; /* has no work yet */
+        dt__job_rank(job, r)->world = r;
     }
 }
 
 /* One rank has ended with this wait status. Its end is written before the fault that refers to it. */
 static void dt__job_ended(dt__job *job, int rank, int status)
 {
-    __atomic_store_n(&dt__job_lane(job, rank)->gone, DT__GONE | (uint32_t)status, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&dt__job_rank(job, rank)->gone, DT__GONE | (uint32_t)status, __ATOMIC_SEQ_CST);
     if (dt__end_failed(status) && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED))
         dt__blame(&job->fault, DT__FAULT_DIED, rank);
 }
@@ -23875,7 +23218,7 @@ static void dt__supervise_announce(dt__supervisor *s)
     char text[700];
     int rank = (int)(fault & 0x7fffu), pid;
     if (s->announced || !fault || s->signal) return;
-    pid = fault & DT__FAR ? 0 : dt__job_lane(s->job, rank)->pid;
+    pid = fault & DT__FAR ? 0 : dt__job_rank(s->job, rank)->pid;
     dt__format_fault(text, sizeof text, s->job, fault);
     if (pid) fprintf(stderr, "dtrain: rank %d (pid %d)%s", rank, pid, strchr(text + 5, ' '));
     else fprintf(stderr, "dtrain: %s", text);
@@ -23906,7 +23249,7 @@ static int dt__supervise_status(const dt__supervisor *s)
 {
     uint32_t fault = s->job->fault;
     int status = s->status;
-    if (fault >> 16 == DT__FAULT_DIED) status = (int)(dt__job_lane(s->job, (int)(fault & 0xffffu))->gone & ~DT__GONE);
+    if (fault >> 16 == DT__FAULT_DIED) status = (int)(dt__job_rank(s->job, (int)(fault & 0xffffu))->gone & ~DT__GONE);
     if (s->alive && !status) status = 1 << 8;
     if (!status) return 0;
     if (s->signal && dt__end_failed(status)) return 128 + s->signal;
@@ -23951,9 +23294,9 @@ static void dt__supervise_end(dt__supervisor *s, int rank, int status)
 static void dt__supervise_reap(dt__supervisor *s)
 {
     for (int r = 0; r < s->job->size; r++) {
-        dt__lane *lane = dt__job_lane(s->job, r);
+        dt__rank_state *state = dt__job_rank(s->job, r);
         int status = 0;
-        if (lane->gone || !lane->pid || waitpid(lane->pid, &status, WNOHANG) != lane->pid) continue;
+        if (state->gone || !state->pid || waitpid(state->pid, &status, WNOHANG) != state->pid) continue;
         dt__supervise_end(s, r, status);
     }
 }
@@ -23961,8 +23304,8 @@ static void dt__supervise_reap(dt__supervisor *s)
 static void dt__supervise_kill(dt__supervisor *s, int sig)
 {
     for (int r = 0; r < s->job->size; r++) {
-        dt__lane *lane = dt__job_lane(s->job, r);
-        if (!lane->gone && lane->pid) kill(lane->pid, sig);
+        dt__rank_state *state = dt__job_rank(s->job, r);
+        if (!state->gone && state->pid) kill(state->pid, sig);
     }
 }
 
@@ -23972,7 +23315,7 @@ static void dt__supervise_press(dt__supervisor *s)
 {
     uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
     int only_frozen = s->alive == 1 && fault >> 16 == DT__FAULT_FROZEN && !(fault & DT__FAR) &&
-                      !dt__job_lane(s->job, (int)fault & 0x7fff)->gone;
+                      !dt__job_rank(s->job, (int)fault & 0x7fff)->gone;
     if (s->means == 2) return;
     if (only_frozen) s->means = 1;
     else if (s->deadline <= 0 || dt__now() < s->deadline) return;
@@ -23992,7 +23335,7 @@ static int dt__spawn_rank(dt__job *job, int rank, char **argv, const posix_spawn
     dt__setenv_int("RANK", rank);
     dt__setenv_int("LOCAL_RANK", rank);
     failed = posix_spawn(&pid, "/proc/self/exe", NULL, attributes, argv, environ);
-    if (!failed) dt__job_lane(job, rank)->pid = (int32_t)pid;
+    if (!failed) dt__job_rank(job, rank)->pid = (int32_t)pid;
     return failed;
 }
 
@@ -24076,7 +23419,7 @@ static int dt__supervise_shrink(dt__supervisor *s)
     int left = s->plan.ranks - s->lost, use = left;
     char whole[64] = "", others[64] = "";
     if (!s->plan.most || !s->lost) return 1;
-    while (use && dt__job_lane(s->job, use - 1)->unfit) use--;
+    while (use && dt__job_rank(s->job, use - 1)->unfit) use--;
     if (use < left) snprintf(whole, sizeof whole, ", of which the layout can use %d", use);
     if (use < left) snprintf(others, sizeof others, ": the layout cannot use all %d that are left", left);
     if (use >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks%s\n", use, s->plan.ranks, others);
@@ -24325,13 +23668,13 @@ static dt_result dt__join(dt_comm **c, dt__fabric *f)
     if (!r) r = dt__trade_cards(f, card);
     if (!r) r = dt__node_join(f, card, timeout, &fd, &place);
     if (!r && (job = dt__attach(fd)) == NULL) r = dt__error(DT_E_SYSTEM, "the node's memory cannot be mapped");
-    if (!r) dt__job_lane(job, place)->world = f->rank;
+    if (!r) dt__job_rank(job, place)->world = f->rank;
     if (!r) r = dt__comm_open(&near, job, place, fd, 0);
     for (int p = 0; p < f->size && !r; p++)
         for (node[p] = 0; card[node[p]].node != card[p].node;) node[p]++;
-    nodes = r ? 0 : dt__bridge_nodes(node, f->size);
+    nodes = r ? 0 : dt__node_count(node, f->size);
     if (!r && nodes > 1) r = dt__hearing_open(f, job);
-    if (!r && nodes > 1) r = dt__bridge_world(c, f, near, node);
+    if (!r && nodes > 1) r = dt__comm_span(c, f, near, node);
     else if (!r) *c = near;
     dt__free(card);
     if (nodes == 1 || (r && !*c)) f->close(f);
@@ -25432,7 +24775,7 @@ static dt_result dt__measure_peak(dt_trainer *t)
 static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
 {
     if (dt_comm_size(c) == 1) snprintf(text, size, "1 rank");
-    else if (c->bridge)
+    else if (c->nodes > 1)
         snprintf(text, size, "%d ranks on %d nodes (shared memory inside, %s between)", dt_comm_size(c),
                  dt_comm_nodes(c), c->fabric->name);
     else snprintf(text, size, "%d local ranks (%s, shared memory)", dt_comm_size(c),
@@ -28407,7 +27750,7 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
     v->buckets = e->store.buckets;
     v->overlap = e->shape.overlap;
     v->limited = t->comm->rate > 0.0;
-    if (t->comm->bridge) memcpy(v->engine, t->comm->fabric->name, sizeof v->engine);
+    if (t->comm->nodes > 1) memcpy(v->engine, t->comm->fabric->name, sizeof v->engine);
     v->units = (int32_t)((e->hi - e->lo) * e->micros);
     v->efa = dt__has_efa("/sys/class/infiniband");
     if (!f || fread(v->machine, 1, sizeof v->machine, f) != sizeof v->machine)

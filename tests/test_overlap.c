@@ -79,7 +79,7 @@ static void check_queue(void)
 
 /* ---- who holds all up? ---- */
 
-enum { RANKS = 4, FREE = 0, OTHER = DT__OTHER_LINE };
+enum { RANKS = 4, FREE = 0, OTHER = DT__OTHER_STREAM };
 /* What the two threads of ranks 0..3 wait for: FREE, OTHER, or 1 + rank. */
 typedef struct standing {
     const char *what;
@@ -108,22 +108,23 @@ static void check_culprits(void)
     memset(&plan, 0, sizeof plan);
     plan.ranks = RANKS, plan.timeout = 10.0;
     dt__job_init(job, &plan);
-    c = dt__comm_new(0, RANKS, job, -1);
-    tap_ok(dt__job_lane(job, RANKS - 1)->line[1].waiting == OTHER, "before there is a second thread it counts as one without work");
+    c = dt__comm_new(0, RANKS, 1, job, -1);
+    tap_ok(dt__job_rank(job, RANKS - 1)->stream[1].waiting == OTHER, "before there is a second thread it counts as one without work");
     for (int i = 0; i < (int)(sizeof standings / sizeof *standings); i++) {
         const standing *s = &standings[i];
         uint32_t life;
         int found;
         for (int r = 0; r < RANKS; r++)
             for (int k = 0; k < 2; k++) {
-                dt__line *l = &dt__job_lane(job, r)->line[k];
+                dt__stream *l = &dt__job_rank(job, r)->stream[k];
                 l->waiting = s->wait[r][k];
                 l->stamp = dt__clock_ms() - (r == s->frozen ? 9000u : 0u);
             }
-        c->line = s->line;
+        c->stream = s->line;
         found = dt__find_culprit(c, s->peer, &life);
         if (!tap_ok(found == s->culprit, "held up by: %s", s->what)) tap_note("found %d, not %d", found, s->culprit);
     }
+    dt__free(c->tables);
     dt__free(c);
     free(job);
 }
