@@ -2749,10 +2749,11 @@ typedef struct dt__kernels {
     const char *name;
     void (*gemm)(dt_pool *pool, const dt__gemm *g);
     int64_t (*gemm_scratch)(void);
-    void (*attention_forward)(dt_pool *pool, const dt__attention *a);
-    void (*attention_backward)(dt_pool *pool, const dt__attention *a);
+    void (*attention)(dt_pool *pool, const dt__attention *a); /* backward where a->dout is given */
     int64_t (*attention_scratch)(int64_t s, int64_t d);
     void (*attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t rows, int64_t d);
+    void (*drop)(float *out, const float *x, int64_t n, const dt__rng *rng, int64_t first, uint32_t threshold,
+                 float scale);
     void (*rope)(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign);
     float (*row_sum)(const float *x, int64_t n);
     float (*row_dot)(const float *a, const float *b, int64_t n);
@@ -3967,14 +3968,36 @@ static void DT__K(dt__rng_words)(uint32_t *words, const dt__rng *rng, uint32_t b
     }
 }
 
+DT__INLINE dt__vf DT__K(dt__v_drop)(dt__vf x, const uint32_t *words, uint32_t threshold, float scale)
+{
+    dt__vi keep = (dt__vi)((dt__vw) * (const dt__vwu *)words >= (dt__vw)dt__v_seti((int32_t)threshold));
+    return (dt__vf)((dt__vi)(x * dt__v_set(scale)) & keep);
+}
+
+/* Dropout: element i of x has the random word of element first + i, and is kept, times scale, from threshold on. */
+static void DT__K(dt__drop)(float *out, const float *x, int64_t n, const dt__rng *rng, int64_t first,
+                            uint32_t threshold, float scale)
+{
+    uint32_t words[5 * DT__W];
+    memset(words, 0, sizeof words);
+    for (int64_t i = 0, end; i < n; i = end) {
+        int64_t skip = (first + i) & 3;
+        end = dt__min(n, i + 4 * DT__W - skip);
+        DT__K(dt__rng_words)(words, rng, (uint32_t)((first + i) >> 2));
+        for (int64_t j = 0; j < end - i; j += DT__W) {
+            int64_t m = dt__min(DT__W, end - i - j);
+            dt__vf kept = DT__K(dt__v_drop)(dt__v_loadn(x + i + j, m), words + skip + j, threshold, scale);
+            dt__v_storen(out + i + j, kept, m);
+        }
+    }
+}
+
 /* ---- one head ------------------------------------------------------------------------------ */
 
-/* Neighbouring terms of a panel's chains. */
+/* Neighbouring terms of a panel's chains that the same rows have. */
 typedef struct DT__K(dt__run) {
     int32_t begin, end;
-    uint32_t rows;  /* bit r: row r has them */
-    int32_t wedge;  /* on the diagonal each row has one term less than the one before it (-1) or one more (1): */
-    int32_t corner; /* row r has those from corner + r on (-1), or those before it (1) */
+    uint32_t rows; /* bit r: row r has them */
 } DT__K(dt__run);
 
 typedef struct DT__K(dt__head) {
@@ -4021,7 +4044,7 @@ static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t s
     w->tile = DT__K(dt__take)(base, &at, DT__MR * dw);
     w->panel = DT__K(dt__take)(base, &at, DT__MR * d);
     w->words = (uint32_t *)(void *)DT__K(dt__take)(base, &at, s + 8 * DT__W);
-    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__take)(base, &at, 5 * terms);
+    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__take)(base, &at, 3 * terms);
     return at;
 }
 
@@ -4083,13 +4106,6 @@ static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i,
     return w->words + skip;
 }
 
-DT__INLINE dt__vf DT__K(dt__v_drop)(dt__vf x, const uint32_t *words, const dt__attention *a)
-{
-    dt__vw word = (dt__vw) * (const dt__vwu *)words;
-    dt__vi keep = (dt__vi)(word >= (dt__vw)dt__v_seti((int32_t)a->drop_threshold));
-    return (dt__vf)((dt__vi)(x * dt__v_set(a->drop_scale)) & keep);
-}
-
 /* Asks for `rows` rows of this head from row i on: they lie a whole matrix row apart, which no prefetcher follows. */
 static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int64_t ld, int64_t i, int64_t rows)
 {
@@ -4124,43 +4140,27 @@ static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, u
 {
     DT__K(dt__run) *next = w->runs + w->run_count;
     if (!rows || begin >= end) return;
-    if (w->run_count && next[-1].end == begin && next[-1].rows == rows && !next[-1].wedge) {
+    if (w->run_count && next[-1].end == begin && next[-1].rows == rows) {
         next[-1].end = (int32_t)end;
         return;
     }
     next->begin = (int32_t)begin;
     next->end = (int32_t)end;
     next->rows = rows;
-    next->wedge = 0;
     w->run_count++;
-}
-
-/* The terms [begin, end) of a diagonal that crosses all `rows` rows. */
-static void DT__K(dt__run_add_wedge)(DT__K(dt__head) *w, int64_t begin, int64_t end, int64_t rows, int wedge,
-                                     int64_t corner)
-{
-    if (begin >= end) return;
-    w->runs[w->run_count].begin = (int32_t)begin;
-    w->runs[w->run_count].end = (int32_t)end;
-    w->runs[w->run_count].rows = (1u << rows) - 1u;
-    w->runs[w->run_count].wedge = wedge;
-    w->runs[w->run_count++].corner = (int32_t)corner;
 }
 
 /* Rows are the queries i .. i + rows-1, terms are keys; query i + r sees those before common + r. */
 static void DT__K(dt__query_runs)(DT__K(dt__head) *w, int64_t i, int64_t rows)
 {
-    int64_t common = w->a->causal ? i + 1 + w->s - w->t : w->s, end = DT__K(dt__keys)(w, i + rows - 1);
+    int64_t common = w->a->causal ? dt__min(w->s, i + 1 + w->s - w->t) : w->s;
+    int64_t end = DT__K(dt__keys)(w, i + rows - 1), key = w->mask ? 0 : dt__max(0, common);
     uint32_t all = (1u << rows) - 1u;
     w->run_count = 0;
-    if (!w->mask) {
-        DT__K(dt__run_add)(w, 0, common, all);
-        DT__K(dt__run_add_wedge)(w, dt__max(0, common), end, rows, 1, common);
-        return;
-    }
-    for (int64_t key = 0; key < end; key++) {
+    DT__K(dt__run_add)(w, 0, key, all);
+    for (; key < end; key++) {
         uint32_t bits = key < common ? all : all & ~((1u << (key - common + 1)) - 1u);
-        for (int64_t r = 0; r < rows; r++)
+        for (int64_t r = 0; w->mask && r < rows; r++)
             if (DT__K(dt__masked)(w, i + r, key)) bits &= ~(1u << r);
         DT__K(dt__run_add)(w, key, key + 1, bits);
     }
@@ -4170,21 +4170,17 @@ static void DT__K(dt__query_runs)(DT__K(dt__head) *w, int64_t i, int64_t rows)
  * + r on. */
 static void DT__K(dt__key_runs)(DT__K(dt__head) *w, int64_t j, int64_t rows, int64_t i, int64_t count)
 {
-    int64_t corner = w->a->causal ? j - i - w->s + w->t : -rows, come = dt__max(0, dt__min(count, corner + rows - 1));
-    uint32_t all = (1u << rows) - 1u;
+    int64_t corner = w->a->causal ? j - i - w->s + w->t : -rows, n = dt__max(0, corner);
+    int64_t come = w->mask ? count : dt__max(0, dt__min(count, corner + rows - 1)); /* from here on all rows */
     w->run_count = 0;
-    if (!w->mask) {
-        DT__K(dt__run_add_wedge)(w, dt__max(0, corner), come, rows, -1, corner);
-        DT__K(dt__run_add)(w, come, count, all);
-        return;
-    }
-    for (int64_t n = 0; n < count; n++) {
-        int64_t seen = dt__max(0, dt__min(rows, n - corner + 1));
+    for (; n < come; n++) {
+        int64_t seen = dt__min(rows, n - corner + 1);
         uint32_t bits = (1u << seen) - 1u;
-        for (int64_t r = 0; r < seen; r++)
+        for (int64_t r = 0; w->mask && r < seen; r++)
             if (DT__K(dt__masked)(w, i + n, j + r)) bits &= ~(1u << r);
         DT__K(dt__run_add)(w, n, n + 1, bits);
     }
+    DT__K(dt__run_add)(w, come, count, (1u << rows) - 1u);
 }
 
 /* c (rows,nv*W) += a run's terms, row by row; nv is a constant where this is inlined. */
@@ -4192,13 +4188,10 @@ DT__INLINE void DT__K(dt__some_rows_body)(const int nv, const DT__K(dt__run) *ru
                                           int64_t xn, const float *side, int64_t width, float *c, int64_t ldc)
 {
     for (uint32_t rows = run->rows; rows; rows &= rows - 1) {
-        int64_t r = __builtin_ctz(rows), begin = run->begin, end = run->end;
+        int64_t r = __builtin_ctz(rows);
         dt__vf acc[DT__NV];
-        if (run->wedge < 0) begin = dt__max(begin, run->corner + r);
-        if (run->wedge > 0) end = dt__min(end, run->corner + r);
-        if (begin >= end) continue;
         DT__UNROLL for (int v = 0; v < nv; v++) acc[v] = dt__v_load(c + r * ldc + v * DT__W);
-        for (int64_t n = begin; n < end; n++) {
+        for (int64_t n = run->begin; n < run->end; n++) {
             dt__vf xv = dt__v_set(x[r * xr + n * xn]);
             DT__UNROLL for (int v = 0; v < nv; v++) {
                 acc[v] = dt__v_fma(xv, dt__v_load(side + n * width + v * DT__W), acc[v]);
@@ -4221,19 +4214,14 @@ static void DT__K(dt__some_rows)(int nv, const DT__K(dt__run) *run, const float 
 #endif
 }
 
-/* Do all `rows` rows of the panel have all terms of the run? */
-static int DT__K(dt__run_whole)(const DT__K(dt__run) *run, int64_t rows)
-{
-    return run->rows == (1u << rows) - 1u && !run->wedge;
-}
-
 /* tile (MR,d) = [tile +] the runs' terms: row r takes x[r*xr + n*xn] times row n of side (depth,d), packed. One of the
  * strides is 1. */
 static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const float *x, int64_t xr, int64_t xn,
                                    const float *side, int64_t depth, int go_on)
 {
     int64_t dw = dt__round_up(w->d, DT__W);
-    if (!go_on && (!w->run_count || !DT__K(dt__run_whole)(w->runs, rows))) {
+    uint32_t all = (1u << rows) - 1u;
+    if (!go_on && (!w->run_count || w->runs->rows != all)) {
         memset(w->tile, 0, sizeof(float) * (size_t)(DT__MR * dw));
         go_on = 1;
     }
@@ -4241,7 +4229,7 @@ static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const
         int nv = (int)((width = DT__K(dt__strip)(w->d - j)) / DT__W);
         for (int64_t k = 0; k < w->run_count; k++) {
             const DT__K(dt__run) *run = w->runs + k;
-            if (DT__K(dt__run_whole)(run, rows)) {
+            if (run->rows == all) {
                 DT__K(dt__tile)(nv, run->end - run->begin, x + run->begin * xn, xr, xn, side + run->begin * width,
                                 width, w->tile + j, dw, go_on || k, NULL);
             } else DT__K(dt__some_rows)(nv, run, x, xr, xn, side, width, w->tile + j, dw);
@@ -4334,7 +4322,7 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
         float *p = w->probs + r * w->lds;
         const uint32_t *words = DT__K(dt__row_words)(w, i + r, DT__K(dt__keys)(w, i + r));
         for (int64_t j = 0; j < DT__K(dt__keys)(w, i + r); j += DT__W)
-            dt__v_store(p + j, DT__K(dt__v_drop)(dt__v_load(p + j), words + j, a));
+            dt__v_store(p + j, DT__K(dt__v_drop)(dt__v_load(p + j), words + j, a->drop_threshold, a->drop_scale));
     }
     DT__K(dt__query_runs)(w, i, rows);
     DT__K(dt__chain_panel)(w, rows, w->probs, w->lds, 1, w->side, w->s, 0);
@@ -4345,33 +4333,6 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
             dt__v_storen(o + c, dt__v_load(from + c) / dt__v_set(sum), dt__min(DT__W, w->d - c));
         }
     }
-}
-
-typedef struct DT__K(dt__attention_job) {
-    const dt__attention *a;
-    dt_pool *pool;
-} DT__K(dt__attention_job);
-
-static void DT__K(dt__forward_task)(void *context, int64_t task, int worker)
-{
-    const DT__K(dt__attention_job) *job = (const DT__K(dt__attention_job) *)context;
-    const dt__attention *a = job->a;
-    DT__K(dt__head) w;
-    DT__K(dt__head_begin)(&w, a, (float *)dt__scratch(job->pool, worker), task);
-    DT__K(dt__pack_b)(w.keys_t, DT__KEY_ROW(&w, a->k, a->ldk, 0), 1, a->ldk, w.d, w.s);
-    DT__K(dt__pack_b)(w.side, DT__KEY_ROW(&w, a->v, a->ldk, 0), a->ldk, 1, w.s, w.d);
-    for (int64_t n = 0; n < a->h / a->hk; n++) {
-        DT__K(dt__head_next)(&w, task, n);
-        for (int64_t i = 0; i < w.t; i += DT__MR) DT__K(dt__forward_panel)(&w, i, dt__min(DT__MR, w.t - i));
-    }
-}
-
-static void DT__K(dt__attention_forward)(dt_pool *pool, const dt__attention *a)
-{
-    DT__K(dt__attention_job) job;
-    job.a = a;
-    job.pool = pool;
-    dt__parallel(pool, a->b * a->hk, DT__K(dt__forward_task), &job);
 }
 
 /* Of two neighbouring runs of keys: the sums of both, in the place of the left ones; what each has made counts times
@@ -4420,8 +4381,8 @@ static void DT__K(dt__backward_row)(const DT__K(dt__head) *w, int64_t i, float d
     dt__vf dot = dt__v_set(dot_row);
     for (int64_t j = 0; j < keys; j += DT__W) {
         dt__vf prob = dt__v_exp(dt__v_load(p + j) * scale - max) / sum, grad = dt__v_load(g + j);
-        dt__v_store(p + j, words ? DT__K(dt__v_drop)(prob, words + j, a) : prob);
-        if (words) grad = DT__K(dt__v_drop)(grad, words + j, a);
+        dt__v_store(p + j, words ? DT__K(dt__v_drop)(prob, words + j, a->drop_threshold, a->drop_scale) : prob);
+        if (words) grad = DT__K(dt__v_drop)(grad, words + j, a->drop_threshold, a->drop_scale);
         dt__v_store(g + j, prob * (grad - dot) * scale);
     }
 }
@@ -4454,7 +4415,7 @@ static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const
                                  int64_t rows, float *out, int go_on)
 {
     int64_t dw = dt__round_up(w->d, DT__W), ld = w->a->lddk;
-    if (w->run_count == 1 && w->runs[0].end - w->runs[0].begin == count && DT__K(dt__run_whole)(w->runs, rows)) {
+    if (w->run_count == 1 && w->runs->end - w->runs->begin == count && w->runs->rows == (1u << rows) - 1u) {
         DT__K(dt__gemm_panel)(rows, w->d, count, x + j, 1, w->lds, y, out, ld, go_on, NULL);
         return;
     }
@@ -4481,34 +4442,41 @@ static void DT__K(dt__backward_keys)(DT__K(dt__head) *w, int64_t i, int64_t coun
     }
 }
 
-static void DT__K(dt__backward_task)(void *context, int64_t task, int worker)
+typedef struct DT__K(dt__attention_job) {
+    const dt__attention *a;
+    dt_pool *pool;
+} DT__K(dt__attention_job);
+
+/* One head of the keys of one sample: forward, or backward where there is a gradient of the output. */
+static void DT__K(dt__attention_task)(void *context, int64_t task, int worker)
 {
     const DT__K(dt__attention_job) *job = (const DT__K(dt__attention_job) *)context;
     const dt__attention *a = job->a;
+    int64_t block = a->dout ? DT__QB : DT__MR;
     DT__K(dt__head) w;
     DT__K(dt__head_begin)(&w, a, (float *)dt__scratch(job->pool, worker), task);
     DT__K(dt__pack_b)(w.keys_t, DT__KEY_ROW(&w, a->k, a->ldk, 0), 1, a->ldk, w.d, w.s);
-    DT__K(dt__pack_b)(w.values_t, DT__KEY_ROW(&w, a->v, a->ldk, 0), 1, a->ldk, w.d, w.s);
-    DT__K(dt__pack_b)(w.side, DT__KEY_ROW(&w, a->k, a->ldk, 0), a->ldk, 1, w.s, w.d);
+    if (a->dout) DT__K(dt__pack_b)(w.values_t, DT__KEY_ROW(&w, a->v, a->ldk, 0), 1, a->ldk, w.d, w.s);
+    DT__K(dt__pack_b)(w.side, DT__KEY_ROW(&w, a->dout ? a->k : a->v, a->ldk, 0), a->ldk, 1, w.s, w.d);
     for (int64_t n = 0; n < a->h / a->hk; n++) {
         DT__K(dt__head_next)(&w, task, n);
-        for (int64_t i = 0, count; i < w.t; i += count) {
-            count = dt__min(DT__QB, w.t - i);
-            for (int64_t r = 0; r < count; r += DT__MR) {
+        for (int64_t i = 0; i < w.t; i += block) {
+            int64_t count = dt__min(block, w.t - i);
+            if (!a->dout) DT__K(dt__forward_panel)(&w, i, count);
+            for (int64_t r = 0; a->dout && r < count; r += DT__MR)
                 DT__K(dt__backward_panel)(&w, i + r, dt__min(DT__MR, count - r), w.probs + r * w.lds,
                                           w.grads + r * w.lds);
-            }
-            DT__K(dt__backward_keys)(&w, i, count, n == 0);
+            if (a->dout) DT__K(dt__backward_keys)(&w, i, count, n == 0);
         }
     }
 }
 
-static void DT__K(dt__attention_backward)(dt_pool *pool, const dt__attention *a)
+static void DT__K(dt__attention)(dt_pool *pool, const dt__attention *a)
 {
     DT__K(dt__attention_job) job;
     job.a = a;
     job.pool = pool;
-    dt__parallel(pool, a->b * a->hk, DT__K(dt__backward_task), &job);
+    dt__parallel(pool, a->b * a->hk, DT__K(dt__attention_task), &job);
 }
 
 #undef dt__vw
@@ -4782,10 +4750,10 @@ static const dt__kernels DT__K(dt__table) = {
 #endif
     DT__K(dt__gemm_run),
     DT__K(dt__gemm_scratch),
-    DT__K(dt__attention_forward),
-    DT__K(dt__attention_backward),
+    DT__K(dt__attention),
     DT__K(dt__attention_scratch),
     DT__K(dt__attention_join),
+    DT__K(dt__drop),
     DT__K(dt__rope),
     DT__K(dt__row_sum),
     DT__K(dt__row_dot),
@@ -5146,10 +5114,10 @@ static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x,
     a.row_max = out, a.row_sum = out + 128, a.o = out + 256;
     a.scale = 0.3f, a.causal = 1;
     a.mask = (const dt__word *)(const void *)y, a.mask_bits = 0x80000000u;
-    a.dout = x + 3072;
     a.dq = out + 2048, a.dk = out + 3072, a.dv = out + 4096;
-    k->attention_forward(pool, &a);
-    k->attention_backward(pool, &a);
+    k->attention(pool, &a);
+    a.dout = x + 3072;
+    k->attention(pool, &a);
     dt__sha256_add(h, a.o, 4 * 29 * 28);
     dt__sha256_add(h, a.dq, 4 * 29 * 28);
     dt__sha256_add(h, a.dk, 4 * 35 * 14);
@@ -5189,11 +5157,11 @@ static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x,
     a.o = out, a.ldo = a.lddo = 26;
     a.row_max = stats, a.row_sum = stats + 78;
     a.scale = 0.3f, a.causal = 1;
-    k->attention_forward(pool, &a);
+    k->attention(pool, &a);
     dt__sha256_add(h, out, 4 * 39 * 26);
     a.dout = y, a.lddq = a.lddk = 78;
     a.dq = out + 4096, a.dk = a.dq + 26, a.dv = a.dq + 52;
-    k->attention_backward(pool, &a);
+    k->attention(pool, &a);
     dt__sha256_add(h, a.dq, 4 * 39 * 78);
     dt__self_masked(k, pool, x, y, out, h);
     dt__self_join(k, x, y, out, h);
@@ -8160,7 +8128,7 @@ static void dt__sliced_forward(const dt__call *c, const dt__attention *a)
                 j.row_max = node + (j.row_max - a->row_max), j.row_sum = j.row_max + s.stats;
                 j.o = node + 2 * s.stats + dt__slice_row(&s, dt__slice_place(&s, q)) * s.width, j.ldo = s.width;
                 j.part = 1;
-                c->env->k->attention_forward(c->env->pool, &j);
+                c->env->k->attention(c->env->pool, &j);
             }
             while (dt__stack_join(&tree, &to, &from)) dt__sliced_join(&s, &tree.node[tree.count - 1], to, from, 0);
         }
@@ -8197,7 +8165,7 @@ static void dt__sliced_half(const dt__sliced *s, const float *block, int owner, 
         set = own.node[own.count - 1].set;
         j.dq = node + dt__slice_row(s, dt__slice_place(s, q)) * s->width, j.lddq = s->width;
         j.dk = set ? s->key_stack + (set - 1) * s->keys : out, j.dv = j.dk + s->pair / 2, j.lddk = s->pair;
-        if (dt__slice_sees(s, j.t_at, j.s_at)) s->c->env->k->attention_backward(s->c->env->pool, &j);
+        if (dt__slice_sees(s, j.t_at, j.s_at)) s->c->env->k->attention(s->c->env->pool, &j);
         while (dt__stack_join(&own, &to, &from))
             dt__sliced_join_keys(s, &own.node[own.count - 1], to ? s->key_stack + (to - 1) * s->keys : out,
                                  s->key_stack + (from - 1) * s->keys, key);
@@ -8287,7 +8255,7 @@ static void dt__run_attention(const dt__call *c)
     if (shards > 1) a = dt__attention_first(a, shards);
     for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) {
         if (c->g->context_shards) dt__sliced_forward(c, &a);
-        else c->env->k->attention_forward(c->env->pool, &a);
+        else c->env->k->attention(c->env->pool, &a);
     }
 }
 /* in: qkv, stats, o, dout; or q, k, v, stats, o, dout, perhaps the mask: then out is dq, dk, dv in one row. */
@@ -8309,7 +8277,7 @@ static void dt__run_attention_grad(const dt__call *c)
     if (shards > 1) a = dt__attention_first(a, shards);
     for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) {
         if (c->g->context_shards) dt__sliced_backward(c, &a);
-        else c->env->k->attention_backward(c->env->pool, &a);
+        else c->env->k->attention(c->env->pool, &a);
     }
 }
 
@@ -8420,29 +8388,15 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
 }
-/* n elements of a sample from element i on. */
-static void dt__drop(const dt__call *c, const dt__rng *rng, float *out, const float *x, int64_t i, int64_t n)
-{
-    uint32_t threshold = dt__drop_threshold(c->n->f), counter[4], word[4];
-    float scale = 1.0f / (1.0f - c->n->f);
-    memcpy(counter + 1, rng->counter, sizeof rng->counter);
-    for (int64_t k = 0; k < n; k++, i++) {
-        if (!k || !(i & 3)) {
-            counter[0] = (uint32_t)(i >> 2);
-            dt__philox(counter, rng->key, word);
-        }
-        out[k] = word[i & 3] < threshold ? 0.0f : x[k] * scale;
-    }
-}
 /* Elements [begin, end) of sample b, those of its rows here; out and x are where its element 0 is or would be. */
 static void dt__drop_sample(const dt__call *c, int64_t b, float *out, const float *x, int64_t begin, int64_t end)
 {
-    int64_t rows = c->g->context_shards ? c->g->positions : 0, half = rows / 2 * dt__cols(c->n);
-    if (!rows) dt__drop(c, &c->env->rng[b], out + begin, x + begin, begin, end - begin);
-    for (int64_t i = begin, n; rows && i < end; i += n) { /* a slice's rows are neighbours in the sequence */
-        int64_t slice = i / half, shift = dt__row_position(c->g, b * rows + slice * rows / 2) * dt__cols(c->n);
-        n = dt__min(end, (slice + 1) * half) - i;
-        dt__drop(c, &c->env->rng[b], out + i, x + i, shift + i - slice * half, n);
+    int64_t rows = c->g->context_shards ? c->g->positions : 0, slice = rows ? rows / 2 * dt__cols(c->n) : end;
+    for (int64_t i = begin, n; i < end; i += n) { /* a slice's rows are neighbours in the sequence */
+        int64_t k = i / slice, first = rows ? dt__row_position(c->g, b * rows + k * rows / 2) * dt__cols(c->n) : 0;
+        n = dt__min(end, (k + 1) * slice) - i;
+        c->env->k->drop(out + i, x + i, n, &c->env->rng[b], first + i - k * slice, dt__drop_threshold(c->n->f),
+                        1.0f / (1.0f - c->n->f));
     }
 }
 static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end)

@@ -48,18 +48,20 @@ int main(int argc, char **argv)
             a.b = b, a.t = a.s = a.room = t, a.h = a.hk = h, a.d = d, a.q = qkv, a.k = qkv + C, a.v = qkv + 2 * C,
             a.ld = a.ldk = 3 * C, a.ldo = C,
             a.o = o, a.row_max = m, a.row_sum = l;
-            a.scale = 1.0f / sqrtf((float)d), a.causal = v > 0, a.rng = rng, a.dout = g, a.lddo = C, a.lddq = a.lddk = 3 * C,
+            a.scale = 1.0f / sqrtf((float)d), a.causal = v > 0, a.rng = rng, a.lddo = C, a.lddq = a.lddk = 3 * C,
             a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C;
             if (v == 2) a.drop_threshold = 429496730u, a.drop_scale = 1.0f / 0.9f;
             dt__pool_reserve(pool, dt__attention_scratch_avx512(t, d));
             dt__pool_reserve(pool, dt__attention_scratch_avx2(t, d));
             for (int i = -1; i < rounds; i++) {
                 double t0 = dt__now(), t1, t2, t3;
+                a.dout = NULL;
                 for (int e = 0; e < reps; e++)
-                    use_avx2 ? dt__attention_forward_avx2(pool, &a) : dt__attention_forward_avx512(pool, &a);
+                    use_avx2 ? dt__attention_avx2(pool, &a) : dt__attention_avx512(pool, &a);
+                a.dout = g;
                 t1 = dt__now();
                 for (int e = 0; e < reps; e++)
-                    use_avx2 ? dt__attention_backward_avx2(pool, &a) : dt__attention_backward_avx512(pool, &a);
+                    use_avx2 ? dt__attention_avx2(pool, &a) : dt__attention_avx512(pool, &a);
                 t2 = dt__now();
                 for (int e = 0; e < 8; e++)
                     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 512, 512, 512, 1.0f, x, 512, x, 512, 0.0f, z,

@@ -367,11 +367,12 @@ static double far_from_whole(const shape *z, const whole *in)
     a.q = in->q, a.k = in->k, a.v = in->v, a.ld = a.ldo = a.lddo = a.lddq = c, a.ldk = a.lddk = kc;
     a.o = w.o, a.row_max = w.max, a.row_sum = w.sum, a.scale = scale, a.causal = z->causal;
     a.drop_threshold = z->drop ? 0x40000000u : 0, a.drop_scale = drop_scale, a.rng = in->rng;
-    a.dout = in->dout, a.dq = w.dq, a.dk = w.dk, a.dv = w.dv;
+    a.dq = w.dq, a.dk = w.dk, a.dv = w.dv;
     if (dt__choose_kernels(&k) || dt__pool_open(&pool, 1) || dt__pool_reserve(pool, k->attention_scratch(a.s, a.d)))
         tap_bail("%s", dt_last_error());
-    k->attention_forward(pool, &a);
-    k->attention_backward(pool, &a);
+    k->attention(pool, &a);
+    a.dout = in->dout;
+    k->attention(pool, &a);
     dt__pool_close(&pool);
     most = far(w.o, in->o, rows * c);
     next = far(w.dq, in->dq, rows * c), most = next > most ? next : most;

@@ -8,8 +8,7 @@ typedef struct isa {
     const char *name;
     void (*gemm)(dt_pool *pool, const dt__gemm *g);
     int64_t (*gemm_scratch)(void);
-    void (*forward)(dt_pool *pool, const dt__attention *a);
-    void (*backward)(dt_pool *pool, const dt__attention *a);
+    void (*attention)(dt_pool *pool, const dt__attention *a);
     int64_t (*attention_scratch)(int64_t t, int64_t d);
     void (*exp16)(float *y, const float *x);
     void (*words16)(uint32_t *words, const dt__rng *rng, uint32_t block);
@@ -313,8 +312,10 @@ static int attention_case(const attention_shape *z, int wild, int first_isa)
             memcpy(o, o0, (size_t)no * 4), memcpy(dx, x0, (size_t)nx * 4);
             a.o = o, a.row_max = m, a.row_sum = l, a.dq = dx, a.dk = dx + C, a.dv = dx + C + K;
             dt__pool_reserve(pools[w], isas[i].attention_scratch(s, d));
-            isas[i].forward(pools[w], &a);
-            isas[i].backward(pools[w], &a);
+            a.dout = NULL;
+            isas[i].attention(pools[w], &a);
+            a.dout = dout;
+            isas[i].attention(pools[w], &a);
             ok = same(m, rm, nr) && same(l, rl, nr) && same(o, ro, no) && same(dx, rx, nx);
             if (!ok)
                 printf("# %s b %d t %d s %d h %d hk %d d %d causal %d drop %d mask %d workers %d\n", isas[i].name, (int)b,
@@ -384,13 +385,13 @@ static void decode_tests(void)
         a.ld = a.ldo = C, a.ldk = K, a.scale = 0.25f, a.causal = 1;
         a.row_max = stats, a.row_sum = stats + 2 * T * H, a.o = all;
         dt__pool_reserve(pools[0], isas[i].attention_scratch(T, D));
-        isas[i].forward(pools[0], &a);
+        isas[i].attention(pools[0], &a);
         a.t = 1, a.o = row;
         for (int64_t n = 0; n < T; n++) {
             float now[2 * C];
             for (int64_t s = 0; s < 2; s++) memcpy(now + s * C, q + (s * T + n) * C, C * 4);
             a.q = now, a.s = n + 1;
-            isas[i].forward(pools[0], &a);
+            isas[i].attention(pools[0], &a);
             for (int64_t s = 0; s < 2; s++) memcpy(one + (s * T + n) * C, row + s * C, C * 4);
         }
         result(same(one, all, 2 * T * C), "R9 attention, one query at a time against a cache", isas[i].name);
@@ -465,7 +466,7 @@ static void philox_tests(void)
         isa *i = &isas[isa_count++];                                                                         \
         i->name = #suffix, i->width = w;                                                                     \
         i->gemm = dt__gemm_run_##suffix, i->gemm_scratch = dt__gemm_scratch_##suffix;                        \
-        i->forward = dt__attention_forward_##suffix, i->backward = dt__attention_backward_##suffix;          \
+        i->attention = dt__attention_##suffix;                                                               \
         i->attention_scratch = dt__attention_scratch_##suffix;                                               \
         i->exp16 = exp_##suffix, i->words16 = dt__rng_words_##suffix;                                        \
     } while (0)
