@@ -712,10 +712,6 @@ typedef struct dt_source {
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
 
-/* Writes a text of exactly `bytes` bytes, English-like sentences of a small grammar decided by `seed`, for a machine
- * that has no text. The file appears under its name only when it is complete. */
-DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed);
-
 /* Encodes texts, named as in dt_data_open(), into .bin files of `shard_tokens` ids each, the last one with the rest, of
  * version 2 for a vocabulary above 65536:
  * "NAME_000000.bin", "NAME_000001.bin" .. for an output NAME.bin; 0: all into `output`. special as in
@@ -13399,108 +13395,6 @@ static dt_result dt__loader_next(dt__loader *l, dt__batch *batch)
     if (r) return dt__error(r, "%s", l->error);
     *batch = l->slot[n % l->slots];
     return DT_OK;
-}
-
-/* ---- a text for machines that have none ---------------------------------------------------- */
-
-/* A grammar without recursion. $x stands for one of the alternatives of x, all equally likely; $t is the person that
- * the paragraph is about, so that a reader who remembers the beginning guesses better. */
-typedef struct dt__prose_rule {
-    char symbol;
-    const char *alternatives;
-} dt__prose_rule;
-
-static const dt__prose_rule dt__prose_rules[] = {
-    { 's', "$t $v the $a $o $w.|$t $v the $o, and $n $v the $o too.|in the $m, $t $k $w.|the $o $w was $a and $a.|"
-           "\"where is the $o?\" asked $n, but $t $k $w.|$n and $t $k $w until the $m.|"
-           "when the $j came, $t $k $w and $v the $o.|nobody $v the $o, but $t still had the $a $o.|"
-           "$t told the $j about the $o $w.|the $m was $a, and the $j $k $w." },
-    { 'n', "Anna|Bruno|Clara|David|Edith|Felix|Greta|Henry|Irene|Jonas|Klara|Leo|Maria|Nina|Oscar|Paula" },
-    { 'j', "baker|sailor|teacher|farmer|doctor|miller|painter|gardener|fisherman|clockmaker|"
-           "old neighbour|young captain" },
-    { 'v', "found|lost|carried|mended|painted|sold|hid|forgot|borrowed|cleaned|bought|dropped|kept|saw" },
-    { 'k', "waited|slept|sang|walked|worked|rested|laughed|played|listened|stood" },
-    { 'o', "lamp|boat|basket|letter|clock|violin|kettle|ladder|map|blanket|bell|chair|coat|key|book|wheel" },
-    { 'a', "old|small|heavy|red|broken|quiet|bright|cold|wooden|strange|clean|empty|blue|warm" },
-    { 'w', "$i the $b|$i the $a $b|$i the $b $i the $b" },
-    { 'i', "behind|near|under|above|beside|in front of|across from" },
-    { 'b', "house|bridge|river|mill|harbour|garden|market|school|forest|tower|road|station|church|hill" },
-    { 'm', "morning|evening|winter|spring|summer|autumn|night|afternoon" },
-};
-
-typedef struct dt__prose {
-    dt__rng rng;
-    uint64_t draws;
-    uint32_t topic;  /* the person of the paragraph */
-    char text[1024]; /* the sentence; the longest one has under 300 bytes */
-    size_t length;
-} dt__prose;
-
-static uint32_t dt__prose_draw(dt__prose *p) { return dt__rng_word(&p->rng, p->draws++); }
-
-/* Alternative number `draw`, modulo their count, of a list with | between. */
-static const char *dt__prose_pick(const char *list, uint32_t draw)
-{
-    uint32_t count = 1;
-    for (const char *c = list; *c; c++) count += *c == '|';
-    for (draw %= count; draw; draw--) list = strchr(list, '|') + 1;
-    return list;
-}
-
-/* Appends one alternative of the symbol, with the symbols in it replaced. */
-static void dt__prose_expand(dt__prose *p, char symbol)
-{
-    const dt__prose_rule *rule = dt__prose_rules;
-    const char *c;
-    while (rule->symbol != (symbol == 't' ? 'n' : symbol)) rule++;
-    for (c = dt__prose_pick(rule->alternatives, symbol == 't' ? p->topic : dt__prose_draw(p)); *c && *c != '|'; c++) {
-        if (*c == '$') dt__prose_expand(p, *++c);
-        else p->text[p->length++] = *c;
-    }
-}
-
-/* The next sentence, with the space or the paragraph's end behind it. */
-static void dt__prose_sentence(dt__prose *p)
-{
-    char *first = p->text;
-    p->length = 0;
-    dt__prose_expand(p, 's');
-    if (*first == '"') first++;
-    if (*first >= 'a' && *first <= 'z') *first = (char)(*first - 'a' + 'A');
-    if (dt__prose_draw(p) % 6) {
-        p->text[p->length++] = ' ';
-        return;
-    }
-    p->text[p->length++] = '\n';
-    p->text[p->length++] = '\n';
-    p->topic = dt__prose_draw(p);
-}
-
-/* Writes exactly `bytes` bytes, the last one a newline. Errors stay with the file. */
-static void dt__prose_write(FILE *file, int64_t bytes, uint64_t seed)
-{
-    dt__prose p;
-    memset(&p, 0, sizeof p);
-    p.rng = dt__rng_make(seed, DT__RNG_TEXT, 0, 0, 0);
-    p.topic = dt__prose_draw(&p);
-    for (int64_t left = bytes - 1; left > 0; left -= (int64_t)p.length) {
-        dt__prose_sentence(&p);
-        if ((int64_t)p.length > left) p.length = (size_t)left;
-        if (fwrite(p.text, 1, p.length, file) != p.length) return;
-    }
-    fputc('\n', file);
-}
-
-DT_API dt_result dt_data_generate(const char *path, int64_t bytes, uint64_t seed)
-{
-    dt__draft draft;
-    dt_result r;
-    if (bytes < 1) return dt__error(DT_E_USAGE, "a text of %lld bytes: ask for 1 or more", (long long)bytes);
-    r = dt__draft_open(&draft, path);
-    if (r) return r;
-    dt__prose_write(draft.file, bytes, seed);
-    r = dt__draft_end(&draft, path);
-    return r ? r : dt__draft_publish(&draft, path);
 }
 
 /* ---- token files ------------------------------------------------------------------------------ */

@@ -21,6 +21,7 @@
  * Read on: 03_ring.c, how several ranks add their gradients. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,7 +114,7 @@ int main(void)
     dt_result e;
     if (file < 0) return perror("02_gpt: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 200000, 1);
+    e = prose_generate(text, 200000, 1);
     if (!e) e = teach(text, &good);
     remove(text);
     if (e) return dt_fail("02_gpt");

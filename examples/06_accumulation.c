@@ -37,6 +37,7 @@
  * Read on: 07_own_model.c. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,7 +138,7 @@ int main(int argc, char **argv)
     file = mkstemp(text);
     if (file < 0) return perror("06_accumulation: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 100000, 1);
+    e = prose_generate(text, 100000, 1);
     if (!e && root) printf("five steps with a batch of 16 samples, on %d rank%s:\n", ranks, ranks > 1 ? "s" : "");
     if (!e) e = bits(text, v, &good);
     if (!e && root) printf("per sample   shard: formula, sent, time     each: formula, sent, time\n  k batch\n");

@@ -22,6 +22,7 @@
  * Read on: 10_train.c, the trainer from the command line; and "How to add an op" in ../dtrain.h, if one is missing. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +77,7 @@ static dt_result open_trainer(dt_trainer **t, dt_recipe *recipe, const dt_layout
     if (file < 0) return perror("07_own_model: no file in /tmp"), DT_E_FILE;
     close(file);
     recipe->data = text;
-    e = dt_data_generate(text, 100000, 1);
+    e = prose_generate(text, 100000, 1);
     if (!e) e = dt_trainer_open(t, recipe, layout);
     remove(text); /* open files live on without a name */
     return e;

@@ -33,6 +33,7 @@
  * Read on: 10_train.c takes the same choices as options: --optimizer, --momentum, --nesterov, --ema ... */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,7 +117,7 @@ int main(int argc, char **argv)
     file = mkstemp(text);
     if (file < 0) return perror("08_optimizers: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 100000, 1); /* every rank writes its own copy, of the same bytes */
+    e = prose_generate(text, 100000, 1); /* every rank writes its own copy, of the same bytes */
     for (int i = 0; i < CHOICES && !e; i++) {
         e = train(&choices[i], text, 0, &r[i]);
         memcpy(first, r[i].hash, sizeof first);

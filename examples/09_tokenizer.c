@@ -29,6 +29,7 @@
  * Read on: 10_train.c, the trainer that uses it. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,7 @@ static dt_result make_text(const char *folder, char name[64])
     snprintf(command, sizeof command, "gzip -dc " JARGON " > %s 2>/dev/null", name);
     if (!access(JARGON, R_OK) && !system(command)) return puts("the text is the Jargon File"), DT_OK;
     puts("the text is generated: install the package jargon-text for a better one");
-    return dt_data_generate(name, 500000, 1);
+    return prose_generate(name, 500000, 1);
 }
 
 /* A token in quotes; bytes that are not printable as \xNN. */

@@ -23,6 +23,7 @@
  * Read on: 04_data_parallel.c shows how the ranks work together. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,7 @@ static int generate(const char *file, const char *bytes)
         fprintf(stderr, "generate: '%s' is no number of bytes: ./10_train --generate text.txt 200000\n", bytes);
         return dt_exit_code(DT_E_USAGE);
     }
-    return dt_data_generate(file, n, 1) ? dt_fail("generate") : 0;
+    return prose_generate(file, n, 1) ? 1 : 0;
 }
 
 /* Every rank runs this. Only rank 0 prints. */

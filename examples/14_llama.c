@@ -30,6 +30,7 @@
  * Read on: 15_generation.c, how text is drawn with that cache. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,7 +113,7 @@ static dt_result open_trainer(dt_trainer **t, dt_recipe *recipe, const dt_layout
     if (file < 0) return perror("14_llama: no file in /tmp"), DT_E_FILE;
     close(file);
     recipe->data = text;
-    e = dt_data_generate(text, 100000, 1);
+    e = prose_generate(text, 100000, 1);
     if (!e) e = dt_trainer_open(t, recipe, layout);
     remove(text); /* open files live on without a name */
     return e;

@@ -25,6 +25,7 @@
  * Read on: 10_train.c, whose options --temperature, --top-k, --top-p and --no-cache are these. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +57,7 @@ static dt_result train(dt_trainer **t, int no_cache)
     l.output.no_cache = no_cache;
     l.threads = 1;
     l.output.quiet = 1;
-    e = dt_data_generate(text, 100000, 1);
+    e = prose_generate(text, 100000, 1);
     if (!e) e = dt_trainer_open(t, &r, &l);
     remove(text); /* open files live on without a name */
     if (!e) e = dt_trainer_run(*t, &info);

@@ -27,6 +27,7 @@
  * Read on: dt_moe in ../dtrain.h; --experts, --active, --capacity and --balance of 10_train.c do the same to GPT-2. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,7 +127,7 @@ int main(int argc, char **argv)
     file = mkstemp(text);
     if (file < 0) return perror("16_moe: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 100000, 1); /* every rank writes its own copy, of the same bytes */
+    e = prose_generate(text, 100000, 1); /* every rank writes its own copy, of the same bytes */
     for (int i = 0; i < 3 && !e; i++) {
         moe.balance = balance[i];
         e = train(text, i ? &moe : NULL, &r[i]);

@@ -34,6 +34,7 @@
  * Read on: 18_tensor_parallel.c, every layer on every rank. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -181,7 +182,7 @@ int main(int argc, char **argv)
         for (int k = 0; k < 4; k++) draw(k);
         good = sweep();
     }
-    e = dt_data_generate(text, 100000, 1);
+    e = prose_generate(text, 100000, 1);
     if (!e) e = compare(text, ranks, root, &good);
     remove(text);
     if (e) return dt_fail("17_pipeline");

@@ -34,6 +34,7 @@
  * Read on: 19_mesh.c, which ranks should be the near ones. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -205,7 +206,7 @@ int main(int argc, char **argv)
     file = mkstemp(text);
     if (file < 0) return perror("18_tensor_parallel: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 100000, 1);
+    e = prose_generate(text, 100000, 1);
     if (!e) e = dt_graph_open(&g, 1);
     if (!e && root) {
         by_hand(g);

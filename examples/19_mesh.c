@@ -36,6 +36,7 @@
  * Read on: 20_zero.c, data parallel without copies. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -201,7 +202,7 @@ int main(int argc, char **argv)
     file = mkstemp(text);
     if (file < 0) return perror("19_mesh: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 100000, 1);
+    e = prose_generate(text, 100000, 1);
     if (root) good = tables();
     if (root) printf("\nMB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256\n");
     for (int k = 0; k < (n > 1 ? 6 : 1) && !e; k++) e = train(c, text, &choices[k], &memory[k], &good);

@@ -32,6 +32,7 @@
  * Read on: 21_memory.c. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,7 +133,7 @@ int main(int argc, char **argv)
     if ((file = mkstemp(text)) < 0) return perror("20_zero: no file in /tmp"), 1;
     close(file);
     memset(r, 0, sizeof r);
-    e = dt_data_generate(text, 50000, 1);
+    e = prose_generate(text, 50000, 1);
     for (int i = 0; i < lines && !e; i++) {
         e = train(c, text, i, &r[i]);
         good = good && (runs[i].micros > 1 || !strcmp(r[i].hash, EXPECTED));

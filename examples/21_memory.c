@@ -28,6 +28,7 @@
  * Read on: ./10_train --data text.txt --recompute full --show-program lists a rank's work, RECOMPUTE and all. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,7 +152,7 @@ int main(int argc, char **argv)
         return j.root ? fprintf(stderr, "21_memory: the option is --ranks 1, 2 or 4\n"), 2 : 2;
     if ((file = mkstemp(text)) < 0) return perror("21_memory: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 50000, 1);
+    e = prose_generate(text, 50000, 1);
     if (!e) e = recompute(&j, m);
     if (!e) e = offload(&j, &m[2]);
     if (!e) e = budget(&j, m[0].total - (m[0].activations - m[2].activations) / 4);

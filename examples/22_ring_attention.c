@@ -32,6 +32,7 @@
  * Read on: 21_memory.c, what else makes activations small. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,7 +165,7 @@ int main(int argc, char **argv)
     file = mkstemp(text);
     if (file < 0) return perror("22_ring_attention: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 100000, 1);
+    e = prose_generate(text, 100000, 1);
     if (!e && root) {
         double even, uneven;
         printf("one query, %d keys:\n", KEYS);

@@ -29,6 +29,7 @@
  * Read on: 16_moe.c on routing, balance and drops; 20_zero.c shares state without moving tokens. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,7 +122,7 @@ int main(int argc, char **argv)
     close(file);
     memset(r, 0, sizeof r);
     degrees = n > 2 ? 3 : n; /* ep 1, 2, 4 */
-    e = dt_data_generate(text, 50000, 1);
+    e = prose_generate(text, 50000, 1);
     for (int k = 0; k < 3; k++)
         for (int i = 0; i < degrees && !e; i++) {
             e = train(c, text, k, 1 << i, &r[k][i]);

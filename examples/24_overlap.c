@@ -32,6 +32,7 @@
  * Read on: 20_zero.c for what ZeRO sends. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,7 +106,7 @@ int main(int argc, char **argv)
     if ((file = mkstemp(text)) < 0) return perror("24_overlap: no file in /tmp"), 1;
     close(file);
     memset(r, 0, sizeof r);
-    e = dt_data_generate(text, 50000, 1);
+    e = prose_generate(text, 50000, 1);
     for (int i = 0; i < RUNS && !e; i++) {
         e = train(text, i, &r[i]);
         good = good && r[i].ordered && !strcmp(r[i].hash, EXPECTED);

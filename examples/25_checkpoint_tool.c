@@ -30,6 +30,7 @@
  * Read on: 10_train.c, whose --checkpoint and --checkpoint-kind write such directories. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,7 +168,7 @@ static int demonstrate(void)
     int root = 0;
     dt_result r;
     if (system("rm -rf tool.sharded tool.full tool.go")) return 1;
-    if (dt_data_generate("tool.txt", 20000, 1)) return dt_fail("the text");
+    if (prose_generate("tool.txt", 20000, 1)) return dt_fail("the text");
     r = train(NULL, STEPS, &root, whole);
     if (!r) r = train("tool.sharded", STOP, &root, stopped);
     if (!r && root) r = look(&differ);

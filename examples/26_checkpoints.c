@@ -29,6 +29,7 @@
  * Read on: 27_spot.c for the moment at which it is needed, 28_interval.c for how often. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,7 +140,7 @@ int main(int argc, char **argv)
     if (argc > 1 || SHARDS % j.ranks) return fprintf(stderr, "26_checkpoints: the option is --ranks 1, 2 or 4\n"), 2;
     if ((file = mkstemp(text)) < 0) return perror("26_checkpoints: no file in /tmp"), 1;
     close(file);
-    if (!e) e = dt_data_generate(text, 50000, 1);
+    if (!e) e = prose_generate(text, 50000, 1);
     if (j.root) printf("%-26s %5s %10s %10s %9s   resumed\n", "checkpoint", "files", "bytes", "largest", "a weight");
     for (int i = 0; i < RUNS && !e; i++) e = there_and_on(&j, i);
     remove(text);

@@ -24,6 +24,7 @@
  * Read on: 28_interval.c for how often to save, 31_elastic.c for going on with fewer ranks. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,7 +123,7 @@ int main(int argc, char **argv)
     if (argc == 5 && !strcmp(argv[1], "--job")) return job(argv[2], argv[3], (float)atof(argv[4]));
     if ((file = mkstemp(text)) < 0) return perror("27_spot: no file in /tmp"), 1;
     close(file);
-    if (dt_data_generate(text, 50000, 1)) return dt_fail("27_spot");
+    if (prose_generate(text, 50000, 1)) return dt_fail("27_spot");
     printf("%-30s %10s %6s %11s %6s\n", "interrupted after step 17", "steps", "status", "then", "twice");
     good = story(argv[0], text, "SIGTERM, time for a save", "120", NULL, SIGTERM, 0);
     good = story(argv[0], text, "SIGKILL, no notice", "120", NULL, SIGKILL, EVERY + 2) && good;

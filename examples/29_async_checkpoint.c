@@ -23,6 +23,7 @@
  * Read on: 28_interval.c: what a save costs decides how often one pays. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,7 +97,7 @@ int main(int argc, char **argv)
     if (argc > 1) return fprintf(stderr, "29_async_checkpoint: the option is --ranks 1 to 4\n"), 2;
     if ((file = mkstemp(text)) < 0) return perror("29_async_checkpoint: no file in /tmp"), 1;
     close(file);
-    if (!e) e = dt_data_generate(text, 50000, 1);
+    if (!e) e = prose_generate(text, 50000, 1);
     for (int i = 0; i < 3 && !e; i++) {
         e = train(text, place, i > 0, &r[i]);
         if (!e) e = dt_barrier(c);

@@ -28,6 +28,7 @@
  * Read on: 26_checkpoints.c for what is in the files. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,7 +91,7 @@ int main(int argc, char **argv)
     if (argc > 1) return fprintf(stderr, "30_forgetting: the option is --ranks 1 to 4\n"), 2;
     if ((file = mkstemp(text)) < 0) return perror("30_forgetting: no file in /tmp"), 1;
     close(file);
-    if (!e) e = dt_data_generate(text, 50000, 1);
+    if (!e) e = prose_generate(text, 50000, 1);
     if (!e) e = train(text, place, HALF, loss[1], hash[0], &root);
     for (int i = 0; i < RUNS && !e; i++) {
         if (forget[i]) setenv("DT_FORGET", forget[i], 1);

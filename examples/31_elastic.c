@@ -22,6 +22,7 @@
  * Read on: 27_spot.c for losses that are announced. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,7 +69,7 @@ int main(int argc, char **argv)
     if (argc == 4 && !strcmp(argv[1], "--job")) return job(argv[2], argv[3]);
     if ((file = mkstemp(text)) < 0) return perror("31_elastic: no file in /tmp"), 1;
     close(file);
-    if (dt_data_generate(text, 50000, 1)) return dt_fail("31_elastic");
+    if (prose_generate(text, 50000, 1)) return dt_fail("31_elastic");
     snprintf(place, sizeof place, "/tmp/dtrain_elastic.%ld", (long)getpid());
     snprintf(line, sizeof line, "DT_BACKOFF=0.1 '%s' --job %s %s --ranks 4 --max-restarts 4 --elastic 2:4", argv[0],
              text, place);

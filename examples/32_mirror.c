@@ -23,6 +23,7 @@
  * Read on: --mirror-command, for a real bucket: 'aws s3 sync "$DT_FROM" "$DT_TO" --exclude "*.tmp*"'. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,7 +107,7 @@ int main(int argc, char **argv)
     shell("mkdir -p %s/naive; for r in 0 1 2 3; do echo rank $r > %s/naive/checkpoint.pt; done", base, base);
     check(1, "four ranks wrote checkpoint.pt; files, and what is in them:",
           shell("ls %s/naive | wc -l | tr -d ' \\n'; echo ', '$(cat %s/naive/checkpoint.pt)", base, base));
-    e = dt_data_generate(text, 50000, 1);
+    e = prose_generate(text, 50000, 1);
     if (!e) e = train(text, here, there, 25, &first, hash);
     good = !e && check(holds(there, "020", seen, sizeof seen), "dtrain: complete checkpoints in the bucket", seen);
     printf("2. Deleted here, deleted there\n");

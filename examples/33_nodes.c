@@ -27,6 +27,7 @@
  * Read on: 19_mesh.c for which ranks share a node, 24_overlap.c for hiding what crosses. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -144,7 +145,7 @@ static dt_result layouts(int n, int nodes, int root, int *good)
     dt_result e;
     if (file < 0) return DT_E_FILE;
     close(file);
-    e = dt_data_generate(text, 50000, 1);
+    e = prose_generate(text, 50000, 1);
     if (root) printf("\nTraining, MB that leave a node in a step:\n");
     for (int i = 0; i < 3 && !e; i++) {
         int like = i == 1 && n == nodes ? 2 : i; /* with one rank per node the halves are on two nodes in any order */

@@ -34,6 +34,7 @@
  * Read on: 33_nodes.c for ranks on nodes, 39_link.c for links, 49_capacity.c for waiting until there is room. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "prose.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,7 +197,7 @@ int main(int argc, char **argv)
     }
     if ((file = mkstemp(text)) < 0) return perror("48_placement: no file in /tmp"), 1;
     close(file);
-    e = dt_data_generate(text, 20000, 1);
+    e = prose_generate(text, 20000, 1);
     if (root)
         printf("A job on %d nodes:\n%-10s %8s %9s %9s %14s %11s\n", nodes, "", "bytes/s", "delay, s", "steps/s",
                "sum of 1, ms", "bytes/step");

@@ -5,6 +5,7 @@
  * Usage: bench_checkpoint [ROUNDS [DIRECTORY]]; needs dd. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "bench.h"
 
 enum { ROUNDS_MAX = 15 };
@@ -157,7 +158,7 @@ int main(int argc, char **argv)
         return fprintf(stderr, "usage: %s [ROUNDS 1..%d [DIRECTORY]]\n", argv[0], ROUNDS_MAX), 2;
     snprintf(data, sizeof data, "/tmp/bench_checkpoint.%d.txt", (int)getpid());
     snprintf(place, sizeof place - 40, "%s/bench_checkpoint.%d", argc > 2 ? argv[2] : ".", (int)getpid());
-    if (dt_data_generate(data, 200000, 1)) return dt_fail("data");
+    if (prose_generate(data, 200000, 1)) return dt_fail("data");
     hash_rate();
     printf("small GPT, 12 bytes a weight, 2 ranks, medians of %d rounds\n", rounds);
     printf("%-26s %9s %10s %10s %10s\n", "", "seconds", "MB/s", "dd, s", "dd/ours");

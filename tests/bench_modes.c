@@ -5,6 +5,7 @@
  * Usage: bench_modes [STEPS]; needs no other file. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "bench.h"
 
 enum { STEPS_MAX = 25, MODES = 7 };
@@ -118,7 +119,7 @@ int main(int argc, char **argv)
     steps = argc > 1 ? atoi(argv[1]) : 7;
     if (steps < 1 || steps > STEPS_MAX) return fprintf(stderr, "usage: %s [STEPS 1..%d]\n", argv[0], STEPS_MAX), 2;
     snprintf(data, sizeof data, "/tmp/bench_modes.%d.txt", (int)getpid());
-    if (dt_data_generate(data, 200000, 1)) return dt_fail("data");
+    if (prose_generate(data, 200000, 1)) return dt_fail("data");
     printf("small GPT, T256, 16 units of one sequence, medians of %d steps in turn\n", steps);
     printf("%-28s %9s %10s %10s %12s\n", "2 ranks x 1 thread", "ms", "tokens/s", "GFLOP/s", "against dp");
     bad = child(argv[0], "modes", data, steps, "--ranks 2");

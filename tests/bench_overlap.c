@@ -4,6 +4,7 @@
  * medians, and the ratio of the two. Usage: bench_overlap [STEPS]; needs no other file. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "bench.h"
 
 enum { STEPS_MAX = 25 };
@@ -102,7 +103,7 @@ int main(int argc, char **argv)
     steps = argc > 1 ? atoi(argv[1]) : 5;
     if (steps < 1 || steps > STEPS_MAX) return fprintf(stderr, "usage: %s [STEPS 1..%d]\n", argv[0], STEPS_MAX), 2;
     snprintf(data, sizeof data, "/tmp/bench_overlap.%d.txt", (int)getpid());
-    if (dt_data_generate(data, 200000, 1)) return dt_fail("data");
+    if (prose_generate(data, 200000, 1)) return dt_fail("data");
     printf("A step of instructions that do nothing, best of 400; the target is 2 microseconds for each\n");
     printf("%-34s %9s %9s %12s\n", "", "number", "handed on", "us for each");
     bad = child(argv[0], "off", data, 0, "") || child(argv[0], "on", data, 0, "");

@@ -3,6 +3,7 @@
  * there in turn, in rounds, and the ratio of the medians is printed. Usage: bench_step [ROUNDS]; needs no other file. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "bench.h"
 
 enum { STEPS = 3, ROUNDS_MAX = 9 };
@@ -58,7 +59,7 @@ int main(int argc, char **argv)
     rounds = argc > 1 ? atoi(argv[1]) : 3;
     if (rounds < 1 || rounds > ROUNDS_MAX) return fprintf(stderr, "usage: %s [ROUNDS 1..%d]\n", argv[0], ROUNDS_MAX), 2;
     snprintf(data, sizeof data, "/tmp/bench_step.%d.txt", (int)getpid());
-    if (dt_data_generate(data, 200000, 1)) return dt_fail("data");
+    if (prose_generate(data, 200000, 1)) return dt_fail("data");
     torch = !system("python3 -c 'import torch' 2>/dev/null") ? 1 : !system("/usr/bin/python3 -c 'import torch' 2>/dev/null") ? 2 : 0;
     printf("small GPT, B8 T256, fp32 exact, %s kernels, medians of %d rounds; PyTorch: %s\n", dt_isa(), rounds, torch ? "live, in the same run" : "not installed");
     printf("%-26s %10s %10s %10s %14s\n", "", "ms", "tokens/s", "GFLOP/s", "PyTorch/ours");

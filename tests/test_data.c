@@ -1,6 +1,7 @@
 /* H11 data: bad input of every kind, splits and shards, the order of samples (R16), the loader, the generator. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include <dirent.h>
 #include <glob.h>
 #include <limits.h>
@@ -360,25 +361,25 @@ static void test_generate(void)
     char *a, *b;
     int plain = 1;
     dt_data *d;
-    tap_ok(!dt_data_generate(in("made.txt"), 200000, 1), "a text is generated");
+    tap_ok(!prose_generate(in("made.txt"), 200000, 1), "a text is generated");
     a = slurp("made.txt", &n);
     for (int64_t i = 0; i < n; i++) plain = plain && (a[i] == '\n' || (a[i] >= ' ' && a[i] <= '~'));
     tap_ok(n == 200000 && plain && a[n - 1] == '\n', "200000 bytes of printable ASCII, the last a newline");
     tap_ok(strstr(a, "\n\n") && !strchr(a, '$') && !strchr(a, '|'), "paragraphs, and every symbol replaced");
     tap_note("%.*s", (int)strcspn(a, "\n"), a);
-    tap_ok(!dt_data_generate(in("made2.txt"), 200000, 1), "again");
+    tap_ok(!prose_generate(in("made2.txt"), 200000, 1), "again");
     b = slurp("made2.txt", &m);
     tap_ok(n == m && !memcmp(a, b, (size_t)n), "the same bytes for the same seed");
-    tap_ok(!dt_data_generate(in("made2.txt"), 200000, 2), "another seed, over the old file");
+    tap_ok(!prose_generate(in("made2.txt"), 200000, 2), "another seed, over the old file");
     b = slurp("made2.txt", &m);
     tap_ok(n == m && memcmp(a, b, (size_t)n), "another text");
-    tap_ok(!dt_data_generate(in("one.txt"), 1, 1) && slurp("one.txt", &n)[0] == '\n' && n == 1, "one byte");
+    tap_ok(!prose_generate(in("one.txt"), 1, 1) && slurp("one.txt", &n)[0] == '\n' && n == 1, "one byte");
     tap_ok(!dt_data_open(&d, in("made.txt"), 128, 0.1), "and it opens");
     dt_data_close(&d);
-    tap_ok(dt_data_generate(in("x.txt"), 0, 1) == DT_E_USAGE, "0 bytes: %s", dt_last_error());
-    tap_ok(dt_data_generate(in("no/x.txt"), 10, 1) == DT_E_FILE, "no directory: %s", dt_last_error());
+    tap_ok(prose_generate(in("x.txt"), 0, 1) == DT_E_USAGE, "0 bytes: %s", dt_last_error());
+    tap_ok(prose_generate(in("no/x.txt"), 10, 1) == DT_E_FILE, "no directory: %s", dt_last_error());
     mkdir(in("taken"), 0700);
-    tap_ok(dt_data_generate(in("taken"), 10, 1) == DT_E_FILE, "a directory in the way: %s", dt_last_error());
+    tap_ok(prose_generate(in("taken"), 10, 1) == DT_E_FILE, "a directory in the way: %s", dt_last_error());
     rmdir(in("taken"));
     tap_ok(!folder_has(".tmp"), "nothing half-written stays behind");
 }

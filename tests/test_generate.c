@@ -2,6 +2,7 @@
  * a draw is what the doc of dt_sampling says, written down plainly here; texts are decided by their seeds. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "tap.h"
 
 enum { VOCABULARY = 256, LENGTH = 70, TEXT = 150 };
@@ -273,7 +274,7 @@ int main(void)
     static const char *const isas[] = {"portable", "avx2", "avx512"};
     dt_model gpt2 = dt_model_gpt2("nano"), llama = dt_model_llama("llama-nano");
     int file = mkstemp(data);
-    if (file < 0 || dt_data_generate(data, 20000, 1)) tap_bail("no file: %s", dt_last_error());
+    if (file < 0 || prose_generate(data, 20000, 1)) tap_bail("no file: %s", dt_last_error());
     close(file);
     gpt2.heads = 4, gpt2.width = 32, llama.width = 32, gpt2.dropout = 0.1f; /* dropout is off when text is drawn */
     llama.rope_scaling.factor = 4.0, llama.rope_scaling.original_context = 16;

@@ -3,6 +3,7 @@
  * says. test_noise.t trains with it in other layouts. TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "tap.h"
 
 enum { STEPS = 3 };
@@ -53,7 +54,7 @@ int main(void)
     char text[] = "/tmp/dtrain_XXXXXX";
     static run one, two, four, whole;
     int file = mkstemp(text);
-    if (file < 0 || close(file) || dt_data_generate(text, 20000, 1)) return 1;
+    if (file < 0 || close(file) || prose_generate(text, 20000, 1)) return 1;
     tap_ok(train(text, 16, 1, &one) && train(text, 8, 2, &two), "one batch of 16, two of 8");
     tap_near(two.loss, one.loss, STEPS, 1e-6, "the same losses, whose sums have another order");
     tap_same_bits(two.norm, one.norm, STEPS, "and norms");

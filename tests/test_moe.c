@@ -3,6 +3,7 @@
  * central differences; a leaf's gradients are chains over micro-batches (R3); drops, degenerate routings, errors. TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "tap.h"
 #include <unistd.h>
 
@@ -519,7 +520,7 @@ static void test_trained(void)
     trained one, two;
     float sum = 0.0f;
     int fd = mkstemp(file);
-    if (fd < 0 || close(fd) || dt_data_generate(file, 20000, 1)) tap_bail("no text");
+    if (fd < 0 || close(fd) || prose_generate(file, 20000, 1)) tap_bail("no text");
     one = train(file, &o, 16, 1), two = train(file, &o, 4, 1);
     tap_ok(!strcmp(one.hash, two.hash), "R3 gradients of experts, and of a batch of weights, are chains over micro-batches");
     for (int e = 0; e < 5; e++) sum += two.counts[e];

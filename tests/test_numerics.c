@@ -12,6 +12,7 @@ static void *counted_malloc(size_t size); /* so that the test of R15 and memory 
 #define DT_FREE(pointer) free(pointer)
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "reference.h"
 #include "tap.h"
 
@@ -1990,7 +1991,7 @@ static void test_trainer(void)
     long before;
     dt__sha256 h;
     snprintf(path, sizeof path, "test_numerics.%d.txt", (int)getpid());
-    if (dt_data_generate(path, 20000, 1)) tap_bail("%s", dt_last_error());
+    if (prose_generate(path, 20000, 1)) tap_bail("%s", dt_last_error());
     r.data = path, r.model = small_gpt2(2, 0.1f), r.model.vocabulary = 256;
     r.steps = 6, r.batch = 8, r.micro_batch = 4, r.sequence = 16, r.data_shards = 4;
     l.output.quiet = 1, l.threads = 2, l.output.eval_every = 2, l.output.eval_batches = 2, l.output.sample_length = 0;

@@ -8,6 +8,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function" /* the tests of test_ops.c: its machinery is wanted */
 #include "test_ops.c"
 #include "reference.h"
+#include "../examples/prose.h"
 
 /* An op_case that is built and computed by `which`; i[1..] are its axes and sizes. */
 static void more(const char *name, int inputs, dt_shape a, dt_shape b, dt_shape out, const int64_t *i, int n, float f,
@@ -909,7 +910,7 @@ static void test_trained(const char *self)
     static const char *const layouts[] = { "--ranks 1", "--ranks 2 --launch threads", "--ranks 2 --launch processes", "--ranks 3 --launch threads" };
     char file[] = "/tmp/dtrain_XXXXXX", text[4][1024];
     int fd = mkstemp(file);
-    if (fd < 0 || close(fd) || dt_data_generate(file, 20011, 1)) tap_bail("no data: %s", dt_last_error());
+    if (fd < 0 || close(fd) || prose_generate(file, 20011, 1)) tap_bail("no data: %s", dt_last_error());
     for (int m = 0; m < 4; m++)
         for (int l = 0; l < 4; l++) {
 #ifdef DT_NO_THREADS

@@ -8,6 +8,7 @@ static void *counted_malloc(size_t size);
 #define DT_FREE(pointer) free(pointer)
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "tap.h"
 
 /* The references below say a * b + c where they mean two roundings. */
@@ -523,7 +524,7 @@ int main(void)
     test_threads();
     test_memory();
     snprintf(text_file, sizeof text_file, "test_optim.%d.txt", (int)getpid());
-    if (dt_data_generate(text_file, 20000, 1)) tap_bail("%s", dt_last_error());
+    if (prose_generate(text_file, 20000, 1)) tap_bail("%s", dt_last_error());
     test_trainers();
     test_average();
     test_refused();

@@ -3,6 +3,7 @@
  * its layout says. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "tap.h"
 
 #include <stdio.h>
@@ -100,7 +101,7 @@ int main(int argc, char **argv)
         return rank_main(&recipe, &layout);
     }
     snprintf(name, sizeof name, "test_parameters.%d.txt", (int)getpid());
-    if (dt_data_generate(name, 20000, 1)) tap_bail("%s", dt_last_error());
+    if (prose_generate(name, 20000, 1)) tap_bail("%s", dt_last_error());
     for (size_t i = 0; i < sizeof job / sizeof *job; i++) {
         int status = run_job(argv[0], job[i].options, text, sizeof text), lines = 0, fits = 1, value[4] = {0};
         double total = 0, held = 0;

@@ -2,6 +2,7 @@
  * does not; then sizes 0 and 1, NaN, bad input, actions, bounds of one's own, and the rules of a trainer. TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "../examples/prose.h"
 #include "tap.h"
 
 enum { MANY = 4000 };
@@ -473,7 +474,7 @@ static void test_trainer(void)
     int64_t step = 0;
     int file = mkstemp(data), kept;
     dt_result e;
-    if (file < 0 || close(file) || dt_data_generate(data, 20000, 1)) tap_bail("no data");
+    if (file < 0 || close(file) || prose_generate(data, 20000, 1)) tap_bail("no data");
     snprintf(place, sizeof place, "%s.place", data);
     kept = tap_print_begin();
     e = train(data, NULL, 0, 1e-3f, NULL, &step, plain);
@@ -534,7 +535,7 @@ static void test_late(const char *self)
 {
     char data[] = "/tmp/dtrain_XXXXXX", line[1200];
     int file = mkstemp(data);
-    if (file < 0 || close(file) || dt_data_generate(data, 20000, 1)) tap_bail("no data");
+    if (file < 0 || close(file) || prose_generate(data, 20000, 1)) tap_bail("no data");
     snprintf(line, sizeof line, "'%.1000s' '%s' --ranks 2 >/dev/null", self, data);
     tap_ok(!system(line), "who waits for a late rank at the beginning of a step does not work");
     remove(data);

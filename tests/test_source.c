@@ -5,6 +5,7 @@
  *     cc -O2 -I.. test_source.c -lm -lpthread && ./a.out */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "../examples/prose.h"
 #include "tap.h"
 
 enum { IN = 6, OUT = 3, TRAIN = 50, VALID = 13, CLASSES = 5, SLOW = 1500 };
@@ -413,7 +414,7 @@ static void test_files(void)
     dt_source s;
     dt_recipe r = recipe_of(table, 2, NULL);
     dt_layout l = layout_of();
-    if (fd < 0 || close(fd) || dt_data_generate(file, 6000, 1) || dt_data_open(&d, file, 16, 0.1)) tap_bail("no data: %s", dt_last_error());
+    if (fd < 0 || close(fd) || prose_generate(file, 6000, 1) || dt_data_open(&d, file, 16, 0.1)) tap_bail("no data: %s", dt_last_error());
     r.data = file, r.sequence = 16;
     refuse(&r, DT_E_USAGE, "the model's table has 100");
     r.model.segments = head, refuse(&r, DT_E_USAGE, "the model's loss has 100");
