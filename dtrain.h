@@ -1373,14 +1373,6 @@ typedef struct dt_checkpoint_tensor {
     dt_shape shape;          /* of an array as it is here: linear weights are (in,out) */
     int64_t bytes;
 } dt_checkpoint_tensor;
-/* How an array differs between two checkpoints. */
-typedef struct dt_checkpoint_difference {
-    int64_t differ;  /* so many numbers have other bits */
-    int64_t first;   /* index of the first of them in the array; -1: none */
-    float a, b;      /* its two values */
-    double most;     /* the largest |a - b|; NaN when one of them is */
-} dt_checkpoint_difference;
-
 /* Opens DIR/step-000000200, or the newest step of DIR; reads manifest and headers, not the numbers. *c is NULL on
  * errors. DT_E_FILE, DT_E_DATA: it cannot be read, or is cut or damaged. */
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **c, const char *path);
@@ -1401,8 +1393,6 @@ DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c);
 DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index);
 /* The numbers of an array, row by row; codes of 8-bit moments as whole numbers. */
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values);
-/* Compares array `index` of two checkpoints of one model, of any kinds, by bits. DT_E_USAGE: they have not the same. */
-DT_API dt_result dt_checkpoint_diff(dt_checkpoint *a, dt_checkpoint *b, int64_t index, dt_checkpoint_difference *d);
 /* Writes the same state as a checkpoint of this kind into another directory of checkpoints, as a trainer would: it is
  * there when it is whole, and any run of the recipe goes on from it. DT_E_USAGE: the directory has the step already; or
  * kind is DT_SHARDED, and ranks have lost something on the wire (dt_wire), which a full one leaves out. */
@@ -10811,9 +10801,9 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
 
 /* ---- files ---------------------------------------------------------------------------------
  * Everything that is written to disk goes through these functions. They count operations, so that a test can make the
- * n-th one fail: DT_FAULT=KIND:N[:RANK], KIND die (SIGKILL before it), fail (EIO), full (ENOSPC) or cut (half of the data
- * is written, then SIGKILL). The fault applies to the first start of a job. DT_DISK_RATE, in bytes per second, emulates
- * a slow disk. A zeroed dt__files has neither. */
+ * n-th one fail: DT_FAULT=KIND:N[:RANK], KIND die (SIGKILL before it), fail (EIO), full (ENOSPC) or cut (half of the
+ * data is written, then SIGKILL). The fault applies to the first start of a job. DT_DISK_RATE, in bytes per second,
+ * emulates a slow disk. A zeroed dt__files has neither. */
 
 enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
 enum { DT__FILE_RUN = 1 << 20 }; /* bytes of one operation at most */
@@ -19086,17 +19076,17 @@ DT_API dt_result dt_nccl_version(int *version) { return *version = 0, dt__nccl_m
  * ============================================================================================
  * A checkpoint is a directory, complete or absent:
  *
- *   DIR/step-000000200/shard-000.safetensors ..   sharded: a file per rank with what it owns
+ *   DIR/step-000000200/shard-000.safetensors ..   sharded: one file per rank with the slices that the rank writes
  *                      model.safetensors, optimizer.safetensors        full: whole tensors
- *                      config.json, tokenizer.json ..                  where there are: what others need to read it
- *                      manifest.json              what it is, with the size and the SHA-256 of every file
- *   DIR/latest                                    the newest one's name
+ *                      config.json, tokenizer.json                     if the model has them: for other programs
+ *                      manifest.json              recipe, layout and step; size and SHA-256 of every file
+ *   DIR/latest                                    the name of the newest checkpoint
  *
- * It is written as step-000000200.tmp; when all files and the directory are on the disk it gets its name, and `latest`
- * is replaced last. What has the name is whole, whatever happened and when. This section knows files; which numbers go
- * where, the trainer knows (H16). */
+ * A checkpoint is written as step-000000200.tmp. When all files and the directory are on the disk, the directory is
+ * renamed and `latest` is replaced: a directory with the final name is complete after any crash. This section handles
+ * files and slices of memory; which slices a training state has, H16 says (dt__state_each). */
 
-/* ---- safetensors: eight bytes length, a JSON header with names, types, shapes and places, then the numbers ---- */
+/* ---- safetensors: the header's length in 8 bytes, a JSON header (name, type, shape, offsets), the numbers ---- */
 
 typedef struct dt__stored_type {
     const char *name;
@@ -19108,7 +19098,7 @@ static const dt__stored_type dt__stored_types[] = {
     {"U64", 8, -1},     {"F8_E4M3", 1, -1},   {"F8_E5M2", 1, -1}};
 enum { DT__STORED_F32, DT__STORED_BF16, DT__STORED_F16, DT__STORED_U8 };
 enum { DT__STORED_TYPES = (int)(sizeof dt__stored_types / sizeof *dt__stored_types) };
-enum { DT__HEADER_MOST = 100000000 }; /* bytes, as the format's own reader allows */
+enum { DT__HEADER_MOST = 100000000 }; /* bytes, the limit of the format's own reader */
 
 /* A tensor in a file. */
 typedef struct dt__stored {
@@ -19124,9 +19114,9 @@ typedef struct dt__stored_file {
     int fd;
 } dt__stored_file;
 
-/* All tensors of a checkpoint's files. */
+/* The tensors of all files of a checkpoint. */
 typedef struct dt__tensors {
-    dt__stored *list; /* sorted by name, after dt__tensors_sort() */
+    dt__stored *list; /* sorted by name after dt__tensors_sort() */
     dt__stored_file *file;
     int64_t count, room, files, file_room;
 } dt__tensors;
@@ -19140,7 +19130,7 @@ static void dt__tensors_close(dt__tensors *t)
     memset(t, 0, sizeof *t);
 }
 
-/* [1, 2, ..]: returns how many, of which the first `most` are kept. */
+/* Reads [1, 2, ..] and returns the length; the first `most` numbers are kept. */
 static int64_t dt__stored_numbers(dt__json *j, int64_t place, int64_t *list, int64_t most, const char *what)
 {
     int64_t count = 0, n = 0, value = 0;
@@ -19156,7 +19146,7 @@ static int64_t dt__stored_numbers(dt__json *j, int64_t place, int64_t *list, int
     return n;
 }
 
-/* The value of one name: where `data` is where the numbers begin, of which there are `bytes`. */
+/* Reads the description of one tensor. The numbers of the file begin at `data` and have `bytes` bytes. */
 static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t bytes)
 {
     static const char *const keys[] = {"dtype", "shape", "data_offsets", NULL};
@@ -19173,13 +19163,14 @@ static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t byt
     s->shape.dims = dims <= DT_MAX_DIMS ? (int)dims : -1;
     for (int i = 0; i < s->shape.dims; i++) {
         s->shape.n[i] = shape[i];
-        count = shape[i] && count > bytes / shape[i] ? bytes + 1 : count * shape[i]; /* never over the top */
+        count = shape[i] && count > bytes / shape[i] ? bytes + 1 : count * shape[i]; /* without overflow */
     }
     s->at = data + span[0];
     s->bytes = span[1] - span[0];
     if (span[0] > span[1] || span[1] > bytes ||
         (dims <= DT_MAX_DIMS && s->bytes != count * dt__stored_types[s->type].bytes))
-        return dt__json_fail(j, "%.100s has no place for its shape: the file is damaged, copy it again", s->name);
+        return dt__json_fail(j, "the offsets of %.100s do not fit its shape: the file is damaged, copy it again",
+                             s->name);
     j->at = end;
     return 1;
 }
@@ -19194,7 +19185,7 @@ static int dt__stored_by_name(const void *a, const void *b)
     return strcmp(((const dt__stored *)a)->name, ((const dt__stored *)b)->name);
 }
 
-/* Reads a header, of `length` bytes, into the list. Every byte behind it belongs to one tensor. */
+/* Reads a header and appends its tensors to the list. Every byte of the numbers must belong to exactly one tensor. */
 static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t bytes)
 {
     int64_t count = 0, first = t->count, end = data;
@@ -19211,18 +19202,18 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
         s = &t->list[t->count++];
         memset(s, 0, sizeof *s);
         if (j->length >= (int64_t)sizeof s->name || memchr(j->string, 0, (size_t)j->length))
-            return dt__json_fail(j, "a tensor's name has %lld bytes: up to %d are read, without zeros",
+            return dt__json_fail(j, "the name of a tensor has %lld bytes: up to %d are read, without zeros",
                                  (long long)j->length, (int)sizeof s->name - 1);
         memcpy(s->name, j->string, (size_t)j->length);
         s->file = (int32_t)t->files - 1;
         if (!dt__stored_read(j, s, data, bytes)) return 0;
     }
-    if (!j->result && dt__json_peek(j)) return dt__json_fail(j, "something stands behind the header's end");
+    if (!j->result && dt__json_peek(j)) return dt__json_fail(j, "the header ends before its last byte: copy the file");
     if (t->count > first) qsort(t->list + first, (size_t)(t->count - first), sizeof *t->list, dt__stored_order);
     for (int64_t i = first; i < t->count && !j->result; i++) {
         if (t->list[i].at != end)
-            return dt__json_fail(j, "%.100s does not begin where the one before ends: the file is damaged, copy it "
-                                 "again", t->list[i].name);
+            return dt__json_fail(j, "%.100s does not begin where the tensor before it ends: the file is damaged, copy "
+                                 "it again", t->list[i].name);
         end += t->list[i].bytes;
     }
     if (!j->result && end != data + bytes)
@@ -19231,8 +19222,8 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
     return !j->result;
 }
 
-/* Adds the tensors of a file. After an error, too, dt__tensors_close() gives back what there is. */
-static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *path)
+/* Adds the tensors of a file. dt__tensors_close() frees them, after an error as well. */
+static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *folder, const char *name)
 {
     dt__stored_file *file;
     dt__json j;
@@ -19244,18 +19235,19 @@ static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *path)
     if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
         return DT_E_MEMORY;
     file = &t->file[t->files++];
-    snprintf(file->path, sizeof file->path, "%s", path);
-    r = dt__file_open(f, path, &file->fd, &bytes);
-    if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
-    if (!r) r = dt__file_read(f, file->fd, path, eight, 8, 0);
+    file->fd = -1;
+    r = dt__path_join(file->path, folder, name);
+    if (!r) r = dt__file_open(f, file->path, &file->fd, &bytes);
+    if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", file->path, (long long)bytes);
+    if (!r) r = dt__file_read(f, file->fd, file->path, eight, 8, 0);
     for (int i = 8; i-- > 0 && !r;) length = length > DT__HEADER_MOST ? length : length << 8 | eight[i];
     if (!r && (length > DT__HEADER_MOST || length > bytes - 8))
         r = dt__error(DT_E_DATA, "%s does not begin with the length of a header: it is no safetensors file, or damaged",
-                      path);
+                      file->path);
     if (!r && !(header = (char *)dt__alloc(length + 1, "a header"))) r = DT_E_MEMORY;
-    if (!r) r = dt__file_read(f, file->fd, path, header, length, 8);
+    if (!r) r = dt__file_read(f, file->fd, file->path, header, length, 8);
     if (!r) {
-        j.path = path, j.text = header, j.bytes = length;
+        j.path = file->path, j.text = header, j.bytes = length;
         if (!dt__tensors_header(t, &j, 8 + length, bytes - 8 - length)) r = j.result;
     }
     dt__free(j.string);
@@ -19263,18 +19255,18 @@ static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *path)
     return r;
 }
 
-/* When all files are added: no name may be there twice. */
+/* Sorts the tensors of all files by name; no name may appear twice. */
 static dt_result dt__tensors_sort(dt__tensors *t)
 {
     if (t->count) qsort(t->list, (size_t)t->count, sizeof *t->list, dt__stored_by_name);
     for (int64_t i = 1; i < t->count; i++)
         if (!strcmp(t->list[i - 1].name, t->list[i].name))
-            return dt__error(DT_E_DATA, "%s holds %s, which %s holds too: the files do not belong together",
-                             t->file[t->list[i].file].path, t->list[i].name, t->file[t->list[i - 1].file].path);
+            return dt__error(DT_E_DATA, "%s and %s both hold %s: name files of one checkpoint",
+                             t->file[t->list[i - 1].file].path, t->file[t->list[i].file].path, t->list[i].name);
     return DT_OK;
 }
 
-/* The last tensor whose name is not behind `name`; NULL: there is none. */
+/* The last tensor whose name is `name` or sorts before it; NULL: there is none. */
 static const dt__stored *dt__tensors_upto(const dt__tensors *t, const char *name)
 {
     int64_t lo = 0, hi = t->count;
@@ -19297,39 +19289,32 @@ static dt_result dt__tensors_read(const dt__tensors *t, dt__files *f, const dt__
     return dt__file_read(f, t->file[s->file].fd, t->file[s->file].path, data, bytes, s->at + at);
 }
 
-/* A file being written. The hash is computed by another thread while the same bytes are written; it also waits for the
- * disk at the end. */
+/* A file as a manifest lists it. */
+typedef struct dt__part_file {
+    char name[64], hash[65];
+    int64_t bytes;
+} dt__part_file;
+
+/* A safetensors file being written: begin, names, open, numbers, close. */
 typedef struct dt__tensor_file {
     dt__files *files;
     char path[PATH_MAX];
     int fd;
-    dt__text header;     /* until the numbers come */
-    int64_t bytes;       /* of tensors announced */
-    int64_t written;     /* of the file */
+    dt__text header;     /* of the tensors announced so far */
+    int64_t bytes;       /* of their numbers */
+    dt__part_file part;
     dt__sha256 sha;
-    char hash[65];
-    dt__queue queue;
-    const void *hashing; /* for the thread; NULL: the end */
-    int64_t hashing_bytes;
 } dt__tensor_file;
 
-static dt_result dt__tensor_file_job(void *owner, int64_t job)
-{
-    dt__tensor_file *w = (dt__tensor_file *)owner;
-    (void)job;
-    if (!w->hashing) return dt__file_finish(w->files, w->fd, w->path, DT_OK);
-    dt__sha256_add(&w->sha, w->hashing, w->hashing_bytes);
-    return DT_OK;
-}
-
-static void dt__tensor_file_begin(dt__tensor_file *w, dt__files *f, const char *path)
+static dt_result dt__tensor_file_begin(dt__tensor_file *w, dt__files *f, const char *folder, const char *name)
 {
     memset(w, 0, sizeof *w);
     w->files = f;
     w->fd = -1;
-    snprintf(w->path, sizeof w->path, "%s", path);
+    snprintf(w->part.name, sizeof w->part.name, "%s", name);
     dt__sha256_begin(&w->sha);
     dt__text_add(&w->header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    return dt__path_join(w->path, folder, name);
 }
 
 /* Announces a tensor; the numbers follow in the same order. */
@@ -19344,21 +19329,14 @@ static void dt__tensor_file_name(dt__tensor_file *w, const char *name, int type,
     w->bytes += bytes;
 }
 
-/* Writes and hashes; `data` is only read until this returns. */
 static dt_result dt__tensor_file_put(dt__tensor_file *w, const void *data, int64_t bytes)
 {
-    dt_result r;
-    w->hashing = data;
-    w->hashing_bytes = bytes;
-    (void)dt__queue_next(&w->queue);
-    (void)dt__queue_ask(&w->queue);
-    r = dt__file_write(w->files, w->fd, w->path, data, bytes);
-    (void)dt__queue_wait(&w->queue, w->queue.asked);
-    w->written += bytes;
-    return r;
+    dt__sha256_add(&w->sha, data, bytes);
+    w->part.bytes += bytes;
+    return dt__file_write(w->files, w->fd, w->path, data, bytes);
 }
 
-/* All tensors are announced: creates the file and writes the header, with spaces behind it that align the numbers. */
+/* Creates the file once all tensors are announced. Spaces after the header align the numbers. */
 static dt_result dt__tensor_file_open(dt__tensor_file *w)
 {
     unsigned char eight[8];
@@ -19367,50 +19345,388 @@ static dt_result dt__tensor_file_open(dt__tensor_file *w)
     while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
     if (w->header.failed) return DT_E_MEMORY;
     for (int i = 0; i < 8; i++) eight[i] = (unsigned char)((uint64_t)w->header.length >> 8 * i);
-    r = dt__queue_open(&w->queue, dt__tensor_file_job, w, 1, "hash a checkpoint");
-    if (!r) r = dt__file_create(w->files, w->path, &w->fd);
+    r = dt__file_create(w->files, w->path, &w->fd);
     if (!r) r = dt__tensor_file_put(w, eight, 8);
     if (!r) r = dt__tensor_file_put(w, w->header.at, w->header.length);
     return r;
 }
 
-static void dt__no_tick(void *user) { (void)user; }
-
-/* After an error r, too, which stays. A slow disk may take its time for all that was written: `tick` is called
- * meanwhile. */
-static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, void (*tick)(void *), void *user)
+/* Closes the file and describes it in *part; dt__part_flush() flushes it. After an earlier error r, r is returned. */
+static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part_file *part)
 {
-    if (r || !w->queue.running) r = dt__file_finish(w->files, w->fd, w->path, r);
-    else {
-        int64_t end;
-        w->hashing = NULL;
-        (void)dt__queue_next(&w->queue);
-        end = dt__queue_ask(&w->queue);
-        while (dt__queue_pending(&w->queue, end)) tick(user), dt__nap();
-        r = dt__queue_wait(&w->queue, end);
-    }
-    dt__queue_close(&w->queue);
-    dt__sha256_end(&w->sha, w->hash);
+    if (w->fd >= 0 && close(w->fd) && !r) r = dt__file_error("write", w->path);
+    dt__sha256_end(&w->sha, w->part.hash);
     dt__free(w->header.at);
+    *part = w->part;
+    return r;
+}
+
+/* ---- a state as slices of memory ------------------------------------------------------------------------
+ * A state is a list of named tensors. Ranks store a tensor as arrays, one per tensor shard and expert (R11), and of
+ * each array a slice. A sharded checkpoint holds slices as they are stored. In a full checkpoint, and for the hash, the
+ * numbers have the order of the tensor, in files some with turned axes. Between the two orders stands a block: a part
+ * of the tensor at a time is gathered there, or goes from there to the slices. No rank has a whole one. */
+
+typedef struct dt__state_tensor {
+    char part[24];     /* of the state: "" for weights; "first", "second" .. */
+    dt__param is;      /* name, shape and cut, in numbers */
+    int64_t shards;    /* tensor shards (Vt) of the recipe */
+    int type;          /* in dt__stored_types */
+    int64_t each;      /* bytes of a number */
+    int64_t unit;      /* weights that a number belongs to: 1, or DT__MOMENT_BLOCK for scales */
+    int turned;        /* a matrix that full checkpoints hold with its axes in the other order */
+    int kind, use;     /* for H16: which part; which use of the parameter, -1: all */
+    int32_t param;
+} dt__state_tensor;
+
+/* Numbers [from, from + count) of an array of a tensor. */
+typedef struct dt__state_slice {
+    const dt__state_tensor *of;
+    int64_t array, from, count;
+    char *data;
+    int64_t at;   /* progress of a gather, in numbers of the array */
+    int64_t rank; /* owner, on rank 0 during a gather */
+} dt__state_slice;
+
+/* What a walk over a state does with the slices of a tensor. */
+typedef dt_result dt__take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices);
+
+/* The name of a slice in a sharded checkpoint, "weight/transformer.wte.weight/000003/000000001024": array, and first
+ * weight. These names sort as the numbers do. */
+static void dt__slice_name(const dt__state_slice *s, int64_t from, char *name, size_t size)
+{
+    snprintf(name, size, "%s/%s/%06lld/%012lld", *s->of->part ? s->of->part : "weight", s->of->is.name,
+             (long long)s->array, (long long)(from * s->of->unit));
+}
+
+/* The name of a tensor in a full checkpoint, and its shape there. */
+static void dt__state_tensor_name(const dt__state_tensor *x, char *name, size_t size, dt_shape *shape)
+{
+    snprintf(name, size, "%s%s%s", x->part, *x->part ? "." : "", x->is.name);
+    *shape = x->turned ? dt_shape2(x->is.shape.n[1], x->is.shape.n[0]) : x->is.shape;
+}
+
+/* Reads a slice from the slices in files, whichever ranks wrote them. */
+static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t, dt__files *f)
+{
+    int64_t done = 0, n;
+    dt_result r = DT_OK;
+    for (; done < s->count && !r; done += n) {
+        char name[160];
+        const dt__stored *has;
+        int64_t first = -1, held = 0, from = s->from + done;
+        size_t length;
+        dt__slice_name(s, from, name, sizeof name);
+        length = strlen(name);
+        has = dt__tensors_upto(t, name);
+        if (has && strlen(has->name) == length && !memcmp(has->name, name, length - 12) && has->type == s->of->type)
+            first = strtoll(has->name + length - 12, NULL, 10) / s->of->unit, held = has->bytes / s->of->each;
+        n = dt__min(first + held, s->from + s->count) - from;
+        if (first < 0 || n <= 0)
+            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
+                             name);
+        r = dt__tensors_read(t, f, has, s->data + done * s->of->each, n * s->of->each, (from - first) * s->of->each);
+    }
+    return r;
+}
+
+/* The block between slices and the order of a tensor. */
+typedef struct dt__gatherer {
+    dt_comm *comm;      /* NULL without ranks */
+    const dt__kernels *convert; /* NULL: files hold floats; else also 2-byte numbers, and the block has room for both */
+    int alone;          /* this rank has the whole state, no other is needed */
+    char *block;        /* of DT__FILE_RUN bytes at most, or a row of a turned file */
+    dt__state_slice *list;    /* rank 0: the slices of all ranks */
+    int64_t list_room;
+    const dt__state_tensor *of;
+    int64_t count;      /* numbers of the tensor */
+    int64_t rows, cols; /* number i of the tensor is number (i % cols) rows + i / cols of the file */
+    int64_t lo, hi;     /* numbers of the file in the block */
+} dt__gatherer;
+
+static int dt__gather_root(const dt__gatherer *g) { return g->alone || dt_comm_rank(g->comm) == 0; }
+
+static void dt__gather_close(dt__gatherer *g)
+{
+    dt__free(g->block);
+    dt__free(g->list);
+    memset(g, 0, sizeof *g);
+}
+
+/* Memory for the blocks of all tensors. Unless `alone`, all ranks must take part in each tensor, and rank 0 gets the
+ * numbers. */
+static dt_result dt__gather_open(dt__gatherer *g, dt_comm *comm, int alone, const dt__kernels *convert,
+                                 const dt__state_tensor *tensor, int64_t count)
+{
+    int64_t most = 1, slices = 0;
+    memset(g, 0, sizeof *g);
+    g->comm = comm;
+    g->alone = alone;
+    g->convert = convert;
+    for (int64_t i = 0; i < count; i++) {
+        const dt__state_tensor *x = &tensor[i];
+        int64_t row = x->turned ? x->each * x->is.shape.n[0] : 0;
+        most = dt__max(most, dt__min(x->each * dt_shape_count(x->is.shape), dt__max(row, DT__FILE_RUN)));
+        slices = dt__max(slices, dt__param_arrays(&x->is, x->shards));
+    }
+    if (!dt__gather_root(g)) return DT_OK;
+    g->block = (char *)dt__alloc(convert ? most + most / 2 : most, "a checkpoint");
+    if (!alone) g->list_room = slices * dt_comm_size(comm);
+    g->list = (dt__state_slice *)dt__alloc(dt__max(1, g->list_room) * (int64_t)sizeof *g->list, "a list of slices");
+    return g->block && g->list ? DT_OK : DT_E_MEMORY;
+}
+
+static void dt__gather_begin(dt__gatherer *g, const dt__state_tensor *of, int turned)
+{
+    g->of = of;
+    g->count = dt_shape_count(of->is.shape);
+    g->rows = turned ? of->is.shape.n[0] : 1;
+    g->cols = g->count / g->rows;
+    g->lo = g->hi = 0;
+}
+
+/* Moves to the next block; 0: the tensor is complete. */
+static int dt__gather_next(dt__gatherer *g)
+{
+    g->lo = g->hi;
+    g->hi = dt__min(g->count, g->lo + dt__max(1, DT__FILE_RUN / g->of->each / g->rows) * g->rows);
+    return g->lo < g->hi;
+}
+
+/* n numbers that are neighbours in a slice, from its number `from` on; in the block from number `to` on, rows apart. */
+typedef struct dt__stretch {
+    int64_t from, to, n;
+} dt__stretch;
+
+/* Begins the walk of a slice through the block. If the tensor is not turned, the walk resumes where the last block
+ * ended. */
+static void dt__stretch_begin(const dt__gatherer *g, dt__state_slice *s)
+{
+    if (!g->lo || g->rows > 1) s->at = s->from;
+}
+static int dt__stretch_next(const dt__gatherer *g, dt__state_slice *s, dt__stretch *x)
+{
+    const dt__param *p = &g->of->is;
+    int64_t end = s->from + s->count, n;
+    for (; s->at < end; s->at += n) {
+        int64_t place = dt__param_index(p, g->of->shards, s->array, s->at), row, col, lo, hi;
+        n = dt__min(dt__param_run(p, g->of->shards, s->at), end - s->at);
+        if (place < 0) continue; /* padding */
+        row = place / g->cols, col = place % g->cols;
+        n = dt__min(n, g->cols - col);
+        lo = dt__max(col, g->lo / g->rows), hi = dt__min(col + n, g->hi / g->rows);
+        if (g->rows == 1 && col >= hi) return 0; /* the rest belongs to later blocks */
+        if (lo >= hi) continue;
+        x->from = s->at - s->from + lo - col, x->to = lo * g->rows + row - g->lo, x->n = hi - lo;
+        s->at += g->rows == 1 ? hi - col : n;
+        return 1;
+    }
+    return 0;
+}
+
+/* Copies a stretch between the block and `data`, where its numbers are neighbours. */
+static void dt__stretch_copy(const dt__gatherer *g, const dt__stretch *x, char *data, int to_block)
+{
+    char *block = g->block + x->to * g->of->each;
+    float *a = (float *)(void *)data, *b = (float *)(void *)block; /* only floats are turned */
+    if (g->rows == 1) memcpy(to_block ? block : data, to_block ? data : block, (size_t)(x->n * g->of->each));
+    for (int64_t i = 0; i < x->n && g->rows > 1; i++)
+        if (to_block) b[i * g->rows] = a[i];
+        else a[i] = b[i * g->rows];
+}
+
+/* Brings the numbers of a slice to rank 0's block: by copying, or in messages of 4 KB. */
+static dt_result dt__gather_bring(const dt__gatherer *g, dt__state_slice *s)
+{
+    float words[1024];
+    char *message = (char *)words;
+    int root = dt__gather_root(g), here = g->alone || (root && !s->rank);
+    int64_t size = (int64_t)sizeof words, used = root ? size : 0, each = g->of->each;
+    dt__stretch x;
+    dt_result r = DT_OK;
+    dt__stretch_begin(g, s);
+    while (!r && dt__stretch_next(g, s, &x)) {
+        char *data = here || !root ? s->data + x.from * each : NULL;
+        if (here) dt__stretch_copy(g, &x, data, 1);
+        for (int64_t rest = x.n; rest > 0 && !here && !r; rest -= x.n, x.to += x.n * g->rows, used += x.n * each) {
+            if (used == size) {
+                r = root ? dt_recv(g->comm, words, 1024, (int)s->rank) : dt_send(g->comm, words, 1024, 0);
+                used = 0;
+            }
+            x.n = dt__min(rest, (size - used) / each);
+            if (root) dt__stretch_copy(g, &x, message + used, 1);
+            else memcpy(message + used, data, (size_t)(x.n * each)), data += x.n * each;
+        }
+    }
+    return root || !used || r ? r : dt_send(g->comm, words, 1024, 0);
+}
+
+/* Appends the slices of the other ranks on rank 0: each rank sends their number, then the slices. */
+static dt_result dt__gather_slices(dt__gatherer *g, const dt__state_slice *own, int64_t *slices)
+{
+    int64_t words = (int64_t)sizeof *own / 4, more = *slices;
+    float count[2];
+    dt_result r = DT_OK;
+    memcpy(count, slices, sizeof count);
+    if (!dt__gather_root(g)) {
+        r = dt_send(g->comm, count, 2, 0);
+        return r || !more ? r : dt_send(g->comm, (const float *)(const void *)own, more * words, 0);
+    }
+    if (more) memcpy(g->list, own, (size_t)more * sizeof *own);
+    for (int rank = 1; rank < dt_comm_size(g->comm) && !r; rank++) {
+        dt__state_slice *list = g->list + *slices;
+        r = dt_recv(g->comm, count, 2, rank);
+        memcpy(&more, count, sizeof count);
+        if (!r && more) r = dt_recv(g->comm, (float *)(void *)list, more * words, rank);
+        for (int64_t i = 0; i < more && !r; i++) list[i].rank = rank;
+        if (!r) *slices += more;
+    }
+    return r;
+}
+
+/* Receives a part of a tensor in its order. */
+typedef dt_result dt__sink(void *user, const void *data, int64_t bytes);
+
+/* Gives a tensor to the sink of rank 0, or of every rank when alone, block by block. */
+static dt_result dt__gather_give(dt__gatherer *g, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices,
+                                 int turned, dt__sink *sink, void *user)
+{
+    dt_result r = g->alone ? DT_OK : dt__gather_slices(g, slice, &slices);
+    if (!g->alone && dt__gather_root(g)) slice = g->list;
+    dt__gather_begin(g, of, turned);
+    while (!r && dt__gather_next(g)) {
+        for (int64_t i = 0; i < slices && !r; i++) r = dt__gather_bring(g, &slice[i]);
+        if (!r && dt__gather_root(g)) r = sink(user, g->block, (g->hi - g->lo) * of->each);
+        dt__comm_tick(g->comm);
+    }
+    return r;
+}
+
+/* Fills the block from a tensor in a file; 2-byte numbers become floats. */
+static dt_result dt__gather_fill(dt__gatherer *g, const dt__tensors *from, dt__files *f, const dt__stored *s)
+{
+    const dt__stored_type *type = &dt__stored_types[s->type];
+    int64_t n = g->hi - g->lo;
+    char *raw = g->block + (type->bytes == g->of->each ? 0 : n * g->of->each);
+    dt_result r = dt__tensors_read(from, f, s, raw, n * type->bytes, g->lo * type->bytes);
+    dt__comm_tick(g->comm);
+    if (!r && raw != g->block) g->convert->convert(DT_F32, g->block, type->dtype, raw, n);
+    return r;
+}
+
+/* Reads slices from a whole tensor in a file. Blocks without numbers of the slices are not read; padding becomes +0. */
+static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__files *f, const dt__stored *s,
+                                 const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    dt_result r = DT_OK;
+    dt__gather_begin(g, of, of->turned);
+    for (int64_t i = 0; i < slices && of->is.pad; i++)
+        memset(slice[i].data, 0, (size_t)(slice[i].count * of->each));
+    while (!r && dt__gather_next(g)) {
+        dt__stretch x;
+        int filled = 0;
+        for (int64_t i = 0; i < slices && !r; i++) {
+            dt__stretch_begin(g, &slice[i]);
+            while (!r && dt__stretch_next(g, &slice[i], &x)) {
+                if (!filled++) r = dt__gather_fill(g, from, f, s);
+                if (!r) dt__stretch_copy(g, &x, slice[i].data + x.from * of->each, 0);
+            }
+        }
+    }
+    return r;
+}
+
+/* A state in the files of a checkpoint. */
+typedef struct dt__reader {
+    dt__files *files;
+    dt__tensors tensors;
+    int full;
+    dt__gatherer gather; /* opened by the caller, for a full checkpoint */
+} dt__reader;
+
+static void dt__reader_close(dt__reader *x)
+{
+    dt__tensors_close(&x->tensors);
+    dt__gather_close(&x->gather);
+}
+
+/* A dt__take: reads the slices of a tensor from a dt__reader. */
+static dt_result dt__reader_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    dt__reader *x = (dt__reader *)user;
+    char name[160], a[96], b[96];
+    const dt__stored *s;
+    dt_shape shape;
+    dt_result r = DT_OK;
+    dt__comm_tick(x->gather.comm);
+    for (int64_t i = 0; i < slices && !x->full && !r; i++) r = dt__slice_read(&slice[i], &x->tensors, x->files);
+    if (!x->full || !slices) return r;
+    dt__state_tensor_name(of, name, sizeof name, &shape);
+    s = dt__tensors_find(&x->tensors, name);
+    if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
+    if (s->type != of->type || !dt__same_shape(&s->shape, &shape))
+        return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
+                         dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(&shape, b));
+    return dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
+}
+
+/* Writes a part of a state as one file. Rank 0 continues to receive after an error of the file, since others send. */
+typedef struct dt__writer {
+    dt__tensor_file file;
+    dt__gatherer *gather; /* whole tensors; NULL: slices */
+    dt__reader *from;   /* where the numbers are read from first; NULL: they are in memory */
+    int numbers;        /* 0: names are announced; 1: numbers are written */
+    dt_result result;   /* of the file */
+} dt__writer;
+
+static dt_result dt__writer_put(void *user, const void *data, int64_t bytes)
+{
+    dt__writer *w = (dt__writer *)user;
+    if (!w->result) w->result = dt__tensor_file_put(&w->file, data, bytes);
+    return w->gather && !w->gather->alone ? DT_OK : w->result;
+}
+
+static dt_result dt__writer_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    dt__writer *w = (dt__writer *)user;
+    char name[160];
+    dt_shape shape;
+    dt_result r = w->from && w->numbers ? dt__reader_take(w->from, of, slice, slices) : DT_OK;
+    if (r) return r;
+    if (w->gather && w->numbers)
+        return dt__gather_give(w->gather, of, slice, slices, of->turned, dt__writer_put, w);
+    if (w->gather) {
+        dt__state_tensor_name(of, name, sizeof name, &shape);
+        dt__tensor_file_name(&w->file, name, of->type, &shape);
+        return DT_OK;
+    }
+    for (int64_t i = 0; i < slices && !r; i++) {
+        shape = dt_shape1(slice[i].count);
+        dt__slice_name(&slice[i], slice[i].from, name, sizeof name);
+        if (w->numbers) r = dt__writer_put(w, slice[i].data, slice[i].count * of->each);
+        else dt__tensor_file_name(&w->file, name, of->type, &shape);
+    }
     return r;
 }
 
 /* ---- the directory ---- */
 
-enum { DT__STEP_NAME = 32 };
-static void dt__step_name(char name[DT__STEP_NAME], int64_t step)
+/* folder/step-000000200, and a tail behind it. */
+static dt_result dt__step_path(char path[PATH_MAX], const char *folder, int64_t step, const char *tail)
 {
-    snprintf(name, DT__STEP_NAME, "step-%09lld", (long long)step);
+    char name[48];
+    snprintf(name, sizeof name, "step-%09lld%s", (long long)step, tail);
+    return dt__path_join(path, folder, name);
 }
 
 /* The step of a directory's name, or -1. */
 static int64_t dt__step_of(const char *name)
 {
-    char again[DT__STEP_NAME];
+    char same[32];
     long long step = -1;
     if (sscanf(name, "step-%lld", &step) != 1 || step < 0) return -1;
-    dt__step_name(again, step);
-    return strcmp(again, name) ? -1 : step;
+    snprintf(same, sizeof same, "step-%09lld", step);
+    return strcmp(same, name) ? -1 : step;
 }
 
 static int dt__step_order(const void *a, const void *b)
@@ -19419,108 +19735,113 @@ static int dt__step_order(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The steps of the checkpoints in a directory, the newest first; dt__free() gives the list back. A directory that is
- * not there has none. */
-static dt_result dt__steps_list(const char *path, int64_t **list, int64_t *count)
+typedef struct dt__steps {
+    int64_t *list, count, room;
+} dt__steps;
+
+static dt_result dt__steps_add(void *user, dt__files *f, const char *folder, const char *name)
 {
-    DIR *dir = opendir(path);
-    struct dirent *entry;
-    int64_t room = 0;
-    int fine = 1;
-    *list = NULL;
-    *count = 0;
-    if (!dir && errno != ENOENT) return dt__file_error("read the directory", path);
-    while (dir && fine && (entry = readdir(dir)) != NULL) {
-        int64_t step = dt__step_of(entry->d_name);
-        if (step < 0) continue;
-        fine = dt__reserve((void **)list, *count, &room, *count + 1, sizeof **list, "a list of checkpoints");
-        if (fine) (*list)[(*count)++] = step;
-    }
-    if (dir) closedir(dir);
-    if (*count) qsort(*list, (size_t)*count, sizeof **list, dt__step_order);
-    return fine ? DT_OK : DT_E_MEMORY;
+    dt__steps *s = (dt__steps *)user;
+    int64_t step = dt__step_of(name);
+    (void)f, (void)folder;
+    if (step < 0) return DT_OK;
+    if (!dt__reserve((void **)&s->list, s->count, &s->room, s->count + 1, sizeof *s->list, "a list of checkpoints"))
+        return DT_E_MEMORY;
+    s->list[s->count++] = step;
+    return DT_OK;
 }
 
-/* Takes away what was not completed: directories that end in .tmp. */
-static dt_result dt__steps_clean(dt__files *f, const char *path)
+/* The steps of the checkpoints in a directory, newest first; dt__free() frees the list. */
+static dt_result dt__steps_list(dt__files *f, const char *path, dt__steps *s)
 {
-    char name[PATH_MAX];
-    DIR *dir = opendir(path);
-    struct dirent *entry;
-    dt_result r = DT_OK;
-    while (dir && !r && (entry = readdir(dir)) != NULL) {
-        size_t n = strlen(entry->d_name);
-        if (strncmp(entry->d_name, "step-", 5) || n < 9 || strcmp(entry->d_name + n - 4, ".tmp")) continue;
-        (void)dt__path_join(name, path, entry->d_name);
-        r = dt__dir_remove(f, name);
-    }
-    if (dir) closedir(dir);
+    dt_result r;
+    memset(s, 0, sizeof *s);
+    r = dt__dir_each(f, path, dt__steps_add, s);
+    if (s->count) qsort(s->list, (size_t)s->count, sizeof *s->list, dt__step_order);
     return r;
 }
 
-/* Removes the checkpoint of a step: it loses its name first, so that no half of it ever has one. */
-static dt_result dt__step_remove(dt__files *f, const char *path, int64_t step)
+static int dt__ends_with(const char *name, const char *tail)
 {
-    char name[DT__STEP_NAME], whole[PATH_MAX], going[PATH_MAX];
-    dt_result r;
-    dt__step_name(name, step);
-    (void)dt__path_join(whole, path, name);
-    strcat(name, ".old.tmp");
-    (void)dt__path_join(going, path, name);
-    r = dt__file_rename(f, whole, going);
+    size_t n = strlen(name), m = strlen(tail);
+    return n >= m && !strcmp(name + n - m, tail);
+}
+
+/* For dt__dir_each(): removes directories of incomplete checkpoints, step-*.tmp. */
+static dt_result dt__step_clean(void *user, dt__files *f, const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    dt_result r = dt__path_join(path, folder, name);
+    (void)user;
+    return r || strncmp(name, "step-", 5) || !dt__ends_with(name, ".tmp") ? r : dt__dir_remove(f, path);
+}
+
+/* Makes an empty directory for the checkpoint of a step, and removes incomplete checkpoints. */
+static dt_result dt__step_begin(dt__files *f, const char *folder, int64_t step, char draft[PATH_MAX])
+{
+    dt_result r = dt__step_path(draft, folder, step, ".tmp");
+    if (!r) r = dt__dir_make(f, folder);
+    if (!r) r = dt__dir_each(f, folder, dt__step_clean, NULL);
+    return r ? r : dt__dir_make(f, draft);
+}
+
+/* Removes the checkpoint of a step. It is renamed first, so that no incomplete directory has the final name. */
+static dt_result dt__step_remove(dt__files *f, const char *folder, int64_t step)
+{
+    char whole[PATH_MAX], going[PATH_MAX];
+    dt_result r = dt__step_path(whole, folder, step, "");
+    if (!r) r = dt__step_path(going, folder, step, ".old.tmp");
+    if (!r) r = dt__file_rename(f, whole, going);
     return r ? r : dt__dir_remove(f, going);
 }
 
-/* `latest` names a step. Replaced in one move. */
-static dt_result dt__latest_put(dt__files *f, const char *path, int64_t step)
+/* Makes `latest` name a step, atomically. */
+static dt_result dt__latest_put(dt__files *f, const char *folder, int64_t step)
 {
-    char name[DT__STEP_NAME], draft[PATH_MAX], latest[PATH_MAX];
-    dt_result r;
-    dt__step_name(name, step);
-    (void)dt__path_join(draft, path, "latest.tmp");
-    (void)dt__path_join(latest, path, "latest");
-    strcat(name, "\n");
-    r = dt__file_put(f, draft, name, (int64_t)strlen(name));
+    char name[32], draft[PATH_MAX], latest[PATH_MAX];
+    int n = snprintf(name, sizeof name, "step-%09lld\n", (long long)step);
+    dt_result r = dt__path_join(draft, folder, "latest.tmp");
+    if (!r) r = dt__path_join(latest, folder, "latest");
+    if (!r) r = dt__file_put(f, draft, name, n);
     if (!r) r = dt__file_rename(f, draft, latest);
-    return r ? r : dt__dir_sync(f, path);
+    return r ? r : dt__dir_sync(f, folder);
 }
 
-/* Gives a complete .tmp its name, then switches `latest`. One that is there already, of a run that came this far
- * before, makes room. */
-static dt_result dt__step_publish(dt__files *f, const char *path, int64_t step)
+/* Renames a complete .tmp and switches `latest`. A checkpoint of the same step from an earlier run is replaced. */
+static dt_result dt__step_publish(dt__files *f, const char *folder, int64_t step)
 {
-    char name[DT__STEP_NAME], draft[PATH_MAX], whole[PATH_MAX];
-    dt_result r;
-    dt__step_name(name, step);
-    (void)dt__path_join(whole, path, name);
-    strcat(name, ".tmp");
-    (void)dt__path_join(draft, path, name);
-    r = dt__dir_sync(f, draft);
-    if (!r && !access(whole, F_OK)) r = dt__step_remove(f, path, step);
+    char draft[PATH_MAX], whole[PATH_MAX];
+    dt_result r = dt__step_path(draft, folder, step, ".tmp");
+    if (!r) r = dt__step_path(whole, folder, step, "");
+    if (!r) r = dt__dir_sync(f, draft);
+    if (!r && !access(whole, F_OK)) r = dt__step_remove(f, folder, step);
     if (!r) r = dt__file_rename(f, draft, whole);
-    if (!r) r = dt__dir_sync(f, path);
-    return r ? r : dt__latest_put(f, path, step);
+    if (!r) r = dt__dir_sync(f, folder);
+    return r ? r : dt__latest_put(f, folder, step);
 }
 
-/* Removes all but the `keep` newest up to `step`, and not `spared`, which somebody reads; 0: keeps all. What is of
- * later steps could not be read, or the run would have gone on from there: it counts for nothing. */
-static dt_result dt__steps_retain(dt__files *f, const char *path, int64_t keep, int64_t step, int64_t spared)
+/* Removes all but the `keep` newest checkpoints up to `step`, except `spared`, which a mirror may be reading; keep 0
+ * removes none. Checkpoints of later steps could not be read when the run resumed, so they are not counted. */
+static dt_result dt__steps_retain(dt__files *f, const char *folder, int64_t keep, int64_t step, int64_t spared)
 {
-    int64_t *list, count, kept = 0;
-    dt_result r = keep ? dt__steps_list(path, &list, &count) : DT_OK;
-    if (!keep) return r;
-    for (int64_t i = 0; i < count && !r; i++)
-        if (list[i] <= step && ++kept > keep && list[i] != spared) r = dt__step_remove(f, path, list[i]);
-    dt__free(list);
+    dt__steps s;
+    int64_t kept = 0;
+    dt_result r = dt__steps_list(f, folder, &s);
+    for (int64_t i = 0; keep && i < s.count && !r; i++)
+        if (s.list[i] <= step && ++kept > keep && s.list[i] != spared) r = dt__step_remove(f, folder, s.list[i]);
+    dt__free(s.list);
     return r;
 }
 
-static dt_result dt__file_copy(dt__files *f, const char *from, const char *to)
+/* For dt__dir_each(): copies a file into the directory that `user` names. */
+static dt_result dt__file_copy(void *user, dt__files *f, const char *folder, const char *name)
 {
-    char *block = (char *)dt__alloc(DT__FILE_RUN, "copying a checkpoint");
+    char *block = (char *)dt__alloc(DT__FILE_RUN, "copying a checkpoint"), from[PATH_MAX], to[PATH_MAX];
     int64_t bytes = 0;
     int in = -1, out = -1;
-    dt_result r = block ? dt__file_open(f, from, &in, &bytes) : DT_E_MEMORY;
+    dt_result r = block ? dt__path_join(from, folder, name) : DT_E_MEMORY;
+    if (!r) r = dt__path_join(to, (const char *)user, name);
+    if (!r) r = dt__file_open(f, from, &in, &bytes);
     if (!r) r = dt__file_create(f, to, &out);
     for (int64_t at = 0, n; at < bytes && !r; at += n) {
         n = dt__min(DT__FILE_RUN, bytes - at);
@@ -19532,71 +19853,59 @@ static dt_result dt__file_copy(dt__files *f, const char *from, const char *to)
     return dt__file_finish(f, out, to, r);
 }
 
-/* Copies the checkpoint of a step from one directory of checkpoints to another, where it appears when it is whole. */
+/* Copies the checkpoint of a step to another directory of checkpoints. */
 static dt_result dt__step_copy(dt__files *f, const char *from, const char *to, int64_t step)
 {
-    char name[DT__STEP_NAME], source[PATH_MAX], draft[PATH_MAX], a[PATH_MAX], b[PATH_MAX];
-    struct dirent *entry;
-    DIR *dir;
-    dt_result r;
-    dt__step_name(name, step);
-    (void)dt__path_join(source, from, name);
-    strcat(name, ".tmp");
-    (void)dt__path_join(draft, to, name);
-    r = dt__dir_make(f, to);
-    if (!r) r = dt__steps_clean(f, to);
-    if (!r) r = dt__dir_make(f, draft);
-    if (!r && !(dir = opendir(source))) r = dt__file_error("read the directory", source);
-    if (r) return r;
-    while (!r && (entry = readdir(dir)) != NULL) {
-        if (*entry->d_name == '.') continue;
-        (void)dt__path_join(a, source, entry->d_name);
-        (void)dt__path_join(b, draft, entry->d_name);
-        r = dt__file_copy(f, a, b);
-    }
-    closedir(dir);
+    char source[PATH_MAX], draft[PATH_MAX];
+    dt_result r = dt__step_path(source, from, step, "");
+    if (!r) r = dt__step_begin(f, to, step, draft);
+    if (!r && access(source, R_OK)) r = dt__file_error("read the directory", source);
+    if (!r) r = dt__dir_each(f, source, dt__file_copy, draft);
     return r ? r : dt__step_publish(f, to, step);
-}
-
-/* Runs a command that copies: the environment's DT_FROM and DT_TO say what. */
-static dt_result dt__mirror_command(const char *command, const char *from, const char *to)
-{
-    dt__text line;
-    int status;
-    memset(&line, 0, sizeof line);
-    dt__text_add(&line, "DT_FROM='%s' DT_TO='%s'; export DT_FROM DT_TO; %s", from, to, command);
-    status = line.failed ? -1 : system(line.at);
-    dt__free(line.at);
-    if (!status) return DT_OK;
-    return dt__error(DT_E_FILE, "the mirror's command ended with status %d: run it by hand with DT_FROM=%s DT_TO=%s to "
-                     "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
 }
 
 /* ---- the manifest ---- */
 
-typedef struct dt__part_file {
-    char name[64], hash[65];
-    int64_t bytes;
-} dt__part_file;
-
-/* What a checkpoint says of itself. */
 typedef struct dt__manifest {
     char *text;
     int64_t bytes;
     int full;
     int64_t step;
-    double power1, power2; /* of the optimizer (R13) */
+    double power1, power2;      /* of the optimizer (R13) */
     dt__growth grow;
-    int64_t data_ranks;    /* data-parallel ones, where each has lost something on the wire; else 0 */
-    char model[65], data[65], weights[65];
-    int64_t recipe;        /* where the object of options begins in the text */
-    int64_t kind, list;    /* where the kind and the list of files do */
+    int64_t data_ranks;         /* data-parallel ranks, each of which keeps its own compression error (dt_wire) */
+    char model[65], data[65];   /* hashes that identify them */
+    char weights[65];           /* of the initial weights; empty: they are random */
+    int64_t recipe, kind, list; /* where these values begin in the text */
     dt__part_file *file;
     int64_t files, room;
 } dt__manifest;
 
 enum { DT__MANIFEST_VERSION = 1, DT__MANIFEST_MOST = 64 << 20 };
-#define DT__MANIFEST_SEAL ",\n \"sha256\": \"" /* then 64 digits of what stands before, and "\n} */
+#define DT__MANIFEST_SEAL ",\n \"sha256\": \"" /* then 64 digits, the hash of the text before, and "\n} */
+
+/* The values that a manifest holds and a resumed run needs. */
+typedef enum dt__manifest_type { DT__MANIFEST_WHOLE, DT__MANIFEST_REAL, DT__MANIFEST_HASH } dt__manifest_type;
+typedef struct dt__manifest_key {
+    const char *name;
+    dt__manifest_type type;
+    int optional;
+    size_t at;
+} dt__manifest_key;
+static const dt__manifest_key dt__manifest_keys[] = {
+    {"step", DT__MANIFEST_WHOLE, 0, offsetof(dt__manifest, step)},
+    {"power1", DT__MANIFEST_REAL, 0, offsetof(dt__manifest, power1)},
+    {"power2", DT__MANIFEST_REAL, 0, offsetof(dt__manifest, power2)},
+    {"model_sha256", DT__MANIFEST_HASH, 0, offsetof(dt__manifest, model)},
+    {"data_sha256", DT__MANIFEST_HASH, 0, offsetof(dt__manifest, data)},
+    {"weights_sha256", DT__MANIFEST_HASH, 0, offsetof(dt__manifest, weights)},
+    {"data_parallel", DT__MANIFEST_WHOLE, 1, offsetof(dt__manifest, data_ranks)},
+    {"batches", DT__MANIFEST_WHOLE, 1, offsetof(dt__manifest, grow.batches)},
+    {"factor", DT__MANIFEST_WHOLE, 1, offsetof(dt__manifest, grow.factor)},
+    {"since", DT__MANIFEST_WHOLE, 1, offsetof(dt__manifest, grow.since)},
+    {"noise_variance", DT__MANIFEST_REAL, 1, offsetof(dt__manifest, grow.variance)},
+    {"noise_square", DT__MANIFEST_REAL, 1, offsetof(dt__manifest, grow.square)}};
+enum { DT__MANIFEST_KEYS = (int)(sizeof dt__manifest_keys / sizeof *dt__manifest_keys) };
 
 static void dt__manifest_close(dt__manifest *m)
 {
@@ -19605,7 +19914,22 @@ static void dt__manifest_close(dt__manifest *m)
     memset(m, 0, sizeof *m);
 }
 
-/* The last words: a hash of all before, so that no byte of a manifest can change unseen. */
+/* The beginning of the text, to which the caller adds members. */
+static void dt__manifest_begin(const dt__manifest *m, dt__text *t)
+{
+    dt__text_add(t, "{\n \"format\": \"dtrain checkpoint\",\n \"version\": %d,\n \"library\": \"%s\",\n "
+                 "\"kind\": \"%s\"", (int)DT__MANIFEST_VERSION, dt_version(), m->full ? "full" : "sharded");
+    for (int i = 0; i < DT__MANIFEST_KEYS; i++) {
+        const dt__manifest_key *k = &dt__manifest_keys[i];
+        const char *at = (const char *)m + k->at;
+        dt__text_add(t, ",\n \"%s\": ", k->name);
+        if (k->type == DT__MANIFEST_WHOLE) dt__text_add(t, "%lld", (long long)*(const int64_t *)(const void *)at);
+        if (k->type == DT__MANIFEST_REAL) dt__text_add(t, "\"%a\"", *(const double *)(const void *)at);
+        if (k->type == DT__MANIFEST_HASH) dt__text_add(t, "\"%s\"", at);
+    }
+}
+
+/* Ends the text with a hash of all of it, so that no byte of a manifest can change unnoticed. */
 static void dt__manifest_seal(dt__text *t)
 {
     dt__sha256 h;
@@ -19627,19 +19951,18 @@ static void dt__manifest_end(dt__text *t, const dt__part_file *file, int64_t fil
     dt__manifest_seal(t);
 }
 
-/* Is the seal whole? */
 static dt_result dt__manifest_check(const char *path, const char *text, int64_t bytes)
 {
-    dt__text again;
+    dt__text same;
     int64_t tail = (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4, fine;
-    memset(&again, 0, sizeof again);
+    memset(&same, 0, sizeof same);
     if (bytes >= tail) {
-        dt__text_add(&again, "%.*s", (int)(bytes - tail), text);
-        dt__manifest_seal(&again);
+        dt__text_add(&same, "%.*s", (int)(bytes - tail), text);
+        dt__manifest_seal(&same);
     }
-    if (again.failed) return dt__free(again.at), DT_E_MEMORY;
-    fine = bytes >= tail && again.length == bytes && !memcmp(again.at, text, (size_t)bytes);
-    dt__free(again.at);
+    if (same.failed) return dt__free(same.at), DT_E_MEMORY;
+    fine = bytes >= tail && same.length == bytes && !memcmp(same.at, text, (size_t)bytes);
+    dt__free(same.at);
     return fine ? DT_OK : dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
 }
 
@@ -19668,23 +19991,31 @@ static int dt__manifest_files(dt__manifest *m, dt__json *j, int64_t place)
     return !j->result;
 }
 
-static double dt__manifest_number(dt__json *j, int64_t place, const char *what)
+static void dt__manifest_value(dt__manifest *m, dt__json *j, const dt__manifest_key *k, int64_t place)
 {
-    return strtod(dt__json_text(j, place, what), NULL);
+    char *at = (char *)m + k->at;
+    int64_t *whole = (int64_t *)(void *)at;
+    if (place < 0 && k->optional) return;
+    if (k->type == DT__MANIFEST_HASH) snprintf(at, 65, "%.64s", dt__json_text(j, place, k->name));
+    else if (k->type == DT__MANIFEST_REAL) *(double *)(void *)at = strtod(dt__json_text(j, place, k->name), NULL);
+    else {
+        j->at = dt__max(0, place);
+        if (place < 0 || !dt__json_number(j, whole) || *whole < 0)
+            dt__json_fail(j, "there is no %s, a whole number: the file is of another kind", k->name);
+    }
 }
 
-/* What the text says, once its seal is known to be whole. */
+/* Reads the text after its seal was checked. */
 static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 {
-    static const char *const keys[] = {"format", "version", "kind", "step", "power1", "power2", "model_sha256",
-                                       "data_sha256", "weights_sha256", "recipe", "files", "data_parallel",
-                                       "batches", "factor", "since", "noise_variance", "noise_square", NULL};
-    enum { FORMAT, VERSION, KIND, STEP, POWER1, POWER2, MODEL, DATA, WEIGHTS, RECIPE, FILES, DATA_RANKS, BATCHES,
-           FACTOR, SINCE, VARIANCE, SQUARE, KEYS };
-    int64_t place[KEYS], version = 0;
+    enum { FORMAT, VERSION, KIND, RECIPE, FILES, OTHERS };
+    const char *keys[OTHERS + DT__MANIFEST_KEYS + 1] = {"format", "version", "kind", "recipe", "files"};
+    int64_t place[OTHERS + DT__MANIFEST_KEYS], version = 0;
     dt__json j;
     memset(&j, 0, sizeof j);
     j.path = name, j.text = m->text, j.bytes = m->bytes;
+    for (int i = 0; i < DT__MANIFEST_KEYS; i++) keys[OTHERS + i] = dt__manifest_keys[i].name;
+    keys[OTHERS + DT__MANIFEST_KEYS] = NULL;
     dt__json_members(&j, keys, place);
     if (!j.result && strcmp(dt__json_text(&j, place[FORMAT], "format"), "dtrain checkpoint"))
         dt__json_fail(&j, "its format is not \"dtrain checkpoint\": name another directory");
@@ -19692,28 +20023,13 @@ static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
     if (!j.result && (!dt__json_number(&j, &version) || version != DT__MANIFEST_VERSION))
         dt__json_fail(&j, "the format's version is %lld, this library reads %d: use a newer one", (long long)version,
                       (int)DT__MANIFEST_VERSION);
-    j.at = dt__max(0, place[STEP]);
-    if (!j.result && (!dt__json_number(&j, &m->step) || m->step < 0))
-        dt__json_fail(&j, "there is no step: the file is of another kind");
-    m->grow.batches = m->step, m->grow.factor = 1;
-    if (!j.result && place[BATCHES] >= 0) {
-        int64_t *const number[] = {&m->grow.batches, &m->grow.factor, &m->grow.since};
-        for (int i = 0; i < 3; i++) {
-            j.at = dt__max(0, place[BATCHES + i]);
-            if (!j.result && (!dt__json_number(&j, number[i]) || *number[i] < (i == 1)))
-                dt__json_fail(&j, "it does not say how far the batch has grown: it is damaged");
-        }
-        m->grow.variance = dt__manifest_number(&j, place[VARIANCE], "noise_variance");
-        m->grow.square = dt__manifest_number(&j, place[SQUARE], "noise_square");
+    m->step = -1;
+    for (int i = 0; i < DT__MANIFEST_KEYS && !j.result; i++) {
+        dt__manifest_value(m, &j, &dt__manifest_keys[i], place[OTHERS + i]);
+        if (!i) m->grow.batches = m->step, m->grow.factor = 1; /* where the file does not say so */
     }
-    j.at = place[DATA_RANKS];
-    if (!j.result && j.at >= 0) (void)dt__json_number(&j, &m->data_ranks);
+    if (!j.result && m->grow.factor < 1) dt__json_fail(&j, "the factor of the batch is 0: the file is damaged");
     m->full = !strcmp(dt__json_text(&j, place[KIND], "kind"), "full");
-    m->power1 = dt__manifest_number(&j, place[POWER1], "power1");
-    m->power2 = dt__manifest_number(&j, place[POWER2], "power2");
-    snprintf(m->model, sizeof m->model, "%.64s", dt__json_text(&j, place[MODEL], "model_sha256"));
-    snprintf(m->data, sizeof m->data, "%.64s", dt__json_text(&j, place[DATA], "data_sha256"));
-    snprintf(m->weights, sizeof m->weights, "%.64s", dt__json_text(&j, place[WEIGHTS], "weights_sha256"));
     m->recipe = place[RECIPE];
     m->kind = place[KIND];
     m->list = place[FILES];
@@ -19723,180 +20039,197 @@ static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
     return j.result;
 }
 
-/* Reads and checks path/manifest.json. After an error, too, dt__manifest_close() gives back what there is. */
-static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *path)
+/* Reads and checks folder/manifest.json. dt__manifest_close() frees it, after an error as well. */
+static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *folder)
 {
     char name[PATH_MAX];
     dt_result r;
     memset(m, 0, sizeof *m);
-    (void)dt__path_join(name, path, "manifest.json");
-    r = dt__file_get(f, name, DT__MANIFEST_MOST, &m->text, &m->bytes);
+    r = dt__path_join(name, folder, "manifest.json");
+    if (!r) r = dt__file_get(f, name, DT__MANIFEST_MOST, &m->text, &m->bytes);
     if (!r) r = dt__manifest_check(name, m->text, m->bytes);
     return r ? r : dt__manifest_parse(m, name);
 }
 
-/* Hashes a file of `bytes` bytes that is open; `tick` is called now and then. */
-static dt_result dt__file_hash(dt__files *f, int fd, const char *name, int64_t bytes, char hash[65],
-                               void (*tick)(void *), void *user)
+/* Opens a file of a checkpoint and hashes it; heartbeats continue. */
+static dt_result dt__part_hash(dt__files *f, const char *path, int *fd, dt__part_file *p, dt_comm *comm)
 {
-    char *block = (char *)dt__alloc(dt__min(DT__FILE_RUN, bytes), "reading a checkpoint");
+    char *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint");
     dt__sha256 h;
-    dt_result r = block ? DT_OK : DT_E_MEMORY;
+    dt_result r = block ? dt__file_open(f, path, fd, &p->bytes) : DT_E_MEMORY;
     dt__sha256_begin(&h);
-    for (int64_t at = 0; at < bytes && !r; at += DT__FILE_RUN) {
-        int64_t n = dt__min(DT__FILE_RUN, bytes - at);
-        r = dt__file_read(f, fd, name, block, n, at);
+    for (int64_t at = 0; !r && at < p->bytes; at += DT__FILE_RUN) {
+        int64_t n = dt__min(DT__FILE_RUN, p->bytes - at);
+        r = dt__file_read(f, *fd, path, block, n, at);
         if (!r) dt__sha256_add(&h, block, n);
-        tick(user);
+        dt__comm_tick(comm);
     }
-    dt__sha256_end(&h, hash);
+    dt__sha256_end(&h, p->hash);
     dt__free(block);
     return r;
 }
 
-/* Has file p of a checkpoint its size and its hash? */
-static dt_result dt__part_check(dt__files *f, const char *path, const dt__part_file *p, void (*tick)(void *),
-                                void *user)
+/* Compares a file with the manifest's size and hash. */
+static dt_result dt__part_check(dt__files *f, const char *folder, const dt__part_file *p, dt_comm *comm)
 {
-    char name[PATH_MAX], hash[65];
-    int64_t bytes = 0;
+    char path[PATH_MAX];
     int fd = -1;
-    dt_result r;
-    (void)dt__path_join(name, path, p->name);
-    r = dt__file_open(f, name, &fd, &bytes);
-    if (!r && bytes != p->bytes)
-        r = dt__error(DT_E_DATA, "%s has %lld bytes, its manifest says %lld: it is cut or another file", name,
-                      (long long)bytes, (long long)p->bytes);
-    if (!r) r = dt__file_hash(f, fd, name, bytes, hash, tick, user);
-    if (!r && strcmp(hash, p->hash))
-        r = dt__error(DT_E_DATA, "%s is damaged: its SHA-256 is not the one in the manifest", name);
+    dt__part_file is;
+    dt_result r = dt__path_join(path, folder, p->name);
+    if (!r) r = dt__part_hash(f, path, &fd, &is, comm);
     if (fd >= 0) close(fd);
+    if (!r && is.bytes != p->bytes)
+        r = dt__error(DT_E_DATA, "%s has %lld bytes, its manifest says %lld: it is cut or another file", path,
+                      (long long)is.bytes, (long long)p->bytes);
+    if (!r && strcmp(is.hash, p->hash))
+        r = dt__error(DT_E_DATA, "%s is damaged: its SHA-256 is not the one in the manifest", path);
     return r;
 }
 
-/* Is the checkpoint at `path` whole? */
-static dt_result dt__step_check(dt__files *f, const char *path, void (*tick)(void *), void *user)
+/* Compares every file of a checkpoint with its manifest. */
+static dt_result dt__step_check(dt__files *f, const char *folder, dt_comm *comm)
 {
     dt__manifest m;
-    dt_result r = dt__manifest_read(&m, f, path);
-    for (int64_t i = 0; i < m.files && !r; i++) r = dt__part_check(f, path, &m.file[i], tick, user);
+    dt_result r = dt__manifest_read(&m, f, folder);
+    for (int64_t i = 0; i < m.files && !r; i++) r = dt__part_check(f, folder, &m.file[i], comm);
     dt__manifest_close(&m);
     return r;
 }
 
-/* A file that others wrote becomes one of a checkpoint's: to the disk with it, and its size and hash into *p. */
-static dt_result dt__part_take(dt__files *f, const char *path, const char *file, dt__part_file *p)
+/* Flushes a file to the disk. */
+static dt_result dt__part_flush(dt__files *f, const char *folder, const char *name)
 {
-    char name[PATH_MAX];
+    char path[PATH_MAX];
+    int64_t bytes;
     int fd = -1;
-    dt_result r = dt__path_join(name, path, file);
-    snprintf(p->name, sizeof p->name, "%s", file);
-    if (!r) r = dt__file_open(f, name, &fd, &p->bytes);
-    if (!r) r = dt__file_hash(f, fd, name, p->bytes, p->hash, dt__no_tick, NULL);
-    return dt__file_finish(f, fd, name, r);
+    dt_result r = dt__path_join(path, folder, name);
+    if (!r) r = dt__file_open(f, path, &fd, &bytes);
+    return dt__file_finish(f, fd, path, r);
 }
 
-static int dt__ends_with(const char *name, const char *tail)
+/* Makes a file that is there a part of a checkpoint: hashes it and flushes it to the disk. */
+static dt_result dt__part_add(dt__files *f, const char *folder, const char *name, dt__part_file *p)
 {
-    size_t n = strlen(name), m = strlen(tail);
-    return n >= m && !strcmp(name + n - m, tail);
+    char path[PATH_MAX];
+    int fd = -1;
+    dt_result r = dt__path_join(path, folder, name);
+    snprintf(p->name, sizeof p->name, "%s", name);
+    if (!r) r = dt__part_hash(f, path, &fd, p, NULL);
+    return dt__file_finish(f, fd, path, r);
 }
 
-/* Are there tensors in a checkpoint's file? */
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
-/* ---- config.json, as Hugging Face's transformers write and read it ---------------------------------------- */
+/* Opens the tensors that a manifest lists. The caller opens the gather, and closes the reader after errors as well. */
+static dt_result dt__reader_open(dt__reader *x, dt__files *f, const char *folder, const dt__manifest *m)
+{
+    dt_result r = DT_OK;
+    memset(x, 0, sizeof *x);
+    x->files = f;
+    x->full = m->full;
+    for (int64_t i = 0; i < m->files && !r; i++)
+        if (dt__part_has_tensors(&m->file[i])) r = dt__tensors_add(&x->tensors, f, folder, m->file[i].name);
+    return r ? r : dt__tensors_sort(&x->tensors);
+}
 
-#define DT__CONFIG_LINE "\n  "
+/* ---- config.json of Hugging Face's transformers ------------------------------------------------------------
+ * One table for reading and writing: the members of a family, and what this library computes. */
+
+typedef enum dt__config_kind {
+    DT__CONFIG_WHOLE, /* an int64 of dt_model; value -1: required, else the default */
+    DT__CONFIG_REAL,  /* a float of dt_model and its default */
+    DT__CONFIG_FLAG,  /* an int32 of dt_model and its default */
+    DT__CONFIG_IS,    /* the only flag that is computed here */
+    DT__CONFIG_EQUAL, /* the only number that is computed here */
+    DT__CONFIG_WORD,  /* the only words that are computed here */
+    DT__CONFIG_NONE   /* absent or null */
+} dt__config_kind;
+typedef struct dt__config_key {
+    int family;
+    dt__config_kind kind;
+    const char *name, *words;
+    double value;
+    size_t at; /* in dt_model */
+} dt__config_key;
+
+#define DT__CONFIG(family, kind, name, value, member)                                                                  \
+    {family, DT__CONFIG_##kind, name, NULL, value, offsetof(dt_model, member)}
+static const dt__config_key dt__config_keys[] = {
+    DT__CONFIG(DT_GPT2, WHOLE, "n_layer", -1, layers),
+    DT__CONFIG(DT_GPT2, WHOLE, "n_head", -1, heads),
+    DT__CONFIG(DT_GPT2, WHOLE, "n_embd", -1, width),
+    DT__CONFIG(DT_GPT2, WHOLE, "vocab_size", -1, vocabulary),
+    DT__CONFIG(DT_GPT2, EQUAL, "layer_norm_epsilon", 1e-5, width),
+    {DT_GPT2, DT__CONFIG_WORD, "activation_function", "gelu_new,gelu_pytorch_tanh", 0, 0},
+    DT__CONFIG(DT_GPT2, IS, "scale_attn_weights", 1, tied),
+    DT__CONFIG(DT_GPT2, IS, "scale_attn_by_inverse_layer_idx", 0, tied),
+    DT__CONFIG(DT_GPT2, IS, "tie_word_embeddings", 1, tied),
+    DT__CONFIG(DT_GPT2, IS, "add_cross_attention", 0, tied),
+    DT__CONFIG(DT_GPT2, NONE, "quantization_config", 0, tied),
+    DT__CONFIG(DT_LLAMA, WHOLE, "num_hidden_layers", -1, layers),
+    DT__CONFIG(DT_LLAMA, WHOLE, "num_attention_heads", -1, heads),
+    DT__CONFIG(DT_LLAMA, WHOLE, "hidden_size", -1, width),
+    DT__CONFIG(DT_LLAMA, WHOLE, "vocab_size", -1, vocabulary),
+    DT__CONFIG(DT_LLAMA, WHOLE, "num_key_value_heads", 0, kv_heads),
+    DT__CONFIG(DT_LLAMA, WHOLE, "intermediate_size", -1, hidden),
+    DT__CONFIG(DT_LLAMA, REAL, "rms_norm_eps", 1e-6, norm_eps),
+    DT__CONFIG(DT_LLAMA, REAL, "rope_theta", 1e4, rope_base),
+    DT__CONFIG(DT_LLAMA, FLAG, "tie_word_embeddings", 0, tied),
+    {DT_LLAMA, DT__CONFIG_WORD, "hidden_act", "silu,swish", 0, 0},
+    DT__CONFIG(DT_LLAMA, IS, "attention_bias", 0, tied),
+    DT__CONFIG(DT_LLAMA, IS, "mlp_bias", 0, tied),
+    DT__CONFIG(DT_LLAMA, EQUAL, "partial_rotary_factor", 1, tied),
+    DT__CONFIG(DT_LLAMA, NONE, "sliding_window", 0, tied),
+    DT__CONFIG(DT_LLAMA, NONE, "quantization_config", 0, tied)};
+enum { DT__CONFIG_KEYS = (int)(sizeof dt__config_keys / sizeof *dt__config_keys) };
 
 /* "name": value after a comma. */
-static void dt__config_real(dt__text *t, const char *indent, const char *name, double value)
+static void dt__config_real(dt__text *t, const char *name, double value)
 {
     char text[32];
     dt__float_text((float)value, text, sizeof text);
-    dt__text_add(t, ",%s\"%s\": %s%s", indent, name, text, strpbrk(text, ".e") ? "" : ".0");
-}
-static void dt__config_int(dt__text *t, const char *name, int64_t value)
-{
-    dt__text_add(t, "," DT__CONFIG_LINE "\"%s\": %lld", name, (long long)value);
+    dt__text_add(t, ",\n  \"%s\": %s%s", name, text, strpbrk(text, ".e") ? "" : ".0");
 }
 
-static void dt__config_gpt2(dt__text *t, const dt_model *m, int64_t sequence)
-{
-    dt__text_add(t, "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"]");
-    dt__text_add(t, ",\n  \"activation_function\": \"gelu_new\"");
-    dt__config_int(t, "n_layer", m->layers);
-    dt__config_int(t, "n_head", m->heads);
-    dt__config_int(t, "n_embd", m->width);
-    dt__config_int(t, "n_positions", sequence);
-    dt__config_real(t, DT__CONFIG_LINE, "layer_norm_epsilon", 1e-5);
-    dt__config_real(t, DT__CONFIG_LINE, "embd_pdrop", (double)m->dropout);
-    dt__config_real(t, DT__CONFIG_LINE, "attn_pdrop", (double)m->dropout);
-    dt__config_real(t, DT__CONFIG_LINE, "resid_pdrop", (double)m->dropout);
-}
-
-static void dt__config_llama(dt__text *t, const dt_model *m, int64_t sequence)
-{
-    const dt_rope_scaling *s = &m->rope_scaling;
-    dt__text_add(t, "{\n  \"model_type\": \"llama\",\n  \"architectures\": [\"LlamaForCausalLM\"]");
-    dt__text_add(t, ",\n  \"hidden_act\": \"silu\",\n  \"attention_bias\": false");
-    dt__config_int(t, "num_hidden_layers", m->layers);
-    dt__config_int(t, "num_attention_heads", m->heads);
-    dt__config_int(t, "num_key_value_heads", m->kv_heads);
-    dt__config_int(t, "hidden_size", m->width);
-    dt__config_int(t, "intermediate_size", m->hidden);
-    dt__config_int(t, "max_position_embeddings", sequence);
-    dt__config_real(t, DT__CONFIG_LINE, "rms_norm_eps", (double)m->norm_eps);
-    dt__config_real(t, DT__CONFIG_LINE, "rope_theta", (double)m->rope_base);
-    if (s->factor == 0.0) {
-        dt__text_add(t, ",\n  \"rope_scaling\": null");
-        return;
-    }
-    dt__text_add(t, ",\n  \"rope_scaling\": {\"rope_type\": \"llama3\"");
-    dt__config_real(t, " ", "factor", s->factor);
-    dt__config_real(t, " ", "low_freq_factor", s->low_freq_factor);
-    dt__config_real(t, " ", "high_freq_factor", s->high_freq_factor);
-    dt__text_add(t, ", \"original_max_position_embeddings\": %lld}", (long long)s->original_context);
-}
-
-/* Can config.json say what the model is? */
+/* Can config.json describe the model? */
 static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts; }
 
-/* The file of a family's model; beginning and end of a text are the tokenizer's matter. */
+/* config.json of a model. The begin and end tokens of a text are the tokenizer's matter. */
 static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence)
 {
+    static const char *const dropout[] = {"embd_pdrop", "attn_pdrop", "resid_pdrop"};
     dt_model m = model->family == DT_LLAMA ? dt__llama_settled(*model) : *model;
-    if (m.family == DT_LLAMA) dt__config_llama(t, &m, sequence);
-    else dt__config_gpt2(t, &m, sequence);
-    dt__config_int(t, "vocab_size", m.vocabulary);
-    dt__text_add(t, ",\n  \"tie_word_embeddings\": %s", m.family == DT_GPT2 || m.tied ? "true" : "false");
-    dt__text_add(t, ",\n  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n  \"torch_dtype\": "
-                 "\"float32\"\n}\n");
-}
-
-/* A config.json being read: where the values of some keys are; -1: there is none. */
-typedef struct dt__config {
-    dt__json j;
-    const char *const *key;
-    int64_t place[20];
-} dt__config;
-
-/* A whole number; `missing` where there is none, which below 0 is an error. */
-static int64_t dt__config_whole(dt__config *c, int key, int64_t missing)
-{
-    int64_t value = -1;
-    if (c->j.result) return 0;
-    if (dt__json_absent(&c->j, c->place[key])) {
-        if (missing < 0) dt__json_fail(&c->j, "there is no %s: the file is of another kind, or cut", c->key[key]);
-        return missing;
+    const dt_rope_scaling *s = &m.rope_scaling;
+    int llama = m.family == DT_LLAMA;
+    dt__text_add(t, "{\n  \"model_type\": \"%s\",\n  \"architectures\": [\"%s\"],\n  \"%s\": %lld",
+                 llama ? "llama" : "gpt2", llama ? "LlamaForCausalLM" : "GPT2LMHeadModel",
+                 llama ? "max_position_embeddings" : "n_positions", (long long)sequence);
+    for (int i = 0; i < DT__CONFIG_KEYS; i++) {
+        const dt__config_key *k = &dt__config_keys[i];
+        const void *at = (const char *)&m + k->at;
+        if (k->family != m.family || k->kind == DT__CONFIG_NONE) continue;
+        if (k->kind == DT__CONFIG_REAL) dt__config_real(t, k->name, (double)*(const float *)at);
+        else if (k->kind == DT__CONFIG_EQUAL) dt__config_real(t, k->name, k->value);
+        else if (k->kind == DT__CONFIG_WHOLE)
+            dt__text_add(t, ",\n  \"%s\": %lld", k->name, (long long)*(const int64_t *)at);
+        else if (k->kind == DT__CONFIG_WORD)
+            dt__text_add(t, ",\n  \"%s\": \"%.*s\"", k->name, (int)strcspn(k->words, ","), k->words);
+        else
+            dt__text_add(t, ",\n  \"%s\": %s", k->name,
+                         (k->kind == DT__CONFIG_IS ? k->value > 0 : *(const int32_t *)at) ? "true" : "false");
     }
-    c->j.at = c->place[key];
-    if (!dt__json_number(&c->j, &value) || value < 0)
-        dt__json_fail(&c->j, "%s is no whole number: copy the file again", c->key[key]);
-    return value;
+    for (int i = 0; i < 3 && !llama; i++) dt__config_real(t, dropout[i], (double)m.dropout);
+    if (llama && s->factor > 0.0) {
+        dt__text_add(t, ",\n  \"rope_scaling\": {\"rope_type\": \"llama3\", \"original_max_position_embeddings\": %lld",
+                     (long long)s->original_context);
+        dt__config_real(t, "factor", s->factor);
+        dt__config_real(t, "low_freq_factor", s->low_freq_factor);
+        dt__config_real(t, "high_freq_factor", s->high_freq_factor);
+        dt__text_add(t, "}");
+    }
+    dt__text_add(t, ",\n  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n  \"torch_dtype\": \"float32\"\n}\n");
 }
 
-/* Any number at a place. */
 static double dt__json_real(dt__json *j, int64_t place, const char *what)
 {
     int64_t whole = 0;
@@ -19904,58 +20237,39 @@ static double dt__json_real(dt__json *j, int64_t place, const char *what)
     j->at = place;
     return dt__json_number(j, &whole) ? strtod(j->text + place, NULL) : 0.0;
 }
-static double dt__config_number(dt__config *c, int key, double missing)
+
+/* A whole number; `missing` stands for an absent one, and is an error below 0. */
+static int64_t dt__json_whole(dt__json *j, int64_t place, int64_t missing, const char *what)
 {
-    if (c->j.result || dt__json_absent(&c->j, c->place[key])) return missing;
-    return dt__json_real(&c->j, c->place[key], c->key[key]);
+    int64_t value = -1;
+    if (dt__json_absent(j, place)) {
+        if (missing < 0) dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
+        return missing;
+    }
+    j->at = place;
+    if (!dt__json_number(j, &value) || value < 0)
+        dt__json_fail(j, "%s is not a whole number: copy the file again", what);
+    return value;
 }
 
-/* A true or false that this library has in one form only. */
-static void dt__config_is(dt__config *c, int key, int is)
+/* Reads a member into the model, or checks that it has the value that is computed here. */
+static void dt__config_read(dt__json *j, const dt__config_key *k, int64_t place, dt_model *m)
 {
-    if (dt__json_absent(&c->j, c->place[key]) || dt__json_flag(&c->j, c->place[key], is) == is) return;
-    dt__json_fail(&c->j, "models with %s %s are not computed here: choose another", c->key[key], is ? "false" : "true");
-}
-/* A value that must not be there. */
-static void dt__config_none(dt__config *c, int key)
-{
-    if (!dt__json_absent(&c->j, c->place[key]))
-        dt__json_fail(&c->j, "models with %s are not computed here: choose another", c->key[key]);
-}
-/* A word that must be one of two. */
-static void dt__config_word(dt__config *c, int key, const char *one, const char *two)
-{
-    const char *word;
-    if (c->place[key] < 0 || c->j.result) return;
-    word = dt__json_text(&c->j, c->place[key], c->key[key]);
-    if (!c->j.result && strcmp(word, one) && strcmp(word, two))
-        dt__json_fail(&c->j, "%s is %.40s: this library computes %s", c->key[key], word, one);
-}
-
-static void dt__config_read_gpt2(dt__config *c, dt_model *m)
-{
-    static const char *const keys[] = {"n_layer", "n_head", "n_embd", "vocab_size", "n_inner", "layer_norm_epsilon",
-                                       "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
-                                       "tie_word_embeddings", "add_cross_attention", "quantization_config", NULL};
-    enum { LAYERS, HEADS, WIDTH, VOCABULARY, INNER, EPS, ACTIVATION, SCALE, INVERSE, TIED, CROSS, QUANTIZED };
-    c->key = keys;
-    c->j.at = 0;
-    if (!dt__json_members(&c->j, keys, c->place)) return;
-    m->family = DT_GPT2;
-    m->layers = dt__config_whole(c, LAYERS, -1);
-    m->heads = dt__config_whole(c, HEADS, -1);
-    m->width = dt__config_whole(c, WIDTH, -1);
-    m->vocabulary = dt__config_whole(c, VOCABULARY, -1);
-    dt__config_word(c, ACTIVATION, "gelu_new", "gelu_pytorch_tanh");
-    dt__config_is(c, SCALE, 1);
-    dt__config_is(c, INVERSE, 0);
-    dt__config_is(c, TIED, 1);
-    dt__config_is(c, CROSS, 0);
-    dt__config_none(c, QUANTIZED);
-    if (dt__config_whole(c, INNER, 4 * m->width) != 4 * m->width)
-        dt__json_fail(&c->j, "n_inner is not 4 n_embd: such models are not computed here, choose another");
-    if ((float)dt__config_number(c, EPS, 1e-5) != 1e-5f)
-        dt__json_fail(&c->j, "layer_norm_epsilon is not 1e-5: such models are not computed here, choose another");
+    void *at = (char *)m + k->at;
+    int absent = dt__json_absent(j, place), is = k->value > 0;
+    const char *word, *found;
+    if (k->kind == DT__CONFIG_WHOLE) *(int64_t *)at = dt__json_whole(j, place, (int64_t)k->value, k->name);
+    else if (k->kind == DT__CONFIG_REAL) *(float *)at = (float)(absent ? k->value : dt__json_real(j, place, k->name));
+    else if (k->kind == DT__CONFIG_FLAG) *(int32_t *)at = absent ? is : dt__json_flag(j, place, is);
+    else if (absent) return;
+    else if (k->kind == DT__CONFIG_WORD) {
+        word = dt__json_text(j, place, k->name);
+        found = strstr(k->words, word);
+        if (!found || (found != k->words && found[-1] != ',') || !strchr(",", found[strlen(word)]))
+            dt__json_fail(j, "%s is %.40s: this library computes %s, choose another model", k->name, word, k->words);
+    } else if (k->kind == DT__CONFIG_NONE || (k->kind == DT__CONFIG_IS && dt__json_flag(j, place, is) != is) ||
+               (k->kind == DT__CONFIG_EQUAL && (float)dt__json_real(j, place, k->name) != (float)k->value))
+        dt__json_fail(j, "a model with this %s is not computed here: choose another model", k->name);
 }
 
 /* {"rope_type": "llama3", "factor": 8.0, ..}; older files say "type", newer ones have rope_theta here. */
@@ -19966,62 +20280,54 @@ static void dt__config_rope(dt__json *j, int64_t at, dt_model *m)
     enum { ROPE, TYPE, FACTOR, LOW, HIGH, ORIGINAL, THETA, PARTIAL, KEYS };
     int64_t place[KEYS];
     const char *type;
+    dt_rope_scaling *s = &m->rope_scaling;
+    if (dt__json_absent(j, at)) return;
     j->at = at;
     if (!dt__json_members(j, keys, place)) return;
     if (!dt__json_absent(j, place[THETA])) m->rope_base = (float)dt__json_real(j, place[THETA], keys[THETA]);
     if (!dt__json_absent(j, place[PARTIAL]) && dt__json_real(j, place[PARTIAL], keys[PARTIAL]) != 1.0)
-        dt__json_fail(j, "heads that are rotated in part are not computed here: choose another model");
+        dt__json_fail(j, "a model with this partial_rotary_factor is not computed here: choose another model");
     type = dt__json_text(j, place[ROPE] < 0 ? place[TYPE] : place[ROPE], "rope_type");
     if (j->result || !strcmp(type, "default")) return;
     if (strcmp(type, "llama3")) {
         dt__json_fail(j, "rotary scaling of type %.40s is not computed here, llama3 is: choose another model", type);
         return;
     }
-    m->rope_scaling.factor = dt__json_real(j, place[FACTOR], keys[FACTOR]);
-    m->rope_scaling.low_freq_factor = dt__json_real(j, place[LOW], keys[LOW]);
-    m->rope_scaling.high_freq_factor = dt__json_real(j, place[HIGH], keys[HIGH]);
-    m->rope_scaling.original_context = (int64_t)dt__json_real(j, place[ORIGINAL], keys[ORIGINAL]);
-    if (!j->result && !(m->rope_scaling.factor >= 1.0 && m->rope_scaling.original_context > 0 &&
-                        m->rope_scaling.high_freq_factor > m->rope_scaling.low_freq_factor))
+    s->factor = dt__json_real(j, place[FACTOR], keys[FACTOR]);
+    s->low_freq_factor = dt__json_real(j, place[LOW], keys[LOW]);
+    s->high_freq_factor = dt__json_real(j, place[HIGH], keys[HIGH]);
+    s->original_context = (int64_t)dt__json_real(j, place[ORIGINAL], keys[ORIGINAL]);
+    if (!j->result && !(s->factor >= 1.0 && s->original_context > 0 && s->high_freq_factor > s->low_freq_factor))
         dt__json_fail(j, "factor is 1 or more, high_freq_factor above low_freq_factor: the file is damaged");
 }
 
-static void dt__config_read_llama(dt__config *c, dt_model *m)
+/* Reads the members of the model's family. */
+static void dt__config_model(dt__json *j, dt_model *m)
 {
-    static const char *const keys[] = {
-        "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "num_key_value_heads",
-        "intermediate_size", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act",
-        "attention_bias", "mlp_bias", "tie_word_embeddings", "head_dim", "sliding_window", "partial_rotary_factor",
-        "quantization_config", NULL};
-    enum { LAYERS, HEADS, WIDTH, VOCABULARY, KV_HEADS, HIDDEN, EPS, BASE, SCALING, ROPE, ACTIVATION, BIAS, MLP_BIAS,
-           TIED, HEAD, WINDOW, PARTIAL, QUANTIZED };
-    int64_t head;
-    c->key = keys;
-    c->j.at = 0;
-    if (!dt__json_members(&c->j, keys, c->place)) return;
-    m->family = DT_LLAMA;
-    m->layers = dt__config_whole(c, LAYERS, -1);
-    m->heads = dt__config_whole(c, HEADS, -1);
-    m->width = dt__config_whole(c, WIDTH, -1);
-    m->vocabulary = dt__config_whole(c, VOCABULARY, -1);
-    m->kv_heads = dt__config_whole(c, KV_HEADS, m->heads);
-    m->hidden = dt__config_whole(c, HIDDEN, -1);
-    m->norm_eps = (float)dt__config_number(c, EPS, 1e-6);
-    m->rope_base = (float)dt__config_number(c, BASE, 1e4);
-    m->tied = dt__json_flag(&c->j, dt__json_absent(&c->j, c->place[TIED]) ? -1 : c->place[TIED], 0);
-    if (!dt__json_absent(&c->j, c->place[SCALING])) dt__config_rope(&c->j, c->place[SCALING], m);
-    if (!dt__json_absent(&c->j, c->place[ROPE])) dt__config_rope(&c->j, c->place[ROPE], m);
-    dt__config_word(c, ACTIVATION, "silu", "swish");
-    dt__config_is(c, BIAS, 0);
-    dt__config_is(c, MLP_BIAS, 0);
-    dt__config_none(c, WINDOW);
-    dt__config_none(c, QUANTIZED);
-    if (dt__config_number(c, PARTIAL, 1.0) != 1.0)
-        dt__json_fail(&c->j, "heads that are rotated in part are not computed here: choose another model");
-    head = dt__config_whole(c, HEAD, m->heads > 0 ? m->width / m->heads : 0);
-    if (!c->j.result && (m->heads < 1 || head * m->heads != m->width))
-        dt__json_fail(&c->j, "the heads are not hidden_size wide together: such models are not computed here, choose "
-                      "another");
+    enum { SCALING, ROPE, HEAD, INNER, OTHERS };
+    const char *keys[OTHERS + DT__CONFIG_KEYS + 1] = {"rope_scaling", "rope_parameters", "head_dim", "n_inner"};
+    const dt__config_key *of[DT__CONFIG_KEYS];
+    int64_t place[OTHERS + DT__CONFIG_KEYS];
+    int llama = m->family == DT_LLAMA, count = 0;
+    for (int i = 0; i < DT__CONFIG_KEYS; i++) {
+        if (dt__config_keys[i].family != m->family) continue;
+        of[count] = &dt__config_keys[i];
+        keys[OTHERS + count++] = dt__config_keys[i].name;
+    }
+    keys[OTHERS + count] = NULL;
+    j->at = 0;
+    if (!dt__json_members(j, keys, place)) return;
+    for (int i = 0; i < count && !j->result; i++) dt__config_read(j, of[i], place[OTHERS + i], m);
+    if (!llama && !j->result && dt__json_whole(j, place[INNER], 4 * m->width, "n_inner") != 4 * m->width)
+        dt__json_fail(j, "n_inner is not 4 n_embd: such models are not computed here, choose another model");
+    if (!llama || j->result) return;
+    if (!m->kv_heads) m->kv_heads = m->heads;
+    dt__config_rope(j, place[SCALING], m);
+    dt__config_rope(j, place[ROPE], m);
+    if (!j->result && (m->heads < 1 || m->width % m->heads ||
+                       dt__json_whole(j, place[HEAD], m->width / m->heads, "head_dim") * m->heads != m->width))
+        dt__json_fail(j, "the heads are not hidden_size wide together: such models are not computed here, choose "
+                      "another model");
 }
 
 DT_API dt_result dt_model_open(dt_model *m, const char *path)
@@ -20030,30 +20336,30 @@ DT_API dt_result dt_model_open(dt_model *m, const char *path)
     struct stat is;
     char name[PATH_MAX];
     const char *type;
-    dt__config c;
+    int64_t place;
+    dt__json j;
     int folder = !stat(path, &is) && S_ISDIR(is.st_mode);
     dt_result r = folder ? dt__path_join(name, path, "config.json") : DT_OK;
     memset(m, 0, sizeof *m);
-    if (r || dt__json_open(&c.j, folder ? name : path)) return r ? r : dt__thread.code;
-    dt__json_members(&c.j, keys, c.place);
-    type = c.j.result ? "" : dt__json_text(&c.j, c.place[0], "model_type");
+    if (r || dt__json_open(&j, folder ? name : path)) return r ? r : dt__thread.code;
+    dt__json_members(&j, keys, &place);
+    type = j.result ? "" : dt__json_text(&j, place, "model_type");
     m->balance = 0.01f;
-    if (!strcmp(type, "gpt2")) dt__config_read_gpt2(&c, m);
-    else if (!strcmp(type, "llama")) dt__config_read_llama(&c, m);
-    else dt__json_fail(&c.j, "the model is of type %.40s: gpt2 and llama are computed here", type);
-    r = c.j.result;
-    dt__json_close(&c.j);
+    m->family = !strcmp(type, "llama") ? DT_LLAMA : DT_GPT2;
+    if (!strcmp(type, "gpt2") || !strcmp(type, "llama")) dt__config_model(&j, m);
+    else dt__json_fail(&j, "the model is of type %.40s: gpt2 and llama are computed here", type);
+    r = j.result;
+    dt__json_close(&j);
     if (r) memset(m, 0, sizeof *m);
     return r;
 }
 
 /* ---- published weights --------------------------------------------------------------------------------- */
 
-/* The files of {"weight_map": {"name of a tensor": "file", ..}}, each once. */
+/* Adds the files of {"weight_map": {"name of a tensor": "file", ..}}, each once. */
 static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *folder, const char *index)
 {
     static const char *const keys[] = {"weight_map", NULL};
-    char path[PATH_MAX];
     int64_t place, count = 0;
     dt__json j;
     dt_result r = dt__json_open(&j, index);
@@ -20066,9 +20372,8 @@ static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *fol
             if (!dt__json_key(&j) || !dt__json_peek(&j) || !dt__json_string(&j)) break;
             j.string[j.length] = 0;
             if (strchr(j.string, '/')) dt__json_fail(&j, "%.80s lies elsewhere: put it beside the index", j.string);
-            else if (dt__path_join(path, folder, j.string)) j.result = DT_E_FILE;
-            while (known < t->files && strcmp(t->file[known].path, path)) known++;
-            if (!j.result && known == t->files) j.result = dt__tensors_add(t, f, path);
+            while (known < t->files && strcmp(strrchr(t->file[known].path, '/') + 1, j.string)) known++;
+            if (!j.result && known == t->files) j.result = dt__tensors_add(t, f, folder, j.string);
         }
     }
     if (!r) r = j.result;
@@ -20076,33 +20381,36 @@ static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *fol
     return r;
 }
 
-/* The tensors of a directory or a file, after which dt__tensors_close() gives back what there is. */
+/* Opens the tensors of a directory or a file. dt__tensors_close() frees them, after an error as well. */
 static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path)
 {
+    static const char one[] = "model.safetensors", several[] = "model.safetensors.index.json";
     struct stat is;
     char name[PATH_MAX];
     dt_result r;
     memset(t, 0, sizeof *t);
     if (stat(path, &is)) return dt__file_error("read", path);
-    if (!S_ISDIR(is.st_mode))
-        r = dt__ends_with(path, ".safetensors") ? dt__tensors_add(t, f, path)
-                                                : dt__error(DT_E_USAGE, "--weights %s: it is a directory, or a file "
-                                                            "NAME.safetensors", path);
-    else {
-        r = dt__path_join(name, path, "model.safetensors");
-        if (!r && !access(name, F_OK)) r = dt__tensors_add(t, f, name);
-        else if (!r) {
-            r = dt__path_join(name, path, "model.safetensors.index.json");
-            if (!r && access(name, F_OK))
-                r = dt__error(DT_E_DATA, "%s holds neither model.safetensors nor model.safetensors.index.json: name a "
-                              "directory of safetensors files, or a checkpoint of kind full", path);
-            if (!r) r = dt__weights_index(t, f, path, name);
-        }
+    if (!S_ISDIR(is.st_mode)) {
+        const char *slash = strrchr(path, '/');
+        snprintf(name, sizeof name, "%.*s", slash ? (int)dt__max(1, slash - path) : 1, slash ? path : ".");
+        r = dt__ends_with(path, ".safetensors") ? dt__tensors_add(t, f, name, slash ? slash + 1 : path)
+                                                : dt__error(DT_E_USAGE, "--weights %s is neither a directory nor a "
+                                                            "file NAME.safetensors: name one", path);
+        return r ? r : dt__tensors_sort(t);
+    }
+    r = dt__path_join(name, path, one);
+    if (!r && !access(name, F_OK)) r = dt__tensors_add(t, f, path, one);
+    else if (!r) {
+        r = dt__path_join(name, path, several);
+        if (!r && access(name, F_OK))
+            r = dt__error(DT_E_DATA, "%s holds neither %s nor %s: name a directory of safetensors files, or a "
+                          "checkpoint of kind full", path, one, several);
+        if (!r) r = dt__weights_index(t, f, path, name);
     }
     return r ? r : dt__tensors_sort(t);
 }
 
-/* The name without the part that some files leave out; NULL: it has none. */
+/* The name without the prefix that some files leave out; NULL: it has none. */
 static const char *dt__weights_bare(const char *name)
 {
     static const char *const prefix[] = {"transformer.", "model."};
@@ -20111,7 +20419,7 @@ static const char *dt__weights_bare(const char *name)
     return NULL;
 }
 
-/* The tensor that is a parameter of this name, or NULL. */
+/* The tensor of a parameter, or NULL. */
 static const dt__stored *dt__weights_find(const dt__tensors *t, const char *name)
 {
     const dt__stored *s = dt__tensors_find(t, name);
@@ -20119,14 +20427,14 @@ static const dt__stored *dt__weights_find(const dt__tensors *t, const char *name
     return s || !bare ? s : dt__tensors_find(t, bare);
 }
 
-/* What a file may hold that is no parameter: masks and angles that are computed here. */
+/* Is a tensor a buffer: a mask or angles, which are computed here? */
 static int dt__weights_buffer(const char *name)
 {
     return dt__ends_with(name, ".attn.bias") || dt__ends_with(name, ".attn.masked_bias") ||
            dt__ends_with(name, ".rotary_emb.inv_freq");
 }
 
-/* Type, shape, and three places of a tensor go into a hash, which so knows it again. */
+/* Adds type, shape and three blocks of a tensor to a hash that identifies it. */
 static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt__stored *s, dt__sha256 *h)
 {
     char block[4096], text[192], shape[96];
@@ -20141,7 +20449,7 @@ static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt
     return r;
 }
 
-/* Do the files hold a parameter as the model has it? Rows behind those of a table of positions may follow. */
+/* Finds a parameter that must have this shape. A longer table of positions is accepted; its first rows are used. */
 static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape,
                                  const dt__stored **found)
 {
@@ -20153,8 +20461,8 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
         return dt__error(DT_E_USAGE, "%s has no %s, of shape %s here: it is of another model, give its --model or "
                          "options", t->file[0].path, name, dt__shape_text(shape, a));
     if (s->type > DT__STORED_F16)
-        return dt__error(DT_E_DATA, "%s holds %s as %s: F32, F16 and BF16 are read", t->file[s->file].path, s->name,
-                         dt__stored_types[s->type].name);
+        return dt__error(DT_E_DATA, "%s holds %s as %s: convert it to F32, F16 or BF16", t->file[s->file].path,
+                         s->name, dt__stored_types[s->type].name);
     first = s->shape;
     if (dt__ends_with(name, "wpe.weight") && first.dims == 2) first.n[0] = dt__min(first.n[0], shape->n[0]);
     if (dt__same_shape(&first, shape)) return DT_OK;
@@ -23980,46 +24288,34 @@ typedef struct dt__generator {
     int32_t *heap;                 /* (vocabulary): tokens, for top_k and top_p */
 } dt__generator;
 
-/* A run of one array of a parameter (R11): `count` weights from the `from`-th on, whose numbers are at data. */
-typedef struct dt__run {
-    int kind;
-    int32_t param;
-    int64_t array, from, count, bytes;
-    int use, owner; /* DT__WIRE_LOST: of the parameter; the data-parallel rank that lost it */
-    int64_t at; /* so far has a visit come, in numbers of the array */
-    int rank;   /* whose it is, on rank 0 during a visit */
-    char *data;
-} dt__run;
-typedef struct dt__runs {
-    dt__run *list;
-    int64_t count, room, bytes;
-} dt__runs;
+/* The tensors of the state, in the order of files, and what a walk over them needs. */
+typedef struct dt__state {
+    dt__state_tensor *tensor;
+    int64_t count, whole; /* all; those that the hash and full checkpoints hold */
+    int64_t arrays;       /* at most, of a tensor */
+    dt__state_slice *slice;     /* (2, arrays): room for the trainer's thread and for the one that saves */
+} dt__state;
 
-/* Saving: what this rank writes of the state, and how far it is. */
 typedef struct dt__saver {
     dt__files files;
-    dt__queue queue;       /* three jobs per save: copy, write, publish */
-    dt__runs live, runs;   /* what this rank writes: where it is, and where the writer takes it from */
-    char *snapshot;        /* a copy of it, for asynchronous saves */
-    dt__part_file part[2]; /* the files that this rank has written */
-    dt__part_file extra[4]; /* rank 0: config.json, and the tokenizer's */
+    dt__queue queue;        /* three jobs per save: copy, write, publish */
+    char *snapshot;         /* of what this rank writes, for asynchronous saves */
+    dt__part_file part[2];  /* the files that this rank has written */
+    dt__part_file extra[2]; /* rank 0: config.json and tokenizer.json */
     int64_t extras;
-    dt__part_file *all;    /* all files: the parts of ranks, then the extra ones */
-    dt__text manifest;     /* rank 0 */
-    char model[65], data[65];
-    char weights[65];      /* what knows the first weights again; empty: they were drawn */
+    dt__part_file *all;     /* rank 0: all files */
+    dt__text manifest;      /* the same */
+    dt__manifest now;       /* of the save under way or the last one: identity of the run, step, scalars of the state */
     int state, damaged, warned;
-    dt__growth grow;
-    int64_t step, copied, written, published; /* of the save under way or the last one; tickets of its jobs */
-    double power1, power2;
-    double began, last;    /* when a save began, and the last one that was due */
-    double seconds, cost;  /* what the last save took; for how long it kept training waiting */
-    double blocked;        /* the same, all together */
-    double interval;       /* seconds between saves, where this is found out (rank 0); 0: not yet */
+    int64_t copied, written, published; /* tickets of its jobs */
+    double began, last;     /* times of the last save and of the last one that was due */
+    double seconds, cost;   /* of the last save: until it was published; that training waited */
+    double blocked;         /* that training waited, all saves together */
+    double interval;        /* seconds between automatic saves (rank 0); 0: not known yet */
     dt__files mirror_files;
-    dt__queue mirror;      /* rank 0: copies complete checkpoints to a second place */
-    int64_t newest, mirroring; /* steps, atomic: published last; that the mirror may be reading, -1: none */
-    int64_t mirrored;          /* the step that the mirror's thread copied last */
+    dt__queue mirror;       /* rank 0: copies complete checkpoints to a second place */
+    int64_t newest, mirroring; /* steps, atomic: last published; that the mirror may be reading, -1: none */
+    int64_t mirrored;       /* the step that the mirror's thread copied last */
 } dt__saver;
 
 /* What a rank remembers of a step for dt_doctor: seconds, of the whole step, waiting for data, in work, waiting for
@@ -24052,7 +24348,8 @@ struct dt_trainer {
     uint32_t stops;      /* bit: rule that stops the run */
     int32_t stopper;     /* 1 + the rule that did */
     double losses[2];    /* sum and number of those that the rules have not got yet, as a mean */
-    dt__tensors published; /* the first weights, until they are read */
+    dt__reader published; /* the initial weights, until they are read */
+    dt__state state;
     dt__saver save;
     int64_t first;       /* the step that a checkpoint was of; 0: training began here */
     int64_t lost_data, lost_rng; /* what the data cursor and random streams have forgotten of it (DT_FORGET) */
@@ -24839,34 +25136,94 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, dt__comm_here(t->comm)));
 }
 
-/* ---- the state, number by number: its hash --------------------------------------------------------------- */
+/* ---- the state as slices: one walk serves hashes, saves, loads and conversions --------------------------- */
 
-/* The arrays of the state: weights, then what the optimizer keeps. */
-enum { DT__ARRAYS = 1 + DT__STATE_COUNT };
-static const char *const dt__array_names[DT__ARRAYS] = {"weight", "first", "second", "first_scale", "second_scale",
-                                                        "average"};
-/* Behind them what the wire keeps of each use of a parameter: what a data-parallel rank has lost of it, and PowerSGD's
- * starts, which all have alike. No part of the hash, nor of a full checkpoint. */
-enum { DT__WIRE_LOST = DT__ARRAYS };
-/* Bytes of 256 weights; of `count` weights, of which some share a number. */
-static int64_t dt__array_bytes(const dt_recipe *r, int kind)
+/* The parts of the state: weights, what the optimizer keeps, and what compression of gradients lost on each
+ * data-parallel rank. The last part belongs neither to the hash nor to full checkpoints. */
+enum { DT__PARTS = 1 + DT__STATE_COUNT, DT__PART_LOST = DT__PARTS };
+static const char *const dt__part_names[DT__PARTS] = {"", "first", "second", "first_scale", "second_scale", "average"};
+
+/* Bytes that 256 weights have in a part; 0: the part does not exist. */
+static int64_t dt__part_bytes(const dt_recipe *r, int kind)
 {
-    return kind && kind < DT__ARRAYS ? dt__state_bytes(r, kind - 1) : 4 * DT__MOMENT_BLOCK;
-}
-static int64_t dt__bytes_of(int64_t bytes, int64_t count)
-{
-    int64_t units = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1;
-    return dt__ceil_div(count, units) * bytes * units / DT__MOMENT_BLOCK;
+    return kind && kind < DT__PARTS ? dt__state_bytes(r, kind - 1) : 4 * DT__MOMENT_BLOCK;
 }
 
-static int dt__array_type(int64_t bytes) { return bytes == DT__MOMENT_BLOCK ? DT__STORED_U8 : DT__STORED_F32; }
+/* Llama's linear weights are (in,out) here and (out,in) in files. */
+static int dt__param_turns(const dt_recipe *r, const dt__param *p)
+{
+    return !r->model.segments && r->model.family == DT_LLAMA && p->shape.dims == 2 &&
+           !strstr(p->name, "embed_tokens") && !strstr(p->name, "lm_head");
+}
 
-/* Of a piece of a parameter that several ranks have alike, each writes an equal part of whole blocks: which one this
- * rank does. Of a parameter on several stages the stage of its first use writes. */
+static void dt__state_add(dt_trainer *t, int kind, int32_t param, int use)
+{
+    dt__state_tensor *x = &t->state.tensor[t->state.count++];
+    int64_t bytes = dt__part_bytes(&t->recipe, kind), vt = t->e.net.tensor_shards;
+    const dt__param *p = &t->e.net.params[param].is;
+    if (kind < DT__PARTS) snprintf(x->part, sizeof x->part, "%s", dt__part_names[kind]);
+    else snprintf(x->part, sizeof x->part, "lost.%d.%d", t->e.mesh.at[DT_AXIS_DATA], use);
+    x->kind = kind, x->use = use, x->param = param;
+    x->is = *p, x->shards = vt;
+    x->type = bytes == DT__MOMENT_BLOCK ? DT__STORED_U8 : DT__STORED_F32;
+    x->each = dt__stored_types[x->type].bytes;
+    x->unit = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1;
+    x->turned = !kind && dt__param_turns(&t->recipe, p);
+    t->state.arrays = dt__max(t->state.arrays, dt__param_arrays(p, vt));
+    if (x->unit == 1) return;
+    x->is.cut = -1, x->is.experts = dt__param_arrays(p, vt); /* scales: array by array, as they are stored */
+    x->is.shape = dt_shape1(x->is.experts * dt__ceil_div(dt__shard_floats(p, vt), x->unit));
+}
+
+/* Lists the tensors of the state, part by part in definition order. */
+static dt_result dt__state_open(dt_trainer *t)
+{
+    const dt__net *n = &t->e.net;
+    dt__state *s = &t->state;
+    int64_t most = (int64_t)n->param_count * DT__PARTS;
+    for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++) most += n->params[i].uses;
+    s->tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *s->tensor, "the state");
+    if (!s->tensor) return DT_E_MEMORY;
+    for (int kind = 0; kind < DT__PARTS; kind++)
+        for (int32_t i = 0; i < n->param_count && dt__part_bytes(&t->recipe, kind); i++) dt__state_add(t, kind, i, -1);
+    s->whole = s->count;
+    for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++)
+        for (int use = 0; use < n->params[i].uses; use++) dt__state_add(t, DT__PART_LOST, i, use);
+    s->slice = (dt__state_slice *)dt__alloc(2 * s->arrays * (int64_t)sizeof *s->slice, "the state");
+    return s->slice ? DT_OK : DT_E_MEMORY;
+}
+
+static void dt__state_close(dt__state *s)
+{
+    dt__free(s->tensor);
+    dt__free(s->slice);
+}
+
+/* A walk over tensors [first, end) of the state. */
+typedef struct dt__state_walk {
+    dt_trainer *t;
+    int64_t first, end;
+    int writes;      /* 1: each number has one rank that writes it; 0: all slices that this rank stores */
+    dt__state_slice *slice;
+    char *memory;    /* of one whole tensor, in the place of the engine's; NULL: the engine's */
+    char *snapshot;  /* of the slices, one after the other, in the place of the engine's */
+    int64_t at;      /* in the snapshot */
+} dt__state_walk;
+
+static dt__state_walk dt__state_walk_of(dt_trainer *t, int64_t first, int64_t end, int writes)
+{
+    dt__state_walk w;
+    memset(&w, 0, sizeof w);
+    w.t = t, w.first = first, w.end = end, w.writes = writes, w.slice = t->state.slice;
+    return w;
+}
+
+/* Of a range that several ranks store, each rank writes an equal part in whole blocks. A parameter of several stages is
+ * written by the stage of its first use. */
 static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_t *from, int64_t *count)
 {
     const dt_mesh *m = &e->mesh;
-    int64_t alike = dt__max(e->store.shards, dt__param_copies(&p->is)); /* so far apart are data ranks with the same */
+    int64_t alike = dt__max(e->store.shards, dt__param_copies(&p->is)); /* distance of data ranks that store the same */
     int64_t ranks = m->size[DT_AXIS_DATA] / alike, self = m->at[DT_AXIS_DATA] / alike, end = *from + *count;
     int64_t blocks = dt__ceil_div(*count, DT__BLOCK), first = *from;
     ranks *= m->size[DT_AXIS_CONTEXT], self = self * m->size[DT_AXIS_CONTEXT] + m->at[DT_AXIS_CONTEXT];
@@ -24877,322 +25234,88 @@ static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_
     if (p->stage[0] != m->at[DT_AXIS_PIPELINE]) *count = 0;
 }
 
-/* Adds weights [from, from + count) of the v-th array that this rank stores of a parameter, at data. */
-static dt_result dt__runs_put(dt__runs *l, const dt__engine *e, int kind, int32_t param, int64_t v, int64_t from,
-                              int64_t count, char *data)
+/* Weights [*from, *from + *count) of a parameter are the part of a tensor that this rank stores, or writes; returns
+ * where their numbers are. */
+static char *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x, int64_t *from, int64_t *count)
 {
-    dt__run *run;
-    if (!dt__reserve((void **)&l->list, l->count, &l->room, l->count + 1, sizeof *l->list, "a checkpoint"))
-        return DT_E_MEMORY;
-    run = &l->list[l->count++];
-    memset(run, 0, sizeof *run);
-    run->kind = kind;
-    run->param = param;
-    run->array = dt__param_array(&e->net.params[param].is, e->net.tensor_shards, e->net.first_shard,
-                                 e->net.own_shards, v);
-    run->from = from;
-    run->count = count;
-    run->data = data;
-    run->bytes = dt__bytes_of(dt__array_bytes(e->recipe, kind), count);
-    l->bytes += run->bytes;
-    return DT_OK;
-}
-
-/* Adds weights [from, from + count) of what this rank stores of a parameter, at data, array by array. */
-static dt_result dt__runs_add(dt__runs *l, const dt__engine *e, int kind, int32_t param, int64_t from, int64_t count,
-                              char *data)
-{
-    const dt__param *p = &e->net.params[param].is;
-    int64_t vt = e->net.tensor_shards, own = e->net.own_shards, floats = dt__shard_floats(p, vt);
-    int64_t step = dt__shard_step(p, vt), bytes = dt__array_bytes(e->recipe, kind);
-    dt_result r = DT_OK;
-    for (int64_t v = 0; v < dt__param_shards(p, vt, own) && !r; v++) {
-        int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
-        if (lo < hi)
-            r = dt__runs_put(l, e, kind, param, v, lo - v * step, hi - lo,
-                             data + (lo - from) / DT__MOMENT_BLOCK * bytes);
+    const dt__engine *e = &w->t->e;
+    const dt__net_param *p = &e->net.params[x->param];
+    dt__piece_of piece;
+    char *data;
+    int64_t begin;
+    *from = 0, *count = p->count;
+    if (w->memory) return w->memory;
+    if (x->kind == DT__PART_LOST) {
+        int cut = dt__param_is_cut(&p->is, x->shards);
+        if (p->slot[x->use] < 0 || (w->writes && (e->mesh.at[DT_AXIS_CONTEXT] || (!cut && e->mesh.at[DT_AXIS_TENSOR]))))
+            *count = 0;
+        return *count ? (char *)dt__host(e->wire.error + p->slot[x->use]) : NULL;
     }
-    return r;
+    if (p->offset < 0) return *count = 0, (char *)NULL;
+    if (!x->kind && !w->writes && e->shape.zero < 3) return (char *)dt__host(e->params + p->offset);
+    piece = dt__engine_piece(e, p);
+    begin = *from = piece.from, *count = piece.count;
+    data = (char *)dt__host(x->kind ? (const float *)e->state[x->kind - 1] : piece.weight);
+    if (x->kind) data += piece.state / x->unit * x->each;
+    if (w->writes) dt__engine_share(e, p, from, count);
+    return data + (*from - begin) / x->unit * x->each;
 }
 
-/* What this rank has of an array; with `writes` what it writes: every number is written by one rank. */
-static dt_result dt__runs_of(dt__runs *l, const dt__engine *e, int kind, int32_t param, int writes)
+/* Gives the slices of each tensor to `take`, also where this rank has none of a tensor. */
+static dt_result dt__state_each(dt__state_walk *w, dt__take *take, void *user)
 {
-    const dt__net_param *p = &e->net.params[param];
-    dt__piece_of x = dt__engine_piece(e, p);
-    int64_t bytes = dt__array_bytes(e->recipe, kind), from = x.from, count = x.count;
-    const float *state = kind ? (const float *)e->state[kind - 1] : x.weight;
-    char *data = (char *)dt__host(state) + (kind ? x.state / DT__MOMENT_BLOCK * bytes : 0);
-    if (p->offset < 0) return DT_OK;
-    if (!kind && !writes && e->shape.zero < 3)
-        from = 0, count = p->count, data = (char *)dt__host(e->params + p->offset);
-    if (writes) {
-        dt__engine_share(e, p, &from, &count);
-        data += (from - x.from) / DT__MOMENT_BLOCK * bytes;
-    }
-    return dt__runs_add(l, e, kind, param, from, count, data);
-}
-
-/* What this rank's wire has lost of the arrays of one use of a parameter: every data-parallel rank writes its own; of
- * ranks that have the same, one does. */
-static dt_result dt__runs_wire(dt__runs *l, const dt__engine *e, int32_t param, int use, int writes)
-{
-    const dt__net_param *p = &e->net.params[param];
-    int64_t slot = p->slot[use], vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
+    const dt__net *net = &w->t->e.net;
     dt_result r = DT_OK;
-    if (slot < 0 || (writes && e->mesh.at[DT_AXIS_CONTEXT])) return DT_OK;
-    if (writes && e->mesh.at[DT_AXIS_TENSOR] && !dt__param_is_cut(&p->is, vt)) return DT_OK;
-    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, e->net.own_shards) && !r; v++) {
-        int64_t before = l->count;
-        r = dt__runs_put(l, e, DT__WIRE_LOST, param, v, 0, dt__shard_floats(&p->is, vt),
-                         (char *)(e->wire.error + slot + v * step));
-        if (l->count > before) l->list[before].use = use, l->list[before].owner = e->mesh.at[DT_AXIS_DATA];
-    }
-    return r;
-}
-
-static dt_result dt__runs_open(dt__runs *l, const dt__engine *e, int writes)
-{
-    dt_result r = DT_OK;
-    memset(l, 0, sizeof *l);
-    for (int kind = 0; kind < DT__ARRAYS; kind++)
-        for (int32_t i = 0; i < e->net.param_count && !r && dt__array_bytes(e->recipe, kind); i++)
-            r = dt__runs_of(l, e, kind, i, writes);
-    for (int32_t i = 0; i < e->net.param_count && e->wire.on; i++)
-        for (int use = 0; use < e->net.params[i].uses && !r; use++) r = dt__runs_wire(l, e, i, use, writes);
-    return r;
-}
-
-static void dt__runs_close(dt__runs *l)
-{
-    dt__free(l->list);
-    memset(l, 0, sizeof *l);
-}
-
-/* Sends bytes to rank 0, or takes them there. */
-static dt_result dt__trainer_pass_on(dt_trainer *t, int from, char *data, int64_t bytes)
-{
-    float block[1024];
-    dt_result r = DT_OK;
-    for (int64_t at = 0; at < bytes && !r; at += (int64_t)sizeof block) {
-        int64_t n = dt__min((int64_t)sizeof block, bytes - at), words = dt__ceil_div(n, 4);
-        if (dt_comm_rank(t->comm) == from) {
-            memcpy(block, data + at, (size_t)n);
-            r = dt_send(t->comm, block, words, 0);
-        } else if (dt_is_root(t)) {
-            r = dt_recv(t->comm, block, words, from);
-            memcpy(data + at, block, (size_t)n);
+    for (int64_t i = w->first; i < w->end && !r; i++) {
+        const dt__state_tensor *x = &w->t->state.tensor[i];
+        const dt__param *p = &net->params[x->param].is;
+        int64_t from, count, n = 0, floats = dt__shard_floats(p, x->shards), step = dt__shard_step(p, x->shards);
+        char *data = dt__state_range(w, x, &from, &count);
+        for (int64_t v = 0; v < dt__param_shards(p, x->shards, net->own_shards); v++) {
+            int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
+            dt__state_slice *s = &w->slice[n];
+            if (lo >= hi) continue;
+            memset(s, 0, sizeof *s);
+            s->of = x, n++;
+            s->array = dt__param_array(p, x->shards, net->first_shard, net->own_shards, v);
+            s->from = (lo - v * step) / x->unit, s->count = dt__ceil_div(hi - lo, x->unit);
+            s->data = w->snapshot ? w->snapshot + w->at : data + (lo - from) / x->unit * x->each;
+            w->at += dt__round_up(s->count * x->each, 64);
         }
+        r = take(user, x, w->slice, n);
     }
     return r;
 }
 
-static void dt__trainer_tick(void *user) { dt__comm_tick(((dt_trainer *)user)->comm); }
-
-/* Has every rank all of the state? */
+/* Does every rank have the whole state? */
 static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
 
-/* ---- the state in the order of files ----
- * Ranks store the numbers of a parameter by tensor shards, experts and pieces; files and the hash have them in one
- * order, in files some with turned axes. Between the two stands a block: a part of the file at a time comes together
- * there, or goes from there to where it is stored. So nobody needs room for a whole tensor, rank 0 neither. */
-
-typedef struct dt__visit {
-    char *block;   /* of DT__FILE_RUN bytes at most, or a row of a turned file */
-    dt__runs runs; /* of the array: what this rank has, or, on rank 0, all have */
-    int alone;     /* no other rank is needed */
-    dt__param is;  /* the array's shape and how it is cut, in numbers */
-    int64_t vt;
-    int64_t unit, each, count; /* weights of a number; its bytes; so many numbers there are */
-    int64_t rows, cols;        /* number i of the parameter is number (i % cols) rows + i / cols of the file */
-    int64_t lo, hi;            /* numbers of the file in the block */
-} dt__visit;
-
-/* Comes to an array; turned: its axes are in the other order in the file. Numbers that blocks of weights share are in
- * the order of the stored arrays, each by itself. */
-static void dt__visit_begin(dt__visit *v, const dt_trainer *t, int kind, const dt__param *p, int turned)
+typedef struct dt__hashing {
+    dt__gatherer gather;
+    dt__sha256 sha;
+} dt__hashing;
+static dt_result dt__hash_put(void *user, const void *data, int64_t bytes)
 {
-    int64_t bytes = dt__array_bytes(&t->recipe, kind);
-    v->is = *p;
-    v->vt = t->e.net.tensor_shards;
-    v->each = dt__stored_types[dt__array_type(bytes)].bytes;
-    v->unit = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1;
-    if (v->unit > 1) {
-        v->is.cut = -1, v->is.experts = dt__param_arrays(p, v->vt);
-        v->is.shape = dt_shape1(v->is.experts * dt__ceil_div(dt__shard_floats(p, v->vt), v->unit));
-    }
-    v->count = dt_shape_count(v->is.shape);
-    v->rows = turned ? p->shape.n[0] : 1;
-    v->cols = v->count / v->rows;
-    v->lo = v->hi = 0;
-}
-
-/* The next block; 0: the array is through. */
-static int dt__visit_block(dt__visit *v)
-{
-    v->lo = v->hi;
-    v->hi = dt__min(v->count, v->lo + dt__max(1, DT__FILE_RUN / v->each / v->rows) * v->rows);
-    return v->lo < v->hi;
-}
-
-/* n numbers that lie together in a run, from its `from`-th on; in the block from the `to`-th on, v->rows apart. */
-typedef struct dt__stretch {
-    int64_t from, to, n;
-} dt__stretch;
-
-/* Where a run's way through the block begins. What is not turned goes on where the block before ended. */
-static void dt__visit_enter(const dt__visit *v, dt__run *run)
-{
-    if (!v->lo || v->rows > 1) run->at = run->from / v->unit;
-}
-static int dt__visit_next(const dt__visit *v, dt__run *run, dt__stretch *s)
-{
-    int64_t begin = run->from / v->unit, end = begin + dt__ceil_div(run->count, v->unit), n;
-    for (; run->at < end; run->at += n) {
-        int64_t place = dt__param_index(&v->is, v->vt, run->array, run->at), row, col, lo, hi;
-        n = dt__min(dt__param_run(&v->is, v->vt, run->at), end - run->at);
-        if (place < 0) continue;
-        row = place / v->cols, col = place % v->cols;
-        n = dt__min(n, v->cols - col);
-        lo = dt__max(col, v->lo / v->rows), hi = dt__min(col + n, v->hi / v->rows);
-        if (v->rows == 1 && col >= hi) return 0; /* the rest is of later blocks */
-        if (lo >= hi) continue;
-        s->from = run->at - begin + lo - col, s->to = lo * v->rows + row - v->lo, s->n = hi - lo;
-        run->at += v->rows == 1 ? hi - col : n;
-        return 1;
-    }
-    return 0;
-}
-
-/* A stretch between the block and `part`, where its numbers are side by side. */
-static void dt__visit_copy(const dt__visit *v, const dt__stretch *s, char *part, int to_block)
-{
-    char *block = v->block + s->to * v->each;
-    float *a = (float *)(void *)part, *b = (float *)(void *)block; /* only floats are turned */
-    if (v->rows == 1) memcpy(to_block ? block : part, to_block ? part : block, (size_t)(s->n * v->each));
-    for (int64_t i = 0; i < s->n && v->rows > 1; i++)
-        if (to_block) b[i * v->rows] = a[i];
-        else a[i] = b[i * v->rows];
-}
-
-/* Brings what a run has of the block: from here, or in messages, each full but for the numbers of the last one. */
-static dt_result dt__visit_bring(dt_trainer *t, const dt__visit *v, dt__run *run)
-{
-    float words[1024];
-    char *lot = (char *)words;
-    int root = v->alone || dt_is_root(t), here = v->alone || (root && !run->rank);
-    int64_t size = (int64_t)sizeof words, used = root ? size : 0;
-    dt__stretch s;
-    dt_result r = DT_OK;
-    dt__visit_enter(v, run);
-    while (!r && dt__visit_next(v, run, &s)) {
-        char *data = run->data + s.from * v->each;
-        if (here) dt__visit_copy(v, &s, data, 1);
-        for (int64_t rest = s.n; rest > 0 && !here && !r; rest -= s.n, s.to += s.n * v->rows, used += s.n * v->each) {
-            if (used == size) {
-                r = root ? dt_recv(t->comm, words, 1024, run->rank) : dt_send(t->comm, words, 1024, 0);
-                used = 0;
-            }
-            s.n = dt__min(rest, (size - used) / v->each);
-            if (root) dt__visit_copy(v, &s, lot + used, 1);
-            else memcpy(lot + used, data, (size_t)(s.n * v->each));
-            data += root ? 0 : s.n * v->each;
-        }
-    }
-    return root || !used || r ? r : dt_send(t->comm, words, 1024, 0);
-}
-
-/* Finds who has what of an array: rank 0 hears of all ranks' runs. */
-static dt_result dt__visit_runs(dt_trainer *t, dt__visit *v, int kind, int32_t param)
-{
-    dt__runs *l = &v->runs;
-    dt_result r;
-    l->count = 0;
-    r = dt__runs_of(l, &t->e, kind, param, !v->alone);
-    for (int rank = 1; !v->alone && rank < dt_comm_size(t->comm) && !r; rank++) {
-        int64_t count = l->count, first = dt_is_root(t) ? count : 0;
-        if (!dt_is_root(t) && dt_comm_rank(t->comm) != rank) continue;
-        r = dt__trainer_pass_on(t, rank, (char *)&count, 8);
-        if (!r && !dt__reserve((void **)&l->list, l->count, &l->room, first + count, sizeof *l->list, "a list of runs"))
-            r = DT_E_MEMORY;
-        if (!r) r = dt__trainer_pass_on(t, rank, (char *)(l->list + first), count * (int64_t)sizeof *l->list);
-        if (r || !dt_is_root(t)) break;
-        for (l->count += count; first < l->count; first++) l->list[first].rank = rank;
-    }
-    return r;
-}
-
-/* Who takes an array, block by block. */
-typedef struct dt__sink {
-    dt_result (*take)(struct dt__sink *sink, const void *data, int64_t bytes);
-} dt__sink;
-
-/* Gives the array of the visit's runs to the sink, unless it is NULL. */
-static dt_result dt__visit_give(dt_trainer *t, dt__visit *v, dt__sink *sink)
-{
-    dt_result r = DT_OK;
-    while (dt__visit_block(v)) {
-        dt_result brought = DT_OK;
-        for (int64_t i = 0; i < v->runs.count && !brought; i++) brought = dt__visit_bring(t, v, &v->runs.list[i]);
-        if (brought) return brought;
-        if (sink && !r) r = sink->take(sink, v->block, (v->hi - v->lo) * v->each);
-        dt__comm_tick(t->comm);
-    }
-    return r;
-}
-
-/* Room for the blocks of all arrays. Unless alone all ranks must come to each array, and rank 0 gets the numbers. */
-static dt_result dt__visit_open(dt__visit *v, const dt_trainer *t, int alone)
-{
-    int64_t most = 0, runs = 0;
-    memset(v, 0, sizeof *v);
-    v->alone = alone;
-    for (int32_t i = 0; i < t->e.net.param_count; i++) {
-        const dt__param *p = &t->e.net.params[i].is;
-        int64_t arrays = dt__param_arrays(p, t->e.net.tensor_shards), row = 4 * p->shape.n[0];
-        most = dt__max(most, dt__min(4 * (dt_shape_count(p->shape) + arrays), dt__max(row, DT__FILE_RUN)));
-        runs = dt__max(runs, arrays * (alone ? 1 : dt_comm_size(t->comm)));
-    }
-    if (t->published.count) most += most / 2; /* numbers of two bytes stand behind those that they become */
-    if (!dt__reserve((void **)&v->runs.list, 0, &v->runs.room, runs, sizeof *v->runs.list, "a list of runs"))
-        return DT_E_MEMORY;
-    v->block = (char *)dt__alloc(alone || dt_is_root(t) ? most : 1, "a checkpoint");
-    return v->block ? DT_OK : DT_E_MEMORY;
-}
-static void dt__visit_close(dt__visit *v)
-{
-    dt__free(v->block);
-    dt__runs_close(&v->runs);
-}
-
-typedef struct dt__hash_sink {
-    dt__sink is;
-    dt__sha256 h;
-} dt__hash_sink;
-static dt_result dt__hash_take(dt__sink *sink, const void *data, int64_t bytes)
-{
-    dt__sha256_add(&((dt__hash_sink *)sink)->h, data, bytes);
+    dt__sha256_add(&((dt__hashing *)user)->sha, data, bytes);
     return DT_OK;
+}
+static dt_result dt__hash_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    return dt__gather_give(&((dt__hashing *)user)->gather, of, slice, slices, 0, dt__hash_put, user);
 }
 
 static dt_result dt__trainer_hash(dt_trainer *t)
 {
-    dt__hash_sink h;
-    dt__visit v;
+    dt__hashing h;
     int whole = dt__trainer_whole(t);
+    dt__state_walk w = dt__state_walk_of(t, 0, t->state.whole, !whole);
     float words[17];
-    dt_result r = dt__visit_open(&v, t, whole);
-    h.is.take = dt__hash_take;
-    dt__sha256_begin(&h.h);
+    dt_result r = dt__gather_open(&h.gather, t->comm, whole, NULL, t->state.tensor, t->state.whole);
+    dt__sha256_begin(&h.sha);
     if (!r) r = dt__engine_settle(&t->e);
-    for (int kind = 0; kind < DT__ARRAYS; kind++)
-        for (int32_t i = 0; i < t->e.net.param_count && !r && dt__array_bytes(&t->recipe, kind); i++) {
-            dt__visit_begin(&v, t, kind, &t->e.net.params[i].is, 0);
-            r = dt__visit_runs(t, &v, kind, i);
-            if (!r) r = dt__visit_give(t, &v, whole || dt_is_root(t) ? &h.is : NULL);
-        }
-    dt__visit_close(&v);
-    dt__sha256_end(&h.h, t->hash);
+    if (!r) r = dt__state_each(&w, dt__hash_take, &h);
+    dt__gather_close(&h.gather);
+    dt__sha256_end(&h.sha, t->hash);
     memcpy(words, t->hash, 65);
     if (!r && !whole) r = dt_broadcast(t->comm, words, 17, 0);
     memcpy(t->hash, words, 65);
@@ -25206,213 +25329,21 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
     return t->hash;
 }
 
-/* ---- checkpoints: which numbers are where ------------------------------------------------------------------ */
-
-/* "weight/transformer.wte.weight/000003/000000001024": such names sort as the numbers do. What the wire keeps begins
- * with "lost.RANK.USE". */
-static void dt__run_name(const dt__engine *e, const dt__run *run, int64_t from, char *name, size_t size)
+/* Writes the tensors of a walk as folder/name: whole tensors with a gather, else slices. With a gather that is not
+ * alone all ranks take part, and rank 0 writes. `from`: the numbers are read from there first. */
+static dt_result dt__state_write(dt__state_walk *walk, dt__gatherer *gather, dt__reader *from, const char *folder,
+                                 const char *name, dt__part_file *part)
 {
-    char array[20];
-    if (run->kind < DT__ARRAYS) snprintf(array, sizeof array, "%s", dt__array_names[run->kind]);
-    else snprintf(array, sizeof array, "lost.%d.%d", run->owner, run->use);
-    snprintf(name, size, "%s/%s/%06lld/%012lld", array, e->net.params[run->param].is.name, (long long)run->array,
-             (long long)from);
-}
-
-/* ---- sharded ---- */
-
-static dt_result dt__runs_write(const dt__engine *e, const dt__runs *l, dt__files *f, dt__part_file *part,
-                                 const char *directory, int rank)
-{
-    dt__tensor_file w;
-    char path[PATH_MAX];
-    dt_result r;
-    snprintf(part->name, sizeof part->name, "shard-%03d.safetensors", rank);
-    (void)dt__path_join(path, directory, part->name);
-    dt__tensor_file_begin(&w, f, path);
-    for (int64_t i = 0; i < l->count; i++) {
-        int type = dt__array_type(dt__array_bytes(e->recipe, l->list[i].kind));
-        dt_shape shape = dt_shape1(l->list[i].bytes / dt__stored_types[type].bytes);
-        char name[160];
-        dt__run_name(e, &l->list[i], l->list[i].from, name, sizeof name);
-        dt__tensor_file_name(&w, name, type, &shape);
-    }
-    r = dt__tensor_file_open(&w);
-    for (int64_t i = 0; i < l->count && !r; i++) r = dt__tensor_file_put(&w, l->list[i].data, l->list[i].bytes);
-    r = dt__tensor_file_close(&w, r, dt__no_tick, NULL);
-    part->bytes = w.written;
-    memcpy(part->hash, w.hash, sizeof part->hash);
-    return r;
-}
-
-/* Weights of a run from the runs in files, whoever wrote them. */
-static dt_result dt__runs_read(const dt__engine *e, const dt__run *run, const dt__tensors *t, dt__files *f)
-{
-    int64_t bytes = dt__array_bytes(e->recipe, run->kind), done = 0;
+    dt__writer w;
+    int alone = !gather || gather->alone, writes = !gather || dt__gather_root(gather);
     dt_result r = DT_OK;
-    while (done < run->count && !r) {
-        char name[160];
-        const dt__stored *s;
-        int64_t first = -1, held = 0, n;
-        dt__run_name(e, run, run->from + done, name, sizeof name);
-        s = dt__tensors_upto(t, name);
-        if (s && strlen(s->name) == strlen(name) && !memcmp(s->name, name, strlen(name) - 12) &&
-            s->type == dt__array_type(bytes))
-            first = strtoll(s->name + strlen(name) - 12, NULL, 10), held = s->bytes * DT__MOMENT_BLOCK / bytes;
-        n = dt__min(first + held, run->from + run->count) - run->from - done;
-        if (first < 0 || n <= 0 || (run->from + done - first) % DT__MOMENT_BLOCK)
-            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
-                             name);
-        r = dt__tensors_read(t, f, s, run->data + done / DT__MOMENT_BLOCK * bytes, dt__bytes_of(bytes, n),
-                             (run->from + done - first) / DT__MOMENT_BLOCK * bytes);
-        done += n;
-    }
-    return r;
-}
-
-/* ---- full ---- */
-
-/* A family's linear weight, (in,out) here. */
-static int dt__param_linear(const dt_recipe *r, const dt__param *p)
-{
-    return !r->model.segments && p->shape.dims == 2 && !strstr(p->name, "embed_tokens") &&
-           !strstr(p->name, "lm_head") && !strstr(p->name, "wte") && !strstr(p->name, "wpe");
-}
-/* Those of the Llama family are (out,in) in files. */
-static int dt__param_turns(const dt_recipe *r, const dt__param *p)
-{
-    return r->model.family == DT_LLAMA && dt__param_linear(r, p);
-}
-
-/* Is an array of a parameter turned in a full checkpoint? */
-static int dt__full_turns(const dt_trainer *t, int kind, const dt__param *p)
-{
-    return !kind && dt__param_turns(&t->recipe, p);
-}
-
-/* What a file calls an array of a parameter, and its shape there. */
-static void dt__full_name(const dt_trainer *t, int kind, const dt__param *p, char *name, size_t size, dt_shape *shape)
-{
-    int64_t bytes = dt__array_bytes(&t->recipe, kind), vt = t->e.net.tensor_shards;
-    snprintf(name, size, "%s%s%s", kind ? dt__array_names[kind] : "", kind ? "." : "", p->name);
-    *shape = p->shape;
-    if (dt__full_turns(t, kind, p)) *shape = dt_shape2(p->shape.n[1], p->shape.n[0]);
-    if (bytes < DT__MOMENT_BLOCK)
-        *shape = dt_shape1(dt__param_arrays(p, vt) * dt__ceil_div(dt__shard_floats(p, vt), DT__MOMENT_BLOCK));
-}
-
-/* Puts what a visit brings into a file. */
-typedef struct dt__full_sink {
-    dt__sink is;
-    dt_trainer *t;
-    dt__tensor_file *file;
-} dt__full_sink;
-
-static dt_result dt__full_take(dt__sink *sink, const void *data, int64_t bytes)
-{
-    dt__full_sink *s = (dt__full_sink *)sink;
-    dt__comm_tick(s->t->comm);
-    return dt__tensor_file_put(s->file, data, bytes);
-}
-
-/* The numbers of arrays [kind, end). After an error r of the file the others' are taken all the same. */
-static dt_result dt__full_put(dt_trainer *t, dt__visit *v, dt__tensor_file *w, int kind, int end, dt_result r)
-{
-    dt__full_sink sink;
-    sink.is.take = dt__full_take, sink.t = t, sink.file = w;
-    for (int k = kind; k < end; k++)
-        for (int32_t i = 0; i < t->e.net.param_count && dt__array_bytes(&t->recipe, k); i++) {
-            const dt__param *p = &t->e.net.params[i].is;
-            dt_result visited;
-            if (v->alone && (r || !dt_is_root(t))) return r;
-            dt__visit_begin(v, t, k, p, dt__full_turns(t, k, p));
-            visited = dt__visit_runs(t, v, k, i);
-            if (visited) return visited;
-            visited = dt__visit_give(t, v, dt_is_root(t) && !r ? &sink.is : NULL);
-            r = r ? r : visited;
-        }
-    return r;
-}
-
-/* One file of arrays [kind, end): rank 0 writes what all ranks bring, parameter by parameter. */
-static dt_result dt__full_file(dt_trainer *t, dt__visit *v, dt__part_file *part, const char *directory, int kind,
-                               int end)
-{
-    dt__tensor_file w;
-    char path[PATH_MAX], name[160];
-    dt_result r = DT_OK;
-    snprintf(part->name, sizeof part->name, "%s.safetensors", kind ? "optimizer" : "model");
-    (void)dt__path_join(path, directory, part->name);
-    dt__tensor_file_begin(&w, &t->save.files, path);
-    for (int k = kind; k < end; k++)
-        for (int32_t i = 0; i < t->e.net.param_count && dt__array_bytes(&t->recipe, k); i++) {
-            dt_shape shape;
-            dt__full_name(t, k, &t->e.net.params[i].is, name, sizeof name, &shape);
-            dt__tensor_file_name(&w, name, dt__array_type(dt__array_bytes(&t->recipe, k)), &shape);
-        }
-    if (dt_is_root(t)) r = dt__tensor_file_open(&w);
-    r = dt__full_put(t, v, &w, kind, end, r);
-    r = dt__tensor_file_close(&w, r, dt__trainer_tick, t);
-    part->bytes = w.written;
-    memcpy(part->hash, w.hash, sizeof part->hash);
-    return r;
-}
-
-/* So many runs, the i-th and those that follow, are of one array of a parameter. */
-static int64_t dt__runs_alike(const dt__runs *l, int64_t i)
-{
-    int64_t n = 1;
-    while (i + n < l->count && l->list[i + n].kind == l->list[i].kind && l->list[i + n].param == l->list[i].param) n++;
-    return n;
-}
-
-/* Numbers of the visit's block from a file, where they may have fewer bits. */
-static dt_result dt__visit_fill(dt_trainer *t, dt__visit *v, const dt__tensors *from, const dt__stored *s)
-{
-    const dt__stored_type *type = &dt__stored_types[s->type];
-    int64_t n = v->hi - v->lo;
-    char *raw = v->block + (type->bytes == v->each ? 0 : n * v->each);
-    dt_result r = dt__tensors_read(from, &t->save.files, s, raw, n * type->bytes, v->lo * type->bytes);
-    dt__comm_tick(t->comm);
-    if (!r && raw != v->block) t->e.k->convert(DT_F32, v->block, type->dtype, raw, n);
-    return r;
-}
-
-/* Runs of the visit's array from a file. Blocks that hold nothing of them are not read; padding is +0. */
-static dt_result dt__visit_read(dt_trainer *t, dt__visit *v, const dt__tensors *from, const dt__stored *s, dt__run *run,
-                                int64_t runs)
-{
-    dt_result r = DT_OK;
-    for (int64_t i = 0; i < runs && v->is.pad; i++) memset(run[i].data, 0, (size_t)run[i].bytes);
-    while (!r && dt__visit_block(v)) {
-        dt__stretch part;
-        int filled = 0;
-        for (int64_t i = 0; i < runs && !r; i++) {
-            dt__visit_enter(v, &run[i]);
-            while (!r && dt__visit_next(v, &run[i], &part)) {
-                if (!filled++) r = dt__visit_fill(t, v, from, s);
-                if (!r) dt__visit_copy(v, &part, run[i].data + part.from * v->each, 0);
-            }
-        }
-    }
-    return r;
-}
-
-/* Runs of one array from a full checkpoint's files. */
-static dt_result dt__full_read(dt_trainer *t, dt__visit *v, dt__run *run, int64_t runs, const dt__tensors *from)
-{
-    const dt__param *p = &t->e.net.params[run->param].is;
-    char name[160], a[96], b[96];
-    const dt__stored *s;
-    dt_shape shape;
-    dt__full_name(t, run->kind, p, name, sizeof name, &shape);
-    s = dt__tensors_find(from, name);
-    if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
-    if (s->type != dt__array_type(dt__array_bytes(&t->recipe, run->kind)) || !dt__same_shape(&s->shape, &shape))
-        return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
-                         dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(&shape, b));
-    dt__visit_begin(v, t, run->kind, p, dt__full_turns(t, run->kind, p));
-    return dt__visit_read(t, v, from, s, run, runs);
+    w.gather = gather, w.from = from, w.numbers = 0;
+    w.result = dt__tensor_file_begin(&w.file, &walk->t->save.files, folder, name);
+    if (!w.result) w.result = dt__state_each(walk, dt__writer_take, &w);
+    if (!w.result && writes) w.result = dt__tensor_file_open(&w.file);
+    w.numbers = 1, walk->at = 0;
+    if (!alone || !w.result) r = dt__state_each(walk, dt__writer_take, &w);
+    return dt__tensor_file_close(&w.file, r ? r : w.result, part);
 }
 
 /* ---- what a checkpoint must agree with ---- */
@@ -25437,7 +25368,7 @@ static void dt__options_json(dt__text *text, int of, const void *group)
     dt__text_add(text, "}");
 }
 
-/* A hash of the model, by its parameters' names and shapes and what options do not say. */
+/* A hash that identifies the model: names and shapes of the parameters, and what no option says. */
 static void dt__model_identity(const dt_trainer *t, char hash[65])
 {
     const dt_rope_scaling *s = &t->recipe.model.rope_scaling;
@@ -25455,7 +25386,7 @@ static void dt__model_identity(const dt_trainer *t, char hash[65])
     dt__sha256_end(&h, hash);
 }
 
-/* Model and data, by its size and three samples. */
+/* Hashes that identify the model and the data; the data by its size and three samples. */
 static dt_result dt__trainer_identity(dt_trainer *t)
 {
     const dt_source *feed = &t->feed.is;
@@ -25464,7 +25395,7 @@ static dt_result dt__trainer_identity(dt_trainer *t)
     char text[96];
     dt__sha256 h;
     dt_result r = room ? DT_OK : DT_E_MEMORY;
-    dt__model_identity(t, t->save.model);
+    dt__model_identity(t, t->save.now.model);
     dt__sha256_begin(&h);
     snprintf(text, sizeof text, "%lld %lld %lld\n", (long long)samples, (long long)feed->inputs,
              (long long)feed->targets);
@@ -25474,35 +25405,24 @@ static dt_result dt__trainer_identity(dt_trainer *t)
         r = dt__feed_fetch(&t->feed, DT_TRAIN, at[i], room, room + feed->inputs);
         dt__sha256_add(&h, room, 4 * words);
     }
-    dt__sha256_end(&h, t->save.data);
+    dt__sha256_end(&h, t->save.now.data);
     dt__free(room);
     return r;
 }
 
-/* The manifest of what was written by all. */
+/* The manifest of a checkpoint that all ranks have written. Members without a reader are for people. */
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
-    const dt__saver *s = &t->save;
+    const dt__manifest *m = &t->save.now;
     const dt_recipe *r = &t->recipe;
-    int64_t next = s->grow.batches * r->batch, samples = t->feed.is.samples[DT_TRAIN];
-    dt__text_add(text, "{\n \"format\": \"dtrain checkpoint\",\n \"version\": %d,\n \"library\": \"%s\",\n",
-                 (int)DT__MANIFEST_VERSION, dt_version());
-    dt__text_add(text, " \"kind\": \"%s\",\n \"step\": %lld,\n \"steps\": %lld,\n",
-                 t->layout.checkpoint.kind == DT_FULL ? "full" : "sharded", (long long)s->step, (long long)r->steps);
-    dt__text_add(text, " \"learning_rate\": %.9g,\n \"power1\": \"%a\",\n \"power2\": \"%a\",\n",
-                 (double)dt_learning_rate(r, s->step), s->power1, s->power2);
-    dt__text_add(text, " \"loss_scale\": 1,\n \"rng\": {\"kind\": \"Philox4x32-10\", \"seed\": %lld},\n",
-                 (long long)r->seed);
-    dt__text_add(text, " \"data\": {\"next_sample\": %lld, \"epoch\": %lld, \"in_epoch\": %lld},\n",
-                 (long long)next, (long long)(next / samples), (long long)(next % samples));
-    dt__text_add(text, " \"model_sha256\": \"%s\",\n \"data_sha256\": \"%s\",\n \"weights_sha256\": \"%s\",\n",
-                 s->model, s->data, s->weights);
-    if (r->growth > 1)
-        dt__text_add(text, " \"batches\": %lld,\n \"factor\": %lld,\n \"since\": %lld,\n \"noise_variance\": \"%a\",\n "
-                     "\"noise_square\": \"%a\",\n", (long long)s->grow.batches, (long long)s->grow.factor,
-                     (long long)s->grow.since, s->grow.variance, s->grow.square);
-    if (r->wire != DT_WIRE_FP32) dt__text_add(text, " \"data_parallel\": %d,\n", t->e.mesh.size[DT_AXIS_DATA]);
-    dt__text_add(text, " \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
+    int64_t next = m->grow.batches * r->batch, samples = t->feed.is.samples[DT_TRAIN];
+    dt__manifest_begin(m, text);
+    dt__text_add(text, ",\n \"steps\": %lld,\n \"learning_rate\": %.9g,\n \"loss_scale\": 1", (long long)r->steps,
+                 (double)dt_learning_rate(r, m->step));
+    dt__text_add(text, ",\n \"rng\": {\"kind\": \"Philox4x32-10\", \"seed\": %lld}", (long long)r->seed);
+    dt__text_add(text, ",\n \"data\": {\"next_sample\": %lld, \"epoch\": %lld, \"in_epoch\": %lld}", (long long)next,
+                 (long long)(next / samples), (long long)(next % samples));
+    dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
     dt__options_json(text, DT__GROUP_RECIPE, r);
     dt__text_add(text, ",\n \"layout\": ");
@@ -25511,49 +25431,86 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__manifest_end(text, file, files);
 }
 
-/* Is the checkpoint one of this run? Another number of steps is fine where the learning rate does not look at it. */
-static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
+/* Begins to read the recipe of a manifest. dt__free(j->string) frees the reader. */
+static void dt__recipe_begin(dt__json *j, const dt__manifest *m, const char *path)
 {
+    memset(j, 0, sizeof *j);
+    j->path = path, j->text = m->text, j->bytes = m->bytes, j->at = dt__max(0, m->recipe);
+    (void)dt__json_enter(j, '{');
+}
+
+/* Reads the next option of the recipe; its value becomes j->string. 0: there is none, or the text is damaged. */
+static int dt__recipe_next(dt__json *j, int64_t *count, char name[64])
+{
+    if (!dt__json_more(j, '}', count) || !dt__json_key(j)) return 0;
+    snprintf(name, 64, "%.*s", (int)dt__min(63, j->length), j->string);
+    dt__json_peek(j);
+    if (!dt__json_string(j)) return 0;
+    j->string[j->length] = 0;
+    return 1;
+}
+
+/* The option of the recipe that has this name and decides bits; NULL: there is none. */
+static const dt__option *dt__recipe_option(const char *name)
+{
+    const dt__option *o = dt__option_find(dt__options, DT__OPTION_COUNT, name, strlen(name));
+    return o && dt__option_binds(o) ? o : NULL;
+}
+
+/* Another number of steps is accepted if it changes no learning rate up to the next step: with --schedule constant
+ * always, with wsd before the decay begins. */
+static int dt__steps_extend(const dt_recipe *r, int64_t step, int64_t steps)
+{
+    dt_recipe was = *r;
+    int64_t i = 0;
+    was.steps = steps;
+    while (i <= step && dt_learning_rate(r, i) == dt_learning_rate(&was, i)) i++;
+    return i > step;
+}
+
+/* Compares the recipe of a manifest with this run's. */
+static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
+{
+    char name[64], value[64];
     int64_t count = 0;
     dt__json j;
-    memset(&j, 0, sizeof j);
-    j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = dt__max(0, m->recipe);
-    if (strcmp(m->model, t->save.model))
+    dt__recipe_begin(&j, m, path);
+    while (!j.result && dt__recipe_next(&j, &count, name)) {
+        const dt__option *o = dt__recipe_option(name);
+        if (!o) continue;
+        if (!strcmp(dt__option_text(o, &t->recipe, value, sizeof value), j.string)) continue;
+        if (!strcmp(name, "steps") && dt__steps_extend(&t->recipe, m->step, strtoll(j.string, NULL, 10))) continue;
+        j.result = dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give "
+                             "the same or another --checkpoint", path, name, j.string, value);
+    }
+    dt__free(j.string);
+    return j.result;
+}
+
+/* Does a checkpoint belong to this run? */
+static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
+{
+    dt_result r;
+    if (strcmp(m->model, t->save.now.model))
         return dt__error(DT_E_USAGE, "%s is of another model: give its options, or another --checkpoint", path);
     if (m->step > t->recipe.steps)
         return dt__error(DT_E_USAGE, "%s is of step %lld, this run ends after %lld: raise --steps, or give another "
                          "--checkpoint", path, (long long)m->step, (long long)t->recipe.steps);
-    if (dt__json_enter(&j, '{'))
-        while (dt__json_more(&j, '}', &count)) {
-            const dt__option *o;
-            char value[64];
-            if (!dt__json_key(&j)) break;
-            o = dt__option_find(dt__options, DT__OPTION_COUNT, j.string, (size_t)j.length);
-            dt__json_peek(&j);
-            if (!dt__json_string(&j)) break;
-            j.string[j.length] = 0;
-            if (!o || !dt__option_binds(o)) continue;
-            if (!strcmp(dt__option_text(o, &t->recipe, value, sizeof value), j.string)) continue;
-            if (!strcmp(o->name, "steps") && t->recipe.schedule == DT_CONSTANT) continue;
-            dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the "
-                      "same or another --checkpoint", path, o->name, j.string, value);
-            return dt__free(j.string), DT_E_USAGE;
-        }
-    dt__free(j.string);
-    if (j.result) return j.result;
+    r = dt__recipe_agrees(t, m, path);
+    if (r) return r;
     if (t->recipe.wire != DT_WIRE_FP32 && m->data_ranks != t->e.mesh.size[DT_AXIS_DATA])
-        return dt__error(DT_E_USAGE, "%s is of %lld data-parallel ranks, each with what it lost on the wire, this run "
+        return dt__error(DT_E_USAGE, "%s is of %lld data-parallel ranks, each with its own compression error, this run "
                          "has %d: use as many, or another --checkpoint", path, (long long)m->data_ranks,
                          t->e.mesh.size[DT_AXIS_DATA]);
     if (t->e.wire.on && m->full)
-        return dt__error(DT_E_USAGE, "%s is a full checkpoint, without what each rank lost on the wire: go on from the "
-                         "sharded one that it was made of", path);
-    if (strcmp(m->data, t->save.data))
+        return dt__error(DT_E_USAGE, "%s is a full checkpoint, without the compression error of each rank: resume from "
+                         "the sharded checkpoint that it was made of", path);
+    if (strcmp(m->data, t->save.now.data))
         return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint",
                          path, t->recipe.data ? t->recipe.data : "the source");
-    if (strcmp(m->weights, t->save.weights))
-        return dt__error(DT_E_USAGE, "%s was made from other first weights than %s: name the same --weights, or "
-                         "another --checkpoint", path, t->recipe.weights ? t->recipe.weights : "drawn ones");
+    if (strcmp(m->weights, t->save.now.weights))
+        return dt__error(DT_E_USAGE, "%s was made from other initial weights than %s: name the same --weights, or "
+                         "another --checkpoint", path, t->recipe.weights ? t->recipe.weights : "random ones");
     return DT_OK;
 }
 
@@ -25562,7 +25519,7 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
 enum { DT__SAVE_IDLE, DT__SAVE_WRITING, DT__SAVE_PUBLISHING };
 enum { DT__JOB_COPY, DT__JOB_WRITE, DT__JOB_PUBLISH, DT__JOBS };
 
-/* All ranks come with how it went; all leave with the first one's that failed. */
+/* Every rank passes its result; every rank returns the result of the lowest rank that failed. */
 static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
 {
     float code = (float)r, sentence[256];
@@ -25577,16 +25534,8 @@ static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
     return sent ? sent : dt__error(r, "%.1000s", (const char *)sentence);
 }
 
-static void dt__save_path(const dt_trainer *t, char path[PATH_MAX])
-{
-    char name[DT__STEP_NAME];
-    dt__step_name(name, t->save.step);
-    strcat(name, ".tmp");
-    (void)dt__path_join(path, t->layout.checkpoint.place, name);
-}
-
-/* What others need to make use of the weights (rank 0): config.json and tokenizer.json. */
-static dt_result dt__save_extras(dt_trainer *t, const char *path)
+/* Writes what other programs need to use the weights (rank 0): config.json and tokenizer.json. */
+static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
     char name[PATH_MAX];
@@ -25596,14 +25545,57 @@ static dt_result dt__save_extras(dt_trainer *t, const char *path)
     memset(&text, 0, sizeof text);
     if (dt__config_knows(&t->recipe.model)) {
         dt__config_text(&text, &t->recipe.model, t->recipe.sequence);
-        r = text.failed ? DT_E_MEMORY : dt__path_join(name, path, "config.json");
+        r = text.failed ? DT_E_MEMORY : dt__path_join(name, folder, "config.json");
         if (!r) r = dt__file_put(&s->files, name, text.at, text.length);
-        if (!r) r = dt__part_take(&s->files, path, "config.json", &s->extra[s->extras++]);
+        if (!r) r = dt__part_add(&s->files, folder, "config.json", &s->extra[s->extras++]);
         dt__free(text.at);
     }
-    if (t->tokenizer && !r) r = dt_tokenizer_save(t->tokenizer, path);
-    if (t->tokenizer && !r) r = dt__part_take(&s->files, path, "tokenizer.json", &s->extra[s->extras++]);
+    if (t->tokenizer && !r) r = dt_tokenizer_save(t->tokenizer, folder);
+    if (t->tokenizer && !r) r = dt__part_add(&s->files, folder, "tokenizer.json", &s->extra[s->extras++]);
     return r;
+}
+
+/* A snapshot of the slices that this rank writes; `to` NULL: its bytes are counted. */
+typedef struct dt__snapshot {
+    char *to;
+    int64_t bytes;
+} dt__snapshot;
+static dt_result dt__snapshot_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    dt__snapshot *s = (dt__snapshot *)user;
+    for (int64_t i = 0; i < slices; i++) {
+        if (s->to) memcpy(s->to + s->bytes, slice[i].data, (size_t)(slice[i].count * of->each));
+        s->bytes += dt__round_up(slice[i].count * of->each, 64);
+    }
+    return DT_OK;
+}
+
+/* Writes this rank's files and flushes them; full ones were written by the trainer's thread, which can gather. */
+static dt_result dt__save_write(dt_trainer *t, dt__state_walk *w, const char *folder)
+{
+    dt__saver *s = &t->save;
+    char name[64];
+    dt_result r = dt_is_root(t) ? dt__save_extras(t, folder) : DT_OK;
+    int full = t->layout.checkpoint.kind == DT_FULL, count = full ? dt_is_root(t) ? 2 : 0 : 1;
+    snprintf(name, sizeof name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
+    if (!r && !full) r = dt__state_write(w, NULL, NULL, folder, name, &s->part[0]);
+    for (int i = 0; i < count && !r; i++) r = dt__part_flush(&s->files, folder, s->part[i].name);
+    return r;
+}
+
+/* Writes the manifest and gives the checkpoint its name (rank 0). */
+static dt_result dt__save_publish(dt_trainer *t, const char *folder)
+{
+    dt__saver *s = &t->save;
+    char name[PATH_MAX];
+    dt_result r = s->manifest.failed ? DT_E_MEMORY : dt__path_join(name, folder, "manifest.json");
+    if (!r) r = dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
+    if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint.place, s->now.step);
+    if (r) return r;
+    __atomic_store_n(&s->newest, s->now.step, __ATOMIC_SEQ_CST);
+    if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
+    return dt__steps_retain(&s->files, t->layout.checkpoint.place, t->layout.checkpoint.keep, s->now.step,
+                            __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
 }
 
 /* The jobs of a save, in turn, on the thread that writes. */
@@ -25611,76 +25603,85 @@ static dt_result dt__save_job(void *owner, int64_t job)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__saver *s = &t->save;
-    char path[PATH_MAX], name[PATH_MAX];
-    dt_result r;
-    dt__save_path(t, path);
-    if (job % DT__JOBS == DT__JOB_COPY) {
-        for (int64_t i = 0; i < s->live.count && s->snapshot; i++)
-            memcpy(s->runs.list[i].data, s->live.list[i].data, (size_t)s->live.list[i].bytes);
-        return DT_OK;
-    }
-    if (job % DT__JOBS == DT__JOB_WRITE) {
-        r = dt_is_root(t) ? dt__save_extras(t, path) : DT_OK;
-        if (!r && t->layout.checkpoint.kind == DT_SHARDED) /* a full one by the trainer's thread, which can collect */
-            r = dt__runs_write(&t->e, &s->runs, &s->files, s->part, path, dt_comm_rank(t->comm));
-        return r;
-    }
-    if (!dt_is_root(t)) return DT_OK;
-    (void)dt__path_join(name, path, "manifest.json");
-    r = s->manifest.failed ? DT_E_MEMORY : dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
-    if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint.place, s->step);
-    if (r) return r;
-    __atomic_store_n(&s->newest, s->step, __ATOMIC_SEQ_CST);
-    if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
-    return dt__steps_retain(&s->files, t->layout.checkpoint.place, t->layout.checkpoint.keep, s->step,
-                            __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
+    dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
+    dt__snapshot copy;
+    char folder[PATH_MAX];
+    dt_result r = dt__step_path(folder, t->layout.checkpoint.place, s->now.step, ".tmp");
+    w.slice += t->state.arrays; /* the trainer's thread may walk at the same time */
+    copy.to = s->snapshot, copy.bytes = 0;
+    if (!r && job % DT__JOBS == DT__JOB_COPY) return s->snapshot ? dt__state_each(&w, dt__snapshot_take, &copy) : r;
+    w.snapshot = s->snapshot;
+    if (!r && job % DT__JOBS == DT__JOB_WRITE) return dt__save_write(t, &w, folder);
+    return r || !dt_is_root(t) ? r : dt__save_publish(t, folder);
 }
 
-/* Where there is no checkpoint, the mirror may have one (rank 0): its newest that is whole. */
+/* Gives the queue the next job of a save; returns its ticket. */
+static int64_t dt__save_ask(dt__saver *s)
+{
+    (void)dt__queue_next(&s->queue);
+    return dt__queue_ask(&s->queue);
+}
+
+/* ---- the mirror: a second place for complete checkpoints ---- */
+
+/* Runs the command of a mirror, which copies what DT_FROM names to DT_TO. */
+static dt_result dt__mirror_command(const char *command, const char *from, const char *to)
+{
+    dt__text line;
+    int status;
+    memset(&line, 0, sizeof line);
+    dt__text_add(&line, "DT_FROM='%s' DT_TO='%s'; export DT_FROM DT_TO; %s", from, to, command);
+    status = line.failed ? -1 : system(line.at);
+    dt__free(line.at);
+    if (!status) return DT_OK;
+    return dt__error(DT_E_FILE, "the mirror's command ended with status %d: run it by hand with DT_FROM=%s DT_TO=%s to "
+                     "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
+}
+
+/* If there is no checkpoint, copies the newest complete one of the mirror (rank 0). */
 static dt_result dt__mirror_restore(dt_trainer *t)
 {
-    const dt_layout *l = &t->layout;
+    const dt_checkpoints *l = &t->layout.checkpoint;
     dt__files *f = &t->save.mirror_files;
-    int64_t *list, count, step = -1;
-    char name[DT__STEP_NAME], path[PATH_MAX];
-    dt_result r = dt__steps_list(l->checkpoint.place, &list, &count);
-    dt__free(list);
-    if (r || count) return r;
-    if (l->checkpoint.mirror_command) {
-        r = dt__dir_make(f, l->checkpoint.place);
-        return r ? r : dt__mirror_command(l->checkpoint.mirror_command, l->checkpoint.mirror, l->checkpoint.place);
+    int64_t step = -1;
+    char path[PATH_MAX];
+    dt__steps s;
+    dt_result r = dt__steps_list(f, l->place, &s);
+    dt__free(s.list);
+    if (r || s.count) return r;
+    if (l->mirror_command) {
+        r = dt__dir_make(f, l->place);
+        return r ? r : dt__mirror_command(l->mirror_command, l->mirror, l->place);
     }
-    r = dt__steps_list(l->checkpoint.mirror, &list, &count);
-    for (int64_t i = 0; i < count && !r && step < 0; i++) {
-        dt__step_name(name, list[i]);
-        (void)dt__path_join(path, l->checkpoint.mirror, name);
-        if (!dt__step_check(f, path, dt__trainer_tick, t)) step = list[i];
+    r = dt__steps_list(f, l->mirror, &s);
+    for (int64_t i = 0; i < s.count && !r && step < 0; i++) {
+        r = dt__step_path(path, l->mirror, s.list[i], "");
+        if (!r && !dt__step_check(f, path, t->comm)) step = s.list[i];
         else fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
     }
-    dt__free(list);
-    if (!r && count && step < 0)
+    dt__free(s.list);
+    if (!r && s.count && step < 0)
         r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole: give another --mirror, or none to begin anew",
-                      l->checkpoint.mirror);
+                      l->mirror);
     if (r || step < 0) return r;
-    if (!l->output.quiet)
-        fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->checkpoint.place, (long long)step,
-                l->checkpoint.mirror);
-    return dt__step_copy(f, l->checkpoint.mirror, l->checkpoint.place, step);
+    if (!t->layout.output.quiet)
+        fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)step,
+                l->mirror);
+    return dt__step_copy(f, l->mirror, l->place, step);
 }
 
-/* From `checkpoint` to the mirror. */
 static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
 {
-    const dt_layout *l = &t->layout;
+    const dt_checkpoints *l = &t->layout.checkpoint;
+    dt__files *f = &t->save.mirror_files;
     dt_result r;
-    if (l->checkpoint.mirror_command)
-        return dt__mirror_command(l->checkpoint.mirror_command, l->checkpoint.place, l->checkpoint.mirror);
-    r = dt__step_copy(&t->save.mirror_files, l->checkpoint.place, l->checkpoint.mirror, step);
-    return r ? r : dt__steps_retain(&t->save.mirror_files, l->checkpoint.mirror, l->checkpoint.keep, step, -1);
+    if (l->mirror_command) return dt__mirror_command(l->mirror_command, l->place, l->mirror);
+    r = dt__step_copy(f, l->place, l->mirror, step);
+    return r ? r : dt__steps_retain(f, l->mirror, l->keep, step, -1);
 }
 
-/* The first job looks for what to begin from. The others copy the newest checkpoint, unless the one before took it
- * along. What goes wrong then is said; training and the next copy do not depend on it. */
+/* The first job restores. The others copy the newest checkpoint, unless the previous job copied it. A failure of a copy
+ * is printed; training continues, and so do later copies. */
 static dt_result dt__mirror_job(void *owner, int64_t job)
 {
     dt_trainer *t = (dt_trainer *)owner;
@@ -25690,7 +25691,7 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
     do {
         step = __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST);
         __atomic_store_n(&s->mirroring, step, __ATOMIC_SEQ_CST);
-    } while (step != __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST)); /* from here on it stays */
+    } while (step != __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST)); /* from here on retention spares the step */
     if (step != s->mirrored && dt__mirror_copy(t, step))
         fprintf(stderr, "dtrain: the mirror lacks step %lld: %s; training goes on\n", (long long)step,
                 dt_last_error());
@@ -25699,57 +25700,62 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
     return DT_OK;
 }
 
-/* Waits for a job, a sign of life now and then. */
+/* ---- a save: begin, end, settle (all collective) ---- */
+
+/* Waits for a job; heartbeats continue. */
 static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
 {
     while (dt__queue_pending(q, ticket)) dt__comm_tick(t->comm), dt__nap();
     return dt__queue_wait(q, ticket);
 }
 
-/* Full: rank 0 writes, all ranks bring. */
-static dt_result dt__save_full(dt_trainer *t, const char *path)
+/* Writes whole tensors: rank 0 writes, and gathers from the other ranks unless it has the whole state. */
+static dt_result dt__save_full(dt_trainer *t, const char *folder)
 {
-    dt__visit v;
-    dt_result r = dt__trainer_agree(t, dt__visit_open(&v, t, dt__trainer_whole(t)));
+    static const char *const name[] = {"model.safetensors", "optimizer.safetensors"};
+    dt__gatherer g;
+    int64_t weights = t->e.net.param_count;
+    int whole = dt__trainer_whole(t);
+    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
     if (!r) r = dt__engine_settle(&t->e);
-    if (!r) r = dt__full_file(t, &v, &t->save.part[0], path, 0, 1);
     r = dt__trainer_agree(t, r);
-    if (!r) r = dt__full_file(t, &v, &t->save.part[1], path, 1, DT__ARRAYS);
-    dt__visit_close(&v);
+    for (int i = 0; i < 2 && !r; i++) {
+        dt__state_walk w = dt__state_walk_of(t, i ? weights : 0, i ? t->state.whole : weights, !whole);
+        if (!whole || dt_is_root(t)) r = dt__state_write(&w, &g, NULL, folder, name[i], &t->save.part[i]);
+        r = dt__trainer_agree(t, r);
+    }
+    dt__gather_close(&g);
     return r;
 }
 
-/* Begins a save of the state as it is now. The step after it may begin; before its update it waits for the copy. */
+/* Begins a save of the present state. The next step may begin; before its update it waits for the snapshot. */
 static dt_result dt__save_begin(dt_trainer *t)
 {
     dt__saver *s = &t->save;
-    char path[PATH_MAX];
+    char folder[PATH_MAX];
     dt_result r = DT_OK;
-    s->step = t->e.step;
-    s->grow = t->e.grow;
-    s->power1 = t->e.powers.power1, s->power2 = t->e.powers.power2;
+    s->now.full = t->layout.checkpoint.kind == DT_FULL;
+    s->now.step = t->e.step;
+    s->now.grow = t->e.grow;
+    s->now.data_ranks = t->e.mesh.size[DT_AXIS_DATA];
+    s->now.power1 = t->e.powers.power1, s->now.power2 = t->e.powers.power2;
     s->began = dt__now();
-    dt__save_path(t, path);
-    if (dt_is_root(t)) {
-        r = dt__dir_make(&s->files, t->layout.checkpoint.place);
-        if (!r) r = dt__steps_clean(&s->files, t->layout.checkpoint.place);
-        if (!r) r = dt__dir_make(&s->files, path);
-    }
+    r = dt__step_path(folder, t->layout.checkpoint.place, s->now.step, ".tmp");
+    if (!r && dt_is_root(t)) r = dt__step_begin(&s->files, t->layout.checkpoint.place, s->now.step, folder);
     r = dt__trainer_agree(t, r);
+    if (!r && s->now.full) r = dt__save_full(t, folder);
     if (r) return r;
-    (void)dt__queue_next(&s->queue);
-    s->copied = dt__queue_ask(&s->queue);
-    (void)dt__queue_next(&s->queue);
-    s->written = dt__queue_ask(&s->queue);
+    s->copied = dt__save_ask(s);
+    s->written = dt__save_ask(s);
     s->state = DT__SAVE_WRITING;
-    return t->layout.checkpoint.kind == DT_FULL ? dt__save_full(t, path) : DT_OK;
+    return DT_OK;
 }
 
-/* All have written (collective): rank 0 hears of the files, writes the manifest and gives the checkpoint its name. */
+/* When all ranks have written, rank 0 collects the list of files, writes the manifest and publishes the checkpoint. */
 static dt_result dt__save_end(dt_trainer *t, dt_result r)
 {
     dt__saver *s = &t->save;
-    int size = dt_comm_size(t->comm), full = t->layout.checkpoint.kind == DT_FULL;
+    int size = dt_comm_size(t->comm), full = s->now.full;
     int64_t words = (int64_t)sizeof(dt__part_file) / 4;
     dt_result wrote = dt__save_wait(t, &s->queue, s->written);
     r = dt__trainer_agree(t, r ? r : wrote);
@@ -25760,13 +25766,12 @@ static dt_result dt__save_end(dt_trainer *t, dt_result r)
     memcpy(s->all + (full ? 2 : size), s->extra, sizeof s->extra);
     s->manifest.length = 0;
     if (dt_is_root(t)) dt__trainer_manifest(t, &s->manifest, s->all, (full ? 2 : size) + s->extras);
-    (void)dt__queue_next(&s->queue);
-    s->published = dt__queue_ask(&s->queue);
+    s->published = dt__save_ask(s);
     s->state = DT__SAVE_PUBLISHING;
     return DT_OK;
 }
 
-/* The checkpoint is there (collective). */
+/* Waits until the checkpoint is published. */
 static dt_result dt__save_settle(dt_trainer *t)
 {
     dt__saver *s = &t->save;
@@ -25776,7 +25781,7 @@ static dt_result dt__save_settle(dt_trainer *t)
     r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, s->published));
     s->state = DT__SAVE_IDLE;
     s->seconds = dt__now() - s->began;
-    if (!r) dt__comm_progress(t->comm, s->step);
+    if (!r) dt__comm_progress(t->comm, s->now.step);
     return r;
 }
 
@@ -25784,7 +25789,7 @@ static dt_result dt__trainer_save(dt_trainer *t, int behind)
 {
     double start = dt__now();
     dt_result r = dt__save_settle(t);
-    if (t->save.published && t->save.step == t->e.step) return r; /* it is there, and is not given up for its equal */
+    if (t->save.published && t->save.now.step == t->e.step) return r; /* the checkpoint of this step exists */
     if (!r) {
         r = dt__save_begin(t);
         if (!behind) {
@@ -25805,7 +25810,7 @@ DT_API dt_result dt_trainer_save(dt_trainer *t)
     return dt__trainer_save(t, 0);
 }
 
-/* Before the first weight changes the copy of them all must be made. */
+/* Waits for the snapshot, before the first weight changes. */
 static dt_result dt__save_hold(void *owner)
 {
     dt_trainer *t = (dt_trainer *)owner;
@@ -25817,34 +25822,38 @@ static dt_result dt__save_hold(void *owner)
     return r;
 }
 
+/* Memory for the snapshot of asynchronous saves. */
+static dt_result dt__save_snapshot(dt_trainer *t)
+{
+    dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
+    dt__snapshot size;
+    dt_result r;
+    size.to = NULL, size.bytes = 0;
+    (void)dt__state_each(&w, dt__snapshot_take, &size);
+    t->planned.buffers += size.bytes, t->planned.total += size.bytes;
+    r = dt__check_memory(t, 1);
+    if (!r && !(t->save.snapshot = (char *)dt__alloc(size.bytes, "the snapshot of the state"))) r = DT_E_MEMORY;
+    t->e.hold = dt__save_hold;
+    t->e.hold_owner = t;
+    return r;
+}
+
 /* Memory and threads of saving, before step 1. */
 static dt_result dt__save_open(dt_trainer *t)
 {
     dt__saver *s = &t->save;
-    const dt_layout *l = &t->layout;
-    int64_t at = 0;
+    const dt_checkpoints *l = &t->layout.checkpoint;
     dt_result r = dt__files_open(&s->files, dt_comm_rank(t->comm));
     if (r) return r;
-    s->all = (dt__part_file *)dt__alloc((int64_t)sizeof *s->all * (dt_comm_size(t->comm) + 6), "a checkpoint");
+    s->all = (dt__part_file *)dt__alloc((int64_t)sizeof *s->all * (dt_comm_size(t->comm) + 4), "a checkpoint");
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
-    if (!r) r = dt__runs_open(&s->live, &t->e, 1);
-    if (!r) r = dt__runs_open(&s->runs, &t->e, 1);
-    if (!r && l->checkpoint.async) {
-        int64_t bytes = s->runs.bytes + 64 * s->runs.count;
-        t->planned.buffers += bytes, t->planned.total += bytes;
-        r = dt__check_memory(t, 1);
-        if (!r && !(s->snapshot = (char *)dt__alloc(bytes, "the copy of the state that is saved"))) r = DT_E_MEMORY;
-        for (int64_t i = 0; i < s->runs.count && !r; at += dt__round_up(s->runs.list[i++].bytes, 64))
-            s->runs.list[i].data = s->snapshot + at;
-        t->e.hold = dt__save_hold;
-        t->e.hold_owner = t;
-    }
+    if (!r && l->async) r = dt__save_snapshot(t);
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, DT__JOBS, "write checkpoints");
     s->newest = s->mirroring = s->mirrored = -1;
-    s->mirror_files.rate = (double)l->checkpoint.mirror_rate;
-    if (!r && l->checkpoint.mirror && dt_is_root(t))
+    s->mirror_files.rate = (double)l->mirror_rate;
+    if (!r && l->mirror && dt_is_root(t))
         r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
-    if (!r) dt__comm_stop_grace(t->comm, (double)l->checkpoint.deadline);
+    if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
     for (int n = 1; n < dt_comm_size(t->comm) && !r; n++) dt__comm_fits(t->comm, n, dt__engine_fits(&t->e, n));
     s->last = dt__now();
@@ -25855,8 +25864,6 @@ static void dt__save_close(dt__saver *s)
 {
     dt__queue_close(&s->queue);
     dt__queue_close(&s->mirror);
-    dt__runs_close(&s->runs);
-    dt__runs_close(&s->live);
     dt__free(s->all);
     dt__free(s->snapshot);
     dt__free(s->manifest.at);
@@ -25864,54 +25871,37 @@ static void dt__save_close(dt__saver *s)
 
 /* ---- resuming ---- */
 
-/* The state of the checkpoint at `path`, into what this rank has. */
-static dt_result dt__load_runs(dt_trainer *t, const dt__manifest *m, const dt__tensors *from)
+/* Reads the files of a checkpoint into this rank's slices. */
+static dt_result dt__resume_read(dt_trainer *t, const char *folder, const dt__manifest *m)
 {
-    dt__visit v;
-    dt__runs runs;
-    dt_result r = dt__visit_open(&v, t, 1), listed = dt__runs_open(&runs, &t->e, 0);
-    r = r ? r : listed;
-    for (int64_t i = 0, n; i < runs.count && !r; i += n) {
-        n = m->full ? dt__runs_alike(&runs, i) : 1;
-        r = m->full ? dt__full_read(t, &v, &runs.list[i], n, from)
-                    : dt__runs_read(&t->e, &runs.list[i], from, &t->save.files);
-        dt__comm_tick(t->comm);
-    }
-    dt__visit_close(&v);
-    dt__runs_close(&runs);
+    dt__state_walk w = dt__state_walk_of(t, 0, m->full ? t->state.whole : t->state.count, 0);
+    dt__reader from;
+    dt_result r = dt__reader_open(&from, &t->save.files, folder, m);
+    if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.whole);
+    if (!r) r = dt__state_each(&w, dt__reader_take, &from);
+    dt__reader_close(&from);
     return r;
 }
 
-/* One checkpoint (collective): every file is checked by one rank, then every rank reads what it needs. */
-static dt_result dt__resume_one(dt_trainer *t, const char *path)
+/* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
+static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
     dt__files *f = &t->save.files;
     dt__manifest m;
-    dt__tensors tensors;
-    char name[PATH_MAX];
-    dt_result r = dt__manifest_read(&m, f, path);
-    memset(&tensors, 0, sizeof tensors);
-    if (!r) r = dt__trainer_agrees(t, &m, path);
+    dt_result r = dt__manifest_read(&m, f, folder);
+    if (!r) r = dt__trainer_agrees(t, &m, folder);
     r = dt__trainer_agree(t, r);
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
-        r = dt__part_check(f, path, &m.file[i], dt__trainer_tick, t);
-    for (int64_t i = 0; i < m.files && !r; i++) {
-        if (!dt__part_has_tensors(&m.file[i])) continue;
-        (void)dt__path_join(name, path, m.file[i].name);
-        r = dt__tensors_add(&tensors, f, name);
-    }
-    if (!r) r = dt__tensors_sort(&tensors);
-    if (!r) r = dt__load_runs(t, &m, &tensors);
-    dt__tensors_close(&tensors);
+        r = dt__part_check(f, folder, &m.file[i], t->comm);
+    if (!r) r = dt__resume_read(t, folder, &m);
     r = dt__trainer_agree(t, r);
-    if (!r) t->e.step = m.step, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
-    if (!r) t->e.grow = m.grow;
+    if (!r) t->e.step = m.step, t->e.grow = m.grow, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
     dt__manifest_close(&m);
     return r;
 }
 
-/* For labs: what the environment's DT_FORGET names is lost on the way, as with checkpoints that do not hold it: the
- * optimizer's state, or the step as the schedule, the data cursor or the random streams count it. */
+/* For labs: DT_FORGET names what is lost, as if the checkpoint did not hold it: the state of the optimizer, or the step
+ * that the schedule, the data cursor or the random streams count. */
 static dt_result dt__trainer_forget(dt_trainer *t)
 {
     const char *what = getenv("DT_FORGET");
@@ -25925,78 +25915,71 @@ static dt_result dt__trainer_forget(dt_trainer *t)
         return dt__error(DT_E_USAGE, "DT_FORGET=%s: it is optimizer, schedule, cursor or rng", what);
     for (int i = 0; i < DT__STATE_AVERAGE && !strcmp(what, "optimizer"); i++)
         if (e->state[i])
-            dt__mem_fill(t->pool, (float *)e->state[i], 0.0f, own / DT__MOMENT_BLOCK * dt__state_bytes(&t->recipe, i) / 4);
+            dt__mem_fill(t->pool, (float *)e->state[i], 0.0f,
+                         own / DT__MOMENT_BLOCK * dt__state_bytes(&t->recipe, i) / 4);
     if (!strcmp(what, "optimizer")) e->powers.power1 = e->powers.power2 = 1.0;
     return DT_OK;
 }
 
-/* The newest checkpoint that is whole (collective). Rank 0 looks which there are; the others hear it. */
-static dt_result dt__trainer_resume(dt_trainer *t)
+/* Resumes from the first checkpoint of a list that is whole (collective). Rank 0 has the list, newest first. */
+static dt_result dt__resume_list(dt_trainer *t, const dt__steps *s)
 {
-    const dt_layout *l = &t->layout;
-    int64_t *list = NULL, count = 0;
-    float words[2] = {0, 0};
-    char name[DT__STEP_NAME], path[PATH_MAX];
-    dt__queue *mirror = &t->save.mirror;
-    dt_result r = mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK;
-    if (!r && dt_is_root(t)) r = dt__steps_list(l->checkpoint.place, &list, &count);
-    r = dt__trainer_agree(t, r);
-    for (int64_t i = 0; !r; i++) {
-        int64_t step = i < count ? list[i] : -1;
+    const dt_checkpoints *l = &t->layout.checkpoint;
+    for (int64_t i = 0;; i++) {
+        int64_t step = i < s->count ? s->list[i] : -1;
+        char folder[PATH_MAX];
+        float words[2];
+        dt_result r;
         memcpy(words, &step, 8);
         r = dt_broadcast(t->comm, words, 2, 0);
         memcpy(&step, words, 8);
-        if (r || step < 0) break;
-        if (l->checkpoint.resume == DT_RESUME_NEVER) {
-            r = dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or resume",
-                          l->checkpoint.place);
-            break;
-        }
-        dt__step_name(name, step);
-        (void)dt__path_join(path, l->checkpoint.place, name);
-        r = dt__resume_one(t, path);
+        if (r || step < 0) return r;
+        if (l->resume == DT_RESUME_NEVER)
+            return dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or "
+                             "resume", l->place);
+        r = dt__step_path(folder, l->place, step, "");
+        if (!r) r = dt__resume_one(t, folder);
         if (!r) dt__comm_progress(t->comm, t->first = t->e.step);
-        if (r != DT_E_DATA && r != DT_E_FILE) break; /* also when all went well */
+        if (r != DT_E_DATA && r != DT_E_FILE) return r; /* success, too */
         if (dt_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
-        r = DT_OK;
         t->save.damaged++;
     }
-    dt__free(list);
+}
+
+/* Resumes from the newest checkpoint that is whole, if there is one (collective). */
+static dt_result dt__trainer_resume(dt_trainer *t)
+{
+    const dt_checkpoints *l = &t->layout.checkpoint;
+    dt__queue *mirror = &t->save.mirror;
+    dt__steps s;
+    dt_result r = mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK;
+    memset(&s, 0, sizeof s);
+    if (!r && dt_is_root(t)) r = dt__steps_list(&t->save.files, l->place, &s);
+    r = dt__trainer_agree(t, r);
+    if (!r) r = dt__resume_list(t, &s);
+    dt__free(s.list);
     if (!r && !t->e.step && t->save.damaged)
         r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole (%d are not): name another directory",
-                      l->checkpoint.place, t->save.damaged);
-    if (!r && !t->e.step && l->checkpoint.resume == DT_RESUME_ONLY)
+                      l->place, t->save.damaged);
+    if (!r && !t->e.step && l->resume == DT_RESUME_ONLY)
         r = dt__error(DT_E_USAGE, "%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out",
-                      l->checkpoint.place);
+                      l->place);
     return r ? r : dt__trainer_forget(t);
 }
 
 /* ---- a checkpoint without a trainer ---- */
 
-/* `t` has of a trainer what says where numbers are: recipe, network, files. It is never opened. */
+/* `t` is never opened: it has the recipe, the network, the list of the state and the files. */
 struct dt_checkpoint {
     char path[PATH_MAX];
     dt__manifest m;
-    dt__tensors tensors;
+    dt__reader reader;
     dt_trainer t;
-    dt__visit visit;
-    char *stored;      /* an array as a rank that has all of it stores it */
-    int64_t arrays;
+    char *stored;      /* one tensor, in arrays */
     char option[PATH_MAX];
 };
 
-/* The next option of the recipe in the manifest: its name into `name`, its value is the JSON text's string. */
-static int dt__checkpoint_next(dt__json *j, int64_t *count, char name[64])
-{
-    if (!dt__json_more(j, '}', count) || !dt__json_key(j)) return 0;
-    snprintf(name, 64, "%.*s", (int)dt__min(63, j->length), j->string);
-    dt__json_peek(j);
-    if (!dt__json_string(j)) return 0;
-    j->string[j->length] = 0;
-    return 1;
-}
-
-/* Recipe and model as they were. */
+/* Sets recipe and model from config.json and the manifest. */
 static dt_result dt__checkpoint_recipe(dt_checkpoint *c)
 {
     dt_recipe *r = &c->t.recipe;
@@ -26004,23 +25987,22 @@ static dt_result dt__checkpoint_recipe(dt_checkpoint *c)
     int64_t count = 0;
     dt__json j;
     dt_result result = dt_model_open(&r->model, c->path);
-    memset(&j, 0, sizeof j);
-    j.path = c->path, j.text = c->m.text, j.bytes = c->m.bytes, j.at = dt__max(0, c->m.recipe);
-    if (!result && dt__json_enter(&j, '{'))
-        while (!result && dt__checkpoint_next(&j, &count, name)) {
-            const dt__option *o = dt__option_find(dt__options, DT__OPTION_COUNT, name, strlen(name));
-            if (o && dt__option_binds(o) && !(o->kind == DT__KIND_FLAG && strcmp(j.string, "1")))
-                result = dt__option_set(o, j.string, r);
-        }
+    if (result) return result;
+    dt__recipe_begin(&j, &c->m, c->path);
+    while (!j.result && dt__recipe_next(&j, &count, name)) {
+        const dt__option *o = dt__recipe_option(name);
+        int off = o && o->kind == DT__KIND_FLAG && strcmp(j.string, "1");
+        if (o && !off) j.result = dt__option_set(o, j.string, r);
+    }
     dt__free(j.string);
-    return result ? result : j.result;
+    return j.result;
 }
 
-/* The network of its model, when it says which one that is. */
+/* Opens the network, if config.json describes the model. */
 static dt_result dt__checkpoint_model(dt_checkpoint *c)
 {
     dt_trainer *t = &c->t;
-    int64_t rows, longest = 0;
+    int64_t longest = 0;
     char path[PATH_MAX], model[65];
     dt_result r = dt__path_join(path, c->path, "config.json");
     if (r || access(path, F_OK)) return r;
@@ -26030,20 +26012,19 @@ static dt_result dt__checkpoint_model(dt_checkpoint *c)
     r = dt__checkpoint_recipe(c);
     if (!r) r = dt__check_model(&t->recipe.model);
     if (!r) r = dt__check_batch(&t->recipe, 1);
-    if (r) return r;
-    rows = t->recipe.micro_batch / t->recipe.data_shards;
     t->e.net.tensor_shards = t->recipe.tensor_shards;
-    r = dt__net_open(&t->e.net, &t->recipe.model, rows, t->recipe.sequence);
+    if (!r)
+        r = dt__net_open(&t->e.net, &t->recipe.model, t->recipe.micro_batch / t->recipe.data_shards,
+                         t->recipe.sequence);
     if (r) return r;
     dt__model_identity(t, model);
     if (strcmp(model, c->m.model))
         return dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
                          "checkpoint", c->path);
-    for (int kind = 0; kind < DT__ARRAYS; kind++)
-        if (dt__array_bytes(&t->recipe, kind)) c->arrays += t->e.net.param_count;
     for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
     c->stored = (char *)dt__alloc(4 * longest, "a checkpoint");
-    return c->stored ? dt__visit_open(&c->visit, t, 1) : DT_E_MEMORY;
+    r = c->stored ? dt__state_open(t) : DT_E_MEMORY;
+    return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
 }
 
 DT_API void dt_checkpoint_close(dt_checkpoint **handle)
@@ -26051,50 +26032,39 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
     dt_checkpoint *c = *handle;
     if (!c) return;
     dt__manifest_close(&c->m);
-    dt__tensors_close(&c->tensors);
-    dt__visit_close(&c->visit);
+    dt__reader_close(&c->reader);
+    dt__state_close(&c->t.state);
     dt__net_close(&c->t.e.net);
     dt__free(c->stored);
     dt__free(c);
     *handle = NULL;
 }
 
-/* A directory with a manifest, or the newest step in it. */
+/* Finds a directory with a manifest, or the newest step in the directory. */
 static dt_result dt__checkpoint_find(dt_checkpoint *c, const char *path)
 {
-    char name[DT__STEP_NAME];
-    int64_t *list = NULL, count = 0, step;
+    dt__steps s;
     dt_result r = dt__path_join(c->path, path, "manifest.json");
     if (r) return r;
-    if (!access(c->path, F_OK)) {
-        snprintf(c->path, sizeof c->path, "%s", path);
-        return DT_OK;
-    }
-    r = dt__steps_list(path, &list, &count);
-    step = count ? list[0] : -1;
-    dt__free(list);
-    if (!r && step < 0)
+    if (!access(c->path, F_OK)) return snprintf(c->path, sizeof c->path, "%s", path), DT_OK;
+    r = dt__steps_list(&c->t.save.files, path, &s);
+    if (!r && !s.count)
         r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps",
                       path);
-    dt__step_name(name, dt__max(0, step));
-    return r ? r : dt__path_join(c->path, path, name);
+    if (!r) r = dt__step_path(c->path, path, s.list[0], "");
+    dt__free(s.list);
+    return r;
 }
 
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 {
     dt_checkpoint *c = (dt_checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
-    char name[PATH_MAX];
     dt_result r;
     *handle = NULL;
     if (!c) return DT_E_MEMORY;
     r = dt__checkpoint_find(c, path);
     if (!r) r = dt__manifest_read(&c->m, &c->t.save.files, c->path);
-    for (int64_t i = 0; i < c->m.files && !r; i++) {
-        if (!dt__part_has_tensors(&c->m.file[i])) continue;
-        r = dt__path_join(name, c->path, c->m.file[i].name);
-        if (!r) r = dt__tensors_add(&c->tensors, &c->t.save.files, name);
-    }
-    if (!r) r = dt__tensors_sort(&c->tensors);
+    if (!r) r = dt__reader_open(&c->reader, &c->t.save.files, c->path, &c->m);
     if (!r) r = dt__checkpoint_model(c);
     if (r) dt_checkpoint_close(&c);
     *handle = c;
@@ -26110,8 +26080,8 @@ DT_API dt_checkpoint_info dt_checkpoint_about(const dt_checkpoint *c)
     about.kind = c->m.full ? DT_FULL : DT_SHARDED;
     about.files = c->m.files;
     for (int64_t i = 0; i < c->m.files; i++) about.bytes += c->m.file[i].bytes;
-    about.tensors = c->tensors.count;
-    about.arrays = c->arrays;
+    about.tensors = c->reader.tensors.count;
+    about.arrays = c->t.state.count;
     return about;
 }
 
@@ -26124,14 +26094,27 @@ DT_API dt_checkpoint_file dt_checkpoint_file_at(const dt_checkpoint *c, int64_t 
 
 DT_API dt_checkpoint_tensor dt_checkpoint_tensor_at(const dt_checkpoint *c, int64_t index)
 {
-    const dt__stored *s = &c->tensors.list[index];
+    const dt__tensors *t = &c->reader.tensors;
+    const dt__stored *s = &t->list[index];
     dt_checkpoint_tensor tensor;
     snprintf(tensor.name, sizeof tensor.name, "%s", s->name);
     tensor.type = dt__stored_types[s->type].name;
-    tensor.file = strrchr(c->tensors.file[s->file].path, '/') + 1;
+    tensor.file = strrchr(t->file[s->file].path, '/') + 1;
     tensor.shape = s->shape;
     tensor.bytes = s->bytes;
     return tensor;
+}
+
+DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index)
+{
+    const dt__state_tensor *x = &c->t.state.tensor[index];
+    dt_checkpoint_tensor a;
+    dt__state_tensor_name(x, a.name, sizeof a.name, &a.shape);
+    a.shape = x->is.shape;
+    a.type = dt__stored_types[x->type].name;
+    a.file = NULL;
+    a.bytes = dt_shape_count(a.shape) * x->each;
+    return a;
 }
 
 DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name)
@@ -26140,10 +26123,8 @@ DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name)
     int64_t count = 0;
     int found = 0;
     dt__json j;
-    memset(&j, 0, sizeof j);
-    j.path = c->path, j.text = c->m.text, j.bytes = c->m.bytes, j.at = dt__max(0, c->m.recipe);
-    if (dt__json_enter(&j, '{'))
-        while (!found && dt__checkpoint_next(&j, &count, has)) found = !strcmp(has, name);
+    dt__recipe_begin(&j, &c->m, c->path);
+    while (!found && dt__recipe_next(&j, &count, has)) found = !strcmp(has, name);
     if (found) snprintf(c->option, sizeof c->option, "%s", j.string);
     dt__free(j.string);
     return found ? c->option : NULL;
@@ -26152,182 +26133,68 @@ DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name)
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c)
 {
     dt_result r = DT_OK;
-    for (int64_t i = 0; i < c->m.files && !r; i++)
-        r = dt__part_check(&c->t.save.files, c->path, &c->m.file[i], dt__no_tick, NULL);
+    for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->reader.files, c->path, &c->m.file[i], NULL);
     return r;
-}
-
-/* Array `index` is of this kind and this parameter. */
-static const dt__net_param *dt__checkpoint_array(const dt_checkpoint *c, int64_t index, int *kind)
-{
-    *kind = 0;
-    for (; index >= c->t.e.net.param_count; ++*kind)
-        if (dt__array_bytes(&c->t.recipe, *kind)) index -= c->t.e.net.param_count;
-    while (!dt__array_bytes(&c->t.recipe, *kind)) ++*kind;
-    return &c->t.e.net.params[index];
-}
-
-DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index)
-{
-    dt_checkpoint_tensor a;
-    int kind;
-    const dt__net_param *p = dt__checkpoint_array(c, index, &kind);
-    const dt__stored_type *type = &dt__stored_types[dt__array_type(dt__array_bytes(&c->t.recipe, kind))];
-    dt__full_name(&c->t, kind, &p->is, a.name, sizeof a.name, &a.shape);
-    if (!kind) a.shape = p->is.shape;
-    a.type = type->name;
-    a.file = NULL;
-    a.bytes = dt_shape_count(a.shape) * type->bytes;
-    return a;
 }
 
 static dt_result dt__checkpoint_known(const dt_checkpoint *c, int64_t index)
 {
-    if (!c->arrays)
+    if (!c->t.state.count)
         return dt__error(DT_E_USAGE, "%s has no config.json: its model is the program's own or has experts, and only "
                          "its trainer can put it together", c->path);
-    if (index >= 0 && index < c->arrays) return DT_OK;
+    if (index >= 0 && index < c->t.state.count) return DT_OK;
     return dt__error(DT_E_USAGE, "there is no array %lld, %s has %lld: count from 0", (long long)index, c->path,
-                     (long long)c->arrays);
+                     (long long)c->t.state.count);
 }
 
-/* Reads an array into c->stored; the visit's runs tell what is where. */
-static dt_result dt__checkpoint_fetch(dt_checkpoint *c, int kind, const dt__net_param *p)
+static dt__state_walk dt__checkpoint_walk(dt_checkpoint *c, int64_t first, int64_t end)
 {
-    dt_trainer *t = &c->t;
-    dt__runs *l = &c->visit.runs;
-    dt_result r;
-    l->count = 0;
-    r = dt__runs_add(l, &t->e, kind, (int32_t)(p - t->e.net.params), 0, p->count, c->stored);
-    if (!r && c->m.full) return dt__full_read(t, &c->visit, l->list, l->count, &c->tensors);
-    for (int64_t i = 0; i < l->count && !r; i++) r = dt__runs_read(&t->e, &l->list[i], &c->tensors, &t->save.files);
-    return r;
+    dt__state_walk w = dt__state_walk_of(&c->t, first, end, 0);
+    w.memory = c->stored;
+    return w;
 }
 
-/* Takes an array as floats. */
-typedef struct dt__read_sink {
-    dt__sink is;
+/* Reads an array as floats. */
+typedef struct dt__reading {
+    dt__reader *from;
     float *to;
-    int codes;
-} dt__read_sink;
-static dt_result dt__read_take(dt__sink *sink, const void *data, int64_t bytes)
+} dt__reading;
+static dt_result dt__reading_put(void *user, const void *data, int64_t bytes)
 {
-    dt__read_sink *s = (dt__read_sink *)sink;
-    if (s->codes)
-        for (int64_t i = 0; i < bytes; i++) *s->to++ = (float)((const unsigned char *)data)[i];
-    else {
-        memcpy(s->to, data, (size_t)bytes);
-        s->to += bytes / 4;
-    }
+    dt__reading *x = (dt__reading *)user;
+    int codes = x->from->gather.of->type == DT__STORED_U8;
+    for (int64_t i = 0; i < bytes && codes; i++) *x->to++ = (float)((const unsigned char *)data)[i];
+    if (codes) return DT_OK;
+    memcpy(x->to, data, (size_t)bytes);
+    x->to += bytes / 4;
     return DT_OK;
+}
+static dt_result dt__reading_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    dt__reader *from = ((dt__reading *)user)->from;
+    dt_result r = dt__reader_take(from, of, slice, slices);
+    return r ? r : dt__gather_give(&from->gather, of, slice, slices, 0, dt__reading_put, user);
 }
 
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values)
 {
-    const dt__net_param *p;
-    dt__read_sink sink;
-    int kind;
+    dt__state_walk w = dt__checkpoint_walk(c, index, index + 1);
+    dt__reading x;
     dt_result r = dt__checkpoint_known(c, index);
-    if (r) return r;
-    p = dt__checkpoint_array(c, index, &kind);
-    sink.is.take = dt__read_take, sink.to = values;
-    sink.codes = dt__array_type(dt__array_bytes(&c->t.recipe, kind)) == DT__STORED_U8;
-    r = dt__checkpoint_fetch(c, kind, p);
-    dt__visit_begin(&c->visit, &c->t, kind, &p->is, 0);
-    return r ? r : dt__visit_give(&c->t, &c->visit, &sink.is);
+    x.from = &c->reader, x.to = values;
+    return r ? r : dt__state_each(&w, dt__reading_take, &x);
 }
 
-/* The numbers of two arrays side by side. */
-static void dt__checkpoint_compare(const float *a, const float *b, int64_t n, dt_checkpoint_difference *d)
-{
-    d->differ = 0, d->first = -1, d->a = d->b = 0.0f, d->most = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        double by = (double)a[i] - (double)b[i];
-        if (!memcmp(&a[i], &b[i], 4)) continue;
-        if (!d->differ++) d->first = i, d->a = a[i], d->b = b[i];
-        by = by < 0 ? -by : by;
-        if (!(by <= d->most) && d->most == d->most) d->most = by;
-    }
-}
-
-DT_API dt_result dt_checkpoint_diff(dt_checkpoint *a, dt_checkpoint *b, int64_t index, dt_checkpoint_difference *d)
-{
-    dt_checkpoint_tensor x, y;
-    int64_t count;
-    float *values;
-    dt_result r = dt__checkpoint_known(a, index);
-    if (!r) r = dt__checkpoint_known(b, index);
-    if (r) return r;
-    x = dt_checkpoint_array_at(a, index), y = dt_checkpoint_array_at(b, index);
-    if (a->arrays != b->arrays || strcmp(x.name, y.name) || !dt__same_shape(&x.shape, &y.shape))
-        return dt__error(DT_E_USAGE, "%s and %s are of different models or optimizers: their arrays %lld are %s and %s",
-                         a->path, b->path, (long long)index, x.name, y.name);
-    count = dt_shape_count(x.shape);
-    values = (float *)dt__alloc(8 * count, "two arrays");
-    if (!values) return DT_E_MEMORY;
-    r = dt_checkpoint_read(a, index, values);
-    if (!r) r = dt_checkpoint_read(b, index, values + count);
-    if (!r) dt__checkpoint_compare(values, values + count, count, d);
-    dt__free(values);
-    return r;
-}
-
-/* Announces the arrays of kinds [kind, end) in a file, or writes their numbers: as whole tensors, or as the runs of a
- * rank that has all. */
-static dt_result dt__checkpoint_put(dt_checkpoint *c, dt__tensor_file *w, int64_t index, int full, int numbers)
-{
-    dt_trainer *t = &c->t;
-    dt__full_sink sink;
-    dt__runs runs;
-    dt_shape shape;
-    char name[160];
-    int kind;
-    const dt__net_param *p = dt__checkpoint_array(c, index, &kind);
-    int type = dt__array_type(dt__array_bytes(&t->recipe, kind));
-    dt_result r = numbers ? dt__checkpoint_fetch(c, kind, p) : DT_OK;
-    if (r) return r;
-    if (full && numbers) {
-        sink.is.take = dt__full_take, sink.t = t, sink.file = w;
-        dt__visit_begin(&c->visit, t, kind, &p->is, dt__full_turns(t, kind, &p->is));
-        return dt__visit_give(t, &c->visit, &sink.is);
-    }
-    if (full) {
-        dt__full_name(t, kind, &p->is, name, sizeof name, &shape);
-        dt__tensor_file_name(w, name, type, &shape);
-        return DT_OK;
-    }
-    memset(&runs, 0, sizeof runs);
-    r = dt__runs_add(&runs, &t->e, kind, (int32_t)(p - t->e.net.params), 0, p->count, c->stored);
-    for (int64_t i = 0; i < runs.count && !r; i++) {
-        shape = dt_shape1(runs.list[i].bytes / dt__stored_types[type].bytes);
-        dt__run_name(&t->e, &runs.list[i], runs.list[i].from, name, sizeof name);
-        if (!numbers) dt__tensor_file_name(w, name, type, &shape);
-        else r = dt__tensor_file_put(w, runs.list[i].data, runs.list[i].bytes);
-    }
-    dt__runs_close(&runs);
-    return r;
-}
-
-/* One file, with arrays [first, end). */
+/* Writes arrays [first, end) into one file and flushes it. */
 static dt_result dt__checkpoint_write(dt_checkpoint *c, const char *folder, const char *name, int64_t first,
                                       int64_t end, int full, dt__part_file *part)
 {
-    char path[PATH_MAX];
-    dt__tensor_file w;
-    dt_result r = dt__path_join(path, folder, name);
-    if (r) return r;
-    snprintf(part->name, sizeof part->name, "%s", name);
-    dt__tensor_file_begin(&w, &c->t.save.files, path);
-    for (int64_t i = first; i < end && !r; i++) r = dt__checkpoint_put(c, &w, i, full, 0);
-    if (!r) r = dt__tensor_file_open(&w);
-    for (int64_t i = first; i < end && !r; i++) r = dt__checkpoint_put(c, &w, i, full, 1);
-    r = dt__tensor_file_close(&w, r, dt__no_tick, NULL);
-    part->bytes = w.written;
-    memcpy(part->hash, w.hash, sizeof part->hash);
-    return r;
+    dt__state_walk w = dt__checkpoint_walk(c, first, end);
+    dt_result r = dt__state_write(&w, full ? &c->reader.gather : NULL, &c->reader, folder, name, part);
+    return r ? r : dt__part_flush(c->reader.files, folder, name);
 }
 
-/* The manifest again, with another kind and other files. */
+/* Writes the manifest with another kind and other files. */
 static dt_result dt__checkpoint_manifest(dt_checkpoint *c, const char *folder, int full, const dt__part_file *file,
                                          int64_t files)
 {
@@ -26337,61 +26204,46 @@ static dt_result dt__checkpoint_manifest(dt_checkpoint *c, const char *folder, i
     dt__text text;
     dt_result r = dt__path_join(path, folder, "manifest.json");
     memset(&text, 0, sizeof text);
-    dt__text_add(&text, "%.*s", (int)m->kind, m->text);
-    dt__text_add(&text, full ? "\"full\"" : "\"sharded\"");
-    dt__text_add(&text, "%.*s", (int)(m->list - behind), m->text + behind);
+    dt__text_add(&text, "%.*s%s%.*s", (int)m->kind, m->text, full ? "\"full\"" : "\"sharded\"", (int)(m->list - behind),
+                 m->text + behind);
     dt__manifest_end(&text, file, files);
     if (!r && text.failed) r = DT_E_MEMORY;
-    if (!r) r = dt__file_put(&c->t.save.files, path, text.at, text.length);
+    if (!r) r = dt__file_put(c->reader.files, path, text.at, text.length);
     dt__free(text.at);
     return r;
 }
 
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, dt_checkpoint_kind kind)
 {
-    dt__files *f = &c->t.save.files;
+    dt__files *f = c->reader.files;
     dt__part_file part[8];
-    char name[DT__STEP_NAME], draft[PATH_MAX], from[PATH_MAX], to[PATH_MAX];
-    int64_t files = 0, weights = c->t.e.net.param_count;
+    char draft[PATH_MAX], to[PATH_MAX];
+    int64_t files = 0, weights = c->t.e.net.param_count, arrays = c->t.state.count;
     int full = kind == DT_FULL;
     dt_result r = dt__checkpoint_known(c, 0);
     if (!r && !full && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
-        return dt__error(DT_E_USAGE, "%s has what each rank lost on the wire, which belongs to that number of ranks: "
-                         "resume from it as it is, or convert to a full one, for other programs", c->path);
-    dt__step_name(name, c->m.step);
-    if (!r) r = dt__path_join(to, directory, name);
+        return dt__error(DT_E_USAGE, "%s has the compression error of each rank, which belongs to that number of "
+                         "ranks: resume from it as it is, or convert to a full one, for other programs", c->path);
+    if (!r) r = dt__step_path(to, directory, c->m.step, "");
     if (!r && !access(to, F_OK))
         r = dt__error(DT_E_USAGE, "%s is there already: convert into another directory", to);
-    if (!r) r = dt_checkpoint_verify(c); /* what is damaged gets no new hash */
-    if (!r) r = dt__path_join(draft, directory, strcat(name, ".tmp"));
-    if (!r) r = dt__dir_make(f, directory);
-    if (!r) r = dt__steps_clean(f, directory);
-    if (!r) r = dt__dir_make(f, draft);
+    if (!r) r = dt_checkpoint_verify(c); /* damaged data must not get a new hash */
+    if (!r) r = dt__step_begin(f, directory, c->m.step, draft);
     if (!r && full) r = dt__checkpoint_write(c, draft, "model.safetensors", 0, weights, 1, &part[files++]);
-    if (!r && full) r = dt__checkpoint_write(c, draft, "optimizer.safetensors", weights, c->arrays, 1, &part[files++]);
-    if (!r && !full) r = dt__checkpoint_write(c, draft, "shard-000.safetensors", 0, c->arrays, 0, &part[files++]);
+    if (!r && full) r = dt__checkpoint_write(c, draft, "optimizer.safetensors", weights, arrays, 1, &part[files++]);
+    if (!r && !full) r = dt__checkpoint_write(c, draft, "shard-000.safetensors", 0, arrays, 0, &part[files++]);
     for (int64_t i = 0; i < c->m.files && files < 8 && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
-        r = dt__path_join(from, c->path, c->m.file[i].name);
-        if (!r) r = dt__path_join(to, draft, c->m.file[i].name);
-        if (!r) r = dt__file_copy(f, from, to);
+        r = dt__file_copy(draft, f, c->path, c->m.file[i].name);
         part[files++] = c->m.file[i];
     }
     if (!r) r = dt__checkpoint_manifest(c, draft, full, part, files);
     return r ? r : dt__step_publish(f, directory, c->m.step);
 }
 
-/* ---- first weights from elsewhere ---- */
+/* ---- initial weights from published files ---- */
 
-/* A parameter's shape in the files; 1: its axes are in the other order there. */
-static int dt__weights_shape(const dt_trainer *t, const dt__param *p, dt_shape *shape)
-{
-    int turns = dt__param_turns(&t->recipe, p);
-    *shape = turns ? dt_shape2(p->shape.n[1], p->shape.n[0]) : p->shape;
-    return turns;
-}
-
-/* config.json says what shapes cannot: it must say the same. */
+/* Compares config.json with the recipe where shapes cannot tell a difference. */
 static dt_result dt__weights_config(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
@@ -26415,10 +26267,10 @@ static dt_result dt__weights_config(const dt_trainer *t)
                      r->weights);
 }
 
-/* A head that the model shares with its table: are its numbers the table's? */
+/* A model whose head is its table accepts files with a head only if its numbers are those of the table. */
 static dt_result dt__weights_tied(dt_trainer *t, const dt__stored *head)
 {
-    const dt__tensors *from = &t->published;
+    const dt__tensors *from = &t->published.tensors;
     const char *name = t->recipe.model.family == DT_LLAMA ? "model.embed_tokens.weight" : "transformer.wte.weight";
     const dt__stored *table = t->recipe.model.segments ? NULL : dt__weights_find(from, name);
     char of_head[65], of_table[65];
@@ -26434,82 +26286,78 @@ static dt_result dt__weights_tied(dt_trainer *t, const dt__stored *head)
                      "out, or name other weights", from->file[head->file].path);
 }
 
-/* Every parameter is in the files, and nothing else that counts; and what knows them again. */
+/* Refuses a tensor of the files that the model does not use. */
+static dt_result dt__weights_used(dt_trainer *t, const dt__stored *s)
+{
+    char name[192];
+    int used = dt__net_find(&t->e.net, s->name) >= 0 || dt__weights_buffer(s->name);
+    for (int k = 0; k < 2 && !used; k++) {
+        snprintf(name, sizeof name, "%s%s", k ? "model." : "transformer.", s->name);
+        used = dt__net_find(&t->e.net, name) >= 0;
+    }
+    if (used) return DT_OK;
+    if (!strcmp(s->name, "lm_head.weight")) return dt__weights_tied(t, s);
+    return dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it is of another model",
+                     t->published.tensors.file[s->file].path, s->name);
+}
+
+/* Finds every parameter in the files, and a parameter for every tensor; computes the hash that identifies the files. */
 static dt_result dt__weights_check(dt_trainer *t)
 {
-    const dt__tensors *from = &t->published;
-    dt__files *f = &t->save.files;
+    const dt__tensors *from = &t->published.tensors;
     const dt__stored *s;
-    char name[192];
     dt__sha256 h;
     dt_result r = DT_OK;
     dt__sha256_begin(&h);
     for (int32_t i = 0; i < t->e.net.param_count && !r; i++) {
-        const dt__param *p = &t->e.net.params[i].is;
+        char name[160];
         dt_shape shape;
-        (void)dt__weights_shape(t, p, &shape);
-        dt__sha256_add(&h, p->name, (int64_t)strlen(p->name));
-        r = dt__weights_fit(from, p->name, &shape, &s);
-        if (!r) r = dt__weights_digest(from, f, s, &h);
+        dt__state_tensor_name(&t->state.tensor[i], name, sizeof name, &shape);
+        dt__sha256_add(&h, name, (int64_t)strlen(name));
+        r = dt__weights_fit(from, name, &shape, &s);
+        if (!r) r = dt__weights_digest(from, &t->save.files, s, &h);
     }
-    dt__sha256_end(&h, t->save.weights);
-    for (int64_t i = 0; i < from->count && !r; i++) {
-        const char *has = from->list[i].name;
-        int used = dt__net_find(&t->e.net, has) >= 0 || dt__weights_buffer(has);
-        for (int k = 0; k < 2 && !used; k++) {
-            snprintf(name, sizeof name, "%s%s", k ? "model." : "transformer.", has);
-            used = dt__net_find(&t->e.net, name) >= 0;
-        }
-        if (used) continue;
-        r = strcmp(has, "lm_head.weight") ? dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it "
-                                                      "is of another model", from->file[from->list[i].file].path, has)
-                                          : dt__weights_tied(t, &from->list[i]);
-    }
+    dt__sha256_end(&h, t->save.now.weights);
+    for (int64_t i = 0; i < from->count && !r; i++) r = dt__weights_used(t, &from->list[i]);
     return r;
 }
 
-/* The first weights of a parameter, into its runs; fewer bits become floats. */
-static dt_result dt__weights_read(dt_trainer *t, dt__visit *v, dt__run *run, int64_t runs)
+/* Opens and checks the files (collective). */
+static dt_result dt__weights_begin(dt_trainer *t)
 {
-    const dt__param *p = &t->e.net.params[run->param].is;
-    const dt__stored *s;
-    dt_shape shape;
-    int turned = dt__weights_shape(t, p, &shape);
-    dt_result r = dt__weights_fit(&t->published, p->name, &shape, &s);
-    if (r) return r;
-    dt__visit_begin(v, t, 0, p, turned);
-    return dt__visit_read(t, v, &t->published, s, run, runs);
+    dt_result r = dt__weights_open(&t->published.tensors, &t->save.files, t->recipe.weights);
+    if (!r) r = dt__weights_config(t);
+    if (!r) r = dt__weights_check(t);
+    return dt__trainer_agree(t, r);
 }
 
-/* The first weights, where training begins here; the average begins as they do. */
+static dt_result dt__weights_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    dt__reader *x = (dt__reader *)user;
+    const dt__stored *s;
+    char name[160];
+    dt_shape shape;
+    dt_result r;
+    dt__state_tensor_name(of, name, sizeof name, &shape);
+    r = dt__weights_fit(&x->tensors, name, &shape, &s);
+    return r ? r : dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
+}
+
+/* Reads the initial weights; the average begins with a copy of them. */
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    dt__visit v;
-    dt__runs runs;
-    dt_result r = dt__visit_open(&v, t, 1), listed = dt__runs_open(&runs, e, 0);
-    r = r ? r : listed;
-    for (int64_t i = 0, n; i < runs.count && !r && !runs.list[i].kind; i += n) {
-        n = dt__runs_alike(&runs, i);
-        r = dt__weights_read(t, &v, &runs.list[i], n);
-    }
+    dt__state_walk w = dt__state_walk_of(t, 0, e->net.param_count, 0);
+    dt__reader *from = &t->published;
+    dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->net.param_count);
+    from->files = &t->save.files;
+    if (!r) r = dt__state_each(&w, dt__weights_take, from);
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)
             dt__mem_copy(t->pool, (float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
-    dt__visit_close(&v);
-    dt__runs_close(&runs);
     return r;
-}
-
-/* Opens and checks the files of the first weights (collective). */
-static dt_result dt__weights_begin(dt_trainer *t)
-{
-    dt_result r = dt__weights_open(&t->published, &t->save.files, t->recipe.weights);
-    if (!r) r = dt__weights_config(t);
-    if (!r) r = dt__weights_check(t);
-    return dt__trainer_agree(t, r);
 }
 
 /* ---- the last step as a picture ---------------------------------------------------------------------------- */
@@ -26754,13 +26602,14 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__choose_kernels(&t->e.k);
     if (!r) r = dt__self_check(t->e.k, t->pool);
     if (!r) r = dt__trainer_engine(t);
+    if (!r) r = dt__state_open(t);
     if (!r) r = dt__measure_peak(t);
     if (!r && t->layout.output.timeline && dt_is_root(t)) r = dt__timeline_open(t);
     if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
-    dt__tensors_close(&t->published);
+    dt__reader_close(&t->published);
     if (!r && t->layout.output.metrics && dt_is_root(t))
         r = dt__metrics_open(&t->metrics, t->layout.output.metrics, t->first > 0);
     if (!r)
@@ -26780,6 +26629,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     if (!t) return;
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
+    dt__state_close(&t->state);
     dt__metrics_close(&t->metrics);
     dt_rules_close(&t->rules);
     if (t->timeline) dt__timeline_close(t, 0);

@@ -92,10 +92,10 @@ static void fuzz_file(const unsigned char *data, size_t size)
     char path[64];
     int fd = memfd_create("fuzz", 0);
     if (fd < 0 || write(fd, data, size) != (ssize_t)size) stop("a file in memory");
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    snprintf(path, sizeof path, "%d", fd);
     memset(&t, 0, sizeof t);
     memset(&files, 0, sizeof files);
-    if (dt__tensors_add(&t, &files, path)) refused();
+    if (dt__tensors_add(&t, &files, "/proc/self/fd", path)) refused();
     else {
         int64_t first = 8;
         for (int i = 8; i-- > 0;) first += (int64_t)data[i] << 8 * i;
@@ -122,8 +122,8 @@ static void fuzz_manifest(const unsigned char *data, size_t size)
     m.bytes = text.length;
     if (dt__manifest_parse(&m, "manifest")) refused();
     else {
-        memcpy(t.save.model, m.model, sizeof t.save.model);
-        memcpy(t.save.data, m.data, sizeof t.save.data);
+        memcpy(t.save.now.model, m.model, sizeof m.model);
+        memcpy(t.save.now.data, m.data, sizeof m.data);
         if (dt__trainer_agrees(&t, &m, "manifest")) refused();
         for (int64_t i = 0; i < m.files; i++)
             if (!*m.file[i].name || strchr(m.file[i].name, '/')) stop("a file elsewhere");
@@ -143,7 +143,7 @@ static void fuzz_names(const unsigned char *data, size_t size)
     int64_t count = 0;
     dt__files files;
     memset(&files, 0, sizeof files);
-    dt__tensor_file_begin(&w, &files, "none");
+    (void)dt__tensor_file_begin(&w, &files, ".", "none");
     for (size_t i = 0; i + 2 < size && count < 64; count++) {
         size_t length = 1 + data[i] % 40, used = 0;
         dt_shape shape = dt_shape2(data[i + 1] % 7, 3);
@@ -191,7 +191,7 @@ static int64_t seed_header(dt__text *text)
     dt__tensor_file w;
     dt__files files;
     memset(&files, 0, sizeof files);
-    dt__tensor_file_begin(&w, &files, "none");
+    (void)dt__tensor_file_begin(&w, &files, ".", "none");
     for (int i = 0; i < 4; i++) {
         dt_shape shape = i == 2 ? dt_shape1(0) : dt_shape2(1 + draw(5), 1 + draw(9));
         dt__tensor_file_name(&w, name[i], (int)draw(4), &shape);
@@ -213,14 +213,14 @@ static void seed_manifest(dt__text *text)
     t.layout = dt_layout_default();
     t.layout.checkpoint.kind = (int32_t)draw(2);
     t.feed.is.samples[DT_TRAIN] = 100;
-    t.save.step = draw(1000);
+    t.save.now.full = t.layout.checkpoint.kind == DT_FULL, t.save.now.step = draw(1000);
     for (int i = 0; i < 2; i++) {
         snprintf(file[i].name, sizeof file[i].name, "shard-%03d.safetensors", i);
         memset(file[i].hash, 'a', 64);
         file[i].bytes = draw(100000);
     }
-    memset(t.save.model, 'b', 64);
-    memset(t.save.data, 'c', 64);
+    memset(t.save.now.model, 'b', 64);
+    memset(t.save.now.data, 'c', 64);
     dt__trainer_manifest(&t, text, file, 1 + draw(2));
     text->length -= (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
     dt_comm_free(&t.comm);

@@ -135,17 +135,21 @@ static int same_files(const char *a, const char *b)
     return same;
 }
 
-/* How many arrays of two differ, of how many; the last of them. */
-static int64_t differences(const char *a, const char *b, int64_t *arrays, dt_checkpoint_difference *last)
+/* How many arrays of two checkpoints differ; *arrays: of how many. */
+static int64_t differences(const char *a, const char *b, int64_t *arrays)
 {
     dt_checkpoint *x = NULL, *y = NULL;
-    dt_checkpoint_difference d;
     int64_t count = 0;
     if (dt_checkpoint_open(&x, a) || dt_checkpoint_open(&y, b)) tap_bail("%s", dt_last_error());
     *arrays = dt_checkpoint_about(x).arrays;
     for (int64_t i = 0; i < *arrays; i++) {
-        if (dt_checkpoint_diff(x, y, i, &d)) tap_bail("%s", dt_last_error());
-        if (d.differ) count++, *last = d;
+        dt_checkpoint_tensor s = dt_checkpoint_array_at(x, i), t = dt_checkpoint_array_at(y, i);
+        int64_t n = dt_shape_count(s.shape);
+        float *values = (float *)malloc(8 * (size_t)n);
+        if (!values || strcmp(s.name, t.name) || dt_checkpoint_read(x, i, values) || dt_checkpoint_read(y, i, values + n))
+            tap_bail("%s: %s", s.name, dt_last_error());
+        count += memcmp(values, values + n, 4 * (size_t)n) != 0;
+        free(values);
     }
     dt_checkpoint_close(&x);
     dt_checkpoint_close(&y);
@@ -158,8 +162,6 @@ static void round_trip(int which)
                                          "tied Llama, AdamW" };
     char line[64], whole[65];
     int64_t arrays, differ;
-    dt_checkpoint_difference d;
-    memset(&d, 0, sizeof d);
     snprintf(line, sizeof line, "rm -rf %.40s/*", scratch);
     if (system(line)) tap_bail("cannot clean");
     snprintf(whole, sizeof whole, "%s", train(which, NULL, 0, STEPS));
@@ -169,12 +171,12 @@ static void round_trip(int which)
          "sharded to full, the bytes of the trainer");
     okay(!convert(in("full"), in("b"), DT_SHARDED) && same_files(in("b"), in("sharded")), names[which],
          "full to sharded, the bytes of the trainer");
-    differ = differences(in("sharded"), in("full"), &arrays, &d);
+    differ = differences(in("sharded"), in("full"), &arrays);
     tap_ok(!differ && arrays > 20, "%s: no difference in %lld arrays", names[which], (long long)arrays);
     okay(!strcmp(train(which, in("a"), DT_FULL, STEPS), whole), names[which], "on from the full one, the same hash");
     okay(!strcmp(train(which, in("b"), DT_SHARDED, STEPS), whole), names[which], "on from the sharded one");
-    differ = differences(in("b"), in("full"), &arrays, &d);
-    tap_ok(differ == arrays && d.first >= 0 && d.most > 0, "%s: after two more steps all arrays differ", names[which]);
+    differ = differences(in("b"), in("full"), &arrays);
+    tap_ok(differ == arrays, "%s: after two more steps all arrays differ", names[which]);
 }
 
 static void refused(dt_result r, dt_result code, const char *words, const char *what)
@@ -193,16 +195,14 @@ static void flip(const char *path, long at)
 
 static void trouble(void)
 {
-    dt_checkpoint *c = NULL, *other = NULL;
-    dt_checkpoint_difference d;
+    dt_checkpoint *c = NULL;
     int64_t arrays;
     float *values;
     train(0, in("one"), DT_SHARDED, STOP);
     train(2, in("two"), DT_SHARDED, STOP);
-    if (dt_checkpoint_open(&c, in("one")) || dt_checkpoint_open(&other, in("two"))) tap_bail("%s", dt_last_error());
+    if (dt_checkpoint_open(&c, in("one"))) tap_bail("%s", dt_last_error());
     arrays = dt_checkpoint_about(c).arrays;
     values = (float *)malloc((size_t)dt_checkpoint_array_at(c, 0).bytes);
-    refused(dt_checkpoint_diff(c, other, 0, &d), DT_E_USAGE, "different models", "two models");
     refused(dt_checkpoint_read(c, arrays, values), DT_E_USAGE, "there is no array", "an array too far");
     refused(dt_checkpoint_convert(c, in("two"), DT_FULL), DT_E_USAGE, "is there already", "a step that is there");
     tap_ok(!strcmp(dt_checkpoint_option(c, "momentum"), "0.9") && !dt_checkpoint_option(c, "none"), "options");
@@ -214,7 +214,6 @@ static void trouble(void)
     refused(dt_checkpoint_convert(c, in("three"), DT_FULL), DT_E_DATA, "is damaged", "and not converted");
     tap_ok(access(in("three/step-000000002"), F_OK) != 0, "nothing was made of it");
     dt_checkpoint_close(&c);
-    dt_checkpoint_close(&other);
     flip(in("two/step-000000002/manifest.json"), 100);
     refused(dt_checkpoint_open(&c, in("two")), DT_E_DATA, "SHA-256", "a changed manifest");
     refused(dt_checkpoint_open(&c, scratch), DT_E_FILE, "holds no checkpoint", "a directory without steps");

@@ -115,18 +115,18 @@ static void configs(void)
 {
     dt_model m;
     config("\"hidden_act\": \"gelu\"", "hidden_act is gelu");
-    config("\"attention_bias\": true", "attention_bias true");
-    config("\"mlp_bias\": true", "mlp_bias true");
+    config("\"attention_bias\": true", "this attention_bias");
+    config("\"mlp_bias\": true", "this mlp_bias");
     config("\"sliding_window\": 4096", "sliding_window");
     config("\"sliding_window\": null", NULL);
     config("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "of type linear");
     config("\"rope_scaling\": {\"type\": \"default\"}", NULL);
     config("\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 500000.0}", NULL);
-    config("\"partial_rotary_factor\": 0.5", "in part");
+    config("\"partial_rotary_factor\": 0.5", "this partial_rotary_factor");
     config("\"head_dim\": 8", "not hidden_size wide");
     config("\"quantization_config\": {}", "quantization_config");
     config("\"num_hidden_layers\": 3", "a second time");
-    config("\"num_key_value_heads\": -1", "no whole number");
+    config("\"num_key_value_heads\": -1", "not a whole number");
     config("gpt2 \"activation_function\": \"relu\"", "activation_function is relu");
     config("gpt2 \"n_inner\": 33", "n_inner");
     config("gpt2 \"n_inner\": 32", NULL);

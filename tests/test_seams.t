@@ -17,7 +17,7 @@ my $memory = qr/\be(?:->|\.)(?:params|sets|total|row_slices|grown_sum|window|tem
 # Calls that read or write through a pointer on the host.
 my $touches = qr/\b(?:memcpy|memset|memmove|fwrite|fread|pread|pwrite|dt__copy|dt__tree|dt__tree_sum|dt__normals|dt__sha256_add|dt__net_move|dt__net_whole|dt__softmax
     |dt_all_reduce|dt_all_gather|dt_reduce_scatter|dt_broadcast|dt_send|dt_recv|dt__send_start|dt__reduce_parts|dt__gather_spans|dt__all_reduce_apart
-    |dt__all_to_all_rows|dt__runs_add|dt__runs_put|dt__init_shards|dt__trainer_part|dt__whole_rows|dt__whole_logits|dt_rules_tensor
+    |dt__all_to_all_rows|dt__gather_give|dt__init_shards|dt__trainer_part|dt__whole_rows|dt__whole_logits|dt_rules_tensor
     |\w+->(?:unary|binary|convert|select|row_\w+|col_sum|add_scaled|gemm|update))(?=\()/x;
 # What host code and tests may not see through: each of these says why.
 my %exempt = ();
@@ -72,7 +72,7 @@ sub faults {
 
 # The test can fail: what the executor did before there were verbs.
 my @bad = ('float *sum = dt__bucket_sum(e, b, &from, &count); memset(sum, 0, 4);', 'memcpy(e->params + 3, w, 4);', 'float *g = dt__set(e, 1); float *h = g + 2; x = h[0];',
-    'char *data = kind ? (char *)e->state[kind - 1] + at : (char *)w; r = dt__runs_add(l, e, kind, i, from, count, data);',
+    'char *data = kind ? (char *)e->state[kind - 1] + at : (char *)w; r = dt__gather_give(l, e, kind, i, from, count, data);',
     'b.at[DT__AT_GRAD_OUT][0] = 1.0f;', 'r = dt_all_reduce(c, e->sets + i, n, DT_SUM);', 'e->k->binary(DT__OP_ADD, x.gradient, x.gradient, 1, all, 1, n);');
 ok(scalar faults($_), "refused: $_") for @bad;
 my @good = ('float *sum = dt__bucket_sum(e, b, &from, &count); dt__mem_fill(NULL, sum, 0.0f, 4);', 'memcpy(dt__host(e->params) + 3, w, 4);',
