@@ -546,6 +546,10 @@ typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_o
  * FP16 below 4. For top-k and PowerSGD see examples/35_compression.c. */
 typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } dt_wire;
 
+/* Who sums gradients over ranks. Exact: the tree over data shards, whose bits are the same in every layout. Native: the
+ * all-reduce of the engine between nodes (MPI), whose bits depend on the layout and on the engine. */
+typedef enum dt_sums { DT_SUMS_EXACT, DT_SUMS_NATIVE } dt_sums;
+
 /* Start from dt_recipe_default(); new fields will have defaults there. */
 typedef struct dt_recipe {
     dt_model model;
@@ -592,6 +596,7 @@ typedef struct dt_recipe {
                                     and number of steps are as they were */
     int32_t wire;                /* dt_wire */
     int32_t wire_forget;         /* for labs: what the format loses is lost, no error feedback */
+    int32_t reduce;              /* dt_sums: of gradients */
 } dt_recipe;
 DT_API dt_recipe dt_recipe_default(void);
 /* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
@@ -10629,6 +10634,8 @@ static const dt__option dt__options[] = {
     DT__OPTION(RECIPE, "wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
                "gradients between ranks; all but fp32 make the bits depend on dp"),
     DT__OPTION(RECIPE, "wire-forget", NULL, FLAG, wire_forget, 0, NULL, "for experiments: no error feedback"),
+    DT__OPTION(RECIPE, "reduce", "KIND", WORD, reduce, DT_SUMS_EXACT, "exact,native",
+               "sums of gradients over ranks; the bits of native (MPI's) depend on the layout"),
     DT__OPTION(LAYOUT, "threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: cores / ranks"),
     DT__OPTION(LAYOUT, "tp", "N", WHOLE, tp, 1, NULL, "tensor parallel degree"),
     DT__OPTION(LAYOUT, "sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL,
@@ -22614,6 +22621,19 @@ static void dt__engine_sources(const dt__engine *e, const dt__bucket *b, dt_pool
     dt__mem_tree(e->k, pool, &t, 1, b->copies);
 }
 
+/* Sums floats [begin, begin + floats) of the parts of c's ranks into the first part of each, as dt__reduce_parts does;
+ * the engine between nodes sums all of them for every rank. */
+static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts, const int *counts, int64_t begin,
+                                int64_t floats, const int64_t *cuts)
+{
+    float *sets = dt__host(e->sets);
+    if (e->recipe->reduce == DT_SUMS_EXACT) return dt__reduce_parts(c, sets, parts, counts, begin, floats, cuts);
+    for (int p = 0; p < dt_comm_rank(c); p++) parts += counts[p];
+    for (int j = 1; j < counts[dt_comm_rank(c)]; j++)
+        dt__mem_add(e->k, NULL, sets + parts->offset + begin, sets + parts[j].offset + begin, floats);
+    return dt_all_reduce_native(c, sets + parts->offset + begin, floats, DT_SUM);
+}
+
 /* The tree over all ranks' partial sums of a bucket: to all, or each piece to its owner, and then over the groups. */
 static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
 {
@@ -22627,11 +22647,11 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
     dt_result r;
     dt__engine_sources(e, b, i->line ? NULL : e->pool, dt__set(e, i->set) + begin);
     if (!w->data) return DT_OK;
-    if (!w->group) return dt__reduce_parts(w->data, dt__host(e->sets), parts, counts, begin, b->floats, NULL);
-    r = dt__reduce_parts(w->group, dt__host(e->sets), parts, counts, begin, b->floats, cuts);
+    if (!w->group) return dt__engine_sum(e, w->data, parts, counts, begin, b->floats, NULL);
+    r = dt__engine_sum(e, w->group, parts, counts, begin, b->floats, cuts);
     if (r || !w->replicas) return r;
-    return dt__reduce_parts(w->replicas, dt__host(e->sets), e->replica_parts, e->replica_count, begin + cuts[piece],
-                            cuts[piece + 1] - cuts[piece], NULL);
+    return dt__engine_sum(e, w->replicas, e->replica_parts, e->replica_count, begin + cuts[piece],
+                          cuts[piece + 1] - cuts[piece], NULL);
 }
 
 /* The pieces of `count` floats of a bucket's parameters from `at` on, which come to `to`. Where owners keep them:
@@ -24549,6 +24569,18 @@ static void dt__wire_name(int wire, char *text, size_t size)
     snprintf(text, size, "%.*s", (int)length, name);
 }
 
+static dt_result dt__check_reduce(const dt_recipe *r, const dt_comm *c)
+{
+    if (r->reduce == DT_SUMS_EXACT || c->size == 1) return DT_OK;
+    if (r->wire != DT_WIRE_FP32)
+        return dt__error(DT_E_USAGE, "--reduce native does not go with --wire, which sums by itself: leave one of them "
+                         "out");
+    if (!c->fabric || !c->fabric->all_reduce)
+        return dt__error(DT_E_USAGE, "--reduce native: %s has no all-reduce of its own. Build with DT_MPI and start "
+                         "several nodes with mpirun, or use --reduce exact.", c->fabric ? c->fabric->name : "shared memory");
+    return DT_OK;
+}
+
 /* dp: data-parallel ranks. */
 static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
 {
@@ -24577,9 +24609,9 @@ static dt_result dt__check_noise(const dt_recipe *r, const dt_layout *l)
     if (leaves < 2)
         return dt__error(DT_E_USAGE, "the noise scale compares gradients of parts of the batch, and there is one part: "
                          "set --data-shards 2 or more");
-    if (l->zero || l->ep > 1 || r->wire != DT_WIRE_FP32)
+    if (l->zero || l->ep > 1 || r->wire != DT_WIRE_FP32 || r->reduce != DT_SUMS_EXACT)
         return dt__error(DT_E_USAGE, "the noise scale (--noise-scale, --growth) is measured on whole gradients, as "
-                         "they are: leave --zero, --ep and --wire out");
+                         "they are: leave --zero, --ep, --wire and --reduce native out");
     return DT_OK;
 }
 
@@ -24980,9 +25012,12 @@ static void dt__trainer_banner(const dt_trainer *t)
     printf("layout   %s x %d thread%s%s, %s kernels, %s; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
            t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
-           t->e.wire.on ? "fast numerics" : "exact", t->peak_gflops);
+           t->e.wire.on || r->reduce != DT_SUMS_EXACT ? "fast numerics" : "exact", t->peak_gflops);
     if (dt__launched(t->comm)) printf("started  by %s\n", dt_comm_launcher(t->comm));
     dt__wire_banner(t);
+    if (r->reduce != DT_SUMS_EXACT)
+        printf("reduce   native: %s\n", t->comm->size == 1 ? "one rank sums nothing, these are the exact bits"
+               : "gradients are summed by the all-reduce of MPI; the bits depend on the layout");
     if (dt__mesh_crosses(&t->e.mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
@@ -25129,6 +25164,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT_AXIS_DATA]);
+    if (!result) result = dt__check_reduce(r, t->comm);
     if (!result) result = dt__check_noise(r, &t->layout);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);

@@ -109,6 +109,42 @@ for my $engine (@engines) {
     }
 }
 
+# ---- MPI's own all-reduce in training ----
+
+# A run over MPI: the status, the hash, rank 0's last loss and what was said.
+sub native {
+    my ($count, $nodes, $options) = @_;
+    $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --schedule constant --validation 0 --sample-length 0 $recipe{shard} --metrics $tmp/native.jsonl $options";
+    unlink "$tmp/native.jsonl";
+    my ($status, $out, $err) = run(200, ranks('mpi', $count, "$train $options", "DT_NODES=$nodes"));
+    my @loss = slurp("$tmp/native.jsonl") =~ /"loss": *([\d.e+-]+)/g;
+    return ($status, ($out =~ /^sha256 (\w+)$/m)[0] // '', $loss[-1] // 0, "$out$err");
+}
+SKIP: {
+    skip 'Open MPI is not installed', 1 unless $mpi;
+    my (undef, $exact, $loss) = native(2, 2, '');
+    my %bits;
+    for (['', 2, 2], ['--overlap on --bucket 1', 3, 3], ['', 4, 4], ['--zero 1', 4, 4], ['--zero 3', 4, 2], ['--pp 2', 4, 4]) {
+        my ($options, $count, $nodes) = @$_;
+        (my $status, $bits{"$count $options"}, my $near, my $said) = native($count, $nodes, "--reduce native $options");
+        is($status, 0, "native sums: $count ranks, $nodes nodes $options") or diag(substr($said, 0, 2000));
+        cmp_ok(abs($near - $loss), '<', 1e-5 * $loss, sprintf '  the loss is %.5f, that of exact sums %.5f', $near, $loss);
+    }
+    is($bits{'4 --zero 1'}, $bits{'4 '}, 'four ranks have the same sums: weights that each updates a part of are those that one updates');
+    my $folder = "$tmp/native";
+    my (undef, $whole) = native(2, 2, '--reduce native');
+    my ($status, $first, undef, $said) = native(2, 2, "--reduce native --steps 3 --checkpoint $folder");
+    like($said, qr/^reduce   native: gradients are summed by the all-reduce of MPI/m, 'the banner says that sums are native');
+    my ($manifest) = glob("$folder/step-*/manifest.json");
+    like(slurp($manifest // ''), qr/"reduce": *"native"/, '  and the manifest');
+    ($status, $first, undef, $said) = native(2, 2, "--checkpoint $folder");
+    ok($status != 0 && $said =~ /was made with --reduce native, this run has exact/, '  with which an exact run does not go on') or diag($said);
+    ($status, $first) = native(2, 2, "--reduce native --checkpoint $folder");
+    is($first, $whole, '  but one with native sums does, to the bits of a run that was not stopped');
+    ($status, undef, undef, $said) = native(2, 1, '--reduce native');
+    ok($status != 0 && $said =~ /--reduce native: shared memory has no all-reduce of its own/, 'on one node native sums are refused');
+}
+
 # ---- two hosts: namespaces with one link between them ----
 
 my @space = map { "dtnode$$" . $_ } 'a', 'b';

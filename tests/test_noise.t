@@ -86,8 +86,8 @@ for my $accumulation (full() ? qw(shard each) : (qw(shard each))[rand 2]) {
 
 # ---- what is refused ----
 
-for my $case (['--data-shards 1', qr/there is one part: set --data-shards 2 or more/], ['--zero 1', qr/leave --zero, --ep and --wire out/],
-    ['--wire int8', qr/leave --zero, --ep and --wire out/], ['--experts 4 --ep 2', qr/leave --zero, --ep and --wire out/]) {
+for my $case (['--data-shards 1', qr/there is one part: set --data-shards 2 or more/], ['--zero 1', qr/leave --zero, --ep, --wire and --reduce native out/],
+    ['--wire int8', qr/leave --zero, --ep, --wire and --reduce native out/], ['--experts 4 --ep 2', qr/leave --zero, --ep, --wire and --reduce native out/]) {
     my ($options, $pattern) = @$case;
     my $ranks = $options =~ /shards 1/ ? 1 : 2;
     my ($status, undef, $err) = run(60, trainer() . ' --data ' . corpus(20000) . " --model nano --steps 1 --sample-length 0 --noise-scale --ranks $ranks$kind $options");
