@@ -7967,10 +7967,10 @@ static int64_t dt__sliced_floats(const dt_graph *g, const dt__node *n)
 }
 
 /* Places ready, and the own block packed. */
-static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attention *a, int backward)
+static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attention *a)
 {
     int64_t half;
-    (void)dt__sliced_of(s, c->g, a, c->env->cp.work, backward);
+    (void)dt__sliced_of(s, c->g, a, c->env->cp.work, a->dout != NULL);
     s->c = c;
     half = s->pair / 2;
     for (int64_t i = 0; i < 2 * s->leaves * s->samples * s->rows; i++) {
@@ -8004,8 +8004,10 @@ static void dt__sliced_settle(const dt__sliced *s)
     for (int place = 0; place < DT__CP_PLACES && s->ranks > 1; place++) cp->settle(cp->user, place);
 }
 
-/* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`. */
-static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k)
+/* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`: o and its statistics, or dq,
+ * go to `node`. */
+static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k,
+                                     float *node)
 {
     dt__attention j = *s->a;
     int64_t place = dt__slice_place(s, q), row = dt__slice_row(s, place);
@@ -8014,11 +8016,16 @@ static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float
     j.q += row * j.ld;
     j.k = block + dt__slice_place(s, k) * s->keys, j.v = j.k + s->pair / 2, j.ldk = s->pair;
     j.o += row * j.ldo, j.row_max += stat, j.row_sum += stat;
+    if (j.dout) j.dout += row * j.lddo, j.dq = node + row * s->width, j.lddq = s->width;
+    else {
+        j.row_max = node + stat, j.row_sum = j.row_max + s->stats;
+        j.o = node + 2 * s->stats + row * s->width, j.ldo = s->width;
+        j.part = 1;
+    }
     j.whole = s->slices * s->rows;
     j.t_at = dt__slice_number(s, s->at, q) * s->rows, j.s_at = dt__slice_number(s, owner, k) * s->rows;
     j.causal = j.causal && j.t_at == j.s_at;
     if (j.rng) j.rng += place / 2 * s->samples;
-    if (j.dout) j.dout += row * j.lddo;
     return j;
 }
 
@@ -8080,14 +8087,14 @@ static void dt__slice_end_task(void *context, int64_t task, int worker) /* out =
 }
 
 /* Node `to` of the tree over keys takes up its right sibling, for each slice of queries that sees some of it. */
-static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to, int from, int backward)
+static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to, int from)
 {
     int64_t middle = (2 * sum->index + 1) << (sum->level - 1);
     for (int64_t q = 0; q < 2 * s->leaves; q++) {
         int64_t place = dt__slice_place(s, q), row = dt__slice_row(s, place);
         dt__slice_job j;
         if (!dt__slice_sees(s, dt__slice_number(s, s->at, q), middle)) continue;
-        if (backward) {
+        if (s->a->dout) {
             dt__slice_add(s, s->nodes + to * s->node + row * s->width, s->nodes + from * s->node + row * s->width,
                           s->rows * s->width, 2 * s->rows * s->width, 0);
             continue;
@@ -8098,40 +8105,6 @@ static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to,
     }
 }
 
-static void dt__sliced_forward(const dt__call *c, const dt__attention *a)
-{
-    dt__sliced s;
-    dt__stack tree;
-    dt__slice_job end;
-    int32_t to, from;
-    memset(&tree, 0, sizeof tree);
-    dt__sliced_begin(&s, c, a, 0);
-    for (int step = 0; step < s.ranks; step++) {
-        int owner = dt__sliced_owner(&s, step);
-        dt__sliced_offer(&s, step);
-        for (int64_t k = 0; k < 2 * s.leaves; k++) {
-            float *node;
-            dt__stack_push(&tree, 0, dt__slice_number(&s, owner, k));
-            node = s.nodes + tree.node[tree.count - 1].set * s.node;
-            for (int64_t q = 0; q < 2 * s.leaves; q++) {
-                dt__attention j = dt__sliced_pair(&s, q, s.block[step & 1], owner, k);
-                if (!dt__slice_sees(&s, j.t_at, j.s_at)) continue;
-                j.row_max = node + (j.row_max - a->row_max), j.row_sum = j.row_max + s.stats;
-                j.o = node + 2 * s.stats + dt__slice_row(&s, dt__slice_place(&s, q)) * s.width, j.ldo = s.width;
-                j.part = 1;
-                c->env->k->attention(c->env->pool, &j);
-            }
-            while (dt__stack_join(&tree, &to, &from)) dt__sliced_join(&s, &tree.node[tree.count - 1], to, from, 0);
-        }
-        dt__sliced_next(&s, step);
-    }
-    dt__sliced_settle(&s);
-    end.s = &s, end.from = s.nodes + tree.node[0].set * s.node;
-    dt__parallel(c->env->pool, a->b, dt__slice_end_task, &end);
-}
-
-/* ---- backward: keys ---- */
-
 /* Of a slice of keys: node `to` over queries takes up its right sibling. */
 static void dt__sliced_join_keys(const dt__sliced *s, const dt__partial *sum, float *to, const float *from, int64_t key)
 {
@@ -8140,8 +8113,8 @@ static void dt__sliced_join_keys(const dt__sliced *s, const dt__partial *sum, fl
         dt__slice_add(s, to, from, s->keys / s->samples, s->keys / s->samples, !dt__slice_seen(s, middle, key));
 }
 
-/* dq of the q-th slices of queries of one half into `node`, and the half's node of dk and dv of one slice of keys into
- * `out`. */
+/* The slices of queries of one half against one slice of keys, into `node`; backward the half's node of dk and dv goes
+ * to `out`. */
 static void dt__sliced_half(const dt__sliced *s, const float *block, int owner, int64_t k, int half, float *node,
                             float *out)
 {
@@ -8150,14 +8123,15 @@ static void dt__sliced_half(const dt__sliced *s, const float *block, int owner, 
     int32_t to, from;
     memset(&own, 0, sizeof own);
     for (int64_t q = half * s->leaves; q < (half + 1) * s->leaves; q++) {
-        dt__attention j = dt__sliced_pair(s, q, block, owner, k);
-        int64_t set;
-        dt__stack_push(&own, 0, dt__slice_number(s, s->at, q));
-        set = own.node[own.count - 1].set;
-        j.dq = node + dt__slice_row(s, dt__slice_place(s, q)) * s->width, j.lddq = s->width;
-        j.dk = set ? s->key_stack + (set - 1) * s->keys : out, j.dv = j.dk + s->pair / 2, j.lddk = s->pair;
+        dt__attention j = dt__sliced_pair(s, q, block, owner, k, node);
+        if (j.dout) {
+            int64_t set;
+            dt__stack_push(&own, 0, dt__slice_number(s, s->at, q));
+            set = own.node[own.count - 1].set;
+            j.dk = set ? s->key_stack + (set - 1) * s->keys : out, j.dv = j.dk + s->pair / 2, j.lddk = s->pair;
+        }
         if (dt__slice_sees(s, j.t_at, j.s_at)) s->c->env->k->attention(s->c->env->pool, &j);
-        while (dt__stack_join(&own, &to, &from))
+        while (j.dout && dt__stack_join(&own, &to, &from))
             dt__sliced_join_keys(s, &own.node[own.count - 1], to ? s->key_stack + (to - 1) * s->keys : out,
                                  s->key_stack + (from - 1) * s->keys, key);
     }
@@ -8188,7 +8162,7 @@ static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, co
     }
 }
 
-/* One block: dq nodes of the tree over keys, and the message to its owner. */
+/* One block: nodes of the tree over keys, and backward the message to its owner. */
 static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step)
 {
     int owner = dt__sliced_owner(s, step);
@@ -8201,59 +8175,73 @@ static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step)
             if (!dt__slice_half(s, s->at, half, key)) continue;
             dt__sliced_half(s, s->block[step & 1], owner, k, half, s->nodes + tree->node[tree->count - 1].set * s->node,
                             box);
-            box += s->keys;
+            box += s->a->dout ? s->keys : 0;
         }
-        while (dt__stack_join(tree, &to, &from)) dt__sliced_join(s, &tree->node[tree->count - 1], to, from, 1);
+        while (dt__stack_join(tree, &to, &from)) dt__sliced_join(s, &tree->node[tree->count - 1], to, from);
     }
 }
 
-static void dt__sliced_backward(const dt__call *c, const dt__attention *a)
+/* The gradients of what the nodes and key nodes hold, to their rows. */
+static void dt__sliced_gradients(const dt__sliced *s, const float *dq, const float *dkv)
+{
+    const dt__attention *a = s->a;
+    for (int64_t i = 0; i < a->b * a->t; i++) {
+        int64_t place = i / (s->samples * s->rows), sample = i / s->rows % s->samples;
+        int64_t row = dt__slice_row(s, place) + sample * 2 * s->rows + i % s->rows;
+        memcpy(a->dq + i * a->lddq, dq + i * s->width, 4 * (size_t)s->width);
+        memcpy(a->dk + row * a->lddk, dkv + i * s->pair, 4 * (size_t)(s->pair / 2));
+        memcpy(a->dv + row * a->lddk, dkv + i * s->pair + s->pair / 2, 4 * (size_t)(s->pair / 2));
+    }
+}
+
+/* Forward, or backward where there is a gradient of the output. */
+static void dt__sliced_run(const dt__call *c, const dt__attention *a)
 {
     const dt__cp *cp = &c->env->cp;
+    int backward = a->dout != NULL;
     dt__sliced s;
     dt__stack tree, keys;
-    const float *dq, *dkv;
+    dt__slice_job end;
     memset(&tree, 0, sizeof tree);
     memset(&keys, 0, sizeof keys);
-    dt__sliced_begin(&s, c, a, 1);
+    dt__sliced_begin(&s, c, a);
     for (int step = 0; step < s.ranks; step++) {
         int owner = dt__sliced_owner(&s, step), rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
         dt__sliced_offer(&s, step);
-        if (step > 1) cp->settle(cp->user, place);
+        if (backward && step > 1) cp->settle(cp->user, place);
         dt__sliced_block(&s, &tree, step);
-        if (step) cp->post(cp->user, place, s.box[step & 1], dt__slice_message(&s, s.at, owner), owner);
+        if (backward && step) cp->post(cp->user, place, s.box[step & 1], dt__slice_message(&s, s.at, owner), owner);
         dt__sliced_next(&s, step);
+        if (!backward) continue;
         if (step) cp->take(cp->user, s.inbox, dt__slice_message(&s, rank, s.at), rank);
         dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box[0]);
     }
     dt__sliced_settle(&s);
-    dq = s.nodes + tree.node[0].set * s.node;
-    dkv = s.key_nodes + keys.node[0].set * 2 * s.leaves * s.keys;
-    for (int64_t i = 0; i < a->b * a->t; i++) {
-        int64_t place = i / (s.samples * s.rows), sample = i / s.rows % s.samples;
-        int64_t row = dt__slice_row(&s, place) + sample * 2 * s.rows + i % s.rows;
-        memcpy(a->dq + i * a->lddq, dq + i * s.width, 4 * (size_t)s.width);
-        memcpy(a->dk + row * a->lddk, dkv + i * s.pair, 4 * (size_t)(s.pair / 2));
-        memcpy(a->dv + row * a->lddk, dkv + i * s.pair + s.pair / 2, 4 * (size_t)(s.pair / 2));
-    }
+    end.s = &s, end.from = s.nodes + tree.node[0].set * s.node;
+    if (backward) dt__sliced_gradients(&s, end.from, s.key_nodes + keys.node[0].set * 2 * s.leaves * s.keys);
+    else dt__parallel(c->env->pool, a->b, dt__slice_end_task, &end);
 }
 
+/* A whole job, shard by shard. */
+static void dt__attention_run(const dt__call *c, dt__attention a)
+{
+    int64_t shards = c->n->i[3] ? 1 : dt__max(1, c->n->i[5]);
+    if (shards > 1) a = dt__attention_first(a, shards);
+    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) {
+        if (c->g->context_shards) dt__sliced_run(c, &a);
+        else c->env->k->attention(c->env->pool, &a);
+    }
+}
 static void dt__run_attention(const dt__call *c)
 {
     dt__attention a = dt__attention_job(c, c->aux, 3);
-    int64_t shards = c->n->i[3] ? 1 : dt__max(1, c->n->i[5]);
     a.o = c->out;
-    if (shards > 1) a = dt__attention_first(a, shards);
-    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) {
-        if (c->g->context_shards) dt__sliced_forward(c, &a);
-        else c->env->k->attention(c->env->pool, &a);
-    }
+    dt__attention_run(c, a);
 }
 /* in: qkv, stats, o, dout; or q, k, v, stats, o, dout, perhaps the mask: then out is dq, dk, dv in one row. */
 static void dt__run_attention_grad(const dt__call *c)
 {
     int fused = !c->n->i[3], first = fused ? 1 : 3;
-    int64_t shards = fused ? dt__max(1, c->n->i[5]) : 1;
     float *stats, *o;
     dt__attention a;
     memcpy(&stats, &c->in[first], sizeof stats); /* read only: the struct serves both directions */
@@ -8265,11 +8253,7 @@ static void dt__run_attention_grad(const dt__call *c)
     a.dk = a.dq + (fused ? a.ldo : a.b * a.t * a.ldo);
     a.dv = a.dk + (fused ? a.ldo : a.b * a.s * a.ldk);
     a.lddq = a.ld, a.lddk = a.ldk;
-    if (shards > 1) a = dt__attention_first(a, shards);
-    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) {
-        if (c->g->context_shards) dt__sliced_backward(c, &a);
-        else c->env->k->attention(c->env->pool, &a);
-    }
+    dt__attention_run(c, a);
 }
 
 /* Turns per position / 2 of pair c: base^(-2c/d) / pi, slowed as Llama 3 does: waves longer than the original context

@@ -289,10 +289,10 @@ static void *run_rank(void *context)
     if (dt__pool_open(&env.pool, r->workers) || dt__pool_reserve(env.pool, r->k->attention_scratch(a.s, a.d)))
         tap_bail("%s", dt_last_error());
     call.g = &g, call.env = &env;
-    dt__sliced_forward(&call, &a);
+    dt__sliced_run(&call, &a);
     r->backward = 1;
     a.dout = dout, a.dq = dx, a.dk = dx + c, a.dv = a.dk + kc;
-    dt__sliced_backward(&call, &a);
+    dt__sliced_run(&call, &a);
     move_rows(r, o, c, r->out->o, c, 1);
     move_rows(r, dx, ld, r->out->dq, c, 1);
     move_rows(r, dx + c, ld, r->out->dk, kc, 1);
