@@ -1071,11 +1071,10 @@ typedef struct dt_checkpoints {
     int32_t async;        /* copy the state and write it behind training; sharded alone */
     int32_t resume;       /* dt_resume */
     int64_t keep;         /* of the newest checkpoints so many stay; 0: all */
-    const char *mirror;   /* second place for complete checkpoints, filled in the background; where `place` is empty,
-                           * training goes on from here. NULL: none */
-    const char *mirror_command; /* how files get there and back: a shell's line that finds what to copy in $DT_FROM, and
-                           * where to, in $DT_TO, such as 'aws s3 sync "$DT_FROM" "$DT_TO"'; NULL: mirror is a
-                           * directory */
+    const char *mirror;   /* second place for complete checkpoints, copied in the background; training resumes from it
+                           * if `place` is empty. A directory, or, if the text contains $DT_TO, a name, a space and
+                           * a shell command that copies $DT_FROM to $DT_TO, in both directions:
+                           * 's3://bucket/run aws s3 sync "$DT_FROM" "$DT_TO"'. NULL: none */
     float mirror_rate;    /* bytes per second to a directory; 0: no limit */
     float deadline;       /* seconds from the request to stop until the end is forced: a save must fit */
 } dt_checkpoints;
@@ -10691,9 +10690,7 @@ static const dt__option dt__options[] = {
     DT__OPTION(LAYOUT, "resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
                "never: refuse a directory with checkpoints; only: one without"),
     DT__OPTION(LAYOUT, "mirror", "PLACE", TEXT, checkpoint.mirror, 0, NULL,
-               "copy of complete checkpoints, from which an empty DIR is restored"),
-    DT__OPTION(LAYOUT, "mirror-command", "LINE", TEXT, checkpoint.mirror_command, 0, NULL,
-               "copies $DT_FROM to $DT_TO; none: PLACE is a directory"),
+               "copies of checkpoints: a directory, or 'PLACE COMMAND' that copies $DT_FROM to $DT_TO"),
     DT__OPTION(LAYOUT, "mirror-rate", "X", REAL, checkpoint.mirror_rate, 0, "[0,1e15)",
                "bytes per second to the mirror; 0: no limit"),
     DT__OPTION(LAYOUT, "deadline", "SECONDS", REAL, checkpoint.deadline, 120, "(0,1e6)",
@@ -24630,6 +24627,12 @@ static dt_result dt__check_sampling(const dt_sampling *s)
                      (double)s->temperature, (long long)s->top_k, (double)s->top_p);
 }
 
+/* The command of a mirror, after the name of the place; NULL: the mirror is a directory. */
+static const char *dt__mirror_line(const dt_checkpoints *c)
+{
+    return c->mirror && strstr(c->mirror, "$DT_TO") ? strchr(c->mirror, ' ') : NULL;
+}
+
 static dt_result dt__check_checkpoint(const dt_checkpoints *c)
 {
     if (!c->place && (c->interval || c->async || c->mirror || c->resume == DT_RESUME_ONLY))
@@ -24638,10 +24641,9 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
         return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
     if (c->mirror && (!*c->mirror || strlen(c->mirror) > PATH_MAX - 128))
         return dt__error(DT_E_USAGE, "--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
-    if (c->mirror_command && !c->mirror)
-        return dt__error(DT_E_USAGE, "--mirror-command copies to a place that --mirror names: give both");
-    if (c->mirror_command && (strchr(c->mirror, '\'') || strchr(c->place, '\'')))
-        return dt__error(DT_E_USAGE, "--mirror-command: the names of the two places may not contain '");
+    if (dt__mirror_line(c) && (memchr(c->mirror, '\'', strcspn(c->mirror, " ")) || strchr(c->place, '\'')))
+        return dt__error(DT_E_USAGE, "--mirror %s: the names of the two places contain ': choose other names",
+                         c->mirror);
     if (c->async && c->kind == DT_FULL)
         return dt__error(DT_E_USAGE, "--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait "
                          "for rank 0; save sharded, and convert afterwards");
@@ -25644,11 +25646,14 @@ static int64_t dt__save_ask(dt__saver *s)
 
 /* ---- the mirror: a second place for complete checkpoints ---- */
 
-/* Runs the command of a mirror, which copies what DT_FROM names to DT_TO. */
-static dt_result dt__mirror_command(const char *command, const char *from, const char *to)
+/* Runs the command of the mirror: to the mirror, or from there. */
+static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
 {
+    char place[PATH_MAX];
+    const char *command = dt__mirror_line(l), *from = back ? place : l->place, *to = back ? l->place : place;
     dt__text line;
     int status;
+    snprintf(place, sizeof place, "%.*s", (int)(command - l->mirror), l->mirror);
     memset(&line, 0, sizeof line);
     dt__text_add(&line, "DT_FROM='%s' DT_TO='%s'; export DT_FROM DT_TO; %s", from, to, command);
     status = line.failed ? -1 : system(line.at);
@@ -25669,9 +25674,9 @@ static dt_result dt__mirror_restore(dt_trainer *t)
     dt_result r = dt__steps_list(f, l->place, &s);
     dt__free(s.list);
     if (r || s.count) return r;
-    if (l->mirror_command) {
+    if (dt__mirror_line(l)) {
         r = dt__dir_make(f, l->place);
-        return r ? r : dt__mirror_command(l->mirror_command, l->mirror, l->place);
+        return r ? r : dt__mirror_command(l, 1);
     }
     r = dt__steps_list(f, l->mirror, &s);
     for (int64_t i = 0; i < s.count && !r && step < 0; i++) {
@@ -25695,7 +25700,7 @@ static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__files *f = &t->save.mirror_files;
     dt_result r;
-    if (l->mirror_command) return dt__mirror_command(l->mirror_command, l->place, l->mirror);
+    if (dt__mirror_line(l)) return dt__mirror_command(l, 0);
     r = dt__step_copy(f, l->place, l->mirror, step);
     return r ? r : dt__steps_retain(f, l->mirror, l->keep, step, -1);
 }

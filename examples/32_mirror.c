@@ -20,7 +20,7 @@
  *     Each of the three, done the wrong way and the right way; then the local directory is lost, and training goes on
  *     from the mirror with the hash of a run that lost nothing. The "bucket" is a directory, and slow.
  *
- * Read on: --mirror-command, for a real bucket: 'aws s3 sync "$DT_FROM" "$DT_TO" --exclude "*.tmp*"'. */
+ * Read on: a real bucket: --mirror 's3://bucket/run aws s3 sync "$DT_FROM" "$DT_TO" --exclude "*.tmp*"'. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

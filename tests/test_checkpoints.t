@@ -483,8 +483,7 @@ refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ["--checkpoint $tmp/x --deadline 0", qr/--deadline/],
     ["--checkpoint $tmp/x --mtbf 0", qr/--mtbf/],
     ["--checkpoint $tmp/x --mirror-rate -1", qr/--mirror-rate/],
-    ["--checkpoint $tmp/x --mirror-command cp", qr/--mirror-command copies to a place that --mirror names: give both/],
-    ["--checkpoint $tmp/x --mirror $tmp/it\\'s --mirror-command cp", qr/the names of the two places may not contain '/],
+    ["--checkpoint $tmp/x --mirror \"$tmp/it's cp \\\$DT_FROM \\\$DT_TO\"", qr/the names of the two places contain '/],
     ["--mirror $tmp/y", qr/there is no place for checkpoints/],
     ['--checkpoint-async', qr/there is no place for checkpoints/],
     ["--checkpoint $tmp/x --checkpoint-async --checkpoint-kind full", qr/--checkpoint-async is for --checkpoint-kind sharded/],
@@ -518,6 +517,16 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
     my $r = train('little', "$constant --steps 7 --checkpoint $dir --checkpoint-kind full --ranks 3$kind");
     is("$r->{hash} @{$r->{steps}}", "$longer 5 6 7", 'two runs, one behind the other: as one run of all steps');
     refused('fewer steps than a checkpoint has', "$constant --steps 5 --checkpoint $dir --ranks 1", 2, qr/is of step 7, this run ends after 5: raise --steps/);
+    forget($dir);
+}
+{
+    my ($dir, $wsd) = (fresh(), '--schedule wsd --decay 2'); # of 4 steps, the first two are stable; of 7, the first five
+    my $longer = train('little', "$wsd --steps 7 --ranks 1")->{hash};
+    train('little', "$wsd --checkpoint $dir --checkpoint-every 1 --keep 0 --ranks 2$kind");
+    refused('other steps when the decay has begun', "$wsd --steps 7 --checkpoint $dir --ranks 1", 2, qr/was made with --steps 4, this run has 7/);
+    keep_only($dir, 1, 2);
+    my $r = train('little', "$wsd --steps 7 --checkpoint $dir --ranks 3$kind");
+    is("$r->{hash} @{$r->{steps}}", "$longer 3 4 5 6 7", 'wsd extends from its stable phase: as one run of all steps') or diag($r->{err});
     forget($dir);
 }
 {
@@ -582,8 +591,8 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
 
     $mirror = fresh();
     my $copy = "mkdir -p \$DT_FROM \$DT_TO && cp -r \$DT_FROM/. \$DT_TO";
-    $options = "--checkpoint $dir --mirror $mirror --mirror-command '$copy' --checkpoint-every 2 --keep 0 --ranks 2$kind";
-    is(train('little', $options)->{hash}, $want{little}, "--mirror-command '$copy'");
+    $options = "--checkpoint $dir --mirror '$mirror $copy' --checkpoint-every 2 --keep 0 --ranks 2$kind";
+    is(train('little', $options)->{hash}, $want{little}, "--mirror with the command '$copy'");
     is(flaws($mirror) . join(' ', steps_in($mirror)), '4 2', '  has all');
     forget($dir);
     forget("$mirror/" . name_of(4));
@@ -592,11 +601,11 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
     forget($_) for $dir, $mirror;
 
     $mirror = fresh();
-    $r = train('little', "--checkpoint $dir --mirror $mirror --mirror-command '[ \$DT_FROM = $mirror ]' --checkpoint-every 2 --ranks 1");
+    $r = train('little', "--checkpoint $dir --mirror '$mirror [ \$DT_TO != $mirror ]' --checkpoint-every 2 --ranks 1");
     is("$r->{status} $r->{hash}", "0 $want{little}", 'a command that fails does not end training');
     like($r->{err}, qr/^dtrain: the mirror lacks step 4: the mirror's command ended with status 1: run it by hand with DT_FROM=\S+ DT_TO=\S+ to see why; training goes on$/m, '  but is said');
     forget($dir);
-    $r = train('little', "--checkpoint $dir --mirror $mirror --mirror-command false --ranks 2$kind");
+    $r = train('little', "--checkpoint $dir --mirror '$mirror false \$DT_TO' --ranks 2$kind");
     ok($r->{status} == 1 && $r->{err} =~ /the mirror's command ended with status 1: run it by hand/, 'one that cannot bring back what may be there does') or diag($r->{err});
     forget($dir);
     $r = train('little', "--checkpoint $dir --mirror $tmp/plain/x --checkpoint-every 2 --ranks 1");
