@@ -54,8 +54,8 @@ sub faults {
         my $held = join '|', keys %holds;
         my $value = $held ? qr/$memory|(?<![\w.>&])(?:$held)\b(?!\s*(?:->|\.|\())/ : $memory;
         while ($body =~ /(?:float|char|void)[\w ]*\*\s*(\w+) = ([^;,]*)|(?<![\w.>\])])(\w+) = ([^;,]*)/g) {
-            my ($name, $from) = defined $1 ? ($1, $2) : ($3, $4);
-            $holds{$name} = 1 if $from =~ /$value/ && ($1 || $body =~ /(?:float|char|void) (?:[^;(]*, )?\*\s*$name\b/);
+            my ($declared, $name, $from) = defined $1 ? (1, $1, $2) : (0, $3, $4);
+            $holds{$name} = 1 if $from =~ /$value/ && ($declared || $body =~ /(?:float|char|void) (?:[^;(]*, )?\*\s*$name\b/);
         }
     }
     my $held = join '|', keys %holds;
