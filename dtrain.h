@@ -1135,45 +1135,6 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
  * too few bytes. */
 DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text, int64_t size, double *idle);
 
-/* One instruction of a rank's step program. Without overlap one thread runs the list in order. With it there are two:
- * line 0 runs its instructions in order, and where it comes to one of line 1 asks the other thread for it, which runs
- * those in the order in which they are asked for. `after` names what must have finished before, -1 where nothing must:
- * after[0] the one before it on its line, after[1] the last one on the other line that it needs, of the step before
- * when it stands behind it in the list. A simulator may rely on both.
- * X(code, name); meanings:
- *   LOAD       samples of (shard, micro)
- *   FORWARD    segment of (shard, micro), in a slot of its chunk
- *   RECOMPUTE  the same again, for the values that backward needs
- *   OFFLOAD    the input of a segment begins to move to the second memory
- *   FETCH      it begins to come back
- *   BACKWARD   segment of (shard, micro); gradients go on in set `set`, fresh in the first micro-batch
- *   WEIGHTS    zero-bubble: what BACKWARD left out, the gradients of weights
- *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
- *   CONTEXT    the tree over the context ranks' sums of one data shard, over a bucket of set `set`, to each of them
- *   MEASURE    the squared norm of a leaf's gradients, over a bucket of set `set` (layout.output.noise_scale)
- *   FOLD       set += from, over a bucket: two neighbours of the tree over data shards
- *   REDUCE     the tree over all ranks' partial sums, over a bucket: to every rank, or each piece to its owner (ZeRO)
- *   TOTAL      total += set, over a bucket
- *   GATHER     weights from their owners: of a segment before its work (ZeRO 3; with overlap before that of the segment
- *              before it, into the other one of two windows), or of a bucket after the update
- *   TIE        the uses of tied weights are added, across stages
- *   UPDATE     norm, clip, optimizer, average of the weights */
-#define DT_INSTRUCTIONS(X)                                                                                             \
-    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD")                  \
-    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV")     \
-    X(DT_CONTEXT, "CONTEXT") X(DT_MEASURE, "MEASURE") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL")   \
-    X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
-#define DT__INSTR_ENUM(code, name) code,
-typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT } dt_instr_op;
-#undef DT__INSTR_ENUM
-typedef struct dt_instr {
-    int32_t op, segment, micro, shard, bucket, set, from, fresh;
-    int32_t chunk, slot, back;
-    int32_t line, after[2];
-    int32_t window;    /* where the weights of the segment are gathered */
-    int32_t completes; /* the gradients of the leaf are complete in this segment: their row slices are folded (R7) */
-} dt_instr;
-
 /* ---- H16  trainer ------------------------------------------------------------------------------ */
 
 /* Reads the options of recipe and layout out of argv (long GNU options, "--name value" or "--name=value"; --help lists
@@ -9671,7 +9632,7 @@ static int64_t dt__fit(const dt__block *blocks, int32_t count, int32_t now, int6
 typedef struct dt__planner {
     dt__plan *p;
     uint8_t *live, *early; /* early: grad_in needs it */
-    int again;             /* attention is computed again in backward */
+    int recomputes;        /* backward recomputes attention */
     int32_t *last; /* per root: position in the order of its last reader */
     dt__block *blocks;
     int32_t block_count;
@@ -9701,11 +9662,11 @@ static int32_t dt__phase_end(const dt__plan *p, int32_t now)
 }
 
 /* A value that backward computes again: its place is free from the end of forward until then. */
-static int dt__place_again(const dt__planner *w, int32_t id)
+static int dt__is_recomputed(const dt__planner *w, int32_t id)
 {
     const dt_graph *g = w->p->g;
     if (g->nodes[id].op == DT__OP_AUX) id = g->nodes[id].in[0];
-    return w->again && g->nodes[id].op == DT__OP_ATTENTION;
+    return w->recomputes && g->nodes[id].op == DT__OP_ATTENTION;
 }
 
 /* Takes a place of its own for what lives to position `last`. */
@@ -9733,7 +9694,7 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
         home->place = DT__AT_CACHE;
         home->offset = p->cache;
         p->cache += size;
-    } else if (dt__place_again(w, id) && w->last[id] < p->forward_count + p->backward_count) {
+    } else if (dt__is_recomputed(w, id) && w->last[id] < p->forward_count + p->backward_count) {
         dt__place_block(w, home, size, now, end - 1);
     } else if (w->last[id] >= end) {
         home->place = DT__AT_SAVED;
@@ -9765,11 +9726,11 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
 }
 
 /* Backward begins with the ops that are computed again, in the places that they had. */
-static void dt__plan_again(dt__planner *w, int32_t now)
+static void dt__plan_recompute(dt__planner *w, int32_t now)
 {
     for (int32_t id = 1; id < w->p->g->forward_count; id++) {
         dt__home *home = &w->p->home[id];
-        if (dt__place_again(w, id) && home->place == DT__AT_TEMP)
+        if (dt__is_recomputed(w, id) && home->place == DT__AT_TEMP)
             dt__place_block(w, home, dt__round_up(dt__floats(&w->p->g->nodes[id]), 16), now, w->last[id]);
     }
 }
@@ -9780,9 +9741,9 @@ static void dt__plan_lay_out(dt__planner *w, int split)
     dt__plan *p = w->p;
     dt_graph *g = p->g;
     int32_t count = p->forward_count = dt__plan_order(w, 1, g->forward_count, -1, 0);
-    for (int32_t i = 0; i < p->forward_count && w->again; i++) {
+    for (int32_t i = 0; i < p->forward_count && w->recomputes; i++) {
         const dt__node *n = &g->nodes[p->order[i]];
-        if (!dt__place_again(w, p->order[i])) continue;
+        if (!dt__is_recomputed(w, p->order[i])) continue;
         for (int k = 0; k < n->inputs; k++) w->last[dt__root(g, n->in[k])] = count;
         p->order[count++] = p->order[i];
     }
@@ -9796,7 +9757,7 @@ static void dt__plan_lay_out(dt__planner *w, int split)
         int32_t id = p->order[i], aux = g->nodes[id].aux;
         if (i == p->forward_count || i == p->forward_count + p->backward_count)
             w->block_count = 0; /* temporaries are dead */
-        if (i == p->forward_count) dt__plan_again(w, i);
+        if (i == p->forward_count) dt__plan_recompute(w, i);
         dt__place(w, id, i);
         if (aux) dt__place(w, aux, i);
     }
@@ -9814,9 +9775,9 @@ static void dt__plan_close(dt__plan **plan)
 }
 
 /* Plans a recorded graph; the plan owns it. grad_in may be poison. how: DT__PLAN_SPLIT, backward of what grad_in does
- * not need comes later, in a phase of its own; DT__PLAN_AGAIN, attention is computed again in backward (Korthikanti et
+ * not need comes later, in a phase of its own; DT__PLAN_RECOMPUTE, attention is computed again in backward (Korthikanti et
  * al. 2022), so that its output need not be kept; its probabilities never are. */
-enum { DT__PLAN_SPLIT = 1, DT__PLAN_AGAIN = 2 };
+enum { DT__PLAN_SPLIT = 1, DT__PLAN_RECOMPUTE = 2 };
 static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int how)
 {
     dt__plan *p = (dt__plan *)dt__alloc((int64_t)sizeof *p, "a plan");
@@ -9850,7 +9811,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
         p->home[dt__root(g, output.id)].place = DT__AT_OUTPUT;
         p->home[dt__root(g, grad_in.id)].place = DT__AT_GRAD_IN;
         p->home[0].place = DT__AT_NOWHERE;
-        w.again = how & DT__PLAN_AGAIN && g->count > g->forward_count;
+        w.recomputes = how & DT__PLAN_RECOMPUTE && g->count > g->forward_count;
         dt__plan_lay_out(&w, how & DT__PLAN_SPLIT);
     }
     dt__free(w.live);
@@ -20471,7 +20432,7 @@ DT_API dt_sampling dt_sampling_default(void)
     return s;
 }
 
-/* "1, 2, 3, 6": the divisors of n up to `most`, for error sentences. */
+/* "1, 2, 3, 6": the divisors of n up to `most`, for error messages. */
 static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
 {
     size_t used = 0;
@@ -20544,8 +20505,8 @@ static int dt__mesh_crosses(const dt_mesh *m, const dt_comm *c)
 
 /* ---- partition ---------------------------------------------------------------------------------------- */
 
-/* Least sum of squares of the costs of `parts` runs of at most `limit` each; cut[j][i]: where the last of j runs that
- * end at i begins. Returns it, or a negative number when there are none. */
+/* The least sum of squared costs of `parts` runs that cost at most `limit` each, or a negative number when no such runs
+ * exist. cut[j][i]: the begin of the last of j runs that end at i. */
 static double dt__partition_under(const double *sum, int64_t n, int64_t parts, double limit, double *best, int32_t *cut)
 {
     for (int64_t i = 0; i <= n; i++) best[i] = i ? -1.0 : 0.0;
@@ -20565,7 +20526,7 @@ static double dt__partition_under(const double *sum, int64_t n, int64_t parts, d
     return best[parts * (n + 1) + n];
 }
 
-/* The dearest run of the best partition is one of the sums of neighbours: bisection over values. */
+/* Bisects the cost of the most expensive run. */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin)
 {
     double *best, *sum, low = 0.0, high = 0.0;
@@ -20597,13 +20558,13 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     return DT_OK;
 }
 
-/* ---- schedules: in which order a stage works on units and chunks -------------------------------------- */
+/* ---- schedules: the order of units and chunks on a stage ----------------------------------------------- */
 
-/* One stage of work. A stage owns `chunks` runs of segments; run c of stage s is the (c stages + s)-th of the model. */
+/* A stage owns `chunks` runs of segments; run c of stage s is number c stages + s of the model. */
 enum { DT__WORK_FORWARD, DT__WORK_BACKWARD, DT__WORK_WEIGHTS };
 typedef struct dt__work {
     int32_t kind, unit, chunk;
-    int32_t slot; /* memory of the chunk that holds the unit from forward until its last work */
+    int32_t slot; /* of the chunk's memory: holds the unit from forward until its last work */
 } dt__work;
 
 typedef struct dt__pipe {
@@ -20615,7 +20576,7 @@ static int64_t dt__pipe_length(const dt__pipe *p)
     return (int64_t)p->units * p->chunks * (p->kind == DT_ZERO_BUBBLE ? 3 : 2);
 }
 
-/* The k-th forward or backward of a stage: groups of `stages` units go through the chunks in turn. */
+/* Forward or backward number k of a stage: groups of `stages` units pass through the chunks in turn. */
 static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
 {
     dt__work w;
@@ -20629,10 +20590,10 @@ static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
     return w;
 }
 
-/* Forwards that a stage does before its first backward, less the one right before it. GPipe: all (Huang et al. 2019).
- * 1F1B: what fills the stages behind (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al.
- * 2021). Zero-bubble as 1F1B; a stage puts off the gradients of its weights by as many units as there are stages before
- * it, so that they fill the end (ZB-H1 of Qi et al. 2023). Weight gradients are in the order of units in each (R3). */
+/* `ahead` is the number of forwards of a stage in the warm-up. GPipe: all (Huang et al. 2019). 1F1B: one for each later
+ * stage (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al. 2021). Zero-bubble: as 1F1B, but a
+ * stage delays its weight gradients by one unit for each earlier stage, so that they fill the bubble at the end (ZB-H1,
+ * Qi et al. 2023). Every schedule computes weight gradients in the order of units (R3). */
 static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
 {
     int64_t total = (int64_t)p->units * p->chunks, ahead = p->stages - 1 - stage, f = 0, b = 0, w = 0;
@@ -20650,8 +20611,8 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
     while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
-/* Gives every unit in flight a slot of its chunk; slots[c] becomes how many chunk c needs. slot_of (chunks, units) is
- * scratch. */
+/* Gives every unit in flight a slot of its chunk; slots[c] becomes the number that chunk c needs. slot_of (chunks,
+ * units) is scratch. */
 static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *slot_of)
 {
     int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
@@ -20672,9 +20633,9 @@ static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, in
     }
 }
 
-/* When the work of all stages begins if a forward takes `time[0]`, a backward time[1], weights time[2], and sending
- * nothing. list, begin (stages, length). Returns the time of the whole, or a negative number when stages wait for each
- * other for ever. end (3, stages x chunks, units) is scratch. */
+/* Times at which the work of all stages begins, when a forward takes time[0], a backward time[1], weight gradients
+ * time[2], and messages no time. list, begin (stages, length). Returns the total time, or a negative number for a
+ * deadlock. end (3, stages x chunks, units) is scratch. */
 static double dt__pipe_clock(const dt__pipe *p, const dt__work *list, const double *time, double *begin, double *end)
 {
     int64_t length = dt__pipe_length(p), runs = (int64_t)p->stages * p->chunks, all = runs * p->units, done = 0;
@@ -20714,7 +20675,7 @@ static dt_result dt__pipe_check(const dt__pipe *p)
     return DT_OK;
 }
 
-/* The picture of a clock: one line per stage, `cell` characters per unit of time. */
+/* Draws the times: one line per stage, three characters per unit of time. */
 static void dt__pipe_draw(const dt__pipe *p, const dt__work *list, const double *begin, const double *time,
                           int64_t width, char *text)
 {
@@ -20771,20 +20732,20 @@ DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text,
     return r;
 }
 
-/* ---- where this rank keeps parameters and gradients ---------------------------------------------------- */
+/* ---- the store: places of this rank's parameters and gradients ------------------------------------------- */
 
-/* Gradients of neighbouring segments that are reduced together. Parameters lie in the order of the slots, so a piece of
- * a bucket is a piece of both. A tied parameter has a bucket for each use (R8). */
+/* Gradients of neighbouring segments that are reduced together. Parameters lie in the order of the gradients' slots, so
+ * that a range of a bucket is a range of both. A tied parameter has one bucket for each use (R8). */
 typedef struct dt__bucket {
-    int64_t slot, floats; /* its slots in a gradient set; whole blocks */
-    int64_t buffer;       /* the same in the buffer that takes the place of a set, or in one of two in turn */
-    int64_t param;        /* its parameters; -1: a later use of a tied one */
-    int64_t sum;          /* where this rank keeps its piece of the sum when it keeps no other */
-    int32_t last, top;    /* of segments last to top; complete after backward of the last */
-    int32_t group;        /* buckets of the same segments have the same */
+    int64_t slot, floats; /* offset and size in a gradient set; whole blocks */
+    int64_t buffer;       /* offset in the buffer that replaces a set */
+    int64_t param;        /* offset of its parameters; -1: a later use of a tied one */
+    int64_t sum;          /* offset of this rank's piece among the pieces of the total (ZeRO 2, 3) */
+    int32_t last, top;    /* its segments; complete after backward of `last` */
+    int32_t group;        /* equal for buckets of the same segments */
     int32_t tied, use;    /* the parameter, or -1; which of its uses */
-    int64_t copies;       /* sums that a set has of it, one behind another: of experts as many as ranks share them */
-    int64_t total;        /* its place in a sum of which there is one */
+    int64_t copies;       /* of it in a set, one behind another: for experts one per rank that shares them, else 1 */
+    int64_t total;        /* offset in the total, which has one copy of everything */
 } dt__bucket;
 
 /* A run of segments that a stage works on at once. */
@@ -20799,18 +20760,18 @@ typedef struct dt__chunk {
 typedef struct dt__store {
     dt__bucket *bucket;
     int32_t buckets;
-    int shards, piece;                  /* of how many ranks that share state this is which one (ZeRO; 1, 0: none do) */
-    int64_t slot_floats, buffer_floats; /* a set; the buckets of the same segments, the most, or twice that */
-    int64_t total_floats;               /* a set that has one sum of everything */
+    int shards, piece;                  /* ranks that share one copy of the state (ZeRO; 1: no sharing); this one */
+    int64_t slot_floats, buffer_floats; /* of a set; of the buffers that replace one */
+    int64_t total_floats;               /* of a total */
     int64_t param_floats;               /* of all parameters of this rank's segments */
     int64_t own_params, own_slots;      /* of this rank's pieces */
     int64_t most_params;                /* own_params of the rank that has the most */
-    int64_t slice_floats;               /* row slices (R2, R7), of the leaf in work */
+    int64_t slice_floats;               /* row slices of one leaf (R2, R7) */
     int64_t window;                     /* parameters of the largest segment */
     int64_t *cut;                       /* (buckets, shards + 1): where the owners' pieces of a bucket begin */
     int64_t *own;                       /* (buckets + 1, shards): where a rank keeps its piece of the parameters */
     int32_t *reader;                    /* (buckets): the first segment that reads its parameters */
-    int32_t *late;                      /* (segments): of the buckets with its parameters that read last */
+    int32_t *final;                     /* (segments): of the buckets with its parameters, the last that is gathered */
 } dt__store;
 
 static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
@@ -20818,8 +20779,8 @@ static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
     return s->cut + (int64_t)bucket * (s->shards + 1);
 }
 
-/* Of how many ranks that share the state of a bucket this is which one: experts are shared by those alone that have the
- * same. `rank` counts in the whole group. And the group's rank that has piece j. */
+/* Pieces into which ranks that share state cut a bucket (only ranks with the same experts share those), the piece of a
+ * rank of the group, and the rank that owns piece j. */
 static int dt__bucket_shards(const dt__store *s, int32_t b) { return (int)dt__max(1, s->shards / s->bucket[b].copies); }
 static int dt__bucket_piece(const dt__store *s, int32_t b, int rank)
 {
@@ -20846,7 +20807,7 @@ static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tie
     return b;
 }
 
-/* Gives slot k of a segment its place at the end of bucket b, and its parameter, if this is its first use here. */
+/* Appends slot k of a segment to bucket b, and its parameter to this rank's parameters on its first use. */
 static void dt__store_slot(dt__store *s, dt__net *net, dt__built *seg, int32_t k, dt__bucket *b)
 {
     dt__net_param *p = &net->params[seg->use[k] / 4];
@@ -20860,12 +20821,12 @@ static void dt__store_slot(dt__store *s, dt__net *net, dt__built *seg, int32_t k
     else b->param = -1;
 }
 
-/* The buckets of one chunk, in backward order: whole segments of at least `bytes` each but the last. What is summed by
- * other ranks has a bucket of its own: experts that ranks share, and each use of a tied parameter. */
+/* The buckets of one chunk, in backward order: whole segments, together at least `bytes` but for the last bucket.
+ * Gradients that other ranks sum have buckets of their own: shared experts, and each use of a tied parameter. */
 static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c, int64_t bytes, int32_t *capacity)
 {
     enum { MOST, EXPERTS, TIED, KINDS };
-    int32_t begun = c->end; /* first segment behind those of the open bucket */
+    int32_t begun = c->end; /* first segment after those of the open bucket */
     for (int32_t at = c->end - 1; at >= c->begin; at--) {
         int64_t floats[KINDS] = {0, 0, 0};
         for (int32_t q = at; q < begun; q++)
@@ -20897,8 +20858,8 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
     return DT_OK;
 }
 
-/* Places in the buffer: buckets of the same segments are filled together and lie side by side; of two buffers those of
- * the next segments take the other one. */
+/* Offsets in the buffer: buckets of the same segments lie side by side; with two buffers, groups of segments alternate
+ * between them. */
 static void dt__store_buffer(dt__store *s, int buffers)
 {
     int64_t most = 0;
@@ -20917,7 +20878,7 @@ static void dt__store_buffer(dt__store *s, int buffers)
     }
 }
 
-/* Does backward of a segment write where a bucket's gradients are? */
+/* Does backward of a segment write to memory of a bucket? */
 static int dt__store_writes(const dt__store *s, int buffered, int32_t segment, int32_t bucket)
 {
     const dt__bucket *b = &s->bucket[bucket];
@@ -20931,7 +20892,7 @@ static int dt__store_writes(const dt__store *s, int buffered, int32_t segment, i
     return 0;
 }
 
-/* Where segment's gradients are: in the buffer rather than in the slots; from one sum of shared experts to the next. */
+/* Moves a segment's gradients from the set to the buffer, and notes the distance between copies of shared experts. */
 static void dt__store_places(const dt__store *s, dt__built *seg, int buffered)
 {
     int32_t slots = seg->plan->g->slot_count;
@@ -20943,9 +20904,9 @@ static void dt__store_places(const dt__store *s, dt__built *seg, int buffered)
     }
 }
 
-/* Where segment q finds its parameters: in this rank's weights, and with ZeRO 3 in the window that they are gathered
- * into. Where its gradients have their row slices but the first, which is the slot: `shared`, leaves are complete after
- * one unit of work, and all segments use the same place. */
+/* Offsets of a segment's parameters, in this rank's weights and in the window that they are gathered into (ZeRO 3), and
+ * of its row slices; the slot itself is the first slice. `shared`: a leaf is complete after one unit of work, so that
+ * all segments use the same slices. */
 static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int shared)
 {
     dt__built *seg = &net->segments[q];
@@ -20966,8 +20927,8 @@ static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int s
     s->slice_floats = dt__max(s->slice_floats, at);
 }
 
-/* Cuts every bucket over the owners: blocks as evenly as possible, those that are left over to another owner in each
- * bucket. Tied buckets are cut alike on all stages. */
+/* Cuts every bucket for its owners: blocks as evenly as possible; the rest goes to other owners in each bucket. Tied
+ * buckets are cut alike on all stages. */
 static dt_result dt__store_cuts(dt__store *s)
 {
     int shards = s->shards;
@@ -21002,23 +20963,24 @@ static int32_t dt__bucket_of(const dt__store *s, int64_t param)
     return b;
 }
 
-/* Who needs new parameters first: a tied one is in the bucket of its last use. */
+/* The first segment that reads each bucket's parameters, and the last gathered bucket that each segment reads. The
+ * bucket of its last use holds a tied parameter. */
 static dt_result dt__store_readers(dt__store *s, const dt__net *net, const dt__chunk *chunks, int count)
 {
     s->reader = (int32_t *)dt__alloc(4 * s->buckets, "the layout");
-    s->late = (int32_t *)dt__alloc(4 * net->count, "the layout");
-    if (!s->reader || !s->late) return DT_E_MEMORY;
+    s->final = (int32_t *)dt__alloc(4 * net->count, "the layout");
+    if (!s->reader || !s->final) return DT_E_MEMORY;
     for (int32_t b = 0; b < s->buckets; b++) s->reader[b] = -1;
     for (int c = 0; c < count; c++)
         for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) {
             const dt__built *seg = &net->segments[q];
-            s->late[q] = -1;
+            s->final[q] = -1;
             for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
                 int32_t b = dt__bucket_of(s, net->params[seg->param_of[i]].offset);
                 if (s->reader[b] < 0) s->reader[b] = q;
-                if (s->late[q] < 0 || s->reader[b] > s->reader[s->late[q]] ||
-                    (s->reader[b] == s->reader[s->late[q]] && b > s->late[q]))
-                    s->late[q] = b;
+                if (s->final[q] < 0 || s->reader[b] > s->reader[s->final[q]] ||
+                    (s->reader[b] == s->reader[s->final[q]] && b > s->final[q]))
+                    s->final[q] = b;
             }
         }
     return DT_OK;
@@ -21030,12 +20992,12 @@ static void dt__store_close(dt__store *s)
     dt__free(s->cut);
     dt__free(s->own);
     dt__free(s->reader);
-    dt__free(s->late);
+    dt__free(s->final);
     memset(s, 0, sizeof *s);
 }
 
-/* Lays out the parameters and gradients of chunks[0..count-1]. Later segments' gradients are complete first.
- * buffered: a leaf's gradients live in so many buffers; shared: as above. */
+/* Lays out the parameters and gradients of chunks[0..count-1] in the order in which backward completes them. buffered:
+ * number of buffers that replace a set, or 0; shared: see dt__store_segment. */
 static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chunks, int count, int64_t bytes,
                                 int buffered, int shared)
 {
@@ -21068,7 +21030,7 @@ static void dt__run_of(int64_t shards, int ranks, int rank, int64_t *lo, int64_t
     *hi = *lo + each + (rank < more);
 }
 
-/* What a rank's partial sums are when its run is done. */
+/* The partial sums of a rank after its run. */
 static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
 {
     int32_t set, from;
@@ -21081,24 +21043,61 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
 
 /* ---- the generator of step programs ------------------------------------------------------------------------- */
 
-/* What the generator has to know of a rank. */
+/* One instruction of a rank's step program. Stream 0 runs its instructions in order on the rank's own thread; with
+ * overlap it hands those of stream 1, when it reaches them, to a second thread, which runs them in that order. after[0]
+ * is the instruction before on the same stream, after[1] the last one that it needs of the other stream, of the step
+ * before when it stands behind it in the list; -1: none. A simulator may rely on both.
+ *   LOAD       samples of (shard, micro)
+ *   FORWARD    segment of (shard, micro), in a slot of its chunk
+ *   RECOMPUTE  the same once more, for the values that backward needs
+ *   OFFLOAD    starts to copy the input of a segment to the second memory
+ *   FETCH      starts to copy it back
+ *   BACKWARD   segment of (shard, micro); gradients continue in set `set`, from +0 where `fresh`
+ *   WEIGHTS    zero-bubble: the gradients of weights, which BACKWARD left out
+ *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
+ *   CONTEXT    all-reduce over context ranks of one data shard's sums: a bucket of set `set`
+ *   MEASURE    squared norm of a leaf's gradients: a bucket of set `set` (layout.output.noise_scale)
+ *   FOLD       set += from, a bucket: two neighbours of the tree over data shards
+ *   REDUCE     sum over all ranks of a bucket: to every rank, or each piece to its owner (ZeRO)
+ *   TOTAL      total += set, a bucket
+ *   GATHER     weights from their owners: of a segment before its work (ZeRO 3; with overlap one segment ahead, into
+ *              the other of two windows), or of a bucket after the update (ZeRO 1, 2)
+ *   TIE        adds the uses of tied weights, across stages
+ *   UPDATE     norm, clip, optimizer, average of the weights */
+#define DT__INSTRUCTIONS(X)                                                                                            \
+    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD")                  \
+    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV")     \
+    X(DT_CONTEXT, "CONTEXT") X(DT_MEASURE, "MEASURE") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL")   \
+    X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
+#define DT__INSTR_ENUM(code, name) code,
+enum { DT__INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT };
+#undef DT__INSTR_ENUM
+typedef struct dt__instr {
+    int32_t op, segment, micro, shard, bucket, set, from, fresh;
+    int32_t chunk, slot, back;
+    int32_t stream, after[2];
+    int32_t window;    /* where the weights of the segment are gathered */
+    int32_t completes; /* the leaf's gradients in this segment are complete: their row slices are folded (R7) */
+} dt__instr;
+
+/* What the generator needs to know about a rank. */
 typedef struct dt__shape_of_work {
     dt__pipe pipe;
     int stage;
     int64_t lo, hi, micros; /* data shards; micro-batches */
-    int64_t ghosts;         /* shards of other ranks beyond its own, where all must gather or reduce in one order */
+    int64_t ghosts;         /* shards without work, up to the number of the rank that has most: collectives match */
     int accumulation, zero, recompute;
     int horizon;            /* of offloaded inputs; 0: none are */
-    int buffered;           /* one leaf's gradients live in so many bucket buffers, the sum in the total */
-    int total;              /* totals are kept apart from the sets */
-    int reduce;             /* there are other ranks with gradients of these segments */
-    int overlap;            /* and a thread that communicates with them */
-    int context;            /* there are others with the other context leaves of the same data shards */
-    int measure;            /* leaves' gradients are measured */
+    int buffered;           /* number of bucket buffers that hold a leaf's gradients; 0: sets do */
+    int total;              /* the sum lies apart from the sets */
+    int reduce;             /* other ranks have gradients of these segments */
+    int overlap;            /* a second thread communicates with them */
+    int context;            /* other ranks have context leaves of the same data shards */
+    int measure;            /* the gradients of leaves are measured */
 } dt__shape_of_work;
 
 typedef struct dt__program {
-    dt_instr *list;
+    dt__instr *list;
     int32_t count, capacity;
     dt__work *work;
     int64_t works;
@@ -21106,18 +21105,19 @@ typedef struct dt__program {
     dt_result result;
 } dt__program;
 
-/* A unit of work of this rank: in `shard` order all micro-batches of a shard, in `each` all shards of a micro-batch. */
+/* A unit of work of this rank. Accumulation `shard`: all micro-batches of a shard, then the next shard; `each`: all
+ * shards of a micro-batch, then the next micro-batch. */
 typedef struct dt__work_unit {
     int32_t shard, micro, set;
     int32_t fresh, done; /* first, last micro-batch of its leaf */
     int32_t reduce;      /* the rank's sum is complete */
-    int32_t ghost;       /* no work: the rank only gives others its weights */
-    dt__stack stack;     /* before the leaf is folded */
+    int32_t ghost;       /* no work: the rank only takes part in collectives */
+    dt__stack stack;     /* partial sums, before the leaf is folded */
 } dt__work_unit;
 
-static dt_instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt__work *w)
+static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt__work *w)
 {
-    dt_instr *i;
+    dt__instr *i;
     if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list))
         return p->result = DT_E_MEMORY, p->list + p->count - 1;
     i = &p->list[p->count];
@@ -21157,14 +21157,14 @@ static void dt__program_units(const dt__shape_of_work *s, dt__work_unit *unit)
     }
 }
 
-/* After backward of a segment: folds, reduces and adds up the buckets that it completes. */
+/* After backward of a segment: folds, reduces and totals the buckets that it completes. */
 static void dt__program_buckets(dt__program *p, const dt__shape_of_work *s, const dt__store *store, int32_t segment,
                                 const dt__work_unit *u)
 {
     for (int32_t b = 0; b < store->buckets; b++) {
         dt__stack joined = u->stack;
         int32_t into, from;
-        dt_instr *i;
+        dt__instr *i;
         if (store->bucket[b].last != segment || !u->done) continue;
         if (s->context) {
             i = dt__emit(p, DT_CONTEXT, -1, NULL, NULL);
@@ -21189,7 +21189,7 @@ static void dt__program_buckets(dt__program *p, const dt__shape_of_work *s, cons
     }
 }
 
-/* The parameters of a segment, unless they were the last to be gathered. */
+/* Gathers the parameters of a segment, unless the last gather did. */
 static void dt__program_gather(dt__program *p, const dt__shape_of_work *s, int32_t segment)
 {
     if (s->zero < 3) return;
@@ -21215,14 +21215,13 @@ static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, cons
     if (!u->ghost && !c->last) dt__emit(p, DT_SEND, c->end - 1, u, w);
 }
 
-/* The values that backward of a segment needs are not there any more, unless its forward was the last one
- * and they were not moved away. */
-static void dt__program_again(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
+/* Recomputes the values that backward needs, unless this segment's forward was the last and nothing is offloaded. */
+static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
                               const dt__work *w)
 {
     if (s->recompute != DT_RECOMPUTE_FULL) return;
     for (int32_t i = p->count - 1; i >= 0 && !s->horizon; i--) {
-        const dt_instr *f = &p->list[i];
+        const dt__instr *f = &p->list[i];
         if (f->op != DT_FORWARD && f->op != DT_RECOMPUTE) continue;
         if (f->segment == segment && f->shard == u->shard && f->micro == u->micro) return;
         break;
@@ -21236,12 +21235,12 @@ static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, con
     if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
     if (!u->ghost && !c->last && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
     for (int32_t q = c->end - 1; q >= c->begin; q--) {
-        dt_instr *i;
+        dt__instr *i;
         dt__program_gather(p, s, q);
         if (u->ghost) continue;
         for (int32_t f = q == c->end - 1 ? q : q - s->horizon; f >= q - s->horizon && f >= c->begin && s->horizon; f--)
             if (f) dt__emit(p, DT_FETCH, f, u, w);
-        if (w->kind == DT__WORK_BACKWARD) dt__program_again(p, s, q, u, w);
+        if (w->kind == DT__WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
         i = dt__emit(p, w->kind == DT__WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
         i->set = u->set;
         i->fresh = u->fresh;
@@ -21251,18 +21250,18 @@ static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, con
     if (!u->ghost && !c->first && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
 }
 
-static int dt__is_work(const dt_instr *i)
+static int dt__is_work(const dt__instr *i)
 {
     return i->op == DT_FORWARD || i->op == DT_RECOMPUTE || i->op == DT_BACKWARD || i->op == DT_WEIGHTS;
 }
 
-/* With overlap the parameters of a segment are gathered while the one before is worked with: before the first work with
- * that, when all work with the one whose window they take is done. Each gather moves to the place of the one before it,
- * so they stand between the same reductions on all ranks, also where a ghost has no work. */
+/* With overlap, the parameters of a segment are gathered during the work on the segment before it, when all work on the
+ * segment whose window they replace is done. Each gather moves to the place of the gather before it, and so keeps its
+ * order among the reductions on all ranks, ghosts included. */
 static dt_result dt__program_ahead(dt__program *p)
 {
-    dt_instr *list = (dt_instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
-    int32_t n = 0, seen = 0, moved = 0, next = 0; /* gathers; next: where the next one to move is */
+    dt__instr *list = (dt__instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
+    int32_t n = 0, seen = 0, moved = 0, next = 0; /* gathers seen and moved; next: index of the next one to move */
     if (!list) return DT_E_MEMORY;
     for (int32_t i = 0; i < p->count; i++) {
         if (p->list[i].op == DT_GATHER) seen++;
@@ -21279,18 +21278,18 @@ static dt_result dt__program_ahead(dt__program *p)
     return DT_OK;
 }
 
-/* The last instruction on the other line that work of line 0 needs: the gather of its parameters, and reductions that
- * read what it writes. reduced (buckets): 1 + the last instruction of line 1 that read a bucket. */
+/* The last instruction of stream 1 that work on stream 0 needs: the gather of its parameters, and reductions that read
+ * what it writes. reduced (buckets): 1 + the last instruction of stream 1 that read a bucket. */
 static int32_t dt__program_needs(const dt__program *p, const dt__shape_of_work *s, const dt__store *store, int32_t at,
                                  const int32_t *reduced)
 {
-    const dt_instr *i = &p->list[at];
+    const dt__instr *i = &p->list[at];
     int32_t need = -1, g = at;
     if (s->zero > 2) {
         while (p->list[g].op != DT_GATHER || p->list[g].segment != i->segment) g--;
         need = g;
-    } else if (s->zero && i->op == DT_FORWARD && store->late[i->segment] >= 0) {
-        for (g = p->count - 1; p->list[g].bucket != store->late[i->segment];) g--; /* of the step before */
+    } else if (s->zero && i->op == DT_FORWARD && store->final[i->segment] >= 0) {
+        for (g = p->count - 1; p->list[g].bucket != store->final[i->segment];) g--; /* of the step before */
         need = g;
     }
     for (int32_t b = 0; b < store->buckets && (i->op == DT_BACKWARD || i->op == DT_WEIGHTS); b++)
@@ -21298,21 +21297,21 @@ static int32_t dt__program_needs(const dt__program *p, const dt__shape_of_work *
     return need;
 }
 
-/* Which line each instruction is on, and what it needs of the other one. */
-static dt_result dt__program_lines(dt__program *p, const dt__shape_of_work *s, const dt__store *store)
+/* The stream of each instruction, and what it needs of the other stream. */
+static dt_result dt__program_streams(dt__program *p, const dt__shape_of_work *s, const dt__store *store)
 {
     int32_t *reduced = (int32_t *)dt__alloc(4 * store->buckets, "the step program"), last[DT__STREAMS];
     if (!reduced) return DT_E_MEMORY;
     last[0] = last[1] = -1;
     for (int32_t k = 0; k < p->count; k++) {
-        dt_instr *i = &p->list[k];
-        i->line = s->overlap && (i->op == DT_REDUCE || i->op == DT_TOTAL || i->op == DT_GATHER);
-        i->after[0] = last[i->line];
-        if (i->line) i->after[1] = last[0];
+        dt__instr *i = &p->list[k];
+        i->stream = s->overlap && (i->op == DT_REDUCE || i->op == DT_TOTAL || i->op == DT_GATHER);
+        i->after[0] = last[i->stream];
+        if (i->stream) i->after[1] = last[0];
         else if (s->overlap && dt__is_work(i)) i->after[1] = dt__program_needs(p, s, store, k, reduced);
         else if (i->op == DT_TIE || i->op == DT_UPDATE) i->after[1] = last[1];
-        if (i->line && i->bucket >= 0) reduced[i->bucket] = k + 1;
-        last[i->line] = k;
+        if (i->stream && i->bucket >= 0) reduced[i->bucket] = k + 1;
+        last[i->stream] = k;
     }
     dt__free(reduced);
     return DT_OK;
@@ -21345,41 +21344,41 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     }
     dt__emit(p, DT_TIE, -1, NULL, NULL);
     dt__emit(p, DT_UPDATE, -1, NULL, NULL);
-    for (int c = 0; c < s->pipe.chunks && s->zero && s->zero < 3; c++) /* in the order in which they will be read */
+    for (int c = 0; c < s->pipe.chunks && s->zero && s->zero < 3; c++) /* in the order of their readers */
         for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
             for (int32_t b = 0; b < store->buckets; b++)
                 if (store->bucket[b].param >= 0 && store->reader[b] == q)
                     dt__emit(p, DT_GATHER, -1, NULL, NULL)->bucket = b;
     if (!p->result && s->overlap && s->zero > 2) p->result = dt__program_ahead(p);
-    if (!p->result) p->result = dt__program_lines(p, s, store);
+    if (!p->result) p->result = dt__program_streams(p, s, store);
     dt__free(unit);
     dt__free(slot);
     return p->result;
 }
 
 #define DT__INSTR_NAME(code, name) name,
-static const char *const dt__instr_names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
+static const char *const dt__instr_names[] = {DT__INSTRUCTIONS(DT__INSTR_NAME)};
 #undef DT__INSTR_NAME
 
 /* "BACKWARD shard 2 micro 0 segment 4 set 1": one line of the printed program. */
-static void dt__instr_text(const dt_instr *i, char *text, size_t size)
+static void dt__instr_text(const dt__instr *i, char *text, size_t size)
 {
     const struct {
         const char *name;
         int32_t value;
     } field[] = {{"shard", i->shard}, {"micro", i->micro}, {"segment", i->segment}, {"slot", i->slot},
-                 {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}, {"after", i->line ? -1 : i->after[1]}};
+                 {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}, {"after", i->stream ? -1 : i->after[1]}};
     int used =
-        snprintf(text, size, "%s%-9s%s", i->line ? "| " : "", dt__instr_names[i->op], i->back ? " gradient" : "");
+        snprintf(text, size, "%s%-9s%s", i->stream ? "| " : "", dt__instr_names[i->op], i->back ? " gradient" : "");
     for (int f = 0; f < 8; f++)
         if (field[f].value >= 0 && (size_t)used < size)
             used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
 }
 
-/* ---- the way to a second memory --------------------------------------------------------------------- */
+/* ---- offload: the second memory ------------------------------------------------------------------------ */
 
-/* The inputs and outputs of the segments in work are in a ring of buffers, while those of units in flight are in the
- * second memory. A thread copies between the two; with a rate each copy takes as long as over such a link. */
+/* A ring of buffers holds inputs and outputs of the segments in work; the second memory holds those of the units in
+ * flight. A thread copies between the two, at most at `rate`. */
 enum { DT__MOVES = 64 };
 typedef struct dt__ring {
     dt__queue queue;
@@ -21413,7 +21412,7 @@ static int dt__ring_take(dt__ring *r)
     return place;
 }
 
-/* ---- gradients on the wire, in fewer bytes ---------------------------------------------------------------
+/* ---- wire formats of gradients ---------------------------------------------------------------------------
  * A payload consists of words of 4 bytes. NaN and infinity stay NaN or infinity, so that the norm of gradients detects
  * them. */
 
@@ -21501,10 +21500,9 @@ static void dt__wire_decode(const dt__kernels *k, int wire, int64_t n, const flo
     }
 }
 
-/* The gradient noise scale. A leaf here is what a set of gradients is of: a data shard, with accumulation `each` of one
- * micro-batch. */
+/* The gradient noise scale. A leaf is a data shard, with accumulation `each` a data shard of one micro-batch. */
 typedef struct dt__noise {
-    float *table; /* (leaves + 1, width): squared norms by use of a parameter and array; last those of the sum */
+    float *table; /* (leaves + 1, width): squared norms by use of a parameter and array; the last row is of the sum */
     int64_t leaves, width;
     double variance, square; /* of the last batch */
 } dt__noise;
@@ -21586,7 +21584,7 @@ static int64_t dt__memory_bytes(const dt__memory *m, int category)
 
 /* ---- the executor ---------------------------------------------------------------------------------- */
 
-enum { DT__OUTBOX = 4 }; /* messages to a neighbour that may be under way */
+enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
 
 /* A message on its way to rank to - 1 of a communicator; to 0: none is. */
 typedef struct dt__posted {
@@ -21602,25 +21600,25 @@ typedef struct dt__outbox {
     int32_t count;
 } dt__outbox;
 
-/* The ranks that keep the same parameters. */
+/* Communicators of the ranks with the same parameters. NULL: this rank alone, here and below. */
 typedef struct dt__sharing {
-    dt_comm *data;     /* they sum gradients; NULL: this rank alone, as below */
-    dt_comm *group;    /* of those, the ones that share one copy of the state (ZeRO) */
+    dt_comm *data;     /* all of them: they sum gradients */
+    dt_comm *group;    /* those that share one copy of the state (ZeRO) */
     dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
 } dt__sharing;
 
-/* Everything that one rank runs a program with. Memory is allocated once, before step 1. */
+/* What one rank runs a step program with. All memory is allocated before step 1. */
 typedef struct dt__engine {
     const dt_recipe *recipe;
     const dt_layout *layout;
     dt_comm *comm;     /* all ranks */
-    dt_comm *same;     /* those with the same segments and tensor shards; NULL: this rank alone, as below */
-    dt__sharing ranks, expert_ranks; /* of those, the ones with the same context leaves; and the same shared experts */
-    dt_comm *context;  /* those with the other context leaves of the same samples */
-    dt_comm *expert;   /* those with the other experts of the same segments */
-    dt_comm *tensor;   /* those with the other tensor shards of the same segments and samples */
-    dt_comm *copy;     /* the ranks that hold one copy of the whole state together */
-    dt_comm *owned[13]; /* the different ones of these, in the order of their creation */
+    dt_comm *same;     /* with the same segments and tensor shards */
+    dt__sharing ranks, expert_ranks; /* of these, with the same context leaves; and with the same experts */
+    dt_comm *context;  /* the context group: other context leaves of the same samples */
+    dt_comm *expert;   /* the expert group: other experts of the same segments */
+    dt_comm *tensor;   /* the tensor group: other tensor shards of the same segments and samples */
+    dt_comm *copy;     /* the ranks that together hold one copy of the state */
+    dt_comm *owned[13]; /* those that were created for the engine, in order */
     int owned_count;
     dt__outbox out[2]; /* activations, gradients */
     dt__posted posted[DT__CP_PLACES]; /* blocks on their way to context ranks */
@@ -21633,25 +21631,25 @@ typedef struct dt__engine {
     dt__shape_of_work shape;
     dt__program program;
     int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
-    dt__memory memory;            /* what follows lies there */
+    dt__memory memory;            /* the table of what follows */
     float *units;                 /* the chunks' memory */
-    float *params;                /* weights: all of this rank's segments, or its pieces (ZeRO 3) */
-    float *stage;                 /* rows on their way to the ranks with their experts, or back */
+    float *params;                /* weights: of this rank's segments, or its pieces of them (ZeRO 3) */
+    float *stage;                 /* rows that the expert group exchanges */
     float *window;                /* ZeRO 3: the parameters of the segment in work */
     void *state[DT__STATE_COUNT]; /* of the optimizer, for this rank's pieces; NULL where there is none */
     float *sets;                  /* (sets, set_floats): gradients */
-    float *total;                 /* their sum, when it is kept apart */
+    float *total;                 /* their sum, when it lies apart */
     float *row_slices;            /* of the leaf in work */
     int64_t set_floats;
     int32_t sets_count;
     float *saved;                 /* of the segment in work, when values are recomputed */
     dt__ring ring;                /* of offloaded inputs */
     float *temp, *gradient[2];
-    float *tie[2];                /* the gradients of tied parameters on their way between stages */
+    float *tie[2];                /* the sum of a tied parameter's gradients, and one that another stage sent */
     dt__extent *spans;            /* the pieces of one gather */
     float *sums;                  /* block sums of all gradients */
     int64_t blocks;
-    dt__part *parts, *replica_parts; /* partial sums of ranks.data or group; and where each rank has one, of others */
+    dt__part *parts, *replica_parts; /* partial sums of each rank of ranks.data or .group; of each of its .replicas */
     int *part_count, *replica_count;
     dt__wire wire;
     dt__noise noise;
@@ -21664,21 +21662,21 @@ typedef struct dt__engine {
     float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
-    int64_t step, lost_rate;      /* lost: what the schedule has forgotten of it, in a lab (DT_FORGET) */
-    dt_result exchanged;          /* of what ops do with other ranks, which cannot fail where it is done */
+    int64_t step, lost_rate;      /* lost_rate: steps that the schedule forgets (DT_FORGET) */
+    dt_result exchanged;          /* first error of the communication inside operations */
     float *input, *target;        /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
-    dt__queue queue;              /* of line 1 of the program; not running without overlap */
-    int32_t *queued;              /* (program.count), in turn: what a job is (dt__engine_ask) */
-    int64_t *ticket;              /* (program.count): of the last job that an instruction was */
+    dt__queue queue;              /* of stream 1; not running without overlap */
+    int32_t *queued;              /* (program.count), used as a ring: the instruction of a job (dt__engine_ask) */
+    int64_t *ticket;              /* (program.count): the last job of an instruction */
     int window_in_work;
-    double seconds_sending;       /* on line 0: without overlap all communication, with it that of stages and shards */
-    double seconds_summing;       /* of these those for gradients and weights, with data-parallel ranks */
-    double seconds_within;        /* of these those inside of a segment's work: tensor, context and expert groups */
-    double seconds_working;       /* on line 0: in work, without what is sent in it */
-    int64_t reductions;           /* on either line */
-    uint32_t *own_tokens;         /* with context shards these: the rows' tokens and targets of this rank's leaves */
-    double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: nobody looks */
-    dt_result (*hold)(void *owner); /* called before the first weight changes; NULL: nobody reads them meanwhile */
+    double seconds_sending;       /* communication on stream 0 */
+    double seconds_summing;       /* of it, gradients and weights of data-parallel ranks */
+    double seconds_within;        /* of it, inside a segment's work: tensor, context and expert groups */
+    double seconds_working;       /* work on stream 0, without the communication in it */
+    int64_t reductions;           /* on both streams */
+    uint32_t *own_tokens;         /* with context shards: tokens and targets of this rank's leaves */
+    double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: no timeline */
+    dt_result (*hold)(void *owner); /* called before the first weight changes, for a snapshot; NULL: none */
     void *hold_owner;
 } dt__engine;
 
@@ -21777,7 +21775,7 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
     return r;
 }
 
-/* Segments to stages by cost: time in FLOPs, memory in bytes of state and saved values. */
+/* Assigns segments to stages by cost: time in FLOPs, memory in bytes of state and saved values. */
 static dt_result dt__engine_partition(dt__engine *e)
 {
     int64_t n = e->net.count, runs = (int64_t)e->shape.pipe.stages * e->shape.pipe.chunks, *begin;
@@ -21825,7 +21823,7 @@ enum { DT__THREADS = 0 };
 #else
 enum { DT__THREADS = 1 };
 #endif
-/* Threads of a rank: as asked for, or its share of the cores of a machine with so many ranks. */
+/* Threads of a rank: as the layout says, or its share of the machine's cores. */
 static int64_t dt__engine_threads(const dt_layout *l, int64_t ranks)
 {
     return l->threads ? l->threads : dt__max(1, (int64_t)sysconf(_SC_NPROCESSORS_ONLN) / ranks);
@@ -21839,7 +21837,7 @@ static int dt__engine_overlaps(const dt__engine *e)
     return ranks * dt__engine_threads(e->layout, ranks) < (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-/* What the layout makes of the work. */
+/* The shape of this rank's work under the layout. */
 static dt_result dt__engine_shape(dt__engine *e)
 {
     const dt_layout *l = e->layout;
@@ -21881,13 +21879,13 @@ static dt_result dt__engine_choices(const dt_layout *l)
     return DT_OK;
 }
 
-/* Whether this layout could be one of so many ranks, fewer than there are. What is lost on the wire belongs to each. */
+/* Can this layout go on with fewer ranks? What a wire format lost belongs to a rank, so that its recipes cannot. */
 static int dt__engine_fits(const dt__engine *e, int ranks)
 {
     const dt_mesh *m = &e->mesh;
     int others = m->size[DT_AXIS_TENSOR] * m->size[DT_AXIS_PIPELINE] * m->size[DT_AXIS_CONTEXT];
     int dp = ranks / others, group, fits;
-    dt__tls before = dt__thread; /* what is wrong with it is nobody's error */
+    dt__tls before = dt__thread; /* a layout that does not fit is no error */
     dt__pipe pipe = e->shape.pipe;
     if (ranks % others || e->wire.on) return 0;
     pipe.units = (int)(dt__ceil_div(e->recipe->data_shards, dp) * e->micros);
@@ -21896,7 +21894,7 @@ static int dt__engine_fits(const dt__engine *e, int ranks)
     return fits;
 }
 
-/* Partial sums of `ranks` ranks from data-parallel rank `from` on, counted from their first leaf. */
+/* Partial sums of `ranks` data-parallel ranks, the first of them `from`, relative to their first leaf. */
 static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part **parts, int **counts)
 {
     int64_t shards = e->recipe->data_shards, base = 0, hi, count = 0;
@@ -21920,11 +21918,11 @@ static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part *
     return DT_OK;
 }
 
-/* How gradients are reduced: over all ranks of the data axis, or inside a group, and then between groups. */
+/* The partial sums of a reduction over the data axis, or inside a shard group and then between groups. */
 static dt_result dt__engine_reduction(dt__engine *e, int group)
 {
     int d = e->mesh.at[DT_AXIS_DATA], dp = e->mesh.size[DT_AXIS_DATA], ranks = group > 1 ? group : dp;
-    int uneven = e->recipe->data_shards % dp != 0; /* then there are replicas of experts alone: a branch of ep ranks */
+    int uneven = e->recipe->data_shards % dp != 0; /* then only experts have replicas: subtrees of ep ranks */
     int64_t ep = uneven ? e->layout->ep : 1, lo, hi;
     dt_result r = DT_OK;
     e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
@@ -21952,8 +21950,8 @@ static int64_t dt__engine_total_floats(const dt__engine *e)
     return e->shape.zero > 1 ? e->store.own_slots : e->store.total_floats;
 }
 
-/* Floats of one slot of a chunk: its input, its segments' outputs, what they save, and for zero-bubble the gradients of
- * their outputs. Sets the places of the segments. */
+/* Lays out one slot of a chunk: its input, its segments' outputs and saved values, and for zero-bubble the gradients of
+ * their outputs. */
 static void dt__engine_slots(dt__engine *e)
 {
     for (int c = 0; c < e->shape.pipe.chunks; c++) {
@@ -21970,7 +21968,7 @@ static void dt__engine_slots(dt__engine *e)
     }
 }
 
-/* Are the weights of this pass in pieces on the ranks of the group, to be gathered before each segment? */
+/* Does this pass gather the weights of each segment from the ranks of the shard group? */
 static int dt__engine_gathers(const dt__engine *e, int inference)
 {
     return e->shape.zero > 2 || (e->shape.zero && inference && e->recipe->evaluate_ema);
@@ -21981,7 +21979,7 @@ static int64_t dt__engine_window(const dt__engine *e)
     return dt__engine_gathers(e, 1) ? e->store.window * dt__engine_windows(e) : 0;
 }
 
-/* Floats of the largest tied parameter: the uses of one are added at a time. */
+/* Floats of the largest tied parameter. */
 static int64_t dt__engine_tied(const dt__engine *e)
 {
     int64_t floats = 0;
@@ -21990,8 +21988,8 @@ static int64_t dt__engine_tied(const dt__engine *e)
     return floats;
 }
 
-/* Floats of the largest exchange of rows between the ranks that share experts, and its table. A text sample may have
- * more tokens than a rank has of a unit: those of a whole sequence. */
+/* Floats of the largest exchange of rows in the expert group, and its table. A text sample may exchange the tokens of a
+ * whole sequence, more than this rank has of a unit. */
 static int64_t dt__engine_staged(const dt__engine *e)
 {
     int64_t floats = 0, samples = dt__ceil_div(e->mesh.size[DT_AXIS_CONTEXT], e->rows);
@@ -22006,14 +22004,14 @@ static int64_t dt__engine_staged(const dt__engine *e)
     return floats ? floats * samples + dt__round_up(e->layout->ep + 1, 16) : 0;
 }
 
-/* Context leaves of this rank, and words of the tokens and targets of a unit's rows there. */
+/* Context leaves of this rank, and the words of their tokens and targets. */
 static int64_t dt__engine_leaves(const dt__engine *e) { return dt__max(1, e->net.own_leaves); }
 static int64_t dt__engine_own_tokens(const dt__engine *e)
 {
     return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT_AXIS_CONTEXT] : 0;
 }
 
-/* The rows of what is sent in fewer bytes. */
+/* The rows of a wire format. */
 static void dt__wire_rows(dt__engine *e)
 {
     dt__wire *w = &e->wire;
@@ -22029,7 +22027,7 @@ static void dt__wire_rows(dt__engine *e)
     dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &w->span, ranks, sizeof *w->span);
 }
 
-/* Leaves, and what is known of each, before memory is planned. */
+/* The size of the table of norms, before memory is planned. */
 static void dt__noise_open(dt__engine *e)
 {
     dt__noise *n = &e->noise;
@@ -22038,7 +22036,7 @@ static void dt__noise_open(dt__engine *e)
     for (int32_t i = 0; i < e->net.param_count; i++)
         n->width += e->net.params[i].uses * dt__param_arrays(&e->net.params[i].is, e->net.tensor_shards);
 }
-/* The most pieces that one gather has. */
+/* The largest number of pieces in one gather. */
 static int64_t dt__engine_pieces(const dt__engine *e)
 {
     int64_t params = 1;
@@ -22134,7 +22132,7 @@ static void dt__engine_others(const dt__engine *e, dt_comm *comms[6])
     comms[3] = e->expert_ranks.data, comms[4] = e->expert_ranks.group, comms[5] = e->expert_ranks.replicas;
 }
 
-/* From here on another thread alone uses them. */
+/* Starts the thread of stream 1, which alone uses these communicators from now on. */
 static dt_result dt__engine_overlap(dt__engine *e)
 {
     dt_comm *comms[6];
@@ -22171,7 +22169,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
     return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
 }
 
-/* This rank's context leaves and tensor shards of a network that is to be built. */
+/* Sets this rank's context leaves and tensor shards of a network before it is built. */
 static void dt__engine_context(const dt__engine *e, dt__net *net)
 {
     if (e->recipe->context_shards < 2) return;
@@ -22218,11 +22216,11 @@ static dt_result dt__engine_layout(dt__engine *e)
     if (!r) dt__engine_shards(e, &e->net, l->sequence_parallel);
     if (!r) dt__engine_context(e, &e->net);
     if (l->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
-    if (l->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_AGAIN;
+    if (l->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_RECOMPUTE;
     return r;
 }
 
-/* Blocks of the whole parameter. */
+/* Blocks of a whole parameter. */
 static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
 {
     int64_t vt = e->net.tensor_shards;
@@ -22230,7 +22228,7 @@ static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
 }
 
 static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count);
-static void dt__engine_trade(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
+static void dt__engine_exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
                              int64_t bins, int64_t width);
 static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to);
 static void dt__engine_posted(void *user, int place);
@@ -22254,7 +22252,7 @@ static dt_result dt__engine_open(dt__engine *e)
     for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
     e->env.tp.combine = dt__engine_combine;
     e->env.cp.post = dt__engine_post, e->env.cp.settle = dt__engine_posted, e->env.cp.take = dt__engine_take;
-    e->env.ep.trade = dt__engine_trade;
+    e->env.ep.trade = dt__engine_exchange;
     e->env.tp.user = e->env.cp.user = e->env.ep.user = e;
     dt__engine_slots(e);
     dt__engine_rows(e);
@@ -22282,7 +22280,7 @@ static void dt__engine_close(dt__engine *e)
 
 /* ---- segments ---- */
 
-/* The weights that a pass reads: training its own, validation and text samples the average when the recipe says so. */
+/* The weights that a pass reads: for validation and text samples the average, when the recipe says so. */
 static float *dt__engine_weights(const dt__engine *e, int inference)
 {
     return inference && e->recipe->evaluate_ema ? (float *)e->state[DT__STATE_AVERAGE] : e->params;
@@ -22316,7 +22314,7 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
                                                             : e->gradient[(chunk->end - q + 1) & 1];
 }
 
-/* Counts what a segment's work has sent since `start`. */
+/* Counts the time since `start` as communication inside a segment's work. */
 static void dt__engine_within(dt__engine *e, double start)
 {
     double seconds = dt__now() - start;
@@ -22325,7 +22323,7 @@ static void dt__engine_within(dt__engine *e, double start)
     e->seconds_working -= seconds;
 }
 
-/* dt__tp.combine over the ranks with the other tensor shards. */
+/* dt__tp.combine over the tensor group. */
 static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
     dt__engine *e = (dt__engine *)user;
@@ -22342,8 +22340,8 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     dt__engine_within(e, start);
 }
 
-/* dt__ep.trade over the ranks with the other experts. */
-static void dt__engine_trade(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
+/* The exchange of rows in the expert group. */
+static void dt__engine_exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
                              int64_t bins, int64_t width)
 {
     dt__engine *e = (dt__engine *)user;
@@ -22368,7 +22366,7 @@ static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
     return r;
 }
 
-/* dt__cp over the ranks with the other context leaves. */
+/* dt__cp over the context group. */
 static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to)
 {
     dt__engine *e = (dt__engine *)user;
@@ -22400,8 +22398,8 @@ static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
     dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
 }
 
-/* After forward of segment q: adds its auxiliary losses, to those of each leaf in `auxiliary` (leaves, segments), and
- * counts what its experts were asked for. */
+/* After forward of segment q: adds its auxiliary losses to those of each leaf in `auxiliary` (leaves, segments), and
+ * counts the tokens that chose each expert. */
 static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliary)
 {
     const dt__built *seg = &e->net.segments[q];
@@ -22423,8 +22421,8 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
     }
 }
 
-/* Adds the sum of the unit's losses to loss[0], after forward of the last segment; with context shards the row sums of
- * each leaf, to loss (leaves) (R12). */
+/* After forward of the last segment: adds the unit's loss to loss[0]; with context shards, the row sums of each leaf to
+ * loss (leaves) (R12). */
 static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 {
     const dt__plan *p = e->net.segments[e->net.count - 1].plan;
@@ -22440,8 +22438,8 @@ static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
     }
 }
 
-/* Backward of a segment: all of it, or the part that its input's gradient needs and then the rest (zero-bubble). */
-static void dt__engine_backward(dt__engine *e, const dt_instr *i)
+/* Backward of a segment: all of it; for zero-bubble the gradient of its input, and later those of its weights. */
+static void dt__engine_backward(dt__engine *e, const dt__instr *i)
 {
     dt__bind b;
     const dt__plan *p = e->net.segments[i->segment].plan;
@@ -22454,9 +22452,9 @@ static void dt__engine_backward(dt__engine *e, const dt_instr *i)
     if (i->completes) dt__net_fold(&e->net, i->segment, i->segment + 1, b.slots, b.slices, &e->env);
 }
 
-/* ---- the second memory ---- */
+/* ---- offload ---- */
 
-/* Before forward: the output goes to a place of the ring, where the next segment finds its input. */
+/* Before forward: takes the place of the ring for the output, which is the next segment's input. */
 static void dt__engine_advance(dt__engine *e, int64_t q)
 {
     if (!e->shape.horizon) return;
@@ -22465,7 +22463,7 @@ static void dt__engine_advance(dt__engine *e, int64_t q)
 
 /* OFFLOAD or FETCH: asks for a copy of the input of a segment to or from the second memory, which holds it as the input
  * of the chunk or the output of the segment before. Neither side may be touched until the place's ticket is done. */
-static void dt__engine_move(dt__engine *e, const dt_instr *i)
+static void dt__engine_move(dt__engine *e, const dt__instr *i)
 {
     dt__ring *r = &e->ring;
     const dt__chunk *chunk = &e->chunks[e->net.segments[i->segment].chunk];
@@ -22481,7 +22479,7 @@ static void dt__engine_move(dt__engine *e, const dt_instr *i)
     r->ticket[r->place[i->segment]] = dt__queue_ask(&r->queue);
 }
 
-/* Before a segment is computed again: its input has come, and its output is of no use. */
+/* Before a segment is recomputed: waits for its input, and lets its output go to the place that nobody reads. */
 static void dt__engine_arrive(dt__engine *e, int64_t q)
 {
     if (!e->shape.horizon) return;
@@ -22510,8 +22508,8 @@ static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint3
 
 /* ---- between stages ---- */
 
-/* Where a message of this instruction lies here: what a chunk takes or gives. */
-static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t *count, int *peer)
+/* The memory, size and peer of a SEND's or RECV's message. */
+static float *dt__engine_message(const dt__engine *e, const dt__instr *i, int64_t *count, int *peer)
 {
     const dt__built *seg = &e->net.segments[i->segment];
     int forward = (i->op == DT_SEND) == !i->back, pp = e->shape.pipe.stages, stage = e->shape.stage;
@@ -22523,7 +22521,7 @@ static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t
     return b.at[i->back ? DT__AT_GRAD_OUT : DT__AT_INPUT];
 }
 
-static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
+static dt_result dt__engine_send(dt__engine *e, const dt__instr *i)
 {
     dt__outbox *o = &e->out[i->back];
     int place = o->count++ % DT__OUTBOX, to;
@@ -22536,7 +22534,7 @@ static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
     return dt__posted_send(o->comm, copy, count, to, &o->posted[place]);
 }
 
-static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
+static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
 {
     int from;
     int64_t count;
@@ -22569,16 +22567,16 @@ static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from,
     return e->total + s->bucket[bucket].total + *from;
 }
 
-static void dt__engine_fold(dt__engine *e, const dt_instr *i)
+static void dt__engine_fold(dt__engine *e, const dt__instr *i)
 {
     const dt__bucket *b = &e->store.bucket[i->bucket];
     int64_t begin = dt__bucket_at(e, i->bucket);
     dt__mem_add(e->k, e->pool, dt__set(e, i->set) + begin, dt__set(e, i->from) + begin, b->floats * b->copies);
 }
 
-static void dt__engine_total(dt__engine *e, const dt_instr *i)
+static void dt__engine_total(dt__engine *e, const dt__instr *i)
 {
-    dt_pool *pool = i->line ? NULL : e->pool;
+    dt_pool *pool = i->stream ? NULL : e->pool;
     int64_t from, count;
     float *to = dt__bucket_sum(e, i->bucket, &from, &count);
     const float *sum = dt__set(e, i->from) + dt__bucket_at(e, i->bucket) + from;
@@ -22592,8 +22590,8 @@ static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__buck
     return b->copies > 1 ? &e->expert_ranks : &e->ranks;
 }
 
-/* Sums of shared experts over the tokens of each rank that shares them: a branch of the tree over shards, in the first
- * one's place. */
+/* Shared experts have one sum for the tokens of each rank that shares them: adds these, a subtree over shards, in the
+ * place of the first. */
 static void dt__engine_sources(const dt__engine *e, const dt__bucket *b, dt_pool *pool, float *first)
 {
     dt__terms t;
@@ -22602,21 +22600,22 @@ static void dt__engine_sources(const dt__engine *e, const dt__bucket *b, dt_pool
     dt__mem_tree(e->k, pool, &t, 1, b->copies);
 }
 
-/* Sums floats [begin, begin + floats) of the parts of c's ranks into the first part of each, as dt__reduce_parts does;
- * the engine between nodes sums all of them for every rank. */
+/* Sums floats [begin, begin + floats) of the parts of c's ranks into the first part of each, as dt__reduce_parts does, or
+ * by the all-reduce of the engine between nodes. */
 static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts, const int *counts, int64_t begin,
                                 int64_t floats, const int64_t *cuts)
 {
-    float *sets = dt__host(e->sets);
-    if (e->recipe->reduce == DT_SUMS_EXACT) return dt__reduce_parts(c, sets, parts, counts, begin, floats, cuts);
+    float *first = e->sets + begin;
+    if (e->recipe->reduce == DT_SUMS_EXACT)
+        return dt__reduce_parts(c, dt__host(e->sets), parts, counts, begin, floats, cuts);
     for (int p = 0; p < dt_comm_rank(c); p++) parts += counts[p];
     for (int j = 1; j < counts[dt_comm_rank(c)]; j++)
-        dt__mem_add(e->k, NULL, sets + parts->offset + begin, sets + parts[j].offset + begin, floats);
-    return dt_all_reduce_native(c, sets + parts->offset + begin, floats, DT_SUM);
+        dt__mem_add(e->k, NULL, first + parts->offset, first + parts[j].offset, floats);
+    return dt_all_reduce_native(c, dt__host(first + parts->offset), floats, DT_SUM);
 }
 
-/* The tree over all ranks' partial sums of a bucket: to all, or each piece to its owner, and then over the groups. */
-static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
+/* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups. */
+static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
 {
     const dt__bucket *b = &e->store.bucket[i->bucket];
     const dt__sharing *w = dt__engine_sharing(e, b);
@@ -22626,7 +22625,7 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
     const int64_t *cuts = dt__store_cut(&e->store, i->bucket);
     int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
     dt_result r;
-    dt__engine_sources(e, b, i->line ? NULL : e->pool, dt__set(e, i->set) + begin);
+    dt__engine_sources(e, b, i->stream ? NULL : e->pool, dt__set(e, i->set) + begin);
     if (!w->data) return DT_OK;
     if (!w->group) return dt__engine_sum(e, w->data, parts, counts, begin, b->floats, NULL);
     r = dt__engine_sum(e, w->group, parts, counts, begin, b->floats, cuts);
@@ -22635,8 +22634,8 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
                           cuts[piece + 1] - cuts[piece], NULL);
 }
 
-/* The pieces of `count` floats of a bucket's parameters from `at` on, which come to `to`. Where owners keep them:
- * `whole` in their place, else one behind another. */
+/* The pieces of [at, at + count) of a bucket's parameters, to be gathered at `to`. Their owners keep them `whole`, at
+ * the offsets of the parameters, or else packed. */
 static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int64_t count, int64_t to, int whole,
                             dt__extent *span)
 {
@@ -22656,14 +22655,14 @@ static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int6
     return n;
 }
 
-/* A rank's pieces go to the others of its group; between nodes that is counted where it is done. */
+/* Counts what a rank sends to the others of its group; between nodes, the collective counts. */
 static void dt__engine_count(dt_comm *group, int64_t floats)
 {
     for (int p = 0; group && group->nodes == 1 && p < dt_comm_size(group); p++)
         if (p != dt_comm_rank(group)) dt__count_sent(group, p, floats);
 }
 
-/* Pieces of parameters come from the ranks of the group that have them; where that is this one alone, they are here. */
+/* Gathers pieces of parameters from the ranks of the group, or from this rank's own memory without one. */
 static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array, int64_t reach, int pieces, float *out)
 {
     if (group) return dt__gather_extents(group, dt__host(array), reach, e->spans, pieces, dt__host(out));
@@ -22672,7 +22671,7 @@ static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array,
     return DT_OK;
 }
 
-/* ZeRO 3: the parameters of a segment come into a window, from `array`: weights or their average. */
+/* ZeRO 3: gathers the parameters of a segment from `array`, weights or their average, into a window. */
 static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *array, int window)
 {
     const dt__built *seg = &e->net.segments[q];
@@ -22695,8 +22694,8 @@ static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *arra
     return r;
 }
 
-/* ZeRO 1 and 2: everyone gets the others' pieces of a bucket's new parameters. What is sent is counted when it is asked
- * for: in the step that made the parameters. */
+/* ZeRO 1 and 2: gathers a bucket's new parameters on every rank. dt__engine_step counts the bytes, in the step that
+ * made the parameters. */
 static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
 {
     const dt__bucket *b = &e->store.bucket[bucket];
@@ -22704,7 +22703,7 @@ static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
     return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->store.param_floats, n, e->params);
 }
 
-/* ---- between data-parallel ranks, in fewer bytes ---- */
+/* ---- between data-parallel ranks, in a wire format ---- */
 
 /* A reduction under way. */
 typedef struct dt__wire_job {
@@ -22741,14 +22740,14 @@ static void dt__wire_take(void *context, int64_t task, int worker)
 }
 
 /* REDUCE of a bucket in the recipe's format: every rank gets every payload, and the sum takes the gradients' place. */
-static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
+static dt_result dt__wire_reduce(dt__engine *e, const dt__instr *i)
 {
     dt__wire *w = &e->wire;
     const dt__bucket *b = &e->store.bucket[i->bucket];
     dt_comm *c = e->ranks.data;
     int ranks = dt_comm_size(c), rank = dt_comm_rank(c);
     int64_t tasks = dt__ceil_div(b->floats, DT__WIRE_RUN), sent = dt__comm_sent(c), own;
-    dt_pool *pool = i->line ? w->pool : e->pool;
+    dt_pool *pool = i->stream ? w->pool : e->pool;
     double start = dt__now();
     dt__wire_job j;
     dt_result r;
@@ -22772,8 +22771,8 @@ static dt_result dt__wire_reduce(dt__engine *e, const dt_instr *i)
 
 /* ---- the gradient noise scale ---- */
 
-/* Squared norms of the arrays of a bucket, whose gradients are at `sum`, to their places in a row of the table, by one
- * of the ranks that have them. Sums as in R11. */
+/* Squared norms (R11) of a bucket's arrays, whose gradients are at `sum`, into a row of the table, on one of the ranks
+ * that have them. */
 static void dt__noise_bucket(dt__engine *e, int32_t bucket, const float *sum, float *row)
 {
     const dt__bucket *b = &e->store.bucket[bucket];
@@ -22793,16 +22792,15 @@ static void dt__noise_bucket(dt__engine *e, int32_t bucket, const float *sum, fl
     }
 }
 
-static void dt__noise_leaf(dt__engine *e, const dt_instr *i)
+static void dt__noise_leaf(dt__engine *e, const dt__instr *i)
 {
     int64_t leaf = e->shape.accumulation == DT_EACH ? i->shard * e->micros + i->micro : i->shard;
     dt__noise_bucket(e, i->bucket, dt__set(e, i->set) + dt__bucket_at(e, i->bucket),
                      e->noise.table + leaf * e->noise.width);
 }
 
-/* When the sums are there: with n leaves, |g|^2 of a leaf's mean gradient is |G|^2 + tr(Sigma) n / batch on average,
- * that of the whole batch |G|^2 + tr(Sigma) / batch. A leaf's sum is its part of the mean over the batch: n times that
- * is its own mean. */
+/* After the reductions: with n leaves, |g|^2 of a leaf's mean gradient is |G|^2 + tr(Sigma) n / batch on average, and
+ * that of the whole batch |G|^2 + tr(Sigma) / batch. A leaf's sum times n is its mean gradient. */
 static dt_result dt__noise_end(dt__engine *e)
 {
     dt__noise *n = &e->noise;
@@ -22813,7 +22811,7 @@ static dt_result dt__noise_end(dt__engine *e)
         int64_t from, count;
         dt__noise_bucket(e, b, dt__bucket_sum(e, b, &from, &count), n->table + n->leaves * n->width);
     }
-    if (dt_comm_size(e->comm) > 1) /* of one number and zeros */
+    if (dt_comm_size(e->comm) > 1) /* one rank has the number, the others zeros */
         r = dt_all_reduce(e->comm, n->table, (n->leaves + 1) * n->width, DT_SUM);
     for (int64_t i = 0; i < (n->leaves + 1) * n->width; i++)
         *(i < n->leaves * n->width ? &small : &big) += (double)n->table[i];
@@ -22826,8 +22824,8 @@ static dt_result dt__noise_end(dt__engine *e)
     return r;
 }
 
-/* A step of several batches: their gradients, of tied parameters the sums of uses, are added in order. Whether this was
- * the last one, whose place their mean then takes. */
+/* A step of several batches: adds their gradients in order. Returns 1 after the last one, when the mean is in place of
+ * its gradients. */
 static int dt__grow_add(dt__engine *e)
 {
     const float share = 1.0f / (float)e->grow.factor;
@@ -22845,7 +22843,7 @@ static int dt__grow_add(dt__engine *e)
     return last;
 }
 
-/* After a step: is the next one of twice as many batches? By numbers that are the same in every layout. */
+/* After a step: doubles the number of batches when the noise scale asks for it, which is equal in every layout. */
 static void dt__grow_next(dt__engine *e)
 {
     dt__growth *g = &e->grow;
@@ -22858,7 +22856,7 @@ static void dt__grow_next(dt__engine *e)
 
 /* ---- update ---- */
 
-/* One use of a tied parameter: its gradient comes from this rank, or from the stage that has the use. */
+/* The gradient of one use of a tied parameter: of this rank, or received from the stage that has the use. */
 static dt_result dt__engine_use(dt__engine *e, const dt__net_param *p, int use, const float **gradient, float *room)
 {
     int stage = p->stage[use], self = e->shape.stage;
@@ -22884,8 +22882,8 @@ static dt_result dt__engine_use(dt__engine *e, const dt__net_param *p, int use, 
     return r;
 }
 
-/* R8: the uses of a tied parameter, each summed over leaves before, are added in the order of use; the sum takes the
- * place of the first use here. Stages that share the parameter all do the same. */
+/* R8: adds the uses of a tied parameter, each summed over leaves, in the order of use, in place of its first use here.
+ * All stages that share the parameter compute the same sum. */
 static dt_result dt__engine_tie(dt__engine *e)
 {
     dt_result r = DT_OK;
@@ -22908,8 +22906,7 @@ static dt_result dt__engine_tie(dt__engine *e)
     return r;
 }
 
-/* This rank's piece of a parameter: elements [*from, *from + count) of it, where their gradient, weight and state are.
- */
+/* This rank's piece of a parameter: elements [from, from + count), their gradient, weight and offset in the state. */
 typedef struct dt__piece_of {
     int64_t from, count;
     float *gradient, *weight;
@@ -22935,7 +22932,7 @@ static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p
     return x;
 }
 
-/* Sums of the blocks of this rank's piece of a parameter's gradient, to their places among those of the whole. */
+/* Sums of squares of the blocks of this rank's piece of a parameter's gradient, at their places in the whole. */
 static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums)
 {
     int64_t vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
@@ -22949,9 +22946,9 @@ static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums
     }
 }
 
-/* The squared norm of all gradients (R11): sums of blocks, from one rank that has them; TREE per array; a chain by
- * parameter, expert and tensor shard. Each expert's shard is an array of its own, so that no block lies in two experts,
- * which may be on two ranks. Padding is +0. */
+/* The squared norm of all gradients (R11): sums of blocks, each from one rank that has it; TREE per array; a chain over
+ * parameters, experts and tensor shards. Each expert's shard is an array of its own, so that no block spans two
+ * experts. Padding is +0. */
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
     int64_t at = 0, vt = e->net.tensor_shards;
@@ -22967,8 +22964,8 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
         at += dt__engine_blocks(e, &p->is);
     }
     start = dt__now();
-    if (e->copy) r = dt_all_reduce(e->copy, dt__host(e->sums), e->blocks, DT_SUM); /* of one number and zeros */
-    e->seconds_working -= dt__now() - start; /* to wait for the others is no work */
+    if (e->copy) r = dt_all_reduce(e->copy, dt__host(e->sums), e->blocks, DT_SUM); /* one number and zeros */
+    e->seconds_working -= dt__now() - start; /* waiting is no work */
     at = 0;
     *squares = 0.0f;
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
@@ -23024,10 +23021,10 @@ static dt_result dt__engine_update(dt__engine *e)
 
 /* ---- a step, and a pass without gradients ---- */
 
-/* Where a unit's samples come from: the trainer sets engine->input, target and the samples' random streams. */
+/* Loads a unit's samples: sets engine->input, target and the samples' random streams. */
 typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
-static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn load, void *owner)
+static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn load, void *owner)
 {
     int64_t shard = i->shard - e->lo, leaves = dt__engine_leaves(e);
     switch (i->op) {
@@ -23068,7 +23065,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     }
 }
 
-/* A job of line 1. */
+/* A job of stream 1. */
 static dt_result dt__engine_job(void *owner, int64_t job)
 {
     dt__engine *e = (dt__engine *)owner;
@@ -23081,7 +23078,7 @@ static dt_result dt__engine_job(void *owner, int64_t job)
     return r;
 }
 
-/* Asks the other thread for an instruction of the program, or for the weights of segment -1 - at. */
+/* Queues an instruction of the program on stream 1, or the gather of segment -1 - at. */
 static int64_t dt__engine_ask(dt__engine *e, int32_t at)
 {
     int64_t job = dt__queue_next(&e->queue);
@@ -23089,15 +23086,14 @@ static int64_t dt__engine_ask(dt__engine *e, int32_t at)
     return dt__queue_ask(&e->queue);
 }
 
-/* Returns when the other thread has done all that it was asked for. Weights are whole then; with ZeRO 1 and 2 the next
- * step's forward goes on without. */
-static dt_result dt__engine_settle(dt__engine *e)
+/* Waits until stream 1 is idle. Then the weights are complete; with ZeRO 1 and 2 the next step begins before that. */
+static dt_result dt__engine_wait(dt__engine *e)
 {
     return e->queue.running ? dt__queue_wait(&e->queue, e->queue.asked) : DT_OK;
 }
 
-/* A step that fails on this rank leaves nothing to be done by the other thread, and no peer waiting for it. `r` and its
- * sentence stay. */
+/* After a step that failed on this rank: makes peers leave collectives of stream 1, and waits for it. Keeps `r` and its
+ * message. */
 static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
 {
     dt_comm *comms[6];
@@ -23110,12 +23106,12 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
         if (comms[i] && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) &&
             __atomic_load_n(&job->stop, __ATOMIC_SEQ_CST) != 2)
             dt__blame(dt__fault_of(comms[i]), DT__FAULT_LEFT, DT__FAR | dt_comm_rank(e->comm));
-    (void)dt__engine_settle(e);
+    (void)dt__engine_wait(e);
     return dt__error(r, "%s", error);
 }
 
-/* Of what runs on line 0: is it communication? */
-static int dt__engine_sends(const dt__engine *e, const dt_instr *i)
+/* Is an instruction of stream 0 communication? */
+static int dt__engine_sends(const dt__engine *e, const dt__instr *i)
 {
     return i->op == DT_REDUCE || i->op == DT_CONTEXT || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER ||
            (i->op == DT_TIE && e->shape.pipe.stages > 1);
@@ -23131,7 +23127,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
     if (e->wire.on && e->hold) r = e->hold(e->hold_owner); /* what the wire loses changes in the reductions */
     for (int32_t k = 0; k < e->program.count && !r; k++) {
-        const dt_instr *i = &e->program.list[k];
+        const dt__instr *i = &e->program.list[k];
         double start, end;
         dt__comm_tick(e->comm);
         if (i->op == DT_GATHER && i->bucket >= 0) {
@@ -23139,7 +23135,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
             int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
             dt__engine_count(dt__engine_sharing(e, &e->store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
         }
-        if (i->line) {
+        if (i->stream) {
             e->ticket[k] = dt__engine_ask(e, k);
             continue;
         }
@@ -23183,7 +23179,7 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
     dt_result r = DT_OK;
     for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
         const dt__chunk *chunk = &e->chunks[c];
-        dt_instr i;
+        dt__instr i;
         memset(&i, 0, sizeof i);
         i.op = DT_RECV, i.segment = chunk->begin;
         if (!chunk->first && chunk->begin < end) r = dt__engine_recv(e, &i);
@@ -24393,7 +24389,7 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
-    if (dt__engine_settle((dt__engine *)(uintptr_t)&t->e)) return NULL;
+    if (dt__engine_wait((dt__engine *)(uintptr_t)&t->e)) return NULL;
     return dt__trainer_part(t, t->e.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
 }
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count)
@@ -24435,7 +24431,7 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
     int32_t i = dt__net_find(&t->e.net, name);
     const dt__net_param *p = i < 0 ? NULL : &t->e.net.params[i];
     dt__piece_of x;
-    dt_result r = dt__engine_settle(&t->e);
+    dt_result r = dt__engine_wait(&t->e);
     *held = 0;
     if (!p) return dt__error(DT_E_USAGE, "the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
     if (r || p->offset < 0) return r;
@@ -25334,7 +25330,7 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     float words[17];
     dt_result r = dt__gather_open(&h.gather, t->comm, whole, NULL, t->state.tensor, t->state.whole);
     dt__sha256_begin(&h.sha);
-    if (!r) r = dt__engine_settle(&t->e);
+    if (!r) r = dt__engine_wait(&t->e);
     if (!r) r = dt__state_each(&w, dt__hash_take, &h);
     dt__gather_close(&h.gather);
     dt__sha256_end(&h.sha, t->hash);
@@ -25742,7 +25738,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     int64_t weights = t->e.net.param_count;
     int whole = dt__trainer_whole(t);
     dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
-    if (!r) r = dt__engine_settle(&t->e);
+    if (!r) r = dt__engine_wait(&t->e);
     r = dt__trainer_agree(t, r);
     for (int i = 0; i < 2 && !r; i++) {
         dt__state_walk w = dt__state_walk_of(t, i ? weights : 0, i ? t->state.whole : weights, !whole);
@@ -26423,13 +26419,13 @@ static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
 {
     int32_t count = 0;
     for (int32_t k = 0; k < e->program.count; k++) {
-        const dt_instr *i = &e->program.list[k];
+        const dt__instr *i = &e->program.list[k];
         dt__bar *b = &bar[count - 1];
         if (!count || b->op != i->op || b->back != i->back || b->shard != i->shard || b->micro != i->micro) {
             b = &bar[count++];
             b->begin = e->when[2 * k];
             b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->first = i->segment;
-            b->line = i->line;
+            b->line = i->stream;
         }
         b->last = i->segment;
         b->end = e->when[2 * k + 1];
@@ -26767,7 +26763,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     if (!samples)
         return dt__error(DT_E_USAGE, "there is no validation data: %s",
                          t->feed.own ? "the source's samples[DT_VALIDATION] is 0" : "--validation is 0");
-    if ((r = dt__engine_settle(e)) != DT_OK) return r;
+    if ((r = dt__engine_wait(e)) != DT_OK) return r;
     units = dt__ceil_div(samples, e->rows);
     saved = dt__fp_enter();
     e->env.inference = 1;
@@ -26849,7 +26845,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
                       (long long)has, (long long)count, (long long)each);
     for (int64_t i = 0; i < count && !r; i++)
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
-    if (!r) r = dt__engine_settle(e);
+    if (!r) r = dt__engine_wait(e);
     e->env.inference = 1;
     memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
     for (int64_t first = 0; first < count && !r; first += e->rows) {
@@ -27103,7 +27099,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
                          "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     r = dt__sample_prompt(t, prompt, tokens, &used);
     if (!r) r = dt__check_sampling(how);
-    if (!r) r = dt__engine_settle(&t->e);
+    if (!r) r = dt__engine_wait(&t->e);
     if (r) return r;
     if ((t->recipe.model.vocabulary > 256 && !t->tokenizer) || used < 1)
         return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary or a tokenizer, and a prompt");
@@ -27170,7 +27166,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (dt__trainer_draws(t) && (last || (l->output.sample_every && info->step % l->output.sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
-    if (!r && last && l->output.timeline) r = dt__engine_settle(&t->e);
+    if (!r && last && l->output.timeline) r = dt__engine_wait(&t->e);
     if (!r && last && l->output.timeline) r = dt__timeline_write(t);
     if (speaks) fflush(stdout);
     return r;
@@ -27810,7 +27806,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
     if (t->pulses < 4)
         return dt__error(DT_E_USAGE, "dt_doctor: %lld steps were made: make 4 or more, it looks at all but the first",
                          (long long)t->pulses);
-    if ((r = dt__engine_settle(&t->e)) != DT_OK) return r;
+    if ((r = dt__engine_wait(&t->e)) != DT_OK) return r;
     all = (dt__vitals *)dt__alloc(ranks * (int64_t)(2 * sizeof own + sizeof *x.scratch), "the diagnosis");
     if (!all) return DT_E_MEMORY;
     words = (float *)(void *)(all + ranks); /* as they travel */

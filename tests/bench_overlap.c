@@ -41,14 +41,14 @@ static dt_result nothing(const char *data, int32_t overlap)
     double best = 1e9, lines = 0.0;
     dt_result r = open_one(&t, data, "nano", overlap, 4);
     for (int32_t i = 0; i < t->e.program.count && !r; i++) {
-        lines += t->e.program.list[i].line;
-        if (!t->e.program.list[i].line) t->e.program.list[i].op = DT_LOAD;
+        lines += t->e.program.list[i].stream;
+        if (!t->e.program.list[i].stream) t->e.program.list[i].op = DT_LOAD;
     }
     t->e.queue.run = no_job;
     for (int i = 0; i < ROUNDS && !r; i++) {
         double start = dt__now();
         r = dt__engine_step(&t->e, no_load, t);
-        if (!r) r = dt__engine_settle(&t->e);
+        if (!r) r = dt__engine_wait(&t->e);
         if (dt__now() - start < best) best = dt__now() - start;
     }
     if (!r && dt_is_root(t))

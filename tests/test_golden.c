@@ -112,7 +112,7 @@ static float forward_backward(void)
 {
     float loss[2] = { 0.0f, 0.0f }; /* of context leaves */
     int64_t valid = 0;
-    dt_instr back;
+    dt__instr back;
     unsigned saved = dt__fp_enter();
     for (int i = 0; i < targets; i++) valid += ((const int32_t *)e.target)[i] >= 0;
     e.inv_valid = 1.0f / (float)valid;

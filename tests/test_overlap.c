@@ -157,7 +157,7 @@ static dt_result watched(void *owner, int64_t job)
     int32_t at = e->queued[job % e->queue.room];
     double start = dt__now();
     dt_result r = h->jobs++ == h->fail ? dt__error(DT_E_DATA, "the link is broken") : h->real(h->e, job);
-    const dt_instr *i = at < 0 ? NULL : &e->program.list[at];
+    const dt__instr *i = at < 0 ? NULL : &e->program.list[at];
     if (!i || i->op != DT_TOTAL) /* a rank without part in a bucket */
         h->order = (h->order ^ (uint64_t)(i ? i->op * 10000 + (i->bucket + 1) * 100 + i->segment + 1 : at)) * 0x100000001b3u;
     nap_ms(h->slow);
@@ -228,7 +228,7 @@ static int train(int argc, char **argv)
     r = steps(t, &h, kind);
     if (!r) {
         const char *hash = dt_trainer_hash(t);
-        r = dt__engine_settle(&t->e);
+        r = dt__engine_wait(&t->e);
         printf("rank %d order %llx hash %s\n", dt_comm_rank(t->comm), (unsigned long long)h.order, hash);
     } else printf("rank %d: %s: %s\n", dt_comm_rank(t->comm), dt_result_name(r), dt_last_error());
     fflush(stdout);
