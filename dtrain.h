@@ -540,10 +540,10 @@ typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_o
  * bytes and lose something: their bits depend on the number of data-parallel ranks and on nothing else of the layout. A
  * single data-parallel rank sends nothing and has the bits of FP32. Before a rank encodes a gradient it adds what the
  * format lost last time, and it keeps what is lost now (error feedback: Seide et al. 2014; Karimireddy et al. 2019): 4
- * more bytes per weight. FP16 and BF16 (2 bytes per number) round to nearest even; FP16 saturates at 65504. INT8 (1.016)
- * has one scale per block of 256, the largest magnitude / 127, and integers rounded to nearest even. A rank sends its
- * bytes to each of the N-1 others, where the exact sum sends 2 (N-1)/N 4 per number: INT8 is smaller below 8 ranks,
- * FP16 below 4. For top-k and PowerSGD see examples/35_compression.c. */
+ * more bytes per weight. FP16 and BF16 (2 bytes per number) round to nearest even; FP16 saturates at 65504. INT8
+ * (1.016) has one scale per block of 256, the largest magnitude / 127, and integers rounded to nearest even. A rank
+ * sends its bytes to each of the N-1 others, where the exact sum sends 2 (N-1)/N 4 per number: INT8 is smaller below 8
+ * ranks, FP16 below 4. For top-k and PowerSGD see examples/35_compression.c. */
 typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } dt_wire;
 
 /* Who sums gradients over ranks. Exact: the tree over data shards, whose bits are the same in every layout. Native: the
@@ -27718,7 +27718,7 @@ static void dt__judge_overlap(dt__case *x)
                             : "hide it: --overlap on, with a core for it on each rank",
                  buckets * each > 0.3 * d->exposed ? "; messages are too small for alpha: --bucket 25000000" : "",
                  d->exposed > 3.0 * d->exchange ? "; it takes more than 3 times what the links need: ranks come late "
-                                                  "(placement, below), or another algorithm would do better"
+                                                  "(placement, below)"
                                                 : "");
 }
 
