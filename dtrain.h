@@ -955,41 +955,28 @@ DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n);
  * the fixed tree. DT_E_USAGE when the engine between the nodes has none. */
 DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op);
 
-/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU for each rank (DT_NCCL). libnccl.so.2 and the driver's
- * libcuda.so.1 are loaded by dt_nccl_open and dt_nccl_version, so that the program starts without them; the environment
- * variables DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name other files. Sums are in NCCL's order.
+/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU for each rank (DT_NCCL). dt_nccl_open and dt_nccl_version load
+ * libnccl.so.2 and the driver's libcuda.so.1 (or the files that DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name). Sums are in
+ * NCCL's order.
  *     dt_nccl *n = NULL;
- *     dt_collective sum = dt_collective_of(DT_ALL_REDUCE, gradient, gradient, count);    on the GPU
  *     dt_result r = dt_nccl_open(&n, c, -1);
- *     if (!r) r = dt_nccl_collect(n, &sum, stream);                                      queued
+ *     if (!r) r = dt_nccl_collect(n, DT_ALL_REDUCE, gradient, gradient, count, DT_SUM, stream);  queued; on the GPU
  *     if (!r) r = dt_nccl_wait(n, stream);
  *     dt_nccl_close(&n);
- * It belongs to c's thread. c carries NCCL's id and tells when a rank died; it must live longer. When a rank dies or
- * leaves, a GPU fails, or a call has not ended after --timeout seconds, NCCL is aborted and c fails with DT_E_PEER
- * or DT_E_SYSTEM on all ranks; both stay failed. */
+ * It belongs to c's thread. c carries NCCL's id and notices failures; c must live longer. When a rank dies or leaves, a
+ * GPU fails, or a call has not completed after --timeout seconds, NCCL is aborted, and c fails with DT_E_PEER or
+ * DT_E_SYSTEM on all ranks; both stay failed. */
 typedef struct dt_nccl dt_nccl;
-/* Joins the ranks of c. Collective. gpu: the number of this rank's, -1: its rank on the node modulo the GPUs there. The
- * GPU's primary context becomes this thread's, as by cudaSetDevice. NCCL refuses two ranks on one GPU unless each has
+typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER } dt_call;
+/* Joins the ranks of c. Collective. gpu: the number of this rank's GPU, -1: its rank on the node modulo the GPUs there.
+ * The GPU's primary context becomes this thread's, as by cudaSetDevice. NCCL refuses two ranks on one GPU unless each has
  * another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM: NCCL, a driver
  * or a GPU is missing on some rank. *n is NULL on errors. */
 DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu);
-typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER, DT_BROADCAST, DT_ALL_TO_ALL } dt_call;
-/* Shapes of in and out are those of dt_all_reduce, dt_reduce_scatter, ..; a broadcast reads in at the root and writes
- * out everywhere. In an all-reduce and a broadcast in may be out. */
-typedef struct dt_collective {
-    const void *in;
-    void *out;
-    int64_t count; /* elements */
-    dt_call call;
-    dt_dtype type;
-    dt_op op;
-    int root;
-} dt_collective;
-/* An fp32 sum, root 0. */
-DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count);
-/* Queues a collective on a CUDA stream (a cudaStream_t or CUstream, NULL: the default one). Collective. Buffers are the
- * GPU's. */
-DT_API dt_result dt_nccl_collect(dt_nccl *n, const dt_collective *what, void *stream);
+/* Queues a collective of floats in the GPU's memory on a CUDA stream (a cudaStream_t or CUstream, NULL: the default one).
+ * Collective. Shapes are those of dt_all_reduce (in may be out), dt_reduce_scatter, dt_all_gather (op is not used). */
+DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
+                                 void *stream);
 /* Returns when all that was queued on the stream is done. */
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream);
 /* Collective, unless it failed. NULL is fine. */
@@ -18615,28 +18602,15 @@ static dt_result dt__ofi_open(dt__fabric **handle, dt__world *w)
 #endif /* DT_OFI */
 
 /* ---- NCCL -----------------------------------------------------------------------------------------------------
- * Of the headers of NCCL and CUDA a few types and numbers are needed; they are declared here, and a test compares them
- * with the real ones. Functions are found by name when they are needed. NCCL is opened without blocking (2.14 or
- * newer), so that all of its calls return and this rank can look after its peers while it waits. */
-DT_API dt_collective dt_collective_of(dt_call call, const void *in, void *out, int64_t count)
-{
-    dt_collective what;
-    memset(&what, 0, sizeof what);
-    what.call = call;
-    what.in = in;
-    what.out = out;
-    what.count = count;
-    return what;
-}
-
+ * The few types and numbers that are needed of NCCL and CUDA are declared here; a test compares them with the headers.
+ * NCCL is opened without blocking (2.14 or newer), so that all of its calls return and this rank can look after its
+ * peers while it waits. */
 #ifdef DT_NCCL
 
 enum { DT__NCCL_PEER = 6, DT__NCCL_PROGRESS = 7, DT__CUDA_NOT_READY = 600 };
-enum { DT__NCCL_SUM = 0, DT__NCCL_MAX = 2, DT__NCCL_MIN = 3 };
-enum { DT__NCCL_I32 = 2, DT__NCCL_F16 = 6, DT__NCCL_F32 = 7, DT__NCCL_BF16 = 9, DT__NCCL_E4M3 = 10,
-       DT__NCCL_E5M2 = 11 };
+enum { DT__NCCL_SUM = 0, DT__NCCL_MAX = 2, DT__NCCL_MIN = 3, DT__NCCL_F32 = 7 };
 #define DT__NCCL_MAGIC 0xcafebeefu
-#define DT__NCCL_VERSION 21400u /* whose configuration this is; a newer NCCL reads it as such */
+#define DT__NCCL_VERSION 21400u /* of the configuration below, which a newer NCCL reads as such */
 
 typedef struct dt__nccl_id {
     char internal[128];
@@ -18655,10 +18629,7 @@ typedef struct dt__nccl_config {
     X(int, CommAbort, (void *)) X(const char *, GetErrorString, (int)) X(const char *, GetLastError, (void *)) \
     X(int, AllReduce, (const void *, void *, size_t, int, int, void *, void *))                              \
     X(int, ReduceScatter, (const void *, void *, size_t, int, int, void *, void *))                          \
-    X(int, AllGather, (const void *, void *, size_t, int, void *, void *))                                   \
-    X(int, Broadcast, (const void *, void *, size_t, int, int, void *, void *))                              \
-    X(int, Send, (const void *, size_t, int, int, void *, void *))                                           \
-    X(int, Recv, (void *, size_t, int, int, void *, void *)) X(int, GroupStart, (void)) X(int, GroupEnd, (void))
+    X(int, AllGather, (const void *, void *, size_t, int, void *, void *))
 #define DT__CUDA_FUNCTIONS(X)                                                                                \
     X(int, Init, (unsigned)) X(int, DeviceGetCount, (int *)) X(int, DeviceGet, (int *, int))                 \
     X(int, DevicePrimaryCtxRetain, (void **, int)) X(int, DevicePrimaryCtxRelease_v2, (int))                 \
@@ -18675,7 +18646,7 @@ struct dt_nccl {
     dt__nccl_functions nccl;
     dt__cuda_functions cuda;
     dt_comm *comm;
-    void *handle; /* NULL before it is joined and after it was aborted */
+    void *handle; /* NULL before the ranks have joined and after an abort */
     int gpu;      /* CUDA's number of the device, -1: no context is held */
     int64_t calls;
     dt_call call; /* the last one */
@@ -18739,8 +18710,18 @@ DT_API dt_result dt_nccl_version(int *version)
 
 /* ---- failing ---- */
 
-/* What n->message says: NCCL is given up, and the communicator with it, where the peers hear of it. */
-static dt_result dt__nccl_give_up(dt_nccl *n, dt_result code)
+/* Names what n does: "NCCL's all-reduce #3". */
+static const char *dt__nccl_doing(const dt_nccl *n, char *text, size_t size)
+{
+    static const int calls[] = {DT__CALL_ALL_REDUCE, DT__CALL_REDUCE_SCATTER, DT__CALL_ALL_GATHER};
+    if (n->calls) snprintf(text, size, "NCCL's %s #%lld", dt__call_name(calls[n->call]), (long long)n->calls);
+    else snprintf(text, size, "NCCL's opening");
+    return text;
+}
+
+/* n has failed because of what n->message says. NCCL is aborted, and the communicator with it, where the peers hear of
+ * it. */
+static dt_result dt__nccl_fail(dt_nccl *n, dt_result code)
 {
     dt_comm *c = n->comm;
     n->failed = code;
@@ -18755,21 +18736,6 @@ static dt_result dt__nccl_give_up(dt_nccl *n, dt_result code)
     return dt__error(code, "%s", n->message);
 }
 
-static const char *dt__nccl_call_name(dt_call call)
-{
-    static const int calls[] = {DT__CALL_ALL_REDUCE, DT__CALL_REDUCE_SCATTER, DT__CALL_ALL_GATHER, DT__CALL_BROADCAST,
-                                DT__CALL_ALL_TO_ALL};
-    return dt__call_name(calls[call]);
-}
-
-/* Names what n does: "NCCL's all-reduce #3". */
-static const char *dt__nccl_doing(const dt_nccl *n, char *text, size_t size)
-{
-    if (n->calls) snprintf(text, size, "NCCL's %s #%lld", dt__nccl_call_name(n->call), (long long)n->calls);
-    else snprintf(text, size, "NCCL's opening");
-    return text;
-}
-
 static dt_result dt__nccl_broke(dt_nccl *n, int code)
 {
     char call[64];
@@ -18777,7 +18743,7 @@ static dt_result dt__nccl_broke(dt_nccl *n, int code)
     snprintf(n->message, sizeof n->message, "%s failed: %.100s%s%.500s (NCCL_DEBUG=INFO says more)",
              dt__nccl_doing(n, call, sizeof call), n->nccl.GetErrorString(code), detail && *detail ? ": " : "",
              detail ? detail : "");
-    return dt__nccl_give_up(n, code == DT__NCCL_PEER ? DT_E_PEER : DT_E_SYSTEM);
+    return dt__nccl_fail(n, code == DT__NCCL_PEER ? DT_E_PEER : DT_E_SYSTEM);
 }
 
 static const char *dt__cuda_error(const dt__cuda_functions *f, int code)
@@ -18792,7 +18758,7 @@ static dt_result dt__nccl_cuda_broke(dt_nccl *n, int code)
     char call[64];
     snprintf(n->message, sizeof n->message, "the GPU failed in %s: %.200s (%d)", dt__nccl_doing(n, call, sizeof call),
              dt__cuda_error(&n->cuda, code), code);
-    return dt__nccl_give_up(n, DT_E_SYSTEM);
+    return dt__nccl_fail(n, DT_E_SYSTEM);
 }
 
 /* A peer is gone, or nothing has ended for too long. */
@@ -18813,12 +18779,12 @@ static dt_result dt__nccl_alone(dt_nccl *n, int troubled)
         snprintf(n->message, sizeof n->message, "%s while this rank (%d) was in %s", text,
                  c->place[c->rank].world, call);
     }
-    return dt__nccl_give_up(n, troubled && !fault ? DT_E_INTERRUPTED : DT_E_PEER);
+    return dt__nccl_fail(n, troubled && !fault ? DT_E_INTERRUPTED : DT_E_PEER);
 }
 
 /* ---- waiting ---- */
 
-/* Whether peers still are as they should be. A rank that leaves the communicator gives no other sign. */
+/* Has a peer failed, or left the communicator? */
 static int dt__nccl_troubled(const dt_nccl *n)
 {
     const dt_comm *c = n->comm;
@@ -18831,8 +18797,8 @@ static int dt__nccl_troubled(const dt_nccl *n)
     return troubled;
 }
 
-/* Returns when NCCL has taken what it was given, and, with `queued`, when the stream has done it. */
-static dt_result dt__nccl_settle(dt_nccl *n, int queued, void *stream)
+/* Returns when NCCL has queued its last call, and, with `queued`, when the stream has done all of it. */
+static dt_result dt__nccl_await(dt_nccl *n, int queued, void *stream)
 {
     dt_comm *c = n->comm;
     double begin = dt__now();
@@ -18906,7 +18872,7 @@ static dt_result dt__nccl_join(dt_nccl *n)
     if (r) return r;
     code = n->nccl.CommInitRankConfig(&n->handle, c->size, id, c->rank, &config);
     if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
-    return dt__nccl_settle(n, 0, NULL);
+    return dt__nccl_await(n, 0, NULL);
 }
 
 static void dt__nccl_free(dt_nccl *n)
@@ -18937,7 +18903,7 @@ DT_API void dt_nccl_close(dt_nccl **handle)
     if (n->handle && !n->comm->failed) {
         code = n->nccl.CommFinalize(n->handle);
         if (code && code != DT__NCCL_PROGRESS) dt__nccl_broke(n, code);
-        else if (!dt__nccl_settle(n, 0, NULL)) n->nccl.CommDestroy(n->handle);
+        else if (!dt__nccl_await(n, 0, NULL)) n->nccl.CommDestroy(n->handle);
     } else if (n->handle) {
         n->nccl.CommAbort(n->handle);
     }
@@ -18946,63 +18912,33 @@ DT_API void dt_nccl_close(dt_nccl **handle)
 
 /* ---- collectives ---- */
 
-static int dt__nccl_type(dt_dtype type)
+static int dt__nccl_begin(dt_nccl *n, const float *in, float *out, size_t count, dt_op op, void *stream)
 {
-    static const int of[] = {DT__NCCL_F32, DT__NCCL_I32, DT__NCCL_BF16, DT__NCCL_F16, DT__NCCL_E4M3, DT__NCCL_E5M2};
-    return of[type];
+    int how = op == DT_SUM ? DT__NCCL_SUM : op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
+    if (n->call == DT_ALL_REDUCE) return n->nccl.AllReduce(in, out, count, DT__NCCL_F32, how, n->handle, stream);
+    if (n->call == DT_ALL_GATHER) return n->nccl.AllGather(in, out, count, DT__NCCL_F32, n->handle, stream);
+    return n->nccl.ReduceScatter(in, out, count, DT__NCCL_F32, how, n->handle, stream);
 }
 
-/* NCCL has none of its own before 2.28: sends and receives together. */
-static int dt__nccl_all_to_all(dt_nccl *n, const dt_collective *what, void *stream)
+DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
+                                 void *stream)
 {
-    int64_t bytes = what->count * dt__format_of[what->type].bytes;
-    int type = dt__nccl_type(what->type), code = n->nccl.GroupStart(), end;
-    for (int p = 0; p < n->comm->size && (!code || code == DT__NCCL_PROGRESS); p++) {
-        code = n->nccl.Send((const char *)what->in + p * bytes, (size_t)what->count, type, p, n->handle, stream);
-        if (!code || code == DT__NCCL_PROGRESS)
-            code = n->nccl.Recv((char *)what->out + p * bytes, (size_t)what->count, type, p, n->handle, stream);
-    }
-    end = n->nccl.GroupEnd();
-    return code && code != DT__NCCL_PROGRESS ? code : end;
-}
-
-static int dt__nccl_begin(dt_nccl *n, const dt_collective *what, void *stream)
-{
-    size_t count = (size_t)what->count;
-    int type = dt__nccl_type(what->type);
-    int op = what->op == DT_SUM ? DT__NCCL_SUM : what->op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
-    switch (what->call) {
-    case DT_ALL_REDUCE: return n->nccl.AllReduce(what->in, what->out, count, type, op, n->handle, stream);
-    case DT_REDUCE_SCATTER: return n->nccl.ReduceScatter(what->in, what->out, count, type, op, n->handle, stream);
-    case DT_ALL_GATHER: return n->nccl.AllGather(what->in, what->out, count, type, n->handle, stream);
-    case DT_BROADCAST: return n->nccl.Broadcast(what->in, what->out, count, type, what->root, n->handle, stream);
-    default: return dt__nccl_all_to_all(n, what, stream);
-    }
-}
-
-DT_API dt_result dt_nccl_collect(dt_nccl *n, const dt_collective *what, void *stream)
-{
-    dt_result r;
+    dt_result r = n->failed ? dt__error(n->failed, "%s", n->message) : dt__check_op(op);
     int code;
-    if (n->failed) return dt__error(n->failed, "%s", n->message);
-    if ((int)what->call < 0 || what->call > DT_ALL_TO_ALL)
-        return dt__error(DT_E_USAGE, "call %d is no dt_call", (int)what->call);
-    if (!dt__is_dtype((int)what->type)) return dt__error(DT_E_USAGE, "type %d is no dt_dtype", (int)what->type);
-    if ((r = dt__check_op(what->op)) != DT_OK) return r;
-    if ((r = dt__check_rank(n->comm, "broadcast from rank", what->root)) != DT_OK) return r;
-    if (what->count < 0)
-        return dt__error(DT_E_USAGE, "%s of %lld elements", dt__nccl_call_name(what->call), (long long)what->count);
-    if (!what->count) return DT_OK;
+    if (!r && ((unsigned)call > DT_ALL_GATHER || count < 0))
+        r = dt__error(DT_E_USAGE, "call %d of %lld floats: it is DT_ALL_REDUCE, DT_REDUCE_SCATTER or DT_ALL_GATHER of "
+                      "0 or more", (int)call, (long long)count);
+    if (r || !count) return r;
     n->calls++;
-    n->call = what->call;
-    code = dt__nccl_begin(n, what, stream);
+    n->call = call;
+    code = dt__nccl_begin(n, in, out, (size_t)count, op, stream);
     if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
-    return code ? dt__nccl_settle(n, 0, NULL) : DT_OK;
+    return code ? dt__nccl_await(n, 0, NULL) : DT_OK;
 }
 
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream)
 {
-    return n->failed ? dt__error(n->failed, "%s", n->message) : dt__nccl_settle(n, 1, stream);
+    return n->failed ? dt__error(n->failed, "%s", n->message) : dt__nccl_await(n, 1, stream);
 }
 
 #else
@@ -19011,9 +18947,10 @@ DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu)
 {
     return (void)c, (void)gpu, *n = NULL, dt__nccl_missing();
 }
-DT_API dt_result dt_nccl_collect(dt_nccl *n, const dt_collective *what, void *stream)
+DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
+                                 void *stream)
 {
-    return (void)n, (void)what, (void)stream, dt__nccl_missing();
+    return (void)n, (void)call, (void)in, (void)out, (void)count, (void)op, (void)stream, dt__nccl_missing();
 }
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream) { return (void)n, (void)stream, dt__nccl_missing(); }
 DT_API void dt_nccl_close(dt_nccl **n) { *n = NULL; }

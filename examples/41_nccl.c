@@ -67,11 +67,9 @@ static int gpu_open(gpu *g, size_t bytes)
 static dt_result measure(dt_comm *c, dt_nccl *n, gpu *g, float *x, float *sum, int64_t count, double *seconds,
                          double *error)
 {
-    void *there = NULL;
-    dt_collective what;
+    float *there = NULL;
     dt_result r = DT_OK;
     memcpy(&there, &g->memory, sizeof there);
-    what = dt_collective_of(DT_ALL_REDUCE, there, there, count);
     *seconds = 1e9, *error = 0.0;
     for (int64_t i = 0; i < count; i++) x[i] = (float)((i * 37 + dt_comm_rank(c) * 11) % 1009) / 1009.0f;
     for (int k = 0; k < ROUNDS && !r; k++) {
@@ -79,7 +77,7 @@ static dt_result measure(dt_comm *c, dt_nccl *n, gpu *g, float *x, float *sum, i
         if (g->put(g->memory, x, (size_t)count * 4)) return DT_E_SYSTEM;
         r = dt_barrier(c);
         begin = now();
-        if (!r) r = dt_nccl_collect(n, &what, NULL);
+        if (!r) r = dt_nccl_collect(n, DT_ALL_REDUCE, there, there, count, DT_SUM, NULL);
         if (!r) r = dt_nccl_wait(n, NULL);
         if (now() - begin < *seconds) *seconds = now() - begin;
     }

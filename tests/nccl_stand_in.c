@@ -1,5 +1,5 @@
 /* Stands in for libnccl.so.2 and libcuda.so.1 where there is no GPU: "GPU memory" is the process's own, ranks are its
- * threads, and a collective is done when its last rank has called it. What is tried with it is our side: types, shapes,
+ * threads, and a collective is done when its last rank has called it. What is tried with it is our side: shapes,
  * order, waiting, errors, abort. Where NCCL's headers are, the compiler compares the prototypes with them. */
 #include <pthread.h>
 #include <stdint.h>
@@ -20,16 +20,16 @@ typedef struct { char internal[128]; } ncclUniqueId;
 typedef struct { size_t size; unsigned magic, version; int blocking; } ncclConfig_t;
 typedef int ncclResult_t, ncclDataType_t, ncclRedOp_t, CUresult, CUdevice;
 typedef void *cudaStream_t, *CUstream, *CUcontext;
-enum { ncclSuccess, ncclInvalidArgument = 4, ncclInProgress = 7, ncclInt32 = 2, ncclFloat16 = 6, ncclFloat32, ncclBfloat16 = 9,
+enum { ncclSuccess, ncclInvalidArgument = 4, ncclInProgress = 7, ncclFloat32 = 7,
        ncclSum = 0, ncclMax = 2, CUDA_SUCCESS = 0, CUDA_ERROR_NOT_READY = 600 };
 #define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
 #endif
 
 enum { RANKS = 8, CALLS = 4096 };
-enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL };
+enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER };
 
 typedef struct call {
-    int kind, type, op, root, here, done;
+    int kind, op, here, done;
     size_t count;
     const void *in[RANKS];
     void *out[RANKS];
@@ -50,78 +50,44 @@ struct ncclComm {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static group *groups;
 static int broken, gpu_broken, opened, aborted, contexts; /* what a test sets and counts: stand_in_* */
-static __thread struct {
-    int depth, sends, receives;
-    size_t count;
-    int type;
-    const char *in;
-    char *out;
-    ncclComm_t comm;
-    cudaStream_t stream;
-} batch;
-
 void stand_in_break(int nccl, int gpu) { broken = nccl, gpu_broken = gpu; }
 void stand_in_count(int *open, int *aborts, int *kept) { *open = opened, *aborts = aborted, *kept = contexts; }
 
-static size_t width(int type) { return type == ncclFloat32 || type == ncclInt32 ? 4 : type == ncclFloat16 || type == ncclBfloat16 ? 2 : 1; }
-
-static float wide(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
-
-/* out[0..count) = op over ranks of in[rank][from ..]; bf16 by cutting, which is exact for the small whole numbers here. */
-static void reduce(const call *c, int ranks, size_t from, void *out)
+/* out[0..count) = op over ranks of in[rank][from ..] */
+static void reduce(const call *c, int ranks, size_t from, float *out)
 {
     for (size_t i = 0; i < c->count; i++) {
-        double sum = 0;
-        for (int r = 0; r < ranks; r++) {
-            double x = c->type == ncclFloat32 ? (double)((const float *)c->in[r])[from + i]
-                     : c->type == ncclInt32 ? (double)((const int32_t *)c->in[r])[from + i]
-                                      : (double)wide(((const uint16_t *)c->in[r])[from + i]);
-            sum = !r ? x : c->op == ncclSum ? sum + x : (c->op == ncclMax) == (x > sum) ? x : sum;
-        }
-        if (c->type == ncclFloat32) ((float *)out)[i] = (float)sum;
-        else if (c->type == ncclInt32) ((int32_t *)out)[i] = (int32_t)sum;
-        else {
-            float f = (float)sum;
-            uint32_t bits;
-            memcpy(&bits, &f, 4);
-            ((uint16_t *)out)[i] = (uint16_t)(bits >> 16);
+        out[i] = ((const float *)c->in[0])[from + i];
+        for (int r = 1; r < ranks; r++) {
+            float x = ((const float *)c->in[r])[from + i];
+            out[i] = c->op == ncclSum ? out[i] + x : (c->op == ncclMax) == (x > out[i]) ? x : out[i];
         }
     }
 }
 
 static void finish(call *c, int n)
 {
-    size_t bytes = c->count * width(c->type);
-    char *sum = malloc(bytes + 1);
+    size_t bytes = 4 * c->count;
+    float *sum = malloc(bytes + 1);
     if (!sum) abort();
     if (c->kind == ALL_REDUCE) reduce(c, n, 0, sum);
     for (int r = 0; r < n; r++) {
         if (c->kind == ALL_REDUCE) memcpy(c->out[r], sum, bytes);
         if (c->kind == REDUCE_SCATTER) reduce(c, n, (size_t)r * c->count, c->out[r]);
-        if (c->kind == BROADCAST) memmove(c->out[r], c->in[c->root], bytes);
-        for (int p = 0; p < n; p++) {
-            if (c->kind == ALL_GATHER) memmove((char *)c->out[r] + (size_t)p * bytes, c->in[p], bytes);
-            if (c->kind == ALL_TO_ALL) memcpy((char *)c->out[r] + (size_t)p * bytes, (const char *)c->in[p] + (size_t)r * bytes, bytes);
-        }
+        for (int p = 0; p < n && c->kind == ALL_GATHER; p++) memmove((char *)c->out[r] + (size_t)p * bytes, c->in[p], bytes);
     }
     free(sum);
     c->done = 1;
 }
 
-static ncclResult_t enter(ncclComm_t comm, int kind, const void *in, void *out, size_t count, int type, int op, int root, cudaStream_t stream)
+static ncclResult_t enter(ncclComm_t comm, int kind, const void *in, void *out, size_t count, int type, int op, cudaStream_t stream)
 {
     group *g = comm->group;
     call *c = &g->calls[comm->calls++ % CALLS];
-    if (!in || !out) return ncclInvalidArgument;
+    if (!in || !out || type != ncclFloat32) return ncclInvalidArgument;
     pthread_mutex_lock(&lock);
     if (c->here == g->size) memset(c, 0, sizeof *c); /* of an earlier round */
-    c->kind = kind, c->type = type, c->op = op, c->root = root, c->count = count;
+    c->kind = kind, c->op = op, c->count = count;
     c->in[comm->rank] = in, c->out[comm->rank] = out, c->stream[comm->rank] = stream;
     if (++c->here == g->size) finish(c, g->size);
     pthread_mutex_unlock(&lock);
@@ -187,42 +153,16 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) { return leave(comm, 1); }
 
 ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    return enter(comm, ALL_REDUCE, in, out, count, (int)type, (int)op, 0, stream);
+    return enter(comm, ALL_REDUCE, in, out, count, (int)type, (int)op, stream);
 }
 ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    return enter(comm, REDUCE_SCATTER, in, out, count, (int)type, (int)op, 0, stream);
+    return enter(comm, REDUCE_SCATTER, in, out, count, (int)type, (int)op, stream);
 }
 ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream)
 {
-    return enter(comm, ALL_GATHER, in, out, count, (int)type, 0, 0, stream);
+    return enter(comm, ALL_GATHER, in, out, count, (int)type, 0, stream);
 }
-ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream)
-{
-    return enter(comm, BROADCAST, in, out, count, (int)type, 0, root, stream);
-}
-
-/* Sends and receives are known in a batch with one of each for every rank, in order: an all-to-all. */
-ncclResult_t ncclGroupStart(void) { return batch.depth = 1, batch.sends = batch.receives = 0, ncclSuccess; }
-ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream)
-{
-    if (!batch.depth || peer != batch.sends++) return ncclInvalidArgument;
-    if (!peer) batch.in = in, batch.count = count, batch.type = (int)type, batch.comm = comm, batch.stream = stream;
-    return (const char *)in == batch.in + (size_t)peer * count * width((int)type) ? ncclSuccess : ncclInvalidArgument;
-}
-ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream)
-{
-    if (!batch.depth || peer != batch.receives++ || comm != batch.comm || stream != batch.stream) return ncclInvalidArgument;
-    if (!peer) batch.out = out;
-    return (char *)out == batch.out + (size_t)peer * count * width((int)type) ? ncclSuccess : ncclInvalidArgument;
-}
-ncclResult_t ncclGroupEnd(void)
-{
-    batch.depth = 0;
-    if (batch.sends != batch.comm->group->size || batch.receives != batch.sends) return ncclInvalidArgument;
-    return enter(batch.comm, ALL_TO_ALL, batch.in, batch.out, batch.count, batch.type, 0, 0, batch.stream);
-}
-
 /* ---- the driver ---- */
 
 CUresult cuInit(unsigned flags) { return (CUresult)(flags || getenv("STAND_IN_NO_DEVICE") ? 100 : 0); }
