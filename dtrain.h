@@ -9869,7 +9869,7 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
     return g->prediction = x;
 }
 
-/* What a family's mixture is like: its model's fields, and the deviation of weights that end in the residual. */
+/* A family's mixture. */
 static dt_moe_options dt__model_moe(const dt_model *m)
 {
     dt_moe_options o;
@@ -9880,20 +9880,68 @@ static dt_moe_options dt__model_moe(const dt_model *m)
     o.capacity = m->capacity;
     o.balance = m->balance;
     o.down_std = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    o.gated = m->family == DT_LLAMA;
+    o.bias = !o.gated;
+    if (o.gated) o.width = m->hidden;
     return o;
+}
+
+/* The sizes that have a name. A Llama's hidden units follow from its width where they are 0 (dt__model_settled);
+ * `slowing` is the factor of Llama 3's rotary frequencies, 0: none. */
+typedef struct dt__size {
+    const char *name;
+    int layers, heads, kv_heads, width, hidden, tied;
+    float rope_base, slowing;
+} dt__size;
+static const dt__size dt__sizes[] = {
+    {"nano", 2, 2, 0, 64, 0, 0, 0.0f, 0.0f},           {"micro", 3, 4, 0, 128, 0, 0, 0.0f, 0.0f},
+    {"tiny", 4, 4, 0, 192, 0, 0, 0.0f, 0.0f},          {"small", 6, 6, 0, 384, 0, 0, 0.0f, 0.0f},
+    {"124M", 12, 12, 0, 768, 0, 0, 0.0f, 0.0f},        {"355M", 24, 16, 0, 1024, 0, 0, 0.0f, 0.0f},
+    {"774M", 36, 20, 0, 1280, 0, 0, 0.0f, 0.0f},       {"1558M", 48, 25, 0, 1600, 0, 0, 0.0f, 0.0f},
+    {"llama-nano", 2, 4, 2, 64, 0, 0, 1e4f, 0.0f},     {"llama-micro", 3, 4, 2, 128, 0, 0, 1e4f, 0.0f},
+    {"llama-tiny", 4, 6, 2, 192, 0, 0, 1e4f, 0.0f},    {"llama-small", 6, 6, 2, 384, 0, 0, 1e4f, 0.0f},
+    {"llama-1.1B", 22, 32, 4, 2048, 0, 0, 1e4f, 0.0f}, {"llama-7B", 32, 32, 32, 4096, 0, 0, 1e4f, 0.0f},
+    {"llama-13B", 40, 40, 40, 5120, 0, 0, 1e4f, 0.0f}, {"llama3-8B", 32, 32, 8, 4096, 14336, 0, 5e5f, 0.0f},
+    {"llama3.2-1B", 16, 32, 8, 2048, 8192, 1, 5e5f, 32.0f}};
+
+static dt_model dt__model_of(int family, const char *size)
+{
+    dt_model m;
+    memset(&m, 0, sizeof m);
+    m.family = family;
+    if (family == DT_LLAMA) m.balance = 0.01f;
+    for (const dt__size *s = dt__sizes; s < dt__sizes + sizeof dt__sizes / sizeof *dt__sizes; s++) {
+        if (!size || strcmp(size, s->name) || (family == DT_LLAMA) != (s->kv_heads > 0)) continue;
+        m.layers = s->layers, m.heads = s->heads, m.kv_heads = s->kv_heads, m.width = s->width, m.hidden = s->hidden;
+        m.tied = s->tied;
+        m.balance = 0.01f;
+        m.rope_base = s->rope_base;
+        if (s->slowing == 0.0f) continue;
+        m.rope_scaling.factor = (double)s->slowing;
+        m.rope_scaling.low_freq_factor = 1.0, m.rope_scaling.high_freq_factor = 4.0;
+        m.rope_scaling.original_context = 8192;
+    }
+    return m;
+}
+DT_API dt_model dt_model_gpt2(const char *size) { return dt__model_of(DT_GPT2, size); }
+DT_API dt_model dt_model_llama(const char *size) { return dt__model_of(DT_LLAMA, size); }
+
+/* The model with the defaults of the fields that are 0. */
+static dt_model dt__model_settled(dt_model m)
+{
+    if (m.family != DT_LLAMA) return m;
+    if (!m.kv_heads) m.kv_heads = m.heads;
+    if (!m.hidden) m.hidden = dt__round_up(8 * m.width / 3, m.width < 1024 ? 32 : 256);
+    if (m.rope_base == 0.0f) m.rope_base = 10000.0f;
+    if (m.norm_eps == 0.0f) m.norm_eps = 1e-5f;
+    return m;
 }
 
 /* ---- GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, tied head ---------------- */
 
-typedef struct dt__gpt2 {
-    int64_t layers, heads, width, vocabulary;
-    float dropout;
-    dt_moe_options moe; /* experts 0: none */
-} dt__gpt2;
-
 static dt_tensor dt__gpt2_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
 {
-    const dt__gpt2 *m = (const dt__gpt2 *)user;
+    const dt_model *m = (const dt_model *)user;
     dt_tensor wte = dt__table_param(g, "wte.weight", m->vocabulary, m->width);
     dt_tensor wpe = dt__positions(g, "wpe.weight", dt_dim(g, tokens, 1), m->width);
     return dt__own_rows(g, dt_dropout(g, dt_add(g, dt_embed(g, wte, tokens), wpe), m->dropout));
@@ -9902,7 +9950,7 @@ static dt_tensor dt__gpt2_embed(dt_graph *g, dt_tensor tokens, const void *user)
 /* The residual projections start smaller, by 1/sqrt(2 layers), so that the sum of the blocks keeps its size. */
 static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> (B,T,C) */
 {
-    const dt__gpt2 *m = (const dt__gpt2 *)user;
+    const dt_model *m = (const dt_model *)user;
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
     dt_tensor h = dt_layernorm(g, x, "ln_1");
     if (!dt__cuts(g, "heads", m->heads)) return dt__tensor(0);
@@ -9911,8 +9959,10 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     h = dt_linear_with(g, h, "attn.c_proj", m->width, residual, DT_ROWS);
     x = dt_add(g, x, dt_dropout(g, h, m->dropout));
     h = dt_layernorm(g, x, "ln_2");
-    if (m->moe.experts) h = dt_moe(g, h, "mlp", &m->moe);
-    else {
+    if (m->experts) {
+        dt_moe_options o = dt__model_moe(m);
+        h = dt_moe(g, h, "mlp", &o);
+    } else {
         h = dt_gelu(g, dt_linear_with(g, h, "mlp.c_fc", 4 * m->width, 0.02f, DT_COLUMNS)); /* (B,T,4C) */
         h = dt_linear_with(g, h, "mlp.c_proj", m->width, residual, DT_ROWS);
     }
@@ -9927,45 +9977,12 @@ static dt_tensor dt__next_token_loss(dt_graph *g, dt_tensor h, dt_tensor table)
 
 static dt_tensor dt__gpt2_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
-    const dt__gpt2 *m = (const dt__gpt2 *)user;
+    const dt_model *m = (const dt_model *)user;
     dt_tensor h = dt_layernorm(g, x, "ln_f");
     return dt__next_token_loss(g, h, dt__table_param(g, "/transformer.wte.weight", m->vocabulary, m->width));
 }
 
-typedef struct dt__size {
-    const char *name;
-    int layers, heads, width;
-} dt__size;
-static const dt__size dt__gpt2_sizes[] = {{"nano", 2, 2, 64},     {"micro", 3, 4, 128},   {"tiny", 4, 4, 192},
-                                          {"small", 6, 6, 384},   {"124M", 12, 12, 768},  {"355M", 24, 16, 1024},
-                                          {"774M", 36, 20, 1280}, {"1558M", 48, 25, 1600}};
-enum { DT__SIZES = (int)(sizeof dt__gpt2_sizes / sizeof *dt__gpt2_sizes) };
-
-DT_API dt_model dt_model_gpt2(const char *size)
-{
-    dt_model m;
-    memset(&m, 0, sizeof m);
-    for (int i = 0; i < DT__SIZES; i++)
-        if (size && !strcmp(size, dt__gpt2_sizes[i].name)) {
-            m.layers = dt__gpt2_sizes[i].layers;
-            m.heads = dt__gpt2_sizes[i].heads;
-            m.width = dt__gpt2_sizes[i].width;
-            m.balance = 0.01f;
-        }
-    return m;
-}
-
 /* ---- Llama (Touvron et al. 2023): RMSNorm, rotary positions, grouped queries, SwiGLU, no biases ---- */
-
-/* The fields that may be 0 for their usual value. */
-static dt_model dt__llama_settled(dt_model m)
-{
-    if (!m.kv_heads) m.kv_heads = m.heads;
-    if (!m.hidden) m.hidden = dt__round_up(8 * m.width / 3, m.width < 1024 ? 32 : 256);
-    if (m.rope_base == 0.0f) m.rope_base = 10000.0f;
-    if (m.norm_eps == 0.0f) m.norm_eps = 1e-5f;
-    return m;
-}
 
 static dt_tensor dt__llama_table(dt_graph *g, const dt_model *m, int head)
 {
@@ -10004,8 +10021,6 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor x, const dt_model *m, floa
     widths[0] = widths[1] = m->hidden;
     if (m->experts) {
         dt_moe_options o = dt__model_moe(m);
-        o.gated = 1;
-        o.width = m->hidden;
         return dt_moe(g, h, "mlp", &o);
     }
     if (!dt__cuts(g, "hidden units", m->hidden)) return dt__tensor(0);
@@ -10028,39 +10043,6 @@ static dt_tensor dt__llama_head(dt_graph *g, dt_tensor x, const void *user) /* (
     const dt_model *m = (const dt_model *)user;
     dt_tensor h = dt_rmsnorm_eps(g, x, "norm", m->norm_eps);
     return dt__next_token_loss(g, h, dt__llama_table(g, m, 1));
-}
-
-typedef struct dt__llama_size {
-    const char *name;
-    int layers, heads, kv_heads, width, hidden, tied; /* hidden 0: by the rule */
-    float rope_base, slowing;                         /* slowing: of Llama 3's rotary frequencies; 0: none */
-} dt__llama_size;
-static const dt__llama_size dt__llama_sizes[] = {
-    {"llama-nano", 2, 4, 2, 64, 0, 0, 1e4f, 0.0f},         {"llama-micro", 3, 4, 2, 128, 0, 0, 1e4f, 0.0f},
-    {"llama-tiny", 4, 6, 2, 192, 0, 0, 1e4f, 0.0f},        {"llama-small", 6, 6, 2, 384, 0, 0, 1e4f, 0.0f},
-    {"llama-1.1B", 22, 32, 4, 2048, 0, 0, 1e4f, 0.0f},     {"llama-7B", 32, 32, 32, 4096, 0, 0, 1e4f, 0.0f},
-    {"llama-13B", 40, 40, 40, 5120, 0, 0, 1e4f, 0.0f},     {"llama3-8B", 32, 32, 8, 4096, 14336, 0, 5e5f, 0.0f},
-    {"llama3.2-1B", 16, 32, 8, 2048, 8192, 1, 5e5f, 32.0f}};
-enum { DT__LLAMA_SIZES = (int)(sizeof dt__llama_sizes / sizeof *dt__llama_sizes) };
-
-DT_API dt_model dt_model_llama(const char *size)
-{
-    dt_model m;
-    memset(&m, 0, sizeof m);
-    m.family = DT_LLAMA;
-    m.balance = 0.01f;
-    for (int i = 0; i < DT__LLAMA_SIZES; i++) {
-        const dt__llama_size *s = &dt__llama_sizes[i];
-        if (!size || strcmp(size, s->name)) continue;
-        m.layers = s->layers, m.heads = s->heads, m.kv_heads = s->kv_heads, m.width = s->width, m.hidden = s->hidden;
-        m.tied = s->tied;
-        m.rope_base = s->rope_base;
-        if (s->slowing == 0.0f) continue;
-        m.rope_scaling.factor = (double)s->slowing;
-        m.rope_scaling.low_freq_factor = 1.0, m.rope_scaling.high_freq_factor = 4.0;
-        m.rope_scaling.original_context = 8192;
-    }
-    return m;
 }
 
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary)
@@ -10121,8 +10103,7 @@ typedef struct dt__net {
     int64_t ids[2];                             /* inputs, targets used as ids must be below; INT64_MAX: none are */
     int64_t routed;                             /* experts of all mixtures */
     int watched;                                /* are there mixtures or auxiliary losses? */
-    dt__gpt2 gpt2;
-    dt_model llama;
+    dt_model model;  /* dt__model_settled */
     dt_segment *own; /* a family's list */
     char *names;
 } dt__net;
@@ -10348,14 +10329,8 @@ static void dt__net_close(dt__net *net)
 /* A family as a list of segments: embedding, blocks, head. */
 static dt_result dt__family_list(dt__net *net, const dt_model *m)
 {
-    dt__gpt2 *c = &net->gpt2;
     int llama = m->family == DT_LLAMA;
     const char *model = llama ? "model" : "transformer", *blocks = llama ? "model.layers" : "transformer.h";
-    c->layers = m->layers, c->heads = m->heads, c->width = m->width, c->vocabulary = m->vocabulary;
-    c->dropout = m->dropout;
-    net->llama = dt__llama_settled(*m);
-    c->moe = dt__model_moe(m);
-    c->moe.bias = 1;
     net->count = m->layers + 2;
     net->own = (dt_segment *)dt__alloc((int64_t)sizeof *net->own * net->count, "the model");
     net->names = (char *)dt__alloc(24 * m->layers, "the model");
@@ -10367,7 +10342,7 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
         o->name = s == 0 || s > m->layers ? model : name;
         if (llama) o->build = s == 0 ? dt__llama_embed : s > m->layers ? dt__llama_head : dt__llama_block;
         else o->build = s == 0 ? dt__gpt2_embed : s > m->layers ? dt__gpt2_head : dt__gpt2_block;
-        o->user = llama ? (const void *)&net->llama : (const void *)c;
+        o->user = &net->model;
     }
     return DT_OK;
 }
@@ -10418,6 +10393,7 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     if (r) return r;
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segment_count;
+    net->model = dt__model_settled(*m);
     if (!list) r = dt__family_list(net, m);
     if (r) return r;
     if (!list) list = net->own;
@@ -20084,7 +20060,7 @@ static int dt__config_knows(const dt_model *m) { return !m->segments && !m->expe
 static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence)
 {
     static const char *const dropout[] = {"embd_pdrop", "attn_pdrop", "resid_pdrop"};
-    dt_model m = model->family == DT_LLAMA ? dt__llama_settled(*model) : *model;
+    dt_model m = dt__model_settled(*model);
     const dt_rope_scaling *s = &m.rope_scaling;
     int llama = m.family == DT_LLAMA;
     dt__text_add(t, "{\n  \"model_type\": \"%s\",\n  \"architectures\": [\"%s\"],\n  \"%s\": %lld",
@@ -24899,7 +24875,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     const dt_recipe *r = &t->recipe;
     char text[160];
     if (!r->model.segments && r->model.family == DT_LLAMA) {
-        const dt_model *m = &t->e.net.llama;
+        const dt_model *m = &t->e.net.model;
         printf(
             "model    Llama, %lld layers, %lld heads (%lld of the keys), width %lld, hidden %lld, vocabulary %lld%s: "
             "%lld parameters\n",
@@ -26205,7 +26181,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, 
 static dt_result dt__weights_config(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
-    const dt_model *here = r->model.family == DT_LLAMA ? &t->e.net.llama : &r->model;
+    const dt_model *here = &t->e.net.model;
     const char *what = NULL;
     char name[PATH_MAX];
     dt_model m;

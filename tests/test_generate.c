@@ -219,7 +219,7 @@ static dt_tensor my_block(dt_graph *g, dt_tensor x, const void *user) { return d
 /* A model of one's own recomputes, and draws the family's text when it is the same model. */
 static void check_own(void)
 {
-    static dt__gpt2 sizes;
+    static dt_model sizes;
     static const dt_segment list[] = {{"transformer", dt__gpt2_embed, &sizes},
                                       {"transformer.h.0", my_block, &sizes},
                                       {"transformer", dt__gpt2_head, &sizes}};

@@ -24,12 +24,12 @@ static void check_sizes(void)
         memset(&net, 0, sizeof net);
         m.vocabulary = published[i].vocabulary;
         if (dt__net_open(&net, &m, 1, 2)) tap_bail("%s", dt_last_error());
-        tap_ok(net.weights == published[i].weights && net.llama.hidden == published[i].hidden, "%s: %lld parameters, hidden %lld",
-               published[i].name, (long long)net.weights, (long long)net.llama.hidden);
+        tap_ok(net.weights == published[i].weights && net.model.hidden == published[i].hidden, "%s: %lld parameters, hidden %lld",
+               published[i].name, (long long)net.weights, (long long)net.model.hidden);
         tap_ok(dt__net_find(&net, "model.layers.15.self_attn.k_proj.weight") >= 0 && dt__net_find(&net, "model.norm.weight") >= 0 &&
                    (dt__net_find(&net, "lm_head.weight") < 0) == m.tied,
                "%s: the names of Hugging Face", published[i].name);
-        tap_ok(net.llama.rope_base == published[i].base && net.llama.rope_scaling.factor == published[i].slowing && net.llama.norm_eps == 1e-5f,
+        tap_ok(net.model.rope_base == published[i].base && net.model.rope_scaling.factor == published[i].slowing && net.model.norm_eps == 1e-5f,
                "%s: rotary base %g, slowed by %g, epsilon 1e-5", published[i].name, (double)published[i].base, published[i].slowing);
         dt__net_close(&net);
     }
@@ -41,7 +41,7 @@ static void check_usual(void)
 {
     dt_model m = dt_model_llama("llama-nano");
     m.kv_heads = m.hidden = 0, m.rope_base = m.norm_eps = 0.0f;
-    m = dt__llama_settled(m);
+    m = dt__model_settled(m);
     tap_ok(m.kv_heads == m.heads && m.hidden == 192 && m.rope_base == 10000.0f && m.norm_eps == 1e-5f,
            "0 stands for as many heads of the keys, 8/3 of the width, base 10000, epsilon 1e-5");
 }
@@ -148,7 +148,7 @@ static dt_tensor block(dt_graph **g, const dt_model *m, int64_t shards, dt_tenso
 
 static void check_block(void)
 {
-    dt_model m = dt__llama_settled(dt_model_llama("llama-nano"));
+    dt_model m = dt__model_settled(dt_model_llama("llama-nano"));
     float y[2][640], dx[2][640];
     for (int i = 0; i < 2; i++) {
         dt_graph *g;
@@ -165,7 +165,7 @@ static void check_block(void)
 /* A block from public functions has the family's bits forward. */
 static void check_public(void)
 {
-    dt_model m = dt__llama_settled(dt_model_llama("llama-nano"));
+    dt_model m = dt__model_settled(dt_model_llama("llama-nano"));
     dt_graph *g, *h;
     dt_attention_options o;
     dt_tensor x, want = block(&g, &m, 1, &x), n, q, k, v, y;
@@ -191,7 +191,7 @@ static void check_public(void)
 
 static void check_refused(void)
 {
-    dt_model m = dt__llama_settled(dt_model_llama("llama-nano"));
+    dt_model m = dt__model_settled(dt_model_llama("llama-nano"));
     static const int32_t ids[2];
     dt_graph *g;
     dt_tensor x;
@@ -202,7 +202,7 @@ static void check_refused(void)
     block(&g, &m, 2, &x);
     tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "99 hidden units do not divide into 2"), "refused: %s", dt_last_error());
     dt_graph_close(&g);
-    m = dt__llama_settled(dt_model_llama("llama-nano"));
+    m = dt__model_settled(dt_model_llama("llama-nano"));
     m.vocabulary = 5;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     g->tensor_shards = 4, g->targets = dt_tokens_from(g, dt_shape2(1, 2), ids);

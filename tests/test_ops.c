@@ -1502,7 +1502,7 @@ static void test_refused_segments(void)
 #ifndef TEST_OPS_MORE /* test_ops_more.c takes what is above */
 int main(void)
 {
-    dt__gpt2 plain, dropping;
+    dt_model plain, dropping;
     memset(&plain, 0, sizeof plain);
     plain.layers = 2, plain.heads = 2, plain.width = 12, plain.vocabulary = 11;
     dropping = plain;
