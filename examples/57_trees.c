@@ -19,12 +19,12 @@
  * What you should see (the second command; steps: messages one after the other, S: bytes of the vector)
  *        bytes            rounds  steps  busiest rank  first node to        us
  *                                        sends, in S  others, in S
- *        20160 ring           30     60          1.88          1.88     92251
- *        20160 two trees       8     16          2.00          2.00     25728
- *        20160 hierarchy      16     32          1.88          1.75     80202
- *      2882880 ring           30     60          1.88          1.88    114973
- *      2882880 two trees      11     51          2.00          2.00    163581
- *      2882880 hierarchy      16     32          1.88          1.75    109905
+ *        20160 ring           30     60          1.88          1.88     73892
+ *        20160 two trees       8     16          2.00          2.00     22763
+ *        20160 hierarchy      16     32          1.88          1.75     64581
+ *      2882880 ring           30     60          1.88          1.88    107811
+ *      2882880 two trees      11     50          2.00          2.00    159744
+ *      2882880 hierarchy      16     32          1.88          1.75    119351
  *
  * Predict first: with 16 ranks on 4 nodes instead of 8, how many rounds does each of the three take?
  * Exercise: add the generator of balanced servers: 2 rounds of n(n-1) messages (53_balanced_buffers.c).
@@ -112,7 +112,10 @@ static int hierarchy(plan *p)
 static int in_order(const void *a, const void *b)
 {
     const message *x = (const message *)a, *y = (const message *)b;
-    return x->round != y->round ? x->round - y->round : x->step != y->step ? x->step - y->step : x->from - y->from;
+    if (x->round != y->round) return x->round - y->round;
+    if (x->step != y->step) return x->step - y->step;
+    if (x->from != y->from) return x->from - y->from;
+    return x->to != y->to ? x->to - y->to : (x->at > y->at) - (x->at < y->at);
 }
 
 /* Gives every message the first step of its round in which its two ranks are free; returns the steps of all rounds. */
