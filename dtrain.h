@@ -955,7 +955,7 @@ DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n);
  * the fixed tree. DT_E_USAGE when the engine between the nodes has none. */
 DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op);
 
-/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU for each rank (DT_NCCL). dt_nccl_open and dt_nccl_version load
+/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL). dt_nccl_open and dt_nccl_version load
  * libnccl.so.2 and the driver's libcuda.so.1 (or the files that DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name). Sums are in
  * NCCL's order.
  *     dt_nccl *n = NULL;
@@ -969,12 +969,12 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
 typedef struct dt_nccl dt_nccl;
 typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER } dt_call;
 /* Joins the ranks of c. Collective. gpu: the number of this rank's GPU, -1: its rank on the node modulo the GPUs there.
- * The GPU's primary context becomes this thread's, as by cudaSetDevice. NCCL refuses two ranks on one GPU unless each has
- * another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM: NCCL, a driver
+ * The GPU's primary context becomes this thread's, as by cudaSetDevice. NCCL refuses two ranks on one GPU unless
+ * each has another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM: NCCL, a driver
  * or a GPU is missing on some rank. *n is NULL on errors. */
 DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu);
-/* Queues a collective of floats in the GPU's memory on a CUDA stream (a cudaStream_t or CUstream, NULL: the default one).
- * Collective. Shapes are those of dt_all_reduce (in may be out), dt_reduce_scatter, dt_all_gather (op is not used). */
+/* Queues a collective of floats in the GPU's memory on a CUDA stream (a cudaStream_t or CUstream, NULL: the default
+ * one). Collective. Shapes are those of dt_all_reduce (in may be out), dt_reduce_scatter, dt_all_gather (op is not used). */
 DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
                                  void *stream);
 /* Returns when all that was queued on the stream is done. */
@@ -14184,7 +14184,7 @@ typedef struct dt__message {
     int peer;                 /* rank in the world; of a receive DT__FROM_ANY, which the link replaces */
     uint32_t tag;             /* < 2^29. A receive matches the oldest message of its peer with its tag */
     int sends;
-    int done;                 /* 0; 1; DT__LOST: the peer is gone; DT__TOO_LONG: more than `bytes` came, none is written */
+    int done;                 /* 0; 1; DT__LOST: the peer is gone; DT__TOO_LONG: more came, and nothing is written */
     void *own;                /* the link's */
 } dt__message;
 
@@ -14217,8 +14217,8 @@ struct dt__fabric {
     dt_result (*progress)(dt__fabric *f);              /* moves what can be moved; never waits */
     void (*cancel)(dt__fabric *f, dt__message *m);     /* m and its data are the caller's again */
     void (*close)(dt__fabric *f);                      /* frees f; its messages are done or cancelled */
-    /* The engine's own all-reduce of m->data in place, in an order of its own, over a group (NULL: the world); NULL where
-     * there is none. The members of a group open it together: ranks (size) of the world, rising. */
+    /* The engine's own all-reduce of m->data in place, in an order of its own, over a group (NULL: the world); NULL
+     * where there is none. The members of a group open it together: ranks (size) of the world, rising. */
     dt_result (*all_reduce)(dt__fabric *f, dt__message *m, void *group, dt_op op);
     dt_result (*group)(dt__fabric *f, const int *ranks, int size, void **group);
     void (*ungroup)(dt__fabric *f, void *group);
@@ -17968,8 +17968,8 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 #ifdef DT_OFI
 /* ---- libfabric ------------------------------------------------------------------------------------------------
  * A link over tagged messages of one reliable-datagram endpoint. Providers differ in what they do with a message that
- * has no receive, or a receive that is too short: over net (libfabric 1.17) the first holds up all that its sender sends
- * later, and the second breaks the connection. So libfabric only gets what every provider does well: short datagrams
+ * has no receive, or a receive that is too short: over net (libfabric 1.17) the first holds up all that its sender
+ * sends later, and the second breaks the connection. So libfabric only gets what every provider does well: short datagrams
  * into buffers that are always posted, and data into memory that the receiver posts before the sender sends.
  *
  *   SHORT  header and data; a rank without a matching receive keeps a copy
