@@ -14208,20 +14208,20 @@ typedef struct dt__hearing {
 } dt__hearing;
 
 /* Two threads of a process may use a link at once. */
-typedef struct dt__fabric dt__fabric;
-struct dt__fabric {
+typedef struct dt__link dt__link;
+struct dt__link {
     char name[64];
     int rank, size;                                    /* in the world */
     int busy;                                          /* a thread is inside */
-    dt_result (*start)(dt__fabric *f, dt__message *m); /* returns at once */
-    dt_result (*progress)(dt__fabric *f);              /* moves what can be moved; never waits */
-    void (*cancel)(dt__fabric *f, dt__message *m);     /* m and its data are the caller's again */
-    void (*close)(dt__fabric *f);                      /* frees f; its messages are done or cancelled */
+    dt_result (*start)(dt__link *f, dt__message *m); /* returns at once */
+    dt_result (*poll)(dt__link *f);              /* moves what can be moved; never waits */
+    void (*cancel)(dt__link *f, dt__message *m);     /* m and its data are the caller's again */
+    void (*close)(dt__link *f);                      /* frees f; its messages are done or cancelled */
     /* The engine's own all-reduce of m->data in place, in an order of its own, over a group (NULL: the world); NULL
      * where there is none. The members of a group open it together: ranks (size) of the world, rising. */
-    dt_result (*all_reduce)(dt__fabric *f, dt__message *m, void *group, dt_op op);
-    dt_result (*group)(dt__fabric *f, const int *ranks, int size, void **group);
-    void (*ungroup)(dt__fabric *f, void *group);
+    dt_result (*all_reduce)(dt__link *f, dt__message *m, void *group, dt_op op);
+    dt_result (*group)(dt__link *f, const int *ranks, int size, void **group);
+    void (*ungroup)(dt__link *f, void *group);
     dt_comm *base;                                     /* emulated nodes: all ranks; else NULL */
     dt__hearing *hearing;
     int64_t sent;                                      /* bytes of messages to other ranks */
@@ -14230,12 +14230,12 @@ struct dt__fabric {
     uint32_t polled;                                   /* milliseconds: when compute code last polled */
 };
 
-static int dt__fabric_try(dt__fabric *f) { return !__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE); }
-static void dt__fabric_enter(dt__fabric *f)
+static int dt__link_try(dt__link *f) { return !__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE); }
+static void dt__link_enter(dt__link *f)
 {
-    while (!dt__fabric_try(f)) sched_yield();
+    while (!dt__link_try(f)) sched_yield();
 }
-static void dt__fabric_leave(dt__fabric *f) { __atomic_store_n(&f->busy, 0, __ATOMIC_RELEASE); }
+static void dt__link_leave(dt__link *f) { __atomic_store_n(&f->busy, 0, __ATOMIC_RELEASE); }
 
 static void dt__message_append(dt__message **list, dt__message *m)
 {
@@ -14298,7 +14298,7 @@ struct dt_comm {
     char *tables;               /* the tables above and below */
     int root;                   /* the job's mapping is its own, 2: its fd, too */
     dt_comm *parent;            /* communicator that this one was split from */
-    dt__fabric *fabric;         /* between the nodes of the job; NULL: there is one node */
+    dt__link *link;         /* between the nodes of the job; NULL: there is one node */
     float **view;               /* (size) data of the local ranks in the current call, by local rank */
     const float **from;         /* (size) scratch of one reduction */
     int64_t *sent;              /* (size) bytes of this rank's data that reached each peer */
@@ -14386,14 +14386,14 @@ static int64_t dt__area_bytes(int size)
 
 static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
 
-static void dt__fabric_poll(dt__fabric *f);
+static void dt__link_poll(dt__link *f);
 
 /* Compute code calls this often, so that a long stretch of work does not look like a frozen rank. */
 static void dt__comm_tick(dt_comm *c)
 {
     if (!c || !c->job) return;
     __atomic_fetch_add(&dt__own_state(c)->tick, 1u, __ATOMIC_RELAXED);
-    if (c->fabric) dt__fabric_poll(c->fabric);
+    if (c->link) dt__link_poll(c->link);
 }
 
 /* The signal that asked this process to stop, 0: none. It belongs to the process because a signal handler gets no
@@ -14514,7 +14514,7 @@ static void dt__comm_drain(dt_comm *c)
 /* Where a fault of one communicator is noted, so that all its ranks see it. */
 static uint32_t *dt__fault_of(dt_comm *c)
 {
-    if (c->nodes > 1) return c->fabric->base ? &c->fabric->base->area->fault : &c->job->fault;
+    if (c->nodes > 1) return c->link->base ? &c->link->base->area->fault : &c->job->fault;
     return c->area ? &c->area->fault : &c->job->fault;
 }
 
@@ -14544,13 +14544,13 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
 /* The first fault. What a rank does because of a fault (leave, end) comes later and must not be blamed for it. */
 static uint32_t dt__comm_fault(const dt_comm *c)
 {
-    const dt_comm *base = c->fabric ? c->fabric->base : NULL;
+    const dt_comm *base = c->link ? c->link->base : NULL;
     uint32_t fault = c->area ? __atomic_load_n(&c->area->fault, __ATOMIC_SEQ_CST) : 0;
     if (!fault && base) fault = __atomic_load_n(&base->area->fault, __ATOMIC_SEQ_CST);
     return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
 }
 
-static void dt__hear_last(dt__fabric *f);
+static void dt__hear_last(dt__link *f);
 
 static dt_result dt__comm_explain(dt_comm *c)
 {
@@ -14561,7 +14561,7 @@ static dt_result dt__comm_explain(dt_comm *c)
         snprintf(c->message, sizeof c->message, "interrupted in %s", call);
         return dt__comm_fail(c, DT_E_INTERRUPTED);
     }
-    dt__hear_last(c->fabric);
+    dt__hear_last(c->link);
     dt__format_fault(text, sizeof text, c->job, fault);
     snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
     return dt__comm_fail(c, DT_E_PEER);
@@ -14570,7 +14570,7 @@ static dt_result dt__comm_explain(dt_comm *c)
 /* The loads are acquire: a peer that arrived before the trouble began is then seen to have arrived (dt__give_up). */
 static int dt__comm_troubled(const dt_comm *c)
 {
-    const dt__area *area = c->area, *base = c->fabric && c->fabric->base ? c->fabric->base->area : NULL;
+    const dt__area *area = c->area, *base = c->link && c->link->base ? c->link->base->area : NULL;
     return __atomic_load_n(&c->job->fault, __ATOMIC_ACQUIRE) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
            (area && __atomic_load_n(&area->outs, __ATOMIC_SEQ_CST)) ||
            (area && __atomic_load_n(&area->fault, __ATOMIC_ACQUIRE)) ||
@@ -14673,7 +14673,7 @@ static int dt__job_silent(dt_comm *c, int rank, dt__watch *w)
 
 enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators have the tags from 2 DT__IDS on */
 
-static void dt__hear_start(dt__fabric *f, dt__message *m, int sends, int peer, dt__notice *notice)
+static void dt__hear_start(dt__link *f, dt__message *m, int sends, int peer, dt__notice *notice)
 {
     m->sends = sends;
     m->peer = peer;
@@ -14687,7 +14687,7 @@ static void dt__hear_start(dt__fabric *f, dt__message *m, int sends, int peer, d
 static int dt__hear_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
 
 /* Tells all ranks what this node's job failed of, once. */
-static void dt__hear_tell(dt__fabric *f)
+static void dt__hear_tell(dt__link *f)
 {
     dt__hearing *h = f->hearing;
     h->told = 1;
@@ -14703,7 +14703,7 @@ static void dt__hear_tell(dt__fabric *f)
         if (p != f->rank) dt__hear_start(f, &h->tell[p], 1, p, &h->fault);
 }
 
-static void dt__hear_notice(dt__fabric *f, int from, const dt__notice *notice)
+static void dt__hear_notice(dt__link *f, int from, const dt__notice *notice)
 {
     dt__hearing *h = f->hearing;
     dt__message *m = &h->reply[h->replies % DT__REPLIES];
@@ -14721,7 +14721,7 @@ static void dt__hear_notice(dt__fabric *f, int from, const dt__notice *notice)
 }
 
 /* Takes the notices that have come, and answers. */
-static void dt__hear(dt__fabric *f)
+static void dt__hear(dt__link *f)
 {
     dt__hearing *h = f->hearing;
     if (!h || (__atomic_load_n(&h->inbox.done, __ATOMIC_RELAXED) != 1 &&
@@ -14737,28 +14737,28 @@ static void dt__hear(dt__fabric *f)
 }
 
 /* Lets messages between nodes move while this rank computes, or waits for a peer on its node. */
-static void dt__fabric_poll(dt__fabric *f)
+static void dt__link_poll(dt__link *f)
 {
     uint32_t now = dt__clock_ms();
     if (now == __atomic_load_n(&f->polled, __ATOMIC_RELAXED)) return;
     __atomic_store_n(&f->polled, now, __ATOMIC_RELAXED);
-    (void)f->progress(f);
+    (void)f->poll(f);
     dt__hear(f);
 }
 
 /* A call fails: sees to it that the other nodes know, within half a second. */
-static void dt__hear_last(dt__fabric *f)
+static void dt__hear_last(dt__link *f)
 {
     dt__hearing *h = f ? f->hearing : NULL;
     double until = dt__now() + 0.5;
     if (!h) return;
     for (int p = 0; p < f->size && dt__now() < until; p++)
-        do dt__fabric_poll(f);
+        do dt__link_poll(f);
         while (h->told && !dt__hear_free(&h->tell[p]) && dt__now() < until);
 }
 
 /* Whether a rank of another node has been silent for too long, though asked. */
-static int dt__hear_silent(dt__fabric *f, int peer, dt__watch *w)
+static int dt__hear_silent(dt__link *f, int peer, dt__watch *w)
 {
     dt__hearing *h = f->hearing;
     double now = dt__now();
@@ -14774,7 +14774,7 @@ static int dt__hear_silent(dt__fabric *f, int peer, dt__watch *w)
     return 1;
 }
 
-static dt_result dt__hearing_open(dt__fabric *f, struct dt__job *job)
+static dt_result dt__hearing_open(dt__link *f, struct dt__job *job)
 {
     int64_t n = f->size, message = (int64_t)sizeof(dt__message);
     dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (2 * message + 4), "heartbeats");
@@ -14790,11 +14790,11 @@ static dt_result dt__hearing_open(dt__fabric *f, struct dt__job *job)
     return DT_OK;
 }
 
-static void dt__message_cancel(dt__fabric *f, dt__message *m)
+static void dt__message_cancel(dt__link *f, dt__message *m)
 {
     if (m->data && !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) f->cancel(f, m);
 }
-static void dt__hearing_close(dt__fabric *f)
+static void dt__hearing_close(dt__link *f)
 {
     dt__hearing *h = f->hearing;
     if (!h) return;
@@ -14826,15 +14826,15 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
 {
     const dt__rank_place *p = &c->place[a->peer];
     int far = dt__is_far(c, a->peer), troubled = dt__comm_troubled(c);
-    const dt_comm *at = far ? c->fabric->base : c;
+    const dt_comm *at = far ? c->link->base : c;
     uint32_t gone = 0, left = 0;
     if (at) gone = __atomic_load_n(&dt__job_rank(c->job, p->job)->gone, __ATOMIC_ACQUIRE);
     if (at && at->area)
         left = __atomic_load_n(&dt__comm_slot(at, far ? p->world : p->local)->left, __ATOMIC_ACQUIRE);
     if (!troubled && !gone && !left)
-        troubled = at ? dt__job_silent(c, p->job, w) : dt__hear_silent(c->fabric, p->world, w);
+        troubled = at ? dt__job_silent(c, p->job, w) : dt__hear_silent(c->link, p->world, w);
     if (!troubled && !gone && !left) return 0;
-    if (c->fabric) (void)c->fabric->progress(c->fabric);
+    if (c->link) (void)c->link->poll(c->link);
     if (dt__arrived(a)) return 0;
     if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
     if (dt__end_failed((int)(gone & ~DT__GONE))) dt__blame(&c->job->fault, DT__FAULT_DIED, p->job);
@@ -14845,7 +14845,7 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
 static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
 {
     dt__stream *me = &dt__own_state(c)->stream[c->stream];
-    int same_job = !dt__is_far(c, a->peer) || c->fabric->base, up = 0;
+    int same_job = !dt__is_far(c, a->peer) || c->link->base, up = 0;
     dt__watch watch;
     dt_result r = DT_OK;
     memset(&watch, 0, sizeof watch);
@@ -14853,7 +14853,7 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
     __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
     if (same_job) __atomic_store_n(&me->waiting, 1 + c->place[a->peer].job, __ATOMIC_RELAXED);
     while (!dt__arrived(a) && !r && !up) {
-        if (c->fabric) r = c->fabric->progress(c->fabric), dt__hear(c->fabric), dt__nap();
+        if (c->link) r = c->link->poll(c->link), dt__hear(c->link), dt__nap();
         else dt__event_sleep(a->event, a->target);
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
         up = dt__give_up(c, a, &watch);
@@ -14871,7 +14871,7 @@ static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
     double start = dt__now(), spin = a->event || c->stream || c->spins < DT__SPINS ? 0.0 : DT__MESSAGE_SPIN;
     dt_result r = DT_OK;
     for (int i = 0; i < c->spins + 8 && !r && !dt__arrived(a); i++) {
-        if (a->message) r = c->fabric->progress(c->fabric), dt__hear(c->fabric);
+        if (a->message) r = c->link->poll(c->link), dt__hear(c->link);
         else dt__relax();
         if (i >= c->spins || (a->message && i % 16 == 15)) sched_yield(); /* the kernel's network thread needs a core */
         if (i + 1 == c->spins && dt__now() - start < spin) i = -1;
@@ -15133,8 +15133,8 @@ static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int pe
     m->tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
     m->data = (char *)data;
     m->bytes = bytes;
-    if (sends) __atomic_fetch_add(&c->fabric->sent, bytes, __ATOMIC_RELAXED);
-    return c->fabric->start(c->fabric, m);
+    if (sends) __atomic_fetch_add(&c->link->sent, bytes, __ATOMIC_RELAXED);
+    return c->link->start(c->link, m);
 }
 
 /* One more message of this round. */
@@ -15153,7 +15153,7 @@ static dt_result dt__round_wait(dt_comm *c, dt_result r)
         while (c->place[peer].world != m->peer) peer++;
         r = dt__wait_message(c, m, peer);
     }
-    for (int k = 0; k < c->under_way && r; k++) dt__message_cancel(c->fabric, &c->message_of[k]);
+    for (int k = 0; k < c->under_way && r; k++) dt__message_cancel(c->link, &c->message_of[k]);
     c->under_way = 0;
     return r;
 }
@@ -15987,7 +15987,7 @@ static dt_result dt__recv_far(dt_comm *c, float *data, int64_t count, int from)
     memset(&m, 0, sizeof m);
     r = dt__message_start(c, &m, 0, from, 1, data, 4 * count);
     if (!r) r = dt__wait_message(c, &m, from);
-    if (r) dt__message_cancel(c->fabric, &m);
+    if (r) dt__message_cancel(c->link, &m);
     if (r || m.moved == m.bytes) return r;
     m.done = DT__TOO_LONG;
     return dt__wait_message(c, &m, from);
@@ -16028,7 +16028,7 @@ static dt_result dt__alloc_refused(int size, int64_t bytes, int64_t available)
 }
 
 /* The ranks that share this machine's cores and memory. */
-static int64_t dt__comm_here(const dt_comm *c) { return c->nodes > 1 && c->fabric->base ? c->size : c->local_size; }
+static int64_t dt__comm_here(const dt_comm *c) { return c->nodes > 1 && c->link->base ? c->size : c->local_size; }
 
 /* All ranks learn whether all succeeded. */
 static dt_result dt__agree(dt_comm *c, int ok, int *all)
@@ -16126,7 +16126,7 @@ typedef struct dt__traffic {
 } dt__traffic;
 
 typedef struct dt__emulated {
-    dt__fabric fabric;
+    dt__link link;
     char *packets;     /* (size, DT__PACKETS, bytes) to each rank, in symmetric memory */
     int64_t bytes;
     int dead;          /* a message was broken off: nothing moves any more */
@@ -16153,7 +16153,7 @@ static void dt__unexpected_deliver(dt__traffic *flow, dt__unexpected *u)
 
 static void dt__emulated_send(dt__emulated *f, int peer)
 {
-    dt_comm *base = f->fabric.base;
+    dt_comm *base = f->link.base;
     dt__traffic *flow = &f->flow[peer];
     dt__channel *channel = dt__comm_channel(base, base->rank, peer);
     while (flow->out && dt__event_reached(&channel->taken, channel->posted.value + 1 - DT__PACKETS)) {
@@ -16198,7 +16198,7 @@ static dt_result dt__emulated_match(dt__traffic *flow, const dt__packet *packet)
 
 static dt_result dt__emulated_recv(dt__emulated *f, int peer)
 {
-    dt_comm *base = f->fabric.base;
+    dt_comm *base = f->link.base;
     dt__traffic *flow = &f->flow[peer];
     dt__channel *channel = dt__comm_channel(base, peer, base->rank);
     dt_result r = DT_OK;
@@ -16224,28 +16224,28 @@ static dt_result dt__emulated_recv(dt__emulated *f, int peer)
     return DT_OK;
 }
 
-static dt_result dt__emulated_progress(dt__fabric *fabric)
+static dt_result dt__emulated_poll(dt__link *link)
 {
-    dt__emulated *f = (dt__emulated *)fabric;
+    dt__emulated *f = (dt__emulated *)link;
     dt_result r = DT_OK;
-    if (!dt__fabric_try(fabric)) return DT_OK;
-    for (int p = 0; p < fabric->size && !r && !f->dead; p++) {
-        if (p == fabric->rank) continue;
+    if (!dt__link_try(link)) return DT_OK;
+    for (int p = 0; p < link->size && !r && !f->dead; p++) {
+        if (p == link->rank) continue;
         dt__emulated_send(f, p);
         r = dt__emulated_recv(f, p);
     }
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
     return r;
 }
 
-static dt_result dt__emulated_start(dt__fabric *fabric, dt__message *m)
+static dt_result dt__emulated_start(dt__link *link, dt__message *m)
 {
-    dt__emulated *f = (dt__emulated *)fabric;
+    dt__emulated *f = (dt__emulated *)link;
     dt__traffic *flow = &f->flow[m->peer];
     dt__unexpected *u;
     m->done = 0;
     m->moved = 0;
-    dt__fabric_enter(fabric);
+    dt__link_enter(link);
     u = m->sends ? NULL : flow->unexpected;
     while (u && (u->taker || u->tag != m->tag)) u = u->next;
     if (u) {
@@ -16254,27 +16254,27 @@ static dt_result dt__emulated_start(dt__fabric *fabric, dt__message *m)
     } else {
         dt__message_append(m->sends ? &flow->out : &flow->in, m);
     }
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
     return DT_OK;
 }
 
-static void dt__emulated_cancel(dt__fabric *fabric, dt__message *m)
+static void dt__emulated_cancel(dt__link *link, dt__message *m)
 {
-    dt__emulated *f = (dt__emulated *)fabric;
+    dt__emulated *f = (dt__emulated *)link;
     dt__traffic *flow = &f->flow[m->peer];
-    dt__fabric_enter(fabric);
+    dt__link_enter(link);
     if (flow->into == m || (flow->out == m && flow->sent)) f->dead = 1;
     (void)dt__message_remove(m->sends ? &flow->out : &flow->in, m);
     for (dt__unexpected *u = flow->unexpected; u; u = u->next)
         if (u->taker == m) u->taker = NULL;
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
 }
 
-static void dt__emulated_close(dt__fabric *fabric)
+static void dt__emulated_close(dt__link *link)
 {
-    dt__emulated *f = (dt__emulated *)fabric;
-    dt_comm *base = fabric->base;
-    for (int p = 0; p < fabric->size; p++)
+    dt__emulated *f = (dt__emulated *)link;
+    dt_comm *base = link->base;
+    for (int p = 0; p < link->size; p++)
         while (f->flow[p].unexpected) {
             dt__unexpected *u = f->flow[p].unexpected;
             f->flow[p].unexpected = u->next;
@@ -16295,7 +16295,7 @@ static dt_result dt__environment_number(const char *name, double low, double hig
 }
 
 /* Takes `base`, a communicator over all ranks, for its own. Collective over it. */
-static dt_result dt__emulated_open(dt__fabric **handle, dt_comm *base)
+static dt_result dt__emulated_open(dt__link **handle, dt_comm *base)
 {
     int64_t n = base->size;
     double delay = 0.0;
@@ -16312,15 +16312,15 @@ static dt_result dt__emulated_open(dt__fabric **handle, dt_comm *base)
     f->delay = (uint32_t)(delay * 1e6);
     f->packets = (char *)packets;
     f->flow = (dt__traffic *)(void *)(f + 1);
-    f->fabric.base = base;
-    f->fabric.rank = base->rank;
-    f->fabric.size = base->size;
-    f->fabric.start = dt__emulated_start;
-    f->fabric.progress = dt__emulated_progress;
-    f->fabric.cancel = dt__emulated_cancel;
-    f->fabric.close = dt__emulated_close;
-    snprintf(f->fabric.name, sizeof f->fabric.name, "an emulated network");
-    *handle = &f->fabric;
+    f->link.base = base;
+    f->link.rank = base->rank;
+    f->link.size = base->size;
+    f->link.start = dt__emulated_start;
+    f->link.poll = dt__emulated_poll;
+    f->link.cancel = dt__emulated_cancel;
+    f->link.close = dt__emulated_close;
+    snprintf(f->link.name, sizeof f->link.name, "an emulated network");
+    *handle = &f->link;
     return DT_OK;
 }
 
@@ -16448,7 +16448,7 @@ static dt_result dt__stage_open(dt_comm *c)
     c->stride = c->regions->stride;
     c->stage = (char *)stage - c->local_rank * c->stride;
     c->half = DT__FAR_HALF;
-    c->fabric->memory += 4 * (2 * DT__FAR_HALF + DT__WORK_FLOATS);
+    c->link->memory += 4 * (2 * DT__FAR_HALF + DT__WORK_FLOATS);
     memset(c->sent, 0, (size_t)c->size * sizeof *c->sent);
     c->call.sequence = c->collectives = 0;
     return DT_OK;
@@ -16478,14 +16478,14 @@ static int64_t dt__area_create(dt__job *job, int fd, int size)
 }
 
 /* A communicator over all ranks of a job on several nodes, which takes `near`, those of this node, for its own. */
-static dt_result dt__comm_span(dt_comm **handle, dt__fabric *f, dt_comm *near, const int *node)
+static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, const int *node)
 {
     dt_comm *c = dt__comm_new(f->rank, f->size, dt__node_count(node, f->size), near->job, near->fd);
     *handle = c;
     if (!c) return dt_comm_free(&near), DT_E_MEMORY;
     dt__comm_place(c, node);
     for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = near->place[q].job;
-    c->fabric = f;
+    c->link = f;
     c->root = near->root;
     c->rate = near->rate;
     c->area = near->area, c->regions = near->regions;
@@ -16501,7 +16501,7 @@ static dt_result dt__comm_span(dt_comm **handle, dt__fabric *f, dt_comm *near, c
 static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
 {
     int *node = (int *)dt__alloc(base->size * (int64_t)sizeof *node, "emulated nodes");
-    dt__fabric *f = NULL;
+    dt__link *f = NULL;
     dt_comm *near = NULL;
     dt_result r = node ? dt__emulated_open(&f, base) : DT_E_MEMORY;
     *handle = NULL;
@@ -16550,7 +16550,7 @@ static dt_result dt__split_colors(dt_comm *c, int color, float *all)
     dt__move m;
     int32_t words[2];
     float input[2];
-    words[0] = color, words[1] = c->fabric ? (int32_t)c->fabric->ids : 0;
+    words[0] = color, words[1] = c->link ? (int32_t)c->link->ids : 0;
     memcpy(input, words, sizeof input);
     memset(&m, 0, sizeof m);
     m.op = DT__CALL_ALL_GATHER, m.in = input, m.out = all, m.count = 2, m.sections = 1;
@@ -16572,10 +16572,10 @@ static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, 
     }
     if (!(s = dt__comm_new(rank, members, dt__node_count(node, members), c->job, c->fd))) return NULL;
     s->parent = c;
-    s->fabric = c->fabric;
+    s->link = c->link;
     s->rate = s->nodes < 2 && c->nodes > 1 ? 0.0 : c->rate; /* the emulated link is one between nodes, if there are */
     s->id = (uint32_t)id;
-    if (c->fabric) c->fabric->ids = (uint32_t)id + 1;
+    if (c->link) c->link->ids = (uint32_t)id + 1;
     dt__comm_place(s, node);
     for (int p = 0; p < members; p++) {
         s->place[p].parent = up[p];
@@ -16614,9 +16614,9 @@ DT_API void dt_comm_free(dt_comm **handle)
     dt_comm *c = *handle;
     int last = !c || !c->job;
     if (!c) return;
-    for (int k = 0; k < c->size * DT__PACKETS && c->nodes > 1; k++) dt__message_cancel(c->fabric, &c->outbox[k]);
-    if (c->native_group) c->fabric->ungroup(c->fabric, c->native_group);
-    if (c->fabric && !c->parent) dt__hearing_close(c->fabric);
+    for (int k = 0; k < c->size * DT__PACKETS && c->nodes > 1; k++) dt__message_cancel(c->link, &c->outbox[k]);
+    if (c->native_group) c->link->ungroup(c->link, c->native_group);
+    if (c->link && !c->parent) dt__hearing_close(c->link);
     if (c->area) {
         __atomic_store_n(&dt__comm_slot(c, c->local_rank)->left, 1u, __ATOMIC_SEQ_CST);
         last = __atomic_fetch_sub(&c->area->inside, 1, __ATOMIC_SEQ_CST) == 1;
@@ -16626,7 +16626,7 @@ DT_API void dt_comm_free(dt_comm **handle)
         c->regions = region->next;
         dt__region_drop(c, region, last);
     }
-    if (c->fabric && !c->parent) c->fabric->close(c->fabric);
+    if (c->link && !c->parent) c->link->close(c->link);
     if (c->job && c->fd >= 0 && c->root) munmap(c->job, (size_t)dt__job_bytes(c->job->size));
     if (c->root > 1) close(c->fd);
     dt__free(c->work);
@@ -16849,13 +16849,13 @@ static dt_result dt__native_open(dt_comm *c)
 {
     int *world;
     dt_result r = DT_OK;
-    if (!c->fabric || !c->fabric->all_reduce)
+    if (!c->link || !c->link->all_reduce)
         return dt__error(DT_E_USAGE, "native all-reduce: %s has none. Build with DT_MPI and start several nodes with "
-                         "mpirun, or call dt_all_reduce.", c->fabric ? c->fabric->name : "shared memory");
-    if (c->native_group || c->size == c->fabric->size) return DT_OK;
+                         "mpirun, or call dt_all_reduce.", c->link ? c->link->name : "shared memory");
+    if (c->native_group || c->size == c->link->size) return DT_OK;
     if (!(world = (int *)dt__alloc(c->size * (int64_t)sizeof *world, "a group of ranks"))) return DT_E_MEMORY;
     for (int p = 0; p < c->size; p++) world[p] = c->place[p].world;
-    r = c->fabric->group(c->fabric, world, c->size, &c->native_group);
+    r = c->link->group(c->link, world, c->size, &c->native_group);
     dt__free(world);
     return r;
 }
@@ -16870,7 +16870,7 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
     memset(&m, 0, sizeof m);
     m.data = (char *)data;
     m.bytes = count * 4;
-    r = c->fabric->all_reduce(c->fabric, &m, c->native_group, op);
+    r = c->link->all_reduce(c->link, &m, c->native_group, op);
     if (!r) r = dt__wait_message(c, &m, (c->rank + 1) % c->size);
     return dt__conclude(c, 1, r);
 }
@@ -16886,7 +16886,7 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
  * whole of a message of more than 4 kB to memory, however short the receive is (measured, shared memory and TCP). */
 
 typedef struct dt__mpi {
-    dt__fabric fabric;
+    dt__link link;
     MPI_Comm comm;
     int top;              /* the largest tag, which no message has */
     int lonely;           /* MPI lets in only the thread that initialised it */
@@ -16899,7 +16899,7 @@ typedef char dt__mpi_request_fits[sizeof(MPI_Request) <= sizeof(void *) ? 1 : -1
 /* Set when MPI refused something, or when a message was given up: other ranks may never reach MPI_Finalize then. */
 static int dt__mpi_trouble;
 
-static dt__mpi *dt__mpi_of(dt__fabric *fabric) { return (dt__mpi *)(void *)fabric; }
+static dt__mpi *dt__mpi_of(dt__link *link) { return (dt__mpi *)(void *)link; }
 
 /* The processes that an MPI launcher says it started, this one included; 0: no launcher says so. mpirun sets a variable
  * of its own; srun sets those of PMIx (--mpi=pmix), which do not tell the number, or of PMI 2 (--mpi=pmi2). */
@@ -16935,11 +16935,11 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
 static dt_result dt__mpi_check(const dt__mpi *f, const dt__message *m)
 {
     int any = !m->sends && m->peer == DT__FROM_ANY;
-    if (!any && (m->peer < 0 || m->peer >= f->fabric.size))
-        return dt__error(DT_E_USAGE, "a message %s rank %d of %d", m->sends ? "to" : "from", m->peer, f->fabric.size);
+    if (!any && (m->peer < 0 || m->peer >= f->link.size))
+        return dt__error(DT_E_USAGE, "a message %s rank %d of %d", m->sends ? "to" : "from", m->peer, f->link.size);
     if (m->bytes < 0) return dt__error(DT_E_USAGE, "a message of %lld bytes", (long long)m->bytes);
     if (m->tag >= (uint32_t)f->top)
-        return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->fabric.name, f->top - 1);
+        return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->link.name, f->top - 1);
     return DT_OK;
 }
 
@@ -16984,9 +16984,9 @@ static void dt__mpi_activate(dt__mpi *f, dt__message *m, MPI_Request request)
     f->active = m;
 }
 
-static dt_result dt__mpi_start(dt__fabric *fabric, dt__message *m)
+static dt_result dt__mpi_start(dt__link *link, dt__message *m)
 {
-    dt__mpi *f = dt__mpi_of(fabric);
+    dt__mpi *f = dt__mpi_of(link);
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;
     dt_result r = dt__mpi_check(f, m);
@@ -16994,10 +16994,10 @@ static dt_result dt__mpi_start(dt__fabric *fabric, dt__message *m)
     if (r) return r;
     m->moved = 0;
     __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
-    dt__fabric_enter(fabric);
+    dt__link_enter(link);
     if (!m->sends) dt__message_append(&f->waiting, m);
     else if ((code = dt__mpi_request(f, m, NULL, NULL, &request)) == MPI_SUCCESS) dt__mpi_activate(f, m, request);
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
     return code ? dt__mpi_error("MPI_Isend", code) : DT_OK;
 }
 
@@ -17065,13 +17065,13 @@ static int dt__mpi_complete(dt__message *m)
 
 /* While another thread polls, nothing is to be done. With nothing under way, a probe that finds nothing (no message has
  * the largest tag) lets MPI move what it has buffered. */
-static dt_result dt__mpi_poll(dt__fabric *fabric)
+static dt_result dt__mpi_poll(dt__link *link)
 {
-    dt__mpi *f = dt__mpi_of(fabric);
+    dt__mpi *f = dt__mpi_of(link);
     dt__message **p = &f->active, *m, *next;
     int code = MPI_SUCCESS, come;
     dt_result r = dt__mpi_admit(f);
-    if (r || !dt__fabric_try(fabric)) return r;
+    if (r || !dt__link_try(link)) return r;
     if (!f->waiting && !f->active) MPI_Iprobe(MPI_ANY_SOURCE, f->top, f->comm, &come, MPI_STATUS_IGNORE);
     for (m = f->waiting; m && !code; m = next) {
         next = m->next;
@@ -17082,33 +17082,33 @@ static dt_result dt__mpi_poll(dt__fabric *fabric)
         if (dt__mpi_complete(m)) *p = next;
         else p = &m->next;
     }
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
     return code ? dt__mpi_error("MPI_Improbe or MPI_Imrecv (this MPI's transport may lack it: choose another)", code)
                 : DT_OK;
 }
 
 /* A receive whose message has not come ends here. What is on its way cannot be called back: after a short wait MPI
  * keeps it, and reads from that memory, or writes to it, if the peer goes on with it after all. */
-static void dt__mpi_cancel(dt__fabric *fabric, dt__message *m)
+static void dt__mpi_cancel(dt__link *link, dt__message *m)
 {
-    dt__mpi *f = dt__mpi_of(fabric);
+    dt__mpi *f = dt__mpi_of(link);
     MPI_Request request;
-    dt__fabric_enter(fabric);
+    dt__link_enter(link);
     if (dt__message_remove(&f->active, m)) {
         memcpy(&request, &m->own, sizeof request);
         (void)dt__mpi_settle(&request, 0.2);
     } else if (dt__message_remove(&f->waiting, m) && m->tag != DT__TAG_NOTICE) {
         __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
     }
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
 }
 
 /* ---- MPI's own all-reduce ---- */
 
 /* MPI_Iallreduce, so that a frozen peer is noticed while this rank waits. */
-static dt_result dt__mpi_all_reduce(dt__fabric *fabric, dt__message *m, void *group, dt_op op)
+static dt_result dt__mpi_all_reduce(dt__link *link, dt__message *m, void *group, dt_op op)
 {
-    dt__mpi *f = dt__mpi_of(fabric);
+    dt__mpi *f = dt__mpi_of(link);
     MPI_Comm comm = group ? *(MPI_Comm *)group : f->comm;
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Op how = op == DT_SUM ? MPI_SUM : op == DT_MAX ? MPI_MAX : MPI_MIN;
@@ -17121,38 +17121,38 @@ static dt_result dt__mpi_all_reduce(dt__fabric *fabric, dt__message *m, void *gr
     if (r) return r;
     m->sends = 1;
     __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
-    dt__fabric_enter(fabric);
+    dt__link_enter(link);
     code = MPI_Iallreduce(MPI_IN_PLACE, m->data, (int)count, MPI_FLOAT, how, comm, &request);
     if (!code) dt__mpi_activate(f, m, request);
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
     return code ? dt__mpi_error("MPI_Iallreduce", code) : DT_OK;
 }
 
-static dt_result dt__mpi_group(dt__fabric *fabric, const int *ranks, int size, void **group)
+static dt_result dt__mpi_group(dt__link *link, const int *ranks, int size, void **group)
 {
-    dt__mpi *f = dt__mpi_of(fabric);
+    dt__mpi *f = dt__mpi_of(link);
     MPI_Comm *comm = (MPI_Comm *)dt__alloc((int64_t)sizeof *comm, "a group of ranks");
     MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
     int code;
     *group = NULL;
     if (!comm) return DT_E_MEMORY;
-    dt__fabric_enter(fabric);
+    dt__link_enter(link);
     code = MPI_Comm_group(f->comm, &world);
     if (!code) code = MPI_Group_incl(world, size, ranks, &members);
     if (!code) code = MPI_Comm_create_group(f->comm, members, 0, comm);
     if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
     if (world != MPI_GROUP_NULL) MPI_Group_free(&world);
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
     if (code) dt__free(comm);
     else *group = comm;
     return code ? dt__mpi_error("MPI_Comm_create_group", code) : DT_OK;
 }
 
-static void dt__mpi_ungroup(dt__fabric *fabric, void *group)
+static void dt__mpi_ungroup(dt__link *link, void *group)
 {
-    dt__fabric_enter(fabric);
+    dt__link_enter(link);
     if (group && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free((MPI_Comm *)group);
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
     dt__free(group);
 }
 
@@ -17195,45 +17195,45 @@ static dt_result dt__mpi_learn(dt__mpi *f)
     code = MPI_Comm_dup(MPI_COMM_WORLD, &f->comm);
     if (code) return dt__mpi_error("MPI_Comm_dup", code);
     MPI_Comm_set_errhandler(f->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(f->comm, &f->fabric.rank);
-    MPI_Comm_size(f->comm, &f->fabric.size);
+    MPI_Comm_rank(f->comm, &f->link.rank);
+    MPI_Comm_size(f->comm, &f->link.size);
     MPI_Comm_get_attr(f->comm, MPI_TAG_UB, (void *)&top, &found);
     f->top = found ? *top : 32767;
     MPI_Get_library_version(text, &length);
     text[strcspn(text, ",\n")] = 0; /* the rest is how it was built */
-    snprintf(f->fabric.name, sizeof f->fabric.name, "%.40s%s", text, f->lonely ? ", one thread" : "");
-    if (f->fabric.size == 1 && expected > 1)
+    snprintf(f->link.name, sizeof f->link.name, "%.40s%s", text, f->lonely ? ", one thread" : "");
+    if (f->link.size == 1 && expected > 1)
         return dt__error(DT_E_USAGE, "%d processes were started, but MPI sees one: %s cannot talk to this launcher; "
-                         "use its own mpirun, or srun --mpi=pmix", expected, f->fabric.name);
+                         "use its own mpirun, or srun --mpi=pmix", expected, f->link.name);
     return DT_OK;
 }
 
-static void dt__mpi_close(dt__fabric *fabric)
+static void dt__mpi_close(dt__link *link)
 {
-    dt__mpi *f = dt__mpi_of(fabric);
+    dt__mpi *f = dt__mpi_of(link);
     if (f->comm != MPI_COMM_NULL && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free(&f->comm);
     dt__free(f);
 }
 
 /* Collective over all ranks. argc and argv may be NULL. */
-static dt_result dt__mpi_open(dt__fabric **fabric, int *argc, char ***argv)
+static dt_result dt__mpi_open(dt__link **link, int *argc, char ***argv)
 {
     dt__mpi *f = (dt__mpi *)dt__alloc((int64_t)sizeof *f, "the connection to MPI");
     dt_result r;
-    *fabric = NULL;
+    *link = NULL;
     if (!f) return DT_E_MEMORY;
     f->comm = MPI_COMM_NULL;
-    f->fabric.start = dt__mpi_start;
-    f->fabric.progress = dt__mpi_poll;
-    f->fabric.cancel = dt__mpi_cancel;
-    f->fabric.close = dt__mpi_close;
-    f->fabric.all_reduce = dt__mpi_all_reduce;
-    f->fabric.group = dt__mpi_group;
-    f->fabric.ungroup = dt__mpi_ungroup;
+    f->link.start = dt__mpi_start;
+    f->link.poll = dt__mpi_poll;
+    f->link.cancel = dt__mpi_cancel;
+    f->link.close = dt__mpi_close;
+    f->link.all_reduce = dt__mpi_all_reduce;
+    f->link.group = dt__mpi_group;
+    f->link.ungroup = dt__mpi_ungroup;
     r = dt__mpi_init(f, argc, argv);
     if (!r) r = dt__mpi_learn(f);
-    if (r) dt__mpi_close(&f->fabric);
-    else *fabric = &f->fabric;
+    if (r) dt__mpi_close(&f->link);
+    else *link = &f->link;
     return r;
 }
 #endif /* DT_MPI */
@@ -18019,7 +18019,7 @@ typedef struct dt__ofi_peer {
 } dt__ofi_peer;
 
 typedef struct dt__ofi {
-    dt__fabric fabric;
+    dt__link link;
     struct fi_info *info;
     struct fid_fabric *net;
     struct fid_domain *domain;
@@ -18156,7 +18156,7 @@ static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__
     header = (dt__ofi_header *)(void *)i->data;
     *header = *h;
     header->job = f->job;
-    header->from = f->fabric.rank;
+    header->from = f->link.rank;
     if (m && m->bytes) memcpy(header + 1, m->data, (size_t)m->bytes);
     if (m) m->own = i;
     i->m = m;
@@ -18243,7 +18243,7 @@ static dt_result dt__ofi_heard(dt__ofi *f, const char *data, int64_t bytes)
     dt__ofi_header h;
     if ((bytes -= (int64_t)sizeof h) < 0) return DT_OK;
     memcpy(&h, data, sizeof h);
-    if (h.job != f->job || h.from < 0 || h.from >= f->fabric.size) return DT_OK;
+    if (h.job != f->job || h.from < 0 || h.from >= f->link.size) return DT_OK;
     if ((h.kind == DT__OFI_SHORT && bytes == h.bytes) || (h.kind == DT__OFI_ASK && !bytes && h.bytes > 0))
         return dt__ofi_came(f, &h, data + sizeof h, bytes);
     if (h.kind == DT__OFI_TAKE) dt__ofi_taken(f, &h);
@@ -18277,7 +18277,7 @@ static dt_result dt__ofi_move(dt__ofi *f)
                 r = dt__ofi_ended(f, (dt__ofi_item *)e.op_context, 0, 0);
             n = DT__OFI_BATCH;
         } else if (n < 0 && n != -FI_EAGAIN) {
-            r = dt__error(DT_E_SYSTEM, "%s: the completion queue failed (%s)", f->fabric.name, fi_strerror((int)-n));
+            r = dt__error(DT_E_SYSTEM, "%s: the completion queue failed (%s)", f->link.name, fi_strerror((int)-n));
         } else {
             for (ssize_t i = 0; i < n && !r; i++)
                 if (entry[i].op_context)
@@ -18288,12 +18288,12 @@ static dt_result dt__ofi_move(dt__ofi *f)
     return r;
 }
 
-static dt_result dt__ofi_poll(dt__fabric *fabric)
+static dt_result dt__ofi_poll(dt__link *link)
 {
     dt_result r;
-    if (!dt__fabric_try(fabric)) return DT_OK; /* another thread polls */
-    r = dt__ofi_move((dt__ofi *)fabric);
-    dt__fabric_leave(fabric);
+    if (!dt__link_try(link)) return DT_OK; /* another thread polls */
+    r = dt__ofi_move((dt__ofi *)link);
+    dt__link_leave(link);
     return r;
 }
 
@@ -18322,22 +18322,22 @@ static dt_result dt__ofi_receive(dt__ofi *f, dt__message *m)
     return r;
 }
 
-static dt_result dt__ofi_start(dt__fabric *fabric, dt__message *m)
+static dt_result dt__ofi_start(dt__link *link, dt__message *m)
 {
-    dt__ofi *f = (dt__ofi *)fabric;
+    dt__ofi *f = (dt__ofi *)link;
     dt_result r = DT_OK;
-    if (m->peer >= fabric->size || m->peer < (m->sends ? 0 : DT__FROM_ANY) || m->bytes < 0)
+    if (m->peer >= link->size || m->peer < (m->sends ? 0 : DT__FROM_ANY) || m->bytes < 0)
         return dt__error(DT_E_USAGE, "a message of %lld bytes to or from rank %d of %d", (long long)m->bytes, m->peer,
-                         fabric->size);
+                         link->size);
     if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
         return dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %lld. Send it in parts.",
-                         (long long)m->bytes, fabric->name, (long long)f->info->ep_attr->max_msg_size);
-    dt__fabric_enter(fabric);
+                         (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
+    dt__link_enter(link);
     m->moved = 0;
     m->own = NULL;
     __atomic_store_n(&m->done, f->end ? 0 : DT__LOST, __ATOMIC_RELAXED);
     if (f->end) r = m->sends ? dt__ofi_send(f, m) : dt__ofi_receive(f, m);
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
     return r;
 }
 
@@ -18361,12 +18361,12 @@ static void dt__ofi_abandon(dt__ofi *f)
 }
 
 /* A long message that libfabric has is cancelled there; where the provider cannot do that, the endpoint is given up. */
-static void dt__ofi_cancel(dt__fabric *fabric, dt__message *m)
+static void dt__ofi_cancel(dt__link *link, dt__message *m)
 {
-    dt__ofi *f = (dt__ofi *)fabric;
+    dt__ofi *f = (dt__ofi *)link;
     double until = dt__now() + DT__OFI_PATIENCE;
     dt__ofi_item **p = &f->pending, *i;
-    dt__fabric_enter(fabric);
+    dt__link_enter(link);
     if (!m->done && f->end && (i = (dt__ofi_item *)m->own) == NULL) {
         dt__message_remove(&f->wanted, m);
     } else if (!m->done && f->end && i->buffer) {
@@ -18380,19 +18380,19 @@ static void dt__ofi_cancel(dt__fabric *fabric, dt__message *m)
         while (!m->done && dt__now() < until) (void)dt__ofi_move(f);
         if (!m->done) dt__ofi_abandon(f);
     }
-    dt__fabric_leave(fabric);
+    dt__link_leave(link);
 }
 
 /* The shm provider leaves the file of a process that was killed. */
 static void dt__ofi_clean(const dt__ofi *f)
 {
-    for (int p = 0; f->peers && p < f->fabric.size; p++)
+    for (int p = 0; f->peers && p < f->link.size; p++)
         if (f->peers[p].memory[0] && kill((pid_t)f->peers[p].process, 0) && errno == ESRCH) unlink(f->peers[p].memory);
 }
 
-static void dt__ofi_close(dt__fabric *fabric)
+static void dt__ofi_close(dt__link *link)
 {
-    dt__ofi *f = (dt__ofi *)fabric;
+    dt__ofi *f = (dt__ofi *)link;
     double end = dt__now() + 2;
     while (f->end && f->sending && dt__now() < end && !dt__ofi_move(f)) sched_yield();
     if (f->end) dt__ofi_abandon(f);
@@ -18473,7 +18473,7 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
                          "says; %s", FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
                          fi_strerror(-bad), name, name[0] == 'e' ? "it needs an Elastic Fabric Adapter and its driver"
                                                                  : "DT_FABRIC chooses another one");
-    snprintf(f->fabric.name, sizeof f->fabric.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
+    snprintf(f->link.name, sizeof f->link.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
              FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
     f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
     return DT_OK;
@@ -18488,7 +18488,7 @@ static dt_result dt__ofi_build(dt__ofi *f)
     int bad = fi_fabric(f->info->fabric_attr, &f->net, NULL);
     memset(&names, 0, sizeof names);
     memset(&events, 0, sizeof events);
-    names.count = (size_t)f->fabric.size;
+    names.count = (size_t)f->link.size;
     events.format = FI_CQ_FORMAT_TAGGED;
     events.size = f->info->tx_attr->size + f->info->rx_attr->size;
     if (!bad) what = "fi_domain", bad = fi_domain(f->net, f->info, &f->domain, NULL);
@@ -18500,7 +18500,7 @@ static dt_result dt__ofi_build(dt__ofi *f)
     if (!bad) what = "fi_enable", bad = fi_enable(f->end);
     if (!bad) return DT_OK;
     return dt__error(DT_E_SYSTEM, "%s: %s failed (%s): see what `fi_info -p \"%s\"` says, or choose another provider "
-                     "by DT_FABRIC", f->fabric.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
+                     "by DT_FABRIC", f->link.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
 }
 
 /* What each rank tells the others at the rendezvous. */
@@ -18517,9 +18517,9 @@ static dt_result dt__ofi_meet_peer(dt__ofi *f, int p, dt__ofi_endpoint *there, c
     there->provider[sizeof there->provider - 1] = 0;
     if (strcmp(there->provider, provider))
         return dt__error(DT_E_PEER, "rank %d uses %s, this one (%d) %s: set DT_FABRIC alike everywhere", p,
-                         there->provider, f->fabric.rank, provider);
+                         there->provider, f->link.rank, provider);
     if (fi_av_insert(f->names, there->address, 1, &f->peers[p].address, 0, NULL) != 1)
-        return dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->fabric.name, p);
+        return dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->link.name, p);
     there->address[sizeof there->address - 1] = 0;
     f->peers[p].process = (int)there->process;
     if (!strncmp(provider, "shm", 3) && !strncmp(there->address, scheme, sizeof scheme - 1) && !strchr(name, '/') &&
@@ -18540,14 +18540,14 @@ static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
     dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
     own.process = getpid();
     bad = fi_getname(&f->end->fid, own.address, &length);
-    if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->fabric.name, fi_strerror(-bad));
+    if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->link.name, fi_strerror(-bad));
     else r = dt__rendezvous(w, &own, (int)sizeof own, all);
     for (int p = 0; !r && p < w->size; p++) r = dt__ofi_meet_peer(f, p, &all[p], own.provider);
     dt__free(all);
     return r;
 }
 
-static dt_result dt__ofi_open(dt__fabric **handle, dt__world *w)
+static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
 {
     dt__ofi *f = (dt__ofi *)dt__alloc((int64_t)sizeof *f, "libfabric's engine");
     dt__ofi_item *i;
@@ -18555,12 +18555,12 @@ static dt_result dt__ofi_open(dt__fabric **handle, dt__world *w)
     dt_result r;
     *handle = NULL;
     if (!f) return DT_E_MEMORY;
-    f->fabric.rank = w->rank;
-    f->fabric.size = w->size;
-    f->fabric.start = dt__ofi_start;
-    f->fabric.progress = dt__ofi_poll;
-    f->fabric.cancel = dt__ofi_cancel;
-    f->fabric.close = dt__ofi_close;
+    f->link.rank = w->rank;
+    f->link.size = w->size;
+    f->link.start = dt__ofi_start;
+    f->link.poll = dt__ofi_poll;
+    f->link.cancel = dt__ofi_cancel;
+    f->link.close = dt__ofi_close;
     dt__job_proof(digest, w->job, (int64_t)strlen(w->job));
     memcpy(&f->job, digest, sizeof f->job);
     f->peers = (dt__ofi_peer *)dt__alloc(w->size * (int64_t)sizeof *f->peers, "the ranks");
@@ -18571,8 +18571,8 @@ static dt_result dt__ofi_open(dt__fabric **handle, dt__world *w)
         if ((i = dt__ofi_buffer(f)) != NULL) dt__ofi_listen(f, i);
         else r = DT_E_MEMORY;
     }
-    if (r) dt__ofi_close(&f->fabric);
-    else *handle = &f->fabric;
+    if (r) dt__ofi_close(&f->link);
+    else *handle = &f->link;
     return r;
 }
 #endif /* DT_OFI */
@@ -18706,7 +18706,7 @@ static dt_result dt__nccl_fail(dt_nccl *n, dt_result code)
     if (c->job && !c->failed) {
         snprintf(c->message, sizeof c->message, "%s", n->message);
         dt__comm_tell(c);
-        dt__hear_last(c->fabric);
+        dt__hear_last(c->link);
         dt__comm_fail(c, code);
     }
     return dt__error(code, "%s", n->message);
@@ -18750,7 +18750,7 @@ static dt_result dt__nccl_alone(dt_nccl *n, int troubled)
                  c->job->timeout_ms * 1e-3);
     else if (!fault) snprintf(n->message, sizeof n->message, "interrupted in %s", call);
     else {
-        dt__hear_last(c->fabric);
+        dt__hear_last(c->link);
         dt__format_fault(text, sizeof text, c->job, fault);
         snprintf(n->message, sizeof n->message, "%s while this rank (%d) was in %s", text,
                  c->place[c->rank].world, call);
@@ -23592,7 +23592,7 @@ static void dt__become_rank(int fd)
 }
 
 /* ---- ranks that another launcher started ----
- * mpirun, srun or a torchrun-like launcher starts the processes, and a fabric connects them. Those on one node then
+ * mpirun, srun or a torchrun-like launcher starts the processes, and a link connects them. Those on one node then
  * share memory: the first of them makes it, and the others open it through its entry in /proc. */
 
 typedef struct dt__card {
@@ -23602,7 +23602,7 @@ typedef struct dt__card {
 } dt__card;
 
 /* A number for this machine, container or network namespace: ranks with another one do not share memory with this. */
-static uint64_t dt__node_key(const dt__fabric *f)
+static uint64_t dt__node_key(const dt__link *f)
 {
     static const char *const links[] = { "/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/uts" };
     const char *nodes = getenv("DT_NODES");
@@ -23622,12 +23622,12 @@ static uint64_t dt__node_key(const dt__fabric *f)
 }
 
 /* Waits for a message of the start, as long as the others may need to come up. */
-static dt_result dt__start_wait(dt__fabric *f, dt__message *m, int peer, double until)
+static dt_result dt__start_wait(dt__link *f, dt__message *m, int peer, double until)
 {
     int done;
     dt_result r = DT_OK;
     while (!(done = __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) && !r && dt__now() < until) {
-        r = f->progress(f);
+        r = f->poll(f);
         if (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) dt__nap();
     }
     if (!r && done != 1) r = dt__error(DT_E_PEER, "rank %d did not answer at the start: is it running?", peer);
@@ -23635,7 +23635,7 @@ static dt_result dt__start_wait(dt__fabric *f, dt__message *m, int peer, double 
     return r;
 }
 
-static dt_result dt__start_message(dt__fabric *f, int sends, int peer, void *data, int64_t bytes, double until)
+static dt_result dt__start_message(dt__link *f, int sends, int peer, void *data, int64_t bytes, double until)
 {
     dt__message m;
     dt_result r;
@@ -23646,7 +23646,7 @@ static dt_result dt__start_message(dt__fabric *f, int sends, int peer, void *dat
 }
 
 /* Every rank gets every rank's card, through rank 0. */
-static dt_result dt__trade_cards(dt__fabric *f, dt__card *card)
+static dt_result dt__trade_cards(dt__link *f, dt__card *card)
 {
     const int64_t one = (int64_t)sizeof *card;
     double until = dt__now() + 60;
@@ -23696,7 +23696,7 @@ static int dt__node_place(const dt__card *card, int rank, int size, int *first, 
 }
 
 /* Opens the memory of this rank's node; when one of its ranks cannot, each is a node of its own. */
-static dt_result dt__node_join(dt__fabric *f, dt__card *card, double timeout, int *fd, int *place)
+static dt_result dt__node_join(dt__link *f, dt__card *card, double timeout, int *fd, int *place)
 {
     int first, ranks = dt__node_place(card, f->rank, f->size, &first, place);
     char path[64];
@@ -23720,8 +23720,8 @@ static dt_result dt__node_join(dt__fabric *f, dt__card *card, double timeout, in
     return dt__trade_cards(f, card);
 }
 
-/* A communicator over all ranks of a fabric, which it takes for its own. On one node shared memory does all. */
-static dt_result dt__join(dt_comm **c, dt__fabric *f)
+/* A communicator over all ranks of a link, which it takes for its own. On one node shared memory does all. */
+static dt_result dt__join(dt_comm **c, dt__link *f)
 {
     double timeout = getenv("DT_TIMEOUT") ? atof(getenv("DT_TIMEOUT")) : 10.0;
     dt__card *card = (dt__card *)dt__alloc(f->size * (int64_t)(sizeof *card + sizeof(int)), "the ranks' cards");
@@ -23957,18 +23957,18 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
 static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__world *w)
 {
     dt_result r = argc && argv ? dt_launch(argc, argv) : DT_OK;
-    dt__fabric *fabric = NULL;
+    dt__link *link = NULL;
     dt__job *job = NULL;
     *c = NULL;
     if (!r) r = dt__check_foreign(w);
     if (r) return r;
 #if defined(DT_MPI) && defined(__linux__)
-    if (!dt__thread.rank && dt__by_mpi()) r = dt__mpi_open(&fabric, argc, argv);
+    if (!dt__thread.rank && dt__by_mpi()) r = dt__mpi_open(&link, argc, argv);
 #endif
 #if defined(DT_OFI) && defined(__linux__)
-    if (!fabric && !r && w->size > 1) r = dt__ofi_open(&fabric, w);
+    if (!link && !r && w->size > 1) r = dt__ofi_open(&link, w);
 #endif
-    if (r || fabric) return r ? r : dt__join(c, fabric);
+    if (r || link) return r ? r : dt__join(c, link);
     if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, 1);
 #ifdef __linux__
     {
@@ -24465,9 +24465,9 @@ static dt_result dt__check_reduce(const dt_recipe *r, const dt_comm *c)
     if (r->wire != DT_WIRE_FP32)
         return dt__error(DT_E_USAGE, "--reduce native does not go with --wire, which sums by itself: leave one of them "
                          "out");
-    if (!c->fabric || !c->fabric->all_reduce)
+    if (!c->link || !c->link->all_reduce)
         return dt__error(DT_E_USAGE, "--reduce native: %s has no all-reduce of its own. Build with DT_MPI and start "
-                         "several nodes with mpirun, or use --reduce exact.", c->fabric ? c->fabric->name : "shared memory");
+                         "several nodes with mpirun, or use --reduce exact.", c->link ? c->link->name : "shared memory");
     return DT_OK;
 }
 
@@ -24620,7 +24620,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     m.buffers +=
         4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
     if (t->layout.output.sample_length) m.buffers += 4 * t->generator.memory_floats + 12 * t->recipe.model.vocabulary;
-    if (t->comm->fabric) m.buffers += t->comm->fabric->memory;
+    if (t->comm->link) m.buffers += t->comm->link->memory;
     m.cache = 4 * t->generator.cache_floats;
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
     return m;
@@ -24849,7 +24849,7 @@ static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
     if (dt_comm_size(c) == 1) snprintf(text, size, "1 rank");
     else if (c->nodes > 1)
         snprintf(text, size, "%d ranks on %d nodes (shared memory inside, %s between)", dt_comm_size(c),
-                 dt_comm_nodes(c), c->fabric->name);
+                 dt_comm_nodes(c), c->link->name);
     else snprintf(text, size, "%d local ranks (%s, shared memory)", dt_comm_size(c),
                   dt__thread.rank ? "threads" : "processes");
     return text;
@@ -27382,7 +27382,7 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
     v->buckets = e->store.buckets;
     v->overlap = e->shape.overlap;
     v->limited = t->comm->rate > 0.0;
-    if (t->comm->nodes > 1) memcpy(v->engine, t->comm->fabric->name, sizeof v->engine);
+    if (t->comm->nodes > 1) memcpy(v->engine, t->comm->link->name, sizeof v->engine);
     v->units = (int32_t)((e->hi - e->lo) * e->micros);
     v->efa = dt__has_efa("/sys/class/infiniband");
     if (!f || fread(v->machine, 1, sizeof v->machine, f) != sizeof v->machine)
@@ -27730,7 +27730,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
     d->nodes = dt_comm_nodes(t->comm);
     d->steps = x.steps = (int)dt__min(t->pulses - 1, DT__PULSES);
     x.data = e->mesh.size[DT_AXIS_DATA];
-    x.emulated = t->comm->fabric && t->comm->fabric->base;
+    x.emulated = t->comm->link && t->comm->link->base;
     x.batch = (double)t->recipe.batch;
     x.bucket = (double)t->layout.bucket;
     dt__vitals_take(t, &own);

@@ -160,7 +160,7 @@ int main(int argc, char **argv)
     if (root)
         printf("%d ranks on %d nodes%s%s; us, from symmetric and from private memory\n%-15s %9s %10s %10s %10s %7s %9s "
                "%9s\n",
-               n, dt_comm_nodes(c), c->fabric ? ", " : "", c->fabric ? c->fabric->name : "", "", "bytes", "symmetric",
+               n, dt_comm_nodes(c), c->link ? ", " : "", c->link ? c->link->name : "", "", "bytes", "symmetric",
                "private", has_engine() ? "MPI" : "", has_engine() ? "ours/MPI" : "", "algbw", "busbw");
     for (int call = 0; call < CALLS; call++)
         for (int size = 0; size < SIZES; size++) {

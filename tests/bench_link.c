@@ -109,9 +109,9 @@ int main(int argc, char **argv)
     if (r) return dt_fail("bench_link");
     rate = argc > 1 ? strtod(argv[1], NULL) : 0.0;
     if (dt_comm_size(c) != 2 || dt_comm_nodes(c) != 2) return fprintf(stderr, "bench_link: two ranks on two hosts\n"), 2;
-    if (dt_comm_rank(c) == 0) printf("%s; 32 MB\n%-30s %10s %10s %8s\n", c->fabric->name, "", "s", "MB/s", "link");
+    if (dt_comm_rank(c) == 0) printf("%s; 32 MB\n%-30s %10s %10s %8s\n", c->link->name, "", "s", "MB/s", "link");
     for (int way = 0; way < WAYS && !r; way++) {
-        if (way == SUM_NATIVE && !c->fabric->all_reduce) continue;
+        if (way == SUM_NATIVE && !c->link->all_reduce) continue;
         r = timed_often(c, once, way, x, &seconds);
         if (!r && dt_comm_rank(c) == 0)
             printf("%-30s %10.3f %10.1f %7.1f%%\n", names[way], seconds, COUNT * 4e-6 / seconds, rate > 0 ? COUNT * 3200.0 / seconds / rate : 0.0);

@@ -9,7 +9,7 @@
 #include "dtrain.h"
 #include "bench.h"
 
-static dt__fabric *fabric;
+static dt__link *fabric;
 static const int counts[] = { 0, 2, 250000, 25000000 };
 static const int rounds[] = { 21, 21, 51, 21 }, repeats[] = { 20000, 20000, 20, 1 };
 static float *data;
@@ -19,7 +19,7 @@ static float *data;
 static void finish(dt__message *m, int nap_us)
 {
     while (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) {
-        if (fabric->progress(fabric)) exit(dt_fail("progress"));
+        if (fabric->poll(fabric)) exit(dt_fail("progress"));
         if (nap_us) usleep((useconds_t)nap_us);
     }
 }

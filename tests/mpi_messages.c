@@ -17,7 +17,7 @@
 
 enum { MARGIN = 8, PATIENCE = 60, ROUNDS = 1000 };
 
-static dt__fabric *fabric;
+static dt__link *fabric;
 
 /* ---- helpers ---- */
 
@@ -67,7 +67,7 @@ static int ended(dt__message *m)
 {
     double until = dt__now() + PATIENCE;
     for (int turn = 0; !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE); turn++) {
-        if (fabric->progress(fabric)) tap_bail("rank %d: %s", fabric->rank, dt_last_error());
+        if (fabric->poll(fabric)) tap_bail("rank %d: %s", fabric->rank, dt_last_error());
         if (turn > 200) usleep(50);
         if (dt__now() > until) return 0;
     }
@@ -236,7 +236,7 @@ static void test_cancel(void)
     int bad = 0, to = next_rank(), from = last_rank();
     dt__message *never = started(0, from, 13, 65536, 0), *out;
     double began = dt__now();
-    fabric->progress(fabric);
+    fabric->poll(fabric);
     fabric->cancel(fabric, never);
     bad |= dt__now() - began > 2.0;
     MPI_Barrier(MPI_COMM_WORLD);
@@ -393,7 +393,7 @@ static void test_huge(void)
 static void *start_elsewhere(void *argument)
 {
     dt__message *m = message(1, 0, 0, 1, 0);
-    *(int *)argument = fabric->start(fabric, m) != DT_E_USAGE || fabric->progress(fabric) != DT_E_USAGE;
+    *(int *)argument = fabric->start(fabric, m) != DT_E_USAGE || fabric->poll(fabric) != DT_E_USAGE;
     drop(m);
     return NULL;
 }
@@ -442,7 +442,7 @@ static void test_lost(int kill_it)
     }
     m = started(0, 1, 7, 100, 0); /* not the tag of notices, whose receives nobody misses */
     for (double until = dt__now() + (kill_it ? 30 : 0.5); !m->done && dt__now() < until; usleep(50))
-        fabric->progress(fabric);
+        fabric->poll(fabric);
     fabric->cancel(fabric, m);
     fprintf(stderr, "rank %d gave up\n", fabric->rank);
     drop(m);

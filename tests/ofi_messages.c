@@ -4,7 +4,7 @@
 #define DT_STATIC
 #include "dtrain.h"
 
-static dt__fabric *fabric;
+static dt__link *fabric;
 static int rank, size, failures;
 
 static void check(int good, const char *what, long long detail)
@@ -35,7 +35,7 @@ static int finish_within(dt__message *m, double seconds)
 {
     double end = dt__now() + seconds;
     while (!done(m) && dt__now() < end) {
-        if (fabric->progress(fabric)) {
+        if (fabric->poll(fabric)) {
             fprintf(stderr, "rank %d: %s\n", rank, dt_last_error());
             exit(1);
         }
@@ -234,7 +234,7 @@ static void cancelled(void)
         double start = dt__now();
         begin(&m, 0, data, 100, 0, 13);
         begin(&n, 0, data, 100, DT__FROM_ANY, 13);
-        fabric->progress(fabric);
+        fabric->poll(fabric);
         fabric->cancel(fabric, &m);
         fabric->cancel(fabric, &n);
         check(dt__now() - start < 1, "cancel takes long", 0);

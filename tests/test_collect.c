@@ -20,7 +20,7 @@ static const char *const names[CALLS] = {"all-reduce", "reduce-scatter", "all-ga
                                          "native all-reduce"};
 
 static int has_sections(call k) { return k == REDUCE_SCATTER || k == ALL_GATHER || k == ALL_TO_ALL; }
-static int calls(const dt_comm *c) { return c->fabric && c->fabric->all_reduce ? CALLS : NATIVE; }
+static int calls(const dt_comm *c) { return c->link && c->link->all_reduce ? CALLS : NATIVE; }
 
 /* count: elements of one section. The data of all-reduce and broadcast are in `in`. */
 static dt_result collect(dt_comm *c, call k, float *in, float *out, int64_t count, dt_op op, int root)
