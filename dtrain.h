@@ -9544,9 +9544,8 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t)
 }
 
 /* ---- plan: a segment's ops in order, with a place for every value ------------------------------
- * Values are in one of these places. SAVED lives from forward to backward of one unit of work; TEMP is reused as
- * values die; CACHE lives from run to run; the rest is bound by the executor. Today's only pass is dead-code removal
- * and reuse in place; the compiler (H9) will rewrite the graph before this. */
+ * SAVED lives from forward to backward of one unit of work; TEMP is reused as values die; CACHE lives from run to run;
+ * the executor binds the other places. The planner removes dead code and reuses memory in place. */
 enum { DT__AT_NOWHERE, DT__AT_INPUT, DT__AT_OUTPUT, DT__AT_TARGETS, DT__AT_GRAD_OUT, DT__AT_GRAD_IN, DT__AT_PARAM,
        DT__AT_SLOT, DT__AT_SAVED, DT__AT_TEMP, DT__AT_CACHE, DT__PLACES };
 
@@ -9559,14 +9558,14 @@ typedef struct dt__plan {
     dt_graph *g;
     dt_tensor output, grad_in; /* grad_in: gradient of the input, or poison */
     dt__home *home;            /* per node */
-    int32_t *order;            /* forward ops, then backward ops, then those of weights alone */
+    int32_t *order;            /* forward ops, then backward ops, then, when split off, those of weight gradients */
     int32_t forward_count, backward_count;
-    int32_t weights_count;      /* what grad_in does not need, when it is split off */
+    int32_t weights_count;      /* ops that grad_in does not need, when split off */
     int64_t saved, temp, cache; /* floats */
     double forward_flops, backward_flops; /* of all tensor and context ranks */
 } dt__plan;
 
-/* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, are other names of their input. */
+/* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, share that of their input. */
 static int32_t dt__root(const dt_graph *g, int32_t id)
 {
     for (;;) {
@@ -9586,7 +9585,7 @@ static void dt__mark(const dt_graph *g, uint8_t *live, int32_t id)
 
 static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM; }
 
-/* Ranks that do a node's work together, each for its tensor shards and context leaves. */
+/* Ranks that share a node's work, each for its tensor shards and context leaves. */
 static double dt__node_ranks(const dt_graph *g, const dt__node *n)
 {
     int cut = dt__cut_param(g, n) || ((n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) && n->i[5]);
@@ -9600,7 +9599,7 @@ typedef struct dt__block {
     int32_t last; /* position of the last reader */
 } dt__block;
 
-/* Lowest offset at which `size` floats fit beside the blocks that still live at `now`. */
+/* Lowest offset at which `size` floats fit beside the blocks that are live at `now`. */
 static int64_t dt__fit(const dt__block *blocks, int32_t count, int32_t now, int64_t size)
 {
     int64_t offset = 0;
@@ -9625,7 +9624,7 @@ typedef struct dt__planner {
     int32_t block_count;
 } dt__planner;
 
-/* An input of node `id` that dies here and whose memory the op may take over; 0 if there is none. */
+/* An input of node `id` that dies here and whose memory the op may reuse; 0: none. */
 static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
 {
     const dt_graph *g = w->p->g;
@@ -9641,14 +9640,14 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
     return 0;
 }
 
-/* The end of the phase in which position `now` of the order is. */
+/* The end of the phase that contains position `now` of the order. */
 static int32_t dt__phase_end(const dt__plan *p, int32_t now)
 {
     if (now < p->forward_count) return p->forward_count;
     return p->forward_count + p->backward_count + (now < p->forward_count + p->backward_count ? 0 : p->weights_count);
 }
 
-/* A value that backward computes again: its place is free from the end of forward until then. */
+/* Does backward recompute the value? Its place is free from the end of forward until then. */
 static int dt__is_recomputed(const dt__planner *w, int32_t id)
 {
     const dt_graph *g = w->p->g;
@@ -9656,7 +9655,7 @@ static int dt__is_recomputed(const dt__planner *w, int32_t id)
     return w->recomputes && g->nodes[id].op == DT__OP_ATTENTION;
 }
 
-/* Takes a place of its own for what lives to position `last`. */
+/* Gives a value that lives to position `last` a place of its own. */
 static void dt__place_block(dt__planner *w, dt__home *home, int64_t size, int32_t now, int32_t last)
 {
     dt__block *b = &w->blocks[w->block_count++];
@@ -9668,7 +9667,7 @@ static void dt__place_block(dt__planner *w, dt__home *home, int64_t size, int32_
     w->p->temp = dt__max(w->p->temp, b->offset + size);
 }
 
-/* Gives a computed value its place: `now` is its position in the order. */
+/* Gives the value of position `now` its place. */
 static void dt__place(dt__planner *w, int32_t id, int32_t now)
 {
     dt__plan *p = w->p;
@@ -9694,7 +9693,7 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
     } else dt__place_block(w, home, size, now, w->last[id]);
 }
 
-/* Appends the live ops of nodes [from, to) to the order, with `early` 0 or 1 only those that are so. */
+/* Appends the live ops of nodes [from, to) to the order; with `early` 0 or 1, only those marked so. */
 static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int early, int32_t count)
 {
     dt__plan *p = w->p;
@@ -9712,7 +9711,7 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
     return count;
 }
 
-/* Backward begins with the ops that are computed again, in the places that they had. */
+/* Places the recomputed ops, with which backward begins, where they were. */
 static void dt__plan_recompute(dt__planner *w, int32_t now)
 {
     for (int32_t id = 1; id < w->p->g->forward_count; id++) {
@@ -9761,9 +9760,9 @@ static void dt__plan_close(dt__plan **plan)
     *plan = NULL;
 }
 
-/* Plans a recorded graph; the plan owns it. grad_in may be poison. how: DT__PLAN_SPLIT, backward of what grad_in does
- * not need comes later, in a phase of its own; DT__PLAN_RECOMPUTE, attention is computed again in backward (Korthikanti et
- * al. 2022), so that its output need not be kept; its probabilities never are. */
+/* Plans a recorded graph; the plan owns it. grad_in may be poison. how: DT__PLAN_SPLIT, ops that grad_in does not need
+ * get a phase of their own; DT__PLAN_RECOMPUTE, backward recomputes attention (Korthikanti et al. 2022), so that its
+ * output is not saved; its probabilities never are. */
 enum { DT__PLAN_SPLIT = 1, DT__PLAN_RECOMPUTE = 2 };
 static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int how)
 {
@@ -9809,11 +9808,11 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
     return DT_E_MEMORY;
 }
 
-/* Where a plan's places are for one unit of work. */
+/* The memory of a plan's places for one unit of work. */
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot; /* behind the slots' offsets: of their row slices but the first, in slices; -1: none;
+    const int64_t *param, *slot; /* slot has three parts: offsets; those of the other row slices, in slices, -1: none;
                                   * then of experts that ranks share from one rank's sum to the next, else 0 */
     float *slices;
 } dt__bind;
@@ -10059,14 +10058,14 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 
 typedef struct dt__built {
     dt__plan *plan;
-    int owner; /* this segment's graph is the plan's; others with the same plan only have other parameters */
+    int owner; /* of the plan; segments that differ only in their parameters share one */
     int32_t *param_of, *use; /* its parameters in the net's list; 4 x parameter + use of its gradient slots */
-    int64_t *param, *slot, *window; /* where these are (H15), in floats, as in dt__bind; window: gathered parameters */
+    int64_t *param, *slot, *window; /* offsets (H15) in floats, as in dt__bind; window: of gathered parameters */
     int64_t input, output; /* floats of its input and output */
-    int64_t out_at, saved_at, gradient_at; /* places in the memory of a unit in work (H15) */
-    int32_t stage, chunk;  /* who works on it (H15) */
+    int64_t out_at, saved_at, gradient_at; /* offsets in the memory of a unit of work (H15) */
+    int32_t stage, chunk;  /* that have it (H15) */
     int64_t routed;        /* experts of the mixtures before this segment */
-    int watched;           /* it has mixtures or auxiliary losses */
+    int watched;           /* has it mixtures or auxiliary losses? */
 } dt__built;
 
 typedef struct dt__net_param {
@@ -10074,17 +10073,17 @@ typedef struct dt__net_param {
     int64_t offset; /* floats; -1: none of it is on this rank */
     int64_t count;  /* of this rank's shards, to the end of the last */
     int32_t uses;
-    int32_t stage[4]; /* who has each use */
-    int64_t slices;   /* row slices that a leaf's gradient is summed by (R7); 1: it is one sum */
+    int32_t stage[4]; /* that has each use */
+    int64_t slices;   /* row slices of a leaf's gradient (R7) */
     int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
 } dt__net_param;
 
-/* Parameters are listed in definition order; where a rank keeps them, at multiples of 1024 floats (R11), H15 decides.
- * Of tensor_shards (Vt) this rank has own_shards from first_shard on, of context_shards (Vc) own_leaves from first_leaf
- * on; these fields may be set before the network is opened. */
+/* Parameters are listed in definition order; H15 places them, at multiples of 1024 floats (R11). This rank has
+ * own_shards of tensor_shards (Vt) from first_shard, own_leaves of context_shards (Vc) from first_leaf; these fields
+ * may be set before the network is opened. */
 typedef struct dt__net {
     int64_t tensor_shards, first_shard, own_shards; /* 0: 1, 0, all */
-    int64_t expert_ranks, expert_rank;              /* ranks that share experts; 0: this one has all */
+    int64_t expert_ranks, expert_rank;              /* ranks that share experts; 0: this rank has all */
     int64_t context_shards, first_leaf, own_leaves; /* 0: sequences are whole */
     int sequence_parallel;
     dt__built *segments;
@@ -10099,8 +10098,8 @@ typedef struct dt__net {
     int64_t tables;                             /* floats of the ops' constants */
     int64_t sliced;                             /* floats that attention over context slices works in */
     double forward_flops, backward_flops;       /* of one unit */
-    const dt_source *source;                    /* what goes in and what is expected; NULL: tokens and tokens */
-    int64_t ids[2];                             /* inputs, targets used as ids must be below; INT64_MAX: none are */
+    const dt_source *source;                    /* types of inputs and targets; NULL: tokens */
+    int64_t ids[2];                             /* bound of ids among inputs, targets; INT64_MAX: no ids */
     int64_t routed;                             /* experts of all mixtures */
     int watched;                                /* are there mixtures or auxiliary losses? */
     dt_model model;  /* dt__model_settled */
@@ -10115,7 +10114,7 @@ static int32_t dt__net_find(const dt__net *net, const char *name)
     return -1;
 }
 
-/* Enters a graph's parameter into the network's list, or finds it there. */
+/* Finds a graph's parameter in the network's list, or appends it. */
 static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *index)
 {
     dt__net_param *added;
@@ -10124,7 +10123,8 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     if (*index >= 0) {
         const dt__param *q = &net->params[*index].is;
         if (q->cut != p->cut || q->rows != p->rows)
-            return dt__error(DT_E_SHAPE, "parameter %s is used in a tensor-parallel form and in another one", p->name);
+            return dt__error(DT_E_SHAPE, "parameter %s is used in two tensor-parallel forms. Use one, or two names.",
+                             p->name);
         if (dt__same_shape(&net->params[*index].is.shape, &p->shape)) return DT_OK;
         return dt__error(DT_E_SHAPE,
                          "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
@@ -10141,15 +10141,14 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     return DT_OK;
 }
 
-/* A leaf cannot be an output: it has a place already. */
+/* An output that is a leaf is copied, because a leaf has a place already. */
 static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
 {
     return t.id && dt__is_leaf(g->nodes[dt__root(g, t.id)].op) ? dt_scale(g, t, 1.0f) : t;
 }
 
-/* Records segment s over an input of `shape`: forward, then its gradient; with a context forward alone, and the last
- * one's output is its logits. The plan owns the graph. `source` has the types of the model's input and targets; NULL:
- * tokens. */
+/* Records segment s over an input of `shape`: forward, then its gradient; with a context forward alone, and the output
+ * of the last segment is its logits. The plan owns the graph. */
 static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape shape, dt_shape targets,
                                     int64_t context, int first, int last, const dt_source *source, int how,
                                     dt__plan **plan)
@@ -10195,7 +10194,7 @@ static dt_graph *dt__net_graph(const dt__net *net, const dt_shape *unit)
     return g;
 }
 
-/* Notes what a segment uses as ids: rows of a table, or classes. Through ops that only pick, the ids are the same. */
+/* Notes the bounds of inputs and targets that a segment uses as ids: rows of a table, or classes. Moves keep ids. */
 static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
 {
     for (int32_t i = 1; i < g->forward_count; i++) {
@@ -10211,7 +10210,7 @@ static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
     }
 }
 
-/* Builds segment `at`; takes over the plan of an earlier segment that is the same but for its parameters. */
+/* Builds segment `at`; shares the plan of an earlier segment that differs only in its parameters. */
 static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape targets,
                                  int64_t context)
 {
@@ -10273,8 +10272,7 @@ static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, dt_
 }
 
 /* Folds the row slices of a complete gradient (R2, R7) in slot i of a graph: TREE over this rank's slices of each leaf,
- * where rows are split over those of all ranks too, then over its leaves. The first slice is at `first`, the others are
- * at `more`. */
+ * over those of all ranks when rows are split, then over its leaves. The first is at `first`, the others at `more`. */
 static void dt__slot_fold(const dt__net *net, const dt_graph *g, int32_t i, float *first, float *more,
                           const dt__env *env)
 {
@@ -10291,8 +10289,7 @@ static void dt__slot_fold(const dt__net *net, const dt_graph *g, int32_t i, floa
     dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
 }
 
-/* The same for segments [begin, end) in a gradient set, whose slices are elsewhere. Before the leaf is added to others.
- */
+/* Folds the row slices of segments [begin, end) in a gradient set, before the leaf is added to others. */
 static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *set, float *slices, const dt__env *env)
 {
     for (int64_t s = begin; s < end; s++) {
@@ -10347,7 +10344,7 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
     return DT_OK;
 }
 
-/* The fields that are 0 for their usual values. */
+/* Sets the fields that are 0 for their defaults. */
 static dt_result dt__net_shards(dt__net *net, const dt_model *m)
 {
     if (!net->tensor_shards) net->tensor_shards = 1;
@@ -10361,7 +10358,7 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m)
     return DT_OK;
 }
 
-/* Can context shards cut what this model does with sequences of so many tokens? */
+/* DT_E_USAGE unless context shards can cut this model's sequences. */
 static dt_result dt__net_context(const dt__net *net, const dt_model *m, int64_t sequence)
 {
     char list[256];
@@ -10379,9 +10376,9 @@ static dt_result dt__net_context(const dt__net *net, const dt_model *m, int64_t 
                      (long long)net->context_shards, list);
 }
 
-/* Builds and plans a model for units of `rows` samples of T tokens, or of what net->source says; with a context
- * (families alone) in the decode form: T of so many positions, against the keys and values of those before. net must be
- * zero but for the source, and must not move afterwards. */
+/* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With a context (families alone)
+ * in the decode form: T positions against the keys and values of up to `context`. net is zero but for the fields that
+ * may be set before, and must not move afterwards. */
 static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence, int64_t context)
 {
     int64_t leaves = dt__max(1, net->own_leaves), cut = dt__max(1, net->context_shards);
@@ -10433,7 +10430,7 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
     return dt__net_open_at(net, m, rows, sequence, 0);
 }
 
-/* Elements of `bytes` each between this rank's shards of a parameter and the whole one; cut: to the shards. */
+/* Copies elements of `bytes` each between this rank's shards of a parameter and the whole; cut: to the shards. */
 static void dt__net_move(const dt__net *net, const dt__net_param *p, char *shards, char *whole, int64_t bytes, int cut)
 {
     int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
@@ -10453,7 +10450,7 @@ static void dt__net_whole(const dt__net *net, const dt__net_param *p, const void
     dt__net_move(net, p, from, (char *)whole, bytes, 0);
 }
 
-/* Widths that the row kernels' scratch must hold. */
+/* Bytes of scratch that the kernels of a network need per worker. */
 static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 {
     int64_t bytes = k->gemm_scratch();
@@ -10652,7 +10649,7 @@ DT_API float dt_learning_rate(const dt_recipe *r, int64_t step)
     return (float)(peak * (1.0 - (1.0 - floor) * x));
 }
 
-/* Bytes that 256 weights have in array `which` of the optimizer's state: 1024 floats, 256 codes, 4 a scale, 0 none. */
+/* Bytes per 256 weights of array `which` of the optimizer's state: 1024 for floats, 256 for codes, 4 for a scale. */
 static int64_t dt__state_bytes(const dt_recipe *r, int which)
 {
     static const int16_t bytes[][DT__STATE_AVERAGE] = {
@@ -10674,15 +10671,15 @@ typedef struct dt__powers {
     double power1, power2;
 } dt__powers;
 
-/* How far the batch has grown (recipe.growth), kept in the same way. */
+/* The growth of the batch (recipe.growth), which is part of the state as well. */
 enum { DT__GROW_STEPS = 20 };
 typedef struct dt__growth {
-    int64_t batches, factor; /* so many were there; of a step */
+    int64_t batches, factor; /* so far; per step */
     int64_t since;           /* steps since the last change */
-    double variance, square; /* averages of the noise's two estimates */
+    double variance, square; /* averages of the two estimates of the noise scale */
 } dt__growth;
 
-/* The scalars of the next step for parameters that decay (1) or not (0). */
+/* The scalars of the next step, for parameters with or without weight decay. */
 static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float lr, float clip_scale, int decays)
 {
     int coupled = r->optimizer == DT_ADAM || r->optimizer == DT_SGD;
@@ -21711,20 +21708,18 @@ static dt_result dt__engine_partition(dt__engine *e)
         if (flops > 0.0) cost[s] += (1.0 - weight) * (p->forward_flops + p->backward_flops) / flops;
     }
     r = dt_partition(cost, n, runs, begin);
-    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
-        int64_t run = (int64_t)c * e->shape.pipe.stages + e->mesh.at[DT_AXIS_PIPELINE];
-        e->chunks[c].begin = (int32_t)begin[run];
-        e->chunks[c].end = (int32_t)begin[run + 1];
-        e->chunks[c].first = run == 0;
-        e->chunks[c].last = run == runs - 1;
-    }
-    for (int64_t s = 0; s < n && !r; s++) {
-        int64_t run = 0;
-        while (begin[run + 1] <= s) run++;
-        e->net.segments[s].stage = (int32_t)(run % e->shape.pipe.stages);
-        for (int32_t k = 0; k < e->net.segments[s].plan->g->slot_count; k++) {
-            int32_t use = e->net.segments[s].use[k];
-            e->net.params[use / 4].stage[use % 4] = e->net.segments[s].stage;
+    for (int64_t run = 0; run < runs && !r; run++) {
+        int32_t stage = (int32_t)(run % e->shape.pipe.stages);
+        dt__chunk *c = stage == e->shape.stage ? &e->chunks[run / e->shape.pipe.stages] : NULL;
+        if (c) {
+            c->begin = (int32_t)begin[run], c->end = (int32_t)begin[run + 1];
+            c->first = run == 0, c->last = run == runs - 1;
+        }
+        for (int64_t s = begin[run]; s < begin[run + 1]; s++) {
+            dt__built *seg = &e->net.segments[s];
+            seg->stage = stage;
+            for (int32_t k = 0; k < seg->plan->g->slot_count; k++)
+                e->net.params[seg->use[k] / 4].stage[seg->use[k] % 4] = stage;
         }
     }
     dt__free(cost);
@@ -22513,8 +22508,8 @@ static void dt__engine_sources(const dt__engine *e, const dt__bucket *b, dt_pool
     dt__mem_tree(e->k, pool, &t, 1, b->copies);
 }
 
-/* Sums floats [begin, begin + floats) of the parts of c's ranks into the first part of each, as dt__reduce_parts does, or
- * by the all-reduce of the engine between nodes. */
+/* Sums floats [begin, begin + floats) of the parts of c's ranks into the first part of each: by the tree, or by the
+ * all-reduce of the engine between nodes. */
 static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts, const int *counts, int64_t begin,
                                 int64_t floats, const int64_t *cuts)
 {
