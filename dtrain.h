@@ -1931,6 +1931,194 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
     return DT_OK;
 }
 
+/* Sleeps 0.1 ms. */
+static void dt__nap(void)
+{
+    struct timespec t;
+    t.tv_sec = 0;
+    t.tv_nsec = 100000;
+    nanosleep(&t, NULL);
+}
+
+/* ---- work in the background ------------------------------------------------------------------------------ */
+
+/* A thread that does jobs one after another in the order in which another one, its user, asks for them. Jobs are
+ * numbered from 0; a ticket is one more. After the first that fails it does no others. Without threads a job is done
+ * when it is asked for. */
+enum { DT__OTHER_STREAM = -1 }; /* what one thread of a rank waits for when it waits for the other one */
+typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
+typedef struct dt__queue {
+    dt__job_fn run;
+    void *owner;
+    int64_t room;           /* jobs that may be under way */
+    int64_t asked, done;
+    double waited, hidden;  /* seconds: the user waited; a job was under way and the user did not wait */
+    double since;           /* when they were added up last */
+    int busy, waiting;
+    int64_t wanted;         /* the ticket that the user waits for */
+    int32_t *waits[2];      /* where others see what the user and the thread wait for (H13); NULL: nobody looks */
+    dt_result result;
+    char error[sizeof dt__thread.error];
+#ifndef DT_NO_THREADS
+    pthread_mutex_t lock; /* guards all that changes, but the user alone writes asked */
+    pthread_cond_t change;
+    pthread_t thread;
+    int quit;
+#endif
+    int running;
+} dt__queue;
+
+/* Time goes to one of the two sums at most, so what they add up to is what the jobs took. Others who wait for this rank
+ * find out for whom it waits (dt__find_culprit). */
+static void dt__queue_mark(dt__queue *q, int busy, int waiting)
+{
+    double now = dt__now();
+    int32_t user = waiting && q->done < q->wanted ? DT__OTHER_STREAM : 0, thread = busy ? 0 : DT__OTHER_STREAM;
+    if (q->waiting) q->waited += now - q->since;
+    else if (q->busy) q->hidden += now - q->since;
+    q->since = now;
+    if (q->waits[0] && (q->waiting || waiting)) __atomic_store_n(q->waits[0], user, __ATOMIC_RELAXED);
+    if (q->waits[1] && q->busy != busy) __atomic_store_n(q->waits[1], thread, __ATOMIC_RELAXED);
+    q->busy = busy;
+    q->waiting = waiting;
+}
+
+#ifndef DT_NO_THREADS
+static void *dt__queue_main(void *argument)
+{
+    dt__queue *q = (dt__queue *)argument;
+    unsigned saved = dt__fp_enter();
+    pthread_mutex_lock(&q->lock);
+    for (;;) {
+        dt_result r = q->result;
+        while (q->done == q->asked && !q->quit) pthread_cond_wait(&q->change, &q->lock);
+        if (q->done == q->asked) break;
+        pthread_mutex_unlock(&q->lock);
+        if (!r) r = q->run(q->owner, q->done);
+        pthread_mutex_lock(&q->lock);
+        if (r && !q->result) memcpy(q->error, dt__thread.error, sizeof q->error);
+        q->result = r;
+        q->done++;
+        dt__queue_mark(q, q->done < q->asked, q->waiting);
+        pthread_cond_broadcast(&q->change);
+    }
+    pthread_mutex_unlock(&q->lock);
+    dt__fp_leave(saved);
+    return NULL;
+}
+#endif
+
+/* `what` the thread does, for the sentence when there is none. */
+static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
+{
+    memset(q, 0, sizeof *q);
+    q->run = run;
+    q->owner = owner;
+    q->room = room;
+#ifndef DT_NO_THREADS
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->change, NULL);
+    if ((errno = pthread_create(&q->thread, NULL, dt__queue_main, q)) != 0) {
+        pthread_mutex_destroy(&q->lock);
+        pthread_cond_destroy(&q->change);
+        return dt__error(DT_E_SYSTEM, "no thread to %s (%s)", what, strerror(errno));
+    }
+#else
+    (void)what;
+#endif
+    q->running = 1;
+    return DT_OK;
+}
+
+/* Ends after the last job that was asked for. */
+static void dt__queue_close(dt__queue *q)
+{
+    if (!q->running) return;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    q->quit = 1;
+    pthread_cond_broadcast(&q->change);
+    pthread_mutex_unlock(&q->lock);
+    pthread_join(q->thread, NULL);
+    pthread_mutex_destroy(&q->lock);
+    pthread_cond_destroy(&q->change);
+#endif
+    q->running = 0;
+}
+
+/* Returns when the job of this ticket is done; what failed is the caller's error then. */
+static dt_result dt__queue_wait(dt__queue *q, int64_t ticket)
+{
+    dt_result r;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    if (q->done < ticket) {
+        q->wanted = ticket;
+        dt__queue_mark(q, q->busy, 1);
+        while (q->done < ticket) pthread_cond_wait(&q->change, &q->lock);
+        dt__queue_mark(q, q->busy, 0);
+    }
+    r = q->result;
+    pthread_mutex_unlock(&q->lock);
+#else
+    (void)ticket;
+    r = q->result;
+#endif
+    return r ? dt__error(r, "%s", q->error) : DT_OK;
+}
+
+/* The number of the next job, when there is room for it; then dt__queue_ask. */
+static int64_t dt__queue_next(dt__queue *q)
+{
+    (void)dt__queue_wait(q, q->asked - q->room + 1);
+    return q->asked;
+}
+
+/* Asks for it; returns its ticket. */
+static int64_t dt__queue_ask(dt__queue *q)
+{
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    q->asked++;
+    dt__queue_mark(q, 1, 0);
+    pthread_cond_broadcast(&q->change);
+    pthread_mutex_unlock(&q->lock);
+#else
+    if (!q->result && (q->result = q->run(q->owner, q->asked)) != DT_OK)
+        memcpy(q->error, dt__thread.error, sizeof q->error);
+    q->done = ++q->asked;
+#endif
+    return q->asked;
+}
+
+/* Is the job of this ticket still to be done? */
+static int dt__queue_pending(dt__queue *q, int64_t ticket)
+{
+    int pending;
+#ifndef DT_NO_THREADS
+    pthread_mutex_lock(&q->lock);
+    pending = q->done < ticket;
+    pthread_mutex_unlock(&q->lock);
+#else
+    pending = q->done < ticket;
+#endif
+    return pending;
+}
+
+/* The two sums up to now. */
+static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
+{
+#ifndef DT_NO_THREADS
+    if (q->running) pthread_mutex_lock(&q->lock);
+    dt__queue_mark(q, q->busy, q->waiting);
+#endif
+    *waited = q->waited;
+    *hidden = q->hidden;
+#ifndef DT_NO_THREADS
+    if (q->running) pthread_mutex_unlock(&q->lock);
+#endif
+}
+
 /* ============================================================================================
  * H2  numerics: Philox, exact math, SHA-256
  * ========================================================================================= */
@@ -13101,9 +13289,9 @@ static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sampl
 }
 
 /* ---- prefetch ------------------------------------------------------------------------------
- * A loader prepares the batches of steps first, first + 1, ... on its own thread, in a ring of slots: one is with the
- * caller, the others are filled ahead. What is in a batch depends on the step alone, never on which thread was faster.
- * One thread at a time may use a loader. */
+ * A loader prepares the batches of steps first, first + 1, ... on a thread of its own, in a ring of slots: the caller
+ * holds one, the others are filled ahead. What is in a batch depends on the step alone, never on timing. One thread at a
+ * time may use a loader. */
 
 enum { DT__LOADER_MAX_SLOTS = 4 };
 
@@ -13120,107 +13308,42 @@ typedef struct dt__loader {
     dt_split split;
     dt__sample_fn sample;
     const void *context;
-    int64_t rows, first;
-    int slots;
+    int64_t rows, first, slots;
     dt__batch slot[DT__LOADER_MAX_SLOTS];
     uint32_t *memory;
-    int64_t filled, taken; /* batches prepared; batches handed out, of which the last is still in use */
+    dt__queue queue;       /* job n prepares batch n, counted from the first */
+    int64_t filled, taken; /* batches prepared (written by the thread); batches handed out */
     double waited;         /* seconds that the caller waited for data */
-    dt_result result;      /* of the first batch that could not be prepared; no more are */
-    char error[sizeof dt__thread.error];
-#ifndef DT_NO_THREADS
-    pthread_t thread;
-    pthread_mutex_t lock; /* guards filled, taken, result, quit */
-    pthread_cond_t change;
-    int running, quit;
-#endif
+    int closing;
 } dt__loader;
 
-/* Prepares batch number n, counted from the first. Its slot belongs to the caller. */
-static dt_result dt__loader_fill(dt__loader *l, int64_t n)
+static dt_result dt__loader_fill(void *owner, int64_t n)
 {
+    dt__loader *l = (dt__loader *)owner;
     dt__batch *b = &l->slot[n % l->slots];
     const dt_source *s = &l->feed->is;
+    dt_result r = DT_OK;
     b->step = l->first + n;
-    for (int64_t row = 0; row < l->rows; row++) {
-        int64_t sample = l->sample(l->context, b->step, row);
-        dt_result r =
-            dt__feed_fetch(l->feed, l->split, sample, b->input + row * s->inputs, b->target + row * s->targets);
-        if (r) return r;
-    }
-    return DT_OK;
+    for (int64_t row = 0; row < l->rows && !r && !__atomic_load_n(&l->closing, __ATOMIC_RELAXED); row++)
+        r = dt__feed_fetch(l->feed, l->split, l->sample(l->context, b->step, row), b->input + row * s->inputs,
+                           b->target + row * s->targets);
+    if (!r) __atomic_store_n(&l->filled, n + 1, __ATOMIC_RELAXED);
+    return r;
 }
-
-/* Records how batch `filled` went. The sentence has to reach the thread that asks. */
-static void dt__loader_filled(dt__loader *l, dt_result r)
-{
-    if (!r) l->filled++;
-    else if (!l->result) {
-        l->result = r;
-        memcpy(l->error, dt__thread.error, sizeof l->error);
-    }
-}
-
-#ifndef DT_NO_THREADS
-static void *dt__loader_main(void *argument)
-{
-    dt__loader *l = (dt__loader *)argument;
-    pthread_mutex_lock(&l->lock);
-    while (!l->quit && !l->result) {
-        int64_t in_use = l->taken ? 1 : 0;
-        dt_result r;
-        if (l->filled - l->taken + in_use >= l->slots) {
-            pthread_cond_wait(&l->change, &l->lock);
-            continue;
-        }
-        pthread_mutex_unlock(&l->lock);
-        r = dt__loader_fill(l, l->filled); /* only this thread writes `filled` */
-        pthread_mutex_lock(&l->lock);
-        dt__loader_filled(l, r);
-        pthread_cond_broadcast(&l->change);
-    }
-    pthread_mutex_unlock(&l->lock);
-    return NULL;
-}
-#endif
 
 static void dt__loader_close(dt__loader **handle)
 {
     dt__loader *l = *handle;
     if (!l) return;
-#ifndef DT_NO_THREADS
-    if (l->running) {
-        pthread_mutex_lock(&l->lock);
-        l->quit = 1;
-        pthread_cond_broadcast(&l->change);
-        pthread_mutex_unlock(&l->lock);
-        pthread_join(l->thread, NULL);
-    }
-    if (l->memory) { /* then dt__loader_start() made them */
-        pthread_mutex_destroy(&l->lock);
-        pthread_cond_destroy(&l->change);
-    }
-#endif
+    __atomic_store_n(&l->closing, 1, __ATOMIC_RELAXED);
+    dt__queue_close(&l->queue);
     dt__free(l->memory);
     dt__free(l);
     *handle = NULL;
 }
 
-static dt_result dt__loader_start(dt__loader *l)
-{
-#ifndef DT_NO_THREADS
-    pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->change, NULL);
-    l->running = !pthread_create(&l->thread, NULL, dt__loader_main, l);
-    if (!l->running)
-        return dt__error(DT_E_SYSTEM, "cannot start the thread that reads data: raise the limit of ulimit -u");
-#else
-    (void)l;
-#endif
-    return DT_OK;
-}
-
-/* Batches of `rows` samples of one split from step `first` on. `slots`: 2 to 4. `feed` and `context` outlive it. */
+/* Batches of `rows` samples of one split from step `first` on. `slots`: 2 to 4; without threads there is one, filled
+ * when it is asked for. `feed` and `context` outlive the loader. */
 static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_split split, int64_t rows,
                                  int64_t first, int slots, dt__sample_fn sample, const void *context)
 {
@@ -13235,63 +13358,34 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
     l->context = context;
     l->rows = rows;
     l->first = first;
-    l->slots = (int)dt__max(2, dt__min(slots, DT__LOADER_MAX_SLOTS));
+    l->slots = dt__max(2, dt__min(slots, DT__LOADER_MAX_SLOTS));
+#ifdef DT_NO_THREADS
+    l->slots = 1;
+#endif
     l->memory = (uint32_t *)dt__alloc(l->slots * words * (int64_t)sizeof *l->memory, "batches of samples");
-    for (int i = 0; i < l->slots && l->memory; i++) {
+    for (int64_t i = 0; i < l->slots && l->memory; i++) {
         l->slot[i].input = l->memory + i * words;
         l->slot[i].target = l->slot[i].input + rows * feed->is.inputs;
     }
-    if (l->memory) r = dt__loader_start(l);
+    if (l->memory) r = dt__queue_open(&l->queue, dt__loader_fill, l, l->slots, "read data");
+    for (int64_t i = 1; i < l->slots && !r; i++) (void)dt__queue_ask(&l->queue);
     if (r) dt__loader_close(&l);
     *handle = l;
     return r;
 }
 
-/* Waits a moment for the batch of the next step; 1 when there is no need to wait any more. For a caller that has other
- * things to do every 50 ms; when the system's clock is set, such a moment may be longer. */
-static int dt__loader_ready(dt__loader *l)
-{
-#ifndef DT_NO_THREADS
-    double start = dt__now();
-    int ready;
-    pthread_mutex_lock(&l->lock);
-    ready = l->filled > l->taken || l->result;
-    if (!ready) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += (until.tv_nsec + 50000000) / 1000000000;
-        until.tv_nsec = (until.tv_nsec + 50000000) % 1000000000;
-        pthread_cond_timedwait(&l->change, &l->lock, &until);
-    }
-    pthread_mutex_unlock(&l->lock);
-    l->waited += dt__now() - start;
-    return ready;
-#else
-    (void)l;
-    return 1;
-#endif
-}
-
-/* The batch of the next step, valid until the next call or the close. Waits for it if need be. */
-static dt_result dt__loader_next(dt__loader *l, dt__batch *batch)
+/* The batch of the next step, valid until the next call or the close. While it is being prepared, tick(user) is called
+ * every 0.1 ms or so. */
+static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(void *user), void *user)
 {
     double start = dt__now();
-    int64_t n;
+    int64_t n = l->taken++; /* gives the previous batch back */
     dt_result r;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&l->lock);
-    n = l->taken++; /* gives the previous batch back */
-    pthread_cond_broadcast(&l->change);
-    while (l->filled <= n && !l->result) pthread_cond_wait(&l->change, &l->lock);
-    r = l->filled > n ? DT_OK : l->result;
-    pthread_mutex_unlock(&l->lock);
-#else
-    n = l->taken++;
-    if (!l->result) dt__loader_filled(l, dt__loader_fill(l, n));
-    r = l->result;
-#endif
+    while (l->queue.asked < n + l->slots) (void)dt__queue_ask(&l->queue);
+    while (tick && dt__queue_pending(&l->queue, n + 1)) tick(user), dt__nap();
+    r = dt__queue_wait(&l->queue, n + 1);
     l->waited += dt__now() - start;
-    if (r) return dt__error(r, "%s", l->error);
+    if (__atomic_load_n(&l->filled, __ATOMIC_RELAXED) <= n) return r;
     *batch = l->slot[n % l->slots];
     return DT_OK;
 }
@@ -14084,7 +14178,7 @@ enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT,
        DT__FAULT_TOLD, DT__FAR = 0x8000 };
 
 /* The threads of a rank that communicate: stream 0 is the rank's own thread, stream 1 its background thread (H15). */
-enum { DT__STREAMS = 2, DT__OTHER_STREAM = -1 };
+enum { DT__STREAMS = 2 };
 typedef struct dt__stream {
     int32_t waiting; /* 1 + the rank that this stream waits for; DT__OTHER_STREAM; 0 when it works */
     uint32_t stamp;  /* milliseconds, renewed while it waits for a rank */
@@ -14484,14 +14578,6 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
         break;
     default: snprintf(text, size, "%s", job->why); break;
     }
-}
-
-static void dt__nap(void)
-{
-    struct timespec t;
-    t.tv_sec = 0;
-    t.tv_nsec = 100000;
-    nanosleep(&t, NULL);
 }
 
 /* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
@@ -16634,184 +16720,6 @@ DT_API void dt_comm_free(dt_comm **handle)
     dt__free(c->tables);
     dt__free(c);
     *handle = NULL;
-}
-
-/* ---- work in the background ------------------------------------------------------------------------------ */
-
-/* A thread that does jobs one after another in the order in which another one, its user, asks for them. Jobs are
- * numbered from 0; a ticket is one more. After the first that fails it does no others. Without threads a job is done
- * when it is asked for. */
-typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
-typedef struct dt__queue {
-    dt__job_fn run;
-    void *owner;
-    int64_t room;           /* jobs that may be under way */
-    int64_t asked, done;
-    double waited, hidden;  /* seconds: the user waited; a job was under way and the user did not wait */
-    double since;           /* when they were added up last */
-    int busy, waiting;
-    int64_t wanted;         /* the ticket that the user waits for */
-    dt__rank_state *state;  /* of the rank whose threads call communicators; NULL: they do not */
-    dt_result result;
-    char error[sizeof dt__thread.error];
-#ifndef DT_NO_THREADS
-    pthread_mutex_t lock; /* guards all that changes, but the user alone writes asked */
-    pthread_cond_t change;
-    pthread_t thread;
-    int quit;
-#endif
-    int running;
-} dt__queue;
-
-/* Time goes to one of the two sums at most, so what they add up to is what the jobs took. Others who wait for this rank
- * find out for whom it waits (dt__find_culprit). */
-static void dt__queue_mark(dt__queue *q, int busy, int waiting)
-{
-    double now = dt__now();
-    int user = waiting && q->done < q->wanted ? DT__OTHER_STREAM : 0, thread = busy ? 0 : DT__OTHER_STREAM;
-    if (q->waiting) q->waited += now - q->since;
-    else if (q->busy) q->hidden += now - q->since;
-    q->since = now;
-    if (q->state && (q->waiting || waiting)) __atomic_store_n(&q->state->stream[0].waiting, user, __ATOMIC_RELAXED);
-    if (q->state && q->busy != busy) __atomic_store_n(&q->state->stream[1].waiting, thread, __ATOMIC_RELAXED);
-    q->busy = busy;
-    q->waiting = waiting;
-}
-
-#ifndef DT_NO_THREADS
-static void *dt__queue_main(void *argument)
-{
-    dt__queue *q = (dt__queue *)argument;
-    unsigned saved = dt__fp_enter();
-    pthread_mutex_lock(&q->lock);
-    for (;;) {
-        dt_result r = q->result;
-        while (q->done == q->asked && !q->quit) pthread_cond_wait(&q->change, &q->lock);
-        if (q->done == q->asked) break;
-        pthread_mutex_unlock(&q->lock);
-        if (!r) r = q->run(q->owner, q->done);
-        pthread_mutex_lock(&q->lock);
-        if (r && !q->result) memcpy(q->error, dt__thread.error, sizeof q->error);
-        q->result = r;
-        q->done++;
-        dt__queue_mark(q, q->done < q->asked, q->waiting);
-        pthread_cond_broadcast(&q->change);
-    }
-    pthread_mutex_unlock(&q->lock);
-    dt__fp_leave(saved);
-    return NULL;
-}
-#endif
-
-/* `what` the thread does, for the sentence when there is none. */
-static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
-{
-    memset(q, 0, sizeof *q);
-    q->run = run;
-    q->owner = owner;
-    q->room = room;
-#ifndef DT_NO_THREADS
-    pthread_mutex_init(&q->lock, NULL);
-    pthread_cond_init(&q->change, NULL);
-    if ((errno = pthread_create(&q->thread, NULL, dt__queue_main, q)) != 0) {
-        pthread_mutex_destroy(&q->lock);
-        pthread_cond_destroy(&q->change);
-        return dt__error(DT_E_SYSTEM, "no thread to %s (%s)", what, strerror(errno));
-    }
-#else
-    (void)what;
-#endif
-    q->running = 1;
-    return DT_OK;
-}
-
-/* Ends after the last job that was asked for. */
-static void dt__queue_close(dt__queue *q)
-{
-    if (!q->running) return;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    q->quit = 1;
-    pthread_cond_broadcast(&q->change);
-    pthread_mutex_unlock(&q->lock);
-    pthread_join(q->thread, NULL);
-    pthread_mutex_destroy(&q->lock);
-    pthread_cond_destroy(&q->change);
-#endif
-    q->running = 0;
-}
-
-/* Returns when the job of this ticket is done; what failed is the caller's error then. */
-static dt_result dt__queue_wait(dt__queue *q, int64_t ticket)
-{
-    dt_result r;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    if (q->done < ticket) {
-        q->wanted = ticket;
-        dt__queue_mark(q, q->busy, 1);
-        while (q->done < ticket) pthread_cond_wait(&q->change, &q->lock);
-        dt__queue_mark(q, q->busy, 0);
-    }
-    r = q->result;
-    pthread_mutex_unlock(&q->lock);
-#else
-    (void)ticket;
-    r = q->result;
-#endif
-    return r ? dt__error(r, "%s", q->error) : DT_OK;
-}
-
-/* The number of the next job, when there is room for it; then dt__queue_ask. */
-static int64_t dt__queue_next(dt__queue *q)
-{
-    (void)dt__queue_wait(q, q->asked - q->room + 1);
-    return q->asked;
-}
-
-/* Asks for it; returns its ticket. */
-static int64_t dt__queue_ask(dt__queue *q)
-{
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    q->asked++;
-    dt__queue_mark(q, 1, 0);
-    pthread_cond_broadcast(&q->change);
-    pthread_mutex_unlock(&q->lock);
-#else
-    if (!q->result && (q->result = q->run(q->owner, q->asked)) != DT_OK)
-        memcpy(q->error, dt__thread.error, sizeof q->error);
-    q->done = ++q->asked;
-#endif
-    return q->asked;
-}
-
-/* Is the job of this ticket still to be done? */
-static int dt__queue_pending(dt__queue *q, int64_t ticket)
-{
-    int pending;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    pending = q->done < ticket;
-    pthread_mutex_unlock(&q->lock);
-#else
-    pending = q->done < ticket;
-#endif
-    return pending;
-}
-
-/* The two sums up to now. */
-static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
-{
-#ifndef DT_NO_THREADS
-    if (q->running) pthread_mutex_lock(&q->lock);
-    dt__queue_mark(q, q->busy, q->waiting);
-#endif
-    *waited = q->waited;
-    *hidden = q->hidden;
-#ifndef DT_NO_THREADS
-    if (q->running) pthread_mutex_unlock(&q->lock);
-#endif
 }
 
 /* ---- the cost of a message ------------------------------------------------------------------------------------ */
@@ -22046,7 +21954,7 @@ static dt_result dt__engine_overlap(dt__engine *e)
     dt_comm *comms[6];
     dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->program.count, "overlap communication with");
     if (r) return r;
-    e->queue.state = dt__own_state(e->ranks.data);
+    for (int i = 0; i < 2; i++) e->queue.waits[i] = &dt__own_state(e->ranks.data)->stream[i].waiting;
     dt__engine_others(e, comms);
     for (int i = 0; i < 6; i++)
         if (comms[i]) dt__comm_other_stream(comms[i]);
@@ -27814,6 +27722,8 @@ static dt_result dt__trainer_doctor(dt_trainer *t)
     return DT_OK;
 }
 
+static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)trainer)->comm); }
+
 /* A batch: its samples, gradients, with the last one of a step the update, and its mean loss, which is added. */
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
 {
@@ -27822,8 +27732,7 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     int64_t valid = 0;
     float sum = 0.0f, other = 0.0f;
     dt_result r;
-    while (!dt__loader_ready(t->loader)) dt__comm_tick(t->comm); /* who waits for data is alive */
-    r = dt__loader_next(t->loader, &t->batch);
+    r = dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t); /* a rank that waits for data is alive */
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
     if (!r && !e->grown && t->save.state == DT__SAVE_WRITING && !(*said & DT__SAID_WRITING)) r = dt__save_end(t, DT_OK);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);

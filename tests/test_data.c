@@ -282,7 +282,7 @@ static void run_loader(const feed *f, int slots, int steps, int delay)
     int fine = 1;
     if (dt__loader_open(&l, &f->from, DT_TRAIN, f->rows, 5, slots, feed_sample, f)) tap_bail("%s", dt_last_error());
     for (int64_t step = 5; step < 5 + steps && fine; step++) {
-        fine = !dt__loader_next(l, &b) && batch_is_right(f, &b, step, 7);
+        fine = !dt__loader_next(l, &b, NULL, NULL) && batch_is_right(f, &b, step, 7);
         if (delay) usleep((unsigned)(step * 104729 % delay));
         fine = fine && batch_is_right(f, &b, step, 7);
     }
@@ -314,7 +314,7 @@ static void test_loader(void)
     for (int taken = 0; taken < 60 && fine; taken++) { /* close at any moment */
         f.delay = taken % 3 * 100;
         fine = !dt__loader_open(&l, &f.from, DT_TRAIN, f.rows, 0, 2 + taken % 3, feed_sample, &f);
-        for (int i = 0; i < taken % 7 && fine; i++) fine = !dt__loader_next(l, &b);
+        for (int i = 0; i < taken % 7 && fine; i++) fine = !dt__loader_next(l, &b, NULL, NULL);
         if (taken % 2) usleep(50);
         dt__loader_close(&l);
     }
@@ -322,10 +322,10 @@ static void test_loader(void)
     f.wrong_from = 3;
     f.delay = 0;
     if (dt__loader_open(&l, &f.from, DT_TRAIN, f.rows, 0, 3, feed_sample, &f)) tap_bail("%s", dt_last_error());
-    for (int i = 0; i < 3; i++) fine = fine && !dt__loader_next(l, &b);
-    tap_ok(fine && dt__loader_next(l, &b) == DT_E_USAGE && strstr(dt_last_error(), "no training sample -1"),
+    for (int i = 0; i < 3; i++) fine = fine && !dt__loader_next(l, &b, NULL, NULL);
+    tap_ok(fine && dt__loader_next(l, &b, NULL, NULL) == DT_E_USAGE && strstr(dt_last_error(), "no training sample -1"),
            "an error arrives with its step: %s", dt_last_error());
-    tap_ok(dt__loader_next(l, &b) == DT_E_USAGE, "and stays");
+    tap_ok(dt__loader_next(l, &b, NULL, NULL) == DT_E_USAGE, "and stays");
     dt__loader_close(&l);
     dt_data_close(&d);
 }
