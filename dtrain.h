@@ -43,13 +43,18 @@
  *     H8  models: segments, GPT-2, Llama                H16 trainer, launcher, restarts
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
- * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says who owns which, and
- * sums over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank and on 8, however
- * data, tensors, sequences, layers and state are split over them, with any number of threads, with AVX-512, AVX2, NEON
- * or plain C. (One choice of the recipe gives that up: gradients that travel in fewer bytes, dt_wire.)
+ * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says which rank owns
+ * which shard, and sums over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank
+ * and on 8, in every layout, with any number of threads, with AVX-512, AVX2, NEON or plain C. (One choice of the recipe
+ * gives that up: gradients that travel in fewer bytes, dt_wire.)
  *
- * WHAT IT DOES NOT. Arithmetic in fp32 only; CPU only. It does not print, exit or abort below the
- * trainer and launcher. It is no general tensor library: it has the ops that its models need.
+ * GLOSSARY. Exact: the same bits in every layout. Segment: a part of a model (embedding, block, head) as a function
+ * that builds its graph. Unit: the work of one data shard in one micro-batch. Leaf: a gradient at the bottom of a tree
+ * sum. Set: the buffers of one leaf's gradients. R1 to R19: the rules of exact numerics, which tests name.
+ *
+ * WHAT IT DOES NOT. Arithmetic in fp32 only; CPU only. It does not print, exit or abort below the trainer and launcher.
+ * It is no general tensor library: it has the ops that its models need. The header holds what a training run, or a
+ * program's own loop, uses. One mechanism per job. A lesson that no run uses is a program in examples/.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -73,9 +78,8 @@ extern "C" {
 #define DT_API extern
 #endif
 
-/* ---- H1  base: results and errors --------------------------------------------------------- */
-
-/* X(code, exit status, sentence). The one list of results; dt_result_name() and the exit codes follow it. */
+/* ==== The core: what a first program needs. The rest of each section follows it. ==== */
+/* X(code, exit status, sentence): the results of functions. */
 #define DT_RESULTS(X)                                                                                        \
     X(DT_OK, 0, "no error")                                                                                  \
     X(DT_E_HELP, 0, "help was asked for")                                                                    \
@@ -90,35 +94,18 @@ extern "C" {
     X(DT_E_INTERRUPTED, 130, "interrupted before the work was saved")                                        \
     X(DT_E_SYSTEM, 1, "the operating system refused")                                                        \
     X(DT_E_SELFCHECK, 1, "this build or processor does not compute exactly")
-
 #define DT__RESULT_ENUM(code, status, sentence) code,
 typedef enum dt_result { DT_RESULTS(DT__RESULT_ENUM) DT__RESULT_COUNT } dt_result;
 #undef DT__RESULT_ENUM
-
-/* The code's name, e.g. "DT_E_PEER". Static storage. */
-DT_API const char *dt_result_name(dt_result r);
-/* The exit status that a program should return for r: 0 fine, 1 failure, 2 usage, 75 stopped and saved, 130 interrupted
- * without. */
-DT_API int dt_exit_code(dt_result r);
-/* What failed last on this thread, where, and how to mend it. Never NULL; valid until the next failure. */
+/* The sentence of this thread's last failure: what failed, where, and how to fix it. Valid until the next failure. */
 DT_API const char *dt_last_error(void);
-/* Prints "<what>: <dt_last_error()>" to standard error and returns the exit status. For main(). One rank speaks for all
- * that fail in the same way, the supervisor for a dead one; DT_E_HELP prints nothing. */
+/* Prints "<what>: <dt_last_error()>" to standard error and returns the exit status, for main(). One rank speaks for all
+ * that fail in the same way, the supervisor speaks for a dead rank; DT_E_HELP prints nothing. */
 DT_API int dt_fail(const char *what);
-/* Version of the implementation that was linked, e.g. "0.1.0". */
-DT_API const char *dt_version(void);
 
-/* ---- H5  devices --------------------------------------------------------------------------- */
-
-/* The instruction set whose kernels run here: "avx512", "avx2", "neon" or "portable". The environment variable DT_ISA
- * forces one; the bits are the same with each. */
-DT_API const char *dt_isa(void);
-
-/* ---- H6  tensors and graph ----------------------------------------------------------------- */
-
+/* ---- H6  tensors and graph ---- */
 #define DT_MAX_DIMS 6
-
-/* A row-major shape: dims sizes in n[0..dims-1]. dims 0 is a scalar. */
+/* A row-major shape: sizes n[0..dims-1]; dims 0 is a scalar. */
 typedef struct dt_shape {
     int32_t dims;
     int64_t n[DT_MAX_DIMS];
@@ -128,56 +115,245 @@ DT_API dt_shape dt_shape1(int64_t a);
 DT_API dt_shape dt_shape2(int64_t a, int64_t b);
 DT_API dt_shape dt_shape3(int64_t a, int64_t b, int64_t c);
 DT_API dt_shape dt_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
-/* Number of elements; 1 for a scalar. */
-DT_API int64_t dt_shape_count(dt_shape s);
 
-/* A graph of ops over tensors. Two kinds: an eager graph (dt_graph_open) computes every op as it is added, for
- * teaching and tests; a recorded graph is what a segment builds (H8) and a plan runs. One thread at a time.
- * Errors are sticky: a failed op returns a poisoned tensor, ops on poisoned tensors do nothing, and the first
- * error is kept; check dt_graph_result() once. */
+/* A graph of ops over tensors, for one thread at a time. An eager graph (dt_graph_open) computes every op at once, for
+ * teaching and tests; a segment builds a recorded graph, which the trainer plans and runs. Errors are sticky: a failed
+ * op returns a poisoned tensor, ops on poisoned tensors do nothing; check dt_graph_result() once. */
 typedef struct dt_graph dt_graph;
-/* A value in a graph: a handle that lives as long as its graph. */
 typedef struct dt_tensor {
-    int32_t id; /* 0: poisoned */
+    int32_t id; /* a value of a graph; 0: poisoned */
 } dt_tensor;
-
-/* The type of a tensor's elements. Arithmetic is fp32. int32 holds tokens and indices. The others are storage of 2, 2,
- * 1 and 1 bytes: bfloat16, IEEE half, and the two 8-bit forms of the OCP specification (OFP8, 2023), e4m3 without
- * infinities. Ops that only move data (reshape, detach, permute, slice, chunk, expand, pad, concat, gather, embed) take
- * every type; all others take fp32, or int32 where they say so. Gradients are fp32, of 2- and 1-byte tensors too. */
-typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
-
-/* Opens an eager graph. seed keys initialisation and dropout. */
-DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed);
+DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed); /* seed keys initialisation and dropout */
 DT_API void dt_graph_close(dt_graph **graph);
-/* The first error of the graph (sentence in dt_last_error()), or DT_OK. */
+/* The first error of the graph, or DT_OK. */
 DT_API dt_result dt_graph_result(const dt_graph *g);
-
-DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
-/* Size of one axis; negative axes count from the end. */
-DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis);
-DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
-/* Elements of an eager fp32 tensor, row-major, owned by the graph; NULL when poisoned, recorded, or of another type. */
+DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis); /* size; a negative axis counts from the end */
+/* Elements of an eager fp32 tensor, row-major, owned by the graph; else NULL. */
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t);
-/* The same for every type: dt_dtype_of() says what the elements are (2-byte types: uint16_t, 1-byte types: uint8_t). */
-DT_API const void *dt_elements(const dt_graph *g, dt_tensor t);
-
-/* A tensor with a copy of `data`; eager graphs only. Gradients flow into it like into a parameter. */
+/* A tensor with a copy of `data`; eager graphs only. Gradients flow into it as into a parameter. */
 DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data);
+/* Initial values of a parameter. NORMAL: N(0, std^2), a function of (seed, full name, element). */
+typedef enum dt_init { DT_INIT_ZEROS, DT_INIT_ONES, DT_INIT_NORMAL } dt_init;
+/* A trainable parameter. In a segment its full name is "<segment>.<name>"; several segments may use a name that begins
+ * with '/' (a tied weight: one parameter, one gradient per use). Weight decay needs two or more dimensions. */
+DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std);
+/* Appends the gradient of scalar `loss` with respect to every tensor it depends on. Once per graph. */
+DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss);
+/* The gradient of t, of t's shape, after dt_backward; poisoned when the loss does not depend on t. */
+DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
+
+/* ---- H8  segments and models ---- */
+/* A segment builds a part of a model: from x it returns its output. x of the first segment is int32 tokens (B,T), or
+ * what a dt_source says; later it is the output of the segment before, fp32; the last segment returns a loss. B is the
+ * number of samples of a unit of work, which the trainer chooses: take sizes from dt_dim(). `user` must outlive the
+ * model. Segments with the same build, user and shapes share a plan. */
+typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
+typedef struct dt_segment {
+    const char *name; /* prefix of its parameters */
+    dt_segment_fn build;
+    const void *user;
+} dt_segment;
+/* The next tokens (B,T) that the model should predict, or the targets of a dt_source; in the last segment. */
+DT_API dt_tensor dt_targets(dt_graph *g);
+
+/* Llama 3's scaling of rotary frequencies f: with w = f original_context / (2 pi), f / factor where w <
+ * low_freq_factor, f where w > high_freq_factor, in proportion to w between them. factor 0: none. */
+typedef struct dt_rope_scaling {
+    double factor, low_freq_factor, high_freq_factor;
+    int64_t original_context;
+} dt_rope_scaling;
+typedef enum dt_family { DT_GPT2, DT_LLAMA } dt_family;
+/* What is trained. Copied by value; what the pointers name must outlive it. */
+typedef struct dt_model {
+    const dt_segment *segments; /* a model of the program's own; NULL: one of the families */
+    int64_t segment_count;
+    int64_t layers, heads, width; /* blocks, attention heads, channels C */
+    int64_t vocabulary;           /* 0: that of the data */
+    float dropout;                /* GPT-2: probability at its three places */
+    int32_t family;               /* dt_family */
+    int32_t tied;                 /* Llama: the head is the embedding's table, as always in GPT-2 */
+    int64_t kv_heads;             /* Llama: heads of keys and values, a divisor of heads; 0: heads */
+    int64_t hidden;               /* Llama: width of the MLP; 0: 8/3 C, up to a multiple of 256 (C below 1024: of 32) */
+    float rope_base, norm_eps;    /* Llama: base of the rotary frequencies, 0: 10000; epsilon of the norms, 0: 1e-5 */
+    dt_rope_scaling rope_scaling; /* Llama */
+    int64_t experts, active;      /* a mixture of experts (dt_moe) replaces each MLP; experts per token, 0: 2 */
+    float capacity, balance;      /* as in dt_moe_options */
+} dt_model;
+/* A size of the GPT-2 family: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 when the
+ * name is unknown. Any other size: set the fields. */
+DT_API dt_model dt_model_gpt2(const char *size);
+DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary);
+
+/* ---- H10  recipe: what is computed. It decides the bits ---- */
+/* Start from dt_recipe_default(): later versions add fields. */
+typedef struct dt_recipe {
+    dt_model model;
+    const char *data;               /* text files or .bin token shards: a file, comma list or pattern */
+    const char *tokenizer;          /* directory or file; NULL: bytes are tokens */
+    const struct dt_source *source; /* samples of the program's own, instead of data; copied */
+    const char *weights;            /* initial weights, for fine-tuning (below); NULL: random */
+    int64_t steps;                  /* optimizer steps */
+    int64_t batch, micro_batch;     /* sequences per step and micro-batch, a divisor of batch; 0: batch */
+    int64_t sequence;               /* T, tokens per sequence; with a source: its inputs */
+    int64_t seed;
+    int64_t data_shards;    /* Vd, a power of two that divides micro_batch: up to Vd ranks share the batch */
+    int64_t tensor_shards;  /* Vt, a power of two that divides heads, hidden units and rows of a unit of work */
+    int64_t context_shards; /* Vc, a power of two; above 1, shard c has the slices c and 2 Vc - 1 - c of 2 Vc */
+    int64_t warmup, decay;  /* steps of linear warm-up from 0, and of WSD's final decay; 0: a tenth of steps */
+    int32_t schedule, accumulation;  /* dt_schedule, dt_accumulation */
+    float learning_rate, final_rate; /* peak; share of the peak at the end of cosine, linear and WSD */
+    float beta1, beta2, epsilon;     /* AdamW, Adam; Lion's betas */
+    float weight_decay;     /* parameters of two or more dimensions only */
+    float clip, clip_value; /* limits of the global gradient norm, then of every gradient element; 0: none */
+    float dropout;          /* GPT-2; overrides model.dropout when above 0 */
+    float validation;       /* share of the files kept for validation */
+    int32_t optimizer, nesterov; /* dt_optimizer; SGD: Nesterov's momentum */
+    float momentum;         /* SGD; 0: none */
+    float ema;              /* decay D of an average a = D a + (1 - D) w of the weights (Polyak and Juditsky 1992) */
+    int32_t evaluate_ema;   /* validation, predictions and text samples use the average */
+    int64_t growth;         /* a power of two: a step may grow to so many batches (below); 1: never */
+    int32_t reduce;         /* dt_sums: who adds the gradients of ranks */
+    int32_t wire, wire_forget; /* dt_wire; 1, for experiments: without error feedback */
+} dt_recipe;
+DT_API dt_recipe dt_recipe_default(void);
+
+/* ---- H15  layout: where and when. It never changes a bit ---- */
+/* How the next token is drawn: from softmax(logits / temperature) over the top_k largest logits, the largest of which
+ * are kept until their probabilities sum to top_p (Holtzman et al. 2020). Of equal logits the lower token is larger. */
+typedef struct dt_sampling {
+    int64_t top_k;     /* 0: all */
+    int64_t seed;      /* a draw is a function of (recipe.seed, step, seed, its number in the text) */
+    float temperature; /* 0: the largest, whatever the rest says */
+    float top_p;       /* 0 or 1: all */
+} dt_sampling;
+/* What a run measures, prints and writes. Steps 0: only at the end; pointers NULL: nothing. */
+typedef struct dt_output {
+    int64_t eval_every, eval_batches;    /* steps between validations, and their batches; 0: the whole part */
+    int64_t sample_every, sample_length; /* steps between text samples, and their bytes; 0 bytes: none */
+    dt_sampling sampling;  /* of these samples */
+    int32_t no_cache;      /* samples compute the whole sequence for every token: the same text, slower */
+    const char *metrics;   /* JSONL file, one line per step */
+    const char *timeline;  /* what every rank did in the last step, as SVG, or as Chrome's trace in a file *.json */
+    int32_t noise_scale;   /* measure the gradient noise scale (dt_step_info) */
+    int32_t doctor;        /* print dt_doctor's findings after step 9, or the last step of 4 or more, and train on */
+    int32_t rules;         /* apply dt_rules to every step, and print at the end which fired */
+    const char *stop_on;   /* rules, comma-separated: save and stop when one of them fires */
+    int32_t quiet;         /* no progress on standard output */
+    int32_t show_program;  /* print the step program of rank 0 */
+} dt_output;
+/* Where and how often a run saves its state, and what it does with what it finds there. */
+enum { DT_AUTO = -1 };
+typedef struct dt_checkpoints {
+    const char *place;    /* directory; training resumes from the newest complete checkpoint there; NULL: none */
+    int64_t interval;     /* steps; 0: after the last step and on a stop; DT_AUTO: by dt_checkpoint_interval() */
+    float mtbf;           /* mean seconds between failures of the whole job, for DT_AUTO */
+    int32_t kind;         /* dt_checkpoint_kind */
+    int32_t async;        /* copy the state and write it behind training; sharded only */
+    int32_t resume;       /* dt_resume */
+    int64_t keep;         /* how many of the newest stay; 0: all */
+    const char *mirror;   /* second place, filled in the background, from which an empty place is restored: a directory,
+                           * or a name, a space and a shell command with $DT_FROM and $DT_TO */
+    float mirror_rate;    /* bytes per second to a directory; 0: no limit */
+    float deadline;       /* seconds from a request to stop to the forced end: a save must fit */
+} dt_checkpoints;
+/* Start from dt_layout_default(): later versions add fields. */
+typedef struct dt_layout {
+    int64_t threads;           /* per rank; 0: cores / ranks */
+    int64_t tp, pp, cp;        /* degrees of tensor, pipeline and context parallelism; dp = ranks / (tp pp cp) */
+    int32_t sequence_parallel; /* tensor groups also split rows between products (Korthikanti et al. 2022) */
+    int32_t pipeline;          /* dt_pipeline */
+    int64_t chunks;            /* interleaved: runs of segments per stage */
+    float memory_weight;       /* stages balance time (0) to memory (1) */
+    const char *order;         /* axes, slowest first: "DPT" ("cluster", NULL: neighbours share a tensor), "TPD"
+                                * ("spread"), or another permutation; C follows D unless placed */
+    int64_t ep;                /* so many neighbouring data-parallel ranks share the experts (Lepikhin et al. 2020) */
+    int64_t zero;              /* ranks share 1 optimizer state, 2 and gradients, 3 and weights (ZeRO) */
+    int64_t zero_group;        /* how many ranks share (hybrid sharding); 0: all data-parallel ranks */
+    int32_t recompute;         /* dt_recompute */
+    int32_t offload;           /* DT_RECOMPUTE_FULL: inputs of segments move to a second memory */
+    int64_t horizon;           /* segments before its use that such an input is fetched back; 1 or more */
+    float offload_rate;        /* bytes per second to and from the second memory together; 0: no limit */
+    int64_t bucket;            /* bytes of gradient per reduction, in backward order */
+    int32_t overlap;           /* dt_overlap */
+    int32_t no_memory_check;   /* start although the plan needs more memory than is free */
+    dt_output output;
+    dt_checkpoints checkpoint;
+} dt_layout;
+DT_API dt_layout dt_layout_default(void);
+
+/* ---- H16  trainer ---- */
+/* First call of main(). With --ranks N or --max-restarts N it becomes the supervisor of the ranks and exits: with 0
+ * when all ranks did, else with the status of the first that failed (128 + signal when killed; 75 when stopped and
+ * saved). Returns DT_OK in a rank and in a program that runs alone. */
+DT_API dt_result dt_launch(int *argc, char ***argv);
+/* Reads the options of recipe and layout out of argv ("--name value" or "--name=value"; --help lists them), and leaves
+ * the other arguments. Strings point into argv. DT_E_USAGE: an unknown option, or a bad value; DT_E_HELP. On a host of
+ * SageMaker that is alone in its job, checkpoint.place is /opt/ml/checkpoints if that is there. */
+DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
+/* One rank's part of a training run, for one thread at a time. Rank 0 prints progress to standard output unless
+ * output.quiet; nothing else in the library prints. */
+typedef struct dt_trainer dt_trainer;
+typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; further below */
+DT_API dt_step_info dt_step_info_zero(void);
+/* Collective over the ranks that dt_launch started. Checks recipe and layout, opens the data, plans and allocates all
+ * memory, draws the parameters. The structs are copied; strings and segments must outlive the trainer. */
+DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
+DT_API void dt_trainer_close(dt_trainer **t);
+/* One optimizer step, with validation, sample and checkpoint when they are due (collective). DT_E_NUMERIC: loss or norm
+ * is not finite, and the weights are those of the step before; DT_E_STOPPED: a request to stop (SIGTERM, Ctrl-C), after
+ * a checkpoint of this step; DT_E_INTERRUPTED: the same without one. A resumed run that is complete does nothing. */
+DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
+DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info); /* all steps that are left */
+DT_API int dt_is_root(const dt_trainer *t); /* is this rank 0, the one that prints? */
+/* SHA-256 over the weights, then the optimizer's state (below): 64 hex digits, the same on every rank and in every
+ * layout, valid until the next call; "" on errors. Collective where a rank has a part of the state (pp, tp or ep above
+ * 1, ZeRO), but not after the last step. */
+DT_API const char *dt_trainer_hash(dt_trainer *t);
+
+/* ---- H13  communicator ---- */
+/* A group of ranks, for one thread of each. All ranks make the same calls in the same order, with the same counts, op
+ * and root. Counts are floats and may be 0. Results have the same bits on every transport. More below. */
+typedef struct dt_comm dt_comm;
+/* SUM adds in the fixed tree of rank numbers: neighbours (0,1) (2,3), then pairs of pairs, left operand first; a last
+ * rank without a partner moves up. MAX is a > b ? a : b, MIN a < b ? a : b, in the same tree. */
+typedef enum dt_op { DT_SUM, DT_MAX, DT_MIN } dt_op;
+/* dt_launch, then a communicator over all ranks (collective). argc and argv may be NULL after dt_launch. */
+DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv);
+DT_API void dt_comm_free(dt_comm **c); /* leaves: peers that still wait for this rank get DT_E_PEER */
+DT_API int dt_comm_rank(const dt_comm *c);
+DT_API int dt_comm_size(const dt_comm *c);
+DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
+/* data (count) of root to all ranks; data replaced by the op over all ranks; in (count) of rank r to row r of out
+ * (size,count), where in may be out + rank * count. */
+DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root);
+DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op);
+DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count);
+
+/* ---- H1  results, kernels ----------------------------------------------------------------------- */
+DT_API const char *dt_result_name(dt_result r); /* the code's name, e.g. "DT_E_PEER". Static storage. */
+/* The exit status to return for r: 0 fine, 1 failure, 2 usage, 75 stopped and saved, 130 interrupted without. */
+DT_API int dt_exit_code(dt_result r);
+DT_API const char *dt_version(void); /* version of the implementation that was linked, e.g. "0.1.0". */
+/* The kernels that run here: "avx512", "avx2", "neon" or "portable". DT_ISA forces one; the bits are the same. */
+DT_API const char *dt_isa(void);
+
+/* ---- H6  tensors and ops ------------------------------------------------------------------------ */
+DT_API int64_t dt_shape_count(dt_shape s); /* elements; 1 for a scalar */
+/* Type of a tensor's elements. Arithmetic is fp32; int32 holds tokens and indices; the others are storage: bfloat16,
+ * IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that only move data
+ * (reshape, detach, permute, slice, chunk, expand, pad, concat, gather, embed) take every type, all others fp32, or
+ * int32 where they say so. Gradients are fp32. */
+typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
+DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
+DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
+/* The elements of an eager tensor of any type: dt_dtype_of() says which (2-byte types: uint16_t, 1-byte: uint8_t). */
+DT_API const void *dt_elements(const dt_graph *g, dt_tensor t);
 /* Token ids, int32; eager graphs only. No gradient. */
 DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data);
 /* A tensor of any type with a copy of `data`; eager graphs only. */
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
 /* A constant: every element is `value`; dt_shape0() makes a scalar, which broadcasts. No gradient. */
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value);
-
-/* How a parameter starts. DT_INIT_NORMAL: N(0, std^2), drawn from (seed, full name, element). */
-typedef enum dt_init { DT_INIT_ZEROS, DT_INIT_ONES, DT_INIT_NORMAL } dt_init;
-/* A trainable parameter. In a segment its full name is "<segment>.<name>"; a name that begins with '/' is absolute and
- * may be used by several segments (a tied weight: one parameter, one gradient per use). Weight decay applies to
- * parameters of two or more dimensions. */
-DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std);
-
 /* Shapes. A reshape shares memory. Axes of permute: result axis i is axis axes[i] of x. Slice keeps [begin, end). */
 DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape);
 DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes);
@@ -190,28 +366,24 @@ DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int6
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis);
 /* The reverse: x cut into `count` equal parts along an axis, written to parts[0..count-1]; poison on errors. */
 DT_API dt_result dt_chunk(dt_graph *g, dt_tensor x, int axis, int64_t count, dt_tensor *parts);
-/* x as a constant: no gradient flows through. Shares memory. */
-DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x);
-/* The same elements as another type; x itself when it has the type. To fewer bits: nearest, ties to even; beyond the
- * largest number: infinity, in DT_F8_E4M3, which has none, NaN (as PyTorch casts; nothing saturates). int32 to fp32:
- * nearest even. fp32 to int32: truncation; outside of int32 its nearest end, NaN gives 0. Between int32 and the small
+DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x); /* x as a constant: no gradient flows through. Shares memory. */
+/* The same elements as another type. To fewer bits: nearest, ties to even; beyond the largest number infinity, in
+ * DT_F8_E4M3 NaN (as PyTorch casts). fp32 to int32: truncation, clamped, NaN gives 0. Between int32 and the small
  * types: through fp32. The gradient passes unchanged; through int32 there is none. */
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype);
-
-/* Indices are int32. One outside its axis is an error in an eager graph; in a plan, where nothing can fail any more, it
- * reads 0 and adds nothing. x and index have the same sizes but for `axis`.
- * gather: out[..,j,..] = x[..,index[..,j,..],..], shaped like index; the gradient is a scatter_add.
- * scatter_add: base with base[..,index[..,j,..],..] += x[..,j,..], one chain per element in the order of j. */
+/* Indices are int32; x and index have the same sizes except along `axis`. An index outside its axis is an error in an
+ * eager graph; in a plan it reads 0 and adds nothing.
+ * gather: out[..,j,..] = x[..,index[..,j,..],..]. scatter_add: base with base[..,index[..,j,..],..] += x[..,j,..], one
+ * chain per element in the order of j. */
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index);
 DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x);
 /* int32 (..) -> (..,classes): 1 at the index, else 0; an index outside [0, classes) gives zeros. */
 DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes);
-/* The k largest of the last axis in falling order, (..,n) -> (..,k); of equal ones the lower index comes first.
- * *indices, when not NULL, is where they were, int32 (..,k). The gradient goes to the elements that were picked. */
+/* The k largest of the last axis in falling order, (..,n) -> (..,k); of equal elements the lower index comes first.
+ * *indices, when not NULL, is their places, int32 (..,k). The gradient goes to the elements that were picked. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices);
 /* Sums of x up to and including each place of an axis: one chain from +0 in index order. */
 DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
-
 
 /* Elementwise, (..) -> (..). Ops of several tensors broadcast: shapes are aligned at the last axis, sizes equal or 1.
  * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
@@ -238,18 +410,15 @@ DT_API dt_tensor dt_silu(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_gelu(dt_graph *g, dt_tensor x);
 /* GELU itself: x Phi(x) = x/2 (1 + erf(x / sqrt 2)). -inf gives the limit, -0. */
 DT_API dt_tensor dt_gelu_erf(dt_graph *g, dt_tensor x);
-/* x <= 0 ? +0 : x. Gradient 0 for x <= 0. NaN stays NaN. */
-DT_API dt_tensor dt_relu(dt_graph *g, dt_tensor x);
-/* |x|; gradient +0 at 0. */
-DT_API dt_tensor dt_abs(dt_graph *g, dt_tensor x);
-/* 1 or -1; zeros and NaN stay. Like the next three it is constant almost everywhere and passes no gradient on. */
+DT_API dt_tensor dt_relu(dt_graph *g, dt_tensor x); /* x <= 0 ? +0 : x. Gradient 0 for x <= 0. NaN stays NaN. */
+DT_API dt_tensor dt_abs(dt_graph *g, dt_tensor x); /* |x|; gradient +0 at 0 */
+/* 1 or -1; zeros and NaN stay. Then integers: below, above, nearest with ties to even; a zero has the sign of x. All
+ * four are constant almost everywhere and pass no gradient on. */
 DT_API dt_tensor dt_sign(dt_graph *g, dt_tensor x);
-/* Whole numbers: below, above, nearest with ties to even. A zero has the sign of x. */
 DT_API dt_tensor dt_floor(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_ceil(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_round(dt_graph *g, dt_tensor x);
-/* x within [low, high]; the gradient is x's there, the bounds included, and +0 outside. NaN stays NaN. DT_E_USAGE:
- * low > high. */
+/* x within [low, high]; the gradient is x's there, the bounds included, and +0 outside. NaN stays NaN. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high);
 DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b);
@@ -271,7 +440,6 @@ DT_API dt_tensor dt_greater_equal(dt_graph *g, dt_tensor a, dt_tensor b);
 /* mask != 0 ? a : b, element by element, all three broadcast. The gradient goes to the one taken and is +0 for the
  * other, whatever that holds; mask has none. */
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
-
 /* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar.
  * With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum * (1/n). The gradient
  * of max and min goes to the first one. */
@@ -285,12 +453,10 @@ DT_API dt_tensor dt_min(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes);
 /* sum (x - mean)^2 / n, or / (n - 1) when `unbiased`. */
 DT_API dt_tensor dt_var(dt_graph *g, dt_tensor x, unsigned axes, int unbiased);
-/* max + log sum exp(x - max). */
-DT_API dt_tensor dt_logsumexp(dt_graph *g, dt_tensor x, unsigned axes);
+DT_API dt_tensor dt_logsumexp(dt_graph *g, dt_tensor x, unsigned axes); /* max + log sum exp(x - max) */
 /* exp(x - max) / sum exp(x - max), and x - max - log sum exp(x - max), over one axis (negative: from the end). */
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, int axis);
 DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
-
 /* op(a) op(b), op transposing the last two axes when its flag is set: (..,M,K) x (..,K,N) -> (..,M,N). Leading axes
  * broadcast. A vector (K) is a row at the left, a column at the right (its flag is ignored), and its axis of size 1
  * vanishes from the result. Fastest: b a matrix and a not transposed, one product for the whole batch. */
@@ -298,19 +464,13 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
 /* The same with the std of W given, and `how`: 0 or some of these. DT_COLUMNS: tensor shards have columns of W and b;
- * the gradient of x is Vt partial sums and a COMBINE (R6). With Vt > 1 the result is then this rank's columns, and until
- * DT_ROWS only elementwise ops (no dropout), dt_rope and attention may read it, with the heads of the whole model, which
- * must be multiples of Vt. DT_ROWS: shards have rows of W, for such columns: Vt partial products, a COMBINE, and b. */
-enum {
-    DT_NO_BIAS = 1,
-    DT_COLUMNS = 2,
-    DT_ROWS = 4,
-    DT_QKV = 8 /* with DT_COLUMNS: the width is [q | k | v], and each of the three is cut */
-};
+ * the gradient of x is Vt partial sums and a COMBINE (R6). With Vt > 1 the result is then this rank's columns, which
+ * until DT_ROWS only elementwise ops (no dropout), dt_rope and attention may read, with the heads of the whole model, a
+ * multiple of Vt. DT_ROWS: shards have rows of W, for such columns: Vt partial products, a COMBINE, and b. DT_QKV, with
+ * DT_COLUMNS: the width is [q | k | v], and each of the three is cut. */
+enum { DT_NO_BIAS = 1, DT_COLUMNS = 2, DT_ROWS = 4, DT_QKV = 8 };
 DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how);
-/* Sums axis 0 of (V, ..), V a power of two, by the fixed tree. */
-DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x);
-
+DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x); /* sums axis 0 of (V, ..), V a power of two, by the fixed tree */
 /* The window of a convolution or a pooling along (height, width), or along the one axis of a sequence in [0]. */
 typedef struct dt_window {
     int64_t size[2];     /* dt_convolve takes it from the weight */
@@ -333,7 +493,6 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
  * goes to its first element. */
 DT_API dt_tensor dt_max_pool(dt_graph *g, dt_tensor x, const dt_window *window);
 DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window);
-
 /* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V): the trainer refuses
  * data with others; one that a segment computes and that lies outside gives a row of zeros and no gradient. */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
@@ -346,9 +505,8 @@ DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, fl
 DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* (x - mean) / sqrt(var + eps) * gamma + beta for each channel of (B,C,..), mean and biased variance over all other
  * axes (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are those of
- * one unit of work, i.e. of one micro-batch of one data shard: the recipe decides them, no layout changes them, and
- * they are not averaged over shards. There is no hidden state: no running averages are kept, validation uses the
- * statistics of its own units. */
+ * one unit of work (a micro-batch of a data shard), which the recipe decides. No running averages are kept: validation
+ * uses the statistics of its own units. */
 DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* The same with given mean and var (C), for inference: collect them yourself, e.g. with dt_mean and dt_var. */
 DT_API dt_tensor dt_batchnorm_given(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name,
@@ -365,54 +523,38 @@ typedef struct dt_attention_options {
     float scale;      /* of the scores; 0: 1/sqrt(d) */
 } dt_attention_options;
 /* Attention with separate tensors: q (B,T,H*d), k and v (B,S,kv_heads*d) -> (B,T,H*d). mask, int32 or float, (T,S) or
- * (B,T,S): where it is 0 the query does not see the key; a tensor with id 0: no mask. A query that sees nothing gives
- * +0 and no gradient. Grouped queries: Ainslie et al. 2023. Its rows have the same bits whether computed together or,
- * against a cache of keys, one by one. */
+ * (B,T,S): where it is 0 the query does not see the key; id 0: no mask. A query that sees nothing gives +0 and no
+ * gradient. Grouped queries: Ainslie et al. 2023. Rows have the same bits computed together or one by one. */
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *options);
-/* Llama 3's slowing of rotary frequencies f, for contexts longer than the model was trained on: with w = f *
- * original_context / (2 pi) waves in the original context, f / factor where w < low_freq_factor, f where w >
- * high_freq_factor, and between the two in proportion to w. factor 0: none. */
-typedef struct dt_rope_scaling {
-    double factor, low_freq_factor, high_freq_factor;
-    int64_t original_context;
-} dt_rope_scaling;
 /* Rotary positions (Su et al. 2021): (B,T,H*d) -> same, d even. In every head of position t the pair (x_c, x_{c+d/2})
- * turns by (offset + t) base^(-2c/d) radians: (x_c cos - x_{c+d/2} sin, x_{c+d/2} cos + x_c sin), the half-split order
- * of Llama. scaling may be NULL. Angles are computed in double, their cosines and sines rounded to float: error below
- * 0.51 * 2^-24 up to position 2^20 (a float angle would be wrong by position * 2^-24). */
+ * turns by (offset + t) base^(-2c/d) radians, the half-split order of Llama. scaling may be NULL. Angles are computed
+ * in double; cosines and sines are rounded to float: error below 0.51 * 2^-24 up to position 2^20. */
 DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, int64_t offset,
                          const dt_rope_scaling *scaling);
 /* Zero with probability p, else x / (1-p). The mask is a function of (seed, step, sample, site, element): axis 0
  * counts samples. p = 0 returns x. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
-/* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by N, the
- * targets of the whole batch that are 0 or above (all of them where they are floats); a sum over fewer or more terms
- * than the unit has targets is scaled by targets / terms first. So the trainer shows, and differentiates, the mean over
- * the whole batch.
- *
- * -log softmax(logits)[target], (..,V) and int32 (..); targets below 0 are ignored. */
+/* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by the
+ * number of targets of the whole batch that are 0 or above (all, where they are floats); a sum over another number of
+ * terms than the unit has targets is scaled by targets / terms first. So the trainer shows, and differentiates, the
+ * mean over the whole batch.
+ * cross_entropy: -log softmax(logits)[target], (..,V) and int32 (..); targets below 0 are ignored. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets);
 /* The same with the share `smoothing` (0 to 1) of the target's weight spread over all V classes, its own included:
  * -sum_v w_v log softmax(logits)[v], w = smoothing/V, and + 1 - smoothing at the target (Szegedy et al. 2016). */
 DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
-/* Any loss that is a mean of terms, made of ops: (B,..) terms, e.g. |x - target|. Axis 0 counts samples. In a segment a
- * sample all of whose int32 targets are below 0 does not count (the trainer fills a validation's last unit with such,
- * or, where targets are floats, with samples that it knows). */
+/* Any loss that is a mean of terms: (B,..) terms, e.g. |x - target|. Axis 0 counts samples; in a segment a sample all
+ * of whose int32 targets are below 0 does not count. */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms);
-/* dt_loss of (x - target)^2; both fp32 (B,..) of one shape. The target of a forecaster that reads a series of tokens:
- * dt_scale(g, dt_cast(g, dt_targets(g), DT_F32), s), or a part of its own input; of a source, its float targets. */
+/* dt_loss of (x - target)^2, both fp32 (B,..) of one shape. */
 DT_API dt_tensor dt_mse(dt_graph *g, dt_tensor x, dt_tensor target);
 /* dt_loss of max(x,0) - x target + log(1 + exp(-|x|)): binary cross-entropy of sigmoid(x) and targets in [0, 1]. */
 DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target);
-
-/* Adds coefficient * loss, a scalar of the graph, to what is trained, and returns x; x must lie on the way to the main
- * loss. In an eager graph the whole is main loss + coefficient * loss. In a segment each unit of work (a micro-batch of
- * a data shard) has a value of its own, and the whole is main loss + coefficient * mean of the units' values: the
- * recipe decides the units, no layout changes them. The loss that the trainer shows is the main one alone; the others
- * are dt_step_info.auxiliary. */
+/* Adds coefficient * loss, a scalar of the graph, to what is trained, and returns x, which must lie on the way to the
+ * main loss. In a segment each unit of work has a loss of its own, and their mean counts. The trainer shows the main
+ * loss alone; the others are dt_step_info.auxiliary. */
 DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient);
-
 /* A mixture of E experts of which each token uses k (Shazeer et al. 2017); what is 0 has its usual value. */
 typedef struct dt_moe_options {
     int64_t experts; /* E */
@@ -428,218 +570,99 @@ typedef struct dt_moe_options {
     float down_std;  /* standard deviation of the second weights at the start; 0: 0.02 */
 } dt_moe_options;
 /* sum of w_e expert_e(x) over the k experts with the largest p_e, p = softmax(x Wr): (..,C) -> (..,C). Of equal p the
- * lower expert is taken; a token adds its experts in index order. Tokens of a unit are routed in order; those that an
- * expert has no room for are dropped: it adds nothing to them, their other weights stay, a token dropped by all gives
- * +0. An expert multiplies the rows that it was given and no others. With context shards in the recipe a unit is what
- * one of them has of a micro-batch of a data shard: of each sample its early slice, then its late one. So capacity and
- * balance are of its tokens alone, however many ranks there are.
+ * lower expert is taken; a token adds its experts in index order. Tokens of a unit are routed in order; an expert at
+ * its capacity drops a token, which keeps its other weights; a token dropped by all gives +0. With context shards each
+ * of them is a unit, however many ranks there are.
  * The load-balance loss is E * sum_e f_e P_e per unit, f_e the share of the unit's N k choices (drops included) that
- * expert e got, P_e the mean of p_e over the N tokens: 1 when all is even, E/k at most (Fedus et al. 2022, equation 4,
- * there for k = 1); gradients flow through P alone.
+ * expert e got, P_e the mean of p_e over the N tokens: 1 when all is even, E/k at most (Fedus et al. 2022, equation
+ * 4); gradients flow through P alone.
  * Parameters: Wr "<name>.gate.weight" (C,E), "<name>.experts.up_proj" (E,C,H), gated "<name>.experts.gate_up_proj"
- * (E,C,2H), gate first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases = 0, with "_bias" behind
- * the names, those of all experts in one row: (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows of
- * a unit; where ep ranks share the experts (dt_layout), of ep * min(N min(k, E/ep), E/ep * capacity): without a
- * capacity all tokens of all these ranks may want the experts of one. */
+ * (E,C,2H), gate first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases = 0, the names with
+ * "_bias", (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows of a unit; with ep ranks of ep * min(N
+ * min(k, E/ep), E/ep * capacity). */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *options);
 
-/* ---- H7  gradients ------------------------------------------------------------------------- */
-
-/* Appends the gradient of scalar `loss` with respect to every tensor it depends on (reverse mode). Once per graph. */
-DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss);
-/* The gradient of t after dt_backward, t's shape; poisoned when the loss does not depend on t. */
-DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
-
-/* ---- H8  models: segments, GPT-2, Llama ------------------------------------------------------ */
-
-/* A segment builds a part of a model: from x it returns its output. The first segment's x is int32 tokens (B,T), or
- * what a dt_source says; the last one returns a loss (dt_cross_entropy, dt_loss, ..); between them x is what the one
- * before returned, fp32. B is the samples of one unit of work and is decided by the trainer: take sizes from dt_dim().
- * `user` must outlive the model. */
-typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
-typedef struct dt_segment {
-    const char *name; /* prefix of its parameters; segments with the same build, user and shapes share one plan */
-    dt_segment_fn build;
-    const void *user;
-} dt_segment;
-
-/* The next tokens (B,T) that the model should predict, or the targets of a dt_source; for the last segment. */
-DT_API dt_tensor dt_targets(dt_graph *g);
-/* Marks x, fp32 (B,..), as what dt_trainer_predict() gives, once in a model, and returns it. Unmarked it is the logits
- * of dt_cross_entropy. */
+/* ---- H8  models --------------------------------------------------------------------------------- */
+/* Marks x, fp32 (B,..), once in a model, as what dt_trainer_predict() gives, and returns it. Unmarked: the logits of
+ * dt_cross_entropy. */
 DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
-
-typedef enum dt_family { DT_GPT2, DT_LLAMA } dt_family;
-
-/* What is trained. Copied by value; what the pointers name must outlive it. */
-typedef struct dt_model {
-    const dt_segment *segments; /* own model; NULL: one of the family below */
-    int64_t segment_count;
-    int64_t layers, heads, width; /* blocks, attention heads, channels C */
-    int64_t vocabulary;           /* 0: what the data has */
-    float dropout;                /* GPT-2: probability at its three places; 0 in the named sizes */
-    int32_t family;               /* dt_family */
-    int32_t tied;                 /* Llama: 1: the head is the embedding's table (GPT-2's always is) */
-    int64_t kv_heads;             /* Llama: heads of the keys and values, a divisor of heads; 0: heads */
-    int64_t hidden;               /* Llama: width of the MLP; 0: 8/3 C, up to a multiple of 256 (C below 1024: of 32) */
-    float rope_base;              /* Llama: of the rotary frequencies; 0: 10000 */
-    float norm_eps;               /* Llama: of the normalisations; 0: 1e-5 */
-    dt_rope_scaling rope_scaling; /* Llama: factor 0: none */
-    int64_t experts;              /* a mixture of so many experts (dt_moe) in the place of each MLP; 0: the MLP */
-    int64_t active;               /* experts per token; 0: 2. With 1 the weights are raw (Switch) */
-    float capacity;               /* of an expert, as in dt_moe_options; 0: no limit */
-    float balance;                /* coefficient of the load-balance loss; 0.01 in the named sizes */
-} dt_model;
-
-/* A named size of the GPT-2 family: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 when
- * the name is unknown (dt_trainer_open says which there are). Any other size: set the fields. */
-DT_API dt_model dt_model_gpt2(const char *size);
-/* A named size of the Llama family (Touvron et al. 2023, Llama 2 and 3): "llama-nano", "llama-micro", "llama-tiny",
- * "llama-small", as large as the GPT-2 sizes of these names; "llama-1.1B" (TinyLlama), "llama-7B", "llama-13B" (Llama
- * 2), "llama3-8B", "llama3.2-1B", as published but for the vocabulary. layers is 0 when the name is unknown.
- *
+/* A size of the Llama family (Touvron et al. 2023): "llama-nano", "llama-micro", "llama-tiny", "llama-small", as large
+ * as the GPT-2 sizes of these names; "llama-1.1B", "llama-7B", "llama-13B", "llama3-8B", "llama3.2-1B", as published
+ * except for the vocabulary. layers is 0 when the name is unknown.
  * A block is x + o(attend(rope(q), rope(k), v)), q, k, v of rmsnorm(x), then x + down(silu(gate) * up), gate and up of
- * rmsnorm(x) (SwiGLU, Shazeer 2020); no biases. Parameters have Hugging Face's names, "model.layers.0.self_attn.q_proj.
- * weight" and so on. The seven *_proj.weight of a block are (in,out), as every linear weight here: a file for Hugging
- * Face transposes them. Tables and lm_head.weight (V,C) and norms are as they are there. */
+ * rmsnorm(x) (SwiGLU, Shazeer 2020); no biases. Parameters have Hugging Face's names; linear weights are (in,out)
+ * here, and a file for Hugging Face transposes them. */
 DT_API dt_model dt_model_llama(const char *size);
-/* The model that config.json in a directory describes, or that file itself: GPT-2 ("gpt2") or Llama ("llama") as
- * Hugging Face publishes them: sizes, vocabulary, eps, rotary base and scaling, tied or not. dropout stays 0 as in the
- * named sizes, and the length of sequences is the recipe's. What these families do not compute here (another
- * activation, biases of attention, another scaling than Llama 3's, sliding windows, quantized weights ..) is DT_E_DATA,
- * with the line. Its weights: recipe.weights. */
+/* The model of a config.json, or of the directory that holds it: GPT-2 or Llama as Hugging Face publishes them. dropout
+ * stays 0, and the length of sequences is the recipe's. What these families do not compute here (another activation,
+ * biases of attention, sliding windows, quantized weights ..) is DT_E_DATA, with the line. Weights: recipe.weights. */
 DT_API dt_result dt_model_open(dt_model *m, const char *path);
-/* A model of one's own; vocabulary as in dt_model. */
-DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary);
 
-/* ---- H10  recipe: what is computed (it decides the bits), optimizer, schedules ------------------ */
-
+/* ---- H10  recipe: schedules, optimizers, gradients on the wire ---------------------------------- */
 typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedule; /* WSD: warm-up, stable, decay */
-/* How micro-batches add up (R3, R4). SHARD: one chain per data shard through all micro-batches, reduced once per step
- * (no_sync in between). EACH: every micro-batch is reduced and the totals are added. The bits differ. */
+/* How micro-batches add up (R3, R4). SHARD: one chain per data shard through all micro-batches, reduced once per step.
+ * EACH: every micro-batch is reduced, and the totals are added. The bits differ. */
 typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
-
-/* Optimizers. g is the gradient after both clips, lr the learning rate, t the step from 1, d the weight decay, 0 for
- * parameters of fewer than two dimensions; b1, b2 are beta1, beta2. In brackets: bytes of state per weight.
+/* recipe.growth: the step doubles, up to so many batches, whose gradients' mean makes the update, when the noise scale
+ * (dt_step_info) is twice its samples or more, 20 steps or more after it last did.
  *
+ * recipe.weights: a directory with model.safetensors, or with the index of several files, or a .safetensors file. Names
+ * and shapes are Hugging Face's, numbers fp32, fp16 or bf16. Each tensor must have the model's shape and each must have
+ * its place in the model; of a longer table of positions the first rows are taken, copies of a tied table and buffers
+ * are left out. A vocabulary of another size is refused. config.json beside them must agree. */
+/* g is the gradient after both clips, lr the learning rate, t the step from 1, d the weight decay, 0 for parameters of
+ * fewer than two dimensions; b1, b2 are beta1, beta2. In brackets: bytes of state per weight.
  * ADAMW (8): m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
  *     w = w (1 - lr d) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon) (Loshchilov and Hutter 2019).
- * ADAM (8): with decay in the gradient: g + d w in place of g, no (1 - lr d) (Kingma and Ba 2015).
+ * ADAM (8): g + d w in place of g, no (1 - lr d) (Kingma and Ba 2015).
  * SGD (0, with momentum 4): g + d w in place of g, u = momentum u + g, w = w - lr u;
  *     with nesterov w = w - lr (g + momentum u) (Sutskever et al. 2013).
  * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al. 2023).
- *     It wants a third to a tenth of AdamW's learning rate, and b2 = 0.99.
  * ADAMW8 (2.03): AdamW that keeps m and sqrt(v) in 8 bits between steps (after Dettmers et al. 2022), as shares of the
  *     largest of their block of 256 weights: m a sign, 4 bits of exponent and 3 of fraction; sqrt(v) 4 and 4, rounded
- *     to nearest even. They are off by 1/16 and 1/32 at most above 2^-15 of the largest, and reach down to about 2^-18
- *     and 2^-19 of it. A root above 0 never rounds to 0, so that no step divides by it. The step is made in fp32,
- *     before rounding. A block depends on no other, so storage may be cut at any. */
+ *     to nearest even; a root above 0 never rounds to 0. The step itself is fp32. */
 typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_optimizer;
-
-/* The format of gradients between data-parallel ranks. FP32 is exact in every layout. The other formats send fewer
- * bytes and lose something: their bits depend on the number of data-parallel ranks and on nothing else of the layout. A
- * single data-parallel rank sends nothing and has the bits of FP32. Before a rank encodes a gradient it adds what the
- * format lost last time, and it keeps what is lost now (error feedback: Seide et al. 2014; Karimireddy et al. 2019): 4
- * more bytes per weight. FP16 and BF16 (2 bytes per number) round to nearest even; FP16 saturates at 65504. INT8
- * (1.016) has one scale per block of 256, the largest magnitude / 127, and integers rounded to nearest even. A rank
- * sends its bytes to each of the N-1 others, where the exact sum sends 2 (N-1)/N 4 per number: INT8 is smaller below 8
- * ranks, FP16 below 4. For top-k and PowerSGD see examples/35_compression.c. */
+/* The format of gradients between data-parallel ranks. FP32 is exact in every layout. The others lose something: their
+ * bits depend on the number of data-parallel ranks and on nothing else of the layout; one such rank has the bits of
+ * FP32. What a format loses is added to the next gradient (error feedback: Seide et al. 2014; Karimireddy et al.
+ * 2019): 4 more bytes per weight. FP16, BF16 (2 bytes per number): nearest even; FP16 saturates at 65504. INT8
+ * (1.016): one scale per block of 256, the largest magnitude / 127. A rank sends its bytes to each of the N-1 others,
+ * where the exact sum sends 2 (N-1)/N 4 per number. Top-k and PowerSGD: examples/35_compression.c. */
 typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } dt_wire;
-
 /* Who sums gradients over ranks. Exact: the tree over data shards, whose bits are the same in every layout. Native: the
  * all-reduce of the engine between nodes (MPI), whose bits depend on the layout and on the engine. */
 typedef enum dt_sums { DT_SUMS_EXACT, DT_SUMS_NATIVE } dt_sums;
-
-/* Start from dt_recipe_default(); new fields will have defaults there. */
-typedef struct dt_recipe {
-    dt_model model;
-    const char *data;            /* file, comma list or pattern of text files or .bin token shards (H11) */
-    const char *tokenizer;       /* directory or file of the tokenizer of a text, and of samples; NULL: bytes (H11) */
-    const struct dt_source *source; /* instead of data: samples of the program's own (H11); copied */
-    const char *weights;         /* the first weights, for fine-tuning, instead of drawn ones: a directory with
-                                  * model.safetensors, or with the index of several files; or a .safetensors file.
-                                  * Names and shapes are Hugging Face's, numbers fp32, fp16 or bf16, which are converted
-                                  * exactly. Each tensor must have the model's shape, and each its place in the model;
-                                  * of a longer table of positions the first are taken, and copies of a tied table and
-                                  * buffers left out. A vocabulary of another size is refused: the softmax would be
-                                  * another one. config.json beside them must agree. NULL: drawn */
-    int64_t steps;               /* optimizer steps */
-    int64_t batch;               /* sequences per step */
-    int64_t micro_batch;         /* sequences per micro-batch, divides batch; 0: batch */
-    int64_t sequence;            /* T, tokens per sequence; with a source: its inputs */
-    int64_t seed;
-    int64_t data_shards;         /* Vd, a power of two that divides micro_batch; up to Vd ranks can share the work */
-    int64_t tensor_shards;       /* Vt, a power of two that divides heads, hidden units, rows of a unit of work */
-    int64_t context_shards;      /* Vc, a power of two; above 1 a sequence is 2 Vc slices, which divide it, and context
-                                    shard c has the slices c and 2 Vc - 1 - c, which mixtures route alone (dt_moe) */
-    int64_t warmup;              /* steps of linear warm-up from 0 */
-    int64_t decay;               /* steps of the final decay of WSD; 0: a tenth of steps */
-    int32_t schedule;            /* dt_schedule */
-    int32_t accumulation;        /* dt_accumulation */
-    float learning_rate;         /* peak */
-    float final_rate;            /* share of the peak at the end of cosine, linear and WSD */
-    float beta1, beta2, epsilon; /* AdamW, Adam; Lion's betas */
-    float weight_decay;          /* parameters of two or more dimensions only */
-    float clip;                  /* limit of the global gradient norm; 0: none */
-    float dropout;               /* GPT-2; overrides model.dropout when above 0 */
-    float validation;            /* share of the files kept for validation */
-    int32_t optimizer;           /* dt_optimizer */
-    int32_t nesterov;            /* SGD: look ahead by one momentum */
-    float momentum;              /* SGD, in [0, 1); 0: none */
-    float clip_value;            /* limit of every gradient element, after clip; 0: none */
-    float ema;                   /* decay D of an average of the weights; 0: none. a starts as w; a = D a + (1 - D) w
-                                    after each step (Polyak and Juditsky 1992). 4 more bytes per weight */
-    int32_t evaluate_ema;        /* validation, predictions, text samples use the average */
-    int64_t growth;              /* a power of two: a step may become so many batches, whose gradients' mean makes the
-                                    update; 1: it stays one. It doubles when the noise scale (dt_step_info) is twice the
-                                    samples of a step or more, at the earliest 20 steps after it did last. Learning rate
-                                    and number of steps are as they were */
-    int32_t wire;                /* dt_wire */
-    int32_t wire_forget;         /* for labs: what the format loses is lost, no error feedback */
-    int32_t reduce;              /* dt_sums: of gradients */
-} dt_recipe;
-DT_API dt_recipe dt_recipe_default(void);
 /* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
 DT_API double dt_optimizer_bytes(const dt_recipe *recipe);
-
 /* Learning rate of step `step` (0 first). Warm-up is lr (step+1)/warmup; cosine is
  * final + (1-final)(1 + cos(pi x))/2 with x from 0 after warm-up to 1 at the end (Loshchilov and Hutter 2017). */
 DT_API float dt_learning_rate(const dt_recipe *recipe, int64_t step);
 
-/* ---- H11  data, tokenizers ------------------------------------------------------------------ */
-
+/* ---- H11  data, tokenizers ---------------------------------------------------------------------- */
 /* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
- * bytes of each are merged pair by pair, the pair of the lowest rank first, the leftmost of equals. Read-only once
- * open: any number of threads may use it at the same time; one thread opens and closes it. */
+ * bytes of each are merged pair by pair, the pair of the lowest rank first. Read-only once open: any number of threads
+ * may use it. */
 typedef struct dt_tokenizer dt_tokenizer;
-
 /* How text is cut into pre-tokens, by the classes of Unicode 14.0 (L letters, N numbers, white space). A byte that is
  * no part of well-formed UTF-8 counts as one character of no class.
  * GPT2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  * LLAMA3: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
  *         \s+(?!\S)|\s+ */
 typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3 } dt_pretokens;
-
 /* Opens a tokenizer.json of Hugging Face, or the directory that holds one: a BPE model, no normalizer, the
- * pre-tokenizer ByteLevel (GPT2) or Split by one of the rules and ByteLevel. Its post-processor and decoder are not
- * read: encoding adds no tokens. At most 1048576 ids. *t is NULL on errors; DT_E_FILE: cannot be read; DT_E_DATA:
- * damaged, with line and byte, or of a kind that is not supported. Close with dt_tokenizer_close(). */
+ * pre-tokenizer ByteLevel (GPT2) or Split by one of the rules and ByteLevel; at most 1048576 ids. Encoding adds no
+ * tokens. DT_E_DATA: damaged, with line and byte, or of a kind that is not supported. */
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **t, const char *path);
-/* Learns a vocabulary of up to `vocabulary` ids from texts, named as in dt_data_open(): ids 0..255 are the bytes in
- * the order of GPT-2, then the special tokens (a list that ends with NULL, or NULL; 2 or more printable ASCII
- * characters each; where they stand in the text, nothing is learned), then one id per merge. The next merge is the
- * pair with the highest count; of equal counts the one with the smallest left id, then right id. Pairs that occur once
- * are not merged: a short text gives fewer ids. Memory grows with the different pre-tokens, about 80 bytes for each of
- * their bytes. */
+/* Learns up to `vocabulary` ids from texts, named as in dt_data_open(): 0..255 are the bytes in the order of GPT-2,
+ * then the special tokens (a list that ends with NULL, or NULL; 2 or more printable ASCII characters each), then one
+ * id per merge: the pair with the highest count; of equal counts the smallest left id, then right id. Pairs that occur
+ * once are not merged: a short text gives fewer ids. */
 DT_API dt_result dt_tokenizer_train(dt_tokenizer **t, const char *path, int64_t vocabulary, dt_pretokens rule,
                                     const char *const *special);
-/* Also sets *t to NULL; a NULL *t is fine. */
 DT_API void dt_tokenizer_close(dt_tokenizer **t);
 /* Writes tokenizer.json into a directory, which is created if needed. The file appears when it is complete. */
 DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder);
-
-/* The largest id + 1. */
-DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t);
+DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t); /* the largest id + 1 */
 /* The bytes of a token, not ended by a NUL, and how many; NULL when there is no such id. */
 DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t *bytes);
 /* The id of the token with exactly these bytes, a special one first, such as "<|endoftext|>"; -1: none. */
@@ -647,68 +670,48 @@ DT_API int64_t dt_tokenizer_find(const dt_tokenizer *t, const void *bytes, int64
 /* Number of merges, and the two ids that merge `rank` (0 first) joins; 0 when there is no such merge. */
 DT_API int64_t dt_tokenizer_merges(const dt_tokenizer *t);
 DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right);
-
-/* Ids of a text. `ids` has room for `bytes` of them; *count becomes their number. special 1: special tokens in the
- * text become their ids; 0: they are text like any other. (Added tokens that are not special always become ids.) Takes
- * n log n for the longest pre-token of n bytes. */
+/* Ids of a text. `ids` has room for `bytes` of them; *count becomes their number. special 1: special tokens in the text
+ * become their ids; 0: they are text. (Added tokens that are not special always become ids.) */
 DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, int64_t bytes, int special, int32_t *ids,
                                      int64_t *count);
-/* The text of `count` ids; *bytes becomes its length. text NULL only counts. Decoding what was encoded gives the same
- * bytes, whatever they were. DT_E_DATA: an id that is not in the vocabulary. */
+/* The text of `count` ids; *bytes becomes its length. text NULL only counts. DT_E_DATA: no such id. */
 DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, int64_t count, char *text,
                                      int64_t *bytes);
-
-/* A source of training sequences. It is read-only once open, so any number of threads may use it at the same time;
- * one thread opens and closes it. The files are memory-mapped: do not shorten them meanwhile. */
+/* Training sequences from files, which are memory-mapped: do not shorten them meanwhile. Read-only once open: any
+ * number of threads may use it. */
 typedef struct dt_data dt_data;
-
 typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
-
-/* Opens a file, a comma-separated list of files, or a pattern with * or ? (its matches in byte order of their names);
- * several files are one after the other. Each is either
- *   - token ids in llm.c's .bin form: 256 int32 (20240520, version, number of tokens, 0...), then the ids, uint16 in
- *     version 1 and uint32 in version 2; or
- *   - anything else: every byte is a token. A file named *.bin must be of the first kind, and kinds do not mix.
- * `sequence` is T, the tokens of a sample. The last `validation_fraction` (0 to below 1) of the tokens is set apart;
- * if it is not 0, both parts must hold at least one sequence.
- * DT_E_FILE: cannot be read; DT_E_DATA: too short or damaged; *d is then NULL. Close with dt_data_close(). */
+/* Opens a file, a comma-separated list, or a pattern with * or ? (matches in byte order of their names); files follow
+ * each other. Each holds either token ids in llm.c's .bin form (256 int32: 20240520, version, number of tokens, 0..;
+ * then the ids, uint16 in version 1 and uint32 in version 2), or anything else: every byte is a token. A file *.bin
+ * must be of the first kind, and kinds do not mix. `sequence` is T, the tokens of a sample. The last
+ * `validation_fraction` (0 to below 1) of the tokens is set apart. DT_E_DATA: too short or damaged. */
 DT_API dt_result dt_data_open(dt_data **d, const char *path, int64_t sequence, double validation_fraction);
-/* The same for a text that is encoded when it is opened, with its special tokens; token ids are taken as they are. The
- * ids stay in memory: 2 bytes each, 4 when the vocabulary is above 65536. It takes seconds per 10 MB and rank: turn a
- * large text into .bin shards by dt_data_tokenize(). NULL for t: as dt_data_open(). d does not need t later. */
+/* The same for a text that is encoded when it is opened, with its special tokens; token ids are taken as they are. It
+ * takes seconds per 10 MB and rank: turn a large text into shards by dt_data_tokenize(). t may be NULL. */
 DT_API dt_result dt_data_open_tokenized(dt_data **d, const char *path, const dt_tokenizer *t, int64_t sequence,
                                         double validation_fraction);
-/* Also sets *d to NULL; a NULL *d is fine. */
 DT_API void dt_data_close(dt_data **d);
-
 /* Samples in a split: (its tokens - 1) / T, without the rest. */
 DT_API int64_t dt_data_samples(const dt_data *d, dt_split split);
-/* Tokens in a split. */
-DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split);
-/* The smallest vocabulary that holds every token: 256 for bytes, its tokenizer's size for a text that was encoded. For
- * token ids it reads all of them: ask once. */
+DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split); /* tokens in a split */
+/* The smallest vocabulary that holds every token: 256 for bytes, its tokenizer's size for an encoded text. For token
+ * ids it reads all of them. */
 DT_API int64_t dt_data_vocabulary(const dt_data *d);
-
-/* The training sample at place `global_index` >= 0 (step * batch + i) of an endless run: each epoch visits every
- * sample once, in an order that depends on (seed, epoch) and on nothing else (R16), so any rank can ask for any place
- * and a resumed run goes on where it was. Takes constant time. */
+/* The training sample at place `global_index` >= 0 (step * batch + i) of an endless run: each epoch visits every sample
+ * once, in an order that is a function of (seed, epoch) (R16). Takes constant time. */
 DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_index);
 /* Writes sample `sample` of the split: tokens (T) are its inputs, targets (T) the same shifted by one. */
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets);
 
-/* Samples of the program's own, for models of any kind: images, series, measurements. fetch writes sample `sample`, 0
- * to samples[split] - 1, to input (inputs) and target (targets). The first segment's x is then (B,inputs) of type
- * input_type, dt_targets() is (B,targets) of target_type; dt_reshape gives them their shape. Order, shards, prefetch
- * and validation are those of files, and the contract is the same: any layout, the same bits.
- *
- * For that, what fetch writes must depend on (split, sample) alone, on every rank. It is called by several threads at
- * the same time (the trainer's, its prefetch thread, other ranks that are threads): it changes nothing that user points
- * to. It writes every element: floats finite, int32 inputs inside the table of the dt_embed that reads them; int32
- * targets below 0 are ignored by dt_cross_entropy and are not counted, floats always count. An error that it returns,
- * and its sentence if it came from a dt_ function, is what the step or validation that needs the sample returns. A
- * fetch of a training sample may take long (data_seconds tells); one of a validation sample, and with DT_NO_THREADS all
- * of them, must be done within --timeout, or the rank counts as frozen. Float arithmetic in fetch is the compiler's and
- * may differ between machines: make floats from integers, or scale whole numbers in the first segment. */
+/* Samples of the program's own: images, series, measurements. fetch writes sample `sample`, below samples[split], to
+ * input (inputs) and target (targets). The first segment's x is then (B,inputs) of input_type, dt_targets() (B,targets)
+ * of target_type. Order, shards, prefetch and validation are those of files, and so is the contract: the same bits in
+ * any layout. For that, what fetch writes must depend on (split, sample) alone. Several threads call it at the same
+ * time: it changes nothing that user points to. It writes every element: floats finite, int32 inputs inside the table
+ * that reads them; int32 targets below 0 are ignored. The step or validation that needs the sample returns fetch's
+ * error. A fetch of a validation sample, and with DT_NO_THREADS every fetch, must take less than --timeout. Make floats
+ * from integers, or scale integers in the first segment: float arithmetic in fetch is the compiler's. */
 typedef struct dt_source {
     void *user;
     int64_t samples[2];               /* by dt_split; validation may be 0 */
@@ -716,26 +719,20 @@ typedef struct dt_source {
     dt_dtype input_type, target_type; /* DT_F32 or DT_I32 */
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
-
-/* Encodes texts, named as in dt_data_open(), into .bin files of `shard_tokens` ids each, the last one with the rest, of
- * version 2 for a vocabulary above 65536:
- * "NAME_000000.bin", "NAME_000001.bin" .. for an output NAME.bin; 0: all into `output`. special as in
- * dt_tokenizer_encode(); each text is encoded by itself, and nothing is added between two. The files
- * appear when all are complete; *tokens becomes the number of ids (may be NULL). DT_E_DATA: a file
- * gets more than 2^31 - 1 ids. */
+/* Encodes texts, named as in dt_data_open(), into .bin files of `shard_tokens` ids each: "NAME_000000.bin" .. for an
+ * output NAME.bin; 0: all into `output`. special as in dt_tokenizer_encode(); nothing is added between texts. The files
+ * appear when all are complete; *tokens, if not NULL, becomes the number of ids. */
 DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
                                   int special, int64_t *tokens);
 
-/* ---- H12  rules: the usual faults of a training run, by its numbers ------------------------------- */
-
-/* A program gives what it has, step by step: losses, tensors, times of its ranks, labels. Rules compare it with bounds
- * and keep which of them fired. They read, and change nothing; the same numbers give the same firings. In a loop over
- * steps, between dt_rules_open(&rules, 1) and dt_rules_close(&rules):
+/* ---- H12  rules: the usual faults of a training run, by its numbers ----------------------------- */
+/* A program gives losses, tensors, times of its ranks and labels, step by step; rules compare them with bounds and keep
+ * which of them fired. In a loop over steps, between dt_rules_open(&rules, 1) and dt_rules_close(&rules):
  *     if (!r) r = dt_rules_tensor(rules, step, "hidden", DT_KIND_GRADIENT, gradient, inputs * units, units);
  *     if (!r) r = dt_rules_loss(rules, step, loss);
  *     if (!r && dt_rules_fired(rules, DT_RULE_VANISHING_GRADIENT)) ..
- * Names and numbers are those of Amazon SageMaker Debugger's built-in rules where it has them (it is closed to new
- * customers). What is compared is written down here; [i] are bounds, which dt_rules_set changes; shares are 0 to 1.
+ * Names and bounds are those of Amazon SageMaker Debugger's built-in rules, where it has them. [i] are bounds, which
+ * dt_rules_set changes; shares are 0 to 1.
  * X(code, name); it fires when
  *   VanishingGradient     of a gradient the mean |g| < [0] 1e-7
  *   ExplodingTensor       a tensor or a loss has an infinity or a NaN; other rules then do not look at it
@@ -786,7 +783,6 @@ typedef enum dt_rule { DT_RULES(DT__RULE_ENUM) DT_RULE_COUNT } dt_rule;
 DT_API const char *dt_rule_name(int32_t rule);
 DT_API const char *dt_rule_advice(int32_t rule);
 DT_API int32_t dt_rule_find(const char *name);
-
 /* What a rule found when it fired first, and how often it did. */
 typedef struct dt_firing {
     int64_t step, times;
@@ -794,10 +790,9 @@ typedef struct dt_firing {
     int32_t rank;        /* -1: it is not about one */
     char name[96];       /* of the tensor, or "loss", "validation loss"; else empty */
 } dt_firing;
-/* Called when a rule fires for the first time. What it returns, if not DT_OK, is what the call returns that gave the
- * number, when all rules have looked at it: so an action can stop a program. It must not give numbers itself. */
+/* Called when a rule fires for the first time. What it returns, if not DT_OK, is returned by the call that gave the
+ * number, after all rules have looked at it. It must not give numbers itself. */
 typedef dt_result (*dt_rule_action)(void *user, dt_rule rule, const dt_firing *f);
-
 /* The rules of one run. One thread at a time. */
 typedef struct dt_rules dt_rules;
 /* ranks: how many dt_rules_step will tell of. All rules are on. *rules is NULL on errors, and once they are closed. */
@@ -806,23 +801,19 @@ DT_API void dt_rules_close(dt_rules **rules);
 /* Sets bound [index] of a rule; NaN in one: what is compared with it never fires. */
 DT_API dt_result dt_rules_set(dt_rules *rules, int32_t rule, int32_t index, double value);
 DT_API dt_result dt_rules_on_fire(dt_rules *rules, dt_rule_action action, void *user);
-
 /* The mean training loss, and the validation loss after it, of a step. Steps rise from 0 or above. */
 DT_API dt_result dt_rules_loss(dt_rules *rules, int64_t step, double loss);
 DT_API dt_result dt_rules_validation(dt_rules *rules, int64_t step, double loss);
-
 /* What a tensor is: weights after the step's update, gradients, outputs of a ReLU, inputs of a tanh, of a sigmoid. */
 typedef enum dt_tensor_kind {
     DT_KIND_WEIGHT, DT_KIND_GRADIENT, DT_KIND_RELU, DT_KIND_TANH, DT_KIND_SIGMOID, DT_KIND_COUNT
 } dt_tensor_kind;
-/* A tensor of `count` numbers in rows of `units`; units 0: a vector, of activations one row. count 0 is fine. name is
- * of up to 95 bytes; a kind and name stand for a tensor of one size. Of matrices of weights a copy is kept, 4 bytes per
- * weight. */
+/* A tensor of `count` numbers in rows of `units`; units 0: a vector. name has up to 95 bytes; a kind and name stand
+ * for a tensor of one size. Of matrices of weights a copy is kept. */
 DT_API dt_result dt_rules_tensor(dt_rules *rules, int64_t step, const char *name, dt_tensor_kind kind,
                                  const float *values, int64_t count, int64_t units);
 /* Classes (0 to classes - 1) of `count` samples that were trained on; those below 0 do not count. */
 DT_API dt_result dt_rules_labels(dt_rules *rules, int64_t step, const int32_t *labels, int64_t count, int32_t classes);
-
 /* A step of a rank; what is NaN is not known. Start from dt_rank_step_zero(): times 0, the others NaN. */
 typedef struct dt_rank_step {
     int64_t step;
@@ -837,7 +828,6 @@ DT_API dt_rank_step dt_rank_step_zero(void);
 DT_API dt_result dt_rules_step(dt_rules *rules, const dt_rank_step *s);
 /* It is `at` seconds since the program began: for who watches a training run that may have stalled. */
 DT_API dt_result dt_rules_clock(dt_rules *rules, double at);
-
 /* What a rule found, NULL while it has not fired; it belongs to rules. How many have fired. */
 DT_API const dt_firing *dt_rules_fired(const dt_rules *rules, int32_t rule);
 DT_API int32_t dt_rules_count(const dt_rules *rules);
@@ -845,103 +835,46 @@ DT_API int32_t dt_rules_count(const dt_rules *rules);
 enum { DT_RULES_TEXT = 8000 };
 DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
 
-/* ---- H13  ranks and collectives ------------------------------------------------------------
- *     dt_comm *c = NULL;
- *     dt_result r = dt_comm_init(&c, &argc, &argv);              ./a --ranks 4 starts four of this program
- *     if (!r) r = dt_all_reduce(c, gradient, n, DT_SUM);
- *     dt_comm_free(&c);
- * Every program is its own launcher. Options, taken out of argc and argv:
- *     --ranks N         N local ranks (1..1024; default 1)
- *     --launch KIND     processes (default where there are any) or threads of this process
- *     --timeout SECONDS a rank that shows no sign of life for so long counts as frozen (default 10; DT_TIMEOUT)
- *     --max-restarts N  when ranks die, freeze or fail in a way that may pass, all start again, up to N times in a row
- *                       without a new checkpoint (default 0), after 1, 2, 4 .. 30 times DT_BACKOFF seconds (1)
- *     --elastic MIN:MAX and without those that died or froze, as long as MIN are left, as many as the layout can be of;
- *                       --ranks is MAX if not given
- * The environment variable DT_LINK_RATE emulates a slow link: a collective on more than 2048 floats takes at least as
- * long as this rank's bytes need at so many bytes per second; on several nodes, its bytes to other nodes. What is
- * computed meanwhile is not slowed down. --nodes N, or DT_NODES=N, plays N nodes on one machine; DT_LINK_DELAY is then
- * how many seconds a message needs between them.
+/* ---- H13  communicators -------------------------------------------------------------------------- */
+/* Options of the launcher, which dt_launch takes out of argc and argv: --ranks, --launch, --nodes, --timeout (also
+ * DT_TIMEOUT), --max-restarts (after 1, 2, 4 .. 30 times DT_BACKOFF seconds), --elastic; --help explains them.
+ * DT_NODES emulates nodes as --nodes does; DT_LINK_RATE then lets a collective on more than 2048 floats take as long
+ * as its bytes need at so many bytes per second, DT_LINK_DELAY is the seconds of a message. DT_RESTARTS tells ranks
+ * how often they were restarted. Wrong options or data and numbers that are not finite are not restarted.
  *
- * A rank shows life in every call on a communicator: when the work between two calls takes longer, raise --timeout.
- * A dt_comm belongs to one thread. All ranks make the same calls in the same order, with the same counts, op and root;
- * else every rank gets DT_E_PEER with both calls named. When a rank dies, freezes or leaves, the others' calls return
- * DT_E_PEER: at once when dead, after the timeout when frozen. Ctrl-C or SIGTERM: DT_E_INTERRUPTED. From
- * then on the communicator stays failed: each call returns the same code and sentence; buffers may be half-written.
- * Counts are in floats and may be 0; shapes are row-major, (size,count) has rank r's part at r * count. Results are the
- * same bits for every transport, path and number of cores. DT_E_USAGE: a negative count, a rank outside 0..size-1. */
-typedef struct dt_comm dt_comm;
+ * A rank sends a heartbeat in every call on a communicator: when the work between two calls takes longer, raise
+ * --timeout. Calls that disagree fail with DT_E_PEER and both calls' names. When a rank dies, freezes or leaves, the
+ * others' calls return DT_E_PEER: at once when it is dead, after the timeout when it is frozen. Ctrl-C or SIGTERM:
+ * DT_E_INTERRUPTED. From then on each call returns the same code and sentence; buffers may be half-written.
+ * DT_E_USAGE: a negative count, a rank outside 0..size-1.
+ * With DT_MPI or DT_OFI the ranks may be those that mpirun, srun, torchrun or SageMaker started, on any number of
+ * machines; of the launcher's options only --timeout is for them. */
 
-/* DT_SUM adds in the fixed tree of rank numbers: neighbours (0,1) (2,3), then pairs of pairs, left operand first; a
- * last one without a partner moves up. DT_MAX is a > b ? a : b and DT_MIN a < b ? a : b, in the same tree. */
-typedef enum dt_op { DT_SUM, DT_MAX, DT_MIN } dt_op;
-
-/* First call of main(). With --ranks N or --max-restarts N it becomes the supervisor of the ranks and never returns: it
- * exits with 0 when all ranks did, else with the status of the first that failed, 128 + signal when it was killed; when
- * stopped by Ctrl-C or SIGTERM, with 75 if all ranks that did not end well returned DT_E_STOPPED, else with 130 or 143.
- * Wrong options and data, numbers that are not finite and what else would come again are not started again. The
- * environment variable DT_RESTARTS tells ranks how often they were. Returns DT_OK in a rank, and in a program that runs
- * alone. DT_E_USAGE: a wrong option, or a foreign launcher's environment; DT_E_SYSTEM, DT_E_MEMORY: the ranks cannot be
- * started. */
-DT_API dt_result dt_launch(int *argc, char ***argv);
-
-/* dt_launch, then opens a communicator over all ranks (collective; freed with dt_comm_free, may be opened again later).
- * With DT_MPI or DT_OFI these may be the ranks that mpirun, srun, torchrun or SageMaker started, on any number of
- * machines; of the launcher's options only --timeout is for them. argc and argv may be NULL when dt_launch was called
- * before. *c is NULL on errors. */
-DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv);
-
-/* A communicator over the ranks that give the same color (>= 0), numbered in the order of their numbers in c.
- * Collective over c. c must live longer than *sub; memory of c's dt_comm_alloc is read in place by sub's collectives
- * too. */
+/* A communicator over the ranks that give the same color (>= 0), in the order of their ranks in c, which must live
+ * longer. Collective over c. */
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
-
-/* Leaves: peers that still wait for this rank get DT_E_PEER. Frees the communicator's dt_comm_alloc memory. NULL is
- * fine. */
-DT_API void dt_comm_free(dt_comm **c);
-
-DT_API int dt_comm_rank(const dt_comm *c);
-DT_API int dt_comm_size(const dt_comm *c);
-/* Who started this rank, in one line for people: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port
- * 29507"; "alone" without others. Communicators split from c have the same line. Good until c is freed. */
+/* Who started this rank, in one line: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port 29507". */
 DT_API const char *dt_comm_launcher(const dt_comm *c);
-/* Bytes of this rank's data that have reached `peer` so far, over communicators split from c too: one element of the
- * communication matrix. */
+/* Bytes of this rank's data that have reached `peer` so far, an element of the communication matrix. */
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
-
-/* Nodes: machines, or containers, whose ranks share memory. How many c's ranks are on, and which one `rank` is on: they
- * are numbered as their first ranks come. Between nodes collectives send a node's data once, however many ranks it has:
- * a sum what the node has summed, a gather to one rank there. */
+/* Nodes: machines, or containers, whose ranks share memory: their number, and the node of `rank`, numbered as their
+ * first ranks come. Between nodes collectives send a node's data once. */
 DT_API int dt_comm_nodes(const dt_comm *c);
 DT_API int dt_comm_node(const dt_comm *c, int rank);
-
-/* Returns when all ranks have called it. */
-DT_API dt_result dt_barrier(dt_comm *c);
-/* data (count): root's to all. */
-DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root);
-/* data (count): replaced by the op over all ranks. Fastest when data lies in dt_comm_alloc memory. */
-DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op);
 /* in (size,count), out (count): row `rank` of the op over all ranks' in. No overlap of in and out. */
 DT_API dt_result dt_reduce_scatter(dt_comm *c, const float *in, float *out, int64_t count, dt_op op);
-/* in (count), out (size,count): row r is rank r's in. in may be out + rank * count. */
-DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count);
 /* in, out (size,count): row r of out is row `rank` of rank r's in. No overlap of in and out. */
 DT_API dt_result dt_all_to_all(dt_comm *c, const float *in, float *out, int64_t count);
-
-/* data (count) to one rank. Messages between two ranks arrive in order. dt_send returns when data may change again: on
- * one node, when the other side has it; two ranks that both send first wait for each other there, and get DT_E_PEER
- * after the timeout. */
+/* data (count) to one rank; messages between two ranks keep their order. dt_send returns when data may change again: on
+ * one node, when the receiver has it; two ranks that both send first get DT_E_PEER after the timeout. */
 DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to);
 DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from);
-
-/* Symmetric memory: every rank gets `bytes` (the same number everywhere) of zeroed memory that its peers on the same
- * node map too.
- * Collective. Belongs to the communicator. DT_E_MEMORY on all ranks when the machine does not have enough free. */
+/* Symmetric memory: every rank gets `bytes` (the same number everywhere) of zeroed memory that its peers on the node
+ * map too and that collectives read in place. Collective. It belongs to the communicator. */
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
-/* Where `rank`'s copy of the place `mine` is mapped here; NULL when `mine` is not in dt_comm_alloc memory, or the rank
- * is on another node. The caller orders reads and writes with dt_barrier. */
+/* Where `rank`'s copy of the place `mine` is mapped here; NULL for other memory, or another node. The caller orders
+ * reads and writes with dt_barrier. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
-
 /* A kind of link: a message of s bytes takes alpha + beta s seconds. r2: the share of the variance of the times that
  * the line explains. */
 typedef struct dt_link {
@@ -950,11 +883,9 @@ typedef struct dt_link {
 } dt_link;
 /* Fits alpha >= 0 and beta >= 0 to n messages by least squares of the relative error (so is r2 weighted). */
 DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n);
-
 /* dt_all_reduce by the engine's own collective (MPI_Allreduce): its order of additions, hence other bits than those of
  * the fixed tree. DT_E_USAGE when the engine between the nodes has none. */
 DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op);
-
 /* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL). dt_nccl_open and dt_nccl_version load
  * libnccl.so.2 and the driver's libcuda.so.1 (or the files that DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name). Sums are in
  * NCCL's order.
@@ -968,255 +899,117 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
  * DT_E_SYSTEM on all ranks; both stay failed. */
 typedef struct dt_nccl dt_nccl;
 typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER } dt_call;
-/* Joins the ranks of c. Collective. gpu: the number of this rank's GPU, -1: its rank on the node modulo the GPUs there.
- * The GPU's primary context becomes this thread's, as by cudaSetDevice. NCCL refuses two ranks on one GPU unless
- * each has another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM: NCCL, a driver
- * or a GPU is missing on some rank. *n is NULL on errors. */
+/* Joins the ranks of c. Collective. gpu: the number of this rank's GPU, -1: its rank on the node modulo the GPUs
+ * there. The GPU's primary context becomes this thread's, as by cudaSetDevice. NCCL refuses two ranks on one GPU
+ * unless each has another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM:
+ * NCCL, a driver or a GPU is missing on some rank. *n is NULL on errors. */
 DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu);
 /* Queues a collective of floats in the GPU's memory on a CUDA stream (a cudaStream_t or CUstream, NULL: the default
- * one). Collective. Shapes are those of dt_all_reduce (in may be out), dt_reduce_scatter, dt_all_gather (op is not used). */
+ * one). Collective. Shapes are those of dt_all_reduce (in may be out), dt_reduce_scatter, dt_all_gather (op is not
+ * used). */
 DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
                                  void *stream);
-/* Returns when all that was queued on the stream is done. */
-DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream);
-/* Collective, unless it failed. NULL is fine. */
-DT_API void dt_nccl_close(dt_nccl **n);
+DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream); /* returns when all that was queued on the stream is done */
+DT_API void dt_nccl_close(dt_nccl **n); /* collective, unless it failed. NULL is fine. */
 /* NCCL's version here, 22809 for 2.28.9; needs no GPU. Errors as of dt_nccl_open. */
 DT_API dt_result dt_nccl_version(int *version);
 
-/* ---- H15  layout: where and when (it never changes a bit), and the step program ------------------ */
-
-/* How the next token is drawn from its logits: from softmax(logits / temperature) over the top_k largest logits, of
- * which the largest are kept until their probabilities sum to top_p or more (Holtzman et al. 2020). Of equal logits the
- * lower token counts as larger. All sums are chains in the order of tokens, those of top_p in falling order. Start from
- * dt_sampling_default(). */
-typedef struct dt_sampling {
-    int64_t top_k;     /* 0: all */
-    int64_t seed;      /* a draw is decided by (recipe.seed, step, seed, its number in the text) */
-    float temperature; /* 0: the largest, whatever the rest says */
-    float top_p;       /* 0 or 1: all */
-} dt_sampling;
-/* Temperature 0.7 over all tokens, seed 0. */
-DT_API dt_sampling dt_sampling_default(void);
-
-/* How units of work, one (data shard, micro-batch) each, go through the stages of a pipeline. Each stage does: 1F1B, a
- * backward as soon as one is there, so that at most pp units are in flight (Narayanan et al. 2019); GPipe, all
- * forwards, then all backwards (Huang et al. 2019); interleaved, 1F1B over layout.chunks runs of segments per stage: a
- * smaller bubble for more messages (Narayanan et al. 2021); zero-bubble, 1F1B that puts the weights' gradients off to
- * where it would wait (ZB-H1 of Qi et al. 2023). */
+/* ---- H15  layout, mesh, schedules --------------------------------------------------------------- */
+DT_API dt_sampling dt_sampling_default(void); /* temperature 0.7 over all tokens, seed 0 */
+/* How units of work, one (data shard, micro-batch) each, go through the stages of a pipeline. 1F1B: a backward as soon
+ * as one is there, at most pp units in flight (Narayanan et al. 2019); GPipe: all forwards, then all backwards (Huang
+ * et al. 2019); interleaved: 1F1B over layout.chunks runs of segments per stage, a smaller bubble for more messages
+ * (Narayanan et al. 2021); zero-bubble: 1F1B that delays the weights' gradients to where it would wait (ZB-H1, Qi et
+ * al. 2023). */
 typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } dt_pipeline;
-
-/* What backward finds of the values of forward: all of them; all but what attention makes (Korthikanti et al. 2022; its
- * probabilities are never kept, so less is to be had here than elsewhere); or the inputs of segments alone (Chen et al.
- * 2016). The rest it computes again. */
+/* Which values of forward are kept for backward: all; all but those of attention (Korthikanti et al. 2022); the inputs
+ * of segments (Chen et al. 2016). Backward computes the others again. */
 typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMPUTE_FULL } dt_recompute;
-
-/* Do gradients and weights go between data-parallel ranks while these compute (Li et al. 2020)? A thread per rank then
- * does it, which needs a core for itself: where ranks x threads are all the cores it takes from the work as much as it
- * hides. DT_OVERLAP_AUTO: when there are more cores than that, all the ranks being on one machine. With accumulation
- * `each` and with ZeRO 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
+/* Whether a second thread per rank communicates gradients and weights behind the work (Li et al. 2020). It needs a
+ * core: AUTO is on where there are more cores than ranks x threads, on one machine. With accumulation `each` and ZeRO
+ * 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
-
-/* Both kinds resume in any layout (but see dt_wire: with it the number of data-parallel ranks stays, and only sharded
- * ones hold what each has lost). Sharded: every rank writes what it owns, in parallel, and what several have is
- * written once. Full: rank 0 writes whole tensors under the names of Hugging Face, with config.json for the families,
- * so that other programs read them; beyond its own part it holds a block of 1 MB, or a row where that has more. */
+/* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
+ * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
+ * Face, with config.json for the families, in blocks of 1 MB or a row. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
-/* What a directory with checkpoints means at the start: go on from the newest that is whole; an error; and an error
- * when there is none. */
-enum { DT_AUTO = -1 };
+/* A directory with checkpoints at the start: resume from the newest complete one; an error; an error without one. */
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
-
-/* What a run measures, prints and writes while it trains. */
-typedef struct dt_output {
-    int64_t eval_every;   /* steps between validations; 0: only at the end */
-    int64_t eval_batches; /* batches per validation; 0: the whole validation part */
-    int64_t sample_every; /* steps between text samples; 0: only at the end */
-    int64_t sample_length; /* bytes per sample; 0, or a model without logits of the next token: no samples */
-    dt_sampling sampling;  /* of the trainer's own samples */
-    int32_t no_cache;      /* samples compute the whole sequence for every token (the same text, slower) */
-    const char *metrics;  /* JSONL file that gets one line per step; NULL: none */
-    const char *timeline; /* what every rank did when in the last step: a picture (SVG), or, in a file *.json, Chrome's
-                           * trace event format, which trace viewers read; NULL: none */
-    int32_t noise_scale;  /* measure the gradient noise scale (dt_step_info); a pass over every leaf's gradients */
-    int32_t doctor;       /* print dt_doctor's findings after step 9, or after the last of 4 or more, and train on */
-    int32_t rules;        /* dt_rules look at every step, and what fired is printed at the end: losses (means of 10; of
-                           * LossNotDecreasing [0] is 50), times; where ranks have all state (tp, pp, ep 1, ZeRO 0)
-                           * gradients, and weights, of which a copy is kept */
-    const char *stop_on;  /* rules, with commas: when one fires the step is saved, and the run stops as on request */
-    int32_t quiet;        /* no progress on standard output */
-    int32_t show_program; /* print the step program of rank 0 before step 1 */
-} dt_output;
-
-/* Where and how often a run saves its state, and what it does with what it finds there. */
-typedef struct dt_checkpoints {
-    const char *place;    /* directory of checkpoints: training goes on from the newest that is there; NULL: none */
-    int64_t interval;     /* steps between checkpoints; 0: after the last step and when asked to stop; DT_AUTO: as
-                           * often as dt_checkpoint_interval() says of the measured cost of a save and of mtbf */
-    float mtbf;           /* seconds between failures of the whole job, on average */
-    int32_t kind;         /* dt_checkpoint_kind */
-    int32_t async;        /* copy the state and write it behind training; sharded alone */
-    int32_t resume;       /* dt_resume */
-    int64_t keep;         /* of the newest checkpoints so many stay; 0: all */
-    const char *mirror;   /* second place for complete checkpoints, copied in the background; training resumes from it
-                           * if `place` is empty. A directory, or, if the text contains $DT_TO, a name, a space and
-                           * a shell command that copies $DT_FROM to $DT_TO, in both directions:
-                           * 's3://bucket/run aws s3 sync "$DT_FROM" "$DT_TO"'. NULL: none */
-    float mirror_rate;    /* bytes per second to a directory; 0: no limit */
-    float deadline;       /* seconds from the request to stop until the end is forced: a save must fit */
-} dt_checkpoints;
-
-/* Start from dt_layout_default(); new fields will have defaults there. */
-typedef struct dt_layout {
-    int64_t threads;      /* per rank; 0: cores / ranks */
-    int64_t tp;           /* tensor parallel degree */
-    int32_t sequence_parallel; /* the ranks of a tensor group also split the rows between its products (Korthikanti et
-                                * al. 2022): the same bytes are sent, norms and residuals are kept once */
-    int64_t pp;           /* stages of the pipeline */
-    int64_t cp;           /* ranks that share the sequences (ring attention), a power of two that divides the recipe's
-                           * context shards; the rest of the ranks is data parallel: dp = ranks / (tp pp cp) */
-    const char *order; /* of the axes data (D), pipeline (P) and tensor (T), the slowest first: "DPT" ("cluster", NULL):
-                        * neighbours share a tensor; "TPD" ("spread"): neighbours share data; or another permutation.
-                        * Context (C) comes right behind D where it is not said */
-    int32_t pipeline;     /* dt_pipeline */
-    int64_t chunks;       /* runs of segments per stage of the interleaved schedule */
-    float memory_weight;  /* segments are cut by time (0) to memory (1) */
-    int64_t ep;           /* so many neighbouring data-parallel ranks share the experts of each mixture: a rank has
-                           * experts / ep of them, and tokens go to where theirs are and back (Lepikhin et al. 2020);
-                           * a power of two, and the ranks of a group have as many data shards each */
-    int64_t zero; /* ranks share state (Rajbhandari et al. 2020): 1 the optimizer's, 2 and gradients, 3 and weights */
-    int64_t zero_group;   /* so many of them; other groups have copies (hybrid sharding); 0: all data-parallel ranks */
-    int32_t recompute;    /* dt_recompute */
-    int32_t offload; /* with DT_RECOMPUTE_FULL: kept inputs of segments move to a second memory (not in DT_MEM_LIMIT) */
-    int64_t horizon;      /* how many segments before its use an input is fetched back; 1 or more */
-    float offload_rate;   /* bytes per second to and from the second memory together; 0: as fast as it goes */
-    int64_t bucket;       /* bytes of gradient per reduction, reduced in backward order */
-    int32_t overlap;      /* dt_overlap */
-    int32_t no_memory_check; /* start although the plan needs more memory than is free */
-    dt_output output;         /* what is measured, printed and written on the way */
-    dt_checkpoints checkpoint; /* where the state is saved, how often, and what a start finds there */
-} dt_layout;
-DT_API dt_layout dt_layout_default(void);
-
 /* The mesh of a layout's ranks. Along an axis, the group of a rank has the ranks first + k stride[axis], k below
- * size[axis], with first = rank - at[axis] stride[axis]. The ranks that share experts are layout.ep neighbours of the
- * data axis. */
+ * size[axis], first = rank - at[axis] stride[axis]. layout.ep neighbours of the data axis share experts. */
 typedef enum dt_axis { DT_AXIS_DATA, DT_AXIS_PIPELINE, DT_AXIS_TENSOR, DT_AXIS_CONTEXT, DT_AXES } dt_axis;
 typedef struct dt_mesh {
-    int size[DT_AXES];   /* degrees */
-    int stride[DT_AXES]; /* ranks from one to the next along an axis */
-    int at[DT_AXES];     /* coordinates of the rank */
+    int size[DT_AXES], stride[DT_AXES]; /* degrees; ranks from one to the next along an axis */
+    int at[DT_AXES];                    /* coordinates of the rank */
 } dt_mesh;
 /* Where `rank` of `ranks` ranks is. DT_E_USAGE: the degrees do not divide the ranks, or layout.order names no order. */
 DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m);
-
-/* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
- * The dearest run is as cheap as it can be, and of all such cuts the runs are the most even (least sum of squares).
- * O(n^2 parts) in the worst case. DT_E_USAGE: more parts than segments. */
+/* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts +
+ * 1). The costliest run is as cheap as possible, and of all such cuts the most even (least sum of squares). O(n^2
+ * parts). */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
-
-/* The schedule of layout.pp stages for `units` units of work as a picture, one line per stage: F forward, B backward
- * (twice as long; with zero-bubble as long), W gradients of weights; in small letters those of odd chunks. *idle, when
- * not NULL: the share of the stages' time in which they wait, with sending for nothing: (p-1)/(m+p-1) for GPipe and
- * 1F1B, (p-1)/(v m+p-1) interleaved over v chunks. text NULL: only that. DT_E_USAGE: what the schedule cannot do, or
- * too few bytes. */
+/* The schedule of layout.pp stages for `units` units of work as a picture, one line per stage: F forward, B backward,
+ * W gradients of weights; odd chunks in small letters. *idle, when not NULL: the share of time that stages wait, with
+ * free messages: (p-1)/(m+p-1) for GPipe and 1F1B, (p-1)/(v m+p-1) interleaved over v chunks. text NULL: only that. */
 DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text, int64_t size, double *idle);
 
-/* ---- H16  trainer ------------------------------------------------------------------------------ */
-
-/* Reads the options of recipe and layout out of argv (long GNU options, "--name value" or "--name=value"; --help lists
- * them with their defaults). What is left in argv are the arguments that are no options. DT_E_USAGE: unknown option
- * (with the nearest name) or a bad value; DT_E_HELP: help was printed. Strings point into argv. On a host of SageMaker
- * that is alone in its job, checkpoints without --checkpoint are in /opt/ml/checkpoints, if that is there. */
-DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
-
-/* One rank's part of a training run. One thread at a time. Progress goes to standard output from rank 0 unless
- * layout.output.quiet; nothing else in the library prints. */
-typedef struct dt_trainer dt_trainer;
-
-/* What a step did. Start from dt_step_info_zero(). */
-typedef struct dt_step_info {
-    int64_t step;         /* steps done */
-    int64_t tokens;       /* tokens of the step, all ranks; with a source: samples */
-    int64_t batch;        /* sequences of the step: recipe.batch, or with recipe.growth a multiple */
-    float loss;           /* mean over the batch's valid targets; of a cross-entropy in nats */
-    float auxiliary;      /* auxiliary losses times their coefficients, mean over units of work (dt_auxiliary_loss) */
-    float norm;           /* global gradient norm before clipping */
-    float learning_rate;  /* used in this step */
-    float validation;     /* validation loss when it was measured after this step, else NaN */
-    double seconds;       /* wall clock of the step */
-    double gflops;        /* model GFLOP/s of all ranks */
-    double peak_share;    /* of the GEMM rate measured at start */
-    double comm_seconds;  /* of the step, in communication, from when it was due: gradients, weights, activations */
+/* ---- H16  trainer ------------------------------------------------------------------------------- */
+/* What a step did. */
+struct dt_step_info {
+    int64_t step;           /* steps done */
+    int64_t tokens;         /* tokens of the step, all ranks; with a source: samples */
+    int64_t batch;          /* sequences of the step: recipe.batch, or with recipe.growth a multiple */
+    float loss;             /* mean over the batch's valid targets; of a cross-entropy in nats */
+    float auxiliary;        /* auxiliary losses times their coefficients, mean over units of work */
+    float norm;             /* global gradient norm before clipping */
+    float learning_rate;
+    float validation;       /* validation loss when it was measured after this step, else NaN */
+    double seconds;         /* wall clock of the step */
+    double gflops;          /* model GFLOP/s of all ranks */
+    double peak_share;      /* of the GEMM rate measured at start */
+    double comm_seconds;    /* in communication of gradients, weights, activations, from when it was due */
     double exposed_seconds; /* of these, those in which the rank did nothing else: without overlap, all */
-    double data_seconds;  /* of the step, waiting for data */
-    double save_seconds;  /* for which checkpoints kept the rank waiting, in the step and after it */
-    int64_t sent_bytes;   /* by this rank in the step, to all peers: also counts of targets, block sums, losses */
-    int64_t far_bytes;    /* of these, to ranks on other nodes */
-    int64_t reductions;   /* of gradients between ranks: fewer with a larger layout.bucket, of the same bytes */
-    int64_t wire_bytes;   /* of sent_bytes, gradients in recipe.wire's format; 0 when that is FP32 or nothing is sent */
-    int64_t wire_plain;   /* what they are in FP32 */
-    double wire_seconds;  /* of comm_seconds, coding and decoding them */
-    double noise_scale;   /* with output.noise_scale tr(Sigma) / |G|^2 in samples, of averages of the two over about 10
-                           * steps of this run: far below it a batch of twice the size needs half as many steps, far
-                           * above it as many (McCandlish et al. 2018). NaN: not measured, or |G|^2 is too small to tell
-                           */
-    double noise_variance, noise_square; /* this step's estimates of tr(Sigma), for one sample, and of |G|^2, which may
-                           * be below 0, from the norms of the leaves' gradients and of their mean (appendix A.1). Uses
-                           * of a tied parameter count apart. The same in every layout */
-} dt_step_info;
-DT_API dt_step_info dt_step_info_zero(void);
-
-/* Collective over the ranks that dt_launch started. Checks recipe and layout, opens the data, plans and allocates all
- * memory, draws the parameters. The structs are copied; strings and segments must outlive the trainer. On errors *t is
- * NULL and nothing is left behind. */
-DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
-DT_API void dt_trainer_close(dt_trainer **t);
-/* One optimizer step (collective), with validation and sample when they are due. DT_E_NUMERIC: loss or norm not finite,
- * the weights are those of the step before; DT_E_PEER; DT_E_FILE (metrics, checkpoints); DT_E_STOPPED: somebody asked
- * for the end (SIGTERM, Ctrl-C), and the checkpoint of this step is on the disk; DT_E_INTERRUPTED: there is no place
- * for one, or the time for it was over. With a checkpoint.place a checkpoint is written after every so many steps and
- * after the last one; a run that was complete when it was resumed does nothing here but tell its step. */
-DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
-/* Runs all steps that are left. */
-DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info);
-/* Is this rank 0, the one that prints? */
-DT_API int dt_is_root(const dt_trainer *t);
-/* Bytes that this rank has sent to `peer` since the trainer was opened: an element of the communication matrix. */
-DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer);
-/* SHA-256 over all weights, then what the optimizer keeps, array by array, each parameter by parameter in definition
- * order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's blocks, scales
- * of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, without padding. 64 hex
- * digits, the same on every rank and in every layout. Valid until the next call or close. Where a rank has only a part
- * of the state (pp, tp or ep above 1, ZeRO) it is collective, but after the last step, when any rank alone may call it;
- * "" when that failed. */
-DT_API const char *dt_trainer_hash(dt_trainer *t);
-/* Writes a checkpoint of the state as it is into checkpoint.place, now (collective): dt_trainer_step does so by itself
- * when one is due. When it returns DT_OK the checkpoint is complete and on the disk. DT_E_FILE: it could not be
- * written; the ones before are as they were. */
+    double data_seconds;    /* waiting for data */
+    double save_seconds;    /* waiting for checkpoints, in the step and after it */
+    int64_t sent_bytes;     /* by this rank to all peers, of any kind */
+    int64_t far_bytes;      /* of these, to ranks on other nodes */
+    int64_t reductions;     /* of gradients between ranks: fewer with a larger layout.bucket, of the same bytes */
+    int64_t wire_bytes;     /* of sent_bytes, gradients in recipe.wire's format; 0 for FP32 */
+    int64_t wire_plain;     /* what they are in FP32 */
+    double wire_seconds;    /* of comm_seconds, encoding and decoding them */
+    double noise_scale;     /* output.noise_scale: tr(Sigma) / |G|^2 in samples, each averaged over about 10 steps: far
+                             * below it a batch of twice the size needs half as many steps, far above it as many
+                             * (McCandlish et al. 2018). NaN: not measured, or |G|^2 is too small to tell */
+    double noise_variance;  /* this step's estimate of tr(Sigma), for one sample (appendix A.1) */
+    double noise_square;    /* and of |G|^2, which may be below 0. Uses of a tied parameter count apart */
+};
+DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer` since the trainer was opened */
+/* SHA-256 of the state is over all weights, then what the optimizer keeps, array by array, each parameter by parameter
+ * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's
+ * blocks, scales of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, no padding.
+ *
+ * Writes a checkpoint into checkpoint.place now (collective). It is complete and on disk when this returns DT_OK;
+ * DT_E_FILE: it could not be written, and earlier ones are as they were. */
 DT_API dt_result dt_trainer_save(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
-/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()): the recipe's
- * tokenizer's, the last one cut, or bytes of a byte vocabulary; text has room for count + 1 bytes.
- * Deterministic. Any rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks
- * together; layout.output.sample_length must not be 0. The text may hold bytes 0, which an
- * untrained model draws: count tells its length. The families keep the keys and values of earlier tokens
- * (output.no_cache: not), models of one's own compute the whole sequence for every token; the bits are the same. A text
- * that fills the sequence goes on from its later half. */
+/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()), of the recipe's
+ * tokenizer, the last one cut, or of a byte vocabulary; text has room for count + 1 bytes and may hold bytes 0. Any
+ * rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks together;
+ * output.sample_length must not be 0. The families cache keys and values of earlier tokens (output.no_cache: not),
+ * with the same bits. A text that fills the sequence continues from its second half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
-/* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's input
- * type, predictions (count, each). No dropout; no targets are needed. Any rank alone may call it, between
- * steps, if it has the whole model (pp, tp and ep 1, ZeRO below 3) and cp is 1, else all ranks together. */
+/* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's
+ * input type, predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, but together also
+ * with cp above 1. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
-/* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), whole
- * numbers, for mixture `index`, 0 the first dt_moe of the model in the order of its segments. Exact below 2^24.
- * DT_E_USAGE: there is no such mixture. */
+/* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), exact
+ * below 2^24, of mixture `index` of the model, from 0. DT_E_USAGE: there is no such mixture. */
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts);
-/* Seconds between checkpoints that cost the least, by the time that saving takes and the work that is done twice after
- * a failure: sqrt(2 cost mtbf) (Young 1974; Daly 2006 is within a few percent while cost is much less than mtbf), but
- * at most 30 minutes. Both in seconds. */
+/* Seconds between checkpoints that cost the least, for a save of `cost` seconds and a failure every `mtbf` seconds:
+ * sqrt(2 cost mtbf) (Young 1974; Daly 2006 differs by a few percent while cost is far below mtbf), at most 30 minutes.
+ */
 DT_API double dt_checkpoint_interval(double cost, double mtbf);
 /* Bytes of this rank, by category, as planned and allocated before step 1. With the environment variable DT_MEM_LIMIT
  * (bytes, or with k, M, G) opening a trainer whose total is more on any rank is DT_E_MEMORY. */
@@ -1227,8 +1020,7 @@ typedef struct dt_memory {
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 /* What layout.output.rules found so far, the same on every rank; NULL when it is not set. */
 DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t);
-/* Number of weights. */
-DT_API int64_t dt_trainer_weights(const dt_trainer *t);
+DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
@@ -1243,18 +1035,17 @@ DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
 /* The same of the average of the weights; NULL also when recipe.ema is 0. */
 DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
 
-/* Why are many ranks barely faster than one? Five questions, in the order in which to ask them: an earlier answer makes
- * the later ones wrong. c: seconds of work per rank and step; t: those of an exchange of gradients and weights by alpha
- * and beta; backward, 2/3 c, can hide a part of it, so that max(0, t - 2/3 c) is left. X(code, name); it fires when
- *   TRANSPORT  a link is slower than 20 MB/s inside a node or 12.5 MB/s (100 Mbit/s) between nodes; an Elastic Fabric
- *              Adapter is there and not used; or two nodes are one machine, whose ranks could share memory
- *   DATA       some rank waits for samples longer than 20 % of the step (and 1 ms): measured is the share
- *   BATCH      there is too little work between two exchanges: c / (c + what is left) < 50 %; or a pipeline is idle for
- *              more than half of the time by formula
- *   OVERLAP    of the exchange more is exposed than what is left, by 20 % of the step (and 1 ms); not while threads
- *              wait for cores
- *   PLACEMENT  tensor groups lie across nodes (measured: bytes); a machine has more threads than cores (threads per
- *              core); or a rank takes 3 times as long for its work as the middle one (times) */
+/* Why are many ranks barely faster than one? Five questions, in order: an earlier answer makes the later ones wrong. c:
+ * seconds of work per rank and step; t: those of an exchange of gradients and weights by alpha and beta; backward, 2/3
+ * c, can hide a part of it, so that rest = max(0, t - 2/3 c) remains. X(code, name); it fires when
+ *   TRANSPORT  a link is slower than 20 MB/s inside a node or 12.5 MB/s between nodes; an Elastic Fabric Adapter is not
+ *              used; or two nodes are one machine, whose ranks could share memory
+ *   DATA       some rank waits for samples longer than 20 % of the step (and 1 ms)
+ *   BATCH      there is too little work between two exchanges: c / (c + rest) < 50 %; or a pipeline is idle for more
+ *              than half of the time by formula
+ *   OVERLAP    the exposed exchange exceeds rest by 20 % of the step (and 1 ms); not while threads wait for cores
+ *   PLACEMENT  tensor groups span nodes; a machine has more threads than cores; or a rank works 3 times as long as the
+ *              median rank */
 #define DT_BRANCHES(X)                                                                                       \
     X(DT_BRANCH_TRANSPORT, "transport") X(DT_BRANCH_DATA, "data") X(DT_BRANCH_BATCH, "batch")                \
     X(DT_BRANCH_OVERLAP, "overlap") X(DT_BRANCH_PLACEMENT, "placement")
@@ -1263,91 +1054,78 @@ typedef enum dt_branch { DT_BRANCHES(DT__BRANCH_ENUM) DT_BRANCH_COUNT } dt_branc
 #undef DT__BRANCH_ENUM
 typedef struct dt_finding {
     int32_t fires;
-    int32_t rank;           /* whom it is about; -1: all */
-    double measured, bound; /* the number that decides, and what it is compared with */
+    int32_t rank;           /* the rank it is about; -1: all */
+    double measured, bound; /* the number that decides, and its bound */
     char text[480];         /* what was measured */
     char advice[480];       /* what to do; empty when it does not fire */
 } dt_finding;
+
 /* Times are medians over steps, in seconds per step. */
 typedef struct dt_diagnosis {
     int32_t first; /* dt_branch: the first that fires is the main finding; -1: none does */
     int32_t ranks, nodes, steps;
     double seconds;  /* of a step */
-    double work;     /* of the middle rank */
+    double work;     /* of the median rank */
     double data;     /* of the rank that waits longest for samples */
-    double exposed;  /* exchange of gradients and weights that a rank waited for, on the one that waited least: what
-                      * others wait longer, they wait for each other */
+    double exposed;  /* waiting for gradients and weights, of the rank that waits least: others wait for it */
     double exchange; /* t above: 2 (n-1) alpha for each 25 MB, and bytes sent / rate, inside nodes and between */
-    double alpha[2], rate[2]; /* inside a node, between nodes: seconds per message, bytes per second; 0: no such link.
-                               * Fitted to an all-reduce of two sizes: 2 (n-1) alpha + 2 (n-1)/n S / rate */
-    double speedup;           /* work of all ranks / seconds: of so many ranks they do the work */
-    double break_even; /* batch from which n data-parallel ranks are faster than one, when nothing is hidden: work per
-                        * rank = exchange / (n-1); 0: there is no such exchange */
+    double alpha[2], rate[2]; /* inside a node, between nodes: seconds per message, bytes per second; 0: no such link */
+    double speedup;           /* work of all ranks / seconds */
+    double break_even; /* batch from which n data-parallel ranks beat one: work = exchange / (n-1); 0: no exchange */
     double worthwhile; /* batch from which 80 % of their time is work: work per rank = 4 exchange */
-    double alone, together; /* GFLOP/s of rank 0 on a product of matrices, by itself and while all ranks made one */
+    double alone, together; /* GFLOP/s of rank 0 on a matrix product, alone and while all ranks compute one */
     dt_finding finding[DT_BRANCH_COUNT];
 } dt_diagnosis;
-/* Looks at the last steps, up to 8, but not at the first one of this trainer, and measures the links by all-reduces of
- * up to 1 MB, which takes a second or two. Collective, between steps; changes no bit of the training. All ranks get the
- * same *d. DT_E_USAGE: fewer than 4 steps were made. */
+/* Looks at the last steps, up to 8, without the first one of this trainer, and measures the links by all-reduces of up
+ * to 1 MB, for a second or two. Collective, between steps; changes no bit. DT_E_USAGE: fewer than 4 steps were made. */
 DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d);
 DT_API const char *dt_branch_name(int32_t branch);
-/* The findings as text of up to DT_DIAGNOSIS_TEXT bytes: a head, a line per branch with what was measured, the bound
- * and the verdict, below it what to do, and the main finding. DT_E_USAGE: `size` bytes are too few. */
+/* The findings as text: a line per branch with what was measured, the bound and the verdict, then what to do. */
 enum { DT_DIAGNOSIS_TEXT = 6000 };
 DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t size);
 
-/* ---- H14  checkpoints: looking at them without a trainer ----------------------------------------- */
-
-/* A checkpoint on the disk. Its files are open until it is closed; numbers are read when they are asked for, so that it
- * takes the memory of its largest array, however large it is. One thread at a time; no ranks are needed. */
+/* ---- H14  checkpoints: looking at them without a trainer ---------------------------------------- */
+/* A checkpoint on disk, for one thread at a time and without ranks. Its files are open until it is closed; numbers are
+ * read on demand, in the memory of its largest array. */
 typedef struct dt_checkpoint dt_checkpoint;
-
-/* What there is in it. The strings belong to the checkpoint. */
+/* Its contents. The strings belong to the checkpoint. */
 typedef struct dt_checkpoint_info {
-    const char *path;    /* of the directory with the step */
+    const char *path;     /* of the directory with the step */
     int64_t step;
-    int32_t kind;        /* dt_checkpoint_kind */
+    int32_t kind;         /* dt_checkpoint_kind */
     int64_t files, bytes; /* of the files that the manifest lists */
-    int64_t tensors;     /* in those files */
-    int64_t arrays;      /* of the state; 0: the checkpoint does not say what its model is */
+    int64_t tensors;      /* in those files */
+    int64_t arrays;       /* of the state; 0: the checkpoint does not say what its model is */
 } dt_checkpoint_info;
 typedef struct dt_checkpoint_file {
     const char *name, *sha256;
     int64_t bytes;
 } dt_checkpoint_file;
-/* A tensor as it lies in a file; or an array of the state, whole, whatever kind of checkpoint it is in: the weights of
- * each parameter in definition order, then what the optimizer keeps of each, "first.NAME" and so on. Type is that of
- * safetensors. */
+/* A tensor of a file; or a whole array of the state: the weights of each parameter in definition order, then what the
+ * optimizer keeps of each, "first.NAME" and so on. */
 typedef struct dt_checkpoint_tensor {
     char name[160];
-    const char *type, *file; /* file: NULL for an array */
+    const char *type, *file; /* as in safetensors; NULL for an array */
     dt_shape shape;          /* of an array as it is here: linear weights are (in,out) */
     int64_t bytes;
 } dt_checkpoint_tensor;
-/* Opens DIR/step-000000200, or the newest step of DIR; reads manifest and headers, not the numbers. *c is NULL on
- * errors. DT_E_FILE, DT_E_DATA: it cannot be read, or is cut or damaged. */
+/* Opens DIR/step-000000200, or the newest step of DIR; reads manifest and headers, not the numbers. */
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **c, const char *path);
-/* Also sets *c to NULL; a NULL *c is fine. */
 DT_API void dt_checkpoint_close(dt_checkpoint **c);
 DT_API dt_checkpoint_info dt_checkpoint_about(const dt_checkpoint *c);
 /* File and tensor `index`, from 0 on. */
 DT_API dt_checkpoint_file dt_checkpoint_file_at(const dt_checkpoint *c, int64_t index);
 DT_API dt_checkpoint_tensor dt_checkpoint_tensor_at(const dt_checkpoint *c, int64_t index);
-/* The value of an option of the recipe that it was made with, "learning-rate" as in --help, good until the next call;
- * NULL: there is none of this name. */
+/* The value of an option of its recipe, by its name in --help, valid until the next call; NULL: no such option. */
 DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name);
 /* Reads every file and compares its size and SHA-256 with the manifest. DT_E_DATA names the one that is damaged. */
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c);
-
-/* What follows needs to know the model: GPT-2 and Llama without experts are described by config.json, other models have
- * no arrays (DT_E_USAGE). Array `index` is below dt_checkpoint_about().arrays. */
+/* Arrays need a model that config.json describes: GPT-2 and Llama without experts; others have none (DT_E_USAGE). */
 DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index);
 /* The numbers of an array, row by row; codes of 8-bit moments as whole numbers. */
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values);
-/* Writes the same state as a checkpoint of this kind into another directory of checkpoints, as a trainer would: it is
- * there when it is whole, and any run of the recipe goes on from it. DT_E_USAGE: the directory has the step already; or
- * kind is DT_SHARDED, and ranks have lost something on the wire (dt_wire), which a full one leaves out. */
+/* Writes the same state as a checkpoint of this kind into another directory, as a trainer would. DT_E_USAGE: the
+ * directory has the step already; or kind is DT_SHARDED and a lossy dt_wire left state that a full one lacks. */
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, dt_checkpoint_kind kind);
 
 /* Using the library with an implementation of another version is a link error that names the version. */
