@@ -2648,6 +2648,20 @@ static inline int32_t dt__to_int(float x)
     return x == x ? (int32_t)x : 0;
 }
 
+/* Four floats, and four of the eight floats of two such vectors by their indices. */
+typedef float dt__v4 __attribute__((vector_size(16)));
+#if defined(__clang__) || __GNUC__ >= 12
+#define DT__SHUFFLE4(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int32_t dt__i4 __attribute__((vector_size(16)));
+static inline dt__i4 dt__i4_of(int i, int j, int k, int l)
+{
+    dt__i4 v = {i, j, k, l};
+    return v;
+}
+#define DT__SHUFFLE4(a, b, i, j, k, l) __builtin_shuffle(a, b, dt__i4_of(i, j, k, l))
+#endif
+
 /* The kernels of one instruction set. */
 typedef struct dt__kernels {
     const char *name;
@@ -3604,77 +3618,27 @@ static void DT__K(dt__tile_edge)(int64_t rows, int64_t cols, int64_t k, const fl
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
-#if DT__ISA == 2
-/* x[e] lane 4l+q = src[(4l+q)*stride + e]: four columns of a (16,4) block */
-DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stride)
+/* dst (4, 4) with row stride ld = transposed src (4, 4) with row stride `stride`, in 16-byte vectors of every machine. */
+DT__INLINE void DT__K(dt__transpose4)(float *dst, int64_t ld, const float *src, int64_t stride)
 {
-    __m512 q[4], lo01, hi01, lo23, hi23;
-    DT__UNROLL for (int i = 0; i < 4; i++) {
-        const float *s = src + i * stride;
-        __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(s));
-        v = _mm512_insertf32x4(v, _mm_loadu_ps(s + 4 * stride), 1);
-        v = _mm512_insertf32x4(v, _mm_loadu_ps(s + 8 * stride), 2);
-        q[i] = _mm512_insertf32x4(v, _mm_loadu_ps(s + 12 * stride), 3);
-    }
-    lo01 = _mm512_maskz_unpacklo_ps((__mmask16)0xffff, q[0], q[1]);
-    hi01 = _mm512_maskz_unpackhi_ps((__mmask16)0xffff, q[0], q[1]);
-    lo23 = _mm512_maskz_unpacklo_ps((__mmask16)0xffff, q[2], q[3]);
-    hi23 = _mm512_maskz_unpackhi_ps((__mmask16)0xffff, q[2], q[3]);
-    x[0] = (dt__vf)_mm512_maskz_unpacklo_pd((__mmask8)0xff, _mm512_castps_pd(lo01), _mm512_castps_pd(lo23));
-    x[1] = (dt__vf)_mm512_maskz_unpackhi_pd((__mmask8)0xff, _mm512_castps_pd(lo01), _mm512_castps_pd(lo23));
-    x[2] = (dt__vf)_mm512_maskz_unpacklo_pd((__mmask8)0xff, _mm512_castps_pd(hi01), _mm512_castps_pd(hi23));
-    x[3] = (dt__vf)_mm512_maskz_unpackhi_pd((__mmask8)0xff, _mm512_castps_pd(hi01), _mm512_castps_pd(hi23));
+    dt__v4 a, b, c, d, low, high;
+    memcpy(&a, src, 16), memcpy(&b, src + stride, 16);
+    memcpy(&c, src + 2 * stride, 16), memcpy(&d, src + 3 * stride, 16);
+    low = DT__SHUFFLE4(a, b, 0, 4, 1, 5), high = DT__SHUFFLE4(a, b, 2, 6, 3, 7);
+    a = DT__SHUFFLE4(c, d, 0, 4, 1, 5), b = DT__SHUFFLE4(c, d, 2, 6, 3, 7);
+    c = DT__SHUFFLE4(low, a, 0, 1, 4, 5), d = DT__SHUFFLE4(low, a, 2, 3, 6, 7);
+    memcpy(dst, &c, 16), memcpy(dst + ld, &d, 16);
+    c = DT__SHUFFLE4(high, b, 0, 1, 4, 5), d = DT__SHUFFLE4(high, b, 2, 3, 6, 7);
+    memcpy(dst + 2 * ld, &c, 16), memcpy(dst + 3 * ld, &d, 16);
 }
-#elif DT__ISA == 1
-/* x[e] lane 4l+q = src[(4l+q)*stride + e]: four columns of an (8,4) block */
-DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stride)
-{
-    __m256 q[4], lo01, hi01, lo23, hi23;
-    DT__UNROLL for (int i = 0; i < 4; i++) {
-        const float *s = src + i * stride;
-        q[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps(s + 4 * stride), 1);
-    }
-    lo01 = _mm256_unpacklo_ps(q[0], q[1]);
-    hi01 = _mm256_unpackhi_ps(q[0], q[1]);
-    lo23 = _mm256_unpacklo_ps(q[2], q[3]);
-    hi23 = _mm256_unpackhi_ps(q[2], q[3]);
-    x[0] = (dt__vf)_mm256_unpacklo_pd(_mm256_castps_pd(lo01), _mm256_castps_pd(lo23));
-    x[1] = (dt__vf)_mm256_unpackhi_pd(_mm256_castps_pd(lo01), _mm256_castps_pd(lo23));
-    x[2] = (dt__vf)_mm256_unpacklo_pd(_mm256_castps_pd(hi01), _mm256_castps_pd(hi23));
-    x[3] = (dt__vf)_mm256_unpackhi_pd(_mm256_castps_pd(hi01), _mm256_castps_pd(hi23));
-}
-#elif DT__ISA == 3
-/* x[e] lane q = src[q*stride + e]: four columns of a (4,4) block */
-DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stride)
-{
-    float32x4_t a = vld1q_f32(src), b = vld1q_f32(src + stride);
-    float32x4_t c = vld1q_f32(src + 2 * stride), d = vld1q_f32(src + 3 * stride);
-    float32x4_t even0 = vtrn1q_f32(a, b), odd0 = vtrn2q_f32(a, b), even1 = vtrn1q_f32(c, d), odd1 = vtrn2q_f32(c, d);
-    x[0] = (dt__vf)vcombine_f32(vget_low_f32(even0), vget_low_f32(even1));
-    x[1] = (dt__vf)vcombine_f32(vget_low_f32(odd0), vget_low_f32(odd1));
-    x[2] = (dt__vf)vcombine_f32(vget_high_f32(even0), vget_high_f32(even1));
-    x[3] = (dt__vf)vcombine_f32(vget_high_f32(odd0), vget_high_f32(odd1));
-}
-#else
-/* x[e] lane q = src[q*stride + e]: four columns of a (4,4) block */
-DT__INLINE void DT__K(dt__v_columns)(dt__vf x[4], const float *src, int64_t stride)
-{
-    for (int e = 0; e < 4; e++) {
-        dt__vf v = dt__v_set(0.0f);
-        for (int q = 0; q < 4; q++) v[q] = src[q * stride + e];
-        x[e] = v;
-    }
-}
-#endif
 
 /* dst[p*ld + j] = src[j*stride + p] for p < k, j < n <= W; the columns n..W-1 are zero. */
 static void DT__K(dt__pack_transposed)(float *dst, int64_t ld, const float *src, int64_t stride, int64_t k, int64_t n)
 {
     int64_t p = 0;
     for (; n == DT__W && p + 4 <= k; p += 4) {
-        dt__vf x[4];
-        DT__K(dt__v_columns)(x, src + p, stride);
-        DT__UNROLL for (int e = 0; e < 4; e++) dt__v_store(dst + (p + e) * ld, x[e]);
+        DT__UNROLL for (int j = 0; j < DT__W; j += 4)
+            DT__K(dt__transpose4)(dst + p * ld + j, ld, src + j * stride + p, stride);
     }
     for (; p < k; p++) {
         for (int64_t j = 0; j < DT__W; j++) dst[p * ld + j] = j < n ? src[j * stride + p] : 0.0f;
