@@ -19462,17 +19462,15 @@ static void dt__manifest_end(dt__text *t, const dt__part_file *file, int64_t fil
 
 static dt_result dt__manifest_check(const char *path, const char *text, int64_t bytes)
 {
-    dt__text same;
-    int64_t tail = (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4, fine;
-    memset(&same, 0, sizeof same);
-    if (bytes >= tail) {
-        dt__text_add(&same, "%.*s", (int)(bytes - tail), text);
-        dt__manifest_seal(&same);
-    }
-    if (same.failed) return dt__free(same.at), DT_E_MEMORY;
-    fine = bytes >= tail && same.length == bytes && !memcmp(same.at, text, (size_t)bytes);
-    dt__free(same.at);
-    return fine ? DT_OK : dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
+    int64_t tail = (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
+    char hex[65], seal[128];
+    dt__sha256 h;
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, text, dt__max(0, bytes - tail));
+    dt__sha256_end(&h, hex);
+    snprintf(seal, sizeof seal, DT__MANIFEST_SEAL "%s\"\n}\n", hex);
+    if (bytes >= tail && !memcmp(text + bytes - tail, seal, (size_t)tail)) return DT_OK;
+    return dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
 }
 
 /* [{"name": .., "bytes": .., "sha256": ..}, ..] */
@@ -25007,30 +25005,18 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__manifest_end(text, file, files);
 }
 
-/* Begins to read the recipe of a manifest. dt__free(j->string) frees the reader. */
-static void dt__recipe_begin(dt__json *j, const dt__manifest *m, const char *path)
+/* The value of an option in the recipe of a manifest; 0: there is none. */
+static int dt__recipe_value(const dt__manifest *m, const char *name, char *value, size_t size)
 {
-    memset(j, 0, sizeof *j);
-    j->path = path, j->text = m->text, j->bytes = m->bytes, j->at = dt__max(0, m->recipe);
-    (void)dt__json_enter(j, '{');
-}
-
-/* Reads the next option of the recipe; its value becomes j->string. 0: there is none, or the text is damaged. */
-static int dt__recipe_next(dt__json *j, int64_t *count, char name[64])
-{
-    if (!dt__json_more(j, '}', count) || !dt__json_key(j)) return 0;
-    snprintf(name, 64, "%.*s", (int)dt__min(63, j->length), j->string);
-    dt__json_peek(j);
-    if (!dt__json_string(j)) return 0;
-    j->string[j->length] = 0;
-    return 1;
-}
-
-/* The option of the recipe that has this name and decides bits; NULL: there is none. */
-static const dt__option *dt__recipe_option(const char *name)
-{
-    const dt__option *o = dt__option_find(dt__options, DT__OPTION_COUNT, name, strlen(name));
-    return o && dt__option_binds(o) ? o : NULL;
+    const char *keys[2];
+    int64_t place = -1;
+    dt__json j;
+    keys[0] = name, keys[1] = NULL;
+    memset(&j, 0, sizeof j);
+    j.path = "manifest.json", j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
+    if (dt__json_members(&j, keys, &place) && place >= 0) snprintf(value, size, "%s", dt__json_text(&j, place, name));
+    dt__free(j.string);
+    return place >= 0 && !j.result;
 }
 
 /* Another number of steps is accepted if it changes no learning rate up to the next step: with --schedule constant
@@ -25047,20 +25033,15 @@ static int dt__steps_extend(const dt_recipe *r, int64_t step, int64_t steps)
 /* Compares the recipe of a manifest with this run's. */
 static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
-    char name[64], value[64];
-    int64_t count = 0;
-    dt__json j;
-    dt__recipe_begin(&j, m, path);
-    while (!j.result && dt__recipe_next(&j, &count, name)) {
-        const dt__option *o = dt__recipe_option(name);
-        if (!o) continue;
-        if (!strcmp(dt__option_text(o, &t->recipe, value, sizeof value), j.string)) continue;
-        if (!strcmp(name, "steps") && dt__steps_extend(&t->recipe, m->step, strtoll(j.string, NULL, 10))) continue;
-        j.result = dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give "
-                             "the same or another --checkpoint", path, name, j.string, value);
+    for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT; o++) {
+        char was[64], is[64];
+        if (!dt__option_binds(o) || !dt__recipe_value(m, o->name, was, sizeof was)) continue;
+        if (!strcmp(dt__option_text(o, &t->recipe, is, sizeof is), was)) continue;
+        if (!strcmp(o->name, "steps") && dt__steps_extend(&t->recipe, m->step, strtoll(was, NULL, 10))) continue;
+        return dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give "
+                         "the same or another --checkpoint", path, o->name, was, is);
     }
-    dt__free(j.string);
-    return j.result;
+    return DT_OK;
 }
 
 /* Does a checkpoint belong to this run? */
@@ -25561,20 +25542,13 @@ struct dt_checkpoint {
 /* Sets recipe and model from config.json and the manifest. */
 static dt_result dt__checkpoint_recipe(dt_checkpoint *c)
 {
-    dt_recipe *r = &c->t.recipe;
-    char name[64];
-    int64_t count = 0;
-    dt__json j;
-    dt_result result = dt_model_open(&r->model, c->path);
-    if (result) return result;
-    dt__recipe_begin(&j, &c->m, c->path);
-    while (!j.result && dt__recipe_next(&j, &count, name)) {
-        const dt__option *o = dt__recipe_option(name);
-        int off = o && o->kind == DT__KIND_FLAG && strcmp(j.string, "1");
-        if (o && !off) j.result = dt__option_set(o, j.string, r);
+    dt_result r = dt_model_open(&c->t.recipe.model, c->path);
+    for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT && !r; o++) {
+        char value[64];
+        if (!dt__option_binds(o) || !dt__recipe_value(&c->m, o->name, value, sizeof value)) continue;
+        if (o->kind != DT__KIND_FLAG || !strcmp(value, "1")) r = dt__option_set(o, value, &c->t.recipe);
     }
-    dt__free(j.string);
-    return j.result;
+    return r;
 }
 
 /* Opens the network, if config.json describes the model. */
@@ -25698,15 +25672,7 @@ DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64
 
 DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name)
 {
-    char has[64];
-    int64_t count = 0;
-    int found = 0;
-    dt__json j;
-    dt__recipe_begin(&j, &c->m, c->path);
-    while (!found && dt__recipe_next(&j, &count, has)) found = !strcmp(has, name);
-    if (found) snprintf(c->option, sizeof c->option, "%s", j.string);
-    dt__free(j.string);
-    return found ? c->option : NULL;
+    return dt__recipe_value(&c->m, name, c->option, sizeof c->option) ? c->option : NULL;
 }
 
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c)
