@@ -14083,6 +14083,12 @@ static int dt__message_remove(dt__message **list, const dt__message *m)
     *list = m->next;
     return 1;
 }
+static dt_result dt__message_check(const dt__link *f, const dt__message *m)
+{
+    if (m->bytes >= 0 && m->peer < f->size && m->peer >= (m->sends ? 0 : DT__FROM_ANY)) return DT_OK;
+    return dt__error(DT_E_USAGE, "a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)m->bytes,
+                     m->sends ? "to" : "from", m->peer, f->size - 1);
+}
 static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
 
 /* Where a rank of a communicator is. */
@@ -14303,8 +14309,8 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
         snprintf(text, size, "rank %d %s", rank, end);
         break;
     case DT__FAULT_FROZEN:
-        snprintf(text, size, "rank %d has not moved for %g s (frozen? if it works for so long, raise --timeout)", rank,
-                 job->timeout_ms * 1e-3);
+        snprintf(text, size, "rank %d has not moved for %g s (frozen or cut off? if it computes for so long, raise "
+                 "--timeout)", rank, job->timeout_ms * 1e-3);
         break;
     case DT__FAULT_DEADLOCK:
         snprintf(text, size, "rank %d waits for a rank that waits for it (a send without its receive, or ranks that "
@@ -16579,17 +16585,6 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
 
 /* ---- messages ---- */
 
-static dt_result dt__mpi_check(const dt__mpi *f, const dt__message *m)
-{
-    int any = !m->sends && m->peer == DT__FROM_ANY;
-    if (!any && (m->peer < 0 || m->peer >= f->link.size))
-        return dt__error(DT_E_USAGE, "a message %s rank %d of %d", m->sends ? "to" : "from", m->peer, f->link.size);
-    if (m->bytes < 0) return dt__error(DT_E_USAGE, "a message of %lld bytes", (long long)m->bytes);
-    if (m->tag >= (uint32_t)f->top)
-        return dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, f->link.name, f->top - 1);
-    return DT_OK;
-}
-
 /* Counts of MPI are int: a longer message is one element of megabytes and a rest. The caller frees the type unless it
  * is MPI_BYTE. */
 static int dt__mpi_type(int64_t bytes, MPI_Datatype *type, int *count)
@@ -16636,7 +16631,9 @@ static dt_result dt__mpi_start(dt__link *link, dt__message *m)
     dt__mpi *f = dt__mpi_of(link);
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;
-    dt_result r = dt__mpi_check(f, m);
+    dt_result r = dt__message_check(link, m);
+    if (!r && m->tag >= (uint32_t)f->top)
+        r = dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, link->name, f->top - 1);
     if (!r) r = dt__mpi_admit(f);
     if (r) return r;
     m->moved = 0;
@@ -17972,10 +17969,8 @@ static dt_result dt__ofi_receive(dt__ofi *f, dt__message *m)
 static dt_result dt__ofi_start(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
-    dt_result r = DT_OK;
-    if (m->peer >= link->size || m->peer < (m->sends ? 0 : DT__FROM_ANY) || m->bytes < 0)
-        return dt__error(DT_E_USAGE, "a message of %lld bytes to or from rank %d of %d", (long long)m->bytes, m->peer,
-                         link->size);
+    dt_result r = dt__message_check(link, m);
+    if (r) return r;
     if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
         return dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %lld. Send it in parts.",
                          (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
