@@ -634,9 +634,6 @@ typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } 
 typedef enum dt_sums { DT_SUMS_EXACT, DT_SUMS_NATIVE } dt_sums;
 /* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
 DT_API double dt_optimizer_bytes(const dt_recipe *recipe);
-/* Learning rate of step `step` (0 first). Warm-up is lr (step+1)/warmup; cosine is
- * final + (1-final)(1 + cos(pi x))/2 with x from 0 after warm-up to 1 at the end (Loshchilov and Hutter 2017). */
-DT_API float dt_learning_rate(const dt_recipe *recipe, int64_t step);
 
 /* ---- H11  data, tokenizers ---------------------------------------------------------------------- */
 /* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
@@ -1018,8 +1015,6 @@ typedef struct dt_memory {
     int64_t offloaded; /* in the second memory: not in the total */
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
-/* What layout.output.rules found so far, the same on every rank; NULL when it is not set. */
-DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t);
 DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
@@ -1032,8 +1027,6 @@ DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, d
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held);
 /* Place of this rank along each axis of the mesh, and number of ranks along it (dt_axis). */
 DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
-/* The same of the average of the weights; NULL also when recipe.ema is 0. */
-DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count);
 
 /* Why are many ranks barely faster than one? Five questions, in order: an earlier answer makes the later ones wrong. c:
  * seconds of work per rank and step; t: those of an exchange of gradients and weights by alpha and beta; backward, 2/3
@@ -10566,7 +10559,9 @@ DT_API dt_layout dt_layout_default(void)
     return l;
 }
 
-DT_API float dt_learning_rate(const dt_recipe *r, int64_t step)
+/* Learning rate of step `step` (0 first). Warm-up is lr (step+1)/warmup; cosine is
+ * final + (1-final)(1 + cos(pi x))/2 with x from 0 after warm-up to 1 at the end (Loshchilov and Hutter 2017). */
+static float dt__learning_rate(const dt_recipe *r, int64_t step)
 {
     double peak = (double)r->learning_rate, floor = (double)r->final_rate, x;
     int64_t tail = r->decay > 0 ? r->decay : dt__max(1, r->steps / 10);
@@ -22560,7 +22555,7 @@ static dt_result dt__engine_update(dt__engine *e)
                          "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
                          (long long)e->step + 1);
     if (r->clip > 0.0f && e->norm > r->clip) clip = r->clip / (e->norm + 1e-6f);
-    e->rate = dt_learning_rate(r, e->step - e->lost_rate);
+    e->rate = dt__learning_rate(r, e->step - e->lost_rate);
     e->powers.power1 *= (double)r->beta1;
     e->powers.power2 *= (double)r->beta2;
     decayed = dt__update_of(&e->powers, r, e->rate, clip, 1);
@@ -23943,11 +23938,6 @@ DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, 
     if (dt__engine_wait((dt__engine *)(uintptr_t)&t->e)) return NULL;
     return dt__trainer_part(t, t->e.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
 }
-DT_API const float *dt_trainer_average(const dt_trainer *t, const char *name, int64_t *count)
-{
-    const float *average = dt__host((const float *)t->e.state[DT__STATE_AVERAGE]);
-    return dt__trainer_part(t, t->e.shape.zero ? NULL : average, name, count);
-}
 
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape)
 {
@@ -24987,7 +24977,7 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     int64_t next = m->grow.batches * r->batch, samples = t->feed.is.samples[DT_TRAIN];
     dt__manifest_begin(m, text);
     dt__text_add(text, ",\n \"steps\": %lld,\n \"learning_rate\": %.9g,\n \"loss_scale\": 1", (long long)r->steps,
-                 (double)dt_learning_rate(r, m->step));
+                 (double)dt__learning_rate(r, m->step));
     dt__text_add(text, ",\n \"rng\": {\"kind\": \"Philox4x32-10\", \"seed\": %lld}", (long long)r->seed);
     dt__text_add(text, ",\n \"data\": {\"next_sample\": %lld, \"epoch\": %lld, \"in_epoch\": %lld}", (long long)next,
                  (long long)(next / samples), (long long)(next % samples));
@@ -25021,7 +25011,7 @@ static int dt__steps_extend(const dt_recipe *r, int64_t step, int64_t steps)
     dt_recipe was = *r;
     int64_t i = 0;
     was.steps = steps;
-    while (i <= step && dt_learning_rate(r, i) == dt_learning_rate(&was, i)) i++;
+    while (i <= step && dt__learning_rate(r, i) == dt__learning_rate(&was, i)) i++;
     return i > step;
 }
 
@@ -26083,7 +26073,6 @@ static dt_result dt__timeline_write(dt_trainer *t)
     return r;
 }
 
-DT_API const dt_rules *dt_trainer_rules(const dt_trainer *t) { return t->rules; }
 
 static dt_result dt__watch_open(dt_trainer *t)
 {

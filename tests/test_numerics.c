@@ -1036,7 +1036,7 @@ static void test_schedules(void)
             if (schedule == DT_WSD) x = step < 80 ? 0 : fmin(1.0, (double)(step - 80) / 20.0);
             want = schedule == DT_CONSTANT ? peak : schedule == DT_COSINE ? peak * (end + (1 - end) * 0.5 * (1 + cos(3.14159265358979 * x))) : peak * (1 - (1 - end) * x);
             if (step < 10) want = peak * (double)(step + 1) / 10.0;
-            expect(fabs((double)dt_learning_rate(&r, step) / want - 1.0) < 1e-6, "learning rate", schedule * 1000 + step);
+            expect(fabs((double)dt__learning_rate(&r, step) / want - 1.0) < 1e-6, "learning rate", schedule * 1000 + step);
         }
     }
     compare_end("R13 schedules: constant, cosine, linear and warm-up-stable-decay with warm-up");

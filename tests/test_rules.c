@@ -523,9 +523,9 @@ static int late(int argc, char **argv)
         if (!dt_is_root(t)) nanosleep(&pause, NULL);
         e = dt_trainer_step(t, &info);
     }
-    if (!e) f = dt_rules_fired(dt_trainer_rules(t), DT_RULE_LOW_UTILIZATION);
+    if (!e) f = dt_rules_fired(t->rules, DT_RULE_LOW_UTILIZATION);
     if (!e) good = f && f->rank == 0;
-    if (!e) f = dt_rules_fired(dt_trainer_rules(t), DT_RULE_LOAD_BALANCING);
+    if (!e) f = dt_rules_fired(t->rules, DT_RULE_LOAD_BALANCING);
     good = good && !(f && f->rank == 0);
     dt_trainer_close(&t);
     return !good;
