@@ -22402,53 +22402,40 @@ static void dt__grow_next(dt__engine *e)
 
 /* ---- update ---- */
 
-/* The gradient of one use of a tied parameter: of this rank, or received from the stage that has the use. */
-static dt_result dt__engine_use(dt__engine *e, const dt__net_param *p, int use, const float **gradient, float *room)
+/* R8: adds the uses of a tied parameter, each summed over leaves, in the order of use, in place of its first use here.
+ * A stage sends its uses to the other stages that share the parameter; all compute the same sum. */
+static dt_result dt__tie_param(dt__engine *e, int32_t i)
 {
-    int stage = p->stage[use], self = e->shape.stage;
-    dt_comm *c = e->out[0].comm;
+    const dt__net_param *p = &e->net.params[i];
+    float *own[4], *first = NULL, *sum = e->tie[0], *room = e->tie[1]; /* own: this stage's uses, cut alike */
+    int64_t from, count = 0;
     dt_result r = DT_OK;
-    int64_t from, count;
-    const float *own = NULL;
+    memset(own, 0, sizeof own);
     for (int32_t b = 0; b < e->store.buckets; b++) {
         const dt__bucket *k = &e->store.bucket[b];
-        if (k->tied < 0 || &e->net.params[k->tied] != p) continue;
-        own = dt__bucket_sum(e, b, &from, &count); /* all uses are cut alike */
-        if (k->use == use) break;
+        if (k->tied != i) continue;
+        own[k->use] = dt__bucket_sum(e, b, &from, &count);
+        if (k->param >= 0) first = own[k->use];
     }
-    if (!own) return DT_OK; /* the parameter is not on this stage */
-    *gradient = stage == self ? own : room;
-    for (int s = 0; s < e->shape.pipe.stages && !r; s++) {
-        int holds = 0;
-        for (int u = 0; u < p->uses; u++) holds |= p->stage[u] == s;
-        if (!holds || s == stage) continue;
-        if (stage == self) r = dt_send(c, dt__host(own), count, s);
-        else if (s == self) r = dt_recv(c, dt__host(room), count, stage);
+    for (int u = 0; u < p->uses && first && !r; u++) {
+        for (int s = 0; s < e->shape.pipe.stages && !r; s++) {
+            int shares = 0;
+            for (int o = 0; o < p->uses; o++) shares |= p->stage[o] == s;
+            if (!shares || s == p->stage[u]) continue;
+            if (own[u]) r = dt_send(e->out[0].comm, dt__host(own[u]), count, s);
+            else if (s == e->shape.stage) r = dt_recv(e->out[0].comm, dt__host(room), count, p->stage[u]);
+        }
+        if (u) dt__mem_add(e->k, e->pool, sum, own[u] ? own[u] : room, count);
+        else dt__mem_copy(e->pool, sum, own[u] ? own[u] : room, count);
     }
+    if (first) dt__mem_copy(e->pool, first, sum, count);
     return r;
 }
 
-/* R8: adds the uses of a tied parameter, each summed over leaves, in the order of use, in place of its first use here.
- * All stages that share the parameter compute the same sum. */
 static dt_result dt__engine_tie(dt__engine *e)
 {
     dt_result r = DT_OK;
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-        const dt__net_param *p = &e->net.params[i];
-        float *first = NULL;
-        int64_t from, count = 0;
-        for (int32_t b = e->store.buckets - 1; b >= 0; b--)
-            if (e->store.bucket[b].tied == i && e->store.bucket[b].param >= 0)
-                first = dt__bucket_sum(e, b, &from, &count);
-        for (int u = 0; u < p->uses && first && p->uses > 1 && !r; u++) {
-            const float *g = NULL;
-            r = dt__engine_use(e, p, u, &g, e->tie[1]);
-            if (r) break;
-            if (u) dt__mem_add(e->k, e->pool, e->tie[0], g, count);
-            else dt__mem_copy(e->pool, e->tie[0], g, count);
-        }
-        if (first && p->uses > 1) dt__mem_copy(e->pool, first, e->tie[0], count);
-    }
+    for (int32_t i = 0; i < e->net.param_count && !r; i++) r = dt__tie_param(e, i);
     return r;
 }
 
