@@ -180,8 +180,8 @@ refused('--context-shards 32', 1, qr/32 tokens do not divide into two slices for
 refused('--context-shards 2 --sequence 30', 1, qr/30 tokens do not divide .* --context-shards one of 1, or another --sequence/);
 refused('--context-shards 16 --tensor-shards 8 --heads 8 --data-shards 8', 1, qr/rows of a unit of work/);
 refused('--order DPTCC', 4, qr/--order DPTCC is no order/);
-refused('--memory-weight 2', 2, qr/--memory-weight 2: it is 0 .* to 1/);
-refused('--memory-weight -1', 2, qr/--memory-weight -1: it is 0 .* to 1/);
+refused('--memory-weight 2', 2, qr/--memory-weight 2: choose a number in \[0,1\]/);
+refused('--memory-weight -1', 2, qr/--memory-weight -1: choose a number in \[0,1\]/);
 
 # A tensor group that spans nodes waits for the network in every block: the banner says so, however the job was started.
 for my $case (['--tp 4', 1], ['--tp 2', 0], ['--tp 2 --order spread', 1]) {
