@@ -31,6 +31,7 @@
  *     DT_MPI                  several machines over MPI 3 (mpi.h; tested with Open MPI 4.1): see mpicc --showme
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
  *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is looked for when it is asked for
+ *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
  * CONTENTS (search for the names)
@@ -76,6 +77,9 @@ extern "C" {
 #define DT_API static
 #else
 #define DT_API extern
+#endif
+#if defined(DT_STATIC) && defined(DT_COMM_ONLY) && defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wunused-function" /* declarations of what is left out */
 #endif
 
 /* ==== The core: what a first program needs. The rest of each section follows it. ==== */
@@ -2368,6 +2372,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", bytes[i]);
 }
 
+#ifndef DT_COMM_ONLY
 /* ============================================================================================
  * H3  kernels
  * ============================================================================================
@@ -2724,6 +2729,21 @@ typedef struct dt__kernels {
 #pragma GCC pop_options
 #endif
 
+#else /* DT_COMM_ONLY */
+/* The communicator adds and compares: its table of kernels has nothing else. */
+enum { DT__OP_ADD, DT__OP_MAXIMUM, DT__OP_MINIMUM };
+typedef struct dt__kernels {
+    void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
+} dt__kernels;
+static void dt__plain_binary(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++, a += astep, b += bstep)
+        out[i] = op == DT__OP_ADD ? *a + *b : (op == DT__OP_MAXIMUM ? *a > *b : *a < *b) ? *a : *b;
+}
+static const dt__kernels dt__plain_kernels = {dt__plain_binary};
+static const dt__kernels *dt__isa_table(int i) { return i ? NULL : &dt__plain_kernels; }
+static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa_table(0), DT_OK; }
+#endif
 #endif /* implementation */
 #endif /* DT__ISA */
 
@@ -4644,6 +4664,7 @@ static const dt__kernels DT__K(dt__table) = {
 #ifdef DT__IMPLEMENT
 #undef DT__IMPLEMENT
 
+#ifndef DT_COMM_ONLY
 /* ============================================================================================
  * H5  devices: CPU
  * ========================================================================================= */
@@ -10629,6 +10650,8 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
     return u;
 }
 
+#endif /* DT_COMM_ONLY */
+
 /* ============================================================================================
  * H11  data, tokenizers
  * ========================================================================================= */
@@ -10980,6 +11003,8 @@ static void dt__text_string(dt__text *t, const char *s)
  * A cursor over a mapped text. Functions return 0 after an error, whose sentence has line and byte; the first error is
  * kept, and later calls do nothing. Decoded strings are UTF-8 and may hold zero bytes. */
 
+enum { DT__FILE_LIMIT = 1 << 30 }; /* bytes of a JSON file */
+
 enum { DT__JSON_DEPTH = 64 };
 
 typedef struct dt__json {
@@ -11262,6 +11287,27 @@ static const char *dt__json_text(dt__json *j, int64_t place, const char *what)
     return j->string;
 }
 
+/* A whole file under the cursor. dt__json_close() gives it back, also after an error. */
+static dt_result dt__json_open(dt__json *j, const char *path)
+{
+    void *map;
+    memset(j, 0, sizeof *j);
+    j->path = path;
+    j->result = dt__file_map(path, &map, &j->bytes);
+    j->text = (const char *)map;
+    if (!j->result && !j->bytes) j->result = dt__error(DT_E_DATA, "%s is empty: copy it again", path);
+    if (!j->result && j->bytes > DT__FILE_LIMIT)
+        j->result = dt__error(DT_E_DATA, "%s has %.1f GB, more than the limit of 1 GB: name another file", path,
+                              (double)j->bytes / 1e9);
+    return j->result;
+}
+static void dt__json_close(dt__json *j)
+{
+    if (j->text) munmap((void *)(uintptr_t)j->text, (size_t)j->bytes);
+    dt__free(j->string);
+}
+
+#ifndef DT_COMM_ONLY
 /* ---- classes of characters ------------------------------------------------------------------
  * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (general categories L* and N*), from 0 on.
  * A length is a number to the base 30, the leading digits as a to ~ (0 to 29), the last one as 0 to 9, A to T. */
@@ -11563,7 +11609,7 @@ static dt__heap_item dt__heap_pop(dt__heap *h)
 
 /* ---- tokenizer ------------------------------------------------------------------------------- */
 
-enum { DT__TOKEN_LIMIT = 1 << 20, DT__FILE_LIMIT = 1 << 30 };
+enum { DT__TOKEN_LIMIT = 1 << 20 };
 enum {
     DT__TOKEN_LITERAL = 2, /* its text in the file was no spelling of bytes by the alphabet */
     DT__TOKEN_ADDED = 4,   /* found in the text before it is cut into pre-tokens ... */
@@ -11923,26 +11969,6 @@ static const char dt__rule_gpt2[] =
 static const char dt__rule_llama3[] =
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-
-/* A whole file under the cursor. dt__json_close() gives it back, also after an error. */
-static dt_result dt__json_open(dt__json *j, const char *path)
-{
-    void *map;
-    memset(j, 0, sizeof *j);
-    j->path = path;
-    j->result = dt__file_map(path, &map, &j->bytes);
-    j->text = (const char *)map;
-    if (!j->result && !j->bytes) j->result = dt__error(DT_E_DATA, "%s is empty: copy it again", path);
-    if (!j->result && j->bytes > DT__FILE_LIMIT)
-        j->result = dt__error(DT_E_DATA, "%s has %.1f GB, more than any tokenizer's 1 GB: name another file", path,
-                              (double)j->bytes / 1e9);
-    return j->result;
-}
-static void dt__json_close(dt__json *j)
-{
-    if (j->text) munmap((void *)(uintptr_t)j->text, (size_t)j->bytes);
-    dt__free(j->string);
-}
 
 /* The number of a token at the cursor. */
 static int dt__read_id(dt__json *j, int32_t *id)
@@ -13861,6 +13887,8 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
     }
     return DT_OK;
 }
+
+#endif /* DT_COMM_ONLY */
 
 /* ============================================================================================
  * H13  transports and collectives
@@ -18570,6 +18598,7 @@ DT_API void dt_nccl_close(dt_nccl **n) { *n = NULL; }
 DT_API dt_result dt_nccl_version(int *version) { return *version = 0, dt__nccl_missing(); }
 #endif /* DT_NCCL */
 
+#ifndef DT_COMM_ONLY
 /* ============================================================================================
  * H14  checkpoints
  * ============================================================================================
@@ -22730,6 +22759,8 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
     return r;
 }
 
+#endif /* DT_COMM_ONLY */
+
 /* ============================================================================================
  * H16  trainer, launcher, restarts
  * ============================================================================================
@@ -23668,6 +23699,7 @@ DT_API int dt_fail(const char *what)
     return dt_exit_code(dt__thread.code == DT_OK ? DT_E_SYSTEM : dt__thread.code);
 }
 
+#ifndef DT_COMM_ONLY
 /* ---- options ------------------------------------------------------------------------------------- */
 
 /* Edit distance of two short names (Levenshtein). */
@@ -27502,6 +27534,8 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
     while (!r && t->e.step < t->recipe.steps) r = dt_trainer_step(t, info);
     return r;
 }
+
+#endif /* DT_COMM_ONLY */
 
 #if defined(__clang__)
 #pragma clang diagnostic pop

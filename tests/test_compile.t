@@ -46,10 +46,11 @@ my %switches = (
     'DT_NO_THREADS' => '-DDT_NO_THREADS',
     'DT_DEBUG' => '-DDT_DEBUG',
     'DT_NCCL' => '-DDT_NCCL',
+    'DT_COMM_ONLY' => '-DDT_COMM_ONLY',
 );
 $switches{'DT_MPI'} = '-DDT_MPI ' . mpi_flags('compile') unless mpi_missing();
 $switches{'DT_OFI'} = '-DDT_OFI' unless (run(60, "echo '#include <rdma/fabric.h>' | $any -E -"))[0];
-$switches{'all switches'} = join ' ', values %switches;
+$switches{'all switches'} = join ' ', map { $switches{$_} } grep { $_ ne 'DT_COMM_ONLY' } keys %switches; # which leaves out what the others add to
 
 sub in_sample {
     my ($compiler, $standard, $switch) = @_;
@@ -132,6 +133,27 @@ SKIP: {
     spew("$tmp/three.c", "${implement}int other(void);\nint other(void) { return dt_recipe_default().steps > 0 ? 0 : 1; }\n");
     compiles('DT_STATIC: two implementations in one program', "$any $quick -DDT_STATIC -I$root one.c three.c -o static -lm -lpthread && ./static");
 }
+
+# ---- the communicator alone ----
+
+spew("$tmp/comm.c", <<'C');
+#define DTRAIN_IMPLEMENTATION
+#define DT_COMM_ONLY
+#include "dtrain.h"
+int main(int argc, char **argv)
+{
+    dt_comm *c = NULL;
+    dt_result r = dt_comm_init(&c, &argc, &argv);
+    float x[3] = {0, 0, 0};
+    if (!r) x[0] = (float)dt_comm_rank(c), x[1] = 1.0f, r = dt_all_reduce(c, x, 2, DT_SUM);
+    if (!r) x[2] = (float)-dt_comm_rank(c), r = dt_all_reduce(c, x + 2, 1, DT_MIN);
+    dt_comm_free(&c);
+    return r ? dt_fail("comm") : x[0] == 3.0f && x[1] == 3.0f && x[2] == -2.0f ? 0 : 1;
+}
+C
+compiles('DT_COMM_ONLY: a program that adds', "$any -std=gnu11 -O2 -Wall -Wextra -Werror -I$root comm.c -o comm -lm -lpthread && ./comm --ranks 3");
+compiles('with DT_STATIC, too', "$any -std=gnu11 -DDT_STATIC -Wall -Wextra -Werror -I$root -fsyntax-only comm.c");
+refuses('a program that trains does not link', qr/dt_trainer_open/, "printf '#define DTRAIN_IMPLEMENTATION\n#define DT_COMM_ONLY\n#include \"dtrain.h\"\nint main(void) { return dt_trainer_open(0, 0, 0); }\n' > train.c && $any -std=gnu11 -I$root train.c -o train -lm -lpthread");
 
 # ---- the header's first comment ----
 
