@@ -600,7 +600,7 @@ DT_API dt_model dt_model_llama(const char *size);
 /* The model of a config.json, or of the directory that holds it: GPT-2 or Llama as Hugging Face publishes them. dropout
  * stays 0, and the length of sequences is the recipe's. What these families do not compute here (another activation,
  * biases of attention, sliding windows, quantized weights ..) is DT_E_DATA, with the line. Weights: recipe.weights. */
-DT_API dt_result dt_model_open(dt_model *m, const char *path);
+DT_API dt_result dt_model_read(dt_model *m, const char *path);
 
 /* ---- H10  recipe: schedules, optimizers, gradients on the wire ---------------------------------- */
 typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedule; /* WSD: warm-up, stable, decay */
@@ -19856,7 +19856,7 @@ static void dt__config_model(dt__json *j, dt_model *m)
                       "another model");
 }
 
-DT_API dt_result dt_model_open(dt_model *m, const char *path)
+DT_API dt_result dt_model_read(dt_model *m, const char *path)
 {
     static const char *const keys[] = {"model_type", NULL};
     struct stat is;
@@ -23726,6 +23726,7 @@ static int dt__distance(const char *a, const char *b)
     "examples/35_compression.c."
 static const char *const dt__removed[][2] = {
     {"wire topk", DT__LOSSY}, {"wire powersgd", DT__LOSSY}, {"wire-keep", DT__LOSSY}, {"wire-rank", DT__LOSSY},
+    {"mirror-command", "--mirror takes both, 'PLACE COMMAND', where COMMAND copies $DT_FROM to $DT_TO."},
 };
 #undef DT__LOSSY
 
@@ -23796,7 +23797,7 @@ static dt_result dt__model_named(const char *name, dt_model *model)
 {
     dt_model m = dt_model_gpt2(name);
     if (!m.layers) m = dt_model_llama(name);
-    if (!m.layers && !access(name, F_OK)) return dt_model_open(model, name);
+    if (!m.layers && !access(name, F_OK)) return dt_model_read(model, name);
     if (!m.layers) return dt__error(DT_E_USAGE, "option --model: there is no size '%s': " DT__MODEL_NAMES, name);
     *model = m;
     return DT_OK;
@@ -25546,7 +25547,7 @@ struct dt_checkpoint {
 /* Sets recipe and model from config.json and the manifest. */
 static dt_result dt__checkpoint_recipe(dt_checkpoint *c)
 {
-    dt_result r = dt_model_open(&c->t.recipe.model, c->path);
+    dt_result r = dt_model_read(&c->t.recipe.model, c->path);
     for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT && !r; o++) {
         char value[64];
         if (!dt__option_binds(o) || !dt__recipe_value(&c->m, o->name, value, sizeof value)) continue;
@@ -25802,7 +25803,7 @@ static dt_result dt__weights_config(const dt_trainer *t)
     dt_model m;
     dt_result result = dt__path_join(name, r->weights, "config.json");
     if (result || !dt__config_knows(&r->model) || access(name, F_OK)) return result;
-    result = dt_model_open(&m, name);
+    result = dt_model_read(&m, name);
     if (result) return result;
     if (m.family != here->family) what = "family";
     else if (m.heads != here->heads) what = "--heads";

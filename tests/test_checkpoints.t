@@ -484,6 +484,7 @@ refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ["--checkpoint $tmp/x --mtbf 0", qr/--mtbf/],
     ["--checkpoint $tmp/x --mirror-rate -1", qr/--mirror-rate/],
     ["--checkpoint $tmp/x --mirror \"$tmp/it's cp \\\$DT_FROM \\\$DT_TO\"", qr/the names of the two places contain '/],
+    ["--checkpoint $tmp/x --mirror $tmp/y --mirror-command cp", qr/--mirror takes both, 'PLACE COMMAND'/],
     ["--mirror $tmp/y", qr/there is no place for checkpoints/],
     ['--checkpoint-async', qr/there is no place for checkpoints/],
     ["--checkpoint $tmp/x --checkpoint-async --checkpoint-kind full", qr/--checkpoint-async is for --checkpoint-kind sharded/],

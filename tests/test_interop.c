@@ -34,7 +34,7 @@ static dt_result prepare(const char *folder, int64_t length)
     recipe.weights = folder;
     layout = dt_layout_default();
     layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
-    return dt_model_open(&recipe.model, folder);
+    return dt_model_read(&recipe.model, folder);
 }
 
 /* The logits (count) of the tokens, and the hash of what was loaded. */
@@ -107,8 +107,8 @@ static void config(const char *member, const char *words)
                                        "\"hidden_size\": 8, \"intermediate_size\": 12, \"vocab_size\": 9, %s}",
              member + 5 * gpt2);
     spew("config.json", text);
-    if (words) refused(dt_model_open(&m, scratch), DT_E_DATA, words, member);
-    else if (!tap_ok(!dt_model_open(&m, scratch) && m.width == 8, "%s", member)) tap_note("%s", dt_last_error());
+    if (words) refused(dt_model_read(&m, scratch), DT_E_DATA, words, member);
+    else if (!tap_ok(!dt_model_read(&m, scratch) && m.width == 8, "%s", member)) tap_note("%s", dt_last_error());
 }
 
 static void configs(void)
@@ -134,10 +134,10 @@ static void configs(void)
     config("gpt2 \"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx");
     config("gpt2 \"tie_word_embeddings\": false", "tie_word_embeddings");
     spew("config.json", "{\"model_type\": \"mistral\"}");
-    refused(dt_model_open(&m, scratch), DT_E_DATA, "of type mistral", "another family");
+    refused(dt_model_read(&m, scratch), DT_E_DATA, "of type mistral", "another family");
     spew("config.json", "{\"model_type\": \"gpt2\", \"n_layer\": 2");
-    refused(dt_model_open(&m, scratch), DT_E_DATA, "cut or no JSON", "a config.json that is cut");
-    refused(dt_model_open(&m, "/no/such"), DT_E_FILE, "/no/such", "no such place");
+    refused(dt_model_read(&m, scratch), DT_E_DATA, "cut or no JSON", "a config.json that is cut");
+    refused(dt_model_read(&m, "/no/such"), DT_E_FILE, "/no/such", "no such place");
 }
 
 static void refuse(dt_result code, const char *words, const char *what)
