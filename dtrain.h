@@ -3347,8 +3347,8 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
     dt__vf y = dt__v_loadn(out + i, k);                                                                      \
     (void)a, (void)b, (void)c, (void)y;
 
-/* The passes of a row op. The lanes of a reduction begin at `start`; each becomes `update`, an expression in its value r.
- * Only lanes whose element exists take a term. */
+/* The passes of a row op. The lanes of a reduction begin at `start`; each becomes `update`, an expression in its value
+ * r. Only lanes whose element exists take a term. */
 #define DT__REDUCE(target, start, update, fold, result)                                                      \
     {                                                                                                        \
         dt__vf lanes[DT__LANES], r;                                                                          \
@@ -3429,8 +3429,8 @@ static void DT__K(dt__row)(int op, float *out, const float *const in[3], float s
     s[0] = s0[0], s[1] = s1[0], s[2] = s2[0], s[3] = s3[0];
 }
 
-/* chain (cols) goes on with the rows of one or two inputs (rows,cols) in order, one chain per column; ld is their row stride,
- * stats (rows,2) or NULL. */
+/* chain (cols) goes on with the rows of one or two inputs (rows,cols) in order, one chain per column; ld is their row
+ * stride, stats (rows,2) or NULL. */
 static void DT__K(dt__column)(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
                               int64_t cols, int64_t ld)
 {
@@ -4281,7 +4281,8 @@ static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t row
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, probs);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->dout, a->lddo, i), a->lddo, rows, keys, w->values_t, grads);
     for (int64_t r = 0; r < rows; r++) {
-        dot[r] = DT__K(dt__row_dot)(DT__HEAD_ROW(w, a->dout, a->lddo, i + r), DT__HEAD_ROW(w, a->o, a->ldo, i + r), w->d);
+        dot[r] = DT__K(dt__row_dot)(DT__HEAD_ROW(w, a->dout, a->lddo, i + r), DT__HEAD_ROW(w, a->o, a->ldo, i + r),
+                                    w->d);
     }
     for (int64_t r = 0; r < rows; r++)
         DT__K(dt__backward_row)(w, i + r, dot[r], probs + r * w->lds, grads + r * w->lds);
@@ -5079,8 +5080,8 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
     if (!r) r = dt__self_hash(k, pool, hex);
     if (!r && strcmp(hex, DT__SELF_CHECK))
         r = dt__error(DT_E_SELFCHECK,
-                      "the %s kernels of this build do not compute exactly (self-check %s, expected %.16s): a "
-                      "compiler flag changes floating point; build without -ffast-math and its parts, or try DT_ISA=portable",
+                      "the %s kernels of this build do not compute exactly: self-check %s, expected %.16s. A compiler "
+                      "flag changes floating point: build without -ffast-math and its parts, or try DT_ISA=portable.",
                       k->name, hex, DT__SELF_CHECK);
     return r;
 }
@@ -5090,7 +5091,7 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
  * ========================================================================================= */
 
 #define DT__MAX_IN 8
-enum { DT__TENSOR_SHARDS = 1024 }; /* the most */
+enum { DT__TENSOR_SHARDS = 1024 }; /* upper bound */
 
 /* One op and its value. Ids are positions in the graph's list, so inputs always come first. */
 typedef struct dt__node {
@@ -5099,33 +5100,33 @@ typedef struct dt__node {
     int32_t in[DT__MAX_IN], inputs;
     int32_t use[DT__MAX_IN]; /* gradient slot of this use when the input is a parameter (recorded graphs) */
     int32_t needs_grad, aux; /* aux: id of the second output (row statistics), or 0 */
-    int32_t slot;            /* the gradient slot that this node's value goes on accumulating into, or -1 */
+    int32_t slot;            /* the gradient slot that this node accumulates into, or -1 */
     int32_t param;           /* PARAM: index into params */
     int64_t i[DT_MAX_DIMS];  /* the op's integers: axes, flags, parts, sites */
     float f;
     const float *table; /* the op's constants, owned by the graph; NULL for most */
     int32_t grad;       /* after dt_backward: id of the gradient, or 0 */
-    int32_t cut;        /* its last axis holds this rank's tensor shards, one behind another, and no others */
+    int32_t cut;        /* 1: the last axis holds only this rank's tensor shards, one after another */
     float *data;  /* eager: the value, owned */
 } dt__node;
 
-/* A parameter as the model speaks of it, and how tensor shards cut it. Names, hashes, files and first values are those
- * of the whole; a rank stores its part as arrays, one behind another: a tensor shard, an expert, or an expert's tensor
- * shard is one each (R11). Those of the whole are numbered by expert, then by shard. */
+/* A parameter of the model, and how tensor shards cut it. Names, hashes, files and initial values refer to the whole
+ * parameter. A rank stores its part as consecutive arrays: one for each tensor shard, expert, or tensor shard of an
+ * expert (R11). The arrays of the whole parameter are numbered by expert, then by shard. */
 typedef struct dt__param {
     char name[96]; /* full name */
     dt_shape shape;
     dt_init init;
     float std;
-    int32_t cut;    /* the axis that shards cut; -1: every rank has it whole */
-    int32_t rows;   /* R7: its gradient is Vt sums over slices of rows, which 1: may be split, 2: are on all ranks */
-    int64_t groups; /* the cut axis is so many equal pieces, each of which is cut: c_attn's q, k and v; else 1 */
-    int64_t pad;    /* places behind the cut axis that make Vt divide it: of a vocabulary */
-    int64_t experts; /* axis 0 is so many equal pieces, each of which is stored alone; 0: it is not of experts */
+    int32_t cut;    /* the axis that shards cut; -1: every rank stores the whole parameter */
+    int32_t rows;   /* R7: the gradient is Vt sums over row slices; 1: ranks may split the rows, 2: each has all */
+    int64_t groups; /* equal pieces of the cut axis, each of which is cut: 3 for c_attn's q, k and v; else 1 */
+    int64_t pad;    /* elements added to the cut axis of a vocabulary so that Vt divides it */
+    int64_t experts; /* equal pieces of axis 0, each stored as an array; 0: the parameter belongs to no experts */
     int64_t first_expert, own_experts; /* this rank's run of them */
 } dt__param;
 
-/* One use of a parameter: it has a gradient of its own, reduced alone (R8). */
+/* One use of a parameter: each use has its own gradient, which is reduced separately (R8). */
 typedef struct dt__slot {
     int32_t param, use;
 } dt__slot;
@@ -5147,10 +5148,10 @@ struct dt_graph {
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
     int64_t first_shard, own_shards; /* this rank's run of them; own_shards 0: all, and parameters are stored whole */
-    int sequence_parallel; /* between the parallel products a rank has its shards' slices of the rows alone */
-    int64_t expert_ranks, expert_rank; /* the experts of a mixture are shared by so many ranks, of which this is one */
+    int sequence_parallel; /* between parallel products a rank holds only the row slices of its shards */
+    int64_t expert_ranks, expert_rank; /* ranks that share the experts of a mixture, and this rank among them */
     int64_t context_shards, first_leaf, own_leaves; /* Vc, and this rank's run of them; 0: sequences are whole */
-    int64_t context;       /* 0; or a decode graph's positions: its T tokens stand at dt__env.position, others before */
+    int64_t context;       /* positions of a decode graph, whose T tokens begin at dt__env.position; else 0 */
     int64_t samples, positions; /* of a unit of work: B, T; its leaves count as samples of T/Vc tokens */
     char prefix[64];       /* segment name */
     dt_tensor input, targets, logits, prediction, loss_seed;
@@ -5159,19 +5160,19 @@ struct dt_graph {
     dt_pool *pool;
 };
 
-/* What ranks that share a unit's tensor shards do together, all in the same order, `from` having count floats:
- * SUM: to (count) = TREE over the ranks of `from`; MAX likewise by R14; both may be in place. SCATTER: the same sums,
- * of which a rank gets its own slice of count / ranks floats. GATHER: to (ranks * count) = all ranks' floats by rank.
- * It cannot fail visibly: it notes errors at its own side. */
+/* The collectives of the ranks that share a unit's tensor shards; all ranks call them in the same order. `from` has
+ * count floats. SUM: to (count) = TREE over the ranks of `from`; MAX likewise by R14; both may be in place. SCATTER:
+ * each rank gets its slice, count / ranks floats, of the same sums. GATHER: to (ranks * count) = the floats of all
+ * ranks in rank order. The callback records its errors itself. */
 enum { DT__TP_SUM, DT__TP_MAX, DT__TP_SCATTER, DT__TP_GATHER };
 typedef struct dt__tp {
     void (*combine)(void *user, int kind, float *to, const float *from, int64_t count);
     void *user;
 } dt__tp;
 
-/* What ranks that share experts do together, all in the same order: rank p gets rows [give[p * bins], give[(p + 1) *
- * bins]) of `from`, and this one gets its rows [take[p * bins], take[(p + 1) * bins]) of `to` from rank p; a row is
- * `width` floats. It cannot fail visibly: then `to` is +0. */
+/* The all-to-all of the ranks that share experts; all ranks call it in the same order. Rank p receives rows
+ * [give[p * bins], give[(p + 1) * bins]) of `from`, and rows [take[p * bins], take[(p + 1) * bins]) of `to` come from
+ * rank p. A row has `width` floats. After an error `to` is +0. */
 typedef struct dt__ep {
     void (*trade)(void *user, float *to, const int32_t *take, const float *from, const int32_t *give, int64_t bins,
                   int64_t width);
@@ -5190,21 +5191,21 @@ typedef struct dt__cp {
     float *work; /* (dt__net.sliced) */
 } dt__cp;
 
-/* What the ops of one run share. */
+/* Context of a run, shared by all its ops. */
 typedef struct dt__env {
     const dt__kernels *k;
     dt_pool *pool;
     dt__rng *rng;     /* one per sample of the unit; counter[2] is set per site */
     uint32_t segment; /* part of a random site's number */
     int inference;    /* no dropout */
-    int64_t position; /* of the first token: 0 but in decode graphs */
+    int64_t position; /* position of the first token; 0 except in decode graphs */
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
-    dt__tp tp;        /* called when a graph has not all tensor shards */
-    dt__ep ep;        /* called when a graph has not all experts */
+    dt__tp tp;        /* used when this rank does not own all tensor shards */
+    dt__ep ep;        /* used when this rank does not own all experts */
     dt__cp cp;        /* called when a graph has not all context leaves; work is needed for slices in any case */
 } dt__env;
 
-/* One op being computed. fresh: a chain starts from +0 instead of going on from out. */
+/* One op being computed. fresh: chains start from +0 instead of continuing from out. */
 typedef struct dt__call {
     const dt_graph *g;
     const dt__node *n;
@@ -5249,8 +5250,8 @@ typedef struct dt__grad_rule {
 #define DT__RULE_GRAD(name, input, operands, expression)                                                     \
     {DT__OP_##name, input, DT__OP_##name##_GRAD##input, DT__REDUCED, #operands},
 #define DT__RULE_OF(name, input, by, operands, flow) {DT__OP_##name, input, DT__OP_##by, DT__##flow, #operands},
-static const dt__grad_rule dt__grad_rules[] = {DT__OPS(DT__RULES_OF_OP, DT__RULES_OF_MAP, DT__RULE_GRAD, DT__RULES_OF_ROW,
-                                             DT__RULES_OF_COLUMN, DT__RULE_OF)};
+static const dt__grad_rule dt__grad_rules[] = {
+    DT__OPS(DT__RULES_OF_OP, DT__RULES_OF_MAP, DT__RULE_GRAD, DT__RULES_OF_ROW, DT__RULES_OF_COLUMN, DT__RULE_OF)};
 enum { DT__RULE_COUNT = (int)(sizeof dt__grad_rules / sizeof *dt__grad_rules) };
 static int dt__has_gradient(int op)
 {
@@ -5344,13 +5345,13 @@ static int dt__splits_rows(const dt_graph *g) { return g->sequence_parallel && d
 static int64_t dt__expert_ranks(const dt_graph *g) { return dt__max(1, g->expert_ranks); }
 /* Context leaves of this rank: its rows are those of the first one's samples, then those of the next one's. */
 static int64_t dt__leaves(const dt_graph *g) { return g->own_leaves ? g->own_leaves : 1; }
-/* This rank's part of n of which every shard has an equal one. */
+/* This rank's share of n items that all shards divide equally. */
 static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * dt__own(g); }
 
 static int dt__param_is_cut(const dt__param *p, int64_t vt) { return p->cut >= 0 && vt > 1; }
-/* Places of the cut axis in a shard. */
+/* Size of the cut axis in a shard. */
 static int64_t dt__param_width(const dt__param *p, int64_t vt) { return (p->shape.n[p->cut] + p->pad) / vt; }
-/* Floats of an array, and from one to the next. */
+/* Floats of an array, and the distance from one array to the next. */
 static int64_t dt__shard_floats(const dt__param *p, int64_t vt)
 {
     int64_t all = dt_shape_count(p->shape);
@@ -5361,8 +5362,7 @@ static int64_t dt__shard_step(const dt__param *p, int64_t vt)
 {
     return dt__round_up(dt__shard_floats(p, vt), DT__BLOCK);
 }
-/* Arrays of the whole. Those that a rank with `own` tensor shards stores, and the floats from the first to the end of
- * the last. */
+/* Number of arrays of the whole parameter; number that a rank with `own` tensor shards stores. */
 static int64_t dt__param_arrays(const dt__param *p, int64_t vt)
 {
     return dt__max(1, p->experts) * (dt__param_is_cut(p, vt) ? vt : 1);
@@ -5371,18 +5371,18 @@ static int64_t dt__param_shards(const dt__param *p, int64_t vt, int64_t own)
 {
     return dt__max(1, p->own_experts) * (dt__param_is_cut(p, vt) ? own : 1);
 }
-/* The number among all of array i of a rank whose `own` shards begin with the `first`. */
+/* Global number of array i of a rank that owns `own` shards from `first` on. */
 static int64_t dt__param_array(const dt__param *p, int64_t vt, int64_t first, int64_t own, int64_t i)
 {
     return dt__param_is_cut(p, vt) ? (p->first_expert + i / own) * vt + first + i % own : p->first_expert + i;
 }
-/* Ranks that share the parameter's experts: a gradient is kept for the tokens of each of them. */
+/* Ranks that share the parameter's experts: a separate gradient is kept for the tokens of each rank. */
 static int64_t dt__param_copies(const dt__param *p) { return p->own_experts ? p->experts / p->own_experts : 1; }
 static int64_t dt__param_local(const dt__param *p, int64_t vt, int64_t own)
 {
     return (dt__param_shards(p, vt, own) - 1) * dt__shard_step(p, vt) + dt__shard_floats(p, vt);
 }
-/* The element of the whole that is element i of an array; -1: padding. */
+/* Index in the whole parameter of element i of an array; -1: padding. */
 static int64_t dt__param_index(const dt__param *p, int64_t vt, int64_t array, int64_t i)
 {
     int64_t inner, width, run, n, at, experts = dt__max(1, p->experts), of_expert;
@@ -5396,7 +5396,7 @@ static int64_t dt__param_index(const dt__param *p, int64_t vt, int64_t array, in
     at = at / run * (run * vt) + array % vt * run + at % run;
     return at < n ? array / vt * of_expert + (i / inner / width * n + at) * inner + i % inner : -1;
 }
-/* How many elements from element i of an array on are neighbours in the whole too, or padding. */
+/* Length of the run of elements from element i of an array that is contiguous in the whole parameter or is padding. */
 static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
 {
     int64_t run = dt__shard_floats(p, vt);
@@ -5409,7 +5409,7 @@ static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
     return run - i % run;
 }
 
-/* Slices of a leaf's rows that a graph's rank sums the gradient of p by (R7), and those of all its leaves (R2). */
+/* Row slices of a leaf by which this rank sums the gradient of p (R7), and those of all its leaves (R2). */
 static int64_t dt__leaf_slices(const dt_graph *g, const dt__param *p)
 {
     if (!p->rows || !dt__in_shards(g)) return 1;
@@ -5417,7 +5417,8 @@ static int64_t dt__leaf_slices(const dt_graph *g, const dt__param *p)
 }
 static int64_t dt__row_slices(const dt_graph *g, const dt__param *p) { return dt__leaves(g) * dt__leaf_slices(g, p); }
 
-/* The parameter that a node is, or whose gradient it is; else NULL. When it is stored in shards; else NULL. */
+/* The parameter that a node is, or whose gradient it accumulates; NULL: neither. dt__cut_param: only if stored in
+ * shards. */
 static const dt__param *dt__node_param(const dt_graph *g, const dt__node *n)
 {
     if (n->op == DT__OP_PARAM) return &g->params[n->param];
@@ -5531,7 +5532,7 @@ static int dt__takes(int op, int input)
 }
 
 /* Is the value of a new node cut over tensor shards along its last axis? -1: the op would mix shards, or sum over them,
- * without a COMBINE (R6). Elementwise ops keep the cut; a product with a cut weight makes one or ends it. */
+ * without a COMBINE (R6). Map ops keep the cut; a product with a cut weight begins or ends it. */
 static int dt__cut_of(const dt_graph *g, const dt__node *n)
 {
     const dt__node *a = &g->nodes[n->in[0]], *b = &g->nodes[n->in[1]];
@@ -5654,7 +5655,7 @@ DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data
     return dt_tensor_of(g, DT_I32, shape, data);
 }
 
-/* Draws a parameter's first values on the pool. The stream is keyed by a hash of the full name (R16). */
+/* Draws a parameter's initial values on the pool. The stream is keyed by a hash of the full name (R16). */
 typedef struct dt__init_job {
     const dt__param *p;
     dt__rng rng;
@@ -5675,8 +5676,8 @@ static void dt__init_task(void *context, int64_t task, int worker)
             for (int64_t i = at; i < at + run; i++) j->data[i] = first >= 0 && j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
     }
 }
-/* Floats [from, from + count) of what a rank stores of a parameter: shards [first, first + own) of vt, each at the next
- * multiple of a block; padding is +0. */
+/* Initializes floats [from, from + count) of a rank's part of a parameter: shards [first, first + own) of vt, each
+ * aligned to a block; padding is +0. */
 static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64_t own, uint64_t seed, dt_pool *pool,
                             float *data, int64_t from, int64_t count)
 {
@@ -5717,7 +5718,7 @@ static const char *dt__shards_text(int64_t n, char *text, size_t size)
     return text;
 }
 
-/* Can `n`, of which there is a slice on each tensor shard, be cut? */
+/* Do the tensor shards divide n? Poisons the graph if not. */
 static int dt__cuts(dt_graph *g, const char *what, int64_t n)
 {
     char list[128];
@@ -5727,8 +5728,8 @@ static int dt__cuts(dt_graph *g, const char *what, int64_t n)
     return 0;
 }
 
-/* A parameter whose axis `cut` (-1: none) is `groups` pieces, each of them cut over the tensor shards; axis 0 is so
- * many experts (0: none). The node has the shape of this rank's part, without padding. */
+/* A parameter whose axis `cut` (-1: none) has `groups` pieces, each cut over the tensor shards, and whose axis 0 counts
+ * `experts` (0: none). The node has the shape of this rank's part, without padding. */
 static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
                                       int64_t groups, int64_t pad, int64_t experts)
 {
@@ -5783,7 +5784,7 @@ static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabula
     return dt__param_cut(g, name, dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1, rows * vt - vocabulary);
 }
 
-/* Says that parameter t acts on rows, of which there are `rows` here (R7); kind as in dt__param.rows. */
+/* Declares that parameter t acts on `rows` rows of this rank (R7); kind as in dt__param.rows. */
 static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind)
 {
     int64_t slices;
@@ -5815,7 +5816,8 @@ static void dt__split_task(void *context, int64_t task, int worker)
     job->body(&c, task * job->piece, dt__min(job->total, (task + 1) * job->piece));
 }
 
-/* body over [0, total) in pieces of at least `grain`: pieces write disjoint outputs, so any cut gives the same bits. */
+/* Runs body over [0, total) in chunks of at least `grain`. Chunks write disjoint outputs, so any split gives the same
+ * bits. */
 static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body body)
 {
     dt__split_job job;
@@ -5830,8 +5832,8 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
 
-/* Position in its sequence of row `row` of a unit, (samples, positions) of the graph. Context leaf c has slices c and
- * S-1-c of the S = 2 Vc of a sequence. */
+/* Position in its sequence of row `row` of a unit (samples, positions). Context leaf c owns slices c and S-1-c of the
+ * S = 2 Vc slices of a sequence. */
 static int64_t dt__row_position(const dt_graph *g, int64_t row)
 {
     int64_t i = row % g->positions, slice = g->positions / 2, leaf;
@@ -5840,7 +5842,7 @@ static int64_t dt__row_position(const dt_graph *g, int64_t row)
     return i < slice ? leaf * slice + i : (2 * g->context_shards - 2 - leaf) * slice + i;
 }
 
-/* Row slices that the gradient in this call's slot is summed by (R2, R7), and where the sum of one of them is. */
+/* Number of row slices by which the gradient of this call's slot is summed (R2, R7), and the sum of one slice. */
 static int64_t dt__slices(const dt__call *c)
 {
     return c->slices ? dt__row_slices(c->g, &c->g->params[c->g->slots[c->n->slot].param]) : 1;
@@ -5963,7 +5965,8 @@ DT_API void dt_graph_close(dt_graph **graph)
 
 /* ---- shape ops ------------------------------------------------------------------------------- */
 
-/* `axis` of x counted from 0 (negative ones count from the end); -1, and the graph poisoned, when there is none. */
+/* `axis` of x counted from 0; a negative axis counts from the end. Returns -1 and poisons the graph if x lacks the
+ * axis. */
 static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
 {
     int dims = dt__at(g, x)->shape.dims;
@@ -6094,7 +6097,7 @@ static void dt__run_pad(const dt__call *c)
     dt__copy_box(c->out, c->in[0], dt__in(c, 0), c->n, (int)c->n->i[0], c->n->i[1], 0);
 }
 
-/* Do b's type and shape fit behind a's along `axis`? */
+/* Can b be concatenated to a along `axis`? */
 static int dt__joins(const dt__node *a, const dt__node *b, int axis)
 {
     dt_shape s = b->shape;
@@ -6233,7 +6236,7 @@ DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
     return dt__push_op(g, DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
 }
 
-/* (1,rows,C): this rank's slices of the B*T rows of (B,T,C), while rows are split. */
+/* (1,rows,C): this rank's slices of the B*T rows of (B,T,C) where rows are split. */
 static dt_shape dt__rows_shape(const dt_graph *g, const dt_shape *s)
 {
     return dt_shape3(1, dt__part_of(g, dt__span(s, 0, s->dims - 1)), s->n[s->dims - 1]);
@@ -6242,7 +6245,7 @@ static int dt__rows_divide(dt_graph *g, const dt_shape *s)
 {
     return dt__cuts(g, "rows of a unit of work", dt__span(s, 0, s->dims - 1) / dt__leaves(g));
 }
-/* dt__tp.combine leaf by leaf, where the ranks of a tensor group have equal parts of each leaf's rows. */
+/* dt__tp.combine leaf by leaf: the ranks of a tensor group have equal shares of each leaf's rows. */
 static void dt__combine_rows(const dt__call *c, int kind, float *to, int64_t to_count, const float *from, int64_t count)
 {
     int64_t leaves = dt__leaves(c->g);
@@ -6251,8 +6254,8 @@ static void dt__combine_rows(const dt__call *c, int kind, float *to, int64_t to_
                            count / leaves);
 }
 
-/* Sums axis 0 of x (own shards, ..) over the tensor shards of all ranks. `scatter`: where rows are split, of the sums a
- * rank keeps its own rows. i: over ranks, scatter. A second output holds this rank's sums before they are scattered. */
+/* Sums axis 0 of x (own shards, ..) over the tensor shards of all ranks. `scatter`: where rows are split, a rank keeps
+ * only its own rows of the sums. i: over ranks, scatter. A second output holds this rank's sums before the scatter. */
 static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
 {
     dt_shape s = dt__at(g, x)->shape, all;
@@ -6268,8 +6271,8 @@ static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
     return dt__push(g, &n, scatter && dt__own(g) > 1 ? &all : NULL);
 }
 
-/* All rows (B,T,C) of the unit from every rank's own (1,rows,C); x itself where rows are not split. Products that share
- * the result flow the gradient of a rank's own rows to it. */
+/* Gathers all rows (B,T,C) of the unit from every rank's (1,rows,C); x itself where rows are not split. The products
+ * that read the result scatter its gradient, so that x receives the gradient of its own rows. */
 static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt__at(g, x)->shape;
@@ -6284,7 +6287,7 @@ static dt_tensor dt__all_rows_matrix(dt_graph *g, dt_tensor x)
     if (!x.id || !dt__splits_rows(g)) return dt__as_matrix(g, x);
     return dt__push_op(g, DT__OP_ALL_ROWS, dt_shape2(g->samples * g->positions, cols), x, dt__tensor(0), dt__tensor(0));
 }
-/* All rows for work that every rank does alike: its gradient is whole on each, and a rank takes its own rows of it. */
+/* All rows for work that every rank repeats: each rank has the whole gradient and takes its own rows of it. */
 static dt_tensor dt__same_rows(dt_graph *g, dt_tensor x)
 {
     if (!x.id || dt__at(g, x)->op != DT__OP_ALL_ROWS) return x;
@@ -6335,7 +6338,7 @@ static void dt__run_combine(const dt__call *c)
 /* A scalar, which broadcasts. */
 static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_shape0(), value); }
 
-/* A node of a map op; a or b and c are poison where the op has fewer inputs. */
+/* A node of a map op. b and c are poison where the op has fewer inputs. */
 static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor b, dt_tensor c)
 {
     dt__node n = dt__node_make(op, dt__at(g, a)->shape, a, b, c);
@@ -6377,7 +6380,7 @@ DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b
     return dt__map_op(g, DT__OP_SELECT, 0.0f, mask, a, b);
 }
 
-/* The constants come first: of equal values both ops take the second operand, which is x and has the gradient. */
+/* The constants come first: for equal values both ops take the second operand, x, which then receives the gradient. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
 {
     if (!x.id) return x;
@@ -6387,8 +6390,8 @@ DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
     return dt_minimum(g, dt__constant(g, high), dt_maximum(g, dt__constant(g, low), x));
 }
 
-/* The longest run of last axes, [*axis, dims), that every input has whole or repeats one element over; step[i] is 1 or
- * 0 accordingly. Returns its number of elements. */
+/* Finds the longest run of last axes, [*axis, dims), over which every input either is contiguous (step[i] = 1) or
+ * repeats one element (step[i] = 0). Returns the number of elements of the run. */
 static int64_t dt__broadcast_run(const dt__call *c, int *axis, int step[DT__MAX_IN])
 {
     const dt_shape *s = &c->n->shape;
@@ -6410,7 +6413,7 @@ static int64_t dt__broadcast_run(const dt__call *c, int *axis, int step[DT__MAX_
     return run;
 }
 
-/* Every input is whole or a single element. */
+/* No input is broadcast, except from a single element. */
 static void dt__map_part(const dt__call *c, int64_t begin, int64_t end)
 {
     const float *in[DT__MAX_IN];
@@ -6420,7 +6423,7 @@ static void dt__map_part(const dt__call *c, int64_t begin, int64_t end)
     c->env->k->map(c->n->op, c->out + begin, in, step, end - begin, c->n->f);
 }
 
-/* Broadcasting: rows are runs. */
+/* Broadcasting, run by run (dt__broadcast_run). */
 static void dt__map_runs(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t stride[DT__MAX_IN][DT_MAX_DIMS], run;
@@ -6510,7 +6513,8 @@ static void dt__run_row_sum(const dt__call *c)
     else dt__run_rows(c);
 }
 
-/* Column ops, which may have a second input of rows and their statistics. A gradient may be stored in shards of columns, or be in row slices. */
+/* Column ops: a second input of rows and row statistics are optional. The result, a gradient, may be stored in shards
+ * of columns or summed by row slices. */
 static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__param *p = dt__cut_param(c->g, c->n);
@@ -6530,7 +6534,7 @@ static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_columns(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__column_op_cols); }
 
-/* Where a row's maximum comes first. */
+/* Index of the first maximum of a row. */
 static int64_t dt__first_max(const float *x, float max, int64_t cols)
 {
     int64_t i = 0;
@@ -6560,7 +6564,8 @@ static void dt__argmax_rows(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_argmax(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__argmax_rows); }
 
-/* Leading axes alone are a column sum, in row order; any others are permuted last and are an op over rows (R5). */
+/* A reduction of leading axes is a column sum in row order. Other axes are permuted to the end for an op over rows
+ * (R5). */
 static dt_tensor dt__reduce_rows(dt_graph *g, int op, dt_tensor x, unsigned mask)
 {
     dt_shape s = dt__at(g, x)->shape, out = dt_shape0();
@@ -6614,7 +6619,7 @@ DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes)
     return dt__reduce_axes(g, DT__OP_ARGMAX, x, axes, "argmax");
 }
 
-/* sum / (terms - less), terms being the elements that went into one sum. */
+/* sum / (terms - less), where terms is the number of elements of each sum. */
 static dt_tensor dt__mean(dt_graph *g, dt_tensor x, unsigned axes, int64_t less, const char *name)
 {
     dt_tensor sum = dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, name);
@@ -6643,7 +6648,7 @@ DT_API dt_tensor dt_logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
 
 /* ---- softmax ------------------------------------------------------------------------------------- */
 
-/* op over `axis`, which changes places with the last one for it. */
+/* Applies a row op along `axis`, swapped with the last axis. */
 static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, int axis, const char *name)
 {
     int order[DT_MAX_DIMS], last = dt__at(g, x)->shape.dims - 1;
@@ -7012,7 +7017,10 @@ static void dt__pool_task(void *context, int64_t channel, int worker)
         }
         return;
     }
-    if (op == DT__OP_AVG_POOL) memset(y, 0, 4 * (size_t)n), k->column(DT__OP_COL_SUM, y, columns, NULL, NULL, j->taps, n, n);
+    if (op == DT__OP_AVG_POOL) {
+        memset(y, 0, 4 * (size_t)n);
+        k->column(DT__OP_COL_SUM, y, columns, NULL, NULL, j->taps, n, n);
+    }
     if (op != DT__OP_MAX_POOL) k->binary(DT__OP_DIV, y, y, 1, &size, 0, n);
     else memcpy(y, columns, 4 * (size_t)n);
     for (int64_t t = 0; t < j->taps; t++) {
@@ -7175,7 +7183,7 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
     return dt__combine_shards(g, dt_reshape(g, tokens, s), 0);
 }
 
-/* The element where row `token` of a table begins, p when it is stored in shards; -1: another rank has it, -2: none. */
+/* First element of row `token` of a table, which p says is stored in shards; -1: on another rank, -2: on none. */
 static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocabulary, int64_t cols, int64_t token)
 {
     int64_t width;
@@ -7186,8 +7194,8 @@ static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocab
     if (token < 0 || token >= g->own_shards * width) return -1;
     return token / width * dt__shard_step(p, g->tensor_shards) + token % width * cols;
 }
-/* A row of another rank is -0 here: x + -0 is x for every x, so that the sum over ranks is the row itself. A token that
- * no rank has is +0, from the first shard. */
+/* A row of another rank is -0 here: x + -0 is x for every x, so the sum over ranks is the row itself. A token outside
+ * the vocabulary gives +0, from the first shard. */
 static void dt__run_embed(const dt__call *c)
 {
     const int32_t *tokens = (const int32_t *)c->in[1];
@@ -7226,7 +7234,7 @@ static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n),
 
 /* ---- picking by index ------------------------------------------------------------------------------ */
 
-/* index picks along `axis` of x: sizes are equal but there. In an eager graph no index is outside. */
+/* Checks an index along `axis` of x: all other sizes are equal, and in an eager graph every index is in range. */
 static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_tensor index)
 {
     dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape, same = si;
@@ -7256,7 +7264,7 @@ DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
     n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
-/* Rows of the result: (outer, place along the axis), each of `inner` elements. */
+/* Rows of the result: (outer, index along the axis), each of `inner` elements. */
 static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
@@ -7292,8 +7300,8 @@ DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor
     return dt__push(g, &n, NULL);
 }
 
-/* The lanes of an axis: its lane (outer o, inner i) holds the elements (o * n + j) * inner + i. Of lanes [begin, end)
- * the first run with one o: where it begins, how long it is. */
+/* Lane (outer o, inner i) of an axis holds the elements (o * n + j) * inner + i. Returns the length of the first run of
+ * lanes [begin, end) that have the same o, and where the run begins. */
 static int64_t dt__lane_run(int64_t inner, int64_t begin, int64_t end, int64_t *o, int64_t *i)
 {
     *o = begin / inner;
@@ -7301,7 +7309,7 @@ static int64_t dt__lane_run(int64_t inner, int64_t begin, int64_t end, int64_t *
     return dt__min(inner - *i, end - begin);
 }
 
-/* in: index, x, and base unless it is +0 or, for a parameter's gradient, what is in out. */
+/* in: index, x, and base. Without base the sums start from +0, or continue a parameter's gradient in out. */
 static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape, *from = &dt__in(c, 0)->shape;
@@ -7333,7 +7341,7 @@ DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
     n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
-/* i[1]: the chains begin at the other end. */
+/* i[1]: the chains start at the end of the axis. */
 static void dt__cumsum_lanes(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
@@ -7368,7 +7376,7 @@ static void dt__run_one_hot(const dt__call *c)
         if (index[r] >= 0 && index[r] < cols) c->out[r * cols + index[r]] = 1.0f;
 }
 
-/* The places first, then a gather, which carries the gradient. */
+/* An op finds the indices; a gather takes the elements and carries the gradient. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices)
 {
     dt__node n = dt__node_make(DT__OP_TOP_K, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
@@ -7385,7 +7393,7 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     if (indices) *indices = places;
     return places.id ? dt_gather(g, x, last, places) : places;
 }
-/* Insertion into the list of the best so far: only a larger one goes in front of what is there. */
+/* Insertion into the list of the largest so far: an element moves up only if it is larger. */
 static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t k = dt__cols(c->n), cols = dt__cols(dt__in(c, 0));
@@ -7465,7 +7473,7 @@ DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, floa
 }
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name) { return dt_rmsnorm_eps(g, x, name, 1e-5f); }
 
-/* (B,C,..) with the channels last, or back; the same tensor when it has two axes. */
+/* Moves the channels of (B,C,..) to the end, or back; a tensor of two axes stays as it is. */
 static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
 {
     int order[DT_MAX_DIMS], dims = dt__at(g, x)->shape.dims;
@@ -7475,8 +7483,8 @@ static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
     return dt_permute(g, x, order);
 }
 
-/* With the channels last everything broadcasts from (C), and the gradients of gamma and beta are chains (R3). mean and
- * var may be poison: those of x. */
+/* With the channels last everything broadcasts from (C), and the gradients of gamma and beta are chains (R3). If mean
+ * and var are poison, they are computed from x. */
 static dt_tensor dt__batchnorm(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name, float eps)
 {
     dt_shape s = dt_shape_of(g, x), one = dt_shape1(s.n[1]);
@@ -7895,8 +7903,8 @@ static void dt__sliced_settle(const dt__sliced *s)
     for (int place = 0; place < DT__CP_PLACES && s->ranks > 1; place++) cp->settle(cp->user, place);
 }
 
-/* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`: o and its statistics, or dq,
- * go to `node`. */
+/* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`: o and its statistics, or
+ * dq, go to `node`. */
 static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k,
                                      float *node)
 {
@@ -8215,7 +8223,8 @@ static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
     int64_t cols = dt__cols(c->n), t = c->n->shape.n[1], d = cols / c->n->i[0];
     for (int64_t r = begin; r < end; r++) {
         int64_t at = c->env->position + (c->g->context_shards ? dt__row_position(c->g, r) : r % t);
-        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + at * d, c->n->i[0], d, c->n->i[1] ? -1.0f : 1.0f);
+        c->env->k->rope(c->out + r * cols, c->in[0] + r * cols, c->n->table + at * d, c->n->i[0], d,
+                        c->n->i[1] ? -1.0f : 1.0f);
     }
 }
 static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
@@ -8347,28 +8356,29 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
 {
     return dt_cross_entropy_smooth(g, logits, targets, 0.0f);
 }
-/* Of a row of logits, or of the columns of it that this rank has: the sums over c of exp(x_c - max), the target's logit,
- * -0 where another rank has it, and the sum of x_c - max. Sums of tensor shards are added by TREE. */
+/* Of a row of logits, or of the columns of it that this rank has: the sums over c of exp(x_c - max), the target's
+ * logit, -0 where another rank has it, and the sum of x_c - max. Sums of tensor shards are added by TREE. */
 static void dt__entropy_sums(const dt__call *c, int64_t row, float max, float *const sums[3])
 {
-    int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[0] ? c->n->i[1] : cols, shards = c->n->i[0] ? dt__own(c->g) : 1;
-    int64_t target = ((const int32_t *)(const void *)c->in[1])[row] - (c->n->i[0] ? c->g->first_shard * width : 0);
+    int cut = c->n->i[0] != 0;
+    int64_t cols = dt__cols(dt__in(c, 0)), width = cut ? c->n->i[1] : cols, shards = cut ? dt__own(c->g) : 1;
+    int64_t target = ((const int32_t *)(const void *)c->in[1])[row] - (cut ? c->g->first_shard * width : 0);
     const float *x = c->in[0] + row * cols, *in[3];
-    float sum[DT__TENSOR_SHARDS][4];
+    float sum[DT__TENSOR_SHARDS][4], total[4];
     in[1] = in[2] = NULL;
     for (int64_t v = 0; v < shards; v++) {
-        in[0] = x + v * width, sum[v][0] = max;
+        in[0] = x + v * width;
+        sum[v][0] = max, sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
         c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__min(width, cols - v * width));
     }
-    for (int64_t step = 1; step < shards; step *= 2)
-        for (int64_t v = 0; v < shards; v += 2 * step)
-            for (int i = 1; i < 3; i++) sum[v][i] = sum[v][i] + sum[v + step][i];
-    *sums[0] = sum[0][1];
+    dt__tree_sum(c->env->k, total, sum[0], shards, 4, 4);
+    *sums[0] = total[1];
     *sums[1] = target >= 0 && target < cols ? x[target] : -0.0f;
-    *sums[2] = sum[0][2];
+    *sums[2] = total[2];
 }
 
-/* The row's statistics and loss, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)). */
+/* The row's statistics and loss, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)).
+ * */
 static void dt__entropy_loss(const dt__call *c, int64_t row, float max, const float sums[3])
 {
     int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0] ? c->n->i[0] : dt__cols(dt__in(c, 0));
@@ -9380,8 +9390,8 @@ static double dt__flops_attention(const dt_graph *g, const dt__node *n)
     {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_##scratch, in_place, \
      flops, run, grad},
 #define DT__OP_ROW_EXPRESSION(name, inputs, text, class_of, in_place, shape, shards, run, grad)              \
-    {name, inputs, text, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, in_place, NULL, \
-     run, grad},
+    {name, inputs, text, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, in_place, \
+     NULL, run, grad},
 #define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...)                                       \
     DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, dt__run_map, NULL)         \
     __VA_ARGS__
