@@ -130,7 +130,7 @@ sub refused {
     ok($status == 2 && $err =~ $pattern, "refused: --wire $wire $options") or diag("status $status: $err");
 }
 my $saved = $saved{int8};
-refused("--ranks 4 --checkpoint $saved", 'int8', qr/is of 2 data-parallel ranks, each with what it lost on the wire, this run has 4: use as many/);
+refused("--ranks 4 --checkpoint $saved", 'int8', qr/is of 2 data-parallel ranks, each with its own compression error, this run has 4: use as many/);
 refused("--ranks 1 --checkpoint $saved", 'int8', qr/is of 2 data-parallel ranks, .* this run has 1: use as many/);
 refused("--ranks 2 --checkpoint $saved", 'fp16', qr/was made with --wire int8, this run has fp16/);
 refused("--ranks 2 --checkpoint $tmp/none --checkpoint-kind full", 'int8', qr/--wire int8: a full checkpoint has no place for what each rank has lost: use --checkpoint-kind sharded/);
@@ -154,10 +154,10 @@ SKIP: {
 }
 my $tool = "$build/25_wire_tool";
 is((run(600, ($ENV{CC} || 'cc') . " -std=gnu11 -O0 -DDT_DEBUG -I$root $root/examples/25_checkpoint_tool.c -o $tool -lm -lpthread"))[0], 0, 'the tool');
-like((run(60, "$tool convert $saved $tmp/again sharded"))[2], qr/has what each rank lost on the wire, which belongs to that number of ranks/,
+like((run(60, "$tool convert $saved $tmp/again sharded"))[2], qr/has the compression error of each rank, which belongs to that number of ranks/,
     'refused: another sharded one');
 is((run(60, "$tool convert $saved $tmp/weights full"))[0], 0, 'a full one, for other programs');
-refused("--ranks 2 --checkpoint $tmp/weights", 'int8', qr/is a full checkpoint, without what each rank lost on the wire/);
+refused("--ranks 2 --checkpoint $tmp/weights", 'int8', qr/is a full checkpoint, without the compression error of each rank/);
 
 my ($status, $out) = run(60, trainer() . ' --data ' . corpus(20000) . " --model nano --steps 1 --validation 0 --sample-length 0 --ranks 2 --wire int8$kind");
 like($out, qr/^layout .* fast numerics; .*^wire     int8, with error feedback: the bits depend on there being 2 data-parallel ranks/ms,
