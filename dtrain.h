@@ -3344,7 +3344,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
 /* Elements [i, i + k) of the rows at p0, p1, p2 and of the result at out. */
 #define DT__ROW_LOAD                                                                                         \
     const dt__vf a = dt__v_loadn(p0 + i, k), b = dt__v_loadn(p1 + i, k), c = dt__v_loadn(p2 + i, k);         \
-    dt__vf y = dt__v_loadn(out + i, k);                                                                      \
+    dt__vf y = dt__v_loadn(old + i, k);                                                                      \
     (void)a, (void)b, (void)c, (void)y;
 
 /* The passes of a row op. The lanes of a reduction begin at `start`; each becomes `update`, an expression in its value
@@ -3393,21 +3393,21 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
 
 static float DT__K(dt__row_dot)(const float *p0, const float *p1, int64_t n)
 {
-    const float *p2 = p0, *out = p0;
+    const float *p2 = p0, *old = p0;
     dt__vf dot;
     DT__DOT(dot, a, b, r)
     return dot[0];
 }
 static float DT__K(dt__row_sum)(const float *p0, int64_t n)
 {
-    const float *p1 = p0, *p2 = p0, *out = p0;
+    const float *p1 = p0, *p2 = p0, *old = p0;
     dt__vf sum;
     DT__SUM(sum, a, r)
     return sum[0];
 }
 static float DT__K(dt__row_max)(const float *p0, int64_t n)
 {
-    const float *p1 = p0, *p2 = p0, *out = p0;
+    const float *p1 = p0, *p2 = p0, *old = p0;
     dt__vf most;
     DT__MAX(most, a, r)
     return most[0];
@@ -3416,7 +3416,7 @@ static float DT__K(dt__row_max)(const float *p0, int64_t n)
 /* One row (n) of a row op: in holds its inputs, out its result, s its scalars before and after. */
 static void DT__K(dt__row)(int op, float *out, const float *const in[3], float s[4], int64_t n)
 {
-    const float *p0 = in[0], *p1 = in[1] ? in[1] : p0, *p2 = in[2] ? in[2] : p0;
+    const float *p0 = in[0], *p1 = in[1] ? in[1] : p0, *p2 = in[2] ? in[2] : p0, *old = out ? out : p0;
     const dt__vf count = dt__v_set((float)n);
     dt__vf s0 = dt__v_set(s[0]), s1 = dt__v_set(s[1]), s2 = dt__v_set(s[2]), s3 = dt__v_set(s[3]);
     (void)count;
