@@ -13916,14 +13916,14 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
  *   fold    a rank adds what it reads in the memory of local ranks, in the order of the tree
  *   message a rank sends data to a rank of another node
  * A collective starts when all ranks meet and compare their calls. Then it works in rounds over chunks of the data.
- * Symmetric memory is read in place; private memory is copied to the stage first. A round packs and receives into half
- * `round & 1` of the stage and has a step before the half is read, so the half can be written again two rounds later:
- * by then all local ranks have passed the step of the round between. Counters are 32 bits and wrap: they are compared
- * by difference. */
+ * Symmetric memory is read in place; private memory is copied to the stage first. A round packs and receives into part
+ * `round % 3` of the stage; what is packed is read after one step, and what is added of it after two. Whoever writes the
+ * part again, three rounds later, has passed a step that came after all reading. Counters are 32 bits and wrap: they are
+ * compared by difference. */
 
 enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PACKETS = 4, DT__SPINS = 400 };
-/* Floats of a half of a stage over nodes, and at most of the work memory of a sum over nodes. */
-enum { DT__FAR_HALF = 1 << 19, DT__WORK_FLOATS = 1 << 20 };
+/* Floats of a part of a stage over nodes, and at most of the work memory of a sum over nodes. */
+enum { DT__STAGES = 3, DT__FAR_STAGE = 1 << 18, DT__WORK_FLOATS = 1 << 20 };
 #define DT__JOB_MAGIC 0x64745231u
 #define DT__GONE 0x40000000u /* in dt__rank_state.gone, beside the wait status */
 
@@ -14021,7 +14021,7 @@ typedef struct dt__area {
     uint32_t fault, outs; /* outs: ranks whose slot says out */
     int32_t inside;       /* ranks that have not left: the last one returns the memory */
     char pad[116];
-} dt__area; /* dt__member slots[ranks], dt__channel channels[ranks][ranks] (from, to), float stage[ranks][4][chunk] follow */
+} dt__area; /* dt__member slots[ranks], dt__channel channels[ranks][ranks] (from, to), float stage[ranks][5][chunk] follow */
 
 typedef struct dt__region {
     struct dt__region *next;
@@ -14184,9 +14184,10 @@ struct dt_comm {
     dt__area *area;
     dt__region *regions;        /* newest first; the area is the last */
     int64_t chunk;              /* floats in one stage buffer of the area */
-    char *stage;                /* local rank 0's stage of two halves */
-    int64_t half, stride;       /* floats of a half; bytes from one rank's stage to the next one's */
-    uint32_t step, meets, round;
+    char *stage;                /* local rank 0's stage */
+    int64_t part, stride;       /* floats of a part; bytes from one rank's stage to the next one's */
+    uint32_t step, meets;
+    int64_t round;
     uint32_t shared_step;       /* thread ranks: the step since which peers may read this rank's private memory */
     int sharing;
     dt__published call;
@@ -14228,15 +14229,15 @@ static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
     return (dt__channel *)(void *)dt__comm_slot(c, c->local_size) + (int64_t)from * c->local_size + to;
 }
-/* Buffers 0, 1: the halves of a communicator's first stage; 2, 3: messages of private memory. */
+/* Buffers 0 to 2: a communicator's first stage; 3, 4: messages of private memory. */
 static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
 {
-    return (float *)(void *)dt__comm_channel(c, c->local_size, 0) + (4 * (int64_t)local + buffer) * c->chunk;
+    return (float *)(void *)dt__comm_channel(c, c->local_size, 0) + ((DT__STAGES + 2) * (int64_t)local + buffer) * c->chunk;
 }
-/* The half of a local rank's stage that belongs to the current round. */
-static float *dt__stage(const dt_comm *c, int local)
+/* The part of a local rank's stage that belongs to a round. */
+static float *dt__stage(const dt_comm *c, int local, int64_t round)
 {
-    return (float *)(void *)(c->stage + local * c->stride) + (c->round & 1u) * c->half;
+    return (float *)(void *)(c->stage + local * c->stride) + round % DT__STAGES * c->part;
 }
 
 /* Regions begin at whole pages of the shared file; pages are 4 to 64 kB, depending on the processor and the kernel. */
@@ -14251,7 +14252,7 @@ static int64_t dt__area_bytes(int size)
 {
     int64_t n = size;
     return dt__pages((int64_t)sizeof(dt__area) + n * (int64_t)sizeof(dt__member) + n * n * (int64_t)sizeof(dt__channel) +
-                     n * 4 * dt__chunk_floats(size) * (int64_t)sizeof(float));
+                     n * (DT__STAGES + 2) * dt__chunk_floats(size) * (int64_t)sizeof(float));
 }
 
 /* ---- heartbeats, stop requests, faults ---- */
@@ -15214,35 +15215,35 @@ static int64_t dt__round_part(int64_t length, int64_t at, int64_t width)
     return dt__max(0, dt__min(width, length - at));
 }
 
-/* Floats per place if a half of the stage has so many places, and one for each rank that this rank is the leader of. */
+/* Floats per place if a part of the stage has so many places, and one for each rank that this rank is the leader of. */
 static int64_t dt__stage_width(const dt_comm *c, int places)
 {
-    int64_t width = c->half / (places + c->relays);
+    int64_t width = c->part / (places + c->relays);
     return width > 16 ? width / 16 * 16 : width;
 }
 
-/* Brings one chunk of every rank's c->length floats to all nodes. This rank's lies in place `own` of its stage, which
- * has `places` of `width` floats, then one for each rank that it is the leader of. */
-static dt_result dt__spread(dt_comm *c, int64_t at, int64_t width, int places, int own)
+/* Sends this rank's chunk of its c->length floats to all nodes, and receives those of the ranks that it is the leader of.
+ * A part of the stage has `places` of `width` floats, then one for each of these ranks; this rank's chunk is in `own`. */
+static dt_result dt__spread(dt_comm *c, int64_t round, int64_t at, int64_t width, int places, int own)
 {
-    float *stage = dt__stage(c, c->local_rank);
-    int64_t n = dt__round_part(c->length[c->rank], at, width);
+    float *stage = dt__stage(c, c->local_rank, round);
     dt_result r = DT_OK;
     for (int p = 0; p < c->size && c->nodes > 1 && !r; p++)
         if (dt__is_far(c, p) && dt__leader(c, c->node, p) == c->rank)
             r = dt__round_message(c, 0, p, stage + (places + c->place[p].relay) * width,
                                   4 * dt__round_part(c->length[p], at, width));
     for (int k = 0; k < c->nodes && !r; k++)
-        if (k != c->node) r = dt__round_send(c, dt__leader(c, k, c->rank), stage + own * width, n);
-    r = dt__round_wait(c, r);
-    return r ? r : dt__step(c);
+        if (k != c->node)
+            r = dt__round_send(c, dt__leader(c, k, c->rank), stage + own * width,
+                               dt__round_part(c->length[c->rank], at, width));
+    return dt__round_wait(c, r);
 }
 
-/* Where rank p's chunk lies then, of which its stage has `own`. */
-static float *dt__spread_to(const dt_comm *c, int p, int64_t width, int places, int own)
+/* Where rank p's chunk lies after that and a step, if a local rank's is in `own`. */
+static float *dt__spread_to(const dt_comm *c, int64_t round, int p, int64_t width, int places, int own)
 {
-    if (!dt__is_far(c, p)) return dt__stage(c, c->place[p].local) + own * width;
-    return dt__stage(c, c->place[p].local % c->local_size) + (places + c->place[p].relay) * width;
+    if (!dt__is_far(c, p)) return dt__stage(c, c->place[p].local, round) + own * width;
+    return dt__stage(c, c->place[p].local % c->local_size, round) + (places + c->place[p].relay) * width;
 }
 
 static void dt__count_gather(dt_comm *c, int64_t floats)
@@ -15265,11 +15266,12 @@ static dt_result dt__gather(dt_comm *c, const float *from, int64_t reach, const 
         return dt__conclude(c, 0, r);
     }
     for (int64_t at = 0; at < longest && !r; at += width) {
-        c->round++;
-        dt__stream_copy(e, count, c->rank, at, width, dt__stage(c, c->local_rank), from, NULL);
-        r = dt__spread(c, at, width, 1, 0);
+        int64_t round = c->round++;
+        dt__stream_copy(e, count, c->rank, at, width, dt__stage(c, c->local_rank, round), from, NULL);
+        r = dt__spread(c, round, at, width, 1, 0);
+        if (!r) r = dt__step(c);
         for (int p = 0; p < c->size && !r; p++)
-            dt__stream_copy(e, count, p, at, width, dt__spread_to(c, p, width, 1, 0), NULL, to);
+            dt__stream_copy(e, count, p, at, width, dt__spread_to(c, round, p, width, 1, 0), NULL, to);
         dt__comm_tick(c);
     }
     return dt__conclude(c, 1, r);
@@ -15283,16 +15285,15 @@ static dt_result dt__gather(dt_comm *c, const float *from, int64_t reach, const 
 static dt_result dt__swap_staged(dt_comm *c, const float *from, const dt__extent *give, float *to,
                                  const dt__extent *take)
 {
-    int64_t count = give[c->rank].count, width = c->half / c->local_size;
+    int64_t count = give[c->rank].count, width = c->part / c->local_size;
     dt_result r = DT_OK;
     for (int64_t at = 0; at < count && !r; at += width) {
-        int64_t n = dt__min(width, count - at);
-        c->round++;
+        int64_t n = dt__min(width, count - at), round = c->round++;
         for (int q = 0; q < c->local_size; q++)
-            dt__copy(dt__stage(c, c->local_rank) + q * width, from + give[dt__local(c, q)].from + at, n);
+            dt__copy(dt__stage(c, c->local_rank, round) + q * width, from + give[dt__local(c, q)].from + at, n);
         r = dt__step(c);
         for (int q = 0; q < c->local_size && !r; q++)
-            dt__copy(to + take[dt__local(c, q)].to + at, dt__stage(c, q) + c->local_rank * width, n);
+            dt__copy(to + take[dt__local(c, q)].to + at, dt__stage(c, q, round) + c->local_rank * width, n);
         dt__comm_tick(c);
     }
     return r;
@@ -15330,7 +15331,7 @@ typedef struct dt__reduction {
     const int64_t *cut;    /* (size + 1) where ranges begin */
     float *out;            /* this rank's range of the sum, or .. */
     float *all;            /* .. all ranges: an all-reduce */
-    int64_t width;
+    int64_t width, round;  /* round: the first one */
     int staged;
     int places, own;       /* as in dt__spread */
 } dt__reduction;
@@ -15338,7 +15339,8 @@ typedef struct dt__reduction {
 /* Where a local rank's data of range p lies in the round that begins at `at`. */
 static const float *dt__range_source(const dt_comm *c, const dt__reduction *x, int local, int p, int64_t at)
 {
-    return x->staged ? dt__stage(c, local) + p * x->width : c->view[local] + x->begin + x->cut[p] + at;
+    return x->staged ? dt__stage(c, local, x->round + at / x->width) + p * x->width
+                     : c->view[local] + x->begin + x->cut[p] + at;
 }
 
 /* Lists the whole subtrees that one node has, in the order of leaves. */
@@ -15457,25 +15459,48 @@ static dt_result dt__reduce_in_place(dt_comm *c, const dt__reduction *x)
     return dt__conclude(c, 0, DT_OK);
 }
 
-/* One round through the stage. */
-static dt_result dt__reduce_round(dt_comm *c, const dt__reduction *x, int64_t at)
+/* Private data of all ranges to the stage. */
+static void dt__reduce_pack(dt_comm *c, const dt__reduction *x, int64_t k)
 {
-    float *stage, *to;
-    dt_result r = DT_OK;
-    c->round++;
-    stage = dt__stage(c, c->local_rank);
-    for (int p = 0; p < c->size && x->staged; p++)
+    float *stage = dt__stage(c, c->local_rank, x->round + k);
+    int64_t at = k * x->width;
+    for (int p = 0; p < c->size; p++)
         dt__copy(stage + p * x->width, x->data + x->begin + x->cut[p] + at,
                  dt__round_part(c->length[p], at, x->width));
-    if (x->staged) r = dt__step(c);
-    if (!r && c->nodes > 1) r = dt__reduce_nodes(c, x, at);
-    to = x->all ? stage + x->own * x->width : x->out + at;
+}
+
+/* The sum of this rank's range, to the stage if all ranks get it. */
+static dt_result dt__reduce_add(dt_comm *c, const dt__reduction *x, int64_t k)
+{
+    int64_t at = k * x->width;
+    float *to = x->all ? dt__stage(c, c->local_rank, x->round + k) + x->own * x->width : x->out + at;
+    dt_result r = c->nodes > 1 ? dt__reduce_nodes(c, x, at) : DT_OK;
     if (!r) dt__reduce_own(c, x, at, dt__round_part(c->length[c->rank], at, x->width), &to, 1);
-    if (!r && x->all) r = dt__spread(c, at, x->width, x->places, x->own);
-    for (int p = 0; p < c->size && x->all && !r; p++)
-        dt__copy(x->all + x->cut[p] + at, dt__spread_to(c, p, x->width, x->places, x->staged ? p : 0),
+    return !r && x->all ? dt__spread(c, x->round + k, at, x->width, x->places, x->own) : r;
+}
+
+static void dt__reduce_take(dt_comm *c, const dt__reduction *x, int64_t k)
+{
+    int64_t at = k * x->width;
+    for (int p = 0; p < c->size; p++)
+        dt__copy(x->all + x->cut[p] + at,
+                 dt__spread_to(c, x->round + k, p, x->width, x->places, x->staged ? p : 0),
                  dt__round_part(c->length[p], at, x->width));
-    dt__comm_tick(c);
+}
+
+/* Three rounds are under way: one is packed, one is added and spread, one is taken, so each costs one step. */
+static dt_result dt__reduce_rounds(dt_comm *c, dt__reduction *x, int64_t rounds)
+{
+    dt_result r = DT_OK;
+    x->round = c->round;
+    c->round += rounds;
+    for (int64_t k = 0; k < rounds + 2 && !r; k++) {
+        if (x->staged && k < rounds) dt__reduce_pack(c, x, k);
+        if (k >= 1 && k <= rounds) r = dt__reduce_add(c, x, k - 1);
+        if (!r && x->all && k >= 2) dt__reduce_take(c, x, k - 2);
+        if (!r && k <= rounds) r = dt__step(c);
+        dt__comm_tick(c);
+    }
     return r;
 }
 
@@ -15505,7 +15530,7 @@ static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
     if (c->nodes > 1) lots = (int64_t)(c->nodes + c->relays) * c->widest;
     if (lots) x->width = dt__min(x->width, dt__max(DT__WORK_FLOATS / lots / 16 * 16, 16));
     if (!dt__reserve((void **)&c->work, 0, &c->work_room, lots * x->width, 4, "a sum over nodes")) r = DT_E_MEMORY;
-    for (int64_t at = 0; at < longest && !r; at += x->width) r = dt__reduce_round(c, x, at);
+    if (!r) r = dt__reduce_rounds(c, x, dt__ceil_div(longest, x->width));
     return dt__conclude(c, x->staged, r);
 }
 
@@ -15557,10 +15582,10 @@ static dt_result dt__exchange_small(dt_comm *c, const dt__move *m)
         r = dt__gather(c, m->in, total, dt__equal_extents(c, c->give, 0, total), c->size, c->inputs);
         for (int p = 0; p < c->size; p++) c->from[p] = c->inputs + p * total;
     } else {
-        c->round++;
-        if (has) dt__copy(dt__stage(c, c->rank), m->in, total);
+        int64_t round = c->round++;
+        if (has) dt__copy(dt__stage(c, c->rank, round), m->in, total);
         r = dt__meet(c);
-        for (int p = 0; p < c->size; p++) c->from[p] = dt__stage(c, p);
+        for (int p = 0; p < c->size; p++) c->from[p] = dt__stage(c, p, round);
         for (int p = 0; p < c->size && has && !r; p++)
             if (p != c->rank) dt__count_sent(c, p, m->count);
     }
@@ -15819,7 +15844,7 @@ static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, i
     packet.total = 4 * count;
     dt__count_sent(c, to, count);
     do {
-        float *stage = dt__area_stage(c, c->local_rank, 2 + (k & 1u));
+        float *stage = dt__area_stage(c, c->local_rank, DT__STAGES + (k & 1u));
         int64_t n = dt__min(c->chunk, count - at);
         if (k >= 2) r = dt__send_finish(c, to, ticket[k & 1u]);
         if (r) return r;
@@ -16307,12 +16332,12 @@ static void dt__comm_place(dt_comm *c, const int *node)
 static dt_result dt__stage_open(dt_comm *c)
 {
     void *stage = NULL;
-    dt_result r = dt_comm_alloc(c, 2 * DT__FAR_HALF * 4, &stage);
+    dt_result r = dt_comm_alloc(c, DT__STAGES * DT__FAR_STAGE * 4, &stage);
     if (r) return r;
     c->stride = c->regions->stride;
     c->stage = (char *)stage - c->local_rank * c->stride;
-    c->half = DT__FAR_HALF;
-    c->link->memory += 4 * (2 * DT__FAR_HALF + DT__WORK_FLOATS);
+    c->part = DT__FAR_STAGE;
+    c->fabric->memory += 4 * (DT__STAGES * DT__FAR_STAGE + DT__WORK_FLOATS);
     memset(c->sent, 0, (size_t)c->size * sizeof *c->sent);
     c->call.sequence = c->collectives = 0;
     return DT_OK;
@@ -16326,9 +16351,9 @@ static dt_result dt__comm_join(dt_comm *c, int64_t where)
     if (where < 0 || (region = dt__region_join(c, where, bytes, bytes)) == NULL)
         return dt__alloc_refused(1, bytes, dt__memory_available());
     c->area = (dt__area *)(void *)region->base;
-    c->chunk = c->half = dt__chunk_floats(c->local_size);
+    c->chunk = c->part = dt__chunk_floats(c->local_size);
     c->stage = (char *)dt__area_stage(c, 0, 0);
-    c->stride = 4 * c->chunk * (int64_t)sizeof(float);
+    c->stride = (DT__STAGES + 2) * c->chunk * (int64_t)sizeof(float);
     __atomic_fetch_add(&c->area->inside, 1, __ATOMIC_SEQ_CST);
     return c->nodes > 1 ? dt__stage_open(c) : dt__meet(c);
 }
@@ -16353,7 +16378,7 @@ static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, con
     c->root = near->root;
     c->rate = near->rate;
     c->area = near->area, c->regions = near->regions;
-    c->chunk = near->chunk, c->half = near->half, c->stage = near->stage, c->stride = near->stride;
+    c->chunk = near->chunk, c->part = near->part, c->stage = near->stage, c->stride = near->stride;
     c->step = near->step, c->meets = near->meets, c->round = near->round;
     dt__free(near->tables);
     dt__free(near);

@@ -98,6 +98,30 @@ static const standing standings[] = {
     {"one that froze while it waited", {{0, OTHER}, {OTHER, 3}, {OTHER, 4}, {FREE, FREE}}, 0, 1, 2, 2},
 };
 
+/* One rule for both streams: who spins has a core of its own. */
+static void check_spins(dt_comm *c)
+{
+    cpu_set_t old, one;
+    size_t first = 0;
+    int ranks = c->job->size, pinned;
+    sched_getaffinity(0, sizeof old, &old);
+    while (!CPU_ISSET(first, &old)) first++;
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    c->job->size = 1;
+    dt__comm_other_stream(c);
+    tap_ok((c->spins == DT__SPINS) == (CPU_COUNT(&old) > 1), "a second stream spins if there is a second core");
+    sched_setaffinity(0, sizeof one, &one);
+    dt__comm_other_stream(c);
+    pinned = c->spins;
+    sched_setaffinity(0, sizeof old, &old);
+    tap_ok(pinned < DT__SPINS, "streams that share one core do not spin");
+    c->job->size = DT__RANKS_MAX;
+    tap_ok(dt__spins(c->job, 1) < DT__SPINS && !(dt__comm_other_stream(c), c->spins == DT__SPINS),
+           "nor do the ranks of a job that is larger than the machine");
+    c->job->size = ranks;
+}
+
 static void check_culprits(void)
 {
     int64_t bytes = dt__job_bytes(RANKS);
@@ -124,6 +148,7 @@ static void check_culprits(void)
         found = dt__find_culprit(c, s->peer, &life);
         if (!tap_ok(found == s->culprit, "held up by: %s", s->what)) tap_note("found %d, not %d", found, s->culprit);
     }
+    check_spins(c);
     dt__free(c->tables);
     dt__free(c);
     free(job);
