@@ -14232,7 +14232,8 @@ static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 /* Buffers 0 to 2: a communicator's first stage; 3, 4: messages of private memory. */
 static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
 {
-    return (float *)(void *)dt__comm_channel(c, c->local_size, 0) + ((DT__STAGES + 2) * (int64_t)local + buffer) * c->chunk;
+    float *stages = (float *)(void *)dt__comm_channel(c, c->local_size, 0);
+    return stages + ((DT__STAGES + 2) * (int64_t)local + buffer) * c->chunk;
 }
 /* The part of a local rank's stage that belongs to a round. */
 static float *dt__stage(const dt_comm *c, int local, int64_t round)
@@ -14251,7 +14252,8 @@ static int64_t dt__chunk_floats(int size) { return size <= 16 ? 32768 : 4096; }
 static int64_t dt__area_bytes(int size)
 {
     int64_t n = size;
-    return dt__pages((int64_t)sizeof(dt__area) + n * (int64_t)sizeof(dt__member) + n * n * (int64_t)sizeof(dt__channel) +
+    return dt__pages((int64_t)sizeof(dt__area) + n * (int64_t)sizeof(dt__member) +
+                     n * n * (int64_t)sizeof(dt__channel) +
                      n * (DT__STAGES + 2) * dt__chunk_floats(size) * (int64_t)sizeof(float));
 }
 
@@ -14683,7 +14685,8 @@ typedef struct dt__awaited {
 
 static int dt__arrived(const dt__awaited *a)
 {
-    return a->event ? dt__event_reached(a->event, a->target) : __atomic_load_n(&a->message->done, __ATOMIC_ACQUIRE) != 0;
+    if (a->event) return dt__event_reached(a->event, a->target);
+    return __atomic_load_n(&a->message->done, __ATOMIC_ACQUIRE) != 0;
 }
 
 /* Whether to give up waiting. What the peer did before it left or failed still counts. */
@@ -15222,8 +15225,9 @@ static int64_t dt__stage_width(const dt_comm *c, int places)
     return width > 16 ? width / 16 * 16 : width;
 }
 
-/* Sends this rank's chunk of its c->length floats to all nodes, and receives those of the ranks that it is the leader of.
- * A part of the stage has `places` of `width` floats, then one for each of these ranks; this rank's chunk is in `own`. */
+/* Sends this rank's chunk of its c->length floats to all nodes, and receives the chunks of the ranks that it is the
+ * leader of. A part of the stage has `places` of `width` floats, then one for each of these ranks; this rank's chunk is
+ * in place `own`. */
 static dt_result dt__spread(dt_comm *c, int64_t round, int64_t at, int64_t width, int places, int own)
 {
     float *stage = dt__stage(c, c->local_rank, round);
@@ -15256,11 +15260,11 @@ static void dt__count_gather(dt_comm *c, int64_t floats)
 static dt_result dt__gather(dt_comm *c, const float *from, int64_t reach, const dt__extent *e, int count, float *to)
 {
     int64_t *length = c->length, longest = 0, width = dt__stage_width(c, 1);
-    int staged, asked = c->call.op == DT__CALL_ALL_GATHER && c->call.extra; /* of extents: the caller counts, if local */
+    int staged, extents = c->call.op == DT__CALL_ALL_GATHER && c->call.extra; /* the caller counts them on one node */
     dt_result r = dt__meet_data(c, from, reach, &staged);
     memset(length, 0, (size_t)c->size * sizeof *length);
     for (int i = 0; i < count; i++) longest = dt__max(longest, length[e[i].rank] += e[i].count);
-    if (!r && (c->nodes > 1 || !asked)) dt__count_gather(c, length[c->rank]);
+    if (!r && (c->nodes > 1 || !extents)) dt__count_gather(c, length[c->rank]);
     if (!r && c->nodes == 1 && !staged) {
         for (int i = 0; i < count; i++) dt__copy(to + e[i].to, c->view[e[i].rank] + e[i].from, e[i].count);
         return dt__conclude(c, 0, r);
@@ -15800,7 +15804,8 @@ static dt__message *dt__outbox_message(dt_comm *c, int to, uint32_t ticket)
 static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
 {
     if (c->failed) return dt__error(c->failed, "%s", c->message);
-    if (!dt__is_far(c, to)) return dt__wait(c, to, &dt__comm_channel(c, c->local_rank, c->place[to].local)->taken, ticket);
+    if (!dt__is_far(c, to))
+        return dt__wait(c, to, &dt__comm_channel(c, c->local_rank, c->place[to].local)->taken, ticket);
     if (c->posted[to] - ticket >= (uint32_t)DT__PACKETS) return DT_OK;
     return dt__wait_message(c, dt__outbox_message(c, to, ticket), to);
 }
@@ -16249,7 +16254,8 @@ static void *dt__carve(char *block, int64_t *used, int64_t bytes)
 /* Places a communicator's tables in a block. Returns their bytes. */
 static int64_t dt__comm_tables(dt_comm *c, char *block)
 {
-    const int64_t word = (int64_t)sizeof(int), pointer = (int64_t)sizeof(void *), message = (int64_t)sizeof(dt__message);
+    const int64_t word = (int64_t)sizeof(int), pointer = (int64_t)sizeof(void *);
+    const int64_t message = (int64_t)sizeof(dt__message);
     int64_t used = 0, n = c->size, far = c->nodes > 1 ? n : 0;
     c->place = (dt__rank_place *)dt__carve(block, &used, n * (int64_t)sizeof(dt__rank_place));
     c->member = (int *)dt__carve(block, &used, n * word);
@@ -16337,7 +16343,7 @@ static dt_result dt__stage_open(dt_comm *c)
     c->stride = c->regions->stride;
     c->stage = (char *)stage - c->local_rank * c->stride;
     c->part = DT__FAR_STAGE;
-    c->fabric->memory += 4 * (DT__STAGES * DT__FAR_STAGE + DT__WORK_FLOATS);
+    c->link->memory += 4 * (DT__STAGES * DT__FAR_STAGE + DT__WORK_FLOATS);
     memset(c->sent, 0, (size_t)c->size * sizeof *c->sent);
     c->call.sequence = c->collectives = 0;
     return DT_OK;
