@@ -2539,7 +2539,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_route, NULL, )                    \
     OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_bins, NULL, )                      \
     OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_rows, dt__grad_moe_rows, )           \
-    OP(MOE_TRADE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_trade, dt__grad_moe_trade, )         \
+    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_exchange, dt__grad_moe_exchange, )         \
     OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, dt__flops_experts, dt__run_moe_linear,              \
        dt__grad_moe_linear, )                                                                                \
     OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, dt__flops_experts, dt__run_moe_dw, NULL, )               \
@@ -3631,7 +3631,7 @@ static void DT__K(dt__tile_edge)(int64_t rows, int64_t cols, int64_t k, const fl
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
-/* dst (4, 4) with row stride ld = transposed src (4, 4) with row stride `stride`, in 16-byte vectors of every machine. */
+/* dst (4,4), row stride ld, = src (4,4), row stride `stride`, transposed; every machine has 16-byte vectors. */
 DT__INLINE void DT__K(dt__transpose4)(float *dst, int64_t ld, const float *src, int64_t stride)
 {
     dt__v4 a, b, c, d, low, high;
@@ -3987,7 +3987,8 @@ static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i,
     return w->words + skip;
 }
 
-/* Asks for `rows` rows of this head from row i on: they lie a whole matrix row apart, which no prefetcher follows. */
+/* Prefetches `rows` rows of this head from row i on: no hardware prefetcher follows their stride, a whole matrix row.
+ * */
 static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int64_t ld, int64_t i, int64_t rows)
 {
     rows = dt__min(rows, w->t - i);
@@ -4016,7 +4017,8 @@ static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int
 
 /* ---- runs: which terms the rows of a panel have -------------------------------------------- */
 
-/* The terms [begin, end) are those of `rows`: they continue the last run or begin one. Terms of no row are left out. */
+/* `rows` have the terms [begin, end): the terms extend the last run or start a run. Terms that no row has are skipped.
+ * */
 static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, uint32_t rows)
 {
     DT__K(dt__run) *next = w->runs + w->run_count;
@@ -4152,9 +4154,9 @@ static void DT__K(dt__mask_panel)(const DT__K(dt__head) *w, float *x, int64_t i,
     }
 }
 
-/* Scores x (MR,s) of the queries from i on become exp(x*scale - max); what follows a row's last key becomes +0, and +0
- * leaves a sum of the lanes as it is. All rows go together: short rows alone are all latency. The maximum is +0, not
- * -0; a row without a key has maximum 0 and sum 1. */
+/* Scores x (MR,s) of the queries from i on become exp(x*scale - max). Elements behind a row's last key become +0, which
+ * does not change the sum of a lane. All rows advance together, because latency dominates short rows. The maximum is
+ * +0, not -0; a row without a key has maximum 0 and sum 1. */
 static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t i, int64_t rows)
 {
     float lane[DT__MR][32];
@@ -4216,8 +4218,8 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
     }
 }
 
-/* Of two neighbouring runs of keys: the sums of both, in the place of the left ones; what each has made counts times
- * exp(its maximum - the larger one). */
+/* left = left + right, the sums of two neighbouring runs of keys: each side is scaled by exp(its maximum - the larger
+ * maximum). */
 static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t rows, int64_t d)
 {
     for (int64_t i = 0, n; i < rows; i += n) {
@@ -4268,7 +4270,7 @@ static void DT__K(dt__backward_row)(const DT__K(dt__head) *w, int64_t i, float d
     }
 }
 
-/* The rows i .. i + rows-1 of the block's panels, and dq of these queries. */
+/* Rows i .. i + rows-1 of the probabilities and the score gradients of a block, and dq of these queries. */
 static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows, float *probs, float *grads)
 {
     const dt__attention *a = w->a;
@@ -4291,8 +4293,8 @@ static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t row
     DT__K(dt__tile_rows)(w, DT__HEAD_ROW(w, a->dq, a->lddq, i), a->lddq, rows);
 }
 
-/* The chains of dk or dv of the keys j .. j + rows-1 go on over the runs' queries: x (count,s) is a score panel, y
- * (count,d) is packed. A first block of queries begins them. */
+/* Continues the chains of dk or dv of the keys j .. j + rows-1 over the runs' queries: x (count,s) is a score panel, y
+ * (count,d) is packed. Without go_on the chains start here. */
 static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const float *y, int64_t count, int64_t j,
                                  int64_t rows, float *out, int go_on)
 {
@@ -4306,8 +4308,8 @@ static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const
     DT__K(dt__tile_rows)(w, out, ld, rows);
 }
 
-/* dk and dv: all keys that the queries i .. i + count-1 of this head see continue their chains; `first` of the query
- * heads begins them. */
+/* Continues the chains of dk and dv of all keys that the queries i .. i + count-1 of this head see. The first query
+ * head starts the chains. */
 static void DT__K(dt__backward_keys)(DT__K(dt__head) *w, int64_t i, int64_t count, int first)
 {
     const dt__attention *a = w->a;
@@ -5174,19 +5176,19 @@ typedef struct dt__tp {
  * [give[p * bins], give[(p + 1) * bins]) of `from`, and rows [take[p * bins], take[(p + 1) * bins]) of `to` come from
  * rank p. A row has `width` floats. After an error `to` is +0. */
 typedef struct dt__ep {
-    void (*trade)(void *user, float *to, const int32_t *take, const float *from, const int32_t *give, int64_t bins,
-                  int64_t width);
+    void (*exchange)(void *user, float *to, const int32_t *take, const float *from, const int32_t *give, int64_t bins,
+                     int64_t width);
     void *user;
 } dt__ep;
 
-/* How the ranks that have the other context leaves of a unit exchange blocks. post sends data, which stays as it is
- * until settle() of its place, one of DT__CP_PLACES; take waits for what `from` has posted. Ranks are numbered along
- * the context axis. Errors are noted at their own side. */
+/* Messages between the ranks that share a unit's context leaves, numbered along the context axis. send() starts a
+ * message; its data must not change until wait() for its place, one of DT__CP_PLACES. receive() waits for the next
+ * message from rank `from`. The callbacks record errors themselves. */
 enum { DT__CP_PLACES = 4 };
 typedef struct dt__cp {
-    void (*post)(void *user, int place, const float *data, int64_t count, int to);
-    void (*settle)(void *user, int place);
-    void (*take)(void *user, float *to, int64_t count, int from);
+    void (*send)(void *user, int place, const float *data, int64_t count, int to);
+    void (*wait)(void *user, int place);
+    void (*receive)(void *user, float *to, int64_t count, int from);
     void *user;
     float *work; /* (dt__net.sliced) */
 } dt__cp;
@@ -6732,8 +6734,8 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
     return dt_reshape(g, y, s);
 }
 
-/* A product one of whose operands is stored in shards: b, a weight, or c, its gradient. The shards cut one of m, n and
- * k, and the others' columns or rows with it; cut along k, each makes a part of its own. */
+/* A product with one operand stored in shards: b, a weight, or c, the gradient of a weight. The shards cut m, n or k.
+ * Where they cut k, each shard makes a partial product. */
 static void dt__run_cut_product(const dt__call *c, dt__gemm *job, const dt__param *b, const dt__param *of_c)
 {
     const dt__param *p = b ? b : of_c;
@@ -7571,7 +7573,7 @@ static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
 
 static uint32_t dt__drop_threshold(float p) { return (uint32_t)((double)p * 4294967296.0); }
 
-/* Points the unit's random streams at this site of this segment. */
+/* Sets the unit's random streams to this site of this segment. */
 static dt__rng *dt__site(const dt__call *c, int64_t samples, int64_t site)
 {
     for (int64_t b = 0; b < samples; b++) c->env->rng[b].counter[2] = c->env->segment << 8 | (uint32_t)site;
@@ -7612,8 +7614,8 @@ static int64_t dt__heads_of(dt_graph *g, dt_tensor x, const char *what, int64_t 
     return heads < 1 || dt__cuts(g, what, heads) ? dt__part_of(g, heads) : 0;
 }
 
-/* In a decode graph: x (B,T,C) written behind the rows of earlier positions, as (B,context,C), of which the rows up to
- * these are valid. The memory stays from run to run. */
+/* In a decode graph: appends x (B,T,C) to the rows of earlier positions. The value is (B,context,C); rows behind the
+ * appended ones are not valid yet. The memory persists between runs. */
 static dt_tensor dt__cache(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt_shape_of(g, x);
@@ -7629,7 +7631,7 @@ static void dt__run_cache(const dt__call *c)
         memcpy(c->out + b * room + c->env->position * s->n[2], c->in[0] + b * rows, 4 * (size_t)rows);
 }
 
-/* Piece `piece` of the `pieces` that each shard of x (..,C) has: (..,C/pieces), shards one behind another. */
+/* Piece `piece` of the `pieces` equal pieces of each shard of x (..,C), the shards concatenated: (..,C/pieces). */
 static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64_t piece)
 {
     dt_shape s = dt_shape_of(g, x), apart = s;
@@ -7735,8 +7737,8 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
     return a;
 }
-/* Rows of a fused input hold [q | k | v] of one shard behind those of another: the job of the next one. Its statistics
- * lie behind the last one's. */
+/* The job of the next shard: rows of a fused input hold [q | k | v] of one shard after another, and the statistics of
+ * the shards follow each other. */
 static dt__attention dt__attention_next(dt__attention a)
 {
     int64_t row = a.h * a.d, stats = a.b * a.h * a.t;
@@ -7746,7 +7748,7 @@ static dt__attention dt__attention_next(dt__attention a)
     a.first_head += a.h;
     return a;
 }
-/* Of a whole fused job: that of its first shard. */
+/* The first shard's job of a whole fused job. */
 static dt__attention dt__attention_first(dt__attention a, int64_t shards)
 {
     a.h /= shards, a.hk /= shards;
@@ -7756,13 +7758,13 @@ static dt__attention dt__attention_first(dt__attention a, int64_t shards)
     return a;
 }
 /* ---- attention over context slices --------------------------------------------------------------------
- * A sequence is S = 2 Vc slices, and context leaf c has slices c and S-1-c, so that with a causal mask all leaves have
- * as much to do. Blocks of keys and values, those of a rank's leaves, travel round the ranks of a context group (ring
- * attention, Liu et al. 2023), the next one on its way while one is worked on. What a slice of queries makes of a slice
- * of keys is computed as that of whole sequences is, and becomes a node of the tree over slices (R9): of keys for the
- * output and dq, of queries for dk and dv, whose nodes go to the owner of the keys. Siblings join as soon as both are
- * there, so neither the number of ranks nor the order of arrival changes a bit. Slices that a causal mask hides from
- * each other are not computed, and an empty node leaves its sibling as it is. */
+ * A sequence is S = 2 Vc slices. Context leaf c has slices c and S-1-c, so that all leaves have equal work under a
+ * causal mask. The keys and values of a rank's leaves are one block. Blocks travel around the ranks of a context group
+ * (ring attention, Liu et al. 2023): a rank sends the next block while it works on the current one. Each pair of a
+ * query slice and a key slice is computed like a whole sequence and becomes a leaf of a tree over slices (R9): over key
+ * slices for the output and dq, over query slices for dk and dv, whose partial sums go to the owner of the keys.
+ * Siblings join as soon as both exist, so that neither the number of ranks nor the order of arrival changes a bit.
+ * Pairs that a causal mask hides are not computed; an empty node leaves its sibling unchanged. */
 
 typedef struct dt__sliced {
     const dt__call *c;
@@ -7772,14 +7774,14 @@ typedef struct dt__sliced {
     int64_t width, pair;    /* floats of a row of queries, and of a row [k | v] of keys */
     int64_t stats, node;    /* floats of a node: row maxima, as many sums, o or dq */
     int64_t keys;           /* floats of the keys and values of a slice */
-    int level, ranks, at;   /* leaves = 1 << level; of the context group, this one's place in it */
-    float *block[2];        /* the block at work and the next one: (2 leaves, samples, rows, pair) */
-    float *box[2], *inbox;  /* nodes of dk and dv on their way to the owner and from others */
+    int level, ranks, at;   /* leaves = 1 << level; ranks of the context group; this rank's index in the group */
+    float *block[2];        /* the current block and the next one: (2 leaves, samples, rows, pair) */
+    float *box[2], *inbox;  /* messages with dk and dv: to the owners, and from other ranks */
     float *nodes, *key_nodes, *key_stack;
 } dt__sliced;
 
-/* The k-th slice of a rank's block by its number in the sequence, where it lies in the block, and its first row among
- * the rank's (leaves, samples, 2, rows). */
+/* Of the k-th slice of a rank's block, in sequence order: its number in the sequence, its index in the block, and its
+ * first row among the rank's (leaves, samples, 2, rows). */
 static int64_t dt__slice_number(const dt__sliced *s, int owner, int64_t k)
 {
     return k < s->leaves ? owner * s->leaves + k : s->slices - (owner + 2) * s->leaves + k;
@@ -7793,15 +7795,15 @@ static int64_t dt__slice_row(const dt__sliced *s, int64_t place)
     return (place / 2 * s->samples * 2 + (place & 1)) * s->rows;
 }
 
-/* Have the queries [.., end) any that see key slice `key`; do the keys [begin, ..) have any that query slice sees? */
+/* Does any query slice below `end` see key slice `key`? Does query slice `query` see any key slice from `begin` on? */
 static int dt__slice_seen(const dt__sliced *s, int64_t end, int64_t key) { return !s->a->causal || end > key; }
 static int dt__slice_sees(const dt__sliced *s, int64_t query, int64_t begin) { return !s->a->causal || begin <= query; }
-/* Does a rank's half of the slices, the early ones or the late ones, make a node for this slice of keys? */
+/* Does this half of a rank's query slices, the early ones or the late ones, see this key slice? */
 static int dt__slice_half(const dt__sliced *s, int rank, int half, int64_t key)
 {
     return dt__slice_seen(s, half ? s->slices - rank * s->leaves : (rank + 1) * s->leaves, key);
 }
-/* Floats that `rank` makes for the keys of `owner`. */
+/* Floats of the message with the dk and dv that `rank` computes for `owner`. */
 static int64_t dt__slice_message(const dt__sliced *s, int rank, int owner)
 {
     int64_t count = 0;
@@ -7810,7 +7812,7 @@ static int64_t dt__slice_message(const dt__sliced *s, int rank, int owner)
     return count * s->keys;
 }
 
-/* Nodes that are alive together, the most on any rank: of the tree over keys, or of that over queries at the owner. */
+/* The most nodes that exist at once on any rank: of the tree over keys, or of the owner's tree over queries. */
 static int dt__sliced_alive(const dt__sliced *s, int over_queries)
 {
     int most = 0;
@@ -7830,7 +7832,7 @@ static int dt__sliced_alive(const dt__sliced *s, int over_queries)
     return most;
 }
 
-/* Sizes of a job, and its places from `work` on; returns the floats of forward, or of backward. */
+/* The sizes of a job, and its buffers in `work`. Returns how many floats forward or backward needs. */
 static int64_t dt__sliced_of(dt__sliced *s, const dt_graph *g, const dt__attention *a, float *work, int backward)
 {
     int64_t block, box, at;
@@ -7865,7 +7867,7 @@ static int64_t dt__sliced_floats(const dt_graph *g, const dt__node *n)
     return dt__max(dt__sliced_of(&s, g, &a, NULL, 0), dt__sliced_of(&s, g, &a, NULL, 1));
 }
 
-/* Places ready, and the own block packed. */
+/* Lays out the buffers and packs this rank's block. */
 static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attention *a)
 {
     int64_t half;
@@ -7880,27 +7882,27 @@ static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attenti
     }
 }
 
-/* Step i of the ring works on the block of the i-th rank before this one. Before it is worked on it goes to the next
- * rank, afterwards the next block is taken. */
+/* Step i of the ring works on the block of the i-th rank before this one. The rank first sends that block on, and
+ * receives the next one when its work is done. */
 static int dt__sliced_owner(const dt__sliced *s, int step) { return (s->at + s->ranks - step) % s->ranks; }
 static void dt__sliced_offer(const dt__sliced *s, int step)
 {
     const dt__cp *cp = &s->c->env->cp;
     if (step + 1 < s->ranks)
-        cp->post(cp->user, step & 1, s->block[step & 1], 2 * s->leaves * s->keys, (s->at + 1) % s->ranks);
+        cp->send(cp->user, step & 1, s->block[step & 1], 2 * s->leaves * s->keys, (s->at + 1) % s->ranks);
 }
 static void dt__sliced_next(const dt__sliced *s, int step)
 {
     const dt__cp *cp = &s->c->env->cp;
     if (step + 1 == s->ranks) return;
-    cp->settle(cp->user, (step + 1) & 1);
-    cp->take(cp->user, s->block[(step + 1) & 1], 2 * s->leaves * s->keys, (s->at + s->ranks - 1) % s->ranks);
+    cp->wait(cp->user, (step + 1) & 1);
+    cp->receive(cp->user, s->block[(step + 1) & 1], 2 * s->leaves * s->keys, (s->at + s->ranks - 1) % s->ranks);
 }
-/* All that was sent has been taken. */
+/* Waits until every message has been received. */
 static void dt__sliced_settle(const dt__sliced *s)
 {
     const dt__cp *cp = &s->c->env->cp;
-    for (int place = 0; place < DT__CP_PLACES && s->ranks > 1; place++) cp->settle(cp->user, place);
+    for (int place = 0; place < DT__CP_PLACES && s->ranks > 1; place++) cp->wait(cp->user, place);
 }
 
 /* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`: o and its statistics, or
@@ -7985,7 +7987,7 @@ static void dt__slice_end_task(void *context, int64_t task, int worker) /* out =
     }
 }
 
-/* Node `to` of the tree over keys takes up its right sibling, for each slice of queries that sees some of it. */
+/* Adds its right sibling to node `to` of the tree over keys, for each query slice that sees any of its keys. */
 static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to, int from)
 {
     int64_t middle = (2 * sum->index + 1) << (sum->level - 1);
@@ -8004,7 +8006,7 @@ static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to,
     }
 }
 
-/* Of a slice of keys: node `to` over queries takes up its right sibling. */
+/* Adds its right sibling to node `to` of the tree over queries of one key slice. */
 static void dt__sliced_join_keys(const dt__sliced *s, const dt__partial *sum, float *to, const float *from, int64_t key)
 {
     int64_t middle = (2 * sum->index + 1) << (sum->level - 1), end = (sum->index + 1) << sum->level;
@@ -8012,8 +8014,7 @@ static void dt__sliced_join_keys(const dt__sliced *s, const dt__partial *sum, fl
         dt__slice_add(s, to, from, s->keys / s->samples, s->keys / s->samples, !dt__slice_seen(s, middle, key));
 }
 
-/* The slices of queries of one half against one slice of keys, into `node`; backward the half's node of dk and dv goes
- * to `out`. */
+/* One half's query slices against one key slice, into `node`. In backward the half's sum of dk and dv goes to `out`. */
 static void dt__sliced_half(const dt__sliced *s, const float *block, int owner, int64_t k, int half, float *node,
                             float *out)
 {
@@ -8036,7 +8037,7 @@ static void dt__sliced_half(const dt__sliced *s, const float *block, int owner, 
     }
 }
 
-/* What `rank` made for this rank's keys: two nodes of the tree over queries. */
+/* Adds the message of `rank` to the tree over queries of this rank's keys: one node for each half. */
 static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, const float *message)
 {
     int64_t block = 2 * s->leaves * s->keys;
@@ -8061,7 +8062,7 @@ static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, co
     }
 }
 
-/* One block: nodes of the tree over keys, and backward the message to its owner. */
+/* One block: its nodes of the tree over keys, and in backward the message to its owner. */
 static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step)
 {
     int owner = dt__sliced_owner(s, step);
@@ -8080,7 +8081,7 @@ static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step)
     }
 }
 
-/* The gradients of what the nodes and key nodes hold, to their rows. */
+/* Copies the root of the tree over keys to dq, and the roots of the trees over queries to dk and dv. */
 static void dt__sliced_gradients(const dt__sliced *s, const float *dq, const float *dkv)
 {
     const dt__attention *a = s->a;
@@ -8107,12 +8108,12 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
     for (int step = 0; step < s.ranks; step++) {
         int owner = dt__sliced_owner(&s, step), rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
         dt__sliced_offer(&s, step);
-        if (backward && step > 1) cp->settle(cp->user, place);
+        if (backward && step > 1) cp->wait(cp->user, place);
         dt__sliced_block(&s, &tree, step);
-        if (backward && step) cp->post(cp->user, place, s.box[step & 1], dt__slice_message(&s, s.at, owner), owner);
+        if (backward && step) cp->send(cp->user, place, s.box[step & 1], dt__slice_message(&s, s.at, owner), owner);
         dt__sliced_next(&s, step);
         if (!backward) continue;
-        if (step) cp->take(cp->user, s.inbox, dt__slice_message(&s, rank, s.at), rank);
+        if (step) cp->receive(cp->user, s.inbox, dt__slice_message(&s, rank, s.at), rank);
         dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box[0]);
     }
     dt__sliced_settle(&s);
@@ -8155,8 +8156,9 @@ static void dt__run_attention_grad(const dt__call *c)
     dt__attention_run(c, a);
 }
 
-/* Turns per position / 2 of pair c: base^(-2c/d) / pi, slowed as Llama 3 does: waves longer than the original context
- * over low_freq_factor by `factor`, those shorter than it over high_freq_factor not, between them in proportion. */
+/* Half turns per position of pair c: base^(-2c/d) / pi. Llama 3 scales it: wavelengths above original context /
+ * low_freq_factor are divided by `factor`, those below original context / high_freq_factor are kept, and those between
+ * are interpolated. */
 static double dt__rope_frequency(int64_t c, int64_t d, double base, const dt_rope_scaling *scaling)
 {
     double f = dt__exp_double(-dt__log_double(base) * (double)(2 * c) / (double)d), waves, keep;
@@ -8229,8 +8231,8 @@ static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
 
-/* Learned positions: "<name>" (T,C); in a decode graph the rows of its T tokens out of (context,C); those of a unit's
- * rows where context shards cut the sequences. */
+/* Learned positions "<name>" (T,C). A decode graph picks the rows of its T tokens out of (context,C); where context
+ * shards cut the sequences, the rows of this rank's positions are picked. */
 static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t width)
 {
     int64_t all = g->context ? g->context : t * dt__max(1, g->context_shards);
@@ -8263,7 +8265,7 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
 }
-/* Elements [begin, end) of sample b, those of its rows here; out and x are where its element 0 is or would be. */
+/* Elements [begin, end) of this rank's part of sample b; out and x point to its element 0, which may be absent. */
 static void dt__drop_sample(const dt__call *c, int64_t b, float *out, const float *x, int64_t begin, int64_t end)
 {
     int64_t rows = c->g->context_shards ? c->g->positions : 0, slice = rows ? rows / 2 * dt__cols(c->n) : end;
@@ -8577,12 +8579,13 @@ static void dt__run_aux_loss_grad(const dt__call *c)
 }
 
 /* ---- mixture of experts ----------------------------------------------------------------------------
- * A routing table says which row of the gathered tensors (R,C) holds which choice of which token. With L context leaves
- * here (else 1) an expert has a bin of rows for each. The table is one int32 vector: begin (LE+1), the first row of
- * each bin; asked (L,E), how many tokens of the leaf chose the expert; chosen (N,k), the experts of each token in index
- * order; row (N,k), where the choice went, -1 when the bin was full; from (N*k), the choice n*k+j that each row holds.
- * Rows are sorted by the rank that has the expert, leaf, expert, token. R is the most rows that there can be, so that
- * memory is planned; what is behind the last row is +0 and is multiplied with nothing (R5). */
+ * A routing table says which row of the gathered tensors (R,C) holds which choice of which token. An expert has one bin
+ * of rows for each of this rank's L context leaves (L = 1 without context shards). The table is one int32 vector: begin
+ * (LE+1), the first row of each bin; asked (L,E), how many tokens of the leaf chose the expert; chosen (N,k), the
+ * experts of each token in index order; row (N,k), the row of each choice, or -1 when the bin was full; from (N*k), the
+ * choice n*k+j that each row holds. Rows are sorted by the rank that has the expert, then by leaf, expert and token. R
+ * is the largest possible number of rows, so that memory can be planned; unused rows are +0 and enter no product (R5).
+ * */
 
 typedef struct dt__route {
     int64_t experts, active, tokens, leaves, bins;
@@ -8609,8 +8612,8 @@ static dt__route dt__route_at(const dt__node *n, const float *data)
 /* Input 1 of every op on routed rows. */
 static dt__route dt__route_of(const dt__call *c) { return dt__route_at(dt__in(c, 1), c->in[1]); }
 
-/* ids (N,k), the experts of each token by falling probability -> routing table. Tokens of a leaf come in order; what an
- * expert is asked for by them beyond `capacity` is dropped (R10). */
+/* ids (N,k), the experts of each token by falling probability -> routing table. An expert takes the tokens of a leaf in
+ * token order and drops those beyond its `capacity` (R10). */
 static dt_tensor dt__moe_route(dt_graph *g, dt_tensor ids, int64_t experts, int64_t capacity)
 {
     int64_t size = dt__route_size(dt__leaves(g) * experts, dt__count(dt__at(g, ids)));
@@ -8670,10 +8673,9 @@ static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
 
-/* The table of the rows that an owner of experts has: those of rank 0's first leaf for its first expert, its second,
- * .., of the rank's next leaf .., then those of rank 1 .., each a bin. It is one int32 vector: begin (LE+1), the first
- * row of each bin, as the routing table has it for all experts; then the rows of each bin of the routing table and of
- * this one (LE each). i: experts, most rows here, most rows of an owner, leaves. */
+/* The bins of the rows that an owner of experts has, sorted by source rank, leaf and expert. One int32 vector: begin
+ * (LE+1), the first row of each bin; then how many rows each bin of the routing table and each of these bins holds (LE
+ * each). i: experts, most rows here, most rows of an owner, leaves. */
 static dt_tensor dt__moe_bins(dt_graph *g, dt_tensor route)
 {
     const dt__node *n = dt__at(g, route);
@@ -8699,25 +8701,25 @@ static void dt__run_moe_bins(const dt__call *c)
     here = begin + bins + 1, there = here + bins;
     for (int64_t b = 0; b < bins; b++) here[b] = r.begin[b + 1] - r.begin[b];
     for (int64_t b = 0; b <= bins; b++) begin[b] = (int32_t)b;
-    ep->trade(ep->user, of_there, begin, of_here, begin, bins / dt__expert_ranks(c->g), 1);
+    ep->exchange(ep->user, of_there, begin, of_here, begin, bins / dt__expert_ranks(c->g), 1);
     for (int64_t b = 0; b < bins; next += there[b++]) begin[b] = next;
     begin[bins] = next;
 }
 
-/* in: rows (R,C) or parts (S,R,C), table, bins. out: the rows of all tokens of this rank's experts by bin; i[0]: back
- * again, the rows of this rank's tokens by expert. +0 behind them. */
-static dt_tensor dt__moe_trade(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor bins, int back)
+/* in: rows (R,C) or parts (S,R,C), table, bins. out: the rows that all ranks route to this rank's experts, by bin; with
+ * i[0] the way back: the rows of this rank's tokens, by expert. Unused rows are +0. */
+static dt_tensor dt__moe_exchange(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor bins, int back)
 {
     dt_shape s;
     dt__node n;
     if (!rows.id || !bins.id) return dt__tensor(0);
     s = dt_shape_of(g, rows);
     s.n[s.dims - 2] = dt__at(g, bins)->i[back ? 1 : 2];
-    n = dt__node_make(DT__OP_MOE_TRADE, s, rows, route, bins);
+    n = dt__node_make(DT__OP_MOE_EXCHANGE, s, rows, route, bins);
     n.i[0] = back;
     return dt__push(g, &n, NULL);
 }
-static void dt__run_moe_trade(const dt__call *c)
+static void dt__run_moe_exchange(const dt__call *c)
 {
     const dt__ep *ep = &c->env->ep;
     const dt__node *x = dt__in(c, 0);
@@ -8730,7 +8732,7 @@ static void dt__run_moe_trade(const dt__call *c)
     for (int64_t p = 0; p < dt__count(x) / (from * cols); p++) {
         float *out = c->out + p * to * cols;
         int64_t used = take[bins];
-        ep->trade(ep->user, out, take, c->in[0] + p * from * cols, give, bins / dt__expert_ranks(c->g), cols);
+        ep->exchange(ep->user, out, take, c->in[0] + p * from * cols, give, bins / dt__expert_ranks(c->g), cols);
         memset(out + used * cols, 0, 4 * (size_t)((to - used) * cols));
     }
 }
@@ -8744,7 +8746,7 @@ static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_te
     s.n[s.dims - 2] = r.tokens;
     return dt__push_op(g, DT__OP_MOE_SUM, s, rows, route, w);
 }
-/* Tokens of all parts, counted through. */
+/* Tokens [begin, end) of all parts, numbered consecutively. */
 static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
@@ -8775,9 +8777,9 @@ static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_moe_dot(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_dot_part); }
 
-/* How an expert's product is cut: b, or c when it is a gradient, is a weight (E,..), of which this rank has so many
- * experts and shards. A bin of its table has rows of one expert from one source, which is a context leaf of a rank; a
- * gradient is a sum for each source (R10). */
+/* How shards cut the products of experts. The weight (E,..) is b, or c where it is a gradient; this rank has `experts`
+ * of its experts and `shards` of its shards. A bin holds the rows of one expert from one source, a context leaf of a
+ * rank; a gradient is one sum per source (R10). */
 typedef struct dt__moe_cut {
     int along_m, along_n, along_k;
     int64_t shards, width;       /* width: of a shard along what is cut */
@@ -8806,7 +8808,7 @@ static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int
     return cut;
 }
 
-/* Where the gradient of bin b's expert is that its source's rows make. */
+/* The gradient of bin b's expert that the rows of bin b's source are summed into. */
 static float *dt__moe_sum_of(const dt__call *c, const dt__moe_cut *cut, int64_t b)
 {
     int64_t leaves = dt__leaves(c->g), source = b / cut->experts, rank = source / leaves, leaf = source % leaves;
@@ -8815,8 +8817,7 @@ static float *dt__moe_sum_of(const dt__call *c, const dt__moe_cut *cut, int64_t 
 }
 
 /* in: x (R,K), table, w (E,K,H) [, bias (E*H)]. out (R,H): the rows of expert e times w[e]; i[0]: times its transpose,
- * x (R,H) and out (R,K). Where shards cut what is summed over, out is parts (S,R,H), and the first of all shards has
- * the bias. */
+ * x (R,H) and out (R,K). Where shards cut the axis of the sum, out is parts (S,R,H), and shard 0 adds the bias. */
 static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w, dt_tensor bias, int transpose)
 {
     const dt__param *p = dt__cut_param(g, dt__at(g, w));
@@ -8904,7 +8905,7 @@ static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_moe_db(const dt__call *c) { dt__split(c, dt__cols(dt__in(c, 0)), 64, dt__moe_db_cols); }
 
-/* x (N,..) of all tokens as (L,N/L,..), one for each context leaf; without context shards as it is. */
+/* x (N,..) of all tokens as (L,N/L,..), by context leaf; without context shards x itself. */
 static dt_tensor dt__moe_leaves(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt_shape_of(g, x), leaves = s;
@@ -8914,7 +8915,7 @@ static dt_tensor dt__moe_leaves(dt_graph *g, dt_tensor x)
     return dt_reshape(g, x, leaves);
 }
 
-/* The router: adds its two losses to p (N,E), and returns the table. Each context leaf is a unit of its own. */
+/* The router: adds its two losses to p (N,E) and returns the routing table. Each context leaf is routed alone. */
 static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_options *o, dt_tensor *p)
 {
     int64_t leaves = dt__leaves(g), tokens = dt_dim(g, logits, 0) / leaves, choices = tokens * o->active;
@@ -8941,7 +8942,7 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
 }
 
 /* Expert weights "<name>.experts.<part>" (E,K,H), and with biases "<name>.experts.<part>_bias" (E*H). Shards cut axis
- * `cut` of the weights, which is so many groups. */
+ * `cut` of the weights, an axis of `groups` pieces. */
 static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const char *name, const char *part,
                                const dt_moe_options *o, dt_shape shape, int cut, int64_t groups, float std)
 {
@@ -9021,16 +9022,16 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
     bins = shared ? dt__moe_bins(g, route) : route;
     h = dt__moe_rows(g, tokens, route, dt__tensor(0)); /* (R,C) */
-    if (shared) h = dt__moe_trade(g, h, route, bins, 0);
+    if (shared) h = dt__moe_exchange(g, h, route, bins, 0);
     h = dt__moe_experts(g, h, bins, name, o, width);
-    if (shared) h = dt__moe_trade(g, h, route, bins, 1);
+    if (shared) h = dt__moe_exchange(g, h, route, bins, 1);
     if (!h.id) return h;
     h = dt__moe_sum(g, h, route, w);
     if (dt__in_shards(g)) h = dt__combine_shards(g, h, 1);
     return h.id ? dt_reshape(g, h, dt__at(g, x)->shape) : h;
 }
 
-/* out += x: a parameter's gradient that did not come from a chain over tokens; it is in the first row slice. */
+/* out += x: a parameter's gradient that is no chain over tokens. The first row slice holds all of it. */
 static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end)
 {
     for (int64_t v = 1; c->fresh && v < dt__slices(c); v++)
@@ -9338,10 +9339,10 @@ static void dt__grad_moe_sum(dt_graph *g, int32_t id, dt_tensor dy)
     dt__flow(g, id, 2, parts ? dt__combine_shards(g, dw, 0) : dw);
 }
 /* What went to the owners comes back, and the other way round. */
-static void dt__grad_moe_trade(dt_graph *g, int32_t id, dt_tensor dy)
+static void dt__grad_moe_exchange(dt_graph *g, int32_t id, dt_tensor dy)
 {
     int back = (int)g->nodes[id].i[0];
-    dt__flow(g, id, 0, dt__moe_trade(g, dy, dt__input(g, id, 1), dt__input(g, id, 2), !back));
+    dt__flow(g, id, 0, dt__moe_exchange(g, dy, dt__input(g, id, 1), dt__input(g, id, 2), !back));
 }
 static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -9922,7 +9923,7 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     return dt_add(g, x, dt_dropout(g, h, m->dropout));
 }
 
-/* Cross-entropy of the logits h table^T (B,T,V), of which tensor shards have columns. */
+/* Cross-entropy of the logits h table^T (B,T,V), whose columns tensor shards cut. */
 static dt_tensor dt__next_token_loss(dt_graph *g, dt_tensor h, dt_tensor table)
 {
     return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h), table, 0, 1, 0, dt__own(g)), dt_targets(g));
@@ -10319,7 +10320,7 @@ static dt_result dt__net_context(const dt__net *net, const dt_model *m, int64_t 
     size_t used = 0;
     if (!net->context_shards) return DT_OK;
     if (m->segments)
-        return dt__error(DT_E_USAGE, "context shards cut the sequences of the model families: a model of one's own has "
+        return dt__error(DT_E_USAGE, "context shards cut the sequences of the model families: give a model of your own "
                          "--context-shards 1");
     if (sequence % (2 * net->context_shards) == 0) return DT_OK;
     list[0] = 0;
@@ -21614,7 +21615,7 @@ static int64_t dt__engine_staged(const dt__engine *e)
         for (int32_t id = 1; id < g->count; id++) {
             const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[0]];
             if (n->op == DT__OP_MOE_BINS) floats = dt__max(floats, dt__table_bins(n));
-            if (n->op == DT__OP_MOE_TRADE) floats = dt__max(floats, x->shape.n[x->shape.dims - 2] * dt__cols(x));
+            if (n->op == DT__OP_MOE_EXCHANGE) floats = dt__max(floats, x->shape.n[x->shape.dims - 2] * dt__cols(x));
         }
     }
     return floats ? floats * samples + dt__round_up(e->layout->ep + 1, 16) : 0;
@@ -21867,8 +21868,8 @@ static dt_result dt__engine_open(dt__engine *e)
     if (!r) dt__noise_open(e);
     for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
     e->env.tp.combine = dt__engine_combine;
-    e->env.cp.post = dt__engine_post, e->env.cp.settle = dt__engine_posted, e->env.cp.take = dt__engine_take;
-    e->env.ep.trade = dt__engine_exchange;
+    e->env.cp.send = dt__engine_post, e->env.cp.wait = dt__engine_posted, e->env.cp.receive = dt__engine_take;
+    e->env.ep.exchange = dt__engine_exchange;
     e->env.tp.user = e->env.cp.user = e->env.ep.user = e;
     dt__engine_slots(e);
     dt__engine_rows(e);

@@ -796,7 +796,7 @@ static const struct exempt {
     { DT__OP_MOE_LINEAR, "mixtures" }, { DT__OP_MOE_DW, "mixtures" }, { DT__OP_MOE_DB, "mixtures" }, { DT__OP_MOE_SUM, "mixtures" },
     { DT__OP_MOE_DOT, "mixtures" },
     /* experts on several ranks alone: test_shards.c compares their results with those of one rank */
-    { DT__OP_MOE_BINS, "shared experts" }, { DT__OP_MOE_TRADE, "shared experts" },
+    { DT__OP_MOE_BINS, "shared experts" }, { DT__OP_MOE_EXCHANGE, "shared experts" },
 };
 static ref_fn reference_of(int op)
 {

@@ -282,7 +282,7 @@ static void *run_rank(void *context)
     move_rows(r, x + c, ld, r->in->k, kc, 0);
     move_rows(r, x + c + kc, ld, r->in->v, kc, 0);
     move_rows(r, dout, c, r->in->dout, c, 0);
-    env.k = r->k, env.cp.post = post, env.cp.settle = settle, env.cp.take = take, env.cp.user = r;
+    env.k = r->k, env.cp.send = post, env.cp.wait = settle, env.cp.receive = take, env.cp.user = r;
     floats = dt__sliced_of(&sizes, &g, &a, NULL, 0);
     floats = dt__max(floats, dt__sliced_of(&sizes, &g, &a, NULL, 1));
     env.cp.work = values(floats);

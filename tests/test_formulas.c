@@ -45,7 +45,7 @@ static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, 
 
 /* ---- one rank: the program calls itself with: measure [options of recipe and layout] [launcher's options] ---- */
 
-/* dt__tp.combine and dt__ep.trade, counted. rows: those with channels, not counts, that went to other ranks. */
+/* dt__tp.combine and dt__ep.exchange, counted. rows: those with channels, not counts, that went to other ranks. */
 typedef struct hook {
     dt__tp real;
     dt__ep trade;
@@ -59,7 +59,7 @@ static void counted_trade(void *user, float *to, const int32_t *take, const floa
     h->trades++;
     for (int p = 0; p < h->ranks && width > 1; p++)
         h->rows += p == h->rank ? 0 : give[(p + 1) * bins] - give[p * bins];
-    h->trade.trade(h->trade.user, to, take, from, give, bins, width);
+    h->trade.exchange(h->trade.user, to, take, from, give, bins, width);
 }
 static void counted_combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
@@ -174,7 +174,7 @@ static int measure(int argc, char **argv)
     t->e.env.tp.user = &step;
     step.trade = t->e.env.ep;
     step.ranks = (int)t->layout.ep, step.rank = t->e.mesh.at[DT_AXIS_DATA] % step.ranks;
-    t->e.env.ep.trade = counted_trade;
+    t->e.env.ep.exchange = counted_trade;
     t->e.env.ep.user = &step;
     e = dt_trainer_evaluate(t, 0, &loss);
     forward = step;

@@ -163,7 +163,7 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
         tap_bail("%s", dt_last_error());
     r->env.pool = r->pool, r->env.unit_share = 0.25f;
     r->env.tp.combine = combine, r->env.tp.user = r;
-    r->env.ep.trade = trade, r->env.ep.user = r;
+    r->env.ep.exchange = trade, r->env.ep.user = r;
     r->outputs = r->net.boundary;
     memory = r->net.temp + r->net.saved + 2 * r->net.widest;
     memset(&all, 0, sizeof all);
