@@ -1410,10 +1410,10 @@ enum { DT__GROUP_RECIPE, DT__GROUP_LAYOUT, DT__GROUP_LAUNCH };
 typedef struct dt__option {
     int group;
     const char *name, *argument; /* argument: what --help calls the value; NULL: a flag, which has none */
-    int kind;                    /* whole: int64_t, also a power of two, or -1 for "auto"; real: float; flag and word: */
-    size_t offset;               /* int32_t; text: const char *; at this offset in the struct of the group */
+    int kind;          /* whole, power of two, auto (-1): int64_t; real: float; flag, word: int32_t; text: const char * */
+    size_t offset;     /* of the value in the struct of the group */
     double preset;
-    const char *range; /* of a number, as an interval; of a word, all words: "constant,cosine"; NULL: checked elsewhere */
+    const char *range; /* of a number, as an interval; of a word, all words: "constant,cosine"; NULL: any */
     const char *help;
 } dt__option;
 #define DT__OPTION(group, name, argument, kind, member, preset, range, help)                                           \
@@ -23947,21 +23947,21 @@ struct dt_trainer {
     float *whole;         /* a parameter put together from its tensor shards; NULL when there is one shard */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
-    dt__metrics metrics; /* rank 0, when asked for */
-    FILE *timeline;      /* the same */
+    dt__metrics metrics; /* rank 0, with output.metrics */
+    FILE *timeline;      /* rank 0, with output.timeline */
     dt_rules *rules;     /* the same on all ranks, which give them the same numbers; NULL: not asked for */
     uint32_t stops;      /* bit: rule that stops the run */
-    int32_t stopper;     /* 1 + the rule that did */
-    double losses[2];    /* sum and number of those that the rules have not got yet, as a mean */
+    int32_t stopper;     /* 1 + the rule that stopped it; 0: none */
+    double losses[2];    /* sum and number of losses since the rules got their last mean */
     dt__reader published; /* the initial weights, until they are read */
     dt__state state;
     dt__saver save;
-    int64_t first;       /* the step that a checkpoint was of; 0: training began here */
+    int64_t first;       /* step of the checkpoint that training resumed from; 0: none */
     int64_t lost_data, lost_rng; /* what the data cursor and random streams have forgotten of it (DT_FORGET) */
     char hash[68];
-    int64_t hashed; /* the step whose hash it is; -1: none */
+    int64_t hashed; /* step of the hash; -1: none */
     double peak_gflops, opened, started, printed, waited;
-    double agreeing; /* seconds in which ranks tell each other counts and losses: there they wait for who is late */
+    double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
     double own_gflops;                         /* this rank's part of peak_gflops */
     double pulse[DT__PULSES][DT__PULSE_KINDS]; /* of the last steps, in turn: where their time went */
     int64_t pulses;                            /* steps so far; the first one, which is cold, has none */
@@ -23979,8 +23979,8 @@ DT_API dt_step_info dt_step_info_zero(void)
 DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
 DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer) { return dt_comm_sent(t->comm, peer); }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
-/* The part of an array of weights, or NULL, that is the parameter of this name, when this rank has it whole: a copy
- * when tensor shards cut it. */
+/* The parameter of this name in an array of weights, or NULL unless this rank has all of it; a copy where tensor shards
+ * cut it. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
 {
     const dt__net *net = &t->e.net;
@@ -24157,7 +24157,8 @@ static dt_result dt__check_reduce(const dt_recipe *r, const dt_comm *c)
                          "out");
     if (!c->link || !c->link->all_reduce)
         return dt__error(DT_E_USAGE, "--reduce native: %s has no all-reduce of its own. Build with DT_MPI and start "
-                         "several nodes with mpirun, or use --reduce exact.", c->link ? c->link->name : "shared memory");
+                         "several nodes with mpirun, or use --reduce exact.",
+                         c->link ? c->link->name : "shared memory");
     return DT_OK;
 }
 
