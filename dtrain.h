@@ -13906,7 +13906,8 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
  * ============================================================================================
  * Ranks of one node are processes that map one memfd, or threads of one process; the code is the same.
  *
- *   job     one per launch and node: the state of each rank (heartbeat, how it ended), the first fault, the stop request
+ *   job     one per launch and node: the state of each rank (heartbeat, how it ended), the first fault, the request
+ *           to stop
  *   area    one per communicator and node: a slot per local rank (arrival counter, published calls), a channel per pair
  *           of local ranks, a stage per local rank (buffers through which private memory travels)
  *   region  dt_comm_alloc memory: (local ranks, bytes), mapped by all local ranks
@@ -13918,9 +13919,9 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
  *   message a rank sends data to a rank of another node
  * A collective starts when all ranks meet and compare their calls. Then it works in rounds over chunks of the data.
  * Symmetric memory is read in place; private memory is copied to the stage first. A round packs and receives into part
- * `round % 3` of the stage; what is packed is read after one step, and what is added of it after two. Whoever writes the
- * part again, three rounds later, has passed a step that came after all reading. Counters are 32 bits and wrap: they are
- * compared by difference. */
+ * `round % 3` of the stage. Local ranks read packed data after one step, and the sum of that data after two. A rank
+ * writes the part again three rounds later, when it has passed a step that came after all reading. Counters are 32 bits
+ * and wrap: they are compared by difference. */
 
 enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PACKETS = 4, DT__SPINS = 400 };
 /* Floats of a part of a stage over nodes, and at most of the work memory of a sum over nodes. */
@@ -14022,7 +14023,7 @@ typedef struct dt__area {
     uint32_t fault, outs; /* outs: ranks whose slot says out */
     int32_t inside;       /* ranks that have not left: the last one returns the memory */
     char pad[116];
-} dt__area; /* dt__member slots[ranks], dt__channel channels[ranks][ranks] (from, to), float stage[ranks][5][chunk] follow */
+} dt__area; /* dt__member slots[ranks], dt__channel channels[from][to], float stage[ranks][5][chunk] follow */
 
 typedef struct dt__region {
     struct dt__region *next;
