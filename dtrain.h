@@ -21150,6 +21150,7 @@ enum { DT__HOST, DT__DEVICE, DT__PINNED };
 typedef struct dt__allocation {
     void *pointer;       /* the address of the pointer to it, whose type is any */
     int64_t count, size; /* elements, bytes of one */
+    int64_t most;        /* elements of the rank with most: peers allocate equally much */
     int category, kind;
     dt_comm *peers;      /* they read it in place; NULL: nobody does */
 } dt__allocation;
@@ -21164,7 +21165,7 @@ static void dt__memory_add(dt__memory *m, int category, int kind, dt_comm *peers
 {
     dt__allocation *a = &m->row[m->rows++];
     DT_ASSERT(m->rows <= DT__ALLOCATIONS);
-    a->pointer = pointer, a->count = count, a->size = size;
+    a->pointer = pointer, a->count = a->most = count, a->size = size;
     a->category = category, a->kind = kind, a->peers = peers;
 }
 
@@ -21177,8 +21178,8 @@ static dt_result dt__memory_open(dt__memory *m)
     for (int i = 0; i < m->rows && !r; i++) {
         const dt__allocation *a = &m->row[i];
         void *memory = NULL;
-        if (a->peers) r = dt_comm_alloc(a->peers, a->count * a->size, &memory);
-        else if (!(memory = dt__alloc(a->count * a->size, names[a->category]))) r = DT_E_MEMORY;
+        if (a->peers) r = dt_comm_alloc(a->peers, a->most * a->size, &memory);
+        else if (!(memory = dt__alloc(a->most * a->size, names[a->category]))) r = DT_E_MEMORY;
         memcpy(a->pointer, &memory, sizeof memory);
     }
     return r;
@@ -21672,7 +21673,8 @@ static void dt__engine_state(dt__engine *e)
         int read = i == DT__STATE_AVERAGE && e->shape.zero && e->recipe->evaluate_ema; /* by peers, in place */
         if (bytes)
             dt__memory_add(&e->memory, DT__FOR_OPTIMIZER, DT__DEVICE, read ? e->ranks.data : NULL, &e->state[i],
-                           (read ? s->most_params : own) / DT__MOMENT_BLOCK, bytes);
+                           own / DT__MOMENT_BLOCK, bytes);
+        if (read && bytes) e->memory.row[e->memory.rows - 1].most = s->most_params / DT__MOMENT_BLOCK;
     }
 }
 
@@ -21681,9 +21683,10 @@ static void dt__engine_rows(dt__engine *e)
 {
     dt__memory *m = &e->memory;
     const dt__store *s = &e->store;
-    int64_t tied = dt__engine_tied(e), weights = e->shape.zero > 2 ? s->most_params : s->param_floats;
+    int64_t tied = dt__engine_tied(e), weights = e->shape.zero > 2 ? s->own_params : s->param_floats;
     int64_t grown = e->recipe->growth > 1 ? s->param_floats : 0;
     dt__memory_add(m, DT__FOR_WEIGHTS, DT__DEVICE, e->same, &e->params, weights, 4);
+    if (e->shape.zero > 2) m->row[0].most = s->most_params;
     dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, e->same, &e->sets, e->set_floats * e->sets_count, 4);
     dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->total, dt__engine_total_floats(e), 4);
     dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->row_slices, s->slice_floats, 4);
