@@ -1410,7 +1410,7 @@ enum { DT__GROUP_RECIPE, DT__GROUP_LAYOUT, DT__GROUP_LAUNCH };
 typedef struct dt__option {
     int group;
     const char *name, *argument; /* argument: what --help calls the value; NULL: a flag, which has none */
-    int kind;          /* whole, power of two, auto (-1): int64_t; real: float; flag, word: int32_t; text: const char * */
+    int kind; /* whole, power of two, auto (-1): int64_t; real: float; flag, word: int32_t; text: const char * */
     size_t offset;     /* of the value in the struct of the group */
     double preset;
     const char *range; /* of a number, as an interval; of a word, all words: "constant,cosine"; NULL: any */
@@ -13064,8 +13064,8 @@ static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sampl
 
 /* ---- prefetch ------------------------------------------------------------------------------
  * A loader prepares the batches of steps first, first + 1, ... on a thread of its own, in a ring of slots: the caller
- * holds one, the others are filled ahead. What is in a batch depends on the step alone, never on timing. One thread at a
- * time may use a loader. */
+ * holds one, the others are filled ahead. What is in a batch depends on the step alone, never on timing. One thread at
+ * a time may use a loader. */
 
 enum { DT__LOADER_MAX_SLOTS = 4 };
 
@@ -15523,7 +15523,7 @@ static void dt__count_reduce(dt_comm *c, const dt__reduction *x)
 
 static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
 {
-    int64_t longest = 0, lots = 0;
+    int64_t longest = 0, sources = 0;
     dt_result r = c->nodes > 1 ? dt__subtrees_list(c, x->parts, x->counts) : DT_OK;
     if (!r) r = dt__meet_data(c, x->data, x->reach, &x->staged);
     if (r) return dt__conclude(c, 1, r);
@@ -15533,9 +15533,9 @@ static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
     x->places = x->parts || c->size == c->nodes ? 1 : c->size; /* on all ranks alike, whether theirs is staged or not */
     x->own = x->staged ? c->rank : 0;
     x->width = dt__stage_width(c, x->places);
-    if (c->nodes > 1) lots = (int64_t)(c->nodes + c->relays) * c->widest;
-    if (lots) x->width = dt__min(x->width, dt__max(DT__WORK_FLOATS / lots / 16 * 16, 16));
-    if (!dt__reserve((void **)&c->work, 0, &c->work_room, lots * x->width, 4, "a sum over nodes")) r = DT_E_MEMORY;
+    if (c->nodes > 1) sources = (int64_t)(c->nodes + c->relays) * c->widest;
+    if (sources) x->width = dt__min(x->width, dt__max(DT__WORK_FLOATS / sources / 16 * 16, 16));
+    if (!dt__reserve((void **)&c->work, 0, &c->work_room, sources * x->width, 4, "a sum over nodes")) r = DT_E_MEMORY;
     if (!r) r = dt__reduce_rounds(c, x, dt__ceil_div(longest, x->width));
     return dt__conclude(c, x->staged, r);
 }
@@ -17679,8 +17679,8 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 /* ---- libfabric ------------------------------------------------------------------------------------------------
  * A link over tagged messages of one reliable-datagram endpoint. Providers differ in what they do with a message that
  * has no receive, or a receive that is too short: over net (libfabric 1.17) the first holds up all that its sender
- * sends later, and the second breaks the connection. So libfabric only gets what every provider does well: short datagrams
- * into buffers that are always posted, and data into memory that the receiver posts before the sender sends.
+ * sends later, and the second breaks the connection. So libfabric only gets what every provider does well: short
+ * datagrams into buffers that are always posted, and data into memory that the receiver posts before the sender sends.
  *
  *   SHORT  header and data; a rank without a matching receive keeps a copy
  *   ASK    the header of a long message
@@ -26157,8 +26157,8 @@ static dt_result dt__watch_open(dt_trainer *t)
         if (dt_rule_find(name) < 0)
             return dt__error(DT_E_USAGE, "--stop-on %s: there is no such rule: did you mean %s?", name, near);
         if (never >> dt_rule_find(name) & 1u)
-            return dt__error(DT_E_USAGE, "--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules in "
-                             "a loop of your own (examples/55_rules.c)", name);
+            return dt__error(DT_E_USAGE, "--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules "
+                             "in a loop of your own (examples/55_rules.c)", name);
         t->stops |= 1u << dt_rule_find(name);
     }
     if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
@@ -26177,7 +26177,8 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
         if (arrays > 1) snprintf(name, sizeof name, "%.85s/%d", p->is.name, (int)v);
         else snprintf(name, sizeof name, "%.95s", p->is.name);
         r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, dt__download(x.gradient + v * each, n), n, units);
-        if (!r) r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, dt__download(x.weight + v * each, n), n, units);
+        if (r) return r;
+        r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, dt__download(x.weight + v * each, n), n, units);
     }
     return r;
 }

@@ -3,7 +3,7 @@
  * What you learn
  *     Pipeline parallel: each of p ranks has a run of layers, a stage. A batch is cut into m micro-batches: while stage
  *     1 works on the first, stage 0 has the second. First later stages wait, in the end earlier ones: the bubble. The
- *     pace is that of the dearest stage, so layers are cut by cost (dt_partition).
+ *     pace is that of the most expensive stage, so layers are cut by cost (dt_partition).
  *       GPipe        all forwards, then all backwards: (p-1)/(m+p-1) of the time is idle, m micro-batches are kept.
  *       1F1B         a backward as soon as one is there. It is often said to have a smaller bubble: it has the same. It
  *                    has less memory: stage 0 keeps min(p,m) micro-batches, the last stage one.
@@ -175,7 +175,7 @@ int main(int argc, char **argv)
     if (file < 0) return perror("17_pipeline: no file in /tmp"), 1;
     close(file);
     if (root) {
-        printf("segments, share of time and of weights of 4 stages; time of the dearest beside an even share\n");
+        printf("segments, share of time and of weights of 4 stages; the most expensive beside an even share\n");
         cut("100 equal layers", 100, 0);
         cut("GPT-2 124M, cut by time", 14, 0);
         cut("GPT-2 124M, cut by memory", 14, 1);
