@@ -275,6 +275,7 @@ static void ref_layernorm(float *out, float *stats, const float *x, const float 
 static void ref_layernorm_dx(float *out, const float *dy, const float *x, const float *stats, const float *gamma, int64_t n)
 {
     float g[MOST], xhat[MOST], mg, mx;
+    memset(g, 0, sizeof g), memset(xhat, 0, sizeof xhat); /* gcc cannot see that n is above 0 */
     for (int64_t i = 0; i < n; i++) {
         g[i] = dy[i] * gamma[i];
         xhat[i] = (x[i] - stats[0]) * stats[1];
