@@ -297,8 +297,7 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 /* One rank's part of a training run, for one thread at a time. Rank 0 prints progress to standard output unless
  * output.quiet; nothing else in the library prints. */
 typedef struct dt_trainer dt_trainer;
-typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; further below */
-DT_API dt_step_info dt_step_info_zero(void);
+typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; below, with its _zero() */
 /* Collective over the ranks that dt_launch started. Checks recipe and layout, opens the data, plans and allocates all
  * memory, draws the parameters. The structs are copied; strings and segments must outlive the trainer. */
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
@@ -984,6 +983,7 @@ struct dt_step_info {
     double noise_variance;  /* this step's estimate of tr(Sigma), for one sample (appendix A.1) */
     double noise_square;    /* and of |G|^2, which may be below 0. Uses of a tied parameter count apart */
 };
+DT_API dt_step_info dt_step_info_zero(void);
 DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer` since the trainer was opened */
 /* SHA-256 of the state is over all weights, then what the optimizer keeps, array by array, each parameter by parameter
  * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's
@@ -17420,7 +17420,7 @@ static void dt__judge_hello(const dt__meeting *m, const dt__hello *h, char *text
 /* Serves one caller. It joins, or its connection is closed: a caller that proves nothing learns nothing. */
 static void dt__meet_serve(dt__meeting *m, int fd)
 {
-    double end = dt__now() + DT__MEET_SECONDS;
+    double end = dt__now() + (double)DT__MEET_SECONDS;
     uint8_t theirs[32], right[32];
     char blob[DT__BLOB];
     dt__hello h;
@@ -17526,7 +17526,7 @@ static int dt__meet_connect(const struct addrinfo *a)
     if (fd < 0) return -1;
     if (dt__socket_prepare(fd)) error = errno;
     else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS) error = errno;
-    else if (!dt__ready(fd, POLLOUT, dt__now() + DT__MEET_SECONDS)) error = ETIMEDOUT;
+    else if (!dt__ready(fd, POLLOUT, dt__now() + (double)DT__MEET_SECONDS)) error = ETIMEDOUT;
     else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
     if (!error) return fd;
     close(fd);
