@@ -1358,7 +1358,7 @@ static void dt__free(void *p)
 /* Makes room for `wanted` items in a growing list, whose first `used` are kept; 0 without memory. New ones are zero. */
 static int dt__reserve(void **list, int64_t used, int64_t *room, int64_t wanted, int64_t item, const char *what)
 {
-    int64_t bigger = dt__max(dt__max(wanted, 2 * *room), 64);
+    int64_t bigger = dt__max(dt__max(wanted, 2 * *room), 16);
     void *memory;
     if (wanted <= *room) return 1;
     memory = dt__alloc(bigger * item, what);
@@ -24806,7 +24806,8 @@ static dt_result dt__state_open(dt_trainer *t)
 {
     const dt__net *n = &t->e.net;
     dt__state *s = &t->state;
-    int64_t most = (int64_t)n->param_count * DT__PARTS;
+    int64_t most = 0;
+    for (int kind = 0; kind < DT__PARTS; kind++) most += dt__part_bytes(&t->recipe, kind) ? n->param_count : 0;
     for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++) most += n->params[i].uses;
     s->tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *s->tensor, "the state");
     if (!s->tensor) return DT_E_MEMORY;
