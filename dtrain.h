@@ -6487,7 +6487,7 @@ static void dt__row_op_rows(const dt__call *c, int64_t begin, int64_t end)
         for (int i = 0; i < c->n->inputs; i++)
             if (op->inputs[i] == 's') memcpy(s, c->in[i] + 2 * r, 8);
             else in[count++] = op->inputs[i] == 'r' ? c->in[i] + r * cols : c->in[i];
-        c->env->k->row(c->n->op, c->out + r * (whole ? cols : 1), in, s, cols);
+        c->env->k->row(c->n->op, whole ? c->out + r * cols : NULL, in, s, cols);
         if (!whole) c->out[r] = s[0];
         if (c->aux) memcpy(c->aux + 2 * r, s, 8);
     }
@@ -18049,11 +18049,10 @@ static dt_result dt__ofi_start(dt__link *link, dt__message *m)
     return r;
 }
 
-/* Closes the endpoint: the only way to make libfabric forget memory that a peer has begun to read or write. */
-static void dt__ofi_abandon(dt__ofi *f)
+/* All messages are over, without the endpoint. */
+static void dt__ofi_forget(dt__ofi *f)
 {
     dt__message *m;
-    fi_close(&f->end->fid);
     f->end = NULL;
     while (f->moving) dt__ofi_over(f, f->moving, 0);
     for (dt__ofi_item *i = f->buffers; i; i = i->older) {
@@ -18066,6 +18065,15 @@ static void dt__ofi_abandon(dt__ofi *f)
     }
     f->pending = NULL;
     f->sending = 0;
+}
+
+/* Gives the endpoint up. Closing it is the only way to make a provider with a thread of its own forget memory that a
+ * peer has begun to read or write. Any other provider moves data only when it is called, and it is not called again:
+ * tcp;ofi_rxm of libfabric 1.17 may crash when it closes a connection whose link is cut. */
+static void dt__ofi_abandon(dt__ofi *f)
+{
+    if (f->info->domain_attr->data_progress == FI_PROGRESS_AUTO) fi_close(&f->end->fid);
+    dt__ofi_forget(f);
 }
 
 /* A long message that libfabric has is cancelled there; where the provider cannot do that, the endpoint is given up. */
@@ -18103,7 +18111,7 @@ static void dt__ofi_close(dt__link *link)
     dt__ofi *f = (dt__ofi *)link;
     double end = dt__now() + 2;
     while (f->end && f->sending && dt__now() < end && !dt__ofi_move(f)) sched_yield();
-    if (f->end) dt__ofi_abandon(f);
+    if (f->end) fi_close(&f->end->fid), dt__ofi_forget(f);
     while (f->early) {
         dt__ofi_early *e = f->early;
         f->early = e->next;

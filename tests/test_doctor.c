@@ -252,7 +252,7 @@ static void check_labs(const char *self)
            "small buckets and a slow link change no bit");
     tap_ok(
         strstr(text,
-               "rank 0 refused --doctor needs 4 steps, of which it looks at all but the first: --steps 3 is too few") &&
+               "rank 0 refused --doctor looks at 3 steps after the first: --steps 3 is below 4") &&
             strstr(text,
                    "rank 1 refused dt_doctor: 3 steps were made: make 4 or more, it looks at all but the first") &&
             strstr(text, "rank 1 refused the diagnosis does not fit into 64 bytes: give DT_DIAGNOSIS_TEXT, 6000"),

@@ -661,7 +661,7 @@ enum { MOST_RANKS = 12 };
 static int opens(dt__engine *e, dt_comm *c, const dt_recipe *r, const dt_layout *l, int ranks)
 {
     memset(e, 0, sizeof *e);
-    c->size = ranks;
+    c->size = c->local_size = ranks;
     e->recipe = r, e->layout = l, e->comm = c;
     return !dt__engine_layout(e);
 }
