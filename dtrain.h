@@ -948,10 +948,15 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
  * 1). The costliest run is as cheap as possible, and of all such cuts the most even (least sum of squares). O(n^2
  * parts). */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
-/* The schedule of layout.pp stages for `units` units of work as a picture, one line per stage: F forward, B backward,
- * W gradients of weights; odd chunks in small letters. *idle, when not NULL: the share of time that stages wait, with
- * free messages: (p-1)/(m+p-1) for GPipe and 1F1B, (p-1)/(v m+p-1) interleaved over v chunks. text NULL: only that. */
-DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text, int64_t size, double *idle);
+/* Work of a pipeline stage on one of `units` units (data shards x micro-batches). A stage owns `chunks` runs of
+ * segments, one unless the schedule is interleaved; run c of stage s is number c stages + s of the model. */
+typedef enum dt_work_kind { DT_WORK_FORWARD, DT_WORK_BACKWARD, DT_WORK_WEIGHTS } dt_work_kind;
+typedef struct dt_work {
+    int32_t kind, unit, chunk; /* dt_work_kind: WEIGHTS is zero-bubble's second half of backward */
+    int32_t slot;              /* of the chunk's memory: holds the unit from forward until its last work */
+} dt_work;
+/* The order in which a stage of layout.pp works: list (3 units chunks) at most, *count entries. */
+DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count);
 
 /* ---- H16  trainer ------------------------------------------------------------------------------- */
 /* What a step did. */
@@ -13925,7 +13930,7 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
 
 enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PACKETS = 4, DT__SPINS = 400 };
 /* Floats of a part of a stage over nodes, and at most of the work memory of a sum over nodes. */
-enum { DT__STAGES = 3, DT__FAR_STAGE = 1 << 18, DT__WORK_FLOATS = 1 << 20 };
+enum { DT__STAGES = 3, DT__FAR_STAGE = 1 << 18, DT_WORK_FLOATS = 1 << 20 };
 #define DT__JOB_MAGIC 0x64745231u
 #define DT__GONE 0x40000000u /* in dt__rank_state.gone, beside the wait status */
 
@@ -15534,7 +15539,7 @@ static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
     x->own = x->staged ? c->rank : 0;
     x->width = dt__stage_width(c, x->places);
     if (c->nodes > 1) sources = (int64_t)(c->nodes + c->relays) * c->widest;
-    if (sources) x->width = dt__min(x->width, dt__max(DT__WORK_FLOATS / sources / 16 * 16, 16));
+    if (sources) x->width = dt__min(x->width, dt__max(DT_WORK_FLOATS / sources / 16 * 16, 16));
     if (!dt__reserve((void **)&c->work, 0, &c->work_room, sources * x->width, 4, "a sum over nodes")) r = DT_E_MEMORY;
     if (!r) r = dt__reduce_rounds(c, x, dt__ceil_div(longest, x->width));
     return dt__conclude(c, x->staged, r);
@@ -16345,7 +16350,7 @@ static dt_result dt__stage_open(dt_comm *c)
     c->stride = c->regions->stride;
     c->stage = (char *)stage - c->local_rank * c->stride;
     c->part = DT__FAR_STAGE;
-    c->link->memory += 4 * (DT__STAGES * DT__FAR_STAGE + DT__WORK_FLOATS);
+    c->link->memory += 4 * (DT__STAGES * DT__FAR_STAGE + DT_WORK_FLOATS);
     memset(c->sent, 0, (size_t)c->size * sizeof *c->sent);
     c->call.sequence = c->collectives = 0;
     return DT_OK;
@@ -20188,13 +20193,6 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
 
 /* ---- schedules: the order of units and chunks on a stage ----------------------------------------------- */
 
-/* A stage owns `chunks` runs of segments; run c of stage s is number c stages + s of the model. */
-enum { DT__WORK_FORWARD, DT__WORK_BACKWARD, DT__WORK_WEIGHTS };
-typedef struct dt__work {
-    int32_t kind, unit, chunk;
-    int32_t slot; /* of the chunk's memory: holds the unit from forward until its last work */
-} dt__work;
-
 typedef struct dt__pipe {
     int kind, stages, chunks, units;
 } dt__pipe;
@@ -20205,13 +20203,13 @@ static int64_t dt__pipe_length(const dt__pipe *p)
 }
 
 /* Forward or backward number k of a stage: groups of `stages` units pass through the chunks in turn. */
-static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
+static dt_work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
 {
-    dt__work w;
+    dt_work w;
     int64_t inside = k % ((int64_t)p->stages * p->chunks);
     w.kind = kind;
     w.chunk = (int32_t)(inside / p->stages);
-    if (kind != DT__WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
+    if (kind != DT_WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
     w.unit = (int32_t)(p->chunks == 1 ? k : k / ((int64_t)p->stages * p->chunks) * p->stages + k % p->stages);
     if (p->chunks == 1) w.chunk = 0;
     w.slot = -1;
@@ -20222,7 +20220,7 @@ static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
  * stage (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al. 2021). Zero-bubble: as 1F1B, but a
  * stage delays its weight gradients by one unit for each earlier stage, so that they fill the bubble at the end (ZB-H1,
  * Qi et al. 2023). Every schedule computes weight gradients in the order of units (R3). */
-static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
+static void dt__pipe_order(const dt__pipe *p, int stage, dt_work *list)
 {
     int64_t total = (int64_t)p->units * p->chunks, ahead = p->stages - 1 - stage, f = 0, b = 0, w = 0;
     int split = p->kind == DT_ZERO_BUBBLE;
@@ -20230,26 +20228,26 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
     if (p->chunks > 1) ahead = 2 * ahead + (int64_t)(p->chunks - 1) * p->stages;
     while (b < total) {
         if (f < total && f - b <= ahead) {
-            *list++ = dt__pipe_nth(p, DT__WORK_FORWARD, f++);
+            *list++ = dt__pipe_nth(p, DT_WORK_FORWARD, f++);
             continue;
         }
-        *list++ = dt__pipe_nth(p, DT__WORK_BACKWARD, b++);
-        if (split && b - w > stage) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
+        *list++ = dt__pipe_nth(p, DT_WORK_BACKWARD, b++);
+        if (split && b - w > stage) *list++ = dt__pipe_nth(p, DT_WORK_WEIGHTS, w++);
     }
-    while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
+    while (split && w < total) *list++ = dt__pipe_nth(p, DT_WORK_WEIGHTS, w++);
 }
 
 /* Gives every unit in flight a slot of its chunk; slots[c] becomes the number that chunk c needs. slot_of (chunks,
  * units) is scratch. */
-static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *slot_of)
+static void dt__pipe_slots(const dt__pipe *p, dt_work *list, int32_t *slots, int32_t *slot_of)
 {
-    int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
+    int last = p->kind == DT_ZERO_BUBBLE ? DT_WORK_WEIGHTS : DT_WORK_BACKWARD;
     for (int c = 0; c < p->chunks; c++) slots[c] = 0;
     for (int64_t i = 0; i < (int64_t)p->chunks * p->units; i++) slot_of[i] = -1;
     for (int64_t i = 0; i < dt__pipe_length(p); i++) {
-        dt__work *w = &list[i];
+        dt_work *w = &list[i];
         int32_t *of = slot_of + (int64_t)w->chunk * p->units;
-        if (w->kind == DT__WORK_FORWARD) {
+        if (w->kind == DT_WORK_FORWARD) {
             int32_t slot = 0;
             for (int32_t u = 0; u < p->units; u++)
                 if (of[u] == slot) slot++, u = -1;
@@ -20259,35 +20257,6 @@ static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, in
         w->slot = of[w->unit];
         if (w->kind == last) of[w->unit] = -1;
     }
-}
-
-/* Times at which the work of all stages begins, when a forward takes time[0], a backward time[1], weight gradients
- * time[2], and messages no time. list, begin (stages, length). Returns the total time, or a negative number for a
- * deadlock. end (3, stages x chunks, units) is scratch. */
-static double dt__pipe_clock(const dt__pipe *p, const dt__work *list, const double *time, double *begin, double *end)
-{
-    int64_t length = dt__pipe_length(p), runs = (int64_t)p->stages * p->chunks, all = runs * p->units, done = 0;
-    double *free_at = end + 3 * all, whole = 0.0;
-    int64_t *next = (int64_t *)(void *)(free_at + p->stages);
-    for (int64_t i = 0; i < 3 * all; i++) end[i] = -1.0;
-    for (int s = 0; s < p->stages; s++) free_at[s] = 0.0, next[s] = 0;
-    for (int moved = 1; moved;) {
-        moved = 0;
-        for (int s = 0; s < p->stages; s++)
-            for (; next[s] < length; next[s]++, moved = 1, done++) {
-                const dt__work *w = &list[s * length + next[s]];
-                int64_t run = (int64_t)w->chunk * p->stages + s, at = run * p->units + w->unit;
-                double start = free_at[s], need = 0.0;
-                if (w->kind == DT__WORK_FORWARD && run) need = end[at - p->units];
-                if (w->kind == DT__WORK_BACKWARD) need = end[run == runs - 1 ? at : all + at + p->units];
-                if (w->kind == DT__WORK_WEIGHTS) need = end[all + at];
-                if (need < 0.0) break;
-                begin[s * length + next[s]] = start = start > need ? start : need;
-                free_at[s] = end[w->kind * all + at] = start + time[w->kind];
-                whole = whole > free_at[s] ? whole : free_at[s];
-            }
-    }
-    return done == length * p->stages ? whole : -1.0;
 }
 
 static dt_result dt__pipe_check(const dt__pipe *p)
@@ -20303,61 +20272,29 @@ static dt_result dt__pipe_check(const dt__pipe *p)
     return DT_OK;
 }
 
-/* Draws the times: one line per stage, three characters per unit of time. */
-static void dt__pipe_draw(const dt__pipe *p, const dt__work *list, const double *begin, const double *time,
-                          int64_t width, char *text)
+DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count)
 {
-    int64_t length = dt__pipe_length(p), line = 9 + 3 * width + 1;
-    char cell[32];
-    for (int s = 0; s < p->stages; s++) {
-        char *row = text + s * line;
-        memset(row, ' ', (size_t)line);
-        snprintf(cell, sizeof cell, "stage %-3d", s);
-        memcpy(row, cell, 9);
-        row[line - 1] = '\n';
-        for (int64_t i = 0; i < length; i++) {
-            const dt__work *w = &list[s * length + i];
-            int64_t from = (int64_t)(begin[s * length + i] + 0.5), n = (int64_t)time[w->kind];
-            char kind = w->chunk % 2 ? "fbw"[w->kind] : "FBW"[w->kind];
-            for (int64_t k = 0; k < n; k++) {
-                snprintf(cell, sizeof cell, "%c%-2d", kind, (int)(w->unit % 100));
-                memcpy(row + 9 + 3 * (from + k), cell, 3);
-            }
-        }
-    }
-    text[p->stages * line] = 0;
-}
-
-DT_API dt_result dt_pipeline_grid(const dt_layout *l, int64_t units, char *text, int64_t size, double *idle)
-{
-    const double time[2][3] = {{1.0, 2.0, 0.0}, {1.0, 1.0, 1.0}};
     dt__pipe p;
-    dt__work *list;
-    double *begin, whole, busy;
-    int64_t length, all;
     dt_result r;
-    if (l->pp < 1 || l->pp > 1000 || l->chunks < 1 || l->chunks > 1000 || units < 1 || units > 100000)
-        return dt__error(DT_E_USAGE, "--pp and --chunks are 1 to 1000, micro-batches 1 to 100000");
+    if (l->pp < 1 || l->pp > 1000 || l->chunks < 1 || l->chunks > 1000 || units < 1 || units > 100000 || stage < 0 ||
+        stage >= l->pp)
+        return dt__error(DT_E_USAGE, "stage %lld of %lld, %lld chunks, %lld units: out of range. Use 1 to 1000 stages "
+                         "and chunks, and 1 to 100000 units.", (long long)stage, (long long)l->pp,
+                         (long long)l->chunks, (long long)units);
     p.kind = l->pipeline, p.stages = (int)l->pp, p.units = (int)units;
     p.chunks = l->pipeline == DT_INTERLEAVED ? (int)l->chunks : 1;
-    if ((r = dt__pipe_check(&p)) != DT_OK) return r;
-    length = dt__pipe_length(&p);
-    all = (int64_t)p.stages * p.chunks * p.units;
-    list = (dt__work *)dt__alloc((int64_t)sizeof *list * length * p.stages, "the schedule");
-    begin = (double *)dt__alloc(8 * (length * p.stages + 3 * all + 2 * p.stages), "the schedule");
-    if (!list || !begin) return dt__free(list), dt__free(begin), DT_E_MEMORY;
-    for (int s = 0; s < p.stages; s++) dt__pipe_order(&p, s, list + s * length);
-    whole = dt__pipe_clock(&p, list, time[p.kind == DT_ZERO_BUBBLE], begin, begin + length * p.stages);
-    busy = 3.0 * (double)p.units * (double)p.chunks;
-    DT_ASSERT(whole > 0.0);
-    if (idle) *idle = 1.0 - busy / whole;
-    if (text && ((int64_t)whole * 3 + 10) * p.stages >= size)
-        r = dt__error(DT_E_USAGE, "the grid does not fit into %lld bytes: give %lld", (long long)size,
-                      ((long long)whole * 3 + 10) * p.stages + 1);
-    else if (text) dt__pipe_draw(&p, list, begin, time[p.kind == DT_ZERO_BUBBLE], (int64_t)whole, text);
-    dt__free(list);
-    dt__free(begin);
+    r = dt__pipe_check(&p);
+    if (!r) dt__pipe_order(&p, (int)stage, list);
+    *count = r ? 0 : dt__pipe_length(&p);
     return r;
+}
+
+/* The share of time that stages wait when messages are free and a backward takes twice a forward. Zero-bubble: for at
+ * least as many units as stages. */
+static double dt__pipe_idle(const dt__pipe *p)
+{
+    double bubble = (double)(p->stages - 1) / (p->kind == DT_ZERO_BUBBLE ? 3.0 : 1.0);
+    return bubble / ((double)p->chunks * (double)p->units + bubble);
 }
 
 /* ---- the store: places of this rank's parameters and gradients ------------------------------------------- */
@@ -20727,7 +20664,7 @@ typedef struct dt__shape_of_work {
 typedef struct dt__program {
     dt__instr *list;
     int32_t count, capacity;
-    dt__work *work;
+    dt_work *work;
     int64_t works;
     dt__stack parts; /* this rank's partial sums at the end of the run */
     dt_result result;
@@ -20743,7 +20680,7 @@ typedef struct dt__work_unit {
     dt__stack stack;     /* partial sums, before the leaf is folded */
 } dt__work_unit;
 
-static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt__work *w)
+static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt_work *w)
 {
     dt__instr *i;
     if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list))
@@ -20830,7 +20767,7 @@ static void dt__program_gather(dt__program *p, const dt__shape_of_work *s, int32
 }
 
 static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, const dt__chunk *c, const dt__work_unit *u,
-                                const dt__work *w)
+                                const dt_work *w)
 {
     if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
     if (!u->ghost && !c->first) dt__emit(p, DT_RECV, c->begin, u, w);
@@ -20845,7 +20782,7 @@ static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, cons
 
 /* Recomputes the values that backward needs, unless this segment's forward was the last and nothing is offloaded. */
 static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
-                              const dt__work *w)
+                              const dt_work *w)
 {
     if (s->recompute != DT_RECOMPUTE_FULL) return;
     for (int32_t i = p->count - 1; i >= 0 && !s->horizon; i--) {
@@ -20858,24 +20795,24 @@ static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, in
 }
 
 static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, const dt__store *store, const dt__chunk *c,
-                                 const dt__work_unit *u, const dt__work *w)
+                                 const dt__work_unit *u, const dt_work *w)
 {
     if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
-    if (!u->ghost && !c->last && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
+    if (!u->ghost && !c->last && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
     for (int32_t q = c->end - 1; q >= c->begin; q--) {
         dt__instr *i;
         dt__program_gather(p, s, q);
         if (u->ghost) continue;
         for (int32_t f = q == c->end - 1 ? q : q - s->horizon; f >= q - s->horizon && f >= c->begin && s->horizon; f--)
             if (f) dt__emit(p, DT_FETCH, f, u, w);
-        if (w->kind == DT__WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
-        i = dt__emit(p, w->kind == DT__WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
+        if (w->kind == DT_WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
+        i = dt__emit(p, w->kind == DT_WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
         i->set = u->set;
         i->fresh = u->fresh;
         i->completes = u->done && (s->pipe.kind != DT_ZERO_BUBBLE || i->op == DT_WEIGHTS);
-        if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT__WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
+        if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT_WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
     }
-    if (!u->ghost && !c->first && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
+    if (!u->ghost && !c->first && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
 }
 
 static int dt__is_work(const dt__instr *i)
@@ -20958,7 +20895,7 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     dt__work_unit *unit = (dt__work_unit *)dt__alloc((int64_t)sizeof *unit * s->pipe.units, "the step program");
     int32_t *slot = (int32_t *)dt__alloc(4 * ((int64_t)s->pipe.chunks * (s->pipe.units + 1)), "the step program");
     p->works = dt__pipe_length(&s->pipe);
-    p->work = (dt__work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
+    p->work = (dt_work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
     if (!unit || !slot || !p->work) return dt__free(unit), dt__free(slot), DT_E_MEMORY;
     dt__run_parts(s->lo, s->hi, &p->parts);
     dt__program_units(s, unit);
@@ -20966,8 +20903,8 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     dt__pipe_slots(&s->pipe, p->work, slot, slot + s->pipe.chunks);
     for (int c = 0; c < s->pipe.chunks; c++) chunks[c].slots = slot[c];
     for (int64_t k = 0; k < p->works; k++) {
-        const dt__work *w = &p->work[k];
-        if (w->kind == DT__WORK_FORWARD) dt__program_forward(p, s, &chunks[w->chunk], &unit[w->unit], w);
+        const dt_work *w = &p->work[k];
+        if (w->kind == DT_WORK_FORWARD) dt__program_forward(p, s, &chunks[w->chunk], &unit[w->unit], w);
         else dt__program_backward(p, s, store, &chunks[w->chunk], &unit[w->unit], w);
     }
     dt__emit(p, DT_TIE, -1, NULL, NULL);
@@ -27385,6 +27322,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
     dt__vitals own, *all;
     float *words;
     dt__case x;
+    dt__pipe pipe;
     dt_result r;
     memset(d, 0, sizeof *d);
     memset(&x, 0, sizeof x);
@@ -27406,9 +27344,9 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
     x.batch = (double)t->recipe.batch;
     x.bucket = (double)t->layout.bucket;
     dt__vitals_take(t, &own);
-    if (e->mesh.size[DT_AXIS_PIPELINE] > 1)
-        r = dt_pipeline_grid(&t->layout, dt__ceil_div(t->recipe.data_shards, x.data) * e->micros, NULL, 0, &x.idle);
-    if (!r) r = dt__links_measure(t->comm, d);
+    pipe = e->shape.pipe, pipe.units = (int)(dt__ceil_div(t->recipe.data_shards, x.data) * e->micros);
+    x.idle = dt__pipe_idle(&pipe);
+    r = dt__links_measure(t->comm, d);
     if (!r && dt_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
     memcpy(words + (int64_t)WORDS * dt_comm_rank(t->comm), &own, sizeof own);
     if (!r) r = dt_all_gather(t->comm, words + (int64_t)WORDS * dt_comm_rank(t->comm), words, WORDS);

@@ -35,6 +35,7 @@
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
+#include "timetable.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,25 +70,26 @@ static void cut(const char *what, int n, double memory_weight)
     printf(" %.2f\n", most / 25);
 }
 
-static dt_result plan(int kind, int64_t p, int64_t m, char *text, int64_t size, double *idle)
+static dt_result plan(timetable *t, int kind, int64_t p, int64_t m)
 {
     dt_layout l = dt_layout_default();
     l.pp = p, l.pipeline = kinds[kind], l.chunks = CHUNKS;
-    return dt_pipeline_grid(&l, m, text, size, idle);
+    return timetable_open(t, &l, m);
 }
 
 /* One scale for all: a forward of a whole stage is 4 characters wide, of one of its two runs 2; dots are idle. */
 static void draw(int kind)
 {
-    char text[2048];
-    if (plan(kind, 3, 6, text, sizeof text, NULL)) return;
+    timetable t;
+    if (plan(&t, kind, 3, 6)) return;
     printf("%s\n", names[kind]);
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+    for (char *line = strtok(t.text, "\n"); line; line = strtok(NULL, "\n")) {
         printf("  %.9s", line);
         for (const char *cell = line + 9; *cell; cell += 3)
             printf("%.2s%s", *cell == ' ' ? ".." : cell, kind == 2 ? "" : *cell == ' ' ? ".." : "  ");
         printf("\n");
     }
+    timetable_close(&t);
 }
 
 /* Idle shares of 4 stages; returns whether the formulas hold. */
@@ -98,7 +100,12 @@ static int sweep(void)
     for (int m = 1; m <= 64; m *= 2) {
         double idle[4], formula = 3.0 / (m + 3), twice = 3.0 / (2 * m + 3);
         int fits = 1;
-        for (int k = 0; k < 4; k++) fits = !plan(k, 4, m, NULL, 0, &idle[k]) && fits;
+        for (int k = 0; k < 4; k++) {
+            timetable t;
+            fits = !plan(&t, k, 4, m) && fits;
+            idle[k] = t.idle;
+            timetable_close(&t);
+        }
         printf("m = %2d %16.1f %6.1f %14.1f %12.1f", m, 100 * idle[0], 100 * idle[1], 100 * formula, 100 * idle[3]);
         if (fits)
             printf(" %7.1f %15.1f%s\n", 100 * idle[2], 100 * twice, m == 16 ? "  m = 4p" : "");
