@@ -620,11 +620,8 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  * ADAM (8): g + d w in place of g, no (1 - lr d) (Kingma and Ba 2015).
  * SGD (0, with momentum 4): g + d w in place of g, u = momentum u + g, w = w - lr u;
  *     with nesterov w = w - lr (g + momentum u) (Sutskever et al. 2013).
- * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al. 2023).
- * ADAMW8 (2.03): AdamW that keeps m and sqrt(v) in 8 bits between steps (after Dettmers et al. 2022), as shares of the
- *     largest of their block of 256 weights: m a sign, 4 bits of exponent and 3 of fraction; sqrt(v) 4 and 4, rounded
- *     to nearest even; a root above 0 never rounds to 0. The step itself is fp32. */
-typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION, DT_ADAMW8 } dt_optimizer;
+ * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al. 2023). */
+typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimizer;
 /* The format of gradients between data-parallel ranks. FP32 is exact in every layout. The others lose something: their
  * bits depend on the number of data-parallel ranks and on nothing else of the layout; one such rank has the bits of
  * FP32. What a format loses is added to the next gradient (error feedback: Seide et al. 2014; Karimireddy et al.
@@ -991,8 +988,8 @@ struct dt_step_info {
 DT_API dt_step_info dt_step_info_zero(void);
 DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer` since the trainer was opened */
 /* SHA-256 of the state is over all weights, then what the optimizer keeps, array by array, each parameter by parameter
- * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; AdamW8 codes of m, codes of sqrt(v), scales of m's
- * blocks, scales of sqrt(v)'s; last the average of the weights, if any. Little-endian floats and bytes, no padding.
+ * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; last the average of the weights, if any.
+ * Little-endian floats, no padding.
  *
  * Writes a checkpoint into checkpoint.place now (collective). It is complete and on disk when this returns DT_OK;
  * DT_E_FILE: it could not be written, and earlier ones are as they were. */
@@ -1124,7 +1121,7 @@ DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name);
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c);
 /* Arrays need a model that config.json describes: GPT-2 and Llama without experts; others have none (DT_E_USAGE). */
 DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index);
-/* The numbers of an array, row by row; codes of 8-bit moments as whole numbers. */
+/* The numbers of an array, row by row. */
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values);
 /* Writes the same state as a checkpoint of this kind into another directory, as a trainer would. DT_E_USAGE: the
  * directory has the step already; or kind is DT_SHARDED and a lossy dt_wire left state that a full one lacks. */
@@ -2629,9 +2626,8 @@ typedef struct dt__update {
     float average, one_minus_average; /* of the weights */
 } dt__update;
 
-/* What an optimizer keeps of weights: up to two values; where they are codes, their blocks' scales; an average. */
-enum { DT__STATE_FIRST, DT__STATE_SECOND, DT__STATE_SCALE1, DT__STATE_SCALE2, DT__STATE_AVERAGE, DT__STATE_COUNT };
-enum { DT__MOMENT_BLOCK = 256 }; /* weights that share a scale; divides DT__BLOCK */
+/* What an optimizer keeps of each weight: up to two moments, and an average. */
+enum { DT__STATE_FIRST, DT__STATE_SECOND, DT__STATE_AVERAGE, DT__STATE_COUNT };
 
 /* A dt_dtype: bytes of an element; of the small floats also how many mantissa bits fp32 has more, the exponent's bias,
  * the first code beyond the finite numbers, and the code that a NaN becomes. */
@@ -2687,7 +2683,7 @@ typedef struct dt__kernels {
     void (*unary)(int op, float *out, const float *x, int64_t n, float s);
     void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
     void (*convert)(int to, void *out, int from, const void *x, int64_t n);
-    void (*update)(int optimizer, float *w, void *const *state, const float *grad, int64_t n, const dt__update *u);
+    void (*update)(int optimizer, float *w, float *const *state, const float *grad, int64_t n, const dt__update *u);
 } dt__kernels;
 
 #if !defined(__clang__) && !defined(DT_DEBUG)
@@ -4513,10 +4509,11 @@ DT__INLINE void DT__K(dt__v_move)(float *w, float *average, dt__vf d, int64_t k,
     dt__v_storen(average, x, k);
 }
 
-/* The optimizers that keep fp32; `optimizer` is a constant where this is inlined. */
-DT__INLINE void DT__K(dt__update_floats)(const int optimizer, float *w, float *m, float *v, float *average,
-                                         const float *grad, int64_t n, const dt__update *scalars)
+/* `optimizer` is a constant where this is inlined. */
+DT__INLINE void DT__K(dt__update_by)(const int optimizer, float *w, float *const *state, const float *grad, int64_t n,
+                                     const dt__update *scalars)
 {
+    float *m = state[DT__STATE_FIRST], *v = state[DT__STATE_SECOND], *average = state[DT__STATE_AVERAGE];
     const dt__update u = *scalars; /* a copy, which the stores cannot change */
     for (int64_t i = 0; i < n; i += DT__W) {
         int64_t k = n - i < DT__W ? n - i : DT__W;
@@ -4538,92 +4535,15 @@ DT__INLINE void DT__K(dt__update_floats)(const int optimizer, float *w, float *m
     }
 }
 
-/* ---- moments in 8 bits ---------------------------------------------------------------------------
- * A code is a small float: `bits` of fraction below 4 of exponent, and above them, for 3 bits, a sign. Its value is
- * that float, from 2^(-14 - bits) to 2 - 2^-bits, times the block's scale; so the largest of a block has the largest
- * code. A block whose largest is below 2^-100 is stored as zero. */
-
-/* x = the values of codes (n); whole vectors are written. */
-DT__INLINE void DT__K(dt__moment_decode)(float *x, const uint8_t *code, float scale, const int bits, int64_t n)
-{
-    int32_t word[DT__MOMENT_BLOCK];
-    memset(word, 0, sizeof word);
-    for (int64_t i = 0; i < n; i++) word[i] = code[i];
-    for (int64_t i = 0; i < n; i += DT__W) {
-        dt__vi c, sign = dt__v_seti(0);
-        dt__vf value;
-        memcpy(&c, word + i, sizeof c);
-        if (bits == 3) sign = (c >> 7) * dt__v_seti(INT32_MIN), c = c & 127;
-        value = (dt__vf)(c << (23 - bits)) * dt__v_set(0x1p112f); /* seen as a float, its exponent is 112 too low */
-        dt__v_store(x + i, (dt__vf)((dt__vi)(value * dt__v_set(scale)) | sign));
-    }
-}
-
-/* Codes of x (n), to nearest even, and their scale. Whole vectors of x are read. */
-DT__INLINE void DT__K(dt__moment_encode)(uint8_t *code, float *scale, const float *x, const int bits, int64_t n)
-{
-    const float top = bits == 3 ? 1.875f : 1.9375f;
-    const dt__vi least = dt__v_seti(113 << 23), magnitude = dt__v_seti(0x7fffffff); /* least: the exponent of 2^-14 */
-    int32_t word[DT__MOMENT_BLOCK];
-    float share[DT__MOMENT_BLOCK], most;
-    memset(share, 0, sizeof share);
-    for (int64_t i = 0; i < n; i += DT__W) dt__v_store(share + i, (dt__vf)((dt__vi)dt__v_load(x + i) & magnitude));
-    most = DT__K(dt__row_max)(share, n);
-    *scale = most < 0x1p-100f ? 0.0f : most / top;
-    most = most < 0x1p-100f ? 0.0f : top / most;
-    for (int64_t i = 0; i < n; i += DT__W) {
-        dt__vf a = dt__v_load(share + i) * dt__v_set(most), power;
-        dt__vi exponent = (dt__vi)a & 0x7f800000, c;
-        exponent = (dt__vi)dt__v_select(exponent > least, (dt__vf)exponent, (dt__vf)least);
-        power = (dt__vf)(((127 << 23) - exponent) + ((127 + bits) << 23)); /* 2^bits / 2^exponent */
-        c = (dt__vi)(a * power + dt__v_set(DT__EXP_ROUND)) - (dt__vi)dt__v_set(DT__EXP_ROUND);
-        c = c + ((exponent - least) >> (23 - bits));
-        if (bits == 3) c = c | (((dt__vi)dt__v_load(x + i) >> 24) & 128);
-        else c = c - ((dt__vi)(a > dt__v_set(0.0f)) & (dt__vi)(c == dt__v_seti(0))); /* above 0 stays above 0 */
-        memcpy(word + i, &c, sizeof c);
-    }
-    for (int64_t i = 0; i < n; i++) code[i] = (uint8_t)word[i];
-}
-
-/* AdamW8 on one block, n <= DT__MOMENT_BLOCK. */
-static void DT__K(dt__update_block)(float *w, uint8_t *m, uint8_t *r, float *m_scale, float *r_scale, float *average,
-                                    const float *grad, int64_t n, const dt__update *scalars)
-{
-    const dt__update u = *scalars;
-    float mean[DT__MOMENT_BLOCK], root[DT__MOMENT_BLOCK];
-    DT__K(dt__moment_decode)(mean, m, *m_scale, 3, n);
-    DT__K(dt__moment_decode)(root, r, *r_scale, 4, n);
-    for (int64_t i = 0; i < n; i += DT__W) {
-        int64_t k = n - i < DT__W ? n - i : DT__W;
-        dt__vf first = dt__v_load(mean + i), second = dt__v_load(root + i), deviation, d;
-        second = second * second;
-        d = DT__K(dt__v_adam)(DT__K(dt__v_clipped)(grad + i, k, &u), &first, &second, &deviation, &u);
-        dt__v_store(mean + i, first);
-        dt__v_store(root + i, deviation);
-        DT__K(dt__v_move)(w + i, average ? average + i : NULL, d, k, &u);
-    }
-    DT__K(dt__moment_encode)(m, m_scale, mean, 3, n);
-    DT__K(dt__moment_encode)(r, r_scale, root, 4, n);
-}
-
 /* state: DT__STATE_COUNT arrays, NULL where the optimizer keeps none. */
-static void DT__K(dt__update_run)(int optimizer, float *w, void *const *state, const float *grad, int64_t n,
+static void DT__K(dt__update_run)(int optimizer, float *w, float *const *state, const float *grad, int64_t n,
                                   const dt__update *u)
 {
-    float *m = (float *)state[DT__STATE_FIRST], *v = (float *)state[DT__STATE_SECOND];
-    float *average = (float *)state[DT__STATE_AVERAGE];
     switch (optimizer) {
-    case DT_ADAMW: DT__K(dt__update_floats)(DT_ADAMW, w, m, v, average, grad, n, u); break;
-    case DT_ADAM: DT__K(dt__update_floats)(DT_ADAM, w, m, v, average, grad, n, u); break;
-    case DT_SGD: DT__K(dt__update_floats)(DT_SGD, w, m, v, average, grad, n, u); break;
-    case DT_LION: DT__K(dt__update_floats)(DT_LION, w, m, v, average, grad, n, u); break;
-    default:
-        for (int64_t i = 0, block = 0; i < n; i += DT__MOMENT_BLOCK, block++) {
-            uint8_t *codes = (uint8_t *)state[DT__STATE_FIRST] + i, *roots = (uint8_t *)state[DT__STATE_SECOND] + i;
-            float *scale = (float *)state[DT__STATE_SCALE1] + block, *root = (float *)state[DT__STATE_SCALE2] + block;
-            DT__K(dt__update_block)(w + i, codes, roots, scale, root, average ? average + i : NULL, grad + i,
-                                    dt__min(DT__MOMENT_BLOCK, n - i), u);
-        }
+    case DT_ADAMW: DT__K(dt__update_by)(DT_ADAMW, w, state, grad, n, u); break;
+    case DT_ADAM: DT__K(dt__update_by)(DT_ADAM, w, state, grad, n, u); break;
+    case DT_SGD: DT__K(dt__update_by)(DT_SGD, w, state, grad, n, u); break;
+    default: DT__K(dt__update_by)(DT_LION, w, state, grad, n, u);
     }
 }
 
@@ -4880,18 +4800,17 @@ typedef struct dt__stepping {
     int optimizer;
     float *weight;
     const float *gradient;
-    void *state[DT__STATE_COUNT];
-    int64_t state_bytes[DT__STATE_COUNT], n;
+    float *state[DT__STATE_COUNT];
+    int64_t n;
     const dt__update *u;
 } dt__stepping;
 static void dt__stepping_task(void *context, int64_t task, int worker)
 {
     const dt__stepping *s = (const dt__stepping *)context;
     int64_t at = task * DT__VERB_RUN;
-    void *state[DT__STATE_COUNT];
+    float *state[DT__STATE_COUNT];
     (void)worker;
-    for (int i = 0; i < DT__STATE_COUNT; i++)
-        state[i] = s->state[i] ? (char *)s->state[i] + at / DT__MOMENT_BLOCK * s->state_bytes[i] : NULL;
+    for (int i = 0; i < DT__STATE_COUNT; i++) state[i] = s->state[i] ? s->state[i] + at : NULL;
     s->k->update(s->optimizer, s->weight + at, state, s->gradient + at, dt__min(DT__VERB_RUN, s->n - at), s->u);
 }
 static void dt__mem_update(dt_pool *pool, dt__stepping *s)
@@ -4903,7 +4822,7 @@ static void dt__mem_update(dt_pool *pool, dt__stepping *s)
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "43bd3792a9ba378cd62fc83308bff972152f71478d411bee6f4609ba157102b3"
+#define DT__SELF_CHECK "981f4f0ae69f77009166a7734dbb788b4258b561c3e3f5cfb78feaa62aaf7eaa"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -4975,15 +4894,14 @@ static void dt__self_sums(const dt__kernels *k, const float *x, const float *y, 
 /* Two steps of every optimizer; state has room for 4096 floats. */
 static void dt__self_update(const dt__kernels *k, const float *x, const float *y, float *w, float *state, dt__sha256 *h)
 {
-    void *at[DT__STATE_COUNT];
+    float *at[DT__STATE_COUNT];
     dt__update u;
     memset(&u, 0, sizeof u);
     u.beta1 = 0.9f, u.one_minus_beta1 = 0.1f, u.beta2 = 0.95f, u.one_minus_beta2 = 0.05f, u.eps = 1e-8f;
     u.clip = 0.5f, u.limit = 0.9f, u.decay = 0.01f, u.keep = 0.999f, u.step = 0.01f, u.root_scale = 1.5f;
     u.momentum = 0.8f, u.nesterov = 1, u.average = 0.75f, u.one_minus_average = 0.25f;
-    for (int i = 0; i < DT__STATE_COUNT; i++)
-        at[i] = state + (i < 2 ? 1024 * i : i < DT__STATE_AVERAGE ? 2048 + 8 * i : 3072);
-    for (int optimizer = DT_ADAMW; optimizer <= DT_ADAMW8; optimizer++) {
+    for (int i = 0; i < DT__STATE_COUNT; i++) at[i] = state + 1024 * i;
+    for (int optimizer = DT_ADAMW; optimizer <= DT_LION; optimizer++) {
         memcpy(w, x, 4 * 1001);
         memset(state, 0, 4 * 4096);
         k->update(optimizer, w, at, y, 1001, &u);
@@ -10478,8 +10396,7 @@ static const dt__option dt__options[] = {
     DT__OPTION(RECIPE, "final-rate", "X", REAL, final_rate, 0.1f, "[0,inf)", "share of the peak at the end"),
     DT__OPTION(RECIPE, "warmup", "N", WHOLE, warmup, 20, "[0,inf)", "steps of linear warm-up"),
     DT__OPTION(RECIPE, "decay", "N", WHOLE, decay, 0, "[0,inf)", "steps of wsd's final decay; 0: a tenth"),
-    DT__OPTION(RECIPE, "optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion,adamw8",
-               "adamw8 keeps its moments in 8 bits"),
+    DT__OPTION(RECIPE, "optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion", "how gradients move the weights"),
     DT__OPTION(RECIPE, "beta1", "X", REAL, beta1, 0.9f, "[0,1)", "AdamW, Adam, Lion"),
     DT__OPTION(RECIPE, "beta2", "X", REAL, beta2, 0.95f, "[0,1)", "AdamW, Adam, Lion (there 0.99 is usual)"),
     DT__OPTION(RECIPE, "epsilon", "X", REAL, epsilon, 1e-8f, "(0,inf)", "AdamW, Adam"),
@@ -10611,21 +10528,19 @@ static float dt__learning_rate(const dt_recipe *r, int64_t step)
     return (float)(peak * (1.0 - (1.0 - floor) * x));
 }
 
-/* Bytes per 256 weights of array `which` of the optimizer's state: 1024 for floats, 256 for codes, 4 for a scale. */
-static int64_t dt__state_bytes(const dt_recipe *r, int which)
+/* Does the optimizer keep this value of each weight? */
+static int dt__state_kept(const dt_recipe *r, int which)
 {
-    static const int16_t bytes[][DT__STATE_AVERAGE] = {
-        {1024, 1024, 0, 0}, {1024, 1024, 0, 0}, {1024, 0, 0, 0}, {1024, 0, 0, 0}, {256, 256, 4, 4}};
-    if (which == DT__STATE_AVERAGE) return r->ema > 0.0f ? 1024 : 0;
-    if (r->optimizer < DT_ADAMW || r->optimizer > DT_ADAMW8) return 0;
-    return r->optimizer == DT_SGD && !(r->momentum > 0.0f) ? 0 : bytes[r->optimizer][which];
+    if (which == DT__STATE_AVERAGE) return r->ema > 0.0f;
+    if (r->optimizer == DT_SGD) return which == DT__STATE_FIRST && r->momentum > 0.0f;
+    return which == DT__STATE_FIRST || r->optimizer != DT_LION;
 }
 
 DT_API double dt_optimizer_bytes(const dt_recipe *r)
 {
-    int64_t bytes = 0;
-    for (int i = 0; i < DT__STATE_COUNT; i++) bytes += dt__state_bytes(r, i);
-    return (double)bytes / (double)DT__MOMENT_BLOCK;
+    double bytes = 0.0;
+    for (int i = 0; i < DT__STATE_COUNT; i++) bytes += dt__state_kept(r, i) ? 4.0 : 0.0;
+    return bytes;
 }
 
 /* Running products beta^t, kept in double from step to step (R13). */
@@ -18680,7 +18595,7 @@ static const dt__stored_type dt__stored_types[] = {
     {"F32", 4, DT_F32}, {"BF16", 2, DT_BF16}, {"F16", 2, DT_F16}, {"U8", 1, -1},      {"I8", 1, -1},  {"BOOL", 1, -1},
     {"I16", 2, -1},     {"U16", 2, -1},       {"I32", 4, DT_I32}, {"U32", 4, -1},     {"F64", 8, -1}, {"I64", 8, -1},
     {"U64", 8, -1},     {"F8_E4M3", 1, -1},   {"F8_E5M2", 1, -1}};
-enum { DT__STORED_F32, DT__STORED_BF16, DT__STORED_F16, DT__STORED_U8 };
+enum { DT__STORED_F32, DT__STORED_BF16, DT__STORED_F16 };
 enum { DT__STORED_TYPES = (int)(sizeof dt__stored_types / sizeof *dt__stored_types) };
 enum { DT__HEADER_MOST = 100000000 }; /* bytes, the limit of the format's own reader */
 
@@ -18953,11 +18868,8 @@ static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part
 
 typedef struct dt__state_tensor {
     char part[24];     /* of the state: "" for weights; "first", "second" .. */
-    dt__param is;      /* name, shape and cut, in numbers */
+    dt__param is;      /* name, shape and cut */
     int64_t shards;    /* tensor shards (Vt) of the recipe */
-    int type;          /* in dt__stored_types */
-    int64_t each;      /* bytes of a number */
-    int64_t unit;      /* weights that a number belongs to: 1, or DT__MOMENT_BLOCK for scales */
     int turned;        /* a matrix that full checkpoints hold with its axes in the other order */
     int kind, use;     /* for H16: which part; which use of the parameter, -1: all */
     int32_t param;
@@ -18967,7 +18879,7 @@ typedef struct dt__state_tensor {
 typedef struct dt__state_slice {
     const dt__state_tensor *of;
     int64_t array, from, count;
-    char *data;
+    float *data;
     int64_t at;   /* progress of a gather, in numbers of the array */
     int64_t rank; /* owner, on rank 0 during a gather */
 } dt__state_slice;
@@ -18976,11 +18888,11 @@ typedef struct dt__state_slice {
 typedef dt_result dt__take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices);
 
 /* The name of a slice in a sharded checkpoint, "weight/transformer.wte.weight/000003/000000001024": array, and first
- * weight. These names sort as the numbers do. */
+ * number. These names sort as the numbers do. */
 static void dt__slice_name(const dt__state_slice *s, int64_t from, char *name, size_t size)
 {
     snprintf(name, size, "%s/%s/%06lld/%012lld", *s->of->part ? s->of->part : "weight", s->of->is.name,
-             (long long)s->array, (long long)(from * s->of->unit));
+             (long long)s->array, (long long)from);
 }
 
 /* The name of a tensor in a full checkpoint, and its shape there. */
@@ -19003,23 +18915,24 @@ static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t, 
         dt__slice_name(s, from, name, sizeof name);
         length = strlen(name);
         has = dt__tensors_upto(t, name);
-        if (has && strlen(has->name) == length && !memcmp(has->name, name, length - 12) && has->type == s->of->type)
-            first = strtoll(has->name + length - 12, NULL, 10) / s->of->unit, held = has->bytes / s->of->each;
+        if (has && strlen(has->name) == length && !memcmp(has->name, name, length - 12) && has->type == DT__STORED_F32)
+            first = strtoll(has->name + length - 12, NULL, 10), held = has->bytes / 4;
         n = dt__min(first + held, s->from + s->count) - from;
         if (first < 0 || n <= 0)
             return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
                              name);
-        r = dt__tensors_read(t, f, has, s->data + done * s->of->each, n * s->of->each, (from - first) * s->of->each);
+        r = dt__tensors_read(t, f, has, s->data + done, 4 * n, 4 * (from - first));
     }
     return r;
 }
 
 /* The block between slices and the order of a tensor. */
+enum { DT__GATHER_RUN = DT__FILE_RUN / 4 };
 typedef struct dt__gatherer {
     dt_comm *comm;      /* NULL without ranks */
     const dt__kernels *convert; /* NULL: files hold floats; else also 2-byte numbers, and the block has room for both */
     int alone;          /* this rank has the whole state, no other is needed */
-    char *block;        /* of DT__FILE_RUN bytes at most, or a row of a turned file */
+    float *block;       /* of DT__GATHER_RUN floats at most, or a row of a turned file */
     dt__state_slice *list;    /* rank 0: the slices of all ranks */
     int64_t list_room;
     const dt__state_tensor *of;
@@ -19049,12 +18962,12 @@ static dt_result dt__gather_open(dt__gatherer *g, dt_comm *comm, int alone, cons
     g->convert = convert;
     for (int64_t i = 0; i < count; i++) {
         const dt__state_tensor *x = &tensor[i];
-        int64_t row = x->turned ? x->each * x->is.shape.n[0] : 0;
-        most = dt__max(most, dt__min(x->each * dt_shape_count(x->is.shape), dt__max(row, DT__FILE_RUN)));
+        int64_t row = x->turned ? x->is.shape.n[0] : 0;
+        most = dt__max(most, dt__min(dt_shape_count(x->is.shape), dt__max(row, DT__GATHER_RUN)));
         slices = dt__max(slices, dt__param_arrays(&x->is, x->shards));
     }
     if (!dt__gather_root(g)) return DT_OK;
-    g->block = (char *)dt__alloc(convert ? most + most / 2 : most, "a checkpoint");
+    g->block = (float *)dt__alloc(convert ? 6 * most : 4 * most, "a checkpoint");
     if (!alone) g->list_room = slices * dt_comm_size(comm);
     g->list = (dt__state_slice *)dt__alloc(dt__max(1, g->list_room) * (int64_t)sizeof *g->list, "a list of slices");
     return g->block && g->list ? DT_OK : DT_E_MEMORY;
@@ -19073,7 +18986,7 @@ static void dt__gather_begin(dt__gatherer *g, const dt__state_tensor *of, int tu
 static int dt__gather_next(dt__gatherer *g)
 {
     g->lo = g->hi;
-    g->hi = dt__min(g->count, g->lo + dt__max(1, DT__FILE_RUN / g->of->each / g->rows) * g->rows);
+    g->hi = dt__min(g->count, g->lo + dt__max(1, DT__GATHER_RUN / g->rows) * g->rows);
     return g->lo < g->hi;
 }
 
@@ -19109,40 +19022,39 @@ static int dt__stretch_next(const dt__gatherer *g, dt__state_slice *s, dt__stret
 }
 
 /* Copies a stretch between the block and `data`, where its numbers are neighbours. */
-static void dt__stretch_copy(const dt__gatherer *g, const dt__stretch *x, char *data, int to_block)
+static void dt__stretch_copy(const dt__gatherer *g, const dt__stretch *x, float *data, int to_block)
 {
-    char *block = g->block + x->to * g->of->each;
-    float *a = (float *)(void *)data, *b = (float *)(void *)block; /* only floats are turned */
-    if (g->rows == 1) memcpy(to_block ? block : data, to_block ? data : block, (size_t)(x->n * g->of->each));
+    float *block = g->block + x->to;
+    if (g->rows == 1) memcpy(to_block ? block : data, to_block ? data : block, 4 * (size_t)x->n);
     for (int64_t i = 0; i < x->n && g->rows > 1; i++)
-        if (to_block) b[i * g->rows] = a[i];
-        else a[i] = b[i * g->rows];
+        if (to_block) block[i * g->rows] = data[i];
+        else data[i] = block[i * g->rows];
 }
 
 /* Brings the numbers of a slice to rank 0's block: by copying, or in messages of 4 KB. */
 static dt_result dt__gather_bring(const dt__gatherer *g, dt__state_slice *s)
 {
-    float words[1024];
-    char *message = (char *)words;
+    enum { WORDS = 1024 };
+    float message[WORDS];
     int root = dt__gather_root(g), here = g->alone || (root && !s->rank);
-    int64_t size = (int64_t)sizeof words, used = root ? size : 0, each = g->of->each;
+    int64_t used = root ? (int64_t)WORDS : 0;
     dt__stretch x;
     dt_result r = DT_OK;
     dt__stretch_begin(g, s);
     while (!r && dt__stretch_next(g, s, &x)) {
-        char *data = here || !root ? s->data + x.from * each : NULL;
-        if (here) dt__stretch_copy(g, &x, data, 1);
-        for (int64_t rest = x.n; rest > 0 && !here && !r; rest -= x.n, x.to += x.n * g->rows, used += x.n * each) {
-            if (used == size) {
-                r = root ? dt_recv(g->comm, words, 1024, (int)s->rank) : dt_send(g->comm, words, 1024, 0);
+        const float *data = s->data + x.from;
+        if (here) dt__stretch_copy(g, &x, s->data + x.from, 1);
+        for (int64_t rest = x.n; rest > 0 && !here && !r; rest -= x.n, x.to += x.n * g->rows, used += x.n) {
+            if (used == WORDS) {
+                r = root ? dt_recv(g->comm, message, WORDS, (int)s->rank) : dt_send(g->comm, message, WORDS, 0);
                 used = 0;
             }
-            x.n = dt__min(rest, (size - used) / each);
+            x.n = dt__min(rest, WORDS - used);
             if (root) dt__stretch_copy(g, &x, message + used, 1);
-            else memcpy(message + used, data, (size_t)(x.n * each)), data += x.n * each;
+            else memcpy(message + used, data, 4 * (size_t)x.n), data += x.n;
         }
     }
-    return root || !used || r ? r : dt_send(g->comm, words, 1024, 0);
+    return root || !used || r ? r : dt_send(g->comm, message, WORDS, 0);
 }
 
 /* Appends the slices of the other ranks on rank 0: each rank sends their number, then the slices. */
@@ -19169,7 +19081,7 @@ static dt_result dt__gather_slices(dt__gatherer *g, const dt__state_slice *own, 
 }
 
 /* Receives a part of a tensor in its order. */
-typedef dt_result dt__sink(void *user, const void *data, int64_t bytes);
+typedef dt_result dt__sink(void *user, const float *data, int64_t count);
 
 /* Gives a tensor to the sink of rank 0, or of every rank when alone, block by block. */
 static dt_result dt__gather_give(dt__gatherer *g, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices,
@@ -19180,7 +19092,7 @@ static dt_result dt__gather_give(dt__gatherer *g, const dt__state_tensor *of, dt
     dt__gather_begin(g, of, turned);
     while (!r && dt__gather_next(g)) {
         for (int64_t i = 0; i < slices && !r; i++) r = dt__gather_bring(g, &slice[i]);
-        if (!r && dt__gather_root(g)) r = sink(user, g->block, (g->hi - g->lo) * of->each);
+        if (!r && dt__gather_root(g)) r = sink(user, g->block, g->hi - g->lo);
         dt__comm_tick(g->comm);
     }
     return r;
@@ -19191,7 +19103,7 @@ static dt_result dt__gather_fill(dt__gatherer *g, const dt__tensors *from, dt__f
 {
     const dt__stored_type *type = &dt__stored_types[s->type];
     int64_t n = g->hi - g->lo;
-    char *raw = g->block + (type->bytes == g->of->each ? 0 : n * g->of->each);
+    float *raw = g->block + (type->bytes == 4 ? 0 : n);
     dt_result r = dt__tensors_read(from, f, s, raw, n * type->bytes, g->lo * type->bytes);
     dt__comm_tick(g->comm);
     if (!r && raw != g->block) g->convert->convert(DT_F32, g->block, type->dtype, raw, n);
@@ -19204,8 +19116,7 @@ static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__f
 {
     dt_result r = DT_OK;
     dt__gather_begin(g, of, of->turned);
-    for (int64_t i = 0; i < slices && of->is.pad; i++)
-        memset(slice[i].data, 0, (size_t)(slice[i].count * of->each));
+    for (int64_t i = 0; i < slices && of->is.pad; i++) memset(slice[i].data, 0, 4 * (size_t)slice[i].count);
     while (!r && dt__gather_next(g)) {
         dt__stretch x;
         int filled = 0;
@@ -19213,7 +19124,7 @@ static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__f
             dt__stretch_begin(g, &slice[i]);
             while (!r && dt__stretch_next(g, &slice[i], &x)) {
                 if (!filled++) r = dt__gather_fill(g, from, f, s);
-                if (!r) dt__stretch_copy(g, &x, slice[i].data + x.from * of->each, 0);
+                if (!r) dt__stretch_copy(g, &x, slice[i].data + x.from, 0);
             }
         }
     }
@@ -19248,7 +19159,7 @@ static dt_result dt__reader_take(void *user, const dt__state_tensor *of, dt__sta
     dt__state_tensor_name(of, name, sizeof name, &shape);
     s = dt__tensors_find(&x->tensors, name);
     if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
-    if (s->type != of->type || !dt__same_shape(&s->shape, &shape))
+    if (s->type != DT__STORED_F32 || !dt__same_shape(&s->shape, &shape))
         return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
                          dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(&shape, b));
     return dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
@@ -19263,10 +19174,10 @@ typedef struct dt__writer {
     dt_result result;   /* of the file */
 } dt__writer;
 
-static dt_result dt__writer_put(void *user, const void *data, int64_t bytes)
+static dt_result dt__writer_put(void *user, const float *data, int64_t count)
 {
     dt__writer *w = (dt__writer *)user;
-    if (!w->result) w->result = dt__tensor_file_put(&w->file, data, bytes);
+    if (!w->result) w->result = dt__tensor_file_put(&w->file, data, 4 * count);
     return w->gather && !w->gather->alone ? DT_OK : w->result;
 }
 
@@ -19281,14 +19192,14 @@ static dt_result dt__writer_take(void *user, const dt__state_tensor *of, dt__sta
         return dt__gather_give(w->gather, of, slice, slices, of->turned, dt__writer_put, w);
     if (w->gather) {
         dt__state_tensor_name(of, name, sizeof name, &shape);
-        dt__tensor_file_name(&w->file, name, of->type, &shape);
+        dt__tensor_file_name(&w->file, name, DT__STORED_F32, &shape);
         return DT_OK;
     }
     for (int64_t i = 0; i < slices && !r; i++) {
         shape = dt_shape1(slice[i].count);
         dt__slice_name(&slice[i], slice[i].from, name, sizeof name);
-        if (w->numbers) r = dt__writer_put(w, slice[i].data, slice[i].count * of->each);
-        else dt__tensor_file_name(&w->file, name, of->type, &shape);
+        if (w->numbers) r = dt__writer_put(w, slice[i].data, slice[i].count);
+        else dt__tensor_file_name(&w->file, name, DT__STORED_F32, &shape);
     }
     return r;
 }
@@ -21202,7 +21113,7 @@ typedef struct dt__engine {
     float *params;                /* weights: of this rank's segments, or its pieces of them (ZeRO 3) */
     float *stage;                 /* rows that the expert group exchanges */
     float *window;                /* ZeRO 3: the parameters of the segment in work */
-    void *state[DT__STATE_COUNT]; /* of the optimizer, for this rank's pieces; NULL where there is none */
+    float *state[DT__STATE_COUNT]; /* of the optimizer, for this rank's pieces; NULL where there is none */
     float *sets;                  /* (sets, set_floats): gradients */
     float *total;                 /* their sum, when it lies apart */
     float *row_slices;            /* of the leaf in work */
@@ -21614,12 +21525,10 @@ static void dt__engine_state(dt__engine *e)
     const dt__store *s = &e->store;
     int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
     for (int i = 0; i < DT__STATE_COUNT; i++) {
-        int64_t bytes = dt__state_bytes(e->recipe, i);
         int read = i == DT__STATE_AVERAGE && e->shape.zero && e->recipe->evaluate_ema; /* by peers, in place */
-        if (bytes)
-            dt__memory_add(&e->memory, DT__FOR_OPTIMIZER, DT__DEVICE, read ? e->ranks.data : NULL, &e->state[i],
-                           own / DT__MOMENT_BLOCK, bytes);
-        if (read && bytes) e->memory.row[e->memory.rows - 1].most = s->most_params / DT__MOMENT_BLOCK;
+        if (!dt__state_kept(e->recipe, i)) continue;
+        dt__memory_add(&e->memory, DT__FOR_OPTIMIZER, DT__DEVICE, read ? e->ranks.data : NULL, &e->state[i], own, 4);
+        if (read) e->memory.row[e->memory.rows - 1].most = s->most_params;
     }
 }
 
@@ -21849,7 +21758,7 @@ static void dt__engine_close(dt__engine *e)
 /* The weights that a pass reads: for validation and text samples the average, when the recipe says so. */
 static float *dt__engine_weights(const dt__engine *e, int inference)
 {
-    return inference && e->recipe->evaluate_ema ? (float *)e->state[DT__STATE_AVERAGE] : e->params;
+    return inference && e->recipe->evaluate_ema ? e->state[DT__STATE_AVERAGE] : e->params;
 }
 
 /* Binds segment q in a slot of its chunk: its parameters, its input (the output before it), its saved values. */
@@ -22539,11 +22448,7 @@ static void dt__engine_step_param(const dt__engine *e, const dt__net_param *p, c
     dt__stepping s;
     s.k = e->k, s.optimizer = e->recipe->optimizer, s.n = x.count, s.u = u;
     s.weight = x.weight, s.gradient = x.gradient;
-    for (int i = 0; i < DT__STATE_COUNT; i++) {
-        char *base = (char *)e->state[i];
-        s.state_bytes[i] = dt__state_bytes(e->recipe, i);
-        s.state[i] = base ? base + x.state / DT__MOMENT_BLOCK * s.state_bytes[i] : NULL;
-    }
+    for (int i = 0; i < DT__STATE_COUNT; i++) s.state[i] = e->state[i] ? e->state[i] + x.state : NULL;
     dt__mem_update(e->pool, &s);
 }
 
@@ -23853,7 +23758,7 @@ typedef struct dt__state {
 typedef struct dt__saver {
     dt__files files;
     dt__queue queue;        /* three jobs per save: copy, write, publish */
-    char *snapshot;         /* of what this rank writes, for asynchronous saves */
+    float *snapshot;        /* of what this rank writes, for asynchronous saves */
     dt__part_file part[2];  /* the files that this rank has written */
     dt__part_file extra[2]; /* rank 0: config.json and tokenizer.json */
     int64_t extras;
@@ -24283,7 +24188,7 @@ static void dt__memory_line(const char *what, int64_t bytes, const char *format,
 /* The memory of rank 0 beside its formulas: P weights, here those of its stage. */
 static void dt__memory_print(const dt_trainer *t)
 {
-    static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion", "AdamW, 8-bit moments"};
+    static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion"};
     const dt__engine *e = &t->e;
     const dt_memory *m = &t->planned;
     int64_t ep = t->layout.ep, part = e->shape.pipe.stages > 1 || ep > 1;
@@ -24616,7 +24521,7 @@ static dt_result dt__trainer_draw(dt_trainer *t)
                         t->pool, dt__host(whole ? e->params + p->offset : x.weight), whole ? 0 : x.from,
                         whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
-            dt__mem_copy(t->pool, (float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
+            dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     return DT_OK;
 }
@@ -24712,13 +24617,9 @@ static dt_result dt__trainer_settle(dt_trainer *t)
 /* The parts of the state: weights, what the optimizer keeps, and what compression of gradients lost on each
  * data-parallel rank. The last part belongs neither to the hash nor to full checkpoints. */
 enum { DT__PARTS = 1 + DT__STATE_COUNT, DT__PART_LOST = DT__PARTS };
-static const char *const dt__part_names[DT__PARTS] = {"", "first", "second", "first_scale", "second_scale", "average"};
+static const char *const dt__part_names[DT__PARTS] = {"", "first", "second", "average"};
 
-/* Bytes that 256 weights have in a part; 0: the part does not exist. */
-static int64_t dt__part_bytes(const dt_recipe *r, int kind)
-{
-    return kind && kind < DT__PARTS ? dt__state_bytes(r, kind - 1) : 4 * DT__MOMENT_BLOCK;
-}
+static int dt__part_exists(const dt_recipe *r, int kind) { return !kind || dt__state_kept(r, kind - 1); }
 
 /* Llama's linear weights are (in,out) here and (out,in) in files. */
 static int dt__param_turns(const dt_recipe *r, const dt__param *p)
@@ -24730,20 +24631,13 @@ static int dt__param_turns(const dt_recipe *r, const dt__param *p)
 static void dt__state_add(dt_trainer *t, int kind, int32_t param, int use)
 {
     dt__state_tensor *x = &t->state.tensor[t->state.count++];
-    int64_t bytes = dt__part_bytes(&t->recipe, kind), vt = t->e.net.tensor_shards;
     const dt__param *p = &t->e.net.params[param].is;
     if (kind < DT__PARTS) snprintf(x->part, sizeof x->part, "%s", dt__part_names[kind]);
     else snprintf(x->part, sizeof x->part, "lost.%d.%d", t->e.mesh.at[DT_AXIS_DATA], use);
     x->kind = kind, x->use = use, x->param = param;
-    x->is = *p, x->shards = vt;
-    x->type = bytes == DT__MOMENT_BLOCK ? DT__STORED_U8 : DT__STORED_F32;
-    x->each = dt__stored_types[x->type].bytes;
-    x->unit = bytes < DT__MOMENT_BLOCK ? DT__MOMENT_BLOCK : 1;
+    x->is = *p, x->shards = t->e.net.tensor_shards;
     x->turned = !kind && dt__param_turns(&t->recipe, p);
-    t->state.arrays = dt__max(t->state.arrays, dt__param_arrays(p, vt));
-    if (x->unit == 1) return;
-    x->is.cut = -1, x->is.experts = dt__param_arrays(p, vt); /* scales: array by array, as they are stored */
-    x->is.shape = dt_shape1(x->is.experts * dt__ceil_div(dt__shard_floats(p, vt), x->unit));
+    t->state.arrays = dt__max(t->state.arrays, dt__param_arrays(p, x->shards));
 }
 
 /* Lists the tensors of the state, part by part in definition order. */
@@ -24752,12 +24646,12 @@ static dt_result dt__state_open(dt_trainer *t)
     const dt__net *n = &t->e.net;
     dt__state *s = &t->state;
     int64_t most = 0;
-    for (int kind = 0; kind < DT__PARTS; kind++) most += dt__part_bytes(&t->recipe, kind) ? n->param_count : 0;
+    for (int kind = 0; kind < DT__PARTS; kind++) most += dt__part_exists(&t->recipe, kind) ? n->param_count : 0;
     for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++) most += n->params[i].uses;
     s->tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *s->tensor, "the state");
     if (!s->tensor) return DT_E_MEMORY;
     for (int kind = 0; kind < DT__PARTS; kind++)
-        for (int32_t i = 0; i < n->param_count && dt__part_bytes(&t->recipe, kind); i++) dt__state_add(t, kind, i, -1);
+        for (int32_t i = 0; i < n->param_count && dt__part_exists(&t->recipe, kind); i++) dt__state_add(t, kind, i, -1);
     s->whole = s->count;
     for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++)
         for (int use = 0; use < n->params[i].uses; use++) dt__state_add(t, DT__PART_LOST, i, use);
@@ -24777,8 +24671,8 @@ typedef struct dt__state_walk {
     int64_t first, end;
     int writes;      /* 1: each number has one rank that writes it; 0: all slices that this rank stores */
     dt__state_slice *slice;
-    char *memory;    /* of one whole tensor, in the place of the engine's; NULL: the engine's */
-    char *snapshot;  /* of the slices, one after the other, in the place of the engine's */
+    float *memory;   /* of one whole tensor, in the place of the engine's; NULL: the engine's */
+    float *snapshot; /* of the slices, one after the other, in the place of the engine's */
     int64_t at;      /* in the snapshot */
 } dt__state_walk;
 
@@ -24808,12 +24702,12 @@ static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_
 
 /* Weights [*from, *from + *count) of a parameter are the part of a tensor that this rank stores, or writes; returns
  * where their numbers are. */
-static char *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x, int64_t *from, int64_t *count)
+static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x, int64_t *from, int64_t *count)
 {
     const dt__engine *e = &w->t->e;
     const dt__net_param *p = &e->net.params[x->param];
     dt__piece_of piece;
-    char *data;
+    float *data;
     int64_t begin;
     *from = 0, *count = p->count;
     if (w->memory) return w->memory;
@@ -24821,16 +24715,15 @@ static char *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x,
         int cut = dt__param_is_cut(&p->is, x->shards);
         if (p->slot[x->use] < 0 || (w->writes && (e->mesh.at[DT_AXIS_CONTEXT] || (!cut && e->mesh.at[DT_AXIS_TENSOR]))))
             *count = 0;
-        return *count ? (char *)dt__host(e->wire.error + p->slot[x->use]) : NULL;
+        return *count ? dt__host(e->wire.error + p->slot[x->use]) : NULL;
     }
-    if (p->offset < 0) return *count = 0, (char *)NULL;
-    if (!x->kind && !w->writes && e->shape.zero < 3) return (char *)dt__host(e->params + p->offset);
+    if (p->offset < 0) return *count = 0, (float *)NULL;
+    if (!x->kind && !w->writes && e->shape.zero < 3) return dt__host(e->params + p->offset);
     piece = dt__engine_piece(e, p);
     begin = *from = piece.from, *count = piece.count;
-    data = (char *)dt__host(x->kind ? (const float *)e->state[x->kind - 1] : piece.weight);
-    if (x->kind) data += piece.state / x->unit * x->each;
+    data = dt__host(x->kind ? e->state[x->kind - 1] + piece.state : piece.weight);
     if (w->writes) dt__engine_share(e, p, from, count);
-    return data + (*from - begin) / x->unit * x->each;
+    return data + (*from - begin);
 }
 
 /* Gives the slices of each tensor to `take`, also where this rank has none of a tensor. */
@@ -24842,7 +24735,7 @@ static dt_result dt__state_each(dt__state_walk *w, dt__take *take, void *user)
         const dt__state_tensor *x = &w->t->state.tensor[i];
         const dt__param *p = &net->params[x->param].is;
         int64_t from, count, n = 0, floats = dt__shard_floats(p, x->shards), step = dt__shard_step(p, x->shards);
-        char *data = dt__state_range(w, x, &from, &count);
+        float *data = dt__state_range(w, x, &from, &count);
         for (int64_t v = 0; v < dt__param_shards(p, x->shards, net->own_shards); v++) {
             int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
             dt__state_slice *s = &w->slice[n];
@@ -24850,9 +24743,9 @@ static dt_result dt__state_each(dt__state_walk *w, dt__take *take, void *user)
             memset(s, 0, sizeof *s);
             s->of = x, n++;
             s->array = dt__param_array(p, x->shards, net->first_shard, net->own_shards, v);
-            s->from = (lo - v * step) / x->unit, s->count = dt__ceil_div(hi - lo, x->unit);
-            s->data = w->snapshot ? w->snapshot + w->at : data + (lo - from) / x->unit * x->each;
-            w->at += dt__round_up(s->count * x->each, 64);
+            s->from = lo - v * step, s->count = hi - lo;
+            s->data = w->snapshot ? w->snapshot + w->at : data + (lo - from);
+            w->at += dt__round_up(s->count, 16);
         }
         r = take(user, x, w->slice, n);
     }
@@ -24866,9 +24759,9 @@ typedef struct dt__hashing {
     dt__gatherer gather;
     dt__sha256 sha;
 } dt__hashing;
-static dt_result dt__hash_put(void *user, const void *data, int64_t bytes)
+static dt_result dt__hash_put(void *user, const float *data, int64_t count)
 {
-    dt__sha256_add(&((dt__hashing *)user)->sha, data, bytes);
+    dt__sha256_add(&((dt__hashing *)user)->sha, data, 4 * count);
     return DT_OK;
 }
 static dt_result dt__hash_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
@@ -25110,17 +25003,18 @@ static dt_result dt__save_extras(dt_trainer *t, const char *folder)
     return r;
 }
 
-/* A snapshot of the slices that this rank writes; `to` NULL: its bytes are counted. */
+/* A snapshot of the slices that this rank writes; `to` NULL: its floats are counted. */
 typedef struct dt__snapshot {
-    char *to;
-    int64_t bytes;
+    float *to;
+    int64_t floats;
 } dt__snapshot;
 static dt_result dt__snapshot_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
     dt__snapshot *s = (dt__snapshot *)user;
+    (void)of;
     for (int64_t i = 0; i < slices; i++) {
-        if (s->to) memcpy(s->to + s->bytes, slice[i].data, (size_t)(slice[i].count * of->each));
-        s->bytes += dt__round_up(slice[i].count * of->each, 64);
+        if (s->to) memcpy(s->to + s->floats, slice[i].data, 4 * (size_t)slice[i].count);
+        s->floats += dt__round_up(slice[i].count, 16);
     }
     return DT_OK;
 }
@@ -25163,7 +25057,7 @@ static dt_result dt__save_job(void *owner, int64_t job)
     char folder[PATH_MAX];
     dt_result r = dt__step_path(folder, t->layout.checkpoint.place, s->now.step, ".tmp");
     w.slice += t->state.arrays; /* the trainer's thread may walk at the same time */
-    copy.to = s->snapshot, copy.bytes = 0;
+    copy.to = s->snapshot, copy.floats = 0;
     if (!r && job % DT__JOBS == DT__JOB_COPY) return s->snapshot ? dt__state_each(&w, dt__snapshot_take, &copy) : r;
     w.snapshot = s->snapshot;
     if (!r && job % DT__JOBS == DT__JOB_WRITE) return dt__save_write(t, &w, folder);
@@ -25386,11 +25280,11 @@ static dt_result dt__save_snapshot(dt_trainer *t)
     dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
     dt__snapshot size;
     dt_result r;
-    size.to = NULL, size.bytes = 0;
+    size.to = NULL, size.floats = 0;
     (void)dt__state_each(&w, dt__snapshot_take, &size);
-    t->planned.buffers += size.bytes, t->planned.total += size.bytes;
+    t->planned.buffers += 4 * size.floats, t->planned.total += 4 * size.floats;
     r = dt__check_memory(t, 1);
-    if (!r && !(t->save.snapshot = (char *)dt__alloc(size.bytes, "the snapshot of the state"))) r = DT_E_MEMORY;
+    if (!r && !(t->save.snapshot = (float *)dt__alloc(4 * size.floats, "the snapshot of the state"))) r = DT_E_MEMORY;
     t->e.hold = dt__save_hold;
     t->e.hold_owner = t;
     return r;
@@ -25472,9 +25366,7 @@ static dt_result dt__trainer_forget(dt_trainer *t)
     else if (strcmp(what, "optimizer"))
         return dt__error(DT_E_USAGE, "DT_FORGET=%s: it is optimizer, schedule, cursor or rng", what);
     for (int i = 0; i < DT__STATE_AVERAGE && !strcmp(what, "optimizer"); i++)
-        if (e->state[i])
-            dt__mem_fill(t->pool, (float *)e->state[i], 0.0f,
-                         own / DT__MOMENT_BLOCK * dt__state_bytes(&t->recipe, i) / 4);
+        if (e->state[i]) dt__mem_fill(t->pool, e->state[i], 0.0f, own);
     if (!strcmp(what, "optimizer")) e->powers.power1 = e->powers.power2 = 1.0;
     return DT_OK;
 }
@@ -25533,7 +25425,7 @@ struct dt_checkpoint {
     dt__manifest m;
     dt__reader reader;
     dt_trainer t;
-    char *stored;      /* one tensor, in arrays */
+    float *stored;     /* one tensor, in arrays */
     char option[PATH_MAX];
 };
 
@@ -25573,7 +25465,7 @@ static dt_result dt__checkpoint_model(dt_checkpoint *c)
         return dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
                          "checkpoint", c->path);
     for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
-    c->stored = (char *)dt__alloc(4 * longest, "a checkpoint");
+    c->stored = (float *)dt__alloc(4 * longest, "a checkpoint");
     r = c->stored ? dt__state_open(t) : DT_E_MEMORY;
     return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
 }
@@ -25662,9 +25554,9 @@ DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64
     dt_checkpoint_tensor a;
     dt__state_tensor_name(x, a.name, sizeof a.name, &a.shape);
     a.shape = x->is.shape;
-    a.type = dt__stored_types[x->type].name;
+    a.type = "F32";
     a.file = NULL;
-    a.bytes = dt_shape_count(a.shape) * x->each;
+    a.bytes = 4 * dt_shape_count(a.shape);
     return a;
 }
 
@@ -25702,14 +25594,11 @@ typedef struct dt__reading {
     dt__reader *from;
     float *to;
 } dt__reading;
-static dt_result dt__reading_put(void *user, const void *data, int64_t bytes)
+static dt_result dt__reading_put(void *user, const float *data, int64_t count)
 {
     dt__reading *x = (dt__reading *)user;
-    int codes = x->from->gather.of->type == DT__STORED_U8;
-    for (int64_t i = 0; i < bytes && codes; i++) *x->to++ = (float)((const unsigned char *)data)[i];
-    if (codes) return DT_OK;
-    memcpy(x->to, data, (size_t)bytes);
-    x->to += bytes / 4;
+    memcpy(x->to, data, 4 * (size_t)count);
+    x->to += count;
     return DT_OK;
 }
 static dt_result dt__reading_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
@@ -25898,7 +25787,7 @@ static dt_result dt__weights_load(dt_trainer *t)
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)
-            dt__mem_copy(t->pool, (float *)e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
+            dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     return r;
 }

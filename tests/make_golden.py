@@ -582,7 +582,6 @@ OPTIMIZERS = {  # weight decay 0.1, betas 0.9 and 0.95 (Lion 0.99), epsilon 1e-8
     "adam": lambda p: torch.optim.Adam(p, 1.0, BETAS, EPS, weight_decay=DECAY),
     "adamw": lambda p: torch.optim.AdamW(p, 1.0, BETAS, EPS, weight_decay=DECAY),
     "lion": None,
-    "adamw8": None,
 }
 
 
@@ -606,39 +605,10 @@ def lion_steps(w, gradients, rates):
         yield torch.from_numpy(w)
 
 
-def in_8_bits(x, bits):
-    """x as it is after it was stored: per block of 256 a share of the largest, as a float of 4 bits of exponent and
-    `bits` of fraction, from 2^(-14 - bits) to 2 - 2^-bits. An unsigned one (4) never becomes 0."""
-    flat, top = x.reshape(-1).copy(), 2.0 - 2.0 ** -bits
-    for i in range(0, flat.size, 256):
-        block = flat[i:i + 256]
-        scale = abs(block).max() / top
-        share = abs(block) / scale
-        exponent = numpy.maximum(numpy.floor(numpy.log2(numpy.maximum(share, 1e-30))), -14)
-        share = numpy.rint(share * 2.0 ** (bits - exponent)) * 2.0 ** (exponent - bits)
-        if bits == 4:
-            share = numpy.where(block > 0, numpy.maximum(share, 2.0 ** (-14 - bits)), 0)
-        flat[i:i + 256] = numpy.sign(block) * share * scale
-    return flat.reshape(x.shape)
-
-
-def adamw8_steps(w, gradients, rates):
-    """AdamW (Loshchilov and Hutter 2019), algorithm 2, with m and sqrt(v) stored in 8 bits between steps."""
-    w = w.numpy().copy()
-    m, root = numpy.zeros_like(w), numpy.zeros_like(w)
-    for t, (g, rate) in enumerate(zip(gradients, rates), 1):
-        g = g.numpy()
-        m = BETAS[0] * m + (1 - BETAS[0]) * g
-        v = BETAS[1] * root ** 2 + (1 - BETAS[1]) * g ** 2
-        w = w * (1 - rate * DECAY) - rate * (m / (1 - BETAS[0] ** t)) / (numpy.sqrt(v / (1 - BETAS[1] ** t)) + EPS)
-        m, root = in_8_bits(m, 3), in_8_bits(numpy.sqrt(v), 4)
-        yield torch.from_numpy(w)
-
-
 def make_optim():
     source = Source(11)
     w = source.uniform((7, 90))
-    # some gradients are so small beside the largest of their block that 8 bits hardly hold them, some are zero
+    # gradients of many sizes, some zero
     sizes = 10.0 ** (-4.0 * source.uniform((7, 90), 0.5, 0.5))
     sizes[2, 5:9] = 0.0
     gradients = [(source.uniform((7, 90)) * sizes).float().double() for _ in LEARNING_RATES]
@@ -646,10 +616,7 @@ def make_optim():
     out = {"w": w, "rate": torch.tensor(rates, dtype=torch.float64)}
     out.update({f"g{step}": g for step, g in enumerate(gradients, 1)})
     for name, make in OPTIMIZERS.items():
-        if make:
-            steps = torch_steps(make, w, gradients, rates)
-        else:
-            steps = (lion_steps if name == "lion" else adamw8_steps)(w, gradients, rates)
+        steps = torch_steps(make, w, gradients, rates) if make else lion_steps(w, gradients, rates)
         out.update({f"{name}.step{step}": result for step, result in enumerate(steps, 1)})
     return out
 

@@ -29,12 +29,12 @@ my $short = sanitized() && !full();
 # Recipes of this test beside those whose hashes are written down. epochs: there are 62 samples, so that an epoch ends
 # in the middle of steps 8 and 16.
 my %text = (epochs => 2000);
-$recipe{epochs} = '--batch 8 --sequence 32 --steps 18 --warmup 12 --dropout 0.1 --optimizer adamw8';
+$recipe{epochs} = '--batch 8 --sequence 32 --steps 18 --warmup 12 --dropout 0.1';
 $recipe{little} = '--layers 1 --width 32 --heads 2 --batch 8 --sequence 16 --steps 4';
 $recipe{llama_little} = '--model llama-nano --tied --layers 1 --batch 8 --sequence 16 --steps 4 --optimizer lion';
 $recipe{untied} = '--model llama-nano --layers 1 --batch 8 --sequence 16 --steps 4 --optimizer sgd --momentum 0.9 --learning-rate 0.1';
 $recipe{long} = '--layers 1 --width 32 --heads 2 --batch 8 --sequence 16 --steps 300 --warmup 100 --ema 0.9';
-$recipe{longer} = '--layers 2 --batch 16 --micro-batch 8 --sequence 8 --steps 150 --warmup 100 --accumulation shard --experts 4 --optimizer adamw8';
+$recipe{longer} = '--layers 2 --batch 16 --micro-batch 8 --sequence 8 --steps 150 --warmup 100 --accumulation shard --experts 4';
 
 sub command_of {
     my ($name, $options) = @_;

@@ -58,7 +58,7 @@ is(scalar(keys %{{ map { $_ => 1 } values %want }}), scalar(keys %recipe), 'ever
 
 # ---- optimizers ----
 
-for my $name (qw(adam sgd lion adamw8)) {
+for my $name (qw(adam sgd lion)) {
     my @some = full() ? @layouts : sanitized() ? () : grep { $_->[0] =~ /^(1 rank|[23] .*, 1)/ } @layouts;
     same($name, $_->[0], $name, $_->[1]) for @some;
     same($name, "$_ kernels", $name, $several, "DT_ISA=$_") for sanitized() ? $isas->[-1] : @$isas;

@@ -18,8 +18,8 @@ static void *counted_malloc(size_t size);
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-enum { MOST = 3000, BLOCKS = (MOST + 255) / 256, OPTIMIZERS = 5 };
-static const char *const names[] = { "AdamW", "Adam", "SGD", "Lion", "AdamW8" };
+enum { MOST = 3000, OPTIMIZERS = 4 };
+static const char *const names[] = { "AdamW", "Adam", "SGD", "Lion" };
 
 static int64_t allocated; /* bytes */
 static void *counted_malloc(size_t size)
@@ -55,9 +55,7 @@ static float wild(void)
 /* ---- the references ---------------------------------------------------------------------------- */
 
 typedef struct weights {
-    float w[MOST], average[MOST], m[MOST], v[MOST]; /* v: AdamW8 its root */
-    uint8_t codes[2][MOST];
-    float scales[2][BLOCKS];
+    float w[MOST], average[MOST], m[MOST], v[MOST];
 } weights;
 
 static float clipped(float g, const dt__update *u)
@@ -87,68 +85,23 @@ static float ref_direction(int optimizer, float g, float w, float *m, float *v, 
     return *m / fmaf(sqrtf(*v), u->root_scale, u->eps);
 }
 
-static float ref_decode(int code, float scale, int bits)
-{
-    int magnitude = bits == 3 ? code & 127 : code, exponent = magnitude >> bits;
-    int n = (magnitude & ((1 << bits) - 1)) + (exponent ? 1 << bits : 0);
-    float x = ldexpf((float)n, (exponent ? exponent : 1) - 15 - bits) * scale;
-    return magnitude == code ? x : -x;
-}
-
-static void ref_encode(uint8_t *code, float *scale, const float *x, int bits, int64_t n)
-{
-    float most = 0.0f, top = bits == 3 ? 1.875f : 1.9375f, factor;
-    for (int64_t i = 0; i < n; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    *scale = most < 0x1p-100f ? 0.0f : most / top;
-    factor = most < 0x1p-100f ? 0.0f : top / most;
-    for (int64_t i = 0; i < n; i++) {
-        float share = fabsf(x[i]) * factor;
-        int exponent = share > 0x1p-14f ? ilogbf(share) : -14;
-        int c = (int)nearbyintf(ldexpf(share, bits - exponent)) + ((exponent + 14) << bits);
-        if (bits == 3) c |= signbit(x[i]) ? 128 : 0;
-        else if (!c && share > 0.0f) c = 1;
-        code[i] = (uint8_t)c;
-    }
-}
-
 static void ref_update(int optimizer, weights *p, const float *grad, int64_t n, int momentum, int average, const dt__update *u)
 {
     for (int64_t i = 0; i < n; i++) {
-        float v = p->v[i], direction;
-        if (optimizer == DT_ADAMW8) {
-            p->m[i] = ref_decode(p->codes[0][i], p->scales[0][i / 256], 3);
-            v = ref_decode(p->codes[1][i], p->scales[1][i / 256], 4);
-            v = v * v;
-        }
-        direction = ref_direction(optimizer, clipped(grad[i], u), p->w[i], &p->m[i], &v, momentum, u);
-        p->v[i] = optimizer == DT_ADAMW8 ? sqrtf(v) : v;
+        float direction = ref_direction(optimizer, clipped(grad[i], u), p->w[i], &p->m[i], &p->v[i], momentum, u);
         p->w[i] = fmaf(-u->step, direction, p->w[i] * u->keep);
         if (average) p->average[i] = fmaf(u->average, p->average[i], u->one_minus_average * p->w[i]);
-    }
-    for (int64_t i = 0; i < n && optimizer == DT_ADAMW8; i += 256) {
-        ref_encode(p->codes[0] + i, &p->scales[0][i / 256], p->m + i, 3, n - i < 256 ? n - i : 256);
-        ref_encode(p->codes[1] + i, &p->scales[1][i / 256], p->v + i, 4, n - i < 256 ? n - i : 256);
     }
 }
 
 /* ---- kernels against the references ---------------------------------------------------------------- */
 
-static void state_of(int optimizer, weights *p, int momentum, int average, void *at[DT__STATE_COUNT])
+static void state_of(int optimizer, weights *p, int momentum, int average, float *at[DT__STATE_COUNT])
 {
-    int coded = optimizer == DT_ADAMW8;
     memset(at, 0, sizeof *at * DT__STATE_COUNT);
-    if (optimizer != DT_SGD || momentum) at[DT__STATE_FIRST] = coded ? (void *)p->codes[0] : (void *)p->m;
-    if (optimizer <= DT_ADAM || coded) at[DT__STATE_SECOND] = coded ? (void *)p->codes[1] : (void *)p->v;
-    if (coded) at[DT__STATE_SCALE1] = p->scales[0], at[DT__STATE_SCALE2] = p->scales[1];
+    if (optimizer != DT_SGD || momentum) at[DT__STATE_FIRST] = p->m;
+    if (optimizer <= DT_ADAM) at[DT__STATE_SECOND] = p->v;
     if (average) at[DT__STATE_AVERAGE] = p->average;
-}
-
-/* Nothing may be written behind the last weight either: all of both structs is compared, but AdamW8's working copies. */
-static int same_weights(const weights *a, const weights *b, int optimizer)
-{
-    if (optimizer != DT_ADAMW8) return !memcmp(a, b, sizeof *a);
-    return !memcmp(a->w, b->w, sizeof a->w) && !memcmp(a->average, b->average, sizeof a->average) &&
-           !memcmp(a->codes, b->codes, sizeof a->codes) && !memcmp(a->scales, b->scales, sizeof a->scales);
 }
 
 /* Three steps of n weights. variant: bit 0 SGD's momentum, 1 nesterov, 2 limit, 3 average. */
@@ -157,7 +110,7 @@ static int same_steps(const dt__kernels *k, int optimizer, int64_t n, int varian
     static weights got, want;
     static float grad[MOST];
     int momentum = variant & 1, average = variant >> 3 & 1, same = 1;
-    void *at[DT__STATE_COUNT];
+    float *at[DT__STATE_COUNT];
     dt__update u;
     memset(&got, 0, sizeof got);
     memset(&u, 0, sizeof u);
@@ -173,7 +126,7 @@ static int same_steps(const dt__kernels *k, int optimizer, int64_t n, int varian
         for (int64_t i = 0; i < n; i++) grad[i] = step == 1 && i < 700 ? grad[i] * 1e-4f : wild(); /* a block that fades */
         k->update(optimizer, got.w, at, grad, n, &u);
         ref_update(optimizer, &want, grad, n, momentum, average, &u);
-        same = same_weights(&got, &want, optimizer);
+        same = !memcmp(&got, &want, sizeof got); /* nothing is written behind the last weight either */
     }
     return same;
 }
@@ -200,74 +153,22 @@ static void test_kernels(void)
     dt__fp_leave(saved);
 }
 
-/* ---- codes ------------------------------------------------------------------------------------------- */
-
-/* bits is a constant of the kernels. */
-static __attribute__((noinline)) void encode(uint8_t *code, float *scale, const float *x, int bits, int64_t n)
-{
-    if (bits == 3) dt__moment_encode_portable(code, scale, x, 3, n);
-    else dt__moment_encode_portable(code, scale, x, 4, n);
-}
-static __attribute__((noinline)) void decode(float *x, const uint8_t *code, float scale, int bits, int64_t n)
-{
-    if (bits == 3) dt__moment_decode_portable(x, code, scale, 3, n);
-    else dt__moment_decode_portable(x, code, scale, 4, n);
-}
-
-/* All codes are values of their own, rising, and come back; between two values the nearer one is stored. */
-static void test_codes(void)
-{
-    uint8_t code[2][256], zero = 0;
-    float value[256], scale, worst = 0.0f, root[4] = { 1e-30f, 0, 0, 0 }, root_scale;
-    int good = 1;
-    for (int bits = 3; bits <= 4; bits++) {
-        int count = bits == 3 ? 128 : 256;
-        for (int c = 0; c < 256; c++) code[0][c] = (uint8_t)c;
-        decode(value, code[0], 0.7f, bits, 256);
-        for (int c = 1; c < count; c++) good = good && value[c] > value[c - 1];
-        if (bits == 3) good = good && value[130] == -value[2] && signbit(value[128]);
-        encode(code[1], &scale, value, bits, 256);
-        for (int c = 0; c < 256; c++) good = good && code[1][c] == c;
-        good = good && fabsf(scale - 0.7f) < 1e-6f && (value[1] == ldexpf(0.7f, -14 - bits));
-        for (int i = 0; i < 20000; i++) {
-            float x[4] = { 0, 0, 0, 0 }, back[2]; /* whole vectors are read */
-            x[0] = 1.0f, x[1] = ldexpf(fabsf(uniform()) + 1.0f, -1 - i % 13);
-            encode(code[0], &scale, x, bits, 2);
-            decode(value, code[0], scale, bits, 2);
-            back[0] = fabsf(value[0] - x[0]), back[1] = fabsf(value[1] - x[1]) / x[1] * (float)(1 << bits);
-            good = good && back[0] < 1e-6f;
-            worst = back[1] > worst ? back[1] : worst;
-        }
-    }
-    tap_ok(good, "8-bit moments: codes and values are one to one and in order, the largest of a block is kept");
-    tap_ok(worst <= 0.5f + 1e-4f, "8-bit moments are off by half a last place at most (%.4f)", (double)worst);
-    value[0] = root[0], value[1] = 1.0f;
-    encode(code[0], &root_scale, value, 4, 2);
-    tap_ok(code[0][0] == 1, "a root above 0 does not become 0");
-    encode(&zero, &root_scale, root, 4, 1);
-    decode(value, &zero, root_scale, 4, 1);
-    tap_ok(fabsf(value[0] / root[0] - 1.0f) < 1e-6f, "tiny moments keep their size when they are the largest");
-    root[0] = 1e-40f;
-    encode(&zero, &root_scale, root, 4, 1);
-    tap_ok(root_scale == 0.0f, "a block below 2^-100 is zero");
-}
-
 /* ---- three steps against PyTorch and NumPy -------------------------------------------------------------- */
 
 static void test_golden(void)
 {
-    static const char *const cases[] = { "adamw", "adam", "sgd", "momentum", "nesterov", "lion", "adamw8" };
-    static const int kinds[] = { DT_ADAMW, DT_ADAM, DT_SGD, DT_SGD, DT_SGD, DT_LION, DT_ADAMW8 };
+    static const char *const cases[] = { "adamw", "adam", "sgd", "momentum", "nesterov", "lion" };
+    static const int kinds[] = { DT_ADAMW, DT_ADAM, DT_SGD, DT_SGD, DT_SGD, DT_LION };
     enum { N = 7 * 90 };
     tap_golden *golden = tap_golden_open("optim.safetensors");
     const float *rate = tap_golden_f32(golden, "rate", 3);
     const dt__kernels *k;
     unsigned saved = dt__fp_enter();
     if (dt__choose_kernels(&k)) tap_bail("%s", dt_last_error());
-    for (int c = 0; c < 7; c++) {
+    for (int c = 0; c < 6; c++) {
         static weights p;
         char name[40], what[80];
-        void *at[DT__STATE_COUNT];
+        float *at[DT__STATE_COUNT];
         dt_recipe r = dt_recipe_default();
         dt__powers powers;
         powers.power1 = powers.power2 = 1.0;
@@ -300,7 +201,7 @@ static void test_scalars(void)
     for (int optimizer = 0; optimizer < OPTIMIZERS; optimizer++) {
         dt_recipe r = dt_recipe_default();
         dt__powers p;
-        int adam = optimizer <= DT_ADAM || optimizer == DT_ADAMW8, coupled = optimizer == DT_ADAM || optimizer == DT_SGD;
+        int adam = optimizer <= DT_ADAM, coupled = optimizer == DT_ADAM || optimizer == DT_SGD;
         r.optimizer = optimizer, r.ema = 0.999f, r.momentum = 0.5f;
         p.power1 = p.power2 = 1.0;
         for (int step = 1; step <= 1000; step++) {
@@ -323,7 +224,7 @@ static void test_threads(void)
 {
     enum { N = 200001, FLOATS = 200704 };
     for (int optimizer = 0; optimizer < OPTIMIZERS; optimizer++) {
-        char *kept[2][DT__STATE_COUNT];
+        float *kept[2][DT__STATE_COUNT];
         float *w[2], *grad = (float *)malloc(4 * N);
         int same = 1;
         dt_recipe r = dt_recipe_default();
@@ -343,17 +244,17 @@ static void test_threads(void)
             e.powers.power1 = (double)r.beta1, e.powers.power2 = (double)r.beta2;
             u = dt__update_of(&e.powers, &r, 0.01f, 1.0f, 1);
             job.k = e.k, job.optimizer = optimizer, job.weight = w[threads], job.gradient = grad, job.n = N, job.u = &u;
-            for (int i = 0; i < DT__STATE_COUNT; i++) job.state[i] = e.state[i], job.state_bytes[i] = dt__state_bytes(&r, i);
+            for (int i = 0; i < DT__STATE_COUNT; i++) job.state[i] = e.state[i];
             for (int step = 0; step < 2; step++) {
                 if (threads) dt__mem_update(e.pool, &job);
                 else e.k->update(optimizer, w[0], e.state, grad, N, &u);
             }
-            for (int i = 0; i < DT__STATE_COUNT; i++) kept[threads][i] = (char *)e.state[i];
+            for (int i = 0; i < DT__STATE_COUNT; i++) kept[threads][i] = e.state[i];
             dt__pool_close(&e.pool);
         }
         same = !memcmp(w[0], w[1], 4 * FLOATS);
         for (int i = 0; i < DT__STATE_COUNT; i++) {
-            if (kept[0][i]) same = same && !memcmp(kept[0][i], kept[1][i], (size_t)(FLOATS / 256 * dt__state_bytes(&r, i)));
+            if (kept[0][i]) same = same && !memcmp(kept[0][i], kept[1][i], 4 * FLOATS);
             dt__free(kept[0][i]), dt__free(kept[1][i]);
         }
         tap_ok(same, "%s: tasks on three threads make the weights and the state of one pass", names[optimizer]);
@@ -365,7 +266,7 @@ static void test_threads(void)
 
 static void test_memory(void)
 {
-    static const double bytes[] = { 8, 8, 0, 4, 2.03125 };
+    static const double bytes[] = { 8, 8, 0, 4 };
     enum { FLOATS = 64 * 1024 };
     for (int i = 0; i < 2 * OPTIMIZERS + 1; i++) {
         dt_recipe r = dt_recipe_default();
@@ -415,12 +316,8 @@ static void ref_hash(const dt_trainer *t, char hex[65])
     for (int a = -1; a < DT__STATE_COUNT; a++)
         for (int32_t i = 0; i < t->e.net.param_count; i++) {
             const dt__net_param *p = &t->e.net.params[i];
-            int coded = t->recipe.optimizer == DT_ADAMW8 && a >= 0 && a < DT__STATE_AVERAGE;
-            const char *base = a < 0 ? (const char *)t->e.params : (const char *)t->e.state[a];
-            if (!base) continue;
-            if (!coded) dt__sha256_add(&h, base + 4 * p->offset, 4 * p->count);
-            else if (a < DT__STATE_SCALE1) dt__sha256_add(&h, base + p->offset, p->count);
-            else dt__sha256_add(&h, base + p->offset / 64, 4 * ((p->count + 255) / 256));
+            const float *base = a < 0 ? t->e.params : t->e.state[a];
+            if (base) dt__sha256_add(&h, base + p->offset, 4 * p->count);
         }
     dt__sha256_end(&h, hex);
 }
@@ -453,7 +350,7 @@ static void test_trainers(void)
 
 static const float *average_of(const dt_trainer *t, const char *name, int64_t *count)
 {
-    return dt__trainer_part(t, (const float *)t->e.state[DT__STATE_AVERAGE], name, count);
+    return dt__trainer_part(t, t->e.state[DT__STATE_AVERAGE], name, count);
 }
 
 static void test_average(void)
@@ -523,7 +420,6 @@ static void test_refused(void)
 int main(void)
 {
     test_kernels();
-    test_codes();
     test_golden();
     test_scalars();
     test_threads();
