@@ -14151,6 +14151,12 @@ static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
     return (dt__channel *)(void *)dt__comm_slot(c, c->local_size) + (int64_t)from * c->local_size + to;
 }
+/* Has a rank sent a packet that this rank has not taken, maybe since the emulated link delays it? */
+static int dt__channel_unread(const dt_comm *c, int from)
+{
+    const dt__channel *channel = dt__comm_channel(c, from, c->local_rank);
+    return __atomic_load_n(&channel->posted.value, __ATOMIC_ACQUIRE) != channel->taken.value;
+}
 /* Buffers 0 to 2: a communicator's first stage; 3, 4: messages of private memory. */
 static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
 {
@@ -14625,7 +14631,7 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
         troubled = at ? dt__job_silent(c, p->job, w) : dt__hear_silent(c->link, p->world, w);
     if (!troubled && !gone && !left) return 0;
     if (c->link) (void)c->link->poll(c->link);
-    if (dt__arrived(a)) return 0;
+    if (dt__arrived(a) || (!troubled && far && at && dt__channel_unread(at, p->world))) return 0;
     if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
     if (dt__end_failed((int)(gone & ~DT__GONE))) dt__blame(&c->job->fault, DT__FAULT_DIED, p->job);
     else dt__blame(dt__fault_of(c), DT__FAULT_LEFT, p->job);
