@@ -344,15 +344,13 @@ DT_API const char *dt_isa(void);
 DT_API int64_t dt_shape_count(dt_shape s); /* elements; 1 for a scalar */
 /* Type of a tensor's elements. Arithmetic is fp32; int32 holds tokens and indices; the others are storage: bfloat16,
  * IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that only move data
- * (reshape, detach, permute, slice, chunk, expand, pad, concat, gather, embed) take every type, all others fp32, or
+ * (reshape, detach, permute, slice, expand, pad, concat, gather, embed) take every type, all others fp32, or
  * int32 where they say so. Gradients are fp32. */
 typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
 DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
 DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
 /* The elements of an eager tensor of any type: dt_dtype_of() says which (2-byte types: uint16_t, 1-byte: uint8_t). */
 DT_API const void *dt_elements(const dt_graph *g, dt_tensor t);
-/* Token ids, int32; eager graphs only. No gradient. */
-DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data);
 /* A tensor of any type with a copy of `data`; eager graphs only. */
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
 /* A constant: every element is `value`; dt_shape0() makes a scalar, which broadcasts. No gradient. */
@@ -367,8 +365,6 @@ DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape);
 DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after);
 /* `count` tensors one behind the other along an axis; their other sizes and their types are equal. */
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis);
-/* The reverse: x cut into `count` equal parts along an axis, written to parts[0..count-1]; poison on errors. */
-DT_API dt_result dt_chunk(dt_graph *g, dt_tensor x, int axis, int64_t count, dt_tensor *parts);
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x); /* x as a constant: no gradient flows through. Shares memory. */
 /* The same elements as another type. To fewer bits: nearest, ties to even; beyond the largest number infinity, in
  * DT_F8_E4M3 NaN (as PyTorch casts). fp32 to int32: truncation, clamped, NaN gives 0. Between int32 and the small
@@ -392,71 +388,48 @@ DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
  * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
  * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; log1p, softplus,
  * sigmoid, silu, gelu_erf, erf, sin, cos, pow below 0.51 ulp. */
-DT_API dt_tensor dt_neg(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s);
-DT_API dt_tensor dt_square(dt_graph *g, dt_tensor x);     /* x x */
-DT_API dt_tensor dt_reciprocal(dt_graph *g, dt_tensor x); /* 1 / x */
-DT_API dt_tensor dt_sqrt(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_rsqrt(dt_graph *g, dt_tensor x); /* 1 / sqrt(x) */
-DT_API dt_tensor dt_exp(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_log(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_log1p(dt_graph *g, dt_tensor x); /* log(1 + x) */
-DT_API dt_tensor dt_sin(dt_graph *g, dt_tensor x);   /* x in radians, also huge ones */
-DT_API dt_tensor dt_cos(dt_graph *g, dt_tensor x);
+DT_API dt_tensor dt_square(dt_graph *g, dt_tensor x); /* x x */
 DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_erf(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_sigmoid(dt_graph *g, dt_tensor x);  /* 1 / (1 + e^-x) */
-DT_API dt_tensor dt_softplus(dt_graph *g, dt_tensor x); /* log(1 + e^x) */
+DT_API dt_tensor dt_sigmoid(dt_graph *g, dt_tensor x); /* 1 / (1 + e^-x) */
 /* x / (1 + e^-x) (Elfwing et al. 2018; Hendrycks and Gimpel 2016). -inf gives the limit, -0. */
 DT_API dt_tensor dt_silu(dt_graph *g, dt_tensor x);
 /* GELU, tanh form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016). */
 DT_API dt_tensor dt_gelu(dt_graph *g, dt_tensor x);
-/* GELU itself: x Phi(x) = x/2 (1 + erf(x / sqrt 2)). -inf gives the limit, -0. */
-DT_API dt_tensor dt_gelu_erf(dt_graph *g, dt_tensor x);
 DT_API dt_tensor dt_relu(dt_graph *g, dt_tensor x); /* x <= 0 ? +0 : x. Gradient 0 for x <= 0. NaN stays NaN. */
-DT_API dt_tensor dt_abs(dt_graph *g, dt_tensor x); /* |x|; gradient +0 at 0 */
-/* 1 or -1; zeros and NaN stay. Then integers: below, above, nearest with ties to even; a zero has the sign of x. All
- * four are constant almost everywhere and pass no gradient on. */
-DT_API dt_tensor dt_sign(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_floor(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_ceil(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_round(dt_graph *g, dt_tensor x);
 /* x within [low, high]; the gradient is x's there, the bounds included, and +0 outside. NaN stays NaN. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high);
 DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b);
-/* a^b with the special cases of C's pow. The gradient of a is +0 where b is 0, that of b is +0 where a is 0 and NaN
- * where a is negative. */
-DT_API dt_tensor dt_pow(dt_graph *g, dt_tensor a, dt_tensor b);
-/* a > b ? a : b, and a < b ? a : b (R14): b when they are equal or one is NaN. The gradient goes to the one taken. */
-DT_API dt_tensor dt_maximum(dt_graph *g, dt_tensor a, dt_tensor b);
-DT_API dt_tensor dt_minimum(dt_graph *g, dt_tensor a, dt_tensor b);
-/* 1 where it holds, else +0. With NaN only not_equal holds. No gradient. */
-DT_API dt_tensor dt_equal(dt_graph *g, dt_tensor a, dt_tensor b);
-DT_API dt_tensor dt_not_equal(dt_graph *g, dt_tensor a, dt_tensor b);
-DT_API dt_tensor dt_less(dt_graph *g, dt_tensor a, dt_tensor b);
-DT_API dt_tensor dt_less_equal(dt_graph *g, dt_tensor a, dt_tensor b);
-DT_API dt_tensor dt_greater(dt_graph *g, dt_tensor a, dt_tensor b);
-DT_API dt_tensor dt_greater_equal(dt_graph *g, dt_tensor a, dt_tensor b);
+/* All other functions: of x, and of a and b. DT_E_USAGE: the function takes another number of tensors. */
+typedef enum dt_function {
+    DT_NEG, DT_RECIPROCAL, DT_SQRT, DT_RSQRT,             /* -x, 1/x, root, 1/root */
+    DT_EXP, DT_LOG, DT_LOG1P, DT_SIN, DT_COS, DT_ERF,     /* LOG1P: log(1 + x); radians, also huge ones */
+    DT_SOFTPLUS, DT_GELU_ERF,                             /* log(1 + e^x); x/2 (1 + erf(x / sqrt 2)), -inf gives -0 */
+    DT_ABS,                                               /* gradient +0 at 0. The next four pass no gradient on: */
+    DT_SIGN, DT_FLOOR, DT_CEIL, DT_ROUND,                 /* zeros and NaN stay; ROUND: nearest, ties to even */
+    DT_POW,                                               /* a^b as C's pow; gradient of a +0 where b is 0, of b +0
+                                                             where a is 0 and NaN where a is negative */
+    DT_MAXIMUM, DT_MINIMUM,                               /* a > b ? a : b, a < b ? a : b (R14): gradient to the taken */
+    DT_EQUAL, DT_NOT_EQUAL, DT_LESS, DT_LESS_EQUAL, DT_GREATER, DT_GREATER_EQUAL /* 1 or +0, no gradient */
+} dt_function;
+DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x);
+DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b);
 /* mask != 0 ? a : b, element by element, all three broadcast. The gradient goes to the one taken and is +0 for the
  * other, whatever that holds; mask has none. */
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
 /* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar.
  * With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum * (1/n). The gradient
- * of max and min goes to the first one. */
+ * of max goes to the first one. */
 #define DT_ALL 0x7fffffffu
 #define DT_KEEP 0x80000000u
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes);
-DT_API dt_tensor dt_min(dt_graph *g, dt_tensor x, unsigned axes);
 /* int32 index of the first maximum, row-major over the reduced axes (at least one). No gradient. */
 DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes);
-/* sum (x - mean)^2 / n, or / (n - 1) when `unbiased`. */
-DT_API dt_tensor dt_var(dt_graph *g, dt_tensor x, unsigned axes, int unbiased);
-DT_API dt_tensor dt_logsumexp(dt_graph *g, dt_tensor x, unsigned axes); /* max + log sum exp(x - max) */
 /* exp(x - max) / sum exp(x - max), and x - max - log sum exp(x - max), over one axis (negative: from the end). */
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, int axis);
 DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
@@ -476,20 +449,18 @@ DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int6
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x); /* sums axis 0 of (V, ..), V a power of two, by the fixed tree */
 /* The window of a convolution or a pooling along (height, width), or along the one axis of a sequence in [0]. */
 typedef struct dt_window {
-    int64_t size[2];     /* dt_convolve takes it from the weight */
+    int64_t size[2];
     int64_t stride[2];   /* 0: 1 for a convolution, size for a pooling */
     int64_t padding[2];  /* places outside the tensor at each side; pooling: at most half the size */
     int64_t dilation[2]; /* convolutions: distance of neighbouring taps, 0: 1 */
     int64_t groups;      /* convolutions: output channels of a group see the input channels of it alone; 0: 1 */
 } dt_window;
 /* Convolution (cross-correlation, LeCun et al. 1989): x (B,C,L) with weight (O,C/groups,K) -> (B,O,L'), or x (B,C,H,W)
- * with weight (O,C/groups,KH,KW) -> (B,O,H',W'); n' = (n + 2 padding - dilation (size - 1) - 1) / stride + 1. bias (O),
- * or a tensor with id 0. window may be NULL. Each output is one chain over (input channel, tap row, tap column), the
- * bias added last; the weight's gradient one over (sample, position). In both, places outside the tensor are terms with
- * the value 0. The input's gradient adds, by ascending position, chains over output channels. */
-DT_API dt_tensor dt_convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window);
-/* The same with parameters for `channels` outputs: "<name>.weight" ~ N(0, 2/n), n the inputs of an output (He et al.
- * 2015), and "<name>.bias" = 0. */
+ * with weight (O,C/groups,KH,KW) -> (B,O,H',W'); n' = (n + 2 padding - dilation (size - 1) - 1) / stride + 1, O
+ * `channels`. "<name>.weight" ~ N(0, 2/n), n the inputs of an output (He et al. 2015), and "<name>.bias" = 0 (O). Each
+ * output is one chain over (input channel, tap row, tap column), the bias added last; the weight's gradient one over
+ * (sample, position). In both, places outside the tensor are terms with the value 0. The input's gradient adds, by
+ * ascending position, chains over output channels. */
 DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
 /* Largest element or mean of every window: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), sizes as above. Places
  * outside the tensor are -inf for a maximum and 0 for a mean (sum in window order / size). The gradient of a maximum
@@ -499,21 +470,15 @@ DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window);
 /* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V): the trainer refuses
  * data with others; one that a segment computes and that lies outside gives a row of zeros and no gradient. */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
-/* (x - mean) / sqrt(var + 1e-5) * gamma + beta over the last axis; "<name>.weight" = 1, "<name>.bias" = 0 (C). */
-DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name);
-/* x / sqrt(mean(x^2) + 1e-5) * gamma over the last axis (Zhang and Sennrich 2019); "<name>.weight" = 1 (C). */
-DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name);
-/* Both with another eps, 0 or above. */
-DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps);
-DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps);
+/* (x - mean) / sqrt(var + eps) * gamma + beta over the last axis; "<name>.weight" = 1, "<name>.bias" = 0 (C). */
+DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps);
+/* x / sqrt(mean(x^2) + eps) * gamma over the last axis (Zhang and Sennrich 2019); "<name>.weight" = 1 (C). */
+DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* (x - mean) / sqrt(var + eps) * gamma + beta for each channel of (B,C,..), mean and biased variance over all other
  * axes (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are those of
  * one unit of work (a micro-batch of a data shard), which the recipe decides. No running averages are kept: validation
  * uses the statistics of its own units. */
 DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
-/* The same with given mean and var (C), for inference: collect them yourself, e.g. with dt_mean and dt_var. */
-DT_API dt_tensor dt_batchnorm_given(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name,
-                                    float eps);
 /* Scaled dot-product attention of `heads` heads over rows [q | k | v]: (B,T,3C) -> (B,T,C), scale 1/sqrt(C/heads),
  * dropout with probability p on the weights (Vaswani et al. 2017). */
 DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p);
@@ -542,11 +507,9 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
  * number of targets of the whole batch that are 0 or above (all, where they are floats); a sum over another number of
  * terms than the unit has targets is scaled by targets / terms first. So the trainer shows, and differentiates, the
  * mean over the whole batch.
- * cross_entropy: -log softmax(logits)[target], (..,V) and int32 (..); targets below 0 are ignored. */
-DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets);
-/* The same with the share `smoothing` (0 to 1) of the target's weight spread over all V classes, its own included:
- * -sum_v w_v log softmax(logits)[v], w = smoothing/V, and + 1 - smoothing at the target (Szegedy et al. 2016). */
-DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
+ * cross_entropy: -sum_v w_v log softmax(logits)[v], (..,V) and int32 (..); w is 1 - smoothing at the target plus
+ * smoothing/V at every class (0: the target's alone; Szegedy et al. 2016). Targets below 0 are ignored. */
+DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
 /* Any loss that is a mean of terms: (B,..) terms, e.g. |x - target|. Axis 0 counts samples; in a segment a sample all
  * of whose int32 targets are below 0 does not count. */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms);
@@ -2404,7 +2367,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * Expressions are C for vectors of any width, one lane included, and are kept as text in the op's row.
  *
  * How to add an op.
- *   A map op: 1. a row in this table; 2. its declaration above. The row makes its kernel, builder and gradient.
+ *   A map op: 1. a row in this table; 2. its declaration above, or its code in dt_function. The row makes its kernel,
+ *   builder and gradient.
  *   A row op: 1. a row in this table with its passes; 2. a builder in H6, which pushes the node.
  *   Any other: 1. a row in this table; 2. its builder and its run function in H6; 3. its gradient, in H7 if rules
  *   cannot say it.
@@ -2438,47 +2402,47 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_own_rows, NULL,                            \
        RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW))                                                                 \
     OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, dt__grad_same_rows, )                       \
-    MAP(NEG, A, UNARY, dt_neg, -a, GRAD(NEG, 0, D, -dy))                                                     \
+    MAP(NEG, A, CODE, DT_NEG, -a, GRAD(NEG, 0, D, -dy))                                                     \
     MAP(SCALE, A, OWN, dt_scale, a * s, GRAD(SCALE, 0, D, dy * s))                                           \
-    MAP(EXP, A, UNARY, dt_exp, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y))                                       \
-    MAP(LOG, A, UNARY, dt_log, dt__v_log(a), GRAD(LOG, 0, AD, dy / a))                                       \
+    MAP(EXP, A, CODE, DT_EXP, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y))                                       \
+    MAP(LOG, A, CODE, DT_LOG, dt__v_log(a), GRAD(LOG, 0, AD, dy / a))                                       \
     MAP(TANH, A, UNARY, dt_tanh, dt__v_tanh(a), GRAD(TANH, 0, YD, dy - dy * y * y))                          \
-    MAP(SQRT, A, UNARY, dt_sqrt, dt__v_sqrt(a), GRAD(SQRT, 0, YD, dy * 0.5f / y))                            \
-    MAP(RSQRT, A, UNARY, dt_rsqrt, 1.0f / dt__v_sqrt(a), GRAD(RSQRT, 0, YD, dy * -0.5f * y * y * y))         \
+    MAP(SQRT, A, CODE, DT_SQRT, dt__v_sqrt(a), GRAD(SQRT, 0, YD, dy * 0.5f / y))                            \
+    MAP(RSQRT, A, CODE, DT_RSQRT, 1.0f / dt__v_sqrt(a), GRAD(RSQRT, 0, YD, dy * -0.5f * y * y * y))         \
     MAP(GELU, A, UNARY, dt_gelu, dt__v_gelu(a), GRAD(GELU, 0, AD, dt__v_gelu_grad(a, dy)))                   \
-    MAP(GELU_ERF, A, UNARY, dt_gelu_erf, dt__v_gelu_erf(a), GRAD(GELU_ERF, 0, AD, dt__v_gelu_erf_grad(a, dy))) \
+    MAP(GELU_ERF, A, CODE, DT_GELU_ERF, dt__v_gelu_erf(a), GRAD(GELU_ERF, 0, AD, dt__v_gelu_erf_grad(a, dy))) \
     MAP(SILU, A, UNARY, dt_silu, dt__v_silu(a), GRAD(SILU, 0, AD, dt__v_silu_grad(a, dy)))                   \
     MAP(SIGMOID, A, UNARY, dt_sigmoid, dt__v_sigmoid(a), GRAD(SIGMOID, 0, YD, dy * y - dy * y * y))          \
-    MAP(SOFTPLUS, A, UNARY, dt_softplus, dt__v_softplus(a), GRAD(SOFTPLUS, 0, AD, dy * dt__v_sigmoid(a)))    \
+    MAP(SOFTPLUS, A, CODE, DT_SOFTPLUS, dt__v_softplus(a), GRAD(SOFTPLUS, 0, AD, dy * dt__v_sigmoid(a)))    \
     MAP(RELU, A, UNARY, dt_relu, dt__v_where(a <= zero, zero, a), GRAD(RELU, 0, YD, dt__v_where(y != zero, dy, zero))) \
-    MAP(ABS, A, UNARY, dt_abs, dt__v_abs(a), GRAD(ABS, 0, AD, dt__v_where(a != zero, dy * dt__v_sign(a), zero))) \
-    MAP(SIGN, A, UNARY, dt_sign, dt__v_sign(a), )                                                            \
-    MAP(FLOOR, A, UNARY, dt_floor, dt__v_floor(a), )                                                         \
-    MAP(CEIL, A, UNARY, dt_ceil, -dt__v_floor(-a), )                                                         \
-    MAP(ROUND, A, UNARY, dt_round, dt__v_round(a), )                                                         \
+    MAP(ABS, A, CODE, DT_ABS, dt__v_abs(a), GRAD(ABS, 0, AD, dt__v_where(a != zero, dy * dt__v_sign(a), zero))) \
+    MAP(SIGN, A, CODE, DT_SIGN, dt__v_sign(a), )                                                            \
+    MAP(FLOOR, A, CODE, DT_FLOOR, dt__v_floor(a), )                                                         \
+    MAP(CEIL, A, CODE, DT_CEIL, -dt__v_floor(-a), )                                                         \
+    MAP(ROUND, A, CODE, DT_ROUND, dt__v_round(a), )                                                         \
     MAP(SQUARE, A, UNARY, dt_square, a * a, GRAD(SQUARE, 0, AD, dy * 2.0f * a))                              \
-    MAP(RECIPROCAL, A, UNARY, dt_reciprocal, 1.0f / a, GRAD(RECIPROCAL, 0, YD, -(dy * y * y)))               \
-    MAP(LOG1P, A, UNARY, dt_log1p, dt__v_log1p(a), GRAD(LOG1P, 0, AD, dy / (a + 1.0f)))                      \
-    MAP(ERF, A, UNARY, dt_erf, dt__v_erf(a), GRAD(ERF, 0, AD, dy * 1.12837917f * dt__v_exp(-(a * a))))       \
-    MAP(SIN, A, UNARY, dt_sin, dt__v_sin(a), GRAD(SIN, 0, AD, dy * dt__v_cos(a)))                            \
-    MAP(COS, A, UNARY, dt_cos, dt__v_cos(a), GRAD(COS, 0, AD, -(dy * dt__v_sin(a))))                         \
+    MAP(RECIPROCAL, A, CODE, DT_RECIPROCAL, 1.0f / a, GRAD(RECIPROCAL, 0, YD, -(dy * y * y)))               \
+    MAP(LOG1P, A, CODE, DT_LOG1P, dt__v_log1p(a), GRAD(LOG1P, 0, AD, dy / (a + 1.0f)))                      \
+    MAP(ERF, A, CODE, DT_ERF, dt__v_erf(a), GRAD(ERF, 0, AD, dy * 1.12837917f * dt__v_exp(-(a * a))))       \
+    MAP(SIN, A, CODE, DT_SIN, dt__v_sin(a), GRAD(SIN, 0, AD, dy * dt__v_cos(a)))                            \
+    MAP(COS, A, CODE, DT_COS, dt__v_cos(a), GRAD(COS, 0, AD, -(dy * dt__v_sin(a))))                         \
     MAP(ADD, AB, BINARY, dt_add, a + b, RULE(ADD, 0, NONE, D, REDUCED) RULE(ADD, 1, NONE, D, REDUCED))       \
     MAP(SUB, AB, BINARY, dt_sub, a - b, RULE(SUB, 0, NONE, D, REDUCED) GRAD(SUB, 1, D, -dy))                 \
     MAP(MUL, AB, BINARY, dt_mul, a * b, GRAD(MUL, 0, BD, dy * b) GRAD(MUL, 1, AD, dy * a))                   \
     MAP(DIV, AB, BINARY, dt_div, a / b, GRAD(DIV, 0, BD, dy / b) GRAD(DIV, 1, BYD, -(dy / b * y)))           \
-    MAP(POW, AB, BINARY, dt_pow, dt__v_pow(a, b), /* +0 where the product would be 0 times inf */            \
+    MAP(POW, AB, CODE, DT_POW, dt__v_pow(a, b), /* +0 where the product would be 0 times inf */            \
         GRAD(POW, 0, ABD, dt__v_where(b != zero, dy * (b * dt__v_pow(a, b - 1.0f)), zero))                   \
         GRAD(POW, 1, AYD, dt__v_where(a != zero, dy * (y * dt__v_log(a)), zero)))                            \
-    MAP(MAXIMUM, AB, BINARY, dt_maximum, dt__v_max(a, b),                                                    \
+    MAP(MAXIMUM, AB, CODE, DT_MAXIMUM, dt__v_max(a, b),                                                    \
         GRAD(MAXIMUM, 0, ABD, dt__v_where(a > b, dy, zero)) GRAD(MAXIMUM, 1, ABD, dt__v_where(a > b, zero, dy))) \
-    MAP(MINIMUM, AB, BINARY, dt_minimum, dt__v_min(a, b),                                                    \
+    MAP(MINIMUM, AB, CODE, DT_MINIMUM, dt__v_min(a, b),                                                    \
         GRAD(MINIMUM, 0, ABD, dt__v_where(a < b, dy, zero)) GRAD(MINIMUM, 1, ABD, dt__v_where(a < b, zero, dy))) \
-    MAP(EQUAL, AB, BINARY, dt_equal, dt__v_where(a == b, one, zero), )                                       \
-    MAP(NOT_EQUAL, AB, BINARY, dt_not_equal, dt__v_where(a != b, one, zero), )                               \
-    MAP(LESS, AB, BINARY, dt_less, dt__v_where(a < b, one, zero), )                                          \
-    MAP(LESS_EQUAL, AB, BINARY, dt_less_equal, dt__v_where(a <= b, one, zero), )                             \
-    MAP(GREATER, AB, BINARY, dt_greater, dt__v_where(a > b, one, zero), )                                    \
-    MAP(GREATER_EQUAL, AB, BINARY, dt_greater_equal, dt__v_where(a >= b, one, zero), )                       \
+    MAP(EQUAL, AB, CODE, DT_EQUAL, dt__v_where(a == b, one, zero), )                                       \
+    MAP(NOT_EQUAL, AB, CODE, DT_NOT_EQUAL, dt__v_where(a != b, one, zero), )                               \
+    MAP(LESS, AB, CODE, DT_LESS, dt__v_where(a < b, one, zero), )                                          \
+    MAP(LESS_EQUAL, AB, CODE, DT_LESS_EQUAL, dt__v_where(a <= b, one, zero), )                             \
+    MAP(GREATER, AB, CODE, DT_GREATER, dt__v_where(a > b, one, zero), )                                    \
+    MAP(GREATER_EQUAL, AB, CODE, DT_GREATER_EQUAL, dt__v_where(a >= b, one, zero), )                       \
     MAP(SELECT, ABC, OWN, dt_select, dt__v_where(a != zero, b, c),                                           \
         GRAD(SELECT, 1, AD, dt__v_where(a != zero, dy, zero)) GRAD(SELECT, 2, AD, dt__v_where(a != zero, zero, dy))) \
     MAP(BCE, AB, OWN, dt_bce_logits, dt__v_bce(a, b),                                                        \
@@ -5575,10 +5539,6 @@ DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data)
 {
     return dt_tensor_of(g, DT_F32, shape, data);
 }
-DT_API dt_tensor dt_tokens_from(dt_graph *g, dt_shape shape, const int32_t *data)
-{
-    return dt_tensor_of(g, DT_I32, shape, data);
-}
 
 /* Draws a parameter's initial values on the pool. The stream is keyed by a hash of the full name (R16). */
 typedef struct dt__init_job {
@@ -6076,23 +6036,6 @@ static void dt__run_concat(const dt__call *c)
     }
 }
 
-DT_API dt_result dt_chunk(dt_graph *g, dt_tensor x, int axis, int64_t count, dt_tensor *parts)
-{
-    int64_t each;
-    for (int64_t i = 0; i < count; i++) parts[i] = dt__tensor(0);
-    axis = dt__axis(g, "chunk", x, axis);
-    if (axis < 0) return dt_graph_result(g);
-    if (count < 1 || dt_dim(g, x, axis) % count) {
-        dt__poison(g, DT_E_SHAPE,
-                   "chunk: axis %d of size %lld cannot be cut into %lld equal parts: dt_slice cuts others", axis,
-                   (long long)dt_dim(g, x, axis), (long long)count);
-        return dt_graph_result(g);
-    }
-    each = dt_dim(g, x, axis) / count;
-    for (int64_t i = 0; i < count; i++) parts[i] = dt_slice(g, x, axis, i * each, (i + 1) * each);
-    return dt_graph_result(g);
-}
-
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x)
 {
     if (!x.id) return x;
@@ -6293,8 +6236,32 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
         return dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__tensor(0));                                         \
     }
 #define DT__BUILD_OWN(name, builder)
+#define DT__BUILD_CODE(name, code)
 #define DT__BUILD(name, operands, kind, builder, ...) DT__BUILD_##kind(name, builder)
 DT__OPS(DT__SKIP, DT__BUILD, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
+
+/* The op of a function that has a code. */
+#define DT__CODE_UNARY(name, builder)
+#define DT__CODE_BINARY(name, builder)
+#define DT__CODE_OWN(name, builder)
+#define DT__CODE_CODE(name, code)                                                                            \
+    case code: return DT__OP_##name;
+#define DT__CODE(name, operands, kind, builder, ...) DT__CODE_##kind(name, builder)
+static int dt__function_op(int f)
+{
+    switch (f) {
+        DT__OPS(DT__SKIP, DT__CODE, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
+    default: return DT__OP_NONE;
+    }
+}
+static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b, size_t tensors)
+{
+    int op = dt__function_op((int)f);
+    if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors) return dt__map_op(g, op, 0.0f, a, b, dt__tensor(0));
+    return dt__poison(g, DT_E_USAGE, "map: %d is no function of %d tensors. See dt_function.", (int)f, (int)tensors);
+}
+DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x) { return dt__map_code(g, f, x, dt__tensor(0), 1); }
+DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b) { return dt__map_code(g, f, a, b, 2); }
 
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 {
@@ -6312,7 +6279,7 @@ DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
     if (!(low <= high))
         return dt__poison(g, DT_E_USAGE, "clamp: the lower bound %g is above the upper one, %g", (double)low,
                           (double)high);
-    return dt_minimum(g, dt__constant(g, high), dt_maximum(g, dt__constant(g, low), x));
+    return dt_map2(g, DT_MINIMUM, dt__constant(g, high), dt_map2(g, DT_MAXIMUM, dt__constant(g, low), x));
 }
 
 /* Finds the longest run of last axes, [*axis, dims), over which every input either is contiguous (step[i] = 1) or
@@ -6535,39 +6502,22 @@ DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes)
 {
     return dt__reduce_axes(g, DT__OP_ROW_MAX, x, axes, "max");
 }
-DT_API dt_tensor dt_min(dt_graph *g, dt_tensor x, unsigned axes)
-{
-    return dt_neg(g, dt__reduce_axes(g, DT__OP_ROW_MAX, dt_neg(g, x), axes, "min"));
-}
 DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
     return dt__reduce_axes(g, DT__OP_ARGMAX, x, axes, "argmax");
 }
 
-/* sum / (terms - less), where terms is the number of elements of each sum. */
-static dt_tensor dt__mean(dt_graph *g, dt_tensor x, unsigned axes, int64_t less, const char *name)
+DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    dt_tensor sum = dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, name);
-    int64_t terms;
-    if (!sum.id) return sum;
-    terms = dt__count(dt__at(g, x)) / dt__count(dt__at(g, sum));
-    if (terms <= less)
-        return dt__poison(g, DT_E_SHAPE, "%s: the unbiased form needs two elements at least: ask for the biased one",
-                          name);
-    return dt_scale(g, sum, 1.0f / (float)(terms - less));
-}
-DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes) { return dt__mean(g, x, axes, 0, "mean"); }
-DT_API dt_tensor dt_var(dt_graph *g, dt_tensor x, unsigned axes, int unbiased)
-{
-    x = dt_sub(g, x, dt__mean(g, x, axes | DT_KEEP, 0, "var"));
-    return dt__mean(g, dt_mul(g, x, x), axes, unbiased != 0, "var");
+    dt_tensor sum = dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, "mean");
+    return sum.id ? dt_scale(g, sum, 1.0f / (float)(dt__count(dt__at(g, x)) / dt__count(dt__at(g, sum)))) : sum;
 }
 
-/* The maximum is a constant to the gradient, which is exp(x - max) / sum. */
-DT_API dt_tensor dt_logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
+/* max + log sum exp(x - max). The maximum is a constant to the gradient, which is exp(x - max) / sum. */
+static dt_tensor dt__logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
 {
     dt_tensor max = dt_detach(g, dt__reduce_axes(g, DT__OP_ROW_MAX, x, axes | DT_KEEP, "logsumexp"));
-    dt_tensor sum = dt_log(g, dt_sum(g, dt_exp(g, dt_sub(g, x, max)), axes));
+    dt_tensor sum = dt_map(g, DT_LOG, dt_sum(g, dt_map(g, DT_EXP, dt_sub(g, x, max)), axes));
     return sum.id ? dt_add(g, sum, dt_reshape(g, max, dt_shape_of(g, sum))) : sum;
 }
 
@@ -7026,7 +6976,7 @@ static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weigh
     return dt__push(g, n, &aux);
 }
 
-DT_API dt_tensor dt_convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window)
+static dt_tensor dt__convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window)
 {
     dt_shape sx = dt__at(g, x)->shape, sw = dt__at(g, weight)->shape;
     dt__node n = dt__node_make(DT__OP_CONV, sx, x, weight, bias);
@@ -7064,7 +7014,7 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
     weight = dt_param(g, full, w, DT_INIT_NORMAL, dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims)));
     snprintf(full, sizeof full, "%s.bias", name);
     bias = dt_param(g, full, dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
-    return dt_convolve(g, x, weight, bias, window);
+    return dt__convolve(g, x, weight, bias, window);
 }
 
 static dt_tensor dt__pool_push(dt_graph *g, int op, dt_tensor x, const dt_window *window)
@@ -7369,7 +7319,7 @@ static int dt__eps_ok(dt_graph *g, const char *op, float eps)
     return 0;
 }
 
-DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps)
+DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
     dt_tensor gamma, beta;
     dt_shape stats;
@@ -7382,11 +7332,7 @@ DT_API dt_tensor dt_layernorm_eps(dt_graph *g, dt_tensor x, const char *name, fl
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
     return dt__push(g, &n, &stats);
 }
-DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name)
-{
-    return dt_layernorm_eps(g, x, name, 1e-5f);
-}
-DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, float eps)
+DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
     dt_shape stats;
     dt__node n;
@@ -7396,7 +7342,6 @@ DT_API dt_tensor dt_rmsnorm_eps(dt_graph *g, dt_tensor x, const char *name, floa
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
     return dt__push(g, &n, &stats);
 }
-DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name) { return dt_rmsnorm_eps(g, x, name, 1e-5f); }
 
 /* Moves the channels of (B,C,..) to the end, or back; a tensor of two axes stays as it is. */
 static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
@@ -7408,41 +7353,23 @@ static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
     return dt_permute(g, x, order);
 }
 
-/* With the channels last everything broadcasts from (C), and the gradients of gamma and beta are chains (R3). If mean
- * and var are poison, they are computed from x. */
-static dt_tensor dt__batchnorm(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name, float eps)
+/* With the channels last everything broadcasts from (C), and the gradients of gamma and beta are chains (R3). */
+DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
-    dt_shape s = dt_shape_of(g, x), one = dt_shape1(s.n[1]);
+    dt_shape s = dt_shape_of(g, x);
     unsigned others = (1u << (s.dims - 1)) - 1u;
-    int given = mean.id;
-    dt_tensor y = dt__channels(g, x, 1);
-    if (!given) mean = dt_mean(g, y, others);
-    y = dt_sub(g, y, mean);
-    if (!given) var = dt_mean(g, dt_mul(g, y, y), others);
-    y = dt_mul(g, y, dt_rsqrt(g, dt_add(g, var, dt_full(g, one, eps))));
+    dt_tensor y, var;
+    char a[96];
+    if (!x.id || !dt__eps_ok(g, "batchnorm", eps)) return dt__tensor(0);
+    if (s.dims < 2)
+        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)", dt__shape_text(&s, a));
+    y = dt__channels(g, x, 1);
+    y = dt_sub(g, y, dt_mean(g, y, others));
+    var = dt_mean(g, dt_mul(g, y, y), others);
+    y = dt_mul(g, y, dt_map(g, DT_RSQRT, dt_add(g, var, dt_full(g, dt_shape1(s.n[1]), eps))));
     y = dt_mul(g, y, dt__norm_weight(g, name, s.n[1]));
     y = dt_add(g, y, dt__norm_bias(g, name, s.n[1]));
     return y.id ? dt__channels(g, y, 0) : y;
-}
-DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
-{
-    char a[96];
-    if (!x.id || !dt__eps_ok(g, "batchnorm", eps)) return dt__tensor(0);
-    if (dt__at(g, x)->shape.dims < 2)
-        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)",
-                          dt__shape_text(&dt__at(g, x)->shape, a));
-    return dt__batchnorm(g, x, dt__tensor(0), dt__tensor(0), name, eps);
-}
-DT_API dt_tensor dt_batchnorm_given(dt_graph *g, dt_tensor x, dt_tensor mean, dt_tensor var, const char *name,
-                                    float eps)
-{
-    dt_shape s = dt_shape_of(g, x), c = dt_shape1(s.dims > 1 ? s.n[1] : 0);
-    char a[96];
-    if (!x.id || !mean.id || !var.id || !dt__eps_ok(g, "batchnorm_given", eps)) return dt__tensor(0);
-    if (s.dims < 2 || !dt__same_shape(&dt__at(g, mean)->shape, &c) || !dt__same_shape(&dt__at(g, var)->shape, &c))
-        return dt__poison(g, DT_E_SHAPE, "batchnorm_given: x %s must be (B,C,..), and mean and var (C)",
-                          dt__shape_text(&s, a));
-    return dt__batchnorm(g, x, mean, var, name, eps);
 }
 
 /* ---- trees that grow ------------------------------------------------------------------------------- */
@@ -8247,7 +8174,7 @@ static int64_t dt__logit_classes(const dt_graph *g, dt_tensor logits, int64_t *w
     return p ? p->shape.n[p->cut] : 0;
 }
 
-DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
+DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
 {
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__tensor(0));
     dt_shape stats;
@@ -8276,10 +8203,6 @@ DT_API dt_tensor dt_cross_entropy_smooth(dt_graph *g, dt_tensor logits, dt_tenso
     sum = dt__push(g, &n, &stats);
     g->logits = logits;
     return dt__loss_mean(g, sum, g->eager ? dt__max(valid, 1) : rows);
-}
-DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets)
-{
-    return dt_cross_entropy_smooth(g, logits, targets, 0.0f);
 }
 /* Of a row of logits, or of the columns of it that this rank has: the sums over c of exp(x_c - max), the target's
  * logit, -0 where another rank has it, and the sum of x_c - max. Sums of tensor shards are added by TREE. */
@@ -8858,7 +8781,7 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
     share = dt_sum(g, dt_mul(g, dt__moe_leaves(g, share), dt_mean(g, dt__moe_leaves(g, *p), over)), over);
     *p = dt_auxiliary_loss(g, *p, dt_scale(g, share, (float)o->experts), o->balance);
     if (o->z_loss > 0.0f) {
-        z = dt_logsumexp(g, logits, 2);
+        z = dt__logsumexp(g, logits, 2);
         *p = dt_auxiliary_loss(g, *p, dt_mean(g, dt__moe_leaves(g, dt_mul(g, z, z)), over), o->z_loss);
     }
     return route;
@@ -9829,13 +9752,13 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
 {
     const dt_model *m = (const dt_model *)user;
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
-    dt_tensor h = dt_layernorm(g, x, "ln_1");
+    dt_tensor h = dt_layernorm(g, x, "ln_1", 1e-5f);
     if (!dt__cuts(g, "heads", m->heads)) return dt__tensor(0);
     h = dt_linear_with(g, h, "attn.c_attn", 3 * m->width, 0.02f, DT_COLUMNS | DT_QKV); /* (B,T,3C) */
     h = dt_attention(g, h, m->heads, 1, m->dropout);
     h = dt_linear_with(g, h, "attn.c_proj", m->width, residual, DT_ROWS);
     x = dt_add(g, x, dt_dropout(g, h, m->dropout));
-    h = dt_layernorm(g, x, "ln_2");
+    h = dt_layernorm(g, x, "ln_2", 1e-5f);
     if (m->experts) {
         dt_moe_options o = dt__model_moe(m);
         h = dt_moe(g, h, "mlp", &o);
@@ -9849,13 +9772,13 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
 /* Cross-entropy of the logits h table^T (B,T,V), whose columns tensor shards cut. */
 static dt_tensor dt__next_token_loss(dt_graph *g, dt_tensor h, dt_tensor table)
 {
-    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h), table, 0, 1, 0, dt__own(g)), dt_targets(g));
+    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h), table, 0, 1, 0, dt__own(g)), dt_targets(g), 0.0f);
 }
 
 static dt_tensor dt__gpt2_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
     const dt_model *m = (const dt_model *)user;
-    dt_tensor h = dt_layernorm(g, x, "ln_f");
+    dt_tensor h = dt_layernorm(g, x, "ln_f", 1e-5f);
     return dt__next_token_loss(g, h, dt__table_param(g, "/transformer.wte.weight", m->vocabulary, m->width));
 }
 
@@ -9882,7 +9805,7 @@ static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor x, const dt_model *m
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
     widths[0] = m->width, widths[1] = widths[2] = m->kv_heads * d;
     if (!dt__cuts(g, "heads", m->heads) || !dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__tensor(0);
-    dt__columns(g, dt_rmsnorm_eps(g, x, "input_layernorm", m->norm_eps), names, widths, 3, 0.02f, y);
+    dt__columns(g, dt_rmsnorm(g, x, "input_layernorm", m->norm_eps), names, widths, 3, 0.02f, y);
     y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
     y[1] = dt_rope(g, y[1], m->kv_heads, (double)m->rope_base, 0, &m->rope_scaling);
     x = dt_attend(g, y[0], y[1], y[2], dt__tensor(0), &o);
@@ -9894,7 +9817,7 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor x, const dt_model *m, floa
     static const char *const names[] = {"mlp.gate_proj", "mlp.up_proj"};
     int64_t widths[2];
     dt_tensor y[2]; /* (B,T,hidden) */
-    dt_tensor h = dt_rmsnorm_eps(g, x, "post_attention_layernorm", m->norm_eps);
+    dt_tensor h = dt_rmsnorm(g, x, "post_attention_layernorm", m->norm_eps);
     widths[0] = widths[1] = m->hidden;
     if (m->experts) {
         dt_moe_options o = dt__model_moe(m);
@@ -9918,7 +9841,7 @@ static dt_tensor dt__llama_block(dt_graph *g, dt_tensor x, const void *user) /* 
 static dt_tensor dt__llama_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
     const dt_model *m = (const dt_model *)user;
-    dt_tensor h = dt_rmsnorm_eps(g, x, "norm", m->norm_eps);
+    dt_tensor h = dt_rmsnorm(g, x, "norm", m->norm_eps);
     return dt__next_token_loss(g, h, dt__llama_table(g, m, 1));
 }
 

@@ -70,7 +70,7 @@ static dt_tensor hidden(dt_graph *g, dt_tensor x, const void *user)
 static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_cross_entropy(g, dt_linear(g, x, "arms", ARMS), dt_targets(g));
+    return dt_cross_entropy(g, dt_linear(g, x, "arms", ARMS), dt_targets(g), 0.0f);
 }
 
 static const dt_segment net[] = {{"hidden", hidden, NULL}, {"head", head, NULL}};

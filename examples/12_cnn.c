@@ -82,7 +82,7 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
     dt_tensor logits = dt_linear(g, x, "shapes", SHAPES);
     (void)user;
     dt_prediction(g, dt_softmax(g, logits, 1)); /* predict probabilities, not logits */
-    return dt_cross_entropy(g, logits, dt_targets(g));
+    return dt_cross_entropy(g, logits, dt_targets(g), 0.0f);
 }
 
 static const dt_segment net[] = {{"look", look, NULL}, {"head", head, NULL}};

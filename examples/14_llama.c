@@ -67,7 +67,7 @@ static dt_tensor block(dt_graph *g, dt_tensor x, const void *user)
     const dt_model *m = (const dt_model *)user;
     int64_t kv = m->width / m->heads * m->kv_heads, hidden = 192;
     dt_attention_options o = {0};
-    dt_tensor none = {0}, h = dt_rmsnorm(g, x, "input_layernorm"), q, k, v;
+    dt_tensor none = {0}, h = dt_rmsnorm(g, x, "input_layernorm", 1e-5f), q, k, v;
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
     q = dt_linear_with(g, h, "self_attn.q_proj", m->width, 0.02f, DT_NO_BIAS); /* (B,T,C) */
     k = dt_linear_with(g, h, "self_attn.k_proj", kv, 0.02f, DT_NO_BIAS);       /* (B,T,kv) */
@@ -75,7 +75,7 @@ static dt_tensor block(dt_graph *g, dt_tensor x, const void *user)
     q = dt_rope(g, q, m->heads, 10000.0, 0, NULL), k = dt_rope(g, k, m->kv_heads, 10000.0, 0, NULL);
     h = dt_attend(g, q, k, v, none, &o);
     x = dt_add(g, x, dt_linear_with(g, h, "self_attn.o_proj", m->width, 0.01f, DT_NO_BIAS));
-    h = dt_rmsnorm(g, x, "post_attention_layernorm");
+    h = dt_rmsnorm(g, x, "post_attention_layernorm", 1e-5f);
     q = dt_silu(g, dt_linear_with(g, h, "mlp.gate_proj", hidden, 0.02f, DT_NO_BIAS)); /* (B,T,H) */
     h = dt_mul(g, q, dt_linear_with(g, h, "mlp.up_proj", hidden, 0.02f, DT_NO_BIAS));
     return dt_add(g, x, dt_linear_with(g, h, "mlp.down_proj", m->width, 0.01f, DT_NO_BIAS));
@@ -86,8 +86,8 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
 {
     dt_shape shape = dt_shape2(VOCABULARY, ((const dt_model *)user)->width);
     dt_tensor table = dt_param(g, "/lm_head.weight", shape, DT_INIT_NORMAL, 0.02f);
-    x = dt_matmul(g, dt_rmsnorm(g, x, "norm"), table, 0, 1); /* (B,T,V) */
-    return dt_cross_entropy(g, x, dt_targets(g));
+    x = dt_matmul(g, dt_rmsnorm(g, x, "norm", 1e-5f), table, 0, 1); /* (B,T,V) */
+    return dt_cross_entropy(g, x, dt_targets(g), 0.0f);
 }
 
 static dt_recipe the_recipe(void)

@@ -48,9 +48,9 @@ static dt_tensor embed(dt_graph *g, dt_tensor tokens, const void *user)
 static dt_tensor block(dt_graph *g, dt_tensor x, const void *user)
 {
     const dt_moe_options *moe = (const dt_moe_options *)user; /* NULL: dense */
-    dt_tensor h = dt_attention(g, dt_linear(g, dt_layernorm(g, x, "norm_1"), "qkv", 3 * WIDTH), 2, 1, 0.0f);
+    dt_tensor h = dt_attention(g, dt_linear(g, dt_layernorm(g, x, "norm_1", 1e-5f), "qkv", 3 * WIDTH), 2, 1, 0.0f);
     x = dt_add(g, x, dt_linear(g, h, "mix", WIDTH));
-    h = dt_layernorm(g, x, "norm_2");
+    h = dt_layernorm(g, x, "norm_2", 1e-5f);
     if (moe) return dt_add(g, x, dt_moe(g, h, "moe", moe));
     return dt_add(g, x, dt_linear(g, dt_gelu(g, dt_linear(g, h, "up", 4 * WIDTH)), "down", WIDTH));
 }
@@ -59,7 +59,7 @@ static dt_tensor block(dt_graph *g, dt_tensor x, const void *user)
 static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_cross_entropy(g, dt_linear(g, dt_layernorm(g, x, "norm"), "out", 256), dt_targets(g));
+    return dt_cross_entropy(g, dt_linear(g, dt_layernorm(g, x, "norm", 1e-5f), "out", 256), dt_targets(g), 0.0f);
 }
 
 typedef struct result {

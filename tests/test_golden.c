@@ -41,7 +41,7 @@ static dt_tensor features(dt_graph *g, dt_tensor x, const void *user) /* (B,64) 
 static dt_tensor classify(dt_graph *g, dt_tensor x, const void *user) /* (B,32) -> loss */
 {
     (void)user;
-    return dt_cross_entropy(g, dt_linear(g, x, "out", CLASSES), dt_targets(g));
+    return dt_cross_entropy(g, dt_linear(g, x, "out", CLASSES), dt_targets(g), 0.0f);
 }
 
 static dt_source images; /* only its sizes are asked for */

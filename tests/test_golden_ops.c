@@ -2,6 +2,7 @@
  * make_golden.py). Largest difference / largest value per tensor: at most 1e-5. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "maps.h"
 #include "tap.h"
 
 static tap_golden *golden;
@@ -120,14 +121,14 @@ static void torch_models(void)
     static const char *const x[] = {"x"}, *const logits[] = {"logits"}, *const table[] = {"table"};
     dt_graph *g = fresh();
     dt_tensor in = from(g, "cross_entropy", "logits", dt_shape2(9, 61)), out;
-    out = dt_cross_entropy(g, in, dt_tokens_from(g, dt_shape1(9), tap_golden_i32(golden, "cross_entropy.targets", 9)));
+    out = dt_cross_entropy(g, in, dt_tensor_of(g, DT_I32, dt_shape1(9), tap_golden_i32(golden, "cross_entropy.targets", 9)), 0.0f);
     against_torch(g, "cross_entropy", dt_reshape(g, out, dt_shape1(1)), &in, logits, 1);
     g = fresh();
     in = from(g, "embedding", "table", dt_shape2(13, 11));
-    against_torch(g, "embedding", dt_embed(g, in, dt_tokens_from(g, dt_shape2(4, 9), tap_golden_i32(golden, "embedding.tokens", 36))), &in, table, 1);
+    against_torch(g, "embedding", dt_embed(g, in, dt_tensor_of(g, DT_I32, dt_shape2(4, 9), tap_golden_i32(golden, "embedding.tokens", 36))), &in, table, 1);
     g = fresh(); /* softmax from its parts */
     in = from(g, "softmax", "x", dt_shape2(5, 45));
-    out = dt_exp(g, dt_sub(g, in, dt_reshape(g, dt_max(g, in, 2), dt_shape2(5, 1))));
+    out = map_exp(g, dt_sub(g, in, dt_reshape(g, dt_max(g, in, 2), dt_shape2(5, 1))));
     against_torch(g, "softmax", dt_div(g, out, dt_reshape(g, dt_sum(g, out, 2), dt_shape2(5, 1))), &in, x, 1);
     g = fresh();
     in = from(g, "slice", "x", dt_shape3(4, 5, 7));
@@ -141,10 +142,10 @@ static dt_tensor clamp_to(dt_graph *g, dt_tensor x) { return dt_clamp(g, x, -0.5
 static void torch_unary(void)
 {
     static const struct { const char *name; dt_tensor (*op)(dt_graph *, dt_tensor); int gradient; } table[] = {
-        { "gelu_erf", dt_gelu_erf, 1 }, { "silu", dt_silu, 1 }, { "sigmoid", dt_sigmoid, 1 }, { "softplus", dt_softplus, 1 }, { "relu", dt_relu, 1 },
-        { "abs", dt_abs, 1 }, { "square", dt_square, 1 }, { "reciprocal", dt_reciprocal, 1 },
-        { "log1p", dt_log1p, 1 }, { "erf", dt_erf, 1 }, { "sin", dt_sin, 1 }, { "cos", dt_cos, 1 },
-        { "clamp", clamp_to, 1 }, { "sign", dt_sign, 0 }, { "floor", dt_floor, 0 }, { "ceil", dt_ceil, 0 }, { "round", dt_round, 0 },
+        { "gelu_erf", map_gelu_erf, 1 }, { "silu", dt_silu, 1 }, { "sigmoid", dt_sigmoid, 1 }, { "softplus", map_softplus, 1 }, { "relu", dt_relu, 1 },
+        { "abs", map_abs, 1 }, { "square", dt_square, 1 }, { "reciprocal", map_reciprocal, 1 },
+        { "log1p", map_log1p, 1 }, { "erf", map_erf, 1 }, { "sin", map_sin, 1 }, { "cos", map_cos, 1 },
+        { "clamp", clamp_to, 1 }, { "sign", map_sign, 0 }, { "floor", map_floor, 0 }, { "ceil", map_ceil, 0 }, { "round", map_round, 0 },
     };
     static const char *const x[] = { "x" };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -179,7 +180,7 @@ static void torch_binary(void)
         in[0] = from(g, name, "a", shapes[0]);
         in[1] = from(g, name, "b", shapes[form]);
         if (op == 3) y = dt_select(g, mask_of(g, name, form == 1 ? shapes[3] : shapes[form]), in[0], in[1]);
-        else y = op == 0 ? dt_pow(g, in[0], in[1]) : op == 1 ? dt_maximum(g, in[0], in[1]) : dt_minimum(g, in[0], in[1]);
+        else y = op == 0 ? map_pow(g, in[0], in[1]) : op == 1 ? map_maximum(g, in[0], in[1]) : map_minimum(g, in[0], in[1]);
         against_torch(g, name, y, in, ab, 2);
     }
 }
@@ -187,7 +188,7 @@ static void torch_binary(void)
 static void torch_comparisons(void)
 {
     static const struct { const char *name; dt_tensor (*op)(dt_graph *, dt_tensor, dt_tensor); } table[] = {
-        { "eq", dt_equal }, { "ne", dt_not_equal }, { "lt", dt_less }, { "le", dt_less_equal }, { "gt", dt_greater }, { "ge", dt_greater_equal },
+        { "eq", map_equal }, { "ne", map_not_equal }, { "lt", map_less }, { "le", map_less_equal }, { "gt", map_greater }, { "ge", map_greater_equal },
     };
     for (int i = 0; i < 6; i++) {
         dt_graph *g = fresh();

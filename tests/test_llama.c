@@ -173,12 +173,12 @@ static void check_public(void)
     memset(&o, 0, sizeof o);
     o.heads = m.heads, o.kv_heads = m.kv_heads, o.causal = 1;
     x = dt_tensor_from(h, dt_shape_of(g, x), dt_value(g, x));
-    n = dt_rmsnorm(h, x, "input_layernorm");
+    n = dt_rmsnorm(h, x, "input_layernorm", 1e-5f);
     q = dt_rope(h, dt_linear_with(h, n, "self_attn.q_proj", 64, 0.02f, DT_NO_BIAS), m.heads, 10000.0, 0, NULL);
     k = dt_rope(h, dt_linear_with(h, n, "self_attn.k_proj", 32, 0.02f, DT_NO_BIAS), m.kv_heads, 10000.0, 0, NULL);
     v = dt_linear_with(h, n, "self_attn.v_proj", 32, 0.02f, DT_NO_BIAS);
     y = dt_add(h, x, dt_linear_with(h, dt_attend(h, q, k, v, dt__nothing(), &o), "self_attn.o_proj", 64, 0.01f, DT_NO_BIAS));
-    n = dt_rmsnorm(h, y, "post_attention_layernorm");
+    n = dt_rmsnorm(h, y, "post_attention_layernorm", 1e-5f);
     q = dt_silu(h, dt_linear_with(h, n, "mlp.gate_proj", m.hidden, 0.02f, DT_NO_BIAS));
     q = dt_mul(h, q, dt_linear_with(h, n, "mlp.up_proj", m.hidden, 0.02f, DT_NO_BIAS));
     y = dt_add(h, y, dt_linear_with(h, q, "mlp.down_proj", 64, 0.01f, DT_NO_BIAS));
@@ -205,7 +205,7 @@ static void check_refused(void)
     m = dt__model_settled(dt_model_llama("llama-nano"));
     m.vocabulary = 5;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    g->tensor_shards = 4, g->targets = dt_tokens_from(g, dt_shape2(1, 2), ids);
+    g->tensor_shards = 4, g->targets = dt_tensor_of(g, DT_I32, dt_shape2(1, 2), ids);
     dt__llama_head(g, dt_full(g, dt_shape3(1, 2, 64), 1.0f), &m);
     tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "5 token ids are too few for 4 tensor shards"), "refused: %s", dt_last_error());
     dt_graph_close(&g);

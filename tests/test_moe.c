@@ -170,7 +170,7 @@ static void with_ops(const sizes *s, const int32_t *ids, const tensors *t, const
     w = dt_tensor_from(g, dt_shape3(s->experts, s->in, s->out), t->w);
     b = dt_tensor_from(g, dt_shape1(s->experts * s->out), t->bias);
     gate = dt_tensor_from(g, dt_shape2(s->tokens, s->active), t->gate);
-    route = dt__moe_route(g, dt_tokens_from(g, dt_shape2(s->tokens, s->active), ids), s->experts, s->capacity);
+    route = dt__moe_route(g, dt_tensor_of(g, DT_I32, dt_shape2(s->tokens, s->active), ids), s->experts, s->capacity);
     out = dt__moe_sum(g, dt__moe_linear(g, dt__moe_rows(g, x, route, dt__nothing()), route, w, b, 0), route, gate);
     if (dt_backward(g, dt_sum(g, dt_mul(g, out, dt_tensor_from(g, dt_shape2(s->tokens, s->out), t->dout)), DT_ALL))) tap_bail("%s", dt_last_error());
     table = dt__route_at(dt__at(g, route), dt__at(g, route)->data);
@@ -465,7 +465,7 @@ static dt_tensor embed(dt_graph *g, dt_tensor tokens, const void *user)
 }
 static dt_tensor mixture(dt_graph *g, dt_tensor x, const void *user)
 {
-    return dt_add(g, x, dt_moe(g, dt_rmsnorm(g, x, "norm"), "moe", (const dt_moe_options *)user));
+    return dt_add(g, x, dt_moe(g, dt_rmsnorm(g, x, "norm", 1e-5f), "moe", (const dt_moe_options *)user));
 }
 /* A batch of weights, one matrix per part of the channels: (4,B*T,C/4) times (4,C/4,C/4), then with a batch in front. */
 static dt_tensor parts(dt_graph *g, dt_tensor x, const void *user)
@@ -481,7 +481,7 @@ static dt_tensor parts(dt_graph *g, dt_tensor x, const void *user)
 }
 static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
 {
-    return (void)user, dt_cross_entropy(g, dt_linear(g, x, "out", 256), dt_targets(g));
+    return (void)user, dt_cross_entropy(g, dt_linear(g, x, "out", 256), dt_targets(g), 0.0f);
 }
 
 /* Hash and reports of three steps; 16 sequences in micro-batches of `micro`. */

@@ -136,7 +136,7 @@ static int conv_machine(const conv_case *z, dt_graph *g, const float *x, const f
     t[0] = dt_tensor_from(g, one ? dt_shape3(z->b, z->c, z->x[1]) : dt_shape4(z->b, z->c, z->x[0], z->x[1]), x);
     t[1] = dt_tensor_from(g, one ? dt_shape3(z->o, per, z->k[1]) : dt_shape4(z->o, per, z->k[0], z->k[1]), w);
     t[2] = dt_tensor_from(g, dt_shape1(z->o), bias);
-    y = dt_convolve(g, t[0], t[1], t[2], &o);
+    y = dt__convolve(g, t[0], t[1], t[2], &o);
     if (!y.id) tap_bail("%s", dt_last_error());
     backward_with(g, y, dy);
     ok = same(dt_value(g, y), want[0], ny, "y") && same(dt_value(g, dt_grad(g, t[0])), want[1], nx, "dx");
@@ -314,7 +314,7 @@ static void test_hidden_keys(void)
                     k[(b * S + 40) * HK * D + c] = bad ? NAN : 3.0f, v[(b * S + 40) * HK * D + c] = bad ? NAN : 4.0f;
                 }
             tq = dt_tensor_from(g, dt_shape3(B, T, H * D), q);
-            y = dt_attend(g, tq, dt_tensor_from(g, dt_shape3(B, S, HK * D), k), dt_tensor_from(g, dt_shape3(B, S, HK * D), v), dt_tokens_from(g, dt_shape2(T, S), mask), &o);
+            y = dt_attend(g, tq, dt_tensor_from(g, dt_shape3(B, S, HK * D), k), dt_tensor_from(g, dt_shape3(B, S, HK * D), v), dt_tensor_of(g, DT_I32, dt_shape2(T, S), mask), &o);
             if (!y.id) tap_bail("%s", dt_last_error());
             backward_with(g, y, w);
             if (!bad && !m) memcpy(clean, dt_value(g, y), 4 * B * T * H * D), memcpy(clean_q, dt_value(g, dt_grad(g, tq)), 4 * B * T * H * D);
@@ -435,7 +435,7 @@ static dt_tensor gold(dt_graph *g, const char *name, const char *part)
     memset(&s, 0, sizeof s);
     s.dims = t->rank;
     memcpy(s.n, t->shape, sizeof(int64_t) * (size_t)t->rank);
-    return strcmp(t->dtype, "I32") ? dt_tensor_from(g, s, (const float *)t->data) : dt_tokens_from(g, s, (const int32_t *)t->data);
+    return strcmp(t->dtype, "I32") ? dt_tensor_from(g, s, (const float *)t->data) : dt_tensor_of(g, DT_I32, s, (const int32_t *)t->data);
 }
 static int64_t gold_int(const char *name, const char *part, int at)
 {
@@ -464,7 +464,7 @@ static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
     if (!strncmp(name, "max_pool", 8)) return dt_max_pool(g, in[0], &o);
     if (!strncmp(name, "avg_pool", 8)) return dt_avg_pool(g, in[0], &o);
     if (!strncmp(name, "matmul", 6)) return dt_matmul(g, in[0], in[1], 0, 0);
-    return dt_convolve(g, in[0], in[1], in[2], &o);
+    return dt__convolve(g, in[0], in[1], in[2], &o);
 }
 
 static void torch_case(const char *name)

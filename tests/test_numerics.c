@@ -447,7 +447,7 @@ static void test_embedding(const dt__kernels *k)
     fill(A, V * COLS, tame), fill(B, ROWS * COLS, wild);
     for (int i = 0; i < ROWS; i++) token[i] = (int32_t)below(V - 1); /* the last row is never used */
     table = dt_tensor_from(g, dt_shape2(V, COLS), A);
-    y = dt_embed(g, table, dt_tokens_from(g, dt_shape1(ROWS), token));
+    y = dt_embed(g, table, dt_tensor_of(g, DT_I32, dt_shape1(ROWS), token));
     dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape2(ROWS, COLS), B)), DT_ALL));
     memset(C, 0, 4 * V * COLS);
     for (int r = 0; r < ROWS; r++)
@@ -1528,7 +1528,7 @@ static dt_tensor own_wide(dt_graph *g, dt_tensor x, const void *user)
 static dt_tensor own_head(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_cross_entropy(g, dt_linear(g, x, "out", 11), dt_targets(g));
+    return dt_cross_entropy(g, dt_linear(g, x, "out", 11), dt_targets(g), 0.0f);
 }
 static const dt_segment own_list[] = { { "in", own_embed, NULL }, { "plain0", own_plain, NULL }, { "wide0", own_wide, NULL },
                                        { "plain1", own_plain, NULL }, { "wide1", own_wide, NULL }, { "head", own_head, NULL } };

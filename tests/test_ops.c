@@ -7,6 +7,7 @@
  * A new op gets a row in the list of cases: what it builds, and the same in double. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "maps.h"
 #include "tap.h"
 
 #if defined(__clang__)
@@ -176,13 +177,13 @@ static const struct {
     double (*real)(double);
     int positive;
 } unary[] = {
-    { "neg", dt_neg, real_neg, 0 }, { "scale", scale_by, real_scale, 0 }, { "exp", dt_exp, exp, 0 }, { "log", dt_log, log, 1 },
-    { "tanh", dt_tanh, tanh, 0 }, { "sqrt", dt_sqrt, sqrt, 1 }, { "rsqrt", dt_rsqrt, real_rsqrt, 1 }, { "gelu", dt_gelu, real_gelu, 0 },
-    { "gelu_erf", dt_gelu_erf, real_gelu_erf, 0 }, { "silu", dt_silu, real_silu, 0 }, { "sigmoid", dt_sigmoid, real_sigmoid, 0 },
-    { "softplus", dt_softplus, real_softplus, 0 }, { "relu", dt_relu, real_relu, 0 }, { "abs", dt_abs, fabs, 0 },
-    { "square", dt_square, real_squared, 0 }, { "reciprocal", dt_reciprocal, real_reciprocal, 1 },
-    { "log1p", dt_log1p, log1p, 1 }, { "erf", dt_erf, erf, 0 },
-    { "sin", dt_sin, sin, 0 }, { "cos", dt_cos, cos, 0 }, { "clamp", clamp_to, real_clamp, 0 },
+    { "neg", map_neg, real_neg, 0 }, { "scale", scale_by, real_scale, 0 }, { "exp", map_exp, exp, 0 }, { "log", map_log, log, 1 },
+    { "tanh", dt_tanh, tanh, 0 }, { "sqrt", map_sqrt, sqrt, 1 }, { "rsqrt", map_rsqrt, real_rsqrt, 1 }, { "gelu", dt_gelu, real_gelu, 0 },
+    { "gelu_erf", map_gelu_erf, real_gelu_erf, 0 }, { "silu", dt_silu, real_silu, 0 }, { "sigmoid", dt_sigmoid, real_sigmoid, 0 },
+    { "softplus", map_softplus, real_softplus, 0 }, { "relu", dt_relu, real_relu, 0 }, { "abs", map_abs, fabs, 0 },
+    { "square", dt_square, real_squared, 0 }, { "reciprocal", map_reciprocal, real_reciprocal, 1 },
+    { "log1p", map_log1p, log1p, 1 }, { "erf", map_erf, erf, 0 },
+    { "sin", map_sin, sin, 0 }, { "cos", map_cos, cos, 0 }, { "clamp", clamp_to, real_clamp, 0 },
 };
 
 static dt_tensor build_unary(const op_case *c, dt_graph *g, const dt_tensor *in)
@@ -200,9 +201,9 @@ static double real_sub(double a, double b) { return a - b; }
 static double real_mul(double a, double b) { return a * b; }
 static double real_div(double a, double b) { return a / b; }
 static double real_pow(double a, double b) { return pow(a, b); }
-static dt_tensor pow_of(dt_graph *g, dt_tensor b, dt_tensor a) { return dt_pow(g, a, b); } /* the second is the positive one */
+static dt_tensor pow_of(dt_graph *g, dt_tensor b, dt_tensor a) { return map_pow(g, a, b); } /* the second is the positive one */
 static double real_pow_of(double b, double a) { return pow(a, b); }
-static dt_tensor pow_positive(dt_graph *g, dt_tensor a, dt_tensor b) { return dt_pow(g, dt_exp(g, a), b); }
+static dt_tensor pow_positive(dt_graph *g, dt_tensor a, dt_tensor b) { return map_pow(g, map_exp(g, a), b); }
 static double real_pow_positive(double a, double b) { return real_pow(exp(a), b); }
 
 static const struct {
@@ -212,7 +213,7 @@ static const struct {
 } binary[] = {
     { "add", dt_add, real_add }, { "sub", dt_sub, real_sub }, { "mul", dt_mul, real_mul }, { "div", dt_div, real_div },
     { "pow of the second", pow_of, real_pow_of }, { "pow of exp", pow_positive, real_pow_positive },
-    { "maximum", dt_maximum, fmax }, { "minimum", dt_minimum, fmin },
+    { "maximum", map_maximum, fmax }, { "minimum", map_minimum, fmin },
 };
 
 static dt_tensor build_binary(const op_case *c, dt_graph *g, const dt_tensor *in) { return binary[c->i[0]].op(g, in[0], in[1]); }
@@ -325,10 +326,10 @@ static void test_taken(void)
         dt_tensor s, t;
         if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
         s = dt_tensor_from(g, dt_shape1(6), which < 4 ? a : wild), t = dt_tensor_from(g, dt_shape1(6), b);
-        if (which == 0) taken("R14 maximum: a gets it where a > b", g, dt_maximum(g, s, t), s, to_a, 6);
-        if (which == 1) taken("R14 maximum: else b", g, dt_maximum(g, s, t), t, to_b, 6);
-        if (which == 2) taken("R14 minimum: a gets it where a < b", g, dt_minimum(g, s, t), s, min_a, 6);
-        if (which == 3) taken("R14 minimum: else b", g, dt_minimum(g, s, t), t, min_b, 6);
+        if (which == 0) taken("R14 maximum: a gets it where a > b", g, map_maximum(g, s, t), s, to_a, 6);
+        if (which == 1) taken("R14 maximum: else b", g, map_maximum(g, s, t), t, to_b, 6);
+        if (which == 2) taken("R14 minimum: a gets it where a < b", g, map_minimum(g, s, t), s, min_a, 6);
+        if (which == 3) taken("R14 minimum: else b", g, map_minimum(g, s, t), t, min_b, 6);
         if (which == 4) taken("select: a gets it where mask is not 0", g, dt_select(g, dt_tensor_from(g, dt_shape1(6), mask), s, t), s, by_mask, 6);
         if (which == 5) taken("select: else b", g, dt_select(g, dt_tensor_from(g, dt_shape1(6), mask), s, t), t, not_mask, 6);
         if (which == 6) t = dt_tensor_from(g, dt_shape1(6), x), taken("clamp: the bounds belong to the range", g, dt_clamp(g, t, -1.0f, 1.0f), t, in_range, 6);
@@ -339,7 +340,7 @@ static void test_taken(void)
         dt_tensor t;
         if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
         t = dt_tensor_from(g, dt_shape1(6), zeros);
-        taken("abs: +0 at 0", g, dt_abs(g, t), t, sign, 6);
+        taken("abs: +0 at 0", g, map_abs(g, t), t, sign, 6);
     }
 }
 
@@ -347,14 +348,14 @@ static void test_taken(void)
 static void test_no_gradient(void)
 {
     static const float a[4] = { 0, 0, 2, 3 }, b[4] = { 0, 2, 0, 1 }, da[4] = { 0, 0, 0, 1 };
-    dt_tensor (*const step[])(dt_graph *, dt_tensor) = { dt_sign, dt_floor, dt_ceil, dt_round };
-    dt_tensor (*const compare[])(dt_graph *, dt_tensor, dt_tensor) = { dt_equal, dt_not_equal, dt_less, dt_less_equal, dt_greater, dt_greater_equal };
+    dt_tensor (*const step[])(dt_graph *, dt_tensor) = { map_sign, map_floor, map_ceil, map_round };
+    dt_tensor (*const compare[])(dt_graph *, dt_tensor, dt_tensor) = { map_equal, map_not_equal, map_less, map_less_equal, map_greater, map_greater_equal };
     int none = 1;
     dt_graph *g = NULL;
     dt_tensor s, t;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     s = dt_tensor_from(g, dt_shape1(4), a), t = dt_tensor_from(g, dt_shape1(4), b);
-    if (dt_backward(g, dt_sum(g, dt_pow(g, s, t), DT_ALL))) tap_bail("%s", dt_last_error());
+    if (dt_backward(g, dt_sum(g, map_pow(g, s, t), DT_ALL))) tap_bail("%s", dt_last_error());
     tap_same_bits(dt_value(g, dt_grad(g, s)), da, 4, "pow: the gradient of a is +0 where b is 0");
     tap_ok(dt_value(g, dt_grad(g, t))[0] == 0.0f && dt_value(g, dt_grad(g, t))[1] == 0.0f, "pow: the gradient of b is +0 where a is 0");
     dt_graph_close(&g);
@@ -653,7 +654,7 @@ static void test_products(void)
 
 /* ---- embedding, normalisation, attention, dropout, loss -------------------------------------------------------- */
 
-static dt_tensor build_embed(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_embed(g, in[0], dt_tokens_from(g, dt_shape2(3, 4), c->token)); }
+static dt_tensor build_embed(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_embed(g, in[0], dt_tensor_of(g, DT_I32, dt_shape2(3, 4), c->token)); }
 static void real_embed(const op_case *c, double *const *in, double *out)
 {
     int64_t cols = c->shape[0].n[1];
@@ -670,7 +671,7 @@ static dt_tensor layernorm_of(dt_graph *g, dt_tensor x, dt_tensor weight, dt_ten
 }
 static dt_tensor build_layernorm(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
-    return c->inputs == 1 ? dt_layernorm(g, in[0], "norm") : layernorm_of(g, in[0], in[1], in[2]);
+    return c->inputs == 1 ? dt_layernorm(g, in[0], "norm", 1e-5f) : layernorm_of(g, in[0], in[1], in[2]);
 }
 static void real_layernorm(const op_case *c, double *const *in, double *out)
 {
@@ -751,7 +752,7 @@ static dt_tensor build_attend(const op_case *c, dt_graph *g, const dt_tensor *in
         words[k] = sees(&seen, k / (t * s), k / s % t, k % s) ? (k & 1 ? 7 : INT32_MIN) : 0;
         numbers[k] = words[k] ? 0.5f : k & 1 ? -0.0f : 0.0f;
     }
-    if (c->i[3] == 1) mask = dt_tokens_from(g, dt_shape2(t, s), words);
+    if (c->i[3] == 1) mask = dt_tensor_of(g, DT_I32, dt_shape2(t, s), words);
     if (c->i[3] == 2) mask = dt_tensor_from(g, dt_shape3(b, t, s), numbers);
     return dt_attend(g, in[0], in[1], in[2], mask, &o);
 }
@@ -843,7 +844,7 @@ static dt_tensor build_conv(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
     dt_window w = window_of(c);
     w.groups = c->shape[0].n[1] / c->shape[1].n[1];
-    return dt_convolve(g, in[0], in[1], c->inputs > 2 ? in[2] : dt__tensor(0), &w);
+    return dt__convolve(g, in[0], in[1], c->inputs > 2 ? in[2] : dt__tensor(0), &w);
 }
 static void real_conv(const op_case *c, double *const *in, double *out)
 {
@@ -939,7 +940,7 @@ static void test_pools(void)
     }
 }
 
-static dt_tensor build_cross_entropy(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_cross_entropy(g, in[0], dt_tokens_from(g, dt_shape2(2, 3), c->token)); }
+static dt_tensor build_cross_entropy(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_cross_entropy(g, in[0], dt_tensor_of(g, DT_I32, dt_shape2(2, 3), c->token), 0.0f); }
 static void real_cross_entropy(const op_case *c, double *const *in, double *out)
 {
     int64_t n = c->shape[0].n[2], valid = 0;
@@ -1083,11 +1084,11 @@ static dt_tensor wrong_window(dt_graph *g, int which)
     memset(&o, 0, sizeof o);
     o.size[0] = o.size[1] = 2;
     switch (which) {
-    case 0: o.groups = 2; return dt_convolve(g, x, w, dt__tensor(0), &o);
-    case 1: o.padding[1] = -1; return dt_convolve(g, x, w, dt__tensor(0), &o);
-    case 2: o.dilation[0] = 3; return dt_convolve(g, x, w, dt__tensor(0), &o);
-    case 3: return dt_convolve(g, x, w, dt_tensor_from(g, dt_shape1(2), ones), &o);
-    case 4: o.size[0] = 3; return dt_convolve(g, x, w, dt__tensor(0), &o);
+    case 0: o.groups = 2; return dt__convolve(g, x, w, dt__tensor(0), &o);
+    case 1: o.padding[1] = -1; return dt__convolve(g, x, w, dt__tensor(0), &o);
+    case 2: o.dilation[0] = 3; return dt__convolve(g, x, w, dt__tensor(0), &o);
+    case 3: return dt__convolve(g, x, w, dt_tensor_from(g, dt_shape1(2), ones), &o);
+    case 4: o.size[0] = 3; return dt__convolve(g, x, w, dt__tensor(0), &o);
     case 5: return dt_conv(g, dt_reshape(g, x, dt_shape2(6, 4)), "c", 3, &o);
     case 6: o.padding[0] = 2; return dt_max_pool(g, x, &o);
     case 7: o.size[0] = 4; return dt_avg_pool(g, x, &o);
@@ -1100,7 +1101,7 @@ static dt_tensor wrong(dt_graph *g, int which)
     static const int twice[2] = { 0, 0 }, outside[2] = { 0, 2 };
     static const dt_shape six = { 6, { 1, 1, 1, 1, 2, 2 } };
     dt_tensor x = dt_tensor_from(g, dt_shape2(4, 3), ones), y = dt_tensor_from(g, dt_shape1(4), ones), z = dt_tensor_from(g, dt_shape3(2, 4, 3), ones);
-    dt_tensor tokens = dt_tokens_from(g, dt_shape1(4), tokens_good), high = dt_tokens_from(g, dt_shape1(4), tokens_bad);
+    dt_tensor tokens = dt_tensor_of(g, DT_I32, dt_shape1(4), tokens_good), high = dt_tensor_of(g, DT_I32, dt_shape1(4), tokens_bad);
     switch (which) {
     case 0: return dt_reshape(g, x, dt_shape1(11));
     case 1: return dt_permute(g, x, twice);
@@ -1130,14 +1131,14 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 25: return dt_attention(g, z, 1, 1, 1.0f);
     case 26: return dt_dropout(g, x, -0.1f);
     case 27: return dt_dropout(g, dt_sum(g, x, DT_ALL), 0.1f);
-    case 28: return dt_cross_entropy(g, x, dt_tokens_from(g, dt_shape1(3), tokens_good));
-    case 29: return dt_cross_entropy(g, x, high);
-    case 30: return dt_cross_entropy(g, x, y);
+    case 28: return dt_cross_entropy(g, x, dt_tensor_of(g, DT_I32, dt_shape1(3), tokens_good), 0.0f);
+    case 29: return dt_cross_entropy(g, x, high, 0.0f);
+    case 30: return dt_cross_entropy(g, x, y, 0.0f);
     case 31: return dt_targets(g);
     case 32: return dt_tensor_from(g, dt_shape2(0, 3), ones);
     case 33: return dt_grad(g, x);
     case 34: return dt_add(g, tokens, x);
-    case 35: return dt_neg(g, tokens);
+    case 35: return map_neg(g, tokens);
     case 36: return dt_matmul(g, tokens, x, 0, 0);
     case 37: return wrong_attention(g, 0);
     case 38: return wrong_attention(g, 1);
@@ -1157,16 +1158,16 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 52: return wrong_window(g, 7);
     case 53: return wrong_window(g, 8);
     case 54: return dt_linear_with(g, dt_tensor_from(g, six, ones), "row", 2, 0.1f, DT_ROWS); /* its parts would be a seventh axis */
-    case 55: return dt_pow(g, x, y);
-    case 56: return dt_maximum(g, x, y);
-    case 57: return dt_greater_equal(g, x, y);
+    case 55: return map_pow(g, x, y);
+    case 56: return map_maximum(g, x, y);
+    case 57: return map_greater_equal(g, x, y);
     case 58: return dt_select(g, x, x, y);
     case 59: return dt_select(g, y, x, x);
     case 60: return dt_select(g, tokens, y, y);
-    case 61: return dt_equal(g, y, tokens);
+    case 61: return map_equal(g, y, tokens);
     case 62: return dt_clamp(g, x, 1.0f, 0.5f);
     case 63: return dt_clamp(g, x, NAN, 0.5f);
-    default: return dt_erf(g, tokens);
+    default: return map_erf(g, tokens);
     }
 }
 
@@ -1200,7 +1201,7 @@ static void test_errors(void)
         ok = !t.id && dt_graph_result(g) == want[i].code && strcasestr(dt_last_error(), want[i].name);
         snprintf(first, sizeof first, "%s", dt_last_error());
         ok = ok && strlen(first) > strlen(want[i].name) + 10 && !dt_value(g, t);
-        after = dt_add(g, dt_exp(g, t), t); /* poison spreads, and a second mistake is not heard of */
+        after = dt_add(g, map_exp(g, t), t); /* poison spreads, and a second mistake is not heard of */
         ok = ok && !after.id && !dt_reshape(g, good, dt_shape1(2)).id;
         ok = ok && dt_backward(g, after) == want[i].code && dt_graph_result(g) == want[i].code && !strcmp(dt_last_error(), first);
         if (!tap_ok(ok, "sticky error %d names %s", i, want[i].name)) tap_note("it says: %s", dt_last_error());
@@ -1218,7 +1219,7 @@ static void test_misuse(void)
     dt_graph_close(&g);
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     x = dt_tensor_from(g, dt_shape1(3), ones);
-    y = dt_sum(g, dt_exp(g, x), DT_ALL);
+    y = dt_sum(g, map_exp(g, x), DT_ALL);
     tap_ok(!dt_backward(g, y) && dt_backward(g, y) == DT_E_USAGE, "dt_backward twice is an error");
     dt_graph_close(&g);
 }
@@ -1232,7 +1233,7 @@ static void test_tokens(void)
     dt_tensor t, y;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     for (int i = 0; i < 12; i++) table[i] = (float)i;
-    t = dt_permute(g, dt_reshape(g, dt_tokens_from(g, dt_shape1(4), tokens_good), dt_shape2(2, 2)), order);
+    t = dt_permute(g, dt_reshape(g, dt_tensor_of(g, DT_I32, dt_shape1(4), tokens_good), dt_shape2(2, 2)), order);
     t = dt_expand(g, dt_slice(g, t, 0, 1, 2), dt_shape2(2, 2)); /* (1,2) twice */
     y = dt_embed(g, dt_tensor_from(g, dt_shape2(4, 3), table), t);
     tap_ok(!dt_graph_result(g) && dt_value(g, y)[0] == 3.0f && dt_value(g, y)[3] == 6.0f && dt_value(g, y)[9] == 6.0f, "tokens through reshape, permute, slice, expand");
@@ -1247,16 +1248,16 @@ static dt_tensor zoo(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> (
     static const int swap[3] = { 0, 2, 1 };
     int64_t b = dt_dim(g, x, 0), t = dt_dim(g, x, 1);
     dt_tensor w = dt_param(g, "w", dt_shape2(8, 8), DT_INIT_NORMAL, 0.4f), v = dt_param(g, "v", dt_shape1(8), DT_INIT_NORMAL, 0.3f);
-    dt_tensor p = dt_exp(g, dt_scale(g, x, 0.3f)), q, r, s;
+    dt_tensor p = map_exp(g, dt_scale(g, x, 0.3f)), q, r, s;
     (void)user;
     q = dt_matmul(g, dt_matmul(g, p, w, 0, 0), w, 0, 1); /* both uses of w */
     q = dt_add(g, dt_mul(g, q, v), v);
     r = dt_matmul(g, dt_permute(g, q, swap), p, 1, 1); /* (B,T,8)(B,8,T): (B,T,T) */
-    s = dt_reshape(g, dt_add(g, dt_sum(g, p, 4), dt_rsqrt(g, dt_mean(g, p, 4))), dt_shape3(b, t, 1));
+    s = dt_reshape(g, dt_add(g, dt_sum(g, p, 4), map_rsqrt(g, dt_mean(g, p, 4))), dt_shape3(b, t, 1));
     r = dt_div(g, r, s);
-    s = dt_matmul(g, dt_tanh(g, r), dt_log(g, dt_add(g, p, dt_sqrt(g, p))), 0, 0); /* (B,T,8) */
-    s = dt_sub(g, dt_neg(g, s), dt_expand(g, dt_reshape(g, dt_max(g, p, 2), dt_shape3(b, 1, 8)), dt_shape3(b, t, 8)));
-    q = dt_layernorm(g, dt_dropout(g, dt_add(g, s, q), 0.2f), "norm");
+    s = dt_matmul(g, dt_tanh(g, r), map_log(g, dt_add(g, p, map_sqrt(g, p))), 0, 0); /* (B,T,8) */
+    s = dt_sub(g, map_neg(g, s), dt_expand(g, dt_reshape(g, dt_max(g, p, 2), dt_shape3(b, 1, 8)), dt_shape3(b, t, 8)));
+    q = dt_layernorm(g, dt_dropout(g, dt_add(g, s, q), 0.2f), "norm", 1e-5f);
     q = dt_linear_with(g, dt_gelu(g, dt_linear_with(g, q, "up", 16, 0.3f, DT_COLUMNS)), "down", 8, 0.3f, DT_ROWS);
     r = dt_attention(g, dt_linear(g, q, "qkv", 24), 2, 1, 0.1f);
     return dt_add(g, dt_mul(g, r, dt_slice(g, dt_linear(g, x, "wide", 12), 2, 3, 11)), dt_dropout(g, q, 0.1f));
@@ -1291,17 +1292,17 @@ static dt_tensor nets(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> 
 static dt_tensor functions(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> (B,T,8) */
 {
     dt_tensor w = dt_param(g, "w", dt_shape1(8), DT_INIT_NORMAL, 0.4f), v = dt_param(g, "v", dt_shape2(1, 1), DT_INIT_NORMAL, 0.3f);
-    dt_tensor seen = dt_param(g, "seen", dt_shape1(8), DT_INIT_NORMAL, 0.3f), p = dt_softplus(g, dt_mul(g, x, w)), q, r;
+    dt_tensor seen = dt_param(g, "seen", dt_shape1(8), DT_INIT_NORMAL, 0.3f), p = map_softplus(g, dt_mul(g, x, w)), q, r;
     (void)user;
-    q = dt_add(g, dt_sin(g, x), dt_mul(g, dt_cos(g, p), dt_tanh(g, dt_scale(g, x, 0.5f))));
-    q = dt_add(g, q, dt_pow(g, p, dt_add(g, v, dt_full(g, dt_shape0(), 1.5f))));
-    q = dt_maximum(g, dt_minimum(g, q, dt_log1p(g, p)), dt_mul(g, v, dt_exp(g, x)));
-    r = dt_add(g, dt_silu(g, q), dt_mul(g, dt_gelu_erf(g, x), dt_sigmoid(g, q)));
-    r = dt_add(g, dt_relu(g, r), dt_mul(g, dt_erf(g, w), dt_abs(g, x)));
-    r = dt_sub(g, dt_square(g, r), dt_reciprocal(g, dt_exp(g, p)));
-    r = dt_add(g, dt_clamp(g, r, -0.5f, 0.75f), dt_log(g, p));
-    q = dt_add(g, dt_mul(g, dt_floor(g, r), dt_sign(g, q)), dt_add(g, dt_round(g, p), dt_ceil(g, q)));
-    return dt_select(g, dt_less(g, x, seen), dt_add(g, r, w), dt_add(g, q, dt_mul(g, v, p)));
+    q = dt_add(g, map_sin(g, x), dt_mul(g, map_cos(g, p), dt_tanh(g, dt_scale(g, x, 0.5f))));
+    q = dt_add(g, q, map_pow(g, p, dt_add(g, v, dt_full(g, dt_shape0(), 1.5f))));
+    q = map_maximum(g, map_minimum(g, q, map_log1p(g, p)), dt_mul(g, v, map_exp(g, x)));
+    r = dt_add(g, dt_silu(g, q), dt_mul(g, map_gelu_erf(g, x), dt_sigmoid(g, q)));
+    r = dt_add(g, dt_relu(g, r), dt_mul(g, map_erf(g, w), map_abs(g, x)));
+    r = dt_sub(g, dt_square(g, r), map_reciprocal(g, map_exp(g, p)));
+    r = dt_add(g, dt_clamp(g, r, -0.5f, 0.75f), map_log(g, p));
+    q = dt_add(g, dt_mul(g, map_floor(g, r), map_sign(g, q)), dt_add(g, map_round(g, p), map_ceil(g, q)));
+    return dt_select(g, map_less(g, x, seen), dt_add(g, r, w), dt_add(g, q, dt_mul(g, v, p)));
 }
 
 typedef struct planned {
@@ -1397,8 +1398,8 @@ static void compare_eager(planned *s, const dt_segment *segment, dt_shape shape,
     int32_t p = 0;
     if (dt_graph_open(&g, seed)) tap_bail("%s", dt_last_error());
     snprintf(g->prefix, sizeof g->prefix, "%s", segment->name);
-    x = first ? dt_tokens_from(g, shape, tokens) : dt_tensor_from(g, shape, s->x);
-    if (last) g->targets = dt_tokens_from(g, dt_shape2(shape.n[0], shape.n[1]), tokens);
+    x = first ? dt_tensor_of(g, DT_I32, shape, tokens) : dt_tensor_from(g, shape, s->x);
+    if (last) g->targets = dt_tensor_of(g, DT_I32, dt_shape2(shape.n[0], shape.n[1]), tokens);
     y = segment->build(g, x, segment->user);
     loss = last ? y : dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape_of(g, y), s->w)), DT_ALL);
     if (dt_backward(g, loss)) tap_bail("%s: %s", name, dt_last_error());
@@ -1460,7 +1461,7 @@ static dt_tensor turn_in(dt_graph *g, dt_tensor x, const void *user)
 static dt_tensor turn_out(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_cross_entropy(g, dt_linear(g, x, "head", 11), dt_targets(g));
+    return dt_cross_entropy(g, dt_linear(g, x, "head", 11), dt_targets(g), 0.0f);
 }
 static void test_shared_plans(void)
 {

@@ -14,6 +14,7 @@
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "interpreter.h"
+#include "maps.h"
 #include "tap.h"
 
 /* ---- a graph's values, as the references have them -------------------------------------------------- */
@@ -371,8 +372,8 @@ static int check_eager(rig *r, int isa, int workers, failure *f)
     own = g->pool;
     g->pool = pools[workers - 1], g->kernels = dt__isa_table(isa);
     snprintf(g->prefix, sizeof g->prefix, "s");
-    x = c->first ? dt_tokens_from(g, c->x, (const int32_t *)d->x) : dt_tensor_from(g, c->x, d->x);
-    g->targets = dt_tokens_from(g, dt_shape2(c->x.n[0], c->targets), d->targets);
+    x = c->first ? dt_tensor_of(g, DT_I32, c->x, (const int32_t *)d->x) : dt_tensor_from(g, c->x, d->x);
+    g->targets = dt_tensor_of(g, DT_I32, dt_shape2(c->x.n[0], c->targets), d->targets);
     y = dt__computed(g, build_recipe(g, x, c));
     if (!g->result && r->outputs == 1) dt_backward(g, y);
     else if (!g->result) { /* a segment in a model: the gradient of y comes from the next one */
@@ -537,6 +538,16 @@ typedef struct maker {
     char name[3][12], *text; /* text: NULL, or what is called, of 400 bytes */
 } maker;
 
+/* Builders of the functions that have codes. */
+#define BUILD_UNARY(name, operands, builder)
+#define BUILD_BINARY(name, operands, builder)
+#define BUILD_OWN(name, operands, builder)
+#define BUILD_CODE(name, operands, code) BUILD_##operands(name, code)
+#define BUILD_A(name, code) static dt_tensor of_##name(dt_graph *g, dt_tensor x) { return dt_map(g, code, x); }
+#define BUILD_AB(name, code) static dt_tensor of_##name(dt_graph *g, dt_tensor a, dt_tensor b) { return dt_map2(g, code, a, b); }
+#define BUILD(name, operands, kind, builder, expression, ...) BUILD_##kind(name, operands, builder)
+DT__OPS(DT__SKIP, BUILD, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
+
 typedef struct kind {
     const char *name;
     dt_tensor (*make)(maker *m);
@@ -605,7 +616,7 @@ static dt_tensor positive(maker *m, dt_tensor x) { return dt_add(m->g, dt_mul(m-
 /* Does the op want positive numbers? */
 static int of_positive(const maker *m)
 {
-    static dt_tensor (*const list[])(dt_graph *, dt_tensor) = { dt_reciprocal, dt_log1p, dt_sqrt, dt_rsqrt, dt_log };
+    static dt_tensor (*const list[])(dt_graph *, dt_tensor) = { of_RECIPROCAL, of_LOG1P, of_SQRT, of_RSQRT, of_LOG };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (kind_of(m)->one == list[i]) return 1;
     return 0;
@@ -645,11 +656,11 @@ static dt_tensor make_two(maker *m)
     dt_tensor b;
     if (!holds(m, 0, DT_F32)) return nothing();
     b = partner(m, other);
-    if (kind_of(m)->two == dt_div || kind_of(m)->two == dt_pow) {
+    if (kind_of(m)->two == dt_div || kind_of(m)->two == of_POW) {
         int div = kind_of(m)->two == dt_div;
         say(m, "dt_%s(g, %s) with x = %s, y = dt_add(g, dt_mul(g, %s, %s), dt_full(g, dt_shape1(1), 0.25f))", div ? "div" : "pow", div ? "x, y" : "y, x", div ? m->name[0] : other,
             div ? other : m->name[0], div ? other : m->name[0]);
-        return div ? dt_div(m->g, m->in[0], positive(m, b)) : dt_pow(m->g, positive(m, m->in[0]), b);
+        return div ? dt_div(m->g, m->in[0], positive(m, b)) : map_pow(m->g, positive(m, m->in[0]), b);
     }
     if (choose(m, 3, 4) == 0) {
         say(m, "%s(g, %s, %s)", kind_of(m)->name, other, m->name[0]);
@@ -795,8 +806,8 @@ static dt_tensor make_var(maker *m)
     unsigned mask;
     if (!floats_of(m, 1, 4)) return nothing();
     mask = 1u << choose(m, 0, shape(m, 0).dims) | DT_KEEP;
-    say(m, "dt_var(g, %s, 0x%x | DT_KEEP, 0)", m->name[0], mask & ~DT_KEEP);
-    return dt_var(m->g, m->in[0], mask, 0);
+    say(m, "map_var(g, %s, 0x%x | DT_KEEP, 0)", m->name[0], mask & ~DT_KEEP);
+    return map_var(m->g, m->in[0], mask, 0);
 }
 static dt_tensor make_axis(maker *m)
 {
@@ -821,7 +832,7 @@ static dt_tensor make_norm(maker *m)
     if (!floats_of(m, 1, 4)) return nothing();
     snprintf(name, sizeof name, "n%d", m->s->name);
     say(m, "dt_%snorm_eps(g, %s, \"%s\", 0.125f)", layer ? "layer" : "rms", m->name[0], name);
-    return layer ? dt_layernorm_eps(m->g, m->in[0], name, 0.125f) : dt_rmsnorm_eps(m->g, m->in[0], name, 0.125f);
+    return layer ? dt_layernorm(m->g, m->in[0], name, 0.125f) : dt_rmsnorm(m->g, m->in[0], name, 0.125f);
 }
 static dt_tensor make_batchnorm(maker *m)
 {
@@ -1019,9 +1030,9 @@ static dt_tensor make_conv(maker *m)
     }
     if (s.n[0] * outputs * out > 2048 || elements(m, 0) > 4096 || elements(m, 0) * outputs * out * dt__span(&weight, 2, weight.dims) > 2000000) return nothing();
     bias = choose(m, 1, 2) ? parameter(m, dt_shape1(outputs), "b") : nothing();
-    say(m, "dt_convolve(g, %s, dt_param(g, \"p%d\", %s, ..), %s, {stride %d %d, padding %d %d, dilation %d %d, groups %d})", m->name[0], m->s->name, shape_c(weight),
+    say(m, "dt__convolve(g, %s, dt_param(g, \"p%d\", %s, ..), %s, {stride %d %d, padding %d %d, dilation %d %d, groups %d})", m->name[0], m->s->name, shape_c(weight),
         bias.id ? "a bias" : "none", (int)w.stride[0], (int)w.stride[1], (int)w.padding[0], (int)w.padding[1], (int)w.dilation[0], (int)w.dilation[1], (int)w.groups);
-    return dt_convolve(m->g, m->in[0], parameter(m, weight, ""), bias, &w);
+    return dt__convolve(m->g, m->in[0], parameter(m, weight, ""), bias, &w);
 }
 static dt_tensor make_pool(maker *m)
 {
@@ -1051,8 +1062,8 @@ static dt_tensor make_cross_entropy(maker *m)
     if (!floats_of(m, 1, 4)) return nothing();
     rows = dt__rows(dt__at(m->g, m->in[0])), cols = dt_dim(m->g, m->in[0], -1), given = rows == all && cols >= 3;
     if (!given) targets = dt_reshape(m->g, places_of(m, dt_slice(m->g, m->in[0], -1, 0, 1), cols, 1), dt_shape1(rows));
-    say(m, "dt_cross_entropy_smooth(g, %s, %s, %gf)", m->name[0], given ? "targets" : "places of its first column", (double)e);
-    return as_segment(m->g, dt_cross_entropy_smooth(m->g, m->in[0], targets, e), rows, all);
+    say(m, "dt_cross_entropy(g, %s, %s, %gf)", m->name[0], given ? "targets" : "places of its first column", (double)e);
+    return as_segment(m->g, dt_cross_entropy(m->g, m->in[0], targets, e), rows, all);
 }
 static dt_tensor make_loss(maker *m)
 {
@@ -1084,15 +1095,18 @@ static dt_tensor make_end(maker *m)
 #define AXES(f) { #f, make_axes, NULL, NULL, f, NULL }
 #define AXIS(f) { #f, make_axis, NULL, NULL, NULL, f }
 #define OWN(f) { #f, make_##f, NULL, NULL, NULL, NULL }
-#define OF_UNARY(f) ONE(f),
-#define OF_BINARY(f) TWO(f),
-#define OF_OWN(f)
-#define OF_TABLE(name, operands, kind, builder, expression, ...) OF_##kind(builder)
+#define OF_UNARY(name, operands, builder) ONE(builder),
+#define OF_BINARY(name, operands, builder) TWO(builder),
+#define OF_OWN(name, operands, builder)
+#define OF_CODE(name, operands, code) CODE_##operands(of_##name),
+#define CODE_A(f) ONE(f)
+#define CODE_AB(f) TWO(f)
+#define OF_TABLE(name, operands, kind, builder, expression, ...) OF_##kind(name, operands, builder)
 static const kind kinds[] = {
     OWN(end), OWN(param), OWN(param), OWN(full), OWN(scale), OWN(clamp), OWN(select), OWN(select),
     DT__OPS(DT__SKIP, OF_TABLE, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP) TWO(dt_add), TWO(dt_mul),
     OWN(reshape), OWN(permute), OWN(slice), OWN(pad), OWN(concat), OWN(expand), OWN(detach), OWN(cast),
-    OWN(cast), OWN(combine), AXES(dt_sum), AXES(dt_sum), AXES(dt_mean), AXES(dt_max), AXES(dt_min), AXES(dt_logsumexp), AXES(dt_argmax), AXES(dt_argmax), OWN(one_hot), OWN(var), AXIS(dt_softmax), AXIS(dt_log_softmax),
+    OWN(cast), OWN(combine), AXES(dt_sum), AXES(dt_sum), AXES(dt_mean), AXES(dt_max), AXES(map_min), AXES(dt__logsumexp), AXES(dt_argmax), AXES(dt_argmax), OWN(one_hot), OWN(var), AXIS(dt_softmax), AXIS(dt_log_softmax),
     AXIS(dt_cumsum), OWN(norm), OWN(norm), OWN(batchnorm), OWN(gather), OWN(gather_param), OWN(scatter_add), OWN(one_hot), OWN(top_k), OWN(embed), OWN(matmul), OWN(matmul), OWN(linear),
     OWN(dropout), OWN(attention), OWN(attend), OWN(rope), OWN(conv), OWN(conv), OWN(pool), OWN(pool), OWN(cross_entropy), OWN(loss), OWN(loss), OWN(attend), OWN(rope),
 };
@@ -1188,8 +1202,8 @@ static void draw_steps(recipe *c, uint64_t *state, int wanted)
     g->tensor_shards = c->shards;
     draw_numbers(state, x, input);
     for (int64_t i = 0; i < input + tokens; i++) ids[i] = (int32_t)below(state, 3);
-    g->input = value[0] = c->first ? dt_tokens_from(g, c->x, ids) : dt_tensor_from(g, c->x, x);
-    g->targets = value[1] = dt_tokens_from(g, dt_shape2(c->x.n[0], c->targets), ids + input);
+    g->input = value[0] = c->first ? dt_tensor_of(g, DT_I32, c->x, ids) : dt_tensor_from(g, c->x, x);
+    g->targets = value[1] = dt_tensor_of(g, DT_I32, dt_shape2(c->x.n[0], c->targets), ids + input);
     for (int tries = 0; c->steps < wanted && tries < 40 * wanted; tries++) {
         int32_t before = g->count;
         int ending = c->steps == wanted - 1 && c->last;

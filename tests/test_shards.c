@@ -470,7 +470,7 @@ static dt_tensor table_segment(dt_graph *g, dt_tensor tokens, const void *user) 
 static dt_tensor smooth_segment(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
     dt_tensor table = dt__table_param(g, "out", *(const int64_t *)user, WIDE);
-    return dt_cross_entropy_smooth(g, dt__matmul(g, x, table, 0, 1, 0, dt__own(g)), dt_targets(g), smoothing);
+    return dt_cross_entropy(g, dt__matmul(g, x, table, 0, 1, 0, dt__own(g)), dt_targets(g), smoothing);
 }
 
 /* 32 lanes and a butterfly. */
@@ -528,7 +528,7 @@ static void check_entropy(int64_t vocabulary, int64_t shards)
 static dt_tensor row_segment(dt_graph *g, dt_tensor x, const void *user)
 {
     dt_tensor w = dt__param_rows(g, dt_param(g, "w", dt_shape2(WIDE, WIDE), DT_INIT_NORMAL, 0.1f), BATCH * LENGTH, 2);
-    dt_tensor y = dt_add(g, dt_layernorm(g, x, "n"), dt_matmul(g, x, w, 0, 0));
+    dt_tensor y = dt_add(g, dt_layernorm(g, x, "n", 1e-5f), dt_matmul(g, x, w, 0, 0));
     (void)user;
     return dt_loss(g, dt_mul(g, y, dt_detach(g, x)));
 }
@@ -584,7 +584,7 @@ static dt_tensor mixing_segment(dt_graph *g, dt_tensor x, const void *user)
 }
 static dt_tensor end_segment(dt_graph *g, dt_tensor x, const void *user)
 {
-    return dt_cross_entropy(g, dt_linear(g, x, "out", *(const int64_t *)user), dt_targets(g));
+    return dt_cross_entropy(g, dt_linear(g, x, "out", *(const int64_t *)user), dt_targets(g), 0.0f);
 }
 
 static void refused(const dt_model *m, int64_t shards, int split, int64_t length, const char *says)

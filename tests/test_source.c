@@ -6,6 +6,7 @@
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "../examples/prose.h"
+#include "maps.h"
 #include "tap.h"
 
 enum { IN = 6, OUT = 3, TRAIN = 50, VALID = 13, CLASSES = 5, SLOW = 1500 };
@@ -91,7 +92,7 @@ static dt_tensor dense(dt_graph *g, dt_tensor x, const void *user)
 static dt_tensor squared(dt_graph *g, dt_tensor x, const void *user) /* what it predicts is not saved for backward */
 {
     (void)user;
-    return dt_mse(g, dt_neg(g, dt_prediction(g, dt_neg(g, dt_linear(g, x, "out", OUT)))), dt_targets(g));
+    return dt_mse(g, map_neg(g, dt_prediction(g, map_neg(g, dt_linear(g, x, "out", OUT)))), dt_targets(g));
 }
 static dt_tensor first_three(dt_graph *g, dt_tensor x, const void *user) /* a x, a = 1 at first */
 {
@@ -119,14 +120,14 @@ static dt_tensor classes(dt_graph *g, dt_tensor x, const void *user) /* user: ho
 {
     int64_t n = user ? *(const int64_t *)user : CLASSES;
     x = dt_reshape(g, dt_linear(g, x, "out", OUT * n), dt_shape3(dt_dim(g, x, 0), OUT, n));
-    return dt_cross_entropy(g, x, dt_targets(g));
+    return dt_cross_entropy(g, x, dt_targets(g), 0.0f);
 }
 static dt_tensor undecided(dt_graph *g, dt_tensor x, const void *user) /* every logit is 0 at first */
 {
     dt_tensor w = dt_param(g, "w", dt_shape2(IN * 4, OUT * CLASSES), DT_INIT_ZEROS, 0.0f);
     (void)user;
     x = dt_reshape(g, dt_matmul(g, x, w, 0, 0), dt_shape3(dt_dim(g, x, 0), OUT, CLASSES));
-    return dt_cross_entropy(g, x, dt_targets(g));
+    return dt_cross_entropy(g, x, dt_targets(g), 0.0f);
 }
 /* Ids far outside of the table, by arithmetic that nobody can follow. */
 static dt_tensor astray(dt_graph *g, dt_tensor x, const void *user)
@@ -142,7 +143,7 @@ static dt_tensor class_astray(dt_graph *g, dt_tensor x, const void *user)
     dt_tensor far = dt_cast(g, dt_scale(g, dt_cast(g, dt_targets(g), DT_F32), 1e8f), DT_I32);
     (void)user;
     x = dt_reshape(g, dt_linear(g, x, "out", OUT * CLASSES), dt_shape3(dt_dim(g, x, 0), OUT, CLASSES));
-    return dt_cross_entropy(g, x, far);
+    return dt_cross_entropy(g, x, far, 0.0f);
 }
 
 static const dt_segment numbers_net[] = {{"dense", dense, NULL}, {"out", squared, NULL}},
@@ -397,7 +398,7 @@ static dt_tensor text_in(dt_graph *g, dt_tensor x, const void *user) /* (B,T) ->
 }
 static dt_tensor text_out(dt_graph *g, dt_tensor x, const void *user)
 {
-    return dt_cross_entropy(g, dt_linear(g, x, "out", *(const int64_t *)user), dt_targets(g));
+    return dt_cross_entropy(g, dt_linear(g, x, "out", *(const int64_t *)user), dt_targets(g), 0.0f);
 }
 
 /* A text against a table and a head that are too small for it, or large enough for what it has; and the same text
