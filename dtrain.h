@@ -1046,45 +1046,33 @@ DT_API const char *dt_branch_name(int32_t branch);
 enum { DT_DIAGNOSIS_TEXT = 6000 };
 DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t size);
 
-/* ---- H14  checkpoints: looking at them without a trainer ---------------------------------------- */
-/* A checkpoint on disk, for one thread at a time and without ranks. Its files are open until it is closed; numbers are
- * read on demand, in the memory of its largest array. */
-typedef struct dt_checkpoint dt_checkpoint;
-/* Its contents. The strings belong to the checkpoint. */
-typedef struct dt_checkpoint_info {
+/* ---- H14  checkpoints without a trainer ---------------------------------------------------------- */
+/* A file of a checkpoint, a tensor in its files, or an array of its state. */
+typedef struct dt_checkpoint_entry {
+    char name[160];
+    const char *sha256;      /* of a file; else NULL */
+    const char *type, *file; /* of a tensor: as in safetensors; the name of its file */
+    dt_shape shape;          /* of an array as it is in the model: linear weights are (in,out) */
+    int64_t bytes;
+} dt_checkpoint_entry;
+/* A checkpoint on disk, for one thread and without ranks. Its files stay open until it is closed. */
+typedef struct dt_checkpoint {
     const char *path;     /* of the directory with the step */
     int64_t step;
     int32_t kind;         /* dt_checkpoint_kind */
+    dt_recipe recipe;     /* names of files are NULL; recipe.model is complete where arrays is above 0 */
     int64_t files, bytes; /* of the files that the manifest lists */
     int64_t tensors;      /* in those files */
-    int64_t arrays;       /* of the state; 0: the checkpoint does not say what its model is */
-} dt_checkpoint_info;
-typedef struct dt_checkpoint_file {
-    const char *name, *sha256;
-    int64_t bytes;
-} dt_checkpoint_file;
-/* A tensor of a file; or a whole array of the state: the weights of each parameter in definition order, then what the
- * optimizer keeps of each, "first.NAME" and so on. */
-typedef struct dt_checkpoint_tensor {
-    char name[160];
-    const char *type, *file; /* as in safetensors; NULL for an array */
-    dt_shape shape;          /* of an array as it is here: linear weights are (in,out) */
-    int64_t bytes;
-} dt_checkpoint_tensor;
+    int64_t arrays;       /* weights of each parameter in definition order, then what the optimizer keeps of each,
+                           * "first.NAME" and so on. 0: config.json does not describe the model (GPT-2, Llama) */
+    const dt_checkpoint_entry *file, *tensor, *array;
+} dt_checkpoint;
 /* Opens DIR/step-000000200, or the newest step of DIR; reads manifest and headers, not the numbers. */
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **c, const char *path);
 DT_API void dt_checkpoint_close(dt_checkpoint **c);
-DT_API dt_checkpoint_info dt_checkpoint_about(const dt_checkpoint *c);
-/* File and tensor `index`, from 0 on. */
-DT_API dt_checkpoint_file dt_checkpoint_file_at(const dt_checkpoint *c, int64_t index);
-DT_API dt_checkpoint_tensor dt_checkpoint_tensor_at(const dt_checkpoint *c, int64_t index);
-/* The value of an option of its recipe, by its name in --help, valid until the next call; NULL: no such option. */
-DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name);
 /* Reads every file and compares its size and SHA-256 with the manifest. DT_E_DATA names the one that is damaged. */
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c);
-/* Arrays need a model that config.json describes: GPT-2 and Llama without experts; others have none (DT_E_USAGE). */
-DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index);
-/* The numbers of an array, row by row. */
+/* The numbers of an array, row by row. DT_E_USAGE: there is no such array. */
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values);
 /* Writes the same state as a checkpoint of this kind into another directory, as a trainer would. DT_E_USAGE: the
  * directory has the step already; or kind is DT_SHARDED and a lossy dt_wire left state that a full one lacks. */
@@ -1369,13 +1357,14 @@ static void dt__fp_leave(unsigned saved)
  * The rows of recipe and layout are in H10, those of the launcher in H16. */
 
 enum { DT__KIND_WHOLE, DT__KIND_POWER, DT__KIND_AUTO, DT__KIND_REAL, DT__KIND_FLAG, DT__KIND_WORD, DT__KIND_TEXT,
-       DT__KIND_MODEL };
+       DT__KIND_MODEL, DT__KIND_DOUBLE, DT__KIND_CHARS, DT__KIND_PLACE };
 enum { DT__GROUP_RECIPE, DT__GROUP_LAYOUT, DT__GROUP_LAUNCH };
 
 typedef struct dt__option {
     int group;
     const char *name, *argument; /* argument: what --help calls the value; NULL: a flag, which has none */
-    int kind; /* whole, power of two, auto (-1): int64_t; real: float; flag, word: int32_t; text: const char * */
+    int kind; /* whole, power of two, auto (-1): int64_t; real: float; flag, word: int32_t; text: const char *. In JSON
+               * also double, char[65], and an int64_t: where the value begins in the text; -1: it is absent */
     size_t offset;     /* of the value in the struct of the group */
     double preset;
     const char *range; /* of a number, as an interval; of a word, all words: "constant,cosine"; NULL: any */
@@ -1425,6 +1414,8 @@ static const char *dt__option_text(const dt__option *o, const void *group, char 
         else snprintf(text, size, "%d", (int)*(const int32_t *)place);
     } else if (o->kind == DT__KIND_TEXT && *(const char *const *)place)
         snprintf(text, size, "%s", *(const char *const *)place);
+    else if (o->kind == DT__KIND_DOUBLE) snprintf(text, size, "%.17g", *(const double *)place);
+    else if (o->kind == DT__KIND_CHARS) snprintf(text, size, "%s", (const char *)place);
     return text;
 }
 
@@ -1432,14 +1423,15 @@ static const char *dt__option_text(const dt__option *o, const void *group, char 
 static dt_result dt__option_refuse(const dt__option *o, const char *value)
 {
     static const char *const what[] = {"a whole number", "a power of two", "auto or a whole number", "a number"};
+    int kind = o->kind == DT__KIND_DOUBLE ? DT__KIND_REAL : o->kind;
     const char *inf = o->range ? strstr(o->range, ",inf") : NULL;
     if (o->kind == DT__KIND_WORD)
         return dt__error(DT_E_USAGE, "--%s %s: choose one of %s", o->name, value, o->range);
-    if (!o->range) return dt__error(DT_E_USAGE, "--%s %s: choose %s", o->name, value, what[o->kind]);
+    if (!o->range) return dt__error(DT_E_USAGE, "--%s %s: choose %s", o->name, value, what[kind]);
     if (inf)
-        return dt__error(DT_E_USAGE, "--%s %s: choose %s %s %.*s", o->name, value, what[o->kind],
+        return dt__error(DT_E_USAGE, "--%s %s: choose %s %s %.*s", o->name, value, what[kind],
                          o->range[0] == '(' ? "above" : "not below", (int)(inf - o->range) - 1, o->range + 1);
-    return dt__error(DT_E_USAGE, "--%s %s: choose %s in %s", o->name, value, what[o->kind], o->range);
+    return dt__error(DT_E_USAGE, "--%s %s: choose %s in %s", o->name, value, what[kind], o->range);
 }
 
 static int dt__option_fits(const dt__option *o, const void *place)
@@ -1462,9 +1454,10 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *gr
     void *place = (char *)group + o->offset;
     char *end = NULL;
     size_t length;
-    if (o->kind == DT__KIND_FLAG) return *(int32_t *)place = 1, DT_OK;
+    if (o->kind == DT__KIND_FLAG) return *(int32_t *)place = !value || strcmp(value, "0"), DT_OK;
     if (!value) return dt__error(DT_E_USAGE, "option --%s needs a value: --%s %s", o->name, o->name, o->argument);
     if (o->kind == DT__KIND_TEXT) return *(const char **)place = value, DT_OK;
+    if (o->kind == DT__KIND_CHARS) return snprintf((char *)place, 65, "%s", value), DT_OK;
     if (o->kind == DT__KIND_WORD) {
         const char *word;
         for (int i = 0; (word = dt__option_word(o->range, i, &length)) != NULL; i++)
@@ -1474,8 +1467,9 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *gr
     if (o->kind == DT__KIND_AUTO && !strcmp(value, "auto")) return *(int64_t *)place = DT_AUTO, DT_OK;
     errno = 0;
     if (o->kind == DT__KIND_REAL) *(float *)place = strtof(value, &end);
+    else if (o->kind == DT__KIND_DOUBLE) *(double *)place = strtod(value, &end);
     else *(int64_t *)place = (int64_t)strtoll(value, &end, 10);
-    if (end == value || *end || (errno && o->kind != DT__KIND_REAL) || !dt__option_fits(o, place))
+    if (end == value || *end || (errno && o->kind <= DT__KIND_AUTO) || !dt__option_fits(o, place))
         return dt__option_refuse(o, value);
     return DT_OK;
 }
@@ -18514,6 +18508,59 @@ DT_API dt_result dt_nccl_version(int *version) { return *version = 0, dt__nccl_m
  * renamed and `latest` is replaced: a directory with the final name is complete after any crash. This section handles
  * files and slices of memory; which slices a training state has, H16 says (dt__state_each). */
 
+/* ---- structs as JSON objects ----
+ * The table that describes the options of a group describes the members of a JSON object, too: of a manifest, of the
+ * recipe in it, of config.json. A negative preset marks a required member. */
+
+#define DT__MEMBER(group, kind, name, type, member, preset, range)                                                     \
+    {group, name, "", DT__KIND_##kind, offsetof(type, member), preset, range, NULL}
+#define DT__ROWS(table) table, (int)(sizeof(table) / sizeof *(table))
+
+/* Adds the values of a group to an object. */
+static void dt__options_json(dt__text *t, const dt__option *list, int count, int of, const void *group)
+{
+    char value[PATH_MAX];
+    for (const dt__option *o = list; o < list + count; o++) {
+        int plain, real = o->kind == DT__KIND_REAL || o->kind == DT__KIND_DOUBLE;
+        if (o->group != of || o->kind == DT__KIND_MODEL || o->kind == DT__KIND_PLACE) continue;
+        dt__option_text(o, group, value, sizeof value);
+        plain = o->kind != DT__KIND_TEXT && o->kind != DT__KIND_CHARS &&
+                (strspn(value, "+-.e0123456789") == strlen(value) || strstr("true,false,null", value));
+        dt__text_add(t, "%s\n  \"%s\": ", t->length && t->at[t->length - 1] == '{' ? "" : ",", o->name);
+        if (plain) dt__text_add(t, "%s%s", value, real && !strpbrk(value, ".e") ? ".0" : "");
+        else dt__text_string(t, value);
+    }
+}
+
+/* Reads the members of the object under the cursor that the group names, but for texts. If an optional member is absent
+ * or null, the struct keeps its value. */
+static int dt__json_options(dt__json *j, const dt__option *list, int count, int of, void *group)
+{
+    const dt__option *row[64];
+    const char *key[65];
+    int64_t place[64], end;
+    char value[128];
+    int n = 0;
+    for (const dt__option *o = list; o < list + count; o++)
+        if (o->group == of && o->kind != DT__KIND_TEXT && o->kind != DT__KIND_MODEL) row[n] = o, key[n++] = o->name;
+    key[n] = NULL;
+    if (!dt__json_members(j, key, place)) return 0;
+    end = j->at;
+    for (int i = 0; i < n && !j->result; i++) {
+        if (row[i]->kind == DT__KIND_PLACE) *(int64_t *)(void *)((char *)group + row[i]->offset) = place[i];
+        else if (!dt__json_absent(j, place[i])) {
+            j->at = place[i];
+            if (dt__json_peek(j) == '"') snprintf(value, sizeof value, "%.120s", dt__json_text(j, place[i], key[i]));
+            else if (dt__json_skip(j))
+                snprintf(value, sizeof value, "%.*s", (int)dt__min(120, j->at - place[i]), j->text + place[i]);
+            if (!j->result && dt__option_set(row[i], value, group)) dt__json_fail(j, "%s", dt__thread.error + 2);
+        } else if (row[i]->preset < 0)
+            dt__json_fail(j, "there is no %s: the file is of another kind, or cut", key[i]);
+    }
+    j->at = end;
+    return !j->result;
+}
+
 /* ---- safetensors: the header's length in 8 bytes, a JSON header (name, type, shape, offsets), the numbers ---- */
 
 typedef struct dt__stored_type {
@@ -18532,6 +18579,7 @@ enum { DT__HEADER_MOST = 100000000 }; /* bytes, the limit of the format's own re
 typedef struct dt__stored {
     char name[160];
     int type;          /* in dt__stored_types */
+    int used;          /* published weights: a parameter is read from it */
     int32_t file;
     dt_shape shape;    /* dims -1: more than DT_MAX_DIMS */
     int64_t at, bytes; /* in the file */
@@ -18558,36 +18606,42 @@ static void dt__tensors_close(dt__tensors *t)
     memset(t, 0, sizeof *t);
 }
 
-/* Reads [1, 2, ..] and returns the length; the first `most` numbers are kept. */
-static int64_t dt__stored_numbers(dt__json *j, int64_t place, int64_t *list, int64_t most, const char *what)
+/* Reads [1, 2, ..] and returns its length; the first `most` numbers are kept. */
+static int64_t dt__stored_numbers(dt__json *j, int64_t place, int64_t *list, int64_t most)
 {
-    int64_t count = 0, n = 0, value = 0;
-    if (place < 0) return dt__json_fail(j, "a tensor has no %s: the file is of another kind, or cut", what);
-    j->at = place;
+    int64_t count = 0, n = 0, value = -1;
+    j->at = dt__max(0, place);
     if (!dt__json_enter(j, '[')) return 0;
     for (; dt__json_more(j, ']', &count); n++) {
-        int c = dt__json_peek(j);
-        if (c < '0' || c > '9' || !dt__json_number(j, &value) || value < 0)
-            return dt__json_fail(j, "%s holds whole numbers only: the file is damaged, copy it again", what);
+        if (dt__json_peek(j) == '-' || !dt__json_number(j, &value) || value < 0)
+            return dt__json_fail(j, "whole numbers stand here: the file is damaged, copy it again");
         if (n < most) list[n] = value;
     }
     return n;
 }
 
+/* What a header says of a tensor. */
+typedef struct dt__stored_entry {
+    char type[65];
+    int64_t shape, offsets; /* where these values begin */
+} dt__stored_entry;
+static const dt__option dt__stored_members[] = {
+    DT__MEMBER(0, CHARS, "dtype", dt__stored_entry, type, -1, NULL),
+    DT__MEMBER(0, PLACE, "shape", dt__stored_entry, shape, 0, NULL),
+    DT__MEMBER(0, PLACE, "data_offsets", dt__stored_entry, offsets, 0, NULL)};
+
 /* Reads the description of one tensor. The numbers of the file begin at `data` and have `bytes` bytes. */
 static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t bytes)
 {
-    static const char *const keys[] = {"dtype", "shape", "data_offsets", NULL};
-    int64_t place[3], span[2], count = 1, dims, shape[DT_MAX_DIMS], end;
-    const char *type;
-    if (!dt__json_members(j, keys, place)) return 0;
+    dt__stored_entry e;
+    int64_t span[2], count = 1, dims, shape[DT_MAX_DIMS], end;
+    if (!dt__json_options(j, DT__ROWS(dt__stored_members), 0, &e)) return 0;
     end = j->at;
-    dims = dt__stored_numbers(j, place[1], shape, DT_MAX_DIMS, "shape");
-    if (dt__stored_numbers(j, place[2], span, 2, "data_offsets") != 2 || j->result)
+    dims = dt__stored_numbers(j, e.shape, shape, DT_MAX_DIMS);
+    if (dt__stored_numbers(j, e.offsets, span, 2) != 2 || j->result)
         return dt__json_fail(j, "data_offsets are two numbers: the file is damaged, copy it again");
-    type = dt__json_text(j, place[0], "dtype");
-    for (s->type = 0; s->type < DT__STORED_TYPES && strcmp(type, dt__stored_types[s->type].name); s->type++) continue;
-    if (s->type == DT__STORED_TYPES) return dt__json_fail(j, "numbers of type %.20s are not known: convert them", type);
+    for (s->type = 0; s->type < DT__STORED_TYPES && strcmp(e.type, dt__stored_types[s->type].name);) s->type++;
+    if (s->type == DT__STORED_TYPES) return dt__json_fail(j, "numbers of type %s are not known: convert them", e.type);
     s->shape.dims = dims <= DT_MAX_DIMS ? (int)dims : -1;
     for (int i = 0; i < s->shape.dims; i++) {
         s->shape.n[i] = shape[i];
@@ -18603,7 +18657,7 @@ static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t byt
     return 1;
 }
 
-static int dt__stored_order(const void *a, const void *b)
+static int dt__stored_by_place(const void *a, const void *b)
 {
     const dt__stored *x = (const dt__stored *)a, *y = (const dt__stored *)b;
     return x->at != y->at ? (x->at > y->at) - (x->at < y->at) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
@@ -18613,37 +18667,37 @@ static int dt__stored_by_name(const void *a, const void *b)
     return strcmp(((const dt__stored *)a)->name, ((const dt__stored *)b)->name);
 }
 
+/* Reads the name of a tensor, the key under the cursor, and its description. */
+static int dt__stored_add(dt__tensors *t, dt__json *j, int64_t data, int64_t bytes)
+{
+    dt__stored *s;
+    if (!dt__json_key(j)) return 0;
+    if (dt__json_is(j, "__metadata__")) return dt__json_skip(j);
+    if (!dt__reserve((void **)&t->list, t->count, &t->room, t->count + 1, sizeof *t->list, "a list of tensors"))
+        return j->result = DT_E_MEMORY, 0;
+    s = &t->list[t->count++];
+    memset(s, 0, sizeof *s);
+    if (j->length >= (int64_t)sizeof s->name || memchr(j->string, 0, (size_t)j->length))
+        return dt__json_fail(j, "the name of a tensor has %lld bytes: up to %d are read, without zeros",
+                             (long long)j->length, (int)sizeof s->name - 1);
+    memcpy(s->name, j->string, (size_t)j->length);
+    s->file = (int32_t)t->files - 1;
+    return dt__stored_read(j, s, data, bytes);
+}
+
 /* Reads a header and appends its tensors to the list. Every byte of the numbers must belong to exactly one tensor. */
 static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t bytes)
 {
     int64_t count = 0, first = t->count, end = data;
     if (!dt__json_enter(j, '{')) return 0;
-    while (dt__json_more(j, '}', &count)) {
-        dt__stored *s;
-        if (!dt__json_key(j)) return 0;
-        if (dt__json_is(j, "__metadata__")) {
-            if (!dt__json_skip(j)) return 0;
-            continue;
-        }
-        if (!dt__reserve((void **)&t->list, t->count, &t->room, t->count + 1, sizeof *t->list, "a list of tensors"))
-            return j->result = DT_E_MEMORY, 0;
-        s = &t->list[t->count++];
-        memset(s, 0, sizeof *s);
-        if (j->length >= (int64_t)sizeof s->name || memchr(j->string, 0, (size_t)j->length))
-            return dt__json_fail(j, "the name of a tensor has %lld bytes: up to %d are read, without zeros",
-                                 (long long)j->length, (int)sizeof s->name - 1);
-        memcpy(s->name, j->string, (size_t)j->length);
-        s->file = (int32_t)t->files - 1;
-        if (!dt__stored_read(j, s, data, bytes)) return 0;
-    }
+    while (dt__json_more(j, '}', &count))
+        if (!dt__stored_add(t, j, data, bytes)) return 0;
     if (!j->result && dt__json_peek(j)) return dt__json_fail(j, "the header ends before its last byte: copy the file");
-    if (t->count > first) qsort(t->list + first, (size_t)(t->count - first), sizeof *t->list, dt__stored_order);
-    for (int64_t i = first; i < t->count && !j->result; i++) {
+    if (t->count > first) qsort(t->list + first, (size_t)(t->count - first), sizeof *t->list, dt__stored_by_place);
+    for (int64_t i = first; i < t->count && !j->result; end += t->list[i++].bytes)
         if (t->list[i].at != end)
             return dt__json_fail(j, "%.100s does not begin where the tensor before it ends: the file is damaged, copy "
                                  "it again", t->list[i].name);
-        end += t->list[i].bytes;
-    }
     if (!j->result && end != data + bytes)
         return dt__json_fail(j, "%lld bytes belong to no tensor: the file is damaged, copy it again",
                              (long long)(data + bytes - end));
@@ -18651,7 +18705,7 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
 }
 
 /* Adds the tensors of a file. dt__tensors_close() frees them, after an error as well. */
-static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *folder, const char *name)
+static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *path)
 {
     dt__stored_file *file;
     dt__json j;
@@ -18663,21 +18717,18 @@ static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *folde
     if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
         return DT_E_MEMORY;
     file = &t->file[t->files++];
-    file->fd = -1;
-    r = dt__path_join(file->path, folder, name);
-    if (!r) r = dt__file_open(f, file->path, &file->fd, &bytes);
-    if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", file->path, (long long)bytes);
-    if (!r) r = dt__file_read(f, file->fd, file->path, eight, 8, 0);
+    snprintf(file->path, sizeof file->path, "%s", path);
+    r = dt__file_open(f, path, &file->fd, &bytes);
+    if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
+    if (!r) r = dt__file_read(f, file->fd, path, eight, 8, 0);
     for (int i = 8; i-- > 0 && !r;) length = length > DT__HEADER_MOST ? length : length << 8 | eight[i];
     if (!r && (length > DT__HEADER_MOST || length > bytes - 8))
         r = dt__error(DT_E_DATA, "%s does not begin with the length of a header: it is no safetensors file, or damaged",
-                      file->path);
+                      path);
     if (!r && !(header = (char *)dt__alloc(length + 1, "a header"))) r = DT_E_MEMORY;
-    if (!r) r = dt__file_read(f, file->fd, file->path, header, length, 8);
-    if (!r) {
-        j.path = file->path, j.text = header, j.bytes = length;
-        if (!dt__tensors_header(t, &j, 8 + length, bytes - 8 - length)) r = j.result;
-    }
+    if (!r) r = dt__file_read(f, file->fd, path, header, length, 8);
+    j.path = path, j.text = header, j.bytes = length;
+    if (!r && !dt__tensors_header(t, &j, 8 + length, bytes - 8 - length)) r = j.result;
     dt__free(j.string);
     dt__free(header);
     return r;
@@ -18695,7 +18746,7 @@ static dt_result dt__tensors_sort(dt__tensors *t)
 }
 
 /* The last tensor whose name is `name` or sorts before it; NULL: there is none. */
-static const dt__stored *dt__tensors_upto(const dt__tensors *t, const char *name)
+static dt__stored *dt__tensors_upto(const dt__tensors *t, const char *name)
 {
     int64_t lo = 0, hi = t->count;
     while (lo < hi) {
@@ -18705,9 +18756,9 @@ static const dt__stored *dt__tensors_upto(const dt__tensors *t, const char *name
     }
     return lo ? &t->list[lo - 1] : NULL;
 }
-static const dt__stored *dt__tensors_find(const dt__tensors *t, const char *name)
+static dt__stored *dt__tensors_find(const dt__tensors *t, const char *name)
 {
-    const dt__stored *s = dt__tensors_upto(t, name);
+    dt__stored *s = dt__tensors_upto(t, name);
     return s && !strcmp(s->name, name) ? s : NULL;
 }
 
@@ -18719,7 +18770,7 @@ static dt_result dt__tensors_read(const dt__tensors *t, dt__files *f, const dt__
 
 /* A file as a manifest lists it. */
 typedef struct dt__part_file {
-    char name[64], hash[65];
+    char name[65], hash[65];
     int64_t bytes;
 } dt__part_file;
 
@@ -18775,8 +18826,7 @@ static dt_result dt__tensor_file_open(dt__tensor_file *w)
     for (int i = 0; i < 8; i++) eight[i] = (unsigned char)((uint64_t)w->header.length >> 8 * i);
     r = dt__file_create(w->files, w->path, &w->fd);
     if (!r) r = dt__tensor_file_put(w, eight, 8);
-    if (!r) r = dt__tensor_file_put(w, w->header.at, w->header.length);
-    return r;
+    return r ? r : dt__tensor_file_put(w, w->header.at, w->header.length);
 }
 
 /* Closes the file and describes it in *part; dt__part_flush() flushes it. After an earlier error r, r is returned. */
@@ -18792,14 +18842,14 @@ static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part
 /* ---- a state as slices of memory ------------------------------------------------------------------------
  * A state is a list of named tensors. Ranks store a tensor as arrays, one per tensor shard and expert (R11), and of
  * each array a slice. A sharded checkpoint holds slices as they are stored. In a full checkpoint, and for the hash, the
- * numbers have the order of the tensor, in files some with turned axes. Between the two orders stands a block: a part
- * of the tensor at a time is gathered there, or goes from there to the slices. No rank has a whole one. */
+ * numbers have the order of the tensor; some files hold its transpose. A block, which is a part of the tensor, stands
+ * between the two orders: slices are gathered there or read from there. No rank needs memory for a whole tensor. */
 
 typedef struct dt__state_tensor {
     char part[24];     /* of the state: "" for weights; "first", "second" .. */
     dt__param is;      /* name, shape and cut */
     int64_t shards;    /* tensor shards (Vt) of the recipe */
-    int turned;        /* a matrix that full checkpoints hold with its axes in the other order */
+    int turned;        /* full checkpoints hold the transpose of this matrix */
     int kind, use;     /* for H16: which part; which use of the parameter, -1: all */
     int32_t param;
 } dt__state_tensor;
@@ -18809,8 +18859,6 @@ typedef struct dt__state_slice {
     const dt__state_tensor *of;
     int64_t array, from, count;
     float *data;
-    int64_t at;   /* progress of a gather, in numbers of the array */
-    int64_t rank; /* owner, on rank 0 during a gather */
 } dt__state_slice;
 
 /* What a walk over a state does with the slices of a tensor. */
@@ -18855,59 +18903,45 @@ static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t, 
     return r;
 }
 
-/* The block between slices and the order of a tensor. */
-enum { DT__GATHER_RUN = DT__FILE_RUN / 4 };
+/* A block between slices and the order of a tensor. */
 typedef struct dt__gatherer {
     dt_comm *comm;      /* NULL without ranks */
-    const dt__kernels *convert; /* NULL: files hold floats; else also 2-byte numbers, and the block has room for both */
-    int alone;          /* this rank has the whole state, no other is needed */
-    float *block;       /* of DT__GATHER_RUN floats at most, or a row of a turned file */
-    dt__state_slice *list;    /* rank 0: the slices of all ranks */
-    int64_t list_room;
-    const dt__state_tensor *of;
-    int64_t count;      /* numbers of the tensor */
+    const dt__kernels *convert; /* of 2-byte numbers in files; NULL: there are none */
+    int alone;          /* this rank has the whole state; else all ranks take part, and rank 0 gets the numbers */
+    float *block, *other; /* other: the block of another rank, or 2-byte numbers */
     int64_t rows, cols; /* number i of the tensor is number (i % cols) rows + i / cols of the file */
     int64_t lo, hi;     /* numbers of the file in the block */
+    int64_t first, end; /* those of the block that slices of this rank have */
 } dt__gatherer;
+enum { DT__GATHER_RUN = 1 << 16 }; /* numbers of a block, unless a row of a transposed file is longer */
+enum { DT__GATHER_COUNT, DT__GATHER_IN, DT__GATHER_OUT };
 
 static int dt__gather_root(const dt__gatherer *g) { return g->alone || dt_comm_rank(g->comm) == 0; }
 
 static void dt__gather_close(dt__gatherer *g)
 {
     dt__free(g->block);
-    dt__free(g->list);
     memset(g, 0, sizeof *g);
 }
 
-/* Memory for the blocks of all tensors. Unless `alone`, all ranks must take part in each tensor, and rank 0 gets the
- * numbers. */
+/* Memory for the blocks of all tensors. */
 static dt_result dt__gather_open(dt__gatherer *g, dt_comm *comm, int alone, const dt__kernels *convert,
                                  const dt__state_tensor *tensor, int64_t count)
 {
-    int64_t most = 1, slices = 0;
+    int64_t most = DT__GATHER_RUN;
     memset(g, 0, sizeof *g);
-    g->comm = comm;
-    g->alone = alone;
-    g->convert = convert;
-    for (int64_t i = 0; i < count; i++) {
-        const dt__state_tensor *x = &tensor[i];
-        int64_t row = x->turned ? x->is.shape.n[0] : 0;
-        most = dt__max(most, dt__min(dt_shape_count(x->is.shape), dt__max(row, DT__GATHER_RUN)));
-        slices = dt__max(slices, dt__param_arrays(&x->is, x->shards));
-    }
-    if (!dt__gather_root(g)) return DT_OK;
-    g->block = (float *)dt__alloc(convert ? 6 * most : 4 * most, "a checkpoint");
-    if (!alone) g->list_room = slices * dt_comm_size(comm);
-    g->list = (dt__state_slice *)dt__alloc(dt__max(1, g->list_room) * (int64_t)sizeof *g->list, "a list of slices");
-    return g->block && g->list ? DT_OK : DT_E_MEMORY;
+    g->comm = comm, g->alone = alone, g->convert = convert;
+    for (int64_t i = 0; i < count; i++)
+        if (tensor[i].turned) most = dt__max(most, tensor[i].is.shape.n[0]);
+    g->block = (float *)dt__alloc(8 * most, "a checkpoint");
+    g->other = g->block + most;
+    return g->block ? DT_OK : DT_E_MEMORY;
 }
 
 static void dt__gather_begin(dt__gatherer *g, const dt__state_tensor *of, int turned)
 {
-    g->of = of;
-    g->count = dt_shape_count(of->is.shape);
     g->rows = turned ? of->is.shape.n[0] : 1;
-    g->cols = g->count / g->rows;
+    g->cols = dt_shape_count(of->is.shape) / g->rows;
     g->lo = g->hi = 0;
 }
 
@@ -18915,112 +18949,73 @@ static void dt__gather_begin(dt__gatherer *g, const dt__state_tensor *of, int tu
 static int dt__gather_next(dt__gatherer *g)
 {
     g->lo = g->hi;
-    g->hi = dt__min(g->count, g->lo + dt__max(1, DT__GATHER_RUN / g->rows) * g->rows);
+    g->hi = dt__min(g->rows * g->cols, g->lo + dt__max(1, DT__GATHER_RUN / g->rows) * g->rows);
     return g->lo < g->hi;
 }
 
-/* n numbers that are neighbours in a slice, from its number `from` on; in the block from number `to` on, rows apart. */
-typedef struct dt__stretch {
-    int64_t from, to, n;
-} dt__stretch;
-
-/* Begins the walk of a slice through the block. If the tensor is not turned, the walk resumes where the last block
- * ended. */
-static void dt__stretch_begin(const dt__gatherer *g, dt__state_slice *s)
+/* Copies n numbers, which are neighbours in `data` and `rows` apart in the block. */
+static void dt__gather_run(const dt__gatherer *g, float *data, float *block, int64_t n, int way)
 {
-    if (!g->lo || g->rows > 1) s->at = s->from;
-}
-static int dt__stretch_next(const dt__gatherer *g, dt__state_slice *s, dt__stretch *x)
-{
-    const dt__param *p = &g->of->is;
-    int64_t end = s->from + s->count, n;
-    for (; s->at < end; s->at += n) {
-        int64_t place = dt__param_index(p, g->of->shards, s->array, s->at), row, col, lo, hi;
-        n = dt__min(dt__param_run(p, g->of->shards, s->at), end - s->at);
-        if (place < 0) continue; /* padding */
-        row = place / g->cols, col = place % g->cols;
-        n = dt__min(n, g->cols - col);
-        lo = dt__max(col, g->lo / g->rows), hi = dt__min(col + n, g->hi / g->rows);
-        if (g->rows == 1 && col >= hi) return 0; /* the rest belongs to later blocks */
-        if (lo >= hi) continue;
-        x->from = s->at - s->from + lo - col, x->to = lo * g->rows + row - g->lo, x->n = hi - lo;
-        s->at += g->rows == 1 ? hi - col : n;
-        return 1;
+    if (g->rows == 1 && way == DT__GATHER_IN) memcpy(block, data, 4 * (size_t)n);
+    if (g->rows == 1 && way == DT__GATHER_OUT) memcpy(data, block, 4 * (size_t)n);
+    for (int64_t i = 0; i < n && g->rows > 1; i++) {
+        if (way == DT__GATHER_IN) block[i * g->rows] = data[i];
+        if (way == DT__GATHER_OUT) data[i] = block[i * g->rows];
     }
-    return 0;
 }
 
-/* Copies a stretch between the block and `data`, where its numbers are neighbours. */
-static void dt__stretch_copy(const dt__gatherer *g, const dt__stretch *x, float *data, int to_block)
+/* Copies the numbers that slices have of the block, to or from it, and notes their range in the block. */
+static void dt__gather_copy(dt__gatherer *g, const dt__state_slice *slice, int64_t slices, int way)
 {
-    float *block = g->block + x->to;
-    if (g->rows == 1) memcpy(to_block ? block : data, to_block ? data : block, 4 * (size_t)x->n);
-    for (int64_t i = 0; i < x->n && g->rows > 1; i++)
-        if (to_block) block[i * g->rows] = data[i];
-        else data[i] = block[i * g->rows];
-}
-
-/* Brings the numbers of a slice to rank 0's block: by copying, or in messages of 4 KB. */
-static dt_result dt__gather_bring(const dt__gatherer *g, dt__state_slice *s)
-{
-    enum { WORDS = 1024 };
-    float message[WORDS];
-    int root = dt__gather_root(g), here = g->alone || (root && !s->rank);
-    int64_t used = root ? (int64_t)WORDS : 0;
-    dt__stretch x;
-    dt_result r = DT_OK;
-    dt__stretch_begin(g, s);
-    while (!r && dt__stretch_next(g, s, &x)) {
-        const float *data = s->data + x.from;
-        if (here) dt__stretch_copy(g, &x, s->data + x.from, 1);
-        for (int64_t rest = x.n; rest > 0 && !here && !r; rest -= x.n, x.to += x.n * g->rows, used += x.n) {
-            if (used == WORDS) {
-                r = root ? dt_recv(g->comm, message, WORDS, (int)s->rank) : dt_send(g->comm, message, WORDS, 0);
-                used = 0;
-            }
-            x.n = dt__min(rest, WORDS - used);
-            if (root) dt__stretch_copy(g, &x, message + used, 1);
-            else memcpy(message + used, data, 4 * (size_t)x.n), data += x.n;
+    g->first = g->hi - g->lo, g->end = 0;
+    for (const dt__state_slice *s = slice; s < slice + slices; s++)
+        for (int64_t i = s->from, n; i < s->from + s->count; i += n) {
+            const dt__param *p = &s->of->is;
+            int64_t place = dt__param_index(p, s->of->shards, s->array, i), row = place / g->cols, lo, hi, at;
+            n = dt__min(dt__param_run(p, s->of->shards, i), s->from + s->count - i);
+            if (place < 0) continue; /* padding */
+            place %= g->cols, n = dt__min(n, g->cols - place);
+            lo = dt__max(place, g->lo / g->rows), hi = dt__min(place + n, g->hi / g->rows);
+            if (lo >= hi) continue;
+            at = lo * g->rows + row - g->lo;
+            g->first = dt__min(g->first, at), g->end = dt__max(g->end, at + (hi - lo - 1) * g->rows + 1);
+            dt__gather_run(g, s->data + (i - s->from + lo - place), g->block + at, hi - lo, way);
         }
-    }
-    return root || !used || r ? r : dt_send(g->comm, message, WORDS, 0);
 }
 
-/* Appends the slices of the other ranks on rank 0: each rank sends their number, then the slices. */
-static dt_result dt__gather_slices(dt__gatherer *g, const dt__state_slice *own, int64_t *slices)
+/* Brings the numbers of all ranks to rank 0's block. The blocks are 0 where a rank has no numbers. */
+static dt_result dt__gather_join(dt__gatherer *g)
 {
-    int64_t words = (int64_t)sizeof *own / 4, more = *slices;
-    float count[2];
+    float words[4];
     dt_result r = DT_OK;
-    memcpy(count, slices, sizeof count);
+    memcpy(words, &g->first, 8), memcpy(words + 2, &g->end, 8);
     if (!dt__gather_root(g)) {
-        r = dt_send(g->comm, count, 2, 0);
-        return r || !more ? r : dt_send(g->comm, (const float *)(const void *)own, more * words, 0);
+        r = dt_send(g->comm, words, 4, 0);
+        return r || g->first >= g->end ? r : dt_send(g->comm, g->block + g->first, g->end - g->first, 0);
     }
-    if (more) memcpy(g->list, own, (size_t)more * sizeof *own);
     for (int rank = 1; rank < dt_comm_size(g->comm) && !r; rank++) {
-        dt__state_slice *list = g->list + *slices;
-        r = dt_recv(g->comm, count, 2, rank);
-        memcpy(&more, count, sizeof count);
-        if (!r && more) r = dt_recv(g->comm, (float *)(void *)list, more * words, rank);
-        for (int64_t i = 0; i < more && !r; i++) list[i].rank = rank;
-        if (!r) *slices += more;
+        unsigned char *to = (unsigned char *)g->block, *from = (unsigned char *)g->other;
+        r = dt_recv(g->comm, words, 4, rank);
+        memcpy(&g->first, words, 8), memcpy(&g->end, words + 2, 8);
+        if (!r && g->first < g->end) r = dt_recv(g->comm, g->other, g->end - g->first, rank);
+        for (int64_t i = 4 * g->first; i < 4 * g->end && !r; i++) to[i] |= from[i - 4 * g->first];
     }
     return r;
 }
 
-/* Receives a part of a tensor in its order. */
+/* Receives numbers of a tensor. */
 typedef dt_result dt__sink(void *user, const float *data, int64_t count);
 
 /* Gives a tensor to the sink of rank 0, or of every rank when alone, block by block. */
-static dt_result dt__gather_give(dt__gatherer *g, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices,
-                                 int turned, dt__sink *sink, void *user)
+static dt_result dt__gather_give(dt__gatherer *g, const dt__state_tensor *of, const dt__state_slice *slice,
+                                 int64_t slices, int turned, dt__sink *sink, void *user)
 {
-    dt_result r = g->alone ? DT_OK : dt__gather_slices(g, slice, &slices);
-    if (!g->alone && dt__gather_root(g)) slice = g->list;
+    dt_result r = DT_OK;
     dt__gather_begin(g, of, turned);
     while (!r && dt__gather_next(g)) {
-        for (int64_t i = 0; i < slices && !r; i++) r = dt__gather_bring(g, &slice[i]);
+        memset(g->block, 0, 4 * (size_t)(g->hi - g->lo));
+        dt__gather_copy(g, slice, slices, DT__GATHER_IN);
+        if (!g->alone) r = dt__gather_join(g);
         if (!r && dt__gather_root(g)) r = sink(user, g->block, g->hi - g->lo);
         dt__comm_tick(g->comm);
     }
@@ -19032,7 +19027,7 @@ static dt_result dt__gather_fill(dt__gatherer *g, const dt__tensors *from, dt__f
 {
     const dt__stored_type *type = &dt__stored_types[s->type];
     int64_t n = g->hi - g->lo;
-    float *raw = g->block + (type->bytes == 4 ? 0 : n);
+    float *raw = type->bytes == 4 ? g->block : g->other;
     dt_result r = dt__tensors_read(from, f, s, raw, n * type->bytes, g->lo * type->bytes);
     dt__comm_tick(g->comm);
     if (!r && raw != g->block) g->convert->convert(DT_F32, g->block, type->dtype, raw, n);
@@ -19041,21 +19036,16 @@ static dt_result dt__gather_fill(dt__gatherer *g, const dt__tensors *from, dt__f
 
 /* Reads slices from a whole tensor in a file. Blocks without numbers of the slices are not read; padding becomes +0. */
 static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__files *f, const dt__stored *s,
-                                 const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+                                 const dt__state_tensor *of, const dt__state_slice *slice, int64_t slices)
 {
     dt_result r = DT_OK;
     dt__gather_begin(g, of, of->turned);
     for (int64_t i = 0; i < slices && of->is.pad; i++) memset(slice[i].data, 0, 4 * (size_t)slice[i].count);
     while (!r && dt__gather_next(g)) {
-        dt__stretch x;
-        int filled = 0;
-        for (int64_t i = 0; i < slices && !r; i++) {
-            dt__stretch_begin(g, &slice[i]);
-            while (!r && dt__stretch_next(g, &slice[i], &x)) {
-                if (!filled++) r = dt__gather_fill(g, from, f, s);
-                if (!r) dt__stretch_copy(g, &x, slice[i].data + x.from, 0);
-            }
-        }
+        dt__gather_copy(g, slice, slices, DT__GATHER_COUNT);
+        if (g->first >= g->end) continue;
+        r = dt__gather_fill(g, from, f, s);
+        if (!r) dt__gather_copy(g, slice, slices, DT__GATHER_OUT);
     }
     return r;
 }
@@ -19094,13 +19084,38 @@ static dt_result dt__reader_take(void *user, const dt__state_tensor *of, dt__sta
     return dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
 }
 
-/* Writes a part of a state as one file. Rank 0 continues to receive after an error of the file, since others send. */
+/* Gives a state to a sink, tensor by tensor. */
+typedef struct dt__giver {
+    dt__reader *from;     /* where the numbers are read from first; NULL: they are in memory */
+    dt__gatherer *gather; /* whole tensors, in their order; NULL: slices, as they are stored */
+    int turned;           /* the order of files */
+    dt__sink *sink;
+    void *user;
+} dt__giver;
+
+static dt__giver dt__giver_of(dt__reader *from, dt__gatherer *gather, int turned, dt__sink *sink, void *user)
+{
+    dt__giver x;
+    x.from = from, x.gather = gather, x.turned = turned, x.sink = sink, x.user = user;
+    return x;
+}
+
+/* A dt__take: gives the slices of a tensor to the sink of a dt__giver. */
+static dt_result dt__giver_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    const dt__giver *x = (const dt__giver *)user;
+    dt_result r = x->from ? dt__reader_take(x->from, of, slice, slices) : DT_OK;
+    if (!r && x->gather)
+        return dt__gather_give(x->gather, of, slice, slices, x->turned && of->turned, x->sink, x->user);
+    for (int64_t i = 0; i < slices && !r; i++) r = x->sink(x->user, slice[i].data, slice[i].count);
+    return r;
+}
+
+/* A part of a state being written as one file. */
 typedef struct dt__writer {
     dt__tensor_file file;
-    dt__gatherer *gather; /* whole tensors; NULL: slices */
-    dt__reader *from;   /* where the numbers are read from first; NULL: they are in memory */
-    int numbers;        /* 0: names are announced; 1: numbers are written */
-    dt_result result;   /* of the file */
+    const dt__gatherer *gather; /* as in dt__giver */
+    dt_result result;           /* of the file: after an error rank 0 continues to receive, since others send */
 } dt__writer;
 
 static dt_result dt__writer_put(void *user, const float *data, int64_t count)
@@ -19110,27 +19125,20 @@ static dt_result dt__writer_put(void *user, const float *data, int64_t count)
     return w->gather && !w->gather->alone ? DT_OK : w->result;
 }
 
-static dt_result dt__writer_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+/* A dt__take: announces what the file will hold of a tensor. */
+static dt_result dt__writer_name(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
     dt__writer *w = (dt__writer *)user;
     char name[160];
     dt_shape shape;
-    dt_result r = w->from && w->numbers ? dt__reader_take(w->from, of, slice, slices) : DT_OK;
-    if (r) return r;
-    if (w->gather && w->numbers)
-        return dt__gather_give(w->gather, of, slice, slices, of->turned, dt__writer_put, w);
-    if (w->gather) {
-        dt__state_tensor_name(of, name, sizeof name, &shape);
-        dt__tensor_file_name(&w->file, name, DT__STORED_F32, &shape);
-        return DT_OK;
-    }
-    for (int64_t i = 0; i < slices && !r; i++) {
+    dt__state_tensor_name(of, name, sizeof name, &shape);
+    if (w->gather) dt__tensor_file_name(&w->file, name, DT__STORED_F32, &shape);
+    for (int64_t i = 0; i < slices && !w->gather; i++) {
         shape = dt_shape1(slice[i].count);
         dt__slice_name(&slice[i], slice[i].from, name, sizeof name);
-        if (w->numbers) r = dt__writer_put(w, slice[i].data, slice[i].count);
-        else dt__tensor_file_name(&w->file, name, DT__STORED_F32, &shape);
+        dt__tensor_file_name(&w->file, name, DT__STORED_F32, &shape);
     }
-    return r;
+    return DT_OK;
 }
 
 /* ---- the directory ---- */
@@ -19143,45 +19151,25 @@ static dt_result dt__step_path(char path[PATH_MAX], const char *folder, int64_t 
     return dt__path_join(path, folder, name);
 }
 
-/* The step of a directory's name, or -1. */
-static int64_t dt__step_of(const char *name)
+/* For dt__dir_each(): found[1] becomes the largest step below found[0] that a name stands for. */
+static dt_result dt__step_visit(void *found, dt__files *f, const char *folder, const char *name)
 {
+    int64_t *step = (int64_t *)found;
     char same[32];
-    long long step = -1;
-    if (sscanf(name, "step-%lld", &step) != 1 || step < 0) return -1;
-    snprintf(same, sizeof same, "step-%09lld", step);
-    return strcmp(same, name) ? -1 : step;
-}
-
-static int dt__step_order(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x < y) - (x > y);
-}
-
-typedef struct dt__steps {
-    int64_t *list, count, room;
-} dt__steps;
-
-static dt_result dt__steps_add(void *user, dt__files *f, const char *folder, const char *name)
-{
-    dt__steps *s = (dt__steps *)user;
-    int64_t step = dt__step_of(name);
+    long long n = -1;
     (void)f, (void)folder;
-    if (step < 0) return DT_OK;
-    if (!dt__reserve((void **)&s->list, s->count, &s->room, s->count + 1, sizeof *s->list, "a list of checkpoints"))
-        return DT_E_MEMORY;
-    s->list[s->count++] = step;
+    if (sscanf(name, "step-%lld", &n) != 1 || n <= step[1] || n >= step[0]) return DT_OK;
+    snprintf(same, sizeof same, "step-%09lld", n);
+    if (!strcmp(same, name)) step[1] = n;
     return DT_OK;
 }
 
-/* The steps of the checkpoints in a directory, newest first; dt__free() frees the list. */
-static dt_result dt__steps_list(dt__files *f, const char *path, dt__steps *s)
+/* The newest step before `before` that a directory holds a checkpoint of; -1: there is none. */
+static dt_result dt__step_newest(dt__files *f, const char *folder, int64_t before, int64_t *step)
 {
-    dt_result r;
-    memset(s, 0, sizeof *s);
-    r = dt__dir_each(f, path, dt__steps_add, s);
-    if (s->count) qsort(s->list, (size_t)s->count, sizeof *s->list, dt__step_order);
+    int64_t found[2] = {before, -1};
+    dt_result r = dt__dir_each(f, folder, dt__step_visit, found);
+    *step = found[1];
     return r;
 }
 
@@ -19248,33 +19236,89 @@ static dt_result dt__step_publish(dt__files *f, const char *folder, int64_t step
  * removes none. Checkpoints of later steps could not be read when the run resumed, so they are not counted. */
 static dt_result dt__steps_retain(dt__files *f, const char *folder, int64_t keep, int64_t step, int64_t spared)
 {
-    dt__steps s;
-    int64_t kept = 0;
-    dt_result r = dt__steps_list(f, folder, &s);
-    for (int64_t i = 0; keep && i < s.count && !r; i++)
-        if (s.list[i] <= step && ++kept > keep && s.list[i] != spared) r = dt__step_remove(f, folder, s.list[i]);
-    dt__free(s.list);
+    dt_result r = DT_OK;
+    for (int64_t kept = 0, i = step + 1; keep && !r;) {
+        r = dt__step_newest(f, folder, i, &i);
+        if (r || i < 0) break;
+        if (++kept > keep && i != spared) r = dt__step_remove(f, folder, i);
+    }
+    return r;
+}
+
+/* Describes a file, and copies it to `out` unless that is -1; heartbeats continue. */
+static dt_result dt__part_scan(dt__files *f, const char *folder, const char *name, dt__part_file *p, dt_comm *comm,
+                               int out, const char *to)
+{
+    char *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint"), path[PATH_MAX];
+    int fd = -1;
+    dt__sha256 h;
+    dt_result r = block ? dt__path_join(path, folder, name) : DT_E_MEMORY;
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "%s", name);
+    dt__sha256_begin(&h);
+    if (!r) r = dt__file_open(f, path, &fd, &p->bytes);
+    for (int64_t at = 0, n; !r && at < p->bytes; at += n) {
+        n = dt__min(DT__FILE_RUN, p->bytes - at);
+        r = dt__file_read(f, fd, path, block, n, at);
+        if (!r) dt__sha256_add(&h, block, n);
+        if (!r && out >= 0) r = dt__file_write(f, out, to, block, n);
+        dt__comm_tick(comm);
+    }
+    dt__sha256_end(&h, p->hash);
+    if (fd >= 0) close(fd);
+    dt__free(block);
     return r;
 }
 
 /* For dt__dir_each(): copies a file into the directory that `user` names. */
-static dt_result dt__file_copy(void *user, dt__files *f, const char *folder, const char *name)
+static dt_result dt__part_copy(void *user, dt__files *f, const char *folder, const char *name)
 {
-    char *block = (char *)dt__alloc(DT__FILE_RUN, "copying a checkpoint"), from[PATH_MAX], to[PATH_MAX];
-    int64_t bytes = 0;
-    int in = -1, out = -1;
-    dt_result r = block ? dt__path_join(from, folder, name) : DT_E_MEMORY;
-    if (!r) r = dt__path_join(to, (const char *)user, name);
-    if (!r) r = dt__file_open(f, from, &in, &bytes);
+    char to[PATH_MAX];
+    dt__part_file part;
+    int out = -1;
+    dt_result r = dt__path_join(to, (const char *)user, name);
     if (!r) r = dt__file_create(f, to, &out);
-    for (int64_t at = 0, n; at < bytes && !r; at += n) {
-        n = dt__min(DT__FILE_RUN, bytes - at);
-        r = dt__file_read(f, in, from, block, n, at);
-        if (!r) r = dt__file_write(f, out, to, block, n);
-    }
-    if (in >= 0) close(in);
-    dt__free(block);
+    if (!r) r = dt__part_scan(f, folder, name, &part, NULL, out, to);
     return dt__file_finish(f, out, to, r);
+}
+
+/* Writes a text as a file of a checkpoint. */
+static dt_result dt__part_put(dt__files *f, const char *folder, const char *name, const char *text, int64_t bytes,
+                              dt__part_file *p)
+{
+    char path[PATH_MAX];
+    dt__sha256 h;
+    dt_result r = dt__path_join(path, folder, name);
+    snprintf(p->name, sizeof p->name, "%s", name);
+    p->bytes = bytes;
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, text, bytes);
+    dt__sha256_end(&h, p->hash);
+    return r ? r : dt__file_put(f, path, text, bytes);
+}
+
+/* Flushes a file to the disk. */
+static dt_result dt__part_flush(dt__files *f, const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    int64_t bytes;
+    int fd = -1;
+    dt_result r = dt__path_join(path, folder, name);
+    if (!r) r = dt__file_open(f, path, &fd, &bytes);
+    return dt__file_finish(f, fd, path, r);
+}
+
+/* Compares a file with the manifest's size and hash. */
+static dt_result dt__part_check(dt__files *f, const char *folder, const dt__part_file *p, dt_comm *comm)
+{
+    dt__part_file is;
+    dt_result r = dt__part_scan(f, folder, p->name, &is, comm, -1, NULL);
+    if (!r && is.bytes != p->bytes)
+        r = dt__error(DT_E_DATA, "%s/%s has %lld bytes, its manifest says %lld: it is cut or another file", folder,
+                      p->name, (long long)is.bytes, (long long)p->bytes);
+    if (!r && strcmp(is.hash, p->hash))
+        r = dt__error(DT_E_DATA, "%s/%s is damaged: its SHA-256 is not the one in the manifest", folder, p->name);
+    return r;
 }
 
 /* Copies the checkpoint of a step to another directory of checkpoints. */
@@ -19284,7 +19328,7 @@ static dt_result dt__step_copy(dt__files *f, const char *from, const char *to, i
     dt_result r = dt__step_path(source, from, step, "");
     if (!r) r = dt__step_begin(f, to, step, draft);
     if (!r && access(source, R_OK)) r = dt__file_error("read the directory", source);
-    if (!r) r = dt__dir_each(f, source, dt__file_copy, draft);
+    if (!r) r = dt__dir_each(f, source, dt__part_copy, draft);
     return r ? r : dt__step_publish(f, to, step);
 }
 
@@ -19301,35 +19345,38 @@ typedef struct dt__manifest {
     char model[65], data[65];   /* hashes that identify them */
     char weights[65];           /* of the initial weights; empty: they are random */
     int64_t recipe, kind, list; /* where these values begin in the text */
+    int64_t version;
+    int32_t format;
     dt__part_file *file;
     int64_t files, room;
 } dt__manifest;
 
-enum { DT__MANIFEST_VERSION = 1, DT__MANIFEST_MOST = 64 << 20 };
+enum { DT__MANIFEST_MOST = 64 << 20 };
 #define DT__MANIFEST_SEAL ",\n \"sha256\": \"" /* then 64 digits, the hash of the text before, and "\n} */
 
-/* The values that a manifest holds and a resumed run needs. */
-typedef enum dt__manifest_type { DT__MANIFEST_WHOLE, DT__MANIFEST_REAL, DT__MANIFEST_HASH } dt__manifest_type;
-typedef struct dt__manifest_key {
-    const char *name;
-    dt__manifest_type type;
-    int optional;
-    size_t at;
-} dt__manifest_key;
-static const dt__manifest_key dt__manifest_keys[] = {
-    {"step", DT__MANIFEST_WHOLE, 0, offsetof(dt__manifest, step)},
-    {"power1", DT__MANIFEST_REAL, 0, offsetof(dt__manifest, power1)},
-    {"power2", DT__MANIFEST_REAL, 0, offsetof(dt__manifest, power2)},
-    {"model_sha256", DT__MANIFEST_HASH, 0, offsetof(dt__manifest, model)},
-    {"data_sha256", DT__MANIFEST_HASH, 0, offsetof(dt__manifest, data)},
-    {"weights_sha256", DT__MANIFEST_HASH, 0, offsetof(dt__manifest, weights)},
-    {"data_parallel", DT__MANIFEST_WHOLE, 1, offsetof(dt__manifest, data_ranks)},
-    {"batches", DT__MANIFEST_WHOLE, 1, offsetof(dt__manifest, grow.batches)},
-    {"factor", DT__MANIFEST_WHOLE, 1, offsetof(dt__manifest, grow.factor)},
-    {"since", DT__MANIFEST_WHOLE, 1, offsetof(dt__manifest, grow.since)},
-    {"noise_variance", DT__MANIFEST_REAL, 1, offsetof(dt__manifest, grow.variance)},
-    {"noise_square", DT__MANIFEST_REAL, 1, offsetof(dt__manifest, grow.square)}};
-enum { DT__MANIFEST_KEYS = (int)(sizeof dt__manifest_keys / sizeof *dt__manifest_keys) };
+/* The values that a manifest holds and a resumed run needs; what it lists of a file. */
+#define DT__MANIFEST(kind, name, member, preset) DT__MEMBER(0, kind, name, dt__manifest, member, preset, NULL)
+static const dt__option dt__manifest_members[] = {
+    DT__MEMBER(0, WORD, "format", dt__manifest, format, 0, "dtrain checkpoint"),
+    DT__MEMBER(0, WHOLE, "version", dt__manifest, version, 1, "[1,1]"),
+    DT__MANIFEST(WHOLE, "step", step, -1),
+    DT__MANIFEST(DOUBLE, "power1", power1, -1),
+    DT__MANIFEST(DOUBLE, "power2", power2, -1),
+    DT__MANIFEST(CHARS, "model_sha256", model, -1),
+    DT__MANIFEST(CHARS, "data_sha256", data, -1),
+    DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
+    DT__MANIFEST(WHOLE, "data_parallel", data_ranks, -1),
+    DT__MANIFEST(WHOLE, "batches", grow.batches, -1),
+    DT__MEMBER(0, WHOLE, "factor", dt__manifest, grow.factor, -1, "[1,inf)"),
+    DT__MANIFEST(WHOLE, "since", grow.since, -1),
+    DT__MANIFEST(DOUBLE, "noise_variance", grow.variance, -1),
+    DT__MANIFEST(DOUBLE, "noise_square", grow.square, -1),
+    DT__MANIFEST(PLACE, "kind", kind, 0),
+    DT__MANIFEST(PLACE, "recipe", recipe, 0),
+    DT__MANIFEST(PLACE, "files", list, 0)};
+static const dt__option dt__part_members[] = {DT__MEMBER(0, CHARS, "name", dt__part_file, name, -1, NULL),
+                                              DT__MEMBER(0, WHOLE, "bytes", dt__part_file, bytes, -1, "[0,inf)"),
+                                              DT__MEMBER(0, CHARS, "sha256", dt__part_file, hash, -1, NULL)};
 
 static void dt__manifest_close(dt__manifest *m)
 {
@@ -19338,31 +19385,30 @@ static void dt__manifest_close(dt__manifest *m)
     memset(m, 0, sizeof *m);
 }
 
-/* The beginning of the text, to which the caller adds members. */
-static void dt__manifest_begin(const dt__manifest *m, dt__text *t)
-{
-    dt__text_add(t, "{\n \"format\": \"dtrain checkpoint\",\n \"version\": %d,\n \"library\": \"%s\",\n "
-                 "\"kind\": \"%s\"", (int)DT__MANIFEST_VERSION, dt_version(), m->full ? "full" : "sharded");
-    for (int i = 0; i < DT__MANIFEST_KEYS; i++) {
-        const dt__manifest_key *k = &dt__manifest_keys[i];
-        const char *at = (const char *)m + k->at;
-        dt__text_add(t, ",\n \"%s\": ", k->name);
-        if (k->type == DT__MANIFEST_WHOLE) dt__text_add(t, "%lld", (long long)*(const int64_t *)(const void *)at);
-        if (k->type == DT__MANIFEST_REAL) dt__text_add(t, "\"%a\"", *(const double *)(const void *)at);
-        if (k->type == DT__MANIFEST_HASH) dt__text_add(t, "\"%s\"", at);
-    }
-}
-
-/* Ends the text with a hash of all of it, so that no byte of a manifest can change unnoticed. */
-static void dt__manifest_seal(dt__text *t)
+/* Writes the seal, which ends a manifest: a hash of the text before it, so that no byte can change unnoticed. */
+static int64_t dt__manifest_hash(const char *text, int64_t bytes, char seal[128])
 {
     dt__sha256 h;
     char hex[65];
-    if (t->failed) return;
     dt__sha256_begin(&h);
-    dt__sha256_add(&h, t->at, t->length);
+    dt__sha256_add(&h, text, bytes);
     dt__sha256_end(&h, hex);
-    dt__text_add(t, DT__MANIFEST_SEAL "%s\"\n}\n", hex);
+    return snprintf(seal, 128, DT__MANIFEST_SEAL "%s\"\n}\n", hex);
+}
+static void dt__manifest_seal(dt__text *t)
+{
+    char seal[128];
+    if (t->failed) return;
+    (void)dt__manifest_hash(t->at, t->length, seal);
+    dt__text_add(t, "%s", seal);
+}
+static dt_result dt__manifest_check(const char *path, const char *text, int64_t bytes)
+{
+    char seal[128];
+    int64_t tail = (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
+    if (bytes >= tail && !memcmp(text + bytes - tail, seal, (size_t)dt__manifest_hash(text, bytes - tail, seal)))
+        return DT_OK;
+    return dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
 }
 
 /* The list of files and the seal. */
@@ -19375,88 +19421,35 @@ static void dt__manifest_end(dt__text *t, const dt__part_file *file, int64_t fil
     dt__manifest_seal(t);
 }
 
-static dt_result dt__manifest_check(const char *path, const char *text, int64_t bytes)
-{
-    int64_t tail = (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
-    char hex[65], seal[128];
-    dt__sha256 h;
-    dt__sha256_begin(&h);
-    dt__sha256_add(&h, text, dt__max(0, bytes - tail));
-    dt__sha256_end(&h, hex);
-    snprintf(seal, sizeof seal, DT__MANIFEST_SEAL "%s\"\n}\n", hex);
-    if (bytes >= tail && !memcmp(text + bytes - tail, seal, (size_t)tail)) return DT_OK;
-    return dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
-}
-
 /* [{"name": .., "bytes": .., "sha256": ..}, ..] */
-static int dt__manifest_files(dt__manifest *m, dt__json *j, int64_t place)
+static int dt__manifest_files(dt__manifest *m, dt__json *j)
 {
-    static const char *const keys[] = {"name", "bytes", "sha256", NULL};
-    int64_t count = 0, at[3];
-    j->at = dt__max(0, place);
+    int64_t count = 0;
+    j->at = dt__max(0, m->list);
     if (!dt__json_enter(j, '[')) return 0;
     while (dt__json_more(j, ']', &count)) {
-        int64_t end;
         dt__part_file *p;
         if (!dt__reserve((void **)&m->file, m->files, &m->room, m->files + 1, sizeof *m->file, "a list of files"))
             return j->result = DT_E_MEMORY, 0;
         p = &m->file[m->files++];
-        if (!dt__json_members(j, keys, at)) return 0;
-        end = j->at;
-        snprintf(p->name, sizeof p->name, "%.63s", dt__json_text(j, at[0], "name"));
-        snprintf(p->hash, sizeof p->hash, "%.64s", dt__json_text(j, at[2], "sha256"));
-        j->at = dt__max(0, at[1]);
-        if (j->result || at[1] < 0 || !dt__json_number(j, &p->bytes) || !*p->name || strchr(p->name, '/'))
+        if (!dt__json_options(j, DT__ROWS(dt__part_members), 0, p)) return 0;
+        if (!*p->name || strchr(p->name, '/') || !*p->hash)
             return dt__json_fail(j, "a file has no name, size or hash: the manifest is of another kind");
-        j->at = end;
     }
     return !j->result;
-}
-
-static void dt__manifest_value(dt__manifest *m, dt__json *j, const dt__manifest_key *k, int64_t place)
-{
-    char *at = (char *)m + k->at;
-    int64_t *whole = (int64_t *)(void *)at;
-    if (place < 0 && k->optional) return;
-    if (k->type == DT__MANIFEST_HASH) snprintf(at, 65, "%.64s", dt__json_text(j, place, k->name));
-    else if (k->type == DT__MANIFEST_REAL) *(double *)(void *)at = strtod(dt__json_text(j, place, k->name), NULL);
-    else {
-        j->at = dt__max(0, place);
-        if (place < 0 || !dt__json_number(j, whole) || *whole < 0)
-            dt__json_fail(j, "there is no %s, a whole number: the file is of another kind", k->name);
-    }
 }
 
 /* Reads the text after its seal was checked. */
 static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 {
-    enum { FORMAT, VERSION, KIND, RECIPE, FILES, OTHERS };
-    const char *keys[OTHERS + DT__MANIFEST_KEYS + 1] = {"format", "version", "kind", "recipe", "files"};
-    int64_t place[OTHERS + DT__MANIFEST_KEYS], version = 0;
     dt__json j;
     memset(&j, 0, sizeof j);
     j.path = name, j.text = m->text, j.bytes = m->bytes;
-    for (int i = 0; i < DT__MANIFEST_KEYS; i++) keys[OTHERS + i] = dt__manifest_keys[i].name;
-    keys[OTHERS + DT__MANIFEST_KEYS] = NULL;
-    dt__json_members(&j, keys, place);
-    if (!j.result && strcmp(dt__json_text(&j, place[FORMAT], "format"), "dtrain checkpoint"))
-        dt__json_fail(&j, "its format is not \"dtrain checkpoint\": name another directory");
-    j.at = dt__max(0, place[VERSION]);
-    if (!j.result && (!dt__json_number(&j, &version) || version != DT__MANIFEST_VERSION))
-        dt__json_fail(&j, "the format's version is %lld, this library reads %d: use a newer one", (long long)version,
-                      (int)DT__MANIFEST_VERSION);
-    m->step = -1;
-    for (int i = 0; i < DT__MANIFEST_KEYS && !j.result; i++) {
-        dt__manifest_value(m, &j, &dt__manifest_keys[i], place[OTHERS + i]);
-        if (!i) m->grow.batches = m->step, m->grow.factor = 1; /* where the file does not say so */
+    if (dt__json_options(&j, DT__ROWS(dt__manifest_members), 0, m)) {
+        if (m->recipe < 0 || m->kind < 0) dt__json_fail(&j, "recipe or kind is missing: the file is of another kind");
+        else (void)dt__manifest_files(m, &j);
     }
-    if (!j.result && m->grow.factor < 1) dt__json_fail(&j, "the factor of the batch is 0: the file is damaged");
-    m->full = !strcmp(dt__json_text(&j, place[KIND], "kind"), "full");
-    m->recipe = place[RECIPE];
-    m->kind = place[KIND];
-    m->list = place[FILES];
-    if (!j.result && m->recipe < 0) dt__json_fail(&j, "there is no recipe: the file is of another kind");
-    if (!j.result) dt__manifest_files(m, &j, place[FILES]);
+    m->full = !j.result && !strncmp(m->text + m->kind, "\"full\"", 6);
     dt__free(j.string);
     return j.result;
 }
@@ -19473,41 +19466,6 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *fo
     return r ? r : dt__manifest_parse(m, name);
 }
 
-/* Opens a file of a checkpoint and hashes it; heartbeats continue. */
-static dt_result dt__part_hash(dt__files *f, const char *path, int *fd, dt__part_file *p, dt_comm *comm)
-{
-    char *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint");
-    dt__sha256 h;
-    dt_result r = block ? dt__file_open(f, path, fd, &p->bytes) : DT_E_MEMORY;
-    dt__sha256_begin(&h);
-    for (int64_t at = 0; !r && at < p->bytes; at += DT__FILE_RUN) {
-        int64_t n = dt__min(DT__FILE_RUN, p->bytes - at);
-        r = dt__file_read(f, *fd, path, block, n, at);
-        if (!r) dt__sha256_add(&h, block, n);
-        dt__comm_tick(comm);
-    }
-    dt__sha256_end(&h, p->hash);
-    dt__free(block);
-    return r;
-}
-
-/* Compares a file with the manifest's size and hash. */
-static dt_result dt__part_check(dt__files *f, const char *folder, const dt__part_file *p, dt_comm *comm)
-{
-    char path[PATH_MAX];
-    int fd = -1;
-    dt__part_file is;
-    dt_result r = dt__path_join(path, folder, p->name);
-    if (!r) r = dt__part_hash(f, path, &fd, &is, comm);
-    if (fd >= 0) close(fd);
-    if (!r && is.bytes != p->bytes)
-        r = dt__error(DT_E_DATA, "%s has %lld bytes, its manifest says %lld: it is cut or another file", path,
-                      (long long)is.bytes, (long long)p->bytes);
-    if (!r && strcmp(is.hash, p->hash))
-        r = dt__error(DT_E_DATA, "%s is damaged: its SHA-256 is not the one in the manifest", path);
-    return r;
-}
-
 /* Compares every file of a checkpoint with its manifest. */
 static dt_result dt__step_check(dt__files *f, const char *folder, dt_comm *comm)
 {
@@ -19518,100 +19476,83 @@ static dt_result dt__step_check(dt__files *f, const char *folder, dt_comm *comm)
     return r;
 }
 
-/* Flushes a file to the disk. */
-static dt_result dt__part_flush(dt__files *f, const char *folder, const char *name)
-{
-    char path[PATH_MAX];
-    int64_t bytes;
-    int fd = -1;
-    dt_result r = dt__path_join(path, folder, name);
-    if (!r) r = dt__file_open(f, path, &fd, &bytes);
-    return dt__file_finish(f, fd, path, r);
-}
-
-/* Makes a file that is there a part of a checkpoint: hashes it and flushes it to the disk. */
-static dt_result dt__part_add(dt__files *f, const char *folder, const char *name, dt__part_file *p)
-{
-    char path[PATH_MAX];
-    int fd = -1;
-    dt_result r = dt__path_join(path, folder, name);
-    snprintf(p->name, sizeof p->name, "%s", name);
-    if (!r) r = dt__part_hash(f, path, &fd, p, NULL);
-    return dt__file_finish(f, fd, path, r);
-}
-
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
 /* Opens the tensors that a manifest lists. The caller opens the gather, and closes the reader after errors as well. */
 static dt_result dt__reader_open(dt__reader *x, dt__files *f, const char *folder, const dt__manifest *m)
 {
+    char path[PATH_MAX];
     dt_result r = DT_OK;
     memset(x, 0, sizeof *x);
     x->files = f;
     x->full = m->full;
-    for (int64_t i = 0; i < m->files && !r; i++)
-        if (dt__part_has_tensors(&m->file[i])) r = dt__tensors_add(&x->tensors, f, folder, m->file[i].name);
+    for (int64_t i = 0; i < m->files && !r; i++) {
+        if (!dt__part_has_tensors(&m->file[i])) continue;
+        r = dt__path_join(path, folder, m->file[i].name);
+        if (!r) r = dt__tensors_add(&x->tensors, f, path);
+    }
     return r ? r : dt__tensors_sort(&x->tensors);
 }
 
-/* ---- config.json of Hugging Face's transformers ------------------------------------------------------------
- * One table for reading and writing: the members of a family, and what this library computes. */
+/* ---- config.json of Hugging Face's transformers ---- */
 
-typedef enum dt__config_kind {
-    DT__CONFIG_WHOLE, /* an int64 of dt_model; value -1: required, else the default */
-    DT__CONFIG_REAL,  /* a float of dt_model and its default */
-    DT__CONFIG_FLAG,  /* an int32 of dt_model and its default */
-    DT__CONFIG_IS,    /* the only flag that is computed here */
-    DT__CONFIG_EQUAL, /* the only number that is computed here */
-    DT__CONFIG_WORD,  /* the only words that are computed here */
-    DT__CONFIG_NONE   /* absent or null */
-} dt__config_kind;
-typedef struct dt__config_key {
-    int family;
-    dt__config_kind kind;
-    const char *name, *words;
-    double value;
-    size_t at; /* in dt_model */
-} dt__config_key;
+typedef struct dt__config {
+    dt_model m;
+    int64_t sequence, inner, head; /* inner, head: 0: the file does not say */
+    int64_t scaling, rope;         /* where these values begin */
+    int32_t word;                  /* values of which one is supported */
+    float number;
+    char rope_type[65];
+} dt__config;
 
-#define DT__CONFIG(family, kind, name, value, member)                                                                  \
-    {family, DT__CONFIG_##kind, name, NULL, value, offsetof(dt_model, member)}
-static const dt__config_key dt__config_keys[] = {
-    DT__CONFIG(DT_GPT2, WHOLE, "n_layer", -1, layers),
-    DT__CONFIG(DT_GPT2, WHOLE, "n_head", -1, heads),
-    DT__CONFIG(DT_GPT2, WHOLE, "n_embd", -1, width),
-    DT__CONFIG(DT_GPT2, WHOLE, "vocab_size", -1, vocabulary),
-    DT__CONFIG(DT_GPT2, EQUAL, "layer_norm_epsilon", 1e-5, width),
-    {DT_GPT2, DT__CONFIG_WORD, "activation_function", "gelu_new,gelu_pytorch_tanh", 0, 0},
-    DT__CONFIG(DT_GPT2, IS, "scale_attn_weights", 1, tied),
-    DT__CONFIG(DT_GPT2, IS, "scale_attn_by_inverse_layer_idx", 0, tied),
-    DT__CONFIG(DT_GPT2, IS, "tie_word_embeddings", 1, tied),
-    DT__CONFIG(DT_GPT2, IS, "add_cross_attention", 0, tied),
-    DT__CONFIG(DT_GPT2, NONE, "quantization_config", 0, tied),
-    DT__CONFIG(DT_LLAMA, WHOLE, "num_hidden_layers", -1, layers),
-    DT__CONFIG(DT_LLAMA, WHOLE, "num_attention_heads", -1, heads),
-    DT__CONFIG(DT_LLAMA, WHOLE, "hidden_size", -1, width),
-    DT__CONFIG(DT_LLAMA, WHOLE, "vocab_size", -1, vocabulary),
-    DT__CONFIG(DT_LLAMA, WHOLE, "num_key_value_heads", 0, kv_heads),
-    DT__CONFIG(DT_LLAMA, WHOLE, "intermediate_size", -1, hidden),
-    DT__CONFIG(DT_LLAMA, REAL, "rms_norm_eps", 1e-6, norm_eps),
-    DT__CONFIG(DT_LLAMA, REAL, "rope_theta", 1e4, rope_base),
-    DT__CONFIG(DT_LLAMA, FLAG, "tie_word_embeddings", 0, tied),
-    {DT_LLAMA, DT__CONFIG_WORD, "hidden_act", "silu,swish", 0, 0},
-    DT__CONFIG(DT_LLAMA, IS, "attention_bias", 0, tied),
-    DT__CONFIG(DT_LLAMA, IS, "mlp_bias", 0, tied),
-    DT__CONFIG(DT_LLAMA, EQUAL, "partial_rotary_factor", 1, tied),
-    DT__CONFIG(DT_LLAMA, NONE, "sliding_window", 0, tied),
-    DT__CONFIG(DT_LLAMA, NONE, "quantization_config", 0, tied)};
-enum { DT__CONFIG_KEYS = (int)(sizeof dt__config_keys / sizeof *dt__config_keys) };
+enum { DT__GROUP_ROPE = 2 }; /* beside the families: rope_scaling, or rope_parameters in newer files */
+#define DT__CONFIG(group, kind, name, member, preset, range)                                                           \
+    DT__MEMBER(group, kind, name, dt__config, member, preset, range)
+static const dt__option dt__config_members[] = {
+    DT__CONFIG(DT_GPT2, WORD, "model_type", word, 0, "gpt2"),
+    DT__CONFIG(DT_GPT2, WHOLE, "n_positions", sequence, 0, NULL),
+    DT__CONFIG(DT_GPT2, WHOLE, "n_layer", m.layers, -1, "[1,1e9]"),
+    DT__CONFIG(DT_GPT2, WHOLE, "n_head", m.heads, -1, "[1,1e9]"),
+    DT__CONFIG(DT_GPT2, WHOLE, "n_embd", m.width, -1, "[1,1e9]"),
+    DT__CONFIG(DT_GPT2, WHOLE, "n_inner", inner, 0, "[1,1e9]"),
+    DT__CONFIG(DT_GPT2, WHOLE, "vocab_size", m.vocabulary, -1, "[1,1e9]"),
+    DT__CONFIG(DT_GPT2, REAL, "layer_norm_epsilon", number, 1e-5, "[0.99999e-5,1.00001e-5]"),
+    DT__CONFIG(DT_GPT2, WORD, "activation_function", word, 0, "gelu_new,gelu_pytorch_tanh"),
+    DT__CONFIG(DT_GPT2, WORD, "scale_attn_weights", word, 0, "true"),
+    DT__CONFIG(DT_GPT2, WORD, "scale_attn_by_inverse_layer_idx", word, 0, "false"),
+    DT__CONFIG(DT_GPT2, WORD, "tie_word_embeddings", word, 0, "true"),
+    DT__CONFIG(DT_GPT2, WORD, "add_cross_attention", word, 0, "false"),
+    DT__CONFIG(DT_GPT2, WORD, "quantization_config", word, 0, "null"),
+    DT__CONFIG(DT_LLAMA, WORD, "model_type", word, 0, "llama"),
+    DT__CONFIG(DT_LLAMA, WHOLE, "max_position_embeddings", sequence, 0, NULL),
+    DT__CONFIG(DT_LLAMA, WHOLE, "num_hidden_layers", m.layers, -1, "[1,1e9]"),
+    DT__CONFIG(DT_LLAMA, WHOLE, "num_attention_heads", m.heads, -1, "[1,1e9]"),
+    DT__CONFIG(DT_LLAMA, WHOLE, "hidden_size", m.width, -1, "[1,1e9]"),
+    DT__CONFIG(DT_LLAMA, WHOLE, "vocab_size", m.vocabulary, -1, "[1,1e9]"),
+    DT__CONFIG(DT_LLAMA, WHOLE, "num_key_value_heads", m.kv_heads, 0, "[1,1e9]"),
+    DT__CONFIG(DT_LLAMA, WHOLE, "head_dim", head, 0, "[1,1e9]"),
+    DT__CONFIG(DT_LLAMA, WHOLE, "intermediate_size", m.hidden, -1, "[1,1e9]"),
+    DT__CONFIG(DT_LLAMA, REAL, "rms_norm_eps", m.norm_eps, 1e-6, NULL),
+    DT__CONFIG(DT_LLAMA, REAL, "rope_theta", m.rope_base, 1e4, NULL),
+    DT__CONFIG(DT_LLAMA, WORD, "tie_word_embeddings", m.tied, 0, "false,true"),
+    DT__CONFIG(DT_LLAMA, WORD, "hidden_act", word, 0, "silu,swish"),
+    DT__CONFIG(DT_LLAMA, WORD, "attention_bias", word, 0, "false"),
+    DT__CONFIG(DT_LLAMA, WORD, "mlp_bias", word, 0, "false"),
+    DT__CONFIG(DT_LLAMA, REAL, "partial_rotary_factor", number, 1, "[1,1]"),
+    DT__CONFIG(DT_LLAMA, WORD, "sliding_window", word, 0, "null"),
+    DT__CONFIG(DT_LLAMA, WORD, "quantization_config", word, 0, "null"),
+    DT__CONFIG(DT_LLAMA, PLACE, "rope_scaling", scaling, 0, NULL),
+    DT__CONFIG(DT_LLAMA, PLACE, "rope_parameters", rope, 0, NULL),
+    DT__CONFIG(DT__GROUP_ROPE, CHARS, "type", rope_type, 0, NULL), /* of older files */
+    DT__CONFIG(DT__GROUP_ROPE, CHARS, "rope_type", rope_type, 0, NULL),
+    DT__CONFIG(DT__GROUP_ROPE, REAL, "rope_theta", m.rope_base, 0, NULL),
+    DT__CONFIG(DT__GROUP_ROPE, REAL, "partial_rotary_factor", number, 0, "[1,1]"),
+    DT__CONFIG(DT__GROUP_ROPE, DOUBLE, "factor", m.rope_scaling.factor, 0, NULL),
+    DT__CONFIG(DT__GROUP_ROPE, DOUBLE, "low_freq_factor", m.rope_scaling.low_freq_factor, 0, NULL),
+    DT__CONFIG(DT__GROUP_ROPE, DOUBLE, "high_freq_factor", m.rope_scaling.high_freq_factor, 0, NULL),
+    DT__CONFIG(DT__GROUP_ROPE, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL)};
 
-/* "name": value after a comma. */
-static void dt__config_real(dt__text *t, const char *name, double value)
-{
-    char text[32];
-    dt__float_text((float)value, text, sizeof text);
-    dt__text_add(t, ",\n  \"%s\": %s%s", name, text, strpbrk(text, ".e") ? "" : ".0");
-}
+enum { DT__CONFIG_COUNT = (int)(sizeof dt__config_members / sizeof *dt__config_members) };
 
 /* Can config.json describe the model? */
 static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts; }
@@ -19619,137 +19560,56 @@ static int dt__config_knows(const dt_model *m) { return !m->segments && !m->expe
 /* config.json of a model. The begin and end tokens of a text are the tokenizer's matter. */
 static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence)
 {
-    static const char *const dropout[] = {"embd_pdrop", "attn_pdrop", "resid_pdrop"};
-    dt_model m = dt__model_settled(*model);
-    const dt_rope_scaling *s = &m.rope_scaling;
-    int llama = m.family == DT_LLAMA;
-    dt__text_add(t, "{\n  \"model_type\": \"%s\",\n  \"architectures\": [\"%s\"],\n  \"%s\": %lld",
-                 llama ? "llama" : "gpt2", llama ? "LlamaForCausalLM" : "GPT2LMHeadModel",
-                 llama ? "max_position_embeddings" : "n_positions", (long long)sequence);
-    for (int i = 0; i < DT__CONFIG_KEYS; i++) {
-        const dt__config_key *k = &dt__config_keys[i];
-        const void *at = (const char *)&m + k->at;
-        if (k->family != m.family || k->kind == DT__CONFIG_NONE) continue;
-        if (k->kind == DT__CONFIG_REAL) dt__config_real(t, k->name, (double)*(const float *)at);
-        else if (k->kind == DT__CONFIG_EQUAL) dt__config_real(t, k->name, k->value);
-        else if (k->kind == DT__CONFIG_WHOLE)
-            dt__text_add(t, ",\n  \"%s\": %lld", k->name, (long long)*(const int64_t *)at);
-        else if (k->kind == DT__CONFIG_WORD)
-            dt__text_add(t, ",\n  \"%s\": \"%.*s\"", k->name, (int)strcspn(k->words, ","), k->words);
-        else
-            dt__text_add(t, ",\n  \"%s\": %s", k->name,
-                         (k->kind == DT__CONFIG_IS ? k->value > 0 : *(const int32_t *)at) ? "true" : "false");
-    }
-    for (int i = 0; i < 3 && !llama; i++) dt__config_real(t, dropout[i], (double)m.dropout);
-    if (llama && s->factor > 0.0) {
-        dt__text_add(t, ",\n  \"rope_scaling\": {\"rope_type\": \"llama3\", \"original_max_position_embeddings\": %lld",
-                     (long long)s->original_context);
-        dt__config_real(t, "factor", s->factor);
-        dt__config_real(t, "low_freq_factor", s->low_freq_factor);
-        dt__config_real(t, "high_freq_factor", s->high_freq_factor);
+    int llama = model->family == DT_LLAMA;
+    dt__config c;
+    memset(&c, 0, sizeof c);
+    dt__options_preset(DT__ROWS(dt__config_members), model->family, &c);
+    c.m = dt__model_settled(*model);
+    c.sequence = sequence, c.inner = 4 * c.m.width, c.head = c.m.width / c.m.heads;
+    snprintf(c.rope_type, sizeof c.rope_type, "llama3");
+    dt__text_add(t, "{\n  \"architectures\": [\"%s\"]", llama ? "LlamaForCausalLM" : "GPT2LMHeadModel");
+    dt__options_json(t, DT__ROWS(dt__config_members), c.m.family, &c);
+    for (int i = 0; i < 3 && !llama; i++)
+        dt__text_add(t, ",\n  \"%s_pdrop\": %.9g", i == 0 ? "embd" : i == 1 ? "attn" : "resid", (double)c.m.dropout);
+    if (c.m.rope_scaling.factor > 0.0) {
+        dt__text_add(t, ",\n  \"rope_scaling\": {");
+        dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_ROPE, &c);
         dt__text_add(t, "}");
     }
     dt__text_add(t, ",\n  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n  \"torch_dtype\": \"float32\"\n}\n");
 }
 
-static double dt__json_real(dt__json *j, int64_t place, const char *what)
+/* {"rope_type": "llama3", "factor": 8.0, ..} */
+static void dt__config_rope(dt__json *j, int64_t place, dt__config *c)
 {
-    int64_t whole = 0;
-    if (place < 0) return dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
+    dt_rope_scaling *s = &c->m.rope_scaling;
+    if (j->result || dt__json_absent(j, place)) return;
     j->at = place;
-    return dt__json_number(j, &whole) ? strtod(j->text + place, NULL) : 0.0;
-}
-
-/* A whole number; `missing` stands for an absent one, and is an error below 0. */
-static int64_t dt__json_whole(dt__json *j, int64_t place, int64_t missing, const char *what)
-{
-    int64_t value = -1;
-    if (dt__json_absent(j, place)) {
-        if (missing < 0) dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
-        return missing;
-    }
-    j->at = place;
-    if (!dt__json_number(j, &value) || value < 0)
-        dt__json_fail(j, "%s is not a whole number: copy the file again", what);
-    return value;
-}
-
-/* Reads a member into the model, or checks that it has the value that is computed here. */
-static void dt__config_read(dt__json *j, const dt__config_key *k, int64_t place, dt_model *m)
-{
-    void *at = (char *)m + k->at;
-    int absent = dt__json_absent(j, place), is = k->value > 0;
-    const char *word, *found;
-    if (k->kind == DT__CONFIG_WHOLE) *(int64_t *)at = dt__json_whole(j, place, (int64_t)k->value, k->name);
-    else if (k->kind == DT__CONFIG_REAL) *(float *)at = (float)(absent ? k->value : dt__json_real(j, place, k->name));
-    else if (k->kind == DT__CONFIG_FLAG) *(int32_t *)at = absent ? is : dt__json_flag(j, place, is);
-    else if (absent) return;
-    else if (k->kind == DT__CONFIG_WORD) {
-        word = dt__json_text(j, place, k->name);
-        found = strstr(k->words, word);
-        if (!found || (found != k->words && found[-1] != ',') || !strchr(",", found[strlen(word)]))
-            dt__json_fail(j, "%s is %.40s: this library computes %s, choose another model", k->name, word, k->words);
-    } else if (k->kind == DT__CONFIG_NONE || (k->kind == DT__CONFIG_IS && dt__json_flag(j, place, is) != is) ||
-               (k->kind == DT__CONFIG_EQUAL && (float)dt__json_real(j, place, k->name) != (float)k->value))
-        dt__json_fail(j, "a model with this %s is not computed here: choose another model", k->name);
-}
-
-/* {"rope_type": "llama3", "factor": 8.0, ..}; older files say "type", newer ones have rope_theta here. */
-static void dt__config_rope(dt__json *j, int64_t at, dt_model *m)
-{
-    static const char *const keys[] = {"rope_type", "type", "factor", "low_freq_factor", "high_freq_factor",
-                                       "original_max_position_embeddings", "rope_theta", "partial_rotary_factor", NULL};
-    enum { ROPE, TYPE, FACTOR, LOW, HIGH, ORIGINAL, THETA, PARTIAL, KEYS };
-    int64_t place[KEYS];
-    const char *type;
-    dt_rope_scaling *s = &m->rope_scaling;
-    if (dt__json_absent(j, at)) return;
-    j->at = at;
-    if (!dt__json_members(j, keys, place)) return;
-    if (!dt__json_absent(j, place[THETA])) m->rope_base = (float)dt__json_real(j, place[THETA], keys[THETA]);
-    if (!dt__json_absent(j, place[PARTIAL]) && dt__json_real(j, place[PARTIAL], keys[PARTIAL]) != 1.0)
-        dt__json_fail(j, "a model with this partial_rotary_factor is not computed here: choose another model");
-    type = dt__json_text(j, place[ROPE] < 0 ? place[TYPE] : place[ROPE], "rope_type");
-    if (j->result || !strcmp(type, "default")) return;
-    if (strcmp(type, "llama3")) {
-        dt__json_fail(j, "rotary scaling of type %.40s is not computed here, llama3 is: choose another model", type);
-        return;
-    }
-    s->factor = dt__json_real(j, place[FACTOR], keys[FACTOR]);
-    s->low_freq_factor = dt__json_real(j, place[LOW], keys[LOW]);
-    s->high_freq_factor = dt__json_real(j, place[HIGH], keys[HIGH]);
-    s->original_context = (int64_t)dt__json_real(j, place[ORIGINAL], keys[ORIGINAL]);
-    if (!j->result && !(s->factor >= 1.0 && s->original_context > 0 && s->high_freq_factor > s->low_freq_factor))
+    if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_ROPE, c)) return;
+    if (!*c->rope_type || !strcmp(c->rope_type, "default")) memset(s, 0, sizeof *s);
+    else if (strcmp(c->rope_type, "llama3"))
+        dt__json_fail(j, "rotary scaling is of type %s, llama3 is supported: choose another model", c->rope_type);
+    else if (!(s->factor >= 1.0 && s->original_context > 0 && s->high_freq_factor > s->low_freq_factor))
         dt__json_fail(j, "factor is 1 or more, high_freq_factor above low_freq_factor: the file is damaged");
 }
 
 /* Reads the members of the model's family. */
-static void dt__config_model(dt__json *j, dt_model *m)
+static void dt__config_read(dt__json *j, dt__config *c, int family)
 {
-    enum { SCALING, ROPE, HEAD, INNER, OTHERS };
-    const char *keys[OTHERS + DT__CONFIG_KEYS + 1] = {"rope_scaling", "rope_parameters", "head_dim", "n_inner"};
-    const dt__config_key *of[DT__CONFIG_KEYS];
-    int64_t place[OTHERS + DT__CONFIG_KEYS];
-    int llama = m->family == DT_LLAMA, count = 0;
-    for (int i = 0; i < DT__CONFIG_KEYS; i++) {
-        if (dt__config_keys[i].family != m->family) continue;
-        of[count] = &dt__config_keys[i];
-        keys[OTHERS + count++] = dt__config_keys[i].name;
-    }
-    keys[OTHERS + count] = NULL;
+    dt_model *m = &c->m;
+    dt__options_preset(DT__ROWS(dt__config_members), family, c);
+    m->family = family;
     j->at = 0;
-    if (!dt__json_members(j, keys, place)) return;
-    for (int i = 0; i < count && !j->result; i++) dt__config_read(j, of[i], place[OTHERS + i], m);
-    if (!llama && !j->result && dt__json_whole(j, place[INNER], 4 * m->width, "n_inner") != 4 * m->width)
-        dt__json_fail(j, "n_inner is not 4 n_embd: such models are not computed here, choose another model");
-    if (!llama || j->result) return;
+    if (!dt__json_options(j, DT__ROWS(dt__config_members), family, c)) return;
+    if (family == DT_GPT2 && c->inner && c->inner != 4 * m->width)
+        dt__json_fail(j, "n_inner is not 4 n_embd: such models are not supported, choose another model");
+    if (family == DT_GPT2) return;
     if (!m->kv_heads) m->kv_heads = m->heads;
-    dt__config_rope(j, place[SCALING], m);
-    dt__config_rope(j, place[ROPE], m);
-    if (!j->result && (m->heads < 1 || m->width % m->heads ||
-                       dt__json_whole(j, place[HEAD], m->width / m->heads, "head_dim") * m->heads != m->width))
-        dt__json_fail(j, "the heads are not hidden_size wide together: such models are not computed here, choose "
-                      "another model");
+    dt__config_rope(j, c->scaling, c);
+    dt__config_rope(j, c->rope, c);
+    if (m->width % m->heads || (c->head && c->head != m->width / m->heads))
+        dt__json_fail(j, "the heads are not hidden_size wide together: such models are not supported, choose another "
+                      "model");
 }
 
 DT_API dt_result dt_model_read(dt_model *m, const char *path)
@@ -19760,28 +19620,30 @@ DT_API dt_result dt_model_read(dt_model *m, const char *path)
     const char *type;
     int64_t place;
     dt__json j;
+    dt__config c;
     int folder = !stat(path, &is) && S_ISDIR(is.st_mode);
     dt_result r = folder ? dt__path_join(name, path, "config.json") : DT_OK;
     memset(m, 0, sizeof *m);
+    memset(&c, 0, sizeof c);
     if (r || dt__json_open(&j, folder ? name : path)) return r ? r : dt__thread.code;
     dt__json_members(&j, keys, &place);
     type = j.result ? "" : dt__json_text(&j, place, "model_type");
-    m->balance = 0.01f;
-    m->family = !strcmp(type, "llama") ? DT_LLAMA : DT_GPT2;
-    if (!strcmp(type, "gpt2") || !strcmp(type, "llama")) dt__config_model(&j, m);
-    else dt__json_fail(&j, "the model is of type %.40s: gpt2 and llama are computed here", type);
+    c.m.balance = 0.01f;
+    if (!strcmp(type, "gpt2") || !strcmp(type, "llama")) dt__config_read(&j, &c, *type == 'l' ? DT_LLAMA : DT_GPT2);
+    else dt__json_fail(&j, "the model is of type %.40s: gpt2 and llama are supported", type);
     r = j.result;
     dt__json_close(&j);
-    if (r) memset(m, 0, sizeof *m);
+    if (!r) *m = c.m;
     return r;
 }
 
-/* ---- published weights --------------------------------------------------------------------------------- */
+/* ---- published weights ---- */
 
 /* Adds the files of {"weight_map": {"name of a tensor": "file", ..}}, each once. */
 static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *folder, const char *index)
 {
     static const char *const keys[] = {"weight_map", NULL};
+    char path[PATH_MAX];
     int64_t place, count = 0;
     dt__json j;
     dt_result r = dt__json_open(&j, index);
@@ -19794,8 +19656,9 @@ static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *fol
             if (!dt__json_key(&j) || !dt__json_peek(&j) || !dt__json_string(&j)) break;
             j.string[j.length] = 0;
             if (strchr(j.string, '/')) dt__json_fail(&j, "%.80s lies elsewhere: put it beside the index", j.string);
-            while (known < t->files && strcmp(strrchr(t->file[known].path, '/') + 1, j.string)) known++;
-            if (!j.result && known == t->files) j.result = dt__tensors_add(t, f, folder, j.string);
+            if (!j.result) j.result = dt__path_join(path, folder, j.string);
+            while (known < t->files && strcmp(t->file[known].path, path)) known++;
+            if (!j.result && known == t->files) j.result = dt__tensors_add(t, f, path);
         }
     }
     if (!r) r = j.result;
@@ -19809,19 +19672,14 @@ static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path
     static const char one[] = "model.safetensors", several[] = "model.safetensors.index.json";
     struct stat is;
     char name[PATH_MAX];
-    dt_result r;
+    dt_result r = DT_OK;
     memset(t, 0, sizeof *t);
     if (stat(path, &is)) return dt__file_error("read", path);
-    if (!S_ISDIR(is.st_mode)) {
-        const char *slash = strrchr(path, '/');
-        snprintf(name, sizeof name, "%.*s", slash ? (int)dt__max(1, slash - path) : 1, slash ? path : ".");
-        r = dt__ends_with(path, ".safetensors") ? dt__tensors_add(t, f, name, slash ? slash + 1 : path)
-                                                : dt__error(DT_E_USAGE, "--weights %s is neither a directory nor a "
-                                                            "file NAME.safetensors: name one", path);
-        return r ? r : dt__tensors_sort(t);
-    }
-    r = dt__path_join(name, path, one);
-    if (!r && !access(name, F_OK)) r = dt__tensors_add(t, f, path, one);
+    if (!S_ISDIR(is.st_mode) && !dt__ends_with(path, ".safetensors"))
+        return dt__error(DT_E_USAGE, "--weights %s is neither a directory nor a file NAME.safetensors: name one", path);
+    if (S_ISDIR(is.st_mode)) r = dt__path_join(name, path, one);
+    else snprintf(name, sizeof name, "%s", path);
+    if (!r && !access(name, F_OK)) r = dt__tensors_add(t, f, name);
     else if (!r) {
         r = dt__path_join(name, path, several);
         if (!r && access(name, F_OK))
@@ -19832,24 +19690,17 @@ static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path
     return r ? r : dt__tensors_sort(t);
 }
 
-/* The name without the prefix that some files leave out; NULL: it has none. */
-static const char *dt__weights_bare(const char *name)
+/* The tensor of a parameter, whose name some files shorten by a prefix; NULL: there is none. */
+static dt__stored *dt__weights_find(const dt__tensors *t, const char *name)
 {
     static const char *const prefix[] = {"transformer.", "model."};
-    for (int i = 0; i < 2; i++)
-        if (!strncmp(name, prefix[i], strlen(prefix[i]))) return name + strlen(prefix[i]);
-    return NULL;
+    dt__stored *s = dt__tensors_find(t, name);
+    for (int i = 0; i < 2 && !s; i++)
+        if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
+    return s;
 }
 
-/* The tensor of a parameter, or NULL. */
-static const dt__stored *dt__weights_find(const dt__tensors *t, const char *name)
-{
-    const dt__stored *s = dt__tensors_find(t, name);
-    const char *bare = dt__weights_bare(name);
-    return s || !bare ? s : dt__tensors_find(t, bare);
-}
-
-/* Is a tensor a buffer: a mask or angles, which are computed here? */
+/* Is a tensor a buffer: a mask or angles, which the library computes itself? */
 static int dt__weights_buffer(const char *name)
 {
     return dt__ends_with(name, ".attn.bias") || dt__ends_with(name, ".attn.masked_bias") ||
@@ -19872,13 +19723,11 @@ static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt
 }
 
 /* Finds a parameter that must have this shape. A longer table of positions is accepted; its first rows are used. */
-static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape,
-                                 const dt__stored **found)
+static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
 {
-    const dt__stored *s = dt__weights_find(t, name);
+    dt__stored *s = *found = dt__weights_find(t, name);
     char a[96], b[96];
     dt_shape first;
-    *found = s;
     if (!s)
         return dt__error(DT_E_USAGE, "%s has no %s, of shape %s here: it is of another model, give its --model or "
                          "options", t->file[0].path, name, dt__shape_text(shape, a));
@@ -21082,8 +20931,6 @@ typedef struct dt__engine {
     int64_t reductions;           /* on both streams */
     uint32_t *own_tokens;         /* with context shards: tokens and targets of this rank's leaves */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: no timeline */
-    dt_result (*hold)(void *owner); /* called before the first weight changes, for a snapshot; NULL: none */
-    void *hold_owner;
 } dt__engine;
 
 static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
@@ -22388,7 +22235,6 @@ static dt_result dt__engine_update(dt__engine *e)
     float squares = 0.0f, clip = 1.0f;
     dt__update decayed, plain;
     dt_result result = dt__engine_squares(e, &squares);
-    if (!result && e->hold) result = e->hold(e->hold_owner);
     if (result) return result;
     e->norm = dt__sqrtf(squares);
     if (!(squares <= 3.402823466e38f)) /* also NaN */
@@ -22512,7 +22358,6 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     unsigned saved = dt__fp_enter();
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * dt__engine_leaves(e) * (1 + e->net.count)));
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
-    if (e->wire.on && e->hold) r = e->hold(e->hold_owner); /* what the wire loses changes in the reductions */
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt__instr *i = &e->program.list[k];
         double start, end;
@@ -23676,27 +23521,26 @@ typedef struct dt__generator {
     int32_t *heap;                 /* (vocabulary): tokens, for top_k and top_p */
 } dt__generator;
 
-/* The tensors of the state, in the order of files, and what a walk over them needs. */
+/* The tensors of the state, in the order of files. */
 typedef struct dt__state {
     dt__state_tensor *tensor;
     int64_t count, whole; /* all; those that the hash and full checkpoints hold */
     int64_t arrays;       /* at most, of a tensor */
-    dt__state_slice *slice;     /* (2, arrays): room for the trainer's thread and for the one that saves */
 } dt__state;
 
+enum { DT__SAVE_PARTS = 4 };
 typedef struct dt__saver {
     dt__files files;
-    dt__queue queue;        /* three jobs per save: copy, write, publish */
+    dt__queue queue;        /* two jobs per save: write, publish */
     float *snapshot;        /* of what this rank writes, for asynchronous saves */
-    dt__part_file part[2];  /* the files that this rank has written */
-    dt__part_file extra[2]; /* rank 0: config.json and tokenizer.json */
-    int64_t extras;
-    dt__part_file *all;     /* rank 0: all files */
-    dt__text manifest;      /* the same */
+    dt__part_file part[DT__SAVE_PARTS]; /* the files that this rank has written */
+    int64_t parts;
+    dt__part_file *all;     /* (ranks): the files of all ranks */
+    dt__text manifest;
     dt__manifest now;       /* of the save under way or the last one: identity of the run, step, scalars of the state */
-    int state, damaged, warned;
-    int64_t copied, written, published; /* tickets of its jobs */
-    double began, last;     /* times of the last save and of the last one that was due */
+    int writing, warned;    /* writing: a save is under way */
+    int64_t written, saved; /* ticket of the job that writes; the step of the last checkpoint that was published */
+    double last;            /* time of the last save */
     double seconds, cost;   /* of the last save: until it was published; that training waited */
     double blocked;         /* that training waited, all saves together */
     double interval;        /* seconds between automatic saves (rank 0); 0: not known yet */
@@ -24574,8 +24418,7 @@ static dt_result dt__state_open(dt_trainer *t)
 {
     const dt__net *n = &t->e.net;
     dt__state *s = &t->state;
-    int64_t most = 0;
-    for (int kind = 0; kind < DT__PARTS; kind++) most += dt__part_exists(&t->recipe, kind) ? n->param_count : 0;
+    int64_t most = DT__PARTS * n->param_count;
     for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++) most += n->params[i].uses;
     s->tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *s->tensor, "the state");
     if (!s->tensor) return DT_E_MEMORY;
@@ -24584,14 +24427,7 @@ static dt_result dt__state_open(dt_trainer *t)
     s->whole = s->count;
     for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++)
         for (int use = 0; use < n->params[i].uses; use++) dt__state_add(t, DT__PART_LOST, i, use);
-    s->slice = (dt__state_slice *)dt__alloc(2 * s->arrays * (int64_t)sizeof *s->slice, "the state");
-    return s->slice ? DT_OK : DT_E_MEMORY;
-}
-
-static void dt__state_close(dt__state *s)
-{
-    dt__free(s->tensor);
-    dt__free(s->slice);
+    return DT_OK;
 }
 
 /* A walk over tensors [first, end) of the state. */
@@ -24599,17 +24435,15 @@ typedef struct dt__state_walk {
     dt_trainer *t;
     int64_t first, end;
     int writes;      /* 1: each number has one rank that writes it; 0: all slices that this rank stores */
-    dt__state_slice *slice;
     float *memory;   /* of one whole tensor, in the place of the engine's; NULL: the engine's */
     float *snapshot; /* of the slices, one after the other, in the place of the engine's */
-    int64_t at;      /* in the snapshot */
 } dt__state_walk;
 
 static dt__state_walk dt__state_walk_of(dt_trainer *t, int64_t first, int64_t end, int writes)
 {
     dt__state_walk w;
     memset(&w, 0, sizeof w);
-    w.t = t, w.first = first, w.end = end, w.writes = writes, w.slice = t->state.slice;
+    w.t = t, w.first = first, w.end = end, w.writes = writes;
     return w;
 }
 
@@ -24656,10 +24490,13 @@ static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x
 }
 
 /* Gives the slices of each tensor to `take`, also where this rank has none of a tensor. */
-static dt_result dt__state_each(dt__state_walk *w, dt__take *take, void *user)
+static dt_result dt__state_each(const dt__state_walk *w, dt__take *take, void *user)
 {
     const dt__net *net = &w->t->e.net;
-    dt_result r = DT_OK;
+    float *copy = w->snapshot;
+    dt__state_slice *slice =
+        (dt__state_slice *)dt__alloc(w->t->state.arrays * (int64_t)sizeof *slice, "the slices of a tensor");
+    dt_result r = slice ? DT_OK : DT_E_MEMORY;
     for (int64_t i = w->first; i < w->end && !r; i++) {
         const dt__state_tensor *x = &w->t->state.tensor[i];
         const dt__param *p = &net->params[x->param].is;
@@ -24667,52 +24504,43 @@ static dt_result dt__state_each(dt__state_walk *w, dt__take *take, void *user)
         float *data = dt__state_range(w, x, &from, &count);
         for (int64_t v = 0; v < dt__param_shards(p, x->shards, net->own_shards); v++) {
             int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
-            dt__state_slice *s = &w->slice[n];
+            dt__state_slice *s = &slice[n];
             if (lo >= hi) continue;
-            memset(s, 0, sizeof *s);
             s->of = x, n++;
             s->array = dt__param_array(p, x->shards, net->first_shard, net->own_shards, v);
             s->from = lo - v * step, s->count = hi - lo;
-            s->data = w->snapshot ? w->snapshot + w->at : data + (lo - from);
-            w->at += dt__round_up(s->count, 16);
+            s->data = copy ? copy : data + (lo - from);
+            if (copy) copy += s->count;
         }
-        r = take(user, x, w->slice, n);
+        r = take(user, x, slice, n);
     }
+    dt__free(slice);
     return r;
 }
 
 /* Does every rank have the whole state? */
 static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
 
-typedef struct dt__hashing {
-    dt__gatherer gather;
-    dt__sha256 sha;
-} dt__hashing;
-static dt_result dt__hash_put(void *user, const float *data, int64_t count)
+static dt_result dt__hash_put(void *sha, const float *data, int64_t count)
 {
-    dt__sha256_add(&((dt__hashing *)user)->sha, data, 4 * count);
+    dt__sha256_add((dt__sha256 *)sha, data, 4 * count);
     return DT_OK;
-}
-static dt_result dt__hash_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    return dt__gather_give(&((dt__hashing *)user)->gather, of, slice, slices, 0, dt__hash_put, user);
 }
 
 static dt_result dt__trainer_hash(dt_trainer *t)
 {
-    dt__hashing h;
+    dt__sha256 sha;
+    dt__gatherer g;
     int whole = dt__trainer_whole(t);
     dt__state_walk w = dt__state_walk_of(t, 0, t->state.whole, !whole);
-    float words[17];
-    dt_result r = dt__gather_open(&h.gather, t->comm, whole, NULL, t->state.tensor, t->state.whole);
-    dt__sha256_begin(&h.sha);
+    dt__giver give = dt__giver_of(NULL, &g, 0, dt__hash_put, &sha);
+    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
+    dt__sha256_begin(&sha);
     if (!r) r = dt__engine_wait(&t->e);
-    if (!r) r = dt__state_each(&w, dt__hash_take, &h);
-    dt__gather_close(&h.gather);
-    dt__sha256_end(&h.sha, t->hash);
-    memcpy(words, t->hash, 65);
-    if (!r && !whole) r = dt_broadcast(t->comm, words, 17, 0);
-    memcpy(t->hash, words, 65);
+    if (!r) r = dt__state_each(&w, dt__giver_take, &give);
+    dt__gather_close(&g);
+    dt__sha256_end(&sha, t->hash);
+    if (!r && !whole) r = dt_broadcast(t->comm, (float *)(void *)t->hash, 17, 0);
     t->hashed = r ? -1 : t->e.step;
     return r;
 }
@@ -24725,18 +24553,17 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
 
 /* Writes the tensors of a walk as folder/name: whole tensors with a gather, else slices. With a gather that is not
  * alone all ranks take part, and rank 0 writes. `from`: the numbers are read from there first. */
-static dt_result dt__state_write(dt__state_walk *walk, dt__gatherer *gather, dt__reader *from, const char *folder,
-                                 const char *name, dt__part_file *part)
+static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gather, dt__reader *from, dt__files *f,
+                                 const char *folder, const char *name, dt__part_file *part)
 {
     dt__writer w;
-    int alone = !gather || gather->alone, writes = !gather || dt__gather_root(gather);
+    dt__giver give = dt__giver_of(from, gather, 1, dt__writer_put, &w);
     dt_result r = DT_OK;
-    w.gather = gather, w.from = from, w.numbers = 0;
-    w.result = dt__tensor_file_begin(&w.file, &walk->t->save.files, folder, name);
-    if (!w.result) w.result = dt__state_each(walk, dt__writer_take, &w);
-    if (!w.result && writes) w.result = dt__tensor_file_open(&w.file);
-    w.numbers = 1, walk->at = 0;
-    if (!alone || !w.result) r = dt__state_each(walk, dt__writer_take, &w);
+    w.gather = gather;
+    w.result = dt__tensor_file_begin(&w.file, f, folder, name);
+    if (!w.result) w.result = dt__state_each(walk, dt__writer_name, &w);
+    if (!w.result && (!gather || dt__gather_root(gather))) w.result = dt__tensor_file_open(&w.file);
+    if (!w.result || (gather && !gather->alone)) r = dt__state_each(walk, dt__giver_take, &give);
     return dt__tensor_file_close(&w.file, r ? r : w.result, part);
 }
 
@@ -24746,20 +24573,6 @@ static dt_result dt__state_write(dt__state_walk *walk, dt__gatherer *gather, dt_
 static int dt__option_binds(const dt__option *o)
 {
     return o->group == DT__GROUP_RECIPE && o->kind < DT__KIND_TEXT;
-}
-
-/* {"name": "value", ..}: the options of a group. */
-static void dt__options_json(dt__text *text, int of, const void *group)
-{
-    const char *comma = "{";
-    char value[PATH_MAX];
-    for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT; o++) {
-        if (o->group != of || o->kind == DT__KIND_MODEL) continue;
-        dt__text_add(text, "%s\n  \"%s\": ", comma, o->name);
-        dt__text_string(text, dt__option_text(o, group, value, sizeof value));
-        comma = ",";
-    }
-    dt__text_add(text, "}");
 }
 
 /* A hash that identifies the model: names and shapes of the parameters, and what no option says. */
@@ -24784,7 +24597,7 @@ static void dt__model_identity(const dt_trainer *t, char hash[65])
 static dt_result dt__trainer_identity(dt_trainer *t)
 {
     const dt_source *feed = &t->feed.is;
-    int64_t samples = feed->samples[DT_TRAIN], words = feed->inputs + feed->targets, at[3];
+    int64_t samples = feed->samples[DT_TRAIN], words = feed->inputs + feed->targets;
     uint32_t *room = (uint32_t *)dt__alloc(4 * words, "a sample");
     char text[96];
     dt__sha256 h;
@@ -24794,9 +24607,9 @@ static dt_result dt__trainer_identity(dt_trainer *t)
     snprintf(text, sizeof text, "%lld %lld %lld\n", (long long)samples, (long long)feed->inputs,
              (long long)feed->targets);
     dt__sha256_add(&h, text, (int64_t)strlen(text));
-    at[0] = 0, at[1] = samples / 2, at[2] = samples - 1;
     for (int i = 0; i < 3 && !r; i++) {
-        r = dt__feed_fetch(&t->feed, DT_TRAIN, at[i], room, room + feed->inputs);
+        int64_t sample = i == 0 ? 0 : i == 1 ? samples / 2 : samples - 1;
+        r = dt__feed_fetch(&t->feed, DT_TRAIN, sample, room, room + feed->inputs);
         dt__sha256_add(&h, room, 4 * words);
     }
     dt__sha256_end(&h, t->save.now.data);
@@ -24810,65 +24623,65 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     const dt__manifest *m = &t->save.now;
     const dt_recipe *r = &t->recipe;
     int64_t next = m->grow.batches * r->batch, samples = t->feed.is.samples[DT_TRAIN];
-    dt__manifest_begin(m, text);
+    dt__text_add(text, "{\n \"library\": \"%s\",\n \"kind\": \"%s\"", dt_version(), m->full ? "full" : "sharded");
+    dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
     dt__text_add(text, ",\n \"steps\": %lld,\n \"learning_rate\": %.9g,\n \"loss_scale\": 1", (long long)r->steps,
                  (double)dt__learning_rate(r, m->step));
     dt__text_add(text, ",\n \"rng\": {\"kind\": \"Philox4x32-10\", \"seed\": %lld}", (long long)r->seed);
     dt__text_add(text, ",\n \"data\": {\"next_sample\": %lld, \"epoch\": %lld, \"in_epoch\": %lld}", (long long)next,
                  (long long)(next / samples), (long long)(next % samples));
-    dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": ", (long long)t->e.net.weights,
+    dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
-    dt__options_json(text, DT__GROUP_RECIPE, r);
-    dt__text_add(text, ",\n \"layout\": ");
-    dt__options_json(text, DT__GROUP_LAYOUT, &t->layout);
-    dt__text_add(text, ",\n \"files\": ");
+    dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, r);
+    dt__text_add(text, "},\n \"layout\": {");
+    dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
+    dt__text_add(text, "},\n \"files\": ");
     dt__manifest_end(text, file, files);
 }
 
-/* The value of an option in the recipe of a manifest; 0: there is none. */
-static int dt__recipe_value(const dt__manifest *m, const char *name, char *value, size_t size)
+/* Reads the options of the recipe that a manifest holds. */
+static dt_result dt__manifest_recipe(const dt__manifest *m, const char *path, dt_recipe *recipe)
 {
-    const char *keys[2];
-    int64_t place = -1;
     dt__json j;
-    keys[0] = name, keys[1] = NULL;
     memset(&j, 0, sizeof j);
-    j.path = "manifest.json", j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
-    if (dt__json_members(&j, keys, &place) && place >= 0) snprintf(value, size, "%s", dt__json_text(&j, place, name));
+    j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
+    (void)dt__json_options(&j, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, recipe);
     dt__free(j.string);
-    return place >= 0 && !j.result;
+    return j.result;
 }
 
 /* Another number of steps is accepted if it changes no learning rate up to the next step: with --schedule constant
  * always, with wsd before the decay begins. */
-static int dt__steps_extend(const dt_recipe *r, int64_t step, int64_t steps)
+static int dt__steps_extend(const dt_recipe *r, const dt_recipe *was, int64_t step)
 {
-    dt_recipe was = *r;
     int64_t i = 0;
-    was.steps = steps;
-    while (i <= step && dt__learning_rate(r, i) == dt__learning_rate(&was, i)) i++;
+    while (i <= step && dt__learning_rate(r, i) == dt__learning_rate(was, i)) i++;
     return i > step;
 }
 
 /* Compares the recipe of a manifest with this run's. */
 static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
-    for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT; o++) {
+    dt_recipe old = dt_recipe_default(), longer = t->recipe;
+    dt_result r = dt__manifest_recipe(m, path, &old);
+    longer.steps = old.steps;
+    for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT && !r; o++) {
         char was[64], is[64];
-        if (!dt__option_binds(o) || !dt__recipe_value(m, o->name, was, sizeof was)) continue;
-        if (!strcmp(dt__option_text(o, &t->recipe, is, sizeof is), was)) continue;
-        if (!strcmp(o->name, "steps") && dt__steps_extend(&t->recipe, m->step, strtoll(was, NULL, 10))) continue;
-        return dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give "
-                         "the same or another --checkpoint", path, o->name, was, is);
+        if (!dt__option_binds(o)) continue;
+        dt__option_text(o, &old, was, sizeof was), dt__option_text(o, &t->recipe, is, sizeof is);
+        if (!strcmp(is, was) || (!strcmp(o->name, "steps") && dt__steps_extend(&t->recipe, &longer, m->step))) continue;
+        r = dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the "
+                      "same or another --checkpoint", path, o->name, was, is);
     }
-    return DT_OK;
+    return r;
 }
 
 /* Does a checkpoint belong to this run? */
 static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
+    const dt__manifest *now = &t->save.now;
     dt_result r;
-    if (strcmp(m->model, t->save.now.model))
+    if (strcmp(m->model, now->model))
         return dt__error(DT_E_USAGE, "%s is of another model: give its options, or another --checkpoint", path);
     if (m->step > t->recipe.steps)
         return dt__error(DT_E_USAGE, "%s is of step %lld, this run ends after %lld: raise --steps, or give another "
@@ -24882,19 +24695,15 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
     if (t->e.wire.on && m->full)
         return dt__error(DT_E_USAGE, "%s is a full checkpoint, without the compression error of each rank: resume from "
                          "the sharded checkpoint that it was made of", path);
-    if (strcmp(m->data, t->save.now.data))
+    if (strcmp(m->data, now->data))
         return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint",
                          path, t->recipe.data ? t->recipe.data : "the source");
-    if (strcmp(m->weights, t->save.now.weights))
-        return dt__error(DT_E_USAGE, "%s was made from other initial weights than %s: name the same --weights, or "
-                         "another --checkpoint", path, t->recipe.weights ? t->recipe.weights : "random ones");
-    return DT_OK;
+    if (!strcmp(m->weights, now->weights)) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s was made from other initial weights than %s: name the same --weights, or another "
+                     "--checkpoint", path, t->recipe.weights ? t->recipe.weights : "random ones");
 }
 
 /* ---- saving ---- */
-
-enum { DT__SAVE_IDLE, DT__SAVE_WRITING, DT__SAVE_PUBLISHING };
-enum { DT__JOB_COPY, DT__JOB_WRITE, DT__JOB_PUBLISH, DT__JOBS };
 
 /* Every rank passes its result; every rank returns the result of the lowest rank that failed. */
 static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
@@ -24915,89 +24724,60 @@ static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
 static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
-    char name[PATH_MAX];
     dt__text text;
+    char *memory = NULL;
+    size_t bytes = 0;
+    FILE *f = t->tokenizer ? open_memstream(&memory, &bytes) : NULL;
     dt_result r = DT_OK;
-    s->extras = 0;
     memset(&text, 0, sizeof text);
-    if (dt__config_knows(&t->recipe.model)) {
-        dt__config_text(&text, &t->recipe.model, t->recipe.sequence);
-        r = text.failed ? DT_E_MEMORY : dt__path_join(name, folder, "config.json");
-        if (!r) r = dt__file_put(&s->files, name, text.at, text.length);
-        if (!r) r = dt__part_add(&s->files, folder, "config.json", &s->extra[s->extras++]);
-        dt__free(text.at);
-    }
-    if (t->tokenizer && !r) r = dt_tokenizer_save(t->tokenizer, folder);
-    if (t->tokenizer && !r) r = dt__part_add(&s->files, folder, "tokenizer.json", &s->extra[s->extras++]);
+    if (dt__config_knows(&t->recipe.model)) dt__config_text(&text, &t->recipe.model, t->recipe.sequence);
+    if (f) dt__write_json(f, t->tokenizer);
+    if (text.failed || (t->tokenizer && (!f || fclose(f)))) r = dt__error(DT_E_MEMORY, "no memory for a checkpoint");
+    if (!r && text.at) r = dt__part_put(&s->files, folder, "config.json", text.at, text.length, &s->part[s->parts++]);
+    if (!r && f) r = dt__part_put(&s->files, folder, "tokenizer.json", memory, (int64_t)bytes, &s->part[s->parts++]);
+    dt__free(text.at);
+    free(memory);
     return r;
 }
 
-/* A snapshot of the slices that this rank writes; `to` NULL: its floats are counted. */
-typedef struct dt__snapshot {
-    float *to;
-    int64_t floats;
-} dt__snapshot;
-static dt_result dt__snapshot_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__snapshot *s = (dt__snapshot *)user;
-    (void)of;
-    for (int64_t i = 0; i < slices; i++) {
-        if (s->to) memcpy(s->to + s->floats, slice[i].data, 4 * (size_t)slice[i].count);
-        s->floats += dt__round_up(slice[i].count, 16);
-    }
-    return DT_OK;
-}
-
-/* Writes this rank's files and flushes them; full ones were written by the trainer's thread, which can gather. */
-static dt_result dt__save_write(dt_trainer *t, dt__state_walk *w, const char *folder)
+/* Writes and flushes this rank's files. Full ones were written by the trainer's thread, which can gather. */
+static dt_result dt__save_write(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
+    dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
     char name[64];
-    dt_result r = dt_is_root(t) ? dt__save_extras(t, folder) : DT_OK;
-    int full = t->layout.checkpoint.kind == DT_FULL, count = full ? dt_is_root(t) ? 2 : 0 : 1;
+    dt_result r = DT_OK;
+    w.snapshot = s->snapshot;
     snprintf(name, sizeof name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
-    if (!r && !full) r = dt__state_write(w, NULL, NULL, folder, name, &s->part[0]);
-    for (int i = 0; i < count && !r; i++) r = dt__part_flush(&s->files, folder, s->part[i].name);
-    return r;
+    if (!s->now.full) r = dt__state_write(&w, NULL, NULL, &s->files, folder, name, &s->part[s->parts++]);
+    for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(&s->files, folder, s->part[i].name);
+    return r || !dt_is_root(t) ? r : dt__save_extras(t, folder);
 }
 
 /* Writes the manifest and gives the checkpoint its name (rank 0). */
 static dt_result dt__save_publish(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
-    char name[PATH_MAX];
-    dt_result r = s->manifest.failed ? DT_E_MEMORY : dt__path_join(name, folder, "manifest.json");
-    if (!r) r = dt__file_put(&s->files, name, s->manifest.at, s->manifest.length);
-    if (!r) r = dt__step_publish(&s->files, t->layout.checkpoint.place, s->now.step);
+    const dt_checkpoints *l = &t->layout.checkpoint;
+    dt__part_file manifest;
+    dt_result r = s->manifest.failed ? DT_E_MEMORY : DT_OK;
+    if (!r) r = dt__part_put(&s->files, folder, "manifest.json", s->manifest.at, s->manifest.length, &manifest);
+    if (!r) r = dt__step_publish(&s->files, l->place, s->now.step);
     if (r) return r;
     __atomic_store_n(&s->newest, s->now.step, __ATOMIC_SEQ_CST);
     if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
-    return dt__steps_retain(&s->files, t->layout.checkpoint.place, t->layout.checkpoint.keep, s->now.step,
+    return dt__steps_retain(&s->files, l->place, l->keep, s->now.step,
                             __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
 }
 
-/* The jobs of a save, in turn, on the thread that writes. */
+/* The two jobs of a save, in turn, on the thread that writes. */
 static dt_result dt__save_job(void *owner, int64_t job)
 {
     dt_trainer *t = (dt_trainer *)owner;
-    dt__saver *s = &t->save;
-    dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
-    dt__snapshot copy;
     char folder[PATH_MAX];
-    dt_result r = dt__step_path(folder, t->layout.checkpoint.place, s->now.step, ".tmp");
-    w.slice += t->state.arrays; /* the trainer's thread may walk at the same time */
-    copy.to = s->snapshot, copy.floats = 0;
-    if (!r && job % DT__JOBS == DT__JOB_COPY) return s->snapshot ? dt__state_each(&w, dt__snapshot_take, &copy) : r;
-    w.snapshot = s->snapshot;
-    if (!r && job % DT__JOBS == DT__JOB_WRITE) return dt__save_write(t, &w, folder);
+    dt_result r = dt__step_path(folder, t->layout.checkpoint.place, t->save.now.step, ".tmp");
+    if (!r && job % 2 == 0) return dt__save_write(t, folder);
     return r || !dt_is_root(t) ? r : dt__save_publish(t, folder);
-}
-
-/* Gives the queue the next job of a save; returns its ticket. */
-static int64_t dt__save_ask(dt__saver *s)
-{
-    (void)dt__queue_next(&s->queue);
-    return dt__queue_ask(&s->queue);
 }
 
 /* ---- the mirror: a second place for complete checkpoints ---- */
@@ -25019,44 +24799,40 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
                      "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
 }
 
-/* If there is no checkpoint, copies the newest complete one of the mirror (rank 0). */
+/* Copies the newest complete checkpoint of the mirror, if there is one (rank 0). */
 static dt_result dt__mirror_restore(dt_trainer *t)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__files *f = &t->save.mirror_files;
-    int64_t step = -1;
+    int64_t step = INT64_MAX;
+    int damaged = 0;
     char path[PATH_MAX];
-    dt__steps s;
-    dt_result r = dt__steps_list(f, l->place, &s);
-    dt__free(s.list);
-    if (r || s.count) return r;
-    if (dt__mirror_line(l)) {
-        r = dt__dir_make(f, l->place);
-        return r ? r : dt__mirror_command(l, 1);
+    for (;; damaged++) {
+        dt_result r = dt__step_newest(f, l->mirror, step, &step);
+        if (!r && step < 0 && damaged)
+            r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole: give another --mirror, or none to begin "
+                          "anew", l->mirror);
+        if (r || step < 0) return r;
+        r = dt__step_path(path, l->mirror, step, "");
+        if (!r && !dt__step_check(f, path, t->comm)) break;
+        fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
     }
-    r = dt__steps_list(f, l->mirror, &s);
-    for (int64_t i = 0; i < s.count && !r && step < 0; i++) {
-        r = dt__step_path(path, l->mirror, s.list[i], "");
-        if (!r && !dt__step_check(f, path, t->comm)) step = s.list[i];
-        else fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
-    }
-    dt__free(s.list);
-    if (!r && s.count && step < 0)
-        r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole: give another --mirror, or none to begin anew",
-                      l->mirror);
-    if (r || step < 0) return r;
     if (!t->layout.output.quiet)
-        fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)step,
-                l->mirror);
+        fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)step, l->mirror);
     return dt__step_copy(f, l->mirror, l->place, step);
 }
 
+/* Copies a checkpoint to the mirror; step -1: from there, unless a checkpoint is here. */
 static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__files *f = &t->save.mirror_files;
-    dt_result r;
-    if (dt__mirror_line(l)) return dt__mirror_command(l, 0);
+    int64_t newest = -1;
+    dt_result r = step < 0 ? dt__step_newest(f, l->place, INT64_MAX, &newest) : DT_OK;
+    if (r || newest >= 0) return r;
+    if (step < 0 && dt__mirror_line(l)) r = dt__dir_make(f, l->place);
+    if (dt__mirror_line(l)) return r ? r : dt__mirror_command(l, step < 0);
+    if (step < 0) return dt__mirror_restore(t);
     r = dt__step_copy(f, l->place, l->mirror, step);
     return r ? r : dt__steps_retain(f, l->mirror, l->keep, step, -1);
 }
@@ -25068,7 +24844,7 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
     dt_trainer *t = (dt_trainer *)owner;
     dt__saver *s = &t->save;
     int64_t step;
-    if (!job) return dt__mirror_restore(t);
+    if (!job) return dt__mirror_copy(t, -1);
     do {
         step = __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST);
         __atomic_store_n(&s->mirroring, step, __ATOMIC_SEQ_CST);
@@ -25081,19 +24857,47 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
     return DT_OK;
 }
 
-/* ---- a save: begin, end, settle (all collective) ---- */
+/* ---- a save: begin and end (both collective) ---- */
 
-/* Waits for a job; heartbeats continue. */
+/* Gives a queue its next job and waits for it; heartbeats continue. */
 static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
 {
     while (dt__queue_pending(q, ticket)) dt__comm_tick(t->comm), dt__nap();
     return dt__queue_wait(q, ticket);
 }
 
+/* A dt__sink: appends numbers to memory, or only counts them. */
+typedef struct dt__floats_to {
+    float *to;
+    int64_t count;
+} dt__floats_to;
+static dt_result dt__floats_put(void *user, const float *data, int64_t count)
+{
+    dt__floats_to *x = (dt__floats_to *)user;
+    if (x->to) memcpy(x->to + x->count, data, 4 * (size_t)count);
+    x->count += count;
+    return DT_OK;
+}
+
+/* Copies what this rank writes to the snapshot, if there is one; *count: its floats. */
+static dt_result dt__save_copy(dt_trainer *t, int64_t *count)
+{
+    dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
+    dt__floats_to copy;
+    dt__giver give = dt__giver_of(NULL, NULL, 0, dt__floats_put, &copy);
+    dt_result r;
+    copy.to = t->save.snapshot, copy.count = 0;
+    r = dt__state_each(&w, dt__giver_take, &give);
+    *count = copy.count;
+    return r;
+}
+
 /* Writes whole tensors: rank 0 writes, and gathers from the other ranks unless it has the whole state. */
 static dt_result dt__save_full(dt_trainer *t, const char *folder)
 {
     static const char *const name[] = {"model.safetensors", "optimizer.safetensors"};
+    dt__saver *s = &t->save;
+    dt__part_file none;
     dt__gatherer g;
     int64_t weights = t->e.net.param_count;
     int whole = dt__trainer_whole(t);
@@ -25102,85 +24906,77 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     r = dt__trainer_agree(t, r);
     for (int i = 0; i < 2 && !r; i++) {
         dt__state_walk w = dt__state_walk_of(t, i ? weights : 0, i ? t->state.whole : weights, !whole);
-        if (!whole || dt_is_root(t)) r = dt__state_write(&w, &g, NULL, folder, name[i], &t->save.part[i]);
+        dt__part_file *part = dt_is_root(t) ? &s->part[s->parts++] : &none;
+        if (!whole || dt_is_root(t)) r = dt__state_write(&w, &g, NULL, &s->files, folder, name[i], part);
         r = dt__trainer_agree(t, r);
     }
     dt__gather_close(&g);
     return r;
 }
 
-/* Begins a save of the present state. The next step may begin; before its update it waits for the snapshot. */
+/* Begins a save of the present state. When it returns, the next step may begin. */
 static dt_result dt__save_begin(dt_trainer *t)
 {
     dt__saver *s = &t->save;
+    const dt_checkpoints *l = &t->layout.checkpoint;
     char folder[PATH_MAX];
-    dt_result r = DT_OK;
-    s->now.full = t->layout.checkpoint.kind == DT_FULL;
+    int64_t count;
+    dt_result r;
+    s->now.full = l->kind == DT_FULL;
     s->now.step = t->e.step;
     s->now.grow = t->e.grow;
     s->now.data_ranks = t->e.mesh.size[DT_AXIS_DATA];
     s->now.power1 = t->e.powers.power1, s->now.power2 = t->e.powers.power2;
-    s->began = dt__now();
-    r = dt__step_path(folder, t->layout.checkpoint.place, s->now.step, ".tmp");
-    if (!r && dt_is_root(t)) r = dt__step_begin(&s->files, t->layout.checkpoint.place, s->now.step, folder);
+    s->last = dt__now();
+    s->parts = 0;
+    memset(s->part, 0, sizeof s->part);
+    r = dt__step_path(folder, l->place, s->now.step, ".tmp");
+    if (!r && dt_is_root(t)) r = dt__step_begin(&s->files, l->place, s->now.step, folder);
+    if (!r && s->snapshot) r = dt__save_copy(t, &count);
     r = dt__trainer_agree(t, r);
     if (!r && s->now.full) r = dt__save_full(t, folder);
     if (r) return r;
-    s->copied = dt__save_ask(s);
-    s->written = dt__save_ask(s);
-    s->state = DT__SAVE_WRITING;
+    s->written = dt__queue_ask(&s->queue);
+    s->writing = 1;
+    s->blocked += dt__now() - s->last;
     return DT_OK;
 }
 
-/* When all ranks have written, rank 0 collects the list of files, writes the manifest and publishes the checkpoint. */
-static dt_result dt__save_end(dt_trainer *t, dt_result r)
+/* Ends the save under way, if there is one: when all ranks have written, rank 0 publishes the checkpoint. */
+static dt_result dt__save_end(dt_trainer *t)
 {
     dt__saver *s = &t->save;
-    int size = dt_comm_size(t->comm), full = s->now.full;
-    int64_t words = (int64_t)sizeof(dt__part_file) / 4;
-    dt_result wrote = dt__save_wait(t, &s->queue, s->written);
-    r = dt__trainer_agree(t, r ? r : wrote);
-    if (!r && !full)
-        r = dt_all_gather(t->comm, (const float *)(const void *)s->part, (float *)(void *)s->all, words);
+    int64_t files = 0, words = (int64_t)sizeof s->part / 4;
+    double start = dt__now();
+    dt_result r;
+    if (!s->writing) return DT_OK;
+    s->writing = 0;
+    r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, s->written));
+    if (!r) r = dt_all_gather(t->comm, (const float *)(const void *)s->part, (float *)(void *)s->all, words);
     if (r) return r;
-    if (full) memcpy(s->all, s->part, sizeof s->part);
-    memcpy(s->all + (full ? 2 : size), s->extra, sizeof s->extra);
+    for (int i = 0; i < dt_comm_size(t->comm) * DT__SAVE_PARTS; i++)
+        if (*s->all[i].name) s->all[files++] = s->all[i];
     s->manifest.length = 0;
-    if (dt_is_root(t)) dt__trainer_manifest(t, &s->manifest, s->all, (full ? 2 : size) + s->extras);
-    s->published = dt__save_ask(s);
-    s->state = DT__SAVE_PUBLISHING;
+    if (dt_is_root(t)) dt__trainer_manifest(t, &s->manifest, s->all, files);
+    r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, dt__queue_ask(&s->queue)));
+    if (r) return r;
+    s->saved = s->now.step;
+    s->seconds = dt__now() - s->last;
+    s->blocked += dt__now() - start;
+    dt__comm_progress(t->comm, s->now.step);
     return DT_OK;
 }
 
-/* Waits until the checkpoint is published. */
-static dt_result dt__save_settle(dt_trainer *t)
-{
-    dt__saver *s = &t->save;
-    dt_result r = DT_OK;
-    if (s->state == DT__SAVE_WRITING) r = dt__save_end(t, DT_OK);
-    if (r || s->state == DT__SAVE_IDLE) return r;
-    r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, s->published));
-    s->state = DT__SAVE_IDLE;
-    s->seconds = dt__now() - s->began;
-    if (!r) dt__comm_progress(t->comm, s->now.step);
-    return r;
-}
-
+/* Saves unless the checkpoint of this step exists; `behind`: the files are written while training goes on. */
 static dt_result dt__trainer_save(dt_trainer *t, int behind)
 {
-    double start = dt__now();
-    dt_result r = dt__save_settle(t);
-    if (t->save.published && t->save.now.step == t->e.step) return r; /* the checkpoint of this step exists */
-    if (!r) {
-        r = dt__save_begin(t);
-        if (!behind) {
-            r = dt__save_end(t, r);
-            if (!r) r = dt__save_settle(t);
-        }
-    }
-    t->save.cost = dt__now() - start;
-    t->save.blocked += t->save.cost;
-    t->save.last = start;
+    dt__saver *s = &t->save;
+    double before = s->blocked;
+    dt_result r = dt__save_end(t);
+    if (r || s->saved == t->e.step) return r;
+    r = dt__save_begin(t);
+    if (!r && !behind) r = dt__save_end(t);
+    s->cost = s->blocked - before;
     return r;
 }
 
@@ -25191,31 +24987,14 @@ DT_API dt_result dt_trainer_save(dt_trainer *t)
     return dt__trainer_save(t, 0);
 }
 
-/* Waits for the snapshot, before the first weight changes. */
-static dt_result dt__save_hold(void *owner)
-{
-    dt_trainer *t = (dt_trainer *)owner;
-    double start = dt__now();
-    dt_result r = DT_OK;
-    if (t->save.state == DT__SAVE_WRITING && t->save.snapshot) r = dt__save_wait(t, &t->save.queue, t->save.copied);
-    t->save.cost += dt__now() - start;
-    t->save.blocked += dt__now() - start;
-    return r;
-}
-
 /* Memory for the snapshot of asynchronous saves. */
 static dt_result dt__save_snapshot(dt_trainer *t)
 {
-    dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
-    dt__snapshot size;
-    dt_result r;
-    size.to = NULL, size.floats = 0;
-    (void)dt__state_each(&w, dt__snapshot_take, &size);
-    t->planned.buffers += 4 * size.floats, t->planned.total += 4 * size.floats;
-    r = dt__check_memory(t, 1);
-    if (!r && !(t->save.snapshot = (float *)dt__alloc(4 * size.floats, "the snapshot of the state"))) r = DT_E_MEMORY;
-    t->e.hold = dt__save_hold;
-    t->e.hold_owner = t;
+    int64_t count;
+    dt_result r = dt__save_copy(t, &count);
+    t->planned.buffers += 4 * count, t->planned.total += 4 * count;
+    if (!r) r = dt__check_memory(t, 1);
+    if (!r && !(t->save.snapshot = (float *)dt__alloc(4 * count, "the snapshot of the state"))) r = DT_E_MEMORY;
     return r;
 }
 
@@ -25226,11 +25005,12 @@ static dt_result dt__save_open(dt_trainer *t)
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt_result r = dt__files_open(&s->files, dt_comm_rank(t->comm));
     if (r) return r;
-    s->all = (dt__part_file *)dt__alloc((int64_t)sizeof *s->all * (dt_comm_size(t->comm) + 4), "a checkpoint");
+    s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
     if (!r && l->async) r = dt__save_snapshot(t);
-    if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, DT__JOBS, "write checkpoints");
-    s->newest = s->mirroring = s->mirrored = -1;
+    if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, 2, "write checkpoints");
+    s->newest = s->mirroring = s->mirrored = s->saved = -1;
+    dt__options_preset(DT__ROWS(dt__manifest_members), 0, &s->now);
     s->mirror_files.rate = (double)l->mirror_rate;
     if (!r && l->mirror && dt_is_root(t))
         r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
@@ -25265,11 +25045,14 @@ static dt_result dt__resume_read(dt_trainer *t, const char *folder, const dt__ma
 }
 
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
-static dt_result dt__resume_one(dt_trainer *t, const char *folder)
+static dt_result dt__resume_one(dt_trainer *t, int64_t step)
 {
     dt__files *f = &t->save.files;
     dt__manifest m;
-    dt_result r = dt__manifest_read(&m, f, folder);
+    char folder[PATH_MAX];
+    dt_result r = dt__step_path(folder, t->layout.checkpoint.place, step, "");
+    memset(&m, 0, sizeof m);
+    if (!r) r = dt__manifest_read(&m, f, folder);
     if (!r) r = dt__trainer_agrees(t, &m, folder);
     r = dt__trainer_agree(t, r);
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
@@ -25300,29 +25083,16 @@ static dt_result dt__trainer_forget(dt_trainer *t)
     return DT_OK;
 }
 
-/* Resumes from the first checkpoint of a list that is whole (collective). Rank 0 has the list, newest first. */
-static dt_result dt__resume_list(dt_trainer *t, const dt__steps *s)
+/* The newest step before *step that has a checkpoint, on all ranks; -1: there is none (collective). */
+static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
 {
-    const dt_checkpoints *l = &t->layout.checkpoint;
-    for (int64_t i = 0;; i++) {
-        int64_t step = i < s->count ? s->list[i] : -1;
-        char folder[PATH_MAX];
-        float words[2];
-        dt_result r;
-        memcpy(words, &step, 8);
-        r = dt_broadcast(t->comm, words, 2, 0);
-        memcpy(&step, words, 8);
-        if (r || step < 0) return r;
-        if (l->resume == DT_RESUME_NEVER)
-            return dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or "
-                             "resume", l->place);
-        r = dt__step_path(folder, l->place, step, "");
-        if (!r) r = dt__resume_one(t, folder);
-        if (!r) dt__comm_progress(t->comm, t->first = t->e.step);
-        if (r != DT_E_DATA && r != DT_E_FILE) return r; /* success, too */
-        if (dt_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
-        t->save.damaged++;
-    }
+    float words[2];
+    dt_result r = dt_is_root(t) ? dt__step_newest(&t->save.files, t->layout.checkpoint.place, *step, step) : DT_OK;
+    r = dt__trainer_agree(t, r);
+    memcpy(words, step, 8);
+    if (!r) r = dt_broadcast(t->comm, words, 2, 0);
+    memcpy(step, words, 8);
+    return r;
 }
 
 /* Resumes from the newest checkpoint that is whole, if there is one (collective). */
@@ -25330,59 +25100,60 @@ static dt_result dt__trainer_resume(dt_trainer *t)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__queue *mirror = &t->save.mirror;
-    dt__steps s;
-    dt_result r = mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK;
-    memset(&s, 0, sizeof s);
-    if (!r && dt_is_root(t)) r = dt__steps_list(&t->save.files, l->place, &s);
-    r = dt__trainer_agree(t, r);
-    if (!r) r = dt__resume_list(t, &s);
-    dt__free(s.list);
-    if (!r && !t->e.step && t->save.damaged)
+    int64_t step = INT64_MAX;
+    int damaged = 0;
+    dt_result r = dt__trainer_agree(t, mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK);
+    for (; !r && !(r = dt__resume_next(t, &step)) && step >= 0; damaged++) {
+        if (l->resume == DT_RESUME_NEVER)
+            return dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or "
+                             "resume", l->place);
+        r = dt__resume_one(t, step);
+        if (!r) {
+            dt__comm_progress(t->comm, t->first = t->e.step);
+            return dt__trainer_forget(t);
+        }
+        if (r != DT_E_DATA && r != DT_E_FILE) return r;
+        if (dt_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
+        r = DT_OK;
+    }
+    if (!r && damaged)
         r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole (%d are not): name another directory",
-                      l->place, t->save.damaged);
-    if (!r && !t->e.step && l->resume == DT_RESUME_ONLY)
+                      l->place, damaged);
+    if (!r && l->resume == DT_RESUME_ONLY)
         r = dt__error(DT_E_USAGE, "%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out",
                       l->place);
-    return r ? r : dt__trainer_forget(t);
+    return r;
 }
 
 /* ---- a checkpoint without a trainer ---- */
 
 /* `t` is never opened: it has the recipe, the network, the list of the state and the files. */
-struct dt_checkpoint {
+typedef struct dt__opened {
+    dt_checkpoint is;
     char path[PATH_MAX];
     dt__manifest m;
     dt__reader reader;
     dt_trainer t;
     float *stored;     /* one tensor, in arrays */
-    char option[PATH_MAX];
-};
-
-/* Sets recipe and model from config.json and the manifest. */
-static dt_result dt__checkpoint_recipe(dt_checkpoint *c)
-{
-    dt_result r = dt_model_read(&c->t.recipe.model, c->path);
-    for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT && !r; o++) {
-        char value[64];
-        if (!dt__option_binds(o) || !dt__recipe_value(&c->m, o->name, value, sizeof value)) continue;
-        if (o->kind != DT__KIND_FLAG || !strcmp(value, "1")) r = dt__option_set(o, value, &c->t.recipe);
-    }
-    return r;
-}
+    dt_checkpoint_entry *entry; /* files, tensors, arrays */
+} dt__opened;
 
 /* Opens the network, if config.json describes the model. */
-static dt_result dt__checkpoint_model(dt_checkpoint *c)
+static dt_result dt__opened_model(dt__opened *c)
 {
     dt_trainer *t = &c->t;
     int64_t longest = 0;
     char path[PATH_MAX], model[65];
     dt_result r = dt__path_join(path, c->path, "config.json");
-    if (r || access(path, F_OK)) return r;
+    int known = !access(path, F_OK);
     t->recipe = dt_recipe_default();
     t->layout = dt_layout_default();
     t->e.recipe = &t->recipe, t->e.layout = &t->layout;
-    r = dt__checkpoint_recipe(c);
-    if (!r) r = dt__check_model(&t->recipe.model);
+    if (!r && known) r = dt_model_read(&t->recipe.model, c->path);
+    if (!r) r = dt__manifest_recipe(&c->m, c->path, &t->recipe);
+    c->is.recipe = t->recipe;
+    if (r || !known) return r;
+    r = dt__check_model(&t->recipe.model);
     if (!r) r = dt__check_batch(&t->recipe, 1);
     t->e.net.tensor_shards = t->recipe.tensor_shards;
     if (!r)
@@ -25399,233 +25170,188 @@ static dt_result dt__checkpoint_model(dt_checkpoint *c)
     return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
 }
 
+/* Lists files, tensors and arrays. */
+static dt_result dt__opened_list(dt__opened *c)
+{
+    const dt__tensors *t = &c->reader.tensors;
+    dt_checkpoint *is = &c->is;
+    dt_checkpoint_entry *e;
+    is->path = c->path, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
+    is->files = c->m.files, is->tensors = t->count, is->arrays = c->t.state.count;
+    e = c->entry = (dt_checkpoint_entry *)dt__alloc((is->files + is->tensors + is->arrays + 1) * (int64_t)sizeof *e,
+                                                    "the contents of a checkpoint");
+    if (!e) return DT_E_MEMORY;
+    is->file = e, is->tensor = e + is->files, is->array = is->tensor + is->tensors;
+    for (const dt__part_file *p = c->m.file; p < c->m.file + is->files; p++, e++) {
+        snprintf(e->name, sizeof e->name, "%s", p->name);
+        e->sha256 = p->hash, e->bytes = p->bytes, is->bytes += p->bytes;
+    }
+    for (const dt__stored *s = t->list; s < t->list + is->tensors; s++, e++) {
+        snprintf(e->name, sizeof e->name, "%s", s->name);
+        e->type = dt__stored_types[s->type].name, e->shape = s->shape, e->bytes = s->bytes;
+        e->file = strrchr(t->file[s->file].path, '/') + 1;
+    }
+    for (const dt__state_tensor *x = c->t.state.tensor; x < c->t.state.tensor + is->arrays; x++, e++) {
+        dt__state_tensor_name(x, e->name, sizeof e->name, &e->shape);
+        e->type = "F32", e->shape = x->is.shape, e->bytes = 4 * dt_shape_count(x->is.shape);
+    }
+    return DT_OK;
+}
+
 DT_API void dt_checkpoint_close(dt_checkpoint **handle)
 {
-    dt_checkpoint *c = *handle;
+    dt__opened *c = (dt__opened *)*handle;
     if (!c) return;
     dt__manifest_close(&c->m);
     dt__reader_close(&c->reader);
-    dt__state_close(&c->t.state);
+    dt__free(c->t.state.tensor);
     dt__net_close(&c->t.e.net);
     dt__free(c->stored);
+    dt__free(c->entry);
     dt__free(c);
     *handle = NULL;
 }
 
-/* Finds a directory with a manifest, or the newest step in the directory. */
-static dt_result dt__checkpoint_find(dt_checkpoint *c, const char *path)
-{
-    dt__steps s;
-    dt_result r = dt__path_join(c->path, path, "manifest.json");
-    if (r) return r;
-    if (!access(c->path, F_OK)) return snprintf(c->path, sizeof c->path, "%s", path), DT_OK;
-    r = dt__steps_list(&c->t.save.files, path, &s);
-    if (!r && !s.count)
-        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps",
-                      path);
-    if (!r) r = dt__step_path(c->path, path, s.list[0], "");
-    dt__free(s.list);
-    return r;
-}
-
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 {
-    dt_checkpoint *c = (dt_checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
-    dt_result r;
-    *handle = NULL;
-    if (!c) return DT_E_MEMORY;
-    r = dt__checkpoint_find(c, path);
-    if (!r) r = dt__manifest_read(&c->m, &c->t.save.files, c->path);
-    if (!r) r = dt__reader_open(&c->reader, &c->t.save.files, c->path, &c->m);
-    if (!r) r = dt__checkpoint_model(c);
-    if (r) dt_checkpoint_close(&c);
-    *handle = c;
+    dt__opened *c = (dt__opened *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
+    dt__files *f = c ? &c->t.save.files : NULL;
+    int64_t step = -1;
+    dt_result r = c ? dt__path_join(c->path, path, "manifest.json") : DT_E_MEMORY;
+    *handle = c ? &c->is : NULL;
+    if (!r && !access(c->path, F_OK)) snprintf(c->path, sizeof c->path, "%s", path);
+    else if (!r) {
+        r = dt__step_newest(f, path, INT64_MAX, &step);
+        if (!r && step < 0)
+            r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps",
+                          path);
+        if (!r) r = dt__step_path(c->path, path, step, "");
+    }
+    if (!r) r = dt__manifest_read(&c->m, f, c->path);
+    if (!r) r = dt__reader_open(&c->reader, f, c->path, &c->m);
+    if (!r) r = dt__opened_model(c);
+    if (!r) r = dt__opened_list(c);
+    if (r) dt_checkpoint_close(handle);
     return r;
 }
 
-DT_API dt_checkpoint_info dt_checkpoint_about(const dt_checkpoint *c)
+DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
 {
-    dt_checkpoint_info about;
-    memset(&about, 0, sizeof about);
-    about.path = c->path;
-    about.step = c->m.step;
-    about.kind = c->m.full ? DT_FULL : DT_SHARDED;
-    about.files = c->m.files;
-    for (int64_t i = 0; i < c->m.files; i++) about.bytes += c->m.file[i].bytes;
-    about.tensors = c->reader.tensors.count;
-    about.arrays = c->t.state.count;
-    return about;
-}
-
-DT_API dt_checkpoint_file dt_checkpoint_file_at(const dt_checkpoint *c, int64_t index)
-{
-    dt_checkpoint_file file;
-    file.name = c->m.file[index].name, file.sha256 = c->m.file[index].hash, file.bytes = c->m.file[index].bytes;
-    return file;
-}
-
-DT_API dt_checkpoint_tensor dt_checkpoint_tensor_at(const dt_checkpoint *c, int64_t index)
-{
-    const dt__tensors *t = &c->reader.tensors;
-    const dt__stored *s = &t->list[index];
-    dt_checkpoint_tensor tensor;
-    snprintf(tensor.name, sizeof tensor.name, "%s", s->name);
-    tensor.type = dt__stored_types[s->type].name;
-    tensor.file = strrchr(t->file[s->file].path, '/') + 1;
-    tensor.shape = s->shape;
-    tensor.bytes = s->bytes;
-    return tensor;
-}
-
-DT_API dt_checkpoint_tensor dt_checkpoint_array_at(const dt_checkpoint *c, int64_t index)
-{
-    const dt__state_tensor *x = &c->t.state.tensor[index];
-    dt_checkpoint_tensor a;
-    dt__state_tensor_name(x, a.name, sizeof a.name, &a.shape);
-    a.shape = x->is.shape;
-    a.type = "F32";
-    a.file = NULL;
-    a.bytes = 4 * dt_shape_count(a.shape);
-    return a;
-}
-
-DT_API const char *dt_checkpoint_option(dt_checkpoint *c, const char *name)
-{
-    return dt__recipe_value(&c->m, name, c->option, sizeof c->option) ? c->option : NULL;
-}
-
-DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c)
-{
+    dt__opened *c = (dt__opened *)checkpoint;
     dt_result r = DT_OK;
     for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->reader.files, c->path, &c->m.file[i], NULL);
     return r;
 }
 
-static dt_result dt__checkpoint_known(const dt_checkpoint *c, int64_t index)
+static dt_result dt__opened_known(const dt__opened *c, int64_t index)
 {
-    if (!c->t.state.count)
+    if (!c->is.arrays)
         return dt__error(DT_E_USAGE, "%s has no config.json: its model is the program's own or has experts, and only "
                          "its trainer can put it together", c->path);
-    if (index >= 0 && index < c->t.state.count) return DT_OK;
+    if (index >= 0 && index < c->is.arrays) return DT_OK;
     return dt__error(DT_E_USAGE, "there is no array %lld, %s has %lld: count from 0", (long long)index, c->path,
-                     (long long)c->t.state.count);
+                     (long long)c->is.arrays);
 }
 
-static dt__state_walk dt__checkpoint_walk(dt_checkpoint *c, int64_t first, int64_t end)
+static dt__state_walk dt__opened_walk(dt__opened *c, int64_t first, int64_t end)
 {
     dt__state_walk w = dt__state_walk_of(&c->t, first, end, 0);
     w.memory = c->stored;
     return w;
 }
 
-/* Reads an array as floats. */
-typedef struct dt__reading {
-    dt__reader *from;
-    float *to;
-} dt__reading;
-static dt_result dt__reading_put(void *user, const float *data, int64_t count)
+DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
 {
-    dt__reading *x = (dt__reading *)user;
-    memcpy(x->to, data, 4 * (size_t)count);
-    x->to += count;
-    return DT_OK;
-}
-static dt_result dt__reading_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__reader *from = ((dt__reading *)user)->from;
-    dt_result r = dt__reader_take(from, of, slice, slices);
-    return r ? r : dt__gather_give(&from->gather, of, slice, slices, 0, dt__reading_put, user);
-}
-
-DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values)
-{
-    dt__state_walk w = dt__checkpoint_walk(c, index, index + 1);
-    dt__reading x;
-    dt_result r = dt__checkpoint_known(c, index);
-    x.from = &c->reader, x.to = values;
-    return r ? r : dt__state_each(&w, dt__reading_take, &x);
+    dt__opened *c = (dt__opened *)checkpoint;
+    dt__state_walk w = dt__opened_walk(c, index, index + 1);
+    dt__floats_to floats;
+    dt__giver give = dt__giver_of(&c->reader, &c->reader.gather, 0, dt__floats_put, &floats);
+    dt_result r = dt__opened_known(c, index);
+    if (r) return r;
+    floats.to = values, floats.count = 0;
+    return dt__state_each(&w, dt__giver_take, &give);
 }
 
 /* Writes arrays [first, end) into one file and flushes it. */
-static dt_result dt__checkpoint_write(dt_checkpoint *c, const char *folder, const char *name, int64_t first,
-                                      int64_t end, int full, dt__part_file *part)
+static dt_result dt__opened_write(dt__opened *c, const char *folder, const char *name, int64_t first, int64_t end,
+                                  dt__part_file *part)
 {
-    dt__state_walk w = dt__checkpoint_walk(c, first, end);
-    dt_result r = dt__state_write(&w, full ? &c->reader.gather : NULL, &c->reader, folder, name, part);
+    dt__state_walk w = dt__opened_walk(c, first, end);
+    dt__gatherer *gather = *name == 's' ? NULL : &c->reader.gather;
+    dt_result r = dt__state_write(&w, gather, &c->reader, c->reader.files, folder, name, part);
     return r ? r : dt__part_flush(c->reader.files, folder, name);
 }
 
 /* Writes the manifest with another kind and other files. */
-static dt_result dt__checkpoint_manifest(dt_checkpoint *c, const char *folder, int full, const dt__part_file *file,
-                                         int64_t files)
+static dt_result dt__opened_manifest(dt__opened *c, const char *folder, int full, const dt__part_file *file,
+                                     int64_t files)
 {
     const dt__manifest *m = &c->m;
     int64_t behind = m->kind + (int64_t)(m->full ? sizeof "\"full\"" : sizeof "\"sharded\"") - 1;
-    char path[PATH_MAX];
+    dt__part_file part;
     dt__text text;
-    dt_result r = dt__path_join(path, folder, "manifest.json");
+    dt_result r;
     memset(&text, 0, sizeof text);
     dt__text_add(&text, "%.*s%s%.*s", (int)m->kind, m->text, full ? "\"full\"" : "\"sharded\"", (int)(m->list - behind),
                  m->text + behind);
     dt__manifest_end(&text, file, files);
-    if (!r && text.failed) r = DT_E_MEMORY;
-    if (!r) r = dt__file_put(c->reader.files, path, text.at, text.length);
+    r = text.failed ? DT_E_MEMORY : dt__part_put(c->reader.files, folder, "manifest.json", text.at, text.length, &part);
     dt__free(text.at);
     return r;
 }
 
-DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, dt_checkpoint_kind kind)
+DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *directory, dt_checkpoint_kind kind)
 {
+    dt__opened *c = (dt__opened *)checkpoint;
     dt__files *f = c->reader.files;
     dt__part_file part[8];
     char draft[PATH_MAX], to[PATH_MAX];
-    int64_t files = 0, weights = c->t.e.net.param_count, arrays = c->t.state.count;
+    int64_t files = 0, weights = c->t.e.net.param_count, arrays = c->is.arrays;
     int full = kind == DT_FULL;
-    dt_result r = dt__checkpoint_known(c, 0);
+    dt_result r = dt__opened_known(c, 0);
     if (!r && !full && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
         return dt__error(DT_E_USAGE, "%s has the compression error of each rank, which belongs to that number of "
                          "ranks: resume from it as it is, or convert to a full one, for other programs", c->path);
     if (!r) r = dt__step_path(to, directory, c->m.step, "");
     if (!r && !access(to, F_OK))
         r = dt__error(DT_E_USAGE, "%s is there already: convert into another directory", to);
-    if (!r) r = dt_checkpoint_verify(c); /* damaged data must not get a new hash */
+    if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
     if (!r) r = dt__step_begin(f, directory, c->m.step, draft);
-    if (!r && full) r = dt__checkpoint_write(c, draft, "model.safetensors", 0, weights, 1, &part[files++]);
-    if (!r && full) r = dt__checkpoint_write(c, draft, "optimizer.safetensors", weights, arrays, 1, &part[files++]);
-    if (!r && !full) r = dt__checkpoint_write(c, draft, "shard-000.safetensors", 0, arrays, 0, &part[files++]);
+    if (!r && full) r = dt__opened_write(c, draft, "model.safetensors", 0, weights, &part[files++]);
+    if (!r && full) r = dt__opened_write(c, draft, "optimizer.safetensors", weights, arrays, &part[files++]);
+    if (!r && !full) r = dt__opened_write(c, draft, "shard-000.safetensors", 0, arrays, &part[files++]);
     for (int64_t i = 0; i < c->m.files && files < 8 && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
-        r = dt__file_copy(draft, f, c->path, c->m.file[i].name);
+        r = dt__part_copy(draft, f, c->path, c->m.file[i].name);
         part[files++] = c->m.file[i];
     }
-    if (!r) r = dt__checkpoint_manifest(c, draft, full, part, files);
+    if (!r) r = dt__opened_manifest(c, draft, full, part, files);
     return r ? r : dt__step_publish(f, directory, c->m.step);
 }
 
 /* ---- initial weights from published files ---- */
 
-/* Compares config.json with the recipe where shapes cannot tell a difference. */
+/* Compares config.json with the recipe. */
 static dt_result dt__weights_config(const dt_trainer *t)
 {
-    const dt_recipe *r = &t->recipe;
     const dt_model *here = &t->e.net.model;
-    const char *what = NULL;
-    char name[PATH_MAX];
+    char name[PATH_MAX], there[64], value[64];
+    const dt__option *o = dt__config_members;
     dt_model m;
-    dt_result result = dt__path_join(name, r->weights, "config.json");
-    if (result || !dt__config_knows(&r->model) || access(name, F_OK)) return result;
-    result = dt_model_read(&m, name);
-    if (result) return result;
-    if (m.family != here->family) what = "family";
-    else if (m.heads != here->heads) what = "--heads";
-    else if (m.kv_heads != here->kv_heads) what = "--kv-heads";
-    else if (m.norm_eps != here->norm_eps) what = "--norm-eps";
-    else if (m.rope_base != here->rope_base) what = "--rope-base";
-    else if (m.tied != here->tied) what = "--tied";
-    else if (memcmp(&m.rope_scaling, &here->rope_scaling, sizeof m.rope_scaling)) what = "rotary scaling";
-    if (!what) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s says another %s than the recipe: --model %s takes all from it", name, what,
-                     r->weights);
+    dt_result r = dt__path_join(name, t->recipe.weights, "config.json");
+    if (r || !dt__config_knows(&t->recipe.model) || access(name, F_OK)) return r;
+    r = dt_model_read(&m, name);
+    for (; !r && o < dt__config_members + DT__CONFIG_COUNT; o++) {
+        if (o->group != (int)m.family || o->offset >= sizeof m || o->kind == DT__KIND_PLACE) continue;
+        dt__option_text(o, &m, there, sizeof there), dt__option_text(o, here, value, sizeof value);
+        if (strcmp(there, value))
+            return dt__error(DT_E_USAGE, "%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name,
+                             there, value, t->recipe.weights);
+    }
+    if (r || (m.family == here->family && !memcmp(&m.rope_scaling, &here->rope_scaling, sizeof m.rope_scaling)))
+        return r;
+    return dt__error(DT_E_USAGE, "%s says another family or rotary scaling than the recipe: --model %s takes all from "
+                     "it", name, t->recipe.weights);
 }
 
 /* A model whose head is its table accepts files with a head only if its numbers are those of the table. */
@@ -25634,52 +25360,44 @@ static dt_result dt__weights_tied(dt_trainer *t, const dt__stored *head)
     const dt__tensors *from = &t->published.tensors;
     const char *name = t->recipe.model.family == DT_LLAMA ? "model.embed_tokens.weight" : "transformer.wte.weight";
     const dt__stored *table = t->recipe.model.segments ? NULL : dt__weights_find(from, name);
-    char of_head[65], of_table[65];
+    char hash[2][65];
     dt__sha256 h;
     dt_result r = DT_OK;
     for (int i = 0; i < 2 && table && !r; i++) {
         dt__sha256_begin(&h);
         r = dt__weights_digest(from, &t->save.files, i ? table : head, &h);
-        dt__sha256_end(&h, i ? of_table : of_head);
+        dt__sha256_end(&h, hash[i]);
     }
-    if (r || (table && !strcmp(of_head, of_table))) return r;
+    if (r || (table && !strcmp(hash[0], hash[1]))) return r;
     return dt__error(DT_E_USAGE, "%s holds a lm_head.weight of its own, the model's head is its table: leave --tied "
                      "out, or name other weights", from->file[head->file].path);
-}
-
-/* Refuses a tensor of the files that the model does not use. */
-static dt_result dt__weights_used(dt_trainer *t, const dt__stored *s)
-{
-    char name[192];
-    int used = dt__net_find(&t->e.net, s->name) >= 0 || dt__weights_buffer(s->name);
-    for (int k = 0; k < 2 && !used; k++) {
-        snprintf(name, sizeof name, "%s%s", k ? "model." : "transformer.", s->name);
-        used = dt__net_find(&t->e.net, name) >= 0;
-    }
-    if (used) return DT_OK;
-    if (!strcmp(s->name, "lm_head.weight")) return dt__weights_tied(t, s);
-    return dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it is of another model",
-                     t->published.tensors.file[s->file].path, s->name);
 }
 
 /* Finds every parameter in the files, and a parameter for every tensor; computes the hash that identifies the files. */
 static dt_result dt__weights_check(dt_trainer *t)
 {
     const dt__tensors *from = &t->published.tensors;
-    const dt__stored *s;
     dt__sha256 h;
     dt_result r = DT_OK;
     dt__sha256_begin(&h);
     for (int32_t i = 0; i < t->e.net.param_count && !r; i++) {
         char name[160];
         dt_shape shape;
+        dt__stored *s;
         dt__state_tensor_name(&t->state.tensor[i], name, sizeof name, &shape);
         dt__sha256_add(&h, name, (int64_t)strlen(name));
         r = dt__weights_fit(from, name, &shape, &s);
         if (!r) r = dt__weights_digest(from, &t->save.files, s, &h);
+        if (!r) s->used = 1;
     }
     dt__sha256_end(&h, t->save.now.weights);
-    for (int64_t i = 0; i < from->count && !r; i++) r = dt__weights_used(t, &from->list[i]);
+    for (const dt__stored *s = from->list; s < from->list + from->count && !r; s++) {
+        if (s->used || dt__weights_buffer(s->name)) continue;
+        if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_tied(t, s);
+        else
+            r = dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it is of another model",
+                          from->file[s->file].path, s->name);
+    }
     return r;
 }
 
@@ -25687,15 +25405,15 @@ static dt_result dt__weights_check(dt_trainer *t)
 static dt_result dt__weights_begin(dt_trainer *t)
 {
     dt_result r = dt__weights_open(&t->published.tensors, &t->save.files, t->recipe.weights);
-    if (!r) r = dt__weights_config(t);
     if (!r) r = dt__weights_check(t);
+    if (!r) r = dt__weights_config(t);
     return dt__trainer_agree(t, r);
 }
 
 static dt_result dt__weights_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
     dt__reader *x = (dt__reader *)user;
-    const dt__stored *s;
+    dt__stored *s;
     char name[160];
     dt_shape shape;
     dt_result r;
@@ -25990,7 +25708,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     if (!t) return;
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
-    dt__state_close(&t->state);
+    dt__free(t->state.tensor);
     dt__metrics_close(&t->metrics);
     dt_rules_close(&t->rules);
     if (t->timeline) dt__timeline_close(t, 0);
@@ -26622,7 +26340,7 @@ static uint32_t dt__save_says(dt_trainer *t)
     uint32_t said = 0;
     if (!t->layout.checkpoint.place) return said;
     if (dt__comm_stop_requested(t->comm)) said |= DT__SAID_STOP;
-    if (s->state == DT__SAVE_WRITING && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
+    if (s->writing && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
     if (t->layout.checkpoint.interval == DT_AUTO && dt_is_root(t) && dt__now() - s->last >= s->interval)
         said |= DT__SAID_DUE; /* the first step, too: only a save tells what one costs */
     return said;
@@ -26666,7 +26384,7 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     if (!r && !behind && dt_is_root(t) && !l->output.quiet)
         printf("step %lld/%lld  checkpoint in %.2f s\n", (long long)info->step, (long long)t->recipe.steps,
                t->save.seconds);
-    if (!r && !behind) dt__save_learn(t);
+    if (!r) dt__save_learn(t);
     if (r || !stop) return r;
     return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run again to go on",
                      t->stopper ? "by rule " : "on request", t->stopper ? dt_rule_name(t->stopper - 1) : "",
@@ -27259,7 +26977,7 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     dt_result r;
     r = dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t); /* a rank that waits for data is alive */
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
-    if (!r && !e->grown && t->save.state == DT__SAVE_WRITING && !(*said & DT__SAID_WRITING)) r = dt__save_end(t, DT_OK);
+    if (!r && !e->grown && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_end(t);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
     if (!r && (valid || e->grow.factor > 1)) r = dt__engine_step(e, dt__trainer_load, t);

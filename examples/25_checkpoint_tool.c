@@ -52,29 +52,19 @@ static const char *shape_text(const dt_shape *s, char text[96])
 
 static dt_result show(const char *path, int64_t most)
 {
-    static const char *const options[] = {"layers", "heads", "width", "vocabulary",    "batch",     "sequence",
-                                          "steps",  "seed",  "data",  "learning-rate", "optimizer", "weights"};
     dt_checkpoint *c = NULL;
-    dt_checkpoint_info about;
     char text[96];
     dt_result r = dt_checkpoint_open(&c, path);
     if (r) return r;
-    about = dt_checkpoint_about(c);
-    printf("%s: %s, step %lld\n", about.path, kind_name(about.kind), (long long)about.step);
-    for (int i = 0; i < (int)(sizeof options / sizeof *options); i++) {
-        const char *value = dt_checkpoint_option(c, options[i]);
-        if (value && *value) printf("  --%s %s", options[i], value);
-    }
-    printf("\n");
-    for (int64_t i = 0; i < about.files; i++) {
-        dt_checkpoint_file f = dt_checkpoint_file_at(c, i);
-        printf("  %-24s %10lld bytes  sha256 %.16s..\n", f.name, (long long)f.bytes, f.sha256);
-    }
-    for (int64_t i = 0; i < about.tensors && i < most; i++) {
-        dt_checkpoint_tensor t = dt_checkpoint_tensor_at(c, i);
-        printf("  %-64s %-4s %-12s in %s\n", t.name, t.type, shape_text(&t.shape, text), t.file);
-    }
-    if (about.tensors > most) printf("  .. and %lld more\n", (long long)(about.tensors - most));
+    printf("%s: %s, step %lld of %lld\n", c->path, kind_name(c->kind), (long long)c->step, (long long)c->recipe.steps);
+    printf("  --layers %lld --width %lld --batch %lld --sequence %lld --seed %lld --learning-rate %g\n",
+           (long long)c->recipe.model.layers, (long long)c->recipe.model.width, (long long)c->recipe.batch,
+           (long long)c->recipe.sequence, (long long)c->recipe.seed, (double)c->recipe.learning_rate);
+    for (const dt_checkpoint_entry *f = c->file; f < c->file + c->files; f++)
+        printf("  %-24s %10lld bytes  sha256 %.16s..\n", f->name, (long long)f->bytes, f->sha256);
+    for (const dt_checkpoint_entry *t = c->tensor; t < c->tensor + c->tensors && t < c->tensor + most; t++)
+        printf("  %-64s %-4s %-12s in %s\n", t->name, t->type, shape_text(&t->shape, text), t->file);
+    if (c->tensors > most) printf("  .. and %lld more\n", (long long)(c->tensors - most));
     dt_checkpoint_close(&c);
     return DT_OK;
 }
@@ -84,8 +74,8 @@ static dt_result verify(const char *path)
     dt_checkpoint *c = NULL;
     dt_result r = dt_checkpoint_open(&c, path);
     if (!r) r = dt_checkpoint_verify(c);
-    if (!r) printf("%s: %lld files, %lld bytes, all as the manifest says\n", dt_checkpoint_about(c).path,
-                   (long long)dt_checkpoint_about(c).files, (long long)dt_checkpoint_about(c).bytes);
+    if (!r) printf("%s: %lld files, %lld bytes, all as the manifest says\n", c->path, (long long)c->files,
+                   (long long)c->bytes);
     dt_checkpoint_close(&c);
     return r;
 }
@@ -95,7 +85,7 @@ static dt_result convert(const char *path, const char *to, dt_checkpoint_kind ki
     dt_checkpoint *c = NULL;
     dt_result r = dt_checkpoint_open(&c, path);
     if (!r) r = dt_checkpoint_convert(c, to, kind);
-    if (!r) printf("%s (%s) -> %s (%s)\n", path, kind_name(dt_checkpoint_about(c).kind), to, kind_name((int32_t)kind));
+    if (!r) printf("%s (%s) -> %s (%s)\n", path, kind_name(c->kind), to, kind_name((int32_t)kind));
     dt_checkpoint_close(&c);
     return r;
 }
@@ -103,8 +93,8 @@ static dt_result convert(const char *path, const char *to, dt_checkpoint_kind ki
 /* Prints how array `index` differs between two checkpoints, and counts it in *differ. */
 static dt_result compare(dt_checkpoint *a, dt_checkpoint *b, int64_t index, int64_t *differ)
 {
-    dt_checkpoint_tensor t = dt_checkpoint_array_at(a, index);
-    int64_t count = dt_shape_count(t.shape), others = 0, first = 0;
+    const dt_checkpoint_entry *t = &a->array[index];
+    int64_t count = dt_shape_count(t->shape), others = 0, first = 0;
     double most = 0;
     float *x = (float *)malloc(8 * (size_t)count), *y = x + count;
     dt_result r = !x ? DT_E_MEMORY : dt_checkpoint_read(a, index, x);
@@ -117,7 +107,7 @@ static dt_result compare(dt_checkpoint *a, dt_checkpoint *b, int64_t index, int6
     }
     *differ += others > 0;
     if (others)
-        printf("  %-56s %8lld of %lld differ, by up to %.3g; the first at %lld: %.9g and %.9g\n", t.name,
+        printf("  %-56s %8lld of %lld differ, by up to %.3g; the first at %lld: %.9g and %.9g\n", t->name,
                (long long)others, (long long)count, most, (long long)first, (double)x[first], (double)y[first]);
     free(x);
     return r;
@@ -130,10 +120,10 @@ static dt_result diff(const char *one, const char *other, int64_t *differ)
     int64_t arrays = 0;
     dt_result r = dt_checkpoint_open(&a, one);
     if (!r) r = dt_checkpoint_open(&b, other);
-    if (!r) arrays = dt_checkpoint_about(a).arrays;
+    if (!r) arrays = a->arrays;
     *differ = 0;
     if (!r && !arrays) r = dt_checkpoint_read(a, 0, NULL); /* says why there are none */
-    if (!r && arrays != dt_checkpoint_about(b).arrays) {
+    if (!r && arrays != b->arrays) {
         fprintf(stderr, "diff: %s and %s are of different models or optimizers\n", one, other);
         r = DT_E_USAGE;
     }

@@ -1,10 +1,8 @@
 /* 29_async_checkpoint: saving while training goes on.
  *
  * What you learn
- *     A save in the foreground stops all ranks until the last byte is on the slowest disk. But only the next update
- *     changes what is saved. So the state is copied in memory, which takes a moment, and a thread writes the copy while
- *     the next steps compute. Even the copy need not be waited for: forward and backward only read, so the update alone
- *     waits until it is made.
+ *     A save in the foreground stops all ranks until the last byte is on the slowest disk. Behind training, ranks stop
+ *     only while the state is copied in memory; a thread writes the copy while the next steps compute.
  *     It is not free: the copy takes as much memory as what this rank saves (12 bytes per weight of its part), and the
  *     thread that writes and hashes takes a core and bandwidth from the steps meanwhile. The next save waits for the
  *     one before: a disk that is too slow for the interval is not hidden.

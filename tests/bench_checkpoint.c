@@ -87,7 +87,7 @@ static dt_result behind(const char *data, const char *place, int rounds, double 
         r = dt__trainer_save(t, 1);
         if (!r) r = dt_trainer_step(t, &info);
         if (i >= 0) still[i] = t->save.blocked - before, with[i] = info.seconds;
-        if (!r) r = dt__save_settle(t);
+        if (!r) r = dt__save_end(t);
         if (!r) r = dt_trainer_step(t, &info);
         if (i >= 0) without[i] = info.seconds;
     }

@@ -92,10 +92,10 @@ static void fuzz_file(const unsigned char *data, size_t size)
     char path[64];
     int fd = memfd_create("fuzz", 0);
     if (fd < 0 || write(fd, data, size) != (ssize_t)size) stop("a file in memory");
-    snprintf(path, sizeof path, "%d", fd);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     memset(&t, 0, sizeof t);
     memset(&files, 0, sizeof files);
-    if (dt__tensors_add(&t, &files, "/proc/self/fd", path)) refused();
+    if (dt__tensors_add(&t, &files, path)) refused();
     else {
         int64_t first = 8;
         for (int i = 8; i-- > 0;) first += (int64_t)data[i] << 8 * i;
@@ -213,12 +213,14 @@ static void seed_manifest(dt__text *text)
     t.layout = dt_layout_default();
     t.layout.checkpoint.kind = (int32_t)draw(2);
     t.feed.is.samples[DT_TRAIN] = 100;
-    t.save.now.full = t.layout.checkpoint.kind == DT_FULL, t.save.now.step = draw(1000);
+    t.save.now.full = t.layout.checkpoint.kind == DT_FULL;
     for (int i = 0; i < 2; i++) {
         snprintf(file[i].name, sizeof file[i].name, "shard-%03d.safetensors", i);
         memset(file[i].hash, 'a', 64);
         file[i].bytes = draw(100000);
     }
+    dt__options_preset(DT__ROWS(dt__manifest_members), 0, &t.save.now);
+    t.save.now.step = draw(1000);
     memset(t.save.now.model, 'b', 64);
     memset(t.save.now.data, 'c', 64);
     dt__trainer_manifest(&t, text, file, 1 + draw(2));

@@ -125,10 +125,10 @@ static int same_files(const char *a, const char *b)
 {
     dt_checkpoint *x = NULL, *y = NULL;
     int same = !dt_checkpoint_open(&x, a) && !dt_checkpoint_open(&y, b) && !dt_checkpoint_verify(x) &&
-               !dt_checkpoint_verify(y) && dt_checkpoint_about(x).files == dt_checkpoint_about(y).files;
-    for (int64_t i = 0; same && i < dt_checkpoint_about(x).files; i++) {
-        dt_checkpoint_file f = dt_checkpoint_file_at(x, i), g = dt_checkpoint_file_at(y, i);
-        same = !strcmp(f.name, g.name) && !strcmp(f.sha256, g.sha256) && f.bytes == g.bytes;
+               !dt_checkpoint_verify(y) && x->files == y->files;
+    for (int64_t i = 0; same && i < x->files; i++) {
+        const dt_checkpoint_entry *f = &x->file[i], *g = &y->file[i];
+        same = !strcmp(f->name, g->name) && !strcmp(f->sha256, g->sha256) && f->bytes == g->bytes;
     }
     dt_checkpoint_close(&x);
     dt_checkpoint_close(&y);
@@ -141,13 +141,13 @@ static int64_t differences(const char *a, const char *b, int64_t *arrays)
     dt_checkpoint *x = NULL, *y = NULL;
     int64_t count = 0;
     if (dt_checkpoint_open(&x, a) || dt_checkpoint_open(&y, b)) tap_bail("%s", dt_last_error());
-    *arrays = dt_checkpoint_about(x).arrays;
+    *arrays = x->arrays;
     for (int64_t i = 0; i < *arrays; i++) {
-        dt_checkpoint_tensor s = dt_checkpoint_array_at(x, i), t = dt_checkpoint_array_at(y, i);
-        int64_t n = dt_shape_count(s.shape);
+        const dt_checkpoint_entry *s = &x->array[i], *t = &y->array[i];
+        int64_t n = dt_shape_count(s->shape);
         float *values = (float *)malloc(8 * (size_t)n);
-        if (!values || strcmp(s.name, t.name) || dt_checkpoint_read(x, i, values) || dt_checkpoint_read(y, i, values + n))
-            tap_bail("%s: %s", s.name, dt_last_error());
+        if (!values || strcmp(s->name, t->name) || dt_checkpoint_read(x, i, values) || dt_checkpoint_read(y, i, values + n))
+            tap_bail("%s: %s", s->name, dt_last_error());
         count += memcmp(values, values + n, 4 * (size_t)n) != 0;
         free(values);
     }
@@ -201,14 +201,14 @@ static void trouble(void)
     train(0, in("one"), DT_SHARDED, STOP);
     train(2, in("two"), DT_SHARDED, STOP);
     if (dt_checkpoint_open(&c, in("one"))) tap_bail("%s", dt_last_error());
-    arrays = dt_checkpoint_about(c).arrays;
-    values = (float *)malloc((size_t)dt_checkpoint_array_at(c, 0).bytes);
+    arrays = c->arrays;
+    values = (float *)malloc((size_t)c->array[0].bytes);
     refused(dt_checkpoint_read(c, arrays, values), DT_E_USAGE, "there is no array", "an array too far");
     refused(dt_checkpoint_convert(c, in("two"), DT_FULL), DT_E_USAGE, "is there already", "a step that is there");
-    tap_ok(!strcmp(dt_checkpoint_option(c, "momentum"), "0.9") && !dt_checkpoint_option(c, "none"), "options");
-    tap_ok(dt_checkpoint_about(c).step == STOP && dt_checkpoint_about(c).kind == DT_SHARDED, "step and kind");
-    tap_ok(!strcmp(dt_checkpoint_array_at(c, arrays - 1).name, "first.transformer.ln_f.bias"), "the last array is %s",
-           dt_checkpoint_array_at(c, arrays - 1).name);
+    tap_ok(c->recipe.momentum == 0.9f && c->recipe.model.layers == 2 && !c->recipe.data, "the recipe");
+    tap_ok(c->step == STOP && c->kind == DT_SHARDED, "step and kind");
+    tap_ok(!strcmp(c->array[arrays - 1].name, "first.transformer.ln_f.bias"), "the last array is %s",
+           c->array[arrays - 1].name);
     flip(in("one/step-000000002/shard-000.safetensors"), 100000);
     refused(dt_checkpoint_verify(c), DT_E_DATA, "shard-000.safetensors is damaged", "a flipped bit is found");
     refused(dt_checkpoint_convert(c, in("three"), DT_FULL), DT_E_DATA, "is damaged", "and not converted");

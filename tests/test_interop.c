@@ -114,20 +114,20 @@ static void config(const char *member, const char *words)
 static void configs(void)
 {
     dt_model m;
-    config("\"hidden_act\": \"gelu\"", "hidden_act is gelu");
-    config("\"attention_bias\": true", "this attention_bias");
-    config("\"mlp_bias\": true", "this mlp_bias");
+    config("\"hidden_act\": \"gelu\"", "hidden_act gelu: choose one of silu,swish");
+    config("\"attention_bias\": true", "attention_bias true: choose one of false");
+    config("\"mlp_bias\": true", "mlp_bias true");
     config("\"sliding_window\": 4096", "sliding_window");
     config("\"sliding_window\": null", NULL);
     config("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "of type linear");
     config("\"rope_scaling\": {\"type\": \"default\"}", NULL);
     config("\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 500000.0}", NULL);
-    config("\"partial_rotary_factor\": 0.5", "this partial_rotary_factor");
+    config("\"partial_rotary_factor\": 0.5", "partial_rotary_factor 0.5");
     config("\"head_dim\": 8", "not hidden_size wide");
     config("\"quantization_config\": {}", "quantization_config");
     config("\"num_hidden_layers\": 3", "a second time");
-    config("\"num_key_value_heads\": -1", "not a whole number");
-    config("gpt2 \"activation_function\": \"relu\"", "activation_function is relu");
+    config("\"num_key_value_heads\": -1", "num_key_value_heads -1: choose a whole number");
+    config("gpt2 \"activation_function\": \"relu\"", "activation_function relu");
     config("gpt2 \"n_inner\": 33", "n_inner");
     config("gpt2 \"n_inner\": 32", NULL);
     config("gpt2 \"layer_norm_epsilon\": 1e-6", "layer_norm_epsilon");
@@ -157,7 +157,7 @@ static void weights(void)
     recipe.model.layers = 1;
     refuse(DT_E_USAGE, "for which the model has no place", "a layer too many");
     recipe.model.layers = 2, recipe.model.heads = 3;
-    refuse(DT_E_USAGE, "another --heads", "config.json says other heads");
+    refuse(DT_E_USAGE, "config.json says n_head 2, the recipe 3", "config.json says other heads");
     recipe.model.heads = 2, recipe.model.vocabulary = 64;
     refuse(DT_E_USAGE, "wte.weight of shape (40,12), it has (64,12) here", "a larger vocabulary");
     prepare(folder, 12);
@@ -174,10 +174,10 @@ static void weights(void)
     snprintf(folder, sizeof folder, "%s/llama_grouped", hub);
     prepare(folder, 8);
     recipe.model.tied = 1;
-    refuse(DT_E_USAGE, "another --tied", "tied here alone");
+    refuse(DT_E_USAGE, "lm_head", "tied here alone");
     prepare(folder, 8);
     recipe.model.rope_base = 20000.0f;
-    refuse(DT_E_USAGE, "another --rope-base", "another rotary base");
+    refuse(DT_E_USAGE, "rope_theta", "another rotary base");
 }
 
 int main(int argc, char **argv)
