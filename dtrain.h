@@ -18768,6 +18768,14 @@ static dt_result dt__tensors_read(const dt__tensors *t, dt__files *f, const dt__
     return dt__file_read(f, t->file[s->file].fd, t->file[s->file].path, data, bytes, s->at + at);
 }
 
+static void dt__sha256_of(const void *data, int64_t bytes, char hex[65])
+{
+    dt__sha256 h;
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, data, bytes);
+    dt__sha256_end(&h, hex);
+}
+
 /* A file as a manifest lists it. */
 typedef struct dt__part_file {
     char name[65], hash[65];
@@ -19050,12 +19058,62 @@ static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__f
     return r;
 }
 
-/* A state in the files of a checkpoint. */
+static int dt__ends_with(const char *name, const char *tail)
+{
+    size_t n = strlen(name), m = strlen(tail);
+    return n >= m && !strcmp(name + n - m, tail);
+}
+
+/* Finds a tensor by the name and shape that a parameter has in files. */
+typedef dt_result dt__find_fn(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found);
+
+/* A dt__find_fn for full checkpoints. */
+static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
+{
+    dt__stored *s = *found = dt__tensors_find(t, name);
+    char a[96], b[96];
+    if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
+    if (s->type == DT__STORED_F32 && dt__same_shape(&s->shape, shape)) return DT_OK;
+    return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
+                     dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
+}
+
+/* The tensor of a parameter, whose name some files shorten by a prefix; NULL: there is none. */
+static dt__stored *dt__weights_find(const dt__tensors *t, const char *name)
+{
+    static const char *const prefix[] = {"transformer.", "model."};
+    dt__stored *s = dt__tensors_find(t, name);
+    for (int i = 0; i < 2 && !s; i++)
+        if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
+    return s;
+}
+
+/* A dt__find_fn for published weights. A longer table of positions is accepted; its first rows are used. */
+static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
+{
+    dt__stored *s = *found = dt__weights_find(t, name);
+    char a[96], b[96];
+    dt_shape first;
+    if (!s)
+        return dt__error(DT_E_USAGE, "%s has no %s, of shape %s here: it is of another model, give its --model or "
+                         "options", t->file[0].path, name, dt__shape_text(shape, a));
+    if (s->type > DT__STORED_F16)
+        return dt__error(DT_E_DATA, "%s holds %s as %s: convert it to F32, F16 or BF16", t->file[s->file].path,
+                         s->name, dt__stored_types[s->type].name);
+    first = s->shape;
+    if (dt__ends_with(name, "wpe.weight") && first.dims == 2) first.n[0] = dt__min(first.n[0], shape->n[0]);
+    if (dt__same_shape(&first, shape)) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
+                     "and no longer --sequence", t->file[s->file].path, s->name,
+                     s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
+}
+
+/* A state in the files of a checkpoint, or published weights. */
 typedef struct dt__reader {
     dt__files *files;
     dt__tensors tensors;
-    int full;
-    dt__gatherer gather; /* opened by the caller, for a full checkpoint */
+    dt__find_fn *find;      /* of whole tensors; NULL: files hold slices */
+    dt__gatherer gather; /* opened by the caller, for whole tensors */
 } dt__reader;
 
 static void dt__reader_close(dt__reader *x)
@@ -19068,20 +19126,16 @@ static void dt__reader_close(dt__reader *x)
 static dt_result dt__reader_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
     dt__reader *x = (dt__reader *)user;
-    char name[160], a[96], b[96];
-    const dt__stored *s;
+    char name[160];
+    dt__stored *s;
     dt_shape shape;
     dt_result r = DT_OK;
     dt__comm_tick(x->gather.comm);
-    for (int64_t i = 0; i < slices && !x->full && !r; i++) r = dt__slice_read(&slice[i], &x->tensors, x->files);
-    if (!x->full || !slices) return r;
+    for (int64_t i = 0; i < slices && !x->find && !r; i++) r = dt__slice_read(&slice[i], &x->tensors, x->files);
+    if (!x->find || !slices) return r;
     dt__state_tensor_name(of, name, sizeof name, &shape);
-    s = dt__tensors_find(&x->tensors, name);
-    if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
-    if (s->type != DT__STORED_F32 || !dt__same_shape(&s->shape, &shape))
-        return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
-                         dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(&shape, b));
-    return dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
+    r = x->find(&x->tensors, name, &shape, &s);
+    return r ? r : dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
 }
 
 /* Gives a state to a sink, tensor by tensor. */
@@ -19092,13 +19146,6 @@ typedef struct dt__giver {
     dt__sink *sink;
     void *user;
 } dt__giver;
-
-static dt__giver dt__giver_of(dt__reader *from, dt__gatherer *gather, int turned, dt__sink *sink, void *user)
-{
-    dt__giver x;
-    x.from = from, x.gather = gather, x.turned = turned, x.sink = sink, x.user = user;
-    return x;
-}
 
 /* A dt__take: gives the slices of a tensor to the sink of a dt__giver. */
 static dt_result dt__giver_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
@@ -19171,12 +19218,6 @@ static dt_result dt__step_newest(dt__files *f, const char *folder, int64_t befor
     dt_result r = dt__dir_each(f, folder, dt__step_visit, found);
     *step = found[1];
     return r;
-}
-
-static int dt__ends_with(const char *name, const char *tail)
-{
-    size_t n = strlen(name), m = strlen(tail);
-    return n >= m && !strcmp(name + n - m, tail);
 }
 
 /* For dt__dir_each(): removes directories of incomplete checkpoints, step-*.tmp. */
@@ -19287,13 +19328,10 @@ static dt_result dt__part_put(dt__files *f, const char *folder, const char *name
                               dt__part_file *p)
 {
     char path[PATH_MAX];
-    dt__sha256 h;
     dt_result r = dt__path_join(path, folder, name);
     snprintf(p->name, sizeof p->name, "%s", name);
     p->bytes = bytes;
-    dt__sha256_begin(&h);
-    dt__sha256_add(&h, text, bytes);
-    dt__sha256_end(&h, p->hash);
+    dt__sha256_of(text, bytes, p->hash);
     return r ? r : dt__file_put(f, path, text, bytes);
 }
 
@@ -19371,8 +19409,8 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(WHOLE, "since", grow.since, -1),
     DT__MANIFEST(DOUBLE, "noise_variance", grow.variance, -1),
     DT__MANIFEST(DOUBLE, "noise_square", grow.square, -1),
-    DT__MANIFEST(PLACE, "kind", kind, 0),
     DT__MANIFEST(PLACE, "recipe", recipe, 0),
+    DT__MANIFEST(PLACE, "kind", kind, 0),
     DT__MANIFEST(PLACE, "files", list, 0)};
 static const dt__option dt__part_members[] = {DT__MEMBER(0, CHARS, "name", dt__part_file, name, -1, NULL),
                                               DT__MEMBER(0, WHOLE, "bytes", dt__part_file, bytes, -1, "[0,inf)"),
@@ -19388,11 +19426,8 @@ static void dt__manifest_close(dt__manifest *m)
 /* Writes the seal, which ends a manifest: a hash of the text before it, so that no byte can change unnoticed. */
 static int64_t dt__manifest_hash(const char *text, int64_t bytes, char seal[128])
 {
-    dt__sha256 h;
     char hex[65];
-    dt__sha256_begin(&h);
-    dt__sha256_add(&h, text, bytes);
-    dt__sha256_end(&h, hex);
+    dt__sha256_of(text, bytes, hex);
     return snprintf(seal, 128, DT__MANIFEST_SEAL "%s\"\n}\n", hex);
 }
 static void dt__manifest_seal(dt__text *t)
@@ -19411,9 +19446,10 @@ static dt_result dt__manifest_check(const char *path, const char *text, int64_t 
     return dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
 }
 
-/* The list of files and the seal. */
-static void dt__manifest_end(dt__text *t, const dt__part_file *file, int64_t files)
+/* The kind, the list of files and the seal. */
+static void dt__manifest_end(dt__text *t, int full, const dt__part_file *file, int64_t files)
 {
+    dt__text_add(t, "\"%s\",\n \"files\": ", full ? "full" : "sharded");
     for (int64_t i = 0; i < files; i++)
         dt__text_add(t, "%s\n  {\"name\": \"%s\", \"bytes\": %lld, \"sha256\": \"%s\"}", i ? "," : "[",
                      file[i].name, (long long)file[i].bytes, file[i].hash);
@@ -19466,16 +19502,6 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *fo
     return r ? r : dt__manifest_parse(m, name);
 }
 
-/* Compares every file of a checkpoint with its manifest. */
-static dt_result dt__step_check(dt__files *f, const char *folder, dt_comm *comm)
-{
-    dt__manifest m;
-    dt_result r = dt__manifest_read(&m, f, folder);
-    for (int64_t i = 0; i < m.files && !r; i++) r = dt__part_check(f, folder, &m.file[i], comm);
-    dt__manifest_close(&m);
-    return r;
-}
-
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
 /* Opens the tensors that a manifest lists. The caller opens the gather, and closes the reader after errors as well. */
@@ -19485,7 +19511,7 @@ static dt_result dt__reader_open(dt__reader *x, dt__files *f, const char *folder
     dt_result r = DT_OK;
     memset(x, 0, sizeof *x);
     x->files = f;
-    x->full = m->full;
+    x->find = m->full ? dt__tensors_fit : NULL;
     for (int64_t i = 0; i < m->files && !r; i++) {
         if (!dt__part_has_tensors(&m->file[i])) continue;
         r = dt__path_join(path, folder, m->file[i].name);
@@ -19505,11 +19531,11 @@ typedef struct dt__config {
     char rope_type[65];
 } dt__config;
 
-enum { DT__GROUP_ROPE = 2 }; /* beside the families: rope_scaling, or rope_parameters in newer files */
+enum { DT__GROUP_ROPE = 2, DT__GROUP_FAMILY }; /* rope: rope_scaling, or rope_parameters in newer files */
 #define DT__CONFIG(group, kind, name, member, preset, range)                                                           \
     DT__MEMBER(group, kind, name, dt__config, member, preset, range)
 static const dt__option dt__config_members[] = {
-    DT__CONFIG(DT_GPT2, WORD, "model_type", word, 0, "gpt2"),
+    DT__CONFIG(DT__GROUP_FAMILY, WORD, "model_type", m.family, -1, "gpt2,llama"),
     DT__CONFIG(DT_GPT2, WHOLE, "n_positions", sequence, 0, NULL),
     DT__CONFIG(DT_GPT2, WHOLE, "n_layer", m.layers, -1, "[1,1e9]"),
     DT__CONFIG(DT_GPT2, WHOLE, "n_head", m.heads, -1, "[1,1e9]"),
@@ -19523,7 +19549,6 @@ static const dt__option dt__config_members[] = {
     DT__CONFIG(DT_GPT2, WORD, "tie_word_embeddings", word, 0, "true"),
     DT__CONFIG(DT_GPT2, WORD, "add_cross_attention", word, 0, "false"),
     DT__CONFIG(DT_GPT2, WORD, "quantization_config", word, 0, "null"),
-    DT__CONFIG(DT_LLAMA, WORD, "model_type", word, 0, "llama"),
     DT__CONFIG(DT_LLAMA, WHOLE, "max_position_embeddings", sequence, 0, NULL),
     DT__CONFIG(DT_LLAMA, WHOLE, "num_hidden_layers", m.layers, -1, "[1,1e9]"),
     DT__CONFIG(DT_LLAMA, WHOLE, "num_attention_heads", m.heads, -1, "[1,1e9]"),
@@ -19568,6 +19593,7 @@ static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence
     c.sequence = sequence, c.inner = 4 * c.m.width, c.head = c.m.width / c.m.heads;
     snprintf(c.rope_type, sizeof c.rope_type, "llama3");
     dt__text_add(t, "{\n  \"architectures\": [\"%s\"]", llama ? "LlamaForCausalLM" : "GPT2LMHeadModel");
+    dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_FAMILY, &c);
     dt__options_json(t, DT__ROWS(dt__config_members), c.m.family, &c);
     for (int i = 0; i < 3 && !llama; i++)
         dt__text_add(t, ",\n  \"%s_pdrop\": %.9g", i == 0 ? "embd" : i == 1 ? "attn" : "resid", (double)c.m.dropout);
@@ -19593,17 +19619,17 @@ static void dt__config_rope(dt__json *j, int64_t place, dt__config *c)
         dt__json_fail(j, "factor is 1 or more, high_freq_factor above low_freq_factor: the file is damaged");
 }
 
-/* Reads the members of the model's family. */
-static void dt__config_read(dt__json *j, dt__config *c, int family)
+/* Reads the family, then its members. */
+static void dt__config_read(dt__json *j, dt__config *c)
 {
     dt_model *m = &c->m;
-    dt__options_preset(DT__ROWS(dt__config_members), family, c);
-    m->family = family;
+    if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_FAMILY, c)) return;
+    dt__options_preset(DT__ROWS(dt__config_members), m->family, c);
     j->at = 0;
-    if (!dt__json_options(j, DT__ROWS(dt__config_members), family, c)) return;
-    if (family == DT_GPT2 && c->inner && c->inner != 4 * m->width)
+    if (!dt__json_options(j, DT__ROWS(dt__config_members), m->family, c)) return;
+    if (m->family == DT_GPT2 && c->inner && c->inner != 4 * m->width)
         dt__json_fail(j, "n_inner is not 4 n_embd: such models are not supported, choose another model");
-    if (family == DT_GPT2) return;
+    if (m->family == DT_GPT2) return;
     if (!m->kv_heads) m->kv_heads = m->heads;
     dt__config_rope(j, c->scaling, c);
     dt__config_rope(j, c->rope, c);
@@ -19614,11 +19640,8 @@ static void dt__config_read(dt__json *j, dt__config *c, int family)
 
 DT_API dt_result dt_model_read(dt_model *m, const char *path)
 {
-    static const char *const keys[] = {"model_type", NULL};
     struct stat is;
     char name[PATH_MAX];
-    const char *type;
-    int64_t place;
     dt__json j;
     dt__config c;
     int folder = !stat(path, &is) && S_ISDIR(is.st_mode);
@@ -19626,15 +19649,13 @@ DT_API dt_result dt_model_read(dt_model *m, const char *path)
     memset(m, 0, sizeof *m);
     memset(&c, 0, sizeof c);
     if (r || dt__json_open(&j, folder ? name : path)) return r ? r : dt__thread.code;
-    dt__json_members(&j, keys, &place);
-    type = j.result ? "" : dt__json_text(&j, place, "model_type");
-    c.m.balance = 0.01f;
-    if (!strcmp(type, "gpt2") || !strcmp(type, "llama")) dt__config_read(&j, &c, *type == 'l' ? DT_LLAMA : DT_GPT2);
-    else dt__json_fail(&j, "the model is of type %.40s: gpt2 and llama are supported", type);
+    dt__config_read(&j, &c);
     r = j.result;
     dt__json_close(&j);
-    if (!r) *m = c.m;
-    return r;
+    if (r) return r;
+    *m = c.m;
+    m->balance = 0.01f;
+    return DT_OK;
 }
 
 /* ---- published weights ---- */
@@ -19690,16 +19711,6 @@ static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path
     return r ? r : dt__tensors_sort(t);
 }
 
-/* The tensor of a parameter, whose name some files shorten by a prefix; NULL: there is none. */
-static dt__stored *dt__weights_find(const dt__tensors *t, const char *name)
-{
-    static const char *const prefix[] = {"transformer.", "model."};
-    dt__stored *s = dt__tensors_find(t, name);
-    for (int i = 0; i < 2 && !s; i++)
-        if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
-    return s;
-}
-
 /* Is a tensor a buffer: a mask or angles, which the library computes itself? */
 static int dt__weights_buffer(const char *name)
 {
@@ -19707,39 +19718,16 @@ static int dt__weights_buffer(const char *name)
            dt__ends_with(name, ".rotary_emb.inv_freq");
 }
 
-/* Adds type, shape and three blocks of a tensor to a hash that identifies it. */
-static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt__stored *s, dt__sha256 *h)
+/* Hashes type, shape and three blocks of a tensor. */
+static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt__stored *s, char hex[65])
 {
-    char block[4096], text[192], shape[96];
-    int64_t n = dt__min((int64_t)sizeof block, s->bytes);
+    char text[192 + 3 * 4096], shape[96];
+    int64_t n = dt__min(4096, s->bytes), used;
     dt_result r = DT_OK;
-    snprintf(text, sizeof text, "%s %s\n", dt__stored_types[s->type].name, dt__shape_text(&s->shape, shape));
-    dt__sha256_add(h, text, (int64_t)strlen(text));
-    for (int i = 0; i < 3 && !r; i++) {
-        r = dt__tensors_read(t, f, s, block, n, (s->bytes - n) / 2 * i);
-        if (!r) dt__sha256_add(h, block, n);
-    }
+    used = snprintf(text, 192, "%s %s\n", dt__stored_types[s->type].name, dt__shape_text(&s->shape, shape));
+    for (int i = 0; i < 3 && !r; i++) r = dt__tensors_read(t, f, s, text + used + i * n, n, (s->bytes - n) / 2 * i);
+    if (!r) dt__sha256_of(text, used + 3 * n, hex);
     return r;
-}
-
-/* Finds a parameter that must have this shape. A longer table of positions is accepted; its first rows are used. */
-static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
-{
-    dt__stored *s = *found = dt__weights_find(t, name);
-    char a[96], b[96];
-    dt_shape first;
-    if (!s)
-        return dt__error(DT_E_USAGE, "%s has no %s, of shape %s here: it is of another model, give its --model or "
-                         "options", t->file[0].path, name, dt__shape_text(shape, a));
-    if (s->type > DT__STORED_F16)
-        return dt__error(DT_E_DATA, "%s holds %s as %s: convert it to F32, F16 or BF16", t->file[s->file].path,
-                         s->name, dt__stored_types[s->type].name);
-    first = s->shape;
-    if (dt__ends_with(name, "wpe.weight") && first.dims == 2) first.n[0] = dt__min(first.n[0], shape->n[0]);
-    if (dt__same_shape(&first, shape)) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
-                     "and no longer --sequence", t->file[s->file].path, s->name,
-                     s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
 }
 
 /* ============================================================================================
@@ -24439,14 +24427,6 @@ typedef struct dt__state_walk {
     float *snapshot; /* of the slices, one after the other, in the place of the engine's */
 } dt__state_walk;
 
-static dt__state_walk dt__state_walk_of(dt_trainer *t, int64_t first, int64_t end, int writes)
-{
-    dt__state_walk w;
-    memset(&w, 0, sizeof w);
-    w.t = t, w.first = first, w.end = end, w.writes = writes;
-    return w;
-}
-
 /* Of a range that several ranks store, each rank writes an equal part in whole blocks. A parameter of several stages is
  * written by the stage of its first use. */
 static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_t *from, int64_t *count)
@@ -24532,8 +24512,8 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     dt__sha256 sha;
     dt__gatherer g;
     int whole = dt__trainer_whole(t);
-    dt__state_walk w = dt__state_walk_of(t, 0, t->state.whole, !whole);
-    dt__giver give = dt__giver_of(NULL, &g, 0, dt__hash_put, &sha);
+    dt__state_walk w = {t, 0, t->state.whole, !whole, NULL, NULL};
+    dt__giver give = {NULL, &g, 0, dt__hash_put, &sha};
     dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
     dt__sha256_begin(&sha);
     if (!r) r = dt__engine_wait(&t->e);
@@ -24557,7 +24537,7 @@ static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gathe
                                  const char *folder, const char *name, dt__part_file *part)
 {
     dt__writer w;
-    dt__giver give = dt__giver_of(from, gather, 1, dt__writer_put, &w);
+    dt__giver give = {from, gather, 1, dt__writer_put, &w};
     dt_result r = DT_OK;
     w.gather = gather;
     w.result = dt__tensor_file_begin(&w.file, f, folder, name);
@@ -24576,21 +24556,19 @@ static int dt__option_binds(const dt__option *o)
 }
 
 /* A hash that identifies the model: names and shapes of the parameters, and what no option says. */
-static void dt__model_identity(const dt_trainer *t, char hash[65])
+static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
 {
     const dt_rope_scaling *s = &t->recipe.model.rope_scaling;
-    char text[320], shape[96];
-    dt__sha256 h;
-    dt__sha256_begin(&h);
-    snprintf(text, sizeof text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
-             s->high_freq_factor, (long long)s->original_context);
-    dt__sha256_add(&h, text, (int64_t)strlen(text));
-    for (int32_t i = 0; i < t->e.net.param_count; i++) {
-        const dt__param *p = &t->e.net.params[i].is;
-        snprintf(text, sizeof text, "%s %s\n", p->name, dt__shape_text(&p->shape, shape));
-        dt__sha256_add(&h, text, (int64_t)strlen(text));
-    }
-    dt__sha256_end(&h, hash);
+    char shape[96];
+    dt__text text;
+    memset(&text, 0, sizeof text);
+    dt__text_add(&text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
+                 s->high_freq_factor, (long long)s->original_context);
+    for (const dt__net_param *p = t->e.net.params; p < t->e.net.params + t->e.net.param_count; p++)
+        dt__text_add(&text, "%s %s\n", p->is.name, dt__shape_text(&p->is.shape, shape));
+    if (!text.failed) dt__sha256_of(text.at, text.length, hash);
+    dt__free(text.at);
+    return text.failed ? DT_E_MEMORY : DT_OK;
 }
 
 /* Hashes that identify the model and the data; the data by its size and three samples. */
@@ -24598,21 +24576,15 @@ static dt_result dt__trainer_identity(dt_trainer *t)
 {
     const dt_source *feed = &t->feed.is;
     int64_t samples = feed->samples[DT_TRAIN], words = feed->inputs + feed->targets;
-    uint32_t *room = (uint32_t *)dt__alloc(4 * words, "a sample");
-    char text[96];
-    dt__sha256 h;
-    dt_result r = room ? DT_OK : DT_E_MEMORY;
-    dt__model_identity(t, t->save.now.model);
-    dt__sha256_begin(&h);
-    snprintf(text, sizeof text, "%lld %lld %lld\n", (long long)samples, (long long)feed->inputs,
-             (long long)feed->targets);
-    dt__sha256_add(&h, text, (int64_t)strlen(text));
-    for (int i = 0; i < 3 && !r; i++) {
+    uint32_t *room = (uint32_t *)dt__alloc(4 * (6 + 3 * words), "samples"), *to = room + 6;
+    int64_t sizes[3] = {samples, feed->inputs, feed->targets};
+    dt_result r = room ? dt__model_identity(t, t->save.now.model) : DT_E_MEMORY;
+    for (int i = 0; i < 3 && !r; i++, to += words) {
         int64_t sample = i == 0 ? 0 : i == 1 ? samples / 2 : samples - 1;
-        r = dt__feed_fetch(&t->feed, DT_TRAIN, sample, room, room + feed->inputs);
-        dt__sha256_add(&h, room, 4 * words);
+        r = dt__feed_fetch(&t->feed, DT_TRAIN, sample, to, to + feed->inputs);
     }
-    dt__sha256_end(&h, t->save.now.data);
+    if (room) memcpy(room, sizes, sizeof sizes);
+    if (!r) dt__sha256_of(room, 4 * (6 + 3 * words), t->save.now.data);
     dt__free(room);
     return r;
 }
@@ -24623,11 +24595,9 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     const dt__manifest *m = &t->save.now;
     const dt_recipe *r = &t->recipe;
     int64_t next = m->grow.batches * r->batch, samples = t->feed.is.samples[DT_TRAIN];
-    dt__text_add(text, "{\n \"library\": \"%s\",\n \"kind\": \"%s\"", dt_version(), m->full ? "full" : "sharded");
+    dt__text_add(text, "{\n \"library\": \"%s\"", dt_version());
     dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
-    dt__text_add(text, ",\n \"steps\": %lld,\n \"learning_rate\": %.9g,\n \"loss_scale\": 1", (long long)r->steps,
-                 (double)dt__learning_rate(r, m->step));
-    dt__text_add(text, ",\n \"rng\": {\"kind\": \"Philox4x32-10\", \"seed\": %lld}", (long long)r->seed);
+    dt__text_add(text, ",\n \"learning_rate\": %.9g", (double)dt__learning_rate(r, m->step));
     dt__text_add(text, ",\n \"data\": {\"next_sample\": %lld, \"epoch\": %lld, \"in_epoch\": %lld}", (long long)next,
                  (long long)(next / samples), (long long)(next % samples));
     dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.net.weights,
@@ -24635,8 +24605,8 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, r);
     dt__text_add(text, "},\n \"layout\": {");
     dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
-    dt__text_add(text, "},\n \"files\": ");
-    dt__manifest_end(text, file, files);
+    dt__text_add(text, "},\n \"kind\": ");
+    dt__manifest_end(text, m->full, file, files);
 }
 
 /* Reads the options of the recipe that a manifest holds. */
@@ -24680,27 +24650,23 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
 static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
     const dt__manifest *now = &t->save.now;
-    dt_result r;
-    if (strcmp(m->model, now->model))
-        return dt__error(DT_E_USAGE, "%s is of another model: give its options, or another --checkpoint", path);
+    dt_result r = dt__recipe_agrees(t, m, path);
+    const char *what = strcmp(m->model, now->model) ? "of another model"
+                       : strcmp(m->data, now->data) ? "of a run with other data"
+                       : strcmp(m->weights, now->weights) ? "of a run with other initial weights"
+                                                          : NULL;
+    if (r) return r;
+    if (what) return dt__error(DT_E_USAGE, "%s is %s: give the same, or another --checkpoint", path, what);
     if (m->step > t->recipe.steps)
         return dt__error(DT_E_USAGE, "%s is of step %lld, this run ends after %lld: raise --steps, or give another "
                          "--checkpoint", path, (long long)m->step, (long long)t->recipe.steps);
-    r = dt__recipe_agrees(t, m, path);
-    if (r) return r;
     if (t->recipe.wire != DT_WIRE_FP32 && m->data_ranks != t->e.mesh.size[DT_AXIS_DATA])
         return dt__error(DT_E_USAGE, "%s is of %lld data-parallel ranks, each with its own compression error, this run "
                          "has %d: use as many, or another --checkpoint", path, (long long)m->data_ranks,
                          t->e.mesh.size[DT_AXIS_DATA]);
-    if (t->e.wire.on && m->full)
-        return dt__error(DT_E_USAGE, "%s is a full checkpoint, without the compression error of each rank: resume from "
-                         "the sharded checkpoint that it was made of", path);
-    if (strcmp(m->data, now->data))
-        return dt__error(DT_E_USAGE, "%s was made with other data than %s: name the same, or another --checkpoint",
-                         path, t->recipe.data ? t->recipe.data : "the source");
-    if (!strcmp(m->weights, now->weights)) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s was made from other initial weights than %s: name the same --weights, or another "
-                     "--checkpoint", path, t->recipe.weights ? t->recipe.weights : "random ones");
+    if (!t->e.wire.on || !m->full) return DT_OK;
+    return dt__error(DT_E_USAGE, "%s is a full checkpoint, without the compression error of each rank: resume from the "
+                     "sharded checkpoint that it was made of", path);
 }
 
 /* ---- saving ---- */
@@ -24744,10 +24710,9 @@ static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 static dt_result dt__save_write(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
-    dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
+    dt__state_walk w = {t, 0, t->state.count, 1, NULL, s->snapshot};
     char name[64];
     dt_result r = DT_OK;
-    w.snapshot = s->snapshot;
     snprintf(name, sizeof name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
     if (!s->now.full) r = dt__state_write(&w, NULL, NULL, &s->files, folder, name, &s->part[s->parts++]);
     for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(&s->files, folder, s->part[i].name);
@@ -24799,42 +24764,25 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
                      "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
 }
 
-/* Copies the newest complete checkpoint of the mirror, if there is one (rank 0). */
-static dt_result dt__mirror_restore(dt_trainer *t)
-{
-    const dt_checkpoints *l = &t->layout.checkpoint;
-    dt__files *f = &t->save.mirror_files;
-    int64_t step = INT64_MAX;
-    int damaged = 0;
-    char path[PATH_MAX];
-    for (;; damaged++) {
-        dt_result r = dt__step_newest(f, l->mirror, step, &step);
-        if (!r && step < 0 && damaged)
-            r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole: give another --mirror, or none to begin "
-                          "anew", l->mirror);
-        if (r || step < 0) return r;
-        r = dt__step_path(path, l->mirror, step, "");
-        if (!r && !dt__step_check(f, path, t->comm)) break;
-        fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
-    }
-    if (!t->layout.output.quiet)
-        fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)step, l->mirror);
-    return dt__step_copy(f, l->mirror, l->place, step);
-}
-
-/* Copies a checkpoint to the mirror; step -1: from there, unless a checkpoint is here. */
+/* Copies a checkpoint to the mirror; step -1: unless checkpoints are here, all of the mirror, from there (rank 0). */
 static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__files *f = &t->save.mirror_files;
-    int64_t newest = -1;
+    int64_t newest = -1, i = INT64_MAX;
     dt_result r = step < 0 ? dt__step_newest(f, l->place, INT64_MAX, &newest) : DT_OK;
     if (r || newest >= 0) return r;
-    if (step < 0 && dt__mirror_line(l)) r = dt__dir_make(f, l->place);
-    if (dt__mirror_line(l)) return r ? r : dt__mirror_command(l, step < 0);
-    if (step < 0) return dt__mirror_restore(t);
-    r = dt__step_copy(f, l->place, l->mirror, step);
-    return r ? r : dt__steps_retain(f, l->mirror, l->keep, step, -1);
+    if (step < 0) r = dt__dir_make(f, l->place);
+    if (!r && dt__mirror_line(l)) return dt__mirror_command(l, step < 0);
+    if (!r && step >= 0) r = dt__step_copy(f, l->place, l->mirror, step);
+    if (r || step >= 0) return r ? r : dt__steps_retain(f, l->mirror, l->keep, step, -1);
+    while (!r && !(r = dt__step_newest(f, l->mirror, i, &i)) && i >= 0) {
+        newest = dt__max(newest, i);
+        if (!t->layout.output.quiet)
+            fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)i, l->mirror);
+        r = dt__step_copy(f, l->mirror, l->place, i);
+    }
+    return r || newest < 0 ? r : dt__latest_put(f, l->place, newest);
 }
 
 /* The first job restores. The others copy the newest checkpoint, unless the previous job copied it. A failure of a copy
@@ -24882,12 +24830,10 @@ static dt_result dt__floats_put(void *user, const float *data, int64_t count)
 /* Copies what this rank writes to the snapshot, if there is one; *count: its floats. */
 static dt_result dt__save_copy(dt_trainer *t, int64_t *count)
 {
-    dt__state_walk w = dt__state_walk_of(t, 0, t->state.count, 1);
-    dt__floats_to copy;
-    dt__giver give = dt__giver_of(NULL, NULL, 0, dt__floats_put, &copy);
-    dt_result r;
-    copy.to = t->save.snapshot, copy.count = 0;
-    r = dt__state_each(&w, dt__giver_take, &give);
+    dt__state_walk w = {t, 0, t->state.count, 1, NULL, NULL};
+    dt__floats_to copy = {t->save.snapshot, 0};
+    dt__giver give = {NULL, NULL, 0, dt__floats_put, &copy};
+    dt_result r = dt__state_each(&w, dt__giver_take, &give);
     *count = copy.count;
     return r;
 }
@@ -24905,7 +24851,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     if (!r) r = dt__engine_wait(&t->e);
     r = dt__trainer_agree(t, r);
     for (int i = 0; i < 2 && !r; i++) {
-        dt__state_walk w = dt__state_walk_of(t, i ? weights : 0, i ? t->state.whole : weights, !whole);
+        dt__state_walk w = {t, i ? weights : 0, i ? t->state.whole : weights, !whole, NULL, NULL};
         dt__part_file *part = dt_is_root(t) ? &s->part[s->parts++] : &none;
         if (!whole || dt_is_root(t)) r = dt__state_write(&w, &g, NULL, &s->files, folder, name[i], part);
         r = dt__trainer_agree(t, r);
@@ -25035,7 +24981,7 @@ static void dt__save_close(dt__saver *s)
 /* Reads the files of a checkpoint into this rank's slices. */
 static dt_result dt__resume_read(dt_trainer *t, const char *folder, const dt__manifest *m)
 {
-    dt__state_walk w = dt__state_walk_of(t, 0, m->full ? t->state.whole : t->state.count, 0);
+    dt__state_walk w = {t, 0, m->full ? t->state.whole : t->state.count, 0, NULL, NULL};
     dt__reader from;
     dt_result r = dt__reader_open(&from, &t->save.files, folder, m);
     if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.whole);
@@ -25160,13 +25106,13 @@ static dt_result dt__opened_model(dt__opened *c)
         r = dt__net_open(&t->e.net, &t->recipe.model, t->recipe.micro_batch / t->recipe.data_shards,
                          t->recipe.sequence);
     if (r) return r;
-    dt__model_identity(t, model);
-    if (strcmp(model, c->m.model))
+    r = dt__model_identity(t, model);
+    if (!r && strcmp(model, c->m.model))
         return dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
                          "checkpoint", c->path);
     for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
-    c->stored = (float *)dt__alloc(4 * longest, "a checkpoint");
-    r = c->stored ? dt__state_open(t) : DT_E_MEMORY;
+    if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
+    if (!r) r = dt__state_open(t);
     return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
 }
 
@@ -25245,38 +25191,26 @@ DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
 
 static dt_result dt__opened_known(const dt__opened *c, int64_t index)
 {
-    if (!c->is.arrays)
-        return dt__error(DT_E_USAGE, "%s has no config.json: its model is the program's own or has experts, and only "
-                         "its trainer can put it together", c->path);
     if (index >= 0 && index < c->is.arrays) return DT_OK;
-    return dt__error(DT_E_USAGE, "there is no array %lld, %s has %lld: count from 0", (long long)index, c->path,
-                     (long long)c->is.arrays);
-}
-
-static dt__state_walk dt__opened_walk(dt__opened *c, int64_t first, int64_t end)
-{
-    dt__state_walk w = dt__state_walk_of(&c->t, first, end, 0);
-    w.memory = c->stored;
-    return w;
+    return dt__error(DT_E_USAGE, "there is no array %lld in %s, which has %lld (0: config.json does not describe its "
+                     "model): count from 0", (long long)index, c->path, (long long)c->is.arrays);
 }
 
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
 {
     dt__opened *c = (dt__opened *)checkpoint;
-    dt__state_walk w = dt__opened_walk(c, index, index + 1);
-    dt__floats_to floats;
-    dt__giver give = dt__giver_of(&c->reader, &c->reader.gather, 0, dt__floats_put, &floats);
+    dt__state_walk w = {&c->t, index, index + 1, 0, c->stored, NULL};
+    dt__floats_to floats = {values, 0};
+    dt__giver give = {&c->reader, &c->reader.gather, 0, dt__floats_put, &floats};
     dt_result r = dt__opened_known(c, index);
-    if (r) return r;
-    floats.to = values, floats.count = 0;
-    return dt__state_each(&w, dt__giver_take, &give);
+    return r ? r : dt__state_each(&w, dt__giver_take, &give);
 }
 
 /* Writes arrays [first, end) into one file and flushes it. */
 static dt_result dt__opened_write(dt__opened *c, const char *folder, const char *name, int64_t first, int64_t end,
                                   dt__part_file *part)
 {
-    dt__state_walk w = dt__opened_walk(c, first, end);
+    dt__state_walk w = {&c->t, first, end, 0, c->stored, NULL};
     dt__gatherer *gather = *name == 's' ? NULL : &c->reader.gather;
     dt_result r = dt__state_write(&w, gather, &c->reader, c->reader.files, folder, name, part);
     return r ? r : dt__part_flush(c->reader.files, folder, name);
@@ -25286,15 +25220,12 @@ static dt_result dt__opened_write(dt__opened *c, const char *folder, const char 
 static dt_result dt__opened_manifest(dt__opened *c, const char *folder, int full, const dt__part_file *file,
                                      int64_t files)
 {
-    const dt__manifest *m = &c->m;
-    int64_t behind = m->kind + (int64_t)(m->full ? sizeof "\"full\"" : sizeof "\"sharded\"") - 1;
     dt__part_file part;
     dt__text text;
     dt_result r;
     memset(&text, 0, sizeof text);
-    dt__text_add(&text, "%.*s%s%.*s", (int)m->kind, m->text, full ? "\"full\"" : "\"sharded\"", (int)(m->list - behind),
-                 m->text + behind);
-    dt__manifest_end(&text, file, files);
+    dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text);
+    dt__manifest_end(&text, full, file, files);
     r = text.failed ? DT_E_MEMORY : dt__part_put(c->reader.files, folder, "manifest.json", text.at, text.length, &part);
     dt__free(text.at);
     return r;
@@ -25354,49 +25285,36 @@ static dt_result dt__weights_config(const dt_trainer *t)
                      "it", name, t->recipe.weights);
 }
 
-/* A model whose head is its table accepts files with a head only if its numbers are those of the table. */
-static dt_result dt__weights_tied(dt_trainer *t, const dt__stored *head)
-{
-    const dt__tensors *from = &t->published.tensors;
-    const char *name = t->recipe.model.family == DT_LLAMA ? "model.embed_tokens.weight" : "transformer.wte.weight";
-    const dt__stored *table = t->recipe.model.segments ? NULL : dt__weights_find(from, name);
-    char hash[2][65];
-    dt__sha256 h;
-    dt_result r = DT_OK;
-    for (int i = 0; i < 2 && table && !r; i++) {
-        dt__sha256_begin(&h);
-        r = dt__weights_digest(from, &t->save.files, i ? table : head, &h);
-        dt__sha256_end(&h, hash[i]);
-    }
-    if (r || (table && !strcmp(hash[0], hash[1]))) return r;
-    return dt__error(DT_E_USAGE, "%s holds a lm_head.weight of its own, the model's head is its table: leave --tied "
-                     "out, or name other weights", from->file[head->file].path);
-}
-
-/* Finds every parameter in the files, and a parameter for every tensor; computes the hash that identifies the files. */
+/* Finds every parameter in the files, and a parameter for every tensor; computes the hash that identifies the files. A
+ * model whose head is its table accepts a head with the same numbers. */
 static dt_result dt__weights_check(dt_trainer *t)
 {
     const dt__tensors *from = &t->published.tensors;
+    const dt__state_tensor *x = t->state.tensor;
+    char name[160], hash[65], table[65] = "";
     dt__sha256 h;
     dt_result r = DT_OK;
     dt__sha256_begin(&h);
-    for (int32_t i = 0; i < t->e.net.param_count && !r; i++) {
-        char name[160];
+    for (int32_t i = 0; i < t->e.net.param_count && !r; i++, x++) {
         dt_shape shape;
         dt__stored *s;
-        dt__state_tensor_name(&t->state.tensor[i], name, sizeof name, &shape);
-        dt__sha256_add(&h, name, (int64_t)strlen(name));
+        dt__state_tensor_name(x, name, sizeof name, &shape);
         r = dt__weights_fit(from, name, &shape, &s);
-        if (!r) r = dt__weights_digest(from, &t->save.files, s, &h);
-        if (!r) s->used = 1;
+        if (!r) r = dt__weights_digest(from, &t->save.files, s, hash);
+        if (r) break;
+        s->used = 1;
+        dt__sha256_add(&h, name, (int64_t)strlen(name));
+        dt__sha256_add(&h, hash, 64);
+        if (dt__ends_with(name, "embed_tokens.weight") || dt__ends_with(name, "wte.weight"))
+            memcpy(table, hash, sizeof table);
     }
     dt__sha256_end(&h, t->save.now.weights);
     for (const dt__stored *s = from->list; s < from->list + from->count && !r; s++) {
         if (s->used || dt__weights_buffer(s->name)) continue;
-        if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_tied(t, s);
-        else
-            r = dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it is of another model",
-                          from->file[s->file].path, s->name);
+        if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_digest(from, &t->save.files, s, hash);
+        if (r || (!strcmp(s->name, "lm_head.weight") && !strcmp(hash, table))) continue;
+        r = dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it is of another model%s",
+                      from->file[s->file].path, s->name, *table ? ", or leave --tied out" : "");
     }
     return r;
 }
@@ -25410,27 +25328,15 @@ static dt_result dt__weights_begin(dt_trainer *t)
     return dt__trainer_agree(t, r);
 }
 
-static dt_result dt__weights_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__reader *x = (dt__reader *)user;
-    dt__stored *s;
-    char name[160];
-    dt_shape shape;
-    dt_result r;
-    dt__state_tensor_name(of, name, sizeof name, &shape);
-    r = dt__weights_fit(&x->tensors, name, &shape, &s);
-    return r ? r : dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
-}
-
 /* Reads the initial weights; the average begins with a copy of them. */
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    dt__state_walk w = dt__state_walk_of(t, 0, e->net.param_count, 0);
+    dt__state_walk w = {t, 0, e->net.param_count, 0, NULL, NULL};
     dt__reader *from = &t->published;
     dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->net.param_count);
-    from->files = &t->save.files;
-    if (!r) r = dt__state_each(&w, dt__weights_take, from);
+    from->files = &t->save.files, from->find = dt__weights_fit;
+    if (!r) r = dt__state_each(&w, dt__reader_take, from);
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)

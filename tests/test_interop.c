@@ -134,7 +134,7 @@ static void configs(void)
     config("gpt2 \"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx");
     config("gpt2 \"tie_word_embeddings\": false", "tie_word_embeddings");
     spew("config.json", "{\"model_type\": \"mistral\"}");
-    refused(dt_model_read(&m, scratch), DT_E_DATA, "of type mistral", "another family");
+    refused(dt_model_read(&m, scratch), DT_E_DATA, "model_type mistral: choose one of gpt2,llama", "another family");
     spew("config.json", "{\"model_type\": \"gpt2\", \"n_layer\": 2");
     refused(dt_model_read(&m, scratch), DT_E_DATA, "cut or no JSON", "a config.json that is cut");
     refused(dt_model_read(&m, "/no/such"), DT_E_FILE, "/no/such", "no such place");
@@ -174,7 +174,7 @@ static void weights(void)
     snprintf(folder, sizeof folder, "%s/llama_grouped", hub);
     prepare(folder, 8);
     recipe.model.tied = 1;
-    refuse(DT_E_USAGE, "lm_head", "tied here alone");
+    refuse(DT_E_USAGE, "or leave --tied out", "tied here alone");
     prepare(folder, 8);
     recipe.model.rope_base = 20000.0f;
     refuse(DT_E_USAGE, "rope_theta", "another rotary base");
