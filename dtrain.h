@@ -1047,12 +1047,11 @@ enum { DT_DIAGNOSIS_TEXT = 6000 };
 DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t size);
 
 /* ---- H14  checkpoints without a trainer ---------------------------------------------------------- */
-/* A file of a checkpoint, a tensor in its files, or an array of its state. */
+/* A file of a checkpoint, or an array of its state. */
 typedef struct dt_checkpoint_entry {
     char name[160];
-    const char *sha256;      /* of a file; else NULL */
-    const char *type, *file; /* of a tensor: as in safetensors; the name of its file */
-    dt_shape shape;          /* of an array as it is in the model: linear weights are (in,out) */
+    const char *sha256; /* of a file; else NULL */
+    dt_shape shape;     /* of an array, as in the model: linear weights are (in,out) */
     int64_t bytes;
 } dt_checkpoint_entry;
 /* A checkpoint on disk, for one thread and without ranks. Its files stay open until it is closed. */
@@ -1065,7 +1064,7 @@ typedef struct dt_checkpoint {
     int64_t tensors;      /* in those files */
     int64_t arrays;       /* weights of each parameter in definition order, then what the optimizer keeps of each,
                            * "first.NAME" and so on. 0: config.json does not describe the model (GPT-2, Llama) */
-    const dt_checkpoint_entry *file, *tensor, *array;
+    const dt_checkpoint_entry *file, *array;
 } dt_checkpoint;
 /* Opens DIR/step-000000200, or the newest step of DIR; reads manifest and headers, not the numbers. */
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **c, const char *path);
@@ -18782,18 +18781,20 @@ typedef struct dt__part_file {
     int64_t bytes;
 } dt__part_file;
 
-/* A safetensors file being written: begin, names, open, numbers, close. */
+/* A safetensors file being written: begin, names, open, numbers, close. After an error the calls do nothing. */
 typedef struct dt__tensor_file {
     dt__files *files;
     char path[PATH_MAX];
     int fd;
     dt__text header;     /* of the tensors announced so far */
     int64_t bytes;       /* of their numbers */
+    int whole;           /* for H16: whole tensors; else slices */
     dt__part_file part;
     dt__sha256 sha;
+    dt_result result;
 } dt__tensor_file;
 
-static dt_result dt__tensor_file_begin(dt__tensor_file *w, dt__files *f, const char *folder, const char *name)
+static void dt__tensor_file_begin(dt__tensor_file *w, dt__files *f, const char *folder, const char *name)
 {
     memset(w, 0, sizeof *w);
     w->files = f;
@@ -18801,7 +18802,7 @@ static dt_result dt__tensor_file_begin(dt__tensor_file *w, dt__files *f, const c
     snprintf(w->part.name, sizeof w->part.name, "%s", name);
     dt__sha256_begin(&w->sha);
     dt__text_add(&w->header, "{\"__metadata__\":{\"format\":\"pt\"}");
-    return dt__path_join(w->path, folder, name);
+    w->result = dt__path_join(w->path, folder, name);
 }
 
 /* Announces a tensor; the numbers follow in the same order. */
@@ -18816,30 +18817,31 @@ static void dt__tensor_file_name(dt__tensor_file *w, const char *name, int type,
     w->bytes += bytes;
 }
 
-static dt_result dt__tensor_file_put(dt__tensor_file *w, const void *data, int64_t bytes)
+static void dt__tensor_file_put(dt__tensor_file *w, const void *data, int64_t bytes)
 {
+    if (w->result) return;
     dt__sha256_add(&w->sha, data, bytes);
     w->part.bytes += bytes;
-    return dt__file_write(w->files, w->fd, w->path, data, bytes);
+    w->result = dt__file_write(w->files, w->fd, w->path, data, bytes);
 }
 
 /* Creates the file once all tensors are announced. Spaces after the header align the numbers. */
-static dt_result dt__tensor_file_open(dt__tensor_file *w)
+static void dt__tensor_file_open(dt__tensor_file *w)
 {
     unsigned char eight[8];
-    dt_result r;
     dt__text_add(&w->header, "}");
     while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
-    if (w->header.failed) return DT_E_MEMORY;
     for (int i = 0; i < 8; i++) eight[i] = (unsigned char)((uint64_t)w->header.length >> 8 * i);
-    r = dt__file_create(w->files, w->path, &w->fd);
-    if (!r) r = dt__tensor_file_put(w, eight, 8);
-    return r ? r : dt__tensor_file_put(w, w->header.at, w->header.length);
+    if (w->header.failed) w->result = DT_E_MEMORY;
+    if (!w->result) w->result = dt__file_create(w->files, w->path, &w->fd);
+    dt__tensor_file_put(w, eight, 8);
+    dt__tensor_file_put(w, w->header.at, w->header.length);
 }
 
 /* Closes the file and describes it in *part; dt__part_flush() flushes it. After an earlier error r, r is returned. */
 static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part_file *part)
 {
+    if (!r) r = w->result;
     if (w->fd >= 0 && close(w->fd) && !r) r = dt__file_error("write", w->path);
     dt__sha256_end(&w->sha, w->part.hash);
     dt__free(w->header.at);
@@ -18961,17 +18963,6 @@ static int dt__gather_next(dt__gatherer *g)
     return g->lo < g->hi;
 }
 
-/* Copies n numbers, which are neighbours in `data` and `rows` apart in the block. */
-static void dt__gather_run(const dt__gatherer *g, float *data, float *block, int64_t n, int way)
-{
-    if (g->rows == 1 && way == DT__GATHER_IN) memcpy(block, data, 4 * (size_t)n);
-    if (g->rows == 1 && way == DT__GATHER_OUT) memcpy(data, block, 4 * (size_t)n);
-    for (int64_t i = 0; i < n && g->rows > 1; i++) {
-        if (way == DT__GATHER_IN) block[i * g->rows] = data[i];
-        if (way == DT__GATHER_OUT) data[i] = block[i * g->rows];
-    }
-}
-
 /* Copies the numbers that slices have of the block, to or from it, and notes their range in the block. */
 static void dt__gather_copy(dt__gatherer *g, const dt__state_slice *slice, int64_t slices, int way)
 {
@@ -18980,6 +18971,7 @@ static void dt__gather_copy(dt__gatherer *g, const dt__state_slice *slice, int64
         for (int64_t i = s->from, n; i < s->from + s->count; i += n) {
             const dt__param *p = &s->of->is;
             int64_t place = dt__param_index(p, s->of->shards, s->array, i), row = place / g->cols, lo, hi, at;
+            float *a, *b;
             n = dt__min(dt__param_run(p, s->of->shards, i), s->from + s->count - i);
             if (place < 0) continue; /* padding */
             place %= g->cols, n = dt__min(n, g->cols - place);
@@ -18987,7 +18979,10 @@ static void dt__gather_copy(dt__gatherer *g, const dt__state_slice *slice, int64
             if (lo >= hi) continue;
             at = lo * g->rows + row - g->lo;
             g->first = dt__min(g->first, at), g->end = dt__max(g->end, at + (hi - lo - 1) * g->rows + 1);
-            dt__gather_run(g, s->data + (i - s->from + lo - place), g->block + at, hi - lo, way);
+            a = s->data + (i - s->from + lo - place), b = g->block + at;
+            for (; lo < hi; lo++, a++, b += g->rows)
+                if (way == DT__GATHER_IN) *b = *a;
+                else if (way == DT__GATHER_OUT) *a = *b;
         }
 }
 
@@ -19030,29 +19025,22 @@ static dt_result dt__gather_give(dt__gatherer *g, const dt__state_tensor *of, co
     return r;
 }
 
-/* Fills the block from a tensor in a file; 2-byte numbers become floats. */
-static dt_result dt__gather_fill(dt__gatherer *g, const dt__tensors *from, dt__files *f, const dt__stored *s)
-{
-    const dt__stored_type *type = &dt__stored_types[s->type];
-    int64_t n = g->hi - g->lo;
-    float *raw = type->bytes == 4 ? g->block : g->other;
-    dt_result r = dt__tensors_read(from, f, s, raw, n * type->bytes, g->lo * type->bytes);
-    dt__comm_tick(g->comm);
-    if (!r && raw != g->block) g->convert->convert(DT_F32, g->block, type->dtype, raw, n);
-    return r;
-}
-
-/* Reads slices from a whole tensor in a file. Blocks without numbers of the slices are not read; padding becomes +0. */
+/* Reads slices from a whole tensor in a file; 2-byte numbers become floats. Blocks without numbers of the slices are
+ * not read; padding becomes +0. */
 static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__files *f, const dt__stored *s,
                                  const dt__state_tensor *of, const dt__state_slice *slice, int64_t slices)
 {
+    const dt__stored_type *type = &dt__stored_types[s->type];
+    float *raw = type->bytes == 4 ? g->block : g->other;
     dt_result r = DT_OK;
     dt__gather_begin(g, of, of->turned);
     for (int64_t i = 0; i < slices && of->is.pad; i++) memset(slice[i].data, 0, 4 * (size_t)slice[i].count);
     while (!r && dt__gather_next(g)) {
         dt__gather_copy(g, slice, slices, DT__GATHER_COUNT);
         if (g->first >= g->end) continue;
-        r = dt__gather_fill(g, from, f, s);
+        r = dt__tensors_read(from, f, s, raw, (g->hi - g->lo) * type->bytes, g->lo * type->bytes);
+        dt__comm_tick(g->comm);
+        if (!r && raw != g->block) g->convert->convert(DT_F32, g->block, type->dtype, raw, g->hi - g->lo);
         if (!r) dt__gather_copy(g, slice, slices, DT__GATHER_OUT);
     }
     return r;
@@ -19158,32 +19146,25 @@ static dt_result dt__giver_take(void *user, const dt__state_tensor *of, dt__stat
     return r;
 }
 
-/* A part of a state being written as one file. */
-typedef struct dt__writer {
-    dt__tensor_file file;
-    const dt__gatherer *gather; /* as in dt__giver */
-    dt_result result;           /* of the file: after an error rank 0 continues to receive, since others send */
-} dt__writer;
-
-static dt_result dt__writer_put(void *user, const float *data, int64_t count)
+/* A dt__sink: writes numbers. Rank 0 receives to the end after an error of the file, since others send. */
+static dt_result dt__tensor_file_sink(void *user, const float *data, int64_t count)
 {
-    dt__writer *w = (dt__writer *)user;
-    if (!w->result) w->result = dt__tensor_file_put(&w->file, data, 4 * count);
-    return w->gather && !w->gather->alone ? DT_OK : w->result;
+    dt__tensor_file_put((dt__tensor_file *)user, data, 4 * count);
+    return DT_OK;
 }
 
 /* A dt__take: announces what the file will hold of a tensor. */
-static dt_result dt__writer_name(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+static dt_result dt__tensor_file_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
-    dt__writer *w = (dt__writer *)user;
+    dt__tensor_file *w = (dt__tensor_file *)user;
     char name[160];
     dt_shape shape;
     dt__state_tensor_name(of, name, sizeof name, &shape);
-    if (w->gather) dt__tensor_file_name(&w->file, name, DT__STORED_F32, &shape);
-    for (int64_t i = 0; i < slices && !w->gather; i++) {
+    if (w->whole) dt__tensor_file_name(w, name, DT__STORED_F32, &shape);
+    for (int64_t i = 0; i < slices && !w->whole; i++) {
         shape = dt_shape1(slice[i].count);
         dt__slice_name(&slice[i], slice[i].from, name, sizeof name);
-        dt__tensor_file_name(&w->file, name, DT__STORED_F32, &shape);
+        dt__tensor_file_name(w, name, DT__STORED_F32, &shape);
     }
     return DT_OK;
 }
@@ -24536,24 +24517,18 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
 static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gather, dt__reader *from, dt__files *f,
                                  const char *folder, const char *name, dt__part_file *part)
 {
-    dt__writer w;
-    dt__giver give = {from, gather, 1, dt__writer_put, &w};
-    dt_result r = DT_OK;
-    w.gather = gather;
-    w.result = dt__tensor_file_begin(&w.file, f, folder, name);
-    if (!w.result) w.result = dt__state_each(walk, dt__writer_name, &w);
-    if (!w.result && (!gather || dt__gather_root(gather))) w.result = dt__tensor_file_open(&w.file);
-    if (!w.result || (gather && !gather->alone)) r = dt__state_each(walk, dt__giver_take, &give);
-    return dt__tensor_file_close(&w.file, r ? r : w.result, part);
+    dt__tensor_file w;
+    dt__giver give = {from, gather, 1, dt__tensor_file_sink, &w};
+    dt_result r;
+    dt__tensor_file_begin(&w, f, folder, name);
+    w.whole = gather != NULL;
+    r = dt__state_each(walk, dt__tensor_file_take, &w);
+    if (!gather || dt__gather_root(gather)) dt__tensor_file_open(&w);
+    if (!r) r = dt__state_each(walk, dt__giver_take, &give);
+    return dt__tensor_file_close(&w, r, part);
 }
 
 /* ---- what a checkpoint must agree with ---- */
-
-/* Does the option decide bits of what is left to do? Names of files do not: what is in them does, which has a hash. */
-static int dt__option_binds(const dt__option *o)
-{
-    return o->group == DT__GROUP_RECIPE && o->kind < DT__KIND_TEXT;
-}
 
 /* A hash that identifies the model: names and shapes of the parameters, and what no option says. */
 static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
@@ -24620,26 +24595,21 @@ static dt_result dt__manifest_recipe(const dt__manifest *m, const char *path, dt
     return j.result;
 }
 
-/* Another number of steps is accepted if it changes no learning rate up to the next step: with --schedule constant
+/* Compares the options that decide the bits of the remaining steps. Names of files do not; their contents have a hash.
+ * Another number of steps is accepted if it changes no learning rate up to the next step: with --schedule constant
  * always, with wsd before the decay begins. */
-static int dt__steps_extend(const dt_recipe *r, const dt_recipe *was, int64_t step)
-{
-    int64_t i = 0;
-    while (i <= step && dt__learning_rate(r, i) == dt__learning_rate(was, i)) i++;
-    return i > step;
-}
-
-/* Compares the recipe of a manifest with this run's. */
 static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
+    int64_t same = 0;
     dt_result r = dt__manifest_recipe(m, path, &old);
     longer.steps = old.steps;
+    while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
     for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT && !r; o++) {
         char was[64], is[64];
-        if (!dt__option_binds(o)) continue;
+        if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
         dt__option_text(o, &old, was, sizeof was), dt__option_text(o, &t->recipe, is, sizeof is);
-        if (!strcmp(is, was) || (!strcmp(o->name, "steps") && dt__steps_extend(&t->recipe, &longer, m->step))) continue;
+        if (!strcmp(is, was) || (!strcmp(o->name, "steps") && same > m->step)) continue;
         r = dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the "
                       "same or another --checkpoint", path, o->name, was, is);
     }
@@ -25081,7 +25051,6 @@ typedef struct dt__opened {
     dt__reader reader;
     dt_trainer t;
     float *stored;     /* one tensor, in arrays */
-    dt_checkpoint_entry *entry; /* files, tensors, arrays */
 } dt__opened;
 
 /* Opens the network, if config.json describes the model. */
@@ -25116,30 +25085,24 @@ static dt_result dt__opened_model(dt__opened *c)
     return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
 }
 
-/* Lists files, tensors and arrays. */
+/* Lists files and arrays. */
 static dt_result dt__opened_list(dt__opened *c)
 {
-    const dt__tensors *t = &c->reader.tensors;
     dt_checkpoint *is = &c->is;
     dt_checkpoint_entry *e;
     is->path = c->path, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
-    is->files = c->m.files, is->tensors = t->count, is->arrays = c->t.state.count;
-    e = c->entry = (dt_checkpoint_entry *)dt__alloc((is->files + is->tensors + is->arrays + 1) * (int64_t)sizeof *e,
-                                                    "the contents of a checkpoint");
+    is->files = c->m.files, is->tensors = c->reader.tensors.count, is->arrays = c->t.state.count;
+    is->file = is->array = e = (dt_checkpoint_entry *)dt__alloc((is->files + is->arrays + 1) * (int64_t)sizeof *e,
+                                                                "the contents of a checkpoint");
     if (!e) return DT_E_MEMORY;
-    is->file = e, is->tensor = e + is->files, is->array = is->tensor + is->tensors;
     for (const dt__part_file *p = c->m.file; p < c->m.file + is->files; p++, e++) {
         snprintf(e->name, sizeof e->name, "%s", p->name);
         e->sha256 = p->hash, e->bytes = p->bytes, is->bytes += p->bytes;
     }
-    for (const dt__stored *s = t->list; s < t->list + is->tensors; s++, e++) {
-        snprintf(e->name, sizeof e->name, "%s", s->name);
-        e->type = dt__stored_types[s->type].name, e->shape = s->shape, e->bytes = s->bytes;
-        e->file = strrchr(t->file[s->file].path, '/') + 1;
-    }
+    is->array = e;
     for (const dt__state_tensor *x = c->t.state.tensor; x < c->t.state.tensor + is->arrays; x++, e++) {
         dt__state_tensor_name(x, e->name, sizeof e->name, &e->shape);
-        e->type = "F32", e->shape = x->is.shape, e->bytes = 4 * dt_shape_count(x->is.shape);
+        e->shape = x->is.shape, e->bytes = 4 * dt_shape_count(x->is.shape);
     }
     return DT_OK;
 }
@@ -25153,7 +25116,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
     dt__free(c->t.state.tensor);
     dt__net_close(&c->t.e.net);
     dt__free(c->stored);
-    dt__free(c->entry);
+    dt__free((void *)(uintptr_t)c->is.file);
     dt__free(c);
     *handle = NULL;
 }

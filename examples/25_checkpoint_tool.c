@@ -62,9 +62,10 @@ static dt_result show(const char *path, int64_t most)
            (long long)c->recipe.sequence, (long long)c->recipe.seed, (double)c->recipe.learning_rate);
     for (const dt_checkpoint_entry *f = c->file; f < c->file + c->files; f++)
         printf("  %-24s %10lld bytes  sha256 %.16s..\n", f->name, (long long)f->bytes, f->sha256);
-    for (const dt_checkpoint_entry *t = c->tensor; t < c->tensor + c->tensors && t < c->tensor + most; t++)
-        printf("  %-64s %-4s %-12s in %s\n", t->name, t->type, shape_text(&t->shape, text), t->file);
-    if (c->tensors > most) printf("  .. and %lld more\n", (long long)(c->tensors - most));
+    printf("  %lld tensors in these files, %lld arrays:\n", (long long)c->tensors, (long long)c->arrays);
+    for (const dt_checkpoint_entry *a = c->array; a < c->array + c->arrays && a < c->array + most; a++)
+        printf("  %-64s %s\n", a->name, shape_text(&a->shape, text));
+    if (c->arrays > most) printf("  .. and %lld more\n", (long long)(c->arrays - most));
     dt_checkpoint_close(&c);
     return DT_OK;
 }
