@@ -249,7 +249,7 @@ typedef struct dt_output {
 enum { DT_AUTO = -1 };
 typedef struct dt_checkpoints {
     const char *place;    /* directory; training resumes from the newest complete checkpoint there; NULL: none */
-    int64_t interval;     /* steps; 0: after the last step and on a stop; DT_AUTO: by dt_checkpoint_interval() */
+    int64_t interval;     /* steps; 0: after the last step and on a stop; DT_AUTO: sqrt(2 cost mtbf) seconds */
     float mtbf;           /* mean seconds between failures of the whole job, for DT_AUTO */
     int32_t kind;         /* dt_checkpoint_kind */
     int32_t async;        /* copy the state and write it behind training; sharded only */
@@ -389,9 +389,7 @@ DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
  * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; log1p, softplus,
  * sigmoid, silu, gelu_erf, erf, sin, cos, pow below 0.51 ulp. */
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s);
-DT_API dt_tensor dt_square(dt_graph *g, dt_tensor x); /* x x */
 DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
-DT_API dt_tensor dt_sigmoid(dt_graph *g, dt_tensor x); /* 1 / (1 + e^-x) */
 /* x / (1 + e^-x) (Elfwing et al. 2018; Hendrycks and Gimpel 2016). -inf gives the limit, -0. */
 DT_API dt_tensor dt_silu(dt_graph *g, dt_tensor x);
 /* GELU, tanh form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016). */
@@ -405,14 +403,14 @@ DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b);
 /* All other functions: of x, and of a and b. DT_E_USAGE: the function takes another number of tensors. */
 typedef enum dt_function {
-    DT_NEG, DT_RECIPROCAL, DT_SQRT, DT_RSQRT,             /* -x, 1/x, root, 1/root */
+    DT_NEG, DT_SQUARE, DT_RECIPROCAL, DT_SQRT, DT_RSQRT,  /* -x, x x, 1/x, root, 1/root */
     DT_EXP, DT_LOG, DT_LOG1P, DT_SIN, DT_COS, DT_ERF,     /* LOG1P: log(1 + x); radians, also huge ones */
-    DT_SOFTPLUS, DT_GELU_ERF,                             /* log(1 + e^x); x/2 (1 + erf(x / sqrt 2)), -inf gives -0 */
+    DT_SIGMOID, DT_SOFTPLUS, DT_GELU_ERF,                 /* 1 / (1 + e^-x); log(1 + e^x); x/2 (1 + erf(x / sqrt 2)) */
     DT_ABS,                                               /* gradient +0 at 0. The next four pass no gradient on: */
     DT_SIGN, DT_FLOOR, DT_CEIL, DT_ROUND,                 /* zeros and NaN stay; ROUND: nearest, ties to even */
     DT_POW,                                               /* a^b as C's pow; gradient of a +0 where b is 0, of b +0
                                                              where a is 0 and NaN where a is negative */
-    DT_MAXIMUM, DT_MINIMUM,                               /* a > b ? a : b, a < b ? a : b (R14): gradient to the taken */
+    DT_MAXIMUM, DT_MINIMUM,                               /* a > b ? a : b, a < b ? a : b (R14) */
     DT_EQUAL, DT_NOT_EQUAL, DT_LESS, DT_LESS_EQUAL, DT_GREATER, DT_GREATER_EQUAL /* 1 or +0, no gradient */
 } dt_function;
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x);
@@ -583,7 +581,8 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  * ADAM (8): g + d w in place of g, no (1 - lr d) (Kingma and Ba 2015).
  * SGD (0, with momentum 4): g + d w in place of g, u = momentum u + g, w = w - lr u;
  *     with nesterov w = w - lr (g + momentum u) (Sutskever et al. 2013).
- * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al. 2023). */
+ * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al.
+ *     2023). */
 typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimizer;
 /* The format of gradients between data-parallel ranks. FP32 is exact in every layout. The others lose something: their
  * bits depend on the number of data-parallel ranks and on nothing else of the layout; one such rank has the bits of
@@ -595,8 +594,6 @@ typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } 
 /* Who sums gradients over ranks. Exact: the tree over data shards, whose bits are the same in every layout. Native: the
  * all-reduce of the engine between nodes (MPI), whose bits depend on the layout and on the engine. */
 typedef enum dt_sums { DT_SUMS_EXACT, DT_SUMS_NATIVE } dt_sums;
-/* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
-DT_API double dt_optimizer_bytes(const dt_recipe *recipe);
 
 /* ---- H11  data, tokenizers ---------------------------------------------------------------------- */
 /* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
@@ -625,10 +622,7 @@ DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder);
 DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t); /* the largest id + 1 */
 /* The bytes of a token, not ended by a NUL, and how many; NULL when there is no such id. */
 DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t *bytes);
-/* The id of the token with exactly these bytes, a special one first, such as "<|endoftext|>"; -1: none. */
-DT_API int64_t dt_tokenizer_find(const dt_tokenizer *t, const void *bytes, int64_t count);
-/* Number of merges, and the two ids that merge `rank` (0 first) joins; 0 when there is no such merge. */
-DT_API int64_t dt_tokenizer_merges(const dt_tokenizer *t);
+/* The two ids that merge `rank` (0 first) joins; 0 when there is no such merge. */
 DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right);
 /* Ids of a text. `ids` has room for `bytes` of them; *count becomes their number. special 1: special tokens in the text
  * become their ids; 0: they are text. (Added tokens that are not special always become ids.) */
@@ -645,22 +639,15 @@ typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
  * each other. Each holds either token ids in llm.c's .bin form (256 int32: 20240520, version, number of tokens, 0..;
  * then the ids, uint16 in version 1 and uint32 in version 2), or anything else: every byte is a token. A file *.bin
  * must be of the first kind, and kinds do not mix. `sequence` is T, the tokens of a sample. The last
- * `validation_fraction` (0 to below 1) of the tokens is set apart. DT_E_DATA: too short or damaged. */
-DT_API dt_result dt_data_open(dt_data **d, const char *path, int64_t sequence, double validation_fraction);
-/* The same for a text that is encoded when it is opened, with its special tokens; token ids are taken as they are. It
- * takes seconds per 10 MB and rank: turn a large text into shards by dt_data_tokenize(). t may be NULL. */
-DT_API dt_result dt_data_open_tokenized(dt_data **d, const char *path, const dt_tokenizer *t, int64_t sequence,
-                                        double validation_fraction);
+ * `validation_fraction` (0 to below 1) of the tokens is set apart. With a tokenizer (t may be NULL) a text is encoded
+ * when it is opened, with its special tokens. That takes seconds per 10 MB and rank: turn a large text into shards by
+ * dt_data_tokenize(). DT_E_DATA: too short or damaged. */
+DT_API dt_result dt_data_open(dt_data **d, const char *path, const dt_tokenizer *t, int64_t sequence,
+                              double validation_fraction);
 DT_API void dt_data_close(dt_data **d);
 /* Samples in a split: (its tokens - 1) / T, without the rest. */
 DT_API int64_t dt_data_samples(const dt_data *d, dt_split split);
 DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split); /* tokens in a split */
-/* The smallest vocabulary that holds every token: 256 for bytes, its tokenizer's size for an encoded text. For token
- * ids it reads all of them. */
-DT_API int64_t dt_data_vocabulary(const dt_data *d);
-/* The training sample at place `global_index` >= 0 (step * batch + i) of an endless run: each epoch visits every sample
- * once, in an order that is a function of (seed, epoch) (R16). Takes constant time. */
-DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_index);
 /* Writes sample `sample` of the split: tokens (T) are its inputs, targets (T) the same shifted by one. */
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets);
 
@@ -739,10 +726,9 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
 #define DT__RULE_ENUM(code, name) code,
 typedef enum dt_rule { DT_RULES(DT__RULE_ENUM) DT_RULE_COUNT } dt_rule;
 #undef DT__RULE_ENUM
-/* Its name, and what to do about it ("none" and "" where there is no such rule); the rule of a name, -1: none. */
+/* Its name, and what to do about it ("none" and "" where there is no such rule). */
 DT_API const char *dt_rule_name(int32_t rule);
 DT_API const char *dt_rule_advice(int32_t rule);
-DT_API int32_t dt_rule_find(const char *name);
 /* What a rule found when it fired first, and how often it did. */
 typedef struct dt_firing {
     int64_t step, times;
@@ -788,9 +774,8 @@ DT_API dt_rank_step dt_rank_step_zero(void);
 DT_API dt_result dt_rules_step(dt_rules *rules, const dt_rank_step *s);
 /* It is `at` seconds since the program began: for who watches a training run that may have stalled. */
 DT_API dt_result dt_rules_clock(dt_rules *rules, double at);
-/* What a rule found, NULL while it has not fired; it belongs to rules. How many have fired. */
+/* What a rule found, NULL while it has not fired; it belongs to rules. */
 DT_API const dt_firing *dt_rules_fired(const dt_rules *rules, int32_t rule);
-DT_API int32_t dt_rules_count(const dt_rules *rules);
 /* A table of those, two lines each: where and when, and what to do. DT_E_USAGE: `size` bytes are too few. */
 enum { DT_RULES_TEXT = 8000 };
 DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
@@ -846,7 +831,7 @@ DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n);
 /* dt_all_reduce by the engine's own collective (MPI_Allreduce): its order of additions, hence other bits than those of
  * the fixed tree. DT_E_USAGE when the engine between the nodes has none. */
 DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op);
-/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL). dt_nccl_open and dt_nccl_version load
+/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL). dt_nccl_open loads
  * libnccl.so.2 and the driver's libcuda.so.1 (or the files that DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name). Sums are in
  * NCCL's order.
  *     dt_nccl *n = NULL;
@@ -871,8 +856,6 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
                                  void *stream);
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream); /* returns when all that was queued on the stream is done */
 DT_API void dt_nccl_close(dt_nccl **n); /* collective, unless it failed. NULL is fine. */
-/* NCCL's version here, 22809 for 2.28.9; needs no GPU. Errors as of dt_nccl_open. */
-DT_API dt_result dt_nccl_version(int *version);
 
 /* ---- H15  layout, mesh, schedules --------------------------------------------------------------- */
 DT_API dt_sampling dt_sampling_default(void); /* temperature 0.7 over all tokens, seed 0 */
@@ -973,10 +956,6 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
 /* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), exact
  * below 2^24, of mixture `index` of the model, from 0. DT_E_USAGE: there is no such mixture. */
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts);
-/* Seconds between checkpoints that cost the least, for a save of `cost` seconds and a failure every `mtbf` seconds:
- * sqrt(2 cost mtbf) (Young 1974; Daly 2006 differs by a few percent while cost is far below mtbf), at most 30 minutes.
- */
-DT_API double dt_checkpoint_interval(double cost, double mtbf);
 /* Bytes of this rank, by category, as planned and allocated before step 1. With the environment variable DT_MEM_LIMIT
  * (bytes, or with k, M, G) opening a trainer whose total is more on any rank is DT_E_MEMORY. */
 typedef struct dt_memory {
@@ -1041,7 +1020,6 @@ typedef struct dt_diagnosis {
 /* Looks at the last steps, up to 8, without the first one of this trainer, and measures the links by all-reduces of up
  * to 1 MB, for a second or two. Collective, between steps; changes no bit. DT_E_USAGE: fewer than 4 steps were made. */
 DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d);
-DT_API const char *dt_branch_name(int32_t branch);
 /* The findings as text: a line per branch with what was measured, the bound and the verdict, then what to do. */
 enum { DT_DIAGNOSIS_TEXT = 6000 };
 DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t size);
@@ -2405,7 +2383,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     MAP(GELU, A, UNARY, dt_gelu, dt__v_gelu(a), GRAD(GELU, 0, AD, dt__v_gelu_grad(a, dy)))                   \
     MAP(GELU_ERF, A, CODE, DT_GELU_ERF, dt__v_gelu_erf(a), GRAD(GELU_ERF, 0, AD, dt__v_gelu_erf_grad(a, dy))) \
     MAP(SILU, A, UNARY, dt_silu, dt__v_silu(a), GRAD(SILU, 0, AD, dt__v_silu_grad(a, dy)))                   \
-    MAP(SIGMOID, A, UNARY, dt_sigmoid, dt__v_sigmoid(a), GRAD(SIGMOID, 0, YD, dy * y - dy * y * y))          \
+    MAP(SIGMOID, A, CODE, DT_SIGMOID, dt__v_sigmoid(a), GRAD(SIGMOID, 0, YD, dy * y - dy * y * y))          \
     MAP(SOFTPLUS, A, CODE, DT_SOFTPLUS, dt__v_softplus(a), GRAD(SOFTPLUS, 0, AD, dy * dt__v_sigmoid(a)))    \
     MAP(RELU, A, UNARY, dt_relu, dt__v_where(a <= zero, zero, a), GRAD(RELU, 0, YD, dt__v_where(y != zero, dy, zero))) \
     MAP(ABS, A, CODE, DT_ABS, dt__v_abs(a), GRAD(ABS, 0, AD, dt__v_where(a != zero, dy * dt__v_sign(a), zero))) \
@@ -2413,7 +2391,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     MAP(FLOOR, A, CODE, DT_FLOOR, dt__v_floor(a), )                                                         \
     MAP(CEIL, A, CODE, DT_CEIL, -dt__v_floor(-a), )                                                         \
     MAP(ROUND, A, CODE, DT_ROUND, dt__v_round(a), )                                                         \
-    MAP(SQUARE, A, UNARY, dt_square, a * a, GRAD(SQUARE, 0, AD, dy * 2.0f * a))                              \
+    MAP(SQUARE, A, CODE, DT_SQUARE, a * a, GRAD(SQUARE, 0, AD, dy * 2.0f * a))                              \
     MAP(RECIPROCAL, A, CODE, DT_RECIPROCAL, 1.0f / a, GRAD(RECIPROCAL, 0, YD, -(dy * y * y)))               \
     MAP(LOG1P, A, CODE, DT_LOG1P, dt__v_log1p(a), GRAD(LOG1P, 0, AD, dy / (a + 1.0f)))                      \
     MAP(ERF, A, CODE, DT_ERF, dt__v_erf(a), GRAD(ERF, 0, AD, dy * 1.12837917f * dt__v_exp(-(a * a))))       \
@@ -6250,7 +6228,8 @@ static int dt__function_op(int f)
 static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b, size_t tensors)
 {
     int op = dt__function_op((int)f);
-    if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors) return dt__map_op(g, op, 0.0f, a, b, dt__tensor(0));
+    if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
+        return dt__map_op(g, op, 0.0f, a, b, dt__tensor(0));
     return dt__poison(g, DT_E_USAGE, "map: %d is no function of %d tensors. See dt_function.", (int)f, (int)tensors);
 }
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x) { return dt__map_code(g, f, x, dt__tensor(0), 1); }
@@ -7355,7 +7334,8 @@ DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float 
     char a[96];
     if (!x.id || !dt__eps_ok(g, "batchnorm", eps)) return dt__tensor(0);
     if (s.dims < 2)
-        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)", dt__shape_text(&s, a));
+        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)",
+                          dt__shape_text(&s, a));
     y = dt__channels(g, x, 1);
     y = dt_sub(g, y, dt_mean(g, y, others));
     var = dt_mean(g, dt_mul(g, y, y), others);
@@ -10312,7 +10292,8 @@ static const dt__option dt__options[] = {
     DT__OPTION(RECIPE, "final-rate", "X", REAL, final_rate, 0.1f, "[0,inf)", "share of the peak at the end"),
     DT__OPTION(RECIPE, "warmup", "N", WHOLE, warmup, 20, "[0,inf)", "steps of linear warm-up"),
     DT__OPTION(RECIPE, "decay", "N", WHOLE, decay, 0, "[0,inf)", "steps of wsd's final decay; 0: a tenth"),
-    DT__OPTION(RECIPE, "optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion", "how gradients move the weights"),
+    DT__OPTION(RECIPE, "optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion",
+               "how gradients move the weights"),
     DT__OPTION(RECIPE, "beta1", "X", REAL, beta1, 0.9f, "[0,1)", "AdamW, Adam, Lion"),
     DT__OPTION(RECIPE, "beta2", "X", REAL, beta2, 0.95f, "[0,1)", "AdamW, Adam, Lion (there 0.99 is usual)"),
     DT__OPTION(RECIPE, "epsilon", "X", REAL, epsilon, 1e-8f, "(0,inf)", "AdamW, Adam"),
@@ -10452,7 +10433,8 @@ static int dt__state_kept(const dt_recipe *r, int which)
     return which == DT__STATE_FIRST || r->optimizer != DT_LION;
 }
 
-DT_API double dt_optimizer_bytes(const dt_recipe *r)
+/* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
+static double dt__optimizer_bytes(const dt_recipe *r)
 {
     double bytes = 0.0;
     for (int i = 0; i < DT__STATE_COUNT; i++) bytes += dt__state_kept(r, i) ? 4.0 : 0.0;
@@ -11590,7 +11572,6 @@ static dt_result dt__tokenizer_specials(dt_tokenizer *t)
 }
 
 DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t) { return t->token.count; }
-DT_API int64_t dt_tokenizer_merges(const dt_tokenizer *t) { return t->merges; }
 
 DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right)
 {
@@ -11606,15 +11587,6 @@ DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t
     if (!span || !span->length) return NULL;
     *bytes = span->length;
     return t->token.bytes + span->at;
-}
-
-DT_API int64_t dt_tokenizer_find(const dt_tokenizer *t, const void *bytes, int64_t count)
-{
-    for (int32_t i = 0; i < t->specials; i++)
-        if (t->special[i].length == count &&
-            !memcmp(t->token.bytes + t->token.span[t->special[i].id].at, bytes, (size_t)count))
-            return t->special[i].id;
-    return dt__strings_find(&t->token, bytes, count);
 }
 
 /* ---- text to ids and back ---------------------------------------------------------------------- */
@@ -12683,13 +12655,8 @@ static dt_result dt__data_fill(dt_data *d, const glob_t *names, const char *path
     return r ? r : dt__data_cut(d, path, fraction);
 }
 
-DT_API dt_result dt_data_open(dt_data **handle, const char *path, int64_t sequence, double validation_fraction)
-{
-    return dt_data_open_tokenized(handle, path, NULL, sequence, validation_fraction);
-}
-
-DT_API dt_result dt_data_open_tokenized(dt_data **handle, const char *path, const dt_tokenizer *t, int64_t sequence,
-                                        double validation_fraction)
+DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_tokenizer *t, int64_t sequence,
+                              double validation_fraction)
 {
     glob_t names;
     dt_result r;
@@ -12758,7 +12725,9 @@ static int64_t dt__data_ids(const dt_data *d)
     }
     return largest + 1;
 }
-DT_API int64_t dt_data_vocabulary(const dt_data *d) { return d->width == 1 ? 256 : dt__data_ids(d); }
+/* The smallest vocabulary that holds every token: 256 for bytes, its tokenizer's size for an encoded text. For token
+ * ids it reads all of them. */
+static int64_t dt__data_vocabulary(const dt_data *d) { return d->width == 1 ? 256 : dt__data_ids(d); }
 
 /* Tokens [at, at + n) of all, across the ends of shards. */
 static void dt__data_read(const dt_data *d, int64_t at, int64_t n, int32_t *out)
@@ -12823,11 +12792,6 @@ static int64_t dt__sample_at(int64_t n, uint64_t seed, int64_t global_index)
 {
     return dt__permute(n, global_index % n, seed, global_index / n);
 }
-DT_API int64_t dt_data_sample(const dt_data *d, uint64_t seed, int64_t global_index)
-{
-    return dt__sample_at(dt_data_samples(d, DT_TRAIN), seed, global_index);
-}
-
 /* ---- a feed: files or a source of the program's own, and what its ids must be below ------------- */
 
 typedef struct dt__feed {
@@ -13250,7 +13214,8 @@ static const dt__rule dt__rules[DT_RULE_COUNT + 1] = {
 static const dt__rule *dt__rule_at(int32_t i) { return &dt__rules[i >= 0 && i < DT_RULE_COUNT ? i : DT_RULE_COUNT]; }
 DT_API const char *dt_rule_name(int32_t rule) { return dt__rule_at(rule)->name; }
 DT_API const char *dt_rule_advice(int32_t rule) { return dt__rule_at(rule)->advice; }
-DT_API int32_t dt_rule_find(const char *name)
+/* The rule of a name, -1: none. */
+static int32_t dt__rule_find(const char *name)
 {
     for (int32_t i = 0; name && i < DT_RULE_COUNT; i++)
         if (!strcmp(dt__rules[i].name, name)) return i;
@@ -13704,7 +13669,7 @@ DT_API const dt_firing *dt_rules_fired(const dt_rules *r, int32_t rule)
 {
     return r && rule >= 0 && rule < DT_RULE_COUNT && r->fired[rule].times ? &r->fired[rule] : NULL;
 }
-DT_API int32_t dt_rules_count(const dt_rules *r)
+static int32_t dt__rules_count(const dt_rules *r)
 {
     int32_t count = 0;
     for (int32_t i = 0; i < DT_RULE_COUNT; i++) count += dt_rules_fired(r, i) != NULL;
@@ -13721,7 +13686,7 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
         char rank[32] = "";
         if (i >= 0 && !f) continue;
         if (f && f->rank >= 0) snprintf(rank, sizeof rank, "rank %d  ", (int)f->rank);
-        if (!f) snprintf(line, sizeof line, "rules    %d of %d fired\n", (int)dt_rules_count(r), DT_RULE_COUNT);
+        if (!f) snprintf(line, sizeof line, "rules    %d of %d fired\n", (int)dt__rules_count(r), DT_RULE_COUNT);
         else
             snprintf(line, sizeof line, "  %-24s  step %lld  %.4g (bound %.4g)  %s%s%sx%lld\n    do: %s\n",
                      dt_rule_name(i), (long long)f->step, f->value, f->bound, f->name, *f->name ? "  " : "", rank,
@@ -18233,15 +18198,6 @@ static dt_result dt__cuda_load(dt__cuda_functions *f)
     return DT_OK;
 }
 
-DT_API dt_result dt_nccl_version(int *version)
-{
-    dt__nccl_functions f;
-    dt_result r = dt__nccl_load(&f);
-    *version = 0;
-    if (!r && f.GetVersion(version)) r = dt__error(DT_E_SYSTEM, "NCCL does not tell its version");
-    return r;
-}
-
 /* ---- failing ---- */
 
 /* Names what n does: "NCCL's all-reduce #3". */
@@ -18488,7 +18444,6 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
 }
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream) { return (void)n, (void)stream, dt__nccl_missing(); }
 DT_API void dt_nccl_close(dt_nccl **n) { *n = NULL; }
-DT_API dt_result dt_nccl_version(int *version) { return *version = 0, dt__nccl_missing(); }
 #endif /* DT_NCCL */
 
 #ifndef DT_COMM_ONLY
@@ -23957,7 +23912,7 @@ static void dt__memory_print(const dt_trainer *t)
                         e->sets_count, (long long)e->lo, (long long)e->hi - 1,
                         e->shape.total ? " and the total, 4 P" : "",
                         e->shape.total && e->shape.zero > 1 ? share : "", leaves);
-    dt__memory_line("optimizer", m->optimizer, "%g P%s (%s%s)", dt_optimizer_bytes(&t->recipe), share,
+    dt__memory_line("optimizer", m->optimizer, "%g P%s (%s%s)", dt__optimizer_bytes(&t->recipe), share,
                     optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
     dt__memory_line("activations", m->activations, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
                     e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows,
@@ -24313,10 +24268,10 @@ static dt_result dt__trainer_feed(dt_trainer *t)
         return DT_OK;
     }
     result = r->tokenizer ? dt_tokenizer_open(&t->tokenizer, r->tokenizer) : DT_OK;
-    if (!result) result = dt_data_open_tokenized(&t->data, r->data, t->tokenizer, r->sequence, (double)r->validation);
+    if (!result) result = dt_data_open(&t->data, r->data, t->tokenizer, r->sequence, (double)r->validation);
     if (result) return result;
     dt__feed_files(&t->feed, t->data);
-    tokens = dt_data_vocabulary(t->data);
+    tokens = dt__data_vocabulary(t->data);
     if (t->tokenizer && tokens > dt_tokenizer_size(t->tokenizer))
         return dt__error(DT_E_USAGE,
                          "the data has token ids up to %lld, the tokenizer %s up to %lld: name the one that made them",
@@ -25505,12 +25460,12 @@ static dt_result dt__watch_open(dt_trainer *t)
         snprintf(name, sizeof name, "%.*s", (int)dt__min((int64_t)n, 63), at);
         for (int32_t i = 0; i < DT_RULE_COUNT; i++)
             if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, near)) near = dt_rule_name(i);
-        if (dt_rule_find(name) < 0)
+        if (dt__rule_find(name) < 0)
             return dt__error(DT_E_USAGE, "--stop-on %s: there is no such rule: did you mean %s?", name, near);
-        if (never >> dt_rule_find(name) & 1u)
+        if (never >> dt__rule_find(name) & 1u)
             return dt__error(DT_E_USAGE, "--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules "
                              "in a loop of your own (examples/55_rules.c)", name);
-        t->stops |= 1u << dt_rule_find(name);
+        t->stops |= 1u << dt__rule_find(name);
     }
     if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
     return dt_rules_set(t->rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50); /* 10 is for losses without noise */
@@ -26146,7 +26101,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     if (t->e.shape.measure) dt__metrics_number(m, "noise_scale", i->noise_scale);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_variance", i->noise_variance);
     if (t->e.shape.measure) dt__metrics_number(m, "noise_square", i->noise_square);
-    if (t->rules) dt__metrics_number(m, "rules", (double)dt_rules_count(t->rules));
+    if (t->rules) dt__metrics_number(m, "rules", (double)dt__rules_count(t->rules));
     if (t->e.wire.on) dt__metrics_number(m, "wire_bytes", (double)i->wire_bytes);
     if (t->e.wire.on) dt__metrics_number(m, "wire_plain", (double)i->wire_plain);
     if (t->e.wire.on) dt__metrics_number(m, "wire_seconds", i->wire_seconds);
@@ -26215,7 +26170,10 @@ static uint32_t dt__save_says(dt_trainer *t)
     return said;
 }
 
-DT_API double dt_checkpoint_interval(double cost, double mtbf)
+/* Seconds between checkpoints that cost the least, for a save of `cost` seconds and a failure every `mtbf` seconds:
+ * sqrt(2 cost mtbf) (Young 1974; Daly 2006 differs by a few percent while cost is far below mtbf), at most 30 minutes.
+ */
+static double dt__checkpoint_interval(double cost, double mtbf)
 {
     double interval = __builtin_sqrt(2.0 * (cost > 0.0 ? cost : 0.0) * (mtbf > 0.0 ? mtbf : 0.0));
     return interval < 1800.0 ? interval : 1800.0;
@@ -26228,7 +26186,7 @@ static void dt__save_learn(dt_trainer *t)
     const dt_layout *l = &t->layout;
     double before = s->interval, most = s->seconds > s->cost ? s->seconds : s->cost;
     int speaks = dt_is_root(t) && !l->output.quiet;
-    s->interval = dt_checkpoint_interval(s->cost, (double)l->checkpoint.mtbf);
+    s->interval = dt__checkpoint_interval(s->cost, (double)l->checkpoint.mtbf);
     if (l->checkpoint.interval == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
         printf("checkpoint every %.1f s: sqrt(2 x %.3f s that a save costs x %.0f s between failures) is %.1f s (Young "
                "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->checkpoint.mtbf,
@@ -26764,7 +26722,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
 #define DT__BRANCH_NAME(code, name) name,
 static const char *const dt__branch_names[] = {DT_BRANCHES(DT__BRANCH_NAME) "none"};
 #undef DT__BRANCH_NAME
-DT_API const char *dt_branch_name(int32_t branch)
+static const char *dt__branch_name(int32_t branch)
 {
     return dt__branch_names[branch >= 0 && branch < DT_BRANCH_COUNT ? branch : DT_BRANCH_COUNT];
 }
@@ -26800,13 +26758,13 @@ DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t si
                  1e3 * d->work, 1e3 * d->exposed, 1e3 * d->data, d->speedup);
     for (int i = 0; i < DT_BRANCH_COUNT; i++) {
         const dt_finding *f = &d->finding[i];
-        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt_branch_name(i), f->fires ? "FIRES" : "ok");
+        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt__branch_name(i), f->fires ? "FIRES" : "ok");
         dt__text_wrap(&all, INDENT, INDENT, f->text);
         if (!f->fires) continue;
         dt__text_add(&all, "%*sdo: ", INDENT, "");
         dt__text_wrap(&all, INDENT + 4, INDENT + 4, f->advice);
     }
-    dt__text_add(&all, "finding  %s\n", dt_branch_name(d->first));
+    dt__text_add(&all, "finding  %s\n", dt__branch_name(d->first));
     if (all.failed)
         r = DT_E_MEMORY;
     else if (all.length >= size)

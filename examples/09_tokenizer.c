@@ -59,6 +59,14 @@ static void print_token(const dt_tokenizer *t, int64_t id)
     putchar('"');
 }
 
+static int64_t count_merges(const dt_tokenizer *t)
+{
+    int64_t count = 0;
+    int32_t left, right;
+    while (dt_tokenizer_merge(t, count, &left, &right)) count++;
+    return count;
+}
+
 static void print_merges(const dt_tokenizer *t, int64_t from, int64_t to)
 {
     int32_t left, right;
@@ -99,8 +107,8 @@ static dt_result write_and_compare(const dt_tokenizer *t, const char *folder, co
     snprintf(bin, sizeof bin, "%s/tokens.bin", folder);
     if (!r) r = dt_tokenizer_open(&saved, folder);
     if (!r) r = dt_data_tokenize(text, saved, bin, 0, 1, tokens);
-    if (!r) r = dt_data_open(&file, bin, 64, 0.0);
-    if (!r) r = dt_data_open_tokenized(&encoded, text, t, 64, 0.0);
+    if (!r) r = dt_data_open(&file, bin, NULL, 64, 0.0);
+    if (!r) r = dt_data_open(&encoded, text, t, 64, 0.0);
     *same = !r && dt_data_samples(file, DT_TRAIN) == dt_data_samples(encoded, DT_TRAIN);
     for (int64_t i = 0; *same && i < dt_data_samples(file, DT_TRAIN); i++) {
         dt_data_fetch(file, DT_TRAIN, i, a[0], a[1]);
@@ -126,15 +134,15 @@ int main(int argc, char **argv)
     dt_result r = mkdtemp(folder) ? DT_OK : DT_E_SYSTEM;
     if (r) return perror("09_tokenizer: no directory in /tmp"), 1;
     if (argc < 2) r = make_text(folder, text);
-    if (!r) r = dt_data_open(&d, argc < 2 ? text : argv[1], 1, 0.0);
+    if (!r) r = dt_data_open(&d, argc < 2 ? text : argv[1], NULL, 1, 0.0);
     if (!r) bytes = dt_data_tokens(d, DT_TRAIN);
     dt_data_close(&d);
     if (!r) r = dt_tokenizer_train(&t, argc < 2 ? text : argv[1], size, DT_PRETOKENS_GPT2, special);
     if (!r) {
         printf("%lld ids: 256 bytes, <|endoftext|> and %lld merges\n", (long long)dt_tokenizer_size(t),
-               (long long)dt_tokenizer_merges(t));
+               (long long)count_merges(t));
         print_merges(t, 0, 6);
-        print_merges(t, dt_tokenizer_merges(t) - 3, dt_tokenizer_merges(t));
+        print_merges(t, count_merges(t) - 3, count_merges(t));
         fine = show(t, "The hacker's clock lay under the bridge.<|endoftext|>") && fine;
         fine = show(t, "caf\xc3\xa9 \xf0\x9f\x98\x80 12345 \xff\xfe") && fine; /* and two bytes that are no text */
         r = write_and_compare(t, folder, argc < 2 ? text : argv[1], &tokens, &same);
@@ -142,7 +150,7 @@ int main(int argc, char **argv)
     if (!r) printf("%lld bytes are %lld tokens: %.2f bytes per token\n", (long long)bytes, (long long)tokens,
                    (double)bytes / (double)tokens);
     dt_tokenizer_close(&t);
-    for (int i = 0; i < 5; i++) snprintf(path, sizeof path, "%s/%s", folder, made[i]), remove(path);
+    for (int i = 0; i < 3; i++) snprintf(path, sizeof path, "%s/%s", folder, made[i]), remove(path);
     rmdir(folder);
     if (r) return dt_fail("09_tokenizer");
     if (fine && same) return puts("ok: every text came back, and the saved files give the same ids"), 0;

@@ -134,7 +134,7 @@ static dt_result examine(fault *f, int rank, int tree, dt_diagnosis *d, char has
     else if (d->first < 0)
         printf("  none fires\n");
     else
-        printf("  %d %s: %s\n    do: %s\n", d->first + 1, dt_branch_name(d->first), d->finding[d->first].text,
+        printf("  question %d: %s\n    do: %s\n", d->first + 1, d->finding[d->first].text,
                d->finding[d->first].advice);
     printf("\n");
     fflush(stdout);

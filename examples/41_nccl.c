@@ -94,7 +94,7 @@ int main(int argc, char **argv)
     dt_nccl *n = NULL;
     gpu g;
     char name[16];
-    int version = 0, ranks, wrong = 0, one_gpu;
+    int ranks, wrong = 0, one_gpu;
     double worst = 0.0;
     float *x = malloc(LARGEST * sizeof *x), *sum = malloc(LARGEST * sizeof *sum);
     dt_result r = x && sum ? dt_comm_init(&c, &argc, &argv) : DT_E_MEMORY;
@@ -103,10 +103,6 @@ int main(int argc, char **argv)
     one_gpu = argc > 1 && !strcmp(argv[1], "--one-gpu");
     snprintf(name, sizeof name, "rank-%d", dt_comm_rank(c));
     if (one_gpu) setenv("NCCL_HOSTID", name, 1);
-    if (dt_comm_rank(c) == 0) {
-        if (dt_nccl_version(&version)) printf("%s\n", dt_last_error());
-        else printf("NCCL %d.%d.%d\n", version / 10000, version / 100 % 100, version % 100);
-    }
     if (dt_nccl_open(&n, c, one_gpu ? 0 : -1)) {
         if (dt_comm_rank(c) == 0) printf("%s\nok: no sum on GPUs here\n", dt_last_error());
         dt_comm_free(&c);

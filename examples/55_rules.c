@@ -91,12 +91,12 @@ static dt_tensor network(dt_graph *g, const program *p, int validation, tensors 
         t->weight[l] = dt_tensor_from(g, dt_shape2(UNITS, UNITS), w[l]);
         t->bias[l] = dt_tensor_from(g, dt_shape1(UNITS), b[l]);
         y = dt_add(g, dt_matmul(g, x, t->weight[l], 0, 0), t->bias[l]);
-        x = p->kind == DT_KIND_RELU ? dt_relu(g, y) : p->kind == DT_KIND_TANH ? dt_tanh(g, y) : dt_sigmoid(g, y);
+        x = p->kind == DT_KIND_RELU ? dt_relu(g, y) : p->kind == DT_KIND_TANH ? dt_tanh(g, y) : dt_map(g, DT_SIGMOID, y);
         t->seen[l] = p->kind == DT_KIND_RELU ? x : y;
     }
     t->weight[p->layers] = dt_tensor_from(g, dt_shape2(UNITS, 1), w[p->layers]);
     y = dt_sub(g, dt_matmul(g, x, t->weight[p->layers], 0, 0), dt_tensor_from(g, dt_shape2(n, 1), target[validation]));
-    return dt_mean(g, dt_square(g, y), DT_ALL);
+    return dt_mean(g, dt_mul(g, y, y), DT_ALL);
 }
 
 static void descend(float *to, const float *gradient, int64_t n, float rate)
@@ -163,6 +163,7 @@ static dt_result run(program *p, int root, int *good)
 {
     dt_rules *rules = NULL;
     int64_t number = 0;
+    int fired = 0;
     const dt_firing *f;
     dt_result r = dt_rules_open(&rules, 1);
     if (!r) r = dt_rules_on_fire(rules, stop, p);
@@ -171,7 +172,8 @@ static dt_result run(program *p, int root, int *good)
         r = dt_rules_tensor(rules, 0, names[l], DT_KIND_WEIGHT, w[l], UNITS * UNITS, UNITS);
     while (!r && number < STEPS) r = step(p, rules, ++number);
     f = dt_rules_fired(rules, p->expected);
-    if (p->expected < 0) *good = *good && !r && !dt_rules_count(rules) && error[1] < error[0] / 4; /* it learns */
+    for (int i = 0; i < DT_RULE_COUNT; i++) fired += dt_rules_fired(rules, i) != NULL;
+    if (p->expected < 0) *good = *good && !r && !fired && error[1] < error[0] / 4; /* it learns */
     else *good = *good && r == DT_E_STOPPED && f && f->step == number;
     if (root && (!r || r == DT_E_STOPPED)) tell(p->what, p->expected, rules, number);
     dt_rules_close(&rules);

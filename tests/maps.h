@@ -8,6 +8,8 @@
 #define MAP_TWO(name, code)                                                       \
     static inline dt_tensor map_##name(dt_graph *g, dt_tensor a, dt_tensor b) { return dt_map2(g, code, a, b); }
 MAP_ONE(neg, DT_NEG)
+MAP_ONE(square, DT_SQUARE)
+MAP_ONE(sigmoid, DT_SIGMOID)
 MAP_ONE(reciprocal, DT_RECIPROCAL)
 MAP_ONE(sqrt, DT_SQRT)
 MAP_ONE(rsqrt, DT_RSQRT)

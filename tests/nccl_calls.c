@@ -114,7 +114,9 @@ int main(int argc, char **argv)
     if (r || argc < 2) return dt_fail("start");
     scenario = argv[1];
     if (is(scenario, "version")) {
-        r = dt_nccl_version(&version);
+        dt__nccl_functions f;
+        r = dt__nccl_load(&f);
+        if (!r) f.GetVersion(&version);
         printf("version %d, %s: %s\n", version, HEADERS, r ? dt_last_error() : "fine");
         dt_comm_free(&c);
         return 0;

@@ -55,7 +55,7 @@ static void put_counting(const char *name, int n) /* bytes 0, 1, ..., 250, 0, 1,
 static void refuses(const char *path, int64_t sequence, double fraction, dt_result code, const char *part)
 {
     dt_data *d = (dt_data *)(void *)folder; /* must become NULL */
-    dt_result r = dt_data_open(&d, path, sequence, fraction);
+    dt_result r = dt_data_open(&d, path, NULL, sequence, fraction);
     int fine = r == code && !d && strstr(dt_last_error(), part) && (strchr(dt_last_error(), ':') || strstr(dt_last_error(), ". "));
     if (!tap_ok(fine, "refused: %s", part)) tap_note("%s: %s", dt_result_name(r), r ? dt_last_error() : "opened");
     dt_data_close(&d);
@@ -139,17 +139,17 @@ static void test_bytes(void)
     int32_t tokens[8], targets[8];
     dt_data *d;
     put_counting("count.txt", 1000);
-    tap_ok(!dt_data_open(&d, in("count.txt"), 7, 0.2), "a text opens");
+    tap_ok(!dt_data_open(&d, in("count.txt"), NULL, 7, 0.2), "a text opens");
     tap_ok(dt_data_tokens(d, DT_TRAIN) == 800 && dt_data_tokens(d, DT_VALIDATION) == 200, "it is cut at 800 of 1000");
     tap_ok(dt_data_samples(d, DT_TRAIN) == 114 && dt_data_samples(d, DT_VALIDATION) == 28, "(tokens - 1) / T samples");
     tap_ok(counts_on(d, DT_TRAIN, 0, 7, 251), "training samples, targets shifted by one");
     tap_ok(counts_on(d, DT_VALIDATION, 800, 7, 251), "validation samples are behind them: no token is in both");
-    tap_ok(dt_data_vocabulary(d) == 256, "256 bytes");
+    tap_ok(dt__data_vocabulary(d) == 256, "256 bytes");
     tap_ok(dt_data_fetch(d, DT_TRAIN, 114, tokens, targets) == DT_E_USAGE, "too far: %s", dt_last_error());
     tap_ok(dt_data_fetch(d, DT_VALIDATION, -1, tokens, targets) == DT_E_USAGE, "no sample -1: %s", dt_last_error());
     dt_data_close(&d);
     put("binary.txt", binary, 9);
-    tap_ok(!dt_data_open(&d, in("binary.txt"), 8, 0), "T + 1 bytes are one sample, NUL and 255 included");
+    tap_ok(!dt_data_open(&d, in("binary.txt"), NULL, 8, 0), "T + 1 bytes are one sample, NUL and 255 included");
     tap_ok(!dt_data_fetch(d, DT_TRAIN, 0, tokens, targets) && tokens[0] == 0 && tokens[1] == 255 && targets[7] == 1 &&
            dt_data_samples(d, DT_TRAIN) == 1, "their values");
     tap_ok(dt_data_samples(d, DT_VALIDATION) == 0 && dt_data_tokens(d, DT_VALIDATION) == 0, "no validation part");
@@ -169,22 +169,22 @@ static void test_shards(void)
         put_ids(name, 20240520, 1, count[i], count[i], first);
         length += snprintf(list + length, sizeof list - (size_t)length, "%s%s", i ? "," : "", in(name));
     }
-    tap_ok(!dt_data_open(&d, list, 9, 0.25), "a list of shards opens");
+    tap_ok(!dt_data_open(&d, list, NULL, 9, 0.25), "a list of shards opens");
     tap_ok(dt_data_samples(d, DT_TRAIN) == 83 && dt_data_samples(d, DT_VALIDATION) == 27, "they count as one");
     tap_ok(counts_on(d, DT_TRAIN, 0, 9, 65536), "training samples cross their ends");
     tap_ok(counts_on(d, DT_VALIDATION, 750, 9, 65536), "validation samples go on behind them");
-    tap_ok(dt_data_vocabulary(d) == 1000, "the vocabulary is the largest id + 1");
+    tap_ok(dt__data_vocabulary(d) == 1000, "the vocabulary is the largest id + 1");
     dt_data_close(&d);
-    tap_ok(!dt_data_open(&d, in("part_*.bin"), 9, 0) && counts_on(d, DT_TRAIN, 0, 9, 65536), "a pattern with *");
+    tap_ok(!dt_data_open(&d, in("part_*.bin"), NULL, 9, 0) && counts_on(d, DT_TRAIN, 0, 9, 65536), "a pattern with *");
     dt_data_close(&d);
-    tap_ok(!dt_data_open(&d, in("part_?.bin"), 9, 0) && dt_data_tokens(d, DT_TRAIN) == 1000, "a pattern with ?");
+    tap_ok(!dt_data_open(&d, in("part_?.bin"), NULL, 9, 0) && dt_data_tokens(d, DT_TRAIN) == 1000, "a pattern with ?");
     dt_data_close(&d);
     put_ids("ids.dat", 20240520, 1, 4000, 4000, 61536);
-    tap_ok(!dt_data_open(&d, in("ids.dat"), 9, 0), "ids are known by the magic, not the name");
-    tap_ok(dt_data_vocabulary(d) == 65536, "ids go to 65535");
+    tap_ok(!dt_data_open(&d, in("ids.dat"), NULL, 9, 0), "ids are known by the magic, not the name");
+    tap_ok(dt__data_vocabulary(d) == 65536, "ids go to 65535");
     dt_data_close(&d);
     put_counting("with,comma.txt", 100);
-    tap_ok(!dt_data_open(&d, in("with,comma.txt"), 9, 0), "a file may have a comma in its name");
+    tap_ok(!dt_data_open(&d, in("with,comma.txt"), NULL, 9, 0), "a file may have a comma in its name");
     dt_data_close(&d);
 }
 
@@ -233,10 +233,10 @@ static void test_order(void)
     tap_ok(same < 20, "R16: another epoch or seed is another order (%lld of 20000 places agree)", (long long)same);
     tap_ok(kept < 20, "R16: neighbours part (%lld of 10000 stay together)", (long long)kept);
     tap_ok(is_even(), "R16: every sample comes first equally often");
-    if (dt_data_open(&d, in("count.txt"), 7, 0.2)) tap_bail("%s", dt_last_error());
+    if (dt_data_open(&d, in("count.txt"), NULL, 7, 0.2)) tap_bail("%s", dt_last_error());
     fine = 1;
     for (int64_t i = 0; i < 5 * 114; i++)
-        fine = fine && dt_data_sample(d, 5, i) == dt__permute(114, i % 114, 5, i / 114);
+        fine = fine && dt__sample_at(dt_data_samples(d, DT_TRAIN), 5, i) == dt__permute(114, i % 114, 5, i / 114);
     tap_ok(fine, "R16: place i of a run is place i mod n of epoch i / n");
     dt_data_close(&d);
     tap_ok(dt__permute(1000, 0, 1, 0) == 312 && dt__permute(1000, 999, 1, 7) == 280,
@@ -257,7 +257,7 @@ static int64_t feed_sample(const void *context, int64_t step, int64_t row)
 {
     const feed *f = (const feed *)context;
     if (f->delay && row == 0) usleep((unsigned)(step * 7919 % f->delay));
-    return step >= f->wrong_from ? -1 : dt_data_sample(f->data, 11, step * f->rows + row);
+    return step >= f->wrong_from ? -1 : dt__sample_at(dt_data_samples(f->data, DT_TRAIN), 11, step * f->rows + row);
 }
 
 static int batch_is_right(const feed *f, const dt__batch *b, int64_t step, int64_t sequence)
@@ -266,7 +266,7 @@ static int batch_is_right(const feed *f, const dt__batch *b, int64_t step, int64
     size_t bytes = (size_t)sequence * sizeof *tokens;
     if (b->step != step) return 0;
     for (int64_t row = 0; row < f->rows; row++) {
-        int64_t sample = dt_data_sample(f->data, 11, step * f->rows + row);
+        int64_t sample = dt__sample_at(dt_data_samples(f->data, DT_TRAIN), 11, step * f->rows + row);
         if (dt_data_fetch(f->data, DT_TRAIN, sample, tokens, targets)) return 0;
         if (memcmp(tokens, b->input + row * sequence, bytes)) return 0;
         if (memcmp(targets, b->target + row * sequence, bytes)) return 0;
@@ -298,7 +298,7 @@ static void test_loader(void)
     dt__batch b;
     dt_data *d;
     int fine = 1;
-    if (dt_data_open(&d, in("count.txt"), 7, 0.2)) tap_bail("%s", dt_last_error());
+    if (dt_data_open(&d, in("count.txt"), NULL, 7, 0.2)) tap_bail("%s", dt_last_error());
     f.data = d;
     dt__feed_files(&f.from, d);
     f.rows = 3;
@@ -374,7 +374,7 @@ static void test_generate(void)
     b = slurp("made2.txt", &m);
     tap_ok(n == m && memcmp(a, b, (size_t)n), "another text");
     tap_ok(!prose_generate(in("one.txt"), 1, 1) && slurp("one.txt", &n)[0] == '\n' && n == 1, "one byte");
-    tap_ok(!dt_data_open(&d, in("made.txt"), 128, 0.1), "and it opens");
+    tap_ok(!dt_data_open(&d, in("made.txt"), NULL, 128, 0.1), "and it opens");
     dt_data_close(&d);
     tap_ok(prose_generate(in("x.txt"), 0, 1) == DT_E_USAGE, "0 bytes: %s", dt_last_error());
     tap_ok(prose_generate(in("no/x.txt"), 10, 1) == DT_E_FILE, "no directory: %s", dt_last_error());

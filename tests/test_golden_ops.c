@@ -142,8 +142,8 @@ static dt_tensor clamp_to(dt_graph *g, dt_tensor x) { return dt_clamp(g, x, -0.5
 static void torch_unary(void)
 {
     static const struct { const char *name; dt_tensor (*op)(dt_graph *, dt_tensor); int gradient; } table[] = {
-        { "gelu_erf", map_gelu_erf, 1 }, { "silu", dt_silu, 1 }, { "sigmoid", dt_sigmoid, 1 }, { "softplus", map_softplus, 1 }, { "relu", dt_relu, 1 },
-        { "abs", map_abs, 1 }, { "square", dt_square, 1 }, { "reciprocal", map_reciprocal, 1 },
+        { "gelu_erf", map_gelu_erf, 1 }, { "silu", dt_silu, 1 }, { "sigmoid", map_sigmoid, 1 }, { "softplus", map_softplus, 1 }, { "relu", dt_relu, 1 },
+        { "abs", map_abs, 1 }, { "square", map_square, 1 }, { "reciprocal", map_reciprocal, 1 },
         { "log1p", map_log1p, 1 }, { "erf", map_erf, 1 }, { "sin", map_sin, 1 }, { "cos", map_cos, 1 },
         { "clamp", clamp_to, 1 }, { "sign", map_sign, 0 }, { "floor", map_floor, 0 }, { "ceil", map_ceil, 0 }, { "round", map_round, 0 },
     };

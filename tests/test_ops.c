@@ -179,9 +179,9 @@ static const struct {
 } unary[] = {
     { "neg", map_neg, real_neg, 0 }, { "scale", scale_by, real_scale, 0 }, { "exp", map_exp, exp, 0 }, { "log", map_log, log, 1 },
     { "tanh", dt_tanh, tanh, 0 }, { "sqrt", map_sqrt, sqrt, 1 }, { "rsqrt", map_rsqrt, real_rsqrt, 1 }, { "gelu", dt_gelu, real_gelu, 0 },
-    { "gelu_erf", map_gelu_erf, real_gelu_erf, 0 }, { "silu", dt_silu, real_silu, 0 }, { "sigmoid", dt_sigmoid, real_sigmoid, 0 },
+    { "gelu_erf", map_gelu_erf, real_gelu_erf, 0 }, { "silu", dt_silu, real_silu, 0 }, { "sigmoid", map_sigmoid, real_sigmoid, 0 },
     { "softplus", map_softplus, real_softplus, 0 }, { "relu", dt_relu, real_relu, 0 }, { "abs", map_abs, fabs, 0 },
-    { "square", dt_square, real_squared, 0 }, { "reciprocal", map_reciprocal, real_reciprocal, 1 },
+    { "square", map_square, real_squared, 0 }, { "reciprocal", map_reciprocal, real_reciprocal, 1 },
     { "log1p", map_log1p, log1p, 1 }, { "erf", map_erf, erf, 0 },
     { "sin", map_sin, sin, 0 }, { "cos", map_cos, cos, 0 }, { "clamp", clamp_to, real_clamp, 0 },
 };
@@ -1297,9 +1297,9 @@ static dt_tensor functions(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8
     q = dt_add(g, map_sin(g, x), dt_mul(g, map_cos(g, p), dt_tanh(g, dt_scale(g, x, 0.5f))));
     q = dt_add(g, q, map_pow(g, p, dt_add(g, v, dt_full(g, dt_shape0(), 1.5f))));
     q = map_maximum(g, map_minimum(g, q, map_log1p(g, p)), dt_mul(g, v, map_exp(g, x)));
-    r = dt_add(g, dt_silu(g, q), dt_mul(g, map_gelu_erf(g, x), dt_sigmoid(g, q)));
+    r = dt_add(g, dt_silu(g, q), dt_mul(g, map_gelu_erf(g, x), map_sigmoid(g, q)));
     r = dt_add(g, dt_relu(g, r), dt_mul(g, map_erf(g, w), map_abs(g, x)));
-    r = dt_sub(g, dt_square(g, r), map_reciprocal(g, map_exp(g, p)));
+    r = dt_sub(g, map_square(g, r), map_reciprocal(g, map_exp(g, p)));
     r = dt_add(g, dt_clamp(g, r, -0.5f, 0.75f), map_log(g, p));
     q = dt_add(g, dt_mul(g, map_floor(g, r), map_sign(g, q)), dt_add(g, map_round(g, p), map_ceil(g, q)));
     return dt_select(g, map_less(g, x, seen), dt_add(g, r, w), dt_add(g, q, dt_mul(g, v, p)));

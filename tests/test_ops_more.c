@@ -846,7 +846,7 @@ static double persistence(const dt_trainer *t, dt_split split, int64_t n, int64_
     int32_t tokens[LENGTH], targets[LENGTH];
     double sum = 0.0;
     for (int64_t i = 0; i < n; i++) {
-        int64_t sample = split == DT_TRAIN ? dt_data_sample(t->data, (uint64_t)t->recipe.seed, i) : i;
+        int64_t sample = split == DT_TRAIN ? dt__sample_at(dt_data_samples(t->data, DT_TRAIN), (uint64_t)t->recipe.seed, i) : i;
         if (dt_data_fetch(t->data, split, sample, tokens, targets)) return NAN;
         for (int64_t k = from; k < LENGTH; k++) sum += pow((tokens[k] - targets[k]) / 256.0, 2.0) / (double)(n * (LENGTH - from));
     }

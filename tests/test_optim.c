@@ -282,7 +282,7 @@ static void test_memory(void)
         dt__engine_state(&e);
         if (dt__memory_open(&e.memory)) tap_bail("%s", dt_last_error());
         for (int k = 0; k < DT__STATE_COUNT; k++) arrays += e.state[k] != NULL, dt__free(e.state[k]);
-        tap_ok(dt_optimizer_bytes(&r) == want && (double)(allocated - before - 72 * arrays) == want * FLOATS,
+        tap_ok(dt__optimizer_bytes(&r) == want && (double)(allocated - before - 72 * arrays) == want * FLOATS,
                "%s%s%s keeps %g bytes per weight", names[r.optimizer], r.momentum > 0 ? " with momentum" : "", r.ema > 0 ? " and an average" : "", want);
     }
 }
@@ -340,8 +340,8 @@ static void test_trainers(void)
         ref_hash(t, want);
         tap_ok(!strcmp(want, dt_trainer_hash(t)), "R17 %s: the hash is of weights and state, unpadded", names[optimizer]);
         memory = dt_trainer_memory(t);
-        tap_ok((double)memory.optimizer == dt_optimizer_bytes(&r) * (double)t->e.store.param_floats,
-               "%s: the plan has %g bytes of state per weight", names[optimizer], dt_optimizer_bytes(&r));
+        tap_ok((double)memory.optimizer == dt__optimizer_bytes(&r) * (double)t->e.store.param_floats,
+               "%s: the plan has %g bytes of state per weight", names[optimizer], dt__optimizer_bytes(&r));
         if (dt_trainer_run(t, &info)) tap_bail("%s", dt_last_error());
         tap_ok(info.loss < first - 0.5f, "%s: the loss falls (%.3f to %.3f)", names[optimizer], (double)first, (double)info.loss);
         dt_trainer_close(&t);

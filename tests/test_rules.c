@@ -19,7 +19,7 @@ static dt_rules *open_rules(int ranks)
 static int only(dt_rules *r, int rule, int64_t step, const char *what)
 {
     const dt_firing *f = dt_rules_fired(r, rule);
-    int good = dt_rules_count(r) == (step >= 0) && (step < 0 || (f && f->step == step));
+    int good = dt__rules_count(r) == (step >= 0) && (step < 0 || (f && f->step == step));
     char text[DT_RULES_TEXT];
     tap_ok(good, "%s: %s", dt_rule_name(rule), what);
     if (!good && !dt_rules_text(r, text, sizeof text)) tap_note("%s", text);
@@ -308,7 +308,7 @@ static void test_times(void)
                 dt_rules_set(r, DT_RULE_LOW_UTILIZATION, 0, 0.4);
                 dt_rules_step(r, &s);
             }
-        tap_ok(!fires || (dt_rules_count(r) && dt_rules_fired(r, DT_RULE_LOAD_BALANCING)->rank == 1),
+        tap_ok(!fires || (dt__rules_count(r) && dt_rules_fired(r, DT_RULE_LOAD_BALANCING)->rank == 1),
                "the busiest rank is named");
         only(r, DT_RULE_LOAD_BALANCING, fires ? 9 : -1, fires ? "0.49 of the work of another" : "0.51");
         r = open_rules(1);
@@ -367,16 +367,16 @@ static void test_edges(void)
         fine = fine && !dt_rules_tensor(r, 1, "one", kind, x, 1, 1);
     }
     fine = fine && !dt_rules_labels(r, 0, NULL, 0, 3) && !dt_rules_step(r, &s);
-    tap_ok(fine && !dt_rules_count(r), "no numbers, one number, a step that took no time: fine, and nothing fires");
+    tap_ok(fine && !dt__rules_count(r), "no numbers, one number, a step that took no time: fine, and nothing fires");
     x[0] = NAN;
-    tap_ok(!dt_rules_tensor(r, 2, "one", DT_KIND_RELU, x, 1, 1) && dt_rules_count(r) == 1, "one NaN fires one rule");
+    tap_ok(!dt_rules_tensor(r, 2, "one", DT_KIND_RELU, x, 1, 1) && dt__rules_count(r) == 1, "one NaN fires one rule");
     good = refused(dt_rules_open(NULL, 1), "pointer") && refused(dt_rules_loss(NULL, 1, 1.0), "no rules") &&
            refused(dt_rules_validation(NULL, 1, 1.0), "no rules") && refused(dt_rules_step(NULL, &s), "no rules") &&
            refused(dt_rules_tensor(NULL, 1, "a", DT_KIND_RELU, x, 1, 1), "no rules") &&
            refused(dt_rules_labels(NULL, 1, &label, 1, 6), "no rules") &&
            refused(dt_rules_clock(NULL, 1), "open rules") && refused(dt_rules_set(NULL, 0, 0, 1), "no rule") &&
            refused(dt_rules_on_fire(NULL, NULL, NULL), "no rules") &&
-           refused(dt_rules_text(NULL, small, 8), "open rules") && !dt_rules_fired(NULL, 0) && !dt_rules_count(NULL);
+           refused(dt_rules_text(NULL, small, 8), "open rules") && !dt_rules_fired(NULL, 0) && !dt__rules_count(NULL);
     tap_ok(good, "no rules: refused in a sentence");
     good = refused(tensor(r, 1, DT_KIND_WEIGHT, -1, 1), "-1 numbers") &&
            refused(tensor(r, 1, DT_KIND_WEIGHT, 10, 3), "of 3") &&
@@ -427,8 +427,8 @@ static void test_use(void)
     char text[DT_RULES_TEXT];
     int good = 1;
     for (int i = 0; i < DT_RULE_COUNT; i++)
-        good = good && !strcmp(names[i], dt_rule_name(i)) && dt_rule_find(names[i]) == i && *dt_rule_advice(i);
-    tap_ok(good && dt_rule_find("Overfi") < 0 && dt_rule_find(NULL) < 0 && !strcmp(dt_rule_name(-1), "none"),
+        good = good && !strcmp(names[i], dt_rule_name(i)) && dt__rule_find(names[i]) == i && *dt_rule_advice(i);
+    tap_ok(good && dt__rule_find("Overfi") < 0 && dt__rule_find(NULL) < 0 && !strcmp(dt_rule_name(-1), "none"),
            "%d rules have names and advice", (int)DT_RULE_COUNT);
     dt_rules_on_fire(r, note, &c);
     x[0] = INFINITY;

@@ -41,7 +41,7 @@ static dt_result habit(habits *h, dt_split split, int64_t sample, uint32_t *inpu
     if (!h->fail_kind) return DT_E_DATA;
     {
         dt_data *d;
-        return dt_data_open(&d, "/nowhere/at all", 4, 0);
+        return dt_data_open(&d, "/nowhere/at all", NULL, 4, 0);
     }
 }
 
@@ -415,7 +415,7 @@ static void test_files(void)
     dt_source s;
     dt_recipe r = recipe_of(table, 2, NULL);
     dt_layout l = layout_of();
-    if (fd < 0 || close(fd) || prose_generate(file, 6000, 1) || dt_data_open(&d, file, 16, 0.1)) tap_bail("no data: %s", dt_last_error());
+    if (fd < 0 || close(fd) || prose_generate(file, 6000, 1) || dt_data_open(&d, file, NULL, 16, 0.1)) tap_bail("no data: %s", dt_last_error());
     r.data = file, r.sequence = 16;
     refuse(&r, DT_E_USAGE, "the model's table has 100");
     r.model.segments = head, refuse(&r, DT_E_USAGE, "the model's loss has 100");
