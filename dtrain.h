@@ -18496,7 +18496,8 @@ static int dt__json_options(dt__json *j, const dt__option *list, int count, int 
     char value[128];
     int n = 0;
     for (const dt__option *o = list; o < list + count; o++)
-        if (o->group == of && o->kind != DT__KIND_TEXT && o->kind != DT__KIND_MODEL) row[n] = o, key[n++] = o->name;
+        if (o->group == of && o->kind != DT__KIND_TEXT && o->kind != DT__KIND_MODEL && n < 64)
+            row[n] = o, key[n++] = o->name;
     key[n] = NULL;
     if (!dt__json_members(j, key, place)) return 0;
     end = j->at;
@@ -18815,7 +18816,7 @@ typedef struct dt__state_tensor {
     dt__param is;      /* name, shape and cut */
     int64_t shards;    /* tensor shards (Vt) of the recipe */
     int turned;        /* full checkpoints hold the transpose of this matrix */
-    int kind, use;     /* for H16: which part; which use of the parameter, -1: all */
+    int kind, use;     /* for H16: which part; which use of the parameter, for what compression lost */
     int32_t param;
 } dt__state_tensor;
 
@@ -18877,6 +18878,7 @@ typedef struct dt__gatherer {
     int64_t rows, cols; /* number i of the tensor is number (i % cols) rows + i / cols of the file */
     int64_t lo, hi;     /* numbers of the file in the block */
     int64_t first, end; /* those of the block that slices of this rank have */
+    int64_t held;       /* how many numbers were copied */
 } dt__gatherer;
 enum { DT__GATHER_RUN = 1 << 16 }; /* numbers of a block, unless a row of a transposed file is longer */
 enum { DT__GATHER_COUNT, DT__GATHER_IN, DT__GATHER_OUT };
@@ -18934,7 +18936,7 @@ static void dt__gather_copy(dt__gatherer *g, const dt__state_slice *slice, int64
             if (lo >= hi) continue;
             at = lo * g->rows + row - g->lo;
             g->first = dt__min(g->first, at), g->end = dt__max(g->end, at + (hi - lo - 1) * g->rows + 1);
-            a = s->data + (i - s->from + lo - place), b = g->block + at;
+            a = s->data + (i - s->from + lo - place), b = g->block + at, g->held += hi - lo;
             for (; lo < hi; lo++, a++, b += g->rows)
                 if (way == DT__GATHER_IN) *b = *a;
                 else if (way == DT__GATHER_OUT) *a = *b;
@@ -19332,7 +19334,7 @@ enum { DT__MANIFEST_MOST = 64 << 20 };
 #define DT__MANIFEST(kind, name, member, preset) DT__MEMBER(0, kind, name, dt__manifest, member, preset, NULL)
 static const dt__option dt__manifest_members[] = {
     DT__MEMBER(0, WORD, "format", dt__manifest, format, 0, "dtrain checkpoint"),
-    DT__MEMBER(0, WHOLE, "version", dt__manifest, version, 1, "[1,1]"),
+    DT__MEMBER(0, WHOLE, "version", dt__manifest, version, 2, "[2,2]"),
     DT__MANIFEST(WHOLE, "step", step, -1),
     DT__MANIFEST(DOUBLE, "power1", power1, -1),
     DT__MANIFEST(DOUBLE, "power2", power2, -1),
@@ -19630,20 +19632,18 @@ static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path
     struct stat is;
     char name[PATH_MAX];
     dt_result r = DT_OK;
+    int folder, index = 0;
     memset(t, 0, sizeof *t);
     if (stat(path, &is)) return dt__file_error("read", path);
-    if (!S_ISDIR(is.st_mode) && !dt__ends_with(path, ".safetensors"))
+    folder = S_ISDIR(is.st_mode);
+    if (!folder && !dt__ends_with(path, ".safetensors"))
         return dt__error(DT_E_USAGE, "--weights %s is neither a directory nor a file NAME.safetensors: name one", path);
-    if (S_ISDIR(is.st_mode)) r = dt__path_join(name, path, one);
-    else snprintf(name, sizeof name, "%s", path);
-    if (!r && !access(name, F_OK)) r = dt__tensors_add(t, f, name);
-    else if (!r) {
-        r = dt__path_join(name, path, several);
-        if (!r && access(name, F_OK))
-            r = dt__error(DT_E_DATA, "%s holds neither %s nor %s: name a directory of safetensors files, or a "
-                          "checkpoint of kind full", path, one, several);
-        if (!r) r = dt__weights_index(t, f, path, name);
-    }
+    if (folder) r = dt__path_join(name, path, one);
+    if (!r && folder && (index = access(name, F_OK)) != 0) r = dt__path_join(name, path, several);
+    if (!r && index && access(name, F_OK))
+        r = dt__error(DT_E_DATA, "%s holds neither %s nor %s: name a directory of safetensors files, or a checkpoint "
+                      "of kind full", path, one, several);
+    if (!r) r = index ? dt__weights_index(t, f, path, name) : dt__tensors_add(t, f, folder ? name : path);
     return r ? r : dt__tensors_sort(t);
 }
 
@@ -23449,7 +23449,6 @@ typedef struct dt__generator {
 typedef struct dt__state {
     dt__state_tensor *tensor;
     int64_t count, whole; /* all; those that the hash and full checkpoints hold */
-    int64_t arrays;       /* at most, of a tensor */
 } dt__state;
 
 enum { DT__SAVE_PARTS = 4 };
@@ -23559,41 +23558,6 @@ DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, d
     return t->e.net.params[index].is.name;
 }
 DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return t->e.mesh; }
-
-/* Elements [from, from + count) of what this rank stores of a parameter, to their places. Returns how many are no
- * padding. */
-static int64_t dt__trainer_scatter(const dt__net *net, const dt__net_param *p, const float *stored, int64_t from,
-                                   int64_t count, float *values)
-{
-    int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
-    int64_t held = 0;
-    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
-        for (int64_t at = 0; at < size; at += run) {
-            int64_t array = dt__param_array(&p->is, vt, net->first_shard, net->own_shards, v);
-            int64_t place = dt__param_index(&p->is, vt, array, at), first, last;
-            run = dt__param_run(&p->is, vt, at);
-            first = dt__max(from, v * step + at), last = dt__min(from + count, v * step + at + run);
-            if (place < 0 || first >= last) continue;
-            memcpy(values + place + (first - v * step - at), stored + (first - from), 4 * (size_t)(last - first));
-            held += last - first;
-        }
-    return held;
-}
-
-DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held)
-{
-    int32_t i = dt__net_find(&t->e.net, name);
-    const dt__net_param *p = i < 0 ? NULL : &t->e.net.params[i];
-    dt__piece_of x;
-    dt_result r = dt__engine_wait(&t->e);
-    *held = 0;
-    if (!p) return dt__error(DT_E_USAGE, "the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
-    if (r || p->offset < 0) return r;
-    x = dt__engine_piece(&t->e, p);
-    if (t->e.shape.zero < 3) x.weight = t->e.params + p->offset, x.from = 0, x.count = p->count;
-    *held = dt__trainer_scatter(&t->e.net, p, dt__host(x.weight), x.from, x.count, values);
-    return DT_OK;
-}
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 {
@@ -24316,8 +24280,6 @@ static dt_result dt__trainer_settle(dt_trainer *t)
 enum { DT__PARTS = 1 + DT__STATE_COUNT, DT__PART_LOST = DT__PARTS };
 static const char *const dt__part_names[DT__PARTS] = {"", "first", "second", "average"};
 
-static int dt__part_exists(const dt_recipe *r, int kind) { return !kind || dt__state_kept(r, kind - 1); }
-
 /* Llama's linear weights are (in,out) here and (out,in) in files. */
 static int dt__param_turns(const dt_recipe *r, const dt__param *p)
 {
@@ -24328,29 +24290,29 @@ static int dt__param_turns(const dt_recipe *r, const dt__param *p)
 static void dt__state_add(dt_trainer *t, int kind, int32_t param, int use)
 {
     dt__state_tensor *x = &t->state.tensor[t->state.count++];
-    const dt__param *p = &t->e.net.params[param].is;
+    x->is = t->e.net.params[param].is;
     if (kind < DT__PARTS) snprintf(x->part, sizeof x->part, "%s", dt__part_names[kind]);
     else snprintf(x->part, sizeof x->part, "lost.%d.%d", t->e.mesh.at[DT_AXIS_DATA], use);
-    x->kind = kind, x->use = use, x->param = param;
-    x->is = *p, x->shards = t->e.net.tensor_shards;
-    x->turned = !kind && dt__param_turns(&t->recipe, p);
-    t->state.arrays = dt__max(t->state.arrays, dt__param_arrays(p, x->shards));
+    x->kind = kind, x->use = use, x->param = param, x->shards = t->e.net.tensor_shards;
+    x->turned = !kind && dt__param_turns(&t->recipe, &x->is);
 }
 
 /* Lists the tensors of the state, part by part in definition order. */
 static dt_result dt__state_open(dt_trainer *t)
 {
     const dt__net *n = &t->e.net;
-    dt__state *s = &t->state;
     int64_t most = DT__PARTS * n->param_count;
-    for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++) most += n->params[i].uses;
-    s->tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *s->tensor, "the state");
-    if (!s->tensor) return DT_E_MEMORY;
-    for (int kind = 0; kind < DT__PARTS; kind++)
-        for (int32_t i = 0; i < n->param_count && dt__part_exists(&t->recipe, kind); i++) dt__state_add(t, kind, i, -1);
-    s->whole = s->count;
-    for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++)
-        for (int use = 0; use < n->params[i].uses; use++) dt__state_add(t, DT__PART_LOST, i, use);
+    for (int32_t i = 0; i < n->param_count; i++) most += n->params[i].uses;
+    t->state.tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *t->state.tensor, "the state");
+    if (!t->state.tensor) return DT_E_MEMORY;
+    for (int kind = 0; kind <= DT__PART_LOST; kind++) {
+        int exists = kind == DT__PART_LOST ? t->e.wire.on : !kind || dt__state_kept(&t->recipe, kind - 1);
+        if (kind == DT__PART_LOST) t->state.whole = t->state.count;
+        for (int32_t i = 0; i < n->param_count && exists; i++) {
+            int uses = kind == DT__PART_LOST ? n->params[i].uses : 1;
+            for (int use = 0; use < uses; use++) dt__state_add(t, kind, i, use);
+        }
+    }
     return DT_OK;
 }
 
@@ -24410,15 +24372,15 @@ static dt_result dt__state_each(const dt__state_walk *w, dt__take *take, void *u
 {
     const dt__net *net = &w->t->e.net;
     float *copy = w->snapshot;
-    dt__state_slice *slice =
-        (dt__state_slice *)dt__alloc(w->t->state.arrays * (int64_t)sizeof *slice, "the slices of a tensor");
-    dt_result r = slice ? DT_OK : DT_E_MEMORY;
+    dt_result r = DT_OK;
     for (int64_t i = w->first; i < w->end && !r; i++) {
         const dt__state_tensor *x = &w->t->state.tensor[i];
         const dt__param *p = &net->params[x->param].is;
         int64_t from, count, n = 0, floats = dt__shard_floats(p, x->shards), step = dt__shard_step(p, x->shards);
+        int64_t shards = dt__param_shards(p, x->shards, net->own_shards);
         float *data = dt__state_range(w, x, &from, &count);
-        for (int64_t v = 0; v < dt__param_shards(p, x->shards, net->own_shards); v++) {
+        dt__state_slice *slice = (dt__state_slice *)dt__alloc(shards * (int64_t)sizeof *slice, "slices of a tensor");
+        for (int64_t v = 0; v < shards && slice; v++) {
             int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
             dt__state_slice *s = &slice[n];
             if (lo >= hi) continue;
@@ -24428,9 +24390,9 @@ static dt_result dt__state_each(const dt__state_walk *w, dt__take *take, void *u
             s->data = copy ? copy : data + (lo - from);
             if (copy) copy += s->count;
         }
-        r = take(user, x, slice, n);
+        r = slice ? take(user, x, slice, n) : DT_E_MEMORY;
+        dt__free(slice);
     }
-    dt__free(slice);
     return r;
 }
 
@@ -24458,6 +24420,30 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     dt__sha256_end(&sha, t->hash);
     if (!r && !whole) r = dt_broadcast(t->comm, (float *)(void *)t->hash, 17, 0);
     t->hashed = r ? -1 : t->e.step;
+    return r;
+}
+
+/* A dt__take: puts numbers to their places in the whole tensor. */
+static dt_result dt__own_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+{
+    dt__gatherer *g = (dt__gatherer *)user;
+    dt__gather_begin(g, of, 0);
+    g->hi = g->cols;
+    dt__gather_copy(g, slice, slices, DT__GATHER_IN);
+    return DT_OK;
+}
+
+DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held)
+{
+    int32_t i = dt__net_find(&t->e.net, name);
+    dt__state_walk w = {t, i, i + 1, 0, NULL, NULL};
+    dt__gatherer g;
+    dt_result r = dt__engine_wait(&t->e);
+    memset(&g, 0, sizeof g);
+    g.block = values;
+    if (i < 0) return dt__error(DT_E_USAGE, "the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
+    if (!r) r = dt__state_each(&w, dt__own_take, &g);
+    *held = g.held;
     return r;
 }
 

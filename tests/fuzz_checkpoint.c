@@ -181,7 +181,7 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
 static const char *const words[] = {"\"", "{", "}", "[", "]", ",", ":", "\\u0041", "\\", "null", "true", "1e9", "-1", "0", "00",
                                     "9223372036854775807", "18446744073709551616", "999999999999999", "\"dtype\":\"F32\"",
                                     "\"F16\"", "\"U8\"", "\"shape\":[", "\"data_offsets\":[", "\"__metadata__\":{}", "\"files\":",
-                                    "\"recipe\":{}", "\"step\":", "\"full\"", "\"version\": 1", "\"version\": 2", "\"sha256\":",
+                                    "\"recipe\":{}", "\"step\":", "\"full\"", "\"version\": 2", "\"version\": 3", "\"sha256\":",
                                     "\"../x\"", "\xff", " ", "\n", NULL};
 
 /* A header of some tensors; all their bytes. */

@@ -398,7 +398,7 @@ my @damages = ( # what, how, and the words that it must be refused with
     ['manifest, a pipe', sub { unlink "$_[0]/manifest.json"; POSIX::mkfifo("$_[0]/manifest.json", 0666) }, qr/manifest\.json is not a plain file/],
     ['manifest, of the checkpoint before', sub { system "cp $_[3]/" . name_of(2) . "/manifest.json $_[0]" },
         qr/is damaged: its SHA-256 is not the one in the manifest/],
-    ['manifest, a newer version', sub { reseal("$_[0]/manifest.json", sub { s/"version": 1/"version": 2/ or die }) }, qr/byte \d+ of the file: version 2: choose a whole number in \[1,1\]/],
+    ['manifest, a newer version', sub { reseal("$_[0]/manifest.json", sub { s/"version": 2/"version": 3/ or die }) }, qr/byte \d+ of the file: version 3: choose a whole number in \[2,2\]/],
     ['manifest, another format', sub { reseal("$_[0]/manifest.json", sub { s/dtrain checkpoint/drain checkpoint/ or die }) }, qr/format drain checkpoint: choose one of dtrain checkpoint/],
     ['manifest, no step', sub { reseal("$_[0]/manifest.json", sub { s/"step": 3,// or die }) }, qr/manifest\.json, line \d+, byte \d+ of the file: /],
     ['manifest, no list of files', sub { reseal("$_[0]/manifest.json", sub { s/"files"/"fills"/ or die }) }, qr/manifest\.json, line \d+, byte \d+ of the file: /],
