@@ -18101,15 +18101,15 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
 #endif /* DT_OFI */
 
 /* ---- NCCL -----------------------------------------------------------------------------------------------------
- * The few types and numbers that are needed of NCCL and CUDA are declared here; a test compares them with the headers.
- * NCCL is opened without blocking (2.14 or newer), so that all of its calls return and this rank can look after its
- * peers while it waits. */
+ * The few types and numbers of NCCL and CUDA that are used here are declared here; a test compares them with the
+ * headers. NCCL is opened non-blocking (2.14 or newer): all of its calls return, so this rank can watch its peers while
+ * it waits. */
 #ifdef DT_NCCL
 
 enum { DT__NCCL_PEER = 6, DT__NCCL_PROGRESS = 7, DT__CUDA_NOT_READY = 600 };
 enum { DT__NCCL_SUM = 0, DT__NCCL_MAX = 2, DT__NCCL_MIN = 3, DT__NCCL_F32 = 7 };
 #define DT__NCCL_MAGIC 0xcafebeefu
-#define DT__NCCL_VERSION 21400u /* of the configuration below, which a newer NCCL reads as such */
+#define DT__NCCL_VERSION 21400u /* of the configuration below; newer versions of NCCL accept it */
 
 typedef struct dt__nccl_id {
     char internal[128];
@@ -18121,101 +18121,82 @@ typedef struct dt__nccl_config {
 } dt__nccl_config;
 
 /* X(result, name, arguments); handles and streams are void *. */
-#define DT__NCCL_FUNCTIONS(X)                                                                                \
-    X(int, GetVersion, (int *)) X(int, GetUniqueId, (dt__nccl_id *))                                         \
-    X(int, CommInitRankConfig, (void **, int, dt__nccl_id, int, dt__nccl_config *))                          \
-    X(int, CommGetAsyncError, (void *, int *)) X(int, CommFinalize, (void *)) X(int, CommDestroy, (void *))  \
-    X(int, CommAbort, (void *)) X(const char *, GetErrorString, (int)) X(const char *, GetLastError, (void *)) \
-    X(int, AllReduce, (const void *, void *, size_t, int, int, void *, void *))                              \
-    X(int, ReduceScatter, (const void *, void *, size_t, int, int, void *, void *))                          \
-    X(int, AllGather, (const void *, void *, size_t, int, void *, void *))
-#define DT__CUDA_FUNCTIONS(X)                                                                                \
-    X(int, Init, (unsigned)) X(int, DeviceGetCount, (int *)) X(int, DeviceGet, (int *, int))                 \
-    X(int, DevicePrimaryCtxRetain, (void **, int)) X(int, DevicePrimaryCtxRelease_v2, (int))                 \
-    X(int, CtxSetCurrent, (void *)) X(int, StreamQuery, (void *)) X(int, GetErrorString, (int, const char **))
-#define DT__FUNCTION_FIELD(result, name, arguments) result(*name) arguments;
-typedef struct dt__nccl_functions {
-    DT__NCCL_FUNCTIONS(DT__FUNCTION_FIELD)
-} dt__nccl_functions;
-typedef struct dt__cuda_functions {
-    DT__CUDA_FUNCTIONS(DT__FUNCTION_FIELD)
-} dt__cuda_functions;
+#define DT__NCCL_CALLS(X)                                                                                    \
+    X(int, ncclGetUniqueId, (dt__nccl_id *)) X(int, ncclCommGetAsyncError, (void *, int *))                  \
+    X(int, ncclCommInitRankConfig, (void **, int, dt__nccl_id, int, dt__nccl_config *))                      \
+    X(int, ncclCommFinalize, (void *)) X(int, ncclCommDestroy, (void *)) X(int, ncclCommAbort, (void *))     \
+    X(const char *, ncclGetErrorString, (int)) X(const char *, ncclGetLastError, (void *))                   \
+    X(int, ncclAllReduce, (const void *, void *, size_t, int, int, void *, void *))                          \
+    X(int, ncclReduceScatter, (const void *, void *, size_t, int, int, void *, void *))                      \
+    X(int, ncclAllGather, (const void *, void *, size_t, int, void *, void *))
+#define DT__CUDA_CALLS(X)                                                                                    \
+    X(int, cuInit, (unsigned)) X(int, cuDeviceGetCount, (int *)) X(int, cuDeviceGet, (int *, int))           \
+    X(int, cuDevicePrimaryCtxRetain, (void **, int)) X(int, cuDevicePrimaryCtxRelease_v2, (int))             \
+    X(int, cuCtxSetCurrent, (void *)) X(int, cuStreamQuery, (void *))                                        \
+    X(int, cuGetErrorString, (int, const char **))
+#define DT__CALL_FIELD(result, name, arguments) result(*name) arguments;
+#define DT__CALL_FIND(result, name, arguments) dt__symbol(library, #name, &f->name, &missing);
+
+typedef struct dt__nccl_calls {
+    DT__NCCL_CALLS(DT__CALL_FIELD)
+    DT__CUDA_CALLS(DT__CALL_FIELD)
+} dt__nccl_calls;
 
 struct dt_nccl {
-    dt__nccl_functions nccl;
-    dt__cuda_functions cuda;
+    dt__nccl_calls f;
     dt_comm *comm;
     void *handle; /* NULL before the ranks have joined and after an abort */
-    int gpu;      /* CUDA's number of the device, -1: no context is held */
+    int gpu;      /* CUDA's number of the device; -1: no context is held */
     int64_t calls;
-    dt_call call; /* the last one */
+    char doing[64]; /* the last call, for error messages */
     dt_result failed;
     char message[800];
 };
 
-/* ---- loading ---- */
-
-/* A shared library, or NULL; DT_NCCL_LIBRARY and the like name another file. It stays loaded. */
+/* The shared library that the environment variable names, or else `name`. It stays loaded. */
 static void *dt__library(const char *variable, const char *name)
 {
-    const char *other = getenv(variable);
-    return dlopen(other && *other ? other : name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    const char *other = dt__environment(variable);
+    return dlopen(other ? other : name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 }
 
-/* Finds a function, unless one was missing before; *missing becomes its name. */
-static void dt__function(void *library, const char *name, void *place, const char **missing)
+static void dt__symbol(void *library, const char *name, void *place, const char **missing)
 {
-    void *symbol = *missing ? NULL : dlsym(library, name);
+    void *symbol = dlsym(library, name);
     if (symbol) memcpy(place, &symbol, sizeof symbol);
     else if (!*missing) *missing = name;
 }
 
-static dt_result dt__nccl_load(dt__nccl_functions *f)
+static dt_result dt__nccl_load(dt__nccl_calls *f)
 {
     void *library = dt__library("DT_NCCL_LIBRARY", "libnccl.so.2");
     const char *missing = NULL;
     if (!library)
-        return dt__error(DT_E_SYSTEM, "NCCL cannot be loaded (%s): install libnccl2, or name its file in "
-                         "DT_NCCL_LIBRARY", dlerror());
-#define DT__FUNCTION_FIND(result, name, arguments) dt__function(library, "nccl" #name, &f->name, &missing);
-    DT__NCCL_FUNCTIONS(DT__FUNCTION_FIND)
-#undef DT__FUNCTION_FIND
-    if (missing) return dt__error(DT_E_SYSTEM, "NCCL has no %s here: 2.14 or newer is needed", missing);
+        return dt__error(DT_E_SYSTEM, "NCCL cannot be loaded (%s). Install libnccl2, or name its file in "
+                         "DT_NCCL_LIBRARY.", dlerror());
+    DT__NCCL_CALLS(DT__CALL_FIND)
+    if (missing) return dt__error(DT_E_SYSTEM, "NCCL has no %s here. Install NCCL 2.14 or newer.", missing);
+    if (!(library = dt__library("DT_CUDA_LIBRARY", "libcuda.so.1")))
+        return dt__error(DT_E_SYSTEM, "NCCL is here, but the driver of a GPU is not (%s). Install it, or call "
+                         "dt_all_reduce, which works on the CPU's memory.", dlerror());
+    DT__CUDA_CALLS(DT__CALL_FIND)
+    if (missing) return dt__error(DT_E_SYSTEM, "the driver has no %s. Install CUDA 11 or newer.", missing);
     return DT_OK;
 }
 
-static dt_result dt__cuda_load(dt__cuda_functions *f)
-{
-    void *library = dt__library("DT_CUDA_LIBRARY", "libcuda.so.1");
-    const char *missing = NULL;
-    if (!library)
-        return dt__error(DT_E_SYSTEM, "NCCL is here, but no driver of a GPU (%s): NCCL moves data between NVIDIA GPUs; "
-                         "for the CPU's memory there is dt_all_reduce", dlerror());
-#define DT__FUNCTION_FIND(result, name, arguments) dt__function(library, "cu" #name, &f->name, &missing);
-    DT__CUDA_FUNCTIONS(DT__FUNCTION_FIND)
-#undef DT__FUNCTION_FIND
-    if (missing) return dt__error(DT_E_SYSTEM, "the driver has no %s: CUDA 11 or newer is needed", missing);
-    return DT_OK;
-}
-
-/* ---- failing ---- */
-
-/* Names what n does: "NCCL's all-reduce #3". */
-static const char *dt__nccl_doing(const dt_nccl *n, char *text, size_t size)
-{
-    static const int calls[] = {DT__CALL_ALL_REDUCE, DT__CALL_REDUCE_SCATTER, DT__CALL_ALL_GATHER};
-    if (n->calls) snprintf(text, size, "NCCL's %s #%lld", dt__call_name(calls[n->call]), (long long)n->calls);
-    else snprintf(text, size, "NCCL's opening");
-    return text;
-}
-
-/* n has failed because of what n->message says. NCCL is aborted, and the communicator with it, where the peers hear of
- * it. */
-static dt_result dt__nccl_fail(dt_nccl *n, dt_result code)
+/* Aborts NCCL and fails the communicator with this message, which the peers receive. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+static dt_result dt__nccl_fail(dt_nccl *n, dt_result code, const char *format, ...)
 {
     dt_comm *c = n->comm;
+    va_list list;
+    va_start(list, format);
+    vsnprintf(n->message, sizeof n->message, format, list);
+    va_end(list);
     n->failed = code;
-    if (n->handle) n->nccl.CommAbort(n->handle);
+    if (n->handle) n->f.ncclCommAbort(n->handle);
     n->handle = NULL;
     if (c->job && !c->failed) {
         snprintf(c->message, sizeof c->message, "%s", n->message);
@@ -18226,111 +18207,85 @@ static dt_result dt__nccl_fail(dt_nccl *n, dt_result code)
     return dt__error(code, "%s", n->message);
 }
 
-static dt_result dt__nccl_broke(dt_nccl *n, int code)
+/* code: NCCL's, or with `gpu` CUDA's. */
+static dt_result dt__nccl_broke(dt_nccl *n, int gpu, int code)
 {
-    char call[64];
-    const char *detail = n->nccl.GetLastError(n->handle);
-    snprintf(n->message, sizeof n->message, "%s failed: %.100s%s%.500s (NCCL_DEBUG=INFO says more)",
-             dt__nccl_doing(n, call, sizeof call), n->nccl.GetErrorString(code), detail && *detail ? ": " : "",
-             detail ? detail : "");
-    return dt__nccl_fail(n, code == DT__NCCL_PEER ? DT_E_PEER : DT_E_SYSTEM);
+    const char *detail = NULL;
+    if (gpu) {
+        n->f.cuGetErrorString(code, &detail);
+        return dt__nccl_fail(n, DT_E_SYSTEM, "the GPU failed in %s: %.200s (%d)", n->doing,
+                             detail ? detail : "unknown error", code);
+    }
+    detail = n->f.ncclGetLastError(n->handle);
+    return dt__nccl_fail(n, code == DT__NCCL_PEER ? DT_E_PEER : DT_E_SYSTEM,
+                         "%s failed: %.100s%s%.500s (NCCL_DEBUG=INFO says more)", n->doing,
+                         n->f.ncclGetErrorString(code), detail && *detail ? ": " : "", detail ? detail : "");
 }
 
-static const char *dt__cuda_error(const dt__cuda_functions *f, int code)
-{
-    const char *what = NULL;
-    f->GetErrorString(code, &what);
-    return what ? what : "unknown error";
-}
-
-static dt_result dt__nccl_cuda_broke(dt_nccl *n, int code)
-{
-    char call[64];
-    snprintf(n->message, sizeof n->message, "the GPU failed in %s: %.200s (%d)", dt__nccl_doing(n, call, sizeof call),
-             dt__cuda_error(&n->cuda, code), code);
-    return dt__nccl_fail(n, DT_E_SYSTEM);
-}
-
-/* A peer is gone, or nothing has ended for too long. */
-static dt_result dt__nccl_alone(dt_nccl *n, int troubled)
+/* Fails if a peer has failed or left the communicator, or if the call began too long ago. */
+static dt_result dt__nccl_watch(dt_nccl *n, double began)
 {
     dt_comm *c = n->comm;
-    char call[64], text[600];
-    uint32_t fault = dt__comm_fault(c);
-    dt__nccl_doing(n, call, sizeof call);
-    if (!troubled)
-        snprintf(n->message, sizeof n->message, "%s has not ended after %g s: a rank does not take part, or a GPU "
-                 "stands still; if the work queued before it takes longer, raise --timeout", call,
-                 c->job->timeout_ms * 1e-3);
-    else if (!fault) snprintf(n->message, sizeof n->message, "interrupted in %s", call);
-    else {
-        dt__hear_last(c->link);
-        dt__format_fault(text, sizeof text, c->job, fault);
-        snprintf(n->message, sizeof n->message, "%s while this rank (%d) was in %s", text,
-                 c->place[c->rank].world, call);
-    }
-    return dt__nccl_fail(n, troubled && !fault ? DT_E_INTERRUPTED : DT_E_PEER);
-}
-
-/* ---- waiting ---- */
-
-/* Has a peer failed, or left the communicator? */
-static int dt__nccl_troubled(const dt_nccl *n)
-{
-    const dt_comm *c = n->comm;
+    char text[600];
     int troubled = dt__comm_troubled(c);
     for (int p = 0; c->area && p < c->local_size && !troubled; p++)
         if (__atomic_load_n(&dt__comm_slot(c, p)->left, __ATOMIC_ACQUIRE)) {
             dt__blame(&c->area->fault, DT__FAULT_LEFT, c->place[dt__local(c, p)].job);
             troubled = 1;
         }
-    return troubled;
+    if (troubled && !dt__comm_fault(c)) return dt__nccl_fail(n, DT_E_INTERRUPTED, "interrupted in %s", n->doing);
+    if (troubled) {
+        dt__hear_last(c->link);
+        dt__format_fault(text, sizeof text, c->job, dt__comm_fault(c));
+        return dt__nccl_fail(n, DT_E_PEER, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, n->doing);
+    }
+    if ((dt__now() - began) * 1e3 <= c->job->timeout_ms) return DT_OK;
+    return dt__nccl_fail(n, DT_E_PEER, "%s has not ended after %g s: a rank does not take part, or a GPU is stuck. If "
+                         "the work that was queued before takes longer, raise --timeout.", n->doing,
+                         c->job->timeout_ms * 1e-3);
 }
 
-/* Returns when NCCL has queued its last call, and, with `queued`, when the stream has done all of it. */
+/* Returns when NCCL has queued its last call; with `queued`, when the stream has completed all of its work. */
 static dt_result dt__nccl_await(dt_nccl *n, int queued, void *stream)
 {
-    dt_comm *c = n->comm;
-    double begin = dt__now();
-    for (int polls = 0;; polls++) {
-        int state = 0, code = n->nccl.CommGetAsyncError(n->handle, &state);
+    double began = dt__now();
+    dt_result r = DT_OK;
+    for (int polls = 0; !r; polls++) {
+        int state = 0, gpu = 0, code = n->f.ncclCommGetAsyncError(n->handle, &state);
         if (!code) code = state;
-        if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
-        if (!code && !queued) return DT_OK;
-        if (!code && !(code = n->cuda.StreamQuery(stream))) return DT_OK;
-        if (code != DT__NCCL_PROGRESS && code != DT__CUDA_NOT_READY) return dt__nccl_cuda_broke(n, code);
-        dt__comm_tick(c);
-        if (c->job && dt__nccl_troubled(n)) return dt__nccl_alone(n, 1);
-        if (c->job && (dt__now() - begin) * 1e3 > c->job->timeout_ms) return dt__nccl_alone(n, 0);
-        if (polls > c->spins) dt__nap();
+        if (!code && queued) gpu = 1, code = n->f.cuStreamQuery(stream);
+        if (!code) return DT_OK;
+        if (code != (gpu ? DT__CUDA_NOT_READY : DT__NCCL_PROGRESS)) return dt__nccl_broke(n, gpu, code);
+        dt__comm_tick(n->comm);
+        if (n->comm->job) r = dt__nccl_watch(n, began);
+        if (polls > n->comm->spins) dt__nap();
     }
+    return r;
 }
 
-/* ---- opening and closing ---- */
-
-/* Loads what is needed and makes the GPU this thread's. Not collective. */
+/* Loads the libraries and makes the GPU current in this thread. Not collective. */
 static dt_result dt__nccl_prepare(dt_nccl *n, int gpu)
 {
-    int count = 0, code = 0;
+    int count = 0, code;
     void *context = NULL;
-    dt_result r = dt__nccl_load(&n->nccl);
-    if (!r) r = dt__cuda_load(&n->cuda);
+    const char *detail = NULL;
+    dt_result r = dt__nccl_load(&n->f);
     if (r) return r;
-    code = n->cuda.Init(0);
-    if (!code) code = n->cuda.DeviceGetCount(&count);
+    if (!(code = n->f.cuInit(0))) code = n->f.cuDeviceGetCount(&count);
     if (!code && !count)
-        return dt__error(DT_E_SYSTEM, "NCCL and a driver are here, but no GPU: look at CUDA_VISIBLE_DEVICES");
+        return dt__error(DT_E_SYSTEM, "NCCL and a driver are here, but no GPU. Look at CUDA_VISIBLE_DEVICES.");
     if (!code && (gpu < -1 || gpu >= count))
-        return dt__error(DT_E_USAGE, "there is no GPU %d: %d are here, numbered from 0", gpu, count);
-    if (!code) code = n->cuda.DeviceGet(&gpu, gpu < 0 ? n->comm->local_rank % count : gpu);
-    if (!code) code = n->cuda.DevicePrimaryCtxRetain(&context, gpu);
+        return dt__error(DT_E_USAGE, "GPU %d: the GPUs here are 0..%d. Choose one of them, or -1.", gpu, count - 1);
+    if (!code) code = n->f.cuDeviceGet(&gpu, gpu < 0 ? n->comm->local_rank % count : gpu);
+    if (!code) code = n->f.cuDevicePrimaryCtxRetain(&context, gpu);
     if (!code) n->gpu = gpu;
-    if (!code) code = n->cuda.CtxSetCurrent(context);
+    if (!code) code = n->f.cuCtxSetCurrent(context);
     if (!code) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "the GPU cannot be used: %.200s (%d)", dt__cuda_error(&n->cuda, code), code);
+    n->f.cuGetErrorString(code, &detail);
+    return dt__error(DT_E_SYSTEM, "the GPU cannot be used: %.200s (%d)", detail ? detail : "unknown error", code);
 }
 
-/* All ranks learn whether one failed: else the others would wait for it in NCCL. */
+/* Every rank learns whether one has failed; otherwise the others would wait for that rank in NCCL. */
 static dt_result dt__nccl_agree(dt_comm *c, dt_result r)
 {
     char why[512];
@@ -18340,9 +18295,10 @@ static dt_result dt__nccl_agree(dt_comm *c, dt_result r)
     if ((agreed = dt_all_reduce(c, &worst, 1, DT_MAX)) != DT_OK) return agreed;
     if (r) return dt__error(r, "%s", why);
     if (worst == 0.0f) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "rank %d cannot use NCCL: what it says tells why", c->size - (int)worst);
+    return dt__error(DT_E_SYSTEM, "rank %d cannot use NCCL. Read the message of that rank.", c->size - (int)worst);
 }
 
+/* Rank 0 makes the id by which NCCL's ranks find each other. */
 static dt_result dt__nccl_join(dt_nccl *n)
 {
     dt_comm *c = n->comm;
@@ -18355,33 +18311,14 @@ static dt_result dt__nccl_join(dt_nccl *n)
     config.size = sizeof config;
     config.magic = DT__NCCL_MAGIC;
     config.version = DT__NCCL_VERSION;
-    if (c->rank == 0) code = n->nccl.GetUniqueId(&id);
-    r = dt__nccl_agree(c, code ? dt__error(DT_E_SYSTEM, "NCCL makes no id for the job: %.400s",
-                                           n->nccl.GetLastError(NULL)) : DT_OK);
+    if (c->rank == 0) code = n->f.ncclGetUniqueId(&id);
+    r = dt__nccl_agree(c, code ? dt__error(DT_E_SYSTEM, "ncclGetUniqueId failed: %.400s", n->f.ncclGetLastError(NULL))
+                               : DT_OK);
     if (!r) r = dt_broadcast(c, (float *)(void *)id.internal, (int64_t)sizeof id / 4, 0);
     if (r) return r;
-    code = n->nccl.CommInitRankConfig(&n->handle, c->size, id, c->rank, &config);
-    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
+    code = n->f.ncclCommInitRankConfig(&n->handle, c->size, id, c->rank, &config);
+    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, 0, code);
     return dt__nccl_await(n, 0, NULL);
-}
-
-static void dt__nccl_free(dt_nccl *n)
-{
-    if (n->gpu >= 0) n->cuda.DevicePrimaryCtxRelease_v2(n->gpu);
-    dt__free(n);
-}
-
-DT_API dt_result dt_nccl_open(dt_nccl **handle, dt_comm *c, int gpu)
-{
-    dt_nccl *n = (dt_nccl *)dt__alloc((int64_t)sizeof *n, "NCCL's communicator");
-    dt_result r;
-    *handle = NULL;
-    if (n) n->comm = c, n->gpu = -1;
-    r = dt__nccl_agree(c, n ? dt__nccl_prepare(n, gpu) : DT_E_MEMORY);
-    if (!r) r = dt__nccl_join(n);
-    if (!r) *handle = n;
-    else if (n) dt__nccl_free(n);
-    return r;
 }
 
 DT_API void dt_nccl_close(dt_nccl **handle)
@@ -18391,38 +18328,43 @@ DT_API void dt_nccl_close(dt_nccl **handle)
     *handle = NULL;
     if (!n) return;
     if (n->handle && !n->comm->failed) {
-        code = n->nccl.CommFinalize(n->handle);
-        if (code && code != DT__NCCL_PROGRESS) dt__nccl_broke(n, code);
-        else if (!dt__nccl_await(n, 0, NULL)) n->nccl.CommDestroy(n->handle);
+        code = n->f.ncclCommFinalize(n->handle);
+        if (code && code != DT__NCCL_PROGRESS) dt__nccl_broke(n, 0, code);
+        else if (!dt__nccl_await(n, 0, NULL)) n->f.ncclCommDestroy(n->handle);
     } else if (n->handle) {
-        n->nccl.CommAbort(n->handle);
+        n->f.ncclCommAbort(n->handle);
     }
-    dt__nccl_free(n);
+    if (n->gpu >= 0) n->f.cuDevicePrimaryCtxRelease_v2(n->gpu);
+    dt__free(n);
 }
 
-/* ---- collectives ---- */
-
-static int dt__nccl_begin(dt_nccl *n, const float *in, float *out, size_t count, dt_op op, void *stream)
+DT_API dt_result dt_nccl_open(dt_nccl **handle, dt_comm *c, int gpu)
 {
-    int how = op == DT_SUM ? DT__NCCL_SUM : op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
-    if (n->call == DT_ALL_REDUCE) return n->nccl.AllReduce(in, out, count, DT__NCCL_F32, how, n->handle, stream);
-    if (n->call == DT_ALL_GATHER) return n->nccl.AllGather(in, out, count, DT__NCCL_F32, n->handle, stream);
-    return n->nccl.ReduceScatter(in, out, count, DT__NCCL_F32, how, n->handle, stream);
+    dt_nccl *n = *handle = (dt_nccl *)dt__alloc((int64_t)sizeof *n, "NCCL's communicator");
+    dt_result r;
+    if (n) n->comm = c, n->gpu = -1, snprintf(n->doing, sizeof n->doing, "NCCL's opening");
+    r = dt__nccl_agree(c, n ? dt__nccl_prepare(n, gpu) : DT_E_MEMORY);
+    if (!r) r = dt__nccl_join(n);
+    if (r) dt_nccl_close(handle);
+    return r;
 }
 
 DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
                                  void *stream)
 {
+    static const char *const names[] = {"all-reduce", "reduce-scatter", "all-gather"};
     dt_result r = n->failed ? dt__error(n->failed, "%s", n->message) : dt__check_op(op);
-    int code;
+    int code, how = op == DT_SUM ? DT__NCCL_SUM : op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
+    size_t floats = (size_t)count;
     if (!r && ((unsigned)call > DT_ALL_GATHER || count < 0))
-        r = dt__error(DT_E_USAGE, "call %d of %lld floats: it is DT_ALL_REDUCE, DT_REDUCE_SCATTER or DT_ALL_GATHER of "
-                      "0 or more", (int)call, (long long)count);
+        r = dt__error(DT_E_USAGE, "call %d of %lld floats: calls are DT_ALL_REDUCE, DT_REDUCE_SCATTER and "
+                      "DT_ALL_GATHER of 0 or more floats", (int)call, (long long)count);
     if (r || !count) return r;
-    n->calls++;
-    n->call = call;
-    code = dt__nccl_begin(n, in, out, (size_t)count, op, stream);
-    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
+    snprintf(n->doing, sizeof n->doing, "NCCL's %s #%lld", names[call], (long long)++n->calls);
+    if (call == DT_ALL_REDUCE) code = n->f.ncclAllReduce(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
+    else if (call == DT_ALL_GATHER) code = n->f.ncclAllGather(in, out, floats, DT__NCCL_F32, n->handle, stream);
+    else code = n->f.ncclReduceScatter(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
+    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, 0, code);
     return code ? dt__nccl_await(n, 0, NULL) : DT_OK;
 }
 

@@ -20,8 +20,8 @@
  *     each gives its machine another name: NCCL_HOSTID. They then talk over a network interface, not through the GPU.
  *
  * What you should see
- *     With GPUs a table of sizes, the largest relative difference to dt_all_reduce near 1e-7, "ok". Without: NCCL's
- *     version, or that it is not installed; the sentence that says what is missing; "ok".
+ *     With GPUs a table of sizes, the largest relative difference to dt_all_reduce near 1e-7, "ok". Without: the
+ *     sentence that says what is missing; "ok".
  *
  * Read on: 03_ring.c for the ring by hand. */
 #define DTRAIN_IMPLEMENTATION
