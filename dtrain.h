@@ -874,7 +874,7 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
 /* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
  * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
- * Face, with config.json for the families, in blocks of 1 MB or a row. */
+ * Face, with config.json for the families, in blocks of 256 KB or a row. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
 /* A directory with checkpoints at the start: resume from the newest complete one; an error; an error without one. */
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
@@ -24411,6 +24411,18 @@ static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gathe
     return dt__tensor_file_close(&w, r, part);
 }
 
+/* Writes both files of a full checkpoint. `memory` as in a walk. */
+static dt_result dt__state_write_full(dt_trainer *t, int writes, float *memory, dt__gatherer *gather, dt__reader *from,
+                                      dt__files *f, const char *folder, dt__part_file part[2])
+{
+    int64_t weights = t->e.net.param_count;
+    dt__state_walk model = {t, 0, weights, writes, memory, NULL};
+    dt__state_walk rest = {t, weights, t->state.whole, writes, memory, NULL};
+    dt_result r = dt__state_write(&model, gather, from, f, folder, "model.safetensors", &part[0]);
+    dt_result other = dt__state_write(&rest, gather, from, f, folder, "optimizer.safetensors", &part[1]);
+    return r ? r : other;
+}
+
 /* ---- what a checkpoint must agree with ---- */
 
 /* A hash that identifies the model: names and shapes of the parameters, and what no option says. */
@@ -24694,23 +24706,18 @@ static dt_result dt__save_copy(dt_trainer *t, int64_t *count)
 /* Writes whole tensors: rank 0 writes, and gathers from the other ranks unless it has the whole state. */
 static dt_result dt__save_full(dt_trainer *t, const char *folder)
 {
-    static const char *const name[] = {"model.safetensors", "optimizer.safetensors"};
     dt__saver *s = &t->save;
-    dt__part_file none;
+    dt__part_file none[2];
     dt__gatherer g;
-    int64_t weights = t->e.net.param_count;
-    int whole = dt__trainer_whole(t);
+    int whole = dt__trainer_whole(t), root = dt_is_root(t);
     dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
     if (!r) r = dt__engine_wait(&t->e);
     r = dt__trainer_agree(t, r);
-    for (int i = 0; i < 2 && !r; i++) {
-        dt__state_walk w = {t, i ? weights : 0, i ? t->state.whole : weights, !whole, NULL, NULL};
-        dt__part_file *part = dt_is_root(t) ? &s->part[s->parts++] : &none;
-        if (!whole || dt_is_root(t)) r = dt__state_write(&w, &g, NULL, &s->files, folder, name[i], part);
-        r = dt__trainer_agree(t, r);
-    }
+    if (!r && (root || !whole))
+        r = dt__state_write_full(t, !whole, NULL, &g, NULL, &s->files, folder, root ? s->part : none);
+    s->parts = root ? 2 : 0;
     dt__gather_close(&g);
-    return r;
+    return dt__trainer_agree(t, r);
 }
 
 /* Begins a save of the present state. When it returns, the next step may begin. */
@@ -25052,16 +25059,6 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, fl
     return r ? r : dt__state_each(&w, dt__giver_take, &give);
 }
 
-/* Writes arrays [first, end) into one file and flushes it. */
-static dt_result dt__opened_write(dt__opened *c, const char *folder, const char *name, int64_t first, int64_t end,
-                                  dt__part_file *part)
-{
-    dt__state_walk w = {&c->t, first, end, 0, c->stored, NULL};
-    dt__gatherer *gather = *name == 's' ? NULL : &c->reader.gather;
-    dt_result r = dt__state_write(&w, gather, &c->reader, c->reader.files, folder, name, part);
-    return r ? r : dt__part_flush(c->reader.files, folder, name);
-}
-
 /* Writes the manifest with another kind and other files. */
 static dt_result dt__opened_manifest(dt__opened *c, const char *folder, int full, const dt__part_file *file,
                                      int64_t files)
@@ -25082,9 +25079,9 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     dt__opened *c = (dt__opened *)checkpoint;
     dt__files *f = c->reader.files;
     dt__part_file part[8];
+    dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
     char draft[PATH_MAX], to[PATH_MAX];
-    int64_t files = 0, weights = c->t.e.net.param_count, arrays = c->is.arrays;
-    int full = kind == DT_FULL;
+    int full = kind == DT_FULL, files = 1 + full;
     dt_result r = dt__opened_known(c, 0);
     if (!r && !full && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
         return dt__error(DT_E_USAGE, "%s has the compression error of each rank, which belongs to that number of "
@@ -25094,9 +25091,9 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
         r = dt__error(DT_E_USAGE, "%s is there already: convert into another directory", to);
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
     if (!r) r = dt__step_begin(f, directory, c->m.step, draft);
-    if (!r && full) r = dt__opened_write(c, draft, "model.safetensors", 0, weights, &part[files++]);
-    if (!r && full) r = dt__opened_write(c, draft, "optimizer.safetensors", weights, arrays, &part[files++]);
-    if (!r && !full) r = dt__opened_write(c, draft, "shard-000.safetensors", 0, arrays, &part[files++]);
+    if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, f, draft, part);
+    if (!r && !full) r = dt__state_write(&all, NULL, &c->reader, f, draft, "shard-000.safetensors", part);
+    for (int i = 0; i < files && !r; i++) r = dt__part_flush(f, draft, part[i].name);
     for (int64_t i = 0; i < c->m.files && files < 8 && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
         r = dt__part_copy(draft, f, c->path, c->m.file[i].name);
@@ -25119,16 +25116,13 @@ static dt_result dt__weights_config(const dt_trainer *t)
     if (r || !dt__config_knows(&t->recipe.model) || access(name, F_OK)) return r;
     r = dt_model_read(&m, name);
     for (; !r && o < dt__config_members + DT__CONFIG_COUNT; o++) {
-        if (o->group != (int)m.family || o->offset >= sizeof m || o->kind == DT__KIND_PLACE) continue;
+        if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != m.family)) continue;
         dt__option_text(o, &m, there, sizeof there), dt__option_text(o, here, value, sizeof value);
         if (strcmp(there, value))
-            return dt__error(DT_E_USAGE, "%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name,
-                             there, value, t->recipe.weights);
+            r = dt__error(DT_E_USAGE, "%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name,
+                          there, value, t->recipe.weights);
     }
-    if (r || (m.family == here->family && !memcmp(&m.rope_scaling, &here->rope_scaling, sizeof m.rope_scaling)))
-        return r;
-    return dt__error(DT_E_USAGE, "%s says another family or rotary scaling than the recipe: --model %s takes all from "
-                     "it", name, t->recipe.weights);
+    return r;
 }
 
 /* Finds every parameter in the files, and a parameter for every tensor; computes the hash that identifies the files. A
