@@ -3264,11 +3264,13 @@ DT__BY_DOUBLE(dt__v_cos, (dt__vf u), u, DT__K(dt__d_sin)(x, 1))
 
 #define DT__LANES (32 / DT__W)
 
-DT__INLINE float DT__K(dt__fold_sum)(float lane[32])
+DT__INLINE float DT__K(dt__fold_sum)(const float lane[32])
 {
-    for (int width = 16; width; width /= 2)
-        for (int i = 0; i < width; i++) lane[i] = lane[i] + lane[i + width];
-    return lane[0];
+    dt__v4 part[8];
+    memcpy(part, lane, sizeof part);
+    for (int width = 4; width; width /= 2)
+        DT__UNROLL for (int i = 0; i < width; i++) part[i] = part[i] + part[i + width];
+    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
 {
@@ -3448,7 +3450,7 @@ static void DT__K(dt__map)(int op, float *out, const float *const in[3], const i
     for (int i = 0; i < 3; i++) {
         at[i] = pad[i], by[i] = 0;
         if (in[i] && step[i]) at[i] = in[i], by[i] = 1;
-        else dt__v_store(pad[i], dt__v_set(in[i] && n ? in[i][0] : 0.0f));
+        else if (in[i] && n) dt__v_store(pad[i], dt__v_set(in[i][0]));
     }
     DT__K(dt__map_vectors)(op, out, at, by, whole, scalar);
     if (!left) return;
