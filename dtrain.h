@@ -3840,7 +3840,7 @@ typedef struct DT__K(dt__head) {
 } DT__K(dt__head);
 
 /* The next n floats of scratch memory; base NULL only counts. */
-static float *DT__K(dt__take)(float *base, int64_t *at, int64_t n)
+static float *DT__K(dt__visit_slices)(float *base, int64_t *at, int64_t n)
 {
     float *p = base ? base + *at : NULL;
     *at += dt__round_up(n, 16);
@@ -3853,17 +3853,17 @@ static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t s
     w->s = s;
     w->d = d;
     w->lds = (dt__ceil_div(s, 16) | 1) * 16;
-    w->keys_t = DT__K(dt__take)(base, &at, d * sw);
-    w->values_t = DT__K(dt__take)(base, &at, d * sw);
-    w->side = DT__K(dt__take)(base, &at, s * dw);
-    w->probs = DT__K(dt__take)(base, &at, DT__QB * w->lds + DT__MR);
-    w->grads = DT__K(dt__take)(base, &at, DT__QB * w->lds + DT__MR);
-    w->queries = DT__K(dt__take)(base, &at, DT__QB * dw);
-    w->douts = DT__K(dt__take)(base, &at, DT__QB * dw);
-    w->tile = DT__K(dt__take)(base, &at, DT__MR * dw);
-    w->panel = DT__K(dt__take)(base, &at, DT__MR * d);
-    w->words = (uint32_t *)(void *)DT__K(dt__take)(base, &at, s + 8 * DT__W);
-    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__take)(base, &at, 3 * terms);
+    w->keys_t = DT__K(dt__visit_slices)(base, &at, d * sw);
+    w->values_t = DT__K(dt__visit_slices)(base, &at, d * sw);
+    w->side = DT__K(dt__visit_slices)(base, &at, s * dw);
+    w->probs = DT__K(dt__visit_slices)(base, &at, DT__QB * w->lds + DT__MR);
+    w->grads = DT__K(dt__visit_slices)(base, &at, DT__QB * w->lds + DT__MR);
+    w->queries = DT__K(dt__visit_slices)(base, &at, DT__QB * dw);
+    w->douts = DT__K(dt__visit_slices)(base, &at, DT__QB * dw);
+    w->tile = DT__K(dt__visit_slices)(base, &at, DT__MR * dw);
+    w->panel = DT__K(dt__visit_slices)(base, &at, DT__MR * d);
+    w->words = (uint32_t *)(void *)DT__K(dt__visit_slices)(base, &at, s + 8 * DT__W);
+    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__visit_slices)(base, &at, 3 * terms);
     return at;
 }
 
@@ -18759,7 +18759,7 @@ typedef struct dt__state_tensor {
     char part[24];     /* of the state: "" for weights; "first", "second" .. */
     dt__param is;      /* name, shape and cut */
     int64_t shards;    /* tensor shards (Vt) of the recipe */
-    int turned;        /* full checkpoints hold the transpose of this matrix */
+    int transposed;    /* full checkpoints hold the transpose of this matrix */
     int kind, use;     /* for H16: which part; which use of the parameter, for what compression lost */
     int32_t param;
 } dt__state_tensor;
@@ -18772,7 +18772,7 @@ typedef struct dt__state_slice {
 } dt__state_slice;
 
 /* What a walk over a state does with the slices of a tensor. */
-typedef dt_result dt__take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices);
+typedef dt_result dt__visit_slices(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices);
 
 /* The name of a slice in a sharded checkpoint, "weight/transformer.wte.weight/000003/000000001024": array, and first
  * number. These names sort as the numbers do. */
@@ -18786,7 +18786,7 @@ static void dt__slice_name(const dt__state_slice *s, int64_t from, char *name, s
 static void dt__state_tensor_name(const dt__state_tensor *x, char *name, size_t size, dt_shape *shape)
 {
     snprintf(name, size, "%s%s%s", x->part, *x->part ? "." : "", x->is.name);
-    *shape = x->turned ? dt_shape2(x->is.shape.n[1], x->is.shape.n[0]) : x->is.shape;
+    *shape = x->transposed ? dt_shape2(x->is.shape.n[1], x->is.shape.n[0]) : x->is.shape;
 }
 
 /* Reads a slice from the slices in files, whichever ranks wrote them. */
@@ -18843,15 +18843,15 @@ static dt_result dt__gather_open(dt__gatherer *g, dt_comm *comm, int alone, cons
     memset(g, 0, sizeof *g);
     g->comm = comm, g->alone = alone, g->convert = convert;
     for (int64_t i = 0; i < count; i++)
-        if (tensor[i].turned) most = dt__max(most, tensor[i].is.shape.n[0]);
+        if (tensor[i].transposed) most = dt__max(most, tensor[i].is.shape.n[0]);
     g->block = (float *)dt__alloc(8 * most, "a checkpoint");
     g->other = g->block + most;
     return g->block ? DT_OK : DT_E_MEMORY;
 }
 
-static void dt__gather_begin(dt__gatherer *g, const dt__state_tensor *of, int turned)
+static void dt__gather_begin(dt__gatherer *g, const dt__state_tensor *of, int transposed)
 {
-    g->rows = turned ? of->is.shape.n[0] : 1;
+    g->rows = transposed ? of->is.shape.n[0] : 1;
     g->cols = dt_shape_count(of->is.shape) / g->rows;
     g->lo = g->hi = 0;
 }
@@ -18910,12 +18910,12 @@ static dt_result dt__gather_join(dt__gatherer *g)
 /* Receives numbers of a tensor. */
 typedef dt_result dt__sink(void *user, const float *data, int64_t count);
 
-/* Gives a tensor to the sink of rank 0, or of every rank when alone, block by block. */
-static dt_result dt__gather_give(dt__gatherer *g, const dt__state_tensor *of, const dt__state_slice *slice,
-                                 int64_t slices, int turned, dt__sink *sink, void *user)
+/* Passes a tensor to the sink of rank 0, or of every rank when alone, block by block. */
+static dt_result dt__gather_emit(dt__gatherer *g, const dt__state_tensor *of, const dt__state_slice *slice,
+                                 int64_t slices, int transposed, dt__sink *sink, void *user)
 {
     dt_result r = DT_OK;
-    dt__gather_begin(g, of, turned);
+    dt__gather_begin(g, of, transposed);
     while (!r && dt__gather_next(g)) {
         memset(g->block, 0, 4 * (size_t)(g->hi - g->lo));
         dt__gather_copy(g, slice, slices, DT__GATHER_IN);
@@ -18934,7 +18934,7 @@ static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__f
     const dt__stored_type *type = &dt__stored_types[s->type];
     float *raw = type->bytes == 4 ? g->block : g->other;
     dt_result r = DT_OK;
-    dt__gather_begin(g, of, of->turned);
+    dt__gather_begin(g, of, of->transposed);
     for (int64_t i = 0; i < slices && of->is.pad; i++) memset(slice[i].data, 0, 4 * (size_t)slice[i].count);
     while (!r && dt__gather_next(g)) {
         dt__gather_copy(g, slice, slices, DT__GATHER_COUNT);
@@ -19011,8 +19011,8 @@ static void dt__reader_close(dt__reader *x)
     dt__gather_close(&x->gather);
 }
 
-/* A dt__take: reads the slices of a tensor from a dt__reader. */
-static dt_result dt__reader_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+/* A dt__visit_slices: reads the slices of a tensor from a dt__reader. */
+static dt_result dt__reader_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
     dt__reader *x = (dt__reader *)user;
     char name[160];
@@ -19027,22 +19027,22 @@ static dt_result dt__reader_take(void *user, const dt__state_tensor *of, dt__sta
     return r ? r : dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
 }
 
-/* Gives a state to a sink, tensor by tensor. */
-typedef struct dt__giver {
+/* Where the numbers of a state go, tensor by tensor. */
+typedef struct dt__export {
     dt__reader *from;     /* where the numbers are read from first; NULL: they are in memory */
     dt__gatherer *gather; /* whole tensors, in their order; NULL: slices, as they are stored */
-    int turned;           /* the order of files */
+    int transposed;       /* as files hold some matrices */
     dt__sink *sink;
     void *user;
-} dt__giver;
+} dt__export;
 
-/* A dt__take: gives the slices of a tensor to the sink of a dt__giver. */
-static dt_result dt__giver_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+/* A dt__visit_slices: passes the slices of a tensor to the sink of a dt__export. */
+static dt_result dt__export_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
-    const dt__giver *x = (const dt__giver *)user;
-    dt_result r = x->from ? dt__reader_take(x->from, of, slice, slices) : DT_OK;
+    const dt__export *x = (const dt__export *)user;
+    dt_result r = x->from ? dt__reader_visit(x->from, of, slice, slices) : DT_OK;
     if (!r && x->gather)
-        return dt__gather_give(x->gather, of, slice, slices, x->turned && of->turned, x->sink, x->user);
+        return dt__gather_emit(x->gather, of, slice, slices, x->transposed && of->transposed, x->sink, x->user);
     for (int64_t i = 0; i < slices && !r; i++) r = x->sink(x->user, slice[i].data, slice[i].count);
     return r;
 }
@@ -19054,8 +19054,8 @@ static dt_result dt__tensor_file_sink(void *user, const float *data, int64_t cou
     return DT_OK;
 }
 
-/* A dt__take: announces what the file will hold of a tensor. */
-static dt_result dt__tensor_file_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+/* A dt__visit_slices: announces what the file will hold of a tensor. */
+static dt_result dt__tensor_file_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
     dt__tensor_file *w = (dt__tensor_file *)user;
     char name[160];
@@ -24225,7 +24225,7 @@ enum { DT__PARTS = 1 + DT__STATE_COUNT, DT__PART_LOST = DT__PARTS };
 static const char *const dt__part_names[DT__PARTS] = {"", "first", "second", "average"};
 
 /* Llama's linear weights are (in,out) here and (out,in) in files. */
-static int dt__param_turns(const dt_recipe *r, const dt__param *p)
+static int dt__param_transposed(const dt_recipe *r, const dt__param *p)
 {
     return !r->model.segments && r->model.family == DT_LLAMA && p->shape.dims == 2 &&
            !strstr(p->name, "embed_tokens") && !strstr(p->name, "lm_head");
@@ -24238,7 +24238,7 @@ static void dt__state_add(dt_trainer *t, int kind, int32_t param, int use)
     if (kind < DT__PARTS) snprintf(x->part, sizeof x->part, "%s", dt__part_names[kind]);
     else snprintf(x->part, sizeof x->part, "lost.%d.%d", t->e.mesh.at[DT_AXIS_DATA], use);
     x->kind = kind, x->use = use, x->param = param, x->shards = t->e.net.tensor_shards;
-    x->turned = !kind && dt__param_turns(&t->recipe, &x->is);
+    x->transposed = !kind && dt__param_transposed(&t->recipe, &x->is);
 }
 
 /* Lists the tensors of the state, part by part in definition order. */
@@ -24311,8 +24311,8 @@ static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x
     return data + (*from - begin);
 }
 
-/* Gives the slices of each tensor to `take`, also where this rank has none of a tensor. */
-static dt_result dt__state_each(const dt__state_walk *w, dt__take *take, void *user)
+/* Gives the slices of each tensor to `visit`, also where this rank has none of a tensor. */
+static dt_result dt__state_each(const dt__state_walk *w, dt__visit_slices *visit, void *user)
 {
     const dt__net *net = &w->t->e.net;
     float *copy = w->snapshot;
@@ -24334,7 +24334,7 @@ static dt_result dt__state_each(const dt__state_walk *w, dt__take *take, void *u
             s->data = copy ? copy : data + (lo - from);
             if (copy) copy += s->count;
         }
-        r = slice ? take(user, x, slice, n) : DT_E_MEMORY;
+        r = slice ? visit(user, x, slice, n) : DT_E_MEMORY;
         dt__free(slice);
     }
     return r;
@@ -24355,11 +24355,11 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     dt__gatherer g;
     int whole = dt__trainer_whole(t);
     dt__state_walk w = {t, 0, t->state.whole, !whole, NULL, NULL};
-    dt__giver give = {NULL, &g, 0, dt__hash_put, &sha};
+    dt__export out = {NULL, &g, 0, dt__hash_put, &sha};
     dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
     dt__sha256_begin(&sha);
     if (!r) r = dt__engine_wait(&t->e);
-    if (!r) r = dt__state_each(&w, dt__giver_take, &give);
+    if (!r) r = dt__state_each(&w, dt__export_visit, &out);
     dt__gather_close(&g);
     dt__sha256_end(&sha, t->hash);
     if (!r && !whole) r = dt_broadcast(t->comm, (float *)(void *)t->hash, 17, 0);
@@ -24367,8 +24367,8 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     return r;
 }
 
-/* A dt__take: puts numbers to their places in the whole tensor. */
-static dt_result dt__own_take(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+/* A dt__visit_slices: puts numbers to their places in the whole tensor. */
+static dt_result dt__own_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
     dt__gatherer *g = (dt__gatherer *)user;
     dt__gather_begin(g, of, 0);
@@ -24386,7 +24386,7 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
     memset(&g, 0, sizeof g);
     g.block = values;
     if (i < 0) return dt__error(DT_E_USAGE, "the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
-    if (!r) r = dt__state_each(&w, dt__own_take, &g);
+    if (!r) r = dt__state_each(&w, dt__own_visit, &g);
     *held = g.held;
     return r;
 }
@@ -24403,13 +24403,13 @@ static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gathe
                                  const char *folder, const char *name, dt__part_file *part)
 {
     dt__tensor_file w;
-    dt__giver give = {from, gather, 1, dt__tensor_file_sink, &w};
+    dt__export out = {from, gather, 1, dt__tensor_file_sink, &w};
     dt_result r;
     dt__tensor_file_begin(&w, f, folder, name);
     w.whole = gather != NULL;
-    r = dt__state_each(walk, dt__tensor_file_take, &w);
+    r = dt__state_each(walk, dt__tensor_file_visit, &w);
     if (!gather || dt__gather_root(gather)) dt__tensor_file_open(&w);
-    if (!r) r = dt__state_each(walk, dt__giver_take, &give);
+    if (!r) r = dt__state_each(walk, dt__export_visit, &out);
     return dt__tensor_file_close(&w, r, part);
 }
 
@@ -24465,16 +24465,11 @@ static dt_result dt__trainer_identity(dt_trainer *t)
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
     const dt__manifest *m = &t->save.now;
-    const dt_recipe *r = &t->recipe;
-    int64_t next = m->grow.batches * r->batch, samples = t->feed.is.samples[DT_TRAIN];
     dt__text_add(text, "{\n \"library\": \"%s\"", dt_version());
     dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
-    dt__text_add(text, ",\n \"learning_rate\": %.9g", (double)dt__learning_rate(r, m->step));
-    dt__text_add(text, ",\n \"data\": {\"next_sample\": %lld, \"epoch\": %lld, \"in_epoch\": %lld}", (long long)next,
-                 (long long)(next / samples), (long long)(next % samples));
     dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
-    dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, r);
+    dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(text, "},\n \"layout\": {");
     dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
     dt__text_add(text, "},\n \"kind\": ");
@@ -24699,8 +24694,8 @@ static dt_result dt__save_copy(dt_trainer *t, int64_t *count)
 {
     dt__state_walk w = {t, 0, t->state.count, 1, NULL, NULL};
     dt__floats_to copy = {t->save.snapshot, 0};
-    dt__giver give = {NULL, NULL, 0, dt__floats_put, &copy};
-    dt_result r = dt__state_each(&w, dt__giver_take, &give);
+    dt__export out = {NULL, NULL, 0, dt__floats_put, &copy};
+    dt_result r = dt__state_each(&w, dt__export_visit, &out);
     *count = copy.count;
     return r;
 }
@@ -24840,32 +24835,26 @@ static void dt__save_close(dt__saver *s)
 
 /* ---- resuming ---- */
 
-/* Reads the files of a checkpoint into this rank's slices. */
-static dt_result dt__resume_read(dt_trainer *t, const char *folder, const dt__manifest *m)
-{
-    dt__state_walk w = {t, 0, m->full ? t->state.whole : t->state.count, 0, NULL, NULL};
-    dt__reader from;
-    dt_result r = dt__reader_open(&from, &t->save.files, folder, m);
-    if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.whole);
-    if (!r) r = dt__state_each(&w, dt__reader_take, &from);
-    dt__reader_close(&from);
-    return r;
-}
-
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
 static dt_result dt__resume_one(dt_trainer *t, int64_t step)
 {
     dt__files *f = &t->save.files;
+    dt__state_walk w = {t, 0, 0, 0, NULL, NULL};
     dt__manifest m;
+    dt__reader from;
     char folder[PATH_MAX];
     dt_result r = dt__step_path(folder, t->layout.checkpoint.place, step, "");
-    memset(&m, 0, sizeof m);
+    memset(&m, 0, sizeof m), memset(&from, 0, sizeof from);
     if (!r) r = dt__manifest_read(&m, f, folder);
     if (!r) r = dt__trainer_agrees(t, &m, folder);
     r = dt__trainer_agree(t, r);
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
         r = dt__part_check(f, folder, &m.file[i], t->comm);
-    if (!r) r = dt__resume_read(t, folder, &m);
+    w.end = m.full ? t->state.whole : t->state.count;
+    if (!r) r = dt__reader_open(&from, f, folder, &m);
+    if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.whole);
+    if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
+    dt__reader_close(&from);
     r = dt__trainer_agree(t, r);
     if (!r) t->e.step = m.step, t->e.grow = m.grow, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
     dt__manifest_close(&m);
@@ -24936,17 +24925,17 @@ static dt_result dt__trainer_resume(dt_trainer *t)
 /* ---- a checkpoint without a trainer ---- */
 
 /* `t` is never opened: it has the recipe, the network, the list of the state and the files. */
-typedef struct dt__opened {
+typedef struct dt__checkpoint {
     dt_checkpoint is;
     char path[PATH_MAX];
     dt__manifest m;
     dt__reader reader;
     dt_trainer t;
     float *stored;     /* one tensor, in arrays */
-} dt__opened;
+} dt__checkpoint;
 
 /* Opens the network, if config.json describes the model. */
-static dt_result dt__opened_model(dt__opened *c)
+static dt_result dt__checkpoint_model(dt__checkpoint *c)
 {
     dt_trainer *t = &c->t;
     int64_t longest = 0;
@@ -24978,7 +24967,7 @@ static dt_result dt__opened_model(dt__opened *c)
 }
 
 /* Lists files and arrays. */
-static dt_result dt__opened_list(dt__opened *c)
+static dt_result dt__checkpoint_list(dt__checkpoint *c)
 {
     dt_checkpoint *is = &c->is;
     dt_checkpoint_entry *e;
@@ -25001,7 +24990,7 @@ static dt_result dt__opened_list(dt__opened *c)
 
 DT_API void dt_checkpoint_close(dt_checkpoint **handle)
 {
-    dt__opened *c = (dt__opened *)*handle;
+    dt__checkpoint *c = (dt__checkpoint *)*handle;
     if (!c) return;
     dt__manifest_close(&c->m);
     dt__reader_close(&c->reader);
@@ -25015,7 +25004,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
 
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 {
-    dt__opened *c = (dt__opened *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
+    dt__checkpoint *c = (dt__checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
     dt__files *f = c ? &c->t.save.files : NULL;
     int64_t step = -1;
     dt_result r = c ? dt__path_join(c->path, path, "manifest.json") : DT_E_MEMORY;
@@ -25030,21 +25019,21 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
     }
     if (!r) r = dt__manifest_read(&c->m, f, c->path);
     if (!r) r = dt__reader_open(&c->reader, f, c->path, &c->m);
-    if (!r) r = dt__opened_model(c);
-    if (!r) r = dt__opened_list(c);
+    if (!r) r = dt__checkpoint_model(c);
+    if (!r) r = dt__checkpoint_list(c);
     if (r) dt_checkpoint_close(handle);
     return r;
 }
 
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
 {
-    dt__opened *c = (dt__opened *)checkpoint;
+    dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt_result r = DT_OK;
     for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->reader.files, c->path, &c->m.file[i], NULL);
     return r;
 }
 
-static dt_result dt__opened_known(const dt__opened *c, int64_t index)
+static dt_result dt__checkpoint_known(const dt__checkpoint *c, int64_t index)
 {
     if (index >= 0 && index < c->is.arrays) return DT_OK;
     return dt__error(DT_E_USAGE, "there is no array %lld in %s, which has %lld (0: config.json does not describe its "
@@ -25053,38 +25042,24 @@ static dt_result dt__opened_known(const dt__opened *c, int64_t index)
 
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
 {
-    dt__opened *c = (dt__opened *)checkpoint;
+    dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__state_walk w = {&c->t, index, index + 1, 0, c->stored, NULL};
     dt__floats_to floats = {values, 0};
-    dt__giver give = {&c->reader, &c->reader.gather, 0, dt__floats_put, &floats};
-    dt_result r = dt__opened_known(c, index);
-    return r ? r : dt__state_each(&w, dt__giver_take, &give);
-}
-
-/* Writes the manifest with another kind and other files. */
-static dt_result dt__opened_manifest(dt__opened *c, const char *folder, int full, const dt__part_file *file,
-                                     int64_t files)
-{
-    dt__part_file part;
-    dt__text text;
-    dt_result r;
-    memset(&text, 0, sizeof text);
-    dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text);
-    dt__manifest_end(&text, full, file, files);
-    r = text.failed ? DT_E_MEMORY : dt__part_put(c->reader.files, folder, "manifest.json", text.at, text.length, &part);
-    dt__free(text.at);
-    return r;
+    dt__export out = {&c->reader, &c->reader.gather, 0, dt__floats_put, &floats};
+    dt_result r = dt__checkpoint_known(c, index);
+    return r ? r : dt__state_each(&w, dt__export_visit, &out);
 }
 
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *directory, dt_checkpoint_kind kind)
 {
-    dt__opened *c = (dt__opened *)checkpoint;
+    dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__files *f = c->reader.files;
     dt__part_file part[8];
     dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
     char draft[PATH_MAX], to[PATH_MAX];
     int full = kind == DT_FULL, files = 1 + full;
-    dt_result r = dt__opened_known(c, 0);
+    dt__text text;
+    dt_result r = dt__checkpoint_known(c, 0);
     if (!r && !full && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
         return dt__error(DT_E_USAGE, "%s has the compression error of each rank, which belongs to that number of "
                          "ranks: resume from it as it is, or convert to a full one, for other programs", c->path);
@@ -25096,12 +25071,16 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, f, draft, part);
     if (!r && !full) r = dt__state_write(&all, NULL, &c->reader, f, draft, "shard-000.safetensors", part);
     for (int i = 0; i < files && !r; i++) r = dt__part_flush(f, draft, part[i].name);
-    for (int64_t i = 0; i < c->m.files && files < 8 && !r; i++) {
+    for (int64_t i = 0; i < c->m.files && files < 7 && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
         r = dt__part_copy(draft, f, c->path, c->m.file[i].name);
         part[files++] = c->m.file[i];
     }
-    if (!r) r = dt__opened_manifest(c, draft, full, part, files);
+    memset(&text, 0, sizeof text);
+    dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
+    dt__manifest_end(&text, full, part, files);
+    if (!r) r = text.failed ? DT_E_MEMORY : dt__part_put(f, draft, "manifest.json", text.at, text.length, &part[7]);
+    dt__free(text.at);
     return r ? r : dt__step_publish(f, directory, c->m.step);
 }
 
@@ -25178,7 +25157,7 @@ static dt_result dt__weights_load(dt_trainer *t)
     dt__reader *from = &t->published;
     dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->net.param_count);
     from->files = &t->save.files, from->find = dt__weights_fit;
-    if (!r) r = dt__state_each(&w, dt__reader_take, from);
+    if (!r) r = dt__state_each(&w, dt__reader_visit, from);
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)
