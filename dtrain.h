@@ -237,7 +237,7 @@ typedef struct dt_output {
     dt_sampling sampling;  /* of these samples */
     int32_t no_cache;      /* samples compute the whole sequence for every token: the same text, slower */
     const char *metrics;   /* JSONL file, one line per step */
-    const char *timeline;  /* what every rank did in the last step, as SVG, or as Chrome's trace in a file *.json */
+    const char *timeline;  /* what every rank did in the last step: Chrome's trace events, for ui.perfetto.dev */
     int32_t noise_scale;   /* measure the gradient noise scale (dt_step_info) */
     int32_t doctor;        /* print dt_doctor's findings after step 9, or the last step of 4 or more, and train on */
     int32_t rules;         /* apply dt_rules to every step, and print at the end which fired */
@@ -10364,7 +10364,7 @@ static const dt__option dt__options[] = {
     DT__OPTION(LAYOUT, "metrics", "FILE", TEXT, output.metrics, 0, NULL,
                "JSON lines, one per step; a resumed run appends"),
     DT__OPTION(LAYOUT, "timeline", "FILE", TEXT, output.timeline, 0, NULL,
-               "the last step as SVG, or as a trace (.json)"),
+               "what every rank did in the last step, as a trace for ui.perfetto.dev"),
     DT__OPTION(LAYOUT, "doctor", NULL, FLAG, output.doctor, 0, NULL,
                "after 9 steps, say why many ranks are hardly faster than one"),
     DT__OPTION(LAYOUT, "rules", NULL, FLAG, output.rules, 0, NULL,
@@ -25166,7 +25166,7 @@ static dt_result dt__weights_load(dt_trainer *t)
     return r;
 }
 
-/* ---- the last step as a picture ---------------------------------------------------------------------------- */
+/* ---- the last step as a trace ------------------------------------------------------------------------------ */
 
 /* What a rank did from begin to end: an instruction, or neighbours in the program that differ in the segment alone. */
 typedef struct dt__bar {
@@ -25245,80 +25245,7 @@ static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int r
     fprintf(f, "\n]}\n");
 }
 
-/* Colours of the instructions, in their order: work in blue and orange, waiting for others in grey and red. */
-static const char *const dt__bar_colours[DT__INSTR_COUNT] = {"#8cd17d", "#4e79a7", "#a0cbe8", "#d4a6c8", "#b07aa1",
-                                                             "#f28e2b", "#ffbe7d", "#79706e", "#bab0ac", "#b6992d",
-                                                             "#86bcb6", "#9d7660", "#e15759", "#d7b5a6", "#499894",
-                                                             "#ff9d9a", "#59a14f"};
-
-/* What each kind of instruction took, as a share of all ranks' time, under the bars from y on. */
-static void dt__timeline_legend(FILE *f, const dt__bar *bars, int64_t count, double all, int y)
-{
-    double share[DT__INSTR_COUNT], rest = 1;
-    int at = 0;
-    memset(share, 0, sizeof share);
-    for (int64_t i = 0; i < count; i++) {
-        double took = (bars[i].end - bars[i].begin) / all;
-        share[bars[i].op] += took;
-        if (!bars[i].line) rest -= took;
-    }
-    for (int op = 0; op < DT__INSTR_COUNT; op++) {
-        if (share[op] < 0.0005) continue;
-        fprintf(f,
-                "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s %.1f "
-                "%%</text>\n",
-                80 + at % 7 * 160, y + at / 7 * 20, dt__bar_colours[op], 96 + at % 7 * 160, y + 10 + at / 7 * 20,
-                dt__instr_names[op], 100 * share[op]);
-        at++;
-    }
-    fprintf(f, "<text x=\"%d\" y=\"%d\">between them %.1f %%</text>\n", 96 + at % 7 * 160, y + 10 + at / 7 * 20,
-            100 * rest);
-}
-
-/* A line per rank, 1120 points wide; a unit's data shard and micro-batch stand in bars that have room. Below lies what
- * a second thread does. */
-static void dt__timeline_picture(const dt_trainer *t, const dt__bar *bars, int64_t most, double from, double to)
-{
-    const int left = 80, wide = 1120, top = 56, step = 34;
-    FILE *f = t->timeline;
-    static const char *const schedules[] = {", 1F1B", ", GPipe", ", interleaved", ", zero-bubble"};
-    const int *size = t->e.mesh.size;
-    int ranks = dt_comm_size(t->comm), bottom = top + ranks * step;
-    double scale = to > from ? wide / (to - from) : 0;
-    char text[96];
-    fprintf(f,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
-            "font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
-            "<text x=\"%d\" y=\"24\" font-size=\"15\">step %lld: %.3f ms, dp %d, cp %d, tp %d, pp %d%s</text>\n",
-            left + wide + 20, bottom + 90, left, (long long)t->e.step, 1e3 * (to - from), size[DT_AXIS_DATA],
-            size[DT_AXIS_CONTEXT], size[DT_AXIS_TENSOR], size[DT_AXIS_PIPELINE],
-            size[DT_AXIS_PIPELINE] > 1 ? schedules[t->layout.pipeline] : "");
-    for (int i = 0; i <= 10; i++)
-        fprintf(f,
-                "<path d=\"M%d %dV%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%.3g</text>\n",
-                left + i * wide / 10, top - 4, bottom, left + i * wide / 10, top - 8, 1e2 * (to - from) * i);
-    for (int rank = 0; rank < ranks; rank++) {
-        int y = top + rank * step;
-        fprintf(f, "<text x=\"8\" y=\"%d\">rank %d</text>\n", y + 18, rank);
-        for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
-            double x = left + (b->begin - from) * scale, w = (b->end - b->begin) * scale;
-            if (w < 0.05) continue;
-            fprintf(f,
-                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s: %.3f "
-                    "ms</title></rect>\n",
-                    x, y + 22 * b->line, w, b->line ? 8 : t->e.shape.overlap ? 22 : 26, dt__bar_colours[b->op],
-                    dt__bar_text(b, text, sizeof text), 1e3 * (b->end - b->begin));
-            if (w >= 24 && b->shard >= 0)
-                fprintf(f, "<text x=\"%.2f\" y=\"%d\" text-anchor=\"middle\" fill=\"#fff\">%d.%d</text>\n", x + w / 2,
-                        y + 17, b->shard, b->micro);
-        }
-    }
-    dt__timeline_legend(f, bars, ranks * most, (to - from) * ranks, bottom + 14);
-    fprintf(f, "<text x=\"%d\" y=\"%d\">milliseconds; in the bars: data shard.micro-batch</text>\n</svg>\n", left,
-            bottom + 76);
-}
-
-/* Rank 0 gets the bars of all and draws them. Collective. */
+/* Rank 0 gathers the bars of all ranks and writes them. Collective. */
 static dt_result dt__timeline_write(dt_trainer *t)
 {
     int ranks = dt_comm_size(t->comm);
@@ -25326,23 +25253,16 @@ static dt_result dt__timeline_write(dt_trainer *t)
     dt_result r = dt_all_reduce(t->comm, &count, 1, DT_MAX);
     int64_t most = (int64_t)count, floats = most * DT__BAR_WORDS;
     dt__bar *bars;
-    double from = 1e300, to = 0;
-    const char *dot = strrchr(t->layout.output.timeline, '.');
+    double from = 1e300;
     if (r) return r;
     bars = (dt__bar *)dt__alloc((ranks + 1) * 4 * floats, "the timeline"); /* zeroed */
     if (!bars) return DT_E_MEMORY;
     dt__timeline_bars(&t->e, bars);
     r = dt_all_gather(t->comm, (float *)(void *)bars, (float *)(void *)(bars + most), floats);
-    for (int64_t i = most; i < (ranks + 1) * most; i++) {
+    for (int64_t i = most; i < (ranks + 1) * most; i++)
         if (bars[i].end > 0 && bars[i].begin < from) from = bars[i].begin;
-        if (bars[i].end > to) to = bars[i].end;
-    }
-    from = from < to ? from : to; /* no work: a step without targets */
     if (!r && dt_is_root(t)) {
-        if (dot && !strcmp(dot, ".json"))
-            dt__timeline_trace(t->timeline, bars + most, most, ranks, from);
-        else
-            dt__timeline_picture(t, bars + most, most, from, to);
+        dt__timeline_trace(t->timeline, bars + most, most, ranks, from);
         r = dt__timeline_close(t, 1);
     }
     dt__free(bars);

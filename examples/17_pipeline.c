@@ -29,7 +29,8 @@
  *     Two models cut in four; the four orders, to one scale of time; idle shares as the schedules have them beside the
  *     formulas; then a training run of as many stages as ranks: what stage 0 keeps and sends (rest: norms), one hash.
  *     Interleaved keeps a little more than its formula, since each run has memory for its own most.
- *     A schedule as it went, with the waiting, is drawn by 10_train --ranks 4 --pp 4 --timeline FILE.svg.
+ *     A schedule as it went, with the waiting, is a trace that 10_train --ranks 4 --pp 4 --timeline
+ *     FILE.json writes; ui.perfetto.dev draws it.
  *
  * Read on: 18_tensor_parallel.c, every layer on every rank. */
 #define DTRAIN_IMPLEMENTATION
