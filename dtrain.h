@@ -800,7 +800,8 @@ DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
 /* Who started this rank, in one line: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port 29507". */
 DT_API const char *dt_comm_launcher(const dt_comm *c);
-/* Bytes of this rank's data that have reached `peer` so far, an element of the communication matrix. */
+/* Bytes of this rank's data that have reached `peer` so far, an element of the communication matrix. A native
+ * all-reduce counts as a ring: 2 (N-1)/N of the data to the next rank. */
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
 /* Nodes: machines, or containers, whose ranks share memory: their number, and the node of `rank`, numbered as their
  * first ranks come. Between nodes collectives send a node's data once. */
@@ -14034,12 +14035,6 @@ static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
     return (dt__channel *)(void *)dt__comm_slot(c, c->local_size) + (int64_t)from * c->local_size + to;
 }
-/* Has a rank sent a packet that this rank has not taken, maybe since the emulated link delays it? */
-static int dt__channel_unread(const dt_comm *c, int from)
-{
-    const dt__channel *channel = dt__comm_channel(c, from, c->local_rank);
-    return __atomic_load_n(&channel->posted.value, __ATOMIC_ACQUIRE) != channel->taken.value;
-}
 /* Buffers 0 to 2: a communicator's first stage; 3, 4: messages of private memory. */
 static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
 {
@@ -14204,6 +14199,8 @@ static void dt__comm_tell(dt_comm *c)
     dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
 }
 
+static void dt__hear_last(dt__link *f);
+
 /* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message; the ranks of
  * other nodes are told. */
 static dt_result dt__comm_fail(dt_comm *c, dt_result code)
@@ -14211,6 +14208,7 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
     int again = c->failed != DT_OK;
     c->failed = code;
     if (c->nodes > 1) dt__comm_tell(c);
+    dt__hear_last(c->link);
     if (c->area && !again) {
         __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
@@ -14228,8 +14226,6 @@ static uint32_t dt__comm_fault(const dt_comm *c)
     return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
 }
 
-static void dt__hear_last(dt__link *f);
-
 static dt_result dt__comm_explain(dt_comm *c)
 {
     uint32_t fault = dt__comm_fault(c);
@@ -14239,7 +14235,6 @@ static dt_result dt__comm_explain(dt_comm *c)
         snprintf(c->message, sizeof c->message, "interrupted in %s", call);
         return dt__comm_fail(c, DT_E_INTERRUPTED);
     }
-    dt__hear_last(c->link);
     dt__format_fault(text, sizeof text, c->job, fault);
     snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
     return dt__comm_fail(c, DT_E_PEER);
@@ -14430,9 +14425,10 @@ static void dt__hear_last(dt__link *f)
     dt__hearing *h = f ? f->hearing : NULL;
     double until = dt__now() + 0.5;
     if (!h) return;
-    for (int p = 0; p < f->size && dt__now() < until; p++)
-        do dt__link_poll(f);
-        while (h->told && !dt__hear_free(&h->tell[p]) && dt__now() < until);
+    for (int p = 0; p < f->size; p++)
+        while (((__atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST) && !h->told) || !dt__hear_free(&h->tell[p])) &&
+               dt__now() < until)
+            dt__link_poll(f);
 }
 
 /* Whether a rank of another node has been silent for too long, though asked. */
@@ -14500,6 +14496,18 @@ static int dt__arrived(const dt__awaited *a)
     return __atomic_load_n(&a->message->done, __ATOMIC_ACQUIRE) != 0;
 }
 
+/* Whether a rank has sent what this rank has not taken, maybe since the emulated link delays it. Another thread that
+ * polls has taken a packet before the message is done, so this waits for that thread. */
+static int dt__link_unread(dt__link *f, const dt__awaited *a, int from)
+{
+    const dt__channel *channel = dt__comm_channel(f->base, from, f->rank);
+    int unread;
+    dt__link_enter(f);
+    unread = dt__arrived(a) || __atomic_load_n(&channel->posted.value, __ATOMIC_ACQUIRE) != channel->taken.value;
+    dt__link_leave(f);
+    return unread;
+}
+
 /* Whether to give up waiting. What the peer did before it left or failed still counts. */
 static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
 {
@@ -14514,7 +14522,7 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
         troubled = at ? dt__job_silent(c, p->job, w) : dt__hear_silent(c->link, p->world, w);
     if (!troubled && !gone && !left) return 0;
     if (c->link) (void)c->link->poll(c->link);
-    if (dt__arrived(a) || (!troubled && far && at && dt__channel_unread(at, p->world))) return 0;
+    if (dt__arrived(a) || (!troubled && far && at && dt__link_unread(c->link, a, p->world))) return 0;
     if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
     if (dt__end_failed((int)(gone & ~DT__GONE))) dt__blame(&c->job->fault, DT__FAULT_DIED, p->job);
     else dt__blame(dt__fault_of(c), DT__FAULT_LEFT, p->job);
@@ -16436,6 +16444,7 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
     memset(&m, 0, sizeof m);
     m.data = (char *)data;
     m.bytes = count * 4;
+    dt__count_sent(c, (c->rank + 1) % c->size, 2 * count * (c->size - 1) / c->size);
     r = c->link->all_reduce(c->link, &m, c->native_group, op);
     if (!r) r = dt__wait_message(c, &m, (c->rank + 1) % c->size);
     return dt__conclude(c, 1, r);

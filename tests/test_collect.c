@@ -89,13 +89,17 @@ static int work_native(dt_comm *c)
     static const int64_t counts[] = {0, 1, 2, 15, 600, 4099};
     float in[4099], out[4099];
     dt_comm *half = NULL;
-    int failed = 0;
+    int failed = 0, n = dt_comm_size(c), next = (dt_comm_rank(c) + 1) % n;
+    int64_t sent;
     CHECK(!dt_comm_split(c, dt_comm_rank(c) % 2, &half), " ");
     for (int k = 0; k < 18 && !failed && calls(c) > NATIVE; k++) {
         failed = check_one(c, NATIVE, counts[k / 3], (dt_op)(k % 3), 0, in, out);
         if (!failed && dt_comm_size(half) > 1 && calls(half) > NATIVE)
             failed = check_one(half, NATIVE, counts[k / 3], (dt_op)(k % 3), 0, in, out);
     }
+    sent = dt_comm_sent(c, next);
+    if (!failed && calls(c) > NATIVE && !dt_all_reduce_native(c, in, 600, DT_MAX))
+        failed = dt_comm_sent(c, next) - sent != 4 * (2 * 600 * (n - 1) / n);
     dt_comm_free(&half);
     return failed;
 }
@@ -211,6 +215,40 @@ static int work_last(dt_comm *c)
     return 0;
 }
 
+/* Rank 0 leaves after its last message. Another thread of rank 1 takes the packet, and is interrupted before it says
+ * that the message is done: rank 1 must not take rank 0 for gone. */
+static dt_result poll_nothing(dt__link *f) { return (void)f, DT_OK; }
+static void *poll_slowly(void *user)
+{
+    dt__link *f = ((dt_comm *)user)->link;
+    dt__emulated *e = (dt__emulated *)f;
+    dt__message *m;
+    while (!__atomic_load_n(&dt__comm_slot(f->base, 0)->left, __ATOMIC_ACQUIRE) || !e->flow[0].in) dt__nap();
+    usleep(60000);
+    dt__link_enter(f);
+    m = e->flow[0].in;
+    (void)dt__emulated_recv(e, 0);
+    __atomic_store_n(&m->done, 0, __ATOMIC_RELEASE);
+    usleep(100000);
+    dt__message_finish(m, 1);
+    dt__link_leave(f);
+    return NULL;
+}
+static int work_poller(dt_comm *c)
+{
+    float x = 1.0f;
+    pthread_t thread;
+    dt_result r;
+    if (dt_comm_rank(c) == 0) return dt_send(c, &x, 1, 1);
+    c->link->poll = poll_nothing;
+    if (pthread_create(&thread, NULL, poll_slowly, c)) return 1;
+    x = 0.0f;
+    r = dt_recv(c, &x, 1, 0);
+    pthread_join(thread, NULL);
+    CHECK(!r && x == 1.0f, " ");
+    return 0;
+}
+
 /* A message needs its time between emulated nodes, and the data is right. */
 static int work_delay(dt_comm *c)
 {
@@ -264,8 +302,8 @@ static int worker(int argc, char **argv)
         const char *name;
         int (*work)(dt_comm *);
     } works[] = {{"native", work_native},     {"large", work_large}, {"real", work_real}, {"nan", work_nan},
-                 {"usage", work_usage},       {"delay", work_delay}, {"last", work_last}, {"huge", work_huge},
-                 {"mismatch", work_mismatch}, {"mismatch_short", work_mismatch_short},
+                 {"usage", work_usage},       {"delay", work_delay}, {"last", work_last}, {"poller", work_poller},
+                 {"huge", work_huge},         {"mismatch", work_mismatch}, {"mismatch_short", work_mismatch_short},
                  {"mismatch_root", work_mismatch_root}, {"mismatch_count", work_mismatch_count},
                  {"mismatch_sender", work_mismatch_sender}};
     dt_comm *c = NULL;
@@ -348,6 +386,7 @@ int main(int argc, char **argv)
     setenv("DT_LINK_DELAY", "0.03", 1);
     run(argv[0], "delay --ranks 4 --nodes 2");
     for (int i = 0; i < 3; i++) run(argv[0], "last --ranks 4 --nodes 2");
+    run(argv[0], "poller --ranks 2 --nodes 2");
     setenv("DT_LINK_DELAY", "soon", 1);
     snprintf(words, sizeof words,
              "'%s' delay --ranks 2 --nodes 2 2>&1 | grep -q 'DT_LINK_DELAY=soon: it is the seconds'", argv[0]);
