@@ -557,6 +557,9 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
     like($out, qr/^checkpoint every 1800\.0 s: /m, '  at least every half hour');
     is(join(' ', steps_in($dir)), '4 1', '  the first one tells what one costs');
     forget($dir);
+    run(100, "$command --checkpoint-async");
+    is(join(' ', steps_in($dir)), '4 1', '  one behind training as well');
+    forget($dir);
     $command =~ s/$/ --deadline 1e-6/;
     (undef, $out) = run(100, $command);
     like($out, qr/^a save takes [\d.]+ s, but between a request to stop and the end are 0\.0 s \(--deadline\): it will not fit/m, 'a deadline that is too short is said');
