@@ -18404,7 +18404,7 @@ static int64_t dt__stored_numbers(dt__json *j, int64_t place, int64_t *list, int
     j->at = dt__max(0, place);
     if (!dt__json_enter(j, '[')) return 0;
     for (; dt__json_more(j, ']', &count); n++) {
-        if (dt__json_peek(j) == '-' || !dt__json_number(j, &value) || value < 0)
+        if (!dt__json_number(j, &value) || value < 0)
             return dt__json_fail(j, "whole numbers stand here: the file is damaged, copy it again");
         if (n < most) list[n] = value;
     }
@@ -18425,18 +18425,18 @@ static const dt__option dt__stored_members[] = {
 static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t bytes)
 {
     dt__stored_entry e;
-    int64_t span[2], count = 1, dims, shape[DT_MAX_DIMS], end;
+    int64_t span[2], count = 1, dims, end;
     if (!dt__json_options(j, DT__ROWS(dt__stored_members), 0, &e)) return 0;
     end = j->at;
-    dims = dt__stored_numbers(j, e.shape, shape, DT_MAX_DIMS);
+    dims = dt__stored_numbers(j, e.shape, s->shape.n, DT_MAX_DIMS);
     if (dt__stored_numbers(j, e.offsets, span, 2) != 2 || j->result)
         return dt__json_fail(j, "data_offsets are two numbers: the file is damaged, copy it again");
     for (s->type = 0; s->type < DT__STORED_TYPES && strcmp(e.type, dt__stored_types[s->type].name);) s->type++;
     if (s->type == DT__STORED_TYPES) return dt__json_fail(j, "numbers of type %s are not known: convert them", e.type);
     s->shape.dims = dims <= DT_MAX_DIMS ? (int)dims : -1;
     for (int i = 0; i < s->shape.dims; i++) {
-        s->shape.n[i] = shape[i];
-        count = shape[i] && count > bytes / shape[i] ? bytes + 1 : count * shape[i]; /* without overflow */
+        int64_t n = s->shape.n[i];
+        count = n && count > bytes / n ? bytes + 1 : count * n; /* without overflow */
     }
     s->at = data + span[0];
     s->bytes = span[1] - span[0];
@@ -19481,13 +19481,6 @@ static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path
                       "of kind full", path, one, several);
     if (!r) r = index ? dt__weights_index(t, f, path, name) : dt__tensors_add(t, f, folder ? name : path);
     return r ? r : dt__tensors_sort(t);
-}
-
-/* Is a tensor a buffer: a mask or angles, which the library computes itself? */
-static int dt__weights_buffer(const char *name)
-{
-    return dt__ends_with(name, ".attn.bias") || dt__ends_with(name, ".attn.masked_bias") ||
-           dt__ends_with(name, ".rotary_emb.inv_freq");
 }
 
 /* Hashes type, shape and three blocks of a tensor. */
@@ -25023,7 +25016,9 @@ static dt_result dt__weights_check(dt_trainer *t)
     }
     dt__sha256_end(&h, t->save.now.weights);
     for (const dt__stored *s = from->list; s < from->list + from->count && !r; s++) {
-        if (s->used || dt__weights_buffer(s->name)) continue;
+        if (s->used || dt__ends_with(s->name, ".attn.bias") || dt__ends_with(s->name, ".attn.masked_bias") ||
+            dt__ends_with(s->name, ".rotary_emb.inv_freq"))
+            continue; /* the library computes masks and angles itself */
         if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_digest(from, &t->save.files, s, hash);
         if (r || (!strcmp(s->name, "lm_head.weight") && !strcmp(hash, table))) continue;
         r = dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it is of another model%s",
