@@ -760,7 +760,7 @@ DT_API dt_result dt_rules_tensor(dt_rules *rules, int64_t step, const char *name
                                  const float *values, int64_t count, int64_t units);
 /* Classes (0 to classes - 1) of `count` samples that were trained on; those below 0 do not count. */
 DT_API dt_result dt_rules_labels(dt_rules *rules, int64_t step, const int32_t *labels, int64_t count, int32_t classes);
-/* A step of a rank; what is NaN is not known. Start from dt_rank_step_zero(): times 0, the others NaN. */
+/* A step of a rank. Set it to zeros first: `at` and `memory` of 0 are not known. */
 typedef struct dt_rank_step {
     int64_t step;
     int32_t rank;
@@ -770,7 +770,6 @@ typedef struct dt_rank_step {
     double at;       /* when it ended, in seconds since the program began */
     double memory;   /* bytes, or any other unit */
 } dt_rank_step;
-DT_API dt_rank_step dt_rank_step_zero(void);
 DT_API dt_result dt_rules_step(dt_rules *rules, const dt_rank_step *s);
 /* It is `at` seconds since the program began: for who watches a training run that may have stalled. */
 DT_API dt_result dt_rules_clock(dt_rules *rules, double at);
@@ -1019,11 +1018,11 @@ typedef struct dt_diagnosis {
     dt_finding finding[DT_BRANCH_COUNT];
 } dt_diagnosis;
 /* Looks at the last steps, up to 8, without the first one of this trainer, and measures the links by all-reduces of up
- * to 1 MB, for a second or two. Collective, between steps; changes no bit. DT_E_USAGE: fewer than 4 steps were made. */
-DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d);
-/* The findings as text: a line per branch with what was measured, the bound and the verdict, then what to do. */
+ * to 1 MB, for a second or two. text (NULL: none) has room for DT_DIAGNOSIS_TEXT bytes: a line per branch with what was
+ * measured, the bound and the verdict, then what to do. Collective, between steps; changes no bit. DT_E_USAGE: fewer
+ * than 4 steps were made. */
 enum { DT_DIAGNOSIS_TEXT = 6000 };
-DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t size);
+DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text);
 
 /* ---- H14  checkpoints without a trainer ---------------------------------------------------------- */
 /* A file of a checkpoint, or an array of its state. */
@@ -13573,14 +13572,6 @@ DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *label
     return r->answer;
 }
 
-DT_API dt_rank_step dt_rank_step_zero(void)
-{
-    dt_rank_step s;
-    memset(&s, 0, sizeof s);
-    s.at = s.memory = __builtin_nan("");
-    return s;
-}
-
 static void dt__rules_outlier(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s)
 {
     const double *b = r->bound[DT_RULE_STEP_OUTLIER];
@@ -13652,7 +13643,7 @@ DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
         dt__rule_fires(r, DT_RULE_INITIALIZATION_TIME, s->step, s->at - s->seconds, late, s->rank, "");
     r->began = 1;
     dt__rules_progress(r, s->step, s->at);
-    if (s->at == s->at) r->progress = s->at;
+    if (s->at > 0.0) r->progress = s->at;
     dt__rules_outlier(r, k, s);
     k->seconds += s->seconds, k->data += s->data, k->work += work, k->memory += s->memory;
     if (++k->steps % DT__RULE_BLOCK == 0) dt__rules_block(r, k, s);
@@ -22284,17 +22275,10 @@ static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
     return dt__launch_settle(plan, &asked);
 }
 
-static void dt__setenv_int(const char *name, int value)
+static void dt__setenv_number(const char *name, double value)
 {
     char text[32];
-    snprintf(text, sizeof text, "%d", value);
-    setenv(name, text, 1);
-}
-
-static void dt__setenv_seconds(const char *name, double value)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%g", value);
+    snprintf(text, sizeof text, "%.10g", value);
     setenv(name, text, 1);
 }
 
@@ -22319,6 +22303,25 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
         dt__job_rank(job, r)->world = r;
     }
 }
+
+#ifdef __linux__
+/* Maps new shared memory for a job at *job. Returns its file descriptor; -1: there is none. */
+static int dt__job_memory(const dt__launch_plan *plan, dt__job **job)
+{
+    int64_t bytes = dt__job_bytes(plan->ranks);
+    int fd = (int)syscall(SYS_memfd_create, "dtrain", 0u);
+    void *memory = MAP_FAILED;
+    if (fd >= 0 && !dt__file_reserve(fd, 0, bytes))
+        memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) {
+        if (fd >= 0) close(fd);
+        return -1;
+    }
+    *job = (dt__job *)memory;
+    dt__job_init(*job, plan);
+    return fd;
+}
+#endif
 
 /* One rank has ended with this wait status. Its end is written before the fault that refers to it. */
 static void dt__job_ended(dt__job *job, int rank, int status)
@@ -22422,22 +22425,19 @@ static void dt__supervise_listen(dt__supervisor *s, const sigset_t *set)
 /* ---- ranks as processes ---- */
 
 #ifdef __linux__
-/* A rank that was killed before the supervisor began to, or that froze, is lost. One that failed is not. */
-static void dt__supervise_end(dt__supervisor *s, int rank, int status)
-{
-    uint32_t frozen = (uint32_t)DT__FAULT_FROZEN << 16 | (uint32_t)rank;
-    if (WIFSIGNALED(status) && (!s->means || __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST) == frozen)) s->lost++;
-    dt__supervise_count(s, status);
-    dt__job_ended(s->job, rank, status);
-}
-
+/* Notes the ranks that have ended. One that froze, or that was killed before the supervisor began to, is lost; one that
+ * failed is not. */
 static void dt__supervise_reap(dt__supervisor *s)
 {
     for (int r = 0; r < s->job->size; r++) {
         dt__rank_state *state = dt__job_rank(s->job, r);
+        uint32_t frozen = (uint32_t)DT__FAULT_FROZEN << 16 | (uint32_t)r;
         int status = 0;
         if (state->gone || !state->pid || waitpid(state->pid, &status, WNOHANG) != state->pid) continue;
-        dt__supervise_end(s, r, status);
+        if (WIFSIGNALED(status) && (!s->means || __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST) == frozen))
+            s->lost++;
+        dt__supervise_count(s, status);
+        dt__job_ended(s->job, r, status);
     }
 }
 
@@ -22467,66 +22467,44 @@ static void dt__supervise_press(dt__supervisor *s)
 
 extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
 
-/* Starts one rank: this very program, with the launcher's options removed. */
-static int dt__spawn_rank(dt__job *job, int rank, char **argv, const posix_spawnattr_t *attributes)
-{
-    pid_t pid = 0;
-    int failed;
-    dt__setenv_int("RANK", rank);
-    dt__setenv_int("LOCAL_RANK", rank);
-    failed = posix_spawn(&pid, "/proc/self/exe", NULL, attributes, argv, environ);
-    if (!failed) dt__job_rank(job, rank)->pid = (int32_t)pid;
-    return failed;
-}
-
+/* Starts the ranks: copies of this program, without the launcher's options. Returns errno of the one that failed. */
 static int dt__spawn_ranks(dt__supervisor *s, char **argv)
 {
     posix_spawnattr_t attributes;
     sigset_t none;
     int failed = 0;
-    dt__setenv_int("WORLD_SIZE", s->job->size);
-    dt__setenv_int("LOCAL_WORLD_SIZE", s->job->size);
+    dt__setenv_number("WORLD_SIZE", s->job->size);
+    dt__setenv_number("LOCAL_WORLD_SIZE", s->job->size);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", "29500", 0);
-    dt__setenv_int("DT_MEMFD", s->fd);
-    dt__setenv_int("DT_RESTARTS", s->restarts);
-    dt__setenv_int("DT_SUPERVISOR", (int)getpid());
+    dt__setenv_number("DT_MEMFD", s->fd);
+    dt__setenv_number("DT_RESTARTS", s->restarts);
+    dt__setenv_number("DT_SUPERVISOR", (double)getpid());
     sigemptyset(&none);
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     posix_spawnattr_setsigmask(&attributes, &none);
-    for (int r = 0; r < s->job->size && !failed; r++) {
-        failed = dt__spawn_rank(s->job, r, argv, &attributes);
-        s->alive += !failed;
+    for (int r = 0; r < s->job->size; r++) {
+        pid_t pid = 0;
+        dt__setenv_number("RANK", r);
+        dt__setenv_number("LOCAL_RANK", r);
+        failed = posix_spawn(&pid, "/proc/self/exe", NULL, &attributes, argv, environ);
+        if (failed) break;
+        dt__job_rank(s->job, r)->pid = (int32_t)pid;
+        s->alive++;
     }
     posix_spawnattr_destroy(&attributes);
     return failed;
-}
-
-/* New shared memory for one start of the ranks. */
-static dt_result dt__supervise_memory(dt__supervisor *s)
-{
-    int64_t bytes = dt__job_bytes(s->plan.ranks);
-    void *job = MAP_FAILED;
-    s->fd = (int)syscall(SYS_memfd_create, "dtrain", 0u);
-    if (s->fd >= 0 && !dt__file_reserve(s->fd, 0, bytes))
-        job = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
-    if (job == MAP_FAILED) {
-        if (s->fd >= 0) close(s->fd);
-        return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", s->plan.ranks,
-                         strerror(errno));
-    }
-    s->job = (dt__job *)job;
-    dt__job_init(s->job, &s->plan);
-    return DT_OK;
 }
 
 /* Starts the ranks and watches them until all have ended. */
 static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigset_t *set)
 {
     int failed;
-    dt_result r = dt__supervise_memory(s);
-    if (r) return r;
+    s->fd = dt__job_memory(&s->plan, &s->job);
+    if (s->fd < 0)
+        return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", s->plan.ranks,
+                         strerror(errno));
     s->announced = s->lost = s->status = s->means = 0;
     s->deadline = 0;
     failed = dt__spawn_ranks(s, argv);
@@ -22543,14 +22521,6 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
     }
     dt__supervise_announce(s);
     return DT_OK;
-}
-
-/* Whether the job failed in a way that may pass. */
-static int dt__supervise_passes(const dt__supervisor *s)
-{
-    int status = dt__supervise_status(s);
-    return status && status != dt_exit_code(DT_E_USAGE) && status != dt_exit_code(DT_E_STOPPED) && !s->signal &&
-           !s->job->lasts;
 }
 
 /* Leaves out the ranks that were lost, when that is asked for. Whether enough are left. */
@@ -22584,10 +22554,13 @@ static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
     return !s->signal;
 }
 
-/* After a start that ended: whether there is to be another one. */
+/* Whether the ranks start again: they failed in a way that a restart may mend, and restarts are left. */
 static int dt__supervise_again(dt__supervisor *s, const sigset_t *set)
 {
-    if (!s->plan.restarts || !dt__supervise_passes(s)) return 0;
+    int status = dt__supervise_status(s);
+    if (!s->plan.restarts || !status || status == dt_exit_code(DT_E_USAGE) || status == dt_exit_code(DT_E_STOPPED) ||
+        s->signal || s->job->lasts)
+        return 0;
     if (s->job->progress > s->progress) {
         s->progress = s->job->progress;
         s->idle = 0;
@@ -22669,11 +22642,12 @@ static void dt__become_rank(int fd)
  * mpirun, srun or a torchrun-like launcher starts the processes, and a link connects them. Those on one node then
  * share memory: the first of them makes it, and the others open it through its entry in /proc. */
 
-typedef struct dt__card {
+/* Where a rank's shared memory is. */
+typedef struct dt__address {
     uint64_t node;  /* equal on one node */
     int64_t pid;
     int32_t fd, ok; /* of the node's memory; whether it could be opened */
-} dt__card;
+} dt__address;
 
 /* A number for this machine, container or network namespace: ranks with another one do not share memory with this. */
 static uint64_t dt__node_key(const dt__link *f)
@@ -22695,42 +22669,36 @@ static uint64_t dt__node_key(const dt__link *f)
     return key;
 }
 
-/* Waits for a message of the start, as long as the others may need to come up. */
-static dt_result dt__start_wait(dt__link *f, dt__message *m, int peer, double until)
-{
-    int done;
-    dt_result r = DT_OK;
-    while (!(done = __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) && !r && dt__now() < until) {
-        r = f->poll(f);
-        if (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) dt__nap();
-    }
-    if (!r && done != 1) r = dt__error(DT_E_PEER, "rank %d did not answer at the start: is it running?", peer);
-    if (!done) f->cancel(f, m);
-    return r;
-}
-
+/* Sends or receives a message while a job starts; the other rank may need until then to come up. */
 static dt_result dt__start_message(dt__link *f, int sends, int peer, void *data, int64_t bytes, double until)
 {
+    int done;
     dt__message m;
     dt_result r;
     memset(&m, 0, sizeof m);
     m.sends = sends, m.peer = peer, m.tag = DT__TAG_START, m.data = (char *)data, m.bytes = bytes;
-    r = f->start(f, &m);
-    return r ? r : dt__start_wait(f, &m, peer, until);
+    if ((r = f->start(f, &m)) != DT_OK) return r;
+    while (!(done = __atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) && !r && dt__now() < until) {
+        r = f->poll(f);
+        if (!__atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) dt__nap();
+    }
+    if (!r && done != 1) r = dt__error(DT_E_PEER, "rank %d did not answer at the start: is it running?", peer);
+    if (!done) f->cancel(f, &m);
+    return r;
 }
 
-/* Every rank gets every rank's card, through rank 0. */
-static dt_result dt__trade_cards(dt__link *f, dt__card *card)
+/* Every rank receives the addresses of all ranks, through rank 0. */
+static dt_result dt__exchange_addresses(dt__link *f, dt__address *address)
 {
-    const int64_t one = (int64_t)sizeof *card;
+    const int64_t one = (int64_t)sizeof *address;
     double until = dt__now() + 60;
     dt_result r = DT_OK;
     if (f->rank) {
-        r = dt__start_message(f, 1, 0, card + f->rank, one, until);
-        return r ? r : dt__start_message(f, 0, 0, card, f->size * one, until);
+        r = dt__start_message(f, 1, 0, address + f->rank, one, until);
+        return r ? r : dt__start_message(f, 0, 0, address, f->size * one, until);
     }
-    for (int p = 1; p < f->size && !r; p++) r = dt__start_message(f, 0, p, card + p, one, until);
-    for (int p = 1; p < f->size && !r; p++) r = dt__start_message(f, 1, p, card, f->size * one, until);
+    for (int p = 1; p < f->size && !r; p++) r = dt__start_message(f, 0, p, address + p, one, until);
+    for (int p = 1; p < f->size && !r; p++) r = dt__start_message(f, 1, p, address, f->size * one, until);
     return r;
 }
 
@@ -22738,30 +22706,24 @@ static dt_result dt__trade_cards(dt__link *f, dt__card *card)
 static int dt__node_memory(int ranks, double timeout)
 {
     dt__launch_plan plan;
-    int64_t bytes = dt__job_bytes(ranks);
-    int fd = (int)syscall(SYS_memfd_create, "dtrain", 0u);
-    void *job = MAP_FAILED;
+    dt__job *job = NULL;
+    int fd;
     memset(&plan, 0, sizeof plan);
     plan.ranks = ranks, plan.timeout = timeout;
-    if (fd >= 0 && !dt__file_reserve(fd, 0, bytes))
-        job = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (job == MAP_FAILED) {
-        if (fd >= 0) close(fd);
-        return -1;
-    }
-    dt__job_init((dt__job *)job, &plan);
-    ((dt__job *)job)->loose = 1;
-    munmap(job, (size_t)bytes);
+    fd = dt__job_memory(&plan, &job);
+    if (fd < 0) return fd;
+    job->loose = 1;
+    munmap(job, (size_t)dt__job_bytes(ranks));
     return fd;
 }
 
 /* This rank's place among those of its node, whose number is returned. */
-static int dt__node_place(const dt__card *card, int rank, int size, int *first, int *place)
+static int dt__node_place(const dt__address *address, int rank, int size, int *first, int *place)
 {
     int ranks = 0;
     *first = *place = -1;
     for (int p = 0; p < size; p++) {
-        if (card[p].node != card[rank].node) continue;
+        if (address[p].node != address[rank].node) continue;
         if (p == rank) *place = ranks;
         if (*first < 0) *first = p;
         ranks++;
@@ -22770,53 +22732,54 @@ static int dt__node_place(const dt__card *card, int rank, int size, int *first, 
 }
 
 /* Opens the memory of this rank's node; when one of its ranks cannot, each is a node of its own. */
-static dt_result dt__node_join(dt__link *f, dt__card *card, double timeout, int *fd, int *place)
+static dt_result dt__node_join(dt__link *f, dt__address *address, double timeout, int *fd, int *place)
 {
-    int first, ranks = dt__node_place(card, f->rank, f->size, &first, place);
+    int first, ranks = dt__node_place(address, f->rank, f->size, &first, place);
     char path[64];
     dt_result r;
-    *fd = card[f->rank].fd = first == f->rank ? dt__node_memory(ranks, timeout) : -1;
-    card[f->rank].pid = (int64_t)getpid();
-    if ((r = dt__trade_cards(f, card)) != DT_OK) return r;
-    snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)card[first].pid, (int)card[first].fd);
+    *fd = address[f->rank].fd = first == f->rank ? dt__node_memory(ranks, timeout) : -1;
+    address[f->rank].pid = (int64_t)getpid();
+    if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
+    snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)address[first].pid, (int)address[first].fd);
     if (first != f->rank) *fd = open(path, O_RDWR | O_CLOEXEC);
-    card[f->rank].ok = *fd >= 0;
-    if ((r = dt__trade_cards(f, card)) != DT_OK) return r;
+    address[f->rank].ok = *fd >= 0;
+    if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
     for (int p = 0, ok = 1; p < f->size; p++) {
-        ok = ok && (card[p].node != card[f->rank].node || card[p].ok);
+        ok = ok && (address[p].node != address[f->rank].node || address[p].ok);
         if (p < f->size - 1 || ok) continue;
         if (*fd >= 0) close(*fd);
         *fd = dt__node_memory(1, timeout);
         *place = 0;
-        card[f->rank].node = (uint64_t)f->rank;
+        address[f->rank].node = (uint64_t)f->rank;
     }
     if (*fd < 0) return dt__error(DT_E_SYSTEM, "no shared memory for rank %d (%s)", f->rank, strerror(errno));
-    return dt__trade_cards(f, card);
+    return dt__exchange_addresses(f, address);
 }
 
 /* A communicator over all ranks of a link, which it takes for its own. On one node shared memory does all. */
 static dt_result dt__join(dt_comm **c, dt__link *f)
 {
     double timeout = getenv("DT_TIMEOUT") ? atof(getenv("DT_TIMEOUT")) : 10.0;
-    dt__card *card = (dt__card *)dt__alloc(f->size * (int64_t)(sizeof *card + sizeof(int)), "the ranks' cards");
-    int *node = (int *)(void *)(card + f->size), fd = -1, place = 0, nodes;
+    const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
+    dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
+    int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes;
     dt_comm *near = NULL;
     dt__job *job = NULL;
-    dt_result r = card ? DT_OK : DT_E_MEMORY;
+    dt_result r = address ? DT_OK : DT_E_MEMORY;
     *c = NULL;
-    if (!r) card[f->rank].node = dt__node_key(f);
-    if (!r) r = dt__trade_cards(f, card);
-    if (!r) r = dt__node_join(f, card, timeout, &fd, &place);
+    if (!r) address[f->rank].node = dt__node_key(f);
+    if (!r) r = dt__exchange_addresses(f, address);
+    if (!r) r = dt__node_join(f, address, timeout, &fd, &place);
     if (!r && (job = dt__attach(fd)) == NULL) r = dt__error(DT_E_SYSTEM, "the node's memory cannot be mapped");
     if (!r) dt__job_rank(job, place)->world = f->rank;
     if (!r) r = dt__comm_open(&near, job, place, fd, 0);
     for (int p = 0; p < f->size && !r; p++)
-        for (node[p] = 0; card[node[p]].node != card[p].node;) node[p]++;
+        for (node[p] = 0; address[node[p]].node != address[p].node;) node[p]++;
     nodes = r ? 0 : dt__node_count(node, f->size);
     if (!r && nodes > 1) r = dt__hearing_open(f, job);
     if (!r && nodes > 1) r = dt__comm_span(c, f, near, node);
     else if (!r) *c = near;
-    dt__free(card);
+    dt__free(address);
     if (nodes == 1 || (r && !*c)) f->close(f);
     if (r) dt_comm_free(c);
     return r;
@@ -22954,7 +22917,7 @@ static dt_result dt__launch_foreign(dt__launch_plan *plan, int *argc, char **arg
     if (!r) r = dt__launch_parse(plan, argc, argv);
     if (!r && (plan->ranks > 1 || plan->restarts))
         r = dt__error(DT_E_USAGE, "%s has started the ranks: leave --ranks and --max-restarts to it", launcher);
-    if (!r) dt__setenv_seconds("DT_TIMEOUT", plan->timeout);
+    if (!r) dt__setenv_number("DT_TIMEOUT", plan->timeout);
     return r;
 }
 
@@ -23013,9 +22976,9 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     if (!r) r = dt__launch_seconds("DT_BACKOFF", 0, &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
     if (r) return r;
-    if (plan.nodes) dt__setenv_int("DT_NODES", plan.nodes);
+    if (plan.nodes) dt__setenv_number("DT_NODES", plan.nodes);
     if (plan.ranks == 1 && !plan.restarts) {
-        dt__setenv_seconds("DT_TIMEOUT", plan.timeout);
+        dt__setenv_number("DT_TIMEOUT", plan.timeout);
         return dt__check_foreign(&world);
     }
 #ifndef DT_NO_THREADS
@@ -23082,35 +23045,25 @@ static int dt__launched(const dt_comm *c)
 
 /* ---- dt_fail ---------------------------------------------------------------------------------------- */
 
-/* Would the same failure come at the next start, too? A file that failed may be a wrong name, unless there has been a
- * checkpoint, and so files that could be read and written. */
-static int dt__fail_lasts(dt_result code, int64_t progress)
-{
-    return code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM && (code != DT_E_FILE || progress < 0);
-}
-
-/* A rank that failed because another one did waits for that one's end, which the supervisor notes: the sentence and the
- * exit status of the first failure are those of the job, however late that rank is to leave. */
-static void dt__fail_second(dt__job *job)
-{
-    double until = dt__now() + 1;
-    while (!__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) && dt__now() < until) dt__nap();
-}
-
-/* Tells the supervisor what needs no restart. Is it this rank's turn to say what failed? Mostly all ranks fail in the
- * same way, and the first one says it; which rank died or froze, the supervisor says. */
+/* Tells the supervisor about a failure that a restart would repeat. Whether this rank prints its error: the first that
+ * fails does, and the supervisor names a rank that died or froze. */
 static int dt__fail_speaks(void)
 {
     dt__job *job = dt__thread.rank ? dt__thread.rank->job : NULL;
+    double until = dt__now() + 1;
+    dt_result code = dt__thread.code;
     int speaks = 1, mapped = !job;
 #ifdef __linux__
     if (!job) job = dt__attach(dt__environment_int("DT_MEMFD", -1));
 #endif
     if (!job) return 1;
-    if (dt__fail_lasts(dt__thread.code, __atomic_load_n(&job->progress, __ATOMIC_RELAXED)))
+    /* A missing file may be a wrong name, unless a checkpoint shows that files could be read and written. */
+    if (code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM &&
+        (code != DT_E_FILE || __atomic_load_n(&job->progress, __ATOMIC_RELAXED) < 0))
         __atomic_store_n(&job->lasts, 1u, __ATOMIC_RELAXED);
-    if (dt__thread.code == DT_E_PEER) dt__fail_second(job);
-    if (dt__thread.code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
+    /* The sentence and exit status of the first failure are the job's: wait until the supervisor has noted it. */
+    while (code == DT_E_PEER && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) && dt__now() < until) dt__nap();
+    if (code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
     else speaks = !__atomic_exchange_n(&job->told, 1u, __ATOMIC_SEQ_CST);
     if (mapped) munmap(job, (size_t)dt__job_bytes(job->size));
     return speaks;
@@ -23817,19 +23770,23 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
     for (int i = 0; i < 3 && !r; i++) {
         if (!nets[i]->count) continue;
         dt__generator_adopt(e, nets[i]);
-        d->memory_floats = dt__max(d->memory_floats, dt__generator_floats(e, nets[i], &d->cache_floats));
+        d->memory_floats = dt__max(d->memory_floats,
+                                   dt__round_up(dt__generator_floats(e, nets[i], &d->cache_floats), 16));
     }
     return r;
 }
 
+/* One block: memory, cache, then weight, row and heap of the vocabulary. */
 static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
 {
-    d->memory = (float *)dt__alloc(4 * d->memory_floats, "sampling");
-    d->weight = (float *)dt__alloc(4 * vocabulary, "sampling");
-    d->row = (float *)dt__alloc(4 * vocabulary, "sampling");
-    d->heap = (int32_t *)dt__alloc(4 * vocabulary, "sampling");
-    if (d->one.count) d->cache = (float *)dt__alloc(4 * d->cache_floats, "the cache of keys and values");
-    return d->memory && d->weight && d->row && d->heap && (d->cache || !d->one.count) ? DT_OK : DT_E_MEMORY;
+    int64_t floats = d->memory_floats + d->cache_floats;
+    d->memory = (float *)dt__alloc(4 * (floats + 3 * vocabulary), "sampling");
+    if (!d->memory) return DT_E_MEMORY;
+    if (d->one.count) d->cache = d->memory + d->memory_floats;
+    d->weight = d->memory + floats;
+    d->row = d->weight + vocabulary;
+    d->heap = (int32_t *)(void *)(d->row + vocabulary);
+    return DT_OK;
 }
 
 static void dt__generator_close(dt__generator *d)
@@ -23838,10 +23795,6 @@ static void dt__generator_close(dt__generator *d)
     dt__net_close(&d->several);
     dt__net_close(&d->one);
     dt__free(d->memory);
-    dt__free(d->cache);
-    dt__free(d->weight);
-    dt__free(d->row);
-    dt__free(d->heap);
 }
 
 /* The memory of steps; none is allocated later. */
@@ -25068,13 +25021,7 @@ static dt_result dt__timeline_error(const dt_trainer *t)
     return dt__error(DT_E_FILE, "cannot write the timeline to %s: %s", t->layout.output.timeline, strerror(errno));
 }
 
-static dt_result dt__timeline_open(dt_trainer *t)
-{
-    t->timeline = fopen(t->layout.output.timeline, "w");
-    return t->timeline ? DT_OK : dt__timeline_error(t);
-}
-
-/* A file that is not whole does not stay; a device does. */
+/* An incomplete file is removed, unless it is a device. */
 static dt_result dt__timeline_close(dt_trainer *t, int whole)
 {
     struct stat is;
@@ -25156,7 +25103,6 @@ static dt_result dt__timeline_write(dt_trainer *t)
     return r;
 }
 
-
 static dt_result dt__watch_open(dt_trainer *t)
 {
     const char *at = t->layout.output.stop_on ? t->layout.output.stop_on : "", *near = dt_rule_name(0);
@@ -25217,7 +25163,8 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
     if (!r) r = dt__measure_peak(t);
-    if (!r && t->layout.output.timeline && dt_is_root(t)) r = dt__timeline_open(t);
+    if (!r && t->layout.output.timeline && dt_is_root(t) && !(t->timeline = fopen(t->layout.output.timeline, "w")))
+        r = dt__timeline_error(t);
     if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
@@ -25788,33 +25735,25 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
     dt__metrics *m = &t->metrics;
+    int measures = t->e.shape.measure, wire = t->e.wire.on, saves = t->layout.checkpoint.place != NULL;
+    const struct dt__metric { int on; const char *name; double value; } list[] = {
+        {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
+        {t->e.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
+        {1, "norm", (double)i->norm}, {1, "learning_rate", (double)i->learning_rate},
+        {1, "tokens", (double)i->tokens}, {1, "seconds", i->seconds}, {1, "gflops", i->gflops},
+        {1, "peak_share", i->peak_share}, {1, "comm_seconds", i->comm_seconds},
+        {1, "exposed_seconds", i->exposed_seconds}, {1, "data_seconds", i->data_seconds},
+        {saves, "save_seconds", i->save_seconds}, {1, "sent_bytes", (double)i->sent_bytes},
+        {1, "far_bytes", (double)i->far_bytes}, {1, "reductions", (double)i->reductions},
+        {t->recipe.growth > 1, "batch", (double)i->batch}, {measures, "noise_scale", i->noise_scale},
+        {measures, "noise_variance", i->noise_variance}, {measures, "noise_square", i->noise_square},
+        {t->rules != NULL, "rules", t->rules ? (double)dt__rules_count(t->rules) : 0.0},
+        {wire, "wire_bytes", (double)i->wire_bytes}, {wire, "wire_plain", (double)i->wire_plain},
+        {wire, "wire_seconds", i->wire_seconds}};
     if (!m->file) return DT_OK;
     dt__metrics_begin(m);
-    dt__metrics_number(m, "step", (double)i->step);
-    dt__metrics_number(m, "loss", (double)i->loss);
-    if (t->e.net.watched) dt__metrics_number(m, "auxiliary", (double)i->auxiliary);
-    dt__metrics_number(m, "validation", (double)i->validation);
-    dt__metrics_number(m, "norm", (double)i->norm);
-    dt__metrics_number(m, "learning_rate", (double)i->learning_rate);
-    dt__metrics_number(m, "tokens", (double)i->tokens);
-    dt__metrics_number(m, "seconds", i->seconds);
-    dt__metrics_number(m, "gflops", i->gflops);
-    dt__metrics_number(m, "peak_share", i->peak_share);
-    dt__metrics_number(m, "comm_seconds", i->comm_seconds);
-    dt__metrics_number(m, "exposed_seconds", i->exposed_seconds);
-    dt__metrics_number(m, "data_seconds", i->data_seconds);
-    if (t->layout.checkpoint.place) dt__metrics_number(m, "save_seconds", i->save_seconds);
-    dt__metrics_number(m, "sent_bytes", (double)i->sent_bytes);
-    dt__metrics_number(m, "far_bytes", (double)i->far_bytes);
-    dt__metrics_number(m, "reductions", (double)i->reductions);
-    if (t->recipe.growth > 1) dt__metrics_number(m, "batch", (double)i->batch);
-    if (t->e.shape.measure) dt__metrics_number(m, "noise_scale", i->noise_scale);
-    if (t->e.shape.measure) dt__metrics_number(m, "noise_variance", i->noise_variance);
-    if (t->e.shape.measure) dt__metrics_number(m, "noise_square", i->noise_square);
-    if (t->rules) dt__metrics_number(m, "rules", (double)dt__rules_count(t->rules));
-    if (t->e.wire.on) dt__metrics_number(m, "wire_bytes", (double)i->wire_bytes);
-    if (t->e.wire.on) dt__metrics_number(m, "wire_plain", (double)i->wire_plain);
-    if (t->e.wire.on) dt__metrics_number(m, "wire_seconds", i->wire_seconds);
+    for (size_t k = 0; k < sizeof list / sizeof *list; k++)
+        if (list[k].on) dt__metrics_number(m, list[k].name, list[k].value);
     return dt__metrics_end(m);
 }
 
@@ -25824,10 +25763,11 @@ static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double 
 {
     float own[5];
     FILE *f = fopen("/proc/self/statm", "r");
-    double pages = __builtin_nan("");
-    dt_rank_step s = dt_rank_step_zero();
+    double pages = 0.0;
+    dt_rank_step s;
     int validated = info->validation == info->validation;
     dt_result r = DT_OK;
+    memset(&s, 0, sizeof s);
     t->losses[0] += (double)info->loss, t->losses[1] += 1.0;
     if (t->losses[1] >= 10.0 || validated) {
         r = dt_rules_loss(t->rules, info->step, t->losses[0] / t->losses[1]);
@@ -25935,9 +25875,9 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
     return t->hashed == t->e.step || dt__trainer_whole(t) ? DT_OK : dt__trainer_hash(t);
 }
 
-/* ---- why many ranks are barely faster than one: what is measured ------------------------------------------- */
+/* ---- doctor: what is measured ------------------------------------------------------------------------------- */
 
-/* Running totals, of which a step is a difference. */
+/* Running totals; a step is the difference of two. */
 static void dt__pulse_read(dt_trainer *t, double pulse[DT__PULSE_KINDS])
 {
     const dt__engine *e = &t->e;
@@ -26022,7 +25962,7 @@ static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
     return r;
 }
 
-/* What a rank brings. */
+/* What a rank reports to all. */
 typedef struct dt__vitals {
     double pulse[DT__PULSES][DT__PULSE_KINDS];
     double gflops, alone; /* of a product of matrices, while all ranks made one; of rank 0 alone */
@@ -26075,13 +26015,13 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
 #endif
 }
 
-/* ---- and what follows from it: the same on all ranks, which all have the same numbers --------------------- */
+/* ---- doctor: what follows; every rank has the same numbers and so the same findings ----------------------- */
 
 typedef struct dt__case {
     const dt__vitals *rank; /* (ranks) */
     int ranks, steps;
     int data;           /* parallel ranks */
-    int emulated;       /* are the nodes played on one machine? */
+    int emulated;       /* are the nodes emulated on one machine? */
     double batch, bucket; /* samples per step, bytes */
     double idle;          /* share of a pipeline's time, by formula */
     double *scratch;      /* (ranks) */
@@ -26093,7 +26033,7 @@ static int dt__double_order(const void *a, const void *b)
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-/* The middle of n numbers, of two the smaller. Sorts them. */
+/* The lower median of n numbers, which are sorted. */
 static double dt__middle(double *x, int n)
 {
     qsort(x, (size_t)n, sizeof *x, dt__double_order);
@@ -26102,7 +26042,7 @@ static double dt__middle(double *x, int n)
 
 enum { DT__OF_LEAST, DT__OF_MIDDLE, DT__OF_MOST, DT__OF_ALL };
 
-/* The median over steps of what ranks have in a step: the least, the middle, the most, or the sum. */
+/* The median over steps of one statistic over the ranks: least, median, most or sum. */
 static double dt__case_pulse(const dt__case *x, int kind, int of)
 {
     double step[DT__PULSES];
@@ -26317,8 +26257,7 @@ static void dt__judge_overlap(dt__case *x)
                                                 : "");
 }
 
-/* The slowest rank: how many times as long as the middle one it needs for its work, beside those of the same stage, or
- * for a product of matrices, beside all. */
+/* Slowdown of the slowest rank: its time over the median, of the work within its stage or of a matrix product. */
 static double dt__case_slowest(const dt__case *x, int *who)
 {
     double most = 1.0;
@@ -26387,7 +26326,59 @@ static void dt__judge(dt__case *x)
         if (d->finding[i].fires) d->first = i;
 }
 
-DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
+#define DT__BRANCH_NAME(code, name) name,
+static const char *const dt__branch_names[] = {DT_BRANCHES(DT__BRANCH_NAME) "none"};
+#undef DT__BRANCH_NAME
+static const char *dt__branch_name(int32_t branch)
+{
+    return dt__branch_names[branch >= 0 && branch < DT_BRANCH_COUNT ? branch : DT_BRANCH_COUNT];
+}
+
+/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
+static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
+{
+    while (*words) {
+        int n = (int)strcspn(words, " ");
+        if (column + 1 + n > 118) {
+            dt__text_add(t, "\n%*s%.*s", indent, "", n, words);
+            column = indent + n;
+        } else {
+            dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
+            column += (column > indent) + n;
+        }
+        words += n;
+        words += strspn(words, " ");
+    }
+    dt__text_add(t, "\n");
+}
+
+static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)
+{
+    enum { INDENT = 22 };
+    dt__text all;
+    dt_result r;
+    memset(&all, 0, sizeof all);
+    dt__text_add(&all,
+                 "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, %.2f "
+                 "waiting for data;\n         the work of %.2f ranks\n",
+                 d->ranks, d->ranks == 1 ? "" : "s", d->nodes, d->nodes == 1 ? "" : "s", d->steps, 1e3 * d->seconds,
+                 1e3 * d->work, 1e3 * d->exposed, 1e3 * d->data, d->speedup);
+    for (int i = 0; i < DT_BRANCH_COUNT; i++) {
+        const dt_finding *f = &d->finding[i];
+        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt__branch_name(i), f->fires ? "FIRES" : "ok");
+        dt__text_wrap(&all, INDENT, INDENT, f->text);
+        if (!f->fires) continue;
+        dt__text_add(&all, "%*sdo: ", INDENT, "");
+        dt__text_wrap(&all, INDENT + 4, INDENT + 4, f->advice);
+    }
+    dt__text_add(&all, "finding  %s\n", dt__branch_name(d->first));
+    r = all.failed ? DT_E_MEMORY : DT_OK;
+    if (!r) snprintf(text, DT_DIAGNOSIS_TEXT, "%s", all.at);
+    dt__free(all.at);
+    return r;
+}
+
+DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
 {
     const dt__engine *e = &t->e;
     enum { WORDS = (int)(sizeof(dt__vitals) / 4) };
@@ -26426,64 +26417,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d)
     memcpy(all, words, (size_t)ranks * sizeof own);
     if (!r) dt__judge(&x);
     dt__free(all);
-    return r;
-}
-
-#define DT__BRANCH_NAME(code, name) name,
-static const char *const dt__branch_names[] = {DT_BRANCHES(DT__BRANCH_NAME) "none"};
-#undef DT__BRANCH_NAME
-static const char *dt__branch_name(int32_t branch)
-{
-    return dt__branch_names[branch >= 0 && branch < DT_BRANCH_COUNT ? branch : DT_BRANCH_COUNT];
-}
-
-/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
-static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
-{
-    while (*words) {
-        int n = (int)strcspn(words, " ");
-        if (column + 1 + n > 118) {
-            dt__text_add(t, "\n%*s%.*s", indent, "", n, words);
-            column = indent + n;
-        } else {
-            dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
-            column += (column > indent) + n;
-        }
-        words += n;
-        words += strspn(words, " ");
-    }
-    dt__text_add(t, "\n");
-}
-
-DT_API dt_result dt_diagnosis_text(const dt_diagnosis *d, char *text, int64_t size)
-{
-    enum { INDENT = 22 };
-    dt__text all;
-    dt_result r = DT_OK;
-    memset(&all, 0, sizeof all);
-    dt__text_add(&all,
-                 "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, %.2f "
-                 "waiting for data;\n         the work of %.2f ranks\n",
-                 d->ranks, d->ranks == 1 ? "" : "s", d->nodes, d->nodes == 1 ? "" : "s", d->steps, 1e3 * d->seconds,
-                 1e3 * d->work, 1e3 * d->exposed, 1e3 * d->data, d->speedup);
-    for (int i = 0; i < DT_BRANCH_COUNT; i++) {
-        const dt_finding *f = &d->finding[i];
-        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt__branch_name(i), f->fires ? "FIRES" : "ok");
-        dt__text_wrap(&all, INDENT, INDENT, f->text);
-        if (!f->fires) continue;
-        dt__text_add(&all, "%*sdo: ", INDENT, "");
-        dt__text_wrap(&all, INDENT + 4, INDENT + 4, f->advice);
-    }
-    dt__text_add(&all, "finding  %s\n", dt__branch_name(d->first));
-    if (all.failed)
-        r = DT_E_MEMORY;
-    else if (all.length >= size)
-        r = dt__error(DT_E_USAGE, "the diagnosis does not fit into %lld bytes: give DT_DIAGNOSIS_TEXT, %d",
-                      (long long)size, (int)DT_DIAGNOSIS_TEXT);
-    else
-        memcpy(text, all.at, (size_t)all.length + 1);
-    dt__free(all.at);
-    return r;
+    return r || !text ? r : dt__diagnosis_text(d, text);
 }
 
 /* --doctor: when enough steps have been made. */
@@ -26494,8 +26428,7 @@ static dt_result dt__trainer_doctor(dt_trainer *t)
     int last = t->e.step == t->recipe.steps && t->pulses >= 4 && t->pulses <= DT__PULSES;
     dt_result r;
     if (t->pulses != DT__PULSES + 1 && !last) return DT_OK;
-    r = dt_doctor(t, &d);
-    if (!r) r = dt_diagnosis_text(&d, text, (int64_t)sizeof text);
+    r = dt_doctor(t, &d, text);
     if (r || !dt_is_root(t)) return r;
     printf("%s", text);
     fflush(stdout);

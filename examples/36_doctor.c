@@ -69,7 +69,7 @@ static void environment(const char *name, const char *value)
 }
 
 /* Trains six steps with this fault, and asks after the fifth. weights: how many there are. */
-static dt_result train(fault *f, int rank, dt_diagnosis *d, char hash[65], double *weights)
+static dt_result train(fault *f, int rank, dt_diagnosis *d, char *text, char hash[65], double *weights)
 {
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
@@ -90,7 +90,7 @@ static dt_result train(fault *f, int rank, dt_diagnosis *d, char hash[65], doubl
     environment("DT_ISA", rank ? f->isa : NULL);
     r = dt_trainer_open(&t, &recipe, &layout);
     while (!r && info.step < 5) r = dt_trainer_step(t, &info);
-    if (!r) r = dt_doctor(t, d);
+    if (!r) r = dt_doctor(t, d, text);
     if (!r) r = dt_trainer_step(t, &info);
     if (!r) *weights = (double)dt_trainer_weights(t);
     if (!r) memcpy(hash, dt_trainer_hash(t), 65);
@@ -107,7 +107,7 @@ static dt_result choose_rate(fault *f, int rank, char *text, size_t size)
     char hash[65];
     dt_result r;
     even.rate = NULL;
-    r = train(&even, rank, &d, hash, &weights);
+    r = train(&even, rank, &d, NULL, hash, &weights);
     snprintf(text, size, "%.0f", 4 * weights / (f->exchange * d.work)); /* 2 (n-1)/n 4 P bytes */
     f->rate = text;
     return r;
@@ -122,9 +122,8 @@ static dt_result examine(fault *f, int rank, int tree, dt_diagnosis *d, char has
     d->first = DT_BRANCH_COUNT;
     for (int tries = 0; tries < 5 && !r && d->first != f->expected; tries++) {
         if (f->exchange > 0) r = choose_rate(f, rank, rate, sizeof rate);
-        if (!r) r = train(f, rank, d, hash, &weights);
+        if (!r) r = train(f, rank, d, text, hash, &weights);
     }
-    if (!r) r = dt_diagnosis_text(d, text, (int64_t)sizeof text);
     if (r) return r;
     *good = *good && d->first == f->expected;
     if (rank) return r;

@@ -197,7 +197,8 @@ static dt_result ranks(dt_comm *c, int times, int *good)
         own[0] = (float)(now() - begin), own[1] = (float)(now() - ended);
         if (!r) r = dt_all_gather(c, own, all, 2);
         for (int rank = 0; rank < 2 && !r; rank++) {
-            dt_rank_step s = dt_rank_step_zero();
+            dt_rank_step s;
+            memset(&s, 0, sizeof s);
             s.step = number, s.rank = rank, s.seconds = (double)all[2 * rank], s.waiting = (double)all[2 * rank + 1];
             r = dt_rules_step(rules, &s);
         }

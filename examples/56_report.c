@@ -249,7 +249,8 @@ static dt_result judge(dt_rules *rules, numbers *of, int ranks)
         e = dt_rules_loss(rules, i + 1, (double)of[0][i][LOSS]);
         for (int q = 0; q < ranks && !e; q++) {
             const float *x = of[q][i];
-            dt_rank_step s = dt_rank_step_zero();
+            dt_rank_step s;
+            memset(&s, 0, sizeof s);
             s.step = i + 1, s.rank = q, s.seconds = (double)x[DURATION], s.at = (double)x[AT];
             s.waiting = (double)x[EXPOSED] + (double)x[WAITING], s.data = (double)x[DATA];
             s.memory = (double)x[MEMORY];

@@ -284,7 +284,8 @@ static void test_losses(void)
 
 static dt_rank_step timed(int64_t step, double seconds, double waiting, double data)
 {
-    dt_rank_step s = dt_rank_step_zero();
+    dt_rank_step s;
+    memset(&s, 0, sizeof s);
     s.step = step, s.seconds = seconds, s.waiting = waiting, s.data = data;
     return s;
 }
