@@ -223,10 +223,10 @@ static void *poll_slowly(void *user)
     dt__link *f = ((dt_comm *)user)->link;
     dt__emulated *e = (dt__emulated *)f;
     dt__message *m;
-    while (!__atomic_load_n(&dt__comm_slot(f->base, 0)->left, __ATOMIC_ACQUIRE) || !e->flow[0].in) dt__nap();
+    while (!__atomic_load_n(&dt__comm_slot(f->base, 0)->left, __ATOMIC_ACQUIRE) || !e->base.in) dt__nap();
     usleep(60000);
     dt__link_enter(f);
-    m = e->flow[0].in;
+    m = e->base.in;
     (void)dt__emulated_recv(e, 0);
     __atomic_store_n(&m->done, 0, __ATOMIC_RELEASE);
     usleep(100000);
