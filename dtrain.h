@@ -12195,38 +12195,26 @@ DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder)
 }
 
 /* ---- learning a vocabulary ---------------------------------------------------------------------
- * The different pre-tokens of the text stand one behind the other as lists of symbols; a pair knows how often it
- * occurs and where. A merge visits the places of its pair alone and corrects the counts of their neighbours, so all
- * merges together take about as long as there are symbols. The heap may hold old counts: an item counts when the pair
- * still has that count, and a pair that grew was pushed again. */
+ * The different pre-tokens of the text stand one behind the other as symbols; a pair of neighbours has a count over the
+ * whole text. A merge walks all words and corrects the counts of the neighbours of each place. The heap may hold old
+ * counts: an item counts when its pair still has that count, and a pair that grew was pushed again. */
 
 typedef struct dt__pair {
     int32_t left, right;
-    int64_t count;       /* over the whole text */
-    int64_t first, last; /* of its list in `place`; -1: empty */
-    int64_t touched;     /* the last merge after which it is pushed again */
+    int64_t count; /* over the whole text */
 } dt__pair;
-
-typedef struct dt__occurrence {
-    int64_t next;
-    int32_t at;
-} dt__occurrence;
 
 typedef struct dt__learner {
     dt_tokenizer *t;
     dt__strings word; /* different pre-tokens */
     int64_t *count;   /* of each in the text */
     int64_t counts;
-    int32_t *symbol, *next, *prev, *owner; /* (symbols) id, -1 when merged away; neighbours in the word; the word */
+    int32_t *symbol;  /* ids; word w has length[w] of them from word.span[w].at on */
+    int32_t *length;
     dt__pair *pair;
     int64_t pairs, pair_room;
     dt__map pair_of;
-    dt__occurrence *place;
-    int64_t places, place_room;
-    int64_t *grown; /* pairs to push */
-    int64_t growns, grown_room;
     dt__heap heap;
-    int64_t round;
 } dt__learner;
 
 static void dt__learner_free(dt__learner *l)
@@ -12234,10 +12222,9 @@ static void dt__learner_free(dt__learner *l)
     dt__strings_free(&l->word);
     dt__free(l->count);
     dt__free(l->symbol);
+    dt__free(l->length);
     dt__free(l->pair);
     dt__free(l->pair_of.slot);
-    dt__free(l->place);
-    dt__free(l->grown);
     dt__free(l->heap.item);
 }
 
@@ -12265,112 +12252,69 @@ static dt_result dt__learner_token(void *context, int32_t id)
     return DT_OK;
 }
 
-/* The number of a pair, which is made when it is new; -1 without memory. */
-static int64_t dt__learner_pair(dt__learner *l, int32_t left, int32_t right)
+/* Adds `by` to the count of a pair, which is made when it is new. A pair that grew is pushed: count first, then the
+ * smaller ids. Pairs that occur once are no gain. 0 without memory. */
+static int dt__learner_add(dt__learner *l, int32_t left, int32_t right, int64_t by)
 {
-    int64_t known = dt__map_get(&l->pair_of, dt__pair_key(left, right));
-    dt__pair *pair;
-    if (known) return known - 1;
-    if (!dt__reserve((void **)&l->pair, l->pairs, &l->pair_room, l->pairs + 1, (int64_t)sizeof *pair, "pairs") ||
-        !dt__map_add(&l->pair_of, dt__pair_key(left, right), l->pairs + 1))
-        return -1;
-    pair = &l->pair[l->pairs];
-    memset(pair, 0, sizeof *pair);
-    pair->left = left, pair->right = right;
-    pair->first = pair->last = pair->touched = -1;
-    return l->pairs++;
-}
-
-/* The pair at `at` is one more, as often as its word occurs; it will be pushed. 0 without memory. */
-static int dt__learner_more(dt__learner *l, int32_t at)
-{
-    int64_t number = dt__learner_pair(l, l->symbol[at], l->symbol[l->next[at]]), place = l->places;
-    dt__pair *pair;
-    if (number < 0 || !dt__reserve((void **)&l->place, l->places, &l->place_room, l->places + 1,
-                                   (int64_t)sizeof *l->place, "places of pairs"))
-        return 0;
-    pair = &l->pair[number];
-    pair->count += l->count[l->owner[at]];
-    l->place[place].at = at;
-    l->place[place].next = -1;
-    if (pair->first < 0) pair->first = place;
-    else l->place[pair->last].next = place;
-    pair->last = place;
-    l->places++;
-    if (pair->touched == l->round) return 1;
-    pair->touched = l->round;
-    if (!dt__reserve((void **)&l->grown, l->growns, &l->grown_room, l->growns + 1, (int64_t)sizeof *l->grown, "pairs"))
-        return 0;
-    l->grown[l->growns++] = number;
-    return 1;
-}
-
-/* The pair at `at` is one less. */
-static void dt__learner_less(dt__learner *l, int32_t at)
-{
-    int64_t number = dt__map_get(&l->pair_of, dt__pair_key(l->symbol[at], l->symbol[l->next[at]])) - 1;
-    l->pair[number].count -= l->count[l->owner[at]];
-}
-
-/* Pairs that occur once are no gain. The order: count, then the smaller ids. */
-static int dt__learner_push(dt__learner *l)
-{
+    uint64_t key = dt__pair_key(left, right);
+    int64_t number = dt__map_get(&l->pair_of, key) - 1;
     dt__heap *h = &l->heap;
-    if (!dt__reserve((void **)&h->item, h->count, &h->room, h->count + l->growns, (int64_t)sizeof *h->item, "pairs"))
-        return 0;
-    for (int64_t i = 0; i < l->growns; i++) {
-        const dt__pair *pair = &l->pair[l->grown[i]];
-        if (pair->count > 1) dt__heap_push(h, ~(uint64_t)pair->count, dt__pair_key(pair->left, pair->right));
+    if (number < 0) {
+        number = l->pairs;
+        if (!dt__reserve((void **)&l->pair, number, &l->pair_room, number + 1, (int64_t)sizeof *l->pair, "pairs") ||
+            !dt__map_add(&l->pair_of, key, number + 1))
+            return 0;
+        l->pair[number].left = left, l->pair[number].right = right, l->pair[number].count = 0;
+        l->pairs++;
     }
-    l->growns = 0;
+    l->pair[number].count += by;
+    if (by < 0 || l->pair[number].count < 2) return 1;
+    if (!dt__reserve((void **)&h->item, h->count, &h->room, h->count + 1, (int64_t)sizeof *h->item, "pairs")) return 0;
+    dt__heap_push(h, ~(uint64_t)l->pair[number].count, key);
     return 1;
 }
 
-/* Words become lists of symbols, whose pairs are counted. */
+/* Words become symbols, whose pairs are counted. */
 static dt_result dt__learner_start(dt__learner *l)
 {
-    int64_t symbols = l->word.used;
-    int32_t at = 0;
-    l->symbol = (int32_t *)dt__alloc(4 * symbols * (int64_t)sizeof *l->symbol, "the symbols of all words");
-    if (!l->symbol) return DT_E_MEMORY;
-    l->next = l->symbol + symbols;
-    l->prev = l->next + symbols;
-    l->owner = l->prev + symbols;
+    int fine = 1;
+    l->symbol = (int32_t *)dt__alloc(l->word.used * (int64_t)sizeof *l->symbol, "the symbols of all words");
+    l->length = (int32_t *)dt__alloc(l->word.count * (int64_t)sizeof *l->length, "the lengths of all words");
+    if (!l->symbol || !l->length) return DT_E_MEMORY;
     for (int32_t word = 0; word < l->word.count; word++) {
         const dt__chars *span = &l->word.span[word];
-        for (int32_t i = 0; i < span->length; i++, at++) {
-            l->symbol[at] = l->t->byte_id[(unsigned char)l->word.bytes[span->at + i]];
-            l->next[at] = i + 1 < span->length ? at + 1 : -1;
-            l->prev[at] = i ? at - 1 : -1;
-            l->owner[at] = word;
+        int32_t *symbol = l->symbol + span->at;
+        l->length[word] = (int32_t)span->length;
+        for (int32_t i = 0; i < span->length; i++) {
+            symbol[i] = l->t->byte_id[(unsigned char)l->word.bytes[span->at + i]];
+            fine = fine && (!i || dt__learner_add(l, symbol[i - 1], symbol[i], l->count[word]));
         }
     }
-    for (at = 0; at < symbols; at++)
-        if (l->next[at] >= 0 && !dt__learner_more(l, at)) return DT_E_MEMORY;
-    return dt__learner_push(l) ? DT_OK : DT_E_MEMORY;
+    return fine ? DT_OK : DT_E_MEMORY;
 }
 
-/* Merges a pair wherever it still stands, in the order of the text: new pairs have the new id in them, so every list of
- * places is made in one go, from left to right. */
-static int dt__learner_merge(dt__learner *l, int64_t number, int32_t made)
+/* Merges a pair wherever it stands in a word, from left to right. */
+static int dt__learner_merge(dt__learner *l, int32_t word, int32_t left, int32_t right, int32_t made)
 {
-    int32_t left = l->pair[number].left, right = l->pair[number].right;
-    l->round++;
-    for (int64_t i = l->pair[number].first; i >= 0; i = l->place[i].next) {
-        int32_t at = l->place[i].at, gone = l->next[at], before = l->prev[at], behind;
-        if (l->symbol[at] != left || gone < 0 || l->symbol[gone] != right) continue;
-        behind = l->next[gone];
-        if (before >= 0) dt__learner_less(l, before);
-        if (behind >= 0) dt__learner_less(l, gone);
-        l->symbol[at] = made;
-        l->symbol[gone] = -1;
-        l->next[at] = behind;
-        if (behind >= 0) l->prev[behind] = at;
-        if (before >= 0 && !dt__learner_more(l, before)) return 0;
-        if (behind >= 0 && !dt__learner_more(l, at)) return 0;
+    int32_t *symbol = l->symbol + l->word.span[word].at, n = l->length[word], kept = 0;
+    int64_t times = l->count[word];
+    int fine = 1;
+    for (int32_t i = 0; i < n; i++) {
+        if (symbol[i] != left || i + 1 == n || symbol[i + 1] != right) {
+            symbol[kept++] = symbol[i];
+            continue;
+        }
+        if (kept)
+            fine = fine && dt__learner_add(l, symbol[kept - 1], left, -times) &&
+                   dt__learner_add(l, symbol[kept - 1], made, times);
+        if (i + 2 < n)
+            fine = fine && dt__learner_add(l, right, symbol[i + 2], -times) &&
+                   dt__learner_add(l, made, symbol[i + 2], times);
+        symbol[kept++] = made;
+        i++;
     }
-    l->pair[number].count = 0;
-    return dt__learner_push(l);
+    l->length[word] = kept;
+    return fine;
 }
 
 /* Adds a pair's token and returns its id; -1 without memory. No token has these bytes yet: as long as no merge crosses
@@ -12395,15 +12339,17 @@ static dt_result dt__learner_run(dt__learner *l, int64_t vocabulary)
         dt__heap_item top = dt__heap_pop(&l->heap);
         int64_t number = dt__map_get(&l->pair_of, top.second) - 1, made;
         const dt__pair *pair = &l->pair[number];
+        int32_t left = pair->left, right = pair->right;
         if (pair->count != (int64_t)~top.first) {
             if (pair->count > 1 && pair->count < (int64_t)~top.first)
                 dt__heap_push(&l->heap, ~(uint64_t)pair->count, top.second); /* in the place of the popped one */
             continue;
         }
         made = dt__learner_made(l, pair);
-        if (made < 0 || !dt__merge_add(l->t, pair->left, pair->right, (int32_t)made) ||
-            !dt__learner_merge(l, number, (int32_t)made))
-            return DT_E_MEMORY;
+        if (made < 0 || !dt__merge_add(l->t, left, right, (int32_t)made)) return DT_E_MEMORY;
+        for (int32_t word = 0; word < l->word.count; word++)
+            if (!dt__learner_merge(l, word, left, right, (int32_t)made)) return DT_E_MEMORY;
+        l->pair[number].count = 0;
     }
     return DT_OK;
 }
