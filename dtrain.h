@@ -460,11 +460,10 @@ typedef struct dt_window {
  * (sample, position). In both, places outside the tensor are terms with the value 0. The input's gradient adds, by
  * ascending position, chains over output channels. */
 DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
-/* Largest element or mean of every window: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), sizes as above. Places
+/* Largest element of every window, or its mean: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), sizes as above. Places
  * outside the tensor are -inf for a maximum and 0 for a mean (sum in window order / size). The gradient of a maximum
  * goes to its first element. */
-DT_API dt_tensor dt_max_pool(dt_graph *g, dt_tensor x, const dt_window *window);
-DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window);
+DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window);
 /* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V): the trainer refuses
  * data with others; one that a segment computes and that lies outside gives a row of zeros and no gradient. */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
@@ -477,9 +476,6 @@ DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float ep
  * one unit of work (a micro-batch of a data shard), which the recipe decides. No running averages are kept: validation
  * uses the statistics of its own units. */
 DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
-/* Scaled dot-product attention of `heads` heads over rows [q | k | v]: (B,T,3C) -> (B,T,C), scale 1/sqrt(C/heads),
- * dropout with probability p on the weights (Vaswani et al. 2017). */
-DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p);
 /* How dt_attend works; what is 0 has its usual value. */
 typedef struct dt_attention_options {
     int64_t heads;    /* H, of the queries */
@@ -488,9 +484,10 @@ typedef struct dt_attention_options {
     float dropout;    /* probability with which a weight becomes zero, the others grow by 1/(1-p) */
     float scale;      /* of the scores; 0: 1/sqrt(d) */
 } dt_attention_options;
-/* Attention with separate tensors: q (B,T,H*d), k and v (B,S,kv_heads*d) -> (B,T,H*d). mask, int32 or float, (T,S) or
- * (B,T,S): where it is 0 the query does not see the key; id 0: no mask. A query that sees nothing gives +0 and no
- * gradient. Grouped queries: Ainslie et al. 2023. Rows have the same bits computed together or one by one. */
+/* Scaled dot-product attention (Vaswani et al. 2017): q (B,T,H*d), k and v (B,S,kv_heads*d) -> (B,T,H*d). mask, int32
+ * or float, (T,S) or (B,T,S): where it is 0 the query does not see the key; id 0: no mask. A query that sees nothing
+ * gives +0 and no gradient. Grouped queries: Ainslie et al. 2023. Rows have the same bits computed together or one by
+ * one. k, v and mask of id 0: q is the result of one product, rows [q | k | v], (B,T,3H*d). */
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *options);
 /* Rotary positions (Su et al. 2021): (B,T,H*d) -> same, d even. In every head of position t the pair (x_c, x_{c+d/2})
@@ -511,10 +508,10 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
 /* Any loss that is a mean of terms: (B,..) terms, e.g. |x - target|. Axis 0 counts samples; in a segment a sample all
  * of whose int32 targets are below 0 does not count. */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms);
-/* dt_loss of (x - target)^2, both fp32 (B,..) of one shape. */
-DT_API dt_tensor dt_mse(dt_graph *g, dt_tensor x, dt_tensor target);
-/* dt_loss of max(x,0) - x target + log(1 + exp(-|x|)): binary cross-entropy of sigmoid(x) and targets in [0, 1]. */
-DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target);
+/* dt_loss of the errors of x, both fp32 (B,..) of one shape. MSE: (x - target)^2. BCE: max(x,0) - x target + log(1 +
+ * exp(-|x|)), the binary cross-entropy of sigmoid(x) and targets in [0, 1]. */
+typedef enum dt_error_kind { DT_MSE, DT_BCE } dt_error_kind;
+DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_tensor target);
 /* Adds coefficient * loss, a scalar of the graph, to what is trained, and returns x, which must lie on the way to the
  * main loss. In a segment each unit of work has a loss of its own, and their mean counts. The trainer shows the main
  * loss alone; the others are dt_step_info.auxiliary. */
@@ -2416,7 +2413,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     MAP(GREATER_EQUAL, AB, CODE, DT_GREATER_EQUAL, dt__v_where(a >= b, one, zero), )                       \
     MAP(SELECT, ABC, OWN, dt_select, dt__v_where(a != zero, b, c),                                           \
         GRAD(SELECT, 1, AD, dt__v_where(a != zero, dy, zero)) GRAD(SELECT, 2, AD, dt__v_where(a != zero, zero, dy))) \
-    MAP(BCE, AB, OWN, dt_bce_logits, dt__v_bce(a, b),                                                        \
+    MAP(BCE, AB, OWN, dt_error_loss, dt__v_bce(a, b),                                                        \
         GRAD(BCE, 0, ABD, dy * dt__v_bce_grad(a, b)) GRAD(BCE, 1, AD, -(dy * a)))                            \
     ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), dt__run_row_sum, dt__grad_row_sum, )              \
     ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), dt__run_rows, NULL, RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
@@ -6991,8 +6988,9 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
     return dt__convolve(g, x, weight, bias, window);
 }
 
-static dt_tensor dt__pool_push(dt_graph *g, int op, dt_tensor x, const dt_window *window)
+DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window)
 {
+    int op = mean ? DT__OP_AVG_POOL : DT__OP_MAX_POOL;
     dt__node n = dt__node_make(op, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
     char text[96];
     if (!x.id) return x;
@@ -7001,13 +6999,17 @@ static dt_tensor dt__pool_push(dt_graph *g, int op, dt_tensor x, const dt_window
                           dt__shape_text(&n.shape, text));
     return dt__window_push(g, &n, NULL, window);
 }
-DT_API dt_tensor dt_max_pool(dt_graph *g, dt_tensor x, const dt_window *window)
+
+/* In an eager graph every index is in range. */
+static int dt__indices_ok(dt_graph *g, const char *op, dt_tensor indices, int64_t range)
 {
-    return dt__pool_push(g, DT__OP_MAX_POOL, x, window);
-}
-DT_API dt_tensor dt_avg_pool(dt_graph *g, dt_tensor x, const dt_window *window)
-{
-    return dt__pool_push(g, DT__OP_AVG_POOL, x, window);
+    const int32_t *index = (const int32_t *)dt__at(g, indices)->data;
+    for (int64_t i = 0; g->eager && i < dt__count(dt__at(g, indices)); i++)
+        if (index[i] < 0 || index[i] >= range)
+            return dt__poison(g, DT_E_SHAPE, "%s: index %d at %lld is outside [0, %lld)", op, index[i], (long long)i,
+                              (long long)range),
+                   0;
+    return 1;
 }
 
 /* ---- embedding ------------------------------------------------------------------------------------ */
@@ -7018,12 +7020,7 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
     if (!table.id || !tokens.id) return dt__tensor(0);
     if (dt__at(g, table)->shape.dims != 2 || dt__at(g, tokens)->dtype != DT_I32 || s.dims >= DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "embed: needs a table (V,C) and int32 tokens");
-    for (int64_t i = 0; g->eager && i < dt_shape_count(s); i++) {
-        int32_t token = ((const int32_t *)dt__at(g, tokens)->data)[i];
-        if (token < 0 || token >= dt_dim(g, table, 0))
-            return dt__poison(g, DT_E_SHAPE, "embed: token %d at %lld is outside [0, %lld)", token, (long long)i,
-                              (long long)dt_dim(g, table, 0));
-    }
+    if (!dt__indices_ok(g, "embed", tokens, dt_dim(g, table, 0))) return dt__tensor(0);
     s.n[s.dims++] = dt_dim(g, table, 1);
     tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__tensor(0));
     if (!tokens.id || !dt__cut_param(g, dt__at(g, table))) return tokens;
@@ -7083,7 +7080,7 @@ static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n),
 
 /* ---- picking by index ------------------------------------------------------------------------------ */
 
-/* Checks an index along `axis` of x: all other sizes are equal, and in an eager graph every index is in range. */
+/* Checks an index along `axis` of x: all other sizes are equal. */
 static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_tensor index)
 {
     dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape, same = si;
@@ -7095,14 +7092,7 @@ static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_t
                           dt__format_of[dt__at(g, index)->dtype].name, dt__shape_text(&si, a), dt__shape_text(&sx, b),
                           axis),
                0;
-    for (int64_t i = 0; g->eager && i < dt_shape_count(si); i++) {
-        int32_t at = ((const int32_t *)dt_elements(g, index))[i];
-        if (at < 0 || at >= sx.n[axis])
-            return dt__poison(g, DT_E_SHAPE, "%s: index %d at %lld is outside [0, %lld)", op, at, (long long)i,
-                              (long long)sx.n[axis]),
-                   0;
-    }
-    return 1;
+    return dt__indices_ok(g, op, index, sx.n[axis]);
 }
 
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
@@ -7262,29 +7252,12 @@ static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, 
 
 /* ---- normalisation --------------------------------------------------------------------------------- */
 
-/* Weight (1) or bias (0) of a normalisation over `width` numbers. */
-static dt_tensor dt__norm_param(dt_graph *g, const char *name, const char *which, int64_t width, dt_init init)
+/* "<name>.weight" = 1 or "<name>.bias" = 0 of a normalisation over `width` numbers. */
+static dt_tensor dt__norm_param(dt_graph *g, const char *name, int bias, int64_t width)
 {
     char full[80];
-    snprintf(full, sizeof full, "%s.%s", name, which);
-    return dt_param(g, full, dt_shape1(width), init, 0.0f);
-}
-static dt_tensor dt__norm_weight(dt_graph *g, const char *name, int64_t width)
-{
-    return dt__norm_param(g, name, "weight", width, DT_INIT_ONES);
-}
-static dt_tensor dt__norm_bias(dt_graph *g, const char *name, int64_t width)
-{
-    return dt__norm_param(g, name, "bias", width, DT_INIT_ZEROS);
-}
-/* The same over the rows of x. */
-static dt_tensor dt__row_weight(dt_graph *g, const char *name, dt_tensor x)
-{
-    return dt__param_rows(g, dt__norm_weight(g, name, dt_dim(g, x, -1)), dt__rows(dt__at(g, x)), 1);
-}
-static dt_tensor dt__row_bias(dt_graph *g, const char *name, dt_tensor x)
-{
-    return dt__param_rows(g, dt__norm_bias(g, name, dt_dim(g, x, -1)), dt__rows(dt__at(g, x)), 1);
+    snprintf(full, sizeof full, "%s.%s", name, bias ? "bias" : "weight");
+    return dt_param(g, full, dt_shape1(width), bias ? DT_INIT_ZEROS : DT_INIT_ONES, 0.0f);
 }
 static int dt__eps_ok(dt_graph *g, const char *op, float eps)
 {
@@ -7293,28 +7266,27 @@ static int dt__eps_ok(dt_graph *g, const char *op, float eps)
     return 0;
 }
 
-DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps)
+static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps)
 {
-    dt_tensor gamma, beta;
+    dt_tensor p[2];
     dt_shape stats;
     dt__node n;
-    if (!x.id || !dt__eps_ok(g, "layernorm", eps)) return dt__tensor(0);
-    gamma = dt__row_weight(g, name, x);
-    beta = dt__row_bias(g, name, x);
-    n = dt__node_make(DT__OP_LAYERNORM, dt__at(g, x)->shape, x, gamma, beta);
-    n.f = eps;
+    if (!x.id || !dt__eps_ok(g, op == DT__OP_LAYERNORM ? "layernorm" : "rmsnorm", eps)) return dt__tensor(0);
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
+    p[1] = dt__tensor(0);
+    for (int bias = 0; bias <= (op == DT__OP_LAYERNORM); bias++)
+        p[bias] = dt__param_rows(g, dt__norm_param(g, name, bias, dt_dim(g, x, -1)), stats.n[0], 1);
+    n = dt__node_make(op, dt_shape_of(g, x), x, p[0], p[1]);
+    n.f = eps;
     return dt__push(g, &n, &stats);
+}
+DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps)
+{
+    return dt__row_norm(g, DT__OP_LAYERNORM, x, name, eps);
 }
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
-    dt_shape stats;
-    dt__node n;
-    if (!x.id || !dt__eps_ok(g, "rmsnorm", eps)) return dt__tensor(0);
-    n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, dt__row_weight(g, name, x), dt__tensor(0));
-    n.f = eps;
-    stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
-    return dt__push(g, &n, &stats);
+    return dt__row_norm(g, DT__OP_RMSNORM, x, name, eps);
 }
 
 /* Moves the channels of (B,C,..) to the end, or back; a tensor of two axes stays as it is. */
@@ -7342,8 +7314,8 @@ DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float 
     y = dt_sub(g, y, dt_mean(g, y, others));
     var = dt_mean(g, dt_mul(g, y, y), others);
     y = dt_mul(g, y, dt_map(g, DT_RSQRT, dt_add(g, var, dt_full(g, dt_shape1(s.n[1]), eps))));
-    y = dt_mul(g, y, dt__norm_weight(g, name, s.n[1]));
-    y = dt_add(g, y, dt__norm_bias(g, name, s.n[1]));
+    y = dt_mul(g, y, dt__norm_param(g, name, 0, s.n[1]));
+    y = dt_add(g, y, dt__norm_param(g, name, 1, s.n[1]));
     return y.id ? dt__channels(g, y, 0) : y;
 }
 
@@ -7508,37 +7480,28 @@ static dt_tensor dt__attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, 
     }
     return dt__attention_push(g, &n, o, kv_heads, d);
 }
+
+/* Rows [q | k | v]; a decode graph takes them apart, because its keys and values are cached. */
+static dt_tensor dt__attend_fused(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
+{
+    dt_shape s = dt__at(g, qkv)->shape;
+    dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
+    dt_tensor part[3];
+    if (s.dims != 3 || o->heads < 1 || s.n[2] % (3 * o->heads))
+        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
+                          (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)o->heads);
+    if (!g->context) return dt__attention_push(g, &n, o, 0, s.n[2] / 3 / o->heads);
+    for (int64_t i = 0; i < 3; i++) part[i] = dt__shard_piece(g, qkv, 3, i);
+    return part[2].id ? dt__attend(g, part[0], part[1], part[2], dt__tensor(0), o) : part[2];
+}
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *o)
 {
     dt_attention_options own = *o;
+    if (!q.id || g->result) return dt__tensor(0);
     own.heads = dt__heads_of(g, q, "heads", o->heads);
     own.kv_heads = dt__heads_of(g, k, "heads of the keys", o->kv_heads);
-    return dt__attend(g, q, k, v, mask, &own);
-}
-
-/* Fused attention of a decode graph: the same rows as three tensors. */
-static dt_tensor dt__attention_cached(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
-{
-    dt_tensor part[3];
-    for (int64_t i = 0; i < 3; i++) part[i] = dt__shard_piece(g, qkv, 3, i);
-    return part[2].id ? dt__attend(g, part[0], part[1], part[2], dt__tensor(0), o) : part[2];
-}
-
-DT_API dt_tensor dt_attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float p)
-{
-    dt_shape s = dt__at(g, qkv)->shape;
-    dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
-    dt_attention_options o;
-    if (!qkv.id) return qkv;
-    heads = dt__heads_of(g, qkv, "heads", heads);
-    if (s.dims != 3 || heads < 1 || s.n[2] % (3 * heads))
-        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
-                          (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)heads);
-    memset(&o, 0, sizeof o);
-    o.heads = heads, o.causal = causal, o.dropout = p;
-    if (g->context) return dt__attention_cached(g, qkv, &o);
-    return dt__attention_push(g, &n, &o, 0, s.n[2] / 3 / heads);
+    return k.id ? dt__attend(g, q, k, v, mask, &own) : dt__attend_fused(g, q, &own);
 }
 
 /* What forward and backward share; `mask` is the number of the mask's input. */
@@ -7562,26 +7525,20 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
     return a;
 }
-/* The job of the next shard: rows of a fused input hold [q | k | v] of one shard after another, and the statistics of
- * the shards follow each other. */
-static dt__attention dt__attention_next(dt__attention a)
+/* The job of shard v of a fused job: rows of the input hold [q | k | v] of one shard after another, and the statistics
+ * of the shards follow each other. */
+static dt__attention dt__attention_shard(dt__attention a, int64_t v, int64_t shards)
 {
-    int64_t row = a.h * a.d, stats = a.b * a.h * a.t;
-    a.q += 3 * row, a.k += 3 * row, a.v += 3 * row, a.o += row;
-    if (a.dout) a.dout += row, a.dq += 3 * row, a.dk += 3 * row, a.dv += 3 * row;
-    a.row_max += 2 * stats, a.row_sum += 2 * stats;
-    a.first_head += a.h;
-    return a;
-}
-/* The first shard's job of a whole fused job. */
-static dt__attention dt__attention_first(dt__attention a, int64_t shards)
-{
+    int64_t row, stats;
     a.h /= shards, a.hk /= shards;
-    a.k = a.q + a.h * a.d, a.v = a.k + a.h * a.d;
-    a.row_sum = a.row_max + a.b * a.h * a.t;
-    if (a.dout) a.dk = a.dq + a.h * a.d, a.dv = a.dk + a.h * a.d;
+    row = a.h * a.d, stats = a.b * a.h * a.t;
+    a.q += v * 3 * row, a.k = a.q + row, a.v = a.k + row, a.o += v * row;
+    if (a.dout) a.dout += v * row, a.dq += v * 3 * row, a.dk = a.dq + row, a.dv = a.dk + row;
+    a.row_max += v * 2 * stats, a.row_sum = a.row_max + stats;
+    a.first_head += v * a.h;
     return a;
 }
+
 /* ---- attention over context slices --------------------------------------------------------------------
  * A sequence is S = 2 Vc slices. Context leaf c has slices c and S-1-c, so that all leaves have equal work under a
  * causal mask. The keys and values of a rank's leaves are one block. Blocks travel around the ranks of a context group
@@ -7692,6 +7649,13 @@ static int64_t dt__sliced_floats(const dt_graph *g, const dt__node *n)
     return dt__max(dt__sliced_of(&s, g, &a, NULL, 0), dt__sliced_of(&s, g, &a, NULL, 1));
 }
 
+/* Row i of a block among the rows of a job. */
+static int64_t dt__sliced_row(const dt__sliced *s, int64_t i)
+{
+    int64_t place = i / (s->samples * s->rows), sample = i / s->rows % s->samples;
+    return dt__slice_row(s, place) + sample * 2 * s->rows + i % s->rows;
+}
+
 /* Lays out the buffers and packs this rank's block. */
 static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attention *a)
 {
@@ -7699,9 +7663,8 @@ static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attenti
     (void)dt__sliced_of(s, c->g, a, c->env->cp.work, a->dout != NULL);
     s->c = c;
     half = s->pair / 2;
-    for (int64_t i = 0; i < 2 * s->leaves * s->samples * s->rows; i++) {
-        int64_t place = i / (s->samples * s->rows), sample = i / s->rows % s->samples;
-        int64_t row = dt__slice_row(s, place) + sample * 2 * s->rows + i % s->rows;
+    for (int64_t i = 0; i < a->b * a->t; i++) {
+        int64_t row = dt__sliced_row(s, i);
         memcpy(s->block[0] + i * s->pair, a->k + row * a->ldk, 4 * (size_t)half);
         memcpy(s->block[0] + i * s->pair + half, a->v + row * a->ldk, 4 * (size_t)half);
     }
@@ -7911,8 +7874,7 @@ static void dt__sliced_gradients(const dt__sliced *s, const float *dq, const flo
 {
     const dt__attention *a = s->a;
     for (int64_t i = 0; i < a->b * a->t; i++) {
-        int64_t place = i / (s->samples * s->rows), sample = i / s->rows % s->samples;
-        int64_t row = dt__slice_row(s, place) + sample * 2 * s->rows + i % s->rows;
+        int64_t row = dt__sliced_row(s, i);
         memcpy(a->dq + i * a->lddq, dq + i * s->width, 4 * (size_t)s->width);
         memcpy(a->dk + row * a->lddk, dkv + i * s->pair, 4 * (size_t)(s->pair / 2));
         memcpy(a->dv + row * a->lddk, dkv + i * s->pair + s->pair / 2, 4 * (size_t)(s->pair / 2));
@@ -7951,10 +7913,10 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
 static void dt__attention_run(const dt__call *c, dt__attention a)
 {
     int64_t shards = c->n->i[3] ? 1 : dt__max(1, c->n->i[5]);
-    if (shards > 1) a = dt__attention_first(a, shards);
-    for (int64_t v = 0; v < shards; v++, a = dt__attention_next(a)) {
-        if (c->g->context_shards) dt__sliced_run(c, &a);
-        else c->env->k->attention(c->env->pool, &a);
+    for (int64_t v = 0; v < shards; v++) {
+        dt__attention job = shards > 1 ? dt__attention_shard(a, v, shards) : a;
+        if (c->g->context_shards) dt__sliced_run(c, &job);
+        else c->env->k->attention(c->env->pool, &job);
     }
 }
 static void dt__run_attention(const dt__call *c)
@@ -8169,65 +8131,15 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
                               (long long)dt_dim(g, logits, -1));
         valid += target >= 0;
     }
-    stats = dt_shape2(3, rows); /* max and sum interleaved (rows,2), then the loss of each row */
-    if (dt__at(g, logits)->cut) {
-        n.i[0] = dt__logit_classes(g, logits, &n.i[1]);
-        stats.n[0] = 7; /* and what dt__run_sliced_entropy needs */
-    }
+    stats = dt_shape2(7, rows); /* max and sum interleaved (rows,2), then the loss of each row, and dt__entropy_part */
+    if (dt__at(g, logits)->cut) n.i[0] = dt__logit_classes(g, logits, &n.i[1]);
     n.f = smoothing;
     sum = dt__push(g, &n, &stats);
     g->logits = logits;
     return dt__loss_mean(g, sum, g->eager ? dt__max(valid, 1) : rows);
 }
-/* Of a row of logits, or of the columns of it that this rank has: the sums over c of exp(x_c - max), the target's
- * logit, -0 where another rank has it, and the sum of x_c - max. Sums of tensor shards are added by TREE. */
-static void dt__entropy_sums(const dt__call *c, int64_t row, float max, float *const sums[3])
-{
-    int cut = c->n->i[0] != 0;
-    int64_t cols = dt__cols(dt__in(c, 0)), width = cut ? c->n->i[1] : cols, shards = cut ? dt__own(c->g) : 1;
-    int64_t target = ((const int32_t *)(const void *)c->in[1])[row] - (cut ? c->g->first_shard * width : 0);
-    const float *x = c->in[0] + row * cols, *in[3];
-    float sum[DT__TENSOR_SHARDS][4], total[4];
-    in[1] = in[2] = NULL;
-    for (int64_t v = 0; v < shards; v++) {
-        in[0] = x + v * width;
-        sum[v][0] = max, sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
-        c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__min(width, cols - v * width));
-    }
-    dt__tree_sum(c->env->k, total, sum[0], shards, 4, 4);
-    *sums[0] = total[1];
-    *sums[1] = target >= 0 && target < cols ? x[target] : -0.0f;
-    *sums[2] = total[2];
-}
-
-/* The row's statistics and loss, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)).
- * */
-static void dt__entropy_loss(const dt__call *c, int64_t row, float max, const float sums[3])
-{
-    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0] ? c->n->i[0] : dt__cols(dt__in(c, 0));
-    int32_t target = ((const int32_t *)(const void *)c->in[1])[row];
-    float log_sum, loss, even;
-    c->aux[2 * row] = max, c->aux[2 * row + 1] = sums[0];
-    c->env->k->unary(DT__OP_LOG, &log_sum, &sums[0], 1, 0.0f);
-    loss = log_sum - (sums[1] - max);
-    even = log_sum - sums[2] / (float)classes;
-    if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
-    c->aux[2 * rows + row] = target < 0 || target >= classes ? 0.0f : loss;
-}
-
-static void dt__entropy_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t cols = dt__cols(dt__in(c, 0));
-    for (int64_t r = begin; r < end; r++) {
-        float max = c->env->k->row_max(c->in[0] + r * cols, cols), sums[3], *to[3];
-        for (int i = 0; i < 3; i++) to[i] = &sums[i];
-        dt__entropy_sums(c, r, max, to);
-        dt__entropy_loss(c, r, max, sums);
-    }
-}
-
-/* Logits cut over tensor shards. Behind max, sum and losses the second output holds, each (rows): the maxima; then what
- * is summed over shards: sum of exp(x - max), the target's logit, sum of x - max. */
+/* Parts of the second output, each (rows): the maxima; then what is summed over tensor shards: the sum of exp(x - max),
+ * the target's logit, -0 where another rank has it, and the sum of x - max. */
 static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3 + part) * dt__rows(dt__in(c, 0)); }
 
 static void dt__entropy_max_rows(const dt__call *c, int64_t begin, int64_t end)
@@ -8237,43 +8149,63 @@ static void dt__entropy_max_rows(const dt__call *c, int64_t begin, int64_t end)
         dt__entropy_part(c, 0)[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
 }
 
+/* Of the columns of the logits that this rank has: sums of its tensor shards are added by TREE. */
 static void dt__entropy_sum_rows(const dt__call *c, int64_t begin, int64_t end)
 {
+    int cut = c->n->i[0] != 0;
+    int64_t cols = dt__cols(dt__in(c, 0)), width = cut ? c->n->i[1] : cols, shards = cut ? dt__own(c->g) : 1;
     for (int64_t r = begin; r < end; r++) {
-        float *sums[3];
-        for (int i = 0; i < 3; i++) sums[i] = dt__entropy_part(c, 1 + i) + r;
-        dt__entropy_sums(c, r, dt__entropy_part(c, 0)[r], sums);
+        int64_t target = ((const int32_t *)(const void *)c->in[1])[r] - (cut ? c->g->first_shard * width : 0);
+        const float *x = c->in[0] + r * cols, *in[3];
+        float sum[DT__TENSOR_SHARDS][4], total[4];
+        in[1] = in[2] = NULL;
+        for (int64_t v = 0; v < shards; v++) {
+            in[0] = x + v * width;
+            sum[v][0] = dt__entropy_part(c, 0)[r], sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
+            c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__min(width, cols - v * width));
+        }
+        dt__tree_sum(c->env->k, total, sum[0], shards, 4, 4);
+        dt__entropy_part(c, 1)[r] = total[1];
+        dt__entropy_part(c, 2)[r] = target >= 0 && target < cols ? x[target] : -0.0f;
+        dt__entropy_part(c, 3)[r] = total[2];
     }
 }
 
+/* Statistics and losses, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)). */
 static void dt__entropy_loss_rows(const dt__call *c, int64_t begin, int64_t end)
 {
+    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0] ? c->n->i[0] : dt__cols(dt__in(c, 0));
     for (int64_t r = begin; r < end; r++) {
-        float sums[3];
-        for (int i = 0; i < 3; i++) sums[i] = dt__entropy_part(c, 1 + i)[r];
-        dt__entropy_loss(c, r, dt__entropy_part(c, 0)[r], sums);
+        int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
+        float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
+        c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
+        c->env->k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
+        loss = log_sum - (dt__entropy_part(c, 2)[r] - max);
+        even = log_sum - dt__entropy_part(c, 3)[r] / (float)classes;
+        if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
+        c->aux[2 * rows + r] = target < 0 || target >= classes ? 0.0f : loss;
     }
 }
-
-/* The columns that a rank has of all classes: two exchanges, of the maxima and of the sums. */
-static void dt__run_sliced_entropy(const dt__call *c)
+/* Row by row, while a row is in the cache. */
+static void dt__entropy_rows(const dt__call *c, int64_t begin, int64_t end)
 {
-    int64_t rows = dt__rows(dt__in(c, 0));
-    int alone = dt__own(c->g) == c->g->tensor_shards;
-    float *max = dt__entropy_part(c, 0), *sums = dt__entropy_part(c, 1);
-    const dt__tp *tp = &c->env->tp;
-    dt__split(c, rows, 16, dt__entropy_max_rows);
-    if (!alone) tp->combine(tp->user, DT__TP_MAX, max, max, rows);
-    dt__split(c, rows, 16, dt__entropy_sum_rows);
-    if (!alone) tp->combine(tp->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
-    dt__split(c, rows, 64, dt__entropy_loss_rows);
+    for (int64_t r = begin; r < end; r++)
+        dt__entropy_max_rows(c, r, r + 1), dt__entropy_sum_rows(c, r, r + 1), dt__entropy_loss_rows(c, r, r + 1);
 }
 
+/* Where ranks have columns of the logits they exchange twice: the maxima, and the sums. */
 static void dt__run_cross_entropy(const dt__call *c)
 {
     int64_t rows = dt__rows(dt__in(c, 0));
-    if (c->n->i[0]) dt__run_sliced_entropy(c);
-    else dt__split(c, rows, 16, dt__entropy_rows);
+    float *max = dt__entropy_part(c, 0), *sums = dt__entropy_part(c, 1);
+    const dt__tp *tp = &c->env->tp;
+    if (c->n->i[0] && dt__own(c->g) < c->g->tensor_shards) {
+        dt__split(c, rows, 16, dt__entropy_max_rows);
+        tp->combine(tp->user, DT__TP_MAX, max, max, rows);
+        dt__split(c, rows, 16, dt__entropy_sum_rows);
+        tp->combine(tp->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
+        dt__split(c, rows, 64, dt__entropy_loss_rows);
+    } else dt__split(c, rows, 16, dt__entropy_rows);
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
 /* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, and 1 - e + e/classes at the target; rows of
@@ -8357,26 +8289,17 @@ static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end)
 static void dt__run_loss_grad(const dt__call *c) { dt__split(c, c->n->i[0], 1, dt__loss_grad_samples); }
 
 /* No broadcasting: (B,1) against (B) would be a loss of B x B terms. */
-static int dt__loss_fits(dt_graph *g, const char *op, dt_tensor x, dt_tensor target)
+DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_tensor target)
 {
     char a[96], b[96];
-    if (!x.id || !target.id) return 0;
-    if (dt__same_shape(&dt__at(g, x)->shape, &dt__at(g, target)->shape)) return 1;
-    dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them", op,
-               dt__shape_text(&dt__at(g, x)->shape, a), dt__shape_text(&dt__at(g, target)->shape, b));
-    return 0;
-}
-DT_API dt_tensor dt_mse(dt_graph *g, dt_tensor x, dt_tensor target)
-{
-    dt_tensor d;
-    if (!dt__loss_fits(g, "mse", x, target)) return dt__tensor(0);
-    d = dt_sub(g, x, target);
-    return dt_loss(g, dt_mul(g, d, d));
-}
-DT_API dt_tensor dt_bce_logits(dt_graph *g, dt_tensor x, dt_tensor target)
-{
-    if (!dt__loss_fits(g, "bce_logits", x, target)) return dt__tensor(0);
-    return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__tensor(0)));
+    if (!x.id || !target.id) return dt__tensor(0);
+    if (!dt__same_shape(&dt__at(g, x)->shape, &dt__at(g, target)->shape))
+        return dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them",
+                          kind == DT_BCE ? "bce" : "mse", dt__shape_text(&dt__at(g, x)->shape, a),
+                          dt__shape_text(&dt__at(g, target)->shape, b));
+    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__tensor(0)));
+    x = dt_sub(g, x, target);
+    return dt_loss(g, dt_mul(g, x, x));
 }
 
 /* x, and in backward the seed of `loss`, one for each context leaf: a node of its own, which also keeps the loss
@@ -9727,34 +9650,24 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
 {
     const dt_model *m = (const dt_model *)user;
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    dt_attention_options o;
     dt_tensor h = dt_layernorm(g, x, "ln_1", 1e-5f);
+    memset(&o, 0, sizeof o);
+    o.heads = m->heads, o.causal = 1, o.dropout = m->dropout;
     if (!dt__cuts(g, "heads", m->heads)) return dt__tensor(0);
     h = dt_linear_with(g, h, "attn.c_attn", 3 * m->width, 0.02f, DT_COLUMNS | DT_QKV); /* (B,T,3C) */
-    h = dt_attention(g, h, m->heads, 1, m->dropout);
+    h = dt_attend(g, h, dt__tensor(0), dt__tensor(0), dt__tensor(0), &o);
     h = dt_linear_with(g, h, "attn.c_proj", m->width, residual, DT_ROWS);
     x = dt_add(g, x, dt_dropout(g, h, m->dropout));
     h = dt_layernorm(g, x, "ln_2", 1e-5f);
     if (m->experts) {
-        dt_moe_options o = dt__model_moe(m);
-        h = dt_moe(g, h, "mlp", &o);
+        dt_moe_options moe = dt__model_moe(m);
+        h = dt_moe(g, h, "mlp", &moe);
     } else {
         h = dt_gelu(g, dt_linear_with(g, h, "mlp.c_fc", 4 * m->width, 0.02f, DT_COLUMNS)); /* (B,T,4C) */
         h = dt_linear_with(g, h, "mlp.c_proj", m->width, residual, DT_ROWS);
     }
     return dt_add(g, x, dt_dropout(g, h, m->dropout));
-}
-
-/* Cross-entropy of the logits h table^T (B,T,V), whose columns tensor shards cut. */
-static dt_tensor dt__next_token_loss(dt_graph *g, dt_tensor h, dt_tensor table)
-{
-    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h), table, 0, 1, 0, dt__own(g)), dt_targets(g), 0.0f);
-}
-
-static dt_tensor dt__gpt2_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
-{
-    const dt_model *m = (const dt_model *)user;
-    dt_tensor h = dt_layernorm(g, x, "ln_f", 1e-5f);
-    return dt__next_token_loss(g, h, dt__table_param(g, "/transformer.wte.weight", m->vocabulary, m->width));
 }
 
 /* ---- Llama (Touvron et al. 2023): RMSNorm, rotary positions, grouped queries, SwiGLU, no biases ---- */
@@ -9813,11 +9726,15 @@ static dt_tensor dt__llama_block(dt_graph *g, dt_tensor x, const void *user) /* 
     return dt_add(g, x, dt__llama_mlp(g, x, m, residual));
 }
 
-static dt_tensor dt__llama_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
+/* Cross-entropy of the logits h table^T (B,T,V), whose columns tensor shards cut. */
+static dt_tensor dt__family_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
     const dt_model *m = (const dt_model *)user;
-    dt_tensor h = dt_rmsnorm(g, x, "norm", m->norm_eps);
-    return dt__next_token_loss(g, h, dt__llama_table(g, m, 1));
+    int llama = m->family == DT_LLAMA;
+    dt_tensor h = llama ? dt_rmsnorm(g, x, "norm", m->norm_eps) : dt_layernorm(g, x, "ln_f", 1e-5f);
+    dt_tensor table = llama ? dt__llama_table(g, m, 1)
+                            : dt__table_param(g, "/transformer.wte.weight", m->vocabulary, m->width);
+    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h), table, 0, 1, 0, dt__own(g)), dt_targets(g), 0.0f);
 }
 
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary)
@@ -10113,8 +10030,9 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
         dt_segment *o = &net->own[s];
         if (s > 0 && s <= m->layers) snprintf(name, 24, "%s.%d", blocks, (int)(s - 1));
         o->name = s == 0 || s > m->layers ? model : name;
-        if (llama) o->build = s == 0 ? dt__llama_embed : s > m->layers ? dt__llama_head : dt__llama_block;
-        else o->build = s == 0 ? dt__gpt2_embed : s > m->layers ? dt__gpt2_head : dt__gpt2_block;
+        if (s > m->layers) o->build = dt__family_head;
+        else if (llama) o->build = s ? dt__llama_block : dt__llama_embed;
+        else o->build = s ? dt__gpt2_block : dt__gpt2_embed;
         o->user = &net->model;
     }
     return DT_OK;

@@ -50,9 +50,11 @@ static dt_tensor block(dt_graph *g, dt_tensor x, const void *user)
 {
     int64_t B = dt_dim(g, x, 0), T = dt_dim(g, x, 1), C = ((const sizes *)user)->width;
     dt_tensor h = dt_layernorm(g, x, "time.norm", 1e-5f);
+    dt_tensor none = {0}; /* q, k and v are one tensor, and there is no mask */
+    dt_attention_options how = {.heads = 4, .causal = 1};
     h = dt_expand(g, dt_reshape(g, h, dt_shape4(B, T, 1, C)), dt_shape4(B, T, 3, C));            /* three copies */
     h = dt_mul(g, h, dt_param(g, "time.scale", dt_shape2(3, C), DT_INIT_ONES, 0));               /* (B,T,3,C) * (3,C) */
-    x = dt_add(g, x, dt_attention(g, dt_reshape(g, h, dt_shape3(B, T, 3 * C)), 4, 1, 0));        /* causal, 4 heads */
+    x = dt_add(g, x, dt_attend(g, dt_reshape(g, h, dt_shape3(B, T, 3 * C)), none, none, none, &how));
     h = dt_layernorm(g, x, "channels.norm", 1e-5f);
     h = dt_gelu(g, dt_linear(g, h, "channels.up", 2 * C)); /* (B,T,2C) */
     return dt_add(g, x, dt_linear(g, h, "channels.down", C));

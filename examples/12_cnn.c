@@ -71,8 +71,8 @@ static dt_tensor look(dt_graph *g, dt_tensor x, const void *user)
     two.size[0] = two.size[1] = 2;
     x = dt_scale(g, dt_cast(g, x, DT_F32), 1.0f / 128.0f);
     x = dt_reshape(g, x, dt_shape4(dt_dim(g, x, 0), 1, SIDE, SIDE));                  /* (B,1,12,12) */
-    x = dt_max_pool(g, dt_gelu(g, dt_conv(g, x, "conv1", 8, &three)), &two);       /* (B,8,6,6) */
-    x = dt_max_pool(g, dt_gelu(g, dt_conv(g, x, "conv2", 16, &three)), &two);       /* (B,16,3,3) */
+    x = dt_pooling(g, dt_gelu(g, dt_conv(g, x, "conv1", 8, &three)), 0, &two);       /* (B,8,6,6) */
+    x = dt_pooling(g, dt_gelu(g, dt_conv(g, x, "conv2", 16, &three)), 0, &two);       /* (B,16,3,3) */
     return dt_reshape(g, x, dt_shape2(dt_dim(g, x, 0), dt_dim(g, x, 1) * 3 * 3));
 }
 

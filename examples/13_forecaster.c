@@ -78,7 +78,7 @@ static dt_tensor look(dt_graph *g, dt_tensor x, const void *user)
 static dt_tensor forecast(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_mse(g, dt_prediction(g, dt_linear(g, x, "next", NEXT)), dt_targets(g));
+    return dt_error_loss(g, DT_MSE, dt_prediction(g, dt_linear(g, x, "next", NEXT)), dt_targets(g));
 }
 
 static const dt_segment net[] = {{"look", look, NULL}, {"forecast", forecast, NULL}};

@@ -48,7 +48,9 @@ static dt_tensor embed(dt_graph *g, dt_tensor tokens, const void *user)
 static dt_tensor block(dt_graph *g, dt_tensor x, const void *user)
 {
     const dt_moe_options *moe = (const dt_moe_options *)user; /* NULL: dense */
-    dt_tensor h = dt_attention(g, dt_linear(g, dt_layernorm(g, x, "norm_1", 1e-5f), "qkv", 3 * WIDTH), 2, 1, 0.0f);
+    const dt_attention_options how = {.heads = 2, .causal = 1};
+    dt_tensor none = {0}, h = dt_linear(g, dt_layernorm(g, x, "norm_1", 1e-5f), "qkv", 3 * WIDTH);
+    h = dt_attend(g, h, none, none, none, &how); /* the rows of h are [q | k | v] */
     x = dt_add(g, x, dt_linear(g, h, "mix", WIDTH));
     h = dt_layernorm(g, x, "norm_2", 1e-5f);
     if (moe) return dt_add(g, x, dt_moe(g, h, "moe", moe));

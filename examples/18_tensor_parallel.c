@@ -126,7 +126,7 @@ static double race(uint64_t seed, const char *what)
             dt_tensor goal = dt_param(g, "goal", dt_shape1(2 * EACH), DT_INIT_NORMAL, 1.0f);
             dt_tensor t = dt_tensor_from(g, dt_shape1(2 * EACH), w);
             dt_tensor y = dt_add(g, mlp(g, x, t, 0, HIDDEN), mlp(g, x, t, EACH, HIDDEN));
-            if (dt_backward(g, l = dt_mse(g, y, mlp(g, x, goal, 0, 2 * HIDDEN)))) return dt_graph_close(&g), 0;
+            if (dt_backward(g, l = dt_error_loss(g, DT_MSE, y, mlp(g, x, goal, 0, 2 * HIDDEN)))) return dt_graph_close(&g), 0;
             for (int j = 0; j < 2 * EACH; j++) w[j] -= 0.1f * dt_value(g, dt_grad(g, t))[j];
             loss = dt_value(g, l)[0];
         }

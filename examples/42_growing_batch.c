@@ -70,7 +70,7 @@ static dt_tensor as_it_is(dt_graph *g, dt_tensor x, const void *user) { return (
 static dt_tensor line(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_mse(g, dt_linear_with(g, x, "w", 1, 0.001f, 0), dt_targets(g));
+    return dt_error_loss(g, DT_MSE, dt_linear_with(g, x, "w", 1, 0.001f, 0), dt_targets(g));
 }
 
 /* Trains until so many samples are used, and looks after each power of four of them. */

@@ -36,6 +36,16 @@ MAP_TWO(less_equal, DT_LESS_EQUAL)
 MAP_TWO(greater, DT_GREATER)
 MAP_TWO(greater_equal, DT_GREATER_EQUAL)
 
+/* Attention over rows [q | k | v]. */
+static inline dt_tensor attention(dt_graph *g, dt_tensor qkv, int64_t heads, int causal, float dropout)
+{
+    dt_attention_options o;
+    dt_tensor none;
+    memset(&o, 0, sizeof o);
+    o.heads = heads, o.causal = causal, o.dropout = dropout;
+    none.id = 0;
+    return dt_attend(g, qkv, none, none, none, &o);
+}
 static inline dt_tensor map_min(dt_graph *g, dt_tensor x, unsigned axes)
 {
     return map_neg(g, dt_max(g, map_neg(g, x), axes));

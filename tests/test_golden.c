@@ -34,7 +34,7 @@ static dt_tensor features(dt_graph *g, dt_tensor x, const void *user) /* (B,64) 
     pad.size[0] = pad.size[1] = 3, pad.padding[0] = pad.padding[1] = 1;
     half.size[0] = half.size[1] = 2;
     x = dt_gelu(g, dt_conv(g, dt_reshape(g, x, dt_shape4(b, 1, SIDE, SIDE)), "first", 6, &pad));
-    x = dt_max_pool(g, x, &half); /* (B,6,4,4) */
+    x = dt_pooling(g, x, 0, &half); /* (B,6,4,4) */
     pad.stride[0] = pad.stride[1] = 2;
     return dt_reshape(g, dt_relu(g, dt_conv(g, x, "second", 8, &pad)), dt_shape2(b, 32));
 }

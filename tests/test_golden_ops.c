@@ -111,7 +111,7 @@ static void torch_attention(int causal)
         rows = i ? dt_add(g, rows, one) : one;
     }
     rows = dt_reshape(g, dt_permute(g, rows, parts_last), dt_shape3(2, 7, 45));
-    out = dt_attention(g, rows, 3, causal, 0.0f);
+    out = attention(g, rows, 3, causal, 0.0f);
     out = dt_permute(g, dt_reshape(g, out, dt_shape4(2, 7, 3, 5)), back);
     against_torch(g, name, out, in, qkv, 3);
 }

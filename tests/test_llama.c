@@ -206,7 +206,7 @@ static void check_refused(void)
     m.vocabulary = 5;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     g->tensor_shards = 4, g->targets = dt_tensor_of(g, DT_I32, dt_shape2(1, 2), ids);
-    dt__llama_head(g, dt_full(g, dt_shape3(1, 2, 64), 1.0f), &m);
+    dt__family_head(g, dt_full(g, dt_shape3(1, 2, 64), 1.0f), &m);
     tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "5 token ids are too few for 4 tensor shards"), "refused: %s", dt_last_error());
     dt_graph_close(&g);
 }

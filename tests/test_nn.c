@@ -5,6 +5,7 @@
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
+#include "maps.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -232,7 +233,7 @@ static void test_pools(void)
             dt_tensor t, z;
             if (!g) continue;
             t = dt_tensor_from(g, dt_shape4(2, 3, n[0], n[1]), x);
-            z = mean ? dt_avg_pool(g, t, o) : dt_max_pool(g, t, o);
+            z = dt_pooling(g, t, mean, o);
             if (!z.id) tap_bail("%s", dt_last_error());
             backward_with(g, z, dy);
             ok = same(dt_value(g, z), out, planes * ny, "y") && same(dt_value(g, dt_grad(g, t)), dx, planes * nx, "dx");
@@ -337,7 +338,7 @@ static void test_fused(void)
     dt_attention_options o;
     memset(&o, 0, sizeof o);
     o.heads = 3, o.causal = 1, o.dropout = 0.2f;
-    y = dt_attention(g, a, 3, 1, 0.2f);
+    y = attention(g, a, 3, 1, 0.2f);
     z = dt_attend(h, dt_slice(h, b, 2, 0, C), dt_slice(h, b, 2, C, 2 * C), dt_slice(h, b, 2, 2 * C, 3 * C), dt__tensor(0), &o);
     if (!y.id || !z.id) tap_bail("%s", dt_last_error());
     backward_with(g, y, w), backward_with(h, z, w);
@@ -461,8 +462,8 @@ static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
     o.groups = gold_int(name, "groups", 0);
     if (!strncmp(name, "attend", 6)) return dt_attend(g, in[0], in[1], in[2], gold(g, name, "mask"), &a);
     if (!strncmp(name, "rope", 4)) return dt_rope(g, in[0], 2, 10000.0, 7, strstr(name, "llama3") ? &scaling : NULL);
-    if (!strncmp(name, "max_pool", 8)) return dt_max_pool(g, in[0], &o);
-    if (!strncmp(name, "avg_pool", 8)) return dt_avg_pool(g, in[0], &o);
+    if (!strncmp(name, "max_pool", 8)) return dt_pooling(g, in[0], 0, &o);
+    if (!strncmp(name, "avg_pool", 8)) return dt_pooling(g, in[0], 1, &o);
     if (!strncmp(name, "matmul", 6)) return dt_matmul(g, in[0], in[1], 0, 0);
     return dt__convolve(g, in[0], in[1], in[2], &o);
 }

@@ -255,8 +255,8 @@ static void test_norms(void)
 
 static dt_tensor build_loss(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
-    if (c->i[0] == 0) return dt_mse(g, in[0], in[1]);
-    if (c->i[0] == 1) return dt_bce_logits(g, dt_scale(g, in[0], 8.0f), in[1]);
+    if (c->i[0] == 0) return dt_error_loss(g, DT_MSE, in[0], in[1]);
+    if (c->i[0] == 1) return dt_error_loss(g, DT_BCE, dt_scale(g, in[0], 8.0f), in[1]);
     if (c->i[0] == 2) return dt_loss(g, in[0]);
     return dt_cross_entropy(g, in[0], dt_tensor_of(g, DT_I32, dt_shape2(2, 3), c->token), c->f);
 }
@@ -605,8 +605,8 @@ static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
     if (is(name, "top_k")) return dt_top_k(g, in[0], 3, NULL);
     if (is(name, "pad")) return dt_pad(g, in[0], 1, 2, 1);
     if (is(name, "smooth")) return dt_cross_entropy(g, in[0], in[1], 0.1f);
-    if (is(name, "mse")) return dt_mse(g, in[0], in[1]);
-    if (is(name, "bce")) return dt_bce_logits(g, in[0], in[1]);
+    if (is(name, "mse")) return dt_error_loss(g, DT_MSE, in[0], in[1]);
+    if (is(name, "bce")) return dt_error_loss(g, DT_BCE, in[0], in[1]);
     if (is(name, "cast")) return dt_cast(g, dt_cast(g, in[0], is(name, "cast.bf16") ? DT_BF16 : DT_F16), DT_F32);
     return torch_norm(g, name, in);
 }
@@ -701,9 +701,9 @@ static dt_tensor more_wrong(dt_graph *g, int which)
     case 12: return dt_map(g, DT_LESS, x);
     case 13: return dt_batchnorm(g, x, "n", -1e-5f);
     case 14: return dt_cross_entropy(g, x, dt_reshape(g, i, dt_shape1(4)), 1.5f);
-    case 15: return dt_mse(g, x, v);
-    case 16: return dt_mse(g, dt_reshape(g, v, dt_shape2(4, 1)), i);
-    case 17: return dt_bce_logits(g, x, v);
+    case 15: return dt_error_loss(g, DT_MSE, x, v);
+    case 16: return dt_error_loss(g, DT_MSE, dt_reshape(g, v, dt_shape2(4, 1)), i);
+    case 17: return dt_error_loss(g, DT_BCE, x, v);
     case 18: return dt_loss(g, i);
     case 19: return dt_gather(g, x, 2, i);
     case 20: return dt_gather(g, x, 1, high);
@@ -742,7 +742,7 @@ static void test_more_errors(void)
         "max: axis mask", "argmax: axis mask", "argmax: the axis mask names no axis", "mean: axis mask", "is no function of 2 tensors", "logsumexp: axis mask",
         "softmax: there is no axis 2", "log_softmax: there is no axis -3", "SOFTMAX: input 0 holds bf16 and must hold fp32: dt_cast it to DT_F32",
         "rmsnorm: eps", "layernorm: eps", "batchnorm: x (4) must", "is no function of 1 tensors", "batchnorm: eps", "smoothing 1.5", "mse: x (4,3) and target (4)",
-        "SUB: input 1 holds int32 and must hold fp32", "bce_logits: x (4,3)", "LOSS: input 0 holds int32", "gather: there is no axis 2", "gather: index 9 at 2 is outside [0, 3)",
+        "SUB: input 1 holds int32 and must hold fp32", "bce: x (4,3)", "LOSS: input 0 holds int32", "gather: there is no axis 2", "gather: index 9 at 2 is outside [0, 3)",
         "gather: index, int32 (4,1), must be int32 and fit (4,3) in all axes but 0", "gather: index, fp32", "scatter_add: index 9", "scatter_add: x (4,3) and index (4,1)",
         "SCATTER_ADD: input 2 holds bf16", "ONE_HOT: input 0 holds fp32 and must hold int32: dt_cast it to DT_I32", "one_hot: needs a class", "top_k: k = 4 is outside 1..3",
         "TOP_K: input 0 holds int32", "cumsum: there is no axis", "CUMSUM: input 0 holds int32", "concat: tensor 1, fp32 (4)", "concat: tensor 1, bf16 (4,3)", "concat: there is no axis 5",
@@ -824,7 +824,7 @@ static dt_tensor forecast(dt_graph *g, dt_tensor x, const void *user)
     int64_t t = dt_dim(g, x, 1);
     if (user) x = dt_slice(g, x, 1, t - HORIZON, t), target = dt_slice(g, target, 1, t - HORIZON, t);
     x = dt_mul(g, x, dt_param(g, "a", dt_shape1(1), DT_INIT_ONES, 0.0f));
-    return dt_mse(g, dt_add(g, x, dt_param(g, "b", dt_shape1(1), DT_INIT_ZEROS, 0.0f)), target);
+    return dt_error_loss(g, DT_MSE, dt_add(g, x, dt_param(g, "b", dt_shape1(1), DT_INIT_ZEROS, 0.0f)), target);
 }
 /* Is a byte of the last HORIZON a letter after m? The target is a part of the input. */
 static dt_tensor question(dt_graph *g, dt_tensor x, const void *user)
@@ -833,7 +833,7 @@ static dt_tensor question(dt_graph *g, dt_tensor x, const void *user)
     dt_tensor seen = dt_slice(g, x, 1, 0, t - HORIZON), asked = dt_slice(g, x, 1, t - HORIZON, t);
     (void)user;
     asked = dt_cast(g, dt_cast(g, dt_scale(g, asked, 256.0f / 109.0f), DT_I32), DT_F32); /* 0, 1, or 2 above 217 */
-    return dt_bce_logits(g, dt_linear(g, seen, "guess", HORIZON), asked);
+    return dt_error_loss(g, DT_BCE, dt_linear(g, seen, "guess", HORIZON), asked);
 }
 
 static const dt_segment all_ops[] = { { "in", all_in, NULL }, { "zoo", second_zoo, NULL }, { "zoo2", second_zoo, NULL }, { "out", all_out, NULL } };

@@ -973,8 +973,8 @@ static dt_tensor make_attention(maker *m)
     if (!floats_of(m, 3, 3) || shape(m, 0).n[1] > 130) return nothing();
     w = dt_shape2(shape(m, 0).n[2], 3 * heads * d);
     if (dt_shape_count(w) > MOST_COUNT || shape(m, 0).n[0] * shape(m, 0).n[1] * w.n[1] > MOST_COUNT) return nothing();
-    say(m, "dt_attention(g, dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), 0, 0), %d, %d, %gf)", m->name[0], m->s->name, shape_c(w), (int)heads, (int)causal, (double)p);
-    return dt_attention(m->g, dt_matmul(m->g, m->in[0], parameter(m, w, ""), 0, 0), heads, (int)causal, p);
+    say(m, "attention(g, dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), 0, 0), %d, %d, %gf)", m->name[0], m->s->name, shape_c(w), (int)heads, (int)causal, (double)p);
+    return attention(m->g, dt_matmul(m->g, m->in[0], parameter(m, w, ""), 0, 0), heads, (int)causal, p);
 }
 /* Queries and keys of input 0, keys of fewer positions; a mask may be the sign of a product with a parameter. */
 static dt_tensor make_attend(maker *m)
@@ -1045,9 +1045,9 @@ static dt_tensor make_pool(maker *m)
         w.size[k] = 1 + choose(m, 1, 3 + k), w.stride[k] = 1 + choose(m, 2, 3), w.padding[k] = choose(m, 3, w.size[k] / 2 + 1);
         if (!dt__windows(s.n[2 + k], w.size[k], w.stride[k], w.padding[k], 1)) return nothing();
     }
-    say(m, "dt_%s_pool(g, %s, {size %d %d, stride %d %d, padding %d %d})", max ? "max" : "avg", m->name[0], (int)w.size[0], (int)w.size[1], (int)w.stride[0], (int)w.stride[1],
+    say(m, "dt_pooling(g, %s, %s, {size %d %d, stride %d %d, padding %d %d})", m->name[0], max ? "0" : "1", (int)w.size[0], (int)w.size[1], (int)w.stride[0], (int)w.stride[1],
         (int)w.padding[0], (int)w.padding[1]);
-    return (max ? dt_max_pool : dt_avg_pool)(m->g, m->in[0], &w);
+    return dt_pooling(m->g, m->in[0], !max, &w);
 }
 
 /* ---- losses ---- */
@@ -1071,9 +1071,9 @@ static dt_tensor make_loss(maker *m)
     dt_tensor other = m->in[1], y;
     if (!holds(m, 0, DT_F32) || !axis_0_counts_samples(m)) return nothing();
     if (which && (!holds(m, 1, DT_F32) || !dt__same_shape(&dt__at(m->g, m->in[0])->shape, &dt__at(m->g, other)->shape))) other = dt_detach(m->g, dt_scale(m->g, m->in[0], 0.5f));
-    say(m, "%s(g, %s%s%s)", which == 0 ? "dt_loss" : which == 1 ? "dt_mse" : "dt_bce_logits", m->name[0], which ? ", " : "",
+    say(m, "%s(g, %s%s%s)", which == 0 ? "dt_loss" : which == 1 ? "dt_error_loss DT_MSE" : "dt_error_loss DT_BCE", m->name[0], which ? ", " : "",
         !which ? "" : other.id == m->in[1].id ? m->name[1] : "half of it, detached");
-    y = which == 0 ? dt_loss(m->g, m->in[0]) : which == 1 ? dt_mse(m->g, m->in[0], other) : dt_bce_logits(m->g, m->in[0], other);
+    y = which == 0 ? dt_loss(m->g, m->in[0]) : which == 1 ? dt_error_loss(m->g, DT_MSE, m->in[0], other) : dt_error_loss(m->g, DT_BCE, m->in[0], other);
     return as_segment(m->g, y, elements(m, 0), all);
 }
 /* All of input 0, and the means of the others, so that more of the graph matters. */

@@ -92,18 +92,18 @@ static dt_tensor dense(dt_graph *g, dt_tensor x, const void *user)
 static dt_tensor squared(dt_graph *g, dt_tensor x, const void *user) /* what it predicts is not saved for backward */
 {
     (void)user;
-    return dt_mse(g, map_neg(g, dt_prediction(g, map_neg(g, dt_linear(g, x, "out", OUT)))), dt_targets(g));
+    return dt_error_loss(g, DT_MSE, map_neg(g, dt_prediction(g, map_neg(g, dt_linear(g, x, "out", OUT)))), dt_targets(g));
 }
 static dt_tensor first_three(dt_graph *g, dt_tensor x, const void *user) /* a x, a = 1 at first */
 {
     dt_tensor a = dt_param(g, "a", dt_shape1(1), DT_INIT_ONES, 0.0f);
     (void)user;
-    return dt_mse(g, dt_prediction(g, dt_mul(g, dt_slice(g, x, 1, 0, OUT), a)), dt_targets(g));
+    return dt_error_loss(g, DT_MSE, dt_prediction(g, dt_mul(g, dt_slice(g, x, 1, 0, OUT), a)), dt_targets(g));
 }
 static dt_tensor unmarked(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_mse(g, dt_linear(g, x, "out", OUT), dt_targets(g));
+    return dt_error_loss(g, DT_MSE, dt_linear(g, x, "out", OUT), dt_targets(g));
 }
 static dt_tensor marked_ids(dt_graph *g, dt_tensor x, const void *user)
 {
