@@ -7577,9 +7577,8 @@ static int64_t dt__slice_row(const dt__sliced *s, int64_t place)
     return (place / 2 * s->samples * 2 + (place & 1)) * s->rows;
 }
 
-/* Does any query slice below `end` see key slice `key`? Does query slice `query` see any key slice from `begin` on? */
+/* Does any query slice below `end` see key slice `key`? */
 static int dt__slice_seen(const dt__sliced *s, int64_t end, int64_t key) { return !s->a->causal || end > key; }
-static int dt__slice_sees(const dt__sliced *s, int64_t query, int64_t begin) { return !s->a->causal || begin <= query; }
 /* Does this half of a rank's query slices, the early ones or the late ones, see this key slice? */
 static int dt__slice_half(const dt__sliced *s, int rank, int half, int64_t key)
 {
@@ -7686,13 +7685,6 @@ static void dt__sliced_next(const dt__sliced *s, int step)
     cp->wait(cp->user, (step + 1) & 1);
     cp->receive(cp->user, s->block[(step + 1) & 1], 2 * s->leaves * s->keys, (s->at + s->ranks - 1) % s->ranks);
 }
-/* Waits until every message has been received. */
-static void dt__sliced_settle(const dt__sliced *s)
-{
-    const dt__cp *cp = &s->c->env->cp;
-    for (int place = 0; place < DT__CP_PLACES && s->ranks > 1; place++) cp->wait(cp->user, place);
-}
-
 /* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`: o and its statistics, or
  * dq, go to `node`. */
 static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k,
@@ -7782,7 +7774,7 @@ static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to,
     for (int64_t q = 0; q < 2 * s->leaves; q++) {
         int64_t place = dt__slice_place(s, q), row = dt__slice_row(s, place);
         dt__slice_job j;
-        if (!dt__slice_sees(s, dt__slice_number(s, s->at, q), middle)) continue;
+        if (!dt__slice_seen(s, dt__slice_number(s, s->at, q) + 1, middle)) continue;
         if (s->a->dout) {
             dt__slice_add(s, s->nodes + to * s->node + row * s->width, s->nodes + from * s->node + row * s->width,
                           s->rows * s->width, 2 * s->rows * s->width, 0);
@@ -7818,7 +7810,7 @@ static void dt__sliced_half(const dt__sliced *s, const float *block, int owner, 
             set = own.node[own.count - 1].set;
             j.dk = set ? s->key_stack + (set - 1) * s->keys : out, j.dv = j.dk + s->pair / 2, j.lddk = s->pair;
         }
-        if (dt__slice_sees(s, j.t_at, j.s_at)) s->c->env->k->attention(s->c->env->pool, &j);
+        if (!s->a->causal || j.s_at <= j.t_at) s->c->env->k->attention(s->c->env->pool, &j);
         while (j.dout && dt__stack_join(&own, &to, &from))
             dt__sliced_join_keys(s, &own.node[own.count - 1], to ? s->key_stack + (to - 1) * s->keys : out,
                                  s->key_stack + (from - 1) * s->keys, key);
@@ -7903,7 +7895,7 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
         if (step) cp->receive(cp->user, s.inbox, dt__slice_message(&s, rank, s.at), rank);
         dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box[0]);
     }
-    dt__sliced_settle(&s);
+    for (int place = 0; place < DT__CP_PLACES && s.ranks > 1; place++) cp->wait(cp->user, place);
     end.s = &s, end.from = s.nodes + tree.node[0].set * s.node;
     if (backward) dt__sliced_gradients(&s, end.from, s.key_nodes + keys.node[0].set * 2 * s.leaves * s.keys);
     else dt__parallel(c->env->pool, a->b, dt__slice_end_task, &end);
@@ -9818,10 +9810,10 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
         if (q->cut != p->cut || q->rows != p->rows)
             return dt__error(DT_E_SHAPE, "parameter %s is used in two tensor-parallel forms. Use one, or two names.",
                              p->name);
-        if (dt__same_shape(&net->params[*index].is.shape, &p->shape)) return DT_OK;
+        if (dt__same_shape(&q->shape, &p->shape)) return DT_OK;
         return dt__error(DT_E_SHAPE,
                          "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
-                         dt__shape_text(&net->params[*index].is.shape, a), dt__shape_text(&p->shape, b));
+                         dt__shape_text(&q->shape, a), dt__shape_text(&p->shape, b));
     }
     if (!dt__grow((void **)&net->params, net->param_count, &net->param_capacity, sizeof *added)) return DT_E_MEMORY;
     *index = net->param_count++;
@@ -9944,8 +9936,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
             !dt__same_shape(&dt__at(o->plan->g, o->plan->g->input)->shape, &dt__at(g, g->input)->shape))
             continue;
         dt__plan_close(&b->plan);
-        b->plan = o->plan;
-        b->owner = 0;
+        b->plan = o->plan, b->owner = 0;
         break;
     }
     return DT_OK;
