@@ -16298,11 +16298,9 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
 
 #ifdef DT_MPI
 /* ---- Open MPI, or another MPI of version 3 ----------------------------------------------------------------
- * A link over MPI_Isend, MPI_Improbe, MPI_Imrecv and MPI_Test; MPI matches messages with receives. MPI moves data only
- * while it is called: whoever waits calls poll, with short sleeps where another thread wants the core (MPI_Wait would
- * spin). MPI_THREAD_MULTIPLE is asked for, so that the program may call MPI as well.
- * A process initialises MPI once: if MPI was initialised here, it is finalised when the process exits.
- *
+ * A link over MPI_Isend, MPI_Improbe, MPI_Imrecv and MPI_Test. MPI moves data only while it is called: a waiting rank
+ * calls poll and sleeps in between (MPI_Wait would spin). MPI_THREAD_MULTIPLE is requested, so the program may call MPI
+ * as well. If MPI was initialised here, it is finalised when the process exits.
  * A receive is handed to MPI when a probe has found its message, so that the length is known: Open MPI 4.1 writes the
  * whole of a message of more than 4 kB to memory, however short the receive is (measured, shared memory and TCP). */
 
@@ -16310,17 +16308,15 @@ typedef struct dt__mpi {
     dt__link link;
     MPI_Comm comm;
     int top;              /* the largest tag, which no message has */
-    int lonely;           /* MPI lets in only the thread that initialised it */
-    dt__message *waiting; /* receives whose message has not come, in the order of their start */
-    dt__message *active;  /* messages with a request of MPI, which lies in message.own */
+    int lonely;           /* MPI serves only the thread that initialised it */
+    dt__message *waiting; /* receives without a message, oldest first */
+    dt__message *active;  /* messages with a request of MPI, which message.own holds */
 } dt__mpi;
 
 typedef char dt__mpi_request_fits[sizeof(MPI_Request) <= sizeof(void *) ? 1 : -1]; /* in dt__message.own */
 
 /* Set when MPI refused something, or when a message was given up: other ranks may never reach MPI_Finalize then. */
 static int dt__mpi_trouble;
-
-static dt__mpi *dt__mpi_of(dt__link *link) { return (dt__mpi *)(void *)link; }
 
 /* The processes that an MPI launcher says it started, this one included; 0: no launcher says so. mpirun sets a variable
  * of its own; srun sets those of PMIx (--mpi=pmix), which do not tell the number, or of PMI 2 (--mpi=pmi2). */
@@ -16342,7 +16338,7 @@ static dt_result dt__mpi_error(const char *call, int code)
     return dt__error(DT_E_PEER, "%s failed: %s", call, text);
 }
 
-/* May this thread call MPI? */
+/* Whether this thread may call MPI. */
 static dt_result dt__mpi_admit(const dt__mpi *f)
 {
     int main_thread = 1;
@@ -16353,38 +16349,15 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
 
 /* ---- messages ---- */
 
-/* Counts of MPI are int: a longer message is one element of megabytes and a rest. The caller frees the type unless it
- * is MPI_BYTE. */
-static int dt__mpi_type(int64_t bytes, MPI_Datatype *type, int *count)
-{
-    MPI_Datatype kind[2];
-    MPI_Aint at[2];
-    int length[2], code;
-    *type = MPI_BYTE;
-    *count = (int)bytes;
-    if (bytes <= INT_MAX) return MPI_SUCCESS;
-    if ((code = MPI_Type_contiguous(1 << 20, MPI_BYTE, &kind[0])) != MPI_SUCCESS) return code;
-    kind[1] = MPI_BYTE;
-    length[0] = (int)(bytes >> 20);
-    length[1] = (int)(bytes & ((1 << 20) - 1));
-    at[0] = 0;
-    at[1] = (MPI_Aint)(bytes - length[1]);
-    *count = 1;
-    code = MPI_Type_create_struct(2, length, at, kind, type);
-    MPI_Type_free(&kind[0]);
-    if (code) *type = MPI_BYTE;
-    return code ? code : MPI_Type_commit(type);
-}
-
-/* Hands a message to MPI; found: what a probe found, for a receive of m->moved bytes into `to`. */
+/* Hands a message to MPI; found: what a probe found, for a receive of m->moved bytes into `to`. Counts of MPI are int:
+ * a message of more than 2 GB is counted in floats. */
 static int dt__mpi_request(dt__mpi *f, dt__message *m, MPI_Message *found, char *to, MPI_Request *request)
 {
-    MPI_Datatype type;
-    int count, code = dt__mpi_type(found ? m->moved : m->bytes, &type, &count);
-    if (!code) code = found ? MPI_Imrecv(to, count, type, found, request)
-                            : MPI_Isend(m->data, count, type, m->peer, (int)m->tag, f->comm, request);
-    if (type != MPI_BYTE) MPI_Type_free(&type);
-    return code;
+    int64_t bytes = found ? m->moved : m->bytes;
+    MPI_Datatype type = bytes > INT_MAX ? MPI_FLOAT : MPI_BYTE;
+    int count = (int)(bytes > INT_MAX ? bytes / 4 : bytes);
+    return found ? MPI_Imrecv(to, count, type, found, request)
+                 : MPI_Isend(m->data, count, type, m->peer, (int)m->tag, f->comm, request);
 }
 
 static void dt__mpi_activate(dt__mpi *f, dt__message *m, MPI_Request request)
@@ -16396,12 +16369,15 @@ static void dt__mpi_activate(dt__mpi *f, dt__message *m, MPI_Request request)
 
 static dt_result dt__mpi_start(dt__link *link, dt__message *m)
 {
-    dt__mpi *f = dt__mpi_of(link);
+    dt__mpi *f = (dt__mpi *)link;
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;
     dt_result r = dt__message_check(link, m);
     if (!r && m->tag >= (uint32_t)f->top)
         r = dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, link->name, f->top - 1);
+    if (!r && m->bytes > INT_MAX && (m->bytes % 4 || m->bytes / 4 > INT_MAX))
+        r = dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %d floats. Send it in parts.",
+                      (long long)m->bytes, link->name, INT_MAX);
     if (!r) r = dt__mpi_admit(f);
     if (r) return r;
     m->moved = 0;
@@ -16413,8 +16389,8 @@ static dt_result dt__mpi_start(dt__link *link, dt__message *m)
     return code ? dt__mpi_error("MPI_Isend", code) : DT_OK;
 }
 
-/* Does a request complete within so many seconds? If not, the request is MPI's alone from now on. */
-static int dt__mpi_settle(MPI_Request *request, double seconds)
+/* Whether a request completes within `seconds`. If not, the request belongs to MPI from now on. */
+static int dt__mpi_wait(MPI_Request *request, double seconds)
 {
     double until = dt__now() + seconds;
     int done = 0, code = MPI_SUCCESS;
@@ -16427,19 +16403,19 @@ static int dt__mpi_settle(MPI_Request *request, double seconds)
     return done && !code;
 }
 
-/* The message that was found for m is longer than m. It is received elsewhere, so that its sender can complete. */
-static int dt__mpi_refuse(dt__mpi *f, dt__message *m, MPI_Message *found)
+/* The message that was found for m is longer than m. Receives it elsewhere, so that its sender can complete. */
+static int dt__mpi_drain(dt__mpi *f, dt__message *m, MPI_Message *found)
 {
     MPI_Request request = MPI_REQUEST_NULL;
     char *scratch = (char *)DT_MALLOC((size_t)m->moved);
     int code = scratch ? dt__mpi_request(f, m, found, scratch, &request) : MPI_SUCCESS;
     if (!scratch) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
-    else if (!code && dt__mpi_settle(&request, 1.0)) DT_FREE(scratch);
+    else if (!code && dt__mpi_wait(&request, 1.0)) DT_FREE(scratch);
     dt__message_finish(m, DT__TOO_LONG);
     return code;
 }
 
-/* Looks for a message for m. If one has come, the oldest receive that it matches gets it. */
+/* Probes for a message for m. The oldest receive that matches the message gets it. */
 static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
 {
     dt__message *first = f->waiting;
@@ -16456,13 +16432,13 @@ static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
     dt__message_remove(&f->waiting, first);
     first->peer = status.MPI_SOURCE;
     first->moved = (int64_t)bytes;
-    if (first->moved > first->bytes) return dt__mpi_refuse(f, first, &found);
+    if (first->moved > first->bytes) return dt__mpi_drain(f, first, &found);
     if ((code = dt__mpi_request(f, first, &found, first->data, &request)) == MPI_SUCCESS)
         dt__mpi_activate(f, first, request);
     return code;
 }
 
-/* Is the message complete? Then it is its owner's again. */
+/* Whether the message is complete; if so, finishes it. */
 static int dt__mpi_complete(dt__message *m)
 {
     MPI_Request request;
@@ -16475,11 +16451,11 @@ static int dt__mpi_complete(dt__message *m)
     return 1;
 }
 
-/* While another thread polls, nothing is to be done. With nothing under way, a probe that finds nothing (no message has
- * the largest tag) lets MPI move what it has buffered. */
+/* With no message under way, a probe that finds nothing (no message has the largest tag) lets MPI move what it has
+ * buffered. */
 static dt_result dt__mpi_poll(dt__link *link)
 {
-    dt__mpi *f = dt__mpi_of(link);
+    dt__mpi *f = (dt__mpi *)link;
     dt__message **p = &f->active, *m, *next;
     int code = MPI_SUCCESS, come;
     dt_result r = dt__mpi_admit(f);
@@ -16499,16 +16475,16 @@ static dt_result dt__mpi_poll(dt__link *link)
                 : DT_OK;
 }
 
-/* A receive whose message has not come ends here. What is on its way cannot be called back: after a short wait MPI
- * keeps it, and reads from that memory, or writes to it, if the peer goes on with it after all. */
+/* A receive without a message is only removed. A request cannot be withdrawn: after a short wait MPI keeps it, and uses
+ * its memory if the peer continues after all. */
 static void dt__mpi_cancel(dt__link *link, dt__message *m)
 {
-    dt__mpi *f = dt__mpi_of(link);
+    dt__mpi *f = (dt__mpi *)link;
     MPI_Request request;
     dt__link_enter(link);
     if (dt__message_remove(&f->active, m)) {
         memcpy(&request, &m->own, sizeof request);
-        (void)dt__mpi_settle(&request, 0.2);
+        (void)dt__mpi_wait(&request, 0.2);
     } else if (dt__message_remove(&f->waiting, m) && m->tag != DT__TAG_NOTICE) {
         __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
     }
@@ -16520,7 +16496,7 @@ static void dt__mpi_cancel(dt__link *link, dt__message *m)
 /* MPI_Iallreduce, so that a frozen peer is noticed while this rank waits. */
 static dt_result dt__mpi_all_reduce(dt__link *link, dt__message *m, void *group, dt_op op)
 {
-    dt__mpi *f = dt__mpi_of(link);
+    dt__mpi *f = (dt__mpi *)link;
     MPI_Comm comm = group ? *(MPI_Comm *)group : f->comm;
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Op how = op == DT_SUM ? MPI_SUM : op == DT_MAX ? MPI_MAX : MPI_MIN;
@@ -16542,7 +16518,7 @@ static dt_result dt__mpi_all_reduce(dt__link *link, dt__message *m, void *group,
 
 static dt_result dt__mpi_group(dt__link *link, const int *ranks, int size, void **group)
 {
-    dt__mpi *f = dt__mpi_of(link);
+    dt__mpi *f = (dt__mpi *)link;
     MPI_Comm *comm = (MPI_Comm *)dt__alloc((int64_t)sizeof *comm, "a group of ranks");
     MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
     int code;
@@ -16570,15 +16546,15 @@ static void dt__mpi_ungroup(dt__link *link, void *group)
 
 /* ---- opening and closing MPI ---- */
 
-/* At exit. MPI_Finalize waits for all ranks, for a frozen one without end. So the ranks meet first, and after trouble a
- * rank waits 10 s for the others: if they do not come, it ends without MPI_Finalize, and mpirun ends the job. */
+/* At exit. MPI_Finalize would wait for a frozen rank without end. So the ranks meet first; after trouble a rank waits
+ * 10 s for the others, then ends without MPI_Finalize, and mpirun ends the job. */
 static void dt__mpi_end(void)
 {
     MPI_Request request = MPI_REQUEST_NULL;
     double patience = __atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED) ? 10.0 : 1e9;
     int finalized = 1;
     if (MPI_Finalized(&finalized) || finalized || MPI_Ibarrier(MPI_COMM_WORLD, &request)) return;
-    if (dt__mpi_settle(&request, patience)) MPI_Finalize();
+    if (dt__mpi_wait(&request, patience)) MPI_Finalize();
 }
 
 /* Initialises MPI unless the program has. */
@@ -16622,7 +16598,7 @@ static dt_result dt__mpi_learn(dt__mpi *f)
 
 static void dt__mpi_close(dt__link *link)
 {
-    dt__mpi *f = dt__mpi_of(link);
+    dt__mpi *f = (dt__mpi *)link;
     if (f->comm != MPI_COMM_NULL && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free(&f->comm);
     dt__free(f);
 }
@@ -17012,6 +16988,13 @@ static int dt__socket_prepare(int fd)
     return fcntl(fd, F_SETFD, FD_CLOEXEC) || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK);
 }
 
+/* Closes a socket; -1 with errno. */
+static int dt__socket_fail(int fd, int error)
+{
+    close(fd);
+    return errno = error, -1;
+}
+
 /* The addresses of a host, to be freed by freeaddrinfo, or NULL and the reason. `passive`: all those of this host. */
 static struct addrinfo *dt__host_addresses(const char *address, int port, int passive, const char **why)
 {
@@ -17061,14 +17044,11 @@ static int dt__transfer(int fd, void *data, int64_t bytes, int sends, double end
 /* A listening socket, or -1 with errno. */
 static int dt__listen_at(const struct addrinfo *a, int backlog)
 {
-    int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), on = 1, error;
+    int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), on = 1;
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (!dt__socket_prepare(fd) && !bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, backlog)) return fd;
-    error = errno;
-    close(fd);
-    errno = error;
-    return -1;
+    return dt__socket_fail(fd, errno);
 }
 
 static int dt__is_loopback(const struct sockaddr *a)
@@ -17149,20 +17129,17 @@ static void dt__meet_serve(dt__meeting *m, int fd)
     m->present++;
 }
 
-/* The ranks of 0 .. size - 1 that are missing: "2, 5-7, 9". */
+/* The ranks that are missing, "1, 3", as far as there is room. */
 static void dt__list_missing(char *text, size_t room, const dt__meeting *m)
 {
     size_t used = 0;
-    for (int r = 1, last; r < m->w->size; r = last + 1) {
-        last = r;
+    for (int r = 1; r < m->w->size; r++) {
         if (m->caller[r] >= 0) continue;
-        while (last + 1 < m->w->size && m->caller[last + 1] < 0) last++;
-        if (used + 40 > room) {
-            snprintf(text + used, room - used, " and more");
+        if (used + 20 > room) {
+            snprintf(text + used, room - used, " and others");
             return;
         }
         used += (size_t)snprintf(text + used, room - used, used ? ", %d" : "%d", r);
-        if (last > r) used += (size_t)snprintf(text + used, room - used, last == r + 1 ? ", %d" : "-%d", last);
     }
 }
 
@@ -17230,9 +17207,7 @@ static int dt__meet_connect(const struct addrinfo *a)
     else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS) error = errno;
     else if (!dt__ready(fd, POLLOUT, dt__now() + (double)DT__MEET_SECONDS)) error = ETIMEDOUT;
     else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
-    if (!error) return fd;
-    close(fd);
-    return errno = error, -1;
+    return error ? dt__socket_fail(fd, error) : fd;
 }
 
 /* Reads one dt__welcome. 1: rank 0 agrees; 0: try again; -1: no use, the error is recorded. */

@@ -28,7 +28,7 @@ passes(2, 'left', '-x DT_NODES=2');
 passes(2, 'abandoned');
 passes(3, 'all', '--mca pml ob1 --mca btl self,tcp --mca btl_tcp_if_include lo'); # as between machines
 SKIP: {
-    skip 'a message of 2^31 + 5 bytes: only with --full', 1 unless full();
+    skip 'a message of 2^31 + 4 bytes: only with --full', 1 unless full();
     passes(2, 'huge');
 }
 
