@@ -22170,14 +22170,13 @@ typedef struct dt__supervisor {
     /* of one start */
     dt__job *job;
     int fd; /* its memory */
-    int alive, announced;
+    int alive, announced; /* ranks that run; whether the reason of an early end was printed */
     int lost;        /* ranks that died by themselves or froze */
     int status;      /* wait status of the first rank that failed, else of one that was stopped */
-    double deadline; /* when the next means is used: 0 none yet */
-    int means;       /* 0 patience, 1 SIGTERM was sent, 2 SIGKILL was sent */
+    double deadline; /* of the next escalation; 0: none */
+    int escalation;  /* 0: none; 1: SIGTERM was sent; 2: SIGKILL was sent */
 } dt__supervisor;
 
-/* Counts a rank that has ended. */
 static void dt__supervise_count(dt__supervisor *s, int status)
 {
     s->alive--;
@@ -22200,7 +22199,7 @@ static void dt__supervise_announce(dt__supervisor *s)
     s->deadline = dt__now() + 2;
 }
 
-/* A signal that asks for an end. A second Ctrl-C is impatience. */
+/* A signal that asks for an end. A second Ctrl-C ends the grace time. */
 static void dt__supervise_signal(dt__supervisor *s, int sig)
 {
     int32_t grace = __atomic_load_n(&s->job->grace_ms, __ATOMIC_RELAXED);
@@ -22264,7 +22263,7 @@ static void dt__supervise_reap(dt__supervisor *s)
         uint32_t frozen = (uint32_t)DT__FAULT_FROZEN << 16 | (uint32_t)r;
         int status = 0;
         if (state->gone || !state->pid || waitpid(state->pid, &status, WNOHANG) != state->pid) continue;
-        if (WIFSIGNALED(status) && (!s->means || __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST) == frozen))
+        if (WIFSIGNALED(status) && (!s->escalation || __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST) == frozen))
             s->lost++;
         dt__supervise_count(s, status);
         dt__job_ended(s->job, r, status);
@@ -22279,19 +22278,19 @@ static void dt__supervise_kill(dt__supervisor *s, int sig)
     }
 }
 
-/* Patience, then SIGTERM, then SIGKILL, two seconds each. A rank that its peers call frozen gets no patience once it is
- * the only one left, nor does anyone get it from an impatient user. */
+/* Waits, sends SIGTERM, then SIGKILL, two seconds apart. A frozen rank that is the only one left is killed at once, and
+ * a second Ctrl-C ends the wait. */
 static void dt__supervise_press(dt__supervisor *s)
 {
     uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
     int only_frozen = s->alive == 1 && fault >> 16 == DT__FAULT_FROZEN && !(fault & DT__FAR) &&
                       !dt__job_rank(s->job, (int)fault & 0x7fff)->gone;
-    if (s->means == 2) return;
-    if (only_frozen) s->means = 1;
+    if (s->escalation == 2) return;
+    if (only_frozen) s->escalation = 1;
     else if (s->deadline <= 0 || dt__now() < s->deadline) return;
-    if (s->means == 0) __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
-    dt__supervise_kill(s, s->means == 0 ? SIGTERM : SIGKILL);
-    s->means++;
+    if (s->escalation == 0) __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
+    dt__supervise_kill(s, s->escalation == 0 ? SIGTERM : SIGKILL);
+    s->escalation++;
     s->deadline = dt__now() + 2;
 }
 
@@ -22335,7 +22334,7 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
     if (s->fd < 0)
         return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", s->plan.ranks,
                          strerror(errno));
-    s->announced = s->lost = s->status = s->means = 0;
+    s->announced = s->lost = s->status = s->escalation = 0;
     s->deadline = 0;
     failed = dt__spawn_ranks(s, argv);
     if (failed) {
@@ -22370,7 +22369,7 @@ static int dt__supervise_shrink(dt__supervisor *s)
     return use >= s->plan.fewest;
 }
 
-/* Says that the ranks will start again, and waits before it: 1, 2, 4 .. 30 units. Whether nobody asked to stop. */
+/* Announces a restart and waits 1, 2, 4 .. 30 times the backoff. Whether nobody asked to stop. */
 static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
 {
     double wait = s->plan.backoff * (double)dt__min((int64_t)1 << dt__min(s->idle, 5), 30), until = dt__now() + wait;
@@ -22451,8 +22450,7 @@ static dt__job *dt__attach(int fd)
     return job == MAP_FAILED ? NULL : (dt__job *)job;
 }
 
-/* Makes this process a good rank. It must not outlive its supervisor: the death signal comes first, then the look
- * whether the supervisor died before it was set. */
+/* A rank must not outlive its supervisor: set the death signal, then check whether the supervisor died before. */
 static void dt__become_rank(int fd)
 {
     struct sigaction action;
@@ -23661,7 +23659,7 @@ static dt_result dt__measure_peak(dt_trainer *t)
     return r;
 }
 
-/* What the launcher chose. */
+/* Ranks and how they communicate. */
 static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
 {
     if (dt_comm_size(c) == 1) snprintf(text, size, "1 rank");
@@ -23673,7 +23671,7 @@ static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
     return text;
 }
 
-/* What becomes of gradients on their way, where that is not exact. */
+/* The wire format of gradients, unless it is exact. */
 static void dt__wire_banner(const dt_trainer *t)
 {
     const dt__wire *w = &t->e.wire;
@@ -25065,7 +25063,7 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, 
     return r;
 }
 
-/* Is this rank the one that speaks for those with the same samples? */
+/* Whether this rank counts its samples: one rank of those that share them does. */
 static int dt__trainer_counts(const dt_trainer *t)
 {
     return !t->e.mesh.at[DT_AXIS_PIPELINE] && !t->e.mesh.at[DT_AXIS_TENSOR] && !t->e.mesh.at[DT_AXIS_CONTEXT];
@@ -25389,7 +25387,7 @@ static int32_t dt__draw(dt__generator *d, const dt__kernels *k, const dt_samplin
     return (int32_t)dt__first_max(logits, top, n);
 }
 
-/* The stage that has the logits of text. */
+/* The pipeline stage that computes the logits. */
 static int dt__logits_stage(const dt__engine *e)
 {
     int stage = e->net.segments[e->net.count - 1].stage;
@@ -25500,14 +25498,14 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
     return DT_OK;
 }
 
-/* Is the loss a cross-entropy as it is? Of others nothing is known but the number. */
+/* Is the loss a cross-entropy? The unit of any other loss is unknown. */
 static int dt__loss_in_nats(const dt_trainer *t)
 {
     const dt__plan *p = t->e.net.segments[t->e.net.count - 1].plan;
     return p->g->nodes[p->output.id].op == DT__OP_CROSS_ENTROPY;
 }
 
-/* Text is drawn by rank 0 alone when it has the model, else by all ranks together. */
+/* Whether this rank samples text: rank 0 alone if it has the whole model, else all ranks together. */
 static int dt__trainer_draws(const dt_trainer *t)
 {
     const dt_layout *l = &t->layout;
@@ -25975,19 +25973,16 @@ static void dt__judge_transport(dt__case *x)
              *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
     if (efa)
         snprintf(f->advice, sizeof f->advice,
-                 "an Elastic Fabric Adapter is here, and not used: set DT_FABRIC=efa, and see "
-                 "what `fi_info -p efa` says (it needs its software in the container, and a security group that admits "
-                 "itself). The line above is the proof, no metric of CloudWatch is");
+                 "an Elastic Fabric Adapter is present but not used: set DT_FABRIC=efa, and run `fi_info -p efa` (the "
+                 "container needs its software, and the security group must admit itself)");
     else if (slow)
         snprintf(f->advice, sizeof f->advice,
-                 "the link is far slower than a machine's: look for %sanother interface than the "
-                 "fast one (DT_INTERFACE), and a limit of the instance or the container",
-                 x->rank[0].limited ? "DT_LINK_RATE, which is set, " : "");
+                 "the link is far slower than a machine's: look for %sa slow interface (DT_INTERFACE), and a limit "
+                 "of the instance or the container", x->rank[0].limited ? "DT_LINK_RATE, which is set, " : "");
     else if (one >= 0)
         snprintf(f->advice, sizeof f->advice,
-                 "ranks 0 and %d are on one machine, but on two nodes: start them in one "
-                 "container, without DT_NODES, so that they share memory",
-                 one);
+                 "ranks 0 and %d are on one machine, but on two nodes: start them in one container, without DT_NODES, "
+                 "so that they share memory", one);
 }
 
 static void dt__judge_data(dt__case *x)
@@ -26006,9 +26001,8 @@ static void dt__judge_data(dt__case *x)
              1e3 * d->seconds, 100.0 * share);
     if (f->fires)
         snprintf(f->advice, sizeof f->advice,
-                 "more ranks starve more: give them data sooner. Token shards (dt_data_tokenize) "
-                 "instead of texts, a local disk or a file system that streams instead of a distant one, less work in "
-                 "the source's fetch");
+                 "load samples faster: token shards (dt_data_tokenize) in place of text, a local disk or a streaming "
+                 "file system, less work in the source's fetch");
 }
 
 static void dt__judge_batch(dt__case *x)
@@ -26021,20 +26015,18 @@ static void dt__judge_batch(dt__case *x)
         snprintf(f->text, sizeof f->text, "no ranks are data parallel: nothing is exchanged once per step");
     else
         snprintf(f->text, sizeof f->text,
-                 "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with all "
-                 "hidden that can be, work is %.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and "
-                 "work 80 %% of their time above %.1f; now %g",
+                 "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with the best overlap work is "
+                 "%.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and work 80 %% of their time "
+                 "above %.1f; now %g",
                  1e3 * d->work, 1e3 * d->exchange, 100.0 * share, x->data, d->break_even, d->worthwhile, x->batch);
     if (idle)
         snprintf(f->advice, sizeof f->advice,
-                 "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: more units m, by "
-                 "a larger --batch in micro-batches of the same size",
-                 100.0 * x->idle);
+                 "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: use more units m, by a larger --batch "
+                 "in micro-batches of the same size", 100.0 * x->idle);
     else if (fires)
         snprintf(f->advice, sizeof f->advice,
-                 "more work per exchange: --batch %.0f, or %.0f micro-batches of %g, where the "
-                 "model learns from that (other bits: the recipe decides); fewer ranks; or one",
-                 d->worthwhile, (double)(int64_t)(d->worthwhile / x->batch) + 1.0, x->batch);
+                 "do more work per exchange: --batch %.0f, or %.0f micro-batches of %g (a recipe choice: other bits); "
+                 "or use fewer ranks", d->worthwhile, (double)(int64_t)(d->worthwhile / x->batch) + 1.0, x->batch);
 }
 
 /* Threads per core on the machine where there are the most. */
@@ -26072,8 +26064,8 @@ static void dt__judge_overlap(dt__case *x)
     }
     each = 2.0 * (x->data - 1) * d->alpha[d->rate[1] > 0.0];
     snprintf(f->text, sizeof f->text,
-             "%.2f ms of exchange exposed, %.2f by max(0, %.2f - 2/3 x %.2f): %.0f %% of the step "
-             "too much (bound 20 %%%s). Overlap is %s; %d buckets of up to %.0f bytes, %.2f ms each for alpha",
+             "%.2f ms of exchange exposed, %.2f by max(0, %.2f - 2/3 x %.2f): %.0f %% of the step too much (bound 20 %%"
+             "%s). Overlap is %s; %d buckets of up to %.0f bytes, %.2f ms each for alpha",
              1e3 * d->exposed, 1e3 * left, 1e3 * d->exchange, 1e3 * d->work, 100.0 * share,
              crowded ? ", which says nothing while ranks wait for cores" : "", x->rank[0].overlap ? "on" : "off",
              buckets, x->bucket, 1e3 * each);
@@ -26082,9 +26074,7 @@ static void dt__judge_overlap(dt__case *x)
                  x->rank[0].overlap ? "smaller buckets let sums begin earlier (--bucket)"
                             : "hide it: --overlap on, with a core for it on each rank",
                  buckets * each > 0.3 * d->exposed ? "; messages are too small for alpha: --bucket 25000000" : "",
-                 d->exposed > 3.0 * d->exchange ? "; it takes more than 3 times what the links need: ranks come late "
-                                                  "(placement, below)"
-                                                : "");
+                 d->exposed > 3.0 * d->exchange ? "; it takes over 3 times what the links need: ranks are late" : "");
 }
 
 /* Slowdown of the slowest rank: its time over the median, of the work within its stage or of a matrix product. */
@@ -26115,31 +26105,26 @@ static void dt__judge_placement(dt__case *x)
     int who, threads, cores;
     double slowest = dt__case_slowest(x, &who), crowd = dt__case_crowd(x, &threads, &cores);
     dt_finding *f;
-    if (crossed > 0.0)
-        f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crossed, 0.0);
-    else if (crowd > 1.0)
-        f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crowd, 1.0);
-    else
-        f = dt__find(x, DT_BRANCH_PLACEMENT, slowest > 3.0, who, slowest, 3.0);
-    snprintf(
-        f->text, sizeof f->text,
-        "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside of layers "
-        "take %.0f %% of it; %d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as the middle one "
-        "(bound 3); rank 0 makes %.3g GFLOP/s alone, %.3g with all others",
-        1e-6 * crossed, 100.0 * within, threads, cores, who, slowest, d->alone, d->together);
+    if (crossed > 0.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crossed, 0.0);
+    else if (crowd > 1.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crowd, 1.0);
+    else f = dt__find(x, DT_BRANCH_PLACEMENT, slowest > 3.0, who, slowest, 3.0);
+    snprintf(f->text, sizeof f->text,
+             "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside layers take %.0f %% of it; "
+             "%d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as the median rank (bound 3); "
+             "rank 0 computes %.3g GFLOP/s alone, %.3g with all others",
+             1e-6 * crossed, 100.0 * within, threads, cores, who, slowest, d->alone, d->together);
     if (crossed > 0.0)
         snprintf(f->advice, sizeof f->advice,
-                 "keep tensor groups inside nodes: --order DPT, and a --tp that divides the "
-                 "ranks of a node; pipeline stages or data parallel ranks between nodes");
+                 "keep tensor groups inside nodes: --order DPT, and a --tp that divides the ranks of a node; put "
+                 "pipeline stages or data-parallel ranks between nodes");
     else if (crowd > 1.0)
         snprintf(f->advice, sizeof f->advice,
-                 "ranks share cores: fewer ranks or --threads, or another binding (mpirun "
-                 "--bind-to core, srun --cpu-bind)");
+                 "ranks share cores: use fewer ranks or --threads, or bind them (mpirun --bind-to core, srun "
+                 "--cpu-bind)");
     else if (f->fires)
         snprintf(f->advice, sizeof f->advice,
-                 "all wait for rank %d: look for another program on its cores, a slower or hot "
-                 "processor, DT_ISA; leave that machine out",
-                 who);
+                 "all wait for rank %d: look for another program on its cores, a slow or hot processor, DT_ISA; or "
+                 "leave that machine out", who);
 }
 
 static void dt__judge(dt__case *x)
