@@ -17357,7 +17357,8 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
  * A link over tagged packets of one reliable-datagram endpoint. Providers differ in what they do with a packet that has
  * no receive, or whose receive is too short, so buffers for the longest packet are always posted. A sender has at most
  * DT__OFI_WINDOW packets per peer under way; the peer acknowledges half a window at a time.
- * A send to a process that has ended fails: all messages of that peer are lost then. */
+ * When a send fails, all messages of its peer are lost. Most providers do not report that a peer has ended: heartbeats
+ * notice it. */
 
 enum { DT__OFI_DATA = 1, DT__OFI_ACK, DT__OFI_CUT }; /* CUT: a message of the peer will not come to its end */
 enum { DT__OFI_PACKET = 1 << 16, DT__OFI_WINDOW = 8, DT__OFI_POSTED = 64, DT__OFI_BATCH = 16 };
