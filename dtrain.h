@@ -13706,15 +13706,15 @@ typedef struct dt__message {
     void *own;                /* the link's */
 } dt__message;
 
-/* What ranks on different nodes say of themselves, beside the data. */
+/* What ranks of different nodes tell each other, beside the data. */
 enum { DT__ASK = 1, DT__ALIVE, DT__TELL, DT__REPLIES = 8 };
 typedef struct dt__notice {
     int32_t kind;
-    uint32_t fault; /* DT__TELL: what the job of a node failed of */
+    uint32_t fault; /* DT__TELL: why the job of a node failed */
     char why[504];
 } dt__notice;
 
-/* One process's. Not with emulated nodes, whose ranks see each other's signs of life. */
+/* One process's. Emulated nodes need none: their ranks see each other's heartbeats in shared memory. */
 typedef struct dt__hearing {
     struct dt__job *job; /* of this node */
     int busy, told;
@@ -13851,7 +13851,7 @@ struct dt_comm {
     /* The members below are for ranks on several nodes. */
     uint32_t id;                /* no two communicators with common ranks have the same */
     dt__published *calls;       /* (nodes) what the leaders publish */
-    dt__message *message_of;    /* (2 (size + nodes)) of a round, the first `under_way` in use */
+    dt__message *messages;      /* (2 (size + nodes)) of a round, the first `under_way` in use */
     int under_way;
     dt__message *outbox;        /* (size, DT__PACKETS) sends in the background */
     uint32_t *posted;           /* (size) how many */
@@ -14205,7 +14205,7 @@ static void dt__hear_start(dt__link *f, dt__message *m, int sends, int peer, dt_
 /* Whether the message can be started again. */
 static int dt__hear_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
 
-/* Tells all ranks what this node's job failed of, once. */
+/* Tells all ranks once why this node's job failed. */
 static void dt__hear_tell(dt__link *f)
 {
     dt__hearing *h = f->hearing;
@@ -14265,7 +14265,7 @@ static void dt__link_poll(dt__link *f)
     dt__hear(f);
 }
 
-/* A call fails: sees to it that the other nodes know, within half a second. */
+/* Before a failing call returns: waits until the other nodes have been told, at most half a second. */
 static void dt__hear_last(dt__link *f)
 {
     dt__hearing *h = f ? f->hearing : NULL;
@@ -14277,7 +14277,7 @@ static void dt__hear_last(dt__link *f)
             dt__link_poll(f);
 }
 
-/* Whether a rank of another node has been silent for too long, though asked. */
+/* Whether a rank of another node has not answered for too long. */
 static int dt__hear_silent(dt__link *f, int peer, dt__watch *w)
 {
     dt__hearing *h = f->hearing;
@@ -14673,7 +14673,7 @@ static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int pe
 /* One more message of this round. */
 static dt_result dt__round_message(dt_comm *c, int sends, int peer, const void *data, int64_t bytes)
 {
-    return bytes ? dt__message_start(c, &c->message_of[c->under_way++], sends, peer, 0, (void *)(intptr_t)data, bytes)
+    return bytes ? dt__message_start(c, &c->messages[c->under_way++], sends, peer, 0, (void *)(intptr_t)data, bytes)
                  : DT_OK;
 }
 
@@ -14681,12 +14681,12 @@ static dt_result dt__round_message(dt_comm *c, int sends, int peer, const void *
 static dt_result dt__round_wait(dt_comm *c, dt_result r)
 {
     for (int k = 0; k < c->under_way && !r; k++) {
-        const dt__message *m = &c->message_of[k];
+        const dt__message *m = &c->messages[k];
         int peer = 0;
         while (c->place[peer].world != m->peer) peer++;
         r = dt__wait_message(c, m, peer);
     }
-    for (int k = 0; k < c->under_way && r; k++) dt__message_cancel(c->link, &c->message_of[k]);
+    for (int k = 0; k < c->under_way && r; k++) dt__message_cancel(c->link, &c->messages[k]);
     c->under_way = 0;
     return r;
 }
@@ -14742,19 +14742,12 @@ static dt_result dt__meet(dt_comm *c)
     return r;
 }
 
-/* How peers can reach this rank's data: thread ranks read private memory too. */
-static int64_t dt__publish(const dt_comm *c, const void *data, int64_t count)
-{
-    if (!c->job) return -1;
-    return c->job->threads ? (int64_t)(intptr_t)data : dt__locate(c, data, count * (int64_t)sizeof(float));
-}
-
 /* Meets for a collective that reads `count` floats of each rank's data. *staged: private memory, which the local ranks
- * cannot read; else c->view is where they read each other's data. */
+ * cannot read; else c->view is where they read each other's data. Thread ranks read private memory, too. */
 static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int *staged)
 {
     dt_result r;
-    c->call.where = dt__publish(c, data, count);
+    if (c->job) c->call.where = c->job->threads ? (int64_t)(intptr_t)data : dt__locate(c, data, 4 * count);
     r = dt__meet(c);
     *staged = 0;
     c->view[0] = (float *)(intptr_t)data;
@@ -15215,21 +15208,14 @@ typedef struct dt__move {
     int root;
 } dt__move;
 
-/* From the inputs of all ranks, c->from. */
-static void dt__unpack(dt_comm *c, const dt__move *m)
+/* extra: the dt_op of a sum, or the root. */
+static dt__move dt__move_of(int op, const float *in, float *out, int64_t count, int sections, int extra)
 {
-    int64_t mine = m->sections > 1 ? c->rank * m->count : 0;
-    for (int p = 0; p < c->size; p++) c->from[p] += mine;
-    switch (m->op) {
-    case DT__CALL_BROADCAST:
-        if (c->rank != m->root) dt__copy(m->out, c->from[m->root], m->count);
-        return;
-    case DT__CALL_ALL_GATHER:
-    case DT__CALL_ALL_TO_ALL:
-        for (int p = 0; p < c->size; p++) dt__copy(m->out + p * m->count, c->from[p], m->count);
-        return;
-    default: dt__sum_into(c, m->reduce, c->from, NULL, c->size, m->out, m->count);
-    }
+    dt__move m;
+    m.op = op, m.in = in, m.out = out, m.count = count, m.sections = sections;
+    m.reduce = extra == DT_MAX ? DT_MAX : extra == DT_MIN ? DT_MIN : DT_SUM;
+    m.root = extra;
+    return m;
 }
 
 /* Extents of equal length for all ranks: from `from`, to p * count. */
@@ -15239,36 +15225,34 @@ static dt__extent *dt__equal_extents(dt_comm *c, dt__extent *e, int64_t from, in
     return e;
 }
 
-/* Small data: every rank receives every rank's input. Between the ranks of a node it rides on the first step. */
-static dt_result dt__exchange_small(dt_comm *c, const dt__move *m)
+/* A sum of few numbers: every rank receives every rank's data and adds it. On one node that takes the first step. */
+static dt_result dt__reduce_small(dt_comm *c, const dt__move *m)
 {
-    int64_t total = m->count * m->sections;
-    int has = m->op != DT__CALL_BROADCAST || c->rank == m->root;
+    int64_t total = m->count * m->sections, mine = m->sections > 1 ? c->rank * m->count : 0;
     dt_result r;
     if (c->nodes > 1) {
         if (!dt__reserve((void **)&c->inputs, 0, &c->inputs_room, c->size * total, 4, "a collective"))
             return dt__conclude(c, 1, DT_E_MEMORY);
         r = dt__gather(c, m->in, total, dt__equal_extents(c, c->give, 0, total), c->size, c->inputs);
-        for (int p = 0; p < c->size; p++) c->from[p] = c->inputs + p * total;
+        for (int p = 0; p < c->size; p++) c->from[p] = c->inputs + p * total + mine;
     } else {
         int64_t round = c->round++;
-        if (has) dt__copy(dt__stage(c, c->rank, round), m->in, total);
+        dt__copy(dt__stage(c, c->rank, round), m->in, total);
         r = dt__meet(c);
-        for (int p = 0; p < c->size; p++) c->from[p] = dt__stage(c, p, round);
-        for (int p = 0; p < c->size && has && !r; p++)
+        for (int p = 0; p < c->size; p++) c->from[p] = dt__stage(c, p, round) + mine;
+        for (int p = 0; p < c->size && !r; p++)
             if (p != c->rank) dt__count_sent(c, p, m->count);
     }
-    if (!r) dt__unpack(c, m);
+    if (!r) dt__sum_into(c, m->reduce, c->from, NULL, c->size, m->out, m->count);
     return r;
 }
 
 static dt_result dt__exchange(dt_comm *c, const dt__move *m)
 {
     int64_t total = m->count * m->sections;
-    int staged, sums = m->op == DT__CALL_ALL_REDUCE || m->op == DT__CALL_REDUCE_SCATTER;
+    int staged;
     dt__reduction x;
     dt_result r;
-    if (c->job && total <= DT__EAGER && (sums || c->nodes == 1)) return dt__exchange_small(c, m);
     if (m->op == DT__CALL_BROADCAST) {
         c->give->rank = m->root, c->give->from = c->give->to = 0, c->give->count = m->count;
         return dt__gather(c, m->in, total, c->give, 1, m->out);
@@ -15282,6 +15266,7 @@ static dt_result dt__exchange(dt_comm *c, const dt__move *m)
         dt__equal_extents(c, c->give, m->count, m->count);
         return dt__swap(c, m->in, c->give, m->out, c->give, c->length, staged);
     }
+    if (c->job && total <= DT__EAGER) return dt__reduce_small(c, m);
     memset(&x, 0, sizeof x);
     x.op = m->reduce, x.data = m->in, x.reach = total, x.cut = c->cut;
     for (int p = 0; p <= c->size; p++) c->cut[p] = m->sections > 1 ? p * m->count : dt__piece(m->count, c->size, p);
@@ -15292,15 +15277,9 @@ static dt_result dt__exchange(dt_comm *c, const dt__move *m)
 
 static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
 {
-    dt__move m;
+    dt__move m = dt__move_of(op, in, out, count, sections, extra);
     dt_result r = dt__begin(c, op, count, extra);
-    if (r) return r;
-    memset(&m, 0, sizeof m);
-    m.op = op, m.in = in, m.out = out;
-    m.count = count, m.sections = sections;
-    m.reduce = extra == DT_MAX ? DT_MAX : extra == DT_MIN ? DT_MIN : DT_SUM;
-    m.root = extra;
-    return dt__exchange(c, &m);
+    return r ? r : dt__exchange(c, &m);
 }
 
 static dt_result dt__check_rank(const dt_comm *c, const char *what, int rank)
@@ -15593,12 +15572,10 @@ static int64_t dt__comm_here(const dt_comm *c) { return c->nodes > 1 && c->link-
 static dt_result dt__agree(dt_comm *c, int ok, int *all)
 {
     float failed = !ok;
-    dt__move m;
+    dt__move m = dt__move_of(DT__CALL_ALL_REDUCE, &failed, &failed, 1, 1, DT_MAX);
     dt_result r;
-    memset(&m, 0, sizeof m);
-    m.op = DT__CALL_ALL_REDUCE, m.reduce = DT_MAX, m.in = m.out = &failed, m.count = m.sections = 1;
     c->call.where = -1;
-    r = dt__exchange_small(c, &m);
+    r = dt__reduce_small(c, &m);
     *all = !(failed > 0);
     return r;
 }
@@ -15797,7 +15774,7 @@ static void dt__packet_close(dt__packet_link *f)
 }
 
 /* ---- several nodes on one machine ----
- * DT_NODES=N plays N nodes on this machine. Their ranks exchange packets through the channels of a communicator over
+ * DT_NODES=N emulates N nodes on this machine. Their ranks exchange packets through the channels of a communicator over
  * all ranks; the data lies in the sender's symmetric memory. */
 
 enum { DT__PACKET_BYTES = 1 << 13 }; /* for up to 16 ranks */
@@ -15973,7 +15950,7 @@ static int64_t dt__comm_tables(dt_comm *c, char *block)
     c->take = (dt__extent *)dt__carve(block, &used, n * (int64_t)sizeof(dt__extent));
     c->calls = (dt__published *)dt__carve(block, &used, c->nodes * (int64_t)sizeof(dt__published));
     c->subtrees_of = (int *)dt__carve(block, &used, c->nodes * word);
-    c->message_of = (dt__message *)dt__carve(block, &used, 2 * (far + c->nodes) * message);
+    c->messages = (dt__message *)dt__carve(block, &used, 2 * (far + c->nodes) * message);
     c->outbox = (dt__message *)dt__carve(block, &used, far * DT__PACKETS * message);
     c->posted = (uint32_t *)dt__carve(block, &used, far * 4);
     return used;
@@ -16095,7 +16072,7 @@ static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, con
     return dt__stage_open(c);
 }
 
-/* Plays DT_NODES nodes on the ranks of `base`, contiguous runs of them. */
+/* Emulates DT_NODES nodes on contiguous runs of the ranks of `base`. */
 static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
 {
     int *node = (int *)dt__alloc(base->size * (int64_t)sizeof *node, "emulated nodes");
@@ -16125,7 +16102,7 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd,
     c->root = alone ? 1 : 2;
     r = dt__environment_number("DT_LINK_RATE", 1.0, 1e15, "a number of bytes per second, e.g. 1e8", &c->rate);
     if (!r && alone)
-        r = dt__environment_number("DT_NODES", 1.0, 1e9, "a number of nodes to play on this machine, e.g. 2", &nodes);
+        r = dt__environment_number("DT_NODES", 1.0, 1e9, "the number of nodes to emulate here, e.g. 2", &nodes);
     nodes = nodes > c->size ? c->size : nodes;
     if (job && !r) {
         uint32_t ordinal = ++dt__job_rank(job, rank)->opened;
@@ -16145,13 +16122,11 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd,
 /* What each rank says for a split, (size, 2): its color, and how many communicators over nodes it has been in. */
 static dt_result dt__split_colors(dt_comm *c, int color, float *all)
 {
-    dt__move m;
     int32_t words[2];
     float input[2];
+    dt__move m = dt__move_of(DT__CALL_ALL_GATHER, input, all, 2, 1, 0);
     words[0] = color, words[1] = c->link ? (int32_t)c->link->ids : 0;
     memcpy(input, words, sizeof input);
-    memset(&m, 0, sizeof m);
-    m.op = DT__CALL_ALL_GATHER, m.in = input, m.out = all, m.count = 2, m.sections = 1;
     return dt__exchange(c, &m);
 }
 
