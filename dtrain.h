@@ -6932,11 +6932,11 @@ static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weigh
         int64_t places = n->shape.n[2 + k], dilation = dt__or(o->dilation[k], 1);
         i[0] = dt__or(o->stride[k], weight ? 1 : size), i[1] = o->padding[k], i[2] = weight ? dilation : size;
         if (i[0] < 1 || i[1] < 0 || i[2] < 1 || dt__max(i[0], dt__max(i[1], i[2])) > DT__WINDOW_FAR ||
-            (weight ? o->size[k] && o->size[k] != size : i[1] > size / 2 || dilation > 1 || o->groups > 1))
+            (!weight && (i[1] > size / 2 || dilation > 1 || o->groups > 1)))
             return dt__poison(g, DT_E_SHAPE,
                               "%s: stride %lld, padding %lld, dilation %lld, size %lld: stride, dilation and size must "
-                              "be 1 to 2^20, padding 0 to 2^20. Give a convolution its weight's size or 0, and a "
-                              "pooling a padding of at most half its size, no dilation and no groups",
+                              "be 1 to 2^20, padding 0 to 2^20. Give a pooling a padding of at most half its size, no "
+                              "dilation and no groups",
                               name, (long long)i[0], (long long)i[1], (long long)dilation, (long long)o->size[k]);
         n->shape.n[2 + k] = dt__windows(places, size, i[0], i[1], dilation);
         if (!n->shape.n[2 + k])
@@ -6949,23 +6949,11 @@ static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weigh
 
 static dt_tensor dt__convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window)
 {
-    dt_shape sx = dt__at(g, x)->shape, sw = dt__at(g, weight)->shape;
-    dt__node n = dt__node_make(DT__OP_CONV, sx, x, weight, bias);
-    dt_window o;
-    int64_t groups;
-    char a[96], b[96];
+    dt_shape sw = dt__at(g, weight)->shape;
+    dt__node n = dt__node_make(DT__OP_CONV, dt__at(g, x)->shape, x, weight, bias);
     if (!x.id || !weight.id) return dt__tensor(0);
-    memset(&o, 0, sizeof o);
-    if (window) o = *window;
-    groups = dt__or(o.groups, 1);
-    if (sx.dims < 3 || sx.dims > 4 || sw.dims != sx.dims || groups < 1 || sw.n[1] * groups != sx.n[1] ||
-        sw.n[0] % groups || (bias.id && (dt__at(g, bias)->shape.dims != 1 || dt_dim(g, bias, 0) != sw.n[0])))
-        return dt__poison(g, DT_E_SHAPE,
-                          "convolve: x %s, weight %s and %lld groups must be (B,C,L) or (B,C,H,W), (O,C/groups,K) or "
-                          "(O,C/groups,KH,KW), groups dividing C and O, and the bias (O)",
-                          dt__shape_text(&sx, a), dt__shape_text(&sw, b), (long long)groups);
     n.shape.n[1] = sw.n[0];
-    return dt__window_push(g, &n, &sw, &o);
+    return dt__window_push(g, &n, &sw, window);
 }
 
 DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
@@ -6975,9 +6963,10 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
     dt_tensor weight, bias;
     int64_t groups = dt__or(window->groups, 1);
     if (!x.id) return x;
-    if (w.dims < 3 || w.dims > 4 || groups < 1 || w.n[1] % groups)
-        return dt__poison(g, DT_E_SHAPE, "conv: x %s must be (B,C,L) or (B,C,H,W) with C divisible by %lld groups",
-                          dt__shape_text(&w, text), (long long)groups);
+    if (w.dims < 3 || w.dims > 4 || groups < 1 || w.n[1] % groups || channels % groups)
+        return dt__poison(g, DT_E_SHAPE,
+                          "conv: x %s must be (B,C,L) or (B,C,H,W), and %lld groups must divide C and %lld channels",
+                          dt__shape_text(&w, text), (long long)groups, (long long)channels);
     w.n[0] = channels;
     w.n[1] /= groups;
     for (int k = 0; k < w.dims - 2; k++) w.n[2 + k] = window->size[k];

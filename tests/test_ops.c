@@ -1084,11 +1084,11 @@ static dt_tensor wrong_window(dt_graph *g, int which)
     memset(&o, 0, sizeof o);
     o.size[0] = o.size[1] = 2;
     switch (which) {
-    case 0: o.groups = 2; return dt__convolve(g, x, w, dt__tensor(0), &o);
+    case 0: o.groups = 2; return dt_conv(g, x, "c", 3, &o);
     case 1: o.padding[1] = -1; return dt__convolve(g, x, w, dt__tensor(0), &o);
     case 2: o.dilation[0] = 3; return dt__convolve(g, x, w, dt__tensor(0), &o);
-    case 3: return dt__convolve(g, x, w, dt_tensor_from(g, dt_shape1(2), ones), &o);
-    case 4: o.size[0] = 3; return dt__convolve(g, x, w, dt__tensor(0), &o);
+    case 3: o.groups = 3; return dt_conv(g, x, "c", 3, &o);
+    case 4: o.size[0] = 4; return dt_conv(g, x, "c", 3, &o);
     case 5: return dt_conv(g, dt_reshape(g, x, dt_shape2(6, 4)), "c", 3, &o);
     case 6: o.padding[0] = 2; return dt_pooling(g, x, 0, &o);
     case 7: o.size[0] = 4; return dt_pooling(g, x, 1, &o);
@@ -1183,8 +1183,8 @@ static void test_errors(void)
         { "cross_entropy", DT_E_SHAPE }, { "dt_targets", DT_E_USAGE }, { "shape (0,3)", DT_E_SHAPE }, { "dt_grad", DT_E_USAGE },
         { "add", DT_E_SHAPE }, { "neg", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "attend", DT_E_SHAPE },
         { "attend", DT_E_SHAPE }, { "attention", DT_E_USAGE }, { "attention", DT_E_USAGE }, { "attend", DT_E_SHAPE }, { "rope", DT_E_SHAPE },
-        { "rope", DT_E_USAGE }, { "rope", DT_E_USAGE }, { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE },
-        { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "conv: x", DT_E_SHAPE }, { "max_pool", DT_E_SHAPE }, { "avg_pool", DT_E_SHAPE },
+        { "rope", DT_E_USAGE }, { "rope", DT_E_USAGE }, { "conv: x", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "convolve", DT_E_SHAPE },
+        { "conv: x", DT_E_SHAPE }, { "convolve", DT_E_SHAPE }, { "conv: x", DT_E_SHAPE }, { "max_pool", DT_E_SHAPE }, { "avg_pool", DT_E_SHAPE },
         { "avg_pool", DT_E_SHAPE }, { "matmul", DT_E_SHAPE },
         { "pow", DT_E_SHAPE },
         { "maximum", DT_E_SHAPE }, { "greater_equal", DT_E_SHAPE }, { "select", DT_E_SHAPE }, { "select", DT_E_SHAPE }, { "select", DT_E_SHAPE },
