@@ -24125,16 +24125,18 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
 {
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
     int64_t same = 0;
+    char last[64] = "";
     dt_result r = dt__manifest_recipe(m, path, &old);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
+    if (same > 1) snprintf(last, sizeof last, "; steps up to %lld can be extended", (long long)same - 1);
     for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT && !r; o++) {
         char was[64], is[64];
         if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
         dt__option_text(o, &old, was, sizeof was), dt__option_text(o, &t->recipe, is, sizeof is);
         if (!strcmp(is, was) || (!strcmp(o->name, "steps") && same > m->step)) continue;
         r = dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the "
-                      "same or another --checkpoint", path, o->name, was, is);
+                      "same or another --checkpoint%s", path, o->name, was, is, strcmp(o->name, "steps") ? "" : last);
     }
     return r;
 }
