@@ -35,6 +35,8 @@ cmp_ok(scalar @line, '<=', 27660, 'the header keeps its budget: ' . @line . ' li
 cmp_ok(-s "$root/dtrain.h", '<=', 1_320_000, '  of ' . (-s "$root/dtrain.h") . ' bytes');
 cmp_ok(scalar @public, '<=', 226, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
+my $used = join '', slurp("$root/README.md"), map { slurp($_) } glob "$root/examples/*.[ch]";
+is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README');
 # A user's environment variables are the rows of README's table; tests' are named below it.
 my ($table) = slurp("$root/README.md") =~ /^\| environment \| effect \|\n(.*?)\n\n/ms;
 my @variable = $table =~ /^\| `(DT_\w+)`/mg;
