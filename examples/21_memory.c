@@ -72,7 +72,7 @@ static dt_result recompute(job *j, dt_memory m[3])
 {
     static const char *const names[] = {"none", "selective", "full"};
     const int64_t row = 4 * S * B, formula[] = {row * (16 * H + 2 * A + 4), row * (15 * H + 4), row * H};
-    int64_t within = (LAYERS - 1) * (formula[0] - SBH) + row * (H + VOCABULARY + 5); /* of blocks but one, and head */
+    int64_t within = (LAYERS - 1) * (formula[0] - SBH) + row * (H + VOCABULARY + 9); /* of blocks but one, and head */
     dt_layout l = dt_layout_default();
     dt_result e = DT_OK;
     if (j->root) printf("recompute   per block    formula       rest   %d blocks  ms a step\n", LAYERS);
