@@ -17309,239 +17309,322 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 
 #ifdef DT_OFI
 /* ---- libfabric ------------------------------------------------------------------------------------------------
- * A link over tagged packets of one reliable-datagram endpoint. Providers differ in what they do with a packet that has
- * no receive, or whose receive is too short, so buffers for the longest packet are always posted. A sender has at most
- * DT__OFI_WINDOW packets per peer under way; the peer acknowledges half a window at a time.
- * When a send fails, all messages of its peer are lost. Most providers do not report that a peer has ended: heartbeats
- * notice it. */
+ * A link over tagged messages of one reliable-datagram endpoint. Providers differ in what they do with a message that
+ * has no receive, or a receive that is too short: over net (libfabric 1.17) the first holds up all that its sender
+ * sends later, and the second breaks the connection. So libfabric only gets what every provider does well: short
+ * datagrams into buffers that are always posted, and data into memory that the receiver posts before the sender sends.
+ *
+ *   SHORT  header and data; a rank without a matching receive keeps a copy
+ *   ASK    the header of a long message
+ *   TAKE   the receiver has posted its memory: send the data under this tag. -1 bytes: the receive is too short
+ *
+ * Providers do not report that a peer has ended; heartbeats notice it. */
 
-enum { DT__OFI_DATA = 1, DT__OFI_ACK, DT__OFI_CUT }; /* CUT: a message of the peer will not come to its end */
-enum { DT__OFI_PACKET = 1 << 16, DT__OFI_WINDOW = 8, DT__OFI_POSTED = 64, DT__OFI_BATCH = 16 };
+enum { DT__OFI_SHORT = 1, DT__OFI_ASK, DT__OFI_TAKE };
+enum { DT__OFI_BUFFER = 8192, DT__OFI_POSTED = 64, DT__OFI_BATCH = 16 };
+#define DT__OFI_HEADER ((uint64_t)1 << 32) /* the tag of headers; those of data are below */
+#define DT__OFI_PATIENCE 0.25              /* seconds that a cancelled operation may take to end */
 
 typedef struct dt__ofi_header {
     uint32_t job; /* a digest of the job's name */
-    uint32_t number; /* of this packet among those of its sender to this rank */
     int32_t kind, from;
-    uint32_t tag, unused; /* of the message; zero */
-    int64_t total;
+    uint32_t tag;              /* of the message */
+    uint32_t number, data_tag; /* of a long message: the sender's number for it; where the data goes */
+    int64_t bytes;
 } dt__ofi_header;
 
-/* A packet that is sent, or a buffer that is posted for one. */
-typedef struct dt__ofi_buffer {
-    struct fi_context2 context;          /* first: libfabric returns its address */
-    struct dt__ofi_buffer *next, *older; /* in the list of pending or idle buffers; in that of all */
-    int sends, peer;
+/* An operation of libfabric: a buffer that is sent or posted, or the data of a long message. */
+typedef struct dt__ofi_item {
+    struct fi_context2 context; /* first: libfabric returns its address */
+    struct dt__ofi_item *next, *older; /* in the list of pending or idle ones; in that of long messages or buffers */
+    dt__message *m; /* whose end this operation is, or NULL */
+    int buffer;     /* data is the engine's own buffer */
+    int sends, peer, issued;
+    uint64_t tag;
+    uint32_t number; /* of a long send */
+    char *data;
     int64_t bytes;
     struct fid_mr *region;
-} dt__ofi_buffer; /* DT__OFI_PACKET bytes follow: the header and the data */
+} dt__ofi_item;
+
+/* A header, and its data, that came before the receive. */
+typedef struct dt__ofi_early {
+    struct dt__ofi_early *next;
+    dt__ofi_header header; /* the data follows */
+} dt__ofi_early;
 
 typedef struct dt__ofi_peer {
     fi_addr_t address;
-    uint32_t sent, heard;        /* packets */
-    dt__ofi_buffer *ahead;       /* packets that arrived before an earlier one */
-    uint32_t blocked;            /* the last try in which libfabric took no packet for this peer */
-    int under_way, unanswered;   /* packets sent, and packets received, without an ACK */
-    int process;                 /* over shared memory: the peer's process, and .. */
-    char memory[64];             /* .. the file that a killed process leaves behind */
+    uint32_t blocked;       /* the look at pending operations in which libfabric took none for this peer */
+    int process;            /* over shared memory: the peer's process, and .. */
+    char memory[64];        /* .. the file that a killed process leaves behind */
 } dt__ofi_peer;
 
 typedef struct dt__ofi {
-    dt__packet_link base;
+    dt__link link;
     struct fi_info *info;
     struct fid_fabric *net;
     struct fid_domain *domain;
     struct fid_av *names;
     struct fid_cq *events;
-    struct fid_ep *end;
-    dt__ofi_peer *peers;     /* (size) */
-    dt__ofi_buffer *pending; /* packets and posted buffers that libfabric could not take yet, oldest first */
-    dt__ofi_buffer *idle, *buffers;
-    int registers;           /* the provider requires registered memory */
-    int sending;             /* packets that are not completed */
-    uint32_t job, tries;
+    struct fid_ep *end;    /* NULL: closed, all messages are lost */
+    dt__ofi_peer *peers;   /* (size) */
+    dt__message *wanted;   /* receives without a message, oldest first */
+    dt__ofi_early *early;  /* messages without a receive, oldest first */
+    dt__ofi_item *moving;  /* long messages under way, by `older` */
+    dt__ofi_item *pending; /* operations that libfabric could not take yet, oldest first */
+    dt__ofi_item *idle, *buffers; /* free buffers; all buffers, by `older` */
+    int registers;         /* the provider wants memory registered */
+    int sending;           /* buffers being sent */
+    uint32_t job, numbers, looks;
     uint64_t keys;
 } dt__ofi;
 
-static dt__ofi_buffer *dt__ofi_take_buffer(dt__ofi *f)
+/* ---- operations ---- */
+
+static int dt__ofi_register(dt__ofi *f, dt__ofi_item *i)
 {
-    dt__ofi_buffer *b = f->idle;
+    uint64_t access = i->buffer ? FI_SEND | FI_RECV : i->sends ? FI_SEND : FI_RECV;
     int bad = 0;
-    if (b) return f->idle = b->next, b;
-    if (!(b = (dt__ofi_buffer *)dt__alloc((int64_t)sizeof *b + DT__OFI_PACKET, "a packet"))) return NULL;
-    b->older = f->buffers;
-    if (f->registers)
-        bad = fi_mr_reg(f->domain, b + 1, DT__OFI_PACKET, FI_SEND | FI_RECV, 0, ++f->keys, 0, &b->region, NULL);
-    if (bad) return dt__free(b), (dt__ofi_buffer *)NULL;
-    return f->buffers = b;
+    if (f->registers && i->bytes)
+        bad = fi_mr_reg(f->domain, i->data, (size_t)i->bytes, access, 0, ++f->keys, 0, &i->region, NULL);
+    if (bad) i->region = NULL;
+    return bad;
 }
 
-/* A packet is over; libfabric has its buffer no more. */
-static void dt__ofi_idle(dt__ofi *f, dt__ofi_buffer *b)
+static dt__ofi_item *dt__ofi_buffer(dt__ofi *f)
 {
-    f->sending -= b->sends;
-    b->next = f->idle;
-    f->idle = b;
+    dt__ofi_item *i = f->idle;
+    if (i) return f->idle = i->next, i;
+    if (!(i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i + DT__OFI_BUFFER, "a message"))) return NULL;
+    i->buffer = 1;
+    i->data = (char *)(i + 1);
+    i->bytes = DT__OFI_BUFFER;
+    if (dt__ofi_register(f, i)) return dt__free(i), (dt__ofi_item *)NULL;
+    i->older = f->buffers;
+    return f->buffers = i;
 }
 
-/* The peer cannot be reached: all of its messages end. */
-static void dt__ofi_lose(dt__ofi *f, int peer)
+/* A long message of which `bytes` are sent or received. */
+static dt__ofi_item *dt__ofi_data(dt__ofi *f, dt__message *m, int64_t bytes)
 {
-    dt__traffic *flow = &f->base.flow[peer];
-    dt__message **at = &f->base.in, *m;
-    flow->lost = 1;
-    if (flow->into) dt__message_finish(flow->into, DT__LOST);
-    if (flow->kept && flow->kept->taker) dt__message_finish(flow->kept->taker, DT__LOST), flow->kept->taker = NULL;
-    flow->into = NULL;
-    while ((m = flow->out) != NULL) {
-        flow->out = m->next;
-        dt__message_finish(m, DT__LOST);
-    }
-    while ((m = *at) != NULL) {
-        if (m->peer != peer) at = &m->next;
-        else *at = m->next, dt__message_finish(m, DT__LOST);
-    }
+    dt__ofi_item *i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i, "a message");
+    if (!i) return NULL;
+    i->m = m;
+    i->sends = m->sends;
+    i->peer = m->peer;
+    i->number = ++f->numbers;
+    i->tag = i->number;
+    i->data = m->data;
+    i->bytes = bytes;
+    if (dt__ofi_register(f, i)) return dt__free(i), (dt__ofi_item *)NULL;
+    m->own = i;
+    i->older = f->moving;
+    return f->moving = i;
 }
 
-/* Gives libfabric the pending operations, those of one peer in order. */
+static void dt__ofi_issue(dt__ofi *f, dt__ofi_item *i);
+
+/* The operation is over. */
+static void dt__ofi_over(dt__ofi *f, dt__ofi_item *i, int good)
+{
+    dt__message *m = i->m;
+    dt__ofi_item **p = &f->moving;
+    i->m = NULL;
+    if (i->buffer) {
+        f->sending -= i->sends;
+        i->next = f->idle;
+        f->idle = i;
+    } else {
+        while (*p != i) p = &(*p)->older;
+        *p = i->older;
+        if (i->region) fi_close(&i->region->fid);
+        dt__free(i);
+    }
+    if (!m) return;
+    if (m->sends) m->moved = good ? m->bytes : 0;
+    dt__message_finish(m, good ? 1 : DT__LOST);
+}
+
+/* Gives libfabric the pending operations, those of one peer in their order. */
 static void dt__ofi_retry(dt__ofi *f)
 {
-    dt__ofi_buffer **at = &f->pending, *b;
-    f->tries++;
-    while ((b = *at) != NULL) {
-        void *key = b->region ? fi_mr_desc(b->region) : NULL;
-        dt__ofi_peer *peer = &f->peers[b->peer];
+    dt__ofi_item **p = &f->pending, *i;
+    f->looks++;
+    while ((i = *p) != NULL) {
+        void *key = i->region ? fi_mr_desc(i->region) : NULL;
+        dt__ofi_peer *peer = &f->peers[i->peer];
         ssize_t bad = -FI_EAGAIN;
-        if (!b->sends) bad = fi_trecv(f->end, b + 1, DT__OFI_PACKET, key, FI_ADDR_UNSPEC, 0, 0, &b->context);
-        else if (f->base.flow[b->peer].lost) bad = -FI_ECANCELED;
-        else if (peer->blocked != f->tries)
-            bad = fi_tsend(f->end, b + 1, (size_t)b->bytes, key, peer->address, 0, &b->context);
+        if (!i->sends)
+            bad = fi_trecv(f->end, i->data, (size_t)i->bytes, key, FI_ADDR_UNSPEC, i->tag, 0, &i->context);
+        else if (peer->blocked != f->looks)
+            bad = fi_tsend(f->end, i->data, (size_t)i->bytes, key, peer->address, i->tag, &i->context);
         if (bad == -FI_EAGAIN) {
-            if (b->sends) peer->blocked = f->tries;
-            at = &b->next;
+            if (i->sends) peer->blocked = f->looks;
+            p = &i->next;
             continue;
         }
-        *at = b->next;
-        if (!bad) continue;
-        dt__ofi_idle(f, b);
-        if (b->sends) dt__ofi_lose(f, b->peer);
+        *p = i->next;
+        i->issued = 1;
+        if (bad) dt__ofi_over(f, i, 0);
     }
 }
-
-static void dt__ofi_issue(dt__ofi *f, dt__ofi_buffer *b, int sends)
+static void dt__ofi_issue(dt__ofi *f, dt__ofi_item *i)
 {
-    dt__ofi_buffer **end = &f->pending;
-    b->sends = sends;
-    f->sending += sends;
+    dt__ofi_item **end = &f->pending;
     while (*end) end = &(*end)->next;
-    *end = b;
-    b->next = NULL;
+    *end = i;
+    i->next = NULL;
+    i->issued = 0;
     dt__ofi_retry(f);
 }
 
-/* Sends a packet, of DATA the next one of the oldest message. */
-static dt_result dt__ofi_say(dt__ofi *f, int peer, int kind)
+/* Posts a buffer for a header. */
+static void dt__ofi_listen(dt__ofi *f, dt__ofi_item *i)
 {
-    dt__traffic *flow = &f->base.flow[peer];
-    dt__ofi_buffer *b = dt__ofi_take_buffer(f);
+    i->sends = 0;
+    i->peer = 0;
+    i->tag = DT__OFI_HEADER;
+    i->bytes = DT__OFI_BUFFER;
+    dt__ofi_issue(f, i);
+}
+
+/* Sends a header, and the data of a short message (NULL: none). */
+static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__message *m)
+{
+    dt__ofi_item *i = dt__ofi_buffer(f);
+    dt__ofi_header *header;
+    if (!i) return DT_E_MEMORY;
+    header = (dt__ofi_header *)(void *)i->data;
+    *header = *h;
+    header->job = f->job;
+    header->from = f->link.rank;
+    if (m && m->bytes) memcpy(header + 1, m->data, (size_t)m->bytes);
+    if (m) m->own = i;
+    i->m = m;
+    i->sends = 1;
+    i->peer = peer;
+    i->tag = DT__OFI_HEADER;
+    i->bytes = (int64_t)sizeof *h + (m ? m->bytes : 0);
+    f->sending++;
+    dt__ofi_issue(f, i);
+    return DT_OK;
+}
+
+static dt__ofi_header dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32_t number, uint32_t data_tag)
+{
     dt__ofi_header h;
-    if (!b) return DT_E_MEMORY;
     memset(&h, 0, sizeof h);
-    h.job = f->job, h.kind = kind, h.from = f->base.link.rank, h.number = f->peers[peer].sent++;
-    b->peer = peer;
-    b->bytes = (int64_t)sizeof h;
-    if (kind == DT__OFI_DATA) {
-        h.tag = flow->out->tag, h.total = flow->out->bytes;
-        b->bytes += dt__packet_fill(flow, (char *)(b + 1) + sizeof h, DT__OFI_PACKET - (int64_t)sizeof h);
-        f->peers[peer].under_way++;
+    h.kind = kind;
+    h.tag = tag;
+    h.bytes = bytes;
+    h.number = number;
+    h.data_tag = data_tag;
+    return h;
+}
+
+/* ---- matching ---- */
+
+static int dt__ofi_fits(const dt__message *m, const dt__ofi_header *h)
+{
+    return m->tag == h->tag && (m->peer == h->from || m->peer == DT__FROM_ANY);
+}
+
+/* A receive has met its message. */
+static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__ofi_header *h, const void *data)
+{
+    dt__ofi_header take = dt__ofi_make(DT__OFI_TAKE, h->tag, h->bytes, h->number, 0);
+    dt__ofi_item *i;
+    m->peer = h->from;
+    m->moved = h->bytes;
+    if (h->bytes > m->bytes) {
+        dt__message_finish(m, DT__TOO_LONG);
+        take.bytes = -1;
+        return h->kind == DT__OFI_ASK ? dt__ofi_say(f, h->from, &take, NULL) : DT_OK;
     }
-    memcpy(b + 1, &h, sizeof h);
-    dt__ofi_issue(f, b, 1);
+    if (h->kind == DT__OFI_SHORT) {
+        if (h->bytes) memcpy(m->data, data, (size_t)h->bytes);
+        dt__message_finish(m, 1);
+        return DT_OK;
+    }
+    if (!(i = dt__ofi_data(f, m, h->bytes))) return dt__message_finish(m, DT__LOST), DT_E_MEMORY;
+    take.data_tag = i->number;
+    dt__ofi_issue(f, i);
+    return dt__ofi_say(f, h->from, &take, NULL);
+}
+
+/* A message has come: to its receive, or it waits for one. */
+static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, const void *data, int64_t bytes)
+{
+    dt__message *m = f->wanted;
+    dt__ofi_early *e, **end = &f->early;
+    while (m && !dt__ofi_fits(m, h)) m = m->next;
+    if (m) return dt__message_remove(&f->wanted, m), dt__ofi_match(f, m, h, data);
+    if (!(e = (dt__ofi_early *)dt__alloc((int64_t)sizeof *e + bytes, "a message"))) return DT_E_MEMORY;
+    e->header = *h;
+    if (bytes) memcpy(e + 1, data, (size_t)bytes);
+    while (*end) end = &(*end)->next;
+    *end = e;
     return DT_OK;
 }
 
-/* Sends what the window allows. */
-static dt_result dt__ofi_pump(dt__ofi *f, int peer)
+/* The receiver of a long message is ready, or refuses it. */
+static void dt__ofi_taken(dt__ofi *f, const dt__ofi_header *h)
 {
-    dt__traffic *flow = &f->base.flow[peer];
-    dt_result r = DT_OK;
-    while (!r && flow->out && !flow->lost && f->peers[peer].under_way < DT__OFI_WINDOW)
-        r = dt__ofi_say(f, peer, DT__OFI_DATA);
-    return r;
+    dt__ofi_item *i = f->moving;
+    while (i && (!i->sends || i->number != h->number || i->peer != h->from || i->issued)) i = i->older;
+    if (!i) return;
+    i->tag = h->data_tag;
+    if (h->bytes < 0) dt__ofi_over(f, i, 1);
+    else if (h->bytes == i->bytes) dt__ofi_issue(f, i);
 }
 
-/* The next packet of a peer. A malformed one is dropped. */
-static dt_result dt__ofi_heard(dt__ofi *f, const dt__ofi_header *h, int64_t bytes)
+/* A datagram. One of another job, or a malformed one, is dropped. */
+static dt_result dt__ofi_heard(dt__ofi *f, const char *data, int64_t bytes)
 {
-    dt__ofi_peer *peer = &f->peers[h->from];
-    dt__traffic *flow = &f->base.flow[h->from];
-    int good = flow->arriving ? flow->total == h->total && bytes <= h->total - flow->received : bytes <= h->total;
-    dt_result r;
-    if (h->kind == DT__OFI_CUT) dt__ofi_lose(f, h->from);
-    if (h->kind == DT__OFI_ACK) return peer->under_way -= DT__OFI_WINDOW / 2, dt__ofi_pump(f, h->from);
-    if (h->kind != DT__OFI_DATA || !good) return DT_OK;
-    r = dt__packet_take(&f->base, h->from, h->tag, h->total, h + 1, bytes);
-    if (r || ++peer->unanswered < DT__OFI_WINDOW / 2) return r;
-    peer->unanswered = 0;
-    return dt__ofi_say(f, h->from, DT__OFI_ACK);
-}
-
-/* A packet has arrived, perhaps before an earlier one: providers may complete short receives before long ones. */
-static dt_result dt__ofi_arrived(dt__ofi *f, dt__ofi_buffer *b, int64_t bytes)
-{
-    const dt__ofi_header *h = (const dt__ofi_header *)(const void *)(b + 1);
-    dt__ofi_buffer **at;
-    dt__ofi_peer *peer;
-    dt_result r = DT_OK;
-    if (bytes < (int64_t)sizeof *h || h->job != f->job || h->from < 0 || h->from >= f->base.link.size)
-        return dt__ofi_issue(f, b, 0), DT_OK; /* of another job */
-    peer = &f->peers[h->from];
-    b->bytes = bytes - (int64_t)sizeof *h;
-    b->next = peer->ahead;
-    peer->ahead = b;
-    for (at = &peer->ahead; !r && (b = *at) != NULL;) {
-        h = (const dt__ofi_header *)(const void *)(b + 1);
-        if (h->number != peer->heard) {
-            at = &b->next;
-            continue;
-        }
-        *at = b->next;
-        peer->heard++;
-        if (!f->base.flow[h->from].lost) r = dt__ofi_heard(f, h, b->bytes);
-        dt__ofi_issue(f, b, 0);
-        at = &peer->ahead;
-    }
-    return r;
-}
-
-/* An operation has completed; a receive with `bytes`. */
-static dt_result dt__ofi_completed(dt__ofi *f, dt__ofi_buffer *b, int good, int64_t bytes)
-{
-    if (!b->sends && good) return dt__ofi_arrived(f, b, bytes);
-    if (!b->sends) return dt__ofi_issue(f, b, 0), DT_OK;
-    dt__ofi_idle(f, b);
-    if (!good) dt__ofi_lose(f, b->peer);
+    dt__ofi_header h;
+    if ((bytes -= (int64_t)sizeof h) < 0) return DT_OK;
+    memcpy(&h, data, sizeof h);
+    if (h.job != f->job || h.from < 0 || h.from >= f->link.size) return DT_OK;
+    if ((h.kind == DT__OFI_SHORT && bytes == h.bytes) || (h.kind == DT__OFI_ASK && !bytes && h.bytes > 0))
+        return dt__ofi_came(f, &h, data + sizeof h, bytes);
+    if (h.kind == DT__OFI_TAKE) dt__ofi_taken(f, &h);
     return DT_OK;
+}
+
+/* ---- polling ---- */
+
+/* An operation has ended, after `bytes`. */
+static dt_result dt__ofi_ended(dt__ofi *f, dt__ofi_item *i, int good, int64_t bytes)
+{
+    dt_result r = DT_OK;
+    if (!i->buffer || i->sends) return dt__ofi_over(f, i, good), DT_OK;
+    if (good) r = dt__ofi_heard(f, i->data, bytes);
+    dt__ofi_listen(f, i);
+    return r;
 }
 
 static dt_result dt__ofi_move(dt__ofi *f)
 {
     struct fi_cq_tagged_entry entry[DT__OFI_BATCH];
-    struct fi_cq_err_entry e;
     dt_result r = DT_OK;
     ssize_t n = DT__OFI_BATCH;
+    if (!f->end) return DT_OK;
     for (int rounds = 0; rounds < 64 && n == DT__OFI_BATCH && !r; rounds++) {
         n = fi_cq_read(f->events, entry, DT__OFI_BATCH);
-        for (ssize_t i = 0; i < n && !r; i++)
-            if (entry[i].op_context)
-                r = dt__ofi_completed(f, (dt__ofi_buffer *)entry[i].op_context, 1, (int64_t)entry[i].len);
-        if (n >= 0 || n == -FI_EAGAIN) continue;
-        if (n != -FI_EAVAIL)
-            return dt__error(DT_E_SYSTEM, "%s: the completion queue failed (%s)", f->base.link.name,
-                             fi_strerror((int)-n));
-        memset(&e, 0, sizeof e);
-        if (fi_cq_readerr(f->events, &e, 0) == 1 && e.op_context)
-            r = dt__ofi_completed(f, (dt__ofi_buffer *)e.op_context, 0, 0);
-        n = DT__OFI_BATCH;
+        if (n == -FI_EAVAIL) {
+            struct fi_cq_err_entry e;
+            memset(&e, 0, sizeof e);
+            if (fi_cq_readerr(f->events, &e, 0) == 1 && e.op_context)
+                r = dt__ofi_ended(f, (dt__ofi_item *)e.op_context, 0, 0);
+            n = DT__OFI_BATCH;
+        } else if (n < 0 && n != -FI_EAGAIN) {
+            r = dt__error(DT_E_SYSTEM, "%s: the completion queue failed (%s)", f->link.name, fi_strerror((int)-n));
+        } else {
+            for (ssize_t i = 0; i < n && !r; i++)
+                if (entry[i].op_context)
+                    r = dt__ofi_ended(f, (dt__ofi_item *)entry[i].op_context, 1, (int64_t)entry[i].len);
+        }
     }
     if (f->pending) dt__ofi_retry(f);
     return r;
@@ -17556,55 +17639,128 @@ static dt_result dt__ofi_poll(dt__link *link)
     return r;
 }
 
+/* ---- starting and cancelling messages ---- */
+
+static dt_result dt__ofi_send(dt__ofi *f, dt__message *m)
+{
+    dt__ofi_header h = dt__ofi_make(DT__OFI_SHORT, m->tag, m->bytes, 0, 0);
+    dt__ofi_item *i;
+    if (m->bytes <= DT__OFI_BUFFER - (int64_t)sizeof h) return dt__ofi_say(f, m->peer, &h, m);
+    if (!(i = dt__ofi_data(f, m, m->bytes))) return DT_E_MEMORY;
+    h.kind = DT__OFI_ASK;
+    h.number = i->number;
+    return dt__ofi_say(f, m->peer, &h, NULL);
+}
+
+static dt_result dt__ofi_receive(dt__ofi *f, dt__message *m)
+{
+    dt__ofi_early **p = &f->early, *e;
+    dt_result r;
+    while (*p && !dt__ofi_fits(m, &(*p)->header)) p = &(*p)->next;
+    if (!(e = *p)) return dt__message_append(&f->wanted, m), DT_OK;
+    *p = e->next;
+    r = dt__ofi_match(f, m, &e->header, e + 1);
+    dt__free(e);
+    return r;
+}
+
 static dt_result dt__ofi_start(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
     dt_result r = dt__message_check(link, m);
-    int peer = m->peer;
     if (r) return r;
+    if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
+        return dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %lld. Send it in parts.",
+                         (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
     dt__link_enter(link);
-    dt__packet_start(&f->base, m);
-    if (peer >= 0 && f->base.flow[peer].lost) dt__ofi_lose(f, peer);
-    else if (m->sends) r = dt__ofi_pump(f, peer);
+    m->moved = 0;
+    m->own = NULL;
+    __atomic_store_n(&m->done, f->end ? 0 : DT__LOST, __ATOMIC_RELAXED);
+    if (f->end) r = m->sends ? dt__ofi_send(f, m) : dt__ofi_receive(f, m);
     dt__link_leave(link);
     return r;
 }
 
+/* All messages are over, without the endpoint. */
+static void dt__ofi_forget(dt__ofi *f)
+{
+    dt__message *m;
+    f->end = NULL;
+    while (f->moving) dt__ofi_over(f, f->moving, 0);
+    for (dt__ofi_item *i = f->buffers; i; i = i->older) {
+        if ((m = i->m) != NULL) dt__message_finish(m, DT__LOST);
+        i->m = NULL;
+    }
+    while ((m = f->wanted) != NULL) {
+        f->wanted = m->next;
+        dt__message_finish(m, DT__LOST);
+    }
+    f->pending = NULL;
+    f->sending = 0;
+}
+
+/* Gives the endpoint up. Closing it is the only way to make a provider with a thread of its own forget memory that a
+ * peer has begun to read or write. Any other provider moves data only when it is called, and it is not called again:
+ * tcp;ofi_rxm of libfabric 1.17 may crash when it closes a connection whose link is cut. */
+static void dt__ofi_abandon(dt__ofi *f)
+{
+    if (f->info->domain_attr->data_progress == FI_PROGRESS_AUTO) fi_close(&f->end->fid);
+    dt__ofi_forget(f);
+}
+
+/* A long message that libfabric has is cancelled there; where the provider cannot do that, the endpoint is given up. */
 static void dt__ofi_cancel(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
+    double until = dt__now() + DT__OFI_PATIENCE;
+    dt__ofi_item **p = &f->pending, *i;
     dt__link_enter(link);
-    if (!m->done && dt__packet_cancel(&f->base, m)) {
-        f->base.flow[m->peer].lost = 0;
-        (void)dt__ofi_say(f, m->peer, DT__OFI_CUT);
-        dt__message_finish(m, DT__LOST);
-        dt__ofi_lose(f, m->peer);
+    if (!m->done && f->end && (i = (dt__ofi_item *)m->own) == NULL) {
+        dt__message_remove(&f->wanted, m);
+    } else if (!m->done && f->end && i->buffer) {
+        i->m = NULL;
+    } else if (!m->done && f->end && !i->issued) {
+        while (*p && *p != i) p = &(*p)->next;
+        if (*p) *p = i->next;
+        dt__ofi_over(f, i, 0);
+    } else if (!m->done && f->end) {
+        fi_cancel(&f->end->fid, &i->context);
+        while (!m->done && dt__now() < until) (void)dt__ofi_move(f);
+        if (!m->done) dt__ofi_abandon(f);
     }
     dt__link_leave(link);
 }
 
-/* tcp;ofi_rxm of libfabric 1.17 may crash when it closes a connection whose link is cut: the endpoint stays open then.
- * The shm provider leaves the file of a process that was killed. */
+/* The shm provider leaves the file of a process that was killed. */
+static void dt__ofi_clean(const dt__ofi *f)
+{
+    for (int p = 0; f->peers && p < f->link.size; p++)
+        if (f->peers[p].memory[0] && kill((pid_t)f->peers[p].process, 0) && errno == ESRCH) unlink(f->peers[p].memory);
+}
+
 static void dt__ofi_close(dt__link *link)
 {
     dt__ofi *f = (dt__ofi *)link;
     double end = dt__now() + 2;
     while (f->end && f->sending && dt__now() < end && !dt__ofi_move(f)) sched_yield();
-    if (f->end && (!f->sending || !strstr(link->name, "rxm"))) fi_close(&f->end->fid);
-    dt__packet_close(&f->base);
+    if (f->end) fi_close(&f->end->fid), dt__ofi_forget(f);
+    while (f->early) {
+        dt__ofi_early *e = f->early;
+        f->early = e->next;
+        dt__free(e);
+    }
     while (f->buffers) {
-        dt__ofi_buffer *b = f->buffers;
-        f->buffers = b->older;
-        if (b->region) fi_close(&b->region->fid);
-        dt__free(b);
+        dt__ofi_item *i = f->buffers;
+        f->buffers = i->older;
+        if (i->region) fi_close(&i->region->fid);
+        dt__free(i);
     }
     if (f->names) fi_close(&f->names->fid);
     if (f->events) fi_close(&f->events->fid);
     if (f->domain) fi_close(&f->domain->fid);
     if (f->net) fi_close(&f->net->fid);
     if (f->info) fi_freeinfo(f->info);
-    for (int p = 0; f->peers && p < link->size; p++)
-        if (f->peers[p].memory[0] && kill((pid_t)f->peers[p].process, 0) && errno == ESRCH) unlink(f->peers[p].memory);
+    dt__ofi_clean(f);
     dt__free(f->peers);
     dt__free(f);
 }
@@ -17665,7 +17821,7 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
                          "says; %s", FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
                          fi_strerror(-bad), name, name[0] == 'e' ? "it needs an Elastic Fabric Adapter and its driver"
                                                                  : "DT_FABRIC chooses another one");
-    snprintf(f->base.link.name, sizeof f->base.link.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
+    snprintf(f->link.name, sizeof f->link.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
              FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
     f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
     return DT_OK;
@@ -17680,7 +17836,7 @@ static dt_result dt__ofi_build(dt__ofi *f)
     int bad = fi_fabric(f->info->fabric_attr, &f->net, NULL);
     memset(&names, 0, sizeof names);
     memset(&events, 0, sizeof events);
-    names.count = (size_t)f->base.link.size;
+    names.count = (size_t)f->link.size;
     events.format = FI_CQ_FORMAT_TAGGED;
     events.size = f->info->tx_attr->size + f->info->rx_attr->size;
     if (!bad) what = "fi_domain", bad = fi_domain(f->net, f->info, &f->domain, NULL);
@@ -17692,7 +17848,7 @@ static dt_result dt__ofi_build(dt__ofi *f)
     if (!bad) what = "fi_enable", bad = fi_enable(f->end);
     if (!bad) return DT_OK;
     return dt__error(DT_E_SYSTEM, "%s: %s failed (%s): see what `fi_info -p \"%s\"` says, or choose another provider "
-                     "by DT_FABRIC", f->base.link.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
+                     "by DT_FABRIC", f->link.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
 }
 
 /* What each rank tells the others at the rendezvous. */
@@ -17709,9 +17865,9 @@ static dt_result dt__ofi_meet_peer(dt__ofi *f, int p, dt__ofi_endpoint *there, c
     there->provider[sizeof there->provider - 1] = 0;
     if (strcmp(there->provider, provider))
         return dt__error(DT_E_PEER, "rank %d uses %s, this one (%d) %s: set DT_FABRIC alike everywhere", p,
-                         there->provider, f->base.link.rank, provider);
+                         there->provider, f->link.rank, provider);
     if (fi_av_insert(f->names, there->address, 1, &f->peers[p].address, 0, NULL) != 1)
-        return dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->base.link.name, p);
+        return dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->link.name, p);
     there->address[sizeof there->address - 1] = 0;
     f->peers[p].process = (int)there->process;
     if (!strncmp(provider, "shm", 3) && !strncmp(there->address, scheme, sizeof scheme - 1) && !strchr(name, '/') &&
@@ -17732,7 +17888,7 @@ static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
     dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
     own.process = getpid();
     bad = fi_getname(&f->end->fid, own.address, &length);
-    if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->base.link.name, fi_strerror(-bad));
+    if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->link.name, fi_strerror(-bad));
     else r = dt__rendezvous(w, &own, (int)sizeof own, all);
     for (int p = 0; !r && p < w->size; p++) r = dt__ofi_meet_peer(f, p, &all[p], own.provider);
     dt__free(all);
@@ -17742,30 +17898,29 @@ static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
 static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
 {
     dt__ofi *f = (dt__ofi *)dt__alloc((int64_t)sizeof *f, "libfabric's engine");
-    dt__ofi_buffer *b;
+    dt__ofi_item *i;
     uint8_t digest[32];
     dt_result r;
     *handle = NULL;
     if (!f) return DT_E_MEMORY;
-    f->base.link.rank = w->rank;
-    f->base.link.size = w->size;
-    f->base.link.start = dt__ofi_start;
-    f->base.link.poll = dt__ofi_poll;
-    f->base.link.cancel = dt__ofi_cancel;
-    f->base.link.close = dt__ofi_close;
+    f->link.rank = w->rank;
+    f->link.size = w->size;
+    f->link.start = dt__ofi_start;
+    f->link.poll = dt__ofi_poll;
+    f->link.cancel = dt__ofi_cancel;
+    f->link.close = dt__ofi_close;
     dt__job_proof(digest, w->job, (int64_t)strlen(w->job));
     memcpy(&f->job, digest, sizeof f->job);
-    f->peers = (dt__ofi_peer *)dt__alloc(w->size * (int64_t)(sizeof *f->peers + sizeof *f->base.flow), "the ranks");
-    if (f->peers) f->base.flow = (dt__traffic *)(void *)(f->peers + w->size);
+    f->peers = (dt__ofi_peer *)dt__alloc(w->size * (int64_t)sizeof *f->peers, "the ranks");
     r = f->peers ? dt__ofi_find(f, w) : DT_E_MEMORY;
     if (!r) r = dt__ofi_build(f);
     if (!r) r = dt__ofi_meet(f, w);
     for (int k = 0; k < DT__OFI_POSTED && !r; k++) {
-        if ((b = dt__ofi_take_buffer(f)) != NULL) dt__ofi_issue(f, b, 0);
+        if ((i = dt__ofi_buffer(f)) != NULL) dt__ofi_listen(f, i);
         else r = DT_E_MEMORY;
     }
-    if (r) dt__ofi_close(&f->base.link);
-    else *handle = &f->base.link;
+    if (r) dt__ofi_close(&f->link);
+    else *handle = &f->link;
     return r;
 }
 #endif /* DT_OFI */

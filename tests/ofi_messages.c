@@ -326,8 +326,7 @@ static void large(void)
  * hold up no message to anybody else. */
 static void killed(void)
 {
-    enum { LONG = 2000000 }; /* more than a provider takes without the receiver */
-    static char data[3][LONG];
+    char data[3][200000];
     dt__message m[3];
     double start;
     meet();
@@ -337,8 +336,8 @@ static void killed(void)
         raise(SIGKILL);
     }
     begin(&m[0], 0, data[0], 100, size - 1, 30);
-    begin(&m[1], 0, data[1], LONG, size - 1, 31);
-    begin(&m[2], 1, data[2], LONG, size - 1, 32);
+    begin(&m[1], 0, data[1], 200000, size - 1, 31);
+    begin(&m[2], 1, data[2], 200000, size - 1, 32);
     for (int i = 0; i < 3; i++) check(finish_within(&m[i], 0.3) != 1, "a message with a dead rank ended well", i);
     start = dt__now();
     for (int i = 0; i < 3; i++) fabric->cancel(fabric, &m[i]);
