@@ -494,7 +494,7 @@ static int64_t rows_of_owner(const layout *l)
  * in bytes is the 10 + 24/t of Korthikanti et al. for fp32 without masks of dropout and without 5 a s / h (their 10:
  * inputs of norms, which are outputs of segments here, and masks). With sequence parallelism norms are split, but the
  * rows that their products gather are kept whole: n (2 h + (13 h + 4 + 2 a) / t). Head: its norm, or the gathered rows,
- * the logits, and 3 numbers per row, 7 where its columns are cut. Zero-bubble also keeps gradients that those of
+ * the logits, and 7 numbers per row. Zero-bubble also keeps gradients that those of
  * weights need later: of both sides of the block (n h each), the residual (n h), q, k, v (3 n h), the GELU (4 n h); in
  * the head of the logits and the norm. Here only with t = 1. */
 static int64_t kept(const layout *l, int64_t q)
@@ -516,7 +516,7 @@ static int64_t kept(const layout *l, int64_t q)
         return 3 * n * h + 4 * n + (12 * n * h + 2 * n * a) / t - again + later;
     }
     if (l->vt > 1) wide = (VOCABULARY + l->vt - 1) / l->vt * (l->vt / t);
-    return n * h + 2 * n / (l->sp ? t : 1) + n * wide + (l->vt > 1 ? 7 : 3) * n +
+    return n * h + 2 * n / (l->sp ? t : 1) + n * wide + 7 * n +
            (l->zero_bubble ? n * wide + n * h : 0);
 }
 
