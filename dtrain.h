@@ -4998,9 +4998,9 @@ struct dt_graph {
     dt__node *nodes; /* nodes[0] is the poison */
     int32_t count, capacity, forward_count;
     dt__param *params;
-    int32_t param_count, param_capacity;
+    int32_t param_count;
     dt__slot *slots;
-    int32_t slot_count, slot_capacity;
+    int32_t slot_count;
     float **tables; /* constants of ops */
     int32_t table_count, table_capacity;
     int64_t table_floats;  /* of all tables */
@@ -5365,11 +5365,17 @@ static dt_tensor dt__append(dt_graph *g, const dt__node *node)
 /* A new gradient slot for a use of parameter `p`. */
 static int32_t dt__new_slot(dt_graph *g, int32_t p)
 {
+    dt__slot *bigger = (dt__slot *)dt__alloc((int64_t)sizeof *bigger * (g->slot_count + 1), "a graph");
     int32_t uses = 0;
-    if (!dt__grow((void **)&g->slots, g->slot_count, &g->slot_capacity, sizeof *g->slots)) return -1;
-    for (int32_t i = 0; i < g->slot_count; i++) uses += g->slots[i].param == p;
-    g->slots[g->slot_count].param = p;
-    g->slots[g->slot_count].use = uses;
+    if (!bigger) return -1;
+    for (int32_t i = 0; i < g->slot_count; i++) {
+        bigger[i] = g->slots[i];
+        uses += g->slots[i].param == p;
+    }
+    dt__free(g->slots);
+    g->slots = bigger;
+    bigger[g->slot_count].param = p;
+    bigger[g->slot_count].use = uses;
     return g->slot_count++;
 }
 
@@ -5582,7 +5588,7 @@ static int dt__cuts(dt_graph *g, const char *what, int64_t n)
 static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
                                       int64_t groups, int64_t pad, int64_t experts)
 {
-    dt__param *p;
+    dt__param *list, *p;
     dt_shape local = shape;
     dt_tensor t;
     if (cut >= 0 && dt__in_shards(g)) {
@@ -5594,9 +5600,12 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape sh
     t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
     if (!t.id) return t;
     dt__at(g, t)->cut = cut == shape.dims - 1 && dt__in_shards(g);
-    if (!dt__grow((void **)&g->params, g->param_count, &g->param_capacity, sizeof *g->params))
-        return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", name);
-    p = &g->params[g->param_count];
+    list = (dt__param *)dt__alloc((int64_t)sizeof *list * (g->param_count + 1), "a graph");
+    if (!list) return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", name);
+    if (g->param_count) memcpy(list, g->params, sizeof *list * (size_t)g->param_count);
+    dt__free(g->params);
+    g->params = list;
+    p = &list[g->param_count];
     if (name[0] == '/') snprintf(p->name, sizeof p->name, "%s", name + 1);
     else snprintf(p->name, sizeof p->name, "%s%s%s", g->prefix, g->prefix[0] ? "." : "", name);
     p->shape = shape;
