@@ -1285,7 +1285,7 @@ static void dt__free(void *p)
 /* Makes room for `wanted` items in a growing list, whose first `used` are kept; 0 without memory. New ones are zero. */
 static int dt__reserve(void **list, int64_t used, int64_t *room, int64_t wanted, int64_t item, const char *what)
 {
-    int64_t bigger = dt__max(dt__max(wanted, 2 * *room), 16);
+    int64_t bigger = dt__max(dt__max(wanted, 2 * *room), 4);
     void *memory;
     if (wanted <= *room) return 1;
     memory = dt__alloc(bigger * item, what);
