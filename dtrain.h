@@ -16111,11 +16111,11 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd,
 /* What each rank says for a split, (size, 2): its color, and how many communicators over nodes it has been in. */
 static dt_result dt__split_colors(dt_comm *c, int color, float *all)
 {
-    int32_t words[2];
+    int32_t words[2] = {color, c->link ? (int32_t)c->link->ids : 0};
     float input[2];
-    dt__move m = dt__move_of(DT__CALL_ALL_GATHER, input, all, 2, 1, 0);
-    words[0] = color, words[1] = c->link ? (int32_t)c->link->ids : 0;
+    dt__move m;
     memcpy(input, words, sizeof input);
+    m = dt__move_of(DT__CALL_ALL_GATHER, input, all, 2, 1, 0);
     return dt__exchange(c, &m);
 }
 
