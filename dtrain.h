@@ -16674,25 +16674,20 @@ static dt_result dt__world_slurm(dt__world *w)
     const char *list = dt__environment("SLURM_STEP_NODELIST"), *id = dt__environment("SLURM_JOB_ID");
     const char *step = dt__environment("SLURM_STEP_ID");
     dt_result r = DT_OK;
-    if (!list) list = dt__environment("SLURM_JOB_NODELIST");
-    if (!list) list = dt__environment("SLURM_NODELIST");
-    if (!id) id = dt__environment("SLURM_JOBID");
-    if (!step) step = dt__environment("SLURM_STEPID");
     w->kind = DT__WORLD_SLURM;
     w->size = dt__world_number(&r, dt__environment("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1,
                                DT__WORLD_RANKS, DT__MUST);
     w->rank = dt__world_number(&r, "SLURM_PROCID", 0, w->size - 1, DT__MUST);
     w->local_rank = dt__world_number(&r, "SLURM_LOCALID", 0, w->size - 1, DT__MUST);
     w->host = dt__world_number(&r, "SLURM_NODEID", 0, 65535, 0);
-    w->hosts = dt__world_number(&r, step ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1, 65536, 0);
+    w->hosts = dt__world_number(&r, "SLURM_STEP_NUM_NODES", 1, 65536, 0);
     if (r) return r;
     if (list && !dt__host_first(list, w->address, sizeof w->address))
         return dt__error(DT_E_USAGE, "the first host in Slurm's list cannot be read: \"%s\". Set MASTER_ADDR to the "
                          "host of rank 0", list);
     w->local_size = dt__host_tasks(dt__environment("SLURM_STEP_TASKS_PER_NODE"), w->host);
-    if (!w->local_size) w->local_size = dt__host_tasks(dt__environment("SLURM_TASKS_PER_NODE"), w->host);
-    w->port = 20000 + (int)((strtoul(id ? id : "0", NULL, 10) * 8 + strtoul(step ? step : "0", NULL, 10)) % 10000);
-    snprintf(w->job, sizeof w->job, "slurm %.40s.%.20s", id ? id : "", step ? step : "");
+    w->port = 20000 + (int)((strtoul(id ? id : "0", NULL, 10) * 8 + strtoul(step, NULL, 10)) % 10000);
+    snprintf(w->job, sizeof w->job, "slurm %.40s.%.20s", id ? id : "", step);
     return DT_OK;
 }
 
@@ -16821,14 +16816,6 @@ static void dt__world_describe(dt__world *w)
                   place);
 }
 
-/* srun sets SLURM_STEP_ID for the ranks of a step. The script of a batch job has SLURM_PROCID too and is none. A
- * torchrun that runs inside a step numbers its own ranks. */
-static int dt__world_is_slurm(void)
-{
-    return dt__environment("SLURM_PROCID") && (dt__environment("SLURM_STEP_ID") || dt__environment("SLURM_STEPID")) &&
-           !dt__environment("TORCHELASTIC_RUN_ID");
-}
-
 /* SageMaker's description of the job; NULL: it did not start this. */
 static const char *dt__sagemaker_config(void)
 {
@@ -16848,13 +16835,14 @@ static const char *dt__sagemaker_checkpoints(void)
     return config && !dt__world_sagemaker(&w, config) && w.size == 1 && !access(place, W_OK) ? place : NULL;
 }
 
-/* Who started this process? A rank of the own supervisor is alone for this purpose: its job is local. */
+/* Who started this process? A rank of the own supervisor is alone for this purpose: its job is local. srun sets
+ * SLURM_STEP_ID for the ranks of a step; the script of a batch job has SLURM_PROCID too and is no rank. A torchrun that
+ * runs inside a step numbers its own ranks. */
 static dt_result dt__world_detect(dt__world *w)
 {
     const char *config = dt__sagemaker_config(), *fabric = dt__environment("DT_FABRIC");
-    const char *network = dt__environment("DT_INTERFACE"), *limit = dt__environment("DT_RENDEZVOUS_TIMEOUT");
-    char *end = NULL;
-    dt_result r = DT_OK;
+    const char *network = dt__environment("DT_INTERFACE");
+    dt_result r;
     int mpi = dt__environment("OMPI_COMM_WORLD_SIZE") != NULL;
 #ifdef DT_MPI
     mpi = mpi || (dt__environment("PMIX_RANK") && dt__environment("PMIX_NAMESPACE"));
@@ -16862,12 +16850,14 @@ static dt_result dt__world_detect(dt__world *w)
     memset(w, 0, sizeof *w);
     w->size = w->local_size = w->hosts = 1;
     w->port = DT__WORLD_PORT;
-    w->patience = limit ? strtod(limit, &end) : 300.0;
-    if (end && (*end || !(w->patience >= 0.1 && w->patience <= 1e6)))
-        return dt__error(DT_E_USAGE, "DT_RENDEZVOUS_TIMEOUT=%s: it is a number of seconds from 0.1 to 1e6", limit);
+    r = dt__environment_number("DT_RENDEZVOUS_TIMEOUT", 0.1, 1e6, "a number of seconds from 0.1 to 1e6", &w->patience);
+    if (r) return r;
+    if (w->patience <= 0.0) w->patience = 300.0;
     if (dt__environment("DT_MEMFD")) r = DT_OK;
     else if (mpi) r = dt__world_mpi(w);
-    else if (dt__world_is_slurm()) r = dt__world_slurm(w);
+    else if (dt__environment("SLURM_PROCID") && dt__environment("SLURM_STEP_ID") &&
+             !dt__environment("TORCHELASTIC_RUN_ID"))
+        r = dt__world_slurm(w);
     else if (dt__environment("WORLD_SIZE") || (dt__environment("RANK") && dt__environment("MASTER_ADDR")))
         r = dt__world_torchrun(w);
     else if (config) r = dt__world_sagemaker(w, config);
@@ -16946,19 +16936,6 @@ static void dt__side_proof(uint8_t proof[32], char side, const dt__hello *h, con
     dt__job_proof(proof, text, sizeof text);
 }
 
-static int dt__socket_prepare(int fd)
-{
-    int flags = fcntl(fd, F_GETFL, 0);
-    return fcntl(fd, F_SETFD, FD_CLOEXEC) || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK);
-}
-
-/* Closes a socket; -1 with errno. */
-static int dt__socket_fail(int fd, int error)
-{
-    close(fd);
-    return errno = error, -1;
-}
-
 /* The addresses of a host, to be freed by freeaddrinfo, or NULL and the reason. `passive`: all those of this host. */
 static struct addrinfo *dt__host_addresses(const char *address, int port, int passive, const char **why)
 {
@@ -16994,8 +16971,8 @@ static int dt__transfer(int fd, void *data, int64_t bytes, int sends, double end
             if (dt__now() < end) continue;
             return errno = ETIMEDOUT, -1;
         }
-        n = sends ? send(fd, (const char *)data + done, (size_t)(bytes - done), MSG_NOSIGNAL)
-                  : recv(fd, (char *)data + done, (size_t)(bytes - done), 0);
+        n = sends ? send(fd, (const char *)data + done, (size_t)(bytes - done), MSG_NOSIGNAL | MSG_DONTWAIT)
+                  : recv(fd, (char *)data + done, (size_t)(bytes - done), MSG_DONTWAIT);
         if (n > 0) done += n;
         else if (n == 0) return errno = ECONNRESET, -1;
         else if (errno != EAGAIN && errno != EINTR) return -1;
@@ -17003,17 +16980,23 @@ static int dt__transfer(int fd, void *data, int64_t bytes, int sends, double end
     return 0;
 }
 
-/* ---- rank 0 listens ---- */
-
-/* A listening socket, or -1 with errno. */
-static int dt__listen_at(const struct addrinfo *a, int backlog)
+/* A socket that listens at an address, with a backlog of 0 one that is connected to it; -1 with errno. */
+static int dt__socket_open(const struct addrinfo *a, int backlog)
 {
-    int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), on = 1;
+    int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol), on = 1, error = 0;
+    socklen_t size = sizeof error;
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (!dt__socket_prepare(fd) && !bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, backlog)) return fd;
-    return dt__socket_fail(fd, errno);
+    if (backlog) error = bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, backlog) ? errno : 0;
+    else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS) error = errno;
+    else if (!dt__ready(fd, POLLOUT, dt__now() + (double)DT__MEET_SECONDS)) error = ETIMEDOUT;
+    else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
+    if (!error) return fd;
+    close(fd);
+    return errno = error, -1;
 }
+
+/* ---- rank 0 listens ---- */
 
 static int dt__is_loopback(const struct sockaddr *a)
 {
@@ -17037,7 +17020,7 @@ static dt_result dt__meet_listen(dt__meeting *m)
         struct addrinfo *list = dt__host_addresses(w->address, w->port, passive, &why);
         for (struct addrinfo *a = list; a && m->listener < 0; a = a->ai_next) {
             if (!passive && w->hosts > 1 && dt__is_loopback(a->ai_addr)) continue;
-            if ((m->listener = dt__listen_at(a, w->size + 16)) < 0) error = errno;
+            if ((m->listener = dt__socket_open(a, w->size + 16)) < 0) error = errno;
         }
         if (list) freeaddrinfo(list);
         w->everywhere = passive;
@@ -17063,8 +17046,8 @@ static void dt__judge_hello(const dt__meeting *m, const dt__hello *h, char *text
         snprintf(text, room, "two processes say that they are rank %d: let the launcher number them", h->rank);
 }
 
-/* Serves one caller. It joins, or its connection is closed: a caller that proves nothing learns nothing. */
-static void dt__meet_serve(dt__meeting *m, int fd)
+/* Serves one caller. Returns whether it joins; a caller that proves nothing learns nothing. */
+static int dt__meet_serve(dt__meeting *m, int fd)
 {
     double end = dt__now() + (double)DT__MEET_SECONDS;
     uint8_t theirs[32], right[32];
@@ -17073,38 +17056,21 @@ static void dt__meet_serve(dt__meeting *m, int fd)
     dt__welcome yes;
     memset(&yes, 0, sizeof yes);
     memcpy(yes.magic, dt__meet_magic, sizeof yes.magic);
-    if (dt__socket_prepare(fd) || dt__transfer(fd, h.magic, sizeof h.magic, 0, end) ||
-        memcmp(h.magic, dt__meet_magic, sizeof h.magic) || getentropy(yes.nonce, sizeof yes.nonce) ||
-        dt__transfer(fd, h.job, (int64_t)(sizeof h - sizeof h.magic), 0, end)) {
-        close(fd);
-        return;
-    }
+    if (dt__transfer(fd, h.magic, sizeof h.magic, 0, end) || memcmp(h.magic, dt__meet_magic, sizeof h.magic) ||
+        getentropy(yes.nonce, sizeof yes.nonce) ||
+        dt__transfer(fd, h.job, (int64_t)(sizeof h - sizeof h.magic), 0, end))
+        return 0;
     h.job[sizeof h.job - 1] = 0;
     dt__side_proof(yes.proof, '0', &h, yes.nonce);
     dt__side_proof(right, 'c', &h, yes.nonce);
     dt__judge_hello(m, &h, yes.text, sizeof yes.text);
     if (dt__transfer(fd, &yes, sizeof yes, 1, end) || yes.text[0] || dt__transfer(fd, theirs, sizeof theirs, 0, end) ||
-        memcmp(theirs, right, sizeof right) || dt__transfer(fd, blob, m->bytes, 0, end)) {
-        close(fd);
-        return;
-    }
+        memcmp(theirs, right, sizeof right) || dt__transfer(fd, blob, m->bytes, 0, end))
+        return 0;
     memcpy(m->blobs + (int64_t)h.rank * m->bytes, blob, (size_t)m->bytes);
     m->caller[h.rank] = fd;
     m->present++;
-}
-
-/* The ranks that are missing, "1, 3", as far as there is room. */
-static void dt__list_missing(char *text, size_t room, const dt__meeting *m)
-{
-    size_t used = 0;
-    for (int r = 1; r < m->w->size; r++) {
-        if (m->caller[r] >= 0) continue;
-        if (used + 20 > room) {
-            snprintf(text + used, room - used, " and others");
-            return;
-        }
-        used += (size_t)snprintf(text + used, room - used, used ? ", %d" : "%d", r);
-    }
+    return 1;
 }
 
 /* Serves callers until all ranks are present, then sends each the answer, or the reason why there is none. A rank that
@@ -17113,19 +17079,21 @@ static dt_result dt__meet_gather(dt__meeting *m)
 {
     dt__world *w = m->w;
     char missing[120] = "";
+    size_t used = 0;
     double end;
     dt__welcome answer;
     while (m->present < w->size && dt__now() < m->end) {
         int fd = dt__ready(m->listener, POLLIN, m->end) ? accept(m->listener, NULL, NULL) : -1;
-        if (fd >= 0) dt__meet_serve(m, fd);
+        if (fd >= 0 && !dt__meet_serve(m, fd)) close(fd);
     }
     memset(&answer, 0, sizeof answer);
     memcpy(answer.magic, dt__meet_magic, sizeof answer.magic);
-    if (m->present < w->size) {
-        dt__list_missing(missing, sizeof missing, m);
-        snprintf(answer.text, sizeof answer.text, "after %g s, of %d ranks %s were missing", w->patience, w->size,
-                 missing);
-    }
+    for (int r = 1; r < w->size && used < 100; r++)
+        if (m->caller[r] < 0)
+            used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
+    if (used)
+        snprintf(answer.text, sizeof answer.text, "after %g s, %d of %d ranks were missing (%s%s)", w->patience,
+                 w->size - m->present, w->size, missing, used < 100 ? "" : " and others");
     end = dt__now() + 10;
     for (int r = 1; r < w->size; r++)
         if (m->caller[r] >= 0 && !dt__transfer(m->caller[r], &answer, sizeof answer, 1, end) && !*missing)
@@ -17160,19 +17128,6 @@ static dt_result dt__meet_host(dt__world *w, const void *mine, int bytes, void *
 }
 
 /* ---- the others call ---- */
-
-/* A connection to rank 0, or -1 with errno. */
-static int dt__meet_connect(const struct addrinfo *a)
-{
-    int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), error = 0;
-    socklen_t size = sizeof error;
-    if (fd < 0) return -1;
-    if (dt__socket_prepare(fd)) error = errno;
-    else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS) error = errno;
-    else if (!dt__ready(fd, POLLOUT, dt__now() + (double)DT__MEET_SECONDS)) error = ETIMEDOUT;
-    else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
-    return error ? dt__socket_fail(fd, error) : fd;
-}
 
 /* Reads one dt__welcome. 1: rank 0 agrees; 0: try again; -1: no use, the error is recorded. */
 static int dt__meet_welcome(const dt__world *w, int fd, dt__welcome *in, double end)
@@ -17226,7 +17181,7 @@ static dt_result dt__meet_caller(const dt__world *w, const void *mine, int bytes
     for (int attempt = 0; !agreed && (!attempt || dt__now() < end); attempt++) {
         struct addrinfo *list = dt__host_addresses(w->address, w->port, 0, &why);
         for (struct addrinfo *a = list; a && !agreed; a = a->ai_next) {
-            int fd = dt__meet_connect(a);
+            int fd = dt__socket_open(a, 0);
             if (fd >= 0) agreed = dt__meet_talk(w, fd, mine, bytes, all, end);
             error = errno;
             if (fd >= 0) close(fd);
