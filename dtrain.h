@@ -17973,42 +17973,37 @@ static dt_result dt__nccl_load(dt__nccl_calls *f)
     return DT_OK;
 }
 
-/* Aborts NCCL and fails the communicator with this message, which the peers receive. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
-static dt_result dt__nccl_fail(dt_nccl *n, dt_result code, const char *format, ...)
+/* Aborts NCCL and fails the communicator with the last error, which the peers receive. */
+static dt_result dt__nccl_fail(dt_nccl *n, dt_result code)
 {
     dt_comm *c = n->comm;
-    va_list list;
-    va_start(list, format);
-    vsnprintf(n->message, sizeof n->message, format, list);
-    va_end(list);
+    snprintf(n->message, sizeof n->message, "%s", dt_last_error());
     n->failed = code;
     if (n->handle) n->f.ncclCommAbort(n->handle);
     n->handle = NULL;
     if (c->job && !c->failed) {
         snprintf(c->message, sizeof c->message, "%s", n->message);
         dt__comm_tell(c);
-        dt__hear_last(c->link);
         dt__comm_fail(c, code);
     }
     return dt__error(code, "%s", n->message);
 }
 
-/* code: NCCL's, or with `gpu` CUDA's. */
-static dt_result dt__nccl_broke(dt_nccl *n, int gpu, int code)
+static dt_result dt__cuda_error(const dt_nccl *n, int code)
 {
     const char *detail = NULL;
-    if (gpu) {
-        n->f.cuGetErrorString(code, &detail);
-        return dt__nccl_fail(n, DT_E_SYSTEM, "the GPU failed in %s: %.200s (%d)", n->doing,
-                             detail ? detail : "unknown error", code);
-    }
-    detail = n->f.ncclGetLastError(n->handle);
-    return dt__nccl_fail(n, code == DT__NCCL_PEER ? DT_E_PEER : DT_E_SYSTEM,
-                         "%s failed: %.100s%s%.500s (NCCL_DEBUG=INFO says more)", n->doing,
-                         n->f.ncclGetErrorString(code), detail && *detail ? ": " : "", detail ? detail : "");
+    n->f.cuGetErrorString(code, &detail);
+    return dt__error(DT_E_SYSTEM, "the GPU failed in %s: %.200s (%d)", n->doing, detail ? detail : "unknown error",
+                     code);
+}
+
+static dt_result dt__nccl_broke(dt_nccl *n, int code)
+{
+    const char *detail = n->f.ncclGetLastError(n->handle);
+    return dt__nccl_fail(n, dt__error(code == DT__NCCL_PEER ? DT_E_PEER : DT_E_SYSTEM,
+                                      "%s failed: %.100s%s%.500s (NCCL_DEBUG=INFO says more)", n->doing,
+                                      n->f.ncclGetErrorString(code), detail && *detail ? ": " : "",
+                                      detail ? detail : ""));
 }
 
 /* Fails if a peer has failed or left the communicator, or if the call began too long ago. */
@@ -18022,17 +18017,16 @@ static dt_result dt__nccl_watch(dt_nccl *n, double began)
             dt__blame(&c->area->fault, DT__FAULT_LEFT, c->place[dt__local(c, p)].job);
             troubled = 1;
         }
-    if (troubled && !dt__comm_fault(c)) return dt__nccl_fail(n, DT_E_INTERRUPTED, "interrupted in %s", n->doing);
-    if (troubled) {
-        dt__hear_last(c->link);
-        dt__format_fault(text, sizeof text, c->job, dt__comm_fault(c));
-        return dt__nccl_fail(n, DT_E_PEER, "%s while this rank (%d) was in %s", text, c->place[c->rank].world,
-                             n->doing);
-    }
-    if ((dt__now() - began) * 1e3 <= c->job->timeout_ms) return DT_OK;
-    return dt__nccl_fail(n, DT_E_PEER, "%s has not ended after %g s: a rank does not take part, or a GPU is stuck. If "
-                         "the work that was queued before takes longer, raise --timeout.", n->doing,
-                         c->job->timeout_ms * 1e-3);
+    if (!troubled && (dt__now() - began) * 1e3 <= c->job->timeout_ms) return DT_OK;
+    if (!troubled)
+        return dt__nccl_fail(n, dt__error(DT_E_PEER, "%s has not ended after %g s: a rank does not take part, or a GPU "
+                                          "is stuck. If the work that was queued before takes longer, raise --timeout.",
+                                          n->doing, c->job->timeout_ms * 1e-3));
+    if (!dt__comm_fault(c)) return dt__nccl_fail(n, dt__error(DT_E_INTERRUPTED, "interrupted in %s", n->doing));
+    dt__hear_last(c->link);
+    dt__format_fault(text, sizeof text, c->job, dt__comm_fault(c));
+    return dt__nccl_fail(n, dt__error(DT_E_PEER, "%s while this rank (%d) was in %s", text, c->place[c->rank].world,
+                                      n->doing));
 }
 
 /* Returns when NCCL has queued its last call; with `queued`, when the stream has completed all of its work. */
@@ -18045,7 +18039,8 @@ static dt_result dt__nccl_await(dt_nccl *n, int queued, void *stream)
         if (!code) code = state;
         if (!code && queued) gpu = 1, code = n->f.cuStreamQuery(stream);
         if (!code) return DT_OK;
-        if (code != (gpu ? DT__CUDA_NOT_READY : DT__NCCL_PROGRESS)) return dt__nccl_broke(n, gpu, code);
+        if (code != (gpu ? DT__CUDA_NOT_READY : DT__NCCL_PROGRESS))
+            return gpu ? dt__nccl_fail(n, dt__cuda_error(n, code)) : dt__nccl_broke(n, code);
         dt__comm_tick(n->comm);
         if (n->comm->job) r = dt__nccl_watch(n, began);
         if (polls > n->comm->spins) dt__nap();
@@ -18058,7 +18053,6 @@ static dt_result dt__nccl_prepare(dt_nccl *n, int gpu)
 {
     int count = 0, code;
     void *context = NULL;
-    const char *detail = NULL;
     dt_result r = dt__nccl_load(&n->f);
     if (r) return r;
     if (!(code = n->f.cuInit(0))) code = n->f.cuDeviceGetCount(&count);
@@ -18070,9 +18064,7 @@ static dt_result dt__nccl_prepare(dt_nccl *n, int gpu)
     if (!code) code = n->f.cuDevicePrimaryCtxRetain(&context, gpu);
     if (!code) n->gpu = gpu;
     if (!code) code = n->f.cuCtxSetCurrent(context);
-    if (!code) return DT_OK;
-    n->f.cuGetErrorString(code, &detail);
-    return dt__error(DT_E_SYSTEM, "the GPU cannot be used: %.200s (%d)", detail ? detail : "unknown error", code);
+    return code ? dt__cuda_error(n, code) : DT_OK;
 }
 
 /* Every rank learns whether one has failed; otherwise the others would wait for that rank in NCCL. */
@@ -18107,7 +18099,7 @@ static dt_result dt__nccl_join(dt_nccl *n)
     if (!r) r = dt_broadcast(c, (float *)(void *)id.internal, (int64_t)sizeof id / 4, 0);
     if (r) return r;
     code = n->f.ncclCommInitRankConfig(&n->handle, c->size, id, c->rank, &config);
-    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, 0, code);
+    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
     return dt__nccl_await(n, 0, NULL);
 }
 
@@ -18119,7 +18111,7 @@ DT_API void dt_nccl_close(dt_nccl **handle)
     if (!n) return;
     if (n->handle && !n->comm->failed) {
         code = n->f.ncclCommFinalize(n->handle);
-        if (code && code != DT__NCCL_PROGRESS) dt__nccl_broke(n, 0, code);
+        if (code && code != DT__NCCL_PROGRESS) dt__nccl_broke(n, code);
         else if (!dt__nccl_await(n, 0, NULL)) n->f.ncclCommDestroy(n->handle);
     } else if (n->handle) {
         n->f.ncclCommAbort(n->handle);
@@ -18154,7 +18146,7 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
     if (call == DT_ALL_REDUCE) code = n->f.ncclAllReduce(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
     else if (call == DT_ALL_GATHER) code = n->f.ncclAllGather(in, out, floats, DT__NCCL_F32, n->handle, stream);
     else code = n->f.ncclReduceScatter(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
-    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, 0, code);
+    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
     return code ? dt__nccl_await(n, 0, NULL) : DT_OK;
 }
 

@@ -31,8 +31,8 @@ SKIP: {
     skip 'NCCL is not installed (libnccl2)', 2 if $loaded =~ /NCCL cannot be loaded/;
     like($loaded, qr/^(the same magic|no header to compare with): (fine$|NCCL is here, but the driver )/, "NCCL is loaded: $loaded");
     my ($status, $said) = calls('every', '');
-    skip 'a GPU is here', 1 if $said !~ /the driver of a GPU is not|cannot be used|no GPU/;
-    like($said, qr/^rank 0: DT_E_SYSTEM: (NCCL is here, but the driver of a GPU is not \(.*\)\. Install it, or call dt_all_reduce, which works on the CPU's memory\.|the GPU cannot be used: .*|NCCL and a driver are here, but no GPU.*)$/m,
+    skip 'a GPU is here', 1 if $said !~ /the driver of a GPU is not|the GPU failed|no GPU/;
+    like($said, qr/^rank 0: DT_E_SYSTEM: (NCCL is here, but the driver of a GPU is not \(.*\)\. Install it, or call dt_all_reduce, which works on the CPU's memory\.|the GPU failed in NCCL's opening: .*|NCCL and a driver are here, but no GPU.*)$/m,
         'without a GPU a sentence says so');
 }
 like((calls('load', '', 'DT_NCCL_LIBRARY=/nowhere/libnccl.so'))[1], qr/: NCCL cannot be loaded \(.*\)\. Install libnccl2, or name its file in DT_NCCL_LIBRARY\.$/, 'NCCL is missing');
@@ -65,7 +65,7 @@ each_rank('a negative count', 'negative', 2, '', qr/DT_E_USAGE: call 0 of -1 flo
 each_rank('no such call', 'call', 2, '', qr/DT_E_USAGE: call 9 of 8 floats: .*/);
 each_rank('no such GPU on one rank', 'number', 3, '', qr/DT_E_SYSTEM: rank 1 cannot use NCCL\. Read the message of that rank\./, qr/DT_E_USAGE: GPU 5: the GPUs here are 0\.\.1\. Choose one of them, or -1\./, qr/DT_E_SYSTEM: rank 1 cannot use NCCL.*/);
 each_rank('no GPU', 'every', 2, 'STAND_IN_GPUS=0', qr/DT_E_SYSTEM: NCCL and a driver are here, but no GPU\. Look at CUDA_VISIBLE_DEVICES\./);
-each_rank('a driver without a device', 'every', 2, 'STAND_IN_NO_DEVICE=1', qr/DT_E_SYSTEM: the GPU cannot be used: no CUDA-capable device is detected \(100\)/);
+each_rank('a driver without a device', 'every', 2, 'STAND_IN_NO_DEVICE=1', qr/DT_E_SYSTEM: the GPU failed in NCCL's opening: no CUDA-capable device is detected \(100\)/);
 
 # Processes do not share the stand-in's memory: they wait for each other in its opening, until one dies or time is over.
 my ($status, $out, $err) = calls('killed', '--ranks 2', $both);
