@@ -317,7 +317,7 @@ bench_one() {
         has_hosts || return 0
         tests/hosts.sh mpi - "$1_nodes"
         for engine in net 'tcp;ofi_rxm'; do # beside MPI's own
-            BENCH_FABRIC=$engine DT_RENDEZVOUS=10.77.7.1:29577 tests/hosts.sh mpi - "$1_nodes"
+            BENCH_FABRIC=$engine MASTER_ADDR=10.77.7.1 tests/hosts.sh mpi - "$1_nodes"
         done ;;
     *link*)
         has_hosts || { say "skipped: two hosts are network namespaces, which need root, ip and tc (iproute2)"; return 0; }

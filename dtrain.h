@@ -16777,23 +16777,11 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
     return j.result;
 }
 
-/* Where all meet: what DT_RENDEZVOUS says, else MASTER_ADDR and MASTER_PORT, else what the launcher implies. */
+/* Where all meet: at MASTER_ADDR and MASTER_PORT, else where the launcher implies. */
 static dt_result dt__world_place(dt__world *w)
 {
-    const char *text = dt__environment("DT_RENDEZVOUS"), *address = dt__environment("MASTER_ADDR"), *colon;
-    const char *agent = dt__environment("TORCHELASTIC_USE_AGENT_STORE");
+    const char *address = dt__environment("MASTER_ADDR"), *agent = dt__environment("TORCHELASTIC_USE_AGENT_STORE");
     dt_result r = DT_OK;
-    if (text) {
-        char *end = NULL;
-        long port = (colon = strrchr(text, ':')) != NULL ? strtol(colon + 1, &end, 10) : 0;
-        if (!colon || colon == text || *end || port < 1 || port > 65535 || (size_t)(colon - text) >= sizeof w->address)
-            return dt__error(DT_E_USAGE, "DT_RENDEZVOUS=%s is not ADDRESS:PORT. Name the address and port where rank 0 "
-                             "listens", text);
-        if (*text == '[' && colon[-1] == ']') text++, colon--; /* [::1]:29500 */
-        snprintf(w->address, sizeof w->address, "%.*s", (int)(colon - text), text);
-        w->port = (int)port;
-        return DT_OK;
-    }
     if (address) dt__world_copy(w->address, sizeof w->address, address);
     w->port = dt__world_number(&r, "MASTER_PORT", 1, 65535, w->kind == DT__WORLD_SLURM ? w->port : DT__WORLD_PORT);
     if (agent && !strcmp(agent, "True")) w->port += w->port < 65535 ? 1 : -1; /* torchrun listens at MASTER_PORT */

@@ -6,7 +6,7 @@
  *     mpirun -np 2 ./bench_comm_nodes                shared memory, beside MPI's own
  *     DT_NODES=2 mpirun -np 2 ./bench_comm_nodes     the same ranks as two nodes: over MPI's messages
  *     tests/hosts.sh mpi - ./bench_comm_nodes        two hosts, over Open MPI; over libfabric, beside MPI's own:
- *     BENCH_FABRIC=net DT_RENDEZVOUS=10.77.7.1:29577 tests/hosts.sh mpi - ./bench_comm_nodes */
+ *     BENCH_FABRIC=net MASTER_ADDR=10.77.7.1 tests/hosts.sh mpi - ./bench_comm_nodes */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "bench.h"

@@ -120,7 +120,7 @@ SKIP: {
         good("$provider: two hosts", '0 0', 2, 120, "DT_FABRIC='$provider' $there", $everything, \@in);
         good("$provider: one of two hosts loses its rank", '0 137', 2, 60, "DT_FABRIC='$provider' $there", 'killed', \@in);
     }
-    good('two hosts, with DT_RENDEZVOUS and DT_INTERFACE', '0 0', 2, 60, "DT_RENDEZVOUS=10.77.7.1:29511 DT_INTERFACE=dto$id", 'sizes', \@in);
+    good('two hosts, with DT_INTERFACE', '0 0', 2, 60, "MASTER_ADDR=10.77.7.1 MASTER_PORT=29511 DT_INTERFACE=dto$id", 'sizes', \@in);
     my @address = map { "10.77.7.$_" } 1, 2;
     my $alone = '-u RANK -u WORLD_SIZE -u MASTER_ADDR'; # as the launcher there leaves them
     my $all = '[' . join(', ', map { "\"$_\"" } @address) . ']';
