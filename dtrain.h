@@ -2477,7 +2477,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, dt__flops_experts, dt__run_moe_linear,              \
        dt__grad_moe_linear, )                                                                                \
     OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, dt__flops_experts, dt__run_moe_dw, NULL, )               \
-    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_db, NULL, )                         \
+    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NULL, dt__run_moe_dw, NULL, )                         \
     OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_sum, dt__grad_moe_sum, )           \
     OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_dot, NULL, )                       \
     OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_accumulate, NULL, )
@@ -7128,34 +7128,20 @@ DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor
     return dt__push(g, &n, NULL);
 }
 
-/* Lane (outer o, inner i) of an axis holds the elements (o * n + j) * inner + i. Returns the length of the first run of
- * lanes [begin, end) that have the same o, and where the run begins. */
-static int64_t dt__lane_run(int64_t inner, int64_t begin, int64_t end, int64_t *o, int64_t *i)
-{
-    *o = begin / inner;
-    *i = begin % inner;
-    return dt__min(inner - *i, end - begin);
-}
-
-/* in: index, x, and base. Without base the sums start from +0, or continue a parameter's gradient in out. */
+/* in: index, x, and base. Lane (outer o, inner i) of an axis holds the elements (o * n + j) * inner + i. Without base
+ * the sums start from +0, or continue a parameter's gradient in out. */
 static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
 {
-    const dt_shape *s = &c->n->shape, *from = &dt__in(c, 0)->shape;
+    const dt_shape *s = &c->n->shape;
     const int32_t *index = (const int32_t *)(const void *)c->in[0];
     int axis = (int)c->n->i[0];
-    int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis];
-    for (int64_t o, i, run; begin < end; begin += run) {
-        run = dt__lane_run(inner, begin, end, &o, &i);
-        for (int64_t j = o * n; c->fresh && j < (o + 1) * n; j++) {
-            if (c->n->inputs == 3) memcpy(c->out + j * inner + i, c->in[2] + j * inner + i, 4 * (size_t)run);
-            else memset(c->out + j * inner + i, 0, 4 * (size_t)run);
-        }
-        for (int64_t j = o * from->n[axis]; j < (o + 1) * from->n[axis]; j++)
-            for (int64_t e = i; e < i + run; e++) {
-                int64_t at = index[j * inner + e];
-                float *to = c->out + (o * n + at) * inner + e;
-                if (at >= 0 && at < n) *to = *to + c->in[1][j * inner + e];
-            }
+    int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], terms = dt__in(c, 0)->shape.n[axis];
+    for (; begin < end; begin++) {
+        int64_t first = begin / inner * n * inner + begin % inner, x = begin / inner * terms * inner + begin % inner;
+        for (int64_t to = first; c->fresh && to < first + n * inner; to += inner)
+            c->out[to] = c->n->inputs == 3 ? c->in[2][to] : 0.0f;
+        for (int64_t j = 0; j < terms; j++, x += inner)
+            if (index[x] >= 0 && index[x] < n) c->out[first + index[x] * inner] += c->in[1][x];
     }
 }
 static int64_t dt__lanes(const dt__node *n) { return dt__count(n) / n->shape.n[n->i[0]]; }
@@ -7175,12 +7161,10 @@ static void dt__cumsum_lanes(const dt__call *c, int64_t begin, int64_t end)
     const dt_shape *s = &c->n->shape;
     int axis = (int)c->n->i[0];
     int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], step = c->n->i[1] ? -inner : inner;
-    for (int64_t o, i, run; begin < end; begin += run) {
-        int64_t at;
-        run = dt__lane_run(inner, begin, end, &o, &i);
-        at = (o * n + (c->n->i[1] ? n - 1 : 0)) * inner + i;
-        for (int64_t j = 0; j < n; j++, at += step)
-            for (int64_t e = at; e < at + run; e++) c->out[e] = (j ? c->out[e - step] : 0.0f) + c->in[0][e];
+    for (; begin < end; begin++) {
+        int64_t at = begin / inner * n * inner + begin % inner + (c->n->i[1] ? (n - 1) * inner : 0);
+        float sum = 0.0f;
+        for (int64_t j = 0; j < n; j++, at += step) c->out[at] = sum = sum + c->in[0][at];
     }
 }
 static void dt__run_cumsum(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64, dt__cumsum_lanes); }
@@ -7699,57 +7683,46 @@ static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float
     return j;
 }
 
-/* ---- work on all samples of a slice ---- */
+/* ---- joining the nodes of a tree ---- */
 
 typedef struct dt__slice_job {
     const dt__sliced *s;
-    float *to;
-    const float *from;
-    int64_t row, stat; /* of the slice in a node */
-    int64_t n, step;   /* floats of a sample, and from one to the next; or two nodes */
-    int copy;
+    int64_t place;    /* of the query slice in the block */
+    float *to, *from; /* nodes */
 } dt__slice_job;
 
-static void dt__slice_add_task(void *context, int64_t task, int worker)
-{
-    const dt__slice_job *j = (const dt__slice_job *)context;
-    float *to = j->to + task * j->step;
-    const float *from = j->from + task * j->step;
-    (void)worker;
-    if (j->copy) memcpy(to, from, 4 * (size_t)j->n);
-    else j->s->c->env->k->binary(DT__OP_ADD, to, to, 1, from, 1, j->n);
-}
-static void dt__slice_add(const dt__sliced *s, float *to, const float *from, int64_t n, int64_t step, int copy)
-{
-    dt__slice_job j;
-    j.s = s, j.to = to, j.from = from, j.n = n, j.step = step, j.copy = copy;
-    dt__parallel(s->c->env->pool, s->samples, dt__slice_add_task, &j);
-}
-
-/* One head of one sample of two nodes of the forward pass. */
-static void dt__slice_join_task(void *context, int64_t task, int worker)
+/* to += from for the query slice of sample b. */
+static void dt__slice_join_task(void *context, int64_t b, int worker)
 {
     const dt__slice_job *j = (const dt__slice_job *)context;
     const dt__sliced *s = j->s;
     const dt__attention *a = s->a;
-    dt__slice_sums side[2];
+    int64_t row = dt__slice_row(s, j->place) + b * a->t;
     (void)worker;
-    for (int i = 0; i < 2; i++) {
-        float *node = s->nodes + (i ? j->n : j->step) * s->node;
-        side[i].max = node + j->stat + task * a->t, side[i].sum = side[i].max + s->stats;
-        side[i].o = node + 2 * s->stats + (j->row + task / a->h * a->t) * s->width + task % a->h * a->d;
-        side[i].ld = s->width;
+    if (a->dout) {
+        float *to = j->to + row * s->width;
+        s->c->env->k->binary(DT__OP_ADD, to, to, 1, j->from + row * s->width, 1, s->rows * s->width);
+        return;
     }
-    s->c->env->k->attention_join(&side[0], &side[1], s->rows, a->d);
+    for (int64_t head = 0; head < a->h; head++) {
+        dt__slice_sums side[2];
+        for (int i = 0; i < 2; i++) {
+            float *node = i ? j->from : j->to;
+            side[i].max = node + ((j->place / 2 * s->samples + b) * a->h + head) * a->t + (j->place & 1) * s->rows;
+            side[i].sum = side[i].max + s->stats;
+            side[i].o = node + 2 * s->stats + row * s->width + head * a->d, side[i].ld = s->width;
+        }
+        s->c->env->k->attention_join(&side[0], &side[1], s->rows, a->d);
+    }
 }
-static void dt__slice_end_task(void *context, int64_t task, int worker) /* out = o / sum of a sample */
+static void dt__slice_end_task(void *context, int64_t b, int worker) /* out = o / sum of sample b */
 {
     const dt__slice_job *j = (const dt__slice_job *)context;
     const dt__sliced *s = j->s;
     const dt__attention *a = s->a;
     (void)worker;
     for (int64_t i = 0; i < a->h * a->t; i++) {
-        int64_t row = task * a->t + i % a->t, head = i / a->t, stat = task * a->h * a->t + i;
+        int64_t row = b * a->t + i % a->t, head = i / a->t, stat = b * a->h * a->t + i;
         const float *o = j->from + 2 * s->stats + row * s->width + head * a->d;
         a->row_max[stat] = j->from[stat], a->row_sum[stat] = j->from[s->stats + stat];
         for (int64_t c = 0; c < a->d; c++) a->o[row * a->ldo + head * a->d + c] = o[c] / j->from[s->stats + stat];
@@ -7760,18 +7733,12 @@ static void dt__slice_end_task(void *context, int64_t task, int worker) /* out =
 static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to, int from)
 {
     int64_t middle = (2 * sum->index + 1) << (sum->level - 1);
+    dt__slice_job j;
+    j.s = s, j.to = s->nodes + to * s->node, j.from = s->nodes + from * s->node;
     for (int64_t q = 0; q < 2 * s->leaves; q++) {
-        int64_t place = dt__slice_place(s, q), row = dt__slice_row(s, place);
-        dt__slice_job j;
-        if (!dt__slice_seen(s, dt__slice_number(s, s->at, q) + 1, middle)) continue;
-        if (s->a->dout) {
-            dt__slice_add(s, s->nodes + to * s->node + row * s->width, s->nodes + from * s->node + row * s->width,
-                          s->rows * s->width, 2 * s->rows * s->width, 0);
-            continue;
-        }
-        j.s = s, j.row = row, j.stat = place / 2 * s->samples * s->a->h * s->a->t + (place & 1) * s->rows;
-        j.step = to, j.n = from;
-        dt__parallel(s->c->env->pool, s->samples * s->a->h, dt__slice_join_task, &j);
+        j.place = dt__slice_place(s, q);
+        if (dt__slice_seen(s, dt__slice_number(s, s->at, q) + 1, middle))
+            dt__parallel(s->c->env->pool, s->samples, dt__slice_join_task, &j);
     }
 }
 
@@ -7779,8 +7746,9 @@ static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to,
 static void dt__sliced_join_keys(const dt__sliced *s, const dt__partial *sum, float *to, const float *from, int64_t key)
 {
     int64_t middle = (2 * sum->index + 1) << (sum->level - 1), end = (sum->index + 1) << sum->level;
-    if (dt__slice_seen(s, end, key))
-        dt__slice_add(s, to, from, s->keys / s->samples, s->keys / s->samples, !dt__slice_seen(s, middle, key));
+    const dt__env *env = s->c->env;
+    if (dt__slice_seen(s, middle, key)) dt__mem_add(env->k, env->pool, to, from, s->keys);
+    else if (dt__slice_seen(s, end, key)) dt__mem_copy(env->pool, to, from, s->keys);
 }
 
 /* One half's query slices against one key slice, into `node`. In backward the half's sum of dk and dv goes to `out`. */
@@ -7817,9 +7785,10 @@ static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, co
         dt__stack_push(tree, s->level, half ? 2 * s->ranks - 1 - rank : rank);
         node = s->key_nodes + tree->node[tree->count - 1].set * block;
         for (int64_t i = 0; i < 4 * s->leaves; i++) {
-            int64_t k = i / 2, size = s->keys / s->samples;
+            int64_t k = i / 2;
             if (!dt__slice_half(s, rank, (int)(i & 1), dt__slice_number(s, s->at, k))) continue;
-            if ((int)(i & 1) == half) dt__slice_add(s, node + dt__slice_place(s, k) * s->keys, at, size, size, 1);
+            if ((int)(i & 1) == half)
+                dt__mem_copy(s->c->env->pool, node + dt__slice_place(s, k) * s->keys, at, s->keys);
             at += s->keys;
         }
         while (dt__stack_join(tree, &to, &from))
@@ -8392,8 +8361,7 @@ static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const float *x = c->in[0] + (i < used ? r.from[i] / r.active * cols : 0);
         if (i >= used) memset(c->out + i * cols, 0, 4 * (size_t)cols);
-        else if (c->n->inputs < 3) memcpy(c->out + i * cols, x, 4 * (size_t)cols);
-        else c->env->k->unary(DT__OP_SCALE, c->out + i * cols, x, cols, c->in[2][r.from[i]]);
+        else c->env->k->unary(DT__OP_SCALE, c->out + i * cols, x, cols, c->n->inputs < 3 ? 1.0f : c->in[2][r.from[i]]);
     }
 }
 static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
@@ -8527,8 +8495,8 @@ static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int
         cut.of_expert = cut.shards * cut.of_shard;
     } else cut.of_expert = dt__count(weight) / cut.experts;
     if (!p) return cut;
-    cut.width = dt__param_width(p, c->g->tensor_shards) / (p->shape.dims == 1 ? p->groups : 1);
-    if (weight == c->n) cut.along_n = p->cut == 2, cut.along_m = p->cut == 1;
+    cut.width = dt__param_width(p, c->g->tensor_shards);
+    if (weight == c->n) cut.along_m = p->cut == 1, cut.along_n = !cut.along_m;
     else cut.along_n = (p->cut == 2) != transpose, cut.along_k = !cut.along_n;
     return cut;
 }
@@ -8593,42 +8561,29 @@ static void dt__run_moe_linear(const dt__call *c)
     }
 }
 
-/* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. */
+/* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. Or in:
+ * dy, table, with ones for x. out (E*H): column sums. */
 static void dt__run_moe_dw(const dt__call *c)
 {
     dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
+    int sums = c->n->op == DT__OP_MOE_DB;
+    float one = 1.0f;
     dt__gemm job;
     memset(&job, 0, sizeof job);
-    job.acs = dt__cols(dt__in(c, 0)), job.brs = dt__cols(dt__in(c, 2));
-    job.ars = job.bcs = 1;
-    job.m = cut.along_m ? cut.width : job.acs;
-    job.n = job.ldc = cut.along_n ? cut.width : job.brs;
+    job.ars = !sums, job.acs = sums ? 0 : dt__cols(dt__in(c, 0));
+    job.brs = dt__cols(dt__in(c, sums ? 0 : 2)), job.bcs = 1;
+    job.m = sums ? 1 : job.acs / (cut.along_m ? cut.shards : 1);
+    job.n = job.ldc = job.brs / (cut.along_n ? cut.shards : 1);
     job.accumulate = !c->fresh;
     for (int64_t i = 0; i < cut.shards * cut.bins; i++) {
         int64_t v = i / cut.bins, b = i % cut.bins;
         job.k = cut.begin[b + 1] - cut.begin[b];
-        job.a = c->in[0] + cut.begin[b] * job.acs + (cut.along_m ? v * cut.width : 0);
-        job.b = c->in[2] + cut.begin[b] * job.brs + (cut.along_n ? v * cut.width : 0);
+        job.a = sums ? &one : c->in[0] + cut.begin[b] * job.acs + (cut.along_m ? v * job.m : 0);
+        job.b = c->in[sums ? 0 : 2] + cut.begin[b] * job.brs + (cut.along_n ? v * job.n : 0);
         job.c = dt__moe_sum_of(c, &cut, b) + v * cut.of_shard;
         if (job.k || c->fresh) c->env->k->gemm(c->env->pool, &job);
     }
 }
-/* in: dy (R,H), table. out (E*H): column sums of the rows of the expert. */
-static void dt__moe_db_cols(const dt__call *c, int64_t begin, int64_t end)
-{
-    dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
-    int64_t cols = dt__cols(dt__in(c, 0)), width = cols / cut.shards;
-    for (int64_t n; begin < end; begin += n) {
-        n = dt__min(end, (begin / width + 1) * width) - begin;
-        for (int64_t b = 0; b < cut.bins; b++) {
-            float *sum = dt__moe_sum_of(c, &cut, b) + begin / width * cut.of_shard + begin % width;
-            if (c->fresh) memset(sum, 0, 4 * (size_t)n);
-            c->env->k->column(DT__OP_COL_SUM, sum, c->in[0] + cut.begin[b] * cols + begin, NULL, NULL,
-                              cut.begin[b + 1] - cut.begin[b], n, cols);
-        }
-    }
-}
-static void dt__run_moe_db(const dt__call *c) { dt__split(c, dt__cols(dt__in(c, 0)), 64, dt__moe_db_cols); }
 
 /* x (N,..) of all tokens as (L,N/L,..), by context leaf; without context shards x itself. */
 static dt_tensor dt__moe_leaves(dt_graph *g, dt_tensor x)
