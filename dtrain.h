@@ -15582,8 +15582,8 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
 }
 
 /* ---- messages in packets ----
- * The emulated network and libfabric move packets, those of one peer in order. A message is cut into packets. Its data
- * goes to its receive; the link keeps a message that no receive waits for yet, or that is too long for its receive. */
+ * The emulated network moves packets, those of one peer in order. A message is cut into packets. Its data goes to its
+ * receive; the link keeps a message that no receive waits for yet, or that is too long for its receive. */
 
 typedef struct dt__unexpected {
     struct dt__unexpected *next;
@@ -16546,9 +16546,9 @@ static dt_result dt__mpi_open(dt__link **link, int *argc, char ***argv)
 #endif /* DT_MPI */
 
 /* ---- which launcher started this process ------------------------------------------------------------------
- * A launcher tells each process by environment variables which of how many it is and where they meet. Taken in this
- * order: Open MPI (the MPI engine asks MPI itself for the rest), Slurm, the convention of torchrun, SageMaker; else
- * the process is alone. What contradicts itself is refused: ranks with wrong numbers would wait for ever. */
+ * A launcher gives each process its rank, the number of ranks and their meeting point in environment variables. The
+ * first of these counts: Open MPI (the MPI engine asks MPI itself for the rest), Slurm, the convention of torchrun,
+ * SageMaker; else the process is alone. Contradictions are refused: ranks with wrong numbers would wait forever. */
 
 enum { DT__WORLD_ALONE, DT__WORLD_MPI, DT__WORLD_SLURM, DT__WORLD_TORCHRUN, DT__WORLD_SAGEMAKER };
 enum { DT__WORLD_RANKS = 16384, DT__WORLD_PORT = 29500, DT__MUST = INT_MIN };
@@ -16561,10 +16561,10 @@ typedef struct dt__world {
     double patience;   /* seconds to wait for the others where all meet: DT_RENDEZVOUS_TIMEOUT */
     char address[256]; /* where rank 0 listens; "": the launcher does not say */
     int everywhere;    /* rank 0 listens on all interfaces, because the address is none of its host's */
-    char job[96];      /* the same for all ranks of one start, and hardly for another one */
+    char job[96];      /* the same for all ranks of one start; another start rarely has the same */
     char fabric[32];   /* libfabric's provider: DT_FABRIC */
     char network[64];  /* interface or address of this host to use: DT_INTERFACE; "": the way to rank 0 */
-    char line[384];    /* what was found, for people */
+    char line[384];    /* what was found, as a sentence */
 } dt__world;
 
 static const char *dt__environment(const char *name)
@@ -16609,7 +16609,7 @@ static int dt__host_first(const char *list, char *host, size_t room)
            (int)room;
 }
 
-/* "2(x3),1": 2 on each of the first three hosts, 1 on the fourth. The number of one host, 0 when it is not there. */
+/* "2(x3),1": 2 on each of the first three hosts, 1 on the fourth. Returns the tasks of a host; 0: it is not listed. */
 static int dt__host_tasks(const char *list, int host)
 {
     for (const char *p = list; p && *p;) {
@@ -16759,7 +16759,7 @@ static void dt__world_describe(dt__world *w)
                   place);
 }
 
-/* SageMaker's description of the job; NULL: it did not start this. */
+/* The file in which SageMaker describes the job; NULL: SageMaker did not start this process. */
 static const char *dt__sagemaker_config(void)
 {
     const char *config = dt__environment("DT_SAGEMAKER_CONFIG");
@@ -16767,8 +16767,8 @@ static const char *dt__sagemaker_config(void)
     return dt__environment("SM_HOSTS") || !access(config, R_OK) ? config : NULL;
 }
 
-/* The folder that SageMaker copies to S3 and, when it starts an interrupted job again, back; NULL: there is none. Each
- * host has its own: ranks of several cannot have their checkpoints there. */
+/* The directory that SageMaker copies to S3, and back when it restarts a job; NULL: there is none. Each host has its
+ * own, so a job on several hosts cannot keep its checkpoints there. */
 static const char *dt__sagemaker_checkpoints(void)
 {
     const char *place = dt__environment("DT_SAGEMAKER_CHECKPOINTS"), *config = dt__sagemaker_config();
@@ -16778,7 +16778,7 @@ static const char *dt__sagemaker_checkpoints(void)
     return config && !dt__world_sagemaker(&w, config) && w.size == 1 && !access(place, W_OK) ? place : NULL;
 }
 
-/* Who started this process? A rank of the own supervisor is alone for this purpose: its job is local. srun sets
+/* Finds the launcher of this process. A rank of our supervisor counts as alone, because its job is local. srun sets
  * SLURM_STEP_ID for the ranks of a step; the script of a batch job has SLURM_PROCID too and is no rank. A torchrun that
  * runs inside a step numbers its own ranks. */
 static dt_result dt__world_detect(dt__world *w)
@@ -16941,15 +16941,15 @@ static int dt__socket_open(const struct addrinfo *a, int backlog)
 
 /* ---- rank 0 listens ---- */
 
-static int dt__is_loopback(const struct sockaddr *a)
+static int dt__print_address(const struct sockaddr *a, socklen_t length, char *text, size_t room)
 {
-    const unsigned char *b;
-    if (a->sa_family == AF_INET)
-        return *(const unsigned char *)&((const struct sockaddr_in *)(const void *)a)->sin_addr == 127;
-    b = ((const struct sockaddr_in6 *)(const void *)a)->sin6_addr.s6_addr;
-    for (int i = 0; i < 15; i++)
-        if (b[i]) return 0;
-    return b[15] == 1;
+    return !getnameinfo(a, length, text, (socklen_t)room, NULL, 0, NI_NUMERICHOST);
+}
+
+static int dt__is_loopback(const struct sockaddr *a, socklen_t length)
+{
+    char text[64];
+    return dt__print_address(a, length, text, sizeof text) && (!strncmp(text, "127.", 4) || !strcmp(text, "::1"));
 }
 
 /* Listens at the address that the ranks were told. Where that is no address of this host (the name of a service) or
@@ -16962,7 +16962,7 @@ static dt_result dt__meet_listen(dt__meeting *m)
     for (int passive = 0; passive < 2 && m->listener < 0 && error == EADDRNOTAVAIL; passive++) {
         struct addrinfo *list = dt__host_addresses(w->address, w->port, passive, &why);
         for (struct addrinfo *a = list; a && m->listener < 0; a = a->ai_next) {
-            if (!passive && w->hosts > 1 && dt__is_loopback(a->ai_addr)) continue;
+            if (!passive && w->hosts > 1 && dt__is_loopback(a->ai_addr, a->ai_addrlen)) continue;
             if ((m->listener = dt__socket_open(a, w->size + 16)) < 0) error = errno;
         }
         if (list) freeaddrinfo(list);
@@ -17149,11 +17149,6 @@ static dt_result dt__rendezvous(dt__world *w, const void *mine, int bytes, void 
 
 /* ---- the address of this host that the others can reach ---- */
 
-static int dt__print_address(const struct sockaddr *a, socklen_t length, char *text, size_t room)
-{
-    return !getnameinfo(a, length, text, (socklen_t)room, NULL, 0, NI_NUMERICHOST);
-}
-
 /* The address of an interface by its name, or with NULL of the first one that leads out of the host. IPv4 first. */
 static int dt__interface_address(const char *name, char *text, size_t room)
 {
@@ -17186,7 +17181,7 @@ static int dt__route_address(const dt__world *w, char *text, size_t room)
         if (fd < 0) continue;
         found = !connect(fd, a->ai_addr, a->ai_addrlen) &&
                 !getsockname(fd, (struct sockaddr *)(void *)&here, &length) &&
-                (w->hosts <= 1 || !dt__is_loopback((struct sockaddr *)(void *)&here) || w->rank > 0) &&
+                (w->hosts <= 1 || !dt__is_loopback((struct sockaddr *)(void *)&here, length) || w->rank > 0) &&
                 dt__print_address((struct sockaddr *)(void *)&here, length, text, room);
         close(fd);
     }
