@@ -3968,37 +3968,26 @@ static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, u
     w->run_count++;
 }
 
-/* Rows are the queries i .. i + rows-1, terms are keys; query i + r sees those before common + r. */
-static void DT__K(dt__query_runs)(DT__K(dt__head) *w, int64_t i, int64_t rows)
+/* Rows are the queries row .. row + rows-1, and terms are the keys below `count`. With `keys` rows are keys, and terms
+ * are the queries first .. first + count-1. Row r crosses the diagonal of a causal mask at term edge + r: a query sees
+ * the keys before that term, and a key is seen from that term on. */
+static void DT__K(dt__panel_runs)(DT__K(dt__head) *w, int keys, int64_t row, int64_t rows, int64_t first, int64_t count)
 {
-    int64_t common = w->a->causal ? dt__min(w->s, i + 1 + w->s - w->t) : w->s;
-    int64_t end = DT__K(dt__keys)(w, i + rows - 1), key = w->mask ? 0 : dt__max(0, common);
+    int64_t edge = keys ? row - first - w->s + w->t : row + 1 + w->s - w->t, n, end;
     uint32_t all = (1u << rows) - 1u;
+    if (!w->a->causal) edge = keys ? -rows : count;
+    n = w->mask ? 0 : dt__max(0, dt__min(count, edge));
+    end = w->mask ? count : dt__max(n, dt__min(count, edge + rows - 1));
     w->run_count = 0;
-    DT__K(dt__run_add)(w, 0, key, all);
-    for (; key < end; key++) {
-        uint32_t bits = key < common ? all : all & ~((1u << (key - common + 1)) - 1u);
+    DT__K(dt__run_add)(w, 0, n, keys ? 0 : all);
+    for (; n < end; n++) {
+        uint32_t bits = n < edge ? 0 : (2u << dt__min(n - edge, rows - 1)) - 1u;
+        if (!keys) bits ^= all;
         for (int64_t r = 0; w->mask && r < rows; r++)
-            if (DT__K(dt__masked)(w, i + r, key)) bits &= ~(1u << r);
-        DT__K(dt__run_add)(w, key, key + 1, bits);
-    }
-}
-
-/* Rows are the keys j .. j + rows-1, terms are the queries i .. i + count-1; query i + n sees key j + r from n = corner
- * + r on. */
-static void DT__K(dt__key_runs)(DT__K(dt__head) *w, int64_t j, int64_t rows, int64_t i, int64_t count)
-{
-    int64_t corner = w->a->causal ? j - i - w->s + w->t : -rows, n = dt__max(0, corner);
-    int64_t come = w->mask ? count : dt__max(0, dt__min(count, corner + rows - 1)); /* from here on all rows */
-    w->run_count = 0;
-    for (; n < come; n++) {
-        int64_t seen = dt__min(rows, n - corner + 1);
-        uint32_t bits = (1u << seen) - 1u;
-        for (int64_t r = 0; w->mask && r < seen; r++)
-            if (DT__K(dt__masked)(w, i + n, j + r)) bits &= ~(1u << r);
+            if (DT__K(dt__masked)(w, keys ? first + n : row + r, keys ? row + r : n)) bits &= ~(1u << r);
         DT__K(dt__run_add)(w, n, n + 1, bits);
     }
-    DT__K(dt__run_add)(w, come, count, (1u << rows) - 1u);
+    DT__K(dt__run_add)(w, end, count, keys ? all : 0);
 }
 
 /* c (rows,nv*W) += a run's terms, row by row; nv is a constant where this is inlined. */
@@ -4142,7 +4131,7 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
         for (int64_t j = 0; j < DT__K(dt__keys)(w, i + r); j += DT__W)
             dt__v_store(p + j, DT__K(dt__v_drop)(dt__v_load(p + j), words + j, a->drop_threshold, a->drop_scale));
     }
-    DT__K(dt__query_runs)(w, i, rows);
+    DT__K(dt__panel_runs)(w, 0, i, rows, 0, keys);
     DT__K(dt__chain_panel)(w, rows, w->probs, w->lds, 1, w->side, w->s, 0);
     for (int64_t r = 0; r < rows; r++) {
         const float *from = w->tile + r * dt__round_up(w->d, DT__W);
@@ -4223,7 +4212,7 @@ static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t row
     }
     for (int64_t r = 0; r < rows; r++)
         DT__K(dt__backward_row)(w, i + r, dot[r], probs + r * w->lds, grads + r * w->lds);
-    DT__K(dt__query_runs)(w, i, rows);
+    DT__K(dt__panel_runs)(w, 0, i, rows, 0, keys);
     DT__K(dt__chain_panel)(w, rows, grads, w->lds, 1, w->side, w->s, 0);
     DT__K(dt__tile_rows)(w, DT__HEAD_ROW(w, a->dq, a->lddq, i), a->lddq, rows);
 }
@@ -4255,7 +4244,7 @@ static void DT__K(dt__backward_keys)(DT__K(dt__head) *w, int64_t i, int64_t coun
         float *dk = DT__KEY_ROW(w, a->dk, a->lddk, j), *dv = DT__KEY_ROW(w, a->dv, a->lddk, j);
         int64_t rows = dt__min(DT__MR, w->s - j);
         int go_on = !first || j < begun;
-        DT__K(dt__key_runs)(w, j, rows, i, count);
+        DT__K(dt__panel_runs)(w, 1, j, rows, i, count);
         DT__K(dt__key_panel)(w, w->grads, w->queries, count, j, rows, dk, go_on);
         DT__K(dt__key_panel)(w, w->probs, w->douts, count, j, rows, dv, go_on);
     }
