@@ -10330,10 +10330,10 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
  * ========================================================================================= */
 
 /* ---- files ---------------------------------------------------------------------------------
- * Everything that is written to disk goes through these functions. They count operations, so that a test can make the
- * n-th one fail: DT_FAULT=KIND:N[:RANK], KIND die (SIGKILL before it), fail (EIO), full (ENOSPC) or cut (half of the
- * data is written, then SIGKILL). The fault applies to the first start of a job. DT_DISK_RATE, in bytes per second,
- * emulates a slow disk. A zeroed dt__files has neither. */
+ * All files are written, and those of checkpoints are read, by these functions. They count operations, so that a test
+ * can make the n-th one fail: DT_FAULT=KIND:N[:RANK], where KIND is die (SIGKILL before the operation), fail (EIO),
+ * full (ENOSPC) or cut (half of the data is written, then SIGKILL). The fault applies to the first start of a job.
+ * DT_DISK_RATE, in bytes per second, emulates a slow disk. A zeroed dt__files has neither. */
 
 enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
 enum { DT__FILE_RUN = 1 << 20 }; /* bytes of one operation at most */
@@ -10378,8 +10378,9 @@ static dt_result dt__file_error(const char *what, const char *path)
 {
     int full = errno == ENOSPC || errno == EDQUOT;
     return dt__error(DT_E_FILE, "cannot %s %s (%s): %s", what, path, strerror(errno),
-                     full ? "free some space, or keep fewer checkpoints (--keep)"
-                          : "check the disk and the permissions, or choose another place");
+                     full              ? "free some space, or keep fewer checkpoints (--keep)"
+                     : errno == ENOENT ? "check the name"
+                                       : "check the disk and the permissions, or choose another place");
 }
 
 static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const char *name)
@@ -10430,7 +10431,7 @@ static dt_result dt__file_open(dt__files *f, const char *path, int *fd, int64_t 
     if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
     close(*fd);
     *fd = -1;
-    return dt__error(DT_E_DATA, "%s is not a plain file: name another checkpoint", path);
+    return dt__error(DT_E_DATA, "%s is not a plain file, but a directory, a pipe or a device: name a file", path);
 }
 
 static dt_result dt__file_read(dt__files *f, int fd, const char *path, void *data, int64_t bytes, int64_t at)
@@ -10532,73 +10533,33 @@ static dt_result dt__dir_remove(dt__files *f, const char *path)
     return r;
 }
 
-/* Maps a plain file read-only; *map stays NULL for an empty one. munmap() unmaps it. */
+/* Writes a file under a temporary name and renames the complete file. */
+static dt_result dt__file_replace(dt__files *f, const char *path, const char *text, int64_t bytes)
+{
+    char draft[PATH_MAX];
+    dt_result r = DT_OK;
+    if (snprintf(draft, sizeof draft, "%s.%ld.tmp", path, (long)getpid()) >= PATH_MAX)
+        return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
+    r = dt__file_put(f, draft, text, bytes);
+    if (!r) r = dt__file_rename(f, draft, path);
+    if (r) unlink(draft);
+    return r;
+}
+
+/* Maps a plain file read-only. After an error *map is NULL; munmap() unmaps it. */
 static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
 {
-    struct stat info;
-    int file;
-    *map = NULL;
-    if (stat(path, &info)) return dt__error(DT_E_FILE, "cannot find %s (%s): check the name", path, strerror(errno));
-    if (S_ISDIR(info.st_mode))
-        return dt__error(DT_E_FILE, "%s is a directory: name a file in it, or use the pattern %s/*", path, path);
-    if (!S_ISREG(info.st_mode)) /* before open(), which would wait for the other end of a FIFO */
-        return dt__error(DT_E_FILE, "%s is a pipe or a device, but it is read in any order: copy it to a file", path);
-    *bytes = info.st_size;
-    if (!*bytes) return DT_OK;
-    file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return dt__error(DT_E_FILE, "cannot read %s (%s): check its permissions", path, strerror(errno));
-    *map = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_SHARED, file, 0);
-    close(file);
-    if (*map != MAP_FAILED) return DT_OK;
-    *map = NULL;
-    return dt__error(DT_E_FILE, "cannot map %s (%s): copy it to a local disk", path, strerror(errno));
-}
-
-/* A file that gets its name when it is complete: open, write with stdio, end, publish. After an error of open, end or
- * publish nothing is left; dt__draft_drop() removes a draft that is not published. */
-typedef struct dt__draft {
-    FILE *file;
     dt__files files;
-    char name[PATH_MAX]; /* until it is published */
-} dt__draft;
-
-static dt_result dt__draft_open(dt__draft *d, const char *path)
-{
     int fd;
     dt_result r;
-    memset(d, 0, sizeof *d);
-    /* process and address: ranks that are threads write different files, too */
-    if ((size_t)snprintf(d->name, sizeof d->name, "%s.%ld.%p.tmp", path, (long)getpid(), (void *)d) >= sizeof d->name)
-        return dt__error(DT_E_FILE, "the file name %.60s... is too long: use a shorter one", path);
-    r = dt__file_create(&d->files, d->name, &fd);
-    if (!r && !(d->file = fdopen(fd, "wb"))) r = dt__file_error("create", d->name), close(fd);
-    return r;
-}
-
-static void dt__draft_drop(dt__draft *d)
-{
-    if (d->file) fclose(d->file);
-    d->file = NULL;
-    unlink(d->name);
-}
-
-/* Flushes the draft to the disk and closes it. */
-static dt_result dt__draft_end(dt__draft *d, const char *path)
-{
-    int fine = !ferror(d->file) && !fflush(d->file) && !fsync(fileno(d->file)), why = errno;
-    fine &= !fclose(d->file);
-    d->file = NULL;
-    if (fine) return DT_OK;
-    unlink(d->name);
-    errno = why;
-    return dt__file_error("write", path);
-}
-
-static dt_result dt__draft_publish(dt__draft *d, const char *path)
-{
-    dt_result r = dt__file_rename(&d->files, d->name, path);
-    if (r) unlink(d->name);
-    return r;
+    *map = NULL;
+    memset(&files, 0, sizeof files);
+    r = dt__file_open(&files, path, &fd, bytes);
+    if (r) return r;
+    if (*bytes) *map = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (*map == MAP_FAILED) *map = NULL, r = dt__file_error("map", path);
+    close(fd);
+    return *bytes ? r : dt__error(DT_E_DATA, "%s is empty: name a file with text or tokens", path);
 }
 
 static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
@@ -10660,21 +10621,23 @@ static void dt__text_add(dt__text *t, const char *format, ...)
     t->length += n;
 }
 
-/* A JSON string. Bytes that are not ASCII are copied. */
+/* Appends n bytes as they stand in a JSON string. Bytes that are not ASCII are copied. */
+static void dt__text_escape(dt__text *t, const char *s, int64_t n)
+{
+    for (const char *end = s + n; s < end; s++)
+        if ((unsigned char)*s < 32) dt__text_add(t, "\\u%04x", *s);
+        else dt__text_add(t, "%s%c", *s == '"' || *s == '\\' ? "\\" : "", *s);
+}
 static void dt__text_string(dt__text *t, const char *s)
 {
     dt__text_add(t, "\"");
-    for (; *s; s++) {
-        if (*s == '"' || *s == '\\') dt__text_add(t, "\\%c", *s);
-        else if ((unsigned char)*s < 32) dt__text_add(t, "\\u%04x", *s);
-        else dt__text_add(t, "%c", *s);
-    }
+    dt__text_escape(t, s, (int64_t)strlen(s));
     dt__text_add(t, "\"");
 }
 
 /* ---- JSON (RFC 8259), strictly -------------------------------------------------------------
- * A cursor over a mapped text. Functions return 0 after an error, whose sentence has line and byte; the first error is
- * kept, and later calls do nothing. Decoded strings are UTF-8 and may hold zero bytes. */
+ * A cursor over a text that ends with a NUL. Functions return 0 after an error, whose sentence has line and byte; the
+ * first error stays, and later calls do nothing. Decoded strings are UTF-8 and may hold zero bytes. */
 
 enum { DT__FILE_LIMIT = 1 << 30 }; /* bytes of a JSON file */
 
@@ -10701,7 +10664,7 @@ static int dt__json_fail(dt__json *j, const char *format, ...)
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    for (int64_t i = 0; i < j->at && i < j->bytes; i++) line += j->text[i] == '\n';
+    for (int64_t i = 0; i < j->at; i++) line += j->text[i] == '\n';
     j->result = dt__error(DT_E_DATA, "%s, line %lld, byte %lld of the file: %s", j->path, (long long)line,
                           (long long)j->at, what);
     return 0;
@@ -10714,11 +10677,11 @@ static int dt__json_room(dt__json *j, int64_t more)
     return 0;
 }
 
-/* The next character that is no white space; 0 at the end. */
+/* Moves to the next character that is no white space and returns it; 0 at the end. */
 static int dt__json_peek(dt__json *j)
 {
-    while (j->at < j->bytes && memchr(" \t\r\n", j->text[j->at], 4)) j->at++;
-    return j->at < j->bytes ? (unsigned char)j->text[j->at] : 0;
+    j->at += (int64_t)strspn(j->text + j->at, " \t\r\n");
+    return (unsigned char)j->text[j->at];
 }
 
 static int dt__json_take(dt__json *j, char c)
@@ -10733,8 +10696,7 @@ static int dt__json_take(dt__json *j, char c)
 static int dt__json_enter(dt__json *j, char open)
 {
     if (j->depth == DT__JSON_DEPTH)
-        return dt__json_fail(j, "more than %d brackets are open: no tokenizer needs that, copy the file again",
-                             (int)DT__JSON_DEPTH);
+        return dt__json_fail(j, "more than %d brackets are open: copy the file again", (int)DT__JSON_DEPTH);
     if (!dt__json_take(j, open)) return 0;
     j->depth++;
     return 1;
@@ -10775,64 +10737,57 @@ static int dt__utf8_put(uint32_t code, char *out)
     return length;
 }
 
-/* Four hexadecimal digits. */
+/* Reads "\u" and four hexadecimal digits into *code, if they stand here. */
 static int dt__json_hex(dt__json *j, uint32_t *code)
 {
-    *code = 0;
-    for (int i = 0; i < 4; i++, j->at++) {
-        int c = j->at < j->bytes ? j->text[j->at] : 0, digit = -1;
-        if (c >= '0' && c <= '9') digit = c - '0';
-        else if (c >= 'a' && c <= 'f') digit = c - 'a' + 10;
-        else if (c >= 'A' && c <= 'F') digit = c - 'A' + 10;
-        if (digit < 0) return dt__json_fail(j, "\\u needs four hexadecimal digits: write the string again");
-        *code = *code << 4 | (uint32_t)digit;
-    }
+    char digits[5];
+    if (strncmp(j->text + j->at, "\\u", 2)) return 0;
+    snprintf(digits, sizeof digits, "%.4s", j->text + j->at + 2);
+    if (strspn(digits, "0123456789abcdefABCDEF") != 4) return 0;
+    *code = (uint32_t)strtoul(digits, NULL, 16);
+    j->at += 6;
     return 1;
 }
 
-/* What stands behind a backslash; the cursor is on it. */
+/* Decodes an escape sequence, whose backslash is under the cursor. */
 static int dt__json_escape(dt__json *j)
 {
     static const char name[] = "\"\\/bfnrt", value[] = "\"\\/\b\f\n\r\t";
-    int c = j->at < j->bytes ? j->text[j->at++] : 0;
-    const char *found = c ? strchr(name, c) : NULL;
+    const char *found = j->text[j->at + 1] ? strchr(name, j->text[j->at + 1]) : NULL;
     uint32_t code = 0, low = 0;
-    if (found) return j->string[j->length++] = value[found - name], 1;
-    if (c != 'u') return dt__json_fail(j, "a backslash before something else than \"\\/bfnrtu: write the string again");
-    if (!dt__json_hex(j, &code)) return 0;
-    if (code >= 0xd800 && code < 0xdc00 && j->bytes - j->at >= 2 && !memcmp(j->text + j->at, "\\u", 2)) {
-        j->at += 2;
-        if (!dt__json_hex(j, &low)) return 0;
-        if (low >= 0xdc00 && low < 0xe000) code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
-    }
+    if (found) return j->at += 2, j->string[j->length++] = value[found - name], 1;
+    if (!dt__json_hex(j, &code))
+        return dt__json_fail(j, "a backslash before something else than one of \"\\/bfnrt or u and four hexadecimal "
+                             "digits: write the string again");
+    if (code >= 0xd800 && code < 0xdc00 && dt__json_hex(j, &low) && low >= 0xdc00 && low < 0xe000)
+        code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     if (code >= 0xd800 && code < 0xe000)
         return dt__json_fail(j, "half of a surrogate pair: write the character's two \\u escapes, or itself");
     j->length += dt__utf8_put(code, j->string + j->length);
     return 1;
 }
 
-/* A string, appended to what j->string holds. */
+/* Appends a string to what j->string holds. */
 static int dt__json_append(dt__json *j)
 {
     if (!dt__json_take(j, '"')) return 0;
-    while (j->at < j->bytes && j->text[j->at] != '"') {
+    while (j->text[j->at] != '"') {
         const unsigned char *p = (const unsigned char *)j->text + j->at;
         uint32_t code;
-        int length = 1;
+        int length = dt__utf8(p, j->bytes - j->at, &code);
         if (!dt__json_room(j, 4)) return 0;
+        if (j->at == j->bytes) return dt__json_fail(j, "a string without an end: the file is cut, copy it again");
+        if (!length || *p < 0x20)
+            return dt__json_fail(j, "a byte 0x%02x, a control character or no UTF-8: write \\u%04x, or save the file "
+                                 "as UTF-8", *p, *p);
         if (*p == '\\') {
-            j->at++;
             if (!dt__json_escape(j)) return 0;
             continue;
         }
-        if (*p < 0x20) return dt__json_fail(j, "a control character in a string: write it as \\u%04x", *p);
-        if (*p >= 0x80) length = dt__utf8(p, j->bytes - j->at, &code);
-        if (!length) return dt__json_fail(j, "a byte 0x%02x that is not UTF-8: save the file as UTF-8", *p);
         memcpy(j->string + j->length, p, (size_t)length);
         j->length += length;
         j->at += length;
     }
-    if (j->at == j->bytes) return dt__json_fail(j, "a string without an end: the file is cut, copy it again");
     j->at++;
     return dt__json_room(j, 0);
 }
@@ -10843,52 +10798,40 @@ static int dt__json_string(dt__json *j)
 }
 static int dt__json_key(dt__json *j) { return dt__json_string(j) && dt__json_take(j, ':'); }
 
-static int dt__json_digits(dt__json *j)
+static int64_t dt__json_digits(dt__json *j)
 {
-    int64_t from = j->at;
-    while (j->at < j->bytes && j->text[j->at] >= '0' && j->text[j->at] <= '9') j->at++;
-    return j->at > from || dt__json_fail(j, "a digit is missing here: write the number again");
+    int64_t n = (int64_t)strspn(j->text + j->at, "0123456789");
+    j->at += n;
+    return n;
 }
 
-/* A number; *whole becomes its value, or -1 when it is negative, has a fraction or is beyond 10^15. */
+/* A number; *whole becomes its value, or -1 when it is negative, has a fraction or exponent, or is beyond 10^15. */
 static int dt__json_number(dt__json *j, int64_t *whole)
 {
-    int64_t from, digits;
-    int plain;
-    dt__json_peek(j);
-    plain = j->at == j->bytes || j->text[j->at] != '-';
-    if (!plain) j->at++;
-    from = j->at;
-    if (!dt__json_digits(j)) return 0;
-    digits = j->at - from;
-    if (digits > 1 && j->text[from] == '0') return dt__json_fail(j, "a number that begins with 0: write it without");
-    *whole = plain && digits <= 15 ? 0 : -1;
-    for (int64_t i = from; i < j->at && *whole >= 0; i++) *whole = 10 * *whole + (j->text[i] - '0');
-    if (j->at < j->bytes && j->text[j->at] == '.') {
+    int minus = dt__json_peek(j) == '-', fine;
+    const char *first = j->text + (j->at += minus);
+    int64_t digits = dt__json_digits(j);
+    fine = digits == 1 || (digits && *first != '0');
+    *whole = minus || digits > 15 || strspn(j->text + j->at, ".eE") ? -1 : strtoll(first, NULL, 10);
+    if (j->text[j->at] == '.') j->at++, fine &= dt__json_digits(j) > 0;
+    if (j->text[j->at] == 'e' || j->text[j->at] == 'E') {
         j->at++;
-        *whole = -1;
-        if (!dt__json_digits(j)) return 0;
+        j->at += j->text[j->at] == '+' || j->text[j->at] == '-';
+        fine &= dt__json_digits(j) > 0;
     }
-    if (j->at < j->bytes && (j->text[j->at] == 'e' || j->text[j->at] == 'E')) {
-        j->at++;
-        *whole = -1;
-        if (j->at < j->bytes && (j->text[j->at] == '+' || j->text[j->at] == '-')) j->at++;
-        return dt__json_digits(j);
-    }
-    return 1;
+    return fine || dt__json_fail(j, "a number is missing or incomplete here: write it again");
 }
 
 /* Takes the word true, false or null when it stands here. */
 static int dt__json_word(dt__json *j, const char *word)
 {
-    int64_t length = (int64_t)strlen(word);
     dt__json_peek(j);
-    if (j->result || j->bytes - j->at < length || memcmp(j->text + j->at, word, (size_t)length)) return 0;
-    j->at += length;
+    if (j->result || strncmp(j->text + j->at, word, strlen(word))) return 0;
+    j->at += (int64_t)strlen(word);
     return 1;
 }
 
-/* Any value, checked and left out. */
+/* Checks any value and moves behind it. */
 static int dt__json_skip(dt__json *j)
 {
     int64_t count = 0;
@@ -10929,17 +10872,7 @@ static int dt__json_members(dt__json *j, const char *const *key, int64_t *place)
     return !j->result;
 }
 
-/* true or false at a place that dt__json_members() found, `missing` when there is none. */
-static int dt__json_flag(dt__json *j, int64_t place, int missing)
-{
-    if (place < 0 || j->result) return missing;
-    j->at = place;
-    if (dt__json_word(j, "true")) return 1;
-    if (!dt__json_word(j, "false")) dt__json_fail(j, "true or false is missing here: write one of them");
-    return 0;
-}
-
-/* Is there no value at the place, or null? */
+/* Is there no value at a place that dt__json_members() found, or null? */
 static int dt__json_absent(dt__json *j, int64_t place)
 {
     if (place < 0) return 1;
@@ -10947,36 +10880,37 @@ static int dt__json_absent(dt__json *j, int64_t place)
     return dt__json_word(j, "null");
 }
 
-/* The string at a place; an empty one, and an error, when it is something else. */
+/* Moves to a place where there must be a value. */
+static int dt__json_find(dt__json *j, int64_t place, const char *what)
+{
+    if (place < 0) return dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
+    j->at = place;
+    return !j->result;
+}
+
+/* The string at a place; an empty one, and an error, when there is something else. */
 static const char *dt__json_text(dt__json *j, int64_t place, const char *what)
 {
-    if (place < 0) {
-        dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
-        return "";
-    }
-    j->at = place;
-    if (!dt__json_string(j)) return "";
+    if (!dt__json_find(j, place, what) || !dt__json_string(j)) return "";
     j->string[j->length] = 0;
     return j->string;
 }
 
-/* A whole file under the cursor. dt__json_close() gives it back, also after an error. */
+/* Reads a whole file. dt__json_close() frees it, after an error as well. */
 static dt_result dt__json_open(dt__json *j, const char *path)
 {
-    void *map;
+    dt__files files;
+    char *text;
+    memset(&files, 0, sizeof files);
     memset(j, 0, sizeof *j);
     j->path = path;
-    j->result = dt__file_map(path, &map, &j->bytes);
-    j->text = (const char *)map;
-    if (!j->result && !j->bytes) j->result = dt__error(DT_E_DATA, "%s is empty: copy it again", path);
-    if (!j->result && j->bytes > DT__FILE_LIMIT)
-        j->result = dt__error(DT_E_DATA, "%s has %.1f GB, more than the limit of 1 GB: name another file", path,
-                              (double)j->bytes / 1e9);
+    j->result = dt__file_get(&files, path, DT__FILE_LIMIT, &text, &j->bytes);
+    j->text = text;
     return j->result;
 }
 static void dt__json_close(dt__json *j)
 {
-    if (j->text) munmap((void *)(uintptr_t)j->text, (size_t)j->bytes);
+    dt__free((void *)(uintptr_t)j->text);
     dt__free(j->string);
 }
 
@@ -11009,11 +10943,6 @@ static const char dt__numbers[] =
 enum { DT__OTHER, DT__LETTER, DT__NUMBER, DT__SPACE };
 enum { DT__CODES = 0x110000 };
 
-static void dt__classes_run(uint8_t *map, uint32_t from, uint32_t to, int kind)
-{
-    for (uint32_t c = from; c < to; c++) map[c >> 2] = (uint8_t)(map[c >> 2] | kind << 2 * (c & 3));
-}
-
 static void dt__classes_unpack(uint8_t *map, const char *runs, int kind)
 {
     uint32_t at = 0, length = 0;
@@ -11024,24 +10953,23 @@ static void dt__classes_unpack(uint8_t *map, const char *runs, int kind)
             continue;
         }
         length += (uint32_t)(*runs >= 'A' ? *runs - 'A' + 10 : *runs - '0');
-        if (inside) dt__classes_run(map, at, at + length, kind);
+        if (inside) memset(map + at, kind, length);
         at += length;
         length = 0;
         inside = !inside;
     }
 }
 
-/* The class of every code point, two bits each; NULL without memory. */
+/* The class of every code point; NULL without memory. */
 static uint8_t *dt__classes(void)
 {
-    static const uint32_t space[][2] = {{9, 14},          {32, 33},         {0x85, 0x86},     {0xa0, 0xa1},
-                                        {0x1680, 0x1681}, {0x2000, 0x200b}, {0x2028, 0x202a}, {0x202f, 0x2030},
-                                        {0x205f, 0x2060}, {0x3000, 0x3001}};
-    uint8_t *map = (uint8_t *)dt__alloc(DT__CODES / 4, "the classes of characters");
+    static const uint16_t space[][2] = {{9, 5},       {32, 1},     {0x85, 1},   {0xa0, 1},   {0x1680, 1},
+                                        {0x2000, 11}, {0x2028, 2}, {0x202f, 1}, {0x205f, 1}, {0x3000, 1}};
+    uint8_t *map = (uint8_t *)dt__alloc(DT__CODES, "the classes of characters");
     if (!map) return NULL;
     dt__classes_unpack(map, dt__letters, DT__LETTER);
     dt__classes_unpack(map, dt__numbers, DT__NUMBER);
-    for (size_t i = 0; i < sizeof space / sizeof *space; i++) dt__classes_run(map, space[i][0], space[i][1], DT__SPACE);
+    for (size_t i = 0; i < sizeof space / sizeof *space; i++) memset(map + space[i][0], DT__SPACE, space[i][1]);
     return map;
 }
 
@@ -11051,7 +10979,7 @@ static int dt__class_of(const uint8_t *map, const unsigned char *p, int64_t n, i
     uint32_t code = 0;
     *length = dt__utf8(p, n, &code);
     if (!*length) return *length = 1, DT__OTHER;
-    return map[code >> 2] >> 2 * (code & 3) & 3;
+    return map[code];
 }
 
 /* Where the run of characters of one class that goes on at `at` ends. */
@@ -11126,197 +11054,115 @@ static int64_t dt__pretoken_llama3(const uint8_t *map, const unsigned char *p, i
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
-/* From a 64-bit key to values of 1 and more: open addressing, at most half full, nothing is ever taken out. */
+/* Strings of bytes under numbers, each with a value. A hash table, open addressing and at most half full, finds the
+ * number of a string; no string leaves it. */
 typedef struct dt__entry {
-    uint64_t key;
-    int64_t value; /* 0: free */
+    int64_t at, length; /* in dt__table.bytes; length 0: no string has this number */
+    int64_t value;
 } dt__entry;
-typedef struct dt__map {
-    dt__entry *slot;
-    int64_t size, used; /* size: a power of two, or 0 */
-} dt__map;
-
-/* The next slot with this key behind *probe, which is -1 at first; or the free slot where it would stand. NULL in a
- * table without slots. */
-static dt__entry *dt__map_seek(const dt__map *m, uint64_t key, int64_t *probe)
-{
-    uint64_t mixed = (key ^ key >> 29) * 0x9e3779b97f4a7c15u;
-    if (!m->size) return NULL;
-    *probe = *probe < 0 ? (int64_t)(mixed >> 20) & (m->size - 1) : (*probe + 1) & (m->size - 1);
-    while (m->slot[*probe].value && m->slot[*probe].key != key) *probe = (*probe + 1) & (m->size - 1);
-    return &m->slot[*probe];
-}
-
-/* The value of a key that stands in the table once at most; 0: it does not. */
-static int64_t dt__map_get(const dt__map *m, uint64_t key)
-{
-    int64_t probe = -1;
-    const dt__entry *s = dt__map_seek(m, key, &probe);
-    return s ? s->value : 0;
-}
-
-/* Adds another value under a key; 0 without memory. */
-static int dt__map_add(dt__map *m, uint64_t key, int64_t value)
-{
-    int64_t probe = -1;
-    dt__entry *s;
-    if (2 * m->used >= m->size) {
-        dt__map bigger;
-        bigger.size = m->size ? 2 * m->size : 64;
-        bigger.used = 0;
-        bigger.slot = (dt__entry *)dt__alloc((int64_t)sizeof *s * bigger.size, "a table of tokens");
-        if (!bigger.slot) return 0;
-        for (int64_t i = 0; i < m->size; i++)
-            if (m->slot[i].value) dt__map_add(&bigger, m->slot[i].key, m->slot[i].value);
-        dt__free(m->slot);
-        *m = bigger;
-    }
-    do s = dt__map_seek(m, key, &probe);
-    while (s->value);
-    s->key = key;
-    s->value = value;
-    m->used++;
-    return 1;
-}
-
-/* Strings of bytes under numbers, found by their bytes. */
-typedef struct dt__chars {
-    int64_t at;
-    int32_t length; /* 0: no string has this number */
-    int32_t kind;   /* of a token: DT__TOKEN_* */
-} dt__chars;
-typedef struct dt__strings {
-    dt__chars *span;
+typedef struct dt__table {
+    dt__entry *entry;
     char *bytes;
-    int64_t count, spans, used, room;
-    dt__map map;
-} dt__strings;
+    int64_t *slot; /* the number of a string plus 1; 0: free */
+    int64_t count, entries, used, room, slots, taken;
+} dt__table;
 
-/* FNV-1a (Fowler, Noll, Vo). */
-static uint64_t dt__bytes_hash(const void *bytes, int64_t n)
+/* The slot of a string, or the free slot where it belongs. The hash is FNV-1a (Fowler, Noll, Vo). */
+static int64_t *dt__table_slot(const dt__table *s, const void *bytes, int64_t n)
 {
     const unsigned char *p = (const unsigned char *)bytes;
-    uint64_t h = 0xcbf29ce484222325u;
-    for (int64_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001b3u;
-    return h;
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int64_t i = 0; i < n; i++) hash = (hash ^ p[i]) * 0x100000001b3u;
+    for (;; hash++) {
+        int64_t *slot = &s->slot[hash & (uint64_t)(s->slots - 1)];
+        const dt__entry *e = *slot ? &s->entry[*slot - 1] : NULL;
+        if (!e || (e->length == n && !memcmp(s->bytes + e->at, bytes, (size_t)n))) return slot;
+    }
 }
 
 /* The number of a string, or -1. */
-static int64_t dt__strings_find(const dt__strings *s, const void *bytes, int64_t n)
+static int64_t dt__table_find(const dt__table *s, const void *bytes, int64_t n)
 {
-    uint64_t key = dt__bytes_hash(bytes, n);
-    int64_t probe = -1;
-    for (;;) {
-        const dt__entry *slot = dt__map_seek(&s->map, key, &probe);
-        const dt__chars *span;
-        if (!slot || !slot->value) return -1;
-        span = &s->span[slot->value - 1];
-        if (span->length == n && !memcmp(s->bytes + span->at, bytes, (size_t)n)) return slot->value - 1;
-    }
+    return s->slots ? *dt__table_slot(s, bytes, n) - 1 : -1;
 }
 
-/* Writes the bytes of string `number`, whatever they were before; `bytes` is not among s->bytes. */
-static int dt__strings_set(dt__strings *s, int64_t number, const void *bytes, int64_t n)
+/* Replaces string `number`, which is not found afterwards. `bytes` does not point into s->bytes. 0 without memory. */
+static int dt__table_set(dt__table *s, int64_t number, const void *bytes, int64_t n)
 {
-    if (!dt__reserve((void **)&s->span, s->count, &s->spans, number + 1, (int64_t)sizeof *s->span, "tokens")) return 0;
-    if (!dt__reserve((void **)&s->bytes, s->used, &s->room, s->used + n, 1, "the bytes of tokens")) return 0;
+    dt__entry *e;
+    if (!dt__reserve((void **)&s->entry, s->count, &s->entries, number + 1, (int64_t)sizeof *e, "tokens") ||
+        !dt__reserve((void **)&s->bytes, s->used, &s->room, s->used + n, 1, "the bytes of tokens"))
+        return 0;
+    e = &s->entry[number];
+    e->at = s->used;
+    e->length = n;
     memcpy(s->bytes + s->used, bytes, (size_t)n);
-    s->span[number].at = s->used;
-    s->span[number].length = (int32_t)n;
     s->used += n;
     s->count = dt__max(s->count, number + 1);
     return 1;
 }
-/* The same for a new string, which can be found from now on. */
-static int dt__strings_put(dt__strings *s, int64_t number, const void *bytes, int64_t n)
-{
-    return dt__strings_set(s, number, bytes, n) && dt__map_add(&s->map, dt__bytes_hash(bytes, n), number + 1);
-}
 
-static void dt__strings_free(dt__strings *s)
+/* Adds string `number`, which can be found from now on; 0 without memory. */
+static int dt__table_put(dt__table *s, int64_t number, const void *bytes, int64_t n)
 {
-    dt__free(s->span);
-    dt__free(s->bytes);
-    dt__free(s->map.slot);
-}
-
-/* A heap of pairs of numbers, the smallest on top. */
-typedef struct dt__heap_item {
-    uint64_t first, second;
-} dt__heap_item;
-typedef struct dt__heap {
-    dt__heap_item *item;
-    int64_t count, room;
-} dt__heap;
-
-static int dt__heap_less(const dt__heap_item *a, const dt__heap_item *b)
-{
-    return a->first != b->first ? a->first < b->first : a->second < b->second;
-}
-
-/* There must be room. */
-static void dt__heap_push(dt__heap *h, uint64_t first, uint64_t second)
-{
-    int64_t at = h->count++;
-    dt__heap_item item;
-    item.first = first, item.second = second;
-    for (; at > 0 && dt__heap_less(&item, &h->item[(at - 1) / 2]); at = (at - 1) / 2)
-        h->item[at] = h->item[(at - 1) / 2];
-    h->item[at] = item;
-}
-
-/* It must not be empty. */
-static dt__heap_item dt__heap_pop(dt__heap *h)
-{
-    dt__heap_item top = h->item[0], item = h->item[--h->count];
-    int64_t at = 0, child;
-    while ((child = 2 * at + 1) < h->count) {
-        if (child + 1 < h->count && dt__heap_less(&h->item[child + 1], &h->item[child])) child++;
-        if (!dt__heap_less(&h->item[child], &item)) break;
-        h->item[at] = h->item[child];
-        at = child;
+    if (2 * s->taken >= s->slots) {
+        dt__table bigger = *s;
+        bigger.slots = dt__max(64, 2 * s->slots);
+        bigger.slot = (int64_t *)dt__alloc(bigger.slots * (int64_t)sizeof *s->slot, "a table of tokens");
+        if (!bigger.slot) return 0;
+        for (int64_t i = 0; i < s->slots; i++) {
+            const dt__entry *e = &s->entry[dt__max(0, s->slot[i] - 1)];
+            if (s->slot[i]) *dt__table_slot(&bigger, s->bytes + e->at, e->length) = s->slot[i];
+        }
+        dt__free(s->slot);
+        *s = bigger;
     }
-    h->item[at] = item;
-    return top;
+    if (!dt__table_set(s, number, bytes, n)) return 0;
+    *dt__table_slot(s, bytes, n) = number + 1;
+    s->taken++;
+    return 1;
+}
+
+/* Adds `by` to the value of a string, a new one if need be; 0 without memory. */
+static int dt__table_count(dt__table *s, const void *bytes, int64_t n, int64_t by)
+{
+    int64_t number = dt__table_find(s, bytes, n);
+    if (number < 0 && !dt__table_put(s, number = s->count, bytes, n)) return 0;
+    s->entry[number].value += by;
+    return 1;
+}
+
+static void dt__table_free(dt__table *s)
+{
+    dt__free(s->entry);
+    dt__free(s->bytes);
+    dt__free(s->slot);
 }
 
 /* ---- tokenizer ------------------------------------------------------------------------------- */
 
 enum { DT__TOKEN_LIMIT = 1 << 20 };
 enum {
-    DT__TOKEN_LITERAL = 2, /* its text in the file was no spelling of bytes by the alphabet */
-    DT__TOKEN_ADDED = 4,   /* found in the text before it is cut into pre-tokens ... */
-    DT__TOKEN_LATE = 8,    /* ... but behind those without this ("normalized") */
-    DT__TOKEN_SPECIAL = 16 /* only when the caller wants special tokens */
+    DT__TOKEN_ADDED = 1,  /* found in the text before the text is cut into pre-tokens ... */
+    DT__TOKEN_LATE = 2,   /* ... but after the added tokens without this flag ("normalized") */
+    DT__TOKEN_SPECIAL = 4 /* found only when the caller wants special tokens */
 };
-
-typedef struct dt__merge {
-    int32_t left, right, made;
-} dt__merge;
-
-typedef struct dt__special {
-    int32_t length, id;
-    unsigned char first;
-} dt__special;
 
 struct dt_tokenizer {
     dt_pretokens rule;
-    int whole_words; /* a pre-token that is a token needs no merges ("ignore_merges") */
-    uint8_t *classes;
-    dt__strings token; /* by id; added tokens that were not in the vocabulary cannot be found by their bytes */
-    dt__merge *merge;  /* by rank */
-    int64_t merges, merge_room;
-    dt__map rank; /* of left * 2^32 + right, plus 1 */
+    int whole_words;  /* a pre-token that is a token is not built by merges ("ignore_merges") */
+    uint8_t *classes; /* of code points */
+    dt__table token;  /* by id; values: DT__TOKEN_* */
+    dt__table merge;  /* pairs of ids (int32_t[2]) by rank; value: the id that the pair becomes */
     int32_t byte_id[256];
-    dt__special *special; /* added tokens by their first byte, the longest first */
-    int32_t specials, special_from[257];
+    int32_t *added; /* ids of the added tokens */
+    int64_t addeds, room;
+    uint8_t begins[256]; /* does an added token begin with this byte? */
 };
 
-static uint64_t dt__pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
-
-/* GPT-2 spells bytes as characters that are visible: a printable byte of Latin-1 as itself, the others as U+0100 and
- * up. The id of a byte in GPT-2's own order, which is that of these characters, is what the second function gives. */
+/* GPT-2 spells bytes as visible characters: a printable byte of Latin-1 as itself, the others as U+0100 and up. */
 static int dt__byte_visible(int byte) { return (byte > 32 && byte < 127) || (byte > 160 && byte != 173); }
+/* The id of a byte in GPT-2's vocabulary, where bytes are in the order of these characters. */
 static int dt__byte_order(int byte)
 {
     int below = 0;
@@ -11333,16 +11179,15 @@ static int dt__code_byte(uint32_t code)
     return code < 289 ? (int)code - 256 : code < 323 ? (int)code - 289 + 127 : code == 323 ? 173 : -1;
 }
 
-/* Turns UTF-8 text in place into the bytes it spells and returns their number, or leaves it as it is when a character
- * spells no byte; then *literal is 1. */
-static int64_t dt__unspell(char *text, int64_t n, int *literal)
+/* Replaces UTF-8 text by the bytes that it spells and returns their number. A text with a character that spells no byte
+ * stays as it is. */
+static int64_t dt__unspell(char *text, int64_t n)
 {
     const unsigned char *p = (const unsigned char *)text;
     uint32_t code = 0;
     int64_t length = 0;
-    *literal = 0;
     for (int64_t i = 0; i < n; i += dt__utf8(p + i, n - i, &code))
-        if (!dt__utf8(p + i, n - i, &code) || dt__code_byte(code) < 0) return *literal = 1, n;
+        if (!dt__utf8(p + i, n - i, &code) || dt__code_byte(code) < 0) return n;
     for (int64_t i = 0; i < n; length++) {
         i += dt__utf8(p + i, n - i, &code);
         text[length] = (char)(unsigned char)dt__code_byte(code);
@@ -11355,10 +11200,9 @@ DT_API void dt_tokenizer_close(dt_tokenizer **handle)
     dt_tokenizer *t = *handle;
     if (!t) return;
     dt__free(t->classes);
-    dt__strings_free(&t->token);
-    dt__free(t->merge);
-    dt__free(t->rank.slot);
-    dt__free(t->special);
+    dt__table_free(&t->token);
+    dt__table_free(&t->merge);
+    dt__free(t->added);
     dt__free(t);
     *handle = NULL;
 }
@@ -11373,44 +11217,23 @@ static dt_tokenizer *dt__tokenizer_new(void)
 }
 
 /* Adds the merge of the next rank; 0 without memory. */
-static int dt__merge_add(dt_tokenizer *t, int32_t left, int32_t right, int32_t made)
+static int dt__merge_add(dt_tokenizer *t, const int32_t pair[2], int64_t made)
 {
-    dt__merge *m;
-    if (!dt__reserve((void **)&t->merge, t->merges, &t->merge_room, t->merges + 1, (int64_t)sizeof *m, "merges"))
-        return 0;
-    m = &t->merge[t->merges++];
-    m->left = left, m->right = right, m->made = made;
-    return dt__map_add(&t->rank, dt__pair_key(left, right), t->merges);
-}
-
-static int dt__special_order(const void *a, const void *b)
-{
-    const dt__special *x = (const dt__special *)a, *y = (const dt__special *)b;
-    if (x->first != y->first) return x->first < y->first ? -1 : 1;
-    if (x->length != y->length) return x->length > y->length ? -1 : 1;
-    return x->id < y->id ? -1 : 1;
+    if (!dt__table_put(&t->merge, t->merge.count, pair, sizeof(int32_t[2]))) return 0;
+    t->merge.entry[t->merge.count - 1].value = made;
+    return 1;
 }
 
 /* Lists the added tokens. */
-static dt_result dt__tokenizer_specials(dt_tokenizer *t)
+static dt_result dt__tokenizer_added(dt_tokenizer *t)
 {
-    int32_t count = 0;
-    for (int64_t id = 0; id < t->token.count; id++) count += (t->token.span[id].kind & DT__TOKEN_ADDED) != 0;
-    t->special = (dt__special *)dt__alloc((int64_t)sizeof *t->special * count, "special tokens");
-    if (!t->special) return DT_E_MEMORY;
     for (int64_t id = 0; id < t->token.count; id++) {
-        const dt__chars *span = &t->token.span[id];
-        dt__special *s = &t->special[t->specials];
-        if (!(span->kind & DT__TOKEN_ADDED)) continue;
-        s->length = span->length;
-        s->id = (int32_t)id;
-        s->first = (unsigned char)t->token.bytes[span->at];
-        t->specials++;
-    }
-    if (count) qsort(t->special, (size_t)count, sizeof *t->special, dt__special_order);
-    for (int first = 0, i = 0; first <= 256; first++) {
-        while (i < count && t->special[i].first < first) i++;
-        t->special_from[first] = i;
+        const dt__entry *e = &t->token.entry[id];
+        if (!(e->value & DT__TOKEN_ADDED)) continue;
+        if (!dt__reserve((void **)&t->added, t->addeds, &t->room, t->addeds + 1, sizeof *t->added, "added tokens"))
+            return DT_E_MEMORY;
+        t->added[t->addeds++] = (int32_t)id;
+        t->begins[(unsigned char)t->token.bytes[e->at]] = 1;
     }
     return DT_OK;
 }
@@ -11419,189 +11242,144 @@ DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t) { return t->token.count;
 
 DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right)
 {
-    if (rank < 0 || rank >= t->merges) return 0;
-    *left = t->merge[rank].left;
-    *right = t->merge[rank].right;
+    const char *pair;
+    if (rank < 0 || rank >= t->merge.count) return 0;
+    pair = t->merge.bytes + t->merge.entry[rank].at;
+    memcpy(left, pair, sizeof *left);
+    memcpy(right, pair + sizeof *left, sizeof *right);
     return 1;
 }
 
 DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t *bytes)
 {
-    const dt__chars *span = id >= 0 && id < t->token.count ? &t->token.span[id] : NULL;
-    if (!span || !span->length) return NULL;
-    *bytes = span->length;
-    return t->token.bytes + span->at;
+    const dt__entry *e = id >= 0 && id < t->token.count ? &t->token.entry[id] : NULL;
+    if (!e || !e->length) return NULL;
+    *bytes = e->length;
+    return t->token.bytes + e->at;
 }
 
 /* ---- text to ids and back ---------------------------------------------------------------------- */
 
-/* Walks a text: `word` gets each pre-token, `token` each special token's id. */
-typedef struct dt__visitor {
+/* A walk over a text hands each added token, with its id, and each pre-token, with id -1, to piece(). */
+typedef struct dt__walk {
     const dt_tokenizer *t;
     int special; /* are special tokens wanted? */
+    dt_result (*piece)(void *context, const unsigned char *p, int64_t n, int32_t id);
     void *context;
-    dt_result (*word)(void *context, const unsigned char *p, int64_t n);
-    dt_result (*token)(void *context, int32_t id);
-} dt__visitor;
+} dt__walk;
 
-/* The longest added token that p[0..n-1] begins with, of those that are looked for in this pass; NULL: none. */
-static const dt__special *dt__special_at(const dt__visitor *v, const unsigned char *p, int64_t n, int late)
+/* The longest added token at the beginning of p[0..n-1] that this pass looks for, or -1. */
+static int32_t dt__added_at(const dt__walk *w, const unsigned char *p, int64_t n, int late)
 {
-    const dt_tokenizer *t = v->t;
-    for (int32_t i = t->special_from[p[0]]; i < t->special_from[p[0] + 1]; i++) {
-        const dt__special *s = &t->special[i];
-        const dt__chars *span = &t->token.span[s->id];
-        if (s->length > n || ((span->kind & DT__TOKEN_LATE) != 0) != late) continue;
-        if ((span->kind & DT__TOKEN_SPECIAL) && !v->special) continue;
-        if (!memcmp(t->token.bytes + span->at, p, (size_t)s->length)) return s;
+    const dt__table *token = &w->t->token;
+    int32_t found = -1;
+    for (int64_t i = 0; w->t->begins[*p] && i < w->t->addeds; i++) {
+        const dt__entry *e = &token->entry[w->t->added[i]];
+        if (e->length > n || ((e->value & DT__TOKEN_LATE) != 0) != late) continue;
+        if ((e->value & DT__TOKEN_SPECIAL) && !w->special) continue;
+        if (found >= 0 && e->length <= token->entry[found].length) continue;
+        if (!memcmp(token->bytes + e->at, p, (size_t)e->length)) found = w->t->added[i];
     }
-    return NULL;
+    return found;
 }
 
 /* Pass 0 cuts at the added tokens, pass 1 at the late ones, pass 2 into pre-tokens. */
-static dt_result dt__walk(const dt__visitor *v, const unsigned char *p, int64_t n, int pass)
+static dt_result dt__walk_text(const dt__walk *w, const unsigned char *p, int64_t n, int pass)
 {
-    const dt_tokenizer *t = v->t;
     int64_t from = 0, at = 0;
     dt_result r = DT_OK;
-    if (pass == 2 || !t->specials) {
-        for (; at < n && !r; at += from) {
-            from = t->rule == DT_PRETOKENS_GPT2 ? dt__pretoken_gpt2(t->classes, p + at, n - at)
-                                                : dt__pretoken_llama3(t->classes, p + at, n - at);
-            r = v->word(v->context, p + at, from);
-        }
-        return r;
+    for (; pass == 2 && at < n && !r; at += from) {
+        from = w->t->rule == DT_PRETOKENS_GPT2 ? dt__pretoken_gpt2(w->t->classes, p + at, n - at)
+                                               : dt__pretoken_llama3(w->t->classes, p + at, n - at);
+        r = w->piece(w->context, p + at, from, -1);
     }
     while (at < n && !r) {
-        const dt__special *s = dt__special_at(v, p + at, n - at, pass);
-        if (!s) {
-            at++;
-            continue;
-        }
-        r = dt__walk(v, p + from, at - from, pass + 1);
-        if (!r) r = v->token(v->context, s->id);
-        from = at += s->length;
+        int32_t id = dt__added_at(w, p + at, n - at, pass);
+        int64_t length = id < 0 ? 1 : w->t->token.entry[id].length;
+        at += length;
+        if (id < 0) continue;
+        r = dt__walk_text(w, p + from, at - length - from, pass + 1);
+        if (!r) r = w->piece(w->context, p + at - length, length, id);
+        from = at;
     }
-    return r ? r : dt__walk(v, p + from, n - from, pass + 1);
+    return r || pass == 2 ? r : dt__walk_text(w, p + from, n - from, pass + 1);
 }
 
-/* Where ids go: to `ids`, and when `room` of them are there and there is a flush, to it. */
+/* Walks the texts of a list of files. */
+static dt_result dt__walk_files(const dt__walk *w, const char *path)
+{
+    glob_t names;
+    dt_result r = dt__names_list(&names, path);
+    if (r) return r;
+    for (size_t i = 0; i < names.gl_pathc && !r; i++) {
+        void *map;
+        int64_t bytes;
+        r = dt__file_map(names.gl_pathv[i], &map, &bytes);
+        if (!r) r = dt__walk_text(w, (const unsigned char *)map, bytes, 0);
+        if (map) munmap(map, (size_t)bytes);
+    }
+    globfree(&names);
+    return r;
+}
+
+/* The rank of the merge of two ids, or INT64_MAX. */
+static int64_t dt__merge_rank(const dt_tokenizer *t, int32_t left, int32_t right)
+{
+    int32_t pair[2];
+    int64_t rank;
+    pair[0] = left, pair[1] = right;
+    rank = dt__table_find(&t->merge, pair, sizeof pair);
+    return rank < 0 ? INT64_MAX : rank;
+}
+
+/* Merges the pairs among n ids in place, the lowest rank first and from left to right, and returns how many ids remain.
+ * A pass merges one pair wherever it stands, but ends early when a new pair has a lower rank. */
+static int64_t dt__merge_word(const dt_tokenizer *t, int32_t *id, int64_t n)
+{
+    for (;;) {
+        int64_t best = INT64_MAX, kept = 0, ended = 0;
+        int32_t left = 0, right = 0, made;
+        for (int64_t i = 1; i < n; i++) best = dt__min(best, dt__merge_rank(t, id[i - 1], id[i]));
+        if (!dt_tokenizer_merge(t, best, &left, &right)) return n;
+        made = (int32_t)t->merge.entry[best].value;
+        for (int64_t i = 0; i < n; i++, kept++) {
+            int here = !ended && i + 1 < n && id[i] == left && id[i + 1] == right;
+            i += here;
+            id[kept] = here ? made : id[i];
+            if (here && kept) ended = dt__merge_rank(t, id[kept - 1], made) < best;
+            if (here && i + 1 < n) ended |= dt__merge_rank(t, made, id[i + 1]) < best;
+        }
+        n = kept;
+    }
+}
+
 typedef struct dt__encoder {
     const dt_tokenizer *t;
-    int32_t *ids;
+    int32_t *id;
     int64_t count, room;
-    dt_result (*flush)(void *context, const int32_t *ids, int64_t count);
-    void *context;
-    int32_t *symbol; /* (capacity) ids of the pre-token, a list: */
-    int32_t *next, *prev;
-    int64_t capacity;
-    dt__heap heap; /* (rank, place) of pairs that may be merged */
 } dt__encoder;
 
-static dt_result dt__encoder_token(void *context, int32_t id)
+/* For dt__walk: appends the ids of a piece. */
+static dt_result dt__encode(void *context, const unsigned char *p, int64_t n, int32_t id)
 {
     dt__encoder *e = (dt__encoder *)context;
-    dt_result r;
-    e->ids[e->count++] = id;
-    if (e->count < e->room || !e->flush) return DT_OK;
-    r = e->flush(e->context, e->ids, e->count);
-    e->count = 0;
-    return r;
-}
-
-static void dt__encoder_free(dt__encoder *e)
-{
-    dt__free(e->symbol);
-    dt__free(e->heap.item);
-    e->symbol = NULL;
-    e->heap.item = NULL;
-}
-
-/* Room for a pre-token of n bytes. Each of at most n - 1 merges makes two new pairs. */
-static dt_result dt__encoder_reserve(dt__encoder *e, int64_t n)
-{
-    if (n <= e->capacity) return DT_OK;
-    if (n > DT__FILE_LIMIT)
-        return dt__error(DT_E_DATA, "%lld bytes of the text are one word, which is too long: put line ends into it",
-                         (long long)n);
-    dt__encoder_free(e);
-    e->capacity = dt__max(n + n / 2, 256);
-    e->symbol = (int32_t *)dt__alloc(3 * e->capacity * (int64_t)sizeof *e->symbol, "a long word");
-    e->heap.item = (dt__heap_item *)dt__alloc(3 * e->capacity * (int64_t)sizeof *e->heap.item, "a long word");
-    if (!e->symbol || !e->heap.item) return e->capacity = 0, DT_E_MEMORY;
-    e->next = e->symbol + e->capacity;
-    e->prev = e->next + e->capacity;
+    int64_t whole = id < 0 && e->t->whole_words ? dt__table_find(&e->t->token, p, n) : id;
+    int32_t *to;
+    if (!dt__reserve((void **)&e->id, e->count, &e->room, e->count + n, sizeof *e->id, "the ids of a text"))
+        return DT_E_MEMORY;
+    to = e->id + e->count;
+    for (int64_t i = 0; i < n; i++) to[i] = e->t->byte_id[p[i]];
+    if (whole >= 0) *to = (int32_t)whole;
+    e->count += whole >= 0 ? 1 : dt__merge_word(e->t, to, n);
     return DT_OK;
-}
-
-/* Notes that the symbol at `at` may be merged with the next one. */
-static void dt__encoder_pair(dt__encoder *e, int32_t at)
-{
-    int64_t rank;
-    if (at < 0 || e->next[at] < 0) return;
-    rank = dt__map_get(&e->t->rank, dt__pair_key(e->symbol[at], e->symbol[e->next[at]]));
-    if (rank) dt__heap_push(&e->heap, (uint64_t)rank - 1, (uint64_t)at);
-}
-
-/* Merges the pre-token in e->symbol, the lowest rank first. What is left is the list that begins at 0. */
-static void dt__encoder_merge(dt__encoder *e)
-{
-    while (e->heap.count) {
-        dt__heap_item top = dt__heap_pop(&e->heap);
-        const dt__merge *m = &e->t->merge[top.first];
-        int32_t at = (int32_t)top.second, gone = e->next[at];
-        if (e->symbol[at] != m->left || gone < 0 || e->symbol[gone] != m->right) continue; /* merged meanwhile */
-        e->symbol[at] = m->made;
-        e->symbol[gone] = -1;
-        e->next[at] = e->next[gone];
-        if (e->next[at] >= 0) e->prev[e->next[at]] = at;
-        dt__encoder_pair(e, e->prev[at]);
-        dt__encoder_pair(e, at);
-    }
-}
-
-static dt_result dt__encoder_word(void *context, const unsigned char *p, int64_t n)
-{
-    dt__encoder *e = (dt__encoder *)context;
-    int64_t whole = e->t->whole_words ? dt__strings_find(&e->t->token, p, n) : -1;
-    dt_result r = dt__encoder_reserve(e, n);
-    if (r || whole >= 0) return r ? r : dt__encoder_token(e, (int32_t)whole);
-    for (int32_t i = 0; i < n; i++) {
-        e->symbol[i] = e->t->byte_id[p[i]];
-        e->next[i] = i + 1 < n ? i + 1 : -1;
-        e->prev[i] = i - 1;
-    }
-    for (int32_t i = 0; i < n; i++) dt__encoder_pair(e, i);
-    dt__encoder_merge(e);
-    for (int32_t i = 0; i >= 0 && !r; i = e->next[i]) r = dt__encoder_token(e, e->symbol[i]);
-    return r;
-}
-
-/* Encodes a text into e, which the caller has zeroed but for ids, room, flush and context. The last ids are flushed. */
-static dt_result dt__encode(dt__encoder *e, const dt_tokenizer *t, const void *text, int64_t bytes, int special)
-{
-    dt__visitor v;
-    dt_result r;
-    e->t = v.t = t;
-    v.special = special;
-    v.context = e;
-    v.word = dt__encoder_word;
-    v.token = dt__encoder_token;
-    r = dt__walk(&v, (const unsigned char *)text, bytes, 0);
-    if (!r && e->flush && e->count) r = e->flush(e->context, e->ids, e->count);
-    dt__encoder_free(e);
-    return r;
 }
 
 DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, int64_t bytes, int special, int32_t *ids,
                                      int64_t *count)
 {
-    dt__encoder e;
-    dt_result r;
-    memset(&e, 0, sizeof e);
-    e.ids = ids;
-    e.room = bytes;
-    r = dt__encode(&e, t, text, bytes, special);
+    dt__encoder e = {t, ids, 0, bytes}; /* which never grows: a piece has at most as many ids as bytes */
+    dt__walk w = {t, special, dt__encode, &e};
+    dt_result r = dt__walk_text(&w, (const unsigned char *)text, bytes, 0);
     *count = e.count;
     return r;
 }
@@ -11614,10 +11392,9 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
         int64_t length;
         const char *token = dt_tokenizer_token(t, ids[i], &length);
         if (!token)
-            return dt__error(DT_E_DATA,
-                             "id %d at place %lld is not in the vocabulary, which has ids up to %lld: use "
-                             "the tokenizer that made the ids",
-                             (int)ids[i], (long long)i, (long long)t->token.count - 1);
+            return dt__error(DT_E_DATA, "id %d at place %lld is not in the vocabulary, which has ids up to %lld: use "
+                             "the tokenizer that made the ids", (int)ids[i], (long long)i,
+                             (long long)t->token.count - 1);
         if (text) memcpy(text + *bytes, token, (size_t)length);
         *bytes += length;
     }
@@ -11627,19 +11404,41 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
 /* ---- tokenizer files: reading ------------------------------------------------------------------ */
 
 /* The two rules, as files spell them. */
-static const char dt__rule_gpt2[] =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-static const char dt__rule_llama3[] =
+static const char *const dt__split_rules[] = {
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"};
+
+/* Checks members whose other values would change ids: `fit` has a row for each key with the values that are supported,
+ * as JSON and each between blanks, or NULL. Leaves the cursor where it is. */
+static int dt__read_fit(dt__json *j, const char *const *key, const char *const *fit, const int64_t *place)
+{
+    int64_t end = j->at;
+    for (int i = 0; key[i]; i++) {
+        char value[64] = " absent ";
+        if (!fit[i]) continue;
+        if (place[i] >= 0) {
+            j->at = place[i];
+            (void)dt__json_skip(j);
+            snprintf(value, sizeof value, " %.*s ", (int)dt__min(60, j->at - place[i]), j->text + place[i]);
+        }
+        if (!strstr(fit[i], value))
+            return dt__json_fail(j, "the %s is%sbut only%sis supported: use another tokenizer", key[i], value, fit[i]);
+    }
+    j->at = end;
+    return 1;
+}
+
+/* A value that dt__read_fit() found to be true, false or absent. */
+static int dt__read_flag(const dt__json *j, int64_t place, int absent)
+{
+    return place < 0 ? absent : j->text[place] == 't';
+}
 
 /* The number of a token at the cursor. */
 static int dt__read_id(dt__json *j, int32_t *id)
 {
     int64_t whole = -1;
-    int c = dt__json_peek(j);
-    if (c != '-' && (c < '0' || c > '9'))
-        return dt__json_fail(j, "a token's id is missing here. Name a tokenizer.json");
     if (!dt__json_number(j, &whole)) return 0;
     *id = (int32_t)whole;
     return (whole >= 0 && whole < DT__TOKEN_LIMIT) ||
@@ -11653,194 +11452,125 @@ static int dt__read_vocabulary(dt_tokenizer *t, dt__json *j)
     if (!dt__json_enter(j, '{')) return 0;
     while (dt__json_more(j, '}', &count)) {
         int32_t id = 0;
-        int literal;
         if (!dt__json_key(j) || !dt__read_id(j, &id)) return 0;
-        j->length = dt__unspell(j->string, j->length, &literal);
-        if (!j->length) return dt__json_fail(j, "token %d is empty: give it a text", (int)id);
-        if (id < t->token.count && t->token.span[id].length)
-            return dt__json_fail(j, "a second token with the id %d: give each its own", (int)id);
-        if (dt__strings_find(&t->token, j->string, j->length) >= 0)
-            return dt__json_fail(j, "token %d has the bytes of another one: keep one of them", (int)id);
-        if (!dt__strings_put(&t->token, id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
-        t->token.span[id].kind = literal ? DT__TOKEN_LITERAL : 0;
+        j->length = dt__unspell(j->string, j->length);
+        if (!j->length || (id < t->token.count && t->token.entry[id].length) ||
+            dt__table_find(&t->token, j->string, j->length) >= 0)
+            return dt__json_fail(j, "token %d is empty, or has the id or the text of another one: give each its own",
+                                 (int)id);
+        if (!dt__table_put(&t->token, id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
     }
     return !j->result;
 }
 
-/* Adds the merge whose two sides stand in j->string, `left` bytes and, from `right` on, the rest. */
-static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left, int64_t right)
+/* Adds the merge whose two sides stand in j->string, `left` bytes and, behind one other byte, the rest. */
+static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left)
 {
-    char *a = j->string, *b = j->string + right;
-    int64_t of_a = left, of_b = j->length - right, x, y, made;
-    int literal;
-    of_a = dt__unspell(a, of_a, &literal);
-    of_b = dt__unspell(b, of_b, &literal);
-    x = dt__strings_find(&t->token, a, of_a);
-    y = dt__strings_find(&t->token, b, of_b);
+    char *a = j->string, *b = a + left + 1;
+    int64_t of_a = dt__unspell(a, left), of_b = dt__unspell(b, j->length - left - 1);
+    int64_t x = dt__table_find(&t->token, a, of_a), y = dt__table_find(&t->token, b, of_b), made;
+    int32_t pair[2];
+    pair[0] = (int32_t)x, pair[1] = (int32_t)y;
     memmove(a + of_a, b, (size_t)of_b);
-    made = dt__strings_find(&t->token, a, of_a + of_b);
+    made = dt__table_find(&t->token, a, of_a + of_b);
     if (x < 0 || y < 0 || made < 0)
-        return dt__json_fail(j, "merge %lld has %s that the vocabulary lacks: take both from the same tokenizer",
-                             (long long)t->merges, x < 0 ? "a left side" : y < 0 ? "a right side" : "a result");
-    if (dt__map_get(&t->rank, dt__pair_key((int32_t)x, (int32_t)y)))
-        return dt__json_fail(j, "merge %lld stands here a second time: keep the first", (long long)t->merges);
-    if (!dt__merge_add(t, (int32_t)x, (int32_t)y, (int32_t)made)) return j->result = DT_E_MEMORY, 0;
+        return dt__json_fail(j, "merge %lld has a side or a result that the vocabulary lacks: take both from the same "
+                             "tokenizer", (long long)t->merge.count);
+    if (dt__table_find(&t->merge, pair, sizeof pair) >= 0)
+        return dt__json_fail(j, "merge %lld stands here a second time: keep the first", (long long)t->merge.count);
+    if (!dt__merge_add(t, pair, made)) return j->result = DT_E_MEMORY, 0;
     return 1;
-}
-
-/* A merge written as "left right": the text in j->string. */
-static int dt__read_merge_line(dt_tokenizer *t, dt__json *j)
-{
-    const char *space = (const char *)memchr(j->string, ' ', (size_t)j->length);
-    int64_t left = space ? space - j->string : 0, right = left + 1;
-    if (!left || right == j->length || memchr(space + 1, ' ', (size_t)(j->length - right)))
-        return dt__json_fail(j, "a merge is two tokens with one space between: write it so");
-    return dt__read_merge(t, j, left, right);
 }
 
 /* ["left right", ..] or [["left", "right"], ..] */
 static int dt__read_merges(dt_tokenizer *t, dt__json *j)
 {
-    int64_t count = 0, sides, left = 0;
+    int64_t count = 0;
     if (!dt__json_enter(j, '[')) return 0;
     while (dt__json_more(j, ']', &count)) {
-        if (dt__json_peek(j) != '[') {
-            if (!dt__json_string(j) || !dt__read_merge_line(t, j)) return 0;
-            continue;
-        }
-        if (!dt__json_enter(j, '[')) return 0;
+        int64_t sides = 0, left = 0;
         j->length = 0;
-        for (sides = 0; dt__json_more(j, ']', &sides); left = sides == 1 ? j->length : left)
-            if (!dt__json_append(j)) return 0;
+        if (dt__json_peek(j) == '[') {
+            (void)dt__json_enter(j, '[');
+            while (dt__json_more(j, ']', &sides) && dt__json_append(j))
+                if (sides == 1) left = j->length, j->string[j->length++] = ' ';
+        } else if (dt__json_append(j)) {
+            const char *space = (const char *)memchr(j->string, ' ', (size_t)j->length);
+            left = space ? space - j->string : 0;
+            sides = space && !memchr(space + 1, ' ', (size_t)(j->length - left - 1)) ? 2 : 1;
+        }
         if (j->result) return 0;
-        if (sides != 2) return dt__json_fail(j, "a merge has %lld sides: write two", (long long)sides);
-        if (!dt__read_merge(t, j, left, left)) return 0;
+        if (sides != 2 || !left || left + 1 >= j->length)
+            return dt__json_fail(j, "a merge is two tokens, in a list or with one space between them: write it so");
+        if (!dt__read_merge(t, j, left)) return 0;
     }
     return !j->result;
 }
 
-/* One element of "added_tokens": its content is taken letter by letter. */
+/* An element of "added_tokens". Its content is taken as it is. */
 static int dt__read_added_token(dt_tokenizer *t, dt__json *j)
 {
     static const char *const key[] = {"id",     "content",    "single_word", "lstrip",
                                       "rstrip", "normalized", "special",     NULL};
+    static const char flag[] = " absent true false ", no[] = " absent false ";
+    static const char *const fit[] = {NULL, NULL, no, no, no, flag, flag};
     int64_t place[7], end;
     int32_t id = 0;
-    int kind;
-    if (!dt__json_members(j, key, place)) return 0;
+    int special, late;
+    if (!dt__json_members(j, key, place) || !dt__read_fit(j, key, fit, place)) return 0;
     end = j->at;
-    kind = DT__TOKEN_ADDED | DT__TOKEN_LITERAL | (dt__json_flag(j, place[6], 0) ? DT__TOKEN_SPECIAL : 0);
-    kind |= dt__json_flag(j, place[5], !(kind & DT__TOKEN_SPECIAL)) ? DT__TOKEN_LATE : 0;
-    if (dt__json_flag(j, place[2], 0) || dt__json_flag(j, place[3], 0) || dt__json_flag(j, place[4], 0))
-        return dt__json_fail(j, "an added token with single_word, lstrip or rstrip, which are not supported: it would "
-                                "swallow white space; set them to false");
-    if (place[0] < 0) return dt__json_fail(j, "an added token without an id: give it one");
-    j->at = place[0];
-    if (!dt__read_id(j, &id)) return 0;
+    special = dt__read_flag(j, place[6], 0);
+    late = dt__read_flag(j, place[5], !special);
+    if (!dt__json_find(j, place[0], "id of an added token") || !dt__read_id(j, &id)) return 0;
     dt__json_text(j, place[1], "content of an added token");
     if (j->result) return 0;
-    if (!j->length) return dt__json_fail(j, "added token %d is empty: give it a text", (int)id);
-    if (id < t->token.count && (t->token.span[id].kind & DT__TOKEN_ADDED))
-        return dt__json_fail(j, "a second added token with the id %d: give each its own", (int)id);
-    if (!dt__strings_set(&t->token, id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
-    t->token.span[id].kind = kind;
+    if (!j->length || (id < t->token.count && (t->token.entry[id].value & DT__TOKEN_ADDED)))
+        return dt__json_fail(j, "added token %d is empty, or has the id of another one: give each its own", (int)id);
+    if (!dt__table_set(&t->token, id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
+    t->token.entry[id].value = DT__TOKEN_ADDED | (special ? DT__TOKEN_SPECIAL : 0) | (late ? DT__TOKEN_LATE : 0);
     j->at = end;
     return 1;
 }
 
-static int dt__read_added(dt_tokenizer *t, dt__json *j)
-{
-    int64_t count = 0;
-    if (!dt__json_enter(j, '[')) return 0;
-    while (dt__json_more(j, ']', &count))
-        if (!dt__read_added_token(t, j)) return 0;
-    return !j->result;
-}
-
-/* The rule that a pre-tokenizer {"type": "Split"} follows, and that it is one of ours. */
-static int dt__read_split(dt_tokenizer *t, dt__json *j, int64_t pattern, int64_t behavior, int64_t invert)
+/* The rule of a pre-tokenizer {"type": "Split"}: {"Regex": ".."} */
+static int dt__read_rule(dt_tokenizer *t, dt__json *j, int64_t pattern)
 {
     static const char *const key[] = {"Regex", NULL};
     int64_t regex;
     const char *text;
-    if (pattern < 0) return dt__json_fail(j, "Split has no pattern: the file is damaged, copy it again");
-    j->at = pattern;
-    if (!dt__json_members(j, key, &regex)) return 0;
+    if (!dt__json_find(j, pattern, "pattern of Split") || !dt__json_members(j, key, &regex)) return 0;
     text = dt__json_text(j, regex, "Regex in the pattern of Split");
-    if (!j->result && !strcmp(text, dt__rule_gpt2)) t->rule = DT_PRETOKENS_GPT2;
-    else if (!j->result && !strcmp(text, dt__rule_llama3)) t->rule = DT_PRETOKENS_LLAMA3;
-    else
-        return dt__json_fail(j, "Split by another pattern than those of GPT-2 and Llama 3, which are the ones that are "
-                                "supported: use a tokenizer with one of them");
-    text = dt__json_text(j, behavior, "behavior of Split");
-    if (!j->result && (strcmp(text, "Isolated") || dt__json_flag(j, invert, 0)))
-        return dt__json_fail(j, "Split must have the behavior Isolated and not be inverted: use another tokenizer");
-    return !j->result;
+    for (int rule = 0; rule < 2; rule++)
+        if (!strcmp(text, dt__split_rules[rule])) return t->rule = (dt_pretokens)rule, !j->result;
+    return dt__json_fail(j, "Split by a pattern that is neither GPT-2's nor Llama 3's: use another tokenizer");
 }
 
-/* One pre-tokenizer; *found gathers which ones there were: 1 Split, 2 ByteLevel that splits, 4 ByteLevel that does not.
- * `inner`: it is an element of a Sequence. */
-static int dt__read_pretokenizer(dt_tokenizer *t, dt__json *j, int inner, int *found)
+/* Reads a pre-tokenizer and appends to *found what it does: 1 ByteLevel with the rule of GPT-2, 2 ByteLevel without a
+ * rule, 3 Split; a Sequence appends what its elements do. */
+static int dt__read_pretokenizer(dt_tokenizer *t, dt__json *j, unsigned *found)
 {
-    static const char *const key[] = {"type",    "add_prefix_space", "use_regex", "pretokenizers",
-                                      "pattern", "behavior",         "invert",    NULL};
+    static const char *const key[] = {"type",    "add_prefix_space", "use_regex", "behavior",
+                                      "invert",  "pattern",          "pretokenizers", NULL};
+    static const char known[] = " \"ByteLevel\" \"Split\" \"Sequence\" ";
+    static const char *const fit[3][7] = {{known, " false ", " absent true false ", NULL, NULL, NULL, NULL},
+                                          {known, NULL, NULL, " \"Isolated\" ", " absent false ", NULL, NULL},
+                                          {known, NULL, NULL, NULL, NULL, NULL, NULL}};
     int64_t place[7], end, count = 0;
     const char *type;
+    int kind;
     if (!dt__json_members(j, key, place)) return 0;
     end = j->at;
     type = dt__json_text(j, place[0], "type of the pre-tokenizer");
-    if (j->result) return 0;
-    if (!strcmp(type, "ByteLevel")) {
-        if (dt__json_flag(j, place[1], 1))
-            return dt__json_fail(j, "ByteLevel with add_prefix_space, which puts a space before the text: set it to "
-                                    "false, or decoding does not give the text back");
-        *found |= dt__json_flag(j, place[2], 1) ? 2 : 4;
-    } else if (!strcmp(type, "Split") && inner) {
-        if (*found || !dt__read_split(t, j, place[4], place[5], place[6]))
-            return dt__json_fail(j, "a second pre-tokenizer Split: use a tokenizer with one");
-        *found |= 1;
-    } else if (!strcmp(type, "Sequence") && !inner && place[3] >= 0) {
-        j->at = place[3];
-        if (!dt__json_enter(j, '[')) return 0;
+    kind = !strcmp(type, "ByteLevel") ? 0 : !strcmp(type, "Split") ? 1 : 2;
+    if (j->result || !dt__read_fit(j, key, fit[kind], place)) return 0;
+    if (kind < 2) *found = *found << 2 | (kind ? 3u : dt__read_flag(j, place[2], 1) ? 1u : 2u);
+    if (kind == 1 && !dt__read_rule(t, j, place[5])) return 0;
+    if (kind == 2) {
+        if (!dt__json_find(j, place[6], key[6]) || !dt__json_enter(j, '[')) return 0;
         while (dt__json_more(j, ']', &count))
-            if (!dt__read_pretokenizer(t, j, 1, found)) return 0;
-    } else {
-        return dt__json_fail(j,
-                             "the pre-tokenizer \"%.40s\" is not supported: use a tokenizer with ByteLevel (GPT-2), "
-                             "or with Split and ByteLevel (Llama 3)",
-                             type);
+            if (!dt__read_pretokenizer(t, j, found)) return 0;
     }
     j->at = end;
-    return !j->result;
-}
-
-static int dt__read_pretokenizers(dt_tokenizer *t, dt__json *j, int64_t place)
-{
-    int found = 0;
-    if (dt__json_absent(j, place))
-        return dt__json_fail(j, "there is no pre_tokenizer: use a tokenizer with ByteLevel (GPT-2), or with Split and "
-                                "ByteLevel (Llama 3)");
-    j->at = place;
-    if (!dt__read_pretokenizer(t, j, 0, &found)) return 0;
-    return found == 2 || found == 5 ||
-           dt__json_fail(j, "the pre-tokenizers are neither ByteLevel with use_regex nor one Split and ByteLevel "
-                            "without: use a tokenizer of GPT-2 or Llama 3");
-}
-
-/* What a BPE model may not have, as it would change ids. */
-static int dt__read_model_limits(dt__json *j, const int64_t *place)
-{
-    int64_t whole = -1;
-    if (place[0] >= 0 && !j->result && strcmp(dt__json_text(j, place[0], "type of the model"), "BPE"))
-        return dt__json_fail(j, "the model \"%.40s\" is not supported: use a tokenizer with a BPE model",
-                             j->result ? "?" : j->string);
-    if (!dt__json_absent(j, place[1]) && !(dt__json_number(j, &whole) && whole == 0))
-        return dt__json_fail(j, "BPE dropout makes ids random: set it to null");
-    for (int i = 2; i < 4; i++)
-        if (!dt__json_absent(j, place[i]) && dt__json_text(j, place[i], "prefix")[0])
-            return dt__json_fail(j, "prefixes and suffixes of sub-words are not supported: use a byte-level tokenizer");
-    if (dt__json_flag(j, place[4], 0))
-        return dt__json_fail(j, "byte_fallback is not supported: use a byte-level tokenizer");
     return !j->result;
 }
 
@@ -11848,91 +11578,77 @@ static int dt__read_model(dt_tokenizer *t, dt__json *j)
 {
     static const char *const key[] = {"type", "dropout", "continuing_subword_prefix", "end_of_word_suffix",
                                       "byte_fallback", "ignore_merges", "vocab", "merges", NULL};
+    static const char none[] = " absent null \"\" ";
+    static const char *const fit[] = {" absent \"BPE\" ", " absent null 0 0.0 ", none, none, " absent false ",
+                                      " absent true false ", NULL, NULL};
     int64_t place[8];
-    if (!dt__json_members(j, key, place) || !dt__read_model_limits(j, place)) return 0;
-    t->whole_words = dt__json_flag(j, place[5], 0);
-    for (int i = 6; i < 8; i++)
-        if (place[i] < 0)
-            return dt__json_fail(j, "the model has no \"%s\": it is cut or of another kind, copy it again", key[i]);
-    j->at = place[6];
-    if (!dt__read_vocabulary(t, j)) return 0;
-    j->at = place[7];
-    return dt__read_merges(t, j);
+    if (!dt__json_members(j, key, place) || !dt__read_fit(j, key, fit, place)) return 0;
+    t->whole_words = dt__read_flag(j, place[5], 0);
+    return dt__json_find(j, place[6], key[6]) && dt__read_vocabulary(t, j) && dt__json_find(j, place[7], key[7]) &&
+           dt__read_merges(t, j);
 }
 
-/* Nothing may follow the value that was read; `end` is behind it. */
-static int dt__read_end(dt__json *j, int64_t end)
-{
-    j->at = end;
-    dt__json_peek(j);
-    return j->result == DT_OK &&
-           (j->at == j->bytes || dt__json_fail(j, "something follows the last bracket: remove it"));
-}
+#define DT__CONVERT                                                                                                \
+    "convert a vocab.json and merges.txt by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of "           \
+    "Hugging Face's transformers"
 
 /* A tokenizer.json. */
 static int dt__read_json(dt_tokenizer *t, dt__json *j)
 {
     static const char *const key[] = {"model", "normalizer", "pre_tokenizer", "added_tokens", NULL};
-    int64_t place[4];
-    if (!dt__json_members(j, key, place) || !dt__read_end(j, j->at)) return 0;
+    static const char *const fit[] = {NULL, " absent null ", NULL, NULL};
+    int64_t place[4], count = 0;
+    unsigned found = 0;
+    if (!dt__json_members(j, key, place)) return 0;
+    if (dt__json_peek(j)) return dt__json_fail(j, "something follows the last bracket: remove it");
     if (place[0] < 0 || j->text[place[0]] != '{')
-        return dt__json_fail(j, "there is no \"model\", so this is no tokenizer.json. Convert a vocab.json and "
-                                "merges.txt by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of Hugging "
-                                "Face's transformers");
-    if (!dt__json_absent(j, place[1]))
-        return dt__json_fail(j, "a normalizer changes the text before it is encoded, which is not supported: use a "
-                                "tokenizer without one");
-    if (!dt__read_pretokenizers(t, j, place[2])) return 0;
-    j->at = place[0];
-    if (!dt__read_model(t, j)) return 0;
+        return dt__json_fail(j, "there is no \"model\", so this is no tokenizer.json: " DT__CONVERT);
+    if (!dt__read_fit(j, key, fit, place)) return 0;
+    if (!dt__json_absent(j, place[2]) && !dt__read_pretokenizer(t, j, &found)) return 0;
+    if (found != 1 && found != 14) /* Split, then ByteLevel without a rule */
+        return dt__json_fail(j, "the pre_tokenizer is neither ByteLevel with use_regex nor a Sequence of Split and "
+                             "ByteLevel without: use a tokenizer of GPT-2 or Llama 3");
+    if (!dt__json_find(j, place[0], key[0]) || !dt__read_model(t, j)) return 0;
     if (dt__json_absent(j, place[3])) return 1;
-    j->at = place[3];
-    return dt__read_added(t, j);
+    if (!dt__json_enter(j, '[')) return 0;
+    while (dt__json_more(j, ']', &count))
+        if (!dt__read_added_token(t, j)) return 0;
+    return !j->result;
 }
 
-/* What every tokenizer needs at last. */
+/* Finds the tokens of single bytes and lists the added tokens. */
 static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
 {
     for (int i = 0; i < 256; i++) {
         char byte = (char)(unsigned char)i;
-        int64_t id = dt__strings_find(&t->token, &byte, 1);
-        if (id < 0)
-            return dt__error(DT_E_DATA,
-                             "%s has no token for the byte 0x%02x, so not every text can be encoded: use a "
-                             "byte-level tokenizer, trained with the alphabet of all bytes",
-                             path, (unsigned)i);
-        t->byte_id[i] = (int32_t)id;
+        t->byte_id[i] = (int32_t)dt__table_find(&t->token, &byte, 1);
+        if (t->byte_id[i] < 0)
+            return dt__error(DT_E_DATA, "%s has no token for the byte 0x%02x, so not every text can be encoded: use a "
+                             "byte-level tokenizer, trained with the alphabet of all bytes", path, (unsigned)i);
     }
-    return dt__tokenizer_specials(t);
-}
-
-static dt_result dt__tokenizer_read(dt_tokenizer *t, const char *path)
-{
-    dt__json j;
-    dt_result r = dt__json_open(&j, path);
-    if (!r && !dt__read_json(t, &j)) r = j.result;
-    dt__json_close(&j);
-    return r ? r : dt__tokenizer_finish(t, path);
+    return dt__tokenizer_added(t);
 }
 
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
 {
     char file[PATH_MAX];
-    struct stat info;
+    dt__json j;
     dt_tokenizer *t;
     dt_result r;
     *handle = NULL;
     if (!path || !*path) return dt__error(DT_E_USAGE, "no tokenizer is named: give a directory or a .json file");
-    if (stat(path, &info))
-        return dt__error(DT_E_FILE, "cannot find the tokenizer %s (%s): check the name", path, strerror(errno));
-    r = dt__path_join(file, path, "tokenizer.json");
+    r = dt__path_join(file, path, "");
+    if (!r && !access(file, F_OK)) { /* a directory */
+        r = dt__path_join(file, path, "tokenizer.json");
+        if (!r && access(file, F_OK)) r = dt__error(DT_E_FILE, "%s has no tokenizer.json: " DT__CONVERT, path);
+        path = file;
+    }
     if (r) return r;
-    if (S_ISDIR(info.st_mode) && access(file, F_OK))
-        return dt__error(DT_E_FILE, "%s has no tokenizer.json. Name the directory of a tokenizer; convert a vocab.json "
-                         "and merges.txt by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of Hugging Face's "
-                         "transformers", path);
     t = dt__tokenizer_new();
-    r = t ? dt__tokenizer_read(t, S_ISDIR(info.st_mode) ? file : path) : DT_E_MEMORY;
+    r = t ? dt__json_open(&j, path) : DT_E_MEMORY;
+    if (!r && !dt__read_json(t, &j)) r = j.result;
+    if (t) dt__json_close(&j);
+    if (!r) r = dt__tokenizer_finish(t, path);
     if (r) dt_tokenizer_close(&t);
     *handle = t;
     return r;
@@ -11940,322 +11656,231 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
 
 /* ---- tokenizer files: writing ------------------------------------------------------------------ */
 
-/* A token as a JSON string's text: bytes by the alphabet, a special token as it is. */
-static void dt__write_token(FILE *f, const dt_tokenizer *t, int64_t id)
+/* A token as JSON: its bytes as GPT-2 spells them, the text of an added token as it is. */
+static void dt__write_token(dt__text *text, const dt_tokenizer *t, int64_t id, int added)
 {
-    const dt__chars *span = &t->token.span[id];
-    for (int32_t i = 0; i < span->length; i++) {
-        int byte = (unsigned char)t->token.bytes[span->at + i], length = 1;
-        char text[4];
-        text[0] = (char)(unsigned char)byte;
-        if (!(span->kind & DT__TOKEN_ADDED)) length = dt__utf8_put(dt__byte_code(byte), text);
-        if (length == 1 && (byte == '"' || byte == '\\')) fputc('\\', f);
-        if (length == 1 && byte < 32) fprintf(f, "\\u%04x", (unsigned)byte);
-        else fwrite(text, 1, (size_t)length, f);
+    const dt__entry *e = &t->token.entry[id];
+    for (int64_t i = 0; i < e->length; i++) {
+        char spelled[4];
+        int n = added ? 1 : dt__utf8_put(dt__byte_code((unsigned char)t->token.bytes[e->at + i]), spelled);
+        dt__text_escape(text, added ? t->token.bytes + e->at + i : spelled, n);
     }
 }
 
-static void dt__write_vocabulary(FILE *f, const dt_tokenizer *t)
+static void dt__write_added(dt__text *text, const dt_tokenizer *t)
 {
-    const char *comma = "{";
+    for (int64_t i = 0; i < t->addeds; i++) {
+        int64_t id = t->added[i], kind = t->token.entry[id].value;
+        dt__text_add(text, "%s\n{\"id\":%lld,\"content\":\"", i ? "," : "", (long long)id);
+        dt__write_token(text, t, id, 1);
+        dt__text_add(text, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":%s,"
+                     "\"special\":%s}", kind & DT__TOKEN_LATE ? "true" : "false",
+                     kind & DT__TOKEN_SPECIAL ? "true" : "false");
+    }
+}
+
+static void dt__write_vocabulary(dt__text *text, const dt_tokenizer *t)
+{
+    const char *comma = "";
+    int32_t left, right;
     for (int64_t id = 0; id < t->token.count; id++) {
-        if (!t->token.span[id].length) continue;
-        fprintf(f, "%s\"", comma);
-        dt__write_token(f, t, id);
-        fprintf(f, "\":%lld", (long long)id);
-        comma = ",\n";
+        if (!t->token.entry[id].length) continue;
+        dt__text_add(text, "%s\n\"", comma);
+        dt__write_token(text, t, id, (t->token.entry[id].value & DT__TOKEN_ADDED) != 0);
+        dt__text_add(text, "\":%lld", (long long)id);
+        comma = ",";
     }
-    fprintf(f, "}");
-}
-
-static void dt__write_merges(FILE *f, const dt_tokenizer *t)
-{
-    for (int64_t i = 0; i < t->merges; i++) {
-        fprintf(f, "%s", i ? ",\n\"" : "\n\"");
-        dt__write_token(f, t, t->merge[i].left);
-        fprintf(f, " ");
-        dt__write_token(f, t, t->merge[i].right);
-        fprintf(f, "\"");
+    dt__text_add(text, "},\n\"merges\":[");
+    for (int64_t i = 0; dt_tokenizer_merge(t, i, &left, &right); i++) {
+        dt__text_add(text, "%s\n\"", i ? "," : "");
+        dt__write_token(text, t, left, 0);
+        dt__text_add(text, " ");
+        dt__write_token(text, t, right, 0);
+        dt__text_add(text, "\"");
     }
 }
 
-static void dt__write_json_text(FILE *f, const char *text)
-{
-    for (; *text; text++) fprintf(f, "%s%c", *text == '\\' || *text == '"' ? "\\" : "", *text);
-}
-
-static void dt__write_added(FILE *f, const dt_tokenizer *t)
-{
-    const char *comma = "\n";
-    for (int64_t id = 0; id < t->token.count; id++) {
-        int kind = t->token.span[id].kind;
-        if (!(kind & DT__TOKEN_ADDED)) continue;
-        fprintf(f, "%s{\"id\":%lld,\"content\":\"", comma, (long long)id);
-        dt__write_token(f, t, id);
-        fprintf(f, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":%s,\"special\":%s}",
-                kind & DT__TOKEN_LATE ? "true" : "false", kind & DT__TOKEN_SPECIAL ? "true" : "false");
-        comma = ",\n";
-    }
-}
-
-static void dt__write_json(FILE *f, const dt_tokenizer *t)
+static void dt__write_json(dt__text *text, const dt_tokenizer *t)
 {
     int split = t->rule == DT_PRETOKENS_LLAMA3;
-    fprintf(f, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n\"added_tokens\":[");
-    dt__write_added(f, t);
-    fprintf(f, "],\n\"normalizer\":null,\n\"pre_tokenizer\":");
+    dt__text_add(text, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n\"added_tokens\":[");
+    dt__write_added(text, t);
+    dt__text_add(text, "],\n\"normalizer\":null,\n\"pre_tokenizer\":");
     if (split) {
-        fprintf(f, "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"");
-        dt__write_json_text(f, dt__rule_llama3);
-        fprintf(f, "\"},\"behavior\":\"Isolated\",\"invert\":false},\n");
+        dt__text_add(text, "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":");
+        dt__text_string(text, dt__split_rules[t->rule]);
+        dt__text_add(text, "},\"behavior\":\"Isolated\",\"invert\":false},\n");
     }
-    fprintf(f, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":%s}%s,\n",
-            split ? "false" : "true", split ? "]}" : "");
-    fprintf(f, "\"post_processor\":null,\n\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
-               "\"trim_offsets\":true,\"use_regex\":true},\n");
-    fprintf(f, "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
-               "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":%s,\n"
-               "\"vocab\":", t->whole_words ? "true" : "false");
-    dt__write_vocabulary(f, t);
-    fprintf(f, ",\n\"merges\":[");
-    dt__write_merges(f, t);
-    fprintf(f, "]}}\n");
+    dt__text_add(text, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":%s}%s,\n"
+                 "\"post_processor\":null,\n\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
+                 "\"trim_offsets\":true,\"use_regex\":true},\n\"model\":{\"type\":\"BPE\",\"dropout\":null,"
+                 "\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,"
+                 "\"byte_fallback\":false,\"ignore_merges\":%s,\n\"vocab\":{", split ? "false" : "true",
+                 split ? "]}" : "", t->whole_words ? "true" : "false");
+    dt__write_vocabulary(text, t);
+    dt__text_add(text, "]}}\n");
 }
 
 DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder)
 {
     char path[PATH_MAX];
-    dt__draft draft;
+    dt__files files;
+    dt__text text;
     dt_result r = dt__path_join(path, folder, "tokenizer.json");
-    if (!r && mkdir(folder, 0777) && errno != EEXIST)
-        r = dt__error(DT_E_FILE, "cannot make the directory %s: %s. Choose another place", folder, strerror(errno));
-    if (!r) r = dt__draft_open(&draft, path);
-    if (r) return r;
-    dt__write_json(draft.file, t);
-    r = dt__draft_end(&draft, path);
-    return r ? r : dt__draft_publish(&draft, path);
+    memset(&files, 0, sizeof files);
+    memset(&text, 0, sizeof text);
+    if (!r) r = dt__dir_make(&files, folder);
+    if (!r) dt__write_json(&text, t);
+    if (!r) r = text.failed ? DT_E_MEMORY : dt__file_replace(&files, path, text.at, text.length);
+    dt__free(text.at);
+    return r;
 }
 
 /* ---- learning a vocabulary ---------------------------------------------------------------------
- * The different pre-tokens of the text stand one behind the other as symbols; a pair of neighbours has a count over the
- * whole text. A merge walks all words and corrects the counts of the neighbours of each place. The heap may hold old
- * counts: an item counts when its pair still has that count, and a pair that grew was pushed again. */
-
-typedef struct dt__pair {
-    int32_t left, right;
-    int64_t count; /* over the whole text */
-} dt__pair;
+ * The different pre-tokens of the texts become words of symbols, and each pair of neighbours has a count over all
+ * texts. A merge walks all words and corrects the counts of the pairs beside each place that it changes. */
 
 typedef struct dt__learner {
     dt_tokenizer *t;
-    dt__strings word; /* different pre-tokens */
-    int64_t *count;   /* of each in the text */
-    int64_t counts;
-    int32_t *symbol;  /* ids; word w has length[w] of them from word.span[w].at on */
-    int32_t *length;
-    dt__pair *pair;
-    int64_t pairs, pair_room;
-    dt__map pair_of;
-    dt__heap heap;
+    dt__table word;  /* value: how often the texts have the word; length: first its bytes, then its symbols */
+    int32_t *symbol; /* ids; those of a word begin at the word's place among the bytes */
+    dt__table pair;  /* int32_t[2]; value: how often the texts have the pair */
 } dt__learner;
 
 static void dt__learner_free(dt__learner *l)
 {
-    dt__strings_free(&l->word);
-    dt__free(l->count);
+    dt__table_free(&l->word);
     dt__free(l->symbol);
-    dt__free(l->length);
-    dt__free(l->pair);
-    dt__free(l->pair_of.slot);
-    dt__free(l->heap.item);
+    dt__table_free(&l->pair);
 }
 
-/* Counts a pre-token. */
-static dt_result dt__learner_word(void *context, const unsigned char *p, int64_t n)
+/* For dt__walk: counts a pre-token. */
+static dt_result dt__learner_word(void *context, const unsigned char *p, int64_t n, int32_t id)
 {
-    dt__learner *l = (dt__learner *)context;
-    int64_t word = dt__strings_find(&l->word, p, n);
-    if (word < 0) {
-        word = l->word.count;
-        if (l->word.used + n > INT32_MAX)
-            return dt__error(DT_E_DATA, "the text has more than 2 GB of different words: learn from a part of it");
-        if (!dt__strings_put(&l->word, word, p, n) ||
-            !dt__reserve((void **)&l->count, word, &l->counts, word + 1, (int64_t)sizeof *l->count, "counts of words"))
-            return DT_E_MEMORY;
-        l->count[word] = 0;
-    }
-    l->count[word]++;
-    return DT_OK;
-}
-static dt_result dt__learner_token(void *context, int32_t id)
-{
-    (void)context;
-    (void)id;
-    return DT_OK;
+    return id >= 0 || dt__table_count(&((dt__learner *)context)->word, p, n, 1) ? DT_OK : DT_E_MEMORY;
 }
 
-/* Adds `by` to the count of a pair, which is made when it is new. A pair that grew is pushed: count first, then the
- * smaller ids. Pairs that occur once are no gain. 0 without memory. */
-static int dt__learner_add(dt__learner *l, int32_t left, int32_t right, int64_t by)
+static int dt__learner_pair(dt__learner *l, int32_t left, int32_t right, int64_t by)
 {
-    uint64_t key = dt__pair_key(left, right);
-    int64_t number = dt__map_get(&l->pair_of, key) - 1;
-    dt__heap *h = &l->heap;
-    if (number < 0) {
-        number = l->pairs;
-        if (!dt__reserve((void **)&l->pair, number, &l->pair_room, number + 1, (int64_t)sizeof *l->pair, "pairs") ||
-            !dt__map_add(&l->pair_of, key, number + 1))
-            return 0;
-        l->pair[number].left = left, l->pair[number].right = right, l->pair[number].count = 0;
-        l->pairs++;
-    }
-    l->pair[number].count += by;
-    if (by < 0 || l->pair[number].count < 2) return 1;
-    if (!dt__reserve((void **)&h->item, h->count, &h->room, h->count + 1, (int64_t)sizeof *h->item, "pairs")) return 0;
-    dt__heap_push(h, ~(uint64_t)l->pair[number].count, key);
-    return 1;
+    int32_t pair[2];
+    pair[0] = left, pair[1] = right;
+    return dt__table_count(&l->pair, pair, sizeof pair, by);
 }
 
-/* Words become symbols, whose pairs are counted. */
+/* Replaces the bytes of words by symbols and counts the pairs. */
 static dt_result dt__learner_start(dt__learner *l)
 {
     int fine = 1;
     l->symbol = (int32_t *)dt__alloc(l->word.used * (int64_t)sizeof *l->symbol, "the symbols of all words");
-    l->length = (int32_t *)dt__alloc(l->word.count * (int64_t)sizeof *l->length, "the lengths of all words");
-    if (!l->symbol || !l->length) return DT_E_MEMORY;
-    for (int32_t word = 0; word < l->word.count; word++) {
-        const dt__chars *span = &l->word.span[word];
-        int32_t *symbol = l->symbol + span->at;
-        l->length[word] = (int32_t)span->length;
-        for (int32_t i = 0; i < span->length; i++) {
-            symbol[i] = l->t->byte_id[(unsigned char)l->word.bytes[span->at + i]];
-            fine = fine && (!i || dt__learner_add(l, symbol[i - 1], symbol[i], l->count[word]));
-        }
-    }
+    if (!l->symbol) return DT_E_MEMORY;
+    for (int64_t i = 0; i < l->word.used; i++) l->symbol[i] = l->t->byte_id[(unsigned char)l->word.bytes[i]];
+    for (const dt__entry *e = l->word.entry; e < l->word.entry + l->word.count; e++)
+        for (int64_t i = e->at + 1; i < e->at + e->length && fine; i++)
+            fine = dt__learner_pair(l, l->symbol[i - 1], l->symbol[i], e->value);
     return fine ? DT_OK : DT_E_MEMORY;
 }
 
-/* Merges a pair wherever it stands in a word, from left to right. */
-static int dt__learner_merge(dt__learner *l, int32_t word, int32_t left, int32_t right, int32_t made)
+/* The pair with the highest count; of equal counts the smallest left id, then right id. 0: no pair occurs twice. */
+static int dt__learner_best(const dt__learner *l, int32_t best[2])
 {
-    int32_t *symbol = l->symbol + l->word.span[word].at, n = l->length[word], kept = 0;
-    int64_t times = l->count[word];
+    int64_t most = 1;
+    for (const dt__entry *e = l->pair.entry; e < l->pair.entry + l->pair.count; e++) {
+        int32_t pair[2];
+        if (e->value < most || e->value < 2) continue;
+        memcpy(pair, l->pair.bytes + e->at, sizeof pair);
+        if (e->value == most && (pair[0] != best[0] ? pair[0] > best[0] : pair[1] > best[1])) continue;
+        most = e->value;
+        memcpy(best, pair, sizeof pair);
+    }
+    return most > 1;
+}
+
+/* Merges a pair wherever it stands in a word, from left to right. */
+static int dt__learner_merge(dt__learner *l, dt__entry *word, const int32_t pair[2], int32_t made)
+{
+    int32_t *symbol = l->symbol + word->at;
+    int64_t n = word->length, times = word->value, kept = 0;
     int fine = 1;
-    for (int32_t i = 0; i < n; i++) {
-        if (symbol[i] != left || i + 1 == n || symbol[i + 1] != right) {
+    for (int64_t i = 0; i < n; i++) {
+        if (symbol[i] != pair[0] || i + 1 == n || symbol[i + 1] != pair[1]) {
             symbol[kept++] = symbol[i];
             continue;
         }
         if (kept)
-            fine = fine && dt__learner_add(l, symbol[kept - 1], left, -times) &&
-                   dt__learner_add(l, symbol[kept - 1], made, times);
+            fine = fine && dt__learner_pair(l, symbol[kept - 1], pair[0], -times) &&
+                   dt__learner_pair(l, symbol[kept - 1], made, times);
         if (i + 2 < n)
-            fine = fine && dt__learner_add(l, right, symbol[i + 2], -times) &&
-                   dt__learner_add(l, made, symbol[i + 2], times);
+            fine = fine && dt__learner_pair(l, pair[1], symbol[i + 2], -times) &&
+                   dt__learner_pair(l, made, symbol[i + 2], times);
         symbol[kept++] = made;
         i++;
     }
-    l->length[word] = kept;
+    word->length = kept;
     return fine;
 }
 
-/* Adds a pair's token and returns its id; -1 without memory. No token has these bytes yet: as long as no merge crosses
- * the ends of a string, it is cut the same way wherever it stands, so a second pair cannot make it. */
-static int64_t dt__learner_made(dt__learner *l, const dt__pair *pair)
+/* Adds the token of a pair; 0 without memory. No token has these bytes yet: as long as no merge crosses the ends of a
+ * string, the string is merged in the same way wherever it stands, so that a second pair cannot make it. */
+static int dt__learner_made(dt_tokenizer *t, const int32_t pair[2])
 {
-    dt__strings *s = &l->t->token;
-    int64_t left = s->span[pair->left].length, right = s->span[pair->right].length;
+    int64_t bytes;
     int fine;
-    char *bytes = (char *)dt__alloc(left + right, "a token");
-    if (!bytes) return -1;
-    memcpy(bytes, s->bytes + s->span[pair->left].at, (size_t)left);
-    memcpy(bytes + left, s->bytes + s->span[pair->right].at, (size_t)right);
-    fine = dt__strings_put(s, s->count, bytes, left + right);
-    dt__free(bytes);
-    return fine ? s->count - 1 : -1;
+    char *text;
+    (void)dt_tokenizer_decode(t, pair, 2, NULL, &bytes);
+    if (!(text = (char *)dt__alloc(bytes, "a token"))) return 0;
+    (void)dt_tokenizer_decode(t, pair, 2, text, &bytes);
+    fine = dt__table_put(&t->token, t->token.count, text, bytes) && dt__merge_add(t, pair, t->token.count - 1);
+    dt__free(text);
+    return fine;
 }
 
 static dt_result dt__learner_run(dt__learner *l, int64_t vocabulary)
 {
-    while (l->t->token.count < vocabulary && l->heap.count) {
-        dt__heap_item top = dt__heap_pop(&l->heap);
-        int64_t number = dt__map_get(&l->pair_of, top.second) - 1, made;
-        const dt__pair *pair = &l->pair[number];
-        int32_t left = pair->left, right = pair->right;
-        if (pair->count != (int64_t)~top.first) {
-            if (pair->count > 1 && pair->count < (int64_t)~top.first)
-                dt__heap_push(&l->heap, ~(uint64_t)pair->count, top.second); /* in the place of the popped one */
-            continue;
-        }
-        made = dt__learner_made(l, pair);
-        if (made < 0 || !dt__merge_add(l->t, left, right, (int32_t)made)) return DT_E_MEMORY;
-        for (int32_t word = 0; word < l->word.count; word++)
-            if (!dt__learner_merge(l, word, left, right, (int32_t)made)) return DT_E_MEMORY;
-        l->pair[number].count = 0;
+    dt_tokenizer *t = l->t;
+    int32_t pair[2];
+    while (t->token.count < vocabulary && dt__learner_best(l, pair)) {
+        if (!dt__learner_made(t, pair)) return DT_E_MEMORY;
+        for (dt__entry *e = l->word.entry; e < l->word.entry + l->word.count; e++)
+            if (!dt__learner_merge(l, e, pair, (int32_t)t->token.count - 1)) return DT_E_MEMORY;
+        l->pair.entry[dt__table_find(&l->pair, pair, sizeof pair)].value = 0;
     }
     return DT_OK;
 }
 
-/* The bytes and the special tokens. */
+/* Adds the bytes and the special tokens. */
 static dt_result dt__learner_begin(dt_tokenizer *t, const char *const *special)
 {
     for (int i = 0; i < 256; i++) {
         char byte = (char)(unsigned char)i;
         t->byte_id[i] = dt__byte_order(i);
-        if (!dt__strings_put(&t->token, t->byte_id[i], &byte, 1)) return DT_E_MEMORY;
+        if (!dt__table_put(&t->token, t->byte_id[i], &byte, 1)) return DT_E_MEMORY;
     }
     for (; special && *special; special++) {
         int64_t length = 0, id = t->token.count;
         while ((*special)[length] > ' ' && (*special)[length] < 127) length++;
         if (length < 2 || (*special)[length])
-            return dt__error(DT_E_USAGE,
-                             "the special token \"%.60s\": use 2 or more printable ASCII characters, such as "
-                             "<|endoftext|>",
-                             *special);
-        if (id == DT__TOKEN_LIMIT || length > DT__FILE_LIMIT)
-            return dt__error(DT_E_USAGE, "too many special tokens: name fewer than %d", (int)DT__TOKEN_LIMIT);
+            return dt__error(DT_E_USAGE, "the special token \"%.60s\": use 2 or more printable ASCII characters, such "
+                             "as <|endoftext|>", *special);
         for (const char *const *other = special + 1; *other; other++)
             if (!strcmp(*special, *other))
                 return dt__error(DT_E_USAGE, "the special token %.60s is named twice: name it once", *special);
-        if (!dt__strings_set(&t->token, id, *special, length)) return DT_E_MEMORY;
-        t->token.span[id].kind = DT__TOKEN_ADDED | DT__TOKEN_SPECIAL | DT__TOKEN_LITERAL;
+        if (!dt__table_set(&t->token, id, *special, length)) return DT_E_MEMORY;
+        t->token.entry[id].value = DT__TOKEN_ADDED | DT__TOKEN_SPECIAL;
     }
-    return dt__tokenizer_specials(t);
-}
-
-/* Counts the pre-tokens of one file. */
-static dt_result dt__learner_file(dt__learner *l, const char *path)
-{
-    dt__visitor v;
-    void *map;
-    int64_t bytes = 0;
-    dt_result r = dt__file_map(path, &map, &bytes);
-    v.t = l->t;
-    v.special = 1;
-    v.context = l;
-    v.word = dt__learner_word;
-    v.token = dt__learner_token;
-    if (!r && !bytes) r = dt__error(DT_E_DATA, "%s is empty: give a file with text", path);
-    if (!r) r = dt__walk(&v, (const unsigned char *)map, bytes, 0);
-    if (map) munmap(map, (size_t)bytes);
-    return r;
+    return dt__tokenizer_added(t);
 }
 
 static dt_result dt__tokenizer_learn(dt_tokenizer *t, const char *path, int64_t vocabulary, const char *const *special)
 {
     dt__learner l;
-    glob_t names;
-    dt_result r;
+    dt__walk w = {t, 1, dt__learner_word, &l};
+    dt_result r = dt__learner_begin(t, special);
     memset(&l, 0, sizeof l);
     l.t = t;
-    r = dt__learner_begin(t, special);
     if (!r && (vocabulary < t->token.count || vocabulary > DT__TOKEN_LIMIT))
         r = dt__error(DT_E_USAGE, "a vocabulary of %lld ids: use %lld (bytes and special tokens) to %d",
                       (long long)vocabulary, (long long)t->token.count, (int)DT__TOKEN_LIMIT);
-    if (!r) r = dt__names_list(&names, path);
-    if (r) return r;
-    for (size_t i = 0; i < names.gl_pathc && !r; i++) r = dt__learner_file(&l, names.gl_pathv[i]);
-    globfree(&names);
+    if (!r) r = dt__walk_files(&w, path);
     if (!r) r = dt__learner_start(&l);
     if (!r) r = dt__learner_run(&l, vocabulary);
     dt__learner_free(&l);
@@ -12288,130 +11913,90 @@ enum { DT__BIN_MAGIC = 20240520, DT__BIN_HEADER = 1024 /* bytes */ };
 typedef struct dt__shard {
     void *map;
     int64_t bytes;             /* of the mapping */
-    const unsigned char *data; /* the tokens, `width` bytes each, inside the mapping */
-    int width;                 /* bytes of a token: 1 for text, 2 or 4 for token ids */
-    void *encoded;             /* instead of the mapping: ids of a text */
-    int64_t room;              /* ids that fit into it */
+    dt__encoder encoded;       /* of a text with a tokenizer: its ids, instead of the mapping */
+    const unsigned char *data; /* the tokens, in the mapping or the ids */
+    int width;                 /* bytes of a token: 1 for text, 2 or 4 for ids */
     int64_t first, tokens;     /* place of its first token among all, and how many */
 } dt__shard;
 
 struct dt_data {
     dt__shard *shard;
     int shards, width;
-    const dt_tokenizer *tokenizer; /* while it is opened: encodes text */
-    int64_t vocabulary;            /* of the tokenizer, when it encoded something */
+    int64_t vocabulary; /* of the tokenizer, when it encoded something */
     int64_t sequence;
     int64_t first[2], tokens[2]; /* of each dt_split: a run of tokens */
 };
 
 /* ---- opening ------------------------------------------------------------------------------ */
 
-/* Checks the header of a .bin shard, whose magic is known to be right. */
+static int dt__ends_with(const char *name, const char *tail)
+{
+    size_t n = strlen(name), m = strlen(tail);
+    return n >= m && !strcmp(name + n - m, tail);
+}
+
+/* Checks the header of a .bin file, whose magic is right. */
 static dt_result dt__shard_ids(dt__shard *s, const char *path)
 {
-    int32_t header[3];
-    if (s->bytes < DT__BIN_HEADER)
-        return dt__error(DT_E_DATA, "%s has %lld bytes, fewer than its header: it is cut, copy it again", path,
-                         (long long)s->bytes);
-    memcpy(header, s->map, sizeof header);
-    if (header[1] != 1 && header[1] != 2)
+    int32_t header[3] = {0, 0, 0};
+    memcpy(header, s->map, (size_t)dt__min(s->bytes, (int64_t)sizeof header));
+    if (s->bytes >= DT__BIN_HEADER && header[1] != 1 && header[1] != 2)
         return dt__error(DT_E_DATA, "%s is a token file of version %d. Write version 1 (uint16 ids) or 2 (uint32 ids)",
                          path, (int)header[1]);
-    if (header[2] <= 0) return dt__error(DT_E_DATA, "%s promises %d tokens. Write it again", path, (int)header[2]);
     s->width = 2 * header[1];
     s->tokens = header[2];
-    if (s->bytes != DT__BIN_HEADER + s->width * s->tokens)
-        return dt__error(DT_E_DATA, "%s has %lld bytes, but %lld tokens need %lld, so it is cut or damaged. Copy it "
-                         "again", path, (long long)s->bytes, (long long)s->tokens,
+    if (s->tokens < 1 || s->bytes != DT__BIN_HEADER + s->width * s->tokens)
+        return dt__error(DT_E_DATA, "%s has %lld bytes, but %lld tokens (1 or more) need %lld: it is cut or damaged, "
+                         "copy it again", path, (long long)s->bytes, (long long)s->tokens,
                          (long long)(DT__BIN_HEADER + s->width * s->tokens));
     s->data = (const unsigned char *)s->map + DT__BIN_HEADER;
     return DT_OK;
 }
 
-/* Decides by the magic what a mapped file holds. */
-static dt_result dt__shard_recognise(dt__shard *s, const char *path)
+/* Encodes a text and unmaps it. */
+static dt_result dt__shard_encode(dt__shard *s, const dt_tokenizer *t)
 {
-    size_t length = strlen(path);
+    dt__walk w = {t, 1, dt__encode, &s->encoded};
+    dt_result r;
+    s->encoded.t = t;
+    r = dt__walk_text(&w, (const unsigned char *)s->map, s->bytes, 0);
+    munmap(s->map, (size_t)s->bytes);
+    s->map = NULL;
+    s->width = sizeof *s->encoded.id;
+    s->tokens = s->encoded.count;
+    s->data = (const unsigned char *)s->encoded.id;
+    return r;
+}
+
+/* Maps a file. Its first bytes decide whether it holds ids or text. */
+static dt_result dt__shard_open(dt__shard *s, const char *path, const dt_tokenizer *t)
+{
     int32_t magic = 0;
+    dt_result r = dt__file_map(path, &s->map, &s->bytes);
+    if (r) return r;
     if (s->bytes >= (int64_t)sizeof magic) memcpy(&magic, s->map, sizeof magic);
     if (magic == DT__BIN_MAGIC) return dt__shard_ids(s, path);
-    if (length >= 4 && !strcmp(path + length - 4, ".bin"))
+    if (dt__ends_with(path, ".bin"))
         return dt__error(DT_E_DATA, "%s does not begin like a token file (%d): make it with llm.c's scripts, "
                          "or rename it if its bytes are the text", path, (int)DT__BIN_MAGIC);
     s->data = (const unsigned char *)s->map;
     s->tokens = s->bytes;
     s->width = 1;
-    return DT_OK;
+    return t ? dt__shard_encode(s, t) : DT_OK;
 }
 
-static dt_result dt__shard_open(dt__shard *s, const char *path)
-{
-    dt_result r = dt__file_map(path, &s->map, &s->bytes);
-    if (r) return r;
-    if (!s->bytes) return dt__error(DT_E_DATA, "%s is empty: give a file with text or tokens", path);
-    return dt__shard_recognise(s, path);
-}
-
-/* More ids of a text. */
-static dt_result dt__shard_more(void *context, const int32_t *ids, int64_t count)
-{
-    dt__shard *s = (dt__shard *)context;
-    uint16_t *narrow;
-    if (!dt__reserve(&s->encoded, s->tokens, &s->room, s->tokens + count, s->width, "the ids of a text"))
-        return DT_E_MEMORY;
-    narrow = (uint16_t *)s->encoded + s->tokens;
-    if (s->width == 4) memcpy((int32_t *)s->encoded + s->tokens, ids, sizeof *ids * (size_t)count);
-    else for (int64_t i = 0; i < count; i++) narrow[i] = (uint16_t)ids[i];
-    s->tokens += count;
-    return DT_OK;
-}
-
-/* Bytes of memory that encoded texts take. */
-static int64_t dt__data_memory(const dt_data *d)
-{
-    int64_t bytes = 0;
-    for (int i = 0; i < d->shards; i++) bytes += d->shard[i].room * d->shard[i].width;
-    return bytes;
-}
-
-enum { DT__FLUSH = 4096 }; /* ids that are encoded before they are stored or written */
-
-/* Encodes a shard of text and lets the file go. */
-static dt_result dt__shard_encode(dt__shard *s, const dt_tokenizer *t)
-{
-    int32_t ids[DT__FLUSH];
-    dt__encoder e;
-    dt_result r;
-    memset(&e, 0, sizeof e);
-    e.ids = ids;
-    e.room = DT__FLUSH;
-    e.flush = dt__shard_more;
-    e.context = s;
-    s->width = dt_tokenizer_size(t) > 65536 ? 4 : 2;
-    s->tokens = 0;
-    r = dt__encode(&e, t, s->map, s->bytes, 1);
-    munmap(s->map, (size_t)s->bytes);
-    s->map = NULL;
-    s->data = (const unsigned char *)s->encoded;
-    return r;
-}
-
-static dt_result dt__data_open_shards(dt_data *d, char *const *path)
+static dt_result dt__data_open_shards(dt_data *d, char *const *path, const dt_tokenizer *t)
 {
     for (int i = 0; i < d->shards; i++) {
         dt__shard *s = &d->shard[i];
-        dt_result r = dt__shard_open(s, path[i]);
-        if (!r && s->width == 1 && d->tokenizer) {
-            r = dt__shard_encode(s, d->tokenizer);
-            d->vocabulary = dt_tokenizer_size(d->tokenizer);
-        }
+        dt_result r = dt__shard_open(s, path[i], t);
         if (r) return r;
-        if ((s->width == 1) != (d->shard[0].width == 1))
-            return dt__error(DT_E_DATA, "%s holds %s and %s %s: give files of one kind", path[0],
-                             s->width == 1 ? "token ids" : "text", path[i], s->width == 1 ? "text" : "token ids");
+        if (s->encoded.t) d->vocabulary = dt_tokenizer_size(t);
+        if ((s->width == 1) != (d->shard->width == 1))
+            return dt__error(DT_E_DATA, "%s and %s are a text and token ids: give files of one kind", path[0], path[i]);
         s->first = i ? s[-1].first + s[-1].tokens : 0;
     }
-    d->width = d->shard[0].width;
+    d->width = d->shard->width;
     return DT_OK;
 }
 
@@ -12420,29 +12005,14 @@ static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
 {
     const dt__shard *last = &d->shard[d->shards - 1];
     int64_t all = last->first + last->tokens, validation = (int64_t)((double)all * fraction), need = d->sequence + 1;
-    if (all < need)
-        return dt__error(DT_E_DATA, "%s has %lld tokens, and one sequence needs %lld (%lld and the last target): "
-                         "use a longer text or a shorter sequence", path, (long long)all, (long long)need,
-                         (long long)d->sequence);
-    if (fraction > 0 && (validation < need || all - validation < need))
-        return dt__error(DT_E_DATA, "%s: a validation fraction of %g cuts %lld tokens into %lld and %lld, but each "
-                         "part needs %lld for one sequence: use a longer text, a shorter sequence or another fraction",
-                         path, fraction, (long long)all, (long long)(all - validation), (long long)validation,
+    if (all - validation < need || (fraction > 0 && validation < need))
+        return dt__error(DT_E_DATA, "%s: a validation fraction of %g cuts %lld tokens into %lld and %lld, but one "
+                         "sequence needs %lld: use a longer text, a shorter sequence or another fraction", path,
+                         fraction, (long long)all, (long long)(all - validation), (long long)validation,
                          (long long)need);
-    d->tokens[DT_TRAIN] = all - validation;
-    d->first[DT_VALIDATION] = all - validation;
+    d->tokens[DT_TRAIN] = d->first[DT_VALIDATION] = all - validation;
     d->tokens[DT_VALIDATION] = validation;
     return DT_OK;
-}
-
-static dt_result dt__data_fill(dt_data *d, const glob_t *names, const char *path, double fraction)
-{
-    dt_result r;
-    d->shard = (dt__shard *)dt__alloc((int64_t)sizeof *d->shard * (int64_t)names->gl_pathc, "a list of data files");
-    if (!d->shard) return DT_E_MEMORY;
-    d->shards = (int)names->gl_pathc;
-    r = dt__data_open_shards(d, names->gl_pathv);
-    return r ? r : dt__data_cut(d, path, fraction);
 }
 
 DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_tokenizer *t, int64_t sequence,
@@ -12460,11 +12030,16 @@ DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_token
     r = dt__names_list(&names, path);
     if (r) return r;
     d = (dt_data *)dt__alloc((int64_t)sizeof *d, "the data");
-    if (d) d->sequence = sequence, d->tokenizer = t;
-    r = d ? dt__data_fill(d, &names, path, validation_fraction) : DT_E_MEMORY;
+    if (d) d->shard = (dt__shard *)dt__alloc((int64_t)(sizeof *d->shard * names.gl_pathc), "a list of data files");
+    if (!d || !d->shard) r = DT_E_MEMORY;
+    else {
+        d->sequence = sequence;
+        d->shards = (int)names.gl_pathc;
+        r = dt__data_open_shards(d, names.gl_pathv, t);
+        if (!r) r = dt__data_cut(d, path, validation_fraction);
+    }
     globfree(&names);
     if (r) dt_data_close(&d);
-    if (d) d->tokenizer = NULL;
     *handle = d;
     return r;
 }
@@ -12475,7 +12050,7 @@ DT_API void dt_data_close(dt_data **handle)
     if (!d) return;
     for (int i = 0; i < d->shards; i++) {
         if (d->shard[i].map) munmap(d->shard[i].map, (size_t)d->shard[i].bytes);
-        dt__free(d->shard[i].encoded);
+        dt__free(d->shard[i].encoded.id);
     }
     dt__free(d->shard);
     dt__free(d);
@@ -12491,62 +12066,53 @@ DT_API int64_t dt_data_samples(const dt_data *d, dt_split split)
     return d->tokens[split] > 0 ? (d->tokens[split] - 1) / d->sequence : 0;
 }
 
-/* Tokens [at, at + n) of a shard. */
-static void dt__shard_read(const dt__shard *s, int64_t at, int64_t n, int32_t *out)
+/* Bytes of memory that encoded texts take. */
+static int64_t dt__data_memory(const dt_data *d)
 {
-    const unsigned char *byte = s->data + at * s->width;
-    const uint16_t *id = (const uint16_t *)(const void *)byte;
-    if (s->width == 4) memcpy(out, byte, sizeof *out * (size_t)n);
-    else for (int64_t i = 0; i < n; i++) out[i] = s->width == 1 ? byte[i] : id[i];
+    int64_t ids = 0;
+    for (int i = 0; i < d->shards; i++) ids += d->shard[i].encoded.room;
+    return ids * (int64_t)sizeof(int32_t);
 }
 
-/* The largest token plus 1; reads all tokens. */
+static int64_t dt__shard_token(const dt__shard *s, int64_t at)
+{
+    const unsigned char *byte = s->data + at * s->width;
+    const void *id = byte;
+    return s->width == 1 ? *byte : s->width == 2 ? *(const uint16_t *)id : *(const uint32_t *)id;
+}
+
+/* The largest id plus 1; reads all tokens of files. */
 static int64_t dt__data_ids(const dt_data *d)
 {
-    int64_t largest = dt__max(d->vocabulary, 1) - 1;
-    int32_t id[512];
-    for (int i = 0; i < d->shards; i++) {
-        const dt__shard *s = &d->shard[i];
-        for (int64_t at = 0; !s->encoded && at < s->tokens; at += 512) {
-            int64_t n = dt__min(512, s->tokens - at);
-            dt__shard_read(s, at, n, id);
-            for (int64_t k = 0; k < n; k++) largest = dt__max(largest, (uint32_t)id[k]);
-        }
-    }
-    return largest + 1;
+    int64_t ids = dt__max(d->vocabulary, 1);
+    for (const dt__shard *s = d->shard; s < d->shard + d->shards; s++)
+        for (int64_t at = 0; !s->encoded.t && at < s->tokens; at++) ids = dt__max(ids, dt__shard_token(s, at) + 1);
+    return ids;
 }
-/* The smallest vocabulary that holds every token: 256 for bytes, its tokenizer's size for an encoded text. For token
- * ids it reads all of them. */
+/* The smallest vocabulary that holds every token: 256 for bytes. */
 static int64_t dt__data_vocabulary(const dt_data *d) { return d->width == 1 ? 256 : dt__data_ids(d); }
 
 /* Tokens [at, at + n) of all, across the ends of shards. */
 static void dt__data_read(const dt_data *d, int64_t at, int64_t n, int32_t *out)
 {
-    int low = 0, high = d->shards - 1;
-    while (low < high) { /* the last shard that begins at or before `at` */
-        int middle = (low + high + 1) / 2;
-        if (d->shard[middle].first <= at) low = middle;
-        else high = middle - 1;
-    }
-    for (const dt__shard *s = &d->shard[low]; n > 0; s++) {
-        int64_t skip = at - s->first, run = dt__min(n, s->tokens - skip);
-        dt__shard_read(s, skip, run, out);
-        out += run;
-        at += run;
-        n -= run;
+    const dt__shard *s = d->shard;
+    for (; n > 0; n--, at++) {
+        while (at >= s->first + s->tokens) s++;
+        *out++ = (int32_t)dt__shard_token(s, at - s->first);
     }
 }
+
+static const char *dt__split_name(dt_split split) { return split == DT_TRAIN ? "training" : "validation"; }
 
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets)
 {
     int64_t n = d->sequence, at, samples = dt_data_samples(d, split);
     if (sample < 0 || sample >= samples)
         return dt__error(DT_E_USAGE, "there is no %s sample %lld: there are %lld, counted from 0",
-                         split == DT_TRAIN ? "training" : "validation", (long long)sample, (long long)samples);
+                         dt__split_name(split), (long long)sample, (long long)samples);
     at = d->first[split] + sample * n;
     dt__data_read(d, at, n, tokens);
-    memcpy(targets, tokens + 1, (size_t)(n - 1) * sizeof *targets);
-    dt__data_read(d, at + n, 1, targets + n - 1);
+    dt__data_read(d, at + 1, n, targets);
     return DT_OK;
 }
 
@@ -12606,8 +12172,6 @@ static void dt__feed_files(dt__feed *f, dt_data *d)
     f->is.input_type = f->is.target_type = DT_I32;
     f->is.fetch = dt__file_fetch;
 }
-
-static const char *dt__split_name(dt_split split) { return split == DT_TRAIN ? "training" : "validation"; }
 
 /* Are the inputs (part 0) or targets (1) of a sample such as the model can read? `whose` begins the sentence. */
 static dt_result dt__feed_check(const dt__feed *f, int part, const void *values, const char *whose, int64_t sample)
@@ -12756,143 +12320,119 @@ static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(v
 
 /* ---- token files ------------------------------------------------------------------------------ */
 
+enum { DT__FLUSH = 4096 }; /* ids that are encoded before they are written */
+
 typedef struct dt__shard_writer {
     const char *output;
-    int64_t limit;  /* ids per file; 0: one file */
-    int width;      /* bytes of an id: 2, or 4 for a vocabulary above 65536 */
-    int64_t tokens; /* in the file that is open */
+    dt__files files;
+    dt__encoder encoded; /* ids that are not written yet */
+    int64_t limit;       /* ids per file; 0: one file */
+    int64_t shards;      /* files, complete but for the open one */
+    int64_t tokens;      /* in the open file */
     int64_t total;
-    dt__draft *draft; /* of every file, ended but for an open last one */
-    int64_t drafts, room;
+    int width;           /* bytes of an id: 2, or 4 for a vocabulary above 65536 */
+    int fd;              /* -1: no file is open */
+    char draft[32];      /* what a name ends with until all files are complete */
 } dt__shard_writer;
 
-/* The name of file `index`. */
-static dt_result dt__shard_name(const dt__shard_writer *w, int64_t index, char name[PATH_MAX])
+static dt_result dt__shard_path(const dt__shard_writer *w, int64_t index, const char *tail, char path[PATH_MAX])
 {
-    size_t stem = strlen(w->output);
-    int length;
-    if (stem >= 4 && !strcmp(w->output + stem - 4, ".bin")) stem -= 4;
-    length = w->limit ? snprintf(name, PATH_MAX, "%.*s_%06lld.bin", (int)stem, w->output, (long long)index)
-                      : snprintf(name, PATH_MAX, "%s", w->output);
-    if (length < PATH_MAX) return DT_OK;
-    return dt__error(DT_E_FILE, "the file name %.60s... is too long: use a shorter one", w->output);
+    int stem = (int)strlen(w->output) - (dt__ends_with(w->output, ".bin") ? 4 : 0);
+    int n = w->limit ? snprintf(path, PATH_MAX, "%.*s_%06lld.bin%s", stem, w->output, (long long)index, tail)
+                     : snprintf(path, PATH_MAX, "%s%s", w->output, tail);
+    if (n < PATH_MAX) return DT_OK;
+    return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", w->output);
 }
 
-/* Begins the next file, with a header that is right when it ends. */
+/* Creates the next file, with a header that is right when the file ends. */
 static dt_result dt__shard_begin(dt__shard_writer *w)
 {
     static const char header[DT__BIN_HEADER] = {0};
-    char name[PATH_MAX];
-    dt_result r = dt__shard_name(w, w->drafts, name);
+    char path[PATH_MAX];
+    dt_result r = dt__shard_path(w, w->shards, w->draft, path);
+    if (!r) r = dt__file_create(&w->files, path, &w->fd);
     if (r) return r;
-    if (!dt__reserve((void **)&w->draft, w->drafts, &w->room, w->drafts + 1, (int64_t)sizeof *w->draft, "token files"))
-        return DT_E_MEMORY;
-    r = dt__draft_open(&w->draft[w->drafts], name);
-    if (r) return r;
-    fwrite(header, 1, sizeof header, w->draft[w->drafts++].file);
+    w->shards++;
     w->tokens = 0;
-    return DT_OK;
+    return dt__file_write(&w->files, w->fd, path, header, sizeof header);
 }
 
-static dt_result dt__shard_end(dt__shard_writer *w)
+/* Completes the open file, if there is one. After an earlier error `r` it is only closed, and r is returned. */
+static dt_result dt__shard_end(dt__shard_writer *w, dt_result r)
 {
-    dt__draft *d = w->drafts ? &w->draft[w->drafts - 1] : NULL;
-    char name[PATH_MAX];
     int32_t header[3];
-    dt_result r;
-    if (!d || !d->file) return DT_OK;
-    r = dt__shard_name(w, w->drafts - 1, name);
-    if (r) return r;
-    header[0] = DT__BIN_MAGIC;
-    header[1] = w->width / 2;
-    header[2] = (int32_t)w->tokens;
-    if (!fseek(d->file, 0, SEEK_SET)) fwrite(header, 1, sizeof header, d->file);
-    r = dt__draft_end(d, name);
-    if (r) w->drafts--;
+    int fd = w->fd;
+    header[0] = DT__BIN_MAGIC, header[1] = w->width / 2, header[2] = (int32_t)w->tokens;
+    w->total += w->tokens;
+    w->fd = -1;
+    if (!r && fd >= 0 && lseek(fd, 0, SEEK_SET)) r = dt__file_error("write", w->output);
+    if (!r && fd >= 0) r = dt__file_write(&w->files, fd, w->output, header, sizeof header);
+    return dt__file_finish(&w->files, fd, w->output, r);
+}
+
+/* Writes the encoded ids, into as many files as they need. */
+static dt_result dt__shard_write(dt__shard_writer *w)
+{
+    int64_t limit = w->limit ? w->limit : INT32_MAX, n = w->encoded.count;
+    char *from = (char *)w->encoded.id;
+    dt_result r = DT_OK;
+    for (int64_t i = 0; i < n && w->width == 2; i++) {
+        uint16_t narrow = (uint16_t)w->encoded.id[i];
+        memcpy(from + 2 * i, &narrow, 2);
+    }
+    while (n && !r) {
+        int64_t run = dt__min(n, limit - w->tokens);
+        if (w->fd < 0) r = dt__shard_begin(w);
+        else if (run) {
+            r = dt__file_write(&w->files, w->fd, w->output, from, run * w->width);
+            from += run * w->width;
+            w->tokens += run;
+            n -= run;
+        } else if (w->limit) r = dt__shard_end(w, DT_OK);
+        else
+            r = dt__error(DT_E_DATA, "%s gets more than %d tokens, which its header cannot count: give a number of "
+                          "tokens per shard", w->output, INT32_MAX);
+    }
+    w->encoded.count = 0;
     return r;
 }
 
-/* Writes ids, into as many files as they need. */
-static dt_result dt__shard_write(void *context, const int32_t *ids, int64_t count)
+/* For dt__walk: encodes a piece. */
+static dt_result dt__token_piece(void *context, const unsigned char *p, int64_t n, int32_t id)
 {
     dt__shard_writer *w = (dt__shard_writer *)context;
-    int64_t limit = w->limit ? w->limit : INT32_MAX;
-    uint16_t narrow[DT__FLUSH];
-    dt_result r = DT_OK;
-    while (count && !r) {
-        int64_t run = dt__min(count, DT__FLUSH);
-        if (!w->drafts || w->tokens == limit) {
-            if (w->drafts && !w->limit)
-                return dt__error(DT_E_DATA,
-                                 "%s gets more than %d tokens, which its header cannot count: give a number "
-                                 "of tokens per shard",
-                                 w->output, INT32_MAX);
-            r = dt__shard_end(w);
-            if (!r) r = dt__shard_begin(w);
-            continue;
-        }
-        run = dt__min(run, limit - w->tokens);
-        for (int64_t i = 0; i < run; i++) narrow[i] = (uint16_t)ids[i];
-        if ((int64_t)fwrite(w->width == 2 ? (const void *)narrow : ids, (size_t)w->width, (size_t)run,
-                            w->draft[w->drafts - 1].file) != run) {
-            char name[PATH_MAX];
-            r = dt__shard_name(w, w->drafts - 1, name);
-            return r ? r : dt__draft_end(&w->draft[--w->drafts], name); /* says why */
-        }
-        w->tokens += run;
-        w->total += run;
-        ids += run;
-        count -= run;
-    }
-    return r;
-}
-
-/* Encodes one text. */
-static dt_result dt__shard_file(dt__shard_writer *w, const dt_tokenizer *t, const char *path, int special)
-{
-    int32_t ids[DT__FLUSH];
-    dt__encoder e;
-    void *map;
-    int64_t bytes = 0;
-    dt_result r = dt__file_map(path, &map, &bytes);
-    if (!r && !bytes) r = dt__error(DT_E_DATA, "%s is empty: give a file with text", path);
-    memset(&e, 0, sizeof e);
-    e.ids = ids;
-    e.room = DT__FLUSH;
-    e.flush = dt__shard_write;
-    e.context = w;
-    if (!r) r = dt__encode(&e, t, map, bytes, special);
-    if (map) munmap(map, (size_t)bytes);
-    return r;
+    dt_result r = dt__encode(&w->encoded, p, n, id);
+    return r || w->encoded.count < DT__FLUSH ? r : dt__shard_write(w);
 }
 
 DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
                                   int special, int64_t *tokens)
 {
     dt__shard_writer w;
-    glob_t names;
-    char name[PATH_MAX];
-    int64_t published = 0;
+    dt__walk walk = {t, special, dt__token_piece, &w};
+    char draft[PATH_MAX], name[PATH_MAX];
     dt_result r;
     memset(&w, 0, sizeof w);
     w.output = output;
+    w.encoded.t = t;
     w.limit = shard_tokens;
     w.width = dt_tokenizer_size(t) > 65536 ? 4 : 2;
+    w.fd = -1;
+    snprintf(w.draft, sizeof w.draft, ".%ld.tmp", (long)getpid());
     if (tokens) *tokens = 0;
     if (shard_tokens < 0 || shard_tokens > INT32_MAX)
         return dt__error(DT_E_USAGE, "shards of %lld tokens: use 1 to %d, or 0 for one file", (long long)shard_tokens,
                          INT32_MAX);
-    r = dt__names_list(&names, path);
-    if (r) return r;
-    for (size_t i = 0; i < names.gl_pathc && !r; i++) r = dt__shard_file(&w, t, names.gl_pathv[i], special);
-    globfree(&names);
-    if (!r) r = dt__shard_end(&w);
-    for (; published < w.drafts && !r; published++) {
-        r = dt__shard_name(&w, published, name);
-        if (!r) r = dt__draft_publish(&w.draft[published], name);
+    r = dt__walk_files(&walk, path);
+    if (!r) r = dt__shard_write(&w);
+    r = dt__shard_end(&w, r);
+    for (int64_t i = 0; i < w.shards; i++) {
+        (void)dt__shard_path(&w, i, w.draft, draft);
+        (void)dt__shard_path(&w, i, "", name);
+        if (!r) r = dt__file_rename(&w.files, draft, name);
+        if (r) unlink(draft);
     }
-    for (int64_t i = published; i < w.drafts; i++) dt__draft_drop(&w.draft[i]);
-    dt__free(w.draft);
+    dt__free(w.encoded.id);
     if (tokens && !r) *tokens = w.total;
     return r;
 }
@@ -18654,12 +18194,6 @@ static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__f
     return r;
 }
 
-static int dt__ends_with(const char *name, const char *tail)
-{
-    size_t n = strlen(name), m = strlen(tail);
-    return n >= m && !strcmp(name + n - m, tail);
-}
-
 /* Finds a tensor by the name and shape that a parameter has in files. */
 typedef dt_result dt__find_fn(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found);
 
@@ -24214,19 +23748,17 @@ static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
 static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
-    dt__text text;
-    char *memory = NULL;
-    size_t bytes = 0;
-    FILE *f = t->tokenizer ? open_memstream(&memory, &bytes) : NULL;
+    dt__text text[2];
     dt_result r = DT_OK;
-    memset(&text, 0, sizeof text);
-    if (dt__config_knows(&t->recipe.model)) dt__config_text(&text, &t->recipe.model, t->recipe.sequence);
-    if (f) dt__write_json(f, t->tokenizer);
-    if (text.failed || (t->tokenizer && (!f || fclose(f)))) r = dt__error(DT_E_MEMORY, "no memory for a checkpoint");
-    if (!r && text.at) r = dt__part_put(&s->files, folder, "config.json", text.at, text.length, &s->part[s->parts++]);
-    if (!r && f) r = dt__part_put(&s->files, folder, "tokenizer.json", memory, (int64_t)bytes, &s->part[s->parts++]);
-    dt__free(text.at);
-    free(memory);
+    memset(text, 0, sizeof text);
+    if (dt__config_knows(&t->recipe.model)) dt__config_text(&text[0], &t->recipe.model, t->recipe.sequence);
+    if (t->tokenizer) dt__write_json(&text[1], t->tokenizer);
+    if (text[0].failed || text[1].failed) r = DT_E_MEMORY;
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "tokenizer.json" : "config.json", *at = text[i].at;
+        if (!r && at) r = dt__part_put(&s->files, folder, name, at, text[i].length, &s->part[s->parts++]);
+        dt__free(text[i].at);
+    }
     return r;
 }
 

@@ -18,13 +18,14 @@ static void stop(const char *what)
     abort();
 }
 
-/* A cursor over a copy that ends where its memory ends. */
+/* A cursor over a copy whose NUL is the last byte of its memory. */
 static dt__json cursor(const unsigned char *data, size_t size)
 {
     dt__json j;
-    char *copy = (char *)malloc(size + !size);
+    char *copy = (char *)malloc(size + 1);
     if (!copy) stop("no memory");
     memcpy(copy, data, size);
+    copy[size] = 0;
     memset(&j, 0, sizeof j);
     j.path = "input";
     j.text = copy;
@@ -80,20 +81,19 @@ static const dt_tokenizer *known(int which)
 static void fuzz_learn(const unsigned char *data, size_t size)
 {
     static const char *const special[] = {"<|end|>", "ab", NULL};
-    dt__visitor v;
     dt__learner l;
+    dt__walk w;
     memset(&l, 0, sizeof l);
     l.t = dt__tokenizer_new();
     if (!l.t || dt__learner_begin(l.t, special)) stop("no memory");
     l.t->rule = size & 1 ? DT_PRETOKENS_LLAMA3 : DT_PRETOKENS_GPT2;
-    v.t = l.t;
-    v.special = 1;
-    v.context = &l;
-    v.word = dt__learner_word;
-    v.token = dt__learner_token;
-    if (dt__walk(&v, data, (int64_t)size, 0) || dt__learner_start(&l) || dt__learner_run(&l, 400)) stop("learn");
-    for (int64_t i = 0; i < l.pairs; i++)
-        if (l.pair[i].count < 0) stop("a pair with a negative count");
+    w.t = l.t;
+    w.special = 1;
+    w.piece = dt__learner_word;
+    w.context = &l;
+    if (dt__walk_text(&w, data, (int64_t)size, 0) || dt__learner_start(&l) || dt__learner_run(&l, 400)) stop("learn");
+    for (int64_t i = 0; i < l.pair.count; i++)
+        if (l.pair.entry[i].value < 0) stop("a pair with a negative count");
     round_trip(l.t, data, size);
     dt_tokenizer_close(&l.t);
     dt__learner_free(&l);

@@ -85,19 +85,19 @@ static void test_refusals(void)
     refuses(in("a.txt"), 8, (double)NAN, DT_E_USAGE, "a validation fraction of");
     refuses(in("missing.txt"), 8, 0, DT_E_FILE, "missing.txt");
     refuses(in("missing*.bin"), 8, 0, DT_E_FILE, "missing*.bin");
-    refuses(folder, 8, 0, DT_E_FILE, "is a directory");
-    refuses("/dev/null", 8, 0, DT_E_FILE, "is a pipe or a device");
-    if (!mkfifo(in("fifo"), 0600)) refuses(in("fifo"), 8, 0, DT_E_FILE, "is a pipe or a device");
+    refuses(folder, 8, 0, DT_E_DATA, "is not a plain file");
+    refuses("/dev/null", 8, 0, DT_E_DATA, "is not a plain file");
+    if (!mkfifo(in("fifo"), 0600)) refuses(in("fifo"), 8, 0, DT_E_DATA, "is not a plain file");
     refuses(in("empty.txt"), 8, 0, DT_E_DATA, "is empty");
-    refuses(in("a.txt"), 100, 0, DT_E_DATA, "has 100 tokens, and one sequence needs 101");
+    refuses(in("a.txt"), 100, 0, DT_E_DATA, "cuts 100 tokens into 100 and 0, but one sequence needs 101");
     refuses(in("text.bin"), 8, 0, DT_E_DATA, "does not begin like a token file");
     refuses(in("magic.bin"), 8, 0, DT_E_DATA, "does not begin like a token file (20240520)");
     refuses(in("version.bin"), 8, 0, DT_E_DATA, "of version 3. Write version 1");
-    refuses(in("short.bin"), 8, 0, DT_E_DATA, "has 1104 bytes, but 50 tokens need 1124");
-    refuses(in("long.bin"), 8, 0, DT_E_DATA, "has 1104 bytes, but 30 tokens need 1084");
-    refuses(in("none.bin"), 8, 0, DT_E_DATA, "promises 0 tokens");
-    refuses(in("negative.bin"), 8, 0, DT_E_DATA, "promises -5 tokens");
-    refuses(in("header.bin"), 8, 0, DT_E_DATA, "fewer than its header");
+    refuses(in("short.bin"), 8, 0, DT_E_DATA, "has 1104 bytes, but 50 tokens (1 or more) need 1124");
+    refuses(in("long.bin"), 8, 0, DT_E_DATA, "has 1104 bytes, but 30 tokens (1 or more) need 1084");
+    refuses(in("none.bin"), 8, 0, DT_E_DATA, "but 0 tokens (1 or more) need 1024");
+    refuses(in("negative.bin"), 8, 0, DT_E_DATA, "but -5 tokens (1 or more) need");
+    refuses(in("header.bin"), 8, 0, DT_E_DATA, "has 4 bytes, but 0 tokens (1 or more) need 1024");
     refuses(in("a.txt"), 20, 0.1, DT_E_DATA, "cuts 100 tokens into 90 and 10");
     refuses(in("a.txt"), 20, 0.9, DT_E_DATA, "cuts 100 tokens into 10 and 90");
     snprintf(both, sizeof both, "%s,%s", in("a.txt"), in("good.bin"));
@@ -113,7 +113,7 @@ static void test_unreadable(void)
         tap_skip(1, "root reads everything");
         return;
     }
-    refuses(in("secret.txt"), 8, 0, DT_E_FILE, "check its permissions");
+    refuses(in("secret.txt"), 8, 0, DT_E_FILE, "check the disk and the permissions");
     if (getuid() == 0 && seteuid(0)) tap_bail("cannot become root again");
 }
 

@@ -85,7 +85,7 @@ static void test_config(void)
         {"{\"hosts\": [\"algo-1\"]}", "there is no current_host"},
         {"{\"current_host\": \"algo-1\", \"hosts\": [\"algo-1\", 7]}", "a '\"' is missing"},
         {"{\"current_host\": \"algo-1\", \"hosts\": [\"al", "a string without an end"},
-        {"", "is empty"}};
+        {"", "a '{' is missing"}};
     char name[128];
     dt__world w;
     FILE *f;

@@ -521,7 +521,7 @@ static void test_failures(const char *self)
     for (int i = 0; i < LAYOUTS; i += i ? 2 : 1) /* 1 rank, 2 processes, 2 threads */
         for (int k = 0; k < 3; k++)
             for (int own = 0; own < 2; own++) {
-                const char *said = own ? "fetch returned an error (DT_E_DATA)" : "cannot find /nowhere/at all";
+                const char *said = own ? "fetch returned an error (DT_E_DATA)" : "cannot read /nowhere/at all";
                 int status, lines = 0;
                 snprintf(words, sizeof words, "numbers shard %s %c", calls[k], own ? 'o' : 'd');
                 status = run_train(self, words, layouts[i], text, sizeof text);

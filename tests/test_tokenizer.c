@@ -241,28 +241,26 @@ static void test_round_trip(void)
 static int64_t plain_merge(const dt_tokenizer *t, int32_t *symbol, int64_t n)
 {
     for (;;) {
-        int64_t best = t->merges, at = -1;
+        int64_t best = t->merge.count, at = -1;
+        int32_t left, right;
         for (int64_t i = 0; i + 1 < n; i++)
-            for (int64_t rank = 0; rank < best; rank++)
-                if (t->merge[rank].left == symbol[i] && t->merge[rank].right == symbol[i + 1]) best = rank, at = i;
+            for (int64_t rank = 0; rank < best && dt_tokenizer_merge(t, rank, &left, &right); rank++)
+                if (left == symbol[i] && right == symbol[i + 1]) best = rank, at = i;
         if (at < 0) return n;
-        symbol[at] = t->merge[best].made;
+        symbol[at] = (int32_t)t->merge.entry[best].value;
         memmove(symbol + at + 1, symbol + at + 2, sizeof *symbol * (size_t)(n - at - 2));
         n--;
     }
 }
 
-static void test_merging(void)
+/* Do words of 1 to 150 letters have the ids of the plain reference? */
+static int merges_plainly(const dt_tokenizer *t, int rounds)
 {
-    dt_tokenizer *t;
     int32_t ids[200], symbol[200];
     unsigned char word[200];
-    int fine = 1, all = 0;
-    put_text("ab.txt", "abababab aabbaabb abcabcabc aaaaaaaa bbbbbb cacacac abbaabba ccccabab aabaab bcbcbc abcabc "
-                       "aaab baaa cabcab abab bbaa aabb aaa bbb ccc abc cba acb aaaa bbbb\n");
-    if (dt_tokenizer_train(&t, in("ab.txt"), 300, DT_PRETOKENS_GPT2, NULL)) tap_bail("%s", dt_last_error());
+    int fine = 1;
     for (int64_t n = 1; n <= 150; n++) {
-        for (int round = 0; round < 8 && fine; round++, all++) {
+        for (int round = 0; round < rounds && fine; round++) {
             int64_t count, want;
             for (int64_t i = 0; i < n; i++) word[i] = (unsigned char)('a' + draw((uint32_t)round % 3 + 1));
             for (int64_t i = 0; i < n; i++) symbol[i] = t->byte_id[word[i]];
@@ -271,7 +269,50 @@ static void test_merging(void)
                    !memcmp(ids, symbol, sizeof *ids * (size_t)count);
         }
     }
-    tap_ok(fine, "%d words of 1 to 150 letters: the merges of the plain reference", all);
+    return fine;
+}
+
+/* Gives t every merge of two tokens into a third, in any order: a merge may then make a pair of a lower rank. */
+static void shuffle(dt_tokenizer *t)
+{
+    static int32_t merge[2000][3];
+    int64_t count = 0, bytes = 0;
+    dt__table_free(&t->merge);
+    memset(&t->merge, 0, sizeof t->merge);
+    for (int32_t id = 256; id < t->token.count; id++) {
+        const char *text = dt_tokenizer_token(t, id, &bytes);
+        for (int64_t left = 1; left < bytes && count < 2000; left++) {
+            merge[count][0] = (int32_t)dt__table_find(&t->token, text, left);
+            merge[count][1] = (int32_t)dt__table_find(&t->token, text + left, bytes - left);
+            merge[count][2] = id;
+            count += merge[count][0] >= 0 && merge[count][1] >= 0;
+        }
+    }
+    for (; count > 0; count--) {
+        int32_t *any = merge[draw((uint32_t)count)];
+        if (!dt__merge_add(t, any, any[2])) tap_bail("no memory");
+        memmove(any, merge[count - 1], sizeof merge[0]);
+    }
+}
+
+static void test_merging(void)
+{
+    dt_tokenizer *t;
+    int fine = 1;
+    put_text("ab.txt", "abababab aabbaabb abcabcabc aaaaaaaa bbbbbb cacacac abbaabba ccccabab aabaab bcbcbc abcabc "
+                       "aaab baaa cabcab abab bbaa aabb aaa bbb ccc abc cba acb aaaa bbbb\n");
+    if (dt_tokenizer_train(&t, in("ab.txt"), 300, DT_PRETOKENS_GPT2, NULL)) tap_bail("%s", dt_last_error());
+    tap_ok(merges_plainly(t, 8), "words of 1 to 150 letters: the merges of the plain reference");
+    for (int round = 0; round < 30 && fine; round++) {
+        char text[1000];
+        for (size_t i = 0; i < sizeof text; i++) text[i] = "aabbc "[draw(6)];
+        put("random.txt", text, sizeof text);
+        dt_tokenizer_close(&t);
+        if (dt_tokenizer_train(&t, in("random.txt"), 340, DT_PRETOKENS_GPT2, NULL)) tap_bail("%s", dt_last_error());
+        shuffle(t);
+        fine = merges_plainly(t, 3);
+    }
+    tap_ok(fine, "and with every merge of two tokens, in any order");
     dt_tokenizer_close(&t);
 }
 
@@ -342,13 +383,25 @@ static void test_learning(void)
         plain_learn(&p, 330);
         if (dt_tokenizer_train(&t, in("words.txt"), 330, (dt_pretokens)(round & 1), NULL)) tap_bail("%s", dt_last_error());
         again += p.merges > p.tokens - 256;
-        fine = t->merges == p.merges && t->token.count == p.tokens;
+        fine = t->merge.count == p.merges && t->token.count == p.tokens;
         for (int i = 0; i < p.merges && fine; i++)
             fine = dt_tokenizer_merge(t, i, &left, &right) && left == p.merge[i][0] && right == p.merge[i][1];
         dt_tokenizer_close(&t);
     }
     tap_ok(fine, "150 texts: the merges of the plain reference, in its order");
     tap_ok(!again, "  and no two of them make the same token");
+}
+
+/* The same strings in the same order, with the same values. */
+static int same_table(const dt__table *a, const dt__table *b)
+{
+    if (a->count != b->count) return 0;
+    for (int64_t i = 0; i < a->count; i++) {
+        const dt__entry *x = &a->entry[i], *y = &b->entry[i];
+        if (x->length != y->length || x->value != y->value) return 0;
+        if (memcmp(a->bytes + x->at, b->bytes + y->at, (size_t)x->length)) return 0;
+    }
+    return 1;
 }
 
 /* The same text, the same vocabulary: the reference's trainer found the merges of the golden file. */
@@ -360,10 +413,9 @@ static void test_against_trainer(void)
         dt_tokenizer *t, *want = opened(golden(file[rule]));
         int same;
         if (dt_tokenizer_train(&t, golden("train.txt"), size[rule], (dt_pretokens)rule, NULL)) tap_bail("%s", dt_last_error());
-        same = t->merges == want->merges && t->token.count == size[rule];
-        for (int64_t i = 0; same && i < t->merges; i++)
-            same = !memcmp(&t->merge[i], &want->merge[i], sizeof *t->merge);
-        tap_ok(same, "%s: learning gives the %lld merges of the reference's trainer", file[rule], (long long)want->merges);
+        same = t->merge.count == want->merge.count && t->token.count == size[rule];
+        same = same && same_table(&t->merge, &want->merge);
+        tap_ok(same, "%s: learning gives the %lld merges of the reference's trainer", file[rule], (long long)want->merge.count);
         dt_tokenizer_close(&t);
         dt_tokenizer_close(&want);
     }
@@ -400,17 +452,16 @@ static void test_long_words(void)
 /* Equal in all that shows. */
 static int same_tokenizer(const dt_tokenizer *a, const dt_tokenizer *b)
 {
-    if (a->token.count != b->token.count || a->merges != b->merges || a->rule != b->rule ||
-        a->whole_words != b->whole_words || a->specials != b->specials)
+    if (a->token.count != b->token.count || a->merge.count != b->merge.count || a->rule != b->rule ||
+        a->whole_words != b->whole_words || a->addeds != b->addeds)
         return 0;
     for (int64_t id = 0; id < a->token.count; id++) {
         int64_t x = 0, y = 0;
         const char *p = dt_tokenizer_token(a, id, &x), *q = dt_tokenizer_token(b, id, &y);
-        int mask = DT__TOKEN_ADDED | DT__TOKEN_LATE | DT__TOKEN_SPECIAL;
         if (!p != !q || x != y || (p && memcmp(p, q, (size_t)x))) return 0;
-        if ((a->token.span[id].kind ^ b->token.span[id].kind) & mask) return 0;
+        if (a->token.entry[id].value != b->token.entry[id].value) return 0;
     }
-    return !a->merges || !memcmp(a->merge, b->merge, sizeof *a->merge * (size_t)a->merges);
+    return same_table(&a->merge, &b->merge);
 }
 
 static void test_saving(void)
@@ -421,7 +472,7 @@ static void test_saving(void)
     int64_t count = 0;
     int32_t ids[64];
     tap_ok(!dt_tokenizer_train(&t, golden("train.txt"), 400, DT_PRETOKENS_GPT2, special), "a vocabulary is learned");
-    tap_ok(t->token.count == 400 && token_is(t, 256, "<|endoftext|>", 13) && t->merges == 142,
+    tap_ok(t->token.count == 400 && token_is(t, 256, "<|endoftext|>", 13) && t->merge.count == 142,
            "400 ids: bytes, two special tokens from 256 on, 142 merges");
     tap_ok(!dt_tokenizer_encode(t, "a<|endoftext|>b", 15, 1, ids, &count) && count == 3 && ids[1] == 256, "special");
     tap_ok(!dt_tokenizer_encode(t, "a<|endoftext|>b", 15, 0, ids, &count) && count > 5, "the same as text");
@@ -434,7 +485,7 @@ static void test_saving(void)
            "added tokens, ignore_merges and the rule are saved, over the old files");
     dt_tokenizer_close(&back);
     put_text("plain", "x");
-    tap_ok(dt_tokenizer_save(t, in("no/where")) == DT_E_FILE, "%s", dt_last_error());
+    tap_ok(dt_tokenizer_save(t, in("plain/where")) == DT_E_FILE, "%s", dt_last_error());
     tap_ok(dt_tokenizer_save(t, in("plain")) == DT_E_FILE, "%s", dt_last_error());
     dt_tokenizer_close(&t);
     tap_ok(dt_tokenizer_train(&t, NULL, 300, DT_PRETOKENS_GPT2, NULL) == DT_E_USAGE && !t, "%s", dt_last_error());
@@ -493,15 +544,15 @@ static void test_json(void)
     static char deep[400];
     dt_tokenizer *t;
     put_text("bad.json", json(NULL, NULL, NULL, NULL));
-    tap_ok(!dt_tokenizer_open(&t, in("bad.json")) && t->merges == 1, "the sound one opens");
+    tap_ok(!dt_tokenizer_open(&t, in("bad.json")) && t->merge.count == 1, "the sound one opens");
     dt_tokenizer_close(&t);
     put_text("bad.json", json(NULL, NULL, "[{\"id\":300,\"content\":\"\\ud83d\\ude00\\u0000\\/\",\"special\":true}]",
                               "[[\"a\",\"b\"]]"));
     tap_ok(!dt_tokenizer_open(&t, in("bad.json")) && token_is(t, 300, "\xf0\x9f\x98\x80\0/", 6) &&
-           t->merges == 1 && dt_tokenizer_size(t) == 301, "escapes, surrogates, merges as pairs, ids with holes");
+           t->merge.count == 1 && dt_tokenizer_size(t) == 301, "escapes, surrogates, merges as pairs, ids with holes");
     tap_ok(dt_tokenizer_decode(t, &(int32_t){270}, 1, NULL, &(int64_t){0}) == DT_E_DATA, "a hole: %s", dt_last_error());
     dt_tokenizer_close(&t);
-    refuses_text("", "is empty");
+    refuses_text("", "a '{' is missing");
     refuses_text("[1]", "line 1, byte 0 of the file: a '{' is missing");
     refuses_text("{\"a\"", "a ':' is missing");
     refuses_text("{\"a\":1", "a ',' is missing");
@@ -509,14 +560,14 @@ static void test_json(void)
     refuses_text("{\"a\":1\n\n \"b\":2}", "line 3, byte 9 of the file: a ',' is missing");
     refuses_text("{\"a\":1} x", "something follows the last bracket");
     refuses_text("{\"a\":tru}", "a value is missing");
-    refuses_text("{\"a\":-}", "a digit is missing");
-    refuses_text("{\"a\":01}", "begins with 0");
-    refuses_text("{\"a\":1.}", "a digit is missing");
-    refuses_text("{\"a\":1e}", "a digit is missing");
-    refuses_text("{\"a\":-", "a digit is missing");
-    refuses_text("{\"a\n\":1}", "a control character in a string: write it as \\u000a");
-    refuses_text("{\"\xff\":1}", "a byte 0xff that is not UTF-8");
-    refuses_text("{\"\xed\xa0\x80\":1}", "a byte 0xed that is not UTF-8");
+    refuses_text("{\"a\":-}", "a number is missing or incomplete");
+    refuses_text("{\"a\":01}", "a number is missing or incomplete");
+    refuses_text("{\"a\":1.}", "a number is missing or incomplete");
+    refuses_text("{\"a\":1e}", "a number is missing or incomplete");
+    refuses_text("{\"a\":-", "a number is missing or incomplete");
+    refuses_text("{\"a\n\":1}", "a byte 0x0a, a control character or no UTF-8: write \\u000a");
+    refuses_text("{\"\xff\":1}", "a byte 0xff, a control character or no UTF-8");
+    refuses_text("{\"\xed\xa0\x80\":1}", "a byte 0xed, a control character or no UTF-8");
     refuses_text("{\"abc", "a string without an end");
     refuses_text("{\"\\x\":1}", "a backslash before something else");
     refuses_text("{\"\\u12g4\":1}", "four hexadecimal digits");
@@ -530,57 +581,58 @@ static void test_json(void)
     refuses_text(VOCABULARY("\"a\":1.5"), "a whole number from 0 to 1048575");
     refuses_text(VOCABULARY("\"a\":-1"), "a whole number from 0");
     refuses_text(VOCABULARY("\"a\":1048576"), "a whole number from 0");
-    refuses_text(VOCABULARY("\"a\":\"b\""), "a token's id is missing here. Name a tokenizer.json");
-    refuses_text(VOCABULARY("\"\":1"), "token 1 is empty");
-    refuses_text(VOCABULARY("\"a\":1,\"b\":1"), "a second token with the id 1");
-    refuses_text(VOCABULARY("\"a\":1,\"a\":2"), "token 2 has the bytes of another");
+    refuses_text(VOCABULARY("\"a\":\"b\""), "a number is missing or incomplete");
+    refuses_text(VOCABULARY("\"\":1"), "token 1 is empty, or has the id or the text of another one");
+    refuses_text(VOCABULARY("\"a\":1,\"b\":1"), "token 1 is empty, or has the id or the text of another one");
+    refuses_text(VOCABULARY("\"a\":1,\"a\":2"), "token 2 is empty, or has the id or the text of another one");
     refuses_text("{\"model\":{},\"model\":{}}", "a second time");
 }
 
 static void test_refusals(void)
 {
     refuses(NULL, DT_E_USAGE, "no tokenizer is named");
-    refuses(in("nowhere"), DT_E_FILE, "cannot find the tokenizer");
-    refuses("/dev/null", DT_E_FILE, "is a pipe or a device");
+    refuses(in("nowhere"), DT_E_FILE, "nowhere (No such file or directory): check the name");
+    refuses("/dev/null", DT_E_DATA, "is not a plain file");
     mkdir(in("empty"), 0700);
-    refuses(in("empty"), DT_E_FILE, "has no tokenizer.json. Name the directory of a tokenizer; convert a vocab.json");
+    refuses(in("empty"), DT_E_FILE, "has no tokenizer.json: convert a vocab.json");
     put_text("empty/vocab.json", "{\"a\":1}");
     refuses(in("empty"), DT_E_FILE, "convert a vocab.json");
-    refuses(in("empty/vocab.json"), DT_E_DATA, "this is no tokenizer.json. Convert a vocab.json");
+    refuses(in("empty/vocab.json"), DT_E_DATA, "this is no tokenizer.json: convert a vocab.json");
     refuses_text(json(NULL, NULL, NULL, "[\"a b\",\"a b\"]"), "merge 1 stands here a second time");
-    refuses_text(json(NULL, NULL, NULL, "[\"b x\"]"), "merge 0 has a result that the vocabulary lacks");
-    refuses_text(json(NULL, NULL, NULL, "[\"ba b\"]"), "merge 0 has a left side");
-    refuses_text(json(NULL, NULL, NULL, "[\"ab\"]"), "two tokens with one space");
-    refuses_text(json(NULL, NULL, NULL, "[[\"a\"]]"), "a merge has 1 sides");
-    refuses_text(json(NULL, NULL, NULL, "[[\"a\",\"b\",\"a\"]]"), "a merge has 3 sides");
+    refuses_text(json(NULL, NULL, NULL, "[\"b x\"]"), "merge 0 has a side or a result that the vocabulary lacks");
+    refuses_text(json(NULL, NULL, NULL, "[\"ba b\"]"), "merge 0 has a side or a result that the vocabulary lacks");
+    refuses_text(json(NULL, NULL, NULL, "[\"ab\"]"), "a merge is two tokens, in a list or with one space");
+    refuses_text(json(NULL, NULL, NULL, "[[\"a\"]]"), "a merge is two tokens, in a list or with one space");
+    refuses_text(json(NULL, NULL, NULL, "[[\"a\",\"b\",\"a\"]]"), "a merge is two tokens, in a list or with one space");
     refuses_text(json(NULL, NULL, NULL, "[7]"), "a '\"' is missing");
-    refuses_text(json(NULL, "\"type\":\"Unigram\"", NULL, NULL), "the model \"Unigram\" is not supported");
-    refuses_text(json(NULL, "\"dropout\":0.1", NULL, NULL), "BPE dropout");
-    refuses_text(json(NULL, "\"continuing_subword_prefix\":\"##\"", NULL, NULL), "prefixes and suffixes");
-    refuses_text(json(NULL, "\"end_of_word_suffix\":\"</w>\"", NULL, NULL), "prefixes and suffixes");
-    refuses_text(json(NULL, "\"byte_fallback\":true", NULL, NULL), "byte_fallback");
-    refuses_text(json(NULL, "\"ignore_merges\":1", NULL, NULL), "true or false is missing");
+    refuses_text(json(NULL, "\"type\":\"Unigram\"", NULL, NULL), "the type is \"Unigram\" but only absent \"BPE\" is supported");
+    refuses_text(json(NULL, "\"dropout\":0.1", NULL, NULL), "the dropout is 0.1 but only");
+    refuses_text(json(NULL, "\"continuing_subword_prefix\":\"##\"", NULL, NULL), "the continuing_subword_prefix is \"##\" but");
+    refuses_text(json(NULL, "\"end_of_word_suffix\":\"</w>\"", NULL, NULL), "the end_of_word_suffix is \"</w>\" but");
+    refuses_text(json(NULL, "\"byte_fallback\":true", NULL, NULL), "the byte_fallback is true but only absent false");
+    refuses_text(json(NULL, "\"ignore_merges\":1", NULL, NULL), "the ignore_merges is 1 but only absent true false");
     refuses_text("{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"vocab\":{}}}",
-                 "the model has no \"merges\"");
+                 "there is no merges");
     refuses_text("{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"merges\":[]}}",
-                 "the model has no \"vocab\"");
-    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":{\"type\":\"NFC\"}}", "a normalizer changes");
-    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]}}", "there is no pre_tokenizer");
-    refuses_text(json("null", NULL, NULL, NULL), "there is no pre_tokenizer");
-    refuses_text(json("{\"type\":\"Whitespace\"}", NULL, NULL, NULL), "the pre-tokenizer \"Whitespace\" is not supported");
+                 "there is no vocab");
+    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":{\"type\":\"NFC\"}}", "the normalizer is {\"type\":\"NFC\"} but only absent null");
+    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]}}", "the pre_tokenizer is neither ByteLevel with use_regex nor");
+    refuses_text(json("null", NULL, NULL, NULL), "the pre_tokenizer is neither ByteLevel with use_regex nor");
+    refuses_text(json("{\"type\":\"Whitespace\"}", NULL, NULL, NULL), "the type is \"Whitespace\" but only");
     refuses_text(json("{\"a\":1}", NULL, NULL, NULL), "there is no type of the pre-tokenizer");
-    refuses_text(json("{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL), "add_prefix_space");
-    refuses_text(json(BYTE_LEVEL, NULL, NULL, NULL), "neither ByteLevel with use_regex nor");
-    refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[]}", NULL, NULL, NULL), "neither ByteLevel");
+    refuses_text(json("{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL), "the add_prefix_space is true but only false is");
+    refuses_text(json("{\"type\":\"ByteLevel\"}", NULL, NULL, NULL), "the add_prefix_space is absent but only false is");
+    refuses_text(json(BYTE_LEVEL, NULL, NULL, NULL), "is neither ByteLevel with use_regex nor");
+    refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[]}", NULL, NULL, NULL), "is neither ByteLevel");
     refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"}]}", NULL, NULL, NULL), "\"Digits\"");
     refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT("\\\\w+") "," BYTE_LEVEL "]}", NULL, NULL, NULL),
-                 "Split by another pattern");
-    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\",\"lstrip\":true}]", NULL), "lstrip");
-    refuses_text(json(NULL, NULL, "[{\"content\":\"x\"}]", NULL), "without an id");
+                 "Split by a pattern that is neither");
+    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\",\"lstrip\":true}]", NULL), "the lstrip is true but only absent false");
+    refuses_text(json(NULL, NULL, "[{\"content\":\"x\"}]", NULL), "there is no id of an added token");
     refuses_text(json(NULL, NULL, "[{\"id\":300}]", NULL), "there is no content of an added token");
-    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"\"}]", NULL), "added token 300 is empty");
+    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"\"}]", NULL), "added token 300 is empty, or has the id of another one");
     refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\"},{\"id\":300,\"content\":\"y\"}]", NULL),
-                 "a second added token with the id 300");
+                 "added token 300 is empty, or has the id of another one");
     refuses_text(json(NULL, NULL, "[{\"id\":1,\"content\":\"xyz\"}]", NULL), "no token for the byte 0x01");
 }
 
@@ -647,42 +699,26 @@ static void test_shards(void)
     free(text);
 }
 
-typedef struct gathered {
-    int32_t ids[4096];
-    int64_t count, most;
-} gathered;
-static dt_result gather(void *context, const int32_t *ids, int64_t count)
-{
-    gathered *g = (gathered *)context;
-    if (count > g->most || g->count + count > 4096) return dt__error(DT_E_SYSTEM, "too many ids at a time");
-    memcpy(g->ids + g->count, ids, sizeof *ids * (size_t)count);
-    g->count += count;
-    return DT_OK;
-}
-
-/* Blocks of any size give the same ids; a vocabulary that does not fit into 16 bits. */
+/* Files of any size give the same ids; a vocabulary that does not fit into 16 bits. */
 static void test_blocks(void)
 {
     static const char text[] = "Don't panic: <|end|> 12345\r\n\r\n  the [tool] qu\xff\xe2\x82 \xe2\x82\xac<|end|>> end of lamp";
-    static gathered g;
-    int32_t want[200], ids[200];
+    int32_t want[200];
     dt_tokenizer *t = opened(golden("llama3.json"));
     dt_data *d = NULL;
     int64_t count;
     int fine = 1;
     if (dt_tokenizer_encode(t, text, sizeof text - 1, 1, want, &count)) tap_bail("%s", dt_last_error());
-    for (int64_t room = 1; room <= 70; room++) {
-        dt__encoder e;
-        memset(&e, 0, sizeof e);
-        memset(&g, 0, sizeof g);
-        e.ids = ids;
-        e.room = g.most = room;
-        e.flush = gather;
-        e.context = &g;
-        fine = fine && !dt__encode(&e, t, text, sizeof text - 1, 1) && g.count == count &&
-               !memcmp(g.ids, want, sizeof *want * (size_t)count);
+    put("blocks.txt", text, sizeof text - 1);
+    for (int64_t limit = 1; limit <= 70 && fine; limit++) {
+        char name[32], pattern[32];
+        snprintf(name, sizeof name, "b%d.bin", (int)limit);
+        snprintf(pattern, sizeof pattern, "b%d_*.bin", (int)limit);
+        fine = !dt_data_tokenize(in("blocks.txt"), t, in(name), limit, 1, NULL) &&
+               !dt_data_open(&d, in(pattern), NULL, 2, 0) && holds(d, want, count);
+        dt_data_close(&d);
     }
-    tap_ok(fine, "blocks of 1 to 70 ids: the same %lld ids", (long long)count);
+    tap_ok(fine, "files of 1 to 70 ids: the same %lld ids", (long long)count);
     dt_tokenizer_close(&t);
     put_text("wide.json", json(NULL, NULL, "[{\"id\":70000,\"content\":\"<end>\",\"special\":true}]", NULL));
     t = opened(in("wide.json"));

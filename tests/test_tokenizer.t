@@ -46,7 +46,7 @@ sub refused {
 }
 spew("$tmp/broken.json", '{"model": {');
 spew("$tmp/cut.json", substr(slurp("$golden/gpt2.json"), 0, 9000));
-refused('no such tokenizer', "--data $golden/train.txt --tokenizer nowhere", 1, qr/cannot find the tokenizer nowhere.*check the name/);
+refused('no such tokenizer', "--data $golden/train.txt --tokenizer nowhere", 1, qr/cannot read nowhere .*check the name/);
 refused('broken JSON', "--data $golden/train.txt --tokenizer $tmp/broken.json", 1, qr/broken\.json, line 1, byte 11/);
 refused('a file that is cut', "--data $golden/train.txt --tokenizer $tmp/cut.json", 1, qr/cut\.json, line 1, byte 9000/);
 refused('a directory without one', "--data $golden/train.txt --tokenizer $tmp", 1, qr/has no tokenizer\.json/);
