@@ -23439,8 +23439,9 @@ static void dt__state_add(dt_trainer *t, int kind, int32_t param, int use)
 static dt_result dt__state_open(dt_trainer *t)
 {
     const dt__net *n = &t->e.net;
-    int64_t most = DT__PARTS * n->param_count;
-    for (int32_t i = 0; i < n->param_count; i++) most += n->params[i].uses;
+    int64_t most = n->param_count;
+    for (int i = 0; i < DT__STATE_COUNT; i++) most += dt__state_kept(&t->recipe, i) ? n->param_count : 0;
+    for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++) most += n->params[i].uses;
     t->state.tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *t->state.tensor, "the state");
     if (!t->state.tensor) return DT_E_MEMORY;
     for (int kind = 0; kind <= DT__PART_LOST; kind++) {
