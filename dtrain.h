@@ -21715,14 +21715,14 @@ static void dt__supervise_count(dt__supervisor *s, int status)
 static void dt__supervise_announce(dt__supervisor *s)
 {
     uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
-    char text[700];
+    char text[700], who[40] = "", rest[40] = "", *what = text;
     int rank = (int)(fault & 0x7fffu), pid;
     if (s->announced || !fault || s->signal) return;
     pid = fault & DT__FAR ? 0 : dt__job_rank(s->job, rank)->pid;
     dt__format_fault(text, sizeof text, s->job, fault);
-    if (pid) fprintf(stderr, "dtrain: rank %d (pid %d)%s", rank, pid, strchr(text + 5, ' '));
-    else fprintf(stderr, "dtrain: %s", text);
-    fprintf(stderr, s->alive ? "; stopping the rest (%d)\n" : "\n", s->alive);
+    if (pid) snprintf(who, sizeof who, "rank %d (pid %d)", rank, pid), what = strchr(text + 5, ' ');
+    if (s->alive) snprintf(rest, sizeof rest, "; stopping the rest (%d)", s->alive);
+    fprintf(stderr, "dtrain: %s%s%s\n", who, what, rest); /* one write: ranks print, too */
     s->announced = 1;
     s->deadline = dt__now() + 2;
 }
@@ -21732,15 +21732,15 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
 {
     int32_t grace = __atomic_load_n(&s->job->grace_ms, __ATOMIC_RELAXED);
     double patience = grace * 1e-3 + 2;
+    char rest[60];
     if (s->signal) {
         if (sig == SIGINT) s->deadline = dt__now();
         return;
     }
     s->signal = sig;
     __atomic_store_n(&s->job->stop, grace > 0 ? 1 : 2, __ATOMIC_SEQ_CST);
-    fprintf(stderr, "dtrain: stopped by signal %d", sig);
-    if (s->alive) fprintf(stderr, "; waiting up to %.0f s for %d ranks", patience, s->alive);
-    fprintf(stderr, "\n");
+    snprintf(rest, sizeof rest, "; waiting up to %.0f s for %d ranks", patience, s->alive);
+    fprintf(stderr, "dtrain: stopped by signal %d%s\n", sig, s->alive ? rest : "");
     s->deadline = dt__now() + patience;
 }
 
