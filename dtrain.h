@@ -16252,7 +16252,7 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
     if (!j.result && (w->rank < 0 || w->size > DT__WORLD_RANKS))
         j.result = dt__error(DT_E_USAGE, "%s: this host, \"%s\", is not among the %d hosts (1 to %d): correct the list "
                              "or SM_CURRENT_HOST", j.path, host, w->size, (int)DT__WORLD_RANKS);
-    if (hosts) j.text = NULL; /* not a file that would be unmapped */
+    if (hosts) j.text = NULL; /* not memory of the cursor */
     dt__json_close(&j);
     w->host = w->rank;
     w->hosts = w->size;

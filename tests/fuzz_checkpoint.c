@@ -24,12 +24,13 @@ static void refused(void)
     if (!strchr(dt_last_error(), ':')) stop("an error without a sentence");
 }
 
-/* A copy that ends where its memory ends. */
+/* A copy whose NUL is the last byte of its memory. */
 static char *copy_of(const unsigned char *data, size_t size)
 {
-    char *copy = (char *)malloc(size + !size);
+    char *copy = (char *)malloc(size + 1);
     if (!copy) stop("no memory");
     memcpy(copy, data, size);
+    copy[size] = 0;
     return copy;
 }
 
