@@ -1484,8 +1484,10 @@ typedef struct dt_pool {
     char *scratch;         /* (workers, scratch_bytes) */
     dt__task_fn fn;
     void *context;
-    int64_t tasks, next; /* next: atomic */
-    int round, running;  /* round: atomic, rises by one per dt__parallel; running: atomic, workers still inside */
+    int64_t tasks;
+    int64_t done;  /* atomic: how many of them are finished */
+    uint64_t left; /* atomic: how many of them nobody has taken, plus 2^32 times the number of dt__parallel's call */
+    int sleepers;  /* atomic: workers that wait for a signal */
     int quit;
 #ifndef DT_NO_THREADS
     pthread_t *threads;
@@ -1505,12 +1507,15 @@ static void dt__relax(void)
 
 static void *dt__scratch(dt_pool *pool, int worker) { return pool->scratch + (int64_t)worker * pool->scratch_bytes; }
 
+/* Takes tasks until none is left. What it knows of a call holds while a task that it took is not done. */
 static void dt__pool_work(dt_pool *pool, int worker)
 {
-    for (;;) {
-        int64_t task = __atomic_fetch_add(&pool->next, 1, __ATOMIC_RELAXED);
-        if (task >= pool->tasks) return;
-        pool->fn(pool->context, task, worker);
+    uint64_t left = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE);
+    while ((uint32_t)left) {
+        if (!__atomic_compare_exchange_n(&pool->left, &left, left - 1, 1, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
+        pool->fn(pool->context, pool->tasks - (uint32_t)left, worker);
+        __atomic_fetch_add(&pool->done, 1, __ATOMIC_RELEASE);
+        left = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE);
     }
 }
 
@@ -1524,36 +1529,41 @@ static void *dt__pool_main(void *argument)
 {
     dt__worker_start start = *(dt__worker_start *)argument;
     dt_pool *pool = start.pool;
-    int seen = 0;
+    uint64_t seen = 0, now;
     unsigned saved = dt__fp_enter();
     dt__free(argument);
     for (;;) {
-        int spin = 0, now;
-        while ((now = __atomic_load_n(&pool->round, __ATOMIC_ACQUIRE)) == seen && ++spin < 4000) dt__relax();
+        int spin = 0;
+        while ((now = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE) >> 32) == seen && ++spin < 4000) dt__relax();
         if (now == seen) {
             pthread_mutex_lock(&pool->lock);
-            while ((now = __atomic_load_n(&pool->round, __ATOMIC_ACQUIRE)) == seen)
+            __atomic_fetch_add(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
+            while ((now = __atomic_load_n(&pool->left, __ATOMIC_SEQ_CST) >> 32) == seen)
                 pthread_cond_wait(&pool->wake, &pool->lock);
+            __atomic_fetch_sub(&pool->sleepers, 1, __ATOMIC_RELAXED);
             pthread_mutex_unlock(&pool->lock);
         }
         seen = now;
         if (pool->quit) break;
         dt__pool_work(pool, start.worker);
-        __atomic_fetch_sub(&pool->running, 1, __ATOMIC_RELEASE);
     }
     dt__fp_leave(saved);
     return NULL;
 }
 
-static void dt__pool_signal(dt_pool *pool)
+/* Begins a call and wakes the workers that sleep. */
+static void dt__pool_begin(dt_pool *pool, int64_t tasks)
 {
+    __atomic_store_n(&pool->left, ((pool->left >> 32) + 1) << 32 | (uint32_t)tasks, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&pool->sleepers, __ATOMIC_SEQ_CST)) return;
     pthread_mutex_lock(&pool->lock);
-    __atomic_fetch_add(&pool->round, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
 }
 #endif
 
+/* Returns when all tasks are done. It waits for workers that took one, not for those that have not woken up: they may
+ * be without a core for long. */
 static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *context)
 {
     if (!pool || pool->workers == 1 || tasks <= 1) {
@@ -1564,11 +1574,10 @@ static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *con
     pool->fn = fn;
     pool->context = context;
     pool->tasks = tasks;
-    pool->next = 0;
-    __atomic_store_n(&pool->running, pool->workers - 1, __ATOMIC_RELAXED);
-    dt__pool_signal(pool);
+    pool->done = 0;
+    dt__pool_begin(pool, tasks);
     dt__pool_work(pool, 0);
-    for (int spin = 0; __atomic_load_n(&pool->running, __ATOMIC_ACQUIRE); spin++) {
+    for (int spin = 0; __atomic_load_n(&pool->done, __ATOMIC_ACQUIRE) < tasks; spin++) {
         if (spin < 4000) dt__relax();
         else sched_yield();
     }
@@ -1596,7 +1605,7 @@ static void dt__pool_close(dt_pool **handle)
 #ifndef DT_NO_THREADS
     if (pool->threads) {
         pool->quit = 1;
-        dt__pool_signal(pool);
+        dt__pool_begin(pool, 0);
         for (int i = 1; i < pool->workers; i++) pthread_join(pool->threads[i], NULL);
         pthread_mutex_destroy(&pool->lock);
         pthread_cond_destroy(&pool->wake);
