@@ -1488,7 +1488,7 @@ typedef struct dt_pool {
     int64_t done;  /* atomic: how many of them are finished */
     uint64_t left; /* atomic: how many of them nobody has taken, plus 2^32 times the number of dt__parallel's call */
     int sleepers;  /* atomic: workers that wait for a signal */
-    int quit;
+    int quit;      /* atomic */
 #ifndef DT_NO_THREADS
     pthread_t *threads;
     pthread_mutex_t lock;
@@ -1544,7 +1544,7 @@ static void *dt__pool_main(void *argument)
             pthread_mutex_unlock(&pool->lock);
         }
         seen = now;
-        if (pool->quit) break;
+        if (__atomic_load_n(&pool->quit, __ATOMIC_RELAXED)) break;
         dt__pool_work(pool, start.worker);
     }
     dt__fp_leave(saved);
@@ -1554,7 +1554,8 @@ static void *dt__pool_main(void *argument)
 /* Begins a call and wakes the workers that sleep. */
 static void dt__pool_begin(dt_pool *pool, int64_t tasks)
 {
-    __atomic_store_n(&pool->left, ((pool->left >> 32) + 1) << 32 | (uint32_t)tasks, __ATOMIC_SEQ_CST);
+    uint64_t call = (__atomic_load_n(&pool->left, __ATOMIC_RELAXED) >> 32) + 1;
+    __atomic_store_n(&pool->left, call << 32 | (uint32_t)tasks, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&pool->sleepers, __ATOMIC_SEQ_CST)) return;
     pthread_mutex_lock(&pool->lock);
     pthread_cond_broadcast(&pool->wake);
@@ -1604,7 +1605,7 @@ static void dt__pool_close(dt_pool **handle)
     if (!pool) return;
 #ifndef DT_NO_THREADS
     if (pool->threads) {
-        pool->quit = 1;
+        __atomic_store_n(&pool->quit, 1, __ATOMIC_RELAXED);
         dt__pool_begin(pool, 0);
         for (int i = 1; i < pool->workers; i++) pthread_join(pool->threads[i], NULL);
         pthread_mutex_destroy(&pool->lock);
