@@ -2463,13 +2463,16 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NULL, dt__run_rope, NULL, RULE(ROPE, 0, ROPE, D, BACK))     \
     OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_positions, NULL, )                        \
     OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NULL, dt__run_cache, NULL, )                                 \
-    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, GEMM, dt__flops_conv, dt__run_window, dt__grad_conv, )               \
-    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, GEMM, dt__flops_conv, dt__run_window, NULL, )                     \
-    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, GEMM, dt__flops_conv, dt__run_window, NULL, )                  \
-    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_window, dt__grad_pool, )                  \
-    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_window, dt__grad_pool, )                  \
-    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_window, NULL, )                 \
-    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_window, NULL, )                 \
+    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, dt__grad_conv,             \
+       RULE(CONV, 0, CONV_DX, DB, FLOW) RULE(CONV, 1, CONV_DW, DA, CHAIN))                                   \
+    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, )                 \
+    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, )                 \
+    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL,                         \
+       RULE(MAX_POOL, 0, MAX_POOL_GRAD, DA, FLOW))                                                           \
+    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL,                         \
+       RULE(AVG_POOL, 0, AVG_POOL_GRAD, D, FLOW))                                                            \
+    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, )                  \
+    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, )                  \
     OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NULL, dt__run_dropout, NULL, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
     ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r),      \
         dt__run_cross_entropy, NULL, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW))                 \
@@ -5012,6 +5015,8 @@ struct dt_graph {
     int64_t context;       /* positions of a decode graph, whose T tokens begin at dt__env.position; else 0 */
     int64_t samples, positions; /* of a unit of work: B, T; its leaves count as samples of T/Vc tokens */
     char prefix[64];       /* segment name */
+    char text[4][96];      /* of shapes in error sentences */
+    unsigned texts;
     dt_tensor input, targets, logits, prediction, loss_seed;
     struct dt__shares *shares; /* while differentiating */
     const dt__kernels *kernels;
@@ -5084,7 +5089,7 @@ enum { DT__CLASS_LEAF, DT__CLASS_OUTPUT, DT__CLASS_ALIAS, DT__CLASS_MOVE, DT__CL
        DT__CLASS_COLUMN, DT__CLASS_GEMM, DT__CLASS_SPECIAL };
 enum { DT__SHAPE_GIVEN, DT__SHAPE_SAME, DT__SHAPE_BROADCAST };
 enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_FIRST, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
-enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_ATTENTION };
+enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_WINDOW, DT__SCRATCH_ATTENTION }; /* WINDOW: GEMM, and a tile */
 typedef struct dt__op {
     const char *name, *inputs, *expression; /* expression: of a map, row or column op, as text */
     int class_of, shape, shards, scratch;
@@ -5296,7 +5301,10 @@ static dt_tensor dt__tensor(int32_t id)
     t.id = id;
     return t;
 }
+static dt_tensor dt__nothing(void) { return dt__tensor(0); }
 static dt__node *dt__at(const dt_graph *g, dt_tensor t) { return &g->nodes[t.id]; }
+/* "(4,16,32)" for error sentences; valid until the fourth call from now. */
+static const char *dt__show(dt_graph *g, const dt_shape *s) { return dt__shape_text(s, g->text[g->texts++ & 3]); }
 
 /* Keeps the first error and returns the poison: `return dt__poison(g, DT_E_SHAPE, "...", ...)`. */
 #if defined(__GNUC__)
@@ -5340,6 +5348,7 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
 }
 
 static void dt__compute(dt_graph *g, int32_t id);
+static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n);
 
 static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, dt_tensor c)
 {
@@ -5351,6 +5360,10 @@ static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, 
     n.in[0] = a.id, n.in[1] = b.id, n.in[2] = c.id;
     n.inputs = c.id ? 3 : b.id ? 2 : a.id ? 1 : 0;
     return n;
+}
+static dt__node dt__node_one(int op, dt_shape shape, dt_tensor x)
+{
+    return dt__node_make(op, shape, x, dt__nothing(), dt__nothing());
 }
 
 static dt_tensor dt__append(dt_graph *g, const dt__node *node)
@@ -5419,6 +5432,7 @@ static int dt__cut_of(const dt_graph *g, const dt__node *n)
 /* Adds the node (and its second output of shape *aux), and computes it when the graph is eager. */
 static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
+    dt_shape tile;
     dt_tensor t;
     if (g->result) return dt__tensor(0);
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
@@ -5442,6 +5456,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
                               "may stand between linears with DT_COLUMNS and DT_ROWS",
                               dt__op_of(n->op)->name);
     }
+    if (dt__op_of(n->op)->scratch == DT__SCRATCH_WINDOW) tile = dt__window_aux(g, n), aux = &tile;
     if (aux) n->aux = g->count + 1;
     t = dt__append(g, n);
     if (aux && t.id) {
@@ -5731,8 +5746,8 @@ static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t
 {
     const dt__node *n = &g->nodes[id];
     dt__attention a;
-    if (dt__op_of(n->op)->scratch == DT__SCRATCH_GEMM) return k->gemm_scratch();
-    if (dt__op_of(n->op)->scratch != DT__SCRATCH_ATTENTION) return 0;
+    if (dt__op_of(n->op)->scratch == DT__SCRATCH_NONE) return 0;
+    if (dt__op_of(n->op)->scratch != DT__SCRATCH_ATTENTION) return k->gemm_scratch();
     a = dt__attention_sizes(g, n);
     return k->attention_scratch(a.s, a.d);
 }
@@ -6708,24 +6723,19 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
 /* ---- convolution and pooling --------------------------------------------------------------------------
  * Both unfold their input (im2col): a matrix with a column per position of the window and a row per channel and tap. A
  * convolution is a matrix product with it; a pooling is a sum or a maximum over its taps. Taps outside the tensor are
- * terms like all others, zeros (R5), or -inf for a maximum. Only one tile of positions is unfolded at a time. Gradients
- * of the input are folded: a place adds the elements that were read from it, by ascending position. */
+ * terms like all others, zeros (R5), or -inf for a maximum. Only one tile, positions of one sample, is unfolded at a
+ * time. Gradients of the input are folded: an element adds what was read from it, by ascending position. */
 
 enum {
     DT__WINDOW_FAR = 1 << 20,   /* largest stride, padding, dilation, pooling size */
     DT__WINDOW_FLOATS = 1 << 17 /* of a tile, unless a position alone needs more */
 };
 
-/* How positions read planes of a tensor (B,channels,size): tap k of position p reads, along each axis, place
- * p * stride - padding + k * dilation. Axis 0 is the height; a sequence has height 1. */
-typedef struct dt__grid {
-    int64_t channels, size[2], positions[2], taps[2], stride[2], padding[2], dilation[2];
-} dt__grid;
-
-/* A group of channels: the window reads `from` channels of x, and makes `to` of y. */
+/* Tap k of position p reads, along each axis, element p * stride - padding + k * dilation of a plane of x. Axis 0 is
+ * the height; a sequence has height 1. A group of channels reads `from` channels of x and makes `to` of y. */
 typedef struct dt__window {
-    dt__grid x, y; /* of y every position reads itself */
-    int64_t groups, from, to, rows, positions, tile;
+    int64_t size[2], positions[2], taps[2], stride[2], padding[2], dilation[2];
+    int64_t samples, groups, from, to, rows, tile; /* the unfolded x of a group and a tile is (rows,tile) */
 } dt__window;
 
 /* The two spatial sizes of (B,C,L) or (B,C,H,W). */
@@ -6741,136 +6751,128 @@ static int dt__makes_windows(int op) { return op == DT__OP_CONV || op == DT__OP_
 /* i, for the height, then for the width: stride, padding, and a convolution's dilation or a pooling's size. */
 static dt__window dt__window_of(const dt_graph *g, const dt__node *n)
 {
-    const dt_shape *first = &g->nodes[n->in[0]].shape, *second = &g->nodes[n->in[1]].shape;
-    const dt_shape *y = dt__makes_windows(n->op) ? &n->shape : first, *weight = NULL;
-    const dt_shape *x = dt__makes_windows(n->op) ? first : n->op == DT__OP_CONV_DW ? second : &n->shape;
+    const dt_shape *first = &g->nodes[n->in[0]].shape, *second = &g->nodes[n->in[1]].shape, *x, *y, *weight;
     dt__window w;
     memset(&w, 0, sizeof w);
-    if (dt__is_conv(n->op)) weight = n->op == DT__OP_CONV_DW ? &n->shape : second;
-    w.x.channels = x->n[1], w.y.channels = y->n[1];
-    dt__spatial(x, w.x.size);
-    dt__spatial(y, w.y.size);
-    if (weight) dt__spatial(weight, w.x.taps);
+    y = dt__makes_windows(n->op) ? &n->shape : first;
+    x = dt__makes_windows(n->op) ? first : n->op == DT__OP_CONV_DW ? second : &n->shape;
+    weight = !dt__is_conv(n->op) ? NULL : n->op == DT__OP_CONV_DW ? &n->shape : second;
+    dt__spatial(x, w.size);
+    dt__spatial(y, w.positions);
+    if (weight) dt__spatial(weight, w.taps);
     for (int axis = 0; axis < 2; axis++) {
         const int64_t *i = n->i + 3 * axis;
-        w.x.stride[axis] = i[0], w.x.padding[axis] = i[1], w.x.dilation[axis] = weight ? i[2] : 1;
-        if (!weight) w.x.taps[axis] = i[2];
-        w.y.taps[axis] = w.y.stride[axis] = 1;
-        w.x.positions[axis] = w.y.positions[axis] = w.y.size[axis];
+        w.stride[axis] = i[0], w.padding[axis] = i[1], w.dilation[axis] = weight ? i[2] : 1;
+        if (!weight) w.taps[axis] = i[2];
     }
+    w.samples = x->n[0];
     w.groups = weight ? x->n[1] / weight->n[1] : 1;
     w.from = x->n[1] / w.groups, w.to = y->n[1] / w.groups;
-    w.rows = w.from * w.x.taps[0] * w.x.taps[1];
-    w.positions = y->n[0] * w.y.size[0] * w.y.size[1];
-    w.tile = dt__min(w.positions, dt__max(dt__round_up(DT__WINDOW_FLOATS / w.rows, 48), 96));
+    w.rows = w.from * w.taps[0] * w.taps[1];
+    w.tile = dt__min(w.positions[0] * w.positions[1], dt__max(dt__round_up(DT__WINDOW_FLOATS / w.rows, 48), 96));
     return w;
 }
 
-/* A node's tile, as its second output so that it is planned like any value: the unfolded x (rows,tile), y (to,tile). */
+/* A node's tile, as its second output so that it is planned like any value. */
 static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n)
 {
     dt__window w = dt__window_of(g, n);
-    return dt_shape1((w.rows + w.to) * w.tile);
+    return dt_shape1(w.rows * w.tile);
 }
 
-/* One tile of positions between planes and a matrix (channels * taps, end - begin). */
+/* Positions [begin, end) of one sample and group: x is planes, and the matrix (rows, end - begin) is unfolded from
+ * them, or where `to` is not NULL folded into them. y is (to, end - begin), its rows one plane apart. */
 typedef struct dt__unfold {
-    const dt__grid *grid;
-    const float *from; /* planes that are read; NULL: `to` is written */
-    float *to, *matrix;
+    const dt__call *c;
+    dt__window w;
+    const float *from, *dy;
+    float *to, *y, *matrix;
     int64_t begin, end;
     float outside;
-    int add; /* to what is written */
 } dt__unfold;
 
-/* One tap of the channel whose plane of the first sample begins `plane` floats behind from, or to. */
+/* One tap of the channel whose plane begins `plane` floats behind from and to. */
 static void dt__unfold_tap(const dt__unfold *u, int64_t plane, int64_t tap, float *row)
 {
-    const dt__grid *g = u->grid;
-    int64_t step = g->stride[1];
+    const dt__window *w = &u->w;
+    int64_t step = w->stride[1];
     for (int64_t at = u->begin, n; at < u->end; at += n, row += n) {
-        int64_t column = at % g->positions[1], line = at / g->positions[1];
-        int64_t y = line % g->positions[0] * g->stride[0] - g->padding[0] + tap / g->taps[1] * g->dilation[0];
-        int64_t x = column * step - g->padding[1] + tap % g->taps[1] * g->dilation[1], low, high;
-        int64_t place = plane + (line / g->positions[0] * g->channels * g->size[0] + y) * g->size[1] + x;
-        n = dt__min(g->positions[1] - column, u->end - at);
-        high = y < 0 || y >= g->size[0] ? 0 : dt__max(0, dt__min(n, (g->size[1] - x + step - 1) / step));
+        int64_t column = at % w->positions[1], low, high;
+        int64_t y = at / w->positions[1] * w->stride[0] - w->padding[0] + tap / w->taps[1] * w->dilation[0];
+        int64_t x = column * step - w->padding[1] + tap % w->taps[1] * w->dilation[1];
+        int64_t first = plane + y * w->size[1] + x;
+        n = dt__min(w->positions[1] - column, u->end - at);
+        high = y < 0 || y >= w->size[0] ? 0 : dt__max(0, dt__min(n, (w->size[1] - x + step - 1) / step));
         low = dt__min(high, x < 0 ? dt__ceil_div(-x, step) : 0);
-        if (!u->from) {
-            for (int64_t i = low; i < high; i++) {
-                float *to = u->to + place + i * step;
-                *to = u->add ? *to + row[i] : row[i];
-            }
-            continue;
-        }
+        for (int64_t i = low; u->to && i < high; i++) u->to[first + i * step] += row[i];
+        if (u->to) continue;
         for (int64_t i = 0; i < low; i++) row[i] = u->outside;
-        if (step == 1 && low < high) memcpy(row + low, u->from + place + low, 4 * (size_t)(high - low));
-        for (int64_t i = low; step != 1 && i < high; i++) row[i] = u->from[place + i * step];
+        for (int64_t i = low; i < high; i++) row[i] = u->from[first + i * step];
         for (int64_t i = high; i < n; i++) row[i] = u->outside;
     }
 }
-/* A place's later taps belong to its earlier positions. */
+/* Later taps of an element belong to earlier positions. */
 static void dt__unfold_task(void *context, int64_t channel, int worker)
 {
     const dt__unfold *u = (const dt__unfold *)context;
-    int64_t taps = u->grid->taps[0] * u->grid->taps[1], plane = channel * u->grid->size[0] * u->grid->size[1];
+    int64_t taps = u->w.taps[0] * u->w.taps[1], plane = channel * u->w.size[0] * u->w.size[1];
     (void)worker;
     for (int64_t k = 0; k < taps; k++) {
-        int64_t tap = u->from ? k : taps - 1 - k;
+        int64_t tap = u->to ? taps - 1 - k : k;
         dt__unfold_tap(u, plane, tap, u->matrix + (channel * taps + tap) * (u->end - u->begin));
     }
 }
 
-/* columns (rows,n) and y (to,n) of one group: y = w columns + bias, columns = w^T y, or dw += y columns^T. */
-static void dt__conv_tile(const dt__call *c, const dt__window *w, int64_t group, int more, float *columns, float *y,
-                          int64_t n)
+/* y = w matrix + bias, matrix = w^T dy, or dw += dy matrix^T. */
+static void dt__conv_tile(const dt__unfold *u, int64_t group, int more)
 {
+    const dt__call *c = u->c;
+    const dt__window *w = &u->w;
+    int64_t n = u->end - u->begin, plane = w->positions[0] * w->positions[1];
     dt__gemm job;
     memset(&job, 0, sizeof job);
-    job.m = w->to, job.n = job.ldc = job.brs = n, job.k = job.ars = w->rows;
+    job.m = w->to, job.n = job.brs = n, job.k = job.ars = w->rows, job.ldc = plane;
     job.acs = job.bcs = 1;
-    job.a = c->in[1] + group * w->to * w->rows, job.b = columns, job.c = y;
-    if (c->n->op == DT__OP_CONV_DX)
-        job.m = job.acs = w->rows, job.ars = 1, job.k = w->to, job.b = y, job.c = columns;
+    job.a = c->in[1] + group * w->to * w->rows, job.b = u->matrix, job.c = u->y;
+    if (c->n->op == DT__OP_CONV_DX) {
+        job.m = job.acs = w->rows, job.ars = 1, job.k = w->to;
+        job.b = u->dy, job.brs = plane, job.c = u->matrix, job.ldc = n;
+    }
     if (c->n->op == DT__OP_CONV_DW) {
-        job.n = job.ldc = w->rows, job.k = job.ars = job.bcs = n, job.brs = 1;
-        job.a = y, job.c = c->out + group * w->to * w->rows, job.accumulate = more || !c->fresh;
+        job.n = job.ldc = w->rows, job.k = job.bcs = n, job.brs = 1;
+        job.a = u->dy, job.ars = plane, job.c = c->out + group * w->to * w->rows, job.accumulate = more || !c->fresh;
     }
     c->env->k->gemm(c->env->pool, &job);
-    for (int64_t o = 0; c->n->inputs > 2 && o < w->to; o++)
-        c->env->k->binary(DT__OP_ADD, y + o * n, y + o * n, 1, c->in[2] + group * w->to + o, 0, n);
+    for (int64_t o = 0; c->n->inputs > 2 && o < w->to; o++) {
+        float *y = u->y + o * plane;
+        c->env->k->binary(DT__OP_ADD, y, y, 1, c->in[2] + group * w->to + o, 0, n);
+    }
 }
 
-/* One channel: columns (taps,n) and y (n). */
-typedef struct dt__pool_job {
-    const dt__call *c;
-    float *columns, *y;
-    int64_t taps, n;
-} dt__pool_job;
+/* One channel of a pooling: its rows of the matrix (taps,n) and its row of y (n). */
 static void dt__pool_task(void *context, int64_t channel, int worker)
 {
-    const dt__pool_job *j = (const dt__pool_job *)context;
-    const dt__kernels *k = j->c->env->k;
-    int64_t n = j->n, op = j->c->n->op;
-    float *columns = j->columns + channel * j->taps * n, *y = j->y + channel * n, size = (float)j->taps;
+    const dt__unfold *u = (const dt__unfold *)context;
+    const dt__kernels *k = u->c->env->k;
+    int op = u->c->n->op;
+    int64_t n = u->end - u->begin, taps = u->w.taps[0] * u->w.taps[1];
+    int64_t row = channel * u->w.positions[0] * u->w.positions[1];
+    float *matrix = u->matrix + channel * taps * n, *y = u->y ? u->y + row : NULL, size = (float)taps;
     (void)worker;
-    if (op == DT__OP_MAX_POOL_GRAD) { /* to the first maximum */
-        for (int64_t i = 0; i < n; i++) {
-            int64_t best = 0;
-            for (int64_t t = 1; t < j->taps; t++) best = columns[t * n + i] > columns[best * n + i] ? t : best;
-            for (int64_t t = 0; t < j->taps; t++) columns[t * n + i] = t == best ? y[i] : 0.0f;
-        }
-        return;
-    }
+    if (op == DT__OP_MAX_POOL) memcpy(y, matrix, 4 * (size_t)n);
     if (op == DT__OP_AVG_POOL) {
         memset(y, 0, 4 * (size_t)n);
-        k->column(DT__OP_COL_SUM, y, columns, NULL, NULL, j->taps, n, n);
+        k->column(DT__OP_COL_SUM, y, matrix, NULL, NULL, taps, n, n);
+        k->binary(DT__OP_DIV, y, y, 1, &size, 0, n);
     }
-    if (op != DT__OP_MAX_POOL) k->binary(DT__OP_DIV, y, y, 1, &size, 0, n);
-    else memcpy(y, columns, 4 * (size_t)n);
-    for (int64_t t = 0; t < j->taps; t++) {
-        if (op == DT__OP_MAX_POOL) k->binary(DT__OP_MAXIMUM, y, columns + t * n, 1, y, 1, n);
-        if (op == DT__OP_AVG_POOL_GRAD) memcpy(columns + t * n, y, 4 * (size_t)n);
+    for (int64_t t = 0; t < taps; t++) {
+        if (op == DT__OP_MAX_POOL) k->binary(DT__OP_MAXIMUM, y, matrix + t * n, 1, y, 1, n);
+        if (op == DT__OP_AVG_POOL_GRAD) k->binary(DT__OP_DIV, matrix + t * n, u->dy + row, 1, &size, 0, n);
+    }
+    for (int64_t i = 0; op == DT__OP_MAX_POOL_GRAD && i < n; i++) { /* to the first maximum */
+        int64_t best = 0;
+        for (int64_t t = 1; t < taps; t++) best = matrix[t * n + i] > matrix[best * n + i] ? t : best;
+        for (int64_t t = 0; t < taps; t++) matrix[t * n + i] = t == best ? u->dy[row + i] : 0.0f;
     }
 }
 
@@ -6880,33 +6882,25 @@ static void dt__run_window(const dt__call *c)
 {
     int op = c->n->op, makes_y = dt__makes_windows(op), makes_x = !makes_y && op != DT__OP_CONV_DW;
     int reads_x = makes_y || op == DT__OP_CONV_DW || op == DT__OP_MAX_POOL_GRAD;
-    dt__window w = dt__window_of(c->g, c->n);
-    dt__unfold x, y;
-    dt__pool_job pool;
-    memset(&x, 0, sizeof x);
-    x.grid = &w.x, x.matrix = c->aux;
-    y = x;
-    y.grid = &w.y, y.matrix = pool.y = c->aux + w.rows * w.tile;
-    x.add = 1;
-    x.outside = dt__is_conv(op) || op == DT__OP_AVG_POOL ? 0.0f : -__builtin_inff();
-    pool.c = c, pool.columns = c->aux, pool.taps = w.rows / w.from;
-    if (op != DT__OP_CONV_DW) memset(c->out, 0, 4 * (size_t)dt__count(c->n));
-    for (int64_t i = 0; i < w.groups * w.positions; i += pool.n) {
-        int64_t group = i / w.positions, of_x = group * w.from * w.x.size[0] * w.x.size[1];
-        int64_t of_y = group * w.to * w.y.size[0] * w.y.size[1];
-        x.begin = y.begin = i % w.positions;
-        x.end = y.end = dt__min(w.positions, x.begin + w.tile);
-        pool.n = x.end - x.begin;
-        x.from = reads_x ? c->in[!makes_y] + of_x : NULL, x.to = makes_x ? c->out + of_x : NULL;
-        y.from = makes_y ? NULL : c->in[0] + of_y, y.to = makes_y ? c->out + of_y : NULL;
-        if (reads_x) dt__parallel(c->env->pool, w.from, dt__unfold_task, &x);
-        if (!makes_y) dt__parallel(c->env->pool, w.to, dt__unfold_task, &y);
-        if (dt__is_conv(op)) dt__conv_tile(c, &w, group, x.begin > 0, x.matrix, y.matrix, pool.n);
-        else dt__parallel(c->env->pool, w.to, dt__pool_task, &pool);
-        x.from = NULL;
-        if (makes_x) dt__parallel(c->env->pool, w.from, dt__unfold_task, &x);
-        if (makes_y) dt__parallel(c->env->pool, w.to, dt__unfold_task, &y);
-    }
+    int64_t count, plane;
+    dt__unfold u;
+    memset(&u, 0, sizeof u);
+    u.c = c, u.w = dt__window_of(c->g, c->n), u.matrix = c->aux;
+    u.outside = dt__is_conv(op) || op == DT__OP_AVG_POOL ? 0.0f : -__builtin_inff();
+    count = u.w.positions[0] * u.w.positions[1], plane = u.w.size[0] * u.w.size[1];
+    if (makes_x) memset(c->out, 0, 4 * (size_t)dt__count(c->n));
+    for (int64_t part = 0; part < u.w.samples * u.w.groups; part++) /* groups of one sample, then of the next one */
+        for (u.begin = 0; u.begin < count; u.begin = u.end) {
+            int64_t of_x = part * u.w.from * plane, of_y = part * u.w.to * count + u.begin;
+            u.end = dt__min(count, u.begin + u.w.tile);
+            u.from = reads_x ? c->in[!makes_y] + of_x : NULL, u.to = NULL;
+            u.dy = c->in[0] + of_y, u.y = makes_y ? c->out + of_y : NULL;
+            if (reads_x) dt__parallel(c->env->pool, u.w.from, dt__unfold_task, &u);
+            if (dt__is_conv(op)) dt__conv_tile(&u, part % u.w.groups, part >= u.w.groups || u.begin > 0);
+            else dt__parallel(c->env->pool, u.w.to, dt__pool_task, &u);
+            u.to = makes_x ? c->out + of_x : NULL;
+            if (makes_x) dt__parallel(c->env->pool, u.w.from, dt__unfold_task, &u);
+        }
 }
 
 /* What is 0 has its default. */
@@ -6919,12 +6913,12 @@ static int64_t dt__windows(int64_t n, int64_t size, int64_t stride, int64_t padd
     return left < 0 ? 0 : left / stride + 1;
 }
 
-/* n has the shape of x but for the channels; weight: of a convolution, NULL for a pooling. */
+/* Poisons unless x is (B,C,L) or (B,C,H,W). n has the shape of x but for the channels; weight: of a convolution, NULL
+ * for a pooling. */
 static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weight, const dt_window *o)
 {
     const char *name = weight ? "convolve" : dt__op_of(n->op)->name;
     int axes = n->shape.dims - 2;
-    dt_shape aux;
     n->i[0] = n->i[2] = 1; /* the height of a sequence */
     for (int k = 0; k < axes; k++) {
         int64_t *i = n->i + (axes == 1 ? 3 : 3 * k), size = weight ? weight->n[2 + k] : o->size[k];
@@ -6942,15 +6936,13 @@ static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weigh
             return dt__poison(g, DT_E_SHAPE, "%s: a window of %lld taps does not fit into %lld places", name,
                               (long long)size, (long long)places);
     }
-    aux = dt__window_aux(g, n);
-    return dt__push(g, n, &aux);
+    return dt__push(g, n, NULL);
 }
 
 static dt_tensor dt__convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window)
 {
     dt_shape sw = dt__at(g, weight)->shape;
     dt__node n = dt__node_make(DT__OP_CONV, dt__at(g, x)->shape, x, weight, bias);
-    if (!x.id || !weight.id) return dt__tensor(0);
     n.shape.n[1] = sw.n[0];
     return dt__window_push(g, &n, &sw, window);
 }
@@ -6958,14 +6950,13 @@ static dt_tensor dt__convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_ten
 DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
 {
     dt_shape w = dt__at(g, x)->shape;
-    char full[80], text[96];
+    char full[80];
     dt_tensor weight, bias;
     int64_t groups = dt__or(window->groups, 1);
-    if (!x.id) return x;
     if (w.dims < 3 || w.dims > 4 || groups < 1 || w.n[1] % groups || channels % groups)
         return dt__poison(g, DT_E_SHAPE,
                           "conv: x %s must be (B,C,L) or (B,C,H,W), and %lld groups must divide C and %lld channels",
-                          dt__shape_text(&w, text), (long long)groups, (long long)channels);
+                          dt__show(g, &w), (long long)groups, (long long)channels);
     w.n[0] = channels;
     w.n[1] /= groups;
     for (int k = 0; k < w.dims - 2; k++) w.n[2 + k] = window->size[k];
@@ -6979,12 +6970,10 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
 DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window)
 {
     int op = mean ? DT__OP_AVG_POOL : DT__OP_MAX_POOL;
-    dt__node n = dt__node_make(op, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
-    char text[96];
-    if (!x.id) return x;
+    dt__node n = dt__node_one(op, dt__at(g, x)->shape, x);
     if (n.shape.dims < 3 || n.shape.dims > 4)
         return dt__poison(g, DT_E_SHAPE, "%s: %s must be (B,C,L) or (B,C,H,W)", dt__op_of(op)->name,
-                          dt__shape_text(&n.shape, text));
+                          dt__show(g, &n.shape));
     return dt__window_push(g, &n, NULL, window);
 }
 
@@ -8736,7 +8725,6 @@ typedef struct dt__shares {
 
 static int dt__wants(const dt_graph *g, int32_t id, int input) { return g->nodes[g->nodes[id].in[input]].needs_grad; }
 static dt_tensor dt__input(const dt_graph *g, int32_t id, int input) { return dt__tensor(g->nodes[id].in[input]); }
-static dt_tensor dt__nothing(void) { return dt__tensor(0); }
 
 /* Is input `input` of node `id` a parameter whose gradient is accumulated in a slot? */
 static int dt__to_slot(const dt_graph *g, int32_t id, int input)
@@ -8936,37 +8924,13 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
 }
 
+/* The bias: a column sum with the channels last. */
 static void dt__grad_conv(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    static const int channels_last[2][4] = {{0, 2, 1, 0}, {0, 2, 3, 1}};
-    dt_tensor x = dt__input(g, id, 0), w = dt__input(g, id, 1);
-    dt__node n = dt__node_make(DT__OP_CONV_DX, dt__at(g, x)->shape, dy, w, dt__nothing());
-    dt__node chain = dt__node_make(DT__OP_CONV_DW, dt__at(g, w)->shape, dy, x, dt__nothing());
-    dt_shape scratch;
-    memcpy(n.i, g->nodes[id].i, sizeof n.i);
-    memcpy(chain.i, g->nodes[id].i, sizeof n.i);
-    scratch = dt__window_aux(g, &n);
-    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__push(g, &n, &scratch));
-    scratch = dt__window_aux(g, &chain);
-    dt__flow_chain_aux(g, id, 1, &chain, &scratch);
-    if (g->nodes[id].inputs > 2 && dt__wants(g, id, 2)) {
-        dt_tensor rows = dt_permute(g, dy, channels_last[dt__at(g, x)->shape.dims - 3]);
-        dt__node sum =
-            dt__node_make(DT__OP_COL_SUM, dt_shape1(dt__at(g, w)->shape.n[0]), rows, dt__nothing(), dt__nothing());
-        dt__flow_chain(g, id, 2, &sum);
-    }
-}
-
-static void dt__grad_pool(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    int op = g->nodes[id].op == DT__OP_MAX_POOL ? DT__OP_MAX_POOL_GRAD : DT__OP_AVG_POOL_GRAD;
-    dt_tensor x = dt__input(g, id, 0);
-    dt__node n =
-        dt__node_make(op, dt__at(g, x)->shape, dy, op == DT__OP_MAX_POOL_GRAD ? x : dt__nothing(), dt__nothing());
-    dt_shape tile;
-    memcpy(n.i, g->nodes[id].i, sizeof n.i);
-    tile = dt__window_aux(g, &n);
-    dt__flow(g, id, 0, dt__push(g, &n, &tile));
+    dt__node sum;
+    if (g->nodes[id].inputs < 3 || !dt__wants(g, id, 2)) return;
+    sum = dt__node_one(DT__OP_COL_SUM, dt_shape1(dt_dim(g, dy, 1)), dt__channels(g, dy, 1));
+    dt__flow_chain(g, id, 2, &sum);
 }
 
 /* Of separate inputs the three gradients are pieces of one flat tensor. */
