@@ -2360,11 +2360,11 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                         \
     OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, RULE(RESHAPE, 0, RESHAPE, D, FLOW))    \
     OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NULL, NULL, NULL, )                                        \
-    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_permute, dt__grad_permute, )                \
-    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_slice, NULL, RULE(SLICE, 0, PAD, D, FLOW))    \
-    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_pad, NULL, RULE(PAD, 0, SLICE, D, FLOW))        \
-    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_concat, dt__grad_concat, )                   \
-    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_expand, NULL,                                \
+    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, dt__grad_permute, )                \
+    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, RULE(SLICE, 0, PAD, D, FLOW))    \
+    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, RULE(PAD, 0, SLICE, D, FLOW))        \
+    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, dt__grad_concat, )                   \
+    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL,                                \
        RULE(EXPAND, 0, NONE, D, REDUCED))                                                                    \
     OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_full, NULL, )                                  \
     OP(CAST, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_cast, NULL, RULE(CAST, 0, NONE, D, FLOW))      \
@@ -2462,7 +2462,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
        dt__run_attention_grad, NULL, )                                                                       \
     OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NULL, dt__run_rope, NULL, RULE(ROPE, 0, ROPE, D, BACK))     \
     OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_positions, NULL, )                        \
-    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NULL, dt__run_cache, NULL, )                                 \
+    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NULL, dt__run_move, NULL, )                                 \
     OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, dt__grad_conv,             \
        RULE(CONV, 0, CONV_DX, DB, FLOW) RULE(CONV, 1, CONV_DW, DA, CHAIN))                                   \
     OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, )                 \
@@ -5079,6 +5079,8 @@ typedef struct dt__call {
     const float *in[DT__MAX_IN];
     int fresh;
     int worker; /* whose scratch memory a body may use */
+    const struct dt__strided *strided; /* of a map or move */
+    int input;                   /* that a move copies */
 } dt__call;
 
 typedef void (*dt__run_fn)(const dt__call *c);
@@ -5197,6 +5199,48 @@ static void dt__strides(const dt_shape *s, const dt_shape *to, int64_t stride[DT
         stride[to->dims - i] = n == 1 ? 0 : step;
         step *= n;
     }
+}
+/* Offset of element `index` of the first `axes` axes of `shape`. */
+static int64_t dt__offset(const dt_shape *shape, int axes, const int64_t *stride, int64_t index)
+{
+    int64_t at = 0;
+    for (int i = axes - 1; i >= 0; index /= shape->n[i--]) at += index % shape->n[i] * stride[i];
+    return at;
+}
+
+/* How an op walks over the elements of `shape` in several arrays at once: a run of last axes, over which each array
+ * advances by its step, for every element of the first `axes` axes. */
+typedef struct dt__strided {
+    dt_shape shape;
+    int arrays, axes;
+    int64_t run, start[DT__MAX_IN], step[DT__MAX_IN], stride[DT__MAX_IN][DT_MAX_DIMS];
+} dt__strided;
+
+/* Finds the longest run. */
+static void dt__strided_begin(dt__strided *w)
+{
+    w->run = 1;
+    for (int i = 0; i < w->arrays; i++) w->step[i] = 0;
+    for (w->axes = w->shape.dims; w->axes > 0; w->axes--) {
+        int64_t n = w->shape.n[w->axes - 1];
+        int fits = 1;
+        if (n == 1) continue;
+        for (int i = 0; i < w->arrays; i++) {
+            int64_t stride = w->stride[i][w->axes - 1];
+            fits = fits && (w->run == 1 || stride == w->step[i] * w->run);
+            if (w->run == 1) w->step[i] = stride;
+        }
+        if (!fits) return;
+        w->run *= n;
+    }
+}
+/* Where in each array element `begin` is; returns how many from there on, up to `end`, are in the same run. */
+static int64_t dt__strided_at(const dt__strided *w, int64_t begin, int64_t end, int64_t at[DT__MAX_IN])
+{
+    int64_t in_run = begin % w->run;
+    for (int i = 0; i < w->arrays; i++)
+        at[i] = w->start[i] + dt__offset(&w->shape, w->axes, w->stride[i], begin / w->run) + in_run * w->step[i];
+    return dt__min(w->run - in_run, end - begin);
 }
 
 /* ---- tensor shards ---------------------------------------------------------------------------- */
@@ -5460,7 +5504,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
     if (aux) n->aux = g->count + 1;
     t = dt__append(g, n);
     if (aux && t.id) {
-        dt__node second = dt__node_make(DT__OP_AUX, *aux, t, dt__tensor(0), dt__tensor(0));
+        dt__node second = dt__node_one(DT__OP_AUX, *aux, t);
         dt__append(g, &second);
     }
     if (g->eager && !g->result) dt__compute(g, t.id);
@@ -5471,6 +5515,10 @@ static dt_tensor dt__push_op(dt_graph *g, int op, dt_shape shape, dt_tensor a, d
 {
     dt__node n = dt__node_make(op, shape, a, b, c);
     return dt__push(g, &n, NULL);
+}
+static dt_tensor dt__push_one(dt_graph *g, int op, dt_shape shape, dt_tensor x)
+{
+    return dt__push_op(g, op, shape, x, dt__nothing(), dt__nothing());
 }
 
 DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t) { return dt__at(g, t)->shape; }
@@ -5500,7 +5548,7 @@ static int dt__is_dtype(int dtype) { return dtype >= DT_F32 && dtype <= DT_F8_E5
 static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 {
     char text[96];
-    dt__node n = dt__node_make(op, shape, dt__tensor(0), dt__tensor(0), dt__tensor(0));
+    dt__node n = dt__node_one(op, shape, dt__tensor(0));
     if (!dt__shape_ok(&shape))
         return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__shape_text(&shape, text));
     n.dtype = dtype;
@@ -5852,7 +5900,7 @@ DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
     if (!dt__shape_ok(&shape) || dt_shape_count(shape) != dt__count(dt__at(g, x)))
         return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__shape_text(&shape, a),
                           dt__shape_text(&dt__at(g, x)->shape, b));
-    return dt__push_op(g, DT__OP_RESHAPE, shape, x, dt__tensor(0), dt__tensor(0));
+    return dt__push_one(g, DT__OP_RESHAPE, shape, x);
 }
 
 /* (..,K) as (rows,K). */
@@ -5866,8 +5914,7 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
 {
     const dt_shape *s = &dt__at(g, x)->shape;
     unsigned seen = 0;
-    dt__node n = dt__node_make(DT__OP_PERMUTE, *s, x, dt__tensor(0), dt__tensor(0));
-    if (!x.id) return x;
+    dt__node n = dt__node_one(DT__OP_PERMUTE, *s, x);
     for (int i = 0; i < s->dims; i++) {
         if (axes[i] < 0 || axes[i] >= s->dims || (seen >> axes[i] & 1u))
             return dt__poison(g, DT_E_SHAPE, "permute: axis %d is outside 0..%d or named twice", axes[i], s->dims - 1);
@@ -5878,92 +5925,32 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
     return dt__push(g, &n, NULL);
 }
 
-/* Copies n elements of `width` bytes that lie `step` elements apart. */
-static void dt__copy_elements(char *to, const char *from, int64_t n, int64_t step, int64_t width)
-{
-    if (step == 1) memcpy(to, from, (size_t)(n * width));
-    else if (width == 4)
-        for (int64_t i = 0; i < n; i++) memcpy(to + 4 * i, from + 4 * i * step, 4);
-    else if (width == 2)
-        for (int64_t i = 0; i < n; i++) memcpy(to + 2 * i, from + 2 * i * step, 2);
-    else
-        for (int64_t i = 0; i < n; i++) to[i] = from[i * step];
-}
-
-/* Copies x (strided by `stride` along out's axes) to the op's result, for rows [begin, end) of its leading axes. */
-static void dt__copy_strided(const dt__call *c, const int64_t *stride, int64_t begin, int64_t end)
-{
-    const dt_shape *shape = &c->n->shape;
-    int last = shape->dims - 1;
-    int64_t cols = last < 0 ? 1 : shape->n[last], step = last < 0 ? 1 : stride[last], width = dt__width(c->n);
-    for (int64_t r = begin; r < end; r++) {
-        int64_t from = 0, rest = r;
-        for (int a = last - 1; a >= 0; a--) {
-            from += rest % shape->n[a] * stride[a];
-            rest /= shape->n[a];
-        }
-        dt__copy_elements((char *)c->out + r * cols * width, (const char *)c->in[0] + from * width, cols, step, width);
-    }
-}
-
-static void dt__permute_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t own[DT_MAX_DIMS], stride[DT_MAX_DIMS], step = 1;
-    const dt_shape *in = &dt__in(c, 0)->shape;
-    for (int i = in->dims - 1; i >= 0; i--) own[i] = step, step *= in->n[i];
-    for (int i = 0; i < in->dims; i++) stride[i] = own[c->n->i[i]];
-    dt__copy_strided(c, stride, begin, end);
-}
-static void dt__run_permute(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__permute_rows); }
-
+/* i: axis, first element. */
 DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int64_t end)
 {
-    dt__node n = dt__node_make(DT__OP_SLICE, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
-    if (!x.id) return x;
-    if (axis < 0) axis += n.shape.dims;
-    if (axis < 0 || axis >= n.shape.dims || begin < 0 || begin >= end || end > n.shape.n[axis])
-        return dt__poison(g, DT_E_SHAPE, "slice: [%lld, %lld) of axis %d is outside the tensor", (long long)begin,
-                          (long long)end, axis);
+    dt__node n = dt__node_one(DT__OP_SLICE, dt__at(g, x)->shape, x);
+    axis = dt__axis(g, "slice", x, axis);
+    if (axis < 0) return dt__nothing();
+    if (begin < 0 || begin >= end || end > n.shape.n[axis])
+        return dt__poison(g, DT_E_SHAPE, "slice: [%lld, %lld) of axis %d is outside %s", (long long)begin,
+                          (long long)end, axis, dt__show(g, &n.shape));
     n.shape.n[axis] = end - begin;
-    n.i[0] = axis;
-    n.i[1] = begin;
+    n.i[0] = axis, n.i[1] = begin;
     return dt__push(g, &n, NULL);
 }
 
-/* Slice, pad and concat move boxes: outer x (length * inner) elements at an offset along the larger tensor's axis. */
-static void dt__copy_box(void *out, const void *x, const dt__node *small, const dt__node *large, int axis,
-                         int64_t begin, int out_is_small)
-{
-    const dt_shape *s = &small->shape;
-    int64_t outer = dt__span(s, 0, axis), inner = dt__span(s, axis + 1, s->dims) * dt__width(small);
-    int64_t length = s->n[axis] * inner, pitch = large->shape.n[axis] * inner;
-    for (int64_t o = 0; o < outer; o++) {
-        char *to = (char *)out + (out_is_small ? o * length : o * pitch + begin * inner);
-        const char *from = (const char *)x + (out_is_small ? o * pitch + begin * inner : o * length);
-        memcpy(to, from, (size_t)length);
-    }
-}
-static void dt__run_slice(const dt__call *c)
-{
-    dt__copy_box(c->out, c->in[0], c->n, dt__in(c, 0), (int)c->n->i[0], c->n->i[1], 1);
-}
-
+/* i: axis, zeros before x. */
 DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after)
 {
-    dt__node n = dt__node_make(DT__OP_PAD, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    dt__node n = dt__node_one(DT__OP_PAD, dt__at(g, x)->shape, x);
     axis = dt__axis(g, "pad", x, axis);
-    if (axis < 0) return dt__tensor(0);
+    if (axis < 0) return dt__nothing();
     if (before < 0 || after < 0)
         return dt__poison(g, DT_E_SHAPE, "pad: %lld before and %lld after: they must be 0 or more (dt_slice cuts)",
                           (long long)before, (long long)after);
     n.shape.n[axis] += before + after;
     n.i[0] = axis, n.i[1] = before;
     return dt__push(g, &n, NULL);
-}
-static void dt__run_pad(const dt__call *c)
-{
-    memset(c->out, 0, 4 * (size_t)dt__floats(c->n));
-    dt__copy_box(c->out, c->in[0], dt__in(c, 0), c->n, (int)c->n->i[0], c->n->i[1], 0);
 }
 
 /* Can b be concatenated to a along `axis`? */
@@ -5975,64 +5962,112 @@ static int dt__joins(const dt__node *a, const dt__node *b, int axis)
 }
 
 /* Up to DT__MAX_IN tensors by one op; more as a concat of that many concats. */
-static dt_tensor dt__concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis)
-{
-    dt__node n;
-    dt_tensor part[DT__MAX_IN];
-    int64_t parts = dt__min(count, DT__MAX_IN);
-    for (int64_t i = 0; i < parts; i++) {
-        int64_t begin = i * count / parts, end = (i + 1) * count / parts;
-        part[i] = end - begin == 1 ? tensors[begin] : dt__concat(g, tensors + begin, end - begin, axis);
-        if (!part[i].id) return dt__tensor(0);
-    }
-    n = dt__node_make(DT__OP_CONCAT, dt__at(g, part[0])->shape, dt__tensor(0), dt__tensor(0), dt__tensor(0));
-    n.i[0] = axis;
-    n.shape.n[axis] = 0;
-    for (int64_t i = 0; i < parts; i++) {
-        n.in[n.inputs++] = part[i].id;
-        n.shape.n[axis] += dt__at(g, part[i])->shape.n[axis];
-    }
-    return dt__push(g, &n, NULL);
-}
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis)
 {
-    char a[96], b[96];
+    int64_t parts = dt__min(count, DT__MAX_IN);
+    dt__node n;
     if (count < 1)
         return dt__poison(g, DT_E_SHAPE, "concat: there must be a tensor at least, not %lld", (long long)count);
     axis = dt__axis(g, "concat", tensors[0], axis);
-    for (int64_t i = 0; axis >= 0 && i < count; i++) {
+    if (axis < 0 || count == 1) return axis < 0 ? dt__nothing() : tensors[0];
+    n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__nothing());
+    n.i[0] = axis, n.shape.n[axis] = 0;
+    for (int64_t i = 0; i < count; i++) {
         const dt__node *first = dt__at(g, tensors[0]), *other = dt__at(g, tensors[i]);
-        if (!tensors[i].id) return dt__tensor(0);
         if (!dt__joins(first, other, axis))
             return dt__poison(g, DT_E_SHAPE,
                               "concat: tensor %lld, %s %s, and the first, %s %s, may differ in axis %d only",
-                              (long long)i, dt__format_of[other->dtype].name, dt__shape_text(&other->shape, a),
-                              dt__format_of[first->dtype].name, dt__shape_text(&first->shape, b), axis);
+                              (long long)i, dt__format_of[other->dtype].name, dt__show(g, &other->shape),
+                              dt__format_of[first->dtype].name, dt__show(g, &first->shape), axis);
+        n.shape.n[axis] += other->shape.n[axis];
     }
-    return axis < 0 || count == 1 ? dt__tensor(axis < 0 ? 0 : tensors[0].id) : dt__concat(g, tensors, count, axis);
+    for (int64_t i = 0; i < parts; i++) {
+        int64_t begin = i * count / parts, end = (i + 1) * count / parts;
+        n.in[n.inputs++] = dt_concat(g, tensors + begin, end - begin, axis).id;
+    }
+    return dt__push(g, &n, NULL);
 }
-static void dt__run_concat(const dt__call *c)
+
+DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
+{
+    const dt_shape *s = &dt__at(g, x)->shape;
+    dt_shape both;
+    if (!dt__shape_ok(&shape) || !dt__broadcast(s, &shape, &both) || !dt__same_shape(&both, &shape))
+        return dt__poison(g, DT_E_SHAPE, "expand: %s does not broadcast to %s", dt__show(g, s), dt__show(g, &shape));
+    return dt__push_one(g, DT__OP_EXPAND, shape, x);
+}
+
+/* In a decode graph: appends x (B,T,C) to the rows of earlier positions. The value is (B,context,C); rows behind the
+ * appended ones are not valid yet. The memory persists between runs. */
+static dt_tensor dt__cache(dt_graph *g, dt_tensor x)
+{
+    dt_shape s = dt_shape_of(g, x);
+    s.n[1] = g->context;
+    return dt__push_one(g, DT__OP_CACHE, s, x);
+}
+
+/* A move copies a box of elements: the result's, or where that is larger input `input`'s, which begins at `at` of an
+ * axis of the result. Array 0 is the result. */
+static dt__strided dt__move_strided(const dt__call *c, int input, int64_t at)
+{
+    const dt__node *n = c->n, *x = dt__in(c, input);
+    int64_t own[DT_MAX_DIMS];
+    dt__strided w;
+    memset(&w, 0, sizeof w);
+    w.arrays = 2;
+    w.shape = n->op == DT__OP_PAD || n->op == DT__OP_CONCAT || n->op == DT__OP_CACHE ? x->shape : n->shape;
+    dt__strides(&n->shape, &n->shape, w.stride[0]);
+    dt__strides(&x->shape, n->op == DT__OP_EXPAND ? &n->shape : &x->shape, w.stride[1]);
+    memcpy(own, w.stride[1], sizeof own);
+    for (int i = 0; n->op == DT__OP_PERMUTE && i < n->shape.dims; i++) w.stride[1][i] = own[n->i[i]];
+    if (n->op == DT__OP_SLICE) w.start[1] = n->i[1] * own[n->i[0]];
+    if (n->op == DT__OP_PAD || n->op == DT__OP_CONCAT) w.start[0] = (n->i[1] + at) * w.stride[0][n->i[0]];
+    if (n->op == DT__OP_CACHE) w.start[0] = c->env->position * w.stride[0][1];
+    dt__strided_begin(&w);
+    return w;
+}
+
+/* Copies n elements of `width` bytes, `to_step` and `from_step` elements apart. */
+static void dt__copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n, int64_t width)
+{
+    if (to_step == 1 && from_step == 1) memcpy(to, from, (size_t)(n * width));
+    else if (width == 4)
+        for (int64_t i = 0; i < n; i++) memcpy(to + 4 * i * to_step, from + 4 * i * from_step, 4);
+    else
+        for (int64_t i = 0; i < n; i++) memcpy(to + i * to_step * width, from + i * from_step * width, (size_t)width);
+}
+static void dt__move_part(const dt__call *c, int64_t begin, int64_t end)
+{
+    int64_t width = dt__width(c->n), at[DT__MAX_IN];
+    for (int64_t n; begin < end; begin += n) {
+        n = dt__strided_at(c->strided, begin, end, at);
+        dt__copy_elements((char *)c->out + at[0] * width, c->strided->step[0],
+                          (const char *)c->in[c->input] + at[1] * width, c->strided->step[1], n, width);
+    }
+}
+static void dt__run_move(const dt__call *c)
 {
     int64_t at = 0;
+    if (c->n->op == DT__OP_PAD) memset(c->out, 0, 4 * (size_t)dt__floats(c->n));
     for (int i = 0; i < c->n->inputs; i++) {
-        dt__copy_box(c->out, c->in[i], dt__in(c, i), c->n, (int)c->n->i[0], at, 0);
-        at += dt__in(c, i)->shape.n[c->n->i[0]];
+        dt__strided w = dt__move_strided(c, i, at);
+        dt__call part = *c;
+        part.strided = &w, part.input = i;
+        dt__split(&part, dt_shape_count(w.shape), 4096, dt__move_part);
+        if (c->n->op == DT__OP_CONCAT) at += dt__in(c, i)->shape.n[c->n->i[0]];
     }
 }
 
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x)
 {
-    if (!x.id) return x;
-    return dt__push_op(g, DT__OP_DETACH, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    return dt__push_one(g, DT__OP_DETACH, dt__at(g, x)->shape, x);
 }
 
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
 {
-    dt__node n = dt__node_make(DT__OP_FULL, shape, dt__tensor(0), dt__tensor(0), dt__tensor(0));
-    char text[96];
+    dt__node n = dt__node_one(DT__OP_FULL, shape, dt__nothing());
     if (!dt__shape_ok(&shape))
-        return dt__poison(g, DT_E_SHAPE, "full: shape %s has an axis below 1 or too many axes",
-                          dt__shape_text(&shape, text));
+        return dt__poison(g, DT_E_SHAPE, "full: shape %s has an axis below 1 or too many axes", dt__show(g, &shape));
     n.f = value;
     return dt__push(g, &n, NULL);
 }
@@ -6043,8 +6078,7 @@ static void dt__run_full(const dt__call *c)
 
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
 {
-    dt__node n = dt__node_make(DT__OP_CAST, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
-    if (!x.id) return x;
+    dt__node n = dt__node_one(DT__OP_CAST, dt__at(g, x)->shape, x);
     if (!dt__is_dtype((int)dtype)) return dt__poison(g, DT_E_USAGE, "cast: %d is no dt_dtype", (int)dtype);
     if ((int)dtype == dt__at(g, x)->dtype) return x;
     n.dtype = (int32_t)dtype;
@@ -6058,24 +6092,6 @@ static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_cast(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__cast_part); }
 
-DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
-{
-    dt_shape both;
-    char a[96], b[96];
-    if (!x.id) return x;
-    if (!dt__shape_ok(&shape) || !dt__broadcast(&dt__at(g, x)->shape, &shape, &both) || !dt__same_shape(&both, &shape))
-        return dt__poison(g, DT_E_SHAPE, "expand: %s does not broadcast to %s", dt__shape_text(&dt__at(g, x)->shape, a),
-                          dt__shape_text(&shape, b));
-    return dt__push_op(g, DT__OP_EXPAND, shape, x, dt__tensor(0), dt__tensor(0));
-}
-static void dt__expand_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t stride[DT_MAX_DIMS];
-    dt__strides(&dt__in(c, 0)->shape, &c->n->shape, stride);
-    dt__copy_strided(c, stride, begin, end);
-}
-static void dt__run_expand(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__expand_rows); }
-
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt__at(g, x)->shape;
@@ -6085,7 +6101,7 @@ DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
                           (long long)(s.dims ? s.n[0] : 0));
     memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(s.dims - 1));
     s.dims--;
-    return dt__push_op(g, DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
+    return dt__push_one(g, DT__OP_COMBINE, s, x);
 }
 
 /* (1,rows,C): this rank's slices of the B*T rows of (B,T,C) where rows are split. */
@@ -6118,7 +6134,7 @@ static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
     all = s;
     if (scatter && !dt__rows_divide(g, &s)) return dt__tensor(0);
     if (scatter) s = dt__rows_shape(g, &s);
-    n = dt__node_make(DT__OP_COMBINE, s, x, dt__tensor(0), dt__tensor(0));
+    n = dt__node_one(DT__OP_COMBINE, s, x);
     n.i[0] = dt__own(g) < g->tensor_shards, n.i[1] = scatter;
     return dt__push(g, &n, scatter && dt__own(g) > 1 ? &all : NULL);
 }
@@ -6129,21 +6145,20 @@ static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt__at(g, x)->shape;
     if (!x.id || !dt__splits_rows(g)) return x;
-    return dt__push_op(g, DT__OP_ALL_ROWS, dt_shape3(g->samples, g->positions, s.n[s.dims - 1]), x, dt__tensor(0),
-                       dt__tensor(0));
+    return dt__push_one(g, DT__OP_ALL_ROWS, dt_shape3(g->samples, g->positions, s.n[s.dims - 1]), x);
 }
 /* The same as (B*T,C). */
 static dt_tensor dt__all_rows_matrix(dt_graph *g, dt_tensor x)
 {
     int64_t cols = dt_dim(g, x, -1);
     if (!x.id || !dt__splits_rows(g)) return dt__as_matrix(g, x);
-    return dt__push_op(g, DT__OP_ALL_ROWS, dt_shape2(g->samples * g->positions, cols), x, dt__tensor(0), dt__tensor(0));
+    return dt__push_one(g, DT__OP_ALL_ROWS, dt_shape2(g->samples * g->positions, cols), x);
 }
 /* All rows for work that every rank repeats: each rank has the whole gradient and takes its own rows of it. */
 static dt_tensor dt__same_rows(dt_graph *g, dt_tensor x)
 {
     if (!x.id || dt__at(g, x)->op != DT__OP_ALL_ROWS) return x;
-    return dt__push_op(g, DT__OP_SAME_ROWS, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    return dt__push_one(g, DT__OP_SAME_ROWS, dt__at(g, x)->shape, x);
 }
 static void dt__run_all_rows(const dt__call *c)
 {
@@ -6156,7 +6171,7 @@ static dt_tensor dt__own_rows(dt_graph *g, dt_tensor x)
     dt_shape s = dt__at(g, x)->shape;
     if (!x.id || !dt__splits_rows(g)) return x;
     if (!dt__rows_divide(g, &s)) return dt__tensor(0);
-    return dt__push_op(g, DT__OP_OWN_ROWS, dt__rows_shape(g, &s), x, dt__tensor(0), dt__tensor(0));
+    return dt__push_one(g, DT__OP_OWN_ROWS, dt__rows_shape(g, &s), x);
 }
 static void dt__run_own_rows(const dt__call *c)
 {
@@ -6267,56 +6282,20 @@ DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
     return dt_map2(g, DT_MINIMUM, dt__constant(g, high), dt_map2(g, DT_MAXIMUM, dt__constant(g, low), x));
 }
 
-/* Finds the longest run of last axes, [*axis, dims), over which every input either is contiguous (step[i] = 1) or
- * repeats one element (step[i] = 0). Returns the number of elements of the run. */
-static int64_t dt__broadcast_run(const dt__call *c, int *axis, int step[DT__MAX_IN])
-{
-    const dt_shape *s = &c->n->shape;
-    int64_t run = 1;
-    for (int i = 0; i < DT__MAX_IN; i++) step[i] = 0;
-    for (*axis = s->dims; *axis > 0; (*axis)--) {
-        int fits = 1, moves[DT__MAX_IN];
-        if (s->n[*axis - 1] == 1) continue;
-        for (int i = 0; i < c->n->inputs; i++) {
-            const dt_shape *in = &dt__in(c, i)->shape;
-            int at = *axis - 1 - (s->dims - in->dims);
-            moves[i] = at >= 0 && in->n[at] != 1;
-            fits = fits && (run == 1 || moves[i] == step[i]);
-        }
-        if (!fits) break;
-        for (int i = 0; i < c->n->inputs; i++) step[i] = moves[i];
-        run *= s->n[*axis - 1];
-    }
-    return run;
-}
-
-/* No input is broadcast, except from a single element. */
+/* Array i of the walk is input i. */
 static void dt__map_part(const dt__call *c, int64_t begin, int64_t end)
 {
-    const float *in[DT__MAX_IN];
-    int step[DT__MAX_IN], axis;
-    dt__broadcast_run(c, &axis, step);
-    for (int i = 0; i < 3; i++) in[i] = c->in[i] ? c->in[i] + begin * step[i] : NULL;
-    c->env->k->map(c->n->op, c->out + begin, in, step, end - begin, c->n->f);
-}
-
-/* Broadcasting, run by run (dt__broadcast_run). */
-static void dt__map_runs(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t stride[DT__MAX_IN][DT_MAX_DIMS], run;
-    int step[DT__MAX_IN], first;
-    run = dt__broadcast_run(c, &first, step);
-    for (int i = 0; i < c->n->inputs; i++) dt__strides(&dt__in(c, i)->shape, &c->n->shape, stride[i]);
-    for (int64_t r = begin; r < end; r++) {
-        const float *in[DT__MAX_IN];
-        int64_t rest = r;
-        for (int i = 0; i < 3; i++) in[i] = c->in[i];
-        for (int axis = first - 1; axis >= 0; axis--) {
-            int64_t at = rest % c->n->shape.n[axis];
-            rest /= c->n->shape.n[axis];
-            for (int i = 0; i < c->n->inputs; i++) in[i] += at * stride[i][axis];
+    const dt__strided *w = c->strided;
+    for (int64_t n; begin < end; begin += n) {
+        const float *in[3];
+        int64_t at[DT__MAX_IN];
+        int step[3];
+        n = dt__strided_at(w, begin, end, at);
+        for (int i = 0; i < 3; i++) {
+            in[i] = i < w->arrays ? c->in[i] + at[i] : NULL;
+            step[i] = i < w->arrays ? (int)w->step[i] : 0;
         }
-        c->env->k->map(c->n->op, c->out + r * run, in, step, run, c->n->f);
+        c->env->k->map(c->n->op, c->out + begin, in, step, n, c->n->f);
     }
 }
 /* Input 1 is a vector that is stored in shards: columns of input 0. */
@@ -6333,15 +6312,18 @@ static void dt__shard_columns(const dt__call *c, int64_t begin, int64_t end)
 
 static void dt__run_map(const dt__call *c)
 {
-    int step[DT__MAX_IN], axis;
-    int64_t run, n = dt__count(c->n);
+    dt__call whole = *c;
+    dt__strided w;
     if (c->n->inputs == 2 && dt__cut_param(c->g, dt__in(c, 1)) && dt__own(c->g) > 1) {
         dt__split(c, dt__rows(c->n), 8, dt__shard_columns);
         return;
     }
-    run = dt__broadcast_run(c, &axis, step);
-    if (run == n) dt__split(c, n, 4096, dt__map_part);
-    else dt__split(c, n / run, 8, dt__map_runs);
+    memset(&w, 0, sizeof w);
+    w.shape = c->n->shape, w.arrays = c->n->inputs;
+    for (int i = 0; i < w.arrays; i++) dt__strides(&dt__in(c, i)->shape, &w.shape, w.stride[i]);
+    dt__strided_begin(&w);
+    whole.strided = &w;
+    dt__split(&whole, dt__count(c->n), 4096, dt__map_part);
 }
 
 /* ---- row ops ----------------------------------------------------------------------------------- */
@@ -6452,12 +6434,12 @@ static dt_tensor dt__reduce_rows(dt_graph *g, int op, dt_tensor x, unsigned mask
         if (!(mask >> i & 1u)) out.n[count] = s.n[i], order[count++] = i;
     out.dims = count;
     if (op == DT__OP_ROW_SUM && count && mask == (1u << (s.dims - count)) - 1u)
-        return dt__push_op(g, DT__OP_COL_SUM, out, x, dt__tensor(0), dt__tensor(0));
+        return dt__push_one(g, DT__OP_COL_SUM, out, x);
     for (int i = 0; i < s.dims; i++)
         if (mask >> i & 1u) order[count + reduced++] = i;
     for (int i = 0; i < s.dims; i++) moved |= order[i] != i;
     if (moved) x = dt_permute(g, x, order);
-    n = dt__node_make(op, out, x, dt__tensor(0), dt__tensor(0));
+    n = dt__node_one(op, out, x);
     if (op == DT__OP_ARGMAX) n.dtype = DT_I32;
     return dt__push(g, &n, NULL);
 }
@@ -6517,7 +6499,7 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, int axis, const cha
     for (int i = 0; i <= last; i++) order[i] = i;
     order[axis] = last, order[last] = axis;
     if (axis != last) x = dt_permute(g, x, order);
-    x = dt__push_op(g, op, dt_shape_of(g, x), x, dt__tensor(0), dt__tensor(0));
+    x = dt__push_one(g, op, dt_shape_of(g, x), x);
     return axis != last && x.id ? dt_permute(g, x, order) : x;
 }
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, int axis)
@@ -7092,9 +7074,8 @@ static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end)
             int64_t to = r * inner + i, at = index[to];
             if (at < 0 || at >= from) memset((char *)c->out + to * width, 0, (size_t)width);
             else
-                dt__copy_elements((char *)c->out + to * width,
-                                  (const char *)c->in[0] + ((r / s->n[axis] * from + at) * inner + i) * width, 1, 1,
-                                  width);
+                memcpy((char *)c->out + to * width,
+                       (const char *)c->in[0] + ((r / s->n[axis] * from + at) * inner + i) * width, (size_t)width);
         }
 }
 static void dt__run_gather(const dt__call *c)
@@ -7137,7 +7118,7 @@ static void dt__run_scatter_add(const dt__call *c) { dt__split(c, dt__lanes(c->n
 
 DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
 {
-    dt__node n = dt__node_make(DT__OP_CUMSUM, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    dt__node n = dt__node_one(DT__OP_CUMSUM, dt__at(g, x)->shape, x);
     axis = dt__axis(g, "cumsum", x, axis);
     if (axis < 0) return dt__tensor(0);
     n.i[0] = axis;
@@ -7165,7 +7146,7 @@ DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes)
         return dt__poison(g, DT_E_SHAPE, "one_hot: needs a class at least and an index of at most %d axes",
                           DT_MAX_DIMS - 1);
     s.n[s.dims++] = classes;
-    return dt__push_op(g, DT__OP_ONE_HOT, s, index, dt__tensor(0), dt__tensor(0));
+    return dt__push_one(g, DT__OP_ONE_HOT, s, index);
 }
 static void dt__run_one_hot(const dt__call *c)
 {
@@ -7179,7 +7160,7 @@ static void dt__run_one_hot(const dt__call *c)
 /* An op finds the indices; a gather takes the elements and carries the gradient. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices)
 {
-    dt__node n = dt__node_make(DT__OP_TOP_K, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    dt__node n = dt__node_one(DT__OP_TOP_K, dt__at(g, x)->shape, x);
     int last = dt__axis(g, "top_k", x, -1);
     dt_tensor places;
     if (indices) *indices = dt__tensor(0);
@@ -7372,23 +7353,6 @@ static int64_t dt__heads_of(dt_graph *g, dt_tensor x, const char *what, int64_t 
     return heads < 1 || dt__cuts(g, what, heads) ? dt__part_of(g, heads) : 0;
 }
 
-/* In a decode graph: appends x (B,T,C) to the rows of earlier positions. The value is (B,context,C); rows behind the
- * appended ones are not valid yet. The memory persists between runs. */
-static dt_tensor dt__cache(dt_graph *g, dt_tensor x)
-{
-    dt_shape s = dt_shape_of(g, x);
-    if (!x.id) return x;
-    s.n[1] = g->context;
-    return dt__push_op(g, DT__OP_CACHE, s, x, dt__tensor(0), dt__tensor(0));
-}
-static void dt__run_cache(const dt__call *c)
-{
-    const dt_shape *s = &dt__in(c, 0)->shape;
-    int64_t rows = s->n[1] * s->n[2], room = c->n->shape.n[1] * s->n[2];
-    for (int64_t b = 0; b < s->n[0]; b++)
-        memcpy(c->out + b * room + c->env->position * s->n[2], c->in[0] + b * rows, 4 * (size_t)rows);
-}
-
 /* Piece `piece` of the `pieces` equal pieces of each shard of x (..,C), the shards concatenated: (..,C/pieces). */
 static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64_t piece)
 {
@@ -7446,7 +7410,7 @@ static dt_tensor dt__attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, 
 static dt_tensor dt__attend_fused(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
 {
     dt_shape s = dt__at(g, qkv)->shape;
-    dt__node n = dt__node_make(DT__OP_ATTENTION, s, qkv, dt__tensor(0), dt__tensor(0));
+    dt__node n = dt__node_one(DT__OP_ATTENTION, s, qkv);
     dt_tensor part[3];
     if (s.dims != 3 || o->heads < 1 || s.n[2] % (3 * o->heads))
         return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
@@ -7922,7 +7886,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
                          const dt_rope_scaling *scaling)
 {
     dt_shape s = dt__at(g, x)->shape;
-    dt__node n = dt__node_make(DT__OP_ROPE, s, x, dt__tensor(0), dt__tensor(0));
+    dt__node n = dt__node_one(DT__OP_ROPE, s, x);
     char text[96];
     unsigned saved;
     if (!x.id) return x;
@@ -7956,27 +7920,24 @@ static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
 
-/* Learned positions "<name>" (T,C). A decode graph picks the rows of its T tokens out of (context,C); where context
- * shards cut the sequences, the rows of this rank's positions are picked. */
+/* Learned positions "<name>" (T,C), or where rows are not the first T positions their rows (B,T,C). */
 static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t width)
 {
     int64_t all = g->context ? g->context : t * dt__max(1, g->context_shards);
-    dt_tensor none = dt__tensor(0), table = dt_param(g, name, dt_shape2(all, width), DT_INIT_NORMAL, 0.01f);
-    dt__node ids = dt__node_make(DT__OP_POSITIONS, dt_shape2(g->samples, t), none, none, none);
-    if (g->context) return dt__push_op(g, DT__OP_POSITIONS, dt_shape2(t, width), table, none, none);
+    dt_tensor table = dt_param(g, name, dt_shape2(all, width), DT_INIT_NORMAL, 0.01f);
+    dt__node ids = dt__node_one(DT__OP_POSITIONS, dt_shape2(g->samples, t), dt__nothing());
     ids.dtype = DT_I32;
-    return g->context_shards ? dt_embed(g, table, dt__push(g, &ids, NULL)) : table;
+    return g->context || g->context_shards ? dt_embed(g, table, dt__push(g, &ids, NULL)) : table;
 }
 static void dt__run_positions(const dt__call *c)
 {
     int32_t *ids = (int32_t *)(void *)c->out;
-    if (c->n->inputs) memcpy(c->out, c->in[0] + c->env->position * dt__cols(c->n), 4 * (size_t)dt__count(c->n));
-    for (int64_t r = 0; !c->n->inputs && r < dt__count(c->n); r++) ids[r] = (int32_t)dt__row_position(c->g, r);
+    for (int64_t r = 0; r < dt__count(c->n); r++) ids[r] = (int32_t)(c->env->position + dt__row_position(c->g, r));
 }
 
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
-    dt__node n = dt__node_make(DT__OP_DROPOUT, dt__at(g, x)->shape, x, dt__tensor(0), dt__tensor(0));
+    dt__node n = dt__node_one(DT__OP_DROPOUT, dt__at(g, x)->shape, x);
     if (!x.id) return x;
     if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "dropout %g is outside [0, 1)", (double)p);
     if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
@@ -8299,7 +8260,7 @@ static dt__route dt__route_of(const dt__call *c) { return dt__route_at(dt__in(c,
 static dt_tensor dt__moe_route(dt_graph *g, dt_tensor ids, int64_t experts, int64_t capacity)
 {
     int64_t size = dt__route_size(dt__leaves(g) * experts, dt__count(dt__at(g, ids)));
-    dt__node n = dt__node_make(DT__OP_MOE_ROUTE, dt_shape1(size), ids, dt__tensor(0), dt__tensor(0));
+    dt__node n = dt__node_one(DT__OP_MOE_ROUTE, dt_shape1(size), ids);
     n.i[0] = experts, n.i[1] = dt_dim(g, ids, 1), n.i[2] = capacity, n.i[3] = dt__leaves(g);
     n.dtype = DT_I32;
     return dt__push(g, &n, NULL);
@@ -8362,7 +8323,7 @@ static dt_tensor dt__moe_bins(dt_graph *g, dt_tensor route)
     const dt__node *n = dt__at(g, route);
     dt__route r = dt__route_at(n, NULL);
     int64_t ranks = dt__expert_ranks(g), own = r.experts / ranks;
-    dt__node bins = dt__node_make(DT__OP_MOE_BINS, dt_shape1(3 * r.bins + 1), route, dt__tensor(0), dt__tensor(0));
+    dt__node bins = dt__node_one(DT__OP_MOE_BINS, dt_shape1(3 * r.bins + 1), route);
     bins.i[0] = r.experts, bins.i[3] = r.leaves;
     bins.i[1] = dt__min(r.tokens * r.active, r.bins * n->i[2]);
     bins.i[2] = ranks * dt__min(r.tokens * dt__min(r.active, own), r.leaves * own * n->i[2]);
@@ -8739,7 +8700,7 @@ static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
     dt__share *s;
     if (!t.id || !g->nodes[target].needs_grad) return;
     if (dt__to_slot(g, id, input)) {
-        dt__node n = dt__node_make(DT__OP_ACCUMULATE, g->nodes[target].shape, t, dt__nothing(), dt__nothing());
+        dt__node n = dt__node_one(DT__OP_ACCUMULATE, g->nodes[target].shape, t);
         n.slot = g->nodes[id].use[input];
         dt__push(g, &n, NULL);
         return;
@@ -8782,7 +8743,7 @@ static void dt__flow_reduced(dt_graph *g, int32_t id, int input, dt_tensor dy)
     for (int i = 0; i < from.dims; i++)
         if (i < extra || (to.n[i - extra] == 1 && from.n[i] != 1)) mask |= 1u << i;
     if (mask && extra && mask == (1u << extra) - 1u) {
-        dt__node chain = dt__node_make(DT__OP_COL_SUM, to, dy, dt__nothing(), dt__nothing());
+        dt__node chain = dt__node_one(DT__OP_COL_SUM, to, dy);
         dt__flow_chain(g, id, input, &chain);
     } else dt__flow(g, id, input, mask ? dt_reshape(g, dt_sum(g, dy, mask), to) : dy);
 }
@@ -8872,7 +8833,7 @@ static int dt__columns_first(const dt_graph *g, int32_t id)
 static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 {
     dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
-    dt__node n = dt__node_make(DT__OP_MATMUL, s, dt__nothing(), dt__nothing(), dt__nothing());
+    dt__node n = dt__node_one(DT__OP_MATMUL, s, dt__nothing());
     char text[96];
     if (s.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: %s has too many axes for a column-parallel product",
@@ -9060,8 +9021,7 @@ static int32_t dt__rule_operand(const dt__node *n, int32_t id, dt_tensor dy, cha
 static void dt__flow_by_rule(dt_graph *g, int32_t id, dt_tensor dy, const dt__grad_rule *rule)
 {
     const dt__node of = g->nodes[id];
-    dt__node n = dt__node_make(rule->by, dt__at(g, dt__input(g, id, rule->input))->shape, dt__nothing(), dt__nothing(),
-                               dt__nothing());
+    dt__node n = dt__node_one(rule->by, dt__at(g, dt__input(g, id, rule->input))->shape, dt__nothing());
     if (!dt__wants(g, id, rule->input)) return;
     for (const char *letter = rule->operands; *letter; letter++) {
         n.in[n.inputs] = dt__rule_operand(&of, id, dy, *letter);
