@@ -5357,12 +5357,20 @@ __attribute__((format(printf, 3, 4)))
 static dt_tensor dt__poison(dt_graph *g, dt_result code, const char *format, ...)
 {
     va_list args;
-    if (g->result) return dt__tensor(0);
+    if (g->result) return dt__nothing();
     va_start(args, format);
     vsnprintf(g->sentence, sizeof g->sentence, format, args);
     va_end(args);
     g->result = dt__error(code, "%s%s%s", g->prefix, g->prefix[0] ? ": " : "", g->sentence);
-    return dt__tensor(0);
+    return dt__nothing();
+}
+
+/* Poisons the graph unless low <= value <= high. */
+static int dt__bounded(dt_graph *g, const char *what, double value, double low, double high)
+{
+    if (value >= low && value <= high) return 1;
+    dt__poison(g, DT_E_USAGE, "%s %g is outside [%g, %g]", what, value, low, high);
+    return 0;
 }
 
 DT_API dt_result dt_graph_result(const dt_graph *g)
@@ -5387,6 +5395,7 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     g->tensor_shards = 1;
     g->nodes = NULL;
     if (!dt__grow((void **)&g->nodes, 0, &g->capacity, sizeof *g->nodes)) return dt__free(g), (dt_graph *)NULL;
+    g->nodes[0].shape = dt_shape1(1); /* builders read sizes before they push a node */
     g->count = 1;
     return g;
 }
@@ -5478,7 +5487,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
     dt_shape tile;
     dt_tensor t;
-    if (g->result) return dt__tensor(0);
+    if (g->result) return dt__nothing();
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
@@ -5508,7 +5517,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         dt__append(g, &second);
     }
     if (g->eager && !g->result) dt__compute(g, t.id);
-    return g->result ? dt__tensor(0) : t;
+    return g->result ? dt__nothing() : t;
 }
 
 static dt_tensor dt__push_op(dt_graph *g, int op, dt_shape shape, dt_tensor a, dt_tensor b, dt_tensor c)
@@ -5547,10 +5556,9 @@ static int dt__is_dtype(int dtype) { return dtype >= DT_F32 && dtype <= DT_F8_E5
 
 static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 {
-    char text[96];
-    dt__node n = dt__node_one(op, shape, dt__tensor(0));
+    dt__node n = dt__node_one(op, shape, dt__nothing());
     if (!dt__shape_ok(&shape))
-        return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__shape_text(&shape, text));
+        return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__show(g, &shape));
     n.dtype = dtype;
     n.needs_grad = dtype != DT_I32;
     return dt__push(g, &n, NULL);
@@ -5655,7 +5663,7 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape sh
     dt_tensor t;
     if (cut >= 0 && dt__in_shards(g)) {
         int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
-        if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__tensor(0);
+        if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__nothing();
         local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
     }
     if (experts) local.n[0] /= dt__expert_ranks(g);
@@ -5887,7 +5895,6 @@ DT_API void dt_graph_close(dt_graph **graph)
 static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
 {
     int dims = dt__at(g, x)->shape.dims;
-    if (!x.id) return -1;
     if (axis >= -dims && axis < dims) return axis < 0 ? axis + dims : axis;
     dt__poison(g, DT_E_SHAPE, "%s: there is no axis %d in a tensor of %d axes", op, axis, dims);
     return -1;
@@ -5895,11 +5902,9 @@ static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
 
 DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
 {
-    char a[96], b[96];
-    if (!x.id) return x;
     if (!dt__shape_ok(&shape) || dt_shape_count(shape) != dt__count(dt__at(g, x)))
-        return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__shape_text(&shape, a),
-                          dt__shape_text(&dt__at(g, x)->shape, b));
+        return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__show(g, &shape),
+                          dt__show(g, &dt__at(g, x)->shape));
     return dt__push_one(g, DT__OP_RESHAPE, shape, x);
 }
 
@@ -6095,7 +6100,6 @@ static void dt__run_cast(const dt__call *c) { dt__split(c, dt__count(c->n), 4096
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt__at(g, x)->shape;
-    if (!x.id) return x;
     if (s.dims < 1 || !dt__is_pow2(s.n[0]))
         return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %lld parts; 1, 2, 4, .. are possible",
                           (long long)(s.dims ? s.n[0] : 0));
@@ -6128,11 +6132,10 @@ static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
 {
     dt_shape s = dt__at(g, x)->shape, all;
     dt__node n;
-    if (!x.id) return x;
     scatter = scatter && dt__splits_rows(g);
     memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
     all = s;
-    if (scatter && !dt__rows_divide(g, &s)) return dt__tensor(0);
+    if (scatter && !dt__rows_divide(g, &s)) return dt__nothing();
     if (scatter) s = dt__rows_shape(g, &s);
     n = dt__node_one(DT__OP_COMBINE, s, x);
     n.i[0] = dt__own(g) < g->tensor_shards, n.i[1] = scatter;
@@ -6144,20 +6147,20 @@ static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
 static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt__at(g, x)->shape;
-    if (!x.id || !dt__splits_rows(g)) return x;
+    if (!dt__splits_rows(g)) return x;
     return dt__push_one(g, DT__OP_ALL_ROWS, dt_shape3(g->samples, g->positions, s.n[s.dims - 1]), x);
 }
 /* The same as (B*T,C). */
 static dt_tensor dt__all_rows_matrix(dt_graph *g, dt_tensor x)
 {
     int64_t cols = dt_dim(g, x, -1);
-    if (!x.id || !dt__splits_rows(g)) return dt__as_matrix(g, x);
+    if (!dt__splits_rows(g)) return dt__as_matrix(g, x);
     return dt__push_one(g, DT__OP_ALL_ROWS, dt_shape2(g->samples * g->positions, cols), x);
 }
 /* All rows for work that every rank repeats: each rank has the whole gradient and takes its own rows of it. */
 static dt_tensor dt__same_rows(dt_graph *g, dt_tensor x)
 {
-    if (!x.id || dt__at(g, x)->op != DT__OP_ALL_ROWS) return x;
+    if (dt__at(g, x)->op != DT__OP_ALL_ROWS) return x;
     return dt__push_one(g, DT__OP_SAME_ROWS, dt__at(g, x)->shape, x);
 }
 static void dt__run_all_rows(const dt__call *c)
@@ -6169,8 +6172,7 @@ static void dt__run_all_rows(const dt__call *c)
 static dt_tensor dt__own_rows(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt__at(g, x)->shape;
-    if (!x.id || !dt__splits_rows(g)) return x;
-    if (!dt__rows_divide(g, &s)) return dt__tensor(0);
+    if (!dt__splits_rows(g) || !dt__rows_divide(g, &s)) return x;
     return dt__push_one(g, DT__OP_OWN_ROWS, dt__rows_shape(g, &s), x);
 }
 static void dt__run_own_rows(const dt__call *c)
@@ -6209,30 +6211,28 @@ static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_s
 static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor b, dt_tensor c)
 {
     dt__node n = dt__node_make(op, dt__at(g, a)->shape, a, b, c);
-    char text[4 * 96] = "", shape[96];
-    int fits = 1, used = 0;
+    int fits = 1;
     n.inputs = (int)strlen(dt__op_of(op)->inputs);
     n.f = s;
     for (int i = 0; i < n.inputs; i++) {
-        const dt_shape *next = &g->nodes[n.in[i]].shape, so_far = n.shape;
-        if (!n.in[i]) return dt__tensor(0);
-        used += snprintf(text + used, 100, "%s%s", i ? ", " : "", dt__shape_text(next, shape));
-        fits = fits && dt__broadcast(&so_far, next, &n.shape);
+        const dt_shape so_far = n.shape;
+        fits = fits && dt__broadcast(&so_far, &g->nodes[n.in[i]].shape, &n.shape);
     }
     if (fits) return dt__push(g, &n, NULL);
     return dt__poison(g, DT_E_SHAPE,
-                      "%s: shapes %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
-                      dt__op_of(op)->name, text);
+                      "%s: shapes %s, %s%s%s do not broadcast: aligned at the last axis, sizes must be equal or 1",
+                      dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape), dt__show(g, &dt__at(g, b)->shape),
+                      c.id ? ", " : "", c.id ? dt__show(g, &dt__at(g, c)->shape) : "");
 }
 #define DT__BUILD_UNARY(name, builder)                                                                       \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor x)                                                       \
     {                                                                                                        \
-        return dt__map_op(g, DT__OP_##name, 0.0f, x, dt__tensor(0), dt__tensor(0));                             \
+        return dt__map_op(g, DT__OP_##name, 0.0f, x, dt__nothing(), dt__nothing());                             \
     }
 #define DT__BUILD_BINARY(name, builder)                                                                      \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor a, dt_tensor b)                                          \
     {                                                                                                        \
-        return dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__tensor(0));                                         \
+        return dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__nothing());                                         \
     }
 #define DT__BUILD_OWN(name, builder)
 #define DT__BUILD_CODE(name, code)
@@ -6257,15 +6257,15 @@ static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor
 {
     int op = dt__function_op((int)f);
     if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
-        return dt__map_op(g, op, 0.0f, a, b, dt__tensor(0));
+        return dt__map_op(g, op, 0.0f, a, b, dt__nothing());
     return dt__poison(g, DT_E_USAGE, "map: %d is no function of %d tensors. See dt_function.", (int)f, (int)tensors);
 }
-DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x) { return dt__map_code(g, f, x, dt__tensor(0), 1); }
+DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x) { return dt__map_code(g, f, x, dt__nothing(), 1); }
 DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b) { return dt__map_code(g, f, a, b, 2); }
 
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 {
-    return dt__map_op(g, DT__OP_SCALE, s, x, dt__tensor(0), dt__tensor(0));
+    return dt__map_op(g, DT__OP_SCALE, s, x, dt__nothing(), dt__nothing());
 }
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b)
 {
@@ -6275,7 +6275,6 @@ DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b
 /* The constants come first: for equal values both ops take the second operand, x, which then receives the gradient. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
 {
-    if (!x.id) return x;
     if (!(low <= high))
         return dt__poison(g, DT_E_USAGE, "clamp: the lower bound %g is above the upper one, %g", (double)low,
                           (double)high);
@@ -6448,7 +6447,6 @@ static dt_tensor dt__reduce_axes(dt_graph *g, int op, dt_tensor x, unsigned mask
 {
     dt_shape s = dt__at(g, x)->shape;
     int keep = (mask & DT_KEEP) != 0;
-    if (!x.id) return x;
     mask &= ~DT_KEEP;
     if (mask == DT_ALL) mask = (1u << s.dims) - 1u;
     if (mask >> s.dims)
@@ -6495,7 +6493,7 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, int axis, const cha
 {
     int order[DT_MAX_DIMS], last = dt__at(g, x)->shape.dims - 1;
     axis = dt__axis(g, name, x, axis);
-    if (axis < 0) return dt__tensor(0);
+    if (axis < 0) return dt__nothing();
     for (int i = 0; i <= last; i++) order[i] = i;
     order[axis] = last, order[last] = axis;
     if (axis != last) x = dt_permute(g, x, order);
@@ -6531,15 +6529,13 @@ static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb
 static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int tb, int64_t parts, int64_t grad_parts)
 {
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
-    dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__tensor(0));
-    char x[96], y[96];
+    dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__nothing());
     int64_t k;
-    if (!a.id || !b.id) return dt__tensor(0);
     if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
         return dt__poison(
             g, DT_E_SHAPE,
             "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal, 1 or absent",
-            dt__shape_text(&sa, x), ta ? "^T" : "", dt__shape_text(&sb, y), tb ? "^T" : "");
+            dt__show(g, &sa), ta ? "^T" : "", dt__show(g, &sb), tb ? "^T" : "");
     k = sa.n[sa.dims - 1 - ta];
     if (parts && sa.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: a row-parallel product has at most %d axes", DT_MAX_DIMS - 1);
@@ -6660,7 +6656,6 @@ static dt_tensor dt__linear_weight(dt_graph *g, dt_tensor x, const char *name, i
 {
     char full[80];
     int64_t k = dt_dim(g, x, -1);
-    if (!x.id) return x;
     if (how & DT_ROWS && dt__in_shards(g)) k = k / g->own_shards * g->tensor_shards; /* x has this rank's part of K */
     snprintf(full, sizeof full, "%s.weight", name);
     return dt__param_cut(g, full, dt_shape2(k, width), DT_INIT_NORMAL, std,
@@ -6671,11 +6666,10 @@ DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int6
 {
     char full[80];
     dt_tensor w = dt__linear_weight(g, x, name, width, std, how), b;
-    if (!w.id) return w;
     if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x), w, 0, 0, 0, dt__own(g));
     else x = dt__matmul(g, x, w, 0, 0, how & DT_ROWS ? dt__own(g) : 0, 0);
     if (how & DT_ROWS) x = dt__combine_shards(g, x, 1);
-    if (!x.id || how & DT_NO_BIAS) return x;
+    if (how & DT_NO_BIAS) return x;
     snprintf(full, sizeof full, "%s.bias", name);
     b = dt__param_cut(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f, how & DT_COLUMNS ? 0 : -1, how & DT_QKV ? 3 : 1,
                       0);
@@ -6976,13 +6970,12 @@ static int dt__indices_ok(dt_graph *g, const char *op, dt_tensor indices, int64_
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 {
     dt_shape s = dt__at(g, tokens)->shape;
-    if (!table.id || !tokens.id) return dt__tensor(0);
     if (dt__at(g, table)->shape.dims != 2 || dt__at(g, tokens)->dtype != DT_I32 || s.dims >= DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "embed: needs a table (V,C) and int32 tokens");
-    if (!dt__indices_ok(g, "embed", tokens, dt_dim(g, table, 0))) return dt__tensor(0);
+    if (!dt__indices_ok(g, "embed", tokens, dt_dim(g, table, 0))) return dt__nothing();
     s.n[s.dims++] = dt_dim(g, table, 1);
-    tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__tensor(0));
-    if (!tokens.id || !dt__cut_param(g, dt__at(g, table))) return tokens;
+    tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__nothing());
+    if (!dt__cut_param(g, dt__at(g, table))) return tokens;
     memmove(s.n + 1, s.n, sizeof(int64_t) * (size_t)s.dims++);
     s.n[0] = 1;
     return dt__combine_shards(g, dt_reshape(g, tokens, s), 0);
@@ -7043,22 +7036,20 @@ static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n),
 static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_tensor index)
 {
     dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape, same = si;
-    char a[96], b[96];
-    if (axis < 0 || !index.id) return 0;
+    if (axis < 0) return 0;
     if (same.dims == sx.dims) same.n[axis] = sx.n[axis];
     if (dt__at(g, index)->dtype != DT_I32 || !dt__same_shape(&same, &sx))
         return dt__poison(g, DT_E_SHAPE, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op,
-                          dt__format_of[dt__at(g, index)->dtype].name, dt__shape_text(&si, a), dt__shape_text(&sx, b),
-                          axis),
+                          dt__format_of[dt__at(g, index)->dtype].name, dt__show(g, &si), dt__show(g, &sx), axis),
                0;
     return dt__indices_ok(g, op, index, sx.n[axis]);
 }
 
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
 {
-    dt__node n = dt__node_make(DT__OP_GATHER, dt__at(g, index)->shape, x, index, dt__tensor(0));
+    dt__node n = dt__node_make(DT__OP_GATHER, dt__at(g, index)->shape, x, index, dt__nothing());
     axis = dt__axis(g, "gather", x, axis);
-    if (!dt__index_ok(g, "gather", x, axis, index)) return dt__tensor(0);
+    if (!dt__index_ok(g, "gather", x, axis, index)) return dt__nothing();
     n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
@@ -7087,12 +7078,11 @@ DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor
 {
     dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape;
     dt__node n = dt__node_make(DT__OP_SCATTER_ADD, dt__at(g, base)->shape, index, x, base);
-    char a[96], b[96];
     axis = dt__axis(g, "scatter_add", base, axis);
-    if (!dt__index_ok(g, "scatter_add", base, axis, index) || !x.id) return dt__tensor(0);
+    if (!dt__index_ok(g, "scatter_add", base, axis, index)) return dt__nothing();
     if (!dt__same_shape(&sx, &si))
         return dt__poison(g, DT_E_SHAPE, "scatter_add: x %s and index %s must have the same shape",
-                          dt__shape_text(&sx, a), dt__shape_text(&si, b));
+                          dt__show(g, &sx), dt__show(g, &si));
     n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
@@ -7120,7 +7110,7 @@ DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
 {
     dt__node n = dt__node_one(DT__OP_CUMSUM, dt__at(g, x)->shape, x);
     axis = dt__axis(g, "cumsum", x, axis);
-    if (axis < 0) return dt__tensor(0);
+    if (axis < 0) return dt__nothing();
     n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
@@ -7141,7 +7131,6 @@ static void dt__run_cumsum(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64
 DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes)
 {
     dt_shape s = dt__at(g, index)->shape;
-    if (!index.id) return index;
     if (classes < 1 || s.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "one_hot: needs a class at least and an index of at most %d axes",
                           DT_MAX_DIMS - 1);
@@ -7163,8 +7152,8 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     dt__node n = dt__node_one(DT__OP_TOP_K, dt__at(g, x)->shape, x);
     int last = dt__axis(g, "top_k", x, -1);
     dt_tensor places;
-    if (indices) *indices = dt__tensor(0);
-    if (last < 0) return dt__tensor(0);
+    if (indices) *indices = dt__nothing();
+    if (last < 0) return dt__nothing();
     if (k < 1 || k > n.shape.n[last])
         return dt__poison(g, DT_E_SHAPE, "top_k: k = %lld is outside 1..%lld, the size of the last axis", (long long)k,
                           (long long)n.shape.n[last]);
@@ -7201,21 +7190,16 @@ static dt_tensor dt__norm_param(dt_graph *g, const char *name, int bias, int64_t
     snprintf(full, sizeof full, "%s.%s", name, bias ? "bias" : "weight");
     return dt_param(g, full, dt_shape1(width), bias ? DT_INIT_ZEROS : DT_INIT_ONES, 0.0f);
 }
-static int dt__eps_ok(dt_graph *g, const char *op, float eps)
-{
-    if (eps >= 0.0f && eps <= 1.0f) return 1;
-    dt__poison(g, DT_E_USAGE, "%s: eps %g is outside [0, 1]", op, (double)eps);
-    return 0;
-}
 
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps)
 {
     dt_tensor p[2];
     dt_shape stats;
     dt__node n;
-    if (!x.id || !dt__eps_ok(g, op == DT__OP_LAYERNORM ? "layernorm" : "rmsnorm", eps)) return dt__tensor(0);
+    if (!dt__bounded(g, op == DT__OP_RMSNORM ? "rmsnorm: eps" : "layernorm: eps", eps, 0.0, 1.0))
+        return dt__nothing();
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
-    p[1] = dt__tensor(0);
+    p[1] = dt__nothing();
     for (int bias = 0; bias <= (op == DT__OP_LAYERNORM); bias++)
         p[bias] = dt__param_rows(g, dt__norm_param(g, name, bias, dt_dim(g, x, -1)), stats.n[0], 1);
     n = dt__node_make(op, dt_shape_of(g, x), x, p[0], p[1]);
@@ -7247,18 +7231,16 @@ DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float 
     dt_shape s = dt_shape_of(g, x);
     unsigned others = (1u << (s.dims - 1)) - 1u;
     dt_tensor y, var;
-    char a[96];
-    if (!x.id || !dt__eps_ok(g, "batchnorm", eps)) return dt__tensor(0);
+    if (!dt__bounded(g, "batchnorm: eps", eps, 0.0, 1.0)) return dt__nothing();
     if (s.dims < 2)
-        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)",
-                          dt__shape_text(&s, a));
+        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)", dt__show(g, &s));
     y = dt__channels(g, x, 1);
     y = dt_sub(g, y, dt_mean(g, y, others));
     var = dt_mean(g, dt_mul(g, y, y), others);
     y = dt_mul(g, y, dt_map(g, DT_RSQRT, dt_add(g, var, dt_full(g, dt_shape1(s.n[1]), eps))));
     y = dt_mul(g, y, dt__norm_param(g, name, 0, s.n[1]));
     y = dt_add(g, y, dt__norm_param(g, name, 1, s.n[1]));
-    return y.id ? dt__channels(g, y, 0) : y;
+    return dt__channels(g, y, 0);
 }
 
 /* ---- trees that grow ------------------------------------------------------------------------------- */
@@ -7320,7 +7302,13 @@ static dt__rng *dt__site(const dt__call *c, int64_t samples, int64_t site)
 }
 
 /* Random streams belong to samples: in a segment axis 0 must be the unit's samples. */
-static int dt__counts_samples(const dt_graph *g, int64_t n) { return g->eager || n == dt_dim(g, g->targets, 0); }
+static int dt__counts_samples(dt_graph *g, const char *op, const dt_shape *s)
+{
+    int64_t n = s->dims ? s->n[0] : 1;
+    if (g->eager || n == dt_dim(g, g->targets, 0)) return 1;
+    dt__poison(g, DT_E_SHAPE, "%s: axis 0 must count the unit's samples, it holds %lld", op, (long long)n);
+    return 0;
+}
 
 /* Both forms of the op: n has its inputs. */
 static dt_tensor dt__attention_push(dt_graph *g, dt__node *n, const dt_attention_options *o, int64_t kv_heads,
@@ -7328,14 +7316,10 @@ static dt_tensor dt__attention_push(dt_graph *g, dt__node *n, const dt_attention
 {
     float scale = o->scale == 0.0f ? 1.0f / dt__sqrtf((float)d) : o->scale, p = o->dropout;
     dt_shape stats;
-    if (!(p >= 0.0f && p < 1.0f))
-        return dt__poison(g, DT_E_USAGE, "attention: dropout %g is outside [0, 1)", (double)p);
-    if (!(scale > 0.0f && scale < __builtin_inff()))
-        return dt__poison(g, DT_E_USAGE, "attention: scale %g is not positive; 0 means 1/sqrt(head width)",
-                          (double)scale);
-    if (p > 0.0f && !dt__counts_samples(g, n->shape.n[0]))
-        return dt__poison(g, DT_E_SHAPE, "attention: with dropout axis 0 must count the unit's samples, it holds %lld",
-                          (long long)n->shape.n[0]);
+    if (!dt__bounded(g, "attention: dropout", p, 0.0, 0.999) ||
+        !dt__bounded(g, "attention: scale", scale, 1e-30, 1e30) ||
+        (p > 0.0f && !dt__counts_samples(g, "attention with dropout", &n->shape)))
+        return dt__nothing();
     DT_ASSERT(!g->context_shards || n->inputs <= 3); /* the families have no mask */
     n->shape.n[2] = o->heads * d;
     n->i[0] = o->heads, n->i[1] = o->causal != 0, n->i[2] = p > 0.0f ? g->sites++ : 0, n->i[3] = kv_heads;
@@ -7359,7 +7343,6 @@ static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64
     dt_shape s = dt_shape_of(g, x), apart = s;
     int32_t id = x.id, cut = dt__at(g, x)->cut;
     int64_t shards = cut ? g->own_shards : 1;
-    if (!x.id) return x;
     s.n[s.dims - 1] /= pieces;
     apart.n[0] = dt__span(&s, 0, s.dims - 1), apart.n[1] = shards, apart.n[2] = pieces;
     apart.n[3] = s.n[s.dims - 1] / shards, apart.dims = 4;
@@ -7378,8 +7361,6 @@ static dt_tensor dt__attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, 
     dt_shape sq = dt__at(g, q)->shape, sk = dt__at(g, k)->shape, sm = dt__at(g, mask)->shape;
     dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
     int64_t heads = o->heads, kv_heads = o->kv_heads ? o->kv_heads : heads, d;
-    char a[96], b[96], c[96];
-    if (!q.id || !k.id || !v.id) return dt__tensor(0);
     if (heads < 1 || kv_heads < 1 || heads % kv_heads)
         return dt__poison(g, DT_E_SHAPE, "attend: %lld query heads are not a multiple of %lld key heads",
                           (long long)heads, (long long)kv_heads);
@@ -7389,7 +7370,7 @@ static dt_tensor dt__attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, 
         return dt__poison(
             g, DT_E_SHAPE,
             "attend: q %s, k %s and v %s must be (B,T,%lld d), (B,S,%lld d) and like k: heads of one width",
-            dt__shape_text(&sq, a), dt__shape_text(&sk, b), dt__shape_text(&dt__at(g, v)->shape, c), (long long)heads,
+            dt__show(g, &sq), dt__show(g, &sk), dt__show(g, &dt__at(g, v)->shape), (long long)heads,
             (long long)kv_heads);
     if (mask.id && dt__at(g, mask)->dtype != DT_I32 && dt__at(g, mask)->dtype != DT_F32)
         return dt__poison(g, DT_E_SHAPE, "attend: the mask holds %s and must hold int32 or float: dt_cast it",
@@ -7397,7 +7378,7 @@ static dt_tensor dt__attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, 
     if (mask.id && (sm.dims < 2 || sm.dims > 3 || sm.n[sm.dims - 1] != sk.n[1] || sm.n[sm.dims - 2] != sq.n[1] ||
                     (sm.dims == 3 && sm.n[0] != sq.n[0])))
         return dt__poison(g, DT_E_SHAPE, "attend: mask %s must be (T,S) or (B,T,S) for q %s and k %s",
-                          dt__shape_text(&sm, a), dt__shape_text(&sq, b), dt__shape_text(&sk, c));
+                          dt__show(g, &sm), dt__show(g, &sq), dt__show(g, &sk));
     if (mask.id) n.in[n.inputs++] = mask.id;
     if (g->context) {
         DT_ASSERT(o->causal && !mask.id && sq.n[1] == sk.n[1]);
@@ -7417,13 +7398,12 @@ static dt_tensor dt__attend_fused(dt_graph *g, dt_tensor qkv, const dt_attention
                           (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)o->heads);
     if (!g->context) return dt__attention_push(g, &n, o, 0, s.n[2] / 3 / o->heads);
     for (int64_t i = 0; i < 3; i++) part[i] = dt__shard_piece(g, qkv, 3, i);
-    return part[2].id ? dt__attend(g, part[0], part[1], part[2], dt__tensor(0), o) : part[2];
+    return dt__attend(g, part[0], part[1], part[2], dt__nothing(), o);
 }
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *o)
 {
     dt_attention_options own = *o;
-    if (!q.id || g->result) return dt__tensor(0);
     own.heads = dt__heads_of(g, q, "heads", o->heads);
     own.kv_heads = dt__heads_of(g, k, "heads of the keys", o->kv_heads);
     return k.id ? dt__attend(g, q, k, v, mask, &own) : dt__attend_fused(g, q, &own);
@@ -7887,16 +7867,14 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
 {
     dt_shape s = dt__at(g, x)->shape;
     dt__node n = dt__node_one(DT__OP_ROPE, s, x);
-    char text[96];
     unsigned saved;
-    if (!x.id) return x;
     heads = dt__heads_of(g, x, "heads", heads);
     if (s.dims != 3 || heads < 1 || s.n[2] % (2 * heads))
         return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %lld heads of an even width d",
-                          dt__shape_text(&s, text), (long long)heads);
-    if (!(base >= 1.0 && base <= 1e300) || offset < 0 || offset > INT32_MAX)
-        return dt__poison(g, DT_E_USAGE, "rope: base %g must be at least 1 and offset %lld in [0, 2^31)", base,
-                          (long long)offset);
+                          dt__show(g, &s), (long long)heads);
+    if (!dt__bounded(g, "rope: base", base, 1.0, 1e300) ||
+        !dt__bounded(g, "rope: offset", (double)offset, 0.0, (double)INT32_MAX))
+        return dt__nothing();
     if (scaling && scaling->factor != 0.0 &&
         !(scaling->factor >= 1.0 && scaling->low_freq_factor > 0.0 &&
           scaling->high_freq_factor > scaling->low_freq_factor && scaling->original_context > 0))
@@ -7938,15 +7916,12 @@ static void dt__run_positions(const dt__call *c)
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
     dt__node n = dt__node_one(DT__OP_DROPOUT, dt__at(g, x)->shape, x);
-    if (!x.id) return x;
-    if (!(p >= 0.0f && p < 1.0f)) return dt__poison(g, DT_E_USAGE, "dropout %g is outside [0, 1)", (double)p);
+    if (!dt__bounded(g, "dropout", p, 0.0, 0.999)) return dt__nothing();
     if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
     if (p == 0.0f) return x;
     n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 && /* own rows alone */
              n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
-    if (!n.i[1] && !dt__counts_samples(g, n.shape.n[0]))
-        return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count the unit's samples, it holds %lld",
-                          (long long)n.shape.n[0]);
+    if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__nothing();
     n.f = p;
     n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
@@ -7995,7 +7970,7 @@ static void dt__run_dropout(const dt__call *c)
 static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
 {
     int64_t targets = g->eager ? 1 : dt__count(dt__at(g, g->targets));
-    if (!sum.id || targets == terms) return sum;
+    if (targets == terms) return sum;
     return dt_scale(g, sum, g->eager ? 1.0f / (float)terms : (float)targets / (float)terms);
 }
 
@@ -8012,14 +7987,12 @@ static int64_t dt__logit_classes(const dt_graph *g, dt_tensor logits, int64_t *w
 
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
 {
-    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__tensor(0));
+    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__nothing());
     dt_shape stats;
     dt_tensor sum;
     int64_t valid = 0, rows;
-    if (!logits.id || !targets.id) return dt__tensor(0);
     rows = dt__rows(dt__at(g, logits));
-    if (!(smoothing >= 0.0f && smoothing <= 1.0f))
-        return dt__poison(g, DT_E_USAGE, "cross_entropy: smoothing %g is outside [0, 1]", (double)smoothing);
+    if (!dt__bounded(g, "cross_entropy: smoothing", smoothing, 0.0, 1.0)) return dt__nothing();
     if (dt__at(g, targets)->dtype != DT_I32 || dt__count(dt__at(g, targets)) != rows)
         return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
                           (long long)rows);
@@ -8135,13 +8108,10 @@ static void dt__run_cross_entropy_grad(const dt__call *c)
 /* i[0]: samples. */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms)
 {
-    dt__node n = dt__node_make(DT__OP_LOSS, dt_shape0(), terms, g->eager ? dt__tensor(0) : g->targets, dt__tensor(0));
+    dt__node n = dt__node_make(DT__OP_LOSS, dt_shape0(), terms, g->eager ? dt__nothing() : g->targets, dt__nothing());
     dt_shape s = dt_shape_of(g, terms), sums;
-    if (!terms.id) return terms;
     n.i[0] = s.dims ? s.n[0] : 1;
-    if (!dt__counts_samples(g, n.i[0]))
-        return dt__poison(g, DT_E_SHAPE, "loss: axis 0 must count the unit's samples, it holds %lld",
-                          (long long)n.i[0]);
+    if (!dt__counts_samples(g, "loss", &s)) return dt__nothing();
     sums = dt_shape1(n.i[0]);
     return dt__loss_mean(g, dt__push(g, &n, &sums), dt_shape_count(s));
 }
@@ -8190,13 +8160,11 @@ static void dt__run_loss_grad(const dt__call *c) { dt__split(c, c->n->i[0], 1, d
 /* No broadcasting: (B,1) against (B) would be a loss of B x B terms. */
 DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_tensor target)
 {
-    char a[96], b[96];
-    if (!x.id || !target.id) return dt__tensor(0);
-    if (!dt__same_shape(&dt__at(g, x)->shape, &dt__at(g, target)->shape))
+    const dt_shape *a = &dt__at(g, x)->shape, *b = &dt__at(g, target)->shape;
+    if (!dt__same_shape(a, b))
         return dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them",
-                          kind == DT_BCE ? "bce" : "mse", dt__shape_text(&dt__at(g, x)->shape, a),
-                          dt__shape_text(&dt__at(g, target)->shape, b));
-    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__tensor(0)));
+                          kind == DT_BCE ? "bce" : "mse", dt__show(g, a), dt__show(g, b));
+    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__nothing()));
     x = dt_sub(g, x, target);
     return dt_loss(g, dt_mul(g, x, x));
 }
@@ -8205,13 +8173,11 @@ DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_
  * readable after forward. */
 DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient)
 {
-    dt__node n = dt__node_make(DT__OP_AUX_LOSS, dt__at(g, x)->shape, x, loss, dt__tensor(0));
-    if (!x.id || !loss.id) return dt__tensor(0);
+    dt__node n = dt__node_make(DT__OP_AUX_LOSS, dt__at(g, x)->shape, x, loss, dt__nothing());
     if (dt__count(dt__at(g, loss)) != dt__leaves(g))
         return dt__poison(g, DT_E_SHAPE, "auxiliary_loss: the loss has %lld elements and must be a scalar: dt_mean it",
                           (long long)dt__count(dt__at(g, loss)));
-    if (!(coefficient >= 0.0f && coefficient <= 3e38f))
-        return dt__poison(g, DT_E_USAGE, "auxiliary_loss: coefficient %g must be 0 or more", (double)coefficient);
+    if (!dt__bounded(g, "auxiliary_loss: coefficient", coefficient, 0.0, 3e38)) return dt__nothing();
     n.f = coefficient;
     return dt__push(g, &n, NULL);
 }
@@ -8352,10 +8318,9 @@ static void dt__run_moe_bins(const dt__call *c)
  * i[0] the way back: the rows of this rank's tokens, by expert. Unused rows are +0. */
 static dt_tensor dt__moe_exchange(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor bins, int back)
 {
-    dt_shape s;
+    dt_shape s = dt_shape_of(g, rows);
     dt__node n;
-    if (!rows.id || !bins.id) return dt__tensor(0);
-    s = dt_shape_of(g, rows);
+    if (!rows.id || !bins.id) return dt__nothing();
     s.n[s.dims - 2] = dt__at(g, bins)->i[back ? 1 : 2];
     n = dt__node_make(DT__OP_MOE_EXCHANGE, s, rows, route, bins);
     n.i[0] = back;
@@ -8538,7 +8503,7 @@ static void dt__run_moe_dw(const dt__call *c)
 static dt_tensor dt__moe_leaves(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt_shape_of(g, x), leaves = s;
-    if (!g->context_shards || !x.id) return x;
+    if (!g->context_shards) return x;
     leaves.dims = s.dims + 1;
     leaves.n[0] = dt__leaves(g), leaves.n[1] = s.n[0] / leaves.n[0], leaves.n[2] = s.n[1];
     return dt_reshape(g, x, leaves);
@@ -8576,8 +8541,8 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
                                const dt_moe_options *o, dt_shape shape, int cut, int64_t groups, float std)
 {
     char full[96];
-    dt_tensor w, b = dt__tensor(0);
-    if (!x.id || !route.id) return dt__tensor(0);
+    dt_tensor w, b = dt__nothing();
+    if (!x.id || !route.id) return dt__nothing();
     snprintf(full, sizeof full, "%s.experts.%s", name, part);
     w = dt__param_of_experts(g, full, shape, DT_INIT_NORMAL, std, cut, groups, 0, o->experts);
     snprintf(full, sizeof full, "%s.experts.%s_bias", name, part);
@@ -8617,10 +8582,8 @@ static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, cons
     int64_t c = dt_dim(g, x, 1);
     float std = o->down_std > 0.0f ? o->down_std : 0.02f;
     dt_tensor h, parts[2];
-    if (!x.id) return x;
     if (o->gated) { /* (R,2H): gate, up, of each tensor shard */
         h = dt__moe_layer(g, x, route, name, "gate_up_proj", o, dt_shape3(o->experts, c, 2 * width), 2, 2, 0.02f);
-        if (!h.id) return h;
         for (int i = 0; i < 2; i++) parts[i] = dt__shard_piece(g, h, 2, i);
         h = dt_mul(g, dt_silu(g, parts[0]), parts[1]);
     } else h = dt_gelu(g, dt__moe_layer(g, x, route, name, "up_proj", o, dt_shape3(o->experts, c, width), 2, 1, 0.02f));
@@ -8635,12 +8598,12 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     int64_t width, choices, at;
     int shared = dt__expert_ranks(g) > 1;
     char full[96];
-    if (!dt__moe_ok(g, x, o)) return dt__tensor(0);
+    if (!dt__moe_ok(g, x, o)) return dt__nothing();
     tokens = dt__all_rows_matrix(g, x); /* (N,C) */
     alike = dt__same_rows(g, tokens);
     choices = dt_dim(g, tokens, 0) * o->active;
     width = o->width ? o->width : 4 * dt_dim(g, x, -1);
-    if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__tensor(0);
+    if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__nothing();
     snprintf(full, sizeof full, "%s.gate.weight", name);
     gate = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
@@ -8650,14 +8613,14 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     w = dt_gather(g, p, 1, w);
     if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
     bins = shared ? dt__moe_bins(g, route) : route;
-    h = dt__moe_rows(g, tokens, route, dt__tensor(0)); /* (R,C) */
+    h = dt__moe_rows(g, tokens, route, dt__nothing()); /* (R,C) */
     if (shared) h = dt__moe_exchange(g, h, route, bins, 0);
     h = dt__moe_experts(g, h, bins, name, o, width);
     if (shared) h = dt__moe_exchange(g, h, route, bins, 1);
     if (!h.id) return h;
     h = dt__moe_sum(g, h, route, w);
     if (dt__in_shards(g)) h = dt__combine_shards(g, h, 1);
-    return h.id ? dt_reshape(g, h, dt__at(g, x)->shape) : h;
+    return dt_reshape(g, h, dt__at(g, x)->shape);
 }
 
 /* out += x: a parameter's gradient that is no chain over tokens. The first row slice holds all of it. */
@@ -8834,10 +8797,8 @@ static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 {
     dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
     dt__node n = dt__node_one(DT__OP_MATMUL, s, dt__nothing());
-    char text[96];
     if (s.dims == DT_MAX_DIMS)
-        return dt__poison(g, DT_E_SHAPE, "matmul: %s has too many axes for a column-parallel product",
-                          dt__shape_text(&s, text));
+        return dt__poison(g, DT_E_SHAPE, "matmul: %s has too many axes for a column-parallel product", dt__show(g, &s));
     for (int32_t i = 0; i < g->nodes[id].i[5] - g->nodes[id].i[4]; i++) {
         int64_t width = dt__cols(&g->nodes[id + i]);
         if (!g->nodes[id + i].grad) continue; /* not used */
@@ -9419,7 +9380,6 @@ DT_API dt_tensor dt_targets(dt_graph *g)
 
 DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
 {
-    if (!x.id) return x;
     if (dt__at(g, x)->dtype != DT_F32 || !dt__at(g, x)->shape.dims)
         return dt__poison(g, DT_E_SHAPE, "dt_prediction: it is fp32 (B,..), this is %s of %d dimensions",
                           dt__format_of[dt__at(g, x)->dtype].name, (int)dt__at(g, x)->shape.dims);
@@ -9513,9 +9473,9 @@ static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (
     dt_tensor h = dt_layernorm(g, x, "ln_1", 1e-5f);
     memset(&o, 0, sizeof o);
     o.heads = m->heads, o.causal = 1, o.dropout = m->dropout;
-    if (!dt__cuts(g, "heads", m->heads)) return dt__tensor(0);
+    if (!dt__cuts(g, "heads", m->heads)) return dt__nothing();
     h = dt_linear_with(g, h, "attn.c_attn", 3 * m->width, 0.02f, DT_COLUMNS | DT_QKV); /* (B,T,3C) */
-    h = dt_attend(g, h, dt__tensor(0), dt__tensor(0), dt__tensor(0), &o);
+    h = dt_attend(g, h, dt__nothing(), dt__nothing(), dt__nothing(), &o);
     h = dt_linear_with(g, h, "attn.c_proj", m->width, residual, DT_ROWS);
     x = dt_add(g, x, dt_dropout(g, h, m->dropout));
     h = dt_layernorm(g, x, "ln_2", 1e-5f);
@@ -9551,11 +9511,11 @@ static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor x, const dt_model *m
     memset(&o, 0, sizeof o);
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
     widths[0] = m->width, widths[1] = widths[2] = m->kv_heads * d;
-    if (!dt__cuts(g, "heads", m->heads) || !dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__tensor(0);
+    if (!dt__cuts(g, "heads", m->heads) || !dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__nothing();
     dt__columns(g, dt_rmsnorm(g, x, "input_layernorm", m->norm_eps), names, widths, 3, 0.02f, y);
     y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
     y[1] = dt_rope(g, y[1], m->kv_heads, (double)m->rope_base, 0, &m->rope_scaling);
-    x = dt_attend(g, y[0], y[1], y[2], dt__tensor(0), &o);
+    x = dt_attend(g, y[0], y[1], y[2], dt__nothing(), &o);
     return dt_linear_with(g, x, "self_attn.o_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
 }
 
@@ -9570,7 +9530,7 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor x, const dt_model *m, floa
         dt_moe_options o = dt__model_moe(m);
         return dt_moe(g, h, "mlp", &o);
     }
-    if (!dt__cuts(g, "hidden units", m->hidden)) return dt__tensor(0);
+    if (!dt__cuts(g, "hidden units", m->hidden)) return dt__nothing();
     dt__columns(g, h, names, widths, 2, 0.02f, y);
     h = dt_mul(g, dt_silu(g, y[0]), y[1]);
     return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
