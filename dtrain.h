@@ -6268,20 +6268,13 @@ static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
     return dt__push(g, &n, scatter && dt__own(g) > 1 ? &all : NULL);
 }
 
-/* Gathers all rows (B,T,C) of the unit from every rank's (1,rows,C); x itself where rows are not split. The products
- * that read the result scatter its gradient, so that x receives the gradient of its own rows. */
-static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x)
+/* Gathers all rows (B,T,C), as a matrix (B*T,C), of the unit from every rank's (1,rows,C); x where rows are not split.
+ * The products that read the result scatter its gradient, so that x receives the gradient of its own rows. */
+static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x, int matrix)
 {
-    dt_shape s = dt__at(g, x)->shape;
-    if (!dt__splits_rows(g)) return x;
-    return dt__push_one(g, DT__OP_ALL_ROWS, dt_shape3(g->samples, g->positions, s.n[s.dims - 1]), x);
-}
-/* The same as (B*T,C). */
-static dt_tensor dt__all_rows_matrix(dt_graph *g, dt_tensor x)
-{
-    int64_t cols = dt_dim(g, x, -1);
-    if (!dt__splits_rows(g)) return dt__as_matrix(g, x);
-    return dt__push_one(g, DT__OP_ALL_ROWS, dt_shape2(g->samples * g->positions, cols), x);
+    int64_t b = g->samples, t = g->positions, cols = dt_dim(g, x, -1);
+    if (!dt__splits_rows(g)) return matrix ? dt__as_matrix(g, x) : x;
+    return dt__push_one(g, DT__OP_ALL_ROWS, matrix ? dt_shape2(b * t, cols) : dt_shape3(b, t, cols), x);
 }
 /* All rows for work that every rank repeats: each rank has the whole gradient and takes its own rows of it. */
 static dt_tensor dt__same_rows(dt_graph *g, dt_tensor x)
@@ -6792,7 +6785,7 @@ DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int6
 {
     char full[80];
     dt_tensor w = dt__linear_weight(g, x, name, width, std, how), b;
-    if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x), w, 0, 0, 0, dt__own(g));
+    if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x, 0), w, 0, 0, 0, dt__own(g));
     else x = dt__matmul(g, x, w, 0, 0, how & DT_ROWS ? dt__own(g) : 0, 0);
     if (how & DT_ROWS) x = dt__combine_shards(g, x, 1);
     if (how & DT_NO_BIAS) return x;
@@ -6815,7 +6808,7 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     dt_tensor w[DT__MAX_IN / 2];
     DT_ASSERT(count <= DT__MAX_IN / 2);
     for (int i = 0; i < count; i++) w[i] = dt__linear_weight(g, x, names[i], widths[i], std, DT_COLUMNS);
-    x = dt__all_rows(g, x);
+    x = dt__all_rows(g, x, 0);
     for (int i = 0; i < count; i++) { /* nodes in a row: dt__grad_matmul finds the others by their place */
         out[i] = dt__matmul(g, x, w[i], 0, 0, 0, dt__own(g));
         if (out[i].id) dt__at(g, out[i])->i[4] = i, dt__at(g, out[i])->i[5] = count;
@@ -8513,10 +8506,11 @@ static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int
     cut.bins = dt__table_bins(dt__in(c, 1));
     cut.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
     cut.shards = p ? c->g->own_shards : 1;
+    cut.of_expert = dt__count(weight) / cut.experts;
     if (stored && stored->experts) {
         cut.of_shard = dt__shard_step(stored, c->g->tensor_shards);
         cut.of_expert = cut.shards * cut.of_shard;
-    } else cut.of_expert = dt__count(weight) / cut.experts;
+    }
     if (!p) return cut;
     cut.width = dt__param_width(p, c->g->tensor_shards);
     if (weight == c->n) cut.along_m = p->cut == 1, cut.along_n = !cut.along_m;
@@ -8546,42 +8540,30 @@ static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_te
     return dt__push(g, &n, NULL);
 }
 
-/* All bins of one shard. bias: floats from one expert's to the next. */
-static void dt__moe_product(const dt__call *c, const dt__moe_cut *w, const dt__gemm *of_row_0, int64_t bias)
-{
-    dt__gemm job = *of_row_0;
-    for (int64_t b = 0; b < w->bins; b++) {
-        int64_t e = b % w->experts;
-        job.m = w->begin[b + 1] - w->begin[b];
-        job.a = of_row_0->a + w->begin[b] * job.ars;
-        job.b = of_row_0->b + e * w->of_expert;
-        job.c = of_row_0->c + w->begin[b] * job.ldc;
-        job.bias = of_row_0->bias ? of_row_0->bias + e * bias : NULL;
-        c->env->k->gemm(c->env->pool, &job);
-    }
-}
 static void dt__run_moe_linear(const dt__call *c)
 {
     int transpose = (int)c->n->i[0], biased = c->n->inputs > 3;
-    dt__moe_cut cut = dt__moe_cut_of(c, dt__in(c, 2), transpose), of_bias;
-    int64_t used = cut.begin[cut.bins], rows = c->n->shape.n[c->n->shape.dims - 2];
+    dt__moe_cut w = dt__moe_cut_of(c, dt__in(c, 2), transpose), of_bias = w;
+    int64_t used = w.begin[w.bins], rows = c->n->shape.n[c->n->shape.dims - 2], cols = dt__cols(c->n);
     dt__gemm job;
     memset(&job, 0, sizeof job);
-    memset(&of_bias, 0, sizeof of_bias);
     if (biased) of_bias = dt__moe_cut_of(c, dt__in(c, 3), 0);
-    job.ldc = dt__cols(c->n);
-    job.ars = dt__cols(dt__in(c, 0)), job.acs = 1;
-    job.n = cut.along_n ? cut.width : job.ldc;
-    job.k = cut.along_k ? cut.width : job.ars;
+    job.ldc = cols, job.ars = dt__cols(dt__in(c, 0)), job.acs = 1;
+    job.n = w.along_n ? w.width : cols;
+    job.k = w.along_k ? w.width : job.ars;
     job.brs = transpose ? 1 : job.n, job.bcs = transpose ? job.k : 1;
-    for (int64_t v = 0; v < cut.shards; v++) {
-        job.a = c->in[0] + (cut.along_k ? v * cut.width : 0);
-        job.b = c->in[2] + v * cut.of_shard;
-        job.c = c->out + (cut.along_k ? v * rows * job.ldc : v * cut.width);
-        job.bias = biased && (!cut.along_k || c->g->first_shard + v == 0) ? c->in[3] + v * of_bias.of_shard : NULL;
-        dt__moe_product(c, &cut, &job, of_bias.of_expert);
-        if (cut.along_k || !v) memset(job.c + used * job.ldc, 0, 4 * (size_t)((rows - used) * job.ldc));
+    for (int64_t i = 0; i < w.shards * w.bins; i++) {
+        int64_t v = i / w.bins, b = i % w.bins, e = b % w.experts;
+        job.m = w.begin[b + 1] - w.begin[b];
+        job.a = c->in[0] + w.begin[b] * job.ars + (w.along_k ? v * w.width : 0);
+        job.b = c->in[2] + v * w.of_shard + e * w.of_expert;
+        job.c = c->out + w.begin[b] * cols + v * (w.along_k ? rows * cols : w.width);
+        job.bias = biased && (!w.along_k || c->g->first_shard + v == 0)
+                       ? c->in[3] + v * of_bias.of_shard + e * of_bias.of_expert : NULL;
+        c->env->k->gemm(c->env->pool, &job);
     }
+    for (int64_t v = 0; v < (w.along_k ? w.shards : 1); v++)
+        memset(c->out + (v * rows + used) * cols, 0, 4 * (size_t)((rows - used) * cols));
 }
 
 /* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. Or in:
@@ -8611,11 +8593,9 @@ static void dt__run_moe_dw(const dt__call *c)
 /* x (N,..) of all tokens as (L,N/L,..), by context leaf; without context shards x itself. */
 static dt_tensor dt__moe_leaves(dt_graph *g, dt_tensor x)
 {
-    dt_shape s = dt_shape_of(g, x), leaves = s;
-    if (!g->context_shards) return x;
-    leaves.dims = s.dims + 1;
-    leaves.n[0] = dt__leaves(g), leaves.n[1] = s.n[0] / leaves.n[0], leaves.n[2] = s.n[1];
-    return dt_reshape(g, x, leaves);
+    dt_shape s = dt_shape_of(g, x);
+    int64_t leaves = dt__leaves(g);
+    return g->context_shards ? dt_reshape(g, x, dt__shape(s.dims + 1, leaves, s.n[0] / leaves, s.n[1], 0)) : x;
 }
 
 /* The router: adds its two losses to p (N,E) and returns the routing table. Each context leaf is routed alone. */
@@ -8663,25 +8643,21 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
 
 static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
 {
+    const double million = 1e6;
+    const dt_shape *s = &dt__at(g, x)->shape;
     char text[96];
-    if (!x.id) return 0;
-    if (dt__at(g, x)->shape.dims < 2)
-        dt__poison(g, DT_E_SHAPE, "moe: x %s must be (..,C): tokens, then channels",
-                   dt__shape_text(&dt__at(g, x)->shape, text));
-    else if (o->experts < 1 || o->experts > 65536 || o->active < 1 || o->active > o->experts)
-        dt__poison(g, DT_E_USAGE, "moe: %lld of %lld experts per token: active is 1 to experts, experts 1 to 65536",
-                   (long long)o->active, (long long)o->experts);
-    else if (o->width < 0 || dt__rows(dt__at(g, x)) * o->active > INT32_MAX / 4)
-        dt__poison(g, DT_E_SHAPE, "moe: width %lld must be 0 or more, and tokens times active at most %d",
-                   (long long)o->width, INT32_MAX / 4);
-    else if (!(o->capacity >= 0.0f && o->capacity <= 1e6f && o->balance >= 0.0f && o->balance <= 1e6f &&
-               o->z_loss >= 0.0f && o->z_loss <= 1e6f && o->down_std >= 0.0f && o->down_std <= 1e6f))
-        dt__poison(g, DT_E_USAGE, "moe: capacity %g, balance %g, z_loss %g and down_std %g must be from 0 to a million",
-                   (double)o->capacity, (double)o->balance, (double)o->z_loss, (double)o->down_std);
-    else if (o->experts % dt__expert_ranks(g))
+    if (s->dims < 2) dt__poison(g, DT_E_SHAPE, "moe: x %s must be (..,C): tokens, then channels", dt__show(g, s));
+    if (o->experts % dt__expert_ranks(g))
         dt__poison(g, DT_E_USAGE, "moe: %lld experts cannot be shared by %lld ranks: --ep one of %s",
                    (long long)o->experts, (long long)g->expert_ranks, dt__shards_text(o->experts, text, sizeof text));
-    return !g->result;
+    return !g->result && dt__bounded(g, "moe: experts", (double)o->experts, 1.0, 65536.0) &&
+           dt__bounded(g, "moe: active", (double)o->active, 1.0, (double)o->experts) &&
+           dt__bounded(g, "moe: width", (double)o->width, 0.0, (double)INT32_MAX) &&
+           dt__bounded(g, "moe: tokens times active", (double)(dt__rows(dt__at(g, x)) * o->active), 1.0, 5e8) &&
+           dt__bounded(g, "moe: capacity", o->capacity, 0.0, million) &&
+           dt__bounded(g, "moe: balance", o->balance, 0.0, million) &&
+           dt__bounded(g, "moe: z_loss", o->z_loss, 0.0, million) &&
+           dt__bounded(g, "moe: down_std", o->down_std, 0.0, million);
 }
 
 /* gelu(x Wup) or silu(x Wgate) * (x Wup) of gathered rows, then the second weights. */
@@ -8708,7 +8684,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     int shared = dt__expert_ranks(g) > 1;
     char full[96];
     if (!dt__moe_ok(g, x, o)) return dt__nothing();
-    tokens = dt__all_rows_matrix(g, x); /* (N,C) */
+    tokens = dt__all_rows(g, x, 1); /* (N,C) */
     alike = dt__same_rows(g, tokens);
     choices = dt_dim(g, tokens, 0) * o->active;
     width = o->width ? o->width : 4 * dt_dim(g, x, -1);
@@ -8842,7 +8818,7 @@ static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
     dt_shape parts = dt__at(g, dt__input(g, id, 0))->shape, one = parts;
     int op;
     one.n[0] = 1;
-    dy = dt_reshape(g, g->nodes[id].i[1] ? dt__all_rows(g, dy) : dy, one);
+    dy = dt_reshape(g, g->nodes[id].i[1] ? dt__all_rows(g, dy, 0) : dy, one);
     op = g->nodes[g->nodes[id].in[0]].op;
     if (op == DT__OP_MATMUL || op == DT__OP_MOE_SUM) dt__flow(g, id, 0, dy); /* which takes it once for all */
     else dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
@@ -9032,10 +9008,7 @@ static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
 static double dt__flops_matmul(const dt_graph *g, const dt__node *n)
 {
     double terms = 0.0; /* of a chain, in all parts together */
-    for (int i = 0; i < n->inputs; i += 2) {
-        const dt_shape *a = &g->nodes[n->in[i]].shape;
-        terms += (double)a->n[a->dims - 1 - n->i[0]];
-    }
+    for (int i = 0; i < n->inputs; i += 2) terms += (double)dt_dim(g, dt__tensor(n->in[i]), -1 - (int)n->i[0]);
     return 2.0 * (double)dt__count(n) * terms / (double)dt__max(1, n->i[2]);
 }
 /* One expert per row: active experts count. */
@@ -9660,7 +9633,7 @@ static dt_tensor dt__family_head(dt_graph *g, dt_tensor x, const void *user) /* 
     dt_tensor h = llama ? dt_rmsnorm(g, x, "norm", m->norm_eps) : dt_layernorm(g, x, "ln_f", 1e-5f);
     dt_tensor table = llama ? dt__llama_table(g, m, 1)
                             : dt__table_param(g, "/transformer.wte.weight", m->vocabulary, m->width);
-    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h), table, 0, 1, 0, dt__own(g)), dt_targets(g), 0.0f);
+    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h, 0), table, 0, 1, 0, dt__own(g)), dt_targets(g), 0.0f);
 }
 
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary)

@@ -436,9 +436,9 @@ static void test_errors(void)
     dt_moe_options o = options(4, 2, 8);
     dt_tensor t = dt_tensor_from(g, dt_shape1(4), x);
     refused("(..,C)", o, 1);
-    refused("active is 1 to experts", options(4, 5, 8), 0);
-    refused("active is 1 to experts", options(4, 0, 8), 0);
-    refused("active is 1 to experts", options(0, 1, 8), 0);
+    refused("active 5 is outside [1, 4]", options(4, 5, 8), 0);
+    refused("active 0 is outside", options(4, 0, 8), 0);
+    refused("experts 0 is outside [1, 65536]", options(0, 1, 8), 0);
     refused("width -1", options(4, 1, -1), 0);
     o.capacity = -1.0f;
     refused("capacity -1", o, 0);
