@@ -9534,105 +9534,98 @@ static dt_model dt__model_settled(dt_model m)
     return m;
 }
 
-/* ---- GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, tied head ---------------- */
+/* ---- the families: GPT-2 (Radford et al. 2019) with LayerNorm, learned positions and a tied head; Llama (Touvron et
+ * al. 2023) with RMSNorm, rotary positions, grouped queries, SwiGLU, and without biases ---- */
 
-static dt_tensor dt__gpt2_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
+static dt_tensor dt__family_table(dt_graph *g, const dt_model *m, int head)
 {
-    const dt_model *m = (const dt_model *)user;
-    dt_tensor wte = dt__table_param(g, "wte.weight", m->vocabulary, m->width);
-    dt_tensor wpe = dt__positions(g, "wpe.weight", dt_dim(g, tokens, 1), m->width);
-    return dt__own_rows(g, dt_dropout(g, dt_add(g, dt_embed(g, wte, tokens), wpe), m->dropout));
+    const char *name = head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight";
+    return dt__table_param(g, m->family == DT_LLAMA ? name : "/transformer.wte.weight", m->vocabulary, m->width);
 }
 
-/* The residual projections start smaller, by 1/sqrt(2 layers), so that the sum of the blocks keeps its size. */
-static dt_tensor dt__gpt2_block(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> (B,T,C) */
+static dt_tensor dt__family_norm(dt_graph *g, dt_tensor x, const dt_model *m, const char *gpt2, const char *llama)
+{
+    return m->family == DT_LLAMA ? dt_rmsnorm(g, x, llama, m->norm_eps) : dt_layernorm(g, x, gpt2, 1e-5f);
+}
+
+static dt_tensor dt__family_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
 {
     const dt_model *m = (const dt_model *)user;
-    float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    dt_tensor x = dt_embed(g, dt__family_table(g, m, 0), tokens);
+    if (m->family != DT_LLAMA) {
+        x = dt_add(g, x, dt__positions(g, "wpe.weight", dt_dim(g, tokens, 1), m->width));
+        x = dt_dropout(g, x, m->dropout);
+    }
+    return dt__own_rows(g, x);
+}
+
+static dt_tensor dt__gpt2_attention(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
+{
     dt_attention_options o;
-    dt_tensor h = dt_layernorm(g, x, "ln_1", 1e-5f);
     memset(&o, 0, sizeof o);
     o.heads = m->heads, o.causal = 1, o.dropout = m->dropout;
-    if (!dt__cuts(g, "heads", m->heads)) return dt__nothing();
     h = dt_linear_with(g, h, "attn.c_attn", 3 * m->width, 0.02f, DT_COLUMNS | DT_QKV); /* (B,T,3C) */
     h = dt_attend(g, h, dt__nothing(), dt__nothing(), dt__nothing(), &o);
     h = dt_linear_with(g, h, "attn.c_proj", m->width, residual, DT_ROWS);
-    x = dt_add(g, x, dt_dropout(g, h, m->dropout));
-    h = dt_layernorm(g, x, "ln_2", 1e-5f);
-    if (m->experts) {
-        dt_moe_options moe = dt__model_moe(m);
-        h = dt_moe(g, h, "mlp", &moe);
-    } else {
-        h = dt_gelu(g, dt_linear_with(g, h, "mlp.c_fc", 4 * m->width, 0.02f, DT_COLUMNS)); /* (B,T,4C) */
-        h = dt_linear_with(g, h, "mlp.c_proj", m->width, residual, DT_ROWS);
-    }
-    return dt_add(g, x, dt_dropout(g, h, m->dropout));
+    return dt_dropout(g, h, m->dropout);
 }
-
-/* ---- Llama (Touvron et al. 2023): RMSNorm, rotary positions, grouped queries, SwiGLU, no biases ---- */
-
-static dt_tensor dt__llama_table(dt_graph *g, const dt_model *m, int head)
+static dt_tensor dt__gpt2_mlp(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
 {
-    const char *name = head && !m->tied ? "/lm_head.weight" : "/model.embed_tokens.weight";
-    return dt__table_param(g, name, m->vocabulary, m->width);
+    h = dt_gelu(g, dt_linear_with(g, h, "mlp.c_fc", 4 * m->width, 0.02f, DT_COLUMNS)); /* (B,T,4C) */
+    return dt_linear_with(g, h, "mlp.c_proj", m->width, residual, DT_ROWS);
 }
 
-static dt_tensor dt__llama_embed(dt_graph *g, dt_tensor tokens, const void *user) /* (B,T) -> (B,T,C) */
-{
-    return dt__own_rows(g, dt_embed(g, dt__llama_table(g, (const dt_model *)user, 0), tokens));
-}
-
-static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor x, const dt_model *m, float residual) /* (B,T,C) -> same */
+static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
 {
     static const char *const names[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
-    int64_t d = m->width / m->heads, widths[3];
+    int64_t widths[3];
     dt_attention_options o;
     dt_tensor y[3];
     memset(&o, 0, sizeof o);
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
-    widths[0] = m->width, widths[1] = widths[2] = m->kv_heads * d;
-    if (!dt__cuts(g, "heads", m->heads) || !dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__nothing();
-    dt__columns(g, dt_rmsnorm(g, x, "input_layernorm", m->norm_eps), names, widths, 3, 0.02f, y);
+    widths[0] = m->width, widths[1] = widths[2] = m->kv_heads * (m->width / m->heads);
+    if (!dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__nothing();
+    dt__columns(g, h, names, widths, 3, 0.02f, y);
     y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
     y[1] = dt_rope(g, y[1], m->kv_heads, (double)m->rope_base, 0, &m->rope_scaling);
-    x = dt_attend(g, y[0], y[1], y[2], dt__nothing(), &o);
-    return dt_linear_with(g, x, "self_attn.o_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
+    h = dt_attend(g, y[0], y[1], y[2], dt__nothing(), &o);
+    return dt_linear_with(g, h, "self_attn.o_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
 }
-
-static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor x, const dt_model *m, float residual) /* (B,T,C) -> same */
+static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
 {
     static const char *const names[] = {"mlp.gate_proj", "mlp.up_proj"};
     int64_t widths[2];
     dt_tensor y[2]; /* (B,T,hidden) */
-    dt_tensor h = dt_rmsnorm(g, x, "post_attention_layernorm", m->norm_eps);
     widths[0] = widths[1] = m->hidden;
-    if (m->experts) {
-        dt_moe_options o = dt__model_moe(m);
-        return dt_moe(g, h, "mlp", &o);
-    }
     if (!dt__cuts(g, "hidden units", m->hidden)) return dt__nothing();
     dt__columns(g, h, names, widths, 2, 0.02f, y);
     h = dt_mul(g, dt_silu(g, y[0]), y[1]);
     return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
 }
 
-/* The residual projections start smaller, as GPT-2's do. */
-static dt_tensor dt__llama_block(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> (B,T,C) */
+/* x + attention(norm(x)), then x + mlp(norm(x)). The residual projections start smaller, by 1/sqrt(2 layers), so that
+ * the sum of the blocks keeps its size. */
+static dt_tensor dt__family_block(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> (B,T,C) */
 {
     const dt_model *m = (const dt_model *)user;
+    int llama = m->family == DT_LLAMA;
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
-    x = dt_add(g, x, dt__llama_attention(g, x, m, residual));
-    return dt_add(g, x, dt__llama_mlp(g, x, m, residual));
+    dt_moe_options moe = dt__model_moe(m);
+    dt_tensor h;
+    if (!dt__cuts(g, "heads", m->heads)) return dt__nothing();
+    h = dt__family_norm(g, x, m, "ln_1", "input_layernorm");
+    x = dt_add(g, x, llama ? dt__llama_attention(g, h, m, residual) : dt__gpt2_attention(g, h, m, residual));
+    h = dt__family_norm(g, x, m, "ln_2", "post_attention_layernorm");
+    if (m->experts) h = dt_moe(g, h, "mlp", &moe);
+    else h = llama ? dt__llama_mlp(g, h, m, residual) : dt__gpt2_mlp(g, h, m, residual);
+    return dt_add(g, x, llama ? h : dt_dropout(g, h, m->dropout));
 }
 
 /* Cross-entropy of the logits h table^T (B,T,V), whose columns tensor shards cut. */
 static dt_tensor dt__family_head(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
     const dt_model *m = (const dt_model *)user;
-    int llama = m->family == DT_LLAMA;
-    dt_tensor h = llama ? dt_rmsnorm(g, x, "norm", m->norm_eps) : dt_layernorm(g, x, "ln_f", 1e-5f);
-    dt_tensor table = llama ? dt__llama_table(g, m, 1)
-                            : dt__table_param(g, "/transformer.wte.weight", m->vocabulary, m->width);
+    dt_tensor h = dt__family_norm(g, x, m, "ln_f", "norm"), table = dt__family_table(g, m, 1);
     return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h, 0), table, 0, 1, 0, dt__own(g)), dt_targets(g), 0.0f);
 }
 
@@ -9917,21 +9910,19 @@ static void dt__net_close(dt__net *net)
 /* A family as a list of segments: embedding, blocks, head. */
 static dt_result dt__family_list(dt__net *net, const dt_model *m)
 {
-    int llama = m->family == DT_LLAMA;
-    const char *model = llama ? "model" : "transformer", *blocks = llama ? "model.layers" : "transformer.h";
+    const char *model = m->family == DT_LLAMA ? "model" : "transformer";
     net->count = m->layers + 2;
     net->own = (dt_segment *)dt__alloc((int64_t)sizeof *net->own * net->count, "the model");
-    net->names = (char *)dt__alloc(24 * m->layers, "the model");
+    net->names = (char *)dt__alloc(32 * net->count, "the model");
     if (!net->own || !net->names) return DT_E_MEMORY;
     for (int64_t s = 0; s < net->count; s++) {
-        char *name = net->names + 24 * (s - 1);
-        dt_segment *o = &net->own[s];
-        if (s > 0 && s <= m->layers) snprintf(name, 24, "%s.%d", blocks, (int)(s - 1));
-        o->name = s == 0 || s > m->layers ? model : name;
-        if (s > m->layers) o->build = dt__family_head;
-        else if (llama) o->build = s ? dt__llama_block : dt__llama_embed;
-        else o->build = s ? dt__gpt2_block : dt__gpt2_embed;
-        o->user = &net->model;
+        int block = s > 0 && s <= m->layers;
+        char *name = net->names + 32 * s;
+        if (block) snprintf(name, 32, "%s.%s.%d", model, m->family == DT_LLAMA ? "layers" : "h", (int)s - 1);
+        else snprintf(name, 32, "%s", model);
+        net->own[s].name = name;
+        net->own[s].build = !s ? dt__family_embed : block ? dt__family_block : dt__family_head;
+        net->own[s].user = &net->model;
     }
     return DT_OK;
 }
@@ -9953,19 +9944,15 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m)
 /* DT_E_USAGE unless context shards can cut this model's sequences. */
 static dt_result dt__net_context(const dt__net *net, const dt_model *m, int64_t sequence)
 {
-    char list[256];
-    size_t used = 0;
+    char list[128];
     if (!net->context_shards) return DT_OK;
     if (m->segments)
         return dt__error(DT_E_USAGE, "context shards cut the sequences of the model families: give a model of your own "
                          "--context-shards 1");
     if (sequence % (2 * net->context_shards) == 0) return DT_OK;
-    list[0] = 0;
-    for (int64_t v = 2; sequence % (2 * v) == 0 && used + 24 < sizeof list; v *= 2)
-        used += (size_t)snprintf(list + used, sizeof list - used, ", %lld", (long long)v);
     return dt__error(DT_E_USAGE, "%lld tokens do not divide into two slices for each of %lld context shards: "
-                     "--context-shards one of 1%s, or another --sequence", (long long)sequence,
-                     (long long)net->context_shards, list);
+                     "--context-shards one of %s, or another --sequence", (long long)sequence,
+                     (long long)net->context_shards, dt__shards_text(dt__max(1, sequence / 2), list, sizeof list));
 }
 
 /* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With a context (families alone)

@@ -214,13 +214,13 @@ static void check_streams(dt_model model)
     dt_trainer_close(&t);
 }
 
-static dt_tensor my_block(dt_graph *g, dt_tensor x, const void *user) { return dt__gpt2_block(g, x, user); }
+static dt_tensor my_block(dt_graph *g, dt_tensor x, const void *user) { return dt__family_block(g, x, user); }
 
 /* A model of one's own recomputes, and draws the family's text when it is the same model. */
 static void check_own(void)
 {
     static dt_model sizes;
-    static const dt_segment list[] = {{"transformer", dt__gpt2_embed, &sizes},
+    static const dt_segment list[] = {{"transformer", dt__family_embed, &sizes},
                                       {"transformer.h.0", my_block, &sizes},
                                       {"transformer", dt__family_head, &sizes}};
     dt_model family = dt_model_gpt2("nano");

@@ -143,7 +143,7 @@ static dt_tensor block(dt_graph **g, const dt_model *m, int64_t shards, dt_tenso
     (*g)->tensor_shards = shards;
     fill(values, 2 * 5 * m->width, 9);
     *x = dt_tensor_from(*g, dt_shape3(2, 5, m->width), values);
-    return dt__llama_block(*g, *x, m);
+    return dt__family_block(*g, *x, m);
 }
 
 static void check_block(void)

@@ -1528,9 +1528,9 @@ int main(void)
     test_planned("every op", zoo, NULL, dt_shape3(3, 5, 8), 0, 0);
     test_planned("convolutions and grouped heads", nets, NULL, dt_shape3(3, 5, 8), 0, 0);
     test_planned("elementwise ops", functions, NULL, dt_shape3(3, 5, 8), 0, 0);
-    test_planned("GPT-2 embedding", dt__gpt2_embed, &dropping, dt_shape2(3, 5), 1, 0);
-    test_planned("GPT-2 block", dt__gpt2_block, &plain, dt_shape3(3, 5, 12), 0, 0);
-    test_planned("GPT-2 block with dropout", dt__gpt2_block, &dropping, dt_shape3(3, 5, 12), 0, 0);
+    test_planned("GPT-2 embedding", dt__family_embed, &dropping, dt_shape2(3, 5), 1, 0);
+    test_planned("GPT-2 block", dt__family_block, &plain, dt_shape3(3, 5, 12), 0, 0);
+    test_planned("GPT-2 block with dropout", dt__family_block, &dropping, dt_shape3(3, 5, 12), 0, 0);
     test_planned("GPT-2 head", dt__family_head, &plain, dt_shape3(3, 5, 12), 0, 1);
     test_shared_plans();
     test_refused_segments();
