@@ -687,45 +687,45 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
                                   int special, int64_t *tokens);
 
 /* ---- H12  rules: the usual faults of a training run, by its numbers ----------------------------- */
-/* A program gives losses, tensors, times of its ranks and labels, step by step; rules compare them with bounds and keep
- * which of them fired. In a loop over steps, between dt_rules_open(&rules, 1) and dt_rules_close(&rules):
+/* A program passes losses, tensors, labels and the times of its ranks, step by step; rules compare them with bounds and
+ * record which rules fired. In a loop over steps, between dt_rules_open(&rules, 1) and dt_rules_close(&rules):
  *     if (!r) r = dt_rules_tensor(rules, step, "hidden", DT_KIND_GRADIENT, gradient, inputs * units, units);
  *     if (!r) r = dt_rules_loss(rules, step, loss);
  *     if (!r && dt_rules_fired(rules, DT_RULE_VANISHING_GRADIENT)) ..
- * Names and bounds are those of Amazon SageMaker Debugger's built-in rules, where it has them. [i] are bounds, which
- * dt_rules_set changes; shares are 0 to 1.
- * X(code, name); it fires when
- *   VanishingGradient     of a gradient the mean |g| < [0] 1e-7
- *   ExplodingTensor       a tensor or a loss has an infinity or a NaN; other rules then do not look at it
- *   DeadRelu              of a ReLU's outputs more than [0] 0.5 of the units are above 0 in < [1] 0.01 of the rows
- *   SaturatedActivation   of the inputs of a tanh or sigmoid more than [0] 0.5 of the units are inside the limits in
+ * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule. [i] is a
+ * bound with its default, which dt_rules_set changes; shares are 0 to 1.
+ * X(code, name); the rule fires when
+ *   VanishingGradient     the mean |g| of a gradient is < [0] 1e-7
+ *   ExplodingTensor       a tensor or a loss has an infinity or a NaN; other rules then ignore it
+ *   DeadRelu              more than [0] 0.5 of the units of a ReLU's output are above 0 in < [1] 0.01 of the rows
+ *   SaturatedActivation   more than [0] 0.5 of the units of a tanh's or sigmoid's input are inside the limits in
  *                         < [1] 0.01 of the rows: -[2] and [2] 9.4999 of tanh, [3] -23 and [4] 16.999999 of sigmoid
- *   LossNotDecreasing     since the last look, [0] 10 or more steps ago, the loss fell by < [1] 0.001 of itself. It
- *                         compares two losses: give noisy ones as means
- *   Overfit               validation loss exceeds the mean training loss since the validation before by > [0] 0.1 of
- *                         it, in [1] 1 validations in a row
- *   Overtraining          no training loss for [0] 5 steps, and no validation loss for [1] 10 validations, was below
- *                         the best before by > [2] 0.01
- *   PoorWeightInitialization  up to step [0] 10: of the activations of one kind and step the largest variance is
- *                         > [1] 10 times the smallest; or of a matrix of weights, when it is given first, the 5th and
- *                         95th percentile are < [2] 0.001 apart (Debugger asks that of gradients: large models have it)
- *   WeightUpdateRatio     of a matrix of weights mean |new - old| / (mean |old| + 1e-9) is < [0] 1e-8 or > [1] 10; not
- *                         where the old one is all zeros
- *   AllZero               of a gradient, of activations or of a matrix of weights >= [0] 1 of the numbers are 0
- *   TensorVariance        a tensor's variance is < [0] or > [1]; NaN, no bound, until they are set
+ *   LossNotDecreasing     over [0] 10 or more steps the loss fell by a share < [1] 0.001. The rule compares two losses:
+ *                         pass the mean of noisy losses
+ *   Overfit               in [1] 1 validations in a row, validation loss exceeds the mean training loss since the
+ *                         previous validation by a share > [0] 0.1
+ *   Overtraining          neither [0] 5 training losses nor [1] 10 validation losses in a row improved on the best one
+ *                         by > [2] 0.01
+ *   PoorWeightInitialization  up to step [0] 10: among activations of one kind and step the largest variance is
+ *                         > [1] 10 times the smallest; or the 5th and 95th percentile of a matrix of initial weights
+ *                         are < [2] 0.001 apart (Debugger asks that of gradients, where it fires for large models)
+ *   WeightUpdateRatio     mean |new - old| / (mean |old| + 1e-9) of a matrix of weights is < [0] 1e-8 or > [1] 10,
+ *                         unless the old weights are all zeros
+ *   AllZero               a share >= [0] 1 of a gradient, of activations or of a matrix of weights is 0
+ *   TensorVariance        a tensor's variance is < [0] or > [1]; both are NaN, no bound, until they are set
  *   UnchangedTensor       a matrix of weights has |new - old| <= [2] 1e-8 + [1] 1e-5 |old| everywhere, [0] 3 times in a
  *                         row
- *   ClassImbalance        after [0] 500 labels the most frequent class has > [1] 10 times those of the rarest
+ *   ClassImbalance        after [0] 500 labels the most frequent class has > [1] 10 times the labels of the rarest
  *   StalledTraining       no step ended for > [0] 1800 s
- *   StepOutlier           more than [1] 10 steps of a rank took > mean + [0] 3 standard deviations of the others before
- *                         them, of which there are 10 or more
- *   LoadBalancing         over 10 steps the rank with the least work has < [0] 0.5 of that of the busiest. Work are the
- *                         seconds not spent waiting: a processor that polls in an all-reduce shows 100 % of use
+ *   StepOutlier           more than [1] 10 steps of a rank took > mean + [0] 3 standard deviations of its 10 or more
+ *                         other steps before
+ *   LoadBalancing         over 10 steps the rank with the least work has < [0] 0.5 of the work of the busiest. Work is
+ *                         the time not spent waiting: a processor that polls in an all-reduce shows 100 % use
  *   LowUtilization        over 10 steps a rank works < [0] 0.7 of its time
  *   Dataloader            over 10 steps a rank waits for samples > [0] 0.2 of its time
  *   MemoryIncrease        a rank's mean memory over 10 steps is > 1 + [0] 0.05 times that of its first 10
  *   MaxInitializationTime the first step begins later than [0] 1200 s
- * Vectors (units 0: biases, gains) start as constants for good reasons; rules that speak of matrices leave them out. */
+ * Rules about matrices ignore vectors (units 0: biases, gains), which start as constants. */
 #define DT_RULES(X)                                                                                                    \
     X(DT_RULE_VANISHING_GRADIENT, "VanishingGradient") X(DT_RULE_EXPLODING_TENSOR, "ExplodingTensor")                  \
     X(DT_RULE_DEAD_RELU, "DeadRelu") X(DT_RULE_SATURATED_ACTIVATION, "SaturatedActivation")                            \
@@ -750,15 +750,15 @@ typedef struct dt_firing {
     int32_t rank;        /* -1: it is not about one */
     char name[96];       /* of the tensor, or "loss", "validation loss"; else empty */
 } dt_firing;
-/* Called when a rule fires for the first time. What it returns, if not DT_OK, is returned by the call that gave the
- * number, after all rules have looked at it. It must not give numbers itself. */
+/* Called when a rule fires for the first time. The call that passed the number returns its result, if not DT_OK, after
+ * all rules have seen the number. It must not pass numbers itself. */
 typedef dt_result (*dt_rule_action)(void *user, dt_rule rule, const dt_firing *f);
 /* The rules of one run. One thread at a time. */
 typedef struct dt_rules dt_rules;
-/* ranks: how many dt_rules_step will tell of. All rules are on. *rules is NULL on errors, and once they are closed. */
+/* ranks: their number in dt_rules_step. *rules is NULL after an error, and once closed. */
 DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks);
 DT_API void dt_rules_close(dt_rules **rules);
-/* Sets bound [index] of a rule; NaN in one: what is compared with it never fires. */
+/* Sets bound [index] of a rule; a comparison with NaN never fires. */
 DT_API dt_result dt_rules_set(dt_rules *rules, int32_t rule, int32_t index, double value);
 DT_API dt_result dt_rules_on_fire(dt_rules *rules, dt_rule_action action, void *user);
 /* The mean training loss, and the validation loss after it, of a step. Steps rise from 0 or above. */
@@ -768,8 +768,8 @@ DT_API dt_result dt_rules_validation(dt_rules *rules, int64_t step, double loss)
 typedef enum dt_tensor_kind {
     DT_KIND_WEIGHT, DT_KIND_GRADIENT, DT_KIND_RELU, DT_KIND_TANH, DT_KIND_SIGMOID, DT_KIND_COUNT
 } dt_tensor_kind;
-/* A tensor of `count` numbers in rows of `units`; units 0: a vector. name has up to 95 bytes; a kind and name stand
- * for a tensor of one size. Of matrices of weights a copy is kept. */
+/* A tensor of `count` elements in rows of `units`; units 0: a vector. name has up to 95 bytes; a kind and name stand
+ * for a tensor of one size. The rules keep a copy of matrices of weights. */
 DT_API dt_result dt_rules_tensor(dt_rules *rules, int64_t step, const char *name, dt_tensor_kind kind,
                                  const float *values, int64_t count, int64_t units);
 /* Classes (0 to classes - 1) of `count` samples that were trained on; those below 0 do not count. */
@@ -785,11 +785,11 @@ typedef struct dt_rank_step {
     double memory;   /* bytes, or any other unit */
 } dt_rank_step;
 DT_API dt_result dt_rules_step(dt_rules *rules, const dt_rank_step *s);
-/* It is `at` seconds since the program began: for who watches a training run that may have stalled. */
+/* It is `at` seconds since the program began: for a monitor of a run that may have stalled. */
 DT_API dt_result dt_rules_clock(dt_rules *rules, double at);
-/* What a rule found, NULL while it has not fired; it belongs to rules. */
+/* What a rule found, owned by rules; NULL while it has not fired. */
 DT_API const dt_firing *dt_rules_fired(const dt_rules *rules, int32_t rule);
-/* A table of those, two lines each: where and when, and what to do. DT_E_USAGE: `size` bytes are too few. */
+/* A table of the rules that fired: where and when, and what to do. DT_E_USAGE: `size` bytes are too few. */
 enum { DT_RULES_TEXT = 8000 };
 DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
 
@@ -12445,54 +12445,9 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
     return DT_OK;
 }
 
-/* A JSON-lines file of numbers: dt__metrics_begin, dt__metrics_number .., dt__metrics_end per line. Not-a-number is
- * written as null. The first error is kept and returned by dt__metrics_end. */
-typedef struct dt__metrics {
-    FILE *file;
-    const char *path;
-    const char *comma;
-    int error; /* errno of the first failure */
-} dt__metrics;
-
-static dt_result dt__metrics_error(const dt__metrics *m)
-{
-    return dt__error(DT_E_FILE, "cannot write metrics to %s: %s", m->path, strerror(m->error));
-}
-static dt_result dt__metrics_open(dt__metrics *m, const char *path, int append)
-{
-    memset(m, 0, sizeof *m);
-    m->path = path;
-    m->file = fopen(path, append ? "a" : "w");
-    if (m->file) return DT_OK;
-    m->error = errno;
-    return dt__metrics_error(m);
-}
-static void dt__metrics_begin(dt__metrics *m)
-{
-    m->comma = "{";
-}
-static void dt__metrics_number(dt__metrics *m, const char *name, double value)
-{
-    int bad = value - value == 0.0 ? fprintf(m->file, "%s\"%s\":%.9g", m->comma, name, value) < 0
-                                   : fprintf(m->file, "%s\"%s\":null", m->comma, name) < 0;
-    if (bad && !m->error) m->error = errno;
-    m->comma = ",";
-}
-static dt_result dt__metrics_end(dt__metrics *m)
-{
-    int bad = fputs("}\n", m->file) < 0 || fflush(m->file);
-    if (bad && !m->error) m->error = errno;
-    return m->error ? dt__metrics_error(m) : DT_OK;
-}
-static void dt__metrics_close(dt__metrics *m)
-{
-    if (m->file) fclose(m->file);
-    m->file = NULL;
-}
-
 /* ---- rules ---- */
 
-enum { DT__RULE_BOUNDS = 5, DT__RULE_LANES = 4, DT__RULE_BLOCK = 10 }; /* block: steps that are looked at together */
+enum { DT__RULE_BOUNDS = 5, DT__RULE_BLOCK = 10 }; /* block: steps that are judged together */
 typedef struct dt__rule {
     const char *name;
     double bound[DT__RULE_BOUNDS];
@@ -12500,49 +12455,42 @@ typedef struct dt__rule {
 } dt__rule;
 /* In the order of DT_RULES. */
 static const dt__rule dt__rules[DT_RULE_COUNT + 1] = {
-    {"VanishingGradient", {1e-7}, "ReLU or GELU for sigmoid, residual connections, norms, larger first weights"},
+    {"VanishingGradient", {1e-7}, "use ReLU or GELU, residual connections, norms, or larger initial weights"},
     {"ExplodingTensor", {0}, "lower the learning rate, clip the gradient norm, warm up; look for bad samples"},
     {"DeadRelu", {0.5, 0.01}, "lower the learning rate, start biases at 0, or use GELU or a leaky ReLU"},
-    {"SaturatedActivation", {0.5, 0.01, 9.4999, -23, 16.999999}, "smaller first weights, scaled inputs, normalisation"},
-    {"LossNotDecreasing", {10, 0.001}, "raise the learning rate, or lower it if the loss jumps; are the labels right?"},
-    {"Overfit", {0.1, 1}, "more data, dropout, weight decay, a smaller model; or stop here"},
+    {"SaturatedActivation", {0.5, 0.01, 9.4999, -23, 16.999999}, "use smaller initial weights, scaled inputs, norms"},
+    {"LossNotDecreasing", {10, 0.001}, "raise the learning rate, or lower it if the loss jumps; check the labels"},
+    {"Overfit", {0.1, 1}, "use more data, dropout, weight decay or a smaller model; or stop here"},
     {"Overtraining", {5, 10, 0.01}, "stop, and take the checkpoint with the lowest validation loss"},
     {"PoorWeightInitialization", {10, 10, 0.001}, "draw weights of variance 1 or 2 over a unit's inputs"},
-    {"WeightUpdateRatio", {1e-8, 10}, "a learning rate by which a step changes weights by about a thousandth"},
-    {"AllZero", {1}, "is it connected to the loss? are inputs, masks and first weights right?"},
-    {"TensorVariance", {0}, "look at initialisation and normalisation"},
-    {"UnchangedTensor", {3, 1e-5, 1e-8}, "is it given to the optimizer, has it a gradient, is the rate above 0?"},
+    {"WeightUpdateRatio", {1e-8, 10}, "choose a learning rate by which a step changes weights by about 0.1 %"},
+    {"AllZero", {1}, "check its connection to the loss, inputs, masks and initial weights"},
+    {"TensorVariance", {0}, "check initialization and normalization"},
+    {"UnchangedTensor", {3, 1e-5, 1e-8}, "check that the optimizer has it, its gradient, and the learning rate"},
     {"ClassImbalance", {500, 10}, "draw rare classes more often, or weight their loss"},
-    {"StalledTraining", {1800}, "a rank hangs or waits for data: stop it, and go on from a checkpoint"},
-    {"StepOutlier", {3, 10}, "what else runs then: checkpoints, validation, slow files, other jobs?"},
+    {"StalledTraining", {1800}, "a rank hangs or waits for data: stop the job, and resume from a checkpoint"},
+    {"StepOutlier", {3, 10}, "look for what else runs then: checkpoints, validation, slow files, other jobs"},
     {"LoadBalancing", {0.5}, "give the busiest rank less work, or look for what slows its machine"},
     {"LowUtilization", {0.7}, "more work between two exchanges, overlap, fewer ranks; dt_doctor tells which"},
-    {"Dataloader", {0.2}, "read ahead, prepare samples beforehand, keep them on a local disk"},
-    {"MemoryIncrease", {0.05}, "look for what is kept from step to step: lists of losses, graphs, buffers"},
+    {"Dataloader", {0.2}, "read ahead, preprocess samples, keep them on a local disk"},
+    {"MemoryIncrease", {0.05}, "look for what accumulates from step to step: lists of losses, graphs, buffers"},
     {"MaxInitializationTime", {1200}, "copy less at the start: stream the data, keep images and caches warm"},
     {"none", {0}, ""}};
 
 static const dt__rule *dt__rule_at(int32_t i) { return &dt__rules[i >= 0 && i < DT_RULE_COUNT ? i : DT_RULE_COUNT]; }
 DT_API const char *dt_rule_name(int32_t rule) { return dt__rule_at(rule)->name; }
 DT_API const char *dt_rule_advice(int32_t rule) { return dt__rule_at(rule)->advice; }
-/* The rule of a name, -1: none. */
-static int32_t dt__rule_find(const char *name)
-{
-    for (int32_t i = 0; name && i < DT_RULE_COUNT; i++)
-        if (!strcmp(dt__rules[i].name, name)) return i;
-    return -1;
-}
 
 typedef struct dt__rule_tensor {
     char name[96];
     int32_t kind;
-    int64_t step, count, unchanged; /* given last; numbers; times in a row that it stayed as it was */
-    float *before;                  /* matrices of weights: (count) of the time before, else NULL */
+    int64_t step, count, unchanged; /* last step; elements; updates in a row that changed nothing */
+    float *before;                  /* matrices of weights: (count) at the last step, else NULL */
 } dt__rule_tensor;
 typedef struct dt__rule_rank {
     int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are no outliers */
-    double mean, squares;                 /* of the usual ones' seconds: mean, and sum of squared distances */
-    double seconds, data, work, memory;   /* sums over the block under way */
+    double mean, squares;                 /* of the usual steps' seconds: mean, and sum of squared distances */
+    double seconds, data, work, memory;   /* sums over the current block */
     double first_memory, done;            /* mean over the first block; work of the last complete one */
 } dt__rule_rank;
 typedef struct dt__rule_spread { /* variances of a step's activations of one kind */
@@ -12552,30 +12500,32 @@ typedef struct dt__rule_spread { /* variances of a step's activations of one kin
 
 struct dt_rules {
     double bound[DT_RULE_COUNT][DT__RULE_BOUNDS];
-    dt_firing fired[DT_RULE_COUNT];
+    dt_firing fired[DT_RULE_COUNT], now; /* now: step, rank and name of the current call's numbers */
     dt_rule_action action;
     void *user;
-    dt_result answer; /* of the action, in the call under way */
+    dt_result answer; /* of the action, in the current call */
     int64_t step[2], stale[2]; /* of training and validation loss: the last step, -1: none; losses since the best */
-    double best[2], looked, sum, summed; /* the loss looked at last; sum and number since the last validation */
+    double best[2], looked, sum, summed; /* looked: the loss compared last; sum, number since the last validation */
     int64_t looked_step, over;
     dt__rule_tensor *tensor;
     int64_t tensors, room, cursor; /* cursor: where the next one probably is */
     int32_t *units;                /* scratch */
-    int64_t *classes, units_room, labels; /* how many labels there were of each, and of all */
+    int64_t *classes, units_room, labels; /* number of labels of each class, and of all */
     dt__rule_spread spread[DT_KIND_COUNT];
     dt__rule_rank *rank;
     double progress; /* when a step ended last; NaN: not known */
     int32_t class_count, ranks, began;
 };
 
-static void dt__rule_fires(dt_rules *r, int rule, int64_t step, double value, double bound, int rank, const char *name)
+/* Fires a rule whose number is '<' or '>' its bound, or '=': has reached it. */
+static void dt__rule_if(dt_rules *r, int rule, double value, char compares, int bound)
 {
-    dt_firing *f = &r->fired[rule];
+    dt_firing *f = &r->fired[rule], *now = &r->now;
     dt_result answer;
+    now->times = 1, now->value = value, now->bound = r->bound[rule][bound];
+    if (!(compares == '<' ? value < now->bound : compares == '>' ? value > now->bound : value >= now->bound)) return;
     if (f->times++) return;
-    f->step = step, f->value = value, f->bound = bound, f->rank = rank;
-    snprintf(f->name, sizeof f->name, "%s", name);
+    *f = *now;
     answer = r->action ? r->action(r->user, (dt_rule)rule, f) : DT_OK;
     if (!r->answer) r->answer = answer;
 }
@@ -12583,9 +12533,8 @@ static void dt__rule_fires(dt_rules *r, int rule, int64_t step, double value, do
 DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks)
 {
     dt_rules *r;
-    if (rules) *rules = NULL;
-    if (!rules || ranks < 1)
-        return dt__error(DT_E_USAGE, "dt_rules_open: %d ranks: give a pointer and 1 or more", (int)ranks);
+    *rules = NULL;
+    if (ranks < 1) return dt__error(DT_E_USAGE, "dt_rules_open: %d ranks. Give 1 or more.", (int)ranks);
     r = (dt_rules *)dt__alloc((int64_t)sizeof *r, "rules");
     if (r) r->rank = (dt__rule_rank *)dt__alloc(ranks * (int64_t)sizeof *r->rank, "rules");
     if (!r || !r->rank) return dt__free(r), DT_E_MEMORY;
@@ -12615,179 +12564,137 @@ DT_API void dt_rules_close(dt_rules **rules)
 
 DT_API dt_result dt_rules_set(dt_rules *r, int32_t rule, int32_t index, double value)
 {
-    if (!r || rule < 0 || rule >= DT_RULE_COUNT || index < 0 || index >= DT__RULE_BOUNDS)
+    if (rule < 0 || rule >= DT_RULE_COUNT || index < 0 || index >= DT__RULE_BOUNDS)
         return dt__error(DT_E_USAGE, "dt_rules_set: there is no rule %d with a bound %d", (int)rule, (int)index);
     r->bound[rule][index] = value;
     return DT_OK;
 }
 DT_API dt_result dt_rules_on_fire(dt_rules *r, dt_rule_action action, void *user)
 {
-    if (!r) return dt__error(DT_E_USAGE, "dt_rules_on_fire: no rules: open them first");
     r->action = action, r->user = user;
     return DT_OK;
 }
 
-/* Steps of one kind of number rise. */
-static dt_result dt__rules_step(const dt_rules *r, const char *call, int64_t last, int64_t step)
+/* Begins a call: the steps of one series of numbers rise. */
+static dt_result dt__rules_begin(dt_rules *r, const char *call, int64_t last, int64_t step, int32_t rank,
+                                 const char *name)
 {
-    if (!r) return dt__error(DT_E_USAGE, "%s: no rules: open them by dt_rules_open()", call);
-    if (step > last && step >= 0) return DT_OK;
-    if (step < 0) return dt__error(DT_E_USAGE, "%s: step %lld: count from 0", call, (long long)step);
-    return dt__error(DT_E_USAGE, "%s: step %lld comes after step %lld: give steps in rising order", call,
-                     (long long)step, (long long)last);
+    if (step < 0 || step <= last)
+        return dt__error(DT_E_USAGE, "%s: step %lld after step %lld. Steps count from 0 and must rise.", call,
+                         (long long)step, (long long)last);
+    r->answer = DT_OK;
+    r->now.step = step, r->now.rank = rank;
+    snprintf(r->now.name, sizeof r->now.name, "%s", name);
+    return DT_OK;
 }
 
-/* Is it finite? The best one so far of its kind: 0 training, 1 validation. */
-static int dt__rules_finite(dt_rules *r, int kind, int64_t step, double loss)
+/* Notes a loss of one kind, 0 training, 1 validation: is it finite, is it the best so far? */
+static int dt__rules_finite(dt_rules *r, int kind, double loss)
 {
-    r->answer = DT_OK;
-    r->step[kind] = step;
-    if (!(loss - loss == 0.0))
-        return dt__rule_fires(r, DT_RULE_EXPLODING_TENSOR, step, loss, 0, -1, kind ? "validation loss" : "loss"), 0;
-    r->stale[kind]++;
+    int finite = loss - loss == 0.0;
+    r->step[kind] = r->now.step;
+    dt__rule_if(r, DT_RULE_EXPLODING_TENSOR, !finite, '>', 0);
+    r->stale[kind] += finite;
     if (loss < r->best[kind] - r->bound[DT_RULE_OVERTRAINING][2]) r->best[kind] = loss, r->stale[kind] = 0;
-    return 1;
+    return finite;
 }
 
 DT_API dt_result dt_rules_loss(dt_rules *r, int64_t step, double loss)
 {
-    const double *b = r ? r->bound[DT_RULE_LOSS_NOT_DECREASING] : NULL;
-    dt_result e = dt__rules_step(r, "dt_rules_loss", r ? r->step[0] : -1, step);
-    double fell = r ? r->looked - loss : 0.0, size = r ? __builtin_fabs(r->looked) : 0.0;
-    if (e) return e;
-    if (!dt__rules_finite(r, 0, step, loss)) return r->answer;
+    dt_result e = dt__rules_begin(r, "dt_rules_loss", r->step[0], step, -1, "loss");
+    if (e || !dt__rules_finite(r, 0, loss)) return e ? e : r->answer;
     r->sum += loss, r->summed += 1.0;
-    if (size == size && !((double)(step - r->looked_step) >= b[0])) return r->answer;
-    if (fell < b[1] * size) dt__rule_fires(r, DT_RULE_LOSS_NOT_DECREASING, step, fell / size, b[1], -1, "loss");
+    if (r->looked == r->looked && !((double)(step - r->looked_step) >= r->bound[DT_RULE_LOSS_NOT_DECREASING][0]))
+        return r->answer;
+    dt__rule_if(r, DT_RULE_LOSS_NOT_DECREASING, (r->looked - loss) / __builtin_fabs(r->looked), '<', 1);
     r->looked = loss, r->looked_step = step;
     return r->answer;
 }
 
 DT_API dt_result dt_rules_validation(dt_rules *r, int64_t step, double loss)
 {
-    const double *fit = r ? r->bound[DT_RULE_OVERFIT] : NULL, *train = r ? r->bound[DT_RULE_OVERTRAINING] : NULL;
-    dt_result e = dt__rules_step(r, "dt_rules_validation", r ? r->step[1] : -1, step);
-    double mean = r && r->summed > 0.0 ? r->sum / r->summed : __builtin_nan(""), size = __builtin_fabs(mean);
-    if (e) return e;
-    if (!dt__rules_finite(r, 1, step, loss)) return r->answer;
-    r->over = loss - mean > fit[0] * size ? r->over + 1 : 0;
-    if (r->over && (double)r->over >= fit[1])
-        dt__rule_fires(r, DT_RULE_OVERFIT, step, (loss - mean) / size, fit[0], -1, "validation loss");
-    if ((double)r->stale[0] >= train[0] && (double)r->stale[1] >= train[1])
-        dt__rule_fires(r, DT_RULE_OVERTRAINING, step, (double)r->stale[1], train[1], -1, "validation loss");
+    const double *fit = r->bound[DT_RULE_OVERFIT];
+    double mean = r->summed > 0.0 ? r->sum / r->summed : __builtin_nan("");
+    double over = (loss - mean) / __builtin_fabs(mean);
+    dt_result e = dt__rules_begin(r, "dt_rules_validation", r->step[1], step, -1, "validation loss");
+    if (e || !dt__rules_finite(r, 1, loss)) return e ? e : r->answer;
+    r->over = over > fit[0] ? r->over + 1 : 0;
+    if ((double)r->over >= fit[1]) dt__rule_if(r, DT_RULE_OVERFIT, over, '>', 0);
+    if ((double)r->stale[0] >= r->bound[DT_RULE_OVERTRAINING][0])
+        dt__rule_if(r, DT_RULE_OVERTRAINING, (double)r->stale[1], '=', 1);
     r->sum = r->summed = 0.0;
     return r->answer;
 }
 
 /* ---- rules about tensors ---- */
 
-/* Adds to sums over a tensor, in a fixed order of four lanes: |x|, x - x0, its square, and how many are 0. */
-static inline void dt__rules_add(double s[4][DT__RULE_LANES], const float *x, double x0, int n)
-{
-    for (int l = 0; l < n; l++) {
-        double d = (double)x[l] - x0;
-        s[0][l] += (double)__builtin_fabsf(x[l]);
-        s[1][l] += d;
-        s[2][l] += d * d;
-        s[3][l] += x[l] == 0.0f;
-    }
-}
-static double dt__rules_total(const double *lane)
-{
-    double sum = 0.0;
-    for (int l = 0; l < DT__RULE_LANES; l++) sum += lane[l];
-    return sum;
-}
-
-/* The k-th smallest (0 first) of finite numbers, whose order it changes (Hoare 1961). */
-static float dt__rules_select(float *x, int64_t n, int64_t k)
-{
-    for (int64_t low = 0, high = n - 1; low < high;) {
-        float pivot = x[low + (high - low) / 2], swap;
-        int64_t i = low, j = high;
-        for (; i <= j; i++, j--) {
-            while (x[i] < pivot) i++;
-            while (x[j] > pivot) j--;
-            if (i > j) break;
-            swap = x[i], x[i] = x[j], x[j] = swap;
-        }
-        if (k > j && k < i) break;
-        if (k <= j) high = j;
-        else low = i;
-    }
-    return x[k];
-}
-
-/* The share of units that are between low and high in fewer than `active` of the rows. */
-static double dt__rules_idle(dt_rules *r, const float *x, int64_t rows, int64_t units, float low, float high,
-                             double active)
-{
-    int32_t *on = r->units;
-    int64_t idle = 0;
-    memset(on, 0, (size_t)units * sizeof *on);
-    for (int64_t i = 0; i < rows; i++, x += units)
-        for (int64_t u = 0; u < units; u++) on[u] += (x[u] > low) & (x[u] < high);
-    for (int64_t u = 0; u < units; u++) idle += (double)on[u] < active * (double)rows;
-    return (double)idle / (double)units;
-}
-
-static dt_result dt__rules_activation(dt_rules *r, const dt__rule_tensor *t, const float *x, int64_t units,
+/* The share of a tensor's units that are between two limits in too few rows; the variances of a step's tensors. */
+static dt_result dt__rules_activation(dt_rules *r, int32_t kind, const float *x, int64_t rows, int64_t units,
                                       double variance)
 {
-    int rule = t->kind == DT_KIND_RELU ? DT_RULE_DEAD_RELU : DT_RULE_SATURATED_ACTIVATION;
-    const double *b = r->bound[rule], *init = r->bound[DT_RULE_POOR_INITIALIZATION];
-    dt__rule_spread *w = &r->spread[t->kind];
-    double low = t->kind == DT_KIND_RELU ? 0.0 : t->kind == DT_KIND_TANH ? -b[2] : b[3];
-    double high = t->kind == DT_KIND_RELU ? __builtin_inf() : t->kind == DT_KIND_TANH ? b[2] : b[4], idle;
+    int rule = kind == DT_KIND_RELU ? DT_RULE_DEAD_RELU : DT_RULE_SATURATED_ACTIVATION;
+    const double *b = r->bound[rule];
+    float low = (float)(kind == DT_KIND_RELU ? 0.0 : kind == DT_KIND_TANH ? -b[2] : b[3]);
+    float high = (float)(kind == DT_KIND_RELU ? __builtin_inf() : kind == DT_KIND_TANH ? b[2] : b[4]);
+    dt__rule_spread *w = &r->spread[kind];
+    int64_t idle = 0;
     if (!dt__reserve((void **)&r->units, 0, &r->units_room, units, sizeof *r->units, "rules")) return DT_E_MEMORY;
-    idle = dt__rules_idle(r, x, t->count / units, units, (float)low, (float)high, b[1]);
-    if (idle > b[0]) dt__rule_fires(r, rule, t->step, idle, b[0], -1, t->name);
-    if (!((double)t->step <= init[0])) return DT_OK;
-    if (w->step != t->step) w->least = w->most = variance;
-    w->step = t->step;
+    memset(r->units, 0, (size_t)units * sizeof *r->units);
+    for (int64_t i = 0; i < rows; i++, x += units)
+        for (int64_t u = 0; u < units; u++) r->units[u] += (x[u] > low) & (x[u] < high);
+    for (int64_t u = 0; u < units; u++) idle += (double)r->units[u] < b[1] * (double)rows;
+    dt__rule_if(r, rule, (double)idle / (double)units, '>', 0);
+    if (!((double)r->now.step <= r->bound[DT_RULE_POOR_INITIALIZATION][0])) return DT_OK;
+    if (w->step != r->now.step) w->least = w->most = variance;
+    w->step = r->now.step;
     if (variance < w->least) w->least = variance;
     if (variance > w->most) w->most = variance;
-    if (w->most > init[1] * w->least)
-        dt__rule_fires(r, DT_RULE_POOR_INITIALIZATION, t->step, w->most / w->least, init[1], -1, t->name);
+    dt__rule_if(r, DT_RULE_POOR_INITIALIZATION, w->most / w->least, '>', 1);
     return DT_OK;
 }
 
-/* A matrix of weights beside what it was. */
+static int dt__float_order(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* The first weights: the range between percentiles of up to 65536 of them, evenly spaced. */
+static void dt__rules_first(dt_rules *r, float *scratch, const float *x, int64_t count)
+{
+    int64_t n = dt__min(count, 65536), stride = count / n;
+    if (n < 2 || !((double)r->now.step <= r->bound[DT_RULE_POOR_INITIALIZATION][0])) return;
+    for (int64_t i = 0; i < n; i++) scratch[i] = x[i * stride];
+    qsort(scratch, (size_t)n, sizeof *scratch, dt__float_order);
+    dt__rule_if(r, DT_RULE_POOR_INITIALIZATION,
+                (double)scratch[(95 * n + 99) / 100 - 1] - (double)scratch[(5 * n + 99) / 100 - 1], '<', 2);
+}
+
+/* A matrix of weights beside its values before. */
 static void dt__rules_update(dt_rules *r, dt__rule_tensor *t, const float *x)
 {
-    const double *ratio = r->bound[DT_RULE_UPDATE_RATIO], *same = r->bound[DT_RULE_UNCHANGED];
-    double change[DT__RULE_LANES], size[DT__RULE_LANES], old, value;
+    const double *same = r->bound[DT_RULE_UNCHANGED];
+    double change = 0.0, size = 0.0, ratio;
     int64_t others = 0;
-    memset(change, 0, sizeof change), memset(size, 0, sizeof size);
     for (int64_t i = 0; i < t->count; i++) {
         double was = (double)__builtin_fabsf(t->before[i]), d = __builtin_fabs((double)x[i] - (double)t->before[i]);
-        change[i % DT__RULE_LANES] += d, size[i % DT__RULE_LANES] += was;
+        change += d, size += was;
         others += !(d <= same[2] + same[1] * was);
     }
-    old = dt__rules_total(size);
-    value = dt__rules_total(change) / (old + 1e-9 * (double)t->count);
-    if (old > 0.0 && (value < ratio[0] || value > ratio[1]))
-        dt__rule_fires(r, DT_RULE_UPDATE_RATIO, t->step, value, ratio[value > ratio[1]], -1, t->name);
+    ratio = size > 0.0 ? change / (size + 1e-9 * (double)t->count) : __builtin_nan("");
+    dt__rule_if(r, DT_RULE_UPDATE_RATIO, ratio, '<', 0);
+    dt__rule_if(r, DT_RULE_UPDATE_RATIO, ratio, '>', 1);
     t->unchanged = others ? 0 : t->unchanged + 1;
-    if (t->unchanged && (double)t->unchanged >= same[0])
-        dt__rule_fires(r, DT_RULE_UNCHANGED, t->step, (double)t->unchanged, same[0], -1, t->name);
+    if (t->unchanged) dt__rule_if(r, DT_RULE_UNCHANGED, (double)t->unchanged, '=', 0);
 }
 
 static dt_result dt__rules_weight(dt_rules *r, dt__rule_tensor *t, const float *x)
 {
-    const double *b = r->bound[DT_RULE_POOR_INITIALIZATION];
-    int64_t n = t->count;
-    double range;
     int first = !t->before;
-    if (first) t->before = (float *)dt__alloc(4 * n, "weights of the step before");
+    if (first && !(t->before = (float *)dt__alloc(4 * t->count, "weights of the step before"))) return DT_E_MEMORY;
+    if (first) dt__rules_first(r, t->before, x, t->count);
     else dt__rules_update(r, t, x);
-    if (!t->before) return DT_E_MEMORY;
-    memcpy(t->before, x, 4 * (size_t)n);
-    if (!first || n < 2 || !((double)t->step <= b[0])) return DT_OK;
-    range = (double)dt__rules_select(t->before, n, (95 * n + 99) / 100 - 1);
-    range -= (double)dt__rules_select(t->before, n, (5 * n + 99) / 100 - 1);
-    if (range < b[2]) dt__rule_fires(r, DT_RULE_POOR_INITIALIZATION, t->step, range, b[2], -1, t->name);
-    memcpy(t->before, x, 4 * (size_t)n);
+    memcpy(t->before, x, 4 * (size_t)t->count);
     return DT_OK;
 }
 
@@ -12815,192 +12722,174 @@ static dt_result dt__rules_check(const char *name, int32_t kind, const float *x,
     if (!name || !*name || strlen(name) > 95 || kind < 0 || kind >= DT_KIND_COUNT)
         return dt__error(DT_E_USAGE, "dt_rules_tensor: a tensor needs a name of 1 to 95 bytes, and a dt_tensor_kind");
     if (count >= 0 && units >= 0 && !(units && count % units) && (x || !count)) return DT_OK;
-    return dt__error(DT_E_USAGE, "dt_rules_tensor: %s has %lld numbers%s in rows of %lld: give whole rows, 0 or more",
+    return dt__error(DT_E_USAGE, "dt_rules_tensor: %s has %lld elements%s in rows of %lld. Give 0 or more whole rows.",
                      name, (long long)count, x ? "" : " at NULL", (long long)units);
 }
 
 DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt_tensor_kind kind, const float *values,
                                  int64_t count, int64_t units)
 {
-    dt__rule_tensor *t = NULL;
-    double s[4][DT__RULE_LANES], n = (double)count, size, moved, zeros, bad = 0.0, variance, bound;
-    int64_t i = 0;
-    dt_result e = r ? dt__rules_check(name, (int32_t)kind, values, count, units) : DT_OK;
-    if (!e && r && !(t = dt__rules_find(r, name, (int32_t)kind))) e = DT_E_MEMORY;
-    if (!e) e = dt__rules_step(r, "dt_rules_tensor", t ? t->step : -1, step);
+    dt__rule_tensor *t;
+    double n = (double)count, size = 0.0, moved = 0.0, squares = 0.0, zeros = 0.0, bad = 0.0, variance;
+    dt_result e = dt__rules_check(name, (int32_t)kind, values, count, units);
     if (e) return e;
+    if (!(t = dt__rules_find(r, name, (int32_t)kind))) return DT_E_MEMORY;
+    if ((e = dt__rules_begin(r, "dt_rules_tensor", t->step, step, -1, name)) != DT_OK) return e;
     if (t->count >= 0 && t->count != count)
-        return dt__error(DT_E_USAGE, "dt_rules_tensor: %s had %lld numbers and has %lld: give another name", name,
-                         (long long)t->count, (long long)count);
-    t->step = step, t->count = count, r->answer = DT_OK;
-    if (!count) return DT_OK;
-    memset(s, 0, sizeof s);
-    for (; i + DT__RULE_LANES <= count; i += DT__RULE_LANES)
-        dt__rules_add(s, values + i, (double)values[0], DT__RULE_LANES);
-    dt__rules_add(s, values + i, (double)values[0], (int)(count - i));
-    size = dt__rules_total(s[0]) / n, moved = dt__rules_total(s[1]), zeros = dt__rules_total(s[3]);
-    for (i = 0; i < count && !(size - size == 0.0); i++) bad += !(values[i] - values[i] == 0.0f);
-    if (bad > 0.0) return dt__rule_fires(r, DT_RULE_EXPLODING_TENSOR, step, bad, 0, -1, name), r->answer;
-    variance = (dt__rules_total(s[2]) - moved / n * moved) / n;
-    if (variance < 0.0) variance = 0.0; /* rounded */
-    bound = r->bound[DT_RULE_VANISHING_GRADIENT][0];
-    if (kind == DT_KIND_GRADIENT && size < bound)
-        dt__rule_fires(r, DT_RULE_VANISHING_GRADIENT, step, size, bound, -1, name);
-    bound = r->bound[DT_RULE_ALL_ZERO][0];
-    if ((kind != DT_KIND_WEIGHT || units) && zeros >= bound * n)
-        dt__rule_fires(r, DT_RULE_ALL_ZERO, step, zeros / n, bound, -1, name);
-    bound = r->bound[DT_RULE_VARIANCE][variance > r->bound[DT_RULE_VARIANCE][1]];
-    if (variance < bound || variance > r->bound[DT_RULE_VARIANCE][1])
-        dt__rule_fires(r, DT_RULE_VARIANCE, step, variance, bound, -1, name);
-    if (kind >= DT_KIND_RELU) e = dt__rules_activation(r, t, values, units ? units : count, variance);
+        return dt__error(DT_E_USAGE, "dt_rules_tensor: %s had %lld elements and now has %lld. Give it another name.",
+                         name, (long long)t->count, (long long)count);
+    t->step = step, t->count = count;
+    for (int64_t i = 0; i < count; i++) {
+        double v = (double)values[i], d = v - (double)values[0];
+        size += __builtin_fabs(v), moved += d, squares += d * d;
+        zeros += v == 0.0, bad += !(v - v == 0.0);
+    }
+    dt__rule_if(r, DT_RULE_EXPLODING_TENSOR, bad, '>', 0);
+    if (!count || bad > 0.0) return r->answer;
+    variance = (squares - moved / n * moved) / n;
+    if (variance < 0.0) variance = 0.0; /* rounding */
+    if (kind == DT_KIND_GRADIENT) dt__rule_if(r, DT_RULE_VANISHING_GRADIENT, size / n, '<', 0);
+    if (kind != DT_KIND_WEIGHT || units) dt__rule_if(r, DT_RULE_ALL_ZERO, zeros / n, '=', 0);
+    dt__rule_if(r, DT_RULE_VARIANCE, variance, '<', 0);
+    dt__rule_if(r, DT_RULE_VARIANCE, variance, '>', 1);
+    if (!units && kind != DT_KIND_WEIGHT) units = count;
+    if (kind >= DT_KIND_RELU) e = dt__rules_activation(r, (int32_t)kind, values, count / units, units, variance);
     if (kind == DT_KIND_WEIGHT && units) e = dt__rules_weight(r, t, values);
     return e ? e : r->answer;
 }
 
 DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *labels, int64_t count, int32_t classes)
 {
-    const double *b = r ? r->bound[DT_RULE_CLASS_IMBALANCE] : NULL;
     int64_t most = 0, least = INT64_MAX;
-    dt_result e = dt__rules_step(r, "dt_rules_labels", -1, step);
+    dt_result e = dt__rules_begin(r, "dt_rules_labels", -1, step, -1, "labels");
     if (e) return e;
     if (count < 0 || (count && !labels) || classes < 1 || (r->class_count && r->class_count != classes))
-        return dt__error(DT_E_USAGE, "dt_rules_labels: %lld labels of %d classes: give 0 or more, with a list of them, "
-                         "and always as many classes", (long long)count, (int)classes);
+        return dt__error(DT_E_USAGE, "dt_rules_labels: %lld labels of %d classes. Give a list of 0 or more labels, and "
+                         "always the same number of classes.", (long long)count, (int)classes);
     for (int64_t i = 0; i < count; i++)
         if (labels[i] >= classes)
             return dt__error(DT_E_USAGE, "dt_rules_labels: label %d is not below %d classes", (int)labels[i],
                              (int)classes);
     if (!r->classes) r->classes = (int64_t *)dt__alloc(8 * (int64_t)classes, "rules");
     if (!r->classes) return DT_E_MEMORY;
-    r->class_count = classes, r->answer = DT_OK;
+    r->class_count = classes;
     for (int64_t i = 0; i < count; i++)
         if (labels[i] >= 0) r->classes[labels[i]]++, r->labels++;
     for (int32_t c = 0; c < classes; c++) most = dt__max(most, r->classes[c]), least = dt__min(least, r->classes[c]);
-    if ((double)r->labels >= b[0] && (double)most > b[1] * (double)least)
-        dt__rule_fires(r, DT_RULE_CLASS_IMBALANCE, step, (double)most / (double)least, b[1], -1, "labels");
+    if ((double)r->labels >= r->bound[DT_RULE_CLASS_IMBALANCE][0])
+        dt__rule_if(r, DT_RULE_CLASS_IMBALANCE, (double)most / (double)least, '>', 1);
     return r->answer;
 }
 
-static void dt__rules_outlier(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s)
+/* ---- rules about the steps of ranks ---- */
+
+static void dt__rules_outlier(dt_rules *r, dt__rule_rank *k, double seconds)
 {
     const double *b = r->bound[DT_RULE_STEP_OUTLIER];
-    double far = s->seconds - k->mean, bound = 0;
-    if (k->usual) bound = k->mean + b[0] * __builtin_sqrt(k->squares / (double)k->usual);
-    if (k->usual >= DT__RULE_BLOCK && s->seconds > bound) {
-        if ((double)++k->outliers > b[1])
-            dt__rule_fires(r, DT_RULE_STEP_OUTLIER, s->step, s->seconds, bound, s->rank, "");
+    double far = seconds - k->mean, deviations = far / __builtin_sqrt(k->squares / (double)k->usual);
+    if (k->usual >= DT__RULE_BLOCK && deviations > b[0]) {
+        if ((double)++k->outliers > b[1]) dt__rule_if(r, DT_RULE_STEP_OUTLIER, deviations, '>', 0);
         return;
     }
     k->mean += far / (double)++k->usual; /* Welford 1962 */
-    k->squares += far * (s->seconds - k->mean);
+    k->squares += far * (seconds - k->mean);
 }
 
-static void dt__rules_balance(dt_rules *r, const dt_rank_step *s)
+static void dt__rules_balance(dt_rules *r, int64_t steps)
 {
-    double bound = r->bound[DT_RULE_LOAD_BALANCING][0];
     int32_t least = 0, most = 0;
     for (int32_t i = 0; i < r->ranks; i++) {
-        if (r->rank[i].steps != r->rank[s->rank].steps) return; /* one of them has not ended it yet */
+        if (r->rank[i].steps != steps) return; /* the rank is still in the block */
         if (r->rank[i].done < r->rank[least].done) least = i;
         if (r->rank[i].done > r->rank[most].done) most = i;
     }
-    if (r->rank[least].done < bound * r->rank[most].done)
-        dt__rule_fires(r, DT_RULE_LOAD_BALANCING, s->step, r->rank[least].done / r->rank[most].done, bound, most, "");
+    r->now.rank = most;
+    dt__rule_if(r, DT_RULE_LOAD_BALANCING, r->rank[least].done / r->rank[most].done, '<', 0);
 }
 
 /* A block of steps of a rank is complete. */
-static void dt__rules_block(dt_rules *r, dt__rule_rank *k, const dt_rank_step *s)
+static void dt__rules_block(dt_rules *r, dt__rule_rank *k)
 {
-    double use = r->bound[DT_RULE_LOW_UTILIZATION][0], late = r->bound[DT_RULE_DATALOADER][0];
-    double grows = r->bound[DT_RULE_MEMORY_INCREASE][0], memory = k->memory / (double)DT__RULE_BLOCK;
-    if (k->work < use * k->seconds)
-        dt__rule_fires(r, DT_RULE_LOW_UTILIZATION, s->step, k->work / k->seconds, use, s->rank, "");
-    if (k->data > late * k->seconds)
-        dt__rule_fires(r, DT_RULE_DATALOADER, s->step, k->data / k->seconds, late, s->rank, "");
+    double memory = k->memory / (double)DT__RULE_BLOCK;
     if (k->steps == DT__RULE_BLOCK) k->first_memory = memory;
-    else if (memory > k->first_memory * (1.0 + grows))
-        dt__rule_fires(r, DT_RULE_MEMORY_INCREASE, s->step, memory / k->first_memory - 1.0, grows, s->rank, "");
+    dt__rule_if(r, DT_RULE_LOW_UTILIZATION, k->work / k->seconds, '<', 0);
+    dt__rule_if(r, DT_RULE_DATALOADER, k->data / k->seconds, '>', 0);
+    dt__rule_if(r, DT_RULE_MEMORY_INCREASE, memory / k->first_memory - 1.0, '>', 0);
     k->done = k->work;
     k->seconds = k->data = k->work = k->memory = 0.0;
-    dt__rules_balance(r, s);
-}
-
-static void dt__rules_progress(dt_rules *r, int64_t step, double at)
-{
-    double since = at - r->progress, bound = r->bound[DT_RULE_STALLED][0];
-    if (since > bound) dt__rule_fires(r, DT_RULE_STALLED, step, since, bound, -1, "");
+    dt__rules_balance(r, k->steps);
 }
 
 DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
 {
-    dt__rule_rank *k = NULL;
-    double work, late = r ? r->bound[DT_RULE_INITIALIZATION_TIME][0] : 0;
+    dt__rule_rank *k;
+    double work = s->seconds - s->waiting - s->data;
     dt_result e;
-    if (r && (!s || s->rank < 0 || s->rank >= r->ranks))
-        return dt__error(DT_E_USAGE, "dt_rules_step: rank %d of %d: dt_rules_open() was told how many there are",
-                         s ? (int)s->rank : -1, (int)r->ranks);
-    if (r) k = &r->rank[s->rank];
-    e = dt__rules_step(r, "dt_rules_step", k ? k->step : -1, s ? s->step : -1);
-    if (e) return e;
+    if (s->rank < 0 || s->rank >= r->ranks)
+        return dt__error(DT_E_USAGE, "dt_rules_step: rank %d of %d. Give dt_rules_open() the number of ranks.",
+                         (int)s->rank, (int)r->ranks);
+    k = &r->rank[s->rank];
+    if ((e = dt__rules_begin(r, "dt_rules_step", k->step, s->step, s->rank, "")) != DT_OK) return e;
     if (!(s->seconds >= 0.0 && s->waiting >= 0.0 && s->data >= 0.0 && s->seconds < 1e300))
         return dt__error(DT_E_USAGE, "dt_rules_step: rank %d, step %lld: %g seconds, %g waiting, %g for data: give "
                          "times of 0 or more", (int)s->rank, (long long)s->step, s->seconds, s->waiting, s->data);
-    work = s->seconds - s->waiting - s->data;
-    if (work < 0.0) work = 0.0;
-    k->step = s->step, r->answer = DT_OK;
-    if (!r->began && s->at - s->seconds > late)
-        dt__rule_fires(r, DT_RULE_INITIALIZATION_TIME, s->step, s->at - s->seconds, late, s->rank, "");
+    k->step = s->step;
+    if (!r->began) dt__rule_if(r, DT_RULE_INITIALIZATION_TIME, s->at - s->seconds, '>', 0);
     r->began = 1;
-    dt__rules_progress(r, s->step, s->at);
+    dt__rules_outlier(r, k, s->seconds);
+    k->seconds += s->seconds, k->data += s->data, k->work += work > 0.0 ? work : 0.0, k->memory += s->memory;
+    if (++k->steps % DT__RULE_BLOCK == 0) dt__rules_block(r, k);
+    r->now.rank = -1;
+    dt__rule_if(r, DT_RULE_STALLED, s->at - r->progress, '>', 0);
     if (s->at > 0.0) r->progress = s->at;
-    dt__rules_outlier(r, k, s);
-    k->seconds += s->seconds, k->data += s->data, k->work += work, k->memory += s->memory;
-    if (++k->steps % DT__RULE_BLOCK == 0) dt__rules_block(r, k, s);
     return r->answer;
 }
 
 DT_API dt_result dt_rules_clock(dt_rules *r, double at)
 {
-    if (!r || !(at - at == 0.0)) return dt__error(DT_E_USAGE, "dt_rules_clock: give open rules and a time in seconds");
-    r->answer = DT_OK;
-    dt__rules_progress(r, dt__max(0, r->step[0]), at);
-    if (!(r->progress == r->progress)) r->progress = at; /* nobody looked before */
-    return r->answer;
+    dt_result e = dt__rules_begin(r, "dt_rules_clock", -1, dt__max(0, r->step[0]), -1, "");
+    dt__rule_if(r, DT_RULE_STALLED, at - r->progress, '>', 0);
+    if (!(r->progress == r->progress)) r->progress = at; /* the first look */
+    return e ? e : r->answer;
 }
 
 DT_API const dt_firing *dt_rules_fired(const dt_rules *r, int32_t rule)
 {
-    return r && rule >= 0 && rule < DT_RULE_COUNT && r->fired[rule].times ? &r->fired[rule] : NULL;
+    return rule >= 0 && rule < DT_RULE_COUNT && r->fired[rule].times ? &r->fired[rule] : NULL;
 }
 static int32_t dt__rules_count(const dt_rules *r)
 {
     int32_t count = 0;
-    for (int32_t i = 0; i < DT_RULE_COUNT; i++) count += dt_rules_fired(r, i) != NULL;
+    for (int32_t i = 0; i < DT_RULE_COUNT; i++) count += r->fired[i].times > 0;
     return count;
+}
+
+/* Moves a text to where a caller has `size` bytes for it. */
+static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
+{
+    dt_result r = t->failed ? DT_E_MEMORY : DT_OK;
+    if (!r && t->length >= size)
+        r = dt__error(DT_E_USAGE, "a text of %lld bytes does not fit into %lld. Give it room for %lld.",
+                      (long long)t->length, (long long)size, (long long)t->length + 1);
+    if (!r) memcpy(to, t->at, (size_t)t->length + 1);
+    dt__free(t->at);
+    return r;
 }
 
 DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
 {
-    char line[512];
-    int64_t n = 0, add;
-    if (!r || !text) return dt__error(DT_E_USAGE, "dt_rules_text: give open rules and room for the text");
-    for (int32_t i = -1; i < DT_RULE_COUNT; i++) {
-        const dt_firing *f = dt_rules_fired(r, i);
-        char rank[32] = "";
-        if (i >= 0 && !f) continue;
-        if (f && f->rank >= 0) snprintf(rank, sizeof rank, "rank %d  ", (int)f->rank);
-        if (!f) snprintf(line, sizeof line, "rules    %d of %d fired\n", (int)dt__rules_count(r), DT_RULE_COUNT);
-        else
-            snprintf(line, sizeof line, "  %-24s  step %lld  %.4g (bound %.4g)  %s%s%sx%lld\n    do: %s\n",
-                     dt_rule_name(i), (long long)f->step, f->value, f->bound, f->name, *f->name ? "  " : "", rank,
-                     (long long)f->times, dt_rule_advice(i));
-        add = (int64_t)strlen(line);
-        if (n + add >= size)
-            return dt__error(DT_E_USAGE, "the table needs more than %lld bytes: give DT_RULES_TEXT", (long long)size);
-        memcpy(text + n, line, (size_t)add + 1);
-        n += add;
+    dt__text all;
+    memset(&all, 0, sizeof all);
+    dt__text_add(&all, "rules    %d of %d fired\n", (int)dt__rules_count(r), DT_RULE_COUNT);
+    for (int32_t i = 0; i < DT_RULE_COUNT; i++) {
+        const dt_firing *f = &r->fired[i];
+        if (!f->times) continue;
+        dt__text_add(&all, "  %-24s  step %lld  %.4g (bound %.4g)  %s%s", dt_rule_name(i), (long long)f->step, f->value,
+                     f->bound, f->name, *f->name ? "  " : "");
+        if (f->rank >= 0) dt__text_add(&all, "rank %d  ", (int)f->rank);
+        dt__text_add(&all, "x%lld\n    do: %s\n", (long long)f->times, dt_rule_advice(i));
     }
-    return DT_OK;
+    return dt__text_give(&all, text, size);
 }
 
 #endif /* DT_COMM_ONLY */
@@ -22794,8 +22683,7 @@ struct dt_trainer {
     float *whole;         /* a parameter put together from its tensor shards; NULL when there is one shard */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
-    dt__metrics metrics; /* rank 0, with output.metrics */
-    FILE *timeline;      /* rank 0, with output.timeline */
+    FILE *metrics, *timeline; /* rank 0, with output.metrics, output.timeline; else NULL */
     dt_rules *rules;     /* the same on all ranks, which give them the same numbers; NULL: not asked for */
     uint32_t stops;      /* bit: rule that stops the run */
     int32_t stopper;     /* 1 + the rule that stopped it; 0: none */
@@ -24530,9 +24418,13 @@ typedef struct dt__bar {
 } dt__bar;
 enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
 
-static dt_result dt__timeline_error(const dt_trainer *t)
+static dt_result dt__output_error(const char *path)
 {
-    return dt__error(DT_E_FILE, "cannot write the timeline to %s: %s", t->layout.output.timeline, strerror(errno));
+    return dt__error(DT_E_FILE, "cannot write %s: %s", path, strerror(errno));
+}
+static dt_result dt__output_open(const char *path, const char *mode, FILE **file)
+{
+    return (*file = fopen(path, mode)) ? DT_OK : dt__output_error(path);
 }
 
 /* An incomplete file is removed, unless it is a device. */
@@ -24541,7 +24433,7 @@ static dt_result dt__timeline_close(dt_trainer *t, int whole)
     struct stat is;
     int regular = !fstat(fileno(t->timeline), &is) && S_ISREG(is.st_mode);
     int bad = ferror(t->timeline) | fclose(t->timeline);
-    dt_result r = bad ? dt__timeline_error(t) : DT_OK;
+    dt_result r = bad ? dt__output_error(t->layout.output.timeline) : DT_OK;
     t->timeline = NULL;
     if ((bad || !whole) && regular) remove(t->layout.output.timeline);
     return r;
@@ -24619,23 +24511,25 @@ static dt_result dt__timeline_write(dt_trainer *t)
 
 static dt_result dt__watch_open(dt_trainer *t)
 {
-    const char *at = t->layout.output.stop_on ? t->layout.output.stop_on : "", *near = dt_rule_name(0);
+    const char *at = t->layout.output.stop_on ? t->layout.output.stop_on : "";
     const uint32_t never = 1u << DT_RULE_DEAD_RELU | 1u << DT_RULE_SATURATED_ACTIVATION | 1u << DT_RULE_VARIANCE |
                            1u << DT_RULE_CLASS_IMBALANCE; /* activations, bounds and labels come from programs */
     if (*at && !t->layout.checkpoint.place)
         return dt__error(DT_E_USAGE, "--stop-on saves before it stops: --checkpoint DIR names a place");
     for (size_t n; *at; at += n + (at[n] == ',')) {
         char name[64];
+        int32_t rule = 0;
         n = strcspn(at, ",");
         snprintf(name, sizeof name, "%.*s", (int)dt__min((int64_t)n, 63), at);
-        for (int32_t i = 0; i < DT_RULE_COUNT; i++)
-            if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, near)) near = dt_rule_name(i);
-        if (dt__rule_find(name) < 0)
-            return dt__error(DT_E_USAGE, "--stop-on %s: there is no such rule: did you mean %s?", name, near);
-        if (never >> dt__rule_find(name) & 1u)
+        for (int32_t i = 1; i < DT_RULE_COUNT; i++)
+            if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, dt_rule_name(rule))) rule = i;
+        if (strcmp(name, dt_rule_name(rule)))
+            return dt__error(DT_E_USAGE, "--stop-on %s: no rule has this name. Did you mean %s?", name,
+                             dt_rule_name(rule));
+        if (never >> rule & 1u)
             return dt__error(DT_E_USAGE, "--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules "
                              "in a loop of your own (examples/55_rules.c)", name);
-        t->stops |= 1u << dt__rule_find(name);
+        t->stops |= 1u << rule;
     }
     if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
     return dt_rules_set(t->rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50); /* 10 is for losses without noise */
@@ -24677,15 +24571,15 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
     if (!r) r = dt__measure_peak(t);
-    if (!r && t->layout.output.timeline && dt_is_root(t) && !(t->timeline = fopen(t->layout.output.timeline, "w")))
-        r = dt__timeline_error(t);
+    if (!r && t->layout.output.timeline && dt_is_root(t))
+        r = dt__output_open(t->layout.output.timeline, "w", &t->timeline);
     if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
     dt__reader_close(&t->published);
     if (!r && t->layout.output.metrics && dt_is_root(t))
-        r = dt__metrics_open(&t->metrics, t->layout.output.metrics, t->first > 0);
+        r = dt__output_open(t->layout.output.metrics, t->first ? "a" : "w", &t->metrics);
     if (!r)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
                             t->e.grow.batches, 3,
@@ -24704,7 +24598,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
-    dt__metrics_close(&t->metrics);
+    if (t->metrics) fclose(t->metrics);
     dt_rules_close(&t->rules);
     if (t->timeline) dt__timeline_close(t, 0);
     dt__generator_close(&t->generator);
@@ -25248,7 +25142,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
-    dt__metrics *m = &t->metrics;
+    const char *comma = "{";
     int measures = t->e.shape.measure, wire = t->e.wire.on, saves = t->layout.checkpoint.place != NULL;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
         {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
@@ -25264,11 +25158,16 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {t->rules != NULL, "rules", t->rules ? (double)dt__rules_count(t->rules) : 0.0},
         {wire, "wire_bytes", (double)i->wire_bytes}, {wire, "wire_plain", (double)i->wire_plain},
         {wire, "wire_seconds", i->wire_seconds}};
-    if (!m->file) return DT_OK;
-    dt__metrics_begin(m);
-    for (size_t k = 0; k < sizeof list / sizeof *list; k++)
-        if (list[k].on) dt__metrics_number(m, list[k].name, list[k].value);
-    return dt__metrics_end(m);
+    if (!t->metrics) return DT_OK;
+    for (size_t k = 0; k < sizeof list / sizeof *list; k++) {
+        if (!list[k].on) continue;
+        fprintf(t->metrics, "%s\"%s\":", comma, list[k].name);
+        if (list[k].value - list[k].value == 0.0) fprintf(t->metrics, "%.9g", list[k].value);
+        else fputs("null", t->metrics);
+        comma = ",";
+    }
+    fputs("}\n", t->metrics);
+    return fflush(t->metrics) || ferror(t->metrics) ? dt__output_error(t->layout.output.metrics) : DT_OK;
 }
 
 /* After a step, of which so many seconds went by in agreeing. All ranks give their rules the same numbers, and so agree

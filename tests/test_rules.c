@@ -164,24 +164,6 @@ static void test_initialization(void)
         tensor(r, 1, DT_KIND_WEIGHT, 100, 10);
         only(r, DT_RULE_POOR_INITIALIZATION, 1, "a constant");
     }
-    {
-        int right = 1;
-        for (int64_t n = 1; n < 200; n++) { /* the k-th smallest, against a sorted copy */
-            float sorted[200], copy[200];
-            spread(1.0f, n);
-            memcpy(sorted, x, 4 * (size_t)n);
-            for (int64_t i = 1; i < n; i++)
-                for (int64_t j = i; j && sorted[j] < sorted[j - 1]; j--) {
-                    float swap = sorted[j];
-                    sorted[j] = sorted[j - 1], sorted[j - 1] = swap;
-                }
-            for (int64_t k = 0; k < n; k++) {
-                memcpy(copy, x, 4 * (size_t)n);
-                right = right && dt__rules_select(copy, n, k) >= sorted[k] && dt__rules_select(copy, n, k) <= sorted[k];
-            }
-        }
-        tap_ok(right, "selection is sorting");
-    }
 }
 
 static void test_updates(void)
@@ -371,34 +353,26 @@ static void test_edges(void)
     tap_ok(fine && !dt__rules_count(r), "no numbers, one number, a step that took no time: fine, and nothing fires");
     x[0] = NAN;
     tap_ok(!dt_rules_tensor(r, 2, "one", DT_KIND_RELU, x, 1, 1) && dt__rules_count(r) == 1, "one NaN fires one rule");
-    good = refused(dt_rules_open(NULL, 1), "pointer") && refused(dt_rules_loss(NULL, 1, 1.0), "no rules") &&
-           refused(dt_rules_validation(NULL, 1, 1.0), "no rules") && refused(dt_rules_step(NULL, &s), "no rules") &&
-           refused(dt_rules_tensor(NULL, 1, "a", DT_KIND_RELU, x, 1, 1), "no rules") &&
-           refused(dt_rules_labels(NULL, 1, &label, 1, 6), "no rules") &&
-           refused(dt_rules_clock(NULL, 1), "open rules") && refused(dt_rules_set(NULL, 0, 0, 1), "no rule") &&
-           refused(dt_rules_on_fire(NULL, NULL, NULL), "no rules") &&
-           refused(dt_rules_text(NULL, small, 8), "open rules") && !dt_rules_fired(NULL, 0) && !dt__rules_count(NULL);
-    tap_ok(good, "no rules: refused in a sentence");
-    good = refused(tensor(r, 1, DT_KIND_WEIGHT, -1, 1), "-1 numbers") &&
+    good = refused(tensor(r, 1, DT_KIND_WEIGHT, -1, 1), "-1 elements") &&
            refused(tensor(r, 1, DT_KIND_WEIGHT, 10, 3), "of 3") &&
            refused(tensor(r, 1, DT_KIND_WEIGHT, 10, -1), "of -1") &&
            refused(dt_rules_tensor(r, 1, "a", DT_KIND_WEIGHT, NULL, 1, 1), "NULL") &&
            refused(dt_rules_tensor(r, 1, NULL, DT_KIND_WEIGHT, x, 1, 1), "name") &&
            refused(dt_rules_tensor(r, 1, "a", DT_KIND_COUNT, x, 1, 1), "dt_tensor_kind") &&
            refused(tensor(r, -1, DT_KIND_WEIGHT, 10, 10), "count from 0") &&
-           refused(dt_rules_tensor(r, 2, "one", DT_KIND_RELU, x, 1, 1), "rising") &&
+           refused(dt_rules_tensor(r, 2, "one", DT_KIND_RELU, x, 1, 1), "must rise") &&
            refused(dt_rules_tensor(r, 3, "one", DT_KIND_RELU, x, 2, 1), "had 1");
     tap_ok(good, "tensors of negative size, ragged, NULL, nameless, of no kind, of an earlier step, of another size");
     s.rank = 1;
-    good = refused(dt_rules_step(r, &s), "rank 1 of 1") && refused(dt_rules_step(r, NULL), "rank -1");
+    good = refused(dt_rules_step(r, &s), "rank 1 of 1");
     s = timed(1, -1.0, 0, 0);
     good = good && refused(dt_rules_step(r, &s), "times");
     s = timed(1, (double)NAN, 0, 0);
-    good = good && refused(dt_rules_step(r, &s), "times") && refused(dt_rules_clock(r, (double)NAN), "time");
+    good = good && refused(dt_rules_step(r, &s), "times");
     good = good && refused(dt_rules_labels(r, 1, &label, 1, 3), "label 5") &&
            refused(dt_rules_labels(r, 1, &label, 1, 6), "classes") &&
            refused(dt_rules_labels(r, 1, NULL, 1, 3), "1 labels") &&
-           refused(dt_rules_text(r, small, 8), "DT_RULES_TEXT") &&
+           refused(dt_rules_text(r, small, 8), "does not fit into 8") &&
            refused(dt_rules_set(r, DT_RULE_COUNT, 0, 1), "no rule") && refused(dt_rules_set(r, 0, 5, 1), "bound 5") &&
            refused(dt_rules_open(&none, 0), "0 ranks") && !none;
     dt_rules_close(&r);
@@ -428,9 +402,8 @@ static void test_use(void)
     char text[DT_RULES_TEXT];
     int good = 1;
     for (int i = 0; i < DT_RULE_COUNT; i++)
-        good = good && !strcmp(names[i], dt_rule_name(i)) && dt__rule_find(names[i]) == i && *dt_rule_advice(i);
-    tap_ok(good && dt__rule_find("Overfi") < 0 && dt__rule_find(NULL) < 0 && !strcmp(dt_rule_name(-1), "none"),
-           "%d rules have names and advice", (int)DT_RULE_COUNT);
+        good = good && !strcmp(names[i], dt_rule_name(i)) && *dt_rule_advice(i);
+    tap_ok(good && !strcmp(dt_rule_name(-1), "none"), "%d rules have names and advice", (int)DT_RULE_COUNT);
     dt_rules_on_fire(r, note, &c);
     x[0] = INFINITY;
     good = !dt_rules_loss(r, 2, 1.0) && tensor(r, 3, DT_KIND_GRADIENT, 1, 1) == DT_E_STOPPED && c.times == 1;
