@@ -8763,19 +8763,15 @@ static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
     s->key = (int64_t)id * DT__MAX_IN + input;
 }
 
-/* The same for a node (with a second output of shape *aux, or NULL) that is a chain over tokens: a parameter's slot
- * continues it in place (R3). */
-static void dt__flow_chain_aux(dt_graph *g, int32_t id, int input, dt__node *chain, const dt_shape *aux)
-{
-    if (!dt__wants(g, id, input)) return;
-    if (dt__to_slot(g, id, input)) {
-        chain->slot = g->nodes[id].use[input];
-        dt__push(g, chain, aux);
-    } else dt__flow(g, id, input, dt__push(g, chain, aux));
-}
+/* The same for a node that is a chain over tokens: a parameter's slot continues it in place (R3). */
 static void dt__flow_chain(dt_graph *g, int32_t id, int input, dt__node *chain)
 {
-    dt__flow_chain_aux(g, id, input, chain, NULL);
+    int slot = dt__to_slot(g, id, input);
+    dt_tensor t;
+    if (!dt__wants(g, id, input)) return;
+    if (slot) chain->slot = g->nodes[id].use[input];
+    t = dt__push(g, chain, NULL);
+    if (!slot) dt__flow(g, id, input, t);
 }
 
 /* Sums dy over the axes along which input `input` was broadcast, and flows it. */
@@ -8812,16 +8808,14 @@ static void dt__grad_concat(dt_graph *g, int32_t id, dt_tensor dy)
         at += n;
     }
 }
-/* Every part of a combined sum has the sum's gradient. */
+/* Every part of a combined sum has the sum's gradient; a product takes it once for all parts. */
 static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_shape parts = dt__at(g, dt__input(g, id, 0))->shape, one = parts;
-    int op;
+    int op = dt__at(g, dt__input(g, id, 0))->op;
     one.n[0] = 1;
     dy = dt_reshape(g, g->nodes[id].i[1] ? dt__all_rows(g, dy, 0) : dy, one);
-    op = g->nodes[g->nodes[id].in[0]].op;
-    if (op == DT__OP_MATMUL || op == DT__OP_MOE_SUM) dt__flow(g, id, 0, dy); /* which takes it once for all */
-    else dt__flow(g, id, 0, parts.n[0] == 1 ? dy : dt_expand(g, dy, parts));
+    dt__flow(g, id, 0, parts.n[0] == 1 || op == DT__OP_MATMUL || op == DT__OP_MOE_SUM ? dy : dt_expand(g, dy, parts));
 }
 static void dt__grad_same_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__own_rows(g, dy)); }
 
@@ -8848,22 +8842,29 @@ static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpos
     return x.id ? dt_reshape(g, x, s) : x;
 }
 
+/* The product whose chains are the gradient of an operand B (K,N), which was read transposed if tb; a is transposed to be
+ * read along its rows if ta. */
+static dt__node dt__weight_chain(const dt_shape *b, dt_tensor a, dt_tensor dy, int ta, int tb)
+{
+    dt__node chain = dt__node_make(DT__OP_MATMUL, *b, tb ? dy : a, tb ? a : dy, dt__nothing());
+    chain.i[0] = tb || ta;
+    chain.i[1] = tb && !ta;
+    return chain;
+}
+
 /* Flows dB of a batched product; 0 when B is no batch of weights: B (L..,K,N) with its leading axes in A and dC
  * too, behind others. One chain per element over those others and the rows (R3). */
 static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor a = dt__input(g, id, 0);
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, dt__input(g, id, 1))->shape, sy = dt__at(g, dy)->shape;
-    int ta = (int)g->nodes[id].i[0], tb = (int)g->nodes[id].i[1], extra = sy.dims - sb.dims;
+    int extra = sy.dims - sb.dims;
     dt__node chain;
     if (extra < 0 || sa.dims != sy.dims) return 0;
     for (int i = 0; i < sy.dims - 2; i++)
         if (sa.n[i] != sy.n[i] || (i >= extra && sb.n[i - extra] != sy.n[i])) return 0;
-    a = dt__join_rows(g, a, extra, ta);
-    dy = dt__join_rows(g, dy, extra, 0);
-    chain = tb ? dt__node_make(DT__OP_MATMUL, sb, dy, a, dt__nothing())
-               : dt__node_make(DT__OP_MATMUL, sb, a, dy, dt__nothing());
-    chain.i[0] = 1;
+    a = dt__join_rows(g, a, extra, (int)g->nodes[id].i[0]);
+    chain = dt__weight_chain(&sb, a, dt__join_rows(g, dy, extra, 0), 1, (int)g->nodes[id].i[1]);
     dt__flow_chain(g, id, 1, &chain);
     return 1;
 }
@@ -8902,30 +8903,25 @@ static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 /* C = op(A) op(B): dA = dC op(B)^T, dB = op(A)^T dC, each transposed when its operand was. */
 static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    dt_tensor a = dt__input(g, id, 0), b = dt__input(g, id, 1), da, rows;
-    int ta = (int)g->nodes[id].i[0], tb = (int)g->nodes[id].i[1];
-    int64_t parts = g->nodes[id].i[2], grad_parts = g->nodes[id].i[3];
-    dt__node chain;
-    if (parts) { /* every part has the same gradient: dt__grad_combine gives it once */
+    const dt__node n = g->nodes[id];
+    dt_tensor a = dt__input(g, id, 0), b = dt__input(g, id, 1), da;
+    int ta = (int)n.i[0], tb = (int)n.i[1];
+    if (n.i[2]) { /* every part has the same gradient: dt__grad_combine gives it once */
         dt_shape s = dt__at(g, dy)->shape;
         dy = s.n[0] > 1 ? dt_slice(g, dy, 0, 0, 1) : dy;
         memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
         dy = dt_reshape(g, dy, s);
     }
     if (dt__wants(g, id, 0) && dt__columns_first(g, id)) { /* of several that share A one speaks for all */
-        if (g->nodes[id].i[5]) da = dt__columns_dx(g, id, grad_parts);
-        else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, grad_parts, 0);
-        if (!grad_parts) dt__flow_reduced(g, id, 0, da);
+        if (n.i[5]) da = dt__columns_dx(g, id, n.i[3]);
+        else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, n.i[3], 0);
+        if (!n.i[3]) dt__flow_reduced(g, id, 0, da);
         else dt__flow(g, id, 0, dt__combine_shards(g, da, dt__at(g, a)->op == DT__OP_ALL_ROWS));
     }
     if (!dy.id || !dt__wants(g, id, 1)) return;
     if (dt__at(g, b)->shape.dims == 2 && (!ta || dt__at(g, a)->shape.dims == 2)) {
-        rows = dt__as_matrix(g, dy);
-        a = dt__as_matrix(g, a);
-        chain = tb ? dt__node_make(DT__OP_MATMUL, dt__at(g, b)->shape, rows, a, dt__nothing())
-                   : dt__node_make(DT__OP_MATMUL, dt__at(g, b)->shape, a, rows, dt__nothing());
-        chain.i[0] = tb ? 1 : !ta;
-        chain.i[1] = tb ? ta : 0;
+        dt_tensor rows = dt__as_matrix(g, dy), all = dt__as_matrix(g, a);
+        dt__node chain = dt__weight_chain(&dt__at(g, b)->shape, all, rows, !ta, tb);
         dt__flow_chain(g, id, 1, &chain);
     } else if (!dt__flow_batch_chain(g, id, dy))
         dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
@@ -8943,25 +8939,21 @@ static void dt__grad_conv(dt_graph *g, int32_t id, dt_tensor dy)
 /* Of separate inputs the three gradients are pieces of one flat tensor. */
 static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
 {
-    int fused = !g->nodes[id].i[3], inputs = fused ? 1 : 3;
-    dt__node n = dt__node_make(DT__OP_ATTENTION_GRAD, dt__at(g, dt__input(g, id, 0))->shape, dt__nothing(),
-                               dt__nothing(), dt__nothing());
+    const dt__node of = g->nodes[id];
+    int inputs = of.i[3] ? 3 : 1;
+    dt__node n = of;
     dt_tensor all;
     int64_t at = 0;
-    memcpy(n.i, g->nodes[id].i, sizeof n.i);
-    n.f = g->nodes[id].f;
-    for (int i = 0; i < inputs; i++) n.in[n.inputs++] = g->nodes[id].in[i];
-    n.in[n.inputs++] = g->nodes[id].aux;
-    n.in[n.inputs++] = id;
-    n.in[n.inputs++] = dy.id;
-    if (g->nodes[id].inputs > inputs) n.in[n.inputs++] = g->nodes[id].in[inputs];
-    if (!fused) {
-        n.shape = dt_shape1(0);
-        for (int i = 0; i < 3; i++) n.shape.n[0] += dt__count(dt__at(g, dt__input(g, id, i)));
-    }
+    n.op = DT__OP_ATTENTION_GRAD, n.aux = 0, n.needs_grad = 0, n.grad = 0;
+    n.shape = dt__at(g, dt__input(g, id, 0))->shape;
+    if (inputs == 3) n.shape = dt_shape1(0);
+    for (int i = 0; inputs == 3 && i < 3; i++) n.shape.n[0] += dt__count(dt__at(g, dt__input(g, id, i)));
+    n.inputs = inputs;
+    n.in[n.inputs++] = of.aux, n.in[n.inputs++] = id, n.in[n.inputs++] = dy.id;
+    if (of.inputs > inputs) n.in[n.inputs++] = of.in[inputs];
     all = dt__push(g, &n, NULL);
-    if (fused) dt__flow(g, id, 0, all);
-    for (int i = 0; !fused && all.id && i < 3; i++) {
+    if (inputs == 1) dt__flow(g, id, 0, all);
+    for (int i = 0; inputs == 3 && i < 3; i++) {
         dt_shape s = dt__at(g, dt__input(g, id, i))->shape;
         if (dt__wants(g, id, i)) dt__flow(g, id, i, dt_reshape(g, dt_slice(g, all, 0, at, at + dt_shape_count(s)), s));
         at += dt_shape_count(s);
@@ -9056,30 +9048,22 @@ static const dt__op *dt__op_of(int op)
     return &table[op];
 }
 
-/* Input number, or node, that a letter of a rule stands for. */
-static int32_t dt__rule_operand(const dt__node *n, int32_t id, dt_tensor dy, char letter)
-{
-    return letter == 'D' ? dy.id : letter == 'Y' ? id : letter == 'X' ? n->aux : n->in[letter - 'A'];
-}
 static void dt__flow_by_rule(dt_graph *g, int32_t id, dt_tensor dy, const dt__grad_rule *rule)
 {
     const dt__node of = g->nodes[id];
     dt__node n = dt__node_one(rule->by, dt__at(g, dt__input(g, id, rule->input))->shape, dt__nothing());
     if (!dt__wants(g, id, rule->input)) return;
-    for (const char *letter = rule->operands; *letter; letter++) {
-        n.in[n.inputs] = dt__rule_operand(&of, id, dy, *letter);
-        if (n.in[n.inputs]) n.inputs++;
+    for (const char *l = rule->operands; *l; l++) {
+        n.in[n.inputs] = *l == 'D' ? dy.id : *l == 'Y' ? id : *l == 'X' ? of.aux : of.in[*l - 'A'];
+        n.inputs += n.in[n.inputs] != 0;
     }
     memcpy(n.i, of.i, sizeof n.i);
     if (rule->flow == DT__BACK) n.i[1] = !n.i[1];
     if (rule->flow == DT__REDUCED) n.shape = dt__at(g, dy)->shape;
     n.f = of.f, n.table = of.table;
-    if (rule->flow == DT__CHAIN) {
-        dt__flow_chain(g, id, rule->input, &n);
-        return;
-    }
-    if (rule->by) dy = dt__push(g, &n, NULL);
-    if (rule->flow == DT__REDUCED) dt__flow_reduced(g, id, rule->input, dy);
+    if (rule->by && rule->flow != DT__CHAIN) dy = dt__push(g, &n, NULL);
+    if (rule->flow == DT__CHAIN) dt__flow_chain(g, id, rule->input, &n);
+    else if (rule->flow == DT__REDUCED) dt__flow_reduced(g, id, rule->input, dy);
     else dt__flow(g, id, rule->input, dy);
 }
 static void dt__flow_back(dt_graph *g, int32_t id, dt_tensor dy)
@@ -9432,11 +9416,9 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
     for (int32_t k = begin; k < begin + count; k++) {
         const dt__node *n = &p->g->nodes[p->order[k]];
         dt__call c;
-        c.g = p->g;
-        c.n = n;
-        c.env = env;
+        memset(&c, 0, sizeof c);
+        c.g = p->g, c.n = n, c.env = env;
         c.fresh = n->slot < 0 || fresh;
-        c.slices = NULL, c.of_rank = 0, c.worker = 0;
         if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards)) {
             const int64_t *slices = b->slot + p->g->slot_count + n->slot;
             if (*slices >= 0) c.slices = b->slices + *slices;
@@ -9444,7 +9426,7 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         }
         c.out = dt__where(p, b, p->order[k]);
         c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
-        for (int i = 0; i < DT__MAX_IN; i++) c.in[i] = i < n->inputs ? dt__where(p, b, n->in[i]) : NULL;
+        for (int i = 0; i < n->inputs; i++) c.in[i] = dt__where(p, b, n->in[i]);
         dt__op_of(n->op)->run(&c);
     }
 }

@@ -624,7 +624,6 @@ static void torch_parameters(dt_graph *g, const char *name, dt_tensor *in, int *
     }
     for (int32_t id = 1; made && id < g->count; id++) {
         if (g->nodes[id].op == DT__OP_INPUT || g->nodes[id].op == DT__OP_PARAM || g->nodes[id].op == DT__OP_AUX) continue;
-        dt__free(g->nodes[id].data);
         dt__compute(g, id);
     }
 }
