@@ -8842,8 +8842,8 @@ static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpos
     return x.id ? dt_reshape(g, x, s) : x;
 }
 
-/* The product whose chains are the gradient of an operand B (K,N), which was read transposed if tb; a is transposed to be
- * read along its rows if ta. */
+/* The product whose chains are the gradient of an operand B (K,N), which was read transposed if tb; a is read
+ * transposed if ta. */
 static dt__node dt__weight_chain(const dt_shape *b, dt_tensor a, dt_tensor dy, int ta, int tb)
 {
     dt__node chain = dt__node_make(DT__OP_MATMUL, *b, tb ? dy : a, tb ? a : dy, dt__nothing());

@@ -708,7 +708,7 @@ static dt_tensor more_wrong(dt_graph *g, int which)
     case 20: return dt_gather(g, x, 1, high);
     case 21: return dt_gather(g, x, 0, i);
     case 22: return dt_gather(g, x, 1, x);
-    case 23: return dt_scatter_add(g, x, 1, high, i);
+    case 23: return dt_scatter_add(g, x, 1, high, dt_reshape(g, v, dt_shape2(4, 1)));
     case 24: return dt_scatter_add(g, x, 1, i, x);
     case 25: return dt_scatter_add(g, h, 1, i, dt_reshape(g, v, dt_shape2(4, 1)));
     case 26: return dt_one_hot(g, x, 3);
@@ -741,8 +741,8 @@ static void test_more_errors(void)
         "max: axis mask", "argmax: axis mask", "argmax: the axis mask names no axis", "mean: axis mask", "is no function of 2 tensors", "logsumexp: axis mask",
         "softmax: there is no axis 2", "log_softmax: there is no axis -3", "SOFTMAX: input 0 holds bf16 and must hold fp32: dt_cast it to DT_F32",
         "rmsnorm: eps", "layernorm: eps", "batchnorm: x (4) must", "is no function of 1 tensors", "batchnorm: eps", "smoothing 1.5", "mse: x (4,3) and target (4)",
-        "SUB: input 1 holds int32 and must hold fp32", "bce: x (4,3)", "LOSS: input 0 holds int32", "gather: there is no axis 2", "gather: index 9 at 2 is outside [0, 3)",
-        "gather: index, int32 (4,1), must be int32 and fit (4,3) in all axes but 0", "gather: index, fp32", "scatter_add: index 9", "scatter_add: x (4,3) and index (4,1)",
+        "SUB: input 1 holds int32 and must hold fp32", "bce: x (4,3)", "LOSS: input 0 holds int32", "gather: there is no axis 2", "GATHER: index 9 at 2 is outside [0, 3)",
+        "gather: index, int32 (4,1), must be int32 and fit (4,3) in all axes but 0", "gather: index, fp32", "SCATTER_ADD: index 9", "scatter_add: x (4,3) and index (4,1)",
         "SCATTER_ADD: input 2 holds bf16", "ONE_HOT: input 0 holds fp32 and must hold int32: dt_cast it to DT_I32", "one_hot: needs a class", "top_k: k = 4 is outside 1..3",
         "TOP_K: input 0 holds int32", "cumsum: there is no axis", "CUMSUM: input 0 holds int32", "concat: tensor 1, fp32 (4)", "concat: tensor 1, bf16 (4,3)", "concat: there is no axis 5",
         "concat: there must be a tensor", "is no function of 1 tensors", "map: 99 is no function of 2 tensors", "pad: -1 before", "pad: there is no axis 2", "cast: 6 is no dt_dtype",
