@@ -5043,9 +5043,9 @@ struct dt_graph {
     dt__node *nodes; /* nodes[0] is the poison */
     int32_t count, capacity, forward_count;
     dt__param *params;
-    int32_t param_count;
+    int32_t param_count, param_capacity;
     dt__slot *slots;
-    int32_t slot_count;
+    int32_t slot_count, slot_capacity;
     float **tables; /* constants of ops */
     int32_t table_count, table_capacity;
     int64_t table_floats;  /* of all tables */
@@ -5123,7 +5123,7 @@ typedef struct dt__call {
     int fresh;
     int worker; /* whose scratch memory a body may use */
     const struct dt__strided *strided; /* of a map or move */
-    int input;                   /* that a move copies */
+    int part;                    /* of the op: the input of a move, the passes of a cross-entropy */
 } dt__call;
 
 typedef void (*dt__run_fn)(const dt__call *c);
@@ -5475,17 +5475,11 @@ static dt_tensor dt__append(dt_graph *g, const dt__node *node)
 /* A new gradient slot for a use of parameter `p`. */
 static int32_t dt__new_slot(dt_graph *g, int32_t p)
 {
-    dt__slot *bigger = (dt__slot *)dt__alloc((int64_t)sizeof *bigger * (g->slot_count + 1), "a graph");
     int32_t uses = 0;
-    if (!bigger) return -1;
-    for (int32_t i = 0; i < g->slot_count; i++) {
-        bigger[i] = g->slots[i];
-        uses += g->slots[i].param == p;
-    }
-    dt__free(g->slots);
-    g->slots = bigger;
-    bigger[g->slot_count].param = p;
-    bigger[g->slot_count].use = uses;
+    if (!dt__grow((void **)&g->slots, g->slot_count, &g->slot_capacity, sizeof *g->slots)) return -1;
+    for (int32_t i = 0; i < g->slot_count; i++) uses += g->slots[i].param == p;
+    g->slots[g->slot_count].param = p;
+    g->slots[g->slot_count].use = uses;
     return g->slot_count++;
 }
 
@@ -5698,8 +5692,6 @@ static int dt__cuts(dt_graph *g, const char *what, int64_t n)
     return 0;
 }
 
-/* A parameter whose axis `cut` (-1: none) has `groups` pieces, each cut over the tensor shards, and whose axis 0 counts
- * `experts` (0: none). The node has the shape of this rank's part, without padding. */
 /* The parameter that a graph has under a full name, poison when it has none. Only a shared one may be used again. */
 static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_shape shape)
 {
@@ -5713,15 +5705,17 @@ static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_s
     return dt__tensor(0);
 }
 
-static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
-                                      int64_t groups, int64_t pad, int64_t experts)
+/* A parameter "<name><part>" whose axis `cut` (-1: none) has `groups` pieces, each cut over tensor shards, and whose
+ * axis 0 counts `experts` (0: none). The node has the shape of this rank's part, without padding. */
+static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init,
+                                      float std, int cut, int64_t groups, int64_t pad, int64_t experts)
 {
-    dt__param *list, *p;
+    dt__param *p;
     dt_shape local = shape;
     char full[sizeof p->name];
     dt_tensor t;
-    if (name[0] == '/') snprintf(full, sizeof full, "%s", name + 1);
-    else snprintf(full, sizeof full, "%s%s%s", g->prefix, g->prefix[0] ? "." : "", name);
+    if (name[0] == '/') snprintf(full, sizeof full, "%s%s", name + 1, part);
+    else snprintf(full, sizeof full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
     if (cut >= 0 && dt__in_shards(g)) {
         int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
         if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__nothing();
@@ -5733,12 +5727,9 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape sh
     t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
     if (!t.id) return t;
     dt__at(g, t)->cut = cut == shape.dims - 1 && dt__in_shards(g);
-    list = (dt__param *)dt__alloc((int64_t)sizeof *list * (g->param_count + 1), "a graph");
-    if (!list) return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", name);
-    if (g->param_count) memcpy(list, g->params, sizeof *list * (size_t)g->param_count);
-    dt__free(g->params);
-    g->params = list;
-    p = &list[g->param_count];
+    if (!dt__grow((void **)&g->params, g->param_count, &g->param_capacity, sizeof *p))
+        return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", full);
+    p = &g->params[g->param_count];
     memcpy(p->name, full, sizeof full);
     p->shape = shape;
     p->init = init;
@@ -5751,14 +5742,19 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, dt_shape sh
     if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data);
     return t;
 }
-static dt_tensor dt__param_cut(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std, int cut,
-                               int64_t groups, int64_t pad)
+static dt_tensor dt__param_cut(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init, float std,
+                               int cut, int64_t groups)
 {
-    return dt__param_of_experts(g, name, shape, init, std, cut, groups, pad, 0);
+    return dt__param_of_experts(g, name, part, shape, init, std, cut, groups, 0, 0);
+}
+static dt_tensor dt__param_whole(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init,
+                                 float std)
+{
+    return dt__param_of_experts(g, name, part, shape, init, std, -1, 1, 0, 0);
 }
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
 {
-    return dt__param_cut(g, name, shape, init, std, -1, 1, 0);
+    return dt__param_whole(g, name, "", shape, init, std);
 }
 
 /* A table (vocabulary,width) whose rows are cut; padding makes the shards equal. No shard may be all padding. */
@@ -5768,7 +5764,8 @@ static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabula
     if ((vt - 1) * rows >= vocabulary)
         return dt__poison(g, DT_E_SHAPE, "%lld token ids are too few for %lld tensor shards: use fewer shards",
                           (long long)vocabulary, (long long)vt);
-    return dt__param_cut(g, name, dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1, rows * vt - vocabulary);
+    return dt__param_of_experts(g, name, "", dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1,
+                                rows * vt - vocabulary, 0);
 }
 
 /* Declares that parameter t acts on `rows` rows of this rank (R7); kind as in dt__param.rows. */
@@ -6173,7 +6170,7 @@ static void dt__move_part(const dt__call *c, int64_t begin, int64_t end)
     for (int64_t n; begin < end; begin += n) {
         n = dt__strided_at(c->strided, begin, end, at);
         dt__copy_elements((char *)c->out + at[0] * width, c->strided->step[0],
-                          (const char *)c->in[c->input] + at[1] * width, c->strided->step[1], n, width);
+                          (const char *)c->in[c->part] + at[1] * width, c->strided->step[1], n, width);
     }
 }
 static void dt__run_move(const dt__call *c)
@@ -6183,7 +6180,7 @@ static void dt__run_move(const dt__call *c)
     for (int i = 0; i < c->n->inputs; i++) {
         dt__strided w = dt__move_strided(c, i, at);
         dt__call part = *c;
-        part.strided = &w, part.input = i;
+        part.strided = &w, part.part = i;
         dt__split(&part, dt_shape_count(w.shape), 4096, dt__move_part);
         if (c->n->op == DT__OP_CONCAT) at += dt__in(c, i)->shape.n[c->n->i[0]];
     }
@@ -6773,25 +6770,21 @@ static void dt__run_matmul(const dt__call *c)
 /* "<name>.weight" (K,width) for x (..,K). */
 static dt_tensor dt__linear_weight(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how)
 {
-    char full[80];
     int64_t k = dt_dim(g, x, -1);
     if (how & DT_ROWS && dt__in_shards(g)) k = k / g->own_shards * g->tensor_shards; /* x has this rank's part of K */
-    snprintf(full, sizeof full, "%s.weight", name);
-    return dt__param_cut(g, full, dt_shape2(k, width), DT_INIT_NORMAL, std,
-                         how & DT_COLUMNS ? 1 : how & DT_ROWS ? 0 : -1, how & DT_QKV ? 3 : 1, 0);
+    return dt__param_cut(g, name, ".weight", dt_shape2(k, width), DT_INIT_NORMAL, std,
+                         how & DT_COLUMNS ? 1 : how & DT_ROWS ? 0 : -1, how & DT_QKV ? 3 : 1);
 }
 
 DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how)
 {
-    char full[80];
     dt_tensor w = dt__linear_weight(g, x, name, width, std, how), b;
     if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x, 0), w, 0, 0, 0, dt__own(g));
     else x = dt__matmul(g, x, w, 0, 0, how & DT_ROWS ? dt__own(g) : 0, 0);
     if (how & DT_ROWS) x = dt__combine_shards(g, x, 1);
     if (how & DT_NO_BIAS) return x;
-    snprintf(full, sizeof full, "%s.bias", name);
-    b = dt__param_cut(g, full, dt_shape1(width), DT_INIT_ZEROS, 0.0f, how & DT_COLUMNS ? 0 : -1, how & DT_QKV ? 3 : 1,
-                      0);
+    b = dt__param_cut(g, name, ".bias", dt_shape1(width), DT_INIT_ZEROS, 0.0f, how & DT_COLUMNS ? 0 : -1,
+                      how & DT_QKV ? 3 : 1);
     return dt_add(g, x, how & DT_ROWS ? dt__param_rows(g, b, dt__rows(dt__at(g, x)), 1) : b);
 }
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width)
@@ -7045,7 +7038,6 @@ static dt_tensor dt__convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_ten
 DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
 {
     dt_shape w = dt__at(g, x)->shape;
-    char full[80];
     dt_tensor weight, bias;
     int64_t groups = dt__or(window->groups, 1);
     if (w.dims < 3 || w.dims > 4 || groups < 1 || w.n[1] % groups || channels % groups)
@@ -7055,10 +7047,8 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
     w.n[0] = channels;
     w.n[1] /= groups;
     for (int k = 0; k < w.dims - 2; k++) w.n[2 + k] = window->size[k];
-    snprintf(full, sizeof full, "%s.weight", name);
-    weight = dt_param(g, full, w, DT_INIT_NORMAL, dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims)));
-    snprintf(full, sizeof full, "%s.bias", name);
-    bias = dt_param(g, full, dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
+    weight = dt__param_whole(g, name, ".weight", w, DT_INIT_NORMAL, dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims)));
+    bias = dt__param_whole(g, name, ".bias", dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
     return dt__convolve(g, x, weight, bias, window);
 }
 
@@ -7289,12 +7279,11 @@ static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, 
 
 /* ---- normalisation --------------------------------------------------------------------------------- */
 
-/* "<name>.weight" = 1 or "<name>.bias" = 0 of a normalisation over `width` numbers. */
+/* "<name>.weight" = 1 or "<name>.bias" = 0 of a normalization over `width` numbers. */
 static dt_tensor dt__norm_param(dt_graph *g, const char *name, int bias, int64_t width)
 {
-    char full[80];
-    snprintf(full, sizeof full, "%s.%s", name, bias ? "bias" : "weight");
-    return dt_param(g, full, dt_shape1(width), bias ? DT_INIT_ZEROS : DT_INIT_ONES, 0.0f);
+    return dt__param_whole(g, name, bias ? ".bias" : ".weight", dt_shape1(width), bias ? DT_INIT_ZEROS : DT_INIT_ONES,
+                           0.0f);
 }
 
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps)
@@ -8091,19 +8080,22 @@ static int64_t dt__logit_classes(const dt_graph *g, dt_tensor logits, int64_t *w
     return p ? p->shape.n[p->cut] : 0;
 }
 
+/* i: classes, columns of a tensor shard, first column and shards of this rank. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
 {
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__nothing());
-    dt_shape stats;
+    int64_t rows = dt__rows(dt__at(g, logits));
+    dt_shape stats = dt_shape2(7, rows); /* max and sum interleaved (rows,2), losses (rows), and dt__entropy_part */
     dt_tensor sum, counted;
-    int64_t rows;
-    rows = dt__rows(dt__at(g, logits));
     if (!dt__bounded(g, "cross_entropy: smoothing", smoothing, 0.0, 1.0)) return dt__nothing();
     if (dt__at(g, targets)->dtype != DT_I32 || dt__count(dt__at(g, targets)) != rows)
         return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
                           (long long)rows);
-    stats = dt_shape2(7, rows); /* max and sum interleaved (rows,2), then the loss of each row, and dt__entropy_part */
-    if (dt__at(g, logits)->cut) n.i[0] = dt__logit_classes(g, logits, &n.i[1]);
+    n.i[0] = n.i[1] = dt_dim(g, logits, -1), n.i[3] = 1;
+    if (dt__at(g, logits)->cut) {
+        n.i[0] = dt__logit_classes(g, logits, &n.i[1]);
+        n.i[2] = g->first_shard * n.i[1], n.i[3] = dt__own(g);
+    }
     n.f = smoothing;
     sum = dt__push(g, &n, &stats);
     g->logits = logits;
@@ -8116,90 +8108,85 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
  * the target's logit, -0 where another rank has it, and the sum of x - max. */
 static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3 + part) * dt__rows(dt__in(c, 0)); }
 
-static void dt__entropy_max_rows(const dt__call *c, int64_t begin, int64_t end)
+/* Sums over the columns of the logits that this rank has, TREE over its tensor shards. */
+static void dt__entropy_sums(const dt__call *c, int64_t r)
 {
-    int64_t cols = dt__cols(dt__in(c, 0));
-    for (int64_t r = begin; r < end; r++)
-        dt__entropy_part(c, 0)[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
-}
-
-/* Of the columns of the logits that this rank has: sums of its tensor shards are added by TREE. */
-static void dt__entropy_sum_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int cut = c->n->i[0] != 0;
-    int64_t cols = dt__cols(dt__in(c, 0)), width = cut ? c->n->i[1] : cols, shards = cut ? dt__own(c->g) : 1;
-    for (int64_t r = begin; r < end; r++) {
-        int64_t target = ((const int32_t *)(const void *)c->in[1])[r] - (cut ? c->g->first_shard * width : 0);
-        const float *x = c->in[0] + r * cols, *in[3];
-        float sum[DT__TENSOR_SHARDS][4], total[4];
-        in[1] = in[2] = NULL;
-        for (int64_t v = 0; v < shards; v++) {
-            in[0] = x + v * width;
-            sum[v][0] = dt__entropy_part(c, 0)[r], sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
-            c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__min(width, cols - v * width));
-        }
-        dt__tree_sum(c->env->k, total, sum[0], shards, 4, 4);
-        dt__entropy_part(c, 1)[r] = total[1];
-        dt__entropy_part(c, 2)[r] = target >= 0 && target < cols ? x[target] : -0.0f;
-        dt__entropy_part(c, 3)[r] = total[2];
+    int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[1], shards = c->n->i[3];
+    int64_t at = ((const int32_t *)(const void *)c->in[1])[r] - c->n->i[2];
+    const float *x = c->in[0] + r * cols, *in[3];
+    float sum[DT__TENSOR_SHARDS][4], total[4];
+    in[1] = in[2] = NULL;
+    for (int64_t v = 0; v < shards; v++) {
+        in[0] = x + v * width;
+        sum[v][0] = dt__entropy_part(c, 0)[r], sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
+        c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__min(width, cols - v * width));
     }
+    dt__tree_sum(c->env->k, total, sum[0], shards, 4, 4);
+    dt__entropy_part(c, 1)[r] = total[1];
+    dt__entropy_part(c, 2)[r] = at >= 0 && at < cols ? x[at] : -0.0f;
+    dt__entropy_part(c, 3)[r] = total[2];
 }
-
-/* Statistics and losses, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)). */
-static void dt__entropy_loss_rows(const dt__call *c, int64_t begin, int64_t end)
+/* Statistics and loss, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)). */
+static void dt__entropy_loss(const dt__call *c, int64_t r)
 {
-    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0] ? c->n->i[0] : dt__cols(dt__in(c, 0));
-    for (int64_t r = begin; r < end; r++) {
-        int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
-        float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
-        c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
-        c->env->k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
-        loss = log_sum - (dt__entropy_part(c, 2)[r] - max);
-        even = log_sum - dt__entropy_part(c, 3)[r] / (float)classes;
-        if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
-        c->aux[2 * rows + r] = target < 0 || target >= classes ? 0.0f : loss;
-    }
+    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0];
+    int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
+    float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
+    c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
+    c->env->k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
+    loss = log_sum - (dt__entropy_part(c, 2)[r] - max);
+    even = log_sum - dt__entropy_part(c, 3)[r] / (float)classes;
+    if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
+    c->aux[2 * rows + r] = target < 0 || target >= classes ? 0.0f : loss;
 }
-/* Row by row, while a row is in the cache. */
+/* All passes of c->part: 1, the maximum of each row; 2, its sums; 4, its loss. */
 static void dt__entropy_rows(const dt__call *c, int64_t begin, int64_t end)
 {
-    for (int64_t r = begin; r < end; r++)
-        dt__entropy_max_rows(c, r, r + 1), dt__entropy_sum_rows(c, r, r + 1), dt__entropy_loss_rows(c, r, r + 1);
+    int64_t cols = dt__cols(dt__in(c, 0));
+    for (int64_t r = begin; r < end; r++) {
+        if (c->part & 1) dt__entropy_part(c, 0)[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
+        if (c->part & 2) dt__entropy_sums(c, r);
+        if (c->part & 4) dt__entropy_loss(c, r);
+    }
 }
 
-/* Where ranks have columns of the logits they exchange twice: the maxima, and the sums. */
+/* A row goes through all passes while it is in the cache, unless ranks that share the columns of the logits exchange
+ * maxima and sums in between. */
 static void dt__run_cross_entropy(const dt__call *c)
 {
     int64_t rows = dt__rows(dt__in(c, 0));
     float *max = dt__entropy_part(c, 0), *sums = dt__entropy_part(c, 1);
     const dt__tp *tp = &c->env->tp;
-    if (c->n->i[0] && dt__own(c->g) < c->g->tensor_shards) {
-        dt__split(c, rows, 16, dt__entropy_max_rows);
-        tp->combine(tp->user, DT__TP_MAX, max, max, rows);
-        dt__split(c, rows, 16, dt__entropy_sum_rows);
-        tp->combine(tp->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
-        dt__split(c, rows, 64, dt__entropy_loss_rows);
-    } else dt__split(c, rows, 16, dt__entropy_rows);
+    dt__call pass = *c;
+    int shared = c->n->i[3] * c->n->i[1] < c->n->i[0];
+    for (pass.part = shared ? 1 : 7; pass.part < 8; pass.part *= 2) {
+        dt__split(&pass, rows, 16, dt__entropy_rows);
+        if (pass.part == 1) tp->combine(tp->user, DT__TP_MAX, max, max, rows);
+        if (pass.part == 2) tp->combine(tp->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
+    }
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
 /* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, and 1 - e + e/classes at the target; rows of
  * ignored targets are +0. */
 static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 {
-    int64_t cols = dt__cols(c->n), classes = c->n->i[0] ? c->n->i[0] : cols;
+    int64_t cols = dt__cols(c->n), classes = c->n->i[0];
     float spread = c->n->f / (float)classes;
     for (int64_t r = begin; r < end; r++) {
-        int64_t target = ((const int32_t *)(const void *)c->in[2])[r], at = target - c->g->first_shard * c->n->i[1];
-        float *out = c->out + r * cols, s[4], logit = 0.0f;
+        int64_t target = ((const int32_t *)(const void *)c->in[2])[r], at = target - c->n->i[2];
+        int here = at >= 0 && at < cols;
+        float *out = c->out + r * cols, s[4], logit;
         const float *in[3];
         in[0] = c->in[0] + r * cols, in[1] = in[2] = NULL;
+        logit = here ? in[0][at] : 0.0f;
         s[0] = c->in[1][2 * r], s[1] = c->in[1][2 * r + 1], s[2] = spread, s[3] = c->in[3][0];
-        if (at >= 0 && at < cols) logit = in[0][at];
-        if (target < 0 || target >= classes) memset(out, 0, 4 * (size_t)cols);
-        else c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out, in, s, cols);
-        if (target < 0 || target >= classes || at < 0 || at >= cols) continue;
+        if (target < 0 || target >= classes) {
+            memset(out, 0, 4 * (size_t)cols);
+            continue;
+        }
+        c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out, in, s, cols);
         in[0] = &logit, s[2] = 1.0f - c->n->f + spread;
-        c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out + at, in, s, 1);
+        if (here) c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out + at, in, s, 1);
     }
 }
 static void dt__run_cross_entropy_grad(const dt__call *c)
@@ -8633,11 +8620,10 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
     dt_tensor w, b = dt__nothing();
     if (!x.id || !route.id) return dt__nothing();
     snprintf(full, sizeof full, "%s.experts.%s", name, part);
-    w = dt__param_of_experts(g, full, shape, DT_INIT_NORMAL, std, cut, groups, 0, o->experts);
-    snprintf(full, sizeof full, "%s.experts.%s_bias", name, part);
+    w = dt__param_of_experts(g, full, "", shape, DT_INIT_NORMAL, std, cut, groups, 0, o->experts);
     if (o->bias)
-        b = dt__param_of_experts(g, full, dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f, cut == 2 ? 0 : -1,
-                                 cut == 2 ? shape.n[0] * groups : 1, 0, o->experts);
+        b = dt__param_of_experts(g, full, "_bias", dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f,
+                                 cut == 2 ? 0 : -1, cut == 2 ? shape.n[0] * groups : 1, 0, o->experts);
     return dt__moe_linear(g, x, route, w, b, 0);
 }
 
@@ -8682,15 +8668,13 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     dt_tensor tokens, alike, gate, route, bins, p, w, h;
     int64_t width, choices, at;
     int shared = dt__expert_ranks(g) > 1;
-    char full[96];
     if (!dt__moe_ok(g, x, o)) return dt__nothing();
     tokens = dt__all_rows(g, x, 1); /* (N,C) */
     alike = dt__same_rows(g, tokens);
     choices = dt_dim(g, tokens, 0) * o->active;
     width = o->width ? o->width : 4 * dt_dim(g, x, -1);
     if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__nothing();
-    snprintf(full, sizeof full, "%s.gate.weight", name);
-    gate = dt_param(g, full, dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
+    gate = dt__param_whole(g, name, ".gate.weight", dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
     route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
     at = 2 * dt__leaves(g) * o->experts + 1; /* the chosen experts of the table */
@@ -9767,10 +9751,8 @@ static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
     for (int32_t i = 1; i < g->forward_count; i++) {
         const dt__node *n = &g->nodes[i];
         int32_t id = n->op == DT__OP_EMBED || n->op == DT__OP_CROSS_ENTROPY ? n->in[1] : 0;
-        int64_t count = n->op == DT__OP_EMBED ? g->nodes[n->in[0]].shape.n[0] : id ? dt__cols(&g->nodes[n->in[0]]) : 0;
         const dt__param *table = n->op == DT__OP_EMBED ? dt__cut_param(g, &g->nodes[n->in[0]]) : NULL;
-        if (table) count = table->shape.n[0];
-        if (n->op == DT__OP_CROSS_ENTROPY && n->i[0]) count = n->i[0];
+        int64_t count = table ? table->shape.n[0] : n->op == DT__OP_EMBED ? g->nodes[n->in[0]].shape.n[0] : n->i[0];
         while (dt__takes(g->nodes[id].op, 0) == DT__ANY && g->nodes[id].op != DT__OP_CAST) id = g->nodes[id].in[0];
         if (id && id == g->targets.id) net->ids[1] = dt__min(net->ids[1], count);
         if (id && id == g->input.id && first) net->ids[0] = dt__min(net->ids[0], count);
