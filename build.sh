@@ -28,6 +28,11 @@ Usage: ./build.sh [COMMAND]
   run [OPTION]  the main job: train a byte-level GPT on the Jargon File with 2 local ranks, print samples and the
                 SHA-256, and show that 1 rank gives the same. --data FILE trains on your text; every option of the
                 trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists them
+  generate CHECKPOINT --prompt TEXT
+                continue a text with what was trained: a checkpoint, or a directory of Hugging Face (more options:
+                examples/59_generate.c)
+  eval CHECKPOINT --data FILE
+                its loss, perplexity and bits per byte on a text
   test [--full] install what is missing (as root) and pass every test that this machine can run
   bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
                 to compile, beside an older header), gemm, modes, ..: ratios against OpenBLAS and Open MPI where they
@@ -234,6 +239,14 @@ command_run() {
     given --ranks "$@" || show_equal_hashes --data "$data" "${recipe[@]}"
 }
 
+command_generate() {
+    install_missing compiler
+    choose_compiler
+    compile examples/59_generate.c $build/examples/59_generate
+    (cd "$started_in" && "$root/$build/examples/59_generate" "$@")
+}
+command_eval() { command_generate eval "$@"; }
+
 # Folder and flags of the tests: the usual, or with sanitizers. Each test compiles the whole library, in half the time
 # without the optimisation that the trainer has, which most tests run; with --full they have it, too.
 test_flags() {
@@ -366,12 +379,12 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | test | bench | doctor | lines) "command_$command" "$@" ;;
+    build | run | generate | eval | test | bench | doctor | lines) "command_$command" "$@" ;;
     compile) # shellcheck disable=SC2086
         compile $1 ;; # for compile_all
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, test, bench, doctor, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, test, bench, doctor, lines, clean or help" ;;
     esac
 }
 

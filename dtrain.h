@@ -963,6 +963,30 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
  * with the same bits. A text that fills the sequence continues from its second half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
+/* What was trained, for use: the model of a checkpoint of either kind, or of a directory of Hugging Face with
+ * config.json and model.safetensors, and its tokenizer.json. No training data is needed, and nothing of the recipe is
+ * given again. Collective over the ranks that dt_launch started, in any layout that the recipe allows (NULL:
+ * dt_layout_default()). A model of the program's own segments is DT_E_USAGE: open a trainer with them. */
+typedef struct dt_generator dt_generator;
+DT_API dt_result dt_generator_open(dt_generator **g, const char *path, const dt_layout *layout);
+DT_API void dt_generator_close(dt_generator **g);
+/* What to draw; start from dt_generation_default(): 400 bytes, no stop, sampling as dt_sampling_default(). */
+typedef struct dt_generation {
+    dt_sampling sampling;    /* another seed: another text */
+    int64_t bytes;           /* the text ends after so many; the last token is cut */
+    const char *const *stop; /* it ends before the first of these strings; the list ends with NULL. NULL: none */
+    void (*put)(void *user, const char *text, int64_t bytes); /* takes the text as it comes, on each rank that draws */
+    void *user;
+} dt_generation;
+DT_API dt_generation dt_generation_default(void);
+/* Continues a prompt, as dt_trainer_sample. *tokens, if not NULL: how many were drawn. */
+DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens);
+/* Mean loss, in nats per token, over all sequences of files named as in dt_data_open(); *tokens and *bytes, if not
+ * NULL: of how many targets, and of how many bytes of text. Collective. */
+DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
+/* The recipe of a checkpoint, or of a directory of Hugging Face, whose optimizer and data are the default ones. Names
+ * of files are NULL, but for weights in the latter case: `path`, which must outlive the recipe. */
+DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path);
 /* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's
  * input type, predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, but together also
  * with cp above 1. */
@@ -10023,6 +10047,7 @@ static const dt__option dt__options[] = {
     DT__OPTION(RECIPE, "model", "NAME", MODEL, model, 0, NULL, DT__MODEL_NAMES),
     DT__OPTION(RECIPE, "weights", "PATH", TEXT, weights, 0, NULL,
                "directory or .safetensors file of initial weights, to fine-tune; none: drawn"),
+    DT__OPTION(RECIPE, "family", "NAME", WORD, model.family, DT_GPT2, "gpt2,llama", "family of the sizes below"),
     DT__OPTION(RECIPE, "layers", "N", WHOLE, model.layers, 0, "[0,1000]", "blocks"),
     DT__OPTION(RECIPE, "heads", "N", WHOLE, model.heads, 0, "[0,65536]", "attention heads"),
     DT__OPTION(RECIPE, "width", "N", WHOLE, model.width, 0, "[0,65536]", "channels"),
@@ -18595,7 +18620,8 @@ static void dt__config_read(dt__json *j, dt__config *c)
                       "model");
 }
 
-DT_API dt_result dt_model_read(dt_model *m, const char *path)
+/* *sequence: the positions of the model, 0 if the file does not say. */
+static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequence)
 {
     struct stat is;
     char name[PATH_MAX];
@@ -18612,7 +18638,13 @@ DT_API dt_result dt_model_read(dt_model *m, const char *path)
     if (r) return r;
     *m = c.m;
     m->balance = 0.01f;
+    *sequence = c.sequence;
     return DT_OK;
+}
+DT_API dt_result dt_model_read(dt_model *m, const char *path)
+{
+    int64_t sequence;
+    return dt__config_open(path, m, &sequence);
 }
 
 /* ---- published weights ---- */
@@ -22633,10 +22665,11 @@ enum { DT__PULSES = 8 };
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
+    const char *from; /* what it serves: a step of a checkpoint, or published weights. NULL: it trains */
     dt_comm *comm;
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
-    dt_data *data;           /* NULL with a source */
+    dt_data *data;           /* NULL with a source, and where it serves */
     dt__feed feed;
     dt__loader *loader;
     dt__batch batch; /* this rank's samples of the step */
@@ -23287,7 +23320,7 @@ static dt_result dt__trainer_ids(dt_trainer *t)
     const int64_t *below = t->e.net.ids;
     int64_t least = dt__min(below[0], below[1]), ids;
     memcpy(t->feed.ids, below, sizeof t->feed.ids);
-    if (t->feed.own || least >= t->recipe.model.vocabulary || least >= (ids = dt__data_ids(t->data))) return DT_OK;
+    if (!t->data || least >= t->recipe.model.vocabulary || least >= (ids = dt__data_ids(t->data))) return DT_OK;
     return dt__error(DT_E_USAGE, "the data has token ids up to %lld, but the model's %s has %lld: make it larger",
                      (long long)ids - 1, below[0] < ids ? "table" : "loss", (long long)least);
 }
@@ -23379,6 +23412,11 @@ static dt_result dt__trainer_feed(dt_trainer *t)
         return DT_OK;
     }
     result = r->tokenizer ? dt_tokenizer_open(&t->tokenizer, r->tokenizer) : DT_OK;
+    if (t->from) {
+        t->feed.is.inputs = t->feed.is.targets = r->sequence;
+        t->feed.is.input_type = t->feed.is.target_type = DT_I32;
+        return result;
+    }
     if (!result) result = dt_data_open(&t->data, r->data, t->tokenizer, r->sequence, (double)r->validation);
     if (result) return result;
     dt__feed_files(&t->feed, t->data);
@@ -23699,7 +23737,9 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
     int64_t same = 0;
     char last[64] = "";
-    dt_result r = dt__manifest_recipe(m, path, &old);
+    dt_result r;
+    old.model.family = t->recipe.model.family; /* early checkpoints do not say; their models differ in names */
+    r = dt__manifest_recipe(m, path, &old);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
     if (same > 1) snprintf(last, sizeof last, "; steps up to %lld can be extended", (long long)same - 1);
@@ -24040,17 +24080,16 @@ static void dt__save_close(dt__saver *s)
 /* ---- resuming ---- */
 
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
-static dt_result dt__resume_one(dt_trainer *t, int64_t step)
+static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
     dt__files *f = &t->save.files;
     dt__state_walk w = {t, 0, 0, 0, NULL, NULL};
     dt__manifest m;
     dt__reader from;
-    char folder[PATH_MAX];
-    dt_result r = dt__step_path(folder, t->layout.checkpoint.place, step, "");
+    dt_result r;
     memset(&m, 0, sizeof m), memset(&from, 0, sizeof from);
-    if (!r) r = dt__manifest_read(&m, f, folder);
-    if (!r) r = dt__trainer_agrees(t, &m, folder);
+    r = dt__manifest_read(&m, f, folder);
+    if (!r && !t->from) r = dt__trainer_agrees(t, &m, folder);
     r = dt__trainer_agree(t, r);
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
         r = dt__part_check(f, folder, &m.file[i], t->comm);
@@ -24101,6 +24140,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__queue *mirror = &t->save.mirror;
+    char folder[PATH_MAX];
     int64_t step = INT64_MAX;
     int damaged = 0;
     dt_result r = dt__trainer_agree(t, mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK);
@@ -24108,7 +24148,8 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         if (l->resume == DT_RESUME_NEVER)
             return dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or "
                              "resume", l->place);
-        r = dt__resume_one(t, step);
+        r = dt__step_path(folder, l->place, step, "");
+        if (!r) r = dt__resume_one(t, folder);
         if (!r) {
             dt__comm_progress(t->comm, t->first = t->e.step);
             return dt__trainer_forget(t);
@@ -24138,35 +24179,43 @@ typedef struct dt__checkpoint {
     float *stored;     /* one tensor, in arrays */
 } dt__checkpoint;
 
-/* Opens the network, if config.json describes the model. */
-static dt_result dt__checkpoint_model(dt__checkpoint *c)
+/* Opens the network of the recipe. */
+static dt_result dt__checkpoint_net(dt__checkpoint *c)
 {
     dt_trainer *t = &c->t;
-    int64_t longest = 0;
-    char path[PATH_MAX], model[65];
-    dt_result r = dt__path_join(path, c->path, "config.json");
-    int known = !access(path, F_OK);
-    t->recipe = dt_recipe_default();
-    t->layout = dt_layout_default();
-    t->e.recipe = &t->recipe, t->e.layout = &t->layout;
-    if (!r && known) r = dt_model_read(&t->recipe.model, c->path);
-    if (!r) r = dt__manifest_recipe(&c->m, c->path, &t->recipe);
-    c->is.recipe = t->recipe;
-    if (r || !known) return r;
-    r = dt__check_model(&t->recipe.model);
+    char model[65];
+    dt_result r = dt__check_model(&t->recipe.model);
     if (!r) r = dt__check_batch(&t->recipe, 1);
     t->e.net.tensor_shards = t->recipe.tensor_shards;
     if (!r)
         r = dt__net_open(&t->e.net, &t->recipe.model, t->recipe.micro_batch / t->recipe.data_shards,
                          t->recipe.sequence);
-    if (r) return r;
-    r = dt__model_identity(t, model);
-    if (!r && strcmp(model, c->m.model))
-        return dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
-                         "checkpoint", c->path);
+    if (!r) r = dt__model_identity(t, model);
+    if (r || !strcmp(model, c->m.model)) return r;
+    return dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
+                     "checkpoint", c->path);
+}
+
+/* Opens the network and lists the state, if config.json or the recipe describes the model. */
+static dt_result dt__checkpoint_model(dt__checkpoint *c)
+{
+    dt_trainer *t = &c->t;
+    int64_t longest = 0;
+    char path[PATH_MAX];
+    dt_result r = dt__path_join(path, c->path, "config.json");
+    int config = !access(path, F_OK);
+    t->recipe = dt_recipe_default();
+    t->layout = dt_layout_default();
+    t->e.recipe = &t->recipe, t->e.layout = &t->layout;
+    if (!r && config) r = dt_model_read(&t->recipe.model, c->path);
+    if (!r) r = dt__manifest_recipe(&c->m, c->path, &t->recipe);
+    c->is.recipe = t->recipe;
+    if (!r) r = dt__checkpoint_net(c);
+    if (r == DT_E_MEMORY || (r && config)) return r;
+    if (r) return dt__net_close(&t->e.net), DT_OK; /* of a program's own segments */
     for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
-    if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
-    if (!r) r = dt__state_open(t);
+    if (!(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) return DT_E_MEMORY;
+    r = dt__state_open(t);
     return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
 }
 
@@ -24517,7 +24566,9 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
     return r;
 }
 
-DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout)
+/* Opens a trainer; from: one that only serves what is there. */
+static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout,
+                                  const char *from)
 {
     dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "the trainer");
     dt_result r;
@@ -24525,6 +24576,7 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!t) return DT_E_MEMORY;
     t->recipe = *recipe;
     t->layout = *layout;
+    t->from = from;
     t->hashed = -1;
     t->opened = dt__now();
     r = dt_comm_init(&t->comm, NULL, NULL);
@@ -24534,17 +24586,18 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (!r) r = dt__self_check(t->e.k, t->pool);
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
-    if (!r) r = dt__measure_peak(t);
+    if (!r && !from) r = dt__measure_peak(t);
     if (!r && t->layout.output.timeline && dt_is_root(t))
         r = dt__output_open(t->layout.output.timeline, "w", &t->timeline);
     if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
+    if (!r && from && !t->recipe.weights) r = dt__resume_one(t, from);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
     dt__reader_close(&t->published);
     if (!r && t->layout.output.metrics && dt_is_root(t))
         r = dt__output_open(t->layout.output.metrics, t->first ? "a" : "w", &t->metrics);
-    if (!r)
+    if (!r && !from)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
                             t->e.grow.batches, 3,
                             dt__trainer_row, t);
@@ -24553,6 +24606,10 @@ DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, c
     if (r) dt_trainer_close(&t);
     *handle = t;
     return r;
+}
+DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout)
+{
+    return dt__trainer_open(handle, recipe, layout, NULL);
 }
 
 DT_API void dt_trainer_close(dt_trainer **handle)
@@ -24964,47 +25021,45 @@ static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, c
     return r;
 }
 
-/* The first ids of a prompt, at most T - 1, at the beginning of `tokens` (T); *used: how many. */
+/* The last ids of a prompt, at most T - 1, at the beginning of `tokens` (T); *used: how many. */
 static dt_result dt__sample_prompt(const dt_trainer *t, const char *prompt, int32_t *tokens, int64_t *used)
 {
-    int64_t bytes = (int64_t)strlen(prompt), most = t->recipe.sequence - 1;
-    int32_t *ids;
-    dt_result r = DT_OK;
+    int64_t bytes = (int64_t)strlen(prompt), n = bytes, most = t->recipe.sequence - 1;
+    int32_t *ids = (int32_t *)dt__alloc(bytes * (int64_t)sizeof *ids, "a prompt");
+    dt_result r = ids ? DT_OK : DT_E_MEMORY;
     memset(tokens, 0, sizeof *tokens * (size_t)t->recipe.sequence);
-    if (!t->tokenizer) {
-        *used = dt__min(bytes, most);
-        for (int64_t i = 0; i < *used; i++) tokens[i] = (int32_t)(unsigned char)prompt[i];
-        return DT_OK;
-    }
-    ids = (int32_t *)dt__alloc(bytes * (int64_t)sizeof *ids, "a prompt");
-    if (!ids) return DT_E_MEMORY;
-    r = dt_tokenizer_encode(t->tokenizer, prompt, bytes, 1, ids, used);
-    *used = dt__min(*used, most);
-    if (!r) memcpy(tokens, ids, sizeof *ids * (size_t)*used);
+    for (int64_t i = 0; i < bytes && ids && !t->tokenizer; i++) ids[i] = (int32_t)(unsigned char)prompt[i];
+    if (!r && t->tokenizer) r = dt_tokenizer_encode(t->tokenizer, prompt, bytes, 1, ids, &n);
+    *used = dt__min(n, most);
+    if (!r && *used) memcpy(tokens, ids + n - *used, sizeof *ids * (size_t)*used);
     dt__free(ids);
     return r;
 }
 
-/* Appends the bytes of a token to text, which has room for `room` of them; returns how many it wrote. */
-static int64_t dt__sample_text(const dt_trainer *t, int32_t token, char *text, int64_t room)
+/* The bytes of a token. */
+static const char *dt__token_text(const dt_trainer *t, int32_t token, char *byte, int64_t *bytes)
 {
-    int64_t bytes = 1;
-    const char *of = t->tokenizer ? dt_tokenizer_token(t->tokenizer, token, &bytes) : NULL;
-    if (!of) return *text = t->tokenizer ? '?' : (char)token, 1; /* ?: an id between those of the vocabulary */
-    bytes = dt__min(bytes, room);
-    memcpy(text, of, (size_t)bytes);
-    return bytes;
+    const char *text = t->tokenizer ? dt_tokenizer_token(t->tokenizer, token, bytes) : NULL;
+    if (text) return text;
+    *bytes = 1;
+    *byte = t->tokenizer ? '?' : (char)token; /* ?: an id between those of the vocabulary */
+    return byte;
 }
 
-DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how, char *text)
+/* Takes the bytes of a token. Returns whether the text has ended. */
+typedef int dt__put_fn(void *user, const char *text, int64_t bytes);
+
+/* Draws tokens until the text ends; *drawn: how many. */
+static dt_result dt__sample(dt_trainer *t, const char *prompt, const dt_sampling *how, dt__put_fn *put, void *user,
+                            int64_t *drawn)
 {
-    int64_t length = t->recipe.sequence, used = 0, written = 0;
-    int32_t *tokens = (int32_t *)(void *)t->unit, *targets = tokens + length;
-    dt_sampling usual = dt_sampling_default();
+    int64_t length = t->recipe.sequence, used = 0, bytes = 0;
+    int32_t *tokens = (int32_t *)(void *)t->unit, *targets = tokens + length, token = 0;
     uint64_t seed;
+    char byte;
     dt__rng rng;
     dt_result r;
-    if (!how) how = &usual;
+    *drawn = 0;
     if (!t->generator.memory)
         return dt__error(DT_E_USAGE,
                          "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
@@ -25020,14 +25075,58 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     for (int64_t i = 0; i < length; i++) targets[i] = -1;
     t->e.target = dt__upload(targets, length);
     t->generator.cached = 0; /* of other weights */
-    for (int64_t i = 0; written < count && !r; i++) {
-        int32_t token = 0;
-        r = dt__next_token(t, tokens, &used, how, dt__uniform(&rng, (uint64_t)i), &token);
-        if (!r) written += dt__sample_text(t, token, text + written, count - written);
+    for (int ended = put(user, "", 0); !ended && !r; ++*drawn) {
+        r = dt__next_token(t, tokens, &used, how, dt__uniform(&rng, (uint64_t)*drawn), &token);
+        if (!r) {
+            const char *text = dt__token_text(t, token, &byte, &bytes);
+            ended = put(user, text, bytes);
+        }
         dt__comm_tick(t->comm);
     }
-    text[written] = 0;
     return r;
+}
+
+/* A text of `most` bytes; of a dt_generation: what of it was given on, and the number of bytes held back since a stop
+ * string may begin in them. */
+typedef struct dt__drawn {
+    char *text;
+    int64_t bytes, most, given, held;
+    const dt_generation *how;
+} dt__drawn;
+
+/* A dt__put_fn. */
+static int dt__drawn_put(void *user, const char *text, int64_t bytes)
+{
+    dt__drawn *d = (dt__drawn *)user;
+    bytes = dt__min(bytes, d->most - d->bytes);
+    memcpy(d->text + d->bytes, text, (size_t)bytes);
+    d->bytes += bytes;
+    d->text[d->bytes] = 0;
+    return d->bytes == d->most;
+}
+
+/* A dt__put_fn that gives the text on. */
+static int dt__drawn_give(void *user, const char *text, int64_t bytes)
+{
+    dt__drawn *d = (dt__drawn *)user;
+    int ended = dt__drawn_put(user, text, bytes);
+    int64_t end = ended ? d->bytes : dt__max(d->given, d->bytes - d->held);
+    for (const char *const *stop = d->how->stop; stop && *stop; stop++) {
+        int64_t length = (int64_t)strlen(*stop), at = d->given;
+        while (at + length <= d->bytes && memcmp(d->text + at, *stop, (size_t)length)) at++;
+        if (at + length <= d->bytes) d->bytes = end = at, ended = 1;
+    }
+    if (d->how->put && end > d->given) d->how->put(d->how->user, d->text + d->given, end - d->given);
+    d->given = end;
+    return ended;
+}
+
+DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how, char *text)
+{
+    dt__drawn d = {text, 0, count, 0, 0, NULL};
+    dt_sampling usual = dt_sampling_default();
+    int64_t drawn;
+    return dt__sample(t, prompt, how ? how : &usual, dt__drawn_put, &d, &drawn);
 }
 
 /* Draws and prints a text sample; control characters show as '?'. */
@@ -25250,6 +25349,149 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 {
     info->step = t->e.step;
     return t->hashed == t->e.step || dt__trainer_whole(t) ? DT_OK : dt__trainer_hash(t);
+}
+
+/* ---- use of what was trained ---- */
+
+struct dt_generator {
+    dt_trainer *t;
+    char path[PATH_MAX]; /* with weights and tokenizer */
+};
+
+/* Finds the recipe at `path`, and the directory that has the weights. */
+static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found[PATH_MAX], int *known)
+{
+    dt_checkpoint *c = NULL;
+    int64_t positions = 0;
+    char config[PATH_MAX];
+    dt_result r = dt__path_join(config, path, "model.safetensors");
+    *known = 1;
+    snprintf(found, PATH_MAX, "%s", path);
+    if (!r && access(config, F_OK)) r = dt__path_join(config, path, "model.safetensors.index.json");
+    if (!r && !access(config, F_OK) && !dt__path_join(config, path, "manifest.json") && access(config, F_OK)) {
+        *recipe = dt_recipe_default();
+        r = dt__config_open(path, &recipe->model, &positions);
+        recipe->weights = path;
+        recipe->sequence = positions > 0 ? dt__min(positions, 1024) : 1024;
+        return r;
+    }
+    if (!r) r = dt_checkpoint_open(&c, path);
+    if (r) return r;
+    *recipe = c->recipe, *known = c->arrays > 0;
+    snprintf(found, PATH_MAX, "%s", c->path);
+    dt_checkpoint_close(&c);
+    return DT_OK;
+}
+
+DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
+{
+    char found[PATH_MAX];
+    int known;
+    return dt__recipe_find(recipe, path, found, &known);
+}
+
+DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, const dt_layout *layout)
+{
+    dt_generator *g = (dt_generator *)dt__alloc((int64_t)sizeof *g, "a generator");
+    dt_layout l = layout ? *layout : dt_layout_default();
+    dt_recipe recipe;
+    char name[PATH_MAX];
+    int known = 0;
+    dt_result r = g ? dt__recipe_find(&recipe, path, g->path, &known) : DT_E_MEMORY;
+    *handle = g;
+    if (!r && !known)
+        r = dt__error(DT_E_USAGE, "%s is of a model of a program's own segments: open a trainer with them, and call "
+                      "dt_trainer_predict or dt_trainer_sample", path);
+    if (!r) r = dt__path_join(name, g->path, "tokenizer.json");
+    if (!r) {
+        recipe.data = g->path; /* the checks want a name; none is opened */
+        if (recipe.weights) recipe.weights = g->path;
+        if (!access(name, F_OK)) recipe.tokenizer = g->path;
+        recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
+        if (!recipe.evaluate_ema) recipe.ema = 0.0f;
+        recipe.wire = DT_WIRE_FP32, recipe.wire_forget = 0, recipe.reduce = DT_SUMS_EXACT, recipe.growth = 1;
+        memset(&l.checkpoint, 0, sizeof l.checkpoint);
+        l.checkpoint = dt_layout_default().checkpoint;
+        l.output = dt_layout_default().output;
+        l.output.quiet = 1, l.output.no_cache = layout ? layout->output.no_cache : 0;
+        r = dt__trainer_open(&g->t, &recipe, &l, g->path);
+    }
+    if (r) dt_generator_close(handle);
+    return r;
+}
+
+DT_API void dt_generator_close(dt_generator **handle)
+{
+    dt_generator *g = *handle;
+    if (!g) return;
+    dt_trainer_close(&g->t);
+    dt__free(g);
+    *handle = NULL;
+}
+
+DT_API dt_generation dt_generation_default(void)
+{
+    dt_generation how;
+    memset(&how, 0, sizeof how);
+    how.sampling = dt_sampling_default();
+    how.bytes = 400;
+    return how;
+}
+
+DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens)
+{
+    int64_t drawn = 0;
+    dt__drawn d = {NULL, 0, how->bytes, 0, 0, how};
+    dt_result r;
+    if (how->bytes < 0 || how->bytes > DT__FILE_LIMIT)
+        return dt__error(DT_E_USAGE, "%lld bytes of text: choose 0 to %d", (long long)how->bytes, (int)DT__FILE_LIMIT);
+    for (const char *const *stop = how->stop; stop && *stop; stop++) {
+        if (!**stop) return dt__error(DT_E_USAGE, "a stop string is empty: give it a text, or leave it out");
+        d.held = dt__max(d.held, (int64_t)strlen(*stop) - 1);
+    }
+    d.text = (char *)dt__alloc(how->bytes + 1, "a text");
+    r = d.text ? dt__sample(g->t, prompt, &how->sampling, dt__drawn_give, &d, &drawn) : DT_E_MEMORY;
+    if (tokens) *tokens = drawn;
+    dt__free(d.text);
+    return r;
+}
+
+/* A dt_source.fetch: all of the files, whatever split is asked for. */
+static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    (void)split;
+    return dt_data_fetch((const dt_data *)user, DT_TRAIN, sample, (int32_t *)input, (int32_t *)target);
+}
+
+DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
+{
+    dt_trainer *t = g->t;
+    dt_source *feed = &t->feed.is;
+    int64_t ids;
+    dt_result r = dt_data_open(&t->data, data, t->tokenizer, t->recipe.sequence, 0.0);
+    if (r) return r;
+    ids = dt__data_vocabulary(t->data);
+    if (!t->tokenizer && ids > t->recipe.model.vocabulary)
+        r = dt__error(DT_E_USAGE, "%s has token ids up to %lld, the vocabulary of the model holds %lld: evaluate on "
+                      "data of its tokenizer", data, (long long)ids - 1, (long long)t->recipe.model.vocabulary);
+    feed->user = t->data, feed->fetch = dt__whole_fetch;
+    feed->samples[DT_VALIDATION] = dt_data_samples(t->data, DT_TRAIN);
+    if (!r) r = dt_trainer_evaluate(t, 0, loss);
+    if (tokens) *tokens = feed->samples[DT_VALIDATION] * t->recipe.sequence;
+    if (bytes) *bytes = 0;
+    for (int64_t i = 0; i < feed->samples[DT_VALIDATION] && bytes && !r; i++) {
+        int32_t *input = (int32_t *)(void *)t->unit, *target = input + t->recipe.sequence;
+        r = dt_data_fetch(t->data, DT_TRAIN, i, input, target);
+        for (int64_t k = 0; k < t->recipe.sequence; k++) {
+            int64_t length = 1;
+            char byte;
+            (void)dt__token_text(t, target[k], &byte, &length);
+            *bytes += length;
+        }
+    }
+    feed->samples[DT_VALIDATION] = 0;
+    dt_data_close(&t->data);
+    return r;
 }
 
 /* ---- doctor: what is measured ------------------------------------------------------------------------------- */

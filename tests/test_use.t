@@ -1,0 +1,84 @@
+#!/usr/bin/env perl
+# A checkpoint in use, by examples/59_generate: of either kind, in several layouts, without the training text, it draws the
+# text that the trainer drew, and its loss is the trainer's; a directory of Hugging Face; stop strings; wrong command lines.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+my $cc = $ENV{CC} || 'cc';
+my $flags = $ENV{DT_TEST_CFLAGS} || '';
+my $train = trainer();
+my $program = "$tmp/59_generate";
+my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O1 $flags -I$root $root/examples/59_generate.c -o $program -lm -lpthread");
+die "cannot build 59_generate: $err" if $status;
+my $text = "$root/tests/golden/tokens/train.txt";
+my $threads = ($ENV{DT_SANITIZE} || '') =~ /thread/ ? '--launch threads' : '';
+my $recipe = "--data $text --steps 12 --batch 8 --sequence 32 --learning-rate 5e-3 --validation 0.5 --eval-batches 0 --sample-length 60 --threads 1";
+
+# Trains; returns the text of the sample behind its prompt, as it was printed, and the validation loss.
+sub trained {
+    my ($folder, $options) = @_;
+    my ($status, $out, $err) = run(120, "$train $recipe --checkpoint $folder $options");
+    die "training: $err" if $status;
+    my ($sample) = $out =~ /^---- sample at step 12 ----\nThe (.*)\n----$/ms;
+    return ($sample, $out =~ /validation loss ([\d.]+)/);
+}
+# What the program prints for a checkpoint; control characters as the trainer shows them.
+sub drawn {
+    my ($status, $out, $err) = run(60, "$program @_");
+    diag($err) if $status;
+    $out =~ s/\n\z//;
+    $out =~ s/^The //;
+    return $out =~ s/[\x00-\x08\x0b-\x1f]/?/gr;
+}
+
+my @models = (['full', 'GPT-2', '--model nano', ['--ranks 2 --pp 2']],
+    ['sharded', 'Llama with tensor shards', '--model llama-nano --tensor-shards 2 --ranks 2 --zero 3', ['', '--ranks 2 --tp 2', '--ranks 4 --tp 2 --pp 2']],
+    ['sharded', 'experts and a tokenizer', "--model nano --experts 4 --tokenizer $root/tests/golden/tokens/gpt2.json", ['--no-cache']],
+    ['full', 'an average of the weights', '--model nano --ema 0.9 --evaluate-ema', ['']]);
+for (@models) {
+    my ($kind, $what, $options, $layouts) = @$_;
+    my $place = "$tmp/" . ($what =~ s/\W/-/gr);
+    my ($sample, $loss) = trained($place, "$options --checkpoint-kind $kind $threads");
+    is(drawn("$place --prompt 'The ' --bytes 60 $_ $threads"), $sample, "$what, $kind" . ($_ && ", $_") . ': the text that the trainer drew') for @$layouts;
+    next if $what =~ /tokenizer/;
+    my ($status, $out) = run(60, "$program eval $place --data $text");
+    my ($tokens, $bytes, $nats, $perplexity, $bits) = $out =~ /^(\d+) tokens, (\d+) bytes: loss ([\d.]+) nats per token, perplexity ([\d.]+), ([\d.]+) bits per byte$/;
+    ok(!$status && $tokens == $bytes && abs($nats - $loss) < 0.2 && abs($perplexity - exp $nats) < 0.02 && abs($bits - $nats / log 2) < 1e-3,
+        "  its loss on the whole text is near that on a half: " . ($out =~ s/\n//r)) or diag("validation loss $loss");
+}
+
+# The same numbers in any layout.
+my $place = "$tmp/Llama-with-tensor-shards";
+my (undef, $alone) = run(60, "$program eval $place --data $text");
+my (undef, $many) = run(60, "$program eval $place --data $text --ranks 4 --tp 2 --zero 1 $threads");
+is($many, $alone, 'evaluated on 4 ranks: the same loss');
+
+# Hugging Face's form: without the manifest it is a directory like any other program's.
+my $hub = "$tmp/hub";
+rename "$tmp/GPT-2/step-000000012", $hub or die "$hub: $!";
+unlink "$hub/manifest.json";
+my $greedy = drawn("$hub --prompt 'The ' --bytes 40 --temperature 0");
+my $words = drawn("$hub --prompt 'The ' --bytes 300 --seed 3");
+like($words, qr/\w/, 'a directory with config.json and model.safetensors');
+my ($word) = substr($words, 20) =~ /(\w\w)/;
+is(drawn("$hub --prompt 'The ' --bytes 300 --seed 3 --stop '$word' --stop zzzz"), substr($words, 0, index $words, $word), "the text ends before a stop string, $word");
+is(drawn("$hub --prompt 'The ' --bytes 40 --samples 2 --temperature 0"), "$greedy\n----\nThe $greedy", 'two samples of the most likely');
+spew("$tmp/prompt", "The \n");
+isnt(drawn("$hub --prompt-file $tmp/prompt --bytes 40 --seed 1"), drawn("$hub --prompt 'The ' --bytes 40 --seed 2"), 'another seed, another text');
+spew("$tmp/long", 'x' x 500 . 'The end of ');
+spew("$tmp/tail", substr 'x' x 500 . 'The end of ', -1023);
+is(drawn("$hub --prompt-file $tmp/long --bytes 10 --temperature 0") =~ s/.* of//sr, drawn("$hub --prompt-file $tmp/tail --bytes 10 --temperature 0") =~ s/.* of//sr, 'of a long prompt its end counts');
+
+for (["$tmp/none --prompt x", 1, qr/holds no checkpoint/], [$hub, 2, qr/give one of --prompt/], ["$hub --prompt ''", 2, qr/a prompt/],
+    ["$hub y --prompt x", 2, qr/what is 'y'/], ["eval $hub", 2, qr/eval needs --data/], ["eval $hub --data $tmp/none", 1, qr/cannot (read|find) .*none/],
+    ["$hub --prompt x --bytes -1", 2, qr/--bytes -1: choose a whole number/], ["$hub --prompt x --stop ''", 2, qr/stop string is empty/],
+    ["$hub --prompt x --tp 3", 2, qr/--tp 3/], ["$hub --prompt x --top-k -1", 2, qr/--top-k/], ["$hub --prompt x --width 3 --bogus", 2, qr/--bogus/]) {
+    my ($command, $want, $says) = @$_;
+    my ($status, $out, $err) = run(60, "$program $command");
+    ok($status == $want && $err =~ $says, "refused: $command") or diag("status $status: $err");
+}
+done_testing();
