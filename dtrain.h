@@ -6710,40 +6710,31 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
     return dt_reshape(g, y, s);
 }
 
-/* A product with one operand stored in shards: b, a weight, or c, the gradient of a weight. The shards cut m, n or k.
- * Where they cut k, each shard makes a partial product. */
-static void dt__run_cut_product(const dt__call *c, dt__gemm *job, const dt__param *b, const dt__param *of_c)
+/* A product in row slices of k (a weight's gradient: R2, R7), perhaps with one operand stored in shards: b, a weight,
+ * or c, the gradient of a weight. The shards cut m, n or k; where they cut k, each makes a partial product. */
+static void dt__run_pieces(const dt__call *c, const dt__gemm *all, const dt__param *b, const dt__param *of_c)
 {
     const dt__param *p = b ? b : of_c;
-    const dt__gemm all = *job;
-    int64_t vt = c->g->tensor_shards, width = dt__param_width(p, vt), step = dt__shard_step(p, vt);
-    int along_m = !b && !p->cut, along_n = b ? p->cut != (int)c->n->i[1] : p->cut, along_k = !along_m && !along_n;
-    int64_t *size = along_m ? &job->m : along_n ? &job->n : &job->k, total = *size;
-    if (b && p->cut) *(c->n->i[1] ? &job->bcs : &job->brs) = width;
-    if (!b && p->cut) job->ldc = width;
-    for (int64_t v = 0; v * width < total; v++) {
-        int64_t at = v * width;
-        *size = dt__min(width, total - at);
-        job->a = all.a + at * (along_m ? job->ars : along_k ? job->acs : 0);
-        job->b = all.b + (b ? v * step : at * (along_n ? job->bcs : along_k ? job->brs : 0));
-        job->c = all.c + (!b ? v * step : along_n ? at : along_k ? v * job->m * job->n : at * job->ldc);
-        c->env->k->gemm(c->env->pool, job);
-    }
-}
-
-/* A weight's gradient in row slices (R2, R7), and perhaps in shards. */
-static void dt__run_sliced_product(const dt__call *c, const dt__gemm *all, const dt__param *of_c)
-{
-    int64_t slices = dt__slices(c);
-    for (int64_t v = 0; v < slices; v++) {
-        dt__gemm job = *all;
-        job.k /= slices;
-        job.a += v * job.k * job.acs;
-        job.b += v * job.k * job.brs;
-        job.c = dt__slice(c, v);
-        if (of_c) dt__run_cut_product(c, &job, NULL, of_c);
-        else c->env->k->gemm(c->env->pool, &job);
-    }
+    int along_n = p && (b ? p->cut != (int)c->n->i[1] : p->cut), along_m = !b && !along_n;
+    int64_t vt = c->g->tensor_shards, slices = dt__slices(c), k = all->k / slices;
+    int64_t total = along_m ? all->m : along_n ? all->n : k;
+    int64_t width = p ? dt__param_width(p, vt) : total, step = p ? dt__shard_step(p, vt) : 0;
+    for (int64_t s = 0; s < slices; s++)
+        for (int64_t v = 0; v * width < total; v++) {
+            dt__gemm job = *all;
+            int64_t at = v * width;
+            job.k = k;
+            *(along_m ? &job.m : along_n ? &job.n : &job.k) = dt__min(width, total - at);
+            job.a += s * k * job.acs + at * (along_m ? job.ars : along_n ? 0 : job.acs);
+            if (b && b->cut) *(c->n->i[1] ? &job.bcs : &job.brs) = width;
+            if (b) job.b += v * step, job.c += along_n ? at : v * job.m * job.n;
+            else {
+                job.b += s * k * job.brs + (along_n ? at * job.bcs : 0);
+                job.c = dt__slice(c, s) + v * step;
+                if (p && p->cut) job.ldc = width;
+            }
+            c->env->k->gemm(c->env->pool, &job);
+        }
 }
 
 /* The product of inputs `first` and first + 1. A matrix serves the whole batch as one tall product; otherwise one
@@ -6766,19 +6757,16 @@ static void dt__run_product(const dt__call *c, int first)
     job.accumulate = !c->fresh || first > 0;
     if (b || of_c || c->slices) {
         job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
-        if (b) dt__run_cut_product(c, &job, b, NULL);
-        else dt__run_sliced_product(c, &job, of_c);
+        dt__run_pieces(c, &job, b, of_c);
         return;
     }
     job.k /= parts;
     sa.dims -= 2, sb.dims -= 2, lead.dims -= 2;
     if (!tall) dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
     for (int64_t i = 0; i < batch * parts; i++) { /* batch or parts is 1 or both are: parts are slices of k */
-        int64_t slice = parts > 1 ? i * job.k : 0, ia = 0, ib = 0, rest = i;
-        for (int axis = lead.dims - 1; batch > 1 && axis >= 0; rest /= lead.n[axis--]) {
-            ia += rest % lead.n[axis] * stride_a[axis];
-            ib += rest % lead.n[axis] * stride_b[axis];
-        }
+        int64_t slice = parts > 1 ? i * job.k : 0;
+        int64_t ia = batch > 1 ? dt__offset(&lead, lead.dims, stride_a, i) : 0;
+        int64_t ib = batch > 1 ? dt__offset(&lead, lead.dims, stride_b, i) : 0;
         job.a = c->in[first] + ia * job.m * job.k + slice * job.acs;
         job.b = c->in[first + 1] + ib * job.k * job.n + slice * job.brs;
         job.c = c->out + i * job.m * job.n;
