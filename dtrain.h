@@ -7417,26 +7417,6 @@ static int dt__counts_samples(dt_graph *g, const char *op, const dt_shape *s)
     return 0;
 }
 
-/* Both forms of the op: n has its inputs. */
-static dt_tensor dt__attention_push(dt_graph *g, dt__node *n, const dt_attention_options *o, int64_t kv_heads,
-                                    int64_t d)
-{
-    float scale = o->scale == 0.0f ? 1.0f / dt__sqrtf((float)d) : o->scale, p = o->dropout;
-    dt_shape stats;
-    if (!dt__bounded(g, "attention: dropout", p, 0.0, 0.999) ||
-        !dt__bounded(g, "attention: scale", scale, 1e-30, 1e30) ||
-        (p > 0.0f && !dt__counts_samples(g, "attention with dropout", &n->shape)))
-        return dt__nothing();
-    DT_ASSERT(!g->context_shards || n->inputs <= 3); /* the families have no mask */
-    n->shape.n[2] = o->heads * d;
-    n->i[0] = o->heads, n->i[1] = o->causal != 0, n->i[2] = p > 0.0f ? g->sites++ : 0, n->i[3] = kv_heads;
-    n->i[4] = (int64_t)dt__bits_of_float(scale);
-    n->f = p;
-    n->i[5] = dt__at(g, dt__tensor(n->in[0]))->cut ? g->own_shards : 0;
-    stats = dt_shape4(2, n->shape.n[0], o->heads, n->shape.n[1]);
-    return dt__push(g, n, &stats);
-}
-
 /* This rank's part of `heads` when x is cut, else all; 0 with the graph poisoned when they do not divide. */
 static int64_t dt__heads_of(dt_graph *g, dt_tensor x, const char *what, int64_t heads)
 {
@@ -7461,59 +7441,47 @@ static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64
     return x;
 }
 
-/* The heads of `o` are those of q, k and v. */
-static dt_tensor dt__attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
-                            const dt_attention_options *o)
-{
-    dt_shape sq = dt__at(g, q)->shape, sk = dt__at(g, k)->shape, sm = dt__at(g, mask)->shape;
-    dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
-    int64_t heads = o->heads, kv_heads = o->kv_heads ? o->kv_heads : heads, d;
-    if (heads < 1 || kv_heads < 1 || heads % kv_heads)
-        return dt__poison(g, DT_E_SHAPE, "attend: %lld query heads are not a multiple of %lld key heads",
-                          (long long)heads, (long long)kv_heads);
-    d = sq.dims == 3 ? sq.n[2] / heads : 0;
-    if (sq.dims != 3 || sq.n[2] % heads || sk.dims != 3 || sk.n[0] != sq.n[0] || sk.n[2] != kv_heads * d ||
-        !dt__same_shape(&sk, &dt__at(g, v)->shape))
-        return dt__poison(
-            g, DT_E_SHAPE,
-            "attend: q %s, k %s and v %s must be (B,T,%lld d), (B,S,%lld d) and like k: heads of one width",
-            dt__show(g, &sq), dt__show(g, &sk), dt__show(g, &dt__at(g, v)->shape), (long long)heads,
-            (long long)kv_heads);
-    if (mask.id && dt__at(g, mask)->dtype != DT_I32 && dt__at(g, mask)->dtype != DT_F32)
-        return dt__poison(g, DT_E_SHAPE, "attend: the mask holds %s and must hold int32 or float: dt_cast it",
-                          dt__format_of[dt__at(g, mask)->dtype].name);
-    if (mask.id && (sm.dims < 2 || sm.dims > 3 || sm.n[sm.dims - 1] != sk.n[1] || sm.n[sm.dims - 2] != sq.n[1] ||
-                    (sm.dims == 3 && sm.n[0] != sq.n[0])))
-        return dt__poison(g, DT_E_SHAPE, "attend: mask %s must be (T,S) or (B,T,S) for q %s and k %s",
-                          dt__show(g, &sm), dt__show(g, &sq), dt__show(g, &sk));
-    if (mask.id) n.in[n.inputs++] = mask.id;
-    if (g->context) {
-        DT_ASSERT(o->causal && !mask.id && sq.n[1] == sk.n[1]);
-        n.in[1] = dt__cache(g, k).id, n.in[2] = dt__cache(g, v).id;
-    }
-    return dt__attention_push(g, &n, o, kv_heads, d);
-}
-
-/* Rows [q | k | v]; a decode graph takes them apart, because its keys and values are cached. */
-static dt_tensor dt__attend_fused(dt_graph *g, dt_tensor qkv, const dt_attention_options *o)
-{
-    dt_shape s = dt__at(g, qkv)->shape;
-    dt__node n = dt__node_one(DT__OP_ATTENTION, s, qkv);
-    dt_tensor part[3];
-    if (s.dims != 3 || o->heads < 1 || s.n[2] % (3 * o->heads))
-        return dt__poison(g, DT_E_SHAPE, "attention: input must be (B,T,3C) with C = %lld divisible by %lld heads",
-                          (long long)(s.dims == 3 ? s.n[2] / 3 : 0), (long long)o->heads);
-    if (!g->context) return dt__attention_push(g, &n, o, 0, s.n[2] / 3 / o->heads);
-    for (int64_t i = 0; i < 3; i++) part[i] = dt__shard_piece(g, qkv, 3, i);
-    return dt__attend(g, part[0], part[1], part[2], dt__nothing(), o);
-}
+/* One fused input q has rows [q | k | v]; a decode graph takes them apart, because its keys and values are cached. */
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *o)
 {
-    dt_attention_options own = *o;
-    own.heads = dt__heads_of(g, q, "heads", o->heads);
-    own.kv_heads = dt__heads_of(g, k, "heads of the keys", o->kv_heads);
-    return k.id ? dt__attend(g, q, k, v, mask, &own) : dt__attend_fused(g, q, &own);
+    int fused = !k.id;
+    dt_shape sq = dt__at(g, q)->shape, sk = fused ? sq : dt__at(g, k)->shape, sm = dt__at(g, mask)->shape, stats;
+    dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
+    int64_t heads = dt__heads_of(g, q, "heads", o->heads), pieces = fused ? 3 : 1, d;
+    int64_t kv_heads = fused ? 0 : dt__heads_of(g, k, "heads of the keys", dt__or(o->kv_heads, o->heads));
+    dt_tensor part[3];
+    if (sq.dims != 3 || heads < 1 || sq.n[2] % (pieces * heads))
+        return dt__poison(g, DT_E_SHAPE, "attend: q %s must be (B,T,C), or [q | k | v] (B,T,3C), with C divisible by "
+                          "%lld heads", dt__show(g, &sq), (long long)heads);
+    d = sq.n[2] / pieces / heads;
+    if (!fused && (kv_heads < 1 || heads % kv_heads || sk.dims != 3 || sk.n[0] != sq.n[0] || sk.n[2] != kv_heads * d ||
+                   !dt__same_shape(&sk, &dt__at(g, v)->shape)))
+        return dt__poison(g, DT_E_SHAPE, "attend: k %s and v %s for q %s must both be (B,S,%lld %lld), and %lld heads "
+                          "a multiple of these %lld", dt__show(g, &sk), dt__show(g, &dt__at(g, v)->shape),
+                          dt__show(g, &sq), (long long)kv_heads, (long long)d, (long long)heads, (long long)kv_heads);
+    if (mask.id && ((dt__at(g, mask)->dtype != DT_I32 && dt__at(g, mask)->dtype != DT_F32) || sm.dims < 2 ||
+                    sm.dims > 3 || sm.n[sm.dims - 1] != sk.n[1] || sm.n[sm.dims - 2] != sq.n[1] ||
+                    (sm.dims == 3 && sm.n[0] != sq.n[0])))
+        return dt__poison(g, DT_E_SHAPE, "attend: the mask, %s %s, must hold int32 or float, (T,S) or (B,T,S), for q "
+                          "%s and k %s", dt__format_of[dt__at(g, mask)->dtype].name, dt__show(g, &sm), dt__show(g, &sq),
+                          dt__show(g, &sk));
+    for (int64_t i = 0; fused && g->context && i < 3; i++) part[i] = dt__shard_piece(g, q, 3, i);
+    if (fused && g->context) return dt_attend(g, part[0], part[1], part[2], mask, o);
+    n.f = o->scale == 0.0f ? 1.0f / dt__sqrtf((float)d) : o->scale;
+    if (!dt__bounded(g, "attention: dropout", o->dropout, 0.0, 0.999) ||
+        !dt__bounded(g, "attention: scale", n.f, 1e-30, 1e30) ||
+        (o->dropout > 0.0f && !dt__counts_samples(g, "attention with dropout", &sq)))
+        return dt__nothing();
+    DT_ASSERT(!mask.id || (!g->context_shards && !g->context)); /* the families have no mask */
+    if (mask.id) n.in[n.inputs++] = mask.id;
+    if (g->context) n.in[1] = dt__cache(g, k).id, n.in[2] = dt__cache(g, v).id;
+    n.i[0] = heads, n.i[1] = o->causal != 0, n.i[2] = o->dropout > 0.0f ? g->sites++ : 0, n.i[3] = kv_heads;
+    n.i[4] = (int64_t)dt__bits_of_float(n.f), n.i[5] = dt__at(g, q)->cut ? g->own_shards : 0;
+    n.f = o->dropout;
+    n.shape.n[2] = heads * d;
+    stats = dt_shape4(2, sq.n[0], heads, sq.n[1]);
+    return dt__push(g, &n, &stats);
 }
 
 /* What forward and backward share; `mask` is the number of the mask's input. */

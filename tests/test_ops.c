@@ -1178,7 +1178,7 @@ static void test_errors(void)
         { "slice", DT_E_SHAPE }, { "expand", DT_E_SHAPE }, { "expand", DT_E_SHAPE }, { "combine", DT_E_SHAPE }, { "add", DT_E_SHAPE },
         { "sub", DT_E_SHAPE }, { "mul", DT_E_SHAPE }, { "div", DT_E_SHAPE }, { "sum", DT_E_SHAPE }, { "mean", DT_E_SHAPE },
         { "max", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "matmul", DT_E_SHAPE },
-        { "embed", DT_E_SHAPE }, { "embed", DT_E_SHAPE }, { "embed", DT_E_SHAPE }, { "attention", DT_E_SHAPE }, { "attention", DT_E_SHAPE },
+        { "embed", DT_E_SHAPE }, { "embed", DT_E_SHAPE }, { "embed", DT_E_SHAPE }, { "attend", DT_E_SHAPE }, { "attend", DT_E_SHAPE },
         { "attention", DT_E_USAGE }, { "dropout", DT_E_USAGE }, { "dropout", DT_E_SHAPE }, { "cross_entropy", DT_E_SHAPE }, { "cross_entropy", DT_E_SHAPE },
         { "cross_entropy", DT_E_SHAPE }, { "dt_targets", DT_E_USAGE }, { "shape (0,3)", DT_E_SHAPE }, { "dt_grad", DT_E_USAGE },
         { "add", DT_E_SHAPE }, { "neg", DT_E_SHAPE }, { "matmul", DT_E_SHAPE }, { "attend", DT_E_SHAPE },
