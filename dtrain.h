@@ -7291,25 +7291,18 @@ static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, 
 
 /* ---- normalisation --------------------------------------------------------------------------------- */
 
-/* "<name>.weight" = 1 or "<name>.bias" = 0 of a normalization over `width` numbers. */
-static dt_tensor dt__norm_param(dt_graph *g, const char *name, int bias, int64_t width)
-{
-    return dt__param_whole(g, name, bias ? ".bias" : ".weight", dt_shape1(width), bias ? DT_INIT_ZEROS : DT_INIT_ONES,
-                           0.0f);
-}
-
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps)
 {
-    dt_tensor p[2];
-    dt_shape stats;
+    dt_shape stats, width = dt_shape1(dt_dim(g, x, -1));
+    dt_tensor weight, bias = dt__nothing();
     dt__node n;
     if (!dt__bounded(g, op == DT__OP_RMSNORM ? "rmsnorm: eps" : "layernorm: eps", eps, 0.0, 1.0))
         return dt__nothing();
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
-    p[1] = dt__nothing();
-    for (int bias = 0; bias <= (op == DT__OP_LAYERNORM); bias++)
-        p[bias] = dt__param_rows(g, dt__norm_param(g, name, bias, dt_dim(g, x, -1)), stats.n[0], 1);
-    n = dt__node_make(op, dt_shape_of(g, x), x, p[0], p[1]);
+    weight = dt__param_rows(g, dt__param_whole(g, name, ".weight", width, DT_INIT_ONES, 0.0f), stats.n[0], 1);
+    if (op == DT__OP_LAYERNORM)
+        bias = dt__param_rows(g, dt__param_whole(g, name, ".bias", width, DT_INIT_ZEROS, 0.0f), stats.n[0], 1);
+    n = dt__node_make(op, dt_shape_of(g, x), x, weight, bias);
     n.f = eps;
     return dt__push(g, &n, &stats);
 }
@@ -7345,8 +7338,8 @@ DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float 
     y = dt_sub(g, y, dt_mean(g, y, others));
     var = dt_mean(g, dt_mul(g, y, y), others);
     y = dt_mul(g, y, dt_map(g, DT_RSQRT, dt_add(g, var, dt_full(g, dt_shape1(s.n[1]), eps))));
-    y = dt_mul(g, y, dt__norm_param(g, name, 0, s.n[1]));
-    y = dt_add(g, y, dt__norm_param(g, name, 1, s.n[1]));
+    y = dt_mul(g, y, dt__param_whole(g, name, ".weight", dt_shape1(s.n[1]), DT_INIT_ONES, 0.0f));
+    y = dt_add(g, y, dt__param_whole(g, name, ".bias", dt_shape1(s.n[1]), DT_INIT_ZEROS, 0.0f));
     return dt__channels(g, y, 0);
 }
 
@@ -7649,22 +7642,8 @@ static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attenti
     }
 }
 
-/* Step i of the ring works on the block of the i-th rank before this one. The rank first sends that block on, and
- * receives the next one when its work is done. */
+/* Step i of the ring works on the block of the i-th rank before this one. */
 static int dt__sliced_owner(const dt__sliced *s, int step) { return (s->at + s->ranks - step) % s->ranks; }
-static void dt__sliced_offer(const dt__sliced *s, int step)
-{
-    const dt__cp *cp = &s->c->env->cp;
-    if (step + 1 < s->ranks)
-        cp->send(cp->user, step & 1, s->block[step & 1], 2 * s->leaves * s->keys, (s->at + 1) % s->ranks);
-}
-static void dt__sliced_next(const dt__sliced *s, int step)
-{
-    const dt__cp *cp = &s->c->env->cp;
-    if (step + 1 == s->ranks) return;
-    cp->wait(cp->user, (step + 1) & 1);
-    cp->receive(cp->user, s->block[(step + 1) & 1], 2 * s->leaves * s->keys, (s->at + s->ranks - 1) % s->ranks);
-}
 /* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`: o and its statistics, or
  * dq, go to `node`. */
 static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k,
@@ -7843,19 +7822,25 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
 {
     const dt__cp *cp = &c->env->cp;
     int backward = a->dout != NULL;
+    int64_t count;
     dt__sliced s;
     dt__stack tree, keys;
     dt__slice_job end;
     memset(&tree, 0, sizeof tree);
     memset(&keys, 0, sizeof keys);
     dt__sliced_begin(&s, c, a);
+    count = 2 * s.leaves * s.keys;
     for (int step = 0; step < s.ranks; step++) {
         int owner = dt__sliced_owner(&s, step), rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
-        dt__sliced_offer(&s, step);
+        int here = step & 1, there = !here, more = step + 1 < s.ranks;
+        if (more) cp->send(cp->user, here, s.block[here], count, (s.at + 1) % s.ranks); /* on, while this rank works */
         if (backward && step > 1) cp->wait(cp->user, place);
         dt__sliced_block(&s, &tree, step);
         if (backward && step) cp->send(cp->user, place, s.box[step & 1], dt__slice_message(&s, s.at, owner), owner);
-        dt__sliced_next(&s, step);
+        if (more) {
+            cp->wait(cp->user, there);
+            cp->receive(cp->user, s.block[there], count, (s.at + s.ranks - 1) % s.ranks);
+        }
         if (!backward) continue;
         if (step) cp->receive(cp->user, s.inbox, dt__slice_message(&s, rank, s.at), rank);
         dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box[0]);
@@ -9871,29 +9856,19 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
     return DT_OK;
 }
 
-/* Sets the fields that are 0 for their defaults. */
-static dt_result dt__net_shards(dt__net *net, const dt_model *m)
+/* Sets the fields that are 0 for their defaults. DT_E_USAGE unless the shards can cut this model and its sequences. */
+static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequence)
 {
+    char list[128];
     if (!net->tensor_shards) net->tensor_shards = 1;
     if (!net->own_shards) net->own_shards = net->tensor_shards;
     if (!dt__is_pow2(net->tensor_shards) || net->tensor_shards > DT__TENSOR_SHARDS)
         return dt__error(DT_E_USAGE, "%lld tensor shards: it is a power of two up to %d",
                          (long long)net->tensor_shards, (int)DT__TENSOR_SHARDS);
-    if (m->segments && net->sequence_parallel)
-        return dt__error(DT_E_USAGE, "sequence parallelism is for the model families: their blocks say where rows are "
-                         "split");
-    return DT_OK;
-}
-
-/* DT_E_USAGE unless context shards can cut this model's sequences. */
-static dt_result dt__net_context(const dt__net *net, const dt_model *m, int64_t sequence)
-{
-    char list[128];
-    if (!net->context_shards) return DT_OK;
-    if (m->segments)
-        return dt__error(DT_E_USAGE, "context shards cut the sequences of the model families: give a model of your own "
-                         "--context-shards 1");
-    if (sequence % (2 * net->context_shards) == 0) return DT_OK;
+    if (m->segments && (net->sequence_parallel || net->context_shards))
+        return dt__error(DT_E_USAGE, "sequence parallelism and context shards cut the sequences of the model families: "
+                         "give a model of your own --context-shards 1 and no --sequence-parallel");
+    if (!net->context_shards || sequence % (2 * net->context_shards) == 0) return DT_OK;
     return dt__error(DT_E_USAGE, "%lld tokens do not divide into two slices for each of %lld context shards: "
                      "--context-shards one of %s, or another --sequence", (long long)sequence,
                      (long long)net->context_shards, dt__shards_text(dt__max(1, sequence / 2), list, sizeof list));
@@ -9908,8 +9883,7 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     dt_shape shape = dt_shape2(rows * leaves, (net->source ? net->source->inputs : sequence) / cut);
     dt_shape targets = dt_shape2(rows * leaves, (net->source ? net->source->targets : sequence) / cut);
     const dt_segment *list = m->segments;
-    dt_result r = dt__net_shards(net, m);
-    if (!r) r = dt__net_context(net, m, net->source ? net->source->inputs : sequence);
+    dt_result r = dt__net_shards(net, m, net->source ? net->source->inputs : sequence);
     if (r) return r;
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segment_count;

@@ -615,7 +615,7 @@ static void check_refused(void)
     m.experts = 2;
     refused(&m, 4, 0, 8, "38 hidden units of an expert do not divide into 4 tensor shards");
     refused(&own, 2, 0, 8, "SOFTMAX reads columns that are cut over tensor shards");
-    refused(&own, 2, 1, 8, "sequence parallelism is for the model families");
+    refused(&own, 2, 1, 8, "sequence parallelism and context shards cut the sequences of the model families");
 }
 
 int main(void)
