@@ -271,6 +271,7 @@ typedef struct dt_checkpoints {
     int32_t kind;         /* dt_checkpoint_kind */
     int32_t async;        /* copy the state and write it behind training; sharded only */
     int32_t resume;       /* dt_resume */
+    int64_t step;         /* of the checkpoint to resume from at the first start; 0: the newest */
     int64_t keep;         /* how many of the newest stay; 0: all */
     const char *mirror;   /* second place, filled in the background, from which an empty place is restored: a directory,
                            * or a name, a space and a shell command with $DT_FROM and $DT_TO */
@@ -1162,6 +1163,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -10108,6 +10110,8 @@ static const dt__option dt__options[] = {
     DT__OPTION(LAYOUT, "keep", "N", WHOLE, checkpoint.keep, 2, "[0,inf)", "newest checkpoints that stay; 0: all"),
     DT__OPTION(LAYOUT, "resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
                "never: refuse a directory with checkpoints; only: one without"),
+    DT__OPTION(LAYOUT, "resume-step", "N", WHOLE, checkpoint.step, 0, "[0,inf)",
+               "resume from the checkpoint of this step; 0: from the newest"),
     DT__OPTION(LAYOUT, "mirror", "PLACE", TEXT, checkpoint.mirror, 0, NULL,
                "copies of checkpoints: a directory, or 'PLACE COMMAND' that copies $DT_FROM to $DT_TO"),
     DT__OPTION(LAYOUT, "mirror-rate", "X", REAL, checkpoint.mirror_rate, 0, "[0,1e15)",
@@ -18294,6 +18298,7 @@ typedef struct dt__manifest {
     int64_t data_ranks;         /* data-parallel ranks, each of which keeps its own compression error (dt_wire) */
     char model[65], data[65];   /* hashes that identify them */
     char weights[65];           /* of the initial weights; empty: they are random */
+    double loss;                /* of the last step */
     int64_t recipe, kind, list; /* where these values begin in the text */
     int64_t version;
     int32_t format;
@@ -18316,6 +18321,7 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(CHARS, "data_sha256", data, -1),
     DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
     DT__MANIFEST(WHOLE, "data_parallel", data_ranks, -1),
+    DT__MANIFEST(DOUBLE, "loss", loss, 0),
     DT__MANIFEST(WHOLE, "batches", grow.batches, -1),
     DT__MEMBER(0, WHOLE, "factor", dt__manifest, grow.factor, -1, "[1,inf)"),
     DT__MANIFEST(WHOLE, "since", grow.since, -1),
@@ -22576,6 +22582,7 @@ typedef struct dt__saver {
     int writing, warned;    /* writing: a save is under way */
     int64_t written, saved; /* ticket of the job that writes; the step of the last checkpoint that was published */
     double last;            /* time of the last save */
+    int64_t bytes;          /* of the last save, all files */
     double seconds, cost;   /* of the last save: until it was published; that training waited */
     double blocked;         /* that training waited, all saves together */
     double interval;        /* seconds between automatic saves (rank 0); 0: not known yet */
@@ -23666,13 +23673,14 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
 {
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
     int64_t same = 0;
-    char last[64] = "";
+    char last[80];
     dt_result r;
     old.model.family = t->recipe.model.family; /* early checkpoints do not say; their models differ in names */
     r = dt__manifest_recipe(m, path, &old);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
     if (same > 1) snprintf(last, sizeof last, "; steps up to %lld can be extended", (long long)same - 1);
+    else snprintf(last, sizeof last, "; runs with --schedule constant or wsd can be extended");
     for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT && !r; o++) {
         char was[64], is[64];
         if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
@@ -23931,8 +23939,11 @@ static dt_result dt__save_end(dt_trainer *t)
     r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, s->written));
     if (!r) r = dt_all_gather(t->comm, (const float *)(const void *)s->part, (float *)(void *)s->all, words);
     if (r) return r;
-    for (int i = 0; i < dt_comm_size(t->comm) * DT__SAVE_PARTS; i++)
+    s->bytes = 0;
+    for (int i = 0; i < dt_comm_size(t->comm) * DT__SAVE_PARTS; i++) {
+        s->bytes += s->all[i].bytes;
         if (*s->all[i].name) s->all[files++] = s->all[i];
+    }
     s->manifest.length = 0;
     if (dt_is_root(t)) dt__trainer_manifest(t, &s->manifest, s->all, files);
     r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, dt__queue_ask(&s->queue)));
@@ -23942,6 +23953,21 @@ static dt_result dt__save_end(dt_trainer *t)
     s->blocked += dt__now() - start;
     dt__comm_progress(t->comm, s->now.step);
     return DT_OK;
+}
+
+/* After a save that failed: removes what it wrote, and says what is left. */
+static dt_result dt__save_failed(dt_trainer *t)
+{
+    const char *place = t->layout.checkpoint.place;
+    int64_t newest = t->save.saved < 0 ? t->first : t->save.saved;
+    char draft[PATH_MAX], said[512], left[64] = "no checkpoint is left";
+    dt__files plain;
+    memset(&plain, 0, sizeof plain);
+    snprintf(said, sizeof said, "%.500s", dt_last_error());
+    if (dt_is_root(t) && !dt__step_path(draft, place, t->save.now.step, ".tmp")) (void)dt__dir_remove(&plain, draft);
+    if (newest > 0) snprintf(left, sizeof left, "steps up to %lld are saved", (long long)newest);
+    return dt__error(DT_E_FILE, "%s. Step %lld is not saved; %s in %s", said, (long long)t->save.now.step, left,
+                     place);
 }
 
 /* Saves unless the checkpoint of this step exists; `behind`: the files are written while training goes on. */
@@ -23954,7 +23980,7 @@ static dt_result dt__trainer_save(dt_trainer *t, int behind)
     r = dt__save_begin(t);
     if (!r && !behind) r = dt__save_end(t);
     s->cost = s->blocked - before;
-    return r;
+    return r == DT_E_FILE ? dt__save_failed(t) : r;
 }
 
 DT_API dt_result dt_trainer_save(dt_trainer *t)
@@ -23975,6 +24001,27 @@ static dt_result dt__save_snapshot(dt_trainer *t)
     return r;
 }
 
+/* Writes and removes a file in the place of checkpoints, and looks for the bytes of one, so that a place which cannot
+ * be used is found before the first step. */
+static dt_result dt__save_probe(dt_trainer *t)
+{
+    const char *place = t->layout.checkpoint.place;
+    double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.net.weights;
+    char name[32], path[PATH_MAX];
+    struct statvfs is;
+    dt__files plain;
+    dt_result r;
+    memset(&plain, 0, sizeof plain);
+    snprintf(name, sizeof name, "probe-%03d.tmp", dt_comm_rank(t->comm));
+    r = dt__dir_make(&plain, place);
+    if (!r) r = dt__path_join(path, place, name);
+    if (!r) r = dt__file_put(&plain, path, "", 0);
+    if (!r) unlink(path);
+    if (r || !dt_is_root(t) || statvfs(place, &is) || bytes < (double)is.f_bavail * (double)is.f_frsize) return r;
+    return dt__error(DT_E_FILE, "%s has %.1f MB free, a checkpoint takes %.1f MB: free some space, or name another "
+                     "--checkpoint", place, (double)is.f_bavail * (double)is.f_frsize / 1e6, bytes / 1e6);
+}
+
 /* Memory and threads of saving, before step 1. */
 static dt_result dt__save_open(dt_trainer *t)
 {
@@ -23984,6 +24031,8 @@ static dt_result dt__save_open(dt_trainer *t)
     if (r) return r;
     s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
+    if (!r) r = dt__save_probe(t);
+    r = dt__trainer_agree(t, r);
     if (!r && l->async) r = dt__save_snapshot(t);
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, 2, "write checkpoints");
     s->newest = s->mirroring = s->mirrored = s->saved = -1;
@@ -24029,7 +24078,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
     dt__reader_close(&from);
     r = dt__trainer_agree(t, r);
-    if (!r) t->e.step = m.step, t->e.grow = m.grow, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
+    if (!r) t->save.now.loss = m.loss, t->e.step = m.step, t->e.grow = m.grow, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
     dt__manifest_close(&m);
     return r;
 }
@@ -24070,11 +24119,13 @@ static dt_result dt__trainer_resume(dt_trainer *t)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__queue *mirror = &t->save.mirror;
+    const char *restarts = getenv("DT_RESTARTS");
     char folder[PATH_MAX];
-    int64_t step = INT64_MAX;
+    int64_t given = restarts && atoi(restarts) ? 0 : l->step, step = given ? given + 1 : INT64_MAX;
     int damaged = 0;
     dt_result r = dt__trainer_agree(t, mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK);
     for (; !r && !(r = dt__resume_next(t, &step)) && step >= 0; damaged++) {
+        if (given && step != given) break;
         if (l->resume == DT_RESUME_NEVER)
             return dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or "
                              "resume", l->place);
@@ -24088,6 +24139,9 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         if (dt_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
         r = DT_OK;
     }
+    if (!r && given)
+        r = dt__error(DT_E_USAGE, "%s holds no checkpoint of step %lld that is whole: choose another --resume-step, or "
+                      "leave it out", l->place, (long long)given);
     if (!r && damaged)
         r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole (%d are not): name another directory",
                       l->place, damaged);
@@ -25265,7 +25319,8 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     if (!l->checkpoint.place || !due) return DT_OK;
     r = dt__trainer_save(t, behind);
     if (!r && !behind && dt_is_root(t) && !l->output.quiet)
-        printf("step %lld/%lld  checkpoint in %.2f s\n", (long long)info->step, (long long)t->recipe.steps,
+        printf("step %lld/%lld  checkpoint %s/step-%09lld, %.1f MB in %.2f s\n", (long long)info->step,
+               (long long)t->recipe.steps, l->checkpoint.place, (long long)info->step, (double)t->save.bytes / 1e6,
                t->save.seconds);
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
@@ -25274,11 +25329,19 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
                      (long long)info->step, (long long)t->recipe.steps, l->checkpoint.place);
 }
 
-/* A run that was complete when it was resumed has no more steps. */
+/* The one step of a run that was complete when it was resumed: what the last one gave, and a sample. */
 static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 {
-    info->step = t->e.step;
-    return t->hashed == t->e.step || dt__trainer_whole(t) ? DT_OK : dt__trainer_hash(t);
+    dt_result r = DT_OK;
+    if (t->first < 0)
+        return dt__error(DT_E_USAGE, "all %lld steps are done: raise --steps to go on", (long long)t->recipe.steps);
+    t->first = -1;
+    info->step = t->e.step, info->loss = (float)t->save.now.loss;
+    if (dt_is_root(t) && !t->layout.output.quiet)
+        printf("complete: all %lld steps are done, the last with loss %.5g\n", (long long)info->step,
+               (double)info->loss);
+    if (dt__trainer_draws(t)) r = dt__trainer_print_sample(t, info->step);
+    return r || dt__trainer_whole(t) ? r : dt__trainer_hash(t);
 }
 
 /* ---- use of what was trained ---- */
@@ -26021,6 +26084,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
                       (long long)e->step + 1);
     if (r) return r == DT_E_NUMERIC ? dt__watch_end(t, r) : r;
     info->step = ++e->step;
+    t->save.now.loss = (double)loss;
     info->batch = factor * t->recipe.batch;
     info->tokens = info->batch * (t->feed.own ? 1 : t->recipe.sequence);
     info->loss = loss;

@@ -467,7 +467,7 @@ for my $case (some(6, ['--seed 2', 'seed 1', 2], ['--learning-rate 0.01', 'learn
     ['--steps 5', 'steps 4', 5], ['--warmup 1', 'warmup 2', 1], ['--optimizer adam', 'optimizer adamw', 'adam'], ['--data-shards 4', 'data-shards 8', 4], ['--dropout 0.5', 'dropout 0', '0.5'],
     ['--accumulation each', 'accumulation shard', 'each'], ['--weight-decay 0.5', 'weight-decay', '0.5'], ['--clip 2', 'clip 1', 2], ['--ema 0.5', 'ema', '0.5'], ['--schedule linear', 'schedule', 'linear'])) {
     my ($options, $was, $is) = @$case;
-    refused($options, "--checkpoint $ground --ranks 1 $options", 2, qr/step-000000003 was made with --$was.*, this run has \Q$is\E: the recipe decides the bits, give the same or another --checkpoint$/);
+    refused($options, "--checkpoint $ground --ranks 1 $options", 2, qr/step-000000003 was made with --$was.*, this run has \Q$is\E: the recipe decides the bits, give the same or another --checkpoint(; .* can be extended)?$/);
 }
 refused($_, "--checkpoint $ground --ranks 2$kind $_", 2, qr/step-000000003 (is of another model: give the same, or another --checkpoint|was made with --\S+ \S+, this run has .*)$/) for some(2, '--width 64', '--layers 2', '--model llama-nano --heads 4', '--vocabulary 300', '--experts 4');
 refused('other data', "--checkpoint $ground --ranks 1 --data " . corpus(20001), 2, qr/is of a run with other data: give the same/);
@@ -491,8 +491,34 @@ refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ["--checkpoint $tmp/x --checkpoint-kind half", qr/--checkpoint-kind half: choose one of sharded,full/],
     ["--checkpoint $tmp/" . 'x' x 5000, qr/--checkpoint needs the name of a directory, of up to \d+ bytes/],
 );
+
+# ---- a run that is complete; a step to resume from; a place that cannot be written; a save that fails ----
+{
+    my $dir = fresh();
+    my $r = train('little', "--checkpoint $dir --checkpoint-every 1 --keep 0 --ranks 1");
+    my ($loss) = $r->{out} =~ /^ok: .* loss ([\d.]+)/m;
+    my $done = train('little', "--checkpoint $dir --ranks 2$kind");
+    ok(!$done->{status} && $done->{hash} eq $want{little} && !@{$done->{steps}} && $done->{out} =~ /^ok: 4 steps, loss \Q$loss\E /m, 'a run that is complete gives its loss and its hash');
+    my $from = train('little', "--checkpoint $dir --ranks 2$kind --resume-step 2");
+    ok($from->{hash} eq $want{little} && $from->{steps}[0] == 3, '--resume-step 2') or diag($from->{err});
+    refused('--resume-step 9', "--checkpoint $dir --ranks 1 --resume-step 9", 2, qr/holds no checkpoint of step 9 that is whole: choose another --resume-step/);
+    refused('a place without room', "--checkpoint /proc/none --ranks 1", 1, qr/cannot make the directory \/proc\/none/);
+    SKIP: {
+        my $small = "$tmp/small";
+        mkdir $small;
+        skip 'no file system of one\'s own here', 2 if system "mount -t tmpfs -o size=100k none $small 2>/dev/null";
+        refused('a file system too small for a checkpoint', "--checkpoint $small --ranks 1", 1, qr/small has 0.1 MB free, a checkpoint takes [\d.]+ MB/);
+        system "mount -o remount,ro $small";
+        refused('a read-only file system', "--checkpoint $small/x --ranks 1", 1, qr/Read-only file system/);
+        system "umount $small";
+    }
+    my $place = fresh();
+    $r = train('little', "--checkpoint $place --checkpoint-every 2 --ranks 1", 'DT_FAULT=full:30');
+    ok($r->{status} == 1 && $r->{err} =~ /Step \d is not saved; (no checkpoint is left|steps up to \d are saved) in \Q$place\E$/m && !(grep { /\.tmp$/ } glob "$place/*"), 'a save that fails says what is left, and leaves nothing behind') or diag($r->{err});
+}
+
 spew("$tmp/plain", '');
-refused('a plain file for a directory', "--checkpoint $tmp/plain --ranks 2$kind", 1, qr/cannot read the directory \S+plain \(Not a directory\)/);
+refused('a plain file for a directory', "--checkpoint $tmp/plain --ranks 2$kind", 1, qr{plain/.* \(Not a directory\)});
 refused('where no directory can be', "--checkpoint $tmp/plain/x --ranks 1", 1, qr/plain\/x.*\(Not a directory\)/);
 {
     my $r = train('little', "--checkpoint $tmp/x --ranks 1", 'DT_FAULT=often:3');
