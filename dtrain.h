@@ -1162,6 +1162,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
@@ -22553,6 +22554,10 @@ enum { DT__PREFILL = 32 };
 
 /* What draws text: the whole sequence at once, or the decode form, DT__PREFILL positions at a time or one, against a
  * cache of keys and values. The two decode nets have the same cache. */
+typedef struct dt__candidate {
+    float logit;
+    int32_t token;
+} dt__candidate;
 typedef struct dt__generator {
     dt__net whole, several, one;
     float *memory, *cache;         /* memory: what the largest of the nets needs */
@@ -22560,7 +22565,7 @@ typedef struct dt__generator {
     int64_t cached;                /* positions whose keys and values are in the cache */
     float *weight;                 /* (vocabulary): exp of the logits */
     float *row;                    /* (vocabulary): logits of which this rank has the columns of its tensor shards */
-    int32_t *heap;                 /* (vocabulary): tokens, for top_k and top_p */
+    dt__candidate *order;          /* (vocabulary): tokens, for top_k and top_p */
 } dt__generator;
 
 /* The tensors of the state, in the order of files. */
@@ -22629,6 +22634,7 @@ struct dt_trainer {
     int64_t lost_data, lost_rng; /* what the data cursor and random streams have forgotten of it (DT_FORGET) */
     char hash[68];
     int64_t hashed; /* step of the hash; -1: none */
+    int live; /* a line of progress that the next one replaces */
     double peak_gflops, opened, started, printed, waited;
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
     double own_gflops;                         /* this rank's part of peak_gflops */
@@ -22949,10 +22955,10 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     return m;
 }
 
-/* One line of the plan: megabytes, and the formula behind them. */
-static void dt__memory_line(const char *what, int64_t bytes, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void dt__memory_line(const char *what, int64_t bytes, const char *format, ...)
+/* One line of the plan: its bytes in a unit of 1e3 or 1e6, and the formula behind them. */
+static void dt__memory_line(const char *what, int64_t bytes, double unit, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static void dt__memory_line(const char *what, int64_t bytes, double unit, const char *format, ...)
 {
     char formula[160];
     va_list list;
@@ -22960,7 +22966,7 @@ static void dt__memory_line(const char *what, int64_t bytes, const char *format,
     va_start(list, format);
     vsnprintf(formula, sizeof formula, format, list);
     va_end(list);
-    printf("         %-11s %8.1f MB  %s\n", what, (double)bytes / 1e6, formula);
+    printf("         %-11s %8.1f %s  %s\n", what, (double)bytes / unit, unit < 1e6 ? "kB" : "MB", formula);
 }
 
 /* The memory of rank 0 beside its formulas: P weights, here those of its stage. */
@@ -22970,6 +22976,7 @@ static void dt__memory_print(const dt_trainer *t)
     const dt__engine *e = &t->e;
     const dt_memory *m = &t->planned;
     int64_t ep = t->layout.ep, part = e->shape.pipe.stages > 1 || ep > 1;
+    double unit = m->total < 10000000 ? 1e3 : 1e6;
     char share[48], experts[48], leaves[48];
     share[0] = experts[0] = leaves[0] = 0;
     if (e->net.own_leaves > 1)
@@ -22979,34 +22986,35 @@ static void dt__memory_print(const dt_trainer *t)
     if (ep > 1 && e->shape.zero)
         snprintf(share, sizeof share, " / %d (experts / %lld)", e->store.shards,
                  (long long)dt__max(1, e->store.shards / ep));
-    printf("memory   %.1f MB per rank\n", (double)m->total / 1e6);
-    dt__memory_line("weights", m->weights, "4 P%s, P = %lld%s%s", e->shape.zero > 2 ? share : "",
+    printf("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
+    dt__memory_line("weights", m->weights, unit, "4 P%s, P = %lld%s%s", e->shape.zero > 2 ? share : "",
                     (long long)(part ? e->store.param_floats : e->net.weights),
                     e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
     if (ep > 1) snprintf(experts, sizeof experts, " (experts x %lld)", (long long)ep);
     if (e->shape.buffered)
-        dt__memory_line("gradients", m->gradients, "4 P%s, and %s of %lld floats%s", e->shape.zero > 1 ? share : "",
-                        e->shape.buffered > 1 ? "two buckets together" : "a bucket",
+        dt__memory_line("gradients", m->gradients, unit, "4 P%s, and %s of %lld floats%s",
+                        e->shape.zero > 1 ? share : "", e->shape.buffered > 1 ? "two buckets together" : "a bucket",
                         (long long)e->store.buffer_floats, leaves);
     else
-        dt__memory_line("gradients", m->gradients, "4 P%s x %d sets (data shards %lld..%lld)%s%s%s", experts,
-                        e->sets_count, (long long)e->lo, (long long)e->hi - 1,
+        dt__memory_line("gradients", m->gradients, unit, "4 P%s x %d set%s (data shards %lld..%lld)%s%s%s", experts,
+                        e->sets_count, e->sets_count == 1 ? "" : "s", (long long)e->lo, (long long)e->hi - 1,
                         e->shape.total ? " and the total, 4 P" : "",
                         e->shape.total && e->shape.zero > 1 ? share : "", leaves);
-    dt__memory_line("optimizer", m->optimizer, "%g P%s (%s%s)", dt__optimizer_bytes(&t->recipe), share,
+    dt__memory_line("optimizer", m->optimizer, unit, "%g P%s (%s%s)", dt__optimizer_bytes(&t->recipe), share,
                     optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
-    dt__memory_line("activations", m->activations, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
+    dt__memory_line("activations", m->activations, unit, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
                     e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows,
                     (long long)t->feed.is.inputs / e->mesh.size[DT_AXIS_CONTEXT], t->feed.own ? "inputs" : "tokens",
                     e->shape.horizon ? ", of one segment" : e->shape.recompute == DT_RECOMPUTE_FULL
                         ? ", inputs of segments and one segment's values" : "");
-    dt__memory_line("offloaded", m->offloaded, "inputs of segments, in the second memory, not counted above");
-    dt__memory_line("buffers", m->buffers, "%skernel scratch, messages, prefetched %s, %s%ssampling",
+    dt__memory_line("offloaded", m->offloaded, unit, "inputs of segments, in the second memory, not counted above");
+    dt__memory_line("buffers", m->buffers, unit, "%skernel scratch, messages, prefetched %s, %s%ssampling",
                     e->wire.on ? "what the wire loses, 4 P, " : "", t->feed.own ? "samples" : "tokens",
                     e->net.tables ? "rotary angles, " : "",
                     dt__engine_windows(e) > 1 ? "weights of two segments, "
                     : dt__engine_gathers(e, 1) ? "weights of a segment, " : "");
-    dt__memory_line("cache", m->cache, "keys and values of %lld positions, for samples", (long long)t->recipe.sequence);
+    dt__memory_line("cache", m->cache, unit, "keys and values of %lld positions, for samples",
+                    (long long)t->recipe.sequence);
 }
 
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t) { return t->planned; }
@@ -23111,16 +23119,16 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
     return r;
 }
 
-/* One block: memory, cache, then weight, row and heap of the vocabulary. */
+/* One block: memory, cache, then weight, row and order of the vocabulary. */
 static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
 {
     int64_t floats = d->memory_floats + d->cache_floats;
-    d->memory = (float *)dt__alloc(4 * (floats + 3 * vocabulary), "sampling");
+    d->memory = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
     if (!d->memory) return DT_E_MEMORY;
     if (d->one.count) d->cache = d->memory + d->memory_floats;
     d->weight = d->memory + floats;
     d->row = d->weight + vocabulary;
-    d->heap = (int32_t *)(void *)(d->row + vocabulary);
+    d->order = (dt__candidate *)(void *)(d->row + vocabulary);
     return DT_OK;
 }
 
@@ -24078,7 +24086,8 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
     dt__reader_close(&from);
     r = dt__trainer_agree(t, r);
-    if (!r) t->save.now.loss = m.loss, t->e.step = m.step, t->e.grow = m.grow, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
+    if (!r) t->e.step = m.step, t->e.grow = m.grow, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
+    if (!r) t->save.now.loss = m.loss;
     dt__manifest_close(&m);
     return r;
 }
@@ -24904,57 +24913,27 @@ static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t u
     return r;
 }
 
-/* Is token a before b, by falling logits and, where these are equal, rising numbers? */
-static int dt__before(const float *logits, int32_t a, int32_t b)
+/* By falling logits; equal ones by rising tokens. */
+static int dt__candidate_order(const void *a, const void *b)
 {
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-}
-
-/* Restores the order of a heap of n tokens, first one at the top, below place i. */
-static void dt__best_sift(int32_t *heap, int64_t n, int64_t i, const float *logits)
-{
-    int32_t token = heap[i];
-    for (int64_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && dt__before(logits, heap[child + 1], heap[child])) child++;
-        if (!dt__before(logits, heap[child], token)) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = token;
-}
-static void dt__best_make(int32_t *heap, int64_t n, const float *logits)
-{
-    for (int64_t i = n / 2; i-- > 0;) dt__best_sift(heap, n, i, logits);
-}
-/* Moves the top behind the n - 1 others. */
-static int32_t dt__best_pop(int32_t *heap, int64_t n, const float *logits)
-{
-    int32_t top = heap[0];
-    heap[0] = heap[n - 1];
-    heap[n - 1] = top;
-    dt__best_sift(heap, n - 1, 0, logits);
-    return top;
+    const dt__candidate *x = (const dt__candidate *)a, *y = (const dt__candidate *)b;
+    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
+    return x->token < y->token ? -1 : 1;
 }
 
 /* Sets the weights of all tokens but those that top_k and top_p keep to 0. */
-static void dt__keep_top(const dt_sampling *s, const float *logits, float *weight, int32_t *heap, int64_t n)
+static void dt__keep_top(const dt_sampling *s, const float *logits, float *weight, dt__candidate *order, int64_t n)
 {
-    int64_t left = n;
+    int64_t most = s->top_k && s->top_k < n ? s->top_k : n;
     float sum = 0.0f, kept = 0.0f;
-    for (int64_t i = 0; i < n; i++) heap[i] = (int32_t)i;
-    dt__best_make(heap, n, logits);
-    if (s->top_k && s->top_k < n) {
-        while (n - left < s->top_k) dt__best_pop(heap, left--, logits);
-        for (int64_t i = 0; i < left; i++) weight[heap[i]] = 0.0f;
-    }
+    for (int64_t i = 0; i < n; i++) order[i].logit = logits[i], order[i].token = (int32_t)i;
+    qsort(order, (size_t)n, sizeof *order, dt__candidate_order);
+    for (int64_t i = most; i < n; i++) weight[order[i].token] = 0.0f;
     if (!(s->top_p > 0.0f && s->top_p < 1.0f)) return;
     for (int64_t i = 0; i < n; i++) sum = sum + weight[i];
-    if (left < n) { /* what top_k kept lies behind the rest */
-        heap += left;
-        n -= left;
-        dt__best_make(heap, n, logits);
-    }
-    for (left = n; left && kept < s->top_p * sum;) kept = kept + weight[dt__best_pop(heap, left--, logits)];
-    for (int64_t i = 0; i < left; i++) weight[heap[i]] = 0.0f;
+    for (int64_t i = 0; i < most; i++)
+        if (kept < s->top_p * sum) kept = kept + weight[order[i].token];
+        else weight[order[i].token] = 0.0f;
 }
 
 /* Draws a token by `how` from logits (n) with a uniform number in (0,1). */
@@ -24964,7 +24943,7 @@ static int32_t dt__draw(dt__generator *d, const dt__kernels *k, const dt_samplin
     float top = k->row_max(logits, n), sum = 0.0f, limit, at = 0.0f;
     if (how->temperature == 0.0f) return (int32_t)dt__first_max(logits, top, n);
     for (int64_t i = 0; i < n; i++) d->weight[i] = dt__expf((logits[i] - top) / how->temperature);
-    if (how->top_k || how->top_p > 0.0f) dt__keep_top(how, logits, d->weight, d->heap, n);
+    if (how->top_k || how->top_p > 0.0f) dt__keep_top(how, logits, d->weight, d->order, n);
     for (int64_t i = 0; i < n; i++) sum = sum + d->weight[i];
     limit = (float)uniform * sum;
     for (int64_t i = 0; i < n; i++)
@@ -25113,6 +25092,13 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     return dt__sample(t, prompt, how ? how : &usual, dt__drawn_put, &d, &drawn);
 }
 
+/* Ends a line of progress that a terminal would have shown the next one in. */
+static void dt__line_end(dt_trainer *t)
+{
+    if (t->live) putchar('\n'), fflush(stdout);
+    t->live = 0;
+}
+
 /* Draws and prints a text sample; control characters show as '?'. */
 static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 {
@@ -25121,6 +25107,7 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
     if (r || !dt_is_root(t)) return r;
     for (int64_t i = 0; i < t->layout.output.sample_length; i++)
         if ((unsigned char)t->text[i] < 32 && t->text[i] != '\n' && t->text[i] != '\t') t->text[i] = '?';
+    dt__line_end(t);
     printf("---- sample at step %lld ----\n%s%s\n----\n", (long long)step, prompt, t->text);
     return DT_OK;
 }
@@ -25151,6 +25138,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
         r = dt_trainer_evaluate(t, l->output.eval_batches, &info->validation);
     if (r) return r;
     if (speaks && info->validation == info->validation) {
+        dt__line_end(t);
         printf("step %lld/%lld  validation loss ", (long long)info->step, (long long)t->recipe.steps);
         if (dt__loss_in_nats(t))
             printf("%.4f nats, %.3f bits per %s\n", (double)info->validation,
@@ -25166,23 +25154,63 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     return r;
 }
 
+/* A piece of the line of progress; `rank`: what is more important comes first. */
+typedef struct dt__piece_text {
+    int rank;
+    char text[48];
+} dt__piece_text;
+static void dt__line_piece(dt__piece_text *line, int *count, int rank, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static void dt__line_piece(dt__piece_text *line, int *count, int rank, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    vsnprintf(line[*count].text, sizeof line->text, format, list);
+    va_end(list);
+    line[(*count)++].rank = rank;
+}
+
+/* Prints the pieces that fit into `columns`, the more important ones first. */
+static void dt__line_print(const dt__piece_text *line, int count, int columns)
+{
+    int used = -2, shown = 0;
+    for (int rank = 0; rank < 10; rank++)
+        for (int i = 0; i < count; i++) {
+            int length = 2 + (int)strlen(line[i].text);
+            if (line[i].rank != rank || (rank > 1 && used + length > columns)) continue;
+            used += length, shown |= 1 << i;
+        }
+    for (int i = 0, first = 1; i < count; i++)
+        if (shown >> i & 1) printf("%s%s", first ? "" : "  ", line[i].text), first = 0;
+}
+
+/* On a terminal one line that changes, of its width; else a line of at most 100 columns every 2 seconds. */
 static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
     double now = dt__now(), each = (now - t->started) / (double)(i->step - t->first);
     double left = each * (double)(t->recipe.steps - i->step);
-    if (i->step > t->first + 1 && i->step < t->recipe.steps && now - t->printed < 2.0) return;
-    printf(dt__loss_in_nats(t) ? "step %lld/%lld  loss %.4f" : "step %lld/%lld  loss %.5g", (long long)i->step,
-           (long long)t->recipe.steps, (double)i->loss);
-    printf("  lr %.2e  norm %.3f  %.0f %s/s  %.1f GFLOP/s (%.0f %% of GEMM peak)  ", (double)i->learning_rate,
-           (double)i->norm, (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens", i->gflops,
-           100.0 * i->peak_share);
+    int last = i->step == t->recipe.steps, terminal = isatty(STDOUT_FILENO), count = 0, columns = 100;
+    dt__piece_text line[10];
+    struct winsize w;
+    if (i->step > t->first + 1 && !last && now - t->printed < (terminal ? 0.2 : 2.0)) return;
+    if (terminal && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) && w.ws_col) columns = (int)dt__min(100, w.ws_col - 1);
+    dt__line_piece(line, &count, 0, "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
+    dt__line_piece(line, &count, 1, dt__loss_in_nats(t) ? "loss %.4f" : "loss %.5g", (double)i->loss);
+    dt__line_piece(line, &count, 7, "lr %.2e", (double)i->learning_rate);
+    dt__line_piece(line, &count, 4, "norm %.3f", (double)i->norm);
+    dt__line_piece(line, &count, 2, "%.0f %s/s", (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens");
+    dt__line_piece(line, &count, 6, "%.1f GFLOP/s (%.0f %% of peak)", i->gflops, 100.0 * i->peak_share);
     if (dt_comm_size(t->comm) > 1)
-        printf("comm %.0f %%, %.0f %% exposed  ", 100.0 * i->comm_seconds / i->seconds,
-               100.0 * i->exposed_seconds / i->seconds);
-    if (t->e.shape.measure && i->noise_scale == i->noise_scale) printf("noise scale %.3g  ", i->noise_scale);
-    if (t->recipe.growth > 1) printf("batch %lld  ", (long long)i->batch);
-    if (i->wire_plain) printf("wire %.3f of fp32  ", (double)i->wire_bytes / (double)i->wire_plain);
-    printf("eta %dm%02ds\n", (int)(left / 60.0), (int)left % 60);
+        dt__line_piece(line, &count, 5, "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
+                       100.0 * i->exposed_seconds / i->seconds);
+    if (t->e.shape.measure && i->noise_scale == i->noise_scale)
+        dt__line_piece(line, &count, 8, "noise scale %.3g", i->noise_scale);
+    if (t->recipe.growth > 1) dt__line_piece(line, &count, 9, "batch %lld", (long long)i->batch);
+    if (!last) dt__line_piece(line, &count, 3, "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
+    if (terminal) printf("\r\033[K");
+    dt__line_print(line, count, columns);
+    t->live = terminal;
+    if (!terminal || last) putchar('\n'), t->live = 0;
     fflush(stdout);
     t->printed = now;
 }
@@ -25318,10 +25346,12 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     dt_result r;
     if (!l->checkpoint.place || !due) return DT_OK;
     r = dt__trainer_save(t, behind);
-    if (!r && !behind && dt_is_root(t) && !l->output.quiet)
+    if (!r && !behind && dt_is_root(t) && !l->output.quiet) {
+        dt__line_end(t);
         printf("step %lld/%lld  checkpoint %s/step-%09lld, %.1f MB in %.2f s\n", (long long)info->step,
                (long long)t->recipe.steps, l->checkpoint.place, (long long)info->step, (double)t->save.bytes / 1e6,
                t->save.seconds);
+    }
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
     return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run again to go on",
@@ -26082,6 +26112,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     if (!r && !(loss - loss == 0.0f))
         r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
                       (long long)e->step + 1);
+    if (r) dt__line_end(t);
     if (r) return r == DT_E_NUMERIC ? dt__watch_end(t, r) : r;
     info->step = ++e->step;
     t->save.now.loss = (double)loss;

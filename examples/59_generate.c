@@ -10,10 +10,11 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 59_generate.c -o 59_generate -lm -lpthread
- *     ./59_generate                              (trains a small model first, and shows both)
- *     ./59_generate CHECKPOINT --prompt TEXT     (also --prompt-file FILE, - is standard input)
+ *     ./59_generate     (trains a small model first, and shows both)
+ *     On a checkpoint of yours: ./59_generate CHECKPOINT --prompt TEXT
+ *         or --prompt-file FILE (- is standard input), and
  *         --bytes 400 --samples 1 --seed 0 --stop TEXT --temperature 0.7 --top-k 0 --top-p 0
- *     ./59_generate eval CHECKPOINT --data FILE
+ *     Measure a text with it: ./59_generate eval CHECKPOINT --data FILE
  *     With --ranks N and --tp N or --pp N, N processes share the model. CHECKPOINT may also be a directory of Hugging
  *     Face with config.json and model.safetensors.
  *
@@ -169,7 +170,11 @@ int main(int argc, char **argv)
     if (dt_launch(&argc, &argv)) return dt_fail("59_generate");
     if (!read_command(&argc, argv, &c)) return 2;
     if (dt_args(&argc, &argv, &unused, &layout)) return dt_fail("59_generate");
-    if (argc > 1) return fprintf(stderr, "59_generate: what is '%s'? Usage: 59_generate CHECKPOINT --prompt TEXT, or 59_generate eval CHECKPOINT --data FILE\n", argv[1]), 2;
+    if (argc > 1) {
+        fprintf(stderr, "59_generate: what is '%s'? Usage: 59_generate CHECKPOINT --prompt TEXT, or "
+                        "59_generate eval CHECKPOINT --data FILE\n", argv[1]);
+        return 2;
+    }
     rank = getenv("RANK");
     speaks = !rank || !strcmp(rank, "0");
     if (!c.path) { /* shows both, on one rank */
@@ -178,8 +183,11 @@ int main(int argc, char **argv)
         if (!train(folder, text)) return dt_fail("59_generate: training");
         c.path = folder, c.prompt = "The ", c.bytes = 120, c.samples = 2;
     }
-    if (c.eval ? !c.data : !c.prompt == !c.prompt_file)
-        return fprintf(stderr, "59_generate: %s\n", c.eval ? "eval needs --data FILE" : "give one of --prompt TEXT and --prompt-file FILE"), 2;
+    if (c.eval ? !c.data : !c.prompt == !c.prompt_file) {
+        fprintf(stderr, "59_generate: %s\n",
+                c.eval ? "eval needs --data FILE" : "give one of --prompt TEXT and --prompt-file FILE");
+        return 2;
+    }
     if (!c.eval && !(prompt = c.prompt ? strdup(c.prompt) : read_all(c.prompt_file))) return 1;
     r = dt_generator_open(&g, c.path, &layout);
     if (!r && !c.eval) r = generate(g, &c, &layout, prompt, speaks);

@@ -107,7 +107,7 @@ static void check_draws(void)
     static const int64_t sizes[] = {1, 2, 3, 31, 32, 33, 1000}, tops[] = {0, 1, 2, 5, 32, 999, 5000};
     static const float ps[] = {0.0f, 1e-6f, 0.3f, 0.9f, 0.9999f, 1.0f}, temperatures[] = {0.0f, 0.1f, 1.0f, 3.0f};
     float logits[1000], weight[1000];
-    int32_t heap[1000];
+    dt__candidate order[1000];
     const dt__kernels *k;
     dt__generator d;
     dt_sampling how = dt_sampling_default();
@@ -116,7 +116,7 @@ static void check_draws(void)
     int64_t same = 0, all = 0;
     if (dt__choose_kernels(&k)) tap_bail("%s", dt_last_error());
     memset(&d, 0, sizeof d);
-    d.weight = weight, d.heap = heap;
+    d.weight = weight, d.order = order;
     for (int s = 0; s < 7; s++)
         for (int c = 0; c < 7 * 6 * 4; c++)
             for (int again = 0; again < 4; again++, all++) {

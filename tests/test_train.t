@@ -57,6 +57,15 @@ for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
 }
 is(scalar keys %seen, 1, 'loss, validation loss and norm are the same digits in every layout');
 
+# ---- the line of progress: where it does not fit, less important figures give way ----
+{
+    my (undef, $out) = result_of("--data $data --ranks 2 --launch $kinds[0]");
+    my @progress = grep { /^step \d/ && !/validation/ } split /\n/, $out;
+    ok(@progress >= 2 && !grep({ length > 100 } @progress), 'progress in lines of at most 100 columns') or diag($out);
+    ok(!grep({ !/^step \d\/4  loss [\d.]+  .*\d tokens\/s/ } @progress), 'each with the step, the loss and the speed') or diag(@progress);
+    ok($progress[0] =~ /eta/ && $progress[-1] !~ /eta/, 'and the time that is left, if any') or diag(@progress);
+}
+
 # ---- the fusion threshold: fewer sums of the same bytes, and the same bits ----
 my @fused = map {
     my ($hash) = result_of("--data $data --quiet --ranks 2 --bucket $_ --metrics $tmp/m.jsonl");
