@@ -1553,8 +1553,8 @@ typedef struct dt_pool {
     dt__task_fn fn;
     void *context;
     int64_t tasks;
-    int64_t done;  /* atomic: how many of them are finished */
-    uint64_t left; /* atomic: how many of them nobody has taken, plus 2^32 times the number of dt__parallel's call */
+    int64_t done;  /* atomic: tasks that are finished */
+    uint64_t left; /* atomic: tasks that no worker has taken, plus 2^32 times the number of the dt__parallel call */
     int sleepers;  /* atomic: workers that wait for a signal */
     int quit;      /* atomic */
 #ifndef DT_NO_THREADS
@@ -1575,7 +1575,7 @@ static void dt__relax(void)
 
 static void *dt__scratch(dt_pool *pool, int worker) { return pool->scratch + (int64_t)worker * pool->scratch_bytes; }
 
-/* Takes tasks until none is left. What it knows of a call holds while a task that it took is not done. */
+/* Takes tasks until none is left. The fields of a call are valid until every task that this worker took is finished. */
 static void dt__pool_work(dt_pool *pool, int worker)
 {
     uint64_t left = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE);
@@ -1728,8 +1728,8 @@ static void dt__nap(void)
 
 /* ---- work in the background ------------------------------------------------------------------------------ */
 
-/* A thread that does jobs one after another in the order in which another one, its user, asks for them. Jobs are
- * numbered from 0; a ticket is one more. After the first that fails it does no others. Without threads a job is done
+/* A thread that runs the jobs of another thread, its user, in the order in which the user asks for them. Jobs are
+ * numbered from 0; a ticket is a job's number plus 1. After a failure no further job runs. Without threads a job runs
  * when it is asked for. */
 enum { DT__OTHER_STREAM = -1 }; /* what one thread of a rank waits for when it waits for the other one */
 typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
@@ -1754,8 +1754,8 @@ typedef struct dt__queue {
     int running;
 } dt__queue;
 
-/* Time goes to one of the two sums at most, so what they add up to is what the jobs took. Others who wait for this rank
- * find out for whom it waits (dt__find_culprit). */
+/* A second counts towards at most one of the two sums, so together they are the time that the jobs took. Ranks that
+ * wait for this one find out whom it waits for (dt__find_culprit). */
 static void dt__queue_mark(dt__queue *q, int busy, int waiting)
 {
     double now = dt__now();
@@ -1794,7 +1794,7 @@ static void *dt__queue_main(void *argument)
 }
 #endif
 
-/* `what` the thread does, for the sentence when there is none. */
+/* `what` names the thread's work in the error message if no thread can be started. */
 static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
 {
     memset(q, 0, sizeof *q);
@@ -1832,7 +1832,7 @@ static void dt__queue_close(dt__queue *q)
     q->running = 0;
 }
 
-/* Returns when the job of this ticket is done; what failed is the caller's error then. */
+/* Returns when the job of this ticket is done; if a job failed, the caller gets its error. */
 static dt_result dt__queue_wait(dt__queue *q, int64_t ticket)
 {
     dt_result r;
@@ -2176,7 +2176,7 @@ typedef struct dt__sha256 {
     uint32_t state[8];
     uint64_t bytes;
     uint8_t block[64];
-    int way; /* how blocks are hashed; known once there are so many that it is worth to look */
+    int way; /* how blocks are hashed; chosen once there are enough of them to make the choice worthwhile */
 } dt__sha256;
 enum { DT__SHA_UNKNOWN, DT__SHA_PLAIN, DT__SHA_SIDE_BY_SIDE, DT__SHA_INSTRUCTIONS };
 
@@ -2216,8 +2216,8 @@ static inline __attribute__((always_inline)) void dt__sha256_rounds(uint32_t sta
 #undef DT__SHA_ROUND
 }
 
-/* The schedule depends on the block alone: that of `lanes` blocks that follow each other is made side by side, word_t
- * holding a word of each, before their rounds are done in turn. */
+/* The message schedule depends on the block alone: the schedules of `lanes` consecutive blocks are computed side by
+ * side (a word_t holds one word of each block) before the rounds of these blocks run in turn. */
 #define DT__SHA_BLOCKS(name, word_t, lanes)                                                                            \
     static void name(uint32_t state[8], const uint8_t *p)                                                              \
     {                                                                                                                  \
@@ -2257,7 +2257,8 @@ DT__SHA_BLOCKS(dt__sha256_lanes, dt__sha256_words, DT__SHA_LANES)
 #define DT__UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* The same by the processor's own instructions: two rounds or four at once, and the schedule in fours. */
+/* The same with the processor's SHA instructions: two or four rounds per instruction, the schedule four words at a
+ * time. */
 #if defined(__x86_64__)
 static int dt__sha256_has(void)
 {
@@ -2333,7 +2334,7 @@ static void dt__sha256_begin(dt__sha256 *h)
     memcpy(h->state, start, sizeof start);
 }
 
-/* DT_ISA=portable asks for the plain text, as of the kernels. */
+/* DT_ISA=portable selects plain C, as it does for kernels. */
 static int dt__sha256_way(void)
 {
     const char *wanted = getenv("DT_ISA");
@@ -2618,8 +2619,8 @@ typedef struct dt__attention {
     int64_t lddq, lddk;
 } dt__attention;
 
-/* What slices of the keys make of neighbouring queries of a head (R9): largest score, sum of exp(score - max), and the
- * chains of these times v. */
+/* Partial attention of consecutive queries of a head over a slice of the keys (R9): the largest score, the sum of
+ * exp(score - max), and the chains of these values times v. */
 typedef struct dt__slice_sums {
     float *max, *sum, *o; /* (rows), (rows), (rows,d) with row stride ld */
     int64_t ld;
@@ -2652,7 +2653,7 @@ static const dt__format dt__format_of[] = {
     {"fp32", 4, 0, 127, 0, 0},           {"int32", 4, 0, 0, 0, 0},           {"bf16", 2, 16, 127, 0x7f80, 0x7fc0},
     {"fp16", 2, 13, 15, 0x7c00, 0x7e00}, {"fp8 e4m3", 1, 20, 7, 0x7f, 0x7f}, {"fp8 e5m2", 1, 21, 15, 0x7c, 0x7f}};
 
-/* Truncation, with the ends of int32 for what is beyond and 0 for NaN: C leaves those open and processors differ. */
+/* Truncation that saturates at the ends of int32 and turns NaN into 0: C defines neither, and processors differ. */
 static inline int32_t dt__to_int(float x)
 {
     if (x >= 2147483648.0f) return INT32_MAX;
@@ -2744,7 +2745,7 @@ typedef struct dt__kernels {
 #endif
 
 #else /* DT_COMM_ONLY */
-/* The communicator adds and compares: its table of kernels has nothing else. */
+/* The communicator only adds and compares: its table of kernels holds nothing else. */
 enum { DT__OP_ADD, DT__OP_MAXIMUM, DT__OP_MINIMUM };
 typedef struct dt__kernels {
     void (*binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n);
@@ -3891,7 +3892,7 @@ static void DT__K(dt__drop)(float *out, const float *x, int64_t n, const dt__rng
 
 /* ---- one head ------------------------------------------------------------------------------ */
 
-/* Neighbouring terms of a panel's chains that the same rows have. */
+/* A run: consecutive terms of a panel's chains that the same rows have. */
 typedef struct DT__K(dt__run) {
     int32_t begin, end;
     uint32_t rows; /* bit r: row r has them */
@@ -4477,8 +4478,8 @@ static void DT__K(dt__convert)(int to, void *out, int from, const void *x, int64
 
 /* ---- optimizer ------------------------------------------------------------------------------- */
 
-/* One pass over n weights, their gradients and what the optimizer keeps. The formulas stand at dt_optimizer; the order
- * of roundings is the text below. */
+/* One pass over n weights, their gradients and the optimizer state. The formulas stand at dt_optimizer; the order of
+ * roundings is the text below. */
 
 /* The gradient, clipped by norm and by value. */
 DT__INLINE dt__vf DT__K(dt__v_clipped)(const float *grad, int64_t k, const dt__update *u)
@@ -4603,8 +4604,8 @@ static const dt__kernels DT__K(dt__table) = {
 
 #define DT__ISA_COUNT 4
 
-/* Can this processor run the kernels of instruction set i (0 portable, 1 AVX2 with FMA, 2 AVX-512, 3 NEON)? Where the
- * compiler may use NEON, all of the program does already. */
+/* Can this processor run the kernels of instruction set i (0 portable, 1 AVX2 with FMA, 2 AVX-512, 3 NEON)? If the
+ * compiler may use NEON, the whole program already relies on it. */
 static int dt__isa_runs(int i)
 {
 #if defined(__x86_64__)
@@ -4766,7 +4767,7 @@ static void dt__mem_tree(const dt__kernels *k, dt_pool *pool, const dt__terms *t
             dt__mem_add(k, pool, dt__term(t, v), dt__term(t, v + near), t->n);
 }
 
-/* TREE over n floats of the host, which are lost. */
+/* TREE over n floats of the host; overwrites them. */
 static float dt__tree(float *x, int64_t n)
 {
     for (int64_t step = 1; step < n; step *= 2)
@@ -10241,7 +10242,7 @@ static dt_result dt__update_check(float squares, int64_t step)
  * DT_DISK_RATE, in bytes per second, emulates a slow disk. A zeroed dt__files has neither. */
 
 enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
-enum { DT__FILE_RUN = 1 << 20 }; /* bytes of one operation at most */
+enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
 typedef struct dt__files {
     int64_t count; /* operations so far; atomic */
     int64_t at;    /* number of the operation that fails; 0: none */
@@ -10505,7 +10506,7 @@ static dt_result dt__names_list(glob_t *names, const char *path)
 typedef struct dt__text {
     char *at; /* ends with a NUL; NULL while the text is empty; dt__free() frees it */
     int64_t length, room;
-    int failed; /* memory was short: the text is not complete */
+    int failed; /* memory ran out: the text is incomplete */
 } dt__text;
 
 #if defined(__GNUC__)
@@ -10551,7 +10552,7 @@ enum { DT__JSON_DEPTH = 64 };
 typedef struct dt__json {
     const char *path, *text;
     int64_t bytes, at;
-    char *string; /* the last string, decoded; at least one byte of room is behind it */
+    char *string; /* the last string, decoded, with at least one spare byte behind it */
     int64_t length, room;
     int depth;
     dt_result result;
@@ -10777,7 +10778,7 @@ static int dt__json_members(dt__json *j, const char *const *key, int64_t *place)
     return !j->result;
 }
 
-/* Is there no value at a place that dt__json_members() found, or null? */
+/* Is the value at a place that dt__json_members() found absent or null? */
 static int dt__json_absent(dt__json *j, int64_t place)
 {
     if (place < 0) return 1;
@@ -10785,7 +10786,7 @@ static int dt__json_absent(dt__json *j, int64_t place)
     return dt__json_word(j, "null");
 }
 
-/* Moves to a place where there must be a value. */
+/* Moves to a place; a missing value is an error. */
 static int dt__json_find(dt__json *j, int64_t place, const char *what)
 {
     if (place < 0) return dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
@@ -10801,7 +10802,7 @@ static const char *dt__json_text(dt__json *j, int64_t place, const char *what)
     return j->string;
 }
 
-/* Reads a whole file. dt__json_close() frees it, after an error as well. */
+/* Reads a whole file. dt__json_close() frees it, also after an error. */
 static dt_result dt__json_open(dt__json *j, const char *path)
 {
     dt__files files;
@@ -10912,8 +10913,8 @@ static int64_t dt__contraction(const unsigned char *p, int64_t n, int any_case)
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-/* White space at the beginning: up to its last line end where `lines`; else all of it at the end of the text, and all
- * but the last character before something else, which takes that one when it can. */
+/* The length of the white space at the beginning. With `lines`: up to its last line end. Otherwise all of it at the end
+ * of the text, and all but its last character elsewhere: that character joins the next pre-token if it can. */
 static int64_t dt__white_space(const uint8_t *map, const unsigned char *p, int64_t n, int lines)
 {
     int64_t end = 0, last = 0, line = 0;
@@ -11028,7 +11029,7 @@ static int dt__table_put(dt__table *s, int64_t number, const void *bytes, int64_
     return 1;
 }
 
-/* Adds `by` to the value of a string, a new one if need be; 0 without memory. */
+/* Adds `by` to the value of a string, which is added if it is new; 0 without memory. */
 static int dt__table_count(dt__table *s, const void *bytes, int64_t n, int64_t by)
 {
     int64_t number = dt__table_find(s, bytes, n);
@@ -11724,8 +11725,8 @@ static int dt__learner_merge(dt__learner *l, dt__entry *word, const int32_t pair
     return fine;
 }
 
-/* Adds the token of a pair; 0 without memory. No token has these bytes yet: as long as no merge crosses the ends of a
- * string, the string is merged in the same way wherever it stands, so that a second pair cannot make it. */
+/* Adds the token of a pair; 0 without memory. No other token has these bytes: a string whose ends no merge crosses is
+ * merged in the same way wherever it stands, so no second pair can form it. */
 static int dt__learner_made(dt_tokenizer *t, const int32_t pair[2])
 {
     int64_t bytes;
@@ -12078,7 +12079,7 @@ static void dt__feed_files(dt__feed *f, dt_data *d)
     f->is.fetch = dt__file_fetch;
 }
 
-/* Are the inputs (part 0) or targets (1) of a sample such as the model can read? `whose` begins the sentence. */
+/* Can the model read the inputs (part 0) or targets (1) of a sample? `whose` begins the error message. */
 static dt_result dt__feed_check(const dt__feed *f, int part, const void *values, const char *whose, int64_t sample)
 {
     int64_t n = part ? f->is.targets : f->is.inputs, below = f->ids[part], i = 0;
@@ -12105,7 +12106,7 @@ static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sampl
     dt_result r, before = dt__thread.code;
     unsigned saved;
     if (!f->own) return f->is.fetch(f->is.user, split, sample, input, target);
-    memset(input, 0xff, 4 * (size_t)f->is.inputs); /* NaN and -1: what is not written does not go unseen */
+    memset(input, 0xff, 4 * (size_t)f->is.inputs); /* NaN and -1 show what fetch() did not write */
     memset(target, 0xff, 4 * (size_t)f->is.targets);
     saved = dt__fp_enter();
     dt__thread.code = DT_OK;
@@ -12237,7 +12238,7 @@ typedef struct dt__shard_writer {
     int64_t total;
     int width;           /* bytes of an id: 2, or 4 for a vocabulary above 65536 */
     int fd;              /* -1: no file is open */
-    char draft[32];      /* what a name ends with until all files are complete */
+    char draft[32];      /* suffix of the names until all files are complete */
 } dt__shard_writer;
 
 static dt_result dt__shard_path(const dt__shard_writer *w, int64_t index, const char *tail, char path[PATH_MAX])
@@ -12437,11 +12438,11 @@ struct dt_rules {
     int64_t *classes, units_room, labels; /* number of labels of each class, and of all */
     dt__rule_spread spread[DT_KIND_COUNT];
     dt__rule_rank *rank;
-    double progress; /* when a step ended last; NaN: not known */
+    double progress; /* when the last step ended; NaN: unknown */
     int32_t class_count, ranks, began;
 };
 
-/* Fires a rule whose number is '<' or '>' its bound, or '=': has reached it. */
+/* Fires a rule if its number is below ('<') or above ('>') its bound, or has reached it ('='). */
 static void dt__rule_if(dt_rules *r, int rule, double value, char compares, int bound)
 {
     dt_firing *f = &r->fired[rule], *now = &r->now;
@@ -12499,7 +12500,7 @@ DT_API dt_result dt_rules_on_fire(dt_rules *r, dt_rule_action action, void *user
     return DT_OK;
 }
 
-/* Begins a call: the steps of one series of numbers rise. */
+/* Begins a call. The steps of a series must rise. */
 static dt_result dt__rules_begin(dt_rules *r, const char *call, int64_t last, int64_t step, int32_t rank,
                                  const char *name)
 {
@@ -12552,7 +12553,7 @@ DT_API dt_result dt_rules_validation(dt_rules *r, int64_t step, double loss)
 
 /* ---- rules about tensors ---- */
 
-/* The share of a tensor's units that are between two limits in too few rows; the variances of a step's tensors. */
+/* The share of a tensor's units that lie between two limits in too few rows, and the variances of a step's tensors. */
 static dt_result dt__rules_activation(dt_rules *r, int32_t kind, const float *x, int64_t rows, int64_t units,
                                       double variance)
 {
@@ -12594,7 +12595,7 @@ static void dt__rules_first(dt_rules *r, float *scratch, const float *x, int64_t
                 (double)scratch[(95 * n + 99) / 100 - 1] - (double)scratch[(5 * n + 99) / 100 - 1], '<', 2);
 }
 
-/* A matrix of weights beside its values before. */
+/* Compares a matrix of weights with its values at the previous step. */
 static void dt__rules_update(dt_rules *r, dt__rule_tensor *t, const float *x)
 {
     const double *same = r->bound[DT_RULE_UNCHANGED];
@@ -12622,7 +12623,7 @@ static dt_result dt__rules_weight(dt_rules *r, dt__rule_tensor *t, const float *
     return DT_OK;
 }
 
-/* The tensor of this kind and name, a new one at its first time; NULL: no memory. They mostly come in turn. */
+/* The tensor of this kind and name, added at its first use; NULL: no memory. Tensors usually come in the same order. */
 static dt__rule_tensor *dt__rules_find(dt_rules *r, const char *name, int32_t kind)
 {
     dt__rule_tensor *t;
@@ -12788,7 +12789,7 @@ static int32_t dt__rules_count(const dt_rules *r)
     return count;
 }
 
-/* Moves a text to where a caller has `size` bytes for it. */
+/* Moves a text into the caller's buffer of `size` bytes. */
 static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
 {
     dt_result r = t->failed ? DT_E_MEMORY : DT_OK;
@@ -12841,7 +12842,7 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
  * and wrap: they are compared by difference. */
 
 enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PACKETS = 4, DT__SPINS = 400 };
-/* Floats of a part of a stage over nodes, and at most of the work memory of a sum over nodes. */
+/* Floats of a part of a stage between nodes, and the upper bound of the work memory of a sum between nodes. */
 enum { DT__STAGES = 3, DT__FAR_STAGE = 1 << 18, DT_WORK_FLOATS = 1 << 20 };
 #define DT__JOB_MAGIC 0x64745231u
 #define DT__GONE 0x40000000u /* in dt__rank_state.gone, beside the wait status */
@@ -12875,7 +12876,7 @@ enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT,
 enum { DT__STREAMS = 2 };
 typedef struct dt__stream {
     int32_t waiting; /* 1 + the rank that this stream waits for; DT__OTHER_STREAM; 0 when it works */
-    uint32_t stamp;  /* milliseconds, renewed while it waits for a rank */
+    uint32_t stamp;  /* milliseconds; renewed while it waits for a rank */
 } dt__stream;
 
 /* One rank of the job. Written by that rank, `gone` and `pid` by the supervisor. */
@@ -12918,7 +12919,7 @@ typedef struct dt__published {
 typedef struct dt__member {
     dt__event arrived;
     uint32_t left; /* dt_comm_free */
-    uint32_t out;  /* this rank's calls fail now */
+    uint32_t out;  /* this rank's calls fail from now on */
     char pad[48];
     dt__published call[2];
     char pad2[48];
@@ -12950,7 +12951,7 @@ typedef struct dt__region {
     int64_t stride; /* bytes of one rank */
 } dt__region;
 
-/* What a thread that is a rank knows about itself (dt__thread.rank). */
+/* What the thread of a rank knows about that rank (dt__thread.rank). */
 struct dt__local_rank {
     dt__job *job;
     int rank;
@@ -13047,7 +13048,7 @@ static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->d
 typedef struct dt__rank_place {
     int parent;      /* its rank in the communicator that this one was split from */
     int world;       /* its rank among all ranks */
-    int job;         /* its rank in the job, if it is a job of this rank's */
+    int job;         /* its rank in this rank's job, if it belongs to that job */
     int node, local; /* its node, and its rank among those of its node */
     int relay;       /* of a rank of another node: its index among those whose leader here is the same rank */
 } dt__rank_place;
@@ -13065,13 +13066,13 @@ typedef struct dt__extent {
     int64_t from, to, count;
 } dt__extent;
 
-/* A whole subtree (level, index) of a sum that one node has. */
+/* A whole subtree (level, index) of a sum that lies on one node. */
 typedef struct dt__subtree {
     int level;
     int64_t index;
     int node, nth;    /* it is number nth of its node's */
-    int rank, part;   /* its first leaves are this part of this rank .. */
-    int first, parts; /* .. and this one in the list of all parts; how many it has */
+    int rank, part;   /* its first leaves are this part of this rank, */
+    int first, parts; /* this one in the list of all parts; how many it has */
 } dt__subtree;
 
 struct dt_comm {
@@ -13107,16 +13108,16 @@ struct dt_comm {
     int64_t part, stride;       /* floats of a part; bytes from one rank's stage to the next one's */
     uint32_t step, meets;
     int64_t round;
-    uint32_t shared_step;       /* thread ranks: the step since which peers may read this rank's private memory */
+    uint32_t shared_step;       /* thread ranks: peers may read this rank's private memory since this step */
     int sharing;
     dt__published call;
     dt_result failed;
     char message[900];
     void *native_group;         /* the engine's; NULL: all ranks of the job, or no native all-reduce so far */
     int launched;               /* by another launcher than the program itself; */
-    char launcher[384];         /* both in a communicator that was split from no other */
+    char launcher[384];         /* both of a communicator that was split from no other */
     /* The members below are for ranks on several nodes. */
-    uint32_t id;                /* no two communicators with common ranks have the same */
+    uint32_t id;                /* communicators with common ranks have different numbers */
     dt__published *calls;       /* (nodes) what the leaders publish */
     dt__message *messages;      /* (2 (size + nodes)) of a round, the first `under_way` in use */
     int under_way;
@@ -13134,7 +13135,7 @@ struct dt_comm {
 static int dt__is_far(const dt_comm *c, int peer) { return c->place[peer].node != c->node; }
 /* The rank of a local rank. */
 static int dt__local(const dt_comm *c, int local) { return c->member[c->first[c->node] + local]; }
-/* The rank of a node through which the data of rank p of another node comes there and goes from there. */
+/* The rank of this node that exchanges data with rank p of another node. */
 static int dt__leader(const dt_comm *c, int node, int p)
 {
     return c->member[c->first[node] + c->place[p].local % (c->first[node + 1] - c->first[node])];
@@ -13142,7 +13143,7 @@ static int dt__leader(const dt_comm *c, int node, int p)
 
 static dt__rank_state *dt__job_rank(dt__job *job, int rank) { return (dt__rank_state *)(void *)(job + 1) + rank; }
 static dt__rank_state *dt__own_state(const dt_comm *c) { return dt__job_rank(c->job, c->place[c->rank].job); }
-/* The area's tables go by local rank. */
+/* The area's tables are indexed by local rank. */
 static dt__member *dt__comm_slot(const dt_comm *c, int local) { return (dt__member *)(void *)(c->area + 1) + local; }
 static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
@@ -13182,7 +13183,7 @@ static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3)
 
 static void dt__link_poll(dt__link *f);
 
-/* Compute code calls this often, so that a long stretch of work does not look like a frozen rank. */
+/* Compute code calls this often, so that a rank in a long computation does not look frozen. */
 static void dt__comm_tick(dt_comm *c)
 {
     if (!c || !c->job) return;
@@ -13238,7 +13239,7 @@ static void dt__comm_fits(dt_comm *c, int ranks, int fits)
         __atomic_store_n(&dt__job_rank(c->job, ranks - 1)->unfit, !fits, __ATOMIC_RELAXED);
 }
 
-/* Whether a rank that ended with this wait status failed. One that stopped on request did not. */
+/* Did a rank that ended with this wait status fail? A rank that stopped on request did not. */
 static int dt__end_failed(int status) { return status && status != dt_exit_code(DT_E_STOPPED) << 8; }
 
 static void dt__blame(uint32_t *fault, int kind, int rank)
@@ -13330,7 +13331,8 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
     return dt__error(code, "%s", c->message);
 }
 
-/* The first fault. What a rank does because of a fault (leave, end) comes later and must not be blamed for it. */
+/* Returns the first fault. A rank that leaves or ends because of a fault does so later and must not be blamed for
+ * it. */
 static uint32_t dt__comm_fault(const dt_comm *c)
 {
     const dt_comm *base = c->link ? c->link->base : NULL;
@@ -13353,7 +13355,7 @@ static dt_result dt__comm_explain(dt_comm *c)
     return dt__comm_fail(c, DT_E_PEER);
 }
 
-/* The loads are acquire: a peer that arrived before the trouble began is then seen to have arrived (dt__give_up). */
+/* The loads are acquire, so a peer that arrived before the fault is seen to have arrived (dt__give_up). */
 static int dt__comm_troubled(const dt_comm *c)
 {
     const dt__area *area = c->area, *base = c->link && c->link->base ? c->link->base->area : NULL;
@@ -13416,10 +13418,11 @@ static int dt__silent_too_long(dt__watch *w, int suspect, uint32_t life, int tim
     return w->silence * 1e3 >= timeout_ms;
 }
 
-/* Follows "waits for" from a rank of the job to the rank that holds all up, stream by stream: a stream that waits for a
- * rank waits for the stream there that makes the same calls, and one that waits for the other stream of its rank waits
- * for what that one waits for. A stream renews its stamp while it waits for a rank, so an old stamp belongs to a rank
- * that froze meanwhile. Returns the rank, or DT__RANKS_MAX for a circle; *life is what must change. */
+/* Follows "waits for" from a rank of the job to the rank that holds up the others, stream by stream. A stream that
+ * waits for a rank waits for the stream of that rank that makes the same calls; a stream that waits for the other
+ * stream of its own rank waits for whatever that stream waits for. A stream renews its stamp while it waits for a rank,
+ * so an old stamp belongs to a rank that has frozen. Returns the rank, or DT__RANKS_MAX for a cycle; *life is what must
+ * change. */
 static int dt__find_culprit(dt_comm *c, int rank, uint32_t *life)
 {
     uint32_t now = dt__clock_ms();
@@ -13441,7 +13444,7 @@ static int dt__find_culprit(dt_comm *c, int rank, uint32_t *life)
     return DT__RANKS_MAX;
 }
 
-/* Whether a rank of this job, or who it waits for, has been silent for too long. */
+/* Has a rank of this job, or the rank that it waits for, been silent for too long? */
 static int dt__job_silent(dt_comm *c, int rank, dt__watch *w)
 {
     uint32_t life;
@@ -13469,7 +13472,7 @@ static void dt__hear_start(dt__link *f, dt__message *m, int sends, int peer, dt_
     if (f->start(f, m)) m->data = NULL;
 }
 
-/* Whether the message can be started again. */
+/* Can the message be started again? */
 static int dt__hear_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
 
 /* Tells all ranks once why this node's job failed. */
@@ -13532,7 +13535,7 @@ static void dt__link_poll(dt__link *f)
     dt__hear(f);
 }
 
-/* Before a failing call returns: waits until the other nodes have been told, at most half a second. */
+/* Waits until the other nodes have been told, at most half a second. Runs before a failing call returns. */
 static void dt__hear_last(dt__link *f)
 {
     dt__hearing *h = f ? f->hearing : NULL;
@@ -13544,7 +13547,7 @@ static void dt__hear_last(dt__link *f)
             dt__link_poll(f);
 }
 
-/* Whether a rank of another node has not answered for too long. */
+/* Has a rank of another node been silent for too long? */
 static int dt__hear_silent(dt__link *f, int peer, dt__watch *w)
 {
     dt__hearing *h = f->hearing;
@@ -13609,8 +13612,8 @@ static int dt__arrived(const dt__awaited *a)
     return __atomic_load_n(&a->message->done, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* Whether a rank has sent what this rank has not taken, maybe since the emulated link delays it. Another thread that
- * polls has taken a packet before the message is done, so this waits for that thread. */
+/* Has a rank sent something that this rank has not taken, maybe because the emulated link delays it? Another thread
+ * that polls takes a packet before the message is done, so this waits for that thread. */
 static int dt__link_unread(dt__link *f, const dt__awaited *a, int from)
 {
     const dt__channel *channel = dt__comm_channel(f->base, from, f->rank);
@@ -13621,7 +13624,7 @@ static int dt__link_unread(dt__link *f, const dt__awaited *a, int from)
     return unread;
 }
 
-/* Whether to give up waiting. What the peer did before it left or failed still counts. */
+/* Is waiting pointless? What the peer did before it left or failed still counts. */
 static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
 {
     const dt__rank_place *p = &c->place[a->peer];
@@ -13662,8 +13665,8 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
     return !r && up ? dt__comm_explain(c) : r;
 }
 
-/* How long a rank with a core of its own looks for a message without sleeping: what 32 MB need where links are fast. In
- * its sleep the link's buffers fill up. A background stream, whose core computes, sleeps at once. */
+/* How long a rank with a core of its own polls for a message before it sleeps: the time that 32 MB take on a fast link,
+ * whose buffers would fill up during a sleep. A background stream, whose core computes, sleeps at once. */
 #define DT__MESSAGE_SPIN 1e-2 /* seconds */
 
 static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
@@ -13721,14 +13724,15 @@ static int dt__own_cores(void)
     return cores > 0 ? cores : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-/* Polls before sleeping: many if the machine has a core for every stream of the job, and a rank may use as many. */
+/* Number of polls before sleeping: many if the machine has a core for every stream of the job, and a rank may use as
+ * many. */
 static int dt__spins(const dt__job *job, int streams)
 {
     int fits = job && streams <= dt__own_cores() && job->size * streams <= sysconf(_SC_NPROCESSORS_ONLN);
     return fits ? DT__SPINS : streams > 1 ? 4 : 20;
 }
 
-/* From here on the background thread alone uses it. */
+/* From here on only the background thread uses it. */
 static void dt__comm_other_stream(dt_comm *c)
 {
     c->stream = 1;
@@ -13754,7 +13758,8 @@ static int64_t dt__read_number(const char *path, const char *key)
     return value;
 }
 
-/* Bytes that can be allocated without swapping or being killed: of the machine, and of the container's limit. */
+/* Bytes that can be allocated without swapping and without the out-of-memory killer: the lesser of the machine's and
+ * the container's limit. */
 static int64_t dt__memory_available(void)
 {
     int64_t free_kb = dt__read_number("/proc/meminfo", "MemAvailable:");
@@ -13766,7 +13771,8 @@ static int64_t dt__memory_available(void)
     return dt__max(available, 0);
 }
 
-/* Fixes memory behind [where, where + bytes) of the job's file now: a lack of it is an error then, not a SIGBUS. */
+/* Allocates the pages of [where, where + bytes) of the job's file now, so that a lack of memory is an error instead of
+ * a SIGBUS. */
 static int dt__file_reserve(int fd, int64_t where, int64_t bytes)
 {
 #ifdef __linux__
@@ -13780,7 +13786,7 @@ static int dt__file_reserve(int fd, int64_t where, int64_t bytes)
 #endif
 }
 
-/* Gives the memory of one region back. Processes: only the last one to leave may free the file's pages. */
+/* Returns the memory of one region. Processes: only the last one to leave may free the file's pages. */
 static void dt__region_drop(dt_comm *c, dt__region *region, int last)
 {
     if (c->fd >= 0 || last) munmap(region->base, (size_t)region->bytes);
@@ -13829,7 +13835,7 @@ static dt__region *dt__region_join(dt_comm *c, int64_t where, int64_t bytes, int
     return region;
 }
 
-/* How peers name this memory, or -1 when it is private. Looks at the parents' memory too. */
+/* How peers name this memory, or -1 if it is private. Searches the parents' memory, too. */
 static int64_t dt__locate(const dt_comm *c, const void *data, int64_t bytes)
 {
     const char *p = (const char *)data;
@@ -13840,7 +13846,7 @@ static int64_t dt__locate(const dt_comm *c, const void *data, int64_t bytes)
     return -1;
 }
 
-/* Where memory that a peer named lies here. */
+/* The address of memory that a peer named, in this process. */
 static float *dt__resolve(const dt_comm *c, int64_t where)
 {
     if (c->fd < 0) return (float *)(intptr_t)where;
@@ -13866,13 +13872,13 @@ static dt_result dt__step(dt_comm *c)
     return r;
 }
 
-/* What a local rank published last. */
+/* The call that a local rank published last. */
 static const dt__published *dt__peer_call(const dt_comm *c, int local)
 {
     return &dt__comm_slot(c, local)->call[c->meets & 1u];
 }
 
-/* A step that tells the local ranks this rank's call. */
+/* A step that publishes this rank's call to the local ranks. */
 static dt_result dt__publish_call(dt_comm *c)
 {
     dt__comm_slot(c, c->local_rank)->call[++c->meets & 1u] = c->call;
@@ -13891,7 +13897,7 @@ static void dt__format_call(char *text, size_t size, const dt__published *call)
              (long long)call->count, call->op == DT__CALL_ALLOC ? "bytes" : "floats", how);
 }
 
-/* Whether ranks p and q make the same call. */
+/* Do ranks p and q make the same call? */
 static dt_result dt__check_same(dt_comm *c, int p, const dt__published *a, int q, const dt__published *b)
 {
     char first[128], other[128];
@@ -13958,7 +13964,7 @@ static dt_result dt__round_wait(dt_comm *c, dt_result r)
     return r;
 }
 
-/* Bytes that reach a peer count in this communicator and in those that it was split from, which another thread may
+/* Counts bytes that reach a peer, in this communicator and in those that it was split from, which another thread may
  * use. A link between nodes, or the one that a single node emulates, needs time for them. */
 static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
 {
@@ -14009,8 +14015,9 @@ static dt_result dt__meet(dt_comm *c)
     return r;
 }
 
-/* Meets for a collective that reads `count` floats of each rank's data. *staged: private memory, which the local ranks
- * cannot read; else c->view is where they read each other's data. Thread ranks read private memory, too. */
+/* Starts a collective that reads `count` floats of each rank's data. *staged: the data is private memory, which the
+ * local ranks cannot read; otherwise c->view is where they read each other's data. Thread ranks also read private
+ * memory. */
 static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int *staged)
 {
     dt_result r;
@@ -14046,7 +14053,7 @@ typedef struct dt__sum {
     dt_op op;
     int size;
     const float *const *from; /* (size) the ranks' data */
-    const dt__part *parts;    /* rank by rank, each rank's in the order of leaves; NULL: one leaf per rank */
+    const dt__part *parts;    /* rank by rank, the parts of each in the order of leaves; NULL: one leaf per rank */
     const int *counts;        /* (size) parts of each rank; NULL: one */
     float *const *to;         /* (outputs) where results go */
     int outputs;
@@ -14058,9 +14065,9 @@ static void dt__combine(const dt__kernels *k, dt_op op, float *to, const float *
     k->binary(op == DT_SUM ? DT__OP_ADD : op == DT_MAX ? DT__OP_MAXIMUM : DT__OP_MINIMUM, to, a, 1, b, 1, n);
 }
 
-/* One block of the sum, n <= DT__BLOCK. A stack of subtrees: a node is combined with its left neighbour as soon as
- * both are there; at the end what is left over is folded from the right. The last combination writes the outputs. An
- * output may be the first source of its rank: by then this block of it has been read. */
+/* One block of the sum, n <= DT__BLOCK. A stack of subtrees: a node is combined with its left neighbour as soon as both
+ * are complete; at the end the remaining subtrees are folded from the right. The last combination writes the outputs.
+ * An output may be the first source of its rank, because this block of the source has been read by then. */
 static void dt__sum_block(const dt__kernels *k, const dt__sum *s, int64_t at, int64_t n)
 {
     float temp[DT__TREE_DEPTH][DT__BLOCK];
@@ -14121,7 +14128,7 @@ static void dt__sum_into(dt_comm *c, dt_op op, const float *const *from, const d
  * Every rank has a stream, its extents one after the other, which all ranks receive. It crosses to each other node
  * once, to the leader there, whose stage the ranks of the node read. */
 
-/* Copies floats [at, at + n) of a rank's stream: from its memory to `flat`, or from flat to its places in `to`. */
+/* Copies floats [at, at + n) of a rank's stream from its memory to `flat`, or from `flat` to their places in `to`. */
 static void dt__stream_copy(const dt__extent *e, int count, int rank, int64_t at, int64_t n, float *flat,
                             const float *from, float *to)
 {
@@ -14143,7 +14150,8 @@ static int64_t dt__round_part(int64_t length, int64_t at, int64_t width)
     return dt__max(0, dt__min(width, length - at));
 }
 
-/* Floats per place if a part of the stage has so many places, and one for each rank that this rank is the leader of. */
+/* Floats per place, if a part of the stage has `places` of them and one more for each rank that this rank is the leader
+ * of. */
 static int64_t dt__stage_width(const dt_comm *c, int places)
 {
     int64_t width = c->part / (places + c->relays);
@@ -14168,7 +14176,7 @@ static dt_result dt__spread(dt_comm *c, int64_t round, int64_t at, int64_t width
     return dt__round_wait(c, r);
 }
 
-/* Where rank p's chunk lies after that and a step, if a local rank's is in `own`. */
+/* Where rank p's chunk lies after dt__gather_round and a step, if a local rank's chunk is in `own`. */
 static float *dt__spread_to(const dt_comm *c, int64_t round, int p, int64_t width, int places, int own)
 {
     if (!dt__is_far(c, p)) return dt__stage(c, c->place[p].local, round) + own * width;
@@ -14304,13 +14312,13 @@ static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int 
     return DT_OK;
 }
 
-/* Work memory for the subtrees of node k; from k = nodes on, for what this rank sends as a leader. */
+/* Work memory for the subtrees of node k; k >= nodes: for what this rank sends as a leader. */
 static float *dt__subtrees_at(const dt_comm *c, const dt__reduction *x, int k)
 {
     return c->work + k * c->widest * x->width;
 }
 
-/* n floats of range p of a subtree of this node: where they lie, or computed into `to`. */
+/* n floats of range p of a subtree of this node: returned in place, or computed into `to`. */
 static const float *dt__subtree_sum(dt_comm *c, const dt__reduction *x, const dt__subtree *t, int p, int64_t at,
                                     int64_t n, float *to)
 {
@@ -14353,7 +14361,7 @@ static dt_result dt__reduce_nodes(dt_comm *c, const dt__reduction *x, int64_t at
     return dt__round_wait(c, r);
 }
 
-/* Adds this rank's range: the subtrees of all nodes, or what the ranks of the one node have. */
+/* Adds this rank's range: the subtrees of all nodes, or the data of all ranks of the only node. */
 static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64_t n, float *const *to, int outputs)
 {
     const float **addend = c->source + (c->source_room - c->subtrees);
@@ -14371,7 +14379,7 @@ static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64
     dt__sum_range(c, &s, 0, n);
 }
 
-/* All ranks share memory and read and write each other's data where it is. */
+/* All ranks share memory and read and write each other's data in place. */
 static dt_result dt__reduce_in_place(dt_comm *c, const dt__reduction *x)
 {
     const dt__part *part = x->parts;
@@ -14453,7 +14461,7 @@ static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
     for (int p = 0; p < c->size; p++) longest = dt__max(longest, c->length[p] = x->cut[p + 1] - x->cut[p]);
     dt__count_reduce(c, x);
     if (c->nodes == 1 && !x->staged) return dt__reduce_in_place(c, x);
-    x->places = x->parts || c->size == c->nodes ? 1 : c->size; /* on all ranks alike, whether theirs is staged or not */
+    x->places = x->parts || c->size == c->nodes ? 1 : c->size; /* the same on all ranks, staged or not */
     x->own = x->staged ? c->rank : 0;
     x->width = dt__stage_width(c, x->places);
     if (c->nodes > 1) sources = (int64_t)(c->nodes + c->relays) * c->widest;
@@ -14641,8 +14649,8 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
     return dt__reduce(c, &x);
 }
 
-/* An all-gather of extents of any length: every rank lists the same, and `mine` is symmetric memory of `reach` floats.
- * Where out is mine itself, a rank's own extents are in their place already. */
+/* An all-gather of extents of any length. Every rank lists the same extents; `mine` is symmetric memory of `reach`
+ * floats. If out is `mine` itself, a rank's own extents are already in place. */
 static dt_result dt__gather_extents(dt_comm *c, float *mine, int64_t reach, const dt__extent *e, int count, float *out)
 {
     int64_t floats = 0;
@@ -14655,9 +14663,9 @@ static dt_result dt__gather_extents(dt_comm *c, float *mine, int64_t reach, cons
     return dt__gather(c, mine, reach, e, count, out);
 }
 
-/* An all-to-all of rows of `width` floats: rank p gets rows [give[p * bins], give[(p + 1) * bins]) of `from`, and rank
- * p's come to rows [take[p * bins], ..) of `to`; the receiver knows how many. `stage` is symmetric memory for size + 1
- * words, rounded up to 16, and all rows of `from`. */
+/* An all-to-all of rows of `width` floats. Rank p gets rows [give[p * bins], give[(p + 1) * bins]) of `from`; the rows
+ * from rank p go to rows [take[p * bins], ..) of `to`. The receiver knows the number of rows. `stage` is symmetric
+ * memory for size + 1 words, rounded up to 16, and for all rows of `from`. */
 static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const int32_t *take, const float *from,
                                      const int32_t *give, int64_t bins, int64_t width)
 {
@@ -14721,7 +14729,7 @@ static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
     return dt__wait_message(c, dt__outbox_message(c, to, ticket), to);
 }
 
-/* To another node, or from symmetric memory. */
+/* A message to another node, or from symmetric memory. */
 static dt_result dt__send_post(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
 {
     const int64_t bytes = count * (int64_t)sizeof(float);
@@ -14847,7 +14855,7 @@ static dt_result dt__agree(dt_comm *c, int ok, int *all)
     return r;
 }
 
-/* Every node has the memory, or none. */
+/* Either every node gets the memory, or none does. */
 static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **region)
 {
     int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->local_size, where, available;
@@ -15124,7 +15132,7 @@ static void dt__emulated_close(dt__link *link)
     dt_comm_free(&base);
 }
 
-/* A number in the environment, within [low, high]; 0 when it is not set. */
+/* A number in the environment, within [low, high]; 0 if it is not set. */
 static dt_result dt__environment_number(const char *name, double low, double high, const char *what, double *value)
 {
     const char *text = getenv(name);
@@ -15175,7 +15183,7 @@ DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
     return peer >= 0 && peer < c->size ? __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED) : 0;
 }
-/* Bytes to ranks on other nodes. */
+/* Bytes sent to ranks on other nodes. */
 static int64_t dt__comm_sent_far(const dt_comm *c)
 {
     int64_t bytes = 0;
@@ -15223,7 +15231,7 @@ static int64_t dt__comm_tables(dt_comm *c, char *block)
     return used;
 }
 
-/* The handle and its tables, without memory that is shared. All ranks are on this node until dt__comm_place. */
+/* The handle and its tables, without shared memory. All ranks are on this node until dt__comm_place. */
 static dt_comm *dt__comm_new(int rank, int size, int nodes, dt__job *job, int fd)
 {
     dt_comm *c = (dt_comm *)dt__alloc((int64_t)sizeof *c, "a communicator");
@@ -15237,7 +15245,7 @@ static dt_comm *dt__comm_new(int rank, int size, int nodes, dt__job *job, int fd
     c->job = job;
     c->fd = fd;
     c->spins = dt__spins(job, 1);
-    if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* who computes more refuses such a DT_ISA */
+    if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* the trainer refuses an unknown DT_ISA */
     c->first[1] = size;
     for (int p = 0; p < size; p++)
         c->member[p] = c->place[p].local = c->place[p].parent = c->place[p].job = c->place[p].world = p;
@@ -15254,8 +15262,8 @@ static int dt__node_count(const int *node, int size)
     return nodes;
 }
 
-/* Numbers the nodes in the order in which they come, and their ranks; counts the ranks that each rank is the leader of.
- * node (size) names a rank's node by any number. */
+/* Numbers the nodes in the order of their first ranks, and the ranks of each; counts the ranks that each rank is the
+ * leader of. node (size) identifies a rank's node by any number. */
 static void dt__comm_place(dt_comm *c, const int *node)
 {
     int k = 0;
@@ -15296,7 +15304,7 @@ static dt_result dt__stage_open(dt_comm *c)
     return DT_OK;
 }
 
-/* Maps the area that one rank has named; all ranks of the communicator are there when this returns. */
+/* Maps the area that one rank has named; returns when all ranks of the communicator have mapped it. */
 static dt_result dt__comm_join(dt_comm *c, int64_t where)
 {
     dt__region *region;
@@ -15386,7 +15394,8 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd,
     return r;
 }
 
-/* What each rank says for a split, (size, 2): its color, and how many communicators over nodes it has been in. */
+/* What each rank contributes to a split, (size, 2): its color, and how many communicators between nodes it has been
+ * in. */
 static dt_result dt__split_colors(dt_comm *c, int color, float *all)
 {
     int32_t words[2] = {color, c->link ? (int32_t)c->link->ids : 0};
@@ -15413,7 +15422,7 @@ static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, 
     if (!(s = dt__comm_new(rank, members, dt__node_count(node, members), c->job, c->fd))) return NULL;
     s->parent = c;
     s->link = c->link;
-    s->rate = s->nodes < 2 && c->nodes > 1 ? 0.0 : c->rate; /* the emulated link is one between nodes, if there are */
+    s->rate = s->nodes < 2 && c->nodes > 1 ? 0.0 : c->rate; /* with nodes, the emulated link connects them */
     s->id = (uint32_t)id;
     if (c->link) c->link->ids = (uint32_t)id + 1;
     dt__comm_place(s, node);
@@ -15557,7 +15566,7 @@ typedef struct dt__mpi {
 
 typedef char dt__mpi_request_fits[sizeof(MPI_Request) <= sizeof(void *) ? 1 : -1]; /* in dt__message.own */
 
-/* Set when MPI refused something, or when a message was given up: other ranks may never reach MPI_Finalize then. */
+/* Set when MPI returned an error, or when a message was abandoned: other ranks may never reach MPI_Finalize then. */
 static int dt__mpi_trouble;
 
 /* The processes that an MPI launcher says it started, this one included; 0: no launcher says so. mpirun sets a variable
@@ -15580,7 +15589,7 @@ static dt_result dt__mpi_error(const char *call, int code)
     return dt__error(DT_E_PEER, "%s failed: %s", call, text);
 }
 
-/* Whether this thread may call MPI. */
+/* May this thread call MPI? */
 static dt_result dt__mpi_admit(const dt__mpi *f)
 {
     int main_thread = 1;
@@ -15631,7 +15640,7 @@ static dt_result dt__mpi_start(dt__link *link, dt__message *m)
     return code ? dt__mpi_error("MPI_Isend", code) : DT_OK;
 }
 
-/* Whether a request completes within `seconds`. If not, the request belongs to MPI from now on. */
+/* Does a request complete within `seconds`? If not, the request belongs to MPI from now on. */
 static int dt__mpi_wait(MPI_Request *request, double seconds)
 {
     double until = dt__now() + seconds;
@@ -15680,7 +15689,7 @@ static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
     return code;
 }
 
-/* Whether the message is complete; if so, finishes it. */
+/* Is the message complete? If so, finishes it. */
 static int dt__mpi_complete(dt__message *m)
 {
     MPI_Request request;
@@ -15693,8 +15702,8 @@ static int dt__mpi_complete(dt__message *m)
     return 1;
 }
 
-/* With no message under way, a probe that finds nothing (no message has the largest tag) lets MPI move what it has
- * buffered. */
+/* With no message under way, a probe that finds nothing (no message has the largest tag) lets MPI move buffered
+ * data. */
 static dt_result dt__mpi_poll(dt__link *link)
 {
     dt__mpi *f = (dt__mpi *)link;
@@ -15788,8 +15797,8 @@ static void dt__mpi_ungroup(dt__link *link, void *group)
 
 /* ---- opening and closing MPI ---- */
 
-/* At exit. MPI_Finalize would wait for a frozen rank without end. So the ranks meet first; after trouble a rank waits
- * 10 s for the others, then ends without MPI_Finalize, and mpirun ends the job. */
+/* Runs at exit. MPI_Finalize would wait for a frozen rank forever, so the ranks meet first. After a failure a rank
+ * waits 10 s for the others, then ends without MPI_Finalize, and mpirun ends the job. */
 static void dt__mpi_end(void)
 {
     MPI_Request request = MPI_REQUEST_NULL;
@@ -15883,7 +15892,7 @@ typedef struct dt__world {
     int port;
     double patience;   /* seconds to wait for the others where all meet: DT_RENDEZVOUS_TIMEOUT */
     char address[256]; /* where rank 0 listens; "": the launcher does not say */
-    int everywhere;    /* rank 0 listens on all interfaces, because the address is none of its host's */
+    int everywhere;    /* rank 0 listens on all interfaces, because its host does not have the address */
     char job[96];      /* the same for all ranks of one start; another start rarely has the same */
     char fabric[32];   /* libfabric's provider: DT_FABRIC */
     char network[64];  /* interface or address of this host to use: DT_INTERFACE; "": the way to rank 0 */
@@ -16512,7 +16521,8 @@ static int dt__route_address(const dt__world *w, char *text, size_t room)
     return found;
 }
 
-/* As digits: DT_INTERFACE (a name or an address), the way to rank 0, or the first interface that leads out. */
+/* The address in digits: DT_INTERFACE (a name or an address), the way to rank 0, or the first interface that leads
+ * out. */
 static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 {
     unsigned char digits[16];
@@ -16551,7 +16561,7 @@ enum { DT__OFI_BUFFER = 8192, DT__OFI_POSTED = 64, DT__OFI_BATCH = 16 };
 #define DT__OFI_PATIENCE 0.25              /* seconds that a cancelled operation may take to end */
 
 typedef struct dt__ofi_header {
-    uint32_t job; /* a digest of the job's name */
+    uint32_t job; /* digest of the job's name */
     int32_t kind, from;
     uint32_t tag;              /* of the message */
     uint32_t number, data_tag; /* of a long message: the sender's number for it; where the data goes */
@@ -16778,7 +16788,7 @@ static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__ofi_header 
     return dt__ofi_say(f, h->from, &take, NULL);
 }
 
-/* A message has come: to its receive, or it waits for one. */
+/* A message has arrived: it goes to its receive, or waits for one. */
 static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, const void *data, int64_t bytes)
 {
     dt__message *m = f->wanted;
@@ -16924,8 +16934,8 @@ static void dt__ofi_forget(dt__ofi *f)
     f->sending = 0;
 }
 
-/* Gives the endpoint up. Closing it is the only way to make a provider with a thread of its own forget memory that a
- * peer has begun to read or write. Any other provider moves data only when it is called, and it is not called again:
+/* Abandons the endpoint. Closing the endpoint is the only way to make a provider with a thread of its own forget memory
+ * that a peer has begun to read or write. Any other provider moves data only inside calls, and no more calls are made:
  * tcp;ofi_rxm of libfabric 1.17 may crash when it closes a connection whose link is cut. */
 static void dt__ofi_abandon(dt__ofi *f)
 {
@@ -16933,7 +16943,7 @@ static void dt__ofi_abandon(dt__ofi *f)
     dt__ofi_forget(f);
 }
 
-/* A long message that libfabric has is cancelled there; where the provider cannot do that, the endpoint is given up. */
+/* Cancels a long message that libfabric holds; if the provider cannot cancel it, abandons the endpoint. */
 static void dt__ofi_cancel(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
@@ -17812,7 +17822,7 @@ typedef struct dt__state_slice {
     float *data;
 } dt__state_slice;
 
-/* What a walk over a state does with the slices of a tensor. */
+/* The callback of a walk over a state, called with the slices of each tensor. */
 typedef dt_result dt__visit_slices(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices);
 
 /* The name of a slice in a sharded checkpoint, "weight/transformer.wte.weight/000003/000000001024": array, and first
@@ -18062,7 +18072,7 @@ static dt_result dt__reader_visit(void *user, const dt__state_tensor *of, dt__st
     return r ? r : dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
 }
 
-/* Where the numbers of a state go, tensor by tensor. */
+/* The destination of the numbers of a state, tensor by tensor. */
 typedef struct dt__export {
     dt__reader *from;     /* where the numbers are read from first; NULL: they are in memory */
     dt__gatherer *gather; /* whole tensors, in their order; NULL: slices, as they are stored */
@@ -18793,7 +18803,7 @@ DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list
     return n;
 }
 
-/* Powers and number of a step that a program may have loaded. */
+/* Powers and number of the step, which a program may have loaded. */
 static void dt__optimizer_seek(dt_optimizer *o)
 {
     dt__update u[2];
@@ -19867,10 +19877,10 @@ typedef struct dt__wire {
 
 /* ---- the allocation table ---------------------------------------------------------------------------- */
 
-/* What memory is for: a category of dt_memory, or bookkeeping of the host, which is not in the printed plan. */
+/* The purpose of memory: a category of dt_memory, or bookkeeping of the host, which is not in the printed plan. */
 enum { DT__FOR_HOST, DT__FOR_WEIGHTS, DT__FOR_GRADIENTS, DT__FOR_OPTIMIZER, DT__FOR_ACTIVATIONS, DT__FOR_BUFFERS,
        DT__FOR_OFFLOADED, DT__CATEGORIES };
-/* Who reaches it: host code, kernels, or both at one address. The CPU allocates all three alike. */
+/* Who accesses it: host code, kernels, or both at one address. The CPU allocates all three alike. */
 enum { DT__HOST, DT__DEVICE, DT__PINNED };
 
 typedef struct dt__allocation {
@@ -19954,7 +19964,7 @@ typedef struct dt__sharing {
     dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
 } dt__sharing;
 
-/* What one rank runs a step program with. All memory is allocated before step 1. */
+/* Everything that one rank needs to run a step program. All memory is allocated before step 1. */
 typedef struct dt__engine {
     const dt_recipe *recipe;
     const dt_layout *layout;
@@ -20099,7 +20109,7 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
     dt__sharing *w = &e->ranks, *x = &e->expert_ranks;
     const struct split {
         dt_comm **from;
-        int size, color, own; /* own: another thread uses it */
+        int size, color, own; /* own: a new communicator in any case, because another thread uses it */
         dt_comm **sub;
     } list[] = {{&e->comm, dp * cp, stage, 0, &e->same},
                 {&e->same, dp, c, e->shape.overlap, &w->data},
@@ -20889,7 +20899,7 @@ static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
 
 /* ---- between data-parallel ranks ---- */
 
-/* A set of gradients, and where a bucket begins in it. */
+/* A gradient set, and the place of a bucket in it. */
 static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->set_floats; }
 static int64_t dt__bucket_at(const dt__engine *e, int32_t b)
 {
@@ -20933,8 +20943,8 @@ static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__buck
     return b->copies > 1 ? &e->expert_ranks : &e->ranks;
 }
 
-/* Shared experts have one sum for the tokens of each rank that shares them: adds these, a subtree over shards, in the
- * place of the first. */
+/* Shared experts have one sum for the tokens of each rank that shares them. Adds these sums, which form a subtree over
+ * shards, in place of the first. */
 static void dt__engine_sources(const dt__engine *e, const dt__bucket *b, dt_pool *pool, float *first)
 {
     dt__terms t;
@@ -21564,7 +21574,7 @@ static dt_result dt__launch_seconds(const char *name, double lowest, double *sec
     return dt__error(DT_E_USAGE, "%s %s: it is a number of seconds from %g to 1e6", name, value, lowest);
 }
 
-/* What the options mean together. */
+/* Checks the options against each other. */
 static dt_result dt__launch_settle(dt__launch_plan *plan, const dt__launch_asked *asked)
 {
     char end;
@@ -21679,7 +21689,7 @@ typedef struct dt__supervisor {
     /* of one start */
     dt__job *job;
     int fd; /* its memory */
-    int alive, announced; /* ranks that run; whether the reason of an early end was printed */
+    int alive, announced; /* ranks that run; 1: the reason of an early end was printed */
     int lost;        /* ranks that died by themselves or froze */
     int status;      /* wait status of the first rank that failed, else of one that was stopped */
     double deadline; /* of the next escalation; 0: none */
@@ -21708,7 +21718,7 @@ static void dt__supervise_announce(dt__supervisor *s)
     s->deadline = dt__now() + 2;
 }
 
-/* A signal that asks for an end. A second Ctrl-C ends the grace time. */
+/* Handles a signal that asks for an end. A second Ctrl-C ends the grace time. */
 static void dt__supervise_signal(dt__supervisor *s, int sig)
 {
     int32_t grace = __atomic_load_n(&s->job->grace_ms, __ATOMIC_RELAXED);
@@ -21725,7 +21735,7 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
     s->deadline = dt__now() + patience;
 }
 
-/* The exit status of the job: of the rank that died first, however late the supervisor came to look at it. */
+/* The exit status of the job: that of the rank that died first, even if the supervisor noticed it later. */
 static int dt__supervise_status(const dt__supervisor *s)
 {
     uint32_t fault = s->job->fault;
@@ -21763,8 +21773,8 @@ static void dt__supervise_listen(dt__supervisor *s, const sigset_t *set)
 /* ---- ranks as processes ---- */
 
 #ifdef __linux__
-/* Notes the ranks that have ended. One that froze, or that was killed before the supervisor began to, is lost; one that
- * failed is not. */
+/* Notes the ranks that have ended. A rank that froze, or was killed before the supervisor began to end the job, is
+ * lost; a rank that failed is not. */
 static void dt__supervise_reap(dt__supervisor *s)
 {
     for (int r = 0; r < s->job->size; r++) {
@@ -21861,7 +21871,7 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
     return DT_OK;
 }
 
-/* Leaves out the ranks that were lost, when that is asked for. Whether enough are left. */
+/* Leaves out lost ranks if the options allow it. Are enough ranks left? */
 static int dt__supervise_shrink(dt__supervisor *s)
 {
     int left = s->plan.ranks - s->lost, use = left;
@@ -21878,7 +21888,7 @@ static int dt__supervise_shrink(dt__supervisor *s)
     return use >= s->plan.fewest;
 }
 
-/* Announces a restart and waits 1, 2, 4 .. 30 times the backoff. Whether nobody asked to stop. */
+/* Announces a restart and waits 1, 2, 4 .. 30 times the backoff. Returns 0 if somebody asked to stop. */
 static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
 {
     double wait = s->plan.backoff * (double)dt__min((int64_t)1 << dt__min(s->idle, 5), 30), until = dt__now() + wait;
@@ -21892,7 +21902,7 @@ static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
     return !s->signal;
 }
 
-/* Whether the ranks start again: they failed in a way that a restart may mend, and restarts are left. */
+/* Should the ranks start again? They must have failed in a way that a restart may mend, and restarts must be left. */
 static int dt__supervise_again(dt__supervisor *s, const sigset_t *set)
 {
     int status = dt__supervise_status(s);
@@ -21934,8 +21944,8 @@ static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
     return r;
 }
 
-/* A rank leaves Ctrl-C and a closed terminal to the supervisor and passes SIGTERM on to it, so that whoever gets the
- * signal the whole job stops in order. SIGTERM from the supervisor is its last word. */
+/* A rank leaves Ctrl-C and a closed terminal to the supervisor and passes SIGTERM on to it, so that the whole job stops
+ * in order, whichever process gets the signal. SIGTERM from the supervisor is final. */
 static void dt__rank_signal(int sig, siginfo_t *info, void *context)
 {
     int saved = errno;
@@ -21949,7 +21959,7 @@ static void dt__rank_signal(int sig, siginfo_t *info, void *context)
     errno = saved;
 }
 
-/* The job whose memory was inherited, or NULL when this process was not started by a supervisor. */
+/* The job whose memory was inherited, or NULL if this process was not started by a supervisor. */
 static dt__job *dt__attach(int fd)
 {
     dt__job head;
@@ -22006,7 +22016,7 @@ static uint64_t dt__node_key(const dt__link *f)
     return key;
 }
 
-/* Sends or receives a message while a job starts; the other rank may need until then to come up. */
+/* Sends or receives a message while a job starts; the other rank may take until then to start. */
 static dt_result dt__start_message(dt__link *f, int sends, int peer, void *data, int64_t bytes, double until)
 {
     int done;
@@ -22068,7 +22078,7 @@ static int dt__node_place(const dt__address *address, int rank, int size, int *f
     return ranks;
 }
 
-/* Opens the memory of this rank's node; when one of its ranks cannot, each is a node of its own. */
+/* Opens the memory of this rank's node; if one of its ranks cannot, each of them is a node of its own. */
 static dt_result dt__node_join(dt__link *f, dt__address *address, double timeout, int *fd, int *place)
 {
     int first, ranks = dt__node_place(address, f->rank, f->size, &first, place);
@@ -22093,7 +22103,7 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, double timeout
     return dt__exchange_addresses(f, address);
 }
 
-/* A communicator over all ranks of a link, which it takes for its own. On one node shared memory does all. */
+/* A communicator over all ranks of a link, which it owns from then on. On one node shared memory replaces the link. */
 static dt_result dt__join(dt_comm **c, dt__link *f)
 {
     double timeout = getenv("DT_TIMEOUT") ? atof(getenv("DT_TIMEOUT")) : 10.0;
@@ -22177,7 +22187,7 @@ static dt_result dt__start_thread(dt__rank_thread *t, dt__job *job, int rank, in
     return dt__error(DT_E_SYSTEM, "cannot start rank %d as a thread (%s): use fewer", rank, strerror(failed));
 }
 
-/* Threads cannot be killed: what does not end in time is left behind by exit. */
+/* Threads cannot be killed: a thread that does not end in time is left to exit(). */
 static void dt__supervise_threads(dt__supervisor *s, dt__rank_thread *threads, int ranks)
 {
 #ifdef __linux__
@@ -22247,7 +22257,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
 
 /* ---- dt_launch ---- */
 
-/* Another launcher started this rank: what remains of our options is the time limit. */
+/* Another launcher started this rank: of our options only the time limit remains. */
 static dt_result dt__launch_foreign(dt__launch_plan *plan, int *argc, char **argv, const char *launcher)
 {
     dt_result r = dt__launch_seconds("DT_TIMEOUT", 0.05, &plan->timeout);
@@ -22268,8 +22278,8 @@ static int dt__by_mpi(void)
 #endif
 }
 
-/* Whether another launcher made this process one of several, and this program has an engine that connects them: *w says
- * how many there are. */
+/* Did another launcher start this process as one of several, and does this program have an engine that connects them?
+ * *w says how many there are. */
 static dt_result dt__check_foreign(dt__world *w)
 {
     dt_result r;
@@ -22382,8 +22392,8 @@ static int dt__launched(const dt_comm *c)
 
 /* ---- dt_fail ---------------------------------------------------------------------------------------- */
 
-/* Tells the supervisor about a failure that a restart would repeat. Whether this rank prints its error: the first that
- * fails does, and the supervisor names a rank that died or froze. */
+/* Tells the supervisor about a failure that a restart would repeat. Returns whether this rank prints its error: the
+ * first rank that fails does, and the supervisor names a rank that died or froze. */
 static int dt__fail_speaks(void)
 {
     dt__job *job = dt__thread.rank ? dt__thread.rank->job : NULL;
@@ -22398,7 +22408,8 @@ static int dt__fail_speaks(void)
     if (code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM &&
         (code != DT_E_FILE || __atomic_load_n(&job->progress, __ATOMIC_RELAXED) < 0))
         __atomic_store_n(&job->lasts, 1u, __ATOMIC_RELAXED);
-    /* The sentence and exit status of the first failure are the job's: wait until the supervisor has noted it. */
+    /* The sentence and exit status of the first failure are the job's: wait until the supervisor has noted that
+     * failure. */
     while (code == DT_E_PEER && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) && dt__now() < until) dt__nap();
     if (code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
     else speaks = !__atomic_exchange_n(&job->told, 1u, __ATOMIC_SEQ_CST);
@@ -22552,8 +22563,8 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 
 enum { DT__PREFILL = 32 };
 
-/* What draws text: the whole sequence at once, or the decode form, DT__PREFILL positions at a time or one, against a
- * cache of keys and values. The two decode nets have the same cache. */
+/* Draws text: from the whole sequence at once, or in the decode form, DT__PREFILL positions at a time or one, with a
+ * cache of keys and values. The two decode nets share the cache. */
 typedef struct dt__candidate {
     float logit;
     int32_t token;
@@ -22583,13 +22594,13 @@ typedef struct dt__saver {
     int64_t parts;
     dt__part_file *all;     /* (ranks): the files of all ranks */
     dt__text manifest;
-    dt__manifest now;       /* of the save under way or the last one: identity of the run, step, scalars of the state */
+    dt__manifest now;       /* the save under way or the last one: identity of the run, step, scalars of the state */
     int writing, warned;    /* writing: a save is under way */
     int64_t written, saved; /* ticket of the job that writes; the step of the last checkpoint that was published */
     double last;            /* time of the last save */
     int64_t bytes;          /* of the last save, all files */
-    double seconds, cost;   /* of the last save: until it was published; that training waited */
-    double blocked;         /* that training waited, all saves together */
+    double seconds, cost;   /* seconds of the last save: until it was published; that training waited */
+    double blocked;         /* seconds that training waited, all saves together */
     double interval;        /* seconds between automatic saves (rank 0); 0: not known yet */
     dt__files mirror_files;
     dt__queue mirror;       /* rank 0: copies complete checkpoints to a second place */
@@ -22597,9 +22608,9 @@ typedef struct dt__saver {
     int64_t mirrored;       /* the step that the mirror's thread copied last */
 } dt__saver;
 
-/* What a rank remembers of a step for dt_doctor: seconds, of the whole step, waiting for data, in work, waiting for
- * sums of gradients and gathered weights, sending inside of segments; bytes sent for gradients and weights, of these to
- * other nodes, and by tensor groups to other nodes. */
+/* Seconds of one step for dt_doctor: the whole step, waiting for data, work, waiting for sums of gradients and gathered
+ * weights, sending inside of segments. Bytes sent for gradients and weights, of these to other nodes, and by tensor
+ * groups to other nodes. */
 enum { DT__PULSE_STEP, DT__PULSE_DATA, DT__PULSE_WORK, DT__PULSE_EXPOSED, DT__PULSE_WITHIN, DT__PULSE_SENT,
        DT__PULSE_FAR, DT__PULSE_CROSSED, DT__PULSE_KINDS };
 enum { DT__PULSES = 8 };
@@ -22607,11 +22618,11 @@ enum { DT__PULSES = 8 };
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
-    const char *from; /* what it serves: a step of a checkpoint, or published weights. NULL: it trains */
+    const char *from; /* what it serves: a step of a checkpoint, or published weights; NULL: it trains */
     dt_comm *comm;
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
-    dt_data *data;           /* NULL with a source, and where it serves */
+    dt_data *data;           /* NULL with a source, and in a generator */
     dt__feed feed;
     dt__loader *loader;
     dt__batch batch; /* this rank's samples of the step */
@@ -22638,8 +22649,8 @@ struct dt_trainer {
     double peak_gflops, opened, started, printed, waited;
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
     double own_gflops;                         /* this rank's part of peak_gflops */
-    double pulse[DT__PULSES][DT__PULSE_KINDS]; /* of the last steps, in turn: where their time went */
-    int64_t pulses;                            /* steps so far; the first one, which is cold, has none */
+    double pulse[DT__PULSES][DT__PULSE_KINDS]; /* a ring of the last steps: where their time went */
+    int64_t pulses;                            /* steps so far, without the first, which is cold */
     dt_memory planned;
 };
 
@@ -22926,7 +22937,7 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
                                      (uint32_t)dt__trainer_index(t, step, row + i % e->rows), (uint32_t)step, 0);
 }
 
-/* Floats of the largest parameter that must be put together from its tensor shards or experts. */
+/* Floats of the largest parameter that must be assembled from its tensor shards or experts. */
 static int64_t dt__trainer_longest(const dt_trainer *t)
 {
     int64_t longest = 0;
@@ -22936,7 +22947,7 @@ static int64_t dt__trainer_longest(const dt_trainer *t)
     return longest;
 }
 
-/* What will be allocated on this rank. */
+/* The memory that this rank will allocate. */
 static dt_memory dt__memory_plan(const dt_trainer *t)
 {
     const dt__engine *e = &t->e;
@@ -23037,8 +23048,7 @@ static dt_result dt__memory_limit(int64_t *limit)
     return DT_OK;
 }
 
-/* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and come to the same answer.
- */
+/* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and reach the same answer. */
 static dt_result dt__check_memory(dt_trainer *t, int allocated)
 {
     enum { LINES = (int)(sizeof(dt_memory) / 8), TOTAL = 6 };
@@ -23083,7 +23093,7 @@ static int64_t dt__generator_floats(const dt__engine *e, const dt__net *net, int
     return floats;
 }
 
-/* A net that draws text finds its parameters where those of the trained one are. */
+/* A net that draws text uses the parameters of the trained one. */
 static void dt__generator_adopt(const dt__engine *e, dt__net *net)
 {
     for (int64_t q = 0; q < net->count; q++) {
@@ -23103,7 +23113,7 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
     dt__net *nets[3];
     dt_result r = DT_OK;
     nets[0] = &d->whole, nets[1] = &d->several, nets[2] = &d->one;
-    /* What a capacity drops depends on all tokens. */
+    /* Which tokens a capacity drops depends on all tokens. */
     if (m->segments || e->layout->output.no_cache || (m->experts && m->capacity > 0.0f))
         r = dt__net_open(&d->whole, m, 1, length);
     else {
@@ -23259,7 +23269,8 @@ static void dt__trainer_banner(const dt_trainer *t)
     fflush(stdout);
 }
 
-/* No id of the data is outside the model's tables and classes: of files now, of a source as its samples come. */
+/* Checks that every id of the data is inside the model's tables and classes: ids of files now, those of a source as its
+ * samples come. */
 static dt_result dt__trainer_ids(dt_trainer *t)
 {
     const int64_t *below = t->e.net.ids;
@@ -23293,7 +23304,7 @@ static int dt__predicts_text(const dt__net *net, int64_t words, int64_t vocabula
     return 0;
 }
 
-/* The initial weights of this rank's pieces: no rank ever has more (delayed initialisation). */
+/* The initial weights of this rank's shards: no rank ever holds more (delayed initialisation). */
 static dt_result dt__trainer_draw(dt_trainer *t)
 {
     dt__engine *e = &t->e;
@@ -23452,8 +23463,8 @@ typedef struct dt__state_walk {
     dt_trainer *t;
     int64_t first, end;
     int writes;      /* 1: each number has one rank that writes it; 0: all slices that this rank stores */
-    float *memory;   /* of one whole tensor, in the place of the engine's; NULL: the engine's */
-    float *snapshot; /* of the slices, one after the other, in the place of the engine's */
+    float *memory;   /* memory of one whole tensor, instead of the engine's; NULL: the engine's */
+    float *snapshot; /* memory of the slices, one after the other, instead of the engine's */
 } dt__state_walk;
 
 /* Of a range that several ranks store, each rank writes an equal part in whole blocks. A parameter of several stages is
@@ -23498,7 +23509,7 @@ static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x
     return data + (*from - begin);
 }
 
-/* Gives the slices of each tensor to `visit`, also where this rank has none of a tensor. */
+/* Gives the slices of each tensor to `visit`, also if this rank has none of a tensor. */
 static dt_result dt__state_each(const dt__state_walk *w, dt__visit_slices *visit, void *user)
 {
     const dt__net *net = &w->t->e.net;
@@ -23674,16 +23685,16 @@ static dt_result dt__manifest_recipe(const dt__manifest *m, const char *path, dt
     return j.result;
 }
 
-/* Compares the options that decide the bits of the remaining steps. Names of files do not; their contents have a hash.
- * Another number of steps is accepted if it changes no learning rate up to the next step: with --schedule constant
- * always, with wsd before the decay begins. */
+/* Compares the options that decide the bits of the remaining steps. Names of files do not matter; their contents have a
+ * hash. Another number of steps is accepted if it changes no learning rate up to the next step: with --schedule
+ * constant always, with wsd before the decay begins. */
 static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
     int64_t same = 0;
     char last[80];
     dt_result r;
-    old.model.family = t->recipe.model.family; /* early checkpoints do not say; their models differ in names */
+    old.model.family = t->recipe.model.family; /* early checkpoints lack it; their models differ in names */
     r = dt__manifest_recipe(m, path, &old);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
@@ -23848,7 +23859,7 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
     do {
         step = __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST);
         __atomic_store_n(&s->mirroring, step, __ATOMIC_SEQ_CST);
-    } while (step != __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST)); /* from here on retention spares the step */
+    } while (step != __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST)); /* from here on retention keeps the step */
     if (step != s->mirrored && dt__mirror_copy(t, step))
         fprintf(stderr, "dtrain: the mirror lacks step %lld: %s; training goes on\n", (long long)step,
                 dt_last_error());
@@ -23859,7 +23870,7 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
 
 /* ---- a save: begin and end (both collective) ---- */
 
-/* Gives a queue its next job and waits for it; heartbeats continue. */
+/* Gives a queue its next job and waits for the job; heartbeats continue. */
 static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
 {
     while (dt__queue_pending(q, ticket)) dt__comm_tick(t->comm), dt__nap();
@@ -23879,7 +23890,7 @@ static dt_result dt__floats_put(void *user, const float *data, int64_t count)
     return DT_OK;
 }
 
-/* Copies what this rank writes to the snapshot, if there is one; *count: its floats. */
+/* Copies what this rank writes into the snapshot, if there is one; *count: its floats. */
 static dt_result dt__save_copy(dt_trainer *t, int64_t *count)
 {
     dt__state_walk w = {t, 0, t->state.count, 1, NULL, NULL};
@@ -23907,7 +23918,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     return dt__trainer_agree(t, r);
 }
 
-/* Begins a save of the present state. When it returns, the next step may begin. */
+/* Begins a save of the current state. When it returns, the next step may begin. */
 static dt_result dt__save_begin(dt_trainer *t)
 {
     dt__saver *s = &t->save;
@@ -23963,7 +23974,7 @@ static dt_result dt__save_end(dt_trainer *t)
     return DT_OK;
 }
 
-/* After a save that failed: removes what it wrote, and says what is left. */
+/* After a failed save: removes its files and names the newest checkpoint that is left. */
 static dt_result dt__save_failed(dt_trainer *t)
 {
     const char *place = t->layout.checkpoint.place;
@@ -24009,8 +24020,8 @@ static dt_result dt__save_snapshot(dt_trainer *t)
     return r;
 }
 
-/* Writes and removes a file in the place of checkpoints, and looks for the bytes of one, so that a place which cannot
- * be used is found before the first step. */
+/* Writes and removes a file in the directory of checkpoints, and checks its free space, so that an unusable directory
+ * is reported before the first step. */
 static dt_result dt__save_probe(dt_trainer *t)
 {
     const char *place = t->layout.checkpoint.place;
@@ -24092,8 +24103,8 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     return r;
 }
 
-/* For labs: DT_FORGET names what is lost, as if the checkpoint did not hold it: the state of the optimizer, or the step
- * that the schedule, the data cursor or the random streams count. */
+/* For labs: DT_FORGET names a part of the state to drop as if the checkpoint did not hold it: the optimizer state, or
+ * the step that the schedule, the data cursor or the random streams count. */
 static dt_result dt__trainer_forget(dt_trainer *t)
 {
     const char *what = getenv("DT_FORGET");
@@ -24123,7 +24134,7 @@ static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
     return r;
 }
 
-/* Resumes from the newest checkpoint that is whole, if there is one (collective). */
+/* Resumes from the newest complete checkpoint, if there is one (collective). */
 static dt_result dt__trainer_resume(dt_trainer *t)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
@@ -24162,7 +24173,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
 
 /* ---- a checkpoint without a trainer ---- */
 
-/* `t` is never opened: it has the recipe, the network, the list of the state and the files. */
+/* `t` is never opened: it only holds the recipe, the network, the list of the state and the files. */
 typedef struct dt__checkpoint {
     dt_checkpoint is;
     char path[PATH_MAX];
@@ -24416,11 +24427,11 @@ static dt_result dt__weights_load(dt_trainer *t)
 
 /* ---- the last step as a trace ------------------------------------------------------------------------------ */
 
-/* What a rank did from begin to end: an instruction, or neighbours in the program that differ in the segment alone. */
+/* An interval of a rank's work: an instruction, or consecutive instructions that differ only in the segment. */
 typedef struct dt__bar {
     double begin, end;                           /* seconds of the machine's clock */
     int32_t op, back, shard, micro, first, last; /* segments */
-    int32_t line;                                /* of the program: 1 is the thread that communicates */
+    int32_t line;                                /* thread of the program: 1 communicates */
 } dt__bar;
 enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
 
@@ -24476,7 +24487,8 @@ static const char *dt__bar_text(const dt__bar *b, char *text, size_t size)
     return text;
 }
 
-/* Chrome's trace event format: complete events, times in microseconds. The second threads of ranks come after all. */
+/* Chrome's trace event format: complete events, times in microseconds. The communicating threads of all ranks come
+ * last. */
 static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int ranks, double from)
 {
     const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
@@ -24538,7 +24550,7 @@ static dt_result dt__watch_open(dt_trainer *t)
         t->stops |= 1u << rule;
     }
     if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
-    return dt_rules_set(t->rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50); /* 10 is for losses without noise */
+    return dt_rules_set(t->rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50); /* 10 fits losses without noise */
 }
 
 /* Weights and gradients of a parameter, shard by shard as they are stored. */
@@ -24633,7 +24645,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 /* ---- stepping ---------------------------------------------------------------------------------------------- */
 
 /* Sums of losses over all ranks: own (shards of this rank, its leaves, each) of the ranks whose word counts; each chain
- * of `each` in order, then TREE over the leaves of all shards. Where nothing is added +0 is, everywhere, so that every
+ * of `each` in order, then TREE over the leaves of all shards. Every layout adds +0 at the same places, so that every
  * layout has the same bits. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
 {
@@ -24657,18 +24669,18 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, 
     return r;
 }
 
-/* Whether this rank counts its samples: one rank of those that share them does. */
+/* Does this rank count its samples? One rank of those that share them does. */
 static int dt__trainer_counts(const dt_trainer *t)
 {
     return !t->e.mesh.at[DT_AXIS_PIPELINE] && !t->e.mesh.at[DT_AXIS_TENSOR] && !t->e.mesh.at[DT_AXIS_CONTEXT];
 }
 
-/* What ranks tell each other at every step, so that all do the same: one was asked to stop, one is still writing, and,
- * by rank 0's clock, it is time to save. */
+/* Flags that ranks exchange at every step, so that all do the same: one rank was asked to stop, one is still writing,
+ * and, by rank 0's clock, it is time to save. */
 enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2, DT__SAID_DUE = 4 };
 
-/* Valid targets over all ranks, from each rank's own, counted in integers (R12). said: bits of this rank, which travel
- * in the count's top byte, become those of all; or NULL. */
+/* Valid targets over all ranks, counted in integers (R12). said: NULL, or flags of this rank, which travel in the
+ * count's top byte and become the flags of all ranks. */
 static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint32_t *said)
 {
     enum { TOP = 56 };
@@ -24729,7 +24741,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     saved = dt__fp_enter();
     e->env.inference = 1;
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves));
-    /* Ranks that gather weights or share experts go through as many units as the one with the most. */
+    /* Ranks that gather weights or share experts process as many units as the rank with the most. */
     for (int64_t own = 0; own < dt__ceil_div(shards, dp) && !r; own++)
         for (int64_t u = e->lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
             int mine = own < e->hi - e->lo && u < units;
@@ -24837,7 +24849,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
 
 /* ---- text ---------------------------------------------------------------------------------------------------- */
 
-/* One unit through segment q of a net that draws text: bound to `memory` and the cache, which it moves on. */
+/* One unit through segment q of a net that draws text, bound to `memory` and to the cache, which it extends. */
 static void dt__generator_segment(dt_trainer *t, const dt__net *net, int64_t q, float *input, float **memory,
                                   float **cache, const dt__env *env, dt__bind *b)
 {
@@ -24893,7 +24905,7 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
     return r;
 }
 
-/* The logits (V) after the first `used` of `tokens`. Those that are in the cache already are not looked at again. */
+/* The logits (V) after the first `used` of `tokens`. Positions in the cache are not computed again. */
 static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t used, const float **logits)
 {
     dt__generator *d = &t->generator;
@@ -25005,7 +25017,7 @@ static const char *dt__token_text(const dt_trainer *t, int32_t token, char *byte
     const char *text = t->tokenizer ? dt_tokenizer_token(t->tokenizer, token, bytes) : NULL;
     if (text) return text;
     *bytes = 1;
-    *byte = t->tokenizer ? '?' : (char)token; /* ?: an id between those of the vocabulary */
+    *byte = t->tokenizer ? '?' : (char)token; /* ?: an id that the vocabulary does not use */
     return byte;
 }
 
@@ -25049,8 +25061,8 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, const dt_sampling
     return r;
 }
 
-/* A text of `most` bytes; of a dt_generation: what of it was given on, and the number of bytes held back since a stop
- * string may begin in them. */
+/* A text of `most` bytes; for dt_generation: what of the text was passed on, and the number of bytes held back because
+ * a stop string may begin in them. */
 typedef struct dt__drawn {
     char *text;
     int64_t bytes, most, given, held;
@@ -25068,7 +25080,7 @@ static int dt__drawn_put(void *user, const char *text, int64_t bytes)
     return d->bytes == d->most;
 }
 
-/* A dt__put_fn that gives the text on. */
+/* A dt__put_fn that passes the text on. */
 static int dt__drawn_give(void *user, const char *text, int64_t bytes)
 {
     dt__drawn *d = (dt__drawn *)user;
@@ -25092,7 +25104,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     return dt__sample(t, prompt, how ? how : &usual, dt__drawn_put, &d, &drawn);
 }
 
-/* Ends a line of progress that a terminal would have shown the next one in. */
+/* Ends a line of progress that is still being updated on a terminal. */
 static void dt__line_end(dt_trainer *t)
 {
     if (t->live) putchar('\n'), fflush(stdout);
@@ -25119,7 +25131,7 @@ static int dt__loss_in_nats(const dt_trainer *t)
     return p->g->nodes[p->output.id].op == DT__OP_CROSS_ENTROPY;
 }
 
-/* Whether this rank samples text: rank 0 alone if it has the whole model, else all ranks together. */
+/* Does this rank sample text? Rank 0 alone if it has the whole model, else all ranks together. */
 static int dt__trainer_draws(const dt_trainer *t)
 {
     const dt_layout *l = &t->layout;
@@ -25245,8 +25257,8 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     return fflush(t->metrics) || ferror(t->metrics) ? dt__output_error(t->layout.output.metrics) : DT_OK;
 }
 
-/* After a step, of which so many seconds went by in agreeing. All ranks give their rules the same numbers, and so agree
- * on when to stop. */
+/* Runs after a step; ranks spent `agreed` seconds of it in agreeing. All ranks give their rules the same numbers, and
+ * so agree on when to stop. */
 static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double agreeing, uint32_t *said)
 {
     float own[5];
@@ -25281,7 +25293,7 @@ static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double 
     return r;
 }
 
-/* At the end of a run, and where numbers are not finite any more. */
+/* Runs at the end of a run, and when numbers are not finite any more. */
 static dt_result dt__watch_end(dt_trainer *t, dt_result r)
 {
     char text[DT_RULES_TEXT];
@@ -25295,7 +25307,7 @@ static dt_result dt__watch_end(dt_trainer *t, dt_result r)
     return r;
 }
 
-/* What this rank has to say at the beginning of a step. */
+/* The flags of this rank at the beginning of a step. */
 static uint32_t dt__save_says(dt_trainer *t)
 {
     dt__saver *s = &t->save;
@@ -25304,7 +25316,7 @@ static uint32_t dt__save_says(dt_trainer *t)
     if (dt__comm_stop_requested(t->comm)) said |= DT__SAID_STOP;
     if (s->writing && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
     if (t->layout.checkpoint.interval == DT_AUTO && dt_is_root(t) && dt__now() - s->last >= s->interval)
-        said |= DT__SAID_DUE; /* the first step, too: only a save tells what one costs */
+        said |= DT__SAID_DUE; /* the first step, too: only a save tells its cost */
     return said;
 }
 
@@ -25317,7 +25329,8 @@ static double dt__checkpoint_interval(double cost, double mtbf)
     return interval < 1800.0 ? interval : 1800.0;
 }
 
-/* What a save costs is known now: how often one pays, and whether one fits between a request to stop and the end. */
+/* Uses the measured cost of a save: how often a save pays off, and whether one fits between a request to stop and the
+ * end. */
 static void dt__save_learn(dt_trainer *t)
 {
     dt__saver *s = &t->save;
@@ -25335,7 +25348,7 @@ static void dt__save_learn(dt_trainer *t)
     s->warned |= most > (double)l->checkpoint.deadline;
 }
 
-/* Saves when it is time to, and ends the run where that was asked for. */
+/* Saves when a save is due, and ends the run if that was asked for. */
 static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint32_t said)
 {
     const dt_layout *l = &t->layout;
@@ -25359,7 +25372,7 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
                      (long long)info->step, (long long)t->recipe.steps, l->checkpoint.place);
 }
 
-/* The one step of a run that was complete when it was resumed: what the last one gave, and a sample. */
+/* The only step of a run that was complete when it was resumed: returns the last step's figures and a sample. */
 static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 {
     dt_result r = DT_OK;
@@ -25427,7 +25440,7 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
                       "dt_trainer_predict or dt_trainer_sample", path);
     if (!r) r = dt__path_join(name, g->path, "tokenizer.json");
     if (!r) {
-        recipe.data = g->path; /* the checks want a name; none is opened */
+        recipe.data = g->path; /* the checks need a name; no file is opened */
         if (recipe.weights) recipe.weights = g->path;
         if (!access(name, F_OK)) recipe.tokenizer = g->path;
         recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
@@ -25543,7 +25556,7 @@ static void dt__pulse_keep(dt_trainer *t, const double before[DT__PULSE_KINDS])
     for (int i = 0; i < DT__PULSE_KINDS; i++) pulse[i] -= before[i];
 }
 
-/* Seconds of an all-reduce of `count` floats: the fastest of some, on the slowest rank. */
+/* Seconds of an all-reduce of `count` floats: the fastest of several, on the slowest rank. */
 static dt_result dt__link_time(dt_comm *c, float *data, int64_t count, int tries, float *seconds)
 {
     dt_result r = DT_OK;
@@ -25577,7 +25590,7 @@ static dt_result dt__link_measure(dt_comm *c, dt_link *link)
     return r;
 }
 
-/* Inside nodes, then between the first ranks of nodes; of several links the slowest. */
+/* The link inside nodes, then the one between the first ranks of nodes; the slowest of several links. */
 static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
 {
     float link[4]; /* alpha, beta inside nodes; alpha, beta between them */
@@ -25607,12 +25620,12 @@ static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
 /* What a rank reports to all. */
 typedef struct dt__vitals {
     double pulse[DT__PULSES][DT__PULSE_KINDS];
-    double gflops, alone; /* of a product of matrices, while all ranks made one; of rank 0 alone */
+    double gflops, alone; /* seconds of a matrix product: while all ranks compute one; on rank 0 alone */
     char machine[8];    /* the same on ranks of one machine */
     char engine[64];    /* between nodes */
-    uint64_t cores[16]; /* that it may use; none: not known */
+    uint64_t cores[16]; /* cores that it may use; none: not known */
     int32_t node, threads, stage, buckets, units, overlap;
-    int32_t efa, limited; /* is there an adapter; an emulated link? */
+    int32_t efa, limited; /* 1: there is an adapter; an emulated link */
 } dt__vitals;
 
 /* Is there an Elastic Fabric Adapter among the devices of this folder? Amazon's number as a vendor is 0x1d0f. */
@@ -25653,7 +25666,7 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
         snprintf(v->machine, sizeof v->machine, "%d", v->node);
     if (f) fclose(f);
 #ifdef __linux__
-    (void)!syscall(SYS_sched_getaffinity, 0, sizeof v->cores, v->cores); /* left empty by more than 1024 cores */
+    (void)!syscall(SYS_sched_getaffinity, 0, sizeof v->cores, v->cores); /* remains empty with more than 1024 cores */
 #endif
 }
 
@@ -25741,7 +25754,7 @@ static void dt__case_times(dt__case *x)
     d->worthwhile = x->batch * 4.0 * d->exchange / d->work;
 }
 
-/* The part of an exchange that backward, two thirds of the work, cannot hide. */
+/* The part of an exchange that the backward pass, two thirds of the work, cannot hide. */
 static double dt__case_left(const dt_diagnosis *d)
 {
     double left = d->exchange - 2.0 / 3.0 * d->work;
@@ -25843,7 +25856,7 @@ static void dt__judge_batch(dt__case *x)
                  "or use fewer ranks", d->worthwhile, (double)(int64_t)(d->worthwhile / x->batch) + 1.0, x->batch);
 }
 
-/* Threads per core on the machine where there are the most. */
+/* Threads per core on the machine with the most of them. */
 static double dt__case_crowd(const dt__case *x, int *threads, int *cores)
 {
     double most = 0.0;
@@ -25891,7 +25904,7 @@ static void dt__judge_overlap(dt__case *x)
                  d->exposed > 3.0 * d->exchange ? "; it takes over 3 times what the links need: ranks are late" : "");
 }
 
-/* Slowdown of the slowest rank: its time over the median, of the work within its stage or of a matrix product. */
+/* Slowdown of the slowest rank: its time over the median time, of the work within its stage or of a matrix product. */
 static double dt__case_slowest(const dt__case *x, int *who)
 {
     double most = 1.0;
@@ -26049,7 +26062,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
     return r || !text ? r : dt__diagnosis_text(d, text);
 }
 
-/* --doctor: when enough steps have been made. */
+/* --doctor: runs once enough steps have been measured. */
 static dt_result dt__trainer_doctor(dt_trainer *t)
 {
     dt_diagnosis d;
@@ -26066,7 +26079,8 @@ static dt_result dt__trainer_doctor(dt_trainer *t)
 
 static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)trainer)->comm); }
 
-/* A batch: its samples, gradients, with the last one of a step the update, and its mean loss, which is added. */
+/* One batch: its samples and gradients, the update after the last batch of a step, and its mean loss, which is
+ * added. */
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
 {
     dt__engine *e = &t->e;
@@ -26152,7 +26166,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     return r ? r : logged;
 }
 
-/* The caller's rounding mode and flush-to-zero reach no host arithmetic either (R15). */
+/* The caller's rounding mode and flush-to-zero affect no host arithmetic either (R15). */
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
 {
     unsigned saved = dt__fp_enter();
