@@ -10108,7 +10108,7 @@ static const dt__option dt__options[] = {
     DT__OPTION(LAYOUT, "checkpoint-kind", "KIND", WORD, checkpoint.kind, DT_SHARDED, "sharded,full",
                "a file per rank, or whole tensors by rank 0"),
     DT__OPTION(LAYOUT, "checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL,
-               "copy the state, and write it behind training"),
+               "sharded: copy the state, and write it behind training"),
     DT__OPTION(LAYOUT, "keep", "N", WHOLE, checkpoint.keep, 2, "[0,inf)", "newest checkpoints that stay; 0: all"),
     DT__OPTION(LAYOUT, "resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
                "never: refuse a directory with checkpoints; only: one without"),
@@ -18866,13 +18866,16 @@ static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size
     return text;
 }
 
-/* DT_E_USAGE unless the degree that an option sets divides n of something. */
+/* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
 static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n, const char *of)
 {
     char list[256];
     if (degree > 0 && n % degree == 0) return DT_OK;
-    return dt__error(DT_E_USAGE, "--%s %lld does not divide %lld %s. Set --%s to one of %s.", option, (long long)degree,
-                     (long long)n, of, option, dt__divisors(n, n, list, sizeof list));
+    if (n == 1)
+        return dt__error(DT_E_USAGE, "--%s %lld does not divide 1 %s. Set --%s to 1, or raise --ranks.", option,
+                         (long long)degree, of, option);
+    return dt__error(DT_E_USAGE, "--%s %lld does not divide %lld %ss. Set --%s to one of %s.", option,
+                     (long long)degree, (long long)n, of, option, dt__divisors(n, n, list, sizeof list));
 }
 
 /* ---- mesh: ranks as points (data, pipeline, tensor, context) -------------------------------------------- */
@@ -18897,10 +18900,10 @@ static int dt__mesh_order(const char *order, int axis[DT_AXES])
 DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 {
     int axis[DT_AXES], stride = 1;
-    dt_result r = dt__check_divides("tp", l->tp, ranks, "ranks");
+    dt_result r = dt__check_divides("tp", l->tp, ranks, "rank");
     memset(m, 0, sizeof *m);
-    if (!r) r = dt__check_divides("pp", l->pp, ranks / l->tp, "tensor groups");
-    if (!r) r = dt__check_divides("cp", l->cp, ranks / l->tp / l->pp, "pipelines");
+    if (!r) r = dt__check_divides("pp", l->pp, ranks / l->tp, "tensor group");
+    if (!r) r = dt__check_divides("cp", l->cp, ranks / l->tp / l->pp, "pipeline");
     if (r) return r;
     if (!dt__mesh_order(l->order, axis))
         return dt__error(DT_E_USAGE, "--order %s is no order of the mesh. Set it to cluster (DPT), to spread (TPD), or "
@@ -20045,7 +20048,7 @@ static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
 {
     const dt_layout *l = e->layout;
     int64_t shards = e->recipe->data_shards;
-    dt_result r = dt__check_divides("zero-group", l->zero_group ? l->zero_group : 1, dp, "data-parallel ranks");
+    dt_result r = dt__check_divides("zero-group", l->zero_group ? l->zero_group : 1, dp, "data-parallel rank");
     *group = !l->zero ? 1 : l->zero_group ? (int)l->zero_group : dp;
     if (l->zero_group && !l->zero)
         return dt__error(DT_E_USAGE, "--zero-group %lld has no effect without ZeRO. Set --zero to 1, 2 or 3.",
@@ -20076,7 +20079,7 @@ static dt_result dt__engine_experts(const dt__engine *e, int dp)
     const dt_layout *l = e->layout;
     int64_t most = dt__experts_most(e->recipe->data_shards, dp);
     char list[256];
-    dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel ranks");
+    dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel rank");
     if (r) return r;
     if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
         return dt__error(DT_E_USAGE,
@@ -20544,9 +20547,9 @@ static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
 static dt_result dt__engine_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
 {
     if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
-    return dt__error(DT_E_USAGE, "--%s %lld does not divide %lld %s shards. Set --%s to a power of two up to %lld, or "
-                     "raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
-                     (long long)shards, kind, option, (long long)shards, kind);
+    return dt__error(DT_E_USAGE, "--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
+                     "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
+                     (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
 }
 
 /* Mesh and shape of the work; before the network is built. recipe, layout and comm are set. */
@@ -21707,13 +21710,14 @@ static void dt__supervise_announce(dt__supervisor *s)
 {
     uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
     char text[700], who[40] = "", rest[40] = "", *what = text;
-    int rank = (int)(fault & 0x7fffu), pid;
+    int rank = (int)(fault & 0x7fffu), pid, usage;
     if (s->announced || !fault || s->signal) return;
     pid = fault & DT__FAR ? 0 : dt__job_rank(s->job, rank)->pid;
     dt__format_fault(text, sizeof text, s->job, fault);
     if (pid) snprintf(who, sizeof who, "rank %d (pid %d)", rank, pid), what = strchr(text + 5, ' ');
     if (s->alive) snprintf(rest, sizeof rest, "; stopping the rest (%d)", s->alive);
-    fprintf(stderr, "dtrain: %s%s%s\n", who, what, rest); /* one write: ranks print, too */
+    usage = pid && dt__job_rank(s->job, rank)->gone == (DT__GONE | 2u << 8); /* exit status 2: the rank has said why */
+    if (!usage) fprintf(stderr, "dtrain: %s%s%s\n", who, what, rest); /* one write: ranks print, too */
     s->announced = 1;
     s->deadline = dt__now() + 2;
 }
@@ -25216,8 +25220,10 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
         dt__line_piece(line, &count, 5, "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
                        100.0 * i->exposed_seconds / i->seconds);
     if (t->e.shape.measure && i->noise_scale == i->noise_scale)
-        dt__line_piece(line, &count, 8, "noise scale %.3g", i->noise_scale);
-    if (t->recipe.growth > 1) dt__line_piece(line, &count, 9, "batch %lld", (long long)i->batch);
+        dt__line_piece(line, &count, 2, "noise scale %.3g", i->noise_scale);
+    if (t->recipe.growth > 1) dt__line_piece(line, &count, 2, "batch %lld", (long long)i->batch);
+    if (i->wire_plain)
+        dt__line_piece(line, &count, 2, "wire %.3f of fp32", (double)i->wire_bytes / (double)i->wire_plain);
     if (!last) dt__line_piece(line, &count, 3, "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
     if (terminal) printf("\r\033[K");
     dt__line_print(line, count, columns);

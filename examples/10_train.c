@@ -61,6 +61,13 @@ int main(int argc, char **argv)
     if (argc == 4 && !strcmp(argv[1], "--generate")) return generate(argv[2], argv[3]);
     if (dt_launch(&argc, &argv)) return dt_fail("start"); /* with --ranks N: starts N copies of this program */
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
+    if (argc > 2 || (argc > 1 && argv[1][0] == '-')) {
+        const char *rank = getenv("RANK"); /* one rank says it for all */
+        if (!rank || !strcmp(rank, "0"))
+            fprintf(stderr, "options: what is '%s'? One word may name the data; options begin with --, and --help lists "
+                            "them\n", argv[argc > 2 ? 2 : 1]);
+        return 2;
+    }
     if (argc > 1) recipe.data = argv[1]; /* ./10_train book.txt */
     return train(&recipe, &layout) ? dt_fail("training") : 0;
 }

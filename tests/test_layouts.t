@@ -159,7 +159,7 @@ refused('--zero 1 --zero-group 3', 4, qr/--zero-group 3 does not divide 4 data-p
 refused('--zero 1 --zero-group -1', 4, qr/--zero-group -1 does not divide 4 data-parallel ranks/);
 refused('--zero 1 --zero-group 7', 4, qr/--zero-group 7 does not divide 4 data-parallel ranks/);
 refused('--zero-group 2', 4, qr/--zero-group 2 has no effect without ZeRO. Set --zero to 1, 2 or 3/);
-refused('--tp 2', 2, qr/--tp 2 does not divide 1 tensor shards. .* raise --tensor-shards/);
+refused('--tp 2', 2, qr/--tp 2 does not divide 1 tensor shard. .* raise --tensor-shards/);
 refused('--sequence-parallel', 2, qr/--sequence-parallel splits rows over the ranks of a tensor group.* Set --tp/);
 refused('--experts 4 --ep 3', 4, qr/--ep 3 does not divide 4 data-parallel ranks. Set --ep to one of 1, 2, 4\./);
 refused('--experts 4 --ep 0', 4, qr/--ep 0 does not divide 4 data-parallel ranks/);
@@ -172,7 +172,7 @@ refused('--zero 2 --zero-group 2', 6, qr/groups of 2 of 6 ranks .* Use a power o
 refused('--order DPP', 4, qr/--order DPP is no order of the mesh. Set it to cluster .* the letters D, P, T/);
 refused('--cp 3', 4, qr/--cp 3 does not divide 4 pipelines. Set --cp to one of 1, 2, 4\./);
 refused('--cp 0', 4, qr/--cp 0 does not divide 4 pipelines/);
-refused('--cp 2', 2, qr/--cp 2 does not divide 1 context shards. .* raise --context-shards/);
+refused('--cp 2', 2, qr/--cp 2 does not divide 1 context shard. .* raise --context-shards/);
 refused('--cp 3 --context-shards 4', 3, qr/--cp 3 does not divide 4 context shards. Set --cp to a power of two up to 4/);
 refused('--context-shards 3', 1, qr/--context-shards 3: choose a power of two in \[1,1024\]/);
 refused('--context-shards 0', 1, qr/--context-shards 0: choose a power of two/);
