@@ -19060,9 +19060,9 @@ static dt_result dt__pipe_check(const dt__pipe *p)
                          p->kind);
     if (p->chunks > 1 && p->units % p->stages)
         return dt__error(DT_E_USAGE,
-                         "the interleaved schedule takes micro-batches in groups of %d stages, a rank has up to %d: "
-                         "make (shards of the rank) x (micro-batches) a multiple, or use --pipeline 1f1b",
-                         p->stages, p->units);
+                         "the interleaved schedule takes micro-batches in groups of %d, one per stage, and a rank has "
+                         "%d: change --batch, --micro-batch or --data-shards so that its number is a multiple, or use "
+                         "--pipeline 1f1b", p->stages, p->units);
     return DT_OK;
 }
 
@@ -20140,10 +20140,13 @@ static dt_result dt__engine_partition(dt__engine *e)
     double *cost, flops = e->net.forward_flops + e->net.backward_flops, weight = (double)e->layout->memory_weight;
     double bytes = 16.0 * (double)e->net.weights + 4.0 * (double)e->net.saved;
     dt_result r;
+    if (runs > n && e->shape.pipe.chunks > 1 && e->shape.pipe.stages <= n)
+        return dt__error(DT_E_USAGE, "%lld segments cannot fill %d stages of %d chunks: --chunks up to %lld, or more "
+                         "--layers", (long long)n, e->shape.pipe.stages, e->shape.pipe.chunks,
+                         (long long)(n / e->shape.pipe.stages));
     if (runs > n)
-        return dt__error(DT_E_USAGE, "%lld segments cannot fill %d stages%s: --pp up to %lld, or more --layers",
-                         (long long)n, e->shape.pipe.stages, e->shape.pipe.chunks > 1 ? " of several chunks" : "",
-                         (long long)(n / e->shape.pipe.chunks));
+        return dt__error(DT_E_USAGE, "%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
+                         (long long)n, e->shape.pipe.stages, (long long)n);
     cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
     e->chunks = (dt__chunk *)dt__alloc((int64_t)sizeof *e->chunks * e->shape.pipe.chunks, "the partition");
     if (!cost || !e->chunks) return dt__free(cost), DT_E_MEMORY;
@@ -26133,6 +26136,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
         r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
                       (long long)e->step + 1);
     if (r) dt__line_end(t);
+    if (r == DT_E_INTERRUPTED && !t->layout.checkpoint.place)
+        return dt__error(r, "stopped in step %lld and not saved: without --checkpoint there is no place for it",
+                         (long long)e->step + 1);
     if (r) return r == DT_E_NUMERIC ? dt__watch_end(t, r) : r;
     info->step = ++e->step;
     t->save.now.loss = (double)loss;

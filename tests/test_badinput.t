@@ -175,6 +175,15 @@ for my $ranks (1, 2) {
     ok($status == 0 && $err eq '' && $lists == 1, "--help, --ranks $ranks: lists the options once") or diag($out, $err);
 }
 
+# A request to stop without a place for checkpoints: the sentence says that nothing was saved.
+SKIP: {
+    skip 'a request to stop: signals go to processes', 1 if $threads;
+    my ($status, undef, $err) = run(60, "$program $small $data --steps 1000000 --quiet --ranks 2 --metrics $tmp/stop.jsonl & p=\$!; "
+        . "until [ -s $tmp/stop.jsonl ]; do sleep 0.05; done; kill -TERM \$p; wait \$p");
+    ok($status == 143 && $err =~ /^training: stopped in step \d+ and not saved: without --checkpoint/m, 'a stop without --checkpoint says what is lost')
+        or diag("status $status\n$err");
+}
+
 chmod 0755, "$tmp/readonly";
 ok(-c "/dev/full", "the device that was full is still there");
 done_testing();

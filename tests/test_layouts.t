@@ -143,7 +143,7 @@ refused('--pp 3', 4, qr/--pp 3 does not divide 4 tensor groups. Set --pp to one 
 refused('--pp 0', 4, qr/--pp 0 does not divide 4 tensor groups. Set --pp to one of 1, 2, 4\./);
 refused('--tp 3', 4, qr/--tp 3 does not divide 4 ranks. Set --tp to one of 1, 2, 4\./);
 refused('--pp 8', 8, qr/4 segments cannot fill 8 stages: --pp up to 4, or more --layers/);
-refused('--pp 2 --pipeline interleaved --chunks 4', 2, qr/4 segments cannot fill 2 stages of several chunks: --pp up to 1/);
+refused('--pp 2 --pipeline interleaved --chunks 4', 2, qr/4 segments cannot fill 2 stages of 4 chunks: --chunks up to 2, or more --layers/);
 refused('--pp 2 --pipeline interleaved --chunks 0', 2, qr/--chunks 0: choose a whole number in \[1,1000\]/);
 refused('--pp 3 --pipeline interleaved', 3, qr/in groups of 3 stages, a rank has up to 8: .* or use --pipeline 1f1b/);
 refused('--pp 2 --pipeline interleaved', 6, qr/in groups of 2 stages, a rank has up to 3/);
