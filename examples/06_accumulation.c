@@ -112,7 +112,7 @@ static dt_result bytes(const char *text, int64_t v, int ranks)
         printf("  %lld  %3.0f", (long long)k, batch);
         for (int kind = 0; kind < 2; kind++) {
             double formula = 2.0 * (ranks - 1) / ranks * 4.0 * (double)(r[0].weights * (kind ? k : 1));
-            printf("   %8.0f %8.0f %7.1f us", formula / batch, (double)r[kind].sent / batch,
+            printf("%*s%8.0f %8.0f %7.1f us", kind ? 14 : 12, "", formula / batch, (double)r[kind].sent / batch,
                    1e6 * r[kind].reduce / batch);
         }
         printf("\n");
@@ -141,7 +141,11 @@ int main(int argc, char **argv)
     e = prose_generate(text, 100000, 1);
     if (!e && root) printf("five steps with a batch of 16 samples, on %d rank%s:\n", ranks, ranks > 1 ? "s" : "");
     if (!e) e = bits(text, v, &good);
-    if (!e && root) printf("per sample   shard: formula, sent, time     each: formula, sent, time\n  k batch\n");
+    if (!e && root) {
+        printf("bytes that a rank sends and microseconds in reductions, per sample:\n");
+        printf("%s", ranks > 1 ? "" : "(0: a single rank has nobody to send to; see --ranks 2)\n");
+        printf("  k batch      shard: formula     sent       time       each: formula     sent       time\n");
+    }
     if (!e) e = bytes(text, v, ranks);
     remove(text);
     if (e) return dt_fail("06_accumulation");

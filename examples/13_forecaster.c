@@ -99,6 +99,7 @@ static dt_result draw(dt_trainer *t)
     float past[WINDOW], truth[NEXT], guess[NEXT];
     dt_result e = window(NULL, DT_VALIDATION, 77, past, truth);
     if (!e) e = dt_trainer_predict(t, past, 1, guess, NEXT);
+    if (!e) printf(" truth  guess  (o: the truth, x: the guess, *: both at one place; -3 to 3 from left to right)\n");
     for (int i = 0; i < NEXT && !e; i++) {
         int a = (int)(30 + 10 * truth[i]), b = (int)(30 + 10 * guess[i]);
         printf("%6.2f %6.2f  ", (double)truth[i], (double)guess[i]);

@@ -94,9 +94,11 @@ static int orders(dt_graph *g)
     for (int i = 0; i < 4; i++) p[i] = rows(g, x, w, i * K / 4, (i + 1) * K / 4);
     tree = dt_combine(g, dt_reshape(g, dt_concat(g, p, 4, 0), dt_shape3(4, ROWS, ROWS)));
     low = dt_add(g, p[0], p[1]), high = dt_add(g, p[2], p[3]); /* what each of two ranks adds */
-    printf(
-        "%% of sums of %d terms with other bits: 2 chains instead of 1 %.0f, 4 instead of 1 %.0f,\n  4 added one after "
-        "another instead of as a tree %.0f; 4 chains on 2 ranks instead of 1 rank %.0f\n",
+    printf("sums of %d terms: how many get other bits\n"
+           "  2 chains instead of 1                            %3.0f %%\n"
+           "  4 chains instead of 1                            %3.0f %%\n"
+           "  4 chains added in order instead of as a tree     %3.0f %%\n"
+           "  4 chains as a tree, on 2 ranks instead of 1      %3.0f %%\n",
         K, differ(g, one, dt_add(g, rows(g, x, w, 0, K / 2), rows(g, x, w, K / 2, K))), differ(g, one, tree),
         differ(g, tree, dt_add(g, dt_add(g, low, p[2]), p[3])), differ(g, tree, dt_add(g, low, high)));
     return differ(g, one, tree) > 10 && differ(g, tree, dt_add(g, low, high)) <= 0;

@@ -145,7 +145,7 @@ static dt_result train(const char *text, int n, int64_t shards, int *good)
     *good = *good && sent >= formula && sent < 1.2 * formula + 1;
     if (dt_is_root(t)) {
         dt_memory m = dt_trainer_memory(t);
-        printf("%6lld %10.0f %10.0f %10.0f %11lld  %.6f  %.12s..\n", (long long)shards, sent, ring, formula,
+        printf("%6lld %10.0f %10.0f %13.0f %11lld  %.6f  %.12s..\n", (long long)shards, sent, formula, ring,
                (long long)m.activations, (double)info.loss, dt_trainer_hash(t));
     }
     dt_trainer_close(&t);
@@ -176,7 +176,8 @@ int main(int argc, char **argv)
         uneven = rounds(MOST, 1);
         printf("  rounds wait for the slowest rank: %.1f pairs, against %.1f\n", even, uneven);
         good = good && even < 0.6 * uneven;
-        printf("shards  sent/step       ring    formula activations      loss  sha256\n");
+        printf("bytes: a rank sends the blocks of the ring and its gradients; the formula is the sum of both\n");
+        printf("shards  sent/step    formula    of it ring activations      loss  sha256\n");
     }
     if (!e && ranks == 1) e = train(text, 1, 1, &good); /* the sequence whole: other bits, the same loss to 6 digits */
     if (!e) e = train(text, ranks, 4, &good);

@@ -36,6 +36,18 @@
 #include <string.h>
 #include <time.h>
 
+/* Prints a text in lines of at most 100 columns. */
+static void wrap(const char *first, const char *text)
+{
+    int column = printf("    %s", first);
+    for (size_t n; *text; text += n + strspn(text + n, " "), column += (int)n + 1) {
+        n = strcspn(text, " ");
+        if (column + (int)n > 100) column = printf("\n      ") - 1;
+        printf("%.*s ", (int)n, text);
+    }
+    printf("\n");
+}
+
 typedef struct fault {
     const char *what, *rate, *nodes, *isa; /* of the environment, isa of rank 1 alone; NULL: none */
     int64_t batch, sequence, tp, bucket;   /* bucket 0: the default */
@@ -132,9 +144,11 @@ static dt_result examine(fault *f, int rank, int tree, dt_diagnosis *d, char has
         printf("%s", text);
     else if (d->first < 0)
         printf("  none fires\n");
-    else
-        printf("  question %d: %s\n    do: %s\n", d->first + 1, d->finding[d->first].text,
-               d->finding[d->first].advice);
+    else {
+        printf("  question %d\n", d->first + 1);
+        wrap("", d->finding[d->first].text);
+        wrap("do: ", d->finding[d->first].advice);
+    }
     printf("\n");
     fflush(stdout);
     return r;
