@@ -253,7 +253,7 @@ typedef struct dt_output {
     int64_t sample_every, sample_length; /* steps between text samples, and their bytes; 0 bytes: none */
     dt_sampling sampling;  /* of these samples */
     int32_t no_cache;      /* samples compute the whole sequence for every token: the same text, slower */
-    const char *metrics;   /* JSONL file, one line per step */
+    const char *metrics;   /* JSONL file: recipe and layout, then one line per step */
     const char *timeline;  /* what every rank did in the last step: Chrome's trace events, for ui.perfetto.dev */
     int32_t noise_scale;   /* measure the gradient noise scale (dt_step_info) */
     int32_t doctor;        /* print dt_doctor's findings after step 9, or the last step of 4 or more, and train on */
@@ -10088,7 +10088,7 @@ static const dt__option dt__options[] = {
     DT__OPTION(LAYOUT, "no-cache", NULL, FLAG, output.no_cache, 0, NULL,
                "samples compute the whole sequence for every token"),
     DT__OPTION(LAYOUT, "metrics", "FILE", TEXT, output.metrics, 0, NULL,
-               "JSON lines, one per step; a resumed run appends"),
+               "JSON lines: the run, then one per step; a resumed run appends"),
     DT__OPTION(LAYOUT, "timeline", "FILE", TEXT, output.timeline, 0, NULL,
                "what every rank did in the last step, as a trace for ui.perfetto.dev"),
     DT__OPTION(LAYOUT, "doctor", NULL, FLAG, output.doctor, 0, NULL,
@@ -23221,6 +23221,7 @@ static void dt__wire_banner(const dt_trainer *t)
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
+    int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
     char text[160];
     if (!r->model.segments && r->model.family == DT_LLAMA) {
         const dt_model *m = &t->e.net.model;
@@ -23256,6 +23257,9 @@ static void dt__trainer_banner(const dt_trainer *t)
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
            t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
            t->e.wire.on || r->reduce != DT_SUMS_EXACT ? "fast numerics" : "exact", t->peak_gflops);
+    if (threads > dt__own_cores())
+        printf("         %lld threads share %d cores: lower --threads or --ranks\n", (long long)threads,
+               dt__own_cores());
     if (dt__launched(t->comm)) printf("started  by %s\n", dt_comm_launcher(t->comm));
     dt__wire_banner(t);
     if (r->reduce != DT_SUMS_EXACT)
@@ -24578,6 +24582,26 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
     return r;
 }
 
+/* Opens the file of metrics, whose first line describes the run; a resumed run appends. */
+static dt_result dt__metrics_open(dt_trainer *t)
+{
+    dt__text text;
+    dt_result r = dt__output_open(t->layout.output.metrics, t->first ? "a" : "w", &t->metrics);
+    memset(&text, 0, sizeof text);
+    dt__text_add(&text, "{\"version\": \"%s\", \"ranks\": %d, \"recipe\": {", dt_version(), dt_comm_size(t->comm));
+    dt__options_json(&text, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, &t->recipe);
+    dt__text_add(&text, "}, \"layout\": {");
+    dt__options_json(&text, dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
+    dt__text_add(&text, "}}");
+    if (!r && text.failed) r = DT_E_MEMORY;
+    for (char *c = text.at; !r && *c; c++)
+        if (*c == '\n') *c = ' '; /* between members; in texts it is escaped */
+    if (!r && (fprintf(t->metrics, "%s\n", text.at) < 0 || fflush(t->metrics)))
+        r = dt__output_error(t->layout.output.metrics);
+    dt__free(text.at);
+    return r;
+}
+
 /* Opens a trainer; from: one that only serves what is there. */
 static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout,
                                   const char *from)
@@ -24607,8 +24631,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && from && !t->recipe.weights) r = dt__resume_one(t, from);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
     dt__reader_close(&t->published);
-    if (!r && t->layout.output.metrics && dt_is_root(t))
-        r = dt__output_open(t->layout.output.metrics, t->first ? "a" : "w", &t->metrics);
+    if (!r && t->layout.output.metrics && dt_is_root(t)) r = dt__metrics_open(t);
     if (!r && !from)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
                             t->e.grow.batches, 3,
@@ -25244,13 +25267,14 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
         {t->e.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
         {1, "norm", (double)i->norm}, {1, "learning_rate", (double)i->learning_rate},
-        {1, "tokens", (double)i->tokens}, {1, "seconds", i->seconds}, {1, "gflops", i->gflops},
-        {1, "peak_share", i->peak_share}, {1, "comm_seconds", i->comm_seconds},
-        {1, "exposed_seconds", i->exposed_seconds}, {1, "data_seconds", i->data_seconds},
-        {saves, "save_seconds", i->save_seconds}, {1, "sent_bytes", (double)i->sent_bytes},
-        {1, "far_bytes", (double)i->far_bytes}, {1, "reductions", (double)i->reductions},
-        {t->recipe.growth > 1, "batch", (double)i->batch}, {measures, "noise_scale", i->noise_scale},
-        {measures, "noise_variance", i->noise_variance}, {measures, "noise_square", i->noise_square},
+        {1, "tokens", (double)i->tokens}, {1, "seconds", i->seconds},
+        {1, "elapsed", dt__now() - t->opened}, {1, "gflops", i->gflops}, {1, "peak_share", i->peak_share},
+        {1, "comm_seconds", i->comm_seconds}, {1, "exposed_seconds", i->exposed_seconds},
+        {1, "data_seconds", i->data_seconds}, {saves, "save_seconds", i->save_seconds},
+        {1, "sent_bytes", (double)i->sent_bytes}, {1, "far_bytes", (double)i->far_bytes},
+        {1, "reductions", (double)i->reductions}, {t->recipe.growth > 1, "batch", (double)i->batch},
+        {measures, "noise_scale", i->noise_scale}, {measures, "noise_variance", i->noise_variance},
+        {measures, "noise_square", i->noise_square},
         {t->rules != NULL, "rules", t->rules ? (double)dt__rules_count(t->rules) : 0.0},
         {wire, "wire_bytes", (double)i->wire_bytes}, {wire, "wire_plain", (double)i->wire_plain},
         {wire, "wire_seconds", i->wire_seconds}};

@@ -562,9 +562,9 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
     my $first = slurp("$tmp/metrics");
     spew("$tmp/kept", "first\n");
     train('little', "--checkpoint $dir --ranks 1 --metrics $tmp/kept");
-    like(slurp("$tmp/kept"), qr/^first\n\{"step":3,.*\n\{"step":4,.*\n\z/, 'metrics of a run that was resumed stand behind those that are there');
+    like(slurp("$tmp/kept"), qr/^first\n\{"version.*\n\{"step":3,.*\n\{"step":4,.*\n\z/, 'metrics of a run that was resumed stand behind those that are there');
     train('little', "--ranks 1 --metrics $tmp/kept");
-    like(slurp("$tmp/kept"), qr/^\{"step":1,/, 'of one that begins anew, alone');
+    like(slurp("$tmp/kept"), qr/^\{"version.*\n\{"step":1,/, 'of one that begins anew, alone');
     forget($dir);
 }
 

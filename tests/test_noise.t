@@ -20,7 +20,7 @@ sub metrics {
     my ($status, $out, $err) = run(120, trainer() . ' --data ' . corpus(20000) . ' --model nano --warmup 2 --validation 0 --sample-length 0 '
         . "--quiet --metrics $tmp/metrics$kind $options");
     diag("status $status\n$err") if $status;
-    return ($out =~ /^sha256 (\w+)/m ? $1 : '', map { decode_json($_) } split /\n/, slurp("$tmp/metrics"));
+    return ($out =~ /^sha256 (\w+)/m ? $1 : '', map { decode_json($_) } grep { /"step"/ } split /\n/, slurp("$tmp/metrics"));
 }
 
 # ---- against single samples: with a learning rate of 0 eight steps of one sample are the eight of a batch ----

@@ -49,7 +49,12 @@ my %seen;
 for my $layout ('--ranks 1', map { "--ranks 3 --launch $_" } @kinds) {
     my ($hash, $out) = result_of("--data $data --eval-every 2 --eval-batches 0 --metrics $tmp/m.jsonl $layout");
     my @line = split /\n/, slurp("$tmp/m.jsonl");
+    my $run = decode_json(shift @line);
+    is(join(' ', @$run{'version', 'ranks'}, $run->{recipe}{steps}, $run->{recipe}{data} eq $data, $run->{layout}{'eval-every'}),
+        join(' ', '0.1.0', $layout =~ /(\d)/, 4, 1, 2), "$layout: metrics begin with recipe and layout");
     is(scalar @line, 4, "$layout: one line of metrics per step");
+    my @elapsed = map { /"seconds":[\d.e+-]+,"elapsed":([\d.e+-]+)/ } @line;
+    ok(@elapsed == 4 && !grep({ $elapsed[$_] <= $elapsed[$_ - 1] } 1 .. 3), "$layout: the elapsed time rises") or diag("@elapsed");
     is(scalar(grep { /^\{"step":\d+,"loss":[0-9.e+-]+,"validation":(null|[0-9.]+),.*"data_seconds":[0-9.e+-]+,"sent_bytes":\d+,"far_bytes":\d+,"reductions":\d+\}$/ } @line), 4, "$layout: well-formed lines");
     my $values = join ' ', map { join ',', /"loss":([^,]+),"validation":([^,]+),"norm":([^,]+)/ } @line;
     push @{$seen{$values}}, $layout;

@@ -65,7 +65,7 @@ sub metrics {
     my ($status, $out, $err) = run(120, ($environment || '') . ' ' . trainer() . ' --data ' . corpus(20000) . ' --model nano --validation 0 '
         . "--sample-length 0 --quiet --batch 8 --sequence 32 --metrics $tmp/metrics$kind $options");
     diag("status $status\n$err") if $status;
-    return map { decode_json($_) } split /\n/, slurp("$tmp/metrics");
+    return map { decode_json($_) } grep { /"step"/ } split /\n/, slurp("$tmp/metrics");
 }
 for my $wire (@lossy) {
     my $all = 0;
