@@ -12887,8 +12887,9 @@ typedef struct dt__rank_state {
     uint32_t opened;  /* communicators opened by dt_comm_init */
     int32_t world;    /* this rank's number among the ranks of all nodes */
     int32_t unfit;    /* the job cannot go on with only this rank and those before it */
+    int32_t stopped;  /* 1: SIGSTOP stops it (the supervisor's) */
     dt__stream stream[DT__STREAMS];
-    char pad[88];
+    char pad[84];
 } dt__rank_state;
 
 typedef struct dt__job {
@@ -21700,6 +21701,7 @@ typedef struct dt__supervisor {
     int status;      /* wait status of the first rank that failed, else of one that was stopped */
     double deadline; /* of the next escalation; 0: none */
     int escalation;  /* 0: none; 1: SIGTERM was sent; 2: SIGKILL was sent */
+    double looked, still; /* time of the last look; seconds for which all ranks have been stopped */
 } dt__supervisor;
 
 static void dt__supervise_count(dt__supervisor *s, int status)
@@ -21788,12 +21790,32 @@ static void dt__supervise_reap(dt__supervisor *s)
         dt__rank_state *state = dt__job_rank(s->job, r);
         uint32_t frozen = (uint32_t)DT__FAULT_FROZEN << 16 | (uint32_t)r;
         int status = 0;
-        if (state->gone || !state->pid || waitpid(state->pid, &status, WNOHANG) != state->pid) continue;
+        if (state->gone || !state->pid) continue;
+        if (waitpid(state->pid, &status, WNOHANG | WUNTRACED | WCONTINUED) != state->pid) continue;
+        if (WIFSTOPPED(status) || WIFCONTINUED(status)) {
+            state->stopped = WIFSTOPPED(status);
+            continue;
+        }
         if (WIFSIGNALED(status) && (!s->escalation || __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST) == frozen))
             s->lost++;
         dt__supervise_count(s, status);
         dt__job_ended(s->job, r, status);
     }
+}
+
+/* Blames a rank when all that run have been stopped (SIGSTOP) for the time limit, so that no rank can notice. A look adds
+ * at most 0.1 s, because a terminal may stop and continue the supervisor as well. */
+static void dt__supervise_stopped(dt__supervisor *s)
+{
+    double now = dt__now();
+    int first = -1, all = 1;
+    for (int r = s->job->size; r-- > 0;) {
+        const dt__rank_state *state = dt__job_rank(s->job, r);
+        if (!state->gone && state->pid) first = r, all &= state->stopped;
+    }
+    s->still = all && first >= 0 ? s->still + (now - s->looked < 0.1 ? now - s->looked : 0.1) : 0.0;
+    s->looked = now;
+    if (s->still > 1e-3 * (double)s->job->timeout_ms) dt__blame(&s->job->fault, DT__FAULT_FROZEN, first);
 }
 
 static void dt__supervise_kill(dt__supervisor *s, int sig)
@@ -21861,7 +21883,7 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
         return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", s->plan.ranks,
                          strerror(errno));
     s->announced = s->lost = s->status = s->escalation = 0;
-    s->deadline = 0;
+    s->deadline = s->looked = s->still = 0;
     failed = dt__spawn_ranks(s, argv);
     if (failed) {
         dt__supervise_kill(s, SIGKILL);
@@ -21871,6 +21893,7 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
     while (s->alive) {
         dt__supervise_listen(s, set);
         dt__supervise_reap(s);
+        dt__supervise_stopped(s);
         dt__supervise_announce(s);
         dt__supervise_press(s);
     }

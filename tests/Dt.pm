@@ -182,10 +182,11 @@ sub ranks_of {
     return sort { $a <=> $b } @found;
 }
 
-# Starts a trainer that would run for ever, sends the signal to one of its ranks after so many seconds, and waits for its
-# end: a failure that names the rank, in time, with no process left. Tests it.
+# Starts a trainer that would run for ever, sends the signal to one of its ranks after so many seconds ('STOP all': to all
+# of them, so that only the supervisor can notice), and waits for its end: a failure that names the rank, in time, with no process left. Tests it.
 sub kill_one {
     my ($signal, $after, $ranks, $options) = @_;
+    my $all = $signal =~ s/ all//;
     my $timeout = $signal eq 'STOP' ? '--timeout 1' : ''; # the dead are seen at once
     my $command = trainer() . ' --data ' . corpus(60000) . " --model nano --steps 1000000 --sample-length 0 --ranks $ranks $timeout $options";
     my $pid = fork;
@@ -202,15 +203,15 @@ sub kill_one {
         sleep 0.02;
     }
     sleep $after;
-    my $victim = $child[int rand @child];
+    my $victim = $child[$all ? 0 : int rand @child];
     my $began = time;
-    kill $signal, $victim;
+    kill $signal, $all ? @child : $victim;
     local $SIG{ALRM} = sub { kill 'KILL', $pid };
     alarm 60;
     waitpid $pid, 0;
     my ($status, $seconds, $err) = ($?, time - $began, slurp("$tmp/err"));
     alarm 0;
-    Test::More::ok($status != 0 && $seconds < 20 && $err =~ /rank \d+ \(pid $victim\)/, "$signal one of $ranks ranks $options: the run fails and names it")
+    Test::More::ok($status != 0 && $seconds < 20 && $err =~ /rank \d+ \(pid $victim\)/, "$signal " . ($all ? 'all' : 'one') . " of $ranks ranks $options: the run fails and names it")
         or Test::More::diag("status $status, $seconds s: $err");
     sleep 0.05;
     Test::More::is(scalar(grep { kill 0, $_ } @child), 0, '  and no process is left');

@@ -112,7 +112,8 @@ ok(!-e "$tmp/none.json", 'leaves no timeline');
 # ---- ranks killed and frozen in the middle of training ----
 SKIP: {
     my $cases = full() ? 40 : 6;
-    skip 'thread ranks cannot be killed alone', 2 * $cases if $only_threads;
+    skip 'thread ranks cannot be killed alone', 2 + 2 * $cases if $only_threads;
+    kill_one('STOP all', 0.5, 3, '--batch 8 --sequence 64');
     srand 7;
     for my $case (1 .. $cases) {
         my $signal = $case % 3 ? 'KILL' : 'STOP';
