@@ -1217,6 +1217,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #endif
 #if defined(__linux__) && !defined(__USE_MISC)
 #error "dtrain.h: POSIX is hidden: include it with DTRAIN_IMPLEMENTATION before any other header, or use -std=gnu11"
+#include "nothing else, see the error above" /* ends the compilation */
 #endif
 
 #ifndef DT_MALLOC
@@ -22510,6 +22511,9 @@ static dt_result dt__option_unknown(const char *text, int length)
     int best;
     if (dt__option_removed(text, length, NULL)) return DT_E_USAGE;
     snprintf(name, sizeof name, "%.*s", length, text);
+    if (dt__option_find(dt__launch_options, DT__LAUNCH_COUNT, text, (size_t)length))
+        return dt__error(DT_E_USAGE, "--%s starts ranks, but the program has not called dt_launch: call it first in main",
+                         name);
     best = dt__distance(name, nearest);
     dt__option_nearest(dt__options, DT__OPTION_COUNT, name, &nearest, &best);
     dt__option_nearest(dt__launch_options, DT__LAUNCH_COUNT, name, &nearest, &best);

@@ -169,6 +169,7 @@ compiles('and without what the implementation includes', "$any $quick -I$root -c
 
 spew("$tmp/hidden.c", "#include <stdio.h>\n$implement$main");
 refuses('POSIX hidden by an earlier header', qr/#error "?dtrain\.h: POSIX is hidden: include .* before any other header/, "$any -std=c11 -I$root -fsyntax-only hidden.c");
+cmp_ok(length((run_in($tmp, 100, "$any -std=c11 -I$root -fsyntax-only hidden.c"))[2]), '<', 1000, '  and nothing after it');
 compiles('the same with gnu11', "$any -std=gnu11 -I$root -fsyntax-only hidden.c");
 for my $flag (qw(-ffast-math -Ofast -ffinite-math-only)) {
     refuses($flag, qr/#error "?dtrain\.h: compile the implementation without -ffast-math/, "$any -std=gnu11 $flag -I$root -fsyntax-only all.c");

@@ -251,6 +251,17 @@ static void test_halves(void)
            "F16 and BF16 become floats");
 }
 
+/* A program that has forgotten dt_launch. */
+static void test_launch(void)
+{
+    char *list[] = {(char *)"program", (char *)"--ranks", (char *)"2", NULL}, **argv = list;
+    int argc = 3;
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    tap_ok(dt_args(&argc, &argv, &recipe, &layout) == DT_E_USAGE && strstr(dt_last_error(), "has not called dt_launch"),
+           "--ranks without dt_launch: %s", dt_last_error());
+}
+
 int main(void)
 {
     char name[] = "/tmp/dt_loop_XXXXXX", command[300];
@@ -262,6 +273,7 @@ int main(void)
     test_refusals();
     test_files();
     test_halves();
+    test_launch();
     snprintf(command, sizeof command, "rm -r '%s'", folder);
     if (system(command)) tap_note("%s stays", folder);
     return tap_done();
