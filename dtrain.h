@@ -13425,14 +13425,13 @@ static int dt__silent_too_long(dt__watch *w, int suspect, uint32_t life, int tim
  * stream of its own rank waits for whatever that stream waits for. A stream renews its stamp while it waits for a rank,
  * so an old stamp belongs to a rank that has frozen. Returns the rank, or DT__RANKS_MAX for a cycle; *life is what must
  * change. */
-static int dt__find_culprit(dt_comm *c, int rank, uint32_t *life)
+static int dt__find_culprit(dt__job *job, int stream, int rank, uint32_t *life)
 {
     uint32_t now = dt__clock_ms();
-    int32_t old = c->job->timeout_ms / 4;
-    int stream = c->stream;
+    int32_t old = job->timeout_ms / 4;
     *life = 0;
-    for (int hops = 0; hops <= DT__STREAMS * c->job->size; hops++) {
-        dt__rank_state *state = dt__job_rank(c->job, rank);
+    for (int hops = 0; hops <= DT__STREAMS * job->size; hops++) {
+        dt__rank_state *state = dt__job_rank(job, rank);
         uint32_t stamp = __atomic_load_n(&state->stream[stream].stamp, __ATOMIC_RELAXED);
         int waiting = __atomic_load_n(&state->stream[stream].waiting, __ATOMIC_RELAXED);
         *life += __atomic_load_n(&state->tick, __ATOMIC_RELAXED);
@@ -13450,7 +13449,7 @@ static int dt__find_culprit(dt_comm *c, int rank, uint32_t *life)
 static int dt__job_silent(dt_comm *c, int rank, dt__watch *w)
 {
     uint32_t life;
-    int suspect = dt__find_culprit(c, rank, &life);
+    int suspect = dt__find_culprit(c->job, c->stream, rank, &life);
     if (!dt__silent_too_long(w, suspect, life, c->job->timeout_ms)) return 0;
     if (suspect < DT__RANKS_MAX) dt__blame(&c->job->fault, DT__FAULT_FROZEN, suspect);
     else dt__blame(&c->job->fault, DT__FAULT_DEADLOCK, rank);
@@ -21701,6 +21700,7 @@ typedef struct dt__supervisor {
     int lost;        /* ranks that died by themselves or froze */
     int status;      /* wait status of the first rank that failed, else of one that was stopped */
     double deadline; /* of the next escalation; 0: none */
+    double pressing; /* seconds from SIGTERM to SIGKILL */
     int escalation;  /* 0: none; 1: SIGTERM was sent; 2: SIGKILL was sent */
     double looked, still; /* time of the last look; seconds for which all ranks have been stopped */
 } dt__supervisor;
@@ -21732,7 +21732,7 @@ static void dt__supervise_announce(dt__supervisor *s)
 static void dt__supervise_signal(dt__supervisor *s, int sig)
 {
     int32_t grace = __atomic_load_n(&s->job->grace_ms, __ATOMIC_RELAXED);
-    double patience = grace * 1e-3 + 2;
+    double patience = grace > 0 ? grace * 1e-3 : 4; /* seconds until all must have ended */
     char rest[60];
     if (s->signal) {
         if (sig == SIGINT) s->deadline = dt__now();
@@ -21740,9 +21740,26 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
     }
     s->signal = sig;
     __atomic_store_n(&s->job->stop, grace > 0 ? 1 : 2, __ATOMIC_SEQ_CST);
+    s->pressing = patience < 8 ? patience / 4 : 2;
+    patience -= 2 * s->pressing;
     snprintf(rest, sizeof rest, "; waiting up to %.0f s for %d ranks", patience, s->alive);
     fprintf(stderr, "dtrain: stopped by signal %d%s\n", sig, s->alive ? rest : "");
     s->deadline = dt__now() + patience;
+}
+
+/* Names the rank that holds up a job that was asked to stop, and the checkpoint that is left. */
+static void dt__supervise_late(dt__supervisor *s)
+{
+    int64_t step = __atomic_load_n(&s->job->progress, __ATOMIC_RELAXED);
+    char left[60] = "there is no checkpoint";
+    uint32_t life;
+    int rank = 0;
+    while (rank < s->job->size - 1 && dt__job_rank(s->job, rank)->gone) rank++;
+    rank = dt__find_culprit(s->job, 0, rank, &life);
+    if (step >= 0) snprintf(left, sizeof left, "the newest checkpoint is of step %lld", (long long)step);
+    if (rank == DT__RANKS_MAX) fprintf(stderr, "dtrain: %d ranks have not stopped; %s\n", s->alive, left);
+    else fprintf(stderr, "dtrain: rank %d (pid %d) has not stopped, %d in all; %s\n", rank,
+                 dt__job_rank(s->job, rank)->pid, s->alive, left);
 }
 
 /* The exit status of the job: that of the rank that died first, even if the supervisor noticed it later. */
@@ -21827,7 +21844,7 @@ static void dt__supervise_kill(dt__supervisor *s, int sig)
     }
 }
 
-/* Waits, sends SIGTERM, then SIGKILL, two seconds apart. A frozen rank that is the only one left is killed at once, and
+/* Waits, sends SIGTERM, then SIGKILL. A frozen rank that is the only one left is killed at once, and
  * a second Ctrl-C ends the wait. */
 static void dt__supervise_press(dt__supervisor *s)
 {
@@ -21837,10 +21854,13 @@ static void dt__supervise_press(dt__supervisor *s)
     if (s->escalation == 2) return;
     if (only_frozen) s->escalation = 1;
     else if (s->deadline <= 0 || dt__now() < s->deadline) return;
-    if (s->escalation == 0) __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
+    if (s->escalation == 0) {
+        __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
+        if (s->signal) dt__supervise_late(s);
+    }
     dt__supervise_kill(s, s->escalation == 0 ? SIGTERM : SIGKILL);
     s->escalation++;
-    s->deadline = dt__now() + 2;
+    s->deadline = dt__now() + s->pressing;
 }
 
 extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
@@ -21884,7 +21904,7 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
         return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", s->plan.ranks,
                          strerror(errno));
     s->announced = s->lost = s->status = s->escalation = 0;
-    s->deadline = s->looked = s->still = 0;
+    s->deadline = s->looked = s->still = 0, s->pressing = 2;
     failed = dt__spawn_ranks(s, argv);
     if (failed) {
         dt__supervise_kill(s, SIGKILL);
@@ -24129,6 +24149,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     r = dt__trainer_agree(t, r);
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
         r = dt__part_check(f, folder, &m.file[i], t->comm);
+    r = dt__trainer_agree(t, r); /* before a rank stumbles over a file that another one has found to be cut */
     w.end = m.full ? t->state.whole : t->state.count;
     if (!r) r = dt__reader_open(&from, f, folder, &m);
     if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.whole);

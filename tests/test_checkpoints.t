@@ -592,6 +592,23 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
     forget($dir);
 }
 
+# ---- a rank that hangs while the job is asked to stop ----
+
+SKIP: {
+    skip 'a thread rank cannot be stopped alone', 1 if $only_threads;
+    my $dir = fresh();
+    my $pid = start('little', "--steps 1000000 --schedule constant --checkpoint $dir --checkpoint-every 2 --ranks 3 --deadline 4 --timeout 60");
+    for (1 .. 3000) { last if steps_in($dir); sleep 0.01 }
+    my @ranks = Dt::ranks_of($pid);
+    kill 'STOP', $ranks[1];
+    kill 'TERM', $pid;
+    my $status = ended($pid, @ranks);
+    my $err = slurp("$tmp/err");
+    ok($status eq '143' && $err =~ /^dtrain: rank 1 \(pid $ranks[1]\) has not stopped, \d in all; the newest checkpoint is of step \d+$/m,
+        '--deadline ends the job and names the rank that hangs and the checkpoint that is left') or diag("status $status\n$err");
+    forget($dir);
+}
+
 # ---- mirrors ----
 
 {
