@@ -2,6 +2,7 @@
  * set of this processor and on 1 and 2 workers. TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "reference.h" /* and fp-contract=off for the references below: aarch64 would fuse a * b + c */
 #include <math.h>
 
 typedef struct isa {
