@@ -497,7 +497,7 @@ static void check_order_refusals(void)
     l.chunks = 2, l.pipeline = 4;
     check_refused(dt_pipeline_order(&l, 4, 0, list, &count), "4 is no pipeline schedule", "another schedule");
     l.pipeline = DT_INTERLEAVED;
-    check_refused(dt_pipeline_order(&l, 3, 0, list, &count), "in groups of 2 stages, a rank has up to 3",
+    check_refused(dt_pipeline_order(&l, 3, 0, list, &count), "in groups of 2, one per stage, and a rank has 3",
                   "3 units interleaved on 2 stages");
     tap_ok(!count, "  and lists nothing");
 }
