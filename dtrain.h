@@ -21821,8 +21821,8 @@ static void dt__supervise_reap(dt__supervisor *s)
     }
 }
 
-/* Blames a rank when all that run have been stopped (SIGSTOP) for the time limit, so that no rank can notice. A look adds
- * at most 0.1 s, because a terminal may stop and continue the supervisor as well. */
+/* Blames a rank when all that run have been stopped (SIGSTOP) for the time limit, so that no rank can notice. A look
+ * adds at most 0.1 s, because a terminal may stop and continue the supervisor as well. */
 static void dt__supervise_stopped(dt__supervisor *s)
 {
     double now = dt__now();
@@ -22532,8 +22532,8 @@ static dt_result dt__option_unknown(const char *text, int length)
     if (dt__option_removed(text, length, NULL)) return DT_E_USAGE;
     snprintf(name, sizeof name, "%.*s", length, text);
     if (dt__option_find(dt__launch_options, DT__LAUNCH_COUNT, text, (size_t)length))
-        return dt__error(DT_E_USAGE, "--%s starts ranks, but the program has not called dt_launch: call it first in main",
-                         name);
+        return dt__error(DT_E_USAGE, "--%s starts ranks, but the program has not called dt_launch: call it first in "
+                         "main", name);
     best = dt__distance(name, nearest);
     dt__option_nearest(dt__options, DT__OPTION_COUNT, name, &nearest, &best);
     dt__option_nearest(dt__launch_options, DT__LAUNCH_COUNT, name, &nearest, &best);
