@@ -145,7 +145,7 @@ static void check_culprits(void)
                 l->stamp = dt__clock_ms() - (r == s->frozen ? 9000u : 0u);
             }
         c->stream = s->line;
-        found = dt__find_culprit(c, s->peer, &life);
+        found = dt__find_culprit(c->job, c->stream, s->peer, &life);
         if (!tap_ok(found == s->culprit, "held up by: %s", s->what)) tap_note("found %d, not %d", found, s->culprit);
     }
     check_spins(c);
