@@ -14,7 +14,7 @@
  *         recipe.data = "book.txt";
  *         if (dt_launch(&argc, &argv) || dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("start");
  *         if (dt_trainer_open(&t, &recipe, &layout) || dt_trainer_run(t, &info)) return dt_fail("training");
- *         if (dt_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
+ *         if (dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
  *         dt_trainer_close(&t);
  *         return 0;
  *     }
@@ -101,7 +101,10 @@ extern "C" {
 #define DT__RESULT_ENUM(code, status, sentence) code,
 typedef enum dt_result { DT_RESULTS(DT__RESULT_ENUM) DT__RESULT_COUNT } dt_result;
 #undef DT__RESULT_ENUM
-/* The sentence of this thread's last failure: what failed, where, and how to fix it. Valid until the next failure. */
+/* The sentence of this thread's last failure: what failed, where, and how to fix it. Valid until the next failure.
+ * So it is after a wrong argument: a NULL that no comment allows, a number that is not finite, no value of an enum, a
+ * tensor of another graph. A function that returns a dt_result then returns DT_E_USAGE, one that returns a tensor
+ * poisons the graph, any other returns 0, NULL or "" (sizes: 1). A function that closes sets its handle to NULL. */
 DT_API const char *dt_last_error(void);
 /* Prints "<what>: <dt_last_error()>" to standard error and returns the exit status, for main(). One rank speaks for all
  * that fail in the same way, the supervisor speaks for a dead rank; DT_E_HELP prints nothing. */
@@ -125,7 +128,8 @@ DT_API dt_shape dt_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
  * op returns a poisoned tensor, ops on poisoned tensors do nothing; check dt_graph_result() once. */
 typedef struct dt_graph dt_graph;
 typedef struct dt_tensor {
-    int32_t id; /* a value of a graph; 0: poisoned */
+    int32_t id;    /* a value of a graph; 0: poisoned */
+    int32_t graph; /* the graph's number: no two of a program have the same */
 } dt_tensor;
 DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed); /* seed keys initialisation and dropout */
 DT_API void dt_graph_close(dt_graph **graph);
@@ -134,8 +138,13 @@ DT_API dt_result dt_graph_result(const dt_graph *g);
 DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis); /* size; a negative axis counts from the end */
 /* Elements of an eager fp32 tensor, row-major, owned by the graph; else NULL. */
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t);
-/* A tensor with a copy of `data`; eager graphs only. Gradients flow into it as into a parameter. */
-DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data);
+/* Type of a tensor's elements. Arithmetic is fp32; int32 holds tokens and indices; the others are storage: bfloat16,
+ * IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that only move data
+ * (reshape, detach, permute, slice, expand, pad, concat, gather, embed) take every type, all others fp32, or
+ * int32 where they say so. Gradients are fp32. */
+typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
+/* A tensor with a copy of `data`, in any graph but a segment's. Gradients flow into it as into a parameter. */
+DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
 /* Initial values of a parameter. NORMAL: N(0, std^2), a function of (seed, full name, element). */
 typedef enum dt_init { DT_INIT_ZEROS, DT_INIT_ONES, DT_INIT_NORMAL } dt_init;
 /* A trainable parameter. In a segment its full name is "<segment>.<name>"; several segments may use a name that begins
@@ -232,7 +241,6 @@ typedef struct dt_recipe {
     float momentum;         /* SGD; 0: none */
     float ema;              /* decay D of an average a = D a + (1 - D) w of the weights (Polyak and Juditsky 1992) */
     int32_t evaluate_ema;   /* validation, predictions and text samples use the average */
-    int64_t growth;         /* a power of two: a step may grow to so many batches (below); 1: never */
     int32_t reduce;         /* dt_sums: who adds the gradients of ranks */
     int32_t wire, wire_forget; /* dt_wire; 1, for experiments: without error feedback */
 } dt_recipe;
@@ -255,7 +263,6 @@ typedef struct dt_output {
     int32_t no_cache;      /* samples compute the whole sequence for every token: the same text, slower */
     const char *metrics;   /* JSONL file: recipe and layout, then one line per step */
     const char *timeline;  /* what every rank did in the last step: Chrome's trace events, for ui.perfetto.dev */
-    int32_t noise_scale;   /* measure the gradient noise scale (dt_step_info) */
     int32_t doctor;        /* print dt_doctor's findings after step 9, or the last step of 4 or more, and train on */
     int32_t rules;         /* apply dt_rules to every step, and print at the end which fired */
     const char *stop_on;   /* rules, comma-separated: save and stop when one of them fires */
@@ -325,7 +332,7 @@ DT_API void dt_trainer_close(dt_trainer **t);
  * a checkpoint of this step; DT_E_INTERRUPTED: the same without one. A resumed run that is complete does nothing. */
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info); /* all steps that are left */
-DT_API int dt_is_root(const dt_trainer *t); /* is this rank 0, the one that prints? */
+DT_API int dt_trainer_is_root(const dt_trainer *t); /* is this rank 0, the one that prints? */
 /* SHA-256 over the weights, then the optimizer's state (below): 64 hex digits, the same on every rank and in every
  * layout, valid until the next call; "" on errors. Collective where a rank has a part of the state (pp, tp or ep above
  * 1, ZeRO), but not after the last step. */
@@ -339,8 +346,8 @@ typedef struct dt_comm dt_comm;
  * rank without a partner moves up. MAX is a > b ? a : b, MIN a < b ? a : b, in the same tree. */
 typedef enum dt_op { DT_SUM, DT_MAX, DT_MIN } dt_op;
 /* dt_launch, then a communicator over all ranks (collective). argc and argv may be NULL after dt_launch. */
-DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv);
-DT_API void dt_comm_free(dt_comm **c); /* leaves: peers that still wait for this rank get DT_E_PEER */
+DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv);
+DT_API void dt_comm_close(dt_comm **c); /* leaves: peers that still wait for this rank get DT_E_PEER */
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
@@ -360,17 +367,10 @@ DT_API const char *dt_isa(void);
 
 /* ---- H6  tensors and ops ------------------------------------------------------------------------ */
 DT_API int64_t dt_shape_count(dt_shape s); /* elements; 1 for a scalar */
-/* Type of a tensor's elements. Arithmetic is fp32; int32 holds tokens and indices; the others are storage: bfloat16,
- * IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that only move data
- * (reshape, detach, permute, slice, expand, pad, concat, gather, embed) take every type, all others fp32, or
- * int32 where they say so. Gradients are fp32. */
-typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
 DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
 DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
 /* The elements of an eager tensor of any type: dt_dtype_of() says which (2-byte types: uint16_t, 1-byte: uint8_t). */
 DT_API const void *dt_elements(const dt_graph *g, dt_tensor t);
-/* A tensor of any type with a copy of `data`; eager graphs only. */
-DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
 /* A constant: every element is `value`; dt_shape0() makes a scalar, which broadcasts. No gradient. */
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value);
 /* Shapes. A reshape shares memory. Axes of permute: result axis i is axis axes[i] of x. Slice keeps [begin, end). */
@@ -436,19 +436,20 @@ DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b);
 /* mask != 0 ? a : b, element by element, all three broadcast. The gradient goes to the one taken and is +0 for the
  * other, whatever that holds; mask has none. */
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
-/* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar.
- * With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum * (1/n). The gradient
- * of max goes to the first one. */
+/* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar;
+ * DT_LAST: the last one. With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum
+ * * (1/n). The gradient of max goes to the first one. */
 #define DT_ALL 0x7fffffffu
+#define DT_LAST 0x40000000u
 #define DT_KEEP 0x80000000u
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes);
 /* int32 index of the first maximum, row-major over the reduced axes (at least one). No gradient. */
 DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes);
-/* exp(x - max) / sum exp(x - max), and x - max - log sum exp(x - max), over one axis (negative: from the end). */
-DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, int axis);
-DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis);
+/* exp(x - max) / sum exp(x - max), and x - max - log sum exp(x - max), over axes given as for a reduction. */
+DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes);
+DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, unsigned axes);
 /* op(a) op(b), op transposing the last two axes when its flag is set: (..,M,K) x (..,K,N) -> (..,M,N). Leading axes
  * broadcast. A vector (K) is a row at the left, a column at the right (its flag is ignored), and its axis of size 1
  * vanishes from the result. Fastest: b a matrix and a not transposed, one product for the whole batch. */
@@ -582,10 +583,7 @@ typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedu
 /* How micro-batches add up (R3, R4). SHARD: one chain per data shard through all micro-batches, reduced once per step.
  * EACH: every micro-batch is reduced, and the totals are added. The bits differ. */
 typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
-/* recipe.growth: the step doubles, up to so many batches, whose gradients' mean makes the update, when the noise scale
- * (dt_step_info) is twice its samples or more, 20 steps or more after it last did.
- *
- * recipe.weights: a directory with model.safetensors, or with the index of several files, or a .safetensors file. Names
+/* recipe.weights: a directory with model.safetensors, or with the index of several files, or a .safetensors file. Names
  * and shapes are Hugging Face's, numbers fp32, fp16 or bf16. Each tensor must have the model's shape and each must have
  * its place in the model; of a longer table of positions the first rows are taken, copies of a tied table and buffers
  * are left out. A vocabulary of another size is refused. config.json beside them must agree. */
@@ -921,7 +919,6 @@ DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t st
 struct dt_step_info {
     int64_t step;           /* steps done */
     int64_t tokens;         /* tokens of the step, all ranks; with a source: samples */
-    int64_t batch;          /* sequences of the step: recipe.batch, or with recipe.growth a multiple */
     float loss;             /* mean over the batch's valid targets; of a cross-entropy in nats */
     float auxiliary;        /* auxiliary losses times their coefficients, mean over units of work */
     float norm;             /* global gradient norm before clipping */
@@ -940,11 +937,6 @@ struct dt_step_info {
     int64_t wire_bytes;     /* of sent_bytes, gradients in recipe.wire's format; 0 for FP32 */
     int64_t wire_plain;     /* what they are in FP32 */
     double wire_seconds;    /* of comm_seconds, encoding and decoding them */
-    double noise_scale;     /* output.noise_scale: tr(Sigma) / |G|^2 in samples, each averaged over about 10 steps: far
-                             * below it a batch of twice the size needs half as many steps, far above it as many
-                             * (McCandlish et al. 2018). NaN: not measured, or |G|^2 is too small to tell */
-    double noise_variance;  /* this step's estimate of tr(Sigma), for one sample (appendix A.1) */
-    double noise_square;    /* and of |G|^2, which may be below 0. Uses of a tied parameter count apart */
 };
 DT_API dt_step_info dt_step_info_zero(void);
 DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer` since the trainer was opened */
@@ -1295,6 +1287,53 @@ static dt_result dt__error(dt_result code, const char *format, ...)
     return code;
 }
 
+/* Checks the arguments of a public function. `spec` has a word for each value that follows: "data" is a pointer, which
+ * must not be NULL; "c!" the address of a handle, which becomes NULL; "data/" a pointer that may be NULL where the
+ * int64_t behind it, a count, is 0; "p~" a finite double; "op<3" an int from 0 to 2; "x#" a tensor of graph number
+ * `graph`. Writes what is wrong. 0: nothing is. The test of all arguments is made from the calls. */
+static int dt__argument_wrong(char *text, size_t size, const char *function, int32_t graph, const char *spec,
+                              va_list *args)
+{
+    for (const char *at = spec; *at; at += strcspn(at, " "), at += *at == ' ') {
+        int name = (int)strcspn(at, "!/~<# ");
+        const char *wrong = NULL;
+        char is[32] = "NULL";
+        if (at[name] == '~') {
+            double x = va_arg(*args, double);
+            snprintf(is, sizeof is, "%g", x);
+            if (!(x - x == 0.0)) wrong = "pass a finite number"; /* inf - inf is NaN */
+        } else if (at[name] == '<') {
+            int x = va_arg(*args, int);
+            snprintf(is, sizeof is, "%d", x);
+            if (x < 0 || x >= atoi(at + name + 1)) wrong = "pass a value of its enum";
+        } else if (at[name] == '#') {
+            dt_tensor x = va_arg(*args, dt_tensor);
+            snprintf(is, sizeof is, x.id ? "of another graph" : "no tensor");
+            if (x.id <= 0) wrong = "it was never made, or the op that should make it failed";
+            else if (x.graph != graph) wrong = "a graph uses its own tensors, until it is closed";
+        } else {
+            void *x = va_arg(*args, void *);
+            int64_t count = at[name] == '/' ? va_arg(*args, int64_t) : 1;
+            if (x && at[name] == '!') memset(x, 0, sizeof(void *));
+            if (!x && count) wrong = "pass what it should point to";
+        }
+        if (wrong) return snprintf(text, size, "%s: %.*s is %s: %s", function, name, at, is, wrong);
+    }
+    return 0;
+}
+#define dt__refused(...) dt__refused_by(__func__, __VA_ARGS__)
+static int dt__refused_by(const char *function, const char *spec, ...)
+{
+    char text[200];
+    va_list args;
+    int wrong;
+    va_start(args, spec);
+    wrong = dt__argument_wrong(text, sizeof text, function, 0, spec, &args);
+    va_end(args);
+    if (wrong) dt__error(DT_E_USAGE, "%s", text);
+    return wrong;
+}
+
 DT_API const char *dt_last_error(void) { return dt__thread.error[0] ? dt__thread.error : "no error"; }
 
 #define DT__RESULT_NAME(code, status, sentence) case code: return #code;
@@ -1413,7 +1452,7 @@ typedef struct dt__option {
     const char *range; /* of a number, as an interval; of a word, all words: "constant,cosine"; NULL: any */
     const char *help;
 } dt__option;
-#define DT__OPTION(group, name, argument, kind, member, preset, range, help)                                           \
+#define DT__OPTION(group, name, argument, kind, member, preset, range, help) \
     {DT__GROUP_##group, name, argument, DT__KIND_##kind, offsetof(dt__group_##group, member), preset, range, help}
 
 /* The shortest decimal text that reads back as x. */
@@ -2196,9 +2235,9 @@ static const uint32_t dt__sha256_k[64] = {
 static inline __attribute__((always_inline)) void dt__sha256_rounds(uint32_t state[8], const uint32_t *w, int step)
 {
 #define DT__ROTATE(x, n) ((x) >> (n) | (x) << (32 - (n)))
-#define DT__SHA_ROUND(a, b, c, d, e, f, g, h, k)                                                             \
-    t = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + (g ^ (e & (f ^ g))) + w[k * step];  \
-    d += t;                                                                                                  \
+#define DT__SHA_ROUND(a, b, c, d, e, f, g, h, k) \
+    t = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + (g ^ (e & (f ^ g))) + w[k * step]; \
+    d += t; \
     h = t + (DT__ROTATE(a, 2) ^ DT__ROTATE(a, 13) ^ DT__ROTATE(a, 22)) + ((a & b) | (c & (a | b)));
     uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
              h = state[7], t;
@@ -2219,19 +2258,19 @@ static inline __attribute__((always_inline)) void dt__sha256_rounds(uint32_t sta
 
 /* The message schedule depends on the block alone: the schedules of `lanes` consecutive blocks are computed side by
  * side (a word_t holds one word of each block) before the rounds of these blocks run in turn. */
-#define DT__SHA_BLOCKS(name, word_t, lanes)                                                                            \
-    static void name(uint32_t state[8], const uint8_t *p)                                                              \
-    {                                                                                                                  \
-        word_t w[64];                                                                                                  \
-        for (int i = 0; i < 16; i++)                                                                                   \
-            for (int j = 0; j < lanes; j++) ((uint32_t *)&w[i])[j] = dt__sha256_word(p + 64 * j + 4 * i);              \
-        for (int i = 16; i < 64; i++) {                                                                                \
-            word_t x = w[i - 15], y = w[i - 2];                                                                        \
-            w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] +                            \
-                   (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);                                                  \
-        }                                                                                                              \
-        for (int i = 0; i < 64; i++) w[i] += dt__sha256_k[i];                                                          \
-        for (int j = 0; j < lanes; j++) dt__sha256_rounds(state, (const uint32_t *)w + j, lanes);                      \
+#define DT__SHA_BLOCKS(name, word_t, lanes) \
+    static void name(uint32_t state[8], const uint8_t *p) \
+    { \
+        word_t w[64]; \
+        for (int i = 0; i < 16; i++) \
+            for (int j = 0; j < lanes; j++) ((uint32_t *)&w[i])[j] = dt__sha256_word(p + 64 * j + 4 * i); \
+        for (int i = 16; i < 64; i++) { \
+            word_t x = w[i - 15], y = w[i - 2]; \
+            w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] + \
+                   (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10); \
+        } \
+        for (int i = 0; i < 64; i++) w[i] += dt__sha256_k[i]; \
+        for (int j = 0; j < lanes; j++) dt__sha256_rounds(state, (const uint32_t *)w + j, lanes); \
     }
 static inline uint32_t dt__sha256_word(const uint8_t *p)
 {
@@ -2423,146 +2462,146 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * Then a row in tests/test_ops.c, which checks finite differences, and one in tests/interpreter.h: what the op computes
  * as plain scalar text. The random graphs of tests/test_random.c find map ops in this table, and the self-check all but
  * the last kind: put the hash that its error names into DT__SELF_CHECK. */
-#define DT__OPS(OP, MAP, GRAD, ROW, COLUMN, RULE)                                                            \
-    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                          \
-    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                         \
-    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                         \
-    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, )                                         \
-    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, RULE(RESHAPE, 0, RESHAPE, D, FLOW))    \
-    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NULL, NULL, NULL, )                                        \
-    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, dt__grad_permute, )                \
-    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, RULE(SLICE, 0, PAD, D, FLOW))    \
-    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, RULE(PAD, 0, SLICE, D, FLOW))        \
-    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, dt__grad_concat, )                   \
-    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL,                                \
-       RULE(EXPAND, 0, NONE, D, REDUCED))                                                                    \
-    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_full, NULL, )                                  \
-    OP(CAST, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_cast, NULL, RULE(CAST, 0, NONE, D, FLOW))      \
-    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NULL, dt__run_gather, NULL,                               \
-       RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN))                                                              \
-    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_scatter_add, NULL,                  \
-       RULE(SCATTER_ADD, 1, GATHER, DA, FLOW) RULE(SCATTER_ADD, 2, NONE, D, FLOW))                           \
-    OP(ONE_HOT, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_one_hot, NULL, )                        \
-    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_top_k, NULL, )                             \
+#define DT__OPS(OP, MAP, GRAD, ROW, COLUMN, RULE) \
+    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, ) \
+    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, ) \
+    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, ) \
+    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, ) \
+    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
+    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NULL, NULL, NULL, ) \
+    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, dt__grad_permute, ) \
+    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, RULE(SLICE, 0, PAD, D, FLOW)) \
+    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, RULE(PAD, 0, SLICE, D, FLOW)) \
+    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, dt__grad_concat, ) \
+    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, \
+       RULE(EXPAND, 0, NONE, D, REDUCED)) \
+    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_full, NULL, ) \
+    OP(CAST, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_cast, NULL, RULE(CAST, 0, NONE, D, FLOW)) \
+    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NULL, dt__run_gather, NULL, \
+       RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
+    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_scatter_add, NULL, \
+       RULE(SCATTER_ADD, 1, GATHER, DA, FLOW) RULE(SCATTER_ADD, 2, NONE, D, FLOW)) \
+    OP(ONE_HOT, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_one_hot, NULL, ) \
+    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_top_k, NULL, ) \
     OP(CUMSUM, SPECIAL, "f", 0, SAME, REFUSE, NONE, NULL, dt__run_cumsum, NULL, RULE(CUMSUM, 0, CUMSUM, D, BACK)) \
-    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_combine, dt__grad_combine, )             \
+    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_combine, dt__grad_combine, ) \
     OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_all_rows, NULL, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
-    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_own_rows, NULL,                            \
-       RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW))                                                                 \
-    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, dt__grad_same_rows, )                       \
-    MAP(NEG, A, CODE, DT_NEG, -a, GRAD(NEG, 0, D, -dy))                                                     \
-    MAP(SCALE, A, OWN, dt_scale, a * s, GRAD(SCALE, 0, D, dy * s))                                           \
-    MAP(EXP, A, CODE, DT_EXP, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y))                                       \
-    MAP(LOG, A, CODE, DT_LOG, dt__v_log(a), GRAD(LOG, 0, AD, dy / a))                                       \
-    MAP(TANH, A, UNARY, dt_tanh, dt__v_tanh(a), GRAD(TANH, 0, YD, dy - dy * y * y))                          \
-    MAP(SQRT, A, CODE, DT_SQRT, dt__v_sqrt(a), GRAD(SQRT, 0, YD, dy * 0.5f / y))                            \
-    MAP(RSQRT, A, CODE, DT_RSQRT, 1.0f / dt__v_sqrt(a), GRAD(RSQRT, 0, YD, dy * -0.5f * y * y * y))         \
-    MAP(GELU, A, UNARY, dt_gelu, dt__v_gelu(a), GRAD(GELU, 0, AD, dt__v_gelu_grad(a, dy)))                   \
+    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_own_rows, NULL, \
+       RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
+    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, dt__grad_same_rows, ) \
+    MAP(NEG, A, CODE, DT_NEG, -a, GRAD(NEG, 0, D, -dy)) \
+    MAP(SCALE, A, OWN, dt_scale, a * s, GRAD(SCALE, 0, D, dy * s)) \
+    MAP(EXP, A, CODE, DT_EXP, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y)) \
+    MAP(LOG, A, CODE, DT_LOG, dt__v_log(a), GRAD(LOG, 0, AD, dy / a)) \
+    MAP(TANH, A, UNARY, dt_tanh, dt__v_tanh(a), GRAD(TANH, 0, YD, dy - dy * y * y)) \
+    MAP(SQRT, A, CODE, DT_SQRT, dt__v_sqrt(a), GRAD(SQRT, 0, YD, dy * 0.5f / y)) \
+    MAP(RSQRT, A, CODE, DT_RSQRT, 1.0f / dt__v_sqrt(a), GRAD(RSQRT, 0, YD, dy * -0.5f * y * y * y)) \
+    MAP(GELU, A, UNARY, dt_gelu, dt__v_gelu(a), GRAD(GELU, 0, AD, dt__v_gelu_grad(a, dy))) \
     MAP(GELU_ERF, A, CODE, DT_GELU_ERF, dt__v_gelu_erf(a), GRAD(GELU_ERF, 0, AD, dt__v_gelu_erf_grad(a, dy))) \
-    MAP(SILU, A, UNARY, dt_silu, dt__v_silu(a), GRAD(SILU, 0, AD, dt__v_silu_grad(a, dy)))                   \
-    MAP(SIGMOID, A, CODE, DT_SIGMOID, dt__v_sigmoid(a), GRAD(SIGMOID, 0, YD, dy * y - dy * y * y))          \
-    MAP(SOFTPLUS, A, CODE, DT_SOFTPLUS, dt__v_softplus(a), GRAD(SOFTPLUS, 0, AD, dy * dt__v_sigmoid(a)))    \
+    MAP(SILU, A, UNARY, dt_silu, dt__v_silu(a), GRAD(SILU, 0, AD, dt__v_silu_grad(a, dy))) \
+    MAP(SIGMOID, A, CODE, DT_SIGMOID, dt__v_sigmoid(a), GRAD(SIGMOID, 0, YD, dy * y - dy * y * y)) \
+    MAP(SOFTPLUS, A, CODE, DT_SOFTPLUS, dt__v_softplus(a), GRAD(SOFTPLUS, 0, AD, dy * dt__v_sigmoid(a))) \
     MAP(RELU, A, UNARY, dt_relu, dt__v_where(a <= zero, zero, a), GRAD(RELU, 0, YD, dt__v_where(y != zero, dy, zero))) \
     MAP(ABS, A, CODE, DT_ABS, dt__v_abs(a), GRAD(ABS, 0, AD, dt__v_where(a != zero, dy * dt__v_sign(a), zero))) \
-    MAP(SIGN, A, CODE, DT_SIGN, dt__v_sign(a), )                                                            \
-    MAP(FLOOR, A, CODE, DT_FLOOR, dt__v_floor(a), )                                                         \
-    MAP(CEIL, A, CODE, DT_CEIL, -dt__v_floor(-a), )                                                         \
-    MAP(ROUND, A, CODE, DT_ROUND, dt__v_round(a), )                                                         \
-    MAP(SQUARE, A, CODE, DT_SQUARE, a * a, GRAD(SQUARE, 0, AD, dy * 2.0f * a))                              \
-    MAP(RECIPROCAL, A, CODE, DT_RECIPROCAL, 1.0f / a, GRAD(RECIPROCAL, 0, YD, -(dy * y * y)))               \
-    MAP(LOG1P, A, CODE, DT_LOG1P, dt__v_log1p(a), GRAD(LOG1P, 0, AD, dy / (a + 1.0f)))                      \
-    MAP(ERF, A, CODE, DT_ERF, dt__v_erf(a), GRAD(ERF, 0, AD, dy * 1.12837917f * dt__v_exp(-(a * a))))       \
-    MAP(SIN, A, CODE, DT_SIN, dt__v_sin(a), GRAD(SIN, 0, AD, dy * dt__v_cos(a)))                            \
-    MAP(COS, A, CODE, DT_COS, dt__v_cos(a), GRAD(COS, 0, AD, -(dy * dt__v_sin(a))))                         \
-    MAP(ADD, AB, BINARY, dt_add, a + b, RULE(ADD, 0, NONE, D, REDUCED) RULE(ADD, 1, NONE, D, REDUCED))       \
-    MAP(SUB, AB, BINARY, dt_sub, a - b, RULE(SUB, 0, NONE, D, REDUCED) GRAD(SUB, 1, D, -dy))                 \
-    MAP(MUL, AB, BINARY, dt_mul, a * b, GRAD(MUL, 0, BD, dy * b) GRAD(MUL, 1, AD, dy * a))                   \
-    MAP(DIV, AB, BINARY, dt_div, a / b, GRAD(DIV, 0, BD, dy / b) GRAD(DIV, 1, BYD, -(dy / b * y)))           \
-    MAP(POW, AB, CODE, DT_POW, dt__v_pow(a, b), /* +0 where the product would be 0 times inf */            \
-        GRAD(POW, 0, ABD, dt__v_where(b != zero, dy * (b * dt__v_pow(a, b - 1.0f)), zero))                   \
-        GRAD(POW, 1, AYD, dt__v_where(a != zero, dy * (y * dt__v_log(a)), zero)))                            \
-    MAP(MAXIMUM, AB, CODE, DT_MAXIMUM, dt__v_max(a, b),                                                    \
+    MAP(SIGN, A, CODE, DT_SIGN, dt__v_sign(a), ) \
+    MAP(FLOOR, A, CODE, DT_FLOOR, dt__v_floor(a), ) \
+    MAP(CEIL, A, CODE, DT_CEIL, -dt__v_floor(-a), ) \
+    MAP(ROUND, A, CODE, DT_ROUND, dt__v_round(a), ) \
+    MAP(SQUARE, A, CODE, DT_SQUARE, a * a, GRAD(SQUARE, 0, AD, dy * 2.0f * a)) \
+    MAP(RECIPROCAL, A, CODE, DT_RECIPROCAL, 1.0f / a, GRAD(RECIPROCAL, 0, YD, -(dy * y * y))) \
+    MAP(LOG1P, A, CODE, DT_LOG1P, dt__v_log1p(a), GRAD(LOG1P, 0, AD, dy / (a + 1.0f))) \
+    MAP(ERF, A, CODE, DT_ERF, dt__v_erf(a), GRAD(ERF, 0, AD, dy * 1.12837917f * dt__v_exp(-(a * a)))) \
+    MAP(SIN, A, CODE, DT_SIN, dt__v_sin(a), GRAD(SIN, 0, AD, dy * dt__v_cos(a))) \
+    MAP(COS, A, CODE, DT_COS, dt__v_cos(a), GRAD(COS, 0, AD, -(dy * dt__v_sin(a)))) \
+    MAP(ADD, AB, BINARY, dt_add, a + b, RULE(ADD, 0, NONE, D, REDUCED) RULE(ADD, 1, NONE, D, REDUCED)) \
+    MAP(SUB, AB, BINARY, dt_sub, a - b, RULE(SUB, 0, NONE, D, REDUCED) GRAD(SUB, 1, D, -dy)) \
+    MAP(MUL, AB, BINARY, dt_mul, a * b, GRAD(MUL, 0, BD, dy * b) GRAD(MUL, 1, AD, dy * a)) \
+    MAP(DIV, AB, BINARY, dt_div, a / b, GRAD(DIV, 0, BD, dy / b) GRAD(DIV, 1, BYD, -(dy / b * y))) \
+    MAP(POW, AB, CODE, DT_POW, dt__v_pow(a, b), /* +0 where the product would be 0 times inf */ \
+        GRAD(POW, 0, ABD, dt__v_where(b != zero, dy * (b * dt__v_pow(a, b - 1.0f)), zero)) \
+        GRAD(POW, 1, AYD, dt__v_where(a != zero, dy * (y * dt__v_log(a)), zero))) \
+    MAP(MAXIMUM, AB, CODE, DT_MAXIMUM, dt__v_max(a, b), \
         GRAD(MAXIMUM, 0, ABD, dt__v_where(a > b, dy, zero)) GRAD(MAXIMUM, 1, ABD, dt__v_where(a > b, zero, dy))) \
-    MAP(MINIMUM, AB, CODE, DT_MINIMUM, dt__v_min(a, b),                                                    \
+    MAP(MINIMUM, AB, CODE, DT_MINIMUM, dt__v_min(a, b), \
         GRAD(MINIMUM, 0, ABD, dt__v_where(a < b, dy, zero)) GRAD(MINIMUM, 1, ABD, dt__v_where(a < b, zero, dy))) \
-    MAP(EQUAL, AB, CODE, DT_EQUAL, dt__v_where(a == b, one, zero), )                                       \
-    MAP(NOT_EQUAL, AB, CODE, DT_NOT_EQUAL, dt__v_where(a != b, one, zero), )                               \
-    MAP(LESS, AB, CODE, DT_LESS, dt__v_where(a < b, one, zero), )                                          \
-    MAP(LESS_EQUAL, AB, CODE, DT_LESS_EQUAL, dt__v_where(a <= b, one, zero), )                             \
-    MAP(GREATER, AB, CODE, DT_GREATER, dt__v_where(a > b, one, zero), )                                    \
-    MAP(GREATER_EQUAL, AB, CODE, DT_GREATER_EQUAL, dt__v_where(a >= b, one, zero), )                       \
-    MAP(SELECT, ABC, OWN, dt_select, dt__v_where(a != zero, b, c),                                           \
+    MAP(EQUAL, AB, CODE, DT_EQUAL, dt__v_where(a == b, one, zero), ) \
+    MAP(NOT_EQUAL, AB, CODE, DT_NOT_EQUAL, dt__v_where(a != b, one, zero), ) \
+    MAP(LESS, AB, CODE, DT_LESS, dt__v_where(a < b, one, zero), ) \
+    MAP(LESS_EQUAL, AB, CODE, DT_LESS_EQUAL, dt__v_where(a <= b, one, zero), ) \
+    MAP(GREATER, AB, CODE, DT_GREATER, dt__v_where(a > b, one, zero), ) \
+    MAP(GREATER_EQUAL, AB, CODE, DT_GREATER_EQUAL, dt__v_where(a >= b, one, zero), ) \
+    MAP(SELECT, ABC, OWN, dt_select, dt__v_where(a != zero, b, c), \
         GRAD(SELECT, 1, AD, dt__v_where(a != zero, dy, zero)) GRAD(SELECT, 2, AD, dt__v_where(a != zero, zero, dy))) \
-    MAP(BCE, AB, OWN, dt_error_loss, dt__v_bce(a, b),                                                        \
-        GRAD(BCE, 0, ABD, dy * dt__v_bce_grad(a, b)) GRAD(BCE, 1, AD, -(dy * a)))                            \
-    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), dt__run_row_sum, dt__grad_row_sum, )              \
+    MAP(BCE, AB, OWN, dt_error_loss, dt__v_bce(a, b), \
+        GRAD(BCE, 0, ABD, dy * dt__v_bce_grad(a, b)) GRAD(BCE, 1, AD, -(dy * a))) \
+    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), dt__run_row_sum, dt__grad_row_sum, ) \
     ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), dt__run_rows, NULL, RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
-    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_max_grad, NULL, )                       \
-    OP(ARGMAX, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_argmax, NULL, )                           \
-    ROW(SOFTMAX, "r", 1, SAME, REFUSE,                                                                       \
-        DT__MAX(s0, a, r) DT__SUM_OUT(s1, dt__v_exp(a - s0), r) DT__OUT(y / s1),                             \
-        dt__run_rows, NULL, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW))                                        \
+    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_max_grad, NULL, ) \
+    OP(ARGMAX, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_argmax, NULL, ) \
+    ROW(SOFTMAX, "r", 1, SAME, REFUSE, \
+        DT__MAX(s0, a, r) DT__SUM_OUT(s1, dt__v_exp(a - s0), r) DT__OUT(y / s1), \
+        dt__run_rows, NULL, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
     ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), dt__run_rows, NULL, ) \
-    ROW(LOG_SOFTMAX, "r", 1, SAME, REFUSE,                                                                   \
-        DT__MAX(s0, a, r) DT__SUM(s1, dt__v_exp(a - s0), dt__v_log(r)) DT__OUT(a - s0 - s1),                 \
-        dt__run_rows, NULL, RULE(LOG_SOFTMAX, 0, LOG_SOFTMAX_GRAD, YD, FLOW))                                \
-    ROW(LOG_SOFTMAX_GRAD, "rr", 3, SAME, REFUSE,                                                             \
-        DT__SUM(s0, b, r) DT__OUT(b - dt__v_exp(a) * s0), dt__run_rows, NULL, )                              \
-    ROW(LAYERNORM, "rvv", 0, SAME, REFUSE,                                                                   \
-        DT__SUM(s0, a, r / count) DT__DOT(s1, a - s0, a - s0, 1.0f / dt__v_sqrt(r / count + s2))             \
-        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), dt__run_rows, NULL,                                         \
-        RULE(LAYERNORM, 0, LAYERNORM_DX, DAXB, FLOW) RULE(LAYERNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN)        \
-        RULE(LAYERNORM, 2, NONE, D, REDUCED))                                                                \
-    ROW(LAYERNORM_DX, "rrsv", 0, SAME, REFUSE,                                                               \
-        DT__SUM(s2, a * c, r / count) DT__DOT(s3, a * c, (b - s0) * s1, r / count)                           \
-        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), dt__run_rows, NULL, )                               \
-    ROW(RMSNORM, "rv", 0, SAME, REFUSE,                                                                      \
-        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), dt__run_rows, NULL,        \
-        RULE(RMSNORM, 0, RMSNORM_DX, DAXB, FLOW) RULE(RMSNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN))             \
-    ROW(RMSNORM_DX, "rrsv", 0, SAME, REFUSE,                                                                 \
-        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), dt__run_rows, NULL, )     \
-    COLUMN(COL_SUM, "f", r + a, RULE(COL_SUM, 0, EXPAND, D, FLOW))                                           \
-    COLUMN(LAYERNORM_DGAMMA, "ffs", dt__v_fma(a, (b - s0) * s1, r), )                                        \
-    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, dt__flops_matmul, dt__run_matmul, dt__grad_matmul, )      \
+    ROW(LOG_SOFTMAX, "r", 1, SAME, REFUSE, \
+        DT__MAX(s0, a, r) DT__SUM(s1, dt__v_exp(a - s0), dt__v_log(r)) DT__OUT(a - s0 - s1), \
+        dt__run_rows, NULL, RULE(LOG_SOFTMAX, 0, LOG_SOFTMAX_GRAD, YD, FLOW)) \
+    ROW(LOG_SOFTMAX_GRAD, "rr", 3, SAME, REFUSE, \
+        DT__SUM(s0, b, r) DT__OUT(b - dt__v_exp(a) * s0), dt__run_rows, NULL, ) \
+    ROW(LAYERNORM, "rvv", 0, SAME, REFUSE, \
+        DT__SUM(s0, a, r / count) DT__DOT(s1, a - s0, a - s0, 1.0f / dt__v_sqrt(r / count + s2)) \
+        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), dt__run_rows, NULL, \
+        RULE(LAYERNORM, 0, LAYERNORM_DX, DAXB, FLOW) RULE(LAYERNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN) \
+        RULE(LAYERNORM, 2, NONE, D, REDUCED)) \
+    ROW(LAYERNORM_DX, "rrsv", 0, SAME, REFUSE, \
+        DT__SUM(s2, a * c, r / count) DT__DOT(s3, a * c, (b - s0) * s1, r / count) \
+        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), dt__run_rows, NULL, ) \
+    ROW(RMSNORM, "rv", 0, SAME, REFUSE, \
+        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), dt__run_rows, NULL, \
+        RULE(RMSNORM, 0, RMSNORM_DX, DAXB, FLOW) RULE(RMSNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN)) \
+    ROW(RMSNORM_DX, "rrsv", 0, SAME, REFUSE, \
+        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), dt__run_rows, NULL, ) \
+    COLUMN(COL_SUM, "f", r + a, RULE(COL_SUM, 0, EXPAND, D, FLOW)) \
+    COLUMN(LAYERNORM_DGAMMA, "ffs", dt__v_fma(a, (b - s0) * s1, r), ) \
+    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, dt__flops_matmul, dt__run_matmul, dt__grad_matmul, ) \
     OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NULL, dt__run_embed, NULL, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
-    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_embed_grad, NULL, )                  \
-    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, dt__flops_attention, dt__run_attention,       \
-       dt__grad_attention, )                                                                                 \
-    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, dt__flops_attention,                 \
-       dt__run_attention_grad, NULL, )                                                                       \
-    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NULL, dt__run_rope, NULL, RULE(ROPE, 0, ROPE, D, BACK))     \
-    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_positions, NULL, )                        \
-    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NULL, dt__run_move, NULL, )                                 \
-    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, dt__grad_conv,             \
-       RULE(CONV, 0, CONV_DX, DB, FLOW) RULE(CONV, 1, CONV_DW, DA, CHAIN))                                   \
-    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, )                 \
-    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, )                 \
-    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL,                         \
-       RULE(MAX_POOL, 0, MAX_POOL_GRAD, DA, FLOW))                                                           \
-    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL,                         \
-       RULE(AVG_POOL, 0, AVG_POOL_GRAD, D, FLOW))                                                            \
-    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, )                  \
-    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, )                  \
+    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_embed_grad, NULL, ) \
+    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, dt__flops_attention, dt__run_attention, \
+       dt__grad_attention, ) \
+    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, dt__flops_attention, \
+       dt__run_attention_grad, NULL, ) \
+    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NULL, dt__run_rope, NULL, RULE(ROPE, 0, ROPE, D, BACK)) \
+    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_positions, NULL, ) \
+    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NULL, dt__run_move, NULL, ) \
+    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, dt__grad_conv, \
+       RULE(CONV, 0, CONV_DX, DB, FLOW) RULE(CONV, 1, CONV_DW, DA, CHAIN)) \
+    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, ) \
+    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, ) \
+    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, \
+       RULE(MAX_POOL, 0, MAX_POOL_GRAD, DA, FLOW)) \
+    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, \
+       RULE(AVG_POOL, 0, AVG_POOL_GRAD, D, FLOW)) \
+    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, ) \
+    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, ) \
     OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NULL, dt__run_dropout, NULL, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
-    ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r),      \
-        dt__run_cross_entropy, NULL, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW))                 \
-    ROW(CROSS_ENTROPY_GRAD, "ffif", 1, GIVEN, REFUSE, DT__OUT((dt__v_exp(a - s0) / s1 - s2) * s3),           \
-        dt__run_cross_entropy_grad, NULL, )                                                                  \
+    ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r), \
+        dt__run_cross_entropy, NULL, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
+    ROW(CROSS_ENTROPY_GRAD, "ffif", 1, GIVEN, REFUSE, DT__OUT((dt__v_exp(a - s0) / s1 - s2) * s3), \
+        dt__run_cross_entropy_grad, NULL, ) \
     OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_loss, NULL, RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
-    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_loss_grad, NULL, )                   \
-    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, NULL,                                        \
-       RULE(AUX_LOSS, 0, NONE, D, FLOW) RULE(AUX_LOSS, 1, AUX_LOSS_GRAD, B, FLOW))                           \
-    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_aux_loss_grad, NULL, )             \
-    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_route, NULL, )                    \
-    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_bins, NULL, )                      \
-    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_rows, dt__grad_moe_rows, )           \
-    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_exchange, dt__grad_moe_exchange, )         \
-    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, dt__flops_experts, dt__run_moe_linear,              \
-       dt__grad_moe_linear, )                                                                                \
-    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, dt__flops_experts, dt__run_moe_dw, NULL, )               \
-    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NULL, dt__run_moe_dw, NULL, )                         \
-    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_sum, dt__grad_moe_sum, )           \
-    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_dot, NULL, )                       \
+    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_loss_grad, NULL, ) \
+    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, NULL, \
+       RULE(AUX_LOSS, 0, NONE, D, FLOW) RULE(AUX_LOSS, 1, AUX_LOSS_GRAD, B, FLOW)) \
+    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_aux_loss_grad, NULL, ) \
+    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_route, NULL, ) \
+    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_bins, NULL, ) \
+    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_rows, dt__grad_moe_rows, ) \
+    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_exchange, dt__grad_moe_exchange, ) \
+    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, dt__flops_experts, dt__run_moe_linear, \
+       dt__grad_moe_linear, ) \
+    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, dt__flops_experts, dt__run_moe_dw, NULL, ) \
+    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NULL, dt__run_moe_dw, NULL, ) \
+    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_sum, dt__grad_moe_sum, ) \
+    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_dot, NULL, ) \
     OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_accumulate, NULL, )
 
 #define DT__SKIP(...)
@@ -2721,7 +2760,7 @@ typedef struct dt__kernels {
 #undef DT__ISA
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw"))),                   \
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw"))), \
                              apply_to = function)
 #else
 #pragma GCC pop_options
@@ -3312,20 +3351,20 @@ DT__INLINE void DT__K(dt__d_split)(dt__vf v, dt__vd half[2])
     memcpy(h, &v, sizeof v);
     for (int i = 0; i < 2; i++) half[i] = __builtin_convertvector(h[i], dt__vd);
 }
-#define DT__BY_DOUBLE(name, arguments, second, expression)                                                   \
-    static __attribute__((unused)) dt__vf name arguments                                                     \
-    {                                                                                                        \
-        dt__vd left[2], right[2];                                                                            \
-        dt__vh h[2];                                                                                         \
-        DT__K(dt__d_split)(u, left);                                                                         \
-        DT__K(dt__d_split)(second, right);                                                                   \
-        for (int i = 0; i < 2; i++) {                                                                        \
-            const dt__vd x = left[i], w = right[i];                                                          \
-            (void)w;                                                                                         \
-            h[i] = __builtin_convertvector(expression, dt__vh);                                              \
-        }                                                                                                    \
-        memcpy(&u, h, sizeof u);                                                                             \
-        return u;                                                                                            \
+#define DT__BY_DOUBLE(name, arguments, second, expression) \
+    static __attribute__((unused)) dt__vf name arguments \
+    { \
+        dt__vd left[2], right[2]; \
+        dt__vh h[2]; \
+        DT__K(dt__d_split)(u, left); \
+        DT__K(dt__d_split)(second, right); \
+        for (int i = 0; i < 2; i++) { \
+            const dt__vd x = left[i], w = right[i]; \
+            (void)w; \
+            h[i] = __builtin_convertvector(expression, dt__vh); \
+        } \
+        memcpy(&u, h, sizeof u); \
+        return u; \
     }
 DT__BY_DOUBLE(dt__v_log1p, (dt__vf u), u, DT__K(dt__d_log1p)(x))
 DT__BY_DOUBLE(dt__v_sigmoid, (dt__vf u), u, DT__K(dt__d_sigmoid)(x))
@@ -3360,53 +3399,53 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
 }
 
 /* Elements [i, i + k) of the rows at p0, p1, p2 and of the result at out. */
-#define DT__ROW_LOAD                                                                                         \
-    const dt__vf a = dt__v_loadn(p0 + i, k), b = dt__v_loadn(p1 + i, k), c = dt__v_loadn(p2 + i, k);         \
-    dt__vf y = dt__v_loadn(old + i, k);                                                                      \
+#define DT__ROW_LOAD \
+    const dt__vf a = dt__v_loadn(p0 + i, k), b = dt__v_loadn(p1 + i, k), c = dt__v_loadn(p2 + i, k); \
+    dt__vf y = dt__v_loadn(old + i, k); \
     (void)a, (void)b, (void)c, (void)y;
 
 /* The passes of a row op. The lanes of a reduction begin at `start`; each becomes `update`, an expression in its value
  * r. Only lanes whose element exists take a term. */
-#define DT__REDUCE(target, start, update, fold, result)                                                      \
-    {                                                                                                        \
-        dt__vf lanes[DT__LANES], r;                                                                          \
-        float lane[32], *tail = lane;                                                                        \
-        int64_t i = 0, k = DT__W;                                                                            \
-        DT__UNROLL for (int l = 0; l < DT__LANES; l++) lanes[l] = dt__v_set(start);                          \
-        while (i + 32 <= n) {                                                                                \
-            DT__UNROLL for (int l = 0; l < DT__LANES; l++, i += DT__W) {                                     \
-                DT__ROW_LOAD                                                                                 \
-                r = lanes[l];                                                                                \
-                lanes[l] = (update);                                                                         \
-            }                                                                                                \
-        }                                                                                                    \
-        DT__UNROLL for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, lanes[l]);              \
-        for (; i < n; i += DT__W, tail += DT__W) {                                                           \
-            k = n - i < DT__W ? n - i : DT__W;                                                               \
-            DT__ROW_LOAD                                                                                     \
-            r = dt__v_load(tail);                                                                            \
-            dt__v_storen(tail, update, k);                                                                   \
-        }                                                                                                    \
-        r = dt__v_set(DT__K(fold)(lane));                                                                    \
-        target = (result);                                                                                   \
+#define DT__REDUCE(target, start, update, fold, result) \
+    { \
+        dt__vf lanes[DT__LANES], r; \
+        float lane[32], *tail = lane; \
+        int64_t i = 0, k = DT__W; \
+        DT__UNROLL for (int l = 0; l < DT__LANES; l++) lanes[l] = dt__v_set(start); \
+        while (i + 32 <= n) { \
+            DT__UNROLL for (int l = 0; l < DT__LANES; l++, i += DT__W) { \
+                DT__ROW_LOAD \
+                r = lanes[l]; \
+                lanes[l] = (update); \
+            } \
+        } \
+        DT__UNROLL for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, lanes[l]); \
+        for (; i < n; i += DT__W, tail += DT__W) { \
+            k = n - i < DT__W ? n - i : DT__W; \
+            DT__ROW_LOAD \
+            r = dt__v_load(tail); \
+            dt__v_storen(tail, update, k); \
+        } \
+        r = dt__v_set(DT__K(fold)(lane)); \
+        target = (result); \
     }
 #define DT__SUM(target, term, result) DT__REDUCE(target, 0.0f, r + (term), dt__fold_sum, result)
 #define DT__DOT(target, left, right, result) DT__REDUCE(target, 0.0f, dt__v_fma(left, right, r), dt__fold_sum, result)
-#define DT__MAX(target, term, result)                                                                        \
+#define DT__MAX(target, term, result) \
     DT__REDUCE(target, -__builtin_inff(), dt__v_max(r, term), dt__fold_max, result)
-#define DT__SUM_OUT(target, term, result)                                                                    \
+#define DT__SUM_OUT(target, term, result) \
     DT__REDUCE(target, 0.0f, (y = (term), dt__v_storen(out + i, y, k), r + y), dt__fold_sum, result)
-#define DT__OUT(expression)                                                                                  \
-    {                                                                                                        \
-        int64_t i = 0, k = DT__W;                                                                            \
-        for (; i + DT__W <= n; i += DT__W) {                                                                 \
-            DT__ROW_LOAD                                                                                     \
-            dt__v_storen(out + i, expression, k);                                                            \
-        }                                                                                                    \
-        for (k = n - i; i < n; i = n) {                                                                      \
-            DT__ROW_LOAD                                                                                     \
-            dt__v_storen(out + i, expression, k);                                                            \
-        }                                                                                                    \
+#define DT__OUT(expression) \
+    { \
+        int64_t i = 0, k = DT__W; \
+        for (; i + DT__W <= n; i += DT__W) { \
+            DT__ROW_LOAD \
+            dt__v_storen(out + i, expression, k); \
+        } \
+        for (k = n - i; i < n; i = n) { \
+            DT__ROW_LOAD \
+            dt__v_storen(out + i, expression, k); \
+        } \
     }
 
 static float DT__K(dt__row_dot)(const float *p0, const float *p1, int64_t n)
@@ -3438,7 +3477,7 @@ static void DT__K(dt__row)(int op, float *out, const float *const in[3], float s
     const dt__vf count = dt__v_set((float)n);
     dt__vf s0 = dt__v_set(s[0]), s1 = dt__v_set(s[1]), s2 = dt__v_set(s[2]), s3 = dt__v_set(s[3]);
     (void)count;
-#define DT__CASE_ROW(name, inputs, in_place, shape, shards, passes, ...)                                     \
+#define DT__CASE_ROW(name, inputs, in_place, shape, shards, passes, ...) \
     case DT__OP_##name: passes break;
     switch (op) {
         DT__OPS(DT__SKIP, DT__SKIP, DT__SKIP, DT__CASE_ROW, DT__SKIP, DT__SKIP)
@@ -3452,15 +3491,15 @@ static void DT__K(dt__row)(int op, float *out, const float *const in[3], float s
 static void DT__K(dt__column)(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
                               int64_t cols, int64_t ld)
 {
-#define DT__CASE_COLUMN(name, inputs, expression, ...)                                                       \
-    case DT__OP_##name:                                                                                      \
-        for (int64_t i = 0; i < rows; i++) {                                                                 \
-            const dt__vf a = dt__v_loadn(p0 + i * ld + j, k), b = dt__v_loadn(p1 + i * ld + j, k);           \
-            const dt__vf s0 = dt__v_set(stats ? stats[2 * i] : 0.0f);                                        \
-            const dt__vf s1 = dt__v_set(stats ? stats[2 * i + 1] : 0.0f);                                    \
-            (void)a, (void)b, (void)s0, (void)s1;                                                            \
-            r = (expression);                                                                                \
-        }                                                                                                    \
+#define DT__CASE_COLUMN(name, inputs, expression, ...) \
+    case DT__OP_##name: \
+        for (int64_t i = 0; i < rows; i++) { \
+            const dt__vf a = dt__v_loadn(p0 + i * ld + j, k), b = dt__v_loadn(p1 + i * ld + j, k); \
+            const dt__vf s0 = dt__v_set(stats ? stats[2 * i] : 0.0f); \
+            const dt__vf s1 = dt__v_set(stats ? stats[2 * i + 1] : 0.0f); \
+            (void)a, (void)b, (void)s0, (void)s1; \
+            r = (expression); \
+        } \
         break;
     if (!p1) p1 = p0;
     for (int64_t j = 0; j < cols; j += DT__W) {
@@ -3487,24 +3526,24 @@ static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s
 /* ---- map ops ------------------------------------------------------------------------------------ */
 
 /* Vector i of the operand of bit `bit` among those of `mask`. */
-#define DT__OPERAND(mask, bit)                                                                               \
-    (__builtin_popcount((mask) & ((bit) - 1)) == 0   ? dt__v_load(p0 + i * step0)                            \
-     : __builtin_popcount((mask) & ((bit) - 1)) == 1 ? dt__v_load(p1 + i * step1)                            \
+#define DT__OPERAND(mask, bit) \
+    (__builtin_popcount((mask) & ((bit) - 1)) == 0   ? dt__v_load(p0 + i * step0) \
+     : __builtin_popcount((mask) & ((bit) - 1)) == 1 ? dt__v_load(p1 + i * step1) \
                                                      : dt__v_load(p2 + i * step2))
-#define DT__CASE_OPERANDS(op, mask, expression)                                                              \
-    case op:                                                                                                 \
-        for (int64_t i = 0; i < n; i += DT__W) {                                                             \
-            const dt__vf a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B);                   \
-            const dt__vf c = DT__OPERAND(mask, DT__IN_C), y = DT__OPERAND(mask, DT__IN_Y);                   \
-            const dt__vf dy = DT__OPERAND(mask, DT__IN_D);                                                   \
-            (void)a, (void)b, (void)c, (void)y, (void)dy;                                                    \
-            dt__v_store(out + i, expression);                                                                \
-        }                                                                                                    \
+#define DT__CASE_OPERANDS(op, mask, expression) \
+    case op: \
+        for (int64_t i = 0; i < n; i += DT__W) { \
+            const dt__vf a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B); \
+            const dt__vf c = DT__OPERAND(mask, DT__IN_C), y = DT__OPERAND(mask, DT__IN_Y); \
+            const dt__vf dy = DT__OPERAND(mask, DT__IN_D); \
+            (void)a, (void)b, (void)c, (void)y, (void)dy; \
+            dt__v_store(out + i, expression); \
+        } \
         break;
-#define DT__CASE_MAP(name, operands, kind, builder, expression, ...)                                         \
-    DT__CASE_OPERANDS(DT__OP_##name, DT__IN_##operands, expression)                                          \
+#define DT__CASE_MAP(name, operands, kind, builder, expression, ...) \
+    DT__CASE_OPERANDS(DT__OP_##name, DT__IN_##operands, expression) \
     __VA_ARGS__
-#define DT__CASE_GRAD(name, input, operands, expression)                                                     \
+#define DT__CASE_GRAD(name, input, operands, expression) \
     DT__CASE_OPERANDS(DT__OP_##name##_GRAD##input, DT__IN_##operands, expression)
 
 /* Whole vectors: DT__W divides n. A step is 1, or 0 for the same vector again. */
@@ -3620,8 +3659,8 @@ DT__INLINE void DT__K(dt__tile_body)(const int nv, int64_t k, const float *a, in
 static void DT__K(dt__tile)(int nv, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b, int64_t brs,
                             float *c, int64_t ldc, int load, const float *bias)
 {
-#define DT__TILE(n)                                                                                          \
-    if (nv == n && ars == 1) DT__K(dt__tile_body)(n, k, a, 1, acs, b, brs, c, ldc, load, bias);              \
+#define DT__TILE(n) \
+    if (nv == n && ars == 1) DT__K(dt__tile_body)(n, k, a, 1, acs, b, brs, c, ldc, load, bias); \
     else if (nv == n) DT__K(dt__tile_body)(n, k, a, ars, 1, b, brs, c, ldc, load, bias);
     DT__TILE(1)
     DT__TILE(2)
@@ -5063,6 +5102,7 @@ typedef struct dt__slot {
 } dt__slot;
 
 struct dt_graph {
+    int32_t number; /* which its tensors carry */
     int eager;    /* a program's own: it holds values */
     int recorded; /* they are computed by dt_graph_run alone */
     uint32_t runs; /* before this one */
@@ -5184,7 +5224,7 @@ typedef struct dt__grad_rule {
 #define DT__RULES_OF_MAP(name, operands, kind, builder, expression, ...) __VA_ARGS__
 #define DT__RULES_OF_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...) __VA_ARGS__
 #define DT__RULES_OF_COLUMN(name, inputs, expression, ...) __VA_ARGS__
-#define DT__RULE_GRAD(name, input, operands, expression)                                                     \
+#define DT__RULE_GRAD(name, input, operands, expression) \
     {DT__OP_##name, input, DT__OP_##name##_GRAD##input, DT__REDUCED, #operands},
 #define DT__RULE_OF(name, input, by, operands, flow) {DT__OP_##name, input, DT__OP_##by, DT__##flow, #operands},
 static const dt__grad_rule dt__grad_rules[] = {
@@ -5411,13 +5451,13 @@ static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
 
 /* ---- building ------------------------------------------------------------------------------- */
 
-static dt_tensor dt__tensor(int32_t id)
+static dt_tensor dt__tensor(const dt_graph *g, int32_t id)
 {
     dt_tensor t;
-    t.id = id;
+    t.id = id, t.graph = g ? g->number : 0;
     return t;
 }
-static dt_tensor dt__nothing(void) { return dt__tensor(0); }
+static dt_tensor dt__none(void) { return dt__tensor(NULL, 0); }
 static dt__node *dt__at(const dt_graph *g, dt_tensor t) { return &g->nodes[t.id]; }
 /* "(4,16,32)" for error sentences; valid until the fourth call from now. */
 static const char *dt__show(dt_graph *g, const dt_shape *s) { return dt__shape_text(s, g->text[g->texts++ & 3]); }
@@ -5430,12 +5470,27 @@ __attribute__((format(printf, 3, 4)))
 static dt_tensor dt__poison(dt_graph *g, dt_result code, const char *format, ...)
 {
     va_list args;
-    if (g->result) return dt__nothing();
+    if (g->result) return dt__none();
     va_start(args, format);
     vsnprintf(g->sentence, sizeof g->sentence, format, args);
     va_end(args);
     g->result = dt__error(code, "%s%s%s", g->prefix, g->prefix[0] ? ": " : "", g->sentence);
-    return dt__nothing();
+    return dt__none();
+}
+
+/* dt__refused for a function of a graph, which a wrong argument poisons. g itself may be NULL. */
+#define dt__refuses(g, ...) dt__refuses_by(g, __func__, __VA_ARGS__)
+static int dt__refuses_by(const dt_graph *g, const char *function, const char *spec, ...)
+{
+    char text[200];
+    va_list args;
+    int wrong;
+    if (!g) return dt__refused_by(function, "g", g);
+    va_start(args, spec);
+    wrong = dt__argument_wrong(text, sizeof text, function, g->number, spec, &args);
+    va_end(args);
+    if (wrong) dt__poison((dt_graph *)(uintptr_t)g, DT_E_USAGE, "%s", text);
+    return wrong;
 }
 
 /* Poisons the graph unless low <= value <= high. */
@@ -5448,6 +5503,7 @@ static int dt__bounded(dt_graph *g, const char *what, double value, double low, 
 
 DT_API dt_result dt_graph_result(const dt_graph *g)
 {
+    if (dt__refuses(g, "")) return DT_E_USAGE;
     return g->result ? dt__error(g->result, "%s%s%s", g->prefix, g->prefix[0] ? ": " : "", g->sentence) : DT_OK;
 }
 
@@ -5459,10 +5515,12 @@ static int dt__grow(void **list, int32_t count, int32_t *capacity, size_t item)
     return 1;
 }
 
+static int32_t dt__graphs; /* that were ever made */
 static dt_graph *dt__graph_new(int eager, uint64_t seed)
 {
     dt_graph *g = (dt_graph *)dt__alloc((int64_t)sizeof *g, "a graph");
     if (!g) return NULL;
+    g->number = __atomic_add_fetch(&dt__graphs, 1, __ATOMIC_RELAXED);
     g->eager = eager;
     g->seed = seed;
     g->tensor_shards = 1;
@@ -5490,7 +5548,7 @@ static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, 
 }
 static dt__node dt__node_one(int op, dt_shape shape, dt_tensor x)
 {
-    return dt__node_make(op, shape, x, dt__nothing(), dt__nothing());
+    return dt__node_make(op, shape, x, dt__none(), dt__none());
 }
 
 static dt_tensor dt__append(dt_graph *g, const dt__node *node)
@@ -5498,7 +5556,7 @@ static dt_tensor dt__append(dt_graph *g, const dt__node *node)
     if (!dt__grow((void **)&g->nodes, g->count, &g->capacity, sizeof *g->nodes))
         return dt__poison(g, DT_E_MEMORY, "no memory for the graph");
     g->nodes[g->count] = *node;
-    return dt__tensor(g->count++);
+    return dt__tensor(g, g->count++);
 }
 
 /* A new gradient slot for a use of parameter `p`. */
@@ -5555,7 +5613,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
     dt_shape tile;
     dt_tensor t;
-    if (g->result) return dt__nothing();
+    if (g->result) return dt__none();
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
@@ -5585,7 +5643,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         dt__append(g, &second);
     }
     if (g->eager && !g->result && dt__hold(g, t.id) && !g->recorded) dt__compute(g, t.id);
-    return g->result ? dt__nothing() : t;
+    return g->result ? dt__none() : t;
 }
 
 static dt_tensor dt__push_op(dt_graph *g, int op, dt_shape shape, dt_tensor a, dt_tensor b, dt_tensor c)
@@ -5595,20 +5653,32 @@ static dt_tensor dt__push_op(dt_graph *g, int op, dt_shape shape, dt_tensor a, d
 }
 static dt_tensor dt__push_one(dt_graph *g, int op, dt_shape shape, dt_tensor x)
 {
-    return dt__push_op(g, op, shape, x, dt__nothing(), dt__nothing());
+    return dt__push_op(g, op, shape, x, dt__none(), dt__none());
 }
 
-DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t) { return dt__at(g, t)->shape; }
+DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t)
+{
+    return dt__refuses(g, "t#", t) ? dt_shape1(1) : dt__at(g, t)->shape;
+}
 DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis)
 {
+    if (dt__refuses(g, "t#", t)) return 1;
     const dt_shape *s = &dt__at(g, t)->shape;
     if (axis < 0) axis += s->dims;
     return axis >= 0 && axis < s->dims ? s->n[axis] : 1;
 }
-DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t) { return (dt_dtype)dt__at(g, t)->dtype; }
-DT_API const void *dt_elements(const dt_graph *g, dt_tensor t) { return t.id ? dt__at(g, t)->data : NULL; }
+DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t)
+{
+    return dt__refuses(g, "t#", t) ? DT_F32 : (dt_dtype)dt__at(g, t)->dtype;
+}
+DT_API const void *dt_elements(const dt_graph *g, dt_tensor t)
+{
+    if (dt__refuses(g, "t#", t)) return NULL;
+    return t.id ? dt__at(g, t)->data : NULL;
+}
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t)
 {
+    if (dt__refuses(g, "t#", t)) return NULL;
     return dt__at(g, t)->dtype == DT_F32 ? (const float *)dt_elements(g, t) : NULL;
 }
 
@@ -5620,11 +5690,9 @@ static int dt__shape_ok(const dt_shape *s)
     return 1;
 }
 
-static int dt__is_dtype(int dtype) { return dtype >= DT_F32 && dtype <= DT_F8_E5M2; }
-
 static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 {
-    dt__node n = dt__node_one(op, shape, dt__nothing());
+    dt__node n = dt__node_one(op, shape, dt__none());
     if (!dt__shape_ok(&shape))
         return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__show(g, &shape));
     n.dtype = dtype;
@@ -5634,18 +5702,14 @@ static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data)
 {
+    if (dt__refuses(g, "dtype<6 data", dtype, data)) return dt__none();
     dt_tensor t;
-    if (!dt__is_dtype((int)dtype)) return dt__poison(g, DT_E_USAGE, "dt_tensor_of: %d is no dt_dtype", (int)dtype);
     if (!g->eager)
         return dt__poison(g, DT_E_USAGE,
                           "values are given to eager graphs only; a segment's values are its input and parameters");
     t = dt__leaf(g, DT__OP_INPUT, shape, (int)dtype);
     if (t.id) memcpy(dt__at(g, t)->data, data, (size_t)(dt__count(dt__at(g, t)) * dt__width(dt__at(g, t))));
     return t;
-}
-DT_API dt_tensor dt_tensor_from(dt_graph *g, dt_shape shape, const float *data)
-{
-    return dt_tensor_of(g, DT_F32, shape, data);
 }
 
 /* Draws a parameter's initial values on the pool. The stream is keyed by a hash of the full name (R16). */
@@ -5727,11 +5791,11 @@ static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_s
     for (int32_t id = 1; id < g->count; id++) {
         const dt__node *n = &g->nodes[id];
         if (n->op != DT__OP_PARAM || strcmp(g->params[n->param].name, full)) continue;
-        if (shared && dt__same_shape(&g->params[n->param].shape, &shape)) return dt__tensor(id);
+        if (shared && dt__same_shape(&g->params[n->param].shape, &shape)) return dt__tensor(g, id);
         return dt__poison(g, DT_E_USAGE, "a second parameter is called %s: give it another name, or share one of one "
                           "shape by writing '/' before both names", full);
     }
-    return dt__tensor(0);
+    return dt__none();
 }
 
 /* A parameter "<name><part>" whose axis `cut` (-1: none) has `groups` pieces, each cut over tensor shards, and whose
@@ -5747,7 +5811,7 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
     else snprintf(full, sizeof full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
     if (cut >= 0 && dt__in_shards(g)) {
         int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
-        if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__nothing();
+        if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
         local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
     }
     if (experts) local.n[0] /= dt__expert_ranks(g);
@@ -5783,6 +5847,7 @@ static dt_tensor dt__param_whole(dt_graph *g, const char *name, const char *part
 }
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
 {
+    if (dt__refuses(g, "name init<3 std~", name, init, std)) return dt__none();
     return dt__param_whole(g, name, "", shape, init, std);
 }
 
@@ -5973,7 +6038,6 @@ static dt_result dt__graph_open(dt_graph **graph, uint64_t seed, int threads)
     const dt__kernels *k;
     dt_graph *g;
     dt_result r = dt__choose_kernels(&k);
-    *graph = NULL;
     if (r) return r;
     g = dt__graph_new(1, seed);
     if (!g) return DT_E_MEMORY;
@@ -5983,9 +6047,13 @@ static dt_result dt__graph_open(dt_graph **graph, uint64_t seed, int threads)
     *graph = g;
     return r;
 }
-DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed) { return dt__graph_open(graph, seed, 1); }
+DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed)
+{
+    return dt__refused("graph!", graph) ? DT_E_USAGE : dt__graph_open(graph, seed, 1);
+}
 DT_API dt_result dt_graph_record(dt_graph **graph, uint64_t seed, int threads)
 {
+    if (dt__refused("graph!", graph)) return DT_E_USAGE;
     dt_result r = dt__graph_open(graph, seed, threads > 1 ? threads : 1);
     if (!r) (*graph)->recorded = 1, (*graph)->runs = UINT32_MAX;
     return r;
@@ -5993,6 +6061,7 @@ DT_API dt_result dt_graph_record(dt_graph **graph, uint64_t seed, int threads)
 
 DT_API dt_result dt_graph_run(dt_graph *g)
 {
+    if (dt__refuses(g, "")) return DT_E_USAGE;
     if (!g->eager) dt__poison(g, DT_E_USAGE, "dt_graph_run: the trainer runs the graph of a segment");
     g->runs++;
     for (int32_t id = 1; id < g->count && !g->result; id++)
@@ -6002,6 +6071,7 @@ DT_API dt_result dt_graph_run(dt_graph *g)
 
 DT_API dt_result dt_graph_set(dt_graph *g, dt_tensor t, const void *data)
 {
+    if (dt__refuses(g, "t# data", t, data)) return g ? dt_graph_result(g) : DT_E_USAGE;
     dt__node *n = dt__at(g, t);
     if (!g->eager || !t.id || !dt__is_leaf(n->op)) {
         dt__poison(g, DT_E_USAGE, "dt_graph_set: only a parameter or what dt_tensor_of made can be set");
@@ -6013,6 +6083,7 @@ DT_API dt_result dt_graph_set(dt_graph *g, dt_tensor t, const void *data)
 
 DT_API int64_t dt_graph_parameters(const dt_graph *g, dt_parameter *list, int64_t room)
 {
+    if (dt__refuses(g, "")) return 0;
     int64_t count = 0;
     for (int32_t id = 1; id < g->count; id++) {
         const dt__node *n = &g->nodes[id];
@@ -6027,6 +6098,7 @@ DT_API int64_t dt_graph_parameters(const dt_graph *g, dt_parameter *list, int64_
 
 DT_API void dt_graph_close(dt_graph **graph)
 {
+    if (dt__refused("graph", graph)) return;
     dt_graph *g = *graph;
     if (!g) return;
     for (int32_t i = 0; i < g->count; i++) dt__free(g->nodes[i].data);
@@ -6054,6 +6126,7 @@ static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
 
 DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     if (!dt__shape_ok(&shape) || dt_shape_count(shape) != dt__count(dt__at(g, x)))
         return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__show(g, &shape),
                           dt__show(g, &dt__at(g, x)->shape));
@@ -6069,6 +6142,7 @@ static dt_tensor dt__as_matrix(dt_graph *g, dt_tensor x)
 
 DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
 {
+    if (dt__refuses(g, "x# axes", x, axes)) return dt__none();
     const dt_shape *s = &dt__at(g, x)->shape;
     unsigned seen = 0;
     dt__node n = dt__node_one(DT__OP_PERMUTE, *s, x);
@@ -6085,9 +6159,10 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
 /* i: axis, first element. */
 DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int64_t end)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     dt__node n = dt__node_one(DT__OP_SLICE, dt__at(g, x)->shape, x);
     axis = dt__axis(g, "slice", x, axis);
-    if (axis < 0) return dt__nothing();
+    if (axis < 0) return dt__none();
     if (begin < 0 || begin >= end || end > n.shape.n[axis])
         return dt__poison(g, DT_E_SHAPE, "slice: [%lld, %lld) of axis %d is outside %s", (long long)begin,
                           (long long)end, axis, dt__show(g, &n.shape));
@@ -6099,9 +6174,10 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
 /* i: axis, zeros before x. */
 DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     dt__node n = dt__node_one(DT__OP_PAD, dt__at(g, x)->shape, x);
     axis = dt__axis(g, "pad", x, axis);
-    if (axis < 0) return dt__nothing();
+    if (axis < 0) return dt__none();
     if (before < 0 || after < 0)
         return dt__poison(g, DT_E_SHAPE, "pad: %lld before and %lld after: they must be 0 or more (dt_slice cuts)",
                           (long long)before, (long long)after);
@@ -6121,13 +6197,14 @@ static int dt__joins(const dt__node *a, const dt__node *b, int axis)
 /* Up to DT__MAX_IN tensors by one op; more as a concat of that many concats. */
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis)
 {
+    if (dt__refuses(g, "tensors/", tensors, count)) return dt__none();
     int64_t parts = dt__min(count, DT__MAX_IN);
     dt__node n;
     if (count < 1)
         return dt__poison(g, DT_E_SHAPE, "concat: there must be a tensor at least, not %lld", (long long)count);
     axis = dt__axis(g, "concat", tensors[0], axis);
-    if (axis < 0 || count == 1) return axis < 0 ? dt__nothing() : tensors[0];
-    n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__nothing());
+    if (axis < 0 || count == 1) return axis < 0 ? dt__none() : tensors[0];
+    n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__none());
     n.i[0] = axis, n.shape.n[axis] = 0;
     for (int64_t i = 0; i < count; i++) {
         const dt__node *first = dt__at(g, tensors[0]), *other = dt__at(g, tensors[i]);
@@ -6147,6 +6224,7 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
 
 DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     const dt_shape *s = &dt__at(g, x)->shape;
     dt_shape both;
     if (!dt__shape_ok(&shape) || !dt__broadcast(s, &shape, &both) || !dt__same_shape(&both, &shape))
@@ -6217,12 +6295,13 @@ static void dt__run_move(const dt__call *c)
 
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x)
 {
-    return dt__push_one(g, DT__OP_DETACH, dt__at(g, x)->shape, x);
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__push_one(g, DT__OP_DETACH, dt__at(g, x)->shape, x);
 }
 
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
 {
-    dt__node n = dt__node_one(DT__OP_FULL, shape, dt__nothing());
+    if (dt__refuses(g, "")) return dt__none();
+    dt__node n = dt__node_one(DT__OP_FULL, shape, dt__none());
     if (!dt__shape_ok(&shape))
         return dt__poison(g, DT_E_SHAPE, "full: shape %s has an axis below 1 or too many axes", dt__show(g, &shape));
     n.f = value;
@@ -6235,8 +6314,8 @@ static void dt__run_full(const dt__call *c)
 
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
 {
+    if (dt__refuses(g, "x# dtype<6", x, dtype)) return dt__none();
     dt__node n = dt__node_one(DT__OP_CAST, dt__at(g, x)->shape, x);
-    if (!dt__is_dtype((int)dtype)) return dt__poison(g, DT_E_USAGE, "cast: %d is no dt_dtype", (int)dtype);
     if ((int)dtype == dt__at(g, x)->dtype) return x;
     n.dtype = (int32_t)dtype;
     return dt__push(g, &n, NULL);
@@ -6251,6 +6330,7 @@ static void dt__run_cast(const dt__call *c) { dt__split(c, dt__count(c->n), 4096
 
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     dt_shape s = dt__at(g, x)->shape;
     if (s.dims < 1 || !dt__is_pow2(s.n[0]))
         return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %lld parts; 1, 2, 4, .. are possible",
@@ -6287,7 +6367,7 @@ static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
     scatter = scatter && dt__splits_rows(g);
     memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
     all = s;
-    if (scatter && !dt__rows_divide(g, &s)) return dt__nothing();
+    if (scatter && !dt__rows_divide(g, &s)) return dt__none();
     if (scatter) s = dt__rows_shape(g, &s);
     n = dt__node_one(DT__OP_COMBINE, s, x);
     n.i[0] = dt__own(g) < g->tensor_shards, n.i[1] = scatter;
@@ -6369,15 +6449,17 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
                       dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape), dt__show(g, &dt__at(g, b)->shape),
                       c.id ? ", " : "", c.id ? dt__show(g, &dt__at(g, c)->shape) : "");
 }
-#define DT__BUILD_UNARY(name, builder)                                                                       \
-    DT_API dt_tensor builder(dt_graph *g, dt_tensor x)                                                       \
-    {                                                                                                        \
-        return dt__map_op(g, DT__OP_##name, 0.0f, x, dt__nothing(), dt__nothing());                             \
+#define DT__BUILD_UNARY(name, builder) \
+    DT_API dt_tensor builder(dt_graph *g, dt_tensor x) \
+    { \
+        if (dt__refuses(g, "x#", x)) return dt__none(); \
+        return dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none(), dt__none()); \
     }
-#define DT__BUILD_BINARY(name, builder)                                                                      \
-    DT_API dt_tensor builder(dt_graph *g, dt_tensor a, dt_tensor b)                                          \
-    {                                                                                                        \
-        return dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__nothing());                                         \
+#define DT__BUILD_BINARY(name, builder) \
+    DT_API dt_tensor builder(dt_graph *g, dt_tensor a, dt_tensor b) \
+    { \
+        if (dt__refuses(g, "a# b#", a, b)) return dt__none(); \
+        return dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__none()); \
     }
 #define DT__BUILD_OWN(name, builder)
 #define DT__BUILD_CODE(name, code)
@@ -6388,7 +6470,7 @@ DT__OPS(DT__SKIP, DT__BUILD, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
 #define DT__CODE_UNARY(name, builder)
 #define DT__CODE_BINARY(name, builder)
 #define DT__CODE_OWN(name, builder)
-#define DT__CODE_CODE(name, code)                                                                            \
+#define DT__CODE_CODE(name, code) \
     case code: return DT__OP_##name;
 #define DT__CODE(name, operands, kind, builder, ...) DT__CODE_##kind(name, builder)
 static int dt__function_op(int f)
@@ -6402,24 +6484,32 @@ static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor
 {
     int op = dt__function_op((int)f);
     if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
-        return dt__map_op(g, op, 0.0f, a, b, dt__nothing());
+        return dt__map_op(g, op, 0.0f, a, b, dt__none());
     return dt__poison(g, DT_E_USAGE, "map: %d is no function of %d tensors. See dt_function.", (int)f, (int)tensors);
 }
-DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x) { return dt__map_code(g, f, x, dt__nothing(), 1); }
-DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b) { return dt__map_code(g, f, a, b, 2); }
+DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x)
+{
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__map_code(g, f, x, dt__none(), 1);
+}
+DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b)
+{
+    return dt__refuses(g, "a# b#", a, b) ? dt__none() : dt__map_code(g, f, a, b, 2);
+}
 
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 {
-    return dt__map_op(g, DT__OP_SCALE, s, x, dt__nothing(), dt__nothing());
+    if (dt__refuses(g, "x# s~", x, s)) return dt__none();
+    return dt__map_op(g, DT__OP_SCALE, s, x, dt__none(), dt__none());
 }
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b)
 {
-    return dt__map_op(g, DT__OP_SELECT, 0.0f, mask, a, b);
+    return dt__refuses(g, "mask# a# b#", mask, a, b) ? dt__none() : dt__map_op(g, DT__OP_SELECT, 0.0f, mask, a, b);
 }
 
 /* The constants come first: for equal values both ops take the second operand, x, which then receives the gradient. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     if (!(low <= high))
         return dt__poison(g, DT_E_USAGE, "clamp: the lower bound %g is above the upper one, %g", (double)low,
                           (double)high);
@@ -6567,58 +6657,75 @@ static void dt__argmax_rows(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_argmax(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__argmax_rows); }
 
+/* The axes that a mask names, with DT_ALL and DT_LAST resolved; 0 after poisoning: none, or one that x has not. */
+static unsigned dt__axes(dt_graph *g, dt_tensor x, unsigned mask, const char *name)
+{
+    int dims = dt__at(g, x)->shape.dims;
+    mask &= ~DT_KEEP;
+    if (mask == DT_ALL) return (1u << dims) - 1u;
+    if (mask & DT_LAST && dims) mask = (mask & ~DT_LAST) | 1u << (dims - 1);
+    if (!(mask >> dims)) return mask;
+    dt__poison(g, DT_E_SHAPE, "%s: axis mask 0x%x names an axis that a tensor of %d axes does not have", name, mask,
+               dims);
+    return 0;
+}
+/* Orders axes: those outside the mask, then its own; returns how many are outside. *moved: is an axis elsewhere? */
+static int dt__axes_last(int dims, unsigned mask, int *order, int *moved)
+{
+    int count = 0, at = 0;
+    for (int i = 0; i < dims; i++) count += !(mask >> i & 1u);
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < dims; i++)
+            if ((int)(mask >> i & 1u) == last) order[at++] = i;
+    *moved = 0;
+    for (int i = 0; i < dims; i++) *moved |= order[i] != i;
+    return count;
+}
+
 /* A reduction of leading axes is a column sum in row order. Other axes are permuted to the end for an op over rows
  * (R5). */
 static dt_tensor dt__reduce_rows(dt_graph *g, int op, dt_tensor x, unsigned mask)
 {
     dt_shape s = dt__at(g, x)->shape, out = dt_shape0();
-    int order[DT_MAX_DIMS], count = 0, reduced = 0, moved = 0;
+    int order[DT_MAX_DIMS], moved;
     dt__node n;
-    for (int i = 0; i < s.dims; i++)
-        if (!(mask >> i & 1u)) out.n[count] = s.n[i], order[count++] = i;
-    out.dims = count;
-    if (op == DT__OP_ROW_SUM && count && mask == (1u << (s.dims - count)) - 1u)
+    out.dims = dt__axes_last(s.dims, mask, order, &moved);
+    for (int i = 0; i < out.dims; i++) out.n[i] = s.n[order[i]];
+    if (op == DT__OP_ROW_SUM && out.dims && mask == (1u << (s.dims - out.dims)) - 1u)
         return dt__push_one(g, DT__OP_COL_SUM, out, x);
-    for (int i = 0; i < s.dims; i++)
-        if (mask >> i & 1u) order[count + reduced++] = i;
-    for (int i = 0; i < s.dims; i++) moved |= order[i] != i;
     if (moved) x = dt_permute(g, x, order);
     n = dt__node_one(op, out, x);
     if (op == DT__OP_ARGMAX) n.dtype = DT_I32;
     return dt__push(g, &n, NULL);
 }
 
-static dt_tensor dt__reduce_axes(dt_graph *g, int op, dt_tensor x, unsigned mask, const char *name)
+static dt_tensor dt__reduce_axes(dt_graph *g, int op, dt_tensor x, unsigned axes, const char *name)
 {
     dt_shape s = dt__at(g, x)->shape;
-    int keep = (mask & DT_KEEP) != 0;
-    mask &= ~DT_KEEP;
-    if (mask == DT_ALL) mask = (1u << s.dims) - 1u;
-    if (mask >> s.dims)
-        return dt__poison(g, DT_E_SHAPE, "%s: axis mask 0x%x names an axis that a tensor of %d axes does not have",
-                          name, mask, s.dims);
+    unsigned mask = dt__axes(g, x, axes, name);
     if (!mask && op == DT__OP_ARGMAX) return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
-    if (!mask) return x;
+    if (!mask) return g->result ? dt__none() : x;
     x = dt__reduce_rows(g, op, x, mask);
     for (int i = 0; i < s.dims; i++)
         if (mask >> i & 1u) s.n[i] = 1;
-    return keep ? dt_reshape(g, x, s) : x;
+    return axes & DT_KEEP ? dt_reshape(g, x, s) : x;
 }
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, "sum");
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, "sum");
 }
 DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__reduce_axes(g, DT__OP_ROW_MAX, x, axes, "max");
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__reduce_axes(g, DT__OP_ROW_MAX, x, axes, "max");
 }
 DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__reduce_axes(g, DT__OP_ARGMAX, x, axes, "argmax");
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__reduce_axes(g, DT__OP_ARGMAX, x, axes, "argmax");
 }
 
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     dt_tensor sum = dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, "mean");
     return sum.id ? dt_scale(g, sum, 1.0f / (float)(dt__count(dt__at(g, x)) / dt__count(dt__at(g, sum)))) : sum;
 }
@@ -6633,25 +6740,30 @@ static dt_tensor dt__logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
 
 /* ---- softmax ------------------------------------------------------------------------------------- */
 
-/* Applies a row op along `axis`, swapped with the last axis. */
-static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, int axis, const char *name)
+/* Applies a row op over axes, which are moved to the end and become one for it. */
+static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, const char *name)
 {
-    int order[DT_MAX_DIMS], last = dt__at(g, x)->shape.dims - 1;
-    axis = dt__axis(g, name, x, axis);
-    if (axis < 0) return dt__nothing();
-    for (int i = 0; i <= last; i++) order[i] = i;
-    order[axis] = last, order[last] = axis;
-    if (axis != last) x = dt_permute(g, x, order);
-    x = dt__push_one(g, op, dt_shape_of(g, x), x);
-    return axis != last && x.id ? dt_permute(g, x, order) : x;
+    unsigned mask = dt__axes(g, x, axes, name);
+    int order[DT_MAX_DIMS], back[DT_MAX_DIMS], moved, outer;
+    dt_shape s = dt__at(g, x)->shape, rows;
+    if (!mask) return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
+    rows.dims = outer = dt__axes_last(s.dims, mask, order, &moved);
+    for (int i = 0; i < s.dims; i++) back[order[i]] = i;
+    if (moved) x = dt_permute(g, x, order), s = dt_shape_of(g, x);
+    for (int i = 0; i < outer; i++) rows.n[i] = s.n[i];
+    rows.n[rows.dims++] = dt__span(&s, outer, s.dims);
+    if (s.dims > rows.dims) x = dt_reshape(g, x, rows);
+    x = dt__push_one(g, op, rows, x);
+    if (s.dims > rows.dims) x = dt_reshape(g, x, s);
+    return moved ? dt_permute(g, x, back) : x;
 }
-DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, int axis)
+DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__along(g, DT__OP_SOFTMAX, x, axis, "softmax");
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_SOFTMAX, x, axes, "softmax");
 }
-DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, int axis)
+DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__along(g, DT__OP_LOG_SOFTMAX, x, axis, "log_softmax");
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_LOG_SOFTMAX, x, axes, "log_softmax");
 }
 
 /* ---- matrix products ----------------------------------------------------------------------------- */
@@ -6674,7 +6786,7 @@ static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb
 static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int tb, int64_t parts, int64_t grad_parts)
 {
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
-    dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__nothing());
+    dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__none());
     int64_t k;
     if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
         return dt__poison(
@@ -6705,6 +6817,7 @@ static dt_tensor dt__vector_as_matrix(dt_graph *g, dt_tensor x, int column)
 
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b)
 {
+    if (dt__refuses(g, "a# b#", a, b)) return dt__none();
     int row = dt__at(g, a)->shape.dims == 1, column = dt__at(g, b)->shape.dims == 1;
     dt_tensor y = dt__matmul(g, dt__vector_as_matrix(g, a, 0), dt__vector_as_matrix(g, b, 1), !row && transpose_a,
                              !column && transpose_b, 0, 0);
@@ -6795,6 +6908,7 @@ static dt_tensor dt__linear_weight(dt_graph *g, dt_tensor x, const char *name, i
 
 DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how)
 {
+    if (dt__refuses(g, "x# name std~", x, name, std)) return dt__none();
     dt_tensor w = dt__linear_weight(g, x, name, width, std, how), b;
     if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x, 0), w, 0, 0, 0, dt__own(g));
     else x = dt__matmul(g, x, w, 0, 0, how & DT_ROWS ? dt__own(g) : 0, 0);
@@ -6806,7 +6920,7 @@ DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int6
 }
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width)
 {
-    return dt_linear_with(g, x, name, width, 0.02f, 0);
+    return dt__refuses(g, "x# name", x, name) ? dt__none() : dt_linear_with(g, x, name, width, 0.02f, 0);
 }
 
 /* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
@@ -7054,6 +7168,7 @@ static dt_tensor dt__convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_ten
 
 DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
 {
+    if (dt__refuses(g, "x# name window", x, name, window)) return dt__none();
     dt_shape w = dt__at(g, x)->shape;
     dt_tensor weight, bias;
     int64_t groups = dt__or(window->groups, 1);
@@ -7071,6 +7186,7 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
 
 DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window)
 {
+    if (dt__refuses(g, "x# window", x, window)) return dt__none();
     int op = mean ? DT__OP_AVG_POOL : DT__OP_MAX_POOL;
     dt__node n = dt__node_one(op, dt__at(g, x)->shape, x);
     if (n.shape.dims < 3 || n.shape.dims > 4)
@@ -7083,11 +7199,12 @@ DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window 
 
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 {
+    if (dt__refuses(g, "table# tokens#", table, tokens)) return dt__none();
     dt_shape s = dt__at(g, tokens)->shape;
     if (dt__at(g, table)->shape.dims != 2 || dt__at(g, tokens)->dtype != DT_I32 || s.dims >= DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "embed: needs a table (V,C) and int32 tokens");
     s.n[s.dims++] = dt_dim(g, table, 1);
-    tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__nothing());
+    tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__none());
     if (!dt__cut_param(g, dt__at(g, table))) return tokens;
     memmove(s.n + 1, s.n, sizeof(int64_t) * (size_t)s.dims++);
     s.n[0] = 1;
@@ -7160,9 +7277,10 @@ static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_t
 
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
 {
-    dt__node n = dt__node_make(DT__OP_GATHER, dt__at(g, index)->shape, x, index, dt__nothing());
+    if (dt__refuses(g, "x# index#", x, index)) return dt__none();
+    dt__node n = dt__node_make(DT__OP_GATHER, dt__at(g, index)->shape, x, index, dt__none());
     axis = dt__axis(g, "gather", x, axis);
-    if (!dt__index_ok(g, "gather", x, axis, index)) return dt__nothing();
+    if (!dt__index_ok(g, "gather", x, axis, index)) return dt__none();
     n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
@@ -7189,10 +7307,11 @@ static void dt__run_gather(const dt__call *c)
 
 DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x)
 {
+    if (dt__refuses(g, "base# index# x#", base, index, x)) return dt__none();
     dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape;
     dt__node n = dt__node_make(DT__OP_SCATTER_ADD, dt__at(g, base)->shape, index, x, base);
     axis = dt__axis(g, "scatter_add", base, axis);
-    if (!dt__index_ok(g, "scatter_add", base, axis, index)) return dt__nothing();
+    if (!dt__index_ok(g, "scatter_add", base, axis, index)) return dt__none();
     if (!dt__same_shape(&sx, &si))
         return dt__poison(g, DT_E_SHAPE, "scatter_add: x %s and index %s must have the same shape",
                           dt__show(g, &sx), dt__show(g, &si));
@@ -7221,9 +7340,10 @@ static void dt__run_scatter_add(const dt__call *c) { dt__split(c, dt__lanes(c->n
 
 DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     dt__node n = dt__node_one(DT__OP_CUMSUM, dt__at(g, x)->shape, x);
     axis = dt__axis(g, "cumsum", x, axis);
-    if (axis < 0) return dt__nothing();
+    if (axis < 0) return dt__none();
     n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
@@ -7243,6 +7363,7 @@ static void dt__run_cumsum(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64
 
 DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes)
 {
+    if (dt__refuses(g, "index#", index)) return dt__none();
     dt_shape s = dt__at(g, index)->shape;
     if (classes < 1 || s.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "one_hot: needs a class at least and an index of at most %d axes",
@@ -7262,11 +7383,12 @@ static void dt__run_one_hot(const dt__call *c)
 /* An op finds the indices; a gather takes the elements and carries the gradient. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     dt__node n = dt__node_one(DT__OP_TOP_K, dt__at(g, x)->shape, x);
     int last = dt__axis(g, "top_k", x, -1);
     dt_tensor places;
-    if (indices) *indices = dt__nothing();
-    if (last < 0) return dt__nothing();
+    if (indices) *indices = dt__none();
+    if (last < 0) return dt__none();
     if (k < 1 || k > n.shape.n[last])
         return dt__poison(g, DT_E_SHAPE, "top_k: k = %lld is outside 1..%lld, the size of the last axis", (long long)k,
                           (long long)n.shape.n[last]);
@@ -7299,10 +7421,10 @@ static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, 
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps)
 {
     dt_shape stats, width = dt_shape1(dt_dim(g, x, -1));
-    dt_tensor weight, bias = dt__nothing();
+    dt_tensor weight, bias = dt__none();
     dt__node n;
     if (!dt__bounded(g, op == DT__OP_RMSNORM ? "rmsnorm: eps" : "layernorm: eps", eps, 0.0, 1.0))
-        return dt__nothing();
+        return dt__none();
     stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
     weight = dt__param_rows(g, dt__param_whole(g, name, ".weight", width, DT_INIT_ONES, 0.0f), stats.n[0], 1);
     if (op == DT__OP_LAYERNORM)
@@ -7313,10 +7435,12 @@ static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name
 }
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
+    if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
     return dt__row_norm(g, DT__OP_LAYERNORM, x, name, eps);
 }
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
+    if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
     return dt__row_norm(g, DT__OP_RMSNORM, x, name, eps);
 }
 
@@ -7333,10 +7457,11 @@ static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
 /* With the channels last everything broadcasts from (C), and the gradients of gamma and beta are chains (R3). */
 DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
+    if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
     dt_shape s = dt_shape_of(g, x);
     unsigned others = (1u << (s.dims - 1)) - 1u;
     dt_tensor y, var;
-    if (!dt__bounded(g, "batchnorm: eps", eps, 0.0, 1.0)) return dt__nothing();
+    if (!dt__bounded(g, "batchnorm: eps", eps, 0.0, 1.0)) return dt__none();
     if (s.dims < 2)
         return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)", dt__show(g, &s));
     y = dt__channels(g, x, 1);
@@ -7443,6 +7568,7 @@ static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *o)
 {
+    if (dt__refuses(g, "q# options", q, o)) return dt__none();
     int fused = !k.id;
     dt_shape sq = dt__at(g, q)->shape, sk = fused ? sq : dt__at(g, k)->shape, sm = dt__at(g, mask)->shape, stats;
     dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
@@ -7470,7 +7596,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     if (!dt__bounded(g, "attention: dropout", o->dropout, 0.0, 0.999) ||
         !dt__bounded(g, "attention: scale", n.f, 1e-30, 1e30) ||
         (o->dropout > 0.0f && !dt__counts_samples(g, "attention with dropout", &sq)))
-        return dt__nothing();
+        return dt__none();
     DT_ASSERT(!mask.id || (!g->context_shards && !g->context)); /* the families have no mask */
     if (mask.id) n.in[n.inputs++] = mask.id;
     if (g->context) n.in[1] = dt__cache(g, k).id, n.in[2] = dt__cache(g, v).id;
@@ -7930,6 +8056,7 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
 DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, int64_t offset,
                          const dt_rope_scaling *scaling)
 {
+    if (dt__refuses(g, "x# base~", x, base)) return dt__none();
     dt_shape s = dt__at(g, x)->shape;
     dt__node n = dt__node_one(DT__OP_ROPE, s, x);
     unsigned saved;
@@ -7939,7 +8066,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
                           dt__show(g, &s), (long long)heads);
     if (!dt__bounded(g, "rope: base", base, 1.0, 1e300) ||
         !dt__bounded(g, "rope: offset", (double)offset, 0.0, (double)INT32_MAX))
-        return dt__nothing();
+        return dt__none();
     if (scaling && scaling->factor != 0.0 &&
         !(scaling->factor >= 1.0 && scaling->low_freq_factor > 0.0 &&
           scaling->high_freq_factor > scaling->low_freq_factor && scaling->original_context > 0))
@@ -7968,7 +8095,7 @@ static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t
 {
     int64_t all = g->context ? g->context : t * dt__max(1, g->context_shards);
     dt_tensor table = dt_param(g, name, dt_shape2(all, width), DT_INIT_NORMAL, 0.01f);
-    dt__node ids = dt__node_one(DT__OP_POSITIONS, dt_shape2(g->samples, t), dt__nothing());
+    dt__node ids = dt__node_one(DT__OP_POSITIONS, dt_shape2(g->samples, t), dt__none());
     ids.dtype = DT_I32;
     return g->context || g->context_shards ? dt_embed(g, table, dt__push(g, &ids, NULL)) : table;
 }
@@ -7980,13 +8107,14 @@ static void dt__run_positions(const dt__call *c)
 
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
+    if (dt__refuses(g, "x# p~", x, p)) return dt__none();
     dt__node n = dt__node_one(DT__OP_DROPOUT, dt__at(g, x)->shape, x);
-    if (!dt__bounded(g, "dropout", p, 0.0, 0.999)) return dt__nothing();
+    if (!dt__bounded(g, "dropout", p, 0.0, 0.999)) return dt__none();
     if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
     if (p == 0.0f) return x;
     n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 && /* own rows alone */
              n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
-    if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__nothing();
+    if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__none();
     n.f = p;
     n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
@@ -8053,11 +8181,12 @@ static int64_t dt__logit_classes(const dt_graph *g, dt_tensor logits, int64_t *w
 /* i: classes, columns of a tensor shard, first column and shards of this rank. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
 {
-    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__nothing());
+    if (dt__refuses(g, "logits# targets# smoothing~", logits, targets, smoothing)) return dt__none();
+    dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__none());
     int64_t rows = dt__rows(dt__at(g, logits));
     dt_shape stats = dt_shape2(7, rows); /* max and sum interleaved (rows,2), losses (rows), and dt__entropy_part */
     dt_tensor sum, counted;
-    if (!dt__bounded(g, "cross_entropy: smoothing", smoothing, 0.0, 1.0)) return dt__nothing();
+    if (!dt__bounded(g, "cross_entropy: smoothing", smoothing, 0.0, 1.0)) return dt__none();
     if (dt__at(g, targets)->dtype != DT_I32 || dt__count(dt__at(g, targets)) != rows)
         return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
                           (long long)rows);
@@ -8167,10 +8296,11 @@ static void dt__run_cross_entropy_grad(const dt__call *c)
 /* i[0]: samples. */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms)
 {
-    dt__node n = dt__node_make(DT__OP_LOSS, dt_shape0(), terms, g->eager ? dt__nothing() : g->targets, dt__nothing());
+    if (dt__refuses(g, "terms#", terms)) return dt__none();
+    dt__node n = dt__node_make(DT__OP_LOSS, dt_shape0(), terms, g->eager ? dt__none() : g->targets, dt__none());
     dt_shape s = dt_shape_of(g, terms), sums;
     n.i[0] = s.dims ? s.n[0] : 1;
-    if (!dt__counts_samples(g, "loss", &s)) return dt__nothing();
+    if (!dt__counts_samples(g, "loss", &s)) return dt__none();
     sums = dt_shape1(n.i[0]);
     return dt__loss_mean(g, dt__push(g, &n, &sums), dt_shape_count(s));
 }
@@ -8219,11 +8349,12 @@ static void dt__run_loss_grad(const dt__call *c) { dt__split(c, c->n->i[0], 1, d
 /* No broadcasting: (B,1) against (B) would be a loss of B x B terms. */
 DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_tensor target)
 {
+    if (dt__refuses(g, "kind<2 x# target#", kind, x, target)) return dt__none();
     const dt_shape *a = &dt__at(g, x)->shape, *b = &dt__at(g, target)->shape;
     if (!dt__same_shape(a, b))
         return dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them",
                           kind == DT_BCE ? "bce" : "mse", dt__show(g, a), dt__show(g, b));
-    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__nothing()));
+    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__none()));
     x = dt_sub(g, x, target);
     return dt_loss(g, dt_mul(g, x, x));
 }
@@ -8232,11 +8363,12 @@ DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_
  * readable after forward. */
 DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient)
 {
-    dt__node n = dt__node_make(DT__OP_AUX_LOSS, dt__at(g, x)->shape, x, loss, dt__nothing());
+    if (dt__refuses(g, "x# loss# coefficient~", x, loss, coefficient)) return dt__none();
+    dt__node n = dt__node_make(DT__OP_AUX_LOSS, dt__at(g, x)->shape, x, loss, dt__none());
     if (dt__count(dt__at(g, loss)) != dt__leaves(g))
         return dt__poison(g, DT_E_SHAPE, "auxiliary_loss: the loss has %lld elements and must be a scalar: dt_mean it",
                           (long long)dt__count(dt__at(g, loss)));
-    if (!dt__bounded(g, "auxiliary_loss: coefficient", coefficient, 0.0, 3e38)) return dt__nothing();
+    if (!dt__bounded(g, "auxiliary_loss: coefficient", coefficient, 0.0, 3e38)) return dt__none();
     n.f = coefficient;
     return dt__push(g, &n, NULL);
 }
@@ -8379,7 +8511,7 @@ static dt_tensor dt__moe_exchange(dt_graph *g, dt_tensor rows, dt_tensor route, 
 {
     dt_shape s = dt_shape_of(g, rows);
     dt__node n;
-    if (!rows.id || !bins.id) return dt__nothing();
+    if (!rows.id || !bins.id) return dt__none();
     s.n[s.dims - 2] = dt__at(g, bins)->i[back ? 1 : 2];
     n = dt__node_make(DT__OP_MOE_EXCHANGE, s, rows, route, bins);
     n.i[0] = back;
@@ -8563,7 +8695,7 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
     unsigned over = g->context_shards ? 2 : 1; /* the axis behind that of leaves */
     double even = (double)o->capacity * (double)choices / (double)o->experts;
     dt_tensor ids, route, share, z;
-    *p = dt_softmax(g, logits, -1);
+    *p = dt_softmax(g, logits, DT_LAST);
     dt_top_k(g, *p, o->active, &ids);
     if (o->capacity > 0.0f && even < (double)tokens) {
         capacity = (int64_t)even;
@@ -8587,8 +8719,8 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
                                const dt_moe_options *o, dt_shape shape, int cut, int64_t groups, float std)
 {
     char full[96];
-    dt_tensor w, b = dt__nothing();
-    if (!x.id || !route.id) return dt__nothing();
+    dt_tensor w, b = dt__none();
+    if (!x.id || !route.id) return dt__none();
     snprintf(full, sizeof full, "%s.experts.%s", name, part);
     w = dt__param_of_experts(g, full, "", shape, DT_INIT_NORMAL, std, cut, groups, 0, o->experts);
     if (o->bias)
@@ -8635,15 +8767,16 @@ static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, cons
  * their owners and back. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *o)
 {
+    if (dt__refuses(g, "x# name options", x, name, o)) return dt__none();
     dt_tensor tokens, alike, gate, route, bins, p, w, h;
     int64_t width, choices, at;
     int shared = dt__expert_ranks(g) > 1;
-    if (!dt__moe_ok(g, x, o)) return dt__nothing();
+    if (!dt__moe_ok(g, x, o)) return dt__none();
     tokens = dt__all_rows(g, x, 1); /* (N,C) */
     alike = dt__same_rows(g, tokens);
     choices = dt_dim(g, tokens, 0) * o->active;
     width = o->width ? o->width : 4 * dt_dim(g, x, -1);
-    if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__nothing();
+    if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__none();
     gate = dt__param_whole(g, name, ".gate.weight", dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
     route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
@@ -8652,7 +8785,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     w = dt_gather(g, p, 1, w);
     if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
     bins = shared ? dt__moe_bins(g, route) : route;
-    h = dt__moe_rows(g, tokens, route, dt__nothing()); /* (R,C) */
+    h = dt__moe_rows(g, tokens, route, dt__none()); /* (R,C) */
     if (shared) h = dt__moe_exchange(g, h, route, bins, 0);
     h = dt__moe_experts(g, h, bins, name, o, width);
     if (shared) h = dt__moe_exchange(g, h, route, bins, 1);
@@ -8687,7 +8820,7 @@ typedef struct dt__shares {
 } dt__shares;
 
 static int dt__wants(const dt_graph *g, int32_t id, int input) { return g->nodes[g->nodes[id].in[input]].needs_grad; }
-static dt_tensor dt__input(const dt_graph *g, int32_t id, int input) { return dt__tensor(g->nodes[id].in[input]); }
+static dt_tensor dt__input(const dt_graph *g, int32_t id, int input) { return dt__tensor(g, g->nodes[id].in[input]); }
 
 /* Is input `input` of node `id` a parameter whose gradient is accumulated in a slot? */
 static int dt__to_slot(const dt_graph *g, int32_t id, int input)
@@ -8800,7 +8933,7 @@ static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpos
  * transposed if ta. */
 static dt__node dt__weight_chain(const dt_shape *b, dt_tensor a, dt_tensor dy, int ta, int tb)
 {
-    dt__node chain = dt__node_make(DT__OP_MATMUL, *b, tb ? dy : a, tb ? a : dy, dt__nothing());
+    dt__node chain = dt__node_make(DT__OP_MATMUL, *b, tb ? dy : a, tb ? a : dy, dt__none());
     chain.i[0] = tb || ta;
     chain.i[1] = tb && !ta;
     return chain;
@@ -8836,7 +8969,7 @@ static int dt__columns_first(const dt_graph *g, int32_t id)
 static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 {
     dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
-    dt__node n = dt__node_one(DT__OP_MATMUL, s, dt__nothing());
+    dt__node n = dt__node_one(DT__OP_MATMUL, s, dt__none());
     if (s.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: %s has too many axes for a column-parallel product", dt__show(g, &s));
     for (int32_t i = 0; i < g->nodes[id].i[5] - g->nodes[id].i[4]; i++) {
@@ -8918,7 +9051,7 @@ static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
 static void dt__grad_moe_rows(dt_graph *g, int32_t id, dt_tensor dy)
 {
     int parts = dt__at(g, dy)->shape.dims == 3;
-    dt_tensor dx = dt__moe_sum(g, dy, dt__input(g, id, 1), dt__nothing());
+    dt_tensor dx = dt__moe_sum(g, dy, dt__input(g, id, 1), dt__none());
     if (parts) dx = dt__combine_shards(g, dx, dt__at(g, dt__input(g, id, 0))->op == DT__OP_ALL_ROWS);
     dt__flow(g, id, 0, dx);
 }
@@ -8944,17 +9077,17 @@ static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor x = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2);
     dt__node dw = dt__node_make(DT__OP_MOE_DW, dt__at(g, w)->shape, x, route, dy), db;
-    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__moe_linear(g, dy, route, w, dt__nothing(), 1));
+    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__moe_linear(g, dy, route, w, dt__none(), 1));
     dt__flow_chain(g, id, 2, &dw);
     if (g->nodes[id].inputs < 4) return;
-    db = dt__node_make(DT__OP_MOE_DB, dt__at(g, dt__input(g, id, 3))->shape, dy, route, dt__nothing());
+    db = dt__node_make(DT__OP_MOE_DB, dt__at(g, dt__input(g, id, 3))->shape, dy, route, dt__none());
     dt__flow_chain(g, id, 3, &db);
 }
 
 static double dt__flops_matmul(const dt_graph *g, const dt__node *n)
 {
     double terms = 0.0; /* of a chain, in all parts together */
-    for (int i = 0; i < n->inputs; i += 2) terms += (double)dt_dim(g, dt__tensor(n->in[i]), -1 - (int)n->i[0]);
+    for (int i = 0; i < n->inputs; i += 2) terms += (double)dt_dim(g, dt__tensor(g, n->in[i]), -1 - (int)n->i[0]);
     return 2.0 * (double)dt__count(n) * terms / (double)dt__max(1, n->i[2]);
 }
 /* One expert per row: active experts count. */
@@ -8980,20 +9113,20 @@ static double dt__flops_attention(const dt_graph *g, const dt__node *n)
     return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
 }
 
-#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...)          \
+#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...) \
     {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_##scratch, in_place, \
      flops, run, grad},
-#define DT__OP_ROW_EXPRESSION(name, inputs, text, class_of, in_place, shape, shards, run, grad)              \
+#define DT__OP_ROW_EXPRESSION(name, inputs, text, class_of, in_place, shape, shards, run, grad) \
     {name, inputs, text, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, in_place, \
      NULL, run, grad},
-#define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...)                                       \
-    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, dt__run_map, NULL)         \
+#define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...) \
+    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, dt__run_map, NULL) \
     __VA_ARGS__
-#define DT__OP_ROW_GRAD(name, input, operands, expression)                                                   \
+#define DT__OP_ROW_GRAD(name, input, operands, expression) \
     DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, dt__run_map, NULL)
-#define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...)                        \
+#define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...) \
     DT__OP_ROW_EXPRESSION(#name, inputs, #passes, ROW, in_place, shape, shards, run, grad)
-#define DT__OP_ROW_COLUMN(name, inputs, expression, ...)                                                     \
+#define DT__OP_ROW_COLUMN(name, inputs, expression, ...) \
     DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, dt__run_columns, NULL)
 static const dt__op *dt__op_of(int op)
 {
@@ -9005,7 +9138,7 @@ static const dt__op *dt__op_of(int op)
 static void dt__flow_by_rule(dt_graph *g, int32_t id, dt_tensor dy, const dt__grad_rule *rule)
 {
     const dt__node of = g->nodes[id];
-    dt__node n = dt__node_one(rule->by, dt__at(g, dt__input(g, id, rule->input))->shape, dt__nothing());
+    dt__node n = dt__node_one(rule->by, dt__at(g, dt__input(g, id, rule->input))->shape, dt__none());
     if (!dt__wants(g, id, rule->input)) return;
     for (const char *l = rule->operands; *l; l++) {
         n.in[n.inputs] = *l == 'D' ? dy.id : *l == 'Y' ? id : *l == 'X' ? of.aux : of.in[*l - 'A'];
@@ -9031,7 +9164,7 @@ static void dt__flow_back(dt_graph *g, int32_t id, dt_tensor dy)
 /* The shares of `target`, added in forward-use order. */
 static dt_tensor dt__add_shares(dt_graph *g, int32_t target)
 {
-    dt_tensor sum = dt__nothing();
+    dt_tensor sum = dt__none();
     int64_t last = -1;
     for (;;) {
         const dt__share *next = NULL;
@@ -9041,7 +9174,7 @@ static dt_tensor dt__add_shares(dt_graph *g, int32_t target)
         }
         if (!next) return sum;
         last = next->key;
-        sum = sum.id ? dt_add(g, sum, dt__tensor(next->tensor)) : dt__tensor(next->tensor);
+        sum = sum.id ? dt_add(g, sum, dt__tensor(g, next->tensor)) : dt__tensor(g, next->tensor);
     }
 }
 
@@ -9064,6 +9197,7 @@ static dt_result dt__differentiate(dt_graph *g, dt_tensor output, dt_tensor seed
 
 DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
 {
+    if (dt__refuses(g, "loss#", loss)) return g ? dt_graph_result(g) : DT_E_USAGE;
     float one = 1.0f;
     if (g->result) return dt_graph_result(g);
     if (!loss.id || dt__count(dt__at(g, loss)) != 1 || g->forward_count || !g->eager) {
@@ -9071,13 +9205,14 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
         return dt_graph_result(g);
     }
     g->forward_count = g->count;
-    return dt__differentiate(g, loss, dt_tensor_from(g, dt__at(g, loss)->shape, &one));
+    return dt__differentiate(g, loss, dt_tensor_of(g, DT_F32, dt__at(g, loss)->shape, &one));
 }
 
 DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t)
 {
+    if (dt__refuses(g, "t#", t)) return dt__none();
     return t.id && dt__at(g, t)->grad
-               ? dt__tensor(dt__at(g, t)->grad)
+               ? dt__tensor(g, dt__at(g, t)->grad)
                : dt__poison(g, DT_E_USAGE,
                             "dt_grad: the loss does not depend on this tensor, or dt_backward was not called");
 }
@@ -9391,11 +9526,13 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
 
 DT_API dt_tensor dt_targets(dt_graph *g)
 {
+    if (dt__refuses(g, "")) return dt__none();
     return g->targets.id ? g->targets : dt__poison(g, DT_E_USAGE, "dt_targets: only a segment has targets");
 }
 
 DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
 {
+    if (dt__refuses(g, "x#", x)) return dt__none();
     if (dt__at(g, x)->dtype != DT_F32 || !dt__at(g, x)->shape.dims)
         return dt__poison(g, DT_E_SHAPE, "dt_prediction: it is fp32 (B,..), this is %s of %d dimensions",
                           dt__format_of[dt__at(g, x)->dtype].name, (int)dt__at(g, x)->shape.dims);
@@ -9501,7 +9638,7 @@ static dt_tensor dt__gpt2_attention(dt_graph *g, dt_tensor h, const dt_model *m,
     memset(&o, 0, sizeof o);
     o.heads = m->heads, o.causal = 1, o.dropout = m->dropout;
     h = dt_linear_with(g, h, "attn.c_attn", 3 * m->width, 0.02f, DT_COLUMNS | DT_QKV); /* (B,T,3C) */
-    h = dt_attend(g, h, dt__nothing(), dt__nothing(), dt__nothing(), &o);
+    h = dt_attend(g, h, dt__none(), dt__none(), dt__none(), &o);
     h = dt_linear_with(g, h, "attn.c_proj", m->width, residual, DT_ROWS);
     return dt_dropout(g, h, m->dropout);
 }
@@ -9520,11 +9657,11 @@ static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor h, const dt_model *m
     memset(&o, 0, sizeof o);
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
     widths[0] = m->width, widths[1] = widths[2] = m->kv_heads * (m->width / m->heads);
-    if (!dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__nothing();
+    if (!dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__none();
     dt__columns(g, h, names, widths, 3, 0.02f, y);
     y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
     y[1] = dt_rope(g, y[1], m->kv_heads, (double)m->rope_base, 0, &m->rope_scaling);
-    h = dt_attend(g, y[0], y[1], y[2], dt__nothing(), &o);
+    h = dt_attend(g, y[0], y[1], y[2], dt__none(), &o);
     return dt_linear_with(g, h, "self_attn.o_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
 }
 static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
@@ -9533,7 +9670,7 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, floa
     int64_t widths[2];
     dt_tensor y[2]; /* (B,T,hidden) */
     widths[0] = widths[1] = m->hidden;
-    if (!dt__cuts(g, "hidden units", m->hidden)) return dt__nothing();
+    if (!dt__cuts(g, "hidden units", m->hidden)) return dt__none();
     dt__columns(g, h, names, widths, 2, 0.02f, y);
     h = dt_mul(g, dt_silu(g, y[0]), y[1]);
     return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
@@ -9548,7 +9685,7 @@ static dt_tensor dt__family_block(dt_graph *g, dt_tensor x, const void *user) /*
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
     dt_moe_options moe = dt__model_moe(m);
     dt_tensor h;
-    if (!dt__cuts(g, "heads", m->heads)) return dt__nothing();
+    if (!dt__cuts(g, "heads", m->heads)) return dt__none();
     h = dt__family_norm(g, x, m, "ln_1", "input_layernorm");
     x = dt_add(g, x, llama ? dt__llama_attention(g, h, m, residual) : dt__gpt2_attention(g, h, m, residual));
     h = dt__family_norm(g, x, m, "ln_2", "post_attention_layernorm");
@@ -9674,7 +9811,7 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
                                     int64_t context, int first, int last, const dt_source *source, int how,
                                     dt__plan **plan)
 {
-    dt_tensor y, dx = dt__nothing();
+    dt_tensor y, dx = dt__none();
     dt_result r;
     snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
     g->context = context;
@@ -9692,7 +9829,7 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
     if (!g->result && !context) {
         g->loss_seed = dt__leaf(g, DT__OP_INPUT, dt__at(g, y)->shape, DT_F32);
         dt__differentiate(g, y, g->loss_seed);
-        dx = dt__computed(g, dt__tensor(first ? 0 : dt__at(g, g->input)->grad));
+        dx = dt__computed(g, dt__tensor(g, first ? 0 : dt__at(g, g->input)->grad));
         if (!g->result && !first && !dx.id)
             dt__poison(g, DT_E_SHAPE, "the segment's output does not depend on its input");
     }
@@ -9968,8 +10105,8 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 
 /* ---- options of recipe and layout ---------------------------------------------------------------------- */
 
-#define DT__MODEL_NAMES                                                                                                \
-    "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, "  \
+#define DT__MODEL_NAMES \
+    "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, " \
     "llama3-8B, llama3.2-1B; or a directory with config.json"
 typedef dt_recipe dt__group_RECIPE;
 typedef dt_layout dt__group_LAYOUT;
@@ -10036,8 +10173,6 @@ static const dt__option dt__options[] = {
     DT__OPTION(RECIPE, "ema", "X", REAL, ema, 0, "[0,1)", "decay of an average of the weights; 0: none"),
     DT__OPTION(RECIPE, "evaluate-ema", NULL, FLAG, evaluate_ema, 0, NULL, "validation and samples use the average"),
     DT__OPTION(RECIPE, "validation", "X", REAL, validation, 0.05f, "[0,1)", "share of the data kept for validation"),
-    DT__OPTION(RECIPE, "growth", "N", POWER, growth, 1, "[1,1024]",
-               "a step grows up to so many batches with the noise scale; 1: never"),
     DT__OPTION(RECIPE, "wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
                "gradients between ranks; all but fp32 make the bits depend on dp"),
     DT__OPTION(RECIPE, "wire-forget", NULL, FLAG, wire_forget, 0, NULL, "for experiments: no error feedback"),
@@ -10072,8 +10207,6 @@ static const dt__option dt__options[] = {
                "a thread per rank communicates behind the work; auto: if cores are free"),
     DT__OPTION(LAYOUT, "no-memory-check", NULL, FLAG, no_memory_check, 0, NULL,
                "start although memory looks too small"),
-    DT__OPTION(LAYOUT, "noise-scale", NULL, FLAG, output.noise_scale, 0, NULL,
-               "measure which batch is worth its samples: tr(Sigma) / |G|^2"),
     DT__OPTION(LAYOUT, "eval-every", "N", WHOLE, output.eval_every, 100, "[0,inf)",
                "steps between validations; 0: at the end"),
     DT__OPTION(LAYOUT, "eval-batches", "N", WHOLE, output.eval_batches, 8, "[0,inf)", "batches per validation; 0: all"),
@@ -10176,14 +10309,6 @@ static double dt__optimizer_bytes(const dt_recipe *r)
 typedef struct dt__powers {
     double power1, power2;
 } dt__powers;
-
-/* The growth of the batch (recipe.growth), which is part of the state as well. */
-enum { DT__GROW_STEPS = 20 };
-typedef struct dt__growth {
-    int64_t batches, factor; /* so far; per step */
-    int64_t since;           /* steps since the last change */
-    double variance, square; /* averages of the two estimates of the noise scale */
-} dt__growth;
 
 /* The scalars of the next step, for parameters with or without weight decay. */
 static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float lr, float clip_scale, int decays)
@@ -11104,6 +11229,7 @@ static int64_t dt__unspell(char *text, int64_t n)
 
 DT_API void dt_tokenizer_close(dt_tokenizer **handle)
 {
+    if (dt__refused("t", handle)) return;
     dt_tokenizer *t = *handle;
     if (!t) return;
     dt__free(t->classes);
@@ -11145,10 +11271,11 @@ static dt_result dt__tokenizer_added(dt_tokenizer *t)
     return DT_OK;
 }
 
-DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t) { return t->token.count; }
+DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t) { return dt__refused("t", t) ? 0 : t->token.count; }
 
 DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right)
 {
+    if (dt__refused("t left right", t, left, right)) return 0;
     const char *pair;
     if (rank < 0 || rank >= t->merge.count) return 0;
     pair = t->merge.bytes + t->merge.entry[rank].at;
@@ -11159,6 +11286,7 @@ DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left
 
 DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t *bytes)
 {
+    if (dt__refused("t bytes", t, bytes)) return NULL;
     const dt__entry *e = id >= 0 && id < t->token.count ? &t->token.entry[id] : NULL;
     if (!e || !e->length) return NULL;
     *bytes = e->length;
@@ -11284,6 +11412,7 @@ static dt_result dt__encode(void *context, const unsigned char *p, int64_t n, in
 DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, int64_t bytes, int special, int32_t *ids,
                                      int64_t *count)
 {
+    if (dt__refused("t text/ ids/ count", t, text, bytes, ids, bytes, count)) return DT_E_USAGE;
     dt__encoder e = {t, ids, 0, bytes}; /* which never grows: a piece has at most as many ids as bytes */
     dt__walk w = {t, special, dt__encode, &e};
     dt_result r = dt__walk_text(&w, (const unsigned char *)text, bytes, 0);
@@ -11294,6 +11423,7 @@ DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, in
 DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, int64_t count, char *text,
                                      int64_t *bytes)
 {
+    if (dt__refused("t ids/ bytes", t, ids, count, bytes)) return DT_E_USAGE;
     *bytes = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t length;
@@ -11495,8 +11625,8 @@ static int dt__read_model(dt_tokenizer *t, dt__json *j)
            dt__read_merges(t, j);
 }
 
-#define DT__CONVERT                                                                                                \
-    "convert a vocab.json and merges.txt by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of "           \
+#define DT__CONVERT \
+    "convert a vocab.json and merges.txt by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of " \
     "Hugging Face's transformers"
 
 /* A tokenizer.json. */
@@ -11538,12 +11668,12 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
 
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
 {
+    if (dt__refused("t! path", handle, path)) return DT_E_USAGE;
     char file[PATH_MAX];
     dt__json j;
     dt_tokenizer *t;
     dt_result r;
-    *handle = NULL;
-    if (!path || !*path) return dt__error(DT_E_USAGE, "no tokenizer is named: give a directory or a .json file");
+    if (!*path) return dt__error(DT_E_USAGE, "no tokenizer is named: give a directory or a .json file");
     r = dt__path_join(file, path, "");
     if (!r && !access(file, F_OK)) { /* a directory */
         r = dt__path_join(file, path, "tokenizer.json");
@@ -11630,6 +11760,7 @@ static void dt__write_json(dt__text *text, const dt_tokenizer *t)
 
 DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder)
 {
+    if (dt__refused("t folder", t, folder)) return DT_E_USAGE;
     char path[PATH_MAX];
     dt__files files;
     dt__text text;
@@ -11797,13 +11928,9 @@ static dt_result dt__tokenizer_learn(dt_tokenizer *t, const char *path, int64_t 
 DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int64_t vocabulary, dt_pretokens rule,
                                     const char *const *special)
 {
+    if (dt__refused("t! path rule<2", handle, path, rule)) return DT_E_USAGE;
     dt_tokenizer *t;
     dt_result r;
-    *handle = NULL;
-    if (!path) return dt__error(DT_E_USAGE, "no text to learn from is named: give the name of a file");
-    if (rule != DT_PRETOKENS_GPT2 && rule != DT_PRETOKENS_LLAMA3)
-        return dt__error(DT_E_USAGE, "there is no rule %d for pre-tokens: use DT_PRETOKENS_GPT2 or DT_PRETOKENS_LLAMA3",
-                         (int)rule);
     t = dt__tokenizer_new();
     if (t) t->rule = rule;
     r = t ? dt__tokenizer_learn(t, path, vocabulary, special) : DT_E_MEMORY;
@@ -11925,11 +12052,10 @@ static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
 DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_tokenizer *t, int64_t sequence,
                               double validation_fraction)
 {
+    if (dt__refused("d! path validation_fraction~", handle, path, validation_fraction)) return DT_E_USAGE;
     glob_t names;
     dt_result r;
     dt_data *d;
-    *handle = NULL;
-    if (!path) return dt__error(DT_E_USAGE, "no data is named: give the name of a text");
     if (sequence < 1 || sequence > INT32_MAX)
         return dt__error(DT_E_USAGE, "a sequence of %lld tokens: use 1 or more", (long long)sequence);
     if (!(validation_fraction >= 0.0 && validation_fraction < 1.0))
@@ -11953,6 +12079,7 @@ DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_token
 
 DT_API void dt_data_close(dt_data **handle)
 {
+    if (dt__refused("d", handle)) return;
     dt_data *d = *handle;
     if (!d) return;
     for (int i = 0; i < d->shards; i++) {
@@ -11966,19 +12093,15 @@ DT_API void dt_data_close(dt_data **handle)
 
 /* ---- reading ------------------------------------------------------------------------------ */
 
-DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split) { return d->tokens[split]; }
+DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split)
+{
+    return dt__refused("d split<2", d, split) ? 0 : d->tokens[split];
+}
 
 DT_API int64_t dt_data_samples(const dt_data *d, dt_split split)
 {
+    if (dt__refused("d split<2", d, split)) return 0;
     return d->tokens[split] > 0 ? (d->tokens[split] - 1) / d->sequence : 0;
-}
-
-/* Bytes of memory that encoded texts take. */
-static int64_t dt__data_memory(const dt_data *d)
-{
-    int64_t ids = 0;
-    for (int i = 0; i < d->shards; i++) ids += d->shard[i].encoded.room;
-    return ids * (int64_t)sizeof(int32_t);
 }
 
 static int64_t dt__shard_token(const dt__shard *s, int64_t at)
@@ -12013,6 +12136,7 @@ static const char *dt__split_name(dt_split split) { return split == DT_TRAIN ? "
 
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets)
 {
+    if (dt__refused("d split<2 tokens targets", d, split, tokens, targets)) return DT_E_USAGE;
     int64_t n = d->sequence, at, samples = dt_data_samples(d, split);
     if (sample < 0 || sample >= samples)
         return dt__error(DT_E_USAGE, "there is no %s sample %lld: there are %lld, counted from 0",
@@ -12315,6 +12439,7 @@ static dt_result dt__token_piece(void *context, const unsigned char *p, int64_t 
 DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
                                   int special, int64_t *tokens)
 {
+    if (dt__refused("path t output", path, t, output)) return DT_E_USAGE;
     dt__shard_writer w;
     dt__walk walk = {t, special, dt__token_piece, &w};
     char draft[PATH_MAX], name[PATH_MAX];
@@ -12458,8 +12583,8 @@ static void dt__rule_if(dt_rules *r, int rule, double value, char compares, int 
 
 DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks)
 {
+    if (dt__refused("rules!", rules)) return DT_E_USAGE;
     dt_rules *r;
-    *rules = NULL;
     if (ranks < 1) return dt__error(DT_E_USAGE, "dt_rules_open: %d ranks. Give 1 or more.", (int)ranks);
     r = (dt_rules *)dt__alloc((int64_t)sizeof *r, "rules");
     if (r) r->rank = (dt__rule_rank *)dt__alloc(ranks * (int64_t)sizeof *r->rank, "rules");
@@ -12477,6 +12602,7 @@ DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks)
 
 DT_API void dt_rules_close(dt_rules **rules)
 {
+    if (dt__refused("rules", rules)) return;
     dt_rules *r = *rules;
     if (!r) return;
     for (int64_t i = 0; i < r->tensors; i++) dt__free(r->tensor[i].before);
@@ -12490,6 +12616,7 @@ DT_API void dt_rules_close(dt_rules **rules)
 
 DT_API dt_result dt_rules_set(dt_rules *r, int32_t rule, int32_t index, double value)
 {
+    if (dt__refused("rules", r)) return DT_E_USAGE;
     if (rule < 0 || rule >= DT_RULE_COUNT || index < 0 || index >= DT__RULE_BOUNDS)
         return dt__error(DT_E_USAGE, "dt_rules_set: there is no rule %d with a bound %d", (int)rule, (int)index);
     r->bound[rule][index] = value;
@@ -12497,6 +12624,7 @@ DT_API dt_result dt_rules_set(dt_rules *r, int32_t rule, int32_t index, double v
 }
 DT_API dt_result dt_rules_on_fire(dt_rules *r, dt_rule_action action, void *user)
 {
+    if (dt__refused("rules", r)) return DT_E_USAGE;
     r->action = action, r->user = user;
     return DT_OK;
 }
@@ -12527,6 +12655,7 @@ static int dt__rules_finite(dt_rules *r, int kind, double loss)
 
 DT_API dt_result dt_rules_loss(dt_rules *r, int64_t step, double loss)
 {
+    if (dt__refused("rules", r)) return DT_E_USAGE;
     dt_result e = dt__rules_begin(r, "dt_rules_loss", r->step[0], step, -1, "loss");
     if (e || !dt__rules_finite(r, 0, loss)) return e ? e : r->answer;
     r->sum += loss, r->summed += 1.0;
@@ -12539,6 +12668,7 @@ DT_API dt_result dt_rules_loss(dt_rules *r, int64_t step, double loss)
 
 DT_API dt_result dt_rules_validation(dt_rules *r, int64_t step, double loss)
 {
+    if (dt__refused("rules", r)) return DT_E_USAGE;
     const double *fit = r->bound[DT_RULE_OVERFIT];
     double mean = r->summed > 0.0 ? r->sum / r->summed : __builtin_nan("");
     double over = (loss - mean) / __builtin_fabs(mean);
@@ -12655,6 +12785,7 @@ static dt_result dt__rules_check(const char *name, int32_t kind, const float *x,
 DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt_tensor_kind kind, const float *values,
                                  int64_t count, int64_t units)
 {
+    if (dt__refused("rules", r)) return DT_E_USAGE;
     dt__rule_tensor *t;
     double n = (double)count, size = 0.0, moved = 0.0, squares = 0.0, zeros = 0.0, bad = 0.0, variance;
     dt_result e = dt__rules_check(name, (int32_t)kind, values, count, units);
@@ -12686,10 +12817,11 @@ DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt
 
 DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *labels, int64_t count, int32_t classes)
 {
+    if (dt__refused("rules labels/", r, labels, count)) return DT_E_USAGE;
     int64_t most = 0, least = INT64_MAX;
     dt_result e = dt__rules_begin(r, "dt_rules_labels", -1, step, -1, "labels");
     if (e) return e;
-    if (count < 0 || (count && !labels) || classes < 1 || (r->class_count && r->class_count != classes))
+    if (count < 0 || classes < 1 || (r->class_count && r->class_count != classes))
         return dt__error(DT_E_USAGE, "dt_rules_labels: %lld labels of %d classes. Give a list of 0 or more labels, and "
                          "always the same number of classes.", (long long)count, (int)classes);
     for (int64_t i = 0; i < count; i++)
@@ -12748,6 +12880,7 @@ static void dt__rules_block(dt_rules *r, dt__rule_rank *k)
 
 DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
 {
+    if (dt__refused("rules s", r, s)) return DT_E_USAGE;
     dt__rule_rank *k;
     double work = s->seconds - s->waiting - s->data;
     dt_result e;
@@ -12773,6 +12906,7 @@ DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
 
 DT_API dt_result dt_rules_clock(dt_rules *r, double at)
 {
+    if (dt__refused("rules at~", r, at)) return DT_E_USAGE;
     dt_result e = dt__rules_begin(r, "dt_rules_clock", -1, dt__max(0, r->step[0]), -1, "");
     dt__rule_if(r, DT_RULE_STALLED, at - r->progress, '>', 0);
     if (!(r->progress == r->progress)) r->progress = at; /* the first look */
@@ -12781,6 +12915,7 @@ DT_API dt_result dt_rules_clock(dt_rules *r, double at)
 
 DT_API const dt_firing *dt_rules_fired(const dt_rules *r, int32_t rule)
 {
+    if (dt__refused("rules", r)) return NULL;
     return rule >= 0 && rule < DT_RULE_COUNT && r->fired[rule].times ? &r->fired[rule] : NULL;
 }
 static int32_t dt__rules_count(const dt_rules *r)
@@ -12804,6 +12939,7 @@ static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
 
 DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
 {
+    if (dt__refused("rules text", r, text)) return DT_E_USAGE;
     dt__text all;
     memset(&all, 0, sizeof all);
     dt__text_add(&all, "rules    %d of %d fired\n", (int)dt__rules_count(r), DT_RULE_COUNT);
@@ -12848,11 +12984,11 @@ enum { DT__STAGES = 3, DT__FAR_STAGE = 1 << 18, DT_WORK_FLOATS = 1 << 20 };
 #define DT__JOB_MAGIC 0x64745231u
 #define DT__GONE 0x40000000u /* in dt__rank_state.gone, beside the wait status */
 
-#define DT__CALLS(X)                                                                                         \
-    X(DT__CALL_OPEN, "opening") X(DT__CALL_BARRIER, "barrier") X(DT__CALL_BROADCAST, "broadcast")            \
-    X(DT__CALL_ALL_REDUCE, "all-reduce") X(DT__CALL_REDUCE_SCATTER, "reduce-scatter")                        \
-    X(DT__CALL_ALL_GATHER, "all-gather") X(DT__CALL_ALL_TO_ALL, "all-to-all")                                \
-    X(DT__CALL_REDUCE_PARTS, "reduce-parts") X(DT__CALL_ALLOC, "allocation") X(DT__CALL_SPLIT, "split")      \
+#define DT__CALLS(X) \
+    X(DT__CALL_OPEN, "opening") X(DT__CALL_BARRIER, "barrier") X(DT__CALL_BROADCAST, "broadcast") \
+    X(DT__CALL_ALL_REDUCE, "all-reduce") X(DT__CALL_REDUCE_SCATTER, "reduce-scatter") \
+    X(DT__CALL_ALL_GATHER, "all-gather") X(DT__CALL_ALL_TO_ALL, "all-to-all") \
+    X(DT__CALL_REDUCE_PARTS, "reduce-parts") X(DT__CALL_ALLOC, "allocation") X(DT__CALL_SPLIT, "split") \
     X(DT__CALL_SEND, "send") X(DT__CALL_RECV, "receive")
 #define DT__CALL_ENUM(code, name) code,
 #define DT__CALL_NAME(code, name) case code: return name;
@@ -12885,7 +13021,7 @@ typedef struct dt__rank_state {
     uint32_t tick;    /* heartbeat */
     uint32_t gone;    /* 0, or DT__GONE | status as waitpid returns it */
     int32_t pid;
-    uint32_t opened;  /* communicators opened by dt_comm_init */
+    uint32_t opened;  /* communicators opened by dt_comm_open */
     int32_t world;    /* this rank's number among the ranks of all nodes */
     int32_t unfit;    /* the job cannot go on with only this rank and those before it */
     int32_t stopped;  /* 1: SIGSTOP stops it (the supervisor's) */
@@ -12920,7 +13056,7 @@ typedef struct dt__published {
 /* One local rank of a communicator. */
 typedef struct dt__member {
     dt__event arrived;
-    uint32_t left; /* dt_comm_free */
+    uint32_t left; /* dt_comm_close */
     uint32_t out;  /* this rank's calls fail from now on */
     char pad[48];
     dt__published call[2];
@@ -13274,7 +13410,7 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
         snprintf(text, size, "rank %d waits for a rank that waits for it (a send without its receive, or ranks that "
                  "call different communicators in different order)", rank);
         break;
-    case DT__FAULT_LEFT: snprintf(text, size, "rank %d left (dt_comm_free, or the end of its program)", rank); break;
+    case DT__FAULT_LEFT: snprintf(text, size, "rank %d left (dt_comm_close, or the end of its program)", rank); break;
     case DT__FAULT_LENGTH:
         snprintf(text, size, "rank %d received a message of another length than it asked for", rank);
         break;
@@ -14564,43 +14700,41 @@ static dt_result dt__check_rank(const dt_comm *c, const char *what, int rank)
     return dt__error(DT_E_USAGE, "%s %d: the ranks are 0..%d", what, rank, c->size - 1);
 }
 
-static dt_result dt__check_op(dt_op op)
-{
-    if (op == DT_SUM || op == DT_MAX || op == DT_MIN) return DT_OK;
-    return dt__error(DT_E_USAGE, "operation %d: it is DT_SUM, DT_MAX or DT_MIN", (int)op);
-}
-
 DT_API dt_result dt_barrier(dt_comm *c)
 {
+    if (dt__refused("c", c)) return DT_E_USAGE;
     dt_result r = dt__begin(c, DT__CALL_BARRIER, 0, 0);
     return r ? r : dt__meet(c);
 }
 
 DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root)
 {
+    if (dt__refused("c data/", c, data, count)) return DT_E_USAGE;
     dt_result r = dt__check_rank(c, "broadcast from rank", root);
     return r ? r : dt__collective(c, DT__CALL_BROADCAST, data, data, count, 1, root);
 }
 
 DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
 {
-    dt_result r = dt__check_op(op);
-    return r ? r : dt__collective(c, DT__CALL_ALL_REDUCE, data, data, count, 1, (int)op);
+    if (dt__refused("c data/ op<3", c, data, count, op)) return DT_E_USAGE;
+    return dt__collective(c, DT__CALL_ALL_REDUCE, data, data, count, 1, (int)op);
 }
 
 DT_API dt_result dt_reduce_scatter(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
 {
-    dt_result r = dt__check_op(op);
-    return r ? r : dt__collective(c, DT__CALL_REDUCE_SCATTER, in, out, count, c->size, (int)op);
+    if (dt__refused("c in/ out/ op<3", c, in, count, out, count, op)) return DT_E_USAGE;
+    return dt__collective(c, DT__CALL_REDUCE_SCATTER, in, out, count, c->size, (int)op);
 }
 
 DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count)
 {
+    if (dt__refused("c in/ out/", c, in, count, out, count)) return DT_E_USAGE;
     return dt__collective(c, DT__CALL_ALL_GATHER, in, out, count, 1, 0);
 }
 
 DT_API dt_result dt_all_to_all(dt_comm *c, const float *in, float *out, int64_t count)
 {
+    if (dt__refused("c in/ out/", c, in, count, out, count)) return DT_E_USAGE;
     return dt__collective(c, DT__CALL_ALL_TO_ALL, in, out, count, c->size, 0);
 }
 
@@ -14785,6 +14919,7 @@ static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, i
 
 DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
 {
+    if (dt__refused("c data/", c, data, count)) return DT_E_USAGE;
     uint32_t ticket = 0;
     dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
     if (r) return r;
@@ -14809,6 +14944,7 @@ static dt_result dt__recv_far(dt_comm *c, float *data, int64_t count, int from)
 
 DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
 {
+    if (dt__refused("c data/", c, data, count)) return DT_E_USAGE;
     int64_t at = 0;
     dt__channel *channel;
     dt_result r = dt__begin_pair(c, DT__CALL_RECV, count, from);
@@ -14893,6 +15029,7 @@ static dt_result dt__comm_alloc_alone(dt_comm *c, int64_t bytes, dt__region **re
 
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
 {
+    if (dt__refused("c mine", c, mine)) return DT_E_USAGE;
     dt__region *region = NULL;
     dt_result r = dt__begin(c, DT__CALL_ALLOC, bytes, 0);
     *mine = NULL;
@@ -14904,6 +15041,7 @@ DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
 
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
 {
+    if (dt__refused("c mine", c, mine)) return NULL;
     const char *p = (const char *)mine;
     if (rank < 0 || rank >= c->size || dt__is_far(c, rank)) return NULL;
     for (; c; rank = c->place[rank].parent, c = c->parent)
@@ -15130,7 +15268,7 @@ static void dt__emulated_close(dt__link *link)
     dt_comm *base = link->base;
     dt__packet_close((dt__packet_link *)link);
     dt__free(link);
-    dt_comm_free(&base);
+    dt_comm_close(&base);
 }
 
 /* A number in the environment, within [low, high]; 0 if it is not set. */
@@ -15176,12 +15314,17 @@ static dt_result dt__emulated_open(dt__link **handle, dt_comm *base)
 
 /* ---- opening and closing ---- */
 
-DT_API int dt_comm_rank(const dt_comm *c) { return c->rank; }
-DT_API int dt_comm_size(const dt_comm *c) { return c->size; }
-DT_API int dt_comm_nodes(const dt_comm *c) { return c->nodes; }
-DT_API int dt_comm_node(const dt_comm *c, int rank) { return rank >= 0 && rank < c->size ? c->place[rank].node : 0; }
+DT_API int dt_comm_rank(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->rank; }
+DT_API int dt_comm_size(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->size; }
+DT_API int dt_comm_nodes(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->nodes; }
+DT_API int dt_comm_node(const dt_comm *c, int rank)
+{
+    if (dt__refused("c", c)) return 0;
+    return rank >= 0 && rank < c->size ? c->place[rank].node : 0;
+}
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
+    if (dt__refused("c", c)) return 0;
     return peer >= 0 && peer < c->size ? __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED) : 0;
 }
 /* Bytes sent to ranks on other nodes. */
@@ -15333,7 +15476,7 @@ static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, con
 {
     dt_comm *c = dt__comm_new(f->rank, f->size, dt__node_count(node, f->size), near->job, near->fd);
     *handle = c;
-    if (!c) return dt_comm_free(&near), DT_E_MEMORY;
+    if (!c) return dt_comm_close(&near), DT_E_MEMORY;
     dt__comm_place(c, node);
     for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = near->place[q].job;
     c->link = f;
@@ -15359,9 +15502,9 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     for (int p = 0; p < base->size && !r; p++) node[p] = (int)((int64_t)p * nodes / base->size);
     if (!r) r = dt_comm_split(base, node[base->rank], &near);
     if (!r) r = dt__comm_span(handle, f, near, node);
-    if (r && *handle) dt_comm_free(handle);
+    if (r && *handle) dt_comm_close(handle);
     else if (r && f) f->close(f);
-    else if (r) dt_comm_free(&base);
+    else if (r) dt_comm_close(&base);
     dt__free(node);
     return r;
 }
@@ -15391,7 +15534,7 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd,
         if (!r) r = dt__comm_join(c, job->where);
         if (!r && nodes > 1.0) return dt__emulate(handle, c, (int)nodes);
     }
-    if (r) dt_comm_free(handle);
+    if (r) dt_comm_close(handle);
     return r;
 }
 
@@ -15437,11 +15580,11 @@ static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, 
 
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
 {
+    if (dt__refused("sub! c", sub, c)) return DT_E_USAGE;
     float *all;
     int *up;
     dt_comm *s = NULL;
     dt_result r = dt__begin(c, DT__CALL_SPLIT, 0, 0);
-    *sub = NULL;
     if (!r && color < 0) r = dt__error(DT_E_USAGE, "color %d: it must not be negative", color);
     if (r) return r;
     if (!(all = (float *)dt__alloc(4 * c->size * (int64_t)sizeof *all, "a split"))) return DT_E_MEMORY;
@@ -15453,14 +15596,15 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
         r = dt__publish_call(c);
         if (!r) r = dt__comm_join(s, dt__peer_call(c, c->place[up[dt__local(s, 0)]].local)->where);
     }
-    if (r) dt_comm_free(&s);
+    if (r) dt_comm_close(&s);
     dt__free(all);
     *sub = s;
     return r ? dt__conclude(c, 1, r) : DT_OK;
 }
 
-DT_API void dt_comm_free(dt_comm **handle)
+DT_API void dt_comm_close(dt_comm **handle)
 {
+    if (dt__refused("c", handle)) return;
     dt_comm *c = *handle;
     int last = !c || !c->job;
     if (!c) return;
@@ -15495,6 +15639,7 @@ DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n)
 {
     dt_link link;
     double w = 0, ws = 0, wss = 0, v = 0, vs = 0, all = 0, left = 0, det;
+    if (dt__refused("bytes/ seconds/", bytes, (int64_t)n, seconds, (int64_t)n)) n = 0;
     for (int i = 0; i < n; i++) {
         double u = 1 / seconds[i], s = bytes[i];
         w += u * u, ws += u * u * s, wss += u * u * s * s, v += u, vs += u * s;
@@ -15534,9 +15679,9 @@ static dt_result dt__native_open(dt_comm *c)
 
 DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op)
 {
+    if (dt__refused("c data/ op<3", c, data, count, op)) return DT_E_USAGE;
     dt__message m;
-    dt_result r = dt__check_op(op);
-    if (!r && c->job) r = dt__native_open(c);
+    dt_result r = c->job ? dt__native_open(c) : DT_OK;
     if (!r) r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op);
     if (r || !c->job) return r;
     memset(&m, 0, sizeof m);
@@ -15596,7 +15741,7 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
     int main_thread = 1;
     if (!f->lonely || (!MPI_Is_thread_main(&main_thread) && main_thread)) return DT_OK;
     return dt__error(DT_E_USAGE, "MPI was initialised for one thread and is called by another: call MPI_Init_thread "
-                     "with MPI_THREAD_MULTIPLE, or leave the initialisation to dt_comm_init");
+                     "with MPI_THREAD_MULTIPLE, or leave the initialisation to dt_comm_open");
 }
 
 /* ---- messages ---- */
@@ -17182,18 +17327,18 @@ typedef struct dt__nccl_config {
 } dt__nccl_config;
 
 /* X(result, name, arguments); handles and streams are void *. */
-#define DT__NCCL_CALLS(X)                                                                                    \
-    X(int, ncclGetUniqueId, (dt__nccl_id *)) X(int, ncclCommGetAsyncError, (void *, int *))                  \
-    X(int, ncclCommInitRankConfig, (void **, int, dt__nccl_id, int, dt__nccl_config *))                      \
-    X(int, ncclCommFinalize, (void *)) X(int, ncclCommDestroy, (void *)) X(int, ncclCommAbort, (void *))     \
-    X(const char *, ncclGetErrorString, (int)) X(const char *, ncclGetLastError, (void *))                   \
-    X(int, ncclAllReduce, (const void *, void *, size_t, int, int, void *, void *))                          \
-    X(int, ncclReduceScatter, (const void *, void *, size_t, int, int, void *, void *))                      \
+#define DT__NCCL_CALLS(X) \
+    X(int, ncclGetUniqueId, (dt__nccl_id *)) X(int, ncclCommGetAsyncError, (void *, int *)) \
+    X(int, ncclCommInitRankConfig, (void **, int, dt__nccl_id, int, dt__nccl_config *)) \
+    X(int, ncclCommFinalize, (void *)) X(int, ncclCommDestroy, (void *)) X(int, ncclCommAbort, (void *)) \
+    X(const char *, ncclGetErrorString, (int)) X(const char *, ncclGetLastError, (void *)) \
+    X(int, ncclAllReduce, (const void *, void *, size_t, int, int, void *, void *)) \
+    X(int, ncclReduceScatter, (const void *, void *, size_t, int, int, void *, void *)) \
     X(int, ncclAllGather, (const void *, void *, size_t, int, void *, void *))
-#define DT__CUDA_CALLS(X)                                                                                    \
-    X(int, cuInit, (unsigned)) X(int, cuDeviceGetCount, (int *)) X(int, cuDeviceGet, (int *, int))           \
-    X(int, cuDevicePrimaryCtxRetain, (void **, int)) X(int, cuDevicePrimaryCtxRelease_v2, (int))             \
-    X(int, cuCtxSetCurrent, (void *)) X(int, cuStreamQuery, (void *))                                        \
+#define DT__CUDA_CALLS(X) \
+    X(int, cuInit, (unsigned)) X(int, cuDeviceGetCount, (int *)) X(int, cuDeviceGet, (int *, int)) \
+    X(int, cuDevicePrimaryCtxRetain, (void **, int)) X(int, cuDevicePrimaryCtxRelease_v2, (int)) \
+    X(int, cuCtxSetCurrent, (void *)) X(int, cuStreamQuery, (void *)) \
     X(int, cuGetErrorString, (int, const char **))
 #define DT__CALL_FIELD(result, name, arguments) result(*name) arguments;
 #define DT__CALL_FIND(result, name, arguments) dt__symbol(library, #name, &f->name, &missing);
@@ -17377,6 +17522,7 @@ static dt_result dt__nccl_join(dt_nccl *n)
 
 DT_API void dt_nccl_close(dt_nccl **handle)
 {
+    if (dt__refused("n", handle)) return;
     dt_nccl *n = *handle;
     int code;
     *handle = NULL;
@@ -17394,6 +17540,7 @@ DT_API void dt_nccl_close(dt_nccl **handle)
 
 DT_API dt_result dt_nccl_open(dt_nccl **handle, dt_comm *c, int gpu)
 {
+    if (dt__refused("n! c", handle, c)) return DT_E_USAGE;
     dt_nccl *n = *handle = (dt_nccl *)dt__alloc((int64_t)sizeof *n, "NCCL's communicator");
     dt_result r;
     if (n) n->comm = c, n->gpu = -1, snprintf(n->doing, sizeof n->doing, "NCCL's opening");
@@ -17406,13 +17553,12 @@ DT_API dt_result dt_nccl_open(dt_nccl **handle, dt_comm *c, int gpu)
 DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
                                  void *stream)
 {
+    if (dt__refused("n call<3 in/ out/ op<3", n, call, in, count, out, count, op)) return DT_E_USAGE;
     static const char *const names[] = {"all-reduce", "reduce-scatter", "all-gather"};
-    dt_result r = n->failed ? dt__error(n->failed, "%s", n->message) : dt__check_op(op);
+    dt_result r = n->failed ? dt__error(n->failed, "%s", n->message) : DT_OK;
     int code, how = op == DT_SUM ? DT__NCCL_SUM : op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
     size_t floats = (size_t)count;
-    if (!r && ((unsigned)call > DT_ALL_GATHER || count < 0))
-        r = dt__error(DT_E_USAGE, "call %d of %lld floats: calls are DT_ALL_REDUCE, DT_REDUCE_SCATTER and "
-                      "DT_ALL_GATHER of 0 or more floats", (int)call, (long long)count);
+    if (!r && count < 0) r = dt__error(DT_E_USAGE, "dt_nccl_collect: count is %lld: pass 0 or more", (long long)count);
     if (r || !count) return r;
     snprintf(n->doing, sizeof n->doing, "NCCL's %s #%lld", names[call], (long long)++n->calls);
     if (call == DT_ALL_REDUCE) code = n->f.ncclAllReduce(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
@@ -17424,6 +17570,7 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
 
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream)
 {
+    if (dt__refused("n", n)) return DT_E_USAGE;
     return n->failed ? dt__error(n->failed, "%s", n->message) : dt__nccl_await(n, 1, stream);
 }
 
@@ -17462,7 +17609,7 @@ DT_API void dt_nccl_close(dt_nccl **n) { *n = NULL; }
  * The table that describes the options of a group describes the members of a JSON object, too: of a manifest, of the
  * recipe in it, of config.json. A negative preset marks a required member. */
 
-#define DT__MEMBER(group, kind, name, type, member, preset, range)                                                     \
+#define DT__MEMBER(group, kind, name, type, member, preset, range) \
     {group, name, "", DT__KIND_##kind, offsetof(type, member), preset, range, NULL}
 #define DT__ROWS(table) table, (int)(sizeof(table) / sizeof *(table))
 
@@ -18306,7 +18453,6 @@ typedef struct dt__manifest {
     int full;
     int64_t step;
     double power1, power2;      /* of the optimizer (R13) */
-    dt__growth grow;
     int64_t data_ranks;         /* data-parallel ranks, each of which keeps its own compression error (dt_wire) */
     char model[65], data[65];   /* hashes that identify them */
     char weights[65];           /* of the initial weights; empty: they are random */
@@ -18334,11 +18480,6 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
     DT__MANIFEST(WHOLE, "data_parallel", data_ranks, -1),
     DT__MANIFEST(DOUBLE, "loss", loss, 0),
-    DT__MANIFEST(WHOLE, "batches", grow.batches, -1),
-    DT__MEMBER(0, WHOLE, "factor", dt__manifest, grow.factor, -1, "[1,inf)"),
-    DT__MANIFEST(WHOLE, "since", grow.since, -1),
-    DT__MANIFEST(DOUBLE, "noise_variance", grow.variance, -1),
-    DT__MANIFEST(DOUBLE, "noise_square", grow.square, -1),
     DT__MANIFEST(PLACE, "recipe", recipe, 0),
     DT__MANIFEST(PLACE, "kind", kind, 0),
     DT__MANIFEST(PLACE, "files", list, 0)};
@@ -18462,7 +18603,7 @@ typedef struct dt__config {
 } dt__config;
 
 enum { DT__GROUP_ROPE = 2, DT__GROUP_FAMILY }; /* rope: rope_scaling, or rope_parameters in newer files */
-#define DT__CONFIG(group, kind, name, member, preset, range)                                                           \
+#define DT__CONFIG(group, kind, name, member, preset, range) \
     DT__MEMBER(group, kind, name, dt__config, member, preset, range)
 static const dt__option dt__config_members[] = {
     DT__CONFIG(DT__GROUP_FAMILY, WORD, "model_type", m.family, -1, "gpt2,llama"),
@@ -18591,6 +18732,7 @@ static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequenc
 }
 DT_API dt_result dt_model_read(dt_model *m, const char *path)
 {
+    if (dt__refused("m path", m, path)) return DT_E_USAGE;
     int64_t sequence;
     return dt__config_open(path, m, &sequence);
 }
@@ -18662,6 +18804,7 @@ static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt
 
 DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count)
 {
+    if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
     dt__tensor_file w;
     dt__part_file part;
     dt__files files;
@@ -18697,6 +18840,7 @@ static dt_result dt__parameter_read(const dt__tensors *t, const dt__stored *s, c
 
 DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, int64_t count)
 {
+    if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
     const dt__kernels *k;
     dt__files files;
     dt__tensors t;
@@ -18761,6 +18905,7 @@ static dt_result dt__optimizer_state(dt_optimizer *o, const dt_parameter *list, 
 DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *recipe, const dt_parameter *list,
                                    int64_t count)
 {
+    if (dt__refused("o! recipe list/", optimizer, recipe, list, count)) return DT_E_USAGE;
     dt_optimizer *o = *optimizer = (dt_optimizer *)dt__alloc((int64_t)sizeof *o, "an optimizer");
     int64_t floats = 0, largest = 0;
     dt_result r = o ? dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
@@ -18786,6 +18931,7 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
 
 DT_API void dt_optimizer_close(dt_optimizer **optimizer)
 {
+    if (dt__refused("o", optimizer)) return;
     dt_optimizer *o = *optimizer;
     if (!o) return;
     dt__pool_close(&o->pool);
@@ -18799,6 +18945,7 @@ DT_API void dt_optimizer_close(dt_optimizer **optimizer)
 
 DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list, int64_t room)
 {
+    if (dt__refused("o", o)) return 0;
     int64_t n = o->count * o->kept + 1;
     if (room > 0) memcpy(list, o->list + o->count, sizeof *list * (size_t)dt__min(n, room));
     return n;
@@ -18815,6 +18962,7 @@ static void dt__optimizer_seek(dt_optimizer *o)
 
 DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *info)
 {
+    if (dt__refused("o", o)) return DT_E_USAGE;
     float squares = 0.0f, share = c ? 1.0f / (float)dt_comm_size(c) : 1.0f, rate;
     dt__update u[2];
     dt_result r = DT_OK;
@@ -18900,6 +19048,7 @@ static int dt__mesh_order(const char *order, int axis[DT_AXES])
 
 DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 {
+    if (dt__refused("l m", l, m)) return DT_E_USAGE;
     int axis[DT_AXES], stride = 1;
     dt_result r = dt__check_divides("tp", l->tp, ranks, "rank");
     memset(m, 0, sizeof *m);
@@ -18957,6 +19106,7 @@ static double dt__partition_under(const double *sum, int64_t n, int64_t parts, d
 /* Bisects the cost of the most expensive run. */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin)
 {
+    if (dt__refused("costs begin", costs, begin)) return DT_E_USAGE;
     double *best, *sum, low = 0.0, high = 0.0;
     int32_t *cut;
     if (parts < 1 || n < parts || n > 100000)
@@ -19069,6 +19219,7 @@ static dt_result dt__pipe_check(const dt__pipe *p)
 
 DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count)
 {
+    if (dt__refused("l list count", l, list, count)) return DT_E_USAGE;
     dt__pipe p;
     dt_result r;
     if (l->pp < 1 || l->pp > 1000 || l->chunks < 1 || l->chunks > 1000 || units < 1 || units > 100000 || stage < 0 ||
@@ -19416,7 +19567,6 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
  *   WEIGHTS    zero-bubble: the gradients of weights, which BACKWARD left out
  *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
  *   CONTEXT    all-reduce over context ranks of one data shard's sums: a bucket of set `set`
- *   MEASURE    squared norm of a leaf's gradients: a bucket of set `set` (layout.output.noise_scale)
  *   FOLD       set += from, a bucket: two neighbours of the tree over data shards
  *   REDUCE     sum over all ranks of a bucket: to every rank, or each piece to its owner (ZeRO)
  *   TOTAL      total += set, a bucket
@@ -19424,10 +19574,10 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
  *              the other of two windows), or of a bucket after the update (ZeRO 1, 2)
  *   TIE        adds the uses of tied weights, across stages
  *   UPDATE     norm, clip, optimizer, average of the weights */
-#define DT__INSTRUCTIONS(X)                                                                                            \
-    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD")                  \
-    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV")     \
-    X(DT_CONTEXT, "CONTEXT") X(DT_MEASURE, "MEASURE") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL")   \
+#define DT__INSTRUCTIONS(X) \
+    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD") \
+    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV") \
+    X(DT_CONTEXT, "CONTEXT") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL") \
     X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
 #define DT__INSTR_ENUM(code, name) code,
 enum { DT__INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT };
@@ -19453,7 +19603,6 @@ typedef struct dt__shape_of_work {
     int reduce;             /* other ranks have gradients of these segments */
     int overlap;            /* a second thread communicates with them */
     int context;            /* other ranks have context leaves of the same data shards */
-    int measure;            /* the gradients of leaves are measured */
 } dt__shape_of_work;
 
 typedef struct dt__program {
@@ -19528,10 +19677,6 @@ static void dt__program_buckets(dt__program *p, const dt__shape_of_work *s, cons
         if (store->bucket[b].last != segment || !u->done) continue;
         if (s->context) {
             i = dt__emit(p, DT_CONTEXT, -1, NULL, NULL);
-            i->bucket = b, i->set = u->set;
-        }
-        if (s->measure) {
-            i = dt__emit(p, DT_MEASURE, -1, u, NULL);
             i->bucket = b, i->set = u->set;
         }
         while (dt__stack_join(&joined, &into, &from)) {
@@ -19860,13 +20005,6 @@ static void dt__wire_decode(const dt__kernels *k, int wire, int64_t n, const flo
     }
 }
 
-/* The gradient noise scale. A leaf is a data shard, with accumulation `each` a data shard of one micro-batch. */
-typedef struct dt__noise {
-    float *table; /* (leaves + 1, width): squared norms by use of a parameter and array; the last row is of the sum */
-    int64_t leaves, width;
-    double variance, square; /* of the last batch */
-} dt__noise;
-
 /* Compression of this rank's gradients. */
 typedef struct dt__wire {
     int on;              /* there is something to send, and not in fp32 */
@@ -20013,10 +20151,6 @@ typedef struct dt__engine {
     dt__part *parts, *replica_parts; /* partial sums of each rank of ranks.data or .group; of each of its .replicas */
     int *part_count, *replica_count;
     dt__wire wire;
-    dt__noise noise;
-    dt__growth grow;
-    int64_t grown;                /* batches of this step whose gradients are in grown_sum */
-    float *grown_sum;             /* (param_floats) */
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
@@ -20218,7 +20352,6 @@ static dt_result dt__engine_shape(dt__engine *e)
     s->reduce = dp > 1;
     s->overlap = dp > 1 && dt__engine_overlaps(e);
     s->context = e->mesh.size[DT_AXIS_CONTEXT] > 1;
-    s->measure = l->output.noise_scale || e->recipe->growth > 1;
     s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
@@ -20304,12 +20437,6 @@ static dt_result dt__engine_reduction(dt__engine *e, int group)
     return DT_OK;
 }
 
-static int64_t dt__engine_total_floats(const dt__engine *e)
-{
-    if (!e->shape.total) return 0;
-    return e->shape.zero > 1 ? e->store.own_slots : e->store.total_floats;
-}
-
 /* Lays out one slot of a chunk: its input, its segments' outputs and saved values, and for zero-bubble the gradients of
  * their outputs. */
 static void dt__engine_slots(dt__engine *e)
@@ -20334,10 +20461,6 @@ static int dt__engine_gathers(const dt__engine *e, int inference)
     return e->shape.zero > 2 || (e->shape.zero && inference && e->recipe->evaluate_ema);
 }
 static int dt__engine_windows(const dt__engine *e) { return e->shape.overlap && e->shape.zero > 2 ? 2 : 1; }
-static int64_t dt__engine_window(const dt__engine *e)
-{
-    return dt__engine_gathers(e, 1) ? e->store.window * dt__engine_windows(e) : 0;
-}
 
 /* Floats of the largest tied parameter. */
 static int64_t dt__engine_tied(const dt__engine *e)
@@ -20387,23 +20510,6 @@ static void dt__wire_rows(dt__engine *e)
     dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &w->span, ranks, sizeof *w->span);
 }
 
-/* The size of the table of norms, before memory is planned. */
-static void dt__noise_open(dt__engine *e)
-{
-    dt__noise *n = &e->noise;
-    if (!e->shape.measure) return;
-    n->leaves = e->recipe->data_shards * (e->shape.accumulation == DT_EACH ? e->micros : 1);
-    for (int32_t i = 0; i < e->net.param_count; i++)
-        n->width += e->net.params[i].uses * dt__param_arrays(&e->net.params[i].is, e->net.tensor_shards);
-}
-/* The largest number of pieces in one gather. */
-static int64_t dt__engine_pieces(const dt__engine *e)
-{
-    int64_t params = 1;
-    for (int64_t q = 0; q < e->net.count; q++) params = dt__max(params, e->net.segments[q].plan->g->param_count);
-    return params * e->store.shards;
-}
-
 /* Rows of the optimizer's state. The average starts as the weights, which are drawn later. */
 static void dt__engine_state(dt__engine *e)
 {
@@ -20423,20 +20529,19 @@ static void dt__engine_rows(dt__engine *e)
     dt__memory *m = &e->memory;
     const dt__store *s = &e->store;
     int64_t tied = dt__engine_tied(e), weights = e->shape.zero > 2 ? s->own_params : s->param_floats;
-    int64_t grown = e->recipe->growth > 1 ? s->param_floats : 0;
+    int64_t total = !e->shape.total ? 0 : e->shape.zero > 1 ? s->own_slots : s->total_floats;
+    int64_t window = dt__engine_gathers(e, 1) ? s->window * dt__engine_windows(e) : 0;
     dt__memory_add(m, DT__FOR_WEIGHTS, DT__DEVICE, e->same, &e->params, weights, 4);
     if (e->shape.zero > 2) m->row[0].most = s->most_params;
     dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, e->same, &e->sets, e->set_floats * e->sets_count, 4);
-    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->total, dt__engine_total_floats(e), 4);
+    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->total, total, 4);
     dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->row_slices, s->slice_floats, 4);
-    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->grown_sum, grown, 4);
     dt__engine_state(e);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->window, dt__engine_window(e), 4);
+    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->window, window, 4);
     dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->tie[0], tied, 4);
     dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->tie[1], tied, 4);
     dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &e->own_tokens, dt__engine_own_tokens(e), 4);
     dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &e->sums, e->blocks, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__HOST, NULL, &e->noise.table, (e->noise.leaves + 1) * e->noise.width, 4);
     if (e->expert) dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->expert, &e->stage, dt__engine_staged(e), 4);
     for (int way = 0; way < 2 && e->out[way].comm; way++)
         dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->out[way].comm, &e->out[way].memory,
@@ -20450,6 +20555,8 @@ static void dt__engine_work_rows(dt__engine *e)
     const dt__net *net = &e->net;
     int64_t units = 0, leaves = dt__engine_leaves(e), places = e->shape.horizon + 3, count = e->program.count;
     int64_t saved = e->shape.recompute == DT_RECOMPUTE_FULL ? net->most_saved : 0, shards = e->hi - e->lo;
+    int64_t params = 1; /* of the segment with most: pieces of its gather */
+    for (int64_t q = 0; q < net->count; q++) params = dt__max(params, net->segments[q].plan->g->param_count);
     for (int c = 0; c < e->shape.pipe.chunks; c++) units += e->chunks[c].slots * e->chunks[c].floats;
     if (e->shape.horizon) {
         dt__memory_add(m, DT__FOR_OFFLOADED, DT__PINNED, NULL, &e->units, units, 4);
@@ -20460,7 +20567,7 @@ static void dt__engine_work_rows(dt__engine *e)
     dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->saved, saved, 4);
     dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->temp, net->temp + 2 * net->widest, 4);
     dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, e->context, &e->env.cp.work, net->sliced, 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->spans, dt__engine_pieces(e), sizeof *e->spans);
+    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->spans, params * e->store.shards, sizeof *e->spans);
     dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->env.rng, e->rows * leaves, sizeof *e->env.rng);
     dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->shard_loss, shards * leaves * (1 + net->count), 4);
     dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->asked, net->routed, 4);
@@ -20518,7 +20625,6 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->gradient[0] = e->temp + e->net.temp;
     e->gradient[1] = e->gradient[0] + e->net.widest;
     e->powers.power1 = e->powers.power2 = 1.0;
-    e->grow.factor = 1;
     if (e->shape.horizon) {
         e->ring.places = e->shape.horizon + 2;
         e->ring.output = e->ring.places;
@@ -20608,7 +20714,6 @@ static dt_result dt__engine_open(dt__engine *e)
     if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
     if (!r) r = dt__engine_comms(e, group);
     if (!r) r = dt__engine_reduction(e, group);
-    if (!r) dt__noise_open(e);
     for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
     e->env.tp.combine = dt__engine_combine;
     e->env.cp.send = dt__engine_post, e->env.cp.wait = dt__engine_posted, e->env.cp.receive = dt__engine_take;
@@ -20635,7 +20740,7 @@ static void dt__engine_close(dt__engine *e)
     dt__free(e->replica_parts);
     dt__free(e->part_count);
     dt__free(e->replica_count);
-    while (e->owned_count) dt_comm_free(&e->owned[--e->owned_count]);
+    while (e->owned_count) dt_comm_close(&e->owned[--e->owned_count]);
 }
 
 /* ---- segments ---- */
@@ -21129,91 +21234,6 @@ static dt_result dt__wire_reduce(dt__engine *e, const dt__instr *i)
     return r;
 }
 
-/* ---- the gradient noise scale ---- */
-
-/* Squared norms (R11) of a bucket's arrays, whose gradients are at `sum`, into a row of the table, on one of the ranks
- * that have them. */
-static void dt__noise_bucket(dt__engine *e, int32_t bucket, const float *sum, float *row)
-{
-    const dt__bucket *b = &e->store.bucket[bucket];
-    int64_t vt = e->net.tensor_shards;
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        const dt__net_param *p = &e->net.params[i];
-        int64_t arrays = dt__param_arrays(&p->is, vt), floats = dt__shard_floats(&p->is, vt);
-        int mine = !e->mesh.at[DT_AXIS_CONTEXT] && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT_AXIS_TENSOR]);
-        for (int use = 0; use < p->uses; use++, row += arrays) {
-            int64_t at = p->slot[use] - b->slot, own = dt__param_shards(&p->is, vt, e->net.own_shards);
-            for (int64_t v = 0; mine && p->slot[use] >= 0 && at >= 0 && at < b->floats && v < own; v++) {
-                float *place = row + dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, v);
-                dt__mem_squares(e->k, e->pool, sum + at + v * dt__shard_step(&p->is, vt), floats, e->sums);
-                *place = dt__tree(dt__host(e->sums), dt__ceil_div(floats, DT__BLOCK));
-            }
-        }
-    }
-}
-
-static void dt__noise_leaf(dt__engine *e, const dt__instr *i)
-{
-    int64_t leaf = e->shape.accumulation == DT_EACH ? i->shard * e->micros + i->micro : i->shard;
-    dt__noise_bucket(e, i->bucket, dt__set(e, i->set) + dt__bucket_at(e, i->bucket),
-                     e->noise.table + leaf * e->noise.width);
-}
-
-/* After the reductions: with n leaves, |g|^2 of a leaf's mean gradient is |G|^2 + tr(Sigma) n / batch on average, and
- * that of the whole batch |G|^2 + tr(Sigma) / batch. A leaf's sum times n is its mean gradient. */
-static dt_result dt__noise_end(dt__engine *e)
-{
-    dt__noise *n = &e->noise;
-    dt__growth *g = &e->grow;
-    double small = 0.0, big = 0.0, leaves = (double)n->leaves, keep = g->square != 0.0 ? 0.9 : 0.0;
-    dt_result r = DT_OK;
-    for (int32_t b = 0; b < e->store.buckets && !e->mesh.at[DT_AXIS_DATA]; b++) {
-        int64_t from, count;
-        dt__noise_bucket(e, b, dt__bucket_sum(e, b, &from, &count), n->table + n->leaves * n->width);
-    }
-    if (dt_comm_size(e->comm) > 1) /* one rank has the number, the others zeros */
-        r = dt_all_reduce(e->comm, n->table, (n->leaves + 1) * n->width, DT_SUM);
-    for (int64_t i = 0; i < (n->leaves + 1) * n->width; i++)
-        *(i < n->leaves * n->width ? &small : &big) += (double)n->table[i];
-    memset(n->table, 0, 4 * (size_t)((n->leaves + 1) * n->width));
-    small *= leaves;
-    n->variance = (small - big) * (double)e->recipe->batch / (leaves - 1.0);
-    n->square = (leaves * big - small) / (leaves - 1.0);
-    g->variance = keep * g->variance + (1.0 - keep) * n->variance;
-    g->square = keep * g->square + (1.0 - keep) * n->square;
-    return r;
-}
-
-/* A step of several batches: adds their gradients in order. Returns 1 after the last one, when the mean is in place of
- * its gradients. */
-static int dt__grow_add(dt__engine *e)
-{
-    const float share = 1.0f / (float)e->grow.factor;
-    int last = e->grown == e->grow.factor - 1;
-    for (int32_t b = 0; b < e->store.buckets && e->grow.factor > 1; b++) {
-        int64_t from, count;
-        float *sum = dt__bucket_sum(e, b, &from, &count), *all = e->grown_sum + e->store.bucket[b].param;
-        if (e->store.bucket[b].param < 0) continue;
-        if (e->grown) dt__mem_add(e->k, e->pool, all, sum, count);
-        else dt__mem_copy(e->pool, all, sum, count);
-        if (!last) continue;
-        dt__mem_copy(e->pool, sum, all, count);
-        dt__mem_scale(e->k, e->pool, sum, share, count);
-    }
-    return last;
-}
-
-/* After a step: doubles the number of batches when the noise scale asks for it, which is equal in every layout. */
-static void dt__grow_next(dt__engine *e)
-{
-    dt__growth *g = &e->grow;
-    double samples = (double)(g->factor * e->recipe->batch);
-    if (++g->since < DT__GROW_STEPS || g->factor >= e->recipe->growth) return;
-    if (!(g->square > 0.0 && g->variance >= 2.0 * samples * g->square)) return;
-    g->factor *= 2;
-    g->since = 0;
-}
-
 /* ---- update ---- */
 
 /* R8: adds the uses of a tied parameter, each summed over leaves, in the order of use, in place of its first use here.
@@ -21381,7 +21401,6 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
     case DT_CONTEXT:
         return dt_all_reduce(e->context, dt__host(dt__set(e, i->set) + dt__bucket_at(e, i->bucket)),
                              e->store.bucket[i->bucket].floats * e->store.bucket[i->bucket].copies, DT_SUM);
-    case DT_MEASURE: dt__noise_leaf(e, i); return DT_OK;
     case DT_FOLD: dt__engine_fold(e, i); return DT_OK;
     case DT_TOTAL: dt__engine_total(e, i); return DT_OK;
     case DT_REDUCE:
@@ -21390,11 +21409,8 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
     case DT_GATHER:
         return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
                              : dt__engine_gather_bucket(e, i->bucket);
-    case DT_TIE: {
-        dt_result r = e->shape.measure ? dt__noise_end(e) : DT_OK;
-        return r ? r : dt__engine_tie(e);
-    }
-    default: return dt__grow_add(e) ? dt__engine_update(e) : DT_OK;
+    case DT_TIE: return dt__engine_tie(e);
+    default: return dt__engine_update(e);
     }
 }
 
@@ -22179,7 +22195,7 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     else if (!r) *c = near;
     dt__free(address);
     if (nodes == 1 || (r && !*c)) f->close(f);
-    if (r) dt_comm_free(c);
+    if (r) dt_comm_close(c);
     return r;
 }
 #endif
@@ -22349,6 +22365,7 @@ static dt_result dt__check_foreign(dt__world *w)
 
 DT_API dt_result dt_launch(int *argc, char ***argv)
 {
+    if (dt__refused("argc argv", argc, argv)) return DT_E_USAGE;
     dt__launch_plan plan;
     dt__world world;
     dt_result r;
@@ -22414,8 +22431,9 @@ static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__worl
     return dt__comm_open(c, job, 0, -1, 1);
 }
 
-DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
+DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
 {
+    if (dt__refused("c!", c)) return DT_E_USAGE;
     dt__world w;
     dt_result r = dt__comm_connect(c, argc, argv, &w);
     if (r) return r;
@@ -22432,13 +22450,9 @@ DT_API dt_result dt_comm_init(dt_comm **c, int *argc, char ***argv)
 }
 DT_API const char *dt_comm_launcher(const dt_comm *c)
 {
+    if (dt__refused("c", c)) return "";
     while (c->parent) c = c->parent;
     return c->launcher;
-}
-static int dt__launched(const dt_comm *c)
-{
-    while (c->parent) c = c->parent;
-    return c->launched;
 }
 
 /* ---- dt_fail ---------------------------------------------------------------------------------------- */
@@ -22496,14 +22510,15 @@ static int dt__distance(const char *a, const char *b)
 }
 
 /* Options, and words of options, that earlier versions had, and what to use instead. */
-#define DT__LOSSY                                                                                                      \
-    "the trainer has no top-k and no PowerSGD. Use --wire int8, or your own loop with the functions of "               \
+#define DT__LOSSY \
+    "the trainer has no top-k and no PowerSGD. Use --wire int8, or your own loop with the functions of " \
     "examples/35_compression.c."
+#define DT__NOISE "it is a loop of its own: see examples/42_growing_batch.c."
 static const char *const dt__removed[][2] = {
     {"wire topk", DT__LOSSY}, {"wire powersgd", DT__LOSSY}, {"wire-keep", DT__LOSSY}, {"wire-rank", DT__LOSSY},
+    {"growth", DT__NOISE}, {"noise-scale", DT__NOISE},
     {"mirror-command", "--mirror takes both, 'PLACE COMMAND', where COMMAND copies $DT_FROM to $DT_TO."},
 };
-#undef DT__LOSSY
 
 /* Is the option, or "option value", one that was removed? Then the error names what to use. */
 static dt_result dt__option_removed(const char *name, int length, const char *value)
@@ -22583,6 +22598,7 @@ static dt_result dt__model_named(const char *name, dt_model *model)
 
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout)
 {
+    if (dt__refused("argc argv recipe layout", argc, argv, recipe, layout)) return DT_E_USAGE;
     char **arg = *argv;
     int kept = 1;
     for (int i = 1; i < *argc; i++) {
@@ -22713,12 +22729,14 @@ DT_API dt_step_info dt_step_info_zero(void)
     dt_step_info s;
     memset(&s, 0, sizeof s);
     s.validation = __builtin_nanf("");
-    s.noise_scale = s.noise_variance = s.noise_square = __builtin_nan("");
     return s;
 }
-DT_API int dt_is_root(const dt_trainer *t) { return dt_comm_rank(t->comm) == 0; }
-DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer) { return dt_comm_sent(t->comm, peer); }
-DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return t->e.net.weights; }
+DT_API int dt_trainer_is_root(const dt_trainer *t) { return dt__refused("t", t) ? 0 : dt_comm_rank(t->comm) == 0; }
+DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer)
+{
+    return dt__refused("t", t) ? 0 : dt_comm_sent(t->comm, peer);
+}
+DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.net.weights; }
 /* The parameter of this name in an array of weights, or NULL unless this rank has all of it; a copy where tensor shards
  * cut it. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
@@ -22737,20 +22755,24 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
+    if (dt__refused("t name", t, name)) return NULL;
     if (dt__engine_wait((dt__engine *)(uintptr_t)&t->e)) return NULL;
     return dt__trainer_part(t, t->e.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
 }
 
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape)
 {
+    if (dt__refused("t", t)) return NULL;
     if (index < 0 || index >= t->e.net.param_count) return NULL;
     if (shape) *shape = t->e.net.params[index].is.shape;
     return t->e.net.params[index].is.name;
 }
-DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return t->e.mesh; }
+static dt_mesh dt__no_mesh; /* zeros */
+DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return dt__refused("t", t) ? dt__no_mesh : t->e.mesh; }
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 {
+    if (dt__refused("t counts", t, counts)) return DT_E_USAGE;
     const dt__net *net = &t->e.net;
     const float *asked = t->e.asked;
     int64_t left = index;
@@ -22886,19 +22908,6 @@ static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
     return DT_OK;
 }
 
-static dt_result dt__check_noise(const dt_recipe *r, const dt_layout *l)
-{
-    int64_t leaves = r->data_shards * (r->accumulation == DT_EACH ? r->batch / r->micro_batch : 1);
-    if (!l->output.noise_scale && r->growth == 1) return DT_OK;
-    if (leaves < 2)
-        return dt__error(DT_E_USAGE, "the noise scale compares gradients of parts of the batch, and there is one part: "
-                         "set --data-shards 2 or more");
-    if (l->zero || l->ep > 1 || r->wire != DT_WIRE_FP32 || r->reduce != DT_SUMS_EXACT)
-        return dt__error(DT_E_USAGE, "the noise scale (--noise-scale, --growth) is measured on whole gradients, as "
-                         "they are: leave --zero, --ep, --wire and --reduce native out");
-    return DT_OK;
-}
-
 static dt_result dt__check_source(const dt_recipe *r)
 {
     const dt_source *s = r->source;
@@ -22984,7 +22993,7 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
-    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->grow.batches - t->lost_rng;
+    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->step - t->lost_rng;
     dt__engine_samples(e, t->batch.input + row * t->feed.is.inputs, t->batch.target + row * t->feed.is.targets);
     for (int64_t i = 0; i < e->rows * dt__engine_leaves(e); i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
@@ -23010,7 +23019,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     m.buffers +=
         dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
     m.buffers += 4 * e->rows * sample + 4 * dt__trainer_longest(t);
-    if (t->data) m.buffers += dt__data_memory(t->data);
+    for (int i = 0; t->data && i < t->data->shards; i++) m.buffers += 4 * t->data->shard[i].encoded.room;
     m.buffers +=
         4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
     if (t->layout.output.sample_length) m.buffers += 4 * t->generator.memory_floats + 12 * t->recipe.model.vocabulary;
@@ -23082,7 +23091,8 @@ static void dt__memory_print(const dt_trainer *t)
                     (long long)t->recipe.sequence);
 }
 
-DT_API dt_memory dt_trainer_memory(const dt_trainer *t) { return t->planned; }
+static dt_memory dt__no_memory; /* zeros */
+DT_API dt_memory dt_trainer_memory(const dt_trainer *t) { return dt__refused("t", t) ? dt__no_memory : t->planned; }
 
 /* The budget of a rank in bytes; -1: none. */
 static dt_result dt__memory_limit(int64_t *limit)
@@ -23307,7 +23317,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (threads > dt__own_cores())
         printf("         %lld threads share %d cores: lower --threads or --ranks\n", (long long)threads,
                dt__own_cores());
-    if (dt__launched(t->comm)) printf("started  by %s\n", dt_comm_launcher(t->comm));
+    if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     dt__wire_banner(t);
     if (r->reduce != DT_SUMS_EXACT)
         printf("reduce   native: %s\n", t->comm->size == 1 ? "one rank sums nothing, these are the exact bits"
@@ -23465,7 +23475,6 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT_AXIS_DATA]);
     if (!result) result = dt__check_reduce(r, t->comm);
-    if (!result) result = dt__check_noise(r, &t->layout);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
@@ -23635,6 +23644,7 @@ static dt_result dt__own_visit(void *user, const dt__state_tensor *of, dt__state
 
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held)
 {
+    if (dt__refused("t name values held", t, name, values, held)) return DT_E_USAGE;
     int32_t i = dt__net_find(&t->e.net, name);
     dt__state_walk w = {t, i, i + 1, 0, NULL, NULL};
     dt__gatherer g;
@@ -23649,6 +23659,7 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
 
 DT_API const char *dt_trainer_hash(dt_trainer *t)
 {
+    if (dt__refused("t", t)) return "";
     if (t->hashed != t->e.step && dt__trainer_hash(t)) t->hash[0] = 0;
     return t->hash;
 }
@@ -23837,7 +23848,7 @@ static dt_result dt__save_write(dt_trainer *t, const char *folder)
     snprintf(name, sizeof name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
     if (!s->now.full) r = dt__state_write(&w, NULL, NULL, &s->files, folder, name, &s->part[s->parts++]);
     for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(&s->files, folder, s->part[i].name);
-    return r || !dt_is_root(t) ? r : dt__save_extras(t, folder);
+    return r || !dt_trainer_is_root(t) ? r : dt__save_extras(t, folder);
 }
 
 /* Writes the manifest and gives the checkpoint its name (rank 0). */
@@ -23863,7 +23874,7 @@ static dt_result dt__save_job(void *owner, int64_t job)
     char folder[PATH_MAX];
     dt_result r = dt__step_path(folder, t->layout.checkpoint.place, t->save.now.step, ".tmp");
     if (!r && job % 2 == 0) return dt__save_write(t, folder);
-    return r || !dt_is_root(t) ? r : dt__save_publish(t, folder);
+    return r || !dt_trainer_is_root(t) ? r : dt__save_publish(t, folder);
 }
 
 /* ---- the mirror: a second place for complete checkpoints ---- */
@@ -23965,7 +23976,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     dt__saver *s = &t->save;
     dt__part_file none[2];
     dt__gatherer g;
-    int whole = dt__trainer_whole(t), root = dt_is_root(t);
+    int whole = dt__trainer_whole(t), root = dt_trainer_is_root(t);
     dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
     if (!r) r = dt__engine_wait(&t->e);
     r = dt__trainer_agree(t, r);
@@ -23986,14 +23997,13 @@ static dt_result dt__save_begin(dt_trainer *t)
     dt_result r;
     s->now.full = l->kind == DT_FULL;
     s->now.step = t->e.step;
-    s->now.grow = t->e.grow;
     s->now.data_ranks = t->e.mesh.size[DT_AXIS_DATA];
     s->now.power1 = t->e.powers.power1, s->now.power2 = t->e.powers.power2;
     s->last = dt__now();
     s->parts = 0;
     memset(s->part, 0, sizeof s->part);
     r = dt__step_path(folder, l->place, s->now.step, ".tmp");
-    if (!r && dt_is_root(t)) r = dt__step_begin(&s->files, l->place, s->now.step, folder);
+    if (!r && dt_trainer_is_root(t)) r = dt__step_begin(&s->files, l->place, s->now.step, folder);
     if (!r && s->snapshot) r = dt__save_copy(t, &count);
     r = dt__trainer_agree(t, r);
     if (!r && s->now.full) r = dt__save_full(t, folder);
@@ -24022,7 +24032,7 @@ static dt_result dt__save_end(dt_trainer *t)
         if (*s->all[i].name) s->all[files++] = s->all[i];
     }
     s->manifest.length = 0;
-    if (dt_is_root(t)) dt__trainer_manifest(t, &s->manifest, s->all, files);
+    if (dt_trainer_is_root(t)) dt__trainer_manifest(t, &s->manifest, s->all, files);
     r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, dt__queue_ask(&s->queue)));
     if (r) return r;
     s->saved = s->now.step;
@@ -24041,7 +24051,8 @@ static dt_result dt__save_failed(dt_trainer *t)
     dt__files plain;
     memset(&plain, 0, sizeof plain);
     snprintf(said, sizeof said, "%.500s", dt_last_error());
-    if (dt_is_root(t) && !dt__step_path(draft, place, t->save.now.step, ".tmp")) (void)dt__dir_remove(&plain, draft);
+    if (dt_trainer_is_root(t) && !dt__step_path(draft, place, t->save.now.step, ".tmp"))
+        (void)dt__dir_remove(&plain, draft);
     if (newest > 0) snprintf(left, sizeof left, "steps up to %lld are saved", (long long)newest);
     return dt__error(DT_E_FILE, "%s. Step %lld is not saved; %s in %s", said, (long long)t->save.now.step, left,
                      place);
@@ -24062,6 +24073,7 @@ static dt_result dt__trainer_save(dt_trainer *t, int behind)
 
 DT_API dt_result dt_trainer_save(dt_trainer *t)
 {
+    if (dt__refused("t", t)) return DT_E_USAGE;
     if (!t->layout.checkpoint.place)
         return dt__error(DT_E_USAGE, "dt_trainer_save: there is no place for it: set layout.checkpoint.place");
     return dt__trainer_save(t, 0);
@@ -24094,7 +24106,8 @@ static dt_result dt__save_probe(dt_trainer *t)
     if (!r) r = dt__path_join(path, place, name);
     if (!r) r = dt__file_put(&plain, path, "", 0);
     if (!r) unlink(path);
-    if (r || !dt_is_root(t) || statvfs(place, &is) || bytes < (double)is.f_bavail * (double)is.f_frsize) return r;
+    if (r || !dt_trainer_is_root(t) || statvfs(place, &is)) return r;
+    if (bytes < (double)is.f_bavail * (double)is.f_frsize) return r;
     return dt__error(DT_E_FILE, "%s has %.1f MB free, a checkpoint takes %.1f MB: free some space, or name another "
                      "--checkpoint", place, (double)is.f_bavail * (double)is.f_frsize / 1e6, bytes / 1e6);
 }
@@ -24115,7 +24128,7 @@ static dt_result dt__save_open(dt_trainer *t)
     s->newest = s->mirroring = s->mirrored = s->saved = -1;
     dt__options_preset(DT__ROWS(dt__manifest_members), 0, &s->now);
     s->mirror_files.rate = (double)l->mirror_rate;
-    if (!r && l->mirror && dt_is_root(t))
+    if (!r && l->mirror && dt_trainer_is_root(t))
         r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
@@ -24156,7 +24169,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
     dt__reader_close(&from);
     r = dt__trainer_agree(t, r);
-    if (!r) t->e.step = m.step, t->e.grow = m.grow, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
+    if (!r) t->e.step = m.step, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
     if (!r) t->save.now.loss = m.loss;
     dt__manifest_close(&m);
     return r;
@@ -24171,8 +24184,8 @@ static dt_result dt__trainer_forget(dt_trainer *t)
     int64_t own = e->store.shards > 1 ? e->store.own_params : e->store.param_floats;
     if (!what || !*what || !t->first) return DT_OK;
     if (!strcmp(what, "schedule")) e->lost_rate = e->step;
-    else if (!strcmp(what, "cursor")) t->lost_data = e->grow.batches;
-    else if (!strcmp(what, "rng")) t->lost_rng = e->grow.batches;
+    else if (!strcmp(what, "cursor")) t->lost_data = e->step;
+    else if (!strcmp(what, "rng")) t->lost_rng = e->step;
     else if (strcmp(what, "optimizer"))
         return dt__error(DT_E_USAGE, "DT_FORGET=%s: it is optimizer, schedule, cursor or rng", what);
     for (int i = 0; i < DT__STATE_AVERAGE && !strcmp(what, "optimizer"); i++)
@@ -24185,7 +24198,8 @@ static dt_result dt__trainer_forget(dt_trainer *t)
 static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
 {
     float words[2];
-    dt_result r = dt_is_root(t) ? dt__step_newest(&t->save.files, t->layout.checkpoint.place, *step, step) : DT_OK;
+    dt_result r = DT_OK;
+    if (dt_trainer_is_root(t)) r = dt__step_newest(&t->save.files, t->layout.checkpoint.place, *step, step);
     r = dt__trainer_agree(t, r);
     memcpy(words, step, 8);
     if (!r) r = dt_broadcast(t->comm, words, 2, 0);
@@ -24215,7 +24229,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
             return dt__trainer_forget(t);
         }
         if (r != DT_E_DATA && r != DT_E_FILE) return r;
-        if (dt_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
+        if (dt_trainer_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
         r = DT_OK;
     }
     if (!r && given)
@@ -24306,6 +24320,7 @@ static dt_result dt__checkpoint_list(dt__checkpoint *c)
 
 DT_API void dt_checkpoint_close(dt_checkpoint **handle)
 {
+    if (dt__refused("c", handle)) return;
     dt__checkpoint *c = (dt__checkpoint *)*handle;
     if (!c) return;
     dt__manifest_close(&c->m);
@@ -24320,6 +24335,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
 
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 {
+    if (dt__refused("c! path", handle, path)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
     dt__files *f = c ? &c->t.save.files : NULL;
     int64_t step = -1;
@@ -24343,6 +24359,7 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
 {
+    if (dt__refused("c", checkpoint)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt_result r = DT_OK;
     for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->reader.files, c->path, &c->m.file[i], NULL);
@@ -24358,6 +24375,7 @@ static dt_result dt__checkpoint_known(const dt__checkpoint *c, int64_t index)
 
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
 {
+    if (dt__refused("c values", checkpoint, values)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__state_walk w = {&c->t, index, index + 1, 0, c->stored, NULL};
     dt__floats_to floats = {values, 0};
@@ -24368,6 +24386,7 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, fl
 
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *directory, dt_checkpoint_kind kind)
 {
+    if (dt__refused("c directory kind<2", checkpoint, directory, kind)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__files *f = c->reader.files;
     dt__part_file part[8];
@@ -24578,7 +24597,7 @@ static dt_result dt__timeline_write(dt_trainer *t)
     r = dt_all_gather(t->comm, (float *)(void *)bars, (float *)(void *)(bars + most), floats);
     for (int64_t i = most; i < (ranks + 1) * most; i++)
         if (bars[i].end > 0 && bars[i].begin < from) from = bars[i].begin;
-    if (!r && dt_is_root(t)) {
+    if (!r && dt_trainer_is_root(t)) {
         dt__timeline_trace(t->timeline, bars + most, most, ranks, from);
         r = dt__timeline_close(t, 1);
     }
@@ -24663,7 +24682,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     t->from = from;
     t->hashed = -1;
     t->opened = dt__now();
-    r = dt_comm_init(&t->comm, NULL, NULL);
+    r = dt_comm_open(&t->comm, NULL, NULL);
     if (!r) r = dt__trainer_settle(t);
     if (!r && (t->layout.output.rules || t->layout.output.stop_on)) r = dt__watch_open(t);
     if (!r) r = dt__choose_kernels(&t->e.k);
@@ -24671,7 +24690,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
     if (!r && !from) r = dt__measure_peak(t);
-    if (!r && t->layout.output.timeline && dt_is_root(t))
+    if (!r && t->layout.output.timeline && dt_trainer_is_root(t))
         r = dt__output_open(t->layout.output.timeline, "w", &t->timeline);
     if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
@@ -24679,12 +24698,11 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && from && !t->recipe.weights) r = dt__resume_one(t, from);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
     dt__reader_close(&t->published);
-    if (!r && t->layout.output.metrics && dt_is_root(t)) r = dt__metrics_open(t);
+    if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
     if (!r && !from)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
-                            t->e.grow.batches, 3,
-                            dt__trainer_row, t);
-    if (!r && dt_is_root(t) && !t->layout.output.quiet) dt__trainer_banner(t);
+                            t->e.step, 3, dt__trainer_row, t);
+    if (!r && dt_trainer_is_root(t) && !t->layout.output.quiet) dt__trainer_banner(t);
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
     *handle = t;
@@ -24692,11 +24710,13 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
 }
 DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout)
 {
+    if (dt__refused("t! recipe layout", handle, recipe, layout)) return DT_E_USAGE;
     return dt__trainer_open(handle, recipe, layout, NULL);
 }
 
 DT_API void dt_trainer_close(dt_trainer **handle)
 {
+    if (dt__refused("t", handle)) return;
     dt_trainer *t = *handle;
     if (!t) return;
     dt__loader_close(&t->loader);
@@ -24715,7 +24735,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt_data_close(&t->data);
     dt_tokenizer_close(&t->tokenizer);
     dt__pool_close(&t->pool);
-    dt_comm_free(&t->comm);
+    dt_comm_close(&t->comm);
     dt__free(t);
     *handle = NULL;
 }
@@ -24747,12 +24767,6 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, 
     return r;
 }
 
-/* Does this rank count its samples? One rank of those that share them does. */
-static int dt__trainer_counts(const dt_trainer *t)
-{
-    return !t->e.mesh.at[DT_AXIS_PIPELINE] && !t->e.mesh.at[DT_AXIS_TENSOR] && !t->e.mesh.at[DT_AXIS_CONTEXT];
-}
-
 /* Flags that ranks exchange at every step, so that all do the same: one rank was asked to stop, one is still writing,
  * and, by rank 0's clock, it is time to save. */
 enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2, DT__SAID_DUE = 4 };
@@ -24765,7 +24779,8 @@ static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint3
     float words[2];
     double start;
     dt_result r;
-    if (!dt__trainer_counts(t)) own = 0;
+    const int *at = t->e.mesh.at; /* of the ranks that share samples one counts them */
+    if (at[DT_AXIS_PIPELINE] || at[DT_AXIS_TENSOR] || at[DT_AXIS_CONTEXT]) own = 0;
     if (said) own |= (int64_t)*said << TOP;
     memcpy(words, &own, 8);
     start = dt__now();
@@ -24805,6 +24820,7 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
 /* Units of validation samples go to shards in turn; shard sums, then TREE: the same bits in every layout. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss)
 {
+    if (dt__refused("t loss", t, loss)) return DT_E_USAGE;
     dt__engine *e = &t->e;
     int64_t samples = t->feed.is.samples[DT_VALIDATION], units, valid = 0;
     int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT_AXIS_DATA], leaves = dt__engine_leaves(e);
@@ -24877,6 +24893,7 @@ static const dt__built *dt__net_prediction(const dt__net *net, int64_t *at, int3
 /* Units of samples, as in validation; the last one is filled up with copies of its last sample. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each)
 {
+    if (dt__refused("t inputs/ predictions/", t, inputs, count, predictions, count)) return DT_E_USAGE;
     dt__engine *e = &t->e;
     const dt_source *s = &t->feed.is;
     uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
@@ -25176,6 +25193,7 @@ static int dt__drawn_give(void *user, const char *text, int64_t bytes)
 
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how, char *text)
 {
+    if (dt__refused("t prompt text", t, prompt, text)) return DT_E_USAGE;
     dt__drawn d = {text, 0, count, 0, 0, NULL};
     dt_sampling usual = dt_sampling_default();
     int64_t drawn;
@@ -25194,7 +25212,7 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 {
     static const char prompt[] = "The ";
     dt_result r = dt_trainer_sample(t, prompt, t->layout.output.sample_length, &t->layout.output.sampling, t->text);
-    if (r || !dt_is_root(t)) return r;
+    if (r || !dt_trainer_is_root(t)) return r;
     for (int64_t i = 0; i < t->layout.output.sample_length; i++)
         if ((unsigned char)t->text[i] < 32 && t->text[i] != '\n' && t->text[i] != '\t') t->text[i] = '?';
     dt__line_end(t);
@@ -25214,14 +25232,14 @@ static int dt__trainer_draws(const dt_trainer *t)
 {
     const dt_layout *l = &t->layout;
     if (!l->output.sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
-    return dt__trainer_whole(t) ? dt_is_root(t) && !l->output.quiet : !l->output.quiet;
+    return dt__trainer_whole(t) ? dt_trainer_is_root(t) && !l->output.quiet : !l->output.quiet;
 }
 
 /* The validation that is due after this step, a text sample, and the hash while all ranks are here. */
 static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 {
     const dt_layout *l = &t->layout;
-    int last = info->step == t->recipe.steps, speaks = dt_is_root(t) && !l->output.quiet;
+    int last = info->step == t->recipe.steps, speaks = dt_trainer_is_root(t) && !l->output.quiet;
     dt_result r = DT_OK;
     info->validation = __builtin_nanf("");
     if (t->feed.is.samples[DT_VALIDATION] && (last || (l->output.eval_every && info->step % l->output.eval_every == 0)))
@@ -25293,9 +25311,6 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     if (dt_comm_size(t->comm) > 1)
         dt__line_piece(line, &count, 5, "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
                        100.0 * i->exposed_seconds / i->seconds);
-    if (t->e.shape.measure && i->noise_scale == i->noise_scale)
-        dt__line_piece(line, &count, 2, "noise scale %.3g", i->noise_scale);
-    if (t->recipe.growth > 1) dt__line_piece(line, &count, 2, "batch %lld", (long long)i->batch);
     if (i->wire_plain)
         dt__line_piece(line, &count, 2, "wire %.3f of fp32", (double)i->wire_bytes / (double)i->wire_plain);
     if (!last) dt__line_piece(line, &count, 3, "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
@@ -25310,7 +25325,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
     const char *comma = "{";
-    int measures = t->e.shape.measure, wire = t->e.wire.on, saves = t->layout.checkpoint.place != NULL;
+    int wire = t->e.wire.on, saves = t->layout.checkpoint.place != NULL;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
         {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
         {t->e.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
@@ -25320,9 +25335,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "comm_seconds", i->comm_seconds}, {1, "exposed_seconds", i->exposed_seconds},
         {1, "data_seconds", i->data_seconds}, {saves, "save_seconds", i->save_seconds},
         {1, "sent_bytes", (double)i->sent_bytes}, {1, "far_bytes", (double)i->far_bytes},
-        {1, "reductions", (double)i->reductions}, {t->recipe.growth > 1, "batch", (double)i->batch},
-        {measures, "noise_scale", i->noise_scale}, {measures, "noise_variance", i->noise_variance},
-        {measures, "noise_square", i->noise_square},
+        {1, "reductions", (double)i->reductions},
         {t->rules != NULL, "rules", t->rules ? (double)dt__rules_count(t->rules) : 0.0},
         {wire, "wire_bytes", (double)i->wire_bytes}, {wire, "wire_plain", (double)i->wire_plain},
         {wire, "wire_seconds", i->wire_seconds}};
@@ -25382,7 +25395,7 @@ static dt_result dt__watch_end(dt_trainer *t, dt_result r)
     if (!t->rules) return r;
     if (r == DT_E_NUMERIC)
         dt_rules_tensor(t->rules, t->e.step + 1, "loss or gradients", DT_KIND_GRADIENT, &none, 1, 0);
-    if (!dt_is_root(t) || dt_rules_text(t->rules, text, (int64_t)sizeof text)) return r;
+    if (!dt_trainer_is_root(t) || dt_rules_text(t->rules, text, (int64_t)sizeof text)) return r;
     printf("%s", text);
     fflush(stdout);
     return r;
@@ -25396,33 +25409,25 @@ static uint32_t dt__save_says(dt_trainer *t)
     if (!t->layout.checkpoint.place) return said;
     if (dt__comm_stop_requested(t->comm)) said |= DT__SAID_STOP;
     if (s->writing && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
-    if (t->layout.checkpoint.interval == DT_AUTO && dt_is_root(t) && dt__now() - s->last >= s->interval)
+    if (t->layout.checkpoint.interval == DT_AUTO && dt_trainer_is_root(t) && dt__now() - s->last >= s->interval)
         said |= DT__SAID_DUE; /* the first step, too: only a save tells its cost */
     return said;
 }
 
-/* Seconds between checkpoints that cost the least, for a save of `cost` seconds and a failure every `mtbf` seconds:
- * sqrt(2 cost mtbf) (Young 1974; Daly 2006 differs by a few percent while cost is far below mtbf), at most 30 minutes.
- */
-static double dt__checkpoint_interval(double cost, double mtbf)
-{
-    double interval = __builtin_sqrt(2.0 * (cost > 0.0 ? cost : 0.0) * (mtbf > 0.0 ? mtbf : 0.0));
-    return interval < 1800.0 ? interval : 1800.0;
-}
-
-/* Uses the measured cost of a save: how often a save pays off, and whether one fits between a request to stop and the
- * end. */
+/* Uses the measured cost of a save: how often a save pays off, every sqrt(2 cost mtbf) seconds for a failure every mtbf
+ * (Young 1974; Daly 2006 differs by a few percent while cost is far below mtbf), and whether one fits between a request
+ * to stop and the end. */
 static void dt__save_learn(dt_trainer *t)
 {
     dt__saver *s = &t->save;
     const dt_layout *l = &t->layout;
     double before = s->interval, most = s->seconds > s->cost ? s->seconds : s->cost;
-    int speaks = dt_is_root(t) && !l->output.quiet;
-    s->interval = dt__checkpoint_interval(s->cost, (double)l->checkpoint.mtbf);
+    double best = __builtin_sqrt(2.0 * s->cost * (double)l->checkpoint.mtbf);
+    int speaks = dt_trainer_is_root(t) && !l->output.quiet;
+    s->interval = best < 1800.0 ? best : 1800.0;
     if (l->checkpoint.interval == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
         printf("checkpoint every %.1f s: sqrt(2 x %.3f s that a save costs x %.0f s between failures) is %.1f s (Young "
-               "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->checkpoint.mtbf,
-               __builtin_sqrt(2.0 * s->cost * (double)l->checkpoint.mtbf));
+               "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->checkpoint.mtbf, best);
     if (speaks && most > (double)l->checkpoint.deadline && !s->warned)
         printf("a save takes %.1f s, but between a request to stop and the end are %.1f s (--deadline): it will not "
                "fit, and the checkpoint before is what a restart finds\n", most, (double)l->checkpoint.deadline);
@@ -25440,7 +25445,7 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     dt_result r;
     if (!l->checkpoint.place || !due) return DT_OK;
     r = dt__trainer_save(t, behind);
-    if (!r && !behind && dt_is_root(t) && !l->output.quiet) {
+    if (!r && !behind && dt_trainer_is_root(t) && !l->output.quiet) {
         dt__line_end(t);
         printf("step %lld/%lld  checkpoint %s/step-%09lld, %.1f MB in %.2f s\n", (long long)info->step,
                (long long)t->recipe.steps, l->checkpoint.place, (long long)info->step, (double)t->save.bytes / 1e6,
@@ -25461,7 +25466,7 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
         return dt__error(DT_E_USAGE, "all %lld steps are done: raise --steps to go on", (long long)t->recipe.steps);
     t->first = -1;
     info->step = t->e.step, info->loss = (float)t->save.now.loss;
-    if (dt_is_root(t) && !t->layout.output.quiet)
+    if (dt_trainer_is_root(t) && !t->layout.output.quiet)
         printf("complete: all %lld steps are done, the last with loss %.5g\n", (long long)info->step,
                (double)info->loss);
     if (dt__trainer_draws(t)) r = dt__trainer_print_sample(t, info->step);
@@ -25502,6 +25507,7 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found
 
 DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
 {
+    if (dt__refused("recipe path", recipe, path)) return DT_E_USAGE;
     char found[PATH_MAX];
     int known;
     return dt__recipe_find(recipe, path, found, &known);
@@ -25509,6 +25515,7 @@ DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
 
 DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, const dt_layout *layout)
 {
+    if (dt__refused("g! path", handle, path)) return DT_E_USAGE;
     dt_generator *g = (dt_generator *)dt__alloc((int64_t)sizeof *g, "a generator");
     dt_layout l = layout ? *layout : dt_layout_default();
     dt_recipe recipe;
@@ -25526,7 +25533,7 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
         if (!access(name, F_OK)) recipe.tokenizer = g->path;
         recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
         if (!recipe.evaluate_ema) recipe.ema = 0.0f;
-        recipe.wire = DT_WIRE_FP32, recipe.wire_forget = 0, recipe.reduce = DT_SUMS_EXACT, recipe.growth = 1;
+        recipe.wire = DT_WIRE_FP32, recipe.wire_forget = 0, recipe.reduce = DT_SUMS_EXACT;
         memset(&l.checkpoint, 0, sizeof l.checkpoint);
         l.checkpoint = dt_layout_default().checkpoint;
         l.output = dt_layout_default().output;
@@ -25539,6 +25546,7 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
 
 DT_API void dt_generator_close(dt_generator **handle)
 {
+    if (dt__refused("g", handle)) return;
     dt_generator *g = *handle;
     if (!g) return;
     dt_trainer_close(&g->t);
@@ -25557,6 +25565,7 @@ DT_API dt_generation dt_generation_default(void)
 
 DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens)
 {
+    if (dt__refused("g prompt how", g, prompt, how)) return DT_E_USAGE;
     int64_t drawn = 0;
     dt__drawn d = {NULL, 0, how->bytes, 0, 0, how};
     dt_result r;
@@ -25582,6 +25591,7 @@ static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, voi
 
 DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
 {
+    if (dt__refused("g data loss", g, data, loss)) return DT_E_USAGE;
     dt_trainer *t = g->t;
     dt_source *feed = &t->feed.is;
     int64_t ids;
@@ -25687,7 +25697,7 @@ static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
             link[2 * far] = (float)fit.alpha;
             link[2 * far + 1] = fit.beta > 1e-12 ? (float)fit.beta : 1e-12f;
         }
-        dt_comm_free(&some);
+        dt_comm_close(&some);
         if (!r) r = dt_barrier(c);
     }
     if (!r) r = dt_all_reduce(c, link, 4, DT_MAX);
@@ -26103,6 +26113,7 @@ static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)
 
 DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
 {
+    if (dt__refused("t d", t, d)) return DT_E_USAGE;
     const dt__engine *e = &t->e;
     enum { WORDS = (int)(sizeof(dt__vitals) / 4) };
     int ranks = dt_comm_size(t->comm);
@@ -26134,7 +26145,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
     pipe = e->shape.pipe, pipe.units = (int)(dt__ceil_div(t->recipe.data_shards, x.data) * e->micros);
     x.idle = dt__pipe_idle(&pipe);
     r = dt__links_measure(t->comm, d);
-    if (!r && dt_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
+    if (!r && dt_trainer_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
     memcpy(words + (int64_t)WORDS * dt_comm_rank(t->comm), &own, sizeof own);
     if (!r) r = dt_all_gather(t->comm, words + (int64_t)WORDS * dt_comm_rank(t->comm), words, WORDS);
     memcpy(all, words, (size_t)ranks * sizeof own);
@@ -26152,7 +26163,7 @@ static dt_result dt__trainer_doctor(dt_trainer *t)
     dt_result r;
     if (t->pulses != DT__PULSES + 1 && !last) return DT_OK;
     r = dt_doctor(t, &d, text);
-    if (r || !dt_is_root(t)) return r;
+    if (r || !dt_trainer_is_root(t)) return r;
     printf("%s", text);
     fflush(stdout);
     return DT_OK;
@@ -26160,8 +26171,7 @@ static dt_result dt__trainer_doctor(dt_trainer *t)
 
 static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)trainer)->comm); }
 
-/* One batch: its samples and gradients, the update after the last batch of a step, and its mean loss, which is
- * added. */
+/* The samples, gradients and update of a step, and its mean loss. */
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
 {
     dt__engine *e = &t->e;
@@ -26171,16 +26181,15 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     dt_result r;
     r = dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t); /* a rank that waits for data is alive */
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
-    if (!r && !e->grown && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_end(t);
+    if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_end(t);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
-    if (!r && (valid || e->grow.factor > 1)) r = dt__engine_step(e, dt__trainer_load, t);
+    if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
     if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &sum);
     if (!r && e->net.watched)
         r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->net.count, !e->mesh.at[DT_AXIS_TENSOR], &other);
-    *loss = *loss + sum / (float)dt__max(1, valid);
-    *auxiliary = *auxiliary + other;
-    e->grow.batches++;
+    *loss = sum / (float)dt__max(1, valid);
+    *auxiliary = other;
     return r;
 }
 
@@ -26190,20 +26199,18 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
     double pulse[DT__PULSE_KINDS];
     double saved = t->save.blocked;
-    int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm), factor = e->grow.factor;
+    int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm);
     int64_t reductions = e->reductions;
     double agreeing = t->agreeing;
     const dt__wire wire = e->wire; /* its counters before the step */
     float loss = 0.0f, auxiliary = 0.0f;
-    uint32_t said = dt__save_says(t), nothing = 0;
-    dt_result r = DT_OK, logged;
+    uint32_t said = dt__save_says(t);
+    dt_result r, logged;
     if (t->first && e->step == t->recipe.steps) return dt__trainer_done(t, info);
     dt__engine_times(e, &before[0], &before[1]);
     dt__pulse_read(t, pulse);
-    for (e->grown = 0; e->grown < factor && !r; e->grown++)
-        r = dt__trainer_batch(t, e->grown ? &nothing : &said, &loss, &auxiliary);
+    r = dt__trainer_batch(t, &said, &loss, &auxiliary);
     agreeing = t->agreeing - agreeing;
-    loss = loss / (float)factor, auxiliary = auxiliary / (float)factor;
     if (!r && !(loss - loss == 0.0f))
         r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
                       (long long)e->step + 1);
@@ -26214,14 +26221,13 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     if (r) return r == DT_E_NUMERIC ? dt__watch_end(t, r) : r;
     info->step = ++e->step;
     t->save.now.loss = (double)loss;
-    info->batch = factor * t->recipe.batch;
-    info->tokens = info->batch * (t->feed.own ? 1 : t->recipe.sequence);
+    info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
     info->loss = loss;
     info->auxiliary = auxiliary * e->env.unit_share;
     info->norm = e->norm;
     info->learning_rate = e->rate;
     info->seconds = dt__now() - start;
-    info->gflops = 1e-9 * units * (double)factor * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
+    info->gflops = 1e-9 * units * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
     info->peak_share = info->gflops / t->peak_gflops;
     dt__engine_times(e, &after[0], &after[1]);
     info->comm_seconds = after[0] - before[0];
@@ -26233,13 +26239,9 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->wire_bytes = e->wire.sent - wire.sent;
     info->wire_plain = e->wire.plain - wire.plain;
     info->wire_seconds = e->wire.seconds - wire.seconds;
-    info->noise_variance = e->shape.measure ? e->noise.variance : __builtin_nan("");
-    info->noise_square = e->shape.measure ? e->noise.square : __builtin_nan("");
-    info->noise_scale = e->grow.square > 0.0 ? e->grow.variance / e->grow.square : __builtin_nan("");
-    dt__grow_next(e);
     t->waited = t->loader->waited;
     dt__pulse_keep(t, pulse);
-    if (dt_is_root(t) && !t->layout.output.quiet) dt__trainer_progress(t, info);
+    if (dt_trainer_is_root(t) && !t->layout.output.quiet) dt__trainer_progress(t, info);
     r = t->layout.output.doctor ? dt__trainer_doctor(t) : DT_OK;
     if (!r) r = dt__trainer_due(t, info);
     if (!r && t->rules) r = dt__watch_step(t, info, agreeing, &said);
@@ -26253,6 +26255,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 /* The caller's rounding mode and flush-to-zero affect no host arithmetic either (R15). */
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
 {
+    if (dt__refused("t info", t, info)) return DT_E_USAGE;
     unsigned saved = dt__fp_enter();
     dt_result r = dt__trainer_step(t, info);
     dt__fp_leave(saved);
@@ -26261,6 +26264,7 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
 
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 {
+    if (dt__refused("t info", t, info)) return DT_E_USAGE;
     dt_result r = t->first == t->recipe.steps ? dt__trainer_done(t, info) : DT_OK;
     while (!r && t->e.step < t->recipe.steps) r = dt_trainer_step(t, info);
     return r;

@@ -45,9 +45,9 @@ static dt_result run(const float *x, const float *w, const float *y, pass *p)
     dt_result r = dt_graph_open(&g, 1);
     dt_tensor tx, tw, ty, h, miss, loss;
     if (r) return r;
-    tx = dt_tensor_from(g, dt_shape2(ROWS, IN), x);  /* (4,3) */
-    tw = dt_tensor_from(g, dt_shape2(IN, OUT), w);   /* (3,2) */
-    ty = dt_tensor_from(g, dt_shape2(ROWS, OUT), y); /* (4,2) */
+    tx = dt_tensor_of(g, DT_F32, dt_shape2(ROWS, IN), x);  /* (4,3) */
+    tw = dt_tensor_of(g, DT_F32, dt_shape2(IN, OUT), w);   /* (3,2) */
+    ty = dt_tensor_of(g, DT_F32, dt_shape2(ROWS, OUT), y); /* (4,2) */
     h = dt_tanh(g, dt_matmul(g, tx, tw, 0, 0));      /* (4,3) x (3,2) -> (4,2) */
     miss = dt_sub(g, h, ty);                         /* (4,2) */
     loss = dt_mean(g, dt_mul(g, miss, miss), DT_ALL); /* a scalar */
@@ -115,7 +115,7 @@ static int mistake_is_told(void)
     dt_tensor a, b;
     dt_result r;
     if (dt_graph_open(&g, 1)) return 0;
-    a = dt_tensor_from(g, dt_shape2(2, 3), six);
+    a = dt_tensor_of(g, DT_F32, dt_shape2(2, 3), six);
     b = dt_tanh(g, dt_matmul(g, a, a, 0, 0)); /* (2,3) x (2,3): the inner sizes differ */
     r = dt_graph_result(g);
     printf("\n  a mistake: %s, \"%s\"\n", dt_result_name(r), dt_last_error());

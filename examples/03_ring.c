@@ -164,7 +164,7 @@ int main(int argc, char **argv)
     int good = 1;
     dt_result e;
     memset(&r, 0, sizeof r);
-    e = dt_comm_init(&r.c, &argc, &argv);
+    e = dt_comm_open(&r.c, &argc, &argv);
     if (e) return dt_fail("03_ring");
     r.n = dt_comm_size(r.c), r.me = dt_comm_rank(r.c);
     if (argc > 1 || r.n > 8) {
@@ -175,7 +175,7 @@ int main(int argc, char **argv)
     e = small(r, &good);
     if (!e) e = large(r, &good);
     if (!e) e = dt_barrier(r.c);
-    dt_comm_free(&r.c);
+    dt_comm_close(&r.c);
     if (e) return dt_fail("03_ring");
     if (!good) return fprintf(stderr, "FAILED on rank %d: bytes or sums are not as they should be\n", r.me), 1;
     if (!r.me) printf("ok: the ring's sum is dt_all_reduce's, but for the last bits\n");

@@ -60,12 +60,12 @@ static dt_result my_backward(const float *w, int step, int first, int n, float *
     dt_result e = dt_graph_open(&g, 1);
     if (e) return e;
     samples(step, first, n, x, y);
-    weights = dt_tensor_from(g, dt_shape1(WEIGHTS), w);
+    weights = dt_tensor_of(g, DT_F32, dt_shape1(WEIGHTS), w);
     w1 = dt_reshape(g, dt_slice(g, weights, 0, 0, IN * HIDDEN), dt_shape2(IN, HIDDEN));
     w2 = dt_reshape(g, dt_slice(g, weights, 0, IN * HIDDEN, WEIGHTS), dt_shape2(HIDDEN, 1));
-    out = dt_tanh(g, dt_matmul(g, dt_tensor_from(g, dt_shape2(n, IN), x), w1, 0, 0)); /* (n,HIDDEN) */
+    out = dt_tanh(g, dt_matmul(g, dt_tensor_of(g, DT_F32, dt_shape2(n, IN), x), w1, 0, 0)); /* (n,HIDDEN) */
     out = dt_matmul(g, out, w2, 0, 0);                                                 /* (n,1) */
-    miss = dt_sub(g, out, dt_tensor_from(g, dt_shape2(n, 1), y));
+    miss = dt_sub(g, out, dt_tensor_of(g, DT_F32, dt_shape2(n, 1), y));
     mean = dt_mean(g, dt_mul(g, miss, miss), DT_ALL);
     if (!dt_backward(g, mean)) *loss = dt_value(g, mean)[0];
     return take(g, dt_grad(g, weights), gradient);
@@ -77,8 +77,8 @@ static dt_result my_update(float *w, const float *gradient, float rate)
     dt_graph *g = NULL;
     dt_result e = dt_graph_open(&g, 1);
     if (e) return e;
-    dt_tensor move = dt_scale(g, dt_tensor_from(g, dt_shape1(WEIGHTS), gradient), rate);
-    return take(g, dt_sub(g, dt_tensor_from(g, dt_shape1(WEIGHTS), w), move), w);
+    dt_tensor move = dt_scale(g, dt_tensor_of(g, DT_F32, dt_shape1(WEIGHTS), gradient), rate);
+    return take(g, dt_sub(g, dt_tensor_of(g, DT_F32, dt_shape1(WEIGHTS), w), move), w);
 }
 
 static dt_result my_weights(float *w)
@@ -149,7 +149,7 @@ int main(int argc, char **argv)
     float w[WEIGHTS];
     dt_comm *c = NULL;
     int equal = 0, good = 1, n;
-    dt_result e = dt_comm_init(&c, &argc, &argv); /* DP: starts the ranks and connects them */
+    dt_result e = dt_comm_open(&c, &argc, &argv); /* DP: starts the ranks and connects them */
     if (e) return dt_fail("04_data_parallel");
     n = dt_comm_size(c);
     if (argc > 1 || SHARDS % n) {
@@ -167,6 +167,6 @@ int main(int argc, char **argv)
     if (e) return dt_fail("04_data_parallel");
     if (!dt_comm_rank(c))
         puts(good ? "ok: replicas agree, the fault was seen, the bits are those of every layout" : "FAILED");
-    dt_comm_free(&c); /* DP */
+    dt_comm_close(&c); /* DP */
     return !good;
 }

@@ -77,7 +77,7 @@ static int report(dt_trainer *t, const dt_step_info *info)
 {
     const char *hash = dt_trainer_hash(t); /* the same on every rank */
     int same = !strcmp(hash, EXPECTED);
-    if (!dt_is_root(t)) return !same;
+    if (!dt_trainer_is_root(t)) return !same;
     printf("loss       %.6f after %lld steps, %s kernels\n", (double)info->loss, (long long)info->step, dt_isa());
     printf("sha256     %s\n", hash);
     printf("expected   %s\n", EXPECTED);

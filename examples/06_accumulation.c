@@ -74,7 +74,7 @@ static dt_result train(const char *text, int64_t batch, int64_t micro, int64_t s
     out->loss = info.loss;
     out->sent = info.sent_bytes;
     out->weights = dt_trainer_weights(t);
-    out->root = dt_is_root(t);
+    out->root = dt_trainer_is_root(t);
     dt_trainer_close(&t);
     return e;
 }
@@ -126,10 +126,10 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     int file, ranks, root, good = 0;
     int64_t v = 1;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("06_accumulation");
     ranks = dt_comm_size(c), root = !dt_comm_rank(c);
-    dt_comm_free(&c); /* the trainer opens its own */
+    dt_comm_close(&c); /* the trainer opens its own */
     while (v < ranks) v *= 2;
     if (argc > 1 || v > 4) {
         if (root) fprintf(stderr, "06_accumulation: the option is --ranks N, N up to 4: a micro-batch has 4 samples\n");

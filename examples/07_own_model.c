@@ -122,7 +122,7 @@ int main(int argc, char **argv)
     if (!e) e = dt_trainer_run(t, &info);
     if (e) return dt_trainer_close(&t), dt_fail("07_own_model");
     same = !strcmp(dt_trainer_hash(t), EXPECTED);
-    if (dt_is_root(t)) {
+    if (dt_trainer_is_root(t)) {
         print_scales(t);
         printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);
         if (same) printf("ok: a model of one's own, and everybody gets its hash\n");

@@ -99,7 +99,7 @@ static dt_result train(const choice *c, const char *text, int evaluate, result *
     memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
     out->weights = dt_trainer_weights(t);
     out->bytes = 4.0 * (double)dt_trainer_memory(t).optimizer / (double)dt_trainer_memory(t).weights - 4; /* but for ema */
-    out->root = dt_is_root(t);
+    out->root = dt_trainer_is_root(t);
     dt_trainer_close(&t);
     return e;
 }

@@ -129,7 +129,7 @@ int main(int argc, char **argv)
     if (e) return dt_trainer_close(&t), dt_fail("11_mlp");
     right = accuracy(t);
     fine = right > 0.98 && !strcmp(dt_trainer_hash(t), EXPECTED);
-    if (dt_is_root(t)) {
+    if (dt_trainer_is_root(t)) {
         draw_map(t);
         printf("accuracy %.1f %% of %d points that were not trained on\n", 100 * right, VALIDATION);
         printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);

@@ -81,7 +81,7 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
 {
     dt_tensor logits = dt_linear(g, x, "shapes", SHAPES);
     (void)user;
-    dt_prediction(g, dt_softmax(g, logits, 1)); /* predict probabilities, not logits */
+    dt_prediction(g, dt_softmax(g, logits, DT_LAST)); /* predict probabilities, not logits */
     return dt_cross_entropy(g, logits, dt_targets(g), 0.0f);
 }
 
@@ -109,7 +109,7 @@ static double recognised(dt_trainer *t)
         int best = 0;
         for (int s = 1; s < SHAPES; s++) best = belief[i][s] > belief[i][best] ? s : best;
         right += best == shape[i];
-        if (i < 3 && dt_is_root(t)) show(pixels[i], belief[i], shape[i]);
+        if (i < 3 && dt_trainer_is_root(t)) show(pixels[i], belief[i], shape[i]);
     }
     return (double)right / VALIDATION;
 }
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     if (e) return dt_trainer_close(&t), dt_fail("12_cnn");
     right = recognised(t);
     fine = right > 0.95 && !strcmp(dt_trainer_hash(t), EXPECTED);
-    if (dt_is_root(t)) {
+    if (dt_trainer_is_root(t)) {
         printf("%.1f %% of %d unseen images recognised\n", 100 * right, VALIDATION);
         printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);
         if (fine) printf("ok: images, the same trainer, one hash\n");

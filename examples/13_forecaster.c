@@ -130,10 +130,10 @@ int main(int argc, char **argv)
     if (!e) e = dt_trainer_open(&t, &recipe, &layout);
     if (!e) e = dt_trainer_run(t, &info);
     if (!e) e = dt_trainer_evaluate(t, 0, &error); /* the loss of all validation samples: every rank takes part */
-    if (!e && dt_is_root(t)) e = draw(t);
+    if (!e && dt_trainer_is_root(t)) e = draw(t);
     if (e) return dt_trainer_close(&t), dt_fail("13_forecaster");
     fine = error < 0.3 * naive && !strcmp(dt_trainer_hash(t), EXPECTED);
-    if (dt_is_root(t)) {
+    if (dt_trainer_is_root(t)) {
         printf("squared error %.4f; as in the last season %.4f; noise alone %.4f\n", (double)error, naive,
                341.0 / (128 * 128));
         printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);

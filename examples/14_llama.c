@@ -134,7 +134,7 @@ static dt_result train(const char *name, dt_model model, const dt_model *like, i
     if (!e) e = dt_trainer_run(t, &info);
     if (!e) snprintf(hash, 65, "%s", dt_trainer_hash(t));
     if (!e) *counted = *counted && dt_trainer_weights(t) == count(like);
-    if (!e && dt_is_root(t))
+    if (!e && dt_trainer_is_root(t))
         printf("%-24s %8lld weights, by formula %8lld  %5lld bytes per token  loss %.3f\n", name,
                (long long)dt_trainer_weights(t), count(like), cache_bytes(like), (double)info.loss);
     *loss = info.loss;

@@ -97,7 +97,7 @@ static dt_result train(const char *text, const dt_moe_options *moe, result *out)
     out->auxiliary = info.auxiliary;
     out->weights = dt_trainer_weights(t);
     out->gflop = info.gflops * info.seconds;
-    out->root = dt_is_root(t);
+    out->root = dt_trainer_is_root(t);
     dt_trainer_close(&t);
     return e;
 }

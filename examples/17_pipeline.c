@@ -174,10 +174,10 @@ int main(int argc, char **argv)
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_comm *c = NULL;
     int file, root, ranks, good = 1;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("17_pipeline");
     ranks = dt_comm_size(c), root = !dt_comm_rank(c);
-    dt_comm_free(&c); /* the trainer opens its own */
+    dt_comm_close(&c); /* the trainer opens its own */
     if (argc > 1 || ranks > 4) return fprintf(stderr, "17_pipeline: the option is --ranks 1, 2 or 4\n"), 2;
     file = mkstemp(text);
     if (file < 0) return perror("17_pipeline: no file in /tmp"), 1;

@@ -64,8 +64,9 @@ static dt_tensor rows(dt_graph *g, dt_tensor x, dt_tensor w, int64_t from, int64
 static void by_hand(dt_graph *g)
 {
     const float numbers[] = {1, 2, 1, -3, 2, 1, -1, 1, -1, 1, 1, 2, 3, 1, -1, 1, 2, -2};
-    dt_tensor x = dt_tensor_from(g, dt_shape2(1, 2), numbers), a = dt_tensor_from(g, dt_shape2(2, 4), numbers + 2);
-    dt_tensor b = dt_tensor_from(g, dt_shape2(4, 2), numbers + 10), y[2];
+    dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape2(1, 2), numbers);
+    dt_tensor a = dt_tensor_of(g, DT_F32, dt_shape2(2, 4), numbers + 2);
+    dt_tensor b = dt_tensor_of(g, DT_F32, dt_shape2(4, 2), numbers + 10), y[2];
     show(g, "gelu(x A), whole", dt_gelu(g, dt_matmul(g, x, a, 0, 0)));
     for (int r = 0; r < 2; r++) {
         dt_tensor h = dt_gelu(g, dt_matmul(g, x, dt_slice(g, a, 1, 2 * r, 2 * r + 2), 0, 0));
@@ -126,7 +127,7 @@ static double race(uint64_t seed, const char *what)
         } else {
             dt_tensor x = dt_param(g, "x", dt_shape2(64, INPUTS), DT_INIT_NORMAL, 1.0f), l;
             dt_tensor goal = dt_param(g, "goal", dt_shape1(2 * EACH), DT_INIT_NORMAL, 1.0f);
-            dt_tensor t = dt_tensor_from(g, dt_shape1(2 * EACH), w);
+            dt_tensor t = dt_tensor_of(g, DT_F32, dt_shape1(2 * EACH), w);
             dt_tensor y = dt_add(g, mlp(g, x, t, 0, HIDDEN), mlp(g, x, t, EACH, HIDDEN));
             if (dt_backward(g, l = dt_error_loss(g, DT_MSE, y, mlp(g, x, goal, 0, 2 * HIDDEN)))) return dt_graph_close(&g), 0;
             for (int j = 0; j < 2 * EACH; j++) w[j] -= 0.1f * dt_value(g, dt_grad(g, t))[j];
@@ -152,7 +153,7 @@ static dt_result share(dt_trainer *t)
         float *values = (float *)calloc((size_t)all, sizeof *values);
         e = values ? dt_trainer_own(t, name, values, &held) : DT_E_MEMORY;
         free(values);
-        if (!e && dt_is_root(t) && strstr(name, "h.0.") && shape.dims > 1)
+        if (!e && dt_trainer_is_root(t) && strstr(name, "h.0.") && shape.dims > 1)
             printf("  rank %d of %d of the tensor group holds %6lld of %6lld elements of %s\n", m.at[DT_AXIS_TENSOR],
                    m.size[DT_AXIS_TENSOR], (long long)held, (long long)all, name);
     }
@@ -183,7 +184,7 @@ static dt_result train(const char *text, int mode, int n, int *good)
     sent = (double)info.sent_bytes;
     formula = mode ? (4 * LAYERS + 2) * reduce : ring * 4 * (double)dt_trainer_weights(t);
     *good = *good && !strcmp(dt_trainer_hash(t), EXPECTED) && sent >= formula && sent < 1.2 * formula + 1;
-    if (dt_is_root(t)) {
+    if (dt_trainer_is_root(t)) {
         dt_memory m = dt_trainer_memory(t);
         printf("%-15s %9.0f %9.0f %7.0f %8lld %8.0f %12lld  %.12s..\n", names[mode], sent, formula, sent - formula,
                (long long)m.weights, 4 * (double)dt_trainer_weights(t) / (mode ? n : 1), (long long)m.activations,
@@ -200,10 +201,10 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     dt_graph *g = NULL;
     int file, root, ranks, good = 1;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("18_tensor_parallel");
     ranks = dt_comm_size(c), root = !dt_comm_rank(c);
-    dt_comm_free(&c); /* the trainer opens its own */
+    dt_comm_close(&c); /* the trainer opens its own */
     if (argc > 1) return fprintf(stderr, "18_tensor_parallel: the option is --ranks 1, 2 or 4\n"), 2;
     file = mkstemp(text);
     if (file < 0) return perror("18_tensor_parallel: no file in /tmp"), 1;

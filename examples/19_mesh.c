@@ -195,7 +195,7 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     float memory[6];
     int file, root, n, good = 1;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("19_mesh");
     n = dt_comm_size(c), root = !dt_comm_rank(c);
     if (argc > 1 || n > 8) return fprintf(stderr, "19_mesh: the option is --ranks 1, 2, 4 or 8\n"), 2;
@@ -208,7 +208,7 @@ int main(int argc, char **argv)
     for (int k = 0; k < (n > 1 ? 6 : 1) && !e; k++) e = train(c, text, &choices[k], &memory[k], &good);
     if (!e && n > 1) e = budget(c, text, memory, &good);
     remove(text);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (e) return dt_fail("19_mesh");
     if (!good) return fprintf(stderr, "FAILED: tables, bytes, refusals or hashes are not as they should be\n"), 1;
     if (root) printf("expected %s\nok: every choice of a mesh costs something else, and none costs a bit\n", EXPECTED);

@@ -125,7 +125,7 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     result r[7];
     int file, good = 1, root, n, lines;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("20_zero");
     root = !dt_comm_rank(c), n = dt_comm_size(c);
     lines = n > 2 ? 7 : n > 1 ? 6 : 1; /* one rank shares nothing, and pairs need four */
@@ -139,7 +139,7 @@ int main(int argc, char **argv)
         good = good && (runs[i].micros > 1 || !strcmp(r[i].hash, EXPECTED));
     }
     remove(text);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (e || !root) return e ? dt_fail("20_zero") : !good;
     printf("P = %d: %d weights and the padding of norms; N = %d. Bytes per rank:\n", P, P - PADDING, n);
     printf("  ZeRO          weights     gradients        optimizer       bucket  window  together\n");

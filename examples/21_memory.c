@@ -144,10 +144,10 @@ int main(int argc, char **argv)
     job j;
     dt_memory m[3];
     int file;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("21_memory");
     j.text = text, j.root = !dt_comm_rank(c), j.ranks = dt_comm_size(c), j.good = 1, j.seconds = 0;
-    dt_comm_free(&c); /* the trainer opens its own */
+    dt_comm_close(&c); /* the trainer opens its own */
     if (argc > 1 || SHARDS % j.ranks)
         return j.root ? fprintf(stderr, "21_memory: the option is --ranks 1, 2 or 4\n"), 2 : 2;
     if ((file = mkstemp(text)) < 0) return perror("21_memory: no file in /tmp"), 1;

@@ -143,7 +143,7 @@ static dt_result train(const char *text, int n, int64_t shards, int *good)
     formula = ring + 2.0 * (n - 1) / n * 4 * (double)dt_trainer_weights(t);
     *good = *good && !strcmp(dt_trainer_hash(t), EXPECTED) == (shards > 1);
     *good = *good && sent >= formula && sent < 1.2 * formula + 1;
-    if (dt_is_root(t)) {
+    if (dt_trainer_is_root(t)) {
         dt_memory m = dt_trainer_memory(t);
         printf("%6lld %10.0f %10.0f %13.0f %11lld  %.6f  %.12s..\n", (long long)shards, sent, formula, ring,
                (long long)m.activations, (double)info.loss, dt_trainer_hash(t));
@@ -157,10 +157,10 @@ int main(int argc, char **argv)
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_comm *c = NULL;
     int file, root, ranks, good = 1;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("22_ring_attention");
     ranks = dt_comm_size(c), root = !dt_comm_rank(c);
-    dt_comm_free(&c); /* the trainer opens its own */
+    dt_comm_close(&c); /* the trainer opens its own */
     if (argc > 1) return fprintf(stderr, "22_ring_attention: the option is --ranks 1, 2 or 4\n"), 2;
     file = mkstemp(text);
     if (file < 0) return perror("22_ring_attention: no file in /tmp"), 1;

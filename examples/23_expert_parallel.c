@@ -113,7 +113,7 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     result r[3][3];
     int file, good = 1, root, n, degrees;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("23_expert_parallel");
     root = !dt_comm_rank(c), n = dt_comm_size(c);
     if (argc > 1 || SHARDS % n)
@@ -129,7 +129,7 @@ int main(int argc, char **argv)
             good = good && !strcmp(r[k][i].hash, kinds[k].hash);
         }
     remove(text);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (e || !root) return e ? dt_fail("23_expert_parallel") : !good;
     printf("X = %d weights in experts, D = %d others with padding. Bytes beside formulas, on %d rank%s:\n", X, D, n,
            n > 1 ? "s" : "");

@@ -79,7 +79,7 @@ static dt_result train(const char *text, int run, result *out)
         if (info.step < 2 || info.seconds >= out->seconds) continue;
         out->seconds = info.seconds, out->comm = info.comm_seconds, out->exposed = info.exposed_seconds;
     }
-    out->sent = info.sent_bytes, out->memory = dt_trainer_memory(t).total, out->root = dt_is_root(t);
+    out->sent = info.sent_bytes, out->memory = dt_trainer_memory(t).total, out->root = dt_trainer_is_root(t);
     if (!e) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
     dt_trainer_close(&t);
     return e;

@@ -154,7 +154,7 @@ static dt_result train(const char *directory, int64_t last, int *root, char hash
     r = dt_trainer_open(&t, &recipe, &layout);
     while (!r && info.step < last) r = dt_trainer_step(t, &info);
     if (!r) memcpy(hash, dt_trainer_hash(t), 65);
-    if (!r) *root = dt_is_root(t);
+    if (!r) *root = dt_trainer_is_root(t);
     dt_trainer_close(&t);
     return r;
 }

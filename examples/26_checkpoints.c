@@ -128,7 +128,7 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     job j;
     int file;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("26_checkpoints");
     memset(&j, 0, sizeof j);
     j.text = text, j.place = place, j.root = !dt_comm_rank(c), j.ranks = dt_comm_size(c), j.good = 1;
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     memcpy(name, place, sizeof name);
     e = dt_broadcast(c, name, 16, 0); /* one place for all ranks */
     memcpy(place, name, sizeof name);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (argc > 1 || SHARDS % j.ranks) return fprintf(stderr, "26_checkpoints: the option is --ranks 1, 2 or 4\n"), 2;
     if ((file = mkstemp(text)) < 0) return perror("26_checkpoints: no file in /tmp"), 1;
     close(file);

@@ -51,9 +51,10 @@ static int job(const char *text, const char *place, float deadline)
     e = dt_trainer_open(&t, &recipe, &l);
     while (!e && info.step < STEPS) {
         e = dt_trainer_step(t, &info);
-        if ((!e || e == DT_E_STOPPED) && dt_is_root(t)) printf("step %lld\n", (long long)info.step), fflush(stdout);
+        if ((!e || e == DT_E_STOPPED) && dt_trainer_is_root(t))
+            printf("step %lld\n", (long long)info.step), fflush(stdout);
     }
-    if (!e && dt_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
+    if (!e && dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
     dt_trainer_close(&t);
     return e ? dt_fail("job") : 0;
 }

@@ -64,7 +64,7 @@ static dt_result train(const char *text, const char *place, int behind, result *
     }
     if (!e) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
     out->all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
-    out->memory = dt_trainer_memory(t).total, out->root = dt_is_root(t);
+    out->memory = dt_trainer_memory(t).total, out->root = dt_trainer_is_root(t);
     dt_trainer_close(&t);
     return e;
 }
@@ -86,7 +86,7 @@ int main(int argc, char **argv)
     int file, good = 1;
     dt_result e;
     setenv("DT_DISK_RATE", "3e6", 0);
-    e = dt_comm_init(&c, &argc, &argv);
+    e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("29_async_checkpoint");
     snprintf(place, sizeof place, "/tmp/dtrain_async.%ld", (long)getpid());
     memcpy(name, place, sizeof name);
@@ -104,7 +104,7 @@ int main(int argc, char **argv)
         good = good && !e && !strcmp(r[i].hash, EXPECTED);
     }
     remove(text);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (e || !r[0].root) return e ? dt_fail("29_async_checkpoint") : !good;
     shell("rm -rf '%s'", place);
     printf("%-22s %10s %12s %12s\n", "saves", "seconds", "stood still", "memory, MB");

@@ -56,7 +56,7 @@ static dt_result train(const char *text, const char *place, int64_t until, float
     l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.checkpoint.place = place, l.checkpoint.keep = 0;
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;
-    *root = dt_is_root(t);
+    *root = dt_trainer_is_root(t);
     while (!e && info.step < until) {
         e = dt_trainer_step(t, &info);
         if (info.step <= STEPS) loss[info.step] = info.loss;
@@ -81,13 +81,13 @@ int main(int argc, char **argv)
     float name[16], far, most[RUNS];
     dt_comm *c = NULL;
     int file, root = 0, good = 1;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("30_forgetting");
     snprintf(place, sizeof place, "/tmp/dtrain_forgetting.%ld", (long)getpid());
     memcpy(name, place, sizeof name);
     e = dt_broadcast(c, name, 16, 0); /* one place for all ranks */
     memcpy(place, name, sizeof name);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (argc > 1) return fprintf(stderr, "30_forgetting: the option is --ranks 1 to 4\n"), 2;
     if ((file = mkstemp(text)) < 0) return perror("30_forgetting: no file in /tmp"), 1;
     close(file);

@@ -51,11 +51,11 @@ static int job(const char *text, const char *place)
     e = dt_trainer_open(&t, &recipe, &l);
     while (!e && info.step < STEPS) {
         e = dt_trainer_step(t, &info);
-        if (!e && dt_is_root(t))
+        if (!e && dt_trainer_is_root(t))
             printf("start %d ranks %s step %lld\n", start, getenv("WORLD_SIZE"), (long long)info.step), fflush(stdout);
         if (!e && start < STARTS && rank == lost_rank[start] && info.step == lost_after[start]) raise(SIGKILL);
     }
-    if (!e && dt_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
+    if (!e && dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
     dt_trainer_close(&t);
     return e ? dt_fail("job") : 0;
 }

@@ -114,10 +114,10 @@ static dt_result train(const char *text, const char *order, int64_t tp, double *
     if (!e) memcpy(hash, dt_trainer_hash(t), 65);
     if (!e) *weights = (double)dt_trainer_weights(t);
     dt_trainer_close(&t);
-    if (!e) e = dt_comm_init(&c, NULL, NULL);
+    if (!e) e = dt_comm_open(&c, NULL, NULL);
     *bytes = (double)info.far_bytes;
     if (!e) e = sum_of_node(c, bytes);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     return e;
 }
 
@@ -170,14 +170,14 @@ int main(int argc, char **argv)
     int root, n, nodes, sums_good = 0, good = 1;
     dt_result e;
     setenv("DT_NODES", "2", 0); /* two nodes, where nothing else is said */
-    e = dt_comm_init(&c, &argc, &argv);
+    e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("33_nodes");
     root = dt_comm_rank(c) == 0, n = dt_comm_size(c), nodes = dt_comm_nodes(c);
     if (argc > 1 || (n & (n - 1)) || n > 8 || n % nodes)
         return root ? fprintf(stderr, "33_nodes: --ranks is a power of two up to 8, --nodes divides it\n"), 2 : 2;
     e = dt_comm_alloc(c, 3 * FLOATS * (int64_t)sizeof(float), &memory);
     if (!e) e = sums(c, (float *)memory, &sums_good);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (!e) e = layouts(n, nodes, root, &good);
     if (e) return dt_fail("33_nodes");
     if (!root) return !(good && sums_good);

@@ -90,14 +90,14 @@ int main(int argc, char **argv)
     float w[ARRAYS][MOST] = {{0}}, losses[STEPS];
     dt_comm *world = NULL; /* dt */
     int bad;
-    if (dt_comm_init(&world, &argc, &argv)) return dt_fail("34_drop_in"); /* dt */
+    if (dt_comm_open(&world, &argc, &argv)) return dt_fail("34_drop_in"); /* dt */
     if (argc > 1) return fprintf(stderr, "34_drop_in: the option is --ranks N\n"), 2;
     if (train(world, w, losses)) return dt_fail("34_drop_in"); /* dt: was train(w, losses) */
     for (int i = 0; i < STEPS; i += 200)
         if (dt_comm_rank(world) == 0) /* dt */
             printf("  step %3d  loss %.5f\n", i, (double)losses[i]);
     bad = check(world, w, losses[STEPS - 1]); /* check */
-    dt_comm_free(&world);                     /* dt */
+    dt_comm_close(&world);                     /* dt */
     return bad;
 }
 
@@ -128,7 +128,7 @@ static int check(dt_comm *world, float w[ARRAYS][MOST], float loss)
     dt_comm *own = NULL;
     if (ranks > 64) return fprintf(stderr, "34_drop_in: at most 64 ranks are compared\n"), 2;
     if (dt_comm_split(world, dt_comm_rank(world), &own) || train(own, alone, losses)) return dt_fail("34_drop_in");
-    dt_comm_free(&own);
+    dt_comm_close(&own);
     if (dt_all_gather(world, w[0], others[0], ARRAYS * MOST)) return dt_fail("34_drop_in");
     for (int q = 0; q < ranks; q++) equal = equal && !memcmp(others[q], w, sizeof others[q]);
     good = equal && fabsf(loss - losses[STEPS - 1]) <= 1e-3f * losses[STEPS - 1];

@@ -179,7 +179,7 @@ int main(int argc, char **argv)
     double with[3], without[3];
     dt_comm *c = NULL;
     int good = 1, n, root;
-    if (dt_comm_init(&c, &argc, &argv)) return dt_fail("35_compression");
+    if (dt_comm_open(&c, &argc, &argv)) return dt_fail("35_compression");
     n = dt_comm_size(c), root = !dt_comm_rank(c);
     if (argc > 1 || n > BATCH) return fprintf(stderr, "35_compression: the option is --ranks, 1 to %d\n", BATCH), 2;
     if (root)
@@ -196,7 +196,7 @@ int main(int argc, char **argv)
         good = good && fabs(with[m] - with[0]) < 0.1;
     }
     good = good && without[1] > with[0] + 0.4; /* top-k without feedback never learns the quiet inputs */
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (!good) return fprintf(stderr, "FAILED: ranks differ, or bytes or a loss are not as expected\n"), 1;
     if (root) printf("ok: with error feedback every method learns what the exact sum learns\n");
     return 0;

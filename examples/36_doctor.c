@@ -192,9 +192,9 @@ int main(int argc, char **argv)
 {
     dt_comm *c = NULL;
     int rank, ranks, good = 1;
-    if (dt_comm_init(&c, &argc, &argv)) return dt_fail("36_doctor");
+    if (dt_comm_open(&c, &argc, &argv)) return dt_fail("36_doctor");
     rank = dt_comm_rank(c), ranks = dt_comm_size(c);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (argc > 1 || ranks != 2) return rank ? 2 : (fprintf(stderr, "36_doctor: the option is --ranks 2\n"), 2);
     if (faults(rank, &good)) return dt_fail("36_doctor");
     if (!good) return rank ? 1 : (fprintf(stderr, "FAILED: another branch fires, or a bit has changed\n"), 1);

@@ -173,7 +173,7 @@ int main(int argc, char **argv)
     int root, good = 1;
     dt_result r;
     setenv("DT_LINK_RATE", "1.25e6", 0); /* 10 Mbit/s, where nothing else is said */
-    r = dt_comm_init(&c, &argc, &argv);
+    r = dt_comm_open(&c, &argc, &argv);
     if (r || !w) return dt_fail("37_when_not");
     root = dt_comm_rank(c) == 0, grad = w + 16384, ratio[0] = ratio[1] = 0;
     if (argc > 1 || dt_comm_size(c) < 2)
@@ -183,7 +183,7 @@ int main(int argc, char **argv)
     r = tax(c, grad, &predicted, &measured, &good);
     if (!r) r = time_step(c, w, grad, 512, 1, &each);
     if (!r) r = sweep(c, w, grad, (double)each / 512, predicted, ratio);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     free(w);
     if (r) return dt_fail("37_when_not");
     good = good && ratio[0] < 0.5 && ratio[1] > 2 * ratio[0];

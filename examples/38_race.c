@@ -148,7 +148,7 @@ int main(int argc, char **argv)
     int wrong = 0, log = 0;
     dt_result e;
     memset(&r, 0, sizeof r);
-    if (dt_comm_init(&r.c, &argc, &argv)) return dt_fail("38_race");
+    if (dt_comm_open(&r.c, &argc, &argv)) return dt_fail("38_race");
     r.n = dt_comm_size(r.c), r.me = dt_comm_rank(r.c);
     while (2 << log <= r.n) log++;
     if (argc > 1 || r.n == 1 || r.n != 1 << log) return fprintf(stderr, "38_race: use --ranks 2, 4, 8 or 16\n"), 2;
@@ -181,7 +181,7 @@ int main(int argc, char **argv)
         }
     }
     free(r.data);
-    dt_comm_free(&r.c);
+    dt_comm_close(&r.c);
     if (e) return dt_fail("38_race");
     if (wrong) return fprintf(stderr, "FAILED: %d sums, bytes or rounds are wrong\n", wrong), 1;
     if (!r.me) printf("\nok: every sum is right; bytes and rounds are those of the formulas\n");

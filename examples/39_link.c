@@ -94,12 +94,12 @@ int main(int argc, char **argv)
         snprintf(text, sizeof text, "%g", rate[l]), setenv("DT_LINK_RATE", text, 1);
         snprintf(text, sizeof text, "%g", delay[l]), setenv("DT_LINK_DELAY", text, 1);
         setenv("DT_NODES", "1024", 1); /* each rank its own node */
-        e = dt_comm_init(&c, NULL, NULL);
+        e = dt_comm_open(&c, NULL, NULL);
         if (!e) root = dt_comm_rank(c) == 0, n = dt_comm_size(c);
         for (int k = 0; k < SIZES && !e; k++) e = sum_time(c, data, sizes[k], &wrong, &ms[l][k]);
         if (!e) e = tensors_time(c, data, NULL, &calls[0], &one[l]);
         if (!e) e = tensors_time(c, data, data + TENSORS * SMALL, &calls[1], &fused[l]);
-        dt_comm_free(&c);
+        dt_comm_close(&c);
     }
     free(data);
     if (e) return dt_fail("39_link");

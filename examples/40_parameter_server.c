@@ -155,7 +155,7 @@ int main(int argc, char **argv)
     void *mine = NULL;
     outcome o[2];
     int wrong = 0;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (!e) e = dt_comm_alloc(c, sizeof(mailbox), &mine);
     if (!e && dt_comm_rank(c) == 0)
         printf("%-13s %5s %9s %10s %10s %6s %10s  %s\n", "", "rate", "updates", "updates/s", "staleness", "worst",
@@ -181,6 +181,6 @@ int main(int argc, char **argv)
         printf(wrong ? "%d outcomes are wrong\n"
                      : "ok: synchronous runs have the same bits and reach the floor of the noise\n",
                wrong);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     return e ? dt_fail("40_parameter_server") : wrong != 0;
 }

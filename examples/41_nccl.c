@@ -97,7 +97,7 @@ int main(int argc, char **argv)
     int ranks, wrong = 0, one_gpu;
     double worst = 0.0;
     float *x = malloc(LARGEST * sizeof *x), *sum = malloc(LARGEST * sizeof *sum);
-    dt_result r = x && sum ? dt_comm_init(&c, &argc, &argv) : DT_E_MEMORY;
+    dt_result r = x && sum ? dt_comm_open(&c, &argc, &argv) : DT_E_MEMORY;
     if (r) return dt_fail("41_nccl");
     ranks = dt_comm_size(c);
     one_gpu = argc > 1 && !strcmp(argv[1], "--one-gpu");
@@ -105,7 +105,7 @@ int main(int argc, char **argv)
     if (one_gpu) setenv("NCCL_HOSTID", name, 1);
     if (dt_nccl_open(&n, c, one_gpu ? 0 : -1)) {
         if (dt_comm_rank(c) == 0) printf("%s\nok: no sum on GPUs here\n", dt_last_error());
-        dt_comm_free(&c);
+        dt_comm_close(&c);
         free(x), free(sum);
         return 0;
     }
@@ -124,7 +124,7 @@ int main(int argc, char **argv)
     if (!r && dt_comm_rank(c) == 0)
         printf(wrong ? "the sums differ by %.1e\n" : "ok: as dt_all_reduce, to %.1e\n", worst);
     dt_nccl_close(&n);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     free(x), free(sum);
     return r ? dt_fail("41_nccl") : wrong;
 }

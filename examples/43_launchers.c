@@ -77,7 +77,7 @@ static int rank_main(int argc, char **argv, int lose)
     const char *restarts = getenv("DT_RESTARTS");
     float sum;
     dt_comm *c = NULL;
-    dt_result r = dt_comm_init(&c, &argc, &argv);
+    dt_result r = dt_comm_open(&c, &argc, &argv);
     setvbuf(stdout, NULL, _IOFBF, ROOM); /* all that a rank says in one piece */
     for (int i = 0; i < LAUNCHERS; i++)
         for (const variable *v = known[i].set; v->name && !lose; v++)
@@ -91,7 +91,7 @@ static int rank_main(int argc, char **argv, int lose)
     else printf("rank %d of %d, node %d of %d: the sum is %g\n", dt_comm_rank(c), dt_comm_size(c),
                 dt_comm_node(c, dt_comm_rank(c)), dt_comm_nodes(c), (double)sum);
     if (!r) printf("%s%s\n", argc > 2 ? argv[2] : "", dt_comm_launcher(c));
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     return dt_exit_code(r);
 }
 

@@ -273,7 +273,7 @@ int main(int argc, char **argv)
     void *mine = NULL;
     cpu_set_t core;
     int rank, good = 1;
-    dt_result r = dt_comm_init(&c, &argc, &argv);
+    dt_result r = dt_comm_open(&c, &argc, &argv);
     if (r) return dt_fail("45_network");
     rank = dt_comm_rank(c);
     CPU_ZERO(&core);
@@ -283,7 +283,7 @@ int main(int argc, char **argv)
         return rank ? 2 : (fprintf(stderr, "45_network: the option is --ranks 2, on one machine\n"), 2);
     r = dt_comm_alloc(c, sizeof(board), &mine);
     if (!r) r = ways(c, (board *)mine, (board *)dt_comm_peer(c, mine, !rank), &good);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (r) return dt_fail("45_network");
     if (!good) return fprintf(stderr, "FAILED: a byte or a count of calls is not what it should be\n"), 1;
     if (!rank) printf("ok: every byte arrived; the kernel counted the sockets' calls and bytes, and no others\n");

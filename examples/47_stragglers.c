@@ -171,7 +171,7 @@ int main(int argc, char **argv)
     void *mine = NULL;
     double around = 0, asleep = 0, useful[2] = {0, 0};
     int slow = -1, late = -1, other = -1, told = 0, root;
-    dt_result r = dt_comm_init(&c, &argc, &argv);
+    dt_result r = dt_comm_open(&c, &argc, &argv);
     if (r) return dt_fail("47_stragglers");
     root = dt_comm_rank(c) == 0;
     if (argc > 1 || dt_comm_size(c) != RANKS || dt_comm_nodes(c) != 1)
@@ -192,7 +192,7 @@ int main(int argc, char **argv)
     }
     if (r) return dt_fail("47_stragglers");
     mismatched(c, (board *)mine, &other, &told);
-    dt_comm_free(&two), dt_comm_free(&c);
+    dt_comm_close(&two), dt_comm_close(&c);
     if (!root) return !told;
     if (!(around - useful[1] > 5 * (asleep - useful[0])) || slow != SLOW || late != LATE || other != SLOW || !told)
         return fprintf(stderr, "FAILED: use, the slow rank, the late step or the rank in another call\n"), 1;

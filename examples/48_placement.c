@@ -92,7 +92,7 @@ static dt_result measure(const place *p, const char *text, float *bytes, int *go
     dt_result e;
     setenv("DT_LINK_RATE", p->rate, 1), setenv("DT_LINK_DELAY", p->delay, 1);
     e = train(text, &seconds, &mine, &weights, hash);
-    if (!e) e = dt_comm_init(&c, NULL, NULL);
+    if (!e) e = dt_comm_open(&c, NULL, NULL);
     if (!e) e = dt_barrier(c);
     each = now();
     for (int i = 0; i < SUMS && !e; i++) e = dt_all_reduce(c, &one, 1, DT_SUM);
@@ -110,7 +110,7 @@ static dt_result measure(const place *p, const char *text, float *bytes, int *go
     if (!e && !dt_comm_rank(c))
         printf("%-10s %8s %9s %9.1f %14.2f %11.0f   %.12s\n", p->name, p->rate, p->delay, STEPS / seconds, 1e3 * each,
                (double)all, hash);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     return e;
 }
 
@@ -187,10 +187,10 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     int root, nodes, file = -1, good = 1;
     float bytes = 0;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("48_placement");
     root = !dt_comm_rank(c), nodes = dt_comm_nodes(c);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (argc > 1 || nodes < 2) {
         if (root) fprintf(stderr, "48_placement: the options are --ranks N and --nodes N, 2 or more\n");
         return 2;

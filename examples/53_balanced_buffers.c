@@ -166,13 +166,13 @@ int main(int argc, char **argv)
 {
     dt_comm *c = NULL;
     int rank, good = 1;
-    dt_result r = dt_comm_init(&c, &argc, &argv);
+    dt_result r = dt_comm_open(&c, &argc, &argv);
     if (r) return dt_fail("53_balanced_buffers");
     rank = dt_comm_rank(c);
     if (argc > 1 || dt_comm_size(c) < 2 || dt_comm_size(c) > 64)
         return rank ? 2 : (fprintf(stderr, "53_balanced_buffers: use --ranks 2 to 64\n"), 2);
     r = live(c, &good);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (r) return dt_fail("53_balanced_buffers");
     if (!rank) good = shares() && against_ring() && good;
     if (!good) return fprintf(stderr, "FAILED: a sum, a number of bytes or a ratio is wrong\n"), 1;

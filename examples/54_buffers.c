@@ -64,8 +64,8 @@ static dt_result gatherer_open(gatherer *g, dt_comm *c, int64_t scratch, int64_t
 
 static void gatherer_close(gatherer *g)
 {
-    dt_comm_free(&g->far);
-    dt_comm_free(&g->near);
+    dt_comm_close(&g->far);
+    dt_comm_close(&g->near);
 }
 
 /* The slow way: each input goes around all ranks. Even ranks send first, odd ones receive first. */
@@ -149,7 +149,7 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     float *memory, verdict;
     int root, n, good = 1;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("54_buffers");
     root = !dt_comm_rank(c), n = dt_comm_size(c);
     for (int q = 0; q < n; q++) good = good && dt_comm_node(c, q) == q / (n / dt_comm_nodes(c));
@@ -164,7 +164,7 @@ int main(int argc, char **argv)
         e = row(c, buffers[i][0], buffers[i][1], buffers[i][2], memory, &good);
     verdict = (float)good;
     if (!e) e = dt_all_reduce(c, &verdict, 1, DT_MIN);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     free(memory);
     if (e) return dt_fail("54_buffers");
     if (!root) return 0;

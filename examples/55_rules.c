@@ -86,16 +86,17 @@ typedef struct tensors {
 static dt_tensor network(dt_graph *g, const program *p, int validation, tensors *t)
 {
     int64_t n = validation ? SAMPLES : p->samples;
-    dt_tensor x = dt_tensor_from(g, dt_shape2(n, UNITS), input[validation]), y;
+    dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape2(n, UNITS), input[validation]), y;
     for (int64_t l = 0; l < p->layers; l++) {
-        t->weight[l] = dt_tensor_from(g, dt_shape2(UNITS, UNITS), w[l]);
-        t->bias[l] = dt_tensor_from(g, dt_shape1(UNITS), b[l]);
+        t->weight[l] = dt_tensor_of(g, DT_F32, dt_shape2(UNITS, UNITS), w[l]);
+        t->bias[l] = dt_tensor_of(g, DT_F32, dt_shape1(UNITS), b[l]);
         y = dt_add(g, dt_matmul(g, x, t->weight[l], 0, 0), t->bias[l]);
         x = p->kind == DT_KIND_RELU ? dt_relu(g, y) : p->kind == DT_KIND_TANH ? dt_tanh(g, y) : dt_map(g, DT_SIGMOID, y);
         t->seen[l] = p->kind == DT_KIND_RELU ? x : y;
     }
-    t->weight[p->layers] = dt_tensor_from(g, dt_shape2(UNITS, 1), w[p->layers]);
-    y = dt_sub(g, dt_matmul(g, x, t->weight[p->layers], 0, 0), dt_tensor_from(g, dt_shape2(n, 1), target[validation]));
+    t->weight[p->layers] = dt_tensor_of(g, DT_F32, dt_shape2(UNITS, 1), w[p->layers]);
+    y = dt_sub(g, dt_matmul(g, x, t->weight[p->layers], 0, 0),
+               dt_tensor_of(g, DT_F32, dt_shape2(n, 1), target[validation]));
     return dt_mean(g, dt_mul(g, y, y), DT_ALL);
 }
 
@@ -223,7 +224,7 @@ int main(int argc, char **argv)
         {"four samples", DT_RULE_OVERFIT, DT_KIND_RELU, 3, 4, 0.06f, 1.4f, 0, 0}};
     dt_comm *c = NULL;
     int root, good = 1;
-    dt_result r = dt_comm_init(&c, &argc, &argv);
+    dt_result r = dt_comm_open(&c, &argc, &argv);
     if (r) return dt_fail("55_rules");
     root = !dt_comm_rank(c);
     if (argc > 1 || dt_comm_size(c) != 2)
@@ -237,7 +238,7 @@ int main(int argc, char **argv)
     }
     if (!r) r = ranks(c, 1, &good);
     if (!r) r = ranks(c, 8, &good);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (r) return dt_fail("55_rules");
     if (!root) return !good;
     if (good) return printf("ok: each bug makes its rule fire, and no rule fires where there is none\n"), 0;

@@ -304,7 +304,7 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     double start = now(), launched;
     int root, ranks, fault = NONE;
-    dt_result e = dt_comm_init(&c, &argc, &argv);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("56_report");
     root = !dt_comm_rank(c), ranks = dt_comm_size(c), id = (float)(getpid() % 1000000);
     if (argc == 2) fault = !strcmp(argv[1], "--slow") && ranks > 1 ? SLOW_RANK : !strcmp(argv[1], "--late") * LATE_STEP;
@@ -318,7 +318,7 @@ int main(int argc, char **argv)
     if (!e) e = train(c, place, fault, 1, &profiled);
     profiled.init += launched;
     if (!e) e = dt_all_gather(c, &profiled.own[0][0], &all[0][0][0], STEPS * KINDS);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (root && system(line)) check(0, "cannot remove the checkpoints from /tmp");
     if (!e && root) e = report(&profiled, &plain, all, ranks, fault);
     if (e) return dt_fail("56_report");

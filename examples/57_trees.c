@@ -192,7 +192,7 @@ int main(int argc, char **argv)
     float *data = (float *)malloc(2 * LARGE * sizeof *data);
     int good = 1, me;
     dt_result e = DT_OK;
-    if (!p || !data || dt_comm_init(&p->c, &argc, &argv)) return dt_fail("57_trees");
+    if (!p || !data || dt_comm_open(&p->c, &argc, &argv)) return dt_fail("57_trees");
     p->n = dt_comm_size(p->c), p->nodes = dt_comm_nodes(p->c), me = dt_comm_rank(p->c);
     for (int q = 0; q < p->n; q++) good = good && dt_comm_node(p->c, q) == q / (p->n / p->nodes);
     if (argc > 1 || !good || p->n < 2 || p->n > RANKS || SMALL % p->n)
@@ -202,7 +202,7 @@ int main(int argc, char **argv)
                "                                   sends, in S  others, in S\n");
     for (p->count = SMALL; p->count <= LARGE && !e; p->count += LARGE - SMALL)
         for (int way = 0; way < 3 && !e; way++) e = measure(p, way, data, &good);
-    dt_comm_free(&p->c);
+    dt_comm_close(&p->c);
     free(p), free(data);
     if (e) return dt_fail("57_trees");
     if (!good) return fprintf(stderr, "FAILED: a sum, or a number of bytes or rounds is not that of the formula\n"), 1;

@@ -61,8 +61,8 @@ static dt_result own_loop(const dt_recipe *recipe, dt_comm *comm, float *first, 
     dt_result r = dt_graph_record(&g, (uint64_t)recipe->seed, 1);
     if (r) return r;
     for (int64_t i = 0; i < n; i++) sample(NULL, DT_TRAIN, begin + i, in[i], &out[i]);
-    x = dt_tensor_from(g, dt_shape2(n, 2), in[0]);
-    y = dt_tensor_from(g, dt_shape2(n, 1), out);
+    x = dt_tensor_of(g, DT_F32, dt_shape2(n, 2), in[0]);
+    y = dt_tensor_of(g, DT_F32, dt_shape2(n, 1), out);
     loss = dt_error_loss(g, DT_MSE, network(g, x), y);
     r = dt_backward(g, loss);
     if (!r) r = dt_optimizer_open(&o, recipe, list, dt_graph_parameters(g, list, 4));
@@ -135,14 +135,14 @@ int main(int argc, char **argv)
     dt_comm *comm = NULL;
     float first = 0, own = 0, trained = 0;
     int same = 0, ranks = 1, speaks = 1;
-    dt_result r = dt_comm_init(&comm, &argc, &argv);
+    dt_result r = dt_comm_open(&comm, &argc, &argv);
     recipe.batch = SAMPLES, recipe.steps = STEPS, recipe.sequence = 2;
     recipe.learning_rate = 0.01f, recipe.validation = 0, layout.output.quiet = 1;
     if (!r) ranks = dt_comm_size(comm), speaks = !dt_comm_rank(comm);
     if (!r) r = own_loop(&recipe, comm, &first, &own);
     if (!r) r = by_trainer(recipe, &layout, &trained);
     if (!r) r = saved_and_loaded(&recipe, &same);
-    dt_comm_free(&comm);
+    dt_comm_close(&comm);
     if (r) return dt_fail("58_own_loop");
     if (!speaks) return 0;
     printf("own loop, %d rank%s  loss %.4f at the first step, %.4f at step %d\n", ranks, ranks > 1 ? "s:" : ": ",

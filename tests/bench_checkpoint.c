@@ -36,14 +36,14 @@ static double timed(dt_trainer *t, const char *command)
     double start;
     dt_barrier(t->comm);
     start = dt__now();
-    if (dt_is_root(t) && system(command)) return 0.0;
+    if (dt_trainer_is_root(t) && system(command)) return 0.0;
     dt_barrier(t->comm);
     return dt__now() - start;
 }
 
 static void line(const dt_trainer *t, const char *name, double seconds, double dd, double bytes)
 {
-    if (!dt_is_root(t)) return;
+    if (!dt_trainer_is_root(t)) return;
     printf("%-26s %9.3f %10.0f %10.3f %10.2f\n", name, seconds, 1e-6 * bytes / seconds, dd, dd / seconds);
     fflush(stdout);
 }
@@ -91,7 +91,7 @@ static dt_result behind(const char *data, const char *place, int rounds, double 
         if (!r) r = dt_trainer_step(t, &info);
         if (i >= 0) without[i] = info.seconds;
     }
-    if (!r && dt_is_root(t)) {
+    if (!r && dt_trainer_is_root(t)) {
         double s = median(still, rounds), a = median(with, rounds), b = median(without, rounds);
         printf("asynchronous: training stands still for %.3f s, %.1f %% of the save in the foreground\n", s,
                100 * s / sync);

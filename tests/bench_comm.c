@@ -150,7 +150,7 @@ int main(int argc, char **argv)
     void *p;
     int n, root;
     leave_mpi();
-    if (dt_comm_init(&c, &argc, &argv)) return dt_fail("bench_comm");
+    if (dt_comm_open(&c, &argc, &argv)) return dt_fail("bench_comm");
     n = dt_comm_size(c), root = dt_comm_rank(c) == 0;
     for (int k = 0; k < 2; k++) {
         if (dt_comm_alloc(c, MOST, &p)) return dt_fail("bench_comm");
@@ -169,7 +169,7 @@ int main(int argc, char **argv)
             if (measure(c, &w, bytes_of(size), us)) return dt_fail("bench_comm");
             if (root) line(c, &w, bytes_of(size), us);
         }
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     free(own[0]), free(own[1]);
     end_mpi();
     return 0;

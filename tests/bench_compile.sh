@@ -24,9 +24,9 @@ int main(int argc, char **argv)
 {
     float x[4] = {1, 2, 3, 4};
     dt_comm *c = NULL;
-    dt_result r = dt_comm_init(&c, &argc, &argv);
+    dt_result r = dt_comm_open(&c, &argc, &argv);
     if (!r) r = dt_all_reduce(c, x, 4, DT_SUM);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     return r ? dt_fail("communicator") : 0;
 }
 C

@@ -96,7 +96,7 @@ static dt_result hidden(dt_comm *c, float *x)
     if (!r && dt_comm_rank(c) == 0)
         printf("all-reduce %.3f s, compute %.3f s, together %.3f s: %.0f %% of the all-reduce is hidden\n",
                median(sum, ROUNDS), median(alone, ROUNDS), median(all, ROUNDS), median(share, ROUNDS));
-    dt_comm_free(&both.other);
+    dt_comm_close(&both.other);
     return r;
 }
 
@@ -105,7 +105,7 @@ int main(int argc, char **argv)
     dt_comm *c = NULL;
     float *x = (float *)calloc(COUNT, sizeof *x);
     double rate, seconds = 0.0;
-    dt_result r = x ? dt_comm_init(&c, &argc, &argv) : DT_E_MEMORY;
+    dt_result r = x ? dt_comm_open(&c, &argc, &argv) : DT_E_MEMORY;
     if (r) return dt_fail("bench_link");
     rate = argc > 1 ? strtod(argv[1], NULL) : 0.0;
     if (dt_comm_size(c) != 2 || dt_comm_nodes(c) != 2) return fprintf(stderr, "bench_link: two ranks on two hosts\n"), 2;
@@ -117,7 +117,7 @@ int main(int argc, char **argv)
             printf("%-30s %10.3f %10.1f %7.1f%%\n", names[way], seconds, COUNT * 4e-6 / seconds, rate > 0 ? COUNT * 3200.0 / seconds / rate : 0.0);
     }
     if (!r) r = hidden(c, x);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     free(x);
     return r ? dt_fail("bench_link") : 0;
 }

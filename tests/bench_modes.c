@@ -73,7 +73,7 @@ static int modes(const char *data, int steps)
     }
     if (!r) r = race(t, MODES, steps, seconds);
     base = median(seconds[0], steps);
-    for (int i = 0; i < MODES && !r && dt_is_root(t[0]); i++) show(mode[i].name, median(seconds[i], steps), base);
+    for (int i = 0; i < MODES && !r && dt_trainer_is_root(t[0]); i++) show(mode[i].name, median(seconds[i], steps), base);
     for (int i = 0; i < MODES; i++) dt_trainer_close(&t[i]);
     return r ? dt_fail("bench_modes") : 0;
 }

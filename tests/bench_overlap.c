@@ -51,7 +51,7 @@ static dt_result nothing(const char *data, int32_t overlap)
         if (!r) r = dt__engine_wait(&t->e);
         if (dt__now() - start < best) best = dt__now() - start;
     }
-    if (!r && dt_is_root(t))
+    if (!r && dt_trainer_is_root(t))
         printf("%-34s %9d %9.0f %12.3f\n", overlap == DT_OVERLAP_ON ? "two threads" : "one thread", t->e.program.count, lines, 1e6 * best / t->e.program.count);
     dt_trainer_close(&t);
     return r;
@@ -72,7 +72,7 @@ static dt_result compare(const char *data, int steps, const char *link)
             r = dt_trainer_step(t[k], &info);
             if (s >= 0) seconds[k][s] = info.seconds, comm[k][s] = info.comm_seconds, exposed[k][s] = info.exposed_seconds;
         }
-    for (int k = 0; k < 2 && !r && dt_is_root(t[0]); k++) {
+    for (int k = 0; k < 2 && !r && dt_trainer_is_root(t[0]); k++) {
         m[k] = median(seconds[k], steps);
         printf("%-24s %-9s %9.0f %9.0f %12.0f", *link ? link : "memory", k ? "on" : "off", 1e3 * m[k], 1e3 * median(comm[k], steps), 1e3 * median(exposed[k], steps));
         if (k) printf(" %11.3f\n", m[0] / m[1]);

@@ -41,7 +41,7 @@ static int train(const char *data, int64_t threads, int64_t shards)
     r = dt_trainer_open(&t, &recipe, &layout);
     for (int s = 0; s < STEPS && !r; s++) {
         r = dt_trainer_step(t, &info);
-        if (!r && dt_is_root(t)) printf("ms %.3f share %.3f\n", 1e3 * info.seconds, info.peak_share);
+        if (!r && dt_trainer_is_root(t)) printf("ms %.3f share %.3f\n", 1e3 * info.seconds, info.peak_share);
     }
     dt_trainer_close(&t);
     return r ? dt_fail("bench_step") : 0;

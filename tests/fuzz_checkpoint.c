@@ -209,7 +209,7 @@ static void seed_manifest(dt__text *text)
     dt__part_file file[2];
     memset(file, 0, sizeof file);
     memset(text, 0, sizeof *text);
-    if (!t.comm && dt_comm_init(&t.comm, NULL, NULL)) stop("comm");
+    if (!t.comm && dt_comm_open(&t.comm, NULL, NULL)) stop("comm");
     t.recipe = dt_recipe_default();
     t.layout = dt_layout_default();
     t.layout.checkpoint.kind = (int32_t)draw(2);
@@ -226,7 +226,7 @@ static void seed_manifest(dt__text *text)
     memset(t.save.now.data, 'c', 64);
     dt__trainer_manifest(&t, text, file, 1 + draw(2));
     text->length -= (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
-    dt_comm_free(&t.comm);
+    dt_comm_close(&t.comm);
 }
 
 static size_t seed(unsigned char *p)

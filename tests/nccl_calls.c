@@ -110,13 +110,13 @@ int main(int argc, char **argv)
     const char *scenario;
     dt_comm *c = NULL;
     dt_nccl *n = NULL;
-    dt_result r = dt_comm_init(&c, &argc, &argv);
+    dt_result r = dt_comm_open(&c, &argc, &argv);
     if (r || argc < 2) return dt_fail("start");
     scenario = argv[1];
     if (is(scenario, "load")) {
         dt__nccl_calls f;
         printf("%s: %s\n", HEADERS, dt__nccl_load(&f) ? dt_last_error() : "fine");
-        dt_comm_free(&c);
+        dt_comm_close(&c);
         return 0;
     }
     if (is(scenario, "killed") && dt_comm_rank(c) == 1) raise(SIGKILL);
@@ -127,7 +127,7 @@ int main(int argc, char **argv)
     dt_nccl_close(&n);
     dt_nccl_close(&n);
     if (is(scenario, "leaves") && !r) {
-        dt_comm_free(&c); /* before the others have what they wait for */
+        dt_comm_close(&c); /* before the others have what they wait for */
         return 0;
     }
     symbol = getenv("DT_NCCL_LIBRARY") ? stand_in("stand_in_count") : NULL;
@@ -136,6 +136,6 @@ int main(int argc, char **argv)
         for (int i = 0; symbol && i < 2000 && (!i || open || contexts); i++, usleep(1000)) count(&open, &aborted, &contexts);
         printf("rank %d: %d open, %d contexts\n", dt_comm_rank(c), open, contexts);
     }
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     return 0;
 }

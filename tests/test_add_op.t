@@ -43,7 +43,7 @@ int main(void)
     dt_graph *g = NULL;
     dt_tensor t, y;
     if (dt_graph_open(&g, 1)) return dt_fail("graph");
-    t = dt_tensor_from(g, dt_shape1(5), x);
+    t = dt_tensor_of(g, DT_F32, dt_shape1(5), x);
     y = dt_cube(g, t);
     if (dt_backward(g, dt_sum(g, y, DT_ALL))) return dt_fail("gradient");
     for (int i = 0; i < 5; i++)
@@ -51,7 +51,7 @@ int main(void)
     dt_graph_close(&g);
     puts("cube");
     if (dt_graph_open(&g, 1)) return dt_fail("graph");
-    t = dt_tensor_from(g, dt_shape2(1, 2), square);
+    t = dt_tensor_of(g, DT_F32, dt_shape2(1, 2), square);
     y = dt_unit(g, t); /* (3, 4) -> (0.6, 0.8); the gradient of its first element is (1 - 0.36, -0.48) / 5 */
     if (dt_backward(g, dt_sum(g, dt_slice(g, y, 1, 0, 1), DT_ALL))) return dt_fail("gradient");
     for (int i = 0; i < 2; i++)

@@ -597,7 +597,7 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
 SKIP: {
     skip 'a thread rank cannot be stopped alone', 1 if $only_threads;
     my $dir = fresh();
-    my $pid = start('little', "--steps 1000000 --schedule constant --checkpoint $dir --checkpoint-every 2 --ranks 3 --deadline 4 --timeout 60");
+    my $pid = start('little', "--steps 1000000 --schedule constant --checkpoint $dir --checkpoint-every 2 --ranks 3 --deadline " . (sanitized() ? 20 : 4) . ' --timeout 60');
     for (1 .. 3000) { last if steps_in($dir); sleep 0.01 }
     my @ranks = Dt::ranks_of($pid);
     kill 'STOP', $ranks[1];

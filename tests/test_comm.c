@@ -236,7 +236,7 @@ static int check_split(dt_comm *c)
             CHECK(dt_comm_sent(c, r) - before[r] ==
                   ((kind ? r / ((n + 1) / 2) : r % 2) == color ? dt_comm_sent(g, m++) : 0));
         CHECK(members == 1 || dt_comm_nodes(c) > 1 || dt_comm_sent(g, number ? 0 : 1) > 0);
-        dt_comm_free(&g);
+        dt_comm_close(&g);
         CHECK(g == NULL);
     }
     return 0;
@@ -391,7 +391,7 @@ static int worker(int argc, char **argv)
     const char *what = argv[1];
     dt_comm *c = NULL, *again = NULL;
     int bad = 1;
-    if (dt_comm_init(&c, &argc, &argv)) return dt_fail("open");
+    if (dt_comm_open(&c, &argc, &argv)) return dt_fail("open");
     if (!strcmp(what, "private")) bad = check_counts(c, 0);
     else if (!strcmp(what, "symmetric")) bad = check_counts(c, 1);
     else if (!strcmp(what, "parts")) {
@@ -405,13 +405,13 @@ static int worker(int argc, char **argv)
     else if (!strcmp(what, "background")) bad = check_send_background(c);
     else if (!strcmp(what, "usage")) bad = check_usage(c);
     else if (!strcmp(what, "mismatch")) bad = check_mismatch(c, argv[2]);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     if (bad || !strcmp(what, "mismatch")) return bad;
     for (int k = 0; k < 3 && !bad; k++) { /* communicators may be opened again */
-        if (dt_comm_init(&again, NULL, NULL) || dt_comm_init(&c, NULL, NULL)) return dt_fail("open again");
+        if (dt_comm_open(&again, NULL, NULL) || dt_comm_open(&c, NULL, NULL)) return dt_fail("open again");
         bad = check_races(again, 20) || check_races(c, 20);
-        dt_comm_free(&c);
-        dt_comm_free(&again);
+        dt_comm_close(&c);
+        dt_comm_close(&again);
     }
     return bad;
 }

@@ -143,11 +143,11 @@ spew("$tmp/comm.c", <<'C');
 int main(int argc, char **argv)
 {
     dt_comm *c = NULL;
-    dt_result r = dt_comm_init(&c, &argc, &argv);
+    dt_result r = dt_comm_open(&c, &argc, &argv);
     float x[3] = {0, 0, 0};
     if (!r) x[0] = (float)dt_comm_rank(c), x[1] = 1.0f, r = dt_all_reduce(c, x, 2, DT_SUM);
     if (!r) x[2] = (float)-dt_comm_rank(c), r = dt_all_reduce(c, x + 2, 1, DT_MIN);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     return r ? dt_fail("comm") : x[0] == 3.0f && x[1] == 3.0f && x[2] == -2.0f ? 0 : 1;
 }
 C

@@ -445,7 +445,7 @@ static int train(int argc, char **argv)
     if (!e && r.model.experts) e = dt_trainer_experts(t, 1, tokens);
     if (e) return dt_trainer_close(&t), dt_fail("train");
     for (int i = 0; i < ASKED * LENGTH * VOCABULARY; i++) memcpy(&bits, logits[0][0] + i, 4), sum = sum * 31 + bits;
-    if (dt_is_root(t))
+    if (dt_trainer_is_root(t))
         printf("loss %a validation %a logits %g %u auxiliary %a tokens %g %g %g %g sha256 %s\n", (double)info.loss,
                (double)info.validation, (double)logits[ASKED - 1][LENGTH - 1][VOCABULARY - 1], sum,
                (double)info.auxiliary, (double)tokens[0], (double)tokens[1], (double)tokens[2], (double)tokens[3],

@@ -76,13 +76,13 @@ static void test_refusals(void)
     put_ids("negative.bin", 20240520, 1, -5, 0, 0);
     put_ids("good.bin", 20240520, 1, 40, 40, 0);
     put("header.bin", &magic, sizeof magic);
-    refuses(NULL, 8, 0, DT_E_USAGE, "no data is named");
+    refuses(NULL, 8, 0, DT_E_USAGE, "path is NULL");
     refuses("", 8, 0, DT_E_USAGE, "no file is named");
     refuses(",,", 8, 0, DT_E_USAGE, "no file is named");
     refuses(in("a.txt"), 0, 0, DT_E_USAGE, "a sequence of 0 tokens");
     refuses(in("a.txt"), 8, 1.0, DT_E_USAGE, "a validation fraction of 1");
     refuses(in("a.txt"), 8, -0.1, DT_E_USAGE, "a validation fraction of -0.1");
-    refuses(in("a.txt"), 8, (double)NAN, DT_E_USAGE, "a validation fraction of");
+    refuses(in("a.txt"), 8, (double)NAN, DT_E_USAGE, "validation_fraction is nan");
     refuses(in("missing.txt"), 8, 0, DT_E_FILE, "missing.txt");
     refuses(in("missing*.bin"), 8, 0, DT_E_FILE, "missing*.bin");
     refuses(folder, 8, 0, DT_E_DATA, "is not a plain file");

@@ -400,9 +400,9 @@ int main(int argc, char **argv)
     if (argc > 1) {
         dt_comm *c = NULL;
         int rank;
-        if (dt_comm_init(&c, &argc, &argv)) return dt_fail("start");
+        if (dt_comm_open(&c, &argc, &argv)) return dt_fail("start");
         rank = dt_comm_rank(c);
-        dt_comm_free(&c);
+        dt_comm_close(&c);
         r = all_labs(rank);
         return r ? dt_fail("lab") : 0;
     }

@@ -27,7 +27,7 @@ static int worker(int argc, char **argv)
     float *own = (float *)calloc(200000, sizeof *own);
     dt_result r;
     int rank;
-    if (dt_comm_init(&c, &argc, &argv) || dt_comm_alloc(c, 800000, &p)) return dt_fail("open");
+    if (dt_comm_open(&c, &argc, &argv) || dt_comm_alloc(c, 800000, &p)) return dt_fail("open");
     rank = dt_comm_rank(c);
     printf("pid %d %d\n", rank, (int)getpid());
     fflush(stdout);
@@ -45,7 +45,7 @@ static int worker(int argc, char **argv)
     if (r) printf("end %d %s %s\n", rank, dt_result_name(r), dt_last_error());
     fflush(stdout);
     if (!strcmp(what, "stubborn")) for (;;) sleep(1);
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     free(own);
     return dt_exit_code(r);
 }

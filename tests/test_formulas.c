@@ -217,7 +217,7 @@ static int split(int argc, char **argv)
     dt_comm *all = NULL, *pair = NULL;
     float data[64];
     int rank;
-    dt_result e = dt_comm_init(&all, &argc, &argv);
+    dt_result e = dt_comm_open(&all, &argc, &argv);
     if (e) return dt_fail("open");
     rank = dt_comm_rank(all);
     memset(data, 0, sizeof data);
@@ -232,8 +232,8 @@ static int split(int argc, char **argv)
         e = rank == 1 ? dt_all_reduce(pair, data, 50, DT_SUM) : dt_barrier(all);
     printf("rank %d: %s: %s\n", rank, dt_result_name(e), e ? dt_last_error() : "");
     fflush(stdout);
-    dt_comm_free(&pair);
-    dt_comm_free(&all);
+    dt_comm_close(&pair);
+    dt_comm_close(&all);
     return 0;
 }
 

@@ -91,7 +91,7 @@ static void open_engine(int family, int64_t shards, int64_t leaves)
     recipe.tensor_shards = shards, recipe.context_shards = leaves;
     recipe.sequence = family == CNN ? SIDE * SIDE : T;
     e.layout = &layout;
-    if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_init(&e.comm, NULL, NULL) || dt__engine_layout(&e) ||
+    if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_open(&e.comm, NULL, NULL) || dt__engine_layout(&e) ||
         dt__net_open(n, m, e.rows, T) || dt__pool_reserve(e.pool, dt__net_scratch(n, e.k)) || dt__engine_open(&e) || dt__engine_allocate(&e))
         tap_bail("%s", dt_last_error());
     e.env.k = e.k;
@@ -105,7 +105,7 @@ static void close_engine(void)
 {
     dt__engine_close(&e);
     dt__pool_close(&e.pool);
-    dt_comm_free(&e.comm);
+    dt_comm_close(&e.comm);
 }
 
 static float forward_backward(void)

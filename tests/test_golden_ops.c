@@ -24,7 +24,7 @@ static void against_torch(dt_graph *g, const char *name, dt_tensor out, const dt
     n = dt_shape_count(dt_shape_of(g, out));
     snprintf(what, sizeof what, "%s as PyTorch", name);
     tap_near(dt_value(g, out), gold(name, "out", n), n, 1e-5, what);
-    loss = dt_sum(g, dt_mul(g, out, dt_tensor_from(g, dt_shape_of(g, out), gold(name, "w", n))), DT_ALL);
+    loss = dt_sum(g, dt_mul(g, out, dt_tensor_of(g, DT_F32, dt_shape_of(g, out), gold(name, "w", n))), DT_ALL);
     if (inputs && dt_backward(g, loss)) tap_bail("%s: %s", name, dt_last_error());
     for (int i = 0; i < inputs; i++) {
         int64_t count = dt_shape_count(dt_shape_of(g, in[i]));
@@ -41,7 +41,7 @@ static dt_graph *fresh(void)
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     return g;
 }
-static dt_tensor from(dt_graph *g, const char *name, const char *part, dt_shape s) { return dt_tensor_from(g, s, gold(name, part, dt_shape_count(s))); }
+static dt_tensor from(dt_graph *g, const char *name, const char *part, dt_shape s) { return dt_tensor_of(g, DT_F32, s, gold(name, part, dt_shape_count(s))); }
 
 static void torch_elementwise(void)
 {
@@ -107,7 +107,7 @@ static void torch_attention(int causal)
         pick[i] = 1.0f;
         in[i] = from(g, name, qkv[i], dt_shape4(2, 3, 7, 5));
         one = dt_reshape(g, dt_permute(g, in[i], heads_last), dt_shape4(1, 2, 7, 15));
-        one = dt_mul(g, one, dt_tensor_from(g, dt_shape4(3, 1, 1, 1), pick)); /* into place i of 3 */
+        one = dt_mul(g, one, dt_tensor_of(g, DT_F32, dt_shape4(3, 1, 1, 1), pick)); /* into place i of 3 */
         rows = i ? dt_add(g, rows, one) : one;
     }
     rows = dt_reshape(g, dt_permute(g, rows, parts_last), dt_shape3(2, 7, 45));
@@ -164,7 +164,7 @@ static dt_tensor mask_of(dt_graph *g, const char *name, dt_shape s)
     snprintf(full, sizeof full, "%s.mask", name);
     mask = tap_golden_i32(golden, full, dt_shape_count(s));
     for (int64_t i = 0; i < dt_shape_count(s); i++) values[i] = (float)mask[i];
-    return dt_tensor_from(g, s, values);
+    return dt_tensor_of(g, DT_F32, s, values);
 }
 
 static void torch_binary(void)

@@ -109,11 +109,11 @@ static void check_shared(int64_t shards, int used)
     const float *dys[COUNT], *weights[COUNT];
     char text[100];
     dt_graph *g;
-    dt_tensor in, out[COUNT], loss = dt__nothing();
+    dt_tensor in, out[COUNT], loss = dt__none();
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     g->tensor_shards = shards;
     fill(x, ROWS * WIDE, 1);
-    in = dt_tensor_from(g, dt_shape3(2, 3, WIDE), x);
+    in = dt_tensor_of(g, DT_F32, dt_shape3(2, 3, WIDE), x);
     dt__columns(g, in, names, widths, COUNT, 0.5f, out);
     for (int i = 0; i < COUNT; i++) {
         dt_tensor part;
@@ -122,7 +122,7 @@ static void check_shared(int64_t shards, int used)
         fill(dy[i], ROWS * widths[i], 2 + (uint32_t)i);
         dys[i] = dy[i];
         weights[i] = dt_value(g, dt__input(g, out[i].id, 1));
-        part = dt_sum(g, dt_mul(g, out[i], dt_tensor_from(g, dt_shape3(2, 3, widths[i]), dy[i])), DT_ALL);
+        part = dt_sum(g, dt_mul(g, out[i], dt_tensor_of(g, DT_F32, dt_shape3(2, 3, widths[i]), dy[i])), DT_ALL);
         loss = loss.id ? dt_add(g, loss, part) : part;
     }
     if (dt_backward(g, loss)) tap_bail("%s", dt_last_error());
@@ -142,7 +142,7 @@ static dt_tensor block(dt_graph **g, const dt_model *m, int64_t shards, dt_tenso
     if (dt_graph_open(g, 1)) tap_bail("%s", dt_last_error());
     (*g)->tensor_shards = shards;
     fill(values, 2 * 5 * m->width, 9);
-    *x = dt_tensor_from(*g, dt_shape3(2, 5, m->width), values);
+    *x = dt_tensor_of(*g, DT_F32, dt_shape3(2, 5, m->width), values);
     return dt__family_block(*g, *x, m);
 }
 
@@ -172,12 +172,12 @@ static void check_public(void)
     if (dt_graph_open(&h, 1)) tap_bail("%s", dt_last_error());
     memset(&o, 0, sizeof o);
     o.heads = m.heads, o.kv_heads = m.kv_heads, o.causal = 1;
-    x = dt_tensor_from(h, dt_shape_of(g, x), dt_value(g, x));
+    x = dt_tensor_of(h, DT_F32, dt_shape_of(g, x), dt_value(g, x));
     n = dt_rmsnorm(h, x, "input_layernorm", 1e-5f);
     q = dt_rope(h, dt_linear_with(h, n, "self_attn.q_proj", 64, 0.02f, DT_NO_BIAS), m.heads, 10000.0, 0, NULL);
     k = dt_rope(h, dt_linear_with(h, n, "self_attn.k_proj", 32, 0.02f, DT_NO_BIAS), m.kv_heads, 10000.0, 0, NULL);
     v = dt_linear_with(h, n, "self_attn.v_proj", 32, 0.02f, DT_NO_BIAS);
-    y = dt_add(h, x, dt_linear_with(h, dt_attend(h, q, k, v, dt__nothing(), &o), "self_attn.o_proj", 64, 0.01f, DT_NO_BIAS));
+    y = dt_add(h, x, dt_linear_with(h, dt_attend(h, q, k, v, dt__none(), &o), "self_attn.o_proj", 64, 0.01f, DT_NO_BIAS));
     n = dt_rmsnorm(h, y, "post_attention_layernorm", 1e-5f);
     q = dt_silu(h, dt_linear_with(h, n, "mlp.gate_proj", m.hidden, 0.02f, DT_NO_BIAS));
     q = dt_mul(h, q, dt_linear_with(h, n, "mlp.up_proj", m.hidden, 0.02f, DT_NO_BIAS));

@@ -40,7 +40,7 @@ static dt_tensor model(dt_graph *g, dt_tensor x)
 }
 static void build(built *b, const float *x, const int32_t *targets)
 {
-    b->x = dt_tensor_from(b->g, dt_shape2(B, IN), x);
+    b->x = dt_tensor_of(b->g, DT_F32, dt_shape2(B, IN), x);
     b->targets = dt_tensor_of(b->g, DT_I32, dt_shape1(B), targets);
     b->loss = dt_cross_entropy(b->g, model(b->g, b->x), b->targets, 0);
     if (dt_backward(b->g, b->loss)) tap_bail("%s", dt_last_error());
@@ -103,7 +103,7 @@ static void test_names(void)
     b = dt_param(g, "/shared", dt_shape1(2), DT_INIT_ONES, 0);
     tap_ok(a.id && a.id == b.id && dt_graph_parameters(g, &one, 1) == 1 && !strcmp(one.name, "shared") && !one.gradient,
            "a shared parameter is one");
-    t = dt_add(g, dt_mul(g, a, dt_tensor_from(g, dt_shape1(2), x)), b);
+    t = dt_add(g, dt_mul(g, a, dt_tensor_of(g, DT_F32, dt_shape1(2), x)), b);
     dt_backward(g, dt_sum(g, t, DT_ALL));
     dt_graph_parameters(g, &one, 1);
     tap_ok(one.gradient && one.gradient[0] == 2 && one.gradient[1] == 3, "  and its gradient that of both uses");
@@ -157,7 +157,7 @@ static void test_optimizer(int kind, const char *name)
     layout.output.quiet = 1, layout.threads = 1;
     for (int i = 0; i < B; i++) fetch(NULL, DT_TRAIN, i, x + i * IN, y + i);
     if (dt_trainer_open(&t, &recipe, &layout) || dt_graph_record(&g, (uint64_t)recipe.seed, 2)) tap_bail("%s", dt_last_error());
-    loss = dt_error_loss(g, DT_MSE, net(g, dt_tensor_from(g, dt_shape2(B, IN), x)), dt_tensor_from(g, dt_shape2(B, 1), y));
+    loss = dt_error_loss(g, DT_MSE, net(g, dt_tensor_of(g, DT_F32, dt_shape2(B, IN), x)), dt_tensor_of(g, DT_F32, dt_shape2(B, 1), y));
     dt_backward(g, loss);
     if (dt_optimizer_open(&o, &recipe, p, dt_graph_parameters(g, p, 4))) tap_bail("%s", dt_last_error());
     for (int step = 0; step < 12 && fine; step++) {

@@ -166,13 +166,13 @@ static void with_ops(const sizes *s, const int32_t *ids, const tensors *t, const
         tap_skip(1, "%s: this processor lacks it", dt__isa_table(which / 2)->name);
         return;
     }
-    x = dt_tensor_from(g, dt_shape2(s->tokens, s->in), t->x);
-    w = dt_tensor_from(g, dt_shape3(s->experts, s->in, s->out), t->w);
-    b = dt_tensor_from(g, dt_shape1(s->experts * s->out), t->bias);
-    gate = dt_tensor_from(g, dt_shape2(s->tokens, s->active), t->gate);
+    x = dt_tensor_of(g, DT_F32, dt_shape2(s->tokens, s->in), t->x);
+    w = dt_tensor_of(g, DT_F32, dt_shape3(s->experts, s->in, s->out), t->w);
+    b = dt_tensor_of(g, DT_F32, dt_shape1(s->experts * s->out), t->bias);
+    gate = dt_tensor_of(g, DT_F32, dt_shape2(s->tokens, s->active), t->gate);
     route = dt__moe_route(g, dt_tensor_of(g, DT_I32, dt_shape2(s->tokens, s->active), ids), s->experts, s->capacity);
-    out = dt__moe_sum(g, dt__moe_linear(g, dt__moe_rows(g, x, route, dt__nothing()), route, w, b, 0), route, gate);
-    if (dt_backward(g, dt_sum(g, dt_mul(g, out, dt_tensor_from(g, dt_shape2(s->tokens, s->out), t->dout)), DT_ALL))) tap_bail("%s", dt_last_error());
+    out = dt__moe_sum(g, dt__moe_linear(g, dt__moe_rows(g, x, route, dt__none()), route, w, b, 0), route, gate);
+    if (dt_backward(g, dt_sum(g, dt_mul(g, out, dt_tensor_of(g, DT_F32, dt_shape2(s->tokens, s->out), t->dout)), DT_ALL))) tap_bail("%s", dt_last_error());
     table = dt__route_at(dt__at(g, route), dt__at(g, route)->data);
     wrong += memcmp(table.chosen, r->chosen, 4 * (size_t)choices) != 0;
     wrong += memcmp(table.row, r->row, 4 * (size_t)choices) != 0;
@@ -229,9 +229,9 @@ static void test_batch_weights(void)
                 int k = ta ? i / M % K : i % K, m = ta ? i % M : i / K % M;
                 given[i] = x[i / (L * M * K)][i / (M * K) % L][m][k];
             }
-            a = dt_tensor_from(g, ta ? dt_shape4(X, L, K, M) : dt_shape4(X, L, M, K), given);
-            b = dt_tensor_from(g, tb ? dt_shape3(L, N, K) : dt_shape3(L, K, N), w);
-            y = dt_mul(g, dt_matmul(g, a, b, ta, tb), dt_tensor_from(g, dt_shape4(X, L, M, N), &dout[0][0][0][0]));
+            a = dt_tensor_of(g, DT_F32, ta ? dt_shape4(X, L, K, M) : dt_shape4(X, L, M, K), given);
+            b = dt_tensor_of(g, DT_F32, tb ? dt_shape3(L, N, K) : dt_shape3(L, K, N), w);
+            y = dt_mul(g, dt_matmul(g, a, b, ta, tb), dt_tensor_of(g, DT_F32, dt_shape4(X, L, M, N), &dout[0][0][0][0]));
             if (dt_backward(g, dt_sum(g, y, DT_ALL))) tap_bail("%s", dt_last_error());
             for (int i = 0; i < L * K * N; i++) {
                 int k = tb ? i % K : i / N % K, n = tb ? i / K % N : i % N;
@@ -337,11 +337,11 @@ static void test_block(const char *what, const block *b)
     dt_tensor in[INPUTS], y, loss;
     int inputs = 1;
     for (int64_t i = 0; i < n; i++) start[i] *= 12.0f;
-    in[0] = dt_tensor_from(g, dt_shape3(1, b->tokens, b->width), start);
+    in[0] = dt_tensor_of(g, DT_F32, dt_shape3(1, b->tokens, b->width), start);
     y = dt_moe(g, in[0], "moe", &b->o);
     for (int32_t id = 1; id < g->count; id++)
-        if (g->nodes[id].op == DT__OP_PARAM && inputs < INPUTS) in[inputs++] = dt__tensor(id);
-    loss = dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape3(1, b->tokens, b->width), v)), DT_ALL);
+        if (g->nodes[id].op == DT__OP_PARAM && inputs < INPUTS) in[inputs++] = dt__tensor(g, id);
+    loss = dt_sum(g, dt_mul(g, y, dt_tensor_of(g, DT_F32, dt_shape3(1, b->tokens, b->width), v)), DT_ALL);
     if (dt_backward(g, loss)) tap_bail("%s: %s", what, dt_last_error());
     for (int i = 0; i < inputs; i++) {
         count = dt__count(dt__at(g, in[i]));
@@ -400,7 +400,7 @@ static void test_alike(void)
     int64_t rest = 0, chosen = 0;
     for (int i = 0; i < N * C; i++) x[i] = (float)(i % C + 1), zero[i] = 0.0f;
     o.capacity = 1.0f; /* 10 / 4 = 2.5: room for 3 */
-    y = dt_moe(g, dt_tensor_from(g, dt_shape2(N, C), x), "moe", &o);
+    y = dt_moe(g, dt_tensor_of(g, DT_F32, dt_shape2(N, C), x), "moe", &o);
     if (dt_backward(g, dt_sum(g, y, DT_ALL))) tap_bail("%s", dt_last_error());
     for (int32_t id = g->count - 1; id > 0; id--) {
         if (g->nodes[id].op == DT__OP_MOE_ROUTE) route.id = id;
@@ -424,7 +424,7 @@ static void refused(const char *sentence, dt_moe_options o, int vector)
 {
     float x[12] = {0};
     dt_graph *g = machine(0);
-    dt_moe(g, dt_tensor_from(g, vector ? dt_shape1(12) : dt_shape2(4, 3), x), "moe", &o);
+    dt_moe(g, dt_tensor_of(g, DT_F32, vector ? dt_shape1(12) : dt_shape2(4, 3), x), "moe", &o);
     tap_ok(dt_graph_result(g) != DT_OK && strstr(dt_last_error(), sentence), "refused: %s", dt_last_error());
     dt_graph_close(&g);
 }
@@ -434,7 +434,7 @@ static void test_errors(void)
     float x[4] = {0};
     dt_graph *g = machine(0);
     dt_moe_options o = options(4, 2, 8);
-    dt_tensor t = dt_tensor_from(g, dt_shape1(4), x);
+    dt_tensor t = dt_tensor_of(g, DT_F32, dt_shape1(4), x);
     refused("(..,C)", o, 1);
     refused("active 5 is outside [1, 4]", options(4, 5, 8), 0);
     refused("active 0 is outside", options(4, 0, 8), 0);
@@ -450,7 +450,7 @@ static void test_errors(void)
     tap_ok(dt_graph_result(g) == DT_E_SHAPE && strstr(dt_last_error(), "must be a scalar"), "refused: %s", dt_last_error());
     dt_graph_close(&g);
     g = machine(0);
-    t = dt_tensor_from(g, dt_shape1(4), x);
+    t = dt_tensor_of(g, DT_F32, dt_shape1(4), x);
     dt_auxiliary_loss(g, t, dt_sum(g, t, DT_ALL), -0.5f);
     tap_ok(dt_graph_result(g) == DT_E_USAGE && strstr(dt_last_error(), "coefficient -0.5"), "refused: %s", dt_last_error());
     dt_graph_close(&g);
@@ -585,7 +585,7 @@ static void tiny_open(int family, int64_t shards)
     r->weight_decay = *tap_golden_f32(golden, "config.decay", 1), r->beta1 = 0.9f, r->beta2 = 0.95f, r->epsilon = 1e-8f;
     tiny->layout = dt_layout_default();
     tiny->layout.output.sample_length = 0, tiny->layout.no_memory_check = 1;
-    e = dt_comm_init(&tiny->comm, NULL, NULL);
+    e = dt_comm_open(&tiny->comm, NULL, NULL);
     tiny->e.recipe = r, tiny->e.layout = &tiny->layout, tiny->e.comm = tiny->comm;
     if (!e) e = dt__engine_layout(&tiny->e);
     if (!e) e = dt__pool_open(&tiny->pool, 2);

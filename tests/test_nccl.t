@@ -56,7 +56,7 @@ sub each_rank {
 }
 each_rank('a rank that does not take part', 'late', 3, '', (qr/DT_E_PEER: (NCCL's all-reduce #1 has not ended after 1 s: a rank does not take part, or a GPU is stuck\. .*|rank \d failed: NCCL's all-reduce #1 has not ended .* while this rank \(\d\) was in NCCL's all-reduce #1)/) x 2,
     qr/DT_E_PEER: rank [01] failed: NCCL's all-reduce #1 has not ended .* while this rank \(2\) was in barrier #\d+/);
-each_rank('a rank that leaves', 'leaves', 3, '', (qr/DT_E_PEER: rank 2 left \(dt_comm_free, or the end of its program\) while this rank \([01]\) was in NCCL's all-reduce #1/) x 2, qr/DT_OK: fine/);
+each_rank('a rank that leaves', 'leaves', 3, '', (qr/DT_E_PEER: rank 2 left \(dt_comm_close, or the end of its program\) while this rank \([01]\) was in NCCL's all-reduce #1/) x 2, qr/DT_OK: fine/);
 each_rank('NCCL lost a peer', 'remote', 2, '', qr/DT_E_PEER: (NCCL's all-reduce #1 failed: remote process exited: the stand-in was told to fail \(NCCL_DEBUG=INFO says more\)|rank [01] failed: NCCL's all.* while .*|.*interrupted.*)/);
 each_rank('NCCL failed', 'nccl', 2, '', qr/(DT_E_SYSTEM: NCCL's all-reduce #1 failed: unhandled error|DT_E_PEER: rank [01] failed: NCCL's).*/);
 each_rank('a GPU failed', 'gpu', 2, '', qr/(DT_E_SYSTEM: the GPU failed in NCCL's all-reduce #1: an illegal memory access \(700\)|DT_E_PEER: rank [01] failed: the GPU failed .*)/);

@@ -59,7 +59,7 @@ static int same(const float *got, const float *want, int64_t n, const char *what
 /* The gradient of y is w: backward of sum(y w). */
 static void backward_with(dt_graph *g, dt_tensor y, const float *w)
 {
-    dt_tensor loss = dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape_of(g, y), w)), DT_ALL);
+    dt_tensor loss = dt_sum(g, dt_mul(g, y, dt_tensor_of(g, DT_F32, dt_shape_of(g, y), w)), DT_ALL);
     if (dt_backward(g, loss)) tap_bail("%s", dt_last_error());
 }
 
@@ -134,9 +134,9 @@ static int conv_machine(const conv_case *z, dt_graph *g, const float *x, const f
     memset(&o, 0, sizeof o);
     o.groups = z->groups;
     for (int k = one; k < 2; k++) o.stride[k - one] = z->stride[k], o.padding[k - one] = z->padding[k], o.dilation[k - one] = z->dilation[k];
-    t[0] = dt_tensor_from(g, one ? dt_shape3(z->b, z->c, z->x[1]) : dt_shape4(z->b, z->c, z->x[0], z->x[1]), x);
-    t[1] = dt_tensor_from(g, one ? dt_shape3(z->o, per, z->k[1]) : dt_shape4(z->o, per, z->k[0], z->k[1]), w);
-    t[2] = dt_tensor_from(g, dt_shape1(z->o), bias);
+    t[0] = dt_tensor_of(g, DT_F32, one ? dt_shape3(z->b, z->c, z->x[1]) : dt_shape4(z->b, z->c, z->x[0], z->x[1]), x);
+    t[1] = dt_tensor_of(g, DT_F32, one ? dt_shape3(z->o, per, z->k[1]) : dt_shape4(z->o, per, z->k[0], z->k[1]), w);
+    t[2] = dt_tensor_of(g, DT_F32, dt_shape1(z->o), bias);
     y = dt__convolve(g, t[0], t[1], t[2], &o);
     if (!y.id) tap_bail("%s", dt_last_error());
     backward_with(g, y, dy);
@@ -232,7 +232,7 @@ static void test_pools(void)
             dt_graph *g = machine(m);
             dt_tensor t, z;
             if (!g) continue;
-            t = dt_tensor_from(g, dt_shape4(2, 3, n[0], n[1]), x);
+            t = dt_tensor_of(g, DT_F32, dt_shape4(2, 3, n[0], n[1]), x);
             z = dt_pooling(g, t, mean, o);
             if (!z.id) tap_bail("%s", dt_last_error());
             backward_with(g, z, dy);
@@ -260,7 +260,7 @@ static void test_rope(void)
             dt_tensor t, z;
             const float *table;
             if (!g) continue;
-            t = dt_tensor_from(g, dt_shape3(2, T, 3 * d), x);
+            t = dt_tensor_of(g, DT_F32, dt_shape3(2, T, 3 * d), x);
             z = dt_rope(g, t, 3, 10000.0, offset, NULL);
             if (!z.id) tap_bail("%s", dt_last_error());
             table = dt__at(g, z)->table;
@@ -314,8 +314,8 @@ static void test_hidden_keys(void)
                     k[(b * S + 5) * HK * D + c] = bad ? INFINITY : 1.0f, v[(b * S + 5) * HK * D + c] = bad ? -INFINITY : 2.0f;
                     k[(b * S + 40) * HK * D + c] = bad ? NAN : 3.0f, v[(b * S + 40) * HK * D + c] = bad ? NAN : 4.0f;
                 }
-            tq = dt_tensor_from(g, dt_shape3(B, T, H * D), q);
-            y = dt_attend(g, tq, dt_tensor_from(g, dt_shape3(B, S, HK * D), k), dt_tensor_from(g, dt_shape3(B, S, HK * D), v), dt_tensor_of(g, DT_I32, dt_shape2(T, S), mask), &o);
+            tq = dt_tensor_of(g, DT_F32, dt_shape3(B, T, H * D), q);
+            y = dt_attend(g, tq, dt_tensor_of(g, DT_F32, dt_shape3(B, S, HK * D), k), dt_tensor_of(g, DT_F32, dt_shape3(B, S, HK * D), v), dt_tensor_of(g, DT_I32, dt_shape2(T, S), mask), &o);
             if (!y.id) tap_bail("%s", dt_last_error());
             backward_with(g, y, w);
             if (!bad && !m) memcpy(clean, dt_value(g, y), 4 * B * T * H * D), memcpy(clean_q, dt_value(g, dt_grad(g, tq)), 4 * B * T * H * D);
@@ -334,12 +334,12 @@ static void test_fused(void)
     enum { B = 2, T = 35, C = 24 };
     float *x = drawn(B * T * 3 * C), *w = drawn(B * T * C);
     dt_graph *g = machine(0), *h = machine(0);
-    dt_tensor a = dt_tensor_from(g, dt_shape3(B, T, 3 * C), x), b = dt_tensor_from(h, dt_shape3(B, T, 3 * C), x), y, z;
+    dt_tensor a = dt_tensor_of(g, DT_F32, dt_shape3(B, T, 3 * C), x), b = dt_tensor_of(h, DT_F32, dt_shape3(B, T, 3 * C), x), y, z;
     dt_attention_options o;
     memset(&o, 0, sizeof o);
     o.heads = 3, o.causal = 1, o.dropout = 0.2f;
     y = attention(g, a, 3, 1, 0.2f);
-    z = dt_attend(h, dt_slice(h, b, 2, 0, C), dt_slice(h, b, 2, C, 2 * C), dt_slice(h, b, 2, 2 * C, 3 * C), dt__tensor(0), &o);
+    z = dt_attend(h, dt_slice(h, b, 2, 0, C), dt_slice(h, b, 2, C, 2 * C), dt_slice(h, b, 2, 2 * C, 3 * C), dt__none(), &o);
     if (!y.id || !z.id) tap_bail("%s", dt_last_error());
     backward_with(g, y, w), backward_with(h, z, w);
     tap_same_bits(dt_value(h, z), dt_value(g, y), B * T * C, "separate tensors have the bits of the fused op");
@@ -357,10 +357,10 @@ static void test_products(void)
         dt_graph *g = machine(m), *h = machine(m);
         dt_tensor x, y, p, q;
         if (!g || !h) continue;
-        x = dt_tensor_from(g, dt_shape4(2, 1, 5, 33), a), y = dt_tensor_from(g, dt_shape3(3, 33, 7), b);
+        x = dt_tensor_of(g, DT_F32, dt_shape4(2, 1, 5, 33), a), y = dt_tensor_of(g, DT_F32, dt_shape3(3, 33, 7), b);
         p = dt_matmul(g, x, y, 0, 0);
         backward_with(g, p, w);
-        q = dt_matmul(h, dt_expand(h, dt_tensor_from(h, dt_shape4(2, 1, 5, 33), a), dt_shape4(2, 3, 5, 33)), dt_expand(h, dt_tensor_from(h, dt_shape3(3, 33, 7), b), dt_shape4(2, 3, 33, 7)), 0, 0);
+        q = dt_matmul(h, dt_expand(h, dt_tensor_of(h, DT_F32, dt_shape4(2, 1, 5, 33), a), dt_shape4(2, 3, 5, 33)), dt_expand(h, dt_tensor_of(h, DT_F32, dt_shape3(3, 33, 7), b), dt_shape4(2, 3, 33, 7)), 0, 0);
         tap_ok(same(dt_value(g, p), dt_value(h, q), 2 * 3 * 5 * 7, "matmul"), "R5 matmul with leading axes that broadcast, machine %d", m);
         dt_graph_close(&g), dt_graph_close(&h);
     }
@@ -375,10 +375,10 @@ static void test_builders(void)
     dt_window o;
     memset(&o, 0, sizeof o);
     o.size[0] = 3, o.groups = 2;
-    dt_conv(g, dt_tensor_from(g, dt_shape3(2, 4, 8), x), "c", 256, &o);
+    dt_conv(g, dt_tensor_of(g, DT_F32, dt_shape3(2, 4, 8), x), "c", 256, &o);
     tap_ok(!dt_graph_result(g) && g->param_count == 2 && !strcmp(g->params[0].name, "c.weight") && !strcmp(g->params[1].name, "c.bias") && g->params[0].shape.n[1] == 2,
            "conv makes c.weight (O,C/groups,K) and c.bias (O)");
-    for (int i = 0; i < 256 * 6; i++) sum += dt__at(g, dt__tensor(2))->data[i] * dt__at(g, dt__tensor(2))->data[i] / (256.0f * 6.0f);
+    for (int i = 0; i < 256 * 6; i++) sum += dt__at(g, dt__tensor(g, 2))->data[i] * dt__at(g, dt__tensor(g, 2))->data[i] / (256.0f * 6.0f);
     tap_ok(fabsf(sum - 2.0f / 6.0f) < 0.05f, "its weights have variance 2 / inputs: %.3f of %.3f", (double)sum, 2.0 / 6.0);
     dt_graph_close(&g);
 }
@@ -432,11 +432,11 @@ static dt_tensor gold(dt_graph *g, const char *name, const char *part)
     dt_shape s;
     snprintf(full, sizeof full, "%s.%s", name, part);
     t = tap_golden_find(golden, full);
-    if (!t) return dt__tensor(0);
+    if (!t) return dt__none();
     memset(&s, 0, sizeof s);
     s.dims = t->rank;
     memcpy(s.n, t->shape, sizeof(int64_t) * (size_t)t->rank);
-    return strcmp(t->dtype, "I32") ? dt_tensor_from(g, s, (const float *)t->data) : dt_tensor_of(g, DT_I32, s, (const int32_t *)t->data);
+    return strcmp(t->dtype, "I32") ? dt_tensor_of(g, DT_F32, s, (const float *)t->data) : dt_tensor_of(g, DT_I32, s, (const int32_t *)t->data);
 }
 static int64_t gold_int(const char *name, const char *part, int at)
 {

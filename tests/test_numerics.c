@@ -447,9 +447,9 @@ static void test_embedding(const dt__kernels *k)
     dt_tensor table, y;
     fill(A, V * COLS, tame), fill(B, ROWS * COLS, wild);
     for (int i = 0; i < ROWS; i++) token[i] = (int32_t)below(V - 1); /* the last row is never used */
-    table = dt_tensor_from(g, dt_shape2(V, COLS), A);
+    table = dt_tensor_of(g, DT_F32, dt_shape2(V, COLS), A);
     y = dt_embed(g, table, dt_tensor_of(g, DT_I32, dt_shape1(ROWS), token));
-    dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape2(ROWS, COLS), B)), DT_ALL));
+    dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_of(g, DT_F32, dt_shape2(ROWS, COLS), B)), DT_ALL));
     memset(C, 0, 4 * V * COLS);
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < COLS; c++) C[token[r] * COLS + c] = C[token[r] * COLS + c] + B[r * COLS + c];
@@ -481,10 +481,10 @@ static void test_dropout(const dt__kernels *k)
         dt_tensor x, y, z;
         int64_t dropped = 0;
         fill(A, BATCH * n, wild), fill(B, BATCH * n, tame);
-        x = dt_tensor_from(g, dt_shape2(BATCH, n), A);
+        x = dt_tensor_of(g, DT_F32, dt_shape2(BATCH, n), A);
         y = dt_dropout(g, x, p);
         z = dt_dropout(g, x, p); /* another site, another mask */
-        dt_backward(g, dt_sum(g, dt_mul(g, z, dt_tensor_from(g, dt_shape2(BATCH, n), B)), DT_ALL));
+        dt_backward(g, dt_sum(g, dt_mul(g, z, dt_tensor_of(g, DT_F32, dt_shape2(BATCH, n), B)), DT_ALL));
         for (int site = 0; site < 2; site++)
             for (int64_t b = 0; b < BATCH; b++)
                 for (int64_t i = 0; i < n; i++) {
@@ -1747,7 +1747,7 @@ static void rig_run(rig *r, const dt_model *model, int64_t first, int64_t batch,
     t->layout = dt_layout_default();
     t->layout.output.sample_length = 0, t->layout.no_memory_check = 1, t->layout.bucket = 5000;
     r->first = first, r->stride = batch / micros;
-    result = dt_comm_init(&t->comm, NULL, NULL);
+    result = dt_comm_open(&t->comm, NULL, NULL);
     t->e.recipe = &t->recipe, t->e.layout = &t->layout, t->e.comm = t->comm;
     if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__pool_open(&t->pool, threads);
@@ -1954,7 +1954,7 @@ static void under_flags(unsigned flags, float out[4], rig *r, const dt_model *mo
     dt_tensor x;
     set_flags(PLAIN | flags);
     g = eager(dt__isa_table(0), 1);
-    x = dt_tensor_from(g, dt_shape1(4), tiny);
+    x = dt_tensor_of(g, DT_F32, dt_shape1(4), tiny);
     memcpy(out, dt_value(g, dt_add(g, dt_scale(g, x, 0.7f), x)), 16);
     dt_graph_close(&g);
     rig_run(r, model, 0, 8, 2, 4, DT_SHARD, 2);
@@ -2028,7 +2028,7 @@ static void test_whole_sum(void)
         for (int64_t at = 0; at < n; at += 1024) blocks[count++] = dt__isa_table(0)->row_sum(x + at, n - at < 1024 ? n - at : 1024);
         for (int step = 1; step < count; step *= 2)
             for (int i = 0; i + step < count; i += 2 * step) blocks[i] = blocks[i] + blocks[i + step];
-        got = dt_value(g, dt_sum(g, dt_tensor_from(g, dt_shape1(n), x), DT_ALL))[0];
+        got = dt_value(g, dt_sum(g, dt_tensor_of(g, DT_F32, dt_shape1(n), x), DT_ALL))[0];
         same = same && !memcmp(&got, blocks, 4);
         dt_graph_close(&g);
     }

@@ -94,12 +94,12 @@ static void case_build(const op_case *c, run_state *s)
     for (int i = 0; i < c->inputs; i++) {
         float values[1024];
         for (int64_t k = 0; k < count(&c->shape[i]); k++) values[k] = draw(c->positive >> i & 1);
-        s->in[i] = dt_tensor_from(s->g, c->shape[i], values);
+        s->in[i] = dt_tensor_of(s->g, DT_F32, c->shape[i], values);
     }
     s->inputs = c->inputs;
     s->y = c->build(c, s->g, s->in);
     for (int32_t id = 1; id < s->g->count; id++)
-        if (s->g->nodes[id].op == DT__OP_PARAM) s->in[s->inputs++] = dt__tensor(id);
+        if (s->g->nodes[id].op == DT__OP_PARAM) s->in[s->inputs++] = dt__tensor(s->g, id);
     if (dt_graph_result(s->g)) tap_bail("%s: %s", c->name, dt_last_error());
     for (int i = 0; i < s->inputs; i++) {
         int64_t n = dt__count(dt__at(s->g, s->in[i]));
@@ -144,7 +144,7 @@ static void check(const op_case *c)
     c->real(c, s.x, out);
     for (int64_t k = 0; k < n; k++) want[k] = (float)out[k];
     forward = tap_error(dt_value(s.g, s.y), want, n, NULL);
-    weights = dt_tensor_from(s.g, c->out, w);
+    weights = dt_tensor_of(s.g, DT_F32, c->out, w);
     if (dt_backward(s.g, dt_sum(s.g, dt_mul(s.g, s.y, weights), DT_ALL))) tap_bail("%s: %s", c->name, dt_last_error());
     for (int i = 0; i < s.inputs; i++) gradient = fmax(gradient, case_gradient(c, &s, i, w, out, &scale));
     gradient /= scale;
@@ -231,7 +231,7 @@ static dt_tensor build_select(const op_case *c, dt_graph *g, const dt_tensor *in
 {
     float mask[64];
     for (int i = 0; i < 64; i++) mask[i] = c->token[i] ? -0.5f * (float)c->token[i] : i % 2 ? -0.0f : 0.0f;
-    return dt_select(g, dt_tensor_from(g, c->shape[2], mask), in[0], in[1]);
+    return dt_select(g, dt_tensor_of(g, DT_F32, c->shape[2], mask), in[0], in[1]);
 }
 static void real_select(const op_case *c, double *const *in, double *out)
 {
@@ -310,7 +310,7 @@ static void test_elementwise(void)
 static void taken(const char *name, dt_graph *g, dt_tensor y, dt_tensor t, const float *want, int64_t n)
 {
     static const float w[6] = { 2, -3, 5, -7, 11, -13 };
-    if (!y.id || dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape1(n), w)), DT_ALL))) tap_bail("%s: %s", name, dt_last_error());
+    if (!y.id || dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_of(g, DT_F32, dt_shape1(n), w)), DT_ALL))) tap_bail("%s: %s", name, dt_last_error());
     tap_same_bits(dt_value(g, dt_grad(g, t)), want, n, name);
     dt_graph_close(&g);
 }
@@ -325,21 +325,21 @@ static void test_taken(void)
         dt_graph *g = NULL;
         dt_tensor s, t;
         if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-        s = dt_tensor_from(g, dt_shape1(6), which < 4 ? a : wild), t = dt_tensor_from(g, dt_shape1(6), b);
+        s = dt_tensor_of(g, DT_F32, dt_shape1(6), which < 4 ? a : wild), t = dt_tensor_of(g, DT_F32, dt_shape1(6), b);
         if (which == 0) taken("R14 maximum: a gets it where a > b", g, map_maximum(g, s, t), s, to_a, 6);
         if (which == 1) taken("R14 maximum: else b", g, map_maximum(g, s, t), t, to_b, 6);
         if (which == 2) taken("R14 minimum: a gets it where a < b", g, map_minimum(g, s, t), s, min_a, 6);
         if (which == 3) taken("R14 minimum: else b", g, map_minimum(g, s, t), t, min_b, 6);
-        if (which == 4) taken("select: a gets it where mask is not 0", g, dt_select(g, dt_tensor_from(g, dt_shape1(6), mask), s, t), s, by_mask, 6);
-        if (which == 5) taken("select: else b", g, dt_select(g, dt_tensor_from(g, dt_shape1(6), mask), s, t), t, not_mask, 6);
-        if (which == 6) t = dt_tensor_from(g, dt_shape1(6), x), taken("clamp: the bounds belong to the range", g, dt_clamp(g, t, -1.0f, 1.0f), t, in_range, 6);
-        if (which == 7) t = dt_tensor_from(g, dt_shape1(6), zeros), taken("relu: +0 at and below 0", g, dt_relu(g, t), t, relu, 6);
+        if (which == 4) taken("select: a gets it where mask is not 0", g, dt_select(g, dt_tensor_of(g, DT_F32, dt_shape1(6), mask), s, t), s, by_mask, 6);
+        if (which == 5) taken("select: else b", g, dt_select(g, dt_tensor_of(g, DT_F32, dt_shape1(6), mask), s, t), t, not_mask, 6);
+        if (which == 6) t = dt_tensor_of(g, DT_F32, dt_shape1(6), x), taken("clamp: the bounds belong to the range", g, dt_clamp(g, t, -1.0f, 1.0f), t, in_range, 6);
+        if (which == 7) t = dt_tensor_of(g, DT_F32, dt_shape1(6), zeros), taken("relu: +0 at and below 0", g, dt_relu(g, t), t, relu, 6);
     }
     {
         dt_graph *g = NULL;
         dt_tensor t;
         if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-        t = dt_tensor_from(g, dt_shape1(6), zeros);
+        t = dt_tensor_of(g, DT_F32, dt_shape1(6), zeros);
         taken("abs: +0 at 0", g, map_abs(g, t), t, sign, 6);
     }
 }
@@ -354,14 +354,14 @@ static void test_no_gradient(void)
     dt_graph *g = NULL;
     dt_tensor s, t;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    s = dt_tensor_from(g, dt_shape1(4), a), t = dt_tensor_from(g, dt_shape1(4), b);
+    s = dt_tensor_of(g, DT_F32, dt_shape1(4), a), t = dt_tensor_of(g, DT_F32, dt_shape1(4), b);
     if (dt_backward(g, dt_sum(g, map_pow(g, s, t), DT_ALL))) tap_bail("%s", dt_last_error());
     tap_same_bits(dt_value(g, dt_grad(g, s)), da, 4, "pow: the gradient of a is +0 where b is 0");
     tap_ok(dt_value(g, dt_grad(g, t))[0] == 0.0f && dt_value(g, dt_grad(g, t))[1] == 0.0f, "pow: the gradient of b is +0 where a is 0");
     dt_graph_close(&g);
     for (int i = 0; i < 10; i++) {
         if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-        s = dt_tensor_from(g, dt_shape1(4), a), t = dt_tensor_from(g, dt_shape1(4), b);
+        s = dt_tensor_of(g, DT_F32, dt_shape1(4), a), t = dt_tensor_of(g, DT_F32, dt_shape1(4), b);
         t = i < 4 ? step[i](g, s) : compare[i - 4](g, s, t);
         none = none && !dt_backward(g, dt_sum(g, dt_add(g, t, s), DT_ALL)) && dt_value(g, dt_grad(g, s))[0] == 1.0f && !dt__at(g, t)->needs_grad;
         dt_graph_close(&g);
@@ -741,7 +741,7 @@ static dt_tensor build_attend(const op_case *c, dt_graph *g, const dt_tensor *in
 {
     int64_t b = c->shape[0].n[0], t = c->shape[0].n[1], s = c->shape[1].n[1];
     dt_attention_options o;
-    dt_tensor mask = dt__tensor(0);
+    dt_tensor mask = dt__none();
     float numbers[512];
     int32_t words[512];
     op_case seen = *c;
@@ -753,7 +753,7 @@ static dt_tensor build_attend(const op_case *c, dt_graph *g, const dt_tensor *in
         numbers[k] = words[k] ? 0.5f : k & 1 ? -0.0f : 0.0f;
     }
     if (c->i[3] == 1) mask = dt_tensor_of(g, DT_I32, dt_shape2(t, s), words);
-    if (c->i[3] == 2) mask = dt_tensor_from(g, dt_shape3(b, t, s), numbers);
+    if (c->i[3] == 2) mask = dt_tensor_of(g, DT_F32, dt_shape3(b, t, s), numbers);
     return dt_attend(g, in[0], in[1], in[2], mask, &o);
 }
 static void real_attend(const op_case *c, double *const *in, double *out)
@@ -844,7 +844,7 @@ static dt_tensor build_conv(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
     dt_window w = window_of(c);
     w.groups = c->shape[0].n[1] / c->shape[1].n[1];
-    return dt__convolve(g, in[0], in[1], c->inputs > 2 ? in[2] : dt__tensor(0), &w);
+    return dt__convolve(g, in[0], in[1], c->inputs > 2 ? in[2] : dt__none(), &w);
 }
 static void real_conv(const op_case *c, double *const *in, double *out)
 {
@@ -1015,7 +1015,7 @@ static void test_order(void)
     enum { N = 64 };
     float x[N], share[3][N], want[N], other[N];
     dt_graph *g = NULL;
-    dt_tensor t, y = dt__tensor(0);
+    dt_tensor t, y = dt__none();
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     for (int i = 0; i < N; i++) {
         x[i] = draw(0);
@@ -1027,9 +1027,9 @@ static void test_order(void)
         other[i] = share[1][i] + share[2][i];
         other[i] = share[0][i] + other[i];
     }
-    t = dt_tensor_from(g, dt_shape1(N), x);
+    t = dt_tensor_of(g, DT_F32, dt_shape1(N), x);
     for (int u = 0; u < 3; u++) {
-        dt_tensor z = dt_sum(g, dt_mul(g, t, dt_tensor_from(g, dt_shape1(N), share[u])), DT_ALL);
+        dt_tensor z = dt_sum(g, dt_mul(g, t, dt_tensor_of(g, DT_F32, dt_shape1(N), share[u])), DT_ALL);
         y = u ? dt_add(g, z, y) : z;
     }
     if (dt_backward(g, y)) tap_bail("%s", dt_last_error());
@@ -1053,7 +1053,7 @@ static void test_max_ties(void)
     dt_graph *g = NULL;
     dt_tensor t;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    t = dt_tensor_from(g, dt_shape2(2, 3), x);
+    t = dt_tensor_of(g, DT_F32, dt_shape2(2, 3), x);
     dt_backward(g, dt_sum(g, dt_max(g, t, 2), DT_ALL));
     tap_same_bits(dt_value(g, dt_grad(g, t)), want, 6, "R14 the gradient of max goes to the first maximum");
     dt_graph_close(&g);
@@ -1068,25 +1068,25 @@ static const dt_rope_scaling bad_scaling = { 8.0, 4.0, 1.0, 8192 };
 
 static dt_tensor wrong_attention(dt_graph *g, int which)
 {
-    dt_tensor q = dt_tensor_from(g, dt_shape3(2, 4, 4), ones), k = dt_tensor_from(g, dt_shape3(2, 3, 2), ones);
+    dt_tensor q = dt_tensor_of(g, DT_F32, dt_shape3(2, 4, 4), ones), k = dt_tensor_of(g, DT_F32, dt_shape3(2, 3, 2), ones);
     dt_attention_options o;
     memset(&o, 0, sizeof o);
     o.heads = 4;
     o.kv_heads = which == 0 ? 3 : 2;
     if (which == 2) o.dropout = 1.0f;
     if (which == 3) o.scale = -1.0f;
-    return dt_attend(g, q, k, which == 1 ? q : k, which == 4 ? dt_tensor_from(g, dt_shape2(3, 4), ones) : dt__tensor(0), &o);
+    return dt_attend(g, q, k, which == 1 ? q : k, which == 4 ? dt_tensor_of(g, DT_F32, dt_shape2(3, 4), ones) : dt__none(), &o);
 }
 static dt_tensor wrong_window(dt_graph *g, int which)
 {
-    dt_tensor x = dt_tensor_from(g, dt_shape4(1, 2, 3, 4), ones), w = dt_tensor_from(g, dt_shape4(3, 2, 2, 2), ones);
+    dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape4(1, 2, 3, 4), ones), w = dt_tensor_of(g, DT_F32, dt_shape4(3, 2, 2, 2), ones);
     dt_window o;
     memset(&o, 0, sizeof o);
     o.size[0] = o.size[1] = 2;
     switch (which) {
     case 0: o.groups = 2; return dt_conv(g, x, "c", 3, &o);
-    case 1: o.padding[1] = -1; return dt__convolve(g, x, w, dt__tensor(0), &o);
-    case 2: o.dilation[0] = 3; return dt__convolve(g, x, w, dt__tensor(0), &o);
+    case 1: o.padding[1] = -1; return dt__convolve(g, x, w, dt__none(), &o);
+    case 2: o.dilation[0] = 3; return dt__convolve(g, x, w, dt__none(), &o);
     case 3: o.groups = 3; return dt_conv(g, x, "c", 3, &o);
     case 4: o.size[0] = 4; return dt_conv(g, x, "c", 3, &o);
     case 5: return dt_conv(g, dt_reshape(g, x, dt_shape2(6, 4)), "c", 3, &o);
@@ -1100,7 +1100,7 @@ static dt_tensor wrong(dt_graph *g, int which)
 {
     static const int twice[2] = { 0, 0 }, outside[2] = { 0, 2 };
     static const dt_shape six = { 6, { 1, 1, 1, 1, 2, 2 } };
-    dt_tensor x = dt_tensor_from(g, dt_shape2(4, 3), ones), y = dt_tensor_from(g, dt_shape1(4), ones), z = dt_tensor_from(g, dt_shape3(2, 4, 3), ones);
+    dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape2(4, 3), ones), y = dt_tensor_of(g, DT_F32, dt_shape1(4), ones), z = dt_tensor_of(g, DT_F32, dt_shape3(2, 4, 3), ones);
     dt_tensor tokens = dt_tensor_of(g, DT_I32, dt_shape1(4), tokens_good), high = dt_tensor_of(g, DT_I32, dt_shape1(4), tokens_bad);
     switch (which) {
     case 0: return dt_reshape(g, x, dt_shape1(11));
@@ -1122,7 +1122,7 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 16: return dt_matmul(g, x, x, 0, 0);
     case 17: return dt_matmul(g, x, y, 0, 0);
     case 18: return dt_matmul(g, z, x, 0, 0);
-    case 19: return dt_matmul(g, z, dt_tensor_from(g, dt_shape3(3, 3, 2), ones), 0, 0); /* leading axes 2 and 3 */
+    case 19: return dt_matmul(g, z, dt_tensor_of(g, DT_F32, dt_shape3(3, 3, 2), ones), 0, 0); /* leading axes 2 and 3 */
     case 20: return dt_embed(g, x, high);
     case 21: return dt_embed(g, z, tokens);
     case 22: return dt_embed(g, x, y);
@@ -1135,7 +1135,7 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 29: return dt_cross_entropy(g, x, high, 0.0f);
     case 30: return dt_cross_entropy(g, x, y, 0.0f);
     case 31: return dt_targets(g);
-    case 32: return dt_tensor_from(g, dt_shape2(0, 3), ones);
+    case 32: return dt_tensor_of(g, DT_F32, dt_shape2(0, 3), ones);
     case 33: return dt_grad(g, x);
     case 34: return dt_add(g, tokens, x);
     case 35: return map_neg(g, tokens);
@@ -1146,8 +1146,8 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 40: return wrong_attention(g, 3);
     case 41: return wrong_attention(g, 4);
     case 42: return dt_rope(g, z, 1, 1e4, 0, NULL); /* an odd width */
-    case 43: return dt_rope(g, dt_tensor_from(g, dt_shape3(1, 2, 4), ones), 1, 0.5, 0, NULL);
-    case 44: return dt_rope(g, dt_tensor_from(g, dt_shape3(1, 2, 4), ones), 1, 1e4, 0, &bad_scaling);
+    case 43: return dt_rope(g, dt_tensor_of(g, DT_F32, dt_shape3(1, 2, 4), ones), 1, 0.5, 0, NULL);
+    case 44: return dt_rope(g, dt_tensor_of(g, DT_F32, dt_shape3(1, 2, 4), ones), 1, 1e4, 0, &bad_scaling);
     case 45: return wrong_window(g, 0);
     case 46: return wrong_window(g, 1);
     case 47: return wrong_window(g, 2);
@@ -1157,7 +1157,7 @@ static dt_tensor wrong(dt_graph *g, int which)
     case 51: return wrong_window(g, 6);
     case 52: return wrong_window(g, 7);
     case 53: return wrong_window(g, 8);
-    case 54: return dt_linear_with(g, dt_tensor_from(g, six, ones), "row", 2, 0.1f, DT_ROWS); /* its parts would be a seventh axis */
+    case 54: return dt_linear_with(g, dt_tensor_of(g, DT_F32, six, ones), "row", 2, 0.1f, DT_ROWS); /* its parts would be a seventh axis */
     case 55: return map_pow(g, x, y);
     case 56: return map_maximum(g, x, y);
     case 57: return map_greater_equal(g, x, y);
@@ -1196,7 +1196,7 @@ static void test_errors(void)
         dt_tensor good, t, after;
         int ok;
         if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-        good = dt_tensor_from(g, dt_shape1(3), ones);
+        good = dt_tensor_of(g, DT_F32, dt_shape1(3), ones);
         t = wrong(g, i);
         ok = !t.id && dt_graph_result(g) == want[i].code && strcasestr(dt_last_error(), want[i].name);
         snprintf(first, sizeof first, "%s", dt_last_error());
@@ -1214,11 +1214,11 @@ static void test_misuse(void)
     dt_graph *g = NULL;
     dt_tensor x, y;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    x = dt_tensor_from(g, dt_shape1(3), ones);
+    x = dt_tensor_of(g, DT_F32, dt_shape1(3), ones);
     tap_ok(dt_backward(g, x) == DT_E_USAGE && strstr(dt_last_error(), "scalar"), "dt_backward of a vector is an error");
     dt_graph_close(&g);
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    x = dt_tensor_from(g, dt_shape1(3), ones);
+    x = dt_tensor_of(g, DT_F32, dt_shape1(3), ones);
     y = dt_sum(g, map_exp(g, x), DT_ALL);
     tap_ok(!dt_backward(g, y) && dt_backward(g, y) == DT_E_USAGE, "dt_backward twice is an error");
     dt_graph_close(&g);
@@ -1235,7 +1235,7 @@ static void test_tokens(void)
     for (int i = 0; i < 12; i++) table[i] = (float)i;
     t = dt_permute(g, dt_reshape(g, dt_tensor_of(g, DT_I32, dt_shape1(4), tokens_good), dt_shape2(2, 2)), order);
     t = dt_expand(g, dt_slice(g, t, 0, 1, 2), dt_shape2(2, 2)); /* (1,2) twice */
-    y = dt_embed(g, dt_tensor_from(g, dt_shape2(4, 3), table), t);
+    y = dt_embed(g, dt_tensor_of(g, DT_F32, dt_shape2(4, 3), table), t);
     tap_ok(!dt_graph_result(g) && dt_value(g, y)[0] == 3.0f && dt_value(g, y)[3] == 6.0f && dt_value(g, y)[9] == 6.0f, "tokens through reshape, permute, slice, expand");
     dt_graph_close(&g);
 }
@@ -1284,7 +1284,7 @@ static dt_tensor nets(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8) -> 
     q = dt_rope(g, dt_linear(g, y, "q", 8), 2, 1e4, 3, NULL);
     k = dt_rope(g, dt_linear(g, y, "k", 4), 1, 1e4, 3, NULL);
     o.heads = 2, o.kv_heads = 1, o.causal = 1, o.dropout = 0.1f;
-    y = dt_attend(g, q, k, dt_linear(g, y, "v", 4), dt__tensor(0), &o); /* (B,T,8) */
+    y = dt_attend(g, q, k, dt_linear(g, y, "v", 4), dt__none(), &o); /* (B,T,8) */
     return dt_matmul(g, y, dt_param(g, "mix", dt_shape3(b, 8, 8), DT_INIT_NORMAL, 0.5f), 0, 0);
 }
 
@@ -1398,10 +1398,10 @@ static void compare_eager(planned *s, const dt_segment *segment, dt_shape shape,
     int32_t p = 0;
     if (dt_graph_open(&g, seed)) tap_bail("%s", dt_last_error());
     snprintf(g->prefix, sizeof g->prefix, "%s", segment->name);
-    x = first ? dt_tensor_of(g, DT_I32, shape, tokens) : dt_tensor_from(g, shape, s->x);
+    x = first ? dt_tensor_of(g, DT_I32, shape, tokens) : dt_tensor_of(g, DT_F32, shape, s->x);
     if (last) g->targets = dt_tensor_of(g, DT_I32, dt_shape2(shape.n[0], shape.n[1]), tokens);
     y = segment->build(g, x, segment->user);
-    loss = last ? y : dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape_of(g, y), s->w)), DT_ALL);
+    loss = last ? y : dt_sum(g, dt_mul(g, y, dt_tensor_of(g, DT_F32, dt_shape_of(g, y), s->w)), DT_ALL);
     if (dt_backward(g, loss)) tap_bail("%s: %s", name, dt_last_error());
     snprintf(what, sizeof what, "planned is eager, %s: output", name);
     tap_same_bits(s->output, last ? g->nodes[g->nodes[y.id].in[0]].data : dt_value(g, y), dt__count(dt__at(s->plan->g, s->plan->output)), what);
@@ -1414,7 +1414,7 @@ static void compare_eager(planned *s, const dt_segment *segment, dt_shape shape,
             continue;
         }
         snprintf(what, sizeof what, "planned is eager, %s: gradient of %s", name, s->plan->g->params[p].name);
-        tap_same_bits(planned_gradient(s, p, sum), dt_value(g, dt_grad(g, dt__tensor(id))), dt__count(&g->nodes[id]), what);
+        tap_same_bits(planned_gradient(s, p, sum), dt_value(g, dt_grad(g, dt__tensor(g, id))), dt__count(&g->nodes[id]), what);
         p++;
     }
     dt_graph_close(&g);

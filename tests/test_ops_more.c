@@ -80,8 +80,9 @@ static void test_more_reductions(void)
 
 static dt_tensor build_along(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
+    unsigned axis = c->i[1] == -1 ? DT_LAST : 1u << (c->i[1] + 3) % 3;
     if (c->i[0] == 2) return dt_cumsum(g, in[0], (int)c->i[1]);
-    return c->i[0] ? dt_log_softmax(g, in[0], (int)c->i[1]) : dt_softmax(g, in[0], (int)c->i[1]);
+    return c->i[0] ? dt_log_softmax(g, in[0], axis) : dt_softmax(g, in[0], axis);
 }
 static void real_along(const op_case *c, double *const *in, double *out)
 {
@@ -111,6 +112,21 @@ static void test_along(void)
             snprintf(name, sizeof name, "%s along axis %d", names[op], axis);
             more(name, 1, dt_shape3(4, 5, 7), dt_shape0(), dt_shape3(4, 5, 7), i, 2, 0.0f, build_along, real_along);
         }
+    for (int op = 0; op < 2; op++) { /* over axes 0 and 2 together: those of the permuted matrix (5, 4 * 7) */
+        static const int order[3] = { 1, 0, 2 };
+        float values[4 * 5 * 7];
+        dt_graph *g = NULL;
+        dt_tensor x, both, rows;
+        if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+        for (int k = 0; k < 140; k++) values[k] = (float)(k * k % 23) * 0.25f;
+        x = dt_tensor_of(g, DT_F32, dt_shape3(4, 5, 7), values);
+        both = op ? dt_log_softmax(g, x, 5u) : dt_softmax(g, x, 5u);
+        rows = dt_reshape(g, dt_permute(g, x, order), dt_shape2(5, 28));
+        rows = op ? dt_log_softmax(g, rows, DT_LAST) : dt_softmax(g, rows, DT_LAST);
+        rows = dt_permute(g, dt_reshape(g, rows, dt_shape3(5, 4, 7)), order);
+        tap_ok(!dt_graph_result(g) && !memcmp(dt_value(g, both), dt_value(g, rows), sizeof values), "%s over two axes", names[op]);
+        dt_graph_close(&g);
+    }
 }
 
 /* ---- gather, scatter_add, top_k, concat, pad: i: which, axis, sizes ---- */
@@ -340,11 +356,11 @@ static void ref_row(ref_rows *w, int op, int64_t r, int64_t n)
 static dt_tensor row_op(dt_graph *g, int op, dt_tensor x, dt_tensor gamma)
 {
     dt_shape stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
-    dt__node n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, gamma, dt__tensor(0));
+    dt__node n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, gamma, dt__none());
     n.f = 1e-5f;
     if (op == 2) return dt__push(g, &n, &stats);
-    if (op == 4) return dt__map_op(g, DT__OP_BCE, 0.0f, x, gamma, dt__tensor(0));
-    return op == 3 ? dt_cumsum(g, x, 1) : op ? dt_log_softmax(g, x, 1) : dt_softmax(g, x, 1);
+    if (op == 4) return dt__map_op(g, DT__OP_BCE, 0.0f, x, gamma, dt__none());
+    return op == 3 ? dt_cumsum(g, x, 1) : op ? dt_log_softmax(g, x, 2u) : dt_softmax(g, x, 2u);
 }
 
 /* An eager graph with the kernels of instruction set `isa` and `threads` threads. */
@@ -374,10 +390,10 @@ static void test_rows_exact(int isa, int threads)
             for (int64_t i = 0; i < n; i++) w.gamma[i] = draw(1), w.dgamma[i] = 0.0f;
             if (!broadcast) w.gamma[0] = w.gamma[n - 1];
             for (int64_t r = 0; r < rows; r++) ref_row(&w, op, r, n);
-            x = dt_tensor_from(g, dt_shape2(rows, n), w.x);
-            gamma = dt_tensor_from(g, dt_shape1(n), w.gamma);
+            x = dt_tensor_of(g, DT_F32, dt_shape2(rows, n), w.x);
+            gamma = dt_tensor_of(g, DT_F32, dt_shape1(n), w.gamma);
             y = row_op(g, op, x, op == 4 ? dt_expand(g, gamma, dt_shape2(rows, n)) : gamma);
-            if (dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_from(g, dt_shape2(rows, n), w.dy)), DT_ALL))) tap_bail("%s", dt_last_error());
+            if (dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_of(g, DT_F32, dt_shape2(rows, n), w.dy)), DT_ALL))) tap_bail("%s", dt_last_error());
             same &= !memcmp(dt_value(g, y), w.y, 4 * (size_t)(rows * n)) && !memcmp(dt_value(g, dt_grad(g, x)), w.dx, 4 * (size_t)(rows * n));
             if (op == 2) same &= !memcmp(dt_value(g, dt_grad(g, gamma)), w.dgamma, 4 * (size_t)n);
             dt_graph_close(&g);
@@ -413,9 +429,9 @@ static void test_index_order(void)
     for (int i = 0; i < N; i++) x[i] = 1e4f * draw(0), index[i] = pick(i, M);
     for (int i = 0; i < M; i++) want[i] = 0.5f;
     for (int i = 0; i < N; i++) want[index[i]] = want[index[i]] + x[i];
-    t = dt_scatter_add(g, dt_full(g, dt_shape1(M), 0.5f), 0, dt_tensor_of(g, DT_I32, dt_shape1(N), index), dt_tensor_from(g, dt_shape1(N), x));
+    t = dt_scatter_add(g, dt_full(g, dt_shape1(M), 0.5f), 0, dt_tensor_of(g, DT_I32, dt_shape1(N), index), dt_tensor_of(g, DT_F32, dt_shape1(N), x));
     tap_same_bits(dt_value(g, t), want, M, "R3 scatter_add is a chain in token order");
-    t = dt_tensor_from(g, dt_shape2(1, 8), tied);
+    t = dt_tensor_of(g, DT_F32, dt_shape2(1, 8), tied);
     y = dt_top_k(g, t, 8, &places);
     tap_ok(!memcmp(dt_elements(g, places), order, sizeof order) && dt_value(g, y)[3] == 1.0f && dt_dtype_of(g, places) == DT_I32, "top_k: ties go to the lower index");
     y = dt_argmax(g, t, 2);
@@ -523,8 +539,8 @@ static void test_moving(int dtype)
     for (int i = 0; i < 15; i++) table[i] = (float)(i % 8);
     for (int form = 0; form < 2; form++) {
         dt_tensor t[3], e;
-        a = dt_tensor_from(g, dt_shape3(3, 4, 5), x);
-        e = dt_tensor_from(g, dt_shape2(3, 5), table);
+        a = dt_tensor_of(g, DT_F32, dt_shape3(3, 4, 5), x);
+        e = dt_tensor_of(g, DT_F32, dt_shape2(3, 5), table);
         t[0] = form ? dt_cast(g, a, (dt_dtype)dtype) : a;
         e = form ? dt_cast(g, e, (dt_dtype)dtype) : e;
         t[1] = dt_slice(g, dt_permute(g, t[0], order), 0, 1, 4);                                     /* (3,3,4) */
@@ -549,15 +565,15 @@ static void test_casts(void)
     static const float x[3] = { 1.0009765625f, 7.3f, -3.14159f }, w[3] = { 0.1f, -0.7f, 3e-9f };
     static const uint16_t half[3] = { 0x3c01, 0x0001, 0xfbff };
     dt_graph *g = graph_on(0, 1);
-    dt_tensor t = dt_tensor_from(g, dt_shape1(3), x), h = dt_tensor_of(g, DT_F16, dt_shape1(3), half), y;
+    dt_tensor t = dt_tensor_of(g, DT_F32, dt_shape1(3), x), h = dt_tensor_of(g, DT_F16, dt_shape1(3), half), y;
     tap_ok(dt_cast(g, t, DT_F32).id == t.id, "a cast to the type that it is does nothing");
     tap_ok(!memcmp(dt_elements(g, h), half, sizeof half) && !dt_value(g, h) && dt_value(g, dt_cast(g, h, DT_F32))[0] == x[0], "fp16 from memory");
-    y = dt_sum(g, dt_mul(g, dt_cast(g, dt_cast(g, t, DT_F8_E5M2), DT_F32), dt_tensor_from(g, dt_shape1(3), w)), DT_ALL);
+    y = dt_sum(g, dt_mul(g, dt_cast(g, dt_cast(g, t, DT_F8_E5M2), DT_F32), dt_tensor_of(g, DT_F32, dt_shape1(3), w)), DT_ALL);
     y = dt_add(g, y, dt_sum(g, dt_cast(g, h, DT_F32), DT_ALL));
     dt_backward(g, y);
     tap_same_bits(dt_value(g, dt_grad(g, t)), w, 3, "the gradient of a cast passes unchanged");
     tap_ok(dt_value(g, dt_grad(g, h))[2] == 1.0f, "a tensor of another type has an fp32 gradient");
-    t = dt_tensor_from(g, dt_shape1(3), x);
+    t = dt_tensor_of(g, DT_F32, dt_shape1(3), x);
     tap_ok(!dt__at(g, dt_detach(g, t))->needs_grad && dt__at(g, t)->needs_grad, "detach: a constant to the gradient");
     dt_graph_close(&g);
 }
@@ -596,8 +612,8 @@ static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
     if (is(name, "var")) return map_var(g, in[0], mask, 0);
     if (is(name, "unbiased")) return map_var(g, in[0], mask, 1);
     if (is(name, "logsumexp")) return dt__logsumexp(g, in[0], mask);
-    if (is(name, "softmax")) return dt_softmax(g, in[0], axis);
-    if (is(name, "log_softmax")) return dt_log_softmax(g, in[0], axis);
+    if (is(name, "softmax")) return dt_softmax(g, in[0], 1u << axis);
+    if (is(name, "log_softmax")) return dt_log_softmax(g, in[0], 1u << axis);
     if (is(name, "cumsum")) return dt_cumsum(g, in[0], axis);
     if (is(name, "gather")) return dt_gather(g, in[0], axis, in[1]);
     if (is(name, "scatter_add")) return dt_scatter_add(g, in[0], axis, in[2], in[1]);
@@ -619,7 +635,7 @@ static void torch_parameters(dt_graph *g, const char *name, dt_tensor *in, int *
     for (int32_t id = 1; id < g->count; id++) {
         if (g->nodes[id].op != DT__OP_PARAM) continue;
         memcpy(g->nodes[id].data, gold(name, which[made])->data, 4 * (size_t)dt__count(&g->nodes[id]));
-        in[(*n)++] = dt__tensor(id);
+        in[(*n)++] = dt__tensor(g, id);
         made++;
     }
     for (int32_t id = 1; made && id < g->count; id++) {
@@ -646,13 +662,13 @@ static void torch_case(const char *name)
         in[n++] = dt_tensor_of(g, t->dtype[0] == 'F' ? DT_F32 : DT_I32, s, t->data);
     }
     given = n;
-    if (is(name, "rmsnorm")) part[n] = "weight", in[n++] = dt_tensor_from(g, dt_shape1(33), (const float *)gold(name, "weight")->data), given = n;
+    if (is(name, "rmsnorm")) part[n] = "weight", in[n++] = dt_tensor_of(g, DT_F32, dt_shape1(33), (const float *)gold(name, "weight")->data), given = n;
     y = torch_op(g, name, in);
     if (!y.id) tap_bail("%s: %s", name, dt_last_error());
     torch_parameters(g, name, in, &n);
     for (int i = given; i < n; i++) part[i] = i == given ? "weight" : "bias";
     worst = tap_error(dt_value(g, y), (const float *)out->data, out->count, NULL);
-    loss = dt_mul(g, dt_reshape(g, y, dt_shape1(out->count)), dt_tensor_from(g, dt_shape1(out->count), (const float *)gold(name, "w")->data));
+    loss = dt_mul(g, dt_reshape(g, y, dt_shape1(out->count)), dt_tensor_of(g, DT_F32, dt_shape1(out->count), (const float *)gold(name, "w")->data));
     if (dt_backward(g, dt_sum(g, loss, DT_ALL))) tap_bail("%s: %s", name, dt_last_error());
     for (int i = 0; i < n; i++) {
         char full[40];
@@ -681,7 +697,7 @@ static void test_torch(void)
 
 static dt_tensor more_wrong(dt_graph *g, int which)
 {
-    dt_tensor x = dt_tensor_from(g, dt_shape2(4, 3), ones), i = dt_tensor_of(g, DT_I32, dt_shape2(4, 1), tokens_good), v = dt_tensor_from(g, dt_shape1(4), ones);
+    dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape2(4, 3), ones), i = dt_tensor_of(g, DT_I32, dt_shape2(4, 1), tokens_good), v = dt_tensor_of(g, DT_F32, dt_shape1(4), ones);
     dt_tensor high = dt_tensor_of(g, DT_I32, dt_shape2(4, 1), tokens_bad), h = dt_cast(g, x, DT_BF16), list[2], parts[4];
     list[0] = x;
     switch (which) {
@@ -691,9 +707,9 @@ static dt_tensor more_wrong(dt_graph *g, int which)
     case 3: return map_var(g, x, 4, 0);
     case 4: return dt_map2(g, DT_EXP, x, x);
     case 5: return dt__logsumexp(g, x, 8);
-    case 6: return dt_softmax(g, x, 2);
-    case 7: return dt_log_softmax(g, x, -3);
-    case 8: return dt_softmax(g, h, 1);
+    case 6: return dt_softmax(g, x, 4u);
+    case 7: return dt_log_softmax(g, x, 0u);
+    case 8: return dt_softmax(g, h, 2u);
     case 9: return dt_rmsnorm(g, x, "n", -1.0f);
     case 10: return dt_layernorm(g, x, "n", NAN);
     case 11: return dt_batchnorm(g, v, "n", 1e-5f);
@@ -739,14 +755,14 @@ static void test_more_errors(void)
 {
     static const char *const want[] = { /* the op, and a word that only this sentence has */
         "max: axis mask", "argmax: axis mask", "argmax: the axis mask names no axis", "mean: axis mask", "is no function of 2 tensors", "logsumexp: axis mask",
-        "softmax: there is no axis 2", "log_softmax: there is no axis -3", "SOFTMAX: input 0 holds bf16 and must hold fp32: dt_cast it to DT_F32",
+        "softmax: axis mask 0x4 names an axis", "log_softmax: the axis mask names no axis", "SOFTMAX: input 0 holds bf16 and must hold fp32: dt_cast it to DT_F32",
         "rmsnorm: eps", "layernorm: eps", "batchnorm: x (4) must", "is no function of 1 tensors", "batchnorm: eps", "smoothing 1.5", "mse: x (4,3) and target (4)",
         "SUB: input 1 holds int32 and must hold fp32", "bce: x (4,3)", "LOSS: input 0 holds int32", "gather: there is no axis 2", "GATHER: index 9 at 2 is outside [0, 3)",
         "gather: index, int32 (4,1), must be int32 and fit (4,3) in all axes but 0", "gather: index, fp32", "SCATTER_ADD: index 9", "scatter_add: x (4,3) and index (4,1)",
         "SCATTER_ADD: input 2 holds bf16", "ONE_HOT: input 0 holds fp32 and must hold int32: dt_cast it to DT_I32", "one_hot: needs a class", "top_k: k = 4 is outside 1..3",
         "TOP_K: input 0 holds int32", "cumsum: there is no axis", "CUMSUM: input 0 holds int32", "concat: tensor 1, fp32 (4)", "concat: tensor 1, bf16 (4,3)", "concat: there is no axis 5",
-        "concat: there must be a tensor", "is no function of 1 tensors", "map: 99 is no function of 2 tensors", "pad: -1 before", "pad: there is no axis 2", "cast: 6 is no dt_dtype",
-        "dt_tensor_of: -1 is no dt_dtype", "full: shape (0)", "ADD: input 1 holds bf16", "embed: needs a table (V,C) and int32 tokens", "MATMUL: input 0 holds bf16",
+        "concat: there must be a tensor", "is no function of 1 tensors", "map: 99 is no function of 2 tensors", "pad: -1 before", "pad: there is no axis 2", "dt_cast: dtype is 6",
+        "dt_tensor_of: dtype is -1", "full: shape (0)", "ADD: input 1 holds bf16", "embed: needs a table (V,C) and int32 tokens", "MATMUL: input 0 holds bf16",
         "top_k: there is no axis -1", "LAYERNORM: input 0 holds bf16",
     };
     for (int i = 0; i < (int)(sizeof want / sizeof *want); i++) {
@@ -779,7 +795,7 @@ static dt_tensor second_zoo(dt_graph *g, dt_tensor x, const void *user)
     dt_tensor w = dt_param(g, "w", dt_shape2(8, 8), DT_INIT_NORMAL, 0.4f), part[4], places, y, z, all[6];
     (void)user;
     y = dt_rmsnorm(g, dt_batchnorm(g, x, "batch", 1e-3f), "rms", 1e-5f);
-    y = dt_add(g, dt_softmax(g, y, 1), dt_log_softmax(g, dt_matmul(g, y, w, 0, 0), -1));
+    y = dt_add(g, dt_softmax(g, y, 2u), dt_log_softmax(g, dt_matmul(g, y, w, 0, 0), DT_LAST));
     z = dt__logsumexp(g, dt_sub(g, y, map_min(g, y, 4u | DT_KEEP)), 4u | DT_KEEP);
     y = dt_add(g, dt_cumsum(g, y, 1), dt_mul(g, z, map_var(g, x, 4u | DT_KEEP, 1)));
     part[0] = dt_top_k(g, y, 3, &places);                                            /* (B,T,3) */
@@ -872,7 +888,7 @@ static int train(int argc, char **argv)
     if (!r) r = dt_trainer_step(t, &info);
     if (r) return dt_fail("train");
     if (kind && (dt_trainer_sample(t, "The ", 5, NULL, text) != DT_E_USAGE || !strstr(dt_last_error(), "no logits"))) return 1;
-    if (dt_is_root(t) && (kind == 1 || kind == 2)) {
+    if (dt_trainer_is_root(t) && (kind == 1 || kind == 2)) {
         double want = persistence(t, DT_TRAIN, 32, kind == 2 ? LENGTH - HORIZON : 0);
         double seen = persistence(t, DT_VALIDATION, dt_data_samples(t->data, DT_VALIDATION), kind == 2 ? LENGTH - HORIZON : 0);
         printf("errors %.1e %.1e, units of %d, %d samples\n", fabs((double)info.loss - want) / want, fabs((double)validation - seen) / seen, (int)t->e.rows,
@@ -882,7 +898,7 @@ static int train(int argc, char **argv)
     }
     r = dt_trainer_step(t, &info);
     if (r) return dt_fail("train");
-    if (dt_is_root(t)) printf("loss %a validation %a sha256 %s\n", (double)info.loss, (double)validation, dt_trainer_hash(t));
+    if (dt_trainer_is_root(t)) printf("loss %a validation %a sha256 %s\n", (double)info.loss, (double)validation, dt_trainer_hash(t));
     else dt_trainer_hash(t);
     dt_trainer_close(&t);
     return 0;

@@ -53,7 +53,7 @@ static int rank_main(dt_recipe *recipe, dt_layout *layout)
     for (int i = 0; i < 4; i++) line[i] = (float)(100 * m.size[i] + m.at[i]);
     line[4] = (float)total;
     if (!r) r = dt_all_gather(t->comm, line, all, 5);
-    if (!r && dt_is_root(t)) {
+    if (!r && dt_trainer_is_root(t)) {
         printf("sha256 %s\n", hash);
         for (int i = 0; i < dt_comm_size(t->comm); i++, printf("\n"))
             for (int k = 0; k < 5; k++) printf("%s%.0f", k ? " " : "", (double)all[5 * i + k]);

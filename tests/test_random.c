@@ -372,13 +372,13 @@ static int check_eager(rig *r, int isa, int workers, failure *f)
     own = g->pool;
     g->pool = pools[workers - 1], g->kernels = dt__isa_table(isa);
     snprintf(g->prefix, sizeof g->prefix, "s");
-    x = c->first ? dt_tensor_of(g, DT_I32, c->x, (const int32_t *)d->x) : dt_tensor_from(g, c->x, d->x);
+    x = c->first ? dt_tensor_of(g, DT_I32, c->x, (const int32_t *)d->x) : dt_tensor_of(g, DT_F32, c->x, d->x);
     g->targets = dt_tensor_of(g, DT_I32, dt_shape2(c->x.n[0], c->targets), d->targets);
     y = dt__computed(g, build_recipe(g, x, c));
     if (!g->result && r->outputs == 1) dt_backward(g, y);
     else if (!g->result) { /* a segment in a model: the gradient of y comes from the next one */
         g->forward_count = g->count;
-        dt__differentiate(g, y, dt_tensor_from(g, dt_shape_of(g, y), d->w));
+        dt__differentiate(g, y, dt_tensor_of(g, DT_F32, dt_shape_of(g, y), d->w));
     }
     ok = !g->result;
     if (!ok) snprintf(f->what, sizeof f->what, "the eager graph is refused: %.150s", dt_last_error());
@@ -480,7 +480,7 @@ static int check_slope(const rig *r, failure *f)
 static dt_tensor as_segment(dt_graph *g, dt_tensor loss, int64_t terms, int64_t targets)
 {
     if (!g->eager || !loss.id) return loss;
-    if (dt__at(g, loss)->op == DT__OP_SCALE || dt__at(g, loss)->op == DT__OP_MUL) loss = dt__tensor(dt__at(g, loss)->in[0]);
+    if (dt__at(g, loss)->op == DT__OP_SCALE || dt__at(g, loss)->op == DT__OP_MUL) loss = dt__tensor(g, dt__at(g, loss)->in[0]);
     return terms == targets ? loss : dt_scale(g, loss, (float)targets / (float)terms);
 }
 
@@ -566,7 +566,7 @@ __attribute__((format(printf, 2, 3))) static void say(maker *m, const char *form
     vsnprintf(m->text, 400, format, args);
     va_end(args);
 }
-static dt_tensor nothing(void) { return dt__tensor(0); }
+static dt_tensor nothing(void) { return dt__none(); }
 static int64_t choose(const maker *m, int i, int64_t n) { return (int64_t)(m->s->r[i] % (uint32_t)n); }
 static dt_shape shape(const maker *m, int i) { return dt_shape_of(m->g, m->in[i]); }
 static int64_t elements(const maker *m, int i) { return dt_shape_count(shape(m, i)); }
@@ -849,9 +849,9 @@ static dt_tensor make_batchnorm(maker *m)
 static dt_tensor places_of(maker *m, dt_tensor x, int64_t n, int i)
 {
     int dims = dt__at(m->g, x)->shape.dims;
-    return dt_cast(m->g, dt_scale(m->g, dt_softmax(m->g, x, dims ? (int)choose(m, i, dims) : 0), (float)n - 0.01f), DT_I32);
+    return dt_cast(m->g, dt_scale(m->g, dt_softmax(m->g, x, 1u << (dims ? choose(m, i, dims) : 0)), (float)n - 0.01f), DT_I32);
 }
-#define PLACES "dt_cast(g, dt_scale(g, dt_softmax(g, %s, %d), %d - 0.01f), DT_I32)"
+#define PLACES "dt_cast(g, dt_scale(g, dt_softmax(g, %s, 1u << %d), %d - 0.01f), DT_I32)"
 
 static dt_tensor make_gather(maker *m)
 {
@@ -1106,7 +1106,7 @@ static const kind kinds[] = {
     OWN(end), OWN(param), OWN(param), OWN(full), OWN(scale), OWN(clamp), OWN(select), OWN(select),
     DT__OPS(DT__SKIP, OF_TABLE, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP) TWO(dt_add), TWO(dt_mul),
     OWN(reshape), OWN(permute), OWN(slice), OWN(pad), OWN(concat), OWN(expand), OWN(detach), OWN(cast),
-    OWN(cast), OWN(combine), AXES(dt_sum), AXES(dt_sum), AXES(dt_mean), AXES(dt_max), AXES(map_min), AXES(dt__logsumexp), AXES(dt_argmax), AXES(dt_argmax), OWN(one_hot), OWN(var), AXIS(dt_softmax), AXIS(dt_log_softmax),
+    OWN(cast), OWN(combine), AXES(dt_sum), AXES(dt_sum), AXES(dt_mean), AXES(dt_max), AXES(map_min), AXES(dt__logsumexp), AXES(dt_argmax), AXES(dt_argmax), OWN(one_hot), OWN(var), AXES(dt_softmax), AXES(dt_log_softmax),
     AXIS(dt_cumsum), OWN(norm), OWN(norm), OWN(batchnorm), OWN(gather), OWN(gather_param), OWN(scatter_add), OWN(one_hot), OWN(top_k), OWN(embed), OWN(matmul), OWN(matmul), OWN(linear),
     OWN(dropout), OWN(attention), OWN(attend), OWN(rope), OWN(conv), OWN(conv), OWN(pool), OWN(pool), OWN(cross_entropy), OWN(loss), OWN(loss), OWN(attend), OWN(rope),
 };
@@ -1202,7 +1202,7 @@ static void draw_steps(recipe *c, uint64_t *state, int wanted)
     g->tensor_shards = c->shards;
     draw_numbers(state, x, input);
     for (int64_t i = 0; i < input + tokens; i++) ids[i] = (int32_t)below(state, 3);
-    g->input = value[0] = c->first ? dt_tensor_of(g, DT_I32, c->x, ids) : dt_tensor_from(g, c->x, x);
+    g->input = value[0] = c->first ? dt_tensor_of(g, DT_I32, c->x, ids) : dt_tensor_of(g, DT_F32, c->x, x);
     g->targets = value[1] = dt_tensor_of(g, DT_I32, dt_shape2(c->x.n[0], c->targets), ids + input);
     for (int tries = 0; c->steps < wanted && tries < 40 * wanted; tries++) {
         int32_t before = g->count, params = g->param_count;

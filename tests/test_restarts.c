@@ -63,7 +63,7 @@ static int worker(int argc, char **argv)
     float one = 1;
     dt_comm *c = NULL;
     dt_result r;
-    if (dt_comm_init(&c, &argc, &argv)) return dt_fail("open");
+    if (dt_comm_open(&c, &argc, &argv)) return dt_fail("open");
     rank = dt_comm_rank(c);
     size = dt_comm_size(c);
     victim = rank == number(argv, "victim", 1) % size && start < number(argv, "starts", 1);
@@ -85,7 +85,7 @@ static int worker(int argc, char **argv)
     }
     for (int round = 0; round < 5 && !r; round++) r = dt_all_reduce(c, &one, 1, DT_MAX);
     if (!r && rank == 0) printf("done by %d ranks, %d memories\n", size, memories());
-    dt_comm_free(&c);
+    dt_comm_close(&c);
     return r ? dt_fail("worker") : 0;
 }
 
@@ -224,14 +224,14 @@ static void alone(const char *self)
     judge(&j, seen, "none ignore, two interrupts", 128 + SIGINT, 1, "asked");
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_DFL); /* a shell ignores it for what it runs in the background */
-    if (dt_comm_init(&c, NULL, NULL)) tap_bail("%s", dt_last_error());
+    if (dt_comm_open(&c, NULL, NULL)) tap_bail("%s", dt_last_error());
     dt__comm_catch_stop(c);
     sigaction(SIGTERM, NULL, &now);
     tap_ok(now.sa_handler == SIG_IGN && !dt__comm_stop_requested(c), "the program's own SIGTERM stays its own");
     raise(SIGINT);
     sigaction(SIGINT, NULL, &now);
     tap_ok(dt__comm_stop_requested(c) && now.sa_handler == SIG_DFL, "an interrupt is seen, once");
-    dt_comm_free(&c);
+    dt_comm_close(&c);
 }
 
 int main(int argc, char **argv)

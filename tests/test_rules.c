@@ -371,7 +371,7 @@ static void test_edges(void)
     good = good && refused(dt_rules_step(r, &s), "times");
     good = good && refused(dt_rules_labels(r, 1, &label, 1, 3), "label 5") &&
            refused(dt_rules_labels(r, 1, &label, 1, 6), "classes") &&
-           refused(dt_rules_labels(r, 1, NULL, 1, 3), "1 labels") &&
+           refused(dt_rules_labels(r, 1, NULL, 1, 3), "labels is NULL") &&
            refused(dt_rules_text(r, small, 8), "does not fit into 8") &&
            refused(dt_rules_set(r, DT_RULE_COUNT, 0, 1), "no rule") && refused(dt_rules_set(r, 0, 5, 1), "bound 5") &&
            refused(dt_rules_open(&none, 0), "0 ranks") && !none;
@@ -494,7 +494,7 @@ static int late(int argc, char **argv)
     l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.output.rules = 1;
     if (!e) e = dt_trainer_open(&t, &recipe, &l);
     for (int k = 0; k < 12 && !e; k++) {
-        if (!dt_is_root(t)) nanosleep(&pause, NULL);
+        if (!dt_trainer_is_root(t)) nanosleep(&pause, NULL);
         e = dt_trainer_step(t, &info);
     }
     if (!e) f = dt_rules_fired(t->rules, DT_RULE_LOW_UTILIZATION);

@@ -580,7 +580,7 @@ static void check_slices(int64_t shards)
 static dt_tensor mixing_segment(dt_graph *g, dt_tensor x, const void *user)
 {
     (void)user;
-    return dt_linear_with(g, dt_softmax(g, dt_linear_with(g, x, "up", 8, 0.1f, DT_COLUMNS), -1), "down", WIDE, 0.1f, DT_ROWS);
+    return dt_linear_with(g, dt_softmax(g, dt_linear_with(g, x, "up", 8, 0.1f, DT_COLUMNS), DT_LAST), "down", WIDE, 0.1f, DT_ROWS);
 }
 static dt_tensor end_segment(dt_graph *g, dt_tensor x, const void *user)
 {

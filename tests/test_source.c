@@ -474,7 +474,7 @@ static int train(int argc, char **argv)
         return dt_fail("train");
     }
     for (int64_t i = 0; i < VALID * each; i++) memcpy(&bits, got[0] + i, 4), sum = sum * 31 + bits;
-    if (dt_is_root(t)) printf("loss %a validation %a predictions %u sha256 %s\n", (double)info.loss, (double)validation, sum, dt_trainer_hash(t));
+    if (dt_trainer_is_root(t)) printf("loss %a validation %a predictions %u sha256 %s\n", (double)info.loss, (double)validation, sum, dt_trainer_hash(t));
     else dt_trainer_hash(t);
     dt_trainer_close(&t);
     return 0;

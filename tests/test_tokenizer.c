@@ -590,7 +590,7 @@ static void test_json(void)
 
 static void test_refusals(void)
 {
-    refuses(NULL, DT_E_USAGE, "no tokenizer is named");
+    refuses(NULL, DT_E_USAGE, "path is NULL");
     refuses(in("nowhere"), DT_E_FILE, "nowhere (No such file or directory): check the name");
     refuses("/dev/null", DT_E_DATA, "is not a plain file");
     mkdir(in("empty"), 0700);
