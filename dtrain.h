@@ -231,6 +231,8 @@ typedef struct dt_recipe {
     int64_t context_shards; /* Vc, a power of two; above 1, shard c has the slices c and 2 Vc - 1 - c of 2 Vc */
     int64_t warmup, decay;  /* steps of linear warm-up from 0, and of WSD's final decay; 0: a tenth of steps */
     int32_t schedule, accumulation;  /* dt_schedule, dt_accumulation */
+    float (*rate)(void *user, int64_t step); /* NULL, or the learning rate of step 1, 2, ..: the same on all ranks */
+    void *rate_user;
     float learning_rate, final_rate; /* peak; share of the peak at the end of cosine, linear and WSD */
     float beta1, beta2, epsilon;     /* AdamW, Adam; Lion's betas */
     float weight_decay;     /* parameters of two or more dimensions only */
@@ -255,6 +257,8 @@ typedef struct dt_sampling {
     float temperature; /* 0: the largest, whatever the rest says */
     float top_p;       /* 0 or 1: all */
 } dt_sampling;
+struct dt_trainer;
+struct dt_step_info;
 /* What a run measures, prints and writes. Steps 0: only at the end; pointers NULL: nothing. */
 typedef struct dt_output {
     int64_t eval_every, eval_batches;    /* steps between validations, and their batches; 0: the whole part */
@@ -268,6 +272,9 @@ typedef struct dt_output {
     const char *stop_on;   /* rules, comma-separated: save and stop when one of them fires */
     int32_t quiet;         /* no progress on standard output */
     int32_t show_program;  /* print the step program of rank 0 */
+    /* NULL, or called by dt_trainer_run on every rank after each step; what is not DT_OK ends the run */
+    dt_result (*after_step)(void *user, struct dt_trainer *t, const struct dt_step_info *info);
+    void *user;
 } dt_output;
 /* Where and how often a run saves its state, and what it does with what it finds there. */
 enum { DT_AUTO = -1 };
@@ -1004,7 +1011,9 @@ DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, d
  * piece) to their places in `values`, which has the whole shape; all others stay as they are. *held: how many there
  * are. Any rank alone, between steps. DT_E_USAGE: no parameter has this name. */
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held);
-/* Place of this rank along each axis of the mesh, and number of ranks along it (dt_axis). */
+/* Place of this rank along each axis of the mesh, and number of ranks along it (dt_axis). A dt_comm of the program's
+ * own may live beside a trainer and be used between its steps; a communicator over this rank's group of axis k is then
+ * dt_comm_split(comm, dt_comm_rank(comm) - m.at[k] * m.stride[k], &group). */
 DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
 
 /* Why are many ranks barely faster than one? Five questions, in order: an earlier answer makes the later ones wrong. c:
@@ -1290,12 +1299,12 @@ static dt_result dt__error(dt_result code, const char *format, ...)
 /* Checks the arguments of a public function. `spec` has a word for each value that follows: "data" is a pointer, which
  * must not be NULL; "c!" the address of a handle, which becomes NULL; "data/" a pointer that may be NULL where the
  * int64_t behind it, a count, is 0; "p~" a finite double; "op<3" an int from 0 to 2; "x#" a tensor of graph number
- * `graph`. Writes what is wrong. 0: nothing is. The test of all arguments is made from the calls. */
+ * `graph`, "x?" one or none. Writes what is wrong. 0: nothing is. The test of all arguments is made from the calls. */
 static int dt__argument_wrong(char *text, size_t size, const char *function, int32_t graph, const char *spec,
                               va_list *args)
 {
     for (const char *at = spec; *at; at += strcspn(at, " "), at += *at == ' ') {
-        int name = (int)strcspn(at, "!/~<# ");
+        int name = (int)strcspn(at, "!/~<#? ");
         const char *wrong = NULL;
         char is[32] = "NULL";
         if (at[name] == '~') {
@@ -1306,10 +1315,10 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
             int x = va_arg(*args, int);
             snprintf(is, sizeof is, "%d", x);
             if (x < 0 || x >= atoi(at + name + 1)) wrong = "pass a value of its enum";
-        } else if (at[name] == '#') {
+        } else if (at[name] == '#' || at[name] == '?') {
             dt_tensor x = va_arg(*args, dt_tensor);
             snprintf(is, sizeof is, x.id ? "of another graph" : "no tensor");
-            if (x.id <= 0) wrong = "it was never made, or the op that should make it failed";
+            if (!x.id) wrong = at[name] == '?' ? NULL : "it was never made, or the op that should make it failed";
             else if (x.graph != graph) wrong = "a graph uses its own tensors, until it is closed";
         } else {
             void *x = va_arg(*args, void *);
@@ -2456,7 +2465,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * How to add an op.
  *   A map op: 1. a row in this table; 2. its declaration above, or its code in dt_function. The row makes its kernel,
  *   builder and gradient.
- *   A row op: 1. a row in this table with its passes; 2. a builder in H6, which pushes the node.
+ *   A row op: 1. a row in this table with its passes; 2. a builder in H6, which checks its arguments (dt__refuses) and
+ *   pushes the node.
  *   Any other: 1. a row in this table; 2. its builder and its run function in H6; 3. its gradient, in H7 if rules
  *   cannot say it.
  * Then a row in tests/test_ops.c, which checks finite differences, and one in tests/interpreter.h: what the op computes
@@ -6198,6 +6208,8 @@ static int dt__joins(const dt__node *a, const dt__node *b, int axis)
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis)
 {
     if (dt__refuses(g, "tensors/", tensors, count)) return dt__none();
+    for (int64_t i = 0; i < count; i++)
+        if (dt__refuses(g, "tensors#", tensors[i])) return dt__none();
     int64_t parts = dt__min(count, DT__MAX_IN);
     dt__node n;
     if (count < 1)
@@ -7568,7 +7580,7 @@ static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *o)
 {
-    if (dt__refuses(g, "q# options", q, o)) return dt__none();
+    if (dt__refuses(g, "q# k? v? mask? options", q, k, v, mask, o)) return dt__none();
     int fused = !k.id;
     dt_shape sq = dt__at(g, q)->shape, sk = fused ? sq : dt__at(g, k)->shape, sm = dt__at(g, mask)->shape, stats;
     dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
@@ -10280,6 +10292,7 @@ static float dt__learning_rate(const dt_recipe *r, int64_t step)
 {
     double peak = (double)r->learning_rate, floor = (double)r->final_rate, x;
     int64_t tail = r->decay > 0 ? r->decay : dt__max(1, r->steps / 10);
+    if (r->rate) return r->rate(r->rate_user, step + 1);
     if (step < r->warmup) return (float)(peak * (double)(step + 1) / (double)r->warmup);
     if (r->schedule == DT_CONSTANT) return r->learning_rate;
     if (r->schedule == DT_WSD) x = (double)dt__max(0, step - (r->steps - tail)) / (double)tail;
@@ -12542,7 +12555,7 @@ typedef struct dt__rule_rank {
     int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are no outliers */
     double mean, squares;                 /* of the usual steps' seconds: mean, and sum of squared distances */
     double seconds, data, work, memory;   /* sums over the current block */
-    double first_memory, done;            /* mean over the first block; work of the last complete one */
+    double first_memory, done; /* mean over the first block where it is known; work of the last complete one */
 } dt__rule_rank;
 typedef struct dt__rule_spread { /* variances of a step's activations of one kind */
     int64_t step;
@@ -12869,7 +12882,7 @@ static void dt__rules_balance(dt_rules *r, int64_t steps)
 static void dt__rules_block(dt_rules *r, dt__rule_rank *k)
 {
     double memory = k->memory / (double)DT__RULE_BLOCK;
-    if (k->steps == DT__RULE_BLOCK) k->first_memory = memory;
+    if (!(k->first_memory > 0.0)) k->first_memory = memory;
     dt__rule_if(r, DT_RULE_LOW_UTILIZATION, k->work / k->seconds, '<', 0);
     dt__rule_if(r, DT_RULE_DATALOADER, k->data / k->seconds, '>', 0);
     dt__rule_if(r, DT_RULE_MEMORY_INCREASE, memory / k->first_memory - 1.0, '>', 0);
@@ -12896,7 +12909,8 @@ DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
     if (!r->began) dt__rule_if(r, DT_RULE_INITIALIZATION_TIME, s->at - s->seconds, '>', 0);
     r->began = 1;
     dt__rules_outlier(r, k, s->seconds);
-    k->seconds += s->seconds, k->data += s->data, k->work += work > 0.0 ? work : 0.0, k->memory += s->memory;
+    k->seconds += s->seconds, k->data += s->data, k->work += work > 0.0 ? work : 0.0;
+    k->memory += s->memory > 0.0 ? s->memory : __builtin_nan(""); /* NaN: that of the block is not known */
     if (++k->steps % DT__RULE_BLOCK == 0) dt__rules_block(r, k);
     r->now.rank = -1;
     dt__rule_if(r, DT_RULE_STALLED, s->at - r->progress, '>', 0);
@@ -20171,6 +20185,8 @@ typedef struct dt__engine {
     int64_t reductions;           /* on both streams */
     uint32_t *own_tokens;         /* with context shards: tokens and targets of this rank's leaves */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: no timeline */
+    double (*inner)[2];           /* likewise, of the exchanges inside segments */
+    int64_t inners, inner_room, inner_kept; /* kept: of the step */
 } dt__engine;
 
 static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
@@ -20736,6 +20752,7 @@ static void dt__engine_close(dt__engine *e)
     dt__store_close(&e->store);
     dt__program_close(&e->program);
     dt__net_close(&e->net);
+    dt__free(e->inner);
     dt__free(e->parts);
     dt__free(e->replica_parts);
     dt__free(e->part_count);
@@ -20786,6 +20803,9 @@ static void dt__engine_within(dt__engine *e, double start)
     e->seconds_sending += seconds;
     e->seconds_within += seconds;
     e->seconds_working -= seconds;
+    if (!e->when || !dt__reserve((void **)&e->inner, e->inners, &e->inner_room, e->inners + 1, 16, "the timeline"))
+        return;
+    e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
 }
 
 /* dt__tp.combine over the tensor group. */
@@ -21474,6 +21494,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     unsigned saved = dt__fp_enter();
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * dt__engine_leaves(e) * (1 + e->net.count)));
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
+    e->inners = 0;
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt__instr *i = &e->program.list[k];
         double start, end;
@@ -21499,6 +21520,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
         if (i->op == DT_REDUCE || i->op == DT_GATHER) e->seconds_summing += end - start;
         if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = end;
     }
+    e->inner_kept = e->inners;
     dt__fp_leave(saved);
     return r ? dt__engine_abandon(e, r) : DT_OK;
 }
@@ -23397,6 +23419,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
     int64_t words = e->rows * r->sequence / e->mesh.size[DT_AXIS_CONTEXT];
+    int cut = 0;
     dt_result result;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
@@ -23409,6 +23432,11 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     if (!result && t->layout.ep > 1 && !e->net.routed)
         result = dt__error(DT_E_USAGE, "--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
                            (long long)t->layout.ep);
+    for (int32_t i = 0; i < e->net.param_count; i++) cut |= e->net.params[i].is.cut >= 0;
+    if (!result && t->layout.tp > 1 && !cut)
+        result = dt__error(DT_E_USAGE, "--tp %lld: no product of this model can be cut, and ranks would repeat its "
+                           "work: leave --tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS",
+                           (long long)t->layout.tp);
     if (!result) result = dt__trainer_ids(t);
     if (!result && !dt__predicts_text(&e->net, words, r->model.vocabulary)) t->layout.output.sample_length = 0;
     if (!result) result = dt__engine_open(e);
@@ -24508,7 +24536,7 @@ static dt_result dt__weights_load(dt_trainer *t)
 /* An interval of a rank's work: an instruction, or consecutive instructions that differ only in the segment. */
 typedef struct dt__bar {
     double begin, end;                           /* seconds of the machine's clock */
-    int32_t op, back, shard, micro, first, last; /* segments */
+    int32_t op, back, shard, micro, first, last; /* segments; op -1: an exchange inside one */
     int32_t line;                                /* thread of the program: 1 communicates */
 } dt__bar;
 enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
@@ -24534,7 +24562,7 @@ static dt_result dt__timeline_close(dt_trainer *t, int whole)
     return r;
 }
 
-/* The bars of this rank; room for one per instruction. */
+/* The bars of this rank; room for one per instruction, then those of the exchanges inside segments. */
 static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
 {
     int32_t count = 0;
@@ -24550,13 +24578,18 @@ static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
         b->last = i->segment;
         b->end = e->when[2 * k + 1];
     }
+    for (int64_t k = 0; k < e->inner_kept; k++, count++) {
+        bar[count].begin = e->inner[k][0], bar[count].end = e->inner[k][1];
+        bar[count].op = -1, bar[count].shard = bar[count].first = -1;
+    }
     return count;
 }
 
 /* "FORWARD of shard 2, micro-batch 0, segments 1 to 4". */
 static const char *dt__bar_text(const dt__bar *b, char *text, size_t size)
 {
-    int used = snprintf(text, size, "%s%s", dt__instr_names[b->op], b->back ? " gradient" : "");
+    int used = snprintf(text, size, "%s%s", b->op < 0 ? "exchange" : dt__instr_names[b->op],
+                        b->back ? " gradient" : "");
     if (b->shard >= 0)
         used += snprintf(text + used, size - (size_t)used, " of shard %d, micro-batch %d", b->shard, b->micro);
     if (b->first >= 0)
@@ -24574,8 +24607,8 @@ static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int r
     for (int rank = 0; rank < ranks; rank++)
         for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
             fprintf(f, "%s{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
-                    comma, dt__bar_text(b, text, sizeof text), dt__instr_names[b->op], rank + b->line * ranks,
-                    1e6 * (b->begin - from), 1e6 * (b->end - b->begin));
+                    comma, dt__bar_text(b, text, sizeof text), b->op < 0 ? "EXCHANGE" : dt__instr_names[b->op],
+                    rank + b->line * ranks, 1e6 * (b->begin - from), 1e6 * (b->end - b->begin));
             comma = ",\n";
         }
     fprintf(f, "\n]}\n");
@@ -24585,7 +24618,7 @@ static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int r
 static dt_result dt__timeline_write(dt_trainer *t)
 {
     int ranks = dt_comm_size(t->comm);
-    float count = (float)t->e.program.count;
+    float count = (float)(t->e.program.count + t->e.inner_kept);
     dt_result r = dt_all_reduce(t->comm, &count, 1, DT_MAX);
     int64_t most = (int64_t)count, floats = most * DT__BAR_WORDS;
     dt__bar *bars;
@@ -25375,7 +25408,8 @@ static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double 
     if (!r) r = dt_all_gather(t->comm, own, t->counts, 5);
     for (s.step = info->step; s.rank < dt_comm_size(t->comm) && !r; s.rank++) {
         const float *x = t->counts + 5 * (int64_t)s.rank;
-        s.seconds = (double)x[0], s.waiting = (double)x[1], s.data = (double)x[2], s.memory = (double)x[3];
+        s.seconds = (double)x[0], s.waiting = (double)x[1], s.data = (double)x[2];
+        s.memory = t->layout.output.doctor && t->pulses <= DT__PULSES ? 0.0 : (double)x[3]; /* the doctor needs some */
         s.at = (double)t->counts[4];
         r = dt_rules_step(t->rules, &s);
     }
@@ -26266,7 +26300,10 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 {
     if (dt__refused("t info", t, info)) return DT_E_USAGE;
     dt_result r = t->first == t->recipe.steps ? dt__trainer_done(t, info) : DT_OK;
-    while (!r && t->e.step < t->recipe.steps) r = dt_trainer_step(t, info);
+    while (!r && t->e.step < t->recipe.steps) {
+        r = dt_trainer_step(t, info);
+        if (!r && t->layout.output.after_step) r = t->layout.output.after_step(t->layout.output.user, t, info);
+    }
     return r;
 }
 

@@ -29,8 +29,8 @@ after('rows in the table', qr/    MAP\(NEG, A, [^\n]*\n/, <<'C');
 C
 after('the declarations', qr/DT_API dt_tensor dt_gelu\(dt_graph \*g, dt_tensor x\);\n/,
     "DT_API dt_tensor dt_cube(dt_graph *g, dt_tensor x);\nDT_API dt_tensor dt_unit(dt_graph *g, dt_tensor x);\n");
-after("the row op's builder", qr/DT_API dt_tensor dt_softmax\(dt_graph \*g, dt_tensor x, int axis\)\s*\{[^}]*\}\n/,
-    "DT_API dt_tensor dt_unit(dt_graph *g, dt_tensor x) { return dt__along(g, DT__OP_UNIT, x, -1, \"unit\"); }\n");
+after("the row op's builder", qr/DT_API dt_tensor dt_softmax\(dt_graph \*g, dt_tensor x, unsigned axes\)\s*\{[^}]*\}\n/,
+    "DT_API dt_tensor dt_unit(dt_graph *g, dt_tensor x) { return dt__refuses(g, \"x#\", x) ? dt__none() : dt__along(g, DT__OP_UNIT, x, DT_LAST, \"unit\"); }\n");
 spew("$tmp/dtrain.h", $text);
 spew("$tmp/ops.c", <<'C');
 #define DTRAIN_IMPLEMENTATION

@@ -10,7 +10,7 @@ use Dt;
 use Test::More;
 
 # NULL, or any number, that the documentation allows. A function's name: all that it takes.
-my %allowed = map { $_ => 1 } qw(dt_fail.what dt_comm_open.argc dt_comm_open.argv dt_top_k.indices dt_attend.mask dt_attend.k dt_attend.v
+my %allowed = map { $_ => 1 } qw(dt_fail.what dt_comm_open.argc dt_comm_open.argv dt_top_k.indices
     dt_rope.scaling dt_tokenizer_train.special dt_data_open.t dt_data_tokenize.tokens dt_rules_set.value dt_rules_on_fire.action
     dt_rules_on_fire.user dt_nccl_collect.stream dt_nccl_wait.stream dt_trainer_sample.how dt_generator_open.layout
     dt_generate.tokens dt_generator_evaluate.tokens dt_generator_evaluate.bytes dt_doctor.text dt_optimizer_step.c
@@ -56,7 +56,7 @@ for my $name (sort keys %type) {
         my $t = $declared{$bad};
         my @wrong = $kind{$bad} =~ /~/ ? map { "($t)$_" } qw(NAN INFINITY)
             : $kind{$bad} =~ /<(\d+)/ ? map { "($t)$_" } -1, $1
-            : $kind{$bad} =~ /#/ ? qw(none foreign old) : 'NULL';
+            : $kind{$bad} =~ /#/ ? qw(none foreign old) : $kind{$bad} =~ /\?/ ? qw(foreign old) : 'NULL';
         for my $value (@wrong) {
             my $call = "$name(" . join(', ', map { $_->[1] eq $bad ? $value : $good{$_->[1]} } @{$type{$name}}) . ')';
             my $r = $returns{$name};

@@ -252,6 +252,102 @@ static void test_halves(void)
 }
 
 /* A program that has forgotten dt_launch. */
+/* ---- from a trainer ---- */
+
+static dt_result plane(void *user, dt_split split, int64_t i, void *in, void *out)
+{
+    float *x = (float *)in;
+    (void)user, (void)split;
+    x[0] = (float)(i % 8) / 8.0f, x[1] = (float)(i / 8) / 8.0f;
+    *(float *)out = x[0] - 2.0f * x[1];
+    return DT_OK;
+}
+static dt_tensor height(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_error_loss(g, DT_MSE, dt_linear_with(g, x, "out", 1, 0.5f, 0), dt_targets(g));
+}
+static float cosine(void *user, int64_t step)
+{
+    dt_recipe r = *(const dt_recipe *)user;
+    r.rate = NULL;
+    return dt__learning_rate(&r, step - 1);
+}
+typedef struct seen {
+    int64_t steps, last, stop;
+    float rate;
+} seen;
+static dt_result look(void *user, dt_trainer *t, const dt_step_info *info)
+{
+    seen *s = (seen *)user;
+    (void)t;
+    s->steps++, s->last = info->step, s->rate = info->learning_rate;
+    return info->step == s->stop ? dt__error(DT_E_STOPPED, "enough") : DT_OK;
+}
+static dt_result run_plane(dt_recipe recipe, dt_layout layout, char hash[65])
+{
+    static const dt_segment one = {"", height, NULL};
+    dt_source source = {NULL, {64, 0}, 2, 1, DT_F32, DT_F32, plane};
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result r;
+    recipe.source = &source, recipe.model = dt_model_segments(&one, 1, 0);
+    layout.output.quiet = 1, layout.output.eval_batches = 0, layout.output.sample_length = 0, layout.threads = 1;
+    r = dt_trainer_open(&t, &recipe, &layout);
+    if (!r) r = dt_trainer_run(t, &info);
+    snprintf(hash, 65, "%s", t ? dt_trainer_hash(t) : "");
+    dt_trainer_close(&t);
+    return r;
+}
+static void test_trainer(void)
+{
+    dt_recipe recipe = dt_recipe_default(), hooked;
+    dt_layout layout = dt_layout_default();
+    char plain[65], other[65];
+    seen s = {0, 0, 0, 0.0f};
+    recipe.batch = 8, recipe.steps = 12, recipe.warmup = 3, recipe.schedule = DT_COSINE;
+    tap_ok(!run_plane(recipe, layout, plain), "a plane is trained");
+    hooked = recipe, hooked.rate = cosine, hooked.rate_user = &recipe;
+    hooked.schedule = DT_CONSTANT, hooked.warmup = 0;
+    layout.output.after_step = look, layout.output.user = &s;
+    tap_ok(!run_plane(hooked, layout, other) && !strcmp(plain, other), "a rate of the program's own has the bits of the schedule that it computes");
+    tap_ok(s.steps == 12 && s.last == 12 && s.rate > 0.0f && s.rate < recipe.learning_rate, "a program's function is called after each step");
+    s.stop = 5;
+    tap_ok(run_plane(recipe, layout, other) == DT_E_STOPPED && s.last == 5 && strcmp(plain, other), "  and ends the run by what it returns");
+}
+
+/* Groups of two ranks by the first axis and by the second, beside a trainer: the sums of ranks' numbers. */
+static dt_result beside(dt_comm *c, float sums[2])
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_trainer *t = NULL;
+    dt_mesh m;
+    dt_result r;
+    char hash[65];
+    recipe.batch = 4, recipe.data_shards = 2, recipe.tensor_shards = 2, recipe.steps = 1, layout.tp = 2;
+    if (run_plane(recipe, layout, hash) != DT_E_USAGE || !strstr(dt_last_error(), "--tp 2: no product of this model can be cut")) return DT_E_SELFCHECK;
+    recipe.data = "tests/golden/tokens/train.txt", recipe.model = dt_model_gpt2("nano"), recipe.steps = 2, recipe.tensor_shards = 2;
+    recipe.data_shards = 2, recipe.batch = 4, recipe.sequence = 16;
+    layout.tp = 2, layout.output.quiet = 1, layout.output.sample_length = 0, layout.output.eval_batches = 0, layout.threads = 1;
+    r = dt_trainer_open(&t, &recipe, &layout);
+    for (int step = 0; step < 2 && !r; step++) {
+        static const int axes[2] = {DT_AXIS_DATA, DT_AXIS_TENSOR};
+        dt_step_info info;
+        r = dt_trainer_step(t, &info);
+        m = dt_trainer_mesh(t);
+        for (int i = 0; i < 2 && !r; i++) {
+            dt_comm *group = NULL;
+            r = dt_comm_split(c, dt_comm_rank(c) - m.at[axes[i]] * m.stride[axes[i]], &group);
+            sums[i] = (float)dt_comm_rank(c) + 1.0f;
+            if (!r) r = dt_all_reduce(group, &sums[i], 1, DT_SUM);
+            dt_comm_close(&group);
+        }
+    }
+    dt_trainer_close(&t);
+    return r;
+}
+
 static void test_launch(void)
 {
     char *list[] = {(char *)"program", (char *)"--ranks", (char *)"2", NULL}, **argv = list;
@@ -262,9 +358,17 @@ static void test_launch(void)
            "--ranks without dt_launch: %s", dt_last_error());
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     char name[] = "/tmp/dt_loop_XXXXXX", command[300];
+    if (argc > 1) { /* "beside": a rank of the test below: neighbours share tensors, so ranks 0 and 2 share data group 0 */
+        dt_comm *c = NULL;
+        float sums[2] = {0.0f, 0.0f};
+        if (dt_comm_open(&c, &argc, &argv) || beside(c, sums)) return dt_fail("beside");
+        argc = sums[0] != (dt_comm_rank(c) % 2 ? 6.0f : 4.0f) || sums[1] != (dt_comm_rank(c) < 2 ? 3.0f : 7.0f);
+        dt_comm_close(&c);
+        return argc;
+    }
     folder = mkdtemp(name);
     if (!folder) tap_bail("no directory");
     test_graphs();
@@ -274,6 +378,9 @@ int main(void)
     test_files();
     test_halves();
     test_launch();
+    test_trainer();
+    snprintf(command, sizeof command, "'%s' beside --ranks 4", argv[0]);
+    tap_ok(!system(command), "a communicator of the program's own, and groups of its axes, beside a trainer");
     snprintf(command, sizeof command, "rm -r '%s'", folder);
     if (system(command)) tap_note("%s stays", folder);
     return tap_done();

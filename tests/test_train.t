@@ -88,6 +88,12 @@ for my $layout ('--ranks 1', '--ranks 2 --nodes 2 --zero 1 --overlap on', '--ran
         'five questions and the main finding, once');
 }
 
+{ # what the doctor itself takes is no increase of the run's memory
+    my (undef, $out) = run(100, trainer() . " --data $data --model nano --batch 8 --sequence 32 --steps 30 --doctor --rules --ranks 1 --eval-batches 0 --sample-length 0");
+    like($out, qr/^finding  \w+$/m, 'with rules the doctor looks as well');
+    unlike($out, qr/MemoryIncrease/, '  and no rule fires for its memory') or diag($out);
+}
+
 # ---- the timeline: what every rank did when ----
 for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
     my $layout = "--ranks 4 --pp 2 --bucket 5000 --launch $case->[0] --overlap $case->[1]";
@@ -96,6 +102,7 @@ for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
     my (%stages, %end, $late);
     for my $e (@$event) {
         $stages{"$1.$2"}{$e->{tid}} = 1 if $e->{name} =~ /^FORWARD of shard (\d+), micro-batch (\d+), segment/;
+        next if $e->{cat} eq 'EXCHANGE';
         $late++ if $e->{ts} < ($end{$e->{tid}} // 0) - 0.002 || $e->{dur} < 0;
         $end{$e->{tid}} = $e->{ts} + $e->{dur};
     }
@@ -104,6 +111,14 @@ for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
     ok(!$late, 'no bar begins before the one before it has ended');
     is(scalar(grep { $_->{cat} eq 'UPDATE' } @$event), 4, 'each rank updates once');
     is(scalar(grep { $_->{cat} =~ /WARD/ && $_->{dur} <= 0 } @$event), 0, 'no work takes no time');
+}
+{ # exchanges of tensor, context and expert groups lie inside the segment that waits for them
+    result_of("--data $data --quiet --ranks 2 --tp 2 --eval-batches 1 --timeline $tmp/t.json", '--tensor-shards 2');
+    my @event = @{decode_json(slurp("$tmp/t.json"))->{traceEvents}};
+    my @inside = grep { $_->{cat} eq 'EXCHANGE' } @event;
+    my @lost = grep { my $x = $_; !grep { $_->{cat} =~ /WARD/ && $_->{tid} == $x->{tid} && $_->{ts} <= $x->{ts} + 0.002 && $_->{ts} + $_->{dur} >= $x->{ts} + $x->{dur} - 0.002 } @event } @inside;
+    cmp_ok(scalar @inside, '>', 8, 'timeline: ' . @inside . ' exchanges of the tensor group');
+    is(scalar @lost, 0, '  each inside a segment');
 }
 my ($failed) = run(60, trainer() . " --data $data --model nano --learning-rate 1e30 --warmup 0 --clip 0 --steps 20 --quiet --timeline $tmp/none.json");
 is($failed, 1, 'a run that fails');
