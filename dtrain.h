@@ -84,19 +84,19 @@ extern "C" {
 
 /* ==== The core: what a first program needs. The rest of each section follows it. ==== */
 /* X(code, exit status, sentence): the results of functions. */
-#define DT_RESULTS(X)                                                                                        \
-    X(DT_OK, 0, "no error")                                                                                  \
-    X(DT_E_HELP, 0, "help was asked for")                                                                    \
-    X(DT_E_USAGE, 2, "a wrong option or argument")                                                           \
-    X(DT_E_SHAPE, 1, "shapes or types that do not fit")                                                      \
-    X(DT_E_MEMORY, 1, "not enough memory")                                                                   \
-    X(DT_E_FILE, 1, "a file that cannot be read or written")                                                 \
-    X(DT_E_DATA, 1, "a file whose content is not what it should be")                                         \
-    X(DT_E_PEER, 1, "another rank is dead, frozen or disagrees")                                             \
-    X(DT_E_NUMERIC, 1, "a number that is not finite")                                                        \
-    X(DT_E_STOPPED, 75, "stopped on request; a checkpoint is there: run again to go on")                     \
-    X(DT_E_INTERRUPTED, 130, "interrupted before the work was saved")                                        \
-    X(DT_E_SYSTEM, 1, "the operating system refused")                                                        \
+#define DT_RESULTS(X) \
+    X(DT_OK, 0, "no error") \
+    X(DT_E_HELP, 0, "help was asked for") \
+    X(DT_E_USAGE, 2, "a wrong option or argument") \
+    X(DT_E_SHAPE, 1, "shapes or types that do not fit") \
+    X(DT_E_MEMORY, 1, "not enough memory") \
+    X(DT_E_FILE, 1, "a file that cannot be read or written") \
+    X(DT_E_DATA, 1, "a file whose content is not what it should be") \
+    X(DT_E_PEER, 1, "another rank is dead, frozen or disagrees") \
+    X(DT_E_NUMERIC, 1, "a number that is not finite") \
+    X(DT_E_STOPPED, 75, "stopped on request; a checkpoint is there: run again to go on") \
+    X(DT_E_INTERRUPTED, 130, "interrupted before the work was saved") \
+    X(DT_E_SYSTEM, 1, "the operating system refused") \
     X(DT_E_SELFCHECK, 1, "this build or processor does not compute exactly")
 #define DT__RESULT_ENUM(code, status, sentence) code,
 typedef enum dt_result { DT_RESULTS(DT__RESULT_ENUM) DT__RESULT_COUNT } dt_result;
@@ -732,16 +732,16 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
  *   MemoryIncrease        a rank's mean memory over 10 steps is > 1 + [0] 0.05 times that of its first 10
  *   MaxInitializationTime the first step begins later than [0] 1200 s
  * Rules about matrices ignore vectors (units 0: biases, gains), which start as constants. */
-#define DT_RULES(X)                                                                                                    \
-    X(DT_RULE_VANISHING_GRADIENT, "VanishingGradient") X(DT_RULE_EXPLODING_TENSOR, "ExplodingTensor")                  \
-    X(DT_RULE_DEAD_RELU, "DeadRelu") X(DT_RULE_SATURATED_ACTIVATION, "SaturatedActivation")                            \
-    X(DT_RULE_LOSS_NOT_DECREASING, "LossNotDecreasing") X(DT_RULE_OVERFIT, "Overfit")                                  \
-    X(DT_RULE_OVERTRAINING, "Overtraining") X(DT_RULE_POOR_INITIALIZATION, "PoorWeightInitialization")                 \
-    X(DT_RULE_UPDATE_RATIO, "WeightUpdateRatio") X(DT_RULE_ALL_ZERO, "AllZero") X(DT_RULE_VARIANCE, "TensorVariance")  \
-    X(DT_RULE_UNCHANGED, "UnchangedTensor") X(DT_RULE_CLASS_IMBALANCE, "ClassImbalance")                               \
-    X(DT_RULE_STALLED, "StalledTraining") X(DT_RULE_STEP_OUTLIER, "StepOutlier")                                       \
-    X(DT_RULE_LOAD_BALANCING, "LoadBalancing") X(DT_RULE_LOW_UTILIZATION, "LowUtilization")                            \
-    X(DT_RULE_DATALOADER, "Dataloader") X(DT_RULE_MEMORY_INCREASE, "MemoryIncrease")                                   \
+#define DT_RULES(X) \
+    X(DT_RULE_VANISHING_GRADIENT, "VanishingGradient") X(DT_RULE_EXPLODING_TENSOR, "ExplodingTensor") \
+    X(DT_RULE_DEAD_RELU, "DeadRelu") X(DT_RULE_SATURATED_ACTIVATION, "SaturatedActivation") \
+    X(DT_RULE_LOSS_NOT_DECREASING, "LossNotDecreasing") X(DT_RULE_OVERFIT, "Overfit") \
+    X(DT_RULE_OVERTRAINING, "Overtraining") X(DT_RULE_POOR_INITIALIZATION, "PoorWeightInitialization") \
+    X(DT_RULE_UPDATE_RATIO, "WeightUpdateRatio") X(DT_RULE_ALL_ZERO, "AllZero") X(DT_RULE_VARIANCE, "TensorVariance") \
+    X(DT_RULE_UNCHANGED, "UnchangedTensor") X(DT_RULE_CLASS_IMBALANCE, "ClassImbalance") \
+    X(DT_RULE_STALLED, "StalledTraining") X(DT_RULE_STEP_OUTLIER, "StepOutlier") \
+    X(DT_RULE_LOAD_BALANCING, "LoadBalancing") X(DT_RULE_LOW_UTILIZATION, "LowUtilization") \
+    X(DT_RULE_DATALOADER, "Dataloader") X(DT_RULE_MEMORY_INCREASE, "MemoryIncrease") \
     X(DT_RULE_INITIALIZATION_TIME, "MaxInitializationTime")
 #define DT__RULE_ENUM(code, name) code,
 typedef enum dt_rule { DT_RULES(DT__RULE_ENUM) DT_RULE_COUNT } dt_rule;
@@ -1027,8 +1027,8 @@ DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
  *   OVERLAP    the exposed exchange exceeds rest by 20 % of the step (and 1 ms); not while threads wait for cores
  *   PLACEMENT  tensor groups span nodes; a machine has more threads than cores; or a rank works 3 times as long as the
  *              median rank */
-#define DT_BRANCHES(X)                                                                                       \
-    X(DT_BRANCH_TRANSPORT, "transport") X(DT_BRANCH_DATA, "data") X(DT_BRANCH_BATCH, "batch")                \
+#define DT_BRANCHES(X) \
+    X(DT_BRANCH_TRANSPORT, "transport") X(DT_BRANCH_DATA, "data") X(DT_BRANCH_BATCH, "batch") \
     X(DT_BRANCH_OVERLAP, "overlap") X(DT_BRANCH_PLACEMENT, "placement")
 #define DT__BRANCH_ENUM(code, name) code,
 typedef enum dt_branch { DT_BRANCHES(DT__BRANCH_ENUM) DT_BRANCH_COUNT } dt_branch;
@@ -1140,7 +1140,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #if !defined(__GNUC__)
 #error "dtrain.h: the implementation needs gcc or clang (vector extensions)"
 #endif
-#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) ||                         \
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
     (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "dtrain.h: compile the implementation without -ffast-math and its parts (-Ofast sets it): they change results"
 #endif
@@ -11798,13 +11798,6 @@ typedef struct dt__learner {
     dt__table pair;  /* int32_t[2]; value: how often the texts have the pair */
 } dt__learner;
 
-static void dt__learner_free(dt__learner *l)
-{
-    dt__table_free(&l->word);
-    dt__free(l->symbol);
-    dt__table_free(&l->pair);
-}
-
 /* For dt__walk: counts a pre-token. */
 static dt_result dt__learner_word(void *context, const unsigned char *p, int64_t n, int32_t id)
 {
@@ -11934,7 +11927,9 @@ static dt_result dt__tokenizer_learn(dt_tokenizer *t, const char *path, int64_t 
     if (!r) r = dt__walk_files(&w, path);
     if (!r) r = dt__learner_start(&l);
     if (!r) r = dt__learner_run(&l, vocabulary);
-    dt__learner_free(&l);
+    dt__table_free(&l.word);
+    dt__free(l.symbol);
+    dt__table_free(&l.pair);
     return r;
 }
 
@@ -13384,13 +13379,6 @@ static void dt__comm_progress(dt_comm *c, int64_t step)
     if (c->job) __atomic_store_n(&c->job->progress, step, __ATOMIC_RELAXED);
 }
 
-/* Tells the supervisor whether the job could go on with only `ranks` of its ranks. */
-static void dt__comm_fits(dt_comm *c, int ranks, int fits)
-{
-    if (c->job && ranks <= c->job->size)
-        __atomic_store_n(&dt__job_rank(c->job, ranks - 1)->unfit, !fits, __ATOMIC_RELAXED);
-}
-
 /* Did a rank that ended with this wait status fail? A rank that stopped on request did not. */
 static int dt__end_failed(int status) { return status && status != dt_exit_code(DT_E_STOPPED) << 8; }
 
@@ -13881,13 +13869,6 @@ static int dt__spins(const dt__job *job, int streams)
 {
     int fits = job && streams <= dt__own_cores() && job->size * streams <= sysconf(_SC_NPROCESSORS_ONLN);
     return fits ? DT__SPINS : streams > 1 ? 4 : 20;
-}
-
-/* From here on only the background thread uses it. */
-static void dt__comm_other_stream(dt_comm *c)
-{
-    c->stream = 1;
-    c->spins = dt__spins(c->job, DT__STREAMS);
 }
 
 /* ---- shared memory ---- */
@@ -20171,7 +20152,7 @@ typedef struct dt__engine {
     float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
-    int64_t step, lost_rate;      /* lost_rate: steps that the schedule forgets (DT_FORGET) */
+    int64_t step;
     dt_result exchanged;          /* first error of the communication inside operations */
     float *input, *target;        /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     dt__queue queue;              /* of stream 1; not running without overlap */
@@ -20624,7 +20605,7 @@ static dt_result dt__engine_overlap(dt__engine *e)
     for (int i = 0; i < 2; i++) e->queue.waits[i] = &dt__own_state(e->ranks.data)->stream[i].waiting;
     dt__engine_others(e, comms);
     for (int i = 0; i < 6; i++)
-        if (comms[i]) dt__comm_other_stream(comms[i]);
+        if (comms[i]) comms[i]->stream = 1, comms[i]->spins = dt__spins(comms[i]->job, DT__STREAMS);
     return DT_OK;
 }
 
@@ -21386,7 +21367,7 @@ static dt_result dt__engine_update(dt__engine *e)
     e->norm = dt__sqrtf(squares);
     if (!result) result = dt__update_check(squares, e->step);
     if (result) return result;
-    e->rate = dt__update_begin(&e->powers, e->recipe, e->step - e->lost_rate, e->norm, u);
+    e->rate = dt__update_begin(&e->powers, e->recipe, e->step, e->norm, u);
     for (int32_t i = 0; i < e->net.param_count; i++)
         dt__engine_step_param(e, &e->net.params[i], &u[e->net.params[i].is.shape.dims >= 2]);
     return DT_OK;
@@ -22734,7 +22715,6 @@ struct dt_trainer {
     dt__state state;
     dt__saver save;
     int64_t first;       /* step of the checkpoint that training resumed from; 0: none */
-    int64_t lost_data, lost_rng; /* what the data cursor and random streams have forgotten of it (DT_FORGET) */
     char hash[68];
     int64_t hashed; /* step of the hash; -1: none */
     int live; /* a line of progress that the next one replaces */
@@ -23006,8 +22986,7 @@ static int64_t dt__trainer_index(const dt_trainer *t, int64_t step, int64_t row)
 static int64_t dt__trainer_row(const void *context, int64_t step, int64_t row)
 {
     const dt_trainer *t = (const dt_trainer *)context;
-    return dt__sample_at(t->feed.is.samples[DT_TRAIN], (uint64_t)t->recipe.seed,
-                         dt__trainer_index(t, step - t->lost_data, row));
+    return dt__sample_at(t->feed.is.samples[DT_TRAIN], (uint64_t)t->recipe.seed, dt__trainer_index(t, step, row));
 }
 
 /* Samples and random streams of unit (shard, micro). */
@@ -23015,7 +22994,7 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
-    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->step - t->lost_rng;
+    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->step;
     dt__engine_samples(e, t->batch.input + row * t->feed.is.inputs, t->batch.target + row * t->feed.is.targets);
     for (int64_t i = 0; i < e->rows * dt__engine_leaves(e); i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
@@ -24145,6 +24124,7 @@ static dt_result dt__save_open(dt_trainer *t)
 {
     dt__saver *s = &t->save;
     const dt_checkpoints *l = &t->layout.checkpoint;
+    dt__job *job = t->comm->job;
     dt_result r = dt__files_open(&s->files, dt_comm_rank(t->comm));
     if (r) return r;
     s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
@@ -24160,7 +24140,8 @@ static dt_result dt__save_open(dt_trainer *t)
         r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
-    for (int n = 1; n < dt_comm_size(t->comm) && !r; n++) dt__comm_fits(t->comm, n, dt__engine_fits(&t->e, n));
+    for (int n = 1; job && n < dt_comm_size(t->comm) && n <= job->size && !r; n++) /* could n ranks go on? */
+        __atomic_store_n(&dt__job_rank(job, n - 1)->unfit, !dt__engine_fits(&t->e, n), __ATOMIC_RELAXED);
     s->last = dt__now();
     return r;
 }
@@ -24203,25 +24184,6 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     return r;
 }
 
-/* For labs: DT_FORGET names a part of the state to drop as if the checkpoint did not hold it: the optimizer state, or
- * the step that the schedule, the data cursor or the random streams count. */
-static dt_result dt__trainer_forget(dt_trainer *t)
-{
-    const char *what = getenv("DT_FORGET");
-    dt__engine *e = &t->e;
-    int64_t own = e->store.shards > 1 ? e->store.own_params : e->store.param_floats;
-    if (!what || !*what || !t->first) return DT_OK;
-    if (!strcmp(what, "schedule")) e->lost_rate = e->step;
-    else if (!strcmp(what, "cursor")) t->lost_data = e->step;
-    else if (!strcmp(what, "rng")) t->lost_rng = e->step;
-    else if (strcmp(what, "optimizer"))
-        return dt__error(DT_E_USAGE, "DT_FORGET=%s: it is optimizer, schedule, cursor or rng", what);
-    for (int i = 0; i < DT__STATE_AVERAGE && !strcmp(what, "optimizer"); i++)
-        if (e->state[i]) dt__mem_fill(t->pool, e->state[i], 0.0f, own);
-    if (!strcmp(what, "optimizer")) e->powers.power1 = e->powers.power2 = 1.0;
-    return DT_OK;
-}
-
 /* The newest step before *step that has a checkpoint, on all ranks; -1: there is none (collective). */
 static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
 {
@@ -24254,7 +24216,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         if (!r) r = dt__resume_one(t, folder);
         if (!r) {
             dt__comm_progress(t->comm, t->first = t->e.step);
-            return dt__trainer_forget(t);
+            return DT_OK;
         }
         if (r != DT_E_DATA && r != DT_E_FILE) return r;
         if (dt_trainer_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());

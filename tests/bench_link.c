@@ -86,7 +86,7 @@ static dt_result hidden(dt_comm *c, float *x)
     both.turns = (int64_t)((double)both.turns * 2 * sum[0] / alone[0]);
     both.x = x;
     if (!r) r = dt_comm_split(c, 0, &both.other);
-    if (!r) dt__comm_other_stream(both.other);
+    if (!r) both.other->stream = 1, both.other->spins = dt__spins(both.other->job, DT__STREAMS);
     for (int k = 0; k < ROUNDS && !r; k++) {
         r = timed(c, once, SUM_EXACT, x, &sum[k]);
         if (!r) r = timed(c, compute, 0, x, &alone[k]);

@@ -96,7 +96,7 @@ static void fuzz_learn(const unsigned char *data, size_t size)
         if (l.pair.entry[i].value < 0) stop("a pair with a negative count");
     round_trip(l.t, data, size);
     dt_tokenizer_close(&l.t);
-    dt__learner_free(&l);
+    dt__table_free(&l.word), dt__free(l.symbol), dt__table_free(&l.pair);
 }
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
