@@ -258,7 +258,7 @@ typedef struct dt_sampling {
     float top_p;       /* 0 or 1: all */
 } dt_sampling;
 struct dt_trainer;
-struct dt_step_info;
+typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; below, with its _zero() */
 /* What a run measures, prints and writes. Steps 0: only at the end; pointers NULL: nothing. */
 typedef struct dt_output {
     int64_t eval_every, eval_batches;    /* steps between validations, and their batches; 0: the whole part */
@@ -271,9 +271,8 @@ typedef struct dt_output {
     int32_t rules;         /* apply dt_rules to every step, and print at the end which fired */
     const char *stop_on;   /* rules, comma-separated: save and stop when one of them fires */
     int32_t quiet;         /* no progress on standard output */
-    int32_t show_program;  /* print the step program of rank 0 */
     /* NULL, or called by dt_trainer_run on every rank after each step; what is not DT_OK ends the run */
-    dt_result (*after_step)(void *user, struct dt_trainer *t, const struct dt_step_info *info);
+    dt_result (*after_step)(void *user, struct dt_trainer *t, const dt_step_info *info);
     void *user;
 } dt_output;
 /* Where and how often a run saves its state, and what it does with what it finds there. */
@@ -329,7 +328,6 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 /* One rank's part of a training run, for one thread at a time. Rank 0 prints progress to standard output unless
  * output.quiet; nothing else in the library prints. */
 typedef struct dt_trainer dt_trainer;
-typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; below, with its _zero() */
 /* Collective over the ranks that dt_launch started. Checks recipe and layout, opens the data, plans and allocates all
  * memory, draws the parameters. The structs are copied; strings and segments must outlive the trainer. */
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
@@ -6394,12 +6392,6 @@ static dt_tensor dt__all_rows(dt_graph *g, dt_tensor x, int matrix)
     if (!dt__splits_rows(g)) return matrix ? dt__as_matrix(g, x) : x;
     return dt__push_one(g, DT__OP_ALL_ROWS, matrix ? dt_shape2(b * t, cols) : dt_shape3(b, t, cols), x);
 }
-/* All rows for work that every rank repeats: each rank has the whole gradient and takes its own rows of it. */
-static dt_tensor dt__same_rows(dt_graph *g, dt_tensor x)
-{
-    if (dt__at(g, x)->op != DT__OP_ALL_ROWS) return x;
-    return dt__push_one(g, DT__OP_SAME_ROWS, dt__at(g, x)->shape, x);
-}
 static void dt__run_all_rows(const dt__call *c)
 {
     dt__combine_rows(c, DT__TP_GATHER, c->out, dt__count(c->n), c->in[0], dt__count(dt__in(c, 0)));
@@ -8785,7 +8777,9 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     int shared = dt__expert_ranks(g) > 1;
     if (!dt__moe_ok(g, x, o)) return dt__none();
     tokens = dt__all_rows(g, x, 1); /* (N,C) */
-    alike = dt__same_rows(g, tokens);
+    alike = tokens; /* for work that every rank repeats: it has the whole gradient and takes its own rows */
+    if (dt__at(g, tokens)->op == DT__OP_ALL_ROWS)
+        alike = dt__push_one(g, DT__OP_SAME_ROWS, dt__at(g, tokens)->shape, tokens);
     choices = dt_dim(g, tokens, 0) * o->active;
     width = o->width ? o->width : 4 * dt_dim(g, x, -1);
     if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__none();
@@ -10244,7 +10238,6 @@ static const dt__option dt__options[] = {
     DT__OPTION(LAYOUT, "stop-on", "RULE,..", TEXT, output.stop_on, 0, NULL,
                "save and stop when one of these rules fires"),
     DT__OPTION(LAYOUT, "quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
-    DT__OPTION(LAYOUT, "show-program", NULL, FLAG, output.show_program, 0, NULL, "print the step program of rank 0"),
     DT__OPTION(LAYOUT, "checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL,
                "directory of checkpoints; training resumes from the newest"),
     DT__OPTION(LAYOUT, "checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
@@ -19860,21 +19853,6 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
 static const char *const dt__instr_names[] = {DT__INSTRUCTIONS(DT__INSTR_NAME)};
 #undef DT__INSTR_NAME
 
-/* "BACKWARD shard 2 micro 0 segment 4 set 1": one line of the printed program. */
-static void dt__instr_text(const dt__instr *i, char *text, size_t size)
-{
-    const struct {
-        const char *name;
-        int32_t value;
-    } field[] = {{"shard", i->shard}, {"micro", i->micro}, {"segment", i->segment}, {"slot", i->slot},
-                 {"bucket", i->bucket}, {"set", i->set}, {"from", i->from}, {"after", i->stream ? -1 : i->after[1]}};
-    int used =
-        snprintf(text, size, "%s%-9s%s", i->stream ? "| " : "", dt__instr_names[i->op], i->back ? " gradient" : "");
-    for (int f = 0; f < 8; f++)
-        if (field[f].value >= 0 && (size_t)used < size)
-            used += snprintf(text + used, size - (size_t)used, " %s %d", field[f].name, field[f].value);
-}
-
 /* ---- offload: the second memory ------------------------------------------------------------------------ */
 
 /* A ring of buffers holds inputs and outputs of the segments in work; the second memory holds those of the units in
@@ -22520,6 +22498,7 @@ static int dt__distance(const char *a, const char *b)
 static const char *const dt__removed[][2] = {
     {"wire topk", DT__LOSSY}, {"wire powersgd", DT__LOSSY}, {"wire-keep", DT__LOSSY}, {"wire-rank", DT__LOSSY},
     {"growth", DT__NOISE}, {"noise-scale", DT__NOISE},
+    {"show-program", "--timeline FILE writes what each rank did in the last step."},
     {"mirror-command", "--mirror takes both, 'PLACE COMMAND', where COMMAND copies $DT_FROM to $DT_TO."},
 };
 
@@ -22675,6 +22654,8 @@ typedef struct dt__saver {
     double seconds, cost;   /* seconds of the last save: until it was published; that training waited */
     double blocked;         /* seconds that training waited, all saves together */
     double interval;        /* seconds between automatic saves (rank 0); 0: not known yet */
+    char lock[PATH_MAX];    /* rank 0: the file that says whose the place is; "": none */
+    double sign;            /* when it was touched */
     dt__files mirror_files;
     dt__queue mirror;       /* rank 0: copies complete checkpoints to a second place */
     int64_t newest, mirroring; /* steps, atomic: last published; that the mirror may be reading, -1: none */
@@ -23331,10 +23312,6 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (t->first)
         printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
                t->layout.checkpoint.place);
-    for (int32_t i = 0; t->layout.output.show_program && i < t->e.program.count; i++) {
-        dt__instr_text(&t->e.program.list[i], text, sizeof text);
-        printf("program  %4d %s\n", i, text);
-    }
     fflush(stdout);
 }
 
@@ -23869,6 +23846,7 @@ static dt_result dt__save_publish(dt_trainer *t, const char *folder)
     if (!r) r = dt__step_publish(&s->files, l->place, s->now.step);
     if (r) return r;
     __atomic_store_n(&s->newest, s->now.step, __ATOMIC_SEQ_CST);
+    dt__comm_progress(t->comm, s->now.step);
     if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
     return dt__steps_retain(&s->files, l->place, l->keep, s->now.step,
                             __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
@@ -24119,6 +24097,31 @@ static dt_result dt__save_probe(dt_trainer *t)
                      "--checkpoint", place, (double)is.f_bavail * (double)is.f_frsize / 1e6, bytes / 1e6);
 }
 
+/* Marks the place as this job's by a file with host and process, which is touched while it trains. One that was not for
+ * five minutes, or whose process has ended on this host, is taken over; a job that is just ending has two seconds. */
+static dt_result dt__save_lock(dt_trainer *t)
+{
+    char *path = t->save.lock, here[256] = "", host[256] = "";
+    long process = 0, age;
+    dt_result r = dt__path_join(path, t->layout.checkpoint.place, "in-use");
+    (void)gethostname(here, sizeof here - 1);
+    for (double start = dt__now(); !r; usleep(50000)) {
+        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        FILE *f = fd < 0 ? fopen(path, "r") : NULL;
+        struct stat is;
+        if (fd >= 0) return dprintf(fd, "%s %ld\n", here, (long)getpid()), close(fd), DT_OK;
+        if (f && fscanf(f, "%255s %ld", host, &process) != 2) process = 0; /* it is being written */
+        if (f) fclose(f);
+        age = stat(path, &is) ? 0 : (long)(time(NULL) - is.st_mtime);
+        if (age > 300 || (process && !strcmp(host, here) && kill((pid_t)process, 0) && errno == ESRCH)) unlink(path);
+        else if (dt__now() - start > 2.0)
+            r = dt__error(DT_E_FILE, "%s is in use by process %ld on %s, which showed life %ld s ago: end that job, or "
+                          "name another --checkpoint", t->layout.checkpoint.place, process, host, age);
+    }
+    path[0] = 0;
+    return r;
+}
+
 /* Memory and threads of saving, before step 1. */
 static dt_result dt__save_open(dt_trainer *t)
 {
@@ -24130,6 +24133,7 @@ static dt_result dt__save_open(dt_trainer *t)
     s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
     if (!r) r = dt__save_probe(t);
+    if (!r && dt_trainer_is_root(t)) r = dt__save_lock(t);
     r = dt__trainer_agree(t, r);
     if (!r && l->async) r = dt__save_snapshot(t);
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, 2, "write checkpoints");
@@ -24148,6 +24152,7 @@ static dt_result dt__save_open(dt_trainer *t)
 
 static void dt__save_close(dt__saver *s)
 {
+    if (s->lock[0]) unlink(s->lock);
     dt__queue_close(&s->queue);
     dt__queue_close(&s->mirror);
     dt__free(s->all);
@@ -25403,6 +25408,7 @@ static uint32_t dt__save_says(dt_trainer *t)
     dt__saver *s = &t->save;
     uint32_t said = 0;
     if (!t->layout.checkpoint.place) return said;
+    if (s->lock[0] && dt__now() - s->sign > 10.0) (void)utimensat(AT_FDCWD, s->lock, NULL, 0), s->sign = dt__now();
     if (dt__comm_stop_requested(t->comm)) said |= DT__SAID_STOP;
     if (s->writing && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
     if (t->layout.checkpoint.interval == DT_AUTO && dt_trainer_is_root(t) && dt__now() - s->last >= s->interval)
@@ -26193,8 +26199,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
     double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
-    double pulse[DT__PULSE_KINDS];
-    double saved = t->save.blocked;
+    double pulse[DT__PULSE_KINDS], saved = t->save.blocked;
     int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm);
     int64_t reductions = e->reductions;
     double agreeing = t->agreeing;

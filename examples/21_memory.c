@@ -25,7 +25,7 @@
  *     Bytes of activations per block, planned and by formula, and the rest, which does not grow with the blocks; the
  *     time of a step (other programs disturb it); where bytes are with offload; a model that does not fit, then fits.
  *
- * Read on: ./10_train --data text.txt --recompute full --show-program lists a rank's work, RECOMPUTE and all. */
+ * Read on: ./10_train --data text.txt --recompute full --timeline t.json draws a rank's work, RECOMPUTE and all. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

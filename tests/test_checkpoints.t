@@ -592,6 +592,31 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
     forget($dir);
 }
 
+# ---- two jobs in one place ----
+
+{
+    my $dir = fresh();
+    my $pid = start('little', "--steps 1000000 --schedule constant --checkpoint $dir --checkpoint-every 2 --ranks 1");
+    for (1 .. 3000) { last if steps_in($dir); sleep 0.01 }
+    my ($host, $process) = slurp("$dir/in-use") =~ /^(\S+) (\d+)\n\z/;
+    my ($status, undef, $err) = run(60, command_of('little', "--steps 4 --checkpoint $dir"));
+    ok($status == 1 && $err =~ /$dir is in use by process $process on \Q$host\E, which showed life \d+ s ago: end that job, or name another --checkpoint$/m,
+        'a second job in the same place is told whose it is') or diag("status $status\n$err");
+    kill 'KILL', $pid;
+    ended($pid);
+    ok(-e "$dir/in-use", 'a job that is killed leaves its mark');
+    ($status, undef, $err) = run(60, command_of('little', "--steps 1000000 --schedule constant --checkpoint $dir --deadline 0 --stop-on LossNotDecreasing --rules --resume never"));
+    unlike($err, qr/in use/, '  which the next job on this host takes over');
+    forget($dir);
+    mkdir $dir;
+    spew("$dir/in-use", "elsewhere 1\n");
+    like((run(60, command_of('little', "--checkpoint $dir")))[2], qr/in use by process 1 on elsewhere/, 'a mark of another host counts');
+    utime time - 400, time - 400, "$dir/in-use";
+    is((run(60, command_of('little', "--checkpoint $dir")))[0], 0, '  until it is older than five minutes');
+    ok(!-e "$dir/in-use", '  and a job that ends takes its own away');
+    forget($dir);
+}
+
 # ---- a rank that hangs while the job is asked to stop ----
 
 SKIP: {
