@@ -89,6 +89,7 @@ int main(int argc, char **argv)
     int wrong = 0, root = 0, n = 1;
     char text[32];
     dt_result e = dt_launch(&argc, &argv);
+    if (!e && argc > 1) return fprintf(stderr, "39_link: the option is --ranks N\n"), 2;
     for (int l = 0; l < LINKS && !e && data; l++) { /* the link is that of a communicator's opening */
         dt_comm *c = NULL;
         snprintf(text, sizeof text, "%g", rate[l]), setenv("DT_LINK_RATE", text, 1);

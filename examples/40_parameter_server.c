@@ -156,6 +156,7 @@ int main(int argc, char **argv)
     outcome o[2];
     int wrong = 0;
     dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (!e && argc > 1) return fprintf(stderr, "40_parameter_server: the option is --ranks N\n"), 2;
     if (!e) e = dt_comm_alloc(c, sizeof(mailbox), &mine);
     if (!e && dt_comm_rank(c) == 0)
         printf("%-13s %5s %9s %10s %10s %6s %10s  %s\n", "", "rate", "updates", "updates/s", "staleness", "worst",

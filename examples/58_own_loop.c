@@ -136,6 +136,7 @@ int main(int argc, char **argv)
     float first = 0, own = 0, trained = 0;
     int same = 0, ranks = 1, speaks = 1;
     dt_result r = dt_comm_open(&comm, &argc, &argv);
+    if (!r && argc > 1) return fprintf(stderr, "58_own_loop: the option is --ranks 1, 2, 4 or 8\n"), 2;
     recipe.batch = SAMPLES, recipe.steps = STEPS, recipe.sequence = 2;
     recipe.learning_rate = 0.01f, recipe.validation = 0, layout.output.quiet = 1;
     if (!r) ranks = dt_comm_size(comm), speaks = !dt_comm_rank(comm);

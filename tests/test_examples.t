@@ -61,6 +61,8 @@ for my $example (@examples) {
     ok(@commands && $commands[0] =~ /^cc .*\Q$name\E/, "$name: its header comment says how to compile it") or next;
     my $folder = $commands[0] =~ m{examples/} ? "$tmp/tree" : "$tmp/tree/examples";
     ok(works($folder, map { s/^cc /$cc$once /r } @commands), "$name: runs and ends with ok");
+    next if slurp("$example") =~ /int main\(void\)/ || !-x "$tmp/tree/examples/$name";
+    is((run_in("$tmp/tree/examples", 20, "./$name --rank 2"))[0], 2, '  and refuses a mistyped option');
 }
 
 my $missing = mpi_missing();
