@@ -403,8 +403,8 @@ static void test_alike(void)
     y = dt_moe(g, dt_tensor_of(g, DT_F32, dt_shape2(N, C), x), "moe", &o);
     if (dt_backward(g, dt_sum(g, y, DT_ALL))) tap_bail("%s", dt_last_error());
     for (int32_t id = g->count - 1; id > 0; id--) {
-        if (g->nodes[id].op == DT__OP_MOE_ROUTE) route.id = id;
-        if (g->nodes[id].op == DT__OP_MOE_LINEAR && id < g->forward_count) w.id = g->nodes[id].in[2];
+        if (g->nodes[id].op == DT__OP_MOE_ROUTE) route = dt__tensor(g, id);
+        if (g->nodes[id].op == DT__OP_MOE_LINEAR && id < g->forward_count) w = dt__tensor(g, g->nodes[id].in[2]);
     }
     table = dt__route_at(dt__at(g, route), dt__at(g, route)->data);
     for (int e = 0; e < E; e++) chosen = table.asked[e] == N ? e : chosen;
