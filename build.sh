@@ -287,7 +287,7 @@ command_test() {
     have prove || die "no prove: install perl (apt-get install perl)"
     test_flags
     export DT_TEST_BUILD=$test_build DT_TEST_CFLAGS="$test_cflags"
-    mapfile -t calls < <(calls_for "$test_build" "$train_cflags" examples/10_train.c
+    mapfile -t calls < <(calls_for "$test_build" "$train_cflags -include tests/disk.h" examples/10_train.c
                          test_calls
                          ! have mpicc || calls_for "$test_build" "$test_cflags $(mpi_flags)" tests/mpi_*.c)
     compile_all "${calls[@]}"

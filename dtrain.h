@@ -10368,48 +10368,24 @@ static dt_result dt__update_check(float squares, int64_t step)
  * ========================================================================================= */
 
 /* ---- files ---------------------------------------------------------------------------------
- * All files are written, and those of checkpoints are read, by these functions. They count operations, so that a test
- * can make the n-th one fail: DT_FAULT=KIND:N[:RANK], where KIND is die (SIGKILL before the operation), fail (EIO),
- * full (ENOSPC) or cut (half of the data is written, then SIGKILL). The fault applies to the first start of a job.
- * DT_DISK_RATE, in bytes per second, emulates a slow disk. A zeroed dt__files has neither. */
+ * All files are written, and those of checkpoints are read, by these functions. Before each operation they ask
+ * DT__FILE_ALLOWS, by which a test makes the n-th one fail (tests/disk.h). DT_DISK_RATE, in bytes per second, emulates
+ * a slow disk, for a dt__files that was opened. */
 
-enum { DT__FILE_DIE = 1, DT__FILE_FAIL, DT__FILE_FULL, DT__FILE_CUT };
+#ifndef DT__FILE_ALLOWS
+#define DT__FILE_ALLOWS(f) ((void)(f), 1) /* 0: it fails, with errno; 2: it writes half of the data, and the process dies */
+#endif
 enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
 typedef struct dt__files {
-    int64_t count; /* operations so far; atomic */
-    int64_t at;    /* number of the operation that fails; 0: none */
-    int kind;
-    double rate;   /* bytes per second that are written; 0: no limit */
+    double rate; /* bytes per second that are written; 0: no limit */
 } dt__files;
 
-static dt_result dt__files_open(dt__files *f, int rank)
+static dt_result dt__files_open(dt__files *f)
 {
-    static const char *const kinds[] = {"die", "fail", "full", "cut"};
-    const char *text = getenv("DT_FAULT"), *restarts = getenv("DT_RESTARTS"), *rate = getenv("DT_DISK_RATE");
-    char kind[8];
-    long long at = 0;
-    int of = rank, fields;
+    const char *rate = getenv("DT_DISK_RATE");
     memset(f, 0, sizeof *f);
-    if (rate && *rate && !((f->rate = atof(rate)) > 0))
-        return dt__error(DT_E_USAGE, "DT_DISK_RATE=%s: it is a number of bytes per second, e.g. 1e8", rate);
-    if (!text || !*text || (restarts && atoi(restarts) > 0)) return DT_OK;
-    fields = sscanf(text, "%7[a-z]:%lld:%d", kind, &at, &of);
-    for (int i = 0; i < 4 && fields >= 2; i++)
-        if (!strcmp(kind, kinds[i])) f->kind = i + 1;
-    if (!f->kind || at < 1)
-        return dt__error(DT_E_USAGE, "DT_FAULT=%s: it is die, fail, full or cut, a colon, and a number from 1", text);
-    f->at = of == rank ? at : 0;
-    return DT_OK;
-}
-
-/* Called before every operation. 0: the operation fails, with errno; 2: half of the data is written. */
-static int dt__file_allows(dt__files *f)
-{
-    if (__atomic_add_fetch(&f->count, 1, __ATOMIC_RELAXED) != f->at) return 1;
-    if (f->kind == DT__FILE_CUT) return 2;
-    if (f->kind == DT__FILE_DIE) raise(SIGKILL);
-    errno = f->kind == DT__FILE_FULL ? ENOSPC : EIO;
-    return 0;
+    if (!rate || !*rate || (f->rate = atof(rate)) > 0) return DT_OK;
+    return dt__error(DT_E_USAGE, "DT_DISK_RATE=%s: it is a number of bytes per second, e.g. 1e8", rate);
 }
 
 static dt_result dt__file_error(const char *what, const char *path)
@@ -10429,7 +10405,7 @@ static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const 
 
 static dt_result dt__file_create(dt__files *f, const char *path, int *fd)
 {
-    *fd = dt__file_allows(f) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    *fd = DT__FILE_ALLOWS(f) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
     return *fd < 0 ? dt__file_error("create", path) : DT_OK;
 }
 
@@ -10440,7 +10416,7 @@ static dt_result dt__file_write(dt__files *f, int fd, const char *path, const vo
     double start = dt__now(), sent = 0;
     while (from < end) {
         size_t n = (size_t)dt__min(end - from, run);
-        int allows = dt__file_allows(f);
+        int allows = DT__FILE_ALLOWS(f);
         ssize_t wrote = allows ? write(fd, from, allows == 2 ? n / 2 : n) : -1;
         if (allows == 2) raise(SIGKILL);
         if (wrote < 0 && errno == EINTR) continue;
@@ -10456,7 +10432,7 @@ static dt_result dt__file_write(dt__files *f, int fd, const char *path, const vo
 static dt_result dt__file_finish(dt__files *f, int fd, const char *path, dt_result r)
 {
     if (fd < 0) return r;
-    if (!r && (!dt__file_allows(f) || fsync(fd))) r = dt__file_error("write", path);
+    if (!r && (!DT__FILE_ALLOWS(f) || fsync(fd))) r = dt__file_error("write", path);
     if (close(fd) && !r) r = dt__file_error("write", path);
     return r;
 }
@@ -10464,7 +10440,7 @@ static dt_result dt__file_finish(dt__files *f, int fd, const char *path, dt_resu
 static dt_result dt__file_open(dt__files *f, const char *path, int *fd, int64_t *bytes)
 {
     struct stat is;
-    *fd = dt__file_allows(f) ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
+    *fd = DT__FILE_ALLOWS(f) ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
     if (*fd < 0) return dt__file_error("read", path);
     if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
     close(*fd);
@@ -10476,7 +10452,7 @@ static dt_result dt__file_read(dt__files *f, int fd, const char *path, void *dat
 {
     char *to = (char *)data, *end = to + bytes;
     while (to < end) {
-        ssize_t n = dt__file_allows(f) ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
+        ssize_t n = DT__FILE_ALLOWS(f) ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return dt__file_error("read", path);
         if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: the file is cut", path, (long long)at);
@@ -10512,7 +10488,7 @@ static dt_result dt__file_get(dt__files *f, const char *path, int64_t most, char
 
 static dt_result dt__file_rename(dt__files *f, const char *from, const char *to)
 {
-    return dt__file_allows(f) && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
+    return DT__FILE_ALLOWS(f) && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
 }
 
 /* Makes a directory and its parents. */
@@ -10526,7 +10502,7 @@ static dt_result dt__dir_make(dt__files *f, const char *path)
         (void)mkdir(part, 0777);
         *p = '/';
     }
-    if (!dt__file_allows(f) || (mkdir(path, 0777) && errno != EEXIST))
+    if (!DT__FILE_ALLOWS(f) || (mkdir(path, 0777) && errno != EEXIST))
         return dt__file_error("make the directory", path);
     return DT_OK;
 }
@@ -10534,7 +10510,7 @@ static dt_result dt__dir_make(dt__files *f, const char *path)
 /* Flushes the names in a directory to the disk. */
 static dt_result dt__dir_sync(dt__files *f, const char *path)
 {
-    int fd = dt__file_allows(f) ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int fd = DT__FILE_ALLOWS(f) ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     int bad = fd < 0 || (fsync(fd) && errno != EINVAL); /* some file systems cannot */
     if (fd >= 0) close(fd);
     return bad ? dt__file_error("write", path) : DT_OK;
@@ -10559,7 +10535,7 @@ static dt_result dt__file_remove(void *user, dt__files *f, const char *folder, c
     char name[PATH_MAX];
     dt_result r = dt__path_join(name, folder, file);
     (void)user;
-    if (!r && (!dt__file_allows(f) || unlink(name))) r = dt__file_error("remove", name);
+    if (!r && (!DT__FILE_ALLOWS(f) || unlink(name))) r = dt__file_error("remove", name);
     return r;
 }
 
@@ -10567,7 +10543,7 @@ static dt_result dt__file_remove(void *user, dt__files *f, const char *folder, c
 static dt_result dt__dir_remove(dt__files *f, const char *path)
 {
     dt_result r = dt__dir_each(f, path, dt__file_remove, NULL);
-    if (!r && (!dt__file_allows(f) || (rmdir(path) && errno != ENOENT))) r = dt__file_error("remove", path);
+    if (!r && (!DT__FILE_ALLOWS(f) || (rmdir(path) && errno != ENOENT))) r = dt__file_error("remove", path);
     return r;
 }
 
@@ -21719,7 +21695,7 @@ static void dt__supervise_announce(dt__supervisor *s)
     dt__format_fault(text, sizeof text, s->job, fault);
     if (pid) snprintf(who, sizeof who, "rank %d (pid %d)", rank, pid), what = strchr(text + 5, ' ');
     if (s->alive) snprintf(rest, sizeof rest, "; stopping the rest (%d)", s->alive);
-    usage = pid && dt__job_rank(s->job, rank)->gone == (DT__GONE | 2u << 8); /* exit status 2: the rank has said why */
+    usage = !(fault & DT__FAR) && dt__job_rank(s->job, rank)->gone == (DT__GONE | 2u << 8); /* it said why */
     if (!usage) fprintf(stderr, "dtrain: %s%s%s\n", who, what, rest); /* one write: ranks print, too */
     s->announced = 1;
     s->deadline = dt__now() + 2;
@@ -21753,6 +21729,8 @@ static void dt__supervise_late(dt__supervisor *s)
     int rank = 0;
     while (rank < s->job->size - 1 && dt__job_rank(s->job, rank)->gone) rank++;
     rank = dt__find_culprit(s->job, 0, rank, &life);
+    for (int r = 0; r < s->job->size; r++) /* it may have been waiting, too */
+        if (dt__job_rank(s->job, r)->stopped && !dt__job_rank(s->job, r)->gone) rank = r;
     if (step >= 0) snprintf(left, sizeof left, "the newest checkpoint is of step %lld", (long long)step);
     if (rank == DT__RANKS_MAX) fprintf(stderr, "dtrain: %d ranks have not stopped; %s\n", s->alive, left);
     else fprintf(stderr, "dtrain: rank %d (pid %d) has not stopped, %d in all; %s\n", rank,
@@ -24128,7 +24106,7 @@ static dt_result dt__save_open(dt_trainer *t)
     dt__saver *s = &t->save;
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__job *job = t->comm->job;
-    dt_result r = dt__files_open(&s->files, dt_comm_rank(t->comm));
+    dt_result r = dt__files_open(&s->files);
     if (r) return r;
     s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;

@@ -86,7 +86,7 @@ sub trainer {
     my $cc = $ENV{CC} || 'cc';
     my $flags = $ENV{DT_TEST_CFLAGS} || '';
     mkdir $_ for "$root/build", $build;
-    my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -I$root $root/examples/10_train.c -o $program -lm -lpthread");
+    my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -include $root/tests/disk.h -I$root $root/examples/10_train.c -o $program -lm -lpthread");
     die "cannot build the trainer: $err" if $status;
     return $program;
 }

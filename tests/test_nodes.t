@@ -29,7 +29,7 @@ sub build_with_engines {
     my $flags = ($ENV{DT_TEST_CFLAGS} || '-O1 -DDT_DEBUG') . ($mpi ? ' -DDT_MPI ' . mpi_flags('compile') . mpi_flags('link') : '')
         . ($ofi ? ' -DDT_OFI -lfabric' : '');
     mkdir $_ for "$root/build", $build;
-    my ($status, undef, $err) = run(900, ($ENV{CC} || 'cc') . " -std=gnu11 -I$root -I$root/tests $root/$source -o $program $flags -lm -lpthread");
+    my ($status, undef, $err) = run(900, ($ENV{CC} || 'cc') . " -std=gnu11 -include $root/tests/disk.h -I$root -I$root/tests $root/$source -o $program $flags -lm -lpthread");
     BAIL_OUT("$source does not compile: $err") if $status;
     return $program;
 }
