@@ -10373,7 +10373,7 @@ static dt_result dt__update_check(float squares, int64_t step)
  * a slow disk, for a dt__files that was opened. */
 
 #ifndef DT__FILE_ALLOWS
-#define DT__FILE_ALLOWS(f) ((void)(f), 1) /* 0: it fails, with errno; 2: it writes half of the data, and the process dies */
+#define DT__FILE_ALLOWS(f) ((void)(f), 1) /* 0: it fails, with errno; 2: half of the data is written, and SIGKILL */
 #endif
 enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
 typedef struct dt__files {
