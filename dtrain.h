@@ -1,25 +1,61 @@
 /* dtrain.h - v0.1.0 - trains a small transformer on one core or many ranks, to the same bits - MIT-0 or public domain
  *
- * QUICK START
+ * A TOUR, which is one program: cc -O2 tour.c -lm -lpthread && ./a.out --data book.txt --ranks 2
  *     #define DTRAIN_IMPLEMENTATION        in one C or C++ file, before any other include
  *     #include "dtrain.h"
  *     #include <stdio.h>
  *
- *     int main(int argc, char **argv)
+ * 1. A tensor belongs to a graph. This one computes every op at once. A mistake poisons what follows from it.
+ *     static void tensors(void)
  *     {
- *         dt_recipe recipe = dt_recipe_default();        what is computed: decides the bits
- *         dt_layout layout = dt_layout_default();        where and when: never changes one
- *         dt_step_info info = dt_step_info_zero();
- *         dt_trainer *t = NULL;
- *         recipe.data = "book.txt";
- *         if (dt_launch(&argc, &argv) || dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("start");
- *         if (dt_trainer_open(&t, &recipe, &layout) || dt_trainer_run(t, &info)) return dt_fail("training");
- *         if (dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
- *         dt_trainer_close(&t);
- *         return 0;
+ *         static const float numbers[6] = {1, 2, 3, 4, 5, 6};
+ *         dt_graph *g = NULL;
+ *         dt_tensor x, y;
+ *         if (dt_graph_open(&g, 1)) return;
+ *         x = dt_tensor_of(g, DT_F32, dt_shape2(2, 3), numbers);
+ *         y = dt_sum(g, dt_mul(g, x, x), DT_ALL);
+ *         if (!dt_backward(g, y)) printf("%g, slope %g\n", dt_value(g, y)[0], dt_value(g, dt_grad(g, x))[5]);    91, 12
+ *         dt_graph_close(&g);
  *     }
  *
- *     cc -O2 main.c -lm -lpthread && ./a.out --ranks 2
+ * 2. A model of your own is a function, a segment, that builds a graph from its input; the last one returns the loss.
+ * (There are dt_model_gpt2 and dt_model_llama, and for loops without a trainer dt_graph_record, dt_optimizer_open.)
+ *     static dt_tensor next_byte(dt_graph *g, dt_tensor x, const void *user)
+ *     {
+ *         (void)user;
+ *         x = dt_embed(g, dt_param(g, "table", dt_shape2(256, 32), DT_INIT_NORMAL, 0.02f), x);    (B,T) -> (B,T,32)
+ *         x = dt_linear(g, dt_gelu(g, dt_linear(g, x, "hidden", 64)), "out", 256);
+ *         return dt_cross_entropy(g, x, dt_targets(g), 0.0f);
+ *     }
+ *
+ * 3. The trainer takes a recipe, which decides every bit, and a layout, which decides where and when.
+ *     static dt_result train(const dt_recipe *recipe, const dt_layout *layout)
+ *     {
+ *         dt_step_info info = dt_step_info_zero();
+ *         dt_trainer *t = NULL;
+ *         dt_result r = dt_trainer_open(&t, recipe, layout);
+ *         if (!r) r = dt_trainer_run(t, &info);
+ *         if (!r && dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
+ *         dt_trainer_close(&t);
+ *         return r;
+ *     }
+ *
+ * 4. Ranks are processes of this program, which dt_launch starts: the hash stays the same. They can talk, too.
+ *     int main(int argc, char **argv)
+ *     {
+ *         static const dt_segment model[1] = {{"model", next_byte, NULL}};
+ *         dt_recipe recipe = dt_recipe_default();
+ *         dt_layout layout = dt_layout_default();
+ *         dt_comm *c = NULL;
+ *         float sum = 1.0f;
+ *         recipe.model = dt_model_segments(model, 1, 256), recipe.steps = 100;
+ *         if (dt_launch(&argc, &argv) || dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("start");
+ *         if (dt_comm_open(&c, NULL, NULL) || dt_all_reduce(c, &sum, 1, DT_SUM)) return dt_fail("ranks");
+ *         if (!dt_comm_rank(c)) printf("%g ranks\n", sum), tensors();
+ *         if (train(&recipe, &layout)) return dt_fail("training");
+ *         dt_comm_close(&c);
+ *         return 0;
+ *     }
  *
  * SWITCHES, before the include
  *     DTRAIN_IMPLEMENTATION   the implementation, in exactly one file (GNU C or C++, Linux or another POSIX)
@@ -34,7 +70,7 @@
  *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
- * CONTENTS (search for the names)
+ * CONTENTS
  *     H1  base: results, memory, threads                H10 optimizer and schedules
  *     H2  numerics: Philox, exact math, SHA-256         H11 data, tokenizers
  *     H3  kernels                                       H12 probes: metrics, rules
@@ -49,9 +85,9 @@
  * and on 8, in every layout, with any number of threads, with AVX-512, AVX2, NEON or plain C. (One choice of the recipe
  * gives that up: gradients that travel in fewer bytes, dt_wire.)
  *
- * GLOSSARY. Exact: the same bits in every layout. Segment: a part of a model (embedding, block, head) as a function
- * that builds its graph. Unit: the work of one data shard in one micro-batch. Leaf: a gradient at the bottom of a tree
- * sum. Set: the buffers of one leaf's gradients. R1 to R19: the rules of exact numerics, which tests name.
+ * GLOSSARY. Segment: a part of a model (embedding, block, head). Unit: the work of one data shard in one micro-batch.
+ * Leaf: a gradient at the bottom of a tree sum. Set: the buffers of one leaf's gradients. R1 to R19: the rules of exact
+ * numerics, which tests name.
  *
  * WHAT IT DOES NOT. Arithmetic in fp32 only; CPU only. It does not print, exit or abort below the trainer and launcher.
  * It is no general tensor library: it has the ops that its models need. The header holds what a training run, or a
@@ -692,10 +728,7 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
 
 /* ---- H12  rules: the usual faults of a training run, by its numbers ----------------------------- */
 /* A program passes losses, tensors, labels and the times of its ranks, step by step; rules compare them with bounds and
- * record which rules fired. In a loop over steps, between dt_rules_open(&rules, 1) and dt_rules_close(&rules):
- *     if (!r) r = dt_rules_tensor(rules, step, "hidden", DT_KIND_GRADIENT, gradient, inputs * units, units);
- *     if (!r) r = dt_rules_loss(rules, step, loss);
- *     if (!r && dt_rules_fired(rules, DT_RULE_VANISHING_GRADIENT)) ..
+ * record which rules fired (examples/55_rules.c).
  * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule. [i] is a
  * bound with its default, which dt_rules_set changes; shares are 0 to 1.
  * X(code, name); the rule fires when
@@ -1063,12 +1096,8 @@ enum { DT_DIAGNOSIS_TEXT = 6000 };
 DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text);
 
 /* ---- H14  a program's own loop ------------------------------------------------------------------- */
-/* The trainer's optimizers, clipping, schedule and bits for a loop of the program's own:
- *     for (int64_t i = 0; i < steps && !r; i++) {
- *         .. dt_graph_set() the batch of this rank ..
- *         r = dt_graph_run(g);
- *         if (!r) r = dt_optimizer_step(o, comm, NULL);
- *     } */
+/* The trainer's optimizers, clipping, schedule and bits for a program's own loop: dt_graph_set the batch of this rank,
+ * dt_graph_run, dt_optimizer_step (examples/58_own_loop.c). */
 typedef struct dt_optimizer dt_optimizer;
 /* Of the recipe count steps, optimizer and its numbers, clip, clip_value, learning_rate and schedule. The list is
  * copied; the arrays that it names must outlive the optimizer. Weights decay as in a trainer. */
@@ -10370,23 +10399,15 @@ static dt_result dt__update_check(float squares, int64_t step)
 /* ---- files ---------------------------------------------------------------------------------
  * All files are written, and those of checkpoints are read, by these functions. Before each operation they ask
  * DT__FILE_ALLOWS, by which a test makes the n-th one fail (tests/disk.h). DT_DISK_RATE, in bytes per second, emulates
- * a slow disk, for a dt__files that was opened. */
+ * a slow disk for a trainer's checkpoints. */
 
 #ifndef DT__FILE_ALLOWS
-#define DT__FILE_ALLOWS(f) ((void)(f), 1) /* 0: it fails, with errno; 2: half of the data is written, and SIGKILL */
+#define DT__FILE_ALLOWS(f) ((void)(f), 1) /* 0: fails; 2: writes half, dies */
 #endif
 enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
 typedef struct dt__files {
     double rate; /* bytes per second that are written; 0: no limit */
 } dt__files;
-
-static dt_result dt__files_open(dt__files *f)
-{
-    const char *rate = getenv("DT_DISK_RATE");
-    memset(f, 0, sizeof *f);
-    if (!rate || !*rate || (f->rate = atof(rate)) > 0) return DT_OK;
-    return dt__error(DT_E_USAGE, "DT_DISK_RATE=%s: it is a number of bytes per second, e.g. 1e8", rate);
-}
 
 static dt_result dt__file_error(const char *what, const char *path)
 {
@@ -22728,7 +22749,7 @@ DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, d
     if (shape) *shape = t->e.net.params[index].is.shape;
     return t->e.net.params[index].is.name;
 }
-static dt_mesh dt__no_mesh; /* zeros */
+static dt_mesh dt__no_mesh;
 DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return dt__refused("t", t) ? dt__no_mesh : t->e.mesh; }
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
@@ -23051,7 +23072,7 @@ static void dt__memory_print(const dt_trainer *t)
                     (long long)t->recipe.sequence);
 }
 
-static dt_memory dt__no_memory; /* zeros */
+static dt_memory dt__no_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t) { return dt__refused("t", t) ? dt__no_memory : t->planned; }
 
 /* The budget of a rank in bytes; -1: none. */
@@ -24106,8 +24127,9 @@ static dt_result dt__save_open(dt_trainer *t)
     dt__saver *s = &t->save;
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__job *job = t->comm->job;
-    dt_result r = dt__files_open(&s->files);
-    if (r) return r;
+    const char *rate = getenv("DT_DISK_RATE");
+    dt_result r;
+    s->files.rate = rate ? atof(rate) : 0.0;
     s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
     if (!r) r = dt__save_probe(t);
