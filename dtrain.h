@@ -19,7 +19,7 @@
  *     }
  *
  * 2. A model of your own is a function, a segment, that builds a graph from its input; the last one returns the loss.
- * (There are dt_model_gpt2 and dt_model_llama, and for loops without a trainer dt_graph_record, dt_optimizer_open.)
+ * (Or take dt_model_gpt2, dt_model_llama. For a loop without a trainer: dt_graph_record, dt_optimizer_open.)
  *     static dt_tensor next_byte(dt_graph *g, dt_tensor x, const void *user)
  *     {
  *         (void)user;
@@ -86,12 +86,11 @@
  * gives that up: gradients that travel in fewer bytes, dt_wire.)
  *
  * GLOSSARY. Segment: a part of a model (embedding, block, head). Unit: the work of one data shard in one micro-batch.
- * Leaf: a gradient at the bottom of a tree sum. Set: the buffers of one leaf's gradients. R1 to R19: the rules of exact
- * numerics, which tests name.
+ * Leaf: a gradient at the bottom of a tree sum. Set: the buffers of one leaf's gradients. R1 to R19: rules of numerics.
  *
  * WHAT IT DOES NOT. Arithmetic in fp32 only; CPU only. It does not print, exit or abort below the trainer and launcher.
- * It is no general tensor library: it has the ops that its models need. The header holds what a training run, or a
- * program's own loop, uses. One mechanism per job. A lesson that no run uses is a program in examples/.
+ * The header holds what a training run, or a program's own loop, uses. One mechanism per job. A lesson that no run uses
+ * is a program in examples/.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -10397,9 +10396,8 @@ static dt_result dt__update_check(float squares, int64_t step)
  * ========================================================================================= */
 
 /* ---- files ---------------------------------------------------------------------------------
- * All files are written, and those of checkpoints are read, by these functions. Before each operation they ask
- * DT__FILE_ALLOWS, by which a test makes the n-th one fail (tests/disk.h). DT_DISK_RATE, in bytes per second, emulates
- * a slow disk for a trainer's checkpoints. */
+ * All files are written, and those of checkpoints are read, by these functions. DT__FILE_ALLOWS lets a test make the
+ * n-th operation fail (tests/disk.h). DT_DISK_RATE, in bytes per second, emulates a slow disk for checkpoints. */
 
 #ifndef DT__FILE_ALLOWS
 #define DT__FILE_ALLOWS(f) ((void)(f), 1) /* 0: fails; 2: writes half, dies */
@@ -13237,7 +13235,7 @@ struct dt_comm {
     int64_t collectives;
     double waited;              /* seconds */
     double rate, met;           /* of an emulated link, bytes per second, 0: none; when the collective began to send */
-    int64_t owed;               /* bytes that the collective sends over the emulated link */
+    int64_t owed;               /* bytes of the collective, over the emulated link */
     dt__area *area;
     dt__region *regions;        /* newest first; the area is the last */
     int64_t chunk;              /* floats in one stage buffer of the area */
@@ -14090,7 +14088,7 @@ static dt_result dt__round_wait(dt_comm *c, dt_result r)
  * use. A link between nodes, or the one that a single node emulates, needs time for them. */
 static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
 {
-    if (c->nodes == 1 || dt__is_far(c, peer)) c->owed += 4 * floats;
+    if (c->nodes == 1 || dt__is_far(c, peer)) __atomic_fetch_add(&c->owed, 4 * floats, __ATOMIC_RELAXED);
     for (; c; peer = c->place[peer].parent, c = c->parent)
         __atomic_fetch_add(&c->sent[peer], 4 * floats, __ATOMIC_RELAXED);
 }
@@ -14128,7 +14126,7 @@ static dt_result dt__meet(dt_comm *c)
     c->shared_step = c->step + 1;
     c->sharing = c->job->threads && c->call.where >= 0;
     r = dt__publish_call(c);
-    c->owed = 0;
+    __atomic_store_n(&c->owed, 0, __ATOMIC_RELAXED);
     for (int p = 1; p < c->local_size && !r; p++)
         r = dt__check_same(c, dt__local(c, 0), dt__peer_call(c, 0), dt__local(c, p), dt__peer_call(c, p));
     if (!r && c->nodes > 1) r = dt__meet_nodes(c);
@@ -14160,7 +14158,8 @@ static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int
  * failed on this rank alone fails for all ranks of a communicator over nodes. */
 static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
 {
-    while (!r && c->rate > 0.0 && dt__now() < c->met + (double)c->owed / c->rate) dt__nap(), dt__comm_tick(c);
+    while (!r && c->rate > 0.0 && dt__now() < c->met + (double)__atomic_load_n(&c->owed, __ATOMIC_RELAXED) / c->rate)
+        dt__nap(), dt__comm_tick(c);
     if (!r && !staged) r = dt__step(c);
     c->sharing = 0;
     dt__comm_tick(c);
@@ -15089,7 +15088,7 @@ static void dt__packet_deliver(dt__packet_link *f, dt__unexpected *u)
     while (*at != u) at = &(*at)->next;
     *at = u->next;
     if (fits && u->bytes > 0) memcpy(m->data, u + 1, (size_t)u->bytes);
-    m->peer = u->peer;
+    if (m->peer == DT__FROM_ANY) m->peer = u->peer;
     m->moved = u->bytes;
     dt__free(u);
     dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
@@ -15107,7 +15106,7 @@ static dt_result dt__packet_match(dt__packet_link *f, int peer, uint32_t tag, in
     dt__message *m = f->in;
     dt__unexpected *u, **end = &f->unexpected;
     while (m && !dt__packet_matches(m, peer, tag)) m = m->next;
-    if (m) (void)dt__message_remove(&f->in, m), m->peer = peer;
+    if (m && dt__message_remove(&f->in, m) && m->peer == DT__FROM_ANY) m->peer = peer;
     flow->into = m && total <= m->bytes ? m : NULL;
     if (!flow->into) {
         u = (dt__unexpected *)dt__alloc((int64_t)sizeof *u + total, "a message that nobody waits for yet");
@@ -16815,7 +16814,7 @@ static void dt__ofi_over(dt__ofi *f, dt__ofi_item *i, int good)
 /* Gives libfabric the pending operations, those of one peer in their order. */
 static void dt__ofi_retry(dt__ofi *f)
 {
-    dt__ofi_item **p = &f->pending, *i;
+    dt__ofi_item **p = &f->pending, *i = NULL;
     f->looks++;
     while ((i = *p) != NULL) {
         void *key = i->region ? fi_mr_desc(i->region) : NULL;
@@ -17079,7 +17078,7 @@ static void dt__ofi_cancel(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
     double until = dt__now() + DT__OFI_PATIENCE;
-    dt__ofi_item **p = &f->pending, *i;
+    dt__ofi_item **p = &f->pending, *i = NULL;
     dt__link_enter(link);
     if (!m->done && f->end && (i = (dt__ofi_item *)m->own) == NULL) {
         dt__message_remove(&f->wanted, m);

@@ -63,7 +63,8 @@ int main(int argc, char **argv)
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
     if (argc > 2 || (argc > 1 && argv[1][0] == '-')) {
         const char *rank = getenv("RANK"); /* one rank says it for all */
-        if (!rank || !strcmp(rank, "0"))
+        static int told;                   /* ranks may be threads */
+        if ((!rank || !strcmp(rank, "0")) && !__atomic_exchange_n(&told, 1, __ATOMIC_SEQ_CST))
             fprintf(stderr, "options: what is '%s'? One word may name the data; options begin with --, and --help lists "
                             "them\n", argv[argc > 2 ? 2 : 1]);
         return 2;
