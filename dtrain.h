@@ -40,7 +40,7 @@
  *         return r;
  *     }
  *
- * 4. Ranks are processes of this program, which dt_launch starts: the hash stays the same. They can talk, too.
+ * 4. Ranks are processes of this program, which dt_launch starts: the hash stays the same.
  *     int main(int argc, char **argv)
  *     {
  *         static const dt_segment model[1] = {{"model", next_byte, NULL}};
