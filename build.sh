@@ -35,8 +35,8 @@ Usage: ./build.sh [COMMAND]
                 its loss, perplexity and bits per byte on a text
   test [--full] install what is missing (as root) and pass every test that this machine can run
   bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
-                to compile, beside an older header), gemm, modes, ..: ratios against OpenBLAS and Open MPI where they
-                are installed
+                to compile, beside an older header), gemm, load (training beside two busy loops), modes, ..: ratios
+                against OpenBLAS and Open MPI where they are installed
   doctor        what was found, what is missing, and the line that installs it
   lines         lines and bytes of dtrain.h per section, its public functions, and seconds to compile it
   clean         remove build/

@@ -194,7 +194,7 @@ for my $way (@ways ? @ways[0, 2] : ()) { # reading, too: from checkpoints after 
     }
     my $dir = copy_of($ground);
     keep_only($dir, 2);
-    my $r = faulty("--checkpoint $dir $options", 'fail:' . (4 + int rand 10) . ":$rank");
+    my $r = faulty("--checkpoint $dir $options", 'fail:' . (5 + int rand 10) . ":$rank");
     ok($r->{status} == 1 && $r->{err} =~ /cannot read .*trying the checkpoint before it/ && $r->{err} =~ /holds no checkpoint that is whole \(1 are not\)/,
         "$options: the only checkpoint cannot be read") or diag("status $r->{status}\n$r->{err}");
     is(train('little', "--checkpoint $dir $options")->{hash}, $want{little}, '  but later');
