@@ -1329,30 +1329,30 @@ static dt_result dt__error(dt_result code, const char *format, ...)
 static int dt__argument_wrong(char *text, size_t size, const char *function, int32_t graph, const char *spec,
                               va_list *args)
 {
-    for (const char *at = spec; *at; at += strcspn(at, " "), at += *at == ' ') {
-        int name = (int)strcspn(at, "!/~<#? ");
+    for (const char *at = spec, *w = at; *at; at += *at == ' ', w = at) {
         const char *wrong = NULL;
+        int name = 0;
+        while (w[name] > '?') name++;
+        while (*at > ' ') at++;
         char is[32] = "NULL";
-        if (at[name] == '~') {
+        if (w[name] == '~') {
             double x = va_arg(*args, double);
-            snprintf(is, sizeof is, "%g", x);
-            if (!(x - x == 0.0)) wrong = "pass a finite number"; /* inf - inf is NaN */
-        } else if (at[name] == '<') {
+            if (!(x - x == 0.0)) wrong = "pass a finite number", snprintf(is, sizeof is, "%g", x);
+        } else if (w[name] == '<') {
             int x = va_arg(*args, int);
-            snprintf(is, sizeof is, "%d", x);
-            if (x < 0 || x >= atoi(at + name + 1)) wrong = "pass a value of its enum";
-        } else if (at[name] == '#' || at[name] == '?') {
+            if (x < 0 || x >= w[name + 1] - '0') wrong = "pass a value of its enum", snprintf(is, sizeof is, "%d", x);
+        } else if (w[name] == '#' || w[name] == '?') {
             dt_tensor x = va_arg(*args, dt_tensor);
-            snprintf(is, sizeof is, x.id ? "of another graph" : "no tensor");
-            if (!x.id) wrong = at[name] == '?' ? NULL : "it was never made, or the op that should make it failed";
+            if (x.graph != graph) snprintf(is, sizeof is, x.id ? "of another graph" : "no tensor");
+            if (!x.id) wrong = w[name] == '?' ? NULL : "it was never made, or the op that should make it failed";
             else if (x.graph != graph) wrong = "a graph uses its own tensors, until it is closed";
         } else {
             void *x = va_arg(*args, void *);
-            int64_t count = at[name] == '/' ? va_arg(*args, int64_t) : 1;
-            if (x && at[name] == '!') memset(x, 0, sizeof(void *));
-            if (!x && count) wrong = "pass what it should point to";
+            int64_t count = w[name] == '/' ? va_arg(*args, int64_t) : 1;
+            if (x && w[name] == '!') memset(x, 0, sizeof(void *));
+            if (!x && count) wrong = "pass what it points to";
         }
-        if (wrong) return snprintf(text, size, "%s: %.*s is %s: %s", function, name, at, is, wrong);
+        if (wrong) return snprintf(text, size, "%s: %.*s is %s: %s", function, name, w, is, wrong);
     }
     return 0;
 }
