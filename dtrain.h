@@ -1332,7 +1332,7 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
     for (const char *at = spec, *w = at; *at; at += *at == ' ', w = at) {
         const char *wrong = NULL;
         int name = 0;
-        while (w[name] > '?') name++;
+        while (w[name] > '?' && w[name] < '~') name++;
         while (*at > ' ') at++;
         char is[32] = "NULL";
         if (w[name] == '~') {
@@ -1340,7 +1340,7 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
             if (!(x - x == 0.0)) wrong = "pass a finite number", snprintf(is, sizeof is, "%g", x);
         } else if (w[name] == '<') {
             int x = va_arg(*args, int);
-            if (x < 0 || x >= w[name + 1] - '0') wrong = "pass a value of its enum", snprintf(is, sizeof is, "%d", x);
+            if (x < 0 || x >= w[name + 1] - '0') wrong = "no such value", snprintf(is, sizeof is, "%d", x);
         } else if (w[name] == '#' || w[name] == '?') {
             dt_tensor x = va_arg(*args, dt_tensor);
             if (x.graph != graph) snprintf(is, sizeof is, x.id ? "of another graph" : "no tensor");
