@@ -1344,7 +1344,7 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
         } else if (w[name] == '#' || w[name] == '?') {
             dt_tensor x = va_arg(*args, dt_tensor);
             if (x.graph != graph) snprintf(is, sizeof is, x.id ? "of another graph" : "no tensor");
-            if (!x.id) wrong = w[name] == '?' ? NULL : "it was never made, or the op that should make it failed";
+            if (!x.id) wrong = w[name] == '?' ? NULL : "it was never made, or its op failed";
             else if (x.graph != graph) wrong = "a graph uses its own tensors, until it is closed";
         } else {
             void *x = va_arg(*args, void *);
