@@ -279,7 +279,7 @@ typedef struct dt_recipe {
     float ema;              /* decay D of an average a = D a + (1 - D) w of the weights (Polyak and Juditsky 1992) */
     int32_t evaluate_ema;   /* validation, predictions and text samples use the average */
     int32_t reduce;         /* dt_sums: who adds the gradients of ranks */
-    int32_t wire, wire_forget; /* dt_wire; 1, for experiments: without error feedback */
+    int32_t wire;           /* dt_wire */
 } dt_recipe;
 DT_API dt_recipe dt_recipe_default(void);
 
@@ -323,7 +323,6 @@ typedef struct dt_checkpoints {
     int64_t keep;         /* how many of the newest stay; 0: all */
     const char *mirror;   /* second place, filled in the background, from which an empty place is restored: a directory,
                            * or a name, a space and a shell command with $DT_FROM and $DT_TO */
-    float mirror_rate;    /* bytes per second to a directory; 0: no limit */
     float deadline;       /* seconds from a request to stop to the forced end: a save must fit */
 } dt_checkpoints;
 /* Start from dt_layout_default(): later versions add fields. */
@@ -1127,11 +1126,11 @@ typedef struct dt_checkpoint {
     const char *path;     /* of the directory with the step */
     int64_t step;
     int32_t kind;         /* dt_checkpoint_kind */
-    dt_recipe recipe;     /* names of files are NULL; recipe.model is complete where arrays is above 0 */
+    dt_recipe recipe;     /* names of files are NULL; so is model.segments, where segment_count is above 0 */
     int64_t files, bytes; /* of the files that the manifest lists */
     int64_t tensors;      /* in those files */
     int64_t arrays;       /* weights of each parameter in definition order, then what the optimizer keeps of each,
-                           * "first.NAME" and so on. 0: config.json does not describe the model (GPT-2, Llama) */
+                           * "first.NAME" and so on */
     const dt_checkpoint_entry *file, *array;
 } dt_checkpoint;
 /* Opens DIR/step-000000200, or the newest step of DIR; reads manifest and headers, not the numbers. */
@@ -5668,8 +5667,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         if (n->cut < 0)
             return dt__poison(g, DT_E_SHAPE,
                               "%s reads columns that are cut over tensor shards: only elementwise ops and attention "
-                              "may stand between linears with DT_COLUMNS and DT_ROWS",
-                              dt__op_of(n->op)->name);
+                              "may stand between linears with DT_COLUMNS and DT_ROWS", dt__op_of(n->op)->name);
     }
     if (dt__op_of(n->op)->scratch == DT__SCRATCH_WINDOW) tile = dt__window_aux(g, n), aux = &tile;
     if (aux) n->aux = g->count + 1;
@@ -10209,7 +10207,6 @@ static const dt__option dt__options[] = {
     DT__OPTION(RECIPE, "validation", "X", REAL, validation, 0.05f, "[0,1)", "share of the data kept for validation"),
     DT__OPTION(RECIPE, "wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
                "gradients between ranks; all but fp32 make the bits depend on dp"),
-    DT__OPTION(RECIPE, "wire-forget", NULL, FLAG, wire_forget, 0, NULL, "for experiments: no error feedback"),
     DT__OPTION(RECIPE, "reduce", "KIND", WORD, reduce, DT_SUMS_EXACT, "exact,native",
                "sums of gradients over ranks; the bits of native (MPI's) depend on the layout"),
     DT__OPTION(LAYOUT, "threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: cores / ranks"),
@@ -10283,8 +10280,6 @@ static const dt__option dt__options[] = {
                "resume from the checkpoint of this step; 0: from the newest"),
     DT__OPTION(LAYOUT, "mirror", "PLACE", TEXT, checkpoint.mirror, 0, NULL,
                "copies of checkpoints: a directory, or 'PLACE COMMAND' that copies $DT_FROM to $DT_TO"),
-    DT__OPTION(LAYOUT, "mirror-rate", "X", REAL, checkpoint.mirror_rate, 0, "[0,1e15)",
-               "bytes per second to the mirror; 0: no limit"),
     DT__OPTION(LAYOUT, "deadline", "SECONDS", REAL, checkpoint.deadline, 120, "(0,1e6)",
                "from a request to stop to a forced end"),
 };
@@ -10397,15 +10392,12 @@ static dt_result dt__update_check(float squares, int64_t step)
 
 /* ---- files ---------------------------------------------------------------------------------
  * All files are written, and those of checkpoints are read, by these functions. DT__FILE_ALLOWS lets a test make the
- * n-th operation fail (tests/disk.h). DT_DISK_RATE, in bytes per second, emulates a slow disk for checkpoints. */
+ * n-th operation fail (tests/disk.h). */
 
 #ifndef DT__FILE_ALLOWS
-#define DT__FILE_ALLOWS(f) ((void)(f), 1) /* 0: fails; 2: writes half, dies */
+#define DT__FILE_ALLOWS() 1 /* 0: fails; 2: writes half, dies */
 #endif
 enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
-typedef struct dt__files {
-    double rate; /* bytes per second that are written; 0: no limit */
-} dt__files;
 
 static dt_result dt__file_error(const char *what, const char *path)
 {
@@ -10422,44 +10414,40 @@ static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const 
     return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", folder);
 }
 
-static dt_result dt__file_create(dt__files *f, const char *path, int *fd)
+static dt_result dt__file_create(const char *path, int *fd)
 {
-    *fd = DT__FILE_ALLOWS(f) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    *fd = DT__FILE_ALLOWS() ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
     return *fd < 0 ? dt__file_error("create", path) : DT_OK;
 }
 
-static dt_result dt__file_write(dt__files *f, int fd, const char *path, const void *data, int64_t bytes)
+static dt_result dt__file_write(int fd, const char *path, const void *data, int64_t bytes)
 {
     const char *from = (const char *)data, *end = from + bytes;
-    int64_t run = f->rate > 0 ? DT__FILE_RUN / 64 : DT__FILE_RUN;
-    double start = dt__now(), sent = 0;
     while (from < end) {
-        size_t n = (size_t)dt__min(end - from, run);
-        int allows = DT__FILE_ALLOWS(f);
+        size_t n = (size_t)dt__min(end - from, DT__FILE_RUN);
+        int allows = DT__FILE_ALLOWS();
         ssize_t wrote = allows ? write(fd, from, allows == 2 ? n / 2 : n) : -1;
         if (allows == 2) raise(SIGKILL);
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0) return dt__file_error("write", path);
         from += wrote;
-        sent += (double)wrote;
-        while (f->rate > 0 && dt__now() - start < sent / f->rate) usleep(100);
     }
     return DT_OK;
 }
 
 /* Flushes a file to the disk and closes it. After an earlier error `r` the file is only closed, and r is returned. */
-static dt_result dt__file_finish(dt__files *f, int fd, const char *path, dt_result r)
+static dt_result dt__file_finish(int fd, const char *path, dt_result r)
 {
     if (fd < 0) return r;
-    if (!r && (!DT__FILE_ALLOWS(f) || fsync(fd))) r = dt__file_error("write", path);
+    if (!r && (!DT__FILE_ALLOWS() || fsync(fd))) r = dt__file_error("write", path);
     if (close(fd) && !r) r = dt__file_error("write", path);
     return r;
 }
 
-static dt_result dt__file_open(dt__files *f, const char *path, int *fd, int64_t *bytes)
+static dt_result dt__file_open(const char *path, int *fd, int64_t *bytes)
 {
     struct stat is;
-    *fd = DT__FILE_ALLOWS(f) ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
+    *fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
     if (*fd < 0) return dt__file_error("read", path);
     if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
     close(*fd);
@@ -10467,11 +10455,11 @@ static dt_result dt__file_open(dt__files *f, const char *path, int *fd, int64_t 
     return dt__error(DT_E_DATA, "%s is not a plain file, but a directory, a pipe or a device: name a file", path);
 }
 
-static dt_result dt__file_read(dt__files *f, int fd, const char *path, void *data, int64_t bytes, int64_t at)
+static dt_result dt__file_read(int fd, const char *path, void *data, int64_t bytes, int64_t at)
 {
     char *to = (char *)data, *end = to + bytes;
     while (to < end) {
-        ssize_t n = DT__FILE_ALLOWS(f) ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
+        ssize_t n = DT__FILE_ALLOWS() ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return dt__file_error("read", path);
         if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: the file is cut", path, (long long)at);
@@ -10481,37 +10469,37 @@ static dt_result dt__file_read(dt__files *f, int fd, const char *path, void *dat
     return DT_OK;
 }
 
-static dt_result dt__file_put(dt__files *f, const char *path, const char *text, int64_t bytes)
+static dt_result dt__file_put(const char *path, const char *text, int64_t bytes)
 {
     int fd;
-    dt_result r = dt__file_create(f, path, &fd);
-    if (!r) r = dt__file_write(f, fd, path, text, bytes);
-    return dt__file_finish(f, fd, path, r);
+    dt_result r = dt__file_create(path, &fd);
+    if (!r) r = dt__file_write(fd, path, text, bytes);
+    return dt__file_finish(fd, path, r);
 }
 
 /* Reads a file of at most `most` bytes and appends a NUL. dt__free() frees the text. */
-static dt_result dt__file_get(dt__files *f, const char *path, int64_t most, char **text, int64_t *bytes)
+static dt_result dt__file_get(const char *path, int64_t most, char **text, int64_t *bytes)
 {
     int fd;
-    dt_result r = dt__file_open(f, path, &fd, bytes);
+    dt_result r = dt__file_open(path, &fd, bytes);
     *text = NULL;
     if (!r && *bytes > most)
         r = dt__error(DT_E_DATA, "%s has %.1f MB, at most %.1f are expected: name another file", path,
                       (double)*bytes / 1e6, (double)most / 1e6);
     if (!r && !(*text = (char *)dt__alloc(*bytes + 1, "a file"))) r = DT_E_MEMORY;
-    if (!r) r = dt__file_read(f, fd, path, *text, *bytes, 0);
+    if (!r) r = dt__file_read(fd, path, *text, *bytes, 0);
     if (fd >= 0) close(fd);
     if (r) dt__free(*text), *text = NULL;
     return r;
 }
 
-static dt_result dt__file_rename(dt__files *f, const char *from, const char *to)
+static dt_result dt__file_rename(const char *from, const char *to)
 {
-    return DT__FILE_ALLOWS(f) && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
+    return DT__FILE_ALLOWS() && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
 }
 
 /* Makes a directory and its parents. */
-static dt_result dt__dir_make(dt__files *f, const char *path)
+static dt_result dt__dir_make(const char *path)
 {
     char part[PATH_MAX];
     snprintf(part, sizeof part, "%s", path);
@@ -10521,60 +10509,60 @@ static dt_result dt__dir_make(dt__files *f, const char *path)
         (void)mkdir(part, 0777);
         *p = '/';
     }
-    if (!DT__FILE_ALLOWS(f) || (mkdir(path, 0777) && errno != EEXIST))
+    if (!DT__FILE_ALLOWS() || (mkdir(path, 0777) && errno != EEXIST))
         return dt__file_error("make the directory", path);
     return DT_OK;
 }
 
 /* Flushes the names in a directory to the disk. */
-static dt_result dt__dir_sync(dt__files *f, const char *path)
+static dt_result dt__dir_sync(const char *path)
 {
-    int fd = DT__FILE_ALLOWS(f) ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     int bad = fd < 0 || (fsync(fd) && errno != EINVAL); /* some file systems cannot */
     if (fd >= 0) close(fd);
     return bad ? dt__file_error("write", path) : DT_OK;
 }
 
 /* Calls visit() for every name in a directory that does not begin with a dot. A missing directory has no names. */
-typedef dt_result dt__visit_name(void *user, dt__files *f, const char *folder, const char *name);
-static dt_result dt__dir_each(dt__files *f, const char *path, dt__visit_name *visit, void *user)
+typedef dt_result dt__visit_name(void *user, const char *folder, const char *name);
+static dt_result dt__dir_each(const char *path, dt__visit_name *visit, void *user)
 {
     DIR *dir = opendir(path);
     struct dirent *entry;
     dt_result r = DT_OK;
     if (!dir && errno != ENOENT) return dt__file_error("read the directory", path);
     while (dir && !r && (entry = readdir(dir)) != NULL)
-        if (*entry->d_name != '.') r = visit(user, f, path, entry->d_name);
+        if (*entry->d_name != '.') r = visit(user, path, entry->d_name);
     if (dir) closedir(dir);
     return r;
 }
 
-static dt_result dt__file_remove(void *user, dt__files *f, const char *folder, const char *file)
+static dt_result dt__file_remove(void *user, const char *folder, const char *file)
 {
     char name[PATH_MAX];
     dt_result r = dt__path_join(name, folder, file);
     (void)user;
-    if (!r && (!DT__FILE_ALLOWS(f) || unlink(name))) r = dt__file_error("remove", name);
+    if (!r && (!DT__FILE_ALLOWS() || unlink(name))) r = dt__file_error("remove", name);
     return r;
 }
 
 /* Removes a directory of plain files, if there is one. */
-static dt_result dt__dir_remove(dt__files *f, const char *path)
+static dt_result dt__dir_remove(const char *path)
 {
-    dt_result r = dt__dir_each(f, path, dt__file_remove, NULL);
-    if (!r && (!DT__FILE_ALLOWS(f) || (rmdir(path) && errno != ENOENT))) r = dt__file_error("remove", path);
+    dt_result r = dt__dir_each(path, dt__file_remove, NULL);
+    if (!r && (!DT__FILE_ALLOWS() || (rmdir(path) && errno != ENOENT))) r = dt__file_error("remove", path);
     return r;
 }
 
 /* Writes a file under a temporary name and renames the complete file. */
-static dt_result dt__file_replace(dt__files *f, const char *path, const char *text, int64_t bytes)
+static dt_result dt__file_replace(const char *path, const char *text, int64_t bytes)
 {
     char draft[PATH_MAX];
     dt_result r = DT_OK;
     if (snprintf(draft, sizeof draft, "%s.%ld.tmp", path, (long)getpid()) >= PATH_MAX)
         return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
-    r = dt__file_put(f, draft, text, bytes);
-    if (!r) r = dt__file_rename(f, draft, path);
+    r = dt__file_put(draft, text, bytes);
+    if (!r) r = dt__file_rename(draft, path);
     if (r) unlink(draft);
     return r;
 }
@@ -10582,12 +10570,10 @@ static dt_result dt__file_replace(dt__files *f, const char *path, const char *te
 /* Maps a plain file read-only. After an error *map is NULL; munmap() unmaps it. */
 static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
 {
-    dt__files files;
     int fd;
     dt_result r;
     *map = NULL;
-    memset(&files, 0, sizeof files);
-    r = dt__file_open(&files, path, &fd, bytes);
+    r = dt__file_open(path, &fd, bytes);
     if (r) return r;
     if (*bytes) *map = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (*map == MAP_FAILED) *map = NULL, r = dt__file_error("map", path);
@@ -10932,12 +10918,10 @@ static const char *dt__json_text(dt__json *j, int64_t place, const char *what)
 /* Reads a whole file. dt__json_close() frees it, also after an error. */
 static dt_result dt__json_open(dt__json *j, const char *path)
 {
-    dt__files files;
     char *text;
-    memset(&files, 0, sizeof files);
     memset(j, 0, sizeof *j);
     j->path = path;
-    j->result = dt__file_get(&files, path, DT__FILE_LIMIT, &text, &j->bytes);
+    j->result = dt__file_get(path, DT__FILE_LIMIT, &text, &j->bytes);
     j->text = text;
     return j->result;
 }
@@ -11763,14 +11747,12 @@ DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder)
 {
     if (dt__refused("t folder", t, folder)) return DT_E_USAGE;
     char path[PATH_MAX];
-    dt__files files;
     dt__text text;
     dt_result r = dt__path_join(path, folder, "tokenizer.json");
-    memset(&files, 0, sizeof files);
     memset(&text, 0, sizeof text);
-    if (!r) r = dt__dir_make(&files, folder);
+    if (!r) r = dt__dir_make(folder);
     if (!r) dt__write_json(&text, t);
-    if (!r) r = text.failed ? DT_E_MEMORY : dt__file_replace(&files, path, text.at, text.length);
+    if (!r) r = text.failed ? DT_E_MEMORY : dt__file_replace(path, text.at, text.length);
     dt__free(text.at);
     return r;
 }
@@ -12351,7 +12333,6 @@ enum { DT__FLUSH = 4096 }; /* ids that are encoded before they are written */
 
 typedef struct dt__shard_writer {
     const char *output;
-    dt__files files;
     dt__encoder encoded; /* ids that are not written yet */
     int64_t limit;       /* ids per file; 0: one file */
     int64_t shards;      /* files, complete but for the open one */
@@ -12377,11 +12358,11 @@ static dt_result dt__shard_begin(dt__shard_writer *w)
     static const char header[DT__BIN_HEADER] = {0};
     char path[PATH_MAX];
     dt_result r = dt__shard_path(w, w->shards, w->draft, path);
-    if (!r) r = dt__file_create(&w->files, path, &w->fd);
+    if (!r) r = dt__file_create(path, &w->fd);
     if (r) return r;
     w->shards++;
     w->tokens = 0;
-    return dt__file_write(&w->files, w->fd, path, header, sizeof header);
+    return dt__file_write(w->fd, path, header, sizeof header);
 }
 
 /* Completes the open file, if there is one. After an earlier error `r` it is only closed, and r is returned. */
@@ -12393,8 +12374,8 @@ static dt_result dt__shard_end(dt__shard_writer *w, dt_result r)
     w->total += w->tokens;
     w->fd = -1;
     if (!r && fd >= 0 && lseek(fd, 0, SEEK_SET)) r = dt__file_error("write", w->output);
-    if (!r && fd >= 0) r = dt__file_write(&w->files, fd, w->output, header, sizeof header);
-    return dt__file_finish(&w->files, fd, w->output, r);
+    if (!r && fd >= 0) r = dt__file_write(fd, w->output, header, sizeof header);
+    return dt__file_finish(fd, w->output, r);
 }
 
 /* Writes the encoded ids, into as many files as they need. */
@@ -12411,7 +12392,7 @@ static dt_result dt__shard_write(dt__shard_writer *w)
         int64_t run = dt__min(n, limit - w->tokens);
         if (w->fd < 0) r = dt__shard_begin(w);
         else if (run) {
-            r = dt__file_write(&w->files, w->fd, w->output, from, run * w->width);
+            r = dt__file_write(w->fd, w->output, from, run * w->width);
             from += run * w->width;
             w->tokens += run;
             n -= run;
@@ -12457,7 +12438,7 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
     for (int64_t i = 0; i < w.shards; i++) {
         (void)dt__shard_path(&w, i, w.draft, draft);
         (void)dt__shard_path(&w, i, "", name);
-        if (!r) r = dt__file_rename(&w.files, draft, name);
+        if (!r) r = dt__file_rename(draft, name);
         if (r) unlink(draft);
     }
     dt__free(w.encoded.id);
@@ -17787,7 +17768,7 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
 }
 
 /* Adds the tensors of a file. dt__tensors_close() frees them, after an error as well. */
-static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *path)
+static dt_result dt__tensors_add(dt__tensors *t, const char *path)
 {
     dt__stored_file *file;
     dt__json j;
@@ -17800,15 +17781,15 @@ static dt_result dt__tensors_add(dt__tensors *t, dt__files *f, const char *path)
         return DT_E_MEMORY;
     file = &t->file[t->files++];
     snprintf(file->path, sizeof file->path, "%s", path);
-    r = dt__file_open(f, path, &file->fd, &bytes);
+    r = dt__file_open(path, &file->fd, &bytes);
     if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
-    if (!r) r = dt__file_read(f, file->fd, path, eight, 8, 0);
+    if (!r) r = dt__file_read(file->fd, path, eight, 8, 0);
     for (int i = 8; i-- > 0 && !r;) length = length > DT__HEADER_MOST ? length : length << 8 | eight[i];
     if (!r && (length > DT__HEADER_MOST || length > bytes - 8))
         r = dt__error(DT_E_DATA, "%s does not begin with the length of a header: it is no safetensors file, or damaged",
                       path);
     if (!r && !(header = (char *)dt__alloc(length + 1, "a header"))) r = DT_E_MEMORY;
-    if (!r) r = dt__file_read(f, file->fd, path, header, length, 8);
+    if (!r) r = dt__file_read(file->fd, path, header, length, 8);
     j.path = path, j.text = header, j.bytes = length;
     if (!r && !dt__tensors_header(t, &j, 8 + length, bytes - 8 - length)) r = j.result;
     dt__free(j.string);
@@ -17844,10 +17825,9 @@ static dt__stored *dt__tensors_find(const dt__tensors *t, const char *name)
     return s && !strcmp(s->name, name) ? s : NULL;
 }
 
-static dt_result dt__tensors_read(const dt__tensors *t, dt__files *f, const dt__stored *s, void *data, int64_t bytes,
-                                  int64_t at)
+static dt_result dt__tensors_read(const dt__tensors *t, const dt__stored *s, void *data, int64_t bytes, int64_t at)
 {
-    return dt__file_read(f, t->file[s->file].fd, t->file[s->file].path, data, bytes, s->at + at);
+    return dt__file_read(t->file[s->file].fd, t->file[s->file].path, data, bytes, s->at + at);
 }
 
 static void dt__sha256_of(const void *data, int64_t bytes, char hex[65])
@@ -17866,7 +17846,6 @@ typedef struct dt__part_file {
 
 /* A safetensors file being written: begin, names, open, numbers, close. After an error the calls do nothing. */
 typedef struct dt__tensor_file {
-    dt__files *files;
     char path[PATH_MAX];
     int fd;
     dt__text header;     /* of the tensors announced so far */
@@ -17877,10 +17856,9 @@ typedef struct dt__tensor_file {
     dt_result result;
 } dt__tensor_file;
 
-static void dt__tensor_file_begin(dt__tensor_file *w, dt__files *f, const char *folder, const char *name)
+static void dt__tensor_file_begin(dt__tensor_file *w, const char *folder, const char *name)
 {
     memset(w, 0, sizeof *w);
-    w->files = f;
     w->fd = -1;
     snprintf(w->part.name, sizeof w->part.name, "%s", name);
     dt__sha256_begin(&w->sha);
@@ -17905,7 +17883,7 @@ static void dt__tensor_file_put(dt__tensor_file *w, const void *data, int64_t by
     if (w->result) return;
     dt__sha256_add(&w->sha, data, bytes);
     w->part.bytes += bytes;
-    w->result = dt__file_write(w->files, w->fd, w->path, data, bytes);
+    w->result = dt__file_write(w->fd, w->path, data, bytes);
 }
 
 /* Creates the file once all tensors are announced. Spaces after the header align the numbers. */
@@ -17916,7 +17894,7 @@ static void dt__tensor_file_open(dt__tensor_file *w)
     while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
     for (int i = 0; i < 8; i++) eight[i] = (unsigned char)((uint64_t)w->header.length >> 8 * i);
     if (w->header.failed) w->result = DT_E_MEMORY;
-    if (!w->result) w->result = dt__file_create(w->files, w->path, &w->fd);
+    if (!w->result) w->result = dt__file_create(w->path, &w->fd);
     dt__tensor_file_put(w, eight, 8);
     dt__tensor_file_put(w, w->header.at, w->header.length);
 }
@@ -17973,7 +17951,7 @@ static void dt__state_tensor_name(const dt__state_tensor *x, char *name, size_t 
 }
 
 /* Reads a slice from the slices in files, whichever ranks wrote them. */
-static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t, dt__files *f)
+static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t)
 {
     int64_t done = 0, n;
     dt_result r = DT_OK;
@@ -17991,7 +17969,7 @@ static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t, 
         if (first < 0 || n <= 0)
             return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
                              name);
-        r = dt__tensors_read(t, f, has, s->data + done, 4 * n, 4 * (from - first));
+        r = dt__tensors_read(t, has, s->data + done, 4 * n, 4 * (from - first));
     }
     return r;
 }
@@ -18111,7 +18089,7 @@ static dt_result dt__gather_emit(dt__gatherer *g, const dt__state_tensor *of, co
 
 /* Reads slices from a whole tensor in a file; 2-byte numbers become floats. Blocks without numbers of the slices are
  * not read; padding becomes +0. */
-static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__files *f, const dt__stored *s,
+static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, const dt__stored *s,
                                  const dt__state_tensor *of, const dt__state_slice *slice, int64_t slices)
 {
     const dt__stored_type *type = &dt__stored_types[s->type];
@@ -18122,7 +18100,7 @@ static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, dt__f
     while (!r && dt__gather_next(g)) {
         dt__gather_copy(g, slice, slices, DT__GATHER_COUNT);
         if (g->first >= g->end) continue;
-        r = dt__tensors_read(from, f, s, raw, (g->hi - g->lo) * type->bytes, g->lo * type->bytes);
+        r = dt__tensors_read(from, s, raw, (g->hi - g->lo) * type->bytes, g->lo * type->bytes);
         dt__comm_tick(g->comm);
         if (!r && raw != g->block) g->convert->convert(DT_F32, g->block, type->dtype, raw, g->hi - g->lo);
         if (!r) dt__gather_copy(g, slice, slices, DT__GATHER_OUT);
@@ -18176,7 +18154,6 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
 
 /* A state in the files of a checkpoint, or published weights. */
 typedef struct dt__reader {
-    dt__files *files;
     dt__tensors tensors;
     dt__find_fn *find;      /* of whole tensors; NULL: files hold slices */
     dt__gatherer gather; /* opened by the caller, for whole tensors */
@@ -18197,11 +18174,11 @@ static dt_result dt__reader_visit(void *user, const dt__state_tensor *of, dt__st
     dt_shape shape;
     dt_result r = DT_OK;
     dt__comm_tick(x->gather.comm);
-    for (int64_t i = 0; i < slices && !x->find && !r; i++) r = dt__slice_read(&slice[i], &x->tensors, x->files);
+    for (int64_t i = 0; i < slices && !x->find && !r; i++) r = dt__slice_read(&slice[i], &x->tensors);
     if (!x->find || !slices) return r;
     dt__state_tensor_name(of, name, sizeof name, &shape);
     r = x->find(&x->tensors, name, &shape, &s);
-    return r ? r : dt__gather_read(&x->gather, &x->tensors, x->files, s, of, slice, slices);
+    return r ? r : dt__gather_read(&x->gather, &x->tensors, s, of, slice, slices);
 }
 
 /* The destination of the numbers of a state, tensor by tensor. */
@@ -18258,12 +18235,12 @@ static dt_result dt__step_path(char path[PATH_MAX], const char *folder, int64_t 
 }
 
 /* For dt__dir_each(): found[1] becomes the largest step below found[0] that a name stands for. */
-static dt_result dt__step_visit(void *found, dt__files *f, const char *folder, const char *name)
+static dt_result dt__step_visit(void *found, const char *folder, const char *name)
 {
     int64_t *step = (int64_t *)found;
     char same[32];
     long long n = -1;
-    (void)f, (void)folder;
+    (void)folder;
     if (sscanf(name, "step-%lld", &n) != 1 || n <= step[1] || n >= step[0]) return DT_OK;
     snprintf(same, sizeof same, "step-%09lld", n);
     if (!strcmp(same, name)) step[1] = n;
@@ -18271,82 +18248,82 @@ static dt_result dt__step_visit(void *found, dt__files *f, const char *folder, c
 }
 
 /* The newest step before `before` that a directory holds a checkpoint of; -1: there is none. */
-static dt_result dt__step_newest(dt__files *f, const char *folder, int64_t before, int64_t *step)
+static dt_result dt__step_newest(const char *folder, int64_t before, int64_t *step)
 {
     int64_t found[2] = {before, -1};
-    dt_result r = dt__dir_each(f, folder, dt__step_visit, found);
+    dt_result r = dt__dir_each(folder, dt__step_visit, found);
     *step = found[1];
     return r;
 }
 
 /* For dt__dir_each(): removes directories of incomplete checkpoints, step-*.tmp. */
-static dt_result dt__step_clean(void *user, dt__files *f, const char *folder, const char *name)
+static dt_result dt__step_clean(void *user, const char *folder, const char *name)
 {
     char path[PATH_MAX];
     dt_result r = dt__path_join(path, folder, name);
     (void)user;
-    return r || strncmp(name, "step-", 5) || !dt__ends_with(name, ".tmp") ? r : dt__dir_remove(f, path);
+    return r || strncmp(name, "step-", 5) || !dt__ends_with(name, ".tmp") ? r : dt__dir_remove(path);
 }
 
 /* Makes an empty directory for the checkpoint of a step, and removes incomplete checkpoints. */
-static dt_result dt__step_begin(dt__files *f, const char *folder, int64_t step, char draft[PATH_MAX])
+static dt_result dt__step_begin(const char *folder, int64_t step, char draft[PATH_MAX])
 {
     dt_result r = dt__step_path(draft, folder, step, ".tmp");
-    if (!r) r = dt__dir_make(f, folder);
-    if (!r) r = dt__dir_each(f, folder, dt__step_clean, NULL);
-    return r ? r : dt__dir_make(f, draft);
+    if (!r) r = dt__dir_make(folder);
+    if (!r) r = dt__dir_each(folder, dt__step_clean, NULL);
+    return r ? r : dt__dir_make(draft);
 }
 
 /* Removes the checkpoint of a step. It is renamed first, so that no incomplete directory has the final name. */
-static dt_result dt__step_remove(dt__files *f, const char *folder, int64_t step)
+static dt_result dt__step_remove(const char *folder, int64_t step)
 {
     char whole[PATH_MAX], going[PATH_MAX];
     dt_result r = dt__step_path(whole, folder, step, "");
     if (!r) r = dt__step_path(going, folder, step, ".old.tmp");
-    if (!r) r = dt__file_rename(f, whole, going);
-    return r ? r : dt__dir_remove(f, going);
+    if (!r) r = dt__file_rename(whole, going);
+    return r ? r : dt__dir_remove(going);
 }
 
 /* Makes `latest` name a step, atomically. */
-static dt_result dt__latest_put(dt__files *f, const char *folder, int64_t step)
+static dt_result dt__latest_put(const char *folder, int64_t step)
 {
     char name[32], draft[PATH_MAX], latest[PATH_MAX];
     int n = snprintf(name, sizeof name, "step-%09lld\n", (long long)step);
     dt_result r = dt__path_join(draft, folder, "latest.tmp");
     if (!r) r = dt__path_join(latest, folder, "latest");
-    if (!r) r = dt__file_put(f, draft, name, n);
-    if (!r) r = dt__file_rename(f, draft, latest);
-    return r ? r : dt__dir_sync(f, folder);
+    if (!r) r = dt__file_put(draft, name, n);
+    if (!r) r = dt__file_rename(draft, latest);
+    return r ? r : dt__dir_sync(folder);
 }
 
 /* Renames a complete .tmp and switches `latest`. A checkpoint of the same step from an earlier run is replaced. */
-static dt_result dt__step_publish(dt__files *f, const char *folder, int64_t step)
+static dt_result dt__step_publish(const char *folder, int64_t step)
 {
     char draft[PATH_MAX], whole[PATH_MAX];
     dt_result r = dt__step_path(draft, folder, step, ".tmp");
     if (!r) r = dt__step_path(whole, folder, step, "");
-    if (!r) r = dt__dir_sync(f, draft);
-    if (!r && !access(whole, F_OK)) r = dt__step_remove(f, folder, step);
-    if (!r) r = dt__file_rename(f, draft, whole);
-    if (!r) r = dt__dir_sync(f, folder);
-    return r ? r : dt__latest_put(f, folder, step);
+    if (!r) r = dt__dir_sync(draft);
+    if (!r && !access(whole, F_OK)) r = dt__step_remove(folder, step);
+    if (!r) r = dt__file_rename(draft, whole);
+    if (!r) r = dt__dir_sync(folder);
+    return r ? r : dt__latest_put(folder, step);
 }
 
 /* Removes all but the `keep` newest checkpoints up to `step`, except `spared`, which a mirror may be reading; keep 0
  * removes none. Checkpoints of later steps could not be read when the run resumed, so they are not counted. */
-static dt_result dt__steps_retain(dt__files *f, const char *folder, int64_t keep, int64_t step, int64_t spared)
+static dt_result dt__steps_retain(const char *folder, int64_t keep, int64_t step, int64_t spared)
 {
     dt_result r = DT_OK;
     for (int64_t kept = 0, i = step + 1; keep && !r;) {
-        r = dt__step_newest(f, folder, i, &i);
+        r = dt__step_newest(folder, i, &i);
         if (r || i < 0) break;
-        if (++kept > keep && i != spared) r = dt__step_remove(f, folder, i);
+        if (++kept > keep && i != spared) r = dt__step_remove(folder, i);
     }
     return r;
 }
 
 /* Describes a file, and copies it to `out` unless that is -1; heartbeats continue. */
-static dt_result dt__part_scan(dt__files *f, const char *folder, const char *name, dt__part_file *p, dt_comm *comm,
+static dt_result dt__part_scan(const char *folder, const char *name, dt__part_file *p, dt_comm *comm,
                                int out, const char *to)
 {
     char *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint"), path[PATH_MAX];
@@ -18356,12 +18333,12 @@ static dt_result dt__part_scan(dt__files *f, const char *folder, const char *nam
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "%s", name);
     dt__sha256_begin(&h);
-    if (!r) r = dt__file_open(f, path, &fd, &p->bytes);
+    if (!r) r = dt__file_open(path, &fd, &p->bytes);
     for (int64_t at = 0, n; !r && at < p->bytes; at += n) {
         n = dt__min(DT__FILE_RUN, p->bytes - at);
-        r = dt__file_read(f, fd, path, block, n, at);
+        r = dt__file_read(fd, path, block, n, at);
         if (!r) dt__sha256_add(&h, block, n);
-        if (!r && out >= 0) r = dt__file_write(f, out, to, block, n);
+        if (!r && out >= 0) r = dt__file_write(out, to, block, n);
         dt__comm_tick(comm);
     }
     dt__sha256_end(&h, p->hash);
@@ -18371,45 +18348,44 @@ static dt_result dt__part_scan(dt__files *f, const char *folder, const char *nam
 }
 
 /* For dt__dir_each(): copies a file into the directory that `user` names. */
-static dt_result dt__part_copy(void *user, dt__files *f, const char *folder, const char *name)
+static dt_result dt__part_copy(void *user, const char *folder, const char *name)
 {
     char to[PATH_MAX];
     dt__part_file part;
     int out = -1;
     dt_result r = dt__path_join(to, (const char *)user, name);
-    if (!r) r = dt__file_create(f, to, &out);
-    if (!r) r = dt__part_scan(f, folder, name, &part, NULL, out, to);
-    return dt__file_finish(f, out, to, r);
+    if (!r) r = dt__file_create(to, &out);
+    if (!r) r = dt__part_scan(folder, name, &part, NULL, out, to);
+    return dt__file_finish(out, to, r);
 }
 
 /* Writes a text as a file of a checkpoint. */
-static dt_result dt__part_put(dt__files *f, const char *folder, const char *name, const char *text, int64_t bytes,
-                              dt__part_file *p)
+static dt_result dt__part_put(const char *folder, const char *name, const char *text, int64_t bytes, dt__part_file *p)
 {
     char path[PATH_MAX];
     dt_result r = dt__path_join(path, folder, name);
     snprintf(p->name, sizeof p->name, "%s", name);
     p->bytes = bytes;
     dt__sha256_of(text, bytes, p->hash);
-    return r ? r : dt__file_put(f, path, text, bytes);
+    return r ? r : dt__file_put(path, text, bytes);
 }
 
 /* Flushes a file to the disk. */
-static dt_result dt__part_flush(dt__files *f, const char *folder, const char *name)
+static dt_result dt__part_flush(const char *folder, const char *name)
 {
     char path[PATH_MAX];
     int64_t bytes;
     int fd = -1;
     dt_result r = dt__path_join(path, folder, name);
-    if (!r) r = dt__file_open(f, path, &fd, &bytes);
-    return dt__file_finish(f, fd, path, r);
+    if (!r) r = dt__file_open(path, &fd, &bytes);
+    return dt__file_finish(fd, path, r);
 }
 
 /* Compares a file with the manifest's size and hash. */
-static dt_result dt__part_check(dt__files *f, const char *folder, const dt__part_file *p, dt_comm *comm)
+static dt_result dt__part_check(const char *folder, const dt__part_file *p, dt_comm *comm)
 {
     dt__part_file is;
-    dt_result r = dt__part_scan(f, folder, p->name, &is, comm, -1, NULL);
+    dt_result r = dt__part_scan(folder, p->name, &is, comm, -1, NULL);
     if (!r && is.bytes != p->bytes)
         r = dt__error(DT_E_DATA, "%s/%s has %lld bytes, its manifest says %lld: it is cut or another file", folder,
                       p->name, (long long)is.bytes, (long long)p->bytes);
@@ -18419,14 +18395,14 @@ static dt_result dt__part_check(dt__files *f, const char *folder, const dt__part
 }
 
 /* Copies the checkpoint of a step to another directory of checkpoints. */
-static dt_result dt__step_copy(dt__files *f, const char *from, const char *to, int64_t step)
+static dt_result dt__step_copy(const char *from, const char *to, int64_t step)
 {
     char source[PATH_MAX], draft[PATH_MAX];
     dt_result r = dt__step_path(source, from, step, "");
-    if (!r) r = dt__step_begin(f, to, step, draft);
+    if (!r) r = dt__step_begin(to, step, draft);
     if (!r && access(source, R_OK)) r = dt__file_error("read the directory", source);
-    if (!r) r = dt__dir_each(f, source, dt__part_copy, draft);
-    return r ? r : dt__step_publish(f, to, step);
+    if (!r) r = dt__dir_each(source, dt__part_copy, draft);
+    return r ? r : dt__step_publish(to, step);
 }
 
 /* ---- the manifest ---- */
@@ -18441,7 +18417,8 @@ typedef struct dt__manifest {
     char model[65], data[65];   /* hashes that identify them */
     char weights[65];           /* of the initial weights; empty: they are random */
     double loss;                /* of the last step */
-    int64_t recipe, kind, list; /* where these values begin in the text */
+    int64_t segments;           /* of a program's own; 0: a family */
+    int64_t recipe, shapes, kind, list; /* where these values begin in the text */
     int64_t version;
     int32_t format;
     dt__part_file *file;
@@ -18464,7 +18441,9 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
     DT__MANIFEST(WHOLE, "data_parallel", data_ranks, -1),
     DT__MANIFEST(DOUBLE, "loss", loss, 0),
+    DT__MANIFEST(WHOLE, "segments", segments, 0),
     DT__MANIFEST(PLACE, "recipe", recipe, 0),
+    DT__MANIFEST(PLACE, "shapes", shapes, 0),
     DT__MANIFEST(PLACE, "kind", kind, 0),
     DT__MANIFEST(PLACE, "files", list, 0)};
 static const dt__option dt__part_members[] = {DT__MEMBER(0, CHARS, "name", dt__part_file, name, -1, NULL),
@@ -18546,13 +18525,13 @@ static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 }
 
 /* Reads and checks folder/manifest.json. dt__manifest_close() frees it, after an error as well. */
-static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *folder)
+static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 {
     char name[PATH_MAX];
     dt_result r;
     memset(m, 0, sizeof *m);
     r = dt__path_join(name, folder, "manifest.json");
-    if (!r) r = dt__file_get(f, name, DT__MANIFEST_MOST, &m->text, &m->bytes);
+    if (!r) r = dt__file_get(name, DT__MANIFEST_MOST, &m->text, &m->bytes);
     if (!r) r = dt__manifest_check(name, m->text, m->bytes);
     return r ? r : dt__manifest_parse(m, name);
 }
@@ -18560,17 +18539,16 @@ static dt_result dt__manifest_read(dt__manifest *m, dt__files *f, const char *fo
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
 /* Opens the tensors that a manifest lists. The caller opens the gather, and closes the reader after errors as well. */
-static dt_result dt__reader_open(dt__reader *x, dt__files *f, const char *folder, const dt__manifest *m)
+static dt_result dt__reader_open(dt__reader *x, const char *folder, const dt__manifest *m)
 {
     char path[PATH_MAX];
     dt_result r = DT_OK;
     memset(x, 0, sizeof *x);
-    x->files = f;
     x->find = m->full ? dt__tensors_fit : NULL;
     for (int64_t i = 0; i < m->files && !r; i++) {
         if (!dt__part_has_tensors(&m->file[i])) continue;
         r = dt__path_join(path, folder, m->file[i].name);
-        if (!r) r = dt__tensors_add(&x->tensors, f, path);
+        if (!r) r = dt__tensors_add(&x->tensors, path);
     }
     return r ? r : dt__tensors_sort(&x->tensors);
 }
@@ -18724,7 +18702,7 @@ DT_API dt_result dt_model_read(dt_model *m, const char *path)
 /* ---- published weights ---- */
 
 /* Adds the files of {"weight_map": {"name of a tensor": "file", ..}}, each once. */
-static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *folder, const char *index)
+static dt_result dt__weights_index(dt__tensors *t, const char *folder, const char *index)
 {
     static const char *const keys[] = {"weight_map", NULL};
     char path[PATH_MAX];
@@ -18742,7 +18720,7 @@ static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *fol
             if (strchr(j.string, '/')) dt__json_fail(&j, "%.80s lies elsewhere: put it beside the index", j.string);
             if (!j.result) j.result = dt__path_join(path, folder, j.string);
             while (known < t->files && strcmp(t->file[known].path, path)) known++;
-            if (!j.result && known == t->files) j.result = dt__tensors_add(t, f, path);
+            if (!j.result && known == t->files) j.result = dt__tensors_add(t, path);
         }
     }
     if (!r) r = j.result;
@@ -18751,7 +18729,7 @@ static dt_result dt__weights_index(dt__tensors *t, dt__files *f, const char *fol
 }
 
 /* Opens the tensors of a directory or a file. dt__tensors_close() frees them, after an error as well. */
-static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path)
+static dt_result dt__weights_open(dt__tensors *t, const char *path)
 {
     static const char one[] = "model.safetensors", several[] = "model.safetensors.index.json";
     struct stat is;
@@ -18768,18 +18746,18 @@ static dt_result dt__weights_open(dt__tensors *t, dt__files *f, const char *path
     if (!r && index && access(name, F_OK))
         r = dt__error(DT_E_DATA, "%s holds neither %s nor %s: name a directory of safetensors files, or a checkpoint "
                       "of kind full", path, one, several);
-    if (!r) r = index ? dt__weights_index(t, f, path, name) : dt__tensors_add(t, f, folder ? name : path);
+    if (!r) r = index ? dt__weights_index(t, path, name) : dt__tensors_add(t, folder ? name : path);
     return r ? r : dt__tensors_sort(t);
 }
 
 /* Hashes type, shape and three blocks of a tensor. */
-static dt_result dt__weights_digest(const dt__tensors *t, dt__files *f, const dt__stored *s, char hex[65])
+static dt_result dt__weights_digest(const dt__tensors *t, const dt__stored *s, char hex[65])
 {
     char text[192 + 3 * 4096], shape[96];
     int64_t n = dt__min(4096, s->bytes), used;
     dt_result r = DT_OK;
     used = snprintf(text, 192, "%s %s\n", dt__stored_types[s->type].name, dt__shape_text(&s->shape, shape));
-    for (int i = 0; i < 3 && !r; i++) r = dt__tensors_read(t, f, s, text + used + i * n, n, (s->bytes - n) / 2 * i);
+    for (int i = 0; i < 3 && !r; i++) r = dt__tensors_read(t, s, text + used + i * n, n, (s->bytes - n) / 2 * i);
     if (!r) dt__sha256_of(text, used + 3 * n, hex);
     return r;
 }
@@ -18791,10 +18769,8 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
     if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
     dt__tensor_file w;
     dt__part_file part;
-    dt__files files;
     dt_result r = DT_OK;
-    memset(&files, 0, sizeof files);
-    dt__tensor_file_begin(&w, &files, "", "");
+    dt__tensor_file_begin(&w, "", "");
     if (snprintf(w.path, sizeof w.path, "%s.%ld.tmp", path, (long)getpid()) >= (int)sizeof w.path)
         r = dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
     for (int64_t i = 0; i < count; i++) dt__tensor_file_name(&w, list[i].name, DT__STORED_F32, &list[i].shape);
@@ -18803,7 +18779,7 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
         dt__tensor_file_put(&w, list[i].values, 4 * dt_shape_count(list[i].shape));
     if (!r && !w.result && fsync(w.fd)) w.result = dt__file_error("write", w.path);
     r = dt__tensor_file_close(&w, r, &part);
-    if (!r) r = dt__file_rename(&files, w.path, path);
+    if (!r) r = dt__file_rename(w.path, path);
     if (r) unlink(w.path);
     return r;
 }
@@ -18813,10 +18789,8 @@ static dt_result dt__parameter_read(const dt__tensors *t, const dt__stored *s, c
 {
     const dt__stored_type *type = &dt__stored_types[s->type];
     void *raw = type->bytes == 4 ? (void *)values : dt__alloc(s->bytes, "a tensor");
-    dt__files files;
     dt_result r = DT_E_MEMORY;
-    memset(&files, 0, sizeof files);
-    if (raw) r = dt__tensors_read(t, &files, s, raw, s->bytes, 0);
+    if (raw) r = dt__tensors_read(t, s, raw, s->bytes, 0);
     if (!r && raw != values) k->convert(DT_F32, values, type->dtype, raw, s->bytes / type->bytes);
     if (raw != values) dt__free(raw);
     return r;
@@ -18826,13 +18800,11 @@ DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, 
 {
     if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
     const dt__kernels *k;
-    dt__files files;
     dt__tensors t;
     char a[96], b[96];
     dt_result r = dt__choose_kernels(&k);
     memset(&t, 0, sizeof t);
-    memset(&files, 0, sizeof files);
-    if (!r) r = dt__tensors_add(&t, &files, path);
+    if (!r) r = dt__tensors_add(&t, path);
     if (!r) r = dt__tensors_sort(&t);
     for (int64_t i = 0; i < 2 * count && !r; i++) {
         const dt_parameter *p = &list[i % count];
@@ -21164,7 +21136,6 @@ static void dt__wire_give(void *context, int64_t task, int worker)
     k->binary(DT__OP_ADD, error, error, 1, j->sum + at, 1, n);
     dt__wire_encode(k, wire, n, error, to);
     dt__wire_decode(k, wire, n, to, error, DT__WIRE_TAKE);
-    if (j->e->recipe->wire_forget) memset(error, 0, 4 * (size_t)n);
 }
 
 /* The payloads of all ranks, added in the order of ranks. */
@@ -22637,7 +22608,6 @@ typedef struct dt__state {
 
 enum { DT__SAVE_PARTS = 4 };
 typedef struct dt__saver {
-    dt__files files;
     dt__queue queue;        /* two jobs per save: write, publish */
     float *snapshot;        /* of what this rank writes, for asynchronous saves */
     dt__part_file part[DT__SAVE_PARTS]; /* the files that this rank has written */
@@ -22654,7 +22624,6 @@ typedef struct dt__saver {
     double interval;        /* seconds between automatic saves (rank 0); 0: not known yet */
     char lock[PATH_MAX];    /* rank 0: the file that says whose the place is; "": none */
     double sign;            /* when it was touched */
-    dt__files mirror_files;
     dt__queue mirror;       /* rank 0: copies complete checkpoints to a second place */
     int64_t newest, mirroring; /* steps, atomic: last published; that the mirror may be reading, -1: none */
     int64_t mirrored;       /* the step that the mirror's thread copied last */
@@ -23251,8 +23220,8 @@ static void dt__wire_banner(const dt_trainer *t)
     printf("wire     %s", name);
     if (!w->on) printf(": one data-parallel rank sends no gradients, these are the bits of fp32\n");
     else
-        printf(", %s error feedback: the bits depend on there being %d data-parallel ranks, and on nothing else of the "
-               "layout\n", r->wire_forget ? "without" : "with", t->e.mesh.size[DT_AXIS_DATA]);
+        printf(", with error feedback: the bits depend on there being %d data-parallel ranks, and on nothing else of "
+               "the layout\n", t->e.mesh.size[DT_AXIS_DATA]);
 }
 
 static void dt__trainer_banner(const dt_trainer *t)
@@ -23473,7 +23442,7 @@ static const char *const dt__part_names[DT__PARTS] = {"", "first", "second", "av
 /* Llama's linear weights are (in,out) here and (out,in) in files. */
 static int dt__param_transposed(const dt_recipe *r, const dt__param *p)
 {
-    return !r->model.segments && r->model.family == DT_LLAMA && p->shape.dims == 2 &&
+    return !r->model.segment_count && r->model.family == DT_LLAMA && p->shape.dims == 2 &&
            !strstr(p->name, "embed_tokens") && !strstr(p->name, "lm_head");
 }
 
@@ -23648,13 +23617,13 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
 
 /* Writes the tensors of a walk as folder/name: whole tensors with a gather, else slices. With a gather that is not
  * alone all ranks take part, and rank 0 writes. `from`: the numbers are read from there first. */
-static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gather, dt__reader *from, dt__files *f,
+static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gather, dt__reader *from,
                                  const char *folder, const char *name, dt__part_file *part)
 {
     dt__tensor_file w;
     dt__export out = {from, gather, 1, dt__tensor_file_sink, &w};
     dt_result r;
-    dt__tensor_file_begin(&w, f, folder, name);
+    dt__tensor_file_begin(&w, folder, name);
     w.whole = gather != NULL;
     r = dt__state_each(walk, dt__tensor_file_visit, &w);
     if (!gather || dt__gather_root(gather)) dt__tensor_file_open(&w);
@@ -23664,13 +23633,13 @@ static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gathe
 
 /* Writes both files of a full checkpoint. `memory` as in a walk. */
 static dt_result dt__state_write_full(dt_trainer *t, int writes, float *memory, dt__gatherer *gather, dt__reader *from,
-                                      dt__files *f, const char *folder, dt__part_file part[2])
+                                      const char *folder, dt__part_file part[2])
 {
     int64_t weights = t->e.net.param_count;
     dt__state_walk model = {t, 0, weights, writes, memory, NULL};
     dt__state_walk rest = {t, weights, t->state.whole, writes, memory, NULL};
-    dt_result r = dt__state_write(&model, gather, from, f, folder, "model.safetensors", &part[0]);
-    dt_result other = dt__state_write(&rest, gather, from, f, folder, "optimizer.safetensors", &part[1]);
+    dt_result r = dt__state_write(&model, gather, from, folder, "model.safetensors", &part[0]);
+    dt_result other = dt__state_write(&rest, gather, from, folder, "optimizer.safetensors", &part[1]);
     return r ? r : other;
 }
 
@@ -23710,6 +23679,61 @@ static dt_result dt__trainer_identity(dt_trainer *t)
     return r;
 }
 
+/* Lists the parameters of a manifest: "NAME": [axis that shards cut, from 1, or 0; groups, pad, experts; the shape]. */
+static void dt__net_text(dt__text *text, const dt__net *net)
+{
+    for (const dt__net_param *x = net->params; x < net->params + net->param_count; x++) {
+        const dt__param *p = &x->is;
+        dt__text_add(text, x == net->params ? "\n  " : ",\n  ");
+        dt__text_string(text, p->name);
+        dt__text_add(text, ": [%d, %lld, %lld, %lld", (int)p->cut + 1, (long long)p->groups, (long long)p->pad,
+                     (long long)p->experts);
+        for (int i = 0; i < p->shape.dims; i++) dt__text_add(text, ", %lld", (long long)p->shape.n[i]);
+        dt__text_add(text, "]");
+    }
+}
+
+/* Sets a parameter from such numbers. Returns 0 if there is none with them. */
+static int dt__param_read(dt__param *p, const int64_t *n, int64_t count, int64_t vt)
+{
+    int64_t most = (int64_t)1 << 40, parts;
+    if (count < 4 || count > 4 + DT_MAX_DIMS) return 0;
+    p->cut = (int32_t)dt__min(n[0], DT_MAX_DIMS + 1) - 1, p->groups = n[1], p->pad = n[2];
+    p->experts = p->own_experts = n[3];
+    p->shape.dims = (int32_t)count - 4;
+    for (int i = 0; i < p->shape.dims; i++) {
+        p->shape.n[i] = n[4 + i];
+        if (!n[4 + i] || n[4 + i] > most) return 0;
+        most /= n[4 + i];
+    }
+    if (p->experts && (!p->shape.dims || p->shape.n[0] % p->experts)) return 0;
+    if (p->cut < 0) return 1;
+    if (p->cut >= p->shape.dims || !p->groups || p->groups > p->shape.n[p->cut] || p->pad >= vt) return 0;
+    parts = vt * p->groups * (p->cut ? 1 : dt__max(1, p->experts));
+    return (p->shape.n[p->cut] + p->pad) % parts == 0;
+}
+
+static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *path)
+{
+    int64_t n[4 + DT_MAX_DIMS], count = 0;
+    int32_t index;
+    dt__json j;
+    memset(&j, 0, sizeof j);
+    j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->shapes;
+    if (dt__json_enter(&j, '{'))
+        while (dt__json_more(&j, '}', &count) && dt__json_key(&j)) {
+            dt__param p;
+            memset(&p, 0, sizeof p);
+            snprintf(p.name, sizeof p.name, "%.*s", (int)dt__min(j.length, 95), j.string);
+            if (!dt__param_read(&p, n, dt__stored_numbers(&j, j.at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
+                dt__net_find(net, p.name) >= 0)
+                dt__json_fail(&j, "parameter %s stands here twice, or cannot have this shape", p.name);
+            else j.result = dt__net_param_add(net, &p, &index);
+        }
+    dt__free(j.string);
+    return j.result;
+}
+
 /* The manifest of a checkpoint that all ranks have written. Members without a reader are for people. */
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
@@ -23721,6 +23745,8 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(text, "},\n \"layout\": {");
     dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
+    dt__text_add(text, "},\n \"shapes\": {");
+    dt__net_text(text, &t->e.net);
     dt__text_add(text, "},\n \"kind\": ");
     dt__manifest_end(text, m->full, file, files);
 }
@@ -23814,7 +23840,7 @@ static dt_result dt__save_extras(dt_trainer *t, const char *folder)
     if (text[0].failed || text[1].failed) r = DT_E_MEMORY;
     for (int i = 0; i < 2; i++) {
         const char *name = i ? "tokenizer.json" : "config.json", *at = text[i].at;
-        if (!r && at) r = dt__part_put(&s->files, folder, name, at, text[i].length, &s->part[s->parts++]);
+        if (!r && at) r = dt__part_put(folder, name, at, text[i].length, &s->part[s->parts++]);
         dt__free(text[i].at);
     }
     return r;
@@ -23828,8 +23854,8 @@ static dt_result dt__save_write(dt_trainer *t, const char *folder)
     char name[64];
     dt_result r = DT_OK;
     snprintf(name, sizeof name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
-    if (!s->now.full) r = dt__state_write(&w, NULL, NULL, &s->files, folder, name, &s->part[s->parts++]);
-    for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(&s->files, folder, s->part[i].name);
+    if (!s->now.full) r = dt__state_write(&w, NULL, NULL, folder, name, &s->part[s->parts++]);
+    for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(folder, s->part[i].name);
     return r || !dt_trainer_is_root(t) ? r : dt__save_extras(t, folder);
 }
 
@@ -23840,14 +23866,13 @@ static dt_result dt__save_publish(dt_trainer *t, const char *folder)
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__part_file manifest;
     dt_result r = s->manifest.failed ? DT_E_MEMORY : DT_OK;
-    if (!r) r = dt__part_put(&s->files, folder, "manifest.json", s->manifest.at, s->manifest.length, &manifest);
-    if (!r) r = dt__step_publish(&s->files, l->place, s->now.step);
+    if (!r) r = dt__part_put(folder, "manifest.json", s->manifest.at, s->manifest.length, &manifest);
+    if (!r) r = dt__step_publish(l->place, s->now.step);
     if (r) return r;
     __atomic_store_n(&s->newest, s->now.step, __ATOMIC_SEQ_CST);
     dt__comm_progress(t->comm, s->now.step);
     if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
-    return dt__steps_retain(&s->files, l->place, l->keep, s->now.step,
-                            __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
+    return dt__steps_retain(l->place, l->keep, s->now.step, __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
 }
 
 /* The two jobs of a save, in turn, on the thread that writes. */
@@ -23883,21 +23908,20 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
 static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
-    dt__files *f = &t->save.mirror_files;
     int64_t newest = -1, i = INT64_MAX;
-    dt_result r = step < 0 ? dt__step_newest(f, l->place, INT64_MAX, &newest) : DT_OK;
+    dt_result r = step < 0 ? dt__step_newest(l->place, INT64_MAX, &newest) : DT_OK;
     if (r || newest >= 0) return r;
-    if (step < 0) r = dt__dir_make(f, l->place);
+    if (step < 0) r = dt__dir_make(l->place);
     if (!r && dt__mirror_line(l)) return dt__mirror_command(l, step < 0);
-    if (!r && step >= 0) r = dt__step_copy(f, l->place, l->mirror, step);
-    if (r || step >= 0) return r ? r : dt__steps_retain(f, l->mirror, l->keep, step, -1);
-    while (!r && !(r = dt__step_newest(f, l->mirror, i, &i)) && i >= 0) {
+    if (!r && step >= 0) r = dt__step_copy(l->place, l->mirror, step);
+    if (r || step >= 0) return r ? r : dt__steps_retain(l->mirror, l->keep, step, -1);
+    while (!r && !(r = dt__step_newest(l->mirror, i, &i)) && i >= 0) {
         newest = dt__max(newest, i);
         if (!t->layout.output.quiet)
             fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)i, l->mirror);
-        r = dt__step_copy(f, l->mirror, l->place, i);
+        r = dt__step_copy(l->mirror, l->place, i);
     }
-    return r || newest < 0 ? r : dt__latest_put(f, l->place, newest);
+    return r || newest < 0 ? r : dt__latest_put(l->place, newest);
 }
 
 /* The first job restores. The others copy the newest checkpoint, unless the previous job copied it. A failure of a copy
@@ -23913,8 +23937,7 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
         __atomic_store_n(&s->mirroring, step, __ATOMIC_SEQ_CST);
     } while (step != __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST)); /* from here on retention keeps the step */
     if (step != s->mirrored && dt__mirror_copy(t, step))
-        fprintf(stderr, "dtrain: the mirror lacks step %lld: %s; training goes on\n", (long long)step,
-                dt_last_error());
+        fprintf(stderr, "dtrain: the mirror lacks step %lld: %s; training goes on\n", (long long)step, dt_last_error());
     s->mirrored = step;
     __atomic_store_n(&s->mirroring, -1, __ATOMIC_SEQ_CST);
     return DT_OK;
@@ -23964,7 +23987,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     if (!r) r = dt__engine_wait(&t->e);
     r = dt__trainer_agree(t, r);
     if (!r && (root || !whole))
-        r = dt__state_write_full(t, !whole, NULL, &g, NULL, &s->files, folder, root ? s->part : none);
+        r = dt__state_write_full(t, !whole, NULL, &g, NULL, folder, root ? s->part : none);
     s->parts = root ? 2 : 0;
     dt__gather_close(&g);
     return dt__trainer_agree(t, r);
@@ -23986,7 +24009,7 @@ static dt_result dt__save_begin(dt_trainer *t)
     s->parts = 0;
     memset(s->part, 0, sizeof s->part);
     r = dt__step_path(folder, l->place, s->now.step, ".tmp");
-    if (!r && dt_trainer_is_root(t)) r = dt__step_begin(&s->files, l->place, s->now.step, folder);
+    if (!r && dt_trainer_is_root(t)) r = dt__step_begin(l->place, s->now.step, folder);
     if (!r && s->snapshot) r = dt__save_copy(t, &count);
     r = dt__trainer_agree(t, r);
     if (!r && s->now.full) r = dt__save_full(t, folder);
@@ -24031,11 +24054,9 @@ static dt_result dt__save_failed(dt_trainer *t)
     const char *place = t->layout.checkpoint.place;
     int64_t newest = t->save.saved < 0 ? t->first : t->save.saved;
     char draft[PATH_MAX], said[512], left[64] = "no checkpoint is left";
-    dt__files plain;
-    memset(&plain, 0, sizeof plain);
     snprintf(said, sizeof said, "%.500s", dt_last_error());
     if (dt_trainer_is_root(t) && !dt__step_path(draft, place, t->save.now.step, ".tmp"))
-        (void)dt__dir_remove(&plain, draft);
+        (void)dt__dir_remove(draft);
     if (newest > 0) snprintf(left, sizeof left, "steps up to %lld are saved", (long long)newest);
     return dt__error(DT_E_FILE, "%s. Step %lld is not saved; %s in %s", said, (long long)t->save.now.step, left,
                      place);
@@ -24081,13 +24102,11 @@ static dt_result dt__save_probe(dt_trainer *t)
     double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.net.weights;
     char name[32], path[PATH_MAX];
     struct statvfs is;
-    dt__files plain;
     dt_result r;
-    memset(&plain, 0, sizeof plain);
     snprintf(name, sizeof name, "probe-%03d.tmp", dt_comm_rank(t->comm));
-    r = dt__dir_make(&plain, place);
+    r = dt__dir_make(place);
     if (!r) r = dt__path_join(path, place, name);
-    if (!r) r = dt__file_put(&plain, path, "", 0);
+    if (!r) r = dt__file_put(path, "", 0);
     if (!r) unlink(path);
     if (r || !dt_trainer_is_root(t) || statvfs(place, &is)) return r;
     if (bytes < (double)is.f_bavail * (double)is.f_frsize) return r;
@@ -24126,9 +24145,7 @@ static dt_result dt__save_open(dt_trainer *t)
     dt__saver *s = &t->save;
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__job *job = t->comm->job;
-    const char *rate = getenv("DT_DISK_RATE");
     dt_result r;
-    s->files.rate = rate ? atof(rate) : 0.0;
     s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
     if (!r) r = dt__save_probe(t);
@@ -24138,7 +24155,7 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, 2, "write checkpoints");
     s->newest = s->mirroring = s->mirrored = s->saved = -1;
     dt__options_preset(DT__ROWS(dt__manifest_members), 0, &s->now);
-    s->mirror_files.rate = (double)l->mirror_rate;
+    s->now.segments = t->recipe.model.segment_count;
     if (!r && l->mirror && dt_trainer_is_root(t))
         r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
@@ -24164,20 +24181,19 @@ static void dt__save_close(dt__saver *s)
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
 static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
-    dt__files *f = &t->save.files;
     dt__state_walk w = {t, 0, 0, 0, NULL, NULL};
     dt__manifest m;
     dt__reader from;
     dt_result r;
     memset(&m, 0, sizeof m), memset(&from, 0, sizeof from);
-    r = dt__manifest_read(&m, f, folder);
+    r = dt__manifest_read(&m, folder);
     if (!r && !t->from) r = dt__trainer_agrees(t, &m, folder);
     r = dt__trainer_agree(t, r);
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
-        r = dt__part_check(f, folder, &m.file[i], t->comm);
+        r = dt__part_check(folder, &m.file[i], t->comm);
     r = dt__trainer_agree(t, r); /* before a rank stumbles over a file that another one has found to be cut */
     w.end = m.full ? t->state.whole : t->state.count;
-    if (!r) r = dt__reader_open(&from, f, folder, &m);
+    if (!r) r = dt__reader_open(&from, folder, &m);
     if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.whole);
     if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
     dt__reader_close(&from);
@@ -24193,7 +24209,7 @@ static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
 {
     float words[2];
     dt_result r = DT_OK;
-    if (dt_trainer_is_root(t)) r = dt__step_newest(&t->save.files, t->layout.checkpoint.place, *step, step);
+    if (dt_trainer_is_root(t)) r = dt__step_newest(t->layout.checkpoint.place, *step, step);
     r = dt__trainer_agree(t, r);
     memcpy(words, step, 8);
     if (!r) r = dt_broadcast(t->comm, words, 2, 0);
@@ -24250,43 +24266,32 @@ typedef struct dt__checkpoint {
     float *stored;     /* one tensor, in arrays */
 } dt__checkpoint;
 
-/* Opens the network of the recipe. */
-static dt_result dt__checkpoint_net(dt__checkpoint *c)
-{
-    dt_trainer *t = &c->t;
-    char model[65];
-    dt_result r = dt__check_model(&t->recipe.model);
-    if (!r) r = dt__check_batch(&t->recipe, 1);
-    t->e.net.tensor_shards = t->recipe.tensor_shards;
-    if (!r)
-        r = dt__net_open(&t->e.net, &t->recipe.model, t->recipe.micro_batch / t->recipe.data_shards,
-                         t->recipe.sequence);
-    if (!r) r = dt__model_identity(t, model);
-    if (r || !strcmp(model, c->m.model)) return r;
-    return dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
-                     "checkpoint", c->path);
-}
-
-/* Opens the network and lists the state, if config.json or the recipe describes the model. */
+/* Reads the recipe and the parameters, and lists the state. */
 static dt_result dt__checkpoint_model(dt__checkpoint *c)
 {
     dt_trainer *t = &c->t;
+    dt_recipe *recipe = &c->is.recipe;
     int64_t longest = 0;
-    char path[PATH_MAX];
+    char path[PATH_MAX], model[65];
     dt_result r = dt__path_join(path, c->path, "config.json");
-    int config = !access(path, F_OK);
-    t->recipe = dt_recipe_default();
+    int config = !r && !access(path, F_OK);
+    *recipe = dt_recipe_default();
+    if (config) r = dt_model_read(&recipe->model, c->path);
+    if (!r) r = dt__manifest_recipe(&c->m, c->path, recipe);
+    recipe->model.segment_count = c->m.segments;
+    t->recipe = *recipe;
     t->layout = dt_layout_default();
     t->e.recipe = &t->recipe, t->e.layout = &t->layout;
-    if (!r && config) r = dt_model_read(&t->recipe.model, c->path);
-    if (!r) r = dt__manifest_recipe(&c->m, c->path, &t->recipe);
-    c->is.recipe = t->recipe;
-    if (!r) r = dt__checkpoint_net(c);
-    if (r == DT_E_MEMORY || (r && config)) return r;
-    if (r) return dt__net_close(&t->e.net), DT_OK; /* of a program's own segments */
+    t->e.net.tensor_shards = t->e.net.own_shards = recipe->tensor_shards;
+    if (r || c->m.shapes < 0) return r;
+    r = dt__net_read(&t->e.net, &c->m, c->path);
+    if (!r) r = dt__model_identity(t, model);
+    if (!r && config && strcmp(model, c->m.model))
+        r = dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
+                      "checkpoint", c->path);
     for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
-    if (!(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) return DT_E_MEMORY;
-    r = dt__state_open(t);
+    if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
+    if (!r) r = dt__state_open(t);
     return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
 }
 
@@ -24331,20 +24336,19 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 {
     if (dt__refused("c! path", handle, path)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
-    dt__files *f = c ? &c->t.save.files : NULL;
     int64_t step = -1;
     dt_result r = c ? dt__path_join(c->path, path, "manifest.json") : DT_E_MEMORY;
     *handle = c ? &c->is : NULL;
     if (!r && !access(c->path, F_OK)) snprintf(c->path, sizeof c->path, "%s", path);
     else if (!r) {
-        r = dt__step_newest(f, path, INT64_MAX, &step);
+        r = dt__step_newest(path, INT64_MAX, &step);
         if (!r && step < 0)
             r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps",
                           path);
         if (!r) r = dt__step_path(c->path, path, step, "");
     }
-    if (!r) r = dt__manifest_read(&c->m, f, c->path);
-    if (!r) r = dt__reader_open(&c->reader, f, c->path, &c->m);
+    if (!r) r = dt__manifest_read(&c->m, c->path);
+    if (!r) r = dt__reader_open(&c->reader, c->path, &c->m);
     if (!r) r = dt__checkpoint_model(c);
     if (!r) r = dt__checkpoint_list(c);
     if (r) dt_checkpoint_close(handle);
@@ -24356,15 +24360,15 @@ DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
     if (dt__refused("c", checkpoint)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt_result r = DT_OK;
-    for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->reader.files, c->path, &c->m.file[i], NULL);
+    for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->path, &c->m.file[i], NULL);
     return r;
 }
 
 static dt_result dt__checkpoint_known(const dt__checkpoint *c, int64_t index)
 {
     if (index >= 0 && index < c->is.arrays) return DT_OK;
-    return dt__error(DT_E_USAGE, "there is no array %lld in %s, which has %lld (0: config.json does not describe its "
-                     "model): count from 0", (long long)index, c->path, (long long)c->is.arrays);
+    return dt__error(DT_E_USAGE, "there is no array %lld in %s, which has %lld (0: an earlier version wrote it): count "
+                     "from 0", (long long)index, c->path, (long long)c->is.arrays);
 }
 
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
@@ -24382,7 +24386,6 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
 {
     if (dt__refused("c directory kind<2", checkpoint, directory, kind)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
-    dt__files *f = c->reader.files;
     dt__part_file part[8];
     dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
     char draft[PATH_MAX], to[PATH_MAX];
@@ -24396,21 +24399,21 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r && !access(to, F_OK))
         r = dt__error(DT_E_USAGE, "%s is there already: convert into another directory", to);
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
-    if (!r) r = dt__step_begin(f, directory, c->m.step, draft);
-    if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, f, draft, part);
-    if (!r && !full) r = dt__state_write(&all, NULL, &c->reader, f, draft, "shard-000.safetensors", part);
-    for (int i = 0; i < files && !r; i++) r = dt__part_flush(f, draft, part[i].name);
+    if (!r) r = dt__step_begin(directory, c->m.step, draft);
+    if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, draft, part);
+    if (!r && !full) r = dt__state_write(&all, NULL, &c->reader, draft, "shard-000.safetensors", part);
+    for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft, part[i].name);
     for (int64_t i = 0; i < c->m.files && files < 7 && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
-        r = dt__part_copy(draft, f, c->path, c->m.file[i].name);
+        r = dt__part_copy(draft, c->path, c->m.file[i].name);
         part[files++] = c->m.file[i];
     }
     memset(&text, 0, sizeof text);
     dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
     dt__manifest_end(&text, full, part, files);
-    if (!r) r = text.failed ? DT_E_MEMORY : dt__part_put(f, draft, "manifest.json", text.at, text.length, &part[7]);
+    if (!r) r = text.failed ? DT_E_MEMORY : dt__part_put(draft, "manifest.json", text.at, text.length, &part[7]);
     dt__free(text.at);
-    return r ? r : dt__step_publish(f, directory, c->m.step);
+    return r ? r : dt__step_publish(directory, c->m.step);
 }
 
 /* ---- initial weights from published files ---- */
@@ -24450,7 +24453,7 @@ static dt_result dt__weights_check(dt_trainer *t)
         dt__stored *s;
         dt__state_tensor_name(x, name, sizeof name, &shape);
         r = dt__weights_fit(from, name, &shape, &s);
-        if (!r) r = dt__weights_digest(from, &t->save.files, s, hash);
+        if (!r) r = dt__weights_digest(from, s, hash);
         if (r) break;
         s->used = 1;
         dt__sha256_add(&h, name, (int64_t)strlen(name));
@@ -24463,7 +24466,7 @@ static dt_result dt__weights_check(dt_trainer *t)
         if (s->used || dt__ends_with(s->name, ".attn.bias") || dt__ends_with(s->name, ".attn.masked_bias") ||
             dt__ends_with(s->name, ".rotary_emb.inv_freq"))
             continue; /* the library computes masks and angles itself */
-        if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_digest(from, &t->save.files, s, hash);
+        if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_digest(from, s, hash);
         if (r || (!strcmp(s->name, "lm_head.weight") && !strcmp(hash, table))) continue;
         r = dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it is of another model%s",
                       from->file[s->file].path, s->name, *table ? ", or leave --tied out" : "");
@@ -24474,7 +24477,7 @@ static dt_result dt__weights_check(dt_trainer *t)
 /* Opens and checks the files (collective). */
 static dt_result dt__weights_begin(dt_trainer *t)
 {
-    dt_result r = dt__weights_open(&t->published.tensors, &t->save.files, t->recipe.weights);
+    dt_result r = dt__weights_open(&t->published.tensors, t->recipe.weights);
     if (!r) r = dt__weights_check(t);
     if (!r) r = dt__weights_config(t);
     return dt__trainer_agree(t, r);
@@ -24487,7 +24490,7 @@ static dt_result dt__weights_load(dt_trainer *t)
     dt__state_walk w = {t, 0, e->net.param_count, 0, NULL, NULL};
     dt__reader *from = &t->published;
     dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->net.param_count);
-    from->files = &t->save.files, from->find = dt__weights_fit;
+    from->find = dt__weights_fit;
     if (!r) r = dt__state_each(&w, dt__reader_visit, from);
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
@@ -25482,13 +25485,12 @@ struct dt_generator {
 };
 
 /* Finds the recipe at `path`, and the directory that has the weights. */
-static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found[PATH_MAX], int *known)
+static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found[PATH_MAX])
 {
     dt_checkpoint *c = NULL;
     int64_t positions = 0;
     char config[PATH_MAX];
     dt_result r = dt__path_join(config, path, "model.safetensors");
-    *known = 1;
     snprintf(found, PATH_MAX, "%s", path);
     if (!r && access(config, F_OK)) r = dt__path_join(config, path, "model.safetensors.index.json");
     if (!r && !access(config, F_OK) && !dt__path_join(config, path, "manifest.json") && access(config, F_OK)) {
@@ -25500,7 +25502,7 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found
     }
     if (!r) r = dt_checkpoint_open(&c, path);
     if (r) return r;
-    *recipe = c->recipe, *known = c->arrays > 0;
+    *recipe = c->recipe;
     snprintf(found, PATH_MAX, "%s", c->path);
     dt_checkpoint_close(&c);
     return DT_OK;
@@ -25510,8 +25512,7 @@ DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
 {
     if (dt__refused("recipe path", recipe, path)) return DT_E_USAGE;
     char found[PATH_MAX];
-    int known;
-    return dt__recipe_find(recipe, path, found, &known);
+    return dt__recipe_find(recipe, path, found);
 }
 
 DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, const dt_layout *layout)
@@ -25521,10 +25522,9 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
     dt_layout l = layout ? *layout : dt_layout_default();
     dt_recipe recipe;
     char name[PATH_MAX];
-    int known = 0;
-    dt_result r = g ? dt__recipe_find(&recipe, path, g->path, &known) : DT_E_MEMORY;
+    dt_result r = g ? dt__recipe_find(&recipe, path, g->path) : DT_E_MEMORY;
     *handle = g;
-    if (!r && !known)
+    if (!r && recipe.model.segment_count)
         r = dt__error(DT_E_USAGE, "%s is of a model of a program's own segments: open a trainer with them, and call "
                       "dt_trainer_predict or dt_trainer_sample", path);
     if (!r) r = dt__path_join(name, g->path, "tokenizer.json");
@@ -25534,7 +25534,7 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
         if (!access(name, F_OK)) recipe.tokenizer = g->path;
         recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
         if (!recipe.evaluate_ema) recipe.ema = 0.0f;
-        recipe.wire = DT_WIRE_FP32, recipe.wire_forget = 0, recipe.reduce = DT_SUMS_EXACT;
+        recipe.wire = DT_WIRE_FP32, recipe.reduce = DT_SUMS_EXACT;
         memset(&l.checkpoint, 0, sizeof l.checkpoint);
         l.checkpoint = dt_layout_default().checkpoint;
         l.output = dt_layout_default().output;

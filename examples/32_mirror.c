@@ -65,7 +65,7 @@ static dt_result train(const char *text, const char *here, const char *there, in
     recipe.batch = 8, recipe.data_shards = 4;
     l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
     l.checkpoint.place = here, l.checkpoint.interval = EVERY;
-    l.checkpoint.mirror = there, l.checkpoint.mirror_rate = 2e7f;
+    l.checkpoint.mirror = there;
     e = dt_trainer_open(&t, &recipe, &l);
     for (*first = 0; !e && info.step < until;) {
         e = dt_trainer_step(t, &info);

@@ -89,14 +89,12 @@ static void fuzz_header(const unsigned char *data, size_t size)
 static void fuzz_file(const unsigned char *data, size_t size)
 {
     dt__tensors t;
-    dt__files files;
     char path[64];
     int fd = memfd_create("fuzz", 0);
     if (fd < 0 || write(fd, data, size) != (ssize_t)size) stop("a file in memory");
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     memset(&t, 0, sizeof t);
-    memset(&files, 0, sizeof files);
-    if (dt__tensors_add(&t, &files, path)) refused();
+    if (dt__tensors_add(&t, path)) refused();
     else {
         int64_t first = 8;
         for (int i = 8; i-- > 0;) first += (int64_t)data[i] << 8 * i;
@@ -135,6 +133,27 @@ static void fuzz_manifest(const unsigned char *data, size_t size)
     dt__free(text.at);
 }
 
+/* The shapes of a manifest: every parameter that is taken has numbers, all at places in it. */
+static void fuzz_shapes(const unsigned char *data, size_t size)
+{
+    dt__manifest m;
+    dt__net net;
+    memset(&m, 0, sizeof m);
+    memset(&net, 0, sizeof net);
+    net.tensor_shards = net.own_shards = 2;
+    m.text = copy_of(data, size), m.bytes = (int64_t)size;
+    if (dt__net_read(&net, &m, "manifest")) refused();
+    for (int32_t i = 0; i < net.param_count; i++) {
+        const dt__param *p = &net.params[i].is;
+        int64_t array = dt__param_arrays(p, 2) - 1, last = dt__shard_floats(p, 2) - 1;
+        if (last < 0 || net.params[i].count <= last || dt__param_run(p, 2, last) < 1 ||
+            dt__param_index(p, 2, array, last) >= dt_shape_count(p->shape))
+            stop("a parameter without numbers");
+    }
+    dt__net_close(&net);
+    free(m.text);
+}
+
 /* Names of 1 to 40 letters that JSON must escape or not, numbered so that all differ. */
 static void fuzz_names(const unsigned char *data, size_t size)
 {
@@ -142,9 +161,7 @@ static void fuzz_names(const unsigned char *data, size_t size)
     dt__tensors t;
     char names[64][64];
     int64_t count = 0;
-    dt__files files;
-    memset(&files, 0, sizeof files);
-    (void)dt__tensor_file_begin(&w, &files, ".", "none");
+    (void)dt__tensor_file_begin(&w, ".", "none");
     for (size_t i = 0; i + 2 < size && count < 64; count++) {
         size_t length = 1 + data[i] % 40, used = 0;
         dt_shape shape = dt_shape2(data[i + 1] % 7, 3);
@@ -167,12 +184,13 @@ static void fuzz_names(const unsigned char *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
 {
-    int kind = size ? data[0] % 4 : 0;
+    int kind = size ? data[0] % 5 : 0;
     if (size) data++, size--;
     if (kind == 0) fuzz_file(data, size);
     else if (kind == 1) fuzz_header(data, size);
     else if (kind == 2) fuzz_manifest(data, size);
-    else fuzz_names(data, size);
+    else if (kind == 3) fuzz_names(data, size);
+    else fuzz_shapes(data, size);
     return 0;
 }
 
@@ -190,9 +208,7 @@ static int64_t seed_header(dt__text *text)
 {
     static const char *const name[] = {"weight/transformer.wte.weight/000000/000000000000", "lm_head.weight", "x", "first.y"};
     dt__tensor_file w;
-    dt__files files;
-    memset(&files, 0, sizeof files);
-    (void)dt__tensor_file_begin(&w, &files, ".", "none");
+    (void)dt__tensor_file_begin(&w, ".", "none");
     for (int i = 0; i < 4; i++) {
         dt_shape shape = i == 2 ? dt_shape1(0) : dt_shape2(1 + draw(5), 1 + draw(9));
         dt__tensor_file_name(&w, name[i], (int)draw(4), &shape);
@@ -229,16 +245,40 @@ static void seed_manifest(dt__text *text)
     dt_comm_close(&t.comm);
 }
 
+/* Parameters with and without a cut, padding, groups and experts. */
+static void seed_shapes(dt__text *text)
+{
+    dt__net net;
+    int32_t index;
+    memset(&net, 0, sizeof net);
+    memset(text, 0, sizeof *text);
+    net.tensor_shards = net.own_shards = 2;
+    for (int i = 0; i < 4; i++) {
+        dt__param p;
+        memset(&p, 0, sizeof p);
+        snprintf(p.name, sizeof p.name, "part.%d", i);
+        p.shape = dt_shape2(4 * (1 + (int)draw(9)) - (i == 3), 4 * (1 + (int)draw(9)));
+        p.cut = i == 3 ? 0 : i - 1, p.groups = i == 3 ? 1 : 1 + (int)draw(2), p.pad = i == 3;
+        p.experts = p.own_experts = i == 2 ? 2 : 0;
+        if (dt__net_param_add(&net, &p, &index)) stop("a parameter");
+    }
+    dt__text_add(text, "{");
+    dt__net_text(text, &net);
+    dt__text_add(text, "}");
+    dt__net_close(&net);
+}
+
 static size_t seed(unsigned char *p)
 {
     dt__text text;
     int64_t bytes, n = 1;
-    p[0] = (unsigned char)draw(4);
+    p[0] = (unsigned char)draw(5);
     if (p[0] == 3) {
         for (; n < 400; n++) p[n] = (unsigned char)draw(256);
         return (size_t)n;
     }
-    if (p[0] == 2) seed_manifest(&text), bytes = 0;
+    if (p[0] == 4) seed_shapes(&text), bytes = 0;
+    else if (p[0] == 2) seed_manifest(&text), bytes = 0;
     else bytes = seed_header(&text);
     if (p[0] == 0)
         for (int i = 0; i < 8; i++) p[n++] = (unsigned char)((uint64_t)text.length >> 8 * i);

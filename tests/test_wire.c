@@ -147,7 +147,7 @@ static void feedback(int wire, int forget)
     dt__wire_job j;
     memset(&e, 0, sizeof e);
     memset(sent, 0, sizeof sent), memset(all, 0, sizeof all), memset(error, 0, sizeof error);
-    recipe.wire = wire, recipe.wire_forget = forget;
+    recipe.wire = wire;
     e.k = k, e.recipe = &recipe, e.wire.mine = payload;
     j.e = &e, j.sum = sums, j.error = error, j.floats = N, j.words = 0;
     for (uint32_t step = 0; step < STEPS; step++) {
@@ -155,6 +155,7 @@ static void feedback(int wire, int forget)
         dt__normals(&r, 0, N, 1e-3f, sums);
         for (int64_t i = 0; i < N; i++) all[i] += (double)sums[i];
         dt__wire_give(&j, 0, 0);
+        if (forget) memset(error, 0, sizeof error);
         dt__wire_decode(k, wire, N, payload, y, DT__WIRE_SET);
         for (int64_t i = 0; i < N; i++) sent[i] += (double)y[i];
     }
