@@ -1714,9 +1714,7 @@ static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *con
         return;
     }
 #ifndef DT_NO_THREADS
-    pool->fn = fn;
-    pool->context = context;
-    pool->tasks = tasks;
+    pool->fn = fn, pool->context = context, pool->tasks = tasks;
     pool->done = 0;
     dt__pool_begin(pool, tasks);
     dt__pool_work(pool, 0);
@@ -1736,8 +1734,7 @@ static dt_result dt__pool_reserve(dt_pool *pool, int64_t bytes)
     scratch = (char *)dt__alloc(bytes * pool->workers, "the threads' scratch memory");
     if (!scratch) return DT_E_MEMORY;
     dt__free(pool->scratch);
-    pool->scratch = scratch;
-    pool->scratch_bytes = bytes;
+    pool->scratch = scratch, pool->scratch_bytes = bytes;
     return DT_OK;
 }
 
@@ -1775,8 +1772,7 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
         for (; pool->workers < workers; pool->workers++) {
             dt__worker_start *start = (dt__worker_start *)dt__alloc((int64_t)sizeof *start, "a thread");
             if (!start) return dt__pool_close(handle), DT_E_MEMORY;
-            start->pool = pool;
-            start->worker = pool->workers;
+            start->pool = pool, start->worker = pool->workers;
             if (pthread_create(&pool->threads[pool->workers], NULL, dt__pool_main, start)) {
                 dt__error(DT_E_SYSTEM, "cannot start thread %d of %d: lower --threads", pool->workers, workers);
                 dt__free(start);
@@ -1795,8 +1791,7 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
 static void dt__nap(void)
 {
     struct timespec t;
-    t.tv_sec = 0;
-    t.tv_nsec = 100000;
+    t.tv_sec = 0, t.tv_nsec = 100000;
     nanosleep(&t, NULL);
 }
 
@@ -1839,8 +1834,7 @@ static void dt__queue_mark(dt__queue *q, int busy, int waiting)
     q->since = now;
     if (q->waits[0] && (q->waiting || waiting)) __atomic_store_n(q->waits[0], user, __ATOMIC_RELAXED);
     if (q->waits[1] && q->busy != busy) __atomic_store_n(q->waits[1], thread, __ATOMIC_RELAXED);
-    q->busy = busy;
-    q->waiting = waiting;
+    q->busy = busy, q->waiting = waiting;
 }
 
 #ifndef DT_NO_THREADS
@@ -1872,9 +1866,7 @@ static void *dt__queue_main(void *argument)
 static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
 {
     memset(q, 0, sizeof *q);
-    q->run = run;
-    q->owner = owner;
-    q->room = room;
+    q->run = run, q->owner = owner, q->room = room;
 #ifndef DT_NO_THREADS
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->change, NULL);
@@ -2217,9 +2209,7 @@ static dt__rng dt__rng_make(uint64_t seed, int purpose, uint32_t a, uint32_t b, 
     dt__rng r;
     r.key[0] = (uint32_t)seed;
     r.key[1] = (uint32_t)(seed >> 32) ^ ((uint32_t)purpose << 24);
-    r.counter[0] = a;
-    r.counter[1] = b;
-    r.counter[2] = c;
+    r.counter[0] = a, r.counter[1] = b, r.counter[2] = c;
     return r;
 }
 
@@ -3867,8 +3857,7 @@ static void DT__K(dt__gemm_run)(dt_pool *pool, const dt__gemm *g)
     DT__K(dt__gemm_job) job;
     int64_t strips = dt__ceil_div(g->n, DT__NR), want = pool->workers == 1 ? 1 : 3 * pool->workers, down;
     if (g->m <= 0 || g->n <= 0) return;
-    job.g = g;
-    job.pool = pool;
+    job.g = g, job.pool = pool;
     job.across = dt__ceil_div(g->n, DT__NC);
     if (g->acs == 1) job.across = dt__max(job.across, dt__min(want, dt__ceil_div(strips, 2)));
     job.nt = dt__ceil_div(strips, job.across) * DT__NR;
@@ -4004,8 +3993,7 @@ static float *DT__K(dt__visit_slices)(float *base, int64_t *at, int64_t n)
 static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t s, int64_t d)
 {
     int64_t at = 0, sw = dt__round_up(s, DT__W), dw = dt__round_up(d, DT__W), terms = dt__max(s, DT__QB);
-    w->s = s;
-    w->d = d;
+    w->s = s, w->d = d;
     w->lds = (dt__ceil_div(s, 16) | 1) * 16;
     w->keys_t = DT__K(dt__visit_slices)(base, &at, d * sw);
     w->values_t = DT__K(dt__visit_slices)(base, &at, d * sw);
@@ -4032,9 +4020,7 @@ static void DT__K(dt__head_begin)(DT__K(dt__head) *w, const dt__attention *a, fl
     int64_t sample = task / a->hk;
     w->a = a;
     DT__K(dt__head_layout)(w, scratch, a->s, a->d);
-    w->t = a->t;
-    w->row = sample * (a->t + a->gap);
-    w->key_row = sample * a->room;
+    w->t = a->t, w->row = sample * (a->t + a->gap), w->key_row = sample * a->room;
     w->key_column = task % a->hk * a->d;
     w->rng = a->drop_threshold ? a->rng + sample : NULL;
     w->mask = a->mask ? a->mask + sample * a->mask_step : NULL;
@@ -4045,9 +4031,7 @@ static void DT__K(dt__head_next)(DT__K(dt__head) *w, int64_t task, int64_t n)
 {
     const dt__attention *a = w->a;
     int64_t group = a->h / a->hk, all = task * group + n; /* all: counts the heads of all samples */
-    w->head = all % a->h;
-    w->column = w->head * a->d;
-    w->max = a->row_max + all * (a->t + a->gap);
+    w->head = all % a->h, w->column = w->head * a->d, w->max = a->row_max + all * (a->t + a->gap);
     w->sum = a->row_sum + all * (a->t + a->gap);
 }
 
@@ -4119,9 +4103,7 @@ static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, u
         next[-1].end = (int32_t)end;
         return;
     }
-    next->begin = (int32_t)begin;
-    next->end = (int32_t)end;
-    next->rows = rows;
+    next->begin = (int32_t)begin, next->end = (int32_t)end, next->rows = rows;
     w->run_count++;
 }
 
@@ -4439,8 +4421,7 @@ static void DT__K(dt__attention_task)(void *context, int64_t task, int worker)
 static void DT__K(dt__attention)(dt_pool *pool, const dt__attention *a)
 {
     DT__K(dt__attention_job) job;
-    job.a = a;
-    job.pool = pool;
+    job.a = a, job.pool = pool;
     dt__parallel(pool, a->b * a->hk, DT__K(dt__attention_task), &job);
 }
 
@@ -5556,9 +5537,7 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     dt_graph *g = (dt_graph *)dt__alloc((int64_t)sizeof *g, "a graph");
     if (!g) return NULL;
     g->number = __atomic_add_fetch(&dt__graphs, 1, __ATOMIC_RELAXED);
-    g->eager = eager;
-    g->seed = seed;
-    g->tensor_shards = 1;
+    g->eager = eager, g->seed = seed, g->tensor_shards = 1;
     g->nodes = NULL;
     if (!dt__grow((void **)&g->nodes, 0, &g->capacity, sizeof *g->nodes)) return dt__free(g), (dt_graph *)NULL;
     g->nodes[0].shape = dt_shape1(1); /* builders read sizes before they push a node */
@@ -5574,9 +5553,7 @@ static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, 
 {
     dt__node n;
     memset(&n, 0, sizeof n);
-    n.op = op;
-    n.shape = shape;
-    n.slot = -1;
+    n.op = op, n.shape = shape, n.slot = -1;
     n.in[0] = a.id, n.in[1] = b.id, n.in[2] = c.id;
     n.inputs = c.id ? 3 : b.id ? 2 : a.id ? 1 : 0;
     return n;
@@ -5858,9 +5835,7 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
         return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", full);
     p = &g->params[g->param_count];
     memcpy(p->name, full, sizeof full);
-    p->shape = shape;
-    p->init = init;
-    p->std = std;
+    p->shape = shape, p->init = init, p->std = std;
     p->cut = cut, p->rows = 0, p->groups = groups, p->pad = pad;
     p->experts = g->own_shards ? experts : 0;
     p->own_experts = p->experts / dt__expert_ranks(g);
@@ -5934,9 +5909,7 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
 {
     dt__split_job job;
     int64_t workers = c->env->pool ? c->env->pool->workers : 1;
-    job.c = c;
-    job.body = body;
-    job.total = total;
+    job.c = c, job.body = body, job.total = total;
     job.piece = dt__round_up(dt__max(grain, dt__ceil_div(total, workers * 4)), grain);
     if (workers == 1) body(c, 0, total);
     else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
@@ -6035,12 +6008,8 @@ static void dt__compute(dt_graph *g, int32_t id)
     if (!dt__indices_ok(g, n)) return;
     memset(&env, 0, sizeof env);
     memset(&c, 0, sizeof c);
-    env.k = g->kernels;
-    env.pool = g->pool;
-    env.unit_share = 1.0f;
-    c.g = g;
-    c.n = n;
-    c.env = &env;
+    env.k = g->kernels, env.pool = g->pool, env.unit_share = 1.0f;
+    c.g = g, c.n = n, c.env = &env;
     c.out = n->data;
     c.aux = n->aux ? g->nodes[n->aux].data : NULL;
     c.fresh = 1;
@@ -6184,8 +6153,7 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
         if (axes[i] < 0 || axes[i] >= s->dims || (seen >> axes[i] & 1u))
             return dt__poison(g, DT_E_SHAPE, "permute: axis %d is outside 0..%d or named twice", axes[i], s->dims - 1);
         seen |= 1u << axes[i];
-        n.shape.n[i] = s->n[axes[i]];
-        n.i[i] = axes[i];
+        n.shape.n[i] = s->n[axes[i]], n.i[i] = axes[i];
     }
     return dt__push(g, &n, NULL);
 }
@@ -6901,8 +6869,7 @@ static void dt__run_product(const dt__call *c, int first)
     job.m = dt__count(c->n) / parts / batch / job.n;
     job.ars = ta ? 1 : job.k, job.acs = ta ? job.m : 1;
     job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
-    job.ldc = job.n;
-    job.accumulate = !c->fresh || first > 0;
+    job.ldc = job.n, job.accumulate = !c->fresh || first > 0;
     if (b || of_c || c->slices) {
         job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
         dt__run_pieces(c, &job, b, of_c);
@@ -7422,8 +7389,7 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     if (k < 1 || k > n.shape.n[last])
         return dt__poison(g, DT_E_SHAPE, "top_k: k = %lld is outside 1..%lld, the size of the last axis", (long long)k,
                           (long long)n.shape.n[last]);
-    n.shape.n[last] = k;
-    n.dtype = DT_I32;
+    n.shape.n[last] = k, n.dtype = DT_I32;
     places = dt__push(g, &n, NULL);
     if (indices) *indices = places;
     return places.id ? dt_gather(g, x, last, places) : places;
@@ -7525,8 +7491,7 @@ static void dt__stack_push(dt__stack *s, int level, int64_t index)
     n->set = 0;
     while (s->used >> n->set & 1u) n->set++;
     s->used |= (uint64_t)1 << n->set;
-    n->level = level;
-    n->index = index;
+    n->level = level, n->index = index;
     if (n->set + 1 > s->sets) s->sets = n->set + 1;
 }
 
@@ -7632,8 +7597,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     if (g->context) n.in[1] = dt__cache(g, k).id, n.in[2] = dt__cache(g, v).id;
     n.i[0] = heads, n.i[1] = o->causal != 0, n.i[2] = o->dropout > 0.0f ? g->sites++ : 0, n.i[3] = kv_heads;
     n.i[4] = (int64_t)dt__bits_of_float(n.f), n.i[5] = dt__at(g, q)->cut ? g->own_shards : 0;
-    n.f = o->dropout;
-    n.shape.n[2] = heads * d;
+    n.f = o->dropout, n.shape.n[2] = heads * d;
     stats = dt_shape4(2, sq.n[0], heads, sq.n[1]);
     return dt__push(g, &n, &stats);
 }
@@ -8037,9 +8001,7 @@ static void dt__run_attention_grad(const dt__call *c)
     memcpy(&stats, &c->in[first], sizeof stats); /* read only: the struct serves both directions */
     memcpy(&o, &c->in[first + 1], sizeof o);
     a = dt__attention_job(c, stats, first + 3);
-    a.o = o;
-    a.dout = c->in[first + 2];
-    a.dq = c->out;
+    a.o = o, a.dout = c->in[first + 2], a.dq = c->out;
     a.dk = a.dq + (fused ? a.ldo : a.b * a.t * a.ldo);
     a.dv = a.dk + (fused ? a.ldo : a.b * a.s * a.ldk);
     a.lddq = a.ld, a.lddk = a.ldk;
@@ -8145,8 +8107,7 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 && /* own rows alone */
              n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
     if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__none();
-    n.f = p;
-    n.i[0] = g->sites++;
+    n.f = p, n.i[0] = g->sites++;
     return dt__push(g, &n, NULL);
 }
 /* Elements [begin, end) of this rank's part of sample b; out and x point to its element 0, which may be absent. */
@@ -8433,9 +8394,7 @@ static dt__route dt__route_at(const dt__node *n, const float *data)
     r.experts = n->i[0], r.leaves = n->i[3], r.bins = r.leaves * r.experts;
     choices = (dt__count(n) - dt__route_size(r.bins, 0)) / 3;
     r.active = n->i[1], r.tokens = choices / r.active;
-    r.asked = r.begin + r.bins + 1;
-    r.chosen = r.asked + r.bins;
-    r.row = r.chosen + choices;
+    r.asked = r.begin + r.bins + 1, r.chosen = r.asked + r.bins, r.row = r.chosen + choices;
     r.from = r.row + choices;
     return r;
 }
@@ -8877,9 +8836,7 @@ static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
         return;
     }
     s = &g->shares->list[g->shares->count++];
-    s->target = target;
-    s->tensor = t.id;
-    s->key = (int64_t)id * DT__MAX_IN + input;
+    s->target = target, s->tensor = t.id, s->key = (int64_t)id * DT__MAX_IN + input;
 }
 
 /* The same for a node that is a chain over tokens: a parameter's slot continues it in place (R3). */
@@ -8966,8 +8923,7 @@ static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpos
 static dt__node dt__weight_chain(const dt_shape *b, dt_tensor a, dt_tensor dy, int ta, int tb)
 {
     dt__node chain = dt__node_make(DT__OP_MATMUL, *b, tb ? dy : a, tb ? a : dy, dt__none());
-    chain.i[0] = tb || ta;
-    chain.i[1] = tb && !ta;
+    chain.i[0] = tb || ta, chain.i[1] = tb && !ta;
     return chain;
 }
 
@@ -9215,8 +9171,7 @@ static dt_result dt__differentiate(dt_graph *g, dt_tensor output, dt_tensor seed
 {
     dt__shares shares;
     memset(&shares, 0, sizeof shares);
-    g->shares = &shares;
-    g->nodes[output.id].grad = seed.id;
+    g->shares = &shares, g->nodes[output.id].grad = seed.id;
     for (int32_t id = output.id; id > 0 && !g->result; id--) {
         dt_tensor dy = id == output.id ? seed : dt__add_shares(g, id);
         g->nodes[id].grad = dy.id;
@@ -9365,8 +9320,7 @@ static void dt__place_block(dt__planner *w, dt__home *home, int64_t size, int32_
     dt__block *b = &w->blocks[w->block_count++];
     if (!home->place) home->offset = dt__fit(w->blocks, w->block_count - 1, now, size);
     home->place = DT__AT_TEMP;
-    b->offset = home->offset;
-    b->size = size;
+    b->offset = home->offset, b->size = size;
     b->last = last > now ? last : now;
     w->p->temp = dt__max(w->p->temp, b->offset + size);
 }
@@ -9381,14 +9335,12 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
     if (home->place) return;
     reuse = p->g->nodes[id].op == DT__OP_AUX ? 0 : dt__reusable(w, id, now);
     if (p->g->nodes[id].op == DT__OP_CACHE) {
-        home->place = DT__AT_CACHE;
-        home->offset = p->cache;
+        home->place = DT__AT_CACHE, home->offset = p->cache;
         p->cache += size;
     } else if (dt__is_recomputed(w, id) && w->last[id] < p->forward_count + p->backward_count) {
         dt__place_block(w, home, size, now, end - 1);
     } else if (w->last[id] >= end) {
-        home->place = DT__AT_SAVED;
-        home->offset = p->saved;
+        home->place = DT__AT_SAVED, home->offset = p->saved;
         p->saved += size;
     } else if (reuse) {
         *home = p->home[reuse];
@@ -9476,9 +9428,7 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
     *plan = p;
     if (!p) return dt_graph_close(&g), DT_E_MEMORY;
     w.p = p;
-    p->g = g;
-    p->output = output;
-    p->grad_in = grad_in;
+    p->g = g, p->output = output, p->grad_in = grad_in;
     p->home = (dt__home *)dt__alloc((int64_t)sizeof *p->home * g->count, "a plan");
     p->order = (int32_t *)dt__alloc((int64_t)sizeof *p->order * 2 * g->count, "a plan");
     w.live = (uint8_t *)dt__alloc(2 * g->count, "a plan");
@@ -9579,8 +9529,7 @@ static dt_moe_options dt__model_moe(const dt_model *m)
     o.experts = m->experts;
     o.active = m->active ? m->active : 2;
     o.raw_weights = o.active == 1;
-    o.capacity = m->capacity;
-    o.balance = m->balance;
+    o.capacity = m->capacity, o.balance = m->balance;
     o.down_std = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
     o.gated = m->family == DT_LLAMA;
     o.bias = !o.gated;
@@ -9615,9 +9564,7 @@ static dt_model dt__model_of(int family, const char *size)
     for (const dt__size *s = dt__sizes; s < dt__sizes + sizeof dt__sizes / sizeof *dt__sizes; s++) {
         if (!size || strcmp(size, s->name) || (family == DT_LLAMA) != (s->kv_heads > 0)) continue;
         m.layers = s->layers, m.heads = s->heads, m.kv_heads = s->kv_heads, m.width = s->width, m.hidden = s->hidden;
-        m.tied = s->tied;
-        m.balance = 0.01f;
-        m.rope_base = s->rope_base;
+        m.tied = s->tied, m.balance = 0.01f, m.rope_base = s->rope_base;
         if (s->slowing == 0.0f) continue;
         m.rope_scaling.factor = (double)s->slowing;
         m.rope_scaling.low_freq_factor = 1.0, m.rope_scaling.high_freq_factor = 4.0;
@@ -9738,9 +9685,7 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 {
     dt_model m;
     memset(&m, 0, sizeof m);
-    m.segments = segments;
-    m.segment_count = count;
-    m.vocabulary = vocabulary;
+    m.segments = segments, m.segment_count = count, m.vocabulary = vocabulary;
     return m;
 }
 
@@ -9918,8 +9863,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     b->slot = (int64_t *)dt__alloc(24 * g->slot_count, "a segment");
     b->param_of = (int32_t *)dt__alloc(4 * (g->param_count + g->slot_count), "a segment");
     if (!b->param || !b->slot || !b->param_of) return DT_E_MEMORY;
-    b->window = b->param + g->param_count;
-    b->use = b->param_of + g->param_count;
+    b->window = b->param + g->param_count, b->use = b->param_of + g->param_count;
     for (int32_t i = 0; i < g->param_count; i++) {
         int32_t index;
         if ((r = dt__net_param_add(net, &g->params[i], &index)) != DT_OK) return r;
@@ -10350,16 +10294,13 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
     u.one_minus_beta1 = (float)(1.0 - (double)r->beta1);
     u.beta2 = r->beta2;
     u.one_minus_beta2 = (float)(1.0 - (double)r->beta2);
-    u.eps = r->epsilon;
-    u.clip = clip_scale;
+    u.eps = r->epsilon, u.clip = clip_scale;
     u.limit = r->clip_value > 0.0f ? r->clip_value : __builtin_inff();
     u.decay = decays && coupled ? r->weight_decay : 0.0f;
     u.keep = decays && !coupled ? (float)(1.0 - (double)lr * (double)r->weight_decay) : 1.0f;
     u.step = corrected ? (float)((double)lr / (1.0 - p->power1)) : lr;
     u.root_scale = (float)(1.0 / __builtin_sqrt(1.0 - p->power2));
-    u.momentum = r->momentum;
-    u.nesterov = r->nesterov;
-    u.average = r->ema;
+    u.momentum = r->momentum, u.nesterov = r->nesterov, u.average = r->ema;
     u.one_minus_average = (float)(1.0 - (double)r->ema);
     return u;
 }
@@ -11111,8 +11052,7 @@ static int dt__table_set(dt__table *s, int64_t number, const void *bytes, int64_
         !dt__reserve((void **)&s->bytes, s->used, &s->room, s->used + n, 1, "the bytes of tokens"))
         return 0;
     e = &s->entry[number];
-    e->at = s->used;
-    e->length = n;
+    e->at = s->used, e->length = n;
     memcpy(s->bytes + s->used, bytes, (size_t)n);
     s->used += n;
     s->count = dt__max(s->count, number + 1);
@@ -11955,8 +11895,7 @@ static dt_result dt__shard_ids(dt__shard *s, const char *path)
     if (s->bytes >= DT__BIN_HEADER && header[1] != 1 && header[1] != 2)
         return dt__error(DT_E_DATA, "%s is a token file of version %d. Write version 1 (uint16 ids) or 2 (uint32 ids)",
                          path, (int)header[1]);
-    s->width = 2 * header[1];
-    s->tokens = header[2];
+    s->width = 2 * header[1], s->tokens = header[2];
     if (s->tokens < 1 || s->bytes != DT__BIN_HEADER + s->width * s->tokens)
         return dt__error(DT_E_DATA, "%s has %lld bytes, but %lld tokens (1 or more) need %lld: it is cut or damaged, "
                          "copy it again", path, (long long)s->bytes, (long long)s->tokens,
@@ -11973,9 +11912,7 @@ static dt_result dt__shard_encode(dt__shard *s, const dt_tokenizer *t)
     s->encoded.t = t;
     r = dt__walk_text(&w, (const unsigned char *)s->map, s->bytes, 0);
     munmap(s->map, (size_t)s->bytes);
-    s->map = NULL;
-    s->width = sizeof *s->encoded.id;
-    s->tokens = s->encoded.count;
+    s->map = NULL, s->width = sizeof *s->encoded.id, s->tokens = s->encoded.count;
     s->data = (const unsigned char *)s->encoded.id;
     return r;
 }
@@ -11991,9 +11928,7 @@ static dt_result dt__shard_open(dt__shard *s, const char *path, const dt_tokeniz
     if (dt__ends_with(path, ".bin"))
         return dt__error(DT_E_DATA, "%s does not begin like a token file (%d): make it with llm.c's scripts, "
                          "or rename it if its bytes are the text", path, (int)DT__BIN_MAGIC);
-    s->data = (const unsigned char *)s->map;
-    s->tokens = s->bytes;
-    s->width = 1;
+    s->data = (const unsigned char *)s->map, s->tokens = s->bytes, s->width = 1;
     return t ? dt__shard_encode(s, t) : DT_OK;
 }
 
@@ -12044,8 +11979,7 @@ DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_token
     if (d) d->shard = (dt__shard *)dt__alloc((int64_t)(sizeof *d->shard * names.gl_pathc), "a list of data files");
     if (!d || !d->shard) r = DT_E_MEMORY;
     else {
-        d->sequence = sequence;
-        d->shards = (int)names.gl_pathc;
+        d->sequence = sequence, d->shards = (int)names.gl_pathc;
         r = dt__data_open_shards(d, names.gl_pathv, t);
         if (!r) r = dt__data_cut(d, path, validation_fraction);
     }
@@ -12289,12 +12223,8 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
     dt_result r = DT_E_MEMORY;
     *handle = NULL;
     if (!l) return r;
-    l->feed = feed;
-    l->split = split;
-    l->sample = sample;
-    l->context = context;
-    l->rows = rows;
-    l->first = first;
+    l->feed = feed, l->split = split, l->sample = sample;
+    l->context = context, l->rows = rows, l->first = first;
     l->slots = dt__max(2, dt__min(slots, DT__LOADER_MAX_SLOTS));
 #ifdef DT_NO_THREADS
     l->slots = 1;
@@ -12422,9 +12352,7 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
     char draft[PATH_MAX], name[PATH_MAX];
     dt_result r;
     memset(&w, 0, sizeof w);
-    w.output = output;
-    w.encoded.t = t;
-    w.limit = shard_tokens;
+    w.output = output, w.encoded.t = t, w.limit = shard_tokens;
     w.width = dt_tokenizer_size(t) > 65536 ? 4 : 2;
     w.fd = -1;
     snprintf(w.draft, sizeof w.draft, ".%ld.tmp", (long)getpid());
@@ -13496,8 +13424,7 @@ static void dt__event_sleep(dt__event *e, uint32_t target)
 #ifdef __linux__
     struct timespec slice;
     uint32_t seen;
-    slice.tv_sec = 0;
-    slice.tv_nsec = 20000000;
+    slice.tv_sec = 0, slice.tv_nsec = 20000000;
     __atomic_fetch_add(&e->sleepers, 1u, __ATOMIC_SEQ_CST);
     seen = __atomic_load_n(&e->value, __ATOMIC_SEQ_CST);
     if ((int32_t)(seen - target) < 0) syscall(SYS_futex, &e->value, FUTEX_WAIT, seen, &slice, NULL, 0);
@@ -13522,8 +13449,7 @@ static int dt__silent_too_long(dt__watch *w, int suspect, uint32_t life, int tim
     w->looked = now;
     if (suspect + 1 != w->suspect || life != w->life) w->silence = 0;
     else w->silence += passed < 0.1 ? passed : 0.1;
-    w->suspect = suspect + 1;
-    w->life = life;
+    w->suspect = suspect + 1, w->life = life;
     return w->silence * 1e3 >= timeout_ms;
 }
 
@@ -13572,11 +13498,8 @@ enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators ha
 
 static void dt__hear_start(dt__link *f, dt__message *m, int sends, int peer, dt__notice *notice)
 {
-    m->sends = sends;
-    m->peer = peer;
-    m->tag = DT__TAG_NOTICE;
-    m->data = (char *)notice;
-    m->bytes = (int64_t)sizeof *notice;
+    m->sends = sends, m->peer = peer, m->tag = DT__TAG_NOTICE;
+    m->data = (char *)notice, m->bytes = (int64_t)sizeof *notice;
     if (f->start(f, m)) m->data = NULL;
 }
 
@@ -13587,8 +13510,7 @@ static int dt__hear_free(const dt__message *m) { return !m->data || __atomic_loa
 static void dt__hear_tell(dt__link *f)
 {
     dt__hearing *h = f->hearing;
-    h->told = 1;
-    h->fault.kind = DT__TELL;
+    h->told = 1, h->fault.kind = DT__TELL;
     h->fault.fault = __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST);
     if (!(h->fault.fault & DT__FAR)) {
         dt__format_fault(h->fault.why, sizeof h->fault.why, h->job, h->fault.fault);
@@ -13677,12 +13599,8 @@ static dt_result dt__hearing_open(dt__link *f, struct dt__job *job)
     int64_t n = f->size, message = (int64_t)sizeof(dt__message);
     dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (2 * message + 4), "heartbeats");
     if (!h) return DT_E_MEMORY;
-    h->job = job;
-    h->asked = (dt__message *)(void *)(h + 1);
-    h->tell = h->asked + n;
-    h->heard = (uint32_t *)(void *)(h->tell + n);
-    h->alive.kind = DT__ALIVE;
-    h->ask.kind = DT__ASK;
+    h->job = job, h->asked = (dt__message *)(void *)(h + 1), h->tell = h->asked + n;
+    h->heard = (uint32_t *)(void *)(h->tell + n), h->alive.kind = DT__ALIVE, h->ask.kind = DT__ASK;
     f->hearing = h;
     dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
     return DT_OK;
@@ -13927,11 +13845,8 @@ static dt__region *dt__region_join(dt_comm *c, int64_t where, int64_t bytes, int
         dt__free(region);
         return NULL;
     }
-    region->base = (char *)base;
-    region->where = where;
-    region->bytes = bytes;
-    region->stride = stride;
-    region->next = c->regions;
+    region->base = (char *)base, region->where = where, region->bytes = bytes;
+    region->stride = stride, region->next = c->regions;
     c->regions = region;
     return region;
 }
@@ -14014,11 +13929,8 @@ static dt_result dt__check_same(dt_comm *c, int p, const dt__published *a, int q
 static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
 {
     if (c->failed) return dt__error(c->failed, "%s", c->message);
-    c->call.op = op;
-    c->call.count = count;
-    c->call.extra = extra;
-    c->call.where = -1;
-    c->call.detail = 0;
+    c->call.op = op, c->call.count = count, c->call.extra = extra;
+    c->call.where = -1, c->call.detail = 0;
     if (op < DT__CALL_SEND) {
         c->call.sequence++;
         c->collectives++;
@@ -14035,11 +13947,9 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
 /* Starts a message to or from a rank of another node. kind: 0 of a collective, 1 from point to point. */
 static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int peer, int kind, void *data, int64_t bytes)
 {
-    m->sends = sends;
-    m->peer = c->place[peer].world;
+    m->sends = sends, m->peer = c->place[peer].world;
     m->tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
-    m->data = (char *)data;
-    m->bytes = bytes;
+    m->data = (char *)data, m->bytes = bytes;
     if (sends) __atomic_fetch_add(&c->link->sent, bytes, __ATOMIC_RELAXED);
     return c->link->start(c->link, m);
 }
@@ -14402,8 +14312,7 @@ static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int 
             for (; n > 1 && t[-1].node == t->node && t[-1].level == t->level && (t->index & 1); t--, n--)
                 t[-1].parts += t->parts, t[-1].level++, t[-1].index >>= 1;
         }
-    c->subtrees = n;
-    c->widest = 1;
+    c->subtrees = n, c->widest = 1;
     memset(c->subtrees_of, 0, (size_t)c->nodes * sizeof *c->subtrees_of);
     for (int i = 0; i < n; i++) {
         dt__subtree *t = &c->subtree[i];
@@ -15053,8 +14962,7 @@ static int64_t dt__packet_fill(dt__traffic *flow, char *data, int64_t room)
     if (bytes > 0) memcpy(data, m->data + flow->sent, (size_t)bytes);
     flow->sent += bytes;
     if (flow->sent < m->bytes) return bytes;
-    flow->sent = 0;
-    flow->out = m->next;
+    flow->sent = 0, flow->out = m->next;
     m->moved = m->bytes;
     dt__message_finish(m, 1);
     return bytes;
@@ -15096,9 +15004,7 @@ static dt_result dt__packet_match(dt__packet_link *f, int peer, uint32_t tag, in
         while (*end) end = &(*end)->next;
         *end = flow->kept = u;
     }
-    flow->received = 0;
-    flow->total = total;
-    flow->arriving = 1;
+    flow->received = 0, flow->total = total, flow->arriving = 1;
     return DT_OK;
 }
 
@@ -15262,16 +15168,11 @@ static dt_result dt__emulated_open(dt__link **handle, dt_comm *base)
         if (!r) r = dt_comm_alloc(base, n * DT__PACKETS * f->bytes, &packets);
     }
     if (r) return dt__free(f), r;
-    f->delay = (uint32_t)(delay * 1e6);
-    f->packets = (char *)packets;
+    f->delay = (uint32_t)(delay * 1e6), f->packets = (char *)packets;
     f->base.flow = (dt__traffic *)(void *)(f + 1);
-    f->base.link.base = base;
-    f->base.link.rank = base->rank;
-    f->base.link.size = base->size;
-    f->base.link.start = dt__emulated_start;
-    f->base.link.poll = dt__emulated_poll;
-    f->base.link.cancel = dt__emulated_cancel;
-    f->base.link.close = dt__emulated_close;
+    f->base.link.base = base, f->base.link.rank = base->rank, f->base.link.size = base->size;
+    f->base.link.start = dt__emulated_start, f->base.link.poll = dt__emulated_poll;
+    f->base.link.cancel = dt__emulated_cancel, f->base.link.close = dt__emulated_close;
     snprintf(f->base.link.name, sizeof f->base.link.name, "an emulated network");
     *handle = &f->base.link;
     return DT_OK;
@@ -15351,8 +15252,7 @@ static dt_comm *dt__comm_new(int rank, int size, int nodes, dt__job *job, int fd
     c->tables = (char *)dt__alloc(dt__comm_tables(c, NULL), "a communicator");
     if (!c->tables) return dt__free(c), (dt_comm *)NULL;
     (void)dt__comm_tables(c, c->tables);
-    c->job = job;
-    c->fd = fd;
+    c->job = job, c->fd = fd;
     c->spins = dt__spins(job, 1);
     if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* the trainer refuses an unknown DT_ISA */
     c->first[1] = size;
@@ -15384,8 +15284,7 @@ static void dt__comm_place(dt_comm *c, const int *node)
     }
     for (k = 0; k < c->nodes; k++) c->first[k + 1] += c->first[k];
     for (int p = 0; p < c->size; p++) c->member[c->first[c->place[p].node] + c->place[p].local] = p;
-    c->node = c->place[c->rank].node;
-    c->local_rank = c->place[c->rank].local;
+    c->node = c->place[c->rank].node, c->local_rank = c->place[c->rank].local;
     c->local_size = c->first[c->node + 1] - c->first[c->node];
     for (int q = 0; q < c->size; q++) {
         int relays = 0;
@@ -15444,9 +15343,7 @@ static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, con
     if (!c) return dt_comm_close(&near), DT_E_MEMORY;
     dt__comm_place(c, node);
     for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = near->place[q].job;
-    c->link = f;
-    c->root = near->root;
-    c->rate = near->rate;
+    c->link = f, c->root = near->root, c->rate = near->rate;
     c->area = near->area, c->regions = near->regions;
     c->chunk = near->chunk, c->part = near->part, c->stage = near->stage, c->stride = near->stride;
     c->step = near->step, c->meets = near->meets, c->round = near->round;
@@ -15529,15 +15426,13 @@ static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, 
         node[members] = c->place[p].node, up[members++] = p;
     }
     if (!(s = dt__comm_new(rank, members, dt__node_count(node, members), c->job, c->fd))) return NULL;
-    s->parent = c;
-    s->link = c->link;
+    s->parent = c, s->link = c->link;
     s->rate = s->nodes < 2 && c->nodes > 1 ? 0.0 : c->rate; /* with nodes, the emulated link connects them */
     s->id = (uint32_t)id;
     if (c->link) c->link->ids = (uint32_t)id + 1;
     dt__comm_place(s, node);
     for (int p = 0; p < members; p++) {
-        s->place[p].parent = up[p];
-        s->place[p].world = c->place[up[p]].world;
+        s->place[p].parent = up[p], s->place[p].world = c->place[up[p]].world;
         s->place[p].job = c->place[up[p]].job;
     }
     return s;
@@ -15650,8 +15545,7 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
     if (!r) r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op);
     if (r || !c->job) return r;
     memset(&m, 0, sizeof m);
-    m.data = (char *)data;
-    m.bytes = count * 4;
+    m.data = (char *)data, m.bytes = count * 4;
     dt__count_sent(c, (c->rank + 1) % c->size, 2 * count * (c->size - 1) / c->size);
     r = c->link->all_reduce(c->link, &m, c->native_group, op);
     if (!r) r = dt__wait_message(c, &m, (c->rank + 1) % c->size);
@@ -15792,8 +15686,7 @@ static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
         first = first->next;
     MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
     dt__message_remove(&f->waiting, first);
-    first->peer = status.MPI_SOURCE;
-    first->moved = (int64_t)bytes;
+    first->peer = status.MPI_SOURCE, first->moved = (int64_t)bytes;
     if (first->moved > first->bytes) return dt__mpi_drain(f, first, &found);
     if ((code = dt__mpi_request(f, first, &found, first->data, &request)) == MPI_SUCCESS)
         dt__mpi_activate(f, first, request);
@@ -15972,13 +15865,9 @@ static dt_result dt__mpi_open(dt__link **link, int *argc, char ***argv)
     dt_result r;
     *link = NULL;
     if (!f) return DT_E_MEMORY;
-    f->comm = MPI_COMM_NULL;
-    f->link.start = dt__mpi_start;
-    f->link.poll = dt__mpi_poll;
-    f->link.cancel = dt__mpi_cancel;
-    f->link.close = dt__mpi_close;
-    f->link.all_reduce = dt__mpi_all_reduce;
-    f->link.group = dt__mpi_group;
+    f->comm = MPI_COMM_NULL, f->link.start = dt__mpi_start, f->link.poll = dt__mpi_poll;
+    f->link.cancel = dt__mpi_cancel, f->link.close = dt__mpi_close;
+    f->link.all_reduce = dt__mpi_all_reduce, f->link.group = dt__mpi_group;
     f->link.ungroup = dt__mpi_ungroup;
     r = dt__mpi_init(f, argc, argv);
     if (!r) r = dt__mpi_learn(f);
@@ -16168,9 +16057,7 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
                              "or SM_CURRENT_HOST", j.path, host, w->size, (int)DT__WORLD_RANKS);
     if (hosts) j.text = NULL; /* not memory of the cursor */
     dt__json_close(&j);
-    w->host = w->rank;
-    w->hosts = w->size;
-    w->local_size = 1;
+    w->host = w->rank, w->hosts = w->size, w->local_size = 1;
     snprintf(w->job, sizeof w->job, "sagemaker %.80s", name ? name : "");
     return j.result;
 }
@@ -16342,9 +16229,7 @@ static int dt__ready(int fd, short events, double end)
 {
     struct pollfd p;
     double seconds = end - dt__now();
-    p.fd = fd;
-    p.events = events;
-    p.revents = 0;
+    p.fd = fd, p.events = events, p.revents = 0;
     return poll(&p, 1, (int)(seconds > 0 ? seconds * 1e3 + 1 : 0)) > 0;
 }
 
@@ -16494,9 +16379,7 @@ static dt_result dt__meet_host(dt__world *w, const void *mine, int bytes, void *
     dt__meeting m;
     dt_result r;
     memset(&m, 0, sizeof m);
-    m.w = w;
-    m.bytes = bytes;
-    m.listener = -1;
+    m.w = w, m.bytes = bytes, m.listener = -1;
     m.present = 1;
     m.end = dt__now() + w->patience;
     m.blobs = (char *)all;
@@ -16541,9 +16424,7 @@ static int dt__meet_talk(const dt__world *w, int fd, const void *mine, int bytes
     memset(&hello, 0, sizeof hello);
     memcpy(hello.magic, dt__meet_magic, sizeof hello.magic);
     dt__world_copy(hello.job, sizeof hello.job, w->job);
-    hello.rank = w->rank;
-    hello.size = w->size;
-    hello.bytes = bytes;
+    hello.rank = w->rank, hello.size = w->size, hello.bytes = bytes;
     if (getentropy(hello.nonce, sizeof hello.nonce) || dt__transfer(fd, &hello, sizeof hello, 1, end)) return 0;
     if ((agreed = dt__meet_welcome(w, fd, &in, end)) != 1) return agreed;
     dt__side_proof(proof, '0', &hello, in.nonce);
@@ -16743,9 +16624,7 @@ static dt__ofi_item *dt__ofi_buffer(dt__ofi *f)
     dt__ofi_item *i = f->idle;
     if (i) return f->idle = i->next, i;
     if (!(i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i + DT__OFI_BUFFER, "a message"))) return NULL;
-    i->buffer = 1;
-    i->data = (char *)(i + 1);
-    i->bytes = DT__OFI_BUFFER;
+    i->buffer = 1, i->data = (char *)(i + 1), i->bytes = DT__OFI_BUFFER;
     if (dt__ofi_register(f, i)) return dt__free(i), (dt__ofi_item *)NULL;
     i->older = f->buffers;
     return f->buffers = i;
@@ -16756,12 +16635,8 @@ static dt__ofi_item *dt__ofi_data(dt__ofi *f, dt__message *m, int64_t bytes)
 {
     dt__ofi_item *i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i, "a message");
     if (!i) return NULL;
-    i->m = m;
-    i->sends = m->sends;
-    i->peer = m->peer;
-    i->number = ++f->numbers;
-    i->tag = i->number;
-    i->data = m->data;
+    i->m = m, i->sends = m->sends, i->peer = m->peer;
+    i->number = ++f->numbers, i->tag = i->number, i->data = m->data;
     i->bytes = bytes;
     if (dt__ofi_register(f, i)) return dt__free(i), (dt__ofi_item *)NULL;
     m->own = i;
@@ -16820,17 +16695,14 @@ static void dt__ofi_issue(dt__ofi *f, dt__ofi_item *i)
     dt__ofi_item **end = &f->pending;
     while (*end) end = &(*end)->next;
     *end = i;
-    i->next = NULL;
-    i->issued = 0;
+    i->next = NULL, i->issued = 0;
     dt__ofi_retry(f);
 }
 
 /* Posts a buffer for a header. */
 static void dt__ofi_listen(dt__ofi *f, dt__ofi_item *i)
 {
-    i->sends = 0;
-    i->peer = 0;
-    i->tag = DT__OFI_HEADER;
+    i->sends = 0, i->peer = 0, i->tag = DT__OFI_HEADER;
     i->bytes = DT__OFI_BUFFER;
     dt__ofi_issue(f, i);
 }
@@ -16843,13 +16715,10 @@ static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__
     if (!i) return DT_E_MEMORY;
     header = (dt__ofi_header *)(void *)i->data;
     *header = *h;
-    header->job = f->job;
-    header->from = f->link.rank;
+    header->job = f->job, header->from = f->link.rank;
     if (m && m->bytes) memcpy(header + 1, m->data, (size_t)m->bytes);
     if (m) m->own = i;
-    i->m = m;
-    i->sends = 1;
-    i->peer = peer;
+    i->m = m, i->sends = 1, i->peer = peer;
     i->tag = DT__OFI_HEADER;
     i->bytes = (int64_t)sizeof *h + (m ? m->bytes : 0);
     f->sending++;
@@ -16861,11 +16730,8 @@ static dt__ofi_header dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32
 {
     dt__ofi_header h;
     memset(&h, 0, sizeof h);
-    h.kind = kind;
-    h.tag = tag;
-    h.bytes = bytes;
-    h.number = number;
-    h.data_tag = data_tag;
+    h.kind = kind, h.tag = tag, h.bytes = bytes;
+    h.number = number, h.data_tag = data_tag;
     return h;
 }
 
@@ -16881,8 +16747,7 @@ static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__ofi_header 
 {
     dt__ofi_header take = dt__ofi_make(DT__OFI_TAKE, h->tag, h->bytes, h->number, 0);
     dt__ofi_item *i;
-    m->peer = h->from;
-    m->moved = h->bytes;
+    m->peer = h->from, m->moved = h->bytes;
     if (h->bytes > m->bytes) {
         dt__message_finish(m, DT__TOO_LONG);
         take.bytes = -1;
@@ -16993,8 +16858,7 @@ static dt_result dt__ofi_send(dt__ofi *f, dt__message *m)
     dt__ofi_item *i;
     if (m->bytes <= DT__OFI_BUFFER - (int64_t)sizeof h) return dt__ofi_say(f, m->peer, &h, m);
     if (!(i = dt__ofi_data(f, m, m->bytes))) return DT_E_MEMORY;
-    h.kind = DT__OFI_ASK;
-    h.number = i->number;
+    h.kind = DT__OFI_ASK, h.number = i->number;
     return dt__ofi_say(f, m->peer, &h, NULL);
 }
 
@@ -17019,8 +16883,7 @@ static dt_result dt__ofi_start(dt__link *link, dt__message *m)
         return dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %lld. Send it in parts.",
                          (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
     dt__link_enter(link);
-    m->moved = 0;
-    m->own = NULL;
+    m->moved = 0, m->own = NULL;
     __atomic_store_n(&m->done, f->end ? 0 : DT__LOST, __ATOMIC_RELAXED);
     if (f->end) r = m->sends ? dt__ofi_send(f, m) : dt__ofi_receive(f, m);
     dt__link_leave(link);
@@ -17041,8 +16904,7 @@ static void dt__ofi_forget(dt__ofi *f)
         f->wanted = m->next;
         dt__message_finish(m, DT__LOST);
     }
-    f->pending = NULL;
-    f->sending = 0;
+    f->pending = NULL, f->sending = 0;
 }
 
 /* Abandons the endpoint. Closing the endpoint is the only way to make a provider with a thread of its own forget memory
@@ -17136,8 +16998,7 @@ static int dt__ofi_ask(dt__ofi *f, const char *name, const char *node)
     struct fi_info *hints = fi_allocinfo();
     int bad;
     if (!hints) return -FI_ENOMEM;
-    hints->caps = FI_TAGGED;
-    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->caps = FI_TAGGED, hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
@@ -17249,12 +17110,8 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
     dt_result r;
     *handle = NULL;
     if (!f) return DT_E_MEMORY;
-    f->link.rank = w->rank;
-    f->link.size = w->size;
-    f->link.start = dt__ofi_start;
-    f->link.poll = dt__ofi_poll;
-    f->link.cancel = dt__ofi_cancel;
-    f->link.close = dt__ofi_close;
+    f->link.rank = w->rank, f->link.size = w->size, f->link.start = dt__ofi_start;
+    f->link.poll = dt__ofi_poll, f->link.cancel = dt__ofi_cancel, f->link.close = dt__ofi_close;
     dt__job_proof(digest, w->job, (int64_t)strlen(w->job));
     memcpy(&f->job, digest, sizeof f->job);
     f->peers = (dt__ofi_peer *)dt__alloc(w->size * (int64_t)sizeof *f->peers, "the ranks");
@@ -17472,9 +17329,7 @@ static dt_result dt__nccl_join(dt_nccl *n)
     dt_result r;
     memset(&id, 0, sizeof id);
     memset(&config, 0, sizeof config);
-    config.size = sizeof config;
-    config.magic = DT__NCCL_MAGIC;
-    config.version = DT__NCCL_VERSION;
+    config.size = sizeof config, config.magic = DT__NCCL_MAGIC, config.version = DT__NCCL_VERSION;
     if (c->rank == 0) code = n->f.ncclGetUniqueId(&id);
     r = dt__nccl_agree(c, code ? dt__error(DT_E_SYSTEM, "ncclGetUniqueId failed: %.400s", n->f.ncclGetLastError(NULL))
                                : DT_OK);
@@ -17710,8 +17565,7 @@ static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t byt
         int64_t n = s->shape.n[i];
         count = n && count > bytes / n ? bytes + 1 : count * n; /* without overflow */
     }
-    s->at = data + span[0];
-    s->bytes = span[1] - span[0];
+    s->at = data + span[0], s->bytes = span[1] - span[0];
     if (span[0] > span[1] || span[1] > bytes ||
         (dims <= DT_MAX_DIMS && s->bytes != count * dt__stored_types[s->type].bytes))
         return dt__json_fail(j, "the offsets of %.100s do not fit its shape: the file is damaged, copy it again",
@@ -19015,8 +18869,7 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
         return dt__error(DT_E_USAGE, "--order %s is no order of the mesh. Set it to cluster (DPT), to spread (TPD), or "
                          "to the letters D, P, T and optionally C (context) in another order, slowest first.",
                          l->order);
-    m->size[DT_AXIS_TENSOR] = (int)l->tp;
-    m->size[DT_AXIS_PIPELINE] = (int)l->pp;
+    m->size[DT_AXIS_TENSOR] = (int)l->tp, m->size[DT_AXIS_PIPELINE] = (int)l->pp;
     m->size[DT_AXIS_CONTEXT] = (int)l->cp;
     m->size[DT_AXIS_DATA] = ranks / (int)(l->tp * l->pp * l->cp);
     for (int i = DT_AXES; i-- > 0;) {
@@ -19108,8 +18961,7 @@ static dt_work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
 {
     dt_work w;
     int64_t inside = k % ((int64_t)p->stages * p->chunks);
-    w.kind = kind;
-    w.chunk = (int32_t)(inside / p->stages);
+    w.kind = kind, w.chunk = (int32_t)(inside / p->stages);
     if (kind != DT_WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
     w.unit = (int32_t)(p->chunks == 1 ? k : k / ((int64_t)p->stages * p->chunks) * p->stages + k % p->stages);
     if (p->chunks == 1) w.chunk = 0;
@@ -19266,11 +19118,8 @@ static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tie
     if (!dt__grow((void **)&s->bucket, s->buckets, capacity, sizeof *s->bucket)) return NULL;
     b = &s->bucket[s->buckets++];
     memset(b, 0, sizeof *b);
-    b->slot = s->slot_floats;
-    b->total = s->total_floats;
-    b->param = s->param_floats;
-    b->tied = tied;
-    b->copies = copies;
+    b->slot = s->slot_floats, b->total = s->total_floats, b->param = s->param_floats;
+    b->tied = tied, b->copies = copies;
     return b;
 }
 
@@ -19381,8 +19230,7 @@ static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int s
     int64_t window = 0, at = shared ? 0 : s->slice_floats;
     for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
         const dt__net_param *p = &net->params[seg->param_of[i]];
-        seg->param[i] = p->offset;
-        seg->window[i] = window;
+        seg->param[i] = p->offset, seg->window[i] = window;
         window += dt__round_up(p->count, DT__BLOCK);
     }
     for (int32_t k = 0; k < slots; k++) {
@@ -19587,8 +19435,7 @@ static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__wo
         return p->result = DT_E_MEMORY, p->list + p->count - 1;
     i = &p->list[p->count];
     memset(i, 0, sizeof *i);
-    i->op = op;
-    i->segment = segment;
+    i->op = op, i->segment = segment;
     i->bucket = i->set = i->from = i->after[1] = -1;
     i->shard = u ? u->shard : -1;
     i->micro = u ? u->micro : -1;
@@ -19616,8 +19463,7 @@ static void dt__program_units(const dt__shape_of_work *s, dt__work_unit *unit)
         u->reduce = u->done && u->shard == s->hi - 1;
         if (each && u->shard == s->lo) memset(&stack, 0, sizeof stack);
         if (u->fresh) dt__stack_push(&stack, 0, u->shard);
-        u->set = stack.node[stack.count - 1].set;
-        u->stack = stack;
+        u->set = stack.node[stack.count - 1].set, u->stack = stack;
         while (u->done && dt__stack_join(&stack, &set, &from)) continue;
     }
 }
@@ -19703,8 +19549,7 @@ static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, con
             if (f) dt__emit(p, DT_FETCH, f, u, w);
         if (w->kind == DT_WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
         i = dt__emit(p, w->kind == DT_WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
-        i->set = u->set;
-        i->fresh = u->fresh;
+        i->set = u->set, i->fresh = u->fresh;
         i->completes = u->done && (s->pipe.kind != DT_ZERO_BUBBLE || i->op == DT_WEIGHTS);
         if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT_WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
     }
@@ -19734,8 +19579,7 @@ static dt_result dt__program_ahead(dt__program *p)
         }
     }
     dt__free(p->list);
-    p->list = list;
-    p->capacity = p->count;
+    p->list = list, p->capacity = p->count;
     return DT_OK;
 }
 
@@ -20569,8 +20413,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->gradient[1] = e->gradient[0] + e->net.widest;
     e->powers.power1 = e->powers.power2 = 1.0;
     if (e->shape.horizon) {
-        e->ring.places = e->shape.horizon + 2;
-        e->ring.output = e->ring.places;
+        e->ring.places = e->shape.horizon + 2, e->ring.output = e->ring.places;
         e->ring.rate = (double)e->layout->offload_rate;
         r = dt__queue_open(&e->ring.queue, dt__ring_copy, &e->ring, DT__MOVES, "move activations");
     }
@@ -20591,8 +20434,7 @@ static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
     net->tensor_shards = e->recipe->tensor_shards;
     net->own_shards = net->tensor_shards / e->mesh.size[DT_AXIS_TENSOR];
     net->first_shard = net->own_shards * e->mesh.at[DT_AXIS_TENSOR];
-    net->sequence_parallel = split_rows;
-    net->expert_ranks = e->layout->ep;
+    net->sequence_parallel = split_rows, net->expert_ranks = e->layout->ep;
     net->expert_rank = e->mesh.at[DT_AXIS_DATA] % e->layout->ep;
 }
 
@@ -20706,9 +20548,7 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
     b->params = gathers ? e->window + e->window_in_work * e->store.window : dt__engine_weights(e, e->env.inference);
     b->param = gathers ? seg->window : seg->param;
     b->slots = e->sets + (int64_t)dt__max(0, set) * e->set_floats;
-    b->slices = e->row_slices;
-    b->slot = seg->slot;
-    b->at[DT__AT_TEMP] = e->temp;
+    b->slices = e->row_slices, b->slot = seg->slot, b->at[DT__AT_TEMP] = e->temp;
     b->at[DT__AT_SAVED] = e->shape.recompute == DT_RECOMPUTE_FULL ? e->saved : memory + seg->saved_at;
     b->at[DT__AT_OUTPUT] = memory + seg->out_at;
     if (e->shape.horizon) {
@@ -21612,9 +21452,7 @@ static int dt__environment_int(const char *name, int otherwise)
 
 static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
 {
-    job->magic = DT__JOB_MAGIC;
-    job->size = plan->ranks;
-    job->threads = plan->threads;
+    job->magic = DT__JOB_MAGIC, job->size = plan->ranks, job->threads = plan->threads;
     job->timeout_ms = (int32_t)dt__min((int64_t)(plan->timeout * 1e3), INT32_MAX / 2);
     job->end = dt__job_bytes(plan->ranks);
     job->progress = -1;
@@ -21756,8 +21594,7 @@ static void dt__supervise_listen(dt__supervisor *s, const sigset_t *set)
 {
     struct timespec slice;
     int sig;
-    slice.tv_sec = 0;
-    slice.tv_nsec = 20000000;
+    slice.tv_sec = 0, slice.tv_nsec = 20000000;
     sig = sigtimedwait(set, NULL, &slice);
     if (sig == SIGINT || sig == SIGTERM || sig == SIGHUP) dt__supervise_signal(s, sig);
 }
@@ -21927,8 +21764,7 @@ static int dt__supervise_again(dt__supervisor *s, const sigset_t *set)
         s->signal || s->job->lasts)
         return 0;
     if (s->job->progress > s->progress) {
-        s->progress = s->job->progress;
-        s->idle = 0;
+        s->progress = s->job->progress, s->idle = 0;
     }
     if (s->idle == s->plan.restarts) {
         fprintf(stderr, "dtrain: %d restarts without a new checkpoint: giving up; mend the cause, or save more "
@@ -21948,8 +21784,7 @@ static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
     sigset_t set;
     dt_result r;
     memset(&s, 0, sizeof s);
-    s.plan = *plan;
-    s.progress = -1;
+    s.plan = *plan, s.progress = -1;
     dt__supervise_signals(&set);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGCHLD, SIG_DFL); /* where it is ignored, waitpid cannot tell how a rank ended */
@@ -21994,8 +21829,7 @@ static void dt__become_rank(int fd)
     if ((int)getppid() != dt__environment_int("DT_SUPERVISOR", 0)) raise(SIGKILL);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     memset(&action, 0, sizeof action);
-    action.sa_sigaction = dt__rank_signal;
-    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    action.sa_sigaction = dt__rank_signal, action.sa_flags = SA_SIGINFO | SA_RESTART;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
@@ -22189,9 +22023,7 @@ static dt_result dt__start_thread(dt__rank_thread *t, dt__job *job, int rank, in
     pthread_attr_t attributes;
     size_t stack = 0;
     int failed;
-    t->self.job = job;
-    t->self.rank = rank;
-    t->argc = argc;
+    t->self.job = job, t->self.rank = rank, t->argc = argc;
     t->argv = (char **)dt__alloc((argc + 1) * (int64_t)sizeof *argv, "a rank's arguments");
     if (!t->argv) return DT_E_MEMORY;
     for (int i = 0; i < argc; i++) t->argv[i] = argv[i];
@@ -22320,8 +22152,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     dt__world world;
     dt_result r;
     memset(&plan, 0, sizeof plan);
-    plan.timeout = 10;
-    plan.backoff = 1;
+    plan.timeout = 10, plan.backoff = 1;
     if (dt__thread.rank) return DT_OK;
 #ifdef __linux__
     {
@@ -23149,8 +22980,7 @@ static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
     d->memory = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
     if (!d->memory) return DT_E_MEMORY;
     if (d->one.count) d->cache = d->memory + d->memory_floats;
-    d->weight = d->memory + floats;
-    d->row = d->weight + vocabulary;
+    d->weight = d->memory + floats, d->row = d->weight + vocabulary;
     d->order = (dt__candidate *)(void *)(d->row + vocabulary);
     return DT_OK;
 }
@@ -23381,8 +23211,7 @@ static dt_result dt__trainer_feed(dt_trainer *t)
     if (r->source) {
         result = dt__check_source(r);
         if (result) return result;
-        t->feed.is = *r->source;
-        t->feed.own = 1;
+        t->feed.is = *r->source, t->feed.own = 1;
         r->sequence = r->source->inputs;
         return DT_OK;
     }
@@ -23414,9 +23243,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     dt_result result;
     if (!r->micro_batch) r->micro_batch = r->batch;
     if (r->dropout > 0.0f) r->model.dropout = r->dropout;
-    t->e.recipe = r;
-    t->e.layout = &t->layout;
-    t->e.comm = t->comm;
+    t->e.recipe = r, t->e.layout = &t->layout, t->e.comm = t->comm;
     result = dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, r);
     if (!result) result = dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
     if (!result) result = dt__check_model(&r->model);
@@ -24544,8 +24371,7 @@ static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
             b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->first = i->segment;
             b->line = i->stream;
         }
-        b->last = i->segment;
-        b->end = e->when[2 * k + 1];
+        b->last = i->segment, b->end = e->when[2 * k + 1];
     }
     for (int64_t k = 0; k < e->inner_kept; k++, count++) {
         bar[count].begin = e->inner[k][0], bar[count].end = e->inner[k][1];
@@ -24679,9 +24505,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     dt_result r;
     *handle = NULL;
     if (!t) return DT_E_MEMORY;
-    t->recipe = *recipe;
-    t->layout = *layout;
-    t->from = from;
+    t->recipe = *recipe, t->layout = *layout, t->from = from;
     t->hashed = -1;
     t->opened = dt__now();
     r = dt_comm_open(&t->comm, NULL, NULL);
@@ -24956,9 +24780,7 @@ static void dt__generator_segment(dt_trainer *t, const dt__net *net, int64_t q, 
     b->params = dt__engine_gathers(e, 1) ? e->window : dt__engine_weights(e, 1);
     b->param = seg->param;
     b->at[DT__AT_TEMP] = t->generator.memory + net->widest;
-    b->at[DT__AT_CACHE] = *cache;
-    b->at[DT__AT_INPUT] = input;
-    b->at[DT__AT_OUTPUT] = *memory;
+    b->at[DT__AT_CACHE] = *cache, b->at[DT__AT_INPUT] = input, b->at[DT__AT_OUTPUT] = *memory;
     b->at[DT__AT_SAVED] = *memory + dt__round_up(seg->output, 16);
     *memory += dt__round_up(seg->output, 16) + seg->plan->saved;
     if (*cache) *cache += seg->plan->cache;
@@ -24977,8 +24799,7 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
     float *memory = t->generator.memory + net->widest + net->temp, *cache = t->generator.cache, *input;
     dt__env env = e->env;
     dt_result r = DT_OK;
-    env.inference = 1;
-    env.position = position;
+    env.inference = 1, env.position = position;
     *logits = NULL;
     for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
         const dt__chunk *chunk = &e->chunks[c];
@@ -25746,11 +25567,8 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
     memcpy(v->pulse, t->pulse, sizeof v->pulse);
     v->gflops = t->own_gflops;
     v->node = dt_comm_node(t->comm, dt_comm_rank(t->comm));
-    v->threads = t->pool->workers;
-    v->stage = e->shape.stage;
-    v->buckets = e->store.buckets;
-    v->overlap = e->shape.overlap;
-    v->limited = t->comm->rate > 0.0;
+    v->threads = t->pool->workers, v->stage = e->shape.stage, v->buckets = e->store.buckets;
+    v->overlap = e->shape.overlap, v->limited = t->comm->rate > 0.0;
     if (t->comm->nodes > 1) memcpy(v->engine, t->comm->link->name, sizeof v->engine);
     v->units = (int32_t)((e->hi - e->lo) * e->micros);
     v->efa = dt__has_efa("/sys/class/infiniband");
@@ -25835,8 +25653,7 @@ static void dt__case_times(dt__case *x)
     d->data = dt__case_pulse(x, DT__PULSE_DATA, DT__OF_MOST);
     d->exposed = dt__case_pulse(x, DT__PULSE_EXPOSED, DT__OF_LEAST);
     d->speedup = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_ALL) / d->seconds;
-    d->together = x->rank[0].gflops;
-    d->alone = x->rank[0].alone;
+    d->together = x->rank[0].gflops, d->alone = x->rank[0].alone;
     if (x->data == 1) return;
     each = 2.0 * (x->data - 1) * d->alpha[far > 0.0];
     d->exchange = rounds * each;
@@ -25856,9 +25673,7 @@ static double dt__case_left(const dt_diagnosis *d)
 static dt_finding *dt__find(dt__case *x, int branch, int fires, int rank, double measured, double bound)
 {
     dt_finding *f = &x->d->finding[branch];
-    f->fires = fires;
-    f->rank = rank;
-    f->measured = measured;
+    f->fires = fires, f->rank = rank, f->measured = measured;
     f->bound = bound;
     return f;
 }
@@ -26132,16 +25947,14 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
     all = (dt__vitals *)dt__alloc(ranks * (int64_t)(2 * sizeof own + sizeof *x.scratch), "the diagnosis");
     if (!all) return DT_E_MEMORY;
     words = (float *)(void *)(all + ranks); /* as they travel */
-    x.d = d;
-    x.rank = all;
+    x.d = d, x.rank = all;
     x.scratch = (double *)(void *)(all + 2 * ranks);
     d->ranks = x.ranks = ranks;
     d->nodes = dt_comm_nodes(t->comm);
     d->steps = x.steps = (int)dt__min(t->pulses - 1, DT__PULSES);
     x.data = e->mesh.size[DT_AXIS_DATA];
     x.emulated = t->comm->link && t->comm->link->base;
-    x.batch = (double)t->recipe.batch;
-    x.bucket = (double)t->layout.bucket;
+    x.batch = (double)t->recipe.batch, x.bucket = (double)t->layout.bucket;
     dt__vitals_take(t, &own);
     pipe = e->shape.pipe, pipe.units = (int)(dt__ceil_div(t->recipe.data_shards, x.data) * e->micros);
     x.idle = dt__pipe_idle(&pipe);
@@ -26224,14 +26037,12 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
     info->loss = loss;
     info->auxiliary = auxiliary * e->env.unit_share;
-    info->norm = e->norm;
-    info->learning_rate = e->rate;
+    info->norm = e->norm, info->learning_rate = e->rate;
     info->seconds = dt__now() - start;
     info->gflops = 1e-9 * units * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
     info->peak_share = info->gflops / t->peak_gflops;
     dt__engine_times(e, &after[0], &after[1]);
-    info->comm_seconds = after[0] - before[0];
-    info->exposed_seconds = after[1] - before[1];
+    info->comm_seconds = after[0] - before[0], info->exposed_seconds = after[1] - before[1];
     info->data_seconds = t->loader->waited - t->waited;
     info->sent_bytes = dt__comm_sent(t->comm) - sent;
     info->far_bytes = dt__comm_sent_far(t->comm) - far;
