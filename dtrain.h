@@ -1221,7 +1221,9 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <linux/futex.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #endif
 #ifdef DT_NCCL
 #include <dlfcn.h>
@@ -12949,7 +12951,8 @@ typedef struct dt__job {
     uint32_t lasts;   /* a rank has failed in a way that would come again (dt_fail) */
     int32_t loose;    /* no supervisor watches the ranks */
     uint32_t because; /* `why` says what failed in a communicator over nodes */
-    char pad2[52];
+    int32_t bound;    /* ranks have cores of their own */
+    char pad2[48];
     char why[512];
 } dt__job;            /* dt__rank_state ranks[size] follow */
 
@@ -13738,12 +13741,14 @@ static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
     return dt__comm_fail(c, DT_E_PEER);
 }
 
+enum { DT__CORES = 1024 }; /* that a machine may have */
+
 /* The cores that this process may run on. */
 static int dt__own_cores(void)
 {
     int cores = 0;
 #ifdef __linux__
-    unsigned char may[128]; /* of 1024 cores */
+    unsigned char may[DT__CORES / 8];
     long bytes = syscall(SYS_sched_getaffinity, 0, sizeof may, may);
     for (long i = 0; i < bytes; i++) cores += __builtin_popcount(may[i]);
 #endif
@@ -21341,11 +21346,12 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * The launcher. The supervisor is the program that was started with --ranks: it starts N copies of itself, waits for
  * them and for signals, and exits. Ranks learn who they are from the environment (as threads, from dt__thread.rank). A
  * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
- * Restarts have new shared memory: nothing of the start that failed is left. */
+ * Restarts have new shared memory. */
 
 typedef struct dt__launch_plan {
     int ranks, threads;
     int nodes;               /* to emulate on this machine; 0: not said */
+    int unbound;             /* --bind none */
     int restarts;            /* in a row without a new checkpoint */
     int fewest, most;        /* ranks; 0: always the same number */
     double timeout, backoff; /* seconds */
@@ -21356,7 +21362,7 @@ typedef struct dt__launch_asked {
     int64_t ranks, nodes, restarts;
     const char *elastic;
     float timeout;
-    int32_t threads;
+    int32_t threads, unbound;
 } dt__launch_asked;
 
 typedef dt__launch_asked dt__group_LAUNCH;
@@ -21365,6 +21371,8 @@ static const dt__option dt__launch_options[] = {
     DT__OPTION(LAUNCH, "launch", "KIND", WORD, threads, 0, "processes,threads", "what a rank is"),
     DT__OPTION(LAUNCH, "nodes", "N", WHOLE, nodes, 0, "[1,1024]",
                "emulate N nodes on this machine: only ranks of one node share memory"),
+    DT__OPTION(LAUNCH, "bind", "KIND", WORD, unbound, 0, "auto,none",
+               "auto: processes get cores of their own, unless other jobs have them"),
     DT__OPTION(LAUNCH, "timeout", "SECONDS", REAL, timeout, 10, "[0.05,1e6]",
                "a rank without a heartbeat for so long counts as frozen"),
     DT__OPTION(LAUNCH, "max-restarts", "N", WHOLE, restarts, 0, "[0,1000000]",
@@ -21389,7 +21397,7 @@ static dt_result dt__launch_seconds(const char *name, double lowest, double *sec
 static dt_result dt__launch_settle(dt__launch_plan *plan, const dt__launch_asked *asked)
 {
     char end;
-    plan->threads |= asked->threads;
+    plan->threads |= asked->threads, plan->unbound = asked->unbound;
     plan->nodes = (int)asked->nodes, plan->restarts = (int)asked->restarts, plan->timeout = (double)asked->timeout;
     if (asked->elastic && (sscanf(asked->elastic, "%d:%d%c", &plan->fewest, &plan->most, &end) != 2 ||
                            plan->fewest < 1 || plan->most < plan->fewest || plan->most > DT__RANKS_MAX))
@@ -21505,6 +21513,8 @@ typedef struct dt__supervisor {
     double pressing; /* seconds from SIGTERM to SIGKILL */
     int escalation;  /* 0: none; 1: SIGTERM was sent; 2: SIGKILL was sent */
     double looked, still; /* time of the last look; seconds for which all ranks have been stopped */
+    unsigned char may[DT__CORES / 8]; /* the cores that this process may use, as bits */
+    int core[DT__CORES], cores;       /* that it has claimed */
 } dt__supervisor;
 
 static void dt__supervise_count(dt__supervisor *s, int status)
@@ -21666,6 +21676,32 @@ static void dt__supervise_press(dt__supervisor *s)
     s->deadline = dt__now() + s->pressing;
 }
 
+/* Claims the cores that no other job has, each by the name of an abstract socket, which ends with the process. */
+static void dt__claim_cores(dt__supervisor *s)
+{
+    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof s->may, s->may);
+    struct sockaddr_un name;
+    memset(&name, 0, sizeof name);
+    name.sun_family = AF_UNIX;
+    for (int i = 0; i < 8 * bytes; i++) {
+        int fd = s->may[i / 8] >> i % 8 & 1 ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+        snprintf(name.sun_path + 1, 32, "dtrain.core.%d", i);
+        if (fd >= 0 && !bind(fd, (struct sockaddr *)(void *)&name, sizeof name)) s->core[s->cores++] = i;
+        else if (fd >= 0) close(fd);
+    }
+}
+
+/* Binds this process, and what it starts, to a rank's share of them; rank -1: to all that it may use. */
+static void dt__give_cores(const dt__supervisor *s, int rank)
+{
+    unsigned char mask[DT__CORES / 8];
+    int each = s->cores / s->job->size;
+    memset(mask, 0, sizeof mask);
+    for (const int *i = s->core + dt__max(0, rank) * each, *end = i + each; i < end; i++)
+        mask[*i / 8] = (unsigned char)(mask[*i / 8] | 1u << *i % 8);
+    if (each) (void)syscall(SYS_sched_setaffinity, 0, sizeof mask, rank < 0 ? s->may : mask);
+}
+
 extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
 
 /* Starts the ranks: copies of this program, without the launcher's options. Returns errno of the one that failed. */
@@ -21685,15 +21721,18 @@ static int dt__spawn_ranks(dt__supervisor *s, char **argv)
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     posix_spawnattr_setsigmask(&attributes, &none);
+    s->job->bound = s->cores >= s->job->size;
     for (int r = 0; r < s->job->size; r++) {
         pid_t pid = 0;
         dt__setenv_number("RANK", r);
         dt__setenv_number("LOCAL_RANK", r);
+        dt__give_cores(s, r);
         failed = posix_spawn(&pid, "/proc/self/exe", NULL, &attributes, argv, environ);
         if (failed) break;
         dt__job_rank(s->job, r)->pid = (int32_t)pid;
         s->alive++;
     }
+    dt__give_cores(s, -1);
     posix_spawnattr_destroy(&attributes);
     return failed;
 }
@@ -21785,6 +21824,7 @@ static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
     dt_result r;
     memset(&s, 0, sizeof s);
     s.plan = *plan, s.progress = -1;
+    if (!plan->unbound) dt__claim_cores(&s);
     dt__supervise_signals(&set);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGCHLD, SIG_DFL); /* where it is ignored, waitpid cannot tell how a rank ended */
@@ -23058,6 +23098,7 @@ static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
+    int64_t cores = dt__own_cores() * (t->comm->job && t->comm->job->bound ? dt__comm_here(t->comm) : 1);
     char text[160];
     if (!r->model.segments && r->model.family == DT_LLAMA) {
         const dt_model *m = &t->e.net.model;
@@ -23093,9 +23134,9 @@ static void dt__trainer_banner(const dt_trainer *t)
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
            t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
            t->e.wire.on || r->reduce != DT_SUMS_EXACT ? "fast numerics" : "exact", t->peak_gflops);
-    if (threads > dt__own_cores())
-        printf("         %lld threads share %d cores: lower --threads or --ranks\n", (long long)threads,
-               dt__own_cores());
+    if (threads > cores)
+        printf("         %lld threads share %lld cores: lower --threads or --ranks\n", (long long)threads,
+               (long long)cores);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     dt__wire_banner(t);
     if (r->reduce != DT_SUMS_EXACT)
@@ -23561,7 +23602,7 @@ static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *p
     return j.result;
 }
 
-/* The manifest of a checkpoint that all ranks have written. Members without a reader are for people. */
+/* The manifest of a checkpoint that all ranks have written. Members that nothing reads are for people. */
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
     const dt__manifest *m = &t->save.now;
@@ -24099,11 +24140,10 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     dt_trainer *t = &c->t;
     dt_recipe *recipe = &c->is.recipe;
     int64_t longest = 0;
-    char path[PATH_MAX], model[65];
+    char path[PATH_MAX];
     dt_result r = dt__path_join(path, c->path, "config.json");
-    int config = !r && !access(path, F_OK);
     *recipe = dt_recipe_default();
-    if (config) r = dt_model_read(&recipe->model, c->path);
+    if (!r && !access(path, F_OK)) r = dt_model_read(&recipe->model, c->path);
     if (!r) r = dt__manifest_recipe(&c->m, c->path, recipe);
     recipe->model.segment_count = c->m.segments;
     t->recipe = *recipe;
@@ -24112,10 +24152,6 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     t->e.net.tensor_shards = t->e.net.own_shards = recipe->tensor_shards;
     if (r || c->m.shapes < 0) return r;
     r = dt__net_read(&t->e.net, &c->m, c->path);
-    if (!r) r = dt__model_identity(t, model);
-    if (!r && config && strcmp(model, c->m.model))
-        r = dt__error(DT_E_DATA, "%s: config.json describes another model than the manifest: it is of another "
-                      "checkpoint", c->path);
     for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
     if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
     if (!r) r = dt__state_open(t);
@@ -24194,8 +24230,8 @@ DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
 static dt_result dt__checkpoint_known(const dt__checkpoint *c, int64_t index)
 {
     if (index >= 0 && index < c->is.arrays) return DT_OK;
-    return dt__error(DT_E_USAGE, "there is no array %lld in %s, which has %lld (0: an earlier version wrote it): count "
-                     "from 0", (long long)index, c->path, (long long)c->is.arrays);
+    return dt__error(DT_E_USAGE, "there is no array %lld in %s, which has %lld: count from 0", (long long)index,
+                     c->path, (long long)c->is.arrays);
 }
 
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)

@@ -234,6 +234,72 @@ static void alone(const char *self)
     dt_comm_close(&c);
 }
 
+/* ---- cores of their own ---- */
+
+typedef struct cores {
+    unsigned char bits[128];
+    int count;
+} cores;
+
+static cores cores_of(int pid)
+{
+    cores c;
+    memset(&c, 0, sizeof c);
+    syscall(SYS_sched_getaffinity, pid, sizeof c.bits, c.bits);
+    for (int i = 0; i < 128; i++) c.count += __builtin_popcount(c.bits[i]);
+    return c;
+}
+
+/* Starts two ranks; 1: they have cores of their own, equally many of this process's; 0: both have all of those. */
+static int two_ranks(const char *self, const char *options, job *j)
+{
+    char arguments[100];
+    cores all = cores_of(0), rank[2];
+    int apart = 1, within = 1;
+    snprintf(arguments, sizeof arguments, "none stop --ranks 2 %s", options);
+    start(j, self, arguments);
+    if (!wait_for_ranks(j, 2)) tap_bail("no ranks: %s", j->text);
+    for (int r = 0; r < 2; r++) rank[r] = cores_of(j->pid[r]);
+    for (int i = 0; i < 128; i++) {
+        apart &= !(rank[0].bits[i] & rank[1].bits[i]);
+        within &= !((rank[0].bits[i] | rank[1].bits[i]) & ~all.bits[i]);
+    }
+    if (apart && within && rank[0].count == all.count / 2 && rank[1].count == all.count / 2) return 1;
+    return memcmp(&rank[0], &all, sizeof all) || memcmp(&rank[1], &all, sizeof all) ? -1 : 0;
+}
+
+static void end(job *j)
+{
+    kill(j->supervisor, SIGTERM);
+    finish(j, 20);
+}
+
+/* In a network of its own, so that no other job's claims count. */
+static void binding(const char *self)
+{
+    job first, second;
+    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) {
+        tap_skip(6, "no namespace of its own: %s", strerror(errno));
+        return;
+    }
+    if (cores_of(0).count < 2) {
+        tap_skip(6, "one core");
+        return;
+    }
+    tap_ok(two_ranks(self, "", &first) == 1, "two ranks have cores of their own");
+    tap_ok(two_ranks(self, "", &second) == 0, "those of a second job have all cores, because the first has claimed them");
+    end(&second);
+    tap_ok(two_ranks(self, "--bind none", &second) == 0, "--bind none: all cores");
+    end(&second), end(&first);
+    tap_ok(two_ranks(self, "--bind auto", &first) == 1, "when the first has ended, its cores can be claimed again");
+    kill(first.supervisor, SIGKILL);
+    finish(&first, 20);
+    tap_ok(nothing_left(20) && two_ranks(self, "", &first) == 1, "and those of one that was killed");
+    end(&first);
+    tap_ok(two_ranks(self, "--launch threads", &first) == 0, "ranks that are threads share all cores");
+    end(&first);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) return worker(argc, argv);
@@ -244,5 +310,6 @@ int main(int argc, char **argv)
     elastic(argv[0]);
     stops(argv[0]);
     alone(argv[0]);
+    binding(argv[0]);
     return tap_done();
 }
