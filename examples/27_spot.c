@@ -43,7 +43,8 @@ static double disk_rate;
 int fsync(int fd)
 {
     struct stat is;
-    if (disk_rate > 0 && !fstat(fd, &is) && S_ISREG(is.st_mode)) usleep((useconds_t)(1e6 * (double)is.st_size / disk_rate));
+    if (disk_rate > 0 && !fstat(fd, &is) && S_ISREG(is.st_mode))
+        usleep((useconds_t)(1e6 * (double)is.st_size / disk_rate));
     return (int)syscall(SYS_fsync, fd);
 }
 

@@ -15,7 +15,7 @@
  *     ./29_async_checkpoint --ranks 2
  *
  * What you should see
- *     A disk of 3 MB/s (emulated, by an fsync that waits), a save every 5 steps: how long training stood still for saves in the
+ *     A disk of 3 MB/s (an fsync that waits), a save every 5 steps: how long training stood still for saves in the
  *     foreground and behind, what a step takes with and without a save going on, and the same hash.
  *
  * Read on: 28_interval.c: what a save costs decides how often one pays. */
@@ -39,7 +39,8 @@ static double disk_rate = 3e6;
 int fsync(int fd)
 {
     struct stat is;
-    if (disk_rate > 0 && !fstat(fd, &is) && S_ISREG(is.st_mode)) usleep((useconds_t)(1e6 * (double)is.st_size / disk_rate));
+    if (disk_rate > 0 && !fstat(fd, &is) && S_ISREG(is.st_mode))
+        usleep((useconds_t)(1e6 * (double)is.st_size / disk_rate));
     return (int)syscall(SYS_fsync, fd);
 }
 

@@ -16,7 +16,7 @@
  *     ./34_drop_in --ranks 3
  *     mpicc -O2 -DDT_MPI -I.. 34_drop_in.c -o 34_drop_in -lm -lpthread && mpirun --oversubscribe -n 3 ./34_drop_in
  *
- * What you should see
+ * What it prints
  *       step   0  loss 0.40457
  *       step 400  loss 0.08857
  *       step 800  loss 0.06968

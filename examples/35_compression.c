@@ -15,7 +15,7 @@
  *     cc -O2 -I.. 35_compression.c -o 35_compression -lm -lpthread
  *     ./35_compression --ranks 2
  *
- * What you should see
+ * What it prints
  *                numbers   bytes sent    loss above the noise
  *                            per step   with feedback   without
  *     exact         1024         4096           0.071     0.071

@@ -16,12 +16,13 @@
  *     ./38_race --ranks 4                     (doubling needs a power of two)
  *     DT_LINK_DELAY=0.002 DT_LINK_RATE=1e8 ./38_race --ranks 8 --nodes 8     (slow emulated links: the one to read)
  *
- * What you should see (the second command; microseconds, measured and predicted)
- *     alpha 4325 us, beta 14.25 ns per byte (R^2 1.00)
+ * What it prints (the second command; microseconds, measured and predicted; ~: measured here)
+ *     alpha ~4325 us, beta ~14.25 ns per byte (R^2 ~1.00)
  *        bytes               ring           doubling            halving      dt_all_reduce
- *          256    64391   60556      13336   12986      27189   25956       2329*
- *       131072    64375   63817      17925   18577      28080   29218       4681*
- *      1048576    85579   86692      64649   57790      55899   52092      18568*
+ *          256   ~64391  ~60556     ~13336  ~12986     ~27189  ~25956      ~2329*
+ *       131072   ~64375  ~63817     ~17925  ~18577     ~28080  ~29218      ~4681*
+ *      1048576   ~85579  ~86692     ~64649  ~57790     ~55899  ~52092     ~18568*
+ *
  *     dt_all_reduce has many messages under way at once; here a rank waits for one before it starts the next.
  *
  * Predict first: with 16 ranks instead of 8, which column grows most at 256 bytes, and by which factor?

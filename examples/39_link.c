@@ -14,13 +14,13 @@
  *     cc -O2 -I.. 39_link.c -o 39_link -lm -lpthread
  *     ./39_link --ranks 2                       (each rank is a node)
  *
- * What you should see (ms, measured and predicted; emulated links overlap alpha and beta and take a little less)
+ * What it prints (ms, measured, marked by ~, and predicted; emulated links overlap alpha and beta, and take less)
  *          bytes                       network                    10x better                 10x bandwidth
- *          65536        8.07 (   14.55)   1.0x        0.85 (    1.46)   9.5x        8.04 (    8.66)   1.0x
- *        1048576      105.10 (  112.86)   1.0x       10.70 (   11.29)   9.8x       10.83 (   18.49)   9.7x
+ *          65536       ~8.07 (   14.55)  ~1.0x       ~0.85 (    1.46)  ~9.5x       ~8.04 (    8.66)  ~1.0x
+ *        1048576     ~105.10 (  112.86)  ~1.0x      ~10.70 (   11.29)  ~9.8x      ~10.83 (   18.49)  ~9.7x
  *     64 tensors of 16 kB: 64 calls, fused 1
- *            network:   635.21 ms one by one,   105.20 fused:  6.0 times faster
- *      10x bandwidth:   572.38 ms one by one,    12.11 fused: 47.3 times faster
+ *            network:  ~635.21 ms one by one,  ~105.20 fused: ~6.0 times faster
+ *      10x bandwidth:  ~572.38 ms one by one,   ~12.11 fused: ~47.3 times faster
  *
  * Predict first: with ten times the bandwidth alone, which sizes of the first column gain more than 5x?
  * Exercise: fuse into buckets of 64 kB instead of one. How many calls, and how much of the gain is left on each link?

@@ -14,12 +14,12 @@
  *     cc -O2 -I.. 40_parameter_server.c -o 40_parameter_server -lm -lpthread
  *     ./40_parameter_server --ranks 4           (rank 0 serves, rank 1 is slow)
  *
- * What you should see
+ * What it prints (~: of one run)
  *                    rate   updates  updates/s  staleness  worst       loss  again
- *     synchronous     0.1       150        411       0.00      0   0.004607  the same bits
- *     synchronous     1.0       150         35       0.00      0   0.004701  the same bits
- *     asynchronous    0.1       600       9020       1.99     32   0.004589  other bits
- *     asynchronous    1.0       600       8406       1.99     40      274.9  other bits
+ *     synchronous     0.1       150       ~411       0.00      0   0.004607  the same bits
+ *     synchronous     1.0       150        ~35       0.00      0   0.004701  the same bits
+ *     asynchronous    0.1       600      ~9020      ~1.99    ~32  ~0.004589  other bits
+ *     asynchronous    1.0       600      ~8406      ~1.99    ~40     ~274.9  other bits
  *     ok: synchronous runs have the same bits and reach the floor of the noise
  *
  * Predict first: with --ranks 8, what is the staleness, and does the rate of 0.3 still converge? (Change `rates`.)

@@ -16,14 +16,17 @@
  *     ./53_balanced_buffers --ranks 4
  *     ./53_balanced_buffers --ranks 2           (with 2 ranks even one tensor per server costs both the same)
  *
- * What you should see (4 ranks)
+ * What it prints (4 ranks)
  *     one tensor per server, MB sent
  *       rank  0    6.266  ######################################
  *       rank  1    2.739  #################
  *       rank  2    4.104  #########################
  *       rank  3    2.645  ################
  *     balanced buffers of 256 kB, MB sent; 2(n-1)/n S is 3.939
- *       rank  0    3.939  ########################  (and so do all others)
+ *       rank  0    3.939  ########################
+ *       rank  1    3.939  ########################
+ *       rank  2    3.939  ########################
+ *       rank  3    3.939  ########################
  *     ring / balanced servers by the model, alpha 20 us, 50 GB/s
  *            bytes        2        4        8       16       32       64
  *            64000    1.000    2.908    6.682   14.208   29.249   59.325

@@ -16,7 +16,7 @@
  *     ./54_buffers --ranks 4 --nodes 2          (buffers are a thousandth of SMDDP's)
  *     ./54_buffers --ranks 8 --nodes 4
  *
- * What you should see (4 ranks)
+ * What it prints (4 ranks)
  *       scratch      sort   fast    too large   too large   bytes sent      formula
  *        buffer    buffer         for scratch    for sort    by a rank
  *         16 KB    128 KB      3            5           0       700288       700288

@@ -16,15 +16,15 @@
  *     ./57_trees --ranks 8 --nodes 4
  *     DT_LINK_DELAY=0.002 DT_LINK_RATE=1e8 ./57_trees --ranks 16 --nodes 8     (slow emulated links: the one to read)
  *
- * What you should see (the second command; steps: messages one after the other, S: bytes of the vector)
+ * What it prints (the second command; steps: messages one after the other, S: bytes of the vector; ~: measured here)
  *        bytes            rounds  steps  busiest rank  first node to        us
  *                                        sends, in S  others, in S
- *        20160 ring           30     60          1.88          1.88     73892
- *        20160 two trees       8     16          2.00          2.00     22763
- *        20160 hierarchy      16     32          1.88          1.75     64581
- *      2882880 ring           30     60          1.88          1.88    107811
- *      2882880 two trees      11     50          2.00          2.00    159744
- *      2882880 hierarchy      16     32          1.88          1.75    119351
+ *        20160 ring           30     60          1.88          1.88    ~73892
+ *        20160 two trees       8     16          2.00          2.00    ~22763
+ *        20160 hierarchy      16     32          1.88          1.75    ~64581
+ *      2882880 ring           30     60          1.88          1.88   ~107811
+ *      2882880 two trees      11     50          2.00          2.00   ~159744
+ *      2882880 hierarchy      16     32          1.88          1.75   ~119351
  *
  * Predict first: with 16 ranks on 4 nodes instead of 8, how many rounds does each of the three take?
  * Exercise: add the generator of balanced servers: 2 rounds of n(n-1) messages (53_balanced_buffers.c).

@@ -1,8 +1,8 @@
 #!/usr/bin/env perl
 # Every example compiles with the cc line of its header comment, and the commands that stand under it (lines that begin
-# with ./ or cc) run as they are written: status 0, and "ok" in the last line. Lines that begin with mpicc do so, too,
-# where MPI is installed. The implementation is compiled once for each of the two and linked to all examples; with --full
-# each compiles alone, as its readers do it.
+# with ./, cc or DT_LINK_) run as they are written: status 0, and "ok" in the last line. What stands under "What it prints"
+# is printed; numbers with ~ may differ. Lines that begin with mpicc run, too, where MPI is installed. The implementation is
+# compiled once for each of the two and linked to all examples; with --full each compiles alone, as its readers do it.
 use strict;
 use warnings;
 use FindBin;
@@ -39,12 +39,29 @@ sub once {
     return " -DDTRAIN_IMPLEMENTED $tmp/tree/$name.o";
 }
 
-# Runs commands until one fails; whether none did, and the last one's last line has "ok".
+# Is every line that a program's comment shows printed, in this order? Blanks do not count.
+sub prints {
+    my ($file, $printed) = @_;
+    my ($shown) = slurp($file) =~ m{^ \* What it prints[^\n]*\n(.*?)^ \*\n}ms or return;
+    my @printed = map { join ' ', split } split /\n/, $printed;
+    my @missing;
+    for my $line (map { join ' ', split ' ', s/^ \*//r } split /\n/, $shown) {
+        my $pattern = join '', map { /^~/ ? '[\d.e+]+\*?' : quotemeta } split /(~[\d.e+]*\d\*?)/, $line;
+        my $at = 0;
+        $at++ until $at == @printed || $printed[$at] =~ /^$pattern$/;
+        if ($at < @printed) { splice @printed, 0, $at + 1 }
+        else { push @missing, $line }
+    }
+    ok(!@missing, '  and prints what its comment shows') or diag(map({ "not printed: $_\n" } @missing), $printed);
+}
+
+# Runs commands until one fails; whether none did, and the last one's last line has "ok". $$all: what they printed.
 sub works {
-    my ($folder, @commands) = @_;
+    my ($folder, $all, @commands) = @_;
     my ($status, $out, $err) = (0, '', '');
     for my $command (@commands) {
         ($status, $out, $err) = run_in($folder, 300, $command);
+        $$all .= $out;
         diag("$command\nstatus $status\n$out\n$err") if $status;
         return 0 if $status;
     }
@@ -57,10 +74,12 @@ sub works {
 my $once = once("$cc -O2 -DDT_NCCL", 'implementation');
 for my $example (@examples) {
     my ($name) = $example =~ m{([^/]+)$};
-    my @commands = commands($example, qr{cc |\./});
+    my @commands = commands($example, qr{cc |\./|DT_LINK_});
     ok(@commands && $commands[0] =~ /^cc .*\Q$name\E/, "$name: its header comment says how to compile it") or next;
     my $folder = $commands[0] =~ m{examples/} ? "$tmp/tree" : "$tmp/tree/examples";
-    ok(works($folder, map { s/^cc /$cc$once /r } @commands), "$name: runs and ends with ok");
+    my $all = '';
+    ok(works($folder, \$all, map { s/^cc /$cc$once /r } @commands), "$name: runs and ends with ok");
+    prints($example, $all);
     next if slurp("$example") =~ /int main\(void\)/ || !-x "$tmp/tree/examples/$name";
     is((run_in("$tmp/tree/examples", 20, "./$name --rank 2"))[0], 2, '  and refuses a mistyped option');
 }
@@ -74,7 +93,7 @@ for my $example (@examples) {
         skip "$name under mpirun: $missing", 1 if $missing;
         $mpi_once = once('mpicc -O1 -DDT_MPI', 'implementation_mpi') unless defined $mpi_once;
         local @ENV{qw(OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM)} = (1, 1); # mpirun asks root for this
-        ok(works("$tmp/tree/examples", map { s/^mpicc /mpicc$mpi_once /r } @commands), "$name: runs under mpirun");
+        ok(works("$tmp/tree/examples", \my $all, map { s/^mpicc /mpicc$mpi_once /r } @commands), "$name: runs under mpirun");
     }
 }
 ok(-e "$root/examples/README.md", 'examples/README.md') if @examples > 1;
