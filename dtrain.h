@@ -266,7 +266,7 @@ typedef struct dt_recipe {
     int64_t context_shards; /* Vc, a power of two; above 1, shard c has the slices c and 2 Vc - 1 - c of 2 Vc */
     int64_t warmup, decay;  /* steps of linear warm-up from 0, and of WSD's final decay; 0: a tenth of steps */
     int32_t schedule, accumulation;  /* dt_schedule, dt_accumulation */
-    float (*rate)(void *user, int64_t step); /* NULL, or the rate of step 1, 2, ..: equal on all ranks and when resumed */
+    float (*rate)(void *user, int64_t step); /* NULL, or the rate of step 1, 2, ..: one for all ranks and restarts */
     void *rate_user;
     float learning_rate, final_rate; /* peak; share of the peak at the end of cosine, linear and WSD */
     float beta1, beta2, epsilon;     /* AdamW, Adam; Lion's betas */
