@@ -13,7 +13,7 @@
  *     ./58_own_loop
  *     ./58_own_loop --ranks 4                    (1, 2, 4 or 8)
  *
- * What you should see
+ * What it prints
  *     own loop, 1 rank:   loss 0.5459 at the first step, 0.0015 at step 200
  *     the trainer:        loss 0.0015
  *     saved and loaded:   the steps that follow have the same bits
@@ -22,7 +22,7 @@
  * Predict first: with 4 ranks, how many samples does each have, and which numbers travel between them?
  * Exercise: train on a new batch each step: give it to the graph by dt_graph_set() before dt_graph_run().
  *
- * Read on: 07_own_model.c for larger models as segments, 05_data_parallel.c for what happens between ranks. */
+ * Read on: 07_own_model.c for larger models as segments, 04_data_parallel.c for what happens between ranks. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>
