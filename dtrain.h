@@ -12886,7 +12886,7 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
  * writes the part again three rounds later, when it has passed a step that came after all reading. Counters are 32 bits
  * and wrap: they are compared by difference. */
 
-enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PACKETS = 4, DT__SPINS = 400 };
+enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PACKETS = 4, DT__SPINS = 4000 };
 /* Floats of a part of a stage between nodes, and the upper bound of the work memory of a sum between nodes. */
 enum { DT__STAGES = 3, DT__FAR_STAGE = 1 << 18, DT_WORK_FLOATS = 1 << 20 };
 #define DT__JOB_MAGIC 0x64745231u
