@@ -30,7 +30,7 @@ Usage: ./build.sh [COMMAND]
                 trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists them
   generate CHECKPOINT --prompt TEXT
                 continue a text with what was trained: a checkpoint, or a directory of Hugging Face (more options:
-                examples/59_generate.c)
+                examples/08_generate.c)
   eval CHECKPOINT --data FILE
                 its loss, perplexity and bits per byte on a text
   test [--full] install what is missing (as root) and pass every test that this machine can run
@@ -188,13 +188,13 @@ main_data() {
         say $build/data/jargon.txt
     else
         say "without the package jargon-text: training on a generated text instead; the README's loss and hash do not apply" >&2
-        $build/examples/10_train --generate $build/data/generated.txt 1700000
+        $build/examples/06_train --generate $build/data/generated.txt 1700000
         say $build/data/generated.txt
     fi
 }
 
 # The SHA-256 of the short run with these options.
-short_hash() { $build/examples/10_train "$@" "${check[@]}" | sed -n 's/^sha256 //p'; }
+short_hash() { $build/examples/06_train "$@" "${check[@]}" | sed -n 's/^sha256 //p'; }
 
 show_equal_hashes() {
     local two one
@@ -220,7 +220,7 @@ given() {
 }
 
 # A file named on the command line is meant where the caller is.
-run_from_caller() { (cd "$started_in" && "$root/$build/examples/10_train" "$@"); }
+run_from_caller() { (cd "$started_in" && "$root/$build/examples/06_train" "$@"); }
 
 # DT_README_QUICK shortens the main job, for tests/test_readme.t.
 command_run() {
@@ -228,7 +228,7 @@ command_run() {
     if given --data "$@" || given --help "$@"; then needs=(compiler); fi
     install_missing "${needs[@]}"
     choose_compiler
-    compile examples/10_train.c $build/examples/10_train
+    compile examples/06_train.c $build/examples/06_train
     [ -z "${DT_README_QUICK:-}" ] || quick=(--steps 20 --eval-every 0 --sample-every 0 --sample-length 40 --eval-batches 1)
     if given --data "$@" || given --help "$@"; then
         run_from_caller "${recipe[@]}" "${layout[@]}" "$@" ${quick[@]+"${quick[@]}"}
@@ -242,8 +242,8 @@ command_run() {
 command_generate() {
     install_missing compiler
     choose_compiler
-    compile examples/59_generate.c $build/examples/59_generate
-    (cd "$started_in" && "$root/$build/examples/59_generate" "$@")
+    compile examples/08_generate.c $build/examples/08_generate
+    (cd "$started_in" && "$root/$build/examples/08_generate" "$@")
 }
 command_eval() { command_generate eval "$@"; }
 
@@ -287,7 +287,7 @@ command_test() {
     have prove || die "no prove: install perl (apt-get install perl)"
     test_flags
     export DT_TEST_BUILD=$test_build DT_TEST_CFLAGS="$test_cflags"
-    mapfile -t calls < <(calls_for "$test_build" "$train_cflags -include tests/disk.h" examples/10_train.c
+    mapfile -t calls < <(calls_for "$test_build" "$train_cflags -include tests/disk.h" examples/06_train.c
                          test_calls
                          ! have mpicc || calls_for "$test_build" "$test_cflags $(mpi_flags)" tests/mpi_*.c)
     compile_all "${calls[@]}"

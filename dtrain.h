@@ -641,7 +641,7 @@ typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimiz
  * FP32. What a format loses is added to the next gradient (error feedback: Seide et al. 2014; Karimireddy et al.
  * 2019): 4 more bytes per weight. FP16, BF16 (2 bytes per number): nearest even; FP16 saturates at 65504. INT8
  * (1.016): one scale per block of 256, the largest magnitude / 127. A rank sends its bytes to each of the N-1 others,
- * where the exact sum sends 2 (N-1)/N 4 per number. Top-k and PowerSGD: examples/35_compression.c. */
+ * where the exact sum sends 2 (N-1)/N 4 per number. Top-k and PowerSGD: examples/36_compression.c. */
 typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } dt_wire;
 /* Who sums gradients over ranks. Exact: the tree over data shards, whose bits are the same in every layout. Native: the
  * all-reduce of the engine between nodes (MPI), whose bits depend on the layout and on the engine. */
@@ -726,7 +726,7 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
 
 /* ---- H12  rules: the usual faults of a training run, by its numbers ----------------------------- */
 /* A program passes losses, tensors, labels and the times of its ranks, step by step; rules compare them with bounds and
- * record which rules fired (examples/55_rules.c).
+ * record which rules fired (examples/82_rules.c).
  * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule. [i] is a
  * bound with its default, which dt_rules_set changes; shares are 0 to 1.
  * X(code, name); the rule fires when
@@ -1095,7 +1095,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text);
 
 /* ---- H14  a program's own loop ------------------------------------------------------------------- */
 /* The trainer's optimizers, clipping, schedule and bits for a program's own loop: dt_graph_set the batch of this rank,
- * dt_graph_run, dt_optimizer_step (examples/58_own_loop.c). */
+ * dt_graph_run, dt_optimizer_step (examples/04_own_loop.c). */
 typedef struct dt_optimizer dt_optimizer;
 /* Of the recipe count steps, optimizer and its numbers, clip, clip_value, learning_rate and schedule. The list is
  * copied; the arrays that it names must outlive the optimizer. Weights decay as in a trainer. */
@@ -22333,8 +22333,8 @@ static int dt__distance(const char *a, const char *b)
 /* Options, and words of options, that earlier versions had, and what to use instead. */
 #define DT__LOSSY \
     "the trainer has no top-k and no PowerSGD. Use --wire int8, or your own loop with the functions of " \
-    "examples/35_compression.c."
-#define DT__NOISE "it is a loop of its own: see examples/42_growing_batch.c."
+    "examples/36_compression.c."
+#define DT__NOISE "it is a loop of its own: see examples/37_growing_batch.c."
 static const char *const dt__removed[][2] = {
     {"wire topk", DT__LOSSY}, {"wire powersgd", DT__LOSSY}, {"wire-keep", DT__LOSSY}, {"wire-rank", DT__LOSSY},
     {"growth", DT__NOISE}, {"noise-scale", DT__NOISE},
@@ -24488,7 +24488,7 @@ static dt_result dt__watch_open(dt_trainer *t)
                              dt_rule_name(rule));
         if (never >> rule & 1u)
             return dt__error(DT_E_USAGE, "--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules "
-                             "in a loop of your own (examples/55_rules.c)", name);
+                             "in a loop of your own (examples/82_rules.c)", name);
         t->stops |= 1u << rule;
     }
     if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;

@@ -27,7 +27,7 @@
  *     Five models of one width, their weights counted by formula and by the trainer, what their caches hold per token,
  *     and the loss after the same steps: on so little data the order of the losses says nothing about larger models.
  *
- * Read on: 15_generation.c, how text is drawn with that cache. */
+ * Read on: 07_generation.c, how text is drawn with that cache. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

@@ -79,14 +79,14 @@ sub isas {
     return ([grep { $has{$_} } qw(portable avx2 avx512)], [grep { !$has{$_} } qw(portable avx2 avx512)]);
 }
 
-# The trainer program of examples/10_train.c, as `./build.sh test` built it; built here when a test runs alone.
+# The trainer program of examples/06_train.c, as `./build.sh test` built it; built here when a test runs alone.
 sub trainer {
-    my $program = "$build/10_train";
-    return $program if -x $program && -M $program < -M "$root/dtrain.h" && -M $program < -M "$root/examples/10_train.c";
+    my $program = "$build/06_train";
+    return $program if -x $program && -M $program < -M "$root/dtrain.h" && -M $program < -M "$root/examples/06_train.c";
     my $cc = $ENV{CC} || 'cc';
     my $flags = $ENV{DT_TEST_CFLAGS} || '';
     mkdir $_ for "$root/build", $build;
-    my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -include $root/tests/disk.h -I$root $root/examples/10_train.c -o $program -lm -lpthread");
+    my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -include $root/tests/disk.h -I$root $root/examples/06_train.c -o $program -lm -lpthread");
     die "cannot build the trainer: $err" if $status;
     return $program;
 }

@@ -78,7 +78,7 @@ SKIP: { skip "$_: this processor lacks it", 1 for @$lacking }
 # Builds the trainer; `fast` links it with an object made by -Ofast, whose start code flushes denormals for the process.
 sub build_with {
     my ($cc, $flags, $fast) = @_;
-    my $source = "$root/examples/10_train.c";
+    my $source = "$root/examples/06_train.c";
     my $command = $fast
         ? "$cc -std=gnu11 $flags -I$root -c $source -o other.o && $cc -Ofast -c fast.c -o fast.o && $cc -Ofast other.o fast.o -o other -lm -lpthread"
         : "$cc -std=gnu11 $flags -I$root $source -o other -lm -lpthread";

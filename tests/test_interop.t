@@ -52,7 +52,7 @@ for my $from (@written[0, 1]) {
 
 my $cc = $ENV{CC} || 'cc';
 my $program = "$tmp/checkpoint_tool";
-is((run(600, "$cc -std=gnu11 -O1 -DDT_DEBUG -I$root $root/examples/25_checkpoint_tool.c -o $program -lm -lpthread"))[0], 0,
+is((run(600, "$cc -std=gnu11 -O1 -DDT_DEBUG -I$root $root/examples/72_checkpoint_tool.c -o $program -lm -lpthread"))[0], 0,
    'the tool is built');
 my ($status, $out, $error);
 like(hash("$small --model nano --tokenizer $root/tests/golden/tokens/gpt2.json --checkpoint $tmp/words"), qr/^\w{64}$/,

@@ -36,7 +36,7 @@ SKIP: {
     my $soft = trainer(); # unless its flags allow the instruction
     my ($status, $macros) = run(60, "$cc " . ($ENV{DT_TEST_CFLAGS} || '') . ' -dM -E -x c /dev/null');
     if ($status || $macros =~ /__FMA__/) {
-        build('x86-64 with -mno-fma', "$cc -std=gnu11 -O2 -mno-fma -I$root $root/examples/10_train.c -o soft -lm -lpthread") or skip 'no program', 1;
+        build('x86-64 with -mno-fma', "$cc -std=gnu11 -O2 -mno-fma -I$root $root/examples/06_train.c -o soft -lm -lpthread") or skip 'no program', 1;
         $soft = './soft';
     }
     same('x86-64, portable kernels, fma in software', 'base', "DT_ISA=portable $soft", '--ranks 1');
@@ -58,8 +58,8 @@ SKIP: {
     skip 'aarch64: the sanitized build is tested alone', 1 if sanitized();
     skip "aarch64: the cross compiler or the emulator does not work here: $apt", 1
         if (run(60, "$cross -static empty.c -o empty && $qemu ./empty"))[0];
-    build("$cross: no warning", "$cross -std=gnu11 -O2 -static $warnings -I$root $root/examples/10_train.c -o arm -lm -lpthread") or skip 'no program', 1;
-    build("$cross -std=c11 -DDT_NO_THREADS -DDT_STATIC: no warning", "$cross -std=c11 $warnings -DDT_NO_THREADS -DDT_STATIC -I$root -fsyntax-only $root/examples/10_train.c");
+    build("$cross: no warning", "$cross -std=gnu11 -O2 -static $warnings -I$root $root/examples/06_train.c -o arm -lm -lpthread") or skip 'no program', 1;
+    build("$cross -std=c11 -DDT_NO_THREADS -DDT_STATIC: no warning", "$cross -std=c11 $warnings -DDT_NO_THREADS -DDT_STATIC -I$root -fsyntax-only $root/examples/06_train.c");
     build('aarch64-linux-gnu-g++ -std=c++17: no warning', "echo '#include \"dtrain.h\"' >all.cpp; aarch64-linux-gnu-g++ -std=c++17 $warnings -DDTRAIN_IMPLEMENTATION -I$root -c all.cpp -o all.o")
         if have('aarch64-linux-gnu-g++');
     same('aarch64, NEON', 'base', "$qemu ./arm", '--ranks 1 --threads 1');

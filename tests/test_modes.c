@@ -348,7 +348,7 @@ static double idle_formula(const dt__pipe *p)
     return (double)(p->stages - 1) / (double)(p->chunks * p->units + p->stages - 1);
 }
 
-/* Puts the schedule on a clock, as example 17 does; -1: its stages wait for each other forever. */
+/* Puts the schedule on a clock, as example 51 does; -1: its stages wait for each other forever. */
 static double idle_of(const dt__pipe *p)
 {
     timetable t;

@@ -33,7 +33,7 @@ sub build_with_engines {
     BAIL_OUT("$source does not compile: $err") if $status;
     return $program;
 }
-my $train = build_with_engines('examples/10_train.c', 'engines_train');
+my $train = build_with_engines('examples/06_train.c', 'engines_train');
 my $comm = build_with_engines('tests/test_comm.c', 'engines_comm');
 my $collect = build_with_engines('tests/test_collect.c', 'engines_collect');
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env perl
-# A checkpoint in use, by examples/59_generate: of either kind, in several layouts, without the training text, it draws the
+# A checkpoint in use, by examples/08_generate: of either kind, in several layouts, without the training text, it draws the
 # text that the trainer drew, and its loss is the trainer's; a directory of Hugging Face; stop strings; wrong command lines.
 use strict;
 use warnings;
@@ -11,9 +11,9 @@ use Test::More;
 my $cc = $ENV{CC} || 'cc';
 my $flags = $ENV{DT_TEST_CFLAGS} || '';
 my $train = trainer();
-my $program = "$tmp/59_generate";
-my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O1 $flags -I$root $root/examples/59_generate.c -o $program -lm -lpthread");
-die "cannot build 59_generate: $err" if $status;
+my $program = "$tmp/08_generate";
+my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O1 $flags -I$root $root/examples/08_generate.c -o $program -lm -lpthread");
+die "cannot build 08_generate: $err" if $status;
 my $text = "$root/tests/golden/tokens/train.txt";
 my $threads = ($ENV{DT_SANITIZE} || '') =~ /thread/ ? '--launch threads' : '';
 my $recipe = "--data $text --steps 12 --batch 8 --sequence 32 --learning-rate 5e-3 --validation 0.5 --eval-batches 0 --sample-length 60 --threads 1";

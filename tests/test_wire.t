@@ -1,7 +1,7 @@
 #!/usr/bin/env perl
 # Compressed gradients in training (--wire): the bits depend on the number of data-parallel ranks alone, and one has those
 # of fp32; bytes are the formula's; the loss stays near that of fp32; what is lost is in checkpoints, which go on to the
-# same bits, or are refused. The formats themselves are in test_wire.c, top-k and PowerSGD in examples/35_compression.c.
+# same bits, or are refused. The formats themselves are in test_wire.c, top-k and PowerSGD in examples/36_compression.c.
 use strict;
 use warnings;
 use FindBin;
@@ -138,8 +138,8 @@ refused('--ranks 3', 'bf16', qr/--wire bf16: 3 data-parallel ranks have 8 data s
 refused('--ranks 2 --zero 2', 'int8', qr/--wire int8: every rank keeps what it lost .* --zero 2 saves: use --zero 0 or 1/);
 refused('--ranks 2 --zero 3', 'int8', qr/that --zero 3 saves/);
 refused('--ranks 2 --experts 4 --ep 2', 'bf16', qr/--wire bf16 does not go with --ep 2/);
-refused('--ranks 2', $_, qr/--wire $_: the trainer has no top-k and no PowerSGD\. .* examples\/35_compression\.c/) for qw(topk powersgd);
-refused("--ranks 2 $_", 'int8', qr/^.*--wire-\w+: the trainer has no top-k .* examples\/35_compression\.c/) for '--wire-keep 0.01', '--wire-rank=4';
+refused('--ranks 2', $_, qr/--wire $_: the trainer has no top-k and no PowerSGD\. .* examples\/36_compression\.c/) for qw(topk powersgd);
+refused("--ranks 2 $_", 'int8', qr/^.*--wire-\w+: the trainer has no top-k .* examples\/36_compression\.c/) for '--wire-keep 0.01', '--wire-rank=4';
 refused('--ranks 2', 'int4', qr/--wire int4: choose one of fp32,fp16,bf16,int8/);
 
 # Another number of ranks is no way out after a loss; weights alone may go anywhere.
@@ -153,7 +153,7 @@ SKIP: {
     ok($out =~ /^status [1-9]/m && $err =~ /1 of 2 ranks are left, of which the layout can use 0/, 'a job that loses one of two ranks does not go on with one') or diag($out, $err);
 }
 my $tool = "$build/25_wire_tool";
-is((run(600, ($ENV{CC} || 'cc') . " -std=gnu11 -O0 -DDT_DEBUG -I$root $root/examples/25_checkpoint_tool.c -o $tool -lm -lpthread"))[0], 0, 'the tool');
+is((run(600, ($ENV{CC} || 'cc') . " -std=gnu11 -O0 -DDT_DEBUG -I$root $root/examples/72_checkpoint_tool.c -o $tool -lm -lpthread"))[0], 0, 'the tool');
 like((run(60, "$tool convert $saved $tmp/again sharded"))[2], qr/has the compression error of each rank, which belongs to that number of ranks/,
     'refused: another sharded one');
 is((run(60, "$tool convert $saved $tmp/weights full"))[0], 0, 'a full one, for other programs');

@@ -1,0 +1,158 @@
+/* 05_tokenizer: a vocabulary learned from a text.
+ *
+ * What you learn
+ *     A model reads numbers. The simplest numbers are bytes: 256 ids, any text, and long sequences. Byte-pair encoding
+ *     (BPE) makes them shorter: it counts which two neighbours occur together most often, gives the pair a new id, and
+ *     does that again and again. The list of these merges is the tokenizer. To encode a text, the merges are done in
+ *     the order in which they were learned; to decode it, every id is replaced by its bytes.
+ *       - Text is first cut into words, numbers, signs and white space ("pre-tokens"), and no merge crosses a cut.
+ *         GPT-2 and Llama 3 cut by different rules; a file must say which one its merges were learned with.
+ *       - A space goes with the word behind it: " the" is one token, and another one than "the".
+ *       - All 256 bytes are tokens, so there is no unknown word: any bytes come back, a broken emoji too.
+ *       - A special token such as <|endoftext|> is an id that no text gets by merging. Whether the letters of its name
+ *         in a text mean it is the caller's choice: in text from strangers, better not.
+ *     Fewer tokens per byte are fewer steps of the same model for the same text, but each id is a row of its table that
+ *     must be seen often enough. And losses in nats per token of two vocabularies cannot be compared: divide by the
+ *     bytes per token first.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 05_tokenizer.c -o 05_tokenizer -lm -lpthread
+ *     ./05_tokenizer
+ *     It learns 2048 ids from the Jargon File where the package jargon-text is installed, else from a generated text.
+ *     Another text and size: ./05_tokenizer book.txt 4096
+ *
+ * What you should see
+ *     The first merges are the pairs that the text is full of, the last ones whole words; a sentence cut into its
+ *     tokens; bytes per token of the text, above 2.5; the same ids from the files that were saved, and from a .bin file, which
+ *     06_train reads:  06_train --data tokens.bin --tokenizer FOLDER  (or --data book.txt --tokenizer FOLDER)
+ *
+ * Read on: 06_train.c, the trainer that uses it. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define JARGON "/usr/share/doc/jargon-text/jargon.txt.gz"
+
+/* Fills `name` with a text: the Jargon File, unpacked, or a generated one. */
+static dt_result make_text(const char *folder, char name[64])
+{
+    char command[200];
+    snprintf(name, 64, "%s/text.txt", folder);
+    snprintf(command, sizeof command, "gzip -dc " JARGON " > %s 2>/dev/null", name);
+    if (!access(JARGON, R_OK) && !system(command)) return puts("the text is the Jargon File"), DT_OK;
+    puts("the text is generated: install the package jargon-text for a better one");
+    return prose_generate(name, 500000, 1);
+}
+
+/* A token in quotes; bytes that are not printable as \xNN. */
+static void print_token(const dt_tokenizer *t, int64_t id)
+{
+    int64_t bytes = 0;
+    const char *p = dt_tokenizer_token(t, id, &bytes);
+    putchar('"');
+    for (int64_t i = 0; i < bytes; i++)
+        printf(p[i] >= 32 && p[i] < 127 ? "%c" : "\\x%02x", p[i] >= 32 && p[i] < 127 ? p[i] : (unsigned char)p[i]);
+    putchar('"');
+}
+
+static int64_t count_merges(const dt_tokenizer *t)
+{
+    int64_t count = 0;
+    int32_t left, right;
+    while (dt_tokenizer_merge(t, count, &left, &right)) count++;
+    return count;
+}
+
+static void print_merges(const dt_tokenizer *t, int64_t from, int64_t to)
+{
+    int32_t left, right;
+    for (int64_t rank = from; rank < to && dt_tokenizer_merge(t, rank, &left, &right); rank++) {
+        printf("  merge %4lld  ", (long long)rank);
+        print_token(t, left);
+        printf(" + ");
+        print_token(t, right);
+        putchar('\n');
+    }
+}
+
+/* Encodes, prints and decodes one sentence; is it the same again? */
+static int show(const dt_tokenizer *t, const char *text)
+{
+    int32_t ids[256];
+    char back[256];
+    int64_t bytes = (int64_t)strlen(text), count = 0, length = 0;
+    if (dt_tokenizer_encode(t, text, bytes, 1, ids, &count)) return 0;
+    printf("%lld bytes, %lld tokens:", (long long)bytes, (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        putchar(' ');
+        print_token(t, ids[i]);
+    }
+    putchar('\n');
+    return !dt_tokenizer_decode(t, ids, count, back, &length) && length == bytes && !memcmp(text, back, (size_t)bytes);
+}
+
+/* Saves the tokenizer, opens it again, writes the text's ids by it, and compares them with those of the first. */
+static dt_result write_and_compare(const dt_tokenizer *t, const char *folder, const char *text, int64_t *tokens,
+                                   int *same)
+{
+    int32_t a[2][64], b[2][64]; /* inputs and targets of a sample */
+    char bin[64];
+    dt_tokenizer *saved = NULL;
+    dt_data *encoded = NULL, *file = NULL;
+    dt_result r = dt_tokenizer_save(t, folder);
+    snprintf(bin, sizeof bin, "%s/tokens.bin", folder);
+    if (!r) r = dt_tokenizer_open(&saved, folder);
+    if (!r) r = dt_data_tokenize(text, saved, bin, 0, 1, tokens);
+    if (!r) r = dt_data_open(&file, bin, NULL, 64, 0.0);
+    if (!r) r = dt_data_open(&encoded, text, t, 64, 0.0);
+    *same = !r && dt_data_samples(file, DT_TRAIN) == dt_data_samples(encoded, DT_TRAIN);
+    for (int64_t i = 0; *same && i < dt_data_samples(file, DT_TRAIN); i++) {
+        dt_data_fetch(file, DT_TRAIN, i, a[0], a[1]);
+        dt_data_fetch(encoded, DT_TRAIN, i, b[0], b[1]);
+        *same = !memcmp(a, b, sizeof a);
+    }
+    dt_data_close(&file);
+    dt_data_close(&encoded);
+    dt_tokenizer_close(&saved);
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const special[] = {"<|endoftext|>", NULL};
+    static const char *const made[] = {"text.txt", "tokens.bin", "tokenizer.json"};
+    char folder[] = "/tmp/dtrain_XXXXXX", text[64], path[64];
+    long long size = argc > 2 ? atoll(argv[2]) : 2048;
+    int64_t tokens = 0, bytes = 0;
+    int fine = 1, same = 0;
+    dt_tokenizer *t = NULL;
+    dt_data *d = NULL;
+    dt_result r = mkdtemp(folder) ? DT_OK : DT_E_SYSTEM;
+    if (r) return perror("05_tokenizer: no directory in /tmp"), 1;
+    if (argc < 2) r = make_text(folder, text);
+    if (!r) r = dt_data_open(&d, argc < 2 ? text : argv[1], NULL, 1, 0.0);
+    if (!r) bytes = dt_data_tokens(d, DT_TRAIN);
+    dt_data_close(&d);
+    if (!r) r = dt_tokenizer_train(&t, argc < 2 ? text : argv[1], size, DT_PRETOKENS_GPT2, special);
+    if (!r) {
+        printf("%lld ids: 256 bytes, <|endoftext|> and %lld merges\n", (long long)dt_tokenizer_size(t),
+               (long long)count_merges(t));
+        print_merges(t, 0, 6);
+        print_merges(t, count_merges(t) - 3, count_merges(t));
+        fine = show(t, "The hacker's clock lay under the bridge.<|endoftext|>") && fine;
+        fine = show(t, "caf\xc3\xa9 \xf0\x9f\x98\x80 12345 \xff\xfe") && fine; /* and two bytes that are no text */
+        r = write_and_compare(t, folder, argc < 2 ? text : argv[1], &tokens, &same);
+    }
+    if (!r) printf("%lld bytes are %lld tokens: %.2f bytes per token\n", (long long)bytes, (long long)tokens,
+                   (double)bytes / (double)tokens);
+    dt_tokenizer_close(&t);
+    for (int i = 0; i < 3; i++) snprintf(path, sizeof path, "%s/%s", folder, made[i]), remove(path);
+    rmdir(folder);
+    if (r) return dt_fail("05_tokenizer");
+    if (fine && same) return puts("ok: every text came back, and the saved files give the same ids"), 0;
+    return fprintf(stderr, "FAILED: %s\n", fine ? "the saved files give other ids" : "a text did not come back"), 1;
+}

@@ -1,0 +1,148 @@
+/* 21_data_sheet: 600 GB/s against 400 Gbit/s is not 600 against 400.
+ *
+ * What you learn
+ *     Three things are left out on a data sheet, and each is worth a factor:
+ *       bits or bytes     networks are sold in bits per second (Gbit/s, Gbps, Gb/s), NVLink in bytes (GB/s): 8.
+ *       one way or both   NVLink's number adds both directions, a network's is each way: 2.
+ *       whose             NVLink's is per GPU, the network's is for the whole node, whose GPUs share it: 8.
+ *     A p4d has NVLink of 600 GB/s and a network of 400 Gbit/s. 400 Gbit/s are 50 GB/s, so nominally NVLink is 12 times
+ *     as fast. But a GPU that sends has 300 GB/s inside and 6.25 GB/s outside: 48 times. "As fast as if the machines
+ *     stood side by side" is false by that factor, and it is why tensor groups stay inside a node. A sum that is made
+ *     inside first (58_nodes.c) sends an eighth per GPU outside: of 48 there remain 6.
+ *     EFA is AWS's network card with a kernel bypass (20_network.c). p3dn, p4d, p4de and p5 have it, and the larger g5
+ *     and g4dn, whose GPUs have no NVLink; p3.16xlarge, of which it is often told, has not. It costs nothing extra: the
+ *     machine's price is the same with it and without. So several p4d without EFA are a wrong answer: the same rent for
+ *     a network that is several times slower. How many times depends on what TCP reaches there: 12.5 GB/s of a node is
+ *     assumed below, and is the number to replace by a measured one.
+ *     It has to be switched on nevertheless: its software in the container, a security group that admits itself, and
+ *     machines near each other (a placement group). No metric says "EFA on"; 80_doctor.c tells what does.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 21_data_sheet.c -o 21_data_sheet -lm -lpthread
+ *     ./21_data_sheet
+ *     ./21_data_sheet "3200 Gbps" "900 GB/s"    (reads a data sheet to you)
+ *
+ * What you should see
+ *     The machines in one unit, both ratios, and seconds of one all-reduce over 2 to 32 nodes with EFA and without.
+ *
+ * Read on: 61_scaling.c for how far a job gets with such links, 20_network.c for latency. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* As the data sheets have it. nvlink: of a GPU, both ways, NULL: none; network: of the node, each way. */
+typedef struct machine {
+    const char *name;
+    int gpus;
+    const char *nvlink, *network;
+    int efa;
+} machine;
+
+static const machine machines[] = {
+    {"p3.16xlarge", 8, "300 GB/s", "25 Gbit/s", 0},    {"p3dn.24xlarge", 8, "300 GB/s", "100 Gbit/s", 1},
+    {"p4d.24xlarge", 8, "600 GB/s", "400 Gbit/s", 1},  {"p4de.24xlarge", 8, "600 GB/s", "400 Gbit/s", 1},
+    {"p5.48xlarge", 8, "900 GB/s", "3200 Gbit/s", 1},  {"g5.48xlarge", 8, NULL, "100 Gbit/s", 1}};
+enum { MACHINES = sizeof machines / sizeof *machines, P3 = 0, P3DN = 1, P4D = 2, P5 = 4 };
+
+/* "400 Gbit/s" or "600 GB/s", in GB/s; -1: no such number. A small b, or "bit", is a bit. */
+static double gigabytes(const char *text)
+{
+    static const struct {
+        const char *unit;
+        double factor;
+    } units[] = {{"GB/s", 1},           {"Gbit/s", 1.0 / 8},   {"Gbps", 1.0 / 8},       {"Gb/s", 1.0 / 8},
+                 {"MB/s", 1.0 / 1000},  {"Mbit/s", 1.0 / 8000}, {"Mbps", 1.0 / 8000},    {"TB/s", 1000},
+                 {"Tbit/s", 1000.0 / 8}, {"Tbps", 1000.0 / 8}};
+    char *end;
+    double number = strtod(text, &end);
+    while (end != text && *end == ' ') end++;
+    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++)
+        if (!strcmp(end, units[i].unit)) return number * units[i].factor;
+    return -1;
+}
+
+static double one_way(const machine *m) { return m->nvlink ? gigabytes(m->nvlink) / 2 : 0; }
+static double of_gpu(const machine *m) { return gigabytes(m->network) / m->gpus; }
+
+/* Seconds of an all-reduce of `gb`: reduce-scatter inside each node, all-reduce between the nodes, all-gather inside.
+ * A message takes 5 us inside and 20 us between; node: GB/s of a node. */
+static double all_reduce(const machine *m, int nodes, double gb, double node)
+{
+    double g = m->gpus, k = nodes;
+    return 2 * (g - 1) * 5e-6 + 2 * (g - 1) / g * gb / one_way(m) + 2 * (k - 1) * 20e-6 + 2 * (k - 1) / k * gb / node;
+}
+
+static int near_to(double x, double expected, double digit) { return fabs(x - expected) <= digit / 2 + 1e-9; }
+
+static int table(void)
+{
+    int good = 1;
+    printf("%-14s %4s | %23s | %34s | %s\n", "", "", "NVLink of a GPU", "network", "NVLink : network");
+    printf("%-14s %4s | %10s %12s | %12s %10s %10s | %8s %16s\n", "", "EFA", "both ways", "one, GB/s", "node", "GB/s",
+           "of a GPU", "as told", "one GPU, one way");
+    for (int i = 0; i < MACHINES; i++) {
+        const machine *m = &machines[i];
+        double told = m->nvlink ? gigabytes(m->nvlink) / gigabytes(m->network) : 0, really = one_way(m) / of_gpu(m);
+        printf("%-14s %4s | %10s %12.0f | %12s %10.3f %10.3f | ", m->name, m->efa ? "yes" : "no",
+               m->nvlink ? m->nvlink : "none", one_way(m), m->network, gigabytes(m->network), of_gpu(m));
+        if (m->nvlink)
+            printf("%7.2fx %15.0fx\n", told, really);
+        else
+            printf("%8s %16s\n", "-", "-");
+        good = good && really == told * m->gpus / 2; /* two of the three factors; the third is the 8 of a byte */
+    }
+    good = good && one_way(&machines[P4D]) / of_gpu(&machines[P4D]) == 48;
+    good = good && gigabytes("600 GB/s") / gigabytes("400 Gbit/s") == 12;
+    return good && gigabytes("25 Gbps") == 3.125 && gigabytes("0.1 Tbit/s") == 12.5 && gigabytes("400 Gb") == -1;
+}
+
+/* 7 billion gradients in 16 bits. */
+static int sums(void)
+{
+    static const int nodes[4] = {2, 4, 8, 32};
+    static const struct {
+        const char *what;
+        int machine;
+        double node, expected[4], digit; /* worked out by hand, rounded to this digit; node: 0: the data sheet's */
+    } rows[] = {{"p3.16xlarge, no EFA", P3, 0, {4.6, 6.9, 8.0, 8.8}, 0.1},
+                {"p4d, TCP at 12.5 GB/s", P4D, 12.5, {1.20, 1.76, 2.04, 2.25}, 0.01},
+                {"p4d, EFA", P4D, 0, {0.36, 0.50, 0.57, 0.63}, 0.01},
+                {"p5, EFA", P5, 0, {0.090, 0.107, 0.116, 0.124}, 0.001}};
+    double seconds[4][4];
+    int good = 1;
+    printf("\nSeconds of an all-reduce of 14 GB (7 billion gradients in 16 bits)\n%-24s", "nodes");
+    for (int k = 0; k < 4; k++) printf("%9d", nodes[k]);
+    for (int i = 0; i < 4; i++) {
+        const machine *m = &machines[rows[i].machine];
+        printf("\n%-24s", rows[i].what);
+        for (int k = 0; k < 4; k++) {
+            seconds[i][k] = all_reduce(m, nodes[k], 14, rows[i].node > 0 ? rows[i].node : gigabytes(m->network));
+            printf("%9.3f", seconds[i][k]);
+            good = good && near_to(seconds[i][k], rows[i].expected[k], rows[i].digit);
+            good = good && (!k || seconds[i][k] > seconds[i][k - 1]) && (!i || seconds[i][k] < seconds[i - 1][k]);
+        }
+    }
+    printf("\np4d without EFA: %.1f to %.1f times as long for the same rent\n", seconds[1][0] / seconds[2][0],
+           seconds[1][3] / seconds[2][3]);
+    for (int k = 0; k < 4; k++) /* what the bytes inside the node take is not better by EFA, so less than 4 times */
+        good = good && seconds[1][k] / seconds[2][k] > 3 && seconds[1][k] / seconds[2][k] < 50 / 12.5;
+    return good;
+}
+
+int main(int argc, char **argv)
+{
+    int good = 1;
+    for (int i = 1; i < argc; i++) {
+        double gb = gigabytes(argv[i]);
+        if (gb < 0) return fprintf(stderr, "21_data_sheet: %s: not like \"400 Gbit/s\" or \"600 GB/s\"\n", argv[i]), 2;
+        printf("%s = %g GB/s = %g Gbit/s; if it adds both directions, %g GB/s each; shared by 8 GPUs, %g GB/s each\n",
+               argv[i], gb, 8 * gb, gb / 2, gb / 8);
+    }
+    if (argc > 1) return printf("ok\n"), 0;
+    good = table();
+    good = sums() && good;
+    if (!good) return fprintf(stderr, "FAILED: a ratio or a time is not what the arithmetic says\n"), 1;
+    printf("ok: 12 times as told is 48 times for a GPU that sends; times as worked out by hand\n");
+    return 0;
+}

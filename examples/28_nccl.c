@@ -1,0 +1,130 @@
+/* 28_nccl: the same sum in the memory of GPUs, by NCCL.
+ *
+ * What you learn
+ *     NCCL is to GPUs what MPI is to processes: collectives, but each call only queues work on a stream of the GPU, and
+ *     returns. So a failure shows later, when somebody waits; and a rank that does not come leaves the others' GPUs
+ *     spinning, which a monitor shows as full use. Whoever waits must therefore look around: dt_nccl_wait asks NCCL for
+ *     errors (ncclCommGetAsyncError) and the communicator for dead ranks, and aborts NCCL when one is found or when
+ *     --timeout is over.
+ *     The ranks find each other by an id that one makes and all others need before NCCL can talk: some other network
+ *     has to carry it. Here that is the communicator, over shared memory, MPI or libfabric.
+ *     NCCL adds in an order of its own choice (ring or tree, by size and machine), so its last bits are not those of
+ *     dt_all_reduce. Its bandwidth is told as "bus bandwidth", algorithm bandwidth times 2(n-1)/n for an all-reduce:
+ *     that can be held against the speed of the link whatever n is.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -DDT_NCCL -I.. 28_nccl.c -o 28_nccl -lm -lpthread
+ *     ./28_nccl --ranks 2                       (a GPU for each; on machines without one it says what is missing)
+ *
+ *     Two ranks on one GPU are refused by NCCL, which takes them for a mistake. To try it all the same (--one-gpu),
+ *     each gives its machine another name: NCCL_HOSTID. They then talk over a network interface, not through the GPU.
+ *
+ * What you should see
+ *     With GPUs a table of sizes, the largest relative difference to dt_all_reduce near 1e-7, "ok". Without: the
+ *     sentence that says what is missing; "ok".
+ *
+ * Read on: 22_ring.c for the ring by hand. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { LARGEST = 1 << 22, ROUNDS = 10 };
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* A CUDA program has cudaMalloc and cudaMemcpy. This one compiles without CUDA: it asks the driver for its own. */
+typedef struct gpu {
+    int (*allocate)(uintptr_t *, size_t);
+    int (*put)(uintptr_t, const void *, size_t);
+    int (*get)(void *, uintptr_t, size_t);
+    uintptr_t memory;
+} gpu;
+
+static int gpu_open(gpu *g, size_t bytes)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    void *f[3] = {NULL, NULL, NULL};
+    static const char *const names[3] = {"cuMemAlloc_v2", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2"};
+    for (int i = 0; driver && i < 3; i++)
+        if (!(f[i] = dlsym(driver, names[i]))) return 0;
+    memcpy(&g->allocate, &f[0], sizeof f[0]);
+    memcpy(&g->put, &f[1], sizeof f[1]);
+    memcpy(&g->get, &f[2], sizeof f[2]);
+    return f[0] && !g->allocate(&g->memory, bytes);
+}
+
+/* One size: the seconds of a sum, and how far it is from the exact one. */
+static dt_result measure(dt_comm *c, dt_nccl *n, gpu *g, float *x, float *sum, int64_t count, double *seconds,
+                         double *error)
+{
+    float *there = NULL;
+    dt_result r = DT_OK;
+    memcpy(&there, &g->memory, sizeof there);
+    *seconds = 1e9, *error = 0.0;
+    for (int64_t i = 0; i < count; i++) x[i] = (float)((i * 37 + dt_comm_rank(c) * 11) % 1009) / 1009.0f;
+    for (int k = 0; k < ROUNDS && !r; k++) {
+        double begin;
+        if (g->put(g->memory, x, (size_t)count * 4)) return DT_E_SYSTEM;
+        r = dt_barrier(c);
+        begin = now();
+        if (!r) r = dt_nccl_collect(n, DT_ALL_REDUCE, there, there, count, DT_SUM, NULL);
+        if (!r) r = dt_nccl_wait(n, NULL);
+        if (now() - begin < *seconds) *seconds = now() - begin;
+    }
+    if (!r && g->get(sum, g->memory, (size_t)count * 4)) return DT_E_SYSTEM;
+    if (!r) r = dt_all_reduce(c, x, count, DT_SUM); /* exact, in the CPU's memory */
+    for (int64_t i = 0; i < count && !r; i++)
+        *error = fmax(*error, fabs((double)(sum[i] - x[i])) / (1e-30 + fabs((double)x[i])));
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    dt_comm *c = NULL;
+    dt_nccl *n = NULL;
+    gpu g;
+    char name[16];
+    int ranks, wrong = 0, one_gpu;
+    double worst = 0.0;
+    float *x = malloc(LARGEST * sizeof *x), *sum = malloc(LARGEST * sizeof *sum);
+    dt_result r = x && sum ? dt_comm_open(&c, &argc, &argv) : DT_E_MEMORY;
+    if (r) return dt_fail("28_nccl");
+    ranks = dt_comm_size(c);
+    one_gpu = argc > 1 && !strcmp(argv[1], "--one-gpu");
+    snprintf(name, sizeof name, "rank-%d", dt_comm_rank(c));
+    if (one_gpu) setenv("NCCL_HOSTID", name, 1);
+    if (dt_nccl_open(&n, c, one_gpu ? 0 : -1)) {
+        if (dt_comm_rank(c) == 0) printf("%s\nok: no sum on GPUs here\n", dt_last_error());
+        dt_comm_close(&c);
+        free(x), free(sum);
+        return 0;
+    }
+    if (!gpu_open(&g, LARGEST * sizeof *x)) r = DT_E_SYSTEM;
+    for (int64_t count = 1 << 8; count <= LARGEST && !r; count *= 8) {
+        double seconds, error;
+        r = measure(c, n, &g, x, sum, count, &seconds, &error);
+        worst = fmax(worst, error);
+        if (!r && dt_comm_rank(c) == 0) {
+            double algbw = 4e-9 * (double)count / seconds;
+            printf("%10lld B %10.1f us   algbw %8.2f GB/s   busbw %8.2f GB/s   off by %.1e\n", (long long)count * 4,
+                   seconds * 1e6, algbw, algbw * 2 * (ranks - 1) / ranks, error);
+        }
+    }
+    wrong = r || worst > 1e-5;
+    if (!r && dt_comm_rank(c) == 0)
+        printf(wrong ? "the sums differ by %.1e\n" : "ok: as dt_all_reduce, to %.1e\n", worst);
+    dt_nccl_close(&n);
+    dt_comm_close(&c);
+    free(x), free(sum);
+    return r ? dt_fail("28_nccl") : wrong;
+}

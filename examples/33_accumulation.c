@@ -1,0 +1,155 @@
+/* 33_accumulation: gradient accumulation against a bigger batch.
+ *
+ * What you learn
+ *     A batch that does not fit in memory is cut into micro-batches, whose gradients are added up before one update.
+ *     That is "the same" as the big batch, but is it the same bits? A sum of gradients has an order; the order belongs
+ *     to the recipe. There are two kinds of accumulation, and V data shards (parts of a micro-batch, what ranks share
+ *     out):
+ *       shard   each shard has one sum that goes on through all micro-batches. It is reduced over shards and ranks once
+ *               per step; in between nothing is sent (other libraries call that no_sync).
+ *       each    every micro-batch is reduced by itself, and the totals are added: as many reductions as micro-batches.
+ *     V = 1, shard: micro-batches never matter, since the one sum runs over the samples 0, 1, 2 .. in order, cut or
+ *     not. So one batch of 16 and four times 4 give equal weights, bit for bit. (The printed loss may differ in its
+ *     last digit: it is added up per micro-batch.)
+ *     V = 2, shard: they differ, since other samples meet in a shard:
+ *       one micro-batch of 16   shard 0: samples 0-7                     shard 1: samples 8-15
+ *       four of 4               shard 0: samples 0 1, 4 5, 8 9, 12 13    shard 1: samples 2 3, 6 7, 10 11, 14 15
+ *     each, 2 micro-batches, V shards: equal to one micro-batch with 2 V shards. Both are the same tree: halves, then
+ *     pairs. None is more exact than the others. What matters is that it is written down, and that the layout does not
+ *     decide.
+ *
+ *     Bytes. A reduction sends 2(n-1)/n * 4 P bytes per rank (22_ring.c), P weights, whatever the batch was. With
+ *     `shard` and k micro-batches per step they serve k times as many samples: bytes per sample fall as 1/k. It is
+ *     often said that accumulation "keeps" the effective batch; it multiplies it by k at the same memory, and the
+ *     learning rate wants a look.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 33_accumulation.c -o 33_accumulation -lm -lpthread
+ *     ./33_accumulation                          (V = 1)
+ *     ./33_accumulation --ranks 2                (V = 2: as many shards as ranks at least)
+ *
+ * What you should see
+ *     The beginning of the hash after five steps for each way to cut a batch of 16; then bytes per sample and time in
+ *     reductions per sample, for k = 1, 2, 4 and 8 micro-batches of 4 samples per shard. More is sent than the formula
+ *     says: the token table is used twice, below and in the head, and each use has its own gradient; and in this tiny
+ *     model it counts that every parameter is padded to 1024 numbers.
+ *
+ * Read on: 10_own_model.c. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct result {
+    char hash[65];
+    float loss;
+    int64_t sent;  /* bytes that this rank sent in a step */
+    double reduce; /* seconds in reductions, in the fastest step: other programs may disturb some */
+    int64_t weights;
+    int root;
+} result;
+
+static dt_result train(const char *text, int64_t batch, int64_t micro, int64_t shards, int32_t kind, result *out)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.data = text;
+    recipe.sequence = 32, recipe.steps = 5, recipe.validation = 0;
+    recipe.batch = batch, recipe.micro_batch = micro, recipe.data_shards = shards, recipe.accumulation = kind;
+    layout.output.quiet = 1, layout.threads = 1;
+    e = dt_trainer_open(&t, &recipe, &layout);
+    for (out->reduce = 1e9; !e && info.step < recipe.steps;) {
+        e = dt_trainer_step(t, &info);
+        if (info.comm_seconds < out->reduce) out->reduce = info.comm_seconds;
+    }
+    if (e) return dt_trainer_close(&t), e;
+    memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
+    out->loss = info.loss;
+    out->sent = info.sent_bytes;
+    out->weights = dt_trainer_weights(t);
+    out->root = dt_trainer_is_root(t);
+    dt_trainer_close(&t);
+    return e;
+}
+
+/* One batch of 16, cut in four ways. */
+static dt_result bits(const char *text, int64_t v, int *good)
+{
+    static const char *const kinds[] = {"shard", "each "};
+    const int64_t micro[] = {16, 4, 8, 16}, shards[] = {v, v, v, 2 * v};
+    const int32_t kind[] = {DT_SHARD, DT_SHARD, DT_EACH, DT_SHARD};
+    result r[4];
+    dt_result e = DT_OK;
+    for (int i = 0; i < 4 && !e; i++) {
+        e = train(text, 16, micro[i], shards[i], kind[i], &r[i]);
+        if (!e && r[i].root)
+            printf("  %d  %s  V = %2lld  %lld x %2lld samples   loss %.7f  sha256 %.16s..\n", i + 1, kinds[kind[i]],
+                   (long long)shards[i], (long long)(16 / micro[i]), (long long)micro[i], (double)r[i].loss, r[i].hash);
+    }
+    if (e) return e;
+    *good = !strcmp(r[0].hash, r[1].hash) == (v == 1) && !strcmp(r[2].hash, r[3].hash) && strcmp(r[0].hash, r[2].hash);
+    if (r[0].root) printf("  1 and 2 %s, 3 and 4 are equal, 1 and 3 differ\n\n", v == 1 ? "are equal" : "differ");
+    return e;
+}
+
+/* The memory for 4 samples per shard; the batch grows by accumulation. */
+static dt_result bytes(const char *text, int64_t v, int ranks)
+{
+    result r[2];
+    dt_result e = DT_OK;
+    for (int64_t k = 1; k <= 8 && !e; k *= 2) {
+        double batch = (double)(4 * v * k);
+        e = train(text, 4 * v * k, 4 * v, v, DT_SHARD, &r[0]);
+        if (!e) e = train(text, 4 * v * k, 4 * v, v, DT_EACH, &r[1]);
+        if (e || !r[0].root) continue;
+        printf("  %lld  %3.0f", (long long)k, batch);
+        for (int kind = 0; kind < 2; kind++) {
+            double formula = 2.0 * (ranks - 1) / ranks * 4.0 * (double)(r[0].weights * (kind ? k : 1));
+            printf("%*s%8.0f %8.0f %7.1f us", kind ? 14 : 12, "", formula / batch, (double)r[kind].sent / batch,
+                   1e6 * r[kind].reduce / batch);
+        }
+        printf("\n");
+    }
+    return e;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    dt_comm *c = NULL;
+    int file, ranks, root, good = 0;
+    int64_t v = 1;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("33_accumulation");
+    ranks = dt_comm_size(c), root = !dt_comm_rank(c);
+    dt_comm_close(&c); /* the trainer opens its own */
+    while (v < ranks) v *= 2;
+    if (argc > 1 || v > 4) {
+        if (root) fprintf(stderr, "33_accumulation: the option is --ranks N, N up to 4: a micro-batch has 4 samples\n");
+        return dt_exit_code(DT_E_USAGE);
+    }
+    file = mkstemp(text);
+    if (file < 0) return perror("33_accumulation: no file in /tmp"), 1;
+    close(file);
+    e = prose_generate(text, 100000, 1);
+    if (!e && root) printf("five steps with a batch of 16 samples, on %d rank%s:\n", ranks, ranks > 1 ? "s" : "");
+    if (!e) e = bits(text, v, &good);
+    if (!e && root) {
+        printf("bytes that a rank sends and microseconds in reductions, per sample:\n");
+        printf("%s", ranks > 1 ? "" : "(0: a single rank has nobody to send to; see --ranks 2)\n");
+        printf("  k batch      shard: formula     sent       time       each: formula     sent       time\n");
+    }
+    if (!e) e = bytes(text, v, ranks);
+    remove(text);
+    if (e) return dt_fail("33_accumulation");
+    if (!good) return fprintf(stderr, "FAILED: the wrong hashes are equal\n"), 1;
+    if (root) printf("ok: equal where the order of the sums is equal, and only there\n");
+    return 0;
+}

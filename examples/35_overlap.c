@@ -1,0 +1,127 @@
+/* 35_overlap: communication hidden behind computing, and what stays exposed.
+ *
+ * What you learn
+ *     A step computes for t_fwd + t_bwd and communicates for t_comm. One after the other that is the sum. But backward
+ *     goes from the last layer to the first, and the gradient of a layer is complete long before the step is: it can be
+ *     summed over ranks while the layers before it are worked on (Li et al. 2020). What is left of t_comm is exposed:
+ *     exposed = max(0, t_comm - phi t_bwd), with phi the share of backward during which something could be sent.
+ *     With accumulation phi is small: only the backward of the last unit of work completes sums.
+ *     Gradients travel in buckets. One bucket is complete only when backward is over: nothing is hidden. Many small ones
+ *     begin early, but each has a fixed cost; and the last, the embedding's, is exposed however small the others are.
+ *     PyTorch's default is 25 MB, and so it is here.
+ *     It works with ZeRO, too. Stages 1 and 2: new weights are gathered while the next step's forward has begun,
+ *     the first layers first. Stage 3: a segment's weights come while the one before is worked with, into a second
+ *     window: overlap is paid for with memory.
+ *     Who communicates? A thread of its own, which must make its calls in the same order on all ranks. On a machine
+ *     whose cores are all busy it takes from the work what it hides, when sending means copying, as between the ranks
+ *     of one machine. That is why it is off by default there; a network card sends by itself. Here DT_LINK_RATE
+ *     emulates a link between the ranks that is as slow as the environment says, and else 100 MB/s.
+ *     "Communication costs nothing when it overlaps": only where backward is longer than it, and a bucket is not.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 35_overlap.c -o 35_overlap -lm -lpthread
+ *     ./35_overlap
+ *     ./35_overlap --ranks 2                     (the one to read)
+ *
+ * What you should see
+ *     Per layout the fastest step, what its bytes take on the link, its communication, and the exposed part of that.
+ *     Without overlap all is exposed. With one bucket little is hidden, with a bucket per layer most. Communication
+ *     counts from being asked for, so with overlap it is longer: it also waits for its turn, for a core and for the
+ *     other rank. On one rank there is none. One hash everywhere.
+ *
+ * Read on: 41_zero.c for what ZeRO sends. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPECTED "707f112bad0621d8f22ea488aefe344ea0ca3d15bf006aed98b8e50815c3edd5"
+enum { SHARDS = 2, STEPS = 6, ONE = 1000000000 };
+
+static const struct {
+    const char *name;
+    int64_t zero, bucket;
+    int32_t overlap;
+} runs[] = {{"off, one bucket", 0, ONE, DT_OVERLAP_OFF}, {"on,  one bucket", 0, ONE, DT_OVERLAP_ON},
+            {"on,  1 MB", 0, 1000000, DT_OVERLAP_ON},    {"on,  a bucket per layer", 0, 1, DT_OVERLAP_ON},
+            {"off, ZeRO 1", 1, 1, DT_OVERLAP_OFF},       {"on,  ZeRO 1", 1, 1, DT_OVERLAP_ON},
+            {"off, ZeRO 3", 3, 1, DT_OVERLAP_OFF},       {"on,  ZeRO 3", 3, 1, DT_OVERLAP_ON}};
+enum { RUNS = (int)(sizeof runs / sizeof *runs) };
+
+typedef struct result {
+    double seconds, comm, exposed; /* of the fastest step but the first */
+    int64_t sent, memory;
+    int ordered, root; /* 0 <= exposed <= comm, in every step */
+    char hash[65];
+} result;
+
+static dt_result train(const char *text, int run, result *out)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.model.layers = 6, recipe.model.width = 128;
+    recipe.data = text, recipe.sequence = 64, recipe.steps = STEPS, recipe.validation = 0;
+    recipe.batch = 8, recipe.data_shards = SHARDS;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.zero = runs[run].zero, l.bucket = runs[run].bucket, l.overlap = runs[run].overlap;
+    e = dt_trainer_open(&t, &recipe, &l);
+    if (e) return e;
+    for (out->ordered = 1, out->seconds = 1e9; !e && info.step < STEPS;) {
+        e = dt_trainer_step(t, &info);
+        out->ordered = out->ordered && info.exposed_seconds >= 0 && info.exposed_seconds <= info.comm_seconds;
+        if (info.step < 2 || info.seconds >= out->seconds) continue;
+        out->seconds = info.seconds, out->comm = info.comm_seconds, out->exposed = info.exposed_seconds;
+    }
+    out->sent = info.sent_bytes, out->memory = dt_trainer_memory(t).total, out->root = dt_trainer_is_root(t);
+    if (!e) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
+    dt_trainer_close(&t);
+    return e;
+}
+
+static void line(const result *r, int run, double rate)
+{
+    printf("  %-24s %7.1f %7.1f %7.1f %7.1f %5.0f %% %8.1f\n", runs[run].name, 1e3 * r->seconds,
+           1e3 * (double)r->sent / rate, 1e3 * r->comm, 1e3 * r->exposed,
+           r->comm > 0 ? 100.0 * r->exposed / r->comm : 0.0, 1e-6 * (double)r->memory);
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    const char *rate;
+    result r[RUNS];
+    int file, good = 1;
+    dt_result e = DT_OK;
+    setenv("DT_LINK_RATE", "1e8", 0);
+    rate = getenv("DT_LINK_RATE");
+    if (dt_launch(&argc, &argv)) return dt_fail("35_overlap");
+    if (argc > 1) return fprintf(stderr, "35_overlap: the option is --ranks 1 or 2\n"), 2;
+    if ((file = mkstemp(text)) < 0) return perror("35_overlap: no file in /tmp"), 1;
+    close(file);
+    memset(r, 0, sizeof r);
+    e = prose_generate(text, 50000, 1);
+    for (int i = 0; i < RUNS && !e; i++) {
+        e = train(text, i, &r[i]);
+        good = good && r[i].ordered && !strcmp(r[i].hash, EXPECTED);
+    }
+    remove(text);
+    if (e || !r[0].root) return e ? dt_fail("35_overlap") : !good;
+    printf("Milliseconds of the fastest step on a link of %s bytes/s; sent / rate is what its bytes take there:\n", rate);
+    printf("  %-24s %7s %7s %7s %7s %7s %8s\n", "overlap", "step", "s./rate", "comm", "exposed", "share", "MB");
+    for (int i = 0; i < RUNS; i++) line(&r[i], i, atof(rate));
+    /* without overlap all is exposed; with it the same bytes are sent */
+    for (int i = 0; i < RUNS; i++) {
+        int off = runs[i].overlap == DT_OVERLAP_OFF;
+        good = good && (!off || r[i].exposed == r[i].comm) && (off || r[i].sent == r[i - 1].sent || i == 2 || i == 3);
+    }
+    printf("sha256 %s\n", r[0].hash);
+    if (good) return printf("ok: exposed is a part of communication, all of it without overlap; one hash\n"), 0;
+    return fprintf(stderr, "FAILED: a time, a number of bytes or the hash is not what it should be\n"), 1;
+}

@@ -1,0 +1,153 @@
+/* 41_zero: ZeRO, data parallel whose ranks do not all keep everything.
+ *
+ * What you learn
+ *     Plain data parallel keeps N copies of the same 16 P bytes (fp32, AdamW): weights 4 P, gradients 4 P, the
+ *     optimizer's m and v 8 P. With ZeRO (Rajbhandari et al. 2020; stage 3 is FSDP) each of N ranks owns an N-th:
+ *       1  of the optimizer's state   a rank updates its part, then all gather the new weights
+ *       2  and of the gradients       a sum goes to its owner alone
+ *       3  and of the weights         gathered segment by segment, for forward and again for backward
+ *     "With data parallel every GPU holds the complete model" is true of plain data parallel alone: stage 1 parts with
+ *     the optimizer, 2 with gradients, 3 with the weights. "Sharding costs 50 % more traffic": only stage 3 does. An
+ *     all-reduce is a reduce-scatter, P, and an all-gather, P. Stages 1 and 2 gather weights in place of gradients: 2 P
+ *     as before. Stage 3 gathers weights twice: 3 P. Its price is often quoted for all of them.
+ *     Hybrid groups (MiCS, HSDP) share inside groups of g ranks, with copies across: 16 P / g bytes, but the 3 P stay
+ *     inside a group, on its fast links; across go all-reduces of pieces of P / g.
+ *     Delayed initialisation: a weight is drawn from (seed, name, element), so a rank draws its own part and never has
+ *     more. Processes that first make the whole model need 4 P each: 3200 GB for 8 of them and 100 billion weights.
+ *     Gradients of P / N need accumulation `each` and one data shard per rank. With `shard` one sum goes on through all
+ *     micro-batches: it stays whole until the last. Several shards are several such sums. With `each` and one shard a
+ *     segment's gradient goes to its owners after every micro-batch, and its bucket is used again.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 41_zero.c -o 41_zero -lm -lpthread
+ *     ./41_zero
+ *     ./41_zero --ranks 2
+ *     ./41_zero --ranks 4                        (the one to read: one data shard per rank, and pairs of ranks)
+ *
+ * What you should see
+ *     What a rank keeps (a bucket or window is one segment, little in a large model) and what is sent, beside N-1 times
+ *     2 P, 2 P, 3 P, to the byte: stage 3 need not gather the last segment twice, for its backward follows at once, but
+ *     gathers for each shard of a rank; sums of blocks make the norm. Activations are not divided (43_memory.c).
+ *
+ * Read on: 43_memory.c. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A Llama of matrices that are whole blocks of 1024 numbers, where ZeRO cuts; a norm of C weights is padded to one. */
+enum { C = 128, HIDDEN = 352, LAYERS = 3, SHARDS = 4, PADDING = (1024 - C) * (2 * LAYERS + 1), EMBED = 256 * C };
+enum { BLOCK = 3 * C * (C + HIDDEN) + 2 * 1024, HEAD = EMBED + 1024, P = EMBED + LAYERS * BLOCK + HEAD };
+#define EXPECTED "a40c522ba0551596e99f4abd5836809c75afafc9dd083c33857b709c0b428385"
+
+static const struct {
+    const char *name;
+    int stage, group, micros, each; /* group 0: all ranks; two micro-batches are another recipe, and only planned */
+} runs[7] = {{"0", 0, 0, 1, 0}, {"1", 1, 0, 1, 0}, {"2", 2, 0, 1, 0}, {"3", 3, 0, 1, 0},
+             {"2, shard x 2", 2, 0, 2, 0}, {"2, each x 2", 2, 0, 2, 1}, {"3, pairs", 3, 2, 1, 0}};
+enum { WEIGHTS, GRADIENTS, STATE, BUFFERS, SENT, ACROSS, NUMBERS }; /* bytes; ACROSS: between pairs (0,1), (2,3) */
+typedef struct result {
+    int64_t n[NUMBERS]; /* sums over ranks */
+    char hash[65];
+} result;
+
+static dt_result train(dt_comm *c, const char *text, int run, result *out)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_memory m;
+    dt_trainer *t = NULL;
+    int64_t all[SHARDS][NUMBERS];
+    int n = dt_comm_size(c), pair = dt_comm_rank(c) / 2, trains = runs[run].micros == 1;
+    dt_result e;
+    recipe.model = dt_model_llama("llama-micro");
+    recipe.data = text, recipe.sequence = 32, recipe.steps = 3, recipe.validation = 0;
+    recipe.data_shards = recipe.micro_batch = SHARDS, recipe.batch = SHARDS * runs[run].micros;
+    recipe.accumulation = runs[run].each ? DT_EACH : DT_SHARD;
+    l.zero = runs[run].stage, l.zero_group = runs[run].group, l.bucket = 1; /* a bucket per segment */
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.overlap = DT_OVERLAP_OFF; /* on needs a second bucket and window (35_overlap.c) */
+    e = dt_trainer_open(&t, &recipe, &l);
+    if (e) return e;
+    m = dt_trainer_memory(t);
+    out->n[WEIGHTS] = m.weights, out->n[GRADIENTS] = m.gradients;
+    out->n[STATE] = m.optimizer, out->n[BUFFERS] = m.buffers;
+    for (int q = 0; q < n; q++) out->n[ACROSS] -= q / 2 == pair ? 0 : dt_trainer_sent(t, q);
+    if (trains) e = dt_trainer_step(t, &info);
+    for (int q = 0; q < n; q++) out->n[ACROSS] += q / 2 == pair ? 0 : dt_trainer_sent(t, q);
+    out->n[SENT] = info.sent_bytes;
+    if (!e && trains) e = dt_trainer_run(t, &info);
+    if (!e && trains) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
+    dt_trainer_close(&t);
+    if (!e) e = dt_all_gather(c, (float *)(void *)out->n, (float *)(void *)all, 2 * NUMBERS); /* it keeps all bits */
+    for (int i = 0; i < NUMBERS; i++) out->n[i] = 0;
+    for (int i = 0; i < NUMBERS * n && !e; i++) out->n[i % NUMBERS] += all[i / NUMBERS][i % NUMBERS];
+    return e;
+}
+
+/* Of one rank of n, the mean; a run's line of the first table. Returns whether the formulas hold to the byte. */
+static int kept(const result *r, int run, int n, int64_t buffers)
+{
+    int stage = runs[run].stage, g = runs[run].group ? runs[run].group : n, shards = SHARDS / n, each = runs[run].each;
+    int owners = shards == 1 && (each || (stage > 1 && runs[run].micros == 1)); /* they alone keep the sum */
+    int64_t bucket = owners ? 4 * BLOCK : 0, window = stage > 2 ? (r->n[BUFFERS] - buffers) / n : 0;
+    int64_t all = (r->n[WEIGHTS] + r->n[GRADIENTS] + r->n[STATE]) / n + window;
+    char part[16];
+    int64_t sums = 4 * P * (shards > 2 ? 3 : shards) + each * 4 * P / g; /* of the tree over shards; the total */
+    snprintf(part, sizeof part, "/%d", g);
+    printf("  %-12s %8lld 4P%-2s %8lld %2dP%-2s %8lld 8P%-2s  %7lld %7lld  %8lld %4.1fP\n", runs[run].name,
+           (long long)r->n[WEIGHTS] / n, stage > 2 ? part : "", (long long)(r->n[GRADIENTS] / n - bucket),
+           (int)(owners ? 4 : sums / P), owners ? part : "", (long long)r->n[STATE] / n, stage > 0 ? part : "",
+           (long long)bucket, (long long)window, (long long)all, (double)all / P);
+    return r->n[WEIGHTS] == 4 * P * n / (stage > 2 ? g : 1) && r->n[STATE] == 8 * P * n / (stage > 0 ? g : 1) &&
+           r->n[GRADIENTS] == n * (owners ? 4 * P / g + bucket : sums) && window == (stage > 2 ? 4 * BLOCK : 0);
+}
+
+/* All ranks together; a line of the second table. */
+static int sent(const result *r, int run, int n)
+{
+    int64_t stage = runs[run].stage, g = runs[run].group ? runs[run].group : n, shards = SHARDS / n;
+    int64_t others = 4 * (g - 1) * (n / g), book = (stage > 2 ? 3 : 2) * P * others + 2 * P * 4 * (n / g - 1);
+    int64_t gathers = stage > 2 ? ((shards - 1) * (2 * P - HEAD - EMBED) - HEAD) * others : 0;
+    int64_t norm = stage > 0 ? P / 1024 * g * others : 0, small = (int64_t)n * (n - 1) * (8 + 4 * SHARDS);
+    printf("  %-12s %9lld %10lld   %9lld %9lld %7lld   %9lld\n", runs[run].name, (long long)book, (long long)r->n[SENT],
+           (long long)gathers, (long long)norm, (long long)small, (long long)r->n[ACROSS]);
+    return r->n[SENT] == book + gathers + norm + small;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    dt_comm *c = NULL;
+    result r[7];
+    int file, good = 1, root, n, lines;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("41_zero");
+    root = !dt_comm_rank(c), n = dt_comm_size(c);
+    lines = n > 2 ? 7 : n > 1 ? 6 : 1; /* one rank shares nothing, and pairs need four */
+    if (argc > 1 || SHARDS % n) return root ? fprintf(stderr, "41_zero: the option is --ranks 1, 2 or 4\n"), 2 : 2;
+    if ((file = mkstemp(text)) < 0) return perror("41_zero: no file in /tmp"), 1;
+    close(file);
+    memset(r, 0, sizeof r);
+    e = prose_generate(text, 50000, 1);
+    for (int i = 0; i < lines && !e; i++) {
+        e = train(c, text, i, &r[i]);
+        good = good && (runs[i].micros > 1 || !strcmp(r[i].hash, EXPECTED));
+    }
+    remove(text);
+    dt_comm_close(&c);
+    if (e || !root) return e ? dt_fail("41_zero") : !good;
+    printf("P = %d: %d weights and the padding of norms; N = %d. Bytes per rank:\n", P, P - PADDING, n);
+    printf("  ZeRO          weights     gradients        optimizer       bucket  window  together\n");
+    for (int i = 0; i < lines; i++) good = kept(&r[i], i, n, r[0].n[BUFFERS]) && good;
+    printf("Bytes that all ranks send in a step:\n");
+    printf("  ZeRO          2P,2P,3P       sent     gathers      norm  losses   across pairs\n");
+    for (int i = 0; i < lines; i++) good = (runs[i].micros > 1 || sent(&r[i], i, n)) && good;
+    printf("sha256 %s\n", r[0].hash);
+    if (good) return printf("ok: every stage keeps and sends its formula's bytes, and all have one hash\n"), 0;
+    return fprintf(stderr, "FAILED: a formula or the hash does not hold\n"), 1;
+}

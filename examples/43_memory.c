@@ -1,0 +1,164 @@
+/* 43_memory: recompute and offload, when activations do not fit.
+ *
+ * What you learn
+ *     Backward needs what forward computed. A GPT-2 block keeps 16 numbers per row and channel (two norms 2; q, k, v 3;
+ *     attention 1; its sum with the residual 1; the MLP 4 + 4; the output 1), and per row 2 for each norm and for each
+ *     head: 4 s b (16 h + 2 a + 4) bytes, for b texts of s rows of h channels in a heads. Ways to keep less:
+ *       recompute full   only the inputs of blocks stay, 4 s b h each (2 s b h in 16 bits), and the values of the one
+ *                        block that is computed again. That is one more forward: a third more FLOPs, not twice the
+ *                        time. (The last segment is spared: its values are still there.)
+ *       selective        attention alone is computed again. Elsewhere that saves most, since there a block also keeps
+ *                        attention's probabilities, 5 a s s b bytes in 16 bits (Korthikanti et al. 2022: in all
+ *                        s b h (34 + 5 a s / h)). Here they are never kept: backward makes them from q, k and two
+ *                        numbers per row and head. So only attention's output and these are left to save: a sixteenth.
+ *       offload          what `full` keeps moves to a second memory (a GPU's host; here another heap) and comes back
+ *                        `horizon` segments before its use. More horizon is more memory; over a link as steady as this
+ *                        one it gains no time. Without recompute offload is refused: it moves inputs of segments alone.
+ *     All of them cost time: use them when memory is short, not before. DT_MEM_LIMIT gives each rank a budget.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 43_memory.c -o 43_memory -lm -lpthread
+ *     ./43_memory
+ *     ./43_memory --ranks 2                      (1, 2 or 4; with several ZeRO helps, too)
+ *
+ * What you should see
+ *     Bytes of activations per block, planned and by formula, and the rest, which does not grow with the blocks; the
+ *     time of a step (other programs disturb it); where bytes are with offload; a model that does not fit, then fits.
+ *
+ * Read on: ./06_train --data text.txt --recompute full --timeline t.json draws a rank's work, RECOMPUTE and all. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { S = 64, B = 2, H = 64, A = 4, LAYERS = 8, SHARDS = 4, VOCABULARY = 256, SBH = 4 * S * B * H };
+#define EXPECTED "93ec1a1eace19445093717c173e8e95f31d8537652e6641af80054f578d6aac8"
+
+typedef struct job {
+    const char *text;
+    int ranks, root, good; /* good: all formulas and hashes so far */
+    double seconds;        /* of the last run's fastest step */
+} job;
+
+/* Opens a trainer; with LAYERS layers it also makes all steps, whose hash is known. */
+static dt_result train(job *j, dt_layout l, int64_t layers, dt_memory *m)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.model.layers = layers, recipe.model.heads = A, recipe.model.width = H;
+    recipe.data = j->text, recipe.sequence = S, recipe.steps = 2, recipe.validation = 0;
+    recipe.data_shards = SHARDS, recipe.batch = SHARDS * B;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    e = dt_trainer_open(&t, &recipe, &l);
+    if (e) return e;
+    *m = dt_trainer_memory(t);
+    for (j->seconds = 1e9; !e && layers == LAYERS && info.step < recipe.steps;) {
+        e = dt_trainer_step(t, &info);
+        if (info.seconds < j->seconds) j->seconds = info.seconds;
+    }
+    if (!e && layers == LAYERS) j->good = j->good && !strcmp(dt_trainer_hash(t), EXPECTED);
+    dt_trainer_close(&t);
+    return e;
+}
+
+/* m: of none, selective and full. With every block activations grow by the formula. */
+static dt_result recompute(job *j, dt_memory m[3])
+{
+    static const char *const names[] = {"none", "selective", "full"};
+    const int64_t row = 4 * S * B, formula[] = {row * (16 * H + 2 * A + 4), row * (15 * H + 4), row * H};
+    int64_t within = (LAYERS - 1) * (formula[0] - SBH) + row * (H + VOCABULARY + 9); /* of blocks but one, and head */
+    dt_layout l = dt_layout_default();
+    dt_result e = DT_OK;
+    if (j->root) printf("recompute   per block    formula       rest   %d blocks  ms a step\n", LAYERS);
+    for (int i = 0; i < 3 && !e; i++) {
+        int64_t each;
+        l.recompute = i;
+        e = train(j, l, LAYERS / 2, &m[i]);
+        each = -m[i].activations;
+        if (!e) e = train(j, l, LAYERS, &m[i]);
+        each = (each + m[i].activations) / (LAYERS - LAYERS / 2);
+        j->good = j->good && each == formula[i];
+        if (!e && j->root)
+            printf("%-9s  %10lld %10lld %10lld %10lld  %9.1f\n", names[i], (long long)each, (long long)formula[i],
+                   (long long)(m[i].activations - LAYERS * each), (long long)m[i].activations, 1e3 * j->seconds);
+    }
+    if (j->root) printf("in the rest of full: the values of one block, %lld\n", (long long)(formula[0] - SBH));
+    j->good = j->good && m[0].activations - m[2].activations == within;
+    return e;
+}
+
+/* `full` whose inputs are elsewhere, over a link so slow that it is as busy as the rank. */
+static dt_result offload(job *j, const dt_memory *full)
+{
+    const int64_t inputs = (LAYERS + 1) * SBH + 64; /* of blocks and head, and a place for the loss */
+    dt_layout l = dt_layout_default();
+    dt_memory m;
+    dt_result e = DT_OK;
+    l.recompute = DT_RECOMPUTE_FULL, l.offload = 1;
+    l.offload_rate = (float)((double)(2 * inputs * SHARDS / j->ranks) / j->seconds); /* there and back */
+    if (j->root) printf("horizon   activations    formula    offloaded  ms a step, %.0f B/s\n", (double)l.offload_rate);
+    for (l.horizon = 1; l.horizon <= 4 && !e; l.horizon++) {
+        int64_t formula = full->activations - inputs + (l.horizon + 3) * SBH;
+        e = train(j, l, LAYERS, &m);
+        j->good = j->good && m.activations == formula && m.offloaded == inputs;
+        if (!e && j->root)
+            printf("%7lld    %10lld %10lld   %10lld  %9.1f\n", (long long)l.horizon, (long long)m.activations,
+                   (long long)formula, (long long)m.offloaded, 1e3 * j->seconds);
+    }
+    return e;
+}
+
+/* What is refused, with its sentence; and a budget into which `none` does not fit, but `full` and ZeRO do. */
+static dt_result budget(job *j, int64_t bytes)
+{
+    dt_layout l = dt_layout_default();
+    dt_memory m;
+    dt_result e = DT_OK;
+    char limit[32];
+    l.offload = 1;
+    j->good = train(j, l, LAYERS, &m) == DT_E_USAGE && j->good;
+    if (j->root) printf("offload without recompute:\n  %s\n", dt_last_error());
+    snprintf(limit, sizeof limit, "%lld", (long long)bytes);
+    l.offload = 0;
+    setenv("DT_MEM_LIMIT", limit, 1); /* or in the shell: DT_MEM_LIMIT=16M ./43_memory */
+    j->good = train(j, l, LAYERS, &m) == DT_E_MEMORY && j->good;
+    if (j->root) printf("DT_MEM_LIMIT=%s:\n  %s\n", limit, dt_last_error());
+    for (l.zero = 0; l.zero < (j->ranks > 1 ? 2 : 1) && !e; l.zero++) {
+        l.recompute = l.zero ? DT_RECOMPUTE_NONE : DT_RECOMPUTE_FULL;
+        e = train(j, l, LAYERS, &m);
+        if (!e && j->root) printf("  %s: %lld bytes fit\n", l.zero ? "ZeRO 1" : "recompute full", (long long)m.total);
+    }
+    return e;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    dt_comm *c = NULL;
+    job j;
+    dt_memory m[3];
+    int file;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("43_memory");
+    j.text = text, j.root = !dt_comm_rank(c), j.ranks = dt_comm_size(c), j.good = 1, j.seconds = 0;
+    dt_comm_close(&c); /* the trainer opens its own */
+    if (argc > 1 || SHARDS % j.ranks)
+        return j.root ? fprintf(stderr, "43_memory: the option is --ranks 1, 2 or 4\n"), 2 : 2;
+    if ((file = mkstemp(text)) < 0) return perror("43_memory: no file in /tmp"), 1;
+    close(file);
+    e = prose_generate(text, 50000, 1);
+    if (!e) e = recompute(&j, m);
+    if (!e) e = offload(&j, &m[2]);
+    if (!e) e = budget(&j, m[0].total - (m[0].activations - m[2].activations) / 4);
+    remove(text);
+    if (e) return dt_fail("43_memory");
+    if (j.root && j.good) printf("sha256 %s\nok: the formulas hold, and all of it gives one hash\n", EXPECTED);
+    if (j.root && !j.good) fprintf(stderr, "FAILED: a formula, a refusal or the hash does not hold\n");
+    return !j.good;
+}

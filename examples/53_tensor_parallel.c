@@ -1,0 +1,227 @@
+/* 53_tensor_parallel: every layer cut across the ranks.
+ *
+ * What you learn
+ *     Two weight matrices in a row, as in an MLP: y = gelu(x A) B. Tensor parallel cuts A by columns, [A0 | A1], and B
+ *     by rows. A rank has x, computes gelu(x A0) B0, and never needs the other's half of the hidden units:
+ *       - gelu may stand between: it works on each hidden unit alone, and a rank has all of a unit. With A cut by rows
+ *         a rank would have a part of each sum, and gelu(a) + gelu(b) is not gelu(a + b).
+ *       - y is the sum of the ranks' parts: one all-reduce, and one in backward for the gradient of x. Attention is cut
+ *         the same way, by heads. So a block needs 4 all-reduces of b s C floats per micro-batch, for which all wait.
+ *         Their bytes grow with the tokens (those of data parallel with the weights): it wants ranks that are near.
+ *
+ *     Cutting a sum decides its bits. So a result depends on the number of ranks, unless the recipe cuts: tensor_shards
+ *     = 4 means always 4 parts, added as (0 + 1) + (2 + 3), by one rank, two or four. Another number gives other bits.
+ *
+ *     Norms and residuals are on every rank, all alike. Sequence parallel cuts them by rows (tokens): an all-reduce
+ *     becomes a reduce-scatter and an all-gather, its two halves (22_ring.c). The bytes of blocks stay the same; it is
+ *     memory that it saves.
+ *
+ *     A trap: shards are parts of one matrix and must start with different numbers. If every rank draws its shard with
+ *     the same seed, the shards get the same gradients and stay equal for ever: t ranks train 1/t of the units. (Data
+ *     parallel needs the very opposite.) Here a number depends on its place in the whole matrix, whoever has it.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 53_tensor_parallel.c -o 53_tensor_parallel -lm -lpthread
+ *     ./53_tensor_parallel
+ *     ./53_tensor_parallel --ranks 2
+ *     ./53_tensor_parallel --ranks 4
+ *
+ * What you should see
+ *     The two products by hand; how many sums change their bits with the cut; two shards of one seed and of two; then
+ *     the trainer, data parallel, tensor parallel and with sequence parallel: bytes beside the formula, memory, a hash;
+ *     and which share of each matrix a rank of the tensor group holds.
+ *
+ * Read on: 57_mesh.c, which ranks should be the near ones. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPECTED "dafdbe328efb67f43b8c46e69e80cfffa754c294136d9f4a5cd5e84d278eff18"
+
+enum { LAYERS = 2, WIDTH = 128, LENGTH = 32, BATCH = 8 };                             /* of the training run */
+enum { ROWS = 32, K = 256, INPUTS = 8, HIDDEN = 4, EACH = INPUTS * HIDDEN + HIDDEN }; /* of what is done by hand */
+
+static void show(const dt_graph *g, const char *what, dt_tensor t)
+{
+    const float *x = dt_value(g, t);
+    printf("  %-34s", what);
+    for (int64_t i = 0; x && i < dt_shape_count(dt_shape_of(g, t)); i++) printf(" %7.3f", (double)x[i]);
+    printf("\n");
+}
+
+/* x[:, from..to] w[from..to, :] */
+static dt_tensor rows(dt_graph *g, dt_tensor x, dt_tensor w, int64_t from, int64_t to)
+{
+    return dt_matmul(g, dt_slice(g, x, 1, from, to), dt_slice(g, w, 0, from, to), 0, 0);
+}
+
+/* y = gelu(x A) B with x (1,2), A (2,4), B (4,2), on two ranks that one process plays. */
+static void by_hand(dt_graph *g)
+{
+    const float numbers[] = {1, 2, 1, -3, 2, 1, -1, 1, -1, 1, 1, 2, 3, 1, -1, 1, 2, -2};
+    dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape2(1, 2), numbers);
+    dt_tensor a = dt_tensor_of(g, DT_F32, dt_shape2(2, 4), numbers + 2);
+    dt_tensor b = dt_tensor_of(g, DT_F32, dt_shape2(4, 2), numbers + 10), y[2];
+    show(g, "gelu(x A), whole", dt_gelu(g, dt_matmul(g, x, a, 0, 0)));
+    for (int r = 0; r < 2; r++) {
+        dt_tensor h = dt_gelu(g, dt_matmul(g, x, dt_slice(g, a, 1, 2 * r, 2 * r + 2), 0, 0));
+        show(g, r ? "rank 1: gelu(x A1), then .. B1" : "rank 0: gelu(x A0), then .. B0", h);
+        show(g, "", y[r] = dt_matmul(g, h, dt_slice(g, b, 0, 2 * r, 2 * r + 2), 0, 0));
+    }
+    show(g, "sum of the ranks", dt_add(g, y[0], y[1]));
+    show(g, "gelu(x A) B, whole", dt_matmul(g, dt_gelu(g, dt_matmul(g, x, a, 0, 0)), b, 0, 0));
+    show(g, "A by rows: sum of gelu, wrong",
+         dt_add(g, dt_gelu(g, rows(g, x, a, 0, 1)), dt_gelu(g, rows(g, x, a, 1, 2))));
+}
+
+static double differ(const dt_graph *g, dt_tensor a, dt_tensor b)
+{
+    const float *x = dt_value(g, a), *y = dt_value(g, b);
+    int count = 0;
+    for (int i = 0; x && y && i < ROWS * ROWS; i++) count += memcmp(&x[i], &y[i], sizeof *x) != 0;
+    return 100.0 * count / (ROWS * ROWS);
+}
+
+/* Sums over K terms, cut in one, two and four parts. */
+static int orders(dt_graph *g)
+{
+    dt_tensor x = dt_param(g, "x", dt_shape2(ROWS, K), DT_INIT_NORMAL, 1.0f), p[4], low, high, tree;
+    dt_tensor w = dt_param(g, "w", dt_shape2(K, ROWS), DT_INIT_NORMAL, 1.0f), one = dt_matmul(g, x, w, 0, 0);
+    for (int i = 0; i < 4; i++) p[i] = rows(g, x, w, i * K / 4, (i + 1) * K / 4);
+    tree = dt_combine(g, dt_reshape(g, dt_concat(g, p, 4, 0), dt_shape3(4, ROWS, ROWS)));
+    low = dt_add(g, p[0], p[1]), high = dt_add(g, p[2], p[3]); /* what each of two ranks adds */
+    printf("sums of %d terms: how many get other bits\n"
+           "  2 chains instead of 1                            %3.0f %%\n"
+           "  4 chains instead of 1                            %3.0f %%\n"
+           "  4 chains added in order instead of as a tree     %3.0f %%\n"
+           "  4 chains as a tree, on 2 ranks instead of 1      %3.0f %%\n",
+        K, differ(g, one, dt_add(g, rows(g, x, w, 0, K / 2), rows(g, x, w, K / 2, K))), differ(g, one, tree),
+        differ(g, tree, dt_add(g, dt_add(g, low, p[2]), p[3])), differ(g, tree, dt_add(g, low, high)));
+    return differ(g, one, tree) > 10 && differ(g, tree, dt_add(g, low, high)) <= 0;
+}
+
+/* gelu(x up) down, with the weights of up and then of down in w, from `at` on. */
+static dt_tensor mlp(dt_graph *g, dt_tensor x, dt_tensor w, int64_t at, int64_t hidden)
+{
+    int64_t middle = at + INPUTS * hidden;
+    dt_tensor up = dt_reshape(g, dt_slice(g, w, 0, at, middle), dt_shape2(INPUTS, hidden));
+    return dt_matmul(g, dt_gelu(g, dt_matmul(g, x, up, 0, 0)), dt_slice(g, w, 0, middle, middle + hidden), 0, 0);
+}
+
+/* Two shards learn what an MLP of as many hidden units computes; they start as the seeds 2 and `seed` draw them. */
+static double race(uint64_t seed, const char *what)
+{
+    float w[2 * EACH], loss = 0;
+    double aa = 0, ab = 0, bb = 0;
+    for (int step = -2; step < 400; step++) {
+        dt_graph *g = NULL;
+        if (dt_graph_open(&g, step == -2 ? 2 : step == -1 ? seed : 1)) return 0;
+        if (step < 0) {
+            dt_tensor shard = dt_param(g, "shard", dt_shape1(EACH), DT_INIT_NORMAL, 0.5f);
+            memcpy(w + (step + 2) * EACH, dt_value(g, shard), EACH * sizeof *w);
+        } else {
+            dt_tensor x = dt_param(g, "x", dt_shape2(64, INPUTS), DT_INIT_NORMAL, 1.0f), l;
+            dt_tensor goal = dt_param(g, "goal", dt_shape1(2 * EACH), DT_INIT_NORMAL, 1.0f);
+            dt_tensor t = dt_tensor_of(g, DT_F32, dt_shape1(2 * EACH), w);
+            dt_tensor y = dt_add(g, mlp(g, x, t, 0, HIDDEN), mlp(g, x, t, EACH, HIDDEN));
+            if (dt_backward(g, l = dt_error_loss(g, DT_MSE, y, mlp(g, x, goal, 0, 2 * HIDDEN)))) return dt_graph_close(&g), 0;
+            for (int j = 0; j < 2 * EACH; j++) w[j] -= 0.1f * dt_value(g, dt_grad(g, t))[j];
+            loss = dt_value(g, l)[0];
+        }
+        dt_graph_close(&g);
+    }
+    for (const float *a = w, *b = w + EACH; a < w + EACH; a++, b++)
+        aa += (double)(*a * *a), ab += (double)(*a * *b), bb += (double)(*b * *b);
+    printf("two shards drawn with %s: loss %.3f, cosine of the shards %.2f\n", what, (double)loss, ab / sqrt(aa * bb));
+    return (double)loss;
+}
+
+/* Which part of each matrix of the first block is on rank 0. */
+static dt_result share(dt_trainer *t)
+{
+    const char *name;
+    dt_shape shape;
+    dt_mesh m = dt_trainer_mesh(t);
+    dt_result e = DT_OK;
+    for (int64_t i = 0; (name = dt_trainer_parameter_at(t, i, &shape)) != NULL && !e; i++) {
+        int64_t held, all = dt_shape_count(shape);
+        float *values = (float *)calloc((size_t)all, sizeof *values);
+        e = values ? dt_trainer_own(t, name, values, &held) : DT_E_MEMORY;
+        free(values);
+        if (!e && dt_trainer_is_root(t) && strstr(name, "h.0.") && shape.dims > 1)
+            printf("  rank %d of %d of the tensor group holds %6lld of %6lld elements of %s\n", m.at[DT_AXIS_TENSOR],
+                   m.size[DT_AXIS_TENSOR], (long long)held, (long long)all, name);
+    }
+    return e;
+}
+
+/* Trains on n ranks: 0 data parallel, 1 tensor parallel, 2 with rows split. The rest of what is sent: sums of the
+ * softmax over the vocabulary, norms, losses; in 0 the tied table's second gradient and padding to blocks of 1024; in 2
+ * the gradients of norms, per data shard, and of the embedding's rows. */
+static dt_result train(const char *text, int mode, int n, int *good)
+{
+    static const char *const names[] = {"data parallel", "tensor parallel", "and sequence"};
+    const double ring = 2.0 * (n - 1) / n, reduce = ring * BATCH * LENGTH * WIDTH * 4;
+    double sent, formula;
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model.layers = LAYERS, recipe.model.heads = 4, recipe.model.width = WIDTH;
+    recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0, recipe.steps = 5;
+    recipe.batch = BATCH, recipe.data_shards = recipe.tensor_shards = 4; /* up to 4 ranks of either kind */
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
+    layout.tp = mode ? n : 1, layout.sequence_parallel = mode == 2;
+    e = dt_trainer_open(&t, &recipe, &layout);
+    if (!e) e = dt_trainer_run(t, &info);
+    if (e) return dt_trainer_close(&t), e;
+    sent = (double)info.sent_bytes;
+    formula = mode ? (4 * LAYERS + 2) * reduce : ring * 4 * (double)dt_trainer_weights(t);
+    *good = *good && !strcmp(dt_trainer_hash(t), EXPECTED) && sent >= formula && sent < 1.2 * formula + 1;
+    if (dt_trainer_is_root(t)) {
+        dt_memory m = dt_trainer_memory(t);
+        printf("%-15s %9.0f %9.0f %7.0f %8lld %8.0f %12lld  %.12s..\n", names[mode], sent, formula, sent - formula,
+               (long long)m.weights, 4 * (double)dt_trainer_weights(t) / (mode ? n : 1), (long long)m.activations,
+               dt_trainer_hash(t));
+    }
+    if (mode == 1) e = share(t);
+    dt_trainer_close(&t);
+    return e;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    dt_comm *c = NULL;
+    dt_graph *g = NULL;
+    int file, root, ranks, good = 1;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("53_tensor_parallel");
+    ranks = dt_comm_size(c), root = !dt_comm_rank(c);
+    dt_comm_close(&c); /* the trainer opens its own */
+    if (argc > 1) return fprintf(stderr, "53_tensor_parallel: the option is --ranks 1, 2 or 4\n"), 2;
+    file = mkstemp(text);
+    if (file < 0) return perror("53_tensor_parallel: no file in /tmp"), 1;
+    close(file);
+    e = prose_generate(text, 100000, 1);
+    if (!e) e = dt_graph_open(&g, 1);
+    if (!e && root) {
+        by_hand(g);
+        good = orders(g);
+        good = race(2, "one seed") > 2 * race(3, "two seeds") && good;
+        printf("--ranks %d       sent/step   formula    rest  weights     4P/t  activations  sha256\n", ranks);
+    }
+    dt_graph_close(&g);
+    for (int mode = 0; mode < (ranks > 1 ? 3 : 1) && !e; mode++) e = train(text, mode, ranks, &good);
+    remove(text);
+    if (e) return dt_fail("53_tensor_parallel");
+    if (!good) return fprintf(stderr, "FAILED: bits, shards, bytes or hashes are not as they should be\n"), 1;
+    if (root) printf("expected %s\nok: the recipe's cut decides the bits, the number of ranks does not\n", EXPECTED);
+    return 0;
+}

@@ -1,0 +1,189 @@
+/* 55_ring_attention: one sequence cut across the ranks.
+ *
+ * What you learn
+ *     With a batch of one long text, data parallel has nothing to share, and activations grow with the text. Context
+ *     parallel cuts the sequence itself. Norms, products and losses work on each token alone: a rank has its tokens,
+ *     and all weights. Only attention looks at others' tokens: a query needs the keys and values before it.
+ *
+ *     They need not be together. What a slice of the keys does for a query are three numbers (one a vector): its
+ *     largest score m, l = sum of exp(score - m), o = sum of exp(score - m) v. Two slices make one:
+ *         m = max(m1, m2),  l = exp(m1 - m) l1 + exp(m2 - m) l2,  o = exp(m1 - m) o1 + exp(m2 - m) o2
+ *     and o / l at the end is the attention. So blocks of keys and values travel in a ring: a rank works on the block
+ *     that it has while it offers it to the next rank, and after n - 1 rounds each has seen all (ring attention).
+ *     Backward they travel again, and the gradients of the keys, made where the queries are, are sent to their owners.
+ *
+ *     A causal mask makes late tokens work more than early ones. So a sequence is 2 n slices, and rank r has the slices
+ *     r and 2n-1-r, an early one and a late one: together they have as much to do on every rank, in every round.
+ *
+ *     The order in which slices are joined decides bits. Here the recipe cuts (context_shards) and the tree over slices
+ *     is fixed by their positions: an arriving block waits as a node of the tree until its neighbour is there.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 55_ring_attention.c -o 55_ring_attention -lm -lpthread
+ *     ./55_ring_attention
+ *     ./55_ring_attention --ranks 2
+ *     ./55_ring_attention --ranks 4
+ *
+ * What you should see
+ *     Three numbers of each of four slices, and their joins; which block each rank has in each round, and how much work
+ *     that is, with slices in pairs and with neighbours; then the trainer: bytes beside the formula, activations that
+ *     shrink with the ranks, one hash.
+ *
+ * Read on: 43_memory.c, what else makes activations small. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPECTED "760fd9ef5455e66e549ebd3c43a3d6dc33e5c616b71b0880203b3d98964e541c"
+
+enum { LAYERS = 2, WIDTH = 64, LENGTH = 256, STEPS = 4 }; /* of the training run */
+enum { KEYS = 8, SLICES = 4, MOST = 4 };
+
+/* What a slice of keys does for one query; values are single numbers here. */
+typedef struct part {
+    double m, l, o;
+} part;
+
+static part of_slice(const double *score, const double *value, int n)
+{
+    part p = {score[0], 0, 0};
+    for (int i = 1; i < n; i++) p.m = score[i] > p.m ? score[i] : p.m;
+    for (int i = 0; i < n; i++) p.l += exp(score[i] - p.m), p.o += exp(score[i] - p.m) * value[i];
+    return p;
+}
+static part join(part a, part b)
+{
+    part p = {a.m > b.m ? a.m : b.m, 0, 0};
+    p.l = exp(a.m - p.m) * a.l + exp(b.m - p.m) * b.l;
+    p.o = exp(a.m - p.m) * a.o + exp(b.m - p.m) * b.o;
+    return p;
+}
+static void show(const char *what, part p)
+{
+    printf("  %-22s m %5.2f  l %6.4f  o %8.4f  o/l %8.5f\n", what, p.m, p.l, p.o, p.o / p.l);
+}
+
+/* The attention of one query to KEYS keys, whole and as a tree over slices. */
+static int by_hand(void)
+{
+    const double score[KEYS] = {0.5, -1.0, 2.5, 0.25, 1.0, 3.0, -2.0, 0.75}, value[KEYS] = {1, 2, 3, 4, 5, 6, 7, 8};
+    part slice[SLICES], tree, whole = of_slice(score, value, KEYS);
+    for (int s = 0; s < SLICES; s++) {
+        char name[32];
+        snprintf(name, sizeof name, "keys %d and %d", 2 * s, 2 * s + 1);
+        show(name, slice[s] = of_slice(score + 2 * s, value + 2 * s, KEYS / SLICES));
+    }
+    show("keys 0 to 3, joined", join(slice[0], slice[1]));
+    show("keys 4 to 7, joined", join(slice[2], slice[3]));
+    show("all, joined", tree = join(join(slice[0], slice[1]), join(slice[2], slice[3])));
+    show("all, at once", whole);
+    return fabs(tree.o / tree.l - whole.o / whole.l) < 1e-12;
+}
+
+/* Pairs of slices that see each other when a rank with the slices a and b works on those of another: half of a slice's
+ * own pairs. */
+static double pairs(const int own[2], const int keys[2])
+{
+    double sum = 0;
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++) sum += keys[j] < own[i] ? 1 : keys[j] == own[i] ? 0.5 : 0;
+    return sum;
+}
+
+/* Each round of the ring: whose block a rank has, and the work; slices r and 2n-1-r, then 2r and 2r+1. Returns how long
+ * all rounds take, where each round waits for the slowest. */
+static double rounds(int n, int neighbours)
+{
+    double time = 0;
+    for (int round = 0; round < n; round++) {
+        double most = 0;
+        printf("    round %d:", round);
+        for (int r = 0; r < n; r++) {
+            int owner = (r + n - round) % n, own[2], keys[2];
+            double work;
+            own[0] = neighbours ? 2 * r : r, own[1] = neighbours ? 2 * r + 1 : 2 * n - 1 - r;
+            keys[0] = neighbours ? 2 * owner : owner, keys[1] = neighbours ? 2 * owner + 1 : 2 * n - 1 - owner;
+            work = pairs(own, keys);
+            most = work > most ? work : most;
+            printf("  rank %d has %d+%d (%.1f)", r, keys[0], keys[1], work);
+        }
+        printf("\n");
+        time += most;
+    }
+    return time;
+}
+
+/* Trains on one sequence per step, shared by n ranks. Sent per step: in each block of the model its keys and values
+ * (2 T C / n floats) and those of others that it passes on, n - 1 times forward and n - 1 times backward, and as many
+ * gradients; then an all-reduce of the gradients of all weights. The rest: the tied table's second gradient, padding to
+ * blocks of 1024, losses and counts. */
+static dt_result train(const char *text, int n, int64_t shards, int *good)
+{
+    double sent, ring = 3.0 * LAYERS * (n - 1) * 2 * LENGTH * WIDTH / n * 4, formula;
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model.layers = LAYERS, recipe.model.heads = 4, recipe.model.width = WIDTH;
+    recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0, recipe.steps = STEPS;
+    recipe.batch = recipe.data_shards = 1;
+    recipe.context_shards = shards; /* up to so many ranks */
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
+    layout.cp = n;
+    e = dt_trainer_open(&t, &recipe, &layout);
+    if (!e) e = dt_trainer_run(t, &info);
+    if (e) return dt_trainer_close(&t), e;
+    sent = (double)info.sent_bytes;
+    formula = ring + 2.0 * (n - 1) / n * 4 * (double)dt_trainer_weights(t);
+    *good = *good && !strcmp(dt_trainer_hash(t), EXPECTED) == (shards > 1);
+    *good = *good && sent >= formula && sent < 1.2 * formula + 1;
+    if (dt_trainer_is_root(t)) {
+        dt_memory m = dt_trainer_memory(t);
+        printf("%6lld %10.0f %10.0f %13.0f %11lld  %.6f  %.12s..\n", (long long)shards, sent, formula, ring,
+               (long long)m.activations, (double)info.loss, dt_trainer_hash(t));
+    }
+    dt_trainer_close(&t);
+    return e;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    dt_comm *c = NULL;
+    int file, root, ranks, good = 1;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("55_ring_attention");
+    ranks = dt_comm_size(c), root = !dt_comm_rank(c);
+    dt_comm_close(&c); /* the trainer opens its own */
+    if (argc > 1) return fprintf(stderr, "55_ring_attention: the option is --ranks 1, 2 or 4\n"), 2;
+    file = mkstemp(text);
+    if (file < 0) return perror("55_ring_attention: no file in /tmp"), 1;
+    close(file);
+    e = prose_generate(text, 100000, 1);
+    if (!e && root) {
+        double even, uneven;
+        printf("one query, %d keys:\n", KEYS);
+        good = by_hand();
+        printf("a ring of %d ranks, slices r and %d-r: pairs of slices per round\n", MOST, 2 * MOST - 1);
+        even = rounds(MOST, 0);
+        printf("  and with neighbours, 2r and 2r+1:\n");
+        uneven = rounds(MOST, 1);
+        printf("  rounds wait for the slowest rank: %.1f pairs, against %.1f\n", even, uneven);
+        good = good && even < 0.6 * uneven;
+        printf("bytes: a rank sends the blocks of the ring and its gradients; the formula is the sum of both\n");
+        printf("shards  sent/step    formula    of it ring activations      loss  sha256\n");
+    }
+    if (!e && ranks == 1) e = train(text, 1, 1, &good); /* the sequence whole: other bits, the same loss to 6 digits */
+    if (!e) e = train(text, ranks, 4, &good);
+    remove(text);
+    if (e) return dt_fail("55_ring_attention");
+    if (!good) return fprintf(stderr, "FAILED: joins, balance, bytes or hashes are not as they should be\n"), 1;
+    if (root) printf("expected %s\nok: one sequence shared by %d, the bits of one rank\n", EXPECTED, ranks);
+    return 0;
+}

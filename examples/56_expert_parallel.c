@@ -1,0 +1,146 @@
+/* 56_expert_parallel: the experts of a mixture on different ranks, and tokens that travel to them.
+ *
+ * What you learn
+ *     Most weights of a mixture (15_moe.c) are its experts'. With data parallel every rank keeps all E of them and the
+ *     optimizer's state of all. With expert parallel (Lepikhin et al. 2020, GShard) groups of ep data-parallel ranks
+ *     keep E / ep each, and all else as before. Each rank routes its own tokens; rows travel to the ranks that have
+ *     their experts (an all-to-all), are multiplied there, and travel back: 2 exchanges forward, 2 backward per block.
+ *     What it saves: X weights of experts become X / ep, and so does their state. Gradients of experts are summed over
+ *     the ranks that have the same ones, n / ep of n: with ep = n no byte of them is sent. What it costs: rows of C
+ *     floats, 4 times; of N tokens with k experts each N k (ep-1)/ep leave a rank when all is even. "Expert parallel
+ *     saves arithmetic" is wrong: a token visits k experts either way; what is spread is memory.
+ *     All wait for the rank with the most popular experts, which must have room for all tokens of its group; a capacity
+ *     limits both and drops what is above. Rows that an owner may get: ep min(N min(k, E/ep), E/ep x capacity).
+ *     The bits do not change: products of rows do not depend on their neighbours, and an owner keeps one gradient per
+ *     rank whose tokens it got, each a chain in token order, and adds them as data parallel does, in the fixed tree.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 56_expert_parallel.c -o 56_expert_parallel -lm -lpthread
+ *     ./56_expert_parallel
+ *     ./56_expert_parallel --ranks 2
+ *     ./56_expert_parallel --ranks 4               (the one to read)
+ *
+ * What you should see
+ *     Bytes that a rank keeps of weights and optimizer, and that all send in a step, to the byte beside the formulas.
+ *     A row is 16 C bytes, there and back twice: the formula is exact where tokens visit all experts, else that of an
+ *     even load; room is for so many on a rank. Then how many choices of the last step fell on each expert, which
+ *     rank has it, and one hash for every ep.
+ *
+ * Read on: 15_moe.c on routing, balance and drops; 41_zero.c shares state without moving tokens. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A Llama of two blocks; what is no matrix of whole blocks of 1024 floats is padded to one: norms and routers. */
+enum { C = 64, HIDDEN = 96, LAYERS = 2, E = 8, SHARDS = 4, BATCH = 8, LENGTH = 32, TOKENS = BATCH / SHARDS * LENGTH };
+enum { X = LAYERS * E * 3 * C * HIDDEN, D = 2 * 256 * C + 1024 + LAYERS * (4 * C * C + 3 * 1024) };
+
+static const struct {
+    const char *name;
+    int active;
+    float capacity;
+    const char *hash;
+} kinds[3] = {{"2 of 8", 2, 0.0f, "0c7e9ffe20eb9943ef8bc6645c509acbe2a9d977dc8bdf4085e390cadf3b87e9"},
+              {"2, capacity 1", 2, 1.0f, "4df8ef61757dc23d469ff8ffc6b8fb516efec8613305b974fbadb60df454df56"},
+              {"all 8", E, 0.0f, "8413adbc1203161db7010b78224d38b8dfc64688072ef37ad46da9592a2f4694"}};
+typedef struct result {
+    int64_t weights, optimizer, sent; /* bytes; sent: of all ranks, in the first step */
+    float tokens[E];                  /* choices of the last step on each expert of the last block */
+    char hash[65];
+} result;
+
+static dt_result train(dt_comm *c, const char *text, int kind, int ep, result *out)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_memory memory;
+    dt_trainer *t = NULL;
+    int64_t all[SHARDS];
+    dt_result e;
+    recipe.model = dt_model_llama("llama-nano");
+    recipe.model.layers = LAYERS, recipe.model.width = C, recipe.model.heads = 4, recipe.model.kv_heads = 4;
+    recipe.model.hidden = HIDDEN, recipe.model.tied = 0, recipe.model.vocabulary = 256;
+    recipe.model.experts = E, recipe.model.active = kinds[kind].active, recipe.model.capacity = kinds[kind].capacity;
+    recipe.data = text, recipe.sequence = LENGTH, recipe.batch = recipe.micro_batch = BATCH;
+    recipe.data_shards = SHARDS, recipe.steps = 20, recipe.warmup = 2, recipe.validation = 0;
+    layout.ep = ep;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
+    e = dt_trainer_open(&t, &recipe, &layout);
+    if (e) return e;
+    memory = dt_trainer_memory(t);
+    out->weights = memory.weights, out->optimizer = memory.optimizer;
+    e = dt_trainer_step(t, &info);
+    out->sent = info.sent_bytes;
+    if (!e) e = dt_trainer_run(t, &info);
+    if (!e) e = dt_trainer_experts(t, LAYERS - 1, out->tokens);
+    if (!e) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
+    dt_trainer_close(&t);
+    if (!e) e = dt_all_gather(c, (float *)(void *)&out->sent, (float *)(void *)all, 2); /* it keeps all bits */
+    out->sent = 0;
+    for (int i = 0; i < dt_comm_size(c) && !e; i++) out->sent += all[i];
+    return e;
+}
+
+/* A line of the table for n ranks; returns whether its formulas hold. */
+static int line(const result *r, int kind, int ep, int n)
+{
+    int64_t units = SHARDS / n, choices = (int64_t)SHARDS * TOKENS * kinds[kind].active; /* of all ranks, in a block */
+    int64_t keeps = D + X / ep, gradients = 8 * (D * (n - 1) + X * (n / ep - 1));
+    int64_t counts = ep > 1 ? (int64_t)4 * LAYERS * units * n * (ep - 1) * E / ep : 0;
+    int64_t small = (int64_t)n * (n - 1) * (8 + 4 * SHARDS + 4 * SHARDS * (LAYERS + 2)); /* of losses */
+    int64_t blocks = ep > 1 ? 4 * (ep - 1) * (int64_t)n * ((D + X) / 1024) : 0;          /* of the norm */
+    int64_t even = 16 * C * LAYERS * choices * (ep - 1) / ep, rows = r->sent - gradients - counts - small - blocks;
+    int64_t most = E / ep < kinds[kind].active ? E / ep : kinds[kind].active, room = TOKENS * most;
+    if (kinds[kind].capacity > 0.0f && room > choices / SHARDS / ep) room = choices / SHARDS / ep;
+    printf("  %-13s %2d  %8lld %8lld  %8lld %8lld  %9lld %9lld %8lld %8lld %5lld\n", kinds[kind].name, ep,
+           (long long)r->weights, (long long)(4 * keeps), (long long)r->optimizer, (long long)(8 * keeps),
+           (long long)r->sent, (long long)(gradients + counts + small + blocks + even), (long long)rows,
+           (long long)even, (long long)(ep * room));
+    if (r->weights != 4 * keeps || r->optimizer != 8 * keeps || rows % (16 * C) || rows < 0 || (ep == 1 && rows))
+        return 0;
+    return kinds[kind].active < E || rows == even;
+}
+
+int main(int argc, char **argv)
+{
+    static const char marks[] = "########################################################################";
+    char text[] = "/tmp/dtrain_XXXXXX";
+    dt_comm *c = NULL;
+    result r[3][3];
+    int file, good = 1, root, n, degrees;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("56_expert_parallel");
+    root = !dt_comm_rank(c), n = dt_comm_size(c);
+    if (argc > 1 || SHARDS % n)
+        return root ? fprintf(stderr, "56_expert_parallel: the option is --ranks 1, 2 or 4\n"), 2 : 2;
+    if ((file = mkstemp(text)) < 0) return perror("56_expert_parallel: no file in /tmp"), 1;
+    close(file);
+    memset(r, 0, sizeof r);
+    degrees = n > 2 ? 3 : n; /* ep 1, 2, 4 */
+    e = prose_generate(text, 50000, 1);
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < degrees && !e; i++) {
+            e = train(c, text, k, 1 << i, &r[k][i]);
+            good = good && !strcmp(r[k][i].hash, kinds[k].hash);
+        }
+    remove(text);
+    dt_comm_close(&c);
+    if (e || !root) return e ? dt_fail("56_expert_parallel") : !good;
+    printf("X = %d weights in experts, D = %d others with padding. Bytes beside formulas, on %d rank%s:\n", X, D, n,
+           n > 1 ? "s" : "");
+    printf("  visit         ep   weights 4(D+X/ep)     AdamW 8(D+X/ep)       sent   if even     rows  if even  room\n");
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < degrees; i++) good = line(&r[k][i], k, 1 << i, n) && good;
+    printf("Choices of the last step on the experts of the last block; the even share is %d:\n", SHARDS * TOKENS / 4);
+    for (int x = 0; x < E; x++)
+        printf("  expert %d on rank %d of %d %5d %.*s\n", x, x / (E >> (degrees - 1)), 1 << (degrees - 1),
+               (int)r[0][0].tokens[x], (int)r[0][0].tokens[x] / 4, marks);
+    for (int k = 0; k < 3; k++) printf("sha256 %s  %s\n", r[k][0].hash, kinds[k].name);
+    if (good) return printf("ok: a rank keeps its experts, rows travel by formula, and every ep has one hash\n"), 0;
+    return fprintf(stderr, "FAILED: a formula or a hash does not hold\n"), 1;
+}

@@ -1,0 +1,216 @@
+/* 57_mesh: data, pipeline and tensor parallel at once, and where the ranks of each should be.
+ *
+ * What you learn
+ *     The degrees multiply to the number of ranks, dp x pp x tp = n. Ranks are places of a mesh with three axes, and
+ *     the order of the axes, slowest first, says who is near whom. With 8 ranks on 2 nodes, pp 2 and tp 2:
+ *       DPT ("cluster")  neighbours share a tensor; the nodes have different data: gradients cross the network.
+ *       TPD ("spread")   neighbours have different data; the halves of every tensor are on two nodes, and all the
+ *                        all-reduces of 53_tensor_parallel.c cross the network.
+ *       PDT              the stages are on two nodes: only what passes between stages crosses.
+ *     "Tensor and pipeline inside a node, data across" and "tensor inside, pipeline across" are both taught as rules.
+ *     Both keep the tensor inside. PDT sends less between nodes, DPT can send it in few large pieces.
+ *
+ *     Words. Amazon's SMP says mp for pp x tp, rdp ("reduced") for what is dp here, and dp for all ranks of one stage,
+ *     tp x rdp. So mp x rdp = n and pp x dp = n. That mp x dp = n is often said, and true only if tp = 1.
+ *
+ *     Three traps, as wrong choices that run, and what they cost:
+ *       - model parallel for a model that fits on a rank, as this one does. The lines "pipeline" and "tensor": one lets
+ *         ranks idle, the other waits for 4 all-reduces in each block and micro-batch; "data" waits once per step.
+ *       - tensor parallel across nodes: the line of TPD.
+ *       - data parallel taken for model parallel (Amazon's SMDDP for SMP; the names are much alike). One has the whole
+ *         model on every rank, the other a part: under a budget of memory the first is refused, and no number of ranks
+ *         mends that. (With ZeRO data-parallel ranks have parts, too: 41_zero.c.)
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 57_mesh.c -o 57_mesh -lm -lpthread
+ *     ./57_mesh
+ *     ./57_mesh --ranks 2
+ *     ./57_mesh --ranks 4
+ *     ./57_mesh --ranks 8                        (2 x 2 x 2)
+ *
+ * What you should see
+ *     The tables of two orders, and which pairs share a node; training in six layouts, the first half of the ranks
+ *     playing one node and the second the other: bytes inside and between them, counted and by formula, idle share,
+ *     memory of the largest rank, one hash; at last a refusal.
+ *
+ * Read on: 41_zero.c, data parallel without copies. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPECTED "d9a34408ac4ca8bfa58f266845af1fb3096458a2f5e77d09797345cc0c834d68"
+
+enum { RANKS = 8, NODE = 4, LAYERS = 6, WIDTH = 128, BATCH = 16, MICRO = 8, LENGTH = 32, SHARDS = 8 };
+
+/* The mesh of 8 ranks on 2 nodes: at[rank] becomes its node and its place on the data, pipeline and tensor axes. */
+static int mesh(const char *order, int at[RANKS][4])
+{
+    dt_layout l = dt_layout_default();
+    l.pp = l.tp = 2, l.order = order;
+    for (int r = 0; r < RANKS; r++) {
+        dt_mesh m;
+        if (dt_mesh_of(&l, RANKS, r, &m)) return 0;
+        at[r][0] = r / NODE;
+        for (int axis = DT_AXIS_DATA; axis <= DT_AXIS_TENSOR; axis++) at[r][1 + axis] = m.at[axis];
+    }
+    return 1;
+}
+
+/* The pairs along an axis: ranks that differ in this place alone. Returns how many of the four share a node. */
+static int pairs(const char *what, int axis, int at[RANKS][4])
+{
+    int shared = 0;
+    printf("  %s", what);
+    for (int a = 0; a < RANKS; a++)
+        for (int b = a + 1; b < RANKS; b++) {
+            int same = 0;
+            for (int i = 1; i < 4; i++) same += i != axis && at[a][i] == at[b][i];
+            if (same < 2) continue;
+            printf(" %d-%d", a, b);
+            shared += at[a][0] == at[b][0];
+        }
+    printf(shared ? " share a node\n" : " are on two nodes\n");
+    return shared;
+}
+
+static int tables(void)
+{
+    int near[RANKS][4], far[RANKS][4], good;
+    dt_mesh m;
+    dt_layout l = dt_layout_default();
+    if (!mesh("cluster", near) || !mesh("spread", far)) return 0;
+    printf("rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor\n");
+    for (int r = 0; r < RANKS; r++)
+        printf("%4d %4d %19d %4d %6d %20d %4d %6d\n", r, near[r][0], near[r][1], near[r][2], near[r][3], far[r][1],
+               far[r][2], far[r][3]);
+    good = pairs("DPT, data:  ", 1, near) == 0 && pairs("DPT, pipe:  ", 2, near) == 4 &&
+           pairs("DPT, tensor:", 3, near) == 4;
+    good = pairs("TPD, data:  ", 1, far) == 4 && pairs("TPD, pipe:  ", 2, far) == 4 &&
+           pairs("TPD, tensor:", 3, far) == 0 && good;
+    printf("pp 2 x tp 2 x rdp 2 = 8; mp 4 x rdp 2 = 8; pp 2 x dp 4 = 8; but mp 4 x dp 4 = 16\n");
+    l.tp = 3;
+    if (!dt_mesh_of(&l, RANKS, 0, &m)) return 0;
+    printf("refused: %s\n", dt_last_error());
+    return good;
+}
+
+/* Ways to use n ranks: tensor groups and stages of 2, if there are so many ranks, or one kind of parallel alone. */
+enum { DATA, MESH, STAGES, TENSOR };
+static const struct choice {
+    const char *name, *order;
+    int kind;
+} choices[] = {{"data", "DPT", DATA},     {"mesh DPT, cluster", "DPT", MESH}, {"mesh TPD, spread", "TPD", MESH},
+               {"mesh PDT", "PDT", MESH}, {"pipeline", "DPT", STAGES},        {"tensor", "DPT", TENSOR}};
+
+/* Bytes that all ranks send in a step: 2 (n-1) S for each sum over n ranks, and S for each message. crossing: those of
+ * the two halves of the ranks to each other. The slowest axis lies across, and only that one: of a sum over n ranks
+ * each tells n-1 others, n/2 of them across; of n-1 boundaries between stages one is. */
+static double formula(const dt_layout *l, const char *order, double dp, double weights, double *crossing)
+{
+    double tp = (double)l->tp, pp = (double)l->pp, stream = 4.0 * BATCH * LENGTH * WIDTH; /* between two layers */
+    double size[3] = {dp, pp, tp}, bytes[3];
+    bytes[0] = 2 * (dp - 1) * 4 * weights;
+    bytes[1] = 2 * (pp - 1) * tp * stream;
+    bytes[2] = 2 * (tp - 1) * (4 * LAYERS + 2) * stream;
+    *crossing = 0;
+    for (int k = 0; k < 3 && *crossing <= 0; k++) {
+        int axis = !strcmp(order, "TPD") ? 2 - k : !strcmp(order, "PDT") && k < 2 ? 1 - k : k;
+        if (size[axis] > 1) *crossing = bytes[axis] * (axis == 1 ? 1 : size[axis] / 2) / (size[axis] - 1);
+    }
+    return bytes[0] + bytes[1] + bytes[2];
+}
+
+/* Tables, padding to blocks of 1024 floats, norms, and losses come on top. */
+static int near_to(double bytes, double computed, int n)
+{
+    return bytes >= computed && bytes <= 1.1 * computed + 3e4 * n;
+}
+
+/* Trains, the ranks on two nodes, and prints what all of them sent in the first step. memory: the most of a rank. */
+static dt_result train(dt_comm *c, const char *text, const struct choice *m, float *memory, int *good)
+{
+    double all, crossing;
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    int n = dt_comm_size(c), me = dt_comm_rank(c), half = (n + 1) / 2, dp;
+    float sent[2] = {0, 0}; /* bytes inside nodes, between them */
+    double idle;
+    dt_result e;
+    recipe.model = dt_model_llama("llama-nano"); /* without biases, which would be mostly padding here */
+    recipe.model.layers = LAYERS, recipe.model.heads = recipe.model.kv_heads = 8, recipe.model.width = WIDTH;
+    recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0, recipe.steps = 2;
+    recipe.batch = BATCH, recipe.micro_batch = MICRO, recipe.data_shards = recipe.tensor_shards = SHARDS;
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
+    layout.tp = m->kind == TENSOR ? n : m->kind == MESH && n > 1 ? 2 : 1;
+    layout.pp = m->kind == STAGES ? n : m->kind == MESH && n > 3 ? 2 : 1;
+    layout.order = m->order;
+    dp = n / (int)(layout.tp * layout.pp);
+    e = dt_trainer_open(&t, &recipe, &layout);
+    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] -= (float)dt_trainer_sent(t, p);
+    if (!e) e = dt_trainer_step(t, &info);
+    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] += (float)dt_trainer_sent(t, p);
+    if (!e) e = dt_trainer_run(t, &info);
+    if (e) return dt_trainer_close(&t), e;
+    *memory = (float)dt_trainer_memory(t).total;
+    e = dt_all_reduce(c, sent, 2, DT_SUM);
+    if (!e) e = dt_all_reduce(c, memory, 1, DT_MAX);
+    idle = (double)(layout.pp - 1) / (BATCH / MICRO * SHARDS / dp + (double)layout.pp - 1); /* 1F1B */
+    all = formula(&layout, m->order, dp, (double)dt_trainer_weights(t), &crossing);
+    *good = *good && !strcmp(dt_trainer_hash(t), EXPECTED) && near_to((double)sent[0] + (double)sent[1], all, n) &&
+            near_to((double)sent[1], crossing, n);
+    if (!me && !e)
+        printf("%-18s %2d %3d %3d %8.2f %8.2f %8.2f %8.2f %6.1f %% %7.2f  %.12s..\n", m->name, dp, (int)layout.pp,
+               (int)layout.tp, (double)sent[0] / 1e6, (double)sent[1] / 1e6, (all - crossing) / 1e6, crossing / 1e6,
+               100 * idle, (double)*memory / 1e6, dt_trainer_hash(t));
+    dt_trainer_close(&t);
+    return e;
+}
+
+/* A budget between what the mesh and what data parallel needs: the first fits, the second is refused. */
+static dt_result budget(dt_comm *c, const char *text, const float *memory, int *good)
+{
+    char limit[32];
+    float again;
+    dt_result e;
+    snprintf(limit, sizeof limit, "%.0f", (double)(memory[DATA] + memory[MESH]) / 2);
+    setenv("DT_MEM_LIMIT", limit, 1);
+    if (!dt_comm_rank(c)) printf("with DT_MEM_LIMIT=%s\n", limit);
+    e = train(c, text, &choices[MESH], &again, good);
+    if (e) return e;
+    e = train(c, text, &choices[DATA], &again, good);
+    *good = *good && e == DT_E_MEMORY;
+    if (!dt_comm_rank(c)) printf("data: %s\n", dt_last_error());
+    return dt_barrier(c);
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    dt_comm *c = NULL;
+    float memory[6];
+    int file, root, n, good = 1;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("57_mesh");
+    n = dt_comm_size(c), root = !dt_comm_rank(c);
+    if (argc > 1 || n > 8) return fprintf(stderr, "57_mesh: the option is --ranks 1, 2, 4 or 8\n"), 2;
+    file = mkstemp(text);
+    if (file < 0) return perror("57_mesh: no file in /tmp"), 1;
+    close(file);
+    e = prose_generate(text, 100000, 1);
+    if (root) good = tables();
+    if (root) printf("\nMB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256\n");
+    for (int k = 0; k < (n > 1 ? 6 : 1) && !e; k++) e = train(c, text, &choices[k], &memory[k], &good);
+    if (!e && n > 1) e = budget(c, text, memory, &good);
+    remove(text);
+    dt_comm_close(&c);
+    if (e) return dt_fail("57_mesh");
+    if (!good) return fprintf(stderr, "FAILED: tables, bytes, refusals or hashes are not as they should be\n"), 1;
+    if (root) printf("expected %s\nok: every choice of a mesh costs something else, and none costs a bit\n", EXPECTED);
+    return 0;
+}

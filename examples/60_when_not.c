@@ -1,0 +1,194 @@
+/* 60_when_not: when not to distribute.
+ *
+ * What you learn
+ *     Every step of data parallel training pays a tax: the exchange of gradients, t seconds, however few samples there
+ *     were. A batch of b samples that take s seconds each needs b s on one rank, and b s / n + t on n. So
+ *         n ranks beat one when  b > b* = n t / ((n - 1) s),
+ *     the break-even batch; at 4 b* two ranks are 1.6 times as fast, far below it they are many times slower than one.
+ *     The tax is known beforehand: t = 2 (n-1) alpha + 2 (n-1)/n S / B for S bytes of gradients, alpha seconds per
+ *     message and B bytes per second, which two sizes of an all-reduce tell. More ranks do not lower it: its second
+ *     term tends to 2 S / B, its first one grows.
+ *     A batch that is too small for this need not grow in memory: k micro-batches between two exchanges (accumulation)
+ *     divide the tax by k. But either way it is another training: fewer steps for the same samples. Where the model
+ *     does not learn from larger batches, take one rank; it is cheaper, too.
+ *     "Small models with small batches rarely pay" is a consequence of this, not a rule: it depends on S, s and B.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 60_when_not.c -o 60_when_not -lm -lpthread
+ *     ./60_when_not --ranks 2                               (a link of 10 Mbit/s, emulated)
+ *     DT_LINK_RATE=1e8 ./60_when_not --ranks 4
+ *
+ * What you should see
+ *     The tax by formula and measured; the break-even batch; one rank and n with a sixteenth of it, a quarter, it, and
+ *     four times as much, predicted and measured. Times are this machine's, and it may be busy: what is checked are
+ *     bytes, and that far below the break-even n ranks are slower, by a wide margin.
+ *
+ * Read on: 33_accumulation.c for accumulation, 35_overlap.c for hiding the tax, 80_doctor.c for asking a real job. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { INPUTS = 32, HIDDEN = 256, N = HIDDEN * (INPUTS + 2) + 1 }; /* 8705 weights */
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Adds the gradient of one sample's squared error to grad (N). */
+static void backward(const float *w, float *grad, int sample)
+{
+    float x[INPUTS], h[HIDDEN], y = 0, d;
+    for (int i = 0; i < INPUTS; i++) x[i] = (float)((sample * 7919 + i * 104729) % 1024) / 512.0f - 1.0f;
+    for (int j = 0; j < HIDDEN; j++) {
+        const float *row = w + j * (INPUTS + 2);
+        float sum = row[INPUTS];
+        for (int i = 0; i < INPUTS; i++) sum += row[i] * x[i];
+        h[j] = tanhf(sum);
+        y += row[INPUTS + 1] * h[j];
+    }
+    d = y + w[N - 1] - x[0] * x[1];
+    grad[N - 1] += d;
+    for (int j = 0; j < HIDDEN; j++) {
+        float *row = grad + j * (INPUTS + 2), back = d * w[j * (INPUTS + 2) + INPUTS + 1] * (1 - h[j] * h[j]);
+        for (int i = 0; i < INPUTS; i++) row[i] += back * x[i];
+        row[INPUTS] += back;
+        row[INPUTS + 1] += d * h[j];
+    }
+}
+
+/* One step on `batch` samples shared by n ranks, the exchange left out when n is 1. */
+static dt_result step(dt_comm *c, float *w, float *grad, int64_t batch, int rank, int n)
+{
+    dt_result r = DT_OK;
+    memset(grad, 0, N * sizeof *grad);
+    for (int64_t i = rank; i < batch; i += n) backward(w, grad, (int)i);
+    if (n > 1) r = dt_all_reduce(c, grad, N, DT_SUM);
+    for (int k = 0; k < N; k++) w[k] -= 0.01f * grad[k] / (float)batch;
+    return r;
+}
+
+/* Seconds of a step, the fastest of some, the same on all ranks. alone: rank 0 makes it, the others wait. */
+static dt_result time_step(dt_comm *c, float *w, float *grad, int64_t batch, int alone, float *seconds)
+{
+    int rank = dt_comm_rank(c);
+    dt_result r = DT_OK;
+    *seconds = 1e30f;
+    for (int i = 0; i < 3 && !r; i++) {
+        double start;
+        r = dt_barrier(c);
+        start = now();
+        if (!r && (!alone || !rank)) r = step(c, w, grad, batch, alone ? 0 : rank, alone ? 1 : dt_comm_size(c));
+        if (now() - start < (double)*seconds) *seconds = (float)(now() - start);
+    }
+    return r ? r : dt_broadcast(c, seconds, 1, 0);
+}
+
+/* Seconds of an all-reduce, likewise. */
+static dt_result time_exchange(dt_comm *c, float *data, int64_t count, float *seconds)
+{
+    dt_result r = DT_OK;
+    *seconds = 1e30f;
+    for (int i = 0; i < 5 && !r; i++) {
+        double start;
+        r = dt_barrier(c);
+        start = now();
+        if (!r) r = dt_all_reduce(c, data, count, DT_SUM);
+        if (now() - start < (double)*seconds) *seconds = (float)(now() - start);
+    }
+    return r ? r : dt_broadcast(c, seconds, 1, 0);
+}
+
+/* The tax for N floats: by alpha and beta from two other sizes, and measured; and the bytes that a rank sends. */
+static dt_result tax(dt_comm *c, float *data, double *predicted, float *measured, int *good)
+{
+    enum { LARGE = 16384 };
+    double n = dt_comm_size(c), alpha, per_byte, formula = 2 * (n - 1) / n * 4.0 * N;
+    float few = 0, many = 0, sent = 0;
+    dt_result r = time_exchange(c, data, 1, &few);
+    if (!r) r = time_exchange(c, data, LARGE, &many);
+    for (int q = 0; q < (int)n; q++) sent -= (float)dt_comm_sent(c, q);
+    if (!r) r = time_exchange(c, data, N, measured);
+    for (int q = 0; q < (int)n; q++) sent += (float)dt_comm_sent(c, q);
+    if (!r) r = dt_all_reduce(c, &sent, 1, DT_SUM);
+    if (r) return r;
+    alpha = (double)few / (2 * (n - 1));
+    per_byte = (double)(many - few) / (2 * (n - 1) / n * 4.0 * LARGE);
+    *predicted = 2 * (n - 1) * alpha + formula * per_byte;
+    sent /= 5 * (float)n; /* exchanges of each rank; the seconds that were broadcast are few bytes */
+    *good = *good && fabs((double)sent - formula) <= 0.001 * formula;
+    if (dt_comm_rank(c)) return r;
+    printf("%d weights on %.0f ranks: S = %.1f kB; alpha %.1f us, B %.3f MB/s\n", N, n, 4e-3 * N, 1e6 * alpha,
+           1e-6 / per_byte);
+    printf("  bytes sent by a rank    %8.0f   2 (n-1)/n S = %.0f\n", (double)sent, formula);
+    printf("  tax, ms                 %8.2f   2 (n-1) alpha + 2 (n-1)/n S / B = %.2f\n\n", 1e3 * (double)*measured,
+           1e3 * *predicted);
+    return r;
+}
+
+/* A line for each batch; ratio: how many times as fast n ranks are with the smallest and the largest. */
+static dt_result sweep(dt_comm *c, float *w, float *grad, double each, double t, double ratio[2])
+{
+    int n = dt_comm_size(c), root = !dt_comm_rank(c);
+    double even = n * t / ((n - 1) * each), last = 0, before = 0, found = 0;
+    dt_result r = DT_OK;
+    if (root) printf("A sample takes s = %.1f us: break-even b* = n t / ((n-1) s) = %.0f samples\n", 1e6 * each, even);
+    if (root) printf("  %8s %14s %14s %10s %10s\n", "batch", "1 rank, ms", "n ranks, ms", "predicted", "measured");
+    for (int i = 0; i < 4 && !r; i++) {
+        static const double parts[4] = {1.0 / 16, 1.0 / 4, 1, 4};
+        int64_t batch = n * (int64_t)ceil(parts[i] * even / n);
+        float one = 0, all = 0;
+        double gain;
+        r = time_step(c, w, grad, batch, 1, &one);
+        if (!r) r = time_step(c, w, grad, batch, 0, &all);
+        gain = (double)(one / all);
+        if (i == 0) ratio[0] = gain;
+        ratio[1] = gain;
+        if (i && last < 1 && gain >= 1) found = before * pow((double)batch / before, (1 - last) / (gain - last));
+        last = gain, before = (double)batch;
+        if (root && !r)
+            printf("  %8lld %14.2f %14.2f %9.2fx %9.2fx\n", (long long)batch, 1e3 * (double)one, 1e3 * (double)all,
+                   (double)batch * each / ((double)batch * each / n + t), gain);
+    }
+    if (!root || r) return r;
+    if (found > 0)
+        printf("Break-even: predicted %.0f, measured about %.0f samples. ", even, found);
+    else
+        printf("Break-even: predicted %.0f, not met here: the cores are busy. ", even);
+    printf("In micro-batches of a sixteenth: 16 between two exchanges.\n\n");
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    dt_comm *c = NULL;
+    float *w = (float *)malloc(2 * 16384 * sizeof *w), *grad, measured = 0, each = 0;
+    double predicted = 0, ratio[2];
+    int root, good = 1;
+    dt_result r;
+    setenv("DT_LINK_RATE", "1.25e6", 0); /* 10 Mbit/s, where nothing else is said */
+    r = dt_comm_open(&c, &argc, &argv);
+    if (r || !w) return dt_fail("60_when_not");
+    root = dt_comm_rank(c) == 0, grad = w + 16384, ratio[0] = ratio[1] = 0;
+    if (argc > 1 || dt_comm_size(c) < 2)
+        return root ? fprintf(stderr, "60_when_not: the option is --ranks N, 2 or more\n"), 2 : 2;
+    memset(grad, 0, 16384 * sizeof *grad);
+    for (int k = 0; k < N; k++) w[k] = (float)((k * 37 + 11) % 64) / 512.0f - 0.0625f;
+    r = tax(c, grad, &predicted, &measured, &good);
+    if (!r) r = time_step(c, w, grad, 512, 1, &each);
+    if (!r) r = sweep(c, w, grad, (double)each / 512, predicted, ratio);
+    dt_comm_close(&c);
+    free(w);
+    if (r) return dt_fail("60_when_not");
+    good = good && ratio[0] < 0.5 && ratio[1] > 2 * ratio[0];
+    if (!root) return !good;
+    if (good)
+        return printf("ok: bytes as by formula; far below the break-even batch more ranks are slower than one\n"), 0;
+    return fprintf(stderr, "FAILED: bytes, or a ratio, are not what they should be\n"), 1;
+}

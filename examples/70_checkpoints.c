@@ -1,0 +1,151 @@
+/* 70_checkpoints: who writes what, and how training goes on elsewhere with the same bits.
+ *
+ * What you learn
+ *     A checkpoint is all that the next step needs: weights, what the optimizer keeps, and where in the data, in the
+ *     schedule and in the random streams training is. With Adam in fp32 that is 12 bytes per weight, three times the
+ *     model. Here the last three follow from the step's number, because no random stream has a state.
+ *     Who writes? With data parallel all ranks have the same: when each writes it, n times the bytes go to the disk,
+ *     and into files of one name they overwrite each other. Two ways are right. Full: rank 0 writes whole tensors, and
+ *     where ranks have parts it collects them, a megabyte at a time, so that it never holds a second model. Others read
+ *     such files: they have the names of Hugging Face. Sharded: every rank writes what it owns, in parallel, and what
+ *     several have alike is written once, an equal part by each.
+ *     "A sharded checkpoint must be resumed on as many ranks as wrote it": where files hold what ranks happened to
+ *     have, yes. Here each run of numbers has an address (parameter, stored array, place), and a rank of any layout
+ *     reads what it needs. "Rank 0's file is enough": with ZeRO it has a part of the optimizer's state, with tensor or
+ *     pipeline parallel also of the weights; a checkpoint of weights alone makes Adam begin anew (73_forgetting).
+ *     A directory is written under another name and renamed when all is on the disk: after a crash at any moment the
+ *     one before is whole. The manifest has the SHA-256 of each file, so that a damaged one is refused.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 70_checkpoints.c -o 70_checkpoints -lm -lpthread
+ *     ./70_checkpoints
+ *     ./70_checkpoints --ranks 2
+ *     ./70_checkpoints --ranks 4
+ *
+ * What you should see
+ *     For each layout the files of its checkpoint after half of the steps, their bytes beside 12 per weight, and the
+ *     hash after it was resumed in the next layout of the list: always the one of a run that was never stopped.
+ *
+ * Read on: 75_spot.c for the moment at which it is needed, 74_interval.c for how often. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define EXPECTED "fbef4478b8dfa444b1c6bb0ca000f2581120cfbe32d2935150e0b95cab642394"
+enum { SHARDS = 4, STEPS = 6 };
+
+static const struct {
+    const char *name;
+    int64_t zero, tp;
+    int32_t kind;
+} runs[] = {{"data parallel, full", 0, 1, DT_FULL},   {"data parallel, sharded", 0, 1, DT_SHARDED},
+            {"ZeRO 1, sharded", 1, 1, DT_SHARDED},    {"ZeRO 3, sharded", 3, 1, DT_SHARDED},
+            {"tensor parallel, full", 0, 2, DT_FULL}, {"tensor parallel, sharded", 0, 2, DT_SHARDED}};
+enum { RUNS = (int)(sizeof runs / sizeof *runs) };
+
+typedef struct job {
+    const char *text, *place;
+    int ranks, root, good;
+    int64_t weights;
+    double seconds;
+    char hash[65];
+} job;
+
+/* Trains up to step `until` in layout `run`, from the checkpoint that is there, if any. */
+static dt_result train(job *j, int run, int64_t until)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.data = j->text, recipe.sequence = 32, recipe.steps = STEPS, recipe.warmup = 4, recipe.validation = 0;
+    recipe.batch = 8, recipe.data_shards = SHARDS, recipe.tensor_shards = 2;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.zero = runs[run].zero, l.tp = j->ranks > 1 ? runs[run].tp : 1;
+    l.checkpoint.place = j->place, l.checkpoint.kind = runs[run].kind;
+    e = dt_trainer_open(&t, &recipe, &l);
+    if (e) return e;
+    while (!e && info.step < until) e = dt_trainer_step(t, &info);
+    if (!e && until < STEPS) e = dt_trainer_save(t); /* the last step saves by itself */
+    if (!e && until == STEPS) memcpy(j->hash, dt_trainer_hash(t), sizeof j->hash);
+    j->weights = dt_trainer_weights(t);
+    dt_trainer_close(&t);
+    return e;
+}
+
+/* The files of the checkpoint in the middle: how many hold numbers, their bytes, and the largest. */
+static int files(const job *j, double *bytes, double *largest)
+{
+    char folder[200], name[500];
+    struct dirent *entry;
+    struct stat is;
+    DIR *dir;
+    int count = 0;
+    *bytes = *largest = 0;
+    snprintf(folder, sizeof folder, "%s/step-%09d", j->place, STEPS / 2);
+    for (dir = opendir(folder); dir && (entry = readdir(dir)) != NULL;) {
+        snprintf(name, sizeof name, "%s/%s", folder, entry->d_name);
+        if (!strstr(name, ".safetensors") || stat(name, &is)) continue;
+        count++;
+        *bytes += (double)is.st_size;
+        if ((double)is.st_size > *largest) *largest = (double)is.st_size;
+    }
+    if (dir) closedir(dir);
+    return count;
+}
+
+/* Half in layout `run`, the rest in the next one. */
+static dt_result there_and_on(job *j, int run)
+{
+    char line[300];
+    double bytes, largest;
+    int count, next = (run + 1) % RUNS, fine;
+    dt_result e = train(j, run, STEPS / 2);
+    if (e) return e;
+    count = files(j, &bytes, &largest);
+    e = train(j, next, STEPS);
+    fine = !strcmp(j->hash, EXPECTED) && bytes > 12.0 * (double)j->weights && bytes < 12.4 * (double)j->weights;
+    j->good = j->good && (fine || !j->root);
+    if (!e && j->root)
+        printf("%-26s %5d %10.0f %10.0f %9.2f   %s as %s\n", runs[run].name, count, bytes, largest,
+               bytes / (double)j->weights, strcmp(j->hash, EXPECTED) ? "OTHER BITS" : "same hash", runs[next].name);
+    snprintf(line, sizeof line, "rm -rf '%s'", j->place);
+    return !e && j->root && system(line) ? DT_E_FILE : e;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX", place[64];
+    float name[16];
+    dt_comm *c = NULL;
+    job j;
+    int file;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("70_checkpoints");
+    memset(&j, 0, sizeof j);
+    j.text = text, j.place = place, j.root = !dt_comm_rank(c), j.ranks = dt_comm_size(c), j.good = 1;
+    snprintf(place, sizeof place, "/tmp/dtrain_checkpoints.%ld", (long)getpid());
+    memcpy(name, place, sizeof name);
+    e = dt_broadcast(c, name, 16, 0); /* one place for all ranks */
+    memcpy(place, name, sizeof name);
+    dt_comm_close(&c);
+    if (argc > 1 || SHARDS % j.ranks) return fprintf(stderr, "70_checkpoints: the option is --ranks 1, 2 or 4\n"), 2;
+    if ((file = mkstemp(text)) < 0) return perror("70_checkpoints: no file in /tmp"), 1;
+    close(file);
+    if (!e) e = prose_generate(text, 50000, 1);
+    if (j.root) printf("%-26s %5s %10s %10s %9s   resumed\n", "checkpoint", "files", "bytes", "largest", "a weight");
+    for (int i = 0; i < RUNS && !e; i++) e = there_and_on(&j, i);
+    remove(text);
+    if (e || !j.root) return e ? dt_fail("70_checkpoints") : !j.good;
+    printf("every rank writing all of it: %.0f bytes\nsha256 %s\n", 12.0 * (double)j.weights * j.ranks, j.hash);
+    if (j.good) return printf("ok: 12 bytes a weight, written once; one hash wherever training went on\n"), 0;
+    return fprintf(stderr, "FAILED: the bytes or the hash are not what they should be\n"), 1;
+}

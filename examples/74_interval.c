@@ -1,0 +1,88 @@
+/* 74_interval: how often to save.
+ *
+ * What you learn
+ *     Saving costs C seconds. A failure costs the work since the last checkpoint, half an interval T on average, and R
+ *     to start again. Save too often and the first eats the job, too seldom and the second does:
+ *         wasted share = C/T + (T/2 + R)/M            M: mean time between failures of the whole job
+ *     which is least at T = sqrt(2 C M) (Young 1974). Daly (2006) has terms of higher order; while C is much smaller
+ *     than M they change little. The curve is flat around its lowest point: twice or half the best interval costs a
+ *     quarter more than the least, so rough numbers will do.
+ *     M is the job's: one node of n lost ends a synchronous step, M = M_node / n. A job of a thousand nodes that fail
+ *     every five years each is interrupted every two days. It survives t with probability exp(-t/M): 37 % for t = M.
+ *     "Save every epoch" and "lose at most 30 minutes" are policies; the first knows neither C nor M, the second is a
+ *     cap: the smaller of the two intervals is right.
+ *     An asynchronous save stops training for less than C; then C is what it does stop, and T becomes shorter.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 74_interval.c -o 74_interval -lm -lpthread
+ *     ./74_interval
+ *
+ * What you should see
+ *     A U: time that is wasted for nine intervals, by the formula and by a simulation of many failures, with its
+ *     lowest point where the formula says; then what happens to the best interval and to the share of useful time as
+ *     the job grows.
+ *
+ * Read on: the trainer does this with --checkpoint-every auto --mtbf SECONDS, from the cost it measures. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+
+static const double COST = 60, RESTART = 300, MTBF = 6 * 3600.0, WORK = 4e7; /* seconds */
+
+/* An exponential waiting time, from a stream that every machine has (splitmix64). */
+static double wait_for_failure(uint64_t *state, double mean)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return -mean * log(((double)((z ^ z >> 31) >> 11) + 0.5) * 0x1p-53);
+}
+
+/* Trains WORK seconds with a save after every `interval`; the wasted share of the time it took. */
+static double simulate(double interval, double cost, double mtbf)
+{
+    uint64_t state = 1;
+    double done = 0, now = 0, failure = wait_for_failure(&state, mtbf);
+    while (done < WORK) {
+        double end = now + interval + cost;
+        if (failure >= end) { /* the interval and its save */
+            now = end, done += interval;
+            continue;
+        }
+        now = failure + RESTART; /* back to the last checkpoint */
+        failure = now + wait_for_failure(&state, mtbf);
+    }
+    return 1 - done / now;
+}
+static double formula(double interval, double cost, double mtbf)
+{
+    return cost / interval + (interval / 2 + RESTART) / mtbf;
+}
+
+int main(void)
+{
+    double young = sqrt(2 * COST * MTBF), best = 1, at = 0;
+    int good;
+    printf("a save costs %.0f s, a restart %.0f s, a failure every %.0f h: sqrt(2 C M) = %.0f s\n", COST, RESTART,
+           MTBF / 3600, young);
+    printf("interval s   formula  simulated\n");
+    for (int k = -4; k <= 4; k++) {
+        double interval = young * pow(2, k / 2.0), wasted = simulate(interval, COST, MTBF);
+        if (wasted < best) best = wasted, at = interval;
+        printf("%10.0f   %6.2f %%   %6.2f %% ", interval, 100 * formula(interval, COST, MTBF), 100 * wasted);
+        for (int i = 0; i < (int)(400 * wasted); i++) putchar('#');
+        printf(k ? "\n" : "  <- Young\n");
+    }
+    good = at > young / 1.5 && at < young * 1.5 && fabs(best - formula(young, COST, MTBF)) < 0.02;
+    printf("\nnodes   job fails every   survives a day   interval   useful time\n");
+    for (int nodes = 1; nodes <= 4096; nodes *= 8) {
+        double mtbf = 5 * 365 * 86400.0 / nodes, interval = fmin(sqrt(2 * COST * mtbf), 1800); /* as the trainer */
+        printf("%5d %15.1f h %14.1f %% %8.0f s %11.1f %%\n", nodes, mtbf / 3600, 100 * exp(-86400 / mtbf), interval,
+               100 * (1 - simulate(interval, COST, mtbf)));
+    }
+    printf("(an interval of 1800 s is the cap: at most 30 minutes are lost)\n");
+    if (good) return printf("ok: the lowest point is where sqrt(2 C M) says\n"), 0;
+    return fprintf(stderr, "FAILED: the simulation has its lowest point elsewhere\n"), 1;
+}

@@ -1,0 +1,149 @@
+/* 75_spot: a machine that is taken away with two minutes' notice, and training that does not notice.
+ *
+ * What you learn
+ *     Spare capacity is sold at up to 90 % off and taken back at will. A job on it lives only with checkpoints: without
+ *     them each interruption costs all that was done, and a long job ends never (trap 4). The notice is SIGTERM; two
+ *     minutes later SIGKILL follows (SageMaker; other clouds give 30 s to 2 min). On SIGTERM every rank ends its step,
+ *     all write a checkpoint, and the job ends with an exit status of its own, which a scheduler knows from a failure.
+ *     Started again by the very same command, it finds the checkpoint and goes on.
+ *     "The notice makes periodic checkpoints needless": only when a save fits between the two signals. A save that
+ *     takes longer is cut off, leaves nothing that has a checkpoint's name, and what counts is the one before. And not
+ *     every end is announced: a node that breaks sends no SIGTERM. (The trainer knows what its last save took, and says
+ *     so when that is more than --deadline.)
+ *     Saved is (1 - billed/trained) in percent, less the work that was done twice and the time to start again.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 75_spot.c -o 75_spot -lm -lpthread
+ *     ./75_spot
+ *
+ * What you should see
+ *     The program starts itself as a job of two ranks and takes its machine away: with notice, without, and with a
+ *     window that is too short. A table of what each start did, which steps were done twice, and the hash of all three,
+ *     which is that of a run that was left alone.
+ *
+ * Read on: 74_interval.c for how often to save, 78_elastic.c for going on with fewer ranks. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define EXPECTED "4627fb720a05d5b07dfe21ebece598dc2cb4dad78e02803c7313aad053d53b20"
+enum { STEPS = 40, EVERY = 10, KILL_AT = 17 };
+
+/* An emulated slow disk: flushing a file takes its bytes / disk_rate seconds more. The header calls this fsync in place
+ * of the C library's. */
+static double disk_rate;
+int fsync(int fd)
+{
+    struct stat is;
+    if (disk_rate > 0 && !fstat(fd, &is) && S_ISREG(is.st_mode))
+        usleep((useconds_t)(1e6 * (double)is.st_size / disk_rate));
+    return (int)syscall(SYS_fsync, fd);
+}
+
+/* The job: any trainer looks like this. It prints each step's number, and its hash at the end. */
+static int job(const char *text, const char *place, float deadline)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.data = text, recipe.sequence = 32, recipe.steps = STEPS, recipe.validation = 0;
+    recipe.batch = 8, recipe.data_shards = 4;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.checkpoint.place = place, l.checkpoint.interval = EVERY, l.checkpoint.deadline = deadline;
+    e = dt_trainer_open(&t, &recipe, &l);
+    while (!e && info.step < STEPS) {
+        e = dt_trainer_step(t, &info);
+        if ((!e || e == DT_E_STOPPED) && dt_trainer_is_root(t))
+            printf("step %lld\n", (long long)info.step), fflush(stdout);
+    }
+    if (!e && dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
+    dt_trainer_close(&t);
+    return e ? dt_fail("job") : 0;
+}
+
+typedef struct start {
+    int first, last, status;
+    char hash[80];
+} start;
+
+/* Starts the job once, and sends it `sig` after step KILL_AT, or never. */
+static start run(const char *program, const char *text, const char *place, const char *deadline, const char *rate,
+                 int sig)
+{
+    start s;
+    int pipes[2], status = 0;
+    char line[200];
+    FILE *out;
+    pid_t pid;
+    memset(&s, 0, sizeof s);
+    if (pipe(pipes)) return s.status = -1, s;
+    if (!(pid = fork())) {
+        dup2(pipes[1], 1);
+        close(pipes[0]), close(pipes[1]);
+        execl(program, program, "--job", text, place, deadline, rate, "--ranks", "2", (char *)NULL);
+        _exit(127);
+    }
+    close(pipes[1]);
+    out = fdopen(pipes[0], "r");
+    while (out && fgets(line, sizeof line, out)) {
+        int step = 0;
+        sscanf(line, "sha256 %70s", s.hash);
+        if (sscanf(line, "step %d", &step) != 1) continue;
+        if (!s.first) s.first = step;
+        s.last = step;
+        if (step == KILL_AT && sig) kill(pid, sig);
+    }
+    if (out) fclose(out);
+    waitpid(pid, &status, 0);
+    s.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    return s;
+}
+
+/* One interruption, then again by the same command. */
+static int story(const char *program, const char *text, const char *what, const char *deadline, const char *rate,
+                 int sig, int most)
+{
+    char place[64], line[100];
+    start a, b;
+    int twice, good;
+    snprintf(place, sizeof place, "/tmp/dtrain_spot.%ld", (long)getpid());
+    a = run(program, text, place, deadline, rate, sig);
+    b = run(program, text, place, deadline, "0", 0);
+    twice = a.last - b.first + 1;
+    good = !b.status && !strcmp(b.hash, EXPECTED) && b.last == STEPS && twice >= 0 && twice <= most;
+    printf("%-30s %3d to %-3d %6d %4d to %-3d %6d   %s\n", what, a.first, a.last, a.status, b.first, b.last, twice,
+           strcmp(b.hash, EXPECTED) ? "OTHER BITS" : "same hash");
+    snprintf(line, sizeof line, "rm -rf '%s'", place);
+    return !system(line) && good;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    int file, good;
+    if (dt_launch(&argc, &argv)) return dt_fail("75_spot");
+    if (argc == 6 && !strcmp(argv[1], "--job"))
+        return disk_rate = atof(argv[5]), job(argv[2], argv[3], (float)atof(argv[4]));
+    if ((file = mkstemp(text)) < 0) return perror("75_spot: no file in /tmp"), 1;
+    close(file);
+    if (prose_generate(text, 50000, 1)) return dt_fail("75_spot");
+    printf("%-30s %10s %6s %11s %6s\n", "interrupted after step 17", "steps", "status", "then", "twice");
+    good = story(argv[0], text, "SIGTERM, time for a save", "120", "0", SIGTERM, 0);
+    good = story(argv[0], text, "SIGKILL, no notice", "120", "0", SIGKILL, EVERY + 2) && good;
+    good = story(argv[0], text, "SIGTERM, a save takes too long", "0.5", "2e5", SIGTERM, EVERY + 2) && good;
+    remove(text);
+    printf("sha256 %s\n", EXPECTED);
+    if (good) return printf("ok: nothing done twice after a notice, less than an interval without, one hash\n"), 0;
+    return fprintf(stderr, "FAILED: too much was done again, or the hash is another one\n"), 1;
+}

@@ -1,0 +1,129 @@
+/* 76_async_checkpoint: saving while training goes on.
+ *
+ * What you learn
+ *     A save in the foreground stops all ranks until the last byte is on the slowest disk. Behind training, ranks stop
+ *     only while the state is copied in memory; a thread writes the copy while the next steps compute.
+ *     It is not free: the copy takes as much memory as what this rank saves (12 bytes per weight of its part), and the
+ *     thread that writes and hashes takes a core and bandwidth from the steps meanwhile. The next save waits for the
+ *     one before: a disk that is too slow for the interval is not hidden.
+ *     "Asynchronous checkpoints can be half of one step and half of the next": only without the copy. Here the hash of
+ *     a run that is resumed from one is that of a run that was never stopped.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 76_async_checkpoint.c -o 76_async_checkpoint -lm -lpthread
+ *     ./76_async_checkpoint
+ *     ./76_async_checkpoint --ranks 2
+ *
+ * What you should see
+ *     A disk of 3 MB/s (an fsync that waits), a save every 5 steps: how long training stood still for saves in the
+ *     foreground and behind, what a step takes with and without a save going on, and the same hash.
+ *
+ * Read on: 74_interval.c: what a save costs decides how often one pays. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPECTED "1f952aac00107e5fee7bbd995d65f52dd384995c6fa2e34907438359a676af8f"
+enum { STEPS = 20, EVERY = 5 };
+
+/* An emulated slow disk: flushing a file takes its bytes / disk_rate seconds more. The header calls this fsync in place
+ * of the C library's. */
+static double disk_rate = 3e6;
+int fsync(int fd)
+{
+    struct stat is;
+    if (disk_rate > 0 && !fstat(fd, &is) && S_ISREG(is.st_mode))
+        usleep((useconds_t)(1e6 * (double)is.st_size / disk_rate));
+    return (int)syscall(SYS_fsync, fd);
+}
+
+typedef struct result {
+    double all, blocked;
+    int64_t memory;
+    int root;
+    char hash[65];
+} result;
+
+/* Trains to the end, or goes on from step 10 where there are checkpoints. */
+static dt_result train(const char *text, const char *place, int behind, result *out)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    struct timespec from, to;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.data = text, recipe.sequence = 64, recipe.steps = STEPS, recipe.validation = 0;
+    recipe.batch = 64, recipe.data_shards = 4;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.checkpoint.keep = 0;
+    l.checkpoint.place = place, l.checkpoint.interval = EVERY, l.checkpoint.async = behind;
+    e = dt_trainer_open(&t, &recipe, &l);
+    if (e) return e;
+    timespec_get(&from, TIME_UTC);
+    to = from;
+    for (out->blocked = 0; !e && info.step < STEPS;) {
+        e = dt_trainer_step(t, &info);
+        if (info.step == STEPS) break; /* whose save is always waited for */
+        timespec_get(&to, TIME_UTC);
+        out->blocked += info.save_seconds;
+    }
+    if (!e) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
+    out->all = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+    out->memory = dt_trainer_memory(t).total, out->root = dt_trainer_is_root(t);
+    dt_trainer_close(&t);
+    return e;
+}
+
+static int shell(const char *format, const char *place)
+{
+    char line[300];
+    snprintf(line, sizeof line, format, place, place);
+    return system(line);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const names[3] = {"in the foreground", "behind training", "resumed from step 10"};
+    char text[] = "/tmp/dtrain_XXXXXX", place[64];
+    float name[16];
+    result r[3];
+    dt_comm *c = NULL;
+    int file, good = 1;
+    dt_result e;
+    e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("76_async_checkpoint");
+    snprintf(place, sizeof place, "/tmp/dtrain_async.%ld", (long)getpid());
+    memcpy(name, place, sizeof name);
+    e = dt_broadcast(c, name, 16, 0); /* one place for all ranks */
+    memcpy(place, name, sizeof name);
+    if (argc > 1) return fprintf(stderr, "76_async_checkpoint: the option is --ranks 1 to 4\n"), 2;
+    if ((file = mkstemp(text)) < 0) return perror("76_async_checkpoint: no file in /tmp"), 1;
+    close(file);
+    if (!e) e = prose_generate(text, 50000, 1);
+    for (int i = 0; i < 3 && !e; i++) {
+        e = train(text, place, i > 0, &r[i]);
+        if (!e) e = dt_barrier(c);
+        if (!e && r[i].root) shell(i ? "rm -rf '%s'/step-000000015 '%s'/step-000000020" : "rm -rf '%s'", place);
+        if (!e) e = dt_barrier(c);
+        good = good && !e && !strcmp(r[i].hash, EXPECTED);
+    }
+    remove(text);
+    dt_comm_close(&c);
+    if (e || !r[0].root) return e ? dt_fail("76_async_checkpoint") : !good;
+    shell("rm -rf '%s'", place);
+    printf("%-22s %10s %12s %12s\n", "saves", "seconds", "stood still", "memory, MB");
+    for (int i = 0; i < 3; i++)
+        printf("%-22s %10.2f %12.3f %12.2f\n", names[i], r[i].all, r[i].blocked, 1e-6 * (double)r[i].memory);
+    printf("sha256 %s\n", r[0].hash);
+    good = good && r[1].memory > r[0].memory;
+    if (good) return printf("ok: the copy costs memory, the disk is not waited for, one hash\n"), 0;
+    return fprintf(stderr, "FAILED: the hash or the memory is not what it should be\n"), 1;
+}

@@ -1,0 +1,137 @@
+/* 77_mirror: checkpoints in a second place, and what can go wrong there.
+ *
+ * What you learn
+ *     The disk of a machine that is taken away is gone too, so checkpoints are copied to a store that stays: a bucket,
+ *     a file server. Clouds do it by synchronising a local directory with a prefix of a bucket, in the background, and
+ *     fill the directory from there when a new machine starts. Three things surprise (AWS says so in its documents):
+ *     - All machines of a job share the prefix. When each writes a file of the same name, the last one wins, and what
+ *       is there is nobody's state. Names must have the rank in them (here: shard-003), or one rank writes.
+ *     - What is deleted here is deleted there, too, where the synchronisation mirrors deletions. To make room by hand
+ *       is to lose the copy. Here only --keep removes, and the copy has its own count.
+ *     - What is put into the bucket after the start is not fetched: it is looked at once.
+ *     And a fourth: synchronising files while they are written copies half a checkpoint. Here a copy, too, gets its
+ *     name when it is whole.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 77_mirror.c -o 77_mirror -lm -lpthread
+ *     ./77_mirror
+ *
+ * What you should see
+ *     Each of the three, done the wrong way and the right way; then the local directory is lost, and training goes on
+ *     from the mirror with the hash of a run that lost nothing. The "bucket" is a directory, and slow.
+ *
+ * Read on: a real bucket: --mirror 's3://bucket/run aws s3 sync "$DT_FROM" "$DT_TO" --exclude "*.tmp*"'. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPECTED "4627fb720a05d5b07dfe21ebece598dc2cb4dad78e02803c7313aad053d53b20"
+enum { STEPS = 40, EVERY = 10 };
+
+/* Runs a shell's line; its first line of output, which stays until the next call. */
+static const char *shell(const char *format, ...)
+{
+    static char text[256];
+    char line[600];
+    va_list args;
+    FILE *out;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    text[0] = 0;
+    out = popen(line, "r");
+    if (out && !fgets(text, sizeof text, out)) text[0] = 0;
+    if (out) pclose(out);
+    text[strcspn(text, "\n")] = 0;
+    return text;
+}
+
+/* Trains from what is there until `until`; the hash at the end, or "". *first: the first step that was done. */
+static dt_result train(const char *text, const char *here, const char *there, int64_t until, int64_t *first,
+                       char hash[65])
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.data = text, recipe.sequence = 32, recipe.steps = STEPS, recipe.validation = 0;
+    recipe.batch = 8, recipe.data_shards = 4;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.checkpoint.place = here, l.checkpoint.interval = EVERY;
+    l.checkpoint.mirror = there;
+    e = dt_trainer_open(&t, &recipe, &l);
+    for (*first = 0; !e && info.step < until;) {
+        e = dt_trainer_step(t, &info);
+        if (!*first) *first = info.step;
+    }
+    hash[0] = 0;
+    if (!e && info.step == STEPS) memcpy(hash, dt_trainer_hash(t), 65);
+    dt_trainer_close(&t); /* waits for the copy */
+    return e;
+}
+
+/* Has a directory the checkpoint of this step? names: all that it has. */
+static int holds(const char *place, const char *step, char *names, size_t size)
+{
+    snprintf(names, size, "%s", shell("ls %s | grep step | tr '\\n' ' '", place));
+    return strstr(names, step) != NULL;
+}
+
+static int check(int good, const char *what, const char *seen)
+{
+    printf("  %-60s %s%s\n", what, seen, good ? "" : "   <- NOT AS IT SHOULD BE");
+    return good;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX", base[64], here[80], there[80], plain[80], seen[80], hash[65];
+    int file, good, kept;
+    int64_t first = 0;
+    dt_result e;
+    if (dt_launch(&argc, &argv)) return dt_fail("77_mirror");
+    if (argc > 1) return fprintf(stderr, "77_mirror: it has no options and runs on one rank\n"), 2;
+    if ((file = mkstemp(text)) < 0) return perror("77_mirror: no file in /tmp"), 1;
+    close(file);
+    snprintf(base, sizeof base, "/tmp/dtrain_mirror.%ld", (long)getpid());
+    snprintf(here, sizeof here, "%s/here", base), snprintf(there, sizeof there, "%s/bucket", base);
+    snprintf(plain, sizeof plain, "%s/plain", base);
+    printf("1. One prefix for all machines\n");
+    shell("mkdir -p %s/naive; for r in 0 1 2 3; do echo rank $r > %s/naive/checkpoint.pt; done", base, base);
+    check(1, "four ranks wrote checkpoint.pt; files, and what is in them:",
+          shell("ls %s/naive | wc -l | tr -d ' \\n'; echo ', '$(cat %s/naive/checkpoint.pt)", base, base));
+    e = prose_generate(text, 50000, 1);
+    if (!e) e = train(text, here, there, 25, &first, hash);
+    good = !e && check(holds(there, "020", seen, sizeof seen), "dtrain: complete checkpoints in the bucket", seen);
+    printf("2. Deleted here, deleted there\n");
+    shell("cp -r %s %s; rm -rf %s/step-*20", here, plain, here);
+    shell("cd %s && for f in *; do [ -e %s/$f ] || rm -rf $f; done", plain, here); /* as sync --delete does */
+    kept = holds(plain, "020", seen, sizeof seen);
+    good = check(!kept, "a synchronisation that mirrors deletions leaves", seen) && good;
+    kept = holds(there, "020", seen, sizeof seen);
+    good = check(kept, "dtrain: what was deleted here is still there", seen) && good;
+    printf("3. Put into the bucket after the start\n");
+    shell("mkdir %s/step-000000033", there); /* somebody's */
+    if (!e) e = train(text, here, there, 35, &first, hash);
+    snprintf(seen, sizeof seen, "began with step %lld", (long long)first);
+    good = !e && check(first == 11, "dtrain looks there only when it has nothing here", seen) && good;
+    shell("rm -rf %s/step-000000033", there);
+    printf("The machine is gone, with its disk\n");
+    shell("rm -rf %s", here);
+    if (!e) e = train(text, here, there, STEPS, &first, hash);
+    snprintf(seen, sizeof seen, "goes on with step %lld", (long long)first);
+    good = !e && check(first == 31, "restored from the bucket:", seen) && good;
+    remove(text);
+    shell("rm -rf %s", base);
+    if (e) return dt_fail("77_mirror");
+    printf("sha256 %s\n", hash);
+    if (good && !strcmp(hash, EXPECTED)) return printf("ok: whole checkpoints only, here and there; one hash\n"), 0;
+    return fprintf(stderr, "FAILED: a directory or the hash is not what it should be\n"), 1;
+}

@@ -1,0 +1,98 @@
+/* 78_elastic: a job that loses ranks and goes on with those that are left.
+ *
+ * What you learn
+ *     A synchronous step needs everybody: when one rank is gone all others wait. So the launcher ends them and starts
+ *     again from the last checkpoint, with a new rank in the lost one's place (--max-restarts), or without it
+ *     (--elastic MIN:MAX). Each start without a new checkpoint before it waits longer than the one before, and after
+ *     too many the launcher gives up: what fails at once will fail again.
+ *     "With fewer ranks the batch is smaller, so the learning rate must be scaled": only where a rank's share is fixed.
+ *     Here the recipe fixes the batch and its shards, ranks only share them: three ranks have 3, 3 and 2 of 8. The
+ *     steps take longer and are the same, to the bit; that is also why no rank count is in the hash.
+ *     With tensor or pipeline parallel ranks count in groups: of 4 with tp 2 a loss of one leaves 2 that can work.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 78_elastic.c -o 78_elastic -lm -lpthread
+ *     ./78_elastic
+ *
+ * What you should see
+ *     The program starts itself as a job of 4 ranks with --max-restarts 4 --elastic 2:4. In its first start rank 1 is
+ *     killed after step 13, in the second rank 0 after step 23. The launcher's lines tell what it does; then a table of
+ *     the starts, and the hash of a run that lost nobody.
+ *
+ * Read on: 75_spot.c for losses that are announced. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPECTED "4627fb720a05d5b07dfe21ebece598dc2cb4dad78e02803c7313aad053d53b20"
+enum { STEPS = 40, EVERY = 5, STARTS = 3 };
+static const int lost_rank[STARTS] = {1, 0, -1}, lost_after[STARTS] = {13, 23, 0};
+
+/* The job: a usual trainer, but for ranks that break. Rank 0 tells about each step. */
+static int job(const char *text, const char *place)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    int start = getenv("DT_RESTARTS") ? atoi(getenv("DT_RESTARTS")) : 0;
+    int rank = getenv("RANK") ? atoi(getenv("RANK")) : 0;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.data = text, recipe.sequence = 32, recipe.steps = STEPS, recipe.validation = 0;
+    recipe.batch = 8, recipe.data_shards = 4;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.checkpoint.place = place, l.checkpoint.interval = EVERY;
+    e = dt_trainer_open(&t, &recipe, &l);
+    while (!e && info.step < STEPS) {
+        e = dt_trainer_step(t, &info);
+        if (!e && dt_trainer_is_root(t))
+            printf("start %d ranks %s step %lld\n", start, getenv("WORLD_SIZE"), (long long)info.step), fflush(stdout);
+        if (!e && start < STARTS && rank == lost_rank[start] && info.step == lost_after[start]) raise(SIGKILL);
+    }
+    if (!e && dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
+    dt_trainer_close(&t);
+    return e ? dt_fail("job") : 0;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX", place[64], line[400], hash[80] = "";
+    int first[STARTS] = {0}, last[STARTS] = {0}, ranks[STARTS] = {0}, file, start, world, step, good, status;
+    FILE *out;
+    if (dt_launch(&argc, &argv)) return dt_fail("78_elastic");
+    if (argc == 4 && !strcmp(argv[1], "--job")) return job(argv[2], argv[3]);
+    if ((file = mkstemp(text)) < 0) return perror("78_elastic: no file in /tmp"), 1;
+    close(file);
+    if (prose_generate(text, 50000, 1)) return dt_fail("78_elastic");
+    snprintf(place, sizeof place, "/tmp/dtrain_elastic.%ld", (long)getpid());
+    snprintf(line, sizeof line, "DT_BACKOFF=0.1 '%s' --job %s %s --ranks 4 --max-restarts 4 --elastic 2:4", argv[0],
+             text, place);
+    fflush(stdout);
+    out = popen(line, "r");
+    while (out && fgets(line, sizeof line, out)) {
+        if (sscanf(line, "sha256 %70s", hash) == 1) continue;
+        if (sscanf(line, "start %d ranks %d step %d", &start, &world, &step) != 3 || start >= STARTS) continue;
+        if (!first[start]) first[start] = step;
+        last[start] = step, ranks[start] = world;
+    }
+    status = out ? pclose(out) : -1;
+    remove(text);
+    snprintf(line, sizeof line, "rm -rf '%s'", place);
+    if (system(line)) return 1;
+    printf("start  ranks  steps     done twice\n");
+    good = !status && !strcmp(hash, EXPECTED);
+    for (int i = 0; i < STARTS; i++) {
+        int twice = i ? last[i - 1] - first[i] + 1 : 0;
+        printf("%5d  %5d  %2d to %-2d  %10d\n", i, ranks[i], first[i], last[i], twice);
+        good = good && ranks[i] == 4 - i && twice >= 0 && twice <= EVERY;
+    }
+    printf("sha256 %s\n", hash);
+    if (good) return printf("ok: 4, 3 and 2 ranks, less than an interval done twice, one hash\n"), 0;
+    return fprintf(stderr, "FAILED: a start or the hash is not what it should be\n"), 1;
+}

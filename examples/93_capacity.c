@@ -1,0 +1,186 @@
+/* 93_capacity: jobs that wait for machines, and why they must get all of them at once.
+ *
+ * What you learn
+ *     A job on k machines starts when k are free together. A free machine is therefore not one that a job can use: with
+ *     half of the pool idle on average, jobs still queue for hours.
+ *     All or nothing is called gang scheduling. In the order of arrival a large job that waits for its gang holds up
+ *     all behind it (head-of-line blocking), so that the small wait nearly as long. If they may overtake, they hardly
+ *     wait, but the largest longer, and for ever if small ones keep coming (starvation). Schedulers let a job overtake
+ *     where that does not delay the head of the queue (backfilling).
+ *     The other way, each job takes what is free and waits for the rest, looks fairer and is a trap: machines are held,
+ *     and paid for, that do nothing; and two jobs that hold half of the pool each wait for each other for ever. That is
+ *     a deadlock: machines held, not given back, more wanted, in a circle. It ends only when a job is made to give up
+ *     what it holds. With gangs it cannot come up: who waits holds nothing.
+ *     Slurm and SageMaker start a job on all of its machines or not at all. On EC2 you ask for it: one request with
+ *     MinCount = MaxCount. On plain Kubernetes you do not get it, pods start one by one; Kueue or Volcano add it.
+ *     A job that can also run on fewer machines waits less: one more use of elastic training.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 93_capacity.c -o 93_capacity -lm -lpthread
+ *     ./93_capacity
+ *
+ * What you should see
+ *     Two jobs that want all 16 machines, one by one: a deadlock in the minute in which they come. Then 4000 jobs in
+ *     three ways: a histogram of the hours that they wait; the mean by k; what became of all machine-hours. One by one
+ *     the pool cannot carry the load that leaves half of it idle otherwise: the queue grows as long as jobs come.
+ *
+ * Read on: 78_elastic.c for jobs that go on with fewer, 92_placement.c for where the machines stand. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include <stdio.h>
+#include <string.h>
+
+enum { POOL = 16, JOBS = 4000, LENGTH = 120, APART = 45, SIZES = 5, BARS = 8 };
+enum { ORDER, OVERTAKE, PIECES, WAYS }; /* gangs in the order of arrival; gangs that overtake; machine by machine */
+static const char *const names[WAYS] = {"gang, in order", "gang, overtaking", "one by one"};
+
+typedef struct job {
+    int arrival, minutes, need, held, start; /* start -1: waits */
+} job;
+
+typedef struct pool {
+    long long busy, idle, spare, waited; /* machine-minutes at work, held and not at work, free; minutes of jobs */
+    int first, arrived, done, free, running, deadlocks, wrong, now;
+} pool;
+
+/* Half the sum of two squared normal numbers has the exponential distribution. */
+static double exponential(const float *z) { return 0.5 * ((double)z[0] * (double)z[0] + (double)z[1] * (double)z[1]); }
+
+/* Jobs from the library's normal numbers, the same on every machine: exponential times; half of the jobs need one
+ * machine, a quarter two, and so on. */
+static dt_result make(job *jobs)
+{
+    const double half = 0.6931471805599453; /* ln 2: one in two is above it, and one in two of these by as much again */
+    dt_graph *g = NULL;
+    dt_result e = dt_graph_open(&g, 1);
+    const float *z = e ? NULL : dt_value(g, dt_param(g, "jobs", dt_shape2(JOBS, 6), DT_INIT_NORMAL, 1));
+    if (!e) e = dt_graph_result(g);
+    for (int i = 0, now = 0; i < JOBS && !e; i++, z += 6) {
+        job j = {0, 0, 1, 0, -1};
+        j.arrival = now += (int)(APART * exponential(z));
+        j.minutes = 1 + (int)(LENGTH * exponential(z + 2));
+        for (double x = exponential(z + 4); x > half && j.need < POOL; x -= half) j.need *= 2;
+        jobs[i] = j;
+    }
+    dt_graph_close(&g);
+    return e;
+}
+
+static int waits(const job *j) { return j->start < 0; }
+static int take(pool *p, job *j, int machines)
+{
+    j->held += machines, p->free -= machines;
+    if (j->held < j->need) return 0;
+    if (j->held != j->need || p->free < 0) p->wrong++;
+    j->start = p->now, p->running++;
+    return 1;
+}
+
+/* Free machines to jobs that wait, those before `end`. Returns how many of all that came wait still. */
+static int serve(pool *p, job *jobs, int way, int end)
+{
+    int waiting = 0;
+    for (int i = p->first; way != PIECES && i < end; i++) {
+        if (!waits(&jobs[i])) continue;
+        if (jobs[i].need <= p->free) take(p, &jobs[i], jobs[i].need);
+        else if (way == ORDER) break;
+    }
+    for (int given = 1; way == PIECES && given;) { /* rounds in which everyone gets one */
+        given = 0;
+        for (int i = p->first; i < end && p->free; i++)
+            if (waits(&jobs[i])) take(p, &jobs[i], 1), given = 1;
+    }
+    for (int i = p->first; i < p->arrived; i++) waiting += waits(&jobs[i]);
+    return waiting;
+}
+
+/* Nobody works, so nobody will give a machine back: the youngest that holds some must, until one can start. */
+static void unlock(pool *p, job *jobs, int way, int only_count)
+{
+    p->deadlocks++;
+    for (int i = p->arrived - 1; i > p->first && !p->running && !only_count; i--)
+        p->free += jobs[i].held, jobs[i].held = 0, serve(p, jobs, way, i);
+}
+
+/* All jobs until they are done, minute by minute; with `stop` until the first deadlock. */
+static void simulate(pool *p, job *jobs, int count, int way, int stop)
+{
+    memset(p, 0, sizeof *p);
+    for (p->free = POOL; p->done < count && !p->wrong; p->now++) {
+        int waiting, busy = 0, idle = 0;
+        for (int i = p->first; i < p->arrived; i++)
+            if (jobs[i].held && !waits(&jobs[i]) && jobs[i].start + jobs[i].minutes == p->now)
+                p->free += jobs[i].held, jobs[i].held = 0, p->running--, p->done++;
+        while (p->first < p->arrived && !waits(&jobs[p->first]) && !jobs[p->first].held) p->first++;
+        while (p->arrived < count && jobs[p->arrived].arrival <= p->now) p->arrived++;
+        waiting = serve(p, jobs, way, p->arrived);
+        if (waiting && !p->running) {
+            unlock(p, jobs, way, stop);
+            if (stop) return;
+            waiting = serve(p, jobs, way, 0);
+        }
+        for (int i = p->first; i < p->arrived; i++) *(waits(&jobs[i]) ? &idle : &busy) += jobs[i].held;
+        p->busy += busy, p->idle += idle, p->spare += p->free, p->waited += waiting;
+        p->wrong += busy + idle + p->free != POOL;
+    }
+}
+
+/* What must be true of every way: who started had all of them; no machine-minute and no waiting minute is lost. */
+static int sound(const pool *p, const job *jobs, int way)
+{
+    long long work = 0, waited = 0;
+    int order = !p->wrong;
+    for (int i = 0; i < JOBS; i++) {
+        work += (long long)jobs[i].need * jobs[i].minutes, waited += jobs[i].start - jobs[i].arrival;
+        order = order && (way != ORDER || !i || jobs[i].start >= jobs[i - 1].start);
+    }
+    return order && p->busy == work && p->waited == waited && p->free == POOL &&
+           p->busy + p->idle + p->spare == (long long)POOL * p->now && (way == PIECES || !p->idle);
+}
+
+int main(void)
+{
+    static const int hours[BARS] = {0, 1, 2, 4, 8, 16, 32, 1 << 20}; /* a bar: more than the one before, up to this */
+    static job jobs[WAYS][JOBS];
+    static int bar[WAYS][BARS], number[WAYS][SIZES];
+    static double mean[WAYS][SIZES];
+    pool p[WAYS], two;
+    job pair[2] = {{0, 60, POOL, 0, -1}, {0, 60, POOL, 0, -1}};
+    int good;
+    simulate(&two, pair, 2, PIECES, 1);
+    good = two.deadlocks == 1 && pair[0].held == POOL / 2 && pair[1].held == POOL / 2;
+    printf("Two jobs of %d machines, one by one: deadlock in minute %d; one holds %d of %d, the other %d\n", POOL,
+           two.now, pair[0].held, POOL, pair[1].held);
+    for (int w = 0; w < WAYS; w++) {
+        if (make(jobs[w])) return dt_fail("93_capacity");
+        simulate(&p[w], jobs[w], JOBS, w, 0);
+        good = good && sound(&p[w], jobs[w], w) && (w == PIECES) == (p[w].deadlocks > 0);
+        for (int i = 0; i < JOBS; i++) {
+            int b = 0, k = 0, wait = jobs[w][i].start - jobs[w][i].arrival;
+            while (wait > 60 * (long long)hours[b]) b++;
+            while (1 << k < jobs[w][i].need) k++;
+            bar[w][b]++, number[w][k]++, mean[w][k] += wait / 60.0;
+        }
+        for (int k = 0; k < SIZES; k++) mean[w][k] /= number[w][k];
+    }
+    printf("\n%d jobs by hours of waiting\n  %-9s", JOBS, "");
+    for (int w = 0; w < WAYS; w++) printf(" %-26s", names[w]);
+    printf("\n");
+    for (int b = 0; b < BARS; b++) {
+        if (b < BARS - 1) printf("  up to %2d ", hours[b]);
+        else printf("  more     ");
+        for (int w = 0; w < WAYS; w++) printf(" %5d %-20.*s", bar[w][b], bar[w][b] / 150, "####################");
+        printf("\n");
+    }
+    printf("\n%-18s %39s %29s\n%-18s", "", "mean wait, hours, of jobs on", "machine-hours", "machines");
+    for (int k = 0; k < SIZES; k++) printf(" %7d", 1 << k);
+    printf(" %9s %9s %9s %10s\n", "at work", "held", "free", "deadlocks");
+    for (int w = 0; w < WAYS; w++) {
+        printf("%-18s", names[w]);
+        for (int k = 0; k < SIZES; k++) printf(" %7.1f", mean[w][k]);
+        printf(" %9lld %9lld %9lld %10d\n", p[w].busy / 60, p[w].idle / 60, p[w].spare / 60, p[w].deadlocks);
+    }
+    good = good && mean[OVERTAKE][SIZES - 1] > mean[OVERTAKE][0];
+    if (good) return printf("ok: every job had all of its machines, no hour is lost, gangs never deadlock\n"), 0;
+    return fprintf(stderr, "FAILED: a job ran on fewer, hours are lost, or deadlocks are not where they must be\n"), 1;
+}
