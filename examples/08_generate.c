@@ -163,11 +163,13 @@ int main(int argc, char **argv)
     dt_layout layout = dt_layout_default();
     dt_generator *g = NULL;
     command c;
-    char folder[] = "/tmp/59_generate_XXXXXX", text[64] = "", remove[80], *prompt = NULL;
-    const char *rank;
+    char folder[] = "/tmp/08_generate_XXXXXX", text[64] = "", remove[80], *prompt = NULL;
+    dt_comm *ranks = NULL;
     int speaks;
     dt_result r;
-    if (dt_launch(&argc, &argv)) return dt_fail("08_generate");
+    if (dt_comm_open(&ranks, &argc, &argv)) return dt_fail("08_generate");
+    speaks = dt_comm_rank(ranks) == 0;
+    dt_comm_close(&ranks);
     if (!read_command(&argc, argv, &c)) return 2;
     if (dt_args(&argc, &argv, &unused, &layout)) return dt_fail("08_generate");
     if (argc > 1) {
@@ -175,8 +177,6 @@ int main(int argc, char **argv)
                         "08_generate eval CHECKPOINT --data FILE\n", argv[1]);
         return 2;
     }
-    rank = getenv("RANK");
-    speaks = !rank || !strcmp(rank, "0");
     if (!c.path) { /* shows both, on one rank */
         if (!mkdtemp(folder)) return perror(folder), 1;
         snprintf(text, sizeof text, "%s/text.txt", folder);

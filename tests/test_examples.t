@@ -24,7 +24,7 @@ sub commands {
 mkdir "$tmp/tree";
 mkdir "$tmp/tree/$_" for qw(examples build);
 copy("$root/dtrain.h", "$tmp/tree/dtrain.h");
-copy("$root/examples/$_", "$tmp/tree/examples/") for qw(prose.h timetable.h);
+copy("$root/examples/$_", "$tmp/tree/examples/") for qw(layers.h prose.h timetable.h);
 my @examples = sort glob "$root/examples/[0-9]*.c";
 for my $example (@examples) { copy($example, "$tmp/tree/examples/") }
 
