@@ -132,7 +132,7 @@ static dt_result examine(fault *f, int rank, int tree, dt_diagnosis *d, char has
     double weights = 0;
     dt_result r = DT_OK;
     d->first = DT_BRANCH_COUNT;
-    for (int tries = 0; tries < 5 && !r && d->first != f->expected; tries++) {
+    for (int tries = 0; tries < 8 && !r && d->first != f->expected; tries++) {
         if (f->exchange > 0) r = choose_rate(f, rank, rate, sizeof rate);
         if (!r) r = train(f, rank, d, text, hash, &weights);
     }
