@@ -1,0 +1,186 @@
+/* 71_shards_by_hand: how do many ranks save one state, so that any number of ranks can go on from it?
+ *
+ * What you learn
+ *     - Each rank writes what it owns, at the same time as the others, into a file that says which numbers it holds.
+ *       No rank ever has the whole state.
+ *     - A checkpoint must be all there or not there. So the files go into a directory with another name; when all are
+ *       on the disk (fsync), rank 0 lists them and renames the directory, which happens at once or not at all. A job
+ *       that dies in the middle leaves the checkpoint before it.
+ *     - To go on, a rank reads the parts of all files that overlap with what it owns now: 4 ranks' files serve 2
+ *       ranks, or 1. "A sharded checkpoint needs the ranks that wrote it" is true of programs that load by rank
+ *       number.
+ *     - A file that is shorter than the list says is refused before a number of it is used.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 71_shards_by_hand.c -o 71_shards_by_hand -lm -lpthread
+ *     ./71_shards_by_hand --ranks 4              (1, 2 or 4)
+ *
+ * What it prints
+ *     saved step 10 on 4 ranks; died while saving step 15
+ *     found step 10, on 4 ranks: the end has the same bits
+ *     found step 10, on 2 ranks: the end has the same bits
+ *     found step 10, on 1 rank: the end has the same bits
+ *     a file that was cut: refused
+ *
+ * Predict first: which step is found if the job dies after the rename, before rank 0 says that it is done?
+ * Exercise: keep the two newest checkpoints, and remove older ones without a moment in which there is only one.
+ *
+ * Read on: 70_checkpoints.c for the same in the trainer, in every layout; 72_checkpoint_tool.c to look inside. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { WEIGHTS = 4096, LAST = 20 };
+
+/* What a rank owns: numbers [from, from + count) of the weights and of Adam's m and v. */
+typedef struct share {
+    int64_t from, count;
+    float w[WEIGHTS], m[WEIGHTS], v[WEIGHTS];
+} share;
+
+static void own(share *s, int rank, int ranks)
+{
+    memset(s, 0, sizeof *s);
+    s->count = WEIGHTS / ranks, s->from = rank * s->count;
+}
+
+/* Adam's step number `step` towards w_i = sin(i), one number at a time: so a rank needs nobody. */
+static void train_step(share *s, int step)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        float g = s->w[i] - sinf((float)(s->from + i)), *m = &s->m[i], *v = &s->v[i];
+        *m = 0.9f * *m + 0.1f * g, *v = 0.95f * *v + 0.05f * g * g;
+        s->w[i] -= 0.1f * (*m / (1 - powf(0.9f, (float)step))) / (sqrtf(*v / (1 - powf(0.95f, (float)step))) + 1e-8f);
+    }
+}
+
+/* Writes the three arrays behind their place. 1: all of it is on the disk. */
+static int write_share(const char *folder, int rank, const share *s)
+{
+    char path[200];
+    const float *arrays[3] = {s->w, s->m, s->v};
+    FILE *f;
+    int fine = 1;
+    snprintf(path, sizeof path, "%s/%d", folder, rank);
+    if (!(f = fopen(path, "wb"))) return 0;
+    fine = fwrite(&s->from, 8, 1, f) == 1 && fwrite(&s->count, 8, 1, f) == 1;
+    for (int a = 0; a < 3 && fine; a++) fine = fwrite(arrays[a], 4, (size_t)s->count, f) == (size_t)s->count;
+    fine = !fflush(f) && !fsync(fileno(f)) && fine;
+    return !fclose(f) && fine;
+}
+
+/* dies: the machine goes away when the files are there, before the rename. */
+static dt_result save(dt_comm *c, const char *place, int step, const share *s, int dies)
+{
+    char draft[160], whole[160], list[200];
+    int rank = dt_comm_rank(c);
+    float fine;
+    FILE *f;
+    dt_result r;
+    snprintf(draft, sizeof draft, "%s/%d.tmp", place, step), snprintf(whole, sizeof whole, "%s/%d", place, step);
+    snprintf(list, sizeof list, "%s/list", draft);
+    if (rank == 0) mkdir(draft, 0777);
+    r = dt_barrier(c); /* the directory is there */
+    fine = !r && write_share(draft, rank, s) ? 1.0f : 0.0f;
+    if (!r) r = dt_all_reduce(c, &fine, 1, DT_MIN); /* all files are there */
+    if (r || fine == 0.0f || dies) return r ? r : fine == 0.0f ? DT_E_FILE : DT_OK;
+    if (rank == 0) {
+        fine = (f = fopen(list, "w")) && fprintf(f, "%d\n", dt_comm_size(c)) > 0 && !fflush(f) && !fsync(fileno(f));
+        if (f) fclose(f);
+        if (fine == 0.0f || rename(draft, whole)) fine = 0.0f;
+    }
+    r = dt_broadcast(c, &fine, 1, 0);
+    return r ? r : fine == 0.0f ? DT_E_FILE : DT_OK;
+}
+
+/* The numbers of this rank, from the files of however many ranks. 0: a file is missing or has another size. */
+static int load(const char *place, int step, share *s)
+{
+    char path[200];
+    int files = 0, fine;
+    FILE *f;
+    snprintf(path, sizeof path, "%s/%d/list", place, step);
+    fine = (f = fopen(path, "r")) && fscanf(f, "%d", &files) == 1;
+    if (f) fclose(f);
+    for (int q = 0; q < files && fine; q++) {
+        float *arrays[3] = {s->w, s->m, s->v};
+        int64_t at[2], begin, end;
+        struct stat is;
+        snprintf(path, sizeof path, "%s/%d/%d", place, step, q);
+        fine = (f = fopen(path, "rb")) && fread(at, 8, 2, f) == 2 && !fstat(fileno(f), &is) &&
+               is.st_size == 16 + 12 * at[1];
+        begin = fine && at[0] > s->from ? at[0] : s->from;
+        end = fine && at[0] + at[1] < s->from + s->count ? at[0] + at[1] : s->from + s->count;
+        for (int a = 0; a < 3 && fine && begin < end; a++)
+            fine = !fseek(f, (long)(16 + 4 * (a * at[1] + begin - at[0])), SEEK_SET) &&
+                   fread(arrays[a] + begin - s->from, 4, (size_t)(end - begin), f) == (size_t)(end - begin);
+        if (f) fclose(f);
+    }
+    return fine;
+}
+
+/* The newest complete step; 0: none. */
+static int newest(const char *place)
+{
+    char path[200];
+    for (int step = LAST; step > 0; step--) {
+        snprintf(path, sizeof path, "%s/%d", place, step);
+        if (!access(path, F_OK)) return step;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static share s, whole, again;
+    static float end[WEIGHTS];
+    char place[64], path[160];
+    float id = (float)getpid();
+    int rank, n, found, good = 1;
+    dt_comm *c = NULL, *part = NULL;
+    dt_result r = dt_comm_open(&c, &argc, &argv);
+    if (r) return dt_fail("71_shards_by_hand");
+    rank = dt_comm_rank(c), n = dt_comm_size(c);
+    if (argc > 1 || n > 4 || n == 3) return fprintf(stderr, "71_shards_by_hand: the option is --ranks 1, 2 or 4\n"), 2;
+    r = dt_broadcast(c, &id, 1, 0); /* one place for all */
+    snprintf(place, sizeof place, "/tmp/dtrain_shards.%.0f", (double)id);
+    if (rank == 0) mkdir(place, 0777);
+    own(&whole, 0, 1), own(&s, rank, n);
+    for (int step = 1; step <= LAST; step++) train_step(&whole, step); /* never stopped */
+    for (int step = 1; step <= 15 && !r; step++) {
+        train_step(&s, step);
+        if (step == 10 || step == 15) r = save(c, place, step, &s, step == 15);
+    }
+    if (!r && !rank) printf("saved step 10 on %d rank%s; died while saving step 15\n", n, n > 1 ? "s" : "");
+    for (int ranks = n; ranks > 0 && !r; ranks /= 2) {
+        r = dt_comm_split(c, rank >= ranks, &part);
+        if (!r && rank >= ranks) dt_comm_close(&part);
+        if (r || rank >= ranks) continue;
+        own(&again, rank, ranks);
+        found = newest(place);
+        good = load(place, found, &again) && found == 10 && good;
+        for (int step = found + 1; step <= LAST; step++) train_step(&again, step);
+        r = dt_all_gather(part, again.w, end, again.count);
+        good = good && !memcmp(end, whole.w, sizeof end);
+        if (!rank)
+            printf("found step %d, on %d rank%s: %s\n", found, ranks, ranks > 1 ? "s" : "",
+                   good ? "the end has the same bits" : "OTHER BITS");
+        dt_comm_close(&part);
+    }
+    if (!r) r = dt_barrier(c);
+    snprintf(path, sizeof path, "%s/10/%d", place, n - 1);
+    if (!rank) good = !truncate(path, 1000) && !load(place, 10, &again) && good;
+    if (!rank) printf("a file that was cut: %s\n", good ? "refused" : "TAKEN");
+    snprintf(path, sizeof path, "rm -r '%s'", place);
+    if (!rank && system(path)) fprintf(stderr, "%s stays\n", place);
+    dt_comm_close(&c);
+    if (r) return dt_fail("71_shards_by_hand");
+    if (!good) return fprintf(stderr, "FAILED: a checkpoint was lost, or bits differ\n"), 1;
+    if (!rank) printf("ok: all there or not there, and for any number of ranks\n");
+    return 0;
+}
