@@ -11,7 +11,7 @@
 enum { WIDTH = 32, LAYER = WIDTH * WIDTH, WEIGHTS = DEPTH * LAYER, SAMPLES = 16, STEPS = 20 };
 
 /* Sample i: numbers in (-1, 1), and the same numbers turned around, to be learned. For dt_source, too. */
-static dt_result layers_sample(void *user, dt_split split, int64_t i, void *x, void *target)
+static inline dt_result layers_sample(void *user, dt_split split, int64_t i, void *x, void *target)
 {
     (void)user, (void)split;
     for (int64_t k = 0; k < WIDTH; k++) {
@@ -22,7 +22,7 @@ static dt_result layers_sample(void *user, dt_split split, int64_t i, void *x, v
 }
 
 /* y (n,WIDTH) = tanh(x w). */
-static dt_result layer_forward(const float *w, const float *x, int64_t n, float *y)
+static inline dt_result layer_forward(const float *w, const float *x, int64_t n, float *y)
 {
     dt_graph *g = NULL;
     dt_tensor out;
@@ -37,7 +37,7 @@ static dt_result layer_forward(const float *w, const float *x, int64_t n, float 
 }
 
 /* The gradients of w and x, from that of y. What is inside the layer is computed again. */
-static dt_result layer_backward(const float *w, const float *x, const float *dy, int64_t n, float *dw, float *dx)
+static inline dt_result layer_backward(const float *w, const float *x, const float *dy, int64_t n, float *dw, float *dx)
 {
     dt_graph *g = NULL;
     dt_tensor tx, tw, y;
@@ -54,7 +54,7 @@ static dt_result layer_backward(const float *w, const float *x, const float *dy,
 }
 
 /* The mean squared error of n samples, and its gradient. */
-static float layers_error(const float *y, const float *target, int64_t n, float *dy)
+static inline float layers_error(const float *y, const float *target, int64_t n, float *dy)
 {
     float sum = 0;
     for (int64_t i = 0; i < n * WIDTH; i++) {
@@ -65,7 +65,7 @@ static float layers_error(const float *y, const float *target, int64_t n, float 
 }
 
 /* Adam's step number `step`, from 1, with the constants of dt_recipe_default(). */
-static void adam(float *w, const float *g, float *m, float *v, int64_t n, int step)
+static inline void adam(float *w, const float *g, float *m, float *v, int64_t n, int step)
 {
     for (int64_t i = 0; i < n; i++) {
         m[i] = 0.9f * m[i] + 0.1f * g[i], v[i] = 0.95f * v[i] + 0.05f * g[i] * g[i];
@@ -75,7 +75,7 @@ static void adam(float *w, const float *g, float *m, float *v, int64_t n, int st
 
 /* ---- the same in the trainer ---- */
 
-static dt_tensor layers_one(dt_graph *g, dt_tensor x, const void *last)
+static inline dt_tensor layers_one(dt_graph *g, dt_tensor x, const void *last)
 {
     dt_tensor w = dt_param(g, "w", dt_shape2(WIDTH, WIDTH), DT_INIT_NORMAL, 0.2f);
     x = dt_tanh(g, dt_matmul(g, x, w, 0, 0));
@@ -83,7 +83,7 @@ static dt_tensor layers_one(dt_graph *g, dt_tensor x, const void *last)
 }
 
 /* Trains STEPS steps on the ranks of the job. first, if not NULL: the weights before. *loss and hash: of the end. */
-static dt_result layers_train(const dt_layout *layout, float *first, float *loss, char hash[65])
+static inline dt_result layers_train(const dt_layout *layout, float *first, float *loss, char hash[65])
 {
     char names[DEPTH][16];
     dt_segment list[DEPTH];
@@ -120,7 +120,7 @@ static dt_result layers_train(const dt_layout *layout, float *first, float *loss
 
 /* Trains in a plain layout, and in another one. first: the weights before. Returns the loss of both; NAN: an error, or
  * their weights differ in a bit. */
-static float layers_trainers(const dt_layout *other, float *first)
+static inline float layers_trainers(const dt_layout *other, float *first)
 {
     char hash[2][65];
     float loss[2] = {0};
