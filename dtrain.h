@@ -22768,7 +22768,7 @@ static const char *dt__mirror_line(const dt_checkpoints *c)
 
 static dt_result dt__check_checkpoint(const dt_checkpoints *c)
 {
-    if (!c->place && (c->interval || c->async || c->mirror || c->resume == DT_RESUME_ONLY))
+    if (!c->place && (c->interval || c->async || c->mirror || c->step || c->resume == DT_RESUME_ONLY))
         return dt__error(DT_E_USAGE, "there is no place for checkpoints: --checkpoint DIR names one");
     if (c->place && (!*c->place || strlen(c->place) > PATH_MAX - 128))
         return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);

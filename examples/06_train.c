@@ -66,7 +66,7 @@ int main(int argc, char **argv)
         static int told;                   /* ranks may be threads */
         if ((!rank || !strcmp(rank, "0")) && !__atomic_exchange_n(&told, 1, __ATOMIC_SEQ_CST))
             fprintf(stderr, "options: what is '%s'? One word may name the data; options begin with --, and --help lists "
-                            "them\n", argv[argc > 2 ? 2 : 1]);
+                            "them\n", argv[argv[1][0] == '-' ? 1 : 2]);
         return 2;
     }
     if (argc > 1) recipe.data = argv[1]; /* ./06_train book.txt */

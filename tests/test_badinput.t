@@ -109,7 +109,7 @@ my @cases = (
     ['Nesterov without momentum', "$data --optimizer sgd --nesterov", 2, qr/--nesterov looks ahead.*set --momentum/],
     ['average that never moves', "$data --ema 1", 2, qr/--ema 1: choose a number in \[0,1\)/],
     ['evaluating an average that is not there', "$data --evaluate-ema", 2, qr/--evaluate-ema: there is no average.*set --ema/],
-    ['an option of one letter', "$data -n 5", 2, qr/what is '5'\? .* options begin with --/],
+    ['an option of one letter', "$data -n 5", 2, qr/what is '-n'\? .* options begin with --/],
     ['a letter as an option', "$data -n", 2, qr/what is '-n'\? .* options begin with --/],
     ['several words', 'one.txt two.txt', 2, qr/what is 'two\.txt'\? One word may name the data/],
     ['tensor parallel on too few ranks', "$data --tp 4 --tensor-shards 1", 2, qr/--tp 4 does not divide [12] (rank|ranks)\. Set --tp to (1, or raise --ranks|one of 1, 2)\./],

@@ -486,6 +486,7 @@ refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ["--checkpoint $tmp/x --mirror $tmp/y --mirror-command cp", qr/--mirror takes both, 'PLACE COMMAND'/],
     ["--mirror $tmp/y", qr/there is no place for checkpoints/],
     ['--checkpoint-async', qr/there is no place for checkpoints/],
+    ['--resume-step 7', qr/there is no place for checkpoints/],
     ["--checkpoint $tmp/x --checkpoint-async --checkpoint-kind full", qr/--checkpoint-async is for --checkpoint-kind sharded/],
     ["--checkpoint $tmp/x --checkpoint-kind half", qr/--checkpoint-kind half: choose one of sharded,full/],
     ["--checkpoint $tmp/" . 'x' x 5000, qr/--checkpoint needs the name of a directory, of up to \d+ bytes/],
