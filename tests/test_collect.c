@@ -223,10 +223,13 @@ static void *poll_slowly(void *user)
     dt__link *f = ((dt_comm *)user)->link;
     dt__emulated *e = (dt__emulated *)f;
     dt__message *m;
-    while (!__atomic_load_n(&dt__comm_slot(f->base, 0)->left, __ATOMIC_ACQUIRE) || !e->base.in) dt__nap();
+    for (m = NULL; !__atomic_load_n(&dt__comm_slot(f->base, 0)->left, __ATOMIC_ACQUIRE) || !m; dt__nap()) {
+        dt__link_enter(f);
+        m = e->base.in;
+        dt__link_leave(f);
+    }
     usleep(60000);
     dt__link_enter(f);
-    m = e->base.in;
     (void)dt__emulated_recv(e, 0);
     __atomic_store_n(&m->done, 0, __ATOMIC_RELEASE);
     usleep(100000);
