@@ -1,8 +1,9 @@
 #!/usr/bin/env perl
 # Every example compiles with the cc line of its header comment, and the commands that stand under it (lines that begin
 # with ./, cc or DT_LINK_) run as they are written: status 0, and "ok" in the last line. What stands under "What it prints"
-# is printed; numbers with ~ may differ. Lines that begin with mpicc run, too, where MPI is installed. The implementation is
-# compiled once for each of the two and linked to all examples; with --full each compiles alone, as its readers do it.
+# is printed (numbers with ~ may differ), and so are the lines by which a program shows its concepts (concepts.txt). Lines
+# that begin with mpicc run, too, where MPI is installed. The implementation is compiled once for each of the two and linked
+# to all examples; with --full each compiles alone, as its readers do it.
 use strict;
 use warnings;
 use FindBin;
@@ -24,6 +25,11 @@ sub commands {
 mkdir "$tmp/tree";
 mkdir "$tmp/tree/$_" for qw(examples build);
 copy("$root/dtrain.h", "$tmp/tree/dtrain.h");
+my %shows; # by program: [concept, a line that it prints]
+for (grep { /^[^#]/ } split /\n/, slurp("$root/examples/concepts.txt")) {
+    my ($concept, $program, $line) = split ' ', $_, 3;
+    push @{$shows{$program}}, [$concept, $line];
+}
 copy("$root/examples/$_", "$tmp/tree/examples/") for qw(layers.h prose.h timetable.h);
 my @examples = sort glob "$root/examples/[0-9]*.c";
 for my $example (@examples) { copy($example, "$tmp/tree/examples/") }
@@ -80,6 +86,9 @@ for my $example (@examples) {
     my $all = '';
     ok(works($folder, \$all, map { s/^cc /$cc$once /r } @commands), "$name: runs and ends with ok");
     prints($example, $all);
+    my $flat = join ' ', split ' ', $all;
+    my @missing = grep { index($flat, $_->[1]) < 0 } @{delete $shows{$name =~ s/\.c$//r} || []};
+    ok(!@missing, '  and shows its concepts') or diag(map { "$_->[0]: not printed: $_->[1]\n" } @missing);
     next if slurp("$example") =~ /int main\(void\)/ || !-x "$tmp/tree/examples/$name";
     is((run_in("$tmp/tree/examples", 20, "./$name --rank 2"))[0], 2, '  and refuses a mistyped option');
 }
@@ -96,6 +105,7 @@ for my $example (@examples) {
         ok(works("$tmp/tree/examples", \my $all, map { s/^mpicc /mpicc$mpi_once /r } @commands), "$name: runs under mpirun");
     }
 }
+is(join(' ', sort keys %shows), '', 'examples/concepts.txt names programs that exist');
 ok(-e "$root/examples/README.md", 'examples/README.md') if @examples > 1;
 
 done_testing();
