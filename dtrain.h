@@ -22330,19 +22330,19 @@ static int dt__distance(const char *a, const char *b)
     return row[n];
 }
 
-/* Options, and words of options, that earlier versions had, and what to use instead. */
-#define DT__LOSSY \
-    "the trainer has no top-k and no PowerSGD. Use --wire int8, or your own loop with the functions of " \
-    "examples/36_compression.c."
+/* What earlier versions had. */
+#define DT__LOSSY "the trainer has no top-k or PowerSGD. Use --wire int8, or your own loop: examples/36_compression.c."
 #define DT__NOISE "it is a loop of its own: see examples/37_growing_batch.c."
 static const char *const dt__removed[][2] = {
     {"wire topk", DT__LOSSY}, {"wire powersgd", DT__LOSSY}, {"wire-keep", DT__LOSSY}, {"wire-rank", DT__LOSSY},
     {"growth", DT__NOISE}, {"noise-scale", DT__NOISE},
+    {"wire-forget", "errors are fed back; examples/36_compression.c shows what happens without."},
+    {"mirror-rate", "--mirror 'PLACE COMMAND' takes a COMMAND with a limit, as rsync --bwlimit."},
     {"show-program", "--timeline FILE writes what each rank did in the last step."},
     {"mirror-command", "--mirror takes both, 'PLACE COMMAND', where COMMAND copies $DT_FROM to $DT_TO."},
 };
 
-/* Is the option, or "option value", one that was removed? Then the error names what to use. */
+/* Was "option" or "option value" removed? Then this says what to use. */
 static dt_result dt__option_removed(const char *name, int length, const char *value)
 {
     char text[96];
@@ -23561,7 +23561,7 @@ static void dt__net_text(dt__text *text, const dt__net *net)
     }
 }
 
-/* Sets a parameter from such numbers. Returns 0 if there is none with them. */
+/* Sets a parameter from such numbers; 0: there is none. */
 static int dt__param_read(dt__param *p, const int64_t *n, int64_t count, int64_t vt)
 {
     int64_t most = (int64_t)1 << 40, parts;
@@ -23602,7 +23602,7 @@ static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *p
     return j.result;
 }
 
-/* The manifest of a checkpoint that all ranks have written. Members that nothing reads are for people. */
+/* The manifest of a checkpoint that all ranks have written. */
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
     const dt__manifest *m = &t->save.now;
@@ -24124,7 +24124,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
 
 /* ---- a checkpoint without a trainer ---- */
 
-/* `t` is never opened: it only holds the recipe, the network, the list of the state and the files. */
+/* `t` is never opened: it holds the recipe, the parameters and the state. */
 typedef struct dt__checkpoint {
     dt_checkpoint is;
     char path[PATH_MAX];

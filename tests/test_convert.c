@@ -103,7 +103,7 @@ static dt_recipe recipe_of(int which)
     if (which == 2) r.model.width = 64, r.model.heads = 4, r.model.kv_heads = 2, r.model.hidden = 96;
     if (which == 0) r.optimizer = DT_SGD, r.momentum = 0.9f;
     if (which == 1) r.optimizer = DT_LION, r.ema = 0.5f;
-    if (which == 3) r.model = dt_model_segments(own, 3, 61);
+    if (which == 3) r.model = dt_model_segments(own, 3, 61), r.model.family = DT_LLAMA; /* means nothing here */
     r.tensor_shards = which == 2 ? 1 : 2;
     r.source = &source;
     r.steps = STEPS, r.batch = 4, r.data_shards = 2;

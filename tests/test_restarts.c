@@ -260,6 +260,7 @@ static int two_ranks(const char *self, const char *options, job *j)
     start(j, self, arguments);
     if (!wait_for_ranks(j, 2)) tap_bail("no ranks: %s", j->text);
     for (int r = 0; r < 2; r++) rank[r] = cores_of(j->pid[r]);
+    rank[0].count *= !memcmp(&all, (cores[1]){cores_of(j->supervisor)}, sizeof all); /* the supervisor keeps its own */
     for (int i = 0; i < 128; i++) {
         apart &= !(rank[0].bits[i] & rank[1].bits[i]);
         within &= !((rank[0].bits[i] | rank[1].bits[i]) & ~all.bits[i]);
