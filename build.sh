@@ -37,6 +37,8 @@ Usage: ./build.sh [COMMAND]
   bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
                 to compile, beside an older header), gemm, load (training beside two busy loops), modes, ..: ratios
                 against OpenBLAS and Open MPI where they are installed
+  notebooks [open | run [FILE ...]]
+                install what the C notebooks need; open them in JupyterLab; run them with the solutions and store outputs
   doctor        what was found, what is missing, and the line that installs it
   lines         lines and bytes of dtrain.h per section, its public functions, and seconds to compile it
   clean         remove build/
@@ -74,6 +76,10 @@ missing_packages() {
             has_libfabric || say libfabric-dev libfabric-bin
             { have prove && perl -MTest::More -e 1 2>/dev/null; } || say perl ;;
         data) [ -e "$jargon" ] || say jargon-text ;;
+        notebooks)
+            have clang-repl-19 || say clang-tools-19
+            have gnuplot || say gnuplot-nox
+            python3 -c 'import venv, ensurepip' 2>/dev/null || say python3-venv ;;
         arm) # tests/test_isa.t runs programs for it in an emulator
             have qemu-aarch64 || say qemu-user
             have aarch64-linux-gnu-gcc || say gcc-aarch64-linux-gnu
@@ -282,7 +288,8 @@ command_test() {
     "") ;;
     *) die_usage "test takes --full alone, not '$1'" ;;
     esac
-    install_missing compiler test data arm
+    install_missing compiler test data arm notebooks
+    prepare_notebooks ipykernel nbclient || say "skipping the notebooks"
     choose_compiler
     have prove || die "no prove: install perl (apt-get install perl)"
     test_flags
@@ -294,6 +301,43 @@ command_test() {
     for test in tests/test_*.t; do files+=("$test"); done
     for test in tests/test_*.c; do [ -e "$test" ] && files+=("$test_build/$(basename "$test" .c)"); done
     prove -j "${JOBS:-2}" --timer "${files[@]}"
+}
+
+# Python's packages of these names into build/notebooks/venv, where the kernel is registered. Fails when that cannot be.
+venv=$build/notebooks/venv
+prepare_notebooks() {
+    local package missing=()
+    have clang-repl-19 || { say "no clang-repl-19: install clang-tools-19"; return 1; }
+    [ -x $venv/bin/python ] || python3 -m venv --system-site-packages $venv || return 1
+    for package in "$@"; do $venv/bin/python -c "import $package" 2>/dev/null || missing+=("$package"); done
+    if [ ${#missing[@]} -gt 0 ]; then
+        say "installing ${missing[*]} in $venv"
+        $venv/bin/python -m pip install -q --disable-pip-version-check "${missing[@]}" || return 1
+    fi
+    mkdir -p $venv/share/jupyter/kernels/dtrain-c
+    cat >$venv/share/jupyter/kernels/dtrain-c/kernel.json <<TEXT
+{"argv": ["$root/$venv/bin/python", "$root/notebooks-c/kernel.py", "-f", "{connection_file}"],
+ "display_name": "C (dtrain)", "language": "c"}
+TEXT
+}
+
+command_notebooks() {
+    local what=${1:-}
+    [ $# -eq 0 ] || shift
+    case $what in
+    "" | open) install_missing compiler notebooks; prepare_notebooks ipykernel nbclient jupyterlab || die "no JupyterLab" ;;
+    run) install_missing compiler notebooks; prepare_notebooks ipykernel nbclient || die "the notebooks cannot run" ;;
+    *) die_usage "notebooks takes nothing, open, or run [FILE ...], not '$what'" ;;
+    esac
+    case $what in
+    "")
+        say "ready: ./build.sh notebooks open starts JupyterLab in your browser; begin with 1_ring.ipynb"
+        say "in another editor choose the Python of $root/$venv and the kernel \"C (dtrain)\"" ;;
+    open) exec $venv/bin/jupyter lab --notebook-dir=notebooks-c "$@" ;;
+    run)
+        [ $# -gt 0 ] || set -- notebooks-c/[0-9]*.ipynb
+        $venv/bin/python notebooks-c/execute.py store "$@" ;;
+    esac
 }
 
 command_bench() {
@@ -351,7 +395,7 @@ command_doctor() {
     printf '%-22s %s\n' cores "$(nproc)" memory "$(awk '/MemAvailable/ { printf "%.1f GB free", $2 / 1e6 }' /proc/meminfo)"
     printf '%-22s %s\n' processor "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)"
     printf '%-22s %s\n' sets "$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | tr ' ' '\n' | grep -xE 'fma|avx2|avx512(f|dq|bw|vl)|asimd' | tr '\n' ' ')"
-    packages=$(missing_packages compiler test data arm bench | sort -u | tr '\n' ' ')
+    packages=$(missing_packages compiler test data arm notebooks bench | sort -u | tr '\n' ' ')
     if [ -n "$packages" ]; then say "missing: ${packages}; install with: sudo apt-get install ${packages}"; else say "nothing is missing"; fi
 }
 
@@ -379,12 +423,12 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | test | bench | doctor | lines) "command_$command" "$@" ;;
+    build | run | generate | eval | test | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
     compile) # shellcheck disable=SC2086
         compile $1 ;; # for compile_all
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, test, bench, doctor, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, test, notebooks, bench, doctor, lines, clean or help" ;;
     esac
 }
 

@@ -1,0 +1,201 @@
+/* notebook.c: the library and the functions of notebook.h, in one shared object that the kernel compiles once and loads
+ * into the interpreter. It also keeps the interpreter alive when a cell is interrupted. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "notebook.h"
+#include <setjmp.h>
+#include <stdarg.h>
+
+static sigjmp_buf nb_top;                 /* where an interrupted cell comes back to */
+static volatile sig_atomic_t nb_inside;   /* 1: statements of a cell are running */
+static volatile sig_atomic_t nb_ranks;    /* rank threads that are running */
+static pthread_t nb_main;
+static int nb_interrupted, nb_failed, nb_checks;
+
+/* ---- the interpreter's side of a cell ---- */
+
+/* A jump out of a cell would leave rank threads behind: then the process ends, and the kernel starts another. */
+static void nb_interrupt(int number)
+{
+    if (!pthread_equal(pthread_self(), nb_main)) {
+        pthread_kill(nb_main, number);
+        return;
+    }
+    if (nb_ranks) _exit(128 + number);
+    if (nb_inside) siglongjmp(nb_top, 1);
+}
+
+/* Runs the statements of a cell. After an interrupt the rest of the cell is left out. */
+DT_API void nb_run(void (*statements)(void))
+{
+    struct sigaction action;
+    if (nb_interrupted) return;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = nb_interrupt;
+    sigaction(SIGINT, &action, NULL);
+    nb_main = pthread_self();
+    if (sigsetjmp(nb_top, 1)) {
+        nb_interrupted = 1;
+    } else {
+        nb_inside = 1;
+        statements();
+    }
+    nb_inside = 0;
+}
+
+/* The end of cell `number`, told on both streams, so that the kernel knows that it has read all output. `ran`: the cell
+ * was compiled. */
+DT_API void nb_done(int number, int ran)
+{
+    const char *how = !ran ? "error" : nb_interrupted ? "interrupted" : nb_failed ? "failed" : "ok";
+    fflush(NULL);
+    printf("\x1e%d %s\n", number, how);
+    fflush(stdout);
+    fprintf(stderr, "\x1e%d\n", number);
+    nb_interrupted = nb_failed = nb_checks = 0;
+}
+
+DT_API void nb_start(void) { setvbuf(stdout, NULL, _IOLBF, 1 << 16); }
+
+/* ---- ranks ---- */
+
+typedef struct nb_rank {
+    pthread_t thread;
+    struct dt__local_rank self;
+    dt_result (*body)(dt_comm *c);
+    dt_result result;
+    char error[512];
+} nb_rank;
+
+static void *nb_rank_main(void *argument)
+{
+    nb_rank *k = (nb_rank *)argument;
+    dt_comm *c = NULL;
+    dt__thread.rank = &k->self;
+    k->result = dt_comm_open(&c, NULL, NULL);
+    if (!k->result) k->result = k->body(c);
+    if (k->result) snprintf(k->error, sizeof k->error, "%s", dt_last_error());
+    dt_comm_close(&c);
+    dt__job_ended(k->self.job, k->self.rank, dt_exit_code(k->result) << 8);
+    return NULL;
+}
+
+DT_API dt_result ranks(int n, dt_result (*body)(dt_comm *c))
+{
+    dt__launch_plan plan;
+    nb_rank *all;
+    dt__job *job;
+    dt_result r = DT_OK;
+    int started = 0;
+    if (n < 1 || n > 16) return fprintf(stderr, "ranks(%d, ..): choose 1 to 16\n", n), DT_E_USAGE;
+    memset(&plan, 0, sizeof plan);
+    plan.ranks = n, plan.threads = 1, plan.timeout = 5;
+    all = (nb_rank *)calloc((size_t)n, sizeof *all);
+    job = (dt__job *)dt__alloc(dt__job_bytes(n), "the ranks' shared state");
+    if (!all || !job) return free(all), dt__free(job), DT_E_MEMORY;
+    dt__job_init(job, &plan);
+    nb_ranks = n;
+    for (; started < n; started++) {
+        all[started].self.job = job, all[started].self.rank = started, all[started].body = body;
+        if (pthread_create(&all[started].thread, NULL, nb_rank_main, &all[started])) break;
+    }
+    if (started < n) fprintf(stderr, "ranks: no thread for rank %d\n", started), r = DT_E_SYSTEM;
+    for (int i = started; i < n; i++) dt__job_ended(job, i, 1 << 8);
+    for (int i = 0; i < started; i++) {
+        pthread_join(all[i].thread, NULL);
+        if (all[i].result && !r) fprintf(stderr, "rank %d: %s\n", i, all[i].error), r = all[i].result;
+    }
+    nb_ranks = 0;
+    free(all);
+    dt__free(job);
+    return r;
+}
+
+DT_API int64_t sent(dt_comm *c)
+{
+    int64_t bytes = 0;
+    for (int q = 0; q < dt_comm_size(c); q++) bytes += dt_comm_sent(c, q);
+    return bytes;
+}
+
+DT_API double seconds(void) { return dt__now(); }
+
+/* ---- pictures ---- */
+
+/* One message among the lines of standard output: its length in bytes, then the picture. */
+DT_API void picture(const char *svg)
+{
+    flockfile(stdout);
+    printf("\x1d%zu\n%s", strlen(svg), svg);
+    fflush(stdout);
+    funlockfile(stdout);
+}
+
+/* *to = *to + text, by the format. */
+__attribute__((format(printf, 2, 3))) static void nb_add(char **to, const char *format, ...)
+{
+    char *longer = NULL, *text = NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    if (vasprintf(&text, format, arguments) < 0) text = NULL;
+    va_end(arguments);
+    if (text && asprintf(&longer, "%s%s", *to ? *to : "", text) >= 0) free(*to), *to = longer;
+    free(text);
+}
+
+static void chart_add(chart *c, const char *name, const char *style, const double *x, const double *y, int n)
+{
+    static int count;
+    nb_add(&c->data, "$d%d << EOD\n", ++count);
+    for (int i = 0; i < n; i++) nb_add(&c->data, "%.9g %.9g\n", x[i], y[i]);
+    nb_add(&c->data, "EOD\n");
+    nb_add(&c->plots, "%s $d%d with %s title \"%s\"", c->plots ? "," : "plot", count, style, name);
+}
+DT_API void chart_line(chart *c, const char *name, const double *x, const double *y, int n)
+{
+    chart_add(c, name, "lines lw 2", x, y, n);
+}
+DT_API void chart_points(chart *c, const char *name, const double *x, const double *y, int n)
+{
+    chart_add(c, name, "points pt 7 ps 0.7", x, y, n);
+}
+
+DT_API void chart_show(chart *c)
+{
+    char path[] = "/tmp/chart-XXXXXX", command[64], *svg;
+    int fd = mkstemp(path);
+    FILE *gnuplot;
+    off_t size;
+    if (fd < 0) return;
+    snprintf(command, sizeof command, "gnuplot >%s 2>&1", path);
+    gnuplot = popen(command, "w");
+    if (gnuplot) {
+        fprintf(gnuplot, "set terminal svg size 640,360 font 'sans-serif,12' background 'white'\nset title \"%s\"\n"
+                         "set xlabel \"%s\"\nset ylabel \"%s\"\nset key outside right top\nset grid\n%s%s%s%s\n",
+                c->title ? c->title : "", c->x ? c->x : "", c->y ? c->y : "", c->log_x ? "set logscale x\n" : "",
+                c->log_y ? "set logscale y\n" : "", c->data ? c->data : "", c->plots ? c->plots : "");
+        pclose(gnuplot);
+    }
+    size = lseek(fd, 0, SEEK_END);
+    svg = (char *)calloc(1, (size_t)size + 1);
+    if (svg && pread(fd, svg, (size_t)size, 0) == size && strstr(svg, "</svg>")) picture(svg);
+    else fprintf(stderr, "no chart: %s (Debian has gnuplot in the package gnuplot-nox)\n", svg ? svg : "no memory");
+    free(svg);
+    close(fd);
+    unlink(path);
+    free(c->data), free(c->plots);
+    c->data = c->plots = NULL;
+}
+
+/* ---- grading ---- */
+
+DT_API void check(int is_true, const char *sentence, ...)
+{
+    va_list arguments;
+    va_start(arguments, sentence);
+    printf("%s %d - ", is_true ? "ok" : "not ok", ++nb_checks);
+    vprintf(sentence, arguments);
+    printf("\n");
+    va_end(arguments);
+    nb_failed |= !is_true;
+}

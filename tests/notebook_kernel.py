@@ -1,0 +1,128 @@
+"""TAP: what the kernel of the C notebooks promises. tests/test_notebooks.t runs it."""
+import subprocess
+import sys
+from pathlib import Path
+
+from jupyter_client.manager import start_new_kernel
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "notebooks-c"))
+from execute import Tap  # noqa: E402
+
+tap = Tap()
+manager, client = start_new_kernel(kernel_name="dtrain-c", stderr=subprocess.DEVNULL)
+
+
+def run(code, during=None):
+    """Runs a cell. Returns (its reply, standard output, standard error, what was displayed). `during` is called when
+    the first output has come."""
+    texts, shown, messages = {"stdout": "", "stderr": ""}, [], 0
+
+    def hook(message):
+        nonlocal during, messages
+        kind, content = message["msg_type"], message["content"]
+        if kind == "stream":
+            texts[content["name"]] += content["text"]
+            messages += 1
+            if during and "\n" in texts["stdout"]:
+                then, during = during, None
+                then()
+        if kind == "display_data":
+            shown.append(content["data"])
+    reply = client.execute_interactive(code, timeout=60, output_hook=hook)["content"]
+    return reply, texts["stdout"], texts["stderr"], shown
+
+
+def prints(name, code, expected):
+    reply, out, err, _ = run(code)
+    tap.ok(reply["status"] == "ok" and out == expected, name, f"{reply}\n{out}\n{err}")
+
+
+def fails(name, code, ename, sentence):
+    reply, out, err, _ = run(code)
+    tap.ok(reply["status"] == "error" and reply["ename"] == ename and sentence in reply["evalue"], name,
+           f"{reply}\n{out}\n{err}")
+
+
+prints("declarations and statements", 'int n = 3, *p = &n;\nfloat y[2];\nprintf("%d %g\\n", *p + 1, y[1]);', "4 0\n")
+prints("initializers that are not constant", "double z = sqrt(n + 1.0), w = 2 * z;\nprintf(\"%g %g\\n\", z, w);", "2 4\n")
+prints("arrays, strings, structs",
+       'const char *s = "it\'s; }", t[] = "ab";\ntypedef struct pair { int a, b; } pair;\npair q = {1, 2};\n'
+       'static const int list[] = {1, 2, 3};\nprintf("%s %s %d %d\\n", s, t, q.b, list[2]);', "it's; } ab 2 3\n")
+prints("the same cell again", 'typedef struct pair { int a, b; } pair;\npair q = {3, 4};\nint n = 5;\n'
+       'printf("%d %d\\n", q.b, n);', "4 5\n")
+prints("loops, branches, blocks, comments",
+       'for (int i = 0; i < 2; i++) {\n    printf("%d", i); // }\n}\nif (n == 4) printf("no");\nelse { printf(" /* yes */\\n"); }',
+       "01 /* yes */\n")
+prints("a function and its caller", "static int twice(int x) { return 2 * x; }\nint call(int x)\n{\n    return twice(x) + 1;\n}\n"
+       'printf("%d\\n", call(3));', "7\n")
+prints("a function is redefined: its callers use the new one",
+       "int twice(int x) { return 3 * x; }\nprintf(\"%d\\n\", call(3));", "10\n")
+prints("a prototype first", 'int later(int);\nint now(int x) { return later(x); }\nint later(int x) { return x + 1; }\n'
+       'printf("%d\\n", now(1));', "2\n")
+prints("macros, again with another value", '#define SIZE 3\n#define SIZE 4\nprintf("%d\\n", SIZE);', "4\n")
+prints("the header's functions", "dt_graph *g = NULL;\nfloat numbers[3] = {1, 2, 3};\ndt_graph_open(&g, 1);\n"
+       "dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape1(3), numbers), sum = dt_sum(g, x, DT_ALL);\n"
+       'printf("%g\\n", dt_value(g, sum)[0]);\ndt_graph_close(&g);', "6\n")
+prints("ranks", "float got[4];\ndt_result body(dt_comm *c)\n{\n    float one = 1;\n    dt_result e = dt_all_reduce(c, &one, 1, "
+       "DT_SUM);\n    got[dt_comm_rank(c)] = one;\n    return e;\n}\nranks(4, body);\nprintf(\"%g %g\\n\", got[0], got[3]);",
+       "4 4\n")
+
+reply, out, err, _ = run('printf("never\\n");\nint bad = m + 1;')
+tap.ok(reply["status"] == "error" and out == "" and ":2:11: error: use of undeclared identifier 'm'" in err and
+       "\n      |           ^" in err, "an error has its line and a caret, and nothing of the cell runs", f"{reply}\n{out}\n{err}")
+prints("  and the cells before still count", 'printf("%d\\n", n);', "5\n")
+reply, out, err, _ = run("int k = 1.5f > n ? : ;\nstruct { int")
+tap.ok(reply["status"] == "error" and ": error: " in err, "a cell that is not C", f"{reply}\n{err}")
+reply, out, err, _ = run('void (*f)(void) = "x";')
+tap.ok(": error: incompatible pointer" in err or ": warning: incompatible pointer" in err, "a wrong type is told", err)
+fails("a function that nobody defined", "int nobody(int);\nextern int no_one(int);\nno_one(1);", "ended", "declared but not defined")
+prints("  a new interpreter", 'int n = 6;\nprintf("%d\\n", n);', "6\n")
+
+reply, out, err, shown = run('chart c = {"squares", "x", "y"};\ndouble a[] = {1, 2, 3}, b[] = {1, 4, 9};\n'
+                             'chart_line(&c, "line", a, b, 3);\nprintf("before\\n");\nchart_show(&c);\nprintf("after\\n");')
+tap.ok(out == "before\nafter\n" and len(shown) == 1 and "</svg>" in shown[0]["image/svg+xml"], "a chart",
+       f"{reply}\n{out}\n{err}")
+fails("a check that is not ok", 'check(1 == 1, "one");\ncheck(1 == 2, "two is %d", 2);', "check", "a check is not ok")
+reply, out, err, _ = run('check(1 == 2, "two is %d", 2);')
+tap.ok(out == "not ok 1 - two is 2\n", "  and its sentence", out)
+prints("an empty cell", "  \n// nothing\n", "")
+
+came_first = []
+reply, out, err, _ = run('#include <unistd.h>\nprintf("a\\n");\nfor (int i = 0; i < 50 && access("/tmp", 0) == 0; i++) usleep(20000);\n'
+                         'printf("b\\n");', lambda: came_first.append(True))
+tap.ok(came_first and out == "a\nb\n", "output comes while the cell runs", f"{reply}\n{out}\n{err}")
+reply, out, err, _ = run('int kept = 7;\nprintf("go\\n");\nfor (volatile int i = 0;; i++);\nprintf("never\\n");', manager.interrupt_kernel)
+tap.ok(reply["status"] == "error" and reply["ename"] == "interrupted" and "never" not in out, "an interrupt", f"{reply}\n{out}\n{err}")
+prints("  keeps the variables", 'printf("%d\\n", kept);', "7\n")
+reply, out, err, _ = run('dt_result loop(dt_comm *c)\n{\n    if (!dt_comm_rank(c)) printf("go\\n");\n    for (volatile int i = 0;; i++);\n'
+                         "    return DT_OK;\n}\nranks(2, loop);", manager.interrupt_kernel)
+tap.ok(reply["status"] == "error" and "while ranks were running" in reply["evalue"] and "Run the cells above" in
+       reply["evalue"], "an interrupt of ranks", f"{reply}\n{out}\n{err}")
+fails("a crash is a sentence", 'int *nowhere = NULL;\nprintf("here\\n");\n*nowhere = 1;', "ended", "crashed with SIGSEGV")
+prints("  and the next cell runs", 'printf("again\\n");', "again\n")
+fails("exit", "exit(3);", "ended", "called exit(3)")
+fails("a deadlock ends", 'dt_result first(dt_comm *c)\n{\n    float x = 0;\n    return dt_recv(c, &x, 1, 1 - dt_comm_rank(c));\n}\n'
+      'check(ranks(2, first) == DT_OK, "no deadlock");', "check", "a check is not ok")
+
+reply, out, err, _ = run('%%program --ranks 2\n#include "dtrain.h"\n#include <stdio.h>\nint main(int argc, char **argv)\n{\n'
+                         '    dt_comm *c = NULL;\n    if (dt_comm_open(&c, &argc, &argv)) return dt_fail("start");\n'
+                         '    printf("%d of %d\\n", dt_comm_rank(c), dt_comm_size(c));\n    dt_comm_close(&c);\n    return 0;\n}')
+tap.ok(reply["status"] == "ok" and sorted(out.split("\n")) == ["", "0 of 2", "1 of 2"], "a program on two processes",
+       f"{reply}\n{out}\n{err}")
+reply, out, err, _ = run("%%program\nint main(void) { return nothing; }")
+tap.ok(reply["status"] == "error" and "program.c:2:" in err and "^" in err, "  with an error", f"{reply}\n{out}\n{err}")
+fails("  with a status", "%%program\nint main(void) { return 3; }", "ended", "status 3")
+
+names = client.complete("dt_all_re", 9, reply=True, timeout=20)["content"]["matches"]
+tap.ok("dt_all_reduce" in names, "completion", str(names))
+found = client.inspect("dt_all_reduce(c", 5, reply=True, timeout=20)["content"]
+tap.ok(found["found"] and "float *data, int64_t count" in found["data"]["text/plain"], "inspection", str(found))
+run("int before = 1;")
+manager.restart_kernel(now=True)
+client.wait_for_ready(timeout=60)
+reply, out, err, _ = run('printf("%d\\n", before);')
+tap.ok(reply["status"] == "error" and "before" in err, "a restart forgets the variables", f"{reply}\n{out}\n{err}")
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+print(f"1..{tap.count}")
+sys.exit(tap.failed > 0)

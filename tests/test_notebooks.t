@@ -1,0 +1,33 @@
+#!/usr/bin/env perl
+# The kernel of the C notebooks, and every notebook, run without a browser: notebook_kernel.py and execute.py print TAP.
+# The tests of a notebook run beside each other, two at a time.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+my $python = "$root/build/notebooks/venv/bin/python";
+plan skip_all => 'the notebooks load the library without sanitizers' if sanitized();
+plan skip_all => 'no kernel: ./build.sh notebooks installs what it needs' if !-x $python || system("$python -c 'import ipykernel, nbclient' 2>/dev/null");
+plan skip_all => 'no clang-repl-19 or gnuplot: install clang-tools-19 and gnuplot-nox'
+    if system('command -v clang-repl-19 gnuplot >/dev/null');
+
+# Passes on the TAP that a command prints.
+sub passes_on {
+    my ($name, $command) = @_;
+    open my $lines, '-|', "$command 2>&1" or die;
+    my ($count, $planned) = (0, 0);
+    while (<$lines>) {
+        if (/^(not )?ok \d+ - (.*)/) { ok(!$1, $2); $count++ }
+        elsif (/^1\.\.(\d+)/) { $planned = $1 }
+        else { diag($_ =~ s/^# //r =~ s/\n//r) }
+    }
+    close $lines;
+    ok($count && $count == $planned, "$name: $count tests");
+}
+
+passes_on('the kernel', "timeout 300 $python $root/tests/notebook_kernel.py");
+passes_on($_ =~ s{.*/}{}r, "timeout 300 $python $root/notebooks-c/execute.py check $_") for sort glob "$root/notebooks-c/[0-9]*.ipynb";
+done_testing();
