@@ -77,7 +77,6 @@ missing_packages() {
             { have prove && perl -MTest::More -e 1 2>/dev/null; } || say perl ;;
         data) [ -e "$jargon" ] || say jargon-text ;;
         notebooks)
-            have clang-repl-19 || say clang-tools-19
             have gnuplot || say gnuplot-nox
             python3 -c 'import venv, ensurepip' 2>/dev/null || say python3-venv ;;
         arm) # tests/test_isa.t runs programs for it in an emulator
@@ -307,7 +306,6 @@ command_test() {
 venv=$build/notebooks/venv
 prepare_notebooks() {
     local package missing=()
-    have clang-repl-19 || { say "no clang-repl-19: install clang-tools-19"; return 1; }
     [ -x $venv/bin/python ] || python3 -m venv --system-site-packages $venv || return 1
     for package in "$@"; do $venv/bin/python -c "import $package" 2>/dev/null || missing+=("$package"); done
     if [ ${#missing[@]} -gt 0 ]; then

@@ -1,8 +1,8 @@
-"""A Jupyter kernel for C: it splits cells into declarations and statements and hands them to clang-repl.
+"""A Jupyter kernel for C: it compiles each cell into a shared object, which a running program loads.
 
 At its top level C allows declarations whose initializers are constants. A cell may hold more: statements, initializers
 that call functions, and, when it runs again, the same declarations once more. `Translator` rewrites a cell so that C
-accepts it. `Interpreter` is the process that runs it. `Kernel` speaks to Jupyter.
+accepts it. `Interpreter` compiles it and runs it in a process that keeps the variables. `Kernel` speaks to Jupyter.
 """
 import hashlib
 import os
@@ -20,13 +20,15 @@ from ipykernel.kernelbase import Kernel as KernelBase
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD = ROOT / "build" / "notebooks"
-WARNINGS = ["-Wall", "-Wno-unused-variable", "-Wno-unused-function", "-Wno-unused-value"]
+FLAGS = ["-std=gnu11", "-ffp-contract=off", f"-I{ROOT}", f"-I{HERE}", f"-I{ROOT}/examples"]
+WARNINGS = ["-Wall", "-Werror=implicit-function-declaration", "-Werror=int-conversion",
+            "-Werror=incompatible-pointer-types", "-Wno-unused-variable", "-Wno-unused-function", "-Wno-unused-value"]
 
 
 # ---- a cell becomes C ------------------------------------------------------------------------------------------------
 
 TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\w+|\s+|.""", re.S)
-STATEMENT_WORDS = {"if", "for", "while", "do", "switch", "return", "goto", "break", "continue", "else"}
+STATEMENT_WORDS = {"sizeof", "if", "for", "while", "do", "switch", "return", "goto", "break", "continue", "else"}
 DECLARATION_WORDS = {
     "void", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "const", "volatile", "struct",
     "union", "enum", "static", "extern", "inline", "typedef", "_Bool", "__typeof__", "typeof", "_Static_assert"}
@@ -114,60 +116,61 @@ def top_level(text, separator):
     yield begin, text[begin:]
 
 
+def without_comments(text):
+    """The same text, each comment replaced by blanks."""
+    blank = [re.sub(r"[^\n]", " ", t) if t.startswith(("//", "/*")) else t for t in TOKEN.findall(text)]
+    return "".join(blank)
+
+
 def normal(text):
     return " ".join(Item(text, 0, 0).words())
 
 
-class Translator:
-    """Rewrites cells. It remembers what earlier cells have declared: the name, and the text of its type."""
+def unnamed(words):
+    """The text of a type without the names of parameters."""
+    return re.sub(r"(\w+|\*) (\w+)(?= [],)[])", lambda m: m[0] if m[2] in DECLARATION_WORDS else m[1], words)
 
-    def __init__(self, types):
-        self.types = set(types)  # names of types from headers
-        self.known = {}
-        self.before = []  # the declarations of the cells before, as plain C
+
+class Translator:
+    """Rewrites cells. It remembers what earlier cells have declared, and how a later cell declares it again."""
+
+    def __init__(self):
+        self.types = {}   # by name: the text of a variable's type, or of a function's
+        self.before = {}  # by name, or by its own text: a declaration for later cells
 
     def translate(self, source, number):
-        """C text for clang-repl. self.plain is the same text as plain C, for a compiler that looks for errors. `keep`
-        remembers what the cell has declared."""
-        self.cell, self.fresh, self.fresh_types = number, dict(self.known), set(self.types)
-        self.out, self.plain, self.declared, self.statements, self.groups = [], list(self.before), [], [], 0
+        """C text with a function nb_cell_NUMBER, which runs the cell. `keep` remembers what the cell has declared."""
+        self.number, self.new_types, self.declared = number, dict(self.types), dict(self.before)
+        self.out, self.statements, self.calls, self.replaced = [], [], [], set()
         for item in split(source):
             self.item(item)
         self.flush()
-        self.plain = "\n".join(self.plain) + "\n"
-        return "\n".join(self.out) + "\n"
+        before = [text for name, text in self.before.items() if name not in self.replaced]
+        lines = ['#include "notebook.h"', *before, *self.out, f"void nb_cell_{number}(void) {{", *self.calls, "}"]
+        return "\n".join(lines) + "\n"
 
     def keep(self):
-        self.known, self.types = self.fresh, self.fresh_types
-        self.before += self.declared
+        self.types, self.before = self.new_types, self.declared
 
-    def lines(self, text, line, column):
-        return [f'#line {line + 1} "cell {self.cell}"', " " * column + text]
-
-    def call(self, text):
-        """A statement at the top level, which plain C has not."""
-        self.out.append(text)
-        self.plain.append(f"void nb_call_{len(self.plain)}(void) {{ {text} }}")
+    def lines(self, text, line, column=0):
+        return [f'#line {line + 1} "cell {self.number}"', " " * column + text]
 
     def flush(self):
-        """Statements become a function, which nb_run calls and can interrupt."""
+        """The statements so far become a function."""
         if self.statements:
-            name = f"nb_cell_{self.cell}_{self.groups}"
-            self.groups += 1
-            function = [f"void {name}(void) {{", *self.statements, "}"]
-            self.out += function
-            self.plain += function
+            name = f"nb_statements_{self.number}_{len(self.calls)}"
+            self.out += [f"static void {name}(void) {{", *self.statements, "}"]
+            self.calls.append(f"{name}();")
             self.statements = []
-            self.call(f"nb_run({name});")
 
-    def declare(self, text, line, column=0, body=False):
-        """At the top level. Later cells need it, too, unless it is the body of a function."""
+    def declare(self, text, line, column=0, later=None, name=None):
+        """Text at the top level; later cells see `later`, under a name that a new declaration takes over."""
         self.flush()
-        lines = self.lines(text, line, column)
-        self.out += lines
-        self.plain += lines
-        if not body:
-            self.declared += lines
+        self.out += self.lines(text, line, column)
+        if later:
+            self.declared.pop(name, None)
+            self.declared[name] = later
+            self.replaced.add(name)
 
     def item(self, item):
         words = item.words()
@@ -177,190 +180,170 @@ class Translator:
             macro = re.match(r"#\s*define\s+(\w+)", item.text)
             if macro:
                 self.declare(f"#undef {macro[1]}", item.line)
-            self.declare(item.text, item.line, item.column)
+                self.declare(item.text, item.line, item.column, f"#undef {macro[1]}\n{item.text}", "#" + macro[1])
+            else:
+                self.once(item)
         elif not self.is_declaration(words):
             self.statements += self.lines(item.text, item.line, item.column)
-        elif words[0] == "typedef" or (words[0] in ("struct", "union", "enum") and re.match(r"\w+\s*(\w+\s*)?\{", item.text)):
-            self.type(item, words)
-        elif words[0] in ("extern", "_Static_assert"):
-            self.declare(item.text, item.line, item.column)
+        elif words[0] in ("typedef", "extern", "_Static_assert") or \
+                (words[0] in ("struct", "union", "enum") and re.match(r"\w+\s*(\w+\s*)?\{", item.text)):
+            self.once(item)
         elif item.text.endswith("}") and not is_initializer(item.text):
             self.function(item)
         else:
             self.variables(item)
 
     def is_declaration(self, words):
-        if words[0] in STATEMENT_WORDS or words[0] == "{":
+        """TYPE NAME or TYPE *NAME or TYPE (*NAME)(.. begins a declaration."""
+        if words[0] in STATEMENT_WORDS or not re.match(r"[A-Za-z_]", words[0]):
             return False
-        return words[0] in DECLARATION_WORDS or words[0] in self.fresh_types
+        return words[0] in DECLARATION_WORDS or \
+            re.match(r"\w+ (\* )*([A-Za-z_]\w* [=;,[(]|\( \* \w+ \) \()", " ".join(words)) is not None
 
-    def type(self, item, words):
-        """A type whose text is known is not declared again."""
+    def once(self, item):
+        """A file or a type whose text is known is not declared again."""
         text = normal(item.text)
-        if words[0] == "typedef":
-            name = re.search(r"\(\s*\*\s*(\w+)\s*\)\s*\(|(\w+)\s*(?:\[[^]]*\]\s*)*;\s*$", item.text)
-            if name:
-                self.fresh_types.add(name[1] or name[2])
-        if self.fresh.get(text) != "type":
-            self.fresh[text] = "type"
-            self.declare(item.text, item.line, item.column)
+        if text not in self.declared:
+            self.declare(item.text, item.line, item.column, item.text, text)
 
     def function(self, item):
         """A function becomes a pointer, which keeps its name, and a body, so that a later cell can set a new body."""
-        head = item.text[:item.text.index("{")]
+        text = without_comments(item.text)
+        head = text[:text.index("{")]
         found = re.match(r"(?:static\s+|inline\s+)*(.*?)(\w+)\s*(\(.*\))\s*$", head, re.S)
         if not found:
             self.declare(item.text, item.line, item.column)
             return
         result, name, arguments = found[1], found[2], found[3]
         self.pointer(item, name, result, arguments)
-        body = f"{name}__{self.cell}"
-        self.declare(result + body + arguments + item.text[len(head.rstrip()):], item.line, item.column, body=True)
-        self.call(f"{name} = {body};")
+        body = f"{name}__{self.number}"
+        self.declare(result + body + arguments + text[len(head.rstrip()):], item.line, item.column)
+        self.calls.append(f"{name} = {body};")
 
     def pointer(self, item, name, result, arguments):
-        kind = normal(f"{result}(*){arguments}")
-        if self.fresh.get(name) != kind:
-            again = name in self.fresh  # as a prototype, say: the compiler compares the types
-            self.fresh[name] = kind
-            self.declare(f"extern {result}(*{name}){arguments};" if again else f"{result}(*{name}){arguments} = 0;", item.line)
+        self.define(f"{result}(*", name, f"){arguments}", "0", item.line)
+
+    def define(self, before, name, after, value, line, fixed=False):
+        """A variable, unless an earlier cell has one of this name and type. A new type gets a new symbol."""
+        kind = unnamed(normal(f"{before} {after}")) + (value if fixed else "")
+        if self.new_types.get(name) == kind:
+            return False
+        label = f'__asm__("{name}.{self.number}")'
+        later = after
+        if re.match(r"\s*\[\s*\]", after):  # an array without a size: that of its initializer
+            rest = after[after.index("]") + 1:]
+            literal = f"({before}[]{rest}){value}" if value.startswith("{") else value
+            later = f"[sizeof({literal}) / sizeof({before}{rest})]{rest}"
+        self.new_types[name] = kind
+        self.declare(f"extern {before}{name}{after} {label};", line)
+        self.declare(f"{before}{name}{after} = {value};", line, 0, f"extern {before}{name}{later} {label};", name)
+        return True
 
     def variables(self, item):
-        """TYPE a = x, *b; A variable is declared once, as zero or with its constant; then it gets its value."""
-        text = re.sub(r"^((?:static|inline)\s+)+", lambda m: " " * len(m[0]), item.text.rstrip().rstrip(";"))
+        """TYPE a = x, *b; A variable is defined as zero, and gets its value when the statements run."""
+        text = re.sub(r"^((?:static|inline)\s+)+", lambda m: " " * len(m[0]),
+                      without_comments(item.text).rstrip().rstrip(";"))
         parts = list(top_level(text, ","))
         first = re.match(r"\s*((?:(?:struct|union|enum)\s+\w+|__typeof__\s*\([^)]*\)|\w+)(?:\s+\w+)*?\s*)"
                          r"(?=(?:[*\s]|const\b)*\(?\**\w+\s*\)?\s*(?:[\[(=]|$))", parts[0][1], re.S)
         if not first:
             self.declare(item.text, item.line, item.column)
             return
-        kind = first[1]
         for index, (offset, part) in enumerate(parts):
             if index == 0:
                 offset, part = offset + first.end(), part[first.end():]
-            self.variable(item, kind, part, text[:offset])
+            before = text[:offset]
+            line = item.line + before.count("\n")
+            column = len(before) - before.rfind("\n") - 1 + (0 if "\n" in before else item.column)
+            self.variable(first[1], part, line, column)
 
-    def variable(self, item, kind, part, before):
-        declarator, value = part, None
+    def variable(self, kind, part, line, column):
         sides = list(top_level(part, "="))
-        if len(sides) > 1:
-            declarator, value = sides[0][1], part[sides[1][0]:].strip()
-        line = item.line + before.count("\n")
-        column = len(before) - before.rfind("\n") - 1 + (0 if "\n" in before else item.column)
-        prototype = re.match(r"([\s*]*)(\w+)\s*(\(.*\))\s*$", declarator, re.S)
-        if prototype and value is None:
-            self.pointer(item, prototype[2], kind + prototype[1], prototype[3])
+        declarator = sides[0][1].rstrip()
+        value = part[sides[1][0]:].strip() if len(sides) > 1 else None
+        found = re.match(r"((?:[\s*]|const\b)*(?:\(\s*\*\s*)?)(\w+)(.*)$", declarator, re.S)
+        if not found:
+            self.declare(f"{kind}{part};", line)
             return
-        name = re.search(r"\w+", declarator.replace("const ", ""))
-        if not name:
-            self.declare(item.text, item.line, item.column)
+        stars, name, after = found.groups()
+        if value is None and re.match(r"\s*\(", after):  # a prototype
+            self.define(f"{kind}{stars}(*", name, f"){after}", "0", line)
             return
-        name = name[0]
-        type_text = normal(kind + declarator)
-        constant = value is not None and (value.startswith(("{", '"')) or not re.search(r"[A-Za-z_]\w*\s*[(\w]|&|->", value)
-                                          and not re.search(r"\b[A-Za-z_]\w*\b(?<!\df)", re.sub(r"\b[\d.]\w*", "", value)))
-        if "const" in kind.split() and "*" not in declarator and constant:
-            if self.fresh.get(name) != type_text + value:
-                self.fresh[name] = type_text + value
-                self.declare(f"{kind}{declarator} = {value};", line)
+        listed = value is not None and (value[0] == "{" or (value[0] == '"' and "[" in after))
+        fixed = "const" in (kind + stars).split("*")[-1].split()  # the variable itself is const
+        new = self.define(kind + stars, name, after, value if value and (listed or fixed) else "{0}", line, fixed)
+        if fixed or (new and (listed or value is None)):
             return
-        new = self.fresh.get(name) != type_text
-        self.fresh[name] = type_text
-        braces = value is not None and value.startswith(("{", '"')) and "*" not in declarator
-        if new:
-            zero = value if braces or (constant and value is not None) else "{0}"
-            self.declare(f"{kind}{declarator} = {zero};", line)
         if value is None:
             text = f"memset(&{name}, 0, sizeof {name});"
-        elif braces:
-            text = f"memcpy(&{name}, &(__typeof__({name})){value if value[0] == '{' else '{' + value + '}'}, sizeof {name});"
+        elif listed:
+            literal = value if value[0] == "{" else "{" + value + "}"
+            text = f"memcpy(&{name}, &(__typeof__({name})){literal}, sizeof {name});"
         else:
             text = f"{name} = {value};"
-        if not (new and (braces or value is None)):
-            self.statements += self.lines(text, line, max(column + part.find(name), 0))
-
-
-def types_of(text):
-    """Names that a header's typedefs declare, well enough to tell a declaration from a statement."""
-    return set(re.findall(r"(?:^typedef\b[^;{(]*?|\}\s*)\b(\w+);", text, re.M)) | \
-        set(re.findall(r"^typedef\b[^;{(]*\(\s*\*\s*(\w+)\s*\)", text, re.M))
+        self.statements += self.lines(text, line, column + part.find(name))
 
 
 # ---- the process that runs cells -------------------------------------------------------------------------------------
 
-def built(name, sources, *command, libraries=()):
-    """A file that a command makes of the last source, once for each content of the sources. Returns its path."""
-    version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(version + b"".join(p.read_bytes() for p in sources)).hexdigest()[:16]
+def compiler():
+    return os.environ.get("CC", "cc")
+
+
+def built(name, *command):
+    """A file that the compiler makes, once for each content of the sources. Returns its path."""
+    sources = [ROOT / "dtrain.h", HERE / "notebook.h", HERE / "notebook.c"]
+    version = subprocess.run([compiler(), "--version"], capture_output=True, check=True).stdout
+    key = hashlib.sha256(version + repr(command).encode() + b"".join(p.read_bytes() for p in sources)).hexdigest()[:16]
     path = BUILD / f"{key}-{name}"
     if not path.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         partial = BUILD / f"{os.getpid()}-{name}"
-        subprocess.run([*command, "-std=gnu11", "-O2", f"-I{ROOT}", f"-I{HERE}", str(sources[-1]), "-o", str(partial),
-                        *libraries], check=True, capture_output=True, text=True)
+        command = [compiler(), *FLAGS, "-O2", *command, "-o", str(partial), "-lm", "-lpthread", "-ldl"]
+        subprocess.run(command, check=True, capture_output=True, text=True)
         partial.rename(path)
     return path
 
 
 def library():
-    sources = [ROOT / "dtrain.h", HERE / "notebook.h", HERE / "notebook.c"]
-    return built("library.so", sources, os.environ.get("CC", "cc"), "-fPIC", "-shared", libraries=("-lm", "-lpthread"))
+    return built("library.so", "-fPIC", "-shared", str(HERE / "notebook.c"))
 
 
-def declarations():
-    sources = [ROOT / "dtrain.h", HERE / "notebook.h"]
-    return built("notebook.pch", sources, find("clang"), "-xc-header")
-
-
-def find(tool):
-    for version in (19, 20, 21):
-        if shutil.which(f"{tool}-{version}"):
-            return f"{tool}-{version}"
-    raise FileNotFoundError(f"no {tool}-19: install the Debian package clang-tools-19 (./build.sh notebooks does)")
+def runner():
+    """The program that loads cells: the library's nb_main."""
+    start = BUILD / "runner.c"
+    path = library()
+    start.write_text("int nb_main(void);\nint main(void) { return nb_main(); }\n")
+    return built("runner", str(start), str(path))
 
 
 class Ended(Exception):
-    """The interpreter's process has ended. Its argument is a sentence that says how."""
+    """The process that runs cells has ended. Its argument is a sentence that says how."""
 
 
 class Interpreter:
     def __init__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="cells-"))
-        flags = ["-xc", "-std=gnu11", "-O2", "-w", f"-I{ROOT}", f"-I{HERE}"]
-        command = [find("clang-repl")] + [f"-Xcc={flag}" for flag in flags]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        bufsize=0, cwd=self.folder)
-        self.number = 0
-        self.interrupted = None
-        self.say(f"%lib {library()}\n")
-        ok = self.run('#include "notebook.h"\nvoid nb_run(void (*)(void)); void nb_done(int, int); void nb_start(void);\n'
-                      "int nb_ran = 0;\nnb_start();\n", lambda *_: None)
-        if ok != "ok":
-            raise Ended("the interpreter does not start: try ./build.sh notebooks")
+        self.process = subprocess.Popen([str(runner())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, bufsize=0, cwd=self.folder)
 
-    def say(self, text):
+    def compile(self, source, text, number, show):
+        """Makes a shared object of a cell's C text, and shows the compiler's messages. Returns its path, or None."""
+        (self.folder / f"cell {number}").write_text(source)  # here the compiler finds the line that it shows
+        (self.folder / "cell.c").write_text(text)
+        path = self.folder / f"cell-{number}.so"
+        done = subprocess.run([compiler(), *FLAGS, "-O1", "-fPIC", "-shared", *WARNINGS, "cell.c", "-o", path.name],
+                              capture_output=True, text=True, cwd=self.folder, env={**os.environ, "LC_ALL": "C"})
+        if done.stderr:
+            show("stderr", re.sub(r"^cell[^:]*: (In function '[^']*'|At top level):\n", "", done.stderr, flags=re.M))
+        return path if done.returncode == 0 else None
+
+    def run(self, path, number, show):
+        """Runs a cell. show(stream, text) gets the output as it comes. Returns how it went (nb_main has the words)."""
         try:
-            self.process.stdin.write(text.encode())
+            self.process.stdin.write(f"{number} {path}\n".encode())
         except BrokenPipeError:
             pass
-
-    def wrong(self, plain, show):
-        """Shows the compiler's errors and warnings. clang-repl does not survive an error, so it gets none to see."""
-        path = self.folder / "cell.c"
-        path.write_text("void nb_run(void (*)(void));\n" + plain)
-        found = subprocess.run([find("clang"), "-fsyntax-only", "-xc", "-std=gnu11", "-O2", f"-I{ROOT}", f"-I{HERE}",
-                                "-include-pch", str(declarations()), *WARNINGS, str(path)], capture_output=True, text=True)
-        text = re.sub(r"^(\d+ (warning|error)s?( and \d+ errors?)?) generated\.\n", "", found.stderr, flags=re.M)
-        if text:
-            show("stderr", text)
-        return found.returncode != 0
-
-    def run(self, code, show):
-        """Runs C text. show(stream, text) gets the output as it comes. Returns how it went (nb_done has the words)."""
-        self.number += 1
-        path = self.folder / f"cell-{self.number}.c"
-        path.write_text(code + f"nb_ran = {self.number};\n")
-        self.say(f'#include "{path}"\nnb_done({self.number}, nb_ran == {self.number});\n')
         return self.listen(show)
 
     def listen(self, show):
@@ -374,9 +357,6 @@ class Interpreter:
                 for key, _ in selector.select(0.2):
                     stream = key.fileobj
                     data = os.read(stream.fileno(), 1 << 16)
-                    if b"Failed to materialize symbols" in data:
-                        self.close()
-                        raise Ended("the cell calls a function that is declared but not defined")
                     rest[stream], end = self.pass_on(rest[stream] + data, streams[stream], show)
                     if end:
                         how = end if stream is self.process.stdout else how
@@ -436,12 +416,12 @@ class Interpreter:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# ---- Jupyter -----------------------------------------------------------------------------------------------------------
+# ---- Jupyter ---------------------------------------------------------------------------------------------------------
 
 class Kernel(KernelBase):
     implementation = "dtrain-c"
     implementation_version = "1"
-    banner = "C, interpreted by clang-repl, with dtrain.h"
+    banner = "C with dtrain.h"
     language_info = {"name": "c", "mimetype": "text/x-csrc", "file_extension": ".c"}
 
     def __init__(self, **arguments):
@@ -457,14 +437,13 @@ class Kernel(KernelBase):
         """Leaves SIGINT to the interpreter."""
 
     def start_interpreter(self):
-        known = types_of(self.header) | types_of((HERE / "notebook.h").read_text())
-        self.translator = Translator(known | {"FILE", "size_t", "time_t", "ssize_t"} |
-                                     {f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)})
+        self.translator = Translator()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the interpreter shall not inherit that it is ignored
         self.interpreter = Interpreter()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def show(self, stream, text):
+        """Sends output to the notebook."""
         if stream == "picture":
             content = {"data": {"image/svg+xml": text, "text/plain": "picture"}, "metadata": {}}
             self.send_response(self.iopub_socket, "display_data", content)
@@ -478,7 +457,7 @@ class Kernel(KernelBase):
             how = self.program(code, show) if code.startswith("%%program") else self.cell(code, show)
         except (Ended, OSError, subprocess.CalledProcessError) as error:
             self.interpreter = None
-            how = (f"{error}. The interpreter starts anew: its variables are gone. Run the cells above again."
+            how = (f"{error}. The program starts anew: its variables are gone. Run the cells above again."
                    if isinstance(error, Ended) else f"{error} {getattr(error, 'stderr', '') or ''}")
         reply = {"execution_count": self.execution_count}
         if how == "ok":
@@ -494,11 +473,11 @@ class Kernel(KernelBase):
     def cell(self, code, show):
         if not self.interpreter:
             self.start_interpreter()
-        text = self.translator.translate(code, self.execution_count)
-        if self.interpreter.wrong(self.translator.plain, show):
-            return "error"
-        how = self.interpreter.run(text, show)
-        self.translator.keep()
+        number = self.execution_count
+        path = self.interpreter.compile(code, self.translator.translate(code, number), number, show)
+        how = self.interpreter.run(path, number, show) if path else "error"
+        if how != "error":
+            self.translator.keep()
         return how
 
     def program(self, code, show):
@@ -506,7 +485,7 @@ class Kernel(KernelBase):
         first, _, source = code.partition("\n")
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "program.c").write_text(f"\n{source}\n")
-            compiled = subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-Wall", f"-I{ROOT}", f"-I{HERE}",
+            compiled = subprocess.run([compiler(), *FLAGS, "-O2", "-Wall",
                                        "-DDTRAIN_IMPLEMENTED", "program.c", "-o", "program", str(library()), "-lm",
                                        "-lpthread"], capture_output=True, text=True, cwd=folder)
             if compiled.stderr:
@@ -530,8 +509,8 @@ class Kernel(KernelBase):
     def do_inspect(self, code, cursor_pos, detail_level=0, omit_sections=()):
         """The declaration of the name under the cursor, with the comment above it."""
         word = re.search(r"\w*$", code[:cursor_pos])[0] + re.match(r"\w*", code[cursor_pos:])[0]
-        found = word and re.search(r"((?:/\*(?:(?!\*/).)*\*/\n)?)^DT_API [^;\n]*\b" + word + r"\([^;]*;[^\n]*", self.header,
-                                   re.M | re.S)
+        pattern = r"((?:/\*(?:(?!\*/).)*\*/\n)?)^DT_API [^;\n]*\b" + word + r"\([^;]*;[^\n]*"
+        found = word and re.search(pattern, self.header, re.M | re.S)
         data = {"text/plain": found[0]} if found else {}
         return {"status": "ok", "found": bool(found), "data": data, "metadata": {}}
 

@@ -1,61 +1,83 @@
-/* notebook.c: the library and the functions of notebook.h, in one shared object that the kernel compiles once and loads
- * into the interpreter. It also keeps the interpreter alive when a cell is interrupted. */
+/* notebook.c: the library and the functions of notebook.h, in one shared object that the kernel compiles once, and
+ * the loop that runs cells (nb_main). */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "notebook.h"
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 
 static sigjmp_buf nb_top;                 /* where an interrupted cell comes back to */
 static volatile sig_atomic_t nb_inside;   /* 1: statements of a cell are running */
 static volatile sig_atomic_t nb_ranks;    /* rank threads that are running */
-static pthread_t nb_main;
-static int nb_interrupted, nb_failed, nb_checks;
+static pthread_t nb_main_thread;
+static volatile sig_atomic_t nb_interrupted;
+static int nb_failed, nb_checks;
 
 /* ---- the interpreter's side of a cell ---- */
 
 /* A jump out of a cell would leave rank threads behind: then the process ends, and the kernel starts another. */
 static void nb_interrupt(int number)
 {
-    if (!pthread_equal(pthread_self(), nb_main)) {
-        pthread_kill(nb_main, number);
+    if (!pthread_equal(pthread_self(), nb_main_thread)) {
+        pthread_kill(nb_main_thread, number);
         return;
     }
     if (nb_ranks) _exit(128 + number);
     if (nb_inside) siglongjmp(nb_top, 1);
 }
 
-/* Runs the statements of a cell. After an interrupt the rest of the cell is left out. */
-DT_API void nb_run(void (*statements)(void))
+/* Runs a cell. After an interrupt the rest of the cell is left out. */
+static void nb_run(void (*cell)(void))
 {
     struct sigaction action;
-    if (nb_interrupted) return;
     memset(&action, 0, sizeof action);
     action.sa_handler = nb_interrupt;
     sigaction(SIGINT, &action, NULL);
-    nb_main = pthread_self();
+    nb_main_thread = pthread_self();
+    nb_interrupted = nb_failed = nb_checks = 0;
     if (sigsetjmp(nb_top, 1)) {
         nb_interrupted = 1;
     } else {
         nb_inside = 1;
-        statements();
+        cell();
     }
     nb_inside = 0;
 }
 
-/* The end of cell `number`, told on both streams, so that the kernel knows that it has read all output. `ran`: the cell
- * was compiled. */
-DT_API void nb_done(int number, int ran)
+static void nb_not_loaded(long number, const char *error)
 {
-    const char *how = !ran ? "error" : nb_interrupted ? "interrupted" : nb_failed ? "failed" : "ok";
-    fflush(NULL);
-    printf("\x1e%d %s\n", number, how);
-    fflush(stdout);
-    fprintf(stderr, "\x1e%d\n", number);
-    nb_interrupted = nb_failed = nb_checks = 0;
+    const char *symbol = error ? strstr(error, "undefined symbol: ") : NULL;
+    if (symbol) fprintf(stderr, "cell %ld: '%s' is declared, but no cell defines it\n", number, symbol + 18);
+    else fprintf(stderr, "cell %ld: %s\n", number, error ? error : "it cannot be loaded");
 }
 
-DT_API void nb_start(void) { setvbuf(stdout, NULL, _IOLBF, 1 << 16); }
+/* Loads and runs cells: each line of standard input has the number of a cell and the path of its shared object. At its
+ * end a cell is told on both streams, so that the kernel knows that it has read all output. */
+DT_API int nb_main(void)
+{
+    char line[PATH_MAX + 32], name[48], *path;
+    FILE *cells = fdopen(dup(0), "r");
+    if (!cells || !freopen("/dev/null", "r", stdin)) return 1; /* a cell that reads its input finds none */
+    setvbuf(stdout, NULL, _IOLBF, 1 << 16);
+    while (fgets(line, sizeof line, cells)) {
+        long number = strtol(line, &path, 10);
+        void *object;
+        void (*cell)(void) = NULL;
+        path[strcspn(path, "\n")] = 0;
+        object = dlopen(path + 1, RTLD_NOW | RTLD_GLOBAL);
+        snprintf(name, sizeof name, "nb_cell_%ld", number);
+        if (object) *(void **)&cell = dlsym(object, name);
+        if (cell) nb_run(cell);
+        else nb_not_loaded(number, dlerror());
+        fflush(NULL);
+        printf("\x1e%ld %s\n", number, !cell ? "error" : nb_interrupted ? "interrupted" : nb_failed ? "failed" : "ok");
+        fflush(stdout);
+        fprintf(stderr, "\x1e%ld\n", number);
+    }
+    fclose(cells);
+    return 0;
+}
 
 /* ---- ranks ---- */
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env perl
 # The kernel of the C notebooks, and every notebook, run without a browser: notebook_kernel.py and execute.py print TAP.
-# The tests of a notebook run beside each other, two at a time.
 use strict;
 use warnings;
 use FindBin;
@@ -11,8 +10,7 @@ use Test::More;
 my $python = "$root/build/notebooks/venv/bin/python";
 plan skip_all => 'the notebooks load the library without sanitizers' if sanitized();
 plan skip_all => 'no kernel: ./build.sh notebooks installs what it needs' if !-x $python || system("$python -c 'import ipykernel, nbclient' 2>/dev/null");
-plan skip_all => 'no clang-repl-19 or gnuplot: install clang-tools-19 and gnuplot-nox'
-    if system('command -v clang-repl-19 gnuplot >/dev/null');
+plan skip_all => 'no gnuplot: install gnuplot-nox' if system('command -v gnuplot >/dev/null');
 
 # Passes on the TAP that a command prints.
 sub passes_on {
