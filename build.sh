@@ -327,6 +327,8 @@ command_notebooks() {
     run) install_missing compiler notebooks; prepare_notebooks ipykernel nbclient || die "the notebooks cannot run" ;;
     *) die_usage "notebooks takes nothing, open, or run [FILE ...], not '$what'" ;;
     esac
+    export JUPYTER_DATA_DIR=$root/$build/notebooks/data # has the signatures by which stored pictures are shown
+    [ "$what" = run ] || $venv/bin/jupyter trust notebooks-c/*.ipynb >/dev/null
     case $what in
     "")
         say "ready: ./build.sh notebooks open starts JupyterLab in your browser; begin with 1_ring.ipynb"
