@@ -27,7 +27,7 @@ Usage: ./build.sh [COMMAND]
   (none)        detect the compiler and build the examples and benchmarks
   run [OPTION]  the main job: train a byte-level GPT on the Jargon File with 2 local ranks, print samples and the
                 SHA-256, and show that 1 rank gives the same. --data FILE trains on your text; every option of the
-                trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists them
+                trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists the common ones, run --help all every one
   generate CHECKPOINT --prompt TEXT
                 continue a text with what was trained: a checkpoint, or a directory of Hugging Face (more options:
                 examples/08_generate.c)

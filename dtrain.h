@@ -1490,6 +1490,7 @@ typedef struct dt__option {
 } dt__option;
 #define DT__OPTION(group, name, argument, kind, member, preset, range, help) \
     {DT__GROUP_##group, name, argument, DT__KIND_##kind, offsetof(dt__group_##group, member), preset, range, help}
+#define DT__ROWS(table) table, (int)(sizeof(table) / sizeof *(table))
 
 /* The shortest decimal text that reads back as x. */
 static void dt__float_text(float x, char *text, size_t size)
@@ -10088,154 +10089,120 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
     "llama3-8B, llama3.2-1B; or a directory with config.json"
 typedef dt_recipe dt__group_RECIPE;
 typedef dt_layout dt__group_LAYOUT;
-/* Group, name, argument, kind, member, default, range, help. */
+#define DT__RECIPE(...) DT__OPTION(RECIPE, __VA_ARGS__) /* name, argument, kind, member, default, range, help */
+#define DT__LAYOUT(...) DT__OPTION(LAYOUT, __VA_ARGS__)
 #define DT__WIRE_NAMES "fp32,fp16,bf16,int8"
 static const dt__option dt__options[] = {
-    DT__OPTION(RECIPE, "data", "FILE", TEXT, data, 0, NULL, "text or .bin token shards; a comma list or a pattern"),
-    DT__OPTION(RECIPE, "tokenizer", "PATH", TEXT, tokenizer, 0, NULL,
-               "directory or .json file that encodes a text; none: bytes"),
-    DT__OPTION(RECIPE, "model", "NAME", MODEL, model, 0, NULL, DT__MODEL_NAMES),
-    DT__OPTION(RECIPE, "weights", "PATH", TEXT, weights, 0, NULL,
-               "directory or .safetensors file of initial weights, to fine-tune; none: drawn"),
-    DT__OPTION(RECIPE, "family", "NAME", WORD, model.family, DT_GPT2, "gpt2,llama", "family of the sizes below"),
-    DT__OPTION(RECIPE, "layers", "N", WHOLE, model.layers, 0, "[0,1000]", "blocks"),
-    DT__OPTION(RECIPE, "heads", "N", WHOLE, model.heads, 0, "[0,65536]", "attention heads"),
-    DT__OPTION(RECIPE, "width", "N", WHOLE, model.width, 0, "[0,65536]", "channels"),
-    DT__OPTION(RECIPE, "kv-heads", "N", WHOLE, model.kv_heads, 0, "[0,65536]",
-               "Llama: heads of keys and values; 0: as many as heads"),
-    DT__OPTION(RECIPE, "hidden", "N", WHOLE, model.hidden, 0, "[0,1000000]",
-               "Llama: width of the MLP; 0: 8/3 of the width, rounded up"),
-    DT__OPTION(RECIPE, "rope-base", "X", REAL, model.rope_base, 0, "[0,1e30]",
-               "Llama: base of the rotary frequencies; 0: 10000"),
-    DT__OPTION(RECIPE, "norm-eps", "X", REAL, model.norm_eps, 0, "[0,1]",
-               "Llama: epsilon of the normalisations; 0: 1e-5"),
-    DT__OPTION(RECIPE, "tied", NULL, FLAG, model.tied, 0, NULL, "Llama: one table for embedding and head"),
-    DT__OPTION(RECIPE, "experts", "N", WHOLE, model.experts, 0, "[0,65536]",
-               "experts of the mixture that replaces each MLP; 0: the MLP"),
-    DT__OPTION(RECIPE, "active", "N", WHOLE, model.active, 0, "[0,65536]", "experts per token; 0: 2"),
-    DT__OPTION(RECIPE, "capacity", "X", REAL, model.capacity, 0, "[0,1e6]",
-               "tokens that an expert takes, as a multiple of the even share; 0: all"),
-    DT__OPTION(RECIPE, "balance", "X", REAL, model.balance, 0, "[0,1e6]", "coefficient of the load-balance loss"),
-    DT__OPTION(RECIPE, "vocabulary", "N", WHOLE, model.vocabulary, 0, "[0,inf)", "token ids; 0: those of the data"),
-    DT__OPTION(RECIPE, "dropout", "P", REAL, dropout, 0, "[0,1)", "probability"),
-    DT__OPTION(RECIPE, "steps", "N", WHOLE, steps, 200, "[1,inf)", "optimizer steps"),
-    DT__OPTION(RECIPE, "batch", "N", WHOLE, batch, 16, "[1,1000000]", "sequences per step"),
-    DT__OPTION(RECIPE, "micro-batch", "N", WHOLE, micro_batch, 0, "[0,1000000]",
-               "sequences per micro-batch; 0: the batch"),
-    DT__OPTION(RECIPE, "sequence", "T", WHOLE, sequence, 128, "[1,1000000]", "tokens per sequence"),
-    DT__OPTION(RECIPE, "seed", "N", WHOLE, seed, 1, NULL, "of weights, order and dropout"),
-    DT__OPTION(RECIPE, "data-shards", "N", POWER, data_shards, 8, "[1,1024]",
-               "logical data shards: as many ranks can share the batch"),
-    DT__OPTION(RECIPE, "tensor-shards", "N", POWER, tensor_shards, 1, "[1,1024]", "slices of heads and hidden units"),
-    DT__OPTION(RECIPE, "context-shards", "N", POWER, context_shards, 1, "[1,1024]", "parts of each sequence"),
-    DT__OPTION(RECIPE, "accumulation", "KIND", WORD, accumulation, DT_SHARD, "shard,each",
+    DT__RECIPE("data", "FILE", TEXT, data, 0, NULL, "text or .bin token shards; a comma list or a pattern"),
+    DT__RECIPE("tokenizer", "PATH", TEXT, tokenizer, 0, NULL, "directory or .json file of a tokenizer; none: bytes"),
+    DT__RECIPE("validation", "X", REAL, validation, 0.05f, "[0,1)", "share of the data kept for validation"),
+    DT__RECIPE("model", "NAME", MODEL, model, 0, NULL, DT__MODEL_NAMES),
+    DT__RECIPE("weights", "PATH", TEXT, weights, 0, NULL, "initial weights: folder or .safetensors file; none: drawn"),
+    DT__RECIPE("family", "NAME", WORD, model.family, DT_GPT2, "gpt2,llama", "family of the sizes below"),
+    DT__RECIPE("layers", "N", WHOLE, model.layers, 0, "[0,1000]", "blocks"),
+    DT__RECIPE("heads", "N", WHOLE, model.heads, 0, "[0,65536]", "attention heads"),
+    DT__RECIPE("width", "N", WHOLE, model.width, 0, "[0,65536]", "channels"),
+    DT__RECIPE("kv-heads", "N", WHOLE, model.kv_heads, 0, "[0,65536]", "Llama: heads of keys and values; 0: --heads"),
+    DT__RECIPE("hidden", "N", WHOLE, model.hidden, 0, "[0,1000000]", "Llama: MLP width; 0: 8/3 of --width, rounded up"),
+    DT__RECIPE("rope-base", "X", REAL, model.rope_base, 0, "[0,1e30]", "Llama: base of rotary frequencies; 0: 10000"),
+    DT__RECIPE("norm-eps", "X", REAL, model.norm_eps, 0, "[0,1]", "Llama: epsilon of the normalisations; 0: 1e-5"),
+    DT__RECIPE("tied", NULL, FLAG, model.tied, 0, NULL, "Llama: one table for embedding and head"),
+    DT__RECIPE("experts", "N", WHOLE, model.experts, 0, "[0,65536]", "experts that replace each MLP; 0: the MLP"),
+    DT__RECIPE("active", "N", WHOLE, model.active, 0, "[0,65536]", "experts per token; 0: 2"),
+    DT__RECIPE("capacity", "X", REAL, model.capacity, 0, "[0,1e6]",
+               "tokens per expert, as a multiple of the even share; 0: all"),
+    DT__RECIPE("balance", "X", REAL, model.balance, 0, "[0,1e6]", "coefficient of the load-balance loss"),
+    DT__RECIPE("vocabulary", "N", WHOLE, model.vocabulary, 0, "[0,inf)", "token ids; 0: those of the data"),
+    DT__RECIPE("dropout", "P", REAL, dropout, 0, "[0,1)", "probability"),
+    DT__RECIPE("steps", "N", WHOLE, steps, 200, "[1,inf)", "optimizer steps"),
+    DT__RECIPE("batch", "N", WHOLE, batch, 16, "[1,1000000]", "sequences per step"),
+    DT__RECIPE("micro-batch", "N", WHOLE, micro_batch, 0, "[0,1000000]", "sequences per micro-batch; 0: the batch"),
+    DT__RECIPE("sequence", "T", WHOLE, sequence, 128, "[1,1000000]", "tokens per sequence"),
+    DT__RECIPE("seed", "N", WHOLE, seed, 1, NULL, "of weights, order and dropout"),
+    DT__RECIPE("data-shards", "N", POWER, data_shards, 8, "[1,1024]", "shards of the batch: most data-parallel ranks"),
+    DT__RECIPE("tensor-shards", "N", POWER, tensor_shards, 1, "[1,1024]", "shards of heads and hidden units"),
+    DT__RECIPE("context-shards", "N", POWER, context_shards, 1, "[1,1024]", "shards of each sequence"),
+    DT__RECIPE("accumulation", "KIND", WORD, accumulation, DT_SHARD, "shard,each",
                "reduce the gradients once per step, or after each micro-batch"),
-    DT__OPTION(RECIPE, "schedule", "KIND", WORD, schedule, DT_COSINE, "constant,cosine,linear,wsd",
-               "learning rate over the steps"),
-    DT__OPTION(RECIPE, "learning-rate", "X", REAL, learning_rate, 1e-3f, "[0,inf)", "peak"),
-    DT__OPTION(RECIPE, "final-rate", "X", REAL, final_rate, 0.1f, "[0,inf)", "share of the peak at the end"),
-    DT__OPTION(RECIPE, "warmup", "N", WHOLE, warmup, 20, "[0,inf)", "steps of linear warm-up"),
-    DT__OPTION(RECIPE, "decay", "N", WHOLE, decay, 0, "[0,inf)", "steps of wsd's final decay; 0: a tenth"),
-    DT__OPTION(RECIPE, "optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion",
-               "how gradients move the weights"),
-    DT__OPTION(RECIPE, "beta1", "X", REAL, beta1, 0.9f, "[0,1)", "AdamW, Adam, Lion"),
-    DT__OPTION(RECIPE, "beta2", "X", REAL, beta2, 0.95f, "[0,1)", "AdamW, Adam, Lion (there 0.99 is usual)"),
-    DT__OPTION(RECIPE, "epsilon", "X", REAL, epsilon, 1e-8f, "(0,inf)", "AdamW, Adam"),
-    DT__OPTION(RECIPE, "momentum", "X", REAL, momentum, 0, "[0,1)", "SGD; 0: none"),
-    DT__OPTION(RECIPE, "nesterov", NULL, FLAG, nesterov, 0, NULL, "SGD: Nesterov's momentum"),
-    DT__OPTION(RECIPE, "weight-decay", "X", REAL, weight_decay, 0.1f, "[0,inf)",
+    DT__RECIPE("schedule", "KIND", WORD, schedule, DT_COSINE, "constant,cosine,linear,wsd", "learning rate over steps"),
+    DT__RECIPE("learning-rate", "X", REAL, learning_rate, 1e-3f, "[0,inf)", "peak of the schedule"),
+    DT__RECIPE("final-rate", "X", REAL, final_rate, 0.1f, "[0,inf)", "share of the peak at the end"),
+    DT__RECIPE("warmup", "N", WHOLE, warmup, 20, "[0,inf)", "steps of linear warm-up"),
+    DT__RECIPE("decay", "N", WHOLE, decay, 0, "[0,inf)", "steps of wsd's final decay; 0: a tenth"),
+    DT__RECIPE("optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion", "how gradients move the weights"),
+    DT__RECIPE("beta1", "X", REAL, beta1, 0.9f, "[0,1)", "AdamW, Adam, Lion"),
+    DT__RECIPE("beta2", "X", REAL, beta2, 0.95f, "[0,1)", "AdamW, Adam, Lion (there 0.99 is usual)"),
+    DT__RECIPE("epsilon", "X", REAL, epsilon, 1e-8f, "(0,inf)", "AdamW, Adam"),
+    DT__RECIPE("momentum", "X", REAL, momentum, 0, "[0,1)", "SGD; 0: none"),
+    DT__RECIPE("nesterov", NULL, FLAG, nesterov, 0, NULL, "SGD: Nesterov's momentum"),
+    DT__RECIPE("weight-decay", "X", REAL, weight_decay, 0.1f, "[0,inf)",
                "not of norms and biases; added to the gradient in Adam and SGD"),
-    DT__OPTION(RECIPE, "clip", "X", REAL, clip, 1, "[0,inf)", "limit of the gradient norm; 0: none"),
-    DT__OPTION(RECIPE, "clip-value", "X", REAL, clip_value, 0, "[0,inf)",
-               "limit of every gradient element, after --clip; 0: none"),
-    DT__OPTION(RECIPE, "ema", "X", REAL, ema, 0, "[0,1)", "decay of an average of the weights; 0: none"),
-    DT__OPTION(RECIPE, "evaluate-ema", NULL, FLAG, evaluate_ema, 0, NULL, "validation and samples use the average"),
-    DT__OPTION(RECIPE, "validation", "X", REAL, validation, 0.05f, "[0,1)", "share of the data kept for validation"),
-    DT__OPTION(RECIPE, "wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
+    DT__RECIPE("clip", "X", REAL, clip, 1, "[0,inf)", "limit of the gradient norm; 0: none"),
+    DT__RECIPE("clip-value", "X", REAL, clip_value, 0, "[0,inf)", "limit of gradient elements, after --clip; 0: none"),
+    DT__RECIPE("ema", "X", REAL, ema, 0, "[0,1)", "decay of an average of the weights; 0: none"),
+    DT__RECIPE("evaluate-ema", NULL, FLAG, evaluate_ema, 0, NULL, "validation and samples use the average"),
+    DT__RECIPE("wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
                "gradients between ranks; all but fp32 make the bits depend on dp"),
-    DT__OPTION(RECIPE, "reduce", "KIND", WORD, reduce, DT_SUMS_EXACT, "exact,native",
+    DT__RECIPE("reduce", "KIND", WORD, reduce, DT_SUMS_EXACT, "exact,native",
                "sums of gradients over ranks; the bits of native (MPI's) depend on the layout"),
-    DT__OPTION(LAYOUT, "threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: cores / ranks"),
-    DT__OPTION(LAYOUT, "tp", "N", WHOLE, tp, 1, NULL, "tensor parallel degree"),
-    DT__OPTION(LAYOUT, "sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL,
-               "tensor groups split rows between products"),
-    DT__OPTION(LAYOUT, "pp", "N", WHOLE, pp, 1, NULL, "stages of the pipeline"),
-    DT__OPTION(LAYOUT, "cp", "N", WHOLE, cp, 1, NULL,
-               "context parallel degree (ring attention); the rest of the ranks is data parallel"),
-    DT__OPTION(LAYOUT, "order", "DPT", TEXT, order, 0, NULL,
-               "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
-    DT__OPTION(LAYOUT, "pipeline", "KIND", WORD, pipeline, DT_1F1B, "1f1b,gpipe,interleaved,zero-bubble",
-               "schedule of the stages"),
-    DT__OPTION(LAYOUT, "chunks", "N", WHOLE, chunks, 2, "[1,1000]", "interleaved: runs of segments per stage"),
-    DT__OPTION(LAYOUT, "memory-weight", "X", REAL, memory_weight, 0, "[0,1]", "stages balance time (0) to memory (1)"),
-    DT__OPTION(LAYOUT, "ep", "N", WHOLE, ep, 1, NULL,
-               "expert parallel degree: data-parallel ranks that share the experts"),
-    DT__OPTION(LAYOUT, "zero", "N", WHOLE, zero, 0, "[0,3]",
-               "ZeRO stage: ranks share 1 optimizer state, 2 and gradients, 3 and weights"),
-    DT__OPTION(LAYOUT, "zero-group", "N", WHOLE, zero_group, 0, NULL, "ranks that share (hybrid sharding); 0: all"),
-    DT__OPTION(LAYOUT, "recompute", "KIND", WORD, recompute, DT_RECOMPUTE_NONE, "none,selective,full",
+    DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: cores / ranks"),
+    DT__LAYOUT("tp", "N", WHOLE, tp, 1, NULL, "tensor parallel degree"),
+    DT__LAYOUT("sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL, "--tp ranks split rows between products"),
+    DT__LAYOUT("pp", "N", WHOLE, pp, 1, NULL, "stages of the pipeline"),
+    DT__LAYOUT("cp", "N", WHOLE, cp, 1, NULL, "context parallel degree (ring attention); the rest is data parallel"),
+    DT__LAYOUT("order", "DPT", TEXT, order, 0, NULL, "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
+    DT__LAYOUT("pipeline", "KIND", WORD, pipeline, DT_1F1B, "1f1b,gpipe,interleaved,zero-bubble", "schedule of stages"),
+    DT__LAYOUT("chunks", "N", WHOLE, chunks, 2, "[1,1000]", "interleaved: chunks of segments per stage"),
+    DT__LAYOUT("memory-weight", "X", REAL, memory_weight, 0, "[0,1]", "stages balance time (0) to memory (1)"),
+    DT__LAYOUT("ep", "N", WHOLE, ep, 1, NULL, "expert parallel degree: data-parallel ranks that share the experts"),
+    DT__LAYOUT("zero", "N", WHOLE, zero, 0, "[0,3]", "ZeRO stage: share 1 optimizer state, 2 + gradients, 3 + weights"),
+    DT__LAYOUT("zero-group", "N", WHOLE, zero_group, 0, NULL, "ranks that share (hybrid sharding); 0: all"),
+    DT__LAYOUT("recompute", "KIND", WORD, recompute, DT_RECOMPUTE_NONE, "none,selective,full",
                "what backward computes again; selective: attention"),
-    DT__OPTION(LAYOUT, "offload", NULL, FLAG, offload, 0, NULL, "what --recompute full keeps goes to a second memory"),
-    DT__OPTION(LAYOUT, "horizon", "N", WHOLE, horizon, 1, "[1,1000]",
-               "offload: segments before its use that an input is fetched"),
-    DT__OPTION(LAYOUT, "offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
-    DT__OPTION(LAYOUT, "bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
-    DT__OPTION(LAYOUT, "overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
+    DT__LAYOUT("offload", NULL, FLAG, offload, 0, NULL, "what --recompute full keeps goes to a second memory"),
+    DT__LAYOUT("horizon", "N", WHOLE, horizon, 1, "[1,1000]", "offload: segments ahead that an input is fetched"),
+    DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
+    DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
+    DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
+    DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
                "a thread per rank communicates behind the work; auto: if cores are free"),
-    DT__OPTION(LAYOUT, "no-memory-check", NULL, FLAG, no_memory_check, 0, NULL,
-               "start although memory looks too small"),
-    DT__OPTION(LAYOUT, "eval-every", "N", WHOLE, output.eval_every, 100, "[0,inf)",
-               "steps between validations; 0: at the end"),
-    DT__OPTION(LAYOUT, "eval-batches", "N", WHOLE, output.eval_batches, 8, "[0,inf)", "batches per validation; 0: all"),
-    DT__OPTION(LAYOUT, "sample-every", "N", WHOLE, output.sample_every, 0, "[0,inf)",
-               "steps between text samples; 0: at the end"),
-    DT__OPTION(LAYOUT, "sample-length", "N", WHOLE, output.sample_length, 200, "[0,inf)", "bytes per sample; 0: none"),
-    DT__OPTION(LAYOUT, "temperature", "X", REAL, output.sampling.temperature, 0.7f, "[0,1e30]",
+    DT__LAYOUT("eval-every", "N", WHOLE, output.eval_every, 100, "[0,inf)", "steps between validations; 0: at the end"),
+    DT__LAYOUT("eval-batches", "N", WHOLE, output.eval_batches, 8, "[0,inf)", "batches per validation; 0: all"),
+    DT__LAYOUT("sample-every", "N", WHOLE, output.sample_every, 0, "[0,inf)", "steps between samples; 0: at the end"),
+    DT__LAYOUT("sample-length", "N", WHOLE, output.sample_length, 200, "[0,inf)", "bytes per sample; 0: none"),
+    DT__LAYOUT("temperature", "X", REAL, output.sampling.temperature, 0.7f, "[0,1e30]",
                "of samples; 0: always the most likely token"),
-    DT__OPTION(LAYOUT, "top-k", "N", WHOLE, output.sampling.top_k, 0, "[0,inf)",
-               "samples draw from so many tokens; 0: all"),
-    DT__OPTION(LAYOUT, "top-p", "P", REAL, output.sampling.top_p, 0, "[0,1]",
-               "samples draw from so much probability; 0: all"),
-    DT__OPTION(LAYOUT, "no-cache", NULL, FLAG, output.no_cache, 0, NULL,
-               "samples compute the whole sequence for every token"),
-    DT__OPTION(LAYOUT, "metrics", "FILE", TEXT, output.metrics, 0, NULL,
-               "JSON lines: the run, then one per step; a resumed run appends"),
-    DT__OPTION(LAYOUT, "timeline", "FILE", TEXT, output.timeline, 0, NULL,
-               "what every rank did in the last step, as a trace for ui.perfetto.dev"),
-    DT__OPTION(LAYOUT, "doctor", NULL, FLAG, output.doctor, 0, NULL,
-               "after 9 steps, say why many ranks are hardly faster than one"),
-    DT__OPTION(LAYOUT, "rules", NULL, FLAG, output.rules, 0, NULL,
-               "look for the usual faults, and say at the end which were found"),
-    DT__OPTION(LAYOUT, "stop-on", "RULE,..", TEXT, output.stop_on, 0, NULL,
-               "save and stop when one of these rules fires"),
-    DT__OPTION(LAYOUT, "quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
-    DT__OPTION(LAYOUT, "checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL,
-               "directory of checkpoints; training resumes from the newest"),
-    DT__OPTION(LAYOUT, "checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
+    DT__LAYOUT("top-k", "N", WHOLE, output.sampling.top_k, 0, "[0,inf)", "samples draw from so many tokens; 0: all"),
+    DT__LAYOUT("top-p", "P", REAL, output.sampling.top_p, 0, "[0,1]", "samples draw from so much probability; 0: all"),
+    DT__LAYOUT("no-cache", NULL, FLAG, output.no_cache, 0, NULL, "samples compute the whole sequence for every token"),
+    DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "JSON lines: run, then steps; a resumed run appends"),
+    DT__LAYOUT("timeline", "FILE", TEXT, output.timeline, 0, NULL, "trace of the last step, for ui.perfetto.dev"),
+    DT__LAYOUT("doctor", NULL, FLAG, output.doctor, 0, NULL, "after 9 steps, say why ranks are hardly faster than one"),
+    DT__LAYOUT("rules", NULL, FLAG, output.rules, 0, NULL, "look for the usual faults, and report at the end"),
+    DT__LAYOUT("stop-on", "RULE,..", TEXT, output.stop_on, 0, NULL, "save and stop when one of these rules fires"),
+    DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
+    DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL, "folder of checkpoints; resumes from the newest"),
+    DT__LAYOUT("checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
                "steps; auto: Young's interval, by --mtbf; 0: at the end and on a stop"),
-    DT__OPTION(LAYOUT, "mtbf", "SECONDS", REAL, checkpoint.mtbf, 14400, "(0,1e12)",
-               "between failures of the job, for --checkpoint-every auto"),
-    DT__OPTION(LAYOUT, "checkpoint-kind", "KIND", WORD, checkpoint.kind, DT_SHARDED, "sharded,full",
+    DT__LAYOUT("mtbf", "SECONDS", REAL, checkpoint.mtbf, 14400, "(0,1e12)",
+               "between failures, for --checkpoint-every auto"),
+    DT__LAYOUT("checkpoint-kind", "KIND", WORD, checkpoint.kind, DT_SHARDED, "sharded,full",
                "a file per rank, or whole tensors by rank 0"),
-    DT__OPTION(LAYOUT, "checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL,
-               "sharded: copy the state, and write it behind training"),
-    DT__OPTION(LAYOUT, "keep", "N", WHOLE, checkpoint.keep, 2, "[0,inf)", "newest checkpoints that stay; 0: all"),
-    DT__OPTION(LAYOUT, "resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
-               "never: refuse a directory with checkpoints; only: one without"),
-    DT__OPTION(LAYOUT, "resume-step", "N", WHOLE, checkpoint.step, 0, "[0,inf)",
-               "resume from the checkpoint of this step; 0: from the newest"),
-    DT__OPTION(LAYOUT, "mirror", "PLACE", TEXT, checkpoint.mirror, 0, NULL,
-               "copies of checkpoints: a directory, or 'PLACE COMMAND' that copies $DT_FROM to $DT_TO"),
-    DT__OPTION(LAYOUT, "deadline", "SECONDS", REAL, checkpoint.deadline, 120, "(0,1e6)",
-               "from a request to stop to a forced end"),
+    DT__LAYOUT("checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL, "sharded: write a copy behind training"),
+    DT__LAYOUT("keep", "N", WHOLE, checkpoint.keep, 2, "[0,inf)", "newest checkpoints that stay; 0: all"),
+    DT__LAYOUT("resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
+               "never: refuse a folder with checkpoints; only: one without"),
+    DT__LAYOUT("resume-step", "N", WHOLE, checkpoint.step, 0, "[0,inf)", "resume from this step; 0: the newest"),
+    DT__LAYOUT("mirror", "PLACE", TEXT, checkpoint.mirror, 0, NULL,
+               "copies of checkpoints: a folder, or 'PLACE COMMAND' that copies $DT_FROM to $DT_TO"),
+    DT__LAYOUT("deadline", "SECONDS", REAL, checkpoint.deadline, 120, "(0,1e6)", "from SIGTERM to a forced end"),
 };
-enum { DT__OPTION_COUNT = (int)(sizeof dt__options / sizeof *dt__options) };
 
 DT_API dt_recipe dt_recipe_default(void)
 {
     dt_recipe r;
     memset(&r, 0, sizeof r);
-    dt__options_preset(dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, &r);
+    dt__options_preset(DT__ROWS(dt__options), DT__GROUP_RECIPE, &r);
     r.model = dt_model_gpt2("tiny");
     return r;
 }
@@ -10244,7 +10211,7 @@ DT_API dt_layout dt_layout_default(void)
 {
     dt_layout l;
     memset(&l, 0, sizeof l);
-    dt__options_preset(dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &l);
+    dt__options_preset(DT__ROWS(dt__options), DT__GROUP_LAYOUT, &l);
     return l;
 }
 
@@ -17436,7 +17403,6 @@ DT_API void dt_nccl_close(dt_nccl **n) { *n = NULL; }
 
 #define DT__MEMBER(group, kind, name, type, member, preset, range) \
     {group, name, "", DT__KIND_##kind, offsetof(type, member), preset, range, NULL}
-#define DT__ROWS(table) table, (int)(sizeof(table) / sizeof *(table))
 
 /* Adds the values of a group to an object. */
 static void dt__options_json(dt__text *t, const dt__option *list, int count, int of, const void *group)
@@ -18723,7 +18689,7 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
     if (dt__refused("o! recipe list/", optimizer, recipe, list, count)) return DT_E_USAGE;
     dt_optimizer *o = *optimizer = (dt_optimizer *)dt__alloc((int64_t)sizeof *o, "an optimizer");
     int64_t floats = 0, largest = 0;
-    dt_result r = o ? dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
+    dt_result r = o ? dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
     for (int64_t i = 0; i < count && !r; i++) {
         int64_t n = dt_shape_count(list[i].shape);
         if (!list[i].name || !list[i].values || !list[i].gradient || !dt__shape_ok(&list[i].shape))
@@ -21366,21 +21332,17 @@ typedef struct dt__launch_asked {
 } dt__launch_asked;
 
 typedef dt__launch_asked dt__group_LAUNCH;
+#define DT__LAUNCH(...) DT__OPTION(LAUNCH, __VA_ARGS__)
 static const dt__option dt__launch_options[] = {
-    DT__OPTION(LAUNCH, "ranks", "N", WHOLE, ranks, 0, "[1,1024]", "run on N local ranks; without it on 1"),
-    DT__OPTION(LAUNCH, "launch", "KIND", WORD, threads, 0, "processes,threads", "what a rank is"),
-    DT__OPTION(LAUNCH, "nodes", "N", WHOLE, nodes, 0, "[1,1024]",
-               "emulate N nodes on this machine: only ranks of one node share memory"),
-    DT__OPTION(LAUNCH, "bind", "KIND", WORD, unbound, 0, "auto,none",
-               "auto: processes get cores of their own, unless other jobs have them"),
-    DT__OPTION(LAUNCH, "timeout", "SECONDS", REAL, timeout, 10, "[0.05,1e6]",
-               "a rank without a heartbeat for so long counts as frozen"),
-    DT__OPTION(LAUNCH, "max-restarts", "N", WHOLE, restarts, 0, "[0,1000000]",
+    DT__LAUNCH("ranks", "N", WHOLE, ranks, 0, "[1,1024]", "run on N local ranks; without it on 1"),
+    DT__LAUNCH("launch", "KIND", WORD, threads, 0, "processes,threads", "what a rank is"),
+    DT__LAUNCH("nodes", "N", WHOLE, nodes, 0, "[1,1024]", "emulate N nodes here: only ranks of a node share memory"),
+    DT__LAUNCH("bind", "KIND", WORD, unbound, 0, "auto,none", "auto: processes get cores that no other job has"),
+    DT__LAUNCH("timeout", "SECONDS", REAL, timeout, 10, "[0.05,1e6]", "a rank silent for so long counts as frozen"),
+    DT__LAUNCH("max-restarts", "N", WHOLE, restarts, 0, "[0,1000000]",
                "restart after a failure, up to N times without a new checkpoint"),
-    DT__OPTION(LAUNCH, "elastic", "MIN:MAX", TEXT, elastic, 0, NULL,
-               "restart without the ranks that were lost, as long as MIN are left"),
+    DT__LAUNCH("elastic", "MIN:MAX", TEXT, elastic, 0, NULL, "restart without lost ranks, as long as MIN are left"),
 };
-enum { DT__LAUNCH_COUNT = (int)(sizeof dt__launch_options / sizeof *dt__launch_options) };
 
 /* Seconds from the environment variable, if it is set. */
 static dt_result dt__launch_seconds(const char *name, double lowest, double *seconds)
@@ -21429,8 +21391,8 @@ static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
     for (; i < *argc && strcmp(argv[i], "--") && !r; i++) {
         const dt__option *o = NULL;
         if (!strncmp(argv[i], "--", 2))
-            o = dt__option_find(dt__launch_options, DT__LAUNCH_COUNT, argv[i] + 2, strcspn(argv[i] + 2, "="));
-        help = help || !strcmp(argv[i], "--help");
+            o = dt__option_find(DT__ROWS(dt__launch_options), argv[i] + 2, strcspn(argv[i] + 2, "="));
+        help = help || !strncmp(argv[i], "--help", 6);
         if (!o) argv[kept++] = argv[i];
         else if (strchr(argv[i], '=')) r = dt__option_set(o, strchr(argv[i], '=') + 1, &asked);
         else r = dt__option_set(o, i + 1 < *argc ? argv[++i] : NULL, &asked);
@@ -22368,43 +22330,82 @@ static dt_result dt__option_unknown(const char *text, int length)
     int best;
     if (dt__option_removed(text, length, NULL)) return DT_E_USAGE;
     snprintf(name, sizeof name, "%.*s", length, text);
-    if (dt__option_find(dt__launch_options, DT__LAUNCH_COUNT, text, (size_t)length))
+    if (dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
         return dt__error(DT_E_USAGE, "--%s starts ranks, but the program has not called dt_launch: call it first in "
                          "main", name);
     best = dt__distance(name, nearest);
-    dt__option_nearest(dt__options, DT__OPTION_COUNT, name, &nearest, &best);
-    dt__option_nearest(dt__launch_options, DT__LAUNCH_COUNT, name, &nearest, &best);
-    return dt__error(DT_E_USAGE, "unknown option --%s: did you mean --%s? --help lists all", name, nearest);
+    dt__option_nearest(DT__ROWS(dt__options), name, &nearest, &best);
+    dt__option_nearest(DT__ROWS(dt__launch_options), name, &nearest, &best);
+    return dt__error(DT_E_USAGE, "unknown option --%s: did you mean --%s? --help all lists all", name, nearest);
 }
 
-/* The options of a group, each with its default. */
-static void dt__help_group(const char *title, const dt__option *list, int count, int of, const void *group)
+/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
+static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
 {
-    char left[48], value[PATH_MAX];
-    printf("\n%s\n", title);
+    while (*words) {
+        int n = (int)strcspn(words, " ");
+        if (column + 1 + n > 118) {
+            dt__text_add(t, "\n%*s%.*s", indent, "", n, words);
+            column = indent + n;
+        } else {
+            dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
+            column += (column > indent) + n;
+        }
+        words += n;
+        words += strspn(words, " ");
+    }
+    dt__text_add(t, "\n");
+}
+
+/* What --help lists. --help all lists every option, under headings that begin at these options. */
+static const char dt__help_common[] =
+    " data model tokenizer weights steps batch micro-batch sequence seed learning-rate warmup optimizer threads tp pp "
+    "zero recompute eval-every sample-every metrics doctor quiet checkpoint checkpoint-every ranks max-restarts ";
+static const char *const dt__help_headings[][2] = {
+    {"data", "data"}, {"model", "model"}, {"steps", "steps and batch"}, {"schedule", "learning rate"},
+    {"optimizer", "optimizer"}, {"wire", "network"}, {"threads", "threads and axes of ranks"}, {"zero", "memory"},
+    {"bucket", "network"}, {"eval-every", "observation"}, {"checkpoint", "checkpoints"}, {"ranks", "processes"}};
+
+static void dt__help_group(dt__text *t, int all, const char *title, const dt__option *list, int count, int of,
+                           const void *group)
+{
+    char text[PATH_MAX + 512], value[PATH_MAX];
+    if (!all) dt__text_add(t, "\n%s\n", title);
     for (const dt__option *o = list; o < list + count; o++) {
-        if (o->group != of) continue;
-        snprintf(left, sizeof left, "--%s%s%s", o->name, o->argument ? " " : "", o->argument ? o->argument : "");
-        printf("  %-24s %s%s%s", left, o->kind == DT__KIND_WORD ? o->range : "", o->kind == DT__KIND_WORD ? ": " : "",
-               o->help);
+        int word = o->kind == DT__KIND_WORD;
+        snprintf(text, sizeof text, " %s ", o->name);
+        if (o->group != of || (!all && !strstr(dt__help_common, text))) continue;
+        for (size_t i = 0; all && i < sizeof dt__help_headings / sizeof *dt__help_headings; i++)
+            if (!strcmp(o->name, dt__help_headings[i][0]))
+                dt__text_add(t, "\n%s: %s\n", title, dt__help_headings[i][1]);
+        snprintf(text, sizeof text, "--%s %s", o->name, o->argument ? o->argument : "");
+        dt__text_add(t, "  %-24s ", text);
         dt__option_text(o, group, value, sizeof value);
-        if (*value && o->kind != DT__KIND_FLAG && dt__option_fits(o, (const char *)group + o->offset))
-            printf(" [%s]", value);
-        printf("\n");
+        if (o->kind == DT__KIND_FLAG || !dt__option_fits(o, (const char *)group + o->offset)) *value = 0;
+        snprintf(text, sizeof text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", o->help,
+                 *value ? " [" : "", value, *value ? "]" : "");
+        dt__text_wrap(t, 27, 27, text);
     }
 }
 
-static void dt__help(const char *program, const dt_recipe *recipe, const dt_layout *layout)
+/* Which: NULL, or "all". */
+static dt_result dt__help(const char *program, const char *which, const dt_recipe *recipe, const dt_layout *layout)
 {
     dt__launch_asked asked;
-    memset(&asked, 0, sizeof asked);
-    dt__options_preset(dt__launch_options, DT__LAUNCH_COUNT, DT__GROUP_LAUNCH, &asked);
-    printf("Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits; the layout decides where "
-           "and when, and never changes a bit.\n", program);
-    dt__help_group("Recipe", dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, recipe);
-    dt__help_group("Layout", dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, layout);
-    dt__help_group("Launcher", dt__launch_options, DT__LAUNCH_COUNT, DT__GROUP_LAUNCH, &asked);
-    printf("  %-24s %s\n", "--help", "this text");
+    dt__text t;
+    if (which && strcmp(which, "all"))
+        return dt__error(DT_E_USAGE, "--help %s: only the word all may follow. Use --help, or --help all", which);
+    memset(&asked, 0, sizeof asked), memset(&t, 0, sizeof t);
+    dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
+    dt__text_add(&t, "Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits, the layout where "
+                 "and when.\nThe default is in brackets.%s\n", program,
+                 which ? "" : " These are the most common options; --help all lists every option.");
+    dt__help_group(&t, !!which, "Recipe", DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe);
+    dt__help_group(&t, !!which, "Layout", DT__ROWS(dt__options), DT__GROUP_LAYOUT, layout);
+    dt__help_group(&t, !!which, "Launcher", DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
+    if (!t.failed) fputs(t.at, stdout);
+    dt__free(t.at);
+    return dt__error(t.failed ? DT_E_MEMORY : DT_E_HELP, "help was printed");
 }
 
 /* A size of a family, or a directory with config.json. */
@@ -22432,11 +22433,11 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
             arg[kept++] = arg[i];
             continue;
         }
-        if (!strcmp(name, "help")) {
-            dt__help(arg[0], recipe, layout);
-            return dt__error(DT_E_HELP, "help was printed");
+        if (length == 4 && !strncmp(name, "help", 4)) {
+            if (!value && i + 1 < *argc && strncmp(arg[i + 1], "--", 2)) value = arg[i + 1] - 1;
+            return dt__help(arg[0], value ? value + 1 : NULL, recipe, layout);
         }
-        o = dt__option_find(dt__options, DT__OPTION_COUNT, name, (size_t)length);
+        o = dt__option_find(DT__ROWS(dt__options), name, (size_t)length);
         if (!o) return dt__option_unknown(name, length);
         if (value) value++;
         else if (o->argument && i + 1 < *argc) value = arg[++i];
@@ -23285,8 +23286,8 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!r->micro_batch) r->micro_batch = r->batch;
     if (r->dropout > 0.0f) r->model.dropout = r->dropout;
     t->e.recipe = r, t->e.layout = &t->layout, t->e.comm = t->comm;
-    result = dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, r);
-    if (!result) result = dt__options_check(dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
+    result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, r);
+    if (!result) result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
     if (!result) result = dt__check_model(&r->model);
     if (!result) result = dt_mesh_of(&t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm), &t->e.mesh);
     if (!result) result = dt__check_batch(r, t->e.mesh.size[DT_AXIS_DATA]);
@@ -23610,9 +23611,9 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
     dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.net.weights,
                  dt_comm_size(t->comm));
-    dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, &t->recipe);
+    dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(text, "},\n \"layout\": {");
-    dt__options_json(text, dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
+    dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
     dt__text_add(text, "},\n \"shapes\": {");
     dt__net_text(text, &t->e.net);
     dt__text_add(text, "},\n \"kind\": ");
@@ -23625,7 +23626,7 @@ static dt_result dt__manifest_recipe(const dt__manifest *m, const char *path, dt
     dt__json j;
     memset(&j, 0, sizeof j);
     j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
-    (void)dt__json_options(&j, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, recipe);
+    (void)dt__json_options(&j, DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe);
     dt__free(j.string);
     return j.result;
 }
@@ -23645,7 +23646,7 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
     if (same > 1) snprintf(last, sizeof last, "; steps up to %lld can be extended", (long long)same - 1);
     else snprintf(last, sizeof last, "; runs with --schedule constant or wsd can be extended");
-    for (const dt__option *o = dt__options; o < dt__options + DT__OPTION_COUNT && !r; o++) {
+    for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o && !r; o++) {
         char was[64], is[64];
         if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
         dt__option_text(o, &old, was, sizeof was), dt__option_text(o, &t->recipe, is, sizeof is);
@@ -24520,9 +24521,9 @@ static dt_result dt__metrics_open(dt_trainer *t)
     dt_result r = dt__output_open(t->layout.output.metrics, t->first ? "a" : "w", &t->metrics);
     memset(&text, 0, sizeof text);
     dt__text_add(&text, "{\"version\": \"%s\", \"ranks\": %d, \"recipe\": {", dt_version(), dt_comm_size(t->comm));
-    dt__options_json(&text, dt__options, DT__OPTION_COUNT, DT__GROUP_RECIPE, &t->recipe);
+    dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(&text, "}, \"layout\": {");
-    dt__options_json(&text, dt__options, DT__OPTION_COUNT, DT__GROUP_LAYOUT, &t->layout);
+    dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
     dt__text_add(&text, "}}");
     if (!r && text.failed) r = DT_E_MEMORY;
     for (char *c = text.at; !r && *c; c++)
@@ -25917,24 +25918,6 @@ static const char *const dt__branch_names[] = {DT_BRANCHES(DT__BRANCH_NAME) "non
 static const char *dt__branch_name(int32_t branch)
 {
     return dt__branch_names[branch >= 0 && branch < DT_BRANCH_COUNT ? branch : DT_BRANCH_COUNT];
-}
-
-/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
-static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
-{
-    while (*words) {
-        int n = (int)strcspn(words, " ");
-        if (column + 1 + n > 118) {
-            dt__text_add(t, "\n%*s%.*s", indent, "", n, words);
-            column = indent + n;
-        } else {
-            dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
-            column += (column > indent) + n;
-        }
-        words += n;
-        words += strspn(words, " ");
-    }
-    dt__text_add(t, "\n");
 }
 
 static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)

@@ -3,7 +3,7 @@
  * What you learn
  *     A whole training program is a recipe, a layout and a loop. The recipe (model, data, steps, learning rate, seed ...)
  *     decides every bit of the result. The layout (ranks, threads, buckets ...) decides only where and when the work is
- *     done. Both come from the command line here; --help lists every option with its default.
+ *     done. Both come from the command line here; --help lists the common options, --help all every one.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 06_train.c -o 06_train -lm -lpthread
@@ -65,8 +65,8 @@ int main(int argc, char **argv)
         const char *rank = getenv("RANK"); /* one rank says it for all */
         static int told;                   /* ranks may be threads */
         if ((!rank || !strcmp(rank, "0")) && !__atomic_exchange_n(&told, 1, __ATOMIC_SEQ_CST))
-            fprintf(stderr, "options: what is '%s'? One word may name the data; options begin with --, and --help lists "
-                            "them\n", argv[argv[1][0] == '-' ? 1 : 2]);
+            fprintf(stderr, "options: what is '%s'? One word may name the data; options begin with --, and --help all "
+                            "lists them\n", argv[argv[1][0] == '-' ? 1 : 2]);
         return 2;
     }
     if (argc > 1) recipe.data = argv[1]; /* ./06_train book.txt */

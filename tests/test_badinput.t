@@ -171,6 +171,31 @@ SKIP: {
     ok($status == 1 && $err =~ /the plan needs up to [\d.]+ GB/, '1558M is refused before its memory is taken') or diag($err);
 }
 
+# --help fits on a screen; --help all has every row of the tables, once, under headings.
+my @option = slurp("$root/dtrain.h") =~ /^    DT__(?:RECIPE|LAYOUT|LAUNCH)\("([\w-]+)"/mg;
+cmp_ok(scalar @option, '>', 90, 'the header has ' . @option . ' options');
+for my $all ('', ' all', '=all') {
+    my ($status, $out, $err) = run(60, "$program --help$all");
+    my @listed = $out =~ /^  --([\w-]+)/mg;
+    my $lines = () = $out =~ /\n/g;
+    my @wide = grep { length > 118 } split /\n/, $out;
+    ok($status == 0 && $err eq '' && !@wide, "--help$all: $lines lines, none wider than 118 columns") or diag($out, $err);
+    if ($all) {
+        is(join(' ', sort @listed), join(' ', sort @option), '  every option once');
+        is(join(', ', $out =~ /^((?:Recipe|Layout|Launcher): .*)/mg), 'Recipe: data, Recipe: model, Recipe: steps and batch, Recipe: learning rate, '
+            . 'Recipe: optimizer, Recipe: network, Layout: threads and axes of ranks, Layout: memory, Layout: network, '
+            . 'Layout: observation, Layout: checkpoints, Launcher: processes', '  by heading');
+    } else {
+        cmp_ok($lines, '<=', 40, '  one screen');
+        my %one = map { $_ => 1 } @option;
+        is(join(' ', grep { !$one{$_} } @listed), '', '  of options that there are');
+        is(join(' ', grep { my $o = $_; !grep { $o eq $_ } @listed } qw(data model steps batch learning-rate threads checkpoint ranks)), '',
+            '  with the most common ones');
+    }
+}
+check("--help $_", "--help $_", 2, qr/^options: --help \Q$_\E: only the word all may follow\. Use --help, or --help all$/, 1) for qw(xyz al book.txt);
+check('--help of ranks', '--help xyz', 2, qr/^options: --help xyz: only the word all may follow/, 2);
+
 for my $ranks (1, 2) {
     my ($status, $out, $err) = run(60, "$program --help --ranks $ranks");
     my $lists = () = $out =~ /^  --ranks N/mg;

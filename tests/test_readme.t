@@ -14,9 +14,9 @@ plan skip_all => 'there is no README.md' unless $readme;
 plan skip_all => 'the sanitized build tests programs, not words' if sanitized();
 
 # The list of options is what --help prints, so that it follows the table in dtrain.h.
-my ($help) = (run(60, trainer() . ' --help'))[1] =~ /^(Recipe\n.*)/ms;
+my ($help) = (run(60, trainer() . ' --help all'))[1] =~ /^(Recipe: data\n.*)/ms;
 my ($list) = $readme =~ /^## Options\n.*?^```text\n(.*?)^```$/ms;
-is($list, $help, 'the list of options in README.md is that of --help: paste it there');
+is($list, $help, 'the list of options in README.md is that of --help all: paste it there');
 
 my $copy = "$tmp/copy";
 mkdir $copy;
