@@ -27,7 +27,8 @@ Usage: ./build.sh [COMMAND]
   (none)        detect the compiler and build the examples and benchmarks
   run [OPTION]  the main job: train a byte-level GPT on the Jargon File with 2 local ranks, print samples and the
                 SHA-256, and show that 1 rank gives the same. --data FILE trains on your text; every option of the
-                trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists the common ones, run --help all every one
+                trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists the common ones,
+                run --help all lists every one
   generate CHECKPOINT --prompt TEXT
                 continue a text with what was trained: a checkpoint, or a directory of Hugging Face (more options:
                 examples/08_generate.c)
@@ -182,7 +183,18 @@ command_build() {
     local calls
     mapfile -t calls < <(calls_for $build/examples "" examples/[0-9]*.c; bench_calls)
     compile_all "${calls[@]}"
-    say "ready: the examples are in $build/examples; ./build.sh run is the main job"
+    say "built $(calls_for "" "" examples/[0-9]*.c | wc -l) examples in $build/examples and $(bench_calls | wc -l) benchmarks in $build/bench"
+    say_next
+}
+
+# What to do next: command and purpose; a command that this script lacks is left out.
+say_next() {
+    say "next:"
+    printf '  %-28s %s\n' "./build.sh run" "train a GPT on a real text, on 2 ranks, and compare its hash with 1 rank" \
+        "less examples/README.md" "the course: ten chapters; its programs are built"
+    ! declare -F command_lab >/dev/null || printf '  %-28s %s\n' "./build.sh lab 1" "the labs: write a mechanism, and let it be graded"
+    ! declare -F command_notebooks >/dev/null || printf '  %-28s %s\n' "./build.sh notebooks" "the course as notebooks: predict, run, explain"
+    printf '  %-28s %s\n' "./build.sh test" "every test that this machine can run"
 }
 
 # The Jargon File as plain text, or generated text; prints the name.
