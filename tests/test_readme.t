@@ -1,7 +1,9 @@
 #!/usr/bin/env perl
-# The commands of README.md do what they say: every ```sh block runs, as one script, in a fresh copy of the repository.
-# Blocks that begin with ```sh notest are left out. The first ```c block with a main is main.c there, and book.txt is a
-# text. DT_README_QUICK makes `./build.sh run` short and `./build.sh test` nothing.
+# The commands of README.md and of the pages beside the examples and tests do what they say: every ```sh block runs, as one
+# script, in a fresh copy of the repository, in the order of the pages. Blocks that begin with ```sh notest are left out.
+# The first ```c block of README.md with a main is main.c there, and book.txt is a text. DT_README_QUICK makes
+# `./build.sh run` short and `./build.sh test` nothing. Links lead to files and headings that exist, and the picture shows
+# the hash that its program expects.
 use strict;
 use warnings;
 use FindBin;
@@ -9,14 +11,42 @@ use lib $FindBin::Bin;
 use Dt;
 use Test::More;
 
-my $readme = slurp("$root/README.md");
-plan skip_all => 'there is no README.md' unless $readme;
+my @page = qw(README.md examples/parallel.md examples/running.md examples/reference.md tests/README.md examples/README.md);
+my %page = map { $_ => slurp("$root/$_") } @page;
+my $readme = $page{'README.md'};
 plan skip_all => 'the sanitized build tests programs, not words' if sanitized();
+is(join(' ', grep { !$page{$_} } @page), '', 'the pages are there');
+my @all = map { substr $_, length "$root/" } glob "$root/*.md $root/{examples,tests}/*.md";
+is(join(' ', grep { !defined $page{$_} && slurp("$root/$_") =~ /^```sh$/m } @all), '', 'no other page has commands');
+cmp_ok(($readme =~ tr/\n//), '<=', 240, 'README.md is short');
 
-# The list of options is what --help prints, so that it follows the table in dtrain.h.
+# The list of options is what --help all prints, so that it follows the table in dtrain.h.
 my ($help) = (run(60, trainer() . ' --help all'))[1] =~ /^(Recipe: data\n.*)/ms;
-my ($list) = $readme =~ /^## Options\n.*?^```text\n(.*?)^```$/ms;
-is($list, $help, 'the list of options in README.md is that of --help all: paste it there');
+my ($list) = $page{'examples/reference.md'} =~ /^## Options\n.*?^```text\n(.*?)^```$/ms;
+is($list, $help, 'the list of options in examples/reference.md is that of --help all: paste it there');
+
+# Every link between pages leads somewhere: to a file, and to a heading if it names one.
+sub anchors { return map { lc($_) =~ s/[^\w\- ]//gr =~ tr/ /-/r => 1 } slurp(shift) =~ /^#+ (.*)$/mg }
+my (@broken, $links);
+for my $page (@page) {
+    my ($folder) = $page =~ m{^(.*/)};
+    my $words = $page{$page} =~ s/^```.*?^```$//msgr;
+    for my $link ($words =~ /\]\(([^)\s]+)\)/g) {
+        next if $link =~ /^https?:/;
+        my ($file, $heading) = $link =~ /^([^#]*)#?(.*)$/;
+        my $place = $file ? "$root/" . ($folder || '') . $file : "$root/$page";
+        my %anchor = $heading ? anchors($place) : ();
+        push @broken, "$page: $link" if !-e $place || ($heading && !$anchor{$heading});
+        $links++;
+    }
+}
+is(join("\n", @broken), '', "$links links lead to files and headings that exist");
+
+# The picture is that of a run, which the README's commands repeat.
+my ($expected) = slurp("$root/examples/32_one_hash.c") =~ /EXPECTED "([0-9a-f]{64})"/;
+my @drawn = slurp("$root/examples/one_hash.svg") =~ /class="hash middle">(\w+)</g;
+is("@drawn", join(' ', (substr $expected, 0, 16) x 6), 'examples/one_hash.svg has the hash of 32_one_hash under six layouts');
+like($readme, qr/\]\(examples\/one_hash\.svg\).*^cmp build\/one_hash\.svg examples\/one_hash\.svg$/ms, '  README.md shows it and draws it again');
 
 my $copy = "$tmp/copy";
 mkdir $copy;
@@ -45,24 +75,28 @@ sub shown {
 
 # Is every part of a ```text block, which lines of "..." separate, in what was printed?
 sub prints {
-    my ($text, $printed, $loosely) = @_;
+    my ($page, $text, $printed, $loosely) = @_;
     $printed = shown($printed, $loosely);
     my @missing = grep { index($printed, $_) < 0 } map { shown($_, $loosely) } split /^\.\.\.\n/m, $text;
-    ok(!@missing, '  and prints what README.md shows') or diag(map({ "not printed: $_\n" } @missing), "printed: $printed");
+    ok(!@missing, "  and prints what $page shows") or diag(map({ "not printed: $_\n" } @missing), "printed: $printed");
 }
 
 my ($begin) = $readme =~ /^`\.\/build\.sh run` ends like this.*?^```text\n(.*?)^```$/ms;
-my @blocks = $readme =~ /^```sh\n(.*?)^```$/msg;
-ok(scalar @blocks, 'README.md has commands');
-for my $block (@blocks) {
-    my ($first) = split /\n/, $block;
-    my ($status, $out, $err) = run_in($copy, 900, "set -e\n$block");
-    is($status, 0, $first) or diag(substr($out, -2000), substr($err, -2000));
-    prints($begin, $out, 1) if $first eq './build.sh run'; # a shorter run than that
-    my ($between, $text) = $readme =~ /^```sh\n\Q$block\E```\n((?:(?!```|## )[^\n]*\n)*?)```text\n(.*?)^```$/ms or next;
-    my ($with) = $between =~ /with `(DT_\w+=\S+)` in front/;
-    ($status, $out, $err) = run_in($copy, 900, "export $with; $block") if $with;
-    prints($text, "$out\n$err", $with);
+for my $page (@page) {
+    my $text_of_page = $page{$page};
+    my @blocks = $text_of_page =~ /^```sh\n(.*?)^```$/msg;
+    ok(@blocks || $page eq 'tests/README.md', "$page has commands");
+    my $folder = $page eq 'examples/README.md' ? "$copy/examples" : $copy; # the course is read in its folder
+    for my $block (@blocks) {
+        my ($first) = split /\n/, $block;
+        my ($status, $out, $err) = run_in($folder, 900, "set -e\n$block");
+        is($status, 0, $first) or diag(substr($out, -2000), substr($err, -2000));
+        prints($page, $begin, $out, 1) if $first eq './build.sh run'; # a shorter run than that
+        my ($between, $text) = $text_of_page =~ /^```sh\n\Q$block\E```\n((?:(?!```|## )[^\n]*\n)*?)```text\n(.*?)^```$/ms or next;
+        my ($with) = $between =~ /with `(DT_\w+=\S+)` in front/;
+        ($status, $out, $err) = run_in($folder, 900, "export $with; $block") if $with;
+        prints($page, $text, "$out\n$err", $with);
+    }
 }
 
 done_testing();

@@ -36,10 +36,10 @@ cmp_ok(scalar @line, '<=', 26170, 'the header keeps its budget: ' . @line . ' li
 cmp_ok(-s "$root/dtrain.h", '<=', 1_257_000, '  of ' . (-s "$root/dtrain.h") . ' bytes');
 cmp_ok(scalar @public, '<=', 185, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
-my $used = join '', slurp("$root/README.md"), map { slurp($_) } glob "$root/examples/*.[ch]";
-is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README');
-# A user's environment variables are the rows of README's table; tests' are named below it.
-my ($table) = slurp("$root/README.md") =~ /^\| environment \| effect \|\n(.*?)\n\n/ms;
+my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch]";
+is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README or a page beside the examples');
+# A user's environment variables are the rows of the reference's table; tests' are named below it.
+my ($table) = slurp("$root/examples/reference.md") =~ /^\| environment \| effect \|\n(.*?)\n\n/ms;
 my @variable = $table =~ /^\| `(DT_\w+)`/mg;
 cmp_ok(scalar(grep { $_ ne 'DT_SANITIZE' } @variable), '<=', 12, 'at most twelve variables are for users: ' . join(' ', @variable));
 is((scalar grep { length > 120 } @line), 0, 'no line is longer than 120 columns');
