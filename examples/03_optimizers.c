@@ -123,8 +123,11 @@ int main(int argc, char **argv)
         if (e) break;
         good = good && !strcmp(first, r[i].hash) && r[i].after < r[i].before - 1.0f; /* validation trains nothing */
         if (!r[i].root) continue;
-        if (!i) printf("optimizer           lr  loss: first, last  validation, of average  state B/weight, kB  sha256\n");
-        printf("%-14s %7g  %11.3f %5.3f  %10.3f %11.3f  %13.3f %4.0f  %.12s..\n", choices[i].name,
+        if (!i)
+            printf("%-14s %8s  %15s  %19s  %14s\n%-14s %8s  %7s %7s  %9s %9s  %9s %4s  %s\n", "", "learning",
+                   "training loss", "validation loss of", "state", "optimizer", "rate", "first", "last", "weights",
+                   "average", "B/weight", "kB", "sha256");
+        printf("%-14s %8g  %7.3f %7.3f  %9.3f %9.3f  %9.0f %4.0f  %.12s..\n", choices[i].name,
                (double)choices[i].rate, (double)r[i].before, (double)r[i].after, (double)r[i].own,
                (double)r[i].averaged, r[i].bytes, 1e-3 * r[i].bytes * (double)r[i].weights, r[i].hash);
     }

@@ -122,7 +122,7 @@ int main(int argc, char **argv)
     recipe.batch = 64;
     recipe.steps = 500;
     recipe.learning_rate = 1e-2f;
-    layout.threads = 1;
+    layout.threads = 1, layout.output.eval_every = 250;
     if (argc > 1) return fprintf(stderr, "11_mlp: the option is --ranks N\n"), dt_exit_code(DT_E_USAGE);
     if (!e) e = dt_trainer_open(&t, &recipe, &layout);
     if (!e) e = dt_trainer_run(t, &info);
@@ -130,6 +130,7 @@ int main(int argc, char **argv)
     right = accuracy(t);
     fine = right > 0.98 && !strcmp(dt_trainer_hash(t), EXPECTED);
     if (dt_trainer_is_root(t)) {
+        printf("which arm the model sees at each place: . o #\n");
         draw_map(t);
         printf("accuracy %.1f %% of %d points that were not trained on\n", 100 * right, VALIDATION);
         printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);

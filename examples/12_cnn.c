@@ -14,8 +14,8 @@
  *     ./12_cnn --ranks 2                         (up to 8)
  *
  * What you should see
- *     The loss falls from ln 4 = 1.39; three images, each with the share of belief that the network has in each shape;
- *     nearly all of 400 unseen images recognised; and the same hash with each number of ranks.
+ *     The loss falls from ln 4 = 1.39; three images, and under each the share of belief that the network has in each
+ *     shape; nearly all of 400 unseen images recognised; and the same hash with each number of ranks.
  *
  * Read on: 13_forecaster.c predicts numbers instead of classes. */
 #define DTRAIN_IMPLEMENTATION
@@ -87,17 +87,27 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
 
 static const dt_segment net[] = {{"look", look, NULL}, {"head", head, NULL}};
 
-static void show(const int32_t *pixel, const float *belief, int32_t shape)
+enum { SHOWN = 3 };
+
+/* Images side by side, what they are, and what the model believes. */
+static void show(int32_t pixel[][PIXELS], float belief[][SHAPES], const int32_t *shape)
 {
-    for (int row = 0; row < SIDE; row++) {
-        for (int column = 0; column < SIDE; column++) putchar(" .:-=+*#%@"[pixel[row * SIDE + column] / 26]);
-        if (row < SHAPES)
-            printf("   %-8s %5.1f %%%s", names[row], 100 * (double)belief[row], row == shape ? "  <- it is" : "");
-        putchar('\n');
+    for (int row = 0; row < SIDE; row++)
+        for (int i = 0; i < SHOWN; i++) {
+            printf("%*s", i ? 4 : 12, "");
+            for (int x = 0; x < SIDE; x++) putchar(" .:-=+*#%@"[pixel[i][row * SIDE + x] / 26]);
+            if (i == SHOWN - 1) putchar('\n');
+        }
+    printf("it is       ");
+    for (int i = 0; i < SHOWN; i++) printf("%-12s%s", names[shape[i]], i < SHOWN - 1 ? "    " : "\n");
+    for (int s = 0; s < SHAPES; s++) {
+        printf("  %-10s", names[s]);
+        for (int i = 0; i < SHOWN; i++)
+            printf("%5.1f %%%s", 100 * (double)belief[i][s], i + 1 < SHOWN ? "         " : "\n");
     }
 }
 
-/* Share of the validation images that are recognised; rank 0 shows the first three. */
+/* Share of the validation images that are recognised; rank 0 shows the first ones. */
 static double recognised(dt_trainer *t)
 {
     static int32_t pixels[VALIDATION][PIXELS], shape[VALIDATION];
@@ -109,8 +119,8 @@ static double recognised(dt_trainer *t)
         int best = 0;
         for (int s = 1; s < SHAPES; s++) best = belief[i][s] > belief[i][best] ? s : best;
         right += best == shape[i];
-        if (i < 3 && dt_trainer_is_root(t)) show(pixels[i], belief[i], shape[i]);
     }
+    if (dt_trainer_is_root(t)) show(pixels, belief, shape);
     return (double)right / VALIDATION;
 }
 

@@ -135,7 +135,7 @@ static dt_result train(const char *name, dt_model model, const dt_model *like, i
     if (!e) snprintf(hash, 65, "%s", dt_trainer_hash(t));
     if (!e) *counted = *counted && dt_trainer_weights(t) == count(like);
     if (!e && dt_trainer_is_root(t))
-        printf("%-24s %8lld weights, by formula %8lld  %5lld bytes per token  loss %.3f\n", name,
+        printf("%-24s %8lld  %10lld  %22lld  %5.3f\n", name,
                (long long)dt_trainer_weights(t), count(like), cache_bytes(like), (double)info.loss);
     *loss = info.loss;
     fflush(stdout);
@@ -157,6 +157,9 @@ int main(int argc, char **argv)
     if (argc > 1) return fprintf(stderr, "14_llama: the option is --ranks N\n"), dt_exit_code(DT_E_USAGE);
     gpt2 = dt_model_gpt2("nano"), llama = nano = dt_model_llama("llama-nano");
     gpt2.heads = llama.heads;
+    root = !getenv("RANK") || !strcmp(getenv("RANK"), "0");
+    if (!e && root)
+        printf("%-24s %8s  %10s  %22s  %5s\n", "model", "weights", "by formula", "cache, bytes per token", "loss");
     if (!e) e = train("GPT-2", gpt2, &gpt2, &counted, hash[3], &loss[3]);
     for (int i = 0; i < 3 && !e; i++) {
         llama.kv_heads = 4 >> i;
@@ -165,7 +168,6 @@ int main(int argc, char **argv)
     llama = dt_model_segments(own, 4, VOCABULARY);
     if (!e) e = train("llama-nano, own segments", llama, &nano, &counted, hash[4], &loss[4]);
     if (e) return dt_fail("14_llama");
-    root = !getenv("RANK") || !strcmp(getenv("RANK"), "0");
     if (root) printf("llama-nano, sha256 %s\n          expected %s\n", hash[1], EXPECTED);
     counted = counted && loss[4] > 0.95f * loss[1] && loss[4] < 1.05f * loss[1];
     if (counted && !strcmp(hash[1], EXPECTED)) {

@@ -135,8 +135,9 @@ static int check(dt_comm *world, float w[ARRAYS][MOST], float loss)
     if (!good) return fprintf(stderr, "FAILED: weights or losses differ\n"), 1;
     if (unmarked || !lines) return fprintf(stderr, "FAILED: %d lines should be marked\n", unmarked), 1;
     if (dt_comm_rank(world)) return 0;
-    printf("%d ranks: loss %.6f; one rank: %.6f\n", ranks, (double)loss, (double)losses[STEPS - 1]);
-    printf("ok: the weights of all ranks are equal to the bit, the loss is that of one rank; ");
-    if (lines < 0) return printf("lines are not counted, %s is not here\n", __FILE__), 0;
-    return printf("%d lines know of the others\n", lines), 0;
+    printf("%d rank%s: loss %.6f; one rank: %.6f\n", ranks, ranks == 1 ? "" : "s", (double)loss,
+           (double)losses[STEPS - 1]);
+    printf("ok: the weights of all ranks are equal to the bit, the loss is that of one rank");
+    if (lines < 0) return printf("\n    (lines are counted where %s is)\n", __FILE__), 0;
+    return printf("; %d lines know of the others\n", lines), 0;
 }

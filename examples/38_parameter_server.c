@@ -178,6 +178,7 @@ int main(int argc, char **argv)
             if (!way) wrong += !same || !(loss < 0.01);
             if (way && k == 0) wrong += !(loss < 0.02) || o[0].updates != GRADIENTS;
         }
+    if (!e && dt_comm_size(c) < 2) printf("asynchronous: needs --ranks 2 or more, a server and its clients\n");
     if (!e && dt_comm_rank(c) == 0)
         printf(wrong ? "%d outcomes are wrong\n"
                      : "ok: synchronous runs have the same bits and reach the floor of the noise\n",

@@ -75,7 +75,8 @@ static dt_result recompute(job *j, dt_memory m[3])
     int64_t within = (LAYERS - 1) * (formula[0] - SBH) + row * (H + VOCABULARY + 9); /* of blocks but one, and head */
     dt_layout l = dt_layout_default();
     dt_result e = DT_OK;
-    if (j->root) printf("recompute   per block    formula       rest   %d blocks  ms a step\n", LAYERS);
+    if (j->root)
+        printf("activations, bytes\nrecompute   per block    formula       rest   %d blocks  ms a step\n", LAYERS);
     for (int i = 0; i < 3 && !e; i++) {
         int64_t each;
         l.recompute = i;
@@ -88,7 +89,7 @@ static dt_result recompute(job *j, dt_memory m[3])
             printf("%-9s  %10lld %10lld %10lld %10lld  %9.1f\n", names[i], (long long)each, (long long)formula[i],
                    (long long)(m[i].activations - LAYERS * each), (long long)m[i].activations, 1e3 * j->seconds);
     }
-    if (j->root) printf("in the rest of full: the values of one block, %lld\n", (long long)(formula[0] - SBH));
+    if (j->root) printf("  the rest of full has the values of one block: %lld\n\n", (long long)(formula[0] - SBH));
     j->good = j->good && m[0].activations - m[2].activations == within;
     return e;
 }
@@ -102,7 +103,9 @@ static dt_result offload(job *j, const dt_memory *full)
     dt_result e = DT_OK;
     l.recompute = DT_RECOMPUTE_FULL, l.offload = 1;
     l.offload_rate = (float)((double)(2 * inputs * SHARDS / j->ranks) / j->seconds); /* there and back */
-    if (j->root) printf("horizon   activations    formula    offloaded  ms a step, %.0f B/s\n", (double)l.offload_rate);
+    if (j->root)
+        printf("offload over a link of %.0f MB/s, bytes\nhorizon   activations    formula    offloaded  ms a step\n",
+               1e-6 * (double)l.offload_rate);
     for (l.horizon = 1; l.horizon <= 4 && !e; l.horizon++) {
         int64_t formula = full->activations - inputs + (l.horizon + 3) * SBH;
         e = train(j, l, LAYERS, &m);
@@ -114,6 +117,19 @@ static dt_result offload(job *j, const dt_memory *full)
     return e;
 }
 
+/* Prints a sentence in lines of up to 96 columns. */
+static void sentence(const char *words)
+{
+    int column = 0;
+    while (*words) {
+        int n = (int)strcspn(words, " ");
+        if (column + 1 + n > 96 || !column) column = printf("%s  %.*s", column ? "\n" : "", n, words);
+        else column += printf(" %.*s", n, words);
+        words += n + (words[n] == ' ');
+    }
+    printf("\n");
+}
+
 /* What is refused, with its sentence; and a budget into which `none` does not fit, but `full` and ZeRO do. */
 static dt_result budget(job *j, int64_t bytes)
 {
@@ -123,12 +139,12 @@ static dt_result budget(job *j, int64_t bytes)
     char limit[32];
     l.offload = 1;
     j->good = train(j, l, LAYERS, &m) == DT_E_USAGE && j->good;
-    if (j->root) printf("offload without recompute:\n  %s\n", dt_last_error());
+    if (j->root) printf("\noffload without recompute is refused:\n"), sentence(dt_last_error());
     snprintf(limit, sizeof limit, "%lld", (long long)bytes);
     l.offload = 0;
     setenv("DT_MEM_LIMIT", limit, 1); /* or in the shell: DT_MEM_LIMIT=16M ./43_memory */
     j->good = train(j, l, LAYERS, &m) == DT_E_MEMORY && j->good;
-    if (j->root) printf("DT_MEM_LIMIT=%s:\n  %s\n", limit, dt_last_error());
+    if (j->root) printf("DT_MEM_LIMIT=%s, without recompute:\n", limit), sentence(dt_last_error());
     for (l.zero = 0; l.zero < (j->ranks > 1 ? 2 : 1) && !e; l.zero++) {
         l.recompute = l.zero ? DT_RECOMPUTE_NONE : DT_RECOMPUTE_FULL;
         e = train(j, l, LAYERS, &m);

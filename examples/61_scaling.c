@@ -9,8 +9,8 @@
  *     in sight: put in your own. It tells
  *       - the shape: three quarters of the term in bytes are there with 4 nodes, then the curve is flat until alpha's
  *         term, which grows with n, bends it. "The sum gets dearer with every node" mixes the two;
- *       - what the network is worth: this job keeps 80 % on 64 nodes with EFA, and not even on 2 without it. "EFA is
- *         needed beyond a few nodes" is right, but what is lost is lost on the first ones;
+ *       - what the network is worth: with EFA the job keeps 80 % efficiency on 64 nodes; without EFA it drops below
+ *         80 % on 2 nodes. "EFA is needed beyond a few nodes" is right, but the first nodes cost the most;
  *       - that P cancels: computing and bytes both grow with it. Large models scale well because their batches have
  *         many tokens and their messages are large, not because they have many weights;
  *       - that 8 GPUs of one node are "almost linear", 97 %, when each has 8192 tokens, and not when it has 1024;
@@ -84,7 +84,7 @@ static int curves(void)
         }
     printf("Efficiency, 1.5 billion weights, 8192 tokens per GPU: a = %s, b = %s, c = %s\n", links[0].name,
            links[1].name, links[2].name);
-    for (int row = 20; row >= 4; row--) { /* 5 % each */
+    for (int row = 20; row >= 5; row--) { /* 5 % each */
         int at = printf(row % 4 ? "        |" : "  %3d %% |", 5 * row);
         for (int k = 0; k < POINTS; k++)
             for (int l = 0, seen = 0; l < LINKS; l++)
@@ -116,7 +116,7 @@ static int one_node(void)
     }
     for (double weights = 1e7; weights < 1e12; weights *= 10)
         good = good && fabs(ring(GPUS, 2 * weights, &free_messages) / computing(weights, 8192) / ratio - 1) < 1e-12;
-    printf("\nWith alpha = 0 the exchange is %.2f %% of the computing of 8192 tokens, however many weights.\n\n",
+    printf("\nWith alpha = 0 and 8192 tokens the exchange is %.2f %% of the computing, for any number of weights.\n",
            100 * ratio);
     return good;
 }
@@ -145,7 +145,7 @@ static int map(void)
     }
     printf("\n%-20s", "nodes");
     for (int l = 0; l < 2; l++) printf("     2    4    8   16   32   64 ");
-    printf("\n\n");
+    printf("\n");
     return good;
 }
 
@@ -170,7 +170,7 @@ static int hiding(void)
 static int measured(void)
 {
     double hours = 80, nodes = 4, took = 22, speedup = hours / took, rent = nodes * took / hours;
-    printf("\n80 hours on 1 node and 22 on 4: %.3f times as fast, efficiency %.3f, %.2f times the node-hours\n",
+    printf("80 hours on 1 node and 22 on 4: %.3f times as fast, efficiency %.3f, %.2f times the node-hours\n",
            speedup, speedup / nodes, rent);
     return fabs(speedup - 3.636) < 1e-3 && fabs(speedup / nodes - 0.909) < 1e-3 && fabs(rent - 1.1) < 1e-12;
 }

@@ -18,13 +18,15 @@
  * Build and run it, in this folder
  *     cc -O2 91_distribution.c -o 91_distribution -lm -lpthread
  *     ./91_distribution
+ *     ./91_distribution all
  *     ./91_distribution '{"smdistributed":{"dataparallel":{"enabled":true}}}'
  *     ./91_distribution '{"torch_distributed":{"enabled":true}}' ml.trn1.32xlarge 4
  * Behind the dictionary: the type of instance, how many, a line of the script. JSON has true for Python's True. Nothing
  * of dtrain.h is needed.
  *
  * What you should see
- *     Dictionaries right and wrong, what each starts, and how to mend it, compared with what is expected of it.
+ *     Dictionaries right and wrong, what each starts, and how to mend it, compared with what is expected of it: 13 of
+ *     38, or all.
  *
  * Read on: 90_launchers.c for what launchers tell their processes, 41_zero.c and 51_pipeline.c for what SMP does. */
 #include <stdarg.h>
@@ -288,47 +290,48 @@ static verdict decide(const char *text, const machines *m, answer *a)
     return a->verdict;
 }
 
-/* ---- cases: ` stands for " ---- */
+/* ---- cases: ` stands for "; the first USUAL are shown without "all" ---- */
 
+enum { USUAL = 13 };
 #define ON "{`enabled`:true}"
 #define SMDDP "{`smdistributed`:{`dataparallel`:" ON "}}"
 static const struct { const char *text; machines m; verdict verdict; const char *starts, *says; } cases[] = {
     {SMDDP, {"ml.p4d.24xlarge", "backend=`smddp`", 2}, FINE, "mpirun, SMDDP", ""},
-    {SMDDP, {"ml.p4de.24xlarge", NULL, 2}, FINE, "mpirun, SMDDP", ""},
     {SMDDP, {"ml.p4d.24xlarge", NULL, 1}, WARNING, "mpirun, SMDDP", "gains nothing on one instance"},
     {SMDDP, {"ml.p5.48xlarge", NULL, 2}, WRONG, "nothing", "refuses SMDDP on p5"},
-    {SMDDP, {"ml.p3.16xlarge", NULL, 2}, WARNING, "mpirun, SMDDP", "old list"},
     {SMDDP, {"ml.g5.48xlarge", NULL, 2}, WARNING, "mpirun, SMDDP", "nothing falls back"},
+    {"{`smdistributed_dataparallel`:" ON "}", {0}, WRONG, "nothing", "{\"smdistributed\":{\"dataparallel\":"},
+    {"{`pytorchddp`:" ON "}", {"ml.p5.48xlarge", "backend=`nccl`", 2}, FINE, "mpirun, PyTorch DDP", ""},
+    {"{`pytorchx`:" ON "}", {0}, WRONG, "nothing", "DDP is \"pytorchddp\""},
+    {"{`torch_distributed`:" ON "}", {"ml.p4d.24xlarge", "backend=`smddp`", 2}, WARNING, "torchrun, PyTorch",
+     "all-gather"},
+    {"{`torch_distributed`:" ON "}", {"ml.trn1.32xlarge", NULL, 4}, FINE, "torchrun, PyTorch", ""},
+    {"{`mpi`:{`enabled`:true,`processes_per_host`:8}}", {0}, FINE, "mpirun, Horovod or other MPI", ""},
+    {"{`hrovod`:" ON "}", {0}, WRONG, "nothing", "Horovod is {\"mpi\":"},
+    {"{`pytorchddp`:" ON ",`torch_distributed`:" ON "}", {0}, WRONG, "nothing", "2 launchers at once"},
+    {"{`mpi`:{`enabled`:True}}", {0}, WRONG, "nothing", "byte 19: this is Python"},
+    {SMDDP, {"ml.p4de.24xlarge", NULL, 2}, FINE, "mpirun, SMDDP", ""},
+    {SMDDP, {"ml.p3.16xlarge", NULL, 2}, WARNING, "mpirun, SMDDP", "old list"},
     {SMDDP, {NULL, "import smdistributed.dataparallel.torch.distributed", 0}, WARNING, "mpirun, SMDDP", "deprecated"},
     {SMDDP, {NULL, "backend=`nccl`", 0}, WARNING, "mpirun, SMDDP", "leaves SMDDP unused"},
     {"{`smdistributed`:{`dataparallel`:{`enabled`:false}}}", {0}, WARNING, "nothing", "one process on each machine"},
     {"{`smdistributed`:{`dataparallel`:{`enabled`:`true`}}}", {0}, WRONG, "nothing", "is true or false"},
     {"{`smdistributed`:true}", {0}, WRONG, "nothing", "is a dictionary"},
     {"{`smdistributed`:{`dataparalel`:" ON "}}", {0}, WRONG, "nothing", "nearest is \"dataparallel\""},
-    {"{`smdistributed_dataparallel`:" ON "}", {0}, WRONG, "nothing", "{\"smdistributed\":{\"dataparallel\":"},
     {"{`smdp`:" ON "}", {0}, WRONG, "nothing", "called SMDDP"},
-    {"{`hrovod`:" ON "}", {0}, WRONG, "nothing", "Horovod is {\"mpi\":"},
     {"{`zero`:" ON "}", {0}, WRONG, "nothing", "no key here: try"},
-    {"{`pytorchx`:" ON "}", {0}, WRONG, "nothing", "DDP is \"pytorchddp\""},
     {"{`torch_distribute`:" ON "}", {0}, WRONG, "nothing", "nearest is \"torch_distributed\""},
     {"{`mpi`:{`enabled`:true,`process_per_host`:8}}", {0}, WRONG, "nothing", "nearest is \"processes_per_host\""},
-    {"{`mpi`:{`enabled`:true,`processes_per_host`:8}}", {0}, FINE, "mpirun, Horovod or other MPI", ""},
-    {"{`pytorchddp`:" ON "}", {"ml.p5.48xlarge", "backend=`nccl`", 2}, FINE, "mpirun, PyTorch DDP", ""},
     {"{`torch_distributed`:" ON "}", {"ml.g5.12xlarge", NULL, 2}, FINE, "torchrun, PyTorch", ""},
-    {"{`torch_distributed`:" ON "}", {"ml.p4d.24xlarge", "backend=`smddp`", 2}, WARNING, "torchrun, PyTorch",
-     "all-gather"},
     {"{`torch_distributed`:" ON "}", {"ml.c5.xlarge", NULL, 2}, WRONG, "nothing", "GPUs or Trainium"},
-    {"{`torch_distributed`:" ON "}", {"ml.trn1.32xlarge", NULL, 4}, FINE, "torchrun, PyTorch", ""},
     {"{`pytorchddp`:" ON "}", {"ml.trn1.32xlarge", NULL, 4}, WRONG, "nothing", "Trainium allows torch_dist"},
     {"{`smdistributed`:{`dataparallel`:" ON ",`modelparallel`:" ON "}}", {0}, WRONG, "nothing", "SMDDP or SMP"},
-    {"{`pytorchddp`:" ON ",`torch_distributed`:" ON "}", {0}, WRONG, "nothing", "2 launchers at once"},
     {"{`smdistributed`:{`modelparallel`:" ON "}}", {0}, WRONG, "nothing", "takes a launcher"},
     {"{`smdistributed`:{`modelparallel`:" ON "},`mpi`:" ON "}", {0}, WRONG, "nothing", "pipeline_parallel_degree"},
     {"{`smdistributed`:{`modelparallel`:{`enabled`:true,`parameters`:{`pipeline_parallel_degree`:2}}},`mpi`:" ON "}",
      {0}, FINE, "mpirun, SMP", ""},
     {"{}", {0}, WARNING, "nothing", "no strategy"},
     {"{'mpi':{}}", {0}, WRONG, "nothing", "byte 2: strings stand in \" and not in '"},
-    {"{`mpi`:{`enabled`:True}}", {0}, WRONG, "nothing", "byte 19: this is Python"},
     {"{`mpi`:" ON, {0}, WRONG, "nothing", "byte 24: a comma is missing, or the closing bracket"},
     {"{`mpi`:" ON ",}", {0}, WRONG, "nothing", "byte 25: a string in \" is missing"},
     {"{`mpi`:" ON ",`mpi`:{}}", {0}, WRONG, "nothing", "byte 31: this name stands twice"},
@@ -345,8 +348,9 @@ int main(int argc, char **argv)
 {
     static const char *const titles[] = {"", "  warning: ", "  wrong: "};
     int count = (int)(sizeof cases / sizeof *cases), good = 0;
+    int shown = argc > 1 && !strcmp(argv[1], "all") ? count : USUAL;
     answer a;
-    if (argc > 1) {
+    if (argc > 1 && shown == USUAL) {
         machines own = {argc > 2 ? argv[2] : NULL, argc > 4 ? argv[4] : NULL, argc > 3 ? atoi(argv[3]) : 0};
         if (decide(argv[1], &own, &a) == WRONG) return fprintf(stderr, "91_distribution: %s\n", a.text), 1;
         return printf("%s%s%sok: it starts %s\n", titles[a.verdict], a.text, *a.text ? "\n" : "", a.starts), 0;
@@ -361,11 +365,13 @@ int main(int argc, char **argv)
         same = a.verdict == cases[i].verdict && !strcmp(a.starts, cases[i].starts) && strstr(a.text, cases[i].says) &&
                !*a.text == !*cases[i].says;
         good += same;
+        if (same && i >= shown) continue;
         printf("%s%s", same ? "" : "UNEXPECTED: ", text);
         if (m.instances) printf("  %d x %s", m.instances, m.instance);
         printf("%s%s\n  starts %s\n%s%s%s", *script ? "  " : "", script, a.starts, titles[a.verdict], a.text,
                a.verdict ? "\n" : "");
     }
+    if (shown < count) printf("%d more, of rarer mistakes: ./91_distribution all\n", count - shown);
     if (good == count) return printf("ok: %d dictionaries: what each starts, or how to mend it\n", good), 0;
     return fprintf(stderr, "FAILED: %d dictionaries mean something else\n", count - good), 1;
 }
