@@ -193,7 +193,7 @@ DT_API void chart_show(chart *c)
     gnuplot = popen(command, "w");
     if (gnuplot) {
         fprintf(gnuplot, "set terminal svg size 640,360 font 'sans-serif,12' background 'white'\nset title \"%s\"\n"
-                         "set xlabel \"%s\"\nset ylabel \"%s\"\nset key outside right top\nset grid\n%s%s%s%s\n",
+                         "set xlabel \"%s\"\nset ylabel \"%s\"\nset key below\nset grid\n%s%s%s%s\n",
                 c->title ? c->title : "", c->x ? c->x : "", c->y ? c->y : "", c->log_x ? "set logscale x\n" : "",
                 c->log_y ? "set logscale y\n" : "", c->data ? c->data : "", c->plots ? c->plots : "");
         pclose(gnuplot);
