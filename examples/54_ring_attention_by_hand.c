@@ -4,23 +4,22 @@
  *     - Attention of T positions compares T x T pairs, but no rank needs all keys at once. Each of n ranks has the
  *       queries, keys and values of T / n positions. The queries stay; keys and values travel around a ring, and after
  *       n rounds every query has met every key.
- *     - A softmax can be added up piece by piece: keep the largest score so far, the sum of exponentials, and the
- *       weighted sum of values. A larger score rescales the two sums (Milakov and Gimelshein 2018; FlashAttention does
- *       the same with blocks of one rank's memory).
- *     - A rank sends its keys and values n - 1 times: 2 (n-1)/n T d floats, beside T x T / n pairs of work. The longer
- *       the sequence, the easier the ring is to hide.
- *     - A causal model needs only the keys before a query. With slices in order, the last rank has nearly all of the
- *       work. Cut into 2n slices, and give rank r slices r and 2n-1-r: then all have the same.
+ *     - A softmax can be added up piece by piece: keep the largest score, the sum of exponentials, and the weighted sum
+ *       of values. A larger score rescales both sums (Milakov and Gimelshein 2018).
+ *     - A rank sends 2 (n-1)/n T d floats, and computes T x T / n pairs: a longer sequence hides the ring more easily.
+ *     - In a causal model the rank of the last slice has nearly all of the work. With 2n slices, and slices r and
+ *       2n-1-r on rank r, all ranks have the same.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 54_ring_attention_by_hand.c -o 54_ring_attention_by_hand -lm -lpthread
  *     ./54_ring_attention_by_hand --ranks 4
  *
  * What it prints
- *     64 positions on 4 ranks; a rank sends 6144 bytes; by 2 (n-1)/n T d: 6144
- *       slices          busiest beside the mean  pairs of each rank
- *       in order                           1.74  136 392 648 904
- *       from both ends                     1.00  520 520 520 520
+ *     64 positions, ranks: 4; 2 (n-1)/n T d is 6144 bytes
+ *       slices          bytes sent  busiest beside the mean  pairs of each rank
+ *       in order              6144                     1.74  136 392 648 904
+ *       from both ends        6144                     1.00  520 520 520 520
+ *     the trainer, sequences cut and whole: loss 5.51938
  *
  * Predict first: with 128 positions instead of 64, what becomes of the bytes, of the pairs, and of their ratio?
  * Exercise: skip the rounds in which all keys are later than all queries. What must still be sent?
@@ -28,9 +27,9 @@
  * Read on: 55_ring_attention.c for training with it, 22_ring.c for the ring that adds. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
+#include "layers.h"
+#include "prose.h"
+#include <stdlib.h>
 
 enum { T = 64, D = 16, MOST = 8 };
 enum { Q, K, V };
@@ -107,28 +106,49 @@ static dt_result ring(dt_comm *c, int balanced, row *out, int64_t *pairs)
     return r;
 }
 
-/* The largest distance of this rank's rows from attention over the whole sequence, two passes, in double. */
-static float distance(int balanced, int rank, int n, const row *out)
+/* The same by the library, over the whole sequence. *far: the largest distance of this rank's rows from it. */
+static dt_result compare(int balanced, int rank, int n, const row *out, float *far)
 {
-    double far = 0;
-    for (int i = 0; i < T / n; i++) {
-        int at = position(balanced, rank, n, i);
-        double sum = 0, o[D] = {0};
-        for (int j = 0; j <= at; j++) {
-            double score = 0;
-            for (int d = 0; d < D; d++) score += (double)number(Q, at, d) * (double)number(K, j, d);
-            score = exp(score / sqrt((double)D)), sum += score;
-            for (int d = 0; d < D; d++) o[d] += score * (double)number(V, j, d);
-        }
-        for (int d = 0; d < D; d++) far = fmax(far, fabs(o[d] / sum - (double)out[i].out[d]));
+    static float x[3][T * D];
+    dt_attention_options how = {1, 0, 1, 0, 0};
+    dt_tensor t[3];
+    const float *y;
+    dt_graph *g = NULL;
+    dt_result r = dt_graph_open(&g, 1);
+    for (int what = Q; what <= V && !r; what++) {
+        for (int i = 0; i < T * D; i++) x[what][i] = number(what, i / D, i % D);
+        t[what] = dt_tensor_of(g, DT_F32, dt_shape3(1, T, D), x[what]);
     }
-    return (float)far;
+    if (!r) y = dt_value(g, dt_attend(g, t[Q], t[K], t[V], (dt_tensor){0}, &how)), r = dt_graph_result(g);
+    *far = 0;
+    for (int i = 0; i < T / n * D && !r; i++)
+        *far = fmaxf(*far, fabsf(y[position(balanced, rank, n, i / D) * D + i % D] - out[i / D].out[i % D]));
+    dt_graph_close(&g);
+    return r;
+}
+
+/* Two steps of a GPT in the trainer; cp ranks share each sequence. The loss of the last step. */
+static dt_result train(int cp, float *loss, char hash[65])
+{
+    char text[] = "/tmp/dtrain_XXXXXX";
+    int file = mkstemp(text);
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_result r = file < 0 || prose_generate(text, 20000, 1) ? DT_E_FILE : DT_OK;
+    recipe.model = dt_model_gpt2("nano"), recipe.data = text, recipe.sequence = T;
+    recipe.batch = MOST, recipe.steps = 2, recipe.context_shards = MOST;
+    layout.cp = cp;
+    if (!r) r = layers_run(&recipe, layout, NULL, loss, hash);
+    if (file >= 0) close(file), remove(text);
+    return r;
 }
 
 int main(int argc, char **argv)
 {
     static const char *const names[2] = {"in order", "from both ends"};
     static row out[T];
+    char hash[2][65] = {"", ""};
+    float loss = 0;
     int64_t pairs, sent = 0, formula;
     int rank, n, good = 1;
     dt_comm *c = NULL;
@@ -137,27 +157,30 @@ int main(int argc, char **argv)
     rank = dt_comm_rank(c), n = dt_comm_size(c), formula = 4 * 2 * (n - 1) * T * D / n;
     if (argc > 1 || n > MOST || T % (2 * n))
         return fprintf(stderr, "54_ring_attention_by_hand: the option is --ranks 1, 2, 4 or 8\n"), 2;
+    if (!rank)
+        printf("%d positions, ranks: %d; 2 (n-1)/n T d is %lld bytes\n"
+               "  slices          bytes sent  busiest beside the mean  pairs of each rank\n", T, n, (long long)formula);
     for (int balanced = 0; balanced < 2 && !r; balanced++) {
         float mine, all[MOST], far, most = 0;
         int64_t before = dt_comm_sent(c, (rank + 1) % n);
         r = ring(c, balanced, out, &pairs);
-        sent = dt_comm_sent(c, (rank + 1) % n) - before;
-        mine = (float)pairs, far = distance(balanced, rank, n, out);
+        sent = dt_comm_sent(c, (rank + 1) % n) - before, mine = (float)pairs;
+        if (!r) r = compare(balanced, rank, n, out, &far);
         if (!r) r = dt_all_gather(c, &mine, all, 1);
         if (!r) r = dt_all_reduce(c, &far, 1, DT_MAX);
-        good = good && sent == formula && far < 1e-5f;
-        if (!rank && !balanced)
-            printf("%d positions on %d rank%s; a rank sends %lld bytes; by 2 (n-1)/n T d: %lld\n"
-                   "  slices          busiest beside the mean  pairs of each rank\n", T, n, n > 1 ? "s" : "",
-                   (long long)sent, (long long)formula);
         for (int q = 0; q < n; q++) most = fmaxf(most, all[q]);
-        if (!rank) printf("  %-14s  %23.2f ", names[balanced], (double)(most * (float)n / (T * (T + 1) / 2)));
+        good = good && sent == formula && far < 1e-5f && (!balanced || most * (float)n == T * (T + 1) / 2);
+        if (!rank)
+            printf("  %-14s  %10lld  %23.2f ", names[balanced], (long long)sent,
+                   (double)(most * (float)n / (T * (T + 1) / 2)));
         for (int q = 0; q < n && !rank; q++) printf(" %.0f%s", (double)all[q], q + 1 == n ? "\n" : "");
-        good = good && (!balanced || most * (float)n == T * (T + 1) / 2);
     }
     dt_comm_close(&c);
+    for (int whole = 0; whole < 2 && !r; whole++) r = train(whole ? 1 : n, &loss, hash[whole]);
     if (r) return dt_fail("54_ring_attention_by_hand");
-    if (!good) return fprintf(stderr, "FAILED: bytes, balance or numbers differ\n"), 1;
+    good = good && !strcmp(hash[0], hash[1]);
+    if (!rank) printf("the trainer, sequences cut and whole: loss %.5f\n", (double)loss);
+    if (!good) return fprintf(stderr, "FAILED: bytes, balance, numbers or bits differ\n"), 1;
     if (!rank) printf("ok: the attention of the whole sequence, and no rank had all of it\n");
     return 0;
 }

@@ -21,6 +21,7 @@
  *     found step 10, on 2 ranks: the end has the same bits
  *     found step 10, on 1 rank: the end has the same bits
  *     a file that was cut: refused
+ *     the trainer, from ZeRO 3 to plain in the middle: one hash
  *
  * Predict first: which step is found if the job dies after the rename, before rank 0 says that it is done?
  * Exercise: keep the two newest checkpoints, and remove older ones without a moment in which there is only one.
@@ -28,14 +29,12 @@
  * Read on: 70_checkpoints.c for the same in the trainer, in every layout; 72_checkpoint_tool.c to look inside. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
-#include <math.h>
-#include <stdio.h>
+#include "layers.h"
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { WEIGHTS = 4096, LAST = 20 };
+enum { LAST = STEPS };
 
 /* What a rank owns: numbers [from, from + count) of the weights and of Adam's m and v. */
 typedef struct share {
@@ -98,7 +97,7 @@ static dt_result save(dt_comm *c, const char *place, int step, const share *s, i
     return r ? r : fine == 0.0f ? DT_E_FILE : DT_OK;
 }
 
-/* The numbers of this rank, from the files of however many ranks. 0: a file is missing or has another size. */
+/* The numbers of this rank, from the files of any number of ranks. 0: a file is missing or has another size. */
 static int load(const char *place, int step, share *s)
 {
     char path[200];
@@ -135,11 +134,23 @@ static int newest(const char *place)
     return 0;
 }
 
+/* The trainer: 20 steps with ZeRO 3, checkpoints at 10 and 20; then from step 10 with whole states. */
+static dt_result trainers(const char *place, int n, char hash[2][65])
+{
+    dt_layout l = dt_layout_default();
+    float loss;
+    dt_result r;
+    l.checkpoint.place = place, l.checkpoint.interval = 10, l.zero = n > 1 ? 3 : 0;
+    r = layers_train(&l, NULL, &loss, hash[0]);
+    l.checkpoint.step = 10, l.zero = 0;
+    return r ? r : layers_train(&l, NULL, &loss, hash[1]);
+}
+
 int main(int argc, char **argv)
 {
     static share s, whole, again;
     static float end[WEIGHTS];
-    char place[64], path[160];
+    char place[64], path[160], hash[2][65] = {"", ""};
     float id = (float)getpid();
     int rank, n, found, good = 1;
     dt_comm *c = NULL, *part = NULL;
@@ -176,6 +187,10 @@ int main(int argc, char **argv)
     snprintf(path, sizeof path, "%s/10/%d", place, n - 1);
     if (!rank) good = !truncate(path, 1000) && !load(place, 10, &again) && good;
     if (!rank) printf("a file that was cut: %s\n", good ? "refused" : "TAKEN");
+    snprintf(path, sizeof path, "%s/trainer", place);
+    if (!r) r = trainers(path, n, hash);
+    good = good && !strcmp(hash[0], hash[1]);
+    if (!rank) printf("the trainer, from ZeRO 3 to plain in the middle: %s\n", good ? "one hash" : "OTHER BITS");
     snprintf(path, sizeof path, "rm -r '%s'", place);
     if (!rank && system(path)) fprintf(stderr, "%s stays\n", place);
     dt_comm_close(&c);

@@ -82,28 +82,14 @@ static inline dt_tensor layers_one(dt_graph *g, dt_tensor x, const void *last)
     return last ? dt_error_loss(g, DT_MSE, x, dt_targets(g)) : x;
 }
 
-/* Trains STEPS steps on the ranks of the job. first, if not NULL: the weights before. *loss and hash: of the end. */
-static inline dt_result layers_train(const dt_layout *layout, float *first, float *loss, char hash[65])
+/* Trains on the ranks of the job. first, if not NULL: the weights of the layers before. *loss and hash: of the end. */
+static inline dt_result layers_run(const dt_recipe *recipe, dt_layout l, float *first, float *loss, char hash[65])
 {
-    char names[DEPTH][16];
-    dt_segment list[DEPTH];
-    dt_source source = {NULL, {SAMPLES, 0}, WIDTH, WIDTH, DT_F32, DT_F32, layers_sample};
-    dt_recipe recipe = dt_recipe_default();
-    dt_layout l = *layout;
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
     dt_result r;
-    for (int i = 0; i < DEPTH; i++) {
-        dt_segment s = {names[i], layers_one, i == DEPTH - 1 ? names[i] : NULL};
-        snprintf(names[i], sizeof names[i], "%d", i);
-        list[i] = s;
-    }
-    recipe.model = dt_model_segments(list, DEPTH, 0), recipe.source = &source;
-    recipe.batch = SAMPLES, recipe.micro_batch = SAMPLES, recipe.steps = STEPS, recipe.data_shards = 4;
-    recipe.learning_rate = 1e-2f, recipe.schedule = DT_CONSTANT, recipe.warmup = 0;
-    recipe.weight_decay = 0, recipe.clip = 0;
     l.output.quiet = 1, l.threads = 1;
-    r = dt_trainer_open(&t, &recipe, &l);
+    r = dt_trainer_open(&t, recipe, &l);
     for (int i = 0; i < DEPTH && first && !r; i++) {
         char name[24];
         const float *w;
@@ -116,6 +102,25 @@ static inline dt_result layers_train(const dt_layout *layout, float *first, floa
     if (!r) *loss = info.loss, memcpy(hash, dt_trainer_hash(t), 65);
     dt_trainer_close(&t);
     return r;
+}
+
+/* STEPS steps of the model. */
+static inline dt_result layers_train(const dt_layout *layout, float *first, float *loss, char hash[65])
+{
+    char names[DEPTH][16];
+    dt_segment list[DEPTH];
+    dt_source source = {NULL, {SAMPLES, 0}, WIDTH, WIDTH, DT_F32, DT_F32, layers_sample};
+    dt_recipe recipe = dt_recipe_default();
+    for (int i = 0; i < DEPTH; i++) {
+        dt_segment s = {names[i], layers_one, i == DEPTH - 1 ? names[i] : NULL};
+        snprintf(names[i], sizeof names[i], "%d", i);
+        list[i] = s;
+    }
+    recipe.model = dt_model_segments(list, DEPTH, 0), recipe.source = &source;
+    recipe.batch = SAMPLES, recipe.micro_batch = SAMPLES, recipe.steps = STEPS, recipe.data_shards = 4;
+    recipe.learning_rate = 1e-2f, recipe.schedule = DT_CONSTANT, recipe.warmup = 0;
+    recipe.weight_decay = 0, recipe.clip = 0;
+    return layers_run(&recipe, *layout, first, loss, hash);
 }
 
 /* Trains in a plain layout, and in another one. first: the weights before. Returns the loss of both; NAN: an error, or
