@@ -1,22 +1,30 @@
-/* 01_tensor: a tensor, a graph of ops, and the gradient.
+/* 01_tensor: what is a gradient, and how can you tell that it is right?
  *
  * What you learn
- *     A graph holds tensors and the ops between them. An eager graph computes each op as soon as it is added, so that
- *     you can look at every value. dt_backward walks the graph from the loss back to its inputs and adds the chain rule
- *     of each op: afterwards every tensor has a gradient, "how much does the loss change when this element changes".
- *     There are three ways to know a gradient, and here they stand side by side:
- *       backward     what dt_backward computed, in fp32
- *       formula      the derivative written down by hand, in double
- *       difference   (loss(w + h) - loss(w - h)) / 2h, which needs no calculus at all
- *     The difference is wrong by about h^2 when h is large, and by rounding (about 1e-7 / h) when h is small.
+ *     - A graph holds tensors and the operations between them. An eager graph computes each operation as soon as it is
+ *       added, so every value can be looked at.
+ *     - dt_backward walks from the loss back to its inputs and applies the chain rule of each operation. Afterwards
+ *       every tensor has a gradient: how much the loss changes when an element changes.
+ *     - Three ways give a gradient: backward in fp32, the formula written by hand in double, and the difference
+ *       (loss(w + h) - loss(w - h)) / 2h, which needs no calculus.
+ *     - The difference is wrong by about h^2 when h is large, and by rounding, about 1e-7 / h, when h is small.
+ *     - A mistake in a graph, such as shapes that do not fit, is reported once, at the end, with a sentence.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 01_tensor.c -o 01_tensor -lm -lpthread
  *     ./01_tensor
  *
- * What you should see
- *     The shapes, the values, six gradients that agree in all three columns, how the error of the difference depends on
- *     h, and how a mistake (shapes that do not fit) is reported: once, at the end, with a sentence.
+ * What it prints
+ *     x (4,3) times w (3,2), tanh, against y (4,2): loss = 0.9792724
+ *       d loss / d w     backward      formula   difference (h = 1/128)
+ *            w[0][0]   -0.1172834   -0.1172835   -0.1172943
+ *            w[2][1]    0.0661367    0.0661367    0.0661354
+ *            h = 1/2       1.2e-02
+ *       a mistake: DT_E_SHAPE, "matmul: (2,3) and (2,3) do not fit: inner sizes must be equal, leading axes equal, 1 or absent"
+ *     ok: backward agrees with the formula to 1e-7 and with the difference to 1e-4
+ *
+ * Predict first: at which h is the error of the difference least, given the two errors above?
+ * Exercise: replace the mean by a sum. Which lines change, and by which factor?
  *
  * Read on: 02_gpt.c, the same gradients inside a language model. */
 #define DTRAIN_IMPLEMENTATION

@@ -1,34 +1,34 @@
-/* 03_optimizers: four optimizers on one model, and what each keeps in memory.
+/* 03_optimizers: what does an optimizer remember of earlier gradients, and what does that cost?
  *
  * What you learn
- *     The gradient says which way is down; the optimizer says how far to go, for each weight, from what it remembers of
- *     earlier gradients. What it remembers costs memory beside the weights (4 bytes each) and their gradient (4):
- *       sgd       w = w - lr g                          nothing
- *       momentum  a running sum of gradients            4 bytes per weight
- *       adam(w)   running means of g and of g^2         8
- *       lion      a running mean of g, used by sign     4
- *     So fp32 training takes 8 (sgd) to 16 (adamw) bytes per weight before any activation: the saying "Adam doubles the
- *     memory" is right for weights, gradients and state together.
- *
- *     Adam and AdamW differ in where weight decay acts. Added to the gradient (Adam), it is divided by the root of v
- *     like the gradient, so weights with large gradients hardly decay; subtracted from the weight (AdamW), all decay at
- *     one rate. Steps have other sizes too: sgd moves by lr g, adam by about lr, lion by exactly lr, whatever g is.
- *     That is why each row of the table has a learning rate of its own, found by trying; compare memory, not the
- *     winners of so short a race.
- *
- *     All of them are exact here: every row has one hash for any --ranks N.
+ *     - The gradient says which way is down; the optimizer says how far to go. SGD remembers nothing, momentum and
+ *       Lion one number per weight (4 bytes), Adam and AdamW two (8 bytes).
+ *     - With the weight and its gradient, 4 bytes each, fp32 training takes 8 bytes per weight with SGD and 16 with
+ *       AdamW, before any activation.
+ *     - Adam adds weight decay to the gradient, so weights with large gradients hardly decay. AdamW subtracts it from
+ *       the weight, so all weights decay at one rate.
+ *     - Steps differ in size: SGD moves by lr g, Adam by about lr, Lion by exactly lr. So each row has a learning rate
+ *       of its own; compare memory, not the winner of so short a race.
+ *     - Every row has one hash for any --ranks N.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 03_optimizers.c -o 03_optimizers -lm -lpthread
  *     ./03_optimizers
  *     ./03_optimizers --ranks 2
  *
- * What you should see
- *     For each optimizer: loss before and after 60 steps (ln 256 = 5.55 is guessing), validation loss of the last
- *     weights and of their running average (ema), bytes of state per weight, kilobytes in all, and the beginning of the
- *     hash.
+ * What it prints
+ *     optimizer           lr  loss: first, last  validation, of average  state B/weight, kB  sha256
+ *     sgd                0.5        5.533 2.974       3.073       3.090          0.000    0  fc7a544d68ef..
+ *     sgd, momentum      0.1        5.533 2.983       3.087       3.091          4.000  474  7ae24ad2edfa..
+ *     adam             0.003        5.533 2.751       2.817       2.851          8.000  948  8fa50d763332..
+ *     adamw            0.003        5.533 2.290       2.367       2.399          8.000  948  8887e3b15b2b..
+ *     lion             0.002        5.533 2.386       2.472       2.517          4.000  474  2cda639d3ee1..
+ *     ok: every optimizer learns, and lion keeps half of adamw's state
  *
- * Read on: 06_train.c takes the same choices as options: --optimizer, --momentum, --nesterov, --ema ... */
+ * Predict first: which row changes most if every learning rate is divided by ten?
+ * Exercise: add AdamW with a weight decay of 0. To which row is it closest, and by how much?
+ *
+ * Read on: 04_own_loop.c for an optimizer in a loop of your own, 06_train.c for the same choices as options. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

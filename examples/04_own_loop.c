@@ -1,12 +1,13 @@
-/* 04_own_loop: the same small network trained three times: by a loop of your own, on several ranks, by the trainer.
+/* 04_own_loop: what is in a training loop, and which lines make it data parallel?
  *
  * What you learn
- *     A training step is four lines: new data into the graph, run the graph forward and backward, let the optimizer
- *     move the parameters, and again. The graph is built once, with the shapes of a batch; dt_graph_run() computes it
- *     again for each step. Data parallelism adds four lines: each rank takes its share of the samples, and the
- *     optimizer replaces gradients by their means over the ranks before it uses them.
- *     The trainer does the same with any model that is given as segments. It adds what long runs need: checkpoints,
- *     pipelines, shards, one hash in every layout.
+ *     - A step is four lines: new data into the graph, the graph forward and backward, the optimizer's step, and
+ *       again. The graph is built once, with the shapes of a batch; dt_graph_run() computes it again for each step.
+ *     - Data parallel adds four lines: each rank takes its share of the samples, and the optimizer replaces gradients
+ *       by their means over the ranks before it uses them.
+ *     - The trainer does the same with any model that is given as segments. It adds what long runs need: checkpoints,
+ *       pipelines, shards, one hash in every layout.
+ *     - Parameters and moments have names. Saved in the middle and loaded again, they go on with the same bits.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 04_own_loop.c -o 04_own_loop -lm -lpthread

@@ -1,19 +1,16 @@
-/* 05_tokenizer: a vocabulary learned from a text.
+/* 05_tokenizer: how does a text become numbers, and back?
  *
  * What you learn
- *     A model reads numbers. The simplest numbers are bytes: 256 ids, any text, and long sequences. Byte-pair encoding
- *     (BPE) makes them shorter: it counts which two neighbours occur together most often, gives the pair a new id, and
- *     does that again and again. The list of these merges is the tokenizer. To encode a text, the merges are done in
- *     the order in which they were learned; to decode it, every id is replaced by its bytes.
- *       - Text is first cut into words, numbers, signs and white space ("pre-tokens"), and no merge crosses a cut.
- *         GPT-2 and Llama 3 cut by different rules; a file must say which one its merges were learned with.
- *       - A space goes with the word behind it: " the" is one token, and another one than "the".
- *       - All 256 bytes are tokens, so there is no unknown word: any bytes come back, a broken emoji too.
- *       - A special token such as <|endoftext|> is an id that no text gets by merging. Whether the letters of its name
- *         in a text mean it is the caller's choice: in text from strangers, better not.
- *     Fewer tokens per byte are fewer steps of the same model for the same text, but each id is a row of its table that
- *     must be seen often enough. And losses in nats per token of two vocabularies cannot be compared: divide by the
- *     bytes per token first.
+ *     - Byte-pair encoding begins with 256 bytes. It gives the most frequent pair of neighbours a new id, and repeats
+ *       that. The list of these merges is the tokenizer: encoding makes the merges in their order, decoding replaces
+ *       each id by its bytes.
+ *     - Text is cut into words, numbers, signs and white space first, and no merge crosses a cut. GPT-2 and Llama 3
+ *       cut by different rules. A space belongs to the word behind it: " the" is another token than "the".
+ *     - All 256 bytes are tokens, so there is no unknown word: any bytes come back.
+ *     - A special token such as <|endoftext|> is an id that no merge gives. The caller decides whether the letters of
+ *       its name in a text mean it; in text from strangers they should not.
+ *     - Fewer tokens per byte are fewer steps for the same text, but each id is a row of a table that must be seen
+ *       often. Losses per token of two vocabularies are compared after a division by the bytes per token.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 05_tokenizer.c -o 05_tokenizer -lm -lpthread
@@ -21,12 +18,15 @@
  *     It learns 2048 ids from the Jargon File where the package jargon-text is installed, else from a generated text.
  *     Another text and size: ./05_tokenizer book.txt 4096
  *
- * What you should see
- *     The first merges are the pairs that the text is full of, the last ones whole words; a sentence cut into its
- *     tokens; bytes per token of the text, above 2.5; the same ids from the files that were saved, and from a .bin file, which
- *     06_train reads:  06_train --data tokens.bin --tokenizer FOLDER  (or --data book.txt --tokenizer FOLDER)
+ * What it prints (the pairs and the words depend on the text)
+ *     2048 ids: 256 bytes, <|endoftext|> and 1791 merges
+ *     ok: every text came back, and the saved files give the same ids
  *
- * Read on: 06_train.c, the trainer that uses it. */
+ * Predict first: is "the" or " the" the more frequent token of a book?
+ * Exercise: learn 512 and 8192 ids from one text. By how much do the bytes per token grow with each doubling?
+ *
+ * Read on: 06_train.c, which trains on tokens: --data tokens.bin --tokenizer FOLDER, or --data book.txt --tokenizer
+ *     FOLDER. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

@@ -1,28 +1,32 @@
-/* 07_generation: how text is drawn from a model.
+/* 07_generation: how is text drawn from a model?
  *
  * What you learn
- *     A language model gives a number (a logit) for every token that could come next. A text is drawn one token at a
- *     time, and there are several ways to draw:
- *       - greedy, temperature 0: always the likeliest token. Texts soon run in circles.
- *       - temperature: logits / temperature before the softmax. Below 1 the likely ones gain, above 1 the others do.
- *       - top-k: only the k likeliest tokens; the same number, whether the model is sure or not.
- *       - top-p (nucleus): the likeliest tokens until their probabilities sum to p: few where the model is sure, many
- *         where it is not (Holtzman et al. 2020).
- *     Every draw is decided by (seed, step, number in the text): the same call gives the same text on every machine.
- *
- *     Token n + 1 needs the keys and values of all n tokens before it. They do not change, since a token never sees
- *     later ones, so they are kept: the key-value cache. Without it the whole sequence is computed again for each
- *     token. "Caching is an approximation" is a mistake: here it gives the same bits, and this program compares.
+ *     - A language model gives a number (a logit) to every token that could come next. Greedy, temperature 0, takes
+ *       the largest one; such texts soon run in circles.
+ *     - Temperature divides the logits before the softmax: below 1 the likely tokens gain, above 1 the others do.
+ *       Top-k keeps the k likeliest tokens. Top-p keeps the likeliest ones until their probabilities sum to p: few
+ *       where the model is sure, many where it is not (Holtzman et al. 2020).
+ *     - Every draw is decided by (seed, step, number in the text): the same call gives the same text on every machine.
+ *     - Token n + 1 needs the keys and values of all n tokens before it. They do not change, so they are kept: the
+ *       key-value cache. "Caching is an approximation" is wrong: the bits are the same.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 07_generation.c -o 07_generation -lm -lpthread
  *     ./07_generation
  *
- * What you should see
- *     One model, trained for a few seconds, and its texts drawn in six ways. Then the same text with and without the
- *     cache, and the seconds of both. The second trainer is the same recipe in another layout: it has the same hash.
+ * What it prints
+ *     trained a model: loss 1.399, sha256 785d5d133ba06518..
+ *     greedy                 The clarked stood the brint bood the bout the charket behe tood stood the bou
+ *     the same, top-p 0.8    The ss slar ket nenost the film stede neie scan the saatarigid crorgigh. "Whe
+ *     trained again, without a cache: loss 1.399, sha256 785d5d133ba06518..
+ *     ~240 tokens: ~0.008 s with the cache, ~0.154 s recomputed, ~19 times as long
+ *     ok: the same weights, and the same text with and without the cache
  *
- * Read on: 06_train.c, whose options --temperature, --top-k, --top-p and --no-cache are these. */
+ * Predict first: which of temperature 1.5 and top-k 3 writes more words that do not exist?
+ * Exercise: draw the same text with two seeds at temperature 0, and at 0.7. Explain both results.
+ *
+ * Read on: 08_generate.c for a checkpoint in use; 06_train.c has these choices as --temperature, --top-k, --top-p and
+ *     --no-cache. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

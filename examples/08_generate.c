@@ -1,30 +1,30 @@
-/* 08_generate: use what was trained: continue a prompt, or measure a text, from a checkpoint alone.
+/* 08_generate: how do you use a trained model: continue a prompt, or measure a text?
  *
  * What you learn
- *     A checkpoint holds more than weights: the recipe, the shape of the model and the tokenizer. So nothing has to be
- *     given again, and no training text is needed. A model is judged by its loss on a text that it has not seen: in
- *     nats per token; as perplexity, e to that power, the number of equally likely tokens among which it chooses; or in
- *     bits per byte, which alone compares models with different tokenizers.
- *     Perplexities of models with different vocabularies are often compared all the same: a model with larger tokens
- *     has fewer to predict, each of them harder, so that its perplexity is higher on the same text.
+ *     - A checkpoint holds the recipe, the shape of the model and the tokenizer as well as the weights. So nothing has
+ *       to be given again, and no training text is needed.
+ *     - A model is judged by its loss on a text that it has not seen: in nats per token; as perplexity, e to that
+ *       power; or in bits per byte.
+ *     - Only bits per byte compare models with different tokenizers. A model with larger tokens has fewer to predict,
+ *       each of them harder, so its perplexity on the same text is higher.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 08_generate.c -o 08_generate -lm -lpthread
  *     ./08_generate     (trains a small model first, and shows both)
- *     On a checkpoint of yours: ./08_generate CHECKPOINT --prompt TEXT
- *         or --prompt-file FILE (- is standard input), and
+ *     On a checkpoint of yours: ./08_generate CHECKPOINT --prompt TEXT, or --prompt-file FILE (- is standard input), and
  *         --bytes 400 --samples 1 --seed 0 --stop TEXT --temperature 0.7 --top-k 0 --top-p 0
  *     Measure a text with it: ./08_generate eval CHECKPOINT --data FILE
  *     With --ranks N and --tp N or --pp N, N processes share the model. CHECKPOINT may also be a directory of Hugging
  *     Face with config.json and model.safetensors.
  *
- * What you should see
- *     The words of the model, and how many tokens per second; the loss of a text as three numbers.
+ * What it prints (and two texts)
+ *     59968 tokens, 59968 bytes: loss 2.2798 nats per token, perplexity 9.77, 3.2890 bits per byte
+ *     ok: a text and a loss from a checkpoint alone
  *
  * Predict first: what does --temperature 0 draw, and why are two samples then the same?
  * Exercise: print the five most likely next tokens with their probabilities (dt_trainer_predict).
  *
- * Read on: 07_generation.c for how a token is drawn, 72_checkpoint_tool.c for what a checkpoint holds. */
+ * Read on: 09_saturation.c for batches and speed, 72_checkpoint_tool.c for what a checkpoint holds. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

@@ -1,43 +1,41 @@
-/* 51_pipeline: a model cut into stages, and four orders in which micro-batches may go through them.
+/* 51_pipeline: where is a model cut into stages, and what does each stage keep and send?
  *
  * What you learn
- *     Pipeline parallel: each of p ranks has a run of layers, a stage. A batch is cut into m micro-batches: while stage
- *     1 works on the first, stage 0 has the second. First later stages wait, in the end earlier ones: the bubble. The
- *     pace is that of the most expensive stage, so layers are cut by cost (dt_partition).
- *       GPipe        all forwards, then all backwards: (p-1)/(m+p-1) of the time is idle, m micro-batches are kept.
- *       1F1B         a backward as soon as one is there. It is often said to have a smaller bubble: it has the same. It
- *                    has less memory: stage 0 keeps min(p,m) micro-batches, the last stage one.
- *       interleaved  1F1B over v runs of layers per stage: (p-1)/(v m+p-1) idle, v times as many messages; m must be a
- *                    multiple of p. Two things have this name. This is Megatron's; what Amazon's SMP calls interleaved
- *                    is 1F1B: backward first, and the bubble of its "simple".
- *       zero-bubble  backward in two halves: the one that the stage before waits for, and the gradients of weights, for
- *                    which nobody waits and which fill the gaps. Less is idle, not nothing, and more is kept.
- *     m = 1 is a model laid out over p ranks of which one works at a time; m >= 4p leaves less than 20 % idle.
- *
- *     "Memory is divided by p" is true of weights, nearly: a tied table is on two stages, which exchange its gradients
- *     once a step. It is wrong of activations: stage 0 has 1/p of the layers and, with 1F1B, p micro-batches.
- *     A boundary passes b s h floats forward and as many back per micro-batch, so that a pipeline can do with a slower
- *     network than tensor parallelism, which sends more in every layer (53_tensor_parallel.c).
+ *     - Each of p ranks has a run of layers, a stage. The most expensive stage sets the pace, so dt_partition cuts by
+ *       cost. A cut by memory makes GPT-2's embedding a stage of its own, which has nearly nothing to compute.
+ *     - "Memory is divided by p" is nearly true of weights. It is wrong of activations: stage 0 has 1/p of the layers
+ *       and keeps m micro-batches with GPipe, p with 1F1B.
+ *     - A boundary passes b s h floats forward and as many back per micro-batch, so a pipeline tolerates a slower
+ *       network than tensor parallel, which sends more in every layer (53_tensor_parallel.c).
+ *     - A token table that is used at both ends is on two stages. They add up its gradients once a step.
+ *     - Four schedules end with the same bits. 59_schedules.c draws them.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 51_pipeline.c -o 51_pipeline -lm -lpthread
- *     ./51_pipeline
- *     ./51_pipeline --ranks 2
- *     ./51_pipeline --ranks 4                    (as many stages as ranks)
+ *     ./51_pipeline --ranks 4                    (1, 2 or 4: as many stages)
  *
- * What you should see
- *     Two models cut in four; the four orders, to one scale of time; idle shares as the schedules have them beside the
- *     formulas; then a training run of as many stages as ranks: what stage 0 keeps and sends (rest: norms), one hash.
- *     Interleaved keeps a little more than its formula, since each run has memory for its own most.
- *     A schedule as it went, with the waiting, is a trace that 06_train --ranks 4 --pp 4 --timeline
- *     FILE.json writes; ui.perfetto.dev draws it.
+ * What it prints
+ *     segments, share of time and of weights of 4 stages; the most expensive beside an even share
+ *     100 equal layers            0-24 25 % 25 %  25-49 25 % 25 %  50-74 25 % 25 %  75-99 25 % 25 %  1.00
+ *     GPT-2 124M, cut by time     0-4  23 % 42 %   5-8  23 % 17 %   9-12 23 % 17 %  13-13 31 % 24 %  1.25
+ *     GPT-2 124M, cut by memory   0-0   0 % 24 %   1-6  34 % 26 %   7-12 34 % 26 %  13-13 31 % 24 %  1.38
+ *     m = 16, stage 0 of 4: keeps bytes  micro-batches  formula   sends bytes  formula  rest
+ *     GPipe                       3265536          16.00    16.00         85448    81920  3528
+ *     1F1B                         832512           4.00     4.00         85448    81920  3528
+ *     interleaved                 1256448           6.09     5.50        183752   180224  3528
+ *     zero-bubble                 1382400           6.71     4.00         85448    81920  3528
+ *     of it gradients of the table that two stages share: 32768 bytes
+ *     sha256 of all four a7c4d63c2f681bc82ddd288b4c7aa4494a36a5f1785f48b94546af019476f6ee
+ *     expected           a7c4d63c2f681bc82ddd288b4c7aa4494a36a5f1785f48b94546af019476f6ee
+ *     ok: four orders, one hash
  *
- * Read on: 53_tensor_parallel.c, every layer on every rank. */
+ * Predict first: with 2 stages instead of 4, which numbers of the second table double, halve, or stay?
+ * Exercise: draw the waiting as it happened: 06_train --pp 4 --timeline FILE.json writes what ui.perfetto.dev draws.
+ *
+ * Read on: 52_tensor_parallel_by_hand.c for layers that are cut, 59_schedules.c for the schedules drawn. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
-#include "timetable.h"
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,53 +67,6 @@ static void cut(const char *what, int n, double memory_weight)
         most = t > most ? t : most;
     }
     printf(" %.2f\n", most / 25);
-}
-
-static dt_result plan(timetable *t, int kind, int64_t p, int64_t m)
-{
-    dt_layout l = dt_layout_default();
-    l.pp = p, l.pipeline = kinds[kind], l.chunks = CHUNKS;
-    return timetable_open(t, &l, m);
-}
-
-/* One scale for all: a forward of a whole stage is 4 characters wide, of one of its two runs 2; dots are idle. */
-static void draw(int kind)
-{
-    timetable t;
-    if (plan(&t, kind, 3, 6)) return;
-    printf("%s\n", names[kind]);
-    for (char *line = strtok(t.text, "\n"); line; line = strtok(NULL, "\n")) {
-        printf("  %.9s", line);
-        for (const char *cell = line + 9; *cell; cell += 3)
-            printf("%.2s%s", *cell == ' ' ? ".." : cell, kind == 2 ? "" : *cell == ' ' ? ".." : "  ");
-        printf("\n");
-    }
-    timetable_close(&t);
-}
-
-/* Idle shares of 4 stages; returns whether the formulas hold. */
-static int sweep(void)
-{
-    int good = 1;
-    printf("\nidle %%, 4 stages: GPipe   1F1B  (p-1)/(m+p-1)  zero-bubble   v = 2  (p-1)/(2m+p-1)\n");
-    for (int m = 1; m <= 64; m *= 2) {
-        double idle[4], formula = 3.0 / (m + 3), twice = 3.0 / (2 * m + 3);
-        int fits = 1;
-        for (int k = 0; k < 4; k++) {
-            timetable t;
-            fits = !plan(&t, k, 4, m) && fits;
-            idle[k] = t.idle;
-            timetable_close(&t);
-        }
-        printf("m = %2d %16.1f %6.1f %14.1f %12.1f", m, 100 * idle[0], 100 * idle[1], 100 * formula, 100 * idle[3]);
-        if (fits)
-            printf(" %7.1f %15.1f%s\n", 100 * idle[2], 100 * twice, m == 16 ? "  m = 4p" : "");
-        else
-            printf("   m is no multiple of p\n");
-        good = good && fabs(idle[0] - formula) < 1e-9 && fabs(idle[1] - formula) < 1e-9;
-        good = good && fits == (m % 4 == 0) && (!fits || fabs(idle[2] - twice) < 1e-9);
-    }
-    return good;
 }
 
 typedef struct result {
@@ -165,6 +116,7 @@ static dt_result compare(const char *text, int p, int root, int *good)
             printf("%-12s %22.0f %14.2f %8.2f %13.0f %8.0f %5.0f\n", names[k], r[k].kept, kept, units[k], r[k].sent,
                    formula, rest[k]);
     }
+    if (root && p > 1) printf("of it gradients of the table that two stages share: %d bytes\n", 4 * VOCABULARY * WIDTH);
     if (root) printf("sha256 of all four %s\nexpected           %s\n", r[0].hash, EXPECTED);
     return e;
 }
@@ -187,8 +139,6 @@ int main(int argc, char **argv)
         cut("100 equal layers", 100, 0);
         cut("GPT-2 124M, cut by time", 14, 0);
         cut("GPT-2 124M, cut by memory", 14, 1);
-        for (int k = 0; k < 4; k++) draw(k);
-        good = sweep();
     }
     e = prose_generate(text, 100000, 1);
     if (!e) e = compare(text, ranks, root, &good);

@@ -1,0 +1,162 @@
+/* 39_batch_norm: why does a model with batch normalisation change when only the number of ranks does?
+ *
+ * What you learn
+ *     - Batch normalisation subtracts the mean of the samples in a batch and divides by their deviation. It is the one
+ *       layer whose output for a sample depends on the other samples.
+ *     - In data parallel a rank sees its own samples alone. A batch of 64 is 64 samples on 1 rank and 2 on each of 32.
+ *       The global batch is the same, the statistics are not, and no reduction of gradients mends that.
+ *     - Statistics of few samples are noise. The averages that evaluation uses come from them, too, so training and
+ *       evaluation see different networks.
+ *     - Synchronised batch norm adds up the sums of all ranks before it divides: two numbers per channel, one more
+ *       all-reduce forward and one backward. Layer norm, as in all transformers here, needs nothing of the kind.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 39_batch_norm.c -o 39_batch_norm -lm -lpthread
+ *     ./39_batch_norm
+ *
+ * What it prints (~: in about; rounding grows in statistics of few samples)
+ *     global batch 64
+ *     ranks  samples of a rank  training loss  validation loss
+ *         1                 64          0.012            0.008
+ *         2                 32          0.015            0.011
+ *         4                 16          0.020            0.015
+ *         8                  8          0.044            0.040
+ *        16                  4         ~0.120           ~0.223
+ *        32                  2         ~0.402           ~0.461
+ *        32  2, synchronised         0.012            0.008
+ *     ok: the same global batch; only statistics of all its samples train the same model
+ *
+ * Predict first: which row is equal to that of one rank to the last digit, and why?
+ * Exercise: accumulate four micro-batches of 16 instead of a batch of 64. To which row is that equal?
+ *
+ * Read on: 40_zero_by_hand.c for memory, 32_one_hash.c for models whose bits no number of ranks changes. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { BATCH = 64, IN = 8, HIDDEN = 16, STEPS = 2000, SAMPLES = 4096, TEST = 1024 };
+static const double rate = 0.05, epsilon = 1e-5, keep = 0.99;
+
+typedef struct net {
+    double w[HIDDEN][IN], gain[HIDDEN], shift[HIDDEN], v[HIDDEN];
+    double mean[HIDDEN], variance[HIDDEN]; /* running averages, for evaluation */
+} net;
+
+/* Sample i: numbers between -1 and 1, and a sum of kinks to learn. */
+static double sample(int i, double x[IN])
+{
+    double y = 0;
+    for (int k = 0; k < IN; k++) x[k] = sin((i + 1) * (k + 2) * 12.9898 + k * 78.233);
+    for (int k = 0; k < IN; k++) y += fmax(0, x[k] + x[(k + 1) % IN]) * (k % 2 ? 1 : -1);
+    return y;
+}
+
+/* Over n samples from `from` on, added up rank by rank, `own` samples each. */
+static void statistics(double h[][HIDDEN], int from, int n, int own, int unit, double *mean, double *variance)
+{
+    double total[2] = {0, 0};
+    for (int rank = from; rank < from + n; rank += own) {
+        double sum = 0, squares = 0;
+        for (int i = rank; i < rank + own; i++) sum += h[i][unit], squares += h[i][unit] * h[i][unit];
+        total[0] += sum, total[1] += squares; /* with n > own this is the all-reduce */
+    }
+    *mean = total[0] / n, *variance = total[1] / n - *mean * *mean;
+}
+
+/* One step. Each `group` of samples is normalised by itself; a rank has `own` of them. */
+static double step(net *t, int first, int group, int own)
+{
+    static double x[BATCH][IN], h[BATCH][HIDDEN], n[BATCH][HIDDEN], dn[BATCH][HIDDEN];
+    net g = {0};
+    double loss = 0;
+    for (int i = 0; i < BATCH; i++) {
+        sample((first + i) % SAMPLES, x[i]);
+        for (int j = 0; j < HIDDEN; j++) {
+            h[i][j] = 0;
+            for (int k = 0; k < IN; k++) h[i][j] += t->w[j][k] * x[i][k];
+        }
+    }
+    for (int j = 0; j < HIDDEN; j++)
+        for (int from = 0; from < BATCH; from += group) {
+            double mean, variance;
+            statistics(h, from, group, own, j, &mean, &variance);
+            for (int i = from; i < from + group; i++) n[i][j] = (h[i][j] - mean) / sqrt(variance + epsilon);
+            if (from) continue; /* rank 0's averages are kept, as in most frameworks */
+            t->mean[j] = keep * t->mean[j] + (1 - keep) * mean;
+            t->variance[j] = keep * t->variance[j] + (1 - keep) * variance * group / (group - 1.0);
+        }
+    for (int i = 0; i < BATCH; i++) {
+        double unused[IN], y = 0, d;
+        for (int j = 0; j < HIDDEN; j++) y += t->v[j] * fmax(0, t->gain[j] * n[i][j] + t->shift[j]);
+        d = y - sample((first + i) % SAMPLES, unused);
+        loss += d * d / BATCH;
+        for (int j = 0; j < HIDDEN; j++) {
+            double a = t->gain[j] * n[i][j] + t->shift[j], da = a > 0 ? 2 * d / BATCH * t->v[j] : 0;
+            g.v[j] += 2 * d / BATCH * fmax(0, a);
+            g.gain[j] += da * n[i][j], g.shift[j] += da, dn[i][j] = da * t->gain[j];
+        }
+    }
+    for (int j = 0; j < HIDDEN; j++)
+        for (int from = 0; from < BATCH; from += group) {
+            double mean, variance, sum = 0, along = 0;
+            statistics(h, from, group, own, j, &mean, &variance);
+            for (int i = from; i < from + group; i++) sum += dn[i][j], along += dn[i][j] * n[i][j];
+            for (int i = from; i < from + group; i++) {
+                double dh = (dn[i][j] - sum / group - n[i][j] * along / group) / sqrt(variance + epsilon);
+                for (int k = 0; k < IN; k++) g.w[j][k] += dh * x[i][k];
+            }
+        }
+    for (int j = 0; j < HIDDEN; j++) {
+        for (int k = 0; k < IN; k++) t->w[j][k] -= rate * g.w[j][k];
+        t->gain[j] -= rate * g.gain[j], t->shift[j] -= rate * g.shift[j], t->v[j] -= rate * g.v[j];
+    }
+    return loss;
+}
+
+static double evaluate(const net *t)
+{
+    double loss = 0;
+    for (int i = SAMPLES; i < SAMPLES + TEST; i++) {
+        double x[IN], y = 0, target = sample(i, x);
+        for (int j = 0; j < HIDDEN; j++) {
+            double h = 0;
+            for (int k = 0; k < IN; k++) h += t->w[j][k] * x[k];
+            h = (h - t->mean[j]) / sqrt(t->variance[j] + epsilon);
+            y += t->v[j] * fmax(0, t->gain[j] * h + t->shift[j]);
+        }
+        loss += (y - target) * (y - target) / TEST;
+    }
+    return loss;
+}
+
+static double train(int group, int own, double *last)
+{
+    net t;
+    memset(&t, 0, sizeof t);
+    for (int j = 0; j < HIDDEN; j++) {
+        for (int k = 0; k < IN; k++) t.w[j][k] = 0.5 * sin((j * IN + k + 1) * 78.233);
+        t.gain[j] = t.variance[j] = 1, t.v[j] = 0.3 * sin((j + 1) * 12.9898);
+    }
+    *last = 0;
+    for (int i = 0; i < STEPS; i++) {
+        double loss = step(&t, i * BATCH, group, own);
+        if (i >= STEPS - 100) *last += loss / 100;
+    }
+    return evaluate(&t);
+}
+
+int main(void)
+{
+    double training, one = 0, validation = 0;
+    printf("global batch %d\nranks  samples of a rank  training loss  validation loss\n", BATCH);
+    for (int own = BATCH; own >= 2; own /= 2) {
+        validation = train(own, own, &training);
+        printf("%5d %18d %14.3f %16.3f\n", BATCH / own, own, training, validation);
+        if (own == BATCH) one = validation;
+    }
+    if (validation < 10 * one) return fprintf(stderr, "FAILED: statistics of two samples do no harm\n"), 1;
+    validation = train(BATCH, 2, &training);
+    printf("%5d  2, synchronised %13.3f %16.3f\n", BATCH / 2, training, validation);
+    if (fabs(validation - one) > 1e-3) return fprintf(stderr, "FAILED: synchronised is not as one rank\n"), 1;
+    return printf("ok: the same global batch; only statistics of all its samples train the same model\n"), 0;
+}

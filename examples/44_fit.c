@@ -1,0 +1,129 @@
+/* 44_fit: how many bytes does training need, and which GPUs hold them?
+ *
+ * What you learn
+ *     - A weight costs 16 bytes with AdamW, in fp32 (4 + 4 + 8) and with 16-bit weights (2 + 2 + 4 + 8): the fp32
+ *       master copy takes back what the halves save. Mixed precision halves activations and messages, not the states.
+ *     - "Below 10 billion weights data parallel fits" counts the weights alone. With their states a GPU of 80 GB holds
+ *       4.5 billion weights, one of 16 GB 0.9 billion, before any activation.
+ *     - A pipeline of 8 stages puts 17.5 GB of a 70B model's weights on each GPU, and 140 GB of its states. The states
+ *       decide: 2 GPUs of 80 GB hold the weights, 16 hold a training run.
+ *     - Recompute takes activations from hundreds of GB to a dozen. It does nothing for the states.
+ *     - Tensor parallel groups of the sizes that a vendor recommends hold the states only if the copies of the model
+ *       share the optimizer's state as well.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 44_fit.c -o 44_fit -lm -lpthread
+ *     ./44_fit
+ *
+ * What it prints
+ *     bytes of a weight              weights  gradients  master  moments  together
+ *     fp32, SGD                            4          4       0        0         8
+ *     fp32, AdamW                          4          4       0        8        16
+ *     16 bits, AdamW                       2          2       4        8        16
+ *     16 bits, AdamW, fp32 gradients       2          4       4        8        18
+ *     16 bits, AdamW, both gradients       2          6       4        8        20
+ *     16 bits, 8-bit Adam, no master       2          2       0        2         6
+ *     billions of weights    16 GB   24 GB   40 GB   80 GB
+ *     0.35                  states  states  states  states
+ *     1.3                  weights  states  states  states
+ *     3                    weights weights weights  states
+ *     7                    weights weights weights weights
+ *     10                         - weights weights weights
+ *     at most, with states    0.90    1.35    2.25    4.50
+ *     70 billion weights on 8 GPUs of 80 GB: weights 17.5 GB each, states 140.0 GB each: do not fit
+ *       on 4 nodes of 8: 35.0 GB each: fit; 8-bit Adam without a master copy, one node: 52.5 GB each: fit
+ *       GPUs for the weights: 2 of 80 GB or 4 of 40 GB; for the states: 16 or 32
+ *       activations of a text of 4096 tokens: 521 GB kept, 11.9 GB with recompute
+ *     175 billion weights: 350 GB in 16 bits, states 2800 GB (8 times), with both gradients 3500 GB (10)
+ *     100 billion weights, 8 processes, a host of 1237 GB: each draws all 3200 GB, its shard 400 GB
+ *     recommended on p4d, GPUs of 40 GB    GB of states   with shared optimizer state
+ *      10 billion, tp 4, pp 1, 128 GPUs           40.0                          10.9
+ *      30 billion, tp 8, pp 1, 128 GPUs           60.0                          17.8
+ *      60 billion, tp 8, pp 2, 256 GPUs           60.0                          17.8
+ *     ok: the states decide what fits, not the weights
+ *
+ * Predict first: which rows of the grid change if the optimizer is SGD without momentum?
+ * Exercise: add a column for GPUs of 141 GB, and LoRA: 2 bytes of every weight and 16 of one weight in a hundred.
+ *
+ * Read on: 45_copies.c for what a lost rank takes away, 53_tensor_parallel.c for models that are cut. */
+#include <math.h>
+#include <stdio.h>
+
+static const double usable = 0.9; /* of a GPU's memory: the rest is the driver's, fragments and buffers */
+
+typedef struct precision {
+    const char *name;
+    int weights, gradients, master, moments;
+} precision;
+
+static int together(const precision *p) { return p->weights + p->gradients + p->master + p->moments; }
+
+static const precision kinds[] = {{"fp32, SGD", 4, 4, 0, 0},
+                                  {"fp32, AdamW", 4, 4, 0, 8},
+                                  {"16 bits, AdamW", 2, 2, 4, 8},
+                                  {"16 bits, AdamW, fp32 gradients", 2, 4, 4, 8},
+                                  {"16 bits, AdamW, both gradients", 2, 6, 4, 8},
+                                  {"16 bits, 8-bit Adam, no master", 2, 2, 0, 2}};
+enum { FP32 = 1, MIXED = 2, BOTH = 4, SMALL = 5 };
+
+static int fits(double bytes, double gb) { return bytes <= usable * 1e9 * gb; }
+static const char *verdict(double bytes, double gb) { return fits(bytes, gb) ? "fit" : "do not fit"; }
+static int gpus(double bytes, double gb) { return (int)ceil(bytes / (usable * 1e9 * gb)); }
+
+static void grid(void)
+{
+    static const double sizes[] = {0.35e9, 1.3e9, 3e9, 7e9, 10e9}, memory[] = {16, 24, 40, 80};
+    int state = together(&kinds[MIXED]);
+    printf("\nbillions of weights ");
+    for (int k = 0; k < 4; k++) printf(" %4.0f GB", memory[k]);
+    for (int i = 0; i < 5; i++) {
+        printf("\n%-20g", sizes[i] / 1e9);
+        for (int k = 0; k < 4; k++) {
+            int all = fits(state * sizes[i], memory[k]), weights = fits(2 * sizes[i], memory[k]);
+            printf(" %7s", all ? "states" : weights ? "weights" : "-");
+        }
+    }
+    printf("\nat most, with states");
+    for (int k = 0; k < 4; k++) printf(" %7.2f", usable * memory[k] / state);
+    printf("\n\n");
+}
+
+/* Activations of a text of `rows` tokens in 16 bits, one layer: Korthikanti et al. 2022. */
+static double layer(double rows, double width, double heads) { return rows * width * (34 + 5 * heads * rows / width); }
+
+static void recommended(double weights, int tp, int pp, int ranks)
+{
+    double own = weights / (tp * pp), copies = ranks / (tp * pp);
+    printf("%3.0f billion, tp %d, pp %d, %d GPUs %14.1f %29.1f\n", weights / 1e9, tp, pp, ranks,
+           together(&kinds[MIXED]) * own / 1e9, (4 + 12 / copies) * own / 1e9);
+}
+
+int main(void)
+{
+    const double p70 = 70e9, p175 = 175e9, states = together(&kinds[MIXED]);
+    double rows = 4096, width = 8192, heads = 64, layers = 80, one = layer(rows, width, heads);
+    printf("bytes of a weight              weights  gradients  master  moments  together\n");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        printf("%-30s %7d %10d %7d %8d %9d\n", kinds[i].name, kinds[i].weights, kinds[i].gradients, kinds[i].master,
+               kinds[i].moments, together(&kinds[i]));
+    grid();
+    printf("70 billion weights on 8 GPUs of 80 GB: weights %.1f GB each, states %.1f GB each: %s\n", 2 * p70 / 8e9,
+           states * p70 / 8e9, verdict(states * p70 / 8, 80));
+    printf("  on 4 nodes of 8: %.1f GB each: %s; 8-bit Adam without a master copy, one node: %.1f GB each: %s\n",
+           states * p70 / 32e9, verdict(states * p70 / 32, 80), together(&kinds[SMALL]) * p70 / 8e9,
+           verdict(together(&kinds[SMALL]) * p70 / 8, 80));
+    printf("  GPUs for the weights: %d of 80 GB or %d of 40 GB; for the states: %d or %d\n", gpus(2 * p70, 80),
+           gpus(2 * p70, 40), gpus(states * p70, 80), gpus(states * p70, 40));
+    printf("  activations of a text of 4096 tokens: %.0f GB kept, %.1f GB with recompute\n", layers * one / 1e9,
+           (layers * 2 * rows * width + one) / 1e9);
+    printf("175 billion weights: %.0f GB in 16 bits, states %.0f GB (%.0f times), with both gradients %.0f GB (%.0f)\n",
+           2 * p175 / 1e9, states * p175 / 1e9, states / 2, together(&kinds[BOTH]) * p175 / 1e9,
+           together(&kinds[BOTH]) / 2.0);
+    printf("100 billion weights, 8 processes, a host of %.0f GB: each draws all %.0f GB, its shard %.0f GB\n",
+           1152 * 1.073741824, 8 * 4 * 100e9 / 1e9, 4 * 100e9 / 1e9);
+    printf("recommended on p4d, GPUs of 40 GB    GB of states   with shared optimizer state\n");
+    recommended(10e9, 4, 1, 128), recommended(30e9, 8, 1, 128), recommended(60e9, 8, 2, 256);
+    if (together(&kinds[FP32]) != together(&kinds[MIXED]) || fits(states * p70 / 8, 80) || !fits(2 * p70 / 8, 80))
+        return fprintf(stderr, "FAILED: a sum of bytes is not what the text says\n"), 1;
+    return printf("ok: the states decide what fits, not the weights\n"), 0;
+}
