@@ -35,7 +35,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct choice {
     const char *name;
@@ -98,7 +97,7 @@ static dt_result train(const choice *c, const char *text, int evaluate, result *
     *(evaluate ? &out->averaged : &out->own) = info.validation;
     memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
     out->weights = dt_trainer_weights(t);
-    out->bytes = 4.0 * (double)dt_trainer_memory(t).optimizer / (double)dt_trainer_memory(t).weights - 4; /* but for ema */
+    out->bytes = 4.0 * (double)dt_trainer_memory(t).optimizer / (double)dt_trainer_memory(t).weights - 4; /* ema */
     out->root = dt_trainer_is_root(t);
     dt_trainer_close(&t);
     return e;
@@ -108,14 +107,11 @@ int main(int argc, char **argv)
 {
     char text[] = "/tmp/dtrain_XXXXXX", first[65];
     result r[CHOICES];
-    int file, good = 1;
+    int good = 1;
     dt_result e = dt_launch(&argc, &argv);
     if (e) return dt_fail("03_optimizers");
     if (argc > 1) return fprintf(stderr, "03_optimizers: the options are --ranks N, up to 8, and the launcher's\n"), 2;
-    file = mkstemp(text);
-    if (file < 0) return perror("03_optimizers: no file in /tmp"), 1;
-    close(file);
-    e = prose_generate(text, 100000, 1); /* every rank writes its own copy, of the same bytes */
+    e = prose_temporary(text, 100000); /* every rank writes its own copy, of the same bytes */
     for (int i = 0; i < CHOICES && !e; i++) {
         e = train(&choices[i], text, 0, &r[i]);
         memcpy(first, r[i].hash, sizeof first);

@@ -15,11 +15,15 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 05_tokenizer.c -o 05_tokenizer -lm -lpthread
  *     ./05_tokenizer
- *     It learns 2048 ids from the Jargon File where the package jargon-text is installed, else from a generated text.
  *     Another text and size: ./05_tokenizer book.txt 4096
  *
- * What it prints (the pairs and the words depend on the text)
- *     2048 ids: 256 bytes, <|endoftext|> and 1791 merges
+ * What it prints
+ *     512 ids: 256 bytes, <|endoftext|> and 255 merges
+ *       merge    0  "h" + "e"
+ *       merge    1  " " + "t"
+ *       merge  254  "et" + "ter"
+ *     44 bytes, 9 tokens: "The" " clock" " la" "y" " under" " the" " bridge" "." "<|endoftext|>"
+ *     500000 bytes are 151649 tokens: 3.30 bytes per token
  *     ok: every text came back, and the saved files give the same ids
  *
  * Predict first: is "the" or " the" the more frequent token of a book?
@@ -34,19 +38,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define JARGON "/usr/share/doc/jargon-text/jargon.txt.gz"
-
-/* Fills `name` with a text: the Jargon File, unpacked, or a generated one. */
-static dt_result make_text(const char *folder, char name[64])
-{
-    char command[200];
-    snprintf(name, 64, "%s/text.txt", folder);
-    snprintf(command, sizeof command, "gzip -dc " JARGON " > %s 2>/dev/null", name);
-    if (!access(JARGON, R_OK) && !system(command)) return puts("the text is the Jargon File"), DT_OK;
-    puts("the text is generated: install the package jargon-text for a better one");
-    return prose_generate(name, 500000, 1);
-}
 
 /* A token in quotes; bytes that are not printable as \xNN. */
 static void print_token(const dt_tokenizer *t, int64_t id)
@@ -126,14 +117,15 @@ int main(int argc, char **argv)
     static const char *const special[] = {"<|endoftext|>", NULL};
     static const char *const made[] = {"text.txt", "tokens.bin", "tokenizer.json"};
     char folder[] = "/tmp/dtrain_XXXXXX", text[64], path[64];
-    long long size = argc > 2 ? atoll(argv[2]) : 2048;
+    long long size = argc > 2 ? atoll(argv[2]) : 512;
     int64_t tokens = 0, bytes = 0;
     int fine = 1, same = 0;
     dt_tokenizer *t = NULL;
     dt_data *d = NULL;
     dt_result r = mkdtemp(folder) ? DT_OK : DT_E_SYSTEM;
     if (r) return perror("05_tokenizer: no directory in /tmp"), 1;
-    if (argc < 2) r = make_text(folder, text);
+    snprintf(text, sizeof text, "%s/text.txt", folder);
+    if (argc < 2) r = prose_generate(text, 500000, 1);
     if (!r) r = dt_data_open(&d, argc < 2 ? text : argv[1], NULL, 1, 0.0);
     if (!r) bytes = dt_data_tokens(d, DT_TRAIN);
     dt_data_close(&d);
@@ -143,7 +135,7 @@ int main(int argc, char **argv)
                (long long)count_merges(t));
         print_merges(t, 0, 6);
         print_merges(t, count_merges(t) - 3, count_merges(t));
-        fine = show(t, "The hacker's clock lay under the bridge.<|endoftext|>") && fine;
+        fine = show(t, "The clock lay under the bridge.<|endoftext|>") && fine;
         fine = show(t, "caf\xc3\xa9 \xf0\x9f\x98\x80 12345 \xff\xfe") && fine; /* and two bytes that are no text */
         r = write_and_compare(t, folder, argc < 2 ? text : argv[1], &tokens, &same);
     }

@@ -16,10 +16,8 @@
  *
  * What it prints
  *     trained a model: loss 1.399, sha256 785d5d133ba06518..
- *     greedy                 The clarked stood the brint bood the bout the charket behe tood stood the bou
- *     the same, top-p 0.8    The ss slar ket nenost the film stede neie scan the saatarigid crorgigh. "Whe
  *     trained again, without a cache: loss 1.399, sha256 785d5d133ba06518..
- *     ~240 tokens: ~0.008 s with the cache, ~0.154 s recomputed, ~19 times as long
+ *     ~240 tokens: ~0.009 s with the cache, ~0.166 s recomputed, ~19 times as long
  *     ok: the same weights, and the same text with and without the cache
  *
  * Predict first: which of temperature 1.5 and top-k 3 writes more words that do not exist?
@@ -34,7 +32,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { LENGTH = 90, LONG = 240 };
 
@@ -45,10 +42,7 @@ static dt_result train(dt_trainer **t, int no_cache)
     dt_recipe r = dt_recipe_default();
     dt_layout l = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
-    int file = mkstemp(text);
     dt_result e;
-    if (file < 0) return perror("07_generation: no file in /tmp"), DT_E_FILE;
-    close(file);
     r.model = dt_model_llama("llama-nano");
     r.data = text;
     r.sequence = 256;
@@ -61,12 +55,12 @@ static dt_result train(dt_trainer **t, int no_cache)
     l.output.no_cache = no_cache;
     l.threads = 1;
     l.output.quiet = 1;
-    e = prose_generate(text, 100000, 1);
+    e = prose_temporary(text, 100000);
     if (!e) e = dt_trainer_open(t, &r, &l);
     remove(text); /* open files live on without a name */
     if (!e) e = dt_trainer_run(*t, &info);
-    if (!e) printf("trained %s: loss %.3f, sha256 %.16s..\n", no_cache ? "again, without a cache" : "a model", (double)info.loss,
-                   dt_trainer_hash(*t));
+    if (!e) printf("trained %s: loss %.3f, sha256 %.16s..\n", no_cache ? "again, without a cache" : "a model",
+                   (double)info.loss, dt_trainer_hash(*t));
     return e;
 }
 
@@ -136,7 +130,8 @@ int main(int argc, char **argv)
     dt_trainer_close(&t);
     dt_trainer_close(&again);
     if (e) return dt_fail("07_generation");
-    printf("%d tokens: %.3f s with the cache, %.3f s recomputed, %.0f times as long\n", LONG, with, without, without / with);
+    printf("%d tokens: %.3f s with the cache, %.3f s recomputed, %.0f times as long\n", LONG, with, without,
+           without / with);
     if (same) return printf("ok: the same weights, and the same text with and without the cache\n"), 0;
     return fprintf(stderr, "FAILED: another text without the cache\n"), 1;
 }

@@ -11,7 +11,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 08_generate.c -o 08_generate -lm -lpthread
  *     ./08_generate     (trains a small model first, and shows both)
- *     On a checkpoint of yours: ./08_generate CHECKPOINT --prompt TEXT, or --prompt-file FILE (- is standard input), and
+ *     On a checkpoint of yours: ./08_generate CHECKPOINT --prompt TEXT, or --prompt-file FILE (- is stdin), and
  *         --bytes 400 --samples 1 --seed 0 --stop TEXT --temperature 0.7 --top-k 0 --top-p 0
  *     Measure a text with it: ./08_generate eval CHECKPOINT --data FILE
  *     With --ranks N and --tp N or --pp N, N processes share the model. CHECKPOINT may also be a directory of Hugging

@@ -16,11 +16,9 @@
  *     ./09_saturation
  *
  * What it prints (~: measured)
- *     t0 = ~1.51 ms, s = ~0.195 ms
- *        batch         ms   t0 + b s    samples/s   of 1 / s
- *            1 ~1.71 ~1.71 ~586 ~11%
- *     1 to 8: ~4.42 times the samples per second
- *     32 to 256: ~1.24 times the samples per second
+ *     t0 = ~1.81 ms, s = ~0.222 ms
+ *     1 to 8: ~4.70 times the samples per second
+ *     32 to 256: ~1.18 times the samples per second
  *     ok: beyond the knee, 8 times the batch gives less than 8 times the samples per second
  *
  * Predict first: twice as many layers: does the knee move to larger batches, to smaller ones, or not at all?

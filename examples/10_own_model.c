@@ -1,25 +1,35 @@
-/* 10_own_model: a model of your own in the same trainer.
+/* 10_own_model: what does a model have to say so that the trainer can train it?
  *
  * What you learn
- *     A model is a list of segments. A segment is a function that builds a part of the graph: it gets x and returns its
- *     output; the first one gets the tokens, the last one returns the loss. That is all the trainer needs: the
- *     gradient, the memory, the data shards, the ranks and the hash follow from the graph. The same function may stand
- *     in the list several times under different names: it is planned once and has other weights each time.
- *
- *     The model here is no GPT-2. Its blocks mix over time with almost no weights: GPT-2 makes queries, keys and values
- *     with a (C,3C) matrix; here they are x itself, three times, each channel scaled by a learned number (3C weights
- *     instead of 3C*C). Then a small network mixes over channels, as in an MLP-mixer.
+ *     - A model is a list of segments. A segment is a function that builds a part of the graph: it gets x and returns
+ *       its output. The first one gets the tokens, the last one returns the loss. Gradient, memory, data shards, ranks
+ *       and hash follow from the graph.
+ *     - The same function may stand in the list several times under different names. It is planned once and has other
+ *       weights each time.
+ *     - This model is no GPT-2. GPT-2 makes queries, keys and values with a (C,3C) matrix; here they are x itself,
+ *       three times, each channel scaled by a learned number: 3C weights instead of 3C*C. A small network then mixes
+ *       the channels, as in an MLP-mixer.
+ *     - Parameters have names, and a program can read one while it trains.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 10_own_model.c -o 10_own_model -lm -lpthread
  *     ./10_own_model
  *     ./10_own_model --ranks 2                   (up to 8)
  *
- * What you should see
- *     The trainer's progress for a model that it has never heard of; a learned parameter looked up by its name; and the
- *     same hash with each number of ranks: it stands in this file.
+ * What it prints
+ *     model    4 segments of the program's own: 45856 parameters
+ *     recipe   100 steps of 16 sequences, micro-batch 16, 8 data shards, seed 1
+ *     step 100/100  validation loss 2.2104 nats, 3.189 bits per token
+ *     block0.time.scale, queries  1 became 0.926 .. 1.097
+ *     sha256   be4d5b87918a1a348c69ba18e98d5756fccbec75a91d5659a9b94df4de8b5327
+ *     expected be4d5b87918a1a348c69ba18e98d5756fccbec75a91d5659a9b94df4de8b5327
+ *     ok: a model of one's own, and everybody gets its hash
  *
- * Read on: 06_train.c, the trainer from the command line; and "How to add an op" in ../dtrain.h, if one is missing. */
+ * Predict first: how many weights do the scales have in a model of width 64 with two blocks?
+ * Exercise: give each head a scale of its own instead of each channel. What becomes of the loss and of the number of
+ *     weights?
+ *
+ * Read on: 11_mlp.c for data of your own; "How to add an op" in dtrain.h, if one is missing. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
@@ -27,7 +37,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define EXPECTED "be4d5b87918a1a348c69ba18e98d5756fccbec75a91d5659a9b94df4de8b5327"
 
@@ -76,12 +85,9 @@ static const dt_segment net[] = {
 static dt_result open_trainer(dt_trainer **t, dt_recipe *recipe, const dt_layout *layout)
 {
     char text[] = "/tmp/dtrain_XXXXXX";
-    int file = mkstemp(text);
     dt_result e;
-    if (file < 0) return perror("10_own_model: no file in /tmp"), DT_E_FILE;
-    close(file);
     recipe->data = text;
-    e = prose_generate(text, 100000, 1);
+    e = prose_temporary(text, 100000);
     if (!e) e = dt_trainer_open(t, recipe, layout);
     remove(text); /* open files live on without a name */
     return e;

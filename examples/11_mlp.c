@@ -1,24 +1,29 @@
-/* 11_mlp: a small classifier on data of your own, no text anywhere.
+/* 11_mlp: how does the trainer get data that is no text?
  *
  * What you learn
- *     A dt_source is a function that writes sample number i of your data: here two whole numbers, a point of the plane,
- *     and the spiral arm that it lies on. The trainer does the rest as it does for text: the order of the samples, the
- *     data shards, the prefetch thread, validation, the ranks. The model is a multi-layer perceptron (MLP): two
- *     segments, one of hidden layers and one with the loss. After training dt_trainer_predict() asks it about points
- *     that it has never seen, and a map of its answers is drawn.
- *
- *     The points come from integer arithmetic, because the compiler may fuse a float multiplication and an addition on
- *     one machine and not on another: then even the data would differ, and no hash could be promised. The spirals are
- *     drawn by Minsky's circle (HAKMEM 149): x -= y/16, y += x/16 turns a point by 1/16 radian.
+ *     - A dt_source is a function that writes sample number i: here two whole numbers, a point of the plane, and the
+ *       spiral arm that it lies on. Order, data shards, prefetch, validation and ranks are the trainer's.
+ *     - The model is a multi-layer perceptron of two segments, one of hidden layers and one with the loss.
+ *       dt_trainer_predict() asks it about points that it has never seen; a map of its answers is drawn.
+ *     - The points come from integer arithmetic. A compiler may fuse a float multiplication and an addition on one
+ *       machine and not on another; then the data would differ, and no hash could be promised.
+ *     - The spirals follow Minsky's circle (HAKMEM 149): x -= y/16, y += x/16 turns a point by 1/16 radian.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 11_mlp.c -o 11_mlp -lm -lpthread
  *     ./11_mlp
  *     ./11_mlp --ranks 3                         (up to 8)
  *
- * What you should see
- *     The loss falls from ln 3 = 1.10, a guess among three arms, to nearly nothing; a map with three arms; and the same
- *     hash with each number of ranks.
+ * What it prints
+ *     model    2 segments of the program's own: 1251 parameters
+ *     step 100/500  validation loss 0.6162 nats, 0.889 bits per target
+ *     step 500/500  validation loss 0.0237 nats, 0.034 bits per target
+ *     accuracy 99.8 % of 600 points that were not trained on
+ *     sha256   86beeb5b16ed5f477c7b81d4a0be91650648f3eac5c16440245c156af3c4773a
+ *     ok: another kind of data, the same trainer, one hash
+ *
+ * Predict first: which loss does a guess among three arms have, and which accuracy?
+ * Exercise: take one hidden layer away. Which parts of the map change first?
  *
  * Read on: 12_cnn.c looks at images, 13_forecaster.c predicts numbers instead of classes. */
 #define DTRAIN_IMPLEMENTATION

@@ -1,21 +1,28 @@
-/* 12_cnn: a convolutional network that tells shapes apart.
+/* 12_cnn: how can 1,828 weights find a shape wherever in an image it lies?
  *
  * What you learn
- *     The same trainer on images. A sample of the source is 144 grey values; the first segment gives them their shape,
- *     (B,1,12,12), with dt_reshape, and runs two convolutions, each followed by a max-pooling that halves the sides. A
- *     convolution looks at 3x3 places at a time with the same few weights everywhere, so a shape is known wherever in
- *     the image it lies: that is why this network needs 1,828 weights, and why the places may be random.
- *
- *     The images are drawn with whole numbers (11_mlp.c says why): one of four shapes, at a random place, over noise.
+ *     - A sample of the source is 144 grey values. The first segment gives them their shape, (B,1,12,12), and runs two
+ *       convolutions, each followed by a max-pooling that halves the sides.
+ *     - A convolution looks at 3x3 places at a time with the same few weights everywhere, so it knows a shape at any
+ *       place, and a shape's place may be random.
+ *     - The images are drawn with whole numbers, for the reason in 11_mlp.c: one of four shapes over noise.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 12_cnn.c -o 12_cnn -lm -lpthread
  *     ./12_cnn
  *     ./12_cnn --ranks 2                         (up to 8)
  *
- * What you should see
- *     The loss falls from ln 4 = 1.39; three images, and under each the share of belief that the network has in each
- *     shape; nearly all of 400 unseen images recognised; and the same hash with each number of ranks.
+ * What it prints
+ *     model    2 segments of the program's own: 1828 parameters
+ *     step 200/200  validation loss 0.0663 nats, 0.096 bits per target
+ *     98.8 % of 400 unseen images recognised
+ *     sha256   9b1a4c49ea9338fd3d635e699e6d51d0b2a264851e365020fd2fc6de221df17d
+ *     ok: images, one hash
+ *
+ * Predict first: an MLP on the 144 values with 32 hidden units: how many weights has it, and what does it do with a
+ *     moved shape?
+ * Exercise: draw the shapes in the upper left quarter only, train, and test with shapes everywhere. Which layer gives
+ *     that away?
  *
  * Read on: 13_forecaster.c predicts numbers instead of classes. */
 #define DTRAIN_IMPLEMENTATION
@@ -131,14 +138,11 @@ int main(int argc, char **argv)
     dt_step_info info = dt_step_info_zero();
     dt_source source = {NULL, {TRAINING, VALIDATION}, PIXELS, 1, DT_I32, DT_I32, image};
     dt_trainer *t = NULL;
-    double right = 0;
-    int fine = 0;
+    double right;
+    int fine;
     dt_result e = dt_launch(&argc, &argv);
     recipe.model = dt_model_segments(net, 2, 0);
-    recipe.source = &source;
-    recipe.batch = 32;
-    recipe.steps = 200;
-    recipe.learning_rate = 1e-2f;
+    recipe.source = &source, recipe.batch = 32, recipe.steps = 200, recipe.learning_rate = 1e-2f;
     layout.threads = 1;
     if (argc > 1) return fprintf(stderr, "12_cnn: the option is --ranks N\n"), dt_exit_code(DT_E_USAGE);
     if (!e) e = dt_trainer_open(&t, &recipe, &layout);
@@ -149,8 +153,7 @@ int main(int argc, char **argv)
     if (dt_trainer_is_root(t)) {
         printf("%.1f %% of %d unseen images recognised\n", 100 * right, VALIDATION);
         printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);
-        if (fine) printf("ok: images, the same trainer, one hash\n");
-        else fprintf(stderr, "FAILED: another hash or too many errors; right if you changed the model\n");
+        fprintf(fine ? stdout : stderr, fine ? "ok: images, one hash\n" : "FAILED: another hash or too many errors\n");
     }
     dt_trainer_close(&t);
     return !fine;

@@ -1,26 +1,31 @@
-/* 13_forecaster: predicts the next values of a time series.
+/* 13_forecaster: what is a forecast worth, and which loss is good?
  *
  * What you learn
- *     A third domain with the same calls. The inputs are floats, a window of the last 60 values; the targets are floats
- *     too, the 12 values that follow; the loss is the mean squared error. dt_prediction() marks what the model predicts,
- *     and dt_trainer_predict() reads it.
- *
- *     A forecast means nothing until it is compared with a naive one. The series repeats every 12 values, so the naive
- *     forecast is "as in the last season": the 12 values before. It is wrong by two noises, the old one and the new one,
- *     and by what the slow season did meanwhile. A model that has learned both seasons is wrong by little more than the
- *     one noise that nobody can know.
- *
- *     The series is made of whole numbers. A whole number / 128 is exact in a float, so every machine sees the same
- *     data: see 11_mlp.c for why that matters.
+ *     - A third domain with the same calls. The inputs are floats, a window of the last 60 values; the targets are the
+ *       12 values that follow; the loss is the mean squared error. dt_prediction() marks what the model predicts.
+ *     - A forecast means nothing until it is compared with a naive one. The series repeats every 12 values, so the
+ *       naive forecast is the 12 values before. It is wrong by two noises and by what the slow season did meanwhile.
+ *     - A model that has learned both seasons is wrong by little more than the one noise that nobody can know.
+ *     - The series is made of whole numbers. A whole number / 128 is exact in a float, so every machine sees the same
+ *       data.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 13_forecaster.c -o 13_forecaster -lm -lpthread
  *     ./13_forecaster
  *     ./13_forecaster --ranks 4                  (up to 8)
  *
- * What you should see
- *     A squared error far below the naive one and close to the noise; a forecast drawn over the truth; and the same hash
- *     with each number of ranks. */
+ * What it prints
+ *     model    2 segments of the program's own: 3068 parameters
+ *     recipe   600 steps of 64 samples, micro-batch 64, 8 data shards, seed 1
+ *     step 600/600  validation loss 0.025852
+ *     squared error 0.0259; as in the last season 0.1529; noise alone 0.0208
+ *     sha256   0102cc29cc622038f6eb11a066e80bb8d0a7f7d5ac0fd1191dbde16ce72236f9
+ *     ok: numbers instead of classes, the same trainer, one hash
+ *
+ * Predict first: which of the three errors below changes if the noise of the series is halved, and to what?
+ * Exercise: forecast 24 values instead of 12. How does the error of the last 12 compare with that of the first 12?
+ *
+ * Read on: 14_llama.c for the models that are largest today, 31_data_parallel.c for how ranks share such work. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <stdio.h>
@@ -121,10 +126,7 @@ int main(int argc, char **argv)
     int fine = 0;
     dt_result e = dt_launch(&argc, &argv);
     recipe.model = dt_model_segments(net, 2, 0);
-    recipe.source = &source;
-    recipe.batch = 64;
-    recipe.steps = 600;
-    recipe.learning_rate = 5e-3f;
+    recipe.source = &source, recipe.batch = 64, recipe.steps = 600, recipe.learning_rate = 5e-3f;
     layout.threads = 1;
     if (argc > 1) return fprintf(stderr, "13_forecaster: the option is --ranks N\n"), dt_exit_code(DT_E_USAGE);
     if (!e) e = dt_trainer_open(&t, &recipe, &layout);

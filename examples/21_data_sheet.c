@@ -1,32 +1,41 @@
-/* 21_data_sheet: 600 GB/s against 400 Gbit/s is not 600 against 400.
+/* 21_data_sheet: is 600 GB/s against 400 Gbit/s 1.5 times as much?
  *
  * What you learn
- *     Three things are left out on a data sheet, and each is worth a factor:
- *       bits or bytes     networks are sold in bits per second (Gbit/s, Gbps, Gb/s), NVLink in bytes (GB/s): 8.
- *       one way or both   NVLink's number adds both directions, a network's is each way: 2.
- *       whose             NVLink's is per GPU, the network's is for the whole node, whose GPUs share it: 8.
- *     A p4d has NVLink of 600 GB/s and a network of 400 Gbit/s. 400 Gbit/s are 50 GB/s, so nominally NVLink is 12 times
- *     as fast. But a GPU that sends has 300 GB/s inside and 6.25 GB/s outside: 48 times. "As fast as if the machines
- *     stood side by side" is false by that factor, and it is why tensor groups stay inside a node. A sum that is made
- *     inside first (58_nodes.c) sends an eighth per GPU outside: of 48 there remain 6.
- *     EFA is AWS's network card with a kernel bypass (20_network.c). p3dn, p4d, p4de and p5 have it, and the larger g5
- *     and g4dn, whose GPUs have no NVLink; p3.16xlarge, of which it is often told, has not. It costs nothing extra: the
- *     machine's price is the same with it and without. So several p4d without EFA are a wrong answer: the same rent for
- *     a network that is several times slower. How many times depends on what TCP reaches there: 12.5 GB/s of a node is
- *     assumed below, and is the number to replace by a measured one.
- *     It has to be switched on nevertheless: its software in the container, a security group that admits itself, and
- *     machines near each other (a placement group). No metric says "EFA on"; 80_doctor.c tells what does.
+ *     - Data sheets leave out three factors: bits or bytes (networks are sold in Gbit/s, NVLink in GB/s: 8), one way
+ *       or both (NVLink's number adds both directions: 2), and whose it is (NVLink's is per GPU, the network's is for
+ *       the node: 8).
+ *     - A p4d's 400 Gbit/s are 50 GB/s, so NVLink is nominally 12 times as fast. A GPU that sends has 300 GB/s inside
+ *       and 6.25 GB/s outside: 48 times. "As fast as side by side" is false by that factor. A sum that is made inside
+ *       first (58_nodes.c) sends an eighth outside: of 48 there remain 6.
+ *     - EFA is AWS's network card with a kernel bypass. p3dn, p4d, p4de and p5 have it, and the larger g5 and g4dn,
+ *       whose GPUs have no NVLink. p3.16xlarge has none.
+ *     - EFA costs nothing extra, so several p4d without it are the same rent for a network that is several times
+ *       slower. The factor depends on what TCP reaches; 12.5 GB/s of a node is assumed, and is the number to replace
+ *       by a measured one.
+ *     - EFA has to be switched on: 96_checklist.c says what it needs, 80_doctor.c what tells that it is used.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 21_data_sheet.c -o 21_data_sheet -lm -lpthread
  *     ./21_data_sheet
  *     ./21_data_sheet "3200 Gbps" "900 GB/s"    (reads a data sheet to you)
  *
- * What you should see
- *     The machines in one unit, both ratios, and seconds of one all-reduce over 2 to 32 nodes with EFA and without.
+ * What it prints
+ *                         |         NVLink of a GPU |                            network | NVLink : network
+ *                     EFA |  both ways    one, GB/s |         node       GB/s   of a GPU |  as told one GPU, one way
+ *     p4d.24xlarge    yes |   600 GB/s          300 |   400 Gbit/s     50.000      6.250 |   12.00x              48x
+ *     p5.48xlarge     yes |   900 GB/s          450 |  3200 Gbit/s    400.000     50.000 |    2.25x               9x
+ *     g5.48xlarge     yes |       none            0 |   100 Gbit/s     12.500      1.562 |        -                -
+ *     Seconds of an all-reduce of 14 GB (7 billion gradients in 16 bits)
+ *     nodes                           2        4        8       32
+ *     p4d, TCP at 12.5 GB/s       1.202    1.762    2.042    2.253
+ *     p4d, EFA                    0.362    0.502    0.572    0.625
+ *     p4d without EFA: 3.3 to 3.6 times as long for the same rent
+ *     ok: 12 times as told is 48 times for a GPU that sends; fewer seconds the better the link
  *
- * Read on: 61_scaling.c for how far a job gets with such links, 20_network.c for latency. */
-#include <math.h>
+ * Predict first: how many GB/s has a GPU of p5 outside of its node, of 3200 Gbit/s?
+ * Exercise: add p5en to the table. Which of the two ratios does a node with 16 cards of 200 Gbit/s change?
+ *
+ * Read on: 22_ring.c for the sum that these seconds are about, 61_scaling.c for how far a job gets with such links. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +52,7 @@ static const machine machines[] = {
     {"p3.16xlarge", 8, "300 GB/s", "25 Gbit/s", 0},    {"p3dn.24xlarge", 8, "300 GB/s", "100 Gbit/s", 1},
     {"p4d.24xlarge", 8, "600 GB/s", "400 Gbit/s", 1},  {"p4de.24xlarge", 8, "600 GB/s", "400 Gbit/s", 1},
     {"p5.48xlarge", 8, "900 GB/s", "3200 Gbit/s", 1},  {"g5.48xlarge", 8, NULL, "100 Gbit/s", 1}};
-enum { MACHINES = sizeof machines / sizeof *machines, P3 = 0, P3DN = 1, P4D = 2, P5 = 4 };
+enum { MACHINES = sizeof machines / sizeof *machines, P3 = 0, P4D = 2, P5 = 4 };
 
 /* "400 Gbit/s" or "600 GB/s", in GB/s; -1: no such number. A small b, or "bit", is a bit. */
 static double gigabytes(const char *text)
@@ -72,8 +81,6 @@ static double all_reduce(const machine *m, int nodes, double gb, double node)
     double g = m->gpus, k = nodes;
     return 2 * (g - 1) * 5e-6 + 2 * (g - 1) / g * gb / one_way(m) + 2 * (k - 1) * 20e-6 + 2 * (k - 1) / k * gb / node;
 }
-
-static int near_to(double x, double expected, double digit) { return fabs(x - expected) <= digit / 2 + 1e-9; }
 
 static int table(void)
 {
@@ -104,11 +111,9 @@ static int sums(void)
     static const struct {
         const char *what;
         int machine;
-        double node, expected[4], digit; /* worked out by hand, rounded to this digit; node: 0: the data sheet's */
-    } rows[] = {{"p3.16xlarge, no EFA", P3, 0, {4.6, 6.9, 8.0, 8.8}, 0.1},
-                {"p4d, TCP at 12.5 GB/s", P4D, 12.5, {1.20, 1.76, 2.04, 2.25}, 0.01},
-                {"p4d, EFA", P4D, 0, {0.36, 0.50, 0.57, 0.63}, 0.01},
-                {"p5, EFA", P5, 0, {0.090, 0.107, 0.116, 0.124}, 0.001}};
+        double node; /* GB/s of a node; 0: the data sheet's */
+    } rows[] = {
+        {"p3.16xlarge, no EFA", P3, 0}, {"p4d, TCP at 12.5 GB/s", P4D, 12.5}, {"p4d, EFA", P4D, 0}, {"p5, EFA", P5, 0}};
     double seconds[4][4];
     int good = 1;
     printf("\nSeconds of an all-reduce of 14 GB (7 billion gradients in 16 bits)\n%-24s", "nodes");
@@ -119,14 +124,11 @@ static int sums(void)
         for (int k = 0; k < 4; k++) {
             seconds[i][k] = all_reduce(m, nodes[k], 14, rows[i].node > 0 ? rows[i].node : gigabytes(m->network));
             printf("%9.3f", seconds[i][k]);
-            good = good && near_to(seconds[i][k], rows[i].expected[k], rows[i].digit);
             good = good && (!k || seconds[i][k] > seconds[i][k - 1]) && (!i || seconds[i][k] < seconds[i - 1][k]);
         }
     }
     printf("\np4d without EFA: %.1f to %.1f times as long for the same rent\n", seconds[1][0] / seconds[2][0],
            seconds[1][3] / seconds[2][3]);
-    for (int k = 0; k < 4; k++) /* what the bytes inside the node take is not better by EFA, so less than 4 times */
-        good = good && seconds[1][k] / seconds[2][k] > 3 && seconds[1][k] / seconds[2][k] < 50 / 12.5;
     return good;
 }
 
@@ -143,6 +145,6 @@ int main(int argc, char **argv)
     good = table();
     good = sums() && good;
     if (!good) return fprintf(stderr, "FAILED: a ratio or a time is not what the arithmetic says\n"), 1;
-    printf("ok: 12 times as told is 48 times for a GPU that sends; times as worked out by hand\n");
+    printf("ok: 12 times as told is 48 times for a GPU that sends; fewer seconds the better the link\n");
     return 0;
 }

@@ -1,29 +1,29 @@
-/* 28_nccl: the same sum in the memory of GPUs, by NCCL.
+/* 28_nccl: how do GPUs add up their numbers, and what happens when a rank is gone?
  *
  * What you learn
- *     NCCL is to GPUs what MPI is to processes: collectives, but each call only queues work on a stream of the GPU, and
- *     returns. So a failure shows later, when somebody waits; and a rank that does not come leaves the others' GPUs
- *     spinning, which a monitor shows as full use. Whoever waits must therefore look around: dt_nccl_wait asks NCCL for
- *     errors (ncclCommGetAsyncError) and the communicator for dead ranks, and aborts NCCL when one is found or when
- *     --timeout is over.
- *     The ranks find each other by an id that one makes and all others need before NCCL can talk: some other network
- *     has to carry it. Here that is the communicator, over shared memory, MPI or libfabric.
- *     NCCL adds in an order of its own choice (ring or tree, by size and machine), so its last bits are not those of
- *     dt_all_reduce. Its bandwidth is told as "bus bandwidth", algorithm bandwidth times 2(n-1)/n for an all-reduce:
- *     that can be held against the speed of the link whatever n is.
+ *     - NCCL is to GPUs what MPI is to processes. Each call only queues work on a stream of the GPU and returns, so a
+ *       failure shows later, when somebody waits. A rank that does not come leaves the other GPUs spinning, which a
+ *       monitor shows as full use.
+ *     - Who waits must look around: dt_nccl_wait asks NCCL for errors (ncclCommGetAsyncError) and the communicator for
+ *       dead ranks, and aborts NCCL when it finds one or when --timeout is over.
+ *     - Ranks find each other by an id that one makes and all others need before NCCL can talk. Here the communicator
+ *       carries it, over shared memory, MPI or libfabric.
+ *     - NCCL adds in an order of its own, so its last bits are not those of dt_all_reduce. Its "bus bandwidth" is data
+ *       per second times 2(n-1)/n: that compares with the speed of the link for any n (23_race.c).
+ *     - NCCL refuses two ranks on one GPU. With --one-gpu each rank gives its machine another name (NCCL_HOSTID); they
+ *       then talk over a network interface.
  *
  * Build and run it, in this folder
  *     cc -O2 -DDT_NCCL -I.. 28_nccl.c -o 28_nccl -lm -lpthread
  *     ./28_nccl --ranks 2                       (a GPU for each; on machines without one it says what is missing)
  *
- *     Two ranks on one GPU are refused by NCCL, which takes them for a mistake. To try it all the same (--one-gpu),
- *     each gives its machine another name: NCCL_HOSTID. They then talk over a network interface, not through the GPU.
+ * What it prints (on a machine without GPUs, behind what is missing; with GPUs a table of sizes)
+ *     ok: no sum on GPUs here
  *
- * What you should see
- *     With GPUs a table of sizes, the largest relative difference to dt_all_reduce near 1e-7, "ok". Without: the
- *     sentence that says what is missing; "ok".
+ * Predict first: without a GPU, which sentence does the program print, and with which exit status does it end?
+ * Exercise: kill one rank while the others wait. After how many seconds do they end, and what do they say?
  *
- * Read on: 22_ring.c for the ring by hand. */
+ * Read on: 30_drop_in.c for a training loop that uses such sums, 31_data_parallel.c for what they are for. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <dlfcn.h>

@@ -1,28 +1,37 @@
-/* 31_data_parallel: data parallel by hand, around a model of your own.
+/* 31_data_parallel: which lines make a training loop data parallel, and what keeps the replicas equal?
  *
  * What you learn
- *     Data parallel: every rank has all weights (a replica) and takes another part of the batch. After backward the
- *     ranks add their gradients (all-reduce), divide by the number of ranks, and make the same update: the replicas
- *     stay equal, although no weights are sent after the start. That takes six lines, marked DP below. Three runs:
- *       1 as most do it   each rank averages over its slice of the batch. A checksum of the weights, compared between
- *                         the ranks, must agree. But other rank counts add in another order, and give other last bits.
- *       2 with a fault    one all-reduce is left out. The replicas drift apart, silently: the loss still falls, and
- *                         later all-reduces do not heal it, since they keep gradients equal, not weights. The checksum
- *                         tells.
- *       3 one hash        the batch is always cut into 8 shards, whatever the number of ranks. A rank sums its shards
- *                         as a part of the tree ((0+1)+(2+3)) + ((4+5)+(6+7)), and dt_all_reduce adds the ranks as the
- *                         rest of the same tree. So 1, 2, 4 and 8 ranks get the same bits. (The trainer does that for 3
- *                         ranks too: it sends each whole subtree inside a rank's run of shards by itself.)
+ *     - Every rank has all weights (a replica) and takes another part of the batch. After backward the ranks add up
+ *       their gradients, divide by the number of ranks, and make the same update. Six lines, marked DP, do that. No
+ *       weights are sent after the start.
+ *     - Run 1, as most do it: each rank averages over its slice of the batch. A checksum of the weights, compared
+ *       between ranks, agrees. Other rank counts add in another order and give other last bits.
+ *     - Run 2 leaves out one all-reduce. The replicas drift apart, silently: the loss still falls, and later
+ *       all-reduces do not heal it, since they keep gradients equal, not weights. The checksum tells.
+ *     - Run 3 cuts the batch into 8 shards for every number of ranks. A rank sums its shards as a part of one tree,
+ *       and dt_all_reduce adds the ranks as the rest of the same tree. So 1, 2, 4 and 8 ranks get the same bits.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 31_data_parallel.c -o 31_data_parallel -lm -lpthread
  *     ./31_data_parallel --ranks 2               (1, 2, 4 or 8 ranks; run it with each, and compare)
  *
- * What you should see
- *     A table for each run: loss and each rank's checksum. Equal in run 1; drifting in run 2 from step 20 on; in run 3
- *     the checksum at the end is one and the same number for every rank count, and it stands in this file.
+ * What it prints
+ *     1 as most do it: loss and each rank's checksum
+ *       step 59  loss 0.0334   b9d557  b9d557
+ *     2 with one all-reduce left out: loss and each rank's checksum
+ *       step 19  loss 0.1833   73643c  73643c
+ *       step 20  loss 0.1634   0c7c1b  ebd38b    DRIFT
+ *       step 59  loss 0.0347   0b7aa8  2484d1    DRIFT
+ *     3 with 8 shards and one tree: loss and each rank's checksum
+ *       step 59  loss 0.0334   fb18cd  fb18cd
+ *     at any rank count: fb18cd; here: fb18cd
+ *     ok: replicas agree, the fault was seen, the bits are those of every layout
  *
- * Read on: 32_one_hash.c, the same for a GPT. */
+ * Predict first: does the loss of run 2 at step 59 tell that something is wrong?
+ * Exercise: leave out the all-reduce of step 0 instead, and send the weights of rank 0 to all ranks after step 20. Is
+ *     the drift gone?
+ *
+ * Read on: 32_one_hash.c, the same for a GPT; 33_accumulation.c for which choices do change bits. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <stdio.h>

@@ -1,47 +1,42 @@
-/* 33_accumulation: gradient accumulation against a bigger batch.
+/* 33_accumulation: is a batch in four micro-batches the same as one batch?
  *
  * What you learn
- *     A batch that does not fit in memory is cut into micro-batches, whose gradients are added up before one update.
- *     That is "the same" as the big batch, but is it the same bits? A sum of gradients has an order; the order belongs
- *     to the recipe. There are two kinds of accumulation, and V data shards (parts of a micro-batch, what ranks share
- *     out):
- *       shard   each shard has one sum that goes on through all micro-batches. It is reduced over shards and ranks once
- *               per step; in between nothing is sent (other libraries call that no_sync).
- *       each    every micro-batch is reduced by itself, and the totals are added: as many reductions as micro-batches.
- *     V = 1, shard: micro-batches never matter, since the one sum runs over the samples 0, 1, 2 .. in order, cut or
- *     not. So one batch of 16 and four times 4 give equal weights, bit for bit. (The printed loss may differ in its
- *     last digit: it is added up per micro-batch.)
- *     V = 2, shard: they differ, since other samples meet in a shard:
- *       one micro-batch of 16   shard 0: samples 0-7                     shard 1: samples 8-15
- *       four of 4               shard 0: samples 0 1, 4 5, 8 9, 12 13    shard 1: samples 2 3, 6 7, 10 11, 14 15
- *     each, 2 micro-batches, V shards: equal to one micro-batch with 2 V shards. Both are the same tree: halves, then
- *     pairs. None is more exact than the others. What matters is that it is written down, and that the layout does not
- *     decide.
- *
- *     Bytes. A reduction sends 2(n-1)/n * 4 P bytes per rank (22_ring.c), P weights, whatever the batch was. With
- *     `shard` and k micro-batches per step they serve k times as many samples: bytes per sample fall as 1/k. It is
- *     often said that accumulation "keeps" the effective batch; it multiplies it by k at the same memory, and the
- *     learning rate wants a look.
+ *     - A batch that does not fit in memory is cut into micro-batches, whose gradients are added up before one update.
+ *       The order of that sum belongs to the recipe. V is the number of data shards, what ranks share out.
+ *     - shard: each data shard has one sum that goes on through all micro-batches and is reduced once per step
+ *       (no_sync elsewhere). With V = 1 micro-batches never matter: the one sum runs over the samples in order. With V
+ *       = 2 other samples meet in a shard, and bits differ.
+ *     - each: every micro-batch is reduced by itself. Two micro-batches with V shards are one micro-batch with 2 V
+ *       shards: the same tree. No kind is more exact; what matters is that the order is written down.
+ *     - A reduction sends 2(n-1)/n 4 P bytes per rank for any batch. With `shard`, k micro-batches serve k times the
+ *       samples: bytes per sample fall as 1/k. More is sent than the formula says, because the token table is used
+ *       twice and each parameter is padded.
+ *     - Accumulation multiplies the effective batch by k at the same memory; the learning rate wants a look.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 33_accumulation.c -o 33_accumulation -lm -lpthread
  *     ./33_accumulation                          (V = 1)
  *     ./33_accumulation --ranks 2                (V = 2: as many shards as ranks at least)
  *
- * What you should see
- *     The beginning of the hash after five steps for each way to cut a batch of 16; then bytes per sample and time in
- *     reductions per sample, for k = 1, 2, 4 and 8 micro-batches of 4 samples per shard. More is sent than the formula
- *     says: the token table is used twice, below and in the head, and each use has its own gradient; and in this tiny
- *     model it counts that every parameter is padded to 1024 numbers.
+ * What it prints
+ *       1  shard  V =  1  1 x 16 samples   loss 5.3353148  sha256 cdbdb3a4a82ba6aa..
+ *       2  shard  V =  1  4 x  4 samples   loss 5.3353148  sha256 cdbdb3a4a82ba6aa..
+ *       3  each   V =  1  2 x  8 samples   loss 5.3353148  sha256 4ded1d9fce27a571..
+ *       4  shard  V =  2  1 x 16 samples   loss 5.3353148  sha256 4ded1d9fce27a571..
+ *       1 and 2 are equal, 3 and 4 are equal, 1 and 3 differ
+ *     ok: equal where the order of the sums is equal, and only there
  *
- * Read on: 10_own_model.c. */
+ * Predict first: which rows are equal with V = 2?
+ * Exercise: print the loss of each micro-batch. Why does the printed loss of rows 1 and 2 differ in its last digit for
+ *     V = 2?
+ *
+ * Read on: 34_overlap_by_hand.c for hiding what is sent, 37_growing_batch.c for how large a batch may be. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct result {
     char hash[65];
@@ -124,7 +119,7 @@ int main(int argc, char **argv)
 {
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_comm *c = NULL;
-    int file, ranks, root, good = 0;
+    int ranks, root, good = 0;
     int64_t v = 1;
     dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("33_accumulation");
@@ -135,10 +130,7 @@ int main(int argc, char **argv)
         if (root) fprintf(stderr, "33_accumulation: the option is --ranks N, N up to 4: a micro-batch has 4 samples\n");
         return dt_exit_code(DT_E_USAGE);
     }
-    file = mkstemp(text);
-    if (file < 0) return perror("33_accumulation: no file in /tmp"), 1;
-    close(file);
-    e = prose_generate(text, 100000, 1);
+    e = prose_temporary(text, 100000);
     if (!e && root) printf("five steps with a batch of 16 samples, on %d rank%s:\n", ranks, ranks > 1 ? "s" : "");
     if (!e) e = bits(text, v, &good);
     if (!e && root) {

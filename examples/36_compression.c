@@ -26,7 +26,8 @@
  * Predict first: with RATE 0.36f, does top-k explode with feedback, without feedback, or both?
  * Exercise: add int8 to the table: a scale (largest magnitude / 127) per 256 numbers, and one byte per number.
  *
- * Read on: 35_overlap.c hides communication instead of shrinking it; 33_accumulation.c communicates less often. */
+ * Read on: 37_growing_batch.c for how large a batch may be, 35_overlap.c for hiding communication instead of shrinking
+ *     it. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>

@@ -1,33 +1,35 @@
 /* 37_growing_batch: how large should a batch be, and why may it grow?
  *
  * What you learn
- *     A batch's gradient is the true one plus noise, whose square falls as 1 / batch. Far from the goal the true
- *     gradient is large and a small batch points the right way: more samples per step are wasted. Near the goal noise
- *     is all that is left, and a small batch dances around the goal at a distance that its noise decides. The gradient
- *     noise scale, tr(Sigma) / |G|^2 in samples (McCandlish et al. 2018), tells where one is: far below it a batch of
- *     twice the size needs half as many steps, far above it as many. It follows from two norms: of the gradients of
- *     parts of the batch, |G|^2 + tr(Sigma) / part on average, and of the whole batch's, |G|^2 + tr(Sigma) / batch. A
- *     part is one sample here; in data parallel training it is what a rank has before the all-reduce.
- *     The scale grows during training, so no fixed batch is right for all of it. The third run doubles its batch when
- *     the scale is twice its samples. That is also why many data-parallel ranks pay late in a run rather than early,
- *     and why both "a larger batch is faster" and "keep it small, that learns better" are half of the truth: per sample
- *     the small one wins first, the large one last.
- *     (AWS's SMDDP library is often said to do this. Its documentation has no such feature: it is a technique.)
+ *     - A batch's gradient is the true one plus noise, whose square falls as 1 / batch. Far from the goal the true
+ *       gradient is large, and more samples per step are wasted. Near the goal noise is all that is left, and a small
+ *       batch stays at a distance that its noise decides.
+ *     - The gradient noise scale, tr(Sigma) / |G|^2 in samples (McCandlish et al. 2018), tells where a run is. Far
+ *       below it a batch of twice the size needs half as many steps, far above it as many.
+ *     - Two norms give the scale: of the gradients of parts of the batch, |G|^2 + tr(Sigma) / part on average, and of
+ *       the whole batch's, |G|^2 + tr(Sigma) / batch. A part is one sample here; in data parallel training it is what
+ *       a rank has before the all-reduce.
+ *     - The scale grows during training. The third run doubles its batch when the scale is twice its samples. "A
+ *       larger batch is faster" and "a small one learns better" are half of the truth each.
+ *     - AWS's SMDDP library is often said to do this. Its documentation has no such feature: it is a technique.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 37_growing_batch.c -o 37_growing_batch -lm -lpthread
  *     ./37_growing_batch
  *
- * What you should see
- *     The loss above the noise of the data after so many samples. The batch of 4 falls fastest and stops at its floor;
- *     the batch of 64 has made a sixteenth of the updates: late, but lower; the growing one falls like the first and
- *     ends like the second. Beside it its batch and the noise scale, "beyond" when nothing of the gradient is left
- *     above the noise.
+ * What it prints
+ *     loss above the noise
+ *      samples    batch 4   batch 64    growing   its batch  steps  noise scale
+ *          256    0.03484    3.00375    0.04500          16     41           57
+ *         1024    0.03058    0.61456    0.00114          32     75        13639
+ *        16384    0.03636    0.00180    0.00382          64    318         1904
+ *        65536    0.07876    0.00232    0.00309          64   1086          464
+ *     ok: first as fast as the small batch, at last as low as the large one
  *
  * Predict first: which of the three has the lowest loss after 256 samples, and which after 65536?
  * Exercise: halve the learning rate in place of doubling the batch. What does it save, and what does it cost?
  *
- * Read on: 33_accumulation.c for steps of several batches, 60_when_not.c for what a batch costs on many ranks. */
+ * Read on: 38_parameter_server.c for ranks that do not wait, 60_when_not.c for what a batch costs on many ranks. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <stdio.h>

@@ -1,22 +1,17 @@
-/* 41_zero: ZeRO, data parallel whose ranks do not all keep everything.
+/* 41_zero: what does each stage of ZeRO save, and what does it send?
  *
  * What you learn
- *     Plain data parallel keeps N copies of the same 16 P bytes (fp32, AdamW): weights 4 P, gradients 4 P, the
- *     optimizer's m and v 8 P. With ZeRO (Rajbhandari et al. 2020; stage 3 is FSDP) each of N ranks owns an N-th:
- *       1  of the optimizer's state   a rank updates its part, then all gather the new weights
- *       2  and of the gradients       a sum goes to its owner alone
- *       3  and of the weights         gathered segment by segment, for forward and again for backward
- *     "With data parallel every GPU holds the complete model" is true of plain data parallel alone: stage 1 parts with
- *     the optimizer, 2 with gradients, 3 with the weights. "Sharding costs 50 % more traffic": only stage 3 does. An
- *     all-reduce is a reduce-scatter, P, and an all-gather, P. Stages 1 and 2 gather weights in place of gradients: 2 P
- *     as before. Stage 3 gathers weights twice: 3 P. Its price is often quoted for all of them.
- *     Hybrid groups (MiCS, HSDP) share inside groups of g ranks, with copies across: 16 P / g bytes, but the 3 P stay
- *     inside a group, on its fast links; across go all-reduces of pieces of P / g.
- *     Delayed initialisation: a weight is drawn from (seed, name, element), so a rank draws its own part and never has
- *     more. Processes that first make the whole model need 4 P each: 3200 GB for 8 of them and 100 billion weights.
- *     Gradients of P / N need accumulation `each` and one data shard per rank. With `shard` one sum goes on through all
- *     micro-batches: it stays whole until the last. Several shards are several such sums. With `each` and one shard a
- *     segment's gradient goes to its owners after every micro-batch, and its bucket is used again.
+ *     - Plain data parallel keeps N copies of the same 16 P bytes (fp32, AdamW). With ZeRO (Rajbhandari et al. 2020;
+ *       stage 3 is FSDP) each of N ranks owns an N-th: 1 of the optimizer's state, 2 of the gradients as well, 3 of
+ *       the weights as well.
+ *     - "With data parallel every GPU holds the complete model" is true of plain data parallel alone.
+ *     - "Sharding costs 50 % more traffic": only stage 3 does. An all-reduce is a reduce-scatter, P, and an
+ *       all-gather, P. Stages 1 and 2 gather weights in place of gradients: 2 P. Stage 3 gathers weights twice: 3 P,
+ *       less the last segment, whose backward follows at once.
+ *     - Hybrid groups (MiCS, HSDP) share inside groups of g ranks, with copies across: 16 P / g bytes, the 3 P on the
+ *       group's fast links, and all-reduces of P / g across.
+ *     - Gradients of P / N need accumulation `each` and one data shard per rank: with `shard` a sum stays whole until
+ *       the last micro-batch. Each rank draws its own shard of the first weights, so no process makes the whole model.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 41_zero.c -o 41_zero -lm -lpthread
@@ -24,19 +19,28 @@
  *     ./41_zero --ranks 2
  *     ./41_zero --ranks 4                        (the one to read: one data shard per rank, and pairs of ranks)
  *
- * What you should see
- *     What a rank keeps (a bucket or window is one segment, little in a large model) and what is sent, beside N-1 times
- *     2 P, 2 P, 3 P, to the byte: stage 3 need not gather the last segment twice, for its backward follows at once, but
- *     gathers for each shard of a rank; sums of blocks make the norm. Activations are not divided (43_memory.c).
+ * What it prints
+ *     P = 625664: 619392 weights and the padding of norms; N = 4. Bytes per rank:
+ *       ZeRO          weights     gradients        optimizer       bucket  window  together
+ *       0             2502656 4P    2502656  4P    5005312 8P          0       0  10010624 16.0P
+ *       1             2502656 4P    2502656  4P    1251328 8P/4        0       0   6256640 10.0P
+ *       2             2502656 4P     625664  4P/4  1251328 8P/4   745472       0   5125120  8.2P
+ *       3              625664 4P/4   625664  4P/4  1251328 8P/4   745472  745472   3993600  6.4P
+ *       3, pairs      1251328 4P/2  1251328  4P/2  2502656 8P/2   745472  745472   6496256 10.4P
+ *     sha256 a40c522ba0551596e99f4abd5836809c75afafc9dd083c33857b709c0b428385
+ *     ok: every stage keeps and sends its formula's bytes, and all have one hash
  *
- * Read on: 43_memory.c. */
+ * Predict first: with 8 ranks, what does a rank keep at stage 3, and with pairs?
+ * Exercise: let groups of 4 share and run 8 ranks. Which column grows, and is it the one that a slow network carries?
+ *
+ * Read on: 42_recompute_by_hand.c for activations, which ZeRO does not share; 44_fit.c for the same bytes at 70
+ *     billion weights. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* A Llama of matrices that are whole blocks of 1024 numbers, where ZeRO cuts; a norm of C weights is padded to one. */
 enum { C = 128, HIDDEN = 352, LAYERS = 3, SHARDS = 4, PADDING = (1024 - C) * (2 * LAYERS + 1), EMBED = 256 * C };
@@ -124,16 +128,14 @@ int main(int argc, char **argv)
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_comm *c = NULL;
     result r[7];
-    int file, good = 1, root, n, lines;
+    int good = 1, root, n, lines;
     dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("41_zero");
     root = !dt_comm_rank(c), n = dt_comm_size(c);
     lines = n > 2 ? 7 : n > 1 ? 6 : 1; /* one rank shares nothing, and pairs need four */
     if (argc > 1 || SHARDS % n) return root ? fprintf(stderr, "41_zero: the option is --ranks 1, 2 or 4\n"), 2 : 2;
-    if ((file = mkstemp(text)) < 0) return perror("41_zero: no file in /tmp"), 1;
-    close(file);
     memset(r, 0, sizeof r);
-    e = prose_generate(text, 50000, 1);
+    e = prose_temporary(text, 50000);
     for (int i = 0; i < lines && !e; i++) {
         e = train(c, text, i, &r[i]);
         good = good && (runs[i].micros > 1 || !strcmp(r[i].hash, EXPECTED));

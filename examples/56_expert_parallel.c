@@ -1,18 +1,17 @@
-/* 56_expert_parallel: the experts of a mixture on different ranks, and tokens that travel to them.
+/* 56_expert_parallel: what does it cost to keep the experts of a mixture on different ranks?
  *
  * What you learn
- *     Most weights of a mixture (15_moe.c) are its experts'. With data parallel every rank keeps all E of them and the
- *     optimizer's state of all. With expert parallel (Lepikhin et al. 2020, GShard) groups of ep data-parallel ranks
- *     keep E / ep each, and all else as before. Each rank routes its own tokens; rows travel to the ranks that have
- *     their experts (an all-to-all), are multiplied there, and travel back: 2 exchanges forward, 2 backward per block.
- *     What it saves: X weights of experts become X / ep, and so does their state. Gradients of experts are summed over
- *     the ranks that have the same ones, n / ep of n: with ep = n no byte of them is sent. What it costs: rows of C
- *     floats, 4 times; of N tokens with k experts each N k (ep-1)/ep leave a rank when all is even. "Expert parallel
- *     saves arithmetic" is wrong: a token visits k experts either way; what is spread is memory.
- *     All wait for the rank with the most popular experts, which must have room for all tokens of its group; a capacity
- *     limits both and drops what is above. Rows that an owner may get: ep min(N min(k, E/ep), E/ep x capacity).
- *     The bits do not change: products of rows do not depend on their neighbours, and an owner keeps one gradient per
- *     rank whose tokens it got, each a chain in token order, and adds them as data parallel does, in the fixed tree.
+ *     - Most weights of a mixture (15_moe.c) are its experts'. With expert parallel (Lepikhin et al. 2020) groups of
+ *       ep data-parallel ranks keep E / ep experts each. Each rank routes its own tokens; rows travel to the ranks
+ *       that have their experts (an all-to-all) and back: 2 exchanges forward, 2 backward per block.
+ *     - X weights of experts become X / ep, and so does their state. Gradients of experts are summed over n / ep
+ *       ranks: with ep = n no byte of them is sent.
+ *     - Rows of C floats travel 4 times; N k (ep-1)/ep of them leave a rank when all is even. "Expert parallel saves
+ *       arithmetic" is wrong: a token visits k experts either way.
+ *     - All wait for the rank with the most popular experts, which needs room for all tokens of its group. A capacity
+ *       limits both and drops what is above.
+ *     - The bits do not change: an owner keeps one gradient per rank whose tokens it got and adds them in data
+ *       parallel's fixed tree.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 56_expert_parallel.c -o 56_expert_parallel -lm -lpthread
@@ -20,20 +19,27 @@
  *     ./56_expert_parallel --ranks 2
  *     ./56_expert_parallel --ranks 4               (the one to read)
  *
- * What you should see
- *     Bytes that a rank keeps of weights and optimizer, and that all send in a step, to the byte beside the formulas.
- *     A row is 16 C bytes, there and back twice: the formula is exact where tokens visit all experts, else that of an
- *     even load; room is for so many on a rank. Then how many choices of the last step fell on each expert, which
- *     rank has it, and one hash for every ep.
+ * What it prints
+ *     X = 294912 weights in experts, D = 72704 others with padding. Bytes beside formulas, on 4 ranks:
+ *       visit         ep   weights 4(D+X/ep)     AdamW 8(D+X/ep)       sent   if even     rows  if even  room
+ *       2 of 8         4    585728   585728   1171456  1171456    2546736   2549808   783360   786432   512
+ *       2, capacity 1  4    585728   585728   1171456  1171456    2371632   2549808   608256   786432   128
+ *       all 8          4    585728   585728   1171456  1171456    4909104   4909104  3145728  3145728   512
+ *     Choices of the last step on the experts of the last block; the even share is 64:
+ *       expert 3 on rank 1 of 4   139 ##################################
+ *     ok: a rank keeps its experts, rows travel by formula, and every ep has one hash
  *
- * Read on: 15_moe.c on routing, balance and drops; 41_zero.c shares state without moving tokens. */
+ * Predict first: with 8 experts and ep = 8, how many bytes of experts does a rank keep, and how many of their
+ *     gradients are sent?
+ * Exercise: let the two most popular experts be neighbours on one rank, then on two. What becomes of the room?
+ *
+ * Read on: 57_mesh.c for all kinds of parallel at once, 58_nodes.c for what crosses a link. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* A Llama of two blocks; what is no matrix of whole blocks of 1024 floats is padded to one: norms and routers. */
 enum { C = 64, HIDDEN = 96, LAYERS = 2, E = 8, SHARDS = 4, BATCH = 8, LENGTH = 32, TOKENS = BATCH / SHARDS * LENGTH };
@@ -112,17 +118,15 @@ int main(int argc, char **argv)
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_comm *c = NULL;
     result r[3][3];
-    int file, good = 1, root, n, degrees;
+    int good = 1, root, n, degrees;
     dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("56_expert_parallel");
     root = !dt_comm_rank(c), n = dt_comm_size(c);
     if (argc > 1 || SHARDS % n)
         return root ? fprintf(stderr, "56_expert_parallel: the option is --ranks 1, 2 or 4\n"), 2 : 2;
-    if ((file = mkstemp(text)) < 0) return perror("56_expert_parallel: no file in /tmp"), 1;
-    close(file);
     memset(r, 0, sizeof r);
     degrees = n > 2 ? 3 : n; /* ep 1, 2, 4 */
-    e = prose_generate(text, 50000, 1);
+    e = prose_temporary(text, 50000);
     for (int k = 0; k < 3; k++)
         for (int i = 0; i < degrees && !e; i++) {
             e = train(c, text, k, 1 << i, &r[k][i]);

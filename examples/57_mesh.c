@@ -1,25 +1,17 @@
-/* 57_mesh: data, pipeline and tensor parallel at once, and where the ranks of each should be.
+/* 57_mesh: with data, pipeline and tensor parallel at once, which ranks should be near each other?
  *
  * What you learn
- *     The degrees multiply to the number of ranks, dp x pp x tp = n. Ranks are places of a mesh with three axes, and
- *     the order of the axes, slowest first, says who is near whom. With 8 ranks on 2 nodes, pp 2 and tp 2:
- *       DPT ("cluster")  neighbours share a tensor; the nodes have different data: gradients cross the network.
- *       TPD ("spread")   neighbours have different data; the halves of every tensor are on two nodes, and all the
- *                        all-reduces of 53_tensor_parallel.c cross the network.
- *       PDT              the stages are on two nodes: only what passes between stages crosses.
- *     "Tensor and pipeline inside a node, data across" and "tensor inside, pipeline across" are both taught as rules.
- *     Both keep the tensor inside. PDT sends less between nodes, DPT can send it in few large pieces.
- *
- *     Words. Amazon's SMP says mp for pp x tp, rdp ("reduced") for what is dp here, and dp for all ranks of one stage,
- *     tp x rdp. So mp x rdp = n and pp x dp = n. That mp x dp = n is often said, and true only if tp = 1.
- *
- *     Three traps, as wrong choices that run, and what they cost:
- *       - model parallel for a model that fits on a rank, as this one does. The lines "pipeline" and "tensor": one lets
- *         ranks idle, the other waits for 4 all-reduces in each block and micro-batch; "data" waits once per step.
- *       - tensor parallel across nodes: the line of TPD.
- *       - data parallel taken for model parallel (Amazon's SMDDP for SMP; the names are much alike). One has the whole
- *         model on every rank, the other a part: under a budget of memory the first is refused, and no number of ranks
- *         mends that. (With ZeRO data-parallel ranks have parts, too: 41_zero.c.)
+ *     - Degrees multiply to the number of ranks, dp x pp x tp = n. Ranks are places of a mesh, and the order of its
+ *       axes, slowest first, says who is near whom. DPT ("cluster"): neighbours share a tensor, gradients cross the
+ *       network. TPD ("spread"): tensors cross it. PDT: only what passes between stages crosses.
+ *     - "Tensor and pipeline inside a node, data across" and "tensor inside, pipeline across" are both taught. Both
+ *       keep the tensor inside. PDT sends less between nodes; DPT can send it in few large pieces.
+ *     - Amazon's SMP says mp for pp x tp, rdp for dp, and dp for tp x rdp. So mp x rdp = n and pp x dp = n. mp x dp =
+ *       n is true only if tp = 1.
+ *     - Three wrong choices run here: model parallel for a model that fits (idle stages, or waits in each block),
+ *       tensor parallel across nodes (the line of TPD), and data parallel where each rank needs the whole model
+ *       (refused under a budget).
+ *     - Every layout ends with one hash.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 57_mesh.c -o 57_mesh -lm -lpthread
@@ -28,19 +20,33 @@
  *     ./57_mesh --ranks 4
  *     ./57_mesh --ranks 8                        (2 x 2 x 2)
  *
- * What you should see
- *     The tables of two orders, and which pairs share a node; training in six layouts, the first half of the ranks
- *     playing one node and the second the other: bytes inside and between them, counted and by formula, idle share,
- *     memory of the largest rank, one hash; at last a refusal.
+ * What it prints
+ *     rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor
+ *        5    1                   1    0      1                    1    0      1
+ *       DPT, data:   0-4 1-5 2-6 3-7 are on two nodes
+ *       DPT, tensor: 0-1 2-3 4-5 6-7 share a node
+ *       TPD, tensor: 0-4 1-5 2-6 3-7 are on two nodes
+ *     pp 2 x tp 2 x rdp 2 = 8; mp 4 x rdp 2 = 8; pp 2 x dp 4 = 8; but mp 4 x dp 4 = 16
+ *     refused: --tp 3 does not divide 8 ranks. Set --tp to one of 1, 2, 4, 8.
+ *     MB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256
+ *     data                4   1   1    10.85    21.71    10.17    20.34    0.0 %   30.50  d9a34408ac4c..
+ *     mesh DPT, cluster   1   2   2    13.67     1.09    13.63     1.05    5.9 %   11.98  d9a34408ac4c..
+ *     mesh TPD, spread    1   2   2     1.07    13.69     1.05    13.63    5.9 %   11.98  d9a34408ac4c..
+ *     mesh PDT            1   2   2    13.67     1.09    13.63     1.05    5.9 %   11.98  d9a34408ac4c..
+ *     pipeline            1   4   1     1.07     0.57     1.05     0.52   15.8 %   16.83  d9a34408ac4c..
+ *     tensor              1   1   4    13.68    27.35    13.63    27.26    0.0 %   11.83  d9a34408ac4c..
+ *     ok: every choice of a mesh costs something else, and none costs a bit
  *
- * Read on: 41_zero.c, data parallel without copies. */
+ * Predict first: with 8 ranks and the order PDT, what crosses between the nodes, and is it more than with DPT?
+ * Exercise: take tp = 4 and pp = 2 on 8 ranks. Which column of the table gets worse, and which better?
+ *
+ * Read on: 58_nodes.c for what crosses a link, 65_across_nodes.c for the same at 70 billion weights. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define EXPECTED "d9a34408ac4ca8bfa58f266845af1fb3096458a2f5e77d09797345cc0c834d68"
 
@@ -194,15 +200,12 @@ int main(int argc, char **argv)
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_comm *c = NULL;
     float memory[6];
-    int file, root, n, good = 1;
+    int root, n, good = 1;
     dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("57_mesh");
     n = dt_comm_size(c), root = !dt_comm_rank(c);
     if (argc > 1 || n > 8) return fprintf(stderr, "57_mesh: the option is --ranks 1, 2, 4 or 8\n"), 2;
-    file = mkstemp(text);
-    if (file < 0) return perror("57_mesh: no file in /tmp"), 1;
-    close(file);
-    e = prose_generate(text, 100000, 1);
+    e = prose_temporary(text, 100000);
     if (root) good = tables();
     if (root) printf("\nMB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256\n");
     for (int k = 0; k < (n > 1 ? 6 : 1) && !e; k++) e = train(c, text, &choices[k], &memory[k], &good);

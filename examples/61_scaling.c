@@ -1,33 +1,33 @@
-/* 61_scaling: how far a job scales, by a model of a few lines.
+/* 61_scaling: how far does a job scale, and which numbers decide that?
  *
  * What you learn
- *     A step of data parallel training is computing and an exchange of the gradients:
- *         computing   6 P T / F                              P weights, T tokens per GPU, F FLOP/s that it reaches
- *         a ring      2 (n-1) alpha + 2 (n-1)/n S / B        S bytes of gradients, alpha and B of the link
- *         nodes       a ring of the 8 GPUs of a node, and one of the nodes, for the sums of nodes
- *     Its efficiency is computing / (computing + what of the exchange is not hidden). A simulation, with every number
- *     in sight: put in your own. It tells
- *       - the shape: three quarters of the term in bytes are there with 4 nodes, then the curve is flat until alpha's
- *         term, which grows with n, bends it. "The sum gets dearer with every node" mixes the two;
- *       - what the network is worth: with EFA the job keeps 80 % efficiency on 64 nodes; without EFA it drops below
- *         80 % on 2 nodes. "EFA is needed beyond a few nodes" is right, but the first nodes cost the most;
- *       - that P cancels: computing and bytes both grow with it. Large models scale well because their batches have
- *         many tokens and their messages are large, not because they have many weights;
- *       - that 8 GPUs of one node are "almost linear", 97 %, when each has 8192 tokens, and not when it has 1024;
- *       - that hiding is not free: a collective takes cores of the GPU away while it runs (NCCL up to 24 of an A100's
- *         108 multiprocessors, SMDDP's all-gather less than 9). A share s taken makes a step longer by s times the
- *         exchange, even if all of it is hidden.
+ *     - A step is computing, 6 P T / F for P weights, T tokens per GPU and F FLOP/s, and an exchange: a ring inside
+ *       each node and one between nodes. Efficiency is computing / (computing + what is not hidden).
+ *     - Three quarters of the term in bytes are there with 4 nodes; then the curve is flat until alpha's term bends
+ *       it. "The sum gets dearer with every node" mixes the two.
+ *     - With EFA this job keeps 80 % on 64 nodes; without EFA it drops below 80 % on 2. The loss is on the first
+ *       nodes.
+ *     - P cancels: computing and bytes both grow with it. Large models scale well because their batches have many
+ *       tokens and their messages are large.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 61_scaling.c -o 61_scaling -lm -lpthread
  *     ./61_scaling
  *
- * What you should see
- *     The curves of three links for 1 to 64 nodes; one node; a map of small and large jobs; what hiding costs; and an
- *     example of measured hours, read as efficiency.
+ * What it prints
+ *             |                      a       a
+ *             |                              b       b       b       b
+ *             |                              c       c       c       c
+ *     One node of 8 with NVLink, by tokens per GPU:
+ *          512: 67.8 %   1024: 80.8 %   2048: 89.4 %   4096: 94.4 %   8192: 97.1 %  16384: 98.5 %
+ *     With alpha = 0 the exchange is 2.96 % of the computing of 8192 tokens, however many weights.
+ *     1.5 billion, 8192      [88] [85] [83] [82] [81] [81]    70   61   57   56   55   54
+ *     ok: known points and limits hold; 64 nodes keep 80 % with EFA, 2 do not without it
  *
- * Read on: 62_rule_of_thumb.c for when it pays at all, 60_when_not.c and 35_overlap.c for the
- * same measured. */
+ * Predict first: at 8192 tokens per GPU, what is the efficiency of 2 nodes on a link of 50 Gbit/s?
+ * Exercise: fit your own runs: which alpha and B make the model's curve go through your three points?
+ *
+ * Read on: 62_rule_of_thumb.c for when it pays at all, 64_hours_and_money.c for what it costs. */
 #include <math.h>
 #include <stdio.h>
 
@@ -57,18 +57,11 @@ static double nodes_sum(double nodes, double bytes, const fabric *outside)
 /* Forward 2 P T, backward 4 P T; 40 % of an A100's 312 TFLOP/s. */
 static double computing(double weights, double tokens) { return 6 * weights * tokens / (0.4 * 312e12); }
 
-/* The exchange runs behind backward, two thirds of the computing, and takes a share of the GPU meanwhile: all of it
- * (taken = 1) if nothing is hidden. */
-static double step(double work, double exchange, double taken)
-{
-    return work + fmax(taken * exchange, exchange - 2.0 / 3 * work);
-}
-
-/* 16-bit gradients. taken: as above. */
-static double efficiency(double weights, double tokens, double nodes, const fabric *outside, double taken)
+/* 16-bit gradients, nothing hidden. */
+static double efficiency(double weights, double tokens, double nodes, const fabric *outside)
 {
     double work = computing(weights, tokens);
-    return work / step(work, nodes_sum(nodes, 2 * weights, outside), taken);
+    return work / (work + nodes_sum(nodes, 2 * weights, outside));
 }
 
 /* 1.5 billion weights, 8192 tokens per GPU, nothing hidden. */
@@ -78,9 +71,8 @@ static int curves(void)
     int good = 1;
     for (int l = 0; l < LINKS; l++)
         for (int k = 0; k < POINTS; k++) {
-            e[l][k] = efficiency(1.5e9, 8192, 1 << k, &links[l], 1);
-            good = good && e[l][k] > 0 && e[l][k] < 1 && (!k || e[l][k] < e[l][k - 1]);
-            good = good && (!l || e[l][k] <= e[l - 1][k]);
+            e[l][k] = efficiency(1.5e9, 8192, 1 << k, &links[l]);
+            good = good && (!k || e[l][k] < e[l][k - 1]) && (!l || e[l][k] <= e[l - 1][k]);
         }
     printf("Efficiency, 1.5 billion weights, 8192 tokens per GPU: a = %s, b = %s, c = %s\n", links[0].name,
            links[1].name, links[2].name);
@@ -101,7 +93,7 @@ static int curves(void)
     return good && e[0][POINTS - 1] > 0.8 && e[1][1] < 0.8; /* 64 nodes with EFA, not even 2 without */
 }
 
-/* One node; and that the number of weights cancels where messages cost nothing: exchange / computing is the same. */
+/* One node; and the share of the exchange where messages cost nothing: the number of weights cancels. */
 static int one_node(void)
 {
     static const fabric free_messages = {"", 0, 300e9};
@@ -109,14 +101,12 @@ static int one_node(void)
     int good = 1;
     printf("One node of 8 with NVLink, by tokens per GPU:\n ");
     for (int tokens = 512; tokens <= 16384; tokens *= 2) {
-        double e = efficiency(1.5e9, tokens, 1, &links[0], 1);
+        double e = efficiency(1.5e9, tokens, 1, &links[0]);
         printf("%7d: %.1f %%", tokens, 100 * e);
         good = good && e > last && (tokens != 8192 || e >= 0.97) && (tokens != 1024 || e < 0.9);
         last = e;
     }
-    for (double weights = 1e7; weights < 1e12; weights *= 10)
-        good = good && fabs(ring(GPUS, 2 * weights, &free_messages) / computing(weights, 8192) / ratio - 1) < 1e-12;
-    printf("\nWith alpha = 0 and 8192 tokens the exchange is %.2f %% of the computing, for any number of weights.\n",
+    printf("\nWith alpha = 0 the exchange is %.2f %% of the computing of 8192 tokens, however many weights.\n\n",
            100 * ratio);
     return good;
 }
@@ -136,7 +126,7 @@ static int map(void)
         for (int l = 0; l < 2; l++) {
             printf("  ");
             for (int k = 1; k < POINTS; k++) {
-                double e = efficiency(jobs[i].weights, jobs[i].tokens, 1 << k, &links[l], 1);
+                double e = efficiency(jobs[i].weights, jobs[i].tokens, 1 << k, &links[l]);
                 printf(e >= 0.8 ? " [%2.0f]" : "  %2.0f ", 100 * e);
                 if (i == 0) good = good && e < 0.3;                            /* small: poor on 2 nodes already */
                 if (i == 4 && k > 1) good = good && (l ? e < 0.8 : e >= 0.85); /* large: dozens, with EFA alone */
@@ -149,44 +139,13 @@ static int map(void)
     return good;
 }
 
-/* What it costs to hide: on 16 nodes by EFA. */
-static int hiding(void)
-{
-    static const double taken[4] = {1, 24.0 / 108, 9.0 / 108, 0};
-    static const char *const names[4] = {"nothing hidden", "24 of 108 multiprocessors", "9 of 108", "for nothing"};
-    double work = computing(1.5e9, 8192), exchange = nodes_sum(16, 3e9, &links[0]), last = 1e9;
-    int good = fabs(step(work, exchange, 1) - work - exchange) < 1e-12 && step(work, exchange, 0) == work;
-    printf("Hidden behind backward, 16 nodes by EFA: work %.0f ms, exchange %.0f ms\n", 1e3 * work, 1e3 * exchange);
-    for (int i = 0; i < 4; i++) {
-        double t = step(work, exchange, taken[i]);
-        printf("  %-26s step %4.0f ms, %5.1f %% longer than computing\n", names[i], 1e3 * t, 100 * (t / work - 1));
-        good = good && t < last && fabs(t - work - taken[i] * exchange) < 1e-12; /* backward is long enough */
-        last = t;
-    }
-    return good && fabs(step(1, 2, 0.1) - (1 + 2 - 2.0 / 3)) < 1e-12; /* and here it is not */
-}
-
-/* 80 hours on one node became 22 on four. */
-static int measured(void)
-{
-    double hours = 80, nodes = 4, took = 22, speedup = hours / took, rent = nodes * took / hours;
-    printf("80 hours on 1 node and 22 on 4: %.3f times as fast, efficiency %.3f, %.2f times the node-hours\n",
-           speedup, speedup / nodes, rent);
-    return fabs(speedup - 3.636) < 1e-3 && fabs(speedup / nodes - 0.909) < 1e-3 && fabs(rent - 1.1) < 1e-12;
-}
-
 int main(void)
 {
     int good = ring(2, 1e9, &links[0]) == 2 * 20e-6 + 1e9 / 50e9; /* 2 ranks send each other a half, twice */
-    double flat = 2 * (4 * GPUS - 1) * 20e-6 + 2.0 * (4 * GPUS - 1) / (4 * GPUS) * 14e9 / 50e9;
-    good = good && fabs(nodes_sum(4, 14e9, &links[0]) - 0.502) < 5e-4 && nodes_sum(4, 14e9, &links[0]) < flat;
-    good = good && ring(1e6, 1e9, &links[0]) - 2 * (1e6 - 1) * 20e-6 <= 2 * 1e9 / 50e9; /* the limit of the bytes */
+    good = good && fabs(nodes_sum(4, 14e9, &links[0]) - 0.502) < 5e-4;
     good = curves() && good;
     good = one_node() && good;
     good = map() && good;
-    good = hiding() && good;
-    good = measured() && good;
-    if (!good) return fprintf(stderr, "FAILED: a known point, a limit or an order is not what the formulas say\n"), 1;
-    printf("ok: known points and limits hold; 64 nodes keep 80 %% with EFA, 2 do not without it\n");
-    return 0;
+    if (!good) return fprintf(stderr, "FAILED: a known point or an order is not what the formulas say\n"), 1;
+    return printf("ok: known points hold; 64 nodes keep 80 %% with EFA, 2 do not without it\n"), 0;
 }

@@ -1,34 +1,33 @@
 /* 62_rule_of_thumb: "below 100 million weights and a batch of 64, several GPUs rarely pay": how often is that right?
  *
  * What you learn
- *     Several ranks pay when the exchange is short beside the work. Both grow with the number of weights, it cancels:
- *         work      6 P u b / F               b samples, each of which uses a weight u times; F FLOP/s
- *         exchange  2 (n-1)/n 2 P / B         16-bit gradients; and 2 (n-1) alpha, which only small models notice
- *     Four ranks are at least twice as fast as one if the exchange takes at most a quarter of the work, that is, for
- *         u b >= 2 F / B                      uses of a weight in a batch; whatever P is
- *     The rule of thumb knows P and b, and lacks u, F and B. u is the work of a sample: 1 for a row of a table in dense
- *     layers, 512 for a text of 512 tokens, 160 for an image of 224 pixels in a ResNet-50, 640 for one of 448, and 0.01
- *     for a model that is an embedding table above all. So a CNN of 25 million weights on large images pays with a
- *     batch of 32, and an embedding model of a billion does not with 256. Ask for communication / computing instead.
- *     The rule speaks of its corner alone, and is right there where networks are slow: in all of it at 10 Gbit/s, in
- *     four fifths by EFA, in less than half inside a node. Read the other way, "else it pays", it is right in a
- *     quarter, a half and two thirds.
- *     The order of decisions, cheapest first: one GPU; if the model fits and is too slow, data parallel in one node,
- *     then over nodes; if it does not fit, its states sharded or the model cut, in as few nodes as hold it. "Horovod,
- *     for extreme scale" is no fourth step: it has replicas only, and does not make anything fit. DeepSpeed does, with
- *     ZeRO (41_zero.c). The same holds for SMDDP: it makes sums and gathers fast, and does not shard. For 50 billion
- *     weights on 64 GPUs it is half of an answer; the other half is sharded data parallel.
+ *     - Work is 6 P u b / F for b samples that use a weight u times; the exchange is 2 (n-1)/n 2 P / B. P cancels.
+ *       Four ranks are at least twice as fast as one if u b >= 2 F / B.
+ *     - The rule knows P and b and lacks u, F and B. u is 1 for a row of a table, 512 for a text of 512 tokens, 160
+ *       for an image of 224 pixels in a ResNet-50, 640 for one of 448, 0.01 for an embedding model. A CNN of 25
+ *       million weights on large images pays with a batch of 32; an embedding model of a billion does not with 256.
+ *     - The rule is right in its corner where networks are slow: in all of it at 10 Gbit/s, in four fifths by EFA, in
+ *       less than half inside a node. The counts are those of this grid.
+ *     - Read the other way, "else it pays", the rule is right in a quarter, a half and two thirds. Ask for
+ *       communication / computing instead.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 62_rule_of_thumb.c -o 62_rule_of_thumb -lm -lpthread
  *     ./62_rule_of_thumb
  *
- * What you should see
- *     For three links a confusion table of the rule against the model over a grid, agreement by kind of sample, and
- *     the same grid with the rule u b >= 2 F / B. Agreement is a number of this grid, not of the world: what is checked
- *     are the counts and the cells named above. Then six jobs and where their decisions end.
+ * What it prints
+ *     TCP, 10 Gbit/s           model: yes     no
+ *       u b >= 2 F / B = 80000 agrees in 100 %
+ *     EFA, 100 Gbit/s          model: yes     no
+ *       u b >= 2 F / B = 8000 agrees in 98 %
+ *     NVLink                   model: yes     no
+ *       u b >= 2 F / B = 333 agrees in 99 %
+ *     ok: the rule agrees with the model in less than 60 %, u b >= 2 F / B in at least 95 %, on each link
  *
- * Read on: 60_when_not.c for the break-even batch measured, 61_scaling.c for large jobs. */
+ * Predict first: GPUs of four times the speed: does the rule get better or worse?
+ * Exercise: put the kind of sample you train on into the table. From which batch on do four ranks pay by EFA?
+ *
+ * Read on: 63_instances.c for the machines, 67_decisions.c for the order of decisions. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -115,50 +114,10 @@ static int cancels(void)
            !pays(1e9, 0.01, 256, links[1].alpha, links[1].bytes) && rule_of_thumb(1e9, 256);
 }
 
-/* Bytes: weights, gradients and AdamW's state in mixed precision; nine tenths of a GPU of 80 GB for them. */
-static double states(double weights) { return 16 * weights; }
-static const double gpu_memory = 0.9 * 80e9;
-
-/* Nodes of 8 GPUs. */
-static int decide(double weights, double hours, double deadline, char *text, size_t size)
-{
-    int nodes = (int)ceil(states(weights) / (8 * gpu_memory));
-    if (states(weights) <= gpu_memory) {
-        int gpus = 8;
-        if (hours <= deadline) return snprintf(text, size, "fits, in time: one GPU"), 1;
-        if (hours / (0.9 * 8) <= deadline) return snprintf(text, size, "fits, too slow: data parallel in one node"), 8;
-        while (hours / (0.8 * gpus) > deadline) gpus += 8;
-        return snprintf(text, size, "fits, too slow in one node: data parallel on %d nodes", gpus / 8), gpus;
-    }
-    snprintf(text, size, "%.0f GB of states do not fit: sharded or cut, nodes: %d", 1e-9 * states(weights), nodes);
-    return 8 * nodes;
-}
-
-static int decisions(void)
-{
-    static const struct {
-        double weights, hours, deadline;
-        int gpus;
-    } jobs[] = {{25e6, 3, 5, 1},    {1.5e9, 30, 5, 8},      {1.5e9, 50, 5, 16},
-                {7e9, 400, 72, 8}, {70e9, 4000, 500, 16}, {175e9, 9000, 500, 40}};
-    int good = 1;
-    printf("\n%10s %14s %9s\n", "weights", "hours, 1 GPU", "deadline");
-    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
-        char text[100];
-        good = good && decide(jobs[i].weights, jobs[i].hours, jobs[i].deadline, text, sizeof text) == jobs[i].gpus;
-        printf("%10g %14.0f %9.0f   %s\n", jobs[i].weights, jobs[i].hours, jobs[i].deadline, text);
-    }
-    printf("50 billion weights on 64 GPUs: %.0f GB of states on each as replicas, %.1f GB sharded\n", 1e-9 * states(50e9),
-           1e-9 * states(50e9) / 64);
-    return good && fabs(states(50e9) - 800e9) < 1 && states(50e9) > gpu_memory && states(50e9) / 64 < gpu_memory;
-}
-
 int main(void)
 {
     int good = confusion();
-    good = cancels() && good;
-    good = decisions() && good;
-    if (!good) return fprintf(stderr, "FAILED: a count, a cell or a decision is not what it should be\n"), 1;
+    if (!cancels() || !good) return fprintf(stderr, "FAILED: a count or a cell is not what it should be\n"), 1;
     printf("ok: the rule agrees with the model in less than 60 %%, u b >= 2 F / B in at least 95 %%, on each link\n");
     return 0;
 }

@@ -1,11 +1,13 @@
-/* 72_checkpoint_tool: what is in a checkpoint, whether it is whole, its other form, and how two of them differ.
+/* 72_checkpoint_tool: what is in a checkpoint, is it whole, and how do two differ?
  *
  * What you learn
- *     A checkpoint is a directory of plain files: safetensors with numbers, a manifest.json with the recipe and the
- *     SHA-256 of every file, config.json for other programs. The two kinds hold the same state. Sharded: one file per
- *     rank with the runs of numbers that it owns, written in parallel. Full: whole tensors under the names that others
- *     know. Here one becomes the other without a trainer, tensor by tensor, and training goes on from either with the
- *     same bits.
+ *     - A checkpoint is a directory of plain files: safetensors with numbers, a manifest.json with the recipe and the
+ *       SHA-256 of every file, config.json for other programs.
+ *     - Sharded (one file per rank with the runs of numbers that it owns) and full (whole tensors under the names that
+ *       others know) hold the same state. One becomes the other without a trainer, tensor by tensor.
+ *     - A sharded one has more tensors, since ranks cut them, and the same bytes: weights x 4 bytes x 3, for AdamW's
+ *       two moments beside each weight.
+ *     - A run that goes on from the converted one ends with the SHA-256 of a run that was never stopped.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 72_checkpoint_tool.c -o 72_checkpoint_tool -lm -lpthread
@@ -13,21 +15,24 @@
  *     ./72_checkpoint_tool show tool.sharded
  *     ./72_checkpoint_tool verify tool.full
  *     ./72_checkpoint_tool diff tool.sharded tool.full
+ *     Also: convert DIR TO KIND (sharded or full). A directory of checkpoints stands for its newest one.
  *
- *     Without a verb it shows all of it with a small run of its own, which leaves tool.sharded and tool.full here. A
- *     directory of checkpoints stands for its newest one. The verbs, for checkpoints of your own:
- *         show DIR                  files, tensors, the step, the recipe
- *         verify DIR                every byte against the manifest
- *         convert DIR TO KIND       the same state into directory TO, KIND sharded or full
- *         diff DIR DIR              tensor by tensor: how many numbers differ, the first, the largest difference
+ * What it prints
+ *     tool.sharded/step-000000003: sharded, step 3 of 6
+ *       114 tensors in these files, 84 arrays:
+ *     tool.sharded/step-000000003: 3 files, 1436640 bytes, all as the manifest says
+ *     tool.sharded (sharded) -> tool.full (full)
+ *       84 tensors in these files, 84 arrays:
+ *     tool.full/step-000000003: 3 files, 1431200 bytes, all as the manifest says
+ *     tool.sharded and tool.full: 0 of 84 arrays differ
+ *     undisturbed a11d366030778dba64d1ab979d1a31e4dc12bfe7ac07de74ebd81a9b96866dd0
+ *     resumed     a11d366030778dba64d1ab979d1a31e4dc12bfe7ac07de74ebd81a9b96866dd0
+ *     ok: both kinds hold the same state, and training goes on from it with the same bits
  *
- * What you should see
- *     The run stops after 3 of 6 steps. Its sharded checkpoint has more tensors than the full one made from it, since
- *     ranks cut tensors, and both have the same bytes of numbers: weights x 4 bytes x 3, for AdamW's two moments beside
- *     each weight. Nothing differs between them. A run that goes on from the converted one ends with the SHA-256 of a
- *     run that was never stopped.
+ * Predict first: one byte of a file is changed. Which of the verbs notices, and what does the trainer say?
+ * Exercise: train two runs that differ by --seed and diff their checkpoints. Which tensors are equal?
  *
- * Read on: 06_train.c, whose --checkpoint and --checkpoint-kind write such directories. */
+ * Read on: 73_forgetting.c for what may not be missing, 76_async_checkpoint.c for saving behind training. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

@@ -1,24 +1,30 @@
-/* 76_async_checkpoint: saving while training goes on.
+/* 76_async_checkpoint: can a run save without standing still?
  *
  * What you learn
- *     A save in the foreground stops all ranks until the last byte is on the slowest disk. Behind training, ranks stop
- *     only while the state is copied in memory; a thread writes the copy while the next steps compute.
- *     It is not free: the copy takes as much memory as what this rank saves (12 bytes per weight of its part), and the
- *     thread that writes and hashes takes a core and bandwidth from the steps meanwhile. The next save waits for the
- *     one before: a disk that is too slow for the interval is not hidden.
- *     "Asynchronous checkpoints can be half of one step and half of the next": only without the copy. Here the hash of
- *     a run that is resumed from one is that of a run that was never stopped.
+ *     - A save in the foreground stops all ranks until the last byte is on the slowest disk. Behind training, ranks
+ *       stop only while the state is copied in memory; a thread writes the copy while the next steps compute.
+ *     - It is not free: the copy takes as much memory as what this rank saves (12 bytes per weight of its part), and
+ *       the writing thread takes a core and bandwidth from the steps.
+ *     - The next save waits for the one before: a disk that is too slow for the interval is not hidden.
+ *     - "An asynchronous checkpoint can be half of one step and half of the next": only without the copy. A run that
+ *       is resumed from one has the hash of a run that was never stopped.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 76_async_checkpoint.c -o 76_async_checkpoint -lm -lpthread
  *     ./76_async_checkpoint
  *     ./76_async_checkpoint --ranks 2
  *
- * What you should see
- *     A disk of 3 MB/s (an fsync that waits), a save every 5 steps: how long training stood still for saves in the
- *     foreground and behind, what a step takes with and without a save going on, and the same hash.
+ * What it prints (~: measured)
+ *     saves                     seconds  stood still   memory, MB
+ *     in the foreground            ~2.42        ~1.537        ~16.19
+ *     behind training              ~1.45        ~0.586        ~17.64
+ *     sha256 1f952aac00107e5fee7bbd995d65f52dd384995c6fa2e34907438359a676af8f
+ *     ok: the copy costs memory, the disk is not waited for, one hash
  *
- * Read on: 74_interval.c: what a save costs decides how often one pays. */
+ * Predict first: with a save after every step, which of the two is faster, and why?
+ * Exercise: halve the speed of the disk. At which speed does training behind saves stand still as long as before them?
+ *
+ * Read on: 77_mirror.c for a second place, 74_interval.c for how often one pays. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
@@ -96,7 +102,7 @@ int main(int argc, char **argv)
     float name[16];
     result r[3];
     dt_comm *c = NULL;
-    int file, good = 1;
+    int good = 1;
     dt_result e;
     e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("76_async_checkpoint");
@@ -105,9 +111,7 @@ int main(int argc, char **argv)
     e = dt_broadcast(c, name, 16, 0); /* one place for all ranks */
     memcpy(place, name, sizeof name);
     if (argc > 1) return fprintf(stderr, "76_async_checkpoint: the option is --ranks 1 to 4\n"), 2;
-    if ((file = mkstemp(text)) < 0) return perror("76_async_checkpoint: no file in /tmp"), 1;
-    close(file);
-    if (!e) e = prose_generate(text, 50000, 1);
+    if (!e) e = prose_temporary(text, 50000);
     for (int i = 0; i < 3 && !e; i++) {
         e = train(text, place, i > 0, &r[i]);
         if (!e) e = dt_barrier(c);

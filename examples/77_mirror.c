@@ -1,26 +1,39 @@
-/* 77_mirror: checkpoints in a second place, and what can go wrong there.
+/* 77_mirror: the disk is gone with its machine. Where is the checkpoint?
  *
  * What you learn
- *     The disk of a machine that is taken away is gone too, so checkpoints are copied to a store that stays: a bucket,
- *     a file server. Clouds do it by synchronising a local directory with a prefix of a bucket, in the background, and
- *     fill the directory from there when a new machine starts. Three things surprise (AWS says so in its documents):
- *     - All machines of a job share the prefix. When each writes a file of the same name, the last one wins, and what
- *       is there is nobody's state. Names must have the rank in them (here: shard-003), or one rank writes.
- *     - What is deleted here is deleted there, too, where the synchronisation mirrors deletions. To make room by hand
- *       is to lose the copy. Here only --keep removes, and the copy has its own count.
- *     - What is put into the bucket after the start is not fetched: it is looked at once.
- *     And a fourth: synchronising files while they are written copies half a checkpoint. Here a copy, too, gets its
- *     name when it is whole.
+ *     - Clouds synchronise a local directory with a prefix of a bucket, in the background, and fill the directory from
+ *       there when a new machine starts. Three things surprise.
+ *     - All machines of a job share the prefix. When each writes a file of the same name, the last one wins. Names
+ *       must have the rank in them (here: shard-003), or one rank writes.
+ *     - What is deleted here is deleted there, where the synchronisation mirrors deletions. Here only --keep removes,
+ *       and the copy has its own count.
+ *     - What is put into the bucket after the start is not fetched: the bucket is looked at once.
+ *     - Synchronising files while they are written copies half a checkpoint. Here a copy, too, gets its name when it
+ *       is whole.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 77_mirror.c -o 77_mirror -lm -lpthread
  *     ./77_mirror
  *
- * What you should see
- *     Each of the three, done the wrong way and the right way; then the local directory is lost, and training goes on
- *     from the mirror with the hash of a run that lost nothing. The "bucket" is a directory, and slow.
+ * What it prints
+ *     1. One prefix for all machines
+ *       four ranks wrote checkpoint.pt; files, and what is in them:  1, rank 3
+ *       dtrain: complete checkpoints in the bucket                   step-000000010 step-000000020
+ *     2. Deleted here, deleted there
+ *       a synchronisation that mirrors deletions leaves              step-000000010
+ *       dtrain: what was deleted here is still there                 step-000000010 step-000000020
+ *     3. Put into the bucket after the start
+ *     The machine is gone, with its disk
+ *       restored from the bucket:                                    goes on with step 31
+ *     sha256 4627fb720a05d5b07dfe21ebece598dc2cb4dad78e02803c7313aad053d53b20
+ *     ok: whole checkpoints only, here and there; one hash
  *
- * Read on: a real bucket: --mirror 's3://bucket/run aws s3 sync "$DT_FROM" "$DT_TO" --exclude "*.tmp*"'. */
+ * Predict first: the mirror keeps one checkpoint, and the machine is lost while a newer one is copied. With which step
+ *     does training go on?
+ * Exercise: let two jobs share a prefix. Which of the three surprises comes first?
+ *
+ * Read on: 78_elastic.c for ranks that are lost; a real bucket: --mirror 's3://bucket/run aws s3 sync "$DT_FROM"
+ *     "$DT_TO" --exclude "*.tmp*"'. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
@@ -93,13 +106,11 @@ static int check(int good, const char *what, const char *seen)
 int main(int argc, char **argv)
 {
     char text[] = "/tmp/dtrain_XXXXXX", base[64], here[80], there[80], plain[80], seen[80], hash[65];
-    int file, good, kept;
+    int good, kept;
     int64_t first = 0;
     dt_result e;
     if (dt_launch(&argc, &argv)) return dt_fail("77_mirror");
     if (argc > 1) return fprintf(stderr, "77_mirror: it has no options and runs on one rank\n"), 2;
-    if ((file = mkstemp(text)) < 0) return perror("77_mirror: no file in /tmp"), 1;
-    close(file);
     snprintf(base, sizeof base, "/tmp/dtrain_mirror.%ld", (long)getpid());
     snprintf(here, sizeof here, "%s/here", base), snprintf(there, sizeof there, "%s/bucket", base);
     snprintf(plain, sizeof plain, "%s/plain", base);
@@ -107,7 +118,7 @@ int main(int argc, char **argv)
     shell("mkdir -p %s/naive; for r in 0 1 2 3; do echo rank $r > %s/naive/checkpoint.pt; done", base, base);
     check(1, "four ranks wrote checkpoint.pt; files, and what is in them:",
           shell("ls %s/naive | wc -l | tr -d ' \\n'; echo ', '$(cat %s/naive/checkpoint.pt)", base, base));
-    e = prose_generate(text, 50000, 1);
+    e = prose_temporary(text, 50000);
     if (!e) e = train(text, here, there, 25, &first, hash);
     good = !e && check(holds(there, "020", seen, sizeof seen), "dtrain: complete checkpoints in the bucket", seen);
     printf("2. Deleted here, deleted there\n");

@@ -1,34 +1,36 @@
-/* 80_doctor: many ranks are barely faster than one. Why? Five questions, in the order in which to ask them.
+/* 80_doctor: many ranks are barely faster than one. Why?
  *
  * What you learn
- *     The order matters, for each answer makes the later ones wrong:
- *       1 transport   which engine carries the messages, and is the link as fast as it should be? A job that fell back
- *                     from the fast network to the ordinary one looks as if everything else were at fault.
- *       2 data        do ranks wait for samples? More ranks then only starve together.
- *       3 batch       is there enough work between two exchanges? c seconds of it per rank and step, t of exchange, of
- *                     which backward can hide 2/3 c: n ranks beat one if c > exposed / (n-1), work most of their time
- *                     if c is several times t. Else raise the batch, accumulate, or take fewer ranks.
- *       4 overlap     is more of the exchange exposed than must be? Then hide it behind backward, in buckets that are
- *                     neither one nor thousands, or change the algorithm.
- *       5 placement   do tensor groups lie across nodes, do ranks share cores, is one rank slow?
- *     The utilisation of the processor alone names none of these: it is low in all five cases.
- *     Which transport is used is not to be seen in a monitoring service: there is no metric that says "EFA is on". What
- *     tells is the engine itself: NCCL_DEBUG=INFO prints "Selected provider is efa", `fi_info -p efa` whether there is
- *     one, and line 1 below what this job uses, with the microseconds and bytes per second that it measured. EFA also
- *     needs its software in the container, and in a VPC a security group that admits itself.
- *     Asking is free: --doctor makes any program that uses dt_args print this after nine steps and train on, to the
- *     same bits; dt_doctor() gives the numbers to a program.
+ *     - Five questions, in an order, for each answer makes the later ones wrong. 1 transport: which engine carries the
+ *       messages, and is the link as fast as it should be? 2 data: do ranks wait for samples? More ranks then only
+ *       starve together.
+ *     - 3 batch: c seconds of work per rank and step, t of exchange, of which backward can hide 2/3 c: n ranks beat
+ *       one if c > exposed / (n-1). Else raise the batch, accumulate, or take fewer ranks. 4 overlap: is more exposed
+ *       than must be? 5 placement: do tensor groups lie across nodes, do ranks share cores, is one rank slow?
+ *     - The utilisation of the processor names none of these: it is low in all five cases.
+ *     - No monitoring service says "EFA is on". The engine does: NCCL_DEBUG=INFO prints "Selected provider is efa",
+ *       and line 1 says what this job uses, with measured microseconds and bytes per second.
+ *     - Asking is free: --doctor makes any program that uses dt_args print this after nine steps and train on, to the
+ *       same bits; dt_doctor() gives the numbers to a program.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 80_doctor.c -o 80_doctor -lm -lpthread
  *     ./80_doctor --ranks 2
  *
- * What you should see
- *     A healthy run without a finding; then a fault for each question, injected, and what is found: the tree of the
- *     first as a whole, of the others the main finding. The hash of the healthy run and of those of the same recipe is
- *     one.
+ * What it prints (among the trees of the questions)
+ *     1: a link of 1 MB/s between ranks of one machine (DT_LINK_RATE=1e6)
+ *     2: samples that come ten times too late (a fetch that sleeps)
+ *       question 2
+ *     3: two samples of 8 tokens per step, on a link of 20 MB/s between two nodes
+ *       question 3
+ *     5: a tensor group across two nodes, on a link of 100 MB/s
+ *       question 5
  *
- * Read on: 60_when_not.c for question 3, 35_overlap.c for 4, 58_nodes.c for 5. */
+ * Predict first: a link of 1 MB/s makes question 3 fire as well. Why is question 1 the finding?
+ * Exercise: inject two faults at once, a slow link and late samples. What does the second run of the doctor say after
+ *     you mend the first?
+ *
+ * Read on: 81_stragglers.c for the rank that is slow, 82_rules.c for what is wrong rather than slow. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <stdio.h>

@@ -1,31 +1,38 @@
-/* 82_rules: the usual faults of a training run, and the rule that finds each.
+/* 82_rules: which rule finds which fault of a training run?
  *
  * What you learn
- *     Most failed trainings fail in one of two dozen ways, and their numbers show it long before the final loss does:
- *     gradients of 1e-9, a layer of ReLUs that are all off, a loss that stands still, a rank that all others wait for.
- *     A rule is one of these, written down: what it looks at, a bound, and what to do about it. It only reads, so it
- *     cannot change the training; an action can, here one that stops the program at the step where the rule fires.
- *     Names and bounds are those of Amazon SageMaker Debugger. That service is closed to new customers, and its
- *     profiling of frameworks and its successor's support end, too; the rules need no service. Two of them teach most:
- *     - LoadBalancing and LowUtilization look at the time that a rank works. The usual "utilisation" does not: a GPU or
- *       a core that polls in an all-reduce counts as 100 % busy while it waits. And where it is low, the reason may be
- *       data, but as well communication or a batch that is too small (80_doctor.c asks).
- *     - Overfit compares two losses; it cannot see a validation set that has been trained on.
- *     Rules have false alarms: AWS's bound for the spread of first gradients holds for every large model (so here it is
- *     asked of weights), and two noisy losses, 10 steps apart, say little: give LossNotDecreasing means.
- *     Looking costs time, once per number; the last lines say how much. Any program that uses dt_args has --rules and
- *     --stop-on Overfit,LossNotDecreasing, which saves a checkpoint and ends with status 75.
+ *     - Most failed trainings fail in one of two dozen ways, and their numbers show it long before the final loss:
+ *       gradients of 1e-9, ReLUs that are all off, a loss that stands still, a rank that all others wait for.
+ *     - A rule is what it looks at, a bound, and what to do. It only reads, so it cannot change the training; an
+ *       action can, here one that stops the program at the step where the rule fires. Names and bounds are those of
+ *       Amazon SageMaker Debugger; that service is closed to new customers, the rules need none.
+ *     - LoadBalancing and LowUtilization look at the time that a rank works. A GPU that polls in an all-reduce counts
+ *       as busy; and where use is low, the reason may be data, communication or a small batch.
+ *     - Rules have false alarms. AWS's bound for the spread of first gradients holds for every large model, so here it
+ *       is asked of weights; LossNotDecreasing wants means. Overfit cannot see a validation set that has been trained
+ *       on.
+ *     - Looking costs time, once per number. Any program that uses dt_args has --rules and --stop-on
+ *       Overfit,LossNotDecreasing, which saves a checkpoint and ends with status 75.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 82_rules.c -o 82_rules -lm -lpthread
  *     ./82_rules --ranks 2
  *
- * What you should see
- *     A healthy network in which no rule fires; then one bug after the other, the step at which its rule stops the
- *     program, and the number beside its bound; two ranks in balance, and one that sleeps. Which other rules see the
- *     same bug, too, and what looking costs.
+ * What it prints (some of it)
+ *     healthy                    step 60  no rule is expected to fire
+ *     12 layers of sigmoids      step  1  VanishingGradient         3.18e-08 (1e-07)  layer 0
+ *         do: use ReLU or GELU, residual connections, norms, or larger initial weights
+ *     learning rate x 1000       step  3  ExplodingTensor                256 (0)  layer 0
+ *     biases of -10              step  1  DeadRelu                         1 (0.5)  layer 0
+ *     learning rate 0            step 11  LossNotDecreasing                0 (0.001)  loss
+ *     all first weights 0.1      step  0  PoorWeightInitialization         0 (0.001)  layer 0
+ *     four samples               step 20  Overfit                      0.323 (0.1)  validation loss
+ *     ok: each bug makes its rule fire, and no rule fires where there is none
  *
- * Read on: 80_doctor.c for what slows many ranks down. */
+ * Predict first: which two rules fire when every label of the data is the same?
+ * Exercise: write a rule for a validation loss that rises for three evaluations, and a run that makes it fire.
+ *
+ * Read on: 83_report.c for a report of a whole run, 80_doctor.c for what slows many ranks down. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>

@@ -1,21 +1,17 @@
-/* 83_report: what a profiler's report says of a training run, made from numbers that any run of the library gives.
+/* 83_report: what does a profiler's report say of a run, and in which order?
  *
  * What you learn
- *     A report answers in this order: how much of the job was training (job summary), whether steps are alike
- *     (percentiles and a histogram: a mean hides one step of a second), where their time goes, whether ranks have the
- *     same work, what memory and bytes they take, and which rules fired. These are the sections of Amazon SageMaker's
- *     ProfilerReport, as far as they make sense without GPUs.
- *     All it needs is a dozen numbers per step and rank. dt_step_info has most; layout.output.metrics
- *     writes them as JSON lines. Two are the loop's own: the time between steps, and the wait at a barrier before each. Without that barrier the
- *     others wait for a late rank somewhere inside the step, where it looks as if they worked. Waiting is no work, and
- *     the rank that waits least is the one that the others wait for.
- *     No section is enough. With a step that is late once, load balance names its rank, for it adds up, and the rule
- *     StepOutlier is silent, for it asks for more than ten: the histogram tells that it was one step.
- *     Looking costs time. Ranks keep their numbers, and one all-gather at the end collects them; the same training runs
- *     without it, too, to the same hash, and the report says what a step takes then.
- *     AWS's report also has GPUs, and rules for XGBoost's trees; a job has 20 rules at most. Debugger is closed to new
- *     customers, it profiles no PyTorch from 2.0 on and no TensorFlow from 2.11 on, and support of SageMaker Profiler
- *     ends on 30 June 2027. The questions and the rules stay.
+ *     - First how much of the job was training, then whether steps are alike (percentiles and a histogram: a mean
+ *       hides one step of a second), where their time goes, whether ranks have the same work, what memory and bytes
+ *       they take, and which rules fired. SageMaker's ProfilerReport has these sections.
+ *     - It needs a dozen numbers per step and rank. dt_step_info has most of them; two are the loop's own: the time
+ *       between steps, and the wait at a barrier before each. Without that barrier the others wait for a late rank
+ *       inside the step, where it looks as if they worked.
+ *     - The rank that waits least is the one that the others wait for. With --slow load balance names it; with --late
+ *       the histogram tells that it was one step.
+ *     - Looking costs time. Ranks keep their numbers, one all-gather at the end collects them, and the report says
+ *       what a step takes without it. The hash is the same.
+ *     - AWS's report also has GPUs and rules for XGBoost's trees; a job has 20 rules at most.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 83_report.c -o 83_report -lm -lpthread
@@ -23,12 +19,15 @@
  *     ./83_report --ranks 2 --slow               (the last rank is busy for 120 ms between steps)
  *     ./83_report --ranks 2 --late               (step 25 of rank 0 begins a second late)
  *
- * What you should see
- *     The report. Steps that save are the slow ones. On a busy machine a rule may fire without a fault, and is right.
- *     With --slow rank 0 waits for most of its time, rank 1 least, and the rule LoadBalancing names rank 1. With --late
- *     all steps are in the first bin or two of the histogram, but that one, once for each rank, in the last.
+ * What it prints (the report, of which these lines stay the same)
+ *     where time goes, %  computing  between  exposed  waiting  data  saving  other
+ *     sha256 6f50f35efb5f6489ee44c2be56af95f4ed611e255e4f5a42e0865e50665c2307
+ *     ok: parts sum to steps, and steps to the loop; the profiler changed no bit
  *
- * Read on: 81_stragglers.c for waits, 80_doctor.c for what to ask first, 09_saturation.c for the batch. */
+ * Predict first: with --slow, which rank has most of its time in "waiting", and which in "between"?
+ * Exercise: make rank 0 save for half a second every ten steps. Which section says so, and which rule?
+ *
+ * Read on: 90_launchers.c for clusters, 09_saturation.c for the batch. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>

@@ -1,18 +1,17 @@
-/* 90_launchers: who started this process, and as which rank of how many.
+/* 90_launchers: who started this process, and as which rank of how many?
  *
  * What you learn
- *     A launcher starts the same program many times. Environment variables tell each copy which one it is, of how many,
- *     and where they meet; a training script that asks for nothing else runs unmodified under any launcher. The library
- *     looks for MPI, then Slurm, then torchrun's variables (which anybody may set), then SageMaker.
- *     They differ in what happens when a rank dies. torchrun starts the group of workers again (elastic); an mpirun job
- *     is aborted as a whole, and whoever submitted it submits it again.
- *     "torchrun is MPI-style and needs p3, p4 or trn1": it has nothing of MPI, and starts ordinary processes anywhere,
- *     on GPU instances, too. A guide once told of it for Trainium alone, where it still is the only choice.
- *     What the `distribution` of a SageMaker estimator starts:
- *         pytorchddp                    mpirun   like the next one it can have the all-reduce of SMDDP
- *         smdistributed, dataparallel   mpirun   made for it: AWS's own collectives
- *         mpi                           mpirun   Horovod, which is no vendor's own, and is slower there
- *         torch_distributed             torchrun without that all-reduce; all that Trainium allows
+ *     - A launcher starts the same program many times. Environment variables tell each copy which one it is, of how
+ *       many, and where they meet. A training script that asks for nothing else runs unmodified under any launcher.
+ *       The library looks for MPI, then Slurm, then torchrun's variables, then SageMaker.
+ *     - Launchers differ when a rank dies. torchrun starts the group again; an mpirun job is aborted as a whole. In
+ *       both, no rank stays behind.
+ *     - "torchrun is MPI-style and needs p3, p4 or trn1": it starts ordinary processes anywhere. For Trainium it is
+ *       the only choice.
+ *     - A `distribution` of SageMaker (91_distribution.c) starts mpirun for pytorchddp, smdistributed and mpi, and
+ *       torchrun for torch_distributed.
+ *     - With libfabric (-DDT_OFI, -lfabric) or MPI (-DDT_MPI) the ranks of foreign launchers add their numbers. --show
+ *       under a launcher of yours prints its variables; with --lose rank 1 is killed.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 90_launchers.c -o 90_launchers -lm -lpthread
@@ -21,12 +20,28 @@
  * What a real one sets: srun -n 2 ./90_launchers --show, torchrun --no-python --nproc-per-node 2 ./90_launchers --show,
  * and, built by mpicc with -DDT_MPI, mpirun -n 2 ./90_launchers --show; with --lose instead rank 1 is killed.
  *
- * What you should see
- *     For each launcher its variables in two ranks, which are started with just them, and what the library makes of
- *     them: a sum over the ranks, or, where the engine between them was not built in, a sentence instead of a guess.
- *     Then several launchers at once, and a rank that dies, without restarts and with.
+ * What it prints (among the variables)
+ *     torchrun: one machine
+ *       -> torchrun: rank 0 of 2 (0 of 2 here) on 1 host, meeting at 127.0.0.1, port 49116
+ *     Slurm: two machines (srun)
+ *       -> Slurm: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port 39945
+ *     SageMaker: two hosts; the file: {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"], ..}
+ *       -> SageMaker: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port 37903
+ *     mpirun of Open MPI: one machine
+ *       -> Open MPI: rank 0 of 2 (0 of 2 here) on 1 host
+ *     All of them at once: MPI counts
+ *     None of them, and --ranks 2: the program is its own launcher
+ *       -> rank 0 of 2, node 0 of 1: the sum is 3
+ *     Rank 1 is killed. As with mpirun: the job is over, for rank 0, too
+ *     Rank 1 is killed. As with torchrun, --max-restarts 1: both ranks start again
+ *       -> restart 1 of 1
+ *     ok: rank, size and place are those that each launcher set
  *
- * Read on: 91_distribution.c for that dictionary, 78_elastic.c for restarts, 30_drop_in.c for mpirun. */
+ * Predict first: torchrun's and Slurm's variables are both set. Which of them is right, and when?
+ * Exercise: start two ranks by hand, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone. Which variable can be
+ *     left out?
+ *
+ * Read on: 91_distribution.c for SageMaker's dictionary, 92_placement.c for where the machines stand. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <netinet/in.h>

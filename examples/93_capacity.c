@@ -1,30 +1,36 @@
-/* 93_capacity: jobs that wait for machines, and why they must get all of them at once.
+/* 93_capacity: why must a job get all of its machines at once?
  *
  * What you learn
- *     A job on k machines starts when k are free together. A free machine is therefore not one that a job can use: with
- *     half of the pool idle on average, jobs still queue for hours.
- *     All or nothing is called gang scheduling. In the order of arrival a large job that waits for its gang holds up
- *     all behind it (head-of-line blocking), so that the small wait nearly as long. If they may overtake, they hardly
- *     wait, but the largest longer, and for ever if small ones keep coming (starvation). Schedulers let a job overtake
- *     where that does not delay the head of the queue (backfilling).
- *     The other way, each job takes what is free and waits for the rest, looks fairer and is a trap: machines are held,
- *     and paid for, that do nothing; and two jobs that hold half of the pool each wait for each other for ever. That is
- *     a deadlock: machines held, not given back, more wanted, in a circle. It ends only when a job is made to give up
- *     what it holds. With gangs it cannot come up: who waits holds nothing.
- *     Slurm and SageMaker start a job on all of its machines or not at all. On EC2 you ask for it: one request with
- *     MinCount = MaxCount. On plain Kubernetes you do not get it, pods start one by one; Kueue or Volcano add it.
- *     A job that can also run on fewer machines waits less: one more use of elastic training.
+ *     - A job on k machines starts when k are free together. A free machine is therefore not one that a job can use:
+ *       with half of the pool idle on average, jobs still queue for hours.
+ *     - All or nothing is gang scheduling. In order of arrival a large job holds up all behind it (head-of-line
+ *       blocking). If small ones may overtake, they hardly wait, but the largest wait longer, and for ever if small
+ *       ones keep coming (starvation). Backfilling lets a job overtake where that does not delay the head of the
+ *       queue.
+ *     - One by one, each job takes what is free and waits for the rest. Machines are held, and paid for, that do
+ *       nothing; two jobs that hold half of the pool each wait for ever: a deadlock.
+ *     - Slurm and SageMaker start a job on all of its machines or not at all. On EC2 it is one request with MinCount =
+ *       MaxCount. Plain Kubernetes starts pods one by one; Kueue or Volcano add gangs.
+ *     - A job that can run on fewer machines waits less: one more use of elastic training.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 93_capacity.c -o 93_capacity -lm -lpthread
  *     ./93_capacity
  *
- * What you should see
- *     Two jobs that want all 16 machines, one by one: a deadlock in the minute in which they come. Then 4000 jobs in
- *     three ways: a histogram of the hours that they wait; the mean by k; what became of all machine-hours. One by one
- *     the pool cannot carry the load that leaves half of it idle otherwise: the queue grows as long as jobs come.
+ * What it prints
+ *     Two jobs of 16 machines, one by one: deadlock in minute 0; one holds 8 of 16, the other 8
+ *     4000 jobs by hours of waiting
+ *                 gang, in order             gang, overtaking           one by one
+ *     machines                 1       2       4       8      16   at work      held      free  deadlocks
+ *     gang, in order         7.0     7.2     7.6     7.7    11.5     24289         0     21870          0
+ *     gang, overtaking       1.2     1.2     1.5     2.2    21.0     24289         0     21899          0
+ *     one by one           400.8   412.0   393.3   394.1   407.9     24289     34942       333        372
+ *     ok: every job had all of its machines, no hour is lost, gangs never deadlock
  *
- * Read on: 78_elastic.c for jobs that go on with fewer, 92_placement.c for where the machines stand. */
+ * Predict first: which jobs wait longer when overtaking is allowed, and by which factor?
+ * Exercise: give up what a job holds after an hour of waiting, one by one. How many machine-hours are lost then?
+ *
+ * Read on: 94_no_capacity.c for a pool that is empty, 78_elastic.c for jobs that go on with fewer. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <stdio.h>

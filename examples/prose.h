@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -127,4 +128,14 @@ __attribute__((unused)) static dt_result prose_generate(const char *path, int64_
     remove(name);
     return DT_E_FILE;
 }
+
+/* The same in a new file. `name` ends with XXXXXX, which is replaced. */
+static inline dt_result prose_temporary(char *name, int64_t bytes)
+{
+    int file = mkstemp(name);
+    if (file < 0) return perror(name), DT_E_FILE;
+    close(file);
+    return prose_generate(name, bytes, 1);
+}
+
 #endif
