@@ -17,12 +17,13 @@
  *     ./03_optimizers --ranks 2
  *
  * What it prints
- *     optimizer           lr  loss: first, last  validation, of average  state B/weight, kB  sha256
- *     sgd                0.5        5.533 2.974       3.073       3.090          0.000    0  fc7a544d68ef..
- *     sgd, momentum      0.1        5.533 2.983       3.087       3.091          4.000  474  7ae24ad2edfa..
- *     adam             0.003        5.533 2.751       2.817       2.851          8.000  948  8fa50d763332..
- *     adamw            0.003        5.533 2.290       2.367       2.399          8.000  948  8887e3b15b2b..
- *     lion             0.002        5.533 2.386       2.472       2.517          4.000  474  2cda639d3ee1..
+ *                    learning    training loss   validation loss of           state
+ *     optimizer          rate    first    last    weights   average   B/weight   kB  sha256
+ *     sgd                 0.5    5.533   2.974      3.073     3.090          0    0  fc7a544d68ef..
+ *     sgd, momentum       0.1    5.533   2.983      3.087     3.091          4  474  7ae24ad2edfa..
+ *     adam              0.003    5.533   2.751      2.817     2.851          8  948  8fa50d763332..
+ *     adamw             0.003    5.533   2.290      2.367     2.399          8  948  8887e3b15b2b..
+ *     lion              0.002    5.533   2.386      2.472     2.517          4  474  2cda639d3ee1..
  *     ok: every optimizer learns, and lion keeps half of adamw's state
  *
  * Predict first: which row changes most if every learning rate is divided by ten?

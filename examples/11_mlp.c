@@ -16,7 +16,7 @@
  *
  * What it prints
  *     model    2 segments of the program's own: 1251 parameters
- *     step 100/500  validation loss 0.6162 nats, 0.889 bits per target
+ *     step 250/500  validation loss 0.0589 nats, 0.085 bits per target
  *     step 500/500  validation loss 0.0237 nats, 0.034 bits per target
  *     accuracy 99.8 % of 600 points that were not trained on
  *     sha256   86beeb5b16ed5f477c7b81d4a0be91650648f3eac5c16440245c156af3c4773a

@@ -16,10 +16,11 @@
  *     ./14_llama --ranks 2
  *
  * What it prints
- *     GPT-2                      118528 weights, by formula   118528   1024 bytes per token  loss 2.681
- *     Llama, 4 key heads         139584 weights, by formula   139584   1024 bytes per token  loss 2.011
- *     Llama, 2 (llama-nano)      131392 weights, by formula   131392    512 bytes per token  loss 1.959
- *     Llama, 1                   127296 weights, by formula   127296    256 bytes per token  loss 1.923
+ *     model                     weights  by formula  cache, bytes per token   loss
+ *     GPT-2                      118528      118528                    1024  2.681
+ *     Llama, 4 key heads         139584      139584                    1024  2.011
+ *     Llama, 2 (llama-nano)      131392      131392                     512  1.959
+ *     Llama, 1                   127296      127296                     256  1.923
  *     llama-nano, sha256 03250b0e45e0c534400205540930a7df98b7f8f53c74a33e213a016b996b9ec8
  *               expected 03250b0e45e0c534400205540930a7df98b7f8f53c74a33e213a016b996b9ec8
  *     ok: a Llama, counted by formula, with the hash that everyone gets

@@ -20,7 +20,7 @@
  *     none           530432     530432     430656    4674112       ~10.9
  *     selective      493568     493568     467520    4416064       ~12.6
  *     full            32768      32768     759872    1022016       ~14.4
- *     offload without recompute:
+ *     offload without recompute is refused:
  *       --offload moves the segment inputs that only --recompute full keeps. Set both.
  *       recompute full: 13480856 bytes fit
  *     sha256 93ec1a1eace19445093717c173e8e95f31d8537652e6641af80054f578d6aac8

@@ -22,7 +22,7 @@
  *          512: 67.8 %   1024: 80.8 %   2048: 89.4 %   4096: 94.4 %   8192: 97.1 %  16384: 98.5 %
  *     With alpha = 0 the exchange is 2.96 % of the computing of 8192 tokens, however many weights.
  *     1.5 billion, 8192      [88] [85] [83] [82] [81] [81]    70   61   57   56   55   54
- *     ok: known points and limits hold; 64 nodes keep 80 % with EFA, 2 do not without it
+ *     ok: known points hold; 64 nodes keep 80 % with EFA, 2 do not without it
  *
  * Predict first: at 8192 tokens per GPU, what is the efficiency of 2 nodes on a link of 50 Gbit/s?
  * Exercise: fit your own runs: which alpha and B make the model's curve go through your three points?

@@ -18,7 +18,7 @@
  *
  * What it prints (beside what is measured)
  *     waits, ms: under 1     4    16    64  more   median
- *     slow is rank 2, which waits least. Steps take 30.6 ms, +- 26.0; step 15 is an outlier
+ *     slow is rank 2, which waits least. Steps take ~30.6 ms, +- ~26.0; step ~15 is an outlier
  *     last calls
  *       rank 0  #5 all-reduce of 100 floats: failed
  *       rank 2  #5 broadcast of 100 floats: failed

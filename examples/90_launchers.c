@@ -22,11 +22,11 @@
  *
  * What it prints (among the variables)
  *     torchrun: one machine
- *       -> torchrun: rank 0 of 2 (0 of 2 here) on 1 host, meeting at 127.0.0.1, port 49116
+ *       -> torchrun: rank 0 of 2 (0 of 2 here) on 1 host, meeting at 127.0.0.1, port ~49116
  *     Slurm: two machines (srun)
- *       -> Slurm: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port 39945
+ *       -> Slurm: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port ~39945
  *     SageMaker: two hosts; the file: {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"], ..}
- *       -> SageMaker: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port 37903
+ *       -> SageMaker: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port ~37903
  *     mpirun of Open MPI: one machine
  *       -> Open MPI: rank 0 of 2 (0 of 2 here) on 1 host
  *     All of them at once: MPI counts
