@@ -35,11 +35,13 @@ Usage: ./build.sh [COMMAND]
   eval CHECKPOINT --data FILE
                 its loss, perplexity and bits per byte on a text
   test [--full] install what is missing (as root) and pass every test that this machine can run
+  lab N [FILE]  compile your solution of a lab (default: the lab's stub), test it, print a score; without N: list the
+                labs, which are in examples/labs
+  notebooks [open | run [FILE ...]]
+                install what the C notebooks need; open them in JupyterLab; run them with the solutions and store outputs
   bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
                 to compile, beside an older header), gemm, load (training beside two busy loops), modes, ..: ratios
                 against OpenBLAS and Open MPI where they are installed
-  notebooks [open | run [FILE ...]]
-                install what the C notebooks need; open them in JupyterLab; run them with the solutions and store outputs
   doctor        what was found, what is missing, and the line that installs it
   lines         lines and bytes of dtrain.h per section, its public functions, and seconds to compile it
   clean         remove build/
@@ -331,14 +333,20 @@ prepare_notebooks() {
 TEXT
 }
 
+# DT_README_QUICK leaves JupyterLab out, for tests/test_readme.t.
 command_notebooks() {
-    local what=${1:-}
+    local what=${1:-} packages=(ipykernel nbclient)
     [ $# -eq 0 ] || shift
     case $what in
-    "" | open) install_missing compiler notebooks; prepare_notebooks ipykernel nbclient jupyterlab || die "no JupyterLab" ;;
-    run) install_missing compiler notebooks; prepare_notebooks ipykernel nbclient || die "the notebooks cannot run" ;;
+    "" | open) [ -n "${DT_README_QUICK:-}" ] || packages+=(jupyterlab) ;;
+    run) ;;
     *) die_usage "notebooks takes nothing, open, or run [FILE ...], not '$what'" ;;
     esac
+    install_missing compiler notebooks
+    prepare_notebooks "${packages[@]}" || {
+        [ -z "${DT_README_QUICK:-}" ] || return 0
+        die "the notebooks need ${packages[*]} from PyPI in $venv"
+    }
     export JUPYTER_DATA_DIR=$root/$build/notebooks/data # has the signatures by which stored pictures are shown
     [ "$what" = run ] || $venv/bin/jupyter trust notebooks-c/*.ipynb >/dev/null
     case $what in
@@ -411,6 +419,57 @@ command_doctor() {
     if [ -n "$packages" ]; then say "missing: ${packages}; install with: sudo apt-get install ${packages}"; else say "nothing is missing"; fi
 }
 
+# Is a file there, and newer than the others?
+newer() {
+    local file=$1 other
+    shift
+    for other in "$@"; do [ "$file" -nt "$other" ] || return 1; done
+}
+
+list_labs() {
+    say "The labs; ./build.sh lab N FILE grades a file. The handout of lab N is examples/labs/N_*/README.md."
+    printf '%s\n' examples/labs/[0-9]*/README.md | sort -V | xargs -n 1 sed -n '1s/^# Lab /  /p'
+}
+
+# Compiles the grader of a lab and, if the lab uses it, the library, unless they are there: into the array `objects`. The
+# library is compiled without optimization, because that takes a third of the time and labs compute little.
+compile_lab() {
+    local folder=$1 flags=$2
+    objects=("$build/labs/$(basename "$folder").o")
+    # shellcheck disable=SC2086
+    newer "${objects[0]}" dtrain.h build.sh examples/*.h examples/labs/*.h "$folder"/*.[ch] ||
+        $CC $flags -c "$folder/grade.c" -o "${objects[0]}"
+    grep -q '^#include "dtrain.h"' "$folder"/*.h "$folder/grade.c" || return 0
+    objects+=("$build/labs/dtrain.o")
+    newer "${objects[1]}" dtrain.h build.sh && return
+    say "cc dtrain.h, once"
+    printf '#define DTRAIN_IMPLEMENTATION\n#include "dtrain.h"\n' |
+        $CC -std=gnu11 -O0 -DDT_DEBUG -I. -x c - -c -o "${objects[1]}"
+}
+
+# A lab's program gets the name of the learner's file, the folder of the boards, and the stub.
+command_lab() {
+    local folder file stub program objects=() status=0 flags
+    [ $# -gt 0 ] || { list_labs; return; }
+    folder=$(compgen -G "examples/labs/${1//[^0-9]/?}_*" || true)
+    [ -d "$folder" ] || { list_labs >&2; die_usage "no lab '$1'"; }
+    stub=$folder/stub.c file=${2:-} flags="-std=gnu11 -O1 -g -ffp-contract=off -I. -Iexamples -I$folder"
+    case $file in "") file=$stub ;; /*) ;; *) file=$started_in/$file ;; esac
+    [ -r "$file" ] || die_usage "cannot read $file: name the file with your solution of lab $1"
+    install_missing compiler
+    choose_compiler
+    mkdir -p $build/labs
+    program=$build/labs/$(basename "$folder").$$
+    compile_lab "$folder" "$flags"
+    # shellcheck disable=SC2086
+    $CC $flags -Wall -Wextra -c "$file" -o "$program.o" || die "$file does not compile: correct the first error above"
+    $CC "$program.o" "${objects[@]}" -o "$program" -lm -lpthread ||
+        { rm -f "$program.o"; die "$file does not link: define all that $folder/lab.h asks for, and no main"; }
+    "$program" "$file" $build/labs "$stub" || status=$?
+    rm -f "$program" "$program.o"
+    return $status
+}
+
 # A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph". Declarations end where
 # the implementation begins.
 command_lines() {
@@ -435,12 +494,12 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | test | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
+    build | run | generate | eval | test | lab | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
     compile) # shellcheck disable=SC2086
         compile $1 ;; # for compile_all
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, test, notebooks, bench, doctor, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, test, lab, notebooks, bench, doctor, lines, clean or help" ;;
     esac
 }
 

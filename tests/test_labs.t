@@ -1,0 +1,187 @@
+#!/usr/bin/env perl
+# Every lab accepts its solution, and another right one (tests/labs/) where there is one. It refuses its stub and wrong
+# solutions, each for the reason that the table names; a wrong solution is the solution with a change. The library is
+# compiled once, by the first lab that uses it.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+plan skip_all => 'labs are compiled as learners do it, without sanitizers' if sanitized();
+
+mkdir "$tmp/tree";
+system("cp -r $root/dtrain.h $root/build.sh $root/examples $tmp/tree/") and die 'cp';
+my $labs = "$tmp/tree/examples/labs";
+
+# By lab: [what is wrong, [text in the solution, its replacement, ..], how a failing test begins, its note].
+my %wrong = (
+    '1_ring' => [
+        ['all ranks send first', ['if (me % 2 == 0) lab_send', 'lab_send', '        if (me % 2 == 1) lab_send(c, from, sends, right);', ''],
+         'sums on 2 ranks, 840', qr/deadlock: rank 0 waits to send 420 floats to rank 1; rank 1 waits to send/],
+        ['whole vectors travel', ['return count * k / n;', 'return (void)n, k ? count : 0;', 'count / n + 1', 'count + 1'],
+         'bytes on 8 ranks', qr/rank \d sends \d+ bytes, expected 5880 to 5880/],
+        ['the remainder is left out', ['return count * k / n;', 'return count / n * k;'],
+         'sums on 3 ranks, 1003', qr/rank 0 has 2 at \[1002\], expected 12/],
+        ['every rank adds in its own order', ['round < 2 * (n - 1)', 'round < n - 1', 'begin(count, n, out + 1) - begin(count, n, out)', 'count',
+          'begin(count, n, in + 1) - begin(count, n, in)', 'count', 'count / n + 1', '3 * count + 1', 'data + begin(count, n, out)', 'inbox + count',
+          'data + begin(count, n, in)', 'data', 'int n = lab_size(c)', "float *own;\n    int n = lab_size(c)",
+          'for (int round', "own = inbox + count;\n    for (int64_t i = 0; i < count; i++) own[i] = data[i];\n    for (int round",
+          'to[i] = add ? inbox[i] + to[i] : inbox[i]', 'to[i] += inbox[i], own[i] = add ? inbox[i] : 0'],
+         'same bits on all', qr/finish each chunk on one rank/],
+        ['an index out of range', ['free(inbox)', 'inbox[count ? 1 << 30 : 0] = 1'], 'sums on 4 ranks', qr/rank \d crashed: Segmentation fault/],
+        ['an endless loop', ['free(inbox);', "free(inbox);\n    while (n == 7 && me == 3) {}"],
+         'sums on 7 ranks', qr/rank 3 computed for 2 seconds and did not return/],
+        ['endless messages', ['round < 2 * (n - 1); round++', 'round < 2 * (n - 1) || n == 8; round += n != 8'],
+         'sums on 8 ranks, 840', qr/rank \d makes more than 5000 calls/],
+    ],
+    '2_data_parallel' => [
+        ['every rank begins with its own weights', ['    lab_broadcast(c, w, WEIGHTS, 0);', ''],
+         'replicas, ranks: 2', qr/did they begin with the same ones/],
+        ['the sum is not divided by the ranks', ['RATE * (sum[0][i] / SHARDS)', 'RATE * (sum[0][i] / own)'],
+         'weights, ranks: 2', qr/is the gradient the mean/],
+        ['every rank takes the same samples', ['(first + s) * SHARE', 's * SHARE'], 'samples, ranks: 2', qr/2 ranks take sample 0 of step 0/],
+        ['the weights are sent in every step', ['        lab_report', "        lab_broadcast(c, w, WEIGHTS, 0);\n        lab_report"],
+         'bytes, ranks: 2', qr/floats in broadcasts: 4464, allowed 144/],
+        ['one rank leaves a collective out', ['        lab_all_reduce', '        if (step != 5 || first == 0) lab_all_reduce'],
+         'samples, ranks: 2', qr/deadlock: rank 0 waits in all-reduce, its collective number 31; rank 1 has returned/],
+        ['one rank calls another collective', ['    lab_broadcast(', '    if (first) lab_barrier(c);' . "\n    else lab_broadcast("],
+         'samples, ranks: 2', qr/rank 0 calls broadcast with 144 floats and root 0 while rank 1 calls barrier/],
+        ['too many lines', ['    lab_weights(w);', '    lab_weights(w);' . "\n    own *= 1; own *= 1;\n    own *= 1; own *= 1;"], 'lines: 17', qr/.*/],
+    ],
+    '3_overlap' => [
+        ['one call per layer', ['j <= job->layers; j++', 'j <= k + 1; j++'],
+         'exposed, calls that are slow to begin: 36200 microseconds in 48 calls', qr/the best buckets: 1200/],
+        ['one call', ['j = k + 1; j <=', 'j = job->layers; j <='], 'exposed, a wire that is slow: 9620', qr/the best buckets: 420/],
+        ['the plan forgets what a call costs', ['+ job->alpha ', ''], 'exposed, layers that grow', qr/.*/],
+        ['buckets leave in the order of arrival', ['    is_ready[layer] = 1;', "    if (job) {\n        lab_start(layer, layer + 1);\n        return;\n    }"],
+         'gradients, odd ranks', qr/rank 0 starts layers 9 to 9, rank 1 starts layers 8 to 8: these all-reduces never end/],
+        ['a bucket leaves with its first layer', ['k = first; k < sent', 'k = sent - 1; k < sent'],
+         'gradients, calls that are slow', qr/rank \d starts layer \d+ before its gradient is there/],
+        ['the last bucket stays', ['sent > 0', 'sent > 1'], 'gradients, a wire that is slow', qr/rank \d never starts layer 0/],
+    ],
+    '4_zero' => [
+        ['an all-reduce instead of a reduce-scatter', ['lab_reduce_scatter(z->c, z->dw, z->sum, z->piece);',
+          'lab_all_reduce(z->c, z->dw, LAYER);' . "\n    memcpy(z->sum, z->dw + lab_rank(z->c) * z->piece, 4 * (size_t)z->piece);"],
+         'bytes, stage 1, ranks: 4; 36864 sent per step, at most 24576', qr/.*/],
+        ['stage 3 has room for all weights', ['NULL : lab_alloc(c, 4 * LAYER)', 'NULL : lab_alloc(c, 4 * WEIGHTS)'],
+         'memory, stage 3, ranks: 4; 33872 bytes at most, the limit is 25600', qr/two layers more/],
+        ['weights of before the update', ['    z->in_window = -1; /* what', '    /* what'], 'bits, stage 3, ranks: 2', qr/plain data parallel has/],
+        ['one rank leaves a gather out', ['if (z->in_window != l)', 'if (z->in_window != l && (l || lab_rank(z->c)))'],
+         'bits, stage 3, ranks: 2', qr/rank 0 calls reduce-scatter with 512 floats and root 0 while rank 1 calls all-gather with 512/],
+        ['an array stays', [', lab_free(z->c, z->sum)', ''], 'freed, stage 1, ranks: 1; 4096 bytes are left', qr/.*/],
+        ['an array that is too short', ['z->dw = lab_alloc(c, 4 * LAYER)', 'z->dw = lab_alloc(c, 4 * LAYER - 4)'],
+         'bits, stage 1, ranks: 1', qr/rank 0 wrote behind the end of an array of 4092 bytes/],
+    ],
+    '5_pipeline' => [
+        ['all forwards first', ['behind < micros ? behind : micros', 'micros + 0 * behind'], 'memory, p = 4, m = 8', qr/stage 0 keeps 8, at most 4/],
+        ['one forward too many ahead', ['<= ahead', '<= ahead + 1'], 'memory, p = 2, m = 8', qr/stage 0 keeps 3, at most 2/],
+        ['one forward too few ahead', ['<= ahead', '<= ahead - (stage == 0 && ahead > 0)'], 'bubble, p = 4, m = 8', qr/.*/],
+        ['the stages ahead are counted from the wrong end', ['behind = stages - 1 - stage', 'behind = stage + 0 * stages'],
+         'legal, p = 2, m = 8', qr/deadlock: stage 0 waits for the backward of micro-batch 0 on stage 1; stage 1 waits for the forward of micro-batch 1 on stage 0/],
+        ['a work too many', ['i < 2 * micros', 'i <= 2 * micros'], 'legal, p = 4, m = 8', qr/stage 0 has more than 16 works/],
+        ['the last micro-batch is forgotten', ['forward < micros &&', 'forward < micros - 1 &&'], 'legal, p = 4, m = 8',
+         qr/stage 0 does the backward of micro-batch 7 before its forward/],
+    ],
+    '6_tensor_parallel' => [
+        ['dx is not summed over ranks', ['sum(m, part, dx);', 'if (m->own == SHARDS) sum(m, part, dx);'], 'dx, ranks: 2', qr/rank 0 has 0 at \[0\]/],
+        ['a barrier in backward', ['sum(m, part, dx);', 'sum(m, part, dx), lab_barrier(m->c);'],
+         'backward, ranks: 2; one all-reduce', qr/2 calls, 256 floats in all-reduces/],
+        ['one shard after the other instead of a tree', ["for (int n = m->own / 2; n > 0; n /= 2)\n        for (int s = 0; s < n; s++)",
+          "for (int s = 1; s < m->own; s++)", 'part[s][i] = part[2 * s][i] + part[2 * s + 1][i]', 'part[0][i] += part[s][i]'],
+         'one hash', qr/add 4 shards in one tree/],
+        ['room for all shards', ['m->own * (int64_t)sizeof', 'SHARDS * (int64_t)sizeof'], 'memory, ranks: 4; 50200 bytes, at most 18432', qr/.*/],
+        ['one rank leaves the sum out', ['    lab_all_reduce(', '    if (m->first < 3) lab_all_reduce('],
+         'y, ranks: 4', qr/deadlock: rank 0 waits in all-reduce, its collective number 1; .*rank 3 has returned/],
+        ['gelu behind the second product', ['h->after[i] = lab_gelu(h->before[i]);', 'h->after[i] = h->before[i];'], 'y, ranks: 1', qr/expected/],
+    ],
+    '7_survive' => [
+        ['the draft is not synced', ['fine && !lab_sync(f);', 'fine;'], 'any moment', qr/a power cut \d+ ticks .*: neither the old state nor the new one/],
+        ['the new state over the old one', ['lab_create("draft")', 'lab_create("checkpoint")', '!lab_rename("draft", "checkpoint")', '1'],
+         'any moment', qr/a kill \d+ ticks .*: neither the old state nor the new one/],
+        ['the rename comes before the sync', ['fine = fine && !lab_sync(f);', 'fine = fine && !lab_rename("draft", "checkpoint") && !lab_sync(f);',
+          'return fine && !lab_rename("draft", "checkpoint");', 'return fine;'], 'any moment', qr/a power cut/],
+        ['nobody looks at the checksum', ['sum == checksum(&read)', '(checksum(&read) || 1)'], 'changed file', qr/the file 'checkpoint' has another bit/],
+        ['a short file is taken', ['int fine = f >= 0 && lab_read(f, &sum, sizeof sum) == sizeof sum && lab_read(f, &read, sizeof read) == sizeof read',
+          "int fine = f >= 0 && lab_read(f, &sum, sizeof sum) == sizeof sum && lab_read(f, &read, sizeof read) > 8 && lab_read(f, &more, 0) == 0",
+          'sum == checksum(&read)', '(checksum(&read) || 1)'], 'torn file', qr/the file 'checkpoint' was cut/],
+        ['the second moment is not restored', ['if (fine) *s = read;', 'if (fine) *s = read, memset(s->v, 0, sizeof s->v);'], 'round trip', qr/differs from the last one/],
+        ['saves are too rare', ['return 26;', 'return 150;'], 'time: ', qr/steps were trained twice/],
+        ['saves are too frequent', ['return 26;', 'return 2;'], 'time: ', qr/.*/],
+    ],
+    '10_fault_hunt' => [
+        ['the rank that waits most is replaced', ['FIX_REPLACE_RANK, 2', 'FIX_REPLACE_RANK, 1'], 'run D: mended', qr/with your fix: .* 24\d+ ticks; healthy: .*, 9\d+/],
+        ['the loss scale is too large', ['16777216', '1e14'], 'run B: mended', qr/with your fix: validation loss/],
+        ['a learning rate by the wrong rule', ['FIX_SET_RATE, 0.08', 'FIX_SET_RATE, 0.64'], 'run E: mended', qr/with your fix: validation loss/],
+        ['two causes are exchanged', ['CAUSE_SAME_SAMPLES', 'CAUSE_LOST_SHARD'], 'run C: the cause', qr/another one/],
+        ['the right cause, another fix', ['FIX_BROADCAST_WEIGHTS', 'FIX_SHUFFLE'], 'run A: mended', qr/with your fix: validation loss/],
+        ['a rate hides the sum', ['CAUSE_GRADIENTS_SUMMED, FIX_DIVIDE_GRADIENTS, 4', 'CAUSE_LEARNING_RATE, FIX_SET_RATE, 0.02'], 'run G: the cause', qr/another one/],
+    ],
+);
+
+# What a handout has to have.
+my @parts = ('# Lab ', '**Why it matters.**', '## Interface', '## How it is graded', '## Hints', '**Read** ', '**To think about.** ');
+
+sub lab {
+    my ($name, $file) = @_;
+    my ($number) = $name =~ /^(\d+)/;
+    return run_in("$tmp/tree", 100, "./build.sh lab $number $file");
+}
+
+for my $name (sort { ($a =~ /(\d+)/)[0] <=> ($b =~ /(\d+)/)[0] } map { m{([^/]+)/grade\.c$} } glob "$labs/*/grade.c") {
+    my $handout = slurp("$labs/$name/README.md");
+    my @missing = (grep({ index($handout, $_) < 0 } @parts), grep { !-e "$labs/$name/$_" } $handout =~ /\]\(([^)]+)\)/g);
+    ok(!@missing && index(slurp("$labs/README.md"), "]($name/README.md)") > 0, "$name: a handout, which the list of labs names")
+        or diag("missing: @missing");
+    my ($status, $out, $err) = lab($name, "examples/labs/solutions/$name.c");
+    ok($status == 0 && $out !~ /^not ok/m && $err eq '' && $out =~ /^score: (\d+) of \1 tests/m, '  the solution passes')
+        or diag("status $status\n$out$err");
+    ok($out !~ /tests, / || $out =~ /^board, best first.*\n  1\. \d+ .*, $name\.c$/m, '  and is on the board') or diag($out);
+    if (-e "$root/tests/labs/$name.c") {
+        ($status, $out, $err) = lab($name, "$root/tests/labs/$name.c");
+        ok($status == 0 && $err eq '', '  another right solution passes') or diag("status $status\n$out$err");
+    }
+    ($status, $out, $err) = lab($name, '');
+    ok($status == 1 && $out =~ /^not ok/m && $out =~ /^score: /m && $err eq '' && $out !~ /^board/m, '  the stub compiles without a warning and fails')
+        or diag("status $status\n$out$err");
+    my $solution = slurp("$labs/solutions/$name.c");
+    for my $case (@{$wrong{$name} || []}) {
+        my ($what, $changes, $test, $note) = @$case;
+        my $text = $solution;
+        while (my ($from, $to) = splice @$changes, 0, 2) {
+            ok(0, "$what: the solution has no '$from'") if $text !~ s/\Q$from\E/$to/;
+        }
+        spew("$tmp/tree/wrong.c", $text);
+        ($status, $out, $err) = lab($name, 'wrong.c');
+        my ($failure) = $out =~ /^(not ok \d+ - \Q$test\E.*\n(?:#.*\n)*)/m;
+        ok($status == 1 && $failure && $failure =~ $note, "  wrong: $what") or diag("status $status\n$out$err");
+    }
+    ok(@{$wrong{$name} || []} >= 3, '  at least three wrong solutions');
+}
+
+# The first lab's solution on the library's own messages.
+my $on_library = 'cc -I. -Iexamples/labs/1_ring -DDTRAIN_IMPLEMENTED examples/labs/1_ring/on_library.c examples/labs/solutions/1_ring.c '
+    . 'build/labs/dtrain.o -o build/on_library -lm -lpthread && build/on_library --ranks 3';
+$on_library =~ s/^cc/$ENV{CC} || 'cc'/e;
+my ($status, $out, $err) = run_in("$tmp/tree", 60, $on_library);
+ok($status == 0 && $out =~ /^ok:/m, "the ring runs on the library's messages") or diag("status $status\n$out$err");
+
+# What is no program.
+spew("$tmp/tree/wrong.c", "int main(void) { return 0 }\n");
+($status, $out, $err) = lab('1_ring', 'wrong.c');
+ok($status == 1 && $err =~ /error: expected .+;/ && $err =~ /wrong\.c does not compile/, "a file that does not compile: the compiler's message and a sentence") or diag($err);
+spew("$tmp/tree/wrong.c", "int nothing;\n");
+($status, $out, $err) = lab('1_ring', 'wrong.c');
+ok($status == 1 && $err =~ /ring_all_reduce/ && $err =~ m{define all that examples/labs/1_ring/lab.h asks for}, 'a file without the function') or diag($err);
+spew("$tmp/tree/wrong.c", "#include \"lab.h\"\nfloat *nobody_counts(void);\nfloat *nobody_counts(void) { return malloc(4); }\n");
+($status, $out, $err) = lab('4_zero', 'wrong.c');
+ok($status == 1 && $err =~ /poisoned/, 'memory that the grader cannot count does not compile') or diag($err);
+($status, $out, $err) = lab('1_ring', 'no.c');
+ok($status == 2 && $err =~ /cannot read/, 'a file that is not there') or diag($err);
+($status, $out, $err) = run_in("$tmp/tree", 20, './build.sh lab 99');
+ok($status == 2 && $err =~ /no lab '99'/ && $err =~ /^  1: /m, 'a lab that is not there: the list') or diag($err);
+($status, $out, $err) = run_in("$tmp/tree", 20, './build.sh lab');
+ok($status == 0 && $out =~ /^  1: /m, 'the list') or diag($out);
+
+done_testing();
