@@ -28,9 +28,10 @@ is($list, $help, 'the list of options in examples/reference.md is that of --help
 # Every link between pages leads somewhere: to a file, and to a heading if it names one.
 sub anchors { return map { lc($_) =~ s/[^\w\- ]//gr =~ tr/ /-/r => 1 } slurp(shift) =~ /^#+ (.*)$/mg }
 my (@broken, $links);
-for my $page (@page) {
+my @handouts = map { substr $_, length "$root/" } glob "$root/examples/labs/README.md $root/examples/labs/*/README.md $root/notebooks-c/README.md";
+for my $page (@page, @handouts) {
     my ($folder) = $page =~ m{^(.*/)};
-    my $words = $page{$page} =~ s/^```.*?^```$//msgr;
+    my $words = slurp("$root/$page") =~ s/^```.*?^```$//msgr;
     for my $link ($words =~ /\]\(([^)\s]+)\)/g) {
         next if $link =~ /^https?:/;
         my ($file, $heading) = $link =~ /^([^#]*)#?(.*)$/;
@@ -50,7 +51,7 @@ like($readme, qr/\]\(examples\/one_hash\.svg\).*^cmp build\/one_hash\.svg exampl
 
 my $copy = "$tmp/copy";
 mkdir $copy;
-my @files = grep { -e "$root/$_" } qw(dtrain.h examples tests build.sh Makefile LICENSE README.md .ci .clang-format .editorconfig .gitignore);
+my @files = grep { -e "$root/$_" } qw(dtrain.h examples notebooks-c tests build.sh Makefile LICENSE README.md .ci .clang-format .editorconfig .gitignore);
 is((run_in($root, 60, "cp -R @files '$copy'"))[0], 0, 'a fresh copy');
 my ($main) = grep { /\bint main\(/ } $readme =~ /^```c\n(.*?)^```$/msg;
 spew("$copy/main.c", $main) if $main;
