@@ -6,12 +6,11 @@
  *       the weights as well.
  *     - "With data parallel every GPU holds the complete model" is true of plain data parallel alone.
  *     - "Sharding costs 50 % more traffic": only stage 3 does. An all-reduce is a reduce-scatter, P, and an
- *       all-gather, P. Stages 1 and 2 gather weights in place of gradients: 2 P. Stage 3 gathers weights twice: 3 P,
- *       less the last segment, whose backward follows at once.
+ *       all-gather, P. Stages 1 and 2 gather weights in place of gradients: 2 P. Stage 3 gathers weights twice: 3 P.
  *     - Hybrid groups (MiCS, HSDP) share inside groups of g ranks, with copies across: 16 P / g bytes, the 3 P on the
  *       group's fast links, and all-reduces of P / g across.
  *     - Gradients of P / N need accumulation `each` and one data shard per rank: with `shard` a sum stays whole until
- *       the last micro-batch. Each rank draws its own shard of the first weights, so no process makes the whole model.
+ *       the last micro-batch.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 41_zero.c -o 41_zero -lm -lpthread
@@ -20,14 +19,12 @@
  *     ./41_zero --ranks 4                        (the one to read: one data shard per rank, and pairs of ranks)
  *
  * What it prints
- *     P = 625664: 619392 weights and the padding of norms; N = 4. Bytes per rank:
  *       ZeRO          weights     gradients        optimizer       bucket  window  together
  *       0             2502656 4P    2502656  4P    5005312 8P          0       0  10010624 16.0P
  *       1             2502656 4P    2502656  4P    1251328 8P/4        0       0   6256640 10.0P
  *       2             2502656 4P     625664  4P/4  1251328 8P/4   745472       0   5125120  8.2P
  *       3              625664 4P/4   625664  4P/4  1251328 8P/4   745472  745472   3993600  6.4P
  *       3, pairs      1251328 4P/2  1251328  4P/2  2502656 8P/2   745472  745472   6496256 10.4P
- *     sha256 a40c522ba0551596e99f4abd5836809c75afafc9dd083c33857b709c0b428385
  *     ok: every stage keeps and sends its formula's bytes, and all have one hash
  *
  * Predict first: with 8 ranks, what does a rank keep at stage 3, and with pairs?
@@ -49,9 +46,8 @@ enum { BLOCK = 3 * C * (C + HIDDEN) + 2 * 1024, HEAD = EMBED + 1024, P = EMBED +
 
 static const struct {
     const char *name;
-    int stage, group, micros, each; /* group 0: all ranks; two micro-batches are another recipe, and only planned */
-} runs[7] = {{"0", 0, 0, 1, 0}, {"1", 1, 0, 1, 0}, {"2", 2, 0, 1, 0}, {"3", 3, 0, 1, 0},
-             {"2, shard x 2", 2, 0, 2, 0}, {"2, each x 2", 2, 0, 2, 1}, {"3, pairs", 3, 2, 1, 0}};
+    int stage, group; /* group 0: all ranks */
+} runs[5] = {{"0", 0, 0}, {"1", 1, 0}, {"2", 2, 0}, {"3", 3, 0}, {"3, pairs", 3, 2}};
 enum { WEIGHTS, GRADIENTS, STATE, BUFFERS, SENT, ACROSS, NUMBERS }; /* bytes; ACROSS: between pairs (0,1), (2,3) */
 typedef struct result {
     int64_t n[NUMBERS]; /* sums over ranks */
@@ -66,12 +62,11 @@ static dt_result train(dt_comm *c, const char *text, int run, result *out)
     dt_memory m;
     dt_trainer *t = NULL;
     int64_t all[SHARDS][NUMBERS];
-    int n = dt_comm_size(c), pair = dt_comm_rank(c) / 2, trains = runs[run].micros == 1;
+    int n = dt_comm_size(c), pair = dt_comm_rank(c) / 2;
     dt_result e;
     recipe.model = dt_model_llama("llama-micro");
     recipe.data = text, recipe.sequence = 32, recipe.steps = 3, recipe.validation = 0;
-    recipe.data_shards = recipe.micro_batch = SHARDS, recipe.batch = SHARDS * runs[run].micros;
-    recipe.accumulation = runs[run].each ? DT_EACH : DT_SHARD;
+    recipe.data_shards = recipe.micro_batch = recipe.batch = SHARDS;
     l.zero = runs[run].stage, l.zero_group = runs[run].group, l.bucket = 1; /* a bucket per segment */
     l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
     l.overlap = DT_OVERLAP_OFF; /* on needs a second bucket and window (35_overlap.c) */
@@ -81,11 +76,11 @@ static dt_result train(dt_comm *c, const char *text, int run, result *out)
     out->n[WEIGHTS] = m.weights, out->n[GRADIENTS] = m.gradients;
     out->n[STATE] = m.optimizer, out->n[BUFFERS] = m.buffers;
     for (int q = 0; q < n; q++) out->n[ACROSS] -= q / 2 == pair ? 0 : dt_trainer_sent(t, q);
-    if (trains) e = dt_trainer_step(t, &info);
+    e = dt_trainer_step(t, &info);
     for (int q = 0; q < n; q++) out->n[ACROSS] += q / 2 == pair ? 0 : dt_trainer_sent(t, q);
     out->n[SENT] = info.sent_bytes;
-    if (!e && trains) e = dt_trainer_run(t, &info);
-    if (!e && trains) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
+    if (!e) e = dt_trainer_run(t, &info);
+    if (!e) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);
     dt_trainer_close(&t);
     if (!e) e = dt_all_gather(c, (float *)(void *)out->n, (float *)(void *)all, 2 * NUMBERS); /* it keeps all bits */
     for (int i = 0; i < NUMBERS; i++) out->n[i] = 0;
@@ -96,12 +91,12 @@ static dt_result train(dt_comm *c, const char *text, int run, result *out)
 /* Of one rank of n, the mean; a run's line of the first table. Returns whether the formulas hold to the byte. */
 static int kept(const result *r, int run, int n, int64_t buffers)
 {
-    int stage = runs[run].stage, g = runs[run].group ? runs[run].group : n, shards = SHARDS / n, each = runs[run].each;
-    int owners = shards == 1 && (each || (stage > 1 && runs[run].micros == 1)); /* they alone keep the sum */
+    int stage = runs[run].stage, g = runs[run].group ? runs[run].group : n, shards = SHARDS / n;
+    int owners = shards == 1 && stage > 1; /* they alone keep the sum */
     int64_t bucket = owners ? 4 * BLOCK : 0, window = stage > 2 ? (r->n[BUFFERS] - buffers) / n : 0;
     int64_t all = (r->n[WEIGHTS] + r->n[GRADIENTS] + r->n[STATE]) / n + window;
     char part[16];
-    int64_t sums = 4 * P * (shards > 2 ? 3 : shards) + each * 4 * P / g; /* of the tree over shards; the total */
+    int64_t sums = 4 * P * (shards > 2 ? 3 : shards); /* of the tree over shards */
     snprintf(part, sizeof part, "/%d", g);
     printf("  %-12s %8lld 4P%-2s %8lld %2dP%-2s %8lld 8P%-2s  %7lld %7lld  %8lld %4.1fP\n", runs[run].name,
            (long long)r->n[WEIGHTS] / n, stage > 2 ? part : "", (long long)(r->n[GRADIENTS] / n - bucket),
@@ -127,18 +122,18 @@ int main(int argc, char **argv)
 {
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_comm *c = NULL;
-    result r[7];
+    result r[5];
     int good = 1, root, n, lines;
     dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("41_zero");
     root = !dt_comm_rank(c), n = dt_comm_size(c);
-    lines = n > 2 ? 7 : n > 1 ? 6 : 1; /* one rank shares nothing, and pairs need four */
+    lines = n > 2 ? 5 : n > 1 ? 4 : 1; /* one rank shares nothing, and pairs need four */
     if (argc > 1 || SHARDS % n) return root ? fprintf(stderr, "41_zero: the option is --ranks 1, 2 or 4\n"), 2 : 2;
     memset(r, 0, sizeof r);
     e = prose_temporary(text, 50000);
     for (int i = 0; i < lines && !e; i++) {
         e = train(c, text, i, &r[i]);
-        good = good && (runs[i].micros > 1 || !strcmp(r[i].hash, EXPECTED));
+        good = good && !strcmp(r[i].hash, EXPECTED);
     }
     remove(text);
     dt_comm_close(&c);
@@ -148,7 +143,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < lines; i++) good = kept(&r[i], i, n, r[0].n[BUFFERS]) && good;
     printf("Bytes that all ranks send in a step:\n");
     printf("  ZeRO          2P,2P,3P       sent     gathers      norm  losses   across pairs\n");
-    for (int i = 0; i < lines; i++) good = (runs[i].micros > 1 || sent(&r[i], i, n)) && good;
+    for (int i = 0; i < lines; i++) good = sent(&r[i], i, n) && good;
     printf("sha256 %s\n", r[0].hash);
     if (good) return printf("ok: every stage keeps and sends its formula's bytes, and all have one hash\n"), 0;
     return fprintf(stderr, "FAILED: a formula or the hash does not hold\n"), 1;

@@ -19,8 +19,6 @@
  *     ./53_tensor_parallel --ranks 4
  *
  * What it prints
- *       gelu(x A) B, whole                   5.357  -6.469
- *       A by rows: sum of gelu, wrong        0.796   1.951   1.909   2.796
  *       2 chains instead of 1                             88 %
  *       4 chains as a tree, on 2 ranks instead of 1        0 %
  *     two shards drawn with one seed: loss 0.219, cosine of the shards 1.00
@@ -48,37 +46,10 @@
 enum { LAYERS = 2, WIDTH = 128, LENGTH = 32, BATCH = 8 };                             /* of the training run */
 enum { ROWS = 32, K = 256, INPUTS = 8, HIDDEN = 4, EACH = INPUTS * HIDDEN + HIDDEN }; /* of what is done by hand */
 
-static void show(const dt_graph *g, const char *what, dt_tensor t)
-{
-    const float *x = dt_value(g, t);
-    printf("  %-34s", what);
-    for (int64_t i = 0; x && i < dt_shape_count(dt_shape_of(g, t)); i++) printf(" %7.3f", (double)x[i]);
-    printf("\n");
-}
-
 /* x[:, from..to] w[from..to, :] */
 static dt_tensor rows(dt_graph *g, dt_tensor x, dt_tensor w, int64_t from, int64_t to)
 {
     return dt_matmul(g, dt_slice(g, x, 1, from, to), dt_slice(g, w, 0, from, to), 0, 0);
-}
-
-/* y = gelu(x A) B with x (1,2), A (2,4), B (4,2), on two ranks that one process plays. */
-static void by_hand(dt_graph *g)
-{
-    const float numbers[] = {1, 2, 1, -3, 2, 1, -1, 1, -1, 1, 1, 2, 3, 1, -1, 1, 2, -2};
-    dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape2(1, 2), numbers);
-    dt_tensor a = dt_tensor_of(g, DT_F32, dt_shape2(2, 4), numbers + 2);
-    dt_tensor b = dt_tensor_of(g, DT_F32, dt_shape2(4, 2), numbers + 10), y[2];
-    show(g, "gelu(x A), whole", dt_gelu(g, dt_matmul(g, x, a, 0, 0)));
-    for (int r = 0; r < 2; r++) {
-        dt_tensor h = dt_gelu(g, dt_matmul(g, x, dt_slice(g, a, 1, 2 * r, 2 * r + 2), 0, 0));
-        show(g, r ? "rank 1: gelu(x A1), then .. B1" : "rank 0: gelu(x A0), then .. B0", h);
-        show(g, "", y[r] = dt_matmul(g, h, dt_slice(g, b, 0, 2 * r, 2 * r + 2), 0, 0));
-    }
-    show(g, "sum of the ranks", dt_add(g, y[0], y[1]));
-    show(g, "gelu(x A) B, whole", dt_matmul(g, dt_gelu(g, dt_matmul(g, x, a, 0, 0)), b, 0, 0));
-    show(g, "A by rows: sum of gelu, wrong",
-         dt_add(g, dt_gelu(g, rows(g, x, a, 0, 1)), dt_gelu(g, rows(g, x, a, 1, 2))));
 }
 
 static double differ(const dt_graph *g, dt_tensor a, dt_tensor b)
@@ -131,7 +102,8 @@ static double race(uint64_t seed, const char *what)
             dt_tensor goal = dt_param(g, "goal", dt_shape1(2 * EACH), DT_INIT_NORMAL, 1.0f);
             dt_tensor t = dt_tensor_of(g, DT_F32, dt_shape1(2 * EACH), w);
             dt_tensor y = dt_add(g, mlp(g, x, t, 0, HIDDEN), mlp(g, x, t, EACH, HIDDEN));
-            if (dt_backward(g, l = dt_error_loss(g, DT_MSE, y, mlp(g, x, goal, 0, 2 * HIDDEN)))) return dt_graph_close(&g), 0;
+            l = dt_error_loss(g, DT_MSE, y, mlp(g, x, goal, 0, 2 * HIDDEN));
+            if (dt_backward(g, l)) return dt_graph_close(&g), 0;
             for (int j = 0; j < 2 * EACH; j++) w[j] -= 0.1f * dt_value(g, dt_grad(g, t))[j];
             loss = dt_value(g, l)[0];
         }
@@ -141,25 +113,6 @@ static double race(uint64_t seed, const char *what)
         aa += (double)(*a * *a), ab += (double)(*a * *b), bb += (double)(*b * *b);
     printf("two shards drawn with %s: loss %.3f, cosine of the shards %.2f\n", what, (double)loss, ab / sqrt(aa * bb));
     return (double)loss;
-}
-
-/* Which part of each matrix of the first block is on rank 0. */
-static dt_result share(dt_trainer *t)
-{
-    const char *name;
-    dt_shape shape;
-    dt_mesh m = dt_trainer_mesh(t);
-    dt_result e = DT_OK;
-    for (int64_t i = 0; (name = dt_trainer_parameter_at(t, i, &shape)) != NULL && !e; i++) {
-        int64_t held, all = dt_shape_count(shape);
-        float *values = (float *)calloc((size_t)all, sizeof *values);
-        e = values ? dt_trainer_own(t, name, values, &held) : DT_E_MEMORY;
-        free(values);
-        if (!e && dt_trainer_is_root(t) && strstr(name, "h.0.") && shape.dims > 1)
-            printf("  rank %d of %d of the tensor group holds %6lld of %6lld elements of %s\n", m.at[DT_AXIS_TENSOR],
-                   m.size[DT_AXIS_TENSOR], (long long)held, (long long)all, name);
-    }
-    return e;
 }
 
 /* Trains on n ranks: 0 data parallel, 1 tensor parallel, 2 with rows split. The rest of what is sent: sums of the
@@ -192,7 +145,6 @@ static dt_result train(const char *text, int mode, int n, int *good)
                (long long)m.weights, 4 * (double)dt_trainer_weights(t) / (mode ? n : 1), (long long)m.activations,
                dt_trainer_hash(t));
     }
-    if (mode == 1) e = share(t);
     dt_trainer_close(&t);
     return e;
 }
@@ -211,7 +163,6 @@ int main(int argc, char **argv)
     e = prose_temporary(text, 100000);
     if (!e) e = dt_graph_open(&g, 1);
     if (!e && root) {
-        by_hand(g);
         good = orders(g);
         good = race(2, "one seed") > 2 * race(3, "two seeds") && good;
         printf("--ranks %d       sent/step   formula    rest  weights     4P/t  activations  sha256\n", ranks);

@@ -31,14 +31,10 @@
 #include "prose.h"
 #include <stdlib.h>
 
-enum { T = 64, D = 16, MOST = 8 };
-enum { Q, K, V };
+enum { T = 64, D = 16, MOST = 8, Q = 0, K, V };
 
 /* Number d of the query, key or value at a position. */
-static float number(int what, int position, int d)
-{
-    return sinf((float)(1 + position * (what + 2) + d * (d + what)));
-}
+static float number(int what, int position, int d) { return sinf((float)(1 + position * (what + 2) + d * (d + what))); }
 
 /* The position of row i of rank r: slices in order, or two slices from both ends. */
 static int position(int balanced, int r, int n, int i)
@@ -48,8 +44,7 @@ static int position(int balanced, int r, int n, int i)
     return i < half ? r * half + i : (2 * n - 1 - r) * half + i - half;
 }
 
-/* What a query has met so far. */
-typedef struct row {
+typedef struct row { /* what a query has met so far */
     float most, sum, out[D];
 } row;
 

@@ -143,9 +143,7 @@ int main(void)
 {
     int good = ring(2, 1e9, &links[0]) == 2 * 20e-6 + 1e9 / 50e9; /* 2 ranks send each other a half, twice */
     good = good && fabs(nodes_sum(4, 14e9, &links[0]) - 0.502) < 5e-4;
-    good = curves() && good;
-    good = one_node() && good;
-    good = map() && good;
+    good = curves() && good, good = one_node() && good, good = map() && good;
     if (!good) return fprintf(stderr, "FAILED: a known point or an order is not what the formulas say\n"), 1;
     return printf("ok: known points hold; 64 nodes keep 80 %% with EFA, 2 do not without it\n"), 0;
 }

@@ -73,6 +73,14 @@ static inline void adam(float *w, const float *g, float *m, float *v, int64_t n,
     }
 }
 
+/* Bytes of this rank that have reached the others. */
+static inline int64_t layers_sent(const dt_comm *c)
+{
+    int64_t bytes = 0;
+    for (int q = 0; q < dt_comm_size(c); q++) bytes += dt_comm_sent(c, q);
+    return bytes;
+}
+
 /* ---- the same in the trainer ---- */
 
 static inline dt_tensor layers_one(dt_graph *g, dt_tensor x, const void *last)

@@ -1,0 +1,95 @@
+/* 46_budget: a model does not fit into its memory. What makes it fit, and does that change what it learns?
+ *
+ * What you learn
+ *     - DT_MEM_LIMIT gives each rank a budget. The trainer plans its memory before the first step and refuses with a
+ *       sentence: how much is missing, and what takes most. Waiting does not help a model that does not fit.
+ *     - Recompute keeps less of the activations, ZeRO 1 shares the optimizer's state among the ranks. The plan says
+ *       before a run what each saves.
+ *     - Neither changes a bit of the loss: they are layouts, not recipes.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 46_budget.c -o 46_budget -lm -lpthread
+ *     ./46_budget --ranks 2                      (1, 2 or 4; on one rank ZeRO has nothing to share)
+ *
+ * What it prints
+ *     without a limit: 15136152 bytes; DT_MEM_LIMIT=14223128
+ *     as it is: refused
+ *     recompute full: 11484056 bytes fit, loss 5.464576
+ *     ZeRO 1: 13211032 bytes fit, loss 5.464576
+ *     both: 9558936 bytes fit, loss 5.464576
+ *     ok: what does not fit is refused before the first step; what fits has the same loss
+ *
+ * Predict first: with 4 ranks instead of 2, which of the numbers of bytes fall?
+ * Exercise: find the smallest limit under which a run of 4 ranks fits, with all that the layout offers.
+ *
+ * Read on: 50_pipeline_by_hand.c for models cut over ranks, 43_memory.c for recompute and offload. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "prose.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SHARDS = 4 };
+static const struct {
+    const char *name;
+    int recompute, zero;
+} ways[4] = {{"as it is", DT_RECOMPUTE_NONE, 0},
+             {"recompute full", DT_RECOMPUTE_FULL, 0},
+             {"ZeRO 1", DT_RECOMPUTE_NONE, 1},
+             {"both", DT_RECOMPUTE_FULL, 1}};
+
+/* Trains two steps. *bytes: planned for this rank. */
+static dt_result train(const char *text, int way, int64_t *bytes, float *loss)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.model.layers = 8, recipe.model.heads = 4, recipe.model.width = 64;
+    recipe.data = text, recipe.sequence = 64, recipe.steps = 2, recipe.validation = 0;
+    recipe.data_shards = SHARDS, recipe.batch = 2 * SHARDS;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    l.recompute = ways[way].recompute, l.zero = ways[way].zero;
+    e = dt_trainer_open(&t, &recipe, &l);
+    if (e) return e;
+    *bytes = dt_trainer_memory(t).total;
+    e = dt_trainer_run(t, &info);
+    *loss = info.loss;
+    dt_trainer_close(&t);
+    return e;
+}
+
+int main(int argc, char **argv)
+{
+    char text[] = "/tmp/dtrain_XXXXXX", limit[32];
+    dt_comm *c = NULL;
+    int root, ranks, good = 1;
+    int64_t whole = 0, less, bytes;
+    float loss = 0, first = 0;
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    if (e) return dt_fail("46_budget");
+    root = !dt_comm_rank(c), ranks = dt_comm_size(c);
+    dt_comm_close(&c); /* the trainer opens its own */
+    if (argc > 1 || SHARDS % ranks) return fprintf(stderr, "46_budget: the option is --ranks 1, 2 or 4\n"), 2;
+    e = prose_temporary(text, 50000);
+    if (!e) e = train(text, 0, &whole, &first);
+    if (!e) e = train(text, 1, &less, &loss);
+    if (e) return dt_fail("46_budget");
+    snprintf(limit, sizeof limit, "%lld", (long long)(whole - (whole - less) / 4));
+    setenv("DT_MEM_LIMIT", limit, 1); /* or in the shell: DT_MEM_LIMIT=16M ./06_train .. */
+    if (root) printf("without a limit: %lld bytes; DT_MEM_LIMIT=%s\n", (long long)whole, limit);
+    for (int way = 0; way < (ranks > 1 ? 4 : 2) && !e; way++) {
+        e = train(text, way, &bytes, &loss);
+        good = good && (e == DT_E_MEMORY) == !way && (!way || (loss >= first && loss <= first));
+        if (root && !way) printf("%s: refused\n", ways[way].name), fprintf(stderr, "%s\n", dt_last_error());
+        else if (root && !e) printf("%s: %lld bytes fit, loss %.6f\n", ways[way].name, (long long)bytes, (double)loss);
+        if (e == DT_E_MEMORY) e = DT_OK;
+    }
+    remove(text);
+    if (e) return dt_fail("46_budget");
+    if (!good) return fprintf(stderr, "FAILED: another way fits, or another loss\n"), 1;
+    if (root) printf("ok: what does not fit is refused before the first step; what fits has the same loss\n");
+    return 0;
+}
