@@ -72,7 +72,7 @@ int main(int argc, char **argv)
         const char *rank = getenv("RANK"); /* one rank says it for all */
         static int told;                   /* ranks may be threads */
         if ((!rank || !strcmp(rank, "0")) && !__atomic_exchange_n(&told, 1, __ATOMIC_SEQ_CST))
-            fprintf(stderr, "options: what is '%s'? One word may name the data; options begin with --, and --help lists "
+            fprintf(stderr, "options: what is '%s'? One word may name the data; options begin with --, --help lists "
                             "them\n", argv[argv[1][0] == '-' ? 1 : 2]);
         return 2;
     }

@@ -19,7 +19,7 @@
  *
  * What it prints (~: measured)
  *     0.320 MB in messages of 8 bytes, to and fro: half a round trip
- *       shared memory      ~0.08    ~0.08      yes           0         0         0       0.000           ~3     0.000
+ *       shared memory      ~0.08    ~0.08      yes           0         0         0       0.000           ~3    ~0.000
  *     67.109 MB in messages of 65536 bytes, one way
  *     ok: every byte arrived; the kernel counted the sockets' calls and bytes, and no others
  *

@@ -169,7 +169,7 @@ int main(int argc, char **argv)
     good = good && checksum(w) == (float)EXPECTED;
     if (!e && !dt_comm_rank(c)) printf("at any rank count: %06x; here: %06x\n", EXPECTED, (unsigned)checksum(w));
     if (e || dt_barrier(c)) return dt_fail("31_data_parallel");
-    if (!dt_comm_rank(c)) puts(good ? "ok: replicas agree, the fault was seen, the bits are those of every layout" : "FAILED");
+    if (!dt_comm_rank(c)) puts(good ? "ok: replicas agree, the fault was seen, one hash for every layout" : "FAILED");
     dt_comm_close(&c); /* DP */
     return !good;
 }

@@ -21,7 +21,7 @@
  *     ./35_overlap --ranks 2                     (the one to read)
  *
  * What it prints
- *     Milliseconds of the fastest step on a link of 1e8 bytes/s; sent / rate is what its bytes take there:
+ *     Milliseconds of the fastest step on a link of 1e8 bytes/s; sent / rate is what its bytes take:
  *       overlap                     step s./rate    comm exposed   share       MB
  *     sha256 707f112bad0621d8f22ea488aefe344ea0ca3d15bf006aed98b8e50815c3edd5
  *     ok: exposed is a part of communication, all of it without overlap; one hash
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
     }
     remove(text);
     if (e || !r[0].root) return e ? dt_fail("35_overlap") : !good;
-    printf("Milliseconds of the fastest step on a link of %s bytes/s; sent / rate is what its bytes take there:\n", rate);
+    printf("Milliseconds of the fastest step on a link of %s bytes/s; sent / rate is what its bytes take:\n", rate);
     printf("  %-24s %7s %7s %7s %7s %7s %8s\n", "overlap", "step", "s./rate", "comm", "exposed", "share", "MB");
     for (int i = 0; i < RUNS; i++) line(&r[i], i, atof(rate));
     /* without overlap all is exposed; with it the same bytes are sent */

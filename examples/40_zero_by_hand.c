@@ -3,7 +3,7 @@
  * What you learn
  *     - Of each weight, plain data parallel keeps 16 bytes on every rank: the weight, its gradient, Adam's m and v.
  *       ZeRO lets each rank update, and so keep, a part: 1 of m and v, 2 of the gradients as well, 3 of the weights.
- *     - Stage 0 adds gradients by an all-reduce. Stages 1 and 2 add them by a reduce-scatter and gather the new weights.
+ *     - Stage 0 adds gradients by an all-reduce. Stages 1 and 2 do it by a reduce-scatter and gather the new weights.
  *       Stage 3 gathers a layer's weights into one window, forward and again backward, and forgets them.
  *     - An all-reduce is a reduce-scatter and an all-gather. So stages 1 and 2 send what plain data parallel sends,
  *       and stage 3 half as much again. "Sharding costs 50 % more traffic" is true of stage 3 alone.

@@ -2,12 +2,10 @@
  *
  * What you learn
  *     - Most failed trainings fail in one of two dozen ways, and their numbers show it long before the final loss:
- *       gradients of 1e-9, ReLUs that are all off, a loss that stands still, a rank that all others wait for.
- *     - A rule is what it looks at, a bound, and what to do. It only reads, so it cannot change the training; an
- *       action can, here one that stops the program at the step where the rule fires. Names and bounds are those of
- *       Amazon SageMaker Debugger; that service is closed to new customers, the rules need none.
- *     - LoadBalancing and LowUtilization look at the time that a rank works. A GPU that polls in an all-reduce counts
- *       as busy; and where use is low, the reason may be data, communication or a small batch.
+ *       gradients of 1e-9, ReLUs that are all off, a loss that stands still.
+ *     - A rule is what it looks at, a bound, and what to do. It only reads; an action can stop the program at the step
+ *       where the rule fires. Names and bounds are those of Amazon SageMaker Debugger; that service is closed to new
+ *       customers, the rules need none.
  *     - Rules have false alarms. AWS's bound for the spread of first gradients holds for every large model, so here it
  *       is asked of weights; LossNotDecreasing wants means. Overfit cannot see a validation set that has been trained
  *       on.
@@ -32,7 +30,7 @@
  * Predict first: which two rules fire when every label of the data is the same?
  * Exercise: write a rule for a validation loss that rises for three evaluations, and a run that makes it fire.
  *
- * Read on: 83_report.c for a report of a whole run, 80_doctor.c for what slows many ranks down. */
+ * Read on: 83_report.c for a report of a whole run, 86_load_balance.c for a rule about ranks. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>
@@ -98,7 +96,8 @@ static dt_tensor network(dt_graph *g, const program *p, int validation, tensors 
         t->weight[l] = dt_tensor_of(g, DT_F32, dt_shape2(UNITS, UNITS), w[l]);
         t->bias[l] = dt_tensor_of(g, DT_F32, dt_shape1(UNITS), b[l]);
         y = dt_add(g, dt_matmul(g, x, t->weight[l], 0, 0), t->bias[l]);
-        x = p->kind == DT_KIND_RELU ? dt_relu(g, y) : p->kind == DT_KIND_TANH ? dt_tanh(g, y) : dt_map(g, DT_SIGMOID, y);
+        if (p->kind == DT_KIND_RELU) x = dt_relu(g, y);
+        else x = p->kind == DT_KIND_TANH ? dt_tanh(g, y) : dt_map(g, DT_SIGMOID, y);
         t->seen[l] = p->kind == DT_KIND_RELU ? x : y;
     }
     t->weight[p->layers] = dt_tensor_of(g, DT_F32, dt_shape2(UNITS, 1), w[p->layers]);
@@ -160,14 +159,14 @@ static void tell(const char *what, int expected, const dt_rules *rules, int64_t 
     const dt_firing *f = dt_rules_fired(rules, expected);
     printf("%-27s", what);
     if (f)
-        printf("step %2d  %-24s  %8.3g (%g)  %s%s\n    do: %s\n", (int)f->step, dt_rule_name(expected), f->value,
-               f->bound, f->name, f->rank == 1 ? "rank 1" : "", dt_rule_advice(expected));
-    else printf("step %2d  %s\n", (int)steps, expected < 0 ? "no rule is expected to fire" : "does not fire");
+        printf("step %2d  %-24s  %8.3g (%g)  %s\n    do: %s\n", (int)f->step, dt_rule_name(expected), f->value,
+               f->bound, f->name, dt_rule_advice(expected));
+    else printf("step %2d  no rule is expected to fire\n", (int)steps);
     for (int32_t i = 0; i < DT_RULE_COUNT; i++)
         if (i != expected && (f || expected < 0) && dt_rules_fired(rules, i)) printf("    also: %s\n", dt_rule_name(i));
 }
 
-static dt_result run(program *p, int root, int *good)
+static dt_result run(program *p, int *good)
 {
     dt_rules *rules = NULL;
     int64_t number = 0;
@@ -183,42 +182,12 @@ static dt_result run(program *p, int root, int *good)
     for (int i = 0; i < DT_RULE_COUNT; i++) fired += dt_rules_fired(rules, i) != NULL;
     if (p->expected < 0) *good = *good && !r && !fired && error[1] < error[0] / 4; /* it learns */
     else *good = *good && r == DT_E_STOPPED && f && f->step == number;
-    if (root && (!r || r == DT_E_STOPPED)) tell(p->what, p->expected, rules, number);
+    if (!r || r == DT_E_STOPPED) tell(p->what, p->expected, rules, number);
     dt_rules_close(&rules);
     return r == DT_E_STOPPED ? DT_OK : r;
 }
 
-/* Ten steps of two ranks, of which rank 1 takes so many times the 10 ms of rank 0. */
-static dt_result ranks(dt_comm *c, int times, int *good)
-{
-    int root = !dt_comm_rank(c);
-    dt_rules *rules = NULL;
-    const dt_firing *f;
-    dt_result r = dt_rules_open(&rules, 2);
-    for (int64_t number = 1; number <= 10 && !r; number++) {
-        struct timespec work = {0, 10000000L * (root ? 1 : times)};
-        float own[2], all[4] = {0};
-        double begin = now(), ended;
-        nanosleep(&work, NULL); /* stands for work */
-        ended = now();
-        r = dt_barrier(c); /* stands for an all-reduce */
-        own[0] = (float)(now() - begin), own[1] = (float)(now() - ended);
-        if (!r) r = dt_all_gather(c, own, all, 2);
-        for (int rank = 0; rank < 2 && !r; rank++) {
-            dt_rank_step s;
-            memset(&s, 0, sizeof s);
-            s.step = number, s.rank = rank, s.seconds = (double)all[2 * rank], s.waiting = (double)all[2 * rank + 1];
-            r = dt_rules_step(rules, &s);
-        }
-    }
-    f = dt_rules_fired(rules, DT_RULE_LOAD_BALANCING);
-    *good = *good && (times > 1 ? f && f->rank == 1 : !f);
-    if (root && !r) tell(times > 1 ? "rank 1 sleeps" : "two ranks in balance", DT_RULE_LOAD_BALANCING, rules, 10);
-    dt_rules_close(&rules);
-    return r;
-}
-
-int main(int argc, char **argv)
+int main(void)
 {
     static program programs[] = {
         {"healthy", -1, DT_KIND_RELU, 3, SAMPLES, 0.06f, 1.4f, 0, 0},
@@ -229,25 +198,16 @@ int main(int argc, char **argv)
         {"all first weights 0.1", DT_RULE_POOR_INITIALIZATION, DT_KIND_RELU, 3, SAMPLES, 0.06f, 0, 0.1f, 0},
         {"first weights x 1000, tanh", DT_RULE_SATURATED_ACTIVATION, DT_KIND_TANH, 3, SAMPLES, 0.06f, 1400, 0, 0},
         {"four samples", DT_RULE_OVERFIT, DT_KIND_RELU, 3, 4, 0.06f, 1.4f, 0, 0}};
-    dt_comm *c = NULL;
-    int root, good = 1;
-    dt_result r = dt_comm_open(&c, &argc, &argv);
-    if (r) return dt_fail("82_rules");
-    root = !dt_comm_rank(c);
-    if (argc > 1 || dt_comm_size(c) != 2)
-        return root ? fprintf(stderr, "82_rules: the option is --ranks 2\n"), 2 : 2;
+    int good = 1;
+    dt_result r = DT_OK;
     for (int i = 0; i < (int)(sizeof programs / sizeof *programs) && !r; i++) {
-        r = run(&programs[i], root, &good);
-        if (root && !i)
+        r = run(&programs[i], &good);
+        if (!i)
             printf("    loss %.2f to %.2f; its rules take %.0f of the %.0f us of a step, %.1f ns for each number\n",
                    (double)error[0], (double)error[1], 1e6 * looked / STEPS, 1e6 * trained / STEPS,
                    1e9 * looked / STEPS / (3 * UNITS * (SAMPLES + 2 * UNITS)));
     }
-    if (!r) r = ranks(c, 1, &good);
-    if (!r) r = ranks(c, 8, &good);
-    dt_comm_close(&c);
     if (r) return dt_fail("82_rules");
-    if (!root) return !good;
     if (good) return printf("ok: each bug makes its rule fire, and no rule fires where there is none\n"), 0;
     return fprintf(stderr, "FAILED: a rule fired that should not, or did not fire that should\n"), 1;
 }

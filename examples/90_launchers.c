@@ -20,7 +20,7 @@
  * What a real one sets: srun -n 2 ./90_launchers --show, torchrun --no-python --nproc-per-node 2 ./90_launchers --show,
  * and, built by mpicc with -DDT_MPI, mpirun -n 2 ./90_launchers --show; with --lose instead rank 1 is killed.
  *
- * What it prints (among the variables)
+ * What it prints (among the variables; ~: differs)
  *     torchrun: one machine
  *       -> torchrun: rank 0 of 2 (0 of 2 here) on 1 host, meeting at 127.0.0.1, port ~49116
  *     Slurm: two machines (srun)

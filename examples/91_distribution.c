@@ -9,7 +9,7 @@
  *         {"smdistributed": {"modelparallel": ..}, "mpi": ..}         mpirun; SMP 1. SMP 2: torchrun
  *     - Version 2 of the SDK ignores a word that it does not know and starts one process on each machine: eight
  *       instances then train eight models. Version 3 has classes instead: Torchrun, MPI, SMP. A job has one launcher.
- *     - SMDDP is for p4d and p4de, on two instances or more. The SDK refuses it on p5; a job does not fall back to NCCL,
+ *     - SMDDP is for p4d and p4de, on two instances or more. The SDK refuses it on p5; jobs do not fall back to NCCL,
  *       single operations do. A script asks for it by backend="smddp"; the old wrapper of the model is deprecated.
  *     - SMP 1 (archived) has pipelines, for PyTorch and TensorFlow. SMP 2 is FSDP with tensor, context and expert
  *       parallel, for PyTorch alone, and has no pipeline.

@@ -21,9 +21,9 @@
  *     Two jobs of 16 machines, one by one: deadlock in minute 0; one holds 8 of 16, the other 8
  *     4000 jobs
  *     machines                 1       2       4       8      16   at work      held      free  deadlocks
- *     gang, in order         7.0     7.2     7.6     7.7    11.5     24289         0     21870          0
- *     gang, overtaking       1.2     1.2     1.5     2.2    21.0     24289         0     21899          0
- *     one by one           400.8   412.0   393.3   394.1   407.9     24289     34942       333        372
+ *     gang, in order         5.7     5.3     5.7     6.8     9.8     24727         0     23116          0
+ *     gang, overtaking       0.7     0.7     0.9     1.6    18.2     24727         0     23116          0
+ *     one by one           536.8   534.2   536.8   533.7   514.9     24727     37661        90        416
  *     ok: every job had all of its machines; gangs never deadlock
  *
  * Predict first: which jobs wait longer when overtaking is allowed, and by which factor?

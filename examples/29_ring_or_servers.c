@@ -1,0 +1,53 @@
+/* 29_ring_or_servers: when are balanced servers faster than a ring, and by how much?
+ *
+ * What you learn
+ *     - Both send 2(n-1)/n S bytes. A ring needs 2(n-1) rounds; servers whose n-1 messages are under way together need
+ *       2: ring / servers = (2(n-1) alpha + 2(n-1)/n S / B) / (2 alpha + 2(n-1)/n S / B).
+ *     - This is 1 for 2 ranks, near 1 for large S, and at most n-1, for small S and many ranks.
+ *     - So "20 to 40 % faster" is a corner of the table, and the gap narrows on small clusters. On a few machines and
+ *       with a small model there is nothing to gain: use plain data parallel.
+ *
+ * Build and run it, in this folder
+ *     cc -O2 -I.. 29_ring_or_servers.c -o 29_ring_or_servers -lm -lpthread
+ *     ./29_ring_or_servers
+ *
+ * What it prints
+ *     ring / balanced servers by the model, alpha 20 us, 50 GB/s
+ *            bytes        2        4        8       16       32       64
+ *            64000    1.000    2.908    6.682   14.208   29.249   59.325
+ *          2560000    1.000    1.685    2.852    5.118    9.621   18.614
+ *        102400000    1.000    1.026    1.066    1.144    1.299    1.609
+ *       4096000000    1.000    1.001    1.002    1.004    1.008    1.015
+ *     ok: with 2 ranks ring and servers cost the same
+ *
+ * Predict first: with a latency of 5 us instead of 20, which rows get closer to 1?
+ * Exercise: add a column of doubling and halving (23_race.c): 2 log2 n rounds. Which of the three is never the
+ *     fastest?
+ *
+ * Read on: 30_drop_in.c for a loop that uses such sums, 25_balanced_buffers.c for the servers by hand. */
+#include <math.h>
+#include <stdio.h>
+
+static double ratio(double n, double bytes, double alpha, double rate)
+{
+    double move = 2 * (n - 1) / n * bytes / rate;
+    return (2 * (n - 1) * alpha + move) / (2 * alpha + move);
+}
+int main(void)
+{
+    int good = 1;
+    printf("ring / balanced servers by the model, alpha 20 us, 50 GB/s\n%12s", "bytes");
+    for (int n = 2; n <= 64; n *= 2) printf("%9d", n);
+    for (double bytes = 64e3; bytes < 1e10; bytes *= 40) {
+        printf("\n%12.0f", bytes);
+        for (int n = 2; n <= 64; n *= 2) {
+            double now = ratio(n, bytes, 20e-6, 50e9);
+            printf("%9.3f", now);
+            good = good && (n == 2 ? fabs(now - 1) < 1e-9 : now > ratio(n / 2, bytes, 20e-6, 50e9) && now < n - 1);
+        }
+    }
+    printf("\n");
+    good = good && fabs(ratio(64, 1e15, 20e-6, 50e9) - 1) < 1e-4 && fabs(ratio(64, 1, 20e-6, 50e9) - 63) < 1e-3;
+    if (!good) return fprintf(stderr, "FAILED: a ratio is not between 1 and n - 1\n"), 1;
+    return printf("ok: with 2 ranks ring and servers cost the same\n"), 0;
+}
