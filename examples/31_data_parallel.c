@@ -24,7 +24,7 @@
  *     3 with 8 shards and one tree: loss and each rank's checksum
  *       step 59  loss 0.0334   fb18cd  fb18cd
  *     at any rank count: fb18cd; here: fb18cd
- *     ok: replicas agree, the fault was seen, the bits are those of every layout
+ *     ok: replicas agree, the fault was seen, one hash for every layout
  *
  * Predict first: does the loss of run 2 at step 59 tell that something is wrong?
  * Exercise: leave out the all-reduce of step 0 instead, and send the weights of rank 0 to all ranks after step 20. Is
