@@ -81,7 +81,7 @@ def split(cell):
         following = next((t for t in tokens[i:] if not t.isspace() and not t.startswith(("//", "/*"))), "")
         if token == "}" and (following in ("else", ";", ",") or is_initializer(text) or
                              (following == "while" and re.match(r"do\b", text)) or
-                             re.match(r"(typedef|struct|union|enum)\b(?!.*\))", text, re.S)):
+                             re.match(r"typedef\b|(struct|union|enum)\s*\w*\s*\{", text)):
             continue
         if token == ";" and following == "else":
             continue
@@ -223,8 +223,9 @@ class Translator:
     def pointer(self, item, name, result, arguments):
         self.define(f"{result}(*", name, f"){arguments}", "0", item.line)
 
-    def define(self, before, name, after, value, line, fixed=False):
-        """A variable, unless an earlier cell has one of this name and type. A new type gets a new symbol."""
+    def define(self, before, name, after, value, line, fixed=False, late=False):
+        """A variable, unless an earlier cell has one of this name and type. A new type gets a new symbol. fixed: the
+        value never changes. late: the value is set when the statements run."""
         kind = unnamed(normal(f"{before} {after}")) + (value if fixed else "")
         if self.new_types.get(name) == kind:
             return False
@@ -233,10 +234,12 @@ class Translator:
         if re.match(r"\s*\[\s*\]", after):  # an array without a size: that of its initializer
             rest = after[after.index("]") + 1:]
             literal = f"({before}[]{rest}){value}" if value.startswith("{") else value
-            later = f"[sizeof({literal}) / sizeof({before}{rest})]{rest}"
+            count = sum(bool(part.strip()) for _, part in top_level(value[1:-1], ","))
+            later = f"[{count}]{rest}" if late else f"[sizeof({literal}) / sizeof({before}{rest})]{rest}"
         self.new_types[name] = kind
-        self.declare(f"extern {before}{name}{after} {label};", line)
-        self.declare(f"{before}{name}{after} = {value};", line, 0, f"extern {before}{name}{later} {label};", name)
+        self.declare(f"extern {before}{name}{later if late else after} {label};", line)
+        text = f"{before}{name}{later} = {{0}};" if late else f"{before}{name}{after} = {value};"
+        self.declare(text, line, 0, f"extern {before}{name}{later} {label};", name)
         return True
 
     def variables(self, item):
@@ -271,8 +274,10 @@ class Translator:
             return
         listed = value is not None and (value[0] == "{" or (value[0] == '"' and "[" in after))
         fixed = "const" in (kind + stars).split("*")[-1].split()  # the variable itself is const
-        new = self.define(kind + stars, name, after, value if value and (listed or fixed) else "{0}", line, fixed)
-        if fixed or (new and (listed or value is None)):
+        late = listed and not fixed and (re.search(r"[A-Za-z_]\w*\s*\(", value) is not None or
+                                         any(word in self.new_types for word in normal(value).split()))
+        new = self.define(kind + stars, name, after, value if value and (listed or fixed) else "{0}", line, fixed, late)
+        if fixed or (new and not late and (listed or value is None)):
             return
         if value is None:
             text = f"memset(&{name}, 0, sizeof {name});"

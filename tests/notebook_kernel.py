@@ -59,6 +59,12 @@ prints("a function is redefined: its callers use the new one",
        "int twice(int x) { return 3 * x; }\nprintf(\"%d\\n\", call(3));", "10\n")
 prints("a prototype first", 'int later(int);\nint now(int x) { return later(x); }\nint later(int x) { return x + 1; }\n'
        'printf("%d\\n", now(1));', "2\n")
+prints("lists of values that are not constant", "int one(int x) { return x; }\nint (*calls[])(int) = {one, twice};\n"
+       'double roots[] = {sqrt(4.0), n, 1};\nprintf("%d %g %zu\\n", calls[1](2), roots[0], sizeof roots / sizeof *roots);',
+       "6 2 3\n")
+prints("  and in the next cell", 'printf("%d %g %zu\\n", calls[0](2), roots[1], sizeof roots / sizeof *roots);', "2 5 3\n")
+prints("a struct with a function", "struct with { int (*f)(int); int (*g)(int); };\nstruct with w = {one, twice};\n"
+       'printf("%d\\n", w.f(1) + w.g(1));', "4\n")
 prints("macros, again with another value", '#define SIZE 3\n#define SIZE 4\nprintf("%d\\n", SIZE);', "4\n")
 prints("the header's functions", "dt_graph *g = NULL;\nfloat numbers[3] = {1, 2, 3};\ndt_graph_open(&g, 1);\n"
        "dt_tensor x = dt_tensor_of(g, DT_F32, dt_shape1(3), numbers), sum = dt_sum(g, x, DT_ALL);\n"
@@ -68,7 +74,7 @@ prints("ranks", "float got[4];\ndt_result body(dt_comm *c)\n{\n    float one = 1
        "4 4\n")
 
 reply, out, err, _ = run('printf("never\\n");\nint bad = m + 1;')
-tap.ok(reply["status"] == "error" and out == "" and "cell 12:2:11: error: 'm' undeclared" in err and
+tap.ok(reply["status"] == "error" and out == "" and "cell 15:2:11: error: 'm' undeclared" in err and
        "2 | int bad = m + 1;\n      |           ^" in err, "an error has its line and a caret, and nothing of the cell runs", f"{reply}\n{out}\n{err}")
 prints("  and the cells before still count", 'printf("%d\\n", n);', "5\n")
 reply, out, err, _ = run("int k = 1.5f > n ? : ;\nstruct { int")
