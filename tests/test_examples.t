@@ -124,12 +124,12 @@ sub parts {
 
 # Examples of more than 150 lines: these numbers may only fall.
 my %length = (
-    '08_generate.c' => 203, '12_cnn.c' => 160, '20_network.c' => 294, '23_race.c' => 194, '26_buffers.c' => 161, '27_trees.c' => 211,
+    '08_generate.c' => 203, '12_cnn.c' => 160, '20_network.c' => 294, '23_race.c' => 194, '27_trees.c' => 211,
     '31_data_parallel.c' => 175, '36_compression.c' => 204, '38_parameter_server.c' => 188,
-    '40_zero_by_hand.c' => 151, '50_pipeline_by_hand.c' => 189, '53_tensor_parallel.c' => 177,
+    '50_pipeline_by_hand.c' => 189, '53_tensor_parallel.c' => 177, '54_ring_attention_by_hand.c' => 181,
     '55_ring_attention.c' => 189, '57_mesh.c' => 219, '58_nodes.c' => 187, '60_when_not.c' => 196,
-    '54_ring_attention_by_hand.c' => 181, '71_shards_by_hand.c' => 201, '72_checkpoint_tool.c' => 221, '80_doctor.c' => 211, '82_rules.c' => 213,
-    '83_report.c' => 327, '90_launchers.c' => 252, '93_capacity.c' => 162,
+    '71_shards_by_hand.c' => 201, '72_checkpoint_tool.c' => 221, '80_doctor.c' => 211, '82_rules.c' => 213,
+    '83_report.c' => 327, '90_launchers.c' => 252,
 );
 
 my $once = once("$cc -O2 -DDT_NCCL", 'implementation');
