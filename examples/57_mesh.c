@@ -1,17 +1,15 @@
 /* 57_mesh: with data, pipeline and tensor parallel at once, which ranks should be near each other?
  *
  * What you learn
- *     - Degrees multiply to the number of ranks, dp x pp x tp = n. Ranks are places of a mesh, and the order of its
- *       axes, slowest first, says who is near whom. DPT ("cluster"): neighbours share a tensor, gradients cross the
- *       network. TPD ("spread"): tensors cross it. PDT: only what passes between stages crosses.
+ *     - Degrees multiply to the number of ranks, dp x pp x tp = n. The order of the axes says who is near whom
+ *       (69_rank_tables.c). DPT ("cluster"): gradients cross the network. TPD ("spread"): tensors cross it. PDT: only
+ *       what passes between stages crosses.
  *     - "Tensor and pipeline inside a node, data across" and "tensor inside, pipeline across" are both taught. Both
  *       keep the tensor inside. PDT sends less between nodes; DPT can send it in few large pieces.
- *     - Amazon's SMP says mp for pp x tp, rdp for dp, and dp for tp x rdp. So mp x rdp = n and pp x dp = n. mp x dp =
- *       n is true only if tp = 1.
- *     - Three wrong choices run here: model parallel for a model that fits (idle stages, or waits in each block),
- *       tensor parallel across nodes (the line of TPD), and data parallel where each rank needs the whole model
- *       (refused under a budget).
- *     - Every layout ends with one hash.
+ *     - Two wrong choices run here: model parallel for a model that fits ("pipeline" lets ranks idle, "tensor" waits
+ *       in each block, "data" waits once a step), and tensor parallel across nodes (the line of TPD).
+ *     - Data parallel is no remedy for a model that does not fit: the last column is what each rank needs, and only
+ *       the cut kinds need less. Every layout ends with one hash.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 57_mesh.c -o 57_mesh -lm -lpthread
@@ -21,13 +19,6 @@
  *     ./57_mesh --ranks 8                        (2 x 2 x 2)
  *
  * What it prints
- *     rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor
- *        5    1                   1    0      1                    1    0      1
- *       DPT, data:   0-4 1-5 2-6 3-7 are on two nodes
- *       DPT, tensor: 0-1 2-3 4-5 6-7 share a node
- *       TPD, tensor: 0-4 1-5 2-6 3-7 are on two nodes
- *     pp 2 x tp 2 x rdp 2 = 8; mp 4 x rdp 2 = 8; pp 2 x dp 4 = 8; but mp 4 x dp 4 = 16
- *     refused: --tp 3 does not divide 8 ranks. Set --tp to one of 1, 2, 4, 8.
  *     MB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256
  *     data                4   1   1    10.85    21.71    10.17    20.34    0.0 %   30.50  d9a34408ac4c..
  *     mesh DPT, cluster   1   2   2    13.67     1.09    13.63     1.05    5.9 %   11.98  d9a34408ac4c..
@@ -40,7 +31,7 @@
  * Predict first: with 8 ranks and the order PDT, what crosses between the nodes, and is it more than with DPT?
  * Exercise: take tp = 4 and pp = 2 on 8 ranks. Which column of the table gets worse, and which better?
  *
- * Read on: 58_nodes.c for what crosses a link, 65_across_nodes.c for the same at 70 billion weights. */
+ * Read on: 58_nodes.c for what crosses a link, 69_rank_tables.c for who is near whom. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
@@ -50,59 +41,7 @@
 
 #define EXPECTED "d9a34408ac4ca8bfa58f266845af1fb3096458a2f5e77d09797345cc0c834d68"
 
-enum { RANKS = 8, NODE = 4, LAYERS = 6, WIDTH = 128, BATCH = 16, MICRO = 8, LENGTH = 32, SHARDS = 8 };
-
-/* The mesh of 8 ranks on 2 nodes: at[rank] becomes its node and its place on the data, pipeline and tensor axes. */
-static int mesh(const char *order, int at[RANKS][4])
-{
-    dt_layout l = dt_layout_default();
-    l.pp = l.tp = 2, l.order = order;
-    for (int r = 0; r < RANKS; r++) {
-        dt_mesh m;
-        if (dt_mesh_of(&l, RANKS, r, &m)) return 0;
-        at[r][0] = r / NODE;
-        for (int axis = DT_AXIS_DATA; axis <= DT_AXIS_TENSOR; axis++) at[r][1 + axis] = m.at[axis];
-    }
-    return 1;
-}
-
-/* The pairs along an axis: ranks that differ in this place alone. Returns how many of the four share a node. */
-static int pairs(const char *what, int axis, int at[RANKS][4])
-{
-    int shared = 0;
-    printf("  %s", what);
-    for (int a = 0; a < RANKS; a++)
-        for (int b = a + 1; b < RANKS; b++) {
-            int same = 0;
-            for (int i = 1; i < 4; i++) same += i != axis && at[a][i] == at[b][i];
-            if (same < 2) continue;
-            printf(" %d-%d", a, b);
-            shared += at[a][0] == at[b][0];
-        }
-    printf(shared ? " share a node\n" : " are on two nodes\n");
-    return shared;
-}
-
-static int tables(void)
-{
-    int near[RANKS][4], far[RANKS][4], good;
-    dt_mesh m;
-    dt_layout l = dt_layout_default();
-    if (!mesh("cluster", near) || !mesh("spread", far)) return 0;
-    printf("rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor\n");
-    for (int r = 0; r < RANKS; r++)
-        printf("%4d %4d %19d %4d %6d %20d %4d %6d\n", r, near[r][0], near[r][1], near[r][2], near[r][3], far[r][1],
-               far[r][2], far[r][3]);
-    good = pairs("DPT, data:  ", 1, near) == 0 && pairs("DPT, pipe:  ", 2, near) == 4 &&
-           pairs("DPT, tensor:", 3, near) == 4;
-    good = pairs("TPD, data:  ", 1, far) == 4 && pairs("TPD, pipe:  ", 2, far) == 4 &&
-           pairs("TPD, tensor:", 3, far) == 0 && good;
-    printf("pp 2 x tp 2 x rdp 2 = 8; mp 4 x rdp 2 = 8; pp 2 x dp 4 = 8; but mp 4 x dp 4 = 16\n");
-    l.tp = 3;
-    if (!dt_mesh_of(&l, RANKS, 0, &m)) return 0;
-    printf("refused: %s\n", dt_last_error());
-    return good;
-}
+enum { LAYERS = 6, WIDTH = 128, BATCH = 16, MICRO = 8, LENGTH = 32, SHARDS = 8 };
 
 /* Ways to use n ranks: tensor groups and stages of 2, if there are so many ranks, or one kind of parallel alone. */
 enum { DATA, MESH, STAGES, TENSOR };
@@ -178,23 +117,6 @@ static dt_result train(dt_comm *c, const char *text, const struct choice *m, flo
     return e;
 }
 
-/* A budget between what the mesh and what data parallel needs: the first fits, the second is refused. */
-static dt_result budget(dt_comm *c, const char *text, const float *memory, int *good)
-{
-    char limit[32];
-    float again;
-    dt_result e;
-    snprintf(limit, sizeof limit, "%.0f", (double)(memory[DATA] + memory[MESH]) / 2);
-    setenv("DT_MEM_LIMIT", limit, 1);
-    if (!dt_comm_rank(c)) printf("with DT_MEM_LIMIT=%s\n", limit);
-    e = train(c, text, &choices[MESH], &again, good);
-    if (e) return e;
-    e = train(c, text, &choices[DATA], &again, good);
-    *good = *good && e == DT_E_MEMORY;
-    if (!dt_comm_rank(c)) printf("data: %s\n", dt_last_error());
-    return dt_barrier(c);
-}
-
 int main(int argc, char **argv)
 {
     char text[] = "/tmp/dtrain_XXXXXX";
@@ -206,14 +128,12 @@ int main(int argc, char **argv)
     n = dt_comm_size(c), root = !dt_comm_rank(c);
     if (argc > 1 || n > 8) return fprintf(stderr, "57_mesh: the option is --ranks 1, 2, 4 or 8\n"), 2;
     e = prose_temporary(text, 100000);
-    if (root) good = tables();
-    if (root) printf("\nMB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256\n");
+    if (root) printf("MB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256\n");
     for (int k = 0; k < (n > 1 ? 6 : 1) && !e; k++) e = train(c, text, &choices[k], &memory[k], &good);
-    if (!e && n > 1) e = budget(c, text, memory, &good);
     remove(text);
     dt_comm_close(&c);
     if (e) return dt_fail("57_mesh");
-    if (!good) return fprintf(stderr, "FAILED: tables, bytes, refusals or hashes are not as they should be\n"), 1;
+    if (!good) return fprintf(stderr, "FAILED: bytes or hashes are not as they should be\n"), 1;
     if (root) printf("expected %s\nok: every choice of a mesh costs something else, and none costs a bit\n", EXPECTED);
     return 0;
 }
