@@ -14,9 +14,9 @@
  *     ./16_llama_by_hand --ranks 2              (1 or 2)
  *
  * What it prints
- *                          weights  first loss  last loss
- *     the family            131392    5.557486      1.959
- *     from functions        131392    5.557486      2.004
+ *                     weights  tensors  first loss  last loss
+ *     the family       131392       21    5.557486      1.959
+ *     from functions   131392       21    5.557486      2.004
  *     ok: the same first loss, to the bit; later ones differ by the order of sums
  *
  * Predict first: which digit of the loss differs first after ten steps, and does it matter?
@@ -69,8 +69,8 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
     return dt_cross_entropy(g, x, dt_targets(g), 0.0f);
 }
 
-/* Trains one of the two; its first and last loss. Every rank writes its own copy of the text: the same bytes. */
-static dt_result train(dt_model model, float loss[2], int64_t *weights, int *root)
+/* Trains one of the two: its first and last loss, weights and tensors. Every rank writes its own text: the same bytes. */
+static dt_result train(dt_model model, float loss[2], int64_t count[2], int *root)
 {
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_recipe recipe = dt_recipe_default();
@@ -88,7 +88,9 @@ static dt_result train(dt_model model, float loss[2], int64_t *weights, int *roo
     loss[0] = info.loss;
     while (!e && info.step < STEPS) e = dt_trainer_step(t, &info);
     loss[1] = info.loss;
-    if (!e) *weights = dt_trainer_weights(t), *root = dt_trainer_is_root(t);
+    count[1] = 0;
+    for (dt_shape shape; !e && dt_trainer_parameter_at(t, count[1], &shape);) count[1]++;
+    if (!e) count[0] = dt_trainer_weights(t), *root = dt_trainer_is_root(t);
     dt_trainer_close(&t);
     return e;
 }
@@ -101,20 +103,22 @@ int main(int argc, char **argv)
                                      {"model.layers.1", block, &nano},
                                      {"model", head, &nano}};
     float family[2], mine[2];
-    int64_t weights[2];
+    int64_t count[2][2];
     int root = 0;
     dt_result e = dt_launch(&argc, &argv);
     if (argc > 1) return fprintf(stderr, "16_llama_by_hand: the option is --ranks N\n"), dt_exit_code(DT_E_USAGE);
     nano = dt_model_llama("llama-nano");
-    if (!e) e = train(nano, family, &weights[0], &root);
-    if (!e) e = train(dt_model_segments(own, 4, VOCABULARY), mine, &weights[1], &root);
+    if (!e) e = train(nano, family, count[0], &root);
+    if (!e) e = train(dt_model_segments(own, 4, VOCABULARY), mine, count[1], &root);
     if (e) return dt_fail("16_llama_by_hand");
     if (root) {
-        printf("                     weights  first loss  last loss\n");
-        printf("the family      %12d  %10.6f  %9.3f\n", (int)weights[0], (double)family[0], (double)family[1]);
-        printf("from functions  %12d  %10.6f  %9.3f\n", (int)weights[1], (double)mine[0], (double)mine[1]);
+        printf("                weights  tensors  first loss  last loss\n");
+        printf("the family      %7d  %7d  %10.6f  %9.3f\n", (int)count[0][0], (int)count[0][1], (double)family[0],
+               (double)family[1]);
+        printf("from functions  %7d  %7d  %10.6f  %9.3f\n", (int)count[1][0], (int)count[1][1], (double)mine[0],
+               (double)mine[1]);
     }
-    if (weights[0] != weights[1] || mine[0] != family[0] || mine[1] > 1.05f * family[1])
+    if (count[0][0] != count[1][0] || mine[0] != family[0] || mine[1] > 1.05f * family[1])
         return fprintf(stderr, "FAILED: the two are not one model\n"), 1;
     if (root) printf("ok: the same first loss, to the bit; later ones differ by the order of sums\n");
     return 0;
