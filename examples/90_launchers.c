@@ -4,48 +4,41 @@
  *     - A launcher starts the same program many times. Environment variables tell each copy which one it is, of how
  *       many, and where they meet. A training script that asks for nothing else runs unmodified under any launcher.
  *       The library looks for MPI, then Slurm, then torchrun's variables, then SageMaker.
- *     - Launchers differ when a rank dies. torchrun starts the group again; an mpirun job is aborted as a whole. In
- *       both, no rank stays behind.
  *     - "torchrun is MPI-style and needs p3, p4 or trn1": it starts ordinary processes anywhere. For Trainium it is
  *       the only choice.
  *     - A `distribution` of SageMaker (91_distribution.c) starts mpirun for pytorchddp, smdistributed and mpi, and
  *       torchrun for torch_distributed.
  *     - With libfabric (-DDT_OFI, -lfabric) or MPI (-DDT_MPI) the ranks of foreign launchers add their numbers. --show
- *       under a launcher of yours prints its variables; with --lose rank 1 is killed.
+ *       under a launcher of yours prints its variables: srun -n 2, torchrun --no-python --nproc-per-node 2, mpirun -n
+ *       2.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 90_launchers.c -o 90_launchers -lm -lpthread
  *     ./90_launchers
- * With libfabric, so that the ranks of foreign launchers do add their numbers: the same with -DDT_OFI and -lfabric.
- * What a real one sets: srun -n 2 ./90_launchers --show, torchrun --no-python --nproc-per-node 2 ./90_launchers --show,
- * and, built by mpicc with -DDT_MPI, mpirun -n 2 ./90_launchers --show; with --lose instead rank 1 is killed.
  *
  * What it prints (among the variables; ~: differs)
  *     torchrun: one machine
- *       -> torchrun: rank 0 of 2 (0 of 2 here) on 1 host, meeting at 127.0.0.1, port ~49116
+ *       -> torchrun: rank 0 of 2 (0 of 2 here) on 1 host, meeting at 127.0.0.1, port ~46792
  *     Slurm: two machines (srun)
- *       -> Slurm: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port ~39945
+ *       -> Slurm: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port ~53473
  *     SageMaker: two hosts; the file: {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"], ..}
- *       -> SageMaker: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port ~37903
+ *       -> SageMaker: rank 0 of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port ~42025
  *     mpirun of Open MPI: one machine
  *       -> Open MPI: rank 0 of 2 (0 of 2 here) on 1 host
  *     All of them at once: MPI counts
  *     None of them, and --ranks 2: the program is its own launcher
  *       -> rank 0 of 2, node 0 of 1: the sum is 3
- *     Rank 1 is killed. As with mpirun: the job is over, for rank 0, too
- *     Rank 1 is killed. As with torchrun, --max-restarts 1: both ranks start again
- *       -> restart 1 of 1
  *     ok: rank, size and place are those that each launcher set
  *
  * Predict first: torchrun's and Slurm's variables are both set. Which of them is right, and when?
  * Exercise: start two ranks by hand, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone. Which variable can be
  *     left out?
  *
- * Read on: 91_distribution.c for SageMaker's dictionary, 92_placement.c for where the machines stand. */
+ * Read on: 91_distribution.c for SageMaker's dictionary, 92_placement.c for where the machines stand, 98_lost_rank.c
+ *     for a rank that dies. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <netinet/in.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,20 +79,18 @@ static const launcher known[LAUNCHERS] = {
       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2", "of how many here"}, {"PMIX_RANK", "#", "the same, for any MPI with PMIx"},
       {"PMIX_NAMESPACE", "1966866433", "the job. No address: MPI alone connects its ranks"}}}};
 
-/* The training program, the same for all launchers. --lose: rank 1 dies at the first start. */
-static int rank_main(int argc, char **argv, int lose)
+/* The training program, the same for all launchers. */
+static int rank_main(int argc, char **argv)
 {
-    const char *restarts = getenv("DT_RESTARTS");
     float sum;
     dt_comm *c = NULL;
     dt_result r = dt_comm_open(&c, &argc, &argv);
     setvbuf(stdout, NULL, _IOFBF, ROOM); /* all that a rank says in one piece */
     for (int i = 0; i < LAUNCHERS; i++)
-        for (const variable *v = known[i].set; v->name && !lose; v++)
+        for (const variable *v = known[i].set; v->name; v++)
             if (getenv(v->name) && (i == TORCHRUN || strncmp(v->name, "MASTER", 6) != 0))
                 printf("  %-28s %s\n", v->name, getenv(v->name));
     sum = r ? 0 : (float)dt_comm_rank(c) + 1;
-    if (!r && lose && dt_comm_rank(c) == 1 && (!restarts || !atoi(restarts))) raise(SIGKILL);
     if (!r) r = dt_all_reduce(c, &sum, 1, DT_SUM);
     printf("%s", argc > 2 ? argv[2] : ""); /* which of two this is, for the one that started both */
     if (r) printf("%s\n", dt_last_error());
@@ -194,27 +185,20 @@ static int play(const char *program, const char *title, int first, int last, int
     return good && status == (engine ? 0 : dt_exit_code(DT_E_USAGE));
 }
 
-/* The own launcher, whose ranks have torchrun's variables; with a rank that dies; and with that and a restart. */
+/* The own launcher, whose ranks have torchrun's variables. */
 static int own(const char *program)
 {
     static char text[ROOM];
     char command[1200], sum[2][80];
-    int good, n = snprintf(command, sizeof command, "exec 2>&1; env -i DT_BACKOFF=0 '%.1000s' --ranks 2 ", program);
+    int good;
+    snprintf(command, sizeof command, "exec 2>&1; env -i '%.1000s' --ranks 2 --show", program);
     for (int r = 0; r < 2; r++) snprintf(sum[r], sizeof sum[r], SUM, r, 0, 1);
     printf("\nNone of them, and --ranks 2: the program is its own launcher\n");
-    strcpy(command + n, "--show");
     good = !run(command, text) && said(text, "", "RANK                         1");
     good = said(text, "", "MASTER_ADDR                  127.0.0.1") && good;
     good = said(text, "", "the program itself: rank 1 of 2 (1 of 2 here) on 1 host") && good;
     good = said(text, "", sum[0]) && said(text, "", sum[1]) && good;
-    printf("\nRank 1 is killed. As with mpirun: the job is over, for rank 0, too\n");
-    strcpy(command + n, "--lose");
-    good = run(command, text) == 128 + SIGKILL && !strstr(text, "the sum") && good;
-    good = said(text, "", "was killed by signal 9 (Killed); stopping the rest (1)") && good;
-    printf("\nRank 1 is killed. As with torchrun, --max-restarts 1: both ranks start again\n");
-    strcpy(command + n, "--lose --max-restarts 1");
-    good = !run(command, text) && said(text, "", "restart 1 of 1") && good;
-    return said(text, "", sum[0]) && said(text, "", sum[1]) && good;
+    return good;
 }
 
 int main(int argc, char **argv)
@@ -223,8 +207,7 @@ int main(int argc, char **argv)
     FILE *f;
     int good = 1;
     for (int i = 1; i < argc; i++)
-        if (!strcmp(argv[i], "--show") || !strcmp(argv[i], "--lose"))
-            return rank_main(argc, argv, !strcmp(argv[i], "--lose"));
+        if (!strcmp(argv[i], "--show")) return rank_main(argc, argv);
     if (argc > 1) return fprintf(stderr, "90_launchers: the option is --show\n"), 2;
     if (!mkdtemp(folder)) return perror("90_launchers: no folder in /tmp"), 1;
     for (int r = 0; r < 2; r++) { /* what each host of a SageMaker job finds in its file */
