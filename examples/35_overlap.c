@@ -21,7 +21,7 @@
  *     ./35_overlap --ranks 2                     (the one to read)
  *
  * What it prints
- *     Milliseconds of the fastest step on a link of 1e8 bytes/s; sent / rate is what its bytes take there:
+ *     Milliseconds of the fastest step on a link of 1e8 bytes/s; sent / rate is what its bytes take:
  *       overlap                     step s./rate    comm exposed   share       MB
  *     sha256 707f112bad0621d8f22ea488aefe344ea0ca3d15bf006aed98b8e50815c3edd5
  *     ok: exposed is a part of communication, all of it without overlap; one hash
