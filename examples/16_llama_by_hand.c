@@ -69,7 +69,7 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
     return dt_cross_entropy(g, x, dt_targets(g), 0.0f);
 }
 
-/* Trains one of the two: its first and last loss, weights and tensors. Every rank writes its own text: the same bytes. */
+/* Trains one of the two: first and last loss, weights and tensors. Every rank writes its own copy of the text. */
 static dt_result train(dt_model model, float loss[2], int64_t count[2], int *root)
 {
     char text[] = "/tmp/dtrain_XXXXXX";

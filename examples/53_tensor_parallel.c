@@ -19,8 +19,6 @@
  *     ./53_tensor_parallel --ranks 4
  *
  * What it prints
- *       2 chains instead of 1                             88 %
- *       4 chains as a tree, on 2 ranks instead of 1        0 %
  *     two shards drawn with one seed: loss 0.219, cosine of the shards 1.00
  *     two shards drawn with two seeds: loss 0.019, cosine of the shards -0.32
  *     --ranks 4       sent/step   formula    rest  weights     4P/t  activations  sha256
@@ -44,39 +42,7 @@
 #define EXPECTED "dafdbe328efb67f43b8c46e69e80cfffa754c294136d9f4a5cd5e84d278eff18"
 
 enum { LAYERS = 2, WIDTH = 128, LENGTH = 32, BATCH = 8 };                             /* of the training run */
-enum { ROWS = 32, K = 256, INPUTS = 8, HIDDEN = 4, EACH = INPUTS * HIDDEN + HIDDEN }; /* of what is done by hand */
-
-/* x[:, from..to] w[from..to, :] */
-static dt_tensor rows(dt_graph *g, dt_tensor x, dt_tensor w, int64_t from, int64_t to)
-{
-    return dt_matmul(g, dt_slice(g, x, 1, from, to), dt_slice(g, w, 0, from, to), 0, 0);
-}
-
-static double differ(const dt_graph *g, dt_tensor a, dt_tensor b)
-{
-    const float *x = dt_value(g, a), *y = dt_value(g, b);
-    int count = 0;
-    for (int i = 0; x && y && i < ROWS * ROWS; i++) count += memcmp(&x[i], &y[i], sizeof *x) != 0;
-    return 100.0 * count / (ROWS * ROWS);
-}
-
-/* Sums over K terms, cut in one, two and four parts. */
-static int orders(dt_graph *g)
-{
-    dt_tensor x = dt_param(g, "x", dt_shape2(ROWS, K), DT_INIT_NORMAL, 1.0f), p[4], low, high, tree;
-    dt_tensor w = dt_param(g, "w", dt_shape2(K, ROWS), DT_INIT_NORMAL, 1.0f), one = dt_matmul(g, x, w, 0, 0);
-    for (int i = 0; i < 4; i++) p[i] = rows(g, x, w, i * K / 4, (i + 1) * K / 4);
-    tree = dt_combine(g, dt_reshape(g, dt_concat(g, p, 4, 0), dt_shape3(4, ROWS, ROWS)));
-    low = dt_add(g, p[0], p[1]), high = dt_add(g, p[2], p[3]); /* what each of two ranks adds */
-    printf("sums of %d terms: how many get other bits\n"
-           "  2 chains instead of 1                            %3.0f %%\n"
-           "  4 chains instead of 1                            %3.0f %%\n"
-           "  4 chains added in order instead of as a tree     %3.0f %%\n"
-           "  4 chains as a tree, on 2 ranks instead of 1      %3.0f %%\n",
-        K, differ(g, one, dt_add(g, rows(g, x, w, 0, K / 2), rows(g, x, w, K / 2, K))), differ(g, one, tree),
-        differ(g, tree, dt_add(g, dt_add(g, low, p[2]), p[3])), differ(g, tree, dt_add(g, low, high)));
-    return differ(g, one, tree) > 10 && differ(g, tree, dt_add(g, low, high)) <= 0;
-}
+enum { INPUTS = 8, HIDDEN = 4, EACH = INPUTS * HIDDEN + HIDDEN }; /* of what is done by hand */
 
 /* gelu(x up) down, with the weights of up and then of down in w, from `at` on. */
 static dt_tensor mlp(dt_graph *g, dt_tensor x, dt_tensor w, int64_t at, int64_t hidden)
@@ -153,7 +119,6 @@ int main(int argc, char **argv)
 {
     char text[] = "/tmp/dtrain_XXXXXX";
     dt_comm *c = NULL;
-    dt_graph *g = NULL;
     int root, ranks, good = 1;
     dt_result e = dt_comm_open(&c, &argc, &argv);
     if (e) return dt_fail("53_tensor_parallel");
@@ -161,13 +126,10 @@ int main(int argc, char **argv)
     dt_comm_close(&c); /* the trainer opens its own */
     if (argc > 1) return fprintf(stderr, "53_tensor_parallel: the option is --ranks 1, 2 or 4\n"), 2;
     e = prose_temporary(text, 100000);
-    if (!e) e = dt_graph_open(&g, 1);
     if (!e && root) {
-        good = orders(g);
-        good = race(2, "one seed") > 2 * race(3, "two seeds") && good;
+        good = race(2, "one seed") > 2 * race(3, "two seeds");
         printf("--ranks %d       sent/step   formula    rest  weights     4P/t  activations  sha256\n", ranks);
     }
-    dt_graph_close(&g);
     for (int mode = 0; mode < (ranks > 1 ? 3 : 1) && !e; mode++) e = train(text, mode, ranks, &good);
     remove(text);
     if (e) return dt_fail("53_tensor_parallel");
