@@ -355,9 +355,9 @@ DT_API dt_layout dt_layout_default(void);
  * when all ranks did, else with the status of the first that failed (128 + signal when killed; 75 when stopped and
  * saved). Returns DT_OK in a rank and in a program that runs alone. */
 DT_API dt_result dt_launch(int *argc, char ***argv);
-/* Reads the options of recipe and layout out of argv ("--name value" or "--name=value"; --help lists them), and leaves
- * the other arguments. Strings point into argv. DT_E_USAGE: an unknown option, or a bad value; DT_E_HELP. On a host of
- * SageMaker that is alone in its job, checkpoint.place is /opt/ml/checkpoints if that is there. */
+/* Reads the options of recipe and layout out of argv ("--name value" or "--name=value"; --help all lists them), and
+ * leaves the other arguments. Strings point into argv. DT_E_USAGE: an unknown option, or a bad value; DT_E_HELP. On a
+ * host of SageMaker that is alone in its job, checkpoint.place is /opt/ml/checkpoints if that is there. */
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
 /* One rank's part of a training run, for one thread at a time. Rank 0 prints progress to standard output unless
  * output.quiet; nothing else in the library prints. */
