@@ -67,6 +67,7 @@
  *     DT_MPI                  several machines over MPI 3 (mpi.h; tested with Open MPI 4.1): see mpicc --showme
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
  *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is looked for when it is asked for
+ *     DT_COMPILER             the compiler of segments (layout.compile); without it they run op by op
  *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
@@ -78,6 +79,7 @@
  *     H6  tensors and graph                             H14 checkpoints
  *     H7  gradients                                     H15 mesh, layout, step programs, executor
  *     H8  models: segments, GPT-2, Llama                H16 trainer, launcher, restarts
+ *     H9  compiler: passes, fusion
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
  * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says which rank owns
@@ -325,6 +327,11 @@ typedef struct dt_checkpoints {
                            * or a name, a space and a shell command with $DT_FROM and $DT_TO */
     float deadline;       /* seconds from a request to stop to the forced end: a save must fit */
 } dt_checkpoints;
+/* How the compiler (DT_COMPILER) changes the plans of segments: fewer passes over memory, fewer values kept. */
+typedef struct dt_compilation {
+    int32_t mode;          /* dt_compile */
+    const char *passes;    /* "fuse,cse": only these; "-fuse": the usual ones but this; NULL: the usual ones */
+} dt_compilation;
 /* Start from dt_layout_default(): later versions add fields. */
 typedef struct dt_layout {
     int64_t threads;           /* per rank; 0: cores / ranks */
@@ -345,6 +352,7 @@ typedef struct dt_layout {
     int64_t bucket;            /* bytes of gradient per reduction, in backward order */
     int32_t overlap;           /* dt_overlap */
     int32_t no_memory_check;   /* start although the plan needs more memory than is free */
+    dt_compilation compile;
     dt_output output;
     dt_checkpoints checkpoint;
 } dt_layout;
@@ -921,6 +929,8 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
  * core: AUTO is on where there are more cores than ranks x threads, on one machine. With accumulation `each` and ZeRO
  * 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
+/* Whether segments are compiled: not, or before step 1. */
+typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON } dt_compile;
 /* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
  * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
  * Face, with config.json for the families, in blocks of 256 KB or a row. */
@@ -2654,6 +2664,8 @@ typedef struct dt__gemm {
     int64_t ldc;
     int accumulate;    /* 0: chains start from +0 and C is not read; 1: they go on from C */
     const float *bias; /* (n) or NULL: added after the chain, rounded once more */
+    void (*then)(void *user, int64_t i, int64_t rows, int64_t j, int64_t cols, int worker); /* or NULL: gets finished */
+    void *user;                                                                             /* pieces of C in turn */
 } dt__gemm;
 
 typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
@@ -3818,8 +3830,9 @@ static void DT__K(dt__gemm_panel)(int64_t rows, int64_t n, int64_t k, const floa
 
 /* One block of k of one task. */
 static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0, int64_t m, int64_t j0, int64_t n,
-                                  int64_t p0, int64_t k)
+                                  int64_t p0, int64_t k, int worker)
 {
+    int last = g->then && p0 + k == g->k;
     float *panels = scratch, *packed = scratch + DT__KC * DT__MC;
     const float *bias = g->bias && p0 + k == g->k ? g->bias + j0 : NULL;
     int load = g->accumulate || p0 > 0;
@@ -3829,6 +3842,7 @@ static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0,
         rows = dt__min(g->acs == 1 ? DT__MR : DT__MC, i0 + m - i);
         if (g->acs == 1 && rows == DT__MR) {
             DT__K(dt__gemm_panel)(rows, n, k, a, g->ars, 1, packed, g->c + i * g->ldc + j0, g->ldc, load, bias);
+            if (last) g->then(g->user, i, rows, j0, n, worker);
             continue;
         }
         DT__K(dt__pack_a)(panels, a, g->ars, g->acs, k, rows);
@@ -3836,6 +3850,7 @@ static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0,
             DT__K(dt__gemm_panel)(dt__min(DT__MR, rows - r), n, k, panels + r * k, 1, DT__MR, packed,
                                   g->c + (i + r) * g->ldc + j0, g->ldc, load, bias);
         }
+        if (last) g->then(g->user, i, rows, j0, n, worker);
     }
 }
 
@@ -3849,7 +3864,7 @@ static void DT__K(dt__gemm_task)(void *context, int64_t task, int worker)
     float *scratch = (float *)dt__scratch(job->pool, worker);
     for (int64_t block = 0; block < blocks; block++) {
         int64_t p0 = block * kc;
-        DT__K(dt__gemm_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0));
+        DT__K(dt__gemm_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0), worker);
     }
 }
 
@@ -5095,7 +5110,9 @@ typedef struct dt__node {
     float f;
     const float *table; /* the op's constants, owned by the graph; NULL for most */
     int32_t grad;       /* after dt_backward: id of the gradient, or 0 */
-    int32_t cut;        /* 1: the last axis holds only this rank's tensor shards, one after another */
+    int32_t cut;       /* 1: the last axis holds only this rank's tensor shards, one after another */
+    int32_t group, tile; /* the last op of those that run together, a run of ids (H9), or 0; tile: such an op's value
+                          * is in memory only if an op of no or another group reads it */
     float *data;  /* eager: the value, owned */
 } dt__node;
 
@@ -5212,6 +5229,7 @@ typedef struct dt__call {
     int worker; /* whose scratch memory a body may use */
     const struct dt__strided *strided; /* of a map or move */
     int part;                    /* of the op: the input of a move, the passes of a cross-entropy */
+    const struct dt__gemm *epilogue; /* NULL, or its `then` follows a product of a matrix */
 } dt__call;
 
 typedef void (*dt__run_fn)(const dt__call *c);
@@ -6873,6 +6891,8 @@ static void dt__run_product(const dt__call *c, int first)
     job.ars = ta ? 1 : job.k, job.acs = ta ? job.m : 1;
     job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
     job.ldc = job.n, job.accumulate = !c->fresh || first > 0;
+    if (c->n->inputs == 3) job.bias = c->in[2];
+    if (c->epilogue) job.then = c->epilogue->then, job.user = c->epilogue->user;
     if (b || of_c || c->slices) {
         job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
         dt__run_pieces(c, &job, b, of_c);
@@ -6891,10 +6911,10 @@ static void dt__run_product(const dt__call *c, int first)
         c->env->k->gemm(c->env->pool, &job);
     }
 }
-/* Inputs a, b, and perhaps more pairs, whose products continue the chains of the first. */
+/* Inputs a, b, and perhaps more pairs, whose products continue the chains of the first; or a bias (H9). */
 static void dt__run_matmul(const dt__call *c)
 {
-    for (int i = 0; i < c->n->inputs; i += 2) dt__run_product(c, i);
+    for (int i = 0; i + 1 < c->n->inputs; i += 2) dt__run_product(c, i);
 }
 
 /* "<name>.weight" (K,width) for x (..,K). */
@@ -9078,7 +9098,7 @@ static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
 static double dt__flops_matmul(const dt_graph *g, const dt__node *n)
 {
     double terms = 0.0; /* of a chain, in all parts together */
-    for (int i = 0; i < n->inputs; i += 2) terms += (double)dt_dim(g, dt__tensor(g, n->in[i]), -1 - (int)n->i[0]);
+    for (int i = 0; i + 1 < n->inputs; i += 2) terms += (double)dt_dim(g, dt__tensor(g, n->in[i]), -1 - (int)n->i[0]);
     return 2.0 * (double)dt__count(n) * terms / (double)dt__max(1, n->i[2]);
 }
 /* One expert per row: active experts count. */
@@ -9227,14 +9247,35 @@ typedef struct dt__plan {
     int32_t weights_count;      /* ops that grad_in does not need, when split off */
     int64_t saved, temp, cache; /* floats */
     double forward_flops, backward_flops; /* of all tensor and context ranks */
+    struct dt__fused *fused; /* how its groups run (H9), or NULL */
 } dt__plan;
 
-/* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, share that of their input. */
+/* The memory of a plan's places for one unit of work. */
+typedef struct dt__bind {
+    float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
+    float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
+    const int64_t *param, *slot; /* slot has three parts: offsets; those of the other row slices, in slices, -1: none;
+                                  * then of experts that ranks share from one rank's sum to the next, else 0 */
+    float *slices;
+} dt__bind;
+
+/* What the compiler (H9) adds to a plan: it runs the group that ends with op `id`; and bytes of scratch per worker. */
+typedef struct dt__fused {
+    void (*run)(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env);
+    void (*close)(struct dt__fused *f);
+    int64_t scratch;
+} dt__fused;
+
+/* Is it a move that does not run, because its readers walk over its source (H9)? */
+static int dt__is_view(const dt__node *n) { return n->tile && dt__op_of(n->op)->class_of == DT__CLASS_MOVE; }
+
+/* The node whose memory `id` shares: aliases, views, and a COMBINE of one part on one rank, share their input's. */
 static int32_t dt__root(const dt_graph *g, int32_t id)
 {
     for (;;) {
         const dt__node *n = &g->nodes[id];
-        if (!dt__is_alias(n->op) && !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1 && !n->i[0]))
+        if (!n->inputs || (!dt__is_alias(n->op) && !dt__is_view(n) &&
+                           !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1 && !n->i[0])))
             return id;
         id = n->in[0];
     }
@@ -9286,6 +9327,15 @@ typedef struct dt__planner {
     int32_t block_count;
 } dt__planner;
 
+/* Does the group of `id`, if there is one, read root r at most once? */
+static int dt__read_once(const dt_graph *g, int32_t id, int32_t r)
+{
+    int reads = 0;
+    for (int32_t m = g->nodes[id].group; m && g->nodes[m].group == g->nodes[id].group; m--)
+        for (int i = 0; i < g->nodes[m].inputs; i++) reads += dt__root(g, g->nodes[m].in[i]) == r;
+    return reads < 2;
+}
+
 /* An input of node `id` that dies here and whose memory the op may reuse; 0: none. */
 static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
 {
@@ -9295,7 +9345,9 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
         int32_t r = dt__root(g, n->in[i]);
         if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now || dt__count(&g->nodes[r]) != dt__count(n))
             continue;
-        if (!dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape)) continue;
+        if (!dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape) || !dt__read_once(g, id, r) ||
+            dt__is_view(&g->nodes[n->in[i]]))
+            continue;
         if (w->p->home[r].place == DT__AT_TEMP || (w->p->home[r].place == DT__AT_SAVED && now >= w->p->forward_count))
             return r;
     }
@@ -9335,8 +9387,9 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
     dt__home *home = &p->home[id];
     int64_t size = dt__round_up(dt__floats(&p->g->nodes[id]), 16);
     int32_t reuse, end = dt__phase_end(p, now);
-    if (home->place) return;
     reuse = p->g->nodes[id].op == DT__OP_AUX ? 0 : dt__reusable(w, id, now);
+    if (home->place == DT__AT_OUTPUT && reuse && p->home[reuse].place == DT__AT_TEMP) p->home[reuse] = *home;
+    if (home->place) return;
     if (p->g->nodes[id].op == DT__OP_CACHE) {
         home->place = DT__AT_CACHE, home->offset = p->cache;
         p->cache += size;
@@ -9345,6 +9398,7 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
     } else if (w->last[id] >= end) {
         home->place = DT__AT_SAVED, home->offset = p->saved;
         p->saved += size;
+        if (reuse && p->home[reuse].place == DT__AT_TEMP) p->home[reuse] = *home; /* computed where this op will be */
     } else if (reuse) {
         *home = p->home[reuse];
         for (int32_t i = 0; home->place == DT__AT_TEMP && i < w->block_count; i++)
@@ -9360,12 +9414,13 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
     for (int32_t id = from; id < to; id++) {
         const dt__node *n = &g->nodes[id];
         if (!w->live[id] || dt__is_leaf(n->op) || n->op == DT__OP_AUX || dt__root(g, id) != id) continue;
+        if (dt__is_view(n)) continue;
         if (early >= 0 && w->early[id] != early) continue;
         for (int i = 0; i < n->inputs; i++) w->last[dt__root(g, n->in[i])] = count;
         if (dt__op_of(n->op)->flops)
             *(id < g->forward_count ? &p->forward_flops : &p->backward_flops) +=
                 dt__op_of(n->op)->flops(g, n) * dt__node_ranks(g, n);
-        p->order[count++] = id;
+        if (!n->group || n->group == id) p->order[count++] = id;
     }
     return count;
 }
@@ -9399,12 +9454,15 @@ static void dt__plan_lay_out(dt__planner *w, int split)
     p->weights_count = count - p->forward_count - p->backward_count;
     w->last[dt__root(g, g->prediction.id)] = count; /* read after the run */
     for (int32_t i = 0; i < count; i++) {
-        int32_t id = p->order[i], aux = g->nodes[id].aux;
+        int32_t id = p->order[i];
         if (i == p->forward_count || i == p->forward_count + p->backward_count)
             w->block_count = 0; /* temporaries are dead */
         if (i == p->forward_count) dt__plan_recompute(w, i);
-        dt__place(w, id, i);
-        if (aux) dt__place(w, aux, i);
+        while (g->nodes[id].group && g->nodes[id - 1].group == g->nodes[id].group) id--;
+        for (; id <= p->order[i]; id++) {
+            if (!g->nodes[id].tile || w->last[id] > i) dt__place(w, id, i);
+            if (g->nodes[id].aux) dt__place(w, g->nodes[id].aux, i);
+        }
     }
 }
 
@@ -9413,11 +9471,18 @@ static void dt__plan_close(dt__plan **plan)
     dt__plan *p = *plan;
     if (!p) return;
     dt_graph_close(&p->g);
+    if (p->fused) p->fused->close(p->fused);
     dt__free(p->home);
     dt__free(p->order);
     dt__free(p);
     *plan = NULL;
 }
+
+/* Makes plans as dt__plan_open does, of the compiled graph; the first member of what H9 keeps. */
+typedef struct dt__compiler {
+    dt_result (*open)(struct dt__compiler *c, dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in,
+                      int how);
+} dt__compiler;
 
 /* Plans a recorded graph; the plan owns it. grad_in may be poison. how: DT__PLAN_SPLIT, ops that grad_in does not need
  * get a phase of their own; DT__PLAN_RECOMPUTE, backward recomputes attention (Korthikanti et al. 2022), so that its
@@ -9465,15 +9530,6 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
     return DT_E_MEMORY;
 }
 
-/* The memory of a plan's places for one unit of work. */
-typedef struct dt__bind {
-    float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
-    float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot; /* slot has three parts: offsets; those of the other row slices, in slices, -1: none;
-                                  * then of experts that ranks share from one rank's sum to the next, else 0 */
-    float *slices;
-} dt__bind;
-
 static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
 {
     const dt__home *h = &p->home[dt__root(p->g, id)];
@@ -9483,25 +9539,37 @@ static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
     return h->place == DT__AT_NOWHERE ? NULL : b->at[h->place] + h->offset;
 }
 
-/* Runs ops [begin, begin + count) of the order. fresh: gradient slots start from +0. */
+/* The call of node `id`. fresh: its gradient slot starts from +0. */
+static dt__call dt__call_of(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
+{
+    const dt__node *n = &p->g->nodes[id];
+    dt__call c;
+    memset(&c, 0, sizeof c);
+    c.g = p->g, c.n = n, c.env = env;
+    c.fresh = n->slot < 0 || fresh;
+    if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards)) {
+        const int64_t *slices = b->slot + p->g->slot_count + n->slot;
+        if (*slices >= 0) c.slices = b->slices + *slices;
+        c.of_rank = slices[p->g->slot_count];
+    }
+    c.out = dt__where(p, b, id);
+    c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
+    for (int i = 0; i < n->inputs; i++) c.in[i] = dt__where(p, b, n->in[i]);
+    return c;
+}
+
+/* Runs ops [begin, begin + count) of the order. */
 static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const dt__bind *b, const dt__env *env,
                          int fresh)
 {
     for (int32_t k = begin; k < begin + count; k++) {
-        const dt__node *n = &p->g->nodes[p->order[k]];
         dt__call c;
-        memset(&c, 0, sizeof c);
-        c.g = p->g, c.n = n, c.env = env;
-        c.fresh = n->slot < 0 || fresh;
-        if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards)) {
-            const int64_t *slices = b->slot + p->g->slot_count + n->slot;
-            if (*slices >= 0) c.slices = b->slices + *slices;
-            c.of_rank = slices[p->g->slot_count];
+        if (p->g->nodes[p->order[k]].group) {
+            p->fused->run(p, p->order[k], b, env);
+            continue;
         }
-        c.out = dt__where(p, b, p->order[k]);
-        c.aux = n->aux ? dt__where(p, b, n->aux) : NULL;
-        for (int i = 0; i < n->inputs; i++) c.in[i] = dt__where(p, b, n->in[i]);
-        dt__op_of(n->op)->run(&c);
+        c = dt__call_of(p, p->order[k], b, env, fresh);
+        dt__op_of(c.n->op)->run(&c);
     }
 }
 
@@ -9730,6 +9798,7 @@ typedef struct dt__net {
     int32_t param_count, param_capacity;
     int64_t weights;                            /* of the whole model */
     int how;                                    /* to plan (dt__plan_open) */
+    dt__compiler *compiler;                     /* makes the plans (H9), or NULL */
     int64_t saved, most_saved, temp, boundary,
         widest;                                 /* floats: sum and most of segments, largest temp, outputs, largest */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
@@ -9789,7 +9858,7 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
  * of the last segment is its logits. The plan owns the graph. */
 static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape shape, dt_shape targets,
                                     int64_t context, int first, int last, const dt_source *source, int how,
-                                    dt__plan **plan)
+                                    dt__compiler *compiler, dt__plan **plan)
 {
     dt_tensor y, dx = dt__none();
     dt_result r;
@@ -9815,7 +9884,7 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
     }
     r = dt_graph_result(g);
     if (r) return dt_graph_close(&g), r;
-    return dt__plan_open(plan, g, y, dx, how);
+    return compiler ? compiler->open(compiler, plan, g, y, dx, how) : dt__plan_open(plan, g, y, dx, how);
 }
 
 /* A graph for this rank's tensor shards of a unit of (B,T). */
@@ -9854,7 +9923,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     dt_graph *g = dt__net_graph(net, &targets);
     dt_result r = !g ? DT_E_MEMORY
                      : dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1,
-                                          net->source, net->how, &b->plan);
+                                          net->source, net->how, net->compiler, &b->plan);
     if (r) return r;
     b->owner = 1;
     g = b->plan->g;
@@ -10072,11 +10141,945 @@ static void dt__net_whole(const dt__net *net, const dt__net_param *p, const void
 static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 {
     int64_t bytes = k->gemm_scratch();
-    for (int64_t s = 0; s < net->count; s++)
-        for (int32_t id = 1; id < net->segments[s].plan->g->count; id++)
-            bytes = dt__max(bytes, dt__node_scratch(k, net->segments[s].plan->g, id));
+    for (int64_t s = 0; s < net->count; s++) {
+        const dt__plan *p = net->segments[s].plan;
+        for (int32_t id = 1; id < p->g->count; id++) bytes = dt__max(bytes, dt__node_scratch(k, p->g, id));
+        if (p->fused) bytes = dt__max(bytes, p->fused->scratch);
+    }
     return bytes;
 }
+
+/* ============================================================================================
+ * H9  compiler: passes, fusion
+ * ============================================================================================
+ * Between recording and planning (H7), passes rewrite a segment's graph, forward and gradient together, by rewrites
+ * that keep every bit (R13). The last two, fusion and order, decide which ops run together and when. The planner then
+ * gives places to what is left: a value that only its own group reads has none. */
+#ifdef DT_COMPILER
+
+/* X(name, text): the passes in the order in which they run. */
+#define DT__PASSES(X) \
+    X(FOLD, "fold") X(SIMPLIFY, "simplify") X(CSE, "cse") X(LAYOUT, "layout") X(BIAS, "bias") \
+    X(RECOMPUTE, "recompute") X(FUSE, "fuse") X(EPILOGUE, "epilogue")
+#define DT__PASS_ENUM(name, text) DT__PASS_##name,
+enum { DT__PASSES(DT__PASS_ENUM) DT__PASS_COUNT };
+enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops of a group; elements of a tile, unless a row has more */
+
+/* A graph while it is rewritten. Every op begins as a unit of its own; fusion joins units. The number of a unit is the
+ * least id in it, `next` a ring through its ops. */
+typedef struct dt__rewrite {
+    dt_graph *g;
+    const dt__kernels *k;
+    dt_tensor *output, *grad_in;
+    int how;                        /* dt__plan_open's */
+    unsigned passes;                /* bits: which ones run */
+    int64_t done[DT__PASS_COUNT];   /* rewrites of each pass */
+    int32_t room;                   /* of the lists, in nodes */
+    int32_t *to;                    /* the node that takes a node's place */
+    int32_t *readers;               /* live uses of a root */
+    int32_t *unit, *next, *product; /* product: of the unit, the matrix product that it begins with, or 0 */
+    int32_t *before;                /* a collective follows that one: all ranks call them in one order */
+    int32_t *order, ordered;        /* ids in their new order */
+    int64_t *rows, *cols;           /* of a unit: what its ops walk over; 0: none that may join others */
+    uint8_t *live, *seen;
+    uint8_t *phase;                 /* 0 forward, 1 backward, 2 the weights' gradients, if split off */
+    uint8_t *by_rows;               /* the unit has row ops, or numbers of rows */
+} dt__rewrite;
+
+/* The op that makes a value: that of its root, and of a second output the op itself. */
+static int32_t dt__maker(const dt_graph *g, int32_t id)
+{
+    id = dt__root(g, id);
+    return g->nodes[id].op == DT__OP_AUX ? g->nodes[id].in[0] : id;
+}
+/* Is the value read behind the run, so that its node must stay? */
+static int dt__is_result(const dt__rewrite *w, int32_t id)
+{
+    return id == w->output->id || id == w->grad_in->id || id == w->g->prediction.id || id == w->g->logits.id;
+}
+/* Do all ranks of a group call the op together? */
+static int dt__is_collective(int op)
+{
+    return op == DT__OP_COMBINE || op == DT__OP_ALL_ROWS || op == DT__OP_OWN_ROWS || op == DT__OP_MOE_EXCHANGE ||
+           op == DT__OP_MOE_BINS || op == DT__OP_ATTENTION || op == DT__OP_ATTENTION_GRAD || op == DT__OP_CROSS_ENTROPY;
+}
+
+/* Which nodes are needed, in which phase, and how often each root is read. */
+static void dt__rewrite_live(dt__rewrite *w)
+{
+    dt_graph *g = w->g;
+    memset(w->live, 0, (size_t)w->room), memset(w->phase, 0, (size_t)w->room);
+    memset(w->readers, 0, sizeof(int32_t) * (size_t)w->room);
+    dt__mark(g, w->phase, w->grad_in->id);
+    for (int32_t id = 1; id < g->count; id++) {
+        if (id < g->forward_count) w->phase[id] = 0;
+        else w->phase[id] = w->how & DT__PLAN_SPLIT && !w->phase[id] ? 2 : 1;
+        if (g->nodes[id].slot >= 0) dt__mark(g, w->live, id);
+    }
+    dt__mark(g, w->live, w->output->id);
+    dt__mark(g, w->live, w->grad_in->id);
+    dt__mark(g, w->live, g->prediction.id);
+    for (int32_t id = 1; id < g->count; id++)
+        for (int i = 0; w->live[id] && i < g->nodes[id].inputs; i++) w->readers[dt__root(g, g->nodes[id].in[i])]++;
+}
+
+/* After a pass: readers read what took the place of their inputs. */
+static void dt__rewrite_apply(dt__rewrite *w)
+{
+    for (int32_t id = 1; id < w->g->count; id++) {
+        dt__node *n = &w->g->nodes[id];
+        for (int i = 0; i < n->inputs; i++)
+            while (w->to[n->in[i]] != n->in[i]) n->in[i] = w->to[n->in[i]];
+    }
+    dt__rewrite_live(w);
+}
+/* `id` gives way to `other`, which has the same value, type and shape; 0 if it may not. */
+static int dt__replace(dt__rewrite *w, int32_t id, int32_t other)
+{
+    const dt__node *n = &w->g->nodes[id], *o = &w->g->nodes[other];
+    if (dt__is_result(w, id) || n->slot >= 0 || n->dtype != o->dtype || !dt__same_shape(&n->shape, &o->shape)) return 0;
+    w->to[id] = other;
+    return 1;
+}
+
+/* ---- passes that rewrite --------------------------------------------------------------------------- */
+
+/* Is the value one number everywhere? */
+static int dt__constant_of(const dt_graph *g, int32_t id, float *value)
+{
+    const dt__node *n = &g->nodes[dt__root(g, id)];
+    *value = n->f;
+    return n->op == DT__OP_FULL && n->dtype == DT_F32;
+}
+
+/* Map ops of constants become constants, by the kernels' own functions; so do moves that only repeat or drop elements
+ * of one. */
+static void dt__pass_fold(dt__rewrite *w)
+{
+    for (int32_t id = 1; id < w->g->count; id++) {
+        dt__node *n = &w->g->nodes[id];
+        int map = dt__op_of(n->op)->class_of == DT__CLASS_MAP, constant = n->inputs > 0 && n->inputs <= 3;
+        float value[3], result;
+        const float *in[3];
+        int step[3];
+        memset(step, 0, sizeof step);
+        for (int i = 0; i < 3; i++) in[i] = i < n->inputs ? &value[i] : NULL;
+        for (int i = 0; constant && i < n->inputs; i++) constant = dt__constant_of(w->g, n->in[i], &value[i]);
+        if (!constant || n->slot >= 0) continue;
+        if (map) w->k->map(n->op, &result, in, step, 1, n->f);
+        else if (n->op == DT__OP_EXPAND || n->op == DT__OP_PERMUTE || n->op == DT__OP_SLICE) result = value[0];
+        else continue;
+        n->op = DT__OP_FULL, n->inputs = 0, n->f = result;
+        w->done[DT__PASS_FOLD]++;
+    }
+}
+
+/* The input of `id` if that is such an op, else 0. */
+static int32_t dt__below(const dt__rewrite *w, int32_t id, int op)
+{
+    const dt__node *n = &w->g->nodes[id];
+    return n->op == op ? n->in[0] : 0;
+}
+/* The value that is bit for bit the one of map op or move `id`, by algebra; 0: none. x + 0 is not x where x is -0, and
+ * x - x is not 0 where x is not finite: such rules are missing for a reason. */
+static int32_t dt__simpler(const dt__rewrite *w, int32_t id)
+{
+    const dt_graph *g = w->g;
+    const dt__node *n = &g->nodes[id];
+    int32_t a = n->in[0], b = n->in[1];
+    float v, u;
+    int left = n->inputs > 0 && dt__constant_of(g, a, &u), right = n->inputs > 1 && dt__constant_of(g, b, &v);
+    switch (n->op) {
+    case DT__OP_SCALE: return n->f == 1.0f ? a : 0;
+    case DT__OP_NEG: return dt__below(w, a, DT__OP_NEG);
+    case DT__OP_MUL: return right && v == 1.0f ? a : left && u == 1.0f ? b : 0;
+    case DT__OP_DIV: return right && v == 1.0f ? a : 0;
+    case DT__OP_SUB: return right && dt__bits_of_float(v) == 0 ? a : 0;
+    case DT__OP_ADD:
+        return right && dt__bits_of_float(v) == 0x80000000u ? a : left && dt__bits_of_float(u) == 0x80000000u ? b : 0;
+    case DT__OP_MAXIMUM: case DT__OP_MINIMUM: return a == b ? a : 0;
+    case DT__OP_SELECT: return b == n->in[2] ? b : left ? (u != 0.0f ? b : n->in[2]) : 0;
+    case DT__OP_RELU: case DT__OP_ABS: case DT__OP_FLOOR: case DT__OP_CEIL: case DT__OP_ROUND: case DT__OP_SIGN:
+        return g->nodes[a].op == n->op ? a : 0;
+    case DT__OP_CAST: case DT__OP_EXPAND: case DT__OP_SLICE: case DT__OP_PAD: return a; /* if type and shape agree */
+    case DT__OP_PERMUTE:
+        for (int i = 0; i < n->shape.dims; i++)
+            if (n->i[i] != i) return 0;
+        return a;
+    default: return 0;
+    }
+}
+static void dt__pass_simplify(dt__rewrite *w)
+{
+    for (int32_t id = 1; id < w->g->count; id++) {
+        dt__node *n = &w->g->nodes[id];
+        int32_t other;
+        for (int i = 0; i < n->inputs; i++) n->in[i] = w->to[n->in[i]];
+        other = dt__simpler(w, id);
+        if (other) w->done[DT__PASS_SIMPLIFY] += dt__replace(w, id, other);
+        else if ((n->op == DT__OP_ADD || n->op == DT__OP_SUB) && (other = dt__below(w, n->in[1], DT__OP_NEG)) != 0 &&
+                 dt__same_shape(&w->g->nodes[other].shape, &w->g->nodes[n->in[1]].shape)) {
+            n->op = n->op == DT__OP_ADD ? DT__OP_SUB : DT__OP_ADD, n->in[1] = other; /* a + (-b) is a - b */
+            w->done[DT__PASS_SIMPLIFY]++;
+        } else if (n->op == DT__OP_PERMUTE && w->g->nodes[n->in[0]].op == DT__OP_PERMUTE) {
+            const dt__node *m = &w->g->nodes[n->in[0]];
+            for (int i = 0; i < n->shape.dims; i++) n->i[i] = m->i[n->i[i]];
+            n->in[0] = m->in[0];
+            w->done[DT__PASS_SIMPLIFY]++;
+        }
+    }
+}
+
+/* Ops of one phase that compute the same become one. Random ops, routing and losses stay, whose nodes are looked at. */
+static void dt__pass_cse(dt__rewrite *w)
+{
+    dt_graph *g = w->g;
+    for (int32_t id = 1; id < g->count; id++) {
+        dt__node *n = &g->nodes[id];
+        int kind = dt__op_of(n->op)->class_of;
+        for (int i = 0; i < n->inputs; i++) n->in[i] = w->to[n->in[i]];
+        if (n->op == DT__OP_INPUT || n->slot >= 0 || dt__is_collective(n->op) || n->op == DT__OP_CACHE ||
+            (kind == DT__CLASS_SPECIAL && n->op != DT__OP_ROPE) || (kind == DT__CLASS_ALIAS && n->op != DT__OP_RESHAPE))
+            continue;
+        for (int32_t e = id - 1; e > 0; e--) {
+            const dt__node *o = &g->nodes[e];
+            if (o->op == n->op && w->phase[e] == w->phase[id] && w->to[e] == e && o->inputs == n->inputs &&
+                o->slot < 0 && !memcmp(o->in, n->in, sizeof *n->in * (size_t)n->inputs) &&
+                !memcmp(o->i, n->i, sizeof n->i) && dt__bits_of_float(o->f) == dt__bits_of_float(n->f) &&
+                o->table == n->table && o->param == n->param && dt__replace(w, id, e)) {
+                w->done[DT__PASS_CSE]++;
+                break;
+            }
+        }
+    }
+}
+
+/* May readers walk over the source of this move instead? A run of its last axis must be consecutive, or one element. */
+static int dt__is_strided(const dt_graph *g, const dt__node *n)
+{
+    const dt__node *x = &g->nodes[n->in[0]];
+    int last = n->shape.dims - 1;
+    if (dt__op_of(n->op)->class_of != DT__CLASS_MOVE) return 0;
+    if (n->op == DT__OP_FULL) return 1;
+    if (x->tile || dt__cut_param(g, x)) return 0;
+    return n->op == DT__OP_EXPAND || n->op == DT__OP_SLICE ||
+           (n->op == DT__OP_PERMUTE && last >= 0 && (n->i[last] == last || n->shape.n[last] == 1));
+}
+/* The walk of a map op: an input that is a view is walked over where its source is. */
+static dt__strided dt__member_walk(const dt_graph *g, const dt__node *n)
+{
+    dt__strided w;
+    memset(&w, 0, sizeof w);
+    w.shape = n->shape, w.arrays = n->inputs;
+    for (int i = 0; i < w.arrays; i++) {
+        const dt__node *x = &g->nodes[n->in[i]];
+        if (x->tile && x->op == DT__OP_FULL) continue;
+        if (!x->tile || x->group) dt__strides(&x->shape, &w.shape, w.stride[i]);
+        else {
+            dt__call move;
+            dt__strided v;
+            memset(&move, 0, sizeof move);
+            move.g = g, move.n = x;
+            v = dt__move_strided(&move, 0, 0);
+            memcpy(w.stride[i], v.stride[1], sizeof v.stride[1]);
+            w.start[i] = v.start[1];
+        }
+    }
+    dt__strided_begin(&w);
+    return w;
+}
+
+/* Is op `id` a map op that can read this view: a number, or of its own shape; and no input stored in shards? */
+static int dt__takes_view(const dt_graph *g, int32_t id, const dt__node *view)
+{
+    const dt__node *n = &g->nodes[id];
+    if (view->op != DT__OP_FULL && !dt__same_shape(&view->shape, &n->shape)) return 0;
+    return dt__op_of(n->op)->class_of == DT__CLASS_MAP && n->slot < 0 &&
+           !(n->inputs == 2 && dt__cut_param(g, &g->nodes[n->in[1]]) && dt__own(g) > 1);
+}
+/* Can map op `id` walk over its inputs? Kernels take steps of 0 and 1. */
+static int dt__can_walk(const dt_graph *g, int32_t id)
+{
+    dt__strided w = dt__member_walk(g, &g->nodes[id]);
+    for (int i = 0; i < w.arrays; i++)
+        if (w.step[i] != 0 && w.step[i] != 1) return 0;
+    return 1;
+}
+/* Moves become strides of their readers: a transposed matrix a flag of its product, a move that only map ops read a
+ * view. Views have tile set; they are no ops any more, and their root is the source (dt__root). */
+static void dt__pass_layout(dt__rewrite *w)
+{
+    dt_graph *g = w->g;
+    for (int32_t id = 1; id < g->count; id++) {
+        dt__node *n = &g->nodes[id];
+        for (int i = 0; n->op == DT__OP_MATMUL && n->inputs == 2 && !n->i[2] && n->slot < 0 && i < 2; i++) {
+            const dt__node *m = &g->nodes[n->in[i]];
+            if (m->op != DT__OP_PERMUTE || m->shape.dims != 2 || m->i[0] != 1 || dt__cut_param(g, &g->nodes[m->in[0]]))
+                continue;
+            n->in[i] = m->in[0], n->i[i] = !n->i[i];
+            w->done[DT__PASS_LAYOUT]++;
+        }
+    }
+    dt__rewrite_live(w);
+    for (int32_t id = 1; id < g->count; id++) {
+        dt__node *n = &g->nodes[id];
+        int fits = w->live[id] && !dt__is_result(w, id) && n->dtype == DT_F32 && dt__is_strided(g, n);
+        n->tile = fits;
+        for (int32_t r = id + 1; r < g->count && fits; r++)
+            for (int i = 0; w->live[r] && i < g->nodes[r].inputs; i++)
+                if (g->nodes[r].in[i] == id) fits = fits && dt__takes_view(g, r, n) && dt__can_walk(g, r);
+        n->tile = fits;
+        w->done[DT__PASS_LAYOUT] += fits;
+    }
+    dt__rewrite_live(w);
+}
+
+/* Sizes that the op walks over; 0: it runs alone. */
+static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_t *cols)
+{
+    const dt__op *op = dt__op_of(n->op);
+    const dt__node *a = &g->nodes[n->in[0]], *b = &g->nodes[n->in[1]];
+    *rows = dt__rows(n), *cols = dt__cols(n);
+    if (n->slot >= 0 || n->dtype != DT_F32 || n->inputs < 1) return 0;
+    if (op->class_of == DT__CLASS_MAP) return !(n->inputs == 2 && dt__cut_param(g, b) && dt__own(g) > 1);
+    if (n->op == DT__OP_MATMUL)
+        return n->inputs < 4 && n->i[2] <= 1 && b->shape.dims == 2 && (!n->i[0] || a->shape.dims == 2) &&
+               !dt__cut_param(g, b);
+    if (op->run != dt__run_rows && (n->op != DT__OP_ROW_SUM || !n->shape.dims)) return 0;
+    if (op->shape != DT__SHAPE_SAME) *rows = dt__count(n), *cols = dt__count(a) / dt__count(n);
+    return 1;
+}
+static int dt__is_map(const dt_graph *g, int32_t id) { return dt__op_of(g->nodes[id].op)->class_of == DT__CLASS_MAP; }
+
+/* A product of matrices whose only reader adds a vector to its rows takes it as its bias. */
+static void dt__pass_bias(dt__rewrite *w)
+{
+    dt_graph *g = w->g;
+    for (int32_t id = 1; id < g->count; id++) {
+        dt__node *n = &g->nodes[id];
+        int32_t at = n->op == DT__OP_ADD ? dt__root(g, n->in[0]) : 0;
+        const dt__node *m = &g->nodes[at], *b = &g->nodes[n->in[1]];
+        int64_t rows, cols;
+        if (!w->live[id] || m->op != DT__OP_MATMUL || m->inputs != 2 || w->readers[at] != 1 || dt__is_result(w, at) ||
+            !dt__walks(g, m, &rows, &cols) || dt_shape_count(b->shape) != cols || dt__cols(b) != cols || b->tile ||
+            dt__cut_param(g, b) || dt__count(n) != rows * cols || dt__cols(n) != cols || w->phase[id] != w->phase[at])
+            continue;
+        n->op = DT__OP_MATMUL, n->inputs = 3;
+        n->in[0] = m->in[0], n->in[2] = n->in[1], n->in[1] = m->in[1];
+        memcpy(n->i, m->i, sizeof n->i);
+        n->i[2] = 0;
+        w->done[DT__PASS_BIAS]++;
+    }
+}
+
+/* Is the value there in backward without being saved: an input or a parameter, or read there anyway? */
+static int dt__at_hand(const dt__rewrite *w, const uint8_t *kept, int32_t id)
+{
+    int32_t root = dt__root(w->g, id);
+    return dt__is_leaf(w->g->nodes[root].op) || w->g->nodes[root].op == DT__OP_FULL || kept[root];
+}
+/* Input i of node `r`, another name of a value or the value, becomes the same of its copy. */
+static void dt__read_copy(dt__rewrite *w, int32_t r, int i, int32_t copy)
+{
+    dt__node name = w->g->nodes[w->g->nodes[r].in[i]];
+    dt_tensor t = dt__tensor(w->g, copy);
+    if (dt__is_alias(name.op)) {
+        name.op = DT__OP_RESHAPE, name.in[0] = copy, name.inputs = 1;
+        t = dt__append(w->g, &name);
+        w->to[t.id] = t.id;
+    }
+    w->g->nodes[r].in[i] = t.id;
+}
+/* Cheap values of forward that backward reads are not saved but computed again from what is saved anyway: map ops and
+ * norms. The copies stand at the end of the graph; the order puts each right before its first reader. */
+static void dt__pass_recompute(dt__rewrite *w)
+{
+    dt_graph *g = w->g;
+    int32_t count = g->count;
+    uint8_t *kept = w->seen; /* roots that an op of backward reads and that are not computed again */
+    memset(kept, 0, (size_t)w->room);
+    for (int32_t r = g->forward_count; r < count; r++)
+        for (int i = 0; w->live[r] && i < g->nodes[r].inputs; i++) kept[dt__root(g, g->nodes[r].in[i])] = 1;
+    for (int32_t id = g->forward_count - 1; id > 0; id--) { /* readers first: an input may be computed again later */
+        dt__node copy = g->nodes[id];
+        int kind = dt__op_of(copy.op)->class_of, cheap = kind == DT__CLASS_MAP || (kind == DT__CLASS_ROW && copy.aux);
+        dt_tensor t;
+        if (!cheap || !kept[id] || !w->live[id] || copy.op == DT__OP_CROSS_ENTROPY || dt__is_result(w, id) ||
+            w->readers[id] == 0 || (w->how & DT__PLAN_RECOMPUTE && copy.op == DT__OP_ATTENTION))
+            continue;
+        for (int i = 0; i < copy.inputs; i++) cheap = cheap && dt__at_hand(w, kept, copy.in[i]);
+        for (int32_t r = g->forward_count; r < g->count; r++)
+            for (int i = 0; i < g->nodes[r].inputs; i++)
+                if (dt__root(g, g->nodes[r].in[i]) == id) cheap = cheap && !dt__is_view(&g->nodes[g->nodes[r].in[i]]);
+        if (!cheap || g->count + 2 * w->readers[id] + 1 >= w->room) continue;
+        copy.aux = 0, copy.slot = -1;
+        t = dt__append(g, &copy);
+        if (!t.id) return;
+        w->to[t.id] = t.id, w->phase[t.id] = 1;
+        for (int32_t r = g->forward_count; r < t.id; r++)
+            for (int i = 0; i < g->nodes[r].inputs; i++)
+                if (dt__root(g, g->nodes[r].in[i]) == id) dt__read_copy(w, r, i, t.id);
+        kept[id] = 0;
+        w->done[DT__PASS_RECOMPUTE]++;
+    }
+    dt__rewrite_live(w);
+}
+
+/* ---- fusion -------------------------------------------------------------------------------------------
+ * A group walks over (rows, cols) in tiles. Its ops are map ops over all elements, map ops and reductions with one
+ * element per row, row ops, and at its begin perhaps a matrix product, whose finished pieces are the tiles. */
+
+/* Does op `id` make its elements of input i's same elements, or rows of its rows, or elements of its row's one? */
+static int dt__reads_along(const dt_graph *g, int32_t id, int i)
+{
+    const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[i]];
+    dt_shape one = n->shape;
+    char kind = dt__op_of(n->op)->inputs[i];
+    if (n->op == DT__OP_MATMUL || x->tile || x->dtype != DT_F32) return 0;
+    if (!dt__is_map(g, id)) return kind == 'r' || kind == 's';
+    if (one.dims) one.n[one.dims - 1] = 1;
+    return x->op != DT__OP_AUX && (dt__same_shape(&x->shape, &n->shape) || dt__same_shape(&x->shape, &one));
+}
+
+/* Does the value depend on an op of units a or b? seen: the units that were asked. */
+static int dt__depends(dt__rewrite *w, int32_t id, int32_t a, int32_t b)
+{
+    const dt_graph *g = w->g;
+    int32_t m = id = dt__maker(g, id), u = w->unit[id];
+    if (u == a || u == b) return 1;
+    if (w->seen[u] || dt__is_leaf(g->nodes[id].op)) return 0;
+    w->seen[u] = 1;
+    do {
+        for (int i = 0; i < g->nodes[m].inputs; i++)
+            if (dt__depends(w, g->nodes[m].in[i], a, b)) return 1;
+        if (w->before[m] && dt__depends(w, w->before[m], a, b)) return 1;
+        m = w->next[m];
+    } while (m != id);
+    return 0;
+}
+
+/* What units a and b walk over together; 0: they do not fit. The elements of one may be the rows of the other. */
+static int dt__fits(const dt__rewrite *w, int32_t a, int32_t b, int64_t *rows, int64_t *cols)
+{
+    int product = w->product[a] || w->product[b], by_rows = w->by_rows[a] || w->by_rows[b];
+    int32_t whole = w->rows[a] * w->cols[a] >= w->rows[b] * w->cols[b] ? a : b, part = a + b - whole;
+    *rows = w->rows[whole], *cols = w->cols[whole];
+    if (w->product[a] && w->product[b]) return 0;
+    if (*rows == w->rows[part] && *cols == w->cols[part]) return !product || !by_rows;
+    return !product && !w->by_rows[part] && *rows == w->rows[part] * w->cols[part];
+}
+
+/* May units a and b be one? All reads between their ops must be along the rows, and no op outside may stand between. */
+static int dt__may_join(dt__rewrite *w, int32_t a, int32_t b)
+{
+    const dt_graph *g = w->g;
+    int32_t m = a;
+    int members = 0;
+    memset(w->seen, 0, (size_t)w->room);
+    do {
+        for (int i = 0; i < g->nodes[m].inputs; i++) {
+            int32_t u = w->unit[dt__maker(g, g->nodes[m].in[i])];
+            if (u == a || u == b ? !dt__reads_along(g, m, i) : dt__depends(w, g->nodes[m].in[i], a, b)) return 0;
+        }
+        members++, m = w->next[m];
+        if (m == a) m = b; /* one ring, then the other */
+        else if (m == b) m = a;
+    } while (m != a);
+    return members <= DT__MOST_MEMBERS;
+}
+
+/* Joins the unit of op `id` and that of the op which makes its input i, where that is allowed. */
+static void dt__join_units(dt__rewrite *w, int32_t id, int i)
+{
+    int32_t a = w->unit[dt__maker(w->g, w->g->nodes[id].in[i])], b = w->unit[id], m, swap;
+    int64_t rows, cols;
+    if (a == b || !w->rows[a] || !w->rows[b] || w->phase[a] != w->phase[b]) return;
+    if (!dt__fits(w, a, b, &rows, &cols) || !dt__may_join(w, a, b)) return;
+    w->by_rows[a] = w->by_rows[b] = w->by_rows[a] || w->by_rows[b] || rows * cols != w->rows[a] * w->cols[a] ||
+                                    rows * cols != w->rows[b] * w->cols[b];
+    w->product[a] = w->product[b] = w->product[a] + w->product[b];
+    w->rows[a] = w->rows[b] = rows, w->cols[a] = w->cols[b] = cols;
+    swap = w->next[a], w->next[a] = w->next[b], w->next[b] = swap; /* two rings become one */
+    m = swap = a < b ? a : b;
+    do w->unit[m] = swap, m = w->next[m];
+    while (m != swap);
+}
+
+static void dt__pass_fuse(dt__rewrite *w)
+{
+    const dt_graph *g = w->g;
+    int32_t collective = 0;
+    for (int32_t id = 0; id < g->count; id++) {
+        const dt__node *n = &g->nodes[id];
+        w->unit[id] = w->next[id] = id, w->before[id] = w->product[id] = 0, w->rows[id] = 0;
+        if (!w->live[id] || dt__root(g, id) != id) continue;
+        if (dt__is_collective(n->op)) w->before[id] = collective, collective = id;
+        if (!dt__walks(g, n, &w->rows[id], &w->cols[id])) w->rows[id] = 0;
+        if (n->op == DT__OP_MATMUL && !(w->passes >> DT__PASS_EPILOGUE & 1u)) w->rows[id] = 0;
+        if (n->op == DT__OP_MATMUL) w->product[id] = id;
+        w->by_rows[id] = dt__op_of(n->op)->class_of == DT__CLASS_ROW;
+    }
+    for (int32_t id = 1; id < g->count && w->passes >> DT__PASS_FUSE & 1u; id++)
+        for (int i = 0; w->rows[id] && i < g->nodes[id].inputs; i++) dt__join_units(w, id, i);
+}
+
+/* ---- order: the graph with its nodes in the order in which they run --------------------------------------------
+ * An op stands where it was recorded, a group where its last op was; copies right before their first reader. */
+
+/* One op of a unit, behind those of its inputs that the unit makes. seen: 2 when it stands. */
+static void dt__emit_op(dt__rewrite *w, int32_t id)
+{
+    const dt__node *n = &w->g->nodes[id];
+    if (w->seen[id] == 2) return;
+    w->seen[id] = 2;
+    for (int i = 0; i < n->inputs; i++) {
+        int32_t from = dt__maker(w->g, n->in[i]);
+        if (w->unit[from] == w->unit[id]) dt__emit_op(w, from);
+    }
+    w->order[w->ordered++] = id;
+    if (n->aux) w->order[w->ordered++] = n->aux;
+}
+static void dt__emit_unit(dt__rewrite *w, int32_t id)
+{
+    const dt_graph *g = w->g;
+    int32_t m, first;
+    if (g->nodes[id].op == DT__OP_AUX) id = g->nodes[id].in[0]; /* stands behind its op */
+    if (!id || w->seen[id]) return;
+    m = id;
+    do w->seen[m] = 1, m = w->next[m];
+    while (m != id);
+    do {
+        for (int i = 0; i < g->nodes[m].inputs; i++) dt__emit_unit(w, g->nodes[m].in[i]);
+        dt__emit_unit(w, w->before[m]);
+        m = w->next[m];
+    } while (m != id);
+    first = w->product[w->unit[id]] ? w->product[w->unit[id]] : w->unit[id];
+    dt__emit_op(w, first);
+    for (m = 0; m < g->count; m++)
+        if (w->unit[m] == w->unit[id]) dt__emit_op(w, m);
+}
+
+/* Does the unit run as a group? One op alone does where it reads a view. */
+static int dt__is_group(const dt__rewrite *w, int32_t unit)
+{
+    int views = 0;
+    for (int i = 0; i < w->g->nodes[unit].inputs; i++) views |= w->g->nodes[w->g->nodes[unit].in[i]].tile;
+    return w->next[unit] != unit || (views && dt__is_map(w->g, unit));
+}
+
+/* The nodes in their new order; all that refers to them. */
+static dt_result dt__renumber(dt__rewrite *w)
+{
+    dt_graph *g = w->g;
+    dt_tensor *named[7];
+    dt__node *nodes = (dt__node *)dt__alloc((int64_t)sizeof *nodes * (w->ordered + 1), "a graph");
+    int32_t *at = w->to, *last = w->readers; /* of a unit that is a group: its last op */
+    if (!nodes) return DT_E_MEMORY;
+    named[0] = &g->input, named[1] = &g->targets, named[2] = &g->logits, named[3] = &g->prediction;
+    named[4] = &g->loss_seed, named[5] = w->output, named[6] = w->grad_in;
+    memset(at, 0, sizeof *at * (size_t)w->room);
+    nodes[0] = g->nodes[0];
+    for (int32_t i = 0; i < w->ordered; i++) at[w->order[i]] = i + 1;
+    memset(last, 0, sizeof *last * (size_t)w->room);
+    for (int32_t i = 1; i <= w->ordered; i++) {
+        int32_t id = w->order[i - 1];
+        if (g->nodes[id].op != DT__OP_AUX && dt__is_group(w, w->unit[id])) last[w->unit[id]] = i;
+    }
+    for (int32_t i = 1; i <= w->ordered; i++) {
+        int32_t id = w->order[i - 1], unit = w->unit[g->nodes[id].op == DT__OP_AUX ? g->nodes[id].in[0] : id];
+        dt__node *n = &nodes[i];
+        *n = g->nodes[id];
+        for (int k = 0; k < n->inputs; k++) n->in[k] = at[n->in[k]];
+        n->aux = at[n->aux], n->grad = 0;
+        if (i > last[unit]) continue;
+        n->group = last[unit];
+        n->tile = n->op != DT__OP_MATMUL && n->op != DT__OP_AUX && dt__count(n) == w->rows[unit] * w->cols[unit];
+    }
+    for (int i = 0; i < 7; i++) named[i]->id = at[named[i]->id];
+    dt__free(g->nodes);
+    g->nodes = nodes, g->count = g->capacity = w->ordered + 1;
+    return DT_OK;
+}
+
+static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
+{
+    dt_graph *g = w->g;
+    int32_t forward = 0;
+    memset(w->seen, 0, (size_t)w->room);
+    for (int phase = 0; phase < 3; phase++) {
+        for (int32_t id = 1; id < recorded; id++) {
+            int32_t last = id, m = w->next[id];
+            for (; m != id; m = w->next[m]) last = m > last && m < recorded ? m : last;
+            if (w->phase[id] == phase && last == id && (w->live[id] || g->nodes[id].op == DT__OP_INPUT))
+                dt__emit_unit(w, id);
+        }
+        if (!phase) forward = w->ordered + 1;
+    }
+    g->forward_count = g->forward_count == g->count ? w->ordered + 1 : forward;
+    return dt__renumber(w);
+}
+
+/* ---- tiles: the back end that needs no compiler ---------------------------------------------------------------
+ * Every op of a group goes over a tile before the next tile begins. What only the group reads stays in the first-level
+ * cache. */
+
+/* An op of a group. Its value is in memory or, from float `tile` on, in the worker's tiles (tile -1: memory). */
+typedef struct dt__fused_op {
+    int32_t id, tile, from[3]; /* from: likewise, of its inputs */
+    int64_t per;               /* elements per row */
+    dt__strided walk;          /* of a map op, */
+    int by[3], row_wise, strided; /* where an input's element is: at the same place, at the column, .., or by strides */
+} dt__fused_op;
+enum { DT__BY_ONE, DT__BY_ROW, DT__BY_COLUMN, DT__BY_ELEMENT, DT__BY_STRIDES };
+
+/* A group, that which ends with op `last`: members [begin, begin + count), in tiles of (tall, wide). */
+typedef struct dt__group {
+    int32_t last, product, begin, count;
+    int64_t rows, cols, tall, wide, floats;
+} dt__group;
+
+typedef struct dt__fusion {
+    dt__fused base;
+    dt__group *groups;
+    dt__fused_op *members;
+    int32_t group_count, member_count;
+    int64_t apart; /* bytes of scratch before the tiles: a product uses them */
+} dt__fusion;
+
+/* A group while it runs. */
+typedef struct dt__group_run {
+    const dt__fusion *f;
+    const dt__group *group;
+    const dt__env *env;
+    dt__call call[DT__MOST_MEMBERS + 1];
+    int64_t across, tiles;
+} dt__group_run;
+
+/* Rows [row, row + rows) and columns [col, col + cols). */
+typedef struct dt__tile {
+    int64_t row, rows, col, cols;
+    float *values;
+} dt__tile;
+
+/* A map op on elements [begin, end) of one row, or of whole rows; element `left` is the first one of the tile. */
+static void dt__member_run(const dt__group_run *r, const dt__fused_op *m, const dt__call *c, const dt__tile *t,
+                           int64_t row, int64_t begin, int64_t end, int64_t left)
+{
+    for (int64_t n, at[DT__MAX_IN]; begin < end; begin += n) {
+        const float *in[3];
+        int step[3];
+        n = m->strided ? dt__strided_at(&m->walk, begin, end, at) : end - begin;
+        for (int i = 0; i < 3; i++) {
+            int64_t place = m->strided ? at[i] : m->walk.start[i] + begin * (m->by[i] == DT__BY_ELEMENT) +
+                                                 t->col * (m->by[i] == DT__BY_COLUMN) + row * (m->by[i] == DT__BY_ROW);
+            if (m->from[i] >= 0) in[i] = t->values + m->from[i] + (begin - left);
+            else in[i] = i < m->walk.arrays ? c->in[i] + place : NULL;
+            step[i] = m->strided ? (int)m->walk.step[i] : m->by[i] == DT__BY_ELEMENT || m->by[i] == DT__BY_COLUMN;
+        }
+        r->env->k->map(c->n->op, m->tile < 0 ? c->out + begin : t->values + m->tile + (begin - left), in, step, n,
+                       c->n->f);
+    }
+}
+static void dt__member_map(const dt__group_run *r, const dt__fused_op *m, const dt__call *c, const dt__tile *t)
+{
+    int whole = m->per == 1 || (t->cols == m->per && !m->row_wise);
+    for (int64_t row = t->row; row < t->row + t->rows; row += whole ? t->rows : 1) {
+        int64_t first = row * m->per + (m->per == 1 ? 0 : t->col);
+        int64_t left = m->per == 1 ? first : first - (row - t->row) * t->cols;
+        dt__member_run(r, m, c, t, row, first, first + (whole ? t->rows * m->per : t->cols), left);
+    }
+}
+
+/* Row ops see whole rows. */
+static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const dt__call *whole, const dt__tile *t)
+{
+    const char *kinds = dt__op_of(whole->n->op)->inputs;
+    dt__call c = *whole;
+    for (int i = 0; i < c.n->inputs; i++) {
+        if (kinds[i] == 'r') c.in[i] = m->from[i] < 0 ? c.in[i] + t->row * r->group->cols : t->values + m->from[i];
+        else if (kinds[i] == 's') c.in[i] += 2 * t->row;
+    }
+    c.out = m->tile < 0 ? c.out + t->row * m->per : t->values + m->tile;
+    if (c.aux) c.aux += 2 * t->row;
+    dt__row_op_rows(&c, 0, t->rows);
+}
+
+static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
+{
+    for (int32_t i = 0; i < r->group->count; i++) {
+        const dt__fused_op *m = &r->f->members[r->group->begin + i];
+        if (m->id == r->group->product) continue;
+        if (dt__is_map(r->call[i].g, m->id)) dt__member_map(r, m, &r->call[i], t);
+        else dt__member_rows(r, m, &r->call[i], t);
+    }
+}
+static dt__tile dt__tile_of(const dt__group_run *r, int worker)
+{
+    dt__tile t;
+    memset(&t, 0, sizeof t);
+    t.values = (float *)(void *)((char *)dt__scratch(r->env->pool, worker) + r->f->apart);
+    return t;
+}
+
+/* A finished piece of the product. */
+static void dt__group_piece(void *user, int64_t i, int64_t rows, int64_t j, int64_t cols, int worker)
+{
+    const dt__group_run *r = (const dt__group_run *)user;
+    dt__tile t = dt__tile_of(r, worker);
+    int64_t tall = dt__max(1, DT__TILE / cols);
+    t.col = j, t.cols = cols;
+    for (t.row = i; t.row < i + rows; t.row += tall) {
+        t.rows = dt__min(tall, i + rows - t.row);
+        dt__tile_run(r, &t);
+    }
+}
+/* Task by task of a group without a product: so many tiles each. */
+static void dt__group_task(void *user, int64_t task, int worker)
+{
+    const dt__group_run *r = (const dt__group_run *)user;
+    const dt__group *g = r->group;
+    dt__tile t = dt__tile_of(r, worker);
+    int64_t all = dt__ceil_div(g->rows, g->tall) * r->across, end = dt__min(all, (task + 1) * r->tiles);
+    for (int64_t i = task * r->tiles; i < end; i++) {
+        t.row = i / r->across * g->tall, t.col = i % r->across * g->wide;
+        t.rows = dt__min(g->tall, g->rows - t.row), t.cols = dt__min(g->wide, g->cols - t.col);
+        dt__tile_run(r, &t);
+    }
+}
+
+static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env)
+{
+    const dt__fusion *f = (const dt__fusion *)(const void *)p->fused;
+    dt__group_run r;
+    dt__gemm then;
+    int64_t all;
+    r.f = f, r.group = f->groups, r.env = env;
+    while (r.group->last != id) r.group++;
+    for (int32_t i = 0; i < r.group->count; i++) {
+        r.call[i] = dt__call_of(p, f->members[r.group->begin + i].id, b, env, 1);
+        for (int k = 0; k < r.call[i].n->inputs; k++) {
+            const dt__node *x = &p->g->nodes[r.call[i].n->in[k]];
+            if (x->op == DT__OP_FULL && x->tile) r.call[i].in[k] = &x->f;
+        }
+    }
+    if (r.group->product) {
+        memset(&then, 0, sizeof then);
+        then.then = dt__group_piece, then.user = &r;
+        r.call[0].epilogue = &then;
+        dt__run_matmul(&r.call[0]);
+        return;
+    }
+    r.across = dt__ceil_div(r.group->cols, r.group->wide);
+    all = dt__ceil_div(r.group->rows, r.group->tall) * r.across;
+    r.tiles = dt__ceil_div(all, env->pool->workers == 1 ? 1 : 4 * (int64_t)env->pool->workers);
+    dt__parallel(env->pool, dt__ceil_div(all, r.tiles), dt__group_task, &r);
+}
+
+static void dt__fusion_close(dt__fused *fused)
+{
+    dt__fusion *f = (dt__fusion *)(void *)fused;
+    dt__free(f->groups);
+    dt__free(f->members);
+    dt__free(f);
+}
+
+/* How array i of a walk over rows of `per` elements moves. */
+static int dt__walk_by(const dt__strided *w, int i, int64_t per)
+{
+    int64_t element = 1, row = 1;
+    unsigned fits = 15; /* bits: BY_ONE .. BY_ELEMENT */
+    for (int axis = w->shape.dims - 1; axis >= 0; axis--) {
+        int64_t n = w->shape.n[axis], stride = w->stride[i][axis];
+        int last = axis == w->shape.dims - 1;
+        if (n == 1) continue;
+        if (stride) fits &= ~1u;
+        if (stride != (last ? 0 : row)) fits &= ~2u;
+        if (stride != last) fits &= ~4u;
+        if (stride != element) fits &= ~8u;
+        element *= n, row *= last ? 1 : n;
+    }
+    if (per == 1 || (w->shape.dims && w->shape.n[w->shape.dims - 1] != per)) fits &= ~6u;
+    return fits ? 31 - __builtin_clz(fits) : (int)DT__BY_STRIDES;
+}
+/* Prepares map op m for its tiles. */
+static void dt__member_walks(dt__fused_op *m, const dt_graph *g)
+{
+    m->walk = dt__member_walk(g, &g->nodes[m->id]);
+    for (int i = 0; i < m->walk.arrays; i++) {
+        m->by[i] = dt__walk_by(&m->walk, i, m->per);
+        m->strided |= m->by[i] == DT__BY_STRIDES;
+        m->row_wise |= m->by[i] == DT__BY_ROW || m->by[i] == DT__BY_COLUMN;
+    }
+    m->row_wise &= !m->strided;
+}
+
+/* Lays out a group's members; values that the planner gave no memory get tiles, freed with their last reader. */
+static void dt__group_lay_out(dt__fusion *f, const dt__plan *p, dt__group *group)
+{
+    const dt_graph *g = p->g;
+    int64_t size = dt__max(DT__TILE, dt__round_up(group->tall * group->wide, 16));
+    uint32_t taken = 0;
+    for (int32_t i = 0; i < group->count; i++) {
+        dt__fused_op *m = &f->members[group->begin + i], *x;
+        const dt__node *n = &g->nodes[m->id];
+        uint32_t free_after = 0;
+        m->tile = -1, m->per = dt__count(n) / group->rows;
+        if (dt__is_map(g, m->id)) dt__member_walks(m, g);
+        for (int k = 0; k < 3; k++) m->from[k] = -1;
+        for (int k = 0; k < n->inputs && k < 3; k++)
+            for (x = &f->members[group->begin]; x < m; x++) {
+                int later = 0;
+                if (x->tile < 0 || dt__root(g, n->in[k]) != x->id) continue;
+                m->from[k] = x->tile;
+                for (int32_t r = i + 1; r < group->count; r++) {
+                    const dt__node *reader = &g->nodes[f->members[group->begin + r].id];
+                    for (int q = 0; q < reader->inputs; q++) later |= dt__root(g, reader->in[q]) == x->id;
+                }
+                if (!later) free_after |= 1u << (x->tile / size);
+            }
+        if (n->tile && p->home[m->id].place == DT__AT_NOWHERE) {
+            int at = __builtin_ctz(~taken);
+            m->tile = (int32_t)(at * size);
+            taken |= 1u << at;
+            group->floats = dt__max(group->floats, (at + 1) * size);
+        }
+        taken &= ~free_after;
+    }
+}
+
+static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
+{
+    const dt_graph *g = p->g;
+    dt__fusion *f = (dt__fusion *)dt__alloc((int64_t)sizeof *f, "a compiled plan");
+    if (!f) return DT_E_MEMORY;
+    p->fused = &f->base;
+    f->base.run = dt__group_go, f->base.close = dt__fusion_close;
+    f->apart = dt__round_up(k->gemm_scratch(), 64);
+    f->groups = (dt__group *)dt__alloc((int64_t)sizeof *f->groups * g->count, "a compiled plan");
+    f->members = (dt__fused_op *)dt__alloc((int64_t)sizeof *f->members * g->count, "a compiled plan");
+    if (!f->groups || !f->members) return DT_E_MEMORY;
+    for (int32_t id = 1; id < g->count; id++) {
+        const dt__node *n = &g->nodes[id];
+        dt__group *group = &f->groups[f->group_count];
+        int64_t rows, cols;
+        if (!n->group || n->op == DT__OP_AUX) continue;
+        if (!group->count) memset(group, 0, sizeof *group), group->begin = f->member_count;
+        f->members[f->member_count++].id = id;
+        group->count++, group->last = n->group;
+        if (n->op == DT__OP_MATMUL) group->product = id;
+        dt__walks(g, n, &rows, &cols);
+        if (rows * cols >= group->rows * group->cols) {
+            if (rows * cols > group->rows * group->cols || dt__op_of(n->op)->class_of == DT__CLASS_ROW)
+                group->rows = rows, group->cols = cols;
+        }
+        if (id != n->group) continue;
+        group->wide = dt__min(group->cols, DT__TILE);
+        for (int32_t i = 0; i < group->count; i++) /* per row: whole rows */
+            if (!dt__is_map(g, f->members[group->begin + i].id) ||
+                dt__count(&g->nodes[f->members[group->begin + i].id]) != group->rows * group->cols)
+                if (!group->product) group->wide = group->cols;
+        group->tall = dt__max(1, DT__TILE / group->wide);
+        dt__group_lay_out(f, p, group);
+        f->base.scratch = dt__max(f->base.scratch, f->apart + 4 * group->floats);
+        f->group_count++;
+        if (f->group_count < g->count) f->groups[f->group_count].count = 0;
+    }
+    return DT_OK;
+}
+
+/* ---- which passes run ------------------------------------------------------------------------------------ */
+
+#define DT__PASS_NAME(name, text) text,
+#define DT__PASS_TEXT(name, text) text ", "
+static const char *const dt__pass_names[] = {DT__PASSES(DT__PASS_NAME)};
+
+/* "a,b": these; "-a,-b": all but these. */
+static dt_result dt__passes_of(const char *list, unsigned *passes)
+{
+    unsigned usual = (1u << DT__PASS_EPILOGUE) - 1u, given = 0; /* an epilogue rarely pays where caches are large */
+    int drops = list && *list == '-';
+    for (const char *at = list; at && *at;) {
+        int minus = *at == '-', length = (int)strcspn(at += minus, ","), pass = 0;
+        while (pass < DT__PASS_COUNT && ((int)strlen(dt__pass_names[pass]) != length ||
+                                         strncmp(dt__pass_names[pass], at, (size_t)length)))
+            pass++;
+        if (pass == DT__PASS_COUNT || minus != drops)
+            return dt__error(DT_E_USAGE, "--compile-passes: '%s%.*s' %s. A list names the passes to run, or with - "
+                             "before each the passes to leave out: " DT__PASSES(DT__PASS_TEXT) "all but epilogue by "
+                             "default.", minus ? "-" : "", length, at,
+                             pass < DT__PASS_COUNT ? "does not fit the rest" : "is no pass");
+        given |= 1u << pass;
+        at += length + (at[length] == ',');
+    }
+    *passes = !given ? usual : drops ? usual & ~given : given;
+    return DT_OK;
+}
+
+/* ---- a compiled plan -------------------------------------------------------------------------------------- */
+
+/* The compiler of a network. */
+typedef struct dt__compiling {
+    dt__compiler base;
+    const dt__kernels *k;
+    unsigned passes;
+} dt__compiling;
+
+static int dt__rewrite_open(dt__rewrite *w, dt_graph *g)
+{
+    int32_t room = w->room = 3 * g->count + 64;
+    int32_t *lists = (int32_t *)dt__alloc(7 * 4 * (int64_t)room, "a compiler");
+    int64_t *sizes = (int64_t *)dt__alloc(2 * 8 * (int64_t)room, "a compiler");
+    uint8_t *flags = (uint8_t *)dt__alloc(4 * (int64_t)room, "a compiler");
+    w->to = lists, w->rows = sizes, w->live = flags;
+    if (!lists || !sizes || !flags) return 0;
+    w->readers = lists + room, w->unit = lists + 2 * room, w->next = lists + 3 * room, w->product = lists + 4 * room;
+    w->before = lists + 5 * room, w->order = lists + 6 * room;
+    w->cols = sizes + room;
+    w->phase = flags + room, w->seen = flags + 2 * room, w->by_rows = flags + 3 * room;
+    for (int32_t i = 0; i < room; i++) w->to[i] = i;
+    dt__rewrite_live(w);
+    return 1;
+}
+static void dt__rewrite_close(dt__rewrite *w)
+{
+    dt__free(w->to);
+    dt__free(w->rows);
+    dt__free(w->live);
+}
+
+/* dt__compiler.open */
+static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_graph *g, dt_tensor output,
+                                   dt_tensor grad_in, int how)
+{
+    static void (*const pass[])(dt__rewrite *) = {dt__pass_fold, dt__pass_simplify, dt__pass_cse, dt__pass_layout,
+                                                  dt__pass_bias, dt__pass_recompute};
+    const dt__compiling *c = (const dt__compiling *)(const void *)compiler;
+    int32_t recorded = g->count;
+    dt__rewrite w;
+    dt_result r;
+    memset(&w, 0, sizeof w);
+    *plan = NULL;
+    w.g = g, w.k = c->k, w.output = &output, w.grad_in = &grad_in, w.how = how, w.passes = c->passes;
+    r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;
+    for (int i = 0; !r && i <= DT__PASS_RECOMPUTE; i++) {
+        if (c->passes >> i & 1u) pass[i](&w), dt__rewrite_apply(&w);
+        r = dt_graph_result(g);
+    }
+    if (!r) dt__pass_fuse(&w), r = dt__pass_order(&w, recorded);
+    dt__rewrite_close(&w);
+    if (r) return dt_graph_close(&g), r;
+    r = dt__plan_open(plan, g, output, grad_in, how);
+    if (!r) r = dt__fusion_open(*plan, c->k);
+    if (r) dt__plan_close(plan);
+    return r;
+}
+
+static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how, const dt__kernels *k)
+{
+    c->base.open = dt__compiled_open, c->k = k;
+    return dt__passes_of(how->passes, &c->passes);
+}
+#endif /* DT_COMPILER */
 
 /* ============================================================================================
  * H10  optimizer and schedules
@@ -10162,6 +11165,8 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("offload", NULL, FLAG, offload, 0, NULL, "what --recompute full keeps goes to a second memory"),
     DT__LAYOUT("horizon", "N", WHOLE, horizon, 1, "[1,1000]", "offload: segments ahead that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
+    DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on", "fuse ops and keep fewer values"),
+    DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
     DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
     DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
@@ -19881,6 +20886,9 @@ typedef struct dt__engine {
     const dt__kernels *k;
     dt_pool *pool;
     dt__net net;
+#ifdef DT_COMPILER
+    dt__compiling compiling;
+#endif
     dt__chunk *chunks;
     dt__store store;
     dt__shape_of_work shape;
@@ -20439,6 +21447,15 @@ static dt_result dt__engine_layout(dt__engine *e)
     if (!r) dt__engine_context(e, &e->net);
     if (l->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
     if (l->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_RECOMPUTE;
+    if (!r && l->compile.mode != DT_COMPILE_OFF) {
+#ifdef DT_COMPILER
+        r = dt__compiling_open(&e->compiling, &l->compile, e->k);
+        e->net.compiler = &e->compiling.base;
+#else
+        r = dt__error(DT_E_USAGE, "--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
+                      "the option out, or build with the switch.");
+#endif
+    }
     return r;
 }
 
@@ -24546,9 +25563,9 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     t->hashed = -1;
     t->opened = dt__now();
     r = dt_comm_open(&t->comm, NULL, NULL);
+    if (!r) r = dt__choose_kernels(&t->e.k);
     if (!r) r = dt__trainer_settle(t);
     if (!r && (t->layout.output.rules || t->layout.output.stop_on)) r = dt__watch_open(t);
-    if (!r) r = dt__choose_kernels(&t->e.k);
     if (!r) r = dt__self_check(t->e.k, t->pool);
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);

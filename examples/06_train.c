@@ -28,6 +28,7 @@
  *     take?
  *
  * Read on: 07_generation.c for the sample at the end, 31_data_parallel.c for how ranks work together. */
+#define DT_COMPILER
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

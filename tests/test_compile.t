@@ -47,6 +47,7 @@ my %switches = (
     'DT_DEBUG' => '-DDT_DEBUG',
     'DT_NCCL' => '-DDT_NCCL',
     'DT_COMM_ONLY' => '-DDT_COMM_ONLY',
+    'DT_COMPILER' => '-DDT_COMPILER',
 );
 $switches{'DT_MPI'} = '-DDT_MPI ' . mpi_flags('compile') unless mpi_missing();
 $switches{'DT_OFI'} = '-DDT_OFI' unless (run(60, "echo '#include <rdma/fabric.h>' | $any -E -"))[0];

@@ -1,7 +1,8 @@
 /* test_random.c: random graphs. Each is a short list of ops over an input, parameters and targets, built once as an eager
  * graph and once as a recorded segment, which is differentiated and planned. A plain scalar interpreter computes every
  * node of the recorded graph, gradients included; then the bits are compared (R5, R13): of the planned segment, on each
- * instruction set, with 1 and 2 threads, for several units whose gradients go on in the same slots, and of the eager graph.
+ * instruction set, with 1 and 2 threads, for several units whose gradients go on in the same slots, of the eager graph, and
+ * of the compiled segment: by all passes together, by one alone, and by a random choice of them.
  * Where differences along a direction say what the slope is, the gradient must say the same.
  * A graph that fails is made smaller while it fails, and printed.
  *
@@ -12,6 +13,7 @@
  * A new op gets a row in `references` of interpreter.h (what a node of it computes) and, unless it
  * is a map op, one in `kinds` (how a graph comes to have it). */
 #define DTRAIN_IMPLEMENTATION
+#define DT_COMPILER
 #include "../dtrain.h"
 #include "interpreter.h"
 #include "maps.h"
@@ -71,7 +73,7 @@ static dt_tensor build_recipe(dt_graph *g, dt_tensor x, const void *user);
 
 typedef struct rig {
     const recipe *recipe;
-    dt__plan *plan;
+    dt__plan *plan, *run; /* of the recorded graph; of the one that runs */
     unit unit[MOST_UNITS];
     float *params;
     int64_t param[2 * MOST_STEPS + 8], slot[128], slot_floats, input, outputs;
@@ -145,15 +147,21 @@ static void unit_reference(rig *r, int u)
     dt__free(leaf);
 }
 
-static int rig_open(rig *r, const recipe *c)
+/* Records the segment; NULL: not compiled. */
+static dt_result record(const recipe *c, dt__compiler *compiler, dt__plan **plan)
 {
     dt_segment segment;
+    segment.name = "s", segment.build = build_recipe, segment.user = c;
+    return dt__segment_record(dt__graph_new(0, 0), &segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, 0, compiler, plan);
+}
+
+static int rig_open(rig *r, const recipe *c)
+{
     const dt_graph *g;
     int64_t n = 0;
     memset(r, 0, sizeof *r);
     r->recipe = c;
-    segment.name = "s", segment.build = build_recipe, segment.user = c;
-    if (dt__segment_record(dt__graph_new(0, 0), &segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, 0, &r->plan)) return 0;
+    if (record(c, NULL, &r->plan)) return 0;
     g = r->plan->g;
     for (int32_t i = 0; i < g->param_count; i++) r->param[i] = n, n += dt_shape_count(g->params[i].shape);
     r->params = room_for(n);
@@ -175,6 +183,15 @@ static void rig_close(rig *r)
     dt__plan_close(&r->plan);
 }
 
+static const char *node_text(const dt_graph *g, int32_t id, char *text, size_t size);
+/* With DT_SHOW=1: the graph that fails, as it was compiled. */
+static void show(const dt__plan *p)
+{
+    char text[400];
+    for (int32_t id = 1; id < p->g->count; id++)
+        printf("# %s; group %d%s, place %d at %d\n", node_text(p->g, id, text, sizeof text), (int)p->g->nodes[id].group, p->g->nodes[id].tile ? ", tile or view" : "",
+               (int)p->home[id].place, (int)p->home[id].offset);
+}
 /* Says where got and want first differ. */
 static int same(const void *got, const void *want, int64_t floats, failure *f, const char *format, ...)
 {
@@ -218,18 +235,19 @@ static void planned_open(planned *p, rig *r, const dt__kernels *k, dt_pool *pool
     int64_t samples = r->recipe->x.n[0];
     memset(p, 0, sizeof *p);
     p->r = r, p->failure = f, p->stepwise = stepwise;
-    p->slots = room_for(r->slot_floats), p->temp = room_for(r->plan->temp);
+    p->slots = room_for(r->slot_floats), p->temp = room_for(r->run->temp);
     p->env.k = k, p->env.pool = pool;
     p->env.rng = (dt__rng *)room_for(samples * (int64_t)(sizeof *p->env.rng / 4));
     for (int64_t i = 0; i < samples; i++) p->env.rng[i] = dt__rng_make(r->recipe->seed, DT__RNG_DROPOUT, (uint32_t)i, 0, 0);
-    for (int32_t id = 1; id < r->plan->g->count; id++)
-        if (dt__pool_reserve(pool, dt__node_scratch(k, r->plan->g, id))) tap_bail("%s", dt_last_error());
+    for (int32_t id = 1; id < r->run->g->count; id++)
+        if (dt__pool_reserve(pool, dt__node_scratch(k, r->run->g, id))) tap_bail("%s", dt_last_error());
+    if (r->run->fused && dt__pool_reserve(pool, r->run->fused->scratch)) tap_bail("%s", dt_last_error());
     for (int u = 0; u < r->recipe->units; u++) {
         dt__bind *b = &p->bind[u];
         b->params = r->params, b->param = r->param, b->slots = p->slots, b->slot = r->slot;
         b->at[DT__AT_INPUT] = r->unit[u].x, b->at[DT__AT_GRAD_OUT] = r->unit[u].w, b->at[DT__AT_TARGETS] = (float *)r->unit[u].targets;
         b->at[DT__AT_OUTPUT] = p->own[u][0] = room_for(r->outputs), b->at[DT__AT_GRAD_IN] = p->own[u][1] = room_for(r->input);
-        b->at[DT__AT_SAVED] = p->own[u][2] = room_for(r->plan->saved), b->at[DT__AT_TEMP] = p->temp;
+        b->at[DT__AT_SAVED] = p->own[u][2] = room_for(r->run->saved), b->at[DT__AT_TEMP] = p->temp;
     }
 }
 static void planned_close(planned *p)
@@ -242,7 +260,7 @@ static void planned_close(planned *p)
  * between, so nothing is left in temporary memory. */
 static int planned_part(planned *p, int u, int32_t begin, int32_t count)
 {
-    const dt__plan *plan = p->r->plan;
+    const dt__plan *plan = p->r->run;
     unsigned saved = dt__fp_enter();
     int ok = 1;
     for (int64_t i = 0; i < plan->temp; i++) p->temp[i] = NAN;
@@ -271,34 +289,46 @@ static int planned_units(planned *p, const char *how)
     rig *r = p->r;
     int units = r->recipe->units, ok = 1;
     failure *f = p->failure;
-    for (int u = 0; u < units && ok; u++) ok = planned_part(p, u, 0, r->plan->forward_count);
+    for (int u = 0; u < units && ok; u++) ok = planned_part(p, u, 0, r->run->forward_count);
     for (int u = 0; u < units && ok; u++) {
-        ok = planned_part(p, u, r->plan->forward_count, r->plan->backward_count);
+        ok = planned_part(p, u, r->run->forward_count, r->run->backward_count);
         ok = ok && same(p->own[u][0], r->unit[u].output, r->outputs, f, "planned (%s) is not the reference: output of unit %d", how, u);
         if (!r->recipe->first) ok = ok && same(p->own[u][1], r->unit[u].grad_in, r->input, f, "planned (%s) is not the reference: gradient of the input, unit %d", how, u);
-        for (int32_t i = 0; ok && i < r->plan->g->slot_count; i++) {
-            const dt__param *param = &r->plan->g->params[r->plan->g->slots[i].param];
+        for (int32_t i = 0; ok && i < r->run->g->slot_count; i++) {
+            const dt__param *param = &r->run->g->params[r->run->g->slots[i].param];
             if (r->written[i])
                 ok = same(p->slots + r->slot[i], r->unit[u].slots + r->slot[i], dt_shape_count(param->shape), f,
-                          "planned (%s) is not the reference: gradient of %s, use %d, after unit %d", how, param->name, (int)r->plan->g->slots[i].use, u);
+                          "planned (%s) is not the reference: gradient of %s, use %d, after unit %d", how, param->name, (int)r->run->g->slots[i].use, u);
         }
     }
     return ok;
 }
 
 static dt_pool *pools[2]; /* of 1 and 2 workers */
+static int64_t grouped;   /* groups that the compiler made */
 
-static int check_planned(rig *r, int isa, int workers, failure *f)
+/* passes: of the compiler; 0: the plan of the recorded graph. */
+static int check_planned(rig *r, int isa, int workers, unsigned passes, failure *f)
 {
     const dt__kernels *k = dt__isa_table(isa);
+    dt_compilation all;
+    dt__compiling compiling;
     planned p;
     char how[80];
     int ok;
-    snprintf(how, sizeof how, "%s, %d thread%s", k->name, workers, workers > 1 ? "s" : "");
+    memset(&all, 0, sizeof all);
+    if (dt__compiling_open(&compiling, &all, k)) tap_bail("%s", dt_last_error());
+    compiling.passes = passes;
+    r->run = r->plan;
+    if (passes && record(r->recipe, &compiling.base, &r->run)) tap_bail("%s", dt_last_error());
+    snprintf(how, sizeof how, "%s, %d thread%s, passes 0x%x", k->name, workers, workers > 1 ? "s" : "", passes);
     planned_open(&p, r, k, pools[workers - 1], f, 0);
     ok = planned_units(&p, how);
     planned_close(&p);
-    if (!ok) { /* once more, to find the node */
+    for (int32_t id = 1; passes && id < r->run->g->count; id++) grouped += r->run->g->nodes[id].group == id;
+    if (passes && !ok && getenv("DT_SHOW")) show(r->run);
+    if (passes) dt__plan_close(&r->run);
+    if (!ok && !passes) { /* once more, to find the node */
         failure node;
         memset(&node, 0, sizeof node);
         planned_open(&p, r, k, pools[workers - 1], &node, 1);
@@ -496,6 +526,7 @@ static int run_case(const recipe *c, failure *f)
 {
     rig r;
     int result = PASSED, isas[DT__ISA_COUNT], count = 0;
+    unsigned all = (1u << DT__PASS_COUNT) - 1u;
     memset(f, 0, sizeof *f);
     ref_misfit = NULL;
     if (!rig_open(&r, c)) {
@@ -514,7 +545,9 @@ static int run_case(const recipe *c, failure *f)
     for (int i = 0; i < count * 2 && result == PASSED; i++) {
         int workers = 1 + i % 2;
         if (!pools[workers - 1]) continue;
-        if (!check_planned(&r, isas[i / 2], workers, f)) result = FAILED;
+        if (!check_planned(&r, isas[i / 2], workers, 0, f) || !check_planned(&r, isas[i / 2], workers, all, f)) result = FAILED;
+        else if ((int)(c->seed % (uint64_t)count) == i / 2 && (!check_planned(&r, isas[i / 2], workers, 1u << c->seed / 7 % DT__PASS_COUNT, f) ||
+                                                               !check_planned(&r, isas[i / 2], workers, 1u + (unsigned)(c->seed >> 20) % all, f))) result = FAILED;
         /* on one instruction set; an eager LOSS knows no ignored samples */
         else if ((int)(c->seed % (uint64_t)count) == i / 2 && !(c->ignored && uses_op(r.plan->g, DT__OP_LOSS)) && !check_eager(&r, isas[i / 2], workers, f)) result = FAILED;
     }
