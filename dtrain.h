@@ -331,6 +331,9 @@ typedef struct dt_checkpoints {
 typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
     const char *passes;    /* "fuse,cse": only these; "-fuse": the usual ones but this; NULL: the usual ones */
+    const char *graph;     /* file for the segments' graphs before and after, for Graphviz's dot; NULL: none */
+    int32_t verify;        /* refuse to train unless each compiled segment gives the bits of the recorded one */
+    int32_t report;        /* print what compiling did: dt_trainer_compilation */
 } dt_compilation;
 /* Start from dt_layout_default(): later versions add fields. */
 typedef struct dt_layout {
@@ -929,8 +932,8 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
  * core: AUTO is on where there are more cores than ranks x threads, on one machine. With accumulation `each` and ZeRO
  * 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
-/* Whether segments are compiled: not, or before step 1. */
-typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON } dt_compile;
+/* Whether segments are compiled before step 1: no, yes, or if they are then faster on this machine. */
+typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_compile;
 /* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
  * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
  * Face, with config.json for the families, in blocks of 256 KB or a row. */
@@ -1041,6 +1044,20 @@ typedef struct dt_memory {
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
+/* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes and seconds are those
+ * of a unit of work, forward and backward, through all of them, the least of three times before step 1. */
+typedef struct dt_compilation_report {
+    int64_t recorded, ops;       /* ops before, and after, when a group counts once */
+    int64_t groups, grouped;     /* and the ops in groups */
+    int64_t traffic;             /* bytes that are no longer written and read */
+    int64_t memory_before, memory; /* kept from forward to backward, and temporary */
+    double before, seconds;      /* op by op, and compiled */
+    double compiling;            /* seconds that it took */
+    double break_even;           /* units until that is won back; 0: never */
+    int32_t compiled;            /* 0: AUTO goes on op by op */
+} dt_compilation_report;
+/* DT_E_USAGE: nothing was compiled, or nothing measured. */
+DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report);
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
@@ -10173,7 +10190,6 @@ typedef struct dt__rewrite {
     dt_tensor *output, *grad_in;
     int how;                        /* dt__plan_open's */
     unsigned passes;                /* bits: which ones run */
-    int64_t done[DT__PASS_COUNT];   /* rewrites of each pass */
     int32_t room;                   /* of the lists, in nodes */
     int32_t *to;                    /* the node that takes a node's place */
     int32_t *readers;               /* live uses of a root */
@@ -10270,16 +10286,9 @@ static void dt__pass_fold(dt__rewrite *w)
         else if (n->op == DT__OP_EXPAND || n->op == DT__OP_PERMUTE || n->op == DT__OP_SLICE) result = value[0];
         else continue;
         n->op = DT__OP_FULL, n->inputs = 0, n->f = result;
-        w->done[DT__PASS_FOLD]++;
     }
 }
 
-/* The input of `id` if that is such an op, else 0. */
-static int32_t dt__below(const dt__rewrite *w, int32_t id, int op)
-{
-    const dt__node *n = &w->g->nodes[id];
-    return n->op == op ? n->in[0] : 0;
-}
 /* The value that is bit for bit the one of map op or move `id`, by algebra; 0: none. x + 0 is not x where x is -0, and
  * x - x is not 0 where x is not finite: such rules are missing for a reason. */
 static int32_t dt__simpler(const dt__rewrite *w, int32_t id)
@@ -10291,7 +10300,7 @@ static int32_t dt__simpler(const dt__rewrite *w, int32_t id)
     int left = n->inputs > 0 && dt__constant_of(g, a, &u), right = n->inputs > 1 && dt__constant_of(g, b, &v);
     switch (n->op) {
     case DT__OP_SCALE: return n->f == 1.0f ? a : 0;
-    case DT__OP_NEG: return dt__below(w, a, DT__OP_NEG);
+    case DT__OP_NEG: return g->nodes[a].op == DT__OP_NEG ? g->nodes[a].in[0] : 0;
     case DT__OP_MUL: return right && v == 1.0f ? a : left && u == 1.0f ? b : 0;
     case DT__OP_DIV: return right && v == 1.0f ? a : 0;
     case DT__OP_SUB: return right && dt__bits_of_float(v) == 0 ? a : 0;
@@ -10316,16 +10325,14 @@ static void dt__pass_simplify(dt__rewrite *w)
         int32_t other;
         for (int i = 0; i < n->inputs; i++) n->in[i] = w->to[n->in[i]];
         other = dt__simpler(w, id);
-        if (other) w->done[DT__PASS_SIMPLIFY] += dt__replace(w, id, other);
-        else if ((n->op == DT__OP_ADD || n->op == DT__OP_SUB) && (other = dt__below(w, n->in[1], DT__OP_NEG)) != 0 &&
-                 dt__same_shape(&w->g->nodes[other].shape, &w->g->nodes[n->in[1]].shape)) {
-            n->op = n->op == DT__OP_ADD ? DT__OP_SUB : DT__OP_ADD, n->in[1] = other; /* a + (-b) is a - b */
-            w->done[DT__PASS_SIMPLIFY]++;
+        if (other) dt__replace(w, id, other);
+        else if ((n->op == DT__OP_ADD || n->op == DT__OP_SUB) && w->g->nodes[n->in[1]].op == DT__OP_NEG) {
+            n->op = n->op == DT__OP_ADD ? DT__OP_SUB : DT__OP_ADD; /* a + (-b) is a - b */
+            n->in[1] = w->g->nodes[n->in[1]].in[0];
         } else if (n->op == DT__OP_PERMUTE && w->g->nodes[n->in[0]].op == DT__OP_PERMUTE) {
             const dt__node *m = &w->g->nodes[n->in[0]];
             for (int i = 0; i < n->shape.dims; i++) n->i[i] = m->i[n->i[i]];
             n->in[0] = m->in[0];
-            w->done[DT__PASS_SIMPLIFY]++;
         }
     }
 }
@@ -10346,10 +10353,8 @@ static void dt__pass_cse(dt__rewrite *w)
             if (o->op == n->op && w->phase[e] == w->phase[id] && w->to[e] == e && o->inputs == n->inputs &&
                 o->slot < 0 && !memcmp(o->in, n->in, sizeof *n->in * (size_t)n->inputs) &&
                 !memcmp(o->i, n->i, sizeof n->i) && dt__bits_of_float(o->f) == dt__bits_of_float(n->f) &&
-                o->table == n->table && o->param == n->param && dt__replace(w, id, e)) {
-                w->done[DT__PASS_CSE]++;
+                o->table == n->table && o->param == n->param && dt__replace(w, id, e))
                 break;
-            }
         }
     }
 }
@@ -10417,7 +10422,6 @@ static void dt__pass_layout(dt__rewrite *w)
             if (m->op != DT__OP_PERMUTE || m->shape.dims != 2 || m->i[0] != 1 || dt__cut_param(g, &g->nodes[m->in[0]]))
                 continue;
             n->in[i] = m->in[0], n->i[i] = !n->i[i];
-            w->done[DT__PASS_LAYOUT]++;
         }
     }
     dt__rewrite_live(w);
@@ -10429,7 +10433,6 @@ static void dt__pass_layout(dt__rewrite *w)
             for (int i = 0; w->live[r] && i < g->nodes[r].inputs; i++)
                 if (g->nodes[r].in[i] == id) fits = fits && dt__takes_view(g, r, n) && dt__can_walk(g, r);
         n->tile = fits;
-        w->done[DT__PASS_LAYOUT] += fits;
     }
     dt__rewrite_live(w);
 }
@@ -10468,7 +10471,6 @@ static void dt__pass_bias(dt__rewrite *w)
         n->in[0] = m->in[0], n->in[2] = n->in[1], n->in[1] = m->in[1];
         memcpy(n->i, m->i, sizeof n->i);
         n->i[2] = 0;
-        w->done[DT__PASS_BIAS]++;
     }
 }
 
@@ -10520,7 +10522,6 @@ static void dt__pass_recompute(dt__rewrite *w)
             for (int i = 0; i < g->nodes[r].inputs; i++)
                 if (dt__root(g, g->nodes[r].in[i]) == id) dt__read_copy(w, r, i, t.id);
         kept[id] = 0;
-        w->done[DT__PASS_RECOMPUTE]++;
     }
     dt__rewrite_live(w);
 }
@@ -10727,10 +10728,8 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
 typedef struct dt__fused_op {
     int32_t id, tile, from[3]; /* from: likewise, of its inputs */
     int64_t per;               /* elements per row */
-    dt__strided walk;          /* of a map op, */
-    int by[3], row_wise, strided; /* where an input's element is: at the same place, at the column, .., or by strides */
+    dt__strided walk;          /* of a map op */
 } dt__fused_op;
-enum { DT__BY_ONE, DT__BY_ROW, DT__BY_COLUMN, DT__BY_ELEMENT, DT__BY_STRIDES };
 
 /* A group, that which ends with op `last`: members [begin, begin + count), in tiles of (tall, wide). */
 typedef struct dt__group {
@@ -10743,8 +10742,12 @@ typedef struct dt__fusion {
     dt__group *groups;
     dt__fused_op *members;
     int32_t group_count, member_count;
-    int64_t apart; /* bytes of scratch before the tiles: a product uses them */
+    int64_t apart;   /* bytes of scratch before the tiles: a product uses them */
+    int64_t traffic; /* bytes that forward and backward of a unit no longer write and read */
+    dt__plan *plain; /* of the recorded graph, for comparison, or NULL */
+    int64_t saved, temp; /* the compiled plan's; mode AUTO plans memory for either */
 } dt__fusion;
+static dt__fusion *dt__fusion_of(const dt__plan *p) { return (dt__fusion *)(void *)p->fused; }
 
 /* A group while it runs. */
 typedef struct dt__group_run {
@@ -10761,32 +10764,26 @@ typedef struct dt__tile {
     float *values;
 } dt__tile;
 
-/* A map op on elements [begin, end) of one row, or of whole rows; element `left` is the first one of the tile. */
-static void dt__member_run(const dt__group_run *r, const dt__fused_op *m, const dt__call *c, const dt__tile *t,
-                           int64_t row, int64_t begin, int64_t end, int64_t left)
-{
-    for (int64_t n, at[DT__MAX_IN]; begin < end; begin += n) {
-        const float *in[3];
-        int step[3];
-        n = m->strided ? dt__strided_at(&m->walk, begin, end, at) : end - begin;
-        for (int i = 0; i < 3; i++) {
-            int64_t place = m->strided ? at[i] : m->walk.start[i] + begin * (m->by[i] == DT__BY_ELEMENT) +
-                                                 t->col * (m->by[i] == DT__BY_COLUMN) + row * (m->by[i] == DT__BY_ROW);
-            if (m->from[i] >= 0) in[i] = t->values + m->from[i] + (begin - left);
-            else in[i] = i < m->walk.arrays ? c->in[i] + place : NULL;
-            step[i] = m->strided ? (int)m->walk.step[i] : m->by[i] == DT__BY_ELEMENT || m->by[i] == DT__BY_COLUMN;
-        }
-        r->env->k->map(c->n->op, m->tile < 0 ? c->out + begin : t->values + m->tile + (begin - left), in, step, n,
-                       c->n->f);
-    }
-}
+/* A map op on a tile: one run of elements where the tile has whole rows, else one for each row. */
 static void dt__member_map(const dt__group_run *r, const dt__fused_op *m, const dt__call *c, const dt__tile *t)
 {
-    int whole = m->per == 1 || (t->cols == m->per && !m->row_wise);
+    int whole = m->per == 1 || t->cols == m->per;
     for (int64_t row = t->row; row < t->row + t->rows; row += whole ? t->rows : 1) {
-        int64_t first = row * m->per + (m->per == 1 ? 0 : t->col);
-        int64_t left = m->per == 1 ? first : first - (row - t->row) * t->cols;
-        dt__member_run(r, m, c, t, row, first, first + (whole ? t->rows * m->per : t->cols), left);
+        int64_t begin = row * m->per + (m->per == 1 ? 0 : t->col), at[DT__MAX_IN], n;
+        int64_t end = begin + (whole ? t->rows * m->per : t->cols);
+        int64_t first = m->per == 1 ? begin : begin - (row - t->row) * t->cols; /* the element at the tile's begin */
+        for (; begin < end; begin += n) {
+            const float *in[3];
+            int step[3];
+            n = dt__strided_at(&m->walk, begin, end, at);
+            for (int i = 0; i < 3; i++) {
+                in[i] = i >= m->walk.arrays ? NULL
+                        : m->from[i] < 0    ? c->in[i] + at[i] : t->values + m->from[i] + (begin - first);
+                step[i] = i < m->walk.arrays ? (int)m->walk.step[i] : 0;
+            }
+            r->env->k->map(c->n->op, m->tile < 0 ? c->out + begin : t->values + m->tile + (begin - first), in, step, n,
+                           c->n->f);
+        }
     }
 }
 
@@ -10849,7 +10846,7 @@ static void dt__group_task(void *user, int64_t task, int worker)
 
 static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env)
 {
-    const dt__fusion *f = (const dt__fusion *)(const void *)p->fused;
+    const dt__fusion *f = dt__fusion_of(p);
     dt__group_run r;
     dt__gemm then;
     int64_t all;
@@ -10878,39 +10875,10 @@ static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const
 static void dt__fusion_close(dt__fused *fused)
 {
     dt__fusion *f = (dt__fusion *)(void *)fused;
+    dt__plan_close(&f->plain);
     dt__free(f->groups);
     dt__free(f->members);
     dt__free(f);
-}
-
-/* How array i of a walk over rows of `per` elements moves. */
-static int dt__walk_by(const dt__strided *w, int i, int64_t per)
-{
-    int64_t element = 1, row = 1;
-    unsigned fits = 15; /* bits: BY_ONE .. BY_ELEMENT */
-    for (int axis = w->shape.dims - 1; axis >= 0; axis--) {
-        int64_t n = w->shape.n[axis], stride = w->stride[i][axis];
-        int last = axis == w->shape.dims - 1;
-        if (n == 1) continue;
-        if (stride) fits &= ~1u;
-        if (stride != (last ? 0 : row)) fits &= ~2u;
-        if (stride != last) fits &= ~4u;
-        if (stride != element) fits &= ~8u;
-        element *= n, row *= last ? 1 : n;
-    }
-    if (per == 1 || (w->shape.dims && w->shape.n[w->shape.dims - 1] != per)) fits &= ~6u;
-    return fits ? 31 - __builtin_clz(fits) : (int)DT__BY_STRIDES;
-}
-/* Prepares map op m for its tiles. */
-static void dt__member_walks(dt__fused_op *m, const dt_graph *g)
-{
-    m->walk = dt__member_walk(g, &g->nodes[m->id]);
-    for (int i = 0; i < m->walk.arrays; i++) {
-        m->by[i] = dt__walk_by(&m->walk, i, m->per);
-        m->strided |= m->by[i] == DT__BY_STRIDES;
-        m->row_wise |= m->by[i] == DT__BY_ROW || m->by[i] == DT__BY_COLUMN;
-    }
-    m->row_wise &= !m->strided;
 }
 
 /* Lays out a group's members; values that the planner gave no memory get tiles, freed with their last reader. */
@@ -10924,7 +10892,7 @@ static void dt__group_lay_out(dt__fusion *f, const dt__plan *p, dt__group *group
         const dt__node *n = &g->nodes[m->id];
         uint32_t free_after = 0;
         m->tile = -1, m->per = dt__count(n) / group->rows;
-        if (dt__is_map(g, m->id)) dt__member_walks(m, g);
+        if (dt__is_map(g, m->id)) m->walk = dt__member_walk(g, n);
         for (int k = 0; k < 3; k++) m->from[k] = -1;
         for (int k = 0; k < n->inputs && k < 3; k++)
             for (x = &f->members[group->begin]; x < m; x++) {
@@ -10941,6 +10909,7 @@ static void dt__group_lay_out(dt__fusion *f, const dt__plan *p, dt__group *group
             int at = __builtin_ctz(~taken);
             m->tile = (int32_t)(at * size);
             taken |= 1u << at;
+            f->traffic += 8 * dt__count(n);
             group->floats = dt__max(group->floats, (at + 1) * size);
         }
         taken &= ~free_after;
@@ -10968,10 +10937,7 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
         group->count++, group->last = n->group;
         if (n->op == DT__OP_MATMUL) group->product = id;
         dt__walks(g, n, &rows, &cols);
-        if (rows * cols >= group->rows * group->cols) {
-            if (rows * cols > group->rows * group->cols || dt__op_of(n->op)->class_of == DT__CLASS_ROW)
-                group->rows = rows, group->cols = cols;
-        }
+        if (rows * cols + !dt__is_map(g, id) > group->rows * group->cols) group->rows = rows, group->cols = cols;
         if (id != n->group) continue;
         group->wide = dt__min(group->cols, DT__TILE);
         for (int32_t i = 0; i < group->count; i++) /* per row: whole rows */
@@ -11022,6 +10988,8 @@ typedef struct dt__compiling {
     dt__compiler base;
     const dt__kernels *k;
     unsigned passes;
+    int tries, may_undo; /* keep the recorded plans; which may run */
+    double seconds;  /* that compiling took */
 } dt__compiling;
 
 static int dt__rewrite_open(dt__rewrite *w, dt_graph *g)
@@ -11047,13 +11015,37 @@ static void dt__rewrite_close(dt__rewrite *w)
     dt__free(w->live);
 }
 
+/* The recorded graph, for a plan beside the compiled one, which keeps the tables of constants. */
+static dt_graph *dt__graph_copy(const dt_graph *g)
+{
+    dt_graph *copy = dt__graph_new(0, g->seed);
+    void *nodes = dt__alloc((int64_t)sizeof *g->nodes * g->count, "a graph");
+    void *params = dt__alloc((int64_t)sizeof *g->params * (g->param_count + 1), "a graph");
+    void *slots = dt__alloc((int64_t)sizeof *g->slots * (g->slot_count + 1), "a graph");
+    if (!copy || !nodes || !params || !slots) {
+        dt_graph_close(&copy);
+        dt__free(nodes), dt__free(params), dt__free(slots);
+        return NULL;
+    }
+    dt__free(copy->nodes);
+    *copy = *g;
+    copy->nodes = (dt__node *)memcpy(nodes, g->nodes, sizeof *g->nodes * (size_t)g->count);
+    copy->params = (dt__param *)params, copy->slots = (dt__slot *)slots;
+    if (g->param_count) memcpy(params, g->params, sizeof *g->params * (size_t)g->param_count);
+    if (g->slot_count) memcpy(slots, g->slots, sizeof *g->slots * (size_t)g->slot_count);
+    copy->tables = NULL, copy->table_count = 0;
+    return copy;
+}
+
 /* dt__compiler.open */
 static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_graph *g, dt_tensor output,
                                    dt_tensor grad_in, int how)
 {
     static void (*const pass[])(dt__rewrite *) = {dt__pass_fold, dt__pass_simplify, dt__pass_cse, dt__pass_layout,
                                                   dt__pass_bias, dt__pass_recompute};
-    const dt__compiling *c = (const dt__compiling *)(const void *)compiler;
+    dt__compiling *c = (dt__compiling *)(void *)compiler;
+    dt__plan *plain = NULL;
+    double start = dt__now();
     int32_t recorded = g->count;
     dt__rewrite w;
     dt_result r;
@@ -11061,23 +11053,187 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     *plan = NULL;
     w.g = g, w.k = c->k, w.output = &output, w.grad_in = &grad_in, w.how = how, w.passes = c->passes;
     r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;
+    if (!r && c->tries) {
+        dt_graph *copy = dt__graph_copy(g);
+        r = copy ? dt__plan_open(&plain, copy, output, grad_in, how) : DT_E_MEMORY;
+    }
     for (int i = 0; !r && i <= DT__PASS_RECOMPUTE; i++) {
         if (c->passes >> i & 1u) pass[i](&w), dt__rewrite_apply(&w);
         r = dt_graph_result(g);
     }
     if (!r) dt__pass_fuse(&w), r = dt__pass_order(&w, recorded);
     dt__rewrite_close(&w);
-    if (r) return dt_graph_close(&g), r;
-    r = dt__plan_open(plan, g, output, grad_in, how);
-    if (!r) r = dt__fusion_open(*plan, c->k);
-    if (r) dt__plan_close(plan);
+    if (r) dt__plan_close(&plain), dt_graph_close(&g);
+    else if ((r = dt__plan_open(plan, g, output, grad_in, how)) != DT_OK || (r = dt__fusion_open(*plan, c->k)) != DT_OK)
+        dt__plan_close(&plain), dt__plan_close(plan);
+    else {
+        dt__fusion *f = dt__fusion_of(*plan);
+        f->plain = plain, f->saved = (*plan)->saved, f->temp = (*plan)->temp;
+        if (c->may_undo) {
+            (*plan)->saved = dt__max(f->saved, plain->saved);
+            (*plan)->temp = dt__max(f->temp, plain->temp);
+        }
+    }
+    c->seconds += dt__now() - start;
     return r;
 }
 
 static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how, const dt__kernels *k)
 {
     c->base.open = dt__compiled_open, c->k = k;
+    c->tries = how->verify || how->report || how->graph || how->mode == DT_COMPILE_AUTO;
+    c->may_undo = how->mode == DT_COMPILE_AUTO;
     return dt__passes_of(how->passes, &c->passes);
+}
+
+/* ---- trial: a segment op by op and compiled, on the same numbers ------------------------------------------------ */
+
+enum { DT__TRIALS = 3 }; /* of which the fastest counts */
+
+/* A network's compiled plans against the recorded ones. seconds: of a unit of work, op by op and compiled, both of
+ * forward and backward; by_op: of these the compiled, by kind of op, groups last. */
+typedef struct dt__trial {
+    const dt__net *net;
+    const dt__built *seg;
+    dt__env env;
+    dt__bind bind;
+    float *memory;
+    int64_t given, made, room; /* floats: what both read, what they make and is compared, temporary */
+    double seconds[2], by_op[DT__OP_COUNT + 1];
+} dt__trial;
+
+/* Takes `floats` of the memory; without memory only counts them. */
+static float *dt__trial_take(dt__trial *t, int64_t *used, int64_t floats)
+{
+    float *at = t->memory ? t->memory + *used : NULL;
+    *used += dt__round_up(floats, DT__BLOCK);
+    return at;
+}
+/* Where everything is. offset: two lists of slot_count * 3 and param_count numbers. */
+static void dt__trial_bind(dt__trial *t, int64_t *offset)
+{
+    const dt_graph *g = t->seg->plan->g;
+    const dt__plan *plain = dt__fusion_of(t->seg->plan)->plain;
+    int64_t used = 0, params = 0, slots = 0, slices = 0, *slot = offset + g->param_count;
+    for (int32_t i = 0; i < g->param_count; i++) {
+        offset[i] = params;
+        params += dt__round_up(dt__param_local(&g->params[i], t->net->tensor_shards, dt__own(g)), DT__BLOCK);
+    }
+    for (int32_t i = 0; i < g->slot_count; i++) {
+        const dt__param *p = &g->params[g->slots[i].param];
+        int64_t width = dt__round_up(dt__param_local(p, t->net->tensor_shards, dt__own(g)), DT__BLOCK);
+        int64_t more = dt__row_slices(g, p) - 1, copies = dt__param_copies(p);
+        slot[i] = slots, slot[g->slot_count + i] = more ? slices : -1;
+        slot[2 * g->slot_count + i] = copies > 1 ? width : 0;
+        slots += width * copies, slices += width * copies * more;
+    }
+    t->bind.param = offset, t->bind.slot = slot;
+    t->bind.params = dt__trial_take(t, &used, params);
+    t->bind.at[DT__AT_INPUT] = dt__trial_take(t, &used, dt__floats(dt__at(g, g->input)));
+    t->bind.at[DT__AT_TARGETS] = dt__trial_take(t, &used, dt__floats(dt__at(g, g->targets)));
+    t->bind.at[DT__AT_GRAD_OUT] = dt__trial_take(t, &used, t->seg->output);
+    t->given = used;
+    t->bind.slots = dt__trial_take(t, &used, slots), t->bind.slices = dt__trial_take(t, &used, slices);
+    t->bind.at[DT__AT_OUTPUT] = dt__trial_take(t, &used, t->seg->output);
+    t->bind.at[DT__AT_GRAD_IN] = dt__trial_take(t, &used, t->seg->input);
+    t->made = used - t->given;
+    t->bind.at[DT__AT_SAVED] = dt__trial_take(t, &used, dt__max(plain->saved, t->seg->plan->saved));
+    t->bind.at[DT__AT_TEMP] = dt__trial_take(t, &used, dt__max(plain->temp, t->seg->plan->temp));
+    t->room = used - t->given - t->made;
+}
+
+/* Numbers below `bound` for a place of ids; else fp32 in [-1/2, 1/2). */
+static void dt__trial_fill(float *x, int64_t n, int ids, int64_t bound, uint32_t seed)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t word = seed = seed * 1664525u + 1013904223u;
+        int32_t id = (int32_t)((word >> 8) % (uint32_t)dt__min(bound, 1 << 24));
+        if (ids) memcpy(x + i, &id, 4);
+        else x[i] = (float)(word >> 8) * 0x1p-24f - 0.5f;
+    }
+}
+
+static double dt__trial_run(dt__trial *t, const dt__plan *p, double *by_op)
+{
+    double start, now, last;
+    unsigned saved = dt__fp_enter();
+    memset(t->memory + t->given, 0, 4 * (size_t)(t->made + t->room));
+    start = last = dt__now();
+    for (int32_t i = 0; i < p->forward_count + p->backward_count + p->weights_count; i++) {
+        const dt__node *n = &p->g->nodes[p->order[i]];
+        dt__plan_run(p, i, 1, &t->bind, &t->env, 1);
+        now = dt__now();
+        if (by_op) by_op[n->group ? DT__OP_COUNT : n->op] += now - last;
+        last = now;
+    }
+    dt__fp_leave(saved);
+    return last - start;
+}
+
+/* One plan against the one it was compiled from. */
+static dt_result dt__trial_segment(dt__trial *t, const char *name, int verify)
+{
+    const dt_graph *g = t->seg->plan->g;
+    const dt__fusion *f = dt__fusion_of(t->seg->plan);
+    int64_t *offset = (int64_t *)dt__alloc(8 * (g->param_count + 3 * g->slot_count + 1), "a trial"), at = 0;
+    float *want = NULL;
+    dt_result r = DT_E_MEMORY;
+    t->memory = NULL;
+    if (offset) dt__trial_bind(t, offset);
+    if (offset) t->memory = (float *)dt__alloc(4 * (t->given + t->made + t->room), "a trial");
+    want = t->memory ? (float *)dt__alloc(4 * t->made, "a trial") : NULL;
+    if (want) {
+        const dt__node *x = dt__at(g, g->input), *y = dt__at(g, g->targets);
+        dt__trial_bind(t, offset);
+        dt__trial_fill(t->memory, t->given, 0, 2, 1);
+        dt__trial_fill(t->bind.at[DT__AT_INPUT], dt__count(x), x->dtype == DT_I32, t->net->ids[0], 2);
+        dt__trial_fill(t->bind.at[DT__AT_TARGETS], dt__count(y), y->dtype == DT_I32, t->net->ids[1], 3);
+        for (int plan = 0; plan < 2; plan++) {
+            double best = 0.0;
+            for (int i = 0; i < DT__TRIALS; i++) {
+                double now = dt__trial_run(t, plan ? t->seg->plan : f->plain, plan && !i ? t->by_op : NULL);
+                best = i && best < now ? best : now;
+            }
+            t->seconds[plan] += best;
+            if (!plan) memcpy(want, t->memory + t->given, 4 * (size_t)t->made);
+        }
+        while (at < t->made && !memcmp(want + at, t->memory + t->given + at, 4)) at++;
+        r = DT_OK;
+        if (verify && at < t->made)
+            r = dt__error(DT_E_SELFCHECK, "--verify-compiler: segment %s: number %lld of its results is %.9g compiled, "
+                          "%.9g op by op: a fault of the compiler. Train with --compile off, and report it.",
+                          name, (long long)at, (double)t->memory[t->given + at], (double)want[at]);
+    }
+    dt__free(want);
+    dt__free(t->memory);
+    dt__free(offset);
+    return r;
+}
+
+/* A plan as a cluster of Graphviz's dot: `number` and `kind` name it; groups are boxes within. */
+static void dt__graph_draw(FILE *file, const dt__plan *p, int number, const char *kind)
+{
+    const dt_graph *g = p->g;
+    char shape[96];
+    int32_t group = 0;
+    fprintf(file, "subgraph \"cluster %d %s\" {\nlabel=\"%s, %s\";\n", number, kind, g->prefix, kind);
+    for (int32_t id = 1; id < g->count; id++) {
+        const dt__node *n = &g->nodes[id];
+        if (n->group != group && group) fprintf(file, "}\n");
+        if (n->group != group && n->group)
+            fprintf(file, "subgraph \"cluster %d %s %d\" {\nlabel=\"\"; style=filled; color=lightgrey;\n", number, kind,
+                    (int)n->group);
+        group = n->group;
+        fprintf(file, "\"%d %s %d\" [label=\"%s\\n%s\"%s];\n", number, kind, (int)id,
+                n->op == DT__OP_PARAM ? g->params[n->param].name : dt__op_of(n->op)->name,
+                dt__shape_text(&n->shape, shape), id < g->forward_count ? "" : ", style=dashed");
+    }
+    if (group) fprintf(file, "}\n");
+    for (int32_t id = 1; id < g->count; id++)
+        for (int i = 0; i < g->nodes[id].inputs; i++)
+            fprintf(file, "\"%d %s %d\" -> \"%d %s %d\";\n", number, kind, (int)g->nodes[id].in[i], number, kind,
+                    (int)id);
+    fprintf(file, "}\n");
 }
 #endif /* DT_COMPILER */
 
@@ -11165,8 +11321,12 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("offload", NULL, FLAG, offload, 0, NULL, "what --recompute full keeps goes to a second memory"),
     DT__LAYOUT("horizon", "N", WHOLE, horizon, 1, "[1,1000]", "offload: segments ahead that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
-    DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on", "fuse ops and keep fewer values"),
+    DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on,auto",
+               "fuse ops and keep fewer values; auto: if that is faster"),
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
+    DT__LAYOUT("compile-report", NULL, FLAG, compile.report, 0, NULL, "print what compiling gained and cost"),
+    DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL, "compare the bits of every segment at start"),
+    DT__LAYOUT("show-graph", "FILE", TEXT, compile.graph, 0, NULL, "graphs before and after compiling, for dot"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
     DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
     DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
@@ -23560,6 +23720,7 @@ struct dt_trainer {
     double own_gflops;                         /* this rank's part of peak_gflops */
     double pulse[DT__PULSES][DT__PULSE_KINDS]; /* a ring of the last steps: where their time went */
     int64_t pulses;                            /* steps so far, without the first, which is cold */
+    dt_compilation_report compilation;
     dt_memory planned;
 };
 
@@ -25551,6 +25712,144 @@ static dt_result dt__metrics_open(dt_trainer *t)
     return r;
 }
 
+#ifdef DT_COMPILER
+/* The plan of a segment that this rank runs, if no earlier one has it. */
+static const dt__built *dt__trainer_plan(const dt_trainer *t, int64_t q)
+{
+    const dt__built *b = &t->e.net.segments[q];
+    for (int64_t e = 0; e < q; e++)
+        if (t->e.net.segments[e].plan == b->plan && t->e.net.segments[e].stage == b->stage) return NULL;
+    return b->stage == t->e.shape.stage ? b : NULL;
+}
+
+/* What is known without a measurement. */
+static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
+{
+    const dt__net *net = &t->e.net;
+    int64_t temp[2] = {0, 0};
+    for (int64_t q = 0; q < net->count; q++) {
+        const dt__plan *p = net->segments[q].plan, *plain = dt__fusion_of(p)->plain;
+        if (net->segments[q].stage != t->e.shape.stage) continue;
+        r->recorded += plain->forward_count + plain->backward_count + plain->weights_count;
+        r->ops += p->forward_count + p->backward_count + p->weights_count;
+        r->groups += dt__fusion_of(p)->group_count, r->grouped += dt__fusion_of(p)->member_count;
+        r->traffic += dt__fusion_of(p)->traffic;
+        r->memory_before += 4 * plain->saved, r->memory += 4 * dt__fusion_of(p)->saved;
+        temp[0] = dt__max(temp[0], 4 * plain->temp), temp[1] = dt__max(temp[1], 4 * dt__fusion_of(p)->temp);
+    }
+    r->memory_before += temp[0], r->memory += temp[1];
+}
+
+/* Op by op from here on: compiled and recorded plan change places. */
+static void dt__compilation_undo(dt_trainer *t)
+{
+    for (int64_t q = 0; q < t->e.net.count; q++) {
+        dt__plan *p = t->e.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
+        if (!dt__trainer_plan(t, q)) continue;
+        *p = *plain, *plain = swap;
+        p->fused = plain->fused, plain->fused = NULL;
+    }
+}
+
+/* The ops that take longest; a group is one kind. */
+static void dt__compilation_profile(const dt__trial *trial)
+{
+    double all = 0.0, top[6];
+    int kind[6], found = 0;
+    for (int i = 0; i <= DT__OP_COUNT; i++) all += trial->by_op[i];
+    for (int n = 0; n < 6; n++) {
+        top[n] = 0.0;
+        for (int i = 0; i <= DT__OP_COUNT; i++) {
+            int taken = 0;
+            for (int k = 0; k < found; k++) taken |= kind[k] == i;
+            if (!taken && trial->by_op[i] > top[n]) top[n] = trial->by_op[i], kind[n] = i;
+        }
+        if (top[n] <= 0.0) break;
+        found++;
+        printf("%s%s %.1f %%", n ? ", " : "         its time: ",
+               kind[n] == DT__OP_COUNT ? "groups" : dt__op_of(kind[n])->name, 100.0 * top[n] / all);
+    }
+    printf("\n");
+}
+static void dt__compilation_print(const dt_trainer *t, const dt__trial *trial)
+{
+    const dt_compilation_report *r = &t->compilation;
+    double gain = r->before / r->seconds;
+    printf("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
+           (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
+           t->layout.compile.verify ? "; every bit is the same" : "");
+    printf("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
+           (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
+    printf("         time of a unit %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
+           gain);
+    if (r->break_even > 0.0)
+        printf("pays from T* = c s/(s-1) = %.3g s on, %.0f units\n", r->compiling * gain / (gain - 1.0), r->break_even);
+    else printf("%s\n", r->compiled ? "it saves no time" : "it saves no time, and ops run one by one");
+    dt__compilation_profile(trial);
+}
+
+/* Runs each plan op by op and compiled before step 1: compares bits, measures, and in mode AUTO keeps the faster. */
+static dt_result dt__trainer_try(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    dt_compilation_report *report = &t->compilation;
+    int64_t samples = dt__at(e->net.segments[0].plan->g, e->net.segments[0].plan->g->targets)->shape.n[0];
+    dt_result r = DT_OK;
+    dt__trial trial;
+    memset(&trial, 0, sizeof trial);
+    trial.net = &e->net, trial.env = e->env;
+    trial.env.rng = (dt__rng *)dt__alloc((int64_t)sizeof *trial.env.rng * samples, "random streams");
+    if (!trial.env.rng) return DT_E_MEMORY;
+    for (int64_t i = 0; i < samples; i++) trial.env.rng[i] = dt__rng_make(1, DT__RNG_DROPOUT, (uint32_t)i, 0, 0);
+    for (int64_t q = 0; q < e->net.count && !r; q++) {
+        double before[2];
+        int64_t uses = 0;
+        if (!dt__trainer_plan(t, q)) continue;
+        for (int64_t o = q; o < e->net.count; o++)
+            uses += e->net.segments[o].plan == e->net.segments[q].plan && e->net.segments[o].stage == e->shape.stage;
+        trial.seg = &e->net.segments[q], trial.env.segment = (uint32_t)q;
+        before[0] = trial.seconds[0], before[1] = trial.seconds[1];
+        r = dt__trial_segment(&trial, t->recipe.model.segments ? t->recipe.model.segments[q].name : e->net.own[q].name,
+                              t->layout.compile.verify);
+        for (int i = 0; i < 2; i++) trial.seconds[i] = before[i] + (trial.seconds[i] - before[i]) * (double)uses;
+    }
+    dt__free(trial.env.rng);
+    if (!r) r = e->exchanged;
+    if (r) return r;
+    dt__compilation_count(t, report);
+    report->before = trial.seconds[0], report->seconds = trial.seconds[1], report->compiling = e->compiling.seconds;
+    if (report->seconds < report->before) report->break_even = report->compiling / (report->before - report->seconds);
+    report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->break_even > 0.0;
+    if (!report->compiled) dt__compilation_undo(t);
+    if (t->layout.compile.report && dt_trainer_is_root(t)) dt__compilation_print(t, &trial);
+    return DT_OK;
+}
+
+static dt_result dt__trainer_graph(const dt_trainer *t)
+{
+    FILE *file;
+    int bad;
+    dt_result r = dt__output_open(t->layout.compile.graph, "w", &file);
+    if (r) return r;
+    fprintf(file, "digraph segments {\nrankdir=TB; node [shape=box, fontname=\"sans-serif\"];\n");
+    for (int64_t q = 0; q < t->e.net.count; q++) {
+        const dt__built *b = dt__trainer_plan(t, q);
+        if (b && dt__fusion_of(b->plan)->plain) dt__graph_draw(file, dt__fusion_of(b->plan)->plain, (int)q, "op by op");
+        if (b) dt__graph_draw(file, b->plan, (int)q, "compiled");
+    }
+    fprintf(file, "}\n");
+    bad = ferror(file) | fclose(file);
+    return bad ? dt__output_error(t->layout.compile.graph) : DT_OK;
+}
+#endif
+DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report)
+{
+    if (dt__refused("t report", t, report)) return DT_E_USAGE;
+    *report = t->compilation;
+    if (report->recorded) return DT_OK;
+    return dt__error(DT_E_USAGE, "dt_trainer_compilation: nothing was measured. Set layout.compile.mode and .report.");
+}
+
 /* Opens a trainer; from: one that only serves what is there. */
 static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout,
                                   const char *from)
@@ -25583,6 +25882,10 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
                             t->e.step, 3, dt__trainer_row, t);
     if (!r && dt_trainer_is_root(t) && !t->layout.output.quiet) dt__trainer_banner(t);
+#ifdef DT_COMPILER
+    if (!r && t->e.net.compiler && t->layout.compile.graph && dt_trainer_is_root(t)) r = dt__trainer_graph(t);
+    if (!r && t->e.net.compiler && t->e.compiling.tries) r = dt__trainer_try(t);
+#endif
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
     *handle = t;

@@ -1,0 +1,80 @@
+#!/usr/bin/env perl
+# The compiler (H9) as a user meets it: no pass changes a hash, alone or with the others, on any instruction set, in models
+# of the library and of a program's own, or through a checkpoint into the other setting (R13). Then what the report, the
+# comparison of bits and the graph say, and what is refused. tests/test_random.c compiles random graphs,
+# tests/test_layouts.t random layouts.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+my $program = trainer();
+my %want = golden();
+my @passes = qw(fold simplify cse layout bias recompute fuse epilogue);
+my $every = '--compile on --compile-passes ' . join ',', @passes;
+
+# ---- hashes ----
+for my $name (qw(base llama experts tensor tensor_experts context dropout)) {
+    is(hash_of($name, '--compile on --verify-compiler'), $want{$name}, "$name: compiled");
+    is(hash_of($name, "$every --threads 2"), $want{$name}, "$name: by every pass, with 2 threads");
+}
+is(hash_of('llama', "--compile on --compile-passes $_"), $want{llama}, "llama: $_ alone") for @passes;
+is(hash_of('base', "--compile on --compile-passes -$_"), $want{base}, "base: all but $_") for @passes;
+is(hash_of('base', $every, "DT_ISA=$_"), $want{base}, "base: $_") for @{(isas())[0]};
+is(hash_of('experts', "--compile auto --ranks 4 --ep 2"), $want{experts}, 'experts: auto, 4 ranks');
+
+# ---- models of a program's own ----
+for my $model (qw(11_mlp 12_cnn 13_forecaster)) {
+    my $source = slurp("$root/examples/$model.c");
+    my ($expected) = $source =~ /sha256\s+([0-9a-f]{64})/;
+    my $set = 'layout.compile.mode = DT_COMPILE_ON, layout.compile.verify = layout.compile.report = 1, layout.compile.passes = "' . join(',', @passes) . '";';
+    spew("$tmp/$model.c", $source =~ s/(dt_layout layout = dt_layout_default\(\);)/$1 $set/r);
+    my ($cc, $flags) = ($ENV{CC} || 'cc', $ENV{DT_TEST_CFLAGS} || '');
+    my ($status, $out, $err) = run(600, "$cc -std=gnu11 -O2 $flags -DDT_COMPILER -I$root -I$root/examples $tmp/$model.c -o $tmp/$model -lm -lpthread && $tmp/$model");
+    like($out, qr/^sha256\s+$expected$/m, "$model: compiled, it has its hash") or diag("status $status\n$err");
+    like($out, qr/^compiler \d+ ops became \d+, .*; every bit is the same$/m, "$model: the bits were compared");
+}
+
+# ---- a checkpoint into the other setting ----
+for my $order (['off', 'on'], ['on', 'off']) {
+    my $common = "--checkpoint $tmp/at-$order->[0] --checkpoint-every 2 --keep 0";
+    my $all = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $recipe{base}";
+    run(300, "$program $all $common --compile $order->[0] --ranks 2");
+    my (undef, $out, $err) = run(300, "$program $all $common --compile $order->[1] --resume-step 2");
+    my ($hash) = $out =~ /^sha256 (\w+)/m;
+    is($hash, $want{base}, "saved with --compile $order->[0], resumed with $order->[1]") or diag($err);
+}
+
+# ---- what is said ----
+my $small = '--data ' . corpus(20000) . ' --model nano --batch 8 --sequence 32 --steps 2 --validation 0 --sample-length 0';
+my (undef, $said) = run(120, "$program $small --compile on --compile-report --verify-compiler --show-graph $tmp/graph.dot");
+my ($recorded, $ops, $groups, $grouped) = $said =~ /^compiler (\d+) ops became (\d+), of which (\d+) are groups of (\d+) ops; compiled in [0-9.]+ s; every bit is the same$/m;
+ok($recorded && $ops < $recorded && $groups > 0 && $grouped > $groups, 'the report counts ops and groups') or diag($said);
+my ($before, $after) = $said =~ /memory of a unit ([0-9.]+) MB before, ([0-9.]+) MB compiled/;
+ok($before && $after < $before, 'a unit needs less memory');
+like($said, qr/time of a unit [0-9.]+ ms before, [0-9.]+ ms compiled: [0-9.]+x; (pays from|it saves no time)/, 'the times of both');
+my $dot = slurp("$tmp/graph.dot");
+is(($dot =~ tr/{//), ($dot =~ tr/}//), 'the graph is closed');
+like($dot, qr/"op by op"|, op by op"/, 'it shows the graph before');
+like($dot, qr/, compiled".*subgraph "cluster \d+ compiled \d+"/s, 'and after, with groups');
+my %node = map { $_ => 1 } $dot =~ /^("[^"]+") \[label/mg;
+is(join(' ', grep { !$node{$_} } map { /^("[^"]+") -> ("[^"]+");/ ? ($1, $2) : () } split /\n/, $dot), '', 'every edge joins two nodes');
+SKIP: {
+    skip 'dot is not installed (apt-get install graphviz)', 1 unless have('dot');
+    is((run(120, "dot -Tsvg $tmp/graph.dot -o $tmp/graph.svg"))[0], 0, 'dot draws it');
+}
+
+# ---- what is refused ----
+for ([ '--compile on --compile-passes fuze', qr/'fuze' is no pass\. A list names .*fold, simplify, .*epilogue/ ],
+     [ '--compile on --compile-passes fuse,-cse', qr/'-cse' does not fit the rest/ ],
+     [ '--compile maybe', qr/off,on,auto|'maybe'/ ],
+     [ '--compile on --show-graph /nowhere/graph.dot', qr{/nowhere/graph\.dot} ]) {
+    my ($status, undef, $err) = run(60, "$program $small $_->[0]");
+    ok($status && $err =~ $_->[1], "$_->[0] is refused with a sentence") or diag("status $status: $err");
+}
+spew("$tmp/plain.c", slurp("$root/examples/06_train.c") =~ s/^#define DT_COMPILER\n//mr);
+my ($status, undef, $err) = run(600, ($ENV{CC} || 'cc') . " -std=gnu11 -O1 -I$root -I$root/examples $tmp/plain.c -o $tmp/plain -lm -lpthread && $tmp/plain $small --compile on");
+ok($status && $err =~ /built without DT_COMPILER/, 'a program without the compiler says so') or diag($err);
+done_testing();
