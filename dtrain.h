@@ -90,9 +90,9 @@
  * GLOSSARY. Segment: a part of a model (embedding, block, head). Unit: the work of one data shard in one micro-batch.
  * Leaf: a gradient at the bottom of a tree sum. Set: the buffers of one leaf's gradients. R1 to R19: rules of numerics.
  *
- * WHAT IT DOES NOT. Arithmetic in fp32 only; CPU only. It does not print, exit or abort below the trainer and launcher.
- * The header holds what a training run, or a program's own loop, uses. One mechanism per job. A lesson that no run uses
- * is a program in examples/.
+ * WHAT IT DOES NOT. CPU only; sums in fp32 only, also where operands have 16 bits (recipe.precision). It does not
+ * print, exit or abort below the trainer and launcher. The header holds what a training run, or a program's own loop,
+ * uses. One mechanism per job. A lesson that no run uses is a program in examples/.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -280,6 +280,7 @@ typedef struct dt_recipe {
     float momentum;         /* SGD; 0: none */
     float ema;              /* decay D of an average a = D a + (1 - D) w of the weights (Polyak and Juditsky 1992) */
     int32_t evaluate_ema;   /* validation, predictions and text samples use the average */
+    int32_t precision;      /* dt_precision */
     int32_t reduce;         /* dt_sums: who adds the gradients of ranks */
     int32_t wire;           /* dt_wire */
 } dt_recipe;
@@ -654,6 +655,10 @@ typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimiz
  * (1.016): one scale per block of 256, the largest magnitude / 127. A rank sends its bytes to each of the N-1 others,
  * where the exact sum sends 2 (N-1)/N 4 per number. Top-k and PowerSGD: examples/36_compression.c. */
 typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } dt_wire;
+/* Mixed precision (Micikevicius et al. 2018): operands of products and attention, and activations kept for backward,
+ * in 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and all sums in fp32. A product is the
+ * fp32 chain over rounded operands, so that its bits are the same in every layout. */
+typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16 } dt_precision;
 /* Who sums gradients over ranks. Exact: the tree over data shards, whose bits are the same in every layout. Native: the
  * all-reduce of the engine between nodes (MPI), whose bits depend on the layout and on the engine. */
 typedef enum dt_sums { DT_SUMS_EXACT, DT_SUMS_NATIVE } dt_sums;
@@ -2531,7 +2536,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, \
        RULE(EXPAND, 0, NONE, D, REDUCED)) \
     OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_full, NULL, ) \
-    OP(CAST, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_cast, NULL, RULE(CAST, 0, NONE, D, FLOW)) \
+    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NULL, dt__run_cast, dt__grad_cast, ) \
     OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NULL, dt__run_gather, NULL, \
        RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
     OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_scatter_add, NULL, \
@@ -2681,6 +2686,7 @@ typedef struct dt__gemm {
     int64_t ldc;
     int accumulate;    /* 0: chains start from +0 and C is not read; 1: they go on from C */
     const float *bias; /* (n) or NULL: added after the chain, rounded once more */
+    int round;         /* 0, or the dt_dtype that B's elements are rounded to */
     void (*then)(void *user, int64_t i, int64_t rows, int64_t j, int64_t cols, int worker); /* or NULL: gets finished */
     void *user;                                                                             /* pieces of C in turn */
 } dt__gemm;
@@ -2700,6 +2706,7 @@ typedef struct dt__attention {
     int64_t ldo;
     float *row_max, *row_sum; /* (b,h,t): written forward, read backward; 0 and 1 for a query that sees nothing */
     float scale;
+    int round;               /* 0, or the dt_dtype of scores, probabilities and the gradients of both (R18) */
     int causal;              /* 1: query i sees the keys 0..i+s-t; 0: all */
     const dt__word *mask;    /* (t,s) or NULL: a word without a bit of mask_bits hides its key from its query */
     uint32_t mask_bits;      /* all of an int32, all but the sign of a float */
@@ -3654,6 +3661,53 @@ static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, floa
     DT__K(dt__map)(op, out, in, step, n, s);
 }
 
+/* ---- conversions of storage types ---------------------------------------------------------------
+ * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3 above). */
+
+/* mask lane set ? a : b */
+DT__INLINE dt__vi DT__K(dt__v_pick)(dt__vi mask, dt__vi a, dt__vi b) { return (a & mask) | (b & ~mask); }
+
+/* The codes of x: to nearest, ties to even. Where the result is normal its bits are the upper bits of x, rounded by an
+ * integer addition; where it is not, adding a power of two whose last bit is the format's smallest number rounds. */
+DT__INLINE dt__vi DT__K(dt__v_narrow)(dt__vf x, const dt__format *f)
+{
+    dt__vi u = (dt__vi)x, infinity = dt__v_seti(0x7f800000), a = u & dt__v_seti(0x7fffffff), magic, small, code;
+    dt__vi nan = a > infinity;
+    if (f->shift == 16) { /* bf16 is the upper half of fp32 */
+        code = u + dt__v_seti(0x7fff) + ((u >> 16) & dt__v_seti(1));
+        return (DT__K(dt__v_pick)(nan, u | dt__v_seti(0x7fc00000), code) >> 16) & dt__v_seti(0xffff);
+    }
+    a = DT__K(dt__v_pick)(nan, infinity, a);
+    magic = dt__v_seti((128 - f->bias + f->shift) << 23);
+    small = (dt__vi)((dt__vf)a + (dt__vf)magic) - magic;
+    code = (a + dt__v_seti((1 << (f->shift - 1)) - 1) + ((a >> f->shift) & dt__v_seti(1))) >> f->shift;
+    code = code - dt__v_seti((127 - f->bias) << (23 - f->shift));
+    code = DT__K(dt__v_pick)(a < dt__v_seti((128 - f->bias) << 23), small, code);
+    code = DT__K(dt__v_pick)(code > dt__v_seti(f->top), dt__v_seti(f->top), code);
+    code = DT__K(dt__v_pick)(nan, dt__v_seti(f->nan), code);
+    return code | (((u >> 31) & dt__v_seti(1)) << (8 * f->bytes - 1));
+}
+
+/* The numbers of codes: exact. The shifted bits are the number over a power of two, subnormal or not. */
+DT__INLINE dt__vf DT__K(dt__v_widen)(dt__vi code, const dt__format *f)
+{
+    dt__vi sign = (code >> (8 * f->bytes - 1)) << 31, a = code & dt__v_seti((1 << (8 * f->bytes - 1)) - 1);
+    dt__vf x = (dt__vf)(a << f->shift) * (dt__vf)dt__v_seti((254 - f->bias) << 23);
+    dt__vi special = (a << f->shift) | dt__v_seti(0x7f800000);
+    if (f->shift == 16) return (dt__vf)(code << 16);
+    return (dt__vf)(DT__K(dt__v_pick)(a >= dt__v_seti(f->top), special, (dt__vi)x) | sign);
+}
+
+/* n numbers, rounded in place to a type of fewer bits. */
+static void DT__K(dt__round)(float *x, int64_t n, int to)
+{
+    const dt__format *f = &dt__format_of[to];
+    for (int64_t i = 0; i < n; i += DT__W) {
+        int64_t k = n - i < DT__W ? n - i : DT__W;
+        dt__v_storen(x + i, DT__K(dt__v_widen)(DT__K(dt__v_narrow)(dt__v_loadn(x + i, k), f), f), k);
+    }
+}
+
 #ifdef DT__FORCED
 #pragma GCC push_options
 #pragma GCC optimize("O3")
@@ -3854,6 +3908,7 @@ static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0,
     const float *bias = g->bias && p0 + k == g->k ? g->bias + j0 : NULL;
     int load = g->accumulate || p0 > 0;
     DT__K(dt__pack_b)(packed, g->b + p0 * g->brs + j0 * g->bcs, g->brs, g->bcs, k, n);
+    if (g->round) DT__K(dt__round)(packed, k * dt__round_up(n, DT__W), g->round);
     for (int64_t i = i0, rows; i < i0 + m; i += rows) {
         const float *a = g->a + i * g->ars + p0 * g->acs;
         rows = dt__min(g->acs == 1 ? DT__MR : DT__MC, i0 + m - i);
@@ -4124,6 +4179,7 @@ static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int
         int nv = (int)dt__ceil_div(dt__min(width = DT__K(dt__strip)(w->s - j), keys - j), DT__W);
         DT__K(dt__tile)(nv, w->d, x, ars, acs, packed, width, out + j, w->lds, 0, NULL);
     }
+    for (int64_t r = 0; r < rows && w->a->round; r++) DT__K(dt__round)(out + r * w->lds, keys, w->a->round);
 }
 
 /* ---- runs: which terms the rows of a panel have -------------------------------------------- */
@@ -4305,6 +4361,7 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
         for (int64_t j = 0; j < DT__K(dt__keys)(w, i + r); j += DT__W)
             dt__v_store(p + j, DT__K(dt__v_drop)(dt__v_load(p + j), words + j, a->drop_threshold, a->drop_scale));
     }
+    for (int64_t r = 0; a->round && r < rows; r++) DT__K(dt__round)(w->probs + r * w->lds, keys, a->round);
     DT__K(dt__panel_runs)(w, 0, i, rows, 0, keys);
     DT__K(dt__chain_panel)(w, rows, w->probs, w->lds, 1, w->side, w->s, 0);
     for (int64_t r = 0; r < rows; r++) {
@@ -4366,6 +4423,7 @@ static void DT__K(dt__backward_row)(const DT__K(dt__head) *w, int64_t i, float d
         if (words) grad = DT__K(dt__v_drop)(grad, words + j, a->drop_threshold, a->drop_scale);
         dt__v_store(g + j, prob * (grad - dot) * scale);
     }
+    if (a->round) DT__K(dt__round)(p, keys, a->round), DT__K(dt__round)(g, keys, a->round);
 }
 
 /* Rows i .. i + rows-1 of the probabilities and the score gradients of a block, and dq of these queries. */
@@ -4485,37 +4543,8 @@ static void DT__K(dt__rope)(float *out, const float *x, const float *turn, int64
     }
 }
 
-/* ---- conversions of storage types ---------------------------------------------------------------
- * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3 above). */
-
-/* mask lane set ? a : b */
-DT__INLINE dt__vi DT__K(dt__v_pick)(dt__vi mask, dt__vi a, dt__vi b) { return (a & mask) | (b & ~mask); }
-
-/* The codes of x: to nearest, ties to even. Where the result is normal its bits are the upper bits of x, rounded by an
- * integer addition; where it is not, adding a power of two whose last bit is the format's smallest number rounds. */
-DT__INLINE dt__vi DT__K(dt__v_narrow)(dt__vf x, const dt__format *f)
-{
-    dt__vi u = (dt__vi)x, infinity = dt__v_seti(0x7f800000), a = u & dt__v_seti(0x7fffffff), magic, small, code;
-    dt__vi nan = a > infinity;
-    a = DT__K(dt__v_pick)(nan, infinity, a);
-    magic = dt__v_seti((128 - f->bias + f->shift) << 23);
-    small = (dt__vi)((dt__vf)a + (dt__vf)magic) - magic;
-    code = (a + dt__v_seti((1 << (f->shift - 1)) - 1) + ((a >> f->shift) & dt__v_seti(1))) >> f->shift;
-    code = code - dt__v_seti((127 - f->bias) << (23 - f->shift));
-    code = DT__K(dt__v_pick)(a < dt__v_seti((128 - f->bias) << 23), small, code);
-    code = DT__K(dt__v_pick)(code > dt__v_seti(f->top), dt__v_seti(f->top), code);
-    code = DT__K(dt__v_pick)(nan, dt__v_seti(f->nan), code);
-    return code | (((u >> 31) & dt__v_seti(1)) << (8 * f->bytes - 1));
-}
-
-/* The numbers of codes: exact. The shifted bits are the number over a power of two, subnormal or not. */
-DT__INLINE dt__vf DT__K(dt__v_widen)(dt__vi code, const dt__format *f)
-{
-    dt__vi sign = (code >> (8 * f->bytes - 1)) << 31, a = code & dt__v_seti((1 << (8 * f->bytes - 1)) - 1);
-    dt__vf x = (dt__vf)(a << f->shift) * (dt__vf)dt__v_seti((254 - f->bias) << 23);
-    dt__vi special = (a << f->shift) | dt__v_seti(0x7f800000);
-    return (dt__vf)(DT__K(dt__v_pick)(a >= dt__v_seti(f->top), special, (dt__vi)x) | sign);
-}
+typedef uint16_t DT__K(dt__vs) __attribute__((vector_size(2 * DT__W), may_alias));
+#define dt__vs DT__K(dt__vs)
 
 /* n <= DT__W elements of type `from` as fp32, and the way back. */
 DT__INLINE dt__vf DT__K(dt__v_from)(int from, const void *x, int64_t n)
@@ -4529,6 +4558,11 @@ DT__INLINE dt__vf DT__K(dt__v_from)(int from, const void *x, int64_t n)
         memcpy(lane, x, 4 * (size_t)n);
         for (int l = 0; l < DT__W; l++) number[l] = (float)lane[l];
         return dt__v_load(number);
+    }
+    if (dt__format_of[from].bytes == 2 && n == DT__W) {
+        dt__vs half;
+        memcpy(&half, x, sizeof half);
+        return DT__K(dt__v_widen)(__builtin_convertvector(half, dt__vi), &dt__format_of[from]);
     }
     for (int64_t l = 0; l < n; l++)
         lane[l] = dt__format_of[from].bytes == 2 ? ((const uint16_t *)x)[l] : ((const uint8_t *)x)[l];
@@ -4551,6 +4585,11 @@ DT__INLINE void DT__K(dt__v_to)(int to, void *out, dt__vf x, int64_t n)
         return;
     }
     code = DT__K(dt__v_narrow)(x, &dt__format_of[to]);
+    if (dt__format_of[to].bytes == 2 && n == DT__W) {
+        dt__vs half = __builtin_convertvector(code, dt__vs);
+        memcpy(out, &half, sizeof half);
+        return;
+    }
     memcpy(lane, &code, sizeof lane);
     for (int64_t l = 0; l < n; l++)
         if (dt__format_of[to].bytes == 2) ((uint16_t *)out)[l] = (uint16_t)lane[l];
@@ -5179,6 +5218,7 @@ struct dt_graph {
     int64_t context_shards, first_leaf, own_leaves; /* Vc, and this rank's run of them; 0: sequences are whole */
     int64_t context;       /* positions of a decode graph, whose T tokens begin at dt__env.position; else 0 */
     int64_t samples, positions; /* of a unit of work: B, T; its leaves count as samples of T/Vc tokens */
+    int precision;         /* R18: dt_dtype of operands and activations; 0: fp32 */
     char prefix[64];       /* segment name */
     char text[4][96];      /* of shapes in error sentences */
     unsigned texts;
@@ -5992,6 +6032,7 @@ static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
     a.first_head = n->i[5] ? g->first_shard * (a.h / n->i[5]) : 0;
     a.causal = (int)n->i[1];
     a.scale = dt__float_of_bits((uint32_t)n->i[4]);
+    a.round = g->precision;
     return a;
 }
 
@@ -6370,6 +6411,52 @@ static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_cast(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__cast_part); }
 
+/* ---- precision (R18) -----------------------------------------------------------------------------
+ * A value in 16 bits is two nodes: a cast to the format, which is what memory keeps, and a cast back, which ops read.
+ * They are recorded in forward (i[0]: 1), and once more for a gradient. */
+
+/* Has the value the numbers of the graph's format? Moves keep them. */
+static int dt__in_format(const dt_graph *g, int32_t id)
+{
+    const dt__node *n = &g->nodes[id];
+    while (n->op != DT__OP_CAST && n->inputs == 1 && n->op != DT__OP_AUX && n->op != DT__OP_COMBINE &&
+           (dt__op_of(n->op)->class_of == DT__CLASS_MOVE || dt__is_alias(n->op)))
+        n = &g->nodes[n->in[0]];
+    return n->op == DT__OP_CAST && n->dtype == DT_F32 && g->nodes[n->in[0]].dtype == g->precision;
+}
+static dt_tensor dt__cast_node(dt_graph *g, dt_tensor x, int dtype, int recorded)
+{
+    dt__node n = dt__node_one(DT__OP_CAST, dt__at(g, x)->shape, x);
+    n.dtype = dtype, n.i[0] = recorded;
+    return dt__push(g, &n, NULL);
+}
+/* x rounded to the graph's format, by one cast for all its readers. Products round the weights that they read. */
+static dt_tensor dt__narrow(dt_graph *g, dt_tensor x)
+{
+    if (!g->precision || g->forward_count || !x.id || dt__at(g, x)->dtype != DT_F32 ||
+        dt__at(g, x)->op == DT__OP_PARAM || dt__in_format(g, x.id))
+        return x;
+    for (int32_t i = x.id + 1; i + 1 < g->count; i++)
+        if (g->nodes[i].op == DT__OP_CAST && g->nodes[i].in[0] == x.id && g->nodes[i].i[0]) return dt__tensor(g, i + 1);
+    return dt__cast_node(g, dt__cast_node(g, x, g->precision, 1), DT_F32, 0);
+}
+/* y, rounded if x is in the format. */
+static dt_tensor dt__narrow_as(dt_graph *g, dt_tensor y, dt_tensor x)
+{
+    return y.id && dt__in_format(g, x.id) ? dt__narrow(g, y) : y;
+}
+
+/* silu(gate) * up, with one rounding. */
+static dt_tensor dt__gated(dt_graph *g, dt_tensor gate, dt_tensor up)
+{
+    int precision = g->precision;
+    dt_tensor y;
+    g->precision = 0;
+    y = dt_mul(g, dt_silu(g, gate), up);
+    g->precision = precision;
+    return dt__narrow_as(g, y, gate);
+}
+
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
@@ -6478,6 +6565,15 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
     for (int i = 0; i < n.inputs; i++) {
         const dt_shape so_far = n.shape;
         fits = fits && dt__broadcast(&so_far, &g->nodes[n.in[i]].shape, &n.shape);
+    }
+    if (fits && g->precision && !g->forward_count) { /* one rounding where all tensors are in the format */
+        int numbers = 0, narrow = 0;
+        for (int i = 0; i < n.inputs; i++) {
+            int constant = g->nodes[n.in[i]].op == DT__OP_FULL;
+            numbers += constant, narrow += !constant && dt__in_format(g, n.in[i]);
+        }
+        a = dt__push(g, &n, NULL);
+        return narrow && numbers + narrow == n.inputs ? dt__narrow(g, a) : a;
     }
     if (fits) return dt__push(g, &n, NULL);
     return dt__poison(g, DT_E_SHAPE,
@@ -6855,9 +6951,11 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
 {
     if (dt__refuses(g, "a# b#", a, b)) return dt__none();
     int row = dt__at(g, a)->shape.dims == 1, column = dt__at(g, b)->shape.dims == 1;
-    dt_tensor y = dt__matmul(g, dt__vector_as_matrix(g, a, 0), dt__vector_as_matrix(g, b, 1), !row && transpose_a,
+    dt_tensor y = dt__matmul(g, dt__vector_as_matrix(g, dt__narrow(g, a), 0),
+                             dt__vector_as_matrix(g, dt__narrow(g, b), 1), !row && transpose_a,
                              !column && transpose_b, 0, 0);
-    dt_shape s = dt__at(g, y)->shape;
+    dt_shape s;
+    y = dt__narrow(g, y), s = dt__at(g, y)->shape;
     if (!y.id || (!row && !column)) return y;
     if (row && !column) s.n[s.dims - 2] = s.n[s.dims - 1];
     s.dims -= row + column;
@@ -6909,6 +7007,7 @@ static void dt__run_product(const dt__call *c, int first)
     job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
     job.ldc = job.n, job.accumulate = !c->fresh || first > 0;
     if (c->n->inputs == 3) job.bias = c->in[2];
+    if (dt__in(c, first + 1)->op == DT__OP_PARAM) job.round = c->g->precision;
     if (c->epilogue) job.then = c->epilogue->then, job.user = c->epilogue->user;
     if (b || of_c || c->slices) {
         job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
@@ -6947,13 +7046,14 @@ DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int6
 {
     if (dt__refuses(g, "x# name std~", x, name, std)) return dt__none();
     dt_tensor w = dt__linear_weight(g, x, name, width, std, how), b;
+    x = dt__narrow(g, x);
     if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x, 0), w, 0, 0, 0, dt__own(g));
     else x = dt__matmul(g, x, w, 0, 0, how & DT_ROWS ? dt__own(g) : 0, 0);
     if (how & DT_ROWS) x = dt__combine_shards(g, x, 1);
-    if (how & DT_NO_BIAS) return x;
+    if (how & DT_NO_BIAS) return dt__narrow(g, x);
     b = dt__param_cut(g, name, ".bias", dt_shape1(width), DT_INIT_ZEROS, 0.0f, how & DT_COLUMNS ? 0 : -1,
                       how & DT_QKV ? 3 : 1);
-    return dt_add(g, x, how & DT_ROWS ? dt__param_rows(g, b, dt__rows(dt__at(g, x)), 1) : b);
+    return dt__narrow(g, dt_add(g, x, how & DT_ROWS ? dt__param_rows(g, b, dt__rows(dt__at(g, x)), 1) : b));
 }
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width)
 {
@@ -6969,11 +7069,12 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     dt_tensor w[DT__MAX_IN / 2];
     DT_ASSERT(count <= DT__MAX_IN / 2);
     for (int i = 0; i < count; i++) w[i] = dt__linear_weight(g, x, names[i], widths[i], std, DT_COLUMNS);
-    x = dt__all_rows(g, x, 0);
+    x = dt__all_rows(g, dt__narrow(g, x), 0);
     for (int i = 0; i < count; i++) { /* nodes in a row: dt__grad_matmul finds the others by their place */
         out[i] = dt__matmul(g, x, w[i], 0, 0, 0, dt__own(g));
         if (out[i].id) dt__at(g, out[i])->i[4] = i, dt__at(g, out[i])->i[5] = count;
     }
+    for (int i = 0; i < count; i++) out[i] = dt__narrow(g, out[i]);
 }
 
 /* ---- convolution and pooling --------------------------------------------------------------------------
@@ -7605,6 +7706,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
 {
     if (dt__refuses(g, "q# k? v? mask? options", q, k, v, mask, o)) return dt__none();
     int fused = !k.id;
+    q = dt__narrow(g, q), k = dt__narrow(g, k), v = dt__narrow(g, v);
     dt_shape sq = dt__at(g, q)->shape, sk = fused ? sq : dt__at(g, k)->shape, sm = dt__at(g, mask)->shape, stats;
     dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
     int64_t heads = dt__heads_of(g, q, "heads", o->heads), pieces = fused ? 3 : 1, d;
@@ -7639,7 +7741,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     n.i[4] = (int64_t)dt__bits_of_float(n.f), n.i[5] = dt__at(g, q)->cut ? g->own_shards : 0;
     n.f = o->dropout, n.shape.n[2] = heads * d;
     stats = dt_shape4(2, sq.n[0], heads, sq.n[1]);
-    return dt__push(g, &n, &stats);
+    return dt__narrow(g, dt__push(g, &n, &stats));
 }
 
 /* What forward and backward share; `mask` is the number of the mask's input. */
@@ -8109,7 +8211,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     n.table = dt__rope_table(g, g->context ? g->context : s.n[1] * dt__max(1, g->context_shards), s.n[2] / heads, base,
                              offset, scaling);
     dt__fp_leave(saved);
-    return dt__push(g, &n, NULL);
+    return dt__narrow_as(g, dt__push(g, &n, NULL), x);
 }
 static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
 {
@@ -8148,7 +8250,7 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
              n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
     if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__none();
     n.f = p, n.i[0] = g->sites++;
-    return dt__push(g, &n, NULL);
+    return dt__narrow_as(g, dt__push(g, &n, NULL), x);
 }
 /* Elements [begin, end) of this rank's part of sample b; out and x point to its element 0, which may be absent. */
 static void dt__drop_sample(const dt__call *c, int64_t b, float *out, const float *x, int64_t begin, int64_t end)
@@ -8674,7 +8776,7 @@ static void dt__run_moe_linear(const dt__call *c)
         int64_t v = i / w.bins, b = i % w.bins, e = b % w.experts;
         job.m = w.begin[b + 1] - w.begin[b];
         job.a = c->in[0] + w.begin[b] * job.ars + (w.along_k ? v * w.width : 0);
-        job.b = c->in[2] + v * w.of_shard + e * w.of_expert;
+        job.b = c->in[2] + v * w.of_shard + e * w.of_expert, job.round = c->g->precision;
         job.c = c->out + w.begin[b] * cols + v * (w.along_k ? rows * cols : w.width);
         job.bias = biased && (!w.along_k || c->g->first_shard + v == 0)
                        ? c->in[3] + v * of_bias.of_shard + e * of_bias.of_expert : NULL;
@@ -8755,7 +8857,8 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
     if (o->bias)
         b = dt__param_of_experts(g, full, "_bias", dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f,
                                  cut == 2 ? 0 : -1, cut == 2 ? shape.n[0] * groups : 1, 0, o->experts);
-    return dt__moe_linear(g, x, route, w, b, 0);
+    w = dt__moe_linear(g, dt__narrow(g, x), route, w, b, 0);
+    return cut == 2 ? dt__narrow(g, w) : w; /* else parts of a sum */
 }
 
 static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
@@ -8787,7 +8890,7 @@ static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, cons
     if (o->gated) { /* (R,2H): gate, up, of each tensor shard */
         h = dt__moe_layer(g, x, route, name, "gate_up_proj", o, dt_shape3(o->experts, c, 2 * width), 2, 2, 0.02f);
         for (int i = 0; i < 2; i++) parts[i] = dt__shard_piece(g, h, 2, i);
-        h = dt_mul(g, dt_silu(g, parts[0]), parts[1]);
+        h = dt__gated(g, parts[0], parts[1]);
     } else h = dt_gelu(g, dt__moe_layer(g, x, route, name, "up_proj", o, dt_shape3(o->experts, c, width), 2, 1, 0.02f));
     return dt__moe_layer(g, h, route, name, "down_proj", o, dt_shape3(o->experts, width, c), 1, 1, std);
 }
@@ -8864,6 +8967,7 @@ static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
 {
     int32_t target = g->nodes[id].in[input];
     dt__share *s;
+    if (g->nodes[target].op == DT__OP_CAST && g->nodes[target].i[1]) target = (int32_t)g->nodes[target].i[1];
     if (!t.id || !g->nodes[target].needs_grad) return;
     if (dt__to_slot(g, id, input)) {
         dt__node n = dt__node_one(DT__OP_ACCUMULATE, g->nodes[target].shape, t);
@@ -8906,6 +9010,31 @@ static void dt__flow_reduced(dt_graph *g, int32_t id, int input, dt_tensor dy)
         dt__node chain = dt__node_one(DT__OP_COL_SUM, to, dy);
         dt__flow_chain(g, id, input, &chain);
     } else dt__flow(g, id, input, mask ? dt_reshape(g, dt_sum(g, dy, mask), to) : dy);
+}
+
+/* What a gradient reads of a forward value that memory keeps in fewer bits: it is widened once more. i[1]: of which. */
+static int32_t dt__widened(dt_graph *g, int32_t id)
+{
+    const dt__node n = g->nodes[id];
+    if (n.op != DT__OP_CAST || n.dtype != DT_F32 || n.i[1] || !g->nodes[n.in[0]].i[0]) return id;
+    for (int32_t i = g->forward_count; i < g->count; i++)
+        if (g->nodes[i].op == DT__OP_CAST && g->nodes[i].i[1] == id) return i;
+    id = dt__append(g, &n).id;
+    if (id) g->nodes[id].i[1] = n.in[0] + 1, g->nodes[id].slot = -1, g->nodes[id].grad = 0;
+    return id;
+}
+/* The value of node `id` for its own gradient: what was rounded of it, if anything. */
+static int32_t dt__kept_value(dt_graph *g, int32_t id)
+{
+    for (int32_t i = id + 1; g->precision && i + 1 < g->forward_count; i++)
+        if (g->nodes[i].op == DT__OP_CAST && g->nodes[i].in[0] == id && g->nodes[i].i[0]) return dt__widened(g, i + 1);
+    return id;
+}
+/* The gradient of a value in 16 bits, once it is summed, is rounded too. */
+static void dt__grad_cast(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    if (g->nodes[id].i[0]) dy = dt__cast_node(g, dt__cast_node(g, dy, g->nodes[id].dtype, 0), DT_F32, 0);
+    dt__flow(g, id, 0, dy);
 }
 
 static void dt__grad_permute(dt_graph *g, int32_t id, dt_tensor dy)
@@ -9064,7 +9193,7 @@ static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
     if (inputs == 3) n.shape = dt_shape1(0);
     for (int i = 0; inputs == 3 && i < 3; i++) n.shape.n[0] += dt__count(dt__at(g, dt__input(g, id, i)));
     n.inputs = inputs;
-    n.in[n.inputs++] = of.aux, n.in[n.inputs++] = id, n.in[n.inputs++] = dy.id;
+    n.in[n.inputs++] = of.aux, n.in[n.inputs++] = dt__kept_value(g, id), n.in[n.inputs++] = dy.id;
     if (of.inputs > inputs) n.in[n.inputs++] = of.in[inputs];
     all = dt__push(g, &n, NULL);
     if (inputs == 1) dt__flow(g, id, 0, all);
@@ -9169,7 +9298,7 @@ static void dt__flow_by_rule(dt_graph *g, int32_t id, dt_tensor dy, const dt__gr
     dt__node n = dt__node_one(rule->by, dt__at(g, dt__input(g, id, rule->input))->shape, dt__none());
     if (!dt__wants(g, id, rule->input)) return;
     for (const char *l = rule->operands; *l; l++) {
-        n.in[n.inputs] = *l == 'D' ? dy.id : *l == 'Y' ? id : *l == 'X' ? of.aux : of.in[*l - 'A'];
+        n.in[n.inputs] = *l == 'D' ? dy.id : *l == 'Y' ? dt__kept_value(g, id) : *l == 'X' ? of.aux : of.in[*l - 'A'];
         n.inputs += n.in[n.inputs] != 0;
     }
     memcpy(n.i, of.i, sizeof n.i);
@@ -9184,9 +9313,16 @@ static void dt__flow_by_rule(dt_graph *g, int32_t id, dt_tensor dy, const dt__gr
 static void dt__flow_back(dt_graph *g, int32_t id, dt_tensor dy)
 {
     const dt__op *op = dt__op_of(g->nodes[id].op);
+    int32_t in[DT__MAX_IN];
+    memcpy(in, g->nodes[id].in, sizeof in);
+    for (int i = 0; i < g->nodes[id].inputs && g->precision; i++) {
+        int32_t again = dt__widened(g, in[i]);
+        g->nodes[id].in[i] = again;
+    }
     if (op->grad) op->grad(g, id, dy);
     for (int i = 0; i < DT__RULE_COUNT; i++)
         if (dt__grad_rules[i].op == g->nodes[id].op) dt__flow_by_rule(g, id, dy, &dt__grad_rules[i]);
+    memcpy(g->nodes[id].in, in, sizeof in);
 }
 
 /* The shares of `target`, added in forward-use order. */
@@ -9284,7 +9420,10 @@ typedef struct dt__fused {
 } dt__fused;
 
 /* Is it a move that does not run, because its readers walk over its source (H9)? */
-static int dt__is_view(const dt__node *n) { return n->tile && dt__op_of(n->op)->class_of == DT__CLASS_MOVE; }
+static int dt__is_view(const dt__node *n)
+{
+    return n->tile && !n->group && dt__op_of(n->op)->class_of == DT__CLASS_MOVE;
+}
 
 /* The node whose memory `id` shares: aliases, views, and a COMBINE of one part on one rank, share their input's. */
 static int32_t dt__root(const dt_graph *g, int32_t id)
@@ -9739,7 +9878,7 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, floa
     widths[0] = widths[1] = m->hidden;
     if (!dt__cuts(g, "hidden units", m->hidden)) return dt__none();
     dt__columns(g, h, names, widths, 2, 0.02f, y);
-    h = dt_mul(g, dt_silu(g, y[0]), y[1]);
+    h = dt__gated(g, y[0], y[1]);
     return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
 }
 
@@ -9808,7 +9947,7 @@ typedef struct dt__net {
     int64_t tensor_shards, first_shard, own_shards; /* 0: 1, 0, all */
     int64_t expert_ranks, expert_rank;              /* ranks that share experts; 0: this rank has all */
     int64_t context_shards, first_leaf, own_leaves; /* 0: sequences are whole */
-    int sequence_parallel;
+    int sequence_parallel, precision; /* of its graphs */
     dt__built *segments;
     int64_t count;
     dt__net_param *params;
@@ -9911,7 +10050,7 @@ static dt_graph *dt__net_graph(const dt__net *net, const dt_shape *unit)
     if (!g) return g;
     g->tensor_shards = net->tensor_shards;
     g->first_shard = net->first_shard, g->own_shards = net->own_shards;
-    g->sequence_parallel = net->sequence_parallel;
+    g->sequence_parallel = net->sequence_parallel, g->precision = net->precision;
     g->expert_ranks = net->expert_ranks, g->expert_rank = net->expert_rank;
     g->context_shards = net->context_shards, g->first_leaf = net->first_leaf, g->own_leaves = net->own_leaves;
     g->samples = unit->n[0], g->positions = unit->n[1];
@@ -10208,10 +10347,14 @@ static int32_t dt__maker(const dt_graph *g, int32_t id)
     id = dt__root(g, id);
     return g->nodes[id].op == DT__OP_AUX ? g->nodes[id].in[0] : id;
 }
-/* Is the value read behind the run, so that its node must stay? */
+/* Is the value read behind the run, so that its node must stay, or the one whose memory it shares? */
 static int dt__is_result(const dt__rewrite *w, int32_t id)
 {
-    return id == w->output->id || id == w->grad_in->id || id == w->g->prediction.id || id == w->g->logits.id;
+    const dt_graph *g = w->g;
+    const int32_t results[4] = {w->output->id, w->grad_in->id, g->prediction.id, g->logits.id};
+    for (int i = 0; i < 4; i++)
+        if (id == results[i] || id == dt__root(g, results[i])) return 1;
+    return 0;
 }
 /* Do all ranks of a group call the op together? */
 static int dt__is_collective(int op)
@@ -10443,7 +10586,9 @@ static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_
     const dt__op *op = dt__op_of(n->op);
     const dt__node *a = &g->nodes[n->in[0]], *b = &g->nodes[n->in[1]];
     *rows = dt__rows(n), *cols = dt__cols(n);
-    if (n->slot >= 0 || n->dtype != DT_F32 || n->inputs < 1) return 0;
+    if (n->slot >= 0 || n->inputs < 1 || n->dtype == DT_I32 || a->dtype == DT_I32) return 0;
+    if (n->op == DT__OP_CAST) return !dt__cut_param(g, a);
+    if (n->dtype != DT_F32) return 0;
     if (op->class_of == DT__CLASS_MAP) return !(n->inputs == 2 && dt__cut_param(g, b) && dt__own(g) > 1);
     if (n->op == DT__OP_MATMUL)
         return n->inputs < 4 && n->i[2] <= 1 && b->shape.dims == 2 && (!n->i[0] || a->shape.dims == 2) &&
@@ -10453,6 +10598,7 @@ static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_
     return 1;
 }
 static int dt__is_map(const dt_graph *g, int32_t id) { return dt__op_of(g->nodes[id].op)->class_of == DT__CLASS_MAP; }
+static int dt__is_each(const dt_graph *g, int32_t id) { return dt__is_map(g, id) || g->nodes[id].op == DT__OP_CAST; }
 
 /* A product of matrices whose only reader adds a vector to its rows takes it as its bias. */
 static void dt__pass_bias(dt__rewrite *w)
@@ -10474,12 +10620,25 @@ static void dt__pass_bias(dt__rewrite *w)
     }
 }
 
-/* Is the value there in backward without being saved: an input or a parameter, or read there anyway? */
-static int dt__at_hand(const dt__rewrite *w, const uint8_t *kept, int32_t id)
+/* Map ops, casts and norms: what backward may compute again. */
+static int dt__is_cheap(const dt__node *n)
 {
-    int32_t root = dt__root(w->g, id);
-    return dt__is_leaf(w->g->nodes[root].op) || w->g->nodes[root].op == DT__OP_FULL || kept[root];
+    int kind = dt__op_of(n->op)->class_of;
+    return kind == DT__CLASS_MAP || n->op == DT__OP_CAST ||
+           (kind == DT__CLASS_ROW && n->aux && n->op != DT__OP_CROSS_ENTROPY);
 }
+/* Is the value there in backward without being saved for this: an input, a parameter, or read there anyway; or is it
+ * made of such values by a few cheap ops? */
+static int dt__at_hand(const dt__rewrite *w, const uint8_t *kept, int32_t id, int depth)
+{
+    const dt__node *n = &w->g->nodes[id = dt__root(w->g, id)];
+    if (dt__is_leaf(n->op) || n->op == DT__OP_FULL || (kept[id] && depth)) return 1;
+    if (!dt__is_cheap(n) || depth > 3 || dt__is_result(w, id)) return 0;
+    for (int i = 0; i < n->inputs; i++)
+        if (!dt__at_hand(w, kept, n->in[i], depth + 1)) return 0;
+    return 1;
+}
+
 /* Input i of node `r`, another name of a value or the value, becomes the same of its copy. */
 static void dt__read_copy(dt__rewrite *w, int32_t r, int i, int32_t copy)
 {
@@ -10504,16 +10663,14 @@ static void dt__pass_recompute(dt__rewrite *w)
         for (int i = 0; w->live[r] && i < g->nodes[r].inputs; i++) kept[dt__root(g, g->nodes[r].in[i])] = 1;
     for (int32_t id = g->forward_count - 1; id > 0; id--) { /* readers first: an input may be computed again later */
         dt__node copy = g->nodes[id];
-        int kind = dt__op_of(copy.op)->class_of, cheap = kind == DT__CLASS_MAP || (kind == DT__CLASS_ROW && copy.aux);
+        int cheap = kept[id] && w->live[id] && dt__at_hand(w, kept, id, 0);
         dt_tensor t;
-        if (!cheap || !kept[id] || !w->live[id] || copy.op == DT__OP_CROSS_ENTROPY || dt__is_result(w, id) ||
-            w->readers[id] == 0 || (w->how & DT__PLAN_RECOMPUTE && copy.op == DT__OP_ATTENTION))
-            continue;
-        for (int i = 0; i < copy.inputs; i++) cheap = cheap && dt__at_hand(w, kept, copy.in[i]);
+        if (!cheap || dt__root(g, id) != id || dt__is_leaf(copy.op) || copy.op == DT__OP_FULL) continue;
         for (int32_t r = g->forward_count; r < g->count; r++)
             for (int i = 0; i < g->nodes[r].inputs; i++)
                 if (dt__root(g, g->nodes[r].in[i]) == id) cheap = cheap && !dt__is_view(&g->nodes[g->nodes[r].in[i]]);
         if (!cheap || g->count + 2 * w->readers[id] + 1 >= w->room) continue;
+        for (int i = 0; i < copy.inputs; i++) kept[dt__root(g, copy.in[i])] = 1;
         copy.aux = 0, copy.slot = -1;
         t = dt__append(g, &copy);
         if (!t.id) return;
@@ -10536,6 +10693,7 @@ static int dt__reads_along(const dt_graph *g, int32_t id, int i)
     const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[i]];
     dt_shape one = n->shape;
     char kind = dt__op_of(n->op)->inputs[i];
+    if (n->op == DT__OP_CAST) return !x->tile && dt__same_shape(&x->shape, &n->shape);
     if (n->op == DT__OP_MATMUL || x->tile || x->dtype != DT_F32) return 0;
     if (!dt__is_map(g, id)) return kind == 'r' || kind == 's';
     if (one.dims) one.n[one.dims - 1] = 1;
@@ -10787,6 +10945,20 @@ static void dt__member_map(const dt__group_run *r, const dt__fused_op *m, const 
     }
 }
 
+static void dt__member_cast(const dt__group_run *r, const dt__fused_op *m, const dt__call *c, const dt__tile *t)
+{
+    const dt__node *x = dt__in(c, 0);
+    int64_t to = dt__width(c->n), from = dt__width(x), per = dt__max(1, m->per);
+    int whole = per == 1 || t->cols == per;
+    for (int64_t row = t->row; row < t->row + t->rows; row += whole ? t->rows : 1) {
+        int64_t at = row * per + (per == 1 ? 0 : t->col), in_tile = (row - t->row) * t->cols;
+        const char *in = m->from[0] < 0 ? (const char *)c->in[0] + at * from
+                                        : (const char *)(t->values + m->from[0]) + in_tile * from;
+        char *out = m->tile < 0 ? (char *)c->out + at * to : (char *)(t->values + m->tile) + in_tile * to;
+        r->env->k->convert(c->n->dtype, out, x->dtype, in, whole ? t->rows * per : t->cols);
+    }
+}
+
 /* Row ops see whole rows. */
 static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const dt__call *whole, const dt__tile *t)
 {
@@ -10807,6 +10979,7 @@ static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
         const dt__fused_op *m = &r->f->members[r->group->begin + i];
         if (m->id == r->group->product) continue;
         if (dt__is_map(r->call[i].g, m->id)) dt__member_map(r, m, &r->call[i], t);
+        else if (r->call[i].n->op == DT__OP_CAST) dt__member_cast(r, m, &r->call[i], t);
         else dt__member_rows(r, m, &r->call[i], t);
     }
 }
@@ -10937,11 +11110,11 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
         group->count++, group->last = n->group;
         if (n->op == DT__OP_MATMUL) group->product = id;
         dt__walks(g, n, &rows, &cols);
-        if (rows * cols + !dt__is_map(g, id) > group->rows * group->cols) group->rows = rows, group->cols = cols;
+        if (rows * cols + !dt__is_each(g, id) > group->rows * group->cols) group->rows = rows, group->cols = cols;
         if (id != n->group) continue;
         group->wide = dt__min(group->cols, DT__TILE);
         for (int32_t i = 0; i < group->count; i++) /* per row: whole rows */
-            if (!dt__is_map(g, f->members[group->begin + i].id) ||
+            if (!dt__is_each(g, f->members[group->begin + i].id) ||
                 dt__count(&g->nodes[f->members[group->begin + i].id]) != group->rows * group->cols)
                 if (!group->product) group->wide = group->cols;
         group->tall = dt__max(1, DT__TILE / group->wide);
@@ -11300,6 +11473,8 @@ static const dt__option dt__options[] = {
     DT__RECIPE("clip-value", "X", REAL, clip_value, 0, "[0,inf)", "limit of gradient elements, after --clip; 0: none"),
     DT__RECIPE("ema", "X", REAL, ema, 0, "[0,1)", "decay of an average of the weights; 0: none"),
     DT__RECIPE("evaluate-ema", NULL, FLAG, evaluate_ema, 0, NULL, "validation and samples use the average"),
+    DT__RECIPE("precision", "KIND", WORD, precision, DT_PRECISION_FP32, "fp32,bf16",
+               "of operands and kept activations; sums, norms and weights stay fp32"),
     DT__RECIPE("wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
                "gradients between ranks; all but fp32 make the bits depend on dp"),
     DT__RECIPE("reduce", "KIND", WORD, reduce, DT_SUMS_EXACT, "exact,native",
@@ -24309,10 +24484,11 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
     if (r->context_shards > 1) printf("%lld context shards, ", (long long)r->context_shards);
     printf("seed %lld\n", (long long)r->seed);
-    printf("layout   %s x %d thread%s%s, %s kernels, %s; GEMM peak %.1f GFLOP/s together\n",
+    printf("layout   %s x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
            t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
-           t->e.wire.on || r->reduce != DT_SUMS_EXACT ? "fast numerics" : "exact", t->peak_gflops);
+           t->e.wire.on || r->reduce != DT_SUMS_EXACT ? "fast numerics" : "exact",
+           t->e.net.precision ? " fp32 sums of bf16" : "", t->peak_gflops);
     if (threads > cores)
         printf("         %lld threads share %lld cores: lower --threads or --ranks\n", (long long)threads,
                (long long)cores);
@@ -24397,6 +24573,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
     e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards * r->context_shards);
+    e->net.precision = r->precision == DT_PRECISION_BF16 ? DT_BF16 : 0;
+    t->generator.whole.precision = t->generator.several.precision = t->generator.one.precision = e->net.precision;
     if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
     dt__engine_shards(e, &t->generator.whole, 0);
     dt__engine_shards(e, &t->generator.several, 0);

@@ -157,6 +157,10 @@ our %recipe = (
     context_llama => '--model llama-nano --context-shards 4 --batch 16 --micro-batch 8 --sequence 32 --steps 3 --accumulation each',
     context_experts => '--heads 4 --context-shards 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation shard --experts 4 --capacity 1.1',
     context_switch => '--model llama-nano --context-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each --experts 8 --active 1 --balance 0.1',
+    bf16 => '--precision bf16 --batch 8 --sequence 32 --steps 4 --dropout 0.1',
+    bf16_tensor => '--precision bf16 --heads 4 --tensor-shards 4 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each',
+    bf16_context => '--precision bf16 --model llama-nano --context-shards 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 32 --steps 3',
+    bf16_experts => '--precision bf16 --heads 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --experts 4 --capacity 1.1',
     deep => '--layers 8 --width 32 --batch 16 --micro-batch 8 --sequence 8 --steps 3 --accumulation each',
 );
 

@@ -22,6 +22,8 @@ static const dt__node *node_in(const ref_call *c, int i) { return &c->g->nodes[c
 static const float *floats_in(const ref_call *c, int i) { return (const float *)c->in[i]; }
 static const int32_t *ints_in(const ref_call *c, int i) { return (const int32_t *)c->in[i]; }
 static float *floats_out(const ref_call *c) { return (float *)c->out; }
+/* An operand of a product in a graph with operands in 16 bits (R18). */
+static float rounded(const ref_call *c, float x) { return c->g->precision ? (float)ref_number(c->g->precision, ref_code(c->g->precision, x)) : x; }
 static int64_t size_of(const dt__node *n) { return dt_shape_count(n->shape); }
 static int64_t last_size(const dt__node *n) { return n->shape.dims ? n->shape.n[n->shape.dims - 1] : 1; }
 
@@ -433,7 +435,10 @@ static void ref_op_matmul(const ref_call *c)
             unravel(&lead, entry, at);
             a += ravel(&la, at, lead.dims) * m * k, b += ravel(&lb, at, lead.dims) * k * n;
         }
-        for (int64_t p = part * each; p < (part + 1) * each; p++) sum = fmaf(a[ta ? p * m + i : i * k + p], b[tb ? j * k + p : p * n + j], sum);
+        for (int64_t p = part * each; p < (part + 1) * each; p++) {
+            float weight = b[tb ? j * k + p : p * n + j];
+            sum = fmaf(a[ta ? p * m + i : i * k + p], node_in(c, 1)->op == DT__OP_PARAM ? rounded(c, weight) : weight, sum);
+        }
         floats_out(c)[e] = sum;
     }
 }
@@ -612,7 +617,7 @@ static int64_t query_at(const ref_heads *w, int64_t ld, int64_t b, int64_t h, in
 static int64_t key_at(const ref_heads *w, int64_t b, int64_t h, int64_t j) { return (b * w->s + j) * w->ldk + h / (w->h / w->hk) * w->d; }
 
 /* One query: the exponentials e (s) of what it sees, their maximum and sum. */
-static void attention_row(const ref_heads *w, int64_t b, int64_t h, int64_t i, float *e, float *max, float *sum)
+static void attention_row(const ref_call *c, const ref_heads *w, int64_t b, int64_t h, int64_t i, float *e, float *max, float *sum)
 {
     const float *q = w->q + query_at(w, w->ldq, b, h, i);
     float lane[32] = { 0 };
@@ -622,7 +627,7 @@ static void attention_row(const ref_heads *w, int64_t b, int64_t h, int64_t i, f
         float s = 0.0f;
         if (!sees(w, b, i, j)) continue;
         for (int64_t a = 0; a < w->d; a++) s = fmaf(q[a], k[a], s);
-        e[j] = s * w->scale;
+        e[j] = rounded(c, s) * w->scale;
         *max = e[j] > *max ? e[j] : *max;
     }
     *max = *max == -INFINITY ? 0.0f : *max + 0.0f;
@@ -641,11 +646,11 @@ static void ref_op_attention(const ref_call *c)
     for (int64_t row = 0; row < w.b * w.h * w.t; row++) {
         int64_t b = row / w.t / w.h, h = row / w.t % w.h, i = row % w.t;
         float e[ROW_MOST], *max = c->aux + row, *sum = c->aux + w.b * w.h * w.t + row;
-        attention_row(&w, b, h, i, e, max, sum);
+        attention_row(c, &w, b, h, i, e, max, sum);
         for (int64_t a = 0; a < w.d; a++) {
             float o = 0.0f;
             for (int64_t j = 0; j < w.s; j++)
-                if (sees(&w, b, i, j)) o = fmaf(drop(c, b, c->n->i[2], (h * w.t + i) * w.s + j, e[j]), w.v[key_at(&w, b, h, j) + a], o);
+                if (sees(&w, b, i, j)) o = fmaf(rounded(c, drop(c, b, c->n->i[2], (h * w.t + i) * w.s + j, e[j])), w.v[key_at(&w, b, h, j) + a], o);
             floats_out(c)[query_at(&w, w.h * w.d, b, h, i) + a] = o / *sum;
         }
     }
@@ -662,15 +667,15 @@ static void ref_op_attention_grad(const ref_call *c)
         int64_t b = row / w.t / w.h, h = row / w.t % w.h, i = row % w.t, q = query_at(&w, w.ldq, b, h, i);
         const float *o = floats_in(c, first + 1) + query_at(&w, width, b, h, i), *dout = floats_in(c, first + 2) + query_at(&w, width, b, h, i);
         float e[ROW_MOST], max, sum, dot = ref_row_dot(dout, o, w.d);
-        attention_row(&w, b, h, i, e, &max, &sum);
+        attention_row(c, &w, b, h, i, e, &max, &sum);
         for (int64_t j = 0; j < w.s; j++) {
             int64_t k = key_at(&w, b, h, j), word = (h * w.t + i) * w.s + j;
             float p, grad = 0.0f, kept;
             if (!sees(&w, b, i, j)) continue;
             p = e[j] / sum;
             for (int64_t a = 0; a < w.d; a++) grad = fmaf(dout[a], w.v[k + a], grad);
-            kept = drop(c, b, c->n->i[2], word, p);
-            grad = p * (drop(c, b, c->n->i[2], word, grad) - dot) * w.scale;
+            kept = rounded(c, drop(c, b, c->n->i[2], word, p));
+            grad = rounded(c, p * (drop(c, b, c->n->i[2], word, rounded(c, grad)) - dot) * w.scale);
             for (int64_t a = 0; a < w.d; a++) {
                 dq[q + a] = fmaf(grad, w.k[k + a], dq[q + a]);
                 dk[k + a] = fmaf(grad, w.q[q + a], dk[k + a]);

@@ -66,6 +66,7 @@ typedef struct recipe {
     int64_t size[SIZES], targets; /* sizes that shapes are drawn from; targets of a sample */
     int64_t shards;               /* Vt */
     int first, last, units, steps, ignored; /* ignored: a sample without targets */
+    int precision;                /* dt_dtype of operands and activations (R18), or 0 */
     step step[MOST_STEPS];
 } recipe;
 
@@ -151,8 +152,11 @@ static void unit_reference(rig *r, int u)
 static dt_result record(const recipe *c, dt__compiler *compiler, dt__plan **plan)
 {
     dt_segment segment;
+    dt_graph *g = dt__graph_new(0, 0);
+    if (!g) tap_bail("%s", dt_last_error());
+    g->precision = c->precision;
     segment.name = "s", segment.build = build_recipe, segment.user = c;
-    return dt__segment_record(dt__graph_new(0, 0), &segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, 0, compiler, plan);
+    return dt__segment_record(g, &segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, 0, compiler, plan);
 }
 
 static int rig_open(rig *r, const recipe *c)
@@ -494,7 +498,7 @@ static int check_slope(const rig *r, failure *f)
 {
     static const int steps[] = { 5, 8, 10 };
     double want = 0.0, got;
-    if (r->recipe->first || !r->unit[0].no_ties || passes_wrong_slope(r->plan->g)) return 1;
+    if (r->recipe->first || r->recipe->precision || !r->unit[0].no_ties || passes_wrong_slope(r->plan->g)) return 1;
     got = slope_of_gradient(r);
     for (int i = 0; i < 3; i++) {
         want = slope_by_differences(r, steps[i], got);
@@ -549,7 +553,7 @@ static int run_case(const recipe *c, failure *f)
         else if ((int)(c->seed % (uint64_t)count) == i / 2 && (!check_planned(&r, isas[i / 2], workers, 1u << c->seed / 7 % DT__PASS_COUNT, f) ||
                                                                !check_planned(&r, isas[i / 2], workers, 1u + (unsigned)(c->seed >> 20) % all, f))) result = FAILED;
         /* on one instruction set; an eager LOSS knows no ignored samples */
-        else if ((int)(c->seed % (uint64_t)count) == i / 2 && !(c->ignored && uses_op(r.plan->g, DT__OP_LOSS)) && !check_eager(&r, isas[i / 2], workers, f)) result = FAILED;
+        else if ((int)(c->seed % (uint64_t)count) == i / 2 && !c->precision && !(c->ignored && uses_op(r.plan->g, DT__OP_LOSS)) && !check_eager(&r, isas[i / 2], workers, f)) result = FAILED;
     }
     if (result == PASSED && !check_slope(&r, f)) result = FAILED;
     for (int32_t i = 0; result == PASSED && i < r.plan->forward_count + r.plan->backward_count; i++) seen_ops[r.plan->g->nodes[r.plan->order[i]].op]++;
@@ -1180,9 +1184,9 @@ static void print_recipe(const recipe *c)
     if (!g) tap_bail("%s", dt_last_error());
     g->input = value[0] = dt__leaf(g, DT__OP_INPUT, c->x, c->first ? DT_I32 : DT_F32);
     g->targets = value[1] = dt__leaf(g, DT__OP_INPUT, dt_shape2(c->x.n[0], c->targets), DT_I32);
-    g->tensor_shards = c->shards;
-    tap_note("    /* x: %s %s; targets: %d for each sample%s; parameters, data: seed %llu; Vt = %d; units: %d */", c->first ? "int32" : "fp32", shape_c(c->x), (int)c->targets,
-             c->ignored ? ", none for the first" : "", (unsigned long long)c->seed, (int)c->shards, c->units);
+    g->tensor_shards = c->shards, g->precision = c->precision;
+    tap_note("    /* x: %s %s; targets: %d for each sample%s; parameters, data: seed %llu; Vt = %d; units: %d; operands %s */", c->first ? "int32" : "fp32", shape_c(c->x), (int)c->targets,
+             c->ignored ? ", none for the first" : "", (unsigned long long)c->seed, (int)c->shards, c->units, dt__format_of[c->precision].name);
     for (int i = 0; i < c->steps; i++) {
         value[GIVEN + i] = apply(g, c, i, value, text);
         if (i + 1 < c->steps) tap_note("    v%d = %s;", GIVEN + i, text);
@@ -1258,6 +1262,7 @@ static recipe draw_recipe(uint64_t seed)
     memset(&c, 0, sizeof c);
     c.seed = next_word(&state);
     c.first = below(&state, 6) == 0, c.last = below(&state, 4) != 0, c.units = 1 + (int)below(&state, 2), c.ignored = below(&state, 6) == 0;
+    c.precision = below(&state, 3) ? 0 : below(&state, 3) ? DT_BF16 : DT_F16;
     c.shards = below(&state, 3) ? 1 : 2 + 2 * below(&state, 2);
     for (int i = 0; i < SIZES; i++) c.size[i] = draw_size(&state);
     c.targets = c.size[1] > 64 ? 2 : c.size[1];
