@@ -21749,6 +21749,7 @@ static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
     net->own_shards = net->tensor_shards / e->mesh.size[DT_AXIS_TENSOR];
     net->first_shard = net->own_shards * e->mesh.at[DT_AXIS_TENSOR];
     net->sequence_parallel = split_rows, net->expert_ranks = e->layout->ep;
+    net->precision = e->recipe->precision == DT_PRECISION_BF16 ? DT_BF16 : 0;
     net->expert_rank = e->mesh.at[DT_AXIS_DATA] % e->layout->ep;
 }
 
@@ -24573,8 +24574,6 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
     e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards * r->context_shards);
-    e->net.precision = r->precision == DT_PRECISION_BF16 ? DT_BF16 : 0;
-    t->generator.whole.precision = t->generator.several.precision = t->generator.one.precision = e->net.precision;
     if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
     dt__engine_shards(e, &t->generator.whole, 0);
     dt__engine_shards(e, &t->generator.several, 0);

@@ -34,6 +34,10 @@ that found no room, of each block (I64). llama_moe_tiny.safetensors, the same fo
 capacity 0, so nothing is dropped. llama_moe_context.safetensors, the same with a capacity and config.context: each of so
 many context shards routes, drops and balances its own part of the sequences.
 
+gpt2_bf16.safetensors: the logits and the losses of 50 steps, at a constant rate, of the model of gpt2_tiny in float32 under
+torch.autocast(bfloat16); scores are upcast explicitly before they are scaled and masked. And a linear layer and a GELU by
+themselves, as in ops.safetensors, without gradients.
+
 ops.safetensors, reduce.safetensors, nn.safetensors and elementwise.safetensors, for a case named N: N.<input>, N.out, a
 random N.w shaped like N.out, and N.grad.<input>, the gradients of sum(out * w); what has no gradient has no N.grad. OPS,
 REDUCE, nn_cases and ELEMENTWISE below say what each computes; nn.safetensors also holds the cases' windows.
@@ -229,6 +233,69 @@ def make_gpt2():
     source = Source(2024)
     tokens, targets = source.integers((B, T), V), source.integers((B, T), V)
     return make_steps(configuration(), initial_parameters(source), tokens, targets, training_step)
+
+
+# ---- GPT-2 in mixed precision ------------------------------------------------------------------
+
+def mixed_attention(q, k, v):
+    scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+    return torch.softmax(scores.masked_fill(hidden, -math.inf), -1) @ v
+
+
+def mixed_gpt2(p, tokens):
+    """gpt2() by torch's own layers, so that autocast chooses what is computed in bfloat16."""
+    def norm(x, name):
+        return F.layer_norm(x, (C,), p[name + ".weight"], p[name + ".bias"], 1e-5)
+
+    def linear(x, name):
+        return F.linear(x, p[name + ".weight"].T, p[name + ".bias"])
+
+    def heads(x):
+        return x.reshape(B, T, HEADS, C // HEADS).transpose(1, 2)
+
+    x = p["transformer.wte.weight"][tokens.long()] + p["transformer.wpe.weight"]
+    for i in range(LAYERS):
+        block = f"transformer.h.{i}."
+        q, k, v = linear(norm(x, block + "ln_1"), block + "attn.c_attn").split(C, -1)
+        mixed = mixed_attention(heads(q), heads(k), heads(v)).transpose(1, 2).reshape(B, T, C)
+        x = x + linear(mixed, block + "attn.c_proj")
+        h = F.gelu(linear(norm(x, block + "ln_2"), block + "mlp.c_fc"), approximate="tanh")
+        x = x + linear(h, block + "mlp.c_proj")
+    return F.linear(norm(x, "transformer.ln_f"), p["transformer.wte.weight"])
+
+
+MIXED_STEPS, MIXED_RATE = 50, 1e-3
+
+
+def make_mixed():
+    start = make_gpt2()
+    tokens, targets = start["tokens"], start["targets"]
+    p = {name: tensor.float().requires_grad_() for name, tensor in start.items() if name.startswith("transformer.")}
+    optimizer = torch.optim.AdamW([{"params": [t for t in p.values() if t.dim() >= 2], "weight_decay": DECAY},
+                                   {"params": [t for t in p.values() if t.dim() < 2], "weight_decay": 0.0}],
+                                  lr=MIXED_RATE, betas=BETAS, eps=EPS)
+    out, losses = {}, []
+    for step in range(MIXED_STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = mixed_gpt2(p, tokens)
+        loss = cross_entropy(logits.float(), targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(p.values()), CLIP)
+        optimizer.step()
+        losses.append(float(loss))
+        if not step:
+            out["logits"] = logits.float()
+    source = Source(31)
+    x, w, b = source.uniform((33, 70), 2.0).float(), source.uniform((70, 45), 0.5).float(), source.uniform((45,), 0.5).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = F.linear(x, w.T, b)
+    t = y.double()  # x (1 + tanh u) / 2 is x sigmoid(2u), which does not cancel where x is negative
+    h = (t * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (t + 0.044715 * t ** 3))).bfloat16()
+    out.update({"losses": torch.tensor(losses, dtype=torch.float64), "linear.x": x, "linear.w": w, "linear.b": b,
+                "linear.out": y.float(), "gelu.x": y.float(), "gelu.out": h.float()})
+    return out
 
 
 # ---- Llama -------------------------------------------------------------------------------------
@@ -775,7 +842,7 @@ def make_llama_moe_context():
 
 # ---- the program -------------------------------------------------------------------------------
 
-FILES = {"gpt2_tiny.safetensors": make_gpt2, "llama_tiny.safetensors": make_llama, "cnn_tiny.safetensors": make_cnn,
+FILES = {"gpt2_tiny.safetensors": make_gpt2, "gpt2_bf16.safetensors": make_mixed, "llama_tiny.safetensors": make_llama, "cnn_tiny.safetensors": make_cnn,
          "ops.safetensors": lambda: make_cases(op_cases, 7),
          "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
          "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11),

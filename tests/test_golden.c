@@ -1,7 +1,9 @@
 /* A tiny GPT-2, Llama and convolutional network against PyTorch (golden/gpt2_tiny.safetensors, llama_tiny.safetensors and
  * cnn_tiny.safetensors, made by make_golden.py): logits, loss, every gradient, and three steps of AdamW with clipping; in
  * one tensor shard and in several, on whole sequences and in slices of context shards.
- * Largest difference / largest value per tensor: at most 1e-5. */
+ * Largest difference / largest value per tensor: at most 1e-5. Then the GPT-2 with operands in bf16 against torch.autocast
+ * (golden/gpt2_bf16.safetensors): a linear layer and a GELU within one unit in the last place of bf16, logits to 2 % of the
+ * largest, and the losses of 50 steps to 0.02 nats (R18). */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
@@ -13,6 +15,7 @@ static dt__engine e;
 static dt_recipe recipe;
 static dt_layout layout;
 static tap_golden *golden;
+static int32_t precision;
 static int64_t V, C, targets; /* vocabulary or classes, channels, targets of the batch */
 
 static int64_t config(const char *name)
@@ -88,6 +91,7 @@ static void open_engine(int family, int64_t shards, int64_t leaves)
     layout = dt_layout_default();
     layout.bucket = 1000;
     e.recipe = &recipe;
+    recipe.precision = precision;
     recipe.tensor_shards = shards, recipe.context_shards = leaves;
     recipe.sequence = family == CNN ? SIDE * SIDE : T;
     e.layout = &layout;
@@ -126,7 +130,7 @@ static float forward_backward(void)
 }
 
 /* The logits are lost when the loss' gradient takes their place: forward alone. */
-static void check_logits(void)
+static void check_logits(double limit)
 {
     const dt__built *head = &e.net.segments[e.net.count - 1];
     static float ordered[LARGEST];
@@ -136,7 +140,7 @@ static void check_logits(void)
     dt__engine_bind(&e, e.net.count - 1, 0, -1, &b);
     logits = dt__where(head->plan, &b, head->plan->g->logits.id);
     if (e.net.context_shards && !dt__whole_rows(&e, head->plan->g, logits, B, ordered)) logits = ordered;
-    tap_near(logits, tap_golden_f32(golden, "logits", targets * V), targets * V, LIMIT, "logits");
+    tap_near(logits, tap_golden_f32(golden, "logits", targets * V), targets * V, limit, "logits");
 }
 
 /* A parameter or its gradient at `at`, put together from tensor shards. */
@@ -190,6 +194,16 @@ static void check_step(int step)
     }
 }
 
+static void start_there(void)
+{
+    for (int32_t i = 0; i < e.net.param_count; i++) {
+        const dt__net_param *p = &e.net.params[i];
+        const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
+        if (!start) tap_bail("no %s in the golden file", p->is.name);
+        dt__net_move(&e.net, p, (char *)(e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
+    }
+}
+
 static void check_model(const char *file, int family, int64_t shards, int64_t leaves)
 {
     const float *rate, *loss, *norm;
@@ -200,13 +214,8 @@ static void check_model(const char *file, int family, int64_t shards, int64_t le
     rate = tap_golden_f32(golden, "step.lr", 3);
     loss = tap_golden_f32(golden, "step.loss", 3);
     norm = tap_golden_f32(golden, "step.norm", 3);
-    for (int32_t i = 0; i < e.net.param_count; i++) {
-        const dt__net_param *p = &e.net.params[i];
-        const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
-        if (!start) tap_bail("no %s in the golden file", p->is.name);
-        dt__net_move(&e.net, p, (char *)(e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
-    }
-    check_logits();
+    start_there();
+    check_logits(LIMIT);
     for (int step = 0; step < 3; step++) {
         float got = forward_backward();
         if (!step) check_gradients();
@@ -221,6 +230,63 @@ static void check_model(const char *file, int family, int64_t shards, int64_t le
     tap_golden_close(golden);
 }
 
+/* The largest distance in units in the last place of bf16, of which `more` may come from elsewhere. */
+static double ulps(const float *got, const float *want, int64_t n, double more)
+{
+    double most = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        int exponent;
+        frexp((double)want[i], &exponent);
+        most = fmax(most, (fabs((double)got[i] - (double)want[i]) - more) / ldexp(1.0, exponent - 8));
+    }
+    return most;
+}
+static void check_mixed_ops(void)
+{
+    enum { M = 33, K = 70, N = 45 };
+    dt_graph *g;
+    dt_tensor x, w, b, y, h;
+    double far;
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    g->precision = DT_BF16;
+    x = dt_tensor_of(g, DT_F32, dt_shape2(M, K), tap_golden_f32(golden, "linear.x", M * K));
+    w = dt_tensor_of(g, DT_F32, dt_shape2(K, N), tap_golden_f32(golden, "linear.w", K * N));
+    b = dt_tensor_of(g, DT_F32, dt_shape1(N), tap_golden_f32(golden, "linear.b", N));
+    y = dt__narrow(g, dt_add(g, dt__matmul(g, dt__narrow(g, x), dt__narrow(g, w), 0, 0, 0, 0), b));
+    h = dt_gelu(g, dt__narrow(g, dt_tensor_of(g, DT_F32, dt_shape2(M, N), tap_golden_f32(golden, "gelu.x", M * N))));
+    if (dt_graph_result(g)) tap_bail("%s", dt_last_error());
+    far = ulps(dt_value(g, y), tap_golden_f32(golden, "linear.out", M * N), M * N, 0.5 / 512); /* torch rounds the bias */
+    tap_ok(far <= 1.0, "R18 a linear layer is within 1 ulp of bf16 (%.3f)", far);
+    far = ulps(dt_value(g, h), tap_golden_f32(golden, "gelu.out", M * N), M * N, 0.0);
+    tap_ok(far <= 1.0, "R18 a GELU is within 1 ulp of bf16 (%.3f)", far);
+    dt_graph_close(&g);
+}
+static void check_mixed(void)
+{
+    enum { STEPS = 50 };
+    tap_golden *start = tap_golden_open("gpt2_tiny.safetensors"), *mixed = tap_golden_open("gpt2_bf16.safetensors");
+    const float *losses = mixed ? tap_golden_f32(mixed, "losses", STEPS) : NULL;
+    double far = 0.0;
+    if (!start || !losses) tap_bail("no golden file");
+    precision = DT_PRECISION_BF16;
+    golden = start;
+    open_engine(DT_GPT2, 1, 1);
+    start_there();
+    golden = mixed;
+    check_mixed_ops();
+    check_logits(0.02);
+    recipe.learning_rate = 1e-3f;
+    for (int step = 0; step < STEPS; step++) {
+        far = fmax(far, fabs((double)forward_backward() - (double)losses[step]));
+        if (dt__engine_tie(&e) || dt__engine_update(&e)) tap_bail("%s", dt_last_error());
+        e.step++;
+    }
+    tap_ok(far < 0.02, "R18 the losses of %d steps are those of torch's autocast to 0.02 nats (%.5f)", STEPS, far);
+    close_engine();
+    tap_golden_close(start);
+    tap_golden_close(mixed);
+}
+
 int main(void)
 {
     for (int64_t shards = 1; shards <= 2; shards *= 2)
@@ -229,5 +295,6 @@ int main(void)
             check_model("llama_tiny.safetensors", DT_LLAMA, shards, leaves);
         }
     for (int64_t shards = 1; shards <= 4; shards *= 2) check_model("cnn_tiny.safetensors", CNN, shards, 1);
+    check_mixed();
     return tap_done();
 }
