@@ -4,8 +4,8 @@
  *     - Byte-pair encoding begins with 256 bytes. It gives the most frequent pair of neighbours a new id, and repeats
  *       that. The list of these merges is the tokenizer: encoding makes the merges in their order, decoding replaces
  *       each id by its bytes.
- *     - Text is cut into words, numbers, signs and white space first, and no merge crosses a cut. GPT-2 and Llama 3
- *       cut by different rules. A space belongs to the word behind it: " the" is another token than "the".
+ *     - Text is first cut into words, numbers, punctuation and white space, and no merge crosses a cut. GPT-2 and
+ *       Llama 3 cut by different rules. A space belongs to the word behind it: " the" is another token than "the".
  *     - All 256 bytes are tokens, so there is no unknown word: any bytes come back.
  *     - A special token such as <|endoftext|> is an id that no merge gives. The caller decides whether the letters of
  *       its name in a text mean it; in text from strangers they should not.

@@ -5,7 +5,7 @@
  *       convolutions, each followed by a max-pooling that halves the sides.
  *     - A convolution looks at 3x3 places at a time with the same few weights everywhere, so it knows a shape at any
  *       place, and a shape's place may be random.
- *     - The images are drawn with whole numbers, for the reason in 11_mlp.c: one of four shapes over noise.
+ *     - Each image is one of four shapes over noise, drawn in integer arithmetic for the reason given in 11_mlp.c.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 12_cnn.c -o 12_cnn -lm -lpthread
@@ -19,10 +19,10 @@
  *     sha256   9b1a4c49ea9338fd3d635e699e6d51d0b2a264851e365020fd2fc6de221df17d
  *     ok: images, one hash
  *
- * Predict first: an MLP on the 144 values with 32 hidden units: how many weights has it, and what does it do with a
- *     moved shape?
- * Exercise: draw the shapes in the upper left quarter only, train, and test with shapes everywhere. Which layer gives
- *     that away?
+ * Predict first: an MLP on the 144 values with 32 hidden units: how many weights does it have, and what does it
+ *     make of a shape that has moved?
+ * Exercise: draw the shapes in the upper left quarter only, train, and test with shapes everywhere. Which layer
+ *     does not work at any place?
  *
  * Read on: 13_forecaster.c predicts numbers instead of classes. */
 #define DTRAIN_IMPLEMENTATION

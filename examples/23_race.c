@@ -8,13 +8,13 @@
  *           doubling               log2 n rounds     log2 n S
  *           halving and doubling   2 log2 n rounds   2(n-1)/n S   (Rabenseifner 2004)
  *     - The ring is optimal in bytes, not in time: below about n alpha / beta bytes its 2(n-1) rounds decide.
- *     - To predict the winner takes less than to predict seconds: ranks also share cores, caches and wires.
- *     - Each of the three rounds in its own way. dt_all_reduce adds in one fixed tree: the same bits in every layout.
+ *     - Predicting the winner takes less than predicting seconds, because ranks also share cores, caches and wires.
+ *     - Each of the three adds in another order, with other bits. dt_all_reduce has the same bits in every layout.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 23_race.c -o 23_race -lm -lpthread
  *     ./23_race --ranks 4                     (doubling needs a power of two)
- *     DT_LINK_DELAY=0.002 DT_LINK_RATE=1e8 ./23_race --ranks 8 --nodes 8     (slow emulated links: the one to read)
+ *     DT_LINK_DELAY=0.002 DT_LINK_RATE=1e8 ./23_race --ranks 8 --nodes 8     (slow emulated links: read these)
  *
  * What it prints (the second command; microseconds, measured and predicted; ~: measured here)
  *     alpha ~4325 us, beta ~14.25 ns per byte (R^2 ~1.00)

@@ -2,16 +2,17 @@
  *
  * What you learn
  *     - A batch that does not fit in memory is cut into micro-batches, whose gradients are added up before one update.
- *       The order of that sum belongs to the recipe. V is the number of data shards, what ranks share out.
+ *       The order of that sum belongs to the recipe. V is the number of data shards, which
+ *       the ranks divide among themselves.
  *     - shard: each data shard has one sum that goes on through all micro-batches and is reduced once per step
  *       (no_sync elsewhere). With V = 1 micro-batches never matter: the one sum runs over the samples in order. With V
- *       = 2 other samples meet in a shard, and bits differ.
+ *       = 2 each shard has other samples, so the bits differ.
  *     - each: every micro-batch is reduced by itself. Two micro-batches with V shards are one micro-batch with 2 V
  *       shards: the same tree. No kind is more exact; what matters is that the order is written down.
  *     - A reduction sends 2(n-1)/n 4 P bytes per rank for any batch. With `shard`, k micro-batches serve k times the
  *       samples: bytes per sample fall as 1/k. More is sent than the formula says, because the token table is used
  *       twice and each parameter is padded.
- *     - Accumulation multiplies the effective batch by k at the same memory; the learning rate wants a look.
+ *     - Accumulation multiplies the effective batch by k at the same memory; so reconsider the learning rate.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 33_accumulation.c -o 33_accumulation -lm -lpthread

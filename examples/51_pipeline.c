@@ -12,7 +12,7 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 51_pipeline.c -o 51_pipeline -lm -lpthread
- *     ./51_pipeline --ranks 4                    (1, 2 or 4: as many stages)
+ *     ./51_pipeline --ranks 4                    (1, 2 or 4 ranks: a stage each)
  *
  * What it prints
  *     segments, share of time and of weights of 4 stages; the most expensive beside an even share
@@ -24,7 +24,7 @@
  *     1F1B                         832512           4.00     4.00         85448    81920  3528
  *     interleaved                 1256448           6.09     5.50        183752   180224  3528
  *     zero-bubble                 1382400           6.71     4.00         85448    81920  3528
- *     of it gradients of the table that two stages share: 32768 bytes
+ *     of these, gradients of the table that two stages share: 32768 bytes
  *     sha256 of all four a7c4d63c2f681bc82ddd288b4c7aa4494a36a5f1785f48b94546af019476f6ee
  *     expected           a7c4d63c2f681bc82ddd288b4c7aa4494a36a5f1785f48b94546af019476f6ee
  *     ok: four orders, one hash
@@ -115,7 +115,8 @@ static dt_result compare(const char *text, int p, int root, int *good)
             printf("%-12s %22.0f %14.2f %8.2f %13.0f %8.0f %5.0f\n", names[k], r[k].kept, kept, units[k], r[k].sent,
                    formula, rest[k]);
     }
-    if (root && p > 1) printf("of it gradients of the table that two stages share: %d bytes\n", 4 * VOCABULARY * WIDTH);
+    if (root && p > 1)
+        printf("of these, gradients of the table that two stages share: %d bytes\n", 4 * VOCABULARY * WIDTH);
     if (root) printf("sha256 of all four %s\nexpected           %s\n", r[0].hash, EXPECTED);
     return e;
 }

@@ -3,10 +3,10 @@
  * What you learn
  *     - A step is computing, 6 P T / F for P weights, T tokens per GPU and F FLOP/s, and an exchange: a ring inside
  *       each node and one between nodes. Efficiency is computing / (computing + what is not hidden).
- *     - Three quarters of the term in bytes are there with 4 nodes; then the curve is flat until alpha's term bends
- *       it. "The sum gets dearer with every node" mixes the two.
- *     - With EFA this job keeps 80 % on 64 nodes; without EFA it drops below 80 % on 2. The loss is on the first
- *       nodes.
+ *     - With 4 nodes three quarters of the bandwidth term are paid. Beyond that the curve is flat, until the latency
+ *       term, alpha, bends it. "The sum costs more with every node" confuses the two.
+ *     - With EFA this job keeps 80 % on 64 nodes; without EFA it drops below 80 % on 2. Most of the loss comes
+ *       with the first nodes.
  *     - P cancels: computing and bytes both grow with it. Large models scale well because their batches have many
  *       tokens and their messages are large.
  *

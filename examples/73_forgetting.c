@@ -7,11 +7,11 @@
  *       hours may never leave its warm-up.
  *     - Without the data cursor the first samples are seen again and the last ones never. The loss may look better for
  *       a while. Without the random streams dropout repeats itself: nothing shows, and a bug that appeared once cannot
- *       be had again.
+ *       be reproduced.
  *     - A curve that is drawn from the restart on shows none of this. The test of a checkpoint is equal bits, not "the
  *       loss goes on".
  *     - The trainer cannot forget: the order of samples, the learning rate and all random streams are functions of the
- *       step. So this loop is one of our own, whose state is five things in two files.
+ *       step. So this program has a loop of its own, whose state is five things in two files.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 73_forgetting.c -o 73_forgetting -lm -lpthread

@@ -131,7 +131,7 @@ my %length = (
     '82_rules.c' => 213, '83_report.c' => 327, '90_launchers.c' => 235,
 );
 
-my $once = once("$cc -O2 -DDT_NCCL", 'implementation');
+my $once = once("$cc -O2 -DDT_NCCL -DDT_COMPILER", 'implementation');
 for my $example (@examples) {
     my ($name) = $example =~ m{([^/]+)$};
     my @commands = commands($example, qr{cc |\./|DT_LINK_});
