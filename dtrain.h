@@ -10439,7 +10439,7 @@ static int32_t dt__simpler(const dt__rewrite *w, int32_t id)
     const dt_graph *g = w->g;
     const dt__node *n = &g->nodes[id];
     int32_t a = n->in[0], b = n->in[1];
-    float v, u;
+    float v = 0.0f, u = 0.0f;
     int left = n->inputs > 0 && dt__constant_of(g, a, &u), right = n->inputs > 1 && dt__constant_of(g, b, &v);
     switch (n->op) {
     case DT__OP_SCALE: return n->f == 1.0f ? a : 0;
