@@ -281,6 +281,7 @@ typedef struct dt_recipe {
     float ema;              /* decay D of an average a = D a + (1 - D) w of the weights (Polyak and Juditsky 1992) */
     int32_t evaluate_ema;   /* validation, predictions and text samples use the average */
     int32_t precision;      /* dt_precision */
+    float loss_scale;       /* fp16: factor of the loss, a power of two; 0: adapts, from 65536 */
     int32_t reduce;         /* dt_sums: who adds the gradients of ranks */
     int32_t wire;           /* dt_wire */
 } dt_recipe;
@@ -657,8 +658,10 @@ typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimiz
 typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } dt_wire;
 /* Mixed precision (Micikevicius et al. 2018): operands of products and attention, and activations kept for backward,
  * in 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and all sums in fp32. A product is the
- * fp32 chain over rounded operands, so that its bits are the same in every layout. */
-typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16 } dt_precision;
+ * fp32 chain over rounded operands, so that its bits are the same in every layout. FP16 has no small numbers, so that
+ * backward begins with recipe.loss_scale; a step whose gradients overflow changes no weight, and the scale that adapts
+ * halves; after 2,000 good steps it doubles. */
+typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16, DT_PRECISION_FP16 } dt_precision;
 /* Who sums gradients over ranks. Exact: the tree over data shards, whose bits are the same in every layout. Native: the
  * all-reduce of the engine between nodes (MPI), whose bits depend on the layout and on the engine. */
 typedef enum dt_sums { DT_SUMS_EXACT, DT_SUMS_NATIVE } dt_sums;
@@ -977,6 +980,8 @@ struct dt_step_info {
     float auxiliary;        /* auxiliary losses times their coefficients, mean over units of work */
     float norm;             /* global gradient norm before clipping */
     float learning_rate;
+    float loss_scale;       /* of the next step; 1 but in fp16 */
+    int64_t skipped;        /* steps so far that changed no weight: gradients overflowed in fp16 */
     float validation;       /* validation loss when it was measured after this step, else NaN */
     double seconds;         /* wall clock of the step */
     double gflops;          /* model GFLOP/s of all ranks */
@@ -995,8 +1000,8 @@ struct dt_step_info {
 DT_API dt_step_info dt_step_info_zero(void);
 DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer` since the trainer was opened */
 /* SHA-256 of the state is over all weights, then what the optimizer keeps, array by array, each parameter by parameter
- * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; last the average of the weights, if any.
- * Little-endian floats, no padding.
+ * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; last the average of the weights, if any; in fp16
+ * the loss scale and its good steps so far. Little-endian floats, no padding.
  *
  * Writes a checkpoint into checkpoint.place now (collective). It is complete and on disk when this returns DT_OK;
  * DT_E_FILE: it could not be written, and earlier ones are as they were. */
@@ -5268,6 +5273,7 @@ typedef struct dt__env {
     int inference;    /* no dropout */
     int64_t position; /* position of the first token; 0 except in decode graphs */
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
+    float loss_scale; /* the factor of all seeds of backward */
     dt__tp tp;        /* used when this rank does not own all tensor shards */
     dt__ep ep;        /* used when this rank does not own all experts */
     dt__cp cp;        /* called when a graph has not all context leaves; work is needed for slices in any case */
@@ -6087,7 +6093,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     if (!dt__indices_ok(g, n)) return;
     memset(&env, 0, sizeof env);
     memset(&c, 0, sizeof c);
-    env.k = g->kernels, env.pool = g->pool, env.unit_share = 1.0f;
+    env.k = g->kernels, env.pool = g->pool, env.unit_share = env.loss_scale = 1.0f;
     c.g = g, c.n = n, c.env = &env;
     c.out = n->data;
     c.aux = n->aux ? g->nodes[n->aux].data : NULL;
@@ -8508,7 +8514,7 @@ DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, flo
 /* in: the loss. */
 static void dt__run_aux_loss_grad(const dt__call *c)
 {
-    for (int64_t l = 0; l < dt__count(c->n); l++) c->out[l] = c->n->f * c->env->unit_share;
+    for (int64_t l = 0; l < dt__count(c->n); l++) c->out[l] = c->n->f * c->env->unit_share * c->env->loss_scale;
 }
 
 /* ---- mixture of experts ----------------------------------------------------------------------------
@@ -11473,8 +11479,10 @@ static const dt__option dt__options[] = {
     DT__RECIPE("clip-value", "X", REAL, clip_value, 0, "[0,inf)", "limit of gradient elements, after --clip; 0: none"),
     DT__RECIPE("ema", "X", REAL, ema, 0, "[0,1)", "decay of an average of the weights; 0: none"),
     DT__RECIPE("evaluate-ema", NULL, FLAG, evaluate_ema, 0, NULL, "validation and samples use the average"),
-    DT__RECIPE("precision", "KIND", WORD, precision, DT_PRECISION_FP32, "fp32,bf16",
+    DT__RECIPE("precision", "KIND", WORD, precision, DT_PRECISION_FP32, "fp32,bf16,fp16",
                "of operands and kept activations; sums, norms and weights stay fp32"),
+    DT__RECIPE("loss-scale", "X", REAL, loss_scale, 0, "[0,16777216]",
+               "fp16: factor of the loss in backward, a power of two; 0: adapts to what overflows"),
     DT__RECIPE("wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
                "gradients between ranks; all but fp32 make the bits depend on dp"),
     DT__RECIPE("reduce", "KIND", WORD, reduce, DT_SUMS_EXACT, "exact,native",
@@ -11587,10 +11595,24 @@ static double dt__optimizer_bytes(const dt_recipe *r)
     return bytes;
 }
 
-/* Running products beta^t, kept in double from step to step (R13). */
+/* What the optimizer carries from step to step besides tensors: beta^t in double (R13); the loss scale, the steps since
+ * it changed or a step was skipped, and the steps that were skipped (R18). */
 typedef struct dt__powers {
-    double power1, power2;
+    double power1, power2, scale;
+    int64_t good, skipped;
 } dt__powers;
+
+static dt__powers dt__powers_first(const dt_recipe *r)
+{
+    dt__powers p = {1.0, 1.0, 1.0, 0, 0};
+    if (r->precision == DT_PRECISION_FP16) p.scale = r->loss_scale > 0.0f ? (double)r->loss_scale : 65536.0;
+    return p;
+}
+/* Does the loss scale change by itself? */
+static int dt__scale_adapts(const dt_recipe *r)
+{
+    return r->precision == DT_PRECISION_FP16 && !(r->loss_scale > 0.0f);
+}
 
 /* The scalars of the next step, for parameters with or without weight decay. */
 static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float lr, float clip_scale, int decays)
@@ -11614,24 +11636,30 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
     return u;
 }
 
-/* Begins step `step` (0 first) with gradients of this norm: scalars for parameters without [0] and with weight decay,
- * and the learning rate. */
+/* Begins step `step` (0 first) with gradients of this norm, without the loss scale: scalars for parameters without [0]
+ * and with weight decay, and the learning rate. Clipping and the scale are one factor. */
 static float dt__update_begin(dt__powers *p, const dt_recipe *r, int64_t step, float norm, dt__update u[2])
 {
     float rate = dt__learning_rate(r, step), clip = r->clip > 0.0f && norm > r->clip ? r->clip / (norm + 1e-6f) : 1.0f;
     p->power1 *= (double)r->beta1;
     p->power2 *= (double)r->beta2;
+    clip /= (float)p->scale;
     for (int decays = 0; decays < 2; decays++) u[decays] = dt__update_of(p, r, rate, clip, decays);
+    if (dt__scale_adapts(r) && ++p->good == 2000) p->good = 0, p->scale *= p->scale < 16777216.0 ? 2.0 : 1.0;
     return rate;
 }
 
-/* An error for a norm that is not finite, from its square. */
-static dt_result dt__update_check(float squares, int64_t step)
+/* For a norm that is not finite, from the square of the scaled gradients': skips the step, and with a scale of 1 is an
+ * error. */
+static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squares, int64_t step, int *skip)
 {
-    if (squares <= 3.402823466e38f) return DT_OK; /* NaN fails */
-    return dt__error(DT_E_NUMERIC,
-                     "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
-                     (long long)step + 1);
+    *skip = !(squares <= 3.402823466e38f); /* NaN fails */
+    if (*skip && p->scale <= 1.0)
+        return dt__error(DT_E_NUMERIC,
+                         "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
+                         (long long)step + 1);
+    if (*skip) p->skipped++, p->good = 0, p->scale *= dt__scale_adapts(r) ? 0.5 : 1.0;
+    return DT_OK;
 }
 
 #endif /* DT_COMM_ONLY */
@@ -19577,7 +19605,7 @@ typedef struct dt__manifest {
     int64_t bytes;
     int full;
     int64_t step;
-    double power1, power2;      /* of the optimizer (R13) */
+    dt__powers powers;          /* of the optimizer (R13, R18) */
     int64_t data_ranks;         /* data-parallel ranks, each of which keeps its own compression error (dt_wire) */
     char model[65], data[65];   /* hashes that identify them */
     char weights[65];           /* of the initial weights; empty: they are random */
@@ -19599,8 +19627,11 @@ static const dt__option dt__manifest_members[] = {
     DT__MEMBER(0, WORD, "format", dt__manifest, format, 0, "dtrain checkpoint"),
     DT__MEMBER(0, WHOLE, "version", dt__manifest, version, 2, "[2,2]"),
     DT__MANIFEST(WHOLE, "step", step, -1),
-    DT__MANIFEST(DOUBLE, "power1", power1, -1),
-    DT__MANIFEST(DOUBLE, "power2", power2, -1),
+    DT__MANIFEST(DOUBLE, "power1", powers.power1, -1),
+    DT__MANIFEST(DOUBLE, "power2", powers.power2, -1),
+    DT__MANIFEST(DOUBLE, "loss_scale", powers.scale, 1),
+    DT__MANIFEST(WHOLE, "good_steps", powers.good, 0),
+    DT__MANIFEST(WHOLE, "skipped_steps", powers.skipped, 0),
     DT__MANIFEST(CHARS, "model_sha256", model, -1),
     DT__MANIFEST(CHARS, "data_sha256", data, -1),
     DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
@@ -20039,7 +20070,8 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
         floats += dt__round_up(n, 16), largest = dt__max(largest, n);
     }
     if (!r) {
-        o->recipe = *recipe, o->count = count, o->powers.power1 = o->powers.power2 = 1.0;
+        o->recipe = *recipe, o->count = count, o->recipe.precision = DT_PRECISION_FP32;
+        o->powers = dt__powers_first(&o->recipe);
         for (int i = 0; i < DT__STATE_AVERAGE; i++) o->kept += dt__state_kept(recipe, i);
         r = dt__choose_kernels(&o->kernels);
     }
@@ -20077,7 +20109,7 @@ static void dt__optimizer_seek(dt_optimizer *o)
 {
     dt__update u[2];
     if ((float)o->step == o->steps) return;
-    o->powers.power1 = o->powers.power2 = 1.0;
+    o->powers = dt__powers_first(&o->recipe);
     for (o->step = 0; (float)o->step < o->steps; o->step++) dt__update_begin(&o->powers, &o->recipe, 0, 0.0f, u);
 }
 
@@ -20088,6 +20120,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
     dt__update u[2];
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
+    int skip;
     for (int64_t i = 0; i < o->count && !r; i++) {
         float *g = o->list[i].gradient;
         int64_t n = dt_shape_count(o->list[i].shape);
@@ -20097,7 +20130,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
         squares = squares + dt__tree(o->sums, dt__ceil_div(n, DT__BLOCK));
     }
     dt__optimizer_seek(o);
-    if (!r) r = dt__update_check(squares, o->step);
+    if (!r) r = dt__update_check(&o->powers, &o->recipe, squares, o->step, &skip);
     if (r) return dt__fp_leave(saved), r;
     rate = dt__update_begin(&o->powers, &o->recipe, o->step, dt__sqrtf(squares), u);
     for (int64_t i = 0; i < o->count; i++) {
@@ -21725,7 +21758,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->shard_auxiliary = e->shard_loss + (e->hi - e->lo) * dt__engine_leaves(e);
     e->gradient[0] = e->temp + e->net.temp;
     e->gradient[1] = e->gradient[0] + e->net.widest;
-    e->powers.power1 = e->powers.power2 = 1.0;
+    e->powers = dt__powers_first(e->recipe);
     if (e->shape.horizon) {
         e->ring.places = e->shape.horizon + 2, e->ring.output = e->ring.places;
         e->ring.rate = (double)e->layout->offload_rate;
@@ -21749,7 +21782,8 @@ static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
     net->own_shards = net->tensor_shards / e->mesh.size[DT_AXIS_TENSOR];
     net->first_shard = net->own_shards * e->mesh.at[DT_AXIS_TENSOR];
     net->sequence_parallel = split_rows, net->expert_ranks = e->layout->ep;
-    net->precision = e->recipe->precision == DT_PRECISION_BF16 ? DT_BF16 : 0;
+    net->precision = e->recipe->precision == DT_PRECISION_BF16   ? DT_BF16
+                     : e->recipe->precision == DT_PRECISION_FP16 ? DT_F16 : 0;
     net->expert_rank = e->mesh.at[DT_AXIS_DATA] % e->layout->ep;
 }
 
@@ -22021,7 +22055,8 @@ static void dt__engine_backward(dt__engine *e, const dt__instr *i)
     const dt__plan *p = e->net.segments[i->segment].plan;
     int weights = i->op == DT_WEIGHTS;
     dt__engine_bind(e, i->segment, i->slot, i->set, &b);
-    if (i->segment == e->net.count - 1) dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid, 1);
+    if (i->segment == e->net.count - 1)
+        dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
     e->env.segment = (uint32_t)i->segment;
     dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
@@ -22471,11 +22506,13 @@ static void dt__engine_step_param(const dt__engine *e, const dt__net_param *p, c
 static dt_result dt__engine_update(dt__engine *e)
 {
     float squares = 0.0f;
+    int skip = 0;
     dt__update u[2];
     dt_result result = dt__engine_squares(e, &squares);
-    e->norm = dt__sqrtf(squares);
-    if (!result) result = dt__update_check(squares, e->step);
-    if (result) return result;
+    e->norm = dt__sqrtf(squares) / (float)e->powers.scale;
+    e->rate = dt__learning_rate(e->recipe, e->step);
+    if (!result) result = dt__update_check(&e->powers, e->recipe, squares, e->step, &skip);
+    if (result || skip) return result;
     e->rate = dt__update_begin(&e->powers, e->recipe, e->step, e->norm, u);
     for (int32_t i = 0; i < e->net.param_count; i++)
         dt__engine_step_param(e, &e->net.params[i], &u[e->net.params[i].is.shape.dims >= 2]);
@@ -22584,7 +22621,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     unsigned saved = dt__fp_enter();
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * dt__engine_leaves(e) * (1 + e->net.count)));
     for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
-    e->inners = 0;
+    e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
     for (int32_t k = 0; k < e->program.count && !r; k++) {
         const dt__instr *i = &e->program.list[k];
         double start, end;
@@ -24038,6 +24075,10 @@ static dt_result dt__check_optimizer(const dt_recipe *r)
         return dt__error(DT_E_USAGE, "--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
     if (r->nesterov && !(r->momentum > 0.0f))
         return dt__error(DT_E_USAGE, "--nesterov looks ahead by the momentum: set --momentum, e.g. 0.9");
+    if (r->loss_scale > 0.0f && (r->precision != DT_PRECISION_FP16 || r->loss_scale < 1.0f ||
+                                 dt__bits_of_float(r->loss_scale) & 0x7fffffu))
+        return dt__error(DT_E_USAGE, "--loss-scale %g: it is for --precision fp16, and a power of two, 1 to 16777216",
+                         (double)r->loss_scale);
     if (r->evaluate_ema && !(r->ema > 0.0f))
         return dt__error(DT_E_USAGE, "--evaluate-ema: there is no average of the weights: set --ema, e.g. 0.999");
     return DT_OK;
@@ -24069,6 +24110,9 @@ static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
     char name[16];
     if (r->wire == DT_WIRE_FP32 || dp == 1) return DT_OK;
     dt__wire_name(r->wire, name, sizeof name);
+    if (r->precision == DT_PRECISION_FP16)
+        return dt__error(DT_E_USAGE, "--wire %s: what it loses of one step would enter the next, whose loss scale may "
+                         "differ: use --precision bf16 or fp32, or leave --wire out", name);
     if (r->data_shards % dp)
         return dt__error(DT_E_USAGE, "--wire %s: %d data-parallel ranks have %lld data shards in uneven runs: let "
                          "their number be a power of two, or leave --wire out", name, dp, (long long)r->data_shards);
@@ -24489,7 +24533,8 @@ static void dt__trainer_banner(const dt_trainer *t)
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
            t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
            t->e.wire.on || r->reduce != DT_SUMS_EXACT ? "fast numerics" : "exact",
-           t->e.net.precision ? " fp32 sums of bf16" : "", t->peak_gflops);
+           t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
+           t->peak_gflops);
     if (threads > cores)
         printf("         %lld threads share %lld cores: lower --threads or --ranks\n", (long long)threads,
                (long long)cores);
@@ -24796,11 +24841,13 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     int whole = dt__trainer_whole(t);
     dt__state_walk w = {t, 0, t->state.whole, !whole, NULL, NULL};
     dt__export out = {NULL, &g, 0, dt__hash_put, &sha};
+    const float scale[2] = {(float)t->e.powers.scale, (float)t->e.powers.good};
     dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
     dt__sha256_begin(&sha);
     if (!r) r = dt__engine_wait(&t->e);
     if (!r) r = dt__state_each(&w, dt__export_visit, &out);
     dt__gather_close(&g);
+    if (t->recipe.precision == DT_PRECISION_FP16) dt__sha256_add(&sha, scale, sizeof scale);
     dt__sha256_end(&sha, t->hash);
     if (!r && !whole) r = dt_broadcast(t->comm, (float *)(void *)t->hash, 17, 0);
     t->hashed = r ? -1 : t->e.step;
@@ -25228,7 +25275,7 @@ static dt_result dt__save_begin(dt_trainer *t)
     s->now.full = l->kind == DT_FULL;
     s->now.step = t->e.step;
     s->now.data_ranks = t->e.mesh.size[DT_AXIS_DATA];
-    s->now.power1 = t->e.powers.power1, s->now.power2 = t->e.powers.power2;
+    s->now.powers = t->e.powers;
     s->last = dt__now();
     s->parts = 0;
     memset(s->part, 0, sizeof s->part);
@@ -25422,7 +25469,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
     dt__reader_close(&from);
     r = dt__trainer_agree(t, r);
-    if (!r) t->e.step = m.step, t->e.powers.power1 = m.power1, t->e.powers.power2 = m.power2;
+    if (!r) t->e.step = m.step, t->e.powers = m.powers;
     if (!r) t->save.now.loss = m.loss;
     dt__manifest_close(&m);
     return r;
@@ -25857,11 +25904,13 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
     int64_t vt = t->e.net.tensor_shards, n = dt__shard_floats(&p->is, vt), each = dt__shard_step(&p->is, vt);
     int64_t arrays = dt__param_arrays(&p->is, vt), units = p->is.shape.dims < 2 ? 0 : n;
     dt__piece_of x = dt__engine_piece(&t->e, p);
+    float scale = t->e.env.loss_scale;
     dt_result r = DT_OK;
     for (int64_t v = 0; v < arrays && !r && (arrays == 1 || strlen(p->is.name) < 86); v++) {
         char name[96];
         if (arrays > 1) snprintf(name, sizeof name, "%.85s/%d", p->is.name, (int)v);
         else snprintf(name, sizeof name, "%.95s", p->is.name);
+        if (scale > 1.0f) dt__mem_scale(t->e.k, NULL, x.gradient + v * each, 1.0f / scale, n);
         r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, dt__download(x.gradient + v * each, n), n, units);
         if (r) return r;
         r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, dt__download(x.weight + v * each, n), n, units);
@@ -26655,7 +26704,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     double now = dt__now(), each = (now - t->started) / (double)(i->step - t->first);
     double left = each * (double)(t->recipe.steps - i->step);
     int last = i->step == t->recipe.steps, terminal = isatty(STDOUT_FILENO), count = 0, columns = 100;
-    dt__piece_text line[10];
+    dt__piece_text line[11];
     struct winsize w;
     if (i->step > t->first + 1 && !last && now - t->printed < (terminal ? 0.2 : 2.0)) return;
     if (terminal && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) && w.ws_col) columns = (int)dt__min(100, w.ws_col - 1);
@@ -26670,6 +26719,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
                        100.0 * i->exposed_seconds / i->seconds);
     if (i->wire_plain)
         dt__line_piece(line, &count, 2, "wire %.3f of fp32", (double)i->wire_bytes / (double)i->wire_plain);
+    if (i->skipped) dt__line_piece(line, &count, 2, "%lld skipped", (long long)i->skipped);
     if (!last) dt__line_piece(line, &count, 3, "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
     if (terminal) printf("\r\033[K");
     dt__line_print(line, count, columns);
@@ -26683,10 +26733,12 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
     const char *comma = "{";
     int wire = t->e.wire.on, saves = t->layout.checkpoint.place != NULL;
+    int scaled = t->recipe.precision == DT_PRECISION_FP16;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
         {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
         {t->e.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
         {1, "norm", (double)i->norm}, {1, "learning_rate", (double)i->learning_rate},
+        {scaled, "loss_scale", (double)i->loss_scale}, {scaled, "skipped", (double)i->skipped},
         {1, "tokens", (double)i->tokens}, {1, "seconds", i->seconds},
         {1, "elapsed", dt__now() - t->opened}, {1, "gflops", i->gflops}, {1, "peak_share", i->peak_share},
         {1, "comm_seconds", i->comm_seconds}, {1, "exposed_seconds", i->exposed_seconds},
@@ -26717,6 +26769,7 @@ static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double 
     double pages = 0.0;
     dt_rank_step s;
     int validated = info->validation == info->validation;
+    int watched = dt__trainer_whole(t) && info->norm - info->norm == 0.0f; /* else the step was skipped */
     dt_result r = DT_OK;
     memset(&s, 0, sizeof s);
     t->losses[0] += (double)info->loss, t->losses[1] += 1.0;
@@ -26737,7 +26790,7 @@ static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double 
         s.at = (double)t->counts[4];
         r = dt_rules_step(t->rules, &s);
     }
-    for (int32_t i = 0; i < t->e.net.param_count && dt__trainer_whole(t) && !r; i++)
+    for (int32_t i = 0; i < t->e.net.param_count && watched && !r; i++)
         r = dt__watch_param(t, &t->e.net.params[i], info->step);
     for (int32_t i = 0; i < DT_RULE_COUNT && !r && !t->stopper; i++)
         if ((t->stops >> i & 1u) && dt_rules_fired(t->rules, i)) t->stopper = 1 + i;
@@ -27554,6 +27607,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->loss = loss;
     info->auxiliary = auxiliary * e->env.unit_share;
     info->norm = e->norm, info->learning_rate = e->rate;
+    info->loss_scale = (float)e->powers.scale, info->skipped = e->powers.skipped;
     info->seconds = dt__now() - start;
     info->gflops = 1e-9 * units * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
     info->peak_share = info->gflops / t->peak_gflops;

@@ -24,7 +24,7 @@
  * Predict first: with sums of 8 terms instead of 256, does the first share rise or fall?
  * Exercise: draw numbers between 1 and 2 instead of around 0. How do the shares change, and why?
  *
- * Read on: 90_launchers.c for clusters, 32_one_hash.c for a run whose hash is known. */
+ * Read on: 88_underflow.c for numbers of 16 bits, 32_one_hash.c for a run whose hash is known. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <stdio.h>

@@ -161,6 +161,7 @@ our %recipe = (
     bf16_tensor => '--precision bf16 --heads 4 --tensor-shards 4 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --accumulation each',
     bf16_context => '--precision bf16 --model llama-nano --context-shards 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 32 --steps 3',
     bf16_experts => '--precision bf16 --heads 4 --tensor-shards 2 --batch 16 --micro-batch 8 --sequence 16 --steps 3 --experts 4 --capacity 1.1',
+    fp16 => '--precision fp16 --batch 8 --sequence 16 --steps 6 --experts 4 --balance 300 --capacity 1.1 --learning-rate 0.01 --dropout 0.1',
     deep => '--layers 8 --width 32 --batch 16 --micro-batch 8 --sequence 8 --steps 3 --accumulation each',
 );
 

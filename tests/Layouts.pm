@@ -61,7 +61,7 @@ our @axes = (
     [offload => 'every', sub { $_[0]{recompute} eq 'full' ? qw(yes no) : 'no' }],
     [horizon => 'one', sub { $_[0]{offload} eq 'yes' ? (1, 2, 5) : 'no' }],
     [offload_rate => 'one', sub { $_[0]{offload} eq 'yes' ? (0, 2e7) : 'no' }],
-    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd experts switch dropless deep tensor tensor_llama tensor_experts context context_llama context_experts context_switch bf16 bf16_tensor bf16_context bf16_experts) }],
+    [recipe => 'one', sub { my $l = shift; grep { fits($_, $l) } qw(base llama dropout shard each sgd experts switch dropless deep tensor tensor_llama tensor_experts context context_llama context_experts context_switch bf16 bf16_tensor bf16_context bf16_experts fp16) }],
     [compile => 'one', sub { qw(off on) }],
     [memory_weight => 'one', sub { (0, 0.5, 1) }],
     [bucket => 'one', sub { (1, 5000, 100000, 25000000) }],

@@ -1357,6 +1357,7 @@ static void planned_run(planned *s, const dt__kernels *k, int workers, int32_t *
     const dt__plan *p = s->plan;
     memset(&b, 0, sizeof b);
     memset(&env, 0, sizeof env);
+    env.loss_scale = 1.0f;
     env.k = k;
     env.rng = (dt__rng *)room(samples * (int64_t)(sizeof *env.rng / 4));
     if (dt__pool_open(&env.pool, workers)) tap_bail("%s", dt_last_error());

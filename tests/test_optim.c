@@ -170,8 +170,7 @@ static void test_golden(void)
         char name[40], what[80];
         float *at[DT__STATE_COUNT];
         dt_recipe r = dt_recipe_default();
-        dt__powers powers;
-        powers.power1 = powers.power2 = 1.0;
+        dt__powers powers = dt__powers_first(&r);
         memset(&p, 0, sizeof p);
         r.optimizer = kinds[c], r.beta1 = 0.9f, r.beta2 = kinds[c] == DT_LION ? 0.99f : 0.95f, r.weight_decay = 0.1f;
         r.momentum = c == 3 || c == 4 ? 0.9f : 0.0f, r.nesterov = c == 4;
@@ -200,10 +199,9 @@ static void test_scalars(void)
     int good = 1;
     for (int optimizer = 0; optimizer < OPTIMIZERS; optimizer++) {
         dt_recipe r = dt_recipe_default();
-        dt__powers p;
+        dt__powers p = dt__powers_first(&r);
         int adam = optimizer <= DT_ADAM, coupled = optimizer == DT_ADAM || optimizer == DT_SGD;
         r.optimizer = optimizer, r.ema = 0.999f, r.momentum = 0.5f;
-        p.power1 = p.power2 = 1.0;
         for (int step = 1; step <= 1000; step++) {
             dt__update decays, plain;
             p.power1 *= (double)r.beta1, p.power2 *= (double)r.beta2;
@@ -216,6 +214,37 @@ static void test_scalars(void)
         }
     }
     tap_ok(good, "R13 scalars of a step: beta^t is a running product in double; decay where it belongs");
+}
+
+/* ---- the loss scale (R18) ------------------------------------------------------------------------------------ */
+
+static void test_loss_scale(void)
+{
+    dt_recipe r = dt_recipe_default();
+    dt__powers p = dt__powers_first(&r), before;
+    dt__update u[2], plain[2];
+    int skip = 1;
+    tap_ok(p.scale == 1.0 && !dt__update_check(&p, &r, 1.0f, 0, &skip) && !skip, "R18 in fp32 the scale is 1, and a finite norm no reason to skip");
+    tap_ok(dt__update_check(&p, &r, INFINITY, 4, &skip) == DT_E_NUMERIC && strstr(dt_last_error(), "step 5 is not finite"), "a norm that is not finite is an error there");
+    dt__update_begin(&p, &r, 30, 4.0f, plain);
+    r.precision = DT_PRECISION_FP16, p = dt__powers_first(&r);
+    tap_ok(p.scale == 65536.0 && p.good == 0 && p.skipped == 0, "in fp16 it begins at 65536");
+    dt__update_begin(&p, &r, 30, 4.0f, u);
+    tap_ok(u[1].clip * 65536.0f == plain[1].clip && p.power1 == (double)r.beta1 && p.good == 1, "a step divides by it and counts");
+    before = p;
+    tap_ok(!dt__update_check(&p, &r, NAN, 31, &skip) && skip && p.scale == 32768.0 && p.good == 0 && p.skipped == 1, "a NaN skips the step and halves it");
+    tap_ok(p.power1 == before.power1 && p.power2 == before.power2, "beta^t stays");
+    for (int step = 0; step < 2000; step++) dt__update_begin(&p, &r, step, 1.0f, u);
+    tap_ok(p.scale == 65536.0 && p.good == 0, "after 2,000 good steps it doubles");
+    p.scale = 16777216.0, p.good = 1999;
+    dt__update_begin(&p, &r, 0, 1.0f, u);
+    tap_ok(p.scale == 16777216.0 && p.good == 0, "up to 2^24");
+    for (int halvings = 0; halvings < 24; halvings++) skip = skip && !dt__update_check(&p, &r, INFINITY, 0, &skip) && skip;
+    tap_ok(skip && p.scale == 1.0 && dt__update_check(&p, &r, INFINITY, 0, &skip) == DT_E_NUMERIC, "and down to 1, where nothing is left to halve");
+    r.loss_scale = 1024.0f, p = dt__powers_first(&r);
+    tap_ok(p.scale == 1024.0 && !dt__update_check(&p, &r, INFINITY, 0, &skip) && skip && p.scale == 1024.0 && p.skipped == 1, "a fixed scale skips, and stays");
+    for (int step = 0; step < 2000; step++) dt__update_begin(&p, &r, step, 1.0f, u);
+    tap_ok(p.scale == 1024.0 && p.good == 0, "and does not grow");
 }
 
 /* ---- tasks: an array is cut at 65536 weights, which changes nothing ------------------------------------------ */
@@ -422,6 +451,7 @@ int main(void)
     test_kernels();
     test_golden();
     test_scalars();
+    test_loss_scale();
     test_threads();
     test_memory();
     snprintf(text_file, sizeof text_file, "test_optim.%d.txt", (int)getpid());

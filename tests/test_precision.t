@@ -1,5 +1,5 @@
 #!/usr/bin/env perl
-# Operands and activations in 16 bits (R18): a run ends where the one in fp32 ends, to 0.02 nats; memory plans say what it
+# Operands and activations in 16 bits (R18) and the loss scale of fp16: a run ends where the one in fp32 ends, to 0.02 nats; memory plans say what it
 # saves; text is drawn with the same values with and without a cache; a checkpoint goes on in another layout, compiled or
 # not, and not in another precision. tests/test_hash.t and test_layouts.t hold its hashes, tests/test_random.c its bits
 # against scalar text.
@@ -38,4 +38,30 @@ train("--steps 6 --precision bf16 --checkpoint $tmp/narrow --checkpoint-every 2 
 is(train("--steps 6 --precision bf16 --checkpoint $tmp/narrow --resume-step 2 --ranks 3 --compile on")->{hash}, $want, 'a checkpoint goes on in another layout');
 my $other = train("--steps 8 --precision fp32 --checkpoint $tmp/narrow");
 ok($other->{status} && $other->{err} =~ /precision/, 'and is refused in another precision') or diag($other->{err});
+
+# ---- the loss scale of fp16 ----
+my $half = train("--steps $steps --precision fp16");
+ok(abs($wide->{loss} - $half->{loss}) < 0.02, "after $steps steps the loss in fp16 is $half->{loss}") or diag($half->{err});
+like($half->{out}, qr/^layout .*exact fp32 sums of fp16/m, 'the banner says so');
+sub column { my ($file, $name) = @_; return join ' ', map { /"$name":([^,}]+)/ ? $1 : () } split /\n/, slurp($file) }
+my $wild = '--data ' . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 $Dt::recipe{fp16}";
+sub wild { my ($status, $out, $err) = run(300, "$program $wild @_"); return { status => $status, hash => $out =~ /^sha256 (\w+)/m ? $1 : $err, err => $err } }
+my $whole = wild("--metrics $tmp/whole.json");
+is(column("$tmp/whole.json", 'skipped'), '1 2 2 3 3 3', 'steps that overflow are skipped and counted');
+is(column("$tmp/whole.json", 'loss_scale'), '32768 16384 16384 8192 8192 8192', 'each halves the scale');
+like(column("$tmp/whole.json", 'norm'), qr/^null null \d\S* null \d/, 'and has no norm');
+wild("--checkpoint $tmp/half --checkpoint-every 1 --keep 0 --ranks 2");
+for my $step (4, 2) {
+    is(wild("--checkpoint $tmp/half --keep 0 --resume-step $step --ranks 4 --ep 2")->{hash}, $whole->{hash}, "resumed after step $step, it ends with the same bits");
+}
+my $fixed = wild("--loss-scale 8192 --metrics $tmp/fixed.json");
+is(column("$tmp/fixed.json", 'loss_scale'), join(' ', ('8192') x 6), 'a fixed scale stays');
+is($fixed->{status}, 0, 'and trains');
+my $none = train("--steps 8 --precision fp16 --loss-scale 1 --learning-rate 1e6 --clip 0 --optimizer sgd");
+ok($none->{status} && $none->{err} =~ /not finite: lower --learning-rate/, 'with a scale of 1, an overflow is an error') or diag($none->{err});
+for (['--loss-scale 3 --precision fp16', qr/a power of two, 1 to 16777216/], ['--loss-scale 1024', qr/it is for --precision fp16/],
+     ['--precision fp16 --wire bf16 --ranks 2', qr/--wire bf16: .* loss scale may differ/], ['--precision fp8', qr/choose one of fp32,bf16,fp16/]) {
+    my $bad = train("--steps 2 $_->[0]");
+    ok($bad->{status} && $bad->{err} =~ $_->[1], "refused: $_->[0]") or diag($bad->{err});
+}
 done_testing();

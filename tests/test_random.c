@@ -240,7 +240,7 @@ static void planned_open(planned *p, rig *r, const dt__kernels *k, dt_pool *pool
     memset(p, 0, sizeof *p);
     p->r = r, p->failure = f, p->stepwise = stepwise;
     p->slots = room_for(r->slot_floats), p->temp = room_for(r->run->temp);
-    p->env.k = k, p->env.pool = pool;
+    p->env.k = k, p->env.pool = pool, p->env.loss_scale = 1.0f;
     p->env.rng = (dt__rng *)room_for(samples * (int64_t)(sizeof *p->env.rng / 4));
     for (int64_t i = 0; i < samples; i++) p->env.rng[i] = dt__rng_make(r->recipe->seed, DT__RNG_DROPOUT, (uint32_t)i, 0, 0);
     for (int32_t id = 1; id < r->run->g->count; id++)

@@ -161,7 +161,7 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
     if (dt__choose_kernels(&r->env.k) || dt__pool_open(&r->pool, 1) || dt__net_open(&r->net, model, BATCH, LENGTH) ||
         dt__pool_reserve(r->pool, dt__net_scratch(&r->net, r->env.k)))
         tap_bail("%s", dt_last_error());
-    r->env.pool = r->pool, r->env.unit_share = 0.25f;
+    r->env.pool = r->pool, r->env.unit_share = 0.25f, r->env.loss_scale = 1.0f;
     r->env.tp.combine = combine, r->env.tp.user = r;
     r->env.ep.exchange = trade, r->env.ep.user = r;
     r->outputs = r->net.boundary;
