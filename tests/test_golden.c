@@ -119,7 +119,7 @@ static float forward_backward(void)
     dt__instr back;
     unsigned saved = dt__fp_enter();
     for (int i = 0; i < targets; i++) valid += ((const int32_t *)e.target)[i] >= 0;
-    e.inv_valid = 1.0f / (float)valid;
+    e.inv_valid = 1.0f / (float)valid, e.powers.scale = e.env.loss_scale = 1.0;
     memset(&back, 0, sizeof back);
     back.op = DT_BACKWARD, back.fresh = back.completes = 1; /* slot 0, set 0 */
     for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s, 0);
