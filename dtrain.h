@@ -282,7 +282,7 @@ typedef struct dt_recipe {
     int32_t evaluate_ema;   /* validation, predictions and text samples use the average */
     int32_t precision;      /* dt_precision */
     float loss_scale;       /* fp16: factor of the loss, a power of two; 0: adapts, from 65536 */
-    int32_t reduce;         /* dt_sums: who adds the gradients of ranks */
+    int32_t numerics;       /* dt_numerics: are the bits the same in every layout? */
     int32_t wire;           /* dt_wire */
 } dt_recipe;
 DT_API dt_recipe dt_recipe_default(void);
@@ -662,9 +662,10 @@ typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } 
  * backward begins with recipe.loss_scale; a step whose gradients overflow changes no weight, and the scale that adapts
  * halves; after 2,000 good steps it doubles. */
 typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16, DT_PRECISION_FP16 } dt_precision;
-/* Who sums gradients over ranks. Exact: the tree over data shards, whose bits are the same in every layout. Native: the
- * all-reduce of the engine between nodes (MPI), whose bits depend on the layout and on the engine. */
-typedef enum dt_sums { DT_SUMS_EXACT, DT_SUMS_NATIVE } dt_sums;
+/* Exact: every sum has one order, and the bits are the same in every layout. Fast: products of bf16 by what all ranks'
+ * processors have (AMX, else AVX512-BF16), gradients between nodes by MPI's own all-reduce; other bits, which depend on
+ * the layout. How far they are from the exact ones is measured on the first batch, printed and logged. */
+typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
 
 /* ---- H11  data, tokenizers ---------------------------------------------------------------------- */
 /* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
@@ -2692,9 +2693,14 @@ typedef struct dt__gemm {
     int accumulate;    /* 0: chains start from +0 and C is not read; 1: they go on from C */
     const float *bias; /* (n) or NULL: added after the chain, rounded once more */
     int round;         /* 0, or the dt_dtype that B's elements are rounded to */
+    int dot;           /* R19: the dt__dot_kind whose sums of pairs replace the chain; A and B hold numbers of bf16 */
     void (*then)(void *user, int64_t i, int64_t rows, int64_t j, int64_t cols, int worker); /* or NULL: gets finished */
     void *user;                                                                             /* pieces of C in turn */
 } dt__gemm;
+
+/* 16-bit products that a processor has: none, dot products of pairs (AVX512-BF16), or tiles of them (AMX). */
+enum { DT__DOT_NONE, DT__DOT_PAIRS, DT__DOT_AMX };
+static const char *const dt__dot_names[] = {"by fp32 chains, as in exact numerics", "by AVX512-BF16", "by AMX"};
 
 typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
 
@@ -3738,9 +3744,21 @@ static void DT__K(dt__round)(float *x, int64_t n, int to)
 #define DT__MC (4 * DT__MR)              /* rows of a transposed A that are packed together */
 #define DT__NC (336 / DT__NR * DT__NR)   /* widest task: DT__KC * DT__NC floats of packed B fit the second level */
 
-/* c (MR, nv*W) = [c +] a (MR,k) b (k, nv*W) [+ bias]. nv and one stride of a are constants where this is inlined. */
-DT__INLINE void DT__K(dt__tile_body)(const int nv, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b,
-                                     int64_t brs, float *c, int64_t ldc, int load, const float *bias)
+/* acc + a b; or, with dot, of 16-bit pairs: acc + a0 b0 + a1 b1, rounded as the processor likes (R19) */
+DT__INLINE dt__vf DT__K(dt__v_mad)(const int dot, dt__vf a, dt__vf b, dt__vf acc)
+{
+#if DT__ISA == 2
+    if (dot) __asm__("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    if (dot) return acc;
+#endif
+    (void)dot;
+    return dt__v_fma(a, b, acc);
+}
+
+/* c (MR, nv*W) = [c +] a (MR,k) b (k, nv*W) [+ bias]. nv, dot and one stride of a are constants where this is inlined.
+ * With dot an element of a and b is a pair, and k counts pairs. */
+DT__INLINE void DT__K(dt__tile_body)(const int nv, const int dot, int64_t k, const float *a, int64_t ars, int64_t acs,
+                                     const float *b, int64_t brs, float *c, int64_t ldc, int load, const float *bias)
 {
     dt__vf acc[DT__MR][DT__NV], bv[DT__NV];
     if (load) {
@@ -3756,7 +3774,7 @@ DT__INLINE void DT__K(dt__tile_body)(const int nv, int64_t k, const float *a, in
         DT__UNROLL for (int v = 0; v < nv; v++) bv[v] = dt__v_load(b + v * DT__W);
         DT__UNROLL for (int r = 0; r < DT__MR; r++) {
             dt__vf av = dt__v_set(a[r * ars]);
-            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = dt__v_fma(av, bv[v], acc[r][v]);
+            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = DT__K(dt__v_mad)(dot, av, bv[v], acc[r][v]);
         }
         a += acs;
         b += brs;
@@ -3772,12 +3790,13 @@ DT__INLINE void DT__K(dt__tile_body)(const int nv, int64_t k, const float *a, in
     }
 }
 
-static void DT__K(dt__tile)(int nv, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b, int64_t brs,
-                            float *c, int64_t ldc, int load, const float *bias)
+static void DT__K(dt__tile)(int nv, int dot, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b,
+                            int64_t brs, float *c, int64_t ldc, int load, const float *bias)
 {
 #define DT__TILE(n) \
-    if (nv == n && ars == 1) DT__K(dt__tile_body)(n, k, a, 1, acs, b, brs, c, ldc, load, bias); \
-    else if (nv == n) DT__K(dt__tile_body)(n, k, a, ars, 1, b, brs, c, ldc, load, bias);
+    if (nv == n && DT__ISA == 2 && dot) DT__K(dt__tile_body)(n, 1, k, a, ars, 1, b, brs, c, ldc, load, bias); \
+    else if (nv == n && ars == 1) DT__K(dt__tile_body)(n, 0, k, a, 1, acs, b, brs, c, ldc, load, bias); \
+    else if (nv == n) DT__K(dt__tile_body)(n, 0, k, a, ars, 1, b, brs, c, ldc, load, bias);
     DT__TILE(1)
     DT__TILE(2)
 #if DT__NV > 2
@@ -3790,13 +3809,14 @@ static void DT__K(dt__tile)(int nv, int64_t k, const float *a, int64_t ars, int6
 }
 
 /* A tile of which only rows x cols exist: computed in a full-size copy. */
-static void DT__K(dt__tile_edge)(int64_t rows, int64_t cols, int64_t k, const float *a, int64_t ars, int64_t acs,
-                                 const float *b, int64_t brs, float *c, int64_t ldc, int load, const float *bias)
+static void DT__K(dt__tile_edge)(int64_t rows, int64_t cols, int dot, int64_t k, const float *a, int64_t ars,
+                                 int64_t acs, const float *b, int64_t brs, float *c, int64_t ldc, int load,
+                                 const float *bias)
 {
     float t[DT__MR * DT__NR];
     memset(t, 0, sizeof t);
     for (int64_t i = 0; load && i < rows; i++) memcpy(t + i * DT__NR, c + i * ldc, (size_t)cols * sizeof *c);
-    DT__K(dt__tile)((int)dt__ceil_div(cols, DT__W), k, a, ars, acs, b, brs, t, DT__NR, load, NULL);
+    DT__K(dt__tile)((int)dt__ceil_div(cols, DT__W), dot, k, a, ars, acs, b, brs, t, DT__NR, load, NULL);
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < cols; j++) c[i * ldc + j] = bias ? t[i * DT__NR + j] + bias[j] : t[i * DT__NR + j];
     }
@@ -3890,19 +3910,147 @@ typedef struct DT__K(dt__gemm_job) {
 static int64_t DT__K(dt__gemm_scratch)(void) { return DT__KC * (DT__NC + DT__MC) * (int64_t)sizeof(float); }
 
 /* All strips of one panel of rows: c (rows,n) = [c +] a (rows,k) times packed B. */
-static void DT__K(dt__gemm_panel)(int64_t rows, int64_t n, int64_t k, const float *a, int64_t ars, int64_t acs,
+static void DT__K(dt__gemm_panel)(int64_t rows, int64_t n, int dot, int64_t k, const float *a, int64_t ars, int64_t acs,
                                   const float *packed, float *c, int64_t ldc, int load, const float *bias)
 {
     for (int64_t j = 0, width; j < n; j += width, packed += k * width) {
         const float *add = bias ? bias + j : NULL;
         width = DT__K(dt__strip)(n - j);
         if (rows == DT__MR && n - j >= width) {
-            DT__K(dt__tile)((int)(width / DT__W), k, a, ars, acs, packed, width, c + j, ldc, load, add);
+            DT__K(dt__tile)((int)(width / DT__W), dot, k, a, ars, acs, packed, width, c + j, ldc, load, add);
         } else {
-            DT__K(dt__tile_edge)(rows, dt__min(width, n - j), k, a, ars, acs, packed, width, c + j, ldc, load, add);
+            DT__K(dt__tile_edge)(rows, dt__min(width, n - j), dot, k, a, ars, acs, packed, width, c + j, ldc, load,
+                                 add);
         }
     }
 }
+
+#if DT__ISA == 2
+/* ---- products of pairs (R19) -----------------------------------------------------------------
+ * A and B are packed as 16-bit pairs along k, with +0 up to a multiple of 32: A (rows, kp) and, in the strips above, B
+ * (kp, width), which is what AMX reads as well. A tile of AMX is 16 rows of 64 bytes; tiles 0 to 3 hold C (32,32). */
+
+#define DT__KP(k) dt__round_up(dt__ceil_div(k, 2), 16)
+typedef struct dt__amx_shape {
+    uint8_t palette, start, unused[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} dt__amx_shape;
+#ifndef DT__AMX_LOAD /* a test puts plain C here */
+#define DT__AMX_OPEN(shape) __asm__ volatile("ldtilecfg %0" : : "m"(shape))
+#define DT__AMX_CLOSE() __asm__ volatile("tilerelease" : : : "memory")
+#define DT__AMX_ZERO(t) __asm__ volatile("tilezero %%tmm" #t : : : "memory")
+#define DT__AMX_LOAD(t, p, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(p), "r"(stride) : "memory")
+#define DT__AMX_STORE(t, p, stride) \
+    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(p), "r"(stride) : "memory")
+#define DT__AMX_DOT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : : : "memory")
+#endif
+
+/* The lower half is x and the upper half is y, rounded to bf16. */
+DT__INLINE __m512i DT__K(dt__dot_round)(dt__vf x, dt__vf y)
+{
+    __m512i z;
+    __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(z) : "v"(x), "v"(y));
+    return z;
+}
+/* to (kp) = n numbers in a row, as pairs. */
+static void DT__K(dt__dot_row)(float *to, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < 2 * DT__KP(n); i += 32) {
+        int64_t low = dt__max(0, dt__min(16, n - i)), high = dt__max(0, dt__min(16, n - i - 16));
+        _mm512_storeu_si512(to + i / 2, DT__K(dt__dot_round)(dt__v_loadn(x + i, low), dt__v_loadn(x + i + 16, high)));
+    }
+}
+/* to (kp,ld) = x (k,n), where pairs lie one below the other. */
+static void DT__K(dt__dot_rows)(float *to, int64_t ld, const float *x, int64_t stride, int64_t k, int64_t n)
+{
+    uint16_t order[32];
+    __m512i turn;
+    for (int i = 0; i < 32; i++) order[i] = (uint16_t)(i / 2 + i % 2 * 16);
+    memcpy(&turn, order, sizeof turn);
+    for (int64_t p = 0; p < DT__KP(k); p++) {
+        for (int64_t j = 0; j < n; j += 16) {
+            int64_t m = dt__min(16, n - j);
+            dt__vf low = dt__v_loadn(x + 2 * p * stride + j, 2 * p < k ? m : 0);
+            dt__vf high = dt__v_loadn(x + (2 * p + 1) * stride + j, 2 * p + 1 < k ? m : 0);
+            _mm512_storeu_si512(to + p * ld + j, _mm512_permutexvar_epi16(turn, DT__K(dt__dot_round)(low, high)));
+        }
+    }
+}
+/* C (rows,n) = [C +] A B [+ bias] of one strip. Rows and columns that do not exist are computed, and not added. */
+static void DT__K(dt__dot_amx)(int64_t rows, int64_t n, int64_t kp, const float *a, const float *b, int64_t width,
+                               float *c, int64_t ldc, int load, const float *bias)
+{
+    float t[32 * 32];
+    const int64_t down = 4 * kp, across = 4 * width, out = sizeof t / 32;
+    for (int64_t j = 0; j < n; j += 32) {
+        int64_t two = n - j > 16 ? 16 : 0; /* else the second column of tiles is the first again */
+        DT__AMX_ZERO(0);
+        DT__AMX_ZERO(1);
+        DT__AMX_ZERO(2);
+        DT__AMX_ZERO(3);
+        for (int64_t p = 0; p < kp; p += 16) {
+            DT__AMX_LOAD(4, a + p, down);
+            DT__AMX_LOAD(5, a + 16 * kp + p, down);
+            DT__AMX_LOAD(6, b + p * width + j, across);
+            DT__AMX_LOAD(7, b + p * width + j + two, across);
+            DT__AMX_DOT(0, 4, 6);
+            DT__AMX_DOT(1, 4, 7);
+            DT__AMX_DOT(2, 5, 6);
+            DT__AMX_DOT(3, 5, 7);
+        }
+        DT__AMX_STORE(0, t, out);
+        DT__AMX_STORE(1, t + 16, out);
+        DT__AMX_STORE(2, t + 16 * 32, out);
+        DT__AMX_STORE(3, t + 16 * 32 + 16, out);
+        for (int64_t i = 0; i < rows; i++) {
+            for (int64_t v = 0; v < dt__min(32, n - j); v++) {
+                float *to = c + i * ldc + j + v;
+                *to = (load ? *to : 0.0f) + t[i * 32 + v] + (bias ? bias[j + v] : 0.0f);
+            }
+        }
+    }
+}
+/* One block of k of one task, as dt__gemm_block. */
+static void DT__K(dt__dot_block)(const dt__gemm *g, float *scratch, int64_t i0, int64_t m, int64_t j0, int64_t n,
+                                 int64_t p0, int64_t k, int worker)
+{
+    int64_t kp = DT__KP(k), load = g->accumulate || p0 > 0;
+    float *rows_of_a = scratch, *more = rows_of_a + DT__MC * kp, *packed = more + 32 * kp, *to = packed;
+    const float *b = g->b + p0 * g->brs + j0 * g->bcs, *bias = g->bias && p0 + k == g->k ? g->bias + j0 : NULL;
+    const dt__amx_shape shape = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+    for (int64_t j = 0, width; j < n; j += width, to += kp * width) {
+        width = DT__K(dt__strip)(n - j);
+        if (g->bcs == 1) DT__K(dt__dot_rows)(to, width, b + j, g->brs, k, dt__min(width, n - j));
+        for (int64_t u = 0; g->bcs != 1 && u < width; u += 16) {
+            int64_t cols = dt__min(16, n - j - u);
+            for (int64_t v = 0; v < cols; v++) DT__K(dt__dot_row)(more + v * kp, b + (j + u + v) * g->bcs, k);
+            DT__K(dt__pack_transposed)(to + u, width, more, kp, kp, cols);
+        }
+    }
+    if (g->dot == DT__DOT_AMX) DT__AMX_OPEN(shape);
+    for (int64_t i = i0, rows; i < i0 + m; i += rows) {
+        const float *a = g->a + i * g->ars + p0 * g->acs;
+        rows = dt__min(DT__MC, i0 + m - i);
+        memset(rows_of_a, 0, 4 * (size_t)(DT__MC * kp));
+        for (int64_t r = 0; g->acs == 1 && r < rows; r++) DT__K(dt__dot_row)(rows_of_a + r * kp, a + r * g->ars, k);
+        if (g->acs != 1) DT__K(dt__dot_rows)(more, DT__MC, a, g->acs, k, rows);
+        for (int64_t p = 0; g->acs != 1 && p < kp; p += 16)
+            DT__K(dt__pack_transposed)(rows_of_a + p, kp, more + p * DT__MC, DT__MC, rows, 16);
+        to = packed;
+        for (int64_t j = 0, width; j < n && g->dot == DT__DOT_AMX; j += width, to += kp * width) {
+            width = DT__K(dt__strip)(n - j);
+            DT__K(dt__dot_amx)(rows, dt__min(width, n - j), kp, rows_of_a, to, width, g->c + i * g->ldc + j0 + j,
+                               g->ldc, load != 0, bias ? bias + j : NULL);
+        }
+        for (int64_t r = 0; r < rows && g->dot != DT__DOT_AMX; r += DT__MR)
+            DT__K(dt__gemm_panel)(dt__min(DT__MR, rows - r), n, 1, kp, rows_of_a + r * kp, kp, 1, packed,
+                                  g->c + (i + r) * g->ldc + j0, g->ldc, load != 0, bias);
+        if (g->then && p0 + k == g->k) g->then(g->user, i, rows, j0, n, worker);
+    }
+    if (g->dot == DT__DOT_AMX) DT__AMX_CLOSE();
+}
+#endif
 
 /* One block of k of one task. */
 static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0, int64_t m, int64_t j0, int64_t n,
@@ -3918,13 +4066,13 @@ static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0,
         const float *a = g->a + i * g->ars + p0 * g->acs;
         rows = dt__min(g->acs == 1 ? DT__MR : DT__MC, i0 + m - i);
         if (g->acs == 1 && rows == DT__MR) {
-            DT__K(dt__gemm_panel)(rows, n, k, a, g->ars, 1, packed, g->c + i * g->ldc + j0, g->ldc, load, bias);
+            DT__K(dt__gemm_panel)(rows, n, 0, k, a, g->ars, 1, packed, g->c + i * g->ldc + j0, g->ldc, load, bias);
             if (last) g->then(g->user, i, rows, j0, n, worker);
             continue;
         }
         DT__K(dt__pack_a)(panels, a, g->ars, g->acs, k, rows);
         for (int64_t r = 0; r < rows; r += DT__MR) {
-            DT__K(dt__gemm_panel)(dt__min(DT__MR, rows - r), n, k, panels + r * k, 1, DT__MR, packed,
+            DT__K(dt__gemm_panel)(dt__min(DT__MR, rows - r), n, 0, k, panels + r * k, 1, DT__MR, packed,
                                   g->c + (i + r) * g->ldc + j0, g->ldc, load, bias);
         }
         if (last) g->then(g->user, i, rows, j0, n, worker);
@@ -3941,6 +4089,10 @@ static void DT__K(dt__gemm_task)(void *context, int64_t task, int worker)
     float *scratch = (float *)dt__scratch(job->pool, worker);
     for (int64_t block = 0; block < blocks; block++) {
         int64_t p0 = block * kc;
+#if DT__ISA == 2
+        if (g->dot) DT__K(dt__dot_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0), worker);
+        if (g->dot) continue;
+#endif
         DT__K(dt__gemm_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0), worker);
     }
 }
@@ -4182,7 +4334,7 @@ static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int
     }
     for (int64_t j = 0, width; j < keys; j += width, packed += w->d * width) {
         int nv = (int)dt__ceil_div(dt__min(width = DT__K(dt__strip)(w->s - j), keys - j), DT__W);
-        DT__K(dt__tile)(nv, w->d, x, ars, acs, packed, width, out + j, w->lds, 0, NULL);
+        DT__K(dt__tile)(nv, 0, w->d, x, ars, acs, packed, width, out + j, w->lds, 0, NULL);
     }
     for (int64_t r = 0; r < rows && w->a->round; r++) DT__K(dt__round)(out + r * w->lds, keys, w->a->round);
 }
@@ -4272,8 +4424,8 @@ static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const
         for (int64_t k = 0; k < w->run_count; k++) {
             const DT__K(dt__run) *run = w->runs + k;
             if (run->rows == all) {
-                DT__K(dt__tile)(nv, run->end - run->begin, x + run->begin * xn, xr, xn, side + run->begin * width,
-                                width, w->tile + j, dw, go_on || k, NULL);
+                DT__K(dt__tile)(nv, 0, run->end - run->begin, x + run->begin * xn, xr, xn,
+                                side + run->begin * width, width, w->tile + j, dw, go_on || k, NULL);
             } else DT__K(dt__some_rows)(nv, run, x, xr, xn, side, width, w->tile + j, dw);
         }
     }
@@ -4461,7 +4613,7 @@ static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const
 {
     int64_t dw = dt__round_up(w->d, DT__W), ld = w->a->lddk;
     if (w->run_count == 1 && w->runs->end - w->runs->begin == count && w->runs->rows == (1u << rows) - 1u) {
-        DT__K(dt__gemm_panel)(rows, w->d, count, x + j, 1, w->lds, y, out, ld, go_on, NULL);
+        DT__K(dt__gemm_panel)(rows, w->d, 0, count, x + j, 1, w->lds, y, out, ld, go_on, NULL);
         return;
     }
     for (int64_t r = 0; go_on && r < rows; r++) memcpy(w->tile + r * dw, out + r * ld, sizeof(float) * (size_t)w->d);
@@ -4601,14 +4753,21 @@ DT__INLINE void DT__K(dt__v_to)(int to, void *out, dt__vf x, int64_t n)
         else ((uint8_t *)out)[l] = (uint8_t)lane[l];
 }
 
-/* out (n) of type `to` = x (n) of type `from` (dt_cast). */
-static void DT__K(dt__convert)(int to, void *out, int from, const void *x, int64_t n)
+/* out (n) of type `to` = x (n) of type `from` (dt_cast). The types of mixed precision are constants where this is
+ * inlined. */
+DT__INLINE void DT__K(dt__convert_run)(const int to, void *out, const int from, const void *x, int64_t n)
 {
     int64_t wide = dt__format_of[to].bytes, narrow = dt__format_of[from].bytes;
-    for (int64_t i = 0; i < n; i += DT__W) {
-        int64_t k = n - i < DT__W ? n - i : DT__W;
+    for (int64_t i = 0, k; i < n; i += k) {
+        k = n - i < DT__W ? n - i : DT__W;
         DT__K(dt__v_to)(to, (char *)out + i * wide, DT__K(dt__v_from)(from, (const char *)x + i * narrow, k), k);
     }
+}
+static void DT__K(dt__convert)(int to, void *out, int from, const void *x, int64_t n)
+{
+    if (to == DT_BF16 && from == DT_F32) DT__K(dt__convert_run)(DT_BF16, out, DT_F32, x, n);
+    else if (to == DT_F32 && from == DT_BF16) DT__K(dt__convert_run)(DT_F32, out, DT_BF16, x, n);
+    else DT__K(dt__convert_run)(to, out, from, x, n);
 }
 
 /* ---- optimizer ------------------------------------------------------------------------------- */
@@ -4764,6 +4923,22 @@ static const dt__kernels *dt__isa_table(int i)
     if (i == 3) return &dt__table_neon;
 #endif
     return i == 0 ? &dt__table_portable : NULL;
+}
+
+/* The best 16-bit products of this processor that kernels k may use. The kernel saves tiles for processes that ask. */
+static int dt__dot_kind(const dt__kernels *k)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d, wide;
+    if (k != &dt__table_avx512 || !__get_cpuid_count(7, 1, &wide, &b, &c, &d) || !(wide >> 5 & 1)) return DT__DOT_NONE;
+#ifdef __linux__
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 5) == 5 && !syscall(SYS_arch_prctl, 0x1023, 18))
+        return DT__DOT_AMX; /* ARCH_REQ_XCOMP_PERM of the data of tiles; bits 22 and 24: AMX-BF16, AMX-TILE */
+#endif
+    return DT__DOT_PAIRS;
+#else
+    return (void)k, DT__DOT_NONE;
+#endif
 }
 
 /* The best instruction set of this processor, or the one that the environment variable DT_ISA names. */
@@ -5274,6 +5449,7 @@ typedef struct dt__env {
     int64_t position; /* position of the first token; 0 except in decode graphs */
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
     float loss_scale; /* the factor of all seeds of backward */
+    int dot;          /* R19: the dt__dot_kind of products of bf16 */
     dt__tp tp;        /* used when this rank does not own all tensor shards */
     dt__ep ep;        /* used when this rank does not own all experts */
     dt__cp cp;        /* called when a graph has not all context leaves; work is needed for slices in any case */
@@ -7014,6 +7190,8 @@ static void dt__run_product(const dt__call *c, int first)
     job.ldc = job.n, job.accumulate = !c->fresh || first > 0;
     if (c->n->inputs == 3) job.bias = c->in[2];
     if (dt__in(c, first + 1)->op == DT__OP_PARAM) job.round = c->g->precision;
+    if (dt__in_format(c->g, c->n->in[first]) && (job.round || dt__in_format(c->g, c->n->in[first + 1])))
+        job.dot = c->env->dot;
     if (c->epilogue) job.then = c->epilogue->then, job.user = c->epilogue->user;
     if (b || of_c || c->slices) {
         job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
@@ -8774,6 +8952,7 @@ static void dt__run_moe_linear(const dt__call *c)
     dt__gemm job;
     memset(&job, 0, sizeof job);
     if (biased) of_bias = dt__moe_cut_of(c, dt__in(c, 3), 0);
+    if (dt__in_format(c->g, c->n->in[0])) job.dot = c->env->dot;
     job.ldc = cols, job.ars = dt__cols(dt__in(c, 0)), job.acs = 1;
     job.n = w.along_n ? w.width : cols;
     job.k = w.along_k ? w.width : job.ars;
@@ -8805,6 +8984,7 @@ static void dt__run_moe_dw(const dt__call *c)
     job.brs = dt__cols(dt__in(c, sums ? 0 : 2)), job.bcs = 1;
     job.m = sums ? 1 : job.acs / (cut.along_m ? cut.shards : 1);
     job.n = job.ldc = job.brs / (cut.along_n ? cut.shards : 1);
+    if (!sums && dt__in_format(c->g, c->n->in[0]) && dt__in_format(c->g, c->n->in[2])) job.dot = c->env->dot;
     job.accumulate = !c->fresh;
     for (int64_t i = 0; i < cut.shards * cut.bins; i++) {
         int64_t v = i / cut.bins, b = i % cut.bins;
@@ -11485,8 +11665,8 @@ static const dt__option dt__options[] = {
                "fp16: factor of the loss in backward, a power of two; 0: adapts to what overflows"),
     DT__RECIPE("wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
                "gradients between ranks; all but fp32 make the bits depend on dp"),
-    DT__RECIPE("reduce", "KIND", WORD, reduce, DT_SUMS_EXACT, "exact,native",
-               "sums of gradients over ranks; the bits of native (MPI's) depend on the layout"),
+    DT__RECIPE("numerics", "KIND", WORD, numerics, DT_EXACT, "exact,fast",
+               "fast: 16-bit products of the processor, sums of MPI; bits depend on the layout"),
     DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: cores / ranks"),
     DT__LAYOUT("tp", "N", WHOLE, tp, 1, NULL, "tensor parallel degree"),
     DT__LAYOUT("sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL, "--tp ranks split rows between products"),
@@ -19609,6 +19789,7 @@ typedef struct dt__manifest {
     int64_t data_ranks;         /* data-parallel ranks, each of which keeps its own compression error (dt_wire) */
     char model[65], data[65];   /* hashes that identify them */
     char weights[65];           /* of the initial weights; empty: they are random */
+    char products[65];          /* how fast numerics multiply */
     double loss;                /* of the last step */
     int64_t segments;           /* of a program's own; 0: a family */
     int64_t recipe, shapes, kind, list; /* where these values begin in the text */
@@ -19635,6 +19816,7 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(CHARS, "model_sha256", model, -1),
     DT__MANIFEST(CHARS, "data_sha256", data, -1),
     DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
+    DT__MANIFEST(CHARS, "products", products, 0),
     DT__MANIFEST(WHOLE, "data_parallel", data_ranks, -1),
     DT__MANIFEST(DOUBLE, "loss", loss, 0),
     DT__MANIFEST(WHOLE, "segments", segments, 0),
@@ -21289,6 +21471,7 @@ typedef struct dt__engine {
     float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
+    int native, dry;             /* MPI sums gradients (R19); steps end before the update */
     int64_t step;
     dt_result exchanged;          /* first error of the communication inside operations */
     float *input, *target;        /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
@@ -22217,7 +22400,7 @@ static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts
                                 int64_t floats, const int64_t *cuts)
 {
     float *first = e->sets + begin;
-    if (e->recipe->reduce == DT_SUMS_EXACT)
+    if (!e->native)
         return dt__reduce_parts(c, dt__host(e->sets), parts, counts, begin, floats, cuts);
     for (int p = 0; p < dt_comm_rank(c); p++) parts += counts[p];
     for (int j = 1; j < counts[dt_comm_rank(c)]; j++)
@@ -22557,7 +22740,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
         return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
                              : dt__engine_gather_bucket(e, i->bucket);
     case DT_TIE: return dt__engine_tie(e);
-    default: return dt__engine_update(e);
+    default: return e->dry ? DT_OK : dt__engine_update(e);
     }
 }
 
@@ -23929,6 +24112,7 @@ struct dt_trainer {
     int64_t hashed; /* step of the hash; -1: none */
     int live; /* a line of progress that the next one replaces */
     double peak_gflops, opened, started, printed, waited;
+    double distance[2];                        /* of fast numerics to exact ones: loss, gradients, relative */
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
     double own_gflops;                         /* this rank's part of peak_gflops */
     double pulse[DT__PULSES][DT__PULSE_KINDS]; /* a ring of the last steps: where their time went */
@@ -24091,25 +24275,15 @@ static void dt__wire_name(int wire, char *text, size_t size)
     snprintf(text, size, "%.*s", (int)length, name);
 }
 
-static dt_result dt__check_reduce(const dt_recipe *r, const dt_comm *c)
-{
-    if (r->reduce == DT_SUMS_EXACT || c->size == 1) return DT_OK;
-    if (r->wire != DT_WIRE_FP32)
-        return dt__error(DT_E_USAGE, "--reduce native does not go with --wire, which sums by itself: leave one of them "
-                         "out");
-    if (!c->link || !c->link->all_reduce)
-        return dt__error(DT_E_USAGE, "--reduce native: %s has no all-reduce of its own. Build with DT_MPI and start "
-                         "several nodes with mpirun, or use --reduce exact.",
-                         c->link ? c->link->name : "shared memory");
-    return DT_OK;
-}
-
 /* dp: data-parallel ranks. */
 static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
 {
     char name[16];
     if (r->wire == DT_WIRE_FP32 || dp == 1) return DT_OK;
     dt__wire_name(r->wire, name, sizeof name);
+    if (r->numerics == DT_FAST)
+        return dt__error(DT_E_USAGE, "--wire %s and --numerics fast both replace the exact sum: leave one of them out",
+                         name);
     if (r->precision == DT_PRECISION_FP16)
         return dt__error(DT_E_USAGE, "--wire %s: what it loses of one step would enter the next, whose loss scale may "
                          "differ: use --precision bf16 or fp32, or leave --wire out", name);
@@ -24450,6 +24624,17 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->net, e->k), dt__net_scratch(&t->generator.one, e->k)));
 }
 
+/* Chooses what fast numerics use (R19): of 16-bit products what all ranks have. */
+static dt_result dt__fast_open(dt_trainer *t)
+{
+    float kind = t->e.net.precision == DT_BF16 ? (float)dt__dot_kind(t->e.k) : 0.0f;
+    dt_result r = t->recipe.numerics == DT_FAST ? dt_all_reduce(t->comm, &kind, 1, DT_MIN) : DT_OK;
+    if (t->recipe.numerics != DT_FAST || r) return r;
+    t->e.env.dot = (int)kind;
+    t->e.native = t->comm->size > 1 && t->comm->link && t->comm->link->all_reduce;
+    return DT_OK;
+}
+
 /* GEMM rate of all ranks together, measured at the same time. */
 static dt_result dt__measure_peak(dt_trainer *t)
 {
@@ -24532,7 +24717,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     printf("layout   %s x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
            t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
-           t->e.wire.on || r->reduce != DT_SUMS_EXACT ? "fast numerics" : "exact",
+           t->e.wire.on || r->numerics == DT_FAST ? "fast numerics," : "exact",
            t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
            t->peak_gflops);
     if (threads > cores)
@@ -24540,9 +24725,9 @@ static void dt__trainer_banner(const dt_trainer *t)
                (long long)cores);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     dt__wire_banner(t);
-    if (r->reduce != DT_SUMS_EXACT)
-        printf("reduce   native: %s\n", t->comm->size == 1 ? "one rank sums nothing, these are the exact bits"
-               : "gradients are summed by the all-reduce of MPI; the bits depend on the layout");
+    if (r->numerics == DT_FAST)
+        printf("fast     products %s; gradients of ranks are summed by %s\n", dt__dot_names[t->e.env.dot],
+               t->e.native ? "MPI, which promises no bits" : "the exact tree");
     if (dt__mesh_crosses(&t->e.mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
@@ -24694,7 +24879,6 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT_AXIS_DATA]);
-    if (!result) result = dt__check_reduce(r, t->comm);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
@@ -25276,6 +25460,8 @@ static dt_result dt__save_begin(dt_trainer *t)
     s->now.step = t->e.step;
     s->now.data_ranks = t->e.mesh.size[DT_AXIS_DATA];
     s->now.powers = t->e.powers;
+    if (t->recipe.numerics == DT_FAST)
+        snprintf(s->now.products, sizeof s->now.products, "%s", dt__dot_names[t->e.env.dot]);
     s->last = dt__now();
     s->parts = 0;
     memset(s->part, 0, sizeof s->part);
@@ -26094,6 +26280,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r) r = dt__self_check(t->e.k, t->pool);
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
+    if (!r) r = dt__fast_open(t);
     if (!r && !from) r = dt__measure_peak(t);
     if (!r && t->layout.output.timeline && dt_trainer_is_root(t))
         r = dt__output_open(t->layout.output.timeline, "w", &t->timeline);
@@ -26734,10 +26921,12 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     const char *comma = "{";
     int wire = t->e.wire.on, saves = t->layout.checkpoint.place != NULL;
     int scaled = t->recipe.precision == DT_PRECISION_FP16;
+    int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
         {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
         {t->e.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
         {1, "norm", (double)i->norm}, {1, "learning_rate", (double)i->learning_rate},
+        {fast, "loss_from_exact", t->distance[0]}, {fast, "gradients_from_exact", t->distance[1]},
         {scaled, "loss_scale", (double)i->loss_scale}, {scaled, "skipped", (double)i->skipped},
         {1, "tokens", (double)i->tokens}, {1, "seconds", i->seconds},
         {1, "elapsed", dt__now() - t->opened}, {1, "gflops", i->gflops}, {1, "peak_share", i->peak_share},
@@ -26942,7 +27131,7 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
         if (!access(name, F_OK)) recipe.tokenizer = g->path;
         recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
         if (!recipe.evaluate_ema) recipe.ema = 0.0f;
-        recipe.wire = DT_WIRE_FP32, recipe.reduce = DT_SUMS_EXACT;
+        recipe.wire = DT_WIRE_FP32, recipe.numerics = DT_EXACT;
         memset(&l.checkpoint, 0, sizeof l.checkpoint);
         l.checkpoint = dt_layout_default().checkpoint;
         l.output = dt_layout_default().output;
@@ -27554,6 +27743,48 @@ static dt_result dt__trainer_doctor(dt_trainer *t)
 
 static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)trainer)->comm); }
 
+/* The losses and gradients of this batch in exact and in fast numerics: how far they are apart, relative to the loss
+ * and to the largest gradient. */
+static dt_result dt__fast_distance(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    const int dot = e->env.dot, native = e->native;
+    int64_t leaves = dt__engine_leaves(e);
+    float *kept, far[2] = {0.0f, 0.0f}, loss[2];
+    dt_result r;
+    if (!dot && !native) return DT_OK;
+    kept = (float *)dt__alloc(4 * e->store.param_floats, "exact gradients");
+    r = kept ? DT_OK : DT_E_MEMORY;
+    e->dry = 1;
+    for (int fast = 0; fast < 2 && !r; fast++) {
+        float *to = kept;
+        e->env.dot = fast ? dot : DT__DOT_NONE, e->native = fast && native;
+        r = dt__engine_step(e, dt__trainer_load, t);
+        if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR],
+                                  &loss[fast]);
+        for (int32_t i = 0; i < e->net.param_count && !r; i++) {
+            dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
+            for (int64_t j = 0; j < x.count && fast; j++) {
+                float apart = __builtin_fabsf(x.gradient[j] - to[j]), size = __builtin_fabsf(to[j]);
+                if (apart > far[0]) far[0] = apart;
+                if (size > far[1]) far[1] = size;
+            }
+            if (!fast) memcpy(to, x.gradient, 4 * (size_t)x.count);
+            to += x.count;
+        }
+    }
+    e->dry = 0;
+    dt__free(kept);
+    if (!r) r = dt_all_reduce(t->comm, far, 2, DT_MAX);
+    if (r) return r;
+    t->distance[0] = (double)__builtin_fabsf(loss[1] - loss[0]) / (double)loss[0];
+    t->distance[1] = (double)(far[0] / far[1]);
+    if (dt_trainer_is_root(t) && !t->layout.output.quiet)
+        printf("fast     the first batch is %.1e of its loss and %.1e of its largest gradient from exact numerics\n",
+               t->distance[0], t->distance[1]);
+    return DT_OK;
+}
+
 /* The samples, gradients and update of a step, and its mean loss. */
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
 {
@@ -27567,6 +27798,7 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_end(t);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
+    if (!r && valid && t->recipe.numerics == DT_FAST && e->step == t->first) r = dt__fast_distance(t);
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
     if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &sum);
     if (!r && e->net.watched)

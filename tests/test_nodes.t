@@ -126,23 +126,25 @@ SKIP: {
     my %bits;
     for (['', 2, 2], ['--overlap on --bucket 1', 3, 3], ['', 4, 4], ['--zero 1', 4, 4], ['--zero 3', 4, 2], ['--pp 2', 4, 4]) {
         my ($options, $count, $nodes) = @$_;
-        (my $status, $bits{"$count $options"}, my $near, my $said) = native($count, $nodes, "--reduce native $options");
+        (my $status, $bits{"$count $options"}, my $near, my $said) = native($count, $nodes, "--numerics fast $options");
         is($status, 0, "native sums: $count ranks, $nodes nodes $options") or diag(substr($said, 0, 2000));
         cmp_ok(abs($near - $loss), '<', 1e-5 * $loss, sprintf '  the loss is %.5f, that of exact sums %.5f', $near, $loss);
     }
     is($bits{'4 --zero 1'}, $bits{'4 '}, 'four ranks have the same sums: weights that each updates a part of are those that one updates');
     my $folder = "$tmp/native";
-    my (undef, $whole) = native(2, 2, '--reduce native');
-    my ($status, $first, undef, $said) = native(2, 2, "--reduce native --steps 3 --checkpoint $folder");
-    like($said, qr/^reduce   native: gradients are summed by the all-reduce of MPI/m, 'the banner says that sums are native');
+    my (undef, $whole) = native(2, 2, '--numerics fast');
+    my ($status, $first, undef, $said) = native(2, 2, "--numerics fast --steps 3 --checkpoint $folder");
+    like($said, qr/^fast     products by fp32 chains, as in exact numerics; gradients of ranks are summed by MPI/m, 'the banner says that sums are native');
     my ($manifest) = glob("$folder/step-*/manifest.json");
-    like(slurp($manifest // ''), qr/"reduce": *"native"/, '  and the manifest');
+    like(slurp($manifest // ''), qr/"numerics": *"fast"/, '  and the manifest');
     ($status, $first, undef, $said) = native(2, 2, "--checkpoint $folder");
-    ok($status != 0 && $said =~ /was made with --reduce native, this run has exact/, '  with which an exact run does not go on') or diag($said);
-    ($status, $first) = native(2, 2, "--reduce native --checkpoint $folder");
+    ok($status != 0 && $said =~ /was made with --numerics fast, this run has exact/, '  with which an exact run does not go on') or diag($said);
+    ($status, $first) = native(2, 2, "--numerics fast --checkpoint $folder");
     is($first, $whole, '  but one with native sums does, to the bits of a run that was not stopped');
-    ($status, undef, undef, $said) = native(2, 1, '--reduce native');
-    ok($status != 0 && $said =~ /--reduce native: shared memory has no all-reduce of its own/, 'on one node native sums are refused');
+    native(2, 2, '--numerics fast');
+    like(slurp("$tmp/native.jsonl"), qr/"loss_from_exact":[^,]+,"gradients_from_exact":\d/, '  and the log says how far they are from exact ones');
+    ($status, $first, undef, $said) = native(2, 1, '--numerics fast');
+    ok($status == 0 && $first eq $exact && $said =~ /^fast .*summed by the exact tree/m, 'on one node sums are exact') or diag($said);
 }
 
 # ---- two hosts: namespaces with one link between them ----

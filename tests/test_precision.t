@@ -1,5 +1,5 @@
 #!/usr/bin/env perl
-# Operands and activations in 16 bits (R18) and the loss scale of fp16: a run ends where the one in fp32 ends, to 0.02 nats; memory plans say what it
+# Operands and activations in 16 bits (R18), the loss scale of fp16, and fast numerics (R19): a run ends where the one in fp32 ends, to 0.02 nats; memory plans say what it
 # saves; text is drawn with the same values with and without a cache; a checkpoint goes on in another layout, compiled or
 # not, and not in another precision. tests/test_hash.t and test_layouts.t hold its hashes, tests/test_random.c its bits
 # against scalar text.
@@ -64,4 +64,30 @@ for (['--loss-scale 3 --precision fp16', qr/a power of two, 1 to 16777216/], ['-
     my $bad = train("--steps 2 $_->[0]");
     ok($bad->{status} && $bad->{err} =~ $_->[1], "refused: $_->[0]") or diag($bad->{err});
 }
+# ---- fast numerics (R19) ----
+my $quick = '--steps 20 --precision bf16 --sample-length 0 --numerics fast';
+my $exact = train('--steps 20 --precision bf16 --sample-length 0');
+my $fast = train("$quick --metrics $tmp/fast.json --checkpoint $tmp/fast --checkpoint-every 10 --keep 0");
+my ($how) = $fast->{out} =~ /^fast     products by (.*?); gradients of ranks are summed by the exact tree$/m;
+ok($how, 'the banner says how products are made: ' . ($how || 'not')) or diag($fast->{out});
+is(train("$quick --threads 2 --quiet")->{hash}, $fast->{hash}, 'run again it has the same bits');
+ok(abs($fast->{loss} - $exact->{loss}) < 0.02, "its loss is $fast->{loss}, that of exact numerics $exact->{loss}");
+if (($how || '') =~ /fp32/) {
+    is($fast->{hash}, $exact->{hash}, 'without 16-bit products they are the exact bits');
+}
+else {
+    isnt($fast->{hash}, $exact->{hash}, 'these are not the exact bits');
+    my ($far) = $fast->{out} =~ /^fast     the first batch is \S+ of its loss and (\S+) of its largest gradient from exact numerics$/m;
+    ok(defined $far && $far > 0 && $far < 0.02, 'how far they are is printed: ' . ($far || 'not'));
+    my ($logged) = column("$tmp/fast.json", 'gradients_from_exact');
+    ok(defined $logged && abs($logged - $far) < 0.1 * $far, '  and logged, once');
+}
+my ($manifest) = glob "$tmp/fast/step-000000010/manifest.json";
+like(slurp($manifest), qr/"products": *"by \Q$how\E"/, 'and is in the manifest');
+is(train("$quick --checkpoint $tmp/fast --keep 0 --resume-step 10")->{hash}, $fast->{hash}, 'resumed, it ends with the same bits');
+my $mixed = train("--steps 20 --precision bf16 --sample-length 0 --checkpoint $tmp/fast");
+ok($mixed->{status} && $mixed->{err} =~ /was made with --numerics fast, this run has exact/, 'an exact run does not go on with it') or diag($mixed->{err});
+my $both = train('--steps 2 --numerics fast --wire int8 --ranks 2');
+ok($both->{status} && $both->{err} =~ /--wire int8 and --numerics fast both replace the exact sum/, 'nor do compressed gradients go with it') or diag($both->{err});
+is(train('--steps 3 --numerics fast')->{hash}, train('--steps 3')->{hash}, 'fast numerics of fp32 on one node are the exact ones');
 done_testing();
