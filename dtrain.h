@@ -27764,12 +27764,13 @@ static dt_result dt__fast_distance(dt_trainer *t)
                                   &loss[fast]);
         for (int32_t i = 0; i < e->net.param_count && !r; i++) {
             dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
+            const float *now = dt__download(x.gradient, x.count);
             for (int64_t j = 0; j < x.count && fast; j++) {
-                float apart = __builtin_fabsf(x.gradient[j] - to[j]), size = __builtin_fabsf(to[j]);
+                float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);
                 if (apart > far[0]) far[0] = apart;
                 if (size > far[1]) far[1] = size;
             }
-            if (!fast) memcpy(to, x.gradient, 4 * (size_t)x.count);
+            if (!fast) memcpy(to, now, 4 * (size_t)x.count);
             to += x.count;
         }
     }

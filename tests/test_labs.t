@@ -110,6 +110,19 @@ my %wrong = (
         ['saves are too rare', ['return 26;', 'return 150;'], 'time: ', qr/steps were trained twice/],
         ['saves are too frequent', ['return 26;', 'return 2;'], 'time: ', qr/.*/],
     ],
+    '9_loss_scaling' => [
+        ['ranks decide before the sum', ['    lab_all_reduce(c, g, WEIGHTS);
+    if (!fits(g)) {', '    if (!fits(g)) {', '    for (int i = 0; i < WEIGHTS; i++) g[i] /= s->scale;', "    lab_all_reduce(c, g, WEIGHTS);\n    for (int i = 0; i < WEIGHTS; i++) g[i] /= s->scale;"],
+         'steps, ranks: 2', qr/rank 1 has returned|all-reduce/],
+        ['the gradient is scaled after it is rounded', ['step, s->scale, g)', 'step, 1, g)'], 'underflow, ranks: 1; 5', qr/is gone: scale the loss/],
+        ['skipped steps count for Adam', ['lab_adam(s, g, ++s->updates)', 'lab_adam(s, g, ++s->updates + s->skipped)'], 'weights, ranks: 1', qr/expected/],
+        ['the moments move in a skipped step', ['s->skipped++,', 's->m[0] *= 0.9f, s->skipped++,'], 'weights, ranks: 1', qr/expected/],
+        ['weights are kept in fp16', ['s->w[i]);', 's->w[i] = lab_half(s->w[i]));'], 'band, ranks: 1; 98.', qr/steps of 2\^-10/],
+        ['the count goes on after an overflow', [', s->good = 0;', ';'], 'scale, ranks: 1', qr/step \d+ has the scale \d+ on rank 0, expected/],
+        ['the scale has no end', ['if (s->scale < SCALE_MOST) ', ''], 'growth, ranks: 1', qr/has the scale 3.35544e\+07/],
+        ['nor a floor', ['if (s->scale > 1) ', ''], 'floor, ranks: 2', qr/has the scale 0.5 on rank 0, expected 1/],
+        ['weights of fp32 go in', ['w[i] = lab_half(s->w[i])', 'w[i] = s->w[i]'], 'rounded, ranks: 1', qr/have more bits/],
+    ],
     '10_fault_hunt' => [
         ['the rank that waits most is replaced', ['FIX_REPLACE_RANK, 2', 'FIX_REPLACE_RANK, 1'], 'run D: mended', qr/with your fix: .* 24\d+ ticks; healthy: .*, 9\d+/],
         ['the loss scale is too large', ['16777216', '1e14'], 'run B: mended', qr/with your fix: validation loss/],
