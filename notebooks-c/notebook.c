@@ -1,6 +1,7 @@
 /* notebook.c: the library and the functions of notebook.h, in one shared object that the kernel compiles once, and
  * the loop that runs cells (nb_main). */
 #define DTRAIN_IMPLEMENTATION
+#define DT_COMPILER
 #include "dtrain.h"
 #include "notebook.h"
 #include <dlfcn.h>
