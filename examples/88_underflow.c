@@ -33,7 +33,7 @@
  * Predict first: ten times as many tokens in the batch. Do more gradients become 0, or fewer?
  * Exercise: with bf16, which loss scale changes the error? Try, then say why.
  *
- * Read on: 90_launchers.c for clusters, 44_fit.c for the memory that 16 bits save and do not save. */
+ * Read on: 89_sixteen_bits.c for memory and messages, 44_fit.c for the memory that 16 bits save and do not save. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

@@ -1,4 +1,4 @@
-"""The small GPT's training step in PyTorch eager fp32, for bench_step: python3 bench_torch.py THREADS STEPS."""
+"""The small GPT's training step in PyTorch: python3 bench_torch.py THREADS STEPS [fp32|bf16] [compile]."""
 import math
 import sys
 import time
@@ -55,11 +55,14 @@ def main():
     torch.manual_seed(0)
     torch.set_num_threads(int(sys.argv[1]))
     model = GPT()
+    if "compile" in sys.argv:
+        model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     x, y = (torch.randint(0, VOCABULARY, (BATCH, LENGTH)) for _ in range(2))
     for _ in range(int(sys.argv[2])):
         start = time.monotonic()
-        loss = model(x, y)
+        with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in sys.argv):
+            loss = model(x, y)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
